@@ -1,0 +1,151 @@
+// The exported functions: choose the instruction set level, share the jobs among threads.
+#include <atomic>
+#include <condition_variable>
+#include <cstdlib>
+#include <cstring>
+#include <functional>
+#include <mutex>
+#include <thread>
+#if defined(__unix__) || defined(__APPLE__)
+#include <dlfcn.h>
+#include <unistd.h>
+#endif
+#include "jobs.h"
+
+namespace vilonghorn {
+namespace {
+
+#define VL_JOBS(level) {scan_forward_job_##level, scan_backward_job_##level, conv_forward_job_##level, conv_backward_job_##level}
+#ifdef VILONGHORN_X86
+const Jobs kJobs[] = {VL_JOBS(v2), VL_JOBS(v3), VL_JOBS(v4)};
+const char *const kNames[] = {"v2", "v3", "v4"};
+bool runs(int level) {
+  __builtin_cpu_init();
+  const bool v3 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("bmi2");
+  const bool v4 = v3 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+                  __builtin_cpu_supports("avx512cd") && __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
+  return level == 0 ? __builtin_cpu_supports("sse4.2") : level == 1 ? v3 : v4;
+}
+#else
+const Jobs kJobs[] = {VL_JOBS(generic)};
+const char *const kNames[] = {"generic"};
+bool runs(int) { return true; }
+#endif
+constexpr int kLevels = sizeof kJobs / sizeof *kJobs;
+
+// A team works through numbered jobs; whoever is free takes the next.
+struct Work {
+  std::function<bool(int64_t)> run;
+  int64_t jobs;
+  std::atomic<int64_t> next{0};
+  std::atomic<bool> ok{true};
+  static void take(void *self) {
+    Work &w = *(Work *)self;
+    for (int64_t job; (job = w.next.fetch_add(1)) < w.jobs;)
+      if (!w.run(job)) w.ok = false;
+  }
+};
+
+// Threads of our own, for processes without a GNU OpenMP pool to share.
+class Pool {
+ public:
+  void run(Work &work, int threads) {
+    std::unique_lock<std::mutex> turn(turn_, std::try_to_lock);  // a second caller works alone rather than wait
+    if (!turn) return Work::take(&work);
+    grow(threads - 1);
+    {
+      std::lock_guard<std::mutex> lock(mutex_);
+      work_ = &work, wanted_ = threads - 1, busy_ = 0;
+    }
+    wake_.notify_all();
+    Work::take(&work);
+    std::unique_lock<std::mutex> lock(mutex_);
+    wanted_ = 0;  // those that have not woken yet are not needed any more
+    done_.wait(lock, [&] { return busy_ == 0; });
+    work_ = nullptr;
+  }
+
+ private:
+  void grow(int threads) {
+    for (; started_ < threads; started_++) std::thread([this] { serve(); }).detach();
+  }
+  void serve() {
+    std::unique_lock<std::mutex> lock(mutex_);
+    for (;;) {
+      wake_.wait(lock, [&] { return wanted_ > 0; });
+      wanted_--, busy_++;
+      Work *work = work_;
+      lock.unlock();
+      Work::take(work);
+      lock.lock();
+      if (--busy_ == 0) done_.notify_one();
+    }
+  }
+  std::mutex turn_, mutex_;
+  std::condition_variable wake_, done_;
+  Work *work_ = nullptr;
+  int wanted_ = 0, busy_ = 0, started_ = 0;
+};
+
+// Never destroyed, and made anew in a forked child, whose copy of the threads is gone.
+Pool &pool() {
+  static std::mutex mutex;
+  static Pool *current = nullptr;
+  std::lock_guard<std::mutex> lock(mutex);
+#if defined(__unix__) || defined(__APPLE__)
+  static pid_t owner = 0;
+  if (owner != getpid()) owner = getpid(), current = nullptr;
+#endif
+  if (!current) current = new Pool;
+  return *current;
+}
+
+// torch's own threads keep spinning for a while after each of its operators; a second pool would fight them for the
+// cores. GNU OpenMP, which torch loads on Linux, takes teams through this entry point. VILONGHORN_THREADING=std in the
+// environment insists on our own threads.
+typedef void (*GompParallel)(void (*)(void *), void *, unsigned threads, unsigned flags);
+GompParallel gomp_parallel() {
+#if defined(__unix__) || defined(__APPLE__)
+  static const GompParallel found = [] {
+    const char *wish = getenv("VILONGHORN_THREADING");
+    const bool own = wish && !strcmp(wish, "std");
+    return own ? nullptr : (GompParallel)dlsym(RTLD_DEFAULT, "GOMP_parallel");
+  }();
+  return found;
+#else
+  return nullptr;
+#endif
+}
+
+template <class Args> int run(const Args &a, int level, bool (*Jobs::*which)(const Args &, int64_t)) {
+  if (level < 0)
+    for (int l = 0; l < kLevels; l++)
+      if (runs(l)) level = l;
+  if (level < 0 || level >= kLevels || !runs(level)) return 1;
+  Work work;
+  work.run = [&](int64_t job) { return (kJobs[level].*which)(a, job); };
+  work.jobs = a.batch * a.parts;
+  const int threads = (int)(a.threads < work.jobs ? a.threads : work.jobs);
+  if (threads <= 1) Work::take(&work);
+  else if (gomp_parallel()) gomp_parallel()(Work::take, &work, threads, 0);
+  else pool().run(work, threads);
+  return work.ok ? 0 : 1;
+}
+
+}  // namespace
+}  // namespace vilonghorn
+
+#if defined(_WIN32)
+#define VL_EXPORT extern "C" __declspec(dllexport)
+#else
+#define VL_EXPORT extern "C" __attribute__((visibility("default")))
+#endif
+using namespace vilonghorn;
+VL_EXPORT int vl_levels(void) { return kLevels; }
+VL_EXPORT const char *vl_level_name(int level) { return level >= 0 && level < kLevels ? kNames[level] : ""; }
+VL_EXPORT int vl_level_runs(int level) { return level >= 0 && level < kLevels && runs(level); }
+VL_EXPORT const char *vl_threading(void) { return gomp_parallel() ? "gomp" : "std"; }
+VL_EXPORT int vl_scan_forward(const VlScan *a, int level) { return run(*a, level, &Jobs::scan_forward); }
+VL_EXPORT int vl_scan_backward(const VlScan *a, int level) { return run(*a, level, &Jobs::scan_backward); }
+VL_EXPORT int vl_conv_forward(const VlConv *a, int level) { return run(*a, level, &Jobs::conv_forward); }
+VL_EXPORT int vl_conv_backward(const VlConv *a, int level) { return run(*a, level, &Jobs::conv_backward); }

@@ -1,0 +1,32 @@
+// One job is one sequence and one part of its channels. Each instruction set level exports a table of its jobs.
+// Kernel sources see C headers only: an inline function of the C++ library, compiled for AVX-512, could be the copy
+// that the linker keeps for every processor.
+#pragma once
+#include "scan.h"
+
+namespace vilonghorn {
+struct Jobs {  // each returns false when memory ran out
+  bool (*scan_forward)(const VlScan &, int64_t job);
+  bool (*scan_backward)(const VlScan &, int64_t job);
+  bool (*conv_forward)(const VlConv &, int64_t job);
+  bool (*conv_backward)(const VlConv &, int64_t job);
+};
+
+#define VL_DECLARE_JOBS(level)                              \
+  bool scan_forward_job_##level(const VlScan &, int64_t);   \
+  bool scan_backward_job_##level(const VlScan &, int64_t);  \
+  bool conv_forward_job_##level(const VlConv &, int64_t);   \
+  bool conv_backward_job_##level(const VlConv &, int64_t);
+
+#ifdef VILONGHORN_X86
+VL_DECLARE_JOBS(v2)
+VL_DECLARE_JOBS(v3)
+VL_DECLARE_JOBS(v4)
+#else
+VL_DECLARE_JOBS(generic)
+#endif
+}  // namespace vilonghorn
+
+#define VL_PASTE_(name, level) name##_##level
+#define VL_PASTE(name, level) VL_PASTE_(name, level)
+#define VL_JOB(name) VL_PASTE(name, VILONGHORN_ISA)  // the name of this level's job

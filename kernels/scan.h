@@ -1,0 +1,71 @@
+/* The C interface of the kernels: plain structs of pointers and strides, free of torch and Python.
+ *
+ * Layout is (groups, batch, length, channels): a group is one direction of the scan. Input tensors carry strides in
+ * elements; their channels (states for k and q) are contiguous. Outputs are contiguous. Reals are float, or double
+ * where real64 is set; all tensors of a call share one of them. Null pointers stand for absent optional tensors.
+ */
+#ifndef VILONGHORN_SCAN_H
+#define VILONGHORN_SCAN_H
+#include <stdint.h>
+
+enum { VL_LONGHORN = 0, VL_LONGHORN_EXACT = 1, VL_MAMBA = 2 };
+enum { VL_MAX_STATES = 64 };
+
+typedef struct {
+  const void *data;
+  int64_t group, batch, step; /* strides */
+} VlInput;
+
+typedef struct {
+  int64_t groups, batch, length, channels, states;
+  int64_t chunk;            /* steps between two checkpoints */
+  int64_t parts;            /* how many jobs share the channels of a sequence */
+  int32_t rule, mean;       /* mean: one y, averaged over the groups */
+  int32_t real64, threads;
+  const uint8_t *reverse;   /* (groups): scans from the last step to the first where not 0 */
+  VlInput x, dt, k, q;      /* (groups, batch, length, channels) and (..., states) */
+  VlInput z;                /* (batch, length, channels), optional */
+  const void *A;            /* (groups, channels, states), VL_MAMBA only */
+  const void *D, *dt_bias;  /* (groups, channels), optional */
+  void *y;                  /* (groups, batch, length, channels), or without groups under mean */
+  void *checkpoints;        /* (groups, batch, ceil(length / chunk), states, channels padded to 64 bytes); optional in forward */
+  /* backward only */
+  VlInput dy;               /* as y; group stride 0 under mean */
+  void *dx, *ddt;           /* (groups, batch, length, channels) */
+  void *dk, *dq;            /* (parts, groups, batch, length, states): the caller sums over parts */
+  void *dz;                 /* (batch, length, channels), optional */
+  void *dA, *dD, *ddt_bias; /* (batch, groups, channels[, states]): the caller sums over batch; optional */
+} VlScan;
+
+typedef struct {
+  int64_t groups, batch, length, channels, taps;
+  int64_t parts;
+  int32_t real64, threads;
+  const uint8_t *reverse;
+  VlInput x;                /* (batch, length, channels): group stride 0 */
+  const void *weight;       /* (groups, taps, channels): the last tap meets the present step */
+  const void *bias;         /* (groups, channels) */
+  void *y;                  /* (groups, batch, length, channels) */
+  /* backward only */
+  VlInput dy;
+  void *dx;                 /* (batch, length, channels) */
+  void *dweight, *dbias;    /* (batch, groups, taps, channels) and (batch, groups, channels): the caller sums over batch */
+} VlConv;
+
+/* level: an instruction set of vl_level_name, or -1 for the best that this processor has. Returns 0, or 1 if the
+ * level is not there or memory ran out (nothing is then written that may be read). */
+#ifdef __cplusplus
+extern "C" {
+#endif
+int vl_levels(void);                   /* how many levels this build holds, the plainest first */
+const char *vl_level_name(int level);  /* "v2", "v3", "v4" on x86-64, "generic" elsewhere */
+int vl_level_runs(int level);          /* whether this processor can run it */
+const char *vl_threading(void);        /* "gomp" when torch's own OpenMP pool is shared, else "std" */
+int vl_scan_forward(const VlScan *, int level);
+int vl_scan_backward(const VlScan *, int level);
+int vl_conv_forward(const VlConv *, int level);
+int vl_conv_backward(const VlConv *, int level);
+#ifdef __cplusplus
+}
+#endif
+#endif

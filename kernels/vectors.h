@@ -1,0 +1,125 @@
+// Vectors of channels: loads with a ragged end, and the few functions that a gate needs.
+// Written in the vector extensions that GCC and Clang share; the width is set for each instruction set level.
+#pragma once
+#include <math.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define VL_INLINE static inline __attribute__((always_inline))
+#define VL_UNROLL _Pragma("GCC unroll 16")
+
+namespace {
+
+constexpr double kLog2e = 1.4426950408889634, kLn2 = 0.6931471805599453;
+
+template <class T> struct VectorOf;
+template <> struct VectorOf<float> {
+  typedef float type __attribute__((vector_size(VILONGHORN_VECTOR_BYTES)));
+  typedef int32_t bits __attribute__((vector_size(VILONGHORN_VECTOR_BYTES)));
+};
+template <> struct VectorOf<double> {
+  typedef double type __attribute__((vector_size(VILONGHORN_VECTOR_BYTES)));
+};
+template <class T> using Vector = typename VectorOf<T>::type;
+template <class T> constexpr int kLanes = VILONGHORN_VECTOR_BYTES / (int)sizeof(T);
+
+template <class T> VL_INLINE Vector<T> splat(T value) { return Vector<T>{} + value; }
+
+// The first `count` lanes; the others are zero.
+template <class T> VL_INLINE Vector<T> load(const T *p, int count) {
+  Vector<T> v{};
+  if (__builtin_expect(count == kLanes<T>, 1)) memcpy(&v, p, sizeof v);
+  else for (int c = 0; c < count; c++) v[c] = p[c];
+  return v;
+}
+template <class T> VL_INLINE void store(T *p, Vector<T> v, int count) {
+  if (__builtin_expect(count == kLanes<T>, 1)) memcpy(p, &v, sizeof v);
+  else for (int c = 0; c < count; c++) p[c] = v[c];
+}
+template <class T> VL_INLINE T sum(Vector<T> v) {
+  T total = 0;
+  for (int c = 0; c < kLanes<T>; c++) total += v[c];
+  return total;
+}
+
+// 2^z for |z| <= 126, clamped beyond; relative error below 2e-7.
+VL_INLINE Vector<float> exp2v(Vector<float> z) {
+  typedef VectorOf<float>::bits Bits;
+  z = z < -126.f ? splat(-126.f) : z;
+  z = z > 126.f ? splat(126.f) : z;
+  const Bits whole = __builtin_convertvector(z + (z < 0.f ? splat(-.5f) : splat(.5f)), Bits);
+  const Vector<float> f = z - __builtin_convertvector(whole, Vector<float>);
+  Vector<float> p = f * 1.535336188e-4f + 1.339887440e-3f;
+  p = p * f + 9.618437357e-3f;
+  p = p * f + 5.550332546e-2f;
+  p = p * f + 2.402264923e-1f;
+  p = p * f + 6.931472029e-1f;
+  p = p * f + 1.f;
+  const Bits scale_bits = (whole + 127) << 23;
+  Vector<float> scale;
+  memcpy(&scale, &scale_bits, sizeof scale);
+  return p * scale;
+}
+VL_INLINE Vector<double> exp2v(Vector<double> z) {
+  for (int c = 0; c < kLanes<double>; c++) z[c] = exp2(fmin(fmax(z[c], -1020.), 1020.));
+  return z;
+}
+
+// log(1 + e) for 0 <= e <= 2^126; relative error below 3e-7, small e included.
+VL_INLINE Vector<float> log1pv(Vector<float> e) {
+  typedef VectorOf<float>::bits Bits;
+  const Vector<float> u = 1.f + e;
+  Bits bits;
+  memcpy(&bits, &u, sizeof bits);
+  Bits exponent = ((bits >> 23) & 255) - 127;
+  const Bits mantissa_bits = (bits & 0x7fffff) | 0x3f800000;
+  Vector<float> m;
+  memcpy(&m, &mantissa_bits, sizeof m);
+  const Bits upper = m > 1.41421356f;  // -1 where true
+  m = upper ? m * .5f : m;
+  exponent -= upper;
+  // 1 + e rounds a small e away: below sqrt(2) - 1 the exponent is 0 and e itself is the numerator
+  const Bits small = e < 0.41f;
+  const Vector<float> t = (small ? e : m - 1.f) / (small ? e + 2.f : m + 1.f), t2 = t * t;
+  Vector<float> p = t2 * (1.f / 11) + (1.f / 9);
+  p = p * t2 + (1.f / 7);
+  p = p * t2 + (1.f / 5);
+  p = p * t2 + (1.f / 3);
+  p = p * t2 + 1.f;
+  return __builtin_convertvector(exponent, Vector<float>) * (float)kLn2 + 2.f * t * p;
+}
+VL_INLINE Vector<double> log1pv(Vector<double> e) {
+  for (int c = 0; c < kLanes<double>; c++) e[c] = log1p(e[c]);
+  return e;
+}
+
+template <class T> VL_INLINE Vector<T> sigmoid(Vector<T> z) { return T(1) / (T(1) + exp2v(z * T(-kLog2e))); }
+
+// Scratch memory of a thread, kept between jobs: fresh pages for each job would cost more than the job's arithmetic.
+struct Scratch {
+  void *data = nullptr;
+  size_t size = 0;
+  ~Scratch() { free(data); }
+  void *take(size_t bytes) {
+    if (bytes > size) {
+      free(data);
+      size = (bytes + 63) / 64 * 64;
+      data = aligned_alloc(64, size);
+      if (!data) size = 0;
+    }
+    return data;
+  }
+};
+thread_local Scratch scratch;
+
+// The vectors of channels [begin, end) that belong to a part.
+struct Blocks {
+  int64_t begin, end;
+  Blocks(int64_t channels, int lanes, int64_t parts, int64_t part) {
+    const int64_t count = (channels + lanes - 1) / lanes;
+    begin = count * part / parts, end = count * (part + 1) / parts;
+  }
+};
+
+}  // namespace

@@ -1,0 +1,83 @@
+"""What a scan is given: the operator's arguments as one named tuple, and the one place that checks them.
+
+Every backend receives a `ScanArguments` that passed `check`, so that none repeats these tests.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+RULES = ("longhorn", "longhorn_exact", "mamba")
+REDUCTIONS = ("none", "mean")
+MAX_STATE = 64
+DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+
+
+class ScanArguments(NamedTuple):
+    """Arguments of `vilonghorn.ops.scan`, in the operator's order (see there for their meaning)."""
+
+    x: Tensor  # (G, B, L, D)
+    dt: Tensor  # (G, B, L, D)
+    k: Tensor  # (G, B, L, N)
+    q: Tensor  # (G, B, L, N)
+    z: Tensor | None  # (B, L, D)
+    A: Tensor | None  # (G, D, N), mamba only
+    D: Tensor | None  # (G, D)
+    dt_bias: Tensor | None  # (G, D)
+    rule: str
+    reverse: tuple[bool, ...]
+    reduce: str
+
+    @property
+    def output_shape(self) -> tuple[int, ...]:
+        return tuple(self.x.shape[1:] if self.reduce == "mean" else self.x.shape)
+
+    @property
+    def compute_dtype(self) -> torch.dtype:
+        """Type of gates, state and accumulation: float32, or float64 for float64 inputs."""
+        return torch.float64 if self.x.dtype == torch.float64 else torch.float32
+
+    def tensors(self) -> dict[str, Tensor]:
+        return {name: value for name, value in self._asdict().items() if isinstance(value, Tensor)}
+
+
+def check(args: ScanArguments) -> None:
+    """Refuses arguments that no backend could run.
+
+    Raises:
+        ValueError: an unknown rule or reduction, a shape that does not fit, a missing or superfluous `A`, mixed devices.
+        TypeError: a dtype outside float32, bfloat16, float16 and float64, or activations of mixed dtypes.
+    """
+    if args.rule not in RULES:
+        raise ValueError(f"scan: rule is {args.rule!r}, expected one of {', '.join(map(repr, RULES))}")
+    if args.reduce not in REDUCTIONS:
+        raise ValueError(f"scan: reduce is {args.reduce!r}, expected one of {', '.join(map(repr, REDUCTIONS))}")
+    if (args.A is None) == (args.rule == "mamba"):
+        needs = "needs A of shape (G, D, N)" if args.rule == "mamba" else "takes no A (only rule 'mamba' does)"
+        raise ValueError(f"scan: rule {args.rule!r} {needs}")
+    if args.x.dim() != 4:
+        raise ValueError(f"scan: x has shape {tuple(args.x.shape)}, expected (G, B, L, D)")
+    if args.k.dim() != 4:
+        raise ValueError(f"scan: k has shape {tuple(args.k.shape)}, expected (G, B, L, N)")
+    G, B, L, D = args.x.shape
+    N = args.k.shape[-1]
+    if not 1 <= N <= MAX_STATE:
+        raise ValueError(f"scan: state size N is {N} (the last dimension of k), expected 1 to {MAX_STATE}")
+    if G < 1 or len(args.reverse) != G:
+        raise ValueError(f"scan: reverse has {len(args.reverse)} flags for {G} directions, expected one for each (G >= 1)")
+    expected = dict(dt=(G, B, L, D), k=(G, B, L, N), q=(G, B, L, N), z=(B, L, D), A=(G, D, N), D=(G, D), dt_bias=(G, D))
+    for name, tensor in args.tensors().items():
+        if name != "x" and tuple(tensor.shape) != expected[name]:
+            raise ValueError(
+                f"scan: {name} has shape {tuple(tensor.shape)}, expected {expected[name]} "
+                f"to go with x {tuple(args.x.shape)} and N = {N}"
+            )
+        if tensor.device != args.x.device:
+            raise ValueError(f"scan: {name} is on {tensor.device} but x is on {args.x.device}; move them to one device")
+        if tensor.dtype not in DTYPES:
+            raise TypeError(f"scan: {name} is {tensor.dtype}, expected one of {', '.join(map(str, DTYPES))}")
+        if name in ("dt", "k", "q", "z") and tensor.dtype != args.x.dtype:
+            raise TypeError(f"scan: {name} is {tensor.dtype} but x is {args.x.dtype}; x, dt, k, q and z share one dtype")

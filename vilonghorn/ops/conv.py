@@ -1,0 +1,98 @@
+"""`conv_silu`: the short depthwise convolution before the scan, for all directions at once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from . import native
+
+MAX_TAPS = 64
+
+
+def conv_silu(x: Tensor, weight: Tensor, bias: Tensor, *, reverse: Sequence[bool] = (False,)) -> Tensor:
+    """Depthwise causal convolution over time and SiLU, in (B, L, D), for each of G directions of one input.
+
+    y[g, b, t] = silu(bias[g] + sum_j weight[g, :, j] x[b, t - (K - 1) + j]), with zeros before the first token; where
+    reverse[g], the same over the tokens from last to first (anti-causal). Runs the native kernel on a CPU that has it,
+    else plain torch, which inductor fuses.
+
+    Args:
+        x: tokens, (B, L, D), any strides.
+        weight: taps, (G, D, K), the last one meeting the present token; K from 1 to 64 (4 is specialised).
+        bias: (G, D).
+        reverse: a flag for each direction.
+
+    Returns:
+        y, (G, B, L, D), of x's dtype (of the autocast dtype under autocast).
+
+    Raises:
+        ValueError: shapes or devices that do not fit.
+    """
+    if x.dim() != 3 or weight.dim() != 3 or weight.shape[1] != x.shape[2] or bias.shape != weight.shape[:2]:
+        raise ValueError(
+            f"conv_silu: x {tuple(x.shape)}, weight {tuple(weight.shape)}, bias {tuple(bias.shape)}; "
+            "expected (B, L, D), (G, D, K), (G, D)"
+        )
+    if len(reverse) != len(weight) or not 1 <= weight.shape[2] <= MAX_TAPS:
+        raise ValueError(
+            f"conv_silu: {len(reverse)} reverse flags and {weight.shape[2]} taps for weight {tuple(weight.shape)}; "
+            f"expected a flag for each direction and 1 to {MAX_TAPS} taps"
+        )
+    if torch.is_autocast_enabled(x.device.type):
+        x = x.to(torch.get_autocast_dtype(x.device.type))
+    if native.unavailable(x.device.type) is None:
+        return _conv_silu(x, weight, bias, list(reverse))
+    return conv_silu_reference(x, weight, bias, reverse)
+
+
+def conv_silu_reference(x: Tensor, weight: Tensor, bias: Tensor, reverse: Sequence[bool]) -> Tensor:
+    """`conv_silu` in plain torch: shifted products, no transposes."""
+    L, K = x.shape[1], weight.shape[2]
+    weight, bias = weight.to(x.dtype), bias.to(x.dtype)
+    before, after = F.pad(x, (0, 0, K - 1, 0)), F.pad(x, (0, 0, 0, K - 1))
+    outputs = []
+    for w, c, flag in zip(weight.unbind(0), bias.unbind(0), reverse):
+        y = c
+        for j in range(K):
+            y = y + w[:, j] * (after[:, K - 1 - j :][:, :L] if flag else before[:, j : j + L])
+        outputs.append(F.silu(y))
+    return torch.stack(outputs)
+
+
+@torch.library.custom_op("vilonghorn::conv_silu", mutates_args=())
+def _conv_silu(x: Tensor, weight: Tensor, bias: Tensor, reverse: Sequence[bool]) -> Tensor:
+    return native.conv_forward(x, weight, bias, tuple(reverse))
+
+
+@_conv_silu.register_fake
+def _(x, weight, bias, reverse):
+    return x.new_empty((weight.shape[0], *x.shape))
+
+
+@torch.library.custom_op("vilonghorn::conv_silu_backward", mutates_args=())
+def _conv_silu_backward(
+    dy: Tensor, x: Tensor, weight: Tensor, bias: Tensor, reverse: Sequence[bool]
+) -> tuple[Tensor, Tensor, Tensor]:
+    return native.conv_backward(dy, x, weight, bias, tuple(reverse))
+
+
+@_conv_silu_backward.register_fake
+def _(dy, x, weight, bias, reverse):
+    return x.new_empty(x.shape), weight.new_empty(weight.shape), bias.new_empty(bias.shape)
+
+
+def _setup_context(ctx, inputs, output):
+    x, weight, bias, ctx.reverse = inputs
+    ctx.save_for_backward(x, weight, bias)
+
+
+def _backward(ctx, dy):
+    x, weight, bias = ctx.saved_tensors
+    return (*_conv_silu_backward(dy, x, weight, bias, ctx.reverse), None)
+
+
+_conv_silu.register_autograd(_backward, setup_context=_setup_context)

@@ -1,0 +1,139 @@
+"""`scan`, the operator: schema, fake kernel, autograd and autocast, side by side.
+
+The arithmetic is in the backends; `dispatch` chooses among them. `torch.compile`, `torch.export` and autograd see one
+opaque operator, `torch.ops.vilonghorn.scan`, whatever runs it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Optional
+
+import torch
+from torch import Tensor
+
+from .arguments import ScanArguments, check
+from .dispatch import choose
+
+
+def scan(
+    x: Tensor,
+    dt: Tensor,
+    k: Tensor,
+    q: Tensor,
+    *,
+    z: Tensor | None = None,
+    A: Tensor | None = None,
+    D: Tensor | None = None,
+    dt_bias: Tensor | None = None,
+    rule: str = "longhorn",
+    reverse: Sequence[bool] = (False,),
+    reduce: str = "none",
+    backend: str | None = None,
+) -> Tensor:
+    """Runs a selective state-space recurrence over L tokens, for G directions at once.
+
+    For each direction, sequence and channel i, with a state s of N numbers that starts at zero:
+
+    - "longhorn": eps = beta_i / (1 + beta_i |k|^2), beta_i = sigmoid(dt_i + dt_bias_i);
+      s <- (1 - eps k^2) s + eps x_i k  (diagonal form of Longhorn, Liu et al., arXiv 2407.14207)
+    - "longhorn_exact": s <- s + eps (x_i - s.k) k  (the closed form before its diagonal approximation)
+    - "mamba": delta = softplus(dt_i + dt_bias_i); s <- exp(delta A_i) s + delta x_i k  (S6, arXiv 2312.00752; k is B, q is C)
+
+    and y_i = s.q + D_i x_i, times silu(z_i). States, gates and sums are float32 (float64 for float64 inputs).
+
+    Args:
+        x: values, (G, B, L, D), float32, bfloat16, float16 or float64. Any strides; a contiguous last dimension is fastest.
+        dt: steps before their bias and gate, (G, B, L, D), of x's dtype like k, q and z.
+        k: keys, (G, B, L, N), N from 1 to 64 (16 is specialised).
+        q: queries, (G, B, L, N).
+        z: gate shared by the directions, (B, L, D). Default: no gate.
+        A: decay rates, negative, (G, D, N); for rule "mamba" alone, which needs it.
+        D: skip weights, (G, D). Default: no skip.
+        dt_bias: bias of dt, (G, D). Default: none.
+        rule: "longhorn" (default), "longhorn_exact" or "mamba".
+        reverse: a flag for each direction: True scans from the last token to the first.
+        reduce: "none" (default) keeps the directions apart, "mean" averages them before the gate.
+        backend: a name of `vilonghorn.ops.backends()` to insist on; default: the first that can run on x's device.
+
+    Returns:
+        y, of x's dtype: (G, B, L, D), or (B, L, D) with reduce="mean".
+
+    Raises:
+        ValueError: unknown rule, reduction or backend; shapes, devices or A that do not fit.
+        TypeError: dtypes that do not fit.
+        RuntimeError: the backend asked for cannot run here.
+    """
+    device_type = x.device.type
+    if torch.is_autocast_enabled(device_type):
+        # Activations meet in the autocast dtype; A, D and dt_bias stay as they are: gates and states are float32 anyway.
+        dtype = torch.get_autocast_dtype(device_type)
+        x, dt, k, q = x.to(dtype), dt.to(dtype), k.to(dtype), q.to(dtype)
+        z = None if z is None else z.to(dtype)
+    tensors = [t for t in (x, dt, k, q, z, A, D, dt_bias) if t is not None]
+    save = torch.is_grad_enabled() and any(t.requires_grad for t in tensors)
+    y, _ = _scan(x, dt, k, q, z, A, D, dt_bias, rule, list(reverse), reduce, save, backend)
+    return y
+
+
+@torch.library.custom_op("vilonghorn::scan", mutates_args=())
+def _scan(
+    x: Tensor, dt: Tensor, k: Tensor, q: Tensor,
+    z: Optional[Tensor], A: Optional[Tensor], D: Optional[Tensor], dt_bias: Optional[Tensor],
+    rule: str, reverse: Sequence[bool], reduce: str, save: bool, backend: Optional[str],
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """y and, with `save`, the states that backward starts from (a layout of the backend's own)."""
+    args = ScanArguments(x, dt, k, q, z, A, D, dt_bias, rule, tuple(reverse), reduce)
+    check(args)
+    return choose(x.device.type, backend).forward(args, save)
+
+
+@_scan.register_fake
+def _(x, dt, k, q, z, A, D, dt_bias, rule, reverse, reduce, save, backend):
+    args = ScanArguments(x, dt, k, q, z, A, D, dt_bias, rule, tuple(reverse), reduce)
+    check(args)
+    y = x.new_empty(args.output_shape)
+    if not save:
+        return y, x.new_empty(0, dtype=args.compute_dtype)
+    chosen = choose(x.device.type, backend)
+    G, B, L, D_ = x.shape
+    chunks = (L + chosen.CHUNK - 1) // chosen.CHUNK
+    width = (D_ + chosen.LANES - 1) // chosen.LANES * chosen.LANES
+    return y, x.new_empty((G, B, chunks, k.shape[-1], width), dtype=args.compute_dtype)
+
+
+@torch.library.custom_op("vilonghorn::scan_backward", mutates_args=())
+def _scan_backward(
+    dy: Tensor, checkpoints: Tensor, x: Tensor, dt: Tensor, k: Tensor, q: Tensor,
+    z: Optional[Tensor], A: Optional[Tensor], D: Optional[Tensor], dt_bias: Optional[Tensor],
+    rule: str, reverse: Sequence[bool], reduce: str, backend: Optional[str],
+) -> list[Tensor]:  # fmt: skip
+    """Gradients of the tensors that are there, in the operator's order."""
+    args = ScanArguments(x, dt, k, q, z, A, D, dt_bias, rule, tuple(reverse), reduce)
+    grads = choose(x.device.type, backend).backward(dy, args, checkpoints)
+    return [grad for grad in grads if grad is not None]
+
+
+@_scan_backward.register_fake
+def _(dy, checkpoints, x, dt, k, q, z, A, D, dt_bias, rule, reverse, reduce, backend):
+    inputs = (x, dt, k, q, z, A, D, dt_bias)
+    return [torch.empty_like(t, memory_format=torch.contiguous_format) for t in inputs if t is not None]
+
+
+def _setup_context(ctx, inputs, output):
+    x, dt, k, q, z, A, D, dt_bias, ctx.rule, ctx.reverse, ctx.reduce, _, ctx.backend = inputs
+    _, checkpoints = output
+    ctx.save_for_backward(checkpoints, x, dt, k, q, z, A, D, dt_bias)
+    ctx.mark_non_differentiable(checkpoints)
+    ctx.set_materialize_grads(False)
+
+
+def _backward(ctx, dy, _):
+    if dy is None:
+        return (None,) * 13
+    checkpoints, *inputs = ctx.saved_tensors  # read once: non-reentrant checkpointing recomputes at each read
+    present = iter(_scan_backward(dy, checkpoints, *inputs, ctx.rule, ctx.reverse, ctx.reduce, ctx.backend))
+    return (*(None if t is None else next(present) for t in inputs), None, None, None, None, None)
+
+
+_scan.register_autograd(_backward, setup_context=_setup_context)
