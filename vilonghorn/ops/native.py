@@ -15,7 +15,7 @@ from torch import Tensor
 from .arguments import RULES, ScanArguments
 
 NAME = "cpu"
-CHUNK = 16  # steps between two saved states: smaller costs memory, larger outgrows the cache in backward
+CHUNK = 32  # steps between two saved states: smaller costs memory, larger outgrows the cache in backward
 LANES = 16  # channels of a saved state are padded to the widest vector
 LIBRARY = Path(__file__).parent.parent / "_lib" / (
     {"darwin": "libvilonghorn_cpu.dylib", "win32": "vilonghorn_cpu.dll"}.get(sys.platform, "libvilonghorn_cpu.so")
