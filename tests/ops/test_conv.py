@@ -1,0 +1,99 @@
+"""The depthwise convolution with SiLU, native and in plain torch, against torch's own convolution in float64."""
+
+from functools import partial
+
+import pytest
+import torch
+import torch.nn.functional as F
+from oracle import error, value_and_grads
+
+from vilonghorn.ops import conv_silu, native
+from vilonghorn.ops.conv import conv_silu_reference
+
+IMPLEMENTATIONS = {"reference": conv_silu_reference}
+if native.unavailable("cpu") is None:
+    IMPLEMENTATIONS["cpu"] = conv_silu
+
+
+def convolution(x, weight, bias, reverse):
+    """nn.Conv1d as Vim uses it: padded, cut to L, on the flipped sequence for a reverse direction."""
+    x, weight, bias = x.double(), weight.double(), bias.double()
+    outputs = []
+    for w, b, flag in zip(weight, bias, reverse):
+        source = x.flip(1) if flag else x
+        y = F.conv1d(source.mT, w.unsqueeze(1), b, padding=w.shape[1] - 1, groups=len(w))[..., : x.shape[1]].mT
+        outputs.append(F.silu(y.flip(1) if flag else y))
+    return torch.stack(outputs)
+
+
+def arguments(G, B, L, D, K, dtype=torch.float32):
+    generator = torch.Generator().manual_seed(0)
+    shapes = dict(x=(B, L, D), weight=(G, D, K), bias=(G, D))
+    return {name: torch.randn(shape, generator=generator, dtype=torch.float64).to(dtype) for name, shape in shapes.items()}
+
+
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+@pytest.mark.parametrize("dtype, tolerance", [(torch.float32, 1e-6), (torch.float64, 1e-12)], ids=str)
+@pytest.mark.parametrize("shape", [(1, 1, 1, 1, 4), (2, 2, 3, 5, 4), (2, 3, 50, 40, 4), (3, 1, 17, 33, 3), (1, 2, 9, 16, 1)], ids=str)
+def test_values_and_gradients_agree_with_torchs_convolution(shape, dtype, tolerance, implementation):
+    values, reverse = arguments(*shape, dtype), (False, True, False)[: shape[0]]
+    expected = value_and_grads(convolution, values, reverse=reverse)
+    actual = value_and_grads(IMPLEMENTATIONS[implementation], values, reverse=reverse)
+    for name in expected:
+        assert error(actual[name], expected[name]) < tolerance, name
+
+
+@pytest.mark.skipif(native.unavailable("cpu") is not None, reason="native CPU library not built")
+@pytest.mark.parametrize("level", native.levels())
+@pytest.mark.parametrize("taps", [4, 3])
+def test_every_instruction_set_agrees_with_torchs_convolution(taps, level):
+    values, reverse = arguments(2, 2, 21, 37, taps), (True, False)
+    expected = value_and_grads(convolution, values, reverse=reverse)
+    y = native.conv_forward(*values.values(), reverse, level=native.levels()[level])
+    assert error(y, expected["y"]) < 1e-6
+    cotangent = torch.randn(y.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64).float()
+    grads = native.conv_backward(cotangent, *values.values(), reverse, level=native.levels()[level])
+    for name, grad in zip(values, grads):
+        assert error(grad, expected[name]) < 1e-6, name
+
+
+def test_a_slice_of_a_wider_tensor_is_read_in_place():
+    values = arguments(2, 2, 20, 24, 4)
+    wide = torch.cat([values["x"], values["x"] + 1], -1)
+    options = dict(weight=values["weight"], bias=values["bias"], reverse=(False, True))
+    assert torch.equal(conv_silu(wide[..., :24], **options), conv_silu(values["x"], **options))
+
+
+@pytest.mark.skipif(native.unavailable("cpu") is not None, reason="native CPU library not built")
+def test_opcheck_passes():
+    values = {name: value.requires_grad_() for name, value in arguments(2, 2, 9, 5, 4).items()}
+    torch.library.opcheck(torch.ops.vilonghorn.conv_silu.default, (*values.values(), [False, True]))
+
+
+def test_compiled_equals_eager_in_one_graph():
+    values = arguments(2, 2, 20, 24, 4)
+    run = partial(conv_silu, reverse=(False, True))
+    compiled = torch.compile(run, fullgraph=True, dynamic=True, backend="aot_eager")
+    expected = value_and_grads(run, values)
+    for name, result in value_and_grads(compiled, values).items():
+        assert error(result, expected[name]) < 1e-6
+
+
+def test_autocast_gives_bfloat16():
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert conv_silu(**arguments(1, 1, 5, 4, 4), reverse=(False,)).dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize("length", [0, 1, 2])
+def test_sequences_shorter_than_the_taps_are_taken(length):
+    values = arguments(2, 1, length, 5, 4)
+    expected = convolution(**values, reverse=(False, True)) if length else torch.empty(2, 1, 0, 5)
+    torch.testing.assert_close(conv_silu(**values, reverse=(False, True)).double(), expected.double())
+
+
+def test_shapes_that_do_not_fit_are_named():
+    values = arguments(2, 1, 5, 4, 4)
+    with pytest.raises(ValueError, match=r"expected \(B, L, D\), \(G, D, K\), \(G, D\)"):
+        conv_silu(values["x"][..., :3], values["weight"], values["bias"], reverse=(False, True))
+    with pytest.raises(ValueError, match="1 reverse flags"):
+        conv_silu(**values, reverse=(False,))

@@ -1,0 +1,147 @@
+"""The operator as PyTorch sees it: schema, fake kernel, compile, export, autocast, checkpointing, and its errors."""
+
+import warnings
+from functools import partial
+
+import pytest
+import torch
+import torch._dynamo.testing
+from oracle import error, inputs, value_and_grads
+
+from vilonghorn.ops import backends, dispatch, native, scan
+from vilonghorn.ops.arguments import RULES
+
+BACKENDS = [name for name in ("cpu", "reference") if backends("cpu")[name] == "ready"]
+
+
+def operator_arguments(values, rule, reverse, reduce, save, backend):
+    tensors = [values.get(name) for name in ("x", "dt", "k", "q", "z", "A", "D", "dt_bias")]
+    return (*tensors, rule, list(reverse), reduce, save, backend)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("reduce", ["none", "mean"])
+def test_opcheck_passes(reduce, rule, backend):
+    values = {n: v.requires_grad_() for n, v in inputs(2, 2, 37, 5, 16, rule=rule, gate=rule == "longhorn").items()}
+    arguments = operator_arguments(values, rule, (False, True), reduce, True, backend)
+    torch.library.opcheck(torch.ops.vilonghorn.scan.default, arguments)
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_compiled_with_dynamic_shapes_equals_eager_in_one_graph(rule):
+    torch._dynamo.reset()
+    counter = torch._dynamo.testing.CompileCounterWithBackend("aot_eager")
+    run = partial(scan, rule=rule, reverse=(False, True), reduce="mean")
+    compiled = torch.compile(run, fullgraph=True, dynamic=True, backend=counter)
+    for length in (9, 33, 70):
+        values = inputs(2, 2, length, 6, 16, rule=rule)
+        expected = value_and_grads(scan, values, rule=rule, reverse=(False, True), reduce="mean")
+        for name, result in value_and_grads(compiled, values).items():
+            assert error(result, expected[name]) < 1e-6, (length, name)
+    assert counter.frame_count == 1
+
+
+def test_exported_program_keeps_the_operator_and_takes_other_lengths():
+    class Module(torch.nn.Module):
+        def forward(self, x, dt, k, q):
+            return scan(x, dt, k, q, reverse=(True,))
+
+    values = inputs(1, 2, 9, 6, 16, rule="longhorn", gate=False)
+    length = torch.export.Dim("length", min=2, max=4096)
+    program = torch.export.export(Module(), tuple(values.values()), dynamic_shapes=[{2: length}] * 4)
+    assert "vilonghorn.scan" in program.graph_module.code
+    other = inputs(1, 2, 50, 6, 16, rule="longhorn", gate=False)
+    torch.testing.assert_close(program.module()(*other.values()), scan(**other, reverse=(True,)))
+
+
+def test_autocast_runs_activations_in_bfloat16_and_parameters_in_float32():
+    values = inputs(1, 2, 9, 6, 16, rule="mamba")
+    values["k"] = values["k"].bfloat16()  # what a linear layer returns under autocast, beside a float32 x
+    leaves = {name: value.requires_grad_() for name, value in values.items()}
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        y = scan(**leaves, rule="mamba")
+    assert y.dtype == torch.bfloat16
+    y.float().sum().backward()
+    assert {name: leaf.grad.dtype for name, leaf in leaves.items() if name in ("x", "A", "D")} == dict.fromkeys("xAD", torch.float32)
+    rounded = {n: v.detach() if n in ("A", "D", "dt_bias") else v.detach().bfloat16() for n, v in values.items()}
+    assert torch.equal(y, scan(**rounded, rule="mamba"))
+
+
+def test_non_reentrant_checkpointing_gives_the_same_gradients():
+    values = inputs(2, 1, 20, 6, 16, rule="longhorn_exact")
+    run = partial(scan, rule="longhorn_exact", reverse=(False, True))
+    again = lambda **kw: torch.utils.checkpoint.checkpoint(run, use_reentrant=False, **kw)  # noqa: E731
+    expected = value_and_grads(run, values)
+    for name, result in value_and_grads(again, values).items():
+        assert torch.equal(result, expected[name])
+
+
+def test_no_states_are_kept_without_gradients():
+    values = inputs(1, 1, 40, 6, 16, rule="longhorn")
+    for save, expected in ((False, 0), (True, 1)):
+        _, states = torch.ops.vilonghorn.scan(*operator_arguments(values, "longhorn", (False,), "none", save, None))
+        assert bool(states.numel()) == bool(expected)
+
+
+def test_a_forked_child_can_scan():
+    """The threads of the parent are not in the child; a library that waits for them hangs (torch's OpenMP forbids it too)."""
+    import multiprocessing
+
+    values = inputs(1, 4, 40, 64, 16, rule="longhorn")
+    torch.set_num_threads(1)  # torch's own rule for forked children
+    try:
+        scan(**values)
+        child = multiprocessing.get_context("fork").Process(target=lambda: scan(**values))
+        child.start()
+        child.join(60)
+        assert child.exitcode == 0
+    finally:
+        torch.set_num_threads(2)
+
+
+BAD = {
+    "rule": (dict(rule="longhorm"), ValueError, "rule is 'longhorm', expected one of 'longhorn'"),
+    "reduce": (dict(reduce="sum"), ValueError, "reduce is 'sum'"),
+    "flags": (dict(reverse=(False, True)), ValueError, "2 flags for 1 directions"),
+    "superfluous A": (dict(A=torch.zeros(1, 6, 16)), ValueError, "takes no A"),
+    "missing A": (dict(rule="mamba"), ValueError, "needs A"),
+    "shape of q": (dict(q=torch.zeros(1, 2, 9, 8)), ValueError, r"q has shape \(1, 2, 9, 8\), expected \(1, 2, 9, 16\)"),
+    "shape of D": (dict(D=torch.zeros(6)), ValueError, r"D has shape \(6,\), expected \(1, 6\)"),
+    "states": (dict(k=torch.zeros(1, 2, 9, 65), q=torch.zeros(1, 2, 9, 65)), ValueError, "N is 65"),
+    "dimensions": (dict(x=torch.zeros(2, 9, 6)), ValueError, r"expected \(G, B, L, D\)"),
+    "mixed dtypes": (dict(k=torch.zeros(1, 2, 9, 16, dtype=torch.float64)), TypeError, "k is torch.float64 but x is torch.float32"),
+    "integers": (dict(D=torch.zeros(1, 6, dtype=torch.int32)), TypeError, "D is torch.int32"),
+    "devices": (dict(z=torch.zeros(2, 9, 6, device="meta")), (ValueError, RuntimeError), "meta"),
+    "unknown backend": (dict(backend="tpu"), ValueError, "no backend 'tpu'"),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_bad_arguments_are_named(case):
+    changes, exception, message = BAD[case]
+    values = inputs(1, 2, 9, 6, 16, rule="longhorn", gate=False)
+    with pytest.raises(exception, match=message):
+        scan(**values | changes)
+
+
+def test_a_backend_that_cannot_run_says_why(monkeypatch):
+    monkeypatch.setattr(native, "_reason", "not built")
+    with pytest.raises(RuntimeError, match="backend 'cpu' cannot run on 'cpu': not built"):
+        scan(**inputs(1, 1, 3, 2, 16, rule="longhorn"), backend="cpu")
+
+
+def test_falling_back_to_plain_torch_warns_once(monkeypatch):
+    monkeypatch.setattr(native, "_reason", "not built")
+    monkeypatch.setattr(dispatch, "_warned", set())
+    values = inputs(1, 1, 3, 2, 16, rule="longhorn")
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        scan(**values)
+        scan(**values)
+    assert len(caught) == 1 and "plain torch" in str(caught[0].message) and "not built" in str(caught[0].message)
+
+
+def test_backends_says_what_is_ready_and_why_not():
+    assert backends("cpu")["reference"] == "ready"
+    assert backends("cuda")["cpu"] == "runs on the CPU alone"

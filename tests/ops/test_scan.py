@@ -1,0 +1,179 @@
+"""Every backend that this machine has, against the float64 oracle: values and gradients, at odd shapes."""
+
+from functools import partial
+
+import pytest
+import torch
+from oracle import error, inputs, oracle, value_and_grads
+
+from vilonghorn.ops import backends, native, scan
+from vilonghorn.ops.arguments import RULES, ScanArguments
+from vilonghorn.ops.reference import scan_reference
+
+BACKENDS = [name for name in ("cpu", "reference") if backends("cpu")[name] == "ready"]
+SHAPES = [(1, 1, 1, 1, 16), (1, 2, 2, 5, 16), (2, 1, 63, 40, 16), (2, 2, 33, 17, 5), (3, 1, 65, 8, 1), (1, 1, 40, 33, 64)]
+TOLERANCE = {torch.float32: 1e-6, torch.float64: 1e-12}
+needs_native = pytest.mark.skipif(native.unavailable("cpu") is not None, reason=f"native CPU library {native.unavailable('cpu')}")
+
+
+def compare(function, values, tolerance, **options):
+    expected = value_and_grads(oracle, {name: value.double() for name, value in values.items()}, **options)
+    actual = value_and_grads(function, values, **options)
+    wrong = {name: error(actual[name], expected[name]) for name in expected}
+    assert max(wrong.values()) < tolerance, {name: f"{e:.1e}" for name, e in wrong.items()}
+
+
+def flags(G: int) -> tuple[bool, ...]:
+    return (False, True, True)[:G]
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+@pytest.mark.parametrize("gate", [True, False], ids=["gated", "plain"])
+@pytest.mark.parametrize("reduce", ["none", "mean"])
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_a_backend_agrees_with_the_oracle(shape, rule, reduce, gate, dtype, backend):
+    values = inputs(*shape, rule=rule, gate=gate, dtype=dtype)
+    compare(partial(scan, backend=backend), values, TOLERANCE[dtype], rule=rule, reverse=flags(shape[0]), reduce=reduce)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("rule", RULES)
+def test_a_backend_agrees_with_the_oracle_at_the_size_of_an_image(rule, backend):
+    values = inputs(2, 1, 197, 384, 16, rule=rule)
+    compare(partial(scan, backend=backend), values, 2e-6, rule=rule, reverse=(True, False), reduce="mean")
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_the_differentiable_reference_agrees_with_the_oracle(rule):
+    values = inputs(2, 2, 19, 6, 4, rule=rule, dtype=torch.float64)
+    compare(scan_reference, values, 1e-12, rule=rule, reverse=(True, False), reduce="mean")
+
+
+@needs_native
+@pytest.mark.parametrize("level", native.levels())
+@pytest.mark.parametrize("states", [16, 3])
+@pytest.mark.parametrize("rule", RULES)
+def test_every_instruction_set_agrees_with_the_oracle(rule, states, level):
+    G, reverse = 2, (False, True)
+    values = inputs(G, 2, 37, 41, states, rule=rule)
+    expected = value_and_grads(oracle, values, rule=rule, reverse=reverse, reduce="mean")
+    tensors = [values.get(name) for name in ("x", "dt", "k", "q", "z", "A", "D", "dt_bias")]
+    args = ScanArguments(*tensors, rule, reverse, "mean")
+    y, checkpoints = native.forward(args, save=True, level=native.levels()[level])
+    assert error(y, expected["y"]) < 1e-6
+    cotangent = torch.randn(y.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64).float()
+    grads = native.backward(cotangent, args, checkpoints, level=native.levels()[level])
+    for name, grad in zip(("x", "dt", "k", "q", "z", "A", "D", "dt_bias"), grads):
+        assert (grad is None) == (name not in values)
+        assert grad is None or error(grad, expected[name]) < 1e-6, name
+
+
+@needs_native
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("threads", [1, 2, 7])
+def test_any_number_of_threads_gives_the_oracles_result(threads, rule):
+    values = inputs(2, 1, 45, 100, 16, rule=rule)  # one sequence: backward must split over channels
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        compare(partial(scan, backend="cpu"), values, 1e-6, rule=rule, reverse=(False, True), reduce="mean")
+    finally:
+        torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("rule", RULES)
+def test_double_precision_passes_gradcheck(rule, backend):
+    values = inputs(2, 1, 5, 3, 2, rule=rule, dtype=torch.float64)
+    names = list(values)
+    leaves = [values[name].requires_grad_() for name in names]
+
+    def function(*tensors):
+        return scan(**dict(zip(names, tensors)), rule=rule, reverse=(False, True), reduce="mean", backend=backend)
+
+    assert torch.autograd.gradcheck(function, leaves)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_half_precision_costs_only_the_rounding_of_inputs_and_outputs(dtype, rule, backend):
+    values = inputs(2, 2, 41, 24, 16, rule=rule, dtype=dtype)
+    for name in ("A", "D", "dt_bias"):
+        if name in values:
+            values[name] = values[name].float()
+    compare(partial(scan, backend=backend), values, 2 * torch.finfo(dtype).eps, rule=rule, reverse=(False, True))
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("rule", RULES)
+def test_slices_and_expanded_tensors_are_read_in_place_or_copied_right(rule, backend):
+    G, B, L, D, N = 2, 3, 21, 20, 16
+    dense = inputs(G, B, L, D, N, rule=rule)
+    packed = torch.cat([dense["k"], dense["dt"], dense["q"]], -1)
+    k, dt, q = packed.split([N, D, N], -1)
+    wide = torch.stack([dense["z"], dense["z"] + 1], 2)
+    strided = dense | dict(k=k, dt=dt, q=q, x=dense["x"].transpose(2, 3).contiguous().transpose(2, 3), z=wide[:, :, 0])
+    options = dict(rule=rule, reverse=(True, False), reduce="none", backend=backend)
+    close = dict(rtol=1e-6, atol=1e-6)  # torch's own sums differ in the last digit with the strides
+    torch.testing.assert_close(scan(**strided, **options), scan(**dense, **options), **close)
+    one = dense["x"][:, :, :, :1]
+    expanded, copied = dense | dict(x=one.expand(G, B, L, D)), dense | dict(x=one.expand(G, B, L, D).contiguous())
+    torch.testing.assert_close(scan(**expanded, **options), scan(**copied, **options), **close)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_an_expanded_cotangent_gives_the_gradients_of_a_dense_one(backend):
+    values = inputs(2, 2, 9, 7, 16, rule="longhorn")
+    leaves = {name: value.requires_grad_() for name, value in values.items()}
+    y = scan(**leaves, reverse=(False, True), backend=backend)
+    expanded = torch.autograd.grad(y.sum(), list(leaves.values()), retain_graph=True)
+    dense = torch.autograd.grad(y, list(leaves.values()), torch.ones_like(y))
+    for a, b in zip(expanded, dense):
+        torch.testing.assert_close(a, b, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("rule", RULES)
+def test_extreme_steps_and_keys_give_finite_values_and_gradients(rule, backend):
+    for scale in (0.0, 1e-3, 30.0, 1e3):
+        values = inputs(1, 1, 12, 5, 16, rule=rule)
+        values["dt"] = values["dt"] * scale
+        values["k"] = values["k"] * min(scale, 30.0)
+        values["z"] = values["z"] * scale
+        for name, result in value_and_grads(partial(scan, backend=backend), values, rule=rule).items():
+            assert result.isfinite().all(), (scale, name)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("rule", RULES)
+def test_small_steps_keep_their_relative_precision(rule, backend):
+    """softplus(-12) is 6e-6: computed as log(1 + e) in float32 it would keep one digit."""
+    values = inputs(1, 1, 6, 8, 16, rule=rule, gate=False)
+    values["dt"] = values["dt"] - 12
+    compare(partial(scan, backend=backend), values, 1e-6, rule=rule)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("shape", [(1, 0, 3, 4, 16), (1, 2, 0, 4, 16), (2, 1, 3, 0, 16)], ids=str)
+@pytest.mark.parametrize("rule", RULES)
+def test_empty_inputs_give_empty_outputs_and_gradients(rule, shape, backend):
+    values = inputs(*shape, rule=rule)
+    results = value_and_grads(partial(scan, backend=backend), values, rule=rule, reverse=flags(shape[0]))
+    assert results["y"].shape == values["x"].shape
+    for name, value in values.items():
+        assert results[name].shape == value.shape and not results[name].any()
+
+
+@needs_native
+@pytest.mark.parametrize("rule", RULES)
+def test_the_native_kernel_writes_every_element_and_repeats_bit_for_bit(rule, monkeypatch):
+    values = inputs(2, 2, 35, 19, 16, rule=rule)
+    run = partial(value_and_grads, partial(scan, backend="cpu"), values, rule=rule, reverse=(False, True), reduce="mean")
+    expected = run()
+    empty = torch.empty
+    monkeypatch.setattr(native.torch, "empty", lambda *size, **kw: empty(*size, **kw).fill_(float("nan")))
+    for name, result in run().items():
+        assert torch.equal(result, expected[name]), name

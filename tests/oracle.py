@@ -1,0 +1,77 @@
+"""The scan from its textbook equations in float64, one direction and one step at a time, for autograd to differentiate.
+
+Shares no code with the package: sigmoid, softplus and flips where the package has none.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def oracle(x, dt, k, q, *, z=None, A=None, D=None, dt_bias=None, rule="longhorn", reverse=(False,), reduce="none"):
+    """Arguments as `vilonghorn.ops.scan`; the result is float64."""
+    x, dt, k, q, z, A, D, dt_bias = (None if t is None else t.double() for t in (x, dt, k, q, z, A, D, dt_bias))
+    outputs = []
+    for g, flag in enumerate(reverse):
+        order = (lambda t: t.flip(1)) if flag else (lambda t: t)
+        step = order(dt[g]) if dt_bias is None else order(dt[g]) + dt_bias[g]
+        y = _one_direction(order(x[g]), step, order(k[g]), order(q[g]), None if A is None else A[g], rule)
+        if D is not None:
+            y = y + D[g] * order(x[g])
+        outputs.append(order(y))
+    y = torch.stack(outputs)
+    if reduce == "mean":
+        y = y.sum(0) / len(reverse)
+    return y if z is None else y * z / (1 + torch.exp(-z))
+
+
+def _one_direction(x: Tensor, dt: Tensor, k: Tensor, q: Tensor, A: Tensor | None, rule: str) -> Tensor:
+    batch, length, channels = x.shape
+    state = x.new_zeros(batch, channels, k.shape[-1])
+    beta, delta = torch.sigmoid(dt), torch.nn.functional.softplus(dt)
+    eps = beta / (1 + beta * (k * k).sum(-1, keepdim=True))
+    outputs = []
+    for t in range(length):
+        if rule == "longhorn":
+            erase = torch.einsum("bd,bn->bdn", eps[:, t], k[:, t] ** 2)
+            state = (1 - erase) * state + torch.einsum("bd,bn->bdn", eps[:, t] * x[:, t], k[:, t])
+        elif rule == "longhorn_exact":
+            recalled = torch.einsum("bdn,bn->bd", state, k[:, t])
+            state = state + torch.einsum("bd,bn->bdn", eps[:, t] * (x[:, t] - recalled), k[:, t])
+        else:
+            decay = torch.exp(torch.einsum("bd,dn->bdn", delta[:, t], A))
+            state = decay * state + torch.einsum("bd,bn->bdn", delta[:, t] * x[:, t], k[:, t])
+        outputs.append(torch.einsum("bdn,bn->bd", state, q[:, t]))
+    return torch.stack(outputs, 1)
+
+
+def inputs(G, B, L, D, N, *, rule, gate=True, seed=0, dtype=torch.float32, key_scale=1.0) -> dict[str, Tensor]:
+    """Random arguments of a scan; A, z, D and dt_bias where the rule and `gate` have them."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def normal(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=generator, dtype=torch.float64)
+
+    values = dict(x=normal(G, B, L, D), dt=normal(G, B, L, D) - 1, k=normal(G, B, L, N) * key_scale, q=normal(G, B, L, N) / 2)
+    if gate:
+        values |= dict(z=normal(B, L, D), D=normal(G, D), dt_bias=normal(G, D))
+    if rule == "mamba":
+        values["A"] = -4 * torch.rand(G, D, N, generator=generator, dtype=torch.float64)
+    return {name: value.to(dtype) for name, value in values.items()}
+
+
+def value_and_grads(function, values: dict[str, Tensor], **options) -> dict[str, Tensor]:
+    """y and the gradient of every input for one fixed random cotangent, by name, in float64."""
+    leaves = {name: value.detach().clone().requires_grad_() for name, value in values.items()}
+    y = function(**leaves, **options)
+    cotangent = torch.randn(y.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    y.backward(cotangent.to(y.dtype))
+    return {"y": y.detach().double(), **{name: leaf.grad.double() for name, leaf in leaves.items()}}
+
+
+def error(actual: Tensor, expected: Tensor) -> float:
+    """Relative error in the 2-norm; NaN counts as infinite."""
+    if actual.isnan().any():
+        return float("inf")
+    return ((actual.double() - expected.double()).norm() / expected.double().norm().clamp_min(1e-30)).item()
