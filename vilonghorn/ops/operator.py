@@ -6,7 +6,9 @@ opaque operator, `torch.ops.vilonghorn.scan`, whatever runs it.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from types import ModuleType
 from typing import Optional
 
 import torch
@@ -82,10 +84,12 @@ def _scan(
     z: Optional[Tensor], A: Optional[Tensor], D: Optional[Tensor], dt_bias: Optional[Tensor],
     rule: str, reverse: Sequence[bool], reduce: str, save: bool, backend: Optional[str],
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """y and, with `save`, the states that backward starts from (a layout of the backend's own)."""
+    """y and, with `save`, the states that backward starts from, in one dimension: a number of chunks among the sizes
+    would have torch.compile guard on its being one."""
     args = ScanArguments(x, dt, k, q, z, A, D, dt_bias, rule, tuple(reverse), reduce)
     check(args)
-    return choose(x.device.type, backend).forward(args, save)
+    y, checkpoints = choose(x.device.type, backend).forward(args, save)
+    return y, checkpoints.view(-1)
 
 
 @_scan.register_fake
@@ -95,11 +99,8 @@ def _(x, dt, k, q, z, A, D, dt_bias, rule, reverse, reduce, save, backend):
     y = x.new_empty(args.output_shape)
     if not save:
         return y, x.new_empty(0, dtype=args.compute_dtype)
-    chosen = choose(x.device.type, backend)
-    G, B, L, D_ = x.shape
-    chunks = (L + chosen.CHUNK - 1) // chosen.CHUNK
-    width = (D_ + chosen.LANES - 1) // chosen.LANES * chosen.LANES
-    return y, x.new_empty((G, B, chunks, k.shape[-1], width), dtype=args.compute_dtype)
+    size = math.prod(_checkpoint_shape(args, choose(x.device.type, backend)))
+    return y, x.new_empty(size, dtype=args.compute_dtype)
 
 
 @torch.library.custom_op("vilonghorn::scan_backward", mutates_args=())
@@ -110,7 +111,8 @@ def _scan_backward(
 ) -> list[Tensor]:  # fmt: skip
     """Gradients of the tensors that are there, in the operator's order."""
     args = ScanArguments(x, dt, k, q, z, A, D, dt_bias, rule, tuple(reverse), reduce)
-    grads = choose(x.device.type, backend).backward(dy, args, checkpoints)
+    chosen = choose(x.device.type, backend)
+    grads = chosen.backward(dy, args, checkpoints.view(_checkpoint_shape(args, chosen)))
     return [grad for grad in grads if grad is not None]
 
 
@@ -118,6 +120,13 @@ def _scan_backward(
 def _(dy, checkpoints, x, dt, k, q, z, A, D, dt_bias, rule, reverse, reduce, backend):
     inputs = (x, dt, k, q, z, A, D, dt_bias)
     return [torch.empty_like(t, memory_format=torch.contiguous_format) for t in inputs if t is not None]
+
+
+def _checkpoint_shape(args: ScanArguments, backend: ModuleType) -> tuple[int, ...]:
+    """(G, B, chunks, N, D padded): what a backend's `forward` keeps of the states and its `backward` is given."""
+    G, B, L, D = args.x.shape
+    chunks = (L + backend.CHUNK - 1) // backend.CHUNK
+    return G, B, chunks, args.k.shape[-1], (D + backend.LANES - 1) // backend.LANES * backend.LANES
 
 
 def _setup_context(ctx, inputs, output):
