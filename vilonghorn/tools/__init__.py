@@ -1,0 +1,1 @@
+"""Commands: each module runs as `python -m vilonghorn.tools.NAME`."""
