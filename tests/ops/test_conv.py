@@ -68,6 +68,9 @@ def test_a_slice_of_a_wider_tensor_is_read_in_place():
 def test_opcheck_passes():
     values = {name: value.requires_grad_() for name, value in arguments(2, 2, 9, 5, 4).items()}
     torch.library.opcheck(torch.ops.vilonghorn.conv_silu.default, (*values.values(), [False, True]))
+    values = {name: value.detach() for name, value in values.items()}
+    dy = torch.ones(2, 2, 9, 5)
+    torch.library.opcheck(torch.ops.vilonghorn.conv_silu_backward.default, (dy, *values.values(), [False, True]))
 
 
 def test_compiled_equals_eager_in_one_graph():

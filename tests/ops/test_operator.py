@@ -26,6 +26,18 @@ def test_opcheck_passes(reduce, rule, backend):
     values = {n: v.requires_grad_() for n, v in inputs(2, 2, 37, 5, 16, rule=rule, gate=rule == "longhorn").items()}
     arguments = operator_arguments(values, rule, (False, True), reduce, True, backend)
     torch.library.opcheck(torch.ops.vilonghorn.scan.default, arguments)
+    *tensors, rule, reverse, reduce, _, backend = (a.detach() if isinstance(a, torch.Tensor) else a for a in arguments)
+    y, checkpoints = torch.ops.vilonghorn.scan(*tensors, rule, reverse, reduce, True, backend)
+    backward = (torch.ones_like(y), checkpoints, *tensors, rule, reverse, reduce, backend)
+    torch.library.opcheck(torch.ops.vilonghorn.scan_backward.default, backward)
+
+
+def test_on_the_meta_device_shapes_come_out_without_a_warning():
+    values = {name: value.to("meta").requires_grad_() for name, value in inputs(2, 1, 9, 5, 16, rule="mamba").items()}
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        y = scan(**values, rule="mamba", reverse=(False, True), reduce="mean")
+    assert y.shape == (1, 9, 5) and y.device.type == "meta"
 
 
 @pytest.mark.parametrize("rule", RULES)

@@ -44,6 +44,13 @@ class ScanArguments(NamedTuple):
         return {name: value for name, value in self._asdict().items() if isinstance(value, Tensor)}
 
 
+def autocast_dtype(device_type: str) -> torch.dtype | None:
+    """The dtype that activations take on the device where autocast is on, else None."""
+    if torch.amp.is_autocast_available(device_type) and torch.is_autocast_enabled(device_type):
+        return torch.get_autocast_dtype(device_type)
+    return None
+
+
 def check(args: ScanArguments) -> None:
     """Refuses arguments that no backend could run.
 

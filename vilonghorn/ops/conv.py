@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from . import native
+from .arguments import autocast_dtype
 
 MAX_TAPS = 64
 
@@ -42,8 +43,9 @@ def conv_silu(x: Tensor, weight: Tensor, bias: Tensor, *, reverse: Sequence[bool
             f"conv_silu: {len(reverse)} reverse flags and {weight.shape[2]} taps for weight {tuple(weight.shape)}; "
             f"expected a flag for each direction and 1 to {MAX_TAPS} taps"
         )
-    if torch.is_autocast_enabled(x.device.type):
-        x = x.to(torch.get_autocast_dtype(x.device.type))
+    dtype = autocast_dtype(x.device.type)
+    if dtype is not None:
+        x = x.to(dtype)
     if native.unavailable(x.device.type) is None:
         return _conv_silu(x, weight, bias, list(reverse))
     return conv_silu_reference(x, weight, bias, reverse)

@@ -12,7 +12,7 @@ from . import native, reference
 # A backend is a module with NAME, CHUNK, LANES, unavailable(device_type), forward and backward; the first that can
 # run a device type is taken. CUDA and Triton take their places before `native` and `reference`.
 BACKENDS: dict[str, ModuleType] = {module.NAME: module for module in (native, reference)}
-_warned: set[str] = set()
+_warned: set[str] = {"meta"}  # device types whose users know; nothing is computed on meta
 
 
 def backends(device: str | torch.device = "cpu") -> dict[str, str]:

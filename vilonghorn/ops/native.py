@@ -135,7 +135,7 @@ def conv_backward(
     call.struct.dy = call.input(dy)
     call.set(dx=dx, dweight=dweight, dbias=dbias)
     _run(_library.vl_conv_backward, call.struct, level)
-    return dx.to(x.dtype), dweight.sum(0).transpose(1, 2).to(weight.dtype), dbias.sum(0).to(bias.dtype)
+    return dx.to(x.dtype), dweight.sum(0).mT.contiguous().to(weight.dtype), dbias.sum(0).to(bias.dtype)
 
 
 class _Call:

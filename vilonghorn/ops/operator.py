@@ -14,7 +14,7 @@ from typing import Optional
 import torch
 from torch import Tensor
 
-from .arguments import ScanArguments, check
+from .arguments import ScanArguments, autocast_dtype, check
 from .dispatch import choose
 
 
@@ -66,10 +66,9 @@ def scan(
         TypeError: dtypes that do not fit.
         RuntimeError: the backend asked for cannot run here.
     """
-    device_type = x.device.type
-    if torch.is_autocast_enabled(device_type):
+    dtype = autocast_dtype(x.device.type)
+    if dtype is not None:
         # Activations meet in the autocast dtype; A, D and dt_bias stay as they are: gates and states are float32 anyway.
-        dtype = torch.get_autocast_dtype(device_type)
         x, dt, k, q = x.to(dtype), dt.to(dtype), k.to(dtype), q.to(dtype)
         z = None if z is None else z.to(dtype)
     tensors = [t for t in (x, dt, k, q, z, A, D, dt_bias) if t is not None]

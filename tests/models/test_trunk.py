@@ -1,0 +1,261 @@
+"""VisionSSM: what it computes, and timm's contract for a vision backbone."""
+
+import copy
+import math
+import shutil
+
+import pytest
+import timm
+import torch
+import torch.nn.functional as F
+from timm.optim import param_groups_weight_decay
+
+import vilonghorn  # noqa: F401  (registers the models)
+from vilonghorn.models import VisionSSM
+
+RULES = ("longhorn", "longhorn_exact", "mamba")
+
+
+def small(**kwargs):
+    """Three narrow blocks on 4 x 4 patches."""
+    torch.manual_seed(0)
+    return VisionSSM(**{**dict(img_size=32, patch_size=8, embed_dim=32, depth=3, num_classes=5), **kwargs}).eval()
+
+
+@pytest.fixture
+def images():
+    return torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(1))
+
+
+def poison(model):
+    with torch.no_grad():
+        for tensor in [*model.parameters(), *model.buffers()]:
+            tensor.fill_(math.nan)
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_the_model_is_vims_trunk_composed_by_hand(rule, images):
+    model = small(rule=rule).double()
+    images = images.double()
+    x = F.conv2d(images, model.patch_embed.proj.weight, model.patch_embed.proj.bias, stride=8).flatten(2).mT
+    class_token = model.cls_token.expand(2, 1, 32)
+    in_sequence = torch.cat([model.pos_embed[:, 1:9], model.pos_embed[:, :1], model.pos_embed[:, 9:]], 1)
+    hidden = torch.cat([x[:, :8], class_token, x[:, 8:]], 1) + in_sequence
+    residual = 0.0
+    for block in model.blocks:
+        residual = residual + hidden
+        hidden = block.mixer(F.rms_norm(residual, (32,), block.norm.weight, 1e-5))
+    normed = F.rms_norm(residual + hidden, (32,), model.norm.weight, 1e-5)
+    torch.testing.assert_close(model(images), F.linear(normed[:, 8], model.head.weight, model.head.bias))
+    tokens = model.forward_features(images)
+    torch.testing.assert_close(tokens[:, 0], normed[:, 8])
+    torch.testing.assert_close(tokens[:, 1:], normed[:, [*range(8), *range(9, 17)]])
+
+
+def test_pooling_reads_what_it_says(images):
+    model = small()
+    tokens = model.forward_features(images)
+    patches = tokens[:, 1:]
+    expected = {
+        "token": tokens[:, 0],
+        "avg": patches.mean(1),
+        "max": patches.amax(1),
+        "avgmax": (patches.mean(1) + patches.amax(1)) / 2,
+        "": tokens,
+    }
+    for pool, features in expected.items():
+        model.reset_classifier(5, pool)
+        assert model.global_pool == pool
+        torch.testing.assert_close(model.forward_head(tokens, pre_logits=True), features)
+        torch.testing.assert_close(model(images), model.head(features))
+
+
+@pytest.mark.parametrize("pool", ["catavgmax", "map", None])
+def test_an_unknown_pooling_is_refused_with_the_known_ones(pool):
+    with pytest.raises(ValueError, match="expected one of 'token', 'avg'"):
+        small(global_pool=pool)
+
+
+def test_reset_classifier_keeps_pooling_dtype_and_mode():
+    model = small(global_pool="avg", dtype=torch.bfloat16).train()
+    model.reset_classifier(7)
+    assert model.num_classes == 7 and model.global_pool == "avg"
+    assert model.get_classifier().weight.shape == (7, 32)
+    assert model.get_classifier().weight.dtype == torch.bfloat16 and model.get_classifier().training
+    model.eval().reset_classifier(0)
+    assert isinstance(model.get_classifier(), torch.nn.Identity) and not model.head.training
+
+
+def test_the_attributes_of_a_timm_backbone_are_there():
+    model = small(in_chans=1, stride=4)
+    assert model.num_features == model.head_hidden_size == model.embed_dim == 32
+    assert (model.in_chans, model.num_classes, model.num_prefix_tokens) == (1, 5, 1)
+    assert [info["module"] for info in model.feature_info] == ["blocks.0", "blocks.1", "blocks.2"]
+    assert {(info["num_chs"], info["reduction"]) for info in model.feature_info} == {(32, 4)}
+    assert model.patch_embed.dynamic_feat_size((32, 48)) == (7, 11)
+
+
+def test_drop_path_rises_linearly_over_the_branches():
+    model = small(depth=5, drop_path_rate=0.4)
+    rates = [getattr(block.drop_path, "drop_prob", 0.0) for block in model.blocks]
+    assert rates == pytest.approx([0, 0.1, 0.2, 0.3, 0.4])
+
+
+def test_weight_decay_takes_the_matrices_and_nothing_else():
+    model = small(rule="mamba", depth=1)
+    assert model.no_weight_decay() <= dict(model.named_parameters()).keys()
+    groups = param_groups_weight_decay(model, 0.1, no_weight_decay_list=model.no_weight_decay())
+    decayed = {id(p) for group in groups if group["weight_decay"] > 0 for p in group["params"]}
+    matrices = ("in_proj.weight", "conv_weight", "x_proj", "dt_proj", "out_proj.weight")
+    assert {name for name, p in model.named_parameters() if id(p) in decayed} == {
+        "patch_embed.proj.weight",
+        "head.weight",
+        *(f"blocks.0.mixer.{name}" for name in matrices),
+    }
+
+
+def test_layer_decay_groups_follow_the_depth():
+    model = small()
+    layer = timm.models.group_parameters(model, model.group_matcher(), reverse=True)
+    assert layer["cls_token"] == layer["pos_embed"] == layer["patch_embed.proj.weight"] == 0
+    assert [layer[f"blocks.{i}.mixer.D"] for i in range(3)] == [1, 2, 3]
+    assert layer["norm.weight"] == 3 and layer["head.weight"] == 4
+
+
+def test_gradient_checkpointing_changes_no_output_and_no_gradient(images):
+    model = small(drop_path_rate=0.3).train()
+    results = []
+    for enable in (False, True):
+        model.set_grad_checkpointing(enable)
+        model.zero_grad()
+        torch.manual_seed(3)
+        logits = model(images)
+        logits.square().sum().backward()
+        results.append([logits, *(p.grad.clone() for p in model.parameters())])
+    for plain, checkpointed in zip(*results):
+        torch.testing.assert_close(checkpointed, plain, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_every_parameter_takes_part(rule, images):
+    model = small(rule=rule).train()
+    model(images).square().mean().backward()
+    assert all(p.grad is not None and p.grad.abs().sum() > 0 for p in model.parameters())
+
+
+def test_any_size_goes_in_with_dynamic_img_size(images):
+    fixed, dynamic = small(), small(dynamic_img_size=True)
+    torch.testing.assert_close(dynamic(images), fixed(images))
+    assert dynamic.forward_features(torch.randn(1, 3, 40, 24)).shape == (1, 1 + 5 * 3, 32)
+    with pytest.raises(ValueError, match="image is 40x24, expected 32x32"):
+        fixed(torch.randn(1, 3, 40, 24))
+    with pytest.raises(ValueError, match="41x24 is not a whole number"):
+        dynamic(torch.randn(1, 3, 41, 24))
+
+
+def test_padding_takes_sizes_that_are_no_multiple_of_the_patch():
+    dynamic = small(dynamic_img_size=True, dynamic_img_pad=True)
+    assert dynamic.forward_features(torch.randn(1, 3, 33, 23)).shape == (1, 1 + 5 * 3, 32)
+    fixed = small(img_size=(33, 23), dynamic_img_pad=True)
+    assert fixed.forward_features(torch.randn(1, 3, 33, 23)).shape == (1, 1 + 5 * 3, 32)
+
+
+def test_set_input_size_gives_the_output_of_dynamic_resampling():
+    model = small(dynamic_img_size=True)
+    images = torch.randn(1, 3, 48, 64)
+    expected = model(images)
+    model.requires_grad_(False)
+    model.set_input_size(img_size=(48, 64))
+    assert model.pos_embed.shape == (1, 1 + 6 * 8, 32) and not model.pos_embed.requires_grad
+    torch.testing.assert_close(model(images), expected)
+    model.set_input_size(patch_size=16)
+    assert model.patch_embed.grid_size == (3, 4) and model.feature_info[0]["reduction"] == 16
+    assert model(images).shape == (1, 5)
+
+
+def test_resampling_positions_lifts_the_class_row_out():
+    model = small()
+    with torch.no_grad():
+        model.pos_embed.fill_(2.0)[:, 0] = 7.0
+    model.set_input_size(img_size=(16, 64))
+    assert model.pos_embed.shape == (1, 1 + 2 * 8, 32)
+    torch.testing.assert_close(model.pos_embed[:, 0], torch.full((1, 32), 7.0))
+    torch.testing.assert_close(model.pos_embed[:, 1:], torch.full((1, 16, 32), 2.0))
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_a_model_made_on_meta_is_whole_after_init_weights(rule, images):
+    model = small(rule=rule, device="meta", dtype=torch.float64)
+    assert all(t.is_meta and t.dtype == torch.float64 for t in model.parameters())
+    model = model.to_empty(device="cpu")
+    poison(model)
+    torch.manual_seed(0)
+    model.init_weights()
+    assert torch.isfinite(model(images.double())).all()
+    fresh = small(rule=rule, dtype=torch.float64)
+    for (name, a), b in zip(model.named_parameters(), fresh.parameters()):
+        if a.numel() > 500:
+            assert a.std().item() == pytest.approx(b.std().item(), rel=0.2), name
+
+
+def test_a_model_on_meta_runs_and_has_no_buffers():
+    model = small(device="meta")
+    assert model(torch.empty(2, 3, 32, 32, device="meta")).shape == (2, 5)
+    assert not list(model.buffers())
+
+
+def test_copies_and_state_dicts_compute_the_same(images):
+    model = small(rule="mamba")
+    clone = copy.deepcopy(model)
+    assert torch.equal(clone(images), model(images))
+    other = small(rule="mamba", num_classes=5)
+    poison(other)
+    other.load_state_dict(model.state_dict(), strict=True)
+    assert torch.equal(other(images), model(images))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_a_short_dtype_goes_in_and_comes_out(dtype, images):
+    model = small().to(dtype)
+    assert model(images.to(dtype)).dtype == dtype
+    assert model.forward_features(images.to(dtype)).dtype == dtype
+    features = model.forward_intermediates(images.to(dtype), intermediates_only=True)
+    assert {f.dtype for f in features} == {dtype}
+
+
+def test_autocast_trains_close_to_float32(images):
+    model = small().train()
+    expected = model(images)
+    with torch.autocast("cpu", torch.bfloat16):
+        logits = model(images)
+    assert logits.dtype == torch.bfloat16
+    assert (logits.float() - expected).abs().max() < 0.05 * expected.abs().max()
+    logits.float().sum().backward()
+    assert all(torch.isfinite(p.grad).all() and p.grad.dtype == torch.float32 for p in model.parameters())
+
+
+@pytest.mark.skipif(not (shutil.which("g++") or shutil.which("clang++")), reason="inductor needs a C++ compiler")
+def test_torch_compile_in_one_graph_equals_eager(images):
+    torch.compiler.reset()
+    model = small(depth=1).train()
+    compiled = torch.compile(model, fullgraph=True)
+    logits = compiled(images)
+    torch.testing.assert_close(logits, model(images), rtol=1e-4, atol=1e-5)
+    eager = torch.autograd.grad(model(images).square().sum(), list(model.parameters()))
+    ours = torch.autograd.grad(logits.square().sum(), list(model.parameters()))
+    for a, b in zip(ours, eager):
+        torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-4)
+
+
+def test_a_symbolic_trace_computes_the_same(images):
+    model = small()
+    names = timm.layers.get_graph_node_names(model)[1]
+    traced = timm.layers.create_feature_extractor(model, return_nodes=[names[-1]])
+    torch.testing.assert_close(next(iter(traced(images).values())), model(images))
+
+
+def test_an_unknown_argument_and_an_unknown_rule_are_refused():
+    with pytest.raises(TypeError, match="embed_dims"):
+        small(embed_dims=64)
+    with pytest.raises(ValueError, match="'transformer'.*'longhorn_exact'"):
+        small(rule="transformer")

@@ -1,0 +1,6 @@
+"""Vision Longhorn: vision backbones of bidirectional state-space blocks. Importing it registers the models with timm."""
+
+from . import models
+
+__all__ = ["models"]
+__version__ = "0.1.0"

@@ -1,0 +1,7 @@
+"""The layers of a vision state-space model: mixer, residual block, and what turns an image into a token sequence."""
+
+from .block import Block, to_residual
+from .mixer import Mixer
+from .tokens import PatchEmbed, insert_class_token, prefix_first
+
+__all__ = ["Block", "Mixer", "PatchEmbed", "insert_class_token", "prefix_first", "to_residual"]

@@ -1,0 +1,69 @@
+"""The residual block: norm, mixer, stochastic depth, and a residual stream that stays in float32.
+
+What the mixer does inside is its own affair; the embedding and the final norm belong to the model.
+"""
+
+from typing import Callable, Sequence
+
+import torch
+from timm.layers import DropPath, register_notrace_function
+from torch import Tensor, nn
+
+from .mixer import Mixer
+
+
+class Block(nn.Module):
+    """x + drop_path(mixer(norm(x))).
+
+    Vim (arXiv 2401.09417) carries a branch and its residual apart and adds them at the start of the next block: the
+    same sums in the same order. Its drop-path rate of block i then acts on the branch of block i - 1, so that the
+    rates, counted by branch, are the usual linear ones.
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        *,
+        rule: str = "longhorn",
+        reverse: Sequence[bool] = (False, True),
+        d_state: int = 16,
+        d_conv: int = 4,
+        expand: int = 2,
+        depth: int = 1,
+        drop_path: float = 0.0,
+        norm_layer: Callable[..., nn.Module] = nn.RMSNorm,
+        device=None,
+        dtype=None,
+    ) -> None:
+        """
+        Args:
+            dim: width of the tokens.
+            rule: state update of the mixer, as `reverse`, `d_state`, `d_conv`, `expand` and `depth` (see `Mixer`).
+            drop_path: probability that a sample skips the branch in training.
+            norm_layer: makes the norm from `dim`.
+            device: of the parameters.
+            dtype: of the parameters.
+        """
+        super().__init__()
+        dd = {"device": device, "dtype": dtype}
+        self.norm = norm_layer(dim, **dd)
+        self.mixer = Mixer(
+            dim, rule=rule, reverse=reverse, d_state=d_state, d_conv=d_conv, expand=expand, depth=depth, **dd
+        )
+        self.drop_path = DropPath(drop_path) if drop_path > 0 else nn.Identity()
+
+    def forward(self, x: Tensor) -> Tensor:
+        """
+        Args:
+            x: residual stream, (B, L, dim), float32 even where the parameters are of a shorter type.
+
+        Returns:
+            The stream with the branch added, same shape and type.
+        """
+        return x + self.drop_path(self.mixer(self.norm(x.to(self.mixer.D.dtype))))
+
+
+@register_notrace_function
+def to_residual(x: Tensor) -> Tensor:
+    """x in the type that residual sums are kept in: float32, or float64 where x is."""
+    return x.to(torch.promote_types(x.dtype, torch.float32))

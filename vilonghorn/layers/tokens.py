@@ -1,0 +1,187 @@
+"""From an image to a token sequence: patch embedding, and the class token in the middle of the sequence.
+
+Outside the blocks, tokens and position rows are "prefix first" (class token, then patches in raster order), as timm's
+models have them; only the sequence that is scanned has the class token in its middle.
+"""
+
+from typing import Tuple, Union
+
+import torch
+import torch.nn.functional as F
+from timm.layers import register_notrace_function, resample_patch_embed, to_2tuple
+from torch import Tensor, nn
+
+
+class PatchEmbed(nn.Module):
+    """Image to tokens by one convolution. Patches overlap where the stride is smaller than the patch.
+
+    Attributes and methods are those of timm's class of this name, which has no stride.
+    """
+
+    def __init__(
+        self,
+        img_size: Union[int, Tuple[int, int]] = 224,
+        patch_size: Union[int, Tuple[int, int]] = 16,
+        stride: Union[int, Tuple[int, int], None] = None,
+        in_chans: int = 3,
+        embed_dim: int = 192,
+        strict_img_size: bool = True,
+        dynamic_img_pad: bool = False,
+        device=None,
+        dtype=None,
+    ) -> None:
+        """
+        Args:
+            img_size: image height and width, in pixels.
+            patch_size: patch height and width, in pixels.
+            stride: pixels from a patch to the next, at most patch_size. Default: patch_size, no overlap.
+            in_chans: image channels.
+            embed_dim: width of the tokens.
+            strict_img_size: refuse images of another size than `img_size`.
+            dynamic_img_pad: pad images at the bottom and at the right to a whole number of patches.
+            device: of the parameters.
+            dtype: of the parameters.
+
+        Raises:
+            ValueError: a stride outside 1..patch_size, or an image that is not a whole number of patches.
+        """
+        super().__init__()
+        self.patch_size = to_2tuple(patch_size)
+        self.stride = self.patch_size if stride is None else to_2tuple(stride)
+        self.strict_img_size = strict_img_size
+        self.dynamic_img_pad = dynamic_img_pad
+        self._check_stride()
+        self._set_grid(img_size)
+        self.proj = nn.Conv2d(
+            in_chans, embed_dim, kernel_size=self.patch_size, stride=self.stride, device=device, dtype=dtype
+        )
+
+    def _check_stride(self) -> None:
+        if not all(1 <= s <= p for s, p in zip(self.stride, self.patch_size)):
+            raise ValueError(f"stride is {self.stride}, expected 1 to the patch size {self.patch_size}")
+
+    def _set_grid(self, img_size: Union[int, Tuple[int, int]]) -> None:
+        img_size = to_2tuple(img_size)
+        if not self.dynamic_img_pad:
+            check_image_size(img_size, self.patch_size, self.stride)
+        self.img_size = img_size
+        self.grid_size = self.dynamic_feat_size(img_size)
+        self.num_patches = self.grid_size[0] * self.grid_size[1]
+
+    def set_input_size(
+        self,
+        img_size: Union[int, Tuple[int, int], None] = None,
+        patch_size: Union[int, Tuple[int, int], None] = None,
+    ) -> None:
+        """Changes image and patch size; the filters are resampled, and a stride that is not the patch's own is kept.
+
+        Args:
+            img_size: new height and width; None keeps the present ones.
+            patch_size: new patch height and width; None keeps the present ones.
+
+        Raises:
+            ValueError: sizes that do not fit each other.
+        """
+        new_patch = self.patch_size if patch_size is None else to_2tuple(patch_size)
+        old_patch, old_stride = self.patch_size, self.stride
+        self.stride = new_patch if old_stride == old_patch else old_stride
+        self.patch_size = new_patch
+        try:
+            self._check_stride()
+            self._set_grid(self.img_size if img_size is None else img_size)
+        except ValueError:
+            self.patch_size, self.stride = old_patch, old_stride
+            raise
+        if new_patch != old_patch:
+            weight = self.proj.weight
+            with torch.no_grad():
+                resampled = resample_patch_embed(weight, list(new_patch))
+            self.proj.weight = nn.Parameter(resampled, requires_grad=weight.requires_grad)
+            self.proj.kernel_size, self.proj.stride = self.patch_size, self.stride
+
+    def feat_ratio(self, as_scalar: bool = True) -> Union[Tuple[int, int], int]:
+        """Pixels of the image to a step of the token grid."""
+        return max(self.stride) if as_scalar else self.stride
+
+    def dynamic_feat_size(self, img_size: Tuple[int, int]) -> Tuple[int, int]:
+        """Height and width of the token grid of an image of this size, padding included."""
+        H, W = img_size
+        if self.dynamic_img_pad:
+            pad_h, pad_w = padding((H, W), self.patch_size, self.stride)
+            H, W = H + pad_h, W + pad_w
+        return (H - self.patch_size[0]) // self.stride[0] + 1, (W - self.patch_size[1]) // self.stride[1] + 1
+
+    def forward(self, x: Tensor) -> Tensor:
+        """
+        Args:
+            x: images, (B, in_chans, H, W).
+
+        Returns:
+            Patch tokens in raster order, (B, M, embed_dim).
+        """
+        _, _, H, W = x.shape
+        if self.strict_img_size:
+            check_same_size((H, W), self.img_size)
+        elif not self.dynamic_img_pad:
+            check_image_size((H, W), self.patch_size, self.stride)
+        if self.dynamic_img_pad:
+            pad_h, pad_w = padding((H, W), self.patch_size, self.stride)
+            x = F.pad(x, (0, pad_w, 0, pad_h))
+        return self.proj(x).flatten(2).transpose(1, 2)
+
+
+@register_notrace_function
+def check_same_size(size: Tuple[int, int], expected: Tuple[int, int]) -> None:
+    """Refuses an image of another size than the model was made for.
+
+    Raises:
+        ValueError: the sizes differ.
+    """
+    if size[0] != expected[0] or size[1] != expected[1]:
+        raise ValueError(
+            f"image is {size[0]}x{size[1]}, expected {expected[0]}x{expected[1]}; give img_size= or "
+            "dynamic_img_size=True to the model, or call its set_input_size"
+        )
+
+
+@register_notrace_function
+def check_image_size(size: Tuple[int, int], patch_size: Tuple[int, int], stride: Tuple[int, int]) -> None:
+    """Refuses an image that is not a whole number of patches.
+
+    Raises:
+        ValueError: the image is smaller than a patch, or the last patch would end inside it.
+    """
+    for i in range(2):
+        if size[i] < patch_size[i] or (size[i] - patch_size[i]) % stride[i] != 0:
+            raise ValueError(
+                f"image of {size[0]}x{size[1]} is not a whole number of {patch_size[0]}x{patch_size[1]} patches at "
+                f"stride {stride[0]}x{stride[1]}; resize it, or give dynamic_img_pad=True to the model"
+            )
+
+
+@register_notrace_function
+def padding(size: Tuple[int, int], patch_size: Tuple[int, int], stride: Tuple[int, int]) -> Tuple[int, int]:
+    """Rows and columns to add until the image is at least one patch and a whole number of steps."""
+    short_h, short_w = patch_size[0] - size[0], patch_size[1] - size[1]
+    return short_h if short_h > 0 else short_h % stride[0], short_w if short_w > 0 else short_w % stride[1]
+
+
+def insert_class_token(patches: Tensor, class_token: Tensor) -> Tensor:
+    """Patches in raster order with the class token at index M // 2, the order in which they are scanned.
+
+    Args:
+        patches: (B, M, C).
+        class_token: (1, 1, C).
+
+    Returns:
+        (B, M + 1, C).
+    """
+    middle = patches.shape[1] // 2
+    class_token = class_token.expand(patches.shape[0], -1, -1)
+    return torch.cat([patches[:, :middle], class_token, patches[:, middle:]], dim=1)
+
+
+def prefix_first(x: Tensor) -> Tensor:
+    """The inverse order: (B, M + 1, C) as scanned to class token first, then patches in raster order."""
+    middle = (x.shape[1] - 1) // 2
+    return torch.cat([x[:, middle : middle + 1], x[:, :middle], x[:, middle + 1 :]], dim=1)

@@ -1,0 +1,6 @@
+"""The models, registered with timm when this package is imported: `timm.create_model("vilonghorn_tiny")`."""
+
+from . import vilonghorn, vim
+from .trunk import VisionSSM
+
+__all__ = ["VisionSSM", "vilonghorn", "vim"]

@@ -1,0 +1,284 @@
+"""`VisionSSM`, the one trunk of every model here: Vim's, with timm's contract for vision backbones.
+
+Patch tokens with a class token in their middle, learned positions, blocks that differ only by the rule of their scan,
+norm, head (Zhu et al., arXiv 2401.09417). Sizes, names and weights belong to the families beside this file, what a
+backbone gives from between its blocks to `features`.
+"""
+
+from functools import partial
+from typing import Callable, Dict, List, Optional, Sequence, Set, Tuple, Union
+
+import torch
+from timm.layers import (
+    calculate_drop_path_rates,
+    get_device_dtype,
+    get_norm_layer,
+    global_pool_nlc,
+    lecun_normal_,
+    resample_abs_pos_embed,
+    trunc_normal_,
+)
+from timm.models import checkpoint_seq, named_apply
+from torch import Tensor, nn
+
+from ..layers import Block, PatchEmbed, insert_class_token, prefix_first, to_residual
+from ._timm import update_model_input_size
+from .features import IntermediateFeatures
+
+POOLS = ("token", "avg", "avgmax", "max", "")
+
+
+class VisionSSM(IntermediateFeatures, nn.Module):
+    """Vision backbone of bidirectional state-space blocks.
+
+    Tokens go in and out prefix first (class token, then patches in raster order), as in timm's VisionTransformer, and
+    so do the rows of `pos_embed`.
+    """
+
+    def __init__(
+        self,
+        img_size: Union[int, Tuple[int, int]] = 224,
+        patch_size: Union[int, Tuple[int, int]] = 16,
+        stride: Union[int, Tuple[int, int], None] = None,
+        in_chans: int = 3,
+        num_classes: int = 1000,
+        global_pool: str = "token",
+        embed_dim: int = 192,
+        depth: int = 24,
+        rule: str = "longhorn",
+        reverse: Sequence[bool] = (False, True),
+        d_state: int = 16,
+        d_conv: int = 4,
+        expand: int = 2,
+        drop_rate: float = 0.0,
+        pos_drop_rate: float = 0.0,
+        drop_path_rate: float = 0.0,
+        dynamic_img_size: bool = False,
+        dynamic_img_pad: bool = False,
+        norm_layer: Union[str, Callable[..., nn.Module], None] = None,
+        device=None,
+        dtype=None,
+    ) -> None:
+        """
+        Args:
+            img_size: image height and width, in pixels.
+            patch_size: patch height and width, in pixels.
+            stride: pixels from a patch to the next. Default: patch_size; smaller means overlapping patches.
+            in_chans: image channels.
+            num_classes: classes of the head; 0 leaves the head out.
+            global_pool: what the head reads: "token", "avg", "avgmax", "max", or "" for every token.
+            embed_dim: width of the tokens.
+            depth: number of blocks.
+            rule: state update, "longhorn", "longhorn_exact" or "mamba" (see `vilonghorn.ops.scan`).
+            reverse: a flag for each direction of a block: True reads the sequence from its end.
+            d_state: numbers of state a channel.
+            d_conv: tokens that a mixer's convolution sees.
+            expand: inner width of a mixer, in units of embed_dim.
+            drop_rate: dropout before the head.
+            pos_drop_rate: dropout after the positions are added.
+            drop_path_rate: stochastic depth of the last block; the rates rise linearly from 0 at the first.
+            dynamic_img_size: accept any image size; positions are resampled at each call.
+            dynamic_img_pad: pad images to a whole number of patches.
+            norm_layer: a class, a partial or a name of timm's. Default: RMSNorm, eps 1e-5.
+            device: of the parameters.
+            dtype: of the parameters.
+
+        Raises:
+            ValueError: an unknown rule or pooling, or sizes that do not fit each other.
+        """
+        super().__init__()
+        dd = {"device": device, "dtype": dtype}
+        norm_layer = get_norm_layer(norm_layer) or partial(nn.RMSNorm, eps=1e-5)
+        self.num_classes = num_classes
+        self.in_chans = in_chans
+        self.global_pool = _check_pool(global_pool)
+        self.num_features = self.head_hidden_size = self.embed_dim = embed_dim
+        self.num_prefix_tokens = 1
+        self.dynamic_img_size = dynamic_img_size
+        self.grad_checkpointing = False
+
+        self.patch_embed = PatchEmbed(
+            img_size,
+            patch_size,
+            stride,
+            in_chans=in_chans,
+            embed_dim=embed_dim,
+            strict_img_size=not dynamic_img_size,
+            dynamic_img_pad=dynamic_img_pad,
+            **dd,
+        )
+        self.cls_token = nn.Parameter(torch.empty(1, 1, embed_dim, **dd))
+        self.pos_embed = nn.Parameter(torch.empty(1, 1 + self.patch_embed.num_patches, embed_dim, **dd))
+        self.pos_drop = nn.Dropout(pos_drop_rate)
+        self.blocks = nn.Sequential(
+            *(
+                Block(
+                    embed_dim,
+                    rule=rule,
+                    reverse=reverse,
+                    d_state=d_state,
+                    d_conv=d_conv,
+                    expand=expand,
+                    depth=depth,
+                    drop_path=rate,
+                    norm_layer=norm_layer,
+                    **dd,
+                )
+                for rate in calculate_drop_path_rates(drop_path_rate, depth)
+            )
+        )
+        reduction = self.patch_embed.feat_ratio()
+        self.feature_info = [
+            dict(module=f"blocks.{i}", num_chs=embed_dim, reduction=reduction) for i in range(depth)
+        ]
+        self.norm = norm_layer(embed_dim, **dd)
+        self.head_drop = nn.Dropout(drop_rate)
+        self.head = self._make_head(num_classes, **dd)
+        self.init_weights(needs_reset=False)
+
+    @torch.jit.ignore
+    def init_weights(self, needs_reset: bool = True) -> None:
+        """Initialises the model, also after `to_empty`.
+
+        Args:
+            needs_reset: also the parameters that layers initialise by themselves when they are made.
+        """
+        if needs_reset:
+            named_apply(_reset, self)  # children first: a mixer has the last word on its linear layers
+        trunc_normal_(self.pos_embed, std=0.02)
+        trunc_normal_(self.cls_token, std=0.02)
+        lecun_normal_(self.patch_embed.proj.weight)
+        nn.init.zeros_(self.patch_embed.proj.bias)
+        if isinstance(self.head, nn.Linear):
+            _init_head(self.head)
+
+    @torch.jit.ignore
+    def no_weight_decay(self) -> Set[str]:
+        """Names of the parameters that take no weight decay, whatever their shape."""
+        kinds = ("pos_embed", "cls_token", "A_log", "D", "dt_bias", "conv_bias")
+        return {name for name, _ in self.named_parameters() if name.rsplit(".", 1)[-1] in kinds}
+
+    @torch.jit.ignore
+    def group_matcher(self, coarse: bool = False) -> Dict[str, Union[str, List]]:
+        """Patterns that sort parameters by depth, for layer-wise learning rates.
+
+        Args:
+            coarse: no effect, as the blocks have no stages.
+        """
+        return dict(
+            stem=r"^cls_token|pos_embed|patch_embed",
+            blocks=[(r"^blocks\.(\d+)", None), (r"^norm", (99999,))],
+        )
+
+    @torch.jit.ignore
+    def set_grad_checkpointing(self, enable: bool = True) -> None:
+        """Keeps only what enters a block, and computes the block again in backward."""
+        self.grad_checkpointing = enable
+
+    @torch.jit.ignore
+    def get_classifier(self) -> nn.Module:
+        """The last layer, from features to logits."""
+        return self.head
+
+    def reset_classifier(self, num_classes: int, global_pool: Optional[str] = None) -> None:
+        """Replaces the head by a new one on the model's device, in its dtype and mode.
+
+        Args:
+            num_classes: classes of the new head; 0 leaves it out.
+            global_pool: new pooling; None keeps the present one.
+
+        Raises:
+            ValueError: an unknown pooling.
+        """
+        if global_pool is not None:
+            self.global_pool = _check_pool(global_pool)
+        self.num_classes = num_classes
+        self.head = self._make_head(num_classes, **get_device_dtype(self))
+        self.head.train(self.training)
+
+    def _make_head(self, num_classes: int, device=None, dtype=None) -> nn.Module:
+        if num_classes == 0:
+            return nn.Identity()
+        return _init_head(nn.Linear(self.embed_dim, num_classes, device=device, dtype=dtype))
+
+    def set_input_size(
+        self,
+        img_size: Union[int, Tuple[int, int], None] = None,
+        patch_size: Union[int, Tuple[int, int], None] = None,
+    ) -> None:
+        """Fits the model to another image or patch size: positions and patch filters are resampled.
+
+        Args:
+            img_size: new height and width, in pixels; None keeps the present ones.
+            patch_size: new patch height and width; None keeps the present ones.
+
+        Raises:
+            ValueError: an image that is not a whole number of patches.
+        """
+        old_grid = self.patch_embed.grid_size
+        self.patch_embed.set_input_size(img_size=img_size, patch_size=patch_size)
+        new_grid = self.patch_embed.grid_size
+        if new_grid != old_grid:
+            with torch.no_grad():
+                rows = resample_abs_pos_embed(self.pos_embed, new_size=list(new_grid), old_size=list(old_grid))
+            self.pos_embed = nn.Parameter(rows, requires_grad=self.pos_embed.requires_grad)
+        for info in self.feature_info:
+            info["reduction"] = self.patch_embed.feat_ratio()
+        update_model_input_size(self, self.patch_embed.img_size, patch_size=patch_size)
+
+    def _embed(self, x: Tensor) -> Tensor:
+        """(B, in_chans, H, W) images to the residual stream (B, M + 1, C), class token in the middle."""
+        H, W = x.shape[-2:]
+        x = self.patch_embed(x)
+        pos = self.pos_embed
+        if self.dynamic_img_size:
+            H, W = self.patch_embed.dynamic_feat_size((H, W))
+            pos = resample_abs_pos_embed(pos, new_size=[H, W], old_size=list(self.patch_embed.grid_size))
+        return to_residual(self.pos_drop(insert_class_token(x + pos[:, 1:], self.cls_token + pos[:, :1])))
+
+    def _to_parameter_dtype(self, x: Tensor) -> Tensor:
+        """What leaves the residual stream, which is float32, takes the type of the parameters."""
+        return x.to(self.pos_embed.dtype)
+
+    def _finish(self, x: Tensor) -> Tensor:
+        """The residual stream after the last block to normed tokens, prefix first."""
+        return self.norm(self._to_parameter_dtype(prefix_first(x)))
+
+    def forward_features(self, x: Tensor) -> Tensor:
+        """(B, in_chans, H, W) images to (B, 1 + M, C) normed tokens: class token, then patches in raster order."""
+        x = self._embed(x)
+        if self.grad_checkpointing and not torch.jit.is_scripting():
+            x = checkpoint_seq(self.blocks, x)
+        else:
+            x = self.blocks(x)
+        return self._finish(x)
+
+    def pool(self, x: Tensor, pool_type: Optional[str] = None) -> Tensor:
+        """(B, 1 + M, C) tokens to (B, C), by `pool_type` or the model's own pooling; "" keeps the tokens."""
+        return global_pool_nlc(x, self.global_pool if pool_type is None else pool_type)
+
+    def forward_head(self, x: Tensor, pre_logits: bool = False) -> Tensor:
+        """Tokens of `forward_features` to logits, (B, num_classes), or pooled features with `pre_logits`."""
+        x = self.head_drop(self.pool(x))
+        return x if pre_logits else self.head(x)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, in_chans, H, W) images to (B, num_classes) logits."""
+        return self.forward_head(self.forward_features(x))
+
+
+def _check_pool(global_pool: str) -> str:
+    if global_pool not in POOLS:
+        raise ValueError(f"global_pool is {global_pool!r}, expected one of {', '.join(map(repr, POOLS))}")
+    return global_pool
+
+
+def _reset(module: nn.Module, name: str) -> None:
+    if hasattr(module, "reset_parameters"):
+        module.reset_parameters()
+
+
+def _init_head(head: nn.Linear) -> nn.Linear:
+    trunc_normal_(head.weight, std=0.02)
+    nn.init.zeros_(head.bias)
+    return head
