@@ -1,0 +1,69 @@
+"""Small image folders and `.beton` files that the tests of the data package share."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from vilonghorn.data import write_beton
+from vilonghorn.data.base import torch_threads_kept
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    if importlib.util.find_spec("ffcv") is None:
+        for item in items:
+            if "needs_ffcv" in item.keywords:
+                item.add_marker(pytest.mark.skip(reason="reads a .beton, which needs FFCV (the extra [ffcv])"))
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "needs_ffcv: reads the pixels of a .beton")
+
+
+@pytest.fixture(autouse=True)
+def torch_threads_kept_by_tests() -> Iterator[None]:
+    """Tests that import FFCV themselves meet its habit of changing torch's thread count."""
+    with torch_threads_kept():
+        yield
+
+
+@pytest.fixture(scope="session")
+def photo() -> Callable[..., Image.Image]:
+    """Smooth random images of low saturation, which survive JPEG and resampling: photo(seed, width, height)."""
+
+    def make(seed: int, width: int = 52, height: int = 40) -> Image.Image:
+        random = np.random.default_rng(seed)
+        coarse = random.integers(30, 226, (5, 6, 1)) + random.integers(-20, 21, (5, 6, 3))
+        return Image.fromarray(coarse.astype(np.uint8)).resize((width, height), Image.Resampling.BICUBIC)
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def folder(tmp_path_factory: pytest.TempPathFactory, photo: Callable) -> Path:
+    """Three classes with 8, 9 and 10 images of different sizes."""
+    root = tmp_path_factory.mktemp("folder")
+    for label, name in enumerate(("cat", "dog", "eel")):
+        (root / name).mkdir()
+        for i in range(8 + label):
+            photo(100 * label + i, 40 + 3 * i, 36 + 5 * label).save(root / name / f"{i:02d}.png")
+    return root
+
+
+@pytest.fixture(scope="session")
+def raw_beton(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("raw") / "raw.beton"
+    write_beton(folder, path, progress=False)
+    return path
+
+
+@pytest.fixture(scope="session")
+def jpg_beton(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("jpg") / "jpg.beton"
+    write_beton(folder, path, mode="jpg", progress=False)
+    return path

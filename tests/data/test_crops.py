@@ -1,0 +1,62 @@
+"""Crops stay inside their images, follow the law they are meant to, and depend on nothing but (seed, epoch, sample)."""
+
+from __future__ import annotations
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from vilonghorn.data.crops import ATTEMPTS, center_crops, random_crops, uniform
+
+sides = st.integers(2, 600)
+
+
+@given(seed=st.integers(0, 2**31), height=sides, width=sides, low=st.floats(0.01, 1), squeeze=st.floats(0.1, 1))
+def test_random_crops_are_not_empty_and_lie_inside(seed, height, width, low, squeeze):
+    draws = uniform(seed, 3, np.arange(50), 4 * ATTEMPTS)
+    heights, widths = np.full(50, height), np.full(50, width)
+    top, bottom, left, right = random_crops(draws, heights, widths, (low, 1.0), (squeeze, 1 / squeeze)).T
+    assert (0 <= top).all() and (top < bottom).all() and (bottom <= height).all()
+    assert (0 <= left).all() and (left < right).all() and (right <= width).all()
+
+
+@given(height=sides, width=sides, out=st.tuples(st.integers(1, 64), st.integers(1, 64)), pct=st.floats(0.01, 1))
+def test_centre_crops_are_not_empty_lie_inside_and_are_central(height, width, out, pct):
+    top, bottom, left, right = center_crops(np.array([height]), np.array([width]), out, pct)[0]
+    assert 0 <= top < bottom <= height and 0 <= left < right <= width
+    assert 0 <= (height - bottom) - top <= 1 and 0 <= (width - right) - left <= 1
+
+
+@given(seed=st.integers(0, 2**40), epoch=st.integers(0, 10**6), first=st.integers(0, 10**9))
+def test_a_draw_depends_on_its_sample_and_not_on_its_batch(seed, epoch, first):
+    batch = uniform(seed, epoch, np.arange(first, first + 7), 5)
+    alone = uniform(seed, epoch, np.array([first + 3]), 5)
+    assert (batch[3] == alone[0]).all()
+    assert ((0 <= batch) & (batch < 1)).all()
+
+
+def test_draws_are_uniform_and_differ_by_seed_epoch_and_sample():
+    draws = uniform(0, 0, np.arange(20000), 4)
+    counts = np.stack([np.histogram(column, 10, (0, 1))[0] for column in draws.T])
+    assert np.abs(counts - 2000).max() < 250  # 5.9 standard deviations of a bin
+    assert np.abs(np.corrcoef(draws.T) - np.eye(4)).max() < 0.04
+    assert len(np.unique(draws)) == draws.size
+    assert not (uniform(1, 0, np.arange(20000), 4) == draws).any()
+    assert not (uniform(0, 1, np.arange(20000), 4) == draws).any()
+
+
+def test_areas_and_aspect_ratios_follow_the_law_of_random_resized_crop():
+    draws = uniform(5, 0, np.arange(20000), 4 * ATTEMPTS)
+    size = np.full(20000, 4000)
+    top, bottom, left, right = random_crops(draws, size, size, (0.2, 0.5), (3 / 4, 4 / 3)).T
+    height, width = bottom - top, right - left
+    area, ratio = height * width / 4000**2, np.log(width / height)
+    assert abs(area.mean() - 0.35) < 0.004 and 0.199 < area.min() and area.max() < 0.501
+    assert abs(ratio.mean()) < 0.006 and abs(np.abs(ratio).max() - np.log(4 / 3)) < 0.002
+    assert abs((top / (4000 - height)).mean() - 0.5) < 0.01
+
+
+def test_where_no_attempt_fits_the_centre_is_taken():
+    draws = np.full((1, 4 * ATTEMPTS), 0.999)
+    crop = random_crops(draws, np.array([10]), np.array([200]), (1.0, 1.0), (3 / 4, 4 / 3))
+    assert crop.tolist() == [[0, 10, 93, 106]]

@@ -1,0 +1,96 @@
+"""Which part of each image a batch shows, and whether mirrored: random resized crops, flips, centre crops.
+
+Every draw is a hash of (seed, epoch, sample), so it is the same for any number of workers, any batch size, and a run
+that resumes inside an epoch. Pixels are left to the loaders.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+ATTEMPTS = 10  # as in torchvision's RandomResizedCrop, which the law of the crops follows
+
+
+def _mix(x: np.ndarray) -> np.ndarray:
+    """The output function of SplitMix64 (Steele, Lea and Flood, OOPSLA 2014) on uint64, whose overflow is meant."""
+    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return x ^ (x >> np.uint64(31))
+
+
+def uniform(seed: int, epoch: int, samples: np.ndarray, draws: int) -> np.ndarray:
+    """Uniform numbers in [0, 1) for each sample: SplitMix64 streams keyed by (seed, epoch, sample).
+
+    Args:
+        seed, epoch: integers.
+        samples: (B,) sample indices.
+        draws: numbers for each sample.
+
+    Returns:
+        (B, draws) float64.
+    """
+    golden = np.uint64(0x9E3779B97F4A7C15)
+    key = np.zeros(len(samples), np.uint64)
+    for part in (np.int64(seed), np.int64(epoch), np.asarray(samples).astype(np.int64)):
+        key = _mix((key ^ np.asarray(part).astype(np.uint64)) + golden)
+    stream = key[:, None] + golden * np.arange(1, draws + 1, dtype=np.uint64)
+    return (_mix(stream) >> np.uint64(11)) * 2.0**-53
+
+
+def random_crops(
+    draws: np.ndarray,
+    heights: np.ndarray,
+    widths: np.ndarray,
+    scale: tuple[float, float],
+    ratio: tuple[float, float],
+) -> np.ndarray:
+    """Random resized crops: an area uniform in `scale`, an aspect ratio log-uniform in `ratio`, a place uniform.
+
+    The first of ten attempts that fits the image is taken, else its centre with the aspect ratio clipped to `ratio`.
+
+    Args:
+        draws: (B, 4 * ATTEMPTS) uniform numbers.
+        heights, widths: (B,) sides in pixels.
+        scale: area of the crop as a fraction of the image.
+        ratio: width over height of the crop.
+
+    Returns:
+        (B, 4) int64: top, bottom, left, right.
+    """
+    area, aspect, down, right = draws.reshape(len(draws), ATTEMPTS, 4).transpose(2, 0, 1)
+    target = (heights * widths)[:, None] * (scale[0] + (scale[1] - scale[0]) * area)
+    aspect = np.exp(np.log(ratio[0]) + (np.log(ratio[1]) - np.log(ratio[0])) * aspect)
+    w = np.rint(np.sqrt(target * aspect)).astype(np.int64)
+    h = np.rint(np.sqrt(target / aspect)).astype(np.int64)
+    fits = (w >= 1) & (h >= 1) & (w <= widths[:, None]) & (h <= heights[:, None])
+    rows, first = np.arange(len(draws)), fits.argmax(1)
+    w, h, down, right = (value[rows, first] for value in (w, h, down, right))
+    top = (down * (heights - h + 1)).astype(np.int64)
+    left = (right * (widths - w + 1)).astype(np.int64)
+
+    clipped = np.clip(widths / heights, *ratio)
+    centre_w = np.clip(np.rint(np.minimum(widths, heights * clipped)), 1, None).astype(np.int64)
+    centre_h = np.clip(np.rint(np.minimum(heights, widths / clipped)), 1, None).astype(np.int64)
+    fitted = fits.any(1)
+    w, h = np.where(fitted, w, centre_w), np.where(fitted, h, centre_h)
+    top, left = np.where(fitted, top, (heights - h) // 2), np.where(fitted, left, (widths - w) // 2)
+    return np.stack([top, top + h, left, left + w], axis=1)
+
+
+def center_crops(heights: np.ndarray, widths: np.ndarray, size: tuple[int, int], crop_pct: float) -> np.ndarray:
+    """Centre crops: the largest box of the output's shape, times `crop_pct`.
+
+    Args:
+        heights, widths: (B,) sides in pixels.
+        size: (height, width) of the output.
+        crop_pct: side of the crop as a fraction of the largest that fits.
+
+    Returns:
+        (B, 4) int64: top, bottom, left, right.
+    """
+    aspect = size[1] / size[0]
+    h = crop_pct * np.minimum(heights, widths / aspect)
+    w = np.clip(np.rint(h * aspect), 1, widths).astype(np.int64)
+    h = np.clip(np.rint(h), 1, heights).astype(np.int64)
+    top, left = (heights - h) // 2, (widths - w) // 2
+    return np.stack([top, top + h, left, left + w], axis=1)

@@ -1,0 +1,117 @@
+"""Image folders (`root/class/image.jpg`) and the way from any image file to 8-bit RGB pixels.
+
+Read by the writer of `.beton` files and by the folder loader, so that both see the same samples in the same order.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import numpy as np
+from PIL import Image, ImageOps
+
+EXTENSIONS = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".ppm", ".pgm", ".tif", ".tiff")
+MIN_SIDE = 2  # pixels; a centre crop of half of one pixel is empty, and FFCV aborts the process on an empty crop
+_SPLITS = {"train", "training", "val", "valid", "validation", "test"}
+
+
+class ImageFolder:
+    """A map-style dataset of (RGB image, label) over `root/class/**/image`, both levels in sorted order.
+
+    Only names are read here; an image is opened when it is asked for. Hidden folders and files that are not images
+    by their extension are passed over.
+
+    Attributes:
+        root: the folder.
+        classes: class names; the label of a sample is the position of its class in this list.
+        paths: image files, class by class.
+        labels: (N,) int64.
+
+    Args:
+        root: a folder with one folder of images for each class.
+
+    Raises:
+        FileNotFoundError, NotADirectoryError: there is no such folder.
+        ValueError: it has no class folders, holds the splits of a dataset, or one of its classes has no image.
+    """
+
+    def __init__(self, root: str | os.PathLike):
+        self.root = Path(root)
+        if not self.root.exists():
+            raise FileNotFoundError(f"{self.root}: no such folder; expected one with a folder of images for each class")
+        if not self.root.is_dir():
+            raise NotADirectoryError(f"{self.root}: not a folder; expected one with a folder of images for each class")
+        folders = sorted(p for p in self.root.iterdir() if p.is_dir() and not p.name.startswith("."))
+        self.classes = [folder.name for folder in folders]
+        if not folders:
+            raise ValueError(f"{self.root}: no class folders in it; expected {self.root}/CLASS/IMAGE for each class")
+        if _SPLITS.issuperset(name.lower() for name in self.classes):
+            raise ValueError(f"{self.root}: holds splits ({', '.join(self.classes)}), not classes; give one of them")
+        files = [_images_under(folder) for folder in folders]
+        empty = [name for name, found in zip(self.classes, files) if not found]
+        if empty:
+            raise ValueError(
+                f"{self.root}: no image in class folder {', '.join(empty[:5])}{', ...' * (len(empty) > 5)}; "
+                f"add images ({' '.join(EXTENSIONS)}) or remove the folder"
+            )
+        self.paths = [path for found in files for path in found]
+        self.labels = np.repeat(np.arange(len(files), dtype=np.int64), [len(found) for found in files])
+
+    def __len__(self) -> int:
+        return len(self.paths)
+
+    def __getitem__(self, index: int) -> tuple[Image.Image, int]:
+        return read_image(self.paths[index]), int(self.labels[index])
+
+
+def _images_under(folder: Path) -> list[str]:
+    found = (
+        os.path.join(parent, name)
+        for parent, _, names in os.walk(folder, followlinks=True)
+        for name in names
+        if name.lower().endswith(EXTENSIONS) and not name.startswith(".")
+    )
+    return sorted(found)
+
+
+def read_size(path: str) -> tuple[int, int]:
+    """Reads (width, height) from the header of an image file.
+
+    Raises:
+        ValueError: it is not an image, or a side is below 2 pixels; the message names the file.
+    """
+    try:
+        with Image.open(path) as image:
+            size = image.size
+    except Exception as error:  # a damaged file can raise nearly anything out of a decoder
+        raise ValueError(f"{path}: not a readable image ({error}); repair or remove it") from error
+    if min(size) < MIN_SIDE:
+        raise ValueError(f"{path}: {size[0]}x{size[1]} pixels; each side must have at least {MIN_SIDE}; remove it")
+    return size
+
+
+def read_image(path: str) -> Image.Image:
+    """Reads an image file as upright 8-bit RGB.
+
+    Raises:
+        ValueError: it cannot be decoded to the end, or a side is below 2 pixels; the message names the file.
+    """
+    read_size(path)
+    try:
+        with Image.open(path) as image:
+            return to_rgb(image)
+    except Exception as error:
+        raise ValueError(f"{path}: not a readable image ({error}); repair or remove it") from error
+
+
+def to_rgb(image: Image.Image) -> Image.Image:
+    """Turns an image as its EXIF data asks, and converts gray, 16-bit gray, palette, CMYK and alpha images to RGB."""
+    image = ImageOps.exif_transpose(image)
+    if image.mode.startswith("I"):  # 16-bit gray, which PIL would clip to 255 instead of scaling
+        image = Image.fromarray(np.clip(np.asarray(image, dtype=np.int64) >> 8, 0, 255).astype(np.uint8))
+    elif image.mode == "F":
+        raise ValueError("32-bit floating point pixels, whose range is unknown; convert it to 8 bits")
+    elif image.mode == "P":  # keeps the transparency of palettes from confusing the conversion
+        image = image.convert("RGBA")
+    return image.convert("RGB")
