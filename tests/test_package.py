@@ -1,0 +1,84 @@
+"""What holds for the package as a whole: what importing it costs, which part may know which, how it installs."""
+
+import ast
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+
+import vilonghorn
+
+ROOT = Path(__file__).parents[1]
+SOURCES = sorted((ROOT / "vilonghorn").rglob("*.py"))
+ORDER = ["ops", "layers", "models", "data", "engine", "tools"]
+
+
+def imports(source: Path) -> Iterator[str]:
+    """Full names of the modules that a file imports anywhere; relative imports resolved."""
+    package = source.relative_to(ROOT).parent.parts
+    for node in ast.walk(ast.parse(source.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = package[: len(package) - node.level + 1] if node.level else ()
+            module = ".".join([*base, *([node.module] if node.module else [])])
+            yield from (f"{module}.{alias.name}" for alias in node.names)
+
+
+@pytest.mark.parametrize("name", ORDER)
+def test_a_package_imports_only_those_before_it(name):
+    allowed = {"data"} if name == "data" else set(ORDER[: ORDER.index(name) + 1])
+    for source in SOURCES:
+        if source.parent.name == name:
+            known = {module.split(".")[1] for module in imports(source) if module.startswith("vilonghorn.")}
+            assert known & set(ORDER) <= allowed, f"{source} imports {known & set(ORDER) - allowed}"
+
+
+def test_every_package_has_its_place_in_the_order():
+    assert {source.parent.name for source in SOURCES} <= {"vilonghorn", *ORDER}
+
+
+def test_importing_the_package_leaves_out_what_only_some_commands_need():
+    heavy = {"ffcv", "numba", "cv2", "matplotlib", "sklearn", "jsonargparse"}
+    code = f"import sys, vilonghorn, vilonghorn.data; print(sorted({heavy} & set(sys.modules)))"
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=True)
+    assert found.stdout.strip() == "[]"
+
+
+@pytest.fixture
+def distribution() -> metadata.Distribution:
+    """The installed package; a checkout on the path alone has none."""
+    try:
+        return metadata.distribution("vilonghorn")
+    except metadata.PackageNotFoundError:
+        pytest.skip("vilonghorn is on the path but not installed")
+
+
+def test_the_version_is_that_of_the_installed_package(distribution):
+    assert distribution.version == vilonghorn.__version__
+
+
+def test_every_imported_package_is_declared(distribution):
+    declared = {re.match(r"[\w-]+", line).group().lower() for line in distribution.requires}
+    providers = metadata.packages_distributions()
+    used = {module.split(".")[0] for source in SOURCES for module in imports(source)}
+    for module in used - sys.stdlib_module_names - {"vilonghorn", "ffcv"}:  # ffcv: see pyproject.toml
+        names = {name.lower().replace("_", "-") for name in providers.get(module, [module])}
+        assert names & declared, f"{module} is imported but none of {names} is declared"
+
+
+def test_without_a_compiler_the_build_succeeds_and_says_what_is_missing(tmp_path):
+    cmake = [sys.executable, "-m", "cmake"]
+    environment = {**os.environ, "CXX": str(tmp_path / "no-such-compiler")}
+    configure = [*cmake, "-S", ROOT / "kernels", "-B", tmp_path / "build"]
+    result = subprocess.run(configure, env=environment, capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
+    assert "No C++ compiler found" in result.stderr and "apt-get install g++" in " ".join(result.stderr.split())
+    for step in (["--build", "build"], ["--install", "build", "--prefix", "installed"]):
+        subprocess.run([*cmake, *step], cwd=tmp_path, capture_output=True, check=True)
+    assert not list(tmp_path.glob("installed/**/*vilonghorn_cpu*"))
