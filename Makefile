@@ -13,7 +13,7 @@ export OMP_WAIT_POLICY ?= passive
 .PHONY: demo test
 
 demo: .venv/.ready $(DATA)/train.beton $(DATA)/val.beton
-	@if [ -e $(RUN)/predictions.png ]; then set -- --evaluate $(RUN); \
+	@if [ -e $(RUN)/predictions.png ]; then set -- --evaluate $(RUN) --checkpoint last; \
 	elif [ -e $(RUN)/last.pt ]; then set -- --resume $(RUN); \
 	else set -- --config configs/digits.yaml --run.dir $(RUN); fi; \
 	echo "$(VENV) train_imagenet.py $$*"; $(VENV) train_imagenet.py "$$@"

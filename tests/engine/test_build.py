@@ -1,0 +1,95 @@
+"""The parts of a run, as the configuration asks for them."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import timm
+import torch
+from toy_run import toy_config
+
+from vilonghorn.engine import Config, build
+
+
+def rates(config, updates_per_epoch):
+    """The learning rate of every update."""
+    model = torch.nn.Linear(2, 2)
+    optimizer = build.build_optimizer(config, model)
+    scheduler = build.build_scheduler(config, optimizer, updates_per_epoch)
+    values = []
+    for update in range(config.schedule.epochs * updates_per_epoch):
+        scheduler.step_update(update)
+        values.append(optimizer.param_groups[0]["lr"])
+    return values
+
+
+def test_the_rate_warms_up_linearly_and_then_follows_half_a_cosine():
+    config = Config()
+    config.schedule.epochs, config.schedule.warmup_epochs = 10, 2
+    values = rates(config, 7)
+    low, peak, floor = config.schedule.warmup_lr, config.optimizer.lr, config.schedule.min_lr
+    assert len(values) == 70 and values[0] == low
+    for t in range(14):
+        assert values[t] == pytest.approx(low + (peak - low) * t / 14)
+    for t in range(14, 70):
+        assert values[t] == pytest.approx(floor + (peak - floor) * (1 + math.cos(math.pi * t / 70)) / 2)
+
+
+def test_equal_bounds_make_the_rate_constant():
+    config = Config()
+    config.schedule.epochs, config.schedule.warmup_epochs = 5, 0
+    config.schedule.min_lr = config.optimizer.lr = 1e-5
+    assert rates(config, 3) == pytest.approx([1e-5] * 15)
+
+
+def test_vectors_and_the_models_own_exceptions_take_no_weight_decay(tmp_path):
+    config = toy_config(tmp_path, "--optimizer.weight_decay=0.07")
+    model = build.build_model(config, 4)
+    groups = build.build_optimizer(config, model).param_groups
+    decays = {id(p): group["weight_decay"] for group in groups for p in group["params"]}
+    exempt = {name for name, p in model.named_parameters() if p.ndim <= 1 or name in model.no_weight_decay()}
+    assert {"pos_embed", "cls_token", "norm.weight"} <= exempt
+    for name, parameter in model.named_parameters():
+        assert decays[id(parameter)] == (0 if name in exempt else config.optimizer.weight_decay), name
+
+
+@pytest.mark.parametrize("name", ["vilonghorn_nano", "vim_nano", "deit_tiny_patch16_224", "resnet18"])
+def test_any_timm_model_is_built_at_the_size_of_the_data(tmp_path, name):
+    config = toy_config(tmp_path, f"--model.name={name}", "--model.kwargs={}", "--data.image_size=64")
+    model = build.build_model(config, 7)
+    assert model(torch.zeros(2, 3, 64, 64)).shape == (2, 7)
+
+
+def test_keywords_that_the_model_does_not_have_are_named(tmp_path):
+    with pytest.raises(ValueError, match="vit_tiny_patch16_224.*horns"):
+        build.build_model(toy_config(tmp_path, "--model.kwargs={horns: 2}"), 4)
+
+
+def test_a_class_count_that_the_data_does_not_have_is_refused(tmp_path):
+    with pytest.raises(ValueError, match="model.num_classes is 5 but the data has 4"):
+        build.build_model(toy_config(tmp_path, "--model.num_classes=5"), 4)
+
+
+def test_a_device_that_is_not_here_is_named():
+    assert build.pick_device("cpu").type == "cpu"
+    with pytest.raises(ValueError, match="'tpu9'"):
+        build.pick_device("tpu9")
+    if not torch.cuda.is_available():
+        with pytest.raises(ValueError, match="'cuda'"):
+            build.pick_device("cuda")
+
+
+def test_precision_is_bfloat16_where_it_is_asked_for():
+    layer, x = torch.nn.Linear(2, 2), torch.zeros(1, 2)
+    for amp, dtype in (("bf16", torch.bfloat16), ("off", torch.float32), ("auto", torch.float32)):
+        with build.autocast(amp, torch.device("cpu")):
+            assert layer(x).dtype == dtype
+
+
+def test_mixing_is_off_where_both_kinds_are(tmp_path):
+    assert build.build_mixup(toy_config(tmp_path, "--augmentation.mixup=0", "--augmentation.cutmix=0"), 4) is None
+    mixup = build.build_mixup(toy_config(tmp_path, "--augmentation.mixup=0.3", "--augmentation.label_smoothing=0.2"), 4)
+    assert isinstance(mixup, timm.data.Mixup)
+    _, targets = mixup(torch.zeros(2, 3, 4, 4), torch.tensor([1, 1]))
+    torch.testing.assert_close(targets, torch.tensor([[0.05, 0.85, 0.05, 0.05]] * 2))

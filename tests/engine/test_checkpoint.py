@@ -1,0 +1,99 @@
+"""Checkpoints: whole or not there, and readable without trust."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+import safetensors.torch
+import timm
+import torch
+
+from vilonghorn.engine.checkpoint import load_state, load_weights, save_state, save_weights, write_whole
+
+
+def test_a_state_comes_back_equal(tmp_path):
+    tensor = torch.randn(3, 4).bfloat16()
+    state = {"tensor": tensor, "numbers": [1, 2.5, float("nan"), None], "text": {"a": ("b", True)}}
+    save_state(tmp_path / "last.pt", state)
+    loaded = load_state(tmp_path / "last.pt")
+    assert torch.equal(loaded["tensor"], state["tensor"])
+    assert loaded["text"] == state["text"] and loaded["numbers"][1:2] == [2.5]
+
+
+@pytest.mark.parametrize("moment", ["write", "fsync", "replace"])
+def test_a_crash_at_any_moment_of_a_write_leaves_the_old_file(tmp_path, monkeypatch, moment):
+    path = tmp_path / "file"
+    write_whole(path, lambda file: file.write(b"old"))
+
+    def crash(*arguments):
+        raise OSError("crash")
+
+    def write(file):
+        file.write(b"half of the ne")
+        if moment == "write":
+            crash()
+
+    if moment != "write":
+        monkeypatch.setattr(os, moment, crash)
+    with pytest.raises(OSError, match="crash"):
+        write_whole(path, write)
+    assert path.read_bytes() == b"old"
+    assert [p.name for p in tmp_path.iterdir()] == ["file"]
+
+
+def test_data_is_on_the_disk_before_its_name_is(tmp_path, monkeypatch):
+    calls = []
+    for name in ("fsync", "replace"):
+        original = getattr(os, name)
+        monkeypatch.setattr(os, name, lambda *a, name=name, original=original: (calls.append(name), original(*a)))
+    write_whole(tmp_path / "file", lambda file: file.write(b"new"))
+    assert calls == ["fsync", "replace", "fsync"]
+
+
+def test_a_state_that_holds_code_is_not_run(tmp_path):
+    class Bomb:
+        def __reduce__(self):
+            return os.mkdir, (str(tmp_path / "exploded"),)
+
+    torch.save({"format": 1, "bomb": Bomb()}, tmp_path / "last.pt")
+    with pytest.raises(ValueError, match="not the state of a run"):
+        load_state(tmp_path / "last.pt")
+    assert not (tmp_path / "exploded").exists()
+
+
+def test_a_truncated_a_foreign_and_a_missing_state_are_told_apart(tmp_path):
+    path = tmp_path / "last.pt"
+    with pytest.raises(FileNotFoundError, match="no run to resume"):
+        load_state(path)
+    save_state(path, {"tensor": torch.zeros(1000)})
+    path.write_bytes(path.read_bytes()[:1500])
+    with pytest.raises(ValueError, match="not the state of a run"):
+        load_state(path)
+    path.write_bytes(b"")
+    with pytest.raises(ValueError, match="not the state of a run"):
+        load_state(path)
+    torch.save({"format": 99}, path)
+    with pytest.raises(ValueError, match="format"):
+        load_state(path)
+
+
+def test_weights_are_what_timm_reads(tmp_path):
+    kwargs = dict(num_classes=4, img_size=16, patch_size=4, depth=1, embed_dim=32, num_heads=2)
+    model = timm.create_model("vit_tiny_patch16_224", **kwargs)
+    save_weights(tmp_path / "best.safetensors", model.state_dict(), {"epoch": 3})
+    read = timm.create_model("vit_tiny_patch16_224", checkpoint_path=str(tmp_path / "best.safetensors"), **kwargs)
+    assert all(torch.equal(a, b) for a, b in zip(model.state_dict().values(), read.state_dict().values()))
+    weights, record = load_weights(tmp_path / "best.safetensors")
+    assert set(weights) == set(model.state_dict()) and record == {"epoch": 3}
+
+
+def test_missing_and_broken_weights_are_named(tmp_path):
+    with pytest.raises(FileNotFoundError, match="best.safetensors"):
+        load_weights(tmp_path / "best.safetensors")
+    (tmp_path / "best.safetensors").write_bytes(b"no such thing")
+    with pytest.raises(ValueError, match="not a safetensors file"):
+        load_weights(tmp_path / "best.safetensors")
+    safetensors.torch.save_file({"a": torch.zeros(1)}, tmp_path / "best.safetensors")
+    with pytest.raises(ValueError, match="not one of ours"):
+        load_weights(tmp_path / "best.safetensors")

@@ -1,0 +1,115 @@
+"""train_imagenet.py as a person runs it: on an image folder, stopped, resumed, measured, and given nonsense."""
+
+from __future__ import annotations
+
+import re
+import runpy
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import yaml
+from PIL import Image
+from toy_run import OPTIONS
+
+from vilonghorn.engine.config import FIELDS
+
+SCRIPT = Path(__file__).parents[2] / "train_imagenet.py"
+main = runpy.run_path(str(SCRIPT))["main"]
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory) -> list[str]:
+    """Options of a run on stripes of two widths, as PNG files in folders."""
+    root = tmp_path_factory.mktemp("stripes")
+    rng = np.random.default_rng(0)
+    for split, count in (("train", 16), ("val", 8)):
+        for label, name in enumerate(("broad", "narrow")):
+            (root / split / name).mkdir(parents=True)
+            for i in range(count):
+                stripes = np.sin(np.arange(16) * (0.4 + 1.2 * label) + rng.uniform(0, 6))
+                pixels = 128 + 80 * stripes[None, :, None] + rng.normal(0, 10, (16, 16, 3))
+                Image.fromarray(pixels.astype(np.uint8)).save(root / split / name / f"{i}.png")
+    return [*OPTIONS, f"--data.train={root}/train", f"--data.val={root}/val", "--data.workers=0"]
+
+
+def start(*argv: str) -> subprocess.Popen:
+    command = [sys.executable, str(SCRIPT), *argv]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+@pytest.mark.filterwarnings("ignore:FFCV is not installed")
+def test_a_run_is_trained_and_measured_again_with_the_same_result(data, tmp_path, capsys):
+    main([*data, f"--run.dir={tmp_path}/run", "--schedule.epochs=6"])
+    trained = capsys.readouterr().out.splitlines()[-1]
+    assert re.search(r"on 16 images: final weights \(ema, epoch 6; best .*% in epoch \d; \d+ s\)", trained)
+    main([f"--evaluate={tmp_path}/run", "--checkpoint=last"])
+    measured = capsys.readouterr().out.splitlines()[-1]
+    assert "last weights (ema, epoch 6)" in measured
+    scores = r"held-out (top-1 [\d.]+%, top-5 [\d.]+%, loss [\d.]+) on 16 images"
+    assert re.match(scores, trained)[1] == re.match(scores, measured)[1]
+    with pytest.raises(ValueError, match="another optimizer.lr"):
+        main([f"--resume={tmp_path}/run", "--optimizer.lr=1"])
+    (tmp_path / "run").rename(tmp_path / "moved")
+    main(["--resume", f"{tmp_path}/moved"])
+    assert re.match(scores, capsys.readouterr().out.splitlines()[-1])[1] == re.match(scores, trained)[1]
+    assert yaml.safe_load((tmp_path / "moved/config.yaml").read_text())["run"]["dir"] == f"{tmp_path}/moved"
+
+
+def test_control_c_leaves_a_run_to_resume_and_says_how(data, tmp_path):
+    process = start(*data, f"--run.dir={tmp_path}/run", "--schedule.epochs=100000")
+    line = process.stdout.readline()
+    assert line.startswith("epoch 1/100000"), line + process.stderr.read()
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=120)
+    assert process.returncode == 130
+    assert f"python train_imagenet.py --resume {tmp_path}/run" in errors
+    assert "Traceback" not in errors
+    assert (tmp_path / "run/last.pt").exists()
+
+
+def test_an_error_is_one_sentence_and_an_exit_code(tmp_path):
+    process = start("--model.name=vilonghorn_nanoo", f"--run.dir={tmp_path}/run")
+    out, errors = process.communicate(timeout=120)
+    assert process.returncode == 2 and out == ""
+    assert errors.startswith("error: model.name is 'vilonghorn_nanoo'") and "vilonghorn_nano" in errors
+    assert len(errors.splitlines()) == 1
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("argv", "error", "words"),
+    [
+        (["--data.train=nowhere"], FileNotFoundError, "nowhere"),
+        (["--model.num_classes=7"], ValueError, "model.num_classes is 7 but the data has 2"),
+        (["--resume=nowhere"], FileNotFoundError, "nowhere"),
+        (["--evaluate=nowhere"], FileNotFoundError, "nowhere"),
+        (["--resum=nowhere"], ValueError, "--resume"),
+        (["--data.batch_size=64"], ValueError, "batch_size"),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:FFCV is not installed")
+def test_what_cannot_run_is_refused_and_nothing_is_written(data, tmp_path, argv, error, words):
+    with pytest.raises(error, match=words) as raised:
+        main([*data, f"--run.dir={tmp_path}/run", *argv])
+    assert "\n" not in str(raised.value)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_help_names_every_key_with_its_meaning(capsys):
+    with pytest.raises(SystemExit) as raised:
+        main(["--help"])
+    assert raised.value.code == 0
+    text = capsys.readouterr().out
+    assert all(f"--{key} " in text for key in FIELDS)
+    assert "--resume" in text and "peak learning rate" in text
+
+
+def test_the_default_configuration_is_the_embedded_digits(capsys):
+    with pytest.raises(SystemExit):
+        main(["--print_config"])
+    config = yaml.safe_load(capsys.readouterr().out)
+    assert config["model"]["name"] == "vilonghorn_nano" and config["data"]["train"].endswith("digits/train.beton")

@@ -1,0 +1,130 @@
+"""Configuration: read, overridden, refused in one sentence."""
+
+from __future__ import annotations
+
+import pytest
+import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from vilonghorn.engine import Config, build_parser, load_config, parse
+from vilonghorn.engine.config import FIELDS, INTERVALS, changed_keys, check, flatten
+
+
+def read(*argv):
+    return parse(build_parser(), list(argv))[0]
+
+
+def test_defaults_are_a_valid_configuration():
+    check(Config())
+    assert read() == Config()
+
+
+def test_options_win_over_the_file_wherever_they_stand(tmp_path):
+    file = tmp_path / "run.yaml"
+    file.write_text("schedule: {epochs: 7, warmup_epochs: 1}\noptimizer: {lr: 1e-4}\nmodel: {kwargs: {patch_size: 4}}")
+    assert load_config(file).optimizer.lr == 1e-4
+    for argv in (["--schedule.epochs", "9", "--config", str(file)], ["--config", str(file), "--schedule.epochs=9"]):
+        config = read(*argv, "--model.kwargs.depth=2", "--augmentation.scale=[0.5, 1]")
+        assert (config.schedule.epochs, config.schedule.warmup_epochs, config.data.batch_size) == (9, 1, 128)
+        assert config.model.kwargs == {"patch_size": 4, "depth": 2}
+        assert tuple(config.augmentation.scale) == (0.5, 1.0)
+
+
+def test_a_resolved_configuration_reads_back_equal(tmp_path):
+    config = read("--model.kwargs={patch_size: 4}", "--optimizer.clip_grad=null", "--data.workers=1")
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump(config.to_dict()))
+    assert load_config(tmp_path / "config.yaml").to_dict() == config.to_dict()
+
+
+@pytest.mark.parametrize(
+    ("argv", "words"),
+    [
+        (["--optimizer.lrr=1"], ["--optimizer.lrr", "--optimizer.lr"]),
+        (["--epochs=3"], ["--epochs", "--schedule.epochs"]),
+        (["--model.name=vilonghorn_nanoo"], ["'vilonghorn_nanoo'", "vilonghorn_nano"]),
+        (["--model.name=vit_tiny_patch16_225"], ["vit_tiny_patch16_224"]),
+        (["--optimizer.name=adamww"], ["'adamww'", "adamw"]),
+        (["--schedule.epochs=0"], ["schedule.epochs is 0", "[1, inf)"]),
+        (["--optimizer.lr=.nan"], ["optimizer.lr is nan", "(0, inf)"]),
+        (["--optimizer.betas=[0.9, 1.0]"], ["optimizer.betas", "[0, 1)"]),
+        (["--augmentation.scale=[1.0, 0.5]"], ["augmentation.scale", "smaller"]),
+        (["--schedule.epochs=ten"], ["schedule.epochs", "int", "ten"]),
+        (["--run.amp=fp8"], ["run.amp", "fp8"]),
+        (["--schedule.epochs=5"], ["schedule.warmup_epochs", "5"]),
+        (["--data.batch_size=31"], ["data.batch_size is 31", "even"]),
+        (["--model.kwargs={img_size: 64}"], ["img_size 64", "data.image_size is 224"]),
+        (["--model.kwargs={num_classes: 3}"], ["num_classes"]),
+    ],
+)
+def test_a_bad_option_is_refused_in_one_sentence_with_what_would_do(argv, words):
+    with pytest.raises(ValueError) as raised:
+        read(*argv)
+    message = str(raised.value)
+    assert "\n" not in message
+    assert all(word in message for word in words), message
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("optimizer: {learning_rate: 1}", ["optimizer.learning_rate"]),
+        ("schedule: {epoch: 1}", ["schedule.epoch", "schedule.epochs"]),
+        ("optimiser: {lr: 1}", ["'optimiser'", "optimizer"]),
+        ("epochs: 3", ["'epochs'", "schedule"]),
+        ("just words", ["just words", "section"]),
+        ("a: [", ["not YAML"]),
+        ("schedule: {epochs: many}", ["schedule.epochs", "many"]),
+    ],
+)
+def test_a_bad_file_is_refused_in_one_sentence_with_what_would_do(tmp_path, text, words):
+    file = tmp_path / "run.yaml"
+    file.write_text(text)
+    with pytest.raises(ValueError) as raised:
+        load_config(file)
+    message = str(raised.value)
+    assert "\n" not in message
+    assert all(word in message for word in words), message
+
+
+def test_a_missing_file_is_named(tmp_path):
+    with pytest.raises(FileNotFoundError, match="nope.yaml"):
+        load_config(tmp_path / "nope.yaml")
+
+
+def test_every_key_is_documented():
+    for section in {key.partition(".")[0] for key in FIELDS}:
+        docs = type(getattr(Config(), section)).__doc__
+        for key in (k.partition(".")[2] for k in FIELDS if k.startswith(section + ".")):
+            assert f"        {key}: " in docs, f"{section}.{key} is not documented"
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.sampled_from(sorted(INTERVALS)), st.floats(allow_infinity=False, allow_nan=False, width=16))
+def test_a_number_passes_exactly_if_its_interval_holds_it(key, number):
+    config = Config()
+    section, _, name = key.partition(".")
+    default = getattr(getattr(config, section), name)
+    setattr(getattr(config, section), name, [number, number] if isinstance(default, tuple) else number)
+    low, high = (float(end) for end in INTERVALS[key][1:-1].split(","))
+    inside = low <= number <= high and not (number == low and INTERVALS[key][0] == "(")
+    inside = inside and not (number == high and INTERVALS[key][-1] == ")")
+    try:
+        check(config)
+    except ValueError as error:
+        assert not inside or f"{key} is {number}; it must lie in" not in str(error)
+        assert inside or key in str(error)
+    else:
+        assert inside
+
+
+def test_changed_keys_are_those_that_decide_the_result():
+    old, new = Config().to_dict(), Config().to_dict()
+    assert changed_keys(old, new) == []
+    new["run"].update(dir="elsewhere", device="cuda")
+    new["data"].update(train="moved.beton", workers=3)
+    assert changed_keys(old, new) == []
+    new["optimizer"]["lr"] = 1.0
+    new["model"]["kwargs"] = {"depth": 3}
+    assert changed_keys(old, new) == ["model.kwargs", "optimizer.lr"]
+    assert len(flatten(new)) == len(FIELDS)

@@ -1,0 +1,76 @@
+"""Measuring: on numbers counted by hand, and on what a run left."""
+
+from __future__ import annotations
+
+import pytest
+import timm
+import torch
+import torch.nn.functional as F
+from torch import nn
+from toy_run import ToyLoader, toy_trainer
+
+from vilonghorn.engine import evaluate, load_run
+from vilonghorn.engine.build import autocast
+
+OFF = autocast("off", torch.device("cpu"))
+
+
+class Recited:
+    """Two batches of unequal size whose images are the logits themselves."""
+
+    def __init__(self, logits, targets, split):
+        self.parts = [(logits[:split], targets[:split]), (logits[split:], targets[split:])]
+
+    def epoch(self, epoch, start=0):
+        yield from self.parts
+
+
+def test_scores_are_those_of_all_images_whatever_the_batches():
+    torch.manual_seed(0)
+    logits, targets = torch.randn(50, 12), torch.randint(0, 12, (50,))
+    ranks = (logits > logits.gather(1, targets[:, None])).sum(1)
+    for split in (1, 37):
+        result = evaluate({"m": nn.Identity(), "n": nn.Identity()}, Recited(logits, targets, split), amp=OFF)
+        assert result["m"] == result["n"]
+        assert result["m"]["top1"] == pytest.approx(100 * (ranks < 1).double().mean().item())
+        assert result["m"]["top5"] == pytest.approx(100 * (ranks < 5).double().mean().item())
+        assert result["m"]["loss"] == pytest.approx(F.cross_entropy(logits, targets).item(), rel=1e-6)
+
+
+def test_with_few_classes_top5_is_everything():
+    result = evaluate({"m": nn.Identity()}, Recited(torch.randn(9, 3), torch.zeros(9).long(), 4), amp=OFF)
+    assert result["m"]["top5"] == 100
+
+
+def test_a_model_is_measured_in_evaluation_mode_and_without_a_graph():
+    class Watching(nn.Module):
+        def forward(self, x):
+            assert not self.training and not torch.is_grad_enabled()
+            return x
+
+    evaluate({"m": Watching().train()}, Recited(torch.randn(4, 3), torch.zeros(4).long(), 2), amp=OFF)
+
+
+def test_what_a_batch_raises_ends_the_pass():
+    def stop():
+        raise InterruptedError
+
+    with pytest.raises(InterruptedError):
+        evaluate({"m": nn.Identity()}, Recited(torch.randn(4, 3), torch.zeros(4).long(), 2), amp=OFF, on_batch=stop)
+
+
+@pytest.mark.parametrize("checkpoint", ["last", "best"])
+def test_reloaded_weights_score_what_training_said_of_them(tmp_path, checkpoint):
+    result = toy_trainer(tmp_path, "--schedule.epochs=4", "--optimizer.lr=5e-3").fit()
+    model, record = load_run(tmp_path, checkpoint)
+    measured = evaluate({"m": model}, ToyLoader(32, training=False), amp=OFF)["m"]
+    assert measured == {key: record[key] for key in measured}
+    assert record["weights"] == "ema" and record["class_names"] == ["a", "b", "c", "d"]
+    if checkpoint == "last":
+        assert record["epoch"] == 4 and measured == {key: result[key] for key in measured}
+    else:
+        assert {"epoch": record["epoch"], "top1": record["top1"]} == result["best"]
+    file = tmp_path / f"{checkpoint}.safetensors"
+    by_timm = timm.create_model(record["model"], checkpoint_path=str(file), **record["kwargs"]).eval()
+    images = torch.randn(2, 3, 16, 16)
+    assert torch.equal(by_timm(images), model(images))

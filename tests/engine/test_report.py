@@ -1,0 +1,97 @@
+"""What is drawn and logged."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from matplotlib.axes import Axes
+from torch import nn
+
+from vilonghorn.engine.build import autocast
+from vilonghorn.engine.directory import Log
+from vilonghorn.engine.report import draw_curves, draw_predictions
+
+
+class Images:
+    """Images whose first pixel tells the label that is recited for them."""
+
+    class_names = ["cat", "dog"]
+    num_classes = 2
+
+    def __init__(self, guesses, truths):
+        self.guesses, self.truths = torch.tensor(guesses), torch.tensor(truths)
+        self.num_samples = len(guesses)
+
+    def epoch(self, epoch, start=0):
+        images = torch.zeros(self.num_samples, 3, 8, 8)
+        images[:, 0, 0, 0] = self.guesses.float()
+        for part in torch.arange(self.num_samples).split(7):
+            yield images[part], self.truths[part]
+
+
+class Reciting(nn.Module):
+    def forward(self, images):
+        return torch.stack([1 - images[:, 0, 0, 0], images[:, 0, 0, 0]], 1)
+
+
+@pytest.fixture
+def titles(monkeypatch):
+    seen = []
+    original = Axes.set_title
+
+    def note(self, label, **style):
+        seen.append((label, style))
+        return original(self, label, **style)
+
+    monkeypatch.setattr(Axes, "set_title", note)
+    return seen
+
+
+def draw(path, loader):
+    amp = autocast("off", torch.device("cpu"))
+    draw_predictions(path, Reciting(), loader, amp, (0.5,) * 3, (0.5,) * 3)
+    assert path.read_bytes()[:4] == b"\x89PNG"
+
+
+def test_mistakes_come_first_and_are_named(tmp_path, titles):
+    truths = [i % 2 for i in range(60)]
+    guesses = list(truths)
+    guesses[8], guesses[31] = 1, 0
+    draw(tmp_path / "predictions.png", Images(guesses, truths))
+    assert [label for label, _ in titles[:2]] == ["dog, not cat", "cat, not dog"]
+    assert [style["color"] for _, style in titles] == ["red", "red"] + ["black"] * (len(titles) - 2)
+    assert {label for label, _ in titles[2:]} == {"cat", "dog"}
+    assert 30 <= len(titles) - 2 <= 40
+
+
+def test_more_mistakes_than_a_row_holds_are_still_told_apart(tmp_path, titles):
+    draw(tmp_path / "predictions.png", Images([0] * 60, [1] * 60))
+    assert all(label == "cat, not dog" and style["color"] == "red" for label, style in titles)
+
+
+def test_fewer_images_than_cells_are_drawn_once_each(tmp_path, titles):
+    draw(tmp_path / "predictions.png", Images([0, 1, 1], [0, 1, 0]))
+    assert sorted(label for label, _ in titles) == ["cat", "dog", "dog, not cat"]
+
+
+def test_curves_are_drawn_from_the_first_line_on(tmp_path):
+    path = tmp_path / "curves.png"
+    draw_curves(path, [], 5)
+    train = {"kind": "train", "epoch": 1, "update": 5, "loss": None, "lr": 1e-3}
+    draw_curves(path, [train, {**train, "loss": 2.0, "update": 6}], 5)
+    scores = {"top1": 50.0, "top5": 90.0, "loss": 1.0}
+    draw_curves(path, [train, {"kind": "epoch", "epoch": 1, "model": scores, "ema": scores}], 5)
+    assert path.read_bytes()[:4] == b"\x89PNG"
+
+
+def test_a_log_is_cut_back_to_the_size_that_a_checkpoint_noted(tmp_path):
+    log = Log(tmp_path / "log.jsonl", 0)
+    log.write(kind="train", update=1)
+    size = log.sync()
+    log.write(kind="train", update=2)
+    log.file.write(b'{"kind": "tr')  # the line that a killed process did not finish
+    log.file.flush()
+    again = Log(tmp_path / "log.jsonl", size)
+    again.write(kind="train", update=3)
+    assert again.records() == [{"kind": "train", "update": 1}, {"kind": "train", "update": 3}]
+    assert Log(tmp_path / "log.jsonl", 0).records() == []

@@ -1,0 +1,138 @@
+"""A run that is killed, stopped or crashed goes on, and ends as if nothing had happened."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+from toy_run import Signalling, ToyLoader, dies, kill_at, kill_between_write_and_replace, toy_trainer
+
+from vilonghorn.engine import Interrupted
+from vilonghorn.engine.checkpoint import load_state
+
+
+def log_without_times(directory: Path) -> list[dict]:
+    lines = (directory / "log.jsonl").read_text().splitlines()
+    return [{key: value for key, value in json.loads(line).items() if key != "seconds"} for line in lines]
+
+
+def assert_same_end(directory: Path, reference: Path) -> None:
+    for name in ("last.safetensors", "best.safetensors"):
+        assert (directory / name).read_bytes() == (reference / name).read_bytes(), name
+    a, b = load_state(directory / "last.pt"), load_state(reference / "last.pt")
+    for part in ("model", "ema"):
+        assert all(torch.equal(a[part][name], b[part][name]) for name in b[part])
+    for index, moments in b["optimizer"]["state"].items():
+        assert all(torch.equal(a["optimizer"]["state"][index][name], value) for name, value in moments.items())
+    assert {**a["progress"], "seconds": 0, "log_size": 0} == {**b["progress"], "seconds": 0, "log_size": 0}
+    assert log_without_times(directory) == log_without_times(reference)
+
+
+OPTIONS = ("--run.checkpoint_updates=2",)
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(tmp_path_factory) -> Path:
+    directory = tmp_path_factory.mktemp("uninterrupted")
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    toy_trainer(directory, *OPTIONS).fit()
+    torch.set_num_threads(threads)
+    return directory
+
+
+def test_a_run_killed_again_and_again_ends_bit_for_bit_as_the_uninterrupted_one(tmp_path, uninterrupted):
+    dies(kill_at, tmp_path, 0, 1, OPTIONS, False)  # before any checkpoint inside an epoch
+    assert load_state(tmp_path / "last.pt")["progress"]["batch"] == 0
+    dies(kill_at, tmp_path, 1, 5, OPTIONS, True)
+    state = load_state(tmp_path / "last.pt")
+    assert (state["progress"]["epoch"], state["progress"]["batch"]) == (1, 4)
+    assert len(log_without_times(tmp_path)) > 0
+    toy_trainer(tmp_path, *OPTIONS, resume=True).fit()
+    assert_same_end(tmp_path, uninterrupted)
+
+
+@pytest.mark.parametrize(("file", "nth"), [("last.pt", 6), ("best.safetensors", 1)])
+def test_a_run_killed_inside_a_write_goes_on_from_the_version_before(tmp_path, uninterrupted, file, nth):
+    dies(kill_between_write_and_replace, tmp_path, file, nth, OPTIONS)
+    assert (tmp_path / f".{file}.partial").exists()
+    load_state(tmp_path / "last.pt")
+    toy_trainer(tmp_path, *OPTIONS, resume=True).fit()
+    assert_same_end(tmp_path, uninterrupted)
+    assert not (tmp_path / f".{file}.partial").exists()
+
+
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_saves_the_update_just_made_and_says_how_to_go_on(tmp_path, uninterrupted, signum):
+    train = Signalling(signum, 1, 2)
+    with pytest.raises(Interrupted, match=f"epoch 2, after 3 of 6 batches.*--resume {tmp_path}") as raised:
+        toy_trainer(tmp_path, *OPTIONS, train=train).fit()
+    assert raised.value.signum == signum
+    assert load_state(tmp_path / "last.pt")["progress"]["batch"] == 3
+    assert (tmp_path / "curves.png").exists()
+    toy_trainer(tmp_path, *OPTIONS, resume=True).fit()
+    assert_same_end(tmp_path, uninterrupted)
+
+
+def test_a_second_signal_acts_at_once(tmp_path):
+    class Impatient(ToyLoader):
+        def epoch(self, epoch, start=0):
+            os.kill(os.getpid(), signal.SIGINT)
+            os.kill(os.getpid(), signal.SIGINT)
+            yield from super().epoch(epoch, start)
+
+    with pytest.raises(KeyboardInterrupt):
+        toy_trainer(tmp_path, train=Impatient()).fit()
+
+
+def test_accumulated_updates_resume_at_their_boundary(tmp_path):
+    options = ("--optimizer.accumulate=4",)
+    with pytest.raises(Interrupted, match="after 4 of 6 batches"):
+        toy_trainer(tmp_path / "a", *options, train=Signalling(signal.SIGINT, 0, 1)).fit()
+    toy_trainer(tmp_path / "a", *options, resume=True).fit()
+    toy_trainer(tmp_path / "b", *options).fit()
+    assert_same_end(tmp_path / "a", tmp_path / "b")
+
+
+def test_a_finished_run_resumes_to_the_same_summary(tmp_path):
+    result = toy_trainer(tmp_path, "--schedule.epochs=2").fit()
+    before = (tmp_path / "last.safetensors").read_bytes(), (tmp_path / "log.jsonl").read_bytes()
+    again = toy_trainer(tmp_path, "--schedule.epochs=2", resume=True).fit()
+    assert result == again
+    assert before == ((tmp_path / "last.safetensors").read_bytes(), (tmp_path / "log.jsonl").read_bytes())
+
+
+def test_time_alone_makes_checkpoints_due(tmp_path):
+    options = ("--run.checkpoint_seconds=1e-9", "--run.checkpoint_updates=null")
+    trainer = toy_trainer(tmp_path, *options, train=Signalling(signal.SIGINT, 0, 3))
+    saved = []
+    trainer.save = lambda save=trainer.save: (saved.append(trainer.progress.batch), save())
+    with pytest.raises(Interrupted):
+        trainer.fit()
+    assert saved == [1, 2, 3, 4, 4]
+
+
+def test_another_configuration_is_refused_by_the_names_of_its_keys(tmp_path):
+    toy_trainer(tmp_path, "--schedule.epochs=2")
+    with pytest.raises(ValueError, match="another optimizer.lr, schedule.epochs: "):
+        toy_trainer(tmp_path, "--schedule.epochs=4", "--optimizer.lr=1", resume=True)
+    trainer = toy_trainer(tmp_path, "--schedule.epochs=2", "--run.log_updates=5", resume=True)
+    assert trainer.config.run.log_updates == 5
+    assert yaml.safe_load((tmp_path / "config.yaml").read_text())["run"]["log_updates"] == 5
+
+
+def test_other_data_is_refused(tmp_path):
+    toy_trainer(tmp_path)
+    with pytest.raises(ValueError, match="'images': 40, 'batches': 5.*started with .*'images': 48, 'batches': 6"):
+        toy_trainer(tmp_path, train=ToyLoader(40), resume=True)
+
+
+def test_a_directory_without_a_run_cannot_be_resumed(tmp_path):
+    with pytest.raises(FileNotFoundError, match="holds no last.pt"):
+        toy_trainer(tmp_path / "nothing", resume=True)
+    assert not (tmp_path / "nothing").exists()

@@ -1,0 +1,225 @@
+"""The loop: what one update does, what an epoch leaves, what is refused before it."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import signal
+
+import pytest
+import torch
+import torch.nn.functional as F
+from timm.utils import ModelEmaV3
+from toy_run import ToyLoader, toy_trainer
+
+from vilonghorn.engine import Interrupted
+from vilonghorn.engine.checkpoint import load_state
+from vilonghorn.engine.progress import seed_all
+
+PLAIN = ["--augmentation.mixup=0", "--augmentation.cutmix=0", "--model.drop_path=0", "--optimizer.clip_grad=null"]
+
+
+def weights_of(module):
+    return {name: value.clone() for name, value in module.state_dict().items()}
+
+
+def equal(a, b):
+    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
+
+
+def log_of(directory, kind):
+    records = [json.loads(line) for line in (directory / "log.jsonl").read_text().splitlines()]
+    return [record for record in records if record["kind"] == kind]
+
+
+class Poisoned(ToyLoader):
+    """Gives images of infinities in some batches of the first epoch."""
+
+    def __init__(self, batches):
+        super().__init__()
+        self.batches = batches
+
+    def epoch(self, epoch, start=0):
+        for batch, (images, targets) in enumerate(super().epoch(epoch, start), start):
+            yield images * (math.inf if epoch == 0 and batch in self.batches else 1), targets
+
+
+def test_a_run_learns_and_leaves_its_files(tmp_path, capsys):
+    trainer = toy_trainer(tmp_path, *PLAIN, "--schedule.epochs=20", "--optimizer.lr=5e-3")
+    result = trainer.fit()
+    assert result["top1"] > 80 and result["weights"] == "ema" and result["epochs"] == 20 and result["images"] == 32
+    assert {file.name for file in tmp_path.iterdir()} == set(
+        "last.pt last.safetensors best.safetensors config.yaml environment.json log.jsonl curves.png "
+        "predictions.png".split()
+    )
+    assert (tmp_path / "curves.png").read_bytes()[:4] == (tmp_path / "predictions.png").read_bytes()[:4] == b"\x89PNG"
+    environment = json.loads((tmp_path / "environment.json").read_text())
+    assert environment["versions"]["torch"] == torch.__version__.partition("+")[0]
+    assert environment["scan_backends"]["reference"] == "ready"
+    epochs = log_of(tmp_path, "epoch")
+    assert [record["epoch"] for record in epochs] == list(range(1, 21))
+    assert epochs[-1]["ema"] == {key: result[key] for key in ("top1", "top5", "loss")}
+    assert max(record["ema"]["top1"] for record in epochs) == result["best"]["top1"]
+    assert epochs[result["best"]["epoch"] - 1]["ema"]["top1"] == result["best"]["top1"]
+    assert epochs[-1]["train_loss"] < epochs[0]["train_loss"]
+    assert [record["update"] for record in log_of(tmp_path, "train")] == list(range(2, 121, 2))
+    assert "epoch 20/20" in capsys.readouterr().out
+
+
+def test_accumulated_batches_make_the_gradient_of_their_union(tmp_path):
+    batches = list(ToyLoader().epoch(0))[:2]
+    trainer = toy_trainer(tmp_path, *PLAIN, "--optimizer.accumulate=2", "--data.batch_size=8")
+    images, targets = (torch.cat(parts) for parts in zip(*batches))
+    smoothing = trainer.config.augmentation.label_smoothing
+    loss = F.cross_entropy(trainer.model.train()(images), targets, label_smoothing=smoothing)
+    gradients = torch.autograd.grad(loss, list(trainer.model.parameters()))
+    seen = {}
+    trainer.optimizer.step = lambda: seen.update({n: p.grad.clone() for n, p in trainer.model.named_parameters()})
+    measured, _ = trainer.make_update(iter(batches), 2)
+    assert measured == pytest.approx(loss.item(), rel=1e-5)
+    for gradient, other in zip(gradients, seen.values()):
+        torch.testing.assert_close(gradient, other)
+    assert trainer.updates_per_epoch == 3 and trainer.update == 1
+
+
+def test_the_last_update_of_an_epoch_takes_the_batches_that_are_left(tmp_path):
+    trainer = toy_trainer(tmp_path, "--optimizer.accumulate=4", "--schedule.epochs=2", "--run.log_updates=1")
+    trainer.fit()
+    assert [record["update"] for record in log_of(tmp_path, "train")] == [1, 2, 3, 4]
+
+
+def test_the_gradient_is_clipped_to_its_norm(tmp_path):
+    trainer = toy_trainer(tmp_path, "--optimizer.clip_grad=0.01")
+    norms = []
+    trainer.optimizer.step = lambda: norms.append(
+        torch.nn.utils.get_total_norm([p.grad for p in trainer.model.parameters()])
+    )
+    _, norm = trainer.make_update(ToyLoader().epoch(0), 1)
+    assert norm > 0.01 and norms[0].item() == pytest.approx(0.01, rel=1e-3)
+
+
+def test_the_average_follows_its_recurrence(tmp_path):
+    trainer = toy_trainer(tmp_path, "--ema.decay=0.8", "--ema.warmup=false")
+    stream = trainer.train.epoch(0)
+    trainer.make_update(stream, 1)
+    expected = weights_of(trainer.model)
+    assert equal(weights_of(trainer.ema.module), expected)
+    for _ in range(3):
+        trainer.make_update(stream, 1)
+        expected = {n: 0.8 * expected[n] + 0.2 * value for n, value in weights_of(trainer.model).items()}
+    for name, value in trainer.ema.module.state_dict().items():
+        torch.testing.assert_close(value, expected[name])
+    assert isinstance(trainer.ema, ModelEmaV3)
+
+
+def test_without_an_average_the_model_itself_counts(tmp_path):
+    result = toy_trainer(tmp_path, "--ema.decay=0", "--schedule.epochs=2").fit()
+    assert result["weights"] == "model"
+    assert all("ema" not in record for record in log_of(tmp_path, "epoch"))
+    assert load_state(tmp_path / "last.pt")["ema"] is None
+
+
+def test_an_update_that_is_not_finite_is_skipped_and_counted(tmp_path):
+    trainer = toy_trainer(tmp_path, train=Poisoned({1, 4}))
+    stream = trainer.train.epoch(0)
+    trainer.make_update(stream, 1)
+    model, ema = weights_of(trainer.model), weights_of(trainer.ema.module)
+    moments = json.dumps(trainer.optimizer.state_dict()["state"], default=lambda tensor: tensor.tolist())
+    trainer.make_update(stream, 1)
+    assert equal(weights_of(trainer.model), model) and equal(weights_of(trainer.ema.module), ema)
+    assert moments == json.dumps(trainer.optimizer.state_dict()["state"], default=lambda tensor: tensor.tolist())
+    assert (trainer.progress.skipped, trainer.progress.skipped_in_row) == (1, 1)
+    trainer.make_update(stream, 1)
+    assert not equal(weights_of(trainer.model), model)
+    assert (trainer.progress.skipped, trainer.progress.skipped_in_row) == (1, 0)
+    result = toy_trainer(tmp_path, overwrite=True, train=Poisoned({1, 4})).fit()
+    assert result["skipped"] == 2
+    assert all(math.isfinite(record["loss"]) for record in log_of(tmp_path, "train"))
+
+
+def test_too_many_skipped_updates_in_a_row_end_the_run_in_a_state_to_resume(tmp_path):
+    options = ["--run.max_skipped=2", "--run.checkpoint_updates=1"]
+    with pytest.raises(FloatingPointError, match="3 updates in a row.*epoch 1.*optimizer.lr"):
+        toy_trainer(tmp_path, *options, train=Poisoned({2, 3, 4})).fit()
+    state = load_state(tmp_path / "last.pt")
+    assert all(torch.isfinite(value).all() for value in state["model"].values())
+    assert state["progress"]["batch"] == 4
+
+
+def test_a_loss_without_any_finite_update_is_null_in_the_log(tmp_path):
+    toy_trainer(tmp_path, "--schedule.epochs=2", train=Poisoned(set(range(6)))).fit()
+    first = log_of(tmp_path, "train")[0]
+    assert first["loss"] is None and first["grad_norm"] is None
+    assert log_of(tmp_path, "epoch")[0]["train_loss"] is None
+
+
+def test_chance_depends_on_the_position_alone():
+    seed_all(3, 1, 4)
+    first = torch.rand(4)
+    torch.rand(9)
+    seed_all(3, 1, 4)
+    assert torch.equal(first, torch.rand(4))
+    seed_all(3, 4, 1)
+    assert not torch.equal(first, torch.rand(4))
+
+
+def test_two_runs_of_one_seed_are_equal_and_of_another_are_not(tmp_path):
+    for name, seed in (("a", 0), ("b", 0), ("c", 1)):
+        toy_trainer(tmp_path / name, "--schedule.epochs=2", f"--run.seed={seed}").fit()
+    a, b, c = ((tmp_path / name / "last.safetensors").read_bytes() for name in "abc")
+    assert a == b and a != c
+
+
+def test_a_directory_that_holds_a_run_is_not_written_over(tmp_path):
+    toy_trainer(tmp_path, "--schedule.epochs=2").fit()
+    before = {file: file.read_bytes() for file in tmp_path.iterdir()}
+    with pytest.raises(FileExistsError, match="holds a run.*--resume.*--run.dir.*--overwrite"):
+        toy_trainer(tmp_path, "--schedule.epochs=3")
+    assert before == {file: file.read_bytes() for file in tmp_path.iterdir()}
+
+
+def test_overwrite_leaves_nothing_of_the_former_run_and_nothing_else_alone_is_touched(tmp_path):
+    toy_trainer(tmp_path, "--schedule.epochs=2").fit()
+    (tmp_path / "notes.txt").write_text("mine")
+    toy_trainer(tmp_path, "--schedule.epochs=3", overwrite=True)
+    assert {file.name for file in tmp_path.iterdir()} == set(
+        "last.pt config.yaml environment.json log.jsonl notes.txt".split()
+    )
+    assert (tmp_path / "log.jsonl").read_bytes() == b""
+
+
+def test_data_that_does_not_fit_is_refused_before_anything_is_written(tmp_path):
+    three = ToyLoader(32, training=False)
+    three.num_classes = 3
+    with pytest.raises(ValueError, match="has 4 classes but .* has 3"):
+        toy_trainer(tmp_path / "run", val=three)
+    other = ToyLoader(32, training=False)
+    other.class_names = ["a", "b", "e", "d"]
+    with pytest.raises(ValueError, match="first 'c' and 'e'"):
+        toy_trainer(tmp_path / "run", val=other)
+    with pytest.raises(ValueError, match="model.num_classes is 10 but the data has 4"):
+        toy_trainer(tmp_path / "run", "--model.num_classes=10")
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_compiled_model_trains_the_same_weights(tmp_path, monkeypatch):
+    compiled = []
+    monkeypatch.setattr(torch, "compile", lambda model: compiled.append(model) or model)
+    trainer = toy_trainer(tmp_path, "--run.compile=true")
+    assert compiled == [trainer.model] and trainer.forward is compiled[0]
+
+
+def test_a_signal_inside_an_evaluation_resumes_with_that_evaluation(tmp_path):
+    class Stopping(ToyLoader):
+        def epoch(self, epoch, start=0):
+            os.kill(os.getpid(), signal.SIGTERM)
+            yield from super().epoch(epoch, start)
+
+    with pytest.raises(Interrupted, match="SIGTERM in epoch 1, after 6 of 6 batches.*--resume") as raised:
+        toy_trainer(tmp_path / "a", val=Stopping(32, training=False)).fit()
+    assert raised.value.signum == signal.SIGTERM
+    assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+    toy_trainer(tmp_path / "a", resume=True).fit()
+    toy_trainer(tmp_path / "b").fit()
+    assert (tmp_path / "a/last.safetensors").read_bytes() == (tmp_path / "b/last.safetensors").read_bytes()

@@ -1,0 +1,58 @@
+"""Trains an image classifier, or measures one again.
+
+python train_imagenet.py                                  the handwritten digits, configs/digits.yaml
+python train_imagenet.py --config FILE --optimizer.lr 1e-3 --run.dir runs/mine
+python train_imagenet.py --resume runs/mine               go on where the last checkpoint was
+python train_imagenet.py --evaluate runs/mine             held-out accuracy of the best weights
+"""
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # torch's threads, waiting, leave the cores to those that decode
+
+from vilonghorn.engine import Interrupted, Trainer, build_parser, evaluate_run, parse  # noqa: E402
+
+
+def main(argv: Sequence[str]) -> None:
+    title, usage = __doc__.split("\n", 1)
+    parser = build_parser(prog="train_imagenet.py", description=title, usage=usage.strip())
+    parser.add_argument("--resume", metavar="RUN", help="run directory to go on with, under its own configuration")
+    parser.add_argument("--overwrite", action="store_true", help="replace the run that --run.dir holds")
+    parser.add_argument("--evaluate", metavar="RUN", help="run directory whose weights to measure, without training")
+    parser.add_argument("--checkpoint", choices=["best", "last"], default="best", help="which weights --evaluate takes")
+    first = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    for option in ("--resume", "--evaluate", "--config"):
+        first.add_argument(option)
+    given = first.parse_known_args(argv)[0]
+    run = given.resume or given.evaluate
+    if given.config is None:
+        file = Path(run) / "config.yaml" if run else Path(__file__).parent / "configs" / "digits.yaml"
+        argv = [f"--config={file}", *argv]
+    config, options = parse(parser, [*argv, f"--run.dir={run}"] if run else argv)
+
+    if options.evaluate:
+        result = evaluate_run(options.evaluate, config, options.checkpoint)
+        which = f"{options.checkpoint} weights ({result['record']['weights']}, epoch {result['record']['epoch']})"
+    else:
+        result = Trainer(config, resume=options.resume is not None, overwrite=options.overwrite).fit()
+        best = f"best {result['best']['top1']:.2f}% in epoch {result['best']['epoch']}"
+        which = f"final weights ({result['weights']}, epoch {result['epochs']}; {best}; {result['seconds']:.0f} s)"
+    scores = f"top-1 {result['top1']:.2f}%, top-5 {result['top5']:.2f}%, loss {result['loss']:.4f}"
+    print(f"held-out {scores} on {result['images']} images: {which} of {config.run.dir}")
+
+
+if __name__ == "__main__":
+    try:
+        main(sys.argv[1:])
+    except KeyboardInterrupt:
+        sys.exit(130)
+    except Interrupted as interrupted:
+        print(interrupted, file=sys.stderr)
+        sys.exit(128 + interrupted.signum)
+    except (ValueError, OSError, ImportError, FloatingPointError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)

@@ -1,0 +1,147 @@
+"""From a configuration to the parts of a run: device, precision, data, model, optimizer, schedule, mixing."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import timm
+import torch
+from timm.data import Mixup
+from timm.optim import create_optimizer_v2
+from timm.scheduler import create_scheduler_v2
+from timm.scheduler.scheduler import Scheduler
+from torch import nn
+
+from ..data import create_loader
+from .config import Config
+
+
+def pick_device(name: str) -> torch.device:
+    """The device of a name; "auto" is the accelerator if there is one, or else the CPU.
+
+    Raises:
+        ValueError: torch knows no such device, or has none here.
+    """
+    if name == "auto":
+        return torch.accelerator.current_accelerator(check_available=True) or torch.device("cpu")
+    try:
+        device = torch.device(name)
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:
+        raise ValueError(f"run.device is {name!r}, which cannot be used here: {str(error).splitlines()[0]}") from error
+    return device
+
+
+def autocast(amp: str, device: torch.device) -> torch.autocast:
+    """The autocast context of `run.amp`; "auto" is bfloat16 on CUDA devices that have it."""
+    auto = device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
+    return torch.autocast(device.type, torch.bfloat16, enabled=amp == "bf16" or (amp == "auto" and auto))
+
+
+def train_loader(config: Config, device: torch.device) -> Any:
+    """The training data of a run, shuffled and cropped at random."""
+    data, augmentation = config.data, config.augmentation
+    return create_loader(
+        data.train,
+        batch_size=data.batch_size,
+        image_size=data.image_size,
+        training=True,
+        seed=config.run.seed,
+        workers=data.workers,
+        device=device,
+        mean=data.mean,
+        std=data.std,
+        scale=augmentation.scale,
+        ratio=augmentation.ratio,
+        hflip=augmentation.hflip,
+    )
+
+
+def val_loader(config: Config, device: torch.device) -> Any:
+    """The held-out data of a run, whole and in order."""
+    data = config.data
+    return create_loader(
+        data.val,
+        batch_size=data.batch_size,
+        image_size=data.image_size,
+        training=False,
+        workers=data.workers,
+        device=device,
+        mean=data.mean,
+        std=data.std,
+        crop_pct=data.crop_pct,
+    )
+
+
+def model_kwargs(config: Config, num_classes: int) -> dict[str, Any]:
+    """The keywords of the configured model; `data.image_size` is among them where models have a fixed `img_size`.
+
+    Raises:
+        ValueError: `model.num_classes` is not the data's.
+    """
+    model = config.model
+    if model.num_classes not in (None, num_classes):
+        raise ValueError(
+            f"model.num_classes is {model.num_classes} but the data has {num_classes} classes: "
+            "make them equal, or leave model.num_classes null"
+        )
+    cfg = timm.get_pretrained_cfg(model.name.partition(".")[0])
+    size = {"img_size": config.data.image_size} if cfg is not None and cfg.fixed_input_size else {}
+    drop_path = {"drop_path_rate": model.drop_path} if model.drop_path else {}
+    return {"num_classes": num_classes, **size, **drop_path, **model.kwargs}
+
+
+def build_model(config: Config, num_classes: int) -> nn.Module:
+    """Builds the configured model, on the CPU.
+
+    Raises:
+        ValueError: the model refuses its arguments, or `model.num_classes` is not the data's.
+    """
+    name, kwargs = config.model.name, model_kwargs(config, num_classes)
+    try:
+        return timm.create_model(name, pretrained=config.model.pretrained, **kwargs)
+    except (TypeError, RuntimeError, AssertionError) as error:
+        raise ValueError(f"timm cannot make {name} with {kwargs}: {error}") from error
+
+
+def build_optimizer(config: Config, model: nn.Module) -> torch.optim.Optimizer:
+    """The configured optimizer, without weight decay on vectors and on the model's `no_weight_decay()`."""
+    optimizer = config.optimizer
+    return create_optimizer_v2(
+        model,
+        optimizer.name,
+        lr=optimizer.lr,
+        weight_decay=optimizer.weight_decay,
+        betas=optimizer.betas,
+        eps=optimizer.eps,
+    )
+
+
+def build_scheduler(config: Config, optimizer: torch.optim.Optimizer, updates_per_epoch: int) -> Scheduler:
+    """The configured schedule, whose `step_update(n)` sets the rate of the update after the n-th."""
+    schedule = config.schedule
+    return create_scheduler_v2(
+        optimizer,
+        "cosine",
+        num_epochs=schedule.epochs,
+        warmup_epochs=schedule.warmup_epochs,
+        warmup_lr=schedule.warmup_lr,
+        min_lr=schedule.min_lr,
+        step_on_epochs=False,
+        updates_per_epoch=updates_per_epoch,
+    )[0]
+
+
+def build_mixup(config: Config, num_classes: int) -> Mixup | None:
+    """The configured mixup and cutmix, label smoothing included; None where both are off."""
+    mix = config.augmentation
+    if not (mix.mixup or mix.cutmix):
+        return None
+    return Mixup(
+        mix.mixup,
+        mix.cutmix,
+        prob=mix.mix_prob,
+        switch_prob=mix.switch_prob,
+        label_smoothing=mix.label_smoothing,
+        num_classes=num_classes,
+    )

@@ -1,0 +1,97 @@
+"""Files that are whole or not there: the full state of a run for resuming it, and plain weights for everyone else."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
+
+FORMAT = 1
+
+
+def write_whole(path: Path, write: Callable[[BinaryIO], Any]) -> None:
+    """Writes a file so that whoever looks, whenever this process or the machine dies, finds the old one or the new.
+
+    Args:
+        path: where the file belongs.
+        write: called with an open binary file, beside `path`, that takes its place once it is on the disk.
+    """
+    partial = path.with_name(f".{path.name}.partial")
+    try:
+        with open(partial, "wb") as file:
+            write(file)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(partial, path)
+    except BaseException:
+        partial.unlink(missing_ok=True)
+        raise
+    if os.name == "posix":  # the new name is in the directory's data, and elsewhere directories cannot be opened
+        directory = os.open(path.parent, os.O_RDONLY)
+        try:
+            os.fsync(directory)
+        finally:
+            os.close(directory)
+
+
+def save_state(path: Path, state: dict[str, Any]) -> None:
+    """Saves a state made of tensors, numbers, strings and containers of them."""
+    write_whole(path, lambda file: torch.save({"format": FORMAT, **state}, file))
+
+
+def load_state(path: Path) -> dict[str, Any]:
+    """Loads what `save_state` wrote, onto the CPU, without running any code that the file may hold.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        ValueError: the file is not such a state, or a later version's.
+    """
+    if not path.is_file():
+        raise FileNotFoundError(f"{path.parent} holds no {path.name}, so there is no run to resume in it")
+    try:
+        state = torch.load(path, map_location="cpu", weights_only=True)
+    except (RuntimeError, EOFError, pickle.UnpicklingError) as error:
+        raise ValueError(f"{path} is not the state of a run: torch cannot read it") from error
+    if not isinstance(state, dict) or state.get("format") != FORMAT:
+        raise ValueError(f"{path} is not the state of a run that this version of vilonghorn reads (format {FORMAT})")
+    return state
+
+
+def save_weights(path: Path, weights: dict[str, torch.Tensor], record: dict[str, Any]) -> None:
+    """Saves a state dict as safetensors, which `timm.create_model(..., checkpoint_path=path)` reads.
+
+    Args:
+        path: the file.
+        weights: a module's state dict.
+        record: what to know about the weights, kept as JSON in the file's header.
+    """
+    tensors = {name: value.detach().cpu().contiguous() for name, value in weights.items()}
+    data = save(tensors, {"vilonghorn": json.dumps(record)})
+    write_whole(path, lambda file: file.write(data))
+
+
+def load_weights(path: Path) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
+    """Loads what `save_weights` wrote: the state dict, on the CPU, and the record.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        ValueError: the file is not safetensors, or another program's.
+    """
+    if not path.is_file():
+        raise FileNotFoundError(f"there are no weights {path}")
+    try:
+        with safe_open(path, "pt") as file:
+            record = (file.metadata() or {}).get("vilonghorn")
+            weights = {name: file.get_tensor(name) for name in file.keys()}
+    except SafetensorError as error:
+        raise ValueError(f"{path} is not a safetensors file: {error}") from error
+    if record is None:
+        raise ValueError(f"{path} holds no record of the run that it comes from, so it is not one of ours")
+    return weights, json.loads(record)

@@ -1,0 +1,259 @@
+"""The typed configuration of a run, and what makes one valid; reading it from files and options is in options.py.
+
+Whether data exists and its labels fit is left to the loaders and the trainer, which look at it.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import math
+import operator
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any, Literal
+
+import timm
+from timm.data.constants import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
+
+from .. import models  # noqa: F401  (registers ours with timm, so that their names count as known)
+
+
+def within(interval: str, default: Any) -> Any:
+    """A field whose number, or each of whose numbers, must lie in `interval`, such as "(0, 1]"; null is free."""
+    return field(default=default, metadata={"interval": interval})
+
+
+@dataclass
+class DataConfig:
+    """What is trained on.
+
+    Args:
+        train: a .beton file or an image folder (one folder a class) to train on
+        val: the same, held out
+        batch_size: images a batch
+        image_size: height and width that the model sees, in pixels
+        mean: mean of each channel, subtracted from images in [0, 1]
+        std: standard deviation of each channel, divided by
+        crop_pct: share of the held-out image's side that its center crop keeps
+        workers: threads or processes that decode images; null: chosen by the loader
+    """
+
+    train: str = "data/imagenet/train.beton"
+    val: str = "data/imagenet/val.beton"
+    batch_size: int = within("[1, inf)", 128)
+    image_size: int = within("[1, inf)", 224)
+    mean: tuple[float, float, float] = IMAGENET_DEFAULT_MEAN
+    std: tuple[float, float, float] = within("(0, inf)", IMAGENET_DEFAULT_STD)
+    crop_pct: float = within("(0, 1]", 0.875)
+    workers: int | None = within("[0, inf)", None)
+
+
+@dataclass
+class ModelConfig:
+    """What is trained.
+
+    Args:
+        name: any model that timm knows, ours included
+        num_classes: classes of the head; null: as many as the data has
+        drop_path: stochastic depth rate of the last block
+        pretrained: start from the published weights
+        kwargs: more keywords of the model, such as {img_size: 32, patch_size: 4}
+    """
+
+    name: str = "vilonghorn_tiny"
+    num_classes: int | None = within("[1, inf)", None)
+    drop_path: float = within("[0, 1)", 0.0)
+    pretrained: bool = False
+    kwargs: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass
+class OptimizerConfig:
+    """How weights follow gradients.
+
+    Args:
+        name: any optimizer that timm knows
+        lr: peak learning rate, for batches of batch_size * accumulate
+        weight_decay: decay of matrices; vectors and the model's no_weight_decay() names take none
+        betas: momentum of the gradient and of its square
+        eps: floor of the denominator
+        clip_grad: largest norm of the gradient; null: not clipped
+        accumulate: batches whose gradients are averaged into one update
+    """
+
+    name: str = "adamw"
+    lr: float = within("(0, inf)", 1e-3)
+    weight_decay: float = within("[0, inf)", 0.1)
+    betas: tuple[float, float] = within("[0, 1)", (0.9, 0.999))
+    eps: float = within("(0, inf)", 1e-8)
+    clip_grad: float | None = within("(0, inf)", 1.0)
+    accumulate: int = within("[1, inf)", 1)
+
+
+@dataclass
+class ScheduleConfig:
+    """How the learning rate moves: linear warm-up, then half a cosine, stepped every update.
+
+    Args:
+        epochs: passes over the training data
+        warmup_epochs: epochs of warm-up, counted in epochs
+        warmup_lr: learning rate of the first update
+        min_lr: learning rate at the end; equal to lr, the rate is constant
+    """
+
+    epochs: int = within("[1, inf)", 300)
+    warmup_epochs: float = within("[0, inf)", 5.0)
+    warmup_lr: float = within("[0, inf)", 1e-6)
+    min_lr: float = within("[0, inf)", 1e-5)
+
+
+@dataclass
+class AugmentationConfig:
+    """How the training data is varied.
+
+    Args:
+        scale: smallest and largest area of the random crop, as a share of the image
+        ratio: smallest and largest aspect ratio of the random crop
+        hflip: probability of a horizontal flip
+        mixup: alpha of mixup; 0: none
+        cutmix: alpha of cutmix; 0: none
+        mix_prob: probability that a batch is mixed at all
+        switch_prob: probability of cutmix where both are on
+        label_smoothing: probability spread over all classes
+    """
+
+    scale: tuple[float, float] = within("(0, 1]", (0.08, 1.0))
+    ratio: tuple[float, float] = within("(0, inf)", (3 / 4, 4 / 3))
+    hflip: float = within("[0, 1]", 0.5)
+    mixup: float = within("[0, inf)", 0.8)
+    cutmix: float = within("[0, inf)", 1.0)
+    mix_prob: float = within("[0, 1]", 1.0)
+    switch_prob: float = within("[0, 1]", 0.5)
+    label_smoothing: float = within("[0, 1)", 0.1)
+
+
+@dataclass
+class EmaConfig:
+    """The moving average of the weights, which is what counts where it is on.
+
+    Args:
+        decay: share of the old average that an update keeps; 0: no average
+        warmup: grow the decay from 0, for runs of few updates
+    """
+
+    decay: float = within("[0, 1)", 0.99996)
+    warmup: bool = True
+
+
+@dataclass
+class RunConfig:
+    """Where and how the run goes.
+
+    Args:
+        dir: directory that receives configuration, log, checkpoints and pictures
+        seed: seed of the weights, the order, and every augmentation
+        device: auto, cpu, cuda, cuda:1, ...
+        amp: bfloat16 autocast; auto: on CUDA devices that have it
+        compile: compile the model with torch.compile
+        log_updates: updates between lines of the log
+        checkpoint_updates: updates between checkpoints inside an epoch; null: by time alone
+        checkpoint_seconds: seconds between checkpoints inside an epoch; null: by updates alone
+        max_skipped: updates in a row that may be skipped for a loss or gradient that is not finite
+    """
+
+    dir: str = "runs/default"
+    seed: int = within("[0, inf)", 0)
+    device: str = "auto"
+    amp: Literal["auto", "bf16", "off"] = "auto"
+    compile: bool = False
+    log_updates: int = within("[1, inf)", 50)
+    checkpoint_updates: int | None = within("[1, inf)", None)
+    checkpoint_seconds: float | None = within("(0, inf)", 600.0)
+    max_skipped: int = within("[0, inf)", 10)
+
+
+@dataclass
+class Config:
+    """Everything that decides a run; its defaults are the Vim-Ti recipe on ImageNet-1k, for one device."""
+
+    data: DataConfig = field(default_factory=DataConfig)
+    model: ModelConfig = field(default_factory=ModelConfig)
+    optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
+    schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
+    augmentation: AugmentationConfig = field(default_factory=AugmentationConfig)
+    ema: EmaConfig = field(default_factory=EmaConfig)
+    run: RunConfig = field(default_factory=RunConfig)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain, nested, and equal to what YAML or JSON reads back."""
+        return json.loads(json.dumps(asdict(self)))
+
+
+# The same run goes on where only these differ: where it lies, what it runs on, what it reports.
+FREE_ON_RESUME = frozenset(
+    "data.train data.val data.workers run.dir run.device run.log_updates run.checkpoint_updates "
+    "run.checkpoint_seconds run.max_skipped".split()
+)
+
+SECTIONS = {section.name: section.default_factory for section in fields(Config)}
+FIELDS = {f"{name}.{key.name}": key for name, section in SECTIONS.items() for key in fields(section)}
+INTERVALS = {key: field.metadata["interval"] for key, field in FIELDS.items() if field.metadata}
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """The end of a sentence that rejects `name`: the known names nearest to it."""
+    known = list(known)
+    close = [k for k in known if k.rpartition(".")[2] == name.rpartition(".")[2]]
+    close += [k for k in difflib.get_close_matches(name, known, n=3, cutoff=0.5) if k not in close]
+    return f"the nearest known are {', '.join(close[:4])}" if close else f"known are {', '.join(known[:40])}"
+
+
+def flatten(values: dict[str, Any]) -> dict[str, Any]:
+    """Nested sections to {"section.key": value}."""
+    return {f"{name}.{key}": value for name, section in values.items() for key, value in section.items()}
+
+
+def check(config: Config) -> None:
+    """Refuses a configuration that cannot run.
+
+    Raises:
+        ValueError: one sentence that names the key, its value and what is expected.
+    """
+    values = flatten(asdict(config))
+    for key, interval in INTERVALS.items():
+        low, high = (float(end) for end in interval[1:-1].split(","))
+        inside = {"[": operator.le, "(": operator.lt}[interval[0]], {"]": operator.le, ")": operator.lt}[interval[-1]]
+        numbers = values[key] if isinstance(values[key], Sequence) else [values[key]]
+        if not all(n is None or (inside[0](low, n) and inside[1](n, high)) for n in numbers):
+            raise ValueError(f"{key} is {values[key]}; it must lie in {interval}")
+    for key in ("augmentation.scale", "augmentation.ratio"):
+        if values[key][0] > values[key][1]:
+            raise ValueError(f"{key} is {list(values[key])}; the smaller bound comes first")
+    if config.schedule.warmup_epochs >= config.schedule.epochs:
+        raise ValueError(
+            f"schedule.warmup_epochs is {config.schedule.warmup_epochs}; it must be less than schedule.epochs, "
+            f"{config.schedule.epochs}"
+        )
+    if (config.augmentation.mixup or config.augmentation.cutmix) and config.data.batch_size % 2:
+        raise ValueError(
+            f"data.batch_size is {config.data.batch_size}; mixup and cutmix pair images, so it must be even"
+        )
+    for name, known, key in (
+        (config.model.name, timm.list_models(), "model.name"),
+        (config.optimizer.name, timm.optim.list_optimizers(), "optimizer.name"),
+    ):
+        if name.partition(".")[0] not in known:
+            raise ValueError(f"{key} is {name!r}, which timm does not know; {nearest(name, known)}")
+    size = config.model.kwargs.get("img_size", config.data.image_size)
+    if size != config.data.image_size:
+        raise ValueError(f"model.kwargs has img_size {size} but data.image_size is {config.data.image_size}")
+    taken = {"num_classes", "drop_path_rate", "pretrained"} & set(config.model.kwargs)
+    if taken:
+        raise ValueError(f"model.kwargs holds {sorted(taken)}; model.num_classes, drop_path and pretrained set those")
+
+
+def changed_keys(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
+    """Keys, other than those free to change, that keep a run from going on under another configuration."""
+    old, new = flatten(old), flatten(new)
+    return [key for key in FIELDS if key not in FREE_ON_RESUME and old.get(key, math.nan) != new[key]]

@@ -1,0 +1,97 @@
+"""Measures models on held-out data, in training or from the weights that a run left."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import timm
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from .build import autocast, pick_device, val_loader
+from .checkpoint import load_weights
+from .config import Config
+from .directory import RunDirectory
+
+
+@torch.no_grad()
+def evaluate(
+    models: dict[str, nn.Module],
+    loader: Any,
+    *,
+    amp: torch.autocast,
+    on_batch: Callable[[], None] = lambda: None,
+) -> dict[str, dict[str, float]]:
+    """Measures models in one pass over the data.
+
+    Args:
+        models: name to model, on the loader's device; set to evaluation and left there.
+        loader: the held-out data.
+        amp: autocast context.
+        on_batch: called after each batch; what it raises ends the pass.
+
+    Returns:
+        Name to {"top1": percent, "top5": percent, "loss": mean cross-entropy}. With up to 5 classes, top5 is 100.
+    """
+    sums = {name: torch.zeros(3, dtype=torch.float64) for name in models}
+    count = 0
+    for model in models.values():
+        model.eval()
+    with closing(loader.epoch(0)) as batches:
+        for images, targets in batches:
+            count += len(targets)
+            for name, model in models.items():
+                with amp:
+                    logits = model(images)
+                logits = logits.float()
+                hits = logits.topk(min(5, logits.shape[1])).indices == targets[:, None]
+                loss = F.cross_entropy(logits, targets, reduction="sum")
+                sums[name] += torch.stack([hits[:, 0].sum(), hits.sum(), loss]).cpu()
+            on_batch()
+    means = {name: (total / count).tolist() for name, total in sums.items()}
+    return {name: {"top1": 100 * top1, "top5": 100 * top5, "loss": loss} for name, (top1, top5, loss) in means.items()}
+
+
+def load_run(directory: str | Path, checkpoint: str = "best") -> tuple[nn.Module, dict[str, Any]]:
+    """A fresh model with the weights that a run left, on the CPU.
+
+    Args:
+        directory: the run's.
+        checkpoint: "best" or "last".
+
+    Returns:
+        The model in evaluation mode, and what the run recorded of these weights: model, kwargs, class_names, epoch,
+        weights ("ema" or "model"), and top1, top5 and loss on the held-out data.
+    """
+    weights, record = load_weights(RunDirectory(directory).weights(checkpoint))
+    model = timm.create_model(record["model"], **record["kwargs"])
+    model.load_state_dict(weights)
+    return model.eval(), record
+
+
+def evaluate_run(directory: str | Path, config: Config, checkpoint: str = "best") -> dict[str, Any]:
+    """Measures anew the weights that a run left.
+
+    Args:
+        directory: the run's.
+        config: its configuration; `data`, `run.device` and `run.amp` are used.
+        checkpoint: "best" or "last".
+
+    Returns:
+        top1, top5 and loss; images, how many were measured; and the record of `load_run`.
+
+    Raises:
+        ValueError: the data has another number of classes than the model.
+    """
+    model, record = load_run(directory, checkpoint)
+    device = pick_device(config.run.device)
+    loader = val_loader(config, device)
+    classes = record["kwargs"]["num_classes"]
+    if loader.num_classes != classes:
+        raise ValueError(f"{config.data.val} has {loader.num_classes} classes but the run's model has {classes}")
+    result = evaluate({"model": model.to(device)}, loader, amp=autocast(config.run.amp, device))["model"]
+    return {**result, "images": loader.num_samples, "record": record}

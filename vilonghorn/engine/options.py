@@ -1,0 +1,81 @@
+"""Reads a configuration: YAML files, overridden by options on the command line, checked before any work."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+from jsonargparse import ActionConfigFile, ArgumentError, ArgumentParser, Namespace
+
+from .config import FIELDS, SECTIONS, Config, check, nearest
+
+
+def build_parser(**options: Any) -> ArgumentParser:
+    """The parser of a configuration: `--config FILE` and one option a key; `options` go to jsonargparse."""
+    parser = ArgumentParser(allow_abbrev=False, exit_on_error=False, **options)
+    parser.add_argument("--config", action=ActionConfigFile, help="YAML file of the run; options override it")
+    for name, section in SECTIONS.items():
+        parser.add_class_arguments(section, name)
+    return parser
+
+
+def parse(parser: ArgumentParser, argv: Sequence[str]) -> tuple[Config, Namespace]:
+    """Reads a configuration and the parser's further options from a command line.
+
+    Args:
+        parser: from `build_parser`.
+        argv: command line without the program's name; values given as options win over files, wherever they stand.
+
+    Returns:
+        The checked configuration, and everything that the parser read.
+
+    Raises:
+        ValueError: an unknown key or name (the sentence names the nearest known), a value of the wrong type or range.
+        FileNotFoundError: there is no such configuration file.
+    """
+    first = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    first.add_argument("--config", action="append", default=[])
+    files, argv = first.parse_known_args(argv)
+    options = [f"--{key}" for key in (*parser.get_defaults().keys(), *SECTIONS, "help", "print_config")]
+    for word in argv:
+        option = word.partition("=")[0]
+        if option.startswith("--") and option not in options and not option.startswith("--model.kwargs."):
+            raise ValueError(f"there is no option {option}; {nearest(option, options)}")
+    for file in files.config:
+        check_keys(file)
+    try:
+        values = parser.parse_args([*(f"--config={file}" for file in files.config), *argv])
+    except ArgumentError as error:
+        raise ValueError(" ".join(str(error).replace("Parser key ", "").split())) from error
+    config = Config(**{name: section(**vars(values[name])) for name, section in SECTIONS.items()})
+    check(config)
+    return config, values
+
+
+def check_keys(file: str | Path) -> None:
+    """Refuses a YAML file that is missing, is no mapping of sections, or holds an unknown key."""
+    if not Path(file).is_file():
+        raise FileNotFoundError(f"there is no configuration file {file}")
+    try:
+        sections = yaml.safe_load(Path(file).read_text(encoding="utf-8")) or {}
+    except yaml.YAMLError as error:
+        raise ValueError(f"{file} is not YAML: {' '.join(str(error).split())}") from error
+    for name, section in sections.items() if isinstance(sections, dict) else [(str(sections), None)]:
+        if name not in SECTIONS or not isinstance(section, dict):
+            raise ValueError(f"{file}: {name!r} is not a section with keys; the sections are {', '.join(SECTIONS)}")
+        for key in section:
+            if f"{name}.{key}" not in FIELDS:
+                raise ValueError(f"{file}: there is no key {name}.{key}; {nearest(f'{name}.{key}', FIELDS)}")
+
+
+def load_config(file: str | Path, *overrides: str) -> Config:
+    """Reads and checks a YAML configuration.
+
+    Args:
+        file: path of the YAML file.
+        overrides: further options as on the command line, such as "--schedule.epochs=3".
+    """
+    return parse(build_parser(), [f"--config={file}", *overrides])[0]
