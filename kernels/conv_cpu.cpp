@@ -88,11 +88,11 @@ template <class T, int KS> struct Conv {
 
 namespace vilonghorn {
 bool VL_JOB(conv_forward_job)(const VlConv &a, int64_t job) {
-  if (a.real64) return Conv<double, 0>::forward(a, job);
+  if (a.dtype == VL_FLOAT64) return Conv<double, 0>::forward(a, job);
   return a.taps == 4 ? Conv<float, 4>::forward(a, job) : Conv<float, 0>::forward(a, job);
 }
 bool VL_JOB(conv_backward_job)(const VlConv &a, int64_t job) {
-  if (a.real64) return Conv<double, 0>::backward(a, job);
+  if (a.dtype == VL_FLOAT64) return Conv<double, 0>::backward(a, job);
   return a.taps == 4 ? Conv<float, 4>::backward(a, job) : Conv<float, 0>::backward(a, job);
 }
 }  // namespace vilonghorn

@@ -141,6 +141,7 @@ template <class Args> int run(const Args &a, int level, bool (*Jobs::*which)(con
 #define VL_EXPORT extern "C" __attribute__((visibility("default")))
 #endif
 using namespace vilonghorn;
+VL_EXPORT int vl_abi(void) { return VL_ABI; }
 VL_EXPORT int vl_levels(void) { return kLevels; }
 VL_EXPORT const char *vl_level_name(int level) { return level >= 0 && level < kLevels ? kNames[level] : ""; }
 VL_EXPORT int vl_level_runs(int level) { return level >= 0 && level < kLevels && runs(level); }

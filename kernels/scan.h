@@ -1,14 +1,17 @@
 /* The C interface of the kernels: plain structs of pointers and strides, free of torch and Python.
  *
  * Layout is (groups, batch, length, channels): a group is one direction of the scan. Input tensors carry strides in
- * elements; their channels (states for k and q) are contiguous. Outputs are contiguous. Reals are float, or double
- * where real64 is set; all tensors of a call share one of them. Null pointers stand for absent optional tensors.
+ * elements; their channels (states for k and q) are contiguous. Outputs are contiguous. Null pointers stand for absent
+ * optional tensors. Activations (x, dt, k, q, z, y, dy, dx, ddt, dz) are of the call's type, the others float, or double
+ * beside double activations. The CPU library knows VL_FLOAT32 and VL_FLOAT64, the CUDA library all but VL_FLOAT64.
  */
 #ifndef VILONGHORN_SCAN_H
 #define VILONGHORN_SCAN_H
 #include <stdint.h>
 
+enum { VL_ABI = 1 }; /* raise it with every change here; the caller compares it with that of the library */
 enum { VL_LONGHORN = 0, VL_LONGHORN_EXACT = 1, VL_MAMBA = 2 };
+enum { VL_FLOAT32 = 0, VL_FLOAT64 = 1, VL_BFLOAT16 = 2, VL_FLOAT16 = 3 };
 enum { VL_MAX_STATES = 64 };
 
 typedef struct {
@@ -21,14 +24,15 @@ typedef struct {
   int64_t chunk;            /* steps between two checkpoints */
   int64_t parts;            /* how many jobs share the channels of a sequence */
   int32_t rule, mean;       /* mean: one y, averaged over the groups */
-  int32_t real64, threads;
+  int32_t dtype, threads;
   const uint8_t *reverse;   /* (groups): scans from the last step to the first where not 0 */
   VlInput x, dt, k, q;      /* (groups, batch, length, channels) and (..., states) */
   VlInput z;                /* (batch, length, channels), optional */
   const void *A;            /* (groups, channels, states), VL_MAMBA only */
   const void *D, *dt_bias;  /* (groups, channels), optional */
   void *y;                  /* (groups, batch, length, channels), or without groups under mean */
-  void *checkpoints;        /* (groups, batch, ceil(length / chunk), states, channels padded to 64 bytes); optional in forward */
+  void *checkpoints;        /* (groups, batch, ceil(length / chunk), states, channels padded to LANES of the backend); optional in forward */
+  void *sums;               /* (batch, length, channels) of float: workspace of the CUDA library (groups > 1: forward with mean, backward with z) */
   /* backward only */
   VlInput dy;               /* as y; group stride 0 under mean */
   void *dx, *ddt;           /* (groups, batch, length, channels) */
@@ -40,7 +44,7 @@ typedef struct {
 typedef struct {
   int64_t groups, batch, length, channels, taps;
   int64_t parts;
-  int32_t real64, threads;
+  int32_t dtype, threads;
   const uint8_t *reverse;
   VlInput x;                /* (batch, length, channels): group stride 0 */
   const void *weight;       /* (groups, taps, channels): the last tap meets the present step */
@@ -57,6 +61,7 @@ typedef struct {
 #ifdef __cplusplus
 extern "C" {
 #endif
+int vl_abi(void);                      /* VL_ABI, in every library */
 int vl_levels(void);                   /* how many levels this build holds, the plainest first */
 const char *vl_level_name(int level);  /* "v2", "v3", "v4" on x86-64, "generic" elsewhere */
 int vl_level_runs(int level);          /* whether this processor can run it */
@@ -65,6 +70,15 @@ int vl_scan_forward(const VlScan *, int level);
 int vl_scan_backward(const VlScan *, int level);
 int vl_conv_forward(const VlConv *, int level);
 int vl_conv_backward(const VlConv *, int level);
+
+/* The CUDA library. Tensors are in the device's memory; x, dt, z and dy are aligned to two elements, their strides and
+ * the channels even, their steps below 2^31; at most 64 groups; nothing is empty. Work is queued on `stream`. Returns 0 or
+ * an error of the CUDA runtime. */
+int vl_cuda_check(int device);                /* an error where the device cannot run this build */
+const char *vl_cuda_error(int error);
+int64_t vl_cuda_parts(const VlScan *);        /* the value that `parts` must have in backward */
+int vl_cuda_scan_forward(const VlScan *, int device, void *stream);
+int vl_cuda_scan_backward(const VlScan *, int device, void *stream);
 #ifdef __cplusplus
 }
 #endif

@@ -325,11 +325,11 @@ template <class T, int NS> bool backward_by_rule(const VlScan &a, int64_t job) {
 
 namespace vilonghorn {
 bool VL_JOB(scan_forward_job)(const VlScan &a, int64_t job) {
-  if (a.real64) return forward_by_rule<double, 0>(a, job);
+  if (a.dtype == VL_FLOAT64) return forward_by_rule<double, 0>(a, job);
   return a.states == 16 ? forward_by_rule<float, 16>(a, job) : forward_by_rule<float, 0>(a, job);
 }
 bool VL_JOB(scan_backward_job)(const VlScan &a, int64_t job) {
-  if (a.real64) return backward_by_rule<double, 0>(a, job);
+  if (a.dtype == VL_FLOAT64) return backward_by_rule<double, 0>(a, job);
   return a.states == 16 ? backward_by_rule<float, 16>(a, job) : backward_by_rule<float, 0>(a, job);
 }
 }  // namespace vilonghorn

@@ -2,13 +2,14 @@
 
 import warnings
 from functools import partial
+from pathlib import Path
 
 import pytest
 import torch
 import torch._dynamo.testing
 from oracle import error, inputs, value_and_grads
 
-from vilonghorn.ops import backends, dispatch, native, scan
+from vilonghorn.ops import abi, backends, dispatch, native, scan
 from vilonghorn.ops.arguments import RULES
 
 BACKENDS = [name for name in ("cpu", "reference") if backends("cpu")[name] == "ready"]
@@ -139,7 +140,7 @@ def test_bad_arguments_are_named(case):
 
 def test_a_backend_that_cannot_run_says_why(monkeypatch):
     monkeypatch.setattr(native, "_reason", "not built")
-    with pytest.raises(RuntimeError, match="backend 'cpu' cannot run on 'cpu': not built"):
+    with pytest.raises(RuntimeError, match="backend 'cpu' cannot run torch.float32 on 'cpu': not built"):
         scan(**inputs(1, 1, 3, 2, 16, rule="longhorn"), backend="cpu")
 
 
@@ -157,3 +158,15 @@ def test_falling_back_to_plain_torch_warns_once(monkeypatch):
 def test_backends_says_what_is_ready_and_why_not():
     assert backends("cpu")["reference"] == "ready"
     assert backends("cuda")["cpu"] == "runs on the CPU alone"
+
+
+@pytest.mark.skipif(not abi.library_path("cpu").exists(), reason="native CPU library not built")
+def test_a_library_of_another_interface_is_refused(monkeypatch):
+    monkeypatch.setattr(abi, "ABI", -1)
+    library, reason = abi.open_library("cpu", "a C++ compiler")
+    assert library is None and "install vilonghorn again" in reason
+
+
+def test_the_interface_number_is_that_of_the_header():
+    header = Path(__file__).parents[2] / "kernels" / "scan.h"
+    assert f"VL_ABI = {abi.ABI} " in header.read_text()

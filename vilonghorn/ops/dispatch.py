@@ -6,12 +6,13 @@ import warnings
 from types import ModuleType
 
 import torch
+from torch import Tensor
 
-from . import native, reference
+from . import cuda, native, reference, triton_backend
 
-# A backend is a module with NAME, CHUNK, LANES, unavailable(device_type), forward and backward; the first that can
-# run a device type is taken. CUDA and Triton take their places before `native` and `reference`.
-BACKENDS: dict[str, ModuleType] = {module.NAME: module for module in (native, reference)}
+# A backend is a module with NAME, CHUNK, LANES, unavailable(device_type, dtype), forward and backward; the first that
+# can run a tensor's device type and dtype is taken.
+BACKENDS: dict[str, ModuleType] = {module.NAME: module for module in (native, cuda, triton_backend, reference)}
 _warned: set[str] = {"meta"}  # device types whose users know; nothing is computed on meta
 
 
@@ -28,27 +29,28 @@ def backends(device: str | torch.device = "cpu") -> dict[str, str]:
     return {name: backend.unavailable(device_type) or "ready" for name, backend in BACKENDS.items()}
 
 
-def choose(device_type: str, name: str | None) -> ModuleType:
-    """The backend that runs a scan on `device_type`: the one named, or the first that can.
+def choose(x: Tensor, name: str | None) -> ModuleType:
+    """The backend that runs a scan of x's device and dtype: the one named, or the first that can.
 
     Raises:
         ValueError: no backend has that name.
         RuntimeError: the named backend cannot run there; the message says why.
     """
+    device_type = x.device.type
     if name is None:
-        chosen = next(b for b in BACKENDS.values() if b.unavailable(device_type) is None)
+        chosen = next(b for b in BACKENDS.values() if b.unavailable(device_type, x.dtype) is None)
         if chosen is reference and device_type not in _warned:
             _warned.add(device_type)
-            reasons = "; ".join(f"{n}: {why}" for n, why in backends(device_type).items() if why != "ready")
+            reasons = "; ".join(f"{n}: {b.unavailable(device_type, x.dtype)}" for n, b in BACKENDS.items() if b is not chosen)
             warnings.warn(
-                f"vilonghorn scans on {device_type!r} in plain torch, which is many times slower than a native kernel "
-                f"({reasons})",
+                f"vilonghorn scans {x.dtype} on {device_type!r} in plain torch, which is many times slower than a native "
+                f"kernel ({reasons})",
                 stacklevel=2,
             )
         return chosen
     if name not in BACKENDS:
         raise ValueError(f"scan: no backend {name!r}; there are {', '.join(map(repr, BACKENDS))}")
-    reason = BACKENDS[name].unavailable(device_type)
+    reason = BACKENDS[name].unavailable(device_type, x.dtype)
     if reason is not None:
-        raise RuntimeError(f"scan: backend {name!r} cannot run on {device_type!r}: {reason}")
+        raise RuntimeError(f"scan: backend {name!r} cannot run {x.dtype} on {device_type!r}: {reason}")
     return BACKENDS[name]

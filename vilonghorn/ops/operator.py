@@ -87,7 +87,7 @@ def _scan(
     would have torch.compile guard on its being one."""
     args = ScanArguments(x, dt, k, q, z, A, D, dt_bias, rule, tuple(reverse), reduce)
     check(args)
-    y, checkpoints = choose(x.device.type, backend).forward(args, save)
+    y, checkpoints = choose(x, backend).forward(args, save)
     return y, checkpoints.view(-1)
 
 
@@ -98,7 +98,7 @@ def _(x, dt, k, q, z, A, D, dt_bias, rule, reverse, reduce, save, backend):
     y = x.new_empty(args.output_shape)
     if not save:
         return y, x.new_empty(0, dtype=args.compute_dtype)
-    size = math.prod(_checkpoint_shape(args, choose(x.device.type, backend)))
+    size = math.prod(_checkpoint_shape(args, choose(x, backend)))
     return y, x.new_empty(size, dtype=args.compute_dtype)
 
 
@@ -110,7 +110,7 @@ def _scan_backward(
 ) -> list[Tensor]:  # fmt: skip
     """Gradients of the tensors that are there, in the operator's order."""
     args = ScanArguments(x, dt, k, q, z, A, D, dt_bias, rule, tuple(reverse), reduce)
-    chosen = choose(x.device.type, backend)
+    chosen = choose(x, backend)
     grads = chosen.backward(dy, args, checkpoints.view(_checkpoint_shape(args, chosen)))
     return [grad for grad in grads if grad is not None]
 

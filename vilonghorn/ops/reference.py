@@ -19,7 +19,7 @@ LANES = 1  # channels of a saved state are padded to a multiple of this
 MAX_EXPONENT = 80.0  # exp(80) is finite in float32, and a gate of exp(-80) is zero for every purpose
 
 
-def unavailable(device_type: str) -> str | None:
+def unavailable(device_type: str, dtype: torch.dtype = torch.float32) -> str | None:
     """The reference runs wherever torch does."""
     return None
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import platform
 import statistics
 import sys
@@ -139,6 +140,7 @@ def machine() -> dict[str, object]:
     return dict(
         cpu=cpu, threads=torch.get_num_threads(), python=platform.python_version(), torch=torch.__version__,
         timm=timm.__version__, vilonghorn=vilonghorn.__version__, backends=backends("cpu"),
+        omp_wait_policy=os.environ.get("OMP_WAIT_POLICY", "not set"),
     )  # fmt: skip
 
 

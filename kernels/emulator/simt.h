@@ -1,0 +1,208 @@
+// Runs a CUDA kernel's own source on the CPU, for tests: every thread of a block is a fiber, and a barrier or a shuffle
+// hands over to the next. One block at a time, so it proves results and synchronization, not speed. Shared memory
+// starts as NaN; a barrier that some thread never reaches is reported as an error instead of hanging.
+#pragma once
+#include <math.h>
+#include <setjmp.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+#include <ucontext.h>
+#include <algorithm>
+#include <functional>
+#include <memory>
+#include <vector>
+
+#define VL_DEVICE inline
+#define VL_SHARED(name) unsigned char *const name = emulator::shared.data()
+#define VL_UNROLL
+#define VL_ROLL
+#define __global__ static
+#define __grid_constant__
+#define __launch_bounds__(...)
+
+struct dim3 {
+  unsigned x, y, z;
+  dim3(unsigned x = 1, unsigned y = 1, unsigned z = 1) : x(x), y(y), z(z) {}
+};
+static dim3 threadIdx, blockIdx, blockDim, gridDim;
+
+namespace emulator {
+
+struct Barrier {
+  int expected = 0, arrived = 0;
+  unsigned generation = 0;
+};
+
+struct Fiber {
+  dim3 thread;
+  bool started = false, done = false;
+  ucontext_t start;
+  jmp_buf resume;  // cheaper than swapcontext, which asks the kernel for the signal mask
+  std::unique_ptr<char[]> stack;
+};
+
+constexpr size_t kStack = 128 << 10;
+constexpr int kWarp = 32;
+static std::vector<unsigned char> shared;
+static std::vector<Fiber> fibers;
+static std::vector<Barrier> warps;
+static std::vector<std::vector<float>> slots;  // what a warp's lanes exchange; twice, lest one overtake a slower one
+static Barrier teams;
+static std::function<void()> body;
+static jmp_buf scheduler;
+static Fiber *current;
+static bool progress;
+static bool backwards;  // whether the threads take their turns from the last to the first
+
+static int index_in_block() { return threadIdx.y * blockDim.x + threadIdx.x; }
+
+static void hand_over() {
+  if (!_setjmp(current->resume)) _longjmp(scheduler, 1);
+}
+
+static void wait(Barrier &barrier) {
+  progress = true;
+  if (++barrier.arrived == barrier.expected) {
+    barrier.arrived = 0;
+    barrier.generation++;
+    return;
+  }
+  for (const unsigned generation = barrier.generation; barrier.generation == generation;) hand_over();
+}
+
+static void run_fiber() {
+  body();
+  current->done = progress = true;
+  _longjmp(scheduler, 1);
+}
+
+static void resume(Fiber &fiber) {
+  current = &fiber;
+  threadIdx = fiber.thread;
+  if (_setjmp(scheduler)) return;
+  if (fiber.started) _longjmp(fiber.resume, 1);
+  fiber.started = true;
+  setcontext(&fiber.start);
+}
+
+// False if the threads wait for each other forever.
+static bool run_block(size_t shared_bytes) {
+  shared.assign(shared_bytes, 0xff);
+  const int count = blockDim.x * blockDim.y;
+  fibers.resize(count);
+  warps.assign((count + kWarp - 1) / kWarp, Barrier());
+  slots.assign(warps.size(), std::vector<float>(2 * kWarp));
+  teams = Barrier();
+  for (int i = 0; i < count; i++) {
+    Fiber &fiber = fibers[i];
+    warps[i / kWarp].expected++;
+    fiber.thread = dim3(i % blockDim.x, i / blockDim.x);
+    fiber.started = fiber.done = false;
+    if (!fiber.stack) fiber.stack.reset(new char[kStack]);
+    getcontext(&fiber.start);
+    fiber.start.uc_stack.ss_sp = fiber.stack.get();
+    fiber.start.uc_stack.ss_size = kStack;
+    fiber.start.uc_link = nullptr;
+    makecontext(&fiber.start, run_fiber, 0);
+  }
+  for (bool all_done = false; !all_done;) {
+    all_done = true;
+    progress = false;
+    for (int i = 0; i < count; i++) {
+      Fiber &fiber = fibers[backwards ? count - 1 - i : i];
+      if (!fiber.done) resume(fiber);
+      all_done = all_done && fiber.done;
+    }
+    if (!all_done && !progress) return false;
+  }
+  return true;
+}
+
+}  // namespace emulator
+
+enum cudaError_t { cudaSuccess, cudaErrorInvalidValue, cudaErrorLaunchTimeout };
+static inline const char *cudaGetErrorString(cudaError_t error) {
+  return error == cudaErrorLaunchTimeout ? "the threads of a block wait for each other forever" : "invalid argument";
+}
+static inline cudaError_t cudaSetDevice(int) { return cudaSuccess; }
+struct cudaFuncAttributes {};
+template <class Kernel> cudaError_t cudaFuncGetAttributes(cudaFuncAttributes *, Kernel) { return cudaSuccess; }
+
+namespace vilonghorn {
+
+static inline float exp2_of(float x) { return exp2f(x); }
+static inline float log2_of(float x) { return log2f(x); }
+static inline float inverse(float x) { return 1.f / x; }
+template <class T> static inline void keep(T &) {}
+static inline void sync_warp() { emulator::wait(emulator::warps[emulator::index_in_block() / emulator::kWarp]); }
+static inline void sync_teams(int threads) {
+  emulator::teams.expected = threads;
+  emulator::wait(emulator::teams);
+}
+static inline float from_lane(float value, int mask) {
+  const int index = emulator::index_in_block(), warp = index / emulator::kWarp, lane = index % emulator::kWarp;
+  emulator::Barrier &barrier = emulator::warps[warp];
+  float *values = emulator::slots[warp].data() + (barrier.generation & 1) * emulator::kWarp;
+  values[lane] = value;
+  emulator::wait(barrier);
+  return values[lane ^ mask];
+}
+
+// Round to nearest, ties to even, as the device does.
+struct bfloat16 { uint16_t bits; };
+struct float16 { uint16_t bits; };
+static inline float widen(float x) { return x; }
+static inline float from_bits(uint32_t bits) {
+  float out;
+  memcpy(&out, &bits, 4);
+  return out;
+}
+static inline float widen(bfloat16 x) { return from_bits((uint32_t)x.bits << 16); }
+static inline float widen(float16 x) {
+  const int exponent = x.bits >> 10 & 31, mantissa = x.bits & 1023;
+  const float size = exponent == 31 ? (mantissa ? NAN : INFINITY)
+                     : exponent     ? ldexpf((float)(1024 + mantissa), exponent - 25)
+                                    : ldexpf((float)mantissa, -24);
+  return x.bits >> 15 ? -size : size;
+}
+template <class T> T narrow(float x);
+template <> inline float narrow<float>(float x) { return x; }
+template <> inline bfloat16 narrow<bfloat16>(float x) {
+  uint32_t bits;
+  memcpy(&bits, &x, 4);
+  if (x != x) return {0x7fff};
+  return {(uint16_t)((bits + 0x7fff + (bits >> 16 & 1)) >> 16)};
+}
+template <> inline float16 narrow<float16>(float x) {
+  const uint16_t sign = signbit(x) ? 0x8000 : 0;
+  const float size = fabsf(x);
+  if (x != x) return {0x7fff};
+  if (size >= 65520.f) return {(uint16_t)(sign | 0x7c00)};
+  int exponent;
+  frexpf(size, &exponent);
+  exponent = std::max(exponent, -13);  // of 1 <= size * 2^-(exponent - 1) < 2, or subnormal
+  const int mantissa = (int)nearbyintf(ldexpf(size, 11 - exponent));  // in units of the last place
+  return {(uint16_t)(sign | (((exponent + 13) << 10) + mantissa))};
+}
+
+template <class Arguments>
+static int launch(void (*kernel)(Arguments), const Arguments &arguments, int64_t blocks, dim3 threads, size_t shared,
+                  void *) {
+  if (shared > 99 << 10) return cudaErrorInvalidValue;  // what a block may have on the smallest devices
+  blockDim = threads;
+  gridDim = dim3((unsigned)blocks);
+  emulator::body = [&] { kernel(arguments); };
+  for (int64_t block = 0; block < blocks; block++) {
+    blockIdx = dim3((unsigned)block);
+    if (!emulator::run_block(shared)) return cudaErrorLaunchTimeout;
+  }
+  return cudaSuccess;
+}
+
+}  // namespace vilonghorn
+
+// Tests run every kernel in both orders: a missing barrier shows as a difference.
+extern "C" __attribute__((visibility("default"))) void vl_emulator_order(int backwards) {
+  emulator::backwards = backwards;
+}

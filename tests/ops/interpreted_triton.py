@@ -1,0 +1,118 @@
+"""What `test_triton.py` runs in a process of its own, with TRITON_INTERPRET=1, for the rule named in VILONGHORN_RULE.
+
+The interpreter takes milliseconds for every token of every program, so shapes are few and chosen.
+"""
+
+import os
+
+import pytest
+import torch
+from oracle import error, inputs, oracle, value_and_grads
+
+from vilonghorn.ops import scan, triton_backend
+
+RULE = os.environ["VILONGHORN_RULE"]
+SMALL = dict(rule=RULE, reverse=(True, False), reduce="mean")
+
+# (G, B, L, D, N), reverse, reduce, gated
+CASES = [
+    ((1, 1, 1, 1, 16), (False,), "none", True),
+    ((2, 2, 2, 5, 16), (True, False), "mean", True),
+    ((2, 1, 9, 40, 16), (False, True), "mean", True),
+    ((2, 1, 3, 33, 16), (False, True), "none", True),
+    ((2, 1, 5, 7, 16), (True, True), "mean", False),
+    ((1, 1, 63, 5, 16), (True,), "none", False),
+    ((1, 1, 197, 1, 16), (False,), "mean", True),
+    ((1, 1, 1, 384, 16), (True,), "none", True),
+    ((3, 1, 9, 6, 5), (True, False, True), "mean", True),
+    ((1, 1, 5, 9, 64), (False,), "none", True),
+    ((2, 1, 6, 3, 1), (True, False), "none", False),
+    ((1, 1, 0, 3, 4), (True,), "none", True),
+]
+
+
+@pytest.fixture(autouse=True)
+def poisoned_memory(monkeypatch):
+    """New tensors hold NaN, which shows in a result wherever a kernel did not write."""
+    empty = torch.empty
+    monkeypatch.setattr(torch, "empty", lambda *args, **options: empty(*args, **options).fill_(float("nan")))
+
+
+def run(values, **options):
+    return value_and_grads(lambda **kw: scan(**kw, backend="triton"), values, **options)
+
+
+def assert_equal(actual, expected):
+    assert all(torch.equal(actual[name], expected[name]) for name in expected)
+
+
+@pytest.mark.parametrize("shape, reverse, reduce, gated", CASES, ids=str)
+def test_values_and_gradients_agree_with_the_oracle(shape, reverse, reduce, gated):
+    values = inputs(*shape, rule=RULE, gate=gated)
+    options = dict(rule=RULE, reverse=reverse, reduce=reduce)
+    if shape[2] == 0:
+        actual = run(values, **options)
+        assert all(not t.any() for t in actual.values())
+        return
+    expected = value_and_grads(oracle, {n: v.double() for n, v in values.items()}, **options)
+    actual = run(values, **options)
+    wrong = {name: error(actual[name], expected[name]) for name in expected}
+    assert max(wrong.values()) < 1e-6, {name: f"{e:.1e}" for name, e in wrong.items()}
+
+
+def test_extreme_gates_and_keys_stay_accurate():
+    values = inputs(1, 1, 8, 6, 16, rule=RULE, key_scale=8.0)
+    values["dt"][:] = torch.tensor([-1e4, -100.0, -15.0, 15.0, 100.0, 1e4])  # a gate a channel, from shut to open
+    expected = value_and_grads(oracle, {n: v.double() for n, v in values.items()}, rule=RULE)
+    actual = run(values, rule=RULE)
+    for name in ("y", "x", "dt"):
+        largest = expected[name].abs().amax((0, 1, 2))
+        wrong = (actual[name] - expected[name]).abs().amax((0, 1, 2))
+        assert (wrong <= 2e-5 * largest + 1e-30).all(), (name, wrong / largest)
+
+
+# The interpreter cuts float32 to bfloat16, where a GPU rounds: one unit in the last of 8 digits.
+@pytest.mark.parametrize("dtype, tolerance", [(torch.bfloat16, 2**-7), (torch.float16, 0)])
+def test_half_precision_rounds_inputs_and_results_once(dtype, tolerance):
+    values = inputs(2, 1, 3, 5, 16, rule=RULE)
+    values |= {name: values[name].to(dtype) for name in ("x", "dt", "k", "q", "z")}
+    half = {n: v.requires_grad_() for n, v in values.items()}
+    full = {n: v.detach().float().requires_grad_() for n, v in values.items()}
+    y, expected = scan(**half, **SMALL, backend="triton"), scan(**full, **SMALL, backend="triton")
+    cotangent = torch.randn(y.shape).to(dtype)
+    y.backward(cotangent)
+    expected.backward(cotangent.float())
+    torch.testing.assert_close(y, expected.to(dtype), rtol=tolerance, atol=0)
+    for name, leaf in half.items():
+        torch.testing.assert_close(leaf.grad, full[name].grad.to(leaf.dtype), rtol=tolerance, atol=0)
+
+
+def test_a_repetition_is_bitwise_equal():
+    values = inputs(2, 1, 3, 34, 16, rule=RULE)
+    assert_equal(run(values, **SMALL), run(values, **SMALL))
+
+
+def test_strides_do_not_matter():
+    values = inputs(2, 2, 3, 5, 4, rule=RULE)
+    expected = run(values, **SMALL)
+    joined = torch.cat([values["k"], values["q"], values["x"]], -1)
+    values["k"], values["q"], values["x"] = joined.split([4, 4, 5], -1)  # slices, as of a projection
+    values["dt"] = values["dt"].mT.contiguous().mT  # the last dimension is not contiguous
+    values["z"] = values["z"].transpose(0, 1).contiguous().transpose(0, 1)
+    leaves = {name: value.detach().requires_grad_() for name, value in values.items()}
+    y = scan(**leaves, **SMALL, backend="triton")
+    cotangent = torch.randn(y.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    y.backward(cotangent.to(y.dtype))
+    assert_equal({"y": y.detach().double(), **{n: v.grad.double() for n, v in leaves.items()}}, expected)
+
+
+def test_wide_indices_change_nothing(monkeypatch):
+    values = inputs(2, 1, 3, 5, 4, rule=RULE)
+    expected = run(values, **SMALL)
+    monkeypatch.setattr(triton_backend, "INDEX_LIMIT", 0)
+    assert_equal(run(values, **SMALL), expected)
+
+
+def test_double_precision_is_refused():
+    with pytest.raises(TypeError, match="float64"):
+        scan(**inputs(1, 1, 2, 3, 4, rule=RULE, dtype=torch.float64), rule=RULE, backend="triton")
