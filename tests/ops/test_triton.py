@@ -43,7 +43,7 @@ def test_the_interpreted_kernels_pass_their_tests(rule, runs):
 def test_the_backend_says_why_it_cannot_run():
     assert "GPU" in backends("cpu")["triton"]
     assert "float64" in triton_backend.unavailable("cuda", torch.float64)
-    with pytest.raises(RuntimeError, match="'triton' cannot run on 'cpu'"):
+    with pytest.raises(RuntimeError, match="'triton' cannot run .* on 'cpu'"):
         scan(**inputs(1, 1, 2, 3, 4, rule="longhorn"), backend="triton")
 
 

@@ -117,9 +117,6 @@ class _Call:
     """The arguments that both kernels share, as they take them."""
 
     def __init__(self, args: ScanArguments):
-        reason = unavailable(args.x.device.type, args.x.dtype)
-        if reason is not None:
-            raise TypeError(f"scan: backend {NAME!r} {reason}")
         if len(args.reverse) > MAX_DIRECTIONS:
             raise ValueError(f"scan: {len(args.reverse)} directions, backend {NAME!r} runs at most {MAX_DIRECTIONS}")
         self.args, self.tile = args, tile_of(args.k.shape[-1])
