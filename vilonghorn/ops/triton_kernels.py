@@ -121,7 +121,7 @@ def _gate_slope(e, dt, RULE: tl.constexpr):
 
 @triton.jit
 def _program(SR: tl.constexpr, CR: tl.constexpr, SL: tl.constexpr, CL: tl.constexpr):
-    """Sequence, block of channels and first direction of this program; channels in the block (CR, CL), states (SR, SL)."""
+    """Sequence, block and first direction of this program; its channels within the block (CR, CL), states (SR, SL)."""
     b, block, g = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     local = tl.arange(0, CR)[:, None] * CL + tl.arange(0, CL)[None, :]
     n = tl.arange(0, SR)[:, None] + tl.arange(0, SL)[None, :] * SR
@@ -151,12 +151,11 @@ def scan_forward(
     RULE: tl.constexpr, GROUPS: tl.constexpr, MEAN: tl.constexpr, CHUNK: tl.constexpr, INDEX: tl.constexpr,
     N: tl.constexpr, SR: tl.constexpr, CR: tl.constexpr, SL: tl.constexpr, CL: tl.constexpr,
 ):  # fmt: skip
-    """y, and into `checkpoints` the state before every CHUNK-th token, as (groups, batch,
-    chunks) + TILES.
+    """y, and into `checkpoints` the state before every CHUNK-th token.
 
-    A is (groups,) + TILES, float32. Bit g of `reverse` is the flag of direction g. With MEAN a program runs all
-    directions one after the other, and `sums` (batch, length, channels), float32, hands their sum on. INDEX is the type
-    that addresses within one sequence.
+    With tiles of (blocks, N, CR * CL), A is (groups,) + tiles and `checkpoints` (groups, batch, chunks) + tiles, in
+    float32. Bit g of `reverse` is the flag of direction g. With MEAN a program runs all directions one after the other,
+    and `sums` (batch, length, channels), float32, hands their sum on. INDEX is the type that counts within a sequence.
     """
     b, block, first, local, n = _program(SR, CR, SL, CL)
     blocks, c = tl.num_programs(1), tl.program_id(1) * (CR * CL) + local
@@ -237,8 +236,8 @@ def scan_backward(
     """Gradients, by the adjoint recurrence: from the last token to the first, HELD at a time.
 
     The states of HELD tokens are made again from the checkpoint before them and kept in registers. dk and dq are
-    (blocks, groups, batch, length, N), dA is (batch, groups) + TILES, dD and ddt_bias are (batch, groups,
-    channels), all float32 and left to the caller to sum over their first axis. `sums` is as in `scan_forward`, for dz.
+    (blocks, groups, batch, length, N), dA is (batch, groups) + tiles, dD and ddt_bias are (batch, groups, blocks * CR *
+    CL), all float32 and left to the caller to sum over their first axis. `sums` is as in `scan_forward`, for dz.
     """
     b, block, first, local, n = _program(SR, CR, SL, CL)
     blocks, c = tl.num_programs(1), tl.program_id(1) * (CR * CL) + local
