@@ -28,6 +28,11 @@ VL_DEVICE float log2_of(float x) {
   asm("lg2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
   return y;
 }
+VL_DEVICE float at_most(float x, float limit) {  // NaN stays NaN, which fminf would replace by the limit
+  float y;
+  asm("min.NaN.f32 %0, %1, %2;" : "=f"(y) : "f"(x), "f"(limit));
+  return y;
+}
 VL_DEVICE float inverse(float x) {
   float y;
   asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));

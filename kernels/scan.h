@@ -31,7 +31,7 @@ typedef struct {
   const void *A;            /* (groups, channels, states), VL_MAMBA only */
   const void *D, *dt_bias;  /* (groups, channels), optional */
   void *y;                  /* (groups, batch, length, channels), or without groups under mean */
-  void *checkpoints;        /* (groups, batch, ceil(length / chunk), states, channels padded to LANES of the backend); optional in forward */
+  void *checkpoints;        /* (groups, batch, ceil(length / chunk), states, channels padded to LANES of the backend), in an order of the library's own; optional in forward */
   void *sums;               /* (batch, length, channels) of float: workspace of the CUDA library (groups > 1: forward with mean, backward with z) */
   /* backward only */
   VlInput dy;               /* as y; group stride 0 under mean */

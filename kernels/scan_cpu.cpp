@@ -21,7 +21,7 @@ template <class T> struct Gate {
 template <class T, int RULE> VL_INLINE Gate<T> gate(Vector<T> dt, T k_squared) {
   if (RULE == VL_MAMBA) {
     const Vector<T> e = exp2v(dt * T(kLog2e)), linear = splat(T(1));
-    return {dt > T(20) ? dt : log1pv(e), dt > T(20) ? linear : e / (T(1) + e)};
+    return {dt <= T(20) ? log1pv(e) : dt, dt > T(20) ? linear : e / (T(1) + e)};  // NaN stays NaN
   }
   const Vector<T> e = exp2v(dt * T(-kLog2e)), value = T(1) / (e + (T(1) + k_squared));
   return {value, value * (value * e)};

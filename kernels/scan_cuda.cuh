@@ -125,9 +125,9 @@ struct Gate {
 template <int RULE> VL_DEVICE Gate gate(float dt, float key_norm) {
   if (RULE == VL_MAMBA) {
     const float e = exp2_of(dt * kLog2e);
-    return {dt > 20.f ? dt : log1p_of(e), dt > 20.f ? 1.f : e * inverse(1.f + e)};
+    return {dt <= 20.f ? log1p_of(e) : dt, dt > 20.f ? 1.f : e * inverse(1.f + e)};
   }
-  const float e = exp2_of(fminf(dt * -kLog2e, 126.f)), value = inverse(1.f + key_norm + e);
+  const float e = exp2_of(at_most(dt * -kLog2e, 126.f)), value = inverse(1.f + key_norm + e);
   return {value, value * e};
 }
 

@@ -43,7 +43,7 @@ template <class T> VL_INLINE T sum(Vector<T> v) {
   return total;
 }
 
-// 2^z for |z| <= 126, clamped beyond; relative error below 2e-7.
+// 2^z for |z| <= 126, clamped beyond; relative error below 2e-7. NaN gives NaN.
 VL_INLINE Vector<float> exp2v(Vector<float> z) {
   typedef VectorOf<float>::bits Bits;
   z = z < -126.f ? splat(-126.f) : z;
@@ -62,11 +62,13 @@ VL_INLINE Vector<float> exp2v(Vector<float> z) {
   return p * scale;
 }
 VL_INLINE Vector<double> exp2v(Vector<double> z) {
-  for (int c = 0; c < kLanes<double>; c++) z[c] = exp2(fmin(fmax(z[c], -1020.), 1020.));
+  z = z < -1020. ? splat(-1020.) : z;  // comparisons let NaN through, fmin would not
+  z = z > 1020. ? splat(1020.) : z;
+  for (int c = 0; c < kLanes<double>; c++) z[c] = exp2(z[c]);
   return z;
 }
 
-// log(1 + e) for 0 <= e <= 2^126; relative error below 3e-7, small e included.
+// log(1 + e) for 0 <= e <= 2^126; relative error below 3e-7, small e included. Not for NaN.
 VL_INLINE Vector<float> log1pv(Vector<float> e) {
   typedef VectorOf<float>::bits Bits;
   const Vector<float> u = 1.f + e;

@@ -66,7 +66,7 @@ def value_and_grads(function, values: dict[str, Tensor], **options) -> dict[str,
     leaves = {name: value.detach().clone().requires_grad_() for name, value in values.items()}
     y = function(**leaves, **options)
     cotangent = torch.randn(y.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
-    y.backward(cotangent.to(y.dtype))
+    y.backward(cotangent.to(y))
     return {"y": y.detach().double(), **{name: leaf.grad.double() for name, leaf in leaves.items()}}
 
 

@@ -133,6 +133,7 @@ namespace vilonghorn {
 
 static inline float exp2_of(float x) { return exp2f(x); }
 static inline float log2_of(float x) { return log2f(x); }
+static inline float at_most(float x, float limit) { return x > limit ? limit : x; }
 static inline float inverse(float x) { return 1.f / x; }
 template <class T> static inline void keep(T &) {}
 static inline void sync_warp() { emulator::wait(emulator::warps[emulator::index_in_block() / emulator::kWarp]); }

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import re
+import shlex
+from pathlib import Path
+
 import pytest
 import yaml
 from hypothesis import given, settings
@@ -128,3 +132,13 @@ def test_changed_keys_are_those_that_decide_the_result():
     new["model"]["kwargs"] = {"depth": 3}
     assert changed_keys(old, new) == ["model.kwargs", "optimizer.lr"]
     assert len(flatten(new)) == len(FIELDS)
+
+
+def test_every_command_of_the_readme_names_options_that_there_are():
+    root = Path(__file__).parents[2]
+    commands = re.findall(r"^python train_imagenet\.py (--config .*)$", (root / "README.md").read_text(), re.MULTILINE)
+    assert commands
+    for command in commands:
+        first, file, *options = shlex.split(command)
+        config = load_config(root / file, *options)
+        assert first == "--config" and config.data.image_size == 224

@@ -94,6 +94,24 @@ def test_sequences_shorter_than_the_taps_are_taken(length):
     torch.testing.assert_close(conv_silu(**values, reverse=(False, True)).double(), expected.double())
 
 
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_half_precision_costs_only_the_rounding_of_inputs_and_outputs(dtype, implementation):
+    values, reverse = arguments(2, 2, 30, 24, 4, dtype), (False, True)
+    expected = value_and_grads(convolution, {n: v.double() for n, v in values.items()}, reverse=reverse)
+    actual = value_and_grads(IMPLEMENTATIONS[implementation], values, reverse=reverse)
+    for name in expected:
+        assert error(actual[name], expected[name]) < torch.finfo(dtype).eps, name
+
+
+def test_devices_and_dtypes_that_do_not_fit_are_named():
+    values = arguments(1, 1, 5, 4, 4)
+    with pytest.raises(ValueError, match="weight on meta"):
+        conv_silu(**values | dict(weight=values["weight"].to("meta")), reverse=(False,))
+    with pytest.raises(TypeError, match="torch.int64"):
+        conv_silu(**values | dict(x=values["x"].long()), reverse=(False,))
+
+
 def test_shapes_that_do_not_fit_are_named():
     values = arguments(2, 1, 5, 4, 4)
     with pytest.raises(ValueError, match=r"expected \(B, L, D\), \(G, D, K\), \(G, D\)"):

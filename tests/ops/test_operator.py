@@ -1,5 +1,8 @@
 """The operator as PyTorch sees it: schema, fake kernel, compile, export, autocast, checkpointing, and its errors."""
 
+import os
+import subprocess
+import sys
 import warnings
 from functools import partial
 from pathlib import Path
@@ -81,6 +84,23 @@ def test_autocast_runs_activations_in_bfloat16_and_parameters_in_float32():
     assert torch.equal(y, scan(**rounded, rule="mamba"))
 
 
+def test_autocast_spares_float64():
+    values = inputs(1, 1, 4, 6, 16, rule="longhorn", dtype=torch.float64)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert scan(**values).dtype == torch.float64
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_opcheck_passes_on_strided_inputs_without_reverse_directions(backend):
+    """Gradients come out contiguous, as the fake kernel says, whatever the strides of the inputs."""
+    values = inputs(2, 2, 9, 5, 16, rule="mamba")
+    values["x"] = values["x"].mT.contiguous().mT
+    tensors = operator_arguments(values, "mamba", (False, False), "none", True, backend)
+    y, checkpoints = torch.ops.vilonghorn.scan(*tensors)
+    *arguments, _, backend = tensors
+    torch.library.opcheck(torch.ops.vilonghorn.scan_backward.default, (y, checkpoints, *arguments, backend))
+
+
 def test_non_reentrant_checkpointing_gives_the_same_gradients():
     values = inputs(2, 1, 20, 6, 16, rule="longhorn_exact")
     run = partial(scan, rule="longhorn_exact", reverse=(False, True))
@@ -97,20 +117,13 @@ def test_no_states_are_kept_without_gradients():
         assert bool(states.numel()) == bool(expected)
 
 
-def test_a_forked_child_can_scan():
-    """The threads of the parent are not in the child; a library that waits for them hangs (torch's OpenMP forbids it too)."""
-    import multiprocessing
-
-    values = inputs(1, 4, 40, 64, 16, rule="longhorn")
-    torch.set_num_threads(1)  # torch's own rule for forked children
-    try:
-        scan(**values)
-        child = multiprocessing.get_context("fork").Process(target=lambda: scan(**values))
-        child.start()
-        child.join(60)
-        assert child.exitcode == 0
-    finally:
-        torch.set_num_threads(2)
+@pytest.mark.skipif(native.unavailable("cpu") is not None, reason="native CPU library not built")
+def test_the_librarys_own_threads_serve_several_callers_and_a_forked_child():
+    """Without OpenMP to share, the library has a pool; a child of a fork has none of its threads and makes its own."""
+    script = Path(__file__).with_name("own_threads.py")
+    environment = os.environ | {"VILONGHORN_THREADING": "std"}
+    run = subprocess.run([sys.executable, script], env=environment, capture_output=True, text=True, timeout=120)
+    assert run.returncode == 0, run.stderr
 
 
 BAD = {

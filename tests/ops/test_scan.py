@@ -1,4 +1,4 @@
-"""Every backend that this machine has, against the float64 oracle: values and gradients, at odd shapes."""
+"""The CPU's backends against the float64 oracle: values and gradients, at odd shapes."""
 
 from functools import partial
 
@@ -145,6 +145,25 @@ def test_extreme_steps_and_keys_give_finite_values_and_gradients(rule, backend):
         values["z"] = values["z"] * scale
         for name, result in value_and_grads(partial(scan, backend=backend), values, rule=rule).items():
             assert result.isfinite().all(), (scale, name)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+@pytest.mark.parametrize("rule", RULES)
+def test_a_nan_is_not_swallowed(rule, dtype, backend):
+    for name in inputs(1, 1, 5, 3, 16, rule=rule):
+        values = inputs(1, 1, 5, 3, 16, rule=rule, dtype=dtype)
+        values[name].view(-1)[0] = torch.nan
+        assert scan(**values, rule=rule, backend=backend)[0, 0, :, 0].isnan().any(), name
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("present", [(), ("z",), ("D",), ("dt_bias",), ("z", "dt_bias"), ("D", "dt_bias")], ids=str)
+@pytest.mark.parametrize("rule", RULES)
+def test_each_optional_input_may_be_absent(rule, present, backend):
+    values = inputs(2, 1, 17, 9, 16, rule=rule)
+    values = {n: v for n, v in values.items() if n in present or n not in ("z", "D", "dt_bias")}
+    compare(partial(scan, backend=backend), values, 1e-6, rule=rule, reverse=(False, True), reduce="mean")
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

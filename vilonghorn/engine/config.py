@@ -175,7 +175,11 @@ class RunConfig:
 
 @dataclass
 class Config:
-    """Everything that decides a run; its defaults are the Vim-Ti recipe on ImageNet-1k, for one device."""
+    """Everything that decides a run; its defaults follow Vim-Ti's recipe on ImageNet-1k, for one device.
+
+    They differ from it in the batch, the clipped gradient and the warm-up of the average, and leave out RandAugment,
+    random erasing and repeated augmentation, which this pipeline does not have.
+    """
 
     data: DataConfig = field(default_factory=DataConfig)
     model: ModelConfig = field(default_factory=ModelConfig)

@@ -3,6 +3,7 @@
 What the mixer does inside is its own affair; the embedding and the final norm belong to the model.
 """
 
+from functools import partial
 from typing import Callable, Sequence
 
 import torch
@@ -31,7 +32,7 @@ class Block(nn.Module):
         expand: int = 2,
         depth: int = 1,
         drop_path: float = 0.0,
-        norm_layer: Callable[..., nn.Module] = nn.RMSNorm,
+        norm_layer: Callable[..., nn.Module] = partial(nn.RMSNorm, eps=1e-5),
         device=None,
         dtype=None,
     ) -> None:

@@ -17,7 +17,6 @@ from .weights import fit_state_dict
 # Where the authors publish their weights: Hugging Face Hub repository and file. The tags are ours.
 OFFICIAL = {
     "vim_tiny.in1k": ("hustvl/Vim-tiny-midclstok", "vim_t_midclstok_76p1acc.pth"),
-    "vim_tiny.ft_stride8_in1k": ("hustvl/Vim-tiny-midclstok", "vim_t_midclstok_ft_78p3acc.pth"),
     "vim_small.in1k": ("hustvl/Vim-small-midclstok", "vim_s_midclstok_80p5acc.pth"),
     "vim_base.in1k": ("hustvl/Vim-base-midclstok", "vim_b_midclstok_81p9acc.pth"),
 }

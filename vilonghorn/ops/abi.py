@@ -148,6 +148,7 @@ class ScanCall(Call):
     def backward_outputs(self, dy: Tensor, checkpoints: Tensor) -> dict[str, Tensor]:
         """Sets what backward reads, and returns what it fills, by field; dk and dq have a leading axis of `parts`."""
         args, struct = self.args, self.struct
+        dy = dy.to(self.dtype)  # before it is expanded, which would copy it for each direction
         struct.dy = self.input(dy.expand(args.x.shape) if args.reduce == "mean" else dy)
         self.set(checkpoints=checkpoints)
         G, B, L, D = args.x.shape

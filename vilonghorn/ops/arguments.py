@@ -44,11 +44,12 @@ class ScanArguments(NamedTuple):
         return {name: value for name, value in self._asdict().items() if isinstance(value, Tensor)}
 
 
-def autocast_dtype(device_type: str) -> torch.dtype | None:
-    """The dtype that activations take on the device where autocast is on, else None."""
-    if device_type != "meta" and torch.is_autocast_enabled(device_type):  # torch raises for meta, which has no autocast
-        return torch.get_autocast_dtype(device_type)
-    return None
+def autocast_dtype(x: Tensor) -> torch.dtype | None:
+    """The dtype that activations like x take where autocast is on, else None. Like torch's own, it spares float64."""
+    device_type = x.device.type
+    if device_type == "meta" or x.dtype == torch.float64:  # torch raises for meta, which has no autocast
+        return None
+    return torch.get_autocast_dtype(device_type) if torch.is_autocast_enabled(device_type) else None
 
 
 def check(args: ScanArguments) -> None:

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from . import native
-from .arguments import autocast_dtype
+from .arguments import DTYPES, autocast_dtype
 
 MAX_TAPS = 64
 
@@ -32,6 +32,7 @@ def conv_silu(x: Tensor, weight: Tensor, bias: Tensor, *, reverse: Sequence[bool
 
     Raises:
         ValueError: shapes or devices that do not fit.
+        TypeError: a dtype outside float32, bfloat16, float16 and float64.
     """
     if x.dim() != 3 or weight.dim() != 3 or weight.shape[1] != x.shape[2] or bias.shape != weight.shape[:2]:
         raise ValueError(
@@ -43,7 +44,11 @@ def conv_silu(x: Tensor, weight: Tensor, bias: Tensor, *, reverse: Sequence[bool
             f"conv_silu: {len(reverse)} reverse flags and {weight.shape[2]} taps for weight {tuple(weight.shape)}; "
             f"expected a flag for each direction and 1 to {MAX_TAPS} taps"
         )
-    dtype = autocast_dtype(x.device.type)
+    if not x.device == weight.device == bias.device:
+        raise ValueError(f"conv_silu: x is on {x.device}, weight on {weight.device}, bias on {bias.device}; move them to one")
+    if not {x.dtype, weight.dtype, bias.dtype} <= set(DTYPES):
+        raise TypeError(f"conv_silu: {x.dtype}, {weight.dtype}, {bias.dtype}; expected {', '.join(map(str, DTYPES))}")
+    dtype = autocast_dtype(x)
     if dtype is not None:
         x = x.to(dtype)
     if native.unavailable(x.device.type) is None:
@@ -52,9 +57,10 @@ def conv_silu(x: Tensor, weight: Tensor, bias: Tensor, *, reverse: Sequence[bool
 
 
 def conv_silu_reference(x: Tensor, weight: Tensor, bias: Tensor, reverse: Sequence[bool]) -> Tensor:
-    """`conv_silu` in plain torch: shifted products, no transposes."""
+    """`conv_silu` in plain torch: shifted products, no transposes; in float32 at least, rounded once."""
+    given, compute = x.dtype, torch.promote_types(x.dtype, torch.float32)
+    x, weight, bias = x.to(compute), weight.to(compute), bias.to(compute)
     L, K = x.shape[1], weight.shape[2]
-    weight, bias = weight.to(x.dtype), bias.to(x.dtype)
     before, after = F.pad(x, (0, 0, K - 1, 0)), F.pad(x, (0, 0, 0, K - 1))
     outputs = []
     for w, c, flag in zip(weight.unbind(0), bias.unbind(0), reverse):
@@ -62,7 +68,7 @@ def conv_silu_reference(x: Tensor, weight: Tensor, bias: Tensor, reverse: Sequen
         for j in range(K):
             y = y + w[:, j] * (after[:, K - 1 - j :][:, :L] if flag else before[:, j : j + L])
         outputs.append(F.silu(y))
-    return torch.stack(outputs)
+    return torch.stack(outputs).to(given)
 
 
 @torch.library.custom_op("vilonghorn::conv_silu", mutates_args=())

@@ -48,19 +48,19 @@ def unavailable(device_type: str, dtype: torch.dtype = torch.float32) -> str | N
         return "runs on CUDA devices alone"
     if dtype not in DTYPES:
         return f"takes {', '.join(map(str, DTYPES))}, not {dtype}"
-    return _unavailable_here()
+    return _unavailable_on(torch.cuda.current_device() if torch.cuda.is_available() else -1)
 
 
 @functools.cache
-def _unavailable_here() -> str | None:
+def _unavailable_on(device: int) -> str | None:
     if torch.version.hip is not None:
         return "runs on NVIDIA devices alone"
     library, reason = _open()
     if library is None:
         return reason
-    if not torch.cuda.is_available():
+    if device < 0:
         return "torch sees no CUDA device"
-    error = library.vl_cuda_check(torch.cuda.current_device())
+    error = library.vl_cuda_check(device)
     return f"the library does not run here: {library.vl_cuda_error(error).decode()}" if error else None
 
 

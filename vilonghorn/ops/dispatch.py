@@ -13,7 +13,7 @@ from . import cuda, native, reference, triton_backend
 # A backend is a module with NAME, CHUNK, LANES, unavailable(device_type, dtype), forward and backward; the first that
 # can run a tensor's device type and dtype is taken.
 BACKENDS: dict[str, ModuleType] = {module.NAME: module for module in (native, cuda, triton_backend, reference)}
-_warned: set[str] = {"meta"}  # device types whose users know; nothing is computed on meta
+_warned: set[tuple[str, torch.dtype]] = set()  # whose users know
 
 
 def backends(device: str | torch.device = "cpu") -> dict[str, str]:
@@ -39,8 +39,8 @@ def choose(x: Tensor, name: str | None) -> ModuleType:
     device_type = x.device.type
     if name is None:
         chosen = next(b for b in BACKENDS.values() if b.unavailable(device_type, x.dtype) is None)
-        if chosen is reference and device_type not in _warned:
-            _warned.add(device_type)
+        if chosen is reference and device_type != "meta" and (device_type, x.dtype) not in _warned:
+            _warned.add((device_type, x.dtype))
             reasons = "; ".join(f"{n}: {b.unavailable(device_type, x.dtype)}" for n, b in BACKENDS.items() if b is not chosen)
             warnings.warn(
                 f"vilonghorn scans {x.dtype} on {device_type!r} in plain torch, which is many times slower than a native "

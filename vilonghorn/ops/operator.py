@@ -66,7 +66,7 @@ def scan(
         TypeError: dtypes that do not fit.
         RuntimeError: the backend asked for cannot run here.
     """
-    dtype = autocast_dtype(x.device.type)
+    dtype = autocast_dtype(x)
     if dtype is not None:
         # Activations meet in the autocast dtype; A, D and dt_bias stay as they are: gates and states are float32 anyway.
         x, dt, k, q = x.to(dtype), dt.to(dtype), k.to(dtype), q.to(dtype)

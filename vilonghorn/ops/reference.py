@@ -131,7 +131,7 @@ def backward(dy: Tensor, args: ScanArguments, checkpoints: Tensor) -> tuple[Tens
     dt_bias = None if args.dt_bias is None else ddt.sum((1, 2))
     values = (dx, ddt, dk, dq, dz, dA, dD, dt_bias)
     inputs = (args.x, args.dt, args.k, args.q, args.z, args.A, args.D, args.dt_bias)
-    return tuple(None if v is None else v.to(t.dtype) for v, t in zip(values, inputs))
+    return tuple(None if v is None else v.to(t.dtype).contiguous() for v, t in zip(values, inputs))
 
 
 def _time_order(t: Tensor, reverse: tuple[bool, ...]) -> Tensor:
