@@ -1,44 +1,143 @@
-"""The benchmark measures what it says: its baseline is the right recurrence, and its figures come out whole."""
+"""The command: what it prints is what it writes, and what it refuses."""
 
 import json
+import math
+from types import SimpleNamespace
 
 import pytest
 import torch
-from oracle import error, inputs, oracle
 
-from vilonghorn.tools import bench
+from vilonghorn.ops import dispatch, native, reference
+from vilonghorn.tools import bench, bench_check, bench_model
 
-
-@pytest.mark.parametrize("rule", bench.RULES)
-def test_the_torch_loop_computes_the_scan(rule):
-    values = inputs(1, 2, 9, 6, 16, rule=rule)
-    expected = oracle(**values, rule=rule)[0]
-    alone = {name: value if name == "z" else value[0] for name, value in values.items()}
-    assert error(bench.torch_loop(**alone, rule=rule), expected) < 1e-6
+BACKEND = native if native.unavailable("cpu") is None else reference
 
 
-def test_contenders_take_turns():
-    calls = []
-    bench.measure({"a": lambda: calls.append("a") or torch.zeros(1), "b": lambda: calls.append("b")}, rounds=2)
-    runs = [name for name, previous in zip(calls, [None, *calls]) if name != previous]
-    assert runs == ["a", "b", "a", "b", "a", "b"]  # a warm-up, then two rounds
+@pytest.fixture
+def one_small_case(monkeypatch):
+    """One backend, rule, type and shape to check."""
+    monkeypatch.setattr(bench_check, "SHAPES", {"cpu": (bench_check.Shape(2, 5, 6, 4, (False, True), sliced=True),)})
+    monkeypatch.setattr(bench_check, "RULES", ("mamba",))
+    monkeypatch.setattr(bench_check, "TOLERANCE", {torch.float32: 5e-6})
+    for name in list(dispatch.BACKENDS):
+        if name != BACKEND.NAME:
+            monkeypatch.delitem(dispatch.BACKENDS, name)
+
+
+def run(*arguments: str) -> int:
+    threads = torch.get_num_threads()
+    try:
+        return bench.main([*arguments, "--device", "cpu", "--threads", "1"])
+    finally:
+        torch.set_num_threads(threads)
 
 
 def test_the_command_prints_tables_and_writes_the_same_figures(tmp_path, capsys):
-    threads = torch.get_num_threads()
-    bench.main(["model", "--size", "32", "--batch", "1", "--rounds", "1", "--threads", "1", "--json", str(tmp_path / "bench.json")])
-    torch.set_num_threads(threads)
+    files = ["--json", str(tmp_path / "bench.json"), "--plot", str(tmp_path / "bench.png")]
+    assert run("model", "--size", "32", "48", "--batch", "1", "--rounds", "1", *files) == 0
     report = json.loads((tmp_path / "bench.json").read_text())
     printed = capsys.readouterr().out
     assert report["machine"]["threads"] == 1
+    assert len(report["tables"]) == 4
     for table in report["tables"]:
         assert table["title"] in printed
-        assert {"deit_tiny_patch16_224", "vilonghorn_tiny"} <= set(table["rows"])
+        assert set(bench_model.NAMES) == set(table["rows"])
         for row in table["rows"].values():
             assert f"{row['median_ms']:.2f}" in printed
+    assert (tmp_path / "bench.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_an_unknown_subject_is_refused(capsys):
+def test_right_backends_pass_the_check(one_small_case, tmp_path, capsys):
+    assert run("check", "--json", str(tmp_path / "bench.json"), "--seed", "3") == 0
+    report = json.loads((tmp_path / "bench.json").read_text())
+    assert [row["problem"] for row in report["checks"]] == [None] * 6  # values in four forms, repetition, threads
+    assert report["seed"] == 3 and "seed of the checks: 3" in capsys.readouterr().out
+
+
+def backward_wrong_in_dA(dy, args, checkpoints):
+    *before, dA, dD, dt_bias = BACKEND.backward(dy, args, checkpoints)
+    return (*before, dA * 1.001, dD, dt_bias)
+
+
+def forward_that_leaves_an_element_out(args, save):
+    y, checkpoints = BACKEND.forward(args, save)
+    left = torch.empty_like(y)
+    left.view(-1)[1:] = y.view(-1)[1:]
+    return left, checkpoints
+
+
+def forward_that_differs_from_call_to_call(args, save, calls=[]):  # noqa: B006
+    calls.append(None)
+    y, checkpoints = BACKEND.forward(args, save)
+    return y * (1 + 1e-6 * (len(calls) % 2)), checkpoints
+
+
+def forward_that_raises(args, save):
+    raise RuntimeError("no such kernel image")
+
+
+@pytest.mark.parametrize(
+    "part, said",
+    [
+        (dict(backward=backward_wrong_in_dA), "A is off by 1.0e-03"),
+        (dict(forward=forward_that_leaves_an_element_out), "y is off by inf"),
+        (dict(forward=forward_that_differs_from_call_to_call), "not bitwise equal: y"),
+        (dict(forward=forward_that_raises), "no such kernel image"),
+    ],
+    ids=["gradient", "unwritten", "varying", "raising"],
+)
+def test_a_wrong_backend_is_named_and_the_exit_status_is_not_zero(
+    part, said, one_small_case, monkeypatch, tmp_path, capsys
+):
+    parts = ("NAME", "CHUNK", "LANES", "unavailable", "forward", "backward")
+    wrong = SimpleNamespace(**{name: getattr(BACKEND, name) for name in parts} | part)
+    monkeypatch.setitem(dispatch.BACKENDS, BACKEND.NAME, wrong)
+    assert run("check", "--json", str(tmp_path / "bench.json")) == 1
+    printed = capsys.readouterr().out
+    assert f"FAIL {BACKEND.NAME} mamba float32" in printed and said in printed
+    assert any(row["problem"] for row in json.loads((tmp_path / "bench.json").read_text())["checks"])
+
+
+def test_nothing_to_check_is_not_a_pass(one_small_case, monkeypatch):
+    monkeypatch.delitem(dispatch.BACKENDS, BACKEND.NAME)
+    assert run("check") == 1
+
+
+def test_what_time_does_not_suffice_for_is_named_and_unchecked_is_not_passed(one_small_case, capsys):
+    assert run("check", "--minutes", "0") == 1
+    assert "not begun in the time there was" in capsys.readouterr().out
+
+
+def test_poison_is_in_new_memory_and_gone_afterwards():
+    before = torch.are_deterministic_algorithms_enabled()
+    with bench_check.poisoned("cpu"):
+        assert torch.empty(4).isnan().all()
+    assert torch.are_deterministic_algorithms_enabled() == before
+
+
+def test_relative_errors_see_nan():
+    one = torch.ones(3, dtype=torch.float64)
+    assert bench_check.relative_error(torch.tensor([1.0, 1.0, math.nan]), one) == math.inf
+    assert bench_check.relative_error(torch.tensor([1.0, 1.0, 2.0]), one) == pytest.approx(3**-0.5)
+
+
+@pytest.mark.parametrize(
+    "arguments, said",
+    [
+        (["scam"], "expected check, scan, block, model"),
+        (["--rounds", "0"], "at least 1"),
+        (["--json", "no/such/folder/bench.json"], "there is no folder"),
+    ],
+    ids=str,
+)
+def test_wrong_options_are_refused(arguments, said, capsys):
     with pytest.raises(SystemExit) as stop:
-        bench.main(["scam"])
-    assert stop.value.code == 2 and "expected scan or model" in capsys.readouterr().err
+        bench.main(arguments)
+    assert stop.value.code == 2 and said in capsys.readouterr().err
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")
+def test_a_gpu_that_is_not_there_is_refused(capsys):
+    with pytest.raises(SystemExit) as stop:
+        bench.main(["--device", "cuda"])
+    assert stop.value.code == 2 and "torch finds no GPU" in capsys.readouterr().err

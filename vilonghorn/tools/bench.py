@@ -1,179 +1,187 @@
-"""Times the scan against loops in plain torch, and the models against timm's DeiT: `python -m vilonghorn.tools.bench`.
+"""Checks and times the scan and the models: `python -m vilonghorn.tools.bench`, on a GPU where there is one.
 
-Contenders of a table take turns in one process, so that whatever disturbs the machine disturbs them all; a figure is
-the median over rounds, and ratios are to the table's first contender.
+On a GPU: every kernel against float64, the scan, one block's kernels, the models. On a CPU: the scan and the models.
+The exit status is 1 if a check or a measurement fails. This file is the command; the subjects have theirs beside it.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
+import math
 import os
-import platform
+import secrets
 import statistics
 import sys
 import time
-from collections.abc import Callable
-from functools import partial
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
-import timm
 import torch
-import torch.nn.functional as F
-from torch import Tensor
 
-import vilonghorn
-from vilonghorn.ops import backends, scan
-from vilonghorn.ops.reference import scan_reference
+from vilonghorn.ops.arguments import RULES
 
-Contenders = dict[str, Callable[[], object]]
-RULES = ("longhorn", "longhorn_exact", "mamba")
-SAMPLE_SECONDS = 0.02  # short calls are repeated until a sample takes this long
+from . import bench_check, bench_host, bench_model, bench_scan
+from .bench_device import CopyTask
+from .bench_report import draw_models, machine, table, write_json
+from .bench_tasks import Outcome, Task, run
 
-
-def torch_loop(x, dt, k, q, z=None, A=None, D=None, dt_bias=None, *, rule: str) -> Tensor:
-    """One forward direction as it is usually written in torch: all coefficients first, then a loop over `unbind`.
-
-    Arguments as `scan`, without groups. (Indexing `a[:, t]` instead of `unbind` is 20 times slower backward.)
-    """
-    dt = dt + dt_bias
-    if rule == "mamba":
-        step = F.softplus(dt)
-        decay, update = torch.exp(step[..., None] * A), (step * x)[..., None] * k[:, :, None]
-    else:
-        gate = 1 / (1 + k.square().sum(-1, keepdim=True) + torch.exp(-dt))
-        decay, update = 1 - gate[..., None] * k.square()[:, :, None], (gate * x)[..., None] * k[:, :, None]
-    state, outputs = x.new_zeros(x.shape[0], x.shape[2], k.shape[-1]), []
-    if rule == "longhorn_exact":
-        for x_t, gate_t, k_t, q_t in zip(x.unbind(1), gate.unbind(1), k.unbind(1), q.unbind(1)):
-            u = gate_t[..., None] * (x_t[..., None] - state @ k_t[..., None])
-            state = torch.baddbmm(state, u, k_t[:, None])
-            outputs.append((state @ q_t[..., None])[..., 0])
-    else:
-        for decay_t, update_t, q_t in zip(decay.unbind(1), update.unbind(1), q.unbind(1)):
-            state = torch.addcmul(update_t, decay_t, state)
-            outputs.append((state @ q_t[..., None])[..., 0])
-    return (torch.stack(outputs, 1) + D * x) * F.silu(z)
+SUBJECTS = ("check", "scan", "block", "model")
+PREPARE_SECONDS = 150  # the most that tasks may take before they are measured
 
 
-def scan_contenders(rule: str, B: int, L: int, D: int, N: int, train: bool) -> Contenders:
-    """The torch loop, the plain-torch reference and every backend that runs on a CPU here, for one direction."""
+class Bench:
+    """One run of the command: what it was asked for, and what it has found so far. A method is a subject."""
 
-    def normal(*shape: int) -> Tensor:
-        return torch.randn(*shape, requires_grad=train)
+    def __init__(self, options: argparse.Namespace, command: list[str]):
+        self.options, self.device = options, options.device
+        self.deadline = time.monotonic() + 60 * options.minutes
+        self.passed = True
+        self.report: dict[str, Any] = dict(machine=machine(self.device), command=command, tables=[])
 
-    values = dict(x=normal(1, B, L, D), dt=normal(1, B, L, D), k=normal(1, B, L, N), q=normal(1, B, L, N))
-    values |= dict(z=normal(B, L, D), D=normal(1, D), dt_bias=normal(1, D))
-    if rule == "mamba":
-        values["A"] = (-torch.rand(1, D, N)).requires_grad_(train)
-    cotangent = torch.randn(1, B, L, D)
+    def check(self) -> None:
+        tasks = bench_check.check_tasks(self.device, self.options.seed)
+        self.report["checks"], passed = bench_check.report_checks(list(self._outcomes(tasks)))
+        self.passed &= passed
 
-    def call(function: Callable[..., Tensor]) -> None:
-        if not train:
-            with torch.no_grad():
-                function(**values)
+    def scan(self) -> None:
+        if self.device == "cpu":
+            return self._scan_on_cpu()
+        [copy] = self._run([CopyTask(self.device)], jobs=1)
+        outcomes = self._run(bench_scan.scan_tasks(self.device))
+        if not copy.rows:
             return
-        y = function(**values)
-        torch.autograd.grad(y, list(values.values()), cotangent.view_as(y))
+        self.report["copy"] = copy.rows[0]
+        print(f"\ncopy within the device: {copy.rows[0]['gb_per_s']:.0f} GB/s, read and written")
+        if self.report["machine"]["mamba_ssm"] == "not installed":
+            print("mamba_ssm is not installed: nothing to compare with")
+        self.report["tables"] += bench_scan.report_scans(outcomes, copy.rows[0]["gb_per_s"])
 
-    def loop(z: Tensor, **grouped: Tensor) -> Tensor:
-        return torch_loop(z=z, **{name: value[0] for name, value in grouped.items()}, rule=rule)
+    def block(self) -> None:
+        forms = (False, True) if self.device == "cuda" else (False,)
+        outcomes = self._run([bench_model.BlockTask(self.device, "longhorn", compiled) for compiled in forms])
+        self.report["profiles"] = bench_model.report_blocks(outcomes)
 
-    contenders = {"torch loop": partial(call, loop), "scan_reference": partial(call, partial(scan_reference, rule=rule))}
-    for name, state in backends("cpu").items():
-        if state == "ready":
-            contenders[f"scan, backend {name}"] = partial(call, partial(scan, rule=rule, backend=name))
-    return contenders
+    def model(self) -> None:
+        if self.device == "cpu":
+            rows = self._models_on_cpu()
+        else:
+            jobs = min(self.options.jobs, bench_model.at_once(self.device))
+            parts = bench_model.model_tasks(self.device, self.options.size, self.options.batch)
+            outcomes = [outcome for tasks in parts for outcome in self._run(tasks, jobs)]
+            tables, rows = bench_model.report_models(outcomes)
+            self.report["tables"] += tables
+            self.report["models"] = rows
+        if self.options.plot:
+            draw_models(self.options.plot, rows, str(self.report["machine"].get("gpu", self.report["machine"]["cpu"])))
 
+    def _outcomes(self, tasks: Sequence[Task], jobs: int | None = None):
+        return run(tasks, jobs=jobs or self.options.jobs, deadline=self.deadline, limit=PREPARE_SECONDS)
 
-def model_contenders(names: tuple[str, ...], batch: int, size: int, train: bool) -> Contenders:
-    """A forward pass of each model without gradients, or forward and backward."""
-    images = torch.randn(batch, 3, size, size)
+    def _run(self, tasks: Sequence[Task], jobs: int | None = None) -> list[Outcome]:
+        """Runs tasks, says which were not measured, and remembers whether that is an error."""
+        outcomes = list(self._outcomes(tasks, jobs))
+        for outcome in outcomes:
+            if outcome.problem:
+                print(f"\nnot measured: {outcome.task.title}: {outcome.problem}")
+                found = self.report.setdefault("not_measured", [])
+                found.append(dict(task=outcome.task.title, problem=outcome.problem))
+                self.passed &= outcome.late or not getattr(outcome.task, "required", True)
+        return outcomes
 
-    def call(model: torch.nn.Module) -> None:
-        if not train:
-            with torch.no_grad():
-                model(images)
-            return
-        model.zero_grad()
-        model(images).sum().backward()
+    def _scan_on_cpu(self) -> None:
+        """A table for each rule, and one in which the rules take turns, each on the backend that a model would get."""
+        options = self.options
+        for train in (False, True):
+            form = f"{'forward + backward' if train else 'forward'}, B={options.batch} L=197 D=384 N=16 float32"
+            chosen = {}
+            for rule in RULES:
+                contenders = bench_host.scan_contenders(rule, options.batch, 197, 384, 16, train)
+                chosen[rule] = next(call for name, call in contenders.items() if name.startswith("scan, backend"))
+                samples = bench_host.measure(contenders, options.rounds)
+                self.report["tables"].append(table(f"scan {rule}, {form}", samples))
+            self.report["tables"].append(table(f"scan, {form}", bench_host.measure(chosen, options.rounds)))
 
-    return {name: partial(call, timm.create_model(name, img_size=size).train(train)) for name in names}
-
-
-def measure(contenders: Contenders, rounds: int) -> dict[str, list[float]]:
-    """Seconds a call, `rounds` samples of each contender, taken in turns."""
-    repeats = {}
-    for name, function in contenders.items():
-        function()  # warm up: pages, caches, lazy initialisation
-        start = time.perf_counter()
-        function()
-        repeats[name] = max(1, round(SAMPLE_SECONDS / (time.perf_counter() - start)))
-    samples: dict[str, list[float]] = {name: [] for name in contenders}
-    for _ in range(rounds):
-        for name, function in contenders.items():
-            start = time.perf_counter()
-            for _ in range(repeats[name]):
-                function()
-            samples[name].append((time.perf_counter() - start) / repeats[name])
-    return samples
-
-
-def table(title: str, samples: dict[str, list[float]]) -> dict:
-    """Prints one table and returns it as plain data: milliseconds, spread and ratio to the first contender."""
-    first = statistics.median(next(iter(samples.values())))
-    print(f"\n{title}\n  {'':28}{'median ms':>10}{'min':>9}{'max':>9}   against {next(iter(samples))}")
-    rows = {}
-    for name, values in samples.items():
-        median = statistics.median(values)
-        ratio = f"{first / median:.1f} times faster" if median < first else f"{median / first:.2f} times the time"
-        print(f"  {name:28}{median * 1e3:10.2f}{min(values) * 1e3:9.2f}{max(values) * 1e3:9.2f}   {ratio}")
-        rows[name] = dict(median_ms=median * 1e3, min_ms=min(values) * 1e3, max_ms=max(values) * 1e3, ratio=median / first)
-    return dict(title=title, rows=rows)
-
-
-def machine() -> dict[str, object]:
-    """What the figures were measured on."""
-    cpuinfo = Path("/proc/cpuinfo")
-    lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
-    cpu = next((line.split(":")[1].strip() for line in lines if line.startswith("model name")), platform.processor())
-    return dict(
-        cpu=cpu, threads=torch.get_num_threads(), python=platform.python_version(), torch=torch.__version__,
-        timm=timm.__version__, vilonghorn=vilonghorn.__version__, backends=backends("cpu"),
-        omp_wait_policy=os.environ.get("OMP_WAIT_POLICY", "not set"),
-    )  # fmt: skip
+    def _models_on_cpu(self) -> list[dict[str, Any]]:
+        """Prints the tables, and returns rows as `bench_model` makes them."""
+        batch, rows = self.options.batch, []
+        for size in self.options.size:
+            for train in (False, True):
+                title = f"model, {'forward + backward' if train else 'forward'}, batch {batch}, {size} px float32"
+                contenders = bench_host.model_contenders(bench_model.NAMES, batch, size, train)
+                samples = bench_host.measure(contenders, self.options.rounds)
+                self.report["tables"].append(table(title, samples))
+                for name, seconds in samples.items():
+                    cell = dict(model=name, size=size, train=train, compiled=False, batch=batch, memory_gb=None)
+                    rate = batch / statistics.median(seconds)
+                    rows.append(cell | dict(ms=[1e3 * s for s in seconds], images_per_s=rate))
+        return rows
 
 
-def main(argv: list[str] | None = None) -> None:
+def parse(argv: Sequence[str] | None) -> argparse.Namespace:
+    """The options, with what the device decides filled in."""
     parser = argparse.ArgumentParser(prog="python -m vilonghorn.tools.bench", description=__doc__.splitlines()[0])
-    parser.add_argument("what", nargs="*", metavar="scan|model", help="what to time (default: both)")
-    parser.add_argument("--batch", type=int, default=8, help="images a batch (default 8)")
-    parser.add_argument("--size", type=int, default=224, help="side of the images in pixels, for the models (default 224)")
-    parser.add_argument("--threads", type=int, default=torch.get_num_threads(), help="torch's threads (default: torch's)")
-    parser.add_argument("--rounds", type=int, default=11, help="samples of each contender (default 11)")
-    parser.add_argument("--json", type=Path, help="also write the figures there")
+    subjects = "|".join(SUBJECTS)
+    parser.add_argument("what", nargs="*", metavar=subjects, help="default: all on a GPU, scan and model on a CPU")
+    parser.add_argument("--device", choices=("cpu", "cuda"), help="default: cuda where torch finds a GPU, else cpu")
+    parser.add_argument("--json", type=Path, help="also write all figures there")
+    parser.add_argument("--plot", type=Path, help="also draw the models' time and memory there, as a PNG")
+    parser.add_argument("--batch", type=int, help="images a batch (default: 8; on a GPU, for models, by size)")
+    sizes = "sides of the models' images in pixels (default: 224; on a GPU 224 to 1024)"
+    parser.add_argument("--size", type=int, nargs="+", help=sizes)
+    on_cpu = parser.add_argument_group("on a CPU")
+    threads = torch.get_num_threads()
+    on_cpu.add_argument("--threads", type=int, default=threads, help="torch's threads (default: torch's)")
+    on_cpu.add_argument("--rounds", type=int, default=11, help="samples of each contender (default 11)")
+    checked = parser.add_argument_group("what checks and GPUs need")
+    checked.add_argument("--seed", type=int, help="of the checks' inputs (default: a new one, which is printed)")
+    checked.add_argument("--jobs", type=int, help="processes side by side (default: one a core; on a CPU, this one)")
+    minutes = "time limit: what does not fit is left out and named (default: none; on a GPU 7.5)"
+    checked.add_argument("--minutes", type=float, help=minutes)
     options = parser.parse_args(argv)
-    what = options.what or ["scan", "model"]
-    if unknown := set(what) - {"scan", "model"}:
-        parser.error(f"cannot time {', '.join(sorted(unknown))}: expected scan or model")
-    if min(options.batch, options.size, options.threads, options.rounds) < 1:
-        parser.error("--batch, --size, --threads and --rounds are at least 1")
+
+    on_gpu = torch.cuda.is_available()
+    options.device = options.device or ("cuda" if on_gpu else "cpu")
+    if options.device == "cuda" and not on_gpu:
+        parser.error("--device cuda: torch finds no GPU")
+    gpu = options.device == "cuda"
+    options.what = options.what or (SUBJECTS if gpu else ("scan", "model"))
+    if unknown := set(options.what) - set(SUBJECTS):
+        parser.error(f"cannot measure {', '.join(sorted(unknown))}: expected {', '.join(SUBJECTS)}")
+    options.batch = options.batch if gpu or options.batch is not None else 8
+    options.size = options.size or (bench_model.SIZES if gpu else (224,))
+    options.seed = secrets.randbits(31) if options.seed is None else options.seed
+    options.jobs = (os.cpu_count() or 1 if gpu else 1) if options.jobs is None else options.jobs
+    options.minutes = (7.5 if gpu else math.inf) if options.minutes is None else options.minutes
+    numbers = (*options.size, options.threads, options.rounds, options.jobs, options.batch)
+    if min(number for number in numbers if number is not None) < 1:
+        parser.error("--batch, --size, --threads, --rounds and --jobs are at least 1")
+    for path in filter(None, (options.json, options.plot)):
+        if not path.absolute().parent.is_dir():
+            parser.error(f"{path}: there is no folder {path.absolute().parent}")
+    return options
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs the command; returns its exit status."""
+    options = parse(argv)
     torch.set_num_threads(options.threads)
     torch.manual_seed(0)
-    report = dict(machine=machine(), command=["python", "-m", "vilonghorn.tools.bench", *(argv or sys.argv[1:])], tables=[])
-    print(", ".join(f"{key} {value}" for key, value in report["machine"].items()))
-    for train in (False, True) if "scan" in what else ():
-        for rule in RULES:
-            title = f"scan {rule}, {'forward + backward' if train else 'forward'}, B={options.batch} L=197 D=384 N=16 float32"
-            samples = measure(scan_contenders(rule, options.batch, 197, 384, 16, train), options.rounds)
-            report["tables"].append(table(title, samples))
-    names = ("deit_tiny_patch16_224", "vilonghorn_tiny", "vilonghorn_tiny_exact", "vim_tiny")
-    for train in (False, True) if "model" in what else ():
-        title = f"model, {'forward + backward' if train else 'forward'}, batch {options.batch}, {options.size} px float32"
-        report["tables"].append(table(title, measure(model_contenders(names, options.batch, options.size, train), options.rounds)))
-    if options.json:
-        options.json.write_text(json.dumps(report, indent=1) + "\n")
+    if options.device == "cuda":  # processes side by side, that inductor would each give as many workers as cores
+        os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "2")
+    bench = Bench(options, ["python", "-m", "vilonghorn.tools.bench", *(argv or sys.argv[1:])])
+    print(", ".join(f"{key} {value}" for key, value in bench.report["machine"].items()))
+    if "check" in options.what:
+        bench.report["seed"] = options.seed
+        print(f"seed of the checks: {options.seed}")
+    for subject in (subject for subject in SUBJECTS if subject in options.what):
+        began = time.monotonic()
+        getattr(bench, subject)()
+        bench.report.setdefault("seconds", {})[subject] = round(time.monotonic() - began, 1)
+        if options.json:  # after each subject: what is measured is not lost with the rest
+            write_json(options.json, bench.report)
+    return 0 if bench.passed else 1
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())
