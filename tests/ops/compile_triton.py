@@ -2,9 +2,9 @@
 
     python tests/ops/compile_triton.py [80 90] [--all]
 
-A line has a kernel's form and architecture, its registers, bytes of stack and local memory, and its instructions for 32
-channels and one token of one direction, counted in the disassembly. Needs cuobjdump, which comes with Triton, and a
-process in which Triton is not interpreted.
+A line has a kernel's form and architecture, its registers, bytes of stack and local memory, and, without a split over
+time, its instructions for 32 channels and one token of one direction, counted in the disassembly. Needs cuobjdump,
+which comes with Triton, and a process in which Triton is not interpreted.
 """
 
 import json
@@ -21,25 +21,34 @@ import triton.language as tl
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from vilonghorn.ops import triton_backend, triton_kernels
+from vilonghorn.ops import triton_backend, triton_kernels, triton_split
 from vilonghorn.ops.arguments import RULES
 
 CUOBJDUMP = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
 ACTIVATIONS = {"x", "dt", "k", "q", "z", "y", "dy", "dx", "ddt", "dz"}
-SCALARS = {"batch", "length", "channels", "reverse"}
+SCALARS = {"batch", "length", "channels", "reverse", "span"}
+KERNELS = {
+    "scan_forward": triton_kernels.scan_forward,
+    "scan_backward": triton_kernels.scan_backward,
+    "scan_summary": triton_split.scan_summary,  # of the gradient, which has more to load
+}
 
 
-def compile_kernel(name: str, architecture: int, *, rule: str, mean: bool, dtype: str = "bf16", aligned: bool = True):
-    """The compiled kernel `scan_forward` or `scan_backward` of two directions with 16 states, z, D and dt_bias."""
-    kernel = getattr(triton_kernels, name)
-    constants = dict(
-        RULE=RULES.index(rule), GROUPS=2, MEAN=mean, CHUNK=triton_backend.CHUNK, INDEX=tl.int32, N=16,
-        **triton_backend.tile_of(16)._asdict(),
-    )  # fmt: skip
+def compile_kernel(
+    name: str, architecture: int, *, rule: str, mean: bool, split: bool, dtype: str = "bf16", aligned: bool = True
+):
+    """The compiled kernel of two directions with 16 states, z, D and dt_bias."""
+    kernel = KERNELS[name]
+    constants = dict(RULE=RULES.index(rule), GROUPS=2, MEAN=mean, INDEX=tl.int32, N=16)
+    constants |= triton_backend.tile_of(16)._asdict()
+    if name != "scan_summary":
+        constants["CHUNK"] = triton_backend.CHUNK
     if name == "scan_backward":
-        constants["HELD"] = triton_backend.HELD[rule]
-    if not mean:
+        constants["HELD"] = (triton_backend.HELD_SPLIT if split else triton_backend.HELD)[rule]
+    if not mean and "sums" in kernel.arg_names:
         constants["sums"] = None
+    if not split:
+        constants |= dict(span=None, summaries=None)
     if rule != "mamba":
         constants |= {n: None for n in ("A", "dA") if n in kernel.arg_names}
     signature, attributes = {}, {}
@@ -56,7 +65,7 @@ def compile_kernel(name: str, architecture: int, *, rule: str, mean: bool, dtype
             paths = [(position,)] if argument == "channels" else []
         else:
             signature[argument] = f"*{dtype}" if argument in ACTIVATIONS else "*fp32"
-            paths = [] if slices or argument in ("A", "checkpoints", "dA") else [(position,)]
+            paths = [] if slices or argument in ("A", "checkpoints", "summaries", "dA") else [(position,)]
         attributes |= {path: [["tt.divisibility", 16]] for path in paths}
     source = ASTSource(
         fn=kernel,
@@ -90,32 +99,37 @@ def inspect(binary: bytes) -> tuple[dict[str, int], list[tuple[int, int]]]:
     return resources, sorted((count(*loop), skipped[loop]) for loop in loops)
 
 
-def report(name: str, architecture: int, rule: str, mean: bool, dtype: str, aligned: bool) -> dict:
-    compiled = compile_kernel(name, architecture, rule=rule, mean=mean, dtype=dtype, aligned=aligned)
-    resources, loops = inspect(compiled.asm["cubin"])
+def report(name: str, architecture: int, rule: str, mean: bool, split: bool, dtype: str, aligned: bool) -> dict:
+    form = dict(rule=rule, mean=mean, split=split, dtype=dtype, aligned=aligned)
+    resources, loops = inspect(compile_kernel(name, architecture, **form).asm["cubin"])
+    if not split:
+        resources["instructions"] = instructions(name, rule, loops)
+    form["reduce"] = "mean" if form.pop("mean") else "none"
+    return dict(kernel=name, architecture=architecture, **form, **resources)
+
+
+def instructions(name: str, rule: str, loops: list[tuple[int, int]]) -> int:
+    """Instructions for 32 channels and one token of one direction, by the loops of a kernel that is not split."""
     chunk, held = triton_backend.CHUNK, triton_backend.HELD[rule]
     if name == "scan_forward":  # one loop over tokens (within one over directions), that saves every chunk-th state
         (step, saving), *_ = loops
-        instructions = step - saving + saving / chunk
+        return round(step - saving + saving / chunk)
     else:  # a loop that repeats tokens from the checkpoint on, within one over parts of `held` tokens
         (repeat, _), (part, _), *_ = loops
         repeats = sum(start % chunk for start in range(0, held * chunk, held)) / (held * chunk)
-        instructions = (part - repeat) / held + repeats * repeat
-    return dict(
-        kernel=name, rule=rule, reduce="mean" if mean else "none", architecture=architecture, dtype=dtype,
-        aligned=aligned, **resources, instructions=round(instructions),
-    )  # fmt: skip
+        return round((part - repeat) / held + repeats * repeat)
 
 
 def reports(architectures: list[int], every: bool) -> Iterator[dict]:
     """As the models call them (bfloat16, directions averaged, k and q slices of a projection), or in every form."""
     types = [("bf16", True), ("bf16", False), ("fp32", True)] if every else [("bf16", False)]
     for architecture in architectures:
-        for name in ("scan_forward", "scan_backward"):
+        for name in KERNELS:
             for rule in RULES:
                 for mean in (True, False) if every else (True,):
-                    for dtype, aligned in types:
-                        yield report(name, architecture, rule, mean, dtype, aligned)
+                    for split in (True,) if name == "scan_summary" else (False, True):
+                        for dtype, aligned in types:
+                            yield report(name, architecture, rule, mean, split, dtype, aligned)
 
 
 if __name__ == "__main__":

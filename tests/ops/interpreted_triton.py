@@ -29,6 +29,13 @@ CASES = [
     ((2, 1, 6, 3, 1), (True, False), "none", False),
     ((1, 1, 0, 3, 4), (True,), "none", True),
 ]
+# Segments, of which the last is short, and then as above
+SPLITS = [
+    (2, (2, 1, 9, 40, 3), (True, False), "mean", True),
+    (3, (2, 2, 17, 3, 2), (False, True), "none", True),
+    (5, (1, 1, 37, 3, 2), (True,), "mean", False),
+]
+WHOLE_AND_SPLIT = pytest.mark.parametrize("length, states, segments", [(3, 16, 1), (9, 2, 2)])
 
 
 @pytest.fixture(autouse=True)
@@ -36,6 +43,12 @@ def poisoned_memory(monkeypatch):
     """New tensors hold NaN, which shows in a result wherever a kernel did not write."""
     empty = torch.empty
     monkeypatch.setattr(torch, "empty", lambda *args, **options: empty(*args, **options).fill_(float("nan")))
+
+
+@pytest.fixture
+def split(monkeypatch):
+    """Has every scan split over time into a number of segments."""
+    return lambda count: monkeypatch.setattr(triton_backend, "segments", lambda args, processors: count)
 
 
 def run(values, **options):
@@ -60,6 +73,17 @@ def test_values_and_gradients_agree_with_the_oracle(shape, reverse, reduce, gate
     assert max(wrong.values()) < 1e-6, {name: f"{e:.1e}" for name, e in wrong.items()}
 
 
+@pytest.mark.parametrize("count, shape, reverse, reduce, gated", SPLITS, ids=str)
+def test_a_split_scan_agrees_with_the_oracle(count, shape, reverse, reduce, gated, split):
+    split(count)
+    values = inputs(*shape, rule=RULE, gate=gated)
+    options = dict(rule=RULE, reverse=reverse, reduce=reduce)
+    expected = value_and_grads(oracle, {n: v.double() for n, v in values.items()}, **options)
+    actual = run(values, **options)
+    wrong = {name: error(actual[name], expected[name]) for name in expected}
+    assert max(wrong.values()) < 1e-6, {name: f"{e:.1e}" for name, e in wrong.items()}
+
+
 def test_extreme_gates_and_keys_stay_accurate():
     values = inputs(1, 1, 8, 6, 16, rule=RULE, key_scale=8.0)
     values["dt"][:] = torch.tensor([-1e4, -100.0, -15.0, 15.0, 100.0, 1e4])  # a gate a channel, from shut to open
@@ -73,8 +97,10 @@ def test_extreme_gates_and_keys_stay_accurate():
 
 # The interpreter cuts float32 to bfloat16, where a GPU rounds: one unit in the last of 8 digits.
 @pytest.mark.parametrize("dtype, tolerance", [(torch.bfloat16, 2**-7), (torch.float16, 0)])
-def test_half_precision_rounds_inputs_and_results_once(dtype, tolerance):
-    values = inputs(2, 1, 3, 5, 16, rule=RULE)
+@WHOLE_AND_SPLIT
+def test_half_precision_rounds_inputs_and_results_once(length, states, segments, dtype, tolerance, split):
+    split(segments)
+    values = inputs(2, 1, length, 5, states, rule=RULE)
     values |= {name: values[name].to(dtype) for name in ("x", "dt", "k", "q", "z")}
     half = {n: v.requires_grad_() for n, v in values.items()}
     full = {n: v.detach().float().requires_grad_() for n, v in values.items()}
@@ -87,8 +113,10 @@ def test_half_precision_rounds_inputs_and_results_once(dtype, tolerance):
         torch.testing.assert_close(leaf.grad, full[name].grad.to(leaf.dtype), rtol=tolerance, atol=0)
 
 
-def test_a_repetition_is_bitwise_equal():
-    values = inputs(2, 1, 3, 34, 16, rule=RULE)
+@WHOLE_AND_SPLIT
+def test_a_repetition_is_bitwise_equal(length, states, segments, split):
+    split(segments)
+    values = inputs(2, 1, length, 34, states, rule=RULE)
     assert_equal(run(values, **SMALL), run(values, **SMALL))
 
 
@@ -106,8 +134,10 @@ def test_strides_do_not_matter():
     assert_equal({"y": y.detach().double(), **{n: v.grad.double() for n, v in leaves.items()}}, expected)
 
 
-def test_wide_indices_change_nothing(monkeypatch):
-    values = inputs(2, 1, 3, 5, 4, rule=RULE)
+@WHOLE_AND_SPLIT
+def test_wide_indices_change_nothing(length, states, segments, split, monkeypatch):
+    split(segments)
+    values = inputs(2, 1, length, 5, states, rule=RULE)
     expected = run(values, **SMALL)
     monkeypatch.setattr(triton_backend, "INDEX_LIMIT", 0)
     assert_equal(run(values, **SMALL), expected)
@@ -116,3 +146,10 @@ def test_wide_indices_change_nothing(monkeypatch):
 def test_double_precision_is_refused():
     with pytest.raises(RuntimeError, match="not torch.float64"):
         scan(**inputs(1, 1, 2, 3, 4, rule=RULE, dtype=torch.float64), rule=RULE, backend="triton")
+
+
+def test_a_nan_is_not_swallowed():
+    for name in inputs(1, 1, 2, 3, 4, rule=RULE):
+        values = inputs(1, 1, 2, 3, 4, rule=RULE)
+        values[name].view(-1)[0] = torch.nan
+        assert scan(**values, rule=RULE, backend="triton")[0, 0, :, 0].isnan().any(), name

@@ -60,6 +60,14 @@ def emulator(library, monkeypatch):
     torch.use_deterministic_algorithms(False)
 
 
+@pytest.mark.parametrize("rule", RULES)
+def test_a_nan_is_not_swallowed(rule):
+    for name in inputs(1, 1, 5, 4, 16, rule=rule):
+        values = inputs(1, 1, 5, 4, 16, rule=rule)
+        values[name].view(-1)[0] = torch.nan
+        assert emulated(**values, rule=rule)[0, 0, :, 0].isnan().any(), name
+
+
 def compare(values, tolerance=1e-6, **options):
     expected = value_and_grads(oracle, {name: value.double() for name, value in values.items()}, **options)
     actual = value_and_grads(emulated, values, **options)

@@ -139,8 +139,17 @@ BAD = {
     "mixed dtypes": (dict(k=torch.zeros(1, 2, 9, 16, dtype=torch.float64)), TypeError, "k is torch.float64 but x is torch.float32"),
     "integers": (dict(D=torch.zeros(1, 6, dtype=torch.int32)), TypeError, "D is torch.int32"),
     "devices": (dict(z=torch.zeros(2, 9, 6, device="meta")), (ValueError, RuntimeError), "meta"),
+    "no dt": (dict(dt=None), TypeError, "dt is None, expected a tensor"),
+    "a list": (dict(k=[1.0]), TypeError, r"k is \[1.0\], expected a tensor"),
     "unknown backend": (dict(backend="tpu"), ValueError, "no backend 'tpu'"),
 }
+
+
+def test_a_missing_tensor_is_refused_below_the_wrapper_too():
+    arguments = list(operator_arguments(inputs(1, 2, 9, 6, 16, rule="longhorn"), "longhorn", (False,), "none", True, None))
+    arguments[1] = None
+    with pytest.raises(TypeError, match="dt is None"):
+        torch.ops.vilonghorn.scan(*arguments)
 
 
 @pytest.mark.parametrize("case", BAD)

@@ -37,7 +37,7 @@ def test_the_kernels_compile_and_spill_nothing(architecture, compilations):
     output, errors = compilations[architecture].communicate()
     assert compilations[architecture].returncode == 0, errors
     reports = [json.loads(line) for line in output.splitlines()]
-    assert len(reports) == 6  # three rules, forward and backward
+    assert len(reports) == 15  # three rules; forward and backward, with and without a split, and the split's summary
     for report in reports:
         print(report)
         assert report["stack"] == 0 and report["local"] == 0, report

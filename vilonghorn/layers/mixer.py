@@ -2,7 +2,7 @@
 
 One module for every rule; rules and directions differ by data. Norms and the residual belong to the block, and the
 recurrences themselves to `vilonghorn.ops`. (Modules of layers and models keep their annotations as types, not strings:
-torch.fx and TorchScript read them.)
+torch.fx reads them.)
 """
 
 import math

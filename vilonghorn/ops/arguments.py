@@ -57,8 +57,11 @@ def check(args: ScanArguments) -> None:
 
     Raises:
         ValueError: an unknown rule or reduction, a shape that does not fit, a missing or superfluous `A`, mixed devices.
-        TypeError: a dtype outside float32, bfloat16, float16 and float64, or activations of mixed dtypes.
+        TypeError: a missing tensor, a dtype outside float32, bfloat16, float16 and float64, or activations of mixed dtypes.
     """
+    for name in ("x", "dt", "k", "q"):  # the dispatcher lets None through
+        if getattr(args, name) is None:
+            raise TypeError(f"scan: {name} is None, expected a tensor")
     if args.rule not in RULES:
         raise ValueError(f"scan: rule is {args.rule!r}, expected one of {', '.join(map(repr, RULES))}")
     if args.reduce not in REDUCTIONS:

@@ -66,6 +66,9 @@ def scan(
         TypeError: dtypes that do not fit.
         RuntimeError: the backend asked for cannot run here.
     """
+    for name, t in (("x", x), ("dt", dt), ("k", k), ("q", q)):
+        if not isinstance(t, Tensor):
+            raise TypeError(f"scan: {name} is {t!r}, expected a tensor")
     dtype = autocast_dtype(x)
     if dtype is not None:
         # Activations meet in the autocast dtype; A, D and dt_bias stay as they are: gates and states are float32 anyway.
@@ -110,6 +113,7 @@ def _scan_backward(
 ) -> list[Tensor]:  # fmt: skip
     """Gradients of the tensors that are there, in the operator's order."""
     args = ScanArguments(x, dt, k, q, z, A, D, dt_bias, rule, tuple(reverse), reduce)
+    check(args)
     chosen = choose(x, backend)
     grads = chosen.backward(dy, args, checkpoints.view(_checkpoint_shape(args, chosen)))
     return [grad for grad in grads if grad is not None]

@@ -1,7 +1,8 @@
 """The scan in Triton: one forward and one backward kernel for every rule, direction, reduction and type.
 
 A program is one warp that owns a block of channels of one sequence, holds their states in registers and walks through
-time; nothing runs in parallel along time. `triton_backend` chooses the tile and launches. Imports triton.
+time, or through one segment of it, that begins where `triton_split` says. `triton_backend` chooses the tile and
+launches. Imports triton.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import triton.language as tl
 
 LOG2E = tl.constexpr(1.4426950408889634)
 MAX_EXPONENT = tl.constexpr(80.0)  # as in the reference: exp(80) is finite, exp(-80) zero for every purpose
+SHUT = tl.constexpr(-1e4)  # as dt, shuts every rule's gate: a token that is not there leaves the state alone
 LONGHORN, LONGHORN_EXACT, MAMBA = (tl.constexpr(rule) for rule in range(3))  # as arguments.RULES
 
 
@@ -63,7 +65,7 @@ def _gate(dt, k, RULE: tl.constexpr):
     if RULE == MAMBA:
         return _softplus(dt)
     else:
-        return 1.0 / (1.0 + tl.sum(k * k) + tl.exp(tl.minimum(-dt, MAX_EXPONENT)))
+        return 1.0 / (1.0 + tl.sum(k * k) + tl.exp(tl.minimum(-dt, MAX_EXPONENT, propagate_nan=tl.PropagateNan.ALL)))
 
 
 @triton.jit
@@ -116,16 +118,57 @@ def _gate_slope(e, dt, RULE: tl.constexpr):
     if RULE == MAMBA:
         return _sigmoid(dt)
     else:
-        return e * tl.exp(tl.minimum(-dt, MAX_EXPONENT))
+        return e * tl.exp(tl.minimum(-dt, MAX_EXPONENT, propagate_nan=tl.PropagateNan.ALL))
 
 
 @triton.jit
 def _program(SR: tl.constexpr, CR: tl.constexpr, SL: tl.constexpr, CL: tl.constexpr):
-    """Sequence, block and first direction of this program; its channels within the block (CR, CL), states (SR, SL)."""
-    b, block, g = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    """Block and first direction of this program; its channels within the block (CR, CL), states (SR, SL)."""
+    block, g = tl.program_id(1), tl.program_id(2)
     local = tl.arange(0, CR)[:, None] * CL + tl.arange(0, CL)[None, :]
     n = tl.arange(0, SR)[:, None] + tl.arange(0, SL)[None, :] * SR
-    return b.to(tl.int64), block.to(tl.int64), g.to(tl.int64), local, n
+    return block.to(tl.int64), g.to(tl.int64), local, n
+
+
+@triton.jit
+def _segment(length, span, INDEX: tl.constexpr):
+    """Sequence and segment of this program, and the segment's first token and length, in image order.
+
+    Without a span, the segment is the whole sequence. Else all have `span` tokens but the last; the directions share
+    them, so that a reverse one begins with the short segment.
+    """
+    row = tl.program_id(0)
+    if span is None:
+        return row.to(tl.int64), 0, 0, length
+    else:
+        segments = tl.cdiv(length, span)
+        segment = row % segments
+        begin = segment.to(INDEX) * span
+        return (row // segments).to(tl.int64), segment, begin, tl.minimum(span, length - begin)
+
+
+@triton.jit
+def _carried(
+    summaries, sequence, segment, segments, backwards, block, blocks, tile, in_tile, n,
+    RULE: tl.constexpr, N: tl.constexpr, CHANNELS: tl.constexpr,
+):  # fmt: skip
+    """The state at the start of a segment: the summaries of those that come before it, one after the other."""
+    PROBES: tl.constexpr = N if RULE == LONGHORN_EXACT else 1
+    state = tl.zeros(tile.shape, tl.float32)
+    for i in range(segment + backwards * (segments - 1 - 2 * segment)):
+        other = i + backwards * (segments - 1 - 2 * i)
+        rows = (sequence * segments + other) * (1 + PROBES) * blocks + block
+        summary = summaries + rows * N * CHANNELS + tile
+        after = tl.load(summary, in_tile, 0.0)
+        for probe in range(PROBES):
+            summary += blocks * N * CHANNELS
+            response = tl.load(summary, in_tile, 0.0)
+            if RULE == LONGHORN_EXACT:
+                after += response * _of_channels(_sum_states(tl.where(_of_states(n) == probe, state, 0.0)))
+            else:
+                after += response * state
+        state = after
+    return state
 
 
 @triton.jit
@@ -138,16 +181,19 @@ def _channel_parameter(p, g, c, inside, channels):
 
 
 @triton.jit
-def _row(base, t, step, i, mask):
-    """Row t of a sequence, at the channels or states i, zero outside the mask, in the type that it is stored in."""
-    return tl.load(base + (t * step + i), mask, 0.0)
+def _row(base, t, step, i, mask, other=0.0):
+    """Row t of a sequence, at the channels or states i, `other` outside the mask, in the type that it is stored in."""
+    return tl.load(base + (t * step + i), mask, other)
 
 
-@triton.jit(do_not_specialize=["batch", "length", "reverse"], do_not_specialize_on_alignment=["A", "checkpoints"])
+@triton.jit(
+    do_not_specialize=["batch", "length", "reverse", "span"],
+    do_not_specialize_on_alignment=["A", "checkpoints", "summaries"],
+)
 def scan_forward(
-    x, dt, k, q, z, A, D, dt_bias, y, sums, checkpoints,
+    x, dt, k, q, z, A, D, dt_bias, y, sums, checkpoints, summaries,
     x_strides, dt_strides, k_strides, q_strides, z_strides,  # (group, batch, step); of z (batch, step)
-    batch, length, channels, reverse,
+    batch, length, channels, reverse, span,
     RULE: tl.constexpr, GROUPS: tl.constexpr, MEAN: tl.constexpr, CHUNK: tl.constexpr, INDEX: tl.constexpr,
     N: tl.constexpr, SR: tl.constexpr, CR: tl.constexpr, SL: tl.constexpr, CL: tl.constexpr,
 ):  # fmt: skip
@@ -156,8 +202,10 @@ def scan_forward(
     With tiles of (blocks, N, CR * CL), A is (groups,) + tiles and `checkpoints` (groups, batch, chunks) + tiles, in
     float32. Bit g of `reverse` is the flag of direction g. With MEAN a program runs all directions one after the other,
     and `sums` (batch, length, channels), float32, hands their sum on. INDEX is the type that counts within a sequence.
+    With `span`, a multiple of CHUNK, a program runs one segment, from the state that the `summaries` give.
     """
-    b, block, first, local, n = _program(SR, CR, SL, CL)
+    block, first, local, n = _program(SR, CR, SL, CL)
+    b, segment, begin, size = _segment(length, span, INDEX)
     blocks, c = tl.num_programs(1), tl.program_id(1) * (CR * CL) + local
     inside, real = c < channels, n < N
     tile, in_tile = _of_states(n) * (CR * CL) + _of_channels(local), _of_channels(inside) & _of_states(real)
@@ -165,7 +213,7 @@ def scan_forward(
         g = first + member
         sequence = g * batch + b
         backwards = ((reverse >> g) & 1).to(INDEX)
-        t, move = backwards * (length - 1), 1 - 2 * backwards
+        t, move = begin + backwards * (size - 1), 1 - 2 * backwards
         x_base = x + g * x_strides[0] + b * x_strides[1]
         dt_base = dt + g * dt_strides[0] + b * dt_strides[1]
         k_base = k + g * k_strides[0] + b * k_strides[1]
@@ -180,20 +228,26 @@ def scan_forward(
             written = c < tl.where(g == GROUPS - 1, channels, 0)
             sums_base = sums + b * length * channels
         if checkpoints is not None:
-            saved = checkpoints + (sequence * tl.cdiv(length, CHUNK) * blocks + block) * N * (CR * CL) + tile
+            chunk = sequence * tl.cdiv(length, CHUNK) + begin // CHUNK
+            saved = checkpoints + (chunk * blocks + block) * N * (CR * CL) + tile
         skip = _channel_parameter(D, g, c, inside, channels)
         bias = _channel_parameter(dt_bias, g, c, inside, channels)
         state = tl.zeros([SR, CR, SL, CL], tl.float32)
         rate = state
         if RULE == MAMBA:
             rate = tl.load(A + (g * blocks + block) * N * (CR * CL) + tile, in_tile, 0.0) * LOG2E
+        if summaries is not None:
+            state = _carried(
+                summaries, sequence, segment, tl.cdiv(length, span), backwards, block, blocks, tile, in_tile, n,
+                RULE, N, CR * CL,
+            )  # fmt: skip
 
         # What a step begins with is loaded while the step before is computed.
-        here, real_here = c < tl.where(length > 0, channels, 0), n < tl.where(length > 0, N, 0)
+        here, real_here = c < tl.where(size > 0, channels, 0), n < tl.where(size > 0, N, 0)
         x_next = _row(x_base, t, x_strides[2], c, here)
         dt_next = _row(dt_base, t, dt_strides[2], c, here)
         k_next = _row(k_base, t, k_strides[2], n, real_here)
-        for i in range(length):
+        for i in range(size):
             if checkpoints is not None:
                 if i % CHUNK == 0:
                     tl.store(saved, state, _of_states(real))
@@ -204,7 +258,7 @@ def scan_forward(
             if sums is not None:
                 sum_t = _row(sums_base, t, channels, c, earlier)
             x_t, dt_t, k_t = x_next.to(tl.float32), dt_next.to(tl.float32) + bias, k_next.to(tl.float32)
-            here, real_here = c < tl.where(i + 1 < length, channels, 0), n < tl.where(i + 1 < length, N, 0)
+            here, real_here = c < tl.where(i + 1 < size, channels, 0), n < tl.where(i + 1 < size, N, 0)
             x_next = _row(x_base, t + move, x_strides[2], c, here)
             dt_next = _row(dt_base, t + move, dt_strides[2], c, here)
             k_next = _row(k_base, t + move, k_strides[2], n, real_here)
@@ -223,12 +277,14 @@ def scan_forward(
 
 
 @triton.jit(
-    do_not_specialize=["batch", "length", "reverse"], do_not_specialize_on_alignment=["A", "checkpoints", "dA"]
+    do_not_specialize=["batch", "length", "reverse", "span"],
+    do_not_specialize_on_alignment=["A", "checkpoints", "summaries", "dA"],
 )
 def scan_backward(
-    x, dt, k, q, z, A, D, dt_bias, dy, checkpoints, sums, dx, ddt, dk, dq, dz, dA, dD, ddt_bias,
+    x, dt, k, q, z, A, D, dt_bias, dy, checkpoints, sums, summaries,
+    dx, ddt, dk, dq, dz, dA, dD, ddt_bias,
     x_strides, dt_strides, k_strides, q_strides, z_strides, dy_strides,
-    batch, length, channels, reverse,
+    batch, length, channels, reverse, span,
     RULE: tl.constexpr, GROUPS: tl.constexpr, MEAN: tl.constexpr, CHUNK: tl.constexpr, INDEX: tl.constexpr,
     HELD: tl.constexpr,
     N: tl.constexpr, SR: tl.constexpr, CR: tl.constexpr, SL: tl.constexpr, CL: tl.constexpr,
@@ -236,10 +292,12 @@ def scan_backward(
     """Gradients, by the adjoint recurrence: from the last token to the first, HELD at a time.
 
     The states of HELD tokens are made again from the checkpoint before them and kept in registers. dk and dq are
-    (blocks, groups, batch, length, N), dA is (batch, groups) + tiles, dD and ddt_bias are (batch, groups, blocks * CR *
-    CL), all float32 and left to the caller to sum over their first axis. `sums` is as in `scan_forward`, for dz.
+    (blocks, groups, batch, length, N), dA is (segments, groups) + tiles, dD and ddt_bias are (segments, groups, blocks
+    * CR * CL) with the segments of all sequences, all float32 and left to the caller to sum over their first axis.
+    `sums` is as in `scan_forward`, for dz. With `span`, `summaries` are the gradient's, which travels against time.
     """
-    b, block, first, local, n = _program(SR, CR, SL, CL)
+    block, first, local, n = _program(SR, CR, SL, CL)
+    b, segment, begin, size = _segment(length, span, INDEX)
     blocks, c = tl.num_programs(1), tl.program_id(1) * (CR * CL) + local
     inside, real = c < channels, n < N
     tile, in_tile = _of_states(n) * (CR * CL) + _of_channels(local), _of_channels(inside) & _of_states(real)
@@ -247,7 +305,7 @@ def scan_backward(
         g = first + member
         sequence = g * batch + b
         backwards = ((reverse >> g) & 1).to(INDEX)
-        origin, move = backwards * (length - 1), 1 - 2 * backwards
+        origin, move = begin + backwards * (size - 1), 1 - 2 * backwards
         x_base = x + g * x_strides[0] + b * x_strides[1]
         dt_base = dt + g * dt_strides[0] + b * dt_strides[1]
         k_base = k + g * k_strides[0] + b * k_strides[1]
@@ -273,12 +331,17 @@ def scan_backward(
         if RULE == MAMBA:
             rate = tl.load(A + (g * blocks + block) * N * (CR * CL) + tile, in_tile, 0.0) * LOG2E
         skip_grad, bias_grad = tl.zeros(c.shape, tl.float32), tl.zeros(c.shape, tl.float32)
+        if summaries is not None:
+            grad = _carried(
+                summaries, sequence, segment, tl.cdiv(length, span), 1 - backwards, block, blocks, tile, in_tile, n,
+                RULE, N, CR * CL,
+            )  # fmt: skip
 
-        parts = tl.cdiv(length, HELD)
+        parts = tl.cdiv(size, HELD)
         for part in range(parts):
             start = (parts - 1 - part) * HELD
             chunk = start // CHUNK
-            saved = (sequence * tl.cdiv(length, CHUNK) + chunk) * blocks + block
+            saved = (sequence * tl.cdiv(length, CHUNK) + begin // CHUNK + chunk) * blocks + block
             state = tl.load(checkpoints + saved * N * (CR * CL) + tile, in_tile, 0.0)
             for i in range(chunk * CHUNK, start):
                 t = origin + move * i
@@ -287,14 +350,14 @@ def scan_backward(
                 dt_t = _row(dt_base, t, dt_strides[2], c, inside).to(tl.float32) + bias
                 state = _step(state, _gate(dt_t, k_t, RULE), x_t, k_t, rate, RULE)
 
-            # The held tokens. Those past the end of the sequence count as zeros, which change nothing.
+            # The held tokens. Those past the end count as zeros behind a shut gate, which change nothing.
             t = origin + move * start
             xs, dts, ks = (), (), ()
             for j in tl.static_range(HELD):
-                here = c < tl.where(start + j < length, channels, 0)
-                real_here = n < tl.where(start + j < length, N, 0)
+                here = c < tl.where(start + j < size, channels, 0)
+                real_here = n < tl.where(start + j < size, N, 0)
                 xs += (_row(x_base, t, x_strides[2], c, here),)
-                dts += (_row(dt_base, t, dt_strides[2], c, here),)
+                dts += (_row(dt_base, t, dt_strides[2], c, here, SHUT),)
                 ks += (_row(k_base, t, k_strides[2], n, real_here),)
                 t += move
             t -= move
@@ -309,11 +372,11 @@ def scan_backward(
                 states += (state,)
 
             for j in tl.static_range(HELD - 1, -1, -1):
-                here = c < tl.where(start + j < length, channels, 0)
-                real_here = n < tl.where(start + j < length, N, 0)
+                here = c < tl.where(start + j < size, channels, 0)
+                real_here = n < tl.where(start + j < size, N, 0)
                 # x, dt and k are read again: registers are for states.
                 x_t = _row(x_base, t, x_strides[2], c, here).to(tl.float32)
-                dt_t = _row(dt_base, t, dt_strides[2], c, here).to(tl.float32) + bias
+                dt_t = _row(dt_base, t, dt_strides[2], c, here, SHUT).to(tl.float32) + bias
                 k_t = _row(k_base, t, k_strides[2], n, real_here).to(tl.float32)
                 dy_t, q_t = dy_next.to(tl.float32), q_next.to(tl.float32)
                 if z is not None:
@@ -321,8 +384,8 @@ def scan_backward(
                 at, states_at = t * channels + c, t * N + n
                 t -= move
                 if j > 0:
-                    soon = c < tl.where(start + j <= length, channels, 0)
-                    real_soon = n < tl.where(start + j <= length, N, 0)
+                    soon = c < tl.where(start + j <= size, channels, 0)
+                    real_soon = n < tl.where(start + j <= size, N, 0)
                     dy_next = _row(dy_base, t, dy_strides[2], c, soon)
                     q_next = _row(q_base, t, q_strides[2], n, real_soon)
                     if z is not None:
@@ -354,7 +417,7 @@ def scan_backward(
                 tl.store(dk_base + states_at, dk_t, real_here)
                 tl.store(dq_base + states_at, dq_t, real_here)
 
-        block_row = ((b * GROUPS + g) * blocks + block) * (CR * CL)
+        block_row = ((tl.program_id(0) * GROUPS + g) * blocks + block) * (CR * CL)
         if dD is not None:
             tl.store(dD + block_row + local, skip_grad)
         if ddt_bias is not None:
