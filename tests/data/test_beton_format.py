@@ -165,6 +165,60 @@ def test_a_broken_manifest_is_named(copy, content):
         check_beton(copy)
 
 
+@pytest.fixture
+def manifest(copy, raw_beton):
+    """Writes the manifest of the copy with some entries changed."""
+
+    def write(**changes):
+        good = json.loads(fmt.manifest_path(raw_beton).read_text())
+        fmt.manifest_path(copy).write_text(json.dumps({**good, **changes}))
+
+    return write
+
+
+@pytest.mark.parametrize("classes", [5, "cde", {"c": 0, "d": 1, "e": 2}, ["c", "d", 3], ["c", "d", "d"], ["c", None]])
+def test_classes_that_are_not_distinct_names_are_refused(copy, manifest, classes):
+    manifest(classes=classes)
+    with pytest.raises(BetonError, match="copy.beton.json: .*distinct names.*; delete it or write both again"):
+        check_beton(copy)
+
+
+def test_fewer_class_names_than_labels_are_refused(copy, manifest):
+    manifest(classes=["cat", "dog"], class_counts=[8, 9])
+    with pytest.raises(BetonError, match="copy.beton.json: 2 class names for labels up to 2; delete it or write both"):
+        check_beton(copy)
+
+
+@pytest.mark.parametrize("counts", [[8, 9], [8, 10, 9], [8, 9, 10, 0], 27, None])
+def test_class_counts_that_are_not_those_of_the_labels_are_refused(copy, manifest, counts):
+    manifest(class_counts=counts)
+    with pytest.raises(BetonError, match="copy.beton.json: .*class_counts.*; delete it or write both again"):
+        check_beton(copy)
+
+
+def test_a_class_without_images_and_a_manifest_without_names_pass(copy, manifest):
+    manifest(classes=["cat", "dog", "eel", "fox"], class_counts=[8, 9, 10, 0])
+    assert check_beton(copy).num_classes == 4
+    manifest(classes=None)
+    assert check_beton(copy).classes is None and check_beton(copy).num_classes == 3
+
+
+@pytest.mark.parametrize("label", [2**24, 2**40, 2**63 - 1])
+def test_a_label_beyond_any_number_of_classes_is_refused(copy, label):
+    samples = np.fromfile(copy, fmt.SAMPLE, 27, offset=fmt.TABLES_AT)
+    samples["label"][5] = label
+    overwrite(copy, fmt.TABLES_AT, samples.tobytes())
+    with pytest.raises(BetonError, match=f"copy.beton: damaged .beton: sample 5 has label {label}, .*; write it again"):
+        check_beton(copy)
+
+
+def test_the_remedy_for_a_damaged_file_is_a_command_that_names_it(copy):
+    os.truncate(copy, os.path.getsize(copy) - 1)
+    with pytest.raises(BetonError) as error:
+        check_beton(copy)
+    assert str(error.value).endswith(f"; write it again: python -m vilonghorn.data.beton SRC {copy} --overwrite")
+
+
 @pytest.mark.needs_ffcv
 def test_the_tables_are_those_of_ffcv():
     from ffcv import types

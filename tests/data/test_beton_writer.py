@@ -66,6 +66,18 @@ def test_the_bytes_do_not_depend_on_the_number_of_workers(folder, tmp_path):
     assert (tmp_path / "1.beton").read_bytes() == (tmp_path / "3.beton").read_bytes()
 
 
+@pytest.mark.parametrize("classes", [["a", "a"], [("a", "b"), ("c",)], [0, 1]])
+def test_class_names_that_are_not_distinct_strings_are_refused_before_writing(tmp_path, photo, classes):
+    with pytest.raises(ValueError, match=r"classes are not .*distinct names.*; give classes=\[...\]"):
+        write_beton([(photo(0, 8, 8), 0)], tmp_path / "x.beton", classes=classes, progress=False)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_label_beyond_any_number_of_classes_is_named(tmp_path, photo):
+    with pytest.raises(ValueError, match="sample 0: label 16777216; expected 0 to 16777215"):
+        write_beton([(photo(0, 8, 8), 2**24)], tmp_path / "x.beton", progress=False)
+
+
 def test_no_image_straddles_a_page(tmp_path):
     noise = np.random.default_rng(0).integers(0, 256, (1000, 1000, 3), dtype=np.uint8)
     beton = write_beton([(noise, i) for i in range(5)], tmp_path / "x.beton", max_resolution=1000)

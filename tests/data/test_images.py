@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import numpy as np
 import pytest
 from PIL import Image
@@ -27,6 +29,44 @@ def test_nested_images_count_and_hidden_and_foreign_files_do_not(tmp_path, photo
     (tmp_path / "a" / "notes.txt").write_text("no image")
     images = ImageFolder(tmp_path)
     assert images.classes == ["a"] and len(images) == 1
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no named pipes here")
+def test_only_regular_files_and_links_to_them_are_images(folder, tmp_path):
+    (tmp_path / "a").mkdir()
+    os.mkfifo(tmp_path / "a" / "pipe.png")
+    (tmp_path / "a" / "linked-pipe.png").symlink_to(tmp_path / "a" / "pipe.png")
+    (tmp_path / "a" / "linked.png").symlink_to(folder / "cat" / "00.png")
+    assert ImageFolder(tmp_path).paths == [str(tmp_path / "a" / "linked.png")]
+
+
+def test_a_dangling_link_is_named_and_not_passed_over(tmp_path):
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "x.png").symlink_to(tmp_path / "gone.png")
+    with pytest.raises(ValueError, match="x.png: not a readable image"):
+        ImageFolder(tmp_path)[0]
+
+
+def test_links_that_lead_back_add_no_image_and_no_class(tmp_path, photo):
+    root = tmp_path / "root"
+    for name in ("a/deep", "b"):
+        (root / name).mkdir(parents=True)
+        photo(0).save(root / name / "x.png")
+    (root / "loop").symlink_to(root)
+    for number, target in enumerate((".", "..", "../..", "deep")):
+        (root / "a" / f"loop{number}").symlink_to(target)
+    (root / "a" / "deep" / "loop").symlink_to("..")
+    images = ImageFolder(root)
+    assert images.classes == ["a", "b"]
+    assert images.paths == [str(root / "a" / "deep" / "x.png"), str(root / "b" / "x.png")]
+
+
+def test_a_linked_folder_of_images_counts_once(folder, tmp_path):
+    (tmp_path / "a").mkdir()
+    for name in ("first", "second"):
+        (tmp_path / "a" / name).symlink_to(folder / "cat")
+    images = ImageFolder(tmp_path)
+    assert len(images) == 8 and images.paths[0] == str(tmp_path / "a" / "first" / "00.png")
 
 
 def test_a_missing_folder_is_refused(tmp_path):

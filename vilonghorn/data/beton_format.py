@@ -25,6 +25,7 @@ SAMPLE = np.dtype([("image", IMAGE), ("label", "<i8")], align=True)
 REGION = np.dtype([("sample_id", "<u8"), ("ptr", "<u8"), ("size", "<u8")])
 FIELD_TYPES = (2, 1)  # FFCV's RGBImageField, IntField
 MODES = {"jpg": 0, "raw": 1}
+MAX_CLASSES = 1 << 24  # far above any dataset's: a larger label is damage, and would ask for a head of terabytes
 TABLES_AT = HEADER.itemsize + len(FIELD_TYPES) * FIELD.itemsize
 
 
@@ -40,7 +41,7 @@ class Beton:
         path: the file.
         fields: names of the image and of the label field.
         images: (N,) rows of `IMAGE`.
-        labels: (N,) int64, none negative.
+        labels: (N,) int64, from 0 to `num_classes` - 1.
         sizes: (N,) int64, bytes that each image takes.
         classes: class names from the manifest beside the file, None without one.
     """
@@ -91,10 +92,13 @@ def check_beton(path: str | os.PathLike, *, images: bool = False) -> Beton:
         smallest = min(image["width"].min(), image["height"].min())
         if image["mode"].max() > max(MODES.values()) or smallest < 1 or samples["label"].min() < 0:
             raise _damaged(path, "a sample has an unknown mode, an empty image or a negative label")
+        largest = int(samples["label"].argmax())
+        if (label := samples["label"][largest]) >= MAX_CLASSES:
+            raise _damaged(path, f"sample {largest} has label {label}, above the {MAX_CLASSES - 1} that is allowed")
         raw = image["mode"] == MODES["raw"]
         if (sizes[raw] != 3 * image["width"][raw].astype(np.int64) * image["height"][raw]).any():
             raise _damaged(path, "the size of an uncompressed image is not 3 x width x height")
-        manifest = _read_manifest(path, tables_digest(file))
+        manifest = _read_manifest(path, tables_digest(file), samples["label"])
         if images:
             if manifest is None:
                 raise BetonError(f"{path}: image data cannot be checked without {manifest_path(path).name} beside it")
@@ -105,7 +109,8 @@ def check_beton(path: str | os.PathLike, *, images: bool = False) -> Beton:
 
 
 def _damaged(path: Path, what: str) -> BetonError:
-    return BetonError(f"{path}: damaged .beton: {what}; write it again: python -m vilonghorn.data.beton --overwrite")
+    command = f"python -m vilonghorn.data.beton SRC {path} --overwrite"
+    return BetonError(f"{path}: damaged .beton: {what}; write it again: {command}")
 
 
 def _read_tables(path: Path, file: BinaryIO) -> tuple[tuple[str, str], np.ndarray, np.ndarray]:
@@ -149,19 +154,38 @@ def _region_sizes(path: Path, samples: np.ndarray, regions: np.ndarray) -> np.nd
     return size.astype(np.int64)
 
 
-def _read_manifest(path: Path, digest: str) -> dict | None:
+def _read_manifest(path: Path, digest: str, labels: np.ndarray) -> dict | None:
     beside = manifest_path(path)
     if not beside.exists():
         return None
     try:
         manifest = json.loads(beside.read_text(encoding="utf-8"))
         matches = manifest["sha256"]["tables"] == digest
-        manifest["classes"], manifest["sha256"]["images"]
+        classes, counts, _ = manifest["classes"], manifest["class_counts"], manifest["sha256"]["images"]
     except (ValueError, KeyError, TypeError) as error:
         raise BetonError(f"{beside}: not the manifest of a .beton ({error!r}); delete it or write both again") from None
     if not matches:
         raise BetonError(f"{path}: not the file that {beside.name} describes; delete the manifest or write both again")
+    if (problem := class_names_problem(classes)) is not None:
+        raise BetonError(f"{beside}: {problem}; delete it or write both again")
+    if classes is not None and len(classes) <= labels.max():
+        what = f"{len(classes)} class names for labels up to {labels.max()}"
+        raise BetonError(f"{beside}: {what}; delete it or write both again")
+    if counts != np.bincount(labels, minlength=len(classes or ())).tolist():
+        raise BetonError(f"{beside}: its class_counts are not those of the labels; delete it or write both again")
     return manifest
+
+
+def class_names_problem(classes: object) -> str | None:
+    """What is wrong with class names, which are a list of distinct strings, or None for want of names."""
+    if classes is None:
+        return None
+    if not isinstance(classes, list) or not all(isinstance(name, str) for name in classes):
+        return "the classes are not a list of distinct names"
+    if len(set(classes)) < len(classes):
+        twice = next(name for i, name in enumerate(classes) if name in classes[:i])
+        return f"the classes are not distinct names: {twice!r} is there twice"
+    return None
 
 
 def tables_digest(file: BinaryIO) -> str:

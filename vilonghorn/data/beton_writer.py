@@ -84,6 +84,9 @@ def write_beton(
     if len(source) == 0:
         raise ValueError("the dataset to write is empty; expected at least one sample")
     classes = classes if classes is not None else getattr(source, "classes", None)
+    classes = list(classes) if classes is not None else None
+    if (problem := fmt.class_names_problem(classes)) is not None:
+        raise ValueError(f"{problem}; give classes=[...], one string for each label")
 
     def encode(index: int) -> tuple[np.ndarray, bytes]:
         as_jpeg = uniform(0, -1, np.array([index]), 1)[0, 0] < compressed
@@ -102,7 +105,7 @@ def write_beton(
         samples, images = _write(file, bar, len(source), page)
         manifest = {
             "samples": len(samples),
-            "classes": list(classes) if classes is not None else None,
+            "classes": classes,
             "class_counts": np.bincount(samples["label"], minlength=len(classes or ())).tolist(),
             "sha256": {"tables": fmt.tables_digest(file), "images": images},
             "settings": {

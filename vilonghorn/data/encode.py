@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import numpy as np
 from PIL import Image
 
-from .beton_format import MODES, SAMPLE
+from .beton_format import MAX_CLASSES, MODES, SAMPLE
 from .images import MIN_SIDE, to_rgb
 
 
@@ -60,8 +60,9 @@ def encode_sample(
         label = operator.index(label)
     except TypeError:
         raise TypeError(f"{name}: label {label!r} is a {type(label).__name__}; expected an integer") from None
-    if not 0 <= label < (num_classes if num_classes is not None else 2**31):
-        raise ValueError(f"{name}: label {label}; expected 0 to {num_classes - 1 if num_classes else '2**31 - 1'}")
+    limit = MAX_CLASSES if num_classes is None else num_classes
+    if not 0 <= label < limit:
+        raise ValueError(f"{name}: label {label}; expected 0 to {limit - 1}")
     image = _as_image(image, name)
     size = stored_size(*image.size, max_resolution, name)
     if size != image.size:

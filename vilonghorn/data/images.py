@@ -6,6 +6,7 @@ Read by the writer of `.beton` files and by the folder loader, so that both see 
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -19,8 +20,9 @@ _SPLITS = {"train", "training", "val", "valid", "validation", "test"}
 class ImageFolder:
     """A map-style dataset of (RGB image, label) over `root/class/**/image`, both levels in sorted order.
 
-    Only names are read here; an image is opened when it is asked for. Hidden folders and files that are not images
-    by their extension are passed over.
+    Only names are read here; an image is opened when it is asked for. Hidden files, hidden folders beside the classes
+    and files that are not images by their extension are passed over, as is all that is no regular file nor a link to
+    one. Links to folders are followed, but not back up, and no folder is visited twice for one class.
 
     Attributes:
         root: the folder.
@@ -42,13 +44,16 @@ class ImageFolder:
             raise FileNotFoundError(f"{self.root}: no such folder; expected one with a folder of images for each class")
         if not self.root.is_dir():
             raise NotADirectoryError(f"{self.root}: not a folder; expected one with a folder of images for each class")
-        folders = sorted(p for p in self.root.iterdir() if p.is_dir() and not p.name.startswith("."))
+        root = Path(os.path.realpath(self.root))
+        above = {str(root), *map(str, root.parents)}  # where a link that leads back up ends
+        inside = (p for p in self.root.iterdir() if p.is_dir() and not p.name.startswith("."))
+        folders = sorted(p for p in inside if os.path.realpath(p) not in above)
         self.classes = [folder.name for folder in folders]
         if not folders:
             raise ValueError(f"{self.root}: no class folders in it; expected {self.root}/CLASS/IMAGE for each class")
         if _SPLITS.issuperset(name.lower() for name in self.classes):
             raise ValueError(f"{self.root}: holds splits ({', '.join(self.classes)}), not classes; give one of them")
-        files = [_images_under(folder) for folder in folders]
+        files = [sorted(_images_under(folder, set(above))) for folder in folders]
         empty = [name for name, found in zip(self.classes, files) if not found]
         if empty:
             raise ValueError(
@@ -65,14 +70,21 @@ class ImageFolder:
         return read_image(self.paths[index]), int(self.labels[index])
 
 
-def _images_under(folder: Path) -> list[str]:
-    found = (
-        os.path.join(parent, name)
-        for parent, _, names in os.walk(folder, followlinks=True)
-        for name in names
-        if name.lower().endswith(EXTENSIONS) and not name.startswith(".")
-    )
-    return sorted(found)
+def _images_under(folder: str | os.PathLike, visited: set[str]) -> Iterator[str]:
+    """Image files by depth; `visited` holds the real paths of the folders to leave out, and grows by those read."""
+    real = os.path.realpath(folder)
+    if real in visited:
+        return
+    visited.add(real)
+    with os.scandir(folder) as scan:
+        entries = sorted(scan, key=lambda entry: entry.name)  # which of two links to one folder counts is no accident
+    for entry in entries:
+        if entry.is_dir():
+            yield from _images_under(entry.path, visited)
+        elif entry.name.lower().endswith(EXTENSIONS) and not entry.name.startswith("."):
+            # A dangling link stays, so that its reader names it.
+            if entry.is_file() or not os.path.exists(entry.path):
+                yield entry.path
 
 
 def read_size(path: str) -> tuple[int, int]:
