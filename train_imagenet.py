@@ -6,7 +6,6 @@ python train_imagenet.py --resume runs/mine               go on where the last c
 python train_imagenet.py --evaluate runs/mine             held-out accuracy of the best weights
 """
 
-import argparse
 import os
 import sys
 from collections.abc import Sequence
@@ -14,7 +13,7 @@ from pathlib import Path
 
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # torch's threads, waiting, leave the cores to those that decode
 
-from vilonghorn.engine import Interrupted, Trainer, build_parser, evaluate_run, parse  # noqa: E402
+from vilonghorn.engine import Interrupted, Trainer, build_parser, complete, evaluate_run, parse  # noqa: E402
 
 
 def main(argv: Sequence[str]) -> None:
@@ -24,17 +23,9 @@ def main(argv: Sequence[str]) -> None:
     parser.add_argument("--overwrite", action="store_true", help="replace the run that --run.dir holds")
     parser.add_argument("--evaluate", metavar="RUN", help="run directory whose weights to measure, without training")
     parser.add_argument("--checkpoint", choices=["best", "last"], default="best", help="which weights --evaluate takes")
-    first = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    for option in ("--resume", "--evaluate", "--config"):
-        first.add_argument(option)
-    given = first.parse_known_args(argv)[0]
-    run = given.resume or given.evaluate
-    if given.config is None:
-        file = Path(run) / "config.yaml" if run else Path(__file__).parent / "configs" / "digits.yaml"
-        argv = [f"--config={file}", *argv]
-    config, options = parse(parser, [*argv, f"--run.dir={run}"] if run else argv)
+    config, options = parse(parser, complete(argv, Path(__file__).parent / "configs" / "digits.yaml"))
 
-    if options.evaluate:
+    if options.evaluate is not None:
         result = evaluate_run(options.evaluate, config, options.checkpoint)
         which = f"{options.checkpoint} weights ({result['record']['weights']}, epoch {result['record']['epoch']})"
     else:

@@ -66,6 +66,33 @@ def test_keywords_that_the_model_does_not_have_are_named(tmp_path):
         build.build_model(toy_config(tmp_path, "--model.kwargs={horns: 2}"), 4)
 
 
+@pytest.mark.parametrize(
+    ("kwargs", "words"),
+    [("{embed_dim: 32, num_heads: 0}", "ZeroDivisionError"), ("{global_pool: nonsense}", "global_pool.*nonsense")],
+)
+def test_what_the_construction_raises_becomes_a_sentence(tmp_path, kwargs, words):
+    with pytest.raises(ValueError, match=f"timm cannot make vit_tiny_patch16_224 .*{words}") as raised:
+        build.build_model(toy_config(tmp_path, f"--model.kwargs={kwargs}"), 4)
+    assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "kwargs", "words"),
+    [
+        ("resnet18", "{in_chans: 1}", r"\(RuntimeError: .*1 channels"),
+        ("resnet18", "{global_pool: ''}", r"\(RuntimeError: .*shapes"),
+        ("deit_tiny_patch16_224", "{global_pool: ''}", r"but into \(2, 5, 4\)"),
+        ("resnet18", "{features_only: true}", "into a list"),
+    ],
+)
+def test_a_model_that_does_not_score_classes_is_refused(tmp_path, name, kwargs, words):
+    config = toy_config(tmp_path, f"--model.name={name}", f"--model.kwargs={kwargs}", "--data.image_size=32")
+    model = build.build_model(config, 4)
+    with pytest.raises(ValueError, match=rf"{name} .*images \(2, 3, 32, 32\) into scores \(2, 4\).*{words}"):
+        build.check_model(config, model, 4, torch.device("cpu"))
+    assert model.training
+
+
 def test_a_class_count_that_the_data_does_not_have_is_refused(tmp_path):
     with pytest.raises(ValueError, match="model.num_classes is 5 but the data has 4"):
         build.build_model(toy_config(tmp_path, "--model.num_classes=5"), 4)

@@ -56,7 +56,7 @@ def test_a_state_that_holds_code_is_not_run(tmp_path):
         def __reduce__(self):
             return os.mkdir, (str(tmp_path / "exploded"),)
 
-    torch.save({"format": 1, "bomb": Bomb()}, tmp_path / "last.pt")
+    save_state(tmp_path / "last.pt", {"bomb": Bomb()})
     with pytest.raises(ValueError, match="not the state of a run"):
         load_state(tmp_path / "last.pt")
     assert not (tmp_path / "exploded").exists()
@@ -68,14 +68,40 @@ def test_a_truncated_a_foreign_and_a_missing_state_are_told_apart(tmp_path):
         load_state(path)
     save_state(path, {"tensor": torch.zeros(1000)})
     path.write_bytes(path.read_bytes()[:1500])
-    with pytest.raises(ValueError, match="not the state of a run"):
+    with pytest.raises(ValueError, match="last.pt is damaged"):
         load_state(path)
     path.write_bytes(b"")
     with pytest.raises(ValueError, match="not the state of a run"):
         load_state(path)
-    torch.save({"format": 99}, path)
-    with pytest.raises(ValueError, match="format"):
+    torch.save({"format": 1}, path)
+    with pytest.raises(ValueError, match="format 2"):
         load_state(path)
+    save_state(path, ["no", "mapping"])
+    with pytest.raises(ValueError, match="it holds a list"):
+        load_state(path)
+
+
+def test_one_flipped_bit_of_a_state_is_noticed(tmp_path):
+    path = tmp_path / "last.pt"
+    save_state(path, {"tensor": torch.zeros(1000)})
+    data = path.read_bytes()
+    for position in range(0, len(data), 97):
+        path.write_bytes(data[:position] + bytes([data[position] ^ 1]) + data[position + 1 :])
+        with pytest.raises(ValueError, match="last.pt"):
+            load_state(path)
+    path.write_bytes(data)
+    load_state(path)
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs Linux's device that is always full")
+def test_a_full_disk_is_named_and_leaves_the_last_state(tmp_path, monkeypatch):
+    path = tmp_path / "last.pt"
+    save_state(path, {"tensor": torch.zeros(10)})
+    (tmp_path / ".last.pt.partial").symlink_to("/dev/full")
+    with pytest.raises(OSError, match=f"no space left for {path}: free some space.*--resume {tmp_path}"):
+        save_state(path, {"tensor": torch.ones(10)})
+    assert load_state(path)["tensor"].sum() == 0
+    assert [file.name for file in tmp_path.iterdir()] == ["last.pt"]
 
 
 def test_weights_are_what_timm_reads(tmp_path):
@@ -97,3 +123,7 @@ def test_missing_and_broken_weights_are_named(tmp_path):
     safetensors.torch.save_file({"a": torch.zeros(1)}, tmp_path / "best.safetensors")
     with pytest.raises(ValueError, match="not one of ours"):
         load_weights(tmp_path / "best.safetensors")
+    for record in ("not JSON", "[1]"):
+        safetensors.torch.save_file({"a": torch.zeros(1)}, tmp_path / "best.safetensors", {"vilonghorn": record})
+        with pytest.raises(ValueError, match="not one of ours"):
+            load_weights(tmp_path / "best.safetensors")

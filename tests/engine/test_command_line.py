@@ -85,8 +85,13 @@ def test_an_error_is_one_sentence_and_an_exit_code(tmp_path):
     [
         (["--data.train=nowhere"], FileNotFoundError, "nowhere"),
         (["--model.num_classes=7"], ValueError, "model.num_classes is 7 but the data has 2"),
-        (["--resume=nowhere"], FileNotFoundError, "nowhere"),
-        (["--evaluate=nowhere"], FileNotFoundError, "nowhere"),
+        (["--resume=a", "--evaluate=b"], ValueError, "--resume and --evaluate contradict"),
+        (["--resume=a"], ValueError, "--resume a and --run.dir .* contradict"),
+        (["--evaluate=a"], ValueError, "--evaluate a and --run.dir .* contradict"),
+        (["--lr=1"], ValueError, "no option --lr; the nearest known are --optimizer.lr"),
+        ([f"--config={sys.executable}"], ValueError, "python.* is not text"),
+        ([f"--run.dir={__file__}"], NotADirectoryError, "test_command_line.py is a file.*--run.dir"),
+        (["--model.kwargs.in_chans=1"], ValueError, "does not turn images"),
         (["--resum=nowhere"], ValueError, "--resume"),
         (["--data.batch_size=64"], ValueError, "batch_size"),
     ],
@@ -97,6 +102,21 @@ def test_what_cannot_run_is_refused_and_nothing_is_written(data, tmp_path, argv,
         main([*data, f"--run.dir={tmp_path}/run", *argv])
     assert "\n" not in str(raised.value)
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("argv", "error", "words"),
+    [
+        (["--resume="], ValueError, "--resume is empty"),
+        (["--evaluate", ""], ValueError, "--evaluate is empty"),
+        (["--resume=nowhere", "--overwrite"], ValueError, "--resume and --overwrite contradict"),
+        (["--resume=nowhere"], FileNotFoundError, "nowhere holds no run"),
+        (["--evaluate=nowhere"], FileNotFoundError, "nowhere holds no run"),
+    ],
+)
+def test_a_run_to_take_up_that_is_empty_missing_or_to_be_replaced_is_refused(argv, error, words):
+    with pytest.raises(error, match=words):
+        main(argv)
 
 
 def test_help_names_every_key_with_its_meaning(capsys):

@@ -11,6 +11,7 @@ from toy_run import ToyLoader, toy_trainer
 
 from vilonghorn.engine import evaluate, load_run
 from vilonghorn.engine.build import autocast
+from vilonghorn.engine.checkpoint import save_weights
 
 OFF = autocast("off", torch.device("cpu"))
 
@@ -74,3 +75,16 @@ def test_reloaded_weights_score_what_training_said_of_them(tmp_path, checkpoint)
     by_timm = timm.create_model(record["model"], checkpoint_path=str(file), **record["kwargs"]).eval()
     images = torch.randn(2, 3, 16, 16)
     assert torch.equal(by_timm(images), model(images))
+
+
+@pytest.mark.parametrize(
+    "spoil", [{"record": {}}, {"weights": {"a": torch.zeros(1)}}, {"kwargs": {"num_classes": "x"}}]
+)
+def test_weights_that_no_run_left_are_refused_in_one_sentence(tmp_path, spoil):
+    kwargs = dict(num_classes=4, img_size=16, patch_size=4, depth=1, embed_dim=32, num_heads=2)
+    weights = timm.create_model("vit_tiny_patch16_224", **kwargs).state_dict()
+    record = {"model": "vit_tiny_patch16_224", "kwargs": spoil.get("kwargs", kwargs), "weights": "ema", "epoch": 1}
+    save_weights(tmp_path / "best.safetensors", spoil.get("weights", weights), spoil.get("record", record))
+    with pytest.raises(ValueError, match="best.safetensors does not hold the weights and the record") as raised:
+        load_run(tmp_path)
+    assert "\n" not in str(raised.value)

@@ -64,6 +64,13 @@ def test_mistakes_come_first_and_are_named(tmp_path, titles):
     assert 30 <= len(titles) - 2 <= 40
 
 
+def test_names_that_look_like_formulas_are_drawn_as_they_are(tmp_path, titles):
+    images = Images([0, 1, 1], [0, 1, 0])
+    images.class_names = ["$\\cat$", "$x_{$"]
+    draw(tmp_path / "predictions.png", images)
+    assert sorted(label for label, _ in titles) == ["$\\cat$", "$x_{$", "$x_{$, not $\\cat$"]
+
+
 def test_more_mistakes_than_a_row_holds_are_still_told_apart(tmp_path, titles):
     draw(tmp_path / "predictions.png", Images([0] * 60, [1] * 60))
     assert all(label == "cat, not dog" and style["color"] == "red" for label, style in titles)

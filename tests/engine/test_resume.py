@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -13,7 +15,7 @@ import yaml
 from toy_run import Signalling, ToyLoader, dies, kill_at, kill_between_write_and_replace, toy_trainer
 
 from vilonghorn.engine import Interrupted
-from vilonghorn.engine.checkpoint import load_state
+from vilonghorn.engine.checkpoint import load_state, save_state
 
 
 def log_without_times(directory: Path) -> list[dict]:
@@ -79,6 +81,19 @@ def test_a_signal_saves_the_update_just_made_and_says_how_to_go_on(tmp_path, uni
     assert_same_end(tmp_path, uninterrupted)
 
 
+def test_a_signal_inside_the_first_save_is_obeyed_after_it(tmp_path, monkeypatch):
+    replace = os.replace
+
+    def signalled(partial, path):
+        os.kill(os.getpid(), signal.SIGINT if Path(path).name == "last.pt" else 0)
+        replace(partial, path)
+
+    monkeypatch.setattr(os, "replace", signalled)
+    with pytest.raises(Interrupted, match=f"SIGINT in epoch 1, after 0 of 6 batches.*--resume {tmp_path}"):
+        toy_trainer(tmp_path)
+    assert load_state(tmp_path / "last.pt")["progress"]["batch"] == 0
+
+
 def test_a_second_signal_acts_at_once(tmp_path):
     class Impatient(ToyLoader):
         def epoch(self, epoch, start=0):
@@ -124,6 +139,45 @@ def test_another_configuration_is_refused_by_the_names_of_its_keys(tmp_path):
     trainer = toy_trainer(tmp_path, "--schedule.epochs=2", "--run.log_updates=5", resume=True)
     assert trainer.config.run.log_updates == 5
     assert yaml.safe_load((tmp_path / "config.yaml").read_text())["run"]["log_updates"] == 5
+
+
+@pytest.mark.parametrize("arguments", [{"resume": True}, {"overwrite": True}])
+def test_a_directory_where_another_process_trains_is_left_alone(tmp_path, arguments):
+    toy_trainer(tmp_path)
+    before = (tmp_path / "last.pt").read_bytes()
+    hold = (
+        "import fcntl, sys, time; file = open(sys.argv[1], 'ab'); fcntl.lockf(file, fcntl.LOCK_EX); "
+        "print('held', flush=True); time.sleep(600)"
+    )
+    command = [sys.executable, "-c", hold, str(tmp_path / ".lock")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as other:
+        assert other.stdout.readline() == b"held\n"
+        with pytest.raises(BlockingIOError, match=f"another process is training in {tmp_path}"):
+            toy_trainer(tmp_path, **arguments)
+        other.kill()
+    assert (tmp_path / "last.pt").read_bytes() == before
+    toy_trainer(tmp_path, **arguments)
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        lambda state: state.clear(),
+        lambda state: state.update(config="hello"),
+        lambda state: state["model"].popitem(),
+        lambda state: state.update(model="hello"),
+        lambda state: state["optimizer"].clear(),
+        lambda state: state["progress"].update(mood="good"),
+    ],
+)
+def test_a_checkpoint_that_is_not_of_this_run_is_refused_in_one_sentence(tmp_path, spoil):
+    toy_trainer(tmp_path)
+    state = load_state(tmp_path / "last.pt")
+    spoil(state)
+    save_state(tmp_path / "last.pt", state)
+    with pytest.raises(ValueError, match="last.pt is not the state of") as raised:
+        toy_trainer(tmp_path, resume=True)
+    assert "\n" not in str(raised.value)
 
 
 def test_other_data_is_refused(tmp_path):

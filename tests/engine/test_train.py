@@ -50,7 +50,7 @@ def test_a_run_learns_and_leaves_its_files(tmp_path, capsys):
     result = trainer.fit()
     assert result["top1"] > 80 and result["weights"] == "ema" and result["epochs"] == 20 and result["images"] == 32
     assert {file.name for file in tmp_path.iterdir()} == set(
-        "last.pt last.safetensors best.safetensors config.yaml environment.json log.jsonl curves.png "
+        ".lock last.pt last.safetensors best.safetensors config.yaml environment.json log.jsonl curves.png "
         "predictions.png".split()
     )
     assert (tmp_path / "curves.png").read_bytes()[:4] == (tmp_path / "predictions.png").read_bytes()[:4] == b"\x89PNG"
@@ -179,12 +179,20 @@ def test_a_directory_that_holds_a_run_is_not_written_over(tmp_path):
     assert before == {file: file.read_bytes() for file in tmp_path.iterdir()}
 
 
+@pytest.mark.parametrize("name", "best.safetensors config.yaml environment.json log.jsonl curves.png".split())
+def test_any_file_that_a_run_would_write_over_is_kept(tmp_path, name):
+    (tmp_path / name).write_text("mine")
+    with pytest.raises(FileExistsError, match=f"holds a {name}.*--run.dir.*--overwrite"):
+        toy_trainer(tmp_path)
+    assert (tmp_path / name).read_text() == "mine" and len(list(tmp_path.iterdir())) == 1
+
+
 def test_overwrite_leaves_nothing_of_the_former_run_and_nothing_else_alone_is_touched(tmp_path):
     toy_trainer(tmp_path, "--schedule.epochs=2").fit()
     (tmp_path / "notes.txt").write_text("mine")
     toy_trainer(tmp_path, "--schedule.epochs=3", overwrite=True)
     assert {file.name for file in tmp_path.iterdir()} == set(
-        "last.pt config.yaml environment.json log.jsonl notes.txt".split()
+        ".lock last.pt config.yaml environment.json log.jsonl notes.txt".split()
     )
     assert (tmp_path / "log.jsonl").read_bytes() == b""
 

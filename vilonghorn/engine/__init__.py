@@ -4,7 +4,7 @@ from .build import build_model
 from .config import Config
 from .evaluate import evaluate, evaluate_run, load_run
 from .interrupt import Interrupted
-from .options import build_parser, load_config, parse
+from .options import build_parser, complete, load_config, parse
 from .train import Trainer
 
 __all__ = [
@@ -13,6 +13,7 @@ __all__ = [
     "Trainer",
     "build_model",
     "build_parser",
+    "complete",
     "evaluate",
     "evaluate_run",
     "load_config",

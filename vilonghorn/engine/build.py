@@ -15,6 +15,9 @@ from torch import nn
 from ..data import create_loader
 from .config import Config
 
+# What models raise where keywords or images do not suit them.
+REFUSALS = (TypeError, ValueError, RuntimeError, AssertionError, AttributeError, KeyError, IndexError)
+
 
 def pick_device(name: str) -> torch.device:
     """The device of a name; "auto" is the accelerator if there is one, or else the CPU.
@@ -100,8 +103,32 @@ def build_model(config: Config, num_classes: int) -> nn.Module:
     name, kwargs = config.model.name, model_kwargs(config, num_classes)
     try:
         return timm.create_model(name, pretrained=config.model.pretrained, **kwargs)
-    except (TypeError, RuntimeError, AssertionError) as error:
-        raise ValueError(f"timm cannot make {name} with {kwargs}: {error}") from error
+    except (*REFUSALS, ZeroDivisionError) as error:
+        reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
+        raise ValueError(f"timm cannot make {name} with {kwargs} ({reason})") from error
+
+
+@torch.no_grad()
+def check_model(config: Config, model: nn.Module, num_classes: int, device: torch.device) -> None:
+    """Refuses a model that does not turn the data's images into a number for each class.
+
+    Raises:
+        ValueError: one sentence that names the model, its keywords, and what comes out of it.
+    """
+    size, training = config.data.image_size, model.training
+    name, kwargs = config.model.name, config.model.kwargs
+    expected = f"{name} with {kwargs} does not turn images (2, 3, {size}, {size}) into scores (2, {num_classes})"
+    try:
+        with autocast(config.run.amp, device):
+            scores = model.eval()(torch.zeros(2, 3, size, size, device=device))
+    except REFUSALS as error:
+        reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
+        raise ValueError(f"{expected} ({reason}): change data.image_size or model.kwargs") from error
+    finally:
+        model.train(training)
+    if not isinstance(scores, torch.Tensor) or scores.shape != (2, num_classes):
+        found = tuple(scores.shape) if isinstance(scores, torch.Tensor) else f"a {type(scores).__name__}"
+        raise ValueError(f"{expected} but into {found}: change model.name or model.kwargs")
 
 
 def build_optimizer(config: Config, model: nn.Module) -> torch.optim.Optimizer:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import errno
+import hashlib
 import json
 import os
 import pickle
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from io import BytesIO
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -13,7 +17,22 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 
-FORMAT = 1
+FORMAT = 2
+HEADER = f"vilonghorn state, format {FORMAT}\n".encode()  # before the SHA-256 of what torch saved, and that itself
+
+
+@contextmanager
+def space_needed(path: Path) -> Iterator[None]:
+    """Says of a full disk what could not be written and what to do."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        raise OSError(
+            f"the disk has no space left for {path}: free some space, then go on from the last checkpoint by "
+            f"--resume {path.parent}"
+        ) from error
 
 
 def write_whole(path: Path, write: Callable[[BinaryIO], Any]) -> None:
@@ -25,7 +44,7 @@ def write_whole(path: Path, write: Callable[[BinaryIO], Any]) -> None:
     """
     partial = path.with_name(f".{path.name}.partial")
     try:
-        with open(partial, "wb") as file:
+        with space_needed(path), open(partial, "wb") as file:
             write(file)
             file.flush()
             os.fsync(file.fileno())
@@ -43,7 +62,10 @@ def write_whole(path: Path, write: Callable[[BinaryIO], Any]) -> None:
 
 def save_state(path: Path, state: dict[str, Any]) -> None:
     """Saves a state made of tensors, numbers, strings and containers of them."""
-    write_whole(path, lambda file: torch.save({"format": FORMAT, **state}, file))
+    buffer = BytesIO()  # torch would hide why a file cannot be written
+    torch.save(state, buffer)
+    digest = hashlib.sha256(buffer.getbuffer()).digest()
+    write_whole(path, lambda file: file.writelines([HEADER, digest, buffer.getbuffer()]))
 
 
 def load_state(path: Path) -> dict[str, Any]:
@@ -51,16 +73,22 @@ def load_state(path: Path) -> dict[str, Any]:
 
     Raises:
         FileNotFoundError: there is no such file.
-        ValueError: the file is not such a state, or a later version's.
+        ValueError: the file is not such a state, is damaged, or is another version's.
     """
     if not path.is_file():
         raise FileNotFoundError(f"{path.parent} holds no {path.name}, so there is no run to resume in it")
+    with open(path, "rb") as file:
+        header, digest, data = file.read(len(HEADER)), file.read(hashlib.sha256().digest_size), file.read()
+    if header != HEADER:
+        raise ValueError(f"{path} is not the state of a run that this version of vilonghorn reads (format {FORMAT})")
+    if hashlib.sha256(data).digest() != digest:
+        raise ValueError(f"{path} is damaged: its checksum is wrong; resume from a copy of it, or start anew")
     try:
-        state = torch.load(path, map_location="cpu", weights_only=True)
+        state = torch.load(BytesIO(data), map_location="cpu", weights_only=True)
     except (RuntimeError, EOFError, pickle.UnpicklingError) as error:
         raise ValueError(f"{path} is not the state of a run: torch cannot read it") from error
-    if not isinstance(state, dict) or state.get("format") != FORMAT:
-        raise ValueError(f"{path} is not the state of a run that this version of vilonghorn reads (format {FORMAT})")
+    if not isinstance(state, dict):
+        raise ValueError(f"{path} is not the state of a run: it holds a {type(state).__name__}")
     return state
 
 
@@ -92,6 +120,10 @@ def load_weights(path: Path) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
             weights = {name: file.get_tensor(name) for name in file.keys()}
     except SafetensorError as error:
         raise ValueError(f"{path} is not a safetensors file: {error}") from error
-    if record is None:
-        raise ValueError(f"{path} holds no record of the run that it comes from, so it is not one of ours")
-    return weights, json.loads(record)
+    try:
+        record = json.loads(record or "")
+    except ValueError as error:
+        raise ValueError(f"{path} holds no record of the run that it comes from, so it is not one of ours") from error
+    if not isinstance(record, dict):
+        raise ValueError(f"{path} holds a record that is no mapping, so it is not one of ours")
+    return weights, record

@@ -208,7 +208,7 @@ INTERVALS = {key: field.metadata["interval"] for key, field in FIELDS.items() if
 def nearest(name: str, known: Iterable[str]) -> str:
     """The end of a sentence that rejects `name`: the known names nearest to it."""
     known = list(known)
-    close = [k for k in known if k.rpartition(".")[2] == name.rpartition(".")[2]]
+    close = [k for k in known if k.rpartition(".")[2] == name.lstrip("-").rpartition(".")[2]]
     close += [k for k in difflib.get_close_matches(name, known, n=3, cutoff=0.5) if k not in close]
     return f"the nearest known are {', '.join(close[:4])}" if close else f"known are {', '.join(known[:40])}"
 

@@ -66,10 +66,20 @@ def load_run(directory: str | Path, checkpoint: str = "best") -> tuple[nn.Module
     Returns:
         The model in evaluation mode, and what the run recorded of these weights: model, kwargs, class_names, epoch,
         weights ("ema" or "model"), and top1, top5 and loss on the held-out data.
+
+    Raises:
+        FileNotFoundError: there are no such weights.
+        ValueError: the file is not safetensors, or its record and its weights do not make a model.
     """
-    weights, record = load_weights(RunDirectory(directory).weights(checkpoint))
-    model = timm.create_model(record["model"], **record["kwargs"])
-    model.load_state_dict(weights)
+    path = RunDirectory(directory).weights(checkpoint)
+    weights, record = load_weights(path)
+    try:
+        record["kwargs"]["num_classes"], record["weights"], record["epoch"]
+        model = timm.create_model(record["model"], **record["kwargs"])
+        model.load_state_dict(weights)
+    except (KeyError, TypeError, AttributeError, RuntimeError, AssertionError) as error:
+        reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
+        raise ValueError(f"{path} does not hold the weights and the record that a run leaves ({reason})") from error
     return model.eval(), record
 
 

@@ -55,6 +55,40 @@ def parse(parser: ArgumentParser, argv: Sequence[str]) -> tuple[Config, Namespac
     return config, values
 
 
+def complete(argv: Sequence[str], default: str | Path) -> list[str]:
+    """A command line with the configuration and the directory that its --resume or --evaluate implies.
+
+    Args:
+        argv: command line of a program that has both options, and --overwrite.
+        default: configuration where the command line names neither a run nor a file.
+
+    Raises:
+        ValueError: an option is empty, or two contradict each other.
+        FileNotFoundError: there is no run to resume or evaluate.
+    """
+    first = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    for option in ("--resume", "--evaluate", "--config", "--run.dir"):
+        first.add_argument(option)
+    first.add_argument("--overwrite", action="store_true")
+    given = vars(first.parse_known_args(argv)[0])
+    modes = [option for option in ("resume", "evaluate") if given[option] is not None]
+    if not modes:
+        return [*argv] if given["config"] is not None else [f"--config={default}", *argv]
+    if len(modes) == 2:
+        raise ValueError("--resume and --evaluate contradict each other: give one of them")
+    mode, run, directory = modes[0], given[modes[0]], given["run.dir"]
+    if not run:
+        raise ValueError(f"--{mode} is empty: give it the directory of a run")
+    if given["overwrite"]:
+        raise ValueError(f"--{mode} and --overwrite contradict each other: give one of them")
+    if directory is not None and Path(directory) != Path(run):
+        raise ValueError(f"--{mode} {run} and --run.dir {directory} contradict each other: leave out --run.dir")
+    file = Path(run) / "config.yaml"
+    if given["config"] is None and not file.is_file():
+        raise FileNotFoundError(f"{run} holds no run: there is no {file}")
+    return [*([f"--config={file}"] if given["config"] is None else []), *argv, f"--run.dir={run}"]
+
+
 def check_keys(file: str | Path) -> None:
     """Refuses a YAML file that is missing, is no mapping of sections, or holds an unknown key."""
     if not Path(file).is_file():
@@ -63,6 +97,8 @@ def check_keys(file: str | Path) -> None:
         sections = yaml.safe_load(Path(file).read_text(encoding="utf-8")) or {}
     except yaml.YAMLError as error:
         raise ValueError(f"{file} is not YAML: {' '.join(str(error).split())}") from error
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{file} is not text: give --config a YAML file in UTF-8") from error
     for name, section in sections.items() if isinstance(sections, dict) else [(str(sections), None)]:
         if name not in SECTIONS or not isinstance(section, dict):
             raise ValueError(f"{file}: {name!r} is not a section with keys; the sections are {', '.join(SECTIONS)}")

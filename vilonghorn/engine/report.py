@@ -123,7 +123,7 @@ def draw_predictions(
             axes.imshow(image.clamp(0, 1).permute(1, 2, 0).numpy())
             right = guess == truth
             title = names[truth] if right else f"{names[guess]}, not {names[truth]}"
-            axes.set_title(title, fontsize=8, color="black" if right else "red")
+            axes.set_title(title, fontsize=8, color="black" if right else "red", parse_math=False)
     save_figure(path, figure)
 
 

@@ -39,8 +39,10 @@ class Trainer:
 
     Raises:
         ValueError: the configuration, the data, or the checkpoint to resume does not fit.
-        FileExistsError: there is a run in `config.run.dir`.
+        FileExistsError: there is a run, or a file that a run would write over, in `config.run.dir`.
+        BlockingIOError: another process is training there.
         FileNotFoundError: there is none to resume, or no data.
+        Interrupted: SIGINT or SIGTERM came while the run was first saved; it is saved.
     """
 
     def __init__(
@@ -51,6 +53,8 @@ class Trainer:
         self.directory = RunDirectory(config.run.dir)
         if not (resume or overwrite):
             self.directory.refuse_if_taken()
+        if resume and self.directory.state.exists():
+            self.directory.lock()
         state = self.directory.load() if resume else None
         if state and (changed := changed_keys(state["config"], config.to_dict())):
             raise ValueError(f"{config.run.dir} was started with another {', '.join(changed)}: resume with what it had")
@@ -62,6 +66,7 @@ class Trainer:
 
         seed_all(config.run.seed)
         self.model = build.build_model(config, self.train.num_classes).to(self.device)
+        build.check_model(config, self.model, self.train.num_classes, self.device)
         self.forward = torch.compile(self.model) if config.run.compile else self.model
         self.ema = ModelEmaV3(self.model, config.ema.decay, use_warmup=config.ema.warmup) if config.ema.decay else None
         self.optimizer = build.build_optimizer(config, self.model)
@@ -71,10 +76,15 @@ class Trainer:
         self.progress = self.restore(state) if state else Progress()
 
         environment = report.describe_environment(self.device)
-        self.directory.open(config.to_dict(), environment, self.progress.log_size if state else None)
         self.clock = self.saved = self.drawn = time.monotonic()
-        if not state:
-            self.save()
+        with StopRequest() as stop:
+            self.directory.open(config.to_dict(), environment, self.progress.log_size if state else None)
+            if not state:
+                self.save()
+            try:
+                stop.obey()
+            except Interrupted as interrupted:
+                raise self.resumable(interrupted) from None
 
     def check_classes(self) -> None:
         """Refuses held-out data whose labels mean something else."""
@@ -114,11 +124,17 @@ class Trainer:
                 f"{self.config.data.train} has {self.data_shape} but the run was started with {state['data']}: resume "
                 "with the same data"
             )
-        self.model.load_state_dict(state["model"])
-        if self.ema:
-            self.ema.module.load_state_dict(state["ema"])
-        self.optimizer.load_state_dict(state["optimizer"])
-        return Progress(**state["progress"])
+        try:
+            self.model.load_state_dict(state["model"])
+            if self.ema:
+                self.ema.module.load_state_dict(state["ema"])
+            self.optimizer.load_state_dict(state["optimizer"])
+            return Progress(**state["progress"])
+        except (KeyError, TypeError, AttributeError, ValueError, RuntimeError) as error:
+            raise ValueError(
+                f"{self.directory.state} is not the state of this run, whose model and optimizer refuse it: "
+                f"{' '.join(str(error).split())}"
+            ) from error
 
     def save(self) -> None:
         """Saves all that the run goes on from."""
@@ -134,6 +150,13 @@ class Trainer:
             }
         )
         self.saved = time.monotonic()
+
+    def resumable(self, interrupted: Interrupted) -> Interrupted:
+        """The same interruption of the run, now saved, with where it was and how it goes on."""
+        progress = self.progress
+        where = f"in epoch {progress.epoch + 1}, after {progress.batch} of {len(self.train)} batches"
+        how = f"python train_imagenet.py --resume {self.directory.path}"
+        return Interrupted(interrupted.signum, f"{interrupted} {where}; go on with: {how}")
 
     def fit(self) -> dict[str, Any]:
         """Trains and evaluates to the last epoch.
@@ -156,9 +179,7 @@ class Trainer:
             except Interrupted as interrupted:
                 self.save()
                 self.draw_curves()
-                where = f"in epoch {progress.epoch + 1}, after {progress.batch} of {len(self.train)} batches"
-                how = f"python train_imagenet.py --resume {self.directory.path}"
-                raise Interrupted(interrupted.signum, f"{interrupted} {where}; go on with: {how}") from None
+                raise self.resumable(interrupted) from None
         self.draw_curves()
         data, model = self.config.data, self.ema.module if self.ema else self.model
         report.draw_predictions(self.directory.predictions, model, self.val, self.amp, data.mean, data.std)
