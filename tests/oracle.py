@@ -75,3 +75,11 @@ def error(actual: Tensor, expected: Tensor) -> float:
     if actual.isnan().any():
         return float("inf")
     return ((actual.double() - expected.double()).norm() / expected.double().norm().clamp_min(1e-30)).item()
+
+
+def compare(function, values: dict[str, Tensor], tolerance: float, device: str = "cpu", **options) -> None:
+    """Holds y and every gradient of `function`, run on `device`, to the oracle's."""
+    expected = value_and_grads(oracle, {name: value.double() for name, value in values.items()}, **options)
+    actual = value_and_grads(function, {name: value.to(device) for name, value in values.items()}, **options)
+    wrong = {name: error(actual[name].cpu(), expected[name]) for name in expected}
+    assert max(wrong.values()) < tolerance, {name: f"{e:.1e}" for name, e in wrong.items()}

@@ -4,7 +4,7 @@ from functools import partial
 
 import pytest
 import torch
-from oracle import error, inputs, oracle, value_and_grads
+from oracle import compare, error, inputs, oracle, value_and_grads
 
 from vilonghorn.ops import backends, native, scan
 from vilonghorn.ops.arguments import RULES, ScanArguments
@@ -14,13 +14,6 @@ BACKENDS = [name for name in ("cpu", "reference") if backends("cpu")[name] == "r
 SHAPES = [(1, 1, 1, 1, 16), (1, 2, 2, 5, 16), (2, 1, 63, 40, 16), (2, 2, 33, 17, 5), (3, 1, 65, 8, 1), (1, 1, 40, 33, 64)]
 TOLERANCE = {torch.float32: 1e-6, torch.float64: 1e-12}
 needs_native = pytest.mark.skipif(native.unavailable("cpu") is not None, reason=f"native CPU library {native.unavailable('cpu')}")
-
-
-def compare(function, values, tolerance, **options):
-    expected = value_and_grads(oracle, {name: value.double() for name, value in values.items()}, **options)
-    actual = value_and_grads(function, values, **options)
-    wrong = {name: error(actual[name], expected[name]) for name in expected}
-    assert max(wrong.values()) < tolerance, {name: f"{e:.1e}" for name, e in wrong.items()}
 
 
 def flags(G: int) -> tuple[bool, ...]:

@@ -17,6 +17,8 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 
+from ..data.files import sync_folder
+
 FORMAT = 2
 HEADER = f"vilonghorn state, format {FORMAT}\n".encode()  # before the SHA-256 of what torch saved, and that itself
 
@@ -52,12 +54,7 @@ def write_whole(path: Path, write: Callable[[BinaryIO], Any]) -> None:
     except BaseException:
         partial.unlink(missing_ok=True)
         raise
-    if os.name == "posix":  # the new name is in the directory's data, and elsewhere directories cannot be opened
-        directory = os.open(path.parent, os.O_RDONLY)
-        try:
-            os.fsync(directory)
-        finally:
-            os.close(directory)
+    sync_folder(path.parent)
 
 
 def save_state(path: Path, state: dict[str, Any]) -> None:
