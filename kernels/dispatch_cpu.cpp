@@ -15,7 +15,9 @@
 namespace vilonghorn {
 namespace {
 
-#define VL_JOBS(level) {scan_forward_job_##level, scan_backward_job_##level, conv_forward_job_##level, conv_backward_job_##level}
+#define VL_JOBS(level)                                                                                              \
+  {scan_forward_job_##level, scan_backward_job_##level, conv_forward_job_##level, conv_backward_job_##level,        \
+   project_job_##level,      mix_forward_job_##level,   mix_backward_job_##level, unproject_job_##level}
 #ifdef VILONGHORN_X86
 const Jobs kJobs[] = {VL_JOBS(v2), VL_JOBS(v3), VL_JOBS(v4)};
 const char *const kNames[] = {"v2", "v3", "v4"};
@@ -117,15 +119,15 @@ GompParallel gomp_parallel() {
 #endif
 }
 
-template <class Args> int run(const Args &a, int level, bool (*Jobs::*which)(const Args &, int64_t)) {
+template <class Args, class Shape> int run(const Args &a, const Shape &shape, int level, bool (*Jobs::*which)(const Args &, int64_t)) {
   if (level < 0)
     for (int l = 0; l < kLevels; l++)
       if (runs(l)) level = l;
   if (level < 0 || level >= kLevels || !runs(level)) return 1;
   Work work;
   work.run = [&](int64_t job) { return (kJobs[level].*which)(a, job); };
-  work.jobs = a.batch * a.parts;
-  const int threads = (int)(a.threads < work.jobs ? a.threads : work.jobs);
+  work.jobs = shape.batch * shape.parts;
+  const int threads = (int)(shape.threads < work.jobs ? shape.threads : work.jobs);
   if (threads <= 1) Work::take(&work);
   else if (gomp_parallel()) gomp_parallel()(Work::take, &work, threads, 0);
   else pool().run(work, threads);
@@ -146,7 +148,16 @@ VL_EXPORT int vl_levels(void) { return kLevels; }
 VL_EXPORT const char *vl_level_name(int level) { return level >= 0 && level < kLevels ? kNames[level] : ""; }
 VL_EXPORT int vl_level_runs(int level) { return level >= 0 && level < kLevels && runs(level); }
 VL_EXPORT const char *vl_threading(void) { return gomp_parallel() ? "gomp" : "std"; }
-VL_EXPORT int vl_scan_forward(const VlScan *a, int level) { return run(*a, level, &Jobs::scan_forward); }
-VL_EXPORT int vl_scan_backward(const VlScan *a, int level) { return run(*a, level, &Jobs::scan_backward); }
-VL_EXPORT int vl_conv_forward(const VlConv *a, int level) { return run(*a, level, &Jobs::conv_forward); }
-VL_EXPORT int vl_conv_backward(const VlConv *a, int level) { return run(*a, level, &Jobs::conv_backward); }
+VL_EXPORT int vl_scan_forward(const VlScan *a, int level) { return run(*a, *a, level, &Jobs::scan_forward); }
+VL_EXPORT int vl_scan_backward(const VlScan *a, int level) { return run(*a, *a, level, &Jobs::scan_backward); }
+VL_EXPORT int vl_conv_forward(const VlConv *a, int level) { return run(*a, *a, level, &Jobs::conv_forward); }
+VL_EXPORT int vl_conv_backward(const VlConv *a, int level) { return run(*a, *a, level, &Jobs::conv_backward); }
+// A job that has all channels of its sequence projects them itself.
+VL_EXPORT int vl_mix_forward(const VlMix *a, int level) {
+  const bool shared = a->scan.parts > 1;
+  return (shared && run(*a, a->scan, level, &Jobs::project)) || run(*a, a->scan, level, &Jobs::mix_forward);
+}
+VL_EXPORT int vl_mix_backward(const VlMix *a, int level) {
+  const bool shared = a->scan.parts > 1;
+  return run(*a, a->scan, level, &Jobs::mix_backward) || (shared && run(*a, a->scan, level, &Jobs::unproject));
+}

@@ -10,13 +10,21 @@ struct Jobs {  // each returns false when memory ran out
   bool (*scan_backward)(const VlScan &, int64_t job);
   bool (*conv_forward)(const VlConv &, int64_t job);
   bool (*conv_backward)(const VlConv &, int64_t job);
+  bool (*project)(const VlMix &, int64_t job);  // where parts > 1: before all of mix_forward
+  bool (*mix_forward)(const VlMix &, int64_t job);
+  bool (*mix_backward)(const VlMix &, int64_t job);
+  bool (*unproject)(const VlMix &, int64_t job);  // after all of mix_backward
 };
 
 #define VL_DECLARE_JOBS(level)                              \
   bool scan_forward_job_##level(const VlScan &, int64_t);   \
   bool scan_backward_job_##level(const VlScan &, int64_t);  \
   bool conv_forward_job_##level(const VlConv &, int64_t);   \
-  bool conv_backward_job_##level(const VlConv &, int64_t);
+  bool conv_backward_job_##level(const VlConv &, int64_t);  \
+  bool project_job_##level(const VlMix &, int64_t);         \
+  bool mix_forward_job_##level(const VlMix &, int64_t);     \
+  bool mix_backward_job_##level(const VlMix &, int64_t);    \
+  bool unproject_job_##level(const VlMix &, int64_t);
 
 #ifdef VILONGHORN_X86
 VL_DECLARE_JOBS(v2)

@@ -3,13 +3,13 @@
  * Layout is (groups, batch, length, channels): a group is one direction of the scan. Input tensors carry strides in
  * elements; their channels (states for k and q) are contiguous. Outputs are contiguous. Null pointers stand for absent
  * optional tensors. Activations (x, dt, k, q, z, y, dy, dx, ddt, dz) are of the call's type, the others float, or double
- * beside double activations. The CPU library knows VL_FLOAT32 and VL_FLOAT64, the CUDA library all but VL_FLOAT64.
+ * beside double activations. The CUDA library knows all dtypes but VL_FLOAT64.
  */
 #ifndef VILONGHORN_SCAN_H
 #define VILONGHORN_SCAN_H
 #include <stdint.h>
 
-enum { VL_ABI = 1 }; /* raise it with every change here; the caller compares it with that of the library */
+enum { VL_ABI = 2 }; /* raise it with every change here; the caller compares it with that of the library */
 enum { VL_LONGHORN = 0, VL_LONGHORN_EXACT = 1, VL_MAMBA = 2 };
 enum { VL_FLOAT32 = 0, VL_FLOAT64 = 1, VL_BFLOAT16 = 2, VL_FLOAT16 = 3 };
 enum { VL_MAX_STATES = 64 };
@@ -32,14 +32,32 @@ typedef struct {
   const void *D, *dt_bias;  /* (groups, channels), optional */
   void *y;                  /* (groups, batch, length, channels), or without groups under mean */
   void *checkpoints;        /* (groups, batch, ceil(length / chunk), states, channels padded to LANES of the backend), in an order of the library's own; optional in forward */
-  void *sums;               /* (batch, length, channels) of float: workspace of the CUDA library (groups > 1: forward with mean, backward with z) */
+  void *sums;               /* (batch, length, channels) of float: workspace for what directions add to one result (groups > 1: y of mean, dz, a mixer's dx); the CPU library needs it where that is of a shorter type */
   /* backward only */
   VlInput dy;               /* as y; group stride 0 under mean */
   void *dx, *ddt;           /* (groups, batch, length, channels) */
   void *dk, *dq;            /* (parts, groups, batch, length, states): the caller sums over parts */
   void *dz;                 /* (batch, length, channels), optional */
+  int64_t dz_step;          /* between the tokens of dz: channels where it is contiguous */
   void *dA, *dD, *ddt_bias; /* (batch, groups, channels[, states]): the caller sums over batch; optional */
 } VlScan;
+
+/* What a mixer does between its input and output projections: convolution with SiLU, projections, scan, gate.
+ * In `scan`, x is the convolution's input (group stride 0); dt, k, q and their gradients are absent. Where parts > 1, its dx
+ * is a workspace of float for the gradient of the convolution's output, (groups, batch, length, channels). */
+typedef struct {
+  VlScan scan;
+  int64_t taps, rank;
+  const void *conv_weight;  /* (groups, taps, channels): the last tap meets the present step */
+  const void *conv_bias;    /* (groups, channels) */
+  const void *x_proj;       /* (groups, rank + 2 states, channels): rows of dt's factor, k and q */
+  const void *dt_proj;      /* (groups, rank, channels) */
+  void *projected;          /* (groups, batch, length, rank + 2 states): forward writes it, backward reads it */
+  /* backward only */
+  void *dprojected;         /* (parts, groups, batch, length, rank + 2 states): workspace */
+  void *dx;                 /* (batch, length, channels), tokens dz_step apart */
+  void *dconv_weight, *dconv_bias, *dx_proj, *ddt_proj; /* as the weights, before them (batch): the caller sums over batch */
+} VlMix;
 
 typedef struct {
   int64_t groups, batch, length, channels, taps;
@@ -70,6 +88,8 @@ int vl_scan_forward(const VlScan *, int level);
 int vl_scan_backward(const VlScan *, int level);
 int vl_conv_forward(const VlConv *, int level);
 int vl_conv_backward(const VlConv *, int level);
+int vl_mix_forward(const VlMix *, int level);
+int vl_mix_backward(const VlMix *, int level);
 
 /* The CUDA library. Tensors are in the device's memory; x, dt, z and dy are aligned to two elements, their strides and
  * the channels even, their steps below 2^31; at most 64 groups; nothing is empty. Work is queued on `stream`. Returns 0 or

@@ -1,12 +1,16 @@
-// Vectors of channels: loads with a ragged end, and the few functions that a gate needs.
+// Vectors of channels: loads with a ragged end, sums across lanes, and the few functions that a gate needs.
 // Written in the vector extensions that GCC and Clang share; the width is set for each instruction set level.
 #pragma once
 #include <math.h>
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
+#ifdef __AVX512F__
+#include <immintrin.h>
+#endif
 
-#define VL_INLINE static inline __attribute__((always_inline))
+#define VL_FLATTEN inline __attribute__((always_inline))
+#define VL_INLINE static VL_FLATTEN
 #define VL_UNROLL _Pragma("GCC unroll 16")
 
 namespace {
@@ -20,46 +24,94 @@ template <> struct VectorOf<float> {
 };
 template <> struct VectorOf<double> {
   typedef double type __attribute__((vector_size(VILONGHORN_VECTOR_BYTES)));
+  typedef int64_t bits __attribute__((vector_size(VILONGHORN_VECTOR_BYTES)));
 };
 template <class T> using Vector = typename VectorOf<T>::type;
+template <class T> using Bits = typename VectorOf<T>::bits;
 template <class T> constexpr int kLanes = VILONGHORN_VECTOR_BYTES / (int)sizeof(T);
 
 template <class T> VL_INLINE Vector<T> splat(T value) { return Vector<T>{} + value; }
+template <class To, class From> VL_INLINE To same_bits(From from) {
+  static_assert(sizeof(To) == sizeof(From), "a reinterpretation keeps the size");
+  To to;
+  memcpy(&to, &from, sizeof to);
+  return to;
+}
 
-// The first `count` lanes; the others are zero.
-template <class T> VL_INLINE Vector<T> load(const T *p, int count) {
+// The first `count` lanes; the others are zero. Ragged ends stay out of line, whole vectors in registers.
+template <class T> __attribute__((noinline, cold)) static Vector<T> load_some(const T *p, int count) {
   Vector<T> v{};
-  if (__builtin_expect(count == kLanes<T>, 1)) memcpy(&v, p, sizeof v);
-  else for (int c = 0; c < count; c++) v[c] = p[c];
+  for (int c = 0; c < count; c++) v[c] = p[c];
   return v;
 }
-template <class T> VL_INLINE void store(T *p, Vector<T> v, int count) {
-  if (__builtin_expect(count == kLanes<T>, 1)) memcpy(p, &v, sizeof v);
-  else for (int c = 0; c < count; c++) p[c] = v[c];
+template <class T> __attribute__((noinline, cold)) static void store_some(T *p, Vector<T> v, int count) {
+  for (int c = 0; c < count; c++) p[c] = v[c];
 }
-template <class T> VL_INLINE T sum(Vector<T> v) {
-  T total = 0;
-  for (int c = 0; c < kLanes<T>; c++) total += v[c];
-  return total;
+template <class T> VL_INLINE Vector<T> load(const T *p, int count = kLanes<T>) {
+  if (__builtin_expect(count != kLanes<T>, 0)) return load_some(p, count);
+  Vector<T> v;
+  memcpy(&v, p, sizeof v);
+  return v;
+}
+template <class T> VL_INLINE void store(T *p, Vector<T> v, int count = kLanes<T>) {
+  if (__builtin_expect(count != kLanes<T>, 0)) store_some(p, v, count);
+  else memcpy(p, &v, sizeof v);
 }
 
-// 2^z for |z| <= 126, clamped beyond; relative error below 2e-7. NaN gives NaN.
+// The sums across the lanes of as many vectors as there are lanes, in one vector: a tree in which each level adds the
+// lanes `S` apart and keeps two vectors' results in one.
+template <class T, int S> struct Across {
+  VL_INLINE Vector<T> sums(const Vector<T> *v) {  // of 2 S vectors
+    const Vector<T> a = Across<T, S / 2>::sums(v), b = Across<T, S / 2>::sums(v + S);
+    Bits<T> low, high;
+    for (int c = 0; c < kLanes<T>; c++) low[c] = (c & S) ? kLanes<T> + (c ^ S) : c, high[c] = (c & S) ? kLanes<T> + c : c ^ S;
+#ifdef __clang__
+    Vector<T> x, y;
+    for (int c = 0; c < kLanes<T>; c++)
+      x[c] = low[c] < kLanes<T> ? a[low[c]] : b[low[c] - kLanes<T>], y[c] = high[c] < kLanes<T> ? a[high[c]] : b[high[c] - kLanes<T>];
+    return x + y;
+#else
+    return __builtin_shuffle(a, b, low) + __builtin_shuffle(a, b, high);
+#endif
+  }
+};
+template <class T> struct Across<T, 0> {
+  VL_INLINE Vector<T> sums(const Vector<T> *v) { return *v; }
+};
+template <class T> VL_INLINE void sums_across(const Vector<T> *v, int count, T *out) {
+  constexpr int W = kLanes<T>;
+  for (int n = 0; n < count; n += W) {
+    Vector<T> some[W];
+    const int here = count - n < W ? count - n : W;
+    if (here == W) { store(out + n, Across<T, W / 2>::sums(v + n)); continue; }
+    for (int j = 0; j < W; j++) some[j] = j < here ? v[n + j] : Vector<T>{};
+    store(out + n, Across<T, W / 2>::sums(some), here);
+  }
+}
+
+// 2^z up to 2^126, where it stays; relative error below 2e-7 for z >= -126. NaN gives NaN.
 VL_INLINE Vector<float> exp2v(Vector<float> z) {
-  typedef VectorOf<float>::bits Bits;
+#ifdef __AVX512F__
+  z = (Vector<float>)_mm512_min_ps((__m512)splat(126.f), (__m512)z);  // gives z where that is NaN
+  const Vector<float> whole = (Vector<float>)_mm512_roundscale_ps((__m512)z, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+  const Vector<float> f = z - whole;
+#else
   z = z < -126.f ? splat(-126.f) : z;
   z = z > 126.f ? splat(126.f) : z;
-  const Bits whole = __builtin_convertvector(z + (z < 0.f ? splat(-.5f) : splat(.5f)), Bits);
+  const Bits<float> whole = __builtin_convertvector(z + (z < 0.f ? splat(-.5f) : splat(.5f)), Bits<float>);
   const Vector<float> f = z - __builtin_convertvector(whole, Vector<float>);
+#endif
   Vector<float> p = f * 1.535336188e-4f + 1.339887440e-3f;
   p = p * f + 9.618437357e-3f;
   p = p * f + 5.550332546e-2f;
   p = p * f + 2.402264923e-1f;
   p = p * f + 6.931472029e-1f;
   p = p * f + 1.f;
-  const Bits scale_bits = (whole + 127) << 23;
-  Vector<float> scale;
-  memcpy(&scale, &scale_bits, sizeof scale);
-  return p * scale;
+#ifdef __AVX512F__
+  return (Vector<float>)_mm512_scalef_ps((__m512)p, (__m512)whole);
+#else
+  return p * same_bits<Vector<float>>((whole + 127) << 23);
+#endif
 }
 VL_INLINE Vector<double> exp2v(Vector<double> z) {
   z = z < -1020. ? splat(-1020.) : z;  // comparisons let NaN through, fmin would not
@@ -70,19 +122,18 @@ VL_INLINE Vector<double> exp2v(Vector<double> z) {
 
 // log(1 + e) for 0 <= e <= 2^126; relative error below 3e-7, small e included. Not for NaN.
 VL_INLINE Vector<float> log1pv(Vector<float> e) {
-  typedef VectorOf<float>::bits Bits;
   const Vector<float> u = 1.f + e;
-  Bits bits;
+  Bits<float> bits;
   memcpy(&bits, &u, sizeof bits);
-  Bits exponent = ((bits >> 23) & 255) - 127;
-  const Bits mantissa_bits = (bits & 0x7fffff) | 0x3f800000;
+  Bits<float> exponent = ((bits >> 23) & 255) - 127;
+  const Bits<float> mantissa_bits = (bits & 0x7fffff) | 0x3f800000;
   Vector<float> m;
   memcpy(&m, &mantissa_bits, sizeof m);
-  const Bits upper = m > 1.41421356f;  // -1 where true
+  const Bits<float> upper = m > 1.41421356f;  // -1 where true
   m = upper ? m * .5f : m;
   exponent -= upper;
   // 1 + e rounds a small e away: below sqrt(2) - 1 the exponent is 0 and e itself is the numerator
-  const Bits small = e < 0.41f;
+  const Bits<float> small = e < 0.41f;
   const Vector<float> t = (small ? e : m - 1.f) / (small ? e + 2.f : m + 1.f), t2 = t * t;
   Vector<float> p = t2 * (1.f / 11) + (1.f / 9);
   p = p * t2 + (1.f / 7);

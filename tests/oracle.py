@@ -1,11 +1,11 @@
-"""The scan from its textbook equations in float64, one direction and one step at a time, for autograd to differentiate.
-
-Shares no code with the package: sigmoid, softplus and flips where the package has none.
+"""The scan, and the mixer around it, from textbook equations in float64, one direction at a time, for autograd to
+differentiate. Shares no code with the package: sigmoid, softplus, padding and flips where the package has none.
 """
 
 from __future__ import annotations
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 
@@ -46,6 +46,42 @@ def _one_direction(x: Tensor, dt: Tensor, k: Tensor, q: Tensor, A: Tensor | None
     return torch.stack(outputs, 1)
 
 
+def convolution(x, weight, bias, reverse):
+    """nn.Conv1d as Vim uses it, with SiLU: padded, cut to L, on the flipped sequence for a reverse direction."""
+    x, weight, bias = x.double(), weight.double(), bias.double()
+    outputs = []
+    for w, b, flag in zip(weight, bias, reverse):
+        source = x.flip(1) if flag else x
+        y = F.conv1d(source.mT, w.unsqueeze(1), b, padding=w.shape[1] - 1, groups=len(w))[..., : x.shape[1]].mT
+        outputs.append(F.silu(y.flip(1) if flag else y))
+    return torch.stack(outputs)
+
+
+def mixer(xz, conv_weight, conv_bias, x_proj, dt_proj, dt_bias, D, A=None, *, rule, reverse):
+    """Arguments as `vilonghorn.ops.mix`; the result is float64."""
+    x, z = xz.double().split(xz.shape[-1] // 2, dim=-1)
+    rank, u = dt_proj.shape[-1], convolution(x, conv_weight, conv_bias, reverse)
+    states = (x_proj.shape[1] - rank) // 2
+    projected = torch.einsum("gbld,gpd->gblp", u, x_proj.double())
+    low, k, q = projected[..., :rank], projected[..., rank : rank + states], projected[..., rank + states :]
+    dt = torch.einsum("gblr,gdr->gbld", low, dt_proj.double())
+    return oracle(u, dt, k, q, z=z, A=A, D=D, dt_bias=dt_bias, rule=rule, reverse=reverse, reduce="mean")
+
+
+def mixer_inputs(G, B, L, D, N, R, K, *, rule, seed=0, dtype=torch.float32) -> dict[str, Tensor]:
+    """Random arguments of a mixer, scaled as its initialisation does."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def normal(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=generator, dtype=torch.float64)
+
+    values = dict(xz=normal(B, L, 2 * D), conv_weight=normal(G, D, K) * K**-0.5, conv_bias=normal(G, D) / 4)
+    values |= dict(x_proj=normal(G, R + 2 * N, D) * 2 * D**-0.5, dt_proj=normal(G, D, R) * R**-0.5, dt_bias=normal(G, D), D=normal(G, D))
+    if rule == "mamba":
+        values["A"] = -4 * torch.rand(G, D, N, generator=generator, dtype=torch.float64)
+    return {name: value.to(dtype) for name, value in values.items()}
+
+
 def inputs(G, B, L, D, N, *, rule, gate=True, seed=0, dtype=torch.float32, key_scale=1.0) -> dict[str, Tensor]:
     """Random arguments of a scan; A, z, D and dt_bias where the rule and `gate` have them."""
     generator = torch.Generator().manual_seed(seed)
@@ -77,9 +113,9 @@ def error(actual: Tensor, expected: Tensor) -> float:
     return ((actual.double() - expected.double()).norm() / expected.double().norm().clamp_min(1e-30)).item()
 
 
-def compare(function, values: dict[str, Tensor], tolerance: float, device: str = "cpu", **options) -> None:
-    """Holds y and every gradient of `function`, run on `device`, to the oracle's."""
-    expected = value_and_grads(oracle, {name: value.double() for name, value in values.items()}, **options)
+def compare(function, values: dict[str, Tensor], tolerance: float, device: str = "cpu", truth=oracle, **options) -> None:
+    """Holds y and every gradient of `function`, run on `device`, to those of the oracle, or of another truth."""
+    expected = value_and_grads(truth, {name: value.double() for name, value in values.items()}, **options)
     actual = value_and_grads(function, {name: value.to(device) for name, value in values.items()}, **options)
     wrong = {name: error(actual[name].cpu(), expected[name]) for name in expected}
     assert max(wrong.values()) < tolerance, {name: f"{e:.1e}" for name, e in wrong.items()}

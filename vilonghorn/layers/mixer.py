@@ -12,12 +12,11 @@ import torch
 from timm.layers import register_notrace_function
 from torch import Tensor, nn
 
-from ..ops import conv_silu, scan
+from ..ops import mix
 from ..ops.arguments import RULES
 
-# torch.fx must take the operators as leaves: their argument checks read shapes, which a symbolic trace has not.
-register_notrace_function(conv_silu)
-register_notrace_function(scan)
+# torch.fx must take the operator as a leaf: its argument checks read shapes, which a symbolic trace has not.
+register_notrace_function(mix)
 
 # Range and floor of Mamba's first step sizes, softplus(dt_bias).
 DT_MIN, DT_MAX, DT_FLOOR = 1e-3, 1e-1, 1e-4
@@ -127,25 +126,18 @@ class Mixer(nn.Module):
         Returns:
             Mixed tokens, (B, L, dim).
         """
-        B, L, _ = x.shape
-        x, z = self.in_proj(x).chunk(2, dim=-1)
-        u = conv_silu(x, self.conv_weight, self.conv_bias, reverse=self.reverse)  # (G, B, L, D)
-        proj = torch.bmm(u.flatten(1, 2), self.x_proj.mT)  # (G, B * L, R + 2N)
-        low, k, q = proj.split([self.dt_rank, self.d_state, self.d_state], dim=-1)
-        dt = torch.bmm(low, self.dt_proj.mT)
         A = None if self.A_log is None else -torch.exp(self.A_log.float())
-        y = scan(
-            u,
-            dt.unflatten(1, (B, L)),
-            k.unflatten(1, (B, L)),
-            q.unflatten(1, (B, L)),
-            z=z,
-            A=A,
-            D=self.D,
-            dt_bias=self.dt_bias,
+        y = mix(
+            self.in_proj(x),
+            self.conv_weight,
+            self.conv_bias,
+            self.x_proj,
+            self.dt_proj,
+            self.dt_bias,
+            A,
+            self.D,
             rule=self.rule,
             reverse=self.reverse,
-            reduce="mean",
         )
         return self.out_proj(y)
 

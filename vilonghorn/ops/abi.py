@@ -15,7 +15,7 @@ from torch import Tensor
 
 from .arguments import RULES, ScanArguments
 
-ABI = 1  # VL_ABI of kernels/scan.h
+ABI = 2  # VL_ABI of kernels/scan.h
 _int, _long, _pointer = ctypes.c_int32, ctypes.c_int64, ctypes.c_void_p
 _DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)  # in the order of VL_FLOAT32 and its kin
 
@@ -61,7 +61,18 @@ class Scan(ctypes.Structure):  # VlScan
         *((n, Input) for n in ("x", "dt", "k", "q", "z")),
         *((n, _pointer) for n in ("A", "D", "dt_bias", "y", "checkpoints", "sums")),
         ("dy", Input),
-        *((n, _pointer) for n in ("dx", "ddt", "dk", "dq", "dz", "dA", "dD", "ddt_bias")),
+        *((n, _pointer) for n in ("dx", "ddt", "dk", "dq", "dz")),
+        ("dz_step", _long),
+        *((n, _pointer) for n in ("dA", "dD", "ddt_bias")),
+    ]
+
+
+class Mix(ctypes.Structure):  # VlMix
+    _fields_ = [
+        ("scan", Scan),
+        *((n, _long) for n in ("taps", "rank")),
+        *((n, _pointer) for n in ("conv_weight", "conv_bias", "x_proj", "dt_proj", "projected")),
+        *((n, _pointer) for n in ("dprojected", "dx", "dconv_weight", "dconv_bias", "dx_proj", "ddt_proj")),
     ]
 
 
@@ -81,8 +92,8 @@ class Call:
     """Fills a struct, and keeps what it points to alive until the call is over.
 
     Args:
-        struct: a `Scan` or `Conv`.
-        dtype: of activations (float32, or float64 where everything is; bfloat16 and float16 for CUDA).
+        struct: a `Scan`, `Conv` or the `Scan` of a `Mix`.
+        dtype: of activations; float64 where everything is.
         reverse: a flag for each direction.
         device: of all tensors.
     """
@@ -94,10 +105,10 @@ class Call:
         struct.dtype = _DTYPES.index(dtype)
         struct.reverse = bytes(reverse)
 
-    def output(self, name: str, shape: tuple[int, ...], dtype: torch.dtype | None = None) -> Tensor:
+    def output(self, name: str, shape: tuple[int, ...], dtype: torch.dtype | None = None, struct=None) -> Tensor:
         """A new tensor for the kernel to fill, of the activations' dtype unless another is given."""
         t = torch.empty(shape, dtype=dtype or self.dtype, device=self.device)
-        self.set(**{name: t})
+        self.set(struct, **{name: t})
         return t
 
     def input(self, t: Tensor | None) -> Input:
@@ -111,16 +122,17 @@ class Call:
         group = t.stride(0) if t.dim() == 4 else 0
         return Input(t.data_ptr(), group, t.stride(-3), t.stride(-2))
 
-    def parameters(self, **tensors: Tensor | None) -> None:
+    def parameters(self, struct=None, **tensors: Tensor | None) -> None:
         """Contiguous tensors by the name of their field, converted to the dtype of states."""
-        self.set(**{name: None if t is None else t.to(self.real).contiguous() for name, t in tensors.items()})
+        self.set(struct, **{name: None if t is None else t.to(self.real).contiguous() for name, t in tensors.items()})
 
-    def set(self, **tensors: Tensor | None) -> None:
-        """Pointers to tensors that are as the kernel wants them, by the name of their field."""
+    def set(self, struct=None, **tensors: Tensor | None) -> None:
+        """Pointers to tensors that are as the kernel wants them, by the name of their field in `struct`, another than
+        the call's own if given."""
         for name, t in tensors.items():
             if t is not None:
                 self.alive.append(t)
-                setattr(self.struct, name, t.data_ptr())
+                setattr(struct or self.struct, name, t.data_ptr())
 
 
 class ScanCall(Call):
@@ -132,7 +144,7 @@ class ScanCall(Call):
         struct = Scan(groups=G, batch=B, length=L, channels=D, states=N, chunk=chunk)
         super().__init__(struct, dtype, args.reverse, args.x.device)
         self.args = args
-        struct.rule, struct.mean = RULES.index(args.rule), args.reduce == "mean"
+        struct.rule, struct.mean, struct.dz_step = RULES.index(args.rule), args.reduce == "mean", D
         for name in ("x", "dt", "k", "q", "z"):
             setattr(struct, name, self.input(getattr(args, name)))
         self.parameters(A=args.A, D=args.D, dt_bias=args.dt_bias)

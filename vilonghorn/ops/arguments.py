@@ -44,6 +44,30 @@ class ScanArguments(NamedTuple):
         return {name: value for name, value in self._asdict().items() if isinstance(value, Tensor)}
 
 
+class MixArguments(NamedTuple):
+    """Arguments of `vilonghorn.ops.mix`, in the operator's order (see there for their meaning)."""
+
+    xz: Tensor  # (B, L, 2D)
+    conv_weight: Tensor  # (G, D, K)
+    conv_bias: Tensor  # (G, D)
+    x_proj: Tensor  # (G, R + 2N, D)
+    dt_proj: Tensor  # (G, D, R)
+    dt_bias: Tensor  # (G, D)
+    A: Tensor | None  # (G, D, N), mamba only
+    D: Tensor  # (G, D)
+    rule: str
+    reverse: tuple[bool, ...]
+
+    @property
+    def sizes(self) -> tuple[int, int, int]:
+        """B, L, D."""
+        B, L, width = self.xz.shape
+        return B, L, width // 2
+
+    def weights(self) -> dict[str, Tensor | None]:
+        return {name: getattr(self, name) for name in ("conv_weight", "conv_bias", "x_proj", "dt_proj", "dt_bias", "A", "D")}
+
+
 def autocast_dtype(x: Tensor) -> torch.dtype | None:
     """The dtype that activations like x take where autocast is on, else None. Like torch's own, it spares float64."""
     device_type = x.device.type

@@ -10,8 +10,8 @@ import ctypes
 import torch
 from torch import Tensor
 
-from .abi import Call, Conv, ScanCall, open_library
-from .arguments import ScanArguments
+from .abi import Call, Conv, Mix, Scan, ScanCall, open_library
+from .arguments import RULES, MixArguments, ScanArguments
 
 NAME = "cpu"
 CHUNK = 32  # steps between two saved states: smaller costs memory, larger outgrows the cache in backward
@@ -52,14 +52,16 @@ def forward(args: ScanArguments, save: bool, level: int = -1) -> tuple[Tensor, T
     """
     call = _scan_call(args)
     y, checkpoints = call.forward_outputs(save)
+    _add_up(call, args.reduce == "mean")
     _run(_library.vl_scan_forward, call.struct, level)
-    return y.to(args.x.dtype), checkpoints
+    return y, checkpoints
 
 
 def backward(dy: Tensor, args: ScanArguments, checkpoints: Tensor, level: int = -1) -> tuple[Tensor | None, ...]:
     """Gradients of x, dt, k, q, z, A, D and dt_bias; None for those absent."""
     call = _scan_call(args)
     outputs = call.backward_outputs(dy, checkpoints)
+    _add_up(call, args.z is not None)
     _run(_library.vl_scan_backward, call.struct, level)
     return call.gradients(outputs)
 
@@ -69,7 +71,7 @@ def conv_forward(x: Tensor, weight: Tensor, bias: Tensor, reverse: tuple[bool, .
     call = _conv_call(x, weight, bias, reverse)
     y = call.output("y", (len(reverse), *x.shape))
     _run(_library.vl_conv_forward, call.struct, level)
-    return y.to(x.dtype)
+    return y
 
 
 def conv_backward(
@@ -79,24 +81,90 @@ def conv_backward(
     call = _conv_call(x, weight, bias, reverse)
     G, D, K = weight.shape
     call.struct.dy = call.input(dy)
-    dx, dweight, dbias = (
-        call.output(name, shape)
-        for name, shape in dict(dx=x.shape, dweight=(len(x), G, K, D), dbias=(len(x), G, D)).items()
-    )
+    dx = call.output("dx", x.shape)
+    dweight, dbias = (call.output(name, (len(x), G, *shape), call.real) for name, shape in dict(dweight=(K, D), dbias=(D,)).items())
     _run(_library.vl_conv_backward, call.struct, level)
-    return dx.to(x.dtype), dweight.sum(0).mT.contiguous().to(weight.dtype), dbias.sum(0).to(bias.dtype)
+    return dx, dweight.sum(0).mT.contiguous().to(weight.dtype), dbias.sum(0).to(bias.dtype)
+
+
+def mix_forward(args: MixArguments, save: bool, level: int = -1) -> tuple[Tensor, Tensor, Tensor]:
+    """What a mixer does between its input and output projections; see `vilonghorn.ops.mix`.
+
+    Returns y, and what backward starts from: the projections, (G, B, L, R + 2N), and with `save` the checkpoints.
+    """
+    call = _MixCall(args)
+    B, L, D = args.sizes
+    y = call.output("y", (B, L, D))
+    checkpoints = call.output("checkpoints", call.checkpoint_shape, call.real) if save else y.new_empty(0, dtype=call.real)
+    projected = call.output("projected", call.projected_shape, call.real, call.mix)
+    call.run(_library.vl_mix_forward, level)
+    return y, projected, checkpoints
+
+
+def mix_backward(
+    dy: Tensor, args: MixArguments, projected: Tensor, checkpoints: Tensor, level: int = -1
+) -> tuple[Tensor | None, ...]:
+    """Gradients of xz, conv_weight, conv_bias, x_proj, dt_proj, dt_bias, A and D; None for A if absent."""
+    call = _MixCall(args)
+    (B, L, D), G, real = args.sizes, len(args.reverse), call.real
+    call.set(checkpoints=checkpoints.view(call.checkpoint_shape))
+    call.set(call.mix, projected=projected)
+    call.struct.dy = call.input(dy)
+    call.output("dprojected", (call.struct.parts, *call.projected_shape), real, call.mix)
+    if call.struct.parts > 1:
+        call.output("dx", (G, B, L, D), real)
+    dxz = args.xz.new_empty((B, L, 2 * D))
+    call.struct.dz_step = 2 * D
+    call.set(call.mix, dx=dxz)
+    call.set(dz=dxz[..., D:])
+    grads = {name: call.output(name, (B, *args.A.shape), real) for name in ("dA",) if args.A is not None}
+    grads |= {name: call.output(name, (B, G, D), real) for name in ("ddt_bias", "dD")}
+    shapes = dict(dconv_weight=(call.mix.taps, D), dconv_bias=(D,), dx_proj=(call.projected_shape[-1], D), ddt_proj=(call.mix.rank, D))
+    grads |= {name: call.output(name, (B, G, *shape), real, call.mix) for name, shape in shapes.items()}
+    call.run(_library.vl_mix_backward, level)
+    sums = [grads[f"d{name}"].sum(0) if f"d{name}" in grads else None for name in args.weights()]
+    sums[0], sums[3] = sums[0].mT.contiguous(), sums[3].mT.contiguous()  # the kernel's convolution and steps are transposed
+    return dxz, *(None if g is None else g.to(w.dtype) for g, w in zip(sums, args.weights().values()))
+
+
+class _MixCall(Call):
+    """A call of checked arguments; `struct` is the scan within."""
+
+    def __init__(self, args: MixArguments):
+        (B, L, D), (G, P, _), R = args.sizes, args.x_proj.shape, args.dt_proj.shape[-1]
+        N = (P - R) // 2
+        self.mix = Mix(taps=args.conv_weight.shape[-1], rank=R)
+        self.mix.scan = Scan(groups=G, batch=B, length=L, channels=D, states=N, chunk=CHUNK, mean=1, rule=RULES.index(args.rule))
+        super().__init__(self.mix.scan, args.xz.dtype, args.reverse, args.xz.device)
+        self.struct.x, self.struct.z = (self.input(half) for half in args.xz.chunk(2, dim=-1))
+        self.parameters(A=args.A, D=args.D, dt_bias=args.dt_bias)
+        weights = dict(conv_weight=args.conv_weight.mT, conv_bias=args.conv_bias, x_proj=args.x_proj, dt_proj=args.dt_proj.mT)
+        self.parameters(self.mix, **weights)
+        self.projected_shape = (G, B, L, P)
+        self.checkpoint_shape = (G, B, -(-L // CHUNK), N, -(-D // LANES) * LANES)
+        _share(self, jobs=B, channels=D)
+        _add_up(self, True)
+
+    def run(self, function, level: int) -> None:
+        _run(function, self.mix, level)
+
+
+def _add_up(call: Call, meet: bool) -> None:
+    """Room for float32 sums of what directions add to one result, where that is of a shorter type."""
+    s = call.struct
+    if meet and s.groups > 1 and call.dtype != call.real:
+        call.output("sums", (s.batch, s.length, s.channels), call.real)
 
 
 def _scan_call(args: ScanArguments) -> ScanCall:
-    call = ScanCall(args, args.compute_dtype, CHUNK, LANES)
+    call = ScanCall(args, args.x.dtype, CHUNK, LANES)
     _share(call, jobs=args.x.shape[1], channels=args.x.shape[3])
     return call
 
 
 def _conv_call(x: Tensor, weight: Tensor, bias: Tensor, reverse: tuple[bool, ...]) -> Call:
     (B, L, D), (G, _, K) = x.shape, weight.shape
-    dtype = torch.float64 if x.dtype == torch.float64 else torch.float32
-    call = Call(Conv(groups=G, batch=B, length=L, channels=D, taps=K), dtype, reverse, x.device)
+    call = Call(Conv(groups=G, batch=B, length=L, channels=D, taps=K), x.dtype, reverse, x.device)
     call.struct.x = call.input(x)
     call.parameters(weight=weight.transpose(1, 2), bias=bias)
     _share(call, jobs=B, channels=D)

@@ -1,0 +1,140 @@
+// The three recurrences over a few steps of one vector of channels: forward, and backward from the states of forward.
+//
+// Steps are in the order of the scan. A vector lane is a channel; its NS states (n, where NS is 0) are vectors too, held
+// in registers where NS is known.
+#pragma once
+#include "scan.h"
+#include "vectors.h"
+
+namespace {
+
+template <class T> struct Gate {
+  Vector<T> value, slope;  // the gate and its derivative with respect to dt
+};
+
+// longhorn: eps = 1 / (1 + |k|^2 + exp(-dt)), which is beta / (1 + beta |k|^2) without its cancellations
+template <class T, int RULE> VL_INLINE Gate<T> gate(Vector<T> dt, T k_squared) {
+  if (RULE == VL_MAMBA) {
+    const Vector<T> e = exp2v(dt * T(kLog2e)), linear = splat(T(1));
+    return {dt <= T(20) ? log1pv(e) : dt, dt > T(20) ? linear : e / (T(1) + e)};  // NaN stays NaN
+  }
+  const Vector<T> e = exp2v(dt * T(-kLog2e)), value = T(1) / (e + (T(1) + k_squared));
+  return {value, value * (value * e)};
+}
+
+// What the steps of a chunk share among all channels.
+template <class T> struct Keys {
+  T *k, *q;          // [step][n]
+  T *k2, *two_k;     // [step][n]: k^2 and 2 k, for backward
+  T *k_squared;      // [step]: |k|^2
+};
+
+// What backward remembers of a chunk's forward steps.
+template <class T> struct Trace {
+  Vector<T> *states;         // [step + 1][n]: before each step, and after the last
+  Vector<T> *decay, *error;  // [step][n]: mamba's exp(delta A);  [step]: the exact rule's x - s.k
+};
+
+template <class T, int NS> struct Recurrence {
+  typedef Vector<T> V;
+
+  template <int RULE> VL_INLINE void step(V *s, V e, V x, const T *k, const V *A, int n_states, V *decay, V *error) {
+    if (RULE == VL_LONGHORN) {
+      VL_UNROLL for (int n = 0; n < n_states; n++) s[n] += (e * k[n]) * (x - s[n] * k[n]);
+    } else if (RULE == VL_LONGHORN_EXACT) {
+      V p[4] = {V{}, V{}, V{}, V{}};  // four sums hide the latency of the additions
+      VL_UNROLL for (int n = 0; n < n_states; n++) p[n & 3] += s[n] * k[n];
+      const V miss = x - ((p[0] + p[1]) + (p[2] + p[3])), u = e * miss;
+      if (error) *error = miss;
+      VL_UNROLL for (int n = 0; n < n_states; n++) s[n] += u * k[n];
+    } else {
+      const V ex = e * x;
+      VL_UNROLL for (int n = 0; n < n_states; n++) {
+        const V a = exp2v(e * A[n]);  // A is held in units of log2
+        if (decay) decay[n] = a;
+        s[n] = a * s[n] + ex * k[n];
+      }
+    }
+  }
+
+  VL_INLINE V read(const V *s, const T *q, int n_states) {
+    V y[2] = {V{}, V{}};
+    VL_UNROLL for (int n = 0; n < n_states; n++) y[n & 1] += s[n] * q[n];
+    return y[0] + y[1];
+  }
+
+  // Takes the states `s` over the steps and gives y = s.q; with a trace, what backward needs of them.
+  template <int RULE, bool TRACE>
+  VL_INLINE void advance(V *s, V *y, const V *x, const Gate<T> *e, const Keys<T> &keys, const V *A, int64_t steps, int n_states,
+                         const Trace<T> &trace) {
+    for (int64_t i = 0; i < steps; i++) {
+      const int64_t at = i * n_states;
+      if (TRACE) {
+        VL_UNROLL for (int n = 0; n < n_states; n++) trace.states[at + n] = s[n];
+      }
+      step<RULE>(s, e[i].value, x[i], keys.k + at, A, n_states, TRACE ? trace.decay + at : nullptr, TRACE ? trace.error + i : nullptr);
+      y[i] = read(s, keys.q + at, n_states);
+    }
+    if (TRACE) {
+      VL_UNROLL for (int n = 0; n < n_states; n++) trace.states[steps * n_states + n] = s[n];
+    }
+  }
+
+  // Takes G, the gradient of the states after the steps, to that of the states before. Gives the gradients of x and dt in
+  // place of dy, and adds to those of k, q and |k|^2 (over steps) and of A.
+  struct Sums {
+    V *dk, *dq, *norm;  // [step][n], [step][n], [step]
+    V *dA;              // [n]
+  };
+  template <int RULE>
+  VL_INLINE void retreat(V *G, V *dx, V *ddt, const V *x, const V *dy, const Gate<T> *e, const Keys<T> &keys, const V *A,
+                         int64_t steps, int n_states, const Trace<T> &trace, const Sums &sums) {
+    for (int64_t i = steps - 1; i >= 0; i--) {
+      const int64_t at = i * n_states;
+      const V *before = trace.states + at, *after = before + n_states, value = e[i].value, x_i = x[i], dy_i = dy[i];
+      const T *k = keys.k + at, *q = keys.q + at;
+      V *dk = sums.dk + at, *dq = sums.dq + at, along{}, de;  // along: G.k
+      VL_UNROLL for (int n = 0; n < n_states; n++) dq[n] += after[n] * dy_i;
+      if (RULE == VL_LONGHORN) {
+        const T *k2 = keys.k2 + at, *two_k = keys.two_k + at;
+        V recalled{};
+        VL_UNROLL for (int n = 0; n < n_states; n++) {
+          const V grad = G[n] + dy_i * q[n], weighted = value * grad;
+          along += grad * k[n];
+          recalled += (grad * before[n]) * k2[n];
+          dk[n] += weighted * (x_i - before[n] * two_k[n]);
+          G[n] = grad - weighted * k2[n];
+        }
+        de = x_i * along - recalled;
+      } else if (RULE == VL_LONGHORN_EXACT) {
+        VL_UNROLL for (int n = 0; n < n_states; n++) {
+          G[n] += dy_i * q[n];
+          along += G[n] * k[n];
+        }
+        const V error = trace.error[i], update = value * error, back = value * along;
+        de = along * error;
+        VL_UNROLL for (int n = 0; n < n_states; n++) {
+          dk[n] += G[n] * update - before[n] * back;
+          G[n] -= back * k[n];
+        }
+      } else {
+        const V ex = value * x_i, *decay = trace.decay + at;
+        V through_decay{};
+        VL_UNROLL for (int n = 0; n < n_states; n++) {
+          const V grad = G[n] + dy_i * q[n], kept = grad * decay[n], d_log = kept * before[n];
+          along += grad * k[n];
+          through_decay += d_log * A[n];
+          sums.dA[n] += d_log * value;
+          dk[n] += grad * ex;
+          G[n] = kept;
+        }
+        de = through_decay * T(kLn2) + along * x_i;
+      }
+      if (RULE != VL_MAMBA) sums.norm[i] += de * value * value;  // d eps / d|k|^2 = -eps^2
+      dx[i] = value * along;
+      ddt[i] = de * e[i].slope;
+    }
+  }
+};
+
+}  // namespace

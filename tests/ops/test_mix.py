@@ -1,0 +1,160 @@
+"""The mixer between its projections in and out, fused and composed, against the float64 oracle."""
+
+from functools import partial
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from oracle import compare, error, mixer, mixer_inputs, value_and_grads
+
+from vilonghorn.ops import mix, native
+from vilonghorn.ops.arguments import RULES, MixArguments
+from vilonghorn.ops.mix import mix_composed
+
+NAMES = MixArguments._fields[:8]
+# G, B, L, D, N, R, K
+SHAPES = [(1, 1, 1, 1, 1, 1, 1), (2, 2, 2, 5, 3, 2, 4), (2, 1, 63, 40, 16, 3, 4), (3, 2, 33, 17, 5, 1, 2), (2, 3, 65, 48, 16, 12, 4), (1, 1, 40, 33, 64, 5, 7)]
+TOLERANCE = {torch.float32: 2e-6, torch.float64: 1e-12}
+fused = pytest.mark.skipif(native.unavailable("cpu") is not None, reason=f"native CPU library {native.unavailable('cpu')}")
+
+
+def flags(G):
+    return (False, True, True)[:G]
+
+
+def composed(rule, reverse, A=None, **tensors):
+    return mix_composed(MixArguments(**tensors, A=A, rule=rule, reverse=reverse), backend="reference")
+
+
+def in_order(A=None, **values):
+    """`mix` with every tensor by name."""
+    return mix(A=A, **values)
+
+
+@pytest.fixture(params=[1, 2, 5])
+def threads(request):
+    before = torch.get_num_threads()
+    torch.set_num_threads(request.param)
+    yield request.param
+    torch.set_num_threads(before)
+
+
+@fused
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_the_fused_mixer_agrees_with_the_oracle_on_any_number_of_threads(shape, rule, dtype, threads):
+    values = mixer_inputs(*shape, rule=rule, dtype=dtype)
+    compare(in_order, values, TOLERANCE[dtype], truth=mixer, rule=rule, reverse=flags(shape[0]))
+
+
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("shape", SHAPES[:4], ids=str)
+def test_the_composed_mixer_agrees_with_the_oracle(shape, rule):
+    values = mixer_inputs(*shape, rule=rule, dtype=torch.float64)
+    compare(composed, values, 1e-12, truth=mixer, rule=rule, reverse=flags(shape[0]))
+
+
+@fused
+@pytest.mark.parametrize("rule", RULES)
+def test_the_fused_mixer_agrees_with_the_oracle_at_the_size_of_an_image(rule):
+    compare(in_order, mixer_inputs(2, 1, 197, 384, 16, 12, 4, rule=rule), 2e-6, truth=mixer, rule=rule, reverse=(False, True))
+
+
+@fused
+@pytest.mark.parametrize("level", native.levels())
+@pytest.mark.parametrize("states", [16, 3])
+@pytest.mark.parametrize("rule", RULES)
+def test_every_instruction_set_agrees_with_the_oracle(rule, states, level):
+    values, reverse = mixer_inputs(2, 2, 37, 41, states, 6, 4, rule=rule), (True, False)
+    expected = value_and_grads(mixer, values, rule=rule, reverse=reverse)
+    args = MixArguments(*(values.get(name) for name in NAMES), rule, reverse)
+    y, *saved = native.mix_forward(args, save=True, level=native.levels()[level])
+    assert error(y, expected["y"]) < 1e-6
+    cotangent = torch.randn(y.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64).float()
+    grads = native.mix_backward(cotangent, args, *saved, level=native.levels()[level])
+    for name, grad in zip(NAMES, grads):
+        assert (grad is None) == (name not in values)
+        assert grad is None or error(grad, expected[name]) < 2e-6, name
+
+
+@fused
+@pytest.mark.parametrize("dtype, tolerance", [(torch.bfloat16, 1e-2), (torch.float16, 2e-3)], ids=str)
+@pytest.mark.parametrize("rule", RULES)
+def test_short_storage_costs_the_rounding_of_what_is_stored(rule, dtype, tolerance):
+    values = mixer_inputs(3, 2, 45, 40, 16, 3, 4, rule=rule)
+    values["xz"] = values["xz"].to(dtype)
+    compare(in_order, values, tolerance, truth=mixer, rule=rule, reverse=flags(3))
+    rounded = {name: value.float() for name, value in values.items()}
+    y, exact = (in_order(**v, rule=rule, reverse=flags(3)) for v in (values, rounded))
+    assert torch.equal(y, exact.to(dtype)), "the arithmetic is float32's, rounded once"
+
+
+@fused
+def test_what_lies_around_a_strided_input_does_not_matter():
+    values = mixer_inputs(2, 2, 9, 5, 3, 2, 4, rule="longhorn")
+    wide = torch.full((2, 9, 3, 10), float("nan"))
+    wide[:, :, 1] = values["xz"]
+    options = dict(rule="longhorn", reverse=(False, True))
+    assert torch.equal(in_order(**values, **options), in_order(**values | {"xz": wide[:, :, 1]}, **options))
+
+
+@fused
+@settings(max_examples=25, deadline=None)
+@given(
+    B=st.integers(0, 3), L=st.integers(0, 70), D=st.integers(1, 70), N=st.integers(1, 20), R=st.integers(1, 9), K=st.integers(1, 6),
+    rule=st.sampled_from(RULES),
+)  # fmt: skip
+def test_reversing_the_tokens_swaps_the_directions(B, L, D, N, R, K, rule):
+    values = mixer_inputs(2, B, L, D, N, R, K, rule=rule, dtype=torch.float64)
+    forth = in_order(**values, rule=rule, reverse=(False, True))
+    back = in_order(**values | {"xz": values["xz"].flip(1)}, rule=rule, reverse=(True, False))
+    torch.testing.assert_close(forth, back.flip(1), rtol=1e-10, atol=1e-10)
+
+
+@fused
+def test_gradients_pass_torchs_own_check():
+    values = mixer_inputs(2, 1, 5, 3, 2, 2, 3, rule="mamba", dtype=torch.float64)
+    leaves = [values[name].requires_grad_() for name in NAMES]
+    assert torch.autograd.gradcheck(partial(mix, rule="mamba", reverse=(False, True)), leaves)
+
+
+@fused
+@pytest.mark.parametrize("rule", ["longhorn", "mamba"])
+def test_the_operator_passes_torchs_checks(rule):
+    values = mixer_inputs(2, 2, 40, 5, 3, 2, 4, rule=rule)
+    leaves = [values[name].requires_grad_() if name in values else None for name in NAMES]
+    torch.library.opcheck(torch.ops.vilonghorn.mix, (*leaves, rule, [False, True], True))
+
+
+@fused
+def test_repetition_gives_the_same_bits():
+    values = mixer_inputs(2, 3, 70, 40, 16, 3, 4, rule="longhorn")
+    first, second = (value_and_grads(in_order, values, rule="longhorn", reverse=(False, True)) for _ in range(2))
+    assert all(torch.equal(first[name], second[name]) for name in first)
+
+
+@pytest.mark.parametrize(
+    "change, message",
+    [
+        (dict(rule="gru"), "rule is 'gru'"),
+        (dict(rule="mamba"), "needs A"),
+        (dict(A=torch.zeros(2, 5, 3)), "takes no A"),
+        (dict(xz=torch.zeros(2, 9, 11)), r"xz has shape \(2, 9, 11\), expected \(2, 9, 10\)"),
+        (dict(xz=torch.zeros(9, 10)), "xz has shape"),
+        (dict(dt_bias=torch.zeros(2, 4)), "dt_bias has shape"),
+        (dict(reverse=(False,)), "2 directions with 1 reverse flags"),
+        (dict(D=torch.zeros(2, 5, device="meta")), "D is on meta"),
+    ],
+)
+def test_arguments_that_do_not_fit_are_named(change, message):
+    values = mixer_inputs(2, 2, 9, 5, 3, 2, 4, rule="longhorn") | dict(A=None, rule="longhorn", reverse=(False, True))
+    with pytest.raises(ValueError, match=message):
+        mix(**values | change)
+
+
+def test_integers_are_refused():
+    values = mixer_inputs(2, 2, 9, 5, 3, 2, 4, rule="longhorn")
+    with pytest.raises(TypeError, match="xz is torch.int64"):
+        mix(**values | dict(xz=values["xz"].long()), A=None)

@@ -1,0 +1,175 @@
+"""`mix`: all that a mixer does between its input and output projections, as one operator on the CPU.
+
+Convolution, projections, scan and gate share what is in cache, and backward makes again what forward did not keep. Where
+there is no native library, the same is composed of `conv_silu`, products and `scan`, which suits a compiler on a GPU.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Optional
+
+import torch
+from torch import Tensor
+
+from . import native
+from .arguments import DTYPES, MAX_STATE, RULES, MixArguments
+from .conv import MAX_TAPS, conv_silu
+from .operator import scan
+
+
+def mix(
+    xz: Tensor,
+    conv_weight: Tensor,
+    conv_bias: Tensor,
+    x_proj: Tensor,
+    dt_proj: Tensor,
+    dt_bias: Tensor,
+    A: Tensor | None,
+    D: Tensor,
+    *,
+    rule: str = "longhorn",
+    reverse: Sequence[bool] = (False, True),
+) -> Tensor:
+    """Mixes tokens along their sequence in G directions, which are averaged and gated.
+
+    With x, z the halves of xz, for each direction: u = `conv_silu`(x); (low, k, q) = u x_proj^T; dt = low dt_proj^T; then
+    `scan`(u, dt, k, q, z=z, A=A, D=D, dt_bias=dt_bias, reduce="mean"). Everything inside is float32 (float64 for float64
+    inputs) on a CPU with the native library; elsewhere the projections are of xz's dtype.
+
+    Args:
+        xz: values and gates side by side, (B, L, 2D), float32, bfloat16, float16 or float64, any strides.
+        conv_weight: taps, (G, D, K), the last one meeting the present token; K from 1 to 64 (4 is specialised).
+        conv_bias: (G, D).
+        x_proj: (G, R + 2N, D): rows of dt's factor, k and q; N from 1 to 64 (16 is specialised).
+        dt_proj: (G, D, R), R at least 1.
+        dt_bias: (G, D).
+        A: decay rates, negative, (G, D, N), for rule "mamba" alone, else None.
+        D: skip weights, (G, D).
+        rule: "longhorn" (default), "longhorn_exact" or "mamba".
+        reverse: a flag for each direction: True reads from the last token to the first.
+
+    Returns:
+        y, (B, L, D), of xz's dtype.
+
+    Raises:
+        ValueError: shapes, devices or a rule that do not fit.
+        TypeError: a dtype outside float32, bfloat16, float16 and float64.
+    """
+    args = MixArguments(xz, conv_weight, conv_bias, x_proj, dt_proj, dt_bias, A, D, rule, tuple(reverse))
+    _check(args)
+    if native.unavailable(xz.device.type) is not None:
+        return mix_composed(args)
+    save = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in args[:8])
+    return _mix(*args[:9], list(reverse), save)[0]
+
+
+def mix_composed(args: MixArguments, backend: str | None = None) -> Tensor:
+    """`mix`, composed of the smaller operators; `backend` as in `scan`."""
+    B, L, _ = args.sizes
+    R = args.dt_proj.shape[-1]
+    N = (args.x_proj.shape[1] - R) // 2
+    x, z = args.xz.chunk(2, dim=-1)
+    u = conv_silu(x, args.conv_weight, args.conv_bias, reverse=args.reverse)  # (G, B, L, D)
+    projected = torch.bmm(u.flatten(1, 2), args.x_proj.mT.to(u.dtype))  # (G, B * L, R + 2N)
+    low, k, q = projected.split([R, N, N], dim=-1)
+    dt = torch.bmm(low, args.dt_proj.mT.to(low.dtype))
+    dt, k, q = (t.unflatten(1, (B, L)) for t in (dt, k, q))
+    return scan(
+        u, dt, k, q, z=z, A=args.A, D=args.D, dt_bias=args.dt_bias, rule=args.rule, reverse=args.reverse, reduce="mean",
+        backend=backend,
+    )  # fmt: skip
+
+
+def _check(args: MixArguments) -> None:
+    if args.rule not in RULES:
+        raise ValueError(f"mix: rule is {args.rule!r}, expected one of {', '.join(map(repr, RULES))}")
+    if (args.A is None) == (args.rule == "mamba"):
+        needs = "needs A of shape (G, D, N)" if args.rule == "mamba" else "takes no A (only rule 'mamba' does)"
+        raise ValueError(f"mix: rule {args.rule!r} {needs}")
+    for name, dims in dict(xz=3, conv_weight=3, x_proj=3, dt_proj=3).items():
+        if getattr(args, name).dim() != dims:
+            raise ValueError(f"mix: {name} has shape {tuple(getattr(args, name).shape)}, expected {dims} dimensions")
+    (G, D, K), R = args.conv_weight.shape, args.dt_proj.shape[-1]
+    N = (args.x_proj.shape[1] - R) // 2
+    if not (1 <= K <= MAX_TAPS and 1 <= N <= MAX_STATE and R >= 1 and len(args.reverse) == G >= 1):
+        raise ValueError(
+            f"mix: {G} directions with {len(args.reverse)} reverse flags, {K} taps, rank {R} and state size {N}; expected a "
+            f"flag for each direction, 1 to {MAX_TAPS} taps, a rank of at least 1 and 1 to {MAX_STATE} states"
+        )
+    B, L, _ = args.xz.shape
+    expected = dict(
+        xz=(B, L, 2 * D), conv_bias=(G, D), x_proj=(G, R + 2 * N, D), dt_proj=(G, D, R), dt_bias=(G, D), A=(G, D, N), D=(G, D)
+    )
+    for name, tensor in {"xz": args.xz, **args.weights()}.items():
+        if tensor is None:
+            continue
+        if name in expected and tuple(tensor.shape) != expected[name]:
+            raise ValueError(
+                f"mix: {name} has shape {tuple(tensor.shape)}, expected {expected[name]} to go with conv_weight "
+                f"{tuple(args.conv_weight.shape)} and dt_proj {tuple(args.dt_proj.shape)}"
+            )
+        if tensor.device != args.xz.device:
+            raise ValueError(f"mix: {name} is on {tensor.device} but xz is on {args.xz.device}; move them to one device")
+        if tensor.dtype not in DTYPES:
+            raise TypeError(f"mix: {name} is {tensor.dtype}, expected one of {', '.join(map(str, DTYPES))}")
+
+
+@torch.library.custom_op("vilonghorn::mix", mutates_args=())
+def _mix(
+    xz: Tensor, conv_weight: Tensor, conv_bias: Tensor, x_proj: Tensor, dt_proj: Tensor, dt_bias: Tensor,
+    A: Optional[Tensor], D: Tensor, rule: str, reverse: Sequence[bool], save: bool,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    """y and, with `save`, what backward starts from: the projections and the states (in one dimension; see `scan`)."""
+    args = MixArguments(xz, conv_weight, conv_bias, x_proj, dt_proj, dt_bias, A, D, rule, tuple(reverse))
+    y, projected, checkpoints = native.mix_forward(args, save)
+    return y, projected if save else projected.new_empty(0), checkpoints.view(-1)
+
+
+@_mix.register_fake
+def _(xz, conv_weight, conv_bias, x_proj, dt_proj, dt_bias, A, D, rule, reverse, save):
+    B, L, width = xz.shape
+    (G, P, _), R = x_proj.shape, dt_proj.shape[-1]
+    y = xz.new_empty(B, L, width // 2)
+    real = torch.float64 if xz.dtype == torch.float64 else torch.float32
+    if not save:
+        return y, y.new_empty(0, dtype=real), y.new_empty(0, dtype=real)
+    chunks, lanes = (L + native.CHUNK - 1) // native.CHUNK, native.LANES
+    states = G * B * chunks * ((P - R) // 2) * ((width // 2 + lanes - 1) // lanes * lanes)
+    return y, y.new_empty(G, B, L, P, dtype=real), y.new_empty(states, dtype=real)
+
+
+@torch.library.custom_op("vilonghorn::mix_backward", mutates_args=())
+def _mix_backward(
+    dy: Tensor, projected: Tensor, checkpoints: Tensor,
+    xz: Tensor, conv_weight: Tensor, conv_bias: Tensor, x_proj: Tensor, dt_proj: Tensor, dt_bias: Tensor,
+    A: Optional[Tensor], D: Tensor, rule: str, reverse: Sequence[bool],
+) -> list[Tensor]:  # fmt: skip
+    """Gradients of the tensors that are there, in the operator's order."""
+    args = MixArguments(xz, conv_weight, conv_bias, x_proj, dt_proj, dt_bias, A, D, rule, tuple(reverse))
+    return [grad for grad in native.mix_backward(dy, args, projected, checkpoints) if grad is not None]
+
+
+@_mix_backward.register_fake
+def _(dy, projected, checkpoints, xz, conv_weight, conv_bias, x_proj, dt_proj, dt_bias, A, D, rule, reverse):
+    inputs = (xz, conv_weight, conv_bias, x_proj, dt_proj, dt_bias, A, D)
+    return [torch.empty_like(t, memory_format=torch.contiguous_format) for t in inputs if t is not None]
+
+
+def _setup_context(ctx, inputs, output):
+    *tensors, ctx.rule, ctx.reverse, _ = inputs
+    _, projected, checkpoints = output
+    ctx.save_for_backward(projected, checkpoints, *tensors)
+    ctx.mark_non_differentiable(projected, checkpoints)
+    ctx.set_materialize_grads(False)
+
+
+def _backward(ctx, dy, *_):
+    if dy is None:
+        return (None,) * 11
+    projected, checkpoints, *inputs = ctx.saved_tensors  # read once: non-reentrant checkpointing recomputes at each read
+    present = iter(_mix_backward(dy, projected, checkpoints, *inputs, ctx.rule, ctx.reverse))
+    return (*(None if t is None else next(present) for t in inputs), None, None, None)
+
+
+_mix.register_autograd(_backward, setup_context=_setup_context)
