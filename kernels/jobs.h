@@ -16,7 +16,8 @@ struct Jobs {  // each returns false when memory ran out
   bool scan_forward_job_##level(const VlScan &, int64_t);   \
   bool scan_backward_job_##level(const VlScan &, int64_t);  \
   bool conv_forward_job_##level(const VlConv &, int64_t);   \
-  bool conv_backward_job_##level(const VlConv &, int64_t);
+  bool conv_backward_job_##level(const VlConv &, int64_t);  \
+  int64_t multiply_adds_##level(int64_t);
 
 #ifdef VILONGHORN_X86
 VL_DECLARE_JOBS(v2)

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from .arguments import RULES, ScanArguments
 
-ABI = 1  # VL_ABI of kernels/scan.h
+ABI = 2  # VL_ABI of kernels/scan.h
 _int, _long, _pointer = ctypes.c_int32, ctypes.c_int64, ctypes.c_void_p
 _DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)  # in the order of VL_FLOAT32 and its kin
 
