@@ -54,7 +54,8 @@ def test_the_command_prints_tables_and_writes_the_same_figures(small_subjects, t
     cells = [(row["model"], row["size"], row["train"]) for row in report["models"]]
     assert cells == [(n, s, t) for names in FAMILIES for s in (32, 48) for t in (False, True) for n in names]
     contenders = bench_cpu.scan_contenders(bench_cpu.SCAN)
-    assert [(r["rule"], r["form"], r["train"]) for r in report["scan"]] == [(*c, t) for t in (False, True) for c in contenders]
+    found = [(row["rule"], row["form"], row["train"]) for row in report["scan"]]
+    assert found == [(*contender, train) for train in (False, True) for contender in contenders]
     for row in report["scan"] + report["models"]:
         assert len(row["ms"]) == 2 and row["problem"] is None
         assert f"{statistics.median(row['ms']):.2f}" in printed

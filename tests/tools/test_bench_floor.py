@@ -15,7 +15,9 @@ def test_every_rule_has_a_floor_and_backward_adds_to_it():
     assert arithmetic_ms("longhorn_exact", True, shape, 58e9) < arithmetic_ms("longhorn", True, shape, 58e9)
 
 
-@pytest.mark.parametrize("rule, train, ms", [("longhorn", False, 1.1), ("longhorn_exact", False, 1.0), ("longhorn", True, 4.9)])
+@pytest.mark.parametrize(
+    "rule, train, ms", [("longhorn", False, 1.1), ("longhorn_exact", False, 1.0), ("longhorn", True, 4.9)]
+)
 def test_the_floors_of_a_core_of_117_gflops_are_those_the_targets_were_set_by(rule, train, ms):
     assert arithmetic_ms(rule, train, Shape(8, 197, 384, 16), 117e9 / 2) == pytest.approx(ms, rel=0.04)
 

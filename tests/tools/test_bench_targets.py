@@ -5,7 +5,12 @@ import pytest
 from vilonghorn.tools.bench_targets import per_token, report_targets, targets
 
 RULES = ("longhorn", "longhorn_exact")
-MODELS = {"deit_tiny_patch16_224": 100.0, "vilonghorn_tiny": 40.0, "deit_small_patch16_224": 300.0, "vilonghorn_small": 330.0}
+MODELS = {
+    "deit_tiny_patch16_224": 100.0,
+    "vilonghorn_tiny": 40.0,
+    "deit_small_patch16_224": 300.0,
+    "vilonghorn_small": 330.0,
+}
 
 
 @pytest.fixture
@@ -40,24 +45,24 @@ def spoil_exact(report):
     report["scan"][3]["ms"] = [1.7, 1.7, 9.0]
 
 
+def model(report, name, size, train):
+    return next(r for r in report["models"] if (r["model"], r["size"], r["train"]) == (name, size, train))
+
+
 def spoil_model(report):
-    next(r for r in report["models"] if (r["size"], r["train"], r["model"]) == (512, True, "vilonghorn_tiny"))["ms"] = [400.0] * 3
+    model(report, "vilonghorn_tiny", 512, True)["ms"] = [400.0] * 3
 
 
 def spoil_small(report):
-    next(r for r in report["models"] if (r["size"], r["train"], r["model"]) == (224, False, "vilonghorn_small"))["ms"] = [361.0] * 3
+    model(report, "vilonghorn_small", 224, False)["ms"] = [361.0] * 3
 
 
 def spoil_growth(report):
-    next(r for r in report["models"] if (r["size"], r["train"], r["model"]) == (1248, False, "vilonghorn_tiny"))["ms"] = [
-        1.3 * 40 * 6085 / 197
-    ] * 3
+    model(report, "vilonghorn_tiny", 1248, False)["ms"] = [1.3 * 40 * 6085 / 197] * 3
 
 
 def spoil_memory(report):
-    for row in report["models"]:
-        if row["model"] == "vilonghorn_tiny" and row["size"] == 512:
-            row["memory_gb"] = 1.01
+    model(report, "vilonghorn_tiny", 512, True)["memory_gb"] = 1.01
 
 
 @pytest.mark.parametrize(
@@ -90,7 +95,8 @@ def test_what_is_missing_or_failed_is_not_measured(report):
         if row["model"] == "deit_tiny_patch16_224" and row["size"] == 1024:
             row.update(ms=None, memory_gb=None, problem="out of memory")
     unknown = [target.what for target in targets(report) if target.verdict == "not measured"]
-    assert unknown == [f"vilonghorn_tiny to deit_tiny_patch16_224, 1024 px, {s}" for s in ("forward", "forward + backward")]
+    what = "vilonghorn_tiny to deit_tiny_patch16_224, 1024 px"
+    assert unknown == [f"{what}, forward", f"{what}, forward + backward"]
 
 
 def test_a_tokens_time_counts_the_class_token_and_the_batch():

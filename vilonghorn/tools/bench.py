@@ -24,7 +24,7 @@ from . import bench_check, bench_cpu, bench_model, bench_scan
 from .bench_device import CopyTask
 from .bench_floor import measure_rates
 from .bench_profile import profile_model, report_profile
-from .bench_report import draw_models, machine, table, write_json
+from .bench_report import draw_models, machine, write_json
 from .bench_targets import report_targets
 from .bench_tasks import Outcome, Task, run
 
@@ -146,14 +146,14 @@ class Bench:
         print(f"\ncopy within the device: {copy.rows[0]['gb_per_s']:.0f} GB/s, read and written")
         if self.report["machine"]["mamba_ssm"] == "not installed":
             print("mamba_ssm is not installed: nothing to compare with")
-        self.report["tables"] = self.report.get("tables", []) + bench_scan.report_scans(outcomes, copy.rows[0]["gb_per_s"])
+        self.report.setdefault("tables", []).extend(bench_scan.report_scans(outcomes, copy.rows[0]["gb_per_s"]))
 
     def _models_on_gpu(self) -> None:
         jobs = min(self.options.jobs, bench_model.at_once(self.device))
         parts = bench_model.model_tasks(self.device, self.options.size or bench_model.SIZES, self.options.batch)
         outcomes = [outcome for tasks in parts for outcome in self._run(tasks, jobs)]
         tables, self.report["models"] = bench_model.report_models(outcomes)
-        self.report["tables"] = self.report.get("tables", []) + tables
+        self.report.setdefault("tables", []).extend(tables)
 
     def _outcomes(self, tasks: Sequence[Task], jobs: int | None = None):
         return run(tasks, jobs=jobs or self.options.jobs, deadline=self.deadline, limit=PREPARE_SECONDS)

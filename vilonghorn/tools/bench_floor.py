@@ -80,7 +80,9 @@ def measure_rates(threads: int, moved: int, trials: int = 8, rounds: int = 100_0
 def _slots_per_s(level: int, threads: int, trials: int, rounds: int) -> float:
     with ThreadPoolExecutor(threads) as pool:
         lanes = []
-        seconds = _best(lambda: lanes.append(sum(pool.map(native.multiply_adds, [rounds] * threads, [level] * threads))), trials)
+        seconds = _best(
+            lambda: lanes.append(sum(pool.map(native.multiply_adds, [rounds] * threads, [level] * threads))), trials
+        )
     return lanes[0] / seconds
 
 

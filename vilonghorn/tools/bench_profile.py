@@ -46,7 +46,8 @@ def shares(found: dict[str, Any], most: int = 10) -> list[tuple[str, float, floa
 
 def report_profile(found: dict[str, Any]) -> None:
     """Prints the table."""
-    print(f"\n{found['model']}, forward + backward, batch {found['batch']}, {found['size']} px: {found['ms']:.1f} ms a step")
+    what = f"{found['model']}, forward + backward, batch {found['batch']}, {found['size']} px"
+    print(f"\n{what}: {found['ms']:.1f} ms a step under the profiler")
     print(f"  {'ms':>9}{'share':>8}{'calls':>8}   operator, by its own time")
     for name, calls, ms, share in shares(found):
         print(f"  {ms:9.1f}{share:8.1%}{calls:8.1f}   {name}")

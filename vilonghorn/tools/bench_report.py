@@ -10,8 +10,8 @@ On a CPU, rows hold raw rounds, in which the contenders of a race took turns; a 
 
     rates       slots_per_s by instruction set level, gb_per_s of a copy (see `bench_floor`)
     shape       B, L, D, N of the scan
-    scan        rule, form ("torch loop", "torch chunked", a backend, or a level of the CPU's), train (with backward), ms,
-                memory_gb, problem, arithmetic_ms, bytes_ms
+    scan        rule, form ("torch loop", "torch chunked", a backend, or a level of the CPU's), train (with backward),
+                ms, memory_gb, problem, arithmetic_ms, bytes_ms
     models      model, size in pixels, train, compiled (false), batch, ms, memory_gb, problem
     profile     model, batch, size, ms of a step, and ops: op, calls and ms a step
     targets     what, limit, value (null: not measured), verdict
@@ -81,7 +81,8 @@ def machine(device: str = "cpu") -> dict[str, object]:
     lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
     cpu = next((line.split(":")[1].strip() for line in lines if line.startswith("model name")), platform.processor())
     found = dict(
-        cpu=cpu, cores=os.cpu_count(), load=round(os.getloadavg()[0], 2), threads=torch.get_num_threads(), python=platform.python_version(), torch=torch.__version__,
+        cpu=cpu, cores=os.cpu_count(), load=round(os.getloadavg()[0], 2) if hasattr(os, "getloadavg") else None,
+        threads=torch.get_num_threads(), python=platform.python_version(), torch=torch.__version__,
         timm=timm.__version__, vilonghorn=vilonghorn.__version__, backends=backends(device),
         omp_wait_policy=os.environ.get("OMP_WAIT_POLICY", "not set"),
     )  # fmt: skip

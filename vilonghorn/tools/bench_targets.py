@@ -50,9 +50,17 @@ def _targets(report: Report) -> Iterator[tuple[str, float, float | None]]:
     limits = {224: (1.2, 1.3), 512: (0.75, 0.75), 1024: (0.45, 0.45)}
     for size, limit in limits.items():
         for train in step:
-            yield f"{TINY} to {DEIT_TINY}, {size} px, {step[train]}", limit[train], against(TINY, DEIT_TINY, size, train)
+            yield (
+                f"{TINY} to {DEIT_TINY}, {size} px, {step[train]}",
+                limit[train],
+                against(TINY, DEIT_TINY, size, train),
+            )
     for train in step:
-        yield f"{SMALL} to {DEIT_SMALL}, 224 px, {step[train]}", limits[224][train], against(SMALL, DEIT_SMALL, 224, train)
+        yield (
+            f"{SMALL} to {DEIT_SMALL}, 224 px, {step[train]}",
+            limits[224][train],
+            against(SMALL, DEIT_SMALL, 224, train),
+        )
     for train in step:
         large, usual = (per_token(models.get((TINY, size, train))) for size in (1248, 224))
         value = large / usual if large and usual else None

@@ -115,7 +115,7 @@ class _Runner:
         theirs.close()
 
     def ask(self, order: tuple[str, int] | None) -> dict[str, Any] | str | None:
-        """Sends an order, unless it is None, and returns the answer: figures, a problem in words, None for no such step."""
+        """Sends an order, if there is one, and returns figures, a problem in words, or None where there is no such step."""
         try:
             if order is not None:
                 self.pipe.send(order)
