@@ -40,10 +40,10 @@ TOKENS = 8 * 196  # patches a batch, about: the larger the images, the fewer
 Row = dict[str, Any]
 
 
-def scan_contenders(shape: Shape, rules: tuple[str, ...] = RULES) -> dict[tuple[str, str], Callable[[], Steps]]:
+def scan_contenders(shape: Shape) -> dict[tuple[str, str], Callable[[], Steps]]:
     """By rule and form: loops in torch, every backend that runs here, and the plainer instruction sets of the CPU's."""
     ready = [name for name, state in backends("cpu").items() if state == "ready"]
-    forms = {(rule, form): partial(scan_steps, rule, form, shape) for rule in rules for form in (LOOP, CHUNKED, *ready)}
+    forms = {(rule, form): partial(scan_steps, rule, form, shape) for rule in RULES for form in (LOOP, CHUNKED, *ready)}
     plainer = list(native.levels().items())[:-1]
     return forms | {
         ("longhorn", f"cpu {name}"): partial(level_steps, "longhorn", level, shape) for name, level in plainer

@@ -29,8 +29,9 @@ def machines(reports: Sequence[Report]) -> str:
         found, command = report["machine"], " ".join(report["command"])
         lines.append(
             f"{i}. [{report['file']}](performance/{report['file']}), {report['date'][:10]}: {found['cpu']}, "
-            f"{found['threads']} threads on {found['cores']} cores, load {found['load']:.2f} before it began, Python {found['python']}, torch "
-            f"{found['torch']}, timm {found['timm']}; {sum(report['seconds'].values()) / 60:.0f} min.\n   `{command}`"
+            f"{found['threads']} threads on {found['cores']} cores, load {found['load']:.2f} before it began, "
+            f"Python {found['python']}, torch {found['torch']}, timm {found['timm']}; "
+            f"{sum(report['seconds'].values()) / 60:.0f} min.\n   `{command}`"
         )
         if not report["finished"]:
             lines[-1] += "\n   It did not finish."

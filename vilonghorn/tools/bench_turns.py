@@ -9,6 +9,7 @@ from __future__ import annotations
 import gc
 import math
 import multiprocessing
+import signal
 import time
 from collections.abc import Callable, Mapping
 from multiprocessing.connection import Connection
@@ -115,7 +116,7 @@ class _Runner:
         theirs.close()
 
     def ask(self, order: tuple[str, int] | None) -> dict[str, Any] | str | None:
-        """Sends an order, if there is one, and returns figures, a problem in words, or None where there is no such step."""
+        """Sends an order, if any, and returns figures, a problem in words, or None where there is no such step."""
         try:
             if order is not None:
                 self.pipe.send(order)
@@ -144,6 +145,7 @@ def _context() -> Any:
 
 def _serve(pipe: Connection, make: Callable[[], Steps], threads: int) -> None:
     """The child's side: make the contender, then run what is ordered until there is nobody to order."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # an interrupted parent ends its children itself
     try:
         torch.set_num_threads(threads)
         torch.manual_seed(0)
