@@ -102,6 +102,7 @@ class Bench:
         print(f"copy of as many bytes as a scan moves: {rates['gb_per_s']:.1f} GB/s, read and written")
         if not self._in_time("scan"):
             return
+        print("mamba_ssm is left out: its kernels are for GPUs alone")
         for rows in bench_cpu.scan_rows(shape, rates, options.threads, options.rounds, options.seconds):
             self.report["scan"] += rows
             self._note(rows, "rule", "form")

@@ -56,7 +56,7 @@ def bytes_ms(moved: int, gb_per_s: float) -> float:
     return moved / gb_per_s / 1e6
 
 
-def measure_rates(threads: int, moved: int, trials: int = 8, rounds: int = 100_000) -> Rates:
+def measure_rates(threads: int, moved: int, trials: int = 16, rounds: int = 100_000) -> Rates:
     """What this processor can do, the best of some trials.
 
     Args:
@@ -73,7 +73,7 @@ def measure_rates(threads: int, moved: int, trials: int = 8, rounds: int = 100_0
     source = torch.ones(max(1, moved // 8))
     target = torch.empty_like(source)
     copied = 2 * source.numel() * source.element_size()
-    seconds = _best(lambda: target.copy_(source), 3 * trials)
+    seconds = _best(lambda: target.copy_(source), 2 * trials)
     return dict(slots_per_s=levels or {"torch.mm": _product_rate(trials)}, gb_per_s=copied / seconds / 1e9)
 
 
