@@ -101,22 +101,38 @@ def test_losses_are_told(checkout):
     for row in changed["models"]:
         if (row["model"], row["size"], row["train"]) == ("vilonghorn_tiny", 224, True):
             row["ms"] = [5 * ms for ms in row["ms"]]
+        if (row["model"], row["size"], row["train"]) == ("vilonghorn_small", 448, True):
+            row["memory_gb"] = 2.5
         if (row["model"], row["size"], row["train"]) == ("vim_tiny", 448, False):
             row.update(ms=None, memory_gb=None, problem="out of memory")
     changed["not_measured"] = [dict(task="everything else", problem="not begun in the time there was")]
-    changed["finished"] = False
     path.write_text(json.dumps(changed))
     text = bench_docs.page(checkout / bench_docs.FOLDER)
     assert "- `vilonghorn_tiny`, 224 px, forward + backward: 0.33 / 1.67 times the time of `deit_tiny_" in text
+    assert "- `vilonghorn_small`, 448 px, forward + backward: 0.50 / 1.25 times the memory of `deit_small_" in text
+    assert text.count("times the time of") == text.count("times the memory of") == 1
     assert "- not measured: vim_tiny, 448, forward: out of memory" in text and "- not measured: everything else" in text
     assert "_tiny_patch16_224, 224 px, forward + backward | 1.30 | 0.33 | 1.67 | **met / NOT MET** |" in text
-    assert "It did not finish." in text and "| 785 / - | 0.33 / - |" in text
+    assert "| 785 / - | 0.33 / - |" in text
 
 
 def test_figures_are_those_of_the_rows():
     rows = report(1)["models"]
     row = next(row for row in rows if row["model"] == "vim_tiny")
     assert bench_tables._each([(row,), (None,)], lambda r: statistics.median(r["ms"]), 0) == "197 / -"
+
+
+@pytest.mark.parametrize(
+    "change, said",
+    [(dict(finished=False), "is of a run that did not finish"), (dict(profile=None), "lacks profile")],
+    ids=["cut", "part"],
+)
+def test_runs_that_are_not_whole_are_refused(change, said, checkout, capsys):
+    (checkout / bench_docs.FOLDER / "cpu-2.json").write_text(json.dumps(report(1) | change))
+    with pytest.raises(SystemExit):
+        bench_docs.main([])
+    assert f"cpu-2.json {said}" in " ".join(capsys.readouterr().err.split())
+    assert not (checkout / bench_docs.PAGE).exists()
 
 
 def test_without_marks_the_readme_is_refused(checkout):

@@ -41,8 +41,20 @@ def page(folder: Path) -> str:
 
 
 def runs(folder: Path) -> list[Report]:
-    """The committed reports in the order of their files, with "file", its name."""
-    return [json.loads(path.read_text()) | dict(file=path.name) for path in sorted(folder.glob("cpu-*.json"))]
+    """The committed reports in the order of their files, with "file", its name.
+
+    Raises:
+        ValueError: a run that was interrupted, or that left out a subject.
+    """
+    reports = []
+    for path in sorted(folder.glob("cpu-*.json")):
+        report = json.loads(path.read_text())
+        missing = [subject for subject in ("scan", "models", "profile") if not report.get(subject)]
+        if missing or not report["finished"]:
+            lacks = f"lacks {', '.join(missing)}" if missing else "is of a run that did not finish"
+            raise ValueError(f"{path} {lacks}: make it anew with python -m vilonghorn.tools.bench --json {path}")
+        reports.append(report | dict(file=path.name))
+    return reports
 
 
 def readme(text: str, folder: Path) -> str:
@@ -70,7 +82,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.parse_args(argv)
     if not (FOLDER / "text.md").is_file():
         parser.error(f"there is no {FOLDER / 'text.md'} here: run it in the root of a checkout")
-    texts = {PAGE: page(FOLDER), README: readme(README.read_text(), FOLDER)}
+    try:
+        texts = {PAGE: page(FOLDER), README: readme(README.read_text(), FOLDER)}
+    except ValueError as error:
+        parser.error(str(error))
     for path, text in texts.items():
         with replacing(path) as file:
             file.write(text.encode())

@@ -24,6 +24,7 @@ Row = dict[str, Any]
 
 
 def machines(reports: Sequence[Report]) -> str:
+    """Each run: its file, its machine, its command."""
     lines = []
     for i, report in enumerate(reports, 1):
         found, command = report["machine"], " ".join(report["command"])
@@ -33,12 +34,11 @@ def machines(reports: Sequence[Report]) -> str:
             f"Python {found['python']}, torch {found['torch']}, timm {found['timm']}; "
             f"{sum(report['seconds'].values()) / 60:.0f} min.\n   `{command}`"
         )
-        if not report["finished"]:
-            lines[-1] += "\n   It did not finish."
     return "\n".join(lines)
 
 
 def verdicts(reports: Sequence[Report]) -> str:
+    """Each target, and what every run says to it."""
     columns = [targets(report) for report in reports]
     heads = ["target", "at most", *(f"run {i + 1}" for i in range(len(columns))), "verdict"]
     rows = []
@@ -51,6 +51,7 @@ def verdicts(reports: Sequence[Report]) -> str:
 
 
 def shape(reports: Sequence[Report]) -> str:
+    """Sizes of the scan."""
     B, L, D, N = (reports[0]["shape"][name] for name in "BLDN")
     return f"Batch {B}, {L} tokens, {D} channels, {N} states, one direction with gate and skip."
 
@@ -64,6 +65,7 @@ def slots(reports: Sequence[Report]) -> str:
 
 
 def scan(reports: Sequence[Report]) -> str:
+    """Every rule and form, forward, and forward with backward."""
     heads = ["rule", "", "ms", "spread", "against the loop", "to the arithmetic floor", "to the bytes' floor"]
     parts = []
     for train, step in STEPS.items():
@@ -80,6 +82,7 @@ def scan(reports: Sequence[Report]) -> str:
 
 
 def models(reports: Sequence[Report]) -> str:
+    """Every model and size against DeiT, and the plot."""
     heads = [
         "px",
         "batch",
@@ -109,6 +112,7 @@ def models(reports: Sequence[Report]) -> str:
 
 
 def growth(reports: Sequence[Report]) -> str:
+    """The time of a token by size of image, and what power of its pixels an image takes."""
     tables = [_cells(report) for report in reports]
     sizes = sorted({size for table in tables for _, size, _ in table})
     rows = []
@@ -122,15 +126,18 @@ def growth(reports: Sequence[Report]) -> str:
 
 
 def losses(reports: Sequence[Report]) -> str:
+    """Where a model takes more time or memory than DeiT in any run, and what was not measured."""
     lines = []
+    tables = [_cells(report) for report in reports]
     for family in FAMILIES:
-        cells = [_cells(report) for report in reports]
-        for name, size, train in sorted({key for table in cells for key in table if key[0] in family[1:]}, key=str):
-            same = [(t.get((name, size, train)), t.get((family[0], size, train))) for t in cells]
-            slower = [_ratio(*pair) for pair in same if all(pair)]
-            if slower and max(slower) > 1:
-                shown = _each(same, _ratio, 2)
-                lines.append(f"- `{name}`, {size} px, {STEPS[train]}: {shown} times the time of `{family[0]}`")
+        known = {key for table in tables for key in table if key[0] in family[1:]}
+        for name, size, train in sorted(known, key=lambda key: (family.index(key[0]), *key[1:])):
+            pairs = [(t.get((name, size, train)), t.get((family[0], size, train))) for t in tables]
+            for what, quantity in (("time", _ratio), ("memory", _memory_ratio)):
+                found = [quantity(*pair) for pair in pairs if all(pair)]
+                if any(ratio is not None and ratio > 1 for ratio in found):
+                    shown = f"{_each(pairs, quantity, 2)} times the {what} of `{family[0]}`"
+                    lines.append(f"- `{name}`, {size} px, {STEPS[train]}: {shown}")
     for report in reports:
         for row in report.get("scan", []) + report.get("models", []):
             if row["problem"]:
@@ -141,11 +148,10 @@ def losses(reports: Sequence[Report]) -> str:
 
 
 def profile(reports: Sequence[Report]) -> str:
-    found = next((report["profile"] for report in reports if "profile" in report), None)
-    if found is None:
-        return "No run has a profile."
+    """Where the time of a training step goes, in the first run."""
+    found = reports[0]["profile"]
     text = f"`{found['model']}`, batch {found['batch']}, {found['size']} px, {found['ms']:.0f} ms a step"
-    text += " under the profiler, of the first run that has one:\n\n"
+    text += " under the profiler, in the first run:\n\n"
     rows = [[f"`{name}`", f"{calls:.0f}", f"{ms:.1f}", f"{share:.0%}"] for name, calls, ms, share in shares(found)]
     return text + _table(["operator, by its own time", "calls", "ms", "share"], rows)
 
