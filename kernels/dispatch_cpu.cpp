@@ -20,6 +20,7 @@ namespace {
    project_job_##level,      mix_forward_job_##level,   mix_backward_job_##level, unproject_job_##level}
 #ifdef VILONGHORN_X86
 const Jobs kJobs[] = {VL_JOBS(v2), VL_JOBS(v3), VL_JOBS(v4)};
+int64_t (*const kMultiplyAdds[])(int64_t) = {multiply_adds_v2, multiply_adds_v3, multiply_adds_v4};
 const char *const kNames[] = {"v2", "v3", "v4"};
 bool runs(int level) {
   __builtin_cpu_init();
@@ -30,6 +31,7 @@ bool runs(int level) {
 }
 #else
 const Jobs kJobs[] = {VL_JOBS(generic)};
+int64_t (*const kMultiplyAdds[])(int64_t) = {multiply_adds_generic};
 const char *const kNames[] = {"generic"};
 bool runs(int) { return true; }
 #endif
@@ -147,6 +149,7 @@ VL_EXPORT int vl_abi(void) { return VL_ABI; }
 VL_EXPORT int vl_levels(void) { return kLevels; }
 VL_EXPORT const char *vl_level_name(int level) { return level >= 0 && level < kLevels ? kNames[level] : ""; }
 VL_EXPORT int vl_level_runs(int level) { return level >= 0 && level < kLevels && runs(level); }
+VL_EXPORT int64_t vl_multiply_adds(int level, int64_t rounds) { return vl_level_runs(level) ? kMultiplyAdds[level](rounds) : 0; }
 VL_EXPORT const char *vl_threading(void) { return gomp_parallel() ? "gomp" : "std"; }
 VL_EXPORT int vl_scan_forward(const VlScan *a, int level) { return run(*a, *a, level, &Jobs::scan_forward); }
 VL_EXPORT int vl_scan_backward(const VlScan *a, int level) { return run(*a, *a, level, &Jobs::scan_backward); }

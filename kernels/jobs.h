@@ -24,7 +24,8 @@ struct Jobs {  // each returns false when memory ran out
   bool project_job_##level(const VlMix &, int64_t);         \
   bool mix_forward_job_##level(const VlMix &, int64_t);     \
   bool mix_backward_job_##level(const VlMix &, int64_t);    \
-  bool unproject_job_##level(const VlMix &, int64_t);
+  bool unproject_job_##level(const VlMix &, int64_t);       \
+  int64_t multiply_adds_##level(int64_t);
 
 #ifdef VILONGHORN_X86
 VL_DECLARE_JOBS(v2)

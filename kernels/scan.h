@@ -83,6 +83,7 @@ int vl_abi(void);                      /* VL_ABI, in every library */
 int vl_levels(void);                   /* how many levels this build holds, the plainest first */
 const char *vl_level_name(int level);  /* "v2", "v3", "v4" on x86-64, "generic" elsewhere */
 int vl_level_runs(int level);          /* whether this processor can run it */
+int64_t vl_multiply_adds(int level, int64_t rounds); /* does them on the calling thread, and says how many lanes */
 const char *vl_threading(void);        /* "gomp" when torch's own OpenMP pool is shared, else "std" */
 int vl_scan_forward(const VlScan *, int level);
 int vl_scan_backward(const VlScan *, int level);

@@ -2,14 +2,17 @@
 
 import json
 import math
+import statistics
 from types import SimpleNamespace
 
 import pytest
 import torch
 
 from vilonghorn.ops import dispatch, native, reference
-from vilonghorn.tools import bench, bench_check, bench_model
+from vilonghorn.tools import bench, bench_check, bench_cpu
+from vilonghorn.tools.bench_floor import Shape
 
+FAMILIES = (("vim_nano", "vilonghorn_nano"), ("vilonghorn_nano_exact",))
 BACKEND = native if native.unavailable("cpu") is None else reference
 
 
@@ -32,19 +35,63 @@ def run(*arguments: str) -> int:
         torch.set_num_threads(threads)
 
 
-def test_the_command_prints_tables_and_writes_the_same_figures(tmp_path, capsys):
-    files = ["--json", str(tmp_path / "bench.json"), "--plot", str(tmp_path / "bench.png")]
-    assert run("model", "--size", "32", "48", "--batch", "1", "--rounds", "1", *files) == 0
+@pytest.fixture
+def small_subjects(monkeypatch):
+    """Scans and models that take no time."""
+    monkeypatch.setattr(bench_cpu, "SCAN", Shape(2, 17, 6, 4))
+    monkeypatch.setattr(bench_cpu, "RULES", ("longhorn",))
+    monkeypatch.setattr(bench_cpu, "FAMILIES", FAMILIES)
+    monkeypatch.setattr(bench, "PROFILED", ("vilonghorn_nano", 32))
+
+
+def test_the_command_prints_tables_and_writes_the_same_figures(small_subjects, tmp_path, capsys):
+    files = ["--json", str(tmp_path / "bench.json"), "--plot", str(tmp_path / "bench.svg")]
+    assert run("--size", "32", "--batch", "1", "--rounds", "2", *files) == 0
     report = json.loads((tmp_path / "bench.json").read_text())
     printed = capsys.readouterr().out
-    assert report["machine"]["threads"] == 1
-    assert len(report["tables"]) == 4
-    for table in report["tables"]:
-        assert table["title"] in printed
-        assert set(bench_model.NAMES) == set(table["rows"])
-        for row in table["rows"].values():
-            assert f"{row['median_ms']:.2f}" in printed
-    assert (tmp_path / "bench.png").read_bytes().startswith(b"\x89PNG")
+    assert report["machine"]["threads"] == 1 and report["finished"] and report["shape"]["B"] == 1
+    assert list(report["seconds"]) == ["scan", "model", "profile"]
+    assert f"{report['rates']['gb_per_s']:.1f} GB/s" in printed
+    cells = [(row["model"], row["size"], row["train"]) for row in report["models"]]
+    assert cells == [(n, s, t) for names in FAMILIES for s in (32,) for t in (False, True) for n in names]
+    contenders = bench_cpu.scan_contenders(bench_cpu.SCAN)
+    found = [(row["rule"], row["form"], row["train"]) for row in report["scan"]]
+    assert found == [(*contender, train) for train in (False, True) for contender in contenders]
+    for row in report["scan"] + report["models"]:
+        assert len(row["ms"]) == 2 and row["problem"] is None
+        assert f"{statistics.median(row['ms']):.2f}" in printed
+    ops = [op["op"] for op in report["profile"]["ops"]]
+    assert "vilonghorn::scan" in ops and report["profile"]["ops"][0]["op"] in printed
+    assert report["targets"][0]["verdict"] in ("met", "NOT MET") and "at most" in printed
+    assert "</svg>" in (tmp_path / "bench.svg").read_text()
+
+
+def test_what_fails_is_named_and_the_rest_goes_on(small_subjects, monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr(bench_cpu, "FAMILIES", (("vim_nano", "no_such_model"),))
+    assert run("model", "--size", "32", "--rounds", "1", "--json", str(tmp_path / "bench.json")) == 1
+    rows = json.loads((tmp_path / "bench.json").read_text())["models"]
+    assert [bool(row["ms"]) for row in rows] == [True, False] * 2 and "no_such_model" in rows[1]["problem"]
+    assert "not measured: no_such_model, 32: RuntimeError" in capsys.readouterr().out
+
+
+def test_what_was_measured_survives_an_interruption(small_subjects, monkeypatch, tmp_path, capsys):
+    def rows_until_stopped(*_):
+        yield [dict(rule="mamba", form="cpu", train=False, ms=[1.0], memory_gb=None, problem=None,
+                    arithmetic_ms=0.5, bytes_ms=0.5)]  # fmt: skip
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(bench_cpu, "scan_rows", rows_until_stopped)
+    assert run("--json", str(tmp_path / "bench.json")) == 130
+    report = json.loads((tmp_path / "bench.json").read_text())
+    assert len(report["scan"]) == 1 and not report["finished"] and report["targets"]
+    assert "has what was measured" in capsys.readouterr().out
+
+
+def test_what_time_does_not_suffice_for_is_left_out_and_named(small_subjects, tmp_path, capsys):
+    assert run("scan", "model", "--minutes", "0", "--json", str(tmp_path / "bench.json")) == 0
+    report = json.loads((tmp_path / "bench.json").read_text())
+    assert report["scan"] == report["models"] == [] and len(report["not_measured"]) == 1 + 2 * 6
+    assert {row["verdict"] for row in report["targets"]} == {"not measured"}
 
 
 def test_right_backends_pass_the_check(one_small_case, tmp_path, capsys):
@@ -124,8 +171,9 @@ def test_relative_errors_see_nan():
 @pytest.mark.parametrize(
     "arguments, said",
     [
-        (["scam"], "expected check, scan, block, model"),
+        (["scam"], "expected check, scan, block, model, profile"),
         (["--rounds", "0"], "at least 1"),
+        (["--plot", "models.txt"], "ends in .png or .svg"),
         (["--json", "no/such/folder/bench.json"], "there is no folder"),
     ],
     ids=str,

@@ -24,6 +24,7 @@ def _open() -> tuple[ctypes.CDLL | None, str | None]:
     if library is None:
         return None, reason
     library.vl_level_name.restype = library.vl_threading.restype = ctypes.c_char_p
+    library.vl_multiply_adds.argtypes, library.vl_multiply_adds.restype = (ctypes.c_int, ctypes.c_int64), ctypes.c_int64
     if not any(library.vl_level_runs(level) for level in range(library.vl_levels())):
         return None, "the library holds no instruction set that this processor has"
     return library, None
@@ -43,6 +44,14 @@ def levels() -> dict[str, int]:
         return {}
     runs = (level for level in range(_library.vl_levels()) if _library.vl_level_runs(level))
     return {_library.vl_level_name(level).decode(): level for level in runs}
+
+
+def multiply_adds(rounds: int, level: int) -> int:
+    """Does nothing but multiply-adds of float32, on this thread and without the GIL; returns how many lanes there were.
+
+    Held against the clock, it tells what the processor can do. `level` is one of `levels()`.
+    """
+    return _library.vl_multiply_adds(level, rounds)
 
 
 def forward(args: ScanArguments, save: bool, level: int = -1) -> tuple[Tensor, Tensor]:

@@ -1,16 +1,17 @@
 """Checks and times the scan and the models: `python -m vilonghorn.tools.bench`, on a GPU where there is one.
 
-On a GPU: every kernel against float64, the scan, one block's kernels, the models. On a CPU: the scan and the models.
-The exit status is 1 if a check or a measurement fails. This file is the command; the subjects have theirs beside it.
+On a CPU: the scan in every rule and backend beside loops in torch, the models beside timm's DeiT, a profile, and which
+targets are met. On a GPU: every kernel against float64, the scan, one block's kernels, the models. The exit status is
+1 if a check or a measurement fails, whatever the targets. This file is the command; the subjects have theirs beside it.
 """
 
 from __future__ import annotations
 
 import argparse
+import datetime
 import math
 import os
 import secrets
-import statistics
 import sys
 import time
 from collections.abc import Sequence
@@ -19,34 +20,125 @@ from typing import Any
 
 import torch
 
-from vilonghorn.ops.arguments import RULES
-
-from . import bench_check, bench_host, bench_model, bench_scan
+from . import bench_check, bench_cpu, bench_model, bench_scan
 from .bench_device import CopyTask
-from .bench_report import draw_models, machine, table, write_json
+from .bench_floor import measure_rates
+from .bench_profile import profile_model, report_profile
+from .bench_report import draw_models, machine, write_json
+from .bench_targets import report_targets
 from .bench_tasks import Outcome, Task, run
 
-SUBJECTS = ("check", "scan", "block", "model")
+SUBJECTS = {"cpu": ("scan", "model", "profile"), "cuda": ("check", "scan", "block", "model")}  # by default, in order
+ALL = ("check", "scan", "block", "model", "profile")
+ROUNDS, RACE_SECONDS = {False: 11, True: 5}, {False: 20, True: 5}  # of a race, by --quick
+PROFILED = ("vilonghorn_tiny", 224)
 PREPARE_SECONDS = 150  # the most that tasks may take before they are measured
 
 
 class Bench:
-    """One run of the command: what it was asked for, and what it has found so far. A method is a subject."""
+    """One run of the command: what it was asked for, and what it has found so far. Methods of SUBJECTS are public."""
 
     def __init__(self, options: argparse.Namespace, command: list[str]):
         self.options, self.device = options, options.device
         self.deadline = time.monotonic() + 60 * options.minutes
         self.passed = True
-        self.report: dict[str, Any] = dict(machine=machine(self.device), command=command, tables=[])
+        date = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
+        self.report: dict[str, Any] = dict(
+            command=command, date=date, machine=machine(self.device), seconds={}, finished=False
+        )
+
+    def run(self) -> None:
+        """All subjects; what is measured is kept as it comes, whatever befalls the rest."""
+        print(", ".join(f"{key} {value}" for key, value in self.report["machine"].items()))
+        try:
+            for subject in self.options.what:
+                began = time.monotonic()
+                getattr(self, subject)()
+                self.report["seconds"][subject] = round(time.monotonic() - began, 1)
+                self.save()
+            self.report["finished"] = True
+        finally:
+            if self.device == "cpu" and ("scan" in self.report or "models" in self.report):
+                self.report["targets"] = report_targets(self.report)
+            self.save()
+
+    def save(self) -> None:
+        if self.options.json:
+            write_json(self.options.json, self.report)
+        rows = self.report.get("models", [])
+        if self.options.plot and any(row.get("ms") for row in rows):
+            found = self.report["machine"]
+            draw_models(self.options.plot, rows, str(found.get("gpu", found["cpu"])))
 
     def check(self) -> None:
+        self.report["seed"] = self.options.seed
+        print(f"seed of the checks: {self.options.seed}")
         tasks = bench_check.check_tasks(self.device, self.options.seed)
         self.report["checks"], passed = bench_check.report_checks(list(self._outcomes(tasks)))
         self.passed &= passed
 
     def scan(self) -> None:
-        if self.device == "cpu":
-            return self._scan_on_cpu()
+        self._scan_on_cpu() if self.device == "cpu" else self._scan_on_gpu()
+
+    def block(self) -> None:
+        forms = (False, True) if self.device == "cuda" else (False,)
+        outcomes = self._run([bench_model.BlockTask(self.device, "longhorn", compiled) for compiled in forms])
+        self.report["profiles"] = bench_model.report_blocks(outcomes)
+
+    def model(self) -> None:
+        self._models_on_cpu() if self.device == "cpu" else self._models_on_gpu()
+
+    def profile(self) -> None:
+        name, size = PROFILED
+        self.report["profile"] = profile_model(name, self.options.batch or 8, size)
+        report_profile(self.report["profile"])
+
+    def _scan_on_cpu(self) -> None:
+        options, shape = self.options, bench_cpu.SCAN._replace(B=self.options.batch or bench_cpu.SCAN.B)
+        rates = measure_rates(options.threads, bench_cpu.scan_moves("longhorn", False, shape))
+        self.report |= dict(shape=shape._asdict(), rates=rates, scan=[])
+        for name, slots in rates["slots_per_s"].items():
+            print(f"{name}: {slots / 1e9:.1f} G multiply-adds a second on {options.threads} threads")
+        print(f"copy of as many bytes as a scan moves: {rates['gb_per_s']:.1f} GB/s, read and written")
+        if not self._in_time("scan"):
+            return
+        print("mamba_ssm is left out: its kernels are for GPUs alone")
+        for rows in bench_cpu.scan_rows(shape, rates, options.threads, options.rounds, options.seconds):
+            self.report["scan"] += rows
+            self._note(rows, "rule", "form")
+            bench_cpu.print_scans(rows, shape)
+            self.save()
+
+    def _models_on_cpu(self) -> None:
+        options = self.options
+        self.report["models"] = []
+        for family, size in bench_cpu.model_cells(options.size, options.quick):
+            if not self._in_time(f"{family[0]} and its like, {size} px"):
+                continue
+            races = bench_cpu.model_rows(family, size, options.batch, options.threads, options.rounds, options.seconds)
+            for rows in races:
+                self.report["models"] += rows
+                self._note(rows, "model", "size")
+                bench_cpu.print_models(rows)
+                self.save()
+
+    def _in_time(self, what: str) -> bool:
+        """Whether there is time left to begin something; if not, it is named."""
+        if time.monotonic() < self.deadline:
+            return True
+        problem = "not begun in the time there was"
+        print(f"\nnot measured: {what}: {problem}")
+        self.report.setdefault("not_measured", []).append(dict(task=what, problem=problem))
+        return False
+
+    def _note(self, rows: list[dict[str, Any]], *names: str) -> None:
+        """Says which rows have a problem instead of figures."""
+        for row in rows:
+            if row["problem"]:
+                print(f"\nnot measured: {', '.join(str(row[name]) for name in names)}: {row['problem']}")
+                self.passed = False
+
+    def _scan_on_gpu(self) -> None:
         [copy] = self._run([CopyTask(self.device)], jobs=1)
         outcomes = self._run(bench_scan.scan_tasks(self.device))
         if not copy.rows:
@@ -55,25 +147,14 @@ class Bench:
         print(f"\ncopy within the device: {copy.rows[0]['gb_per_s']:.0f} GB/s, read and written")
         if self.report["machine"]["mamba_ssm"] == "not installed":
             print("mamba_ssm is not installed: nothing to compare with")
-        self.report["tables"] += bench_scan.report_scans(outcomes, copy.rows[0]["gb_per_s"])
+        self.report.setdefault("tables", []).extend(bench_scan.report_scans(outcomes, copy.rows[0]["gb_per_s"]))
 
-    def block(self) -> None:
-        forms = (False, True) if self.device == "cuda" else (False,)
-        outcomes = self._run([bench_model.BlockTask(self.device, "longhorn", compiled) for compiled in forms])
-        self.report["profiles"] = bench_model.report_blocks(outcomes)
-
-    def model(self) -> None:
-        if self.device == "cpu":
-            rows = self._models_on_cpu()
-        else:
-            jobs = min(self.options.jobs, bench_model.at_once(self.device))
-            parts = bench_model.model_tasks(self.device, self.options.size, self.options.batch)
-            outcomes = [outcome for tasks in parts for outcome in self._run(tasks, jobs)]
-            tables, rows = bench_model.report_models(outcomes)
-            self.report["tables"] += tables
-            self.report["models"] = rows
-        if self.options.plot:
-            draw_models(self.options.plot, rows, str(self.report["machine"].get("gpu", self.report["machine"]["cpu"])))
+    def _models_on_gpu(self) -> None:
+        jobs = min(self.options.jobs, bench_model.at_once(self.device))
+        parts = bench_model.model_tasks(self.device, self.options.size or bench_model.SIZES, self.options.batch)
+        outcomes = [outcome for tasks in parts for outcome in self._run(tasks, jobs)]
+        tables, self.report["models"] = bench_model.report_models(outcomes)
+        self.report.setdefault("tables", []).extend(tables)
 
     def _outcomes(self, tasks: Sequence[Task], jobs: int | None = None):
         return run(tasks, jobs=jobs or self.options.jobs, deadline=self.deadline, limit=PREPARE_SECONDS)
@@ -89,50 +170,23 @@ class Bench:
                 self.passed &= outcome.late or not getattr(outcome.task, "required", True)
         return outcomes
 
-    def _scan_on_cpu(self) -> None:
-        """A table for each rule, and one in which the rules take turns, each on the backend that a model would get."""
-        options = self.options
-        for train in (False, True):
-            form = f"{'forward + backward' if train else 'forward'}, B={options.batch} L=197 D=384 N=16 float32"
-            chosen = {}
-            for rule in RULES:
-                contenders = bench_host.scan_contenders(rule, options.batch, 197, 384, 16, train)
-                chosen[rule] = next(call for name, call in contenders.items() if name.startswith("scan, backend"))
-                samples = bench_host.measure(contenders, options.rounds)
-                self.report["tables"].append(table(f"scan {rule}, {form}", samples))
-            self.report["tables"].append(table(f"scan, {form}", bench_host.measure(chosen, options.rounds)))
-
-    def _models_on_cpu(self) -> list[dict[str, Any]]:
-        """Prints the tables, and returns rows as `bench_model` makes them."""
-        batch, rows = self.options.batch, []
-        for size in self.options.size:
-            for train in (False, True):
-                title = f"model, {'forward + backward' if train else 'forward'}, batch {batch}, {size} px float32"
-                contenders = bench_host.model_contenders(bench_model.NAMES, batch, size, train)
-                samples = bench_host.measure(contenders, self.options.rounds)
-                self.report["tables"].append(table(title, samples))
-                for name, seconds in samples.items():
-                    cell = dict(model=name, size=size, train=train, compiled=False, batch=batch, memory_gb=None)
-                    rate = batch / statistics.median(seconds)
-                    rows.append(cell | dict(ms=[1e3 * s for s in seconds], images_per_s=rate))
-        return rows
-
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     """The options, with what the device decides filled in."""
     parser = argparse.ArgumentParser(prog="python -m vilonghorn.tools.bench", description=__doc__.splitlines()[0])
-    subjects = "|".join(SUBJECTS)
-    parser.add_argument("what", nargs="*", metavar=subjects, help="default: all on a GPU, scan and model on a CPU")
+    subjects = "; ".join(f"on {device} {', '.join(names)}" for device, names in SUBJECTS.items())
+    parser.add_argument("what", nargs="*", metavar="|".join(ALL), help=f"default: {subjects}")
     parser.add_argument("--device", choices=("cpu", "cuda"), help="default: cuda where torch finds a GPU, else cpu")
-    parser.add_argument("--json", type=Path, help="also write all figures there")
-    parser.add_argument("--plot", type=Path, help="also draw the models' time and memory there, as a PNG")
-    parser.add_argument("--batch", type=int, help="images a batch (default: 8; on a GPU, for models, by size)")
-    sizes = "sides of the models' images in pixels (default: 224; on a GPU 224 to 1024)"
+    parser.add_argument("--json", type=Path, help="also write all figures there, as they come")
+    parser.add_argument("--plot", type=Path, help="also draw the models' time and memory there, as a PNG or SVG")
+    parser.add_argument("--batch", type=int, help="images a batch (default: for models by size, else 8)")
+    sizes = "sides of the models' images in pixels (default: 224 to 1248; on a GPU to 1024)"
     parser.add_argument("--size", type=int, nargs="+", help=sizes)
     on_cpu = parser.add_argument_group("on a CPU")
     threads = torch.get_num_threads()
     on_cpu.add_argument("--threads", type=int, default=threads, help="torch's threads (default: torch's)")
-    on_cpu.add_argument("--rounds", type=int, default=11, help="samples of each contender (default 11)")
+    on_cpu.add_argument("--rounds", type=int, help="samples of each contender at most (default: 11; --quick: 5)")
+    on_cpu.add_argument("--quick", action="store_true", help="fewer sizes and rounds: under 3 minutes on two cores")
     checked = parser.add_argument_group("what checks and GPUs need")
     checked.add_argument("--seed", type=int, help="of the checks' inputs (default: a new one, which is printed)")
     checked.add_argument("--jobs", type=int, help="processes side by side (default: one a core; on a CPU, this one)")
@@ -145,20 +199,24 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     if options.device == "cuda" and not on_gpu:
         parser.error("--device cuda: torch finds no GPU")
     gpu = options.device == "cuda"
-    options.what = options.what or (SUBJECTS if gpu else ("scan", "model"))
-    if unknown := set(options.what) - set(SUBJECTS):
-        parser.error(f"cannot measure {', '.join(sorted(unknown))}: expected {', '.join(SUBJECTS)}")
-    options.batch = options.batch if gpu or options.batch is not None else 8
-    options.size = options.size or (bench_model.SIZES if gpu else (224,))
+    if unknown := set(options.what) - set(ALL):
+        parser.error(f"cannot measure {', '.join(sorted(unknown))}: expected {', '.join(ALL)}")
+    if gpu and "profile" in options.what:
+        parser.error("profile is of a CPU: ask for it with --device cpu (on a GPU, block is a profile)")
+    options.what = [subject for subject in ALL if subject in (options.what or SUBJECTS[options.device])]
+    options.seconds = RACE_SECONDS[options.quick]
+    options.rounds = ROUNDS[options.quick] if options.rounds is None else options.rounds
     options.seed = secrets.randbits(31) if options.seed is None else options.seed
     options.jobs = (os.cpu_count() or 1 if gpu else 1) if options.jobs is None else options.jobs
     options.minutes = (7.5 if gpu else math.inf) if options.minutes is None else options.minutes
-    numbers = (*options.size, options.threads, options.rounds, options.jobs, options.batch)
+    numbers = (*(options.size or ()), options.threads, options.rounds, options.jobs, options.batch)
     if min(number for number in numbers if number is not None) < 1:
         parser.error("--batch, --size, --threads, --rounds and --jobs are at least 1")
     for path in filter(None, (options.json, options.plot)):
         if not path.absolute().parent.is_dir():
             parser.error(f"{path}: there is no folder {path.absolute().parent}")
+    if options.plot and options.plot.suffix not in (".png", ".svg"):
+        parser.error(f"--plot {options.plot}: expected a name that ends in .png or .svg")
     return options
 
 
@@ -170,16 +228,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     if options.device == "cuda":  # processes side by side, that inductor would each give as many workers as cores
         os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "2")
     bench = Bench(options, ["python", "-m", "vilonghorn.tools.bench", *(argv or sys.argv[1:])])
-    print(", ".join(f"{key} {value}" for key, value in bench.report["machine"].items()))
-    if "check" in options.what:
-        bench.report["seed"] = options.seed
-        print(f"seed of the checks: {options.seed}")
-    for subject in (subject for subject in SUBJECTS if subject in options.what):
-        began = time.monotonic()
-        getattr(bench, subject)()
-        bench.report.setdefault("seconds", {})[subject] = round(time.monotonic() - began, 1)
-        if options.json:  # after each subject: what is measured is not lost with the rest
-            write_json(options.json, bench.report)
+    try:
+        bench.run()
+    except KeyboardInterrupt:
+        print("\ninterrupted" + (f": {options.json} has what was measured" if options.json else ""))
+        return 130
     return 0 if bench.passed else 1
 
 

@@ -71,7 +71,7 @@ def _run_here(task: Task) -> Outcome:
         task.prepare()
         return Outcome(task, task.measure())
     except Exception as error:
-        return Outcome(task, [], _describe(error))
+        return Outcome(task, [], describe(error))
 
 
 def _run_wave(tasks: Sequence[Task], until: float) -> Iterator[Outcome]:
@@ -133,12 +133,12 @@ def _serve(pipe: Connection, task: Task) -> None:
         pipe.recv()
         message = (task.measure(),)
     except Exception as error:
-        message = ([], _describe(error))
+        message = ([], describe(error))
     pipe.send(message)
     pipe.recv()  # nothing comes: it is stopped when its answer has arrived
 
 
-def _describe(error: Exception) -> str:
+def describe(error: Exception) -> str:
     place = traceback.extract_tb(error.__traceback__)[-1]
     text = " ".join(str(error).split())
     return f"{type(error).__name__}: {text[:500]} ({place.filename.rpartition('/')[2]}:{place.lineno})"

@@ -1,0 +1,25 @@
+// Multiply-adds in registers and nothing else: how many a core can do in a second, which floors are reckoned with.
+#include "jobs.h"
+#include "vectors.h"
+
+namespace vilonghorn {
+// `rounds` times 12 vectors of multiply-adds, enough to hide their latency on two units; returns how many lanes that was.
+int64_t VL_JOB(multiply_adds)(int64_t rounds) {
+  typedef Vector<float> V;
+  constexpr int kChains = 12;
+  V sums[kChains];
+  for (int c = 0; c < kChains; c++) sums[c] = splat(float(c));
+  V factor = splat(0.5f), term = splat(1.f);
+  for (int64_t i = 0; i < rounds; i++) {
+    __asm__ volatile("" : "+m"(factor), "+m"(term));  // else the sums would be known without being computed
+    const V f = factor, t = term;
+    for (int j = 0; j < 64; j++) {
+      VL_UNROLL for (int c = 0; c < kChains; c++) sums[c] = sums[c] * f + t;
+    }
+  }
+  V total = sums[0];
+  for (int c = 1; c < kChains; c++) total += sums[c];
+  __asm__ volatile("" : : "m"(total));
+  return rounds * 64 * kChains * kLanes<float>;
+}
+}  // namespace vilonghorn

@@ -1,0 +1,45 @@
+"""Floors are counted for every rule, and held against a rate that is measured here."""
+
+import pytest
+
+from vilonghorn.ops import native
+from vilonghorn.ops.arguments import RULES
+from vilonghorn.tools import bench_floor
+from vilonghorn.tools.bench_floor import Shape, arithmetic_ms, bytes_ms, measure_rates
+
+
+def test_every_rule_has_a_floor_and_backward_adds_to_it():
+    shape = Shape(8, 197, 384, 16)
+    for rule in RULES:
+        assert 0 < arithmetic_ms(rule, False, shape, 58e9) < arithmetic_ms(rule, True, shape, 58e9)
+    assert arithmetic_ms("longhorn_exact", True, shape, 58e9) < arithmetic_ms("longhorn", True, shape, 58e9)
+
+
+@pytest.mark.parametrize(
+    "rule, train, ms", [("longhorn", False, 1.1), ("longhorn_exact", False, 1.0), ("longhorn", True, 4.9)]
+)
+def test_the_floors_of_a_core_of_117_gflops_are_those_the_targets_were_set_by(rule, train, ms):
+    assert arithmetic_ms(rule, train, Shape(8, 197, 384, 16), 117e9 / 2) == pytest.approx(ms, rel=0.04)
+
+
+def test_a_floor_is_in_proportion_to_tokens_and_channels_and_the_rate():
+    once = arithmetic_ms("longhorn", False, Shape(1, 2, 3, 16), 1e9)
+    assert arithmetic_ms("longhorn", False, Shape(2, 6, 15, 16), 1e9) == pytest.approx(30 * once)
+    assert arithmetic_ms("longhorn", False, Shape(1, 2, 3, 16), 2e9) == pytest.approx(once / 2)
+    assert once == pytest.approx(6 * (4 * 16 + 46) / 1e6)
+    assert bytes_ms(3_000_000, 1.5) == pytest.approx(2)
+
+
+@pytest.mark.parametrize("level", native.levels())
+def test_multiply_adds_are_counted(level):
+    lanes = {"v2": 4, "v3": 8, "v4": 16, "generic": 4}[level]
+    for rounds in (1, 10):
+        assert native.multiply_adds(rounds, native.levels()[level]) == rounds * 64 * 12 * lanes
+
+
+def test_rates_are_of_every_level_or_else_of_a_matrix_product(monkeypatch):
+    found = measure_rates(2, moved=4096, trials=2, rounds=1000)
+    assert list(found["slots_per_s"]) == list(native.levels() or ["torch.mm"])
+    assert min(found["slots_per_s"].values()) > 1e6 and found["gb_per_s"] > 1e-3
+    monkeypatch.setattr(bench_floor.native, "levels", dict)
+    assert list(measure_rates(1, moved=4096, trials=1)["slots_per_s"]) == ["torch.mm"]

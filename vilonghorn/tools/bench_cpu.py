@@ -1,0 +1,170 @@
+"""The scan and the models on a CPU: what takes part, in which sizes, and the rows of figures that come of it.
+
+To add a subject, write a function that returns its steps (forward, and forward + backward) and name it among the
+contenders of a race; `bench_turns` has the clock, `bench_floor` what the scan could take at best.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import timm
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from vilonghorn.ops import backends, native, scan
+from vilonghorn.ops.arguments import RULES, ScanArguments
+
+from .bench_floor import Rates, Shape, arithmetic_ms, bytes_ms
+from .bench_inputs import output_shape, random_inputs
+from .bench_report import table
+from .bench_scan import bytes_moved
+from .bench_torch import torch_chunked, torch_loop
+from .bench_turns import Race, Steps
+
+STEPS = {False: "forward", True: "forward + backward"}
+SCAN = Shape(B=8, L=197, D=384, N=16)  # one direction of a tiny model at 224 px
+LOOP, CHUNKED = "torch loop", "torch chunked"
+# Each family is held against its first member.
+FAMILIES = (
+    ("deit_tiny_patch16_224", "vilonghorn_tiny", "vilonghorn_tiny_exact", "vim_tiny"),
+    ("deit_small_patch16_224", "vilonghorn_small"),
+)
+SIZES = (224, 384, 512, 768, 1024, 1248)  # pixels
+QUICK_SIZES = ((224, 512), (224,))  # by family
+TOKENS = 8 * 196  # patches a batch, about: the larger the images, the fewer
+Row = dict[str, Any]
+
+
+def scan_contenders(shape: Shape) -> dict[tuple[str, str], Callable[[], Steps]]:
+    """By rule and form: loops in torch, every backend that runs here, and the plainer instruction sets of the CPU's."""
+    ready = [name for name, state in backends("cpu").items() if state == "ready"]
+    forms = {(rule, form): partial(scan_steps, rule, form, shape) for rule in RULES for form in (LOOP, CHUNKED, *ready)}
+    plainer = list(native.levels().items())[:-1]
+    return forms | {
+        ("longhorn", f"cpu {name}"): partial(level_steps, "longhorn", level, shape) for name, level in plainer
+    }
+
+
+def draw(rule: str, shape: Shape) -> tuple[dict[str, Tensor], Tensor]:
+    """Inputs with gate, skip and bias, the same ones for all contenders, and a gradient of the result."""
+    generator = torch.Generator().manual_seed(0)
+    values = random_inputs(1, *shape, rule=rule, dtype=torch.float32, generator=generator)
+    return values, torch.randn(output_shape(values, "none"), generator=generator)
+
+
+def scan_steps(rule: str, form: str, shape: Shape) -> Steps:
+    """One scan by a loop in torch, or by the backend of that name."""
+    values, cotangent = draw(rule, shape)
+    if form in (LOOP, CHUNKED):
+        function = partial(torch_loop if form == LOOP else torch_chunked, rule=rule)
+        values, cotangent = {n: v if n == "z" else v[0] for n, v in values.items()}, cotangent[0]
+    else:
+        function = partial(scan, rule=rule, backend=form)
+    leaves = {name: value.clone().requires_grad_() for name, value in values.items()}
+    return {
+        STEPS[False]: torch.no_grad()(partial(function, **values)),
+        STEPS[True]: lambda: torch.autograd.grad(function(**leaves), list(leaves.values()), cotangent),
+    }
+
+
+def level_steps(rule: str, level: int, shape: Shape) -> Steps:
+    """One scan by the CPU library as a processor with fewer instructions would run it."""
+    values, cotangent = draw(rule, shape)
+    given = dict.fromkeys(ScanArguments._fields) | values | dict(rule=rule, reverse=(False,), reduce="none")
+    args = ScanArguments(**given)
+    return {
+        STEPS[False]: lambda: native.forward(args, False, level),
+        STEPS[True]: lambda: native.backward(cotangent, args, native.forward(args, True, level)[1], level),
+    }
+
+
+def model_steps(name: str, batch: int, size: int) -> Steps:
+    """A model as timm makes it, float32, without compilation: inference, and a loss with its gradients."""
+    torch.manual_seed(0)
+    model = timm.create_model(name, img_size=size)
+    images, targets = torch.randn(batch, 3, size, size), torch.randint(model.num_classes, (batch,))
+
+    def infer() -> None:
+        model.eval()
+        with torch.no_grad():
+            model(images)
+
+    def learn() -> None:
+        model.train()
+        F.cross_entropy(model(images), targets).backward()
+        model.zero_grad()
+
+    return {STEPS[False]: infer, STEPS[True]: learn}
+
+
+def scan_moves(rule: str, train: bool, shape: Shape) -> int:
+    """Bytes that the scan reads and writes at least."""
+    values, y = draw(rule, shape)
+    return bytes_moved(values, y, train)
+
+
+def scan_rows(shape: Shape, rates: Rates, threads: int, rounds: int, seconds: float) -> Iterator[list[Row]]:
+    """All contenders in one race, first forward, then with backward; each with its floors."""
+    contenders = scan_contenders(shape)
+    slots = rates["slots_per_s"]
+    with Race({", ".join(key): make for key, make in contenders.items()}, threads) as race:
+        for train, step in STEPS.items():
+            found, rows = race.run(step, rounds, seconds), []
+            for rule, form in contenders:
+                rate = slots.get(form.removeprefix("cpu "), list(slots.values())[-1])  # the best level's, or its own
+                floors = dict(
+                    arithmetic_ms=arithmetic_ms(rule, train, shape, rate),
+                    bytes_ms=bytes_ms(scan_moves(rule, train, shape), rates["gb_per_s"]),
+                )
+                rows.append(dict(rule=rule, form=form, train=train, **found[f"{rule}, {form}"], **floors))
+            yield rows
+
+
+def model_cells(sizes: tuple[int, ...] | None, quick: bool) -> list[tuple[tuple[str, ...], int]]:
+    """Families and sizes of images: the smaller family first, then the smaller images."""
+    by_family = (sizes,) * len(FAMILIES) if sizes else QUICK_SIZES if quick else (SIZES,) * len(FAMILIES)
+    return [(family, size) for family, family_sizes in zip(FAMILIES, by_family) for size in family_sizes]
+
+
+def model_rows(
+    family: tuple[str, ...], size: int, batch: int | None, threads: int, rounds: int, seconds: float
+) -> Iterator[list[Row]]:
+    """One family in one race at one size, first forward, then with backward."""
+    batch = batch or max(1, round(TOKENS / (size // 16) ** 2))
+    with Race({name: partial(model_steps, name, batch, size) for name in family}, threads) as race:
+        for train, step in STEPS.items():
+            found = race.run(step, rounds, seconds)
+            cell = dict(size=size, train=train, compiled=False, batch=batch)
+            yield [dict(model=name, **cell, **found[name]) for name in family]
+
+
+def print_scans(rows: list[Row], shape: Shape) -> None:
+    """A table for each rule, against the loop in torch, and one of the rules against each other."""
+    measured = [row for row in rows if row["ms"]]
+    title = f"{STEPS[rows[0]['train']]}, {' '.join(f'{n}={v}' for n, v in shape._asdict().items())} float32"
+    for rule in dict.fromkeys(row["rule"] for row in measured):
+        _print(f"scan {rule}, {title}", [row for row in measured if row["rule"] == rule], "form")
+    _print(f"scan, backend cpu, {title}", [row for row in measured if row["form"] == "cpu"], "rule")
+
+
+def print_models(rows: list[Row]) -> None:
+    """One table, against the first of the family."""
+    cell = rows[0]
+    title = f"model, {STEPS[cell['train']]}, batch {cell['batch']}, {cell['size']} px float32"
+    _print(title, [row for row in rows if row["ms"]], "model")
+
+
+def _print(title: str, rows: list[Row], name: str) -> None:
+    columns = {}
+    for row in rows:
+        columns[row[name]] = {"GB": float("nan") if row["memory_gb"] is None else row["memory_gb"]}
+        for floor in ("arithmetic", "bytes"):
+            if f"{floor}_ms" in row:
+                columns[row[name]][f"x {floor}"] = statistics.median(row["ms"]) / row[f"{floor}_ms"]
+    if rows:
+        table(title, {row[name]: [ms / 1e3 for ms in row["ms"]] for row in rows}, extra=columns, paired=True)
