@@ -17,7 +17,8 @@ namespace {
 
 #define VL_JOBS(level)                                                                                              \
   {scan_forward_job_##level, scan_backward_job_##level, conv_forward_job_##level, conv_backward_job_##level,        \
-   project_job_##level,      mix_forward_job_##level,   mix_backward_job_##level, unproject_job_##level}
+   project_job_##level,      mix_forward_job_##level,   mix_backward_job_##level, unproject_job_##level,              \
+   norm_forward_job_##level, norm_backward_job_##level}
 #ifdef VILONGHORN_X86
 const Jobs kJobs[] = {VL_JOBS(v2), VL_JOBS(v3), VL_JOBS(v4)};
 int64_t (*const kMultiplyAdds[])(int64_t) = {multiply_adds_v2, multiply_adds_v3, multiply_adds_v4};
@@ -121,6 +122,9 @@ GompParallel gomp_parallel() {
 #endif
 }
 
+int64_t jobs_of(const VlNorm &a) { return a.parts; }
+template <class Shape> int64_t jobs_of(const Shape &a) { return a.batch * a.parts; }
+
 template <class Args, class Shape> int run(const Args &a, const Shape &shape, int level, bool (*Jobs::*which)(const Args &, int64_t)) {
   if (level < 0)
     for (int l = 0; l < kLevels; l++)
@@ -128,7 +132,7 @@ template <class Args, class Shape> int run(const Args &a, const Shape &shape, in
   if (level < 0 || level >= kLevels || !runs(level)) return 1;
   Work work;
   work.run = [&](int64_t job) { return (kJobs[level].*which)(a, job); };
-  work.jobs = shape.batch * shape.parts;
+  work.jobs = jobs_of(shape);
   const int threads = (int)(shape.threads < work.jobs ? shape.threads : work.jobs);
   if (threads <= 1) Work::take(&work);
   else if (gomp_parallel()) gomp_parallel()(Work::take, &work, threads, 0);
@@ -155,6 +159,8 @@ VL_EXPORT int vl_scan_forward(const VlScan *a, int level) { return run(*a, *a, l
 VL_EXPORT int vl_scan_backward(const VlScan *a, int level) { return run(*a, *a, level, &Jobs::scan_backward); }
 VL_EXPORT int vl_conv_forward(const VlConv *a, int level) { return run(*a, *a, level, &Jobs::conv_forward); }
 VL_EXPORT int vl_conv_backward(const VlConv *a, int level) { return run(*a, *a, level, &Jobs::conv_backward); }
+VL_EXPORT int vl_norm_forward(const VlNorm *a, int level) { return run(*a, *a, level, &Jobs::norm_forward); }
+VL_EXPORT int vl_norm_backward(const VlNorm *a, int level) { return run(*a, *a, level, &Jobs::norm_backward); }
 // A job that has all channels of its sequence projects them itself.
 VL_EXPORT int vl_mix_forward(const VlMix *a, int level) {
   const bool shared = a->scan.parts > 1;

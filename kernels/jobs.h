@@ -14,6 +14,8 @@ struct Jobs {  // each returns false when memory ran out
   bool (*mix_forward)(const VlMix &, int64_t job);
   bool (*mix_backward)(const VlMix &, int64_t job);
   bool (*unproject)(const VlMix &, int64_t job);  // after all of mix_backward
+  bool (*norm_forward)(const VlNorm &, int64_t job);
+  bool (*norm_backward)(const VlNorm &, int64_t job);
 };
 
 #define VL_DECLARE_JOBS(level)                              \
@@ -25,6 +27,8 @@ struct Jobs {  // each returns false when memory ran out
   bool mix_forward_job_##level(const VlMix &, int64_t);     \
   bool mix_backward_job_##level(const VlMix &, int64_t);    \
   bool unproject_job_##level(const VlMix &, int64_t);       \
+  bool norm_forward_job_##level(const VlNorm &, int64_t);   \
+  bool norm_backward_job_##level(const VlNorm &, int64_t);  \
   int64_t multiply_adds_##level(int64_t);
 
 #ifdef VILONGHORN_X86

@@ -9,7 +9,7 @@
 #define VILONGHORN_SCAN_H
 #include <stdint.h>
 
-enum { VL_ABI = 2 }; /* raise it with every change here; the caller compares it with that of the library */
+enum { VL_ABI = 3 }; /* raise it with every change here; the caller compares it with that of the library */
 enum { VL_LONGHORN = 0, VL_LONGHORN_EXACT = 1, VL_MAMBA = 2 };
 enum { VL_FLOAT32 = 0, VL_FLOAT64 = 1, VL_BFLOAT16 = 2, VL_FLOAT16 = 3 };
 enum { VL_MAX_STATES = 64 };
@@ -30,7 +30,7 @@ typedef struct {
   VlInput z;                /* (batch, length, channels), optional */
   const void *A;            /* (groups, channels, states), VL_MAMBA only */
   const void *D, *dt_bias;  /* (groups, channels), optional */
-  void *y;                  /* (groups, batch, length, channels), or without groups under mean */
+  void *y;                  /* (groups, batch, length, channels), or without groups under mean; CPU, backward with z and mean: made again if asked, of float */
   void *checkpoints;        /* (groups, batch, ceil(length / chunk), states, channels padded to LANES of the backend), in an order of the library's own; optional in forward */
   void *sums;               /* (batch, length, channels) of float: workspace for what directions add to one result (groups > 1: y of mean, dz, a mixer's dx); the CPU library needs it where that is of a shorter type */
   /* backward only */
@@ -74,6 +74,21 @@ typedef struct {
   void *dweight, *dbias;    /* (batch, groups, taps, channels) and (batch, groups, channels): the caller sums over batch */
 } VlConv;
 
+typedef struct {
+  int64_t batch, channels;  /* rows, and numbers in each */
+  int64_t parts;            /* how many jobs share the rows */
+  int32_t dtype, threads;
+  double eps;
+  const void *x;            /* (batch, channels), contiguous like all of these */
+  const void *weight;       /* (channels) */
+  void *y;
+  void *scale;              /* (batch), of float: forward writes it, backward reads it */
+  /* backward only */
+  const void *dy;
+  void *dx;
+  void *dweight;            /* (parts, channels): the caller sums over parts */
+} VlNorm;
+
 /* level: an instruction set of vl_level_name, or -1 for the best that this processor has. Returns 0, or 1 if the
  * level is not there or memory ran out (nothing is then written that may be read). */
 #ifdef __cplusplus
@@ -91,6 +106,8 @@ int vl_conv_forward(const VlConv *, int level);
 int vl_conv_backward(const VlConv *, int level);
 int vl_mix_forward(const VlMix *, int level);
 int vl_mix_backward(const VlMix *, int level);
+int vl_norm_forward(const VlNorm *, int level);
+int vl_norm_backward(const VlNorm *, int level);
 
 /* The CUDA library. Tensors are in the device's memory; x, dt, z and dy are aligned to two elements, their strides and
  * the channels even, their steps below 2^31; at most 64 groups; nothing is empty. Work is queued on `stream`. Returns 0 or

@@ -236,6 +236,13 @@ template <class T, int NS> struct Scan {
         T *partial = is_short(a.dtype) ? (T *)a.sums + (b * L + t) * a.channels + d : (T *)a.dz + at;
         const V z = dt[i], open = sigmoid<T>(z);
         V dz = dy[i] * (y[i] + D * x[i]) * open * (T(1) + z * (T(1) - open));
+        if (a.y) {
+          T *again = (T *)a.y + (b * L + t) * a.channels + d;
+          V total = y[i] + D * x[i];
+          if (s.group > 0) total += load(again, count), prefetch<T>(again, 0, VL_FLOAT32);
+          if (s.group == a.groups - 1) total *= scale, total *= z * open;
+          store(again, total, count);
+        }
         if (s.group > 0) dz += load(partial, count), prefetch<T>(partial, 0, VL_FLOAT32);
         if (s.group < a.groups - 1) store(partial, dz, count);
         else store_as<T>(a.dz, at, a.dtype, dz, count);

@@ -8,7 +8,7 @@ import torch
 
 from vilonghorn.ops import native, scan
 
-assert native._library.vl_threading() == b"std"
+assert native.library.vl_threading() == b"std"
 torch.set_num_threads(4)
 generator = torch.Generator().manual_seed(0)
 x, dt = torch.randn(2, 2, 8, 50, 64, generator=generator)

@@ -2,6 +2,7 @@
 
 from .block import Block, to_residual
 from .mixer import Mixer
+from .norm import RMSNorm
 from .tokens import PatchEmbed, insert_class_token, prefix_first
 
-__all__ = ["Block", "Mixer", "PatchEmbed", "insert_class_token", "prefix_first", "to_residual"]
+__all__ = ["Block", "Mixer", "PatchEmbed", "RMSNorm", "insert_class_token", "prefix_first", "to_residual"]

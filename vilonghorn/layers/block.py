@@ -3,7 +3,6 @@
 What the mixer does inside is its own affair; the embedding and the final norm belong to the model.
 """
 
-from functools import partial
 from typing import Callable, Sequence
 
 import torch
@@ -11,6 +10,7 @@ from timm.layers import DropPath, register_notrace_function
 from torch import Tensor, nn
 
 from .mixer import Mixer
+from .norm import RMSNorm
 
 
 class Block(nn.Module):
@@ -32,7 +32,7 @@ class Block(nn.Module):
         expand: int = 2,
         depth: int = 1,
         drop_path: float = 0.0,
-        norm_layer: Callable[..., nn.Module] = partial(nn.RMSNorm, eps=1e-5),
+        norm_layer: Callable[..., nn.Module] = RMSNorm,
         device=None,
         dtype=None,
     ) -> None:

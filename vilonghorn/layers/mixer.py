@@ -127,6 +127,7 @@ class Mixer(nn.Module):
             Mixed tokens, (B, L, dim).
         """
         A = None if self.A_log is None else -torch.exp(self.A_log.float())
+        inside = _is_plain(self.out_proj)
         y = mix(
             self.in_proj(x),
             self.conv_weight,
@@ -136,10 +137,18 @@ class Mixer(nn.Module):
             self.dt_bias,
             A,
             self.D,
+            self.out_proj.weight if inside else None,
             rule=self.rule,
             reverse=self.reverse,
         )
-        return self.out_proj(y)
+        return y if inside else self.out_proj(y)
 
     def extra_repr(self) -> str:
         return f"rule={self.rule!r}, reverse={self.reverse}, d_inner={self.d_inner}, d_state={self.d_state}"
+
+
+@register_notrace_function
+def _is_plain(module: nn.Module) -> bool:
+    """Whether only the module's weight matters: an adapter, a hook or a quantised layer in its place must be called."""
+    hooks = (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks)
+    return type(module) is nn.Linear and module.bias is None and not any(hooks)

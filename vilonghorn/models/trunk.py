@@ -5,7 +5,6 @@ norm, head (Zhu et al., arXiv 2401.09417). Sizes, names and weights belong to th
 backbone gives from between its blocks to `features`.
 """
 
-from functools import partial
 from typing import Callable, Dict, List, Optional, Sequence, Set, Tuple, Union
 
 import torch
@@ -21,7 +20,7 @@ from timm.layers import (
 from timm.models import checkpoint_seq, named_apply
 from torch import Tensor, nn
 
-from ..layers import Block, PatchEmbed, insert_class_token, prefix_first, to_residual
+from ..layers import Block, PatchEmbed, RMSNorm, insert_class_token, prefix_first, to_residual
 from ._timm import update_model_input_size
 from .features import IntermediateFeatures
 
@@ -88,7 +87,7 @@ class VisionSSM(IntermediateFeatures, nn.Module):
         """
         super().__init__()
         dd = {"device": device, "dtype": dtype}
-        norm_layer = get_norm_layer(norm_layer) or partial(nn.RMSNorm, eps=1e-5)
+        norm_layer = get_norm_layer(norm_layer) or RMSNorm
         self.num_classes = num_classes
         self.in_chans = in_chans
         self.global_pool = _check_pool(global_pool)

@@ -1,8 +1,9 @@
-"""The scan and its companions: they know tensors, no modules."""
+"""The scan and what surrounds it: operators on tensors, without modules."""
 
 from .conv import conv_silu
 from .dispatch import backends
 from .mix import mix
+from .norm import rms_norm
 from .operator import scan
 
-__all__ = ["backends", "conv_silu", "mix", "scan"]
+__all__ = ["backends", "conv_silu", "mix", "rms_norm", "scan"]

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from .arguments import RULES, ScanArguments
 
-ABI = 2  # VL_ABI of kernels/scan.h
+ABI = 3  # VL_ABI of kernels/scan.h
 _int, _long, _pointer = ctypes.c_int32, ctypes.c_int64, ctypes.c_void_p
 _DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)  # in the order of VL_FLOAT32 and its kin
 
@@ -76,6 +76,15 @@ class Mix(ctypes.Structure):  # VlMix
     ]
 
 
+class Norm(ctypes.Structure):  # VlNorm
+    _fields_ = [
+        *((n, _long) for n in ("batch", "channels", "parts")),
+        *((n, _int) for n in ("dtype", "threads")),
+        ("eps", ctypes.c_double),
+        *((n, _pointer) for n in ("x", "weight", "y", "scale", "dy", "dx", "dweight")),
+    ]
+
+
 class Conv(ctypes.Structure):  # VlConv
     _fields_ = [
         *((n, _long) for n in ("groups", "batch", "length", "channels", "taps", "parts")),
@@ -94,7 +103,7 @@ class Call:
     Args:
         struct: a `Scan`, `Conv` or the `Scan` of a `Mix`.
         dtype: of activations; float64 where everything is.
-        reverse: a flag for each direction.
+        reverse: a flag for each direction, if there are directions.
         device: of all tensors.
     """
 
@@ -103,7 +112,8 @@ class Call:
         self.real = torch.float64 if dtype == torch.float64 else torch.float32  # of parameters, states and their sums
         self.alive = []
         struct.dtype = _DTYPES.index(dtype)
-        struct.reverse = bytes(reverse)
+        if reverse:
+            struct.reverse = bytes(reverse)
 
     def output(self, name: str, shape: tuple[int, ...], dtype: torch.dtype | None = None, struct=None) -> Tensor:
         """A new tensor for the kernel to fill, of the activations' dtype unless another is given."""

@@ -55,6 +55,7 @@ class MixArguments(NamedTuple):
     dt_bias: Tensor  # (G, D)
     A: Tensor | None  # (G, D, N), mamba only
     D: Tensor  # (G, D)
+    out_proj: Tensor | None  # (dim, D)
     rule: str
     reverse: tuple[bool, ...]
 
@@ -65,7 +66,8 @@ class MixArguments(NamedTuple):
         return B, L, width // 2
 
     def weights(self) -> dict[str, Tensor | None]:
-        return {name: getattr(self, name) for name in ("conv_weight", "conv_bias", "x_proj", "dt_proj", "dt_bias", "A", "D")}
+        names = ("conv_weight", "conv_bias", "x_proj", "dt_proj", "dt_bias", "A", "D", "out_proj")
+        return {name: getattr(self, name) for name in names}
 
 
 def autocast_dtype(x: Tensor) -> torch.dtype | None:

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from . import native
+from . import native, native_block
 from .arguments import DTYPES, autocast_dtype
 
 MAX_TAPS = 64
@@ -73,7 +73,7 @@ def conv_silu_reference(x: Tensor, weight: Tensor, bias: Tensor, reverse: Sequen
 
 @torch.library.custom_op("vilonghorn::conv_silu", mutates_args=())
 def _conv_silu(x: Tensor, weight: Tensor, bias: Tensor, reverse: Sequence[bool]) -> Tensor:
-    return native.conv_forward(x, weight, bias, tuple(reverse))
+    return native_block.conv_forward(x, weight, bias, tuple(reverse))
 
 
 @_conv_silu.register_fake
@@ -85,7 +85,7 @@ def _(x, weight, bias, reverse):
 def _conv_silu_backward(
     dy: Tensor, x: Tensor, weight: Tensor, bias: Tensor, reverse: Sequence[bool]
 ) -> tuple[Tensor, Tensor, Tensor]:
-    return native.conv_backward(dy, x, weight, bias, tuple(reverse))
+    return native_block.conv_backward(dy, x, weight, bias, tuple(reverse))
 
 
 @_conv_silu_backward.register_fake

@@ -1,4 +1,4 @@
-"""`mix`: all that a mixer does between its input and output projections, as one operator on the CPU.
+"""`mix`: all that a mixer does after its input projection, as one operator on the CPU.
 
 Convolution, projections, scan and gate share what is in cache, and backward makes again what forward did not keep. Where
 there is no native library, the same is composed of `conv_silu`, products and `scan`, which suits a compiler on a GPU.
@@ -10,9 +10,10 @@ from collections.abc import Sequence
 from typing import Optional
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-from . import native
+from . import native, native_block
 from .arguments import DTYPES, MAX_STATE, RULES, MixArguments
 from .conv import MAX_TAPS, conv_silu
 from .operator import scan
@@ -27,6 +28,7 @@ def mix(
     dt_bias: Tensor,
     A: Tensor | None,
     D: Tensor,
+    out_proj: Tensor | None = None,
     *,
     rule: str = "longhorn",
     reverse: Sequence[bool] = (False, True),
@@ -46,22 +48,24 @@ def mix(
         dt_bias: (G, D).
         A: decay rates, negative, (G, D, N), for rule "mamba" alone, else None.
         D: skip weights, (G, D).
+        out_proj: projects y, (dim, D). Default: y itself. Given here rather than applied to y, it saves the memory of y in
+            training.
         rule: "longhorn" (default), "longhorn_exact" or "mamba".
         reverse: a flag for each direction: True reads from the last token to the first.
 
     Returns:
-        y, (B, L, D), of xz's dtype.
+        y, (B, L, D), or its projection, (B, L, dim), of xz's dtype.
 
     Raises:
         ValueError: shapes, devices or a rule that do not fit.
         TypeError: a dtype outside float32, bfloat16, float16 and float64.
     """
-    args = MixArguments(xz, conv_weight, conv_bias, x_proj, dt_proj, dt_bias, A, D, rule, tuple(reverse))
+    args = MixArguments(xz, conv_weight, conv_bias, x_proj, dt_proj, dt_bias, A, D, out_proj, rule, tuple(reverse))
     _check(args)
     if native.unavailable(xz.device.type) is not None:
         return mix_composed(args)
-    save = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in args[:8])
-    return _mix(*args[:9], list(reverse), save)[0]
+    save = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in args[:9])
+    return _mix(*args[:10], list(reverse), save)[0]
 
 
 def mix_composed(args: MixArguments, backend: str | None = None) -> Tensor:
@@ -75,10 +79,11 @@ def mix_composed(args: MixArguments, backend: str | None = None) -> Tensor:
     low, k, q = projected.split([R, N, N], dim=-1)
     dt = torch.bmm(low, args.dt_proj.mT.to(low.dtype))
     dt, k, q = (t.unflatten(1, (B, L)) for t in (dt, k, q))
-    return scan(
+    y = scan(
         u, dt, k, q, z=z, A=args.A, D=args.D, dt_bias=args.dt_bias, rule=args.rule, reverse=args.reverse, reduce="mean",
         backend=backend,
     )  # fmt: skip
+    return y if args.out_proj is None else F.linear(y, args.out_proj.to(y.dtype))
 
 
 def _check(args: MixArguments) -> None:
@@ -98,8 +103,10 @@ def _check(args: MixArguments) -> None:
             f"flag for each direction, 1 to {MAX_TAPS} taps, a rank of at least 1 and 1 to {MAX_STATE} states"
         )
     B, L, _ = args.xz.shape
+    dim = 0 if args.out_proj is None else args.out_proj.shape[0]
     expected = dict(
-        xz=(B, L, 2 * D), conv_bias=(G, D), x_proj=(G, R + 2 * N, D), dt_proj=(G, D, R), dt_bias=(G, D), A=(G, D, N), D=(G, D)
+        xz=(B, L, 2 * D), conv_bias=(G, D), x_proj=(G, R + 2 * N, D), dt_proj=(G, D, R), dt_bias=(G, D), A=(G, D, N), D=(G, D),
+        out_proj=(dim, D),
     )
     for name, tensor in {"xz": args.xz, **args.weights()}.items():
         if tensor is None:
@@ -118,19 +125,19 @@ def _check(args: MixArguments) -> None:
 @torch.library.custom_op("vilonghorn::mix", mutates_args=())
 def _mix(
     xz: Tensor, conv_weight: Tensor, conv_bias: Tensor, x_proj: Tensor, dt_proj: Tensor, dt_bias: Tensor,
-    A: Optional[Tensor], D: Tensor, rule: str, reverse: Sequence[bool], save: bool,
+    A: Optional[Tensor], D: Tensor, out_proj: Optional[Tensor], rule: str, reverse: Sequence[bool], save: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """y and, with `save`, what backward starts from: the projections and the states (in one dimension; see `scan`)."""
-    args = MixArguments(xz, conv_weight, conv_bias, x_proj, dt_proj, dt_bias, A, D, rule, tuple(reverse))
-    y, projected, checkpoints = native.mix_forward(args, save)
+    args = MixArguments(xz, conv_weight, conv_bias, x_proj, dt_proj, dt_bias, A, D, out_proj, rule, tuple(reverse))
+    y, projected, checkpoints = native_block.mix_forward(args, save)
     return y, projected if save else projected.new_empty(0), checkpoints.view(-1)
 
 
 @_mix.register_fake
-def _(xz, conv_weight, conv_bias, x_proj, dt_proj, dt_bias, A, D, rule, reverse, save):
+def _(xz, conv_weight, conv_bias, x_proj, dt_proj, dt_bias, A, D, out_proj, rule, reverse, save):
     B, L, width = xz.shape
     (G, P, _), R = x_proj.shape, dt_proj.shape[-1]
-    y = xz.new_empty(B, L, width // 2)
+    y = xz.new_empty(B, L, width // 2 if out_proj is None else out_proj.shape[0])
     real = torch.float64 if xz.dtype == torch.float64 else torch.float32
     if not save:
         return y, y.new_empty(0, dtype=real), y.new_empty(0, dtype=real)
@@ -143,16 +150,16 @@ def _(xz, conv_weight, conv_bias, x_proj, dt_proj, dt_bias, A, D, rule, reverse,
 def _mix_backward(
     dy: Tensor, projected: Tensor, checkpoints: Tensor,
     xz: Tensor, conv_weight: Tensor, conv_bias: Tensor, x_proj: Tensor, dt_proj: Tensor, dt_bias: Tensor,
-    A: Optional[Tensor], D: Tensor, rule: str, reverse: Sequence[bool],
+    A: Optional[Tensor], D: Tensor, out_proj: Optional[Tensor], rule: str, reverse: Sequence[bool],
 ) -> list[Tensor]:  # fmt: skip
     """Gradients of the tensors that are there, in the operator's order."""
-    args = MixArguments(xz, conv_weight, conv_bias, x_proj, dt_proj, dt_bias, A, D, rule, tuple(reverse))
-    return [grad for grad in native.mix_backward(dy, args, projected, checkpoints) if grad is not None]
+    args = MixArguments(xz, conv_weight, conv_bias, x_proj, dt_proj, dt_bias, A, D, out_proj, rule, tuple(reverse))
+    return [grad for grad in native_block.mix_backward(dy, args, projected, checkpoints) if grad is not None]
 
 
 @_mix_backward.register_fake
-def _(dy, projected, checkpoints, xz, conv_weight, conv_bias, x_proj, dt_proj, dt_bias, A, D, rule, reverse):
-    inputs = (xz, conv_weight, conv_bias, x_proj, dt_proj, dt_bias, A, D)
+def _(dy, projected, checkpoints, xz, conv_weight, conv_bias, x_proj, dt_proj, dt_bias, A, D, out_proj, rule, reverse):
+    inputs = (xz, conv_weight, conv_bias, x_proj, dt_proj, dt_bias, A, D, out_proj)
     return [torch.empty_like(t, memory_format=torch.contiguous_format) for t in inputs if t is not None]
 
 
@@ -166,7 +173,7 @@ def _setup_context(ctx, inputs, output):
 
 def _backward(ctx, dy, *_):
     if dy is None:
-        return (None,) * 11
+        return (None,) * 12
     projected, checkpoints, *inputs = ctx.saved_tensors  # read once: non-reentrant checkpointing recomputes at each read
     present = iter(_mix_backward(dy, projected, checkpoints, *inputs, ctx.rule, ctx.reverse))
     return (*(None if t is None else next(present) for t in inputs), None, None, None)

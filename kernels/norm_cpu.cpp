@@ -1,0 +1,71 @@
+// Root-mean-square normalisation of rows: y = x / sqrt(mean(x^2) + eps) * weight. Backward needs x and one number a row.
+#include "jobs.h"
+#include "storage.h"
+
+namespace {
+
+template <class T> struct Norm {
+  typedef Vector<T> V;
+  static constexpr int W = kLanes<T>;
+  const VlNorm &a;
+  const int64_t begin, end;
+
+  Norm(const VlNorm &a, int64_t job) : a(a), begin(a.batch * job / a.parts), end(a.batch * (job + 1) / a.parts) {}
+  int width(int64_t d) const { return a.channels - d < W ? (int)(a.channels - d) : W; }
+  V in(const void *p, int64_t row, int64_t d) const { return load_as<T>(p, row * a.channels + d, a.dtype, width(d)); }
+  V weight(int64_t d) const { return load((const T *)a.weight + d, width(d)); }
+  static T total(V v) {
+    T sum;
+    sums_across<T>(&v, 1, &sum);
+    return sum;
+  }
+
+  void forward() {
+    for (int64_t row = begin; row < end; row++) {
+      V squares{};
+      for (int64_t d = 0; d < a.channels; d += W) { const V x = in(a.x, row, d); squares += x * x; }
+      const T scale = T(1) / std_sqrt(total(squares) / a.channels + T(a.eps));
+      ((T *)a.scale)[row] = scale;
+      for (int64_t d = 0; d < a.channels; d += W)
+        store_as<T>(a.y, row * a.channels + d, a.dtype, in(a.x, row, d) * scale * weight(d), width(d));
+    }
+  }
+
+  bool backward(int64_t job) {
+    const int64_t blocks = (a.channels + W - 1) / W;
+    V *dweight = (V *)scratch.take(sizeof(V) * (blocks + 1));
+    if (!dweight) return false;
+    memset((void *)dweight, 0, sizeof(V) * blocks);
+    for (int64_t row = begin; row < end; row++) {
+      const T scale = ((const T *)a.scale)[row];
+      V along{};
+      for (int64_t d = 0; d < a.channels; d += W) {
+        const V x = in(a.x, row, d) * scale, dy = in(a.dy, row, d);
+        along += dy * weight(d) * x;
+        dweight[d / W] += dy * x;
+      }
+      const T mean = total(along) / a.channels;
+      for (int64_t d = 0; d < a.channels; d += W) {
+        const V x = in(a.x, row, d) * scale;
+        store_as<T>(a.dx, row * a.channels + d, a.dtype, (in(a.dy, row, d) * weight(d) - x * mean) * scale, width(d));
+      }
+    }
+    for (int64_t d = 0; d < a.channels; d += W) store((T *)a.dweight + job * a.channels + d, dweight[d / W], width(d));
+    return true;
+  }
+
+  static float std_sqrt(float v) { return sqrtf(v); }
+  static double std_sqrt(double v) { return sqrt(v); }
+};
+
+}  // namespace
+
+namespace vilonghorn {
+bool VL_JOB(norm_forward_job)(const VlNorm &a, int64_t job) {
+  a.dtype == VL_FLOAT64 ? Norm<double>(a, job).forward() : Norm<float>(a, job).forward();
+  return true;
+}
+bool VL_JOB(norm_backward_job)(const VlNorm &a, int64_t job) {
+  return a.dtype == VL_FLOAT64 ? Norm<double>(a, job).backward(job) : Norm<float>(a, job).backward(job);
+}
+}  // namespace vilonghorn

@@ -1,0 +1,70 @@
+"""`rms_norm`: root-mean-square normalisation that keeps one number a row for backward, where torch's keeps the row again."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from . import native, native_block
+from .arguments import DTYPES
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float = 1e-5) -> Tensor:
+    """x / sqrt(mean(x^2) + eps) * weight over the last dimension (Zhang and Sennrich, arXiv 1910.07467).
+
+    Runs the native kernel on a CPU that has it, else `torch.nn.functional.rms_norm`.
+
+    Args:
+        x: (..., C), float32, bfloat16, float16 or float64; sums are float32 (float64 for float64).
+        weight: (C,).
+        eps: added to the mean square.
+
+    Returns:
+        (..., C), of x's dtype.
+
+    Raises:
+        ValueError: weight does not have the size of x's last dimension.
+    """
+    if x.dim() < 1 or weight.shape != x.shape[-1:]:
+        raise ValueError(f"rms_norm: weight has shape {tuple(weight.shape)}, expected the last dimension of x {tuple(x.shape)}")
+    if native.unavailable(x.device.type) is None and x.dtype in DTYPES and x.numel() > 0:
+        return _rms_norm(x, weight, eps)[0]
+    return F.rms_norm(x, weight.shape, weight.to(x.dtype), eps)
+
+
+@torch.library.custom_op("vilonghorn::rms_norm", mutates_args=())
+def _rms_norm(x: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """y, and the factor of each row."""
+    return native_block.norm_forward(x, weight, eps)
+
+
+@_rms_norm.register_fake
+def _(x, weight, eps):
+    return x.new_empty(x.shape), x.new_empty(x.shape[:-1], dtype=torch.promote_types(x.dtype, torch.float32))
+
+
+@torch.library.custom_op("vilonghorn::rms_norm_backward", mutates_args=())
+def _rms_norm_backward(dy: Tensor, x: Tensor, weight: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
+    return native_block.norm_backward(dy, x, weight, scale)
+
+
+@_rms_norm_backward.register_fake
+def _(dy, x, weight, scale):
+    return x.new_empty(x.shape), weight.new_empty(weight.shape)
+
+
+def _setup_context(ctx, inputs, output):
+    x, weight, _ = inputs
+    ctx.save_for_backward(x, weight, output[1])
+    ctx.mark_non_differentiable(output[1])
+    ctx.set_materialize_grads(False)
+
+
+def _backward(ctx, dy, _):
+    if dy is None:
+        return None, None, None
+    return (*_rms_norm_backward(dy, *ctx.saved_tensors), None)
+
+
+_rms_norm.register_autograd(_backward, setup_context=_setup_context)
