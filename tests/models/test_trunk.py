@@ -70,7 +70,31 @@ def test_pooling_reads_what_it_says(images):
         torch.testing.assert_close(model(images), model.head(features))
 
 
-@pytest.mark.parametrize("pool", ["catavgmax", "map", None])
+@pytest.mark.parametrize("pool", ["map", "prr"])
+def test_pooling_by_attention_reads_every_patch_and_can_be_taken_out(pool, images):
+    model = small(global_pool=pool)
+    patches = images.clone().requires_grad_()
+    tokens = model.forward_features(patches).detach().requires_grad_()
+    pooled = model.forward_head(tokens, pre_logits=True)
+    assert pooled.shape == (2, 32) and torch.equal(model(images), model.head(pooled))
+    pooled.sum().backward()
+    assert (tokens.grad[:, 1:].abs().sum(-1) > 0).all()
+    with pytest.raises(ValueError, match=f"global_pool '{'prr' if pool == 'map' else 'map'}' has layers"):
+        model.reset_classifier(5, "prr" if pool == "map" else "map")
+    model.reset_classifier(5, "avg")
+    assert model.attn_pool is None
+    torch.testing.assert_close(model.forward_head(tokens, pre_logits=True), tokens[:, 1:].mean(1))
+
+
+def test_dropped_patches_are_left_out_in_training_alone(images):
+    model = small(patch_drop_rate=0.5)
+    assert model.forward_features(images).shape[1] == 17
+    model.train()
+    assert model.forward_features(images).shape[1] == 1 + 8
+    assert model.forward_features(images)[:, 0].requires_grad
+
+
+@pytest.mark.parametrize("pool", ["catavgmax", "cls", None])
 def test_an_unknown_pooling_is_refused_with_the_known_ones(pool):
     with pytest.raises(ValueError, match="expected one of 'token', 'avg'"):
         small(global_pool=pool)

@@ -1,5 +1,6 @@
-"""RMSNorm with the library's operator: on the CPU it keeps half of what torch's keeps for backward."""
+"""RMSNorm with the library's operator, which on the CPU keeps half of what torch's keeps for backward; and the type of sums."""
 
+import torch
 from timm.layers import register_notrace_function
 from torch import Tensor, nn
 
@@ -24,3 +25,9 @@ class RMSNorm(nn.RMSNorm):
     def forward(self, x: Tensor) -> Tensor:
         """x of any shape (..., dim), normalised."""
         return rms_norm(x, self.weight, self.eps)
+
+
+@register_notrace_function
+def widen(x: Tensor) -> Tensor:
+    """x in the type that sums over depth and time are kept in: float32, or float64 where x is."""
+    return x.to(torch.promote_types(x.dtype, torch.float32))
