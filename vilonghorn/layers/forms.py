@@ -1,21 +1,24 @@
-"""What a mixer does between its projections in the forms that the fused operator does not cover.
+"""What a mixer does between its input and output projections, in every form.
 
-Shared directions and decays made of each token, composed of the operators of `vilonghorn.ops`.
+Separate directions are the fused operator's, `vilonghorn.ops.mix`; shared directions and decays made of each token are
+composed here of the smaller operators. For torch.fx all this is one leaf, for TorchScript one operator.
 """
 
 from typing import List, Optional, Sequence
 
 import torch
 import torch.nn.functional as F
+from timm.layers import register_notrace_function
 from torch import Tensor
 
-from ..ops import conv_silu, rms_norm, scan
+from ..ops import conv_silu, mix, rms_norm, scan
 from ..ops.token_decay import scan_token_decay
 
 NORM_EPS = 1e-6  # of the norm of each direction
 
 
-def mix_forms(
+@register_notrace_function  # argument checks read shapes, which a symbolic trace has not
+def mix_form(
     xz: Tensor,
     conv_weight: Tensor,
     conv_bias: Tensor,
@@ -24,35 +27,51 @@ def mix_forms(
     dt_bias: Tensor,
     A: Optional[Tensor],
     D: Tensor,
-    norms: Optional[List[Tensor]] = None,
-    *,
+    norms: List[Tensor],
+    out_proj: Optional[Tensor],
     rule: str,
-    reverse: Sequence[bool],
+    reverse: List[bool],
 ) -> Tensor:
     """Convolution, projections, scan and gate, with one set of parameters for all directions or one for each.
 
-    Shared (Longhorn's bidirectional reference): u = `conv_silu`(x), causal for every direction; dt, k and q are made of it
-    once; each direction scans them in its own order; y = (sum over directions of the normed outputs) * silu(z). Separate:
-    as `vilonghorn.ops.mix`, the directions averaged.
+    Separate: as `vilonghorn.ops.mix`, the directions averaged. Shared (Longhorn's bidirectional reference):
+    u = `conv_silu`(x), causal for every direction; dt, k and q are made of it once; each direction scans them in its own
+    order; y = (sum over directions of the normed outputs) * silu(z).
 
     Args:
         xz: values and gates side by side, (B, L, 2D).
         conv_weight: (S, D, K), S being 1 for shared directions, else their number G; so for all that follow.
         conv_bias: (S, D).
-        x_proj: (S, R + 2N, D); without A and with rule "mamba" (S, R + 3N, D), whose last rows make each token's A_t.
+        x_proj: (S, R + 2N, D); with rule "mamba" and no A (S, R + 3N, D), whose last rows make each token's A_t.
         dt_proj: (S, D, R).
         dt_bias: (S, D).
         A: (S, D, N), negative, or None.
         D: (S, D).
-        norms: weights of each direction's norm, G times (D,). Default: no norm, and the directions are averaged.
+        norms: weights of each direction's norm, G times (D,), for shared directions; none for separate ones.
+        out_proj: (dim, D), or None for y itself.
         rule: state update, see `vilonghorn.ops.scan`.
         reverse: a flag for each of the G directions.
 
     Returns:
-        (B, L, D), of xz's dtype (of the autocast dtype under autocast).
+        y, (B, L, D), or its projection, (B, L, dim), of xz's dtype (of the autocast dtype under autocast).
     """
+    if torch.jit.is_scripting():
+        return torch.ops.vilonghorn.mix_form(
+            xz, conv_weight, conv_bias, x_proj, dt_proj, dt_bias, A, D, norms, out_proj, rule, reverse
+        )
+    else:
+        return _mix_form(xz, conv_weight, conv_bias, x_proj, dt_proj, dt_bias, A, D, norms, out_proj, rule, reverse)
+
+
+def _mix_form(
+    xz: Tensor, conv_weight: Tensor, conv_bias: Tensor, x_proj: Tensor, dt_proj: Tensor, dt_bias: Tensor,
+    A: Optional[Tensor], D: Tensor, norms: Sequence[Tensor], out_proj: Optional[Tensor], rule: str, reverse: Sequence[bool],
+) -> Tensor:  # fmt: skip
+    shared, by_token = len(norms) > 0, rule == "mamba" and A is None
+    if not (shared or by_token):
+        weights = (conv_weight, conv_bias, x_proj, dt_proj, dt_bias, A, D, out_proj)
+        return mix(xz, *weights, rule=rule, reverse=reverse)
     B, L, _ = xz.shape
-    shared, by_token = norms is not None, rule == "mamba" and A is None
     R = dt_proj.shape[-1]
     N = (x_proj.shape[1] - R) // (3 if by_token else 2)
     x, z = xz.chunk(2, dim=-1)
@@ -69,8 +88,17 @@ def mix_forms(
     else:
         A = None if A is None else A.expand(G, -1, -1)
         y = scan(u, dt, k, q, A=A, D=D, dt_bias=dt_bias, rule=rule, reverse=reverse)
-    if norms is None:
-        y = y.mean(0)
-    else:
+    if shared:
         y = sum(rms_norm(y_g, weight, NORM_EPS) for y_g, weight in zip(y.unbind(0), norms))
-    return y * F.silu(z)
+    else:
+        y = y.mean(0)
+    y = y * F.silu(z)
+    return y if out_proj is None else F.linear(y, out_proj.to(y.dtype))
+
+
+torch.library.define(  # composed of other operators: autograd and compilers see those
+    "vilonghorn::mix_form",
+    "(Tensor xz, Tensor conv_weight, Tensor conv_bias, Tensor x_proj, Tensor dt_proj, Tensor dt_bias, Tensor? A, Tensor D, "
+    "Tensor[] norms, Tensor? out_proj, str rule, bool[] reverse) -> Tensor",
+)
+torch.library.impl("vilonghorn::mix_form", "CompositeImplicitAutograd", _mix_form)

@@ -6,20 +6,15 @@ torch.fx reads them.)
 """
 
 import math
-from typing import Optional, Sequence
+from typing import List, Optional, Sequence
 
 import torch
 from timm.layers import register_notrace_function
 from torch import Tensor, nn
 
-from ..ops import mix
 from ..ops.arguments import RULES
-from .forms import NORM_EPS, mix_forms
+from .forms import NORM_EPS, mix_form
 from .norm import RMSNorm, widen
-
-# torch.fx must take the operator as a leaf: its argument checks read shapes, which a symbolic trace has not.
-register_notrace_function(mix)
-register_notrace_function(mix_forms)
 
 # Range and floor of Mamba's first step sizes, softplus(dt_bias).
 DT_MIN, DT_MAX, DT_FLOOR = 1e-3, 1e-1, 1e-4
@@ -95,6 +90,7 @@ class Mixer(nn.Module):
         self.dim = dim
         self.rule = rule
         self.reverse = tuple(bool(flag) for flag in reverse)
+        self.flags: List[bool] = list(self.reverse)  # for TorchScript, whose operators take no tuples
         self.d_state = d_state
         self.d_inner = expand * dim
         self.dt_rank = math.ceil(dim / 16) if dt_rank is None else dt_rank
@@ -153,18 +149,35 @@ class Mixer(nn.Module):
         Returns:
             Mixed tokens, (B, L, dim).
         """
-        A = None if self.A_log is None else -torch.exp(widen(self.A_log))
+        A: Optional[Tensor] = None
+        if self.A_log is not None:
+            A = -torch.exp(widen(self.A_log))
         dt_proj, dt_bias = self.dt_proj, self.dt_bias
         if self.scalar_beta:
             dt_proj, dt_bias = dt_proj.expand(-1, self.d_inner, -1), dt_bias.expand(-1, self.d_inner)
-        weights = (self.conv_weight, self.conv_bias, self.x_proj, dt_proj, dt_bias, A, self.D)
-        if self.norms is not None or self.learned_A:
-            norms = None if self.norms is None else [norm.weight for norm in self.norms]
-            return self.out_proj(mix_forms(self.in_proj(x), *weights, norms, rule=self.rule, reverse=self.reverse))
-        inside = _is_plain(self.out_proj)
-        out_proj = self.out_proj.weight if inside else None
-        y = mix(self.in_proj(x), *weights, out_proj, rule=self.rule, reverse=self.reverse)
-        return y if inside else self.out_proj(y)
+        norms: List[Tensor] = []
+        if self.norms is not None:
+            for norm in self.norms:
+                norms.append(norm.weight)
+        out_proj: Optional[Tensor] = None
+        if not torch.jit.is_scripting():
+            if _is_plain(self.out_proj):
+                out_proj = self.out_proj.weight
+        y = mix_form(
+            self.in_proj(x),
+            self.conv_weight,
+            self.conv_bias,
+            self.x_proj,
+            dt_proj,
+            dt_bias,
+            A,
+            self.D,
+            norms,
+            out_proj,
+            self.rule,
+            self.flags,
+        )
+        return self.out_proj(y) if out_proj is None else y
 
     def extra_repr(self) -> str:
         form = "separate" if self.norms is None else "shared"

@@ -4,7 +4,7 @@ Outside the blocks, tokens and position rows are "prefix first" (class token, th
 models have them; only the sequence that is scanned has the class token in its middle.
 """
 
-from typing import Tuple, Union
+from typing import Final, Tuple, Union
 
 import torch
 import torch.nn.functional as F
@@ -17,6 +17,8 @@ class PatchEmbed(nn.Module):
 
     Attributes and methods are those of timm's class of this name, which has no stride.
     """
+
+    dynamic_img_pad: Final[bool]
 
     def __init__(
         self,
@@ -151,12 +153,12 @@ def check_image_size(size: Tuple[int, int], patch_size: Tuple[int, int], stride:
     Raises:
         ValueError: the image is smaller than a patch, or the last patch would end inside it.
     """
-    for i in range(2):
-        if size[i] < patch_size[i] or (size[i] - patch_size[i]) % stride[i] != 0:
-            raise ValueError(
-                f"image of {size[0]}x{size[1]} is not a whole number of {patch_size[0]}x{patch_size[1]} patches at "
-                f"stride {stride[0]}x{stride[1]}; resize it, or give dynamic_img_pad=True to the model"
-            )
+    over_h, over_w = size[0] - patch_size[0], size[1] - patch_size[1]
+    if over_h < 0 or over_w < 0 or over_h % stride[0] != 0 or over_w % stride[1] != 0:
+        raise ValueError(
+            f"image of {size[0]}x{size[1]} is not a whole number of {patch_size[0]}x{patch_size[1]} patches at "
+            f"stride {stride[0]}x{stride[1]}; resize it, or give dynamic_img_pad=True to the model"
+        )
 
 
 @register_notrace_function

@@ -65,8 +65,9 @@ class ClassifierHead:
 
     def pool(self, x: Tensor, pool_type: Optional[str] = None) -> Tensor:
         """(B, 1 + M, C) tokens to (B, C), by `pool_type` or the model's own pooling; "" keeps the tokens."""
-        if self.attn_pool is not None and pool_type is None:
-            return self.attn_pool(x if self.global_pool == "prr" else x[:, 1:])
+        if self.attn_pool is not None:
+            if pool_type is None:
+                return self.attn_pool(x if self.global_pool == "prr" else x[:, 1:])
         return global_pool_nlc(x, self.global_pool if pool_type is None else pool_type)
 
     def forward_head(self, x: Tensor, pre_logits: bool = False) -> Tensor:

@@ -5,7 +5,7 @@ norm (Zhu et al., arXiv 2401.09417). Sizes, names and weights belong to the fami
 gives from between its blocks to `features`, pooling and classifier to `head`.
 """
 
-from typing import Callable, Dict, List, Optional, Sequence, Set, Tuple, Union
+from typing import Callable, Dict, Final, List, Sequence, Set, Tuple, Union
 
 import torch
 from timm.layers import (
@@ -31,6 +31,8 @@ class VisionSSM(IntermediateFeatures, ClassifierHead, nn.Module):
     Tokens go in and out prefix first (class token, then patches in raster order), as in timm's VisionTransformer, and
     so do the rows of `pos_embed`.
     """
+
+    dynamic_img_size: Final[bool]
 
     def __init__(
         self,
