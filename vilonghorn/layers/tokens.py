@@ -120,8 +120,12 @@ class PatchEmbed(nn.Module):
 
         Returns:
             Patch tokens in raster order, (B, M, embed_dim).
+
+        Raises:
+            ValueError: no image, another number of channels, or a size that the embedding does not take.
         """
-        _, _, H, W = x.shape
+        check_images(x, self.proj.in_channels)
+        H, W = x.shape[-2:]
         if self.strict_img_size:
             check_same_size((H, W), self.img_size)
         elif not self.dynamic_img_pad:
@@ -130,6 +134,23 @@ class PatchEmbed(nn.Module):
             pad_h, pad_w = padding((H, W), self.patch_size, self.stride)
             x = F.pad(x, (0, pad_w, 0, pad_h))
         return self.proj(x).flatten(2).transpose(1, 2)
+
+
+@register_notrace_function
+def check_images(x: Tensor, in_chans: int) -> None:
+    """Refuses what is not a batch of images with so many channels.
+
+    Raises:
+        ValueError: another number of dimensions or channels, or an empty batch.
+    """
+    if x.dim() != 4:
+        raise ValueError(f"images have shape {list(x.shape)}, expected (batch, channels, height, width)")
+    if x.shape[1] != in_chans:
+        raise ValueError(
+            f"images have {x.shape[1]} channels, expected {in_chans}; give in_chans={x.shape[1]} to the model, or convert them"
+        )
+    if x.shape[0] == 0:
+        raise ValueError(f"the batch of shape {list(x.shape)} is empty, expected at least one image")
 
 
 @register_notrace_function
