@@ -10,7 +10,8 @@ from typing import Any
 import yaml
 from jsonargparse import ActionConfigFile, ArgumentError, ArgumentParser, Namespace
 
-from .config import FIELDS, SECTIONS, Config, check, nearest
+from .checks import check, nearest
+from .config import FIELDS, SECTIONS, Config
 
 
 def build_parser(**options: Any) -> ArgumentParser:

@@ -18,7 +18,8 @@ from timm.utils import ModelEmaV3
 from tqdm import tqdm
 
 from . import build, report
-from .config import Config, changed_keys, check
+from .checks import changed_keys, check
+from .config import Config
 from .directory import RunDirectory
 from .evaluate import evaluate
 from .interrupt import Interrupted, StopRequest
