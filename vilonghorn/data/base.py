@@ -5,6 +5,8 @@ Where the pixels come from is left to `ffcv_loader` and `folder_loader`.
 
 from __future__ import annotations
 
+import hashlib
+import json
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
@@ -31,6 +33,8 @@ class LoaderSettings:
     hflip: float
     crop_pct: float
     drop_last: bool
+    rank: int
+    world_size: int
 
     def __post_init__(self):
         if self.batch_size < 1:
@@ -47,6 +51,8 @@ class LoaderSettings:
             raise ValueError(f"ratio {self.ratio}: expected (low, high) with 0 < low <= high")
         if not 0 <= self.hflip <= 1:
             raise ValueError(f"hflip {self.hflip}: expected a probability")
+        if not 0 <= self.rank < self.world_size:
+            raise ValueError(f"rank {self.rank} of {self.world_size}: expected 0 to {self.world_size - 1}")
         if not 0 < self.crop_pct <= 1:
             raise ValueError(f"crop_pct {self.crop_pct}: expected above 0, at most 1")
 
@@ -67,11 +73,15 @@ class Loader(ABC):
     Order and augmentation depend only on (seed, epoch, sample), so `epoch(e, start=k)` gives exactly what `epoch(e)`
     gives after its first k batches, for any number of workers. Epochs may overlap, and may be left early.
 
+    On several ranks, batch b of all of them together is batch b of one rank with their batch sizes added up. Held-out
+    samples are dealt out to the ranks without padding: each is measured once, and some ranks have a sample less.
+
     Attributes:
         num_samples: samples in the dataset.
         num_classes: classes, from the names where there are some, else the largest label plus one.
         class_names: names by label, or None.
-        batch_size: samples in a batch.
+        batch_size: samples in a batch, of one rank.
+        fingerprint: changes with labels, their order, and the names of the classes.
     """
 
     def __init__(self, settings: LoaderSettings, labels: np.ndarray, class_names: list[str] | None, name: str):
@@ -80,7 +90,12 @@ class Loader(ABC):
         self.num_classes = len(class_names) if class_names is not None else int(labels.max()) + 1
         self.class_names = class_names
         self.batch_size = settings.batch_size
-        if len(self) == 0:
+        names = json.dumps(class_names).encode()
+        self.fingerprint = hashlib.sha256(names + np.ascontiguousarray(labels, np.int64).tobytes()).hexdigest()
+        whole = settings.batch_size * settings.world_size
+        used = self.num_samples // whole * whole if settings.drop_last else self.num_samples
+        self._share = slice(settings.rank, used, settings.world_size)
+        if used == 0:
             raise ValueError(
                 f"{name}: its {self.num_samples} samples do not fill one batch of {self.batch_size}, and drop_last "
                 "drops what does not; lower batch_size or set drop_last=False"
@@ -91,9 +106,8 @@ class Loader(ABC):
         self._copies = torch.cuda.Stream(settings.device) if settings.device.type == "cuda" else None
 
     def __len__(self) -> int:
-        """Batches in an epoch."""
-        full, rest = divmod(self.num_samples, self.batch_size)
-        return full + (rest > 0 and not self.settings.drop_last)
+        """Batches in an epoch, of this rank."""
+        return -(-len(range(self.num_samples)[self._share]) // self.batch_size)
 
     def epoch(self, epoch: int, start: int = 0) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         """Iterates over the batches of one epoch.
@@ -116,7 +130,7 @@ class Loader(ABC):
             order = np.random.default_rng([self.settings.seed, epoch]).permutation(self.num_samples)
         else:
             order = np.arange(self.num_samples)
-        return self._finished(epoch, order[start * self.batch_size : len(self) * self.batch_size])
+        return self._finished(epoch, order[self._share][start * self.batch_size :])
 
     def _finished(self, epoch: int, order: np.ndarray) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         if len(order) > 0:

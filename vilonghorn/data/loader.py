@@ -34,6 +34,8 @@ def create_loader(
     hflip: float = 0.5,
     crop_pct: float = 0.875,
     drop_last: bool | None = None,
+    rank: int = 0,
+    world_size: int = 1,
 ) -> Loader:
     """Makes a loader of normalised batches, the same for both kinds of source.
 
@@ -54,6 +56,7 @@ def create_loader(
         hflip: probability of a horizontal flip.
         crop_pct: side of the centre crop as a fraction of the largest that fits.
         drop_last: leave out the last batch where it is not full; default when training.
+        rank, world_size: which share of each epoch to give, of how many.
 
     Returns:
         A loader; `loader.epoch(e)` iterates over (images, targets).
@@ -81,6 +84,8 @@ def create_loader(
         hflip=hflip,
         crop_pct=crop_pct,
         drop_last=training if drop_last is None else drop_last,
+        rank=rank,
+        world_size=world_size,
     )
     if from_folder:
         from .folder_loader import FolderLoader

@@ -17,10 +17,11 @@ import timm
 from .. import models  # noqa: F401  (registers ours with timm, so that their names count as known)
 from .config import FIELDS, INTERVALS, Config
 
-# The same run goes on where only these differ: where it lies, what it runs on, what it reports.
+# The same run goes on where only these differ: where it lies, what it runs on, what it reports. The images of an update,
+# which `accumulate` and the number of processes make together, are compared by the trainer.
 FREE_ON_RESUME = frozenset(
     "data.train data.val data.workers run.dir run.device run.log_updates run.checkpoint_updates "
-    "run.checkpoint_seconds run.max_skipped".split()
+    "run.checkpoint_seconds run.max_skipped run.tensorboard optimizer.accumulate".split()
 )
 
 

@@ -24,7 +24,7 @@ class DataConfig:
     Args:
         train: a .beton file or an image folder (one folder a class) to train on
         val: the same, held out
-        batch_size: images a batch
+        batch_size: images a batch of one process
         image_size: height and width that the model sees, in pixels
         mean: mean of each channel, subtracted from images in [0, 1]
         std: standard deviation of each channel, divided by
@@ -67,7 +67,9 @@ class OptimizerConfig:
 
     Args:
         name: any optimizer that timm knows
-        lr: peak learning rate, for batches of batch_size * accumulate
+        lr: peak learning rate, for updates of lr_batch images
+        lr_batch: images an update that lr, warmup_lr and min_lr are meant for: updates of batch_size * accumulate *
+            processes images scale them in proportion; null: taken as they are
         weight_decay: decay of matrices; vectors and the model's no_weight_decay() names take none
         betas: momentum of the gradient and of its square
         eps: floor of the denominator
@@ -77,6 +79,7 @@ class OptimizerConfig:
 
     name: str = "adamw"
     lr: float = within("(0, inf)", 1e-3)
+    lr_batch: int | None = within("[1, inf)", 1024)
     weight_decay: float = within("[0, inf)", 0.1)
     betas: tuple[float, float] = within("[0, 1)", (0.9, 0.999))
     eps: float = within("(0, inf)", 1e-8)
@@ -147,30 +150,32 @@ class RunConfig:
         dir: directory that receives configuration, log, checkpoints and pictures
         seed: seed of the weights, the order, and every augmentation
         device: auto, cpu, cuda, cuda:1, ...
-        amp: bfloat16 autocast; auto: on CUDA devices that have it
+        amp: autocast to bf16 or, with a scaled loss, fp16; auto: bf16 on CUDA devices that have it
         compile: compile the model with torch.compile
         log_updates: updates between lines of the log
         checkpoint_updates: updates between checkpoints inside an epoch; null: by time alone
         checkpoint_seconds: seconds between checkpoints inside an epoch; null: by updates alone
         max_skipped: updates in a row that may be skipped for a loss or gradient that is not finite
+        tensorboard: write events for TensorBoard, too
     """
 
     dir: str = "runs/default"
     seed: int = within("[0, inf)", 0)
     device: str = "auto"
-    amp: Literal["auto", "bf16", "off"] = "auto"
+    amp: Literal["auto", "bf16", "fp16", "off"] = "auto"
     compile: bool = False
     log_updates: int = within("[1, inf)", 50)
     checkpoint_updates: int | None = within("[1, inf)", None)
     checkpoint_seconds: float | None = within("(0, inf)", 600.0)
     max_skipped: int = within("[0, inf)", 10)
+    tensorboard: bool = True
 
 
 @dataclass
 class Config:
-    """Everything that decides a run; its defaults follow Vim-Ti's recipe on ImageNet-1k, for one device.
+    """Everything that decides a run; its defaults follow Vim-Ti's recipe on ImageNet-1k.
 
-    They differ from it in the batch, the clipped gradient and the warm-up of the average, and leave out RandAugment,
+    They differ from it in the clipped gradient and the warm-up of the average, and leave out RandAugment,
     random erasing and repeated augmentation, which this pipeline does not have.
     """
 
