@@ -6,15 +6,16 @@ import multiprocessing
 import os
 import signal
 import socket
+import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Callable
 
 import torch
 
 from vilonghorn.data.embedded import write_digits
 from vilonghorn.engine import Trainer, build_parser, parse
+from vilonghorn.engine.launch import run
 
 # Augmentation off: what is left of chance is the order of the images, which is the same for any number of processes.
 OPTIONS = [
@@ -89,3 +90,8 @@ def ended(processes: list[Any], seconds: float = 120) -> list[int | None]:
             os.kill(process.pid, signal.SIGKILL)
             process.join()
     return codes
+
+
+def train_to_status(options: list[str], **arguments: Any) -> None:
+    """The same as a command, which ends this process with its exit status."""
+    sys.exit(run(lambda argv: print(train(argv, **arguments)), options))

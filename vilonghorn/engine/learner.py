@@ -58,6 +58,20 @@ class Learner:
         self.scheduler = build.build_scheduler(scaled, self.optimizer, updates_per_epoch)
         self.averaging = ranks.wrap(self.model, self.device)
         self.forward = torch.compile(self.averaging) if self.config.run.compile else self.averaging
+        if ranks.world_size > 1:
+            self.settle()
+
+    def settle(self) -> None:
+        """Makes one gradient in vain.
+
+        DistributedDataParallel sorts gradients into its buckets by the order in which the first ones came. Only with
+        that behind it are sums over more than two processes rounded the same in a run that goes on as in one that was
+        never interrupted.
+        """
+        size = self.config.data.image_size
+        self.averaging.eval()  # leaves the statistics of batch norms alone
+        self.averaging(torch.zeros(2, 3, size, size, device=self.device)).float().sum().backward()
+        self.model.zero_grad()
 
     @property
     def weights(self) -> str:

@@ -40,7 +40,8 @@ def parse(parser: ArgumentParser, argv: Sequence[str]) -> tuple[Config, Namespac
     first = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     first.add_argument("--config", action="append", default=[])
     files, argv = first.parse_known_args(argv)
-    options = [f"--{key}" for key in (*parser.get_defaults().keys(), *SECTIONS, "help", "print_config")]
+    keys = [key if key in FIELDS else key.replace("_", "-") for key in parser.get_defaults().keys()]
+    options = [f"--{key}" for key in (*keys, *SECTIONS, "help", "print_config")]
     for word in argv:
         option = word.partition("=")[0]
         if option.startswith("--") and option not in options and not option.startswith("--model.kwargs."):
