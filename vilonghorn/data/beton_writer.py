@@ -22,7 +22,7 @@ import numpy as np
 from tqdm import tqdm
 
 from . import beton_format as fmt
-from .crops import uniform
+from .draws import uniform
 from .encode import MapDataset, encode_sample, stored_size
 from .files import replacing
 from .images import MIN_SIDE, ImageFolder, read_size
