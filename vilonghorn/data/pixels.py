@@ -53,12 +53,17 @@ def brightness(images: torch.Tensor, factor: torch.Tensor) -> torch.Tensor:
     return blend(images, 0, factor)
 
 
+def gray(images: torch.Tensor) -> torch.Tensor:
+    """(n, 1, H, W) float32 whole numbers, rounded as PIL does, where torchvision cuts bytes off."""
+    return tv.rgb_to_grayscale(images.float()).round_()
+
+
 def contrast(images: torch.Tensor, factor: torch.Tensor) -> torch.Tensor:
-    return blend(images, tv.adjust_contrast(images, 0.0), factor)
+    return blend(images, gray(images).mean((1, 2, 3), keepdim=True).add_(0.5).floor_(), factor)
 
 
 def saturation(images: torch.Tensor, factor: torch.Tensor) -> torch.Tensor:
-    return blend(images, tv.adjust_saturation(images, 0.0), factor)
+    return blend(images, gray(images), factor)
 
 
 def sharpness(images: torch.Tensor, factor: torch.Tensor) -> torch.Tensor:
