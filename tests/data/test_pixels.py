@@ -17,7 +17,9 @@ from vilonghorn.data.policy import ARGUMENTS
 FILL = (124, 116, 104)
 # Mean absolute difference to PIL in levels of 255. The weights of gray, the rounding of a mean and the order of
 # roundings make less than one level; cubic interpolation has other coefficients, and a blur that is not three boxes.
-EXACT = dict.fromkeys("Invert Posterize PosterizeIncreasing PosterizeOriginal Solarize SolarizeIncreasing SolarizeAdd".split(), 0)
+EXACT = dict.fromkeys(
+    "Invert Posterize PosterizeIncreasing PosterizeOriginal Solarize SolarizeIncreasing SolarizeAdd".split(), 0
+)
 LOOSE = {"Equalize": 1.5, "GaussianBlur": 1.0, "Rotate": 1.0, "ShearX": 1.0, "ShearY": 1.0}
 VALUES = {
     "Rotate": [-30, 7.5, 27],

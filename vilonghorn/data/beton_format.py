@@ -203,10 +203,12 @@ def tables_digest(file: BinaryIO) -> str:
 
 
 def images_digest(file: BinaryIO) -> str:
-    """SHA-256 of the image data of an open `.beton`, padding included."""
+    """SHA-256 of an open `.beton` from its first image to its allocation table, padding in between included."""
     file.seek(0)
     header = np.frombuffer(file.read(HEADER.itemsize), HEADER)[0]
-    file.seek(TABLES_AT + int(header["num_samples"]) * SAMPLE.itemsize)
+    file.seek(TABLES_AT)
+    samples = np.frombuffer(file.read(int(header["num_samples"]) * SAMPLE.itemsize), SAMPLE)
+    file.seek(int(samples["image"]["data_ptr"].min()))
     left, digest = int(header["table"]) - file.tell(), hashlib.sha256()
     while left > 0:
         chunk = file.read(min(left, 1 << 24))

@@ -73,7 +73,7 @@ class DeviceStage:
         return self.augmentation.erase(self._normalized(images), epoch, views)
 
     def _normalized(self, images: torch.Tensor) -> torch.Tensor:
-        """As float32, in channels-last order: whole rows at a time, as numbers of three channels are too few for a loop."""
+        """As float32, in channels-last order; a row at a time, because a loop over three channels is slow."""
         n, channels, height, width = images.shape
         rows = images.permute(0, 2, 3, 1).to(torch.float32, memory_format=torch.contiguous_format)
         rows = rows.view(n, height, width * channels)

@@ -48,9 +48,9 @@ def uniform(seed: int, epoch: int, views: np.ndarray, draws: int, start: int = 0
 def training_order(num_samples: int, seed: int, epoch: int, repeats: int = 1) -> np.ndarray:
     """The views of a training epoch in their order: all samples shuffled, each `repeats` times in a row, cut off.
 
-    An epoch has as many views as there are samples, so with repeats it shows 1 / repeats of them (repeated augmentation,
-    Hoffer et al., CVPR 2020, in the form of DeiT's sampler). Dealt out to ranks in turn, the views of one sample
-    land on neighbouring ranks.
+    An epoch has as many views as there are samples, so with repeats it shows 1 / repeats of them (repeated
+    augmentation, Hoffer et al., CVPR 2020, in the form of DeiT's sampler). Dealt out to ranks in turn, the views of one
+    sample land on neighbouring ranks.
 
     Returns:
         (num_samples,) int64.
