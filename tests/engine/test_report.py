@@ -9,7 +9,8 @@ from torch import nn
 
 from vilonghorn.engine.build import autocast
 from vilonghorn.engine.directory import Log
-from vilonghorn.engine.report import draw_curves, draw_predictions
+from vilonghorn.engine.predictions import draw_predictions, predict
+from vilonghorn.engine.report import draw_curves
 
 
 class Images:
@@ -49,7 +50,7 @@ def titles(monkeypatch):
 
 def draw(path, loader):
     amp = autocast("off", torch.device("cpu"))
-    draw_predictions(path, Reciting(), loader, amp, (0.5,) * 3, (0.5,) * 3)
+    draw_predictions(path, predict(Reciting(), loader, amp), (0.5,) * 3, (0.5,) * 3)
     assert path.read_bytes()[:4] == b"\x89PNG"
 
 

@@ -18,9 +18,12 @@ from vilonghorn.engine import Interrupted
 from vilonghorn.engine.checkpoint import load_state, save_state
 
 
+TIMES = ("seconds", "images_per_second", "data_wait")
+
+
 def log_without_times(directory: Path) -> list[dict]:
     lines = (directory / "log.jsonl").read_text().splitlines()
-    return [{key: value for key, value in json.loads(line).items() if key != "seconds"} for line in lines]
+    return [{key: value for key, value in json.loads(line).items() if key not in TIMES} for line in lines]
 
 
 def assert_same_end(directory: Path, reference: Path) -> None:

@@ -10,7 +10,8 @@ from typing import Any
 import yaml
 from jsonargparse import ActionConfigFile, ArgumentError, ArgumentParser, Namespace
 
-from .config import FIELDS, SECTIONS, Config, check, nearest
+from .checks import check, nearest
+from .config import FIELDS, SECTIONS, Config
 
 
 def build_parser(**options: Any) -> ArgumentParser:
@@ -69,8 +70,11 @@ def complete(argv: Sequence[str], default: str | Path) -> list[str]:
     first = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     for option in ("--resume", "--evaluate", "--config", "--run.dir"):
         first.add_argument(option)
-    first.add_argument("--overwrite", action="store_true")
+    for option in ("--overwrite", "--auto-resume"):
+        first.add_argument(option, action="store_true")
     given = vars(first.parse_known_args(argv)[0])
+    if given["auto_resume"] and given["overwrite"]:
+        raise ValueError("--auto-resume and --overwrite contradict each other: give one of them")
     modes = [option for option in ("resume", "evaluate") if given[option] is not None]
     if not modes:
         return [*argv] if given["config"] is not None else [f"--config={default}", *argv]
