@@ -99,7 +99,7 @@ template <class T> struct Projection {
       for (int64_t j = 0; j + 1 < taps; j++) after[j] = dv[j];
       for (int64_t i = 0; i < s.steps; i++) {  // directions add up in a.sums where dx is of a shorter type
         const int64_t row = s.batch * a.length + s.time(i), at = row * a.dz_step + d;
-        T *partial = is_short(a.dtype) ? (T *)a.sums + row * a.channels + d : (T *)m.dx + at;
+        T *partial = is_short(a.dtype) ? (T *)a.sums + at : (T *)m.dx + at;
         const V total = first ? dx[i] : dx[i] + load(partial, count);
         if (!first) prefetch<T>(partial, 0, VL_FLOAT32);
         if (last) store_as<T>(m.dx, at, a.dtype, total, count);

@@ -32,7 +32,7 @@ typedef struct {
   const void *D, *dt_bias;  /* (groups, channels), optional */
   void *y;                  /* (groups, batch, length, channels), or without groups under mean; CPU, backward with z and mean: made again if asked, of float */
   void *checkpoints;        /* (groups, batch, ceil(length / chunk), states, channels padded to LANES of the backend), in an order of the library's own; optional in forward */
-  void *sums;               /* (batch, length, channels) of float: workspace for what directions add to one result (groups > 1: y of mean, dz, a mixer's dx); the CPU library needs it where that is of a shorter type */
+  void *sums;               /* (batch, length, channels), in a mixer's backward 2 channels (dx, dz), of float: workspace for what directions add to one result (groups > 1); the CPU library needs it where that is of a shorter type */
   /* backward only */
   VlInput dy;               /* as y; group stride 0 under mean */
   void *dx, *ddt;           /* (groups, batch, length, channels) */

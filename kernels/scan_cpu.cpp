@@ -233,7 +233,7 @@ template <class T, int NS> struct Scan {
       dy[i] *= scale;
       if (a.z.data) {
         const int64_t t = s.time(i), at = (b * L + t) * a.dz_step + d;
-        T *partial = is_short(a.dtype) ? (T *)a.sums + (b * L + t) * a.channels + d : (T *)a.dz + at;
+        T *partial = is_short(a.dtype) ? (T *)a.sums + at + a.dz_step - a.channels : (T *)a.dz + at;
         const V z = dt[i], open = sigmoid<T>(z);
         V dz = dy[i] * (y[i] + D * x[i]) * open * (T(1) + z * (T(1) - open));
         if (a.y) {

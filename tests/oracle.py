@@ -57,7 +57,7 @@ def convolution(x, weight, bias, reverse):
     return torch.stack(outputs)
 
 
-def mixer(xz, conv_weight, conv_bias, x_proj, dt_proj, dt_bias, D, A=None, *, rule, reverse):
+def mixer(xz, conv_weight, conv_bias, x_proj, dt_proj, dt_bias, D, A=None, out_proj=None, *, rule, reverse):
     """Arguments as `vilonghorn.ops.mix`; the result is float64."""
     x, z = xz.double().split(xz.shape[-1] // 2, dim=-1)
     rank, u = dt_proj.shape[-1], convolution(x, conv_weight, conv_bias, reverse)
@@ -65,11 +65,12 @@ def mixer(xz, conv_weight, conv_bias, x_proj, dt_proj, dt_bias, D, A=None, *, ru
     projected = torch.einsum("gbld,gpd->gblp", u, x_proj.double())
     low, k, q = projected[..., :rank], projected[..., rank : rank + states], projected[..., rank + states :]
     dt = torch.einsum("gblr,gdr->gbld", low, dt_proj.double())
-    return oracle(u, dt, k, q, z=z, A=A, D=D, dt_bias=dt_bias, rule=rule, reverse=reverse, reduce="mean")
+    y = oracle(u, dt, k, q, z=z, A=A, D=D, dt_bias=dt_bias, rule=rule, reverse=reverse, reduce="mean")
+    return y if out_proj is None else y @ out_proj.double().mT
 
 
-def mixer_inputs(G, B, L, D, N, R, K, *, rule, seed=0, dtype=torch.float32) -> dict[str, Tensor]:
-    """Random arguments of a mixer, scaled as its initialisation does."""
+def mixer_inputs(G, B, L, D, N, R, K, *, rule, dim=None, seed=0, dtype=torch.float32) -> dict[str, Tensor]:
+    """Random arguments of a mixer, scaled as its initialisation does; with its output projection if `dim` is given."""
     generator = torch.Generator().manual_seed(seed)
 
     def normal(*shape: int) -> Tensor:
@@ -79,6 +80,8 @@ def mixer_inputs(G, B, L, D, N, R, K, *, rule, seed=0, dtype=torch.float32) -> d
     values |= dict(x_proj=normal(G, R + 2 * N, D) * 2 * D**-0.5, dt_proj=normal(G, D, R) * R**-0.5, dt_bias=normal(G, D), D=normal(G, D))
     if rule == "mamba":
         values["A"] = -4 * torch.rand(G, D, N, generator=generator, dtype=torch.float64)
+    if dim is not None:
+        values["out_proj"] = normal(dim, D) * D**-0.5
     return {name: value.to(dtype) for name, value in values.items()}
 
 

@@ -81,11 +81,11 @@ def _scan_call(args: ScanArguments) -> ScanCall:
     return call
 
 
-def add_up(call: Call, meet: bool) -> None:
-    """Room for float32 sums of what directions add to one result, where that is of a shorter type."""
+def add_up(call: Call, meet: bool, results: int = 1) -> None:
+    """Room for float32 sums of what directions add to so many results side by side, where those are of a shorter type."""
     s = call.struct
     if meet and s.groups > 1 and call.dtype != call.real:
-        call.output("sums", (s.batch, s.length, s.channels), call.real)
+        call.output("sums", (s.batch, s.length, results * s.channels), call.real)
 
 
 def share(call: Call, jobs: int, channels: int) -> None:

@@ -53,7 +53,7 @@ def mix_backward(
     dy: Tensor, args: MixArguments, projected: Tensor, checkpoints: Tensor, level: int = -1
 ) -> tuple[Tensor | None, ...]:
     """Gradients of xz and of the weights in `mix`'s order; None for those absent."""
-    call = _MixCall(args)
+    call = _MixCall(args, meeting=2)
     (B, L, D), G, (R, P), real = args.sizes, len(args.reverse), (call.mix.rank, call.projected_shape[-1]), call.real
     grads, dout = {}, dy
     if args.out_proj is not None:  # its input is not kept: the kernel makes it again
@@ -110,9 +110,9 @@ def _norm_call(x: Tensor, weight: Tensor, eps: float) -> Call:
 
 
 class _MixCall(Call):
-    """A call of checked arguments; `struct` is the scan within."""
+    """A call of checked arguments; `struct` is the scan within, `meeting` how many results its directions add up to."""
 
-    def __init__(self, args: MixArguments):
+    def __init__(self, args: MixArguments, meeting: int = 1):
         (B, L, D), (G, P, _), R = args.sizes, args.x_proj.shape, args.dt_proj.shape[-1]
         N = (P - R) // 2
         self.mix = Mix(taps=args.conv_weight.shape[-1], rank=R)
@@ -125,7 +125,7 @@ class _MixCall(Call):
         self.projected_shape = (G, B, L, P)
         self.checkpoint_shape = (G, B, -(-L // CHUNK), N, -(-D // LANES) * LANES)
         share(self, jobs=B, channels=D)
-        add_up(self, True)
+        add_up(self, True, meeting)
 
     def run(self, function, level: int) -> None:
         run(function, self.mix, level)

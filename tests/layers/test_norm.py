@@ -1,0 +1,27 @@
+"""The norm module beside torch's own."""
+
+import torch
+from torch import nn
+
+from vilonghorn.layers.norm import RMSNorm
+
+
+def test_equals_torchs_module_and_reads_its_state():
+    torch.manual_seed(0)
+    ours, torchs, x = RMSNorm(40), nn.RMSNorm(40, eps=1e-5), torch.randn(3, 7, 40)
+    torchs.weight.data.normal_()
+    ours.load_state_dict(torchs.state_dict())
+    torch.testing.assert_close(ours(x), torchs(x), rtol=1e-6, atol=1e-6)
+
+
+def test_keeps_its_input_and_a_number_a_row_for_backward():
+    norm, x, kept = RMSNorm(64), torch.randn(5, 64, requires_grad=True), []
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t) or t, lambda t: t):
+        norm(x)
+    kept = {t.data_ptr(): t.numel() for t in kept}
+    assert sorted(kept.values()) == [5, 64, 5 * 64]
+
+
+def test_is_built_on_a_device_and_in_a_type():
+    norm = RMSNorm(8, device="meta", dtype=torch.bfloat16)
+    assert norm.weight.device.type == "meta" and norm.weight.dtype == torch.bfloat16

@@ -1,0 +1,81 @@
+"""Root-mean-square normalisation against float64, on each instruction set."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from oracle import compare, error, value_and_grads
+
+from vilonghorn.ops import native, native_block, rms_norm
+
+TOLERANCE = {torch.float32: 1e-6, torch.float64: 1e-14, torch.bfloat16: 1e-2, torch.float16: 2e-3}
+fused = pytest.mark.skipif(native.unavailable("cpu") is not None, reason=f"native CPU library {native.unavailable('cpu')}")
+
+
+def truth(x, weight, eps=1e-5):
+    x, weight = x.double(), weight.double()
+    return weight * x / (x.square().mean(-1, keepdim=True) + eps).sqrt()
+
+
+def inputs(*shape, dtype=torch.float32):
+    generator = torch.Generator().manual_seed(0)
+    x, weight = (torch.randn(size, generator=generator, dtype=torch.float64) for size in (shape, shape[-1:]))
+    return dict(x=(3 * x).to(dtype), weight=weight.float() if dtype.itemsize == 2 else weight.to(dtype))
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+@pytest.mark.parametrize("shape", [(3,), (3, 5), (2, 7, 192), (2, 63, 385)], ids=str)
+def test_agrees_with_float64(shape, dtype):
+    compare(rms_norm, inputs(*shape, dtype=dtype), TOLERANCE[dtype], truth=truth)
+
+
+@fused
+@pytest.mark.parametrize("level", native.levels())
+@pytest.mark.parametrize("channels", [16, 41])
+def test_every_instruction_set_agrees_with_float64(channels, level):
+    values, level = inputs(9, channels), native.levels()[level]
+    expected = value_and_grads(truth, {name: value.double() for name, value in values.items()})
+    y, scale = native_block.norm_forward(**values, eps=1e-5, level=level)
+    cotangent = torch.randn(y.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64).float()
+    dx, dweight = native_block.norm_backward(cotangent, **values, scale=scale, level=level)
+    for name, actual in dict(y=y, x=dx, weight=dweight).items():
+        assert error(actual, expected[name]) < 1e-6, name
+
+
+@settings(max_examples=30, deadline=None)
+@given(rows=st.integers(0, 70), channels=st.integers(1, 70), factor=st.floats(1e-3, 1e3))
+def test_a_row_times_a_number_has_the_same_norm(rows, channels, factor):
+    values = inputs(rows, channels, dtype=torch.float64)
+    scaled = rms_norm(values["x"] * factor, values["weight"], eps=0.0)
+    torch.testing.assert_close(scaled, rms_norm(**values, eps=0.0), rtol=1e-9, atol=1e-9)
+
+
+def test_rows_far_apart_in_memory_are_read_where_they_are():
+    values = inputs(4, 6, 10)
+    wide = torch.full((4, 3, 6, 10), float("nan"))
+    wide[:, 1] = values["x"]
+    assert torch.equal(rms_norm(wide[:, 1], values["weight"]), rms_norm(**values))
+
+
+@fused
+def test_the_operator_passes_torchs_checks():
+    leaves = [value.requires_grad_() for value in inputs(3, 20).values()]
+    torch.library.opcheck(torch.ops.vilonghorn.rms_norm, (*leaves, 1e-5))
+
+
+@fused
+def test_gradients_pass_torchs_own_check():
+    leaves = [value.requires_grad_() for value in inputs(3, 5, dtype=torch.float64).values()]
+    assert torch.autograd.gradcheck(rms_norm, leaves)
+
+
+def test_a_nan_stays_in_its_row():
+    values = inputs(3, 20)
+    values["x"][1, 4] = float("nan")
+    assert rms_norm(**values).isnan().any(-1).tolist() == [False, True, False]
+
+
+@pytest.mark.parametrize("shape", [(4,), (5, 1), ()], ids=str)
+def test_a_weight_that_does_not_fit_is_named(shape):
+    with pytest.raises(ValueError, match="rms_norm: weight has shape"):
+        rms_norm(torch.zeros(2, 5), torch.zeros(shape))
