@@ -4,6 +4,7 @@ python train_imagenet.py                                  the handwritten digits
 python train_imagenet.py --config FILE --optimizer.lr 1e-3 --run.dir runs/mine
 python train_imagenet.py --resume runs/mine               go on where the last checkpoint was
 python train_imagenet.py --evaluate runs/mine             held-out accuracy of the best weights
+python train_imagenet.py --dry-run                        what a run would take: updates, memory, time
 torchrun --nproc-per-node=8 train_imagenet.py ...         the same on eight GPUs; docs/training.md
 """
 
@@ -14,7 +15,11 @@ from pathlib import Path
 
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # torch's threads, waiting, leave the cores to those that decode
 
+import yaml  # noqa: E402
+from jsonargparse.typing import PositiveFloat, PositiveInt  # noqa: E402
+
 from vilonghorn.engine import Ranks, Trainer, build_parser, complete, evaluate_run, parse  # noqa: E402
+from vilonghorn.engine.estimate import dry_run  # noqa: E402
 from vilonghorn.engine.launch import run, started_again  # noqa: E402
 
 
@@ -26,8 +31,15 @@ def main(argv: Sequence[str]) -> None:
     parser.add_argument("--overwrite", action="store_true", help="replace the run that --run.dir holds")
     parser.add_argument("--evaluate", metavar="RUN", help="run directory whose weights to measure, without training")
     parser.add_argument("--checkpoint", choices=["best", "last"], default="best", help="which weights --evaluate takes")
+    parser.add_argument("--dry-run", action="store_true", help="print updates, memory and time of the run; no training")
+    parser.add_argument("--processes", type=PositiveInt, default=8, help="of --dry-run: how many train together")
+    parser.add_argument("--train-images", type=PositiveInt, help="of --dry-run: how many, where the data is not here")
+    parser.add_argument("--images-per-second", type=PositiveFloat, help="of --dry-run: of one process; else measured")
     config, options = parse(parser, complete(argv, Path(__file__).parent / "configs" / "digits.yaml"))
 
+    if options.dry_run:
+        print(yaml.safe_dump(config.to_dict(), sort_keys=False) + "\n" + dry_run(config, options))
+        return
     if options.evaluate is not None:
         result = evaluate_run(options.evaluate, config, options.checkpoint)
         which = f"{options.checkpoint} weights ({result['record']['weights']}, epoch {result['record']['epoch']})"

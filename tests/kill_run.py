@@ -67,7 +67,7 @@ def wait_for(directory: Path, update: int, job: subprocess.Popen) -> None:
 
 def kill_again_and_again(directory: Path, options: list[str], kills: int, epochs: int, chance: random.Random) -> None:
     """Brings a job to its end in spite of kills, whose moments are spread over it at random."""
-    moments = sorted(chance.sample(range(1, epochs * UPDATES - 1), kills))
+    moments = sorted(chance.sample(range(1, (epochs - 1) * UPDATES), kills))  # the last epoch is left to end in
     options = [*options, f"--run.dir={directory}"]
     job = torchrun(options, restarts=kills)
     try:
@@ -100,7 +100,7 @@ def kill_again_and_again(directory: Path, options: list[str], kills: int, epochs
 def main() -> None:
     kills = int(sys.argv[1]) if len(sys.argv) > 1 else 20
     seed = int(sys.argv[2]) if len(sys.argv) > 2 else 0
-    epochs = max(2, kills // 4)
+    epochs = 2 + kills // 5
     with tempfile.TemporaryDirectory() as folder:
         options = job_options(Path(folder), epochs)
         undisturbed, killed = (Path(folder) / name for name in ("undisturbed", "killed"))

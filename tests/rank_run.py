@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import multiprocessing
 import os
 import signal
@@ -95,3 +96,24 @@ def ended(processes: list[Any], seconds: float = 120) -> list[int | None]:
 def train_to_status(options: list[str], **arguments: Any) -> None:
     """The same as a command, which ends this process with its exit status."""
     sys.exit(run(lambda argv: print(train(argv, **arguments)), options))
+
+
+def train_on_a_full_disk(options: list[str], nth: int) -> None:
+    """The same, where the disk is full when process 0 writes its n-th new version of last.pt."""
+    replace, left = os.replace, [nth]
+
+    def fail(source: Any, target: Any) -> None:
+        left[0] -= Path(target).name == "last.pt"
+        if left[0] < 0:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        replace(source, target)
+
+    os.replace = fail
+    train_to_status(options)
+
+
+def train_with_other_data(options: list[str]) -> None:
+    """The same, where the last process finds no data."""
+    if os.environ["RANK"] == "1":
+        options = [*options, "--data.val=nowhere"]
+    train_to_status(options)

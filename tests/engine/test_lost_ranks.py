@@ -8,8 +8,8 @@ import signal
 import time
 
 import pytest
-from kill_run import EVERY, job_options, kill_again_and_again, logged, saved
-from rank_run import ended, start_ranks, train, train_to_status
+from kill_run import EVERY, job_options, kill_again_and_again, logged
+from rank_run import ended, start_ranks, train, train_on_a_full_disk, train_to_status, train_with_other_data
 
 from vilonghorn.engine.checkpoint import load_state
 
@@ -46,7 +46,7 @@ def test_kills_at_random_moments_change_nothing_and_lose_little(options, undistu
     chance = random.Random(size)
     options = [*options, f"--run.dir={tmp_path}"]
     total = logged(reference)
-    for number, update in enumerate(sorted(chance.sample(range(1, total - 1), 3))):
+    for number, update in enumerate(sorted(chance.sample(range(1, total - total // EPOCHS), 3))):
         processes = start_ranks(size, train_to_status, options, resume="auto")
         wait_for(tmp_path, update)
         time.sleep(chance.uniform(0, 0.05))
@@ -61,3 +61,38 @@ def test_kills_at_random_moments_change_nothing_and_lose_little(options, undistu
         assert reached - (state["epoch"] * total // EPOCHS + state["batch"] // size) <= EVERY
     assert ended(start_ranks(size, train_to_status, options, resume="auto")) == [0] * size
     assert_same_weights(tmp_path, reference)
+
+
+def test_a_signal_to_one_process_saves_and_stops_all(options, undisturbed, tmp_path):
+    size, reference = undisturbed
+    options = [*options, f"--run.dir={tmp_path}"]
+    processes = start_ranks(size, train_to_status, options)
+    wait_for(tmp_path, 4)
+    os.kill(processes[-1].pid, signal.SIGUSR1)
+    assert ended(processes) == [128 + signal.SIGUSR1] * size
+    progress = load_state(tmp_path / "last.pt")["progress"]
+    assert progress["epoch"] < EPOCHS and progress["batch"] > 0
+    assert ended(start_ranks(size, train_to_status, options, resume=True)) == [0] * size
+    assert_same_weights(tmp_path, reference)
+
+
+def test_a_full_disk_of_the_process_that_writes_ends_all_with_the_last_checkpoint_intact(options, undisturbed, tmp_path):
+    size, reference = undisturbed
+    options = [*options, f"--run.dir={tmp_path}"]
+    assert ended(start_ranks(size, train_on_a_full_disk, options, 2)) == [2] * size
+    assert load_state(tmp_path / "last.pt")["progress"]["batch"] == EVERY * size
+    assert ended(start_ranks(size, train_to_status, options, resume=True)) == [0] * size
+    assert_same_weights(tmp_path, reference)
+
+
+def test_a_process_that_cannot_start_tells_the_others(options, tmp_path):
+    options = [*options, f"--run.dir={tmp_path}/run"]
+    assert ended(start_ranks(2, train_with_other_data, options)) == [2, 2]
+    assert not (tmp_path / "run").exists()
+
+
+def test_torchrun_makes_good_a_process_that_is_killed(options, undisturbed, tmp_path):
+    size, reference = undisturbed
+    if size == 2:
+        kill_again_and_again(tmp_path, options, 1, EPOCHS, random.Random(0))
+        assert_same_weights(tmp_path, reference)

@@ -49,8 +49,14 @@ class Ranks:
         """
         if self.world_size > 1 and not dist.is_initialized():
             nccl = torch.cuda.is_available() and dist.is_nccl_available()
+            backend = "cpu:gloo,cuda:nccl" if nccl else "gloo"
             with self.peers():
-                dist.init_process_group("cpu:gloo,cuda:nccl" if nccl else "gloo", timeout=TIMEOUT)
+                store, rank, size = next(dist.rendezvous("env://", timeout=TIMEOUT))
+                if self.local_size == self.world_size:
+                    # torchrun's store outlives a restart, and what dead processes left in it would mislead the new ones
+                    # (pytorch issue 135712). Machines may count restarts differently: see docs/training.md for those.
+                    store = dist.PrefixStore(f"attempt {os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}", store)
+                dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=TIMEOUT)
 
     def leave(self) -> None:
         """Parts from the other processes."""
