@@ -6,6 +6,7 @@ the same command. In the end the weights must be those of a job that nobody dist
 
 from __future__ import annotations
 
+import argparse
 import os
 import random
 import signal
@@ -97,19 +98,27 @@ def kill_again_and_again(directory: Path, options: list[str], kills: int, epochs
             job.wait()
 
 
-def main() -> None:
-    kills = int(sys.argv[1]) if len(sys.argv) > 1 else 20
-    seed = int(sys.argv[2]) if len(sys.argv) > 2 else 0
+def prove(folder: Path, kills: int, seed: int) -> int:
+    """Does one job twice, undisturbed and killed, and compares the weights; returns the epochs it had."""
     epochs = 2 + kills // 5
+    options = job_options(folder, epochs)
+    undisturbed, killed = folder / "undisturbed", folder / "killed"
+    job = torchrun([*options, f"--run.dir={undisturbed}"], 0)
+    output = job.communicate()[0].decode()
+    assert job.returncode == 0, output
+    kill_again_and_again(killed, options, kills, epochs, random.Random(seed))
+    for name in ("last.safetensors", "best.safetensors"):
+        assert (killed / name).read_bytes() == (undisturbed / name).read_bytes(), name
+    return epochs
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition(":")[0])
+    parser.add_argument("kills", type=int, nargs="?", default=20)
+    parser.add_argument("seed", type=int, nargs="?", default=0)
+    kills, seed = vars(parser.parse_args()).values()
     with tempfile.TemporaryDirectory() as folder:
-        options = job_options(Path(folder), epochs)
-        undisturbed, killed = (Path(folder) / name for name in ("undisturbed", "killed"))
-        job = torchrun([*options, f"--run.dir={undisturbed}"], 0)
-        output = job.communicate()[0].decode()
-        assert job.returncode == 0, output
-        kill_again_and_again(killed, options, kills, epochs, random.Random(seed))
-        for name in ("last.safetensors", "best.safetensors"):
-            assert (killed / name).read_bytes() == (undisturbed / name).read_bytes(), name
+        epochs = prove(Path(folder), kills, seed)
     print(f"{kills} kills (seed {seed}): the weights of {epochs} epochs are those of the undisturbed job, bit for bit")
 
 

@@ -8,7 +8,7 @@ import signal
 import time
 
 import pytest
-from kill_run import EVERY, job_options, kill_again_and_again, logged
+from kill_run import EVERY, job_options, logged, prove
 from rank_run import ended, start_ranks, train, train_on_a_full_disk, train_to_status, train_with_other_data
 
 from vilonghorn.engine.checkpoint import load_state
@@ -91,8 +91,5 @@ def test_a_process_that_cannot_start_tells_the_others(options, tmp_path):
     assert not (tmp_path / "run").exists()
 
 
-def test_torchrun_makes_good_a_process_that_is_killed(options, undisturbed, tmp_path):
-    size, reference = undisturbed
-    if size == 2:
-        kill_again_and_again(tmp_path, options, 1, EPOCHS, random.Random(0))
-        assert_same_weights(tmp_path, reference)
+def test_torchrun_makes_good_a_process_that_is_killed(tmp_path):
+    assert prove(tmp_path, kills=1, seed=0) == 2

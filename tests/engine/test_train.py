@@ -11,10 +11,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 from timm.utils import ModelEmaV3
-from toy_run import ToyLoader, toy_trainer
+from toy_run import Signalling, ToyLoader, toy_trainer
 
 from vilonghorn.engine import Interrupted
-from vilonghorn.engine.checkpoint import load_state
+from vilonghorn.engine.checkpoint import load_state, load_weights
 from vilonghorn.engine.progress import seed_all
 
 PLAIN = ["--augmentation.mixup=0", "--augmentation.cutmix=0", "--model.drop_path=0", "--optimizer.clip_grad=null"]
@@ -231,3 +231,63 @@ def test_a_signal_inside_an_evaluation_resumes_with_that_evaluation(tmp_path):
     toy_trainer(tmp_path / "a", resume=True).fit()
     toy_trainer(tmp_path / "b").fit()
     assert (tmp_path / "a/last.safetensors").read_bytes() == (tmp_path / "b/last.safetensors").read_bytes()
+
+
+def test_the_batch_of_the_last_skipped_update_is_left_for_inspection(tmp_path):
+    options = ["--run.max_skipped=1", "--optimizer.accumulate=2"]
+    trainer = toy_trainer(tmp_path, *options, train=Poisoned({2, 3, 5}))
+    seen = []
+    forward = trainer.learner.forward
+    trainer.learner.forward = lambda images: seen.append(images.clone()) or forward(images)
+    with pytest.raises(FloatingPointError, match="the last batch is in .*nonfinite-0.safetensors"):
+        trainer.fit()
+    left, record = load_weights(tmp_path / "nonfinite-0.safetensors")
+    assert torch.equal(left["images"], torch.cat(seen[-2:])) and not torch.isfinite(left["images"]).all()
+    assert left["targets"].shape == (16, 4) and record == {"loss": "nan"}
+
+
+def test_a_scaled_loss_makes_the_gradient_of_the_loss_itself(tmp_path):
+    batch = next(ToyLoader().epoch(0))
+    norms = {}
+    for amp in ("fp16", "off"):
+        trainer = toy_trainer(tmp_path / amp, *PLAIN, f"--run.amp={amp}")
+        _, norms[amp] = trainer.make_update(iter([batch]), range(1))
+    assert norms["fp16"] == pytest.approx(norms["off"], rel=2e-2)
+
+
+def test_the_rate_grows_with_the_images_of_an_update(tmp_path):
+    rates = {}
+    for accumulate in (1, 4):
+        options = ["--optimizer.lr=1e-3", "--optimizer.lr_batch=8", f"--optimizer.accumulate={accumulate}"]
+        trainer = toy_trainer(tmp_path / str(accumulate), *options)
+        trainer.learner.scheduler.step_update(trainer.pace.updates_per_epoch)  # the end of the warm-up
+        rates[accumulate] = trainer.learner.rate
+    assert rates[4] == pytest.approx(4 * rates[1])
+
+
+def test_events_for_tensorboard_hold_what_the_log_holds_and_forget_what_was_lost(tmp_path):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    class Crashing(ToyLoader):
+        def epoch(self, epoch, start=0):
+            for batch, item in enumerate(super().epoch(epoch, start), start):
+                if batch == 3:
+                    raise RuntimeError("crash")
+                yield item
+
+    options = ["--run.tensorboard=true", "--schedule.epochs=2", "--run.log_updates=1", "--run.checkpoint_updates=2"]
+    with pytest.raises(RuntimeError, match="crash"):  # after update 3, of which the checkpoint knows nothing
+        toy_trainer(tmp_path, *options, train=Crashing()).fit()
+    toy_trainer(tmp_path, *options, resume=True).fit()
+    events = EventAccumulator(str(tmp_path / "tensorboard"))
+    events.Reload()
+    told, log = events.Scalars("train/loss"), log_of(tmp_path, "train")
+    assert [event.step for event in told] == [record["update"] for record in log] == list(range(1, 13))
+    assert [event.value for event in told] == pytest.approx([record["loss"] for record in log])
+    assert [event.step for event in events.Scalars("epoch/ema/top1")] == [6, 12]
+
+
+def test_the_log_tells_the_speed_and_the_wait_for_data(tmp_path):
+    toy_trainer(tmp_path, "--schedule.epochs=2").fit()
+    for record in log_of(tmp_path, "train"):
+        assert record["images_per_second"] > 0 and 0 <= record["data_wait"] <= 1
