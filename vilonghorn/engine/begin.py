@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from . import build
@@ -63,6 +63,8 @@ def prepare(
     }
     if state:
         check_data(config, state["data"], data)
+        # The state has the weights: those that the run started from may be gone.
+        config = replace(config, model=replace(config.model, weights=None, pretrained=False))
     return Parts(train, val, Learner(config, train.num_classes, device), pace, data, state)
 
 

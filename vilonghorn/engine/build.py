@@ -17,6 +17,7 @@ from ..data import create_loader
 from ..data.threads import available_cpus
 from .config import Config
 from .ranks import Ranks
+from .start import weights_overlay
 
 # What models raise where keywords or images do not suit them.
 REFUSALS = (TypeError, ValueError, RuntimeError, AssertionError, AttributeError, KeyError, IndexError)
@@ -55,6 +56,11 @@ def autocast(amp: str, device: torch.device) -> torch.autocast:
     return torch.autocast(device.type, dtype, enabled=amp != "off")
 
 
+def compiles(config: Config, device: torch.device) -> bool:
+    """Whether the model is compiled: as configured, or on CUDA devices."""
+    return device.type == "cuda" if config.run.compile is None else config.run.compile
+
+
 def own_workers(config: Config, ranks: Ranks) -> int | None:
     """Decoders of one process: as configured, or its share of the machine's CPUs."""
     if config.data.workers is None and ranks.local_size > 1:
@@ -80,7 +86,14 @@ def train_loader(config: Config, device: torch.device, ranks: Ranks | None = Non
         std=data.std,
         scale=augmentation.scale,
         ratio=augmentation.ratio,
+        interpolation=augmentation.interpolation,
         hflip=augmentation.hflip,
+        auto_augment=augmentation.auto_augment,
+        color_jitter=augmentation.color_jitter,
+        erase=augmentation.erase,
+        repeats=augmentation.repeats,
+        start_size=augmentation.start_size,
+        ramp=augmentation.ramp,
     )
 
 
@@ -100,6 +113,7 @@ def val_loader(config: Config, device: torch.device, ranks: Ranks | None = None)
         mean=data.mean,
         std=data.std,
         crop_pct=data.crop_pct,
+        interpolation=data.interpolation,
     )
 
 
@@ -122,14 +136,16 @@ def model_kwargs(config: Config, num_classes: int) -> dict[str, Any]:
 
 
 def build_model(config: Config, num_classes: int) -> nn.Module:
-    """Builds the configured model, on the CPU.
+    """Builds the configured model, on the CPU, with the weights that it starts from.
 
     Raises:
-        ValueError: the model refuses its arguments, or `model.num_classes` is not the data's.
+        FileNotFoundError: there are no weights where `model.weights` says.
+        ValueError: the model refuses its arguments or weights, or `model.num_classes` is not the data's.
     """
     name, kwargs = config.model.name, model_kwargs(config, num_classes)
+    start = {} if config.model.weights is None else {"pretrained_cfg_overlay": weights_overlay(config.model.weights)}
     try:
-        return timm.create_model(name, pretrained=config.model.pretrained, **kwargs)
+        return timm.create_model(name, pretrained=config.model.pretrained or bool(start), **kwargs, **start)
     except (*REFUSALS, ZeroDivisionError) as error:
         reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
         raise ValueError(f"timm cannot make {name} with {kwargs} ({reason})") from error
@@ -142,20 +158,22 @@ def check_model(config: Config, model: nn.Module, num_classes: int, device: torc
     Raises:
         ValueError: one sentence that names the model, its keywords, and what comes out of it.
     """
-    size, training = config.data.image_size, model.training
-    name, kwargs = config.model.name, config.model.kwargs
-    expected = f"{name} with {kwargs} does not turn images (2, 3, {size}, {size}) into scores (2, {num_classes})"
-    try:
-        with autocast(config.run.amp, device):
-            scores = model.eval()(torch.zeros(2, 3, size, size, device=device))
-    except REFUSALS as error:
-        reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
-        raise ValueError(f"{expected} ({reason}): change data.image_size or model.kwargs") from error
-    finally:
-        model.train(training)
-    if not isinstance(scores, torch.Tensor) or scores.shape != (2, num_classes):
-        found = tuple(scores.shape) if isinstance(scores, torch.Tensor) else f"a {type(scores).__name__}"
-        raise ValueError(f"{expected} but into {found}: change model.name or model.kwargs")
+    name, kwargs, training = config.model.name, config.model.kwargs, model.training
+    for size in {config.data.image_size, config.augmentation.start_size or config.data.image_size}:
+        expected = f"{name} with {kwargs} does not turn images (2, 3, {size}, {size}) into scores (2, {num_classes})"
+        try:
+            with autocast(config.run.amp, device):
+                scores = model.eval()(torch.zeros(2, 3, size, size, device=device))
+        except REFUSALS as error:
+            reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
+            remedy = "data.image_size" if size == config.data.image_size else "augmentation.start_size"
+            remedy += " or model.kwargs (dynamic_img_size: true takes any size)"
+            raise ValueError(f"{expected} ({reason}): change {remedy}") from error
+        finally:
+            model.train(training)
+        if not isinstance(scores, torch.Tensor) or scores.shape != (2, num_classes):
+            found = tuple(scores.shape) if isinstance(scores, torch.Tensor) else f"a {type(scores).__name__}"
+            raise ValueError(f"{expected} but into {found}: change model.name or model.kwargs")
 
 
 def scale_rates(config: Config, images: int) -> Config:
@@ -180,6 +198,7 @@ def build_optimizer(config: Config, model: nn.Module) -> torch.optim.Optimizer:
         weight_decay=optimizer.weight_decay,
         betas=optimizer.betas,
         eps=optimizer.eps,
+        layer_decay=optimizer.layer_decay,
     )
 
 

@@ -15,6 +15,7 @@ from typing import Any
 import timm
 
 from .. import models  # noqa: F401  (registers ours with timm, so that their names count as known)
+from ..data.policy import Policy
 from .config import FIELDS, INTERVALS, Config
 
 # The same run goes on where only these differ: where it lies, what it runs on, what it reports. The images of an update,
@@ -51,7 +52,7 @@ def check(config: Config) -> None:
         numbers = values[key] if isinstance(values[key], Sequence) else [values[key]]
         if not all(n is None or (inside[0](low, n) and inside[1](n, high)) for n in numbers):
             raise ValueError(f"{key} is {values[key]}; it must lie in {interval}")
-    for key in ("augmentation.scale", "augmentation.ratio"):
+    for key in ("augmentation.scale", "augmentation.ratio", "augmentation.ramp"):
         if values[key][0] > values[key][1]:
             raise ValueError(f"{key} is {list(values[key])}; the smaller bound comes first")
     if config.schedule.warmup_epochs >= config.schedule.epochs:
@@ -59,6 +60,13 @@ def check(config: Config) -> None:
             f"schedule.warmup_epochs is {config.schedule.warmup_epochs}; it must be less than schedule.epochs, "
             f"{config.schedule.epochs}"
         )
+    augmentation, size = config.augmentation, config.data.image_size
+    if augmentation.auto_augment:
+        Policy(augmentation.auto_augment, config.data.mean)
+    if augmentation.start_size and augmentation.start_size > size:
+        raise ValueError(f"augmentation.start_size is {augmentation.start_size}, above data.image_size, which is {size}")
+    if config.model.weights and config.model.pretrained:
+        raise ValueError(f"model.weights is {config.model.weights} and model.pretrained is true: give one of them")
     if (config.augmentation.mixup or config.augmentation.cutmix) and config.data.batch_size % 2:
         raise ValueError(
             f"data.batch_size is {config.data.batch_size}; mixup and cutmix pair images, so it must be even"
@@ -72,9 +80,9 @@ def check(config: Config) -> None:
     size = config.model.kwargs.get("img_size", config.data.image_size)
     if size != config.data.image_size:
         raise ValueError(f"model.kwargs has img_size {size} but data.image_size is {config.data.image_size}")
-    taken = {"num_classes", "drop_path_rate", "pretrained"} & set(config.model.kwargs)
+    taken = {"num_classes", "drop_path_rate", "pretrained", "pretrained_cfg_overlay"} & set(config.model.kwargs)
     if taken:
-        raise ValueError(f"model.kwargs holds {sorted(taken)}; model.num_classes, drop_path and pretrained set those")
+        raise ValueError(f"model.kwargs holds {sorted(taken)}, which other keys of model set")
 
 
 def changed_keys(old: dict[str, Any], new: dict[str, Any]) -> list[str]:

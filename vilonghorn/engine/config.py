@@ -29,6 +29,7 @@ class DataConfig:
         mean: mean of each channel, subtracted from images in [0, 1]
         std: standard deviation of each channel, divided by
         crop_pct: share of the held-out image's side that its center crop keeps
+        interpolation: of that crop to image_size: bicubic, as in the papers, or area, which is faster
         workers: threads or processes that decode images; null: chosen by the loader
     """
 
@@ -39,6 +40,7 @@ class DataConfig:
     mean: tuple[float, float, float] = IMAGENET_DEFAULT_MEAN
     std: tuple[float, float, float] = within("(0, inf)", IMAGENET_DEFAULT_STD)
     crop_pct: float = within("(0, 1]", 0.875)
+    interpolation: Literal["bicubic", "area"] = "bicubic"
     workers: int | None = within("[0, inf)", None)
 
 
@@ -51,6 +53,8 @@ class ModelConfig:
         num_classes: classes of the head; null: as many as the data has
         drop_path: stochastic depth rate of the last block
         pretrained: start from the published weights
+        weights: start from these: directory of a run (its best), or a file of weights; positions, patches and a head
+            for other classes are fitted as timm does
         kwargs: more keywords of the model, such as {img_size: 32, patch_size: 4}
     """
 
@@ -58,6 +62,7 @@ class ModelConfig:
     num_classes: int | None = within("[1, inf)", None)
     drop_path: float = within("[0, 1)", 0.0)
     pretrained: bool = False
+    weights: str | None = None
     kwargs: dict[str, Any] = field(default_factory=dict)
 
 
@@ -75,6 +80,7 @@ class OptimizerConfig:
         eps: floor of the denominator
         clip_grad: largest norm of the gradient; null: not clipped
         accumulate: batches whose gradients are averaged into one update
+        layer_decay: factor of the learning rate from one layer to the one before it, for fine-tuning; null: none
     """
 
     name: str = "adamw"
@@ -85,6 +91,7 @@ class OptimizerConfig:
     eps: float = within("(0, inf)", 1e-8)
     clip_grad: float | None = within("(0, inf)", 1.0)
     accumulate: int = within("[1, inf)", 1)
+    layer_decay: float | None = within("(0, 1]", None)
 
 
 @dataclass
@@ -111,22 +118,36 @@ class AugmentationConfig:
     Args:
         scale: smallest and largest area of the random crop, as a share of the image
         ratio: smallest and largest aspect ratio of the random crop
+        interpolation: of the random crop to image_size: area or bicubic; null: area of a .beton, bicubic of a folder
         hflip: probability of a horizontal flip
+        auto_augment: timm's name of a policy such as rand-m9-mstd0.5-inc1, or 3a, the 3-Augment of DeiT III; null: none
+        color_jitter: strength of brightness, contrast and saturation; a policy other than 3a takes its place
+        erase: probability that a rectangle is replaced by noise (random erasing, pixel mode)
+        repeats: repeated augmentation: times that an epoch shows an image, of which it then has fewer
         mixup: alpha of mixup; 0: none
         cutmix: alpha of cutmix; 0: none
         mix_prob: probability that a batch is mixed at all
         switch_prob: probability of cutmix where both are on
         label_smoothing: probability spread over all classes
+        start_size: height and width of the first epochs' images, from where they grow; null: image_size throughout
+        ramp: epochs between which they grow, counted from 0, in steps of 32 pixels
     """
 
     scale: tuple[float, float] = within("(0, 1]", (0.08, 1.0))
     ratio: tuple[float, float] = within("(0, inf)", (3 / 4, 4 / 3))
+    interpolation: Literal["area", "bicubic"] | None = None
     hflip: float = within("[0, 1]", 0.5)
+    auto_augment: str | None = "rand-m9-mstd0.5-inc1"
+    color_jitter: float = within("[0, 1]", 0.3)
+    erase: float = within("[0, 1]", 0.25)
+    repeats: int = within("[1, 65536]", 3)
     mixup: float = within("[0, inf)", 0.8)
     cutmix: float = within("[0, inf)", 1.0)
     mix_prob: float = within("[0, 1]", 1.0)
     switch_prob: float = within("[0, 1]", 0.5)
     label_smoothing: float = within("[0, 1)", 0.1)
+    start_size: int | None = within("[1, inf)", None)
+    ramp: tuple[int, int] = within("[0, inf)", (0, 0))
 
 
 @dataclass
@@ -151,7 +172,7 @@ class RunConfig:
         seed: seed of the weights, the order, and every augmentation
         device: auto, cpu, cuda, cuda:1, ...
         amp: autocast to bf16 or, with a scaled loss, fp16; auto: bf16 on CUDA devices that have it
-        compile: compile the model with torch.compile
+        compile: compile the model with torch.compile; null: on CUDA devices
         log_updates: updates between lines of the log
         checkpoint_updates: updates between checkpoints inside an epoch; null: by time alone
         checkpoint_seconds: seconds between checkpoints inside an epoch; null: by updates alone
@@ -163,7 +184,7 @@ class RunConfig:
     seed: int = within("[0, inf)", 0)
     device: str = "auto"
     amp: Literal["auto", "bf16", "fp16", "off"] = "auto"
-    compile: bool = False
+    compile: bool | None = None
     log_updates: int = within("[1, inf)", 50)
     checkpoint_updates: int | None = within("[1, inf)", None)
     checkpoint_seconds: float | None = within("(0, inf)", 600.0)
@@ -175,8 +196,8 @@ class RunConfig:
 class Config:
     """Everything that decides a run; its defaults follow Vim-Ti's recipe on ImageNet-1k.
 
-    They differ from it in the clipped gradient and the warm-up of the average, and leave out RandAugment,
-    random erasing and repeated augmentation, which this pipeline does not have.
+    They differ from it in the clipped gradient, the warm-up of the average, and where a .beton is trained on, in crops
+    that are averaged and not interpolated.
     """
 
     data: DataConfig = field(default_factory=DataConfig)

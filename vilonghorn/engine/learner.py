@@ -57,7 +57,7 @@ class Learner:
         self.optimizer = build.build_optimizer(scaled, self.model)
         self.scheduler = build.build_scheduler(scaled, self.optimizer, updates_per_epoch)
         self.averaging = ranks.wrap(self.model, self.device)
-        self.forward = torch.compile(self.averaging) if self.config.run.compile else self.averaging
+        self.forward = torch.compile(self.averaging) if build.compiles(self.config, self.device) else self.averaging
         if ranks.world_size > 1:
             self.settle()
 
@@ -92,7 +92,7 @@ class Learner:
     @property
     def rate(self) -> float:
         """The learning rate of the last update."""
-        return self.optimizer.param_groups[0]["lr"]
+        return max(group["lr"] for group in self.optimizer.param_groups)  # layer decay gives layers smaller ones
 
     def mixed(self, batch: tuple[torch.Tensor, torch.Tensor], place: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:
         """A batch as the model sees it; seeds every generator by its place (seed, epoch, batch) in the run."""
