@@ -25,11 +25,21 @@ EVERY = 3  # updates between checkpoints
 UPDATES = 10  # an epoch: 160 digits, two processes, batches of 8
 
 
+CHANCE = [  # everything that is drawn at random, on
+    "--model.drop_path=0.1",
+    "--augmentation.scale=[0.7, 1]",
+    "--augmentation.auto_augment=rand-m9-mstd0.5-inc1",
+    "--augmentation.erase=0.25",
+    "--augmentation.repeats=3",
+    "--augmentation.mixup=0.2",
+    "--augmentation.cutmix=0.2",
+]
+
+
 def job_options(folder: Path, epochs: int) -> list[str]:
     """Options of a job of `epochs` times 10 updates, on digits that are written into the folder."""
-    return [*some_digits(folder), "--data.batch_size=8", f"--schedule.epochs={epochs}"] + [
-        f"--run.checkpoint_updates={EVERY}"
-    ]
+    counts = ["--data.batch_size=8", f"--schedule.epochs={epochs}", f"--run.checkpoint_updates={EVERY}"]
+    return [*some_digits(folder), *CHANCE, *counts]
 
 
 def torchrun(options: list[str], restarts: int) -> subprocess.Popen:

@@ -13,7 +13,7 @@ from rank_run import ended, start_ranks, train, train_on_a_full_disk, train_to_s
 
 from vilonghorn.engine.checkpoint import load_state
 
-EPOCHS = 3
+EPOCHS, SIZE = 2, 3
 
 
 @pytest.fixture(scope="module")
@@ -21,12 +21,12 @@ def options(tmp_path_factory) -> list[str]:
     return job_options(tmp_path_factory.mktemp("lost"), EPOCHS)
 
 
-@pytest.fixture(scope="module", params=[2, 3])
-def undisturbed(request, options, tmp_path_factory):
-    """Number of processes, and the directory of what they did when nobody disturbed them."""
+@pytest.fixture(scope="module")
+def undisturbed(options, tmp_path_factory):
+    """What the processes did when nobody disturbed them."""
     directory = tmp_path_factory.mktemp("undisturbed")
-    assert ended(start_ranks(request.param, train, [*options, f"--run.dir={directory}"])) == [0] * request.param
-    return request.param, directory
+    assert ended(start_ranks(SIZE, train, [*options, f"--run.dir={directory}"])) == [0] * SIZE
+    return directory
 
 
 def assert_same_weights(directory, reference):
@@ -42,12 +42,11 @@ def wait_for(directory, update):
 
 
 def test_kills_at_random_moments_change_nothing_and_lose_little(options, undisturbed, tmp_path):
-    size, reference = undisturbed
-    chance = random.Random(size)
+    chance = random.Random(0)
     options = [*options, f"--run.dir={tmp_path}"]
-    total = logged(reference)
+    total = logged(undisturbed)
     for number, update in enumerate(sorted(chance.sample(range(1, total - total // EPOCHS), 3))):
-        processes = start_ranks(size, train_to_status, options, resume="auto")
+        processes = start_ranks(SIZE, train_to_status, options, resume="auto")
         wait_for(tmp_path, update)
         time.sleep(chance.uniform(0, 0.05))
         reached = logged(tmp_path)
@@ -58,31 +57,29 @@ def test_kills_at_random_moments_change_nothing_and_lose_little(options, undistu
         codes = ended(processes)
         assert all(code == (-signal.SIGKILL if process in victims else 2) for process, code in zip(processes, codes))
         state = load_state(tmp_path / "last.pt")["progress"]
-        assert reached - (state["epoch"] * total // EPOCHS + state["batch"] // size) <= EVERY
-    assert ended(start_ranks(size, train_to_status, options, resume="auto")) == [0] * size
-    assert_same_weights(tmp_path, reference)
+        assert reached - (state["epoch"] * total // EPOCHS + state["batch"] // SIZE) <= EVERY
+    assert ended(start_ranks(SIZE, train_to_status, options, resume="auto")) == [0] * SIZE
+    assert_same_weights(tmp_path, undisturbed)
 
 
 def test_a_signal_to_one_process_saves_and_stops_all(options, undisturbed, tmp_path):
-    size, reference = undisturbed
     options = [*options, f"--run.dir={tmp_path}"]
-    processes = start_ranks(size, train_to_status, options)
+    processes = start_ranks(SIZE, train_to_status, options)
     wait_for(tmp_path, 4)
     os.kill(processes[-1].pid, signal.SIGUSR1)
-    assert ended(processes) == [128 + signal.SIGUSR1] * size
+    assert ended(processes) == [128 + signal.SIGUSR1] * SIZE
     progress = load_state(tmp_path / "last.pt")["progress"]
     assert progress["epoch"] < EPOCHS and progress["batch"] > 0
-    assert ended(start_ranks(size, train_to_status, options, resume=True)) == [0] * size
-    assert_same_weights(tmp_path, reference)
+    assert ended(start_ranks(SIZE, train_to_status, options, resume=True)) == [0] * SIZE
+    assert_same_weights(tmp_path, undisturbed)
 
 
 def test_a_full_disk_of_the_process_that_writes_ends_all_with_the_last_checkpoint_intact(options, undisturbed, tmp_path):
-    size, reference = undisturbed
     options = [*options, f"--run.dir={tmp_path}"]
-    assert ended(start_ranks(size, train_on_a_full_disk, options, 2)) == [2] * size
-    assert load_state(tmp_path / "last.pt")["progress"]["batch"] == EVERY * size
-    assert ended(start_ranks(size, train_to_status, options, resume=True)) == [0] * size
-    assert_same_weights(tmp_path, reference)
+    assert ended(start_ranks(SIZE, train_on_a_full_disk, options, 2)) == [2] * SIZE
+    assert load_state(tmp_path / "last.pt")["progress"]["batch"] == EVERY * SIZE
+    assert ended(start_ranks(SIZE, train_to_status, options, resume=True)) == [0] * SIZE
+    assert_same_weights(tmp_path, undisturbed)
 
 
 def test_a_process_that_cannot_start_tells_the_others(options, tmp_path):

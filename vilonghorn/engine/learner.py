@@ -57,7 +57,8 @@ class Learner:
         self.optimizer = build.build_optimizer(scaled, self.model)
         self.scheduler = build.build_scheduler(scaled, self.optimizer, updates_per_epoch)
         self.averaging = ranks.wrap(self.model, self.device)
-        self.forward = torch.compile(self.averaging) if build.compiles(self.config, self.device) else self.averaging
+        compiled = build.compiles(self.config, self.device)
+        self.forward = torch.compile(self.averaging) if compiled else self.averaging
         if ranks.world_size > 1:
             self.settle()
 
