@@ -1,11 +1,13 @@
 """The page on models says what the registry says."""
 
+import re
 from pathlib import Path
 
 import pytest
 import timm
 import torch
 
+from vilonghorn.models import vim
 from vilonghorn.ops import backends
 from vilonghorn.tools import model_table
 
@@ -39,3 +41,14 @@ def test_a_page_without_marks_is_refused(tmp_path, monkeypatch, capsys):
     with pytest.raises(SystemExit):
         model_table.main([])
     assert "run it in the root of a checkout" in capsys.readouterr().err
+
+
+def test_what_the_page_shows_runs(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    official = vim.to_official(timm.create_model("vim_tiny").state_dict())
+    torch.save({"model": official}, "vim_t_midclstok_76p1acc.pth")
+    use, weights = re.findall(r"```python\n(.*?)```", (ROOT / model_table.PAGE).read_text(encoding="utf-8"), re.DOTALL)
+    exec(use, {})
+    assert "[1, 192, 14, 20]" in capsys.readouterr().out
+    exec(weights, {})
+    assert torch.load("for_the_authors_code.pth")["model"].keys() == official.keys()
