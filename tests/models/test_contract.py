@@ -1,4 +1,6 @@
-"""What users do to a backbone: rectangles, odd sizes, export, compilation, TorchScript; and what bad input is told."""
+"""What users do to a backbone: rectangles, odd sizes, short types, export, compilation, TorchScript; and bad input."""
+
+import shutil
 
 import pytest
 import timm
@@ -10,6 +12,7 @@ from torch.export import Dim, export
 import vilonghorn  # noqa: F401  (registers the models)
 
 NANOS = ["vilonghorn_nano", "vilonghorn_nano_exact", "vilonghorn_nano_shared", "vim_nano"]
+SMALL = dict(img_size=32, patch_size=8, embed_dim=32)
 
 
 def images(*shape, seed=1):
@@ -79,15 +82,55 @@ def test_three_batches_and_sizes_are_one_graph_compiled_once(name):
 
 
 @pytest.mark.parametrize("name", NANOS)
-def test_checkpointing_changes_no_gradient(name):
+def test_checkpointing_changes_no_output_and_no_gradient(name):
     model = make(name, img_size=64, depth=3, drop_path_rate=0.2, drop_rate=0.1, pos_drop_rate=0.1, patch_drop_rate=0.25).train()
-    gradients = []
+    results = []
     for enable in (False, True):
         model.set_grad_checkpointing(enable)
         torch.manual_seed(3)
-        loss = model(images(2, 3, 64, 64)).square().sum()
-        gradients.append(torch.autograd.grad(loss, list(model.parameters())))
-    assert all(torch.equal(a, b) for a, b in zip(*gradients))
+        logits = model(images(2, 3, 64, 64))
+        results.append([logits, *torch.autograd.grad(logits.square().sum(), list(model.parameters()))])
+    assert all(torch.equal(a, b) for a, b in zip(*results))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_a_short_dtype_goes_in_and_comes_out(dtype):
+    batch, model = images(2, 3, 32, 32), make("vilonghorn_nano", depth=3, **SMALL).to(dtype)
+    assert model(batch.to(dtype)).dtype == dtype
+    assert model.forward_features(batch.to(dtype)).dtype == dtype
+    features = model.forward_intermediates(batch.to(dtype), intermediates_only=True)
+    assert {f.dtype for f in features} == {dtype}
+
+
+def test_autocast_trains_close_to_float32():
+    batch, model = images(2, 3, 32, 32), make("vilonghorn_nano", depth=3, **SMALL).train()
+    expected = model(batch)
+    with torch.autocast("cpu", torch.bfloat16):
+        logits = model(batch)
+    assert logits.dtype == torch.bfloat16
+    assert (logits.float() - expected).abs().max() < 0.05 * expected.abs().max()
+    logits.float().sum().backward()
+    assert all(torch.isfinite(p.grad).all() and p.grad.dtype == torch.float32 for p in model.parameters())
+
+
+@pytest.mark.skipif(not (shutil.which("g++") or shutil.which("clang++")), reason="inductor needs a C++ compiler")
+def test_torch_compile_in_one_graph_equals_eager():
+    torch.compiler.reset()
+    batch, model = images(2, 3, 32, 32), make("vilonghorn_nano", depth=1, **SMALL).train()
+    compiled = torch.compile(model, fullgraph=True)
+    logits = compiled(batch)
+    torch.testing.assert_close(logits, model(batch), rtol=1e-4, atol=1e-5)
+    eager = torch.autograd.grad(model(batch).square().sum(), list(model.parameters()))
+    ours = torch.autograd.grad(logits.square().sum(), list(model.parameters()))
+    for a, b in zip(ours, eager):
+        torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-4)
+
+
+def test_a_symbolic_trace_computes_the_same():
+    batch, model = images(2, 3, 32, 32), make("vilonghorn_nano", depth=3, **SMALL)
+    names = timm.layers.get_graph_node_names(model)[1]
+    traced = timm.layers.create_feature_extractor(model, return_nodes=[names[-1]])
+    torch.testing.assert_close(next(iter(traced(batch).values())), model(batch))
 
 
 @pytest.mark.parametrize("options", [{}, dict(global_pool="map"), dict(rule="mamba", learned_A=True), dict(scalar_beta=True)])
@@ -124,3 +167,17 @@ def test_sizes_that_are_no_whole_number_of_patches_need_padding():
         make("vim_nano", img_size=(225, 230))
     with pytest.raises(ValueError, match="225x230 is not a whole number"):
         make("vim_nano", dynamic_img_size=True)(torch.zeros(1, 3, 225, 230))
+
+
+def test_timms_utilities_work_on_the_model():
+    model = make("vilonghorn_nano_shared", depth=3, **SMALL)
+    timm.utils.freeze(model, "blocks.0")
+    frozen = {name for name, parameter in model.named_parameters() if not parameter.requires_grad}
+    assert frozen == {name for name, _ in model.named_parameters() if name.startswith("blocks.0.")}
+    ema = timm.utils.ModelEmaV3(model, decay=0.5)
+    batch = images(2, 3, 32, 32)
+    assert torch.equal(ema(batch), model(batch))
+    with torch.no_grad():
+        model.head.bias.add_(1.0)
+    ema.update(model)
+    torch.testing.assert_close(ema(batch), model(batch) - 0.5)
