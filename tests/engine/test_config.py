@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from vilonghorn.engine import Config, build_parser, load_config, parse
-from vilonghorn.engine.launch import add_run_options
 from vilonghorn.engine.checks import changed_keys, check, flatten
 from vilonghorn.engine.config import FIELDS, INTERVALS
+from vilonghorn.engine.launch import add_run_options
 
 
 def read(*argv):
@@ -152,7 +152,7 @@ def test_every_command_of_the_training_page_names_options_that_there_are():
     parser = build_parser()
     add_run_options(parser)
     known = {option for action in parser._actions for option in action.option_strings}
-    assert set(re.findall(r"`(--[a-z][a-z_.-]*)", text)) - {"--help"} <= known | {f"--{key}" for key in FIELDS}
+    assert set(re.findall(r"`(--[a-z][a-z_.-]*)", text)) - {"--help", "--requeue"} <= known | {f"--{key}" for key in FIELDS}
     commands = re.findall(r"train_imagenet\.py (--config \S+[^#`\n]*)", text)
     assert len(commands) >= 3
     for command in commands:
