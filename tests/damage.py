@@ -80,6 +80,7 @@ DAMAGE: dict[str, tuple[str, Callable[[Path], None], str]] = {
     "left by a killed writer": ("jpg", lambda p: overwrite(p, 16, bytes(8)), "BetonError: .*unfinished"),
     "no samples": ("jpg", lambda p: overwrite(p, 8, bytes(8)), "BetonError: .*no sample"),
     "an unknown field": ("jpg", lambda p: overwrite(p, fmt.HEADER.itemsize, b"\x07"), "BetonError: .*not an RGB image"),
+    "a name not in ASCII": ("jpg", lambda p: overwrite(p, fmt.HEADER.itemsize + 3, b"\xd3"), "BetonError: .*in ASCII"),
     "a negative label": ("jpg", lambda p: set_sample(p, 2, label=-1), "BetonError: .*negative label"),
     "an enormous label": ("jpg", lambda p: set_sample(p, 2, label=2**40), "BetonError: .*label 1099511627776"),
     "an image of no width": ("jpg", lambda p: set_sample(p, 2, width=0), "BetonError: .*empty image"),

@@ -147,6 +147,8 @@ def _read_tables(path: Path, file: BinaryIO) -> tuple[tuple[str, str], np.ndarra
     samples = np.fromfile(file, SAMPLE, num_samples)
     file.seek(table)
     image, label = (name.decode("ascii", "replace") for name in fields["name"])
+    if not (image.isascii() and label.isascii() and image != label):  # FFCV would fail on them, each in its own way
+        raise _damaged(path, f"its fields are called {image!r} and {label!r}, not by two names in ASCII")
     return (image, label), samples, np.fromfile(file, REGION, num_samples)
 
 
