@@ -1,0 +1,62 @@
+"""Draws what a backbone does with an image: `python -m vilonghorn.tools.interpret MODEL IMAGE --what KIND --out FILE.png`.
+
+KIND is attention (which tokens the scan reads a token's output from), field (which pixels a token depends on), memory
+(how long the state remembers a token), pca (principal components of the features) or cam (Grad-CAM of a class). What is
+computed, and functions to compute it, are in `interpret_scan` and `interpret_model`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from ..data.images import read_image
+from ..engine.report import save_figure
+from . import subject
+from .interpret_draw import KINDS, draw, make_sheet
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs the command; returns 0, or 2 for what cannot be drawn."""
+    parser = argparse.ArgumentParser(prog="python -m vilonghorn.tools.interpret", description=__doc__.split("\n\n")[1])
+    subject.arguments(parser)
+    parser.add_argument("image", metavar="IMAGE", help="image file")
+    parser.add_argument("--what", choices=KINDS, default="attention", help="default: attention")
+    parser.add_argument("--out", type=Path, required=True, metavar="FILE.png", help="the picture to write")
+    parser.add_argument("--blocks", type=int, nargs="+", metavar="N", help="blocks to show, from 0 or from -1 at the end")
+    parser.add_argument(
+        "--patch", type=_patch, metavar="ROW,COLUMN", help="patch that attends (default: the class token) or sees (the middle)"
+    )
+    parser.add_argument("--class", dest="target", type=int, metavar="N", help="class that cam explains (default: the likeliest)")
+    options = parser.parse_args(argv)
+    try:
+        if options.out.suffix.lower() != ".png":
+            raise ValueError(f"{options.out}: the picture is a PNG, so its name ends in .png")
+        if not options.out.parent.is_dir():
+            raise FileNotFoundError(f"{options.out.parent}: no such folder to write {options.out.name} into; make it first")
+        picture = read_image(options.image)
+        found = subject.from_options(options)
+        image = found.transform(picture)
+        sheet = make_sheet(
+            found, image, options.what, blocks=options.blocks, patch=options.patch, target=options.target
+        )
+        save_figure(options.out, draw(sheet, found.picture(image)))
+    except (*subject.FAILURES, TypeError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    print(f"{options.out}: {sheet.title} in blocks {', '.join(map(str, sheet.blocks))} of {found.name}, for {options.image}")
+    return 0
+
+
+def _patch(text: str) -> tuple[int, int]:
+    try:
+        row, column = map(int, text.split(","))
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not ROW,COLUMN, such as 3,4") from None
+    return row, column
+
+
+if __name__ == "__main__":
+    sys.exit(main())
