@@ -28,7 +28,13 @@ from .interpret_model import (
 from .subject import Subject
 
 COLUMNS = 6  # blocks on a sheet, unless they are chosen
-KINDS = ("attention", "field", "memory", "pca", "cam")
+KINDS = {
+    "attention": "implicit attention",
+    "field": "receptive field",
+    "memory": "state memory",
+    "pca": "principal components",
+    "cam": "Grad-CAM",
+}
 
 
 class Row(NamedTuple):

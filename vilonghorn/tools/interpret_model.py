@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
+from torch.nn import Module
 
 from ..layers import prefix_first
 from ..models import VisionSSM
@@ -18,14 +19,23 @@ from .interpret_scan import ScanInputs, attention_rows, half_life, retention, sc
 CLASS_TOKEN = 0
 
 
-def grid_of(model: VisionSSM, images: Tensor) -> tuple[int, int]:
-    """Rows and columns of patches of images (B, 3, H, W).
+def check_backbone(model: Module) -> None:
+    """Refuses models without this library's blocks.
 
     Raises:
         TypeError: a model of another kind.
     """
     if not isinstance(model, VisionSSM):
         raise TypeError(f"the model is a {type(model).__name__}, expected a vilonghorn_* or vim_* backbone")
+
+
+def grid_of(model: VisionSSM, images: Tensor) -> tuple[int, int]:
+    """Rows and columns of patches of images (B, 3, H, W).
+
+    Raises:
+        TypeError: a model of another kind.
+    """
+    check_backbone(model)
     return model.patch_embed.dynamic_feat_size(tuple(images.shape[-2:]))
 
 
@@ -66,7 +76,7 @@ def scans(model: VisionSSM, images: Tensor, blocks: Sequence[int]) -> list[ScanI
         images: (B, 3, H, W), normalised.
         blocks: numbers of blocks.
     """
-    grid_of(model, images)
+    check_backbone(model)
     mixers = [model.blocks[block_index(model, block)].mixer for block in blocks]
     found = {}
     hooks = [
@@ -144,7 +154,7 @@ def receptive_field(model: VisionSSM, images: Tensor, block: int, token: int) ->
     Returns:
         (B, H, W), at least 0.
     """
-    grid_of(model, images)
+    check_backbone(model)
     pixels = images.detach().clone().requires_grad_()
     with torch.enable_grad():
         (patches, prefix), *_ = model.forward_intermediates(
