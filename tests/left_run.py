@@ -22,7 +22,8 @@ def leave_run(directory: Path, name: str = "vilonghorn_nano", **kwargs) -> nn.Mo
     """Writes config.yaml and best.safetensors of a model of two blocks for images of 16 px, and returns the model."""
     kwargs = dict(patch_size=4, depth=2, embed_dim=32) | kwargs
     options = [f"--model.name={name}", f"--model.kwargs={yaml.safe_dump(kwargs, default_flow_style=True).strip()}"]
-    config = toy_config(directory, *options, "--data.crop_pct=1.0", "--data.mean=[0.5, 0.4, 0.3]", "--data.std=[0.5, 0.6, 0.7]")
+    options += ["--data.crop_pct=1.0", "--data.mean=[0.5, 0.4, 0.3]", "--data.std=[0.5, 0.6, 0.7]"]
+    config = toy_config(directory, *options)
     torch.manual_seed(0)
     model = build_model(config, len(NAMES)).eval()
     with torch.no_grad():

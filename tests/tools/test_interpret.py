@@ -10,7 +10,8 @@ from PIL import Image
 
 from vilonghorn.tools.interpret import main
 from vilonghorn.tools.interpret_draw import KINDS, Row, Sheet, draw, make_sheet
-from vilonghorn.tools.interpret_model import attention, grad_cam, memory, pca, receptive_field, to_map
+from vilonghorn.tools.interpret_model import attention, grad_cam, memory, pca, receptive_field
+from vilonghorn.tools.interpret_tokens import to_map
 from vilonghorn.tools.subject import load_subject
 
 GRID = (4, 4)
@@ -41,7 +42,8 @@ def test_a_sheet_has_the_maps_of_each_block_and_direction(run):
         assert torch.equal(torch.stack(row.maps), expected)
 
     sheet = make_sheet(subject, image, "field")
-    assert torch.equal(sheet.rows[0].maps[1], receptive_field(model, images, 1, 11)[0].sqrt()) and sheet.box == (8, 8, 4, 4)
+    assert torch.equal(sheet.rows[0].maps[1], receptive_field(model, images, 1, 11)[0].sqrt())
+    assert sheet.box == (8, 8, 4, 4)
     assert torch.equal(make_sheet(subject, image, "pca").rows[0].maps[2], pca(model, images, 2)[0])
     sheet = make_sheet(subject, image, "cam", target=4)
     assert sheet.blocks == [0, 1] and sheet.title == "Grad-CAM of class eel"
@@ -58,12 +60,14 @@ def test_deep_models_show_blocks_at_even_distances():
 def test_a_figure_shows_each_map_in_its_cell(run):
     _, subject, image = run
     infinite = torch.tensor([[1.0, 2.0], [3.0, torch.inf]])
-    rows = [Row("a", [torch.rand(4, 4), infinite[:1]]), Row("b", [infinite, infinite * 2], "tokens"), Row("c", [torch.rand(2, 2, 3)] * 2)]
+    own, shared, colours = [torch.rand(4, 4), infinite[:1]], [infinite, infinite * 2], [torch.rand(2, 2, 3)] * 2
+    rows = [Row("a", own), Row("b", shared, "tokens"), Row("c", colours)]
     figure = draw(Sheet("t", [3, 7], rows, (4, 8, 4, 4)), subject.picture(image))
     cells = np.array(figure.axes[:9]).reshape(3, 3)
     pixels = np.asarray(Image.open(run[0].parent / "a.png")) / 255
     assert np.allclose(cells[0, 0].images[0].get_array(), pixels, atol=1e-6)
-    assert [axis.get_title() for axis in cells[0]] == ["image", f"block 3, max {float(rows[0].maps[0].max()):.2g}", "block 7, max 2"]
+    titles = ["image", f"block 3, max {float(own[0].max()):.2g}", "block 7, max 2"]
+    assert [axis.get_title() for axis in cells[0]] == titles
     for row, line in zip(rows, cells[:, 1:]):
         for values, axis in zip(row.maps, line):
             shown = axis.images[-1].get_array()

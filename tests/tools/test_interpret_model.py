@@ -10,15 +10,13 @@ from vilonghorn.tools.interpret_model import (
     attention,
     grad_cam,
     memory,
-    patch_token,
     pca,
     receptive_field,
     reshape_transform,
-    scan_position,
     scans,
-    to_map,
 )
 from vilonghorn.tools.interpret_scan import attention_rows
+from vilonghorn.tools.interpret_tokens import patch_token, scan_position, to_map
 
 SIZE = dict(img_size=(12, 20), patch_size=4, depth=3, embed_dim=16, num_classes=5)  # 3 x 5 patches: an odd number
 

@@ -1,4 +1,4 @@
-"""The command that names what images show: against the model asked by hand, and what it does where something is wrong."""
+"""The command that names what images show: against the model asked by hand, and where something is wrong."""
 
 import json
 import re
@@ -11,7 +11,9 @@ from left_run import NAMES, leave_run, make_image
 from vilonghorn.tools.predict import find_images, main
 from vilonghorn.tools.subject import _names_of_pretrained, load_subject
 
-KWARGS = ["--model-kwargs", "num_classes=6", "img_size=16", "patch_size=4", "depth=2", "embed_dim=32"]
+NANO = "vilonghorn_nano"
+ARGUMENTS = dict(num_classes=6, img_size=16, patch_size=4, depth=2, embed_dim=32)
+KWARGS = ["--model-kwargs", *(f"{key}={value}" for key, value in ARGUMENTS.items())]
 
 
 @pytest.fixture
@@ -28,7 +30,8 @@ def asked(model, image, top=5):
 
 def test_files_and_folders_get_what_the_model_says_of_each(run, tmp_path, capsys):
     directory, model = run
-    inputs = {name: make_image(tmp_path / name, seed) for seed, name in enumerate(["z.png", "in/a.png", "in/b/c.png", "in/d.PNG"])}
+    files = ["z.png", "in/a.png", "in/b/c.png", "in/d.PNG"]
+    inputs = {name: make_image(tmp_path / name, seed) for seed, name in enumerate(files)}
     make_image(tmp_path / "in/.hidden/e.png", 9)
     (tmp_path / "in/notes.txt").write_text("no image")
     names = [str(tmp_path / "z.png"), str(tmp_path / "in")]
@@ -43,7 +46,8 @@ def test_files_and_folders_get_what_the_model_says_of_each(run, tmp_path, capsys
 
     assert main([str(directory), str(tmp_path / "z.png"), "--top", "2"]) == 0
     (first, p), (second, q) = asked(model, inputs["z.png"], 2)
-    assert capsys.readouterr().out == f"{tmp_path / 'z.png'}: {first} {100 * p.expected:.1f}%, {second} {100 * q.expected:.1f}%\n"
+    named = f"{first} {100 * p.expected:.1f}%, {second} {100 * q.expected:.1f}%"
+    assert capsys.readouterr().out == f"{tmp_path / 'z.png'}: {named}\n"
 
 
 def test_what_cannot_be_read_is_named_and_the_rest_go_on(run, tmp_path, capsys):
@@ -58,8 +62,12 @@ def test_what_cannot_be_read_is_named_and_the_rest_go_on(run, tmp_path, capsys):
         out, err = capsys.readouterr()
         results = [json.loads(line) for line in out.splitlines()]
         assert ["predictions" in r for r in results] == [True, False, True, False, False]
-        expected = ["in/2.png: not a readable image", "missing.png: no such file or folder", "empty: no image in this folder"]
-        for result, sentence in zip([results[1], *results[3:]], expected):
+        sentences = (
+            "2.png: not a readable image",
+            "missing.png: no such file or folder",
+            "empty: no image in this folder",
+        )
+        for result, sentence in zip([results[1], *results[3:]], sentences):
             assert sentence in result["error"] and f"error: {result['error']}" in err
     assert main([str(directory), *names]) == 1
     out, err = capsys.readouterr()
@@ -71,13 +79,13 @@ def test_weights_in_a_file_bring_their_names_if_they_have_any(run, tmp_path, cap
     image = make_image(tmp_path / "a.png", 1)
     torch.save(model.state_dict(), tmp_path / "plain.pth")
     for file, named in ((directory / "best.safetensors", True), (tmp_path / "plain.pth", False)):
-        command = ["vilonghorn_nano", str(tmp_path / "a.png"), "--json", "--checkpoint", str(file), *KWARGS]
+        command = [NANO, str(tmp_path / "a.png"), "--json", "--checkpoint", str(file), *KWARGS]
         assert main(command) == 0
         predictions = json.loads(capsys.readouterr().out)["predictions"]
         # The registered model normalises as for ImageNet, the run did not.
         mean, std = (torch.tensor(v)[:, None, None] for v in ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)))
         pixels = image[0] * torch.tensor((0.5, 0.6, 0.7))[:, None, None] + torch.tensor((0.5, 0.4, 0.3))[:, None, None]
-        subject = load_subject("vilonghorn_nano", str(file), dict(num_classes=6, img_size=16, patch_size=4, depth=2, embed_dim=32))
+        subject = load_subject(NANO, str(file), ARGUMENTS)
         assert subject.mean == (0.485, 0.456, 0.406) and subject.transform.transforms[0].size == 18  # crop_pct 0.875
         assert torch.allclose(subject.picture((pixels - mean) / std), pixels.permute(1, 2, 0), atol=1e-6)
         assert [p["name"] for p in predictions] == ([NAMES[p["class"]] for p in predictions] if named else [None] * 5)
@@ -86,10 +94,11 @@ def test_weights_in_a_file_bring_their_names_if_they_have_any(run, tmp_path, cap
 
 
 def test_published_weights_bring_the_names_of_their_classes():
-    names = _names_of_pretrained(timm.create_model("vilonghorn_nano", img_size=32))
+    names = _names_of_pretrained(timm.create_model(NANO, img_size=32))
     assert len(names) == 1000 and names[0] == "tench, Tinca tinca" and "toilet tissue" in names[999]
-    assert _names_of_pretrained(timm.create_model("vilonghorn_nano", img_size=32, num_classes=10)) is None
-    own = timm.create_model("vilonghorn_nano", img_size=32, num_classes=2, pretrained_cfg_overlay=dict(num_classes=2, label_names=("a", "b")))
+    assert _names_of_pretrained(timm.create_model(NANO, img_size=32, num_classes=10)) is None
+    cfg = dict(num_classes=2, label_names=("a", "b"))
+    own = timm.create_model(NANO, img_size=32, num_classes=2, pretrained_cfg_overlay=cfg)
     assert _names_of_pretrained(own) == ["a", "b"]
 
 
@@ -97,13 +106,13 @@ def test_published_weights_bring_the_names_of_their_classes():
     "arguments, sentence",
     [
         (["vilonghorn_nanno"], "vilonghorn_nanno is neither .* nearest known are .*vilonghorn_nano"),
-        (["vilonghorn_nano"], "no pretrained weights for vilonghorn_nano: none are published yet"),
-        (["vilonghorn_nano", "--checkpoint", "nowhere.pth"], "there are no weights nowhere.pth"),
-        (["vilonghorn_nano", "--checkpoint", "{run}/best.safetensors"], "best.safetensors does not hold weights of vilonghorn_nano"),
-        (["vilonghorn_nano", "--checkpoint", "{run}/config.yaml"], "config.yaml does not hold weights of vilonghorn_nano"),
-        (["vilonghorn_nano", "--checkpoint", "random", "--model-kwargs", "hue=3"], "cannot make vilonghorn_nano .*hue"),
-        (["vilonghorn_nano", "--checkpoint", "random", "--model-kwargs", "in_chans=1"], "images of 1 channels"),
-        (["vilonghorn_nano", "--checkpoint", "random", "--model-kwargs", "num_classes=0", "img_size=32"], "has no classifier"),
+        ([NANO], "no pretrained weights for vilonghorn_nano: none are published yet"),
+        ([NANO, "--checkpoint", "nowhere.pth"], "there are no weights nowhere.pth"),
+        ([NANO, "--checkpoint", "{run}/best.safetensors"], "best.safetensors does not hold weights of vilonghorn_nano"),
+        ([NANO, "--checkpoint", "{run}/config.yaml"], "config.yaml does not hold weights of vilonghorn_nano"),
+        ([NANO, "--checkpoint", "random", "--model-kwargs", "hue=3"], "cannot make vilonghorn_nano .*hue"),
+        ([NANO, "--checkpoint", "random", "--model-kwargs", "in_chans=1"], "images of 1 channels"),
+        ([NANO, "--checkpoint", "random", "--model-kwargs", "num_classes=0", "img_size=32"], "has no classifier"),
         (["{run}", "--checkpoint", "first"], "its checkpoints are best and last, not 'first'"),
         (["{run}", "--checkpoint", "last"], "there are no weights .*last.safetensors"),
         (["{run}", "--model-kwargs", "depth=3"], "leave out --model-kwargs"),
@@ -125,7 +134,7 @@ def test_weights_that_give_no_numbers_are_refused(tmp_path, capsys):
     state = {name: value * float("nan") for name, value in model.state_dict().items()}
     torch.save(state, tmp_path / "nan.pth")
     make_image(tmp_path / "a.png", 1)
-    assert main(["vilonghorn_nano", str(tmp_path / "a.png"), "--checkpoint", str(tmp_path / "nan.pth"), *KWARGS]) == 2
+    assert main([NANO, str(tmp_path / "a.png"), "--checkpoint", str(tmp_path / "nan.pth"), *KWARGS]) == 2
     assert "no finite numbers" in capsys.readouterr().err
 
 
@@ -133,4 +142,5 @@ def test_a_folder_is_searched_in_order_and_a_file_taken_whatever_its_name(tmp_pa
     for name in ("b/2.png", "b/10.jpg", "a/x.webp"):
         make_image(tmp_path / name, 0)
     odd = tmp_path / "photo.data"
-    assert find_images([str(odd), str(tmp_path)]) == [str(odd), *(str(tmp_path / n) for n in ("a/x.webp", "b/10.jpg", "b/2.png"))]
+    inside = [str(tmp_path / name) for name in ("a/x.webp", "b/10.jpg", "b/2.png")]
+    assert find_images([str(odd), str(tmp_path)]) == [str(odd), *inside]

@@ -54,10 +54,9 @@ def tab(address):
 
 def shown_maps(tab, other_than=None):
     """Address and pixels of the picture of maps, once there is one."""
-    address = tab.wait_for_function(
-        "old => { const i = document.querySelector('#maps img'); return i && i.complete && i.naturalWidth && i.src !== old && i.src }",
-        arg=other_than,
-    ).json_value()
+    loaded = "const i = document.querySelector('#maps img'); return i && i.complete && i.naturalWidth"
+    script = f"old => {{ {loaded} && i.src !== old && i.src }}"
+    address = tab.wait_for_function(script, arg=other_than).json_value()
     return address, np.asarray(Image.open(io.BytesIO(urlopen(address).read())).convert("RGB"))
 
 
@@ -71,7 +70,8 @@ def test_a_dropped_image_gets_its_classes_and_maps_and_a_bad_one_a_sentence(subj
     image = make_image(tmp_path / "a.png", 3)
     with torch.no_grad():
         values, classes = subject.model(image).softmax(1)[0].topk(5)
-    assert tab.title() == "vilonghorn" and "vilonghorn_nano, best" in tab.inner_text("h1")
+    tab.wait_for_function("document.title === 'vilonghorn'")
+    assert "vilonghorn_nano, best" in tab.inner_text("h1")
     tab.set_input_files("input[type=file]", tmp_path / "a.png")
     source, pixels = shown_maps(tab)
     assert np.array_equal(pixels, drawn(subject, image[0], "attention"))

@@ -1,4 +1,4 @@
-"""Maps of one image as a sheet: a row for each direction or quantity, a column for each block; and sheets as figures."""
+"""Maps of one image as a sheet, a row for each direction or quantity and a column for each block; sheets as figures."""
 
 from __future__ import annotations
 
@@ -13,18 +13,8 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 from torch import Tensor
 
-from .interpret_model import (
-    CLASS_TOKEN,
-    attention,
-    block_index,
-    grad_cam,
-    grid_of,
-    memory,
-    patch_token,
-    pca,
-    receptive_field,
-    to_map,
-)
+from .interpret_model import attention, grad_cam, memory, pca, receptive_field
+from .interpret_tokens import CLASS_TOKEN, block_index, grid_of, patch_token, to_map
 from .subject import Subject
 
 COLUMNS = 6  # blocks on a sheet, unless they are chosen
@@ -174,7 +164,8 @@ def draw(sheet: Sheet, picture: Tensor) -> Figure:
                 axis.add_patch(Rectangle((left, top), *size, fill=False, edgecolor="cyan"))
         if row.unit:
             ended = any(values.isinf().any() for values in row.maps)
-            bar = figure.colorbar(shown, ax=line.tolist(), fraction=0.05, pad=0.01, extend="max" if ended else "neither")
+            extend = "max" if ended else "neither"
+            bar = figure.colorbar(shown, ax=line.tolist(), fraction=0.05, pad=0.01, extend=extend)
             bar.set_label(row.unit, fontsize=8)
             bar.ax.tick_params(labelsize=7)
     return figure

@@ -1,7 +1,7 @@
 """What a backbone of this library attends to, sees, remembers and represents, as maps over the image.
 
-Tokens are counted prefix first: 0 is the class token, 1 + row * columns + column a patch; blocks from 0, or from -1 at the
-end. Everything is computed in evaluation mode, which the caller sees to, on the images' device.
+Tokens are counted as in `interpret_tokens`, blocks from 0, or from -1 at the end. Everything is computed on the images'
+device, in the mode that the model is in: evaluation, unless dropout is to be looked at.
 """
 
 from __future__ import annotations
@@ -10,61 +10,11 @@ from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
-from torch.nn import Module
 
 from ..layers import prefix_first
 from ..models import VisionSSM
 from .interpret_scan import ScanInputs, attention_rows, half_life, retention, scan_inputs
-
-CLASS_TOKEN = 0
-
-
-def check_backbone(model: Module) -> None:
-    """Refuses models without this library's blocks.
-
-    Raises:
-        TypeError: a model of another kind.
-    """
-    if not isinstance(model, VisionSSM):
-        raise TypeError(f"the model is a {type(model).__name__}, expected a vilonghorn_* or vim_* backbone")
-
-
-def grid_of(model: VisionSSM, images: Tensor) -> tuple[int, int]:
-    """Rows and columns of patches of images (B, 3, H, W).
-
-    Raises:
-        TypeError: a model of another kind.
-    """
-    check_backbone(model)
-    return model.patch_embed.dynamic_feat_size(tuple(images.shape[-2:]))
-
-
-def block_index(model: VisionSSM, block: int) -> int:
-    """A block's number from 0.
-
-    Raises:
-        ValueError: there is no such block.
-    """
-    depth = len(model.blocks)
-    if not -depth <= block < depth:
-        raise ValueError(f"block is {block}, expected {-depth} to {depth - 1}: the model has {depth} blocks")
-    return block % depth
-
-
-def patch_token(grid: tuple[int, int], row: int, column: int) -> int:
-    """The token of a patch.
-
-    Raises:
-        ValueError: there is no such patch.
-    """
-    if not (0 <= row < grid[0] and 0 <= column < grid[1]):
-        raise ValueError(f"patch {row},{column} is not on the image's grid of {grid[0]} rows and {grid[1]} columns")
-    return 1 + row * grid[1] + column
-
-
-def to_map(tokens: Tensor, grid: tuple[int, int]) -> Tensor:
-    """Numbers of tokens, prefix first, (..., 1 + h * w), to those of the patches, (..., h, w)."""
-    return tokens[..., 1:].unflatten(-1, grid)
+from .interpret_tokens import CLASS_TOKEN, block_index, check_backbone, grid_of, scan_position
 
 
 @torch.no_grad()
@@ -143,7 +93,7 @@ def memory(model: VisionSSM, images: Tensor, blocks: Sequence[int]) -> tuple[Ten
 def receptive_field(model: VisionSSM, images: Tensor, block: int, token: int) -> Tensor:
     """Effective receptive field of a token after a block (Luo et al., arXiv 1701.04128).
 
-    The gradient, with respect to the pixels, of the sum of the token's features; its magnitude is added up over colours.
+    The gradient, with respect to the pixels, of the sum of the token's features; its magnitudes are added over colours.
 
     Args:
         model: of this library.
@@ -180,7 +130,7 @@ def pca(model: VisionSSM, images: Tensor, block: int, components: int = 3) -> Te
         components: how many, at most the features' and one less than the patches' number.
 
     Returns:
-        (B, h, w, components), each scaled to [0, 1]. A component's sign is chosen so that its largest loading is positive.
+        (B, h, w, components), each scaled to [0, 1], with the sign that makes a component's largest loading positive.
     """
     h, w = grid_of(model, images)
     (features,) = model.forward_intermediates(
@@ -228,7 +178,8 @@ def grad_cam(model: VisionSSM, images: Tensor, classes: Sequence[int] | None = N
             if classes is None:
                 classes = scores.argmax(1).tolist()
             if len(classes) != len(images) or not all(0 <= c < scores.shape[1] for c in classes):
-                raise ValueError(f"classes are {list(classes)}, expected one of 0 to {scores.shape[1] - 1} for each image")
+                last = scores.shape[1] - 1
+                raise ValueError(f"classes are {list(classes)}, expected one of 0 to {last} for each image")
             chosen = scores[range(len(images)), list(classes)].sum()
             (gradient,) = torch.autograd.grad(chosen, kept[0])
     finally:
@@ -254,18 +205,6 @@ def reshape_transform(grid: tuple[int, int]) -> Callable[[Tensor], Tensor]:
         return prefix_first(tokens)[:, 1:].unflatten(1, grid).permute(0, 3, 1, 2)
 
     return to_patches
-
-
-def scan_position(token: int, patches: int) -> int:
-    """Where a token, counted prefix first, stands in the sequence that is scanned.
-
-    Raises:
-        ValueError: there is no such token.
-    """
-    if not 0 <= token <= patches:
-        raise ValueError(f"token is {token}, expected 0 (the class token) to {patches}")
-    order = prefix_first(torch.arange(patches + 1).view(1, -1, 1))
-    return int(order[0, token, 0])
 
 
 def _prefix_first(numbers: Tensor) -> Tensor:

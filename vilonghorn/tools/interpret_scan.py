@@ -24,7 +24,7 @@ CARRIED = 2**23  # numbers of state carried at a time: more tokens at once means
 
 
 class ScanInputs(NamedTuple):
-    """What enters a mixer's scan, each direction in the order of the sequence; float32, or float64 where the mixer is."""
+    """What enters a mixer's scan, every direction in the order of the sequence; float32, or float64 if the mixer is."""
 
     rule: str
     reverse: tuple[bool, ...]

@@ -1,7 +1,8 @@
 """Says what images show: `python -m vilonghorn.tools.predict MODEL IMAGE...`, images being files or folders of them.
 
 MODEL is the directory of a run, or a model that timm knows with its weights. Each image gets its most probable classes,
-on a line of text or of JSON; one that cannot be read is named on standard error, the rest go on, and the exit status is 1.
+on a line of text or of JSON; one that cannot be read is named on standard error, the rest go on, and the exit status
+is 1.
 """
 
 from __future__ import annotations
@@ -99,7 +100,8 @@ def _classify(subject: Subject, images: torch.Tensor, top: int) -> list[list[dic
         reason = " ".join(str(error).split())
         raise ValueError(f"{subject.name} does not take images {tuple(images.shape)} ({reason})") from error
     if scores.dim() != 2:
-        raise ValueError(f"{subject.name} turns images {tuple(images.shape)} into {tuple(scores.shape)}, not into a score for each class")
+        shapes = f"images {tuple(images.shape)} into {tuple(scores.shape)}"
+        raise ValueError(f"{subject.name} turns {shapes}, not into a score for each class")
     if not scores.isfinite().all():
         raise ValueError(f"{subject.name} gives scores that are no finite numbers: its weights are damaged")
     values, classes = scores.softmax(1).topk(min(top, scores.shape[1]))
@@ -112,7 +114,9 @@ def _classify(subject: Subject, images: torch.Tensor, top: int) -> list[list[dic
 
 def line(result: dict[str, Any]) -> str:
     """A prediction as text: the file, then names and percentages."""
-    named = (f"{p['class'] if p['name'] is None else p['name']} {100 * p['probability']:.1f}%" for p in result["predictions"])
+    predictions = result["predictions"]
+    names = [p["class"] if p["name"] is None else p["name"] for p in predictions]
+    named = (f"{name} {100 * p['probability']:.1f}%" for name, p in zip(names, predictions))
     return f"{result['image']}: {', '.join(named)}"
 
 

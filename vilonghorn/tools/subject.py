@@ -137,9 +137,10 @@ def _of_timm(name: str, checkpoint: str, model_kwargs: dict[str, Any]) -> tuple:
     try:
         model = timm.create_model(name, pretrained=checkpoint == "pretrained", **model_kwargs)
     except (*REFUSALS, OSError) as error:
-        raise ValueError(f"timm cannot make {name} with {checkpoint} weights and {model_kwargs} ({_brief(error)})") from error
+        given = f"{checkpoint} weights and {model_kwargs}"
+        raise ValueError(f"timm cannot make {name} with {given} ({_brief(error)})") from error
     if getattr(model, "in_chans", 3) != 3:
-        raise ValueError(f"{name} takes images of {model.in_chans} channels, but image files are read as RGB: in_chans is 3")
+        raise ValueError(f"{name} takes images of {model.in_chans} channels, but files are read as RGB, which has 3")
     class_names = None
     if file is not None:
         try:
@@ -168,7 +169,7 @@ def _names_in(file: Path) -> list[str] | None:
 
 
 def _names_of_pretrained(model: nn.Module) -> list[str] | None:
-    """Class names of published weights: their own, or ImageNet's where the head still has the classes of one of its sets."""
+    """Class names of published weights: their own, or ImageNet's where the head has the classes of one of its sets."""
     cfg = model.pretrained_cfg
     if model.num_classes != cfg.get("num_classes"):
         return None

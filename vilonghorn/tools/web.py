@@ -18,7 +18,7 @@ from PIL import Image
 from ..data.images import read_image
 from . import subject
 from .interpret_draw import KINDS, draw, make_sheet
-from .interpret_model import check_backbone
+from .interpret_tokens import check_backbone
 from .predict import predict
 from .subject import Subject
 
@@ -115,7 +115,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command; returns 0 when it was interrupted, or 2 for what cannot be served."""
     parser = argparse.ArgumentParser(prog="python -m vilonghorn.tools.web", description=__doc__.split("\n\n")[1])
     subject.arguments(parser)
-    parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default: this machine alone, 127.0.0.1)")
+    parser.add_argument(
+        "--host", default="127.0.0.1", help="address to listen on (default: 127.0.0.1, this machine alone)"
+    )
     parser.add_argument("--port", type=int, help="default: the first free one from 7860")
     options = parser.parse_args(argv)
     try:
