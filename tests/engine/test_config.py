@@ -12,7 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from vilonghorn.engine import Config, build_parser, load_config, parse
-from vilonghorn.engine.config import FIELDS, INTERVALS, changed_keys, check, flatten
+from vilonghorn.engine.checks import changed_keys, check, flatten
+from vilonghorn.engine.config import FIELDS, INTERVALS
 
 
 def read(*argv):

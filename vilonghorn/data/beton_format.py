@@ -44,6 +44,7 @@ class Beton:
         labels: (N,) int64, from 0 to `num_classes` - 1.
         sizes: (N,) int64, bytes that each image takes.
         classes: class names from the manifest beside the file, None without one.
+        digest: SHA-256 of the tables, which hold the labels and the place and size of every image.
     """
 
     path: Path
@@ -52,6 +53,7 @@ class Beton:
     labels: np.ndarray
     sizes: np.ndarray
     classes: list[str] | None
+    digest: str
 
     @property
     def num_samples(self) -> int:
@@ -98,14 +100,15 @@ def check_beton(path: str | os.PathLike, *, images: bool = False) -> Beton:
         raw = image["mode"] == MODES["raw"]
         if (sizes[raw] != 3 * image["width"][raw].astype(np.int64) * image["height"][raw]).any():
             raise _damaged(path, "the size of an uncompressed image is not 3 x width x height")
-        manifest = _read_manifest(path, tables_digest(file), samples["label"])
+        digest = tables_digest(file)
+        manifest = _read_manifest(path, digest, samples["label"])
         if images:
             if manifest is None:
                 raise BetonError(f"{path}: image data cannot be checked without {manifest_path(path).name} beside it")
             if images_digest(file) != manifest["sha256"]["images"]:
                 raise _damaged(path, "its image data are not those that were written")
     classes = manifest["classes"] if manifest else None
-    return Beton(path, fields, image, samples["label"].astype(np.int64), sizes, classes)
+    return Beton(path, fields, image, samples["label"].astype(np.int64), sizes, classes, digest)
 
 
 def _damaged(path: Path, what: str) -> BetonError:
@@ -200,10 +203,12 @@ def tables_digest(file: BinaryIO) -> str:
 
 
 def images_digest(file: BinaryIO) -> str:
-    """SHA-256 of the image data of an open `.beton`, padding included."""
+    """SHA-256 of an open `.beton` from its first image to its allocation table, padding in between included."""
     file.seek(0)
     header = np.frombuffer(file.read(HEADER.itemsize), HEADER)[0]
-    file.seek(TABLES_AT + int(header["num_samples"]) * SAMPLE.itemsize)
+    file.seek(TABLES_AT)
+    samples = np.frombuffer(file.read(int(header["num_samples"]) * SAMPLE.itemsize), SAMPLE)
+    file.seek(int(samples["image"]["data_ptr"].min()))
     left, digest = int(header["table"]) - file.tell(), hashlib.sha256()
     while left > 0:
         chunk = file.read(min(left, 1 << 24))

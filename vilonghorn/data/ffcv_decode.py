@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import ctypes
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import llvmlite.binding
 import numpy as np
 from ffcv import libffcv
+from PIL import Image
 from numba import carray, njit, prange, types
 from numba.extending import intrinsic
 
@@ -96,3 +98,35 @@ def decode(file: np.ndarray, samples: np.ndarray, crops: np.ndarray, out: np.nda
             status,
         )
     return status
+
+
+def decode_bicubic(
+    file: np.ndarray, samples: np.ndarray, crops: np.ndarray, out: np.ndarray, threads: int
+) -> np.ndarray:
+    """As `decode`, but resized as PIL does, bicubic with antialiasing, where FFCV averages areas.
+
+    Args:
+        file, samples, crops, out, threads: as for `decode`. FFCV's decoder and PIL's resizing release Python's lock.
+
+    Returns:
+        (B,) int64, as from `decode`.
+    """
+
+    def one(i: int) -> int:
+        at, length, height, width, jpeg = samples[i].tolist()
+        top, bottom, left, right, mirror = crops[i].tolist()
+        pixels = file[at : at + length]
+        failed = 0
+        if jpeg:
+            source, pixels = pixels, np.empty(3 * height * width, np.uint8)
+            box = height, width, 0, 0, 1, 1
+            place = pixels.ctypes.data
+            failed = libffcv.ctypes_imdecode(source.ctypes.data, length, height, width, place, *box, False, False)
+        image = Image.frombuffer("RGB", (width, height), pixels, "raw", "RGB", 0, 1)
+        size = out.shape[2], out.shape[1]
+        image = image.resize(size, Image.Resampling.BICUBIC, box=(left, top, right, bottom))
+        out[i] = np.asarray(image)[:, :: -1 if mirror else 1]
+        return failed
+
+    with ThreadPoolExecutor(threads) as pool:
+        return np.fromiter(pool.map(one, range(len(samples))), np.int64, len(samples))
