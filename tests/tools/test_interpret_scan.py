@@ -124,6 +124,43 @@ def test_what_is_left_of_a_token_is_what_the_matrices_of_later_tokens_leave(rule
             torch.testing.assert_close(kept[g, b], expected, rtol=1e-10, atol=1e-12)
 
 
+FORMS = {
+    "shared": dict(directions="shared"),
+    "shared, exact": dict(rule="longhorn_exact", directions="shared", reverse=(True, False, True)),
+    "shared, mamba": dict(rule="mamba", directions="shared"),
+    "scalar beta": dict(scalar_beta=True),
+    "scalar beta, shared": dict(scalar_beta=True, directions="shared"),
+    "learned A": dict(rule="mamba", learned_A=True),
+    "learned A, shared": dict(rule="mamba", learned_A=True, directions="shared"),
+}
+
+
+@pytest.mark.parametrize("carried", [interpret_scan.CARRIED, 1])
+@pytest.mark.parametrize("form", FORMS)
+def test_rows_reproduce_the_layer_in_every_form(form, carried, monkeypatch):
+    monkeypatch.setattr(interpret_scan, "CARRIED", carried)
+    torch.manual_seed(0)
+    mixer = Mixer(DIM, d_state=N, d_conv=K, dt_rank=R, expand=D // DIM, dtype=torch.float64, **FORMS[form])
+    for parameter in mixer.parameters():
+        torch.nn.init.normal_(parameter, std=0.5)
+    tokens = torch.randn(B, L, DIM, dtype=torch.float64)
+    scan = scan_inputs(mixer, tokens)
+    y = torch.einsum("gbtsd,gbsd->gbtd", attention_rows(scan, channels="none"), scan.values)
+    y = y + scan.D[:, None, None] * scan.values
+    if mixer.norms is None:
+        y = y.mean(0)
+    else:
+        scales = torch.rsqrt(y.square().mean(-1, keepdim=True) + 1e-6)
+        y = sum(y_g * scale * norm.weight for y_g, scale, norm in zip(y, scales, mixer.norms))
+    layer = (y * scan.z * torch.sigmoid(scan.z)) @ mixer.out_proj.weight.mT
+    torch.testing.assert_close(layer, mixer(tokens), rtol=1e-6, atol=1e-8)
+
+
+def test_half_life_ends_with_the_first_token_that_finds_less_than_half_even_if_a_state_grows_again():
+    share = torch.tensor([[1, 0, 0, 0], [0.6, 1, 0, 0], [0.4, 2, 1, 0], [0.9, 0.7, 0.2, 1]]).view(1, 1, 4, 4)
+    assert half_life(share, (False,)).flatten().tolist() == [2, torch.inf, 1, torch.inf]
+
+
 def test_half_life_counts_the_tokens_that_find_half_or_more():
     share = torch.zeros(2, 1, 4, 4)
     share[0, 0] = torch.tensor([[1, 0, 0, 0], [0.6, 1, 0, 0], [0.5, 0.4, 1, 0], [0.4, 0.2, 0.7, 1]])

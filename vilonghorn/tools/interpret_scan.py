@@ -33,7 +33,9 @@ class ScanInputs(NamedTuple):
     k: Tensor  # (G, B, L, N)
     q: Tensor  # (G, B, L, N)
     z: Tensor  # gate of the output, before its SiLU, (B, L, D)
-    A: Tensor | None  # decay rates, negative, (G, D, N), rule "mamba" only
+    A: (
+        Tensor | None
+    )  # of rule "mamba": decay rates, (G, D, N), negative, or with learned_A (G, B, L, N), of either sign
     D: Tensor  # skip weights, (G, D)
 
 
@@ -42,22 +44,25 @@ def scan_inputs(mixer: Mixer, tokens: Tensor) -> ScanInputs:
     """Computes what a mixer's scan is given for a sequence.
 
     Args:
-        mixer: with its weights.
+        mixer: of any form; what directions share is handed out for each of them.
         tokens: what enters the mixer (normed tokens), (B, L, dim), in scan order.
     """
+    shared, N, G = mixer.norms is not None, mixer.d_state, len(mixer.reverse)
     dtype = torch.promote_types(mixer.D.dtype, torch.float32)
     weights = {name: p.detach().to(dtype) for name, p in mixer.named_parameters()}
     x, z = F.linear(tokens.to(dtype), weights["in_proj.weight"]).chunk(2, dim=-1)
-    u = conv_silu(x, weights["conv_weight"], weights["conv_bias"], reverse=mixer.reverse)
+    u = conv_silu(x, weights["conv_weight"], weights["conv_bias"], reverse=(False,) if shared else mixer.reverse)
     projected = torch.einsum("gbld,gpd->gblp", u, weights["x_proj"])
-    low, k, q = projected.split([mixer.dt_rank, mixer.d_state, mixer.d_state], dim=-1)
+    low, k, q, rates = projected.split([mixer.dt_rank, N, N, N if mixer.learned_A else 0], dim=-1)
     dt = torch.einsum("gblr,gdr->gbld", low, weights["dt_proj"]) + weights["dt_bias"][:, None, None]
+    dt, A = dt.expand_as(u), None  # a scalar beta is one number for all channels
     if mixer.rule == "mamba":
-        gate, A = F.softplus(dt), -weights["A_log"].exp()
+        gate, A = F.softplus(dt), -rates if mixer.learned_A else -weights["A_log"].exp()
     else:
         beta = torch.sigmoid(dt)
-        gate, A = beta / (1 + beta * k.square().sum(-1, keepdim=True)), None
-    return ScanInputs(mixer.rule, mixer.reverse, u, gate, k, q, z, A, weights["D"])
+        gate = beta / (1 + beta * k.square().sum(-1, keepdim=True))
+    u, gate, k, q, A, D = (t if t is None else t.expand(G, *t.shape[1:]) for t in (u, gate, k, q, A, weights["D"]))
+    return ScanInputs(mixer.rule, mixer.reverse, u, gate, k, q, z, A, D)
 
 
 @torch.no_grad()
@@ -73,7 +78,7 @@ def attention_rows(scan: ScanInputs, queries: Sequence[int] | None = None, chann
     Returns:
         M[t, s] for each query t and every s: (G, B, T, L), or (G, B, T, L, D) with "none". Then
         with rows of every channel, `(rows * values[:, :, None]).sum(3)` plus D times the queries' own values is the
-        scan's y, before the directions are averaged and gated by z.
+        scan's y, before the directions are averaged (or normed and summed, where they are shared) and gated by z.
 
     Raises:
         ValueError: a query that is not in the sequence or is given twice, or an unknown way with channels.
@@ -87,7 +92,7 @@ def attention_rows(scan: ScanInputs, queries: Sequence[int] | None = None, chann
     shape = (G, B, len(queries), L)
     rows = scan.values.new_zeros((*shape, width) if channels == "none" else shape)
     for g, part in _slices(scan, len(queries)):
-        gate, A = scan.gate[g, :, :, part], None if scan.A is None else scan.A[g, part]
+        gate = scan.gate[g, :, :, part]
         latest_first = sorted(range(len(queries)), key=lambda i: queries[i], reverse=not scan.reverse[g])
         carried = gate.new_zeros(B, len(queries), gate.shape[-1], scan.q.shape[-1])
         active = 0  # queries that time, running back, has met: the first ones of `carried`
@@ -104,7 +109,7 @@ def attention_rows(scan: ScanInputs, queries: Sequence[int] | None = None, chann
                 column[:, met, part] = row
             else:
                 column[:, met] += (row.abs() if channels == "absolute" else row).sum(-1) / width
-            carried[:, :active] = _carry(carried[:, :active], scan.rule, gate_s, k_s, A)
+            carried[:, :active] = _carry(carried[:, :active], scan.rule, gate_s, k_s, _rates(scan, g, s, part))
     return rows
 
 
@@ -122,17 +127,17 @@ def retention(scan: ScanInputs) -> Tensor:
 
     Returns:
         (G, B, L, L), at [.., t, s] the share in [0, 1] of token s left after token t; 1 at t = s, and 0 for every s
-        after t in the direction's time.
+        after t in the direction's time. With learned_A, where nothing keeps a state from growing, it may exceed 1.
     """
     G, B, L, width = scan.values.shape
     kept = scan.values.new_zeros(G, B, L, L)
     written = scan.k.norm(dim=-1).clamp_min(torch.finfo(scan.k.dtype).tiny)  # (G, B, L)
     for g, part in _slices(scan, L):
-        gate, A = scan.gate[g, :, :, part], None if scan.A is None else scan.A[g, part]
-        order = _time(L, scan.reverse[g])
+        gate, order = scan.gate[g, :, :, part], _time(L, scan.reverse[g])
         carried = gate.new_zeros(B, L, gate.shape[-1], scan.k.shape[-1])  # sources in the order of their time
         for now, t in enumerate(order):
-            carried[:, :now] = _carry(carried[:, :now], scan.rule, gate[:, t, None], scan.k[g, :, t, None], A)
+            rates = _rates(scan, g, t, part)
+            carried[:, :now] = _carry(carried[:, :now], scan.rule, gate[:, t, None], scan.k[g, :, t, None], rates)
             carried[:, now] = scan.k[g, :, t, None]
             sources = order[: now + 1]
             left = carried[:, : now + 1].norm(dim=-1).sum(-1) / width
@@ -154,16 +159,23 @@ def half_life(kept: Tensor, reverse: Sequence[bool]) -> Tensor:
     lives = []
     for share, flag in zip(kept, reverse):
         share = share.flip(1, 2) if flag else share  # (B, t, s) in the direction's own time
-        # What is left never grows, so the readings that still find half of it are consecutive.
-        tokens = (share >= 0.5).sum(1).to(kept.dtype)
-        ended = share[:, L - 1] >= 0.5
-        life = tokens.masked_fill(ended, torch.inf)
+        later = torch.ones(L, L, dtype=torch.bool, device=share.device).tril()  # t >= s
+        found = ((share >= 0.5) & later) | ~later  # half of it, in one reading after the other, or nothing written yet
+        consecutive = found.long().cumprod(1)
+        life = (consecutive * later).sum(1).to(kept.dtype).masked_fill(consecutive[:, -1].bool(), torch.inf)
         lives.append(life.flip(1) if flag else life)
     return torch.stack(lives)
 
 
+def _rates(scan: ScanInputs, g: int, token: int, part: slice) -> Tensor | None:
+    """Decay rates of a token for a slice of channels, (D, N) or, of every channel the same, (B, 1, 1, N)."""
+    if scan.A is None or scan.A.dim() == 3:
+        return None if scan.A is None else scan.A[g, part]
+    return scan.A[g, :, token, None, None]
+
+
 def _carry(vectors: Tensor, rule: str, gate: Tensor, k: Tensor, A: Tensor | None) -> Tensor:
-    """T of one token applied to vectors (B, T, D, N): gate (B, 1, D), k (B, 1, N), A (D, N)."""
+    """T of one token applied to vectors (B, T, D, N): gate (B, 1, D), k (B, 1, N), A as `_rates` gives it."""
     gate, k = gate.unsqueeze(-1), k.unsqueeze(-2)
     if rule == "longhorn":
         return vectors * (1 - gate * k * k)

@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from ..engine import load_config, load_run
 from ..engine.build import REFUSALS, pick_device
 from ..engine.checkpoint import load_weights
-from ..engine.config import nearest
+from ..engine.checks import nearest
 
 REMOTE = ("hf-hub:", "hf_hub:", "local-dir:")  # names that timm resolves elsewhere
 
@@ -125,7 +125,7 @@ def _of_run(name: str, checkpoint: str, model_kwargs: dict[str, Any] | None) -> 
     config = load_config(Path(name) / "config.yaml").data
     data = dict(
         input_size=(3, config.image_size, config.image_size), mean=tuple(config.mean), std=tuple(config.std),
-        crop_pct=config.crop_pct, interpolation="bicubic",
+        crop_pct=config.crop_pct, interpolation={"area": "box"}.get(config.interpolation, config.interpolation),
     )  # fmt: skip
     return model, f"{name} ({record['model']}, {checkpoint})", data, record.get("class_names")
 
