@@ -33,9 +33,7 @@ class ScanInputs(NamedTuple):
     k: Tensor  # (G, B, L, N)
     q: Tensor  # (G, B, L, N)
     z: Tensor  # gate of the output, before its SiLU, (B, L, D)
-    A: (
-        Tensor | None
-    )  # of rule "mamba": decay rates, (G, D, N), negative, or with learned_A (G, B, L, N), of either sign
+    A: Tensor | None  # rule "mamba": decay rates, (G, D, N), negative; with learned_A (G, B, L, N), of either sign
     D: Tensor  # skip weights, (G, D)
 
 
@@ -49,8 +47,8 @@ def scan_inputs(mixer: Mixer, tokens: Tensor) -> ScanInputs:
     """
     shared, N, G = mixer.norms is not None, mixer.d_state, len(mixer.reverse)
     dtype = torch.promote_types(mixer.D.dtype, torch.float32)
-    weights = {name: p.detach().to(dtype) for name, p in mixer.named_parameters()}
-    x, z = F.linear(tokens.to(dtype), weights["in_proj.weight"]).chunk(2, dim=-1)
+    weights = {name: p.detach().to(dtype) for name, p in mixer.named_parameters(recurse=False)}
+    x, z = mixer.in_proj(tokens).to(dtype).chunk(2, dim=-1)
     u = conv_silu(x, weights["conv_weight"], weights["conv_bias"], reverse=(False,) if shared else mixer.reverse)
     projected = torch.einsum("gbld,gpd->gblp", u, weights["x_proj"])
     low, k, q, rates = projected.split([mixer.dt_rank, N, N, N if mixer.learned_A else 0], dim=-1)
@@ -76,9 +74,9 @@ def attention_rows(scan: ScanInputs, queries: Sequence[int] | None = None, chann
             only then does the result hold L numbers for each query and channel.
 
     Returns:
-        M[t, s] for each query t and every s: (G, B, T, L), or (G, B, T, L, D) with "none". Then
-        with rows of every channel, `(rows * values[:, :, None]).sum(3)` plus D times the queries' own values is the
-        scan's y, before the directions are averaged (or normed and summed, where they are shared) and gated by z.
+        M[t, s] for each query t and every s: (G, B, T, L), or (G, B, T, L, D) with "none". With rows of every channel,
+        `(rows * values[:, :, None]).sum(3)` plus D times the queries' own values is the scan's y, before the directions
+        are averaged (or normed and summed, where they are shared) and gated by z.
 
     Raises:
         ValueError: a query that is not in the sequence or is given twice, or an unknown way with channels.
