@@ -16,25 +16,16 @@ from pathlib import Path
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # torch's threads, waiting, leave the cores to those that decode
 
 import yaml  # noqa: E402
-from jsonargparse.typing import PositiveFloat, PositiveInt  # noqa: E402
 
 from vilonghorn.engine import Ranks, Trainer, build_parser, complete, evaluate_run, parse  # noqa: E402
 from vilonghorn.engine.estimate import dry_run  # noqa: E402
-from vilonghorn.engine.launch import run, started_again  # noqa: E402
+from vilonghorn.engine.launch import add_run_options, run, started_again  # noqa: E402
 
 
 def main(argv: Sequence[str]) -> None:
     title, usage = __doc__.split("\n", 1)
     parser = build_parser(prog="train_imagenet.py", description=title, usage=usage.strip())
-    parser.add_argument("--resume", metavar="RUN", help="run directory to go on with, under its own configuration")
-    parser.add_argument("--auto-resume", action="store_true", help="go on with the run of --run.dir if there is one")
-    parser.add_argument("--overwrite", action="store_true", help="replace the run that --run.dir holds")
-    parser.add_argument("--evaluate", metavar="RUN", help="run directory whose weights to measure, without training")
-    parser.add_argument("--checkpoint", choices=["best", "last"], default="best", help="which weights --evaluate takes")
-    parser.add_argument("--dry-run", action="store_true", help="print updates, memory and time of the run; no training")
-    parser.add_argument("--processes", type=PositiveInt, default=8, help="of --dry-run: how many train together")
-    parser.add_argument("--train-images", type=PositiveInt, help="of --dry-run: how many, where the data is not here")
-    parser.add_argument("--images-per-second", type=PositiveFloat, help="of --dry-run: of one process; else measured")
+    add_run_options(parser)
     config, options = parse(parser, complete(argv, Path(__file__).parent / "configs" / "digits.yaml"))
 
     if options.dry_run:

@@ -52,6 +52,20 @@ def test_operations_are_counted(tmp_path):
     assert found.flops == 2 * (16 * 3 * 4 * 4 * 32 + 32 * 4)  # the patches, then the head
 
 
+def test_operators_that_cannot_be_counted_are_named(monkeypatch):
+    @torch.library.custom_op("estimate_test::twice", mutates_args=())
+    def twice(x: torch.Tensor) -> torch.Tensor:
+        return 2 * x
+
+    with dry.Uncounted() as uncounted:
+        twice(torch.zeros(2)) @ torch.zeros(2)
+    assert uncounted.names == {"estimate_test::twice"}
+    monkeypatch.setitem(dry.flop_registry, torch.ops.estimate_test.twice, lambda *shapes, **options: 0)
+    with dry.Uncounted() as uncounted:
+        twice(torch.zeros(2))
+    assert not uncounted.names
+
+
 def test_the_time_follows_from_a_given_speed(tmp_path):
     config = toy_config(tmp_path, "--schedule.epochs=9")
     found = dry.estimate(config, images=1600, num_classes=4, processes=2, images_per_second=2.0)

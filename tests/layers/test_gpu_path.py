@@ -56,6 +56,23 @@ def test_under_autocast_activations_are_bfloat16_and_parameters_of_gates_float32
     assert {t.dtype for t in (y, *grads)} == {torch.float32} and all(t.isfinite().all() for t in grads)
 
 
+@pytest.mark.filterwarnings("ignore:vilonghorn scans")
+def test_the_way_of_a_gpu_compiles_into_one_graph(monkeypatch):
+    monkeypatch.setattr(native, "_reason", "not built")
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    block, x = Block(32), torch.randn(2, 9, 32)
+    compiled = torch.compile(block, fullgraph=True, backend="aot_eager")
+    results = []
+    for network in (block, compiled):
+        leaf = x.clone().requires_grad_()
+        with torch.autocast("cpu", torch.bfloat16):
+            y = network(leaf)
+        results.append([y, *torch.autograd.grad(y, [leaf, *block.parameters()], torch.ones_like(y))])
+    for eager, graph in zip(*results):
+        torch.testing.assert_close(graph, eager, rtol=1e-2, atol=1e-2)
+
+
 def test_the_backends_of_a_gpu_come_in_the_order_of_preference(monkeypatch):
     monkeypatch.setattr(triton_backend, "unavailable", lambda device_type, dtype=None: None)
     with FakeTensorMode():

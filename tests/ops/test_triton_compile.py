@@ -13,7 +13,7 @@ pytest.importorskip("triton.backends.nvidia")
 if sass.cuobjdump() is None:
     pytest.skip("no cuobjdump: neither the CUDA toolkit's nor Triton's", allow_module_level=True)
 COMMAND = [sys.executable, "-W", "ignore", "-m", "vilonghorn.tools.compile_triton"]
-LIMITS = dict(forward=240, backward=750)  # instructions for 32 channels and a token
+LIMITS = dict(forward=250, backward=780)  # instructions for 32 channels and a token
 ARCHITECTURES = ("80", "90")
 
 

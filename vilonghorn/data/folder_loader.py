@@ -9,6 +9,7 @@ import functools
 import hashlib
 import os
 import random
+import signal
 from collections.abc import Callable, Iterator
 
 import numpy as np
@@ -45,6 +46,7 @@ class FolderLoader(Loader):
             batch_sampler=batches,
             num_workers=self.settings.workers,
             collate_fn=_collate,
+            worker_init_fn=_leave_signals,
             pin_memory=self.settings.device.type == "cuda",
             # Seeds the workers, whose draws the dataset seeds anew; the default would draw from torch's own generator.
             generator=torch.Generator(),
@@ -67,6 +69,13 @@ def _transform(settings: LoaderSettings, size: tuple[int, int]) -> Callable:
         crop_pct=settings.crop_pct,
         use_prefetcher=True,  # leaves uint8, which is normalised on the device
     )
+
+
+def _leave_signals(worker: int) -> None:
+    """Ignores what asks the job to stop: the process that trains finishes its update first, and needs its batches."""
+    for name in ("SIGINT", "SIGTERM", "SIGUSR1"):
+        if hasattr(signal, name):
+            signal.signal(getattr(signal, name), signal.SIG_IGN)
 
 
 def _collate(samples: list) -> tuple[torch.Tensor, torch.Tensor] | ValueError:

@@ -11,7 +11,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from torch.utils.flop_counter import FlopCounterMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import FlopCounterMode, flop_registry
 
 from . import build
 from .config import Config
@@ -36,6 +37,7 @@ class Estimate:
         activation_bytes: kept for the backward pass, of an image.
         peak_bytes: most that a GPU held in an update of a whole batch; None on a CPU.
         flops: of one image's forward pass; a multiplication and an addition are two.
+        uncounted: operators outside of torch whose operations are not among those.
         speed: images a second of one process.
         speed_rests_on: in words.
     """
@@ -49,6 +51,7 @@ class Estimate:
     activation_bytes: float
     peak_bytes: int | None
     flops: float
+    uncounted: list[str]
     speed: float
     speed_rests_on: str
 
@@ -76,9 +79,8 @@ def estimate(
     learner.start(Ranks(), pace.updates_per_epoch)
     # On a CPU and on a GPU alike, what is kept for each image is what four keep more than two.
     two, four = (kept_for_backward(learner, count) for count in (2, 4))
-    with FlopCounterMode(display=False) as counter, torch.no_grad():
+    with Uncounted() as uncounted, FlopCounterMode(display=False) as counter, torch.no_grad():
         learner.model.eval()(noise(learner, 2)[0])
-    flops = counter.get_total_flops() / 2
     measured, peak, batch = measure(learner)
     rests_on = f"measured here: updates of {batch} images of noise on {device_name(learner.device)}"
     weights = sum(p.numel() * p.element_size() for p in learner.model.parameters())
@@ -94,10 +96,24 @@ def estimate(
         bytes_of={"weights": weights, "gradients": weights, "optimizer": moments, "average": average},
         activation_bytes=(four - two) / 2,
         peak_bytes=peak,
-        flops=flops,
+        flops=counter.get_total_flops() / 2,
+        uncounted=sorted(uncounted.names),
         speed=images_per_second or measured,
         speed_rests_on="as given by --images-per-second" if images_per_second else rests_on,
     )
+
+
+class Uncounted(TorchDispatchMode):
+    """While entered, notes the operators that do not come with torch and have no formula for `FlopCounterMode`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: set[str] = set()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func.namespace not in ("aten", "prims", "prim") and func._overloadpacket not in flop_registry:
+            self.names.add(func._overloadpacket._qualified_op_name)
+        return func(*args, **(kwargs or {}))
 
 
 def noise(learner: Learner, count: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -175,8 +191,9 @@ def describe(run: Estimate) -> str:
     ]
     if run.peak_bytes is not None:
         lines.append(f"           {binary(run.peak_bytes)} at most in an update, all together (measured on this GPU)")
+    without = f" without {', '.join(run.uncounted)}" if run.uncounted else ""
     lines += [
-        f"work       {run.flops / 1e9:.2f} GFLOPs an image forward (counted), 3 times that in training: "
+        f"work       {run.flops / 1e9:.2f} GFLOPs an image forward (counted{without}), 3 times that in training: "
         f"{total / 1e18:.3g} exaFLOPs in all",
         f"time       {hours:,.1f} hours at {run.speed:,.1f} images/s a process ({run.speed_rests_on}), if decoding, "
         "communication and evaluation cost nothing",

@@ -1,4 +1,4 @@
-"""A command as one of the processes that torchrun starts, stops and starts again: what it says, and its exit status."""
+"""The command that trains: its options, and how it starts again, speaks and ends as one of torchrun's processes."""
 
 from __future__ import annotations
 
@@ -6,8 +6,24 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 
+from jsonargparse import ArgumentParser
+from jsonargparse.typing import PositiveFloat, PositiveInt
+
 from .interrupt import Interrupted
 from .ranks import FAILURES, Ranks
+
+
+def add_run_options(parser: ArgumentParser) -> None:
+    """Adds to the options of a configuration those that say what to do with it."""
+    parser.add_argument("--resume", metavar="RUN", help="run directory to go on with, under its own configuration")
+    parser.add_argument("--auto-resume", action="store_true", help="go on with the run of --run.dir if there is one")
+    parser.add_argument("--overwrite", action="store_true", help="replace the run that --run.dir holds")
+    parser.add_argument("--evaluate", metavar="RUN", help="run directory whose weights to measure, without training")
+    parser.add_argument("--checkpoint", choices=["best", "last"], default="best", help="which weights --evaluate takes")
+    parser.add_argument("--dry-run", action="store_true", help="print updates, memory and time of the run; no training")
+    parser.add_argument("--processes", type=PositiveInt, default=8, help="of --dry-run: how many train together")
+    parser.add_argument("--train-images", type=PositiveInt, help="of --dry-run: how many, where the data is not here")
+    parser.add_argument("--images-per-second", type=PositiveFloat, help="of --dry-run: of one process; else measured")
 
 
 def started_again(overwrite: bool) -> bool:

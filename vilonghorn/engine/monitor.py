@@ -12,9 +12,11 @@ from tqdm import tqdm
 
 from .checkpoint import space_needed
 from .directory import RunDirectory
-from .progress import Progress
+from .progress import Pace, Progress
+from .report import draw_curves
 
 T = TypeVar("T")
+SECONDS_BETWEEN_CURVES = 60
 
 
 class Meter:
@@ -49,17 +51,20 @@ class Monitor:
 
     Args:
         directory: of the run, open where this process writes.
+        pace: of the run.
+        update: the update that the run goes on from; later events of the directory are hidden.
         writing: whether this process shows anything.
         tensorboard: write TensorBoard events.
-        update: the update that the run goes on from; later events of the directory are hidden.
 
     Raises:
         ImportError: `tensorboard` is wanted but not installed.
     """
 
-    def __init__(self, directory: RunDirectory, *, writing: bool, tensorboard: bool, update: int) -> None:
-        self.directory, self.writing, self.events = directory, writing, None
-        self.meter, self.lap = Meter(), Meter()
+    def __init__(
+        self, directory: RunDirectory, pace: Pace, update: int, *, writing: bool, tensorboard: bool
+    ) -> None:
+        self.directory, self.pace, self.writing, self.events = directory, pace, writing, None
+        self.meter, self.lap, self.drawn = Meter(), Meter(), time.monotonic()
         if writing and tensorboard:
             from torch.utils.tensorboard import SummaryWriter  # half a second, and TensorFlow where that is installed
 
@@ -114,12 +119,20 @@ class Monitor:
                             self.events.add_scalar(f"{kind}/{name}" + (f"/{part}" if part else ""), number, update)
 
     def finished_epoch(self, progress: Progress, epochs: int, train_loss: float | None) -> None:
-        """Prints a line on the epoch that was just measured."""
+        """Prints a line on the epoch that was just measured, and draws the curves now and then."""
+        if time.monotonic() - self.drawn > SECONDS_BETWEEN_CURVES:
+            self.draw_curves()
         if self.writing:
             loss = "not finite" if train_loss is None else f"{train_loss:.3f}"
             shown = ", ".join(f"{name} {values['top1']:.2f}%" for name, values in progress.results.items())
             title = f"epoch {progress.epoch}/{epochs}"
             print(f"{title}: training loss {loss}, held-out top-1 {shown}, {progress.seconds:.0f} s", flush=True)
+
+    def draw_curves(self) -> None:
+        """Draws what the log holds."""
+        if self.writing:
+            draw_curves(self.directory.curves, self.directory.log.records(), self.pace.updates_per_epoch)
+        self.drawn = time.monotonic()
 
     def close(self) -> None:
         """Brings the last events to the disk."""

@@ -9,14 +9,36 @@ from typing import Any
 import yaml
 
 from .checkpoint import write_whole
+from .config import Config
 from .directory import RunDirectory
-from .predictions import Predictions, worst_classes
+from .learner import Learner
+from .predictions import Predictions, draw_predictions, predict, worst_classes
+from .ranks import Ranks
 
 STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; max-width: 75em; margin: 2em auto; padding: 0 1em; color: #222 }
 img { max-width: 100% } pre { background: #f5f5f5; padding: 1em; overflow-x: auto; font-size: 13px }
 table { border-collapse: collapse } td, th { padding: .15em 1em .15em 0; text-align: left; border-bottom: 1px solid #ddd }
 """
+
+
+def leave_report(
+    directory: RunDirectory, config: Config, learner: Learner, val: Any, ranks: Ranks, result: dict[str, Any]
+) -> None:
+    """Draws the predictions of a finished run and writes its page; every process calls it, and process 0 writes.
+
+    Args:
+        directory: the run's, with its curves.
+        config: of the run.
+        learner: with the final weights.
+        val: loader of the held-out data.
+        ranks: the processes.
+        result: what `Trainer.fit` returns.
+    """
+    found = predict(learner.models[learner.weights], val, learner.amp, ranks)
+    if ranks.main:
+        draw_predictions(directory.predictions, found, config.data.mean, config.data.std)
+        write_page(directory, config.to_dict(), result, found)
 
 
 def write_page(directory: RunDirectory, config: dict[str, Any], result: dict[str, Any], found: Predictions) -> None:

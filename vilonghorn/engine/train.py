@@ -21,13 +21,10 @@ from .evaluate import evaluate
 from .interrupt import Interrupted, StopRequest
 from .learner import Batches
 from .monitor import Monitor
-from .page import write_page
-from .predictions import draw_predictions, predict
+from .page import leave_report
 from .progress import Progress, mean_loss
 from .ranks import Ranks
-from .report import describe_environment, draw_curves
-
-SECONDS_BETWEEN_CURVES = 60
+from .report import describe_environment
 
 
 class Trainer:
@@ -68,7 +65,7 @@ class Trainer:
         self.data = parts.data
         with self.ranks.peers():
             self.learner.start(self.ranks, self.pace.updates_per_epoch)
-        self.clock = self.saved = self.drawn = time.monotonic()
+        self.clock = self.saved = time.monotonic()
         with StopRequest(self.ranks) as stop:
             self.ranks.together(lambda: self.open(parts.state))
             if not parts.state:
@@ -86,7 +83,7 @@ class Trainer:
             environment = {**describe_environment(self.learner.device), "processes": self.ranks.world_size}
             self.directory.open(self.config.to_dict(), environment, self.progress.log_size if state else None)
         tensorboard = self.config.run.tensorboard
-        self.monitor = Monitor(self.directory, writing=self.ranks.main, tensorboard=tensorboard, update=self.update)
+        self.monitor = Monitor(self.directory, self.pace, self.update, writing=self.ranks.main, tensorboard=tensorboard)
 
     @property
     def update(self) -> int:
@@ -144,24 +141,16 @@ class Trainer:
                     self.measure_epoch(stop)
             except Interrupted as interrupted:
                 self.save()
-                self.draw_curves()
+                self.monitor.draw_curves()
                 raise self.resumable(interrupted) from None
             finally:
                 self.monitor.close()
-        self.draw_curves()
+        self.monitor.draw_curves()
         weights, images = self.learner.weights, self.val.num_samples
         result = {**progress.results[weights], "weights": weights, "epochs": progress.epoch, "images": images}
         result |= {"best": progress.best, "skipped": progress.skipped, "seconds": progress.seconds}
-        self.report(result)
+        leave_report(self.directory, self.config, self.learner, self.val, self.ranks, result)
         return result
-
-    def report(self, result: dict[str, Any]) -> None:
-        """Leaves the pictures and the page of a finished run."""
-        model, data = self.learner.models[self.learner.weights], self.config.data
-        predictions = predict(model, self.val, self.learner.amp, self.ranks)
-        if self.ranks.main:
-            draw_predictions(self.directory.predictions, predictions, data.mean, data.std)
-            write_page(self.directory, self.config.to_dict(), result, predictions)
 
     def train_epoch(self, stop: StopRequest) -> None:
         """Makes the updates that are left of this epoch."""
@@ -243,8 +232,6 @@ class Trainer:
             progress.best = {"epoch": progress.epoch, "top1": result["top1"]}
         self.ranks.together(lambda: self.save_weights(["best", "last"] if best else ["last"]))
         self.save()
-        if time.monotonic() - self.drawn > SECONDS_BETWEEN_CURVES:
-            self.draw_curves()
         self.monitor.finished_epoch(progress, self.config.schedule.epochs, train_loss)
 
     def save_weights(self, checkpoints: list[str]) -> None:
@@ -255,12 +242,6 @@ class Trainer:
             record = {**learner.description, "class_names": self.train.class_names, "epoch": epoch, **result}
             for checkpoint in checkpoints:
                 self.directory.save_weights(checkpoint, learner.models[learner.weights], record)
-
-    def draw_curves(self) -> None:
-        """Draws what the log holds."""
-        if self.ranks.main:
-            draw_curves(self.directory.curves, self.directory.log.records(), self.pace.updates_per_epoch)
-        self.drawn = time.monotonic()
 
     def tick(self) -> None:
         """Counts the time since the last tick as the run's."""

@@ -21,6 +21,7 @@ NAME = "triton"
 CHUNK = 8  # steps between two saved states: they cost 4 N / CHUNK bytes a token and channel
 LANES = 32  # channels of a saved state are padded to a multiple of this, the widest block of a program
 HELD = {"longhorn": 4, "longhorn_exact": 4, "mamba": 3}  # states that backward keeps in registers: more would spill
+HELD_SPLIT = HELD | {"mamba": 2}  # of a scan that is split over time: where a segment begins takes registers too
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 MAX_DIRECTIONS = 62  # their flags are the bits of one integer
 OPTIONS = {"num_warps": 1, "enable_fp_fusion": True}
@@ -112,7 +113,7 @@ def backward(dy: Tensor, args: ScanArguments, checkpoints: Tensor) -> tuple[Tens
     outputs = (dx, ddt, dk, dq, dz, dA, dD, ddt_bias)
     call.launch(
         scan_backward, call.scans, [*call.inputs, dy], checkpoints, sums, call.starts(dy), *outputs,
-        CHUNK=CHUNK, HELD=HELD[args.rule],
+        CHUNK=CHUNK, HELD=(HELD if call.split.span is None else HELD_SPLIT)[args.rule],
     )  # fmt: skip
 
     dk, dq = dk.sum(0), dq.sum(0)

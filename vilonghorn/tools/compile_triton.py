@@ -43,7 +43,8 @@ def compile_kernel(
     """The compiled kernel of two directions with 16 states, z, D and dt_bias."""
     kernel = KERNELS[name]
     constants = dict(RULE=RULES.index(rule), GROUPS=2, MEAN=mean, INDEX=tl.int32, N=16, CHUNK=triton_backend.CHUNK)
-    constants |= dict(HELD=triton_backend.HELD[rule], GRADIENT=True, **triton_backend.tile_of(16)._asdict())
+    held = (triton_backend.HELD_SPLIT if split else triton_backend.HELD)[rule]
+    constants |= dict(HELD=held, GRADIENT=True, **triton_backend.tile_of(16)._asdict())
     constants = {n: value for n, value in constants.items() if n in kernel.arg_names}
     if not mean and "sums" in kernel.arg_names:
         constants["sums"] = None
