@@ -9,7 +9,7 @@ import math
 from typing import Optional, Sequence
 
 import torch
-from timm.layers import register_notrace_function
+from timm.layers import is_exportable, register_notrace_function
 from torch import Tensor, nn
 
 from ..ops import mix
@@ -79,6 +79,7 @@ class Mixer(nn.Module):
         self.d_inner = expand * dim
         self.dt_rank = math.ceil(dim / 16) if dt_rank is None else dt_rank
         self.depth = depth
+        self.portable = is_exportable()  # timm's switch: on while a model is made for export, or while it is called
 
         directions, width = len(self.reverse), self.d_inner
         self.in_proj = nn.Linear(dim, 2 * width, bias=False, **dd)
@@ -140,6 +141,7 @@ class Mixer(nn.Module):
             self.out_proj.weight if inside else None,
             rule=self.rule,
             reverse=self.reverse,
+            portable=self.portable or is_exportable(),
         )
         return y if inside else self.out_proj(y)
 
