@@ -19,6 +19,8 @@ from pathlib import Path
 
 import torch
 from torch import Tensor
+from torch._inductor import cpp_builder
+from torch._inductor.exc import InvalidCxxCompiler
 
 from vilonghorn.data.files import sync_folder
 from vilonghorn.models import VisionSSM
@@ -144,8 +146,8 @@ def parse(argv: Sequence[str] | None) -> tuple[argparse.Namespace, VisionSSM]:
         parser.error(f"--to onnx needs {', '.join(missing)}, not installed here: pip install 'vilonghorn[export]'")
     if options.to == "aoti":
         try:
-            torch._inductor.cpp_builder.get_cpp_compiler()
-        except torch._inductor.exc.InvalidCxxCompiler:
+            cpp_builder.get_cpp_compiler()
+        except InvalidCxxCompiler:
             parser.error("--to aoti needs a C++ compiler: install g++, or name one in the environment variable CXX")
     try:
         return options, build(options.model, options.checkpoint, options.img_size)
