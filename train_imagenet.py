@@ -4,6 +4,8 @@ python train_imagenet.py                                  the handwritten digits
 python train_imagenet.py --config FILE --optimizer.lr 1e-3 --run.dir runs/mine
 python train_imagenet.py --resume runs/mine               go on where the last checkpoint was
 python train_imagenet.py --evaluate runs/mine             held-out accuracy of the best weights
+python train_imagenet.py --dry-run                        what a run would take: updates, memory, time
+torchrun --nproc-per-node=8 train_imagenet.py ...         the same on eight GPUs; docs/training.md
 """
 
 import os
@@ -13,37 +15,35 @@ from pathlib import Path
 
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # torch's threads, waiting, leave the cores to those that decode
 
-from vilonghorn.engine import Interrupted, Trainer, build_parser, complete, evaluate_run, parse  # noqa: E402
+import yaml  # noqa: E402
+
+from vilonghorn.engine import Ranks, Trainer, build_parser, complete, evaluate_run, parse  # noqa: E402
+from vilonghorn.engine.estimate import dry_run  # noqa: E402
+from vilonghorn.engine.launch import add_run_options, run, started_again  # noqa: E402
 
 
 def main(argv: Sequence[str]) -> None:
     title, usage = __doc__.split("\n", 1)
     parser = build_parser(prog="train_imagenet.py", description=title, usage=usage.strip())
-    parser.add_argument("--resume", metavar="RUN", help="run directory to go on with, under its own configuration")
-    parser.add_argument("--overwrite", action="store_true", help="replace the run that --run.dir holds")
-    parser.add_argument("--evaluate", metavar="RUN", help="run directory whose weights to measure, without training")
-    parser.add_argument("--checkpoint", choices=["best", "last"], default="best", help="which weights --evaluate takes")
+    add_run_options(parser)
     config, options = parse(parser, complete(argv, Path(__file__).parent / "configs" / "digits.yaml"))
 
+    if options.dry_run:
+        print(yaml.safe_dump(config.to_dict(), sort_keys=False) + "\n" + dry_run(config, options))
+        return
     if options.evaluate is not None:
         result = evaluate_run(options.evaluate, config, options.checkpoint)
         which = f"{options.checkpoint} weights ({result['record']['weights']}, epoch {result['record']['epoch']})"
     else:
-        result = Trainer(config, resume=options.resume is not None, overwrite=options.overwrite).fit()
+        auto = options.auto_resume or started_again(options.overwrite)
+        resume = options.resume is not None or ("auto" if auto else False)
+        result = Trainer(config, resume=resume, overwrite=options.overwrite).fit()
         best = f"best {result['best']['top1']:.2f}% in epoch {result['best']['epoch']}"
         which = f"final weights ({result['weights']}, epoch {result['epochs']}; {best}; {result['seconds']:.0f} s)"
     scores = f"top-1 {result['top1']:.2f}%, top-5 {result['top5']:.2f}%, loss {result['loss']:.4f}"
-    print(f"held-out {scores} on {result['images']} images: {which} of {config.run.dir}")
+    if Ranks().main:
+        print(f"held-out {scores} on {result['images']} images: {which} of {config.run.dir}")
 
 
 if __name__ == "__main__":
-    try:
-        main(sys.argv[1:])
-    except KeyboardInterrupt:
-        sys.exit(130)
-    except Interrupted as interrupted:
-        print(interrupted, file=sys.stderr)
-        sys.exit(128 + interrupted.signum)
-    except (ValueError, OSError, ImportError, FloatingPointError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(2)
+    sys.exit(run(main, sys.argv[1:]))

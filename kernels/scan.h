@@ -9,7 +9,7 @@
 #define VILONGHORN_SCAN_H
 #include <stdint.h>
 
-enum { VL_ABI = 3 }; /* raise it with every change here; the caller compares it with that of the library */
+enum { VL_ABI = 4 }; /* raise it with every change here; the caller compares it with that of the library */
 enum { VL_LONGHORN = 0, VL_LONGHORN_EXACT = 1, VL_MAMBA = 2 };
 enum { VL_FLOAT32 = 0, VL_FLOAT64 = 1, VL_BFLOAT16 = 2, VL_FLOAT16 = 3 };
 enum { VL_MAX_STATES = 64 };
@@ -41,6 +41,16 @@ typedef struct {
   int64_t dz_step;          /* between the tokens of dz: channels where it is contiguous */
   void *dA, *dD, *ddt_bias; /* (batch, groups, channels[, states]): the caller sums over batch; optional */
 } VlScan;
+
+/* How the CUDA library splits a scan of VL_SPLIT_STATES over time: into segments of `span` steps of the image, a multiple of
+ * `chunk`, of which the last may be shorter. span 0: not at all. dA, dD and ddt_bias then have a row for each segment,
+ * (batch, segments, groups, ...). */
+enum { VL_SPLIT_STATES = 16 };
+typedef struct {
+  int64_t span;
+  void *summaries; /* (groups, batch, segments, runs, states, channels padded) of float; runs: 17 of VL_LONGHORN_EXACT, else 2 */
+  void *starts;    /* (groups, batch, segments, states, channels padded) of float */
+} VlSplit;
 
 /* What a mixer does between its input and output projections: convolution with SiLU, projections, scan, gate.
  * In `scan`, x is the convolution's input (group stride 0); dt, k, q and their gradients are absent. Where parts > 1, its dx
@@ -115,8 +125,8 @@ int vl_norm_backward(const VlNorm *, int level);
 int vl_cuda_check(int device);                /* an error where the device cannot run this build */
 const char *vl_cuda_error(int error);
 int64_t vl_cuda_parts(const VlScan *);        /* the value that `parts` must have in backward */
-int vl_cuda_scan_forward(const VlScan *, int device, void *stream);
-int vl_cuda_scan_backward(const VlScan *, int device, void *stream);
+int vl_cuda_scan_forward(const VlScan *, const VlSplit *, int device, void *stream);
+int vl_cuda_scan_backward(const VlScan *, const VlSplit *, int device, void *stream);
 #ifdef __cplusplus
 }
 #endif

@@ -4,6 +4,7 @@
 // converts to.
 #include "scan_cuda_backward.cuh"
 #include "scan_cuda_forward.cuh"
+#include "scan_cuda_split.cuh"
 
 #define VL_EXPORT extern "C" __attribute__((visibility("default")))
 
@@ -16,14 +17,28 @@ int tile_of(const VlScan &a, bool backward) {
   return kWarp / split_of(a) * (backward ? backward_channels(a.rule) : kForwardChannels);
 }
 
+// Finds where each segment starts.
+template <int RULE, class T> int run_split(Job job, void *stream) {
+  const VlScan &a = job.scan;
+  const int64_t sequences = a.groups * a.batch;
+  job.tiles = (int)((a.channels + kWarp * kSplitChannels - 1) / (kWarp * kSplitChannels));
+  const int64_t blocks = job.tiles * job.segments * sequences * kRuns<RULE>;
+  if (blocks > INT32_MAX) return cudaErrorInvalidValue;
+  if (const int error = launch(scan_summary<RULE, T>, job, blocks, dim3(kWarp), sizeof(Tokens<1>), stream)) return error;
+  job.tiles = (int)((a.channels + kPadding - 1) / kPadding * kPadding / (kWarp / (kStates / 4)));
+  return launch(scan_join<RULE>, job, job.tiles * sequences, dim3(kWarp), 0, stream);
+}
+
 template <int RULE, class T, int SPLIT> int run(const Job &job, bool backward, void *stream) {
-  const int64_t blocks = job.tiles * job.scan.batch * (job.together ? 1 : job.scan.groups);
+  const int64_t blocks = (int64_t)job.tiles * job.segments * job.scan.batch * (job.together ? 1 : job.scan.groups);
   const dim3 threads(kWarp, job.teams);
   if (blocks <= 0 || blocks > INT32_MAX) return cudaErrorInvalidValue;
   typedef typename Forward<RULE, T, SPLIT>::Shared ForwardShared;
   typedef typename Backward<RULE, T, SPLIT>::Shared BackwardShared;
   const size_t shared = job.teams * (backward ? sizeof(BackwardShared) : sizeof(ForwardShared));
   const auto kernel = backward ? scan_backward<RULE, T, SPLIT> : scan_forward<RULE, T, SPLIT>;
+  if (job.segments > 1)
+    if (const int error = run_split<RULE, T>(job, stream)) return error;
   return launch(kernel, job, blocks, threads, shared, stream);
 }
 
@@ -36,9 +51,11 @@ template <int RULE> int run_rule(const Job &job, bool backward, void *stream) {
   return cudaErrorInvalidValue;
 }
 
-int run_scan(const VlScan &a, bool backward, int device, void *stream) {
+int run_scan(const VlScan &a, const VlSplit &split, bool backward, int device, void *stream) {
   if (a.groups > 64 || a.states > VL_MAX_STATES || a.chunk != kChunk || a.channels % 2) return cudaErrorInvalidValue;
-  Job job = {a, 0, a.mean ? 1.f / a.groups : 1.f, 0, 0, 1};
+  if (split.span && (split.span % kChunk || a.states != VL_SPLIT_STATES)) return cudaErrorInvalidValue;
+  const int segments = split.span ? (int)((a.length + split.span - 1) / split.span) : 1;
+  Job job = {a, split, segments, 0, a.mean ? 1.f / a.groups : 1.f, 0, 0, 1};
   for (int g = 0; g < a.groups; g++) job.reversed |= (uint64_t)(a.reverse[g] != 0) << g;
   const int tile = tile_of(a, backward);
   job.tiles = (int)((a.channels + tile - 1) / tile);
@@ -64,9 +81,9 @@ VL_EXPORT int vl_cuda_check(int device) {
 }
 VL_EXPORT const char *vl_cuda_error(int error) { return cudaGetErrorString((cudaError_t)error); }
 VL_EXPORT int64_t vl_cuda_parts(const VlScan *a) { return (a->channels + tile_of(*a, true) - 1) / tile_of(*a, true); }
-VL_EXPORT int vl_cuda_scan_forward(const VlScan *a, int device, void *stream) {
-  return run_scan(*a, false, device, stream);
+VL_EXPORT int vl_cuda_scan_forward(const VlScan *a, const VlSplit *split, int device, void *stream) {
+  return run_scan(*a, *split, false, device, stream);
 }
-VL_EXPORT int vl_cuda_scan_backward(const VlScan *a, int device, void *stream) {
-  return run_scan(*a, true, device, stream);
+VL_EXPORT int vl_cuda_scan_backward(const VlScan *a, const VlSplit *split, int device, void *stream) {
+  return run_scan(*a, *split, true, device, stream);
 }

@@ -4,7 +4,7 @@
 // lane holds up to 16 states of each of its channels; where there are more, SPLIT (4) lanes share a channel. Where the
 // directions of a sequence meet in one result, one block runs them: a team (a warp) scans from the first step, another
 // from the last. Whoever is first at a step leaves its share in the workspace, the other finishes it: they meet once,
-// in the middle.
+// in the middle. A scan that is split over time has a block for each segment of each sequence (see scan_cuda_split.cuh).
 #pragma once
 #include "device.cuh"
 #include "scan.h"
@@ -19,6 +19,8 @@ constexpr int kPadding = 64;  // checkpoints hold a multiple of this many channe
 // Kernel argument: the call, and how it is spread over blocks.
 struct Job {
   VlScan scan;
+  VlSplit split;
+  int segments;           // of a sequence: 1 without a split
   uint64_t reversed;      // bit g: direction g scans from the last step to the first
   float scale;            // of the directions' sum: 1 / groups under `mean`
   int tiles;              // of channels
@@ -28,15 +30,30 @@ struct Job {
 
 // One warp's place in the launch.
 struct Place {
-  int tile, team, lane;
+  int tile, team, lane, segment;
+  int begin, length;  // of the segment, in steps of the image
   int64_t sequence;
   int direction;  // of the only one in this block; unused under `together`
-  VL_DEVICE explicit Place(const Job &job) : team(threadIdx.y), lane(threadIdx.x) {
+  VL_DEVICE Place(const Job &job, bool may_be_split) : team(threadIdx.y), lane(threadIdx.x) {
     tile = blockIdx.x % job.tiles;
-    const unsigned rest = blockIdx.x / job.tiles;
+    unsigned rest = blockIdx.x / job.tiles;
+    segment = begin = 0, length = (int)job.scan.length;
+    if (may_be_split && job.segments > 1) {
+      segment = rest % job.segments, rest /= job.segments;
+      begin = segment * (int)job.split.span, length -= begin;
+      if (segment + 1 < job.segments) length = (int)job.split.span;
+    }
     sequence = rest % (unsigned)job.scan.batch;
     direction = rest / (unsigned)job.scan.batch;
   }
+};
+
+// The steps of a segment in the order of a direction, as steps of the image.
+struct Steps {
+  int begin, last;
+  bool reversed;
+  VL_DEVICE Steps(const Place &place, bool reversed) : begin(place.begin), last(place.length - 1), reversed(reversed) {}
+  VL_DEVICE int operator[](int i) const { return begin + (reversed ? last - i : i); }
 };
 
 VL_DEVICE bool is_reversed(const Job &job, int direction) { return job.reversed >> direction & 1; }
@@ -87,14 +104,15 @@ template <class T, int SPLIT> struct Stager {
   static constexpr int kQuads = SPLIT * kStates / 4;   // of a key; as many lanes take it, and as many its query
   static constexpr int kRows = kWarp / (2 * kQuads);  // that a warp takes at once
   const T *data;
-  int step, last, row, n, left;
-  bool is_query, reversed;
+  const Steps steps;
+  int step, row, n, left;
+  bool is_query;
 
-  VL_DEVICE Stager(const VlScan &a, int g, int64_t b, bool reversed, int lane) : reversed(reversed) {
+  VL_DEVICE Stager(const VlScan &a, int g, int64_t b, const Steps &steps, int lane) : steps(steps) {
     row = lane / (2 * kQuads), is_query = lane / kQuads % 2, n = lane % kQuads * 4;
     const VlInput &in = is_query ? a.q : a.k;
     data = (const T *)in.data + g * in.group + b * in.batch + n;
-    step = (int)in.step, last = (int)a.length - 1, left = (int)a.states - n;
+    step = (int)in.step, left = (int)a.states - n;
     keep(data), keep(step);
   }
 
@@ -102,8 +120,8 @@ template <class T, int SPLIT> struct Stager {
   template <int SCALE> VL_DEVICE void stage(Tokens<SPLIT> &tokens, int first) const {
     sync_warp();
     VL_UNROLL for (int r = 0; r < kChunk; r += kRows) {
-      const int i = first + r + row < last ? first + r + row : last;
-      const T *p = data + (int64_t)(reversed ? last - i : i) * step;
+      const int i = first + r + row < steps.last ? first + r + row : steps.last;
+      const T *p = data + (int64_t)steps[i] * step;
       float values[4], norm = 0.f;
       if (left >= 4) VL_UNROLL for (int j = 0; j < 4; j++) values[j] = widen(p[j]);
       else VL_UNROLL for (int j = 0; j < 4; j++) values[j] = j < left ? widen(p[j]) : 0.f;
@@ -160,20 +178,18 @@ VL_DEVICE float step(float (&s)[kStates], float gate, float x, const float (&k)[
   return 0.f;
 }
 
-// A lane's states in a checkpoint of `states` x `width` floats. Full lanes save quads of states side by side, so that
-// they move 16 bytes at a time; even and odd channels of a tile lie apart, so that neighboring lanes move neighboring
-// bytes. `order` is xored to the states' numbers: 0, or the order of the backward kernel.
-struct Checkpoint {
+// A lane's states in a row of `states` x `width` floats. Full lanes save quads of states side by side, so that they
+// move 16 bytes at a time; even and odd channels of a tile lie apart, so that neighboring lanes move neighboring bytes.
+// `order` is xored to the states' numbers: 0, or the order of the backward kernel.
+struct Saved {
   float *data;
   int left, width;
-  VL_DEVICE Checkpoint(const VlScan &a, int64_t b, int g, int chunk, int channel, int part) {
-    const int64_t chunks = (a.length + kChunk - 1) / kChunk;
-    left = (int)a.states - part * kStates;
-    width = ((int)a.channels + kPadding - 1) / kPadding * kPadding;
+  VL_DEVICE Saved(void *rows, int64_t row, const VlScan &a, int channel, int part) {
+    left = (int)a.states - part * kStates, width = width_of(a);
     const int lane = channel / kPadding * kPadding + channel % 2 * (kPadding / 2) + channel % kPadding / 2;
-    data = (float *)a.checkpoints + (((g * a.batch + b) * chunks + chunk) * a.states + part * kStates) * width;
-    data += lane * (left < kStates ? 1 : 4);
+    data = (float *)rows + (row * a.states + part * kStates) * width + lane * (left < kStates ? 1 : 4);
   }
+  VL_DEVICE static int width_of(const VlScan &a) { return ((int)a.channels + kPadding - 1) / kPadding * kPadding; }
   VL_DEVICE void save(const float (&s)[kStates]) const {
     if (left >= kStates) VL_UNROLL for (int n = 0; n < kStates; n += 4) store_quad(data + n * width, s + n);
     else VL_UNROLL for (int n = 0; n < kStates; n++) if (n < left) data[n * width] = s[n];
@@ -183,5 +199,17 @@ struct Checkpoint {
     else VL_UNROLL for (int n = 0; n < kStates; n++) s[n] = (n ^ order) < left ? data[(n ^ order) * width] : 0.f;
   }
 };
+
+// The states before step `first` of a segment, a multiple of kChunk.
+VL_DEVICE Saved checkpoint(const VlScan &a, const Place &place, int g, int first, int channel, int part) {
+  const int64_t chunks = (a.length + kChunk - 1) / kChunk, row = (g * a.batch + place.sequence) * chunks;
+  return Saved(a.checkpoints, row + (place.begin + first) / kChunk, a, channel, part);
+}
+
+// What a segment of a scan that is split begins with, or its gradient.
+VL_DEVICE Saved start(const Job &job, const Place &place, int g, int channel) {
+  const int64_t row = (g * job.scan.batch + place.sequence) * job.segments + place.segment;
+  return Saved(job.split.starts, row, job.scan, channel, 0);
+}
 
 }  // namespace vilonghorn

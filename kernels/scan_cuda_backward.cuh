@@ -4,7 +4,7 @@
 // half a chunk at a time, then the steps are undone one by one. dk and dq are sums over channels: each warp adds up its
 // own, and the caller adds up the warps'. Nothing is added atomically, so that a repetition gives the same bits.
 #pragma once
-#include "scan_cuda.cuh"
+#include "scan_cuda_adjoint.cuh"
 
 namespace vilonghorn {
 
@@ -32,10 +32,10 @@ template <int RULE, class T, int SPLIT> struct Backward {
   // exchange halves, the half that one needs is at the same place in the other.
   const Job &job;
   const VlScan &a;
+  const Place &place;
   Shared &shared;
   const int lane, part, order, g, length;
   const int64_t b;
-  const bool reversed;
   const Stager<T, SPLIT> stager;
   int channel, d;
   bool active;
@@ -47,12 +47,10 @@ template <int RULE, class T, int SPLIT> struct Backward {
   int dy_step, z_step, dx_step, dtokens_step;
   Elements next_dy, next_z;
 
-  VL_DEVICE int time(int i) const { return reversed ? length - 1 - i : i; }
-
   VL_DEVICE Backward(const Job &job, const Place &place, int direction, Shared &shared)
-      : job(job), a(job.scan), shared(shared), lane(place.lane), part(place.lane % SPLIT), order(place.lane / 8 * 4),
-        g(direction), length((int)a.length), b(place.sequence), reversed(is_reversed(job, direction)),
-        stager(a, g, b, reversed, place.lane) {
+      : job(job), a(job.scan), place(place), shared(shared), lane(place.lane), part(place.lane % SPLIT),
+        order(place.lane / 8 * 4), g(direction), length(place.length), b(place.sequence),
+        stager(a, g, b, Steps(place, is_reversed(job, g)), place.lane) {
     const int channels = (int)a.channels, states = (int)a.states;
     channel = place.tile * TILE + lane / SPLIT * CHANNELS;
     active = channel < channels;
@@ -67,17 +65,18 @@ template <int RULE, class T, int SPLIT> struct Backward {
         A[c][n] = RULE == VL_MAMBA && state < states ? ((const float *)a.A)[row * states + state] * kLog2e : 0.f;
         grad[c][n] = dA[c][n] = 0.f;
       }
+      if (SPLIT == 1 && job.segments > 1) start(job, place, g, channel + c).restore(grad[c], order);
     }
-    const int64_t t = time(length - 1), row = (b * length + t) * channels + d;
-    const int64_t row_of_direction = row + g * a.batch * length * channels;
+    const int64_t t = stager.steps[length - 1], row = (b * a.length + t) * channels + d;
+    const int64_t row_of_direction = row + g * a.batch * a.length * channels;
     dy = (const T *)a.dy.data + g * a.dy.group + b * a.dy.batch + t * a.dy.step + d;
     z = (const T *)a.z.data + b * a.z.batch + t * a.z.step + d;
     dx = (T *)a.dx + row_of_direction, ddt = (T *)a.ddt + row_of_direction;
     dz = (T *)a.dz + row, sums = (float *)a.sums + row;
     const int state = part * kStates + order + lane % 4 / SPLIT * SPLIT;  // whose sum this lane receives
-    const int64_t token = ((place.tile * a.groups + g) * a.batch + b) * length + t;
+    const int64_t token = ((place.tile * a.groups + g) * a.batch + b) * a.length + t;
     dtokens = (float *)(lane & 4 ? a.dq : a.dk) + token * states + state;
-    const int back = reversed ? 1 : -1;  // from a step to the one before
+    const int back = stager.steps.reversed ? 1 : -1;  // from a step to the one before
     dy_step = back * (int)a.dy.step, z_step = back * (int)a.z.step;
     dx_step = back * channels, dtokens_step = back * states;
     keep(dy), keep(z), keep(dx), keep(ddt), keep(dz), keep(sums), keep(dtokens);
@@ -114,7 +113,7 @@ template <int RULE, class T, int SPLIT> struct Backward {
     const T *dt = (const T *)a.dt.data + g * a.dt.group + b * a.dt.batch + d;
     Elements xs[kChunk], dts[kChunk];
     VL_UNROLL for (int u = 0; u < kChunk; u++) {
-      const int64_t t = time(first + u < length ? first + u : length - 1);
+      const int64_t t = stager.steps[first + u < length ? first + u : length - 1];
       xs[u] = load<T, CHANNELS>(x + t * a.x.step);
       dts[u] = load<T, CHANNELS>(dt + t * a.dt.step);
     }
@@ -135,7 +134,7 @@ template <int RULE, class T, int SPLIT> struct Backward {
   VL_DEVICE void make_states(int first, int low, int high, bool last) {
     float r[CHANNELS][kStates];
     VL_UNROLL for (int c = 0; c < CHANNELS; c++)
-      Checkpoint(a, b, g, first / kChunk, channel + c, part).restore(r[c], order);
+      checkpoint(a, place, g, first, channel + c, part).restore(r[c], order);
     VL_ROLL for (int u = 0; u < high - 1; u++) {
       if (u >= low) save_states(r, u - low);
       remake_step(r, u);
@@ -199,7 +198,7 @@ template <int RULE, class T, int SPLIT> struct Backward {
       }
       VL_UNROLL for (int n = 0; n < kStates; n += 4) load_quad(shared.states[kept][c][n / 4][lane].v, s[c] + n);
       float de;  // times the gate, for longhorn
-      undo_rule(c, e, value, errors.v[c], k, dk, out_x[c], de);
+      undo_rule<RULE, SPLIT>(e, value, errors.v[c], k, s[c], A[c], grad[c], dk, dA[c], out_x[c], de);
       out_dt[c] = de * slopes.v[c];
       dbias[c] += out_dt[c];
       out_x[c] = fmaf(D[c], out, out_x[c]);
@@ -211,79 +210,17 @@ template <int RULE, class T, int SPLIT> struct Backward {
       if (gated && finishes) store<T>(dz, out_z);
       if (gated && !finishes) store<float>(sums, share);
     }
-    reduce_and_store(dk, dq, k, RULE == VL_LONGHORN ? d_norm : 2.f * d_norm);
-    dx += dx_step, ddt += dx_step, dz += dx_step, sums += dx_step, dtokens += dtokens_step;
-  }
-
-  // From `grad`, the gradient of the states after the step, to that of the states before, `s`; adds to dk and dA.
-  VL_DEVICE void undo_rule(int c, float e, float x, float error, const float (&k)[kStates], float (&dk)[kStates],
-                           float &dx, float &de) {
-    float along = 0.f, other = 0.f;
-    if (RULE == VL_LONGHORN) {
-      VL_UNROLL for (int n = 0; n < kStates; n++) {
-        const float weighted = e * grad[c][n], p = weighted * k[n], r = fmaf(-k[n], s[c][n], x);  // x - 2 s k
-        along += p;
-        other = fmaf(p, r, other);
-        dk[n] = fmaf(weighted, r, dk[n]);
-        grad[c][n] = fmaf(-p, k[n], grad[c][n]);
-      }
-      along = over_parts<SPLIT>(along);
-      dx = 2.f * along;
-      de = fmaf(x, along, over_parts<SPLIT>(other));
-    } else if (RULE == VL_LONGHORN_EXACT) {
-      dx = e * over_parts<SPLIT>(dot(grad[c], k, 0.f));
-      de = dx * error;
-      const float update = e * error;
-      VL_UNROLL for (int n = 0; n < kStates; n++) {
-        dk[n] = fmaf(grad[c][n], update, fmaf(-s[c][n], dx, dk[n]));
-        grad[c][n] = fmaf(-k[n], dx, grad[c][n]);
-      }
-    } else {
-      const float input = e * x;
-      VL_UNROLL for (int n = 0; n < kStates; n++) {
-        const float kept = grad[c][n] * exp2_of(e * A[c][n]), d_log = kept * s[c][n];
-        along = fmaf(grad[c][n], k[n], along);
-        other = fmaf(d_log, A[c][n], other);
-        dA[c][n] = fmaf(d_log, e, dA[c][n]);
-        dk[n] = fmaf(grad[c][n], input, dk[n]);
-        grad[c][n] = kept;
-      }
-      along = over_parts<SPLIT>(along);
-      dx = e * along;
-      de = fmaf(over_parts<SPLIT>(other), kLn2, along * x);
-    }
-  }
-
-  // Sums 32 values over the lanes: in each stage two lanes exchange halves, and each goes on with the half it keeps.
-  // Lane l ends with dk, or with dq where bit 2 of l is set, of the states whose number its other bits spell.
-  VL_DEVICE void reduce_and_store(float (&dk)[kStates], float (&dq)[kStates], const float (&k)[kStates], float d_norm) {
-    fold<8>(dk, 16), fold<8>(dq, 16);
-    fold<4>(dk, 8), fold<4>(dq, 8);
-    if (RULE != VL_MAMBA) d_norm += from_lane(d_norm, 16), d_norm += from_lane(d_norm, 8);
-    float v[8];
-    VL_UNROLL for (int n = 0; n < 4; n++) v[n] = RULE == VL_MAMBA ? dk[n] : fmaf(d_norm, k[n], dk[n]), v[n + 4] = dq[n];
-    exchange<4>(v);
-    if (SPLIT <= 2) exchange<2>(v);
-    if (SPLIT == 1) exchange<1>(v);
     const int left = (int)a.states - (part * kStates + order + lane % 4 / SPLIT * SPLIT);
+    const float scale = lane & 4 ? 1.f : KEY_SCALE * KEY_SCALE;
+    sum_tokens<RULE, SPLIT>(dk, dq, k, RULE == VL_LONGHORN ? d_norm : 2.f * d_norm, lane);
     VL_UNROLL for (int j = 0; j < SPLIT; j++)
-      if (j < left) dtokens[j] = lane & 4 ? v[j] : v[j] * (KEY_SCALE * KEY_SCALE);
-  }
-
-  // A stage between lanes whose order of states makes their halves fit.
-  template <int COUNT> VL_DEVICE static void fold(float (&v)[kStates], int mask) {
-    VL_UNROLL for (int n = 0; n < COUNT; n++) v[n] += from_lane(v[n + COUNT], mask);
-  }
-  template <int COUNT> VL_DEVICE void exchange(float (&v)[8]) const {
-    VL_UNROLL for (int n = 0; n < COUNT; n++) {
-      const float sent = lane & COUNT ? v[n] : v[n + COUNT], kept = lane & COUNT ? v[n + COUNT] : v[n];
-      v[n] = kept + from_lane(sent, COUNT);
-    }
+      if (j < left) dtokens[j] = scale * dk[j];
+    dx += dx_step, ddt += dx_step, dz += dx_step, sums += dx_step, dtokens += dtokens_step;
   }
 
   VL_DEVICE void finish() {
     if (!active) return;
-    const int64_t row = (b * a.groups + g) * a.channels + d;
+    const int64_t row = ((b * job.segments + place.segment) * a.groups + g) * a.channels + d;
     VL_UNROLL for (int c = 0; c < CHANNELS; c++) {
       if (a.dD && part == 0) ((float *)a.dD)[row + c] = dD[c];
       if (a.ddt_bias && part == 0) ((float *)a.ddt_bias)[row + c] = dbias[c];
@@ -299,9 +236,9 @@ template <int RULE, class T, int SPLIT> struct Backward {
 template <int RULE, class T, int SPLIT>
 __global__ void __launch_bounds__(2 * kWarp, 4) scan_backward(const __grid_constant__ Job job) {
   VL_SHARED(shared);
-  const Place place(job);
+  const Place place(job, SPLIT == 1);
   auto &own = ((typename Backward<RULE, T, SPLIT>::Shared *)shared)[place.team];
-  const int length = (int)job.scan.length, passes = count_passes(job);
+  const int length = place.length, passes = count_passes(job);
   // As in forward, but here the team that scans from the first step comes from the end.
   const int meeting = job.teams == 1 ? -1 : place.team ? length / 2 : length - length / 2;
   VL_ROLL for (int number = 0; number < passes; number++) {

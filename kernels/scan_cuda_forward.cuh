@@ -14,6 +14,7 @@ template <int RULE, class T, int SPLIT> struct Forward {
 
   const Job &job;
   const VlScan &a;
+  const Place &place;
   Shared &tokens;
   const int g, part, length;
   const int64_t b;
@@ -28,13 +29,13 @@ template <int RULE, class T, int SPLIT> struct Forward {
   Elements next_x, next_dt;
 
   VL_DEVICE Forward(const Job &job, const Place &place, int direction, Shared &tokens)
-      : job(job), a(job.scan), tokens(tokens), g(direction), part(place.lane % SPLIT), length((int)a.length),
-        b(place.sequence), stager(a, g, b, is_reversed(job, g), place.lane) {
+      : job(job), a(job.scan), place(place), tokens(tokens), g(direction), part(place.lane % SPLIT),
+        length(place.length), b(place.sequence), stager(a, g, b, Steps(place, is_reversed(job, g)), place.lane) {
     const int channels = (int)a.channels;
     channel = place.tile * TILE + place.lane / SPLIT * CHANNELS;
-    const bool active = channel < channels, reversed = is_reversed(job, g);
+    const bool active = channel < channels;
     const int d = active ? channel : 0;  // the others go through channel 0 and keep it to themselves
-    const int64_t t = reversed ? length - 1 : 0;
+    const int64_t t = stager.steps[0];
     writes = active && part == 0;
     VL_UNROLL for (int c = 0; c < CHANNELS; c++) {
       const int64_t row = g * channels + d + c;
@@ -46,13 +47,15 @@ template <int RULE, class T, int SPLIT> struct Forward {
         A[c][n] = RULE == VL_MAMBA && state < a.states ? ((const float *)a.A)[row * a.states + state] * kLog2e : 0.f;
       }
     }
+    if (SPLIT == 1 && job.segments > 1)
+      VL_UNROLL for (int c = 0; c < CHANNELS; c++) start(job, place, g, channel + c).restore(s[c], 0);
     x = (const T *)a.x.data + g * a.x.group + b * a.x.batch + t * a.x.step + d;
     dt = (const T *)a.dt.data + g * a.dt.group + b * a.dt.batch + t * a.dt.step + d;
     z = (const T *)a.z.data + b * a.z.batch + t * a.z.step + d;
-    const int64_t row = (b * length + t) * channels + d;
-    y = (T *)a.y + (a.mean ? 0 : g * a.batch * length * channels) + row;
+    const int64_t row = (b * a.length + t) * channels + d;
+    y = (T *)a.y + (a.mean ? 0 : g * a.batch * a.length * channels) + row;
     sums = (float *)a.sums + row;
-    const int forward = reversed ? -1 : 1;
+    const int forward = stager.steps.reversed ? -1 : 1;
     x_step = forward * (int)a.x.step, dt_step = forward * (int)a.dt.step;
     z_step = forward * (int)a.z.step, y_step = forward * channels;
     keep(x), keep(dt), keep(z), keep(y), keep(sums), keep(x_step), keep(dt_step), keep(z_step), keep(y_step);
@@ -67,8 +70,7 @@ template <int RULE, class T, int SPLIT> struct Forward {
       if (i % kChunk == 0) {
         stager.template stage<1>(tokens, i);
         if (a.checkpoints)
-          VL_UNROLL for (int c = 0; c < CHANNELS; c++)
-            Checkpoint(a, b, g, i / kChunk, channel + c, part).save(s[c]);
+          VL_UNROLL for (int c = 0; c < CHANNELS; c++) checkpoint(a, place, g, i, channel + c, part).save(s[c]);
       }
       if (i == meeting) {
         sync_teams(job.teams * kWarp);
@@ -115,9 +117,9 @@ template <int RULE, class T, int SPLIT> struct Forward {
 template <int RULE, class T, int SPLIT>
 __global__ void __launch_bounds__(2 * kWarp, 6) scan_forward(const __grid_constant__ Job job) {
   VL_SHARED(shared);
-  const Place place(job);
+  const Place place(job, SPLIT == 1);
   auto &tokens = ((typename Forward<RULE, T, SPLIT>::Shared *)shared)[place.team];
-  const int length = (int)job.scan.length, passes = count_passes(job);
+  const int length = place.length, passes = count_passes(job);
   // The middle, in steps of this team; never where there is nobody to meet.
   const int meeting = job.teams == 1 ? -1 : place.team ? length - length / 2 : length / 2;
   VL_ROLL for (int number = 0; number < passes; number++) {

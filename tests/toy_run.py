@@ -20,12 +20,14 @@ OPTIONS = [
     "--model.kwargs={patch_size: 4, depth: 2, embed_dim: 32, num_heads: 2}",
     "--model.drop_path=0.3",
     "--optimizer.lr=2e-3",
+    "--optimizer.lr_batch=null",
     "--schedule.epochs=3",
     "--schedule.warmup_epochs=1",
     "--augmentation.cutmix=0.5",
     "--ema.decay=0.9",
     "--run.device=cpu",
     "--run.log_updates=2",
+    "--run.tensorboard=false",
 ]
 
 
@@ -37,12 +39,16 @@ class ToyLoader:
 
     class_names = ["a", "b", "c", "d"]
     num_classes = 4
+    fingerprint = "stripes"
 
-    def __init__(self, num_samples: int = 48, batch_size: int = 8, training: bool = True, size: int = 16) -> None:
+    def __init__(
+        self, num_samples: int = 48, batch_size: int = 8, training: bool = True, size: int = 16, ranks: Any = None
+    ) -> None:
         self.num_samples, self.batch_size, self.training, self.size = num_samples, batch_size, training, size
+        self.rank, self.world_size = (ranks.rank, ranks.world_size) if ranks else (0, 1)
 
     def __len__(self) -> int:
-        return self.num_samples // self.batch_size
+        return -(-len(range(self.rank, self.num_samples, self.world_size)) // self.batch_size)
 
     def image(self, epoch: int, index: int) -> np.ndarray:
         """(3, H, W) of one sample; another one in every epoch of training."""
@@ -54,6 +60,7 @@ class ToyLoader:
         """Batches `start`.. of an epoch."""
         torch.rand(7), np.random.rand()
         order = np.random.default_rng(epoch).permutation(self.num_samples) if self.training else range(self.num_samples)
+        order = order[self.rank :: self.world_size]
         for batch in range(start, len(self)):
             indices = order[batch * self.batch_size : (batch + 1) * self.batch_size]
             images = np.stack([self.image(epoch, int(i)) for i in indices]).astype(np.float32)

@@ -47,6 +47,17 @@ def test_a_mistake_is_one_sentence_on_stderr(case, folder, tmp_path, capsys):
     assert not (tmp_path / "x.beton").exists()
 
 
+def test_images_left_out_and_converted_are_told(folder, tmp_path, photo, capsys):
+    source = tmp_path / "source"
+    (source / "a").mkdir(parents=True)
+    photo(0).convert("L").save(source / "a" / "0.png")
+    (source / "a" / "1.png").write_bytes(b"")
+    assert main([str(source), str(tmp_path / "x.beton"), "--skip-unreadable", "--quiet"]) == 0
+    out, err = capsys.readouterr()
+    assert "1 images, 1 classes" in out and "converted 1 L; left out 1 (listed in x.beton.json)" in out
+    assert err.startswith("left out: ") and "1.png: not a readable image" in err
+
+
 @pytest.mark.parametrize("arguments", [[], ["src"], ["src", "dst", "--check", "x"]])
 def test_other_than_two_paths_or_a_check_shows_the_usage(arguments, capsys):
     with pytest.raises(SystemExit, match="2"):

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from vilonghorn.data import ImageFolder, check_beton, write_beton
+from vilonghorn.data import ImageFolder, check_beton, create_loader, write_beton
 from vilonghorn.data.beton_format import MODES
 
 
@@ -129,6 +129,72 @@ def test_a_bad_sample_ends_the_writer_and_leaves_the_old_file(tmp_path, sample, 
     with pytest.raises(kind, match=message):
         write_beton(Samples([good] * 30 + [sample] + [good] * 30), path, overwrite=True, progress=False)
     assert (path.read_bytes(), sorted(tmp_path.iterdir()), threading.active_count()) == before
+
+
+@pytest.fixture
+def odd_folder(tmp_path, photo):
+    """Class a: upright RGB, gray, CMYK, turned. Class b: a broken header, a cut-off body, a whole image."""
+    root = tmp_path / "odd"
+    for name in "ab":
+        (root / name).mkdir(parents=True)
+    photo(0).save(root / "a" / "0.jpg", quality=95)
+    photo(1).convert("L").save(root / "a" / "1.jpg", quality=95)
+    photo(2).convert("CMYK").save(root / "a" / "2.jpg", quality=95)
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    photo(3).save(root / "a" / "3.jpg", quality=95, exif=exif)
+    (root / "b" / "4.jpg").write_bytes(b"no picture")
+    whole = (root / "a" / "0.jpg").read_bytes()
+    (root / "b" / "5.jpg").write_bytes(whole[: len(whole) // 2])
+    photo(6).save(root / "b" / "6.jpg", quality=95)
+    return root
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+def test_unreadable_images_are_left_out_and_listed_when_that_is_asked_for(odd_folder, tmp_path, workers):
+    path = tmp_path / "x.beton"
+    beton = write_beton(odd_folder, path, skip_unreadable=True, workers=workers, progress=False)
+    assert beton.labels.tolist() == [0, 0, 0, 0, 1] and beton.classes == ["a", "b"]
+    check_beton(path, images=True)
+    manifest = json.loads((tmp_path / "x.beton.json").read_text())
+    assert [why.split(": not a readable")[0] for why in manifest["left_out"]] == [
+        str(odd_folder / "b" / name) for name in ("4.jpg", "5.jpg")
+    ]
+    assert manifest["class_counts"] == [4, 1] and manifest["samples"] == 5
+    names = {kind: (found["count"], found["first"]) for kind, found in manifest["converted"].items()}
+    expected = {"L": "1.jpg", "CMYK": "2.jpg", "turned by EXIF": "3.jpg"}
+    assert names == {kind: (1, [str(odd_folder / "a" / name)]) for kind, name in expected.items()}
+    assert (pixels(path, 4) == np.asarray(Image.open(odd_folder / "b" / "6.jpg"))).all()
+    assert beton.images[["width", "height"]][3].tolist() == (40, 52)
+
+
+def test_unreadable_images_otherwise_end_the_writer_with_their_names_and_the_remedy(odd_folder, tmp_path):
+    with pytest.raises(ValueError, match="4.jpg: not a readable image .*--skip-unreadable"):
+        write_beton(odd_folder, tmp_path / "x.beton", progress=False)
+    (odd_folder / "b" / "7.jpg").write_bytes(b"")
+    with pytest.raises(ValueError, match="4.jpg: not a readable.*; .*7.jpg: not a readable"):
+        write_beton(odd_folder, tmp_path / "x.beton", progress=False)
+    for name in ("4.jpg", "7.jpg"):
+        os.remove(odd_folder / "b" / name)
+    with pytest.raises(ValueError, match="5.jpg: not a readable image .*--skip-unreadable"):
+        write_beton(odd_folder, tmp_path / "x.beton", progress=False)
+    assert not list(tmp_path.glob("x.beton*"))
+
+
+def test_a_dataset_without_one_readable_image_is_refused(tmp_path):
+    (tmp_path / "src" / "a").mkdir(parents=True)
+    (tmp_path / "src" / "a" / "0.jpg").write_bytes(b"")
+    with pytest.raises(ValueError, match="no image of the dataset can be read, .*0.jpg"):
+        write_beton(tmp_path / "src", tmp_path / "x.beton", skip_unreadable=True, progress=False)
+    assert not list(tmp_path.glob("x.beton*"))
+
+
+@pytest.mark.needs_ffcv
+def test_ffcv_reads_a_file_with_images_left_out(odd_folder, tmp_path):
+    path = tmp_path / "x.beton"
+    write_beton(odd_folder, path, skip_unreadable=True, progress=False)
+    loader = create_loader(path, batch_size=5, image_size=32, training=False)
+    assert next(loader.epoch(0))[1].tolist() == [0, 0, 0, 0, 1]
 
 
 def test_a_label_beyond_the_class_names_is_refused(tmp_path):

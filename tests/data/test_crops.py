@@ -6,7 +6,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vilonghorn.data.crops import ATTEMPTS, center_crops, random_crops, uniform
+from vilonghorn.data.crops import ATTEMPTS, center_crops, random_crops
+from vilonghorn.data.draws import uniform
 
 sides = st.integers(2, 600)
 
@@ -25,24 +26,6 @@ def test_centre_crops_are_not_empty_lie_inside_and_are_central(height, width, ou
     top, bottom, left, right = center_crops(np.array([height]), np.array([width]), out, pct)[0]
     assert 0 <= top < bottom <= height and 0 <= left < right <= width
     assert 0 <= (height - bottom) - top <= 1 and 0 <= (width - right) - left <= 1
-
-
-@given(seed=st.integers(0, 2**40), epoch=st.integers(0, 10**6), first=st.integers(0, 10**9))
-def test_a_draw_depends_on_its_sample_and_not_on_its_batch(seed, epoch, first):
-    batch = uniform(seed, epoch, np.arange(first, first + 7), 5)
-    alone = uniform(seed, epoch, np.array([first + 3]), 5)
-    assert (batch[3] == alone[0]).all()
-    assert ((0 <= batch) & (batch < 1)).all()
-
-
-def test_draws_are_uniform_and_differ_by_seed_epoch_and_sample():
-    draws = uniform(0, 0, np.arange(20000), 4)
-    counts = np.stack([np.histogram(column, 10, (0, 1))[0] for column in draws.T])
-    assert np.abs(counts - 2000).max() < 250  # 5.9 standard deviations of a bin
-    assert np.abs(np.corrcoef(draws.T) - np.eye(4)).max() < 0.04
-    assert len(np.unique(draws)) == draws.size
-    assert not (uniform(1, 0, np.arange(20000), 4) == draws).any()
-    assert not (uniform(0, 1, np.arange(20000), 4) == draws).any()
 
 
 def test_areas_and_aspect_ratios_follow_the_law_of_random_resized_crop():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 
 import pytest
@@ -9,7 +10,7 @@ import safetensors.torch
 import timm
 import torch
 
-from vilonghorn.engine.checkpoint import load_state, load_weights, save_state, save_weights, write_whole
+from vilonghorn.engine.checkpoint import keep, load_state, load_weights, save_state, save_weights, write_whole
 
 
 def test_a_state_comes_back_equal(tmp_path):
@@ -74,7 +75,7 @@ def test_a_truncated_a_foreign_and_a_missing_state_are_told_apart(tmp_path):
     with pytest.raises(ValueError, match="not the state of a run"):
         load_state(path)
     torch.save({"format": 1}, path)
-    with pytest.raises(ValueError, match="format 2"):
+    with pytest.raises(ValueError, match="format 3"):
         load_state(path)
     save_state(path, ["no", "mapping"])
     with pytest.raises(ValueError, match="it holds a list"):
@@ -127,3 +128,20 @@ def test_missing_and_broken_weights_are_named(tmp_path):
         safetensors.torch.save_file({"a": torch.zeros(1)}, tmp_path / "best.safetensors", {"vilonghorn": record})
         with pytest.raises(ValueError, match="not one of ours"):
             load_weights(tmp_path / "best.safetensors")
+
+
+@pytest.mark.parametrize("linking", [True, False])
+def test_a_kept_file_stays_what_it_was_when_its_name_goes_to_another(tmp_path, monkeypatch, linking):
+    def link(*arguments):
+        raise OSError(errno.EPERM, "this file system has no hard links")
+
+    if not linking:
+        monkeypatch.setattr(os, "link", link)
+    path, kept = tmp_path / "last.pt", tmp_path / "previous.pt"
+    for number in range(3):
+        save_state(path, {"number": number})
+        keep(path, kept)
+        assert load_state(kept)["number"] == number
+    save_state(path, {"number": 3})
+    assert (load_state(kept)["number"], load_state(path)["number"]) == (2, 3)
+    assert {file.name for file in tmp_path.iterdir()} == {"last.pt", "previous.pt"}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import runpy
 import signal
@@ -38,7 +39,8 @@ def data(tmp_path_factory) -> list[str]:
 
 def start(*argv: str) -> subprocess.Popen:
     command = [sys.executable, str(SCRIPT), *argv]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    pipe = subprocess.PIPE
+    return subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, start_new_session=True)
 
 
 @pytest.mark.filterwarnings("ignore:FFCV is not installed")
@@ -69,6 +71,16 @@ def test_control_c_leaves_a_run_to_resume_and_says_how(data, tmp_path):
     assert f"python train_imagenet.py --resume {tmp_path}/run" in errors
     assert "Traceback" not in errors
     assert (tmp_path / "run/last.pt").exists()
+
+
+def test_a_signal_to_the_decoders_too_still_leaves_a_run_to_resume(data, tmp_path):
+    process = start(*data, f"--run.dir={tmp_path}/run", "--schedule.epochs=100000", "--data.workers=2")
+    line = process.stdout.readline()
+    assert line.startswith("epoch 1/100000"), line + process.stderr.read()
+    os.killpg(process.pid, signal.SIGTERM)  # as torchrun and SLURM do
+    _, errors = process.communicate(timeout=120)
+    assert process.returncode == 128 + signal.SIGTERM, errors
+    assert f"python train_imagenet.py --resume {tmp_path}/run" in errors and "Traceback" not in errors
 
 
 def test_an_error_is_one_sentence_and_an_exit_code(tmp_path):
@@ -117,6 +129,25 @@ def test_what_cannot_run_is_refused_and_nothing_is_written(data, tmp_path, argv,
 def test_a_run_to_take_up_that_is_empty_missing_or_to_be_replaced_is_refused(argv, error, words):
     with pytest.raises(error, match=words):
         main(argv)
+
+
+def test_to_go_on_if_there_is_a_run_and_to_replace_it_contradict_each_other(monkeypatch):
+    with pytest.raises(ValueError, match="--auto-resume and --overwrite contradict"):
+        main(["--auto-resume", "--overwrite"])
+    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
+    with pytest.raises(ValueError, match="started again by torchrun, --overwrite would replace this run itself"):
+        main(["--overwrite"])
+
+
+@pytest.mark.filterwarnings("ignore:FFCV is not installed")
+def test_what_torchrun_starts_again_goes_on_by_itself(data, tmp_path, capsys, monkeypatch):
+    main([*data, f"--run.dir={tmp_path}/run"])
+    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
+    before = (tmp_path / "run/last.safetensors").read_bytes()
+    main([*data, f"--run.dir={tmp_path}/run"])
+    assert (tmp_path / "run/last.safetensors").read_bytes() == before
+    first, again = [line for line in capsys.readouterr().out.splitlines() if line.startswith("held-out")]
+    assert first == again
 
 
 def test_help_names_every_key_with_its_meaning(capsys):

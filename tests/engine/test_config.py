@@ -12,7 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from vilonghorn.engine import Config, build_parser, load_config, parse
-from vilonghorn.engine.config import FIELDS, INTERVALS, changed_keys, check, flatten
+from vilonghorn.engine.checks import changed_keys, check, flatten
+from vilonghorn.engine.config import FIELDS, INTERVALS
+from vilonghorn.engine.launch import add_run_options
 
 
 def read(*argv):
@@ -142,3 +144,17 @@ def test_every_command_of_the_readme_names_options_that_there_are():
         first, file, *options = shlex.split(command)
         config = load_config(root / file, *options)
         assert first == "--config" and config.data.image_size == 224
+
+
+def test_every_command_of_the_training_page_names_options_that_there_are():
+    root = Path(__file__).parents[2]
+    text = (root / "docs/training.md").read_text().replace("\\\n", " ")
+    parser = build_parser()
+    add_run_options(parser)
+    known = {option for action in parser._actions for option in action.option_strings}
+    assert set(re.findall(r"`(--[a-z][a-z_.-]*)", text)) - {"--help", "--requeue"} <= known | {f"--{key}" for key in FIELDS}
+    commands = re.findall(r"train_imagenet\.py (--config \S+[^#`\n]*)", text)
+    assert len(commands) >= 3
+    for command in commands:
+        if "..." not in command:
+            parse(parser, [f"--config={root / shlex.split(command)[1]}", *shlex.split(command)[2:]])

@@ -22,6 +22,9 @@ class Recited:
     def __init__(self, logits, targets, split):
         self.parts = [(logits[:split], targets[:split]), (logits[split:], targets[split:])]
 
+    def __len__(self):
+        return len(self.parts)
+
     def epoch(self, epoch, start=0):
         yield from self.parts
 

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import base64
+from html import escape
+
 import pytest
 import torch
 from matplotlib.axes import Axes
 from torch import nn
+from toy_run import ToyLoader, toy_trainer
 
 from vilonghorn.engine.build import autocast
 from vilonghorn.engine.directory import Log
-from vilonghorn.engine.report import draw_curves, draw_predictions
+from vilonghorn.engine.predictions import Predictions, draw_predictions, predict, worst_classes
+from vilonghorn.engine.report import draw_curves
 
 
 class Images:
@@ -49,7 +54,7 @@ def titles(monkeypatch):
 
 def draw(path, loader):
     amp = autocast("off", torch.device("cpu"))
-    draw_predictions(path, Reciting(), loader, amp, (0.5,) * 3, (0.5,) * 3)
+    draw_predictions(path, predict(Reciting(), loader, amp), (0.5,) * 3, (0.5,) * 3)
     assert path.read_bytes()[:4] == b"\x89PNG"
 
 
@@ -102,3 +107,35 @@ def test_a_log_is_cut_back_to_the_size_that_a_checkpoint_noted(tmp_path):
     again.write(kind="train", update=3)
     assert again.records() == [{"kind": "train", "update": 1}, {"kind": "train", "update": 3}]
     assert Log(tmp_path / "log.jsonl", 0).records() == []
+
+
+def test_the_worst_classes_are_told_with_what_they_are_taken_for():
+    names = ["cat", "dog", "owl"]
+    confusion = torch.tensor([[1, 2, 1], [0, 5, 0], [1, 0, 3]])
+    rows = worst_classes(Predictions(confusion, names, [], []))
+    assert [row["name"] for row in rows] == ["cat", "owl"]
+    assert rows[0] == {"name": "cat", "images": 4, "top1": 25.0, "taken_for": {"dog": 2, "owl": 1}}
+    assert rows[1]["taken_for"] == {"cat": 1} and rows[1]["top1"] == 75.0
+    assert [row["name"] for row in worst_classes(Predictions(confusion, names, [], []), most=1)] == ["cat"]
+
+
+def test_every_prediction_is_counted_once():
+    truths, guesses = [0, 0, 0, 1, 1, 1, 1, 1, 1, 1, 0], [0, 1, 1, 1, 1, 0, 1, 1, 1, 1, 0]
+    found = predict(Reciting(), Images(guesses, truths), autocast("off", torch.device("cpu")))
+    assert found.confusion.tolist() == [[2, 2], [1, 6]]
+    assert [(guess, truth) for _, guess, truth in found.mistakes] == [(1, 0), (1, 0), (0, 1)]
+
+
+def test_the_page_of_a_run_holds_its_results_its_pictures_and_its_configuration(tmp_path):
+    loader = ToyLoader(32, training=False)
+    loader.class_names = ToyLoader.class_names = ["<a>", "b", "c", "d"]
+    try:
+        result = toy_trainer(tmp_path, "--schedule.epochs=2", val=loader).fit()
+    finally:
+        ToyLoader.class_names = ["a", "b", "c", "d"]
+    page = (tmp_path / "report.html").read_text()
+    assert f"<td>{result['top1']:.2f} %</td>" in page and f"<td>{result['loss']:.4f}</td>" in page
+    for name in ("curves.png", "predictions.png"):
+        assert base64.b64encode((tmp_path / name).read_bytes()).decode() in page
+    assert escape((tmp_path / "config.yaml").read_text()) in page
+    assert "&lt;a&gt;" in page and "<a>" not in page

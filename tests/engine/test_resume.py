@@ -18,9 +18,12 @@ from vilonghorn.engine import Interrupted
 from vilonghorn.engine.checkpoint import load_state, save_state
 
 
+TIMES = ("seconds", "images_per_second", "data_wait")
+
+
 def log_without_times(directory: Path) -> list[dict]:
     lines = (directory / "log.jsonl").read_text().splitlines()
-    return [{key: value for key, value in json.loads(line).items() if key != "seconds"} for line in lines]
+    return [{key: value for key, value in json.loads(line).items() if key not in TIMES} for line in lines]
 
 
 def assert_same_end(directory: Path, reference: Path) -> None:
@@ -69,7 +72,7 @@ def test_a_run_killed_inside_a_write_goes_on_from_the_version_before(tmp_path, u
     assert not (tmp_path / f".{file}.partial").exists()
 
 
-@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM, signal.SIGUSR1])
 def test_a_signal_saves_the_update_just_made_and_says_how_to_go_on(tmp_path, uninterrupted, signum):
     train = Signalling(signum, 1, 2)
     with pytest.raises(Interrupted, match=f"epoch 2, after 3 of 6 batches.*--resume {tmp_path}") as raised:
@@ -190,3 +193,74 @@ def test_a_directory_without_a_run_cannot_be_resumed(tmp_path):
     with pytest.raises(FileNotFoundError, match="holds no last.pt"):
         toy_trainer(tmp_path / "nothing", resume=True)
     assert not (tmp_path / "nothing").exists()
+
+
+def test_a_damaged_checkpoint_is_made_good_by_the_one_before_it(tmp_path, uninterrupted):
+    with pytest.raises(Interrupted):
+        toy_trainer(tmp_path, *OPTIONS, train=Signalling(signal.SIGTERM, 1, 4)).fit()
+    state = tmp_path / "last.pt"
+    before = load_state(tmp_path / "previous.pt")["progress"]
+    assert (before["epoch"], before["batch"]) == (1, 4) and load_state(state)["progress"]["batch"] == 5
+    data = state.read_bytes()
+    state.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
+    with pytest.warns(UserWarning, match="last.pt is damaged.*Going on from the checkpoint before it, previous.pt"):
+        trainer = toy_trainer(tmp_path, *OPTIONS, resume=True)
+    assert trainer.progress.batch == 4
+    trainer.save()
+    assert load_state(tmp_path / "previous.pt")["progress"]["batch"] == 4  # the damaged one does not take its place
+    trainer.fit()
+    assert_same_end(tmp_path, uninterrupted)
+
+
+def test_without_its_last_checkpoint_a_run_goes_on_from_the_one_before(tmp_path):
+    toy_trainer(tmp_path, "--schedule.epochs=2").fit()
+    (tmp_path / "last.pt").unlink()
+    with pytest.warns(UserWarning, match="previous.pt"):
+        assert toy_trainer(tmp_path, "--schedule.epochs=2", resume=True).progress.epoch == 1
+
+
+def test_auto_starts_a_run_and_then_goes_on_with_it(tmp_path, uninterrupted):
+    with pytest.raises(Interrupted):
+        toy_trainer(tmp_path, *OPTIONS, train=Signalling(signal.SIGUSR1, 2, 3), resume="auto").fit()
+    trainer = toy_trainer(tmp_path, *OPTIONS, resume="auto")
+    assert (trainer.progress.epoch, trainer.progress.batch) == (2, 4)
+    trainer.fit()
+    assert_same_end(tmp_path, uninterrupted)
+
+
+def test_auto_starts_anew_what_was_killed_before_its_first_checkpoint_but_spares_other_files(tmp_path):
+    toy_trainer(tmp_path / "killed")
+    (tmp_path / "killed/last.pt").unlink()
+    toy_trainer(tmp_path / "killed", resume="auto")
+    for name in ("log.jsonl", "best.safetensors", "report.html"):
+        (tmp_path / name).write_text("mine")
+        with pytest.raises(FileExistsError, match=f"holds a {name}"):
+            toy_trainer(tmp_path, resume="auto")
+        (tmp_path / name).unlink()
+
+
+def test_a_scaled_loss_resumes_with_its_scale(tmp_path):
+    options = ("--run.amp=fp16", "--optimizer.clip_grad=1")
+    with pytest.raises(Interrupted):
+        toy_trainer(tmp_path / "a", *options, train=Signalling(signal.SIGTERM, 1, 2)).fit()
+    scale = load_state(tmp_path / "a/last.pt")["scaler"]["scale"]
+    trainer = toy_trainer(tmp_path / "a", *options, resume=True)
+    assert trainer.learner.scaler.get_scale() == scale > 1
+    trainer.fit()
+    toy_trainer(tmp_path / "b", *options).fit()
+    assert_same_end(tmp_path / "a", tmp_path / "b")
+
+
+@pytest.mark.parametrize("which", ["train", "val"])
+def test_data_of_the_same_size_with_another_fingerprint_is_refused(tmp_path, which):
+    toy_trainer(tmp_path)
+    other = ToyLoader() if which == "train" else ToyLoader(32, training=False)
+    other.fingerprint = "checks"
+    with pytest.raises(ValueError, match=f"{which}.beton is not what the run was started with.*checks.*stripes"):
+        toy_trainer(tmp_path, resume=True, **{which: other})
+
+
+def test_an_update_of_other_batches_is_refused_and_one_of_the_same_by_other_means_is_not(tmp_path):
+    toy_trainer(tmp_path, "--optimizer.accumulate=2")
+    with pytest.raises(ValueError, match="2 batches an update, processes times optimizer.accumulate, which make 1 now"):
+        toy_trainer(tmp_path, resume=True)

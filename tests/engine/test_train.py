@@ -11,10 +11,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 from timm.utils import ModelEmaV3
-from toy_run import ToyLoader, toy_trainer
+from toy_run import Signalling, ToyLoader, toy_trainer
 
 from vilonghorn.engine import Interrupted
-from vilonghorn.engine.checkpoint import load_state
+from vilonghorn.engine.checkpoint import load_state, load_weights
 from vilonghorn.engine.progress import seed_all
 
 PLAIN = ["--augmentation.mixup=0", "--augmentation.cutmix=0", "--model.drop_path=0", "--optimizer.clip_grad=null"]
@@ -46,12 +46,12 @@ class Poisoned(ToyLoader):
 
 
 def test_a_run_learns_and_leaves_its_files(tmp_path, capsys):
-    trainer = toy_trainer(tmp_path, *PLAIN, "--schedule.epochs=20", "--optimizer.lr=5e-3")
+    trainer = toy_trainer(tmp_path, *PLAIN, "--schedule.epochs=20", "--optimizer.lr=5e-3", "--run.tensorboard=true")
     result = trainer.fit()
     assert result["top1"] > 80 and result["weights"] == "ema" and result["epochs"] == 20 and result["images"] == 32
     assert {file.name for file in tmp_path.iterdir()} == set(
-        ".lock last.pt last.safetensors best.safetensors config.yaml environment.json log.jsonl curves.png "
-        "predictions.png".split()
+        ".lock last.pt previous.pt last.safetensors best.safetensors config.yaml environment.json log.jsonl curves.png "
+        "predictions.png report.html tensorboard".split()
     )
     assert (tmp_path / "curves.png").read_bytes()[:4] == (tmp_path / "predictions.png").read_bytes()[:4] == b"\x89PNG"
     environment = json.loads((tmp_path / "environment.json").read_text())
@@ -72,15 +72,15 @@ def test_accumulated_batches_make_the_gradient_of_their_union(tmp_path):
     trainer = toy_trainer(tmp_path, *PLAIN, "--optimizer.accumulate=2", "--data.batch_size=8")
     images, targets = (torch.cat(parts) for parts in zip(*batches))
     smoothing = trainer.config.augmentation.label_smoothing
-    loss = F.cross_entropy(trainer.model.train()(images), targets, label_smoothing=smoothing)
-    gradients = torch.autograd.grad(loss, list(trainer.model.parameters()))
+    loss = F.cross_entropy(trainer.learner.model.train()(images), targets, label_smoothing=smoothing)
+    gradients = torch.autograd.grad(loss, list(trainer.learner.model.parameters()))
     seen = {}
-    trainer.optimizer.step = lambda: seen.update({n: p.grad.clone() for n, p in trainer.model.named_parameters()})
-    measured, _ = trainer.make_update(iter(batches), 2)
+    trainer.learner.optimizer.step = lambda: seen.update({n: p.grad.clone() for n, p in trainer.learner.model.named_parameters()})
+    measured, _ = trainer.make_update(iter(batches), range(2))
     assert measured == pytest.approx(loss.item(), rel=1e-5)
     for gradient, other in zip(gradients, seen.values()):
         torch.testing.assert_close(gradient, other)
-    assert trainer.updates_per_epoch == 3 and trainer.update == 1
+    assert trainer.pace.updates_per_epoch == 3 and trainer.update == 1
 
 
 def test_the_last_update_of_an_epoch_takes_the_batches_that_are_left(tmp_path):
@@ -92,25 +92,25 @@ def test_the_last_update_of_an_epoch_takes_the_batches_that_are_left(tmp_path):
 def test_the_gradient_is_clipped_to_its_norm(tmp_path):
     trainer = toy_trainer(tmp_path, "--optimizer.clip_grad=0.01")
     norms = []
-    trainer.optimizer.step = lambda: norms.append(
-        torch.nn.utils.get_total_norm([p.grad for p in trainer.model.parameters()])
+    trainer.learner.optimizer.step = lambda: norms.append(
+        torch.nn.utils.get_total_norm([p.grad for p in trainer.learner.model.parameters()])
     )
-    _, norm = trainer.make_update(ToyLoader().epoch(0), 1)
+    _, norm = trainer.make_update(ToyLoader().epoch(0), range(1))
     assert norm > 0.01 and norms[0].item() == pytest.approx(0.01, rel=1e-3)
 
 
 def test_the_average_follows_its_recurrence(tmp_path):
     trainer = toy_trainer(tmp_path, "--ema.decay=0.8", "--ema.warmup=false")
     stream = trainer.train.epoch(0)
-    trainer.make_update(stream, 1)
-    expected = weights_of(trainer.model)
-    assert equal(weights_of(trainer.ema.module), expected)
-    for _ in range(3):
-        trainer.make_update(stream, 1)
-        expected = {n: 0.8 * expected[n] + 0.2 * value for n, value in weights_of(trainer.model).items()}
-    for name, value in trainer.ema.module.state_dict().items():
+    trainer.make_update(stream, trainer.pace.next_batches(trainer.progress))
+    expected = weights_of(trainer.learner.model)
+    assert equal(weights_of(trainer.learner.ema.module), expected)
+    for batch in (1, 2, 3):
+        trainer.make_update(stream, range(batch, batch + 1))
+        expected = {n: 0.8 * expected[n] + 0.2 * value for n, value in weights_of(trainer.learner.model).items()}
+    for name, value in trainer.learner.ema.module.state_dict().items():
         torch.testing.assert_close(value, expected[name])
-    assert isinstance(trainer.ema, ModelEmaV3)
+    assert isinstance(trainer.learner.ema, ModelEmaV3)
 
 
 def test_without_an_average_the_model_itself_counts(tmp_path):
@@ -123,15 +123,15 @@ def test_without_an_average_the_model_itself_counts(tmp_path):
 def test_an_update_that_is_not_finite_is_skipped_and_counted(tmp_path):
     trainer = toy_trainer(tmp_path, train=Poisoned({1, 4}))
     stream = trainer.train.epoch(0)
-    trainer.make_update(stream, 1)
-    model, ema = weights_of(trainer.model), weights_of(trainer.ema.module)
-    moments = json.dumps(trainer.optimizer.state_dict()["state"], default=lambda tensor: tensor.tolist())
-    trainer.make_update(stream, 1)
-    assert equal(weights_of(trainer.model), model) and equal(weights_of(trainer.ema.module), ema)
-    assert moments == json.dumps(trainer.optimizer.state_dict()["state"], default=lambda tensor: tensor.tolist())
+    trainer.make_update(stream, trainer.pace.next_batches(trainer.progress))
+    model, ema = weights_of(trainer.learner.model), weights_of(trainer.learner.ema.module)
+    moments = json.dumps(trainer.learner.optimizer.state_dict()["state"], default=lambda tensor: tensor.tolist())
+    trainer.make_update(stream, trainer.pace.next_batches(trainer.progress))
+    assert equal(weights_of(trainer.learner.model), model) and equal(weights_of(trainer.learner.ema.module), ema)
+    assert moments == json.dumps(trainer.learner.optimizer.state_dict()["state"], default=lambda tensor: tensor.tolist())
     assert (trainer.progress.skipped, trainer.progress.skipped_in_row) == (1, 1)
-    trainer.make_update(stream, 1)
-    assert not equal(weights_of(trainer.model), model)
+    trainer.make_update(stream, trainer.pace.next_batches(trainer.progress))
+    assert not equal(weights_of(trainer.learner.model), model)
     assert (trainer.progress.skipped, trainer.progress.skipped_in_row) == (1, 0)
     result = toy_trainer(tmp_path, overwrite=True, train=Poisoned({1, 4})).fit()
     assert result["skipped"] == 2
@@ -173,10 +173,10 @@ def test_two_runs_of_one_seed_are_equal_and_of_another_are_not(tmp_path):
 
 def test_a_directory_that_holds_a_run_is_not_written_over(tmp_path):
     toy_trainer(tmp_path, "--schedule.epochs=2").fit()
-    before = {file: file.read_bytes() for file in tmp_path.iterdir()}
+    before = {file: file.read_bytes() for file in tmp_path.rglob("*.*")}
     with pytest.raises(FileExistsError, match="holds a run.*--resume.*--run.dir.*--overwrite"):
         toy_trainer(tmp_path, "--schedule.epochs=3")
-    assert before == {file: file.read_bytes() for file in tmp_path.iterdir()}
+    assert before == {file: file.read_bytes() for file in tmp_path.rglob("*.*")}
 
 
 @pytest.mark.parametrize("name", "best.safetensors config.yaml environment.json log.jsonl curves.png".split())
@@ -215,7 +215,7 @@ def test_a_compiled_model_trains_the_same_weights(tmp_path, monkeypatch):
     compiled = []
     monkeypatch.setattr(torch, "compile", lambda model: compiled.append(model) or model)
     trainer = toy_trainer(tmp_path, "--run.compile=true")
-    assert compiled == [trainer.model] and trainer.forward is compiled[0]
+    assert compiled == [trainer.learner.model] and trainer.learner.forward is compiled[0]
 
 
 def test_a_signal_inside_an_evaluation_resumes_with_that_evaluation(tmp_path):
@@ -231,3 +231,63 @@ def test_a_signal_inside_an_evaluation_resumes_with_that_evaluation(tmp_path):
     toy_trainer(tmp_path / "a", resume=True).fit()
     toy_trainer(tmp_path / "b").fit()
     assert (tmp_path / "a/last.safetensors").read_bytes() == (tmp_path / "b/last.safetensors").read_bytes()
+
+
+def test_the_batch_of_the_last_skipped_update_is_left_for_inspection(tmp_path):
+    options = ["--run.max_skipped=1", "--optimizer.accumulate=2"]
+    trainer = toy_trainer(tmp_path, *options, train=Poisoned({2, 3, 5}))
+    seen = []
+    forward = trainer.learner.forward
+    trainer.learner.forward = lambda images: seen.append(images.clone()) or forward(images)
+    with pytest.raises(FloatingPointError, match="the last batch is in .*nonfinite-0.safetensors"):
+        trainer.fit()
+    left, record = load_weights(tmp_path / "nonfinite-0.safetensors")
+    assert torch.equal(left["images"], torch.cat(seen[-2:])) and not torch.isfinite(left["images"]).all()
+    assert left["targets"].shape == (16, 4) and record == {"loss": "nan"}
+
+
+def test_a_scaled_loss_makes_the_gradient_of_the_loss_itself(tmp_path):
+    batch = next(ToyLoader().epoch(0))
+    norms = {}
+    for amp in ("fp16", "off"):
+        trainer = toy_trainer(tmp_path / amp, *PLAIN, f"--run.amp={amp}")
+        _, norms[amp] = trainer.make_update(iter([batch]), range(1))
+    assert norms["fp16"] == pytest.approx(norms["off"], rel=2e-2)
+
+
+def test_the_rate_grows_with_the_images_of_an_update(tmp_path):
+    rates = {}
+    for accumulate in (1, 4):
+        options = ["--optimizer.lr=1e-3", "--optimizer.lr_batch=8", f"--optimizer.accumulate={accumulate}"]
+        trainer = toy_trainer(tmp_path / str(accumulate), *options)
+        trainer.learner.scheduler.step_update(trainer.pace.updates_per_epoch)  # the end of the warm-up
+        rates[accumulate] = trainer.learner.rate
+    assert rates[4] == pytest.approx(4 * rates[1])
+
+
+def test_events_for_tensorboard_hold_what_the_log_holds_and_forget_what_was_lost(tmp_path):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    class Crashing(ToyLoader):
+        def epoch(self, epoch, start=0):
+            for batch, item in enumerate(super().epoch(epoch, start), start):
+                if batch == 3:
+                    raise RuntimeError("crash")
+                yield item
+
+    options = ["--run.tensorboard=true", "--schedule.epochs=2", "--run.log_updates=1", "--run.checkpoint_updates=2"]
+    with pytest.raises(RuntimeError, match="crash"):  # after update 3, of which the checkpoint knows nothing
+        toy_trainer(tmp_path, *options, train=Crashing()).fit()
+    toy_trainer(tmp_path, *options, resume=True).fit()
+    events = EventAccumulator(str(tmp_path / "tensorboard"))
+    events.Reload()
+    told, log = events.Scalars("train/loss"), log_of(tmp_path, "train")
+    assert [event.step for event in told] == [record["update"] for record in log] == list(range(1, 13))
+    assert [event.value for event in told] == pytest.approx([record["loss"] for record in log])
+    assert [event.step for event in events.Scalars("epoch/ema/top1")] == [6, 12]
+
+
+def test_the_log_tells_the_speed_and_the_wait_for_data(tmp_path):
+    toy_trainer(tmp_path, "--schedule.epochs=2").fit()
+    for record in log_of(tmp_path, "train"):
+        assert record["images_per_second"] > 0 and 0 <= record["data_wait"] <= 1

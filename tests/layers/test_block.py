@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from vilonghorn.layers import Block, to_residual
+from vilonghorn.layers import Block, widen
 
 norm_layer = partial(nn.RMSNorm, eps=1e-5)
 
@@ -26,7 +26,7 @@ def test_blocks_in_sequence_equal_vims_add_then_norm():
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32, torch.float64])
 def test_the_residual_stays_in_float32_or_wider_whatever_the_parameters(dtype):
     block = Block(32, dtype=dtype)
-    stream = to_residual(torch.randn(2, 7, 32).to(dtype))
+    stream = widen(torch.randn(2, 7, 32).to(dtype))
     assert stream.dtype == (torch.float64 if dtype == torch.float64 else torch.float32)
     assert block(stream).dtype == stream.dtype
 

@@ -1,5 +1,6 @@
 """timm's switch for export: which operators a model's call runs, by when the switch is on."""
 
+import pytest
 import timm
 import torch
 from timm.layers import set_exportable
@@ -27,11 +28,12 @@ def run(model):
         return model(torch.randn(2, 3, 64, 64)), seen.ours
 
 
-def test_timms_switch_makes_models_and_calls_of_torchs_operators_alone():
+@pytest.mark.parametrize("name", ["vilonghorn_nano", "vilonghorn_nano_shared", "vim_nano"])
+def test_timms_switch_makes_models_and_calls_of_torchs_operators_alone(name):
     kwargs = dict(img_size=64, depth=2, num_classes=7)
     torch.manual_seed(0)
-    usual = timm.create_model("vilonghorn_nano", **kwargs).eval()
-    made_for_export = timm.create_model("vilonghorn_nano", exportable=True, **kwargs).eval()
+    usual = timm.create_model(name, **kwargs).eval()
+    made_for_export = timm.create_model(name, exportable=True, **kwargs).eval()
     made_for_export.load_state_dict(usual.state_dict())
     expected, ours = run(usual)
     assert ours  # else this test would prove nothing

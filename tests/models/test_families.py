@@ -17,8 +17,16 @@ PARAMETERS = {  # 1000 classes, 224 px, patch 16; published or computed from the
     "vilonghorn_tiny_exact": 6.85,
     "vilonghorn_small_exact": 25.21,
     "vilonghorn_base_exact": 96.42,
+    "vilonghorn_tiny_shared": 6.29,
+    "vilonghorn_small_shared": 23.64,
+    "vilonghorn_base_shared": 91.52,
 }
-RULES = {"vilonghorn_nano": "longhorn", "vilonghorn_nano_exact": "longhorn_exact", "vim_nano": "mamba"}
+RULES = {
+    "vilonghorn_nano": "longhorn",
+    "vilonghorn_nano_exact": "longhorn_exact",
+    "vilonghorn_nano_shared": "longhorn",
+    "vim_nano": "mamba",
+}
 
 
 @pytest.mark.parametrize("name", PARAMETERS)
@@ -29,9 +37,35 @@ def test_parameter_counts_are_the_published_ones(name):
 
 
 def test_the_families_are_listed_by_timm():
-    sizes = ("base", "nano", "small", "tiny")
-    assert timm.list_models(module="vim") == [f"vim_{size}" for size in sizes]
-    assert set(timm.list_models(module="vilonghorn")) == {f"vilonghorn_{s}{f}" for s in sizes for f in ("", "_exact")}
+    names = [*(f"{size}{form}" for size in ("nano", "tiny", "small", "base") for form in ("", "_exact", "_shared"))]
+    names += [f"{size}{form}_stride8" for size in ("tiny", "small") for form in ("", "_exact", "_shared")]
+    assert set(timm.list_models(module="vilonghorn")) == {f"vilonghorn_{name}" for name in names}
+    assert set(timm.list_models(module="vim")) == {f"vim_{n}" for n in names if "exact" not in n and "shared" not in n}
+    assert timm.models.model_entrypoint("vim_tiny") is vilonghorn.models.vim.vim_tiny
+    assert "stride=8" in vilonghorn.models.vilonghorn.vilonghorn_tiny_shared_stride8.__doc__
+
+
+@pytest.mark.parametrize("name", [name for name in timm.list_models() if name.endswith("_stride8") and "vi" in name])
+def test_models_of_stride_8_scan_729_overlapping_patches(name):
+    model = timm.create_model(name, device="meta")
+    assert model.patch_embed.grid_size == (27, 27) and model.patch_embed.patch_size == (16, 16)
+    assert model.pos_embed.shape[1] == 730 and model.feature_info[0]["reduction"] == 8
+    plain = timm.create_model(name.removesuffix("_stride8"), device="meta")
+    assert {type(b.mixer) for b in model.blocks} == {type(b.mixer) for b in plain.blocks}
+    assert model.blocks[0].mixer.extra_repr() == plain.blocks[0].mixer.extra_repr()
+
+
+def test_ablations_are_made_by_keyword_and_change_what_they_say():
+    width, rank, depth = 192, 6, 6
+    count = {name: sum(p.numel() for p in timm.create_model(*args[:1], **args[1]).parameters()) for name, args in {
+        "vector": ("vilonghorn_nano", {}),
+        "scalar": ("vilonghorn_nano", dict(scalar_beta=True)),
+        "constant": ("vim_nano", {}),
+        "learned": ("vim_nano", dict(learned_A=True)),
+    }.items()}  # fmt: skip
+    assert count["vector"] - count["scalar"] == depth * 2 * (width - 1) * (rank + 1)
+    assert count["constant"] == count["learned"]  # (D, N) constants for an (N, D) projection
+    assert timm.create_model("vim_nano", learned_A=True).blocks[0].mixer.A_log is None
 
 
 @pytest.mark.parametrize("name", RULES)
@@ -62,16 +96,36 @@ def test_variants_are_made_by_keyword():
     assert model.patch_embed.grid_size == (7, 3) and model.blocks[0].mixer.A_log is not None
 
 
-@pytest.mark.parametrize("name", ["vilonghorn_tiny", "vilonghorn_base_exact", "vim_tiny", "vim_small"])
+@pytest.mark.parametrize("name", ["vilonghorn_tiny", "vilonghorn_base_exact", "vim_nano", "vim_small_stride8"])
 def test_pretrained_is_refused_while_there_is_nothing_to_load(name):
     with pytest.raises(RuntimeError, match=f"no pretrained weights for {name}"):
         timm.create_model(name, pretrained=True, device="meta")
     assert not timm.is_model_pretrained(name)
 
 
-def test_vim_names_where_the_official_weights_are():
-    assert get_pretrained_cfg("vim_tiny").origin_url == "https://huggingface.co/hustvl/Vim-tiny-midclstok"
-    assert get_pretrained_cfg("vim_base").notes == ("vim_b_midclstok_81p9acc.pth",)
+@pytest.mark.parametrize(
+    "name, repository, file",
+    [
+        ("vim_tiny", "hustvl/Vim-tiny-midclstok", "vim_t_midclstok_76p1acc.pth"),
+        ("vim_small", "hustvl/Vim-small-midclstok", "vim_s_midclstok_80p5acc.pth"),
+        ("vim_base", "hustvl/Vim-base-midclstok", "vim_b_midclstok_81p9acc.pth"),
+        ("vim_tiny_stride8", "hustvl/Vim-tiny-midclstok", "vim_t_midclstok_ft_78p3acc.pth"),
+    ],
+)
+def test_vim_fetches_its_authors_files(name, repository, file, monkeypatch):
+    cfg = get_pretrained_cfg(name)
+    assert (cfg.hf_hub_id, cfg.hf_hub_filename) == (repository, file) and timm.is_model_pretrained(name)
+
+    class Asked(Exception):
+        pass
+
+    def download(repo_id=None, filename=None, **_):
+        raise Asked(repo_id, filename)
+
+    monkeypatch.setattr(timm.models._hub, "hf_hub_download", download)
+    with pytest.raises(Asked) as asked:
+        timm.create_model(name, pretrained=True)
+    assert asked.value.args == (repository, file)
 
 
 def test_unknown_arguments_and_names_are_refused():

@@ -1,5 +1,7 @@
 """Weights into models of another size, through timm's own loading."""
 
+import math
+
 import pytest
 import timm
 import torch
@@ -62,14 +64,69 @@ def test_positions_of_no_known_grid_are_refused(source, tmp_path):
         load(tmp_path / "weights.safetensors", img_size=32, **SMALL)
 
 
-def test_a_file_of_another_model_is_refused(source, tmp_path):
+def test_a_file_of_another_model_is_refused_with_the_first_mismatches(source, tmp_path):
     save_file(source.state_dict(), tmp_path / "weights.safetensors")
-    with pytest.raises(RuntimeError, match="A_log"):
+    with pytest.raises(ValueError, match="does not fit the model: 2 mismatches .*blocks.0.mixer.A_log is missing, expected"):
         load(tmp_path / "weights.safetensors", name="vim_nano", img_size=32, **SMALL)
+    with pytest.raises(ValueError, match=r"\(cls_token is \(1, 1, 32\), expected \(1, 1, 96\); .*; .*; \.\.\.\)"):
+        load(tmp_path / "weights.safetensors", img_size=32, patch_size=8, depth=2)
 
 
-def test_the_format_of_vims_authors_is_refused_by_name(tmp_path):
-    state_dict = {"layers.0.mixer.A_b_log": torch.zeros(1), "cls_token": torch.zeros(1)}
+def test_another_class_count_than_declared_is_refused_even_where_the_head_is_dropped(source, tmp_path):
+    save_file(source.state_dict(), tmp_path / "weights.safetensors")
+    wrong = dict(file=str(tmp_path / "weights.safetensors"), num_classes=7)
+    with pytest.raises(ValueError, match=r"head.weight is \(5, 32\), expected \(7, 32\)"):
+        timm.create_model("vilonghorn_nano", True, pretrained_cfg_overlay=wrong, img_size=32, num_classes=7, **SMALL)
+
+
+def test_wrong_layers_are_refused_where_timm_itself_would_load_loosely(source, tmp_path):
+    state_dict = source.state_dict()
+    state_dict["blocks.1.mixer.extra"] = state_dict.pop("blocks.1.mixer.D")
     save_file(state_dict, tmp_path / "weights.safetensors")
-    with pytest.raises(ValueError, match="format of Vim's authors"):
-        load(tmp_path / "weights.safetensors", name="vim_nano", img_size=32, **SMALL)
+    with pytest.raises(ValueError, match="blocks.1.mixer.D is missing, .*blocks.1.mixer.extra is .*, expected no such name"):
+        load(tmp_path / "weights.safetensors", img_size=32, num_classes=9, **SMALL)
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+@pytest.mark.parametrize("name", ["vilonghorn_nano", "vim_nano"])
+def test_weights_that_are_not_finite_are_refused_by_name(name, value, tmp_path):
+    state_dict = timm.create_model(name, img_size=32, num_classes=5, **SMALL).state_dict()
+    state_dict["blocks.1.mixer.D"][0, 3] = value
+    save_file(state_dict, tmp_path / "weights.safetensors")
+    with pytest.raises(ValueError, match=r"1 of \d+ tensors .* hold NaN or infinity \(blocks.1.mixer.D\)"):
+        load(tmp_path / "weights.safetensors", name, img_size=32, **SMALL)
+
+
+def test_input_channels_and_classes_are_adapted_as_timm_does(source, tmp_path):
+    save_file(source.state_dict(), tmp_path / "weights.safetensors")
+    model = load(tmp_path / "weights.safetensors", img_size=32, in_chans=1, num_classes=0, **SMALL)
+    expected = source.patch_embed.proj.weight.sum(1, keepdim=True)
+    torch.testing.assert_close(model.patch_embed.proj.weight, expected)
+
+
+def test_a_training_checkpoint_is_unwrapped(source, tmp_path):
+    wrapped = {"epoch": 3, "model": {f"module.{name}": value for name, value in source.state_dict().items()}}
+    torch.save(wrapped, tmp_path / "last.pt")
+    model = load(tmp_path / "last.pt", img_size=32, **SMALL).eval()
+    images = torch.randn(1, 3, 32, 32)
+    assert torch.equal(model(images), source(images))
+
+
+def test_a_pickle_is_never_executed(source, tmp_path):
+    class Trap:
+        def __reduce__(self):
+            return (tmp_path.joinpath("sprung").touch, ())
+
+    torch.save({"model": source.state_dict(), "trap": Trap()}, tmp_path / "weights.pth")
+    with pytest.raises(RuntimeError, match="weights_only=True blocked"):
+        load(tmp_path / "weights.pth", img_size=32, **SMALL)
+    assert not (tmp_path / "sprung").exists()
+
+
+def test_a_model_of_stride_8_loads_into_another_size_after_its_export(tmp_path):
+    source = timm.create_model("vilonghorn_tiny_stride8", img_size=(32, 64), num_classes=5, embed_dim=32, depth=3)
+    timm.models.save_for_hf(source, tmp_path / "saved", safe_serialization=True)
+    model = timm.create_model(f"local-dir:{tmp_path / 'saved'}", pretrained=True, img_size=(64, 64))
+    assert model.pos_embed.shape == (1, 1 + 7 * 7, 32)
+    source.set_input_size(img_size=(64, 64))
+    torch.testing.assert_close(model.pos_embed, source.pos_embed)

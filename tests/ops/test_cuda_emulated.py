@@ -9,11 +9,12 @@ import subprocess
 from functools import partial
 from pathlib import Path
 
+import pairwise
 import pytest
 import torch
 from oracle import compare, inputs, value_and_grads
 
-from vilonghorn.ops import cuda, dispatch, scan
+from vilonghorn.ops import cuda, dispatch, scan, segments
 from vilonghorn.ops.arguments import RULES
 
 KERNELS = Path(__file__).parent.parent.parent / "kernels"
@@ -51,7 +52,7 @@ def emulator(library, monkeypatch):
     """The emulator in the place of the CUDA library, and NaN in all new memory."""
     monkeypatch.setattr(cuda, "_open", lambda: (library, None))
     monkeypatch.setattr(cuda, "unavailable", lambda device_type, dtype=None: None)
-    monkeypatch.setattr(cuda, "_queue", lambda function, struct, device: function(ctypes.byref(struct), 0, None))
+    monkeypatch.setattr(cuda, "_queue", lambda function, *structs: function(*map(ctypes.byref, structs[:2]), 0, None))
     monkeypatch.setitem(dispatch.BACKENDS, "cuda", cuda)
     library.vl_emulator_order(0)
     torch.use_deterministic_algorithms(True)
@@ -68,12 +69,55 @@ def test_a_nan_is_not_swallowed(rule):
         assert emulated(**values, rule=rule)[0, 0, :, 0].isnan().any(), name
 
 
+@pytest.mark.parametrize("case", pairwise.CASES, ids=str)
+def test_all_pairs_of_choices_agree_with_the_oracle(case):
+    pairwise.hold(emulated, case)
+
+
+def test_the_cases_hold_every_pair_of_choices():
+    assert set().union(*map(pairwise.pairs, pairwise.CASES)) >= pairwise.all_pairs()
+
+
 @pytest.mark.parametrize("gate", [True, False], ids=["gated", "plain"])
 @pytest.mark.parametrize("reduce", ["none", "mean"])
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("shape, reverse", SHAPES, ids=str)
 def test_the_kernels_agree_with_the_oracle(shape, reverse, rule, reduce, gate):
     compare(emulated, inputs(*shape, rule=rule, gate=gate), 1e-6, rule=rule, reverse=reverse, reduce=reduce)
+
+
+# Segments, of which the last is short, and then as above; 16 states
+@pytest.mark.parametrize("count, shape, reverse, reduce, gate", [
+    (2, (2, 2, 17, 40), (True, False), "mean", True),
+    (3, (2, 1, 37, 70), (False, True), "none", True),
+    (9, (1, 2, 70, 5), (True,), "mean", False),
+    (5, (3, 1, 63, 6), (True, False, True), "mean", True),
+    (2, (2, 1, 16, 4), (False, False), "none", False),
+], ids=str)  # fmt: skip
+@pytest.mark.parametrize("rule", RULES)
+def test_a_split_scan_agrees_with_the_oracle_and_repeats_bit_for_bit(
+    count, shape, reverse, reduce, gate, rule, emulator, monkeypatch
+):
+    monkeypatch.setattr(segments, "count", lambda args, machine: count)
+    values = inputs(*shape, 16, rule=rule, gate=gate)
+    options = dict(rule=rule, reverse=reverse, reduce=reduce)
+    compare(emulated, values, 1e-6, **options)
+    first = value_and_grads(emulated, values, **options)
+    emulator.vl_emulator_order(1)
+    again = value_and_grads(emulated, values, **options)
+    assert all(torch.equal(first[name], again[name]) for name in first)
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_a_split_scan_of_short_types_rounds_as_others_do(rule, monkeypatch):
+    monkeypatch.setattr(segments, "count", lambda args, machine: 2)
+    values = inputs(2, 1, 19, 36, 16, rule=rule, dtype=torch.bfloat16)
+    compare(emulated, values, pairwise.TOLERANCE["bfloat16"], rule=rule, reverse=(False, True), reduce="mean")
+
+
+def test_only_scans_of_16_states_are_split(monkeypatch):
+    monkeypatch.setattr(segments, "count", lambda args, machine: 2)
+    compare(emulated, inputs(2, 1, 19, 6, 5, rule="mamba"), 1e-6, rule="mamba", reverse=(False, True))
 
 
 @pytest.mark.parametrize("rule", RULES)
@@ -131,10 +175,41 @@ def test_empty_tensors_give_empty_results_and_zero_gradients(shape):
     assert all((result == 0).all() and torch.isfinite(result).all() for result in results.values())
 
 
-def test_the_operator_passes_opcheck():
-    values = inputs(2, 1, 9, 6, 16, rule="mamba")
-    args = [values[name].requires_grad_() for name in ("x", "dt", "k", "q", "z", "A", "D", "dt_bias")]
-    torch.library.opcheck(torch.ops.vilonghorn.scan.default, (*args, "mamba", [False, True], "mean", True, "cuda"))
+@pytest.mark.parametrize("rule", RULES)
+def test_the_operators_pass_opcheck(rule):
+    values = inputs(2, 1, 9, 6, 16, rule=rule)
+    tensors = [values.get(name) for name in ("x", "dt", "k", "q", "z", "A", "D", "dt_bias")]
+    options = (rule, [False, True], "mean")
+    leaves = [None if t is None else t.clone().requires_grad_() for t in tensors]
+    torch.library.opcheck(torch.ops.vilonghorn.scan.default, (*leaves, *options, True, "cuda"))
+    y, checkpoints = torch.ops.vilonghorn.scan(*tensors, *options, True, "cuda")
+    backward = (torch.ones_like(y), checkpoints, *tensors, *options, "cuda")
+    torch.library.opcheck(torch.ops.vilonghorn.scan_backward.default, backward)
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+def test_a_sequence_of_two_to_the_31_elements_is_read_right(reverse, tmp_path):
+    """Tokens lie so far apart that their offsets need 64 bits; the file behind them is sparse."""
+    values = inputs(1, 1, 3, 4, 16, rule="longhorn", dtype=torch.bfloat16)
+    expected = value_and_grads(emulated, values, reverse=(reverse,))
+    step = 2**30 + 2
+    for name in ("x", "k"):
+        width = values[name].shape[-1]
+        file = torch.from_file(str(tmp_path / name), shared=True, size=3 * step, dtype=torch.bfloat16)
+        values[name] = file.as_strided((1, 1, 3, width), (0, 0, step, 1)).copy_(values[name])
+    leaves = {name: value.requires_grad_() for name, value in values.items()}
+    y = emulated(**leaves, reverse=(reverse,))
+    cotangent = torch.randn(y.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    grads = torch.autograd.grad(y, list(leaves.values()), cotangent.to(y))
+    assert torch.equal(y.double(), expected["y"])
+    assert all(torch.equal(grad.double(), expected[name]) for name, grad in zip(leaves, grads))
+
+
+def test_tokens_too_far_apart_are_refused():
+    values = inputs(1, 1, 1, 4, 16, rule="longhorn")
+    values["k"] = values["k"].as_strided((1, 1, 1, 16), (0, 0, 2**31, 1))
+    with pytest.raises(ValueError, match="2147483648 elements apart"):
+        emulated(**values)
 
 
 def test_what_the_kernels_do_not_take_is_refused_by_name():

@@ -5,11 +5,11 @@ from functools import partial
 import pytest
 import torch
 from oracle import compare, error, inputs, mixer, mixer_inputs, oracle
+from timm.layers import set_exportable
 from torch import nn
 
-from vilonghorn.ops import mix
-from vilonghorn.ops.arguments import RULES, ScanArguments
-from vilonghorn.ops.portable import scan_portable
+from vilonghorn.ops import mix, scan
+from vilonghorn.ops.arguments import RULES
 
 # G, B, L, D, N, R, K, and the width of the output projection, if there is one
 SHAPES = [(1, 1, 1, 1, 1, 1, 1, None), (2, 2, 2, 5, 3, 2, 4, 3), (3, 2, 33, 17, 5, 1, 2, 8), (2, 1, 63, 40, 16, 3, 4, None)]
@@ -17,11 +17,13 @@ TOLERANCE = {torch.float32: 4e-6, torch.float64: 1e-12}
 
 
 def portable_mix(A=None, **values):
-    return mix(A=A, portable=True, **values)
+    with set_exportable(True):
+        return mix(A=A, **values)
 
 
 def portable_scan(x, dt, k, q, *, z=None, A=None, D=None, dt_bias=None, rule, reverse, reduce):
-    return scan_portable(ScanArguments(x, dt, k, q, z, A, D, dt_bias, rule, reverse, reduce))
+    with set_exportable(True):
+        return scan(x, dt, k, q, z=z, A=A, D=D, dt_bias=dt_bias, rule=rule, reverse=reverse, reduce=reduce)
 
 
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
@@ -59,7 +61,7 @@ def test_a_captured_mixer_is_one_loop_of_torchs_operators_for_any_batch_and_leng
             self.weights = nn.ParameterDict(values)
 
         def forward(self, xz):
-            return mix(xz, **{"A": None, **self.weights}, rule=rule, reverse=(False, True), portable=True)
+            return portable_mix(xz=xz, **self.weights, rule=rule, reverse=(False, True))
 
     module = Mixer()
     sizes = {0: torch.export.Dim("batch", min=1), 1: torch.export.Dim("length", min=2)}

@@ -14,7 +14,7 @@ import torch
 from oracle import inputs
 
 from vilonghorn.ops import backends, scan, triton_backend
-from vilonghorn.ops.arguments import MAX_STATE, RULES, ScanArguments
+from vilonghorn.ops.arguments import MAX_STATE, RULES
 
 pytest.importorskip("triton")
 CASES = Path(__file__).with_name("interpreted_triton.py")
@@ -53,25 +53,3 @@ def test_a_tile_holds_all_states_and_divides_the_padding(states):
     assert states <= tile.SR * tile.SL < 2 * states
     assert tile.SL * tile.CL == 32 and tile.SR * tile.CR <= 16
     assert triton_backend.LANES % tile.channels == 0
-
-
-def segments(B, L, *, D=384, rule="longhorn", reduce="mean", processors=132):
-    x, k = torch.empty(2, B, L, D, device="meta"), torch.empty(2, B, L, 16, device="meta")
-    args = ScanArguments(x, x, k, k, None, None, None, None, rule, (False, True), reduce)
-    return triton_backend.segments(args, processors)
-
-
-@pytest.mark.parametrize("rule", RULES)
-@pytest.mark.parametrize("reduce", ["none", "mean"])
-@pytest.mark.parametrize("B, L", [(128, 197), (64, 785), (32, 6084), (1, 197), (1, 1), (0, 197), (1, 0)])
-def test_a_scan_that_fills_the_machine_or_is_short_is_not_split(B, L, rule, reduce):
-    assert segments(B, L, rule=rule, reduce=reduce) == 1
-
-
-@pytest.mark.parametrize("reduce", ["none", "mean"])
-def test_a_long_sequence_alone_is_split_so_far_as_the_machine_has_room(reduce):
-    diagonal, exact = (segments(1, 6084, rule=rule, reduce=reduce) for rule in ("longhorn", "longhorn_exact"))
-    assert diagonal == segments(1, 6084, rule="mamba", reduce=reduce) > exact > 1  # exact pays more for its summaries
-    counts = [segments(1, 6084, reduce=reduce, processors=p) for p in (1, 8, 32, 132)]
-    assert counts == sorted(counts) and counts[0] == 1
-    assert 6084 // diagonal >= triton_backend.MIN_SEGMENT

@@ -65,7 +65,7 @@ def checkout(tmp_path, monkeypatch):
     """The prose of this checkout, with two runs of which the second is twice as fast."""
     folder = tmp_path / bench_docs.FOLDER
     folder.mkdir(parents=True)
-    for name in ("text.md", "gpu.md"):
+    for name in ("text.md", "gpu.md", "kernels.json"):
         (folder / name).write_text((FOLDER / name).read_text())
     (tmp_path / "README.md").write_text((ROOT / "README.md").read_text())
     for i, speed in enumerate((1, 2), 1):
@@ -86,7 +86,11 @@ def test_the_command_writes_page_plot_and_readme_from_the_runs(checkout):
     assert "| 448 | 1 | `vilonghorn_tiny` | 785 / 392 | 0.33 / 0.33 | 1570 / 785 | 0.33 / 0.33 | 1.00 / 1.00 |" in text
     assert "| `vim_tiny` | forward | 1000 / 500 | 1000 / 500 | 1.00 / 1.00 |" in text
     assert "| `aten::op0` | 2 | 12.0 | 15% |" in text and "| `2 others` | 4 | 3.0 | 4% |" in text
-    assert (FOLDER / "gpu.md").read_text().strip() in text
+    rows = [r for r in json.loads((FOLDER / "kernels.json").read_text())["rows"] if r["architecture"] == 90]
+    kinds = {(r["backend"], r["kernel"]): r["instructions"] for r in rows if r["rule"] == "longhorn_exact"
+             and r.get("instructions") and r["dtype"] in ("bfloat16", "bf16")}  # fmt: skip
+    counts = [kinds[backend, kernel] for backend in ("cuda", "triton") for kernel in ("forward", "backward")]
+    assert f"| longhorn_exact, sm_90 | {' | '.join(map(str, counts))} |" in text
     assert text.count("None.") == 1  # nothing is lost to DeiT
     assert f"<!-- {bench_docs.plot_title(report(1))} -->" in (checkout / bench_docs.PLOT).read_text()
     found = (checkout / "README.md").read_text()

@@ -3,7 +3,17 @@
 from .base import Loader
 from .beton_format import Beton, BetonError, check_beton
 from .beton_writer import write_beton
+from .imagenet import flat_images
 from .images import ImageFolder
 from .loader import create_loader
 
-__all__ = ["Beton", "BetonError", "ImageFolder", "Loader", "check_beton", "create_loader", "write_beton"]
+__all__ = [
+    "Beton",
+    "BetonError",
+    "ImageFolder",
+    "Loader",
+    "check_beton",
+    "create_loader",
+    "flat_images",
+    "write_beton",
+]

@@ -26,6 +26,7 @@ REGION = np.dtype([("sample_id", "<u8"), ("ptr", "<u8"), ("size", "<u8")])
 FIELD_TYPES = (2, 1)  # FFCV's RGBImageField, IntField
 MODES = {"jpg": 0, "raw": 1}
 MAX_CLASSES = 1 << 24  # far above any dataset's: a larger label is damage, and would ask for a head of terabytes
+MAX_DENSITY = 1024  # pixels a byte of JPEG; two bits a block, fewer than which its codes do not allow, make 170
 TABLES_AT = HEADER.itemsize + len(FIELD_TYPES) * FIELD.itemsize
 
 
@@ -44,6 +45,7 @@ class Beton:
         labels: (N,) int64, from 0 to `num_classes` - 1.
         sizes: (N,) int64, bytes that each image takes.
         classes: class names from the manifest beside the file, None without one.
+        digest: SHA-256 of the tables, which hold the labels and the place and size of every image.
     """
 
     path: Path
@@ -52,6 +54,7 @@ class Beton:
     labels: np.ndarray
     sizes: np.ndarray
     classes: list[str] | None
+    digest: str
 
     @property
     def num_samples(self) -> int:
@@ -98,14 +101,21 @@ def check_beton(path: str | os.PathLike, *, images: bool = False) -> Beton:
         raw = image["mode"] == MODES["raw"]
         if (sizes[raw] != 3 * image["width"][raw].astype(np.int64) * image["height"][raw]).any():
             raise _damaged(path, "the size of an uncompressed image is not 3 x width x height")
-        manifest = _read_manifest(path, tables_digest(file), samples["label"])
+        pixels = image["width"].astype(np.int64) * image["height"]
+        dense = np.flatnonzero(~raw & (pixels > MAX_DENSITY * sizes))
+        if len(dense) > 0:  # its reader would ask for gigabytes
+            which, held = int(dense[0]), int(sizes[dense[0]])
+            width, height = (int(image[side][which]) for side in ("width", "height"))
+            raise _damaged(path, f"sample {which} is to have {width}x{height} pixels in {held} bytes of JPEG")
+        digest = tables_digest(file)
+        manifest = _read_manifest(path, digest, samples["label"])
         if images:
             if manifest is None:
                 raise BetonError(f"{path}: image data cannot be checked without {manifest_path(path).name} beside it")
             if images_digest(file) != manifest["sha256"]["images"]:
                 raise _damaged(path, "its image data are not those that were written")
     classes = manifest["classes"] if manifest else None
-    return Beton(path, fields, image, samples["label"].astype(np.int64), sizes, classes)
+    return Beton(path, fields, image, samples["label"].astype(np.int64), sizes, classes, digest)
 
 
 def _damaged(path: Path, what: str) -> BetonError:
@@ -137,6 +147,8 @@ def _read_tables(path: Path, file: BinaryIO) -> tuple[tuple[str, str], np.ndarra
     samples = np.fromfile(file, SAMPLE, num_samples)
     file.seek(table)
     image, label = (name.decode("ascii", "replace") for name in fields["name"])
+    if not (image.isascii() and label.isascii() and image != label):  # FFCV would fail on them, each in its own way
+        raise _damaged(path, f"its fields are called {image!r} and {label!r}, not by two names in ASCII")
     return (image, label), samples, np.fromfile(file, REGION, num_samples)
 
 
@@ -200,10 +212,12 @@ def tables_digest(file: BinaryIO) -> str:
 
 
 def images_digest(file: BinaryIO) -> str:
-    """SHA-256 of the image data of an open `.beton`, padding included."""
+    """SHA-256 of an open `.beton` from its first image to its allocation table, padding in between included."""
     file.seek(0)
     header = np.frombuffer(file.read(HEADER.itemsize), HEADER)[0]
-    file.seek(TABLES_AT + int(header["num_samples"]) * SAMPLE.itemsize)
+    file.seek(TABLES_AT)
+    samples = np.frombuffer(file.read(int(header["num_samples"]) * SAMPLE.itemsize), SAMPLE)
+    file.seek(int(samples["image"]["data_ptr"].min()))
     left, digest = int(header["table"]) - file.tell(), hashlib.sha256()
     while left > 0:
         chunk = file.read(min(left, 1 << 24))

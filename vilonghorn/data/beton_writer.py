@@ -22,10 +22,11 @@ import numpy as np
 from tqdm import tqdm
 
 from . import beton_format as fmt
-from .crops import uniform
-from .encode import MapDataset, encode_sample, stored_size
+from .draws import uniform
+from .encode import MapDataset, encode_sample
 from .files import replacing
-from .images import MIN_SIDE, ImageFolder, read_size
+from .images import MIN_SIDE, ImageFiles, ImageFolder, UnreadableImage
+from .survey import Survey, refusal, survey
 from .threads import available_cpus, in_order
 
 MIN_PAGE = 8 << 20  # bytes; FFCV's default. Images do not straddle pages.
@@ -43,6 +44,7 @@ def write_beton(
     compress_probability: float = 0.5,
     classes: Sequence[str] | None = None,
     workers: int | None = None,
+    skip_unreadable: bool = False,
     overwrite: bool = False,
     progress: bool = True,
 ) -> fmt.Beton:
@@ -51,9 +53,9 @@ def write_beton(
     The file gets its final name only when it is whole and checked; an error leaves the name as it was.
 
     Args:
-        source: an image folder (`root/class/image`), or a map-style dataset of (image, label), where an image is a
-            PIL image or a uint8 array (H, W), (H, W, 1) or (H, W, 3), and a label a non-negative integer. A dataset is
-            read from several threads unless `workers` is 1.
+        source: an image folder (`root/class/image`), or a map-style dataset of (image, label), such as `flat_images`
+            gives, where an image is a PIL image or a uint8 array (H, W), (H, W, 1) or (H, W, 3), and a label a
+            non-negative integer. A dataset is read from several threads unless `workers` is 1.
         path: the file to write; its folder exists.
         mode: "raw" (8-bit pixels, fastest to read), "jpg", or "proportion" (some of the images as "jpg").
         max_resolution: larger images are shrunk, so that no side has more pixels.
@@ -61,6 +63,7 @@ def write_beton(
         compress_probability: with mode "proportion", the share of the images stored as JPEG.
         classes: class names of a dataset; default its attribute `classes`, as torchvision's have.
         workers: encoding threads; default one for each CPU.
+        skip_unreadable: leave out images that cannot be decoded, and list them in the manifest, instead of stopping.
         overwrite: replace an existing file.
         progress: show a progress bar.
 
@@ -80,7 +83,12 @@ def write_beton(
     compressed = {"raw": 0.0, "jpg": 1.0, "proportion": compress_probability}[mode]
     if isinstance(source, (str, os.PathLike)):
         source = ImageFolder(source)
-        _check_folder(source, path, compressed, max_resolution, workers, progress)
+    found = Survey(0, {}, {})
+    if isinstance(source, ImageFiles):
+        found = survey(source, max_resolution=max_resolution, workers=workers, progress=progress)
+        if found.unreadable and not skip_unreadable:
+            raise UnreadableImage(refusal(found.unreadable))
+        _check_space(path, found.raw_bytes, compressed)
     if len(source) == 0:
         raise ValueError("the dataset to write is empty; expected at least one sample")
     classes = classes if classes is not None else getattr(source, "classes", None)
@@ -88,24 +96,36 @@ def write_beton(
     if (problem := fmt.class_names_problem(classes)) is not None:
         raise ValueError(f"{problem}; give classes=[...], one string for each label")
 
-    def encode(index: int) -> tuple[np.ndarray, bytes]:
+    def encode(index: int) -> tuple[np.ndarray, bytes] | None:
+        if index in found.unreadable:
+            return None
         as_jpeg = uniform(0, -1, np.array([index]), 1)[0, 0] < compressed
-        return encode_sample(
-            source,
-            index,
-            as_jpeg=as_jpeg,
-            max_resolution=max_resolution,
-            quality=jpeg_quality,
-            num_classes=len(classes) if classes is not None else None,
-        )
+        try:
+            return encode_sample(
+                source,
+                index,
+                as_jpeg=as_jpeg,
+                max_resolution=max_resolution,
+                quality=jpeg_quality,
+                num_classes=len(classes) if classes is not None else None,
+            )
+        except UnreadableImage as error:
+            if not skip_unreadable:
+                raise UnreadableImage(refusal({index: str(error)})) from None
+            found.unreadable[index] = str(error)
+            return None
 
     page = max(MIN_PAGE, 1 << (4 * max_resolution**2).bit_length())
     with _named_when_full(path), replacing(path) as file, closing(in_order(encode, len(source), workers)) as encoded:
         bar = tqdm(encoded, total=len(source), desc=f"writing {path.name}", unit="img", disable=not progress)
         samples, images = _write(file, bar, len(source), page)
+        if len(samples) == 0:
+            raise UnreadableImage(f"no image of the dataset can be read, the first for this: {found.unreadable[0]}")
         manifest = {
             "samples": len(samples),
             "classes": classes,
+            "left_out": [found.unreadable[index] for index in sorted(found.unreadable)],
+            "converted": found.summary(),
             "class_counts": np.bincount(samples["label"], minlength=len(classes or ())).tolist(),
             "sha256": {"tables": fmt.tables_digest(file), "images": images},
             "settings": {
@@ -155,18 +175,8 @@ def _check_target(path: Path, overwrite: bool) -> None:
         warnings.warn(f"{left}: left by a writer that was killed; delete it, unless one is at work", stacklevel=3)
 
 
-def _check_folder(
-    folder: ImageFolder, path: Path, compressed: float, max_resolution: int, workers: int, progress: bool
-) -> None:
-    """Reads the header of every image, so that most bad files and a full disk show before any work."""
-
-    def raw_bytes(index: int) -> int:
-        width, height = stored_size(*read_size(folder.paths[index]), max_resolution, folder.paths[index])
-        return 3 * width * height
-
-    sizes = in_order(raw_bytes, len(folder), workers)
-    total = sum(tqdm(sizes, total=len(folder), desc=f"checking {folder.root.name}", unit="img", disable=not progress))
-    needed, free = total * (1 - compressed + compressed * JPEG_SHARE), shutil.disk_usage(path.parent).free
+def _check_space(path: Path, raw_bytes: int, compressed: float) -> None:
+    needed, free = raw_bytes * (1 - compressed + compressed * JPEG_SHARE), shutil.disk_usage(path.parent).free
     if needed > free:
         raise OSError(
             f"{path}: needs about {needed / 1e9:.1f} GB and its disk has {free / 1e9:.1f} GB free; "
@@ -175,27 +185,34 @@ def _check_folder(
 
 
 def _write(
-    file: BinaryIO, encoded: Iterator[tuple[np.ndarray, bytes]], count: int, page: int
+    file: BinaryIO, encoded: Iterator[tuple[np.ndarray, bytes] | None], count: int, page: int
 ) -> tuple[np.ndarray, str]:
     """Writes all parts, the header last, so that an unfinished file says so.
+
+    Args:
+        file: the file.
+        encoded: the samples, None for those that are left out.
+        count: how many there are at most, for whose metadata there is to be room.
+        page: size of a page in bytes.
 
     Returns:
         The metadata, and the SHA-256 of the image data.
     """
     samples, regions = np.zeros(count, fmt.SAMPLE), np.zeros(count, fmt.REGION)
-    digest, at = hashlib.sha256(), fmt.TABLES_AT + samples.nbytes
-    padding = -at % page
-    for index, (row, data) in enumerate(encoded):
-        if index > 0:
-            padding = -at % page if at % page + len(data) > page else 0
+    digest, at, written = hashlib.sha256(), fmt.TABLES_AT + samples.nbytes, 0
+    at += -at % page
+    for row, data in filter(None, encoded):
+        padding = -at % page if at % page + len(data) > page else 0
         at += padding
         file.seek(at)
         file.write(data)
         digest.update(bytes(padding) + data)
         row["image"]["data_ptr"] = at
-        samples[index], regions[index] = row, (index, at, len(data))
+        samples[written], regions[written] = row, (written, at, len(data))
         at += len(data)
-    header = np.array((fmt.VERSION, len(fmt.FIELD_TYPES), page, count, at), fmt.HEADER)
+        written += 1
+    samples, regions = samples[:written], regions[:written]
+    header = np.array((fmt.VERSION, len(fmt.FIELD_TYPES), page, written, at), fmt.HEADER)
     fields = np.zeros(len(fmt.FIELD_TYPES), fmt.FIELD)
     fields["type_id"], fields["name"] = fmt.FIELD_TYPES, (b"image", b"label")
     file.seek(at)

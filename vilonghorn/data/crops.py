@@ -1,7 +1,6 @@
 """Which part of each image a batch shows, and whether mirrored: random resized crops, flips, centre crops.
 
-Every draw is a hash of (seed, epoch, sample), so it is the same for any number of workers, any batch size, and a run
-that resumes inside an epoch. Pixels are left to the loaders.
+Pixels are left to the loaders, and the draws to `draws`.
 """
 
 from __future__ import annotations
@@ -9,32 +8,6 @@ from __future__ import annotations
 import numpy as np
 
 ATTEMPTS = 10  # as in torchvision's RandomResizedCrop, which the law of the crops follows
-
-
-def _mix(x: np.ndarray) -> np.ndarray:
-    """The output function of SplitMix64 (Steele, Lea and Flood, OOPSLA 2014) on uint64, whose overflow is meant."""
-    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return x ^ (x >> np.uint64(31))
-
-
-def uniform(seed: int, epoch: int, samples: np.ndarray, draws: int) -> np.ndarray:
-    """Uniform numbers in [0, 1) for each sample: SplitMix64 streams keyed by (seed, epoch, sample).
-
-    Args:
-        seed, epoch: integers.
-        samples: (B,) sample indices.
-        draws: numbers for each sample.
-
-    Returns:
-        (B, draws) float64.
-    """
-    golden = np.uint64(0x9E3779B97F4A7C15)
-    key = np.zeros(len(samples), np.uint64)
-    for part in (np.int64(seed), np.int64(epoch), np.asarray(samples).astype(np.int64)):
-        key = _mix((key ^ np.asarray(part).astype(np.uint64)) + golden)
-    stream = key[:, None] + golden * np.arange(1, draws + 1, dtype=np.uint64)
-    return (_mix(stream) >> np.uint64(11)) * 2.0**-53
 
 
 def random_crops(

@@ -10,7 +10,7 @@ import numpy as np
 from PIL import Image
 
 from .beton_format import MAX_CLASSES, MODES, SAMPLE
-from .images import MIN_SIDE, to_rgb
+from .images import MIN_SIDE, UnreadableImage, to_rgb
 
 
 class MapDataset(Protocol):
@@ -24,12 +24,12 @@ def stored_size(width: int, height: int, max_resolution: int, name: str) -> tupl
     """The (width, height) at which an image is stored.
 
     Raises:
-        ValueError: a side would have less than 2 pixels; the message begins with `name`.
+        UnreadableImage: a side would have less than 2 pixels; the message begins with `name`.
     """
     shrink = min(1.0, max_resolution / max(width, height))
     stored = round(width * shrink), round(height * shrink)
     if min(stored) < MIN_SIDE:
-        raise ValueError(
+        raise UnreadableImage(
             f"{name}: {width}x{height} pixels are stored as {stored[0]}x{stored[1]}, and each side must have at least "
             f"{MIN_SIDE}; remove the image or raise max_resolution"
         )
@@ -92,4 +92,4 @@ def _as_image(image: Any, name: str) -> Image.Image:
     try:
         return to_rgb(image)
     except (OSError, ValueError) as error:
-        raise ValueError(f"{name}: not a usable image ({error})") from error
+        raise UnreadableImage(f"{name}: not a usable image ({error})") from error

@@ -19,10 +19,12 @@ from ffcv.loader.epoch_iterator import EpochIterator
 from ffcv.pipeline.allocation_query import AllocationQuery
 from ffcv.pipeline.operation import Operation
 
-from .base import Loader, LoaderSettings, torch_threads_kept
+from .base import Loader, torch_threads_kept
 from .beton_format import MODES, Beton
-from .crops import ATTEMPTS, center_crops, random_crops, uniform
-from .ffcv_decode import decode
+from .crops import ATTEMPTS, center_crops, random_crops
+from .draws import CROP, sample_of, uniform
+from .ffcv_decode import decode, decode_bicubic
+from .settings import LoaderSettings
 
 
 class FFCVLoader(Loader):
@@ -34,7 +36,7 @@ class FFCVLoader(Loader):
     """
 
     def __init__(self, beton: Beton, settings: LoaderSettings):
-        super().__init__(settings, beton.labels, beton.classes, str(beton.path))
+        super().__init__(settings, beton.labels, beton.classes, str(beton.path), beton.digest)
         self._labels = torch.from_numpy(beton.labels)
         threads = max(1, min(settings.workers, numba.config.NUMBA_NUM_THREADS))
         with torch_threads_kept():
@@ -47,8 +49,9 @@ class FFCVLoader(Loader):
                 pipelines={beton.fields[0]: [Key(), Crop(beton, settings, threads)], beton.fields[1]: None},
             )
 
-    def _read(self, epoch: int, order: np.ndarray) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        keys = np.stack([np.full_like(order, epoch), order], axis=1)
+    def _read(self, epoch: int, views: np.ndarray) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        keys = np.stack([np.full_like(views, epoch), views], axis=1)
+        labels = self._labels[torch.from_numpy(sample_of(views))]
         with torch_threads_kept():
             batches = Epoch(self._pipeline, keys)
             try:
@@ -57,17 +60,16 @@ class FFCVLoader(Loader):
                 batches.stop()
                 raise
         try:
-            for at in range(0, len(order), self.batch_size):
-                targets = self._labels[torch.from_numpy(order[at : at + self.batch_size])]
-                yield torch.from_numpy(images).permute(0, 3, 1, 2), targets
-                if at + self.batch_size < len(order):
+            for at in range(0, len(views), self.batch_size):
+                yield torch.from_numpy(images).permute(0, 3, 1, 2), labels[at : at + self.batch_size]
+                if at + self.batch_size < len(views):
                     images = batches.next_batch()
         finally:
             batches.stop()
 
 
 class Key(SimpleRGBImageDecoder):
-    """The first step of FFCV's pipeline, which FFCV compiles: hands on the keys (epoch, sample) and decodes nothing."""
+    """The first step of FFCV's pipeline, which FFCV compiles: hands on the keys (epoch, view) and decodes nothing."""
 
     def declare_state_and_memory(self, previous_state):
         shape, dtype = (2,), np.dtype(np.int64)
@@ -105,23 +107,30 @@ class Crop(Operation):
         Raises:
             ValueError: the data of a sample are damaged.
         """
-        indices, out = keys[:, 1], destination[: len(keys)]
+        epoch, views = int(keys[0, 0]), keys[:, 1]
+        height, width = self.settings.size_at(epoch)
+        out = destination.reshape(-1)[: len(keys) * height * width * 3].reshape(len(keys), height, width, 3)
+        indices = sample_of(views)
         samples = self.samples[indices]
-        failed = decode(self.file, samples, self._crops(int(keys[0, 0]), indices, samples), out, self.threads)
+        crops = self._crops(epoch, views, samples)
+        if self.settings.interpolation == "area":
+            failed = decode(self.file, samples, crops, out, self.threads)
+        else:
+            failed = decode_bicubic(self.file, samples, crops, out, self.threads)
         if failed.any():
             index = int(indices[np.flatnonzero(failed)[0]])
             raise ValueError(f"{self.beton.path}: sample {index}: its JPEG data are damaged; write the file again")
         return out
 
-    def _crops(self, epoch: int, indices: np.ndarray, samples: np.ndarray) -> np.ndarray:
+    def _crops(self, epoch: int, views: np.ndarray, samples: np.ndarray) -> np.ndarray:
         heights, widths, settings = samples[:, 2], samples[:, 3], self.settings
         if settings.training:
-            draws = uniform(settings.seed, epoch, indices, 1 + 4 * ATTEMPTS)
+            draws = uniform(settings.seed, epoch, views, 1 + 4 * ATTEMPTS, CROP)
             boxes = random_crops(draws[:, 1:], heights, widths, settings.scale, settings.ratio)
             flips = draws[:, :1] < settings.hflip
         else:
             boxes = center_crops(heights, widths, settings.image_size, settings.crop_pct)
-            flips = np.zeros((len(indices), 1), bool)
+            flips = np.zeros((len(views), 1), bool)
         return np.concatenate([boxes, flips], axis=1)
 
 

@@ -1,4 +1,4 @@
-"""Image folders (`root/class/image.jpg`) and the way from any image file to 8-bit RGB pixels.
+"""Labelled image files, the folders they lie in (`root/class/image.jpg`), and the way from a file to 8-bit RGB pixels.
 
 Read by the writer of `.beton` files and by the folder loader, so that both see the same samples in the same order.
 """
@@ -8,27 +8,47 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 from PIL import Image, ImageOps
 
 EXTENSIONS = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".ppm", ".pgm", ".tif", ".tiff")
 MIN_SIDE = 2  # pixels; a centre crop of half of one pixel is empty, and FFCV aborts the process on an empty crop
+ORIENTATION = 0x0112  # the EXIF tag; 1 is upright
 _SPLITS = {"train", "training", "val", "valid", "validation", "test"}
 
 
-class ImageFolder:
-    """A map-style dataset of (RGB image, label) over `root/class/**/image`, both levels in sorted order.
+class UnreadableImage(ValueError):
+    """An image that cannot be decoded, or is too small; the message names it."""
+
+
+class ImageFiles:
+    """A map-style dataset of (RGB image, label) over image files. An image is opened when it is asked for.
+
+    Attributes:
+        root: the folder that they lie in.
+        classes: class names; the label of a sample is the position of its class in this list.
+        paths: image files.
+        labels: (N,) int64.
+    """
+
+    def __init__(self, root: Path, classes: list[str], paths: list[str], labels: np.ndarray):
+        self.root, self.classes, self.paths, self.labels = root, classes, paths, labels
+
+    def __len__(self) -> int:
+        return len(self.paths)
+
+    def __getitem__(self, index: int) -> tuple[Image.Image, int]:
+        return read_image(self.paths[index]), int(self.labels[index])
+
+
+class ImageFolder(ImageFiles):
+    """The image files of `root/class/**/image`, both levels in sorted order.
 
     Only names are read here; an image is opened when it is asked for. Hidden files, hidden folders beside the classes
     and files that are not images by their extension are passed over, as is all that is no regular file nor a link to
     one. Links to folders are followed, but not back up, and no folder is visited twice for one class.
-
-    Attributes:
-        root: the folder.
-        classes: class names; the label of a sample is the position of its class in this list.
-        paths: image files, class by class.
-        labels: (N,) int64.
 
     Args:
         root: a folder with one folder of images for each class.
@@ -39,35 +59,29 @@ class ImageFolder:
     """
 
     def __init__(self, root: str | os.PathLike):
-        self.root = Path(root)
-        if not self.root.exists():
-            raise FileNotFoundError(f"{self.root}: no such folder; expected one with a folder of images for each class")
-        if not self.root.is_dir():
-            raise NotADirectoryError(f"{self.root}: not a folder; expected one with a folder of images for each class")
-        root = Path(os.path.realpath(self.root))
-        above = {str(root), *map(str, root.parents)}  # where a link that leads back up ends
-        inside = (p for p in self.root.iterdir() if p.is_dir() and not p.name.startswith("."))
+        root = Path(root)
+        if not root.exists():
+            raise FileNotFoundError(f"{root}: no such folder; expected one with a folder of images for each class")
+        if not root.is_dir():
+            raise NotADirectoryError(f"{root}: not a folder; expected one with a folder of images for each class")
+        real = Path(os.path.realpath(root))
+        above = {str(real), *map(str, real.parents)}  # where a link that leads back up ends
+        inside = (p for p in root.iterdir() if p.is_dir() and not p.name.startswith("."))
         folders = sorted(p for p in inside if os.path.realpath(p) not in above)
-        self.classes = [folder.name for folder in folders]
+        classes = [folder.name for folder in folders]
         if not folders:
-            raise ValueError(f"{self.root}: no class folders in it; expected {self.root}/CLASS/IMAGE for each class")
-        if _SPLITS.issuperset(name.lower() for name in self.classes):
-            raise ValueError(f"{self.root}: holds splits ({', '.join(self.classes)}), not classes; give one of them")
+            raise ValueError(f"{root}: no class folders in it; expected {root}/CLASS/IMAGE for each class")
+        if _SPLITS.issuperset(name.lower() for name in classes):
+            raise ValueError(f"{root}: holds splits ({', '.join(classes)}), not classes; give one of them")
         files = [sorted(_images_under(folder, set(above))) for folder in folders]
-        empty = [name for name, found in zip(self.classes, files) if not found]
+        empty = [name for name, found in zip(classes, files) if not found]
         if empty:
             raise ValueError(
-                f"{self.root}: no image in class folder {', '.join(empty[:5])}{', ...' * (len(empty) > 5)}; "
+                f"{root}: no image in class folder {', '.join(empty[:5])}{', ...' * (len(empty) > 5)}; "
                 f"add images ({' '.join(EXTENSIONS)}) or remove the folder"
             )
-        self.paths = [path for found in files for path in found]
-        self.labels = np.repeat(np.arange(len(files), dtype=np.int64), [len(found) for found in files])
-
-    def __len__(self) -> int:
-        return len(self.paths)
-
-    def __getitem__(self, index: int) -> tuple[Image.Image, int]:
-        return read_image(self.paths[index]), int(self.labels[index])
+        labels = np.repeat(np.arange(len(files), dtype=np.int64), [len(found) for found in files])
+        super().__init__(root, classes, [path for found in files for path in found], labels)
 
 
 def _images_under(folder: str | os.PathLike, visited: set[str]) -> Iterator[str]:
@@ -87,34 +101,51 @@ def _images_under(folder: str | os.PathLike, visited: set[str]) -> Iterator[str]
                 yield entry.path
 
 
-def read_size(path: str) -> tuple[int, int]:
-    """Reads (width, height) from the header of an image file.
+class Header(NamedTuple):
+    """What the header of an image file tells.
+
+    Attributes:
+        width, height: in pixels, as stored.
+        mode: PIL's name of its pixels, such as RGB, L (gray) or CMYK.
+        turned: whether its EXIF data ask for it to be turned or mirrored.
+    """
+
+    width: int
+    height: int
+    mode: str
+    turned: bool
+
+
+def read_header(path: str) -> Header:
+    """Reads the header of an image file.
 
     Raises:
-        ValueError: it is not an image, or a side is below 2 pixels; the message names the file.
+        UnreadableImage: it is not an image, or a side is below 2 pixels.
     """
     try:
         with Image.open(path) as image:
-            size = image.size
+            header = Header(*image.size, image.mode, image.getexif().get(ORIENTATION, 1) != 1)
     except Exception as error:  # a damaged file can raise nearly anything out of a decoder
-        raise ValueError(f"{path}: not a readable image ({error}); repair or remove it") from error
-    if min(size) < MIN_SIDE:
-        raise ValueError(f"{path}: {size[0]}x{size[1]} pixels; each side must have at least {MIN_SIDE}; remove it")
-    return size
+        raise UnreadableImage(f"{path}: not a readable image ({error}); repair or remove it") from error
+    if min(header.width, header.height) < MIN_SIDE:
+        raise UnreadableImage(
+            f"{path}: {header.width}x{header.height} pixels; each side must have at least {MIN_SIDE}; remove it"
+        )
+    return header
 
 
 def read_image(path: str) -> Image.Image:
     """Reads an image file as upright 8-bit RGB.
 
     Raises:
-        ValueError: it cannot be decoded to the end, or a side is below 2 pixels; the message names the file.
+        UnreadableImage: it cannot be decoded to the end, or a side is below 2 pixels.
     """
-    read_size(path)
+    read_header(path)
     try:
         with Image.open(path) as image:
             return to_rgb(image)
     except Exception as error:
-        raise ValueError(f"{path}: not a readable image ({error}); repair or remove it") from error
+        raise UnreadableImage(f"{path}: not a readable image ({error}); repair or remove it") from error
 
 
 def to_rgb(image: Image.Image) -> Image.Image:

@@ -5,11 +5,13 @@ from .config import Config
 from .evaluate import evaluate, evaluate_run, load_run
 from .interrupt import Interrupted
 from .options import build_parser, complete, load_config, parse
+from .ranks import Ranks
 from .train import Trainer
 
 __all__ = [
     "Config",
     "Interrupted",
+    "Ranks",
     "Trainer",
     "build_model",
     "build_parser",

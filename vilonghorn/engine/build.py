@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import timm
@@ -13,22 +14,34 @@ from timm.scheduler.scheduler import Scheduler
 from torch import nn
 
 from ..data import create_loader
+from ..data.threads import available_cpus
 from .config import Config
+from .ranks import Ranks
+from .start import weights_overlay
 
 # What models raise where keywords or images do not suit them.
 REFUSALS = (TypeError, ValueError, RuntimeError, AssertionError, AttributeError, KeyError, IndexError)
 
 
-def pick_device(name: str) -> torch.device:
+def pick_device(name: str, ranks: Ranks | None = None) -> torch.device:
     """The device of a name; "auto" is the accelerator if there is one, or else the CPU.
 
+    Args:
+        name: "auto", or what torch calls it; of several GPUs, one without a number is that of `ranks.local_rank`.
+        ranks: the processes of the run; None: this one alone.
+
     Raises:
-        ValueError: torch knows no such device, or has none here.
+        ValueError: torch knows no such device, has none here, or it is meant for several processes.
     """
-    if name == "auto":
-        return torch.accelerator.current_accelerator(check_available=True) or torch.device("cpu")
+    ranks = ranks or Ranks()
     try:
-        device = torch.device(name)
+        auto = torch.accelerator.current_accelerator(check_available=True) if name == "auto" else torch.device(name)
+        device = auto or torch.device("cpu")
+        if device.type == "cuda" and ranks.local_size > 1:
+            if name not in ("auto", "cuda"):
+                raise ValueError(f"run.device is {name!r} for {ranks.local_size} processes: make it auto or cuda")
+            device = torch.device("cuda", ranks.local_rank)
+            torch.cuda.set_device(device)
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError) as error:
         raise ValueError(f"run.device is {name!r}, which cannot be used here: {str(error).splitlines()[0]}") from error
@@ -37,12 +50,27 @@ def pick_device(name: str) -> torch.device:
 
 def autocast(amp: str, device: torch.device) -> torch.autocast:
     """The autocast context of `run.amp`; "auto" is bfloat16 on CUDA devices that have it."""
-    auto = device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
-    return torch.autocast(device.type, torch.bfloat16, enabled=amp == "bf16" or (amp == "auto" and auto))
+    if amp == "auto":
+        amp = "bf16" if device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False) else "off"
+    dtype = torch.float16 if amp == "fp16" else torch.bfloat16
+    return torch.autocast(device.type, dtype, enabled=amp != "off")
 
 
-def train_loader(config: Config, device: torch.device) -> Any:
-    """The training data of a run, shuffled and cropped at random."""
+def compiles(config: Config, device: torch.device) -> bool:
+    """Whether the model is compiled: as configured, or on CUDA devices."""
+    return device.type == "cuda" if config.run.compile is None else config.run.compile
+
+
+def own_workers(config: Config, ranks: Ranks) -> int | None:
+    """Decoders of one process: as configured, or its share of the machine's CPUs."""
+    if config.data.workers is None and ranks.local_size > 1:
+        return max(1, available_cpus() // ranks.local_size)
+    return config.data.workers
+
+
+def train_loader(config: Config, device: torch.device, ranks: Ranks | None = None) -> Any:
+    """The training data of a run, shuffled and cropped at random: the share of this process."""
+    ranks = ranks or Ranks()
     data, augmentation = config.data, config.augmentation
     return create_loader(
         data.train,
@@ -50,29 +78,42 @@ def train_loader(config: Config, device: torch.device) -> Any:
         image_size=data.image_size,
         training=True,
         seed=config.run.seed,
-        workers=data.workers,
+        workers=own_workers(config, ranks),
         device=device,
+        rank=ranks.rank,
+        world_size=ranks.world_size,
         mean=data.mean,
         std=data.std,
         scale=augmentation.scale,
         ratio=augmentation.ratio,
+        interpolation=augmentation.interpolation,
         hflip=augmentation.hflip,
+        auto_augment=augmentation.auto_augment,
+        color_jitter=augmentation.color_jitter,
+        erase=augmentation.erase,
+        repeats=augmentation.repeats,
+        start_size=augmentation.start_size,
+        ramp=augmentation.ramp,
     )
 
 
-def val_loader(config: Config, device: torch.device) -> Any:
-    """The held-out data of a run, whole and in order."""
+def val_loader(config: Config, device: torch.device, ranks: Ranks | None = None) -> Any:
+    """The held-out data of a run in order: the share of this process, without padding."""
+    ranks = ranks or Ranks()
     data = config.data
     return create_loader(
         data.val,
         batch_size=data.batch_size,
         image_size=data.image_size,
         training=False,
-        workers=data.workers,
+        workers=own_workers(config, ranks),
         device=device,
+        rank=ranks.rank,
+        world_size=ranks.world_size,
         mean=data.mean,
         std=data.std,
         crop_pct=data.crop_pct,
+        interpolation=data.interpolation,
     )
 
 
@@ -95,14 +136,16 @@ def model_kwargs(config: Config, num_classes: int) -> dict[str, Any]:
 
 
 def build_model(config: Config, num_classes: int) -> nn.Module:
-    """Builds the configured model, on the CPU.
+    """Builds the configured model, on the CPU, with the weights that it starts from.
 
     Raises:
-        ValueError: the model refuses its arguments, or `model.num_classes` is not the data's.
+        FileNotFoundError: there are no weights where `model.weights` says.
+        ValueError: the model refuses its arguments or weights, or `model.num_classes` is not the data's.
     """
     name, kwargs = config.model.name, model_kwargs(config, num_classes)
+    start = {} if config.model.weights is None else {"pretrained_cfg_overlay": weights_overlay(config.model.weights)}
     try:
-        return timm.create_model(name, pretrained=config.model.pretrained, **kwargs)
+        return timm.create_model(name, pretrained=config.model.pretrained or bool(start), **kwargs, **start)
     except (*REFUSALS, ZeroDivisionError) as error:
         reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
         raise ValueError(f"timm cannot make {name} with {kwargs} ({reason})") from error
@@ -115,20 +158,34 @@ def check_model(config: Config, model: nn.Module, num_classes: int, device: torc
     Raises:
         ValueError: one sentence that names the model, its keywords, and what comes out of it.
     """
-    size, training = config.data.image_size, model.training
-    name, kwargs = config.model.name, config.model.kwargs
-    expected = f"{name} with {kwargs} does not turn images (2, 3, {size}, {size}) into scores (2, {num_classes})"
-    try:
-        with autocast(config.run.amp, device):
-            scores = model.eval()(torch.zeros(2, 3, size, size, device=device))
-    except REFUSALS as error:
-        reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
-        raise ValueError(f"{expected} ({reason}): change data.image_size or model.kwargs") from error
-    finally:
-        model.train(training)
-    if not isinstance(scores, torch.Tensor) or scores.shape != (2, num_classes):
-        found = tuple(scores.shape) if isinstance(scores, torch.Tensor) else f"a {type(scores).__name__}"
-        raise ValueError(f"{expected} but into {found}: change model.name or model.kwargs")
+    name, kwargs, training = config.model.name, config.model.kwargs, model.training
+    for size in {config.data.image_size, config.augmentation.start_size or config.data.image_size}:
+        expected = f"{name} with {kwargs} does not turn images (2, 3, {size}, {size}) into scores (2, {num_classes})"
+        try:
+            with autocast(config.run.amp, device):
+                scores = model.eval()(torch.zeros(2, 3, size, size, device=device))
+        except REFUSALS as error:
+            reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
+            remedy = "data.image_size" if size == config.data.image_size else "augmentation.start_size"
+            remedy += " or model.kwargs (dynamic_img_size: true takes any size)"
+            raise ValueError(f"{expected} ({reason}): change {remedy}") from error
+        finally:
+            model.train(training)
+        if not isinstance(scores, torch.Tensor) or scores.shape != (2, num_classes):
+            found = tuple(scores.shape) if isinstance(scores, torch.Tensor) else f"a {type(scores).__name__}"
+            raise ValueError(f"{expected} but into {found}: change model.name or model.kwargs")
+
+
+def scale_rates(config: Config, images: int) -> Config:
+    """The configuration with every learning rate scaled from `optimizer.lr_batch` to updates of this many images.
+
+    Linear, as Goyal et al. (2017, arXiv 1706.02677) and DeiT's recipe do it; `warmup_lr` and `min_lr` keep their
+    proportion to the peak.
+    """
+    optimizer, schedule = config.optimizer, config.schedule
+    factor = images / optimizer.lr_batch if optimizer.lr_batch else 1.0
+    rates = replace(schedule, warmup_lr=schedule.warmup_lr * factor, min_lr=schedule.min_lr * factor)
+    return replace(config, optimizer=replace(optimizer, lr=optimizer.lr * factor), schedule=rates)
 
 
 def build_optimizer(config: Config, model: nn.Module) -> torch.optim.Optimizer:
@@ -141,6 +198,7 @@ def build_optimizer(config: Config, model: nn.Module) -> torch.optim.Optimizer:
         weight_decay=optimizer.weight_decay,
         betas=optimizer.betas,
         eps=optimizer.eps,
+        layer_decay=optimizer.layer_decay,
     )
 
 

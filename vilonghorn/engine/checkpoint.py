@@ -19,7 +19,7 @@ from safetensors.torch import save
 
 from ..data.files import sync_folder
 
-FORMAT = 2
+FORMAT = 3
 HEADER = f"vilonghorn state, format {FORMAT}\n".encode()  # before the SHA-256 of what torch saved, and that itself
 
 
@@ -55,6 +55,20 @@ def write_whole(path: Path, write: Callable[[BinaryIO], Any]) -> None:
         partial.unlink(missing_ok=True)
         raise
     sync_folder(path.parent)
+
+
+def keep(path: Path, as_path: Path) -> None:
+    """Gives a file a second name, which replaces whatever had it and stays when the first name goes to another file."""
+    partial = as_path.with_name(f".{as_path.name}.partial")
+    partial.unlink(missing_ok=True)
+    try:
+        os.link(path, partial)
+    except OSError as error:
+        if error.errno not in (errno.EPERM, errno.ENOTSUP, errno.EMLINK, errno.ENOSYS):
+            raise
+        write_whole(as_path, lambda file: file.write(path.read_bytes()))  # a file system without hard links
+    else:
+        os.replace(partial, as_path)
 
 
 def save_state(path: Path, state: dict[str, Any]) -> None:

@@ -1,22 +1,15 @@
-"""The typed configuration of a run, and what makes one valid; reading it from files and options is in options.py.
+"""The typed configuration of a run: its keys, their meaning, defaults and ranges.
 
-Whether data exists and its labels fit is left to the loaders and the trainer, which look at it.
+What else makes one valid is in checks.py; reading it from files and options in options.py.
 """
 
 from __future__ import annotations
 
-import difflib
 import json
-import math
-import operator
-from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Literal
 
-import timm
 from timm.data.constants import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
-
-from .. import models  # noqa: F401  (registers ours with timm, so that their names count as known)
 
 
 def within(interval: str, default: Any) -> Any:
@@ -31,11 +24,12 @@ class DataConfig:
     Args:
         train: a .beton file or an image folder (one folder a class) to train on
         val: the same, held out
-        batch_size: images a batch
+        batch_size: images a batch of one process
         image_size: height and width that the model sees, in pixels
         mean: mean of each channel, subtracted from images in [0, 1]
         std: standard deviation of each channel, divided by
         crop_pct: share of the held-out image's side that its center crop keeps
+        interpolation: of that crop to image_size: bicubic, as in the papers, or area, which is faster
         workers: threads or processes that decode images; null: chosen by the loader
     """
 
@@ -46,6 +40,7 @@ class DataConfig:
     mean: tuple[float, float, float] = IMAGENET_DEFAULT_MEAN
     std: tuple[float, float, float] = within("(0, inf)", IMAGENET_DEFAULT_STD)
     crop_pct: float = within("(0, 1]", 0.875)
+    interpolation: Literal["bicubic", "area"] = "bicubic"
     workers: int | None = within("[0, inf)", None)
 
 
@@ -58,6 +53,8 @@ class ModelConfig:
         num_classes: classes of the head; null: as many as the data has
         drop_path: stochastic depth rate of the last block
         pretrained: start from the published weights
+        weights: start from these: directory of a run (its best), or a file of weights; positions, patches and a head
+            for other classes are fitted as timm does
         kwargs: more keywords of the model, such as {img_size: 32, patch_size: 4}
     """
 
@@ -65,6 +62,7 @@ class ModelConfig:
     num_classes: int | None = within("[1, inf)", None)
     drop_path: float = within("[0, 1)", 0.0)
     pretrained: bool = False
+    weights: str | None = None
     kwargs: dict[str, Any] = field(default_factory=dict)
 
 
@@ -74,21 +72,26 @@ class OptimizerConfig:
 
     Args:
         name: any optimizer that timm knows
-        lr: peak learning rate, for batches of batch_size * accumulate
+        lr: peak learning rate, for updates of lr_batch images
+        lr_batch: images an update that lr, warmup_lr and min_lr are meant for: updates of batch_size * accumulate *
+            processes images scale them in proportion; null: taken as they are
         weight_decay: decay of matrices; vectors and the model's no_weight_decay() names take none
         betas: momentum of the gradient and of its square
         eps: floor of the denominator
         clip_grad: largest norm of the gradient; null: not clipped
         accumulate: batches whose gradients are averaged into one update
+        layer_decay: factor of the learning rate from one layer to the one before it, for fine-tuning; null: none
     """
 
     name: str = "adamw"
     lr: float = within("(0, inf)", 1e-3)
+    lr_batch: int | None = within("[1, inf)", 1024)
     weight_decay: float = within("[0, inf)", 0.1)
     betas: tuple[float, float] = within("[0, 1)", (0.9, 0.999))
     eps: float = within("(0, inf)", 1e-8)
     clip_grad: float | None = within("(0, inf)", 1.0)
     accumulate: int = within("[1, inf)", 1)
+    layer_decay: float | None = within("(0, 1]", None)
 
 
 @dataclass
@@ -115,22 +118,36 @@ class AugmentationConfig:
     Args:
         scale: smallest and largest area of the random crop, as a share of the image
         ratio: smallest and largest aspect ratio of the random crop
+        interpolation: of the random crop to image_size: area or bicubic; null: area of a .beton, bicubic of a folder
         hflip: probability of a horizontal flip
+        auto_augment: timm's name of a policy such as rand-m9-mstd0.5-inc1, or 3a, the 3-Augment of DeiT III; null: none
+        color_jitter: strength of brightness, contrast and saturation; a policy other than 3a takes its place
+        erase: probability that a rectangle is replaced by noise (random erasing, pixel mode)
+        repeats: repeated augmentation: times that an epoch shows an image, of which it then has fewer
         mixup: alpha of mixup; 0: none
         cutmix: alpha of cutmix; 0: none
         mix_prob: probability that a batch is mixed at all
         switch_prob: probability of cutmix where both are on
         label_smoothing: probability spread over all classes
+        start_size: height and width of the first epochs' images, from where they grow; null: image_size throughout
+        ramp: epochs between which they grow, counted from 0, in steps of 32 pixels
     """
 
     scale: tuple[float, float] = within("(0, 1]", (0.08, 1.0))
     ratio: tuple[float, float] = within("(0, inf)", (3 / 4, 4 / 3))
+    interpolation: Literal["area", "bicubic"] | None = None
     hflip: float = within("[0, 1]", 0.5)
+    auto_augment: str | None = "rand-m9-mstd0.5-inc1"
+    color_jitter: float = within("[0, 1]", 0.3)
+    erase: float = within("[0, 1]", 0.25)
+    repeats: int = within("[1, 65536]", 3)
     mixup: float = within("[0, inf)", 0.8)
     cutmix: float = within("[0, inf)", 1.0)
     mix_prob: float = within("[0, 1]", 1.0)
     switch_prob: float = within("[0, 1]", 0.5)
     label_smoothing: float = within("[0, 1)", 0.1)
+    start_size: int | None = within("[1, inf)", None)
+    ramp: tuple[int, int] = within("[0, inf)", (0, 0))
 
 
 @dataclass
@@ -154,31 +171,33 @@ class RunConfig:
         dir: directory that receives configuration, log, checkpoints and pictures
         seed: seed of the weights, the order, and every augmentation
         device: auto, cpu, cuda, cuda:1, ...
-        amp: bfloat16 autocast; auto: on CUDA devices that have it
-        compile: compile the model with torch.compile
+        amp: autocast to bf16 or, with a scaled loss, fp16; auto: bf16 on CUDA devices that have it
+        compile: compile the model with torch.compile; null: on CUDA devices
         log_updates: updates between lines of the log
         checkpoint_updates: updates between checkpoints inside an epoch; null: by time alone
         checkpoint_seconds: seconds between checkpoints inside an epoch; null: by updates alone
         max_skipped: updates in a row that may be skipped for a loss or gradient that is not finite
+        tensorboard: write events for TensorBoard, too
     """
 
     dir: str = "runs/default"
     seed: int = within("[0, inf)", 0)
     device: str = "auto"
-    amp: Literal["auto", "bf16", "off"] = "auto"
-    compile: bool = False
+    amp: Literal["auto", "bf16", "fp16", "off"] = "auto"
+    compile: bool | None = None
     log_updates: int = within("[1, inf)", 50)
     checkpoint_updates: int | None = within("[1, inf)", None)
     checkpoint_seconds: float | None = within("(0, inf)", 600.0)
     max_skipped: int = within("[0, inf)", 10)
+    tensorboard: bool = True
 
 
 @dataclass
 class Config:
-    """Everything that decides a run; its defaults follow Vim-Ti's recipe on ImageNet-1k, for one device.
+    """Everything that decides a run; its defaults follow Vim-Ti's recipe on ImageNet-1k.
 
-    They differ from it in the batch, the clipped gradient and the warm-up of the average, and leave out RandAugment,
-    random erasing and repeated augmentation, which this pipeline does not have.
+    They differ from it in the clipped gradient, the warm-up of the average, and where a .beton is trained on, in crops
+    that are averaged and not interpolated.
     """
 
     data: DataConfig = field(default_factory=DataConfig)
@@ -194,70 +213,6 @@ class Config:
         return json.loads(json.dumps(asdict(self)))
 
 
-# The same run goes on where only these differ: where it lies, what it runs on, what it reports.
-FREE_ON_RESUME = frozenset(
-    "data.train data.val data.workers run.dir run.device run.log_updates run.checkpoint_updates "
-    "run.checkpoint_seconds run.max_skipped".split()
-)
-
 SECTIONS = {section.name: section.default_factory for section in fields(Config)}
 FIELDS = {f"{name}.{key.name}": key for name, section in SECTIONS.items() for key in fields(section)}
 INTERVALS = {key: field.metadata["interval"] for key, field in FIELDS.items() if field.metadata}
-
-
-def nearest(name: str, known: Iterable[str]) -> str:
-    """The end of a sentence that rejects `name`: the known names nearest to it."""
-    known = list(known)
-    close = [k for k in known if k.rpartition(".")[2] == name.lstrip("-").rpartition(".")[2]]
-    close += [k for k in difflib.get_close_matches(name, known, n=3, cutoff=0.5) if k not in close]
-    return f"the nearest known are {', '.join(close[:4])}" if close else f"known are {', '.join(known[:40])}"
-
-
-def flatten(values: dict[str, Any]) -> dict[str, Any]:
-    """Nested sections to {"section.key": value}."""
-    return {f"{name}.{key}": value for name, section in values.items() for key, value in section.items()}
-
-
-def check(config: Config) -> None:
-    """Refuses a configuration that cannot run.
-
-    Raises:
-        ValueError: one sentence that names the key, its value and what is expected.
-    """
-    values = flatten(asdict(config))
-    for key, interval in INTERVALS.items():
-        low, high = (float(end) for end in interval[1:-1].split(","))
-        inside = {"[": operator.le, "(": operator.lt}[interval[0]], {"]": operator.le, ")": operator.lt}[interval[-1]]
-        numbers = values[key] if isinstance(values[key], Sequence) else [values[key]]
-        if not all(n is None or (inside[0](low, n) and inside[1](n, high)) for n in numbers):
-            raise ValueError(f"{key} is {values[key]}; it must lie in {interval}")
-    for key in ("augmentation.scale", "augmentation.ratio"):
-        if values[key][0] > values[key][1]:
-            raise ValueError(f"{key} is {list(values[key])}; the smaller bound comes first")
-    if config.schedule.warmup_epochs >= config.schedule.epochs:
-        raise ValueError(
-            f"schedule.warmup_epochs is {config.schedule.warmup_epochs}; it must be less than schedule.epochs, "
-            f"{config.schedule.epochs}"
-        )
-    if (config.augmentation.mixup or config.augmentation.cutmix) and config.data.batch_size % 2:
-        raise ValueError(
-            f"data.batch_size is {config.data.batch_size}; mixup and cutmix pair images, so it must be even"
-        )
-    for name, known, key in (
-        (config.model.name, timm.list_models(), "model.name"),
-        (config.optimizer.name, timm.optim.list_optimizers(), "optimizer.name"),
-    ):
-        if name.partition(".")[0] not in known:
-            raise ValueError(f"{key} is {name!r}, which timm does not know; {nearest(name, known)}")
-    size = config.model.kwargs.get("img_size", config.data.image_size)
-    if size != config.data.image_size:
-        raise ValueError(f"model.kwargs has img_size {size} but data.image_size is {config.data.image_size}")
-    taken = {"num_classes", "drop_path_rate", "pretrained"} & set(config.model.kwargs)
-    if taken:
-        raise ValueError(f"model.kwargs holds {sorted(taken)}; model.num_classes, drop_path and pretrained set those")
-
-
-def changed_keys(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
-    """Keys, other than those free to change, that keep a run from going on under another configuration."""
-    old, new = flatten(old), flatten(new)
-    return [key for key in FIELDS if key not in FREE_ON_RESUME and old.get(key, math.nan) != new[key]]

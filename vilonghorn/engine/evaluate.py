@@ -16,6 +16,7 @@ from .build import autocast, pick_device, val_loader
 from .checkpoint import load_weights
 from .config import Config
 from .directory import RunDirectory
+from .ranks import Ranks
 
 
 @torch.no_grad()
@@ -25,35 +26,40 @@ def evaluate(
     *,
     amp: torch.autocast,
     on_batch: Callable[[], None] = lambda: None,
+    ranks: Ranks | None = None,
 ) -> dict[str, dict[str, float]]:
     """Measures models in one pass over the data.
 
     Args:
         models: name to model, on the loader's device; set to evaluation and left there.
-        loader: the held-out data.
+        loader: the held-out data, or the share of it that this process has.
         amp: autocast context.
-        on_batch: called after each batch; what it raises ends the pass.
+        on_batch: called after each batch, as often in every process; what it raises ends the pass.
+        ranks: the processes, whose shares make the data; None: this one alone.
 
     Returns:
         Name to {"top1": percent, "top5": percent, "loss": mean cross-entropy}. With up to 5 classes, top5 is 100.
     """
-    sums = {name: torch.zeros(3, dtype=torch.float64) for name in models}
-    count = 0
+    ranks = ranks or Ranks()
+    sums = {name: torch.zeros(4, dtype=torch.float64) for name in models}  # right, among the first five, loss, images
     for model in models.values():
         model.eval()
     with closing(loader.epoch(0)) as batches:
-        for images, targets in batches:
-            count += len(targets)
-            for name, model in models.items():
+        for _ in range(ranks.most(len(loader))):
+            images, targets = next(batches, (None, None))
+            for name, model in models.items() if images is not None else ():
                 with amp:
                     logits = model(images)
                 logits = logits.float()
                 hits = logits.topk(min(5, logits.shape[1])).indices == targets[:, None]
                 loss = F.cross_entropy(logits, targets, reduction="sum")
-                sums[name] += torch.stack([hits[:, 0].sum(), hits.sum(), loss]).cpu()
+                sums[name] += torch.stack([hits[:, 0].sum(), hits.sum(), loss, loss.new_tensor(len(targets))]).cpu()
             on_batch()
-    means = {name: (total / count).tolist() for name, total in sums.items()}
-    return {name: {"top1": 100 * top1, "top5": 100 * top5, "loss": loss} for name, (top1, top5, loss) in means.items()}
+    totals = {name: ranks.sum(own.tolist()) for name, own in sums.items()}
+    return {
+        name: {"top1": 100 * top1 / count, "top5": 100 * top5 / count, "loss": loss / count}
+        for name, (top1, top5, loss, count) in totals.items()
+    }
 
 
 def load_run(directory: str | Path, checkpoint: str = "best") -> tuple[nn.Module, dict[str, Any]]:
@@ -98,10 +104,12 @@ def evaluate_run(directory: str | Path, config: Config, checkpoint: str = "best"
         ValueError: the data has another number of classes than the model.
     """
     model, record = load_run(directory, checkpoint)
-    device = pick_device(config.run.device)
-    loader = val_loader(config, device)
+    ranks = Ranks()
+    ranks.join()
+    device = pick_device(config.run.device, ranks)
+    loader = val_loader(config, device, ranks)
     classes = record["kwargs"]["num_classes"]
     if loader.num_classes != classes:
         raise ValueError(f"{config.data.val} has {loader.num_classes} classes but the run's model has {classes}")
-    result = evaluate({"model": model.to(device)}, loader, amp=autocast(config.run.amp, device))["model"]
+    result = evaluate({"model": model.to(device)}, loader, amp=autocast(config.run.amp, device), ranks=ranks)["model"]
     return {**result, "images": loader.num_samples, "record": record}

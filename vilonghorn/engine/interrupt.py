@@ -5,6 +5,11 @@ from __future__ import annotations
 import signal
 from typing import Any
 
+from .ranks import Ranks
+
+# Ctrl-C; the end of a job, or its preemption; what SLURM can send some minutes before either.
+SIGNALS = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGUSR1") if hasattr(signal, name))
+
 
 class Interrupted(Exception):
     """The run was asked to stop by a signal.
@@ -20,11 +25,20 @@ class Interrupted(Exception):
 
 
 class StopRequest:
-    """While entered, notes SIGINT and SIGTERM instead of dying of them; a second one acts at once."""
+    """While entered, notes SIGINT, SIGTERM and SIGUSR1 instead of dying of them; a second SIGINT acts at once.
+
+    The others come twice without impatience: from a cluster to every process, and again from torchrun to its own.
+
+    Args:
+        ranks: the processes, which all stop if one is asked to.
+    """
+
+    def __init__(self, ranks: Ranks) -> None:
+        self.ranks = ranks
 
     def __enter__(self) -> StopRequest:
         self.signum: int | None = None
-        self.previous = {signum: signal.signal(signum, self.note) for signum in (signal.SIGINT, signal.SIGTERM)}
+        self.previous = {signum: signal.signal(signum, self.note) for signum in SIGNALS}
         return self
 
     def __exit__(self, *exception: Any) -> None:
@@ -34,9 +48,12 @@ class StopRequest:
     def note(self, signum: int, frame: Any) -> None:
         """The signal handler."""
         self.signum = signum
-        signal.signal(signum, self.previous[signum])
+        if signum == signal.SIGINT:
+            signal.signal(signum, self.previous[signum])
 
     def obey(self) -> None:
-        """Raises Interrupted if a signal came."""
-        if self.signum is not None:
-            raise Interrupted(self.signum, f"stopped by {signal.Signals(self.signum).name}")
+        """Raises Interrupted if a signal came, to any of the processes, which call this the same number of times."""
+        asked = self.ranks.sum([float(signum == self.signum) for signum in SIGNALS])
+        for signum, processes in zip(SIGNALS, asked):
+            if processes:
+                raise Interrupted(signum, f"stopped by {signal.Signals(signum).name}")

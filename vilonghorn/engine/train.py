@@ -1,30 +1,30 @@
 """The training run: one loop, from a configuration to weights, that can be stopped at any moment and go on unchanged.
 
-The parts come from build.py, the data from a loader; what reaches the disk goes through directory.py and report.py.
+An update is made by learner.py, in step with the other processes of ranks.py; the data come from loaders; what a run
+shows goes through monitor.py, what it leaves through directory.py and report.py.
 """
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import asdict
-from typing import Any
+from functools import partial
+from typing import Any, Literal
 
-import torch
-import torch.nn.functional as F
-from timm.utils import ModelEmaV3
-from tqdm import tqdm
-
-from . import build, report
-from .config import Config, changed_keys, check
+from .begin import prepare
+from .checks import check
+from .config import Config
 from .directory import RunDirectory
 from .evaluate import evaluate
 from .interrupt import Interrupted, StopRequest
-from .progress import Progress, mean_loss, seed_all
-
-SECONDS_BETWEEN_CURVES = 60
+from .learner import Batches
+from .monitor import Monitor
+from .page import leave_report
+from .progress import Progress, mean_loss
+from .ranks import Ranks
+from .report import describe_environment
 
 
 class Trainer:
@@ -34,7 +34,7 @@ class Trainer:
         config: the run.
         train: loader of the training data; None: made from the configuration.
         val: loader of the held-out data; None: made from the configuration.
-        resume: go on from `last.pt` in `config.run.dir`.
+        resume: go on from the last checkpoint in `config.run.dir`; "auto": if there is one, or else start.
         overwrite: start anew even where a run is.
 
     Raises:
@@ -42,94 +42,59 @@ class Trainer:
         FileExistsError: there is a run, or a file that a run would write over, in `config.run.dir`.
         BlockingIOError: another process is training there.
         FileNotFoundError: there is none to resume, or no data.
-        Interrupted: SIGINT or SIGTERM came while the run was first saved; it is saved.
+        PeerFailed: another process of this run failed for one of these reasons, or is gone.
+        Interrupted: SIGINT, SIGTERM or SIGUSR1 came while the run was first saved; it is saved.
     """
 
     def __init__(
-        self, config: Config, train: Any = None, val: Any = None, *, resume: bool = False, overwrite: bool = False
+        self,
+        config: Config,
+        train: Any = None,
+        val: Any = None,
+        *,
+        resume: bool | Literal["auto"] = False,
+        overwrite: bool = False,
     ) -> None:
         check(config)
-        self.config = config
+        self.config, self.progress, self.ranks = config, Progress(), Ranks()
         self.directory = RunDirectory(config.run.dir)
-        if not (resume or overwrite):
-            self.directory.refuse_if_taken()
-        if resume and self.directory.state.exists():
-            self.directory.lock()
-        state = self.directory.load() if resume else None
-        if state and (changed := changed_keys(state["config"], config.to_dict())):
-            raise ValueError(f"{config.run.dir} was started with another {', '.join(changed)}: resume with what it had")
-        self.device = build.pick_device(config.run.device)
-        self.amp = build.autocast(config.run.amp, self.device)
-        self.train = build.train_loader(config, self.device) if train is None else train
-        self.val = build.val_loader(config, self.device) if val is None else val
-        self.check_classes()
-
-        seed_all(config.run.seed)
-        self.model = build.build_model(config, self.train.num_classes).to(self.device)
-        build.check_model(config, self.model, self.train.num_classes, self.device)
-        self.forward = torch.compile(self.model) if config.run.compile else self.model
-        self.ema = ModelEmaV3(self.model, config.ema.decay, use_warmup=config.ema.warmup) if config.ema.decay else None
-        self.optimizer = build.build_optimizer(config, self.model)
-        self.updates_per_epoch = math.ceil(len(self.train) / config.optimizer.accumulate)
-        self.scheduler = build.build_scheduler(config, self.optimizer, self.updates_per_epoch)
-        self.mixup = build.build_mixup(config, self.train.num_classes)
-        self.progress = self.restore(state) if state else Progress()
-
-        environment = report.describe_environment(self.device)
-        self.clock = self.saved = self.drawn = time.monotonic()
-        with StopRequest() as stop:
-            self.directory.open(config.to_dict(), environment, self.progress.log_size if state else None)
-            if not state:
+        self.ranks.join()
+        begin = partial(prepare, config, self.directory, self.ranks, train, val, resume=resume, overwrite=overwrite)
+        parts = self.ranks.together(begin)
+        self.train, self.val, self.learner, self.pace = parts.train, parts.val, parts.learner, parts.pace
+        self.data = parts.data
+        with self.ranks.peers():
+            self.learner.start(self.ranks, self.pace.updates_per_epoch)
+        self.clock = self.saved = time.monotonic()
+        with StopRequest(self.ranks) as stop:
+            self.ranks.together(lambda: self.open(parts.state))
+            if not parts.state:
                 self.save()
             try:
                 stop.obey()
             except Interrupted as interrupted:
                 raise self.resumable(interrupted) from None
 
-    def check_classes(self) -> None:
-        """Refuses held-out data whose labels mean something else."""
-        data, train, val = self.config.data, self.train, self.val
-        if train.num_classes != val.num_classes:
-            raise ValueError(
-                f"{data.train} has {train.num_classes} classes but {data.val} has {val.num_classes}: "
-                "training and held-out data need the same"
-            )
-        if train.class_names and val.class_names and train.class_names != val.class_names:
-            first = next((a, b) for a, b in zip(train.class_names, val.class_names) if a != b)
-            raise ValueError(
-                f"the classes of {data.train} and {data.val} differ, first {first[0]!r} and {first[1]!r}: training and "
-                "held-out data need the same"
-            )
+    def open(self, state: dict[str, Any] | None) -> None:
+        """Takes over the state, if there is one, and in the process that writes, makes the directory ready."""
+        if state:
+            self.restore(state)
+        if self.ranks.main:
+            environment = {**describe_environment(self.learner.device), "processes": self.ranks.world_size}
+            self.directory.open(self.config.to_dict(), environment, self.progress.log_size if state else None)
+        tensorboard = self.config.run.tensorboard
+        self.monitor = Monitor(self.directory, self.pace, self.update, writing=self.ranks.main, tensorboard=tensorboard)
 
     @property
     def update(self) -> int:
-        """Updates made or skipped so far, which the schedule follows."""
-        done = math.ceil(self.progress.batch / self.config.optimizer.accumulate)
-        return self.progress.epoch * self.updates_per_epoch + done
+        """Updates made or skipped so far."""
+        return self.pace.update(self.progress)
 
-    @property
-    def weights(self) -> str:
-        """Which weights count: "ema" where there is an average, or else "model"."""
-        return "ema" if self.ema else "model"
-
-    @property
-    def data_shape(self) -> dict[str, int]:
-        """What of the training data a resumed run has to find again."""
-        return {"images": self.train.num_samples, "batches": len(self.train), "classes": self.train.num_classes}
-
-    def restore(self, state: dict[str, Any]) -> Progress:
-        """Takes over the tensors of a state; returns its progress."""
-        if state["data"] != self.data_shape:
-            raise ValueError(
-                f"{self.config.data.train} has {self.data_shape} but the run was started with {state['data']}: resume "
-                "with the same data"
-            )
+    def restore(self, state: dict[str, Any]) -> None:
+        """Takes over a state."""
         try:
-            self.model.load_state_dict(state["model"])
-            if self.ema:
-                self.ema.module.load_state_dict(state["ema"])
-            self.optimizer.load_state_dict(state["optimizer"])
-            return Progress(**state["progress"])
+            self.learner.restore(state)
+            self.progress = Progress(**state["progress"])
         except (KeyError, TypeError, AttributeError, ValueError, RuntimeError) as error:
             raise ValueError(
                 f"{self.directory.state} is not the state of this run, whose model and optimizer refuse it: "
@@ -138,23 +103,20 @@ class Trainer:
 
     def save(self) -> None:
         """Saves all that the run goes on from."""
-        self.progress.log_size = self.directory.log.sync()
-        self.directory.save(
-            {
-                "config": self.config.to_dict(),
-                "data": self.data_shape,
-                "model": self.model.state_dict(),
-                "ema": self.ema.module.state_dict() if self.ema else None,
-                "optimizer": self.optimizer.state_dict(),
-                "progress": asdict(self.progress),
-            }
-        )
+
+        def write() -> None:
+            if self.ranks.main:
+                self.progress.log_size = self.directory.log.sync()
+                parts = {"config": self.config.to_dict(), "data": self.data, "progress": asdict(self.progress)}
+                self.directory.save({**parts, **self.learner.state()})
+
+        self.ranks.together(write)
         self.saved = time.monotonic()
 
     def resumable(self, interrupted: Interrupted) -> Interrupted:
         """The same interruption of the run, now saved, with where it was and how it goes on."""
         progress = self.progress
-        where = f"in epoch {progress.epoch + 1}, after {progress.batch} of {len(self.train)} batches"
+        where = f"in epoch {progress.epoch + 1}, after {progress.batch} of {self.pace.batches} batches"
         how = f"python train_imagenet.py --resume {self.directory.path}"
         return Interrupted(interrupted.signum, f"{interrupted} {where}; go on with: {how}")
 
@@ -166,161 +128,120 @@ class Trainer:
             measured; `best`, epoch and top1 of the best epoch; `skipped` updates; `seconds`.
 
         Raises:
-            Interrupted: SIGINT or SIGTERM came; the run is saved.
+            Interrupted: SIGINT, SIGTERM or SIGUSR1 came; the run is saved.
             FloatingPointError: too many updates in a row were not finite.
+            PeerFailed: another process of the run is gone.
         """
         progress = self.progress
         self.clock = time.monotonic()
-        with StopRequest() as stop:
+        with StopRequest(self.ranks) as stop, self.ranks.peers():
             try:
                 while progress.epoch < self.config.schedule.epochs:
                     self.train_epoch(stop)
                     self.measure_epoch(stop)
             except Interrupted as interrupted:
                 self.save()
-                self.draw_curves()
+                self.monitor.draw_curves()
                 raise self.resumable(interrupted) from None
-        self.draw_curves()
-        data, model = self.config.data, self.ema.module if self.ema else self.model
-        report.draw_predictions(self.directory.predictions, model, self.val, self.amp, data.mean, data.std)
-        return {
-            **progress.results[self.weights],
-            "weights": self.weights,
-            "epochs": progress.epoch,
-            "images": self.val.num_samples,
-            "best": progress.best,
-            "skipped": progress.skipped,
-            "seconds": progress.seconds,
-        }
+            finally:
+                self.monitor.close()
+        self.monitor.draw_curves()
+        weights, images = self.learner.weights, self.val.num_samples
+        result = {**progress.results[weights], "weights": weights, "epochs": progress.epoch, "images": images}
+        result |= {"best": progress.best, "skipped": progress.skipped, "seconds": progress.seconds}
+        leave_report(self.directory, self.config, self.learner, self.val, self.ranks, result)
+        return result
 
     def train_epoch(self, stop: StopRequest) -> None:
         """Makes the updates that are left of this epoch."""
-        config, progress, batches = self.config, self.progress, len(self.train)
-        title = f"epoch {progress.epoch + 1}/{config.schedule.epochs}"
-        bar = tqdm(total=batches, initial=progress.batch, desc=title, unit="batch", leave=False, disable=None)
-        self.model.train()
-        with bar, closing(self.train.epoch(progress.epoch, start=progress.batch)) as stream:
-            while progress.batch < batches:
-                count = min(config.optimizer.accumulate, batches - progress.batch)
-                loss, norm = self.make_update(stream, count)
-                self.log_update(norm)
-                bar.set_postfix(loss=f"{loss:.3f}", refresh=False)
-                bar.update(count)
-                if self.checkpoint_due():
-                    self.save()
-                stop.obey()
+        progress, pace, size = self.progress, self.pace, self.config.data.batch_size
+        title = f"epoch {progress.epoch + 1}/{self.config.schedule.epochs}"
+        self.learner.model.train()
+        with closing(self.train.epoch(progress.epoch, start=progress.batch // pace.world_size)) as stream:
+            with self.monitor.epoch(stream, title, pace.batches * size, progress.batch * size) as timed:
+                while batches := pace.next_batches(progress):
+                    loss, norm = self.make_update(timed, batches)
+                    self.log_update(loss, norm, len(batches))
+                    if self.checkpoint_due():
+                        self.save()
+                    stop.obey()
 
-    def make_update(self, stream: Iterator[tuple[torch.Tensor, torch.Tensor]], count: int) -> tuple[float, float]:
-        """One update from the next batches, skipped if the loss or its gradient is not finite.
+    def make_update(self, stream: Batches, batches: range) -> tuple[float, float]:
+        """One update, skipped if the loss or its gradient is not finite.
 
         Args:
-            stream: batches of images (B, 3, H, W) and targets (B,).
-            count: batches whose gradients are averaged.
+            stream: batches of images (B, 3, H, W) and targets (B,), of this process.
+            batches: numbers in the epoch of the batches to take, of all processes.
 
         Returns:
-            The loss and the norm of its gradient.
+            The loss and the norm of its gradient, over all processes.
         """
-        config, progress = self.config, self.progress
-        smoothing = 0.0 if self.mixup else config.augmentation.label_smoothing  # Mixup smooths its own targets
-        self.scheduler.step_update(self.update)
-        losses = []
-        for i in range(count):
-            images, targets = next(stream)
-            seed_all(config.run.seed, progress.epoch, progress.batch + i)
-            if self.mixup:
-                images, targets = self.mixup(images, targets)
-            with self.amp:
-                logits = self.forward(images)
-            losses.append(F.cross_entropy(logits.float(), targets, label_smoothing=smoothing))
-            (losses[-1] / count).backward()
-        total = torch.nn.utils.clip_grad_norm_(self.model.parameters(), config.optimizer.clip_grad or math.inf)
-        # One transfer, which waits for the device, tells both whether to step and what to log.
-        loss, norm = torch.stack([torch.stack(losses).mean().detach(), total]).tolist()
-        progress.batch += count
-        finite = math.isfinite(loss) and math.isfinite(norm)
-        if finite:
-            self.optimizer.step()
-            if self.ema:
-                self.ema.update(self.model, step=self.update)
-        self.optimizer.zero_grad()
-        progress.losses.append(loss if finite else math.nan)
-        progress.skipped += not finite
-        progress.skipped_in_row = 0 if finite else progress.skipped_in_row + 1
-        if progress.skipped_in_row > config.run.max_skipped:
+        progress, ranks = self.progress, self.ranks
+        self.learner.scheduler.step_update(self.update)
+        places = [(self.config.run.seed, progress.epoch, batch) for batch in batches[ranks.rank :: ranks.world_size]]
+        own_loss, norm = self.learner.gradient(stream, places)
+        loss = ranks.sum([own_loss])[0] / ranks.world_size
+        progress.batch = batches.stop
+        skip = not (math.isfinite(loss) and math.isfinite(norm))
+        self.learner.step(self.update, skip)
+        progress.losses.append(math.nan if skip else loss)
+        progress.skipped += skip
+        progress.skipped_in_row = progress.skipped_in_row + 1 if skip else 0
+        if progress.skipped_in_row > self.config.run.max_skipped:
+            file = self.directory.save_refused(ranks.rank, own_loss, *self.learner.inputs(self.train, places))
             raise FloatingPointError(
                 f"{progress.skipped_in_row} updates in a row, up to batch {progress.batch} of epoch "
                 f"{progress.epoch + 1}, had a loss or gradient that is not finite: lower optimizer.lr, or set run.amp "
-                "to off"
+                f"to off; the last batch is in {file}"
             )
         return loss, norm
 
-    def log_update(self, norm: float) -> None:
-        """Writes a line of the log every `run.log_updates` and at the end of the epoch."""
-        progress, every = self.progress, self.config.run.log_updates
+    def log_update(self, loss: float, norm: float, batches: int) -> None:
+        """Moves the bar, and writes a line of the log every `run.log_updates` and at the end of the epoch."""
+        progress, every, size = self.progress, self.config.run.log_updates, self.config.data.batch_size
         self.tick()
-        if len(progress.losses) % every == 0 or progress.batch == len(self.train):
-            first = (len(progress.losses) - 1) // every * every
-            self.directory.log.write(
-                kind="train",
-                epoch=progress.epoch + 1,
-                update=self.update,
-                loss=mean_loss(progress.losses[first:]),
-                lr=self.optimizer.param_groups[0]["lr"],
-                grad_norm=norm if math.isfinite(norm) else None,
-                skipped=progress.skipped,
-                seconds=round(progress.seconds, 3),
-            )
+        left = (self.config.schedule.epochs - progress.epoch) * self.pace.batches - progress.batch
+        self.monitor.updated(batches * size, left * size, loss, self.learner.rate)
+        if len(progress.losses) % every == 0 or progress.batch == self.pace.batches:
+            loss = mean_loss(progress.losses[(len(progress.losses) - 1) // every * every :])
+            values = {"loss": loss, "lr": self.learner.rate, "grad_norm": norm if math.isfinite(norm) else None}
+            self.monitor.write("train", progress, self.update, **values)
 
     def checkpoint_due(self) -> bool:
-        """Whether it is time for a checkpoint inside the epoch."""
+        """Whether it is time for a checkpoint inside the epoch; process 0 looks at its clock for all."""
         run = self.config.run
-        return bool(run.checkpoint_updates and self.update % run.checkpoint_updates == 0) or bool(
-            run.checkpoint_seconds and time.monotonic() - self.saved > run.checkpoint_seconds
-        )
+        if run.checkpoint_updates and self.update % run.checkpoint_updates == 0:
+            return True
+        if not run.checkpoint_seconds:
+            return False
+        late = time.monotonic() - self.saved > run.checkpoint_seconds
+        return self.ranks.sum([float(self.ranks.main and late)])[0] > 0
 
     def measure_epoch(self, stop: StopRequest) -> None:
         """Ends an epoch: measures the model and its average, and saves log, weights and state."""
-        progress = self.progress
-        models = {"model": self.model, **({"ema": self.ema.module} if self.ema else {})}
-        progress.results = evaluate(models, self.val, amp=self.amp, on_batch=stop.obey)
+        progress, learner = self.progress, self.learner
+        for model in learner.models.values():
+            self.ranks.share_buffers(model)
+        progress.results = evaluate(learner.models, self.val, amp=learner.amp, on_batch=stop.obey, ranks=self.ranks)
         self.tick()
-        train_loss = mean_loss(progress.losses)
-        self.directory.log.write(
-            kind="epoch",
-            epoch=progress.epoch + 1,
-            update=self.update,
-            train_loss=train_loss,
-            **progress.results,
-            skipped=progress.skipped,
-            seconds=round(progress.seconds, 3),
-        )
+        train_loss, result = mean_loss(progress.losses), progress.results[learner.weights]
+        self.monitor.write("epoch", progress, self.update, train_loss=train_loss, **progress.results)
         progress.epoch, progress.batch, progress.losses = progress.epoch + 1, 0, []
-
-        result = progress.results[self.weights]
-        record = {
-            "model": self.config.model.name,
-            "kwargs": build.model_kwargs(self.config, self.train.num_classes),
-            "class_names": self.train.class_names,
-            "weights": self.weights,
-            "epoch": progress.epoch,
-            **result,
-        }
-        if not progress.best or result["top1"] > progress.best["top1"]:
+        best = not progress.best or result["top1"] > progress.best["top1"]
+        if best:
             progress.best = {"epoch": progress.epoch, "top1": result["top1"]}
-            self.directory.save_weights("best", models[self.weights], record)
-        self.directory.save_weights("last", models[self.weights], record)
+        self.ranks.together(lambda: self.save_weights(["best", "last"] if best else ["last"]))
         self.save()
-        if time.monotonic() - self.drawn > SECONDS_BETWEEN_CURVES:
-            self.draw_curves()
-        title = f"epoch {progress.epoch}/{self.config.schedule.epochs}"
-        loss = "not finite" if train_loss is None else f"{train_loss:.3f}"
-        shown = ", ".join(f"{name} {values['top1']:.2f}%" for name, values in progress.results.items())
-        print(f"{title}: training loss {loss}, held-out top-1 {shown}, {progress.seconds:.0f} s", flush=True)
+        self.monitor.finished_epoch(progress, self.config.schedule.epochs, train_loss)
 
-    def draw_curves(self) -> None:
-        """Draws what the log holds."""
-        report.draw_curves(self.directory.curves, self.directory.log.records(), self.updates_per_epoch)
-        self.drawn = time.monotonic()
+    def save_weights(self, checkpoints: list[str]) -> None:
+        """Saves the weights that count, for others to load, as the "best" or the "last"."""
+        if self.ranks.main:
+            learner, epoch = self.learner, self.progress.epoch
+            result = self.progress.results[learner.weights]
+            record = {**learner.description, "class_names": self.train.class_names, "epoch": epoch, **result}
+            for checkpoint in checkpoints:
+                self.directory.save_weights(checkpoint, learner.models[learner.weights], record)
 
     def tick(self) -> None:
         """Counts the time since the last tick as the run's."""

@@ -3,10 +3,9 @@
 What the mixer does inside is its own affair; the embedding and the final norm belong to the model.
 """
 
-from typing import Callable, Sequence
+from typing import Any, Callable
 
-import torch
-from timm.layers import DropPath, register_notrace_function
+from timm.layers import DropPath
 from torch import Tensor, nn
 
 from .mixer import Mixer
@@ -25,32 +24,25 @@ class Block(nn.Module):
         self,
         dim: int,
         *,
-        rule: str = "longhorn",
-        reverse: Sequence[bool] = (False, True),
-        d_state: int = 16,
-        d_conv: int = 4,
-        expand: int = 2,
-        depth: int = 1,
         drop_path: float = 0.0,
         norm_layer: Callable[..., nn.Module] = RMSNorm,
         device=None,
         dtype=None,
+        **mixer: Any,
     ) -> None:
         """
         Args:
             dim: width of the tokens.
-            rule: state update of the mixer, as `reverse`, `d_state`, `d_conv`, `expand` and `depth` (see `Mixer`).
             drop_path: probability that a sample skips the branch in training.
             norm_layer: makes the norm from `dim`.
             device: of the parameters.
             dtype: of the parameters.
+            mixer: further arguments of `Mixer`.
         """
         super().__init__()
         dd = {"device": device, "dtype": dtype}
         self.norm = norm_layer(dim, **dd)
-        self.mixer = Mixer(
-            dim, rule=rule, reverse=reverse, d_state=d_state, d_conv=d_conv, expand=expand, depth=depth, **dd
-        )
+        self.mixer = Mixer(dim, **mixer, **dd)
         self.drop_path = DropPath(drop_path) if drop_path > 0 else nn.Identity()
 
     def forward(self, x: Tensor) -> Tensor:
@@ -62,9 +54,3 @@ class Block(nn.Module):
             The stream with the branch added, same shape and type.
         """
         return x + self.drop_path(self.mixer(self.norm(x.to(self.mixer.D.dtype))))
-
-
-@register_notrace_function
-def to_residual(x: Tensor) -> Tensor:
-    """x in the type that residual sums are kept in: float32, or float64 where x is."""
-    return x.to(torch.promote_types(x.dtype, torch.float32))

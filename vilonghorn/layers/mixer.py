@@ -6,20 +6,20 @@ torch.fx reads them.)
 """
 
 import math
-from typing import Optional, Sequence
+from typing import List, Optional, Sequence
 
 import torch
 from timm.layers import is_exportable, register_notrace_function
 from torch import Tensor, nn
 
-from ..ops import mix
 from ..ops.arguments import RULES
-
-# torch.fx must take the operator as a leaf: its argument checks read shapes, which a symbolic trace has not.
-register_notrace_function(mix)
+from .forms import NORM_EPS, mix_form
+from .norm import RMSNorm, widen
 
 # Range and floor of Mamba's first step sizes, softplus(dt_bias).
 DT_MIN, DT_MAX, DT_FLOOR = 1e-3, 1e-1, 1e-4
+
+DIRECTIONS = ("separate", "shared")
 
 
 class Mixer(nn.Module):
@@ -32,8 +32,10 @@ class Mixer(nn.Module):
         x_proj (G, R + 2N, D)      rows: dt, k, q       dt_proj (G, D, R), dt_bias (G, D)
         A_log (G, D, N)            rule "mamba" only    D (G, D)       out_proj.weight (dim, D)
 
-    k and q are what Mamba calls B and C. Initialisation follows Mamba (arXiv 2312.00752) and, for the Longhorn rules,
-    Longhorn (arXiv 2407.14207).
+    k and q are what Mamba calls B and C. With directions="shared", Longhorn's own bidirectional form, there is one of each
+    (G = 1 in these shapes), the convolution is causal for both directions, and `norms` has an RMSNorm of D for each. With
+    scalar_beta, dt_proj is (G, 1, R) and dt_bias (G, 1); with learned_A there is no A_log and x_proj has N rows more.
+    Initialisation follows Mamba (arXiv 2312.00752) and, for the Longhorn rules, Longhorn (arXiv 2407.14207).
     """
 
     def __init__(
@@ -42,6 +44,9 @@ class Mixer(nn.Module):
         *,
         rule: str = "longhorn",
         reverse: Sequence[bool] = (False, True),
+        directions: str = "separate",
+        scalar_beta: bool = False,
+        learned_A: bool = False,
         d_state: int = 16,
         d_conv: int = 4,
         expand: int = 2,
@@ -55,6 +60,10 @@ class Mixer(nn.Module):
             dim: width of the tokens.
             rule: state update, "longhorn", "longhorn_exact" or "mamba" (see `vilonghorn.ops.scan`).
             reverse: a flag for each direction: True reads the sequence from its end.
+            directions: "separate", each with parameters of its own, averaged; or "shared", one set of parameters for all,
+                each direction normed, summed.
+            scalar_beta: one beta for each token instead of one for each channel; an ablation of Longhorn's rules.
+            learned_A: decay rates made of each token, A_t = W_A x_t, instead of constants; an ablation of rule "mamba".
             d_state: N, numbers of state a channel.
             d_conv: K, tokens that the convolution sees.
             expand: D / dim.
@@ -64,35 +73,46 @@ class Mixer(nn.Module):
             dtype: of the parameters.
 
         Raises:
-            ValueError: an unknown rule, or no direction.
+            ValueError: an unknown rule or form, an ablation of another rule, or no direction.
         """
         super().__init__()
         if rule not in RULES:
             raise ValueError(f"rule is {rule!r}, expected one of {', '.join(map(repr, RULES))}")
         if len(reverse) == 0:
             raise ValueError("reverse is empty, expected one flag for each direction")
+        if directions not in DIRECTIONS:
+            raise ValueError(f"directions is {directions!r}, expected one of {', '.join(map(repr, DIRECTIONS))}")
+        if scalar_beta and rule == "mamba":
+            raise ValueError("scalar_beta is for the rules 'longhorn' and 'longhorn_exact'; rule 'mamba' has no beta")
+        if learned_A and rule != "mamba":
+            raise ValueError(f"learned_A is for rule 'mamba'; rule {rule!r} has no A")
         dd = {"device": device, "dtype": dtype}
         self.dim = dim
         self.rule = rule
         self.reverse = tuple(bool(flag) for flag in reverse)
+        self.flags: List[bool] = list(self.reverse)  # for TorchScript, whose operators take no tuples
         self.d_state = d_state
         self.d_inner = expand * dim
         self.dt_rank = math.ceil(dim / 16) if dt_rank is None else dt_rank
         self.depth = depth
-        self.portable = is_exportable()  # timm's switch: on while a model is made for export, or while it is called
+        self.scalar_beta, self.learned_A = scalar_beta, learned_A
+        self.portable = is_exportable()  # made for export: torch's operators alone
 
-        directions, width = len(self.reverse), self.d_inner
+        shared = directions == "shared"
+        sets, width = 1 if shared else len(self.reverse), self.d_inner  # sets of parameters
+        steps, rows = 1 if scalar_beta else width, self.dt_rank + (3 if learned_A else 2) * d_state
         self.in_proj = nn.Linear(dim, 2 * width, bias=False, **dd)
-        self.conv_weight = nn.Parameter(torch.empty(directions, width, d_conv, **dd))
-        self.conv_bias = nn.Parameter(torch.empty(directions, width, **dd))
-        self.x_proj = nn.Parameter(torch.empty(directions, self.dt_rank + 2 * d_state, width, **dd))
-        self.dt_proj = nn.Parameter(torch.empty(directions, width, self.dt_rank, **dd))
-        self.dt_bias = nn.Parameter(torch.empty(directions, width, **dd))
-        if rule == "mamba":
-            self.A_log = nn.Parameter(torch.empty(directions, width, d_state, **dd))
+        self.conv_weight = nn.Parameter(torch.empty(sets, width, d_conv, **dd))
+        self.conv_bias = nn.Parameter(torch.empty(sets, width, **dd))
+        self.x_proj = nn.Parameter(torch.empty(sets, rows, width, **dd))
+        self.dt_proj = nn.Parameter(torch.empty(sets, steps, self.dt_rank, **dd))
+        self.dt_bias = nn.Parameter(torch.empty(sets, steps, **dd))
+        if rule == "mamba" and not learned_A:
+            self.A_log = nn.Parameter(torch.empty(sets, width, d_state, **dd))
         else:
             self.register_parameter("A_log", None)
-        self.D = nn.Parameter(torch.empty(directions, width, **dd))
+        self.D = nn.Parameter(torch.empty(sets, width, **dd))
+        self.norms = nn.ModuleList(RMSNorm(width, eps=NORM_EPS, **dd) for _ in self.reverse) if shared else None
         self.out_proj = nn.Linear(width, dim, bias=False, **dd)
         self.reset_parameters()
 
@@ -110,11 +130,14 @@ class Mixer(nn.Module):
         for parameter, fan in fan_in.items():  # what nn.Linear and nn.Conv1d do, for stacked weights
             nn.init.uniform_(parameter, -(fan**-0.5), fan**-0.5)
         nn.init.ones_(self.D)
-        if self.A_log is None:
+        for norm in self.norms or ():
+            norm.reset_parameters()
+        if self.rule != "mamba":
             nn.init.zeros_(self.dt_bias)
             return
         dd = {"device": self.dt_bias.device, "dtype": torch.float32}
-        self.A_log.copy_(torch.arange(1, self.d_state + 1, **dd).log().expand_as(self.A_log))
+        if self.A_log is not None:
+            self.A_log.copy_(torch.arange(1, self.d_state + 1, **dd).log().expand_as(self.A_log))
         step = torch.empty(self.dt_bias.shape, **dd).uniform_(math.log(DT_MIN), math.log(DT_MAX)).exp()
         step = step.clamp(min=DT_FLOOR)
         self.dt_bias.copy_(step + torch.log(-torch.expm1(-step)))  # the inverse of softplus
@@ -127,26 +150,42 @@ class Mixer(nn.Module):
         Returns:
             Mixed tokens, (B, L, dim).
         """
-        A = None if self.A_log is None else -torch.exp(self.A_log.float())
-        inside = _is_plain(self.out_proj)
-        y = mix(
+        A: Optional[Tensor] = None
+        if self.A_log is not None:
+            A = -torch.exp(widen(self.A_log))
+        dt_proj, dt_bias = self.dt_proj, self.dt_bias
+        if self.scalar_beta:
+            dt_proj, dt_bias = dt_proj.expand(-1, self.d_inner, -1), dt_bias.expand(-1, self.d_inner)
+        norms: List[Tensor] = []
+        if self.norms is not None:
+            for norm in self.norms:
+                norms.append(norm.weight)
+        out_proj: Optional[Tensor] = None
+        if not torch.jit.is_scripting():
+            if _is_plain(self.out_proj):
+                out_proj = self.out_proj.weight
+        y = mix_form(
             self.in_proj(x),
             self.conv_weight,
             self.conv_bias,
             self.x_proj,
-            self.dt_proj,
-            self.dt_bias,
+            dt_proj,
+            dt_bias,
             A,
             self.D,
-            self.out_proj.weight if inside else None,
-            rule=self.rule,
-            reverse=self.reverse,
-            portable=self.portable or is_exportable(),
+            norms,
+            out_proj,
+            self.rule,
+            self.flags,
+            self.portable,
         )
-        return y if inside else self.out_proj(y)
+        return self.out_proj(y) if out_proj is None else y
 
     def extra_repr(self) -> str:
-        return f"rule={self.rule!r}, reverse={self.reverse}, d_inner={self.d_inner}, d_state={self.d_state}"
+        form = "separate" if self.norms is None else "shared"
+        ablations = "".join(f", {name}=True" for name in ("scalar_beta", "learned_A") if getattr(self, name))
+        sizes = f"d_inner={self.d_inner}, d_state={self.d_state}"
+        return f"rule={self.rule!r}, reverse={self.reverse}, directions={form!r}, {sizes}{ablations}"
 
 
 @register_notrace_function

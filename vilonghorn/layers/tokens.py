@@ -4,7 +4,7 @@ Outside the blocks, tokens and position rows are "prefix first" (class token, th
 models have them; only the sequence that is scanned has the class token in its middle.
 """
 
-from typing import Tuple, Union
+from typing import Final, Tuple, Union
 
 import torch
 import torch.nn.functional as F
@@ -17,6 +17,8 @@ class PatchEmbed(nn.Module):
 
     Attributes and methods are those of timm's class of this name, which has no stride.
     """
+
+    dynamic_img_pad: Final[bool]
 
     def __init__(
         self,
@@ -118,8 +120,12 @@ class PatchEmbed(nn.Module):
 
         Returns:
             Patch tokens in raster order, (B, M, embed_dim).
+
+        Raises:
+            ValueError: no image, another number of channels, or a size that the embedding does not take.
         """
-        _, _, H, W = x.shape
+        check_images(x, self.proj.in_channels)
+        H, W = x.shape[-2:]
         if self.strict_img_size:
             check_same_size((H, W), self.img_size)
         elif not self.dynamic_img_pad:
@@ -128,6 +134,23 @@ class PatchEmbed(nn.Module):
             pad_h, pad_w = padding((H, W), self.patch_size, self.stride)
             x = F.pad(x, (0, pad_w, 0, pad_h))
         return self.proj(x).flatten(2).transpose(1, 2)
+
+
+@register_notrace_function
+def check_images(x: Tensor, in_chans: int) -> None:
+    """Refuses what is not a batch of images with so many channels.
+
+    Raises:
+        ValueError: another number of dimensions or channels, or an empty batch.
+    """
+    if x.dim() != 4:
+        raise ValueError(f"images have shape {list(x.shape)}, expected (batch, channels, height, width)")
+    if x.shape[1] != in_chans:
+        raise ValueError(
+            f"images have {x.shape[1]} channels, expected {in_chans}; give in_chans={x.shape[1]} to the model, or convert them"
+        )
+    if x.shape[0] == 0:
+        raise ValueError(f"the batch of shape {list(x.shape)} is empty, expected at least one image")
 
 
 @register_notrace_function
@@ -151,12 +174,12 @@ def check_image_size(size: Tuple[int, int], patch_size: Tuple[int, int], stride:
     Raises:
         ValueError: the image is smaller than a patch, or the last patch would end inside it.
     """
-    for i in range(2):
-        if size[i] < patch_size[i] or (size[i] - patch_size[i]) % stride[i] != 0:
-            raise ValueError(
-                f"image of {size[0]}x{size[1]} is not a whole number of {patch_size[0]}x{patch_size[1]} patches at "
-                f"stride {stride[0]}x{stride[1]}; resize it, or give dynamic_img_pad=True to the model"
-            )
+    over_h, over_w = size[0] - patch_size[0], size[1] - patch_size[1]
+    if over_h < 0 or over_w < 0 or over_h % stride[0] != 0 or over_w % stride[1] != 0:
+        raise ValueError(
+            f"image of {size[0]}x{size[1]} is not a whole number of {patch_size[0]}x{patch_size[1]} patches at "
+            f"stride {stride[0]}x{stride[1]}; resize it, or give dynamic_img_pad=True to the model"
+        )
 
 
 @register_notrace_function

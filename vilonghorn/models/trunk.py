@@ -1,18 +1,17 @@
 """`VisionSSM`, the one trunk of every model here: Vim's, with timm's contract for vision backbones.
 
 Patch tokens with a class token in their middle, learned positions, blocks that differ only by the rule of their scan,
-norm, head (Zhu et al., arXiv 2401.09417). Sizes, names and weights belong to the families beside this file, what a
-backbone gives from between its blocks to `features`.
+norm (Zhu et al., arXiv 2401.09417). Sizes, names and weights belong to the families beside this file, what a backbone
+gives from between its blocks to `features`, pooling and classifier to `head`.
 """
 
-from typing import Callable, Dict, List, Optional, Sequence, Set, Tuple, Union
+from typing import Callable, Dict, Final, List, Sequence, Set, Tuple, Union
 
 import torch
 from timm.layers import (
+    PatchDropout,
     calculate_drop_path_rates,
-    get_device_dtype,
     get_norm_layer,
-    global_pool_nlc,
     lecun_normal_,
     resample_abs_pos_embed,
     trunc_normal_,
@@ -20,19 +19,20 @@ from timm.layers import (
 from timm.models import checkpoint_seq, named_apply
 from torch import Tensor, nn
 
-from ..layers import Block, PatchEmbed, RMSNorm, insert_class_token, prefix_first, to_residual
+from ..layers import Block, PatchEmbed, RMSNorm, insert_class_token, prefix_first, widen
 from ._timm import update_model_input_size
 from .features import IntermediateFeatures
+from .head import ClassifierHead, init_classifier
 
-POOLS = ("token", "avg", "avgmax", "max", "")
 
-
-class VisionSSM(IntermediateFeatures, nn.Module):
+class VisionSSM(IntermediateFeatures, ClassifierHead, nn.Module):
     """Vision backbone of bidirectional state-space blocks.
 
     Tokens go in and out prefix first (class token, then patches in raster order), as in timm's VisionTransformer, and
     so do the rows of `pos_embed`.
     """
+
+    dynamic_img_size: Final[bool]
 
     def __init__(
         self,
@@ -46,11 +46,15 @@ class VisionSSM(IntermediateFeatures, nn.Module):
         depth: int = 24,
         rule: str = "longhorn",
         reverse: Sequence[bool] = (False, True),
+        directions: str = "separate",
+        scalar_beta: bool = False,
+        learned_A: bool = False,
         d_state: int = 16,
         d_conv: int = 4,
         expand: int = 2,
         drop_rate: float = 0.0,
         pos_drop_rate: float = 0.0,
+        patch_drop_rate: float = 0.0,
         drop_path_rate: float = 0.0,
         dynamic_img_size: bool = False,
         dynamic_img_pad: bool = False,
@@ -65,16 +69,21 @@ class VisionSSM(IntermediateFeatures, nn.Module):
             stride: pixels from a patch to the next. Default: patch_size; smaller means overlapping patches.
             in_chans: image channels.
             num_classes: classes of the head; 0 leaves the head out.
-            global_pool: what the head reads: "token", "avg", "avgmax", "max", or "" for every token.
+            global_pool: what the head reads: "token", "avg", "avgmax", "max", "map" and "prr" (by attention), or "" for
+                every token.
             embed_dim: width of the tokens.
             depth: number of blocks.
             rule: state update, "longhorn", "longhorn_exact" or "mamba" (see `vilonghorn.ops.scan`).
             reverse: a flag for each direction of a block: True reads the sequence from its end.
+            directions: "separate", each with parameters of its own, or "shared", as in Longhorn's bidirectional reference.
+            scalar_beta: ablation of Longhorn's rules: one beta for each token instead of one for each channel.
+            learned_A: ablation of rule "mamba": decay rates made of each token instead of constants; runs in plain torch.
             d_state: numbers of state a channel.
             d_conv: tokens that a mixer's convolution sees.
             expand: inner width of a mixer, in units of embed_dim.
             drop_rate: dropout before the head.
             pos_drop_rate: dropout after the positions are added.
+            patch_drop_rate: share of the patches that a sample leaves out in training; the others keep their order.
             drop_path_rate: stochastic depth of the last block; the rates rise linearly from 0 at the first.
             dynamic_img_size: accept any image size; positions are resampled at each call.
             dynamic_img_pad: pad images to a whole number of patches.
@@ -83,14 +92,12 @@ class VisionSSM(IntermediateFeatures, nn.Module):
             dtype: of the parameters.
 
         Raises:
-            ValueError: an unknown rule or pooling, or sizes that do not fit each other.
+            ValueError: an unknown rule, form or pooling, or sizes that do not fit each other.
         """
         super().__init__()
         dd = {"device": device, "dtype": dtype}
         norm_layer = get_norm_layer(norm_layer) or RMSNorm
-        self.num_classes = num_classes
         self.in_chans = in_chans
-        self.global_pool = _check_pool(global_pool)
         self.num_features = self.head_hidden_size = self.embed_dim = embed_dim
         self.num_prefix_tokens = 1
         self.dynamic_img_size = dynamic_img_size
@@ -109,30 +116,18 @@ class VisionSSM(IntermediateFeatures, nn.Module):
         self.cls_token = nn.Parameter(torch.empty(1, 1, embed_dim, **dd))
         self.pos_embed = nn.Parameter(torch.empty(1, 1 + self.patch_embed.num_patches, embed_dim, **dd))
         self.pos_drop = nn.Dropout(pos_drop_rate)
-        self.blocks = nn.Sequential(
-            *(
-                Block(
-                    embed_dim,
-                    rule=rule,
-                    reverse=reverse,
-                    d_state=d_state,
-                    d_conv=d_conv,
-                    expand=expand,
-                    depth=depth,
-                    drop_path=rate,
-                    norm_layer=norm_layer,
-                    **dd,
-                )
-                for rate in calculate_drop_path_rates(drop_path_rate, depth)
-            )
-        )
+        self.patch_drop = PatchDropout(patch_drop_rate, 0, ordered=True) if patch_drop_rate > 0 else nn.Identity()
+        mixer = dict(rule=rule, reverse=reverse, directions=directions, scalar_beta=scalar_beta, learned_A=learned_A)
+        mixer |= dict(d_state=d_state, d_conv=d_conv, expand=expand, depth=depth)
+        rates = calculate_drop_path_rates(drop_path_rate, depth)
+        blocks = (Block(embed_dim, drop_path=rate, norm_layer=norm_layer, **mixer, **dd) for rate in rates)
+        self.blocks = nn.Sequential(*blocks)
         reduction = self.patch_embed.feat_ratio()
         self.feature_info = [
             dict(module=f"blocks.{i}", num_chs=embed_dim, reduction=reduction) for i in range(depth)
         ]
         self.norm = norm_layer(embed_dim, **dd)
-        self.head_drop = nn.Dropout(drop_rate)
-        self.head = self._make_head(num_classes, **dd)
+        self._build_head(global_pool, drop_rate, num_classes, norm_layer, **dd)
         self.init_weights(needs_reset=False)
 
     @torch.jit.ignore
@@ -148,8 +143,7 @@ class VisionSSM(IntermediateFeatures, nn.Module):
         trunc_normal_(self.cls_token, std=0.02)
         lecun_normal_(self.patch_embed.proj.weight)
         nn.init.zeros_(self.patch_embed.proj.bias)
-        if isinstance(self.head, nn.Linear):
-            _init_head(self.head)
+        init_classifier(self.head)
 
     @torch.jit.ignore
     def no_weight_decay(self) -> Set[str]:
@@ -173,32 +167,6 @@ class VisionSSM(IntermediateFeatures, nn.Module):
     def set_grad_checkpointing(self, enable: bool = True) -> None:
         """Keeps only what enters a block, and computes the block again in backward."""
         self.grad_checkpointing = enable
-
-    @torch.jit.ignore
-    def get_classifier(self) -> nn.Module:
-        """The last layer, from features to logits."""
-        return self.head
-
-    def reset_classifier(self, num_classes: int, global_pool: Optional[str] = None) -> None:
-        """Replaces the head by a new one on the model's device, in its dtype and mode.
-
-        Args:
-            num_classes: classes of the new head; 0 leaves it out.
-            global_pool: new pooling; None keeps the present one.
-
-        Raises:
-            ValueError: an unknown pooling.
-        """
-        if global_pool is not None:
-            self.global_pool = _check_pool(global_pool)
-        self.num_classes = num_classes
-        self.head = self._make_head(num_classes, **get_device_dtype(self))
-        self.head.train(self.training)
-
-    def _make_head(self, num_classes: int, device=None, dtype=None) -> nn.Module:
-        if num_classes == 0:
-            return nn.Identity()
-        return _init_head(nn.Linear(self.embed_dim, num_classes, device=device, dtype=dtype))
 
     def set_input_size(
         self,
@@ -233,7 +201,8 @@ class VisionSSM(IntermediateFeatures, nn.Module):
         if self.dynamic_img_size:
             H, W = self.patch_embed.dynamic_feat_size((H, W))
             pos = resample_abs_pos_embed(pos, new_size=[H, W], old_size=list(self.patch_embed.grid_size))
-        return to_residual(self.pos_drop(insert_class_token(x + pos[:, 1:], self.cls_token + pos[:, :1])))
+        x = self.patch_drop(self.pos_drop(x + pos[:, 1:]))
+        return widen(insert_class_token(x, self.pos_drop(self.cls_token + pos[:, :1])))
 
     def _to_parameter_dtype(self, x: Tensor) -> Tensor:
         """What leaves the residual stream, which is float32, takes the type of the parameters."""
@@ -252,32 +221,11 @@ class VisionSSM(IntermediateFeatures, nn.Module):
             x = self.blocks(x)
         return self._finish(x)
 
-    def pool(self, x: Tensor, pool_type: Optional[str] = None) -> Tensor:
-        """(B, 1 + M, C) tokens to (B, C), by `pool_type` or the model's own pooling; "" keeps the tokens."""
-        return global_pool_nlc(x, self.global_pool if pool_type is None else pool_type)
-
-    def forward_head(self, x: Tensor, pre_logits: bool = False) -> Tensor:
-        """Tokens of `forward_features` to logits, (B, num_classes), or pooled features with `pre_logits`."""
-        x = self.head_drop(self.pool(x))
-        return x if pre_logits else self.head(x)
-
     def forward(self, x: Tensor) -> Tensor:
         """(B, in_chans, H, W) images to (B, num_classes) logits."""
         return self.forward_head(self.forward_features(x))
 
 
-def _check_pool(global_pool: str) -> str:
-    if global_pool not in POOLS:
-        raise ValueError(f"global_pool is {global_pool!r}, expected one of {', '.join(map(repr, POOLS))}")
-    return global_pool
-
-
 def _reset(module: nn.Module, name: str) -> None:
     if hasattr(module, "reset_parameters"):
         module.reset_parameters()
-
-
-def _init_head(head: nn.Linear) -> nn.Linear:
-    trunc_normal_(head.weight, std=0.02)
-    nn.init.zeros_(head.bias)
-    return head

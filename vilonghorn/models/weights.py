@@ -1,40 +1,100 @@
-"""Fits a state dict to a model of another image or patch size. What a file's keys mean is each family's own affair."""
+"""Fits a checkpoint to a model of another image size, patch size, stride or class count, or says what does not fit.
+
+What a file's keys mean is each family's own affair.
+"""
 
 from __future__ import annotations
 
 import math
-from typing import Dict, Tuple
+from typing import Any, Dict, List, Tuple
 
+import torch
 from timm.layers import resample_abs_pos_embed, resample_patch_embed, to_2tuple
+from timm.models import clean_state_dict
 from torch import Tensor
 
 from .trunk import VisionSSM
 
+MISMATCHES = 3  # that an error names
 
-def fit_state_dict(state_dict: Dict[str, Tensor], model: VisionSSM) -> Dict[str, Tensor]:
-    """Resamples patch filters and position rows where the model's grid differs; all else passes unchanged.
+
+def unwrap(checkpoint: Dict[str, Any]) -> Dict[str, Tensor]:
+    """The state dict of a training checkpoint (under "model" or "state_dict"), without wrappers' prefixes ("module.")."""
+    for key in ("model", "state_dict"):
+        if isinstance(checkpoint.get(key), dict):
+            checkpoint = checkpoint[key]
+    return clean_state_dict(checkpoint)
+
+
+def fit_state_dict(checkpoint: Dict[str, Any], model: VisionSSM) -> Dict[str, Tensor]:
+    """Resamples patch filters and position rows where the model's grid differs, and checks that all else fits.
+
+    A head of another class count is left to timm, which drops it, where the model's configuration says that the counts
+    differ.
 
     Args:
-        state_dict: of a `VisionSSM`, possibly of another image size, patch size or stride.
+        checkpoint: state dict of a `VisionSSM` or what holds one, possibly of another image size, patch size or stride.
         model: the model that will load it.
 
     Returns:
         A new dictionary.
 
     Raises:
-        ValueError: a number of positions whose grid cannot be told.
+        ValueError: values that are not finite; names or shapes that do not fit; positions whose grid cannot be told.
     """
-    fitted = dict(state_dict)
+    fitted = unwrap(checkpoint)
+    _check_finite(fitted)
     weight, pos = fitted.get("patch_embed.proj.weight"), fitted.get("pos_embed")
-    if pos is not None:
+    if pos is not None and pos.dim() == 3:
         patch_size = model.patch_embed.patch_size if weight is None else tuple(weight.shape[-2:])
         old_grid = _source_grid(model, patch_size, pos.shape[1] - 1)
         fitted["pos_embed"] = resample_abs_pos_embed(
             pos, new_size=list(model.patch_embed.grid_size), old_size=list(old_grid), verbose=True
         )
-    if weight is not None and tuple(weight.shape[-2:]) != model.patch_embed.patch_size:
+    if weight is not None and weight.dim() == 4 and tuple(weight.shape[-2:]) != model.patch_embed.patch_size:
         fitted["patch_embed.proj.weight"] = resample_patch_embed(weight, list(model.patch_embed.patch_size))
+    _check_fit(fitted, model)
     return fitted
+
+
+def _check_finite(state_dict: Dict[str, Tensor]) -> None:
+    wrong = [name for name, value in state_dict.items() if not _is_finite(value)]
+    if wrong:
+        raise ValueError(
+            f"{len(wrong)} of {len(state_dict)} tensors of this checkpoint hold NaN or infinity ({_some(wrong)}); expected "
+            "finite weights, so take an earlier checkpoint"
+        )
+
+
+def _is_finite(value: Any) -> bool:
+    return not (isinstance(value, Tensor) and value.is_floating_point()) or bool(torch.isfinite(value).all())
+
+
+def _check_fit(state_dict: Dict[str, Tensor], model: VisionSSM) -> None:
+    """Refuses names and shapes that differ from the model's, but for what timm adapts: head and input channels."""
+    expected = {name: tuple(value.shape) for name, value in model.state_dict().items()}
+    given = {name: tuple(value.shape) if isinstance(value, Tensor) else type(value) for name, value in state_dict.items()}
+    if model.num_classes != getattr(model, "pretrained_cfg", {}).get("num_classes", model.num_classes):
+        for name in ("head.weight", "head.bias"):
+            expected.pop(name, None), given.pop(name, None)
+    conv = "patch_embed.proj.weight"
+    if model.in_chans != getattr(model, "pretrained_cfg", {}).get("input_size", (model.in_chans,))[0] and conv in given:
+        expected[conv] = given[conv]
+    wrong = [
+        f"{name} is {given.get(name, 'missing')}, expected {shape}"
+        for name, shape in expected.items()
+        if given.get(name) != shape
+    ]
+    wrong += [f"{name} is {shape}, expected no such name" for name, shape in given.items() if name not in expected]
+    if wrong:
+        raise ValueError(
+            f"this checkpoint does not fit the model: {len(wrong)} mismatches ({_some(wrong, '; ')}). Make the model with "
+            "the rule, sizes and number of classes of the checkpoint"
+        )
+
+
+def _some(items: List[str], separator: str = ", ") -> str:
+    return separator.join(items[:MISMATCHES]) + (f"{separator}..." if len(items) > MISMATCHES else "")
 
 
 def _source_grid(model: VisionSSM, patch_size: Tuple[int, int], num_patches: int) -> Tuple[int, int]:
@@ -42,10 +102,10 @@ def _source_grid(model: VisionSSM, patch_size: Tuple[int, int], num_patches: int
     args = getattr(model, "pretrained_model_args", {})
     cfg = getattr(model, "pretrained_cfg", {})
     size = to_2tuple(args.get("img_size") or cfg.get("input_size", (3, 224, 224))[-2:])
-    stride = to_2tuple(args.get("stride") or patch_size)
+    strides = [to_2tuple(args["stride"])] if args.get("stride") else [model.patch_embed.stride, patch_size]
+    declared = [tuple((n - p) // s + 1 for n, p, s in zip(size, patch_size, stride)) for stride in strides]
     side = math.isqrt(num_patches)
-    declared = tuple((n - p) // s + 1 for n, p, s in zip(size, patch_size, stride))
-    for grid in (declared, model.patch_embed.grid_size, (side, side)):
+    for grid in (*declared, model.patch_embed.grid_size, (side, side)):
         if grid[0] * grid[1] == num_patches:
             return grid
     raise ValueError(

@@ -1,9 +1,10 @@
 """The scan and what surrounds it: operators on tensors, without modules."""
 
+from . import flops
 from .conv import conv_silu
 from .dispatch import backends
 from .mix import mix
 from .norm import rms_norm
 from .operator import scan
 
-__all__ = ["backends", "conv_silu", "mix", "rms_norm", "scan"]
+__all__ = ["backends", "conv_silu", "flops", "mix", "rms_norm", "scan"]

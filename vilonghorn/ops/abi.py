@@ -15,7 +15,7 @@ from torch import Tensor
 
 from .arguments import RULES, ScanArguments
 
-ABI = 3  # VL_ABI of kernels/scan.h
+ABI = 4  # VL_ABI of kernels/scan.h
 _int, _long, _pointer = ctypes.c_int32, ctypes.c_int64, ctypes.c_void_p
 _DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)  # in the order of VL_FLOAT32 and its kin
 
@@ -65,6 +65,10 @@ class Scan(ctypes.Structure):  # VlScan
         ("dz_step", _long),
         *((n, _pointer) for n in ("dA", "dD", "ddt_bias")),
     ]
+
+
+class Split(ctypes.Structure):  # VlSplit
+    _fields_ = [("span", _long), ("summaries", _pointer), ("starts", _pointer)]
 
 
 class Mix(ctypes.Structure):  # VlMix
@@ -167,17 +171,18 @@ class ScanCall(Call):
             return y, torch.empty(0, dtype=self.real, device=self.device)
         return y, self.output("checkpoints", self.checkpoint_shape, self.real)
 
-    def backward_outputs(self, dy: Tensor, checkpoints: Tensor) -> dict[str, Tensor]:
-        """Sets what backward reads, and returns what it fills, by field; dk and dq have a leading axis of `parts`."""
+    def backward_outputs(self, dy: Tensor, checkpoints: Tensor, segments: int = 1) -> dict[str, Tensor]:
+        """Sets what backward reads, and returns what it fills, by field; dk and dq have a leading axis of `parts`, dA, dD
+        and ddt_bias one of the segments of all sequences."""
         args, struct = self.args, self.struct
         dy = dy.to(self.dtype)  # before it is expanded, which would copy it for each direction
         struct.dy = self.input(dy.expand(args.x.shape) if args.reduce == "mean" else dy)
         self.set(checkpoints=checkpoints)
         G, B, L, D = args.x.shape
         N = args.k.shape[-1]
-        tokens = (struct.parts, G, B, L, N)
+        tokens, rows = (struct.parts, G, B, L, N), B * segments
         activations = dict(dx=(G, B, L, D), ddt=(G, B, L, D), dz=(B, L, D))
-        sums = dict(dk=tokens, dq=tokens, dA=(B, G, D, N), dD=(B, G, D), ddt_bias=(B, G, D))
+        sums = dict(dk=tokens, dq=tokens, dA=(rows, G, D, N), dD=(rows, G, D), ddt_bias=(rows, G, D))
         present = [f"d{name}" for name in args.tensors()]
         outputs = {n: self.output(n, shape) for n, shape in activations.items() if n in present}
         return outputs | {n: self.output(n, shape, self.real) for n, shape in sums.items() if n in present}

@@ -1,6 +1,7 @@
 """The compiled kernels of `kernels/` for NVIDIA GPUs: opens their library and queues them on torch's stream.
 
-Float64 has no kernel; more than 16 states run in float32, which activations are converted to on the way.
+Float64 has no kernel; more than 16 states run in float32, which activations are converted to on the way. Only scans of 16
+states are split over time (see `segments`).
 """
 
 from __future__ import annotations
@@ -12,13 +13,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .abi import Input, ScanCall, open_library
+from . import segments
+from .abi import Input, ScanCall, Split, open_library
 from .arguments import ScanArguments
 
 NAME = "cuda"
 CHUNK = 8  # steps between two saved states
 LANES = 64  # channels of a saved state are padded to the tile of a warp
 NATIVE_STATES = 16  # up to here kernels exist for every dtype
+SPLIT_STATES = 16  # VL_SPLIT_STATES of kernels/scan.h
+RESIDENT = 8  # warps that a multiprocessor runs at once: more have no registers in backward
 MAX_DIRECTIONS = 64
 MAX_STRIDE = 2**31 - 1
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -38,7 +42,7 @@ def declare(library: ctypes.CDLL) -> ctypes.CDLL:
     library.vl_cuda_error.restype = ctypes.c_char_p
     library.vl_cuda_parts.restype = ctypes.c_int64
     for function in (library.vl_cuda_scan_forward, library.vl_cuda_scan_backward):
-        function.argtypes = [ctypes.c_void_p, ctypes.c_int, ctypes.c_void_p]
+        function.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int, ctypes.c_void_p]
     return library
 
 
@@ -85,7 +89,7 @@ def backward(dy: Tensor, args: ScanArguments, checkpoints: Tensor) -> tuple[Tens
         return tuple(None if t is None else g[tuple(map(slice, t.shape))].contiguous() for g, t in zip(grads, inputs))
     call = _CudaCall(args)
     call.struct.parts = _open()[0].vl_cuda_parts(ctypes.byref(call.struct))
-    outputs = call.backward_outputs(dy, checkpoints)
+    outputs = call.backward_outputs(dy, checkpoints, call.split.segments)
     call.run(_open()[0].vl_cuda_scan_backward, meet=args.z is not None)
     return call.gradients(outputs)
 
@@ -107,6 +111,9 @@ class _CudaCall(ScanCall):
         self.pairs = args.x.shape[-1]
         dtype = args.x.dtype if args.k.shape[-1] <= NATIVE_STATES else torch.float32
         super().__init__(args, dtype, CHUNK, LANES)
+        machine = segments.Machine(segments.processors(self.device) * RESIDENT, channels=LANES, teams=2)
+        splits = args.k.shape[-1] == SPLIT_STATES
+        self.split = segments.split(args, machine, CHUNK) if splits else segments.Split(None, 1)
 
     def input(self, t: Tensor | None) -> Input:
         """Activations of channels that do not begin on pairs are copied."""
@@ -124,11 +131,17 @@ class _CudaCall(ScanCall):
             return
         if meet and self.struct.groups > 1:
             self.output("sums", self.args.x.shape[1:], torch.float32)
-        error = _queue(function, self.struct, self.device)
+        split = Split(span=self.split.span or 0)
+        if self.split.span:
+            G, B, _, N, width = self.checkpoint_shape
+            runs = 1 + segments.probes(self.args.rule, N)
+            self.output("summaries", (G, B, self.split.segments, runs, N, width), torch.float32, split)
+            self.output("starts", (G, B, self.split.segments, N, width), torch.float32, split)
+        error = _queue(function, self.struct, split, self.device)
         if error:
             raise RuntimeError(f"scan: the CUDA kernel could not run: {_open()[0].vl_cuda_error(error).decode()}")
 
 
-def _queue(function, struct: ctypes.Structure, device: torch.device) -> int:
+def _queue(function, struct: ctypes.Structure, split: Split, device: torch.device) -> int:
     with torch.cuda.device(device):
-        return function(ctypes.byref(struct), device.index, torch.cuda.current_stream(device).cuda_stream)
+        return function(ctypes.byref(struct), ctypes.byref(split), device.index, torch.cuda.current_stream(device).cuda_stream)

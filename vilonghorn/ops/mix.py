@@ -11,13 +11,13 @@ from typing import Optional
 
 import torch
 import torch.nn.functional as F
+from timm.layers import is_exportable
 from torch import Tensor
 
 from . import native, native_block
-from .arguments import DTYPES, MAX_STATE, RULES, MixArguments, ScanArguments
-from .conv import MAX_TAPS, conv_silu, conv_silu_reference
+from .arguments import DTYPES, MAX_STATE, RULES, MixArguments
+from .conv import MAX_TAPS, conv_silu
 from .operator import scan
-from .portable import scan_portable
 
 
 def mix(
@@ -33,7 +33,6 @@ def mix(
     *,
     rule: str = "longhorn",
     reverse: Sequence[bool] = (False, True),
-    portable: bool = False,
 ) -> Tensor:
     """Mixes tokens along their sequence in G directions, which are averaged and gated.
 
@@ -54,8 +53,6 @@ def mix(
             training.
         rule: "longhorn" (default), "longhorn_exact" or "mamba".
         reverse: a flag for each direction: True reads from the last token to the first.
-        portable: use none of the library's operators, only torch's own: slower, and what a graph for other runtimes
-            is captured from.
 
     Returns:
         y, (B, L, D), or its projection, (B, L, dim), of xz's dtype.
@@ -66,31 +63,27 @@ def mix(
     """
     args = MixArguments(xz, conv_weight, conv_bias, x_proj, dt_proj, dt_bias, A, D, out_proj, rule, tuple(reverse))
     _check(args)
-    if portable or native.unavailable(xz.device.type) is not None:
-        return mix_composed(args, portable=portable)
+    if is_exportable() or native.unavailable(xz.device.type) is not None:
+        return mix_composed(args)
     save = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in args[:9])
     return _mix(*args[:10], list(reverse), save)[0]
 
 
-def mix_composed(args: MixArguments, backend: str | None = None, portable: bool = False) -> Tensor:
-    """`mix`, composed of the smaller operators; `backend` as in `scan`, which has no say in the `portable` form."""
+def mix_composed(args: MixArguments, backend: str | None = None) -> Tensor:
+    """`mix`, composed of the smaller operators; `backend` as in `scan`."""
     B, L, _ = args.sizes
     R = args.dt_proj.shape[-1]
     N = (args.x_proj.shape[1] - R) // 2
     x, z = args.xz.chunk(2, dim=-1)
-    convolve = conv_silu_reference if portable else conv_silu
-    u = convolve(x, args.conv_weight, args.conv_bias, reverse=args.reverse)  # (G, B, L, D)
+    u = conv_silu(x, args.conv_weight, args.conv_bias, reverse=args.reverse)  # (G, B, L, D)
     projected = torch.bmm(u.flatten(1, 2), args.x_proj.mT.to(u.dtype))  # (G, B * L, R + 2N)
     low, k, q = projected.split([R, N, N], dim=-1)
     dt = torch.bmm(low, args.dt_proj.mT.to(low.dtype))
     dt, k, q = (t.unflatten(1, (B, L)) for t in (dt, k, q))
-    if portable:
-        y = scan_portable(ScanArguments(u, dt, k, q, z, args.A, args.D, args.dt_bias, args.rule, args.reverse, "mean"))
-    else:
-        y = scan(
-            u, dt, k, q, z=z, A=args.A, D=args.D, dt_bias=args.dt_bias, rule=args.rule, reverse=args.reverse, reduce="mean",
-            backend=backend,
-        )  # fmt: skip
+    y = scan(
+        u, dt, k, q, z=z, A=args.A, D=args.D, dt_bias=args.dt_bias, rule=args.rule, reverse=args.reverse, reduce="mean",
+        backend=backend,
+    )  # fmt: skip
     return y if args.out_proj is None else F.linear(y, args.out_proj.to(y.dtype))
 
 

@@ -1,5 +1,6 @@
-"""The scan in operators that every runtime knows: what exporters are shown in place of the library's own operator.
+"""The scan in operators that every runtime knows, while timm's switch for export (`set_exportable`) is on.
 
+The other operators then are their own plain forms.
 A captured graph keeps the recurrence as one loop over tokens of any number (torch's `scan`, an ONNX Scan). Channels are
 the last dimension of the state, so that each step of the loop is made of long rows and of products with k and q.
 """

@@ -1,7 +1,8 @@
 """Makes docs/performance.md out of committed runs of the benchmark: `python -m vilonghorn.tools.bench_docs`.
 
 Figures come from docs/performance/cpu-*.json (`bench_report` has their schema), the prose around them from text.md
-beside them, in which $names stand for tables; gpu.md goes in as it is. The README's table of speed is made here too.
+beside them, in which $names stand for tables, as in gpu.md, whose tables are of kernels.json (see `bench_kernels`). The
+README's table of speed is made here too.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from typing import Any
 
 from vilonghorn.data.files import replacing
 
-from . import bench_tables
+from . import bench_kernels, bench_tables
 from .bench_report import draw_models
 
 PAGE, FOLDER, README = Path("docs/performance.md"), Path("docs/performance"), Path("README.md")
@@ -32,11 +33,12 @@ def page(folder: Path) -> str:
     """The text of docs/performance.md.
 
     Args:
-        folder: with text.md, gpu.md and the runs.
+        folder: with text.md, gpu.md, kernels.json and the runs.
     """
     reports = runs(folder)
     made = {name: getattr(bench_tables, name)(reports) if reports else NO_RUNS for name in TABLES}
-    made["gpu"] = (folder / "gpu.md").read_text().strip()
+    kernels = json.loads((folder / bench_kernels.FILE.name).read_text())
+    made["gpu"] = Template((folder / "gpu.md").read_text()).substitute(bench_kernels.tables(kernels)).strip()
     return Template((folder / "text.md").read_text()).substitute(made)
 
 

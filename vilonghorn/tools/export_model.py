@@ -56,6 +56,8 @@ def build(name: str, checkpoint: Path | None = None, img_size: Sequence[int] | N
         raise ValueError(f"{checkpoint} does not hold weights of {name}: {' '.join(str(error).split())[:300]}") from error
     if not isinstance(model, VisionSSM):
         raise ValueError(f"{name} gives a {type(model).__name__}, expected one of the plain models, which give logits")
+    if model.blocks[0].mixer.learned_A:
+        raise ValueError("models with learned_A=True scan by an operator of this library, and cannot be exported")
     if min(model.patch_embed.grid_size) < SMALLEST_GRID:
         raise ValueError(f"images of {model.patch_embed.img_size} pixels are fewer than {SMALLEST_GRID} patches high or wide")
     return model.eval().float().requires_grad_(False)

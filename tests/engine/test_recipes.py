@@ -1,0 +1,211 @@
+"""The configurations of ImageNet share one recipe, which is the published one; runs start from the weights of others."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import timm
+import torch
+import yaml
+from safetensors.torch import save_file
+from toy_run import toy_config
+
+from vilonghorn.engine import build_parser, load_config, parse
+from vilonghorn.engine.build import build_model, build_optimizer, build_scheduler
+from vilonghorn.engine.checkpoint import save_weights
+from vilonghorn.engine.checks import flatten
+from vilonghorn.engine.start import weights_overlay
+
+CONFIGS = Path(__file__).parents[2] / "configs"
+NANO = ["--model.name=vilonghorn_nano", "--data.image_size=32", "--model.kwargs={patch_size: 8, depth: 2}"]
+MODELS = sorted(p.stem for p in (CONFIGS / "imagenet").glob("*_*.yaml") if not p.stem.startswith("epochs"))
+RECIPE = {  # Zhu et al., 2024: the scripts and defaults of the authors
+    "schedule.epochs": 300,
+    "schedule.warmup_epochs": 5,
+    "schedule.warmup_lr": 1e-6,
+    "schedule.min_lr": 1e-5,
+    "optimizer.name": "adamw",
+    "optimizer.lr": 1e-3,
+    "optimizer.lr_batch": 1024,
+    "augmentation.auto_augment": "rand-m9-mstd0.5-inc1",
+    "augmentation.color_jitter": 0.3,
+    "augmentation.erase": 0.25,
+    "augmentation.repeats": 3,
+    "augmentation.mixup": 0.8,
+    "augmentation.cutmix": 1.0,
+    "augmentation.switch_prob": 0.5,
+    "augmentation.label_smoothing": 0.1,
+    "data.crop_pct": 0.875,
+    "data.interpolation": "bicubic",
+    "ema.decay": 0.99996,
+    "ema.warmup": False,
+}
+
+
+def read(*files: str, **overrides):
+    options = [f"--config={CONFIGS / file}" for file in files]
+    return parse(build_parser(), [*options, *(f"--{key}={value}" for key, value in overrides.items())])[0]
+
+
+def test_there_is_a_configuration_for_each_model_and_size():
+    kinds = {"vilonghorn_{}", "vilonghorn_{}_exact", "vim_{}", "deit_{}"}
+    assert set(MODELS) == {kind.format(size) for kind in kinds for size in ("tiny", "small")}
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_the_recipe_is_the_published_one_and_the_same_for_all(model):
+    values = flatten(read(f"imagenet/{model}.yaml").to_dict())
+    assert {key: values[key] for key in RECIPE} == RECIPE
+    own = {"model.name", "model.drop_path", "optimizer.weight_decay", "data.batch_size", "run.dir"}
+    base = flatten(load_config(CONFIGS / "imagenet" / "base.yaml").to_dict())
+    assert {key for key in values if values[key] != base[key]} <= own
+    small, deit = "small" in model, "deit" in model
+    assert values["optimizer.weight_decay"] == (0.05 if small or deit else 0.1)
+    assert values["model.drop_path"] == (0.1 if deit else 0.05 if small else 0.0)
+    with torch.device("meta"):
+        assert timm.create_model(values["model.name"], num_classes=7)(torch.zeros(1, 3, 224, 224)).shape == (1, 7)
+
+
+@pytest.mark.parametrize("epochs", [30, 100])
+def test_a_budget_goes_over_any_model(epochs):
+    for model in MODELS:
+        config = read(f"imagenet/{model}.yaml", f"imagenet/epochs_{epochs}.yaml")
+        assert config.schedule.epochs == epochs and config.ema.warmup
+
+
+def test_fine_tuning_keeps_its_rate():
+    config = read("imagenet/vim_tiny.yaml", "finetune.yaml")
+    assert config.model.kwargs == {"stride": 8} and config.optimizer.weight_decay == 1e-8
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=config.optimizer.lr)
+    scheduler = build_scheduler(config, optimizer, 10)
+    for update in range(300):
+        scheduler.step_update(update)
+        assert optimizer.param_groups[0]["lr"] == pytest.approx(1e-5)
+
+
+def test_a_base_is_read_first_relative_to_its_file(tmp_path):
+    (tmp_path / "deep").mkdir()
+    (tmp_path / "a.yaml").write_text("optimizer: {lr: 0.1, eps: 0.1}\ndata: {batch_size: 6}")
+    (tmp_path / "deep" / "b.yaml").write_text("base: ../a.yaml\noptimizer: {lr: 0.2}")
+    (tmp_path / "c.yaml").write_text("base: deep/b.yaml\noptimizer: {weight_decay: 0.3}")
+    config = load_config(tmp_path / "c.yaml", "--data.image_size=8")
+    optimizer = config.optimizer
+    assert (optimizer.lr, optimizer.eps, optimizer.weight_decay, config.data.batch_size) == (0.2, 0.1, 0.3, 6)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("base: gone.yaml", "no configuration file .*gone.yaml"),
+        ("base: x.yaml", "x.yaml: it is its own base"),
+        ("base: y.yaml", "x.yaml: it is its own base, by way of .*x.yaml"),
+        ("base: [x.yaml]", "x.yaml: base is .*; it must be the name of another YAML file"),
+        ("base: z.yaml", "z.yaml: there is no key data.bathc_size"),
+    ],
+)
+def test_a_base_that_cannot_be_read_is_named(tmp_path, text, message):
+    (tmp_path / "y.yaml").write_text("base: x.yaml")
+    (tmp_path / "z.yaml").write_text("data: {bathc_size: 3}")
+    (tmp_path / "x.yaml").write_text(text)
+    with pytest.raises((ValueError, FileNotFoundError), match=message):
+        load_config(tmp_path / "x.yaml")
+
+
+@pytest.mark.parametrize(
+    ("option", "message"),
+    [
+        ("--augmentation.auto_augment=randy", "auto_augment 'randy': not a policy of timm"),
+        ("--augmentation.start_size=300", "start_size is 300, above data.image_size"),
+        ("--augmentation.ramp=[5, 2]", "the smaller bound comes first"),
+        ("--optimizer.layer_decay=1.5", "optimizer.layer_decay is 1.5; it must lie in"),
+        ("--augmentation.repeats=0", "augmentation.repeats is 0; it must lie in"),
+    ],
+)
+def test_an_option_of_the_recipe_out_of_range_is_named(option, message):
+    with pytest.raises(ValueError, match=message):
+        parse(build_parser(), [option])
+
+
+@pytest.fixture
+def trained(tmp_path):
+    """A model with its weights, as the directory of a run has them, and as files."""
+    config = toy_config(tmp_path / "run", *NANO)
+    model = build_model(config, 4)
+    (tmp_path / "run").mkdir()
+    kwargs = {"num_classes": 4, "img_size": 32, "patch_size": 8, "depth": 2}
+    record = {"model": "vilonghorn_nano", "kwargs": kwargs, "weights": "ema", "epoch": 1}
+    save_weights(tmp_path / "run" / "best.safetensors", model.state_dict(), record)
+    save_file(model.state_dict(), tmp_path / "bare.safetensors")
+    torch.save({"model": model.state_dict(), "epoch": 3}, tmp_path / "theirs.pth")
+    return model, {name: tmp_path / name for name in ("run", "bare.safetensors", "theirs.pth")}
+
+
+@pytest.mark.parametrize("source", ["run", "bare.safetensors", "theirs.pth"])
+def test_a_run_starts_from_the_weights_of_another(trained, tmp_path, source):
+    model, sources = trained
+    again = build_model(toy_config(tmp_path, *NANO, f"--model.weights={sources[source]}"), 4)
+    assert all(torch.equal(a, b) for a, b in zip(model.state_dict().values(), again.state_dict().values(), strict=True))
+
+
+def test_a_head_for_other_classes_is_new_and_all_else_is_taken(trained, tmp_path):
+    model, sources = trained
+    other = build_model(toy_config(tmp_path, *NANO, f"--model.weights={sources['run']}"), 9)
+    old, new = model.state_dict(), other.state_dict()
+    assert new["head.weight"].shape[0] == 9
+    assert all(torch.equal(old[name], new[name]) for name in old if not name.startswith("head."))
+
+
+def test_stride_8_takes_the_weights_of_stride_16_with_positions_resampled(trained, tmp_path):
+    model, sources = trained
+    kwargs = "--model.kwargs={patch_size: 8, depth: 2, stride: 4}"
+    fine = build_model(toy_config(tmp_path, *NANO, kwargs, f"--model.weights={sources['run']}"), 4)
+    old, new = model.state_dict(), fine.state_dict()
+    assert old["pos_embed"].shape[1] == 17 and new["pos_embed"].shape[1] == 50
+    assert all(torch.equal(old[name], new[name]) for name in old if name != "pos_embed")
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (None, "there is no .*x.pth"),
+        (b"", "which is not a file of weights"),
+        (b"\x80nonsense", "which is not a file of weights"),
+        ({"a": 3}, "which holds no weights"),
+    ],
+)
+def test_what_are_no_weights_is_named(tmp_path, content, message):
+    file = tmp_path / "x.pth"
+    if isinstance(content, bytes):
+        file.write_bytes(content)
+    elif content is not None:
+        torch.save(content, file)
+    with pytest.raises((ValueError, FileNotFoundError), match=f"model.weights is .*x.pth.*{message}"):
+        weights_overlay(str(file))
+
+
+def test_weights_of_another_model_are_refused(trained, tmp_path):
+    _, sources = trained
+    kwargs = "--model.kwargs={patch_size: 8, depth: 3}"
+    with pytest.raises(ValueError, match="timm cannot make vilonghorn_nano .*Missing key"):
+        build_model(toy_config(tmp_path, *NANO, kwargs, f"--model.weights={sources['run']}"), 4)
+
+
+def test_layer_decay_gives_lower_layers_smaller_rates(tmp_path):
+    config = toy_config(tmp_path, *NANO, "--optimizer.layer_decay=0.5", "--optimizer.lr=1.0", "--schedule.warmup_epochs=0")
+    model = build_model(config, 4)
+    optimizer = build_optimizer(config, model)
+    build_scheduler(config, optimizer, 10).step_update(0)
+    rates = {id(p): group["lr"] for group in optimizer.param_groups for p in group["params"]}
+    named = dict(model.named_parameters())
+    rate = {name: rates[id(named[name])] for name in ("patch_embed.proj.weight", "head.weight")}
+    rate["blocks"] = [rates[id(next(block.parameters()))] for block in model.blocks]
+    assert rate["head.weight"] == 1.0
+    assert rate["patch_embed.proj.weight"] < rate["blocks"][0] < rate["blocks"][1] < 1.0
+    assert rate["blocks"][0] == rate["blocks"][1] / 2
+
+
+def test_a_recorded_configuration_holds_the_whole_recipe(tmp_path):
+    config = read("imagenet/vim_tiny.yaml", "imagenet/epochs_30.yaml")
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump(config.to_dict()))
+    assert load_config(tmp_path / "config.yaml").to_dict() == config.to_dict()

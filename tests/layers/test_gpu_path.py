@@ -1,0 +1,82 @@
+"""What a block asks of a GPU, on tensors that only say they are there: one scan, and plain operators for a compiler to fuse."""
+
+import pytest
+import torch
+from torch._subclasses import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from vilonghorn.layers import Block
+from vilonghorn.ops import dispatch, native, triton_backend
+from vilonghorn.ops.arguments import RULES
+
+
+class Record(TorchDispatchMode):
+    """Keeps our own operators, in order, with what they are given."""
+
+    def __init__(self):
+        super().__init__()
+        self.calls = []
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        if function.namespace == "vilonghorn":
+            self.calls.append((function.__name__.removesuffix(".default"), args))
+        return function(*args, **kwargs or {})
+
+
+def passes_of(rule: str, device: str, autocast: bool):
+    """A block on a device, its input and its output."""
+    block = Block(32, rule=rule, d_state=16, device=device)
+    x = torch.ones(2, 9, 32, device=device, requires_grad=True)
+    with torch.autocast(device, torch.bfloat16, enabled=autocast):
+        return block, x, block(x)
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_a_block_on_a_gpu_is_one_scan_among_plain_operators(rule, monkeypatch):
+    monkeypatch.setattr(triton_backend, "unavailable", lambda device_type, dtype=None: None)
+    with FakeTensorMode(), Record() as record:
+        _, _, y = passes_of(rule, "cuda", autocast=False)
+    [(name, (u, _, k, *_))] = record.calls
+    assert name == "scan" and u.shape == (2, 2, 9, 64) and k.shape == (2, 2, 9, 16)
+    assert y.shape == (2, 9, 32) and y.device.type == "cuda"
+
+
+@pytest.mark.filterwarnings("ignore:vilonghorn scans")
+@pytest.mark.parametrize("rule", RULES)
+def test_under_autocast_activations_are_bfloat16_and_parameters_of_gates_float32(rule, monkeypatch):
+    """On a CPU without its library, which takes the same way; torch has no autocast for a GPU that is not there."""
+    monkeypatch.setattr(native, "_reason", "not built")
+    with Record() as record:
+        block, x, y = passes_of(rule, "cpu", autocast=True)
+        grads = torch.autograd.grad(y, [x, *block.parameters()], torch.ones_like(y))
+    assert [name for name, _ in record.calls] == ["scan", "scan_backward"]
+    (u, dt, k, q, z, A, D, dt_bias, *_) = record.calls[0][1]
+    assert {t.dtype for t in (u, dt, k, q, z)} == {torch.bfloat16}
+    assert {t.dtype for t in (A, D, dt_bias) if t is not None} == {torch.float32}
+    assert {t.dtype for t in (y, *grads)} == {torch.float32} and all(t.isfinite().all() for t in grads)
+
+
+@pytest.mark.filterwarnings("ignore:vilonghorn scans")
+def test_the_way_of_a_gpu_compiles_into_one_graph(monkeypatch):
+    monkeypatch.setattr(native, "_reason", "not built")
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    block, x = Block(32), torch.randn(2, 9, 32)
+    compiled = torch.compile(block, fullgraph=True, backend="aot_eager")
+    results = []
+    for network in (block, compiled):
+        leaf = x.clone().requires_grad_()
+        with torch.autocast("cpu", torch.bfloat16):
+            y = network(leaf)
+        results.append([y, *torch.autograd.grad(y, [leaf, *block.parameters()], torch.ones_like(y))])
+    for eager, graph in zip(*results):
+        torch.testing.assert_close(graph, eager, rtol=1e-2, atol=1e-2)
+
+
+def test_the_backends_of_a_gpu_come_in_the_order_of_preference(monkeypatch):
+    monkeypatch.setattr(triton_backend, "unavailable", lambda device_type, dtype=None: None)
+    with FakeTensorMode():
+        x = torch.empty(1, device="cuda")
+        assert dispatch.choose(x, None) is triton_backend
+        monkeypatch.setattr(dispatch.cuda, "unavailable", lambda device_type, dtype=None: None)
+        assert dispatch.choose(x, None) is dispatch.cuda

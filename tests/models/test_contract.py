@@ -1,0 +1,183 @@
+"""What users do to a backbone: rectangles, odd sizes, short types, export, compilation, TorchScript; and bad input."""
+
+import shutil
+
+import pytest
+import timm
+import torch
+import torch.nn.functional as F
+from torch._dynamo.testing import CompileCounter
+from torch.export import Dim, export
+
+import vilonghorn  # noqa: F401  (registers the models)
+
+NANOS = ["vilonghorn_nano", "vilonghorn_nano_exact", "vilonghorn_nano_shared", "vim_nano"]
+SMALL = dict(img_size=32, patch_size=8, embed_dim=32)
+
+
+def images(*shape, seed=1):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def make(name, **kwargs):
+    torch.manual_seed(0)
+    return timm.create_model(name, num_classes=7, **kwargs).eval()
+
+
+@pytest.mark.parametrize("name", NANOS)
+@torch.no_grad()
+def test_a_rectangle_of_320x192_goes_in_whichever_way_the_model_is_told(name):
+    batch = images(2, 3, 320, 192)
+    dynamic = make(name, dynamic_img_size=True)
+    resized = make(name)
+    resized.set_input_size(img_size=(320, 192))
+    made = make(name, img_size=(320, 192))
+    made.load_state_dict(resized.state_dict())
+    expected = dynamic(batch)
+    assert expected.shape == (2, 7) and dynamic.forward_features(batch).shape == (2, 1 + 20 * 12, 96)
+    torch.testing.assert_close(resized(batch), expected)
+    torch.testing.assert_close(made(batch), expected)
+
+
+@pytest.mark.parametrize("name", NANOS)
+@torch.no_grad()
+def test_a_size_of_225x230_is_padded_at_the_bottom_and_at_the_right(name):
+    model = make(name, dynamic_img_size=True, dynamic_img_pad=True)
+    batch = images(2, 3, 225, 230)
+    assert model.forward_features(batch).shape == (2, 1 + 15 * 15, 96)
+    torch.testing.assert_close(model(batch), model(F.pad(batch, (0, 240 - 230, 0, 240 - 225))))
+    maps = model.forward_intermediates(batch, indices=1, intermediates_only=True)
+    assert maps[0].shape == (2, 96, 15, 15)
+
+
+@pytest.mark.parametrize("name", ["vilonghorn_nano", "vilonghorn_nano_shared", "vim_nano"])
+@torch.no_grad()
+def test_an_exported_program_takes_any_batch_and_size(name):
+    model = make(name, img_size=64, depth=2, dynamic_img_size=True)
+    sizes = {0: Dim("batch"), 2: 16 * Dim("rows", min=2, max=64), 3: 16 * Dim("columns", min=2, max=64)}
+    program = export(model, (images(2, 3, 64, 96),), dynamic_shapes=(sizes,)).module()
+    for shape in ((1, 3, 64, 64), (3, 3, 320, 192), (2, 3, 32, 48)):
+        torch.testing.assert_close(program(images(*shape)), model(images(*shape)), rtol=1e-4, atol=1e-5)
+
+
+@torch.no_grad()
+def test_an_exported_program_pads_any_size():
+    model = make("vilonghorn_nano", img_size=64, depth=2, dynamic_img_size=True, dynamic_img_pad=True)
+    sizes = {0: Dim("batch"), 2: Dim("height", min=17, max=640), 3: Dim("width", min=17, max=640)}
+    program = export(model, (images(2, 3, 70, 90),), dynamic_shapes=(sizes,)).module()
+    for shape in ((1, 3, 225, 230), (3, 3, 64, 33)):
+        torch.testing.assert_close(program(images(*shape)), model(images(*shape)), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", NANOS)
+@torch.no_grad()
+def test_three_batches_and_sizes_are_one_graph_compiled_once(name):
+    torch.compiler.reset()
+    model = make(name, img_size=64, depth=2, dynamic_img_size=True, dynamic_img_pad=True)
+    counter = CompileCounter()
+    compiled = torch.compile(model, fullgraph=True, dynamic=True, backend=counter)
+    for shape in ((2, 3, 64, 96), (3, 3, 320, 192), (4, 3, 225, 230)):
+        torch.testing.assert_close(compiled(images(*shape)), model(images(*shape)), rtol=1e-4, atol=1e-5)
+    assert counter.frame_count == 1
+
+
+@pytest.mark.parametrize("name", NANOS)
+def test_checkpointing_changes_no_output_and_no_gradient(name):
+    model = make(name, img_size=64, depth=3, drop_path_rate=0.2, drop_rate=0.1, pos_drop_rate=0.1, patch_drop_rate=0.25).train()
+    results = []
+    for enable in (False, True):
+        model.set_grad_checkpointing(enable)
+        torch.manual_seed(3)
+        logits = model(images(2, 3, 64, 64))
+        results.append([logits, *torch.autograd.grad(logits.square().sum(), list(model.parameters()))])
+    assert all(torch.equal(a, b) for a, b in zip(*results))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_a_short_dtype_goes_in_and_comes_out(dtype):
+    batch, model = images(2, 3, 32, 32), make("vilonghorn_nano", depth=3, **SMALL).to(dtype)
+    assert model(batch.to(dtype)).dtype == dtype
+    assert model.forward_features(batch.to(dtype)).dtype == dtype
+    features = model.forward_intermediates(batch.to(dtype), intermediates_only=True)
+    assert {f.dtype for f in features} == {dtype}
+
+
+def test_autocast_trains_close_to_float32():
+    batch, model = images(2, 3, 32, 32), make("vilonghorn_nano", depth=3, **SMALL).train()
+    expected = model(batch)
+    with torch.autocast("cpu", torch.bfloat16):
+        logits = model(batch)
+    assert logits.dtype == torch.bfloat16
+    assert (logits.float() - expected).abs().max() < 0.05 * expected.abs().max()
+    logits.float().sum().backward()
+    assert all(torch.isfinite(p.grad).all() and p.grad.dtype == torch.float32 for p in model.parameters())
+
+
+@pytest.mark.skipif(not (shutil.which("g++") or shutil.which("clang++")), reason="inductor needs a C++ compiler")
+def test_torch_compile_in_one_graph_equals_eager():
+    torch.compiler.reset()
+    batch, model = images(2, 3, 32, 32), make("vilonghorn_nano", depth=1, **SMALL).train()
+    compiled = torch.compile(model, fullgraph=True)
+    logits = compiled(batch)
+    torch.testing.assert_close(logits, model(batch), rtol=1e-4, atol=1e-5)
+    eager = torch.autograd.grad(model(batch).square().sum(), list(model.parameters()))
+    ours = torch.autograd.grad(logits.square().sum(), list(model.parameters()))
+    for a, b in zip(ours, eager):
+        torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-4)
+
+
+def test_a_symbolic_trace_computes_the_same():
+    batch, model = images(2, 3, 32, 32), make("vilonghorn_nano", depth=3, **SMALL)
+    names = timm.layers.get_graph_node_names(model)[1]
+    traced = timm.layers.create_feature_extractor(model, return_nodes=[names[-1]])
+    torch.testing.assert_close(next(iter(traced(batch).values())), model(batch))
+
+
+@pytest.mark.parametrize("options", [{}, dict(global_pool="map"), dict(rule="mamba", learned_A=True), dict(scalar_beta=True)])
+def test_a_scripted_model_computes_and_trains_the_same(options):
+    model = make("vilonghorn_nano", img_size=64, depth=2, **options)
+    scripted = torch.jit.script(model)
+    torch.testing.assert_close(scripted(images(2, 3, 64, 64)), model(images(2, 3, 64, 64)), rtol=1e-4, atol=1e-5)
+    ours, theirs = (
+        torch.autograd.grad(m(images(2, 3, 64, 64)).square().sum(), list(m.parameters())) for m in (model, scripted)
+    )
+    for a, b in zip(ours, theirs):
+        torch.testing.assert_close(b, a, rtol=1e-3, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "batch, message",
+    [
+        ((2, 1, 32, 32), "images have 1 channels, expected 3; give in_chans=1"),
+        ((0, 3, 32, 32), r"the batch of shape \[0, 3, 32, 32\] is empty, expected at least one image"),
+        ((3, 32, 32), r"images have shape \[3, 32, 32\], expected \(batch, channels, height, width\)"),
+        ((2, 3, 32, 40), "image is 32x40, expected 32x32; give img_size= or dynamic_img_size=True"),
+    ],
+)
+def test_images_that_do_not_fit_are_told_what_does(batch, message):
+    model = make("vilonghorn_nano", img_size=32, depth=1)
+    with pytest.raises(ValueError, match=message):
+        model(torch.zeros(batch))
+    with pytest.raises(ValueError, match=message):
+        model.forward_intermediates(torch.zeros(batch))
+
+
+def test_sizes_that_are_no_whole_number_of_patches_need_padding():
+    with pytest.raises(ValueError, match="image of 225x230 is not a whole number of 16x16 patches .* dynamic_img_pad=True"):
+        make("vim_nano", img_size=(225, 230))
+    with pytest.raises(ValueError, match="225x230 is not a whole number"):
+        make("vim_nano", dynamic_img_size=True)(torch.zeros(1, 3, 225, 230))
+
+
+def test_timms_utilities_work_on_the_model():
+    model = make("vilonghorn_nano_shared", depth=3, **SMALL)
+    timm.utils.freeze(model, "blocks.0")
+    frozen = {name for name, parameter in model.named_parameters() if not parameter.requires_grad}
+    assert frozen == {name for name, _ in model.named_parameters() if name.startswith("blocks.0.")}
+    ema = timm.utils.ModelEmaV3(model, decay=0.5)
+    batch = images(2, 3, 32, 32)
+    assert torch.equal(ema(batch), model(batch))
+    with torch.no_grad():
+        model.head.bias.add_(1.0)
+    ema.update(model)
+    torch.testing.assert_close(ema(batch), model(batch) - 0.5)

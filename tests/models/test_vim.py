@@ -1,0 +1,110 @@
+"""Files of Vim's authors: in, out, at other sizes, and refused where they are not what they should be."""
+
+import composition
+import pytest
+import timm
+import torch
+from timm.layers import resample_abs_pos_embed
+
+import vilonghorn  # noqa: F401  (registers the models)
+from vilonghorn.models import vim
+
+SMALL = dict(dim=96, depth=6, classes=10)
+
+
+def load(path, name="vim_nano", **kwargs):
+    overlay = dict(file=str(path), num_classes=10)
+    return timm.create_model(name, pretrained=True, pretrained_cfg_overlay=overlay, **kwargs)
+
+
+@pytest.fixture
+def weights():
+    return composition.official_weights(**SMALL)
+
+
+@pytest.fixture
+def path(weights, tmp_path):
+    torch.save({"model": weights, "epoch": 299}, tmp_path / "vim.pth")
+    return tmp_path / "vim.pth"
+
+
+@pytest.mark.parametrize("name, dim", [("vim_tiny", 192), ("vim_small", 384), ("vim_base", 768)])
+def test_the_official_keys_and_shapes_load_strictly_and_come_back_exactly(name, dim):
+    shapes = composition.official_shapes(dim=dim)
+    numbers = torch.arange(sum(torch.Size(shape).numel() for shape in shapes.values()), dtype=torch.float32)
+    parts = numbers.split([torch.Size(shape).numel() for shape in shapes.values()])
+    weights = {key: part.view(shape) for (key, shape), part in zip(shapes.items(), parts)}  # no two alike
+    if name == "vim_tiny":
+        assert len(numbers) == 7_148_008
+    model = timm.create_model(name, device="meta")
+    model.load_state_dict(vim.checkpoint_filter_fn({"model": weights}, model), strict=True, assign=True)
+    back = vim.to_official(model.state_dict())
+    assert back.keys() == weights.keys()
+    assert all(torch.equal(back[key], weights[key]) for key in weights)
+
+
+def test_a_model_goes_out_and_comes_back_exactly():
+    model = timm.create_model("vim_nano", img_size=48)
+    state_dict = model.state_dict()
+    wrapped = {f"module.{key}": value for key, value in vim.to_official(state_dict).items()}
+    for checkpoint in (wrapped, {"model": wrapped}, {"state_dict": wrapped}):
+        back = vim.checkpoint_filter_fn(checkpoint, model)
+        assert back.keys() == state_dict.keys() and all(torch.equal(back[key], state_dict[key]) for key in back)
+
+
+def test_position_rows_are_in_the_order_of_the_sequence_there():
+    model = timm.create_model("vim_nano", img_size=48)  # 9 patches: the class token is number 4
+    with torch.no_grad():
+        model.pos_embed.copy_(torch.arange(10.0).view(1, 10, 1).expand(1, 10, 96))
+    assert vim.to_official(model.state_dict())["pos_embed"][0, :, 0].tolist() == [1, 2, 3, 4, 0, 5, 6, 7, 8, 9]
+
+
+def test_a_file_of_224_px_loads_into_another_size_with_the_class_row_lifted_out(weights, path):
+    model = load(path, img_size=(96, 160), num_classes=10)
+    pos = weights["pos_embed"]
+    assert torch.equal(model.pos_embed[:, 0], pos[:, 98])
+    patches = torch.cat([pos[:, :98], pos[:, 99:]], 1)
+    expected = resample_abs_pos_embed(patches, [6, 10], [14, 14], num_prefix_tokens=0)
+    torch.testing.assert_close(model.pos_embed[:, 1:], expected)
+
+
+def test_a_file_of_stride_16_loads_into_stride_8_and_another_class_count(weights, path):
+    model = load(path, stride=8, num_classes=3)
+    assert model.pos_embed.shape == (1, 730, 96) and model.head.weight.shape == (3, 96)
+    assert torch.equal(model.pos_embed[:, 0], weights["pos_embed"][:, 98])
+    assert torch.equal(model.blocks[5].mixer.D[1], weights["layers.5.mixer.D_b"])
+
+
+def test_features_of_a_file_are_those_of_the_model(path):
+    model = load(path, img_size=64, num_classes=10).eval()
+    extractor = load(path, img_size=64, features_only=True).eval()
+    images = torch.randn(1, 3, 64, 64)
+    expected = model.forward_intermediates(images, indices=3, intermediates_only=True)
+    assert all(torch.allclose(a, b, atol=1e-5) for a, b in zip(extractor(images), expected))
+
+
+def test_a_file_that_does_not_fit_is_refused_with_three_mismatches_named(weights, path):
+    with pytest.raises(ValueError, match="this checkpoint does not fit the model") as refused:
+        load(path, name="vim_nano", embed_dim=48, num_classes=10)
+    assert str(refused.value).count("expected (") == 3
+    del weights["layers.2.mixer.A_b_log"]
+    model = timm.create_model("vim_nano", num_classes=10)
+    with pytest.raises(ValueError, match="blocks.2.mixer.A_log is missing.*layers.2.mixer.A_log is .*, expected no such name"):
+        vim.checkpoint_filter_fn(weights, model)
+
+
+def test_weights_that_are_not_finite_are_refused_by_name(weights):
+    weights["layers.3.mixer.dt_proj_b.bias"][7] = float("nan")
+    with pytest.raises(ValueError, match=r"hold NaN or infinity \(blocks.3.mixer.dt_bias\)"):
+        vim.checkpoint_filter_fn(weights, timm.create_model("vim_nano", num_classes=10))
+
+
+@pytest.mark.parametrize("name", ["vilonghorn_nano", "vilonghorn_nano_shared"])
+def test_only_a_vim_goes_out(name):
+    with pytest.raises(ValueError, match="not that of a Vim"):
+        vim.to_official(timm.create_model(name).state_dict())
+
+
+def test_a_vim_of_one_set_of_parameters_does_not_go_out():
+    with pytest.raises(ValueError, match="not that of a Vim"):
+        vim.to_official(timm.create_model("vim_nano", directions="shared").state_dict())

@@ -1,0 +1,122 @@
+"""Several processes that train together, for the tests of the engine: the nano model on some of the embedded digits."""
+
+from __future__ import annotations
+
+import errno
+import multiprocessing
+import os
+import signal
+import socket
+import sys
+import time
+from pathlib import Path
+from typing import Any, Callable
+
+import torch
+
+from vilonghorn.data.embedded import write_digits
+from vilonghorn.engine import Trainer, build_parser, parse
+from vilonghorn.engine.launch import run
+
+# Augmentation off: what is left of chance is the order of the images, which is the same for any number of processes.
+OPTIONS = [
+    "--data.image_size=32",
+    "--data.workers=0",
+    "--data.mean=[0.5, 0.5, 0.5]",
+    "--data.std=[0.5, 0.5, 0.5]",
+    "--model.name=vilonghorn_nano",
+    "--model.kwargs={patch_size: 8, depth: 2}",
+    "--optimizer.lr=2e-3",
+    "--optimizer.lr_batch=32",
+    "--schedule.epochs=2",
+    "--schedule.warmup_epochs=1",
+    "--augmentation.scale=[1, 1]",
+    "--augmentation.ratio=[1, 1]",
+    "--augmentation.hflip=0",
+    "--augmentation.auto_augment=null",
+    "--augmentation.erase=0",
+    "--augmentation.repeats=1",
+    "--augmentation.mixup=0",
+    "--augmentation.cutmix=0",
+    "--ema.decay=0.9",
+    "--run.device=cpu",
+    "--run.log_updates=1",
+    "--run.tensorboard=false",
+]
+
+
+def some_digits(folder: Path, train: int = 16, val: int = 7) -> list[str]:
+    """Writes as many digits of every class, and returns the options of a run on them."""
+    write_digits(folder / "digits")
+    for split, count in (("train", train), ("val", val)):
+        for label in sorted((folder / "digits" / split).iterdir()):
+            for file in sorted(label.iterdir())[count:]:
+                file.unlink()
+    return [*OPTIONS, f"--data.train={folder}/digits/train", f"--data.val={folder}/digits/val"]
+
+
+def train(options: list[str], **arguments: Any) -> dict[str, Any]:
+    """Trains in this process, as one of those that the environment tells of."""
+    torch.set_num_threads(1)
+    return Trainer(parse(build_parser(), options)[0], **arguments).fit()
+
+
+def as_rank(environment: dict[str, str], target: Callable, arguments: tuple, keywords: dict) -> None:
+    """In a process of its own: what torchrun would set, then the target."""
+    os.environ.update(environment)
+    target(*arguments, **keywords)
+
+
+def start_ranks(size: int, target: Callable, *arguments: Any, **keywords: Any) -> list[Any]:
+    """Starts processes that find each other, all of them with one function of a module."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["vilonghorn.engine", "torch.distributed"])
+    processes = []
+    for rank in range(size):
+        numbers = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size, "MASTER_PORT": port}
+        environment = {"MASTER_ADDR": "127.0.0.1", **{name: str(number) for name, number in numbers.items()}}
+        processes.append(context.Process(target=as_rank, args=(environment, target, arguments, keywords)))
+        processes[-1].start()
+    return processes
+
+
+def ended(processes: list[Any], seconds: float = 120) -> list[int | None]:
+    """Exit codes, once all have ended; one that does not in time is killed, and its code is None."""
+    end = time.monotonic() + seconds
+    for process in processes:
+        process.join(max(0.1, end - time.monotonic()))
+    codes = [process.exitcode for process in processes]
+    for process in processes:
+        if process.exitcode is None:
+            os.kill(process.pid, signal.SIGKILL)
+            process.join()
+    return codes
+
+
+def train_to_status(options: list[str], **arguments: Any) -> None:
+    """The same as a command, which ends this process with its exit status."""
+    sys.exit(run(lambda argv: print(train(argv, **arguments)), options))
+
+
+def train_on_a_full_disk(options: list[str], nth: int) -> None:
+    """The same, where the disk is full when process 0 writes its n-th new version of last.pt."""
+    replace, left = os.replace, [nth]
+
+    def fail(source: Any, target: Any) -> None:
+        left[0] -= Path(target).name == "last.pt"
+        if left[0] < 0:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        replace(source, target)
+
+    os.replace = fail
+    train_to_status(options)
+
+
+def train_with_other_data(options: list[str]) -> None:
+    """The same, where the last process finds no data."""
+    if os.environ["RANK"] == "1":
+        options = [*options, "--data.val=nowhere"]
+    train_to_status(options)

@@ -1,0 +1,136 @@
+"""What is published loads again, exactly: with timm, with transformers, and after the Hub."""
+
+import json
+import math
+from types import SimpleNamespace
+
+import pytest
+import timm
+import torch
+import toy_run
+
+from vilonghorn.tools import publish
+
+KWARGS = {
+    "vilonghorn_nano": dict(img_size=(32, 64), num_classes=4, in_chans=1),
+    "vilonghorn_nano_exact": dict(img_size=32, stride=8, num_classes=3),
+    "vilonghorn_nano_shared": dict(img_size=32, scalar_beta=True, global_pool="avg"),
+    "vim_nano": dict(img_size=32, learned_A=True, depth=2),
+}
+
+
+def make(name, **kwargs):
+    torch.manual_seed(0)
+    return timm.create_model(name, **{**KWARGS[name], **kwargs}).eval()
+
+
+def images(model):
+    return torch.randn(2, model.in_chans, *model.patch_embed.img_size, generator=torch.Generator().manual_seed(1))
+
+
+@pytest.mark.parametrize("name", KWARGS)
+def test_a_folder_loads_with_timm_exactly(name, tmp_path):
+    model = make(name)
+    publish.save_pretrained(model, tmp_path / "saved", publish.card(model, "me/saved"))
+    loaded = timm.create_model(f"local-dir:{tmp_path / 'saved'}", pretrained=True).eval()
+    assert loaded.state_dict().keys() == model.state_dict().keys()
+    assert all(torch.equal(a, b) for a, b in zip(loaded.state_dict().values(), model.state_dict().values()))
+    assert torch.equal(loaded(images(model)), model(images(model)))
+    assert not any(path.name.startswith(".") for path in tmp_path.iterdir())
+
+
+def test_a_model_changed_after_it_was_made_loads_as_it_is_now(tmp_path):
+    model = make("vilonghorn_nano")
+    model.set_input_size(img_size=(48, 48))
+    model.reset_classifier(7, "avg")
+    publish.save_pretrained(model, tmp_path / "saved", publish.card(model, "saved"))
+    loaded = timm.create_model(f"local-dir:{tmp_path / 'saved'}", pretrained=True).eval()
+    assert loaded.num_classes == 7 and torch.equal(loaded(images(model)), model(images(model)))
+    assert timm.data.resolve_data_config(model=loaded)["input_size"] == (1, 48, 48)
+
+
+@pytest.mark.parametrize("name", KWARGS)
+def test_a_folder_loads_with_transformers_exactly(name, tmp_path):
+    transformers = pytest.importorskip("transformers", reason="needs transformers: pip install vilonghorn[downstream]")
+    model = make(name)
+    labels = [f"class {i}" for i in range(model.num_classes)]
+    publish.save_pretrained(model, tmp_path / "saved", publish.card(model, "x"), model_config=dict(label_names=labels))
+    classifier = transformers.AutoModelForImageClassification.from_pretrained(tmp_path / "saved").eval()
+    assert torch.equal(classifier(images(model)).logits, model(images(model)))
+    assert classifier.config.id2label[model.num_classes - 1] == labels[-1]
+    backbone = transformers.AutoModel.from_pretrained(tmp_path / "saved").eval()
+    assert torch.equal(backbone(images(model)).last_hidden_state, model.forward_features(images(model)))
+
+
+def test_the_card_says_what_how_and_how_well(tmp_path):
+    model = make("vilonghorn_nano_shared")
+    card = publish.card(model, "me/photos", {"top-1 (%)": 76.1}, license="cc-by-4.0", dataset="photos")
+    publish.save_pretrained(model, tmp_path / "photos", card)
+    text = (tmp_path / "photos" / "README.md").read_text()
+    for said in ("license: cc-by-4.0", "vilonghorn_nano_shared", "directions='shared'", "scalar_beta=True", "32 x 32"):
+        assert said in text
+    for said in ("top-1 (%): 76.1", 'create_model("hf-hub:me/photos", pretrained=True)', "datasets:\n- photos"):
+        assert said in text
+
+
+def test_nothing_is_written_over_and_nothing_is_half_there(tmp_path, monkeypatch):
+    model = make("vim_nano")
+    (tmp_path / "taken").mkdir()
+    with pytest.raises(FileExistsError, match="taken is there already"):
+        publish.save_pretrained(model, tmp_path / "taken", publish.card(model, "x"))
+    with torch.no_grad():
+        model.blocks[1].mixer.D[0, 0] = math.nan
+    with pytest.raises(ValueError, match="blocks.1.mixer.D hold NaN or infinity"):
+        publish.save_pretrained(model, tmp_path / "saved", publish.card(model, "x"))
+
+    def fail(*_):
+        raise OSError("no space left")
+
+    monkeypatch.setattr(publish, "generate_readme", fail)
+    with pytest.raises(OSError, match="no space left"):
+        publish.save_pretrained(make("vim_nano"), tmp_path / "saved", publish.card(model, "x"))
+    assert [path.name for path in tmp_path.iterdir()] == ["taken"]
+
+
+def test_the_hub_gets_what_a_folder_has(monkeypatch, tmp_path):
+    uploaded = {}
+
+    class Hub:
+        def __init__(self, **_):
+            pass
+
+        def create_repo(self, repo_id, private, exist_ok):
+            return SimpleNamespace(repo_id=repo_id)
+
+        def file_exists(self, repo_id, name):
+            return False
+
+        def upload_folder(self, repo_id, folder_path, commit_message, ignore_patterns):
+            uploaded.update({path.name: path.read_bytes() for path in folder_path.iterdir()}, ignored=ignore_patterns)
+            return SimpleNamespace(commit_url=f"https://huggingface.co/{repo_id}/commit/1")
+
+    monkeypatch.setattr(publish, "HfApi", Hub)
+    model = make("vim_nano")
+    card = publish.card(model, "me/vim")
+    assert publish.push_to_hf_hub(model, "me/vim", card) == "https://huggingface.co/me/vim/commit/1"
+    publish.save_pretrained(model, tmp_path / "vim", card)
+    assert uploaded.pop("ignored") is None
+    assert uploaded == {path.name: path.read_bytes() for path in (tmp_path / "vim").iterdir()}
+    monkeypatch.setattr(Hub, "file_exists", lambda *_: True)
+    publish.push_to_hf_hub(model, "me/vim", card)
+    assert uploaded["ignored"] == ["README.md"]  # somebody wrote it
+
+
+def test_a_run_is_published_with_its_classes_and_preprocessing(tmp_path, capsys):
+    kwargs = "--model.kwargs={depth: 2, embed_dim: 32}"
+    toy_run.toy_trainer(tmp_path / "run", "--model.name=vilonghorn_nano", kwargs, "--schedule.epochs=2").fit()
+    assert publish.main([str(tmp_path / "run"), str(tmp_path / "out"), "--checkpoint", "last"]) == 0
+    assert "local-dir:" in capsys.readouterr().out
+    config = json.loads((tmp_path / "out" / "config.json").read_text())
+    assert config["label_names"] == toy_run.ToyLoader.class_names
+    assert config["pretrained_cfg"]["input_size"] == [3, 16, 16]
+    assert "top-1 (%)" in (tmp_path / "out" / "README.md").read_text()
+    timm.create_model(f"local-dir:{tmp_path / 'out'}", pretrained=True)
+    with pytest.raises(SystemExit):
+        publish.main([str(tmp_path / "nothing"), str(tmp_path / "other")])
+    assert "there are no weights" in capsys.readouterr().err

@@ -1,0 +1,91 @@
+"""What makes a configuration valid, and which of its keys may change when a run goes on.
+
+Whether data exists and its labels fit is left to the loaders and the trainer, which look at it.
+"""
+
+from __future__ import annotations
+
+import difflib
+import math
+import operator
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict
+from typing import Any
+
+import timm
+
+from .. import models  # noqa: F401  (registers ours with timm, so that their names count as known)
+from ..data.policy import Policy
+from .config import FIELDS, INTERVALS, Config
+
+# The same run goes on where only these differ: where it lies, what it runs on, what it reports. The images of an update,
+# which `accumulate` and the number of processes make together, are compared by the trainer.
+FREE_ON_RESUME = frozenset(
+    "data.train data.val data.workers run.dir run.device run.log_updates run.checkpoint_updates "
+    "run.checkpoint_seconds run.max_skipped run.tensorboard optimizer.accumulate".split()
+)
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """The end of a sentence that rejects `name`: the known names nearest to it."""
+    known = list(known)
+    close = [k for k in known if k.rpartition(".")[2] == name.lstrip("-").rpartition(".")[2]]
+    close += [k for k in difflib.get_close_matches(name, known, n=3, cutoff=0.5) if k not in close]
+    return f"the nearest known are {', '.join(close[:4])}" if close else f"known are {', '.join(known[:40])}"
+
+
+def flatten(values: dict[str, Any]) -> dict[str, Any]:
+    """Nested sections to {"section.key": value}."""
+    return {f"{name}.{key}": value for name, section in values.items() for key, value in section.items()}
+
+
+def check(config: Config) -> None:
+    """Refuses a configuration that cannot run.
+
+    Raises:
+        ValueError: one sentence that names the key, its value and what is expected.
+    """
+    values = flatten(asdict(config))
+    for key, interval in INTERVALS.items():
+        low, high = (float(end) for end in interval[1:-1].split(","))
+        inside = {"[": operator.le, "(": operator.lt}[interval[0]], {"]": operator.le, ")": operator.lt}[interval[-1]]
+        numbers = values[key] if isinstance(values[key], Sequence) else [values[key]]
+        if not all(n is None or (inside[0](low, n) and inside[1](n, high)) for n in numbers):
+            raise ValueError(f"{key} is {values[key]}; it must lie in {interval}")
+    for key in ("augmentation.scale", "augmentation.ratio", "augmentation.ramp"):
+        if values[key][0] > values[key][1]:
+            raise ValueError(f"{key} is {list(values[key])}; the smaller bound comes first")
+    if config.schedule.warmup_epochs >= config.schedule.epochs:
+        raise ValueError(
+            f"schedule.warmup_epochs is {config.schedule.warmup_epochs}; it must be less than schedule.epochs, "
+            f"{config.schedule.epochs}"
+        )
+    augmentation, size = config.augmentation, config.data.image_size
+    if augmentation.auto_augment:
+        Policy(augmentation.auto_augment, config.data.mean)
+    if augmentation.start_size and augmentation.start_size > size:
+        raise ValueError(f"augmentation.start_size is {augmentation.start_size}, above data.image_size, which is {size}")
+    if config.model.weights and config.model.pretrained:
+        raise ValueError(f"model.weights is {config.model.weights} and model.pretrained is true: give one of them")
+    if (config.augmentation.mixup or config.augmentation.cutmix) and config.data.batch_size % 2:
+        raise ValueError(
+            f"data.batch_size is {config.data.batch_size}; mixup and cutmix pair images, so it must be even"
+        )
+    for name, known, key in (
+        (config.model.name, timm.list_models(), "model.name"),
+        (config.optimizer.name, timm.optim.list_optimizers(), "optimizer.name"),
+    ):
+        if name.partition(".")[0] not in known:
+            raise ValueError(f"{key} is {name!r}, which timm does not know; {nearest(name, known)}")
+    size = config.model.kwargs.get("img_size", config.data.image_size)
+    if size != config.data.image_size:
+        raise ValueError(f"model.kwargs has img_size {size} but data.image_size is {config.data.image_size}")
+    taken = {"num_classes", "drop_path_rate", "pretrained", "pretrained_cfg_overlay"} & set(config.model.kwargs)
+    if taken:
+        raise ValueError(f"model.kwargs holds {sorted(taken)}, which other keys of model set")
+
+
+def changed_keys(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
+    """Keys, other than those free to change, that keep a run from going on under another configuration."""
+    old, new = flatten(old), flatten(new)
+    return [key for key in FIELDS if key not in FREE_ON_RESUME and old.get(key, math.nan) != new[key]]
