@@ -13,6 +13,7 @@ from timm.layers import resample_abs_pos_embed, resample_patch_embed, to_2tuple
 from timm.models import clean_state_dict
 from torch import Tensor
 
+from .pyramid import PyramidSSM
 from .trunk import VisionSSM
 
 MISMATCHES = 3  # that an error names
@@ -41,7 +42,8 @@ def fit_state_dict(checkpoint: Dict[str, Any], model: VisionSSM) -> Dict[str, Te
     """Resamples patch filters and position rows where the model's grid differs, and checks that all else fits.
 
     A head of another class count is left to timm, which drops it, where the model's configuration says that the counts
-    differ.
+    differ. A model with a feature pyramid takes the trunk of a checkpoint without one, and keeps the pyramid and the head
+    that it was made with.
 
     Args:
         checkpoint: state dict of a `VisionSSM` or what holds one, possibly of another image size, patch size or stride.
@@ -55,6 +57,9 @@ def fit_state_dict(checkpoint: Dict[str, Any], model: VisionSSM) -> Dict[str, Te
     """
     fitted = unwrap(checkpoint)
     _check_finite(fitted)
+    if isinstance(model, PyramidSSM) and not any(name.startswith("pyramid.") for name in fitted):
+        own = {name: value for name, value in model.state_dict().items() if name.startswith(("pyramid.", "head."))}
+        fitted = {name: value for name, value in fitted.items() if not name.startswith(("head.", "attn_pool."))} | own
     weight, pos = fitted.get("patch_embed.proj.weight"), fitted.get("pos_embed")
     filters = weight is not None and weight.dim() == 4 and weight.numel() > 0  # what is not is refused below, by name
     if pos is not None and pos.dim() == 3 and pos.shape[1] > 1:
