@@ -14,9 +14,10 @@ pytest.importorskip("sklearn", reason="the tasks are made of the digits that com
 
 from vilonghorn.data import create_loader  # noqa: E402
 from vilonghorn.tools import study as command  # noqa: E402
-from vilonghorn.tools import study_cell, study_plan  # noqa: E402
+from vilonghorn.tools import study_cell  # noqa: E402
 from vilonghorn.tools.study_cell import Parts, data_file, leave, read_result, result_file  # noqa: E402
-from vilonghorn.tools.study_plan import Cell, matched, read_study  # noqa: E402
+from vilonghorn.tools.study_match import check_sizes, matched  # noqa: E402
+from vilonghorn.tools.study_plan import Cell, read_study  # noqa: E402
 
 PLAN = yaml.safe_load("""
 title: A toy.
@@ -109,13 +110,35 @@ def test_of_equal_rates_the_smaller_loss_counts(study, tmp_path):
     assert command.chosen(study, tmp_path, "recall", "vit") == 0.001
 
 
+def test_a_rate_that_diverged_comes_last_and_such_a_run_is_not_tested(study, tmp_path):
+    for cell in study.sweep_cells():
+        finish(study, tmp_path, cell, top1=5)
+    cell = Cell("recall", "longhorn", 0.01, 0)
+    leave(result_file(tmp_path, cell, "train"), {"diverged": "11 updates in a row", "seconds": 1.0})
+    assert command.chosen(study, tmp_path, "recall", "longhorn") == 0.001
+    leave(result_file(tmp_path, Cell("recall", "longhorn", 0.001, 1), "train"), {"diverged": "again", "seconds": 1.0})
+    left = command.jobs(study, tmp_path)
+    assert ("test", Cell("recall", "longhorn", 0.001, 0)) in left
+    assert not any(job[1] == Cell("recall", "longhorn", 0.001, 1) for job in left)
+
+
+def test_a_cell_that_diverges_leaves_that_as_its_result(write, tmp_path):
+    study = read_study(write(recipe__run={"device": "cpu", "max_skipped": 0}))
+    study_cell.write_data(study, tmp_path)
+    cell = Cell("recall", "longhorn", 1e30, 0)
+    study_cell.train_cell(study, tmp_path, cell, None)
+    assert "not finite" in read_result(tmp_path, cell, "train")["diverged"]
+
+
 def test_contenders_have_the_parameters_of_the_reference(study, write):
     kwargs, ours = matched(study, "recall", "longhorn")
     assert kwargs == {"embed_dim": 16, "depth": 1, "patch_size": 8}
     kwargs, theirs = matched(study, "recall", "vit")
     assert abs(theirs / ours - 1) < 0.03 and kwargs["num_heads"] == 2
     with pytest.raises(ValueError, match=r"vit has [\d,]+ parameters on task recall, [+-].*at most 3% is allowed"):
-        read_study(write(contenders__vit__match={}))
+        check_sizes(read_study(write(contenders__vit__match={})))
+    with pytest.raises(ValueError, match="timm cannot make vit_colossal"):
+        check_sizes(read_study(write(contenders__vit__model="vit_colossal")))
 
 
 @pytest.mark.parametrize(
@@ -129,7 +152,7 @@ def test_contenders_have_the_parameters_of_the_reference(study, write):
         (dict(tasks__recall__options__pairs=20), "pairs 20: expected 1 to 7"),
         (dict(tasks__recall__tests__large__grid=7), "grid 7"),
         (dict(tables__recall__points=[["recall", "huge", 1]]), "there is no test set 'huge'"),
-        (dict(contenders__vit__model="vit_colossal"), "vit_colossal"),
+        (dict(contenders__vit__match={"mlp_ratio": [1, 2, 1], "depth": [1, 2, 1]}), "matches depth, mlp_ratio; expected one"),
         (dict(tasks__copy__epochs=3), "epochs"),
         (dict(seeds=[1, 1]), "a spread takes at least two"),
     ],
@@ -232,4 +255,4 @@ def test_the_studies_that_are_there_can_be_run():
     files = list((Path(__file__).parents[2] / "configs" / "studies").glob("*.yaml"))
     assert files
     for file in files:
-        study_plan.read_study(file)
+        check_sizes(read_study(file))

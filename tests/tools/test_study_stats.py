@@ -77,8 +77,19 @@ def test_tables_say_what_the_cells_say():
     assert "recall | 3.00 (3.00) | 3.00 (3.00) |" in text  # median of 2, 3 and 4 ms
     reached = np.mean([100 + 100 * 30 / (value - 30) for value in (90, 92, 94)])
     assert f"| recall | 60% | {reached:,.0f} |" in text and "99%" not in text
-    assert "| recall, Longhorn | **50.0** (edge) |" in text and "| recall, Mamba |  | **50.0** |" in text
+    assert "| recall, Longhorn | **50.0** (edge) | diverged |" in text and "| recall, Mamba | diverged | **50.0** |" in text
     assert "Seed 0 serves for both" in text and "not finished" not in text
+
+
+def test_seeds_that_diverged_are_named_and_left_out():
+    made = report()
+    lost = made["cells"][4]
+    for name in ("val", "curve", "ms_per_image", "kept_bytes_per_image"):
+        del lost[name]
+    lost |= {"diverged": "11 updates in a row", "tests": None}
+    text = study_tables.tables(made)
+    assert "Diverged and left out: mamba on recall, seed 1." in text
+    assert "| Mamba | 72.0 ± 2.8 (2 of 3 seeds) |" in text
 
 
 def test_what_does_not_stand_out_is_not_said_to():

@@ -11,7 +11,6 @@ import argparse
 import datetime
 import json
 import multiprocessing
-import os
 import statistics
 import subprocess
 import sys
@@ -27,6 +26,7 @@ from ..data.threads import available_cpus
 from ..engine import Interrupted
 from .bench_report import machine
 from .study_cell import JOBS, one_thread, read_result, result_file, sections, write_data
+from .study_match import check_sizes
 from .study_plan import Cell, Study, read_study
 from .study_plots import draw
 from .study_tables import tables
@@ -38,7 +38,7 @@ Job = tuple[str, Cell]  # what to do with a cell: "train" or "test"
 def chosen(study: Study, folder: Path, task: str, contender: str) -> float | None:
     """The rate with the best mean validation accuracy over the seeds of the sweep; None before all of them are run.
 
-    Of equal ones, that of the smaller loss is taken.
+    Of equal ones, that of the smaller loss is taken; rates that diverged from some seed come last.
     """
     task = study.tasks[task].rates_of or task
     scores = {}
@@ -46,6 +46,9 @@ def chosen(study: Study, folder: Path, task: str, contender: str) -> float | Non
         results = [read_result(folder, Cell(task, contender, rate, seed), "train") for seed in study.sweep_seeds]
         if not all(results):
             return None
+        if any("diverged" in result for result in results):
+            scores[rate] = -1.0, 0.0
+            continue
         means = [statistics.fmean(result["val"][name] for result in results) for name in ("top1", "loss")]
         scores[rate] = means[0], -means[1]
     return max(scores, key=scores.__getitem__)
@@ -68,7 +71,8 @@ def jobs(study: Study, folder: Path) -> list[Job]:
 
     finals = list(final_cells(study, folder))
     trains = [("train", cell) for cell in dict.fromkeys([*study.sweep_cells(), *finals]) if missing("train", cell)]
-    tests = [("test", cell) for cell in finals if missing("test", cell) and not missing("train", cell)]
+    trained = [cell for cell in finals if missing("test", cell) and not missing("train", cell)]
+    tests = [("test", cell) for cell in trained if "diverged" not in read_result(folder, cell, "train")]
     return [*tests, *trains]
 
 
@@ -77,7 +81,7 @@ def run(study: Study, folder: Path, processes: int) -> None:
 
     Raises:
         RuntimeError: a process died.
-        ValueError, Interrupted, ...: a cell failed; the others in progress are finished first.
+        ValueError, OSError, Interrupted: a cell failed; those in progress are finished first.
     """
     began, commit = time.monotonic(), revision()
     running: dict[Future, Job] = {}
@@ -103,6 +107,8 @@ def run(study: Study, folder: Path, processes: int) -> None:
 def told(folder: Path, kind: str, cell: Cell) -> str:
     """What came of a job, in a few words."""
     result = read_result(folder, cell, kind)
+    if "diverged" in result:
+        return result["diverged"]
     if kind == "train":
         return f"validation {result['val']['top1']:.1f}% in {result['seconds']:.0f} s"
     return ", ".join(f"{name} {test['top1']:.1f}%" for name, test in result["tests"].items())
@@ -168,10 +174,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = parser.parse_args(argv)
     path = Path(options.name) if options.name.endswith(".yaml") else CONFIGS / f"{options.name}.yaml"
     folder = options.dir or Path("runs/studies") / path.stem
-    os.environ |= {"OMP_NUM_THREADS": "1", "NUMBA_NUM_THREADS": "1"}  # of the processes to come
     began = time.monotonic()
     try:
         study = read_study(path)
+        check_sizes(study)
         refuse_if_changed(study, folder)
         if options.list:
             print("\n".join(f"{kind} {cell.id}" for kind, cell in jobs(study, folder)) or "nothing is left to do")
@@ -181,7 +187,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (Interrupted, KeyboardInterrupt):
         print("interrupted: the same command goes on", file=sys.stderr)
         return 130
-    except (OSError, RuntimeError, ValueError, FloatingPointError) as error:
+    except (OSError, RuntimeError, ValueError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     command = ["python", "-m", "vilonghorn.tools.study", *argv]

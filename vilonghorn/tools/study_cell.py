@@ -25,7 +25,8 @@ from ..engine import Trainer, evaluate, load_config, load_run
 from ..engine.build import autocast, pick_device, train_loader
 from ..engine.estimate import kept_for_backward
 from .compare import read_run
-from .study_plan import Cell, Study, matched, merged
+from .study_match import matched
+from .study_plan import Cell, Study, merged
 
 
 def data_file(folder: Path, dataset: Digits | Recall) -> Path:
@@ -102,30 +103,33 @@ def one_thread() -> None:
 
 
 def train_cell(study: Study, folder: Path, cell: Cell, commit: str | None) -> None:
-    """Trains, or goes on where a killed process left off, and leaves the results.
+    """Trains, or goes on where a killed process left off, and leaves the results; that it diverged is one.
 
     Raises:
         Interrupted: it was asked to stop; the run is saved.
-        ValueError, FloatingPointError: see `vilonghorn.engine.Trainer`.
+        ValueError: see `vilonghorn.engine.Trainer`.
     """
     directory, parts = run_directory(folder, cell), sections(study, folder, cell)
     directory.parent.mkdir(parents=True, exist_ok=True)
     configuration = directory.with_name(f"{directory.name}.yaml")
     configuration.write_text(yaml.safe_dump(parts, sort_keys=False), encoding="utf-8")
+    own = {"commit": commit, "config": parts, "parameters": matched(study, cell.task, cell.contender)[1]}
     with open(directory.with_name(f"{directory.name}.txt"), "a", encoding="utf-8") as said:
         with redirect_stdout(said), redirect_stderr(said):
             config = load_config(configuration)
             loader = Parts(train_loader(config, pick_device(config.run.device)), study.tasks[cell.task].parts)
             trainer = Trainer(config, train=loader, resume="auto")
-            outcome = trainer.fit()
+            try:
+                outcome = trainer.fit()
+            except FloatingPointError as error:
+                seconds = trainer.progress.seconds
+                return leave(result_file(folder, cell, "train"), {**own, "seconds": seconds, "diverged": str(error)})
             kept = kept_for_backward(trainer.learner, 4) - kept_for_backward(trainer.learner, 2)
     run = read_run(directory)
     batch = config.data.batch_size * config.optimizer.accumulate
     speeds = [record["images_per_second"] for record in run["train"] if "images_per_second" in record]
     leave(result_file(folder, cell, "train"), {
-        "commit": commit,
-        "config": parts,
-        "parameters": matched(study, cell.task, cell.contender)[1],
+        **own,
         "val": {name: outcome[name] for name in ("top1", "loss")},
         "skipped": outcome["skipped"],
         "seconds": outcome["seconds"],

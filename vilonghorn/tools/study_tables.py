@@ -41,6 +41,7 @@ def summary(report: Report) -> str:
     commits = sorted({cell["commit"] or "no commit" for cell in ran})
     sizes = sorted({cell["parameters"] for cell in ran})
     overlap = sorted(set(plan["seeds"]) & set(plan["sweep_seeds"]))
+    diverged = [f"{cell['contender']} on {cell['task']}, seed {cell['seed']}" for cell in report["cells"] if "diverged" in cell]
     hours = sum(cell["seconds"] for cell in ran) / 3600
     lines = [
         f"{plan['title']} `{shlex.join(report['command'])}`, {report['date'][:10]}, {report['machine']['cpu']}.",
@@ -49,6 +50,8 @@ def summary(report: Report) -> str:
         if ran
         else "No run is finished.",
     ]
+    if diverged:
+        lines.append(f"Diverged and left out: {'; '.join(diverged)}.")
     if overlap:
         lines.append(
             f"Seed {listed(overlap)} serves for both, so its result at the chosen rate may be a little too good, for every "
@@ -97,7 +100,10 @@ def scores(report: Report, table: str) -> str:
         line = {"test top-1, %": titles(report)[name]}
         for point in points(report, table):
             values = accuracies(report, point[0], point[1], name)
-            line[column(report, table, point)] = shown(interval(list(values.values()))) if values else NONE
+            text = shown(interval(list(values.values()))) if values else NONE
+            seeds = report["plan"]["seeds"]
+            few = "" if len(values) in (0, len(seeds)) else f" ({len(values)} of {len(seeds)} seeds)"
+            line[column(report, table, point)] = text + few
             tested = [c["tests"] for c in report["cells"] if c["task"] == point[0] and c["tests"]]
             if tested:
                 chances[column(report, table, point)] = f"{tested[0][point[1]]['chance']:.1f}"
@@ -199,7 +205,8 @@ def rates(report: Report) -> str:
             found, best = sweep(report, task, name), chosen_rate(report, task, name)
             edge = " (edge)" if best in (min(plan["sweep"]), max(plan["sweep"])) and len(plan["sweep"]) > 1 else ""
             line = {"validation top-1, %": f"{task}, {titles(report)[name]}"}
-            for rate, value in found.items():
-                line[f"{rate:g}"] = f"**{value:.1f}**{edge}" if rate == best else f"{value:.1f}"
+            for rate in plan["sweep"]:
+                value = f"{found[rate]:.1f}" if rate in found else "diverged"
+                line[f"{rate:g}"] = f"**{value}**{edge}" if rate == best else value
             lines.append(line)
     return markdown(lines) + "\n\nEdge: the best of the rates tried is the first or the last, so that a better one may lie beyond."
