@@ -22,6 +22,7 @@ FORMS = {
     "eight pairs": dict(pairs=8, grid=6, colours=4),
     "thirty-two pairs": dict(pairs=32, grid=10, colours=4),
     "three queries": dict(pairs=5, grid=4, colours=1, queries=3),
+    "the same original": dict(pairs=4, grid=4, colours=2, same_original=True),
     "distractors": dict(pairs=4, grid=8, colours=6, distractors=True),
 }
 
@@ -69,8 +70,10 @@ def test_the_label_is_what_a_reader_of_the_picture_finds(form):
         assert "".join(str(pairs[key]) for key in asked) == task.classes[label]
 
 
-def test_the_query_is_another_original_than_its_key():
+def test_the_query_is_another_original_than_its_key_unless_the_same_is_asked_for():
     task = Recall("test", pairs=4, grid=4, count=200)
+    same = Recall("test", pairs=4, grid=4, count=200, same_original=True)
+    assert all(m.tiles[-1] == m.tiles[2 * m.slots[m.asked[0]]] for m in map(same.mosaic, range(200)))
     for mosaic in map(task.mosaic, range(200)):
         key = mosaic.tiles[2 * mosaic.slots[mosaic.asked[0]]]
         assert mosaic.tiles[-1] != key and specimens("test").labels[mosaic.tiles[-1]] == specimens("test").labels[key]

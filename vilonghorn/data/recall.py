@@ -39,8 +39,10 @@ class Mosaic:
 class Recall:
     """A mosaic of pairs (key, value) in neighbouring tiles, with one or more keys asked for in the last tiles.
 
-    A key is a digit in a colour, a value a white digit; the query shows the same key, from another original. The label is the value that went with it. Pairs stand in random places; other tiles are empty or,
-    with `distractors` (long recall), hold dark digits on white ground that mean nothing.
+    A key is a digit in a colour, a value a white digit; the query shows the same key, from another original or, with
+    `same_original`, as the very picture, so that keys need not be recognised but found again. The label is the value
+    that went with it. Pairs stand in random places; other tiles are empty or, with `distractors` (long recall), hold
+    dark digits on white ground that mean nothing.
 
     No shortcut: keys, which of them is asked for, and places are uniform and independent of the values, so whoever
     sees only the query is right once in ten. Values are as different as they can be (each digit is
@@ -54,6 +56,7 @@ class Recall:
         colours: 1 to 6; there are 10 * colours keys.
         queries: 1 to 3 keys that are asked for; 10 ** queries classes.
         distractors: fill the other tiles.
+        same_original: ask by the picture of the key itself.
         count: mosaics.
         seed: of the mosaics.
     """
@@ -64,6 +67,7 @@ class Recall:
     colours: int = 2
     queries: int = 1
     distractors: bool = False
+    same_original: bool = False
     count: int = 1024
     seed: int = 0
 
@@ -135,7 +139,7 @@ class Recall:
         for pair, (key, value, slot) in enumerate(zip(keys % 10, values, slots)):
             hands, values_hands = digits.of[key], digits.of[value]
             first = rng.integers(len(hands))
-            other = (first + rng.integers(1, len(hands))) % len(hands)
+            other = first if self.same_original else (first + rng.integers(1, len(hands))) % len(hands)
             tiles[2 * slot : 2 * slot + 2] = hands[first], values_hands[rng.integers(len(values_hands))]
             for place in np.flatnonzero(asked == pair):
                 tiles[len(tiles) - self.queries + place] = hands[other]

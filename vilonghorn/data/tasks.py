@@ -100,6 +100,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     ):
         recall.add_argument(f"--{option}", type=int, default=default, help=f"{text} (default: {default})")
     recall.add_argument("--distractors", action="store_true", help="fill the other tiles with digits that mean nothing")
+    recall.add_argument("--same-original", action="store_true", help="ask by the picture of the key itself")
     for sub in (digits, recall):
         sub.add_argument("target", metavar="DST", type=Path, help="folder to write train, val and test.beton into")
         sub.add_argument("--overwrite", action="store_true", help="replace files that are there")
