@@ -12,7 +12,7 @@ import torch
 from timm.layers import is_exportable, register_notrace_function
 from torch import Tensor, nn
 
-from ..ops.arguments import RULES
+from ..ops.arguments import RULES, direction_flags
 from .forms import NORM_EPS, mix_form
 from .norm import RMSNorm, widen
 
@@ -89,7 +89,7 @@ class Mixer(nn.Module):
         dd = {"device": device, "dtype": dtype}
         self.dim = dim
         self.rule = rule
-        self.reverse = tuple(bool(flag) for flag in reverse)
+        self.reverse = tuple(map(bool, direction_flags("Mixer", reverse)))
         self.flags: List[bool] = list(self.reverse)  # for TorchScript, whose operators take no tuples
         self.d_state = d_state
         self.d_inner = expand * dim
