@@ -1,7 +1,7 @@
 """Linear projections of tokens, which on x86 processors oneDNN does faster than the BLAS behind torch's own.
 
-Measured on a Zen 4 (docs/performance.md): from 5 to 25% less time for a product of the sizes of these models. Only float32
-is taken from torch: its short types are oneDNN's already.
+Its products use all vector widths of AMD's processors too. Only float32 is taken from torch: its short types are oneDNN's
+already.
 """
 
 from __future__ import annotations
