@@ -35,6 +35,13 @@ template <class T> struct Trace {
   Vector<T> *decay, *error;  // [step][n]: mamba's exp(delta A);  [step]: the exact rule's x - s.k
 };
 
+// Numbers for all lanes cost nothing where they are read, but a register where the compiler keeps them for a second use,
+// and the states need all of those.
+template <class T> VL_INLINE const T *read_again(const T *p) {
+  __asm__("" : "+r"(p));
+  return p;
+}
+
 template <class T, int NS> struct Recurrence {
   typedef Vector<T> V;
 
@@ -42,10 +49,11 @@ template <class T, int NS> struct Recurrence {
     if (RULE == VL_LONGHORN) {
       VL_UNROLL for (int n = 0; n < n_states; n++) s[n] += (e * k[n]) * (x - s[n] * k[n]);
     } else if (RULE == VL_LONGHORN_EXACT) {
-      V p[4] = {V{}, V{}, V{}, V{}};  // four sums hide the latency of the additions
-      VL_UNROLL for (int n = 0; n < n_states; n++) p[n & 3] += s[n] * k[n];
-      const V miss = x - ((p[0] + p[1]) + (p[2] + p[3])), u = e * miss;
+      V p[4] = {x, V{}, V{}, V{}};  // four sums hide the latency of the additions
+      VL_UNROLL for (int n = 0; n < n_states; n++) p[n & 3] -= s[n] * k[n];
+      const V miss = (p[0] + p[1]) + (p[2] + p[3]), u = e * miss;
       if (error) *error = miss;
+      k = read_again(k);
       VL_UNROLL for (int n = 0; n < n_states; n++) s[n] += u * k[n];
     } else {
       const V ex = e * x;

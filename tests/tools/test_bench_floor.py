@@ -5,7 +5,8 @@ import pytest
 from vilonghorn.ops import native
 from vilonghorn.ops.arguments import RULES
 from vilonghorn.tools import bench_floor
-from vilonghorn.tools.bench_floor import Shape, arithmetic_ms, bytes_ms, measure_rates
+from vilonghorn.tools.bench_floor import Shape, arithmetic_ms, bytes_ms, rate_contenders, rates
+from vilonghorn.tools.bench_turns import Race
 
 
 def test_every_rule_has_a_floor_and_backward_adds_to_it():
@@ -37,9 +38,28 @@ def test_multiply_adds_are_counted(level):
         assert native.multiply_adds(rounds, native.levels()[level]) == rounds * 64 * 12 * lanes
 
 
-def test_rates_are_of_every_level_or_else_of_a_matrix_product(monkeypatch):
-    found = measure_rates(2, moved=4096, trials=2, rounds=1000)
-    assert list(found["slots_per_s"]) == list(native.levels() or ["torch.mm"])
+def raced(threads: int, moved: int):
+    contenders = rate_contenders(moved, threads, ["a", "b"])
+    with Race(contenders, threads) as race:
+        return rates(race.run("b", rounds=3), moved, threads), list(contenders)
+
+
+def test_rates_are_of_every_level_and_of_a_copy():
+    found, names = raced(2, moved=4096)
+    assert list(found["slots_per_s"]) == names[:-1] == list(native.levels() or ["torch.mm"])
     assert min(found["slots_per_s"].values()) > 1e6 and found["gb_per_s"] > 1e-3
+
+
+def test_rates_are_what_was_done_by_the_median_of_its_time(monkeypatch):
+    times = dict(ms=[1.0, 2.0, 50.0], problem=None)
+    found = rates(dict.fromkeys([*native.levels(), "torch.mm", "copy"], times), 8000, threads=3)
+    for name, level in native.levels().items():
+        assert found["slots_per_s"][name] == 3 * native.multiply_adds(bench_floor.ROUNDS, level) / 2e-3
+    assert found["gb_per_s"] == pytest.approx(8000 / 2e-3 / 1e9)
     monkeypatch.setattr(bench_floor.native, "levels", dict)
-    assert list(measure_rates(1, moved=4096, trials=1)["slots_per_s"]) == ["torch.mm"]
+    assert rates({"torch.mm": times, "copy": times}, 8000, 3)["slots_per_s"] == {"torch.mm": 1024**3 / 2e-3}
+
+
+def test_a_rate_that_failed_is_named():
+    with pytest.raises(RuntimeError, match="copy gave no rate: out of memory"):
+        rates(dict(copy=dict(ms=None, problem="out of memory")), 8, 1)

@@ -22,7 +22,6 @@ import torch
 
 from . import bench_check, bench_cpu, bench_model, bench_scan
 from .bench_device import CopyTask
-from .bench_floor import measure_rates
 from .bench_profile import profile_model, report_profile
 from .bench_report import draw_models, machine, write_json
 from .bench_targets import report_targets
@@ -95,17 +94,18 @@ class Bench:
 
     def _scan_on_cpu(self) -> None:
         options, shape = self.options, bench_cpu.SCAN._replace(B=self.options.batch or bench_cpu.SCAN.B)
-        rates = measure_rates(options.threads, bench_cpu.scan_moves("longhorn", False, shape))
-        self.report |= dict(shape=shape._asdict(), rates=rates, scan=[])
-        for name, slots in rates["slots_per_s"].items():
-            print(f"{name}: {slots / 1e9:.1f} G multiply-adds a second on {options.threads} threads")
-        print(f"copy of as many bytes as a scan moves: {rates['gb_per_s']:.1f} GB/s, read and written")
+        self.report |= dict(shape=shape._asdict(), rates={}, scan=[])
         if not self._in_time("scan"):
             return
         print("mamba_ssm is left out: its kernels are for GPUs alone")
-        for rows in bench_cpu.scan_rows(shape, rates, options.threads, options.rounds, options.seconds):
+        for rows, rates in bench_cpu.scan_rows(shape, options.threads, options.rounds, options.seconds):
+            step = bench_cpu.STEPS[rows[0]["train"]]
+            self.report["rates"][step] = rates
             self.report["scan"] += rows
             self._note(rows, "rule", "form")
+            for name, slots in rates["slots_per_s"].items():
+                print(f"{name}: {slots / 1e9:.1f} G multiply-adds a second on {options.threads} threads, beside {step}")
+            print(f"copy of as many bytes as a scan moves: {rates['gb_per_s']:.1f} GB/s, read and written")
             bench_cpu.print_scans(rows, shape)
             self.save()
 

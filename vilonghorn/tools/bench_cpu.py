@@ -19,7 +19,7 @@ from torch import Tensor
 from vilonghorn.ops import backends, native, scan
 from vilonghorn.ops.arguments import RULES, ScanArguments
 
-from .bench_floor import Rates, Shape, arithmetic_ms, bytes_ms
+from .bench_floor import Rates, Shape, arithmetic_ms, bytes_ms, rate_contenders, rates
 from .bench_inputs import output_shape, random_inputs
 from .bench_report import table
 from .bench_scan import bytes_moved
@@ -108,21 +108,23 @@ def scan_moves(rule: str, train: bool, shape: Shape) -> int:
     return bytes_moved(values, y, train)
 
 
-def scan_rows(shape: Shape, rates: Rates, threads: int, rounds: int, seconds: float) -> Iterator[list[Row]]:
-    """All contenders in one race, first forward, then with backward; each with its floors."""
-    contenders = scan_contenders(shape)
-    slots = rates["slots_per_s"]
-    with Race({", ".join(key): make for key, make in contenders.items()}, threads) as race:
+def scan_rows(shape: Shape, threads: int, rounds: int, seconds: float) -> Iterator[tuple[list[Row], Rates]]:
+    """All contenders in one race, first forward, then with backward; each with its floors. And the rates behind those."""
+    contenders, moved = scan_contenders(shape), scan_moves("longhorn", False, shape)
+    others = rate_contenders(moved, threads, list(STEPS.values()))
+    with Race({", ".join(key): make for key, make in contenders.items()} | others, threads) as race:
         for train, step in STEPS.items():
             found, rows = race.run(step, rounds, seconds), []
+            now = rates({name: found.pop(name) for name in others}, moved, threads)
+            slots = now["slots_per_s"]
             for rule, form in contenders:
                 rate = slots.get(form.removeprefix("cpu "), list(slots.values())[-1])  # the best level's, or its own
                 floors = dict(
                     arithmetic_ms=arithmetic_ms(rule, train, shape, rate),
-                    bytes_ms=bytes_ms(scan_moves(rule, train, shape), rates["gb_per_s"]),
+                    bytes_ms=bytes_ms(scan_moves(rule, train, shape), now["gb_per_s"]),
                 )
                 rows.append(dict(rule=rule, form=form, train=train, **found[f"{rule}, {form}"], **floors))
-            yield rows
+            yield rows, now
 
 
 def model_cells(sizes: tuple[int, ...] | None, quick: bool) -> list[tuple[tuple[str, ...], int]]:

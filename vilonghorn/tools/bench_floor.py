@@ -7,19 +7,27 @@ exponential is 12 slots, a division 10 (which is how long it keeps the multiplie
 sums over channels are not counted. Cleverer algebra needs fewer slots backward (13 a state instead of 19 for the
 diagonal rule), so this is a yardstick that stays put when kernels improve, and no proof that they cannot.
 
-How many slots a second there are is measured: multiply-adds in registers, on as many threads as the scan gets.
+How many slots a second there are is measured in the same race as the scans, for a processor that others use too is not
+as fast at one moment as at the next: multiply-adds in registers, on as many threads as the scan gets.
 """
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
+import statistics
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 
 from vilonghorn.ops import native
+
+from .bench_turns import Steps
+
+COPY, PRODUCT = "copy", "torch.mm"
+ROUNDS = 20_000  # of multiply-adds in a call, 768 vectors each
+SIDE = 1024  # of the matrices
 
 # (rule, with backward): slots for each state of a channel, slots for the channel itself; of one token.
 SLOTS = {
@@ -56,46 +64,53 @@ def bytes_ms(moved: int, gb_per_s: float) -> float:
     return moved / gb_per_s / 1e6
 
 
-def measure_rates(threads: int, moved: int, trials: int = 16, rounds: int = 100_000) -> Rates:
-    """What this processor can do, the best of some trials.
+def rate_contenders(moved: int, threads: int, names: Sequence[str]) -> dict[str, Callable[[], Steps]]:
+    """What tells how fast this processor is just now, to take turns with the scans (see `bench_turns`).
 
     Args:
-        threads: that work at once.
         moved: bytes that a copy reads and writes: as many as the scan does, for the rate depends on the cache.
-        trials: of each measurement.
-        rounds: of multiply-adds in a trial, 768 vectors each.
+        threads: that work at once.
+        names: of the steps, all of which do the same.
+
+    Returns:
+        By name: multiply-adds at every instruction set level, the plainest first, and a copy. Without the native library,
+        a matrix product instead of the former.
+    """
+    whats = [*(native.levels() or [PRODUCT]), COPY]
+    return {what: partial(_rate_steps, what, moved, threads, names) for what in whats}
+
+
+def _rate_steps(what: str, moved: int, threads: int, names: Sequence[str]) -> Steps:
+    if what == COPY:
+        source = torch.ones(max(1, moved // 8))
+        call = partial(torch.empty_like(source).copy_, source)
+    elif what == PRODUCT:
+        call = partial(torch.mm, *torch.randn(2, SIDE, SIDE))
+    else:
+        shares = [ROUNDS] * threads, [native.levels()[what]] * threads
+        call = partial(_all_at_once, ThreadPoolExecutor(threads), *shares)
+    return dict.fromkeys(names, call)
+
+
+def _all_at_once(pool: ThreadPoolExecutor, rounds: list[int], levels: list[int]) -> int:
+    return sum(pool.map(native.multiply_adds, rounds, levels))
+
+
+def rates(found: Mapping[str, Mapping[str, Any]], moved: int, threads: int) -> Rates:
+    """What the figures of `rate_contenders` say, by their medians.
 
     Returns:
         "slots_per_s" by instruction set level, the plainest first (without the native library, under "torch.mm": half
         the operations a second of a matrix product, which stays below the others), and "gb_per_s" of a copy.
+
+    Raises:
+        RuntimeError: one of them failed.
     """
-    levels = {name: _slots_per_s(level, threads, trials, rounds) for name, level in native.levels().items()}
-    source = torch.ones(max(1, moved // 8))
-    target = torch.empty_like(source)
-    copied = 2 * source.numel() * source.element_size()
-    seconds = _best(lambda: target.copy_(source), 2 * trials)
-    return dict(slots_per_s=levels or {"torch.mm": _product_rate(trials)}, gb_per_s=copied / seconds / 1e9)
-
-
-def _slots_per_s(level: int, threads: int, trials: int, rounds: int) -> float:
-    with ThreadPoolExecutor(threads) as pool:
-        lanes = []
-        seconds = _best(
-            lambda: lanes.append(sum(pool.map(native.multiply_adds, [rounds] * threads, [level] * threads))), trials
-        )
-    return lanes[0] / seconds
-
-
-def _product_rate(trials: int, side: int = 1024) -> float:
-    a, b = torch.randn(2, side, side)
-    return side**3 / _best(lambda: torch.mm(a, b), trials)
-
-
-def _best(call: Callable[[], object], trials: int) -> float:
-    """Seconds of the fastest call."""
-    times = []
-    for _ in range(trials):
-        began = time.perf_counter()
-        call()
-        times.append(time.perf_counter() - began)
-    return min(times)
+    for name, row in found.items():
+        if row["problem"]:
+            raise RuntimeError(f"{name} gave no rate: {row['problem']}")
+    seconds = {name: statistics.median(row["ms"]) / 1e3 for name, row in found.items()}
+    done = {name: threads * native.multiply_adds(1, level) * ROUNDS for name, level in native.levels().items()}
+    slots = {name: count / seconds[name] for name, count in (done or {PRODUCT: SIDE**3}).items()}
+    copied = 2 * max(1, moved // 8) * 4
+    return dict(slots_per_s=slots, gb_per_s=copied / seconds[COPY] / 1e9)

@@ -8,7 +8,7 @@ The file is one object. In every run:
 
 On a CPU, rows hold raw rounds, in which the contenders of a race took turns; a row without figures has a `problem`:
 
-    rates       slots_per_s by instruction set level, gb_per_s of a copy (see `bench_floor`)
+    rates       by step: slots_per_s by instruction set level, gb_per_s of a copy (see `bench_floor`)
     shape       B, L, D, N of the scan
     scan        rule, form ("torch loop", "torch chunked", a backend, or a level of the CPU's), train (with backward),
                 ms, memory_gb, problem, arithmetic_ms, bytes_ms
