@@ -5,7 +5,7 @@ from .block import Block
 from .mixer import Mixer
 from .norm import RMSNorm, widen
 from .pyramid import SimpleFeaturePyramid
-from .tokens import PatchEmbed, insert_class_token, padding, prefix_first
+from .tokens import PatchEmbed, insert_class_token, prefix_first
 
 __all__ = [
     "Block",
@@ -14,7 +14,6 @@ __all__ = [
     "RMSNorm",
     "SimpleFeaturePyramid",
     "insert_class_token",
-    "padding",
     "prefix_first",
     "widen",
 ]

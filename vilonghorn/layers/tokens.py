@@ -109,9 +109,13 @@ class PatchEmbed(nn.Module):
         """Height and width of the token grid of an image of this size, padding included."""
         H, W = img_size
         if self.dynamic_img_pad:
-            pad_h, pad_w = padding((H, W), self.patch_size, self.stride)
+            pad_h, pad_w = self.dynamic_padding((H, W))
             H, W = H + pad_h, W + pad_w
         return (H - self.patch_size[0]) // self.stride[0] + 1, (W - self.patch_size[1]) // self.stride[1] + 1
+
+    def dynamic_padding(self, img_size: Tuple[int, int]) -> Tuple[int, int]:
+        """Rows and columns that are added to an image of this size with `dynamic_img_pad`."""
+        return padding(img_size, self.patch_size, self.stride)
 
     def forward(self, x: Tensor) -> Tensor:
         """
@@ -131,7 +135,7 @@ class PatchEmbed(nn.Module):
         elif not self.dynamic_img_pad:
             check_image_size((H, W), self.patch_size, self.stride)
         if self.dynamic_img_pad:
-            pad_h, pad_w = padding((H, W), self.patch_size, self.stride)
+            pad_h, pad_w = self.dynamic_padding((H, W))
             x = F.pad(x, (0, pad_w, 0, pad_h))
         return self.proj(x).flatten(2).transpose(1, 2)
 

@@ -12,7 +12,7 @@ from timm.layers import get_device_dtype
 from torch import Tensor, nn
 from torchvision.ops.feature_pyramid_network import ExtraFPNBlock, LastLevelMaxPool
 
-from ..layers import SimpleFeaturePyramid, padding
+from ..layers import SimpleFeaturePyramid
 from ._timm import feature_take_indices
 from .trunk import VisionSSM
 
@@ -124,11 +124,11 @@ class PyramidSSM(VisionSSM):
     def forward_features(self, x: Tensor) -> List[Tensor]:
         """(B, in_chans, H, W) images to a map (B, pyramid_channels, ceil(H / s), ceil(W / s)) for each stride s."""
         H, W = x.shape[-2:]
-        h, w = self.patch_embed.dynamic_feat_size((H, W))
         tokens = self._encode(x)[:, 1:]
+        h, w = self.patch_embed.dynamic_feat_size((H, W))
         padded: Optional[Tuple[int, int]] = None
         if self.patch_embed.dynamic_img_pad:
-            padded = padding((H, W), self.patch_embed.patch_size, self.patch_embed.stride)
+            padded = self.patch_embed.dynamic_padding((H, W))
         return list(self.pyramid(tokens.transpose(1, 2).unflatten(2, [h, w]), padded).values())
 
     def pool(self, x: List[Tensor]) -> Tensor:
