@@ -5,6 +5,7 @@ from .block import Block
 from .mixer import Mixer
 from .norm import RMSNorm, widen
 from .pyramid import SimpleFeaturePyramid
+from .stem import StemEmbed
 from .tokens import PatchEmbed, insert_class_token, prefix_first
 
 __all__ = [
@@ -13,6 +14,7 @@ __all__ = [
     "PatchEmbed",
     "RMSNorm",
     "SimpleFeaturePyramid",
+    "StemEmbed",
     "insert_class_token",
     "prefix_first",
     "widen",

@@ -13,6 +13,7 @@ from timm.layers import resample_abs_pos_embed, resample_patch_embed, to_2tuple
 from timm.models import clean_state_dict
 from torch import Tensor
 
+from ..layers import StemEmbed
 from .pyramid import PyramidSSM
 from .trunk import VisionSSM
 
@@ -50,13 +51,14 @@ def fit_state_dict(checkpoint: Dict[str, Any], model: VisionSSM) -> Dict[str, Te
         own = {name: value for name, value in model.state_dict().items() if name.startswith(("pyramid.", "head."))}
         fitted = {name: value for name, value in fitted.items() if not name.startswith(("head.", "attn_pool."))} | own
     weight, pos = fitted.get("patch_embed.proj.weight"), fitted.get("pos_embed")
+    stem = isinstance(model.patch_embed, StemEmbed)  # whose filters are no patches
     if pos is not None and pos.dim() == 3:
-        patch_size = model.patch_embed.patch_size if weight is None else tuple(weight.shape[-2:])
+        patch_size = model.patch_embed.patch_size if weight is None or stem else tuple(weight.shape[-2:])
         old_grid = _source_grid(model, patch_size, pos.shape[1] - 1)
         fitted["pos_embed"] = resample_abs_pos_embed(
             pos, new_size=list(model.patch_embed.grid_size), old_size=list(old_grid), verbose=True
         )
-    if weight is not None and weight.dim() == 4 and tuple(weight.shape[-2:]) != model.patch_embed.patch_size:
+    if not stem and weight is not None and weight.dim() == 4 and tuple(weight.shape[-2:]) != model.patch_embed.patch_size:
         fitted["patch_embed.proj.weight"] = resample_patch_embed(weight, list(model.patch_embed.patch_size))
     _check_fit(fitted, model)
     return fitted
