@@ -146,9 +146,10 @@ def test_every_command_of_the_readme_names_options_that_there_are():
         assert first == "--config" and config.data.image_size == 224
 
 
-def test_every_command_of_the_training_page_names_options_that_there_are():
+@pytest.mark.parametrize("page", ["training.md", "imagenet.md"])
+def test_every_command_of_the_pages_on_training_names_options_that_there_are(page):
     root = Path(__file__).parents[2]
-    text = (root / "docs/training.md").read_text().replace("\\\n", " ")
+    text = (root / "docs" / page).read_text().replace("\\\n", " ")
     parser = build_parser()
     add_run_options(parser)
     known = {option for action in parser._actions for option in action.option_strings}

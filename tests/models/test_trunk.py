@@ -51,6 +51,25 @@ def test_the_model_is_vims_trunk_composed_by_hand(rule, images):
     torch.testing.assert_close(tokens[:, 1:], normed[:, [*range(8), *range(9, 17)]])
 
 
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_without_positions_it_is_the_model_whose_positions_are_nought(dynamic, images):
+    learned, without = small(dynamic_img_size=dynamic), small(pos_embed="none", dynamic_img_size=dynamic)
+    assert without.pos_embed is None and "pos_embed" not in without.state_dict()
+    torch.nn.init.zeros_(learned.pos_embed)
+    without.load_state_dict({name: value for name, value in learned.state_dict().items() if name != "pos_embed"})
+    torch.testing.assert_close(without(images), learned(images))
+    torch.testing.assert_close(torch.jit.script(without)(images), learned(images))
+    large = F.interpolate(images, (48, 40))
+    for model in (learned, without):
+        model.set_input_size((48, 40))
+    torch.testing.assert_close(without(large), learned(large))
+
+
+def test_an_unknown_kind_of_positions_is_refused():
+    with pytest.raises(ValueError, match="pos_embed is 'rope', expected 'learn' or 'none'"):
+        small(pos_embed="rope")
+
+
 def test_pooling_reads_what_it_says(images):
     model = small()
     tokens = model.forward_features(images)

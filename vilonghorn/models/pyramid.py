@@ -124,11 +124,11 @@ class PyramidSSM(VisionSSM):
     def forward_features(self, x: Tensor) -> List[Tensor]:
         """(B, in_chans, H, W) images to a map (B, pyramid_channels, ceil(H / s), ceil(W / s)) for each stride s."""
         H, W = x.shape[-2:]
-        tokens = self._encode(x)[:, 1:]
+        tokens = self._encode(x)[:, 1:]  # before sizes are asked for: torch.fx knows a module's leaves once it was called
         h, w = self.patch_embed.dynamic_feat_size((H, W))
         padded: Optional[Tuple[int, int]] = None
         if self.patch_embed.dynamic_img_pad:
-            padded = self.patch_embed.dynamic_padding((H, W))
+            padded = self.patch_embed.padding((H, W))
         return list(self.pyramid(tokens.transpose(1, 2).unflatten(2, [h, w]), padded).values())
 
     def pool(self, x: List[Tensor]) -> Tensor:

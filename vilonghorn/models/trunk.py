@@ -45,6 +45,7 @@ class VisionSSM(IntermediateFeatures, ClassifierHead, nn.Module):
         in_chans: int = 3,
         num_classes: int = 1000,
         global_pool: str = "token",
+        pos_embed: str = "learn",
         embed_dim: int = 192,
         depth: int = 24,
         rule: str = "longhorn",
@@ -76,6 +77,7 @@ class VisionSSM(IntermediateFeatures, ClassifierHead, nn.Module):
             num_classes: classes of the head; 0 leaves the head out.
             global_pool: what the head reads: "token", "avg", "avgmax", "max", "map" and "prr" (by attention), or "" for
                 every token.
+            pos_embed: "learn", or "none": order is then told by the scans alone, and nothing is resampled for other sizes.
             embed_dim: width of the tokens.
             depth: number of blocks.
             rule: state update, "longhorn", "longhorn_exact" or "mamba" (see `vilonghorn.ops.scan`).
@@ -97,9 +99,11 @@ class VisionSSM(IntermediateFeatures, ClassifierHead, nn.Module):
             dtype: of the parameters.
 
         Raises:
-            ValueError: an unknown rule, form or pooling, or sizes that do not fit each other.
+            ValueError: an unknown rule, form, pooling or kind of positions, or sizes that do not fit each other.
         """
         super().__init__()
+        if pos_embed not in ("learn", "none"):
+            raise ValueError(f"pos_embed is {pos_embed!r}, expected 'learn' or 'none'")
         dd = {"device": device, "dtype": dtype}
         norm_layer = get_norm_layer(norm_layer) or RMSNorm
         self.in_chans = in_chans
@@ -119,7 +123,10 @@ class VisionSSM(IntermediateFeatures, ClassifierHead, nn.Module):
             **dd,
         )
         self.cls_token = nn.Parameter(torch.empty(1, 1, embed_dim, **dd))
-        self.pos_embed = nn.Parameter(torch.empty(1, 1 + self.patch_embed.num_patches, embed_dim, **dd))
+        if pos_embed == "learn":
+            self.pos_embed = nn.Parameter(torch.empty(1, 1 + self.patch_embed.num_patches, embed_dim, **dd))
+        else:
+            self.register_parameter("pos_embed", None)
         self.pos_drop = nn.Dropout(pos_drop_rate)
         self.patch_drop = PatchDropout(patch_drop_rate, 0, ordered=True) if patch_drop_rate > 0 else nn.Identity()
         mixer = dict(rule=rule, reverse=reverse, directions=directions, scalar_beta=scalar_beta, learned_A=learned_A)
@@ -144,7 +151,8 @@ class VisionSSM(IntermediateFeatures, ClassifierHead, nn.Module):
         """
         if needs_reset:
             named_apply(_reset, self)  # children first: a mixer has the last word on its linear layers
-        trunc_normal_(self.pos_embed, std=0.02)
+        if self.pos_embed is not None:
+            trunc_normal_(self.pos_embed, std=0.02)
         trunc_normal_(self.cls_token, std=0.02)
         lecun_normal_(self.patch_embed.proj.weight)
         nn.init.zeros_(self.patch_embed.proj.bias)
@@ -190,7 +198,7 @@ class VisionSSM(IntermediateFeatures, ClassifierHead, nn.Module):
         old_grid = self.patch_embed.grid_size
         self.patch_embed.set_input_size(img_size=img_size, patch_size=patch_size)
         new_grid = self.patch_embed.grid_size
-        if new_grid != old_grid:
+        if self.pos_embed is not None and new_grid != old_grid:
             with torch.no_grad():
                 rows = resample_abs_pos_embed(self.pos_embed, new_size=list(new_grid), old_size=list(old_grid))
             self.pos_embed = nn.Parameter(rows, requires_grad=self.pos_embed.requires_grad)
@@ -203,16 +211,17 @@ class VisionSSM(IntermediateFeatures, ClassifierHead, nn.Module):
         """(B, in_chans, H, W) images to the residual stream (B, M + 1, C), class token in the middle."""
         H, W = x.shape[-2:]
         x = self.patch_embed(x)
-        pos = self.pos_embed
-        if self.dynamic_img_size:
-            H, W = self.patch_embed.dynamic_feat_size((H, W))
-            pos = resample_abs_pos_embed(pos, new_size=[H, W], old_size=list(self.patch_embed.grid_size))
-        x = self.patch_drop(self.pos_drop(x + pos[:, 1:]))
-        return widen(insert_class_token(x, self.pos_drop(self.cls_token + pos[:, :1])))
+        pos, class_token = self.pos_embed, self.cls_token
+        if pos is not None:
+            if self.dynamic_img_size:
+                H, W = self.patch_embed.dynamic_feat_size((H, W))
+                pos = resample_abs_pos_embed(pos, new_size=[H, W], old_size=list(self.patch_embed.grid_size))
+            x, class_token = x + pos[:, 1:], class_token + pos[:, :1]
+        return widen(insert_class_token(self.patch_drop(self.pos_drop(x)), self.pos_drop(class_token)))
 
     def _to_parameter_dtype(self, x: Tensor) -> Tensor:
         """What leaves the residual stream, which is float32, takes the type of the parameters."""
-        return x.to(self.pos_embed.dtype)
+        return x.to(self.cls_token.dtype)
 
     def _finish(self, x: Tensor) -> Tensor:
         """The residual stream after the last block to normed tokens, prefix first."""

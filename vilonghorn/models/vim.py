@@ -104,7 +104,7 @@ def _split(name: str, value: Tensor) -> Iterator[Tuple[str, Tensor]]:
 def _from_official(state_dict: Dict[str, Tensor]) -> Dict[str, Tensor]:
     """The inverse of `to_official`. Keys that the authors' format does not have stay as they are, to be refused by name."""
     ours, rest = {}, dict(state_dict)
-    if "pos_embed" in rest:
+    if "pos_embed" in rest and rest["pos_embed"].dim() == 3:
         pos = rest.pop("pos_embed")
         middle = (pos.shape[1] - 1) // 2
         ours["pos_embed"] = torch.cat([pos[:, middle : middle + 1], pos[:, :middle], pos[:, middle + 1 :]], 1)

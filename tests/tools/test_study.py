@@ -1,0 +1,258 @@
+"""A study chooses its rates on the validation split, tests what counts once, and goes on where it was killed."""
+
+from __future__ import annotations
+
+import copy
+import json
+import math
+
+import pytest
+import torch
+import yaml
+
+pytest.importorskip("sklearn", reason="the tasks are made of the digits that come with scikit-learn")
+
+from vilonghorn.data import create_loader  # noqa: E402
+from vilonghorn.tools import study as command  # noqa: E402
+from vilonghorn.tools import study_cell  # noqa: E402
+from vilonghorn.tools.study_cell import Parts, data_file, leave, read_result, result_file  # noqa: E402
+from vilonghorn.tools.study_match import check_sizes, matched  # noqa: E402
+from vilonghorn.tools.study_plan import Cell, read_study  # noqa: E402
+
+PLAN = yaml.safe_load("""
+title: A toy.
+reference: longhorn
+trunk: {embed_dim: 16, depth: 1, patch_size: 8}
+seeds: [0, 1]
+sweep_seeds: [0]
+thresholds: [50]
+recipe:
+  data: {batch_size: 8, mean: [0.0, 0.0, 0.0], std: [0.25, 0.25, 0.25], crop_pct: 1.0, interpolation: area, workers: 1}
+  schedule: {epochs: 4, warmup_epochs: 1}
+  augmentation: {scale: [1.0, 1.0], ratio: [1.0, 1.0], hflip: 0.0, mixup: 0.0, cutmix: 0.0, label_smoothing: 0.0,
+                 auto_augment: null, color_jitter: 0.0, erase: 0.0, repeats: 1}
+  ema: {decay: 0.0}
+  run: {device: cpu, log_updates: 2}
+contenders:
+  longhorn: {title: Longhorn, model: vilonghorn_nano}
+  vit: {title: ViT, model: vit_tiny_patch16_224, kwargs: {num_heads: 2}, match: {mlp_ratio: [0.25, 8, 0.125]}}
+tasks:
+  recall:
+    kind: recall
+    options: {pairs: 2, grid: 4, colours: 1}
+    count: {train: 34, val: 8, test: 8}
+    parts: 2
+    sweep: [0.001, 0.01]
+    tests: {test: {}, large: {grid: 8, distractors: true}}
+    test_count: {large: 3}
+  copy:
+    kind: recall
+    options: {pairs: 1, grid: 2, colours: 1}
+    count: {train: 16, val: 8, test: 8}
+    contenders: [longhorn]
+    rates_of: recall
+tables:
+  recall: {title: Recall, axis: tokens, points: [[recall, test, 16], [recall, large, 64]]}
+""")
+
+
+@pytest.fixture
+def write(tmp_path):
+    def make(**changes):
+        plan = copy.deepcopy(PLAN)
+        for key, value in changes.items():
+            *way, last = key.split("__")
+            place = plan
+            for name in way:
+                place = place[name]
+            place[last] = value
+        path = tmp_path / "toy.yaml"
+        path.write_text(yaml.safe_dump(plan))
+        return path
+
+    return make
+
+
+@pytest.fixture
+def study(write):
+    return read_study(write())
+
+
+def finish(study, folder, cell, top1=0.0, loss=1.0, kind="train"):
+    """Leaves what a finished cell leaves."""
+    result_file(folder, cell, kind).parent.mkdir(parents=True, exist_ok=True)
+    leave(result_file(folder, cell, kind), {"val": {"top1": top1, "loss": loss}, "seconds": 1.0})
+
+
+def test_a_sweep_comes_first_then_the_seeds_at_the_best_rate_then_the_tests(study, tmp_path):
+    sweep = list(study.sweep_cells())
+    assert len(sweep) == 4 and {cell.seed for cell in sweep} == {0}
+    assert command.jobs(study, tmp_path) == [("train", cell) for cell in sweep]
+    for cell in sweep[:3]:
+        finish(study, tmp_path, cell, top1=90 if cell.rate == 0.01 else 80)
+    assert command.chosen(study, tmp_path, "recall", "longhorn") == 0.01
+    assert command.chosen(study, tmp_path, "recall", "vit") is None  # one of its rates is not run yet
+    left = command.jobs(study, tmp_path)
+    assert ("train", Cell("copy", "longhorn", 0.01, 1)) in left  # which takes its rate from the sweep of another task
+    assert left[0] == ("test", Cell("recall", "longhorn", 0.01, 0))  # the seed of the sweep is trained already
+    assert not any(kind == "test" and cell.rate == 0.001 for kind, cell in left)
+    finish(study, tmp_path, sweep[3], top1=85)
+    assert command.chosen(study, tmp_path, "recall", "vit") == 0.01
+    while left := command.jobs(study, tmp_path):
+        for kind, cell in left:
+            finish(study, tmp_path, cell, kind=kind)
+    assert not result_file(tmp_path, Cell("recall", "vit", 0.001, 0), "test").exists()  # what lost is never tested
+
+
+def test_of_equal_rates_the_smaller_loss_counts(study, tmp_path):
+    for cell in study.sweep_cells():
+        finish(study, tmp_path, cell, top1=50, loss=1 + cell.rate)
+    assert command.chosen(study, tmp_path, "recall", "vit") == 0.001
+
+
+def test_a_rate_that_diverged_comes_last_and_such_a_run_is_not_tested(study, tmp_path):
+    for cell in study.sweep_cells():
+        finish(study, tmp_path, cell, top1=5)
+    cell = Cell("recall", "longhorn", 0.01, 0)
+    leave(result_file(tmp_path, cell, "train"), {"diverged": "11 updates in a row", "seconds": 1.0})
+    assert command.chosen(study, tmp_path, "recall", "longhorn") == 0.001
+    leave(result_file(tmp_path, Cell("recall", "longhorn", 0.001, 1), "train"), {"diverged": "again", "seconds": 1.0})
+    left = command.jobs(study, tmp_path)
+    assert ("test", Cell("recall", "longhorn", 0.001, 0)) in left
+    assert not any(job[1] == Cell("recall", "longhorn", 0.001, 1) for job in left)
+
+
+def test_a_cell_that_diverges_leaves_that_as_its_result(write, tmp_path):
+    study = read_study(write(recipe__run={"device": "cpu", "max_skipped": 0}))
+    study_cell.write_data(study, tmp_path)
+    cell = Cell("recall", "longhorn", 1e30, 0)
+    study_cell.train_cell(study, tmp_path, cell, None)
+    assert "not finite" in read_result(tmp_path, cell, "train")["diverged"]
+
+
+def test_contenders_have_the_parameters_of_the_reference(study, write):
+    kwargs, ours = matched(study, "recall", "longhorn")
+    assert kwargs == {"embed_dim": 16, "depth": 1, "patch_size": 8}
+    kwargs, theirs = matched(study, "recall", "vit")
+    assert abs(theirs / ours - 1) < 0.03 and kwargs["num_heads"] == 2
+    with pytest.raises(ValueError, match=r"vit has [\d,]+ parameters on task recall, [+-].*at most 3% is allowed"):
+        check_sizes(read_study(write(contenders__vit__match={})))
+    with pytest.raises(ValueError, match="timm cannot make vit_colossal"):
+        check_sizes(read_study(write(contenders__vit__model="vit_colossal")))
+
+
+@pytest.mark.parametrize(
+    "changes, message",
+    [
+        (dict(reference="mamba"), "there is no contender 'mamba'; expected one of longhorn, vit"),
+        (dict(tasks__copy__rates_of="digits"), "there is no task 'digits'"),
+        (dict(tasks__copy__sweep=[0.1]), "task copy: give either sweep"),
+        (dict(tasks__copy__contenders=["vit"]), "task copy is without the reference longhorn"),
+        (dict(tasks__recall__contenders=["longhorn"], tasks__copy__contenders=["longhorn", "vit"]), "which does not choose them"),
+        (dict(tasks__recall__options__pairs=20), "pairs 20: expected 1 to 7"),
+        (dict(tasks__recall__tests__large__grid=7), "grid 7"),
+        (dict(tables__recall__points=[["recall", "huge", 1]]), "there is no test set 'huge'"),
+        (dict(contenders__vit__match={"mlp_ratio": [1, 2, 1], "depth": [1, 2, 1]}), "matches depth, mlp_ratio; expected one"),
+        (dict(tasks__copy__epochs=3), "epochs"),
+        (dict(seeds=[1, 1]), "a spread takes at least two"),
+    ],
+)  # fmt: skip
+def test_a_plan_that_cannot_be_is_refused(changes, message, write):
+    with pytest.raises(ValueError, match=message):
+        read_study(write(**changes))
+
+
+def test_a_study_takes_over_what_it_does_not_say(write, tmp_path):
+    write()
+    (tmp_path / "larger.yaml").write_text("{base: toy.yaml, seeds: [7, 8], recipe: {schedule: {epochs: 9}}}")
+    larger = read_study(tmp_path / "larger.yaml")
+    assert larger.seeds == [7, 8] and larger.tasks == read_study(tmp_path / "toy.yaml").tasks
+    assert larger.recipe["schedule"] == {"epochs": 9, "warmup_epochs": 1} and larger.recipe["ema"] == {"decay": 0.0}
+
+
+def test_a_missing_study_is_named_with_those_there_are(write, capsys):
+    path = write()
+    assert command.main([str(path.with_name("other.yaml"))]) == 2
+    assert "there is no study" in capsys.readouterr().err
+
+
+def test_parts_of_a_pass_make_the_pass(tmp_path, study):
+    study_cell.write_data(study, tmp_path)
+    file = data_file(tmp_path, study.tasks["recall"].dataset("train"))
+    loader = create_loader(file, batch_size=8, image_size=32, training=True, workers=1)
+    parts = Parts(loader, 2)
+    assert len(parts) == 2 and parts.num_samples == 16 and len(loader) == 4
+    for whole in (0, 1):
+        expected = [targets for _, targets in loader.epoch(whole)]
+        found = [targets for part in (0, 1) for _, targets in parts.epoch(2 * whole + part)]
+        assert all(torch.equal(a, b) for a, b in zip(expected, found, strict=True))
+    (one,) = parts.epoch(1, start=1)
+    assert torch.equal(one[1], [targets for _, targets in loader.epoch(0)][3])
+    with pytest.raises(ValueError, match="cannot be cut into 9 parts"):
+        Parts(loader, 9)
+
+
+def test_a_cell_is_trained_and_tested_and_what_it_leaves_is_what_the_engine_measures(study, tmp_path):
+    study_cell.write_data(study, tmp_path)
+    cell = Cell("recall", "longhorn", 0.01, 1)
+    study_cell.train_cell(study, tmp_path, cell, "abc")
+    found = read_result(tmp_path, cell, "train")
+    assert [point["images"] for point in found["curve"]] == [16, 32, 48, 64]
+    assert found["val"]["top1"] == found["curve"][-1]["top1"] and found["commit"] == "abc"
+    assert found["parameters"] == matched(study, "recall", "longhorn")[1]
+    assert found["kept_bytes_per_image"] > 32 * 32 * 3 * 4  # the image itself, at the least
+    study_cell.test_cell(study, tmp_path, cell, "abc")
+    tests = read_result(tmp_path, cell, "test")["tests"]
+    assert tests["test"]["images"] == 8 and tests["large"]["images"] == 3
+    assert tests["test"]["chance"] == 50
+    assert all(math.isfinite(test["loss"]) for test in tests.values())
+
+
+def test_a_study_runs_to_its_end_is_never_run_again_and_refuses_another_plan(write, tmp_path, capsys, monkeypatch):
+    small = dict(tasks__copy__contenders=["longhorn"], tasks__recall__contenders=["longhorn"], tasks__recall__sweep=[0.01])
+    path, folder = write(**small, thresholds=[5.0]), tmp_path / "runs"
+    target = tmp_path / "toy.json"
+    arguments = [str(path), "--dir", str(folder), "--processes", "1", "--json", str(target)]
+    assert command.main([*arguments, "--list"]) == 0
+    assert capsys.readouterr().out == "train recall/longhorn/rate0.01-seed0\n"
+    assert command.main(arguments) == 0
+    report = json.loads(target.read_text())
+    assert report["finished"] and len(report["cells"]) == 4 and all(cell["tests"] for cell in report["cells"])
+    out = capsys.readouterr().out
+    assert "### Recall" in out and (folder / "toy-recall.svg").is_file() and (folder / "toy-curves.svg").is_file()
+
+    def never(*arguments):
+        raise AssertionError("a finished cell was run again")
+
+    monkeypatch.setattr(command, "ProcessPoolExecutor", lambda *arguments: Refusing(never))
+    before = {file: file.stat().st_mtime_ns for file in (folder / "runs").rglob("*") if file.is_file()}
+    assert command.main(arguments) == 0
+    assert before == {file: file.stat().st_mtime_ns for file in (folder / "runs").rglob("*") if file.is_file()}
+    write(**small, recipe__optimizer={"weight_decay": 0.3})
+    assert command.main(arguments) == 2
+    assert "is of another recipe, model or data than the study now says" in capsys.readouterr().err
+
+
+class Refusing:
+    """A pool that refuses to work."""
+
+    def __init__(self, submit):
+        self.submit = submit
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *exception):
+        pass
+
+    def shutdown(self, cancel_futures):
+        pass
+
+
+def test_the_studies_that_are_there_can_be_run():
+    from pathlib import Path
+
+    files = list((Path(__file__).parents[2] / "configs" / "studies").glob("*.yaml"))
+    assert files
+    for file in files:
+        check_sizes(read_study(file))

@@ -1,0 +1,54 @@
+"""The page of the comparison says what the committed studies say, and nothing else."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("scipy", reason="scipy comes with scikit-learn")
+
+from vilonghorn.tools import study_docs  # noqa: E402
+from vilonghorn.tools.study_plots import draw, plot_file  # noqa: E402
+
+ROOT = Path(__file__).parents[2]
+FOLDER = ROOT / study_docs.FOLDER
+
+
+def test_the_committed_page_is_made_of_the_committed_studies():
+    assert (ROOT / study_docs.PAGE).read_text() == study_docs.page(FOLDER), "run python -m vilonghorn.tools.study_docs"
+
+
+def test_the_committed_plots_are_of_the_committed_studies(tmp_path):
+    """matplotlib leaves a comment with the text of each title."""
+    for report in study_docs.reports(FOLDER):
+        for made in draw(report, tmp_path):
+            committed = (FOLDER / made.name).read_text()
+            assert re.findall("<!-- (.*) -->", committed) == re.findall("<!-- (.*) -->", made.read_text())
+
+
+def test_every_picture_of_the_page_is_there():
+    for picture in re.findall(r"!\[[^]]*\]\(([^)]+)\)", (ROOT / study_docs.PAGE).read_text()):
+        assert (ROOT / "docs" / picture).is_file(), picture
+
+
+def test_every_number_of_a_section_comes_from_its_report(tmp_path):
+    """Other accuracies make another section; the prose around them holds none of its own."""
+    for path in FOLDER.glob("*.json"):
+        text = path.read_text()
+        report, other = json.loads(text), json.loads(text)
+        for cell in other["cells"]:
+            for test in (cell["tests"] or {}).values():
+                test["top1"] = test["top1"] / 2 + 0.05
+        before, after = (study_docs.section(r, FOLDER.name).splitlines() for r in (report, other))
+        scores = [line for line in before if "±" in line]
+        assert scores and not set(scores) & set(after)
+        assert plot_file(report, "curves") in study_docs.section(report, FOLDER.name)
+
+
+def test_an_unfinished_study_is_refused(tmp_path):
+    (tmp_path / "half.json").write_text(json.dumps(dict(finished=False, command=["python", "-m", "vilonghorn.tools.study", "half"])))
+    with pytest.raises(ValueError, match="half.json is of a study that is not finished: go on with python -m"):
+        study_docs.reports(tmp_path)
