@@ -25,10 +25,10 @@ from vilonghorn.models import DetectionBackbone
 PATCH = 8  # pixels: the scenes are small
 
 
-def build(detector: str, name: str, side: int) -> nn.Module:
+def build(detector: str, name: str, side: int, stem: str | None = None) -> nn.Module:
     """A detector for images of about side x side pixels, on a backbone registered as `name`."""
     levels = (1, 2, 3) if detector in ("fcos", "retinanet") else (0, 1, 2, 3)
-    backbone = DetectionBackbone(timm.create_model(name, features_only=True, out_indices=levels, patch_size=PATCH))
+    backbone = DetectionBackbone(timm.create_model(name, features_only=True, out_indices=levels, patch_size=PATCH, stem=stem))
     images = dict(min_size=side, max_size=side, image_mean=[0.3] * 3, image_std=[0.25] * 3)
     if detector == "fcos":
         anchors = AnchorGenerator(((8,), (16,), (32,), (64,)), ((1.0,),) * 4)
@@ -87,9 +87,10 @@ def main(argv: list[str] | None = None) -> float:
     parser = options(__doc__, steps=500)
     parser.add_argument("detector", choices=("fcos", "retinanet", "faster_rcnn", "mask_rcnn"))
     parser.add_argument("--backbone", default="vilonghorn_nano_sfp", help="a registered model with a pyramid")
+    parser.add_argument("--stem", help="what stands before the tokens, as in docs/models.md")
     args = parser.parse_args(argv)
     torch.manual_seed(args.seed)
-    model = build(args.detector, args.backbone, args.side)
+    model = build(args.detector, args.backbone, args.side, args.stem)
     fit(model, lambda batch: loss(model, batch), args)
     scenes = held_out(args)
     with torch.no_grad():

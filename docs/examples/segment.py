@@ -24,7 +24,7 @@ WIDTHS = {  # of the decoders, whose own are made for larger backbones
     "manet": dict(decoder_channels=(96, 64, 48, 32, 16)),
     "linknet": {},
     "fpn": dict(decoder_pyramid_channels=64, decoder_segmentation_channels=64),
-    "pspnet": dict(psp_out_channels=128, encoder_depth=4),
+    "pspnet": dict(psp_out_channels=128),
     "upernet": dict(decoder_channels=64),
     "segformer": dict(decoder_segmentation_channels=64),
 }
