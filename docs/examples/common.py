@@ -5,33 +5,60 @@ from __future__ import annotations
 import argparse
 import math
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import torch
+from PIL import Image
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
-from torchvision.io import encode_png
 from torchvision.utils import make_grid
 
 from vilonghorn.data.files import replacing
-from vilonghorn.data.scenes import CLASSES, DigitScenes, Scene
+from vilonghorn.data.scenes import CLASSES, SIZES, DigitScenes, Scene
 
 BACKGROUND_AND_DIGITS = 1 + len(CLASSES)
 COLORS = ("#4e79a7 #f28e2b #e15759 #76b7b2 #59a14f #edc948 #b07aa1 #ff9da7 #9c755f #d0d0d0").split()  # of the digits
 
 
-def options(doc: str, steps: int, batch: int = 8, lr: float = 2e-3) -> argparse.ArgumentParser:
-    """A command line with what every example takes."""
+def options(doc: str, models: Mapping[str, Mapping[str, Any]], argv: Sequence[str] | None) -> argparse.ArgumentParser:
+    """A command line with what every example takes.
+
+    Args:
+        doc: of the example.
+        models: what `--model` may name, each with its number of steps and what else it has of its own.
+        argv: the command line, whose model's defaults are told.
+    """
+    own = dict(batch=8, lr=4e-3)
+    chosen = argparse.ArgumentParser(add_help=False)
+    chosen.add_argument("--model", default=next(iter(models)))
+    own |= models.get(chosen.parse_known_args(argv)[0].model, {})
     parser = argparse.ArgumentParser(description=doc.splitlines()[0], formatter_class=argparse.ArgumentDefaultsHelpFormatter)
-    parser.add_argument("--steps", type=int, default=steps, help="batches to train on; each has scenes of its own")
-    parser.add_argument("--batch", type=int, default=batch, help="scenes in a batch")
-    parser.add_argument("--lr", type=float, default=lr, help="highest learning rate")
+    parser.add_argument("--model", choices=models, default=next(iter(models)))
+    parser.add_argument("--steps", type=int, default=own.get("steps"), help="batches to train on, each of scenes of its own")
+    parser.add_argument("--batch", type=int, default=own["batch"], help="scenes in a batch")
+    parser.add_argument("--lr", type=float, default=own["lr"], help="highest learning rate")
     parser.add_argument("--side", type=int, default=96, help="height and width of a scene, in pixels")
     parser.add_argument("--held-out", type=int, default=64, help="scenes to measure on, of digits that no training scene has")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--picture", type=Path, help="PNG file to write with predictions on held-out scenes")
     return parser
+
+
+def parse(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> argparse.Namespace:
+    """Arguments of `options`, seeds set; what cannot work ends the program with a sentence, before it has begun."""
+    args = parser.parse_args(argv)
+    for name in ("steps", "batch", "held_out"):
+        if getattr(args, name) < 1:
+            parser.error(f"--{name.replace('_', '-')} is {getattr(args, name)}, expected at least 1")
+    if args.side < SIZES[1]:
+        parser.error(f"--side is {args.side}, expected at least {SIZES[1]}, the pixels of a digit")
+    if args.picture is not None and (args.picture.suffix != ".png" or not args.picture.parent.is_dir()):
+        parser.error(f"--picture is {args.picture}, expected the name of a .png in a folder that exists")
+    torch.manual_seed(args.seed)
+    return args
 
 
 def fit(model: nn.Module, loss: Callable[[list[Scene]], Tensor], args: argparse.Namespace) -> None:
@@ -76,5 +103,5 @@ def save_picture(path: Path | None, pictures: Iterable[Tensor], columns: int = 8
     if path is not None:
         grid = make_grid(list(pictures), columns, padding=3, pad_value=255)
         with replacing(path) as file:
-            file.write(encode_png(grid).numpy().tobytes())
+            Image.fromarray(np.asarray(grid.permute(1, 2, 0))).quantize(256).save(file, "PNG", optimize=True)
         print(f"{path} shows predictions")

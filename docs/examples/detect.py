@@ -1,4 +1,4 @@
-"""A torchvision detector on our pyramid finds digits: `python docs/examples/detect.py fcos --picture detect.png`.
+"""A torchvision detector on our pyramid finds digits: `python docs/examples/detect.py --model fcos --picture fcos.png`.
 
 FCOS and RetinaNet take the maps at strides 8 to 64, Faster and Mask R-CNN those at 4 to 64, as their papers do. Counted are
 the top boxes of held-out scenes, in each as many as there are digits: one is right if it overlaps a digit of its class by
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import timm
 import torch
-from common import BACKGROUND_AND_DIGITS, COLORS, fit, held_out, options, save_picture
+from common import BACKGROUND_AND_DIGITS, COLORS, fit, held_out, options, parse, save_picture
 from torch import Tensor, nn
 from torchvision.models.detection import FCOS, FasterRCNN, MaskRCNN, RetinaNet
 from torchvision.models.detection.anchor_utils import AnchorGenerator
@@ -22,13 +22,19 @@ import vilonghorn  # noqa: F401  (registers the models)
 from vilonghorn.data.scenes import Scene
 from vilonghorn.models import DetectionBackbone
 
+DETECTORS = {
+    "fcos": dict(steps=800),
+    "retinanet": dict(steps=800),
+    "faster_rcnn": dict(steps=600),
+    "mask_rcnn": dict(steps=500),
+}
 PATCH = 8  # pixels: the scenes are small
 
 
-def build(detector: str, name: str, side: int, stem: str | None = None) -> nn.Module:
+def build(detector: str, name: str, side: int) -> nn.Module:
     """A detector for images of about side x side pixels, on a backbone registered as `name`."""
     levels = (1, 2, 3) if detector in ("fcos", "retinanet") else (0, 1, 2, 3)
-    backbone = DetectionBackbone(timm.create_model(name, features_only=True, out_indices=levels, patch_size=PATCH, stem=stem))
+    backbone = DetectionBackbone(timm.create_model(name, features_only=True, out_indices=levels, patch_size=PATCH))
     images = dict(min_size=side, max_size=side, image_mean=[0.3] * 3, image_std=[0.25] * 3)
     if detector == "fcos":
         anchors = AnchorGenerator(((8,), (16,), (32,), (64,)), ((1.0,),) * 4)
@@ -84,13 +90,13 @@ def draw(scene: Scene, top: dict[str, Tensor], right: list[bool]) -> Tensor:
 
 def main(argv: list[str] | None = None) -> float:
     """Trains and measures; returns the share of the top boxes that are right."""
-    parser = options(__doc__, steps=500)
-    parser.add_argument("detector", choices=("fcos", "retinanet", "faster_rcnn", "mask_rcnn"))
+    parser = options(__doc__, DETECTORS, argv)
     parser.add_argument("--backbone", default="vilonghorn_nano_sfp", help="a registered model with a pyramid")
-    parser.add_argument("--stem", help="what stands before the tokens, as in docs/models.md")
-    args = parser.parse_args(argv)
-    torch.manual_seed(args.seed)
-    model = build(args.detector, args.backbone, args.side, args.stem)
+    args = parse(parser, argv)
+    try:
+        model = build(args.model, args.backbone, args.side)
+    except (RuntimeError, ValueError) as error:
+        parser.error(f"no {args.model} on {args.backbone}: {error}")
     fit(model, lambda batch: loss(model, batch), args)
     scenes = held_out(args)
     with torch.no_grad():

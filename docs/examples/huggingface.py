@@ -1,4 +1,4 @@
-"""Our backbones in transformers: `python docs/examples/huggingface.py upernet`, `detr` or `classify`.
+"""Our backbones in transformers: `python docs/examples/huggingface.py --model upernet`, `detr` or `classifier`.
 
 UperNet and DETR take a model with a pyramid through `TimmBackbone`; Trainer and pipeline take a classifier through
 `TimmWrapper`. Each trains, measures itself on held-out digits, is saved, and loads again with the same outputs to the last
@@ -15,7 +15,7 @@ import numpy as np
 import segment
 import timm
 import torch
-from common import BACKGROUND_AND_DIGITS, fit, held_out, options, save_picture
+from common import BACKGROUND_AND_DIGITS, fit, held_out, options, parse, save_picture
 from PIL import Image
 from sklearn.datasets import load_digits
 from timm.models import register_model
@@ -38,6 +38,9 @@ import vilonghorn  # noqa: F401  (registers the models)
 from vilonghorn.data import embedded
 from vilonghorn.data.scenes import CLASSES, Scene
 from vilonghorn.tools import publish
+from vilonghorn.tools.transformers_names import keep_names
+
+keep_names()  # DETR's checkpoints have the names of our parameters from here on
 
 
 @register_model
@@ -77,7 +80,7 @@ def upernet(args) -> float:
         predicted = model(normed(scenes)).logits.argmax(1)
     score = segment.mean_iou(predicted, torch.stack([s.semantic() for s in scenes]))
     print(f"held out: mean IoU {score:.3f} on {len(scenes)} scenes")
-    save_picture(args.picture, map(segment.draw, [s.image for s in scenes[:16]], predicted), columns=4)
+    save_picture(args.picture, map(segment.draw, [s.image for s in scenes[:8]], predicted), columns=4)
     check_round_trip(model, normed(scenes[:2]))
     return score
 
@@ -136,7 +139,7 @@ class Digits(torch.utils.data.Dataset):
         return dict(pixel_values=self.transform(self.images[index]), labels=self.labels[index])
 
 
-def classify(args) -> float:
+def classifier(args) -> float:
     """Trains a classifier with Trainer; returns the top-1 of a pipeline on the held-out digits."""
     with tempfile.TemporaryDirectory() as folder:
         fresh = timm.create_model("vilonghorn_nano", img_size=32, patch_size=4, num_classes=len(CLASSES))
@@ -162,29 +165,26 @@ def classify(args) -> float:
         trainer = Trainer(model, training, train_dataset=Digits(True, transform))
         trainer.train()
         trainer.save_model(Path(folder, "trained"))
-        classifier = pipeline("image-classification", str(Path(folder, "trained")), device="cpu", use_fast=True)
+        ask = pipeline("image-classification", str(Path(folder, "trained")), device="cpu", use_fast=True)
         digits = Digits(False)
-        said = [answers[0]["label"] for answers in classifier(digits.images, batch_size=64, top_k=1)]
+        said = [answers[0]["label"] for answers in ask(digits.images, batch_size=64, top_k=1)]
         top1 = sum(label == CLASSES[truth] for label, truth in zip(said, digits.labels)) / len(said)
         print(f"held out: top-1 {top1:.1%} on {len(said)} digits, by the pipeline")
         check_round_trip(model.eval(), torch.stack([transform(image) for image in digits.images[:4]]))
     return top1
 
 
-TASKS = {"upernet": (upernet, dict(steps=500)), "detr": (detr, dict(steps=1500, lr=1e-3)), "classify": (classify, dict(steps=250, batch=64))}
+TASKS = {
+    "upernet": (upernet, dict(steps=500)),
+    "detr": (detr, dict(steps=1500, lr=1e-3)),
+    "classifier": (classifier, dict(steps=250, batch=64)),
+}
 
 
 def main(argv: list[str] | None = None) -> float:
     """Runs a task; returns its score."""
-    parser = options(__doc__, steps=None)
-    parser.add_argument("task", choices=TASKS)
-    args = parser.parse_args(argv)
-    task, defaults = TASKS[args.task]
-    for key, value in defaults.items():
-        if getattr(args, key) == parser.get_default(key):
-            setattr(args, key, value)
-    torch.manual_seed(args.seed)
-    return task(args)
+    args = parse(options(__doc__, {name: defaults for name, (_, defaults) in TASKS.items()}, argv), argv)
+    return TASKS[args.model][0](args)
 
 
 if __name__ == "__main__":

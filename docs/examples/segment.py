@@ -1,6 +1,6 @@
-"""A decoder of segmentation_models_pytorch on our backbones: `python docs/examples/segment.py upernet --picture segment.png`.
+"""Segments digits: `python docs/examples/segment.py --model upernet --picture upernet.png`.
 
-DPT takes tokens, which the plain models give; the other decoders take maps at strides 4 to 32, which those with a pyramid
+The decoders are those of segmentation_models_pytorch. DPT takes tokens, which the plain models give; the other decoders take maps at strides 4 to 32, which those with a pyramid
 give. The score is the mean IoU over the background and the ten digits, each counted over all pixels of the held-out
 scenes.
 """
@@ -8,9 +8,10 @@ scenes.
 from __future__ import annotations
 
 import segmentation_models_pytorch as smp
+import timm
 import torch
 import torch.nn.functional as F
-from common import BACKGROUND_AND_DIGITS, COLORS, fit, held_out, options, save_picture
+from common import BACKGROUND_AND_DIGITS, COLORS, fit, held_out, options, parse, save_picture
 from torch import Tensor, nn
 from torchvision.utils import draw_segmentation_masks
 
@@ -29,18 +30,27 @@ WIDTHS = {  # of the decoders, whose own are made for larger backbones
     "segformer": dict(decoder_segmentation_channels=64),
 }
 PATCH = 8  # pixels: the scenes are small
+CHANNELS = 64  # of the pyramid's maps
 
 
 def build(decoder: str, name: str) -> nn.Module:
-    """A model from (B, 3, H, W) to logits (B, 11, H, W) with a backbone registered as `name`."""
-    tokens = dict(num_classes=0, dynamic_img_size=True) if decoder == "dpt" else {}
+    """A model from (B, 3, H, W) to logits (B, 11, H, W) with a backbone registered as `name`.
+
+    Raises:
+        ValueError: a backbone whose features are not those that the decoder takes.
+    """
+    strides = set(timm.create_model(name, features_only=True, patch_size=PATCH).feature_info.reduction())
+    if decoder == "dpt" and strides != {PATCH} or decoder != "dpt" and strides != {4, 8, 16, 32}:
+        takes = "tokens, of a plain model" if decoder == "dpt" else "maps at strides 4 to 32, of a model whose name ends in _sfp"
+        raise ValueError(f"{decoder} takes {takes}; {name} gives features at strides {sorted(strides)}")
+    own = dict(num_classes=0, dynamic_img_size=True) if decoder == "dpt" else dict(pyramid_channels=CHANNELS)
     return smp.create_model(
         decoder,
         encoder_name=f"tu-{name}",
         encoder_weights=None,
         classes=BACKGROUND_AND_DIGITS,
         patch_size=PATCH,
-        **tokens,
+        **own,
         **WIDTHS[decoder],
     )
 
@@ -50,10 +60,10 @@ def logits(model: nn.Module, images: Tensor) -> Tensor:
 
 
 def loss(model: nn.Module, batch: list[Scene]) -> Tensor:
-    """Cross-entropy plus Dice loss, which weighs the few pixels of a digit as much as the background."""
+    """Cross-entropy, in which a pixel of ink weighs as much as four of the background, of which there are ten times as many."""
     predicted = logits(model, torch.stack([scene.image for scene in batch]))
     target = torch.stack([scene.semantic() for scene in batch])
-    return F.cross_entropy(predicted, target) + smp.losses.DiceLoss("multiclass")(predicted, target)
+    return F.cross_entropy(predicted, target, torch.tensor([0.25] + [1.0] * len(COLORS)))
 
 
 def mean_iou(predicted: Tensor, target: Tensor) -> float:
@@ -73,12 +83,14 @@ def draw(image: Tensor, classes: Tensor) -> Tensor:
 
 def main(argv: list[str] | None = None) -> float:
     """Trains and measures; returns the mean IoU on held-out scenes."""
-    parser = options(__doc__, steps=500)
-    parser.add_argument("decoder", choices=WIDTHS)
+    parser = options(__doc__, {decoder: dict(steps=700) for decoder in WIDTHS}, argv)
     parser.add_argument("--backbone", help="a registered model; vilonghorn_nano for dpt, else vilonghorn_nano_sfp by default")
-    args = parser.parse_args(argv)
-    torch.manual_seed(args.seed)
-    model = build(args.decoder, args.backbone or ("vilonghorn_nano" if args.decoder == "dpt" else "vilonghorn_nano_sfp"))
+    args = parse(parser, argv)
+    try:
+        model = build(args.model, args.backbone or ("vilonghorn_nano" if args.model == "dpt" else "vilonghorn_nano_sfp"))
+        logits(model.eval(), torch.zeros(1, 3, args.side, args.side))
+    except (RuntimeError, ValueError) as error:
+        parser.error(f"no {args.model} for scenes of {args.side} pixels: {error}")
     fit(model, lambda batch: loss(model, batch), args)
     scenes = list(held_out(args))
     images, target = torch.stack([s.image for s in scenes]), torch.stack([s.semantic() for s in scenes])
@@ -86,7 +98,7 @@ def main(argv: list[str] | None = None) -> float:
         predicted = torch.cat([logits(model, part).argmax(1) for part in images.split(args.batch)])
     score = mean_iou(predicted, target)
     print(f"held out: mean IoU {score:.3f} on {len(scenes)} scenes")
-    save_picture(args.picture, map(draw, images[:16], predicted), columns=4)
+    save_picture(args.picture, map(draw, images[:8], predicted), columns=4)
     return score
 
 

@@ -23,7 +23,7 @@ def example(monkeypatch):
 
 @pytest.mark.parametrize("detector", DETECTORS)
 def test_a_detector_trains_and_is_measured(example, detector, tmp_path, capsys):
-    score = example("detect").main([detector, *BRIEF, "--picture", str(tmp_path / "picture.png")])
+    score = example("detect").main(["--model", detector, *BRIEF, "--picture", str(tmp_path / "picture.png")])
     said = capsys.readouterr().out
     assert 0 <= score <= 1 and "step 2/2: loss" in said and f"top boxes ({score:.1%})" in said
     assert read_image(str(tmp_path / "picture.png")).shape[0] == 3
@@ -32,17 +32,17 @@ def test_a_detector_trains_and_is_measured(example, detector, tmp_path, capsys):
 @pytest.mark.parametrize("decoder", DECODERS)
 def test_a_decoder_trains_and_is_measured(example, decoder, tmp_path, capsys):
     pytest.importorskip("segmentation_models_pytorch", reason="pip install vilonghorn[downstream]")
-    score = example("segment").main([decoder, *BRIEF, "--picture", str(tmp_path / "picture.png")])
+    score = example("segment").main(["--model", decoder, *BRIEF, "--picture", str(tmp_path / "picture.png")])
     said = capsys.readouterr().out
     assert 0 <= score <= 1 and "step 2/2: loss" in said and f"mean IoU {score:.3f} on 4 scenes" in said
     assert read_image(str(tmp_path / "picture.png")).shape[0] == 3
 
 
-@pytest.mark.parametrize("task", ["upernet", "detr", "classify"])
+@pytest.mark.parametrize("task", ["upernet", "detr", "classifier"])
 def test_transformers_trains_and_loads_our_models_exactly(example, task, capsys):
     pytest.importorskip("transformers", reason="pip install vilonghorn[downstream]")
     pytest.importorskip("accelerate", reason="pip install vilonghorn[downstream]")
-    score = example("huggingface").main([task, *BRIEF])
+    score = example("huggingface").main(["--model", task, *BRIEF])
     assert 0 <= score <= 1 and "the same outputs to the last bit" in capsys.readouterr().out
 
 
