@@ -3,14 +3,15 @@
 import importlib
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
-from torchvision.io import read_image
+from PIL import Image
 
 from vilonghorn.data.scenes import DigitScenes
 
 EXAMPLES = Path(__file__).parents[2] / "docs" / "examples"
-BRIEF = ["--steps", "2", "--batch", "2", "--held-out", "4", "--side", "64"]
+BRIEF = ["--steps", "2", "--batch", "2", "--held-out", "2", "--side", "64"]
 DETECTORS = ["fcos", "retinanet", "faster_rcnn", "mask_rcnn"]
 DECODERS = ["dpt", "unet", "unetplusplus", "manet", "linknet", "fpn", "pspnet", "upernet", "segformer"]
 
@@ -26,7 +27,7 @@ def test_a_detector_trains_and_is_measured(example, detector, tmp_path, capsys):
     score = example("detect").main(["--model", detector, *BRIEF, "--picture", str(tmp_path / "picture.png")])
     said = capsys.readouterr().out
     assert 0 <= score <= 1 and "step 2/2: loss" in said and f"top boxes ({score:.1%})" in said
-    assert read_image(str(tmp_path / "picture.png")).shape[0] == 3
+    assert np.ptp(np.asarray(Image.open(tmp_path / "picture.png").convert("RGB"))) > 100
 
 
 @pytest.mark.parametrize("decoder", DECODERS)
@@ -34,8 +35,8 @@ def test_a_decoder_trains_and_is_measured(example, decoder, tmp_path, capsys):
     pytest.importorskip("segmentation_models_pytorch", reason="pip install vilonghorn[downstream]")
     score = example("segment").main(["--model", decoder, *BRIEF, "--picture", str(tmp_path / "picture.png")])
     said = capsys.readouterr().out
-    assert 0 <= score <= 1 and "step 2/2: loss" in said and f"mean IoU {score:.3f} on 4 scenes" in said
-    assert read_image(str(tmp_path / "picture.png")).shape[0] == 3
+    assert 0 <= score <= 1 and "step 2/2: loss" in said and f"mean IoU {score:.3f} on 2 scenes" in said
+    assert np.ptp(np.asarray(Image.open(tmp_path / "picture.png").convert("RGB"))) > 100
 
 
 @pytest.mark.parametrize("task", ["upernet", "detr", "classifier"])
