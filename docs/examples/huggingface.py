@@ -46,7 +46,7 @@ keep_names()  # DETR's checkpoints have the names of our parameters from here on
 @register_model
 def vilonghorn_scenes(pretrained: bool = False, **kwargs) -> nn.Module:
     """A backbone for small images. `TimmBackbone`'s configuration holds a name and no keywords, so these get a name."""
-    return timm.create_model("vilonghorn_nano_sfp", pretrained, patch_size=8, **kwargs)
+    return timm.create_model("vilonghorn_nano_sfp", pretrained, patch_size=segment.PATCH, stem=segment.STEM, **kwargs)
 
 
 def normed(scenes: list[Scene]) -> Tensor:
@@ -74,7 +74,11 @@ def upernet(args) -> float:
         backbone_config=backbone, hidden_size=64, use_auxiliary_head=False, num_labels=BACKGROUND_AND_DIGITS
     )
     model = UperNetForSemanticSegmentation(config)
-    fit(model, lambda batch: model(normed(batch), labels=torch.stack([s.semantic() for s in batch])).loss, args)
+
+    def loss(batch: list[Scene]) -> Tensor:
+        return segment.cross_entropy(model(normed(batch)).logits, torch.stack([s.semantic() for s in batch]))
+
+    fit(model, loss, args)
     scenes = list(held_out(args))
     with torch.no_grad():
         predicted = model(normed(scenes)).logits.argmax(1)
@@ -175,7 +179,7 @@ def classifier(args) -> float:
 
 
 TASKS = {
-    "upernet": (upernet, dict(steps=500)),
+    "upernet": (upernet, dict(steps=750)),
     "detr": (detr, dict(steps=1500, lr=1e-3)),
     "classifier": (classifier, dict(steps=250, batch=64)),
 }

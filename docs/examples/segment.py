@@ -1,8 +1,8 @@
 """Segments digits: `python docs/examples/segment.py --model upernet --picture upernet.png`.
 
-The decoders are those of segmentation_models_pytorch. DPT takes tokens, which the plain models give; the other decoders take maps at strides 4 to 32, which those with a pyramid
-give. The score is the mean IoU over the background and the ten digits, each counted over all pixels of the held-out
-scenes.
+The decoders are those of segmentation_models_pytorch. DPT takes tokens, which the plain models give; the others take maps
+at strides 4 to 32, which those with a pyramid give. The score is the mean IoU over the background and the ten digits, each
+counted over all pixels of the held-out scenes.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ WIDTHS = {  # of the decoders, whose own are made for larger backbones
     "segformer": dict(decoder_segmentation_channels=64),
 }
 PATCH = 8  # pixels: the scenes are small
-CHANNELS = 64  # of the pyramid's maps
+STEM = "conv"  # before the tokens: it makes the digits easier to tell apart
 
 
 def build(decoder: str, name: str) -> nn.Module:
@@ -41,15 +41,17 @@ def build(decoder: str, name: str) -> nn.Module:
     """
     strides = set(timm.create_model(name, features_only=True, patch_size=PATCH).feature_info.reduction())
     if decoder == "dpt" and strides != {PATCH} or decoder != "dpt" and strides != {4, 8, 16, 32}:
-        takes = "tokens, of a plain model" if decoder == "dpt" else "maps at strides 4 to 32, of a model whose name ends in _sfp"
+        maps = "maps at strides 4 to 32, of a model whose name ends in _sfp"
+        takes = "tokens, of a plain model" if decoder == "dpt" else maps
         raise ValueError(f"{decoder} takes {takes}; {name} gives features at strides {sorted(strides)}")
-    own = dict(num_classes=0, dynamic_img_size=True) if decoder == "dpt" else dict(pyramid_channels=CHANNELS)
+    own = dict(num_classes=0, dynamic_img_size=True) if decoder == "dpt" else {}
     return smp.create_model(
         decoder,
         encoder_name=f"tu-{name}",
         encoder_weights=None,
         classes=BACKGROUND_AND_DIGITS,
         patch_size=PATCH,
+        stem=STEM,
         **own,
         **WIDTHS[decoder],
     )
@@ -59,11 +61,14 @@ def logits(model: nn.Module, images: Tensor) -> Tensor:
     return model((images - 0.3) / 0.25)
 
 
-def loss(model: nn.Module, batch: list[Scene]) -> Tensor:
-    """Cross-entropy, in which a pixel of ink weighs as much as four of the background, of which there are ten times as many."""
-    predicted = logits(model, torch.stack([scene.image for scene in batch]))
-    target = torch.stack([scene.semantic() for scene in batch])
+def cross_entropy(predicted: Tensor, target: Tensor) -> Tensor:
+    """Of logits (B, 11, H, W) and classes (B, H, W). Ink, a tenth of the pixels, has four times the weight of the rest."""
     return F.cross_entropy(predicted, target, torch.tensor([0.25] + [1.0] * len(COLORS)))
+
+
+def loss(model: nn.Module, batch: list[Scene]) -> Tensor:
+    predicted = logits(model, torch.stack([scene.image for scene in batch]))
+    return cross_entropy(predicted, torch.stack([scene.semantic() for scene in batch]))
 
 
 def mean_iou(predicted: Tensor, target: Tensor) -> float:
@@ -83,7 +88,7 @@ def draw(image: Tensor, classes: Tensor) -> Tensor:
 
 def main(argv: list[str] | None = None) -> float:
     """Trains and measures; returns the mean IoU on held-out scenes."""
-    parser = options(__doc__, {decoder: dict(steps=700) for decoder in WIDTHS}, argv)
+    parser = options(__doc__, {decoder: dict(steps=750) for decoder in WIDTHS}, argv)
     parser.add_argument("--backbone", help="a registered model; vilonghorn_nano for dpt, else vilonghorn_nano_sfp by default")
     args = parse(parser, argv)
     try:

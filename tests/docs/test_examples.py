@@ -47,6 +47,27 @@ def test_transformers_trains_and_loads_our_models_exactly(example, task, capsys)
     assert 0 <= score <= 1 and "the same outputs to the last bit" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize(
+    "name, arguments, sentence",
+    [
+        ("detect", ["--side", "40"], "--side is 40, expected at least 48"),
+        ("detect", ["--steps", "0"], "--steps is 0, expected at least 1"),
+        ("detect", ["--picture", "no/where.png"], "--picture is no/where.png, expected the name of a .png in a folder"),
+        ("detect", ["--backbone", "vilonghorn_nono"], "no fcos on vilonghorn_nono: Unknown model"),
+        ("segment", ["--model", "dpt", "--side", "60"], "no dpt for scenes of 60 pixels: Wrong input shape height=60"),
+        ("segment", ["--model", "unet", "--backbone", "vilonghorn_nano"], "a model whose name ends in _sfp; vilonghorn_nano"),
+        ("segment", ["--model", "dpt", "--backbone", "vim_nano_sfp"], "dpt takes tokens, of a plain model; vim_nano_sfp"),
+    ],
+)
+def test_what_cannot_work_gets_a_sentence_before_work_begins(example, name, arguments, sentence, capsys):
+    if name == "segment":
+        pytest.importorskip("segmentation_models_pytorch", reason="pip install vilonghorn[downstream]")
+    with pytest.raises(SystemExit) as end:
+        example(name).main(arguments)
+    out = capsys.readouterr()
+    assert end.value.code == 2 and sentence in out.err and "step" not in out.out
+
+
 def test_every_parameter_of_a_detector_and_of_a_decoder_learns(example):
     scenes = list(DigitScenes(2, side=64))
     detect = example("detect")
@@ -65,7 +86,8 @@ def test_a_top_box_is_right_once_and_with_its_class(example):
     assert detect.top_boxes(twice, scene)[1] == [True] + [False] * (n - 1)
     assert detect.top_boxes({**truth, "labels": truth["labels"] % 10 + 1}, scene)[1] == [False] * n
     assert detect.top_boxes({**truth, "boxes": scene.boxes + 30}, scene)[1] == [False] * n
-    assert len(detect.top_boxes({key: value.repeat(2, *[1] * (value.dim() - 1)) for key, value in truth.items()}, scene)[1]) == n
+    more = {key: torch.cat([value, value]) for key, value in truth.items()}
+    assert len(detect.top_boxes(more, scene)[1]) == n
 
 
 def test_mean_iou_is_that_of_its_definition(example):

@@ -93,7 +93,9 @@ class StemEmbed(PatchEmbed):
             ValueError: another patch size, or an image that is not a whole number of patches.
         """
         if patch_size is not None and to_2tuple(patch_size) != self.patch_size:
-            raise ValueError(f"patch_size is {patch_size}, but the stem's is {self.patch_size[0]}: make a new model for another")
+            raise ValueError(
+                f"patch_size is {patch_size}, but the stem's is {self.patch_size[0]}: make a new model for another"
+            )
         super().set_input_size(img_size)
 
 
