@@ -180,7 +180,7 @@ def classifier(args) -> float:
 
 TASKS = {
     "upernet": (upernet, dict(steps=750)),
-    "detr": (detr, dict(steps=1500, lr=1e-3)),
+    "detr": (detr, dict(steps=1000, lr=1e-3)),
     "classifier": (classifier, dict(steps=250, batch=64)),
 }
 
