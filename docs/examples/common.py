@@ -31,7 +31,7 @@ def options(doc: str, models: Mapping[str, Mapping[str, Any]], argv: Sequence[st
         models: what `--model` may name, each with its number of steps and what else it has of its own.
         argv: the command line, whose model's defaults are told.
     """
-    own = dict(batch=8, lr=4e-3)
+    own = dict(batch=8, lr=4e-3, digits=3)
     chosen = argparse.ArgumentParser(add_help=False)
     chosen.add_argument("--model", default=next(iter(models)))
     own |= models.get(chosen.parse_known_args(argv)[0].model, {})
@@ -41,6 +41,7 @@ def options(doc: str, models: Mapping[str, Mapping[str, Any]], argv: Sequence[st
     parser.add_argument("--batch", type=int, default=own["batch"], help="scenes in a batch")
     parser.add_argument("--lr", type=float, default=own["lr"], help="highest learning rate")
     parser.add_argument("--side", type=int, default=96, help="height and width of a scene, in pixels")
+    parser.add_argument("--digits", type=int, default=own["digits"], help="digits on a training scene, at most")
     parser.add_argument("--held-out", type=int, default=64, help="scenes to measure on, of digits that no training scene has")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--picture", type=Path, help="PNG file to write with predictions on held-out scenes")
@@ -50,7 +51,7 @@ def options(doc: str, models: Mapping[str, Mapping[str, Any]], argv: Sequence[st
 def parse(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> argparse.Namespace:
     """Arguments of `options`, seeds set; what cannot work ends the program with a sentence, before it has begun."""
     args = parser.parse_args(argv)
-    for name in ("steps", "batch", "held_out"):
+    for name in ("steps", "batch", "digits", "held_out"):
         if getattr(args, name) < 1:
             parser.error(f"--{name.replace('_', '-')} is {getattr(args, name)}, expected at least 1")
     if args.side < SIZES[1]:
@@ -69,7 +70,7 @@ def fit(model: nn.Module, loss: Callable[[list[Scene]], Tensor], args: argparse.
         loss: of a batch of scenes, by the model.
         args: of `options`.
     """
-    scenes = DigitScenes(args.steps * args.batch, args.side, seed=args.seed)
+    scenes = DigitScenes(args.steps * args.batch, args.side, most=args.digits, seed=args.seed)
     loader = DataLoader(scenes, args.batch, collate_fn=list)
     optimizer = torch.optim.AdamW(model.parameters(), args.lr, weight_decay=0.05)
     warmup = max(1, args.steps // 20)

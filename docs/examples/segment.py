@@ -88,7 +88,7 @@ def draw(image: Tensor, classes: Tensor) -> Tensor:
 
 def main(argv: list[str] | None = None) -> float:
     """Trains and measures; returns the mean IoU on held-out scenes."""
-    parser = options(__doc__, {decoder: dict(steps=750) for decoder in WIDTHS}, argv)
+    parser = options(__doc__, {decoder: dict(steps=750, digits=3 if decoder == "dpt" else 6) for decoder in WIDTHS}, argv)
     parser.add_argument("--backbone", help="a registered model; vilonghorn_nano for dpt, else vilonghorn_nano_sfp by default")
     args = parse(parser, argv)
     try:
