@@ -231,22 +231,20 @@ template <class T, int NS> struct Scan {
     const T scale = a.mean ? T(1) / a.groups : T(1);
     for (int64_t i = 0; i < s.steps; i++) {
       dy[i] *= scale;
-      if (a.z.data) {
-        const int64_t t = s.time(i), at = (b * L + t) * a.dz_step + d;
+      if (a.z.data) {  // whose gradient needs a sum over directions, which dz's place holds until the last one
+        const int64_t row = b * L + s.time(i), at = row * a.dz_step + d;
         T *partial = is_short(a.dtype) ? (T *)a.sums + at + a.dz_step - a.channels : (T *)a.dz + at;
-        const V z = dt[i], open = sigmoid<T>(z);
-        V dz = dy[i] * (y[i] + D * x[i]) * open * (T(1) + z * (T(1) - open));
-        if (a.y) {
-          T *again = (T *)a.y + (b * L + t) * a.channels + d;
-          V total = y[i] + D * x[i];
-          if (s.group > 0) total += load(again, count), prefetch<T>(again, 0, VL_FLOAT32);
-          if (s.group == a.groups - 1) total *= scale, total *= z * open;
-          store(again, total, count);
+        const V z = dt[i], open = sigmoid<T>(z), gate = z * open;
+        V sum = y[i] + D * x[i];
+        if (!a.mean) sum *= dy[i];  // under mean, dy is the same for all
+        if (s.group > 0) sum += load(partial, count), prefetch<T>(partial, 0, VL_FLOAT32);
+        if (s.group < a.groups - 1) {
+          store(partial, sum, count);
+        } else {
+          store_as<T>(a.dz, at, a.dtype, (a.mean ? dy[i] * sum : sum) * (open + gate * (T(1) - open)), count);
+          if (a.y) store((T *)a.y + row * a.channels + d, sum * scale * gate, count);
         }
-        if (s.group > 0) dz += load(partial, count), prefetch<T>(partial, 0, VL_FLOAT32);
-        if (s.group < a.groups - 1) store(partial, dz, count);
-        else store_as<T>(a.dz, at, a.dtype, dz, count);
-        dy[i] *= z * open;
+        dy[i] *= gate;
       }
       dD[i_block] += dy[i] * x[i];
     }

@@ -69,6 +69,12 @@ def test_an_argument_is_timms_for_every_magnitude(name):
         assert found == expected
 
 
+@pytest.mark.parametrize("name, section", [("rand-m9-inc", "inc"), ("rand-m9-foo", "foo"), ("v0-mstd", "mstd")])
+def test_a_section_without_its_number_is_refused_where_timm_leaves_it_out(name, section):
+    with pytest.raises(ValueError, match=f"{name!r}: not a policy of timm \\('{section}' has no number"):
+        Policy(name, MEAN)
+
+
 def test_three_augment_does_one_of_three_things_to_every_image():
     done = ours("3a")
     assert all(len(steps) == 1 for steps in done)

@@ -145,6 +145,13 @@ def test_a_scripted_model_computes_and_trains_the_same(options):
         torch.testing.assert_close(b, a, rtol=1e-3, atol=1e-5)
 
 
+@pytest.mark.parametrize("name", ["vilonghorn_nano", "vilonghorn_nano_shared", "vim_nano"])
+def test_a_jit_trace_computes_the_same(name):
+    model = make(name, depth=2, **SMALL)
+    traced = torch.jit.trace(model, images(2, 3, 32, 32))
+    torch.testing.assert_close(traced(images(3, 3, 32, 32)), model(images(3, 3, 32, 32)))
+
+
 @pytest.mark.parametrize(
     "batch, message",
     [

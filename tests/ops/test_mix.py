@@ -166,3 +166,10 @@ def test_integers_are_refused():
     values = mixer_inputs(2, 2, 9, 5, 3, 2, 4, rule="longhorn")
     with pytest.raises(TypeError, match="xz is torch.int64"):
         mix(**values | dict(xz=values["xz"].long()), A=None)
+
+
+@pytest.mark.parametrize("reverse", [(0.5, 1.0), "ab", (0, 2)])
+def test_what_is_no_flag_of_a_direction_is_refused(reverse):
+    values = mixer_inputs(2, 2, 9, 5, 3, 2, 4, rule="longhorn") | dict(A=None, rule="longhorn", reverse=reverse)
+    with pytest.raises(TypeError, match="mix: reverse is .*, expected a tuple with True or False for each direction"):
+        mix(**values)

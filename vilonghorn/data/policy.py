@@ -98,6 +98,9 @@ class Policy:
         self.fill = tuple(min(255, round(255 * value)) for value in mean)
         hparams = {"translate_const": 100, "img_mean": self.fill}
         try:
+            for section in name.split("-")[1:]:
+                if not section.startswith("t") and not any(map(str.isdigit, section)):  # t: the name of a set
+                    raise ValueError(f"{section!r} has no number, as in mstd0.5 or inc1")  # timm would leave it out
             if name.startswith("rand"):
                 timms = rand_augment_transform(name, hparams)
                 self._choices = [timms.ops] * timms.num_layers

@@ -10,9 +10,10 @@ from typing import List, Optional, Sequence
 
 import torch
 from timm.layers import is_exportable, register_notrace_function
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 
-from ..ops.arguments import RULES
+from ..ops import project
+from ..ops.arguments import RULES, direction_flags
 from .forms import NORM_EPS, mix_form
 from .norm import RMSNorm, widen
 
@@ -89,7 +90,7 @@ class Mixer(nn.Module):
         dd = {"device": device, "dtype": dtype}
         self.dim = dim
         self.rule = rule
-        self.reverse = tuple(bool(flag) for flag in reverse)
+        self.reverse = tuple(map(bool, direction_flags("Mixer", reverse)))
         self.flags: List[bool] = list(self.reverse)  # for TorchScript, whose operators take no tuples
         self.d_state = d_state
         self.d_inner = expand * dim
@@ -161,11 +162,15 @@ class Mixer(nn.Module):
             for norm in self.norms:
                 norms.append(norm.weight)
         out_proj: Optional[Tensor] = None
-        if not torch.jit.is_scripting():
+        if torch.jit.is_scripting():
+            xz = self.in_proj(x)
+        else:
+            named = isinstance(x, fx.Proxy) or not _is_plain(self.in_proj)  # a traced graph names the module
+            xz = self.in_proj(x) if named else project(x, self.in_proj.weight)
             if _is_plain(self.out_proj):
                 out_proj = self.out_proj.weight
         y = mix_form(
-            self.in_proj(x),
+            xz,
             self.conv_weight,
             self.conv_bias,
             self.x_proj,

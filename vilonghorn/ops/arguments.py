@@ -5,6 +5,7 @@ Every backend receives a `ScanArguments` that passed `check`, so that none repea
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -68,6 +69,25 @@ class MixArguments(NamedTuple):
     def weights(self) -> dict[str, Tensor | None]:
         names = ("conv_weight", "conv_bias", "x_proj", "dt_proj", "dt_bias", "A", "D", "out_proj")
         return {name: getattr(self, name) for name in names}
+
+
+def direction_flags(operator: str, reverse: Sequence[bool]) -> list[int]:
+    """`reverse` as operators take it: in integers, as torch.jit.trace knows no lists of booleans.
+
+    Raises:
+        TypeError: what is not a flag for each direction, each True or False (or 1 or 0).
+    """
+    if not (isinstance(reverse, (tuple, list)) and all(isinstance(flag, int) and flag in (0, 1) for flag in reverse)):
+        raise TypeError(f"{operator}: reverse is {reverse!r}, expected a tuple with True or False for each direction")
+    return [int(flag) for flag in reverse]
+
+
+def saves(tensors: Sequence[Tensor | None]) -> bool:
+    """Whether forward keeps what backward starts from. What torch.jit.trace records may be trained, or run without
+    gradients: it always keeps it."""
+    if torch.jit.is_tracing():
+        return True
+    return torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
 
 
 def autocast_dtype(x: Tensor) -> torch.dtype | None:

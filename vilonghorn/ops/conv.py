@@ -10,7 +10,7 @@ from timm.layers import is_exportable
 from torch import Tensor
 
 from . import native, native_block
-from .arguments import DTYPES, autocast_dtype
+from .arguments import DTYPES, autocast_dtype, direction_flags
 
 MAX_TAPS = 64
 
@@ -33,8 +33,9 @@ def conv_silu(x: Tensor, weight: Tensor, bias: Tensor, *, reverse: Sequence[bool
 
     Raises:
         ValueError: shapes or devices that do not fit.
-        TypeError: a dtype outside float32, bfloat16, float16 and float64.
+        TypeError: a dtype outside float32, bfloat16, float16 and float64, or what is no flag.
     """
+    flags = direction_flags("conv_silu", reverse)
     if x.dim() != 3 or weight.dim() != 3 or weight.shape[1] != x.shape[2] or bias.shape != weight.shape[:2]:
         raise ValueError(
             f"conv_silu: x {tuple(x.shape)}, weight {tuple(weight.shape)}, bias {tuple(bias.shape)}; "
@@ -53,7 +54,7 @@ def conv_silu(x: Tensor, weight: Tensor, bias: Tensor, *, reverse: Sequence[bool
     if dtype is not None:
         x = x.to(dtype)
     if not is_exportable() and native.unavailable(x.device.type) is None:
-        return _conv_silu(x, weight, bias, list(reverse))
+        return _conv_silu(x, weight, bias, flags)
     return conv_silu_reference(x, weight, bias, reverse)
 
 
@@ -73,8 +74,8 @@ def conv_silu_reference(x: Tensor, weight: Tensor, bias: Tensor, reverse: Sequen
 
 
 @torch.library.custom_op("vilonghorn::conv_silu", mutates_args=())
-def _conv_silu(x: Tensor, weight: Tensor, bias: Tensor, reverse: Sequence[bool]) -> Tensor:
-    return native_block.conv_forward(x, weight, bias, tuple(reverse))
+def _conv_silu(x: Tensor, weight: Tensor, bias: Tensor, reverse: Sequence[int]) -> Tensor:
+    return native_block.conv_forward(x, weight, bias, tuple(map(bool, reverse)))
 
 
 @_conv_silu.register_fake
@@ -84,9 +85,9 @@ def _(x, weight, bias, reverse):
 
 @torch.library.custom_op("vilonghorn::conv_silu_backward", mutates_args=())
 def _conv_silu_backward(
-    dy: Tensor, x: Tensor, weight: Tensor, bias: Tensor, reverse: Sequence[bool]
+    dy: Tensor, x: Tensor, weight: Tensor, bias: Tensor, reverse: Sequence[int]
 ) -> tuple[Tensor, Tensor, Tensor]:
-    return native_block.conv_backward(dy, x, weight, bias, tuple(reverse))
+    return native_block.conv_backward(dy, x, weight, bias, tuple(map(bool, reverse)))
 
 
 @_conv_silu_backward.register_fake

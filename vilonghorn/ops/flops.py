@@ -7,6 +7,7 @@ not keep counts that too. Half of a forward's figure is what papers on vision mo
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from types import SimpleNamespace
 
@@ -100,6 +101,12 @@ def mix_backward_flops(a: SimpleNamespace) -> int:
     """Convolution, steps and recurrence again; then two products for each."""
     conv, projections, recurrence, out = _mix_parts(a)
     return 3 * conv + 2 * projections + 3 * recurrence + 2 * out
+
+
+@_count(torch.ops.mkldnn._linear_pointwise)
+def product_flops(a: SimpleNamespace) -> int:
+    """What torch counts for its own product, for that of `vilonghorn.ops.project` by oneDNN."""
+    return 2 * math.prod(a.X) * a.W[0]
 
 
 @_count(torch.ops.vilonghorn.rms_norm)

@@ -15,7 +15,7 @@ from timm.layers import is_exportable
 from torch import Tensor
 
 from . import native, native_block
-from .arguments import DTYPES, MAX_STATE, RULES, MixArguments
+from .arguments import DTYPES, MAX_STATE, RULES, MixArguments, direction_flags, saves
 from .conv import MAX_TAPS, conv_silu
 from .operator import scan
 
@@ -59,14 +59,14 @@ def mix(
 
     Raises:
         ValueError: shapes, devices or a rule that do not fit.
-        TypeError: a dtype outside float32, bfloat16, float16 and float64.
+        TypeError: a dtype outside float32, bfloat16, float16 and float64, or what is no flag.
     """
-    args = MixArguments(xz, conv_weight, conv_bias, x_proj, dt_proj, dt_bias, A, D, out_proj, rule, tuple(reverse))
+    flags = direction_flags("mix", reverse)
+    args = MixArguments(xz, conv_weight, conv_bias, x_proj, dt_proj, dt_bias, A, D, out_proj, rule, tuple(map(bool, flags)))
     _check(args)
     if is_exportable() or native.unavailable(xz.device.type) is not None:
         return mix_composed(args)
-    save = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in args[:9])
-    return _mix(*args[:10], list(reverse), save)[0]
+    return _mix(*args[:10], flags, saves(args[:9]))[0]
 
 
 def mix_composed(args: MixArguments, backend: str | None = None) -> Tensor:
@@ -126,10 +126,10 @@ def _check(args: MixArguments) -> None:
 @torch.library.custom_op("vilonghorn::mix", mutates_args=())
 def _mix(
     xz: Tensor, conv_weight: Tensor, conv_bias: Tensor, x_proj: Tensor, dt_proj: Tensor, dt_bias: Tensor,
-    A: Optional[Tensor], D: Tensor, out_proj: Optional[Tensor], rule: str, reverse: Sequence[bool], save: bool,
+    A: Optional[Tensor], D: Tensor, out_proj: Optional[Tensor], rule: str, reverse: Sequence[int], save: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """y and, with `save`, what backward starts from: the projections and the states (in one dimension; see `scan`)."""
-    args = MixArguments(xz, conv_weight, conv_bias, x_proj, dt_proj, dt_bias, A, D, out_proj, rule, tuple(reverse))
+    args = MixArguments(xz, conv_weight, conv_bias, x_proj, dt_proj, dt_bias, A, D, out_proj, rule, tuple(map(bool, reverse)))
     y, projected, checkpoints = native_block.mix_forward(args, save)
     return y, projected if save else projected.new_empty(0), checkpoints.view(-1)
 
@@ -151,10 +151,10 @@ def _(xz, conv_weight, conv_bias, x_proj, dt_proj, dt_bias, A, D, out_proj, rule
 def _mix_backward(
     dy: Tensor, projected: Tensor, checkpoints: Tensor,
     xz: Tensor, conv_weight: Tensor, conv_bias: Tensor, x_proj: Tensor, dt_proj: Tensor, dt_bias: Tensor,
-    A: Optional[Tensor], D: Tensor, out_proj: Optional[Tensor], rule: str, reverse: Sequence[bool],
+    A: Optional[Tensor], D: Tensor, out_proj: Optional[Tensor], rule: str, reverse: Sequence[int],
 ) -> list[Tensor]:  # fmt: skip
     """Gradients of the tensors that are there, in the operator's order."""
-    args = MixArguments(xz, conv_weight, conv_bias, x_proj, dt_proj, dt_bias, A, D, out_proj, rule, tuple(reverse))
+    args = MixArguments(xz, conv_weight, conv_bias, x_proj, dt_proj, dt_bias, A, D, out_proj, rule, tuple(map(bool, reverse)))
     return [grad for grad in native_block.mix_backward(dy, args, projected, checkpoints) if grad is not None]
 
 

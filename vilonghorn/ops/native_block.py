@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from .abi import Call, Conv, Mix, Norm, Scan
 from .arguments import RULES, MixArguments
 from .native import CHUNK, LANES, add_up, library, run, share
+from .project import product
 
 GRAIN = 8192  # numbers that a thread should have for its share of a norm
 
@@ -45,7 +45,7 @@ def mix_forward(args: MixArguments, save: bool, level: int = -1) -> tuple[Tensor
     projected = call.output("projected", call.projected_shape, call.real, call.mix)
     call.run(library.vl_mix_forward, level)
     if args.out_proj is not None:
-        y = F.linear(y, args.out_proj.to(y.dtype))
+        y = product(y, args.out_proj.to(y.dtype))
     return y, projected, checkpoints
 
 
@@ -57,7 +57,7 @@ def mix_backward(
     (B, L, D), G, (R, P), real = args.sizes, len(args.reverse), (call.mix.rank, call.projected_shape[-1]), call.real
     grads, dout = {}, dy
     if args.out_proj is not None:  # its input is not kept: the kernel makes it again
-        dy = dout @ args.out_proj.to(dout.dtype)
+        dy = product(dout, args.out_proj.to(dout.dtype).t())
         y = call.output("y", args.sizes, real)
     call.struct.dy = call.input(dy)
     call.set(checkpoints=checkpoints.view(call.checkpoint_shape))

@@ -15,7 +15,7 @@ import torch
 from timm.layers import is_exportable
 from torch import Tensor
 
-from .arguments import ScanArguments, autocast_dtype, check
+from .arguments import ScanArguments, autocast_dtype, check, direction_flags, saves
 from .dispatch import choose
 from .portable import scan_portable
 
@@ -66,22 +66,21 @@ def scan(
 
     Raises:
         ValueError: unknown rule, reduction or backend; shapes, devices or A that do not fit.
-        TypeError: dtypes that do not fit.
+        TypeError: dtypes that do not fit, or what is no flag.
         RuntimeError: the backend asked for cannot run here.
     """
     for name, t in (("x", x), ("dt", dt), ("k", k), ("q", q)):
         if not isinstance(t, Tensor):
             raise TypeError(f"scan: {name} is {t!r}, expected a tensor")
-    dtype = autocast_dtype(x)
+    flags, dtype = direction_flags("scan", reverse), autocast_dtype(x)
     if dtype is not None:
         # Activations meet in the autocast dtype; A, D and dt_bias stay as they are: gates and states are float32 anyway.
         x, dt, k, q = x.to(dtype), dt.to(dtype), k.to(dtype), q.to(dtype)
         z = None if z is None else z.to(dtype)
     if backend is None and is_exportable():
         return scan_portable(ScanArguments(x, dt, k, q, z, A, D, dt_bias, rule, tuple(reverse), reduce))
-    tensors = [t for t in (x, dt, k, q, z, A, D, dt_bias) if t is not None]
-    save = torch.is_grad_enabled() and any(t.requires_grad for t in tensors)
-    y, _ = _scan(x, dt, k, q, z, A, D, dt_bias, rule, list(reverse), reduce, save, backend)
+    save = saves((x, dt, k, q, z, A, D, dt_bias))
+    y, _ = _scan(x, dt, k, q, z, A, D, dt_bias, rule, flags, reduce, save, backend)
     return y
 
 
@@ -89,11 +88,11 @@ def scan(
 def _scan(
     x: Tensor, dt: Tensor, k: Tensor, q: Tensor,
     z: Optional[Tensor], A: Optional[Tensor], D: Optional[Tensor], dt_bias: Optional[Tensor],
-    rule: str, reverse: Sequence[bool], reduce: str, save: bool, backend: Optional[str],
+    rule: str, reverse: Sequence[int], reduce: str, save: bool, backend: Optional[str],
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """y and, with `save`, the states that backward starts from, in one dimension: a number of chunks among the sizes
     would have torch.compile guard on its being one."""
-    args = ScanArguments(x, dt, k, q, z, A, D, dt_bias, rule, tuple(reverse), reduce)
+    args = ScanArguments(x, dt, k, q, z, A, D, dt_bias, rule, tuple(map(bool, reverse)), reduce)
     check(args)
     y, checkpoints = choose(x, backend).forward(args, save)
     return y, checkpoints.view(-1)
@@ -101,7 +100,7 @@ def _scan(
 
 @_scan.register_fake
 def _(x, dt, k, q, z, A, D, dt_bias, rule, reverse, reduce, save, backend):
-    args = ScanArguments(x, dt, k, q, z, A, D, dt_bias, rule, tuple(reverse), reduce)
+    args = ScanArguments(x, dt, k, q, z, A, D, dt_bias, rule, tuple(map(bool, reverse)), reduce)
     check(args)
     y = x.new_empty(args.output_shape)
     if not save:
@@ -114,10 +113,10 @@ def _(x, dt, k, q, z, A, D, dt_bias, rule, reverse, reduce, save, backend):
 def _scan_backward(
     dy: Tensor, checkpoints: Tensor, x: Tensor, dt: Tensor, k: Tensor, q: Tensor,
     z: Optional[Tensor], A: Optional[Tensor], D: Optional[Tensor], dt_bias: Optional[Tensor],
-    rule: str, reverse: Sequence[bool], reduce: str, backend: Optional[str],
+    rule: str, reverse: Sequence[int], reduce: str, backend: Optional[str],
 ) -> list[Tensor]:  # fmt: skip
     """Gradients of the tensors that are there, in the operator's order."""
-    args = ScanArguments(x, dt, k, q, z, A, D, dt_bias, rule, tuple(reverse), reduce)
+    args = ScanArguments(x, dt, k, q, z, A, D, dt_bias, rule, tuple(map(bool, reverse)), reduce)
     check(args)
     chosen = choose(x, backend)
     grads = chosen.backward(dy, args, checkpoints.view(_checkpoint_shape(args, chosen)))

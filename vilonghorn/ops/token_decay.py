@@ -12,6 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from .arguments import saves
+
 CHUNK = 16  # steps between two saved states
 
 
@@ -39,8 +41,7 @@ def scan_token_decay(
     compute = torch.promote_types(x.dtype, torch.float32)
     u, dt, keys, queries, rates = (_time_order(t.to(compute), reverse) for t in (x, dt, k, q, A))
     delta = F.softplus(dt + dt_bias.to(compute)[:, None, None])
-    save = torch.is_grad_enabled() and any(t.requires_grad for t in (u, delta, keys, queries, rates))
-    y, _ = _scan(u, delta, rates, keys, queries, save)
+    y, _ = _scan(u, delta, rates, keys, queries, saves((u, delta, keys, queries, rates)))
     return _time_order(y + D.to(compute)[:, None, None] * u, reverse).to(x.dtype)
 
 

@@ -1,0 +1,94 @@
+"""Projections equal torch's in float64, gradients included, wherever they are computed."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.utils.flop_counter import FlopCounterMode
+
+from vilonghorn.ops import project
+from vilonghorn.ops.project import X86
+
+sizes = st.integers(1, 40)
+
+
+def by_onednn(call) -> bool:
+    with torch.profiler.profile() as profile:
+        call()
+    return "mkldnn::_linear_pointwise" in {event.key for event in profile.key_averages()}
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.tuples(st.integers(0, 3), st.integers(0, 9)), sizes, sizes, st.booleans(), st.integers(0, 2**31))
+def test_it_is_the_product_and_its_gradients(rows, K, N, strided, seed):
+    torch.manual_seed(seed)
+    x, weight, dy = torch.randn(*rows, K), torch.randn(N, K), torch.randn(*rows, N)
+    if strided:
+        x, weight = torch.randn(*rows, 2 * K)[..., ::2], torch.randn(K, N).t()
+    x, weight = x.requires_grad_(), weight.requires_grad_()
+    results = []
+    for dtype, product in ((torch.float64, F.linear), (torch.float32, project)):
+        y = product(x.to(dtype), weight.to(dtype))
+        results.append([y, *torch.autograd.grad(y, (x, weight), dy.to(dtype))])
+    for expected, found in zip(*results):
+        torch.testing.assert_close(found, expected.to(found.dtype), rtol=1e-5, atol=1e-4)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_other_dtypes_are_torchs_own(dtype):
+    x, weight = torch.randn(2, 5, 6).to(dtype), torch.randn(7, 6).to(dtype)
+    assert torch.equal(project(x, weight), F.linear(x, weight))
+
+
+def test_autocast_chooses_the_dtype():
+    x, weight = torch.randn(2, 5, 6), torch.randn(7, 6)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert project(x, weight).dtype == torch.bfloat16
+
+
+def test_a_frozen_side_gets_no_gradient():
+    x, weight = torch.randn(2, 5, 6), torch.randn(7, 6, requires_grad=True)
+    project(x, weight).sum().backward()
+    torch.testing.assert_close(weight.grad, x.sum((0, 1)).expand(7, 6))
+    x = x.requires_grad_()
+    project(x, weight.detach()).sum().backward()
+    torch.testing.assert_close(x.grad, weight.detach().sum(0).expand(2, 5, 6))
+
+
+def test_a_second_derivative_is_refused():
+    x, weight = torch.randn(5, 6, requires_grad=True), torch.randn(7, 6, requires_grad=True)
+    (dx,) = torch.autograd.grad(project(x, weight).square().sum(), x, create_graph=True)
+    with pytest.raises(RuntimeError, match="once_differentiable"):
+        dx.sum().backward()
+
+
+def test_flops_are_counted_as_torch_counts_its_own():
+    x, weight = torch.randn(2, 5, 6, requires_grad=True), torch.randn(7, 6, requires_grad=True)
+    counts = []
+    for product in (F.linear, project):
+        with FlopCounterMode(display=False) as counter:
+            product(x, weight).sum().backward()
+        counts.append(counter.get_total_flops())
+    assert counts == [3 * 2 * 2 * 5 * 6 * 7] * 2
+
+
+@pytest.mark.skipif(not (X86 and torch.backends.mkldnn.is_available()), reason="another processor's products are torch's")
+def test_torchs_switch_of_onednn_is_obeyed():
+    x, weight = torch.randn(2, 5, 6), torch.randn(7, 6)
+    assert by_onednn(lambda: project(x, weight))
+    with torch.backends.mkldnn.flags(enabled=False):
+        assert not by_onednn(lambda: project(x, weight))
+
+
+def test_a_compiler_sees_a_linear_layer():
+    graphs = []
+
+    def backend(graph, inputs):
+        graphs.append(graph)
+        return graph.forward
+
+    x, weight = torch.randn(2, 5, 6), torch.randn(7, 6)
+    compiled = torch.compile(project, backend=backend, fullgraph=True)
+    torch.testing.assert_close(compiled(x, weight), F.linear(x, weight))
+    assert "linear" in graphs[0].code and "mkldnn" not in graphs[0].code
