@@ -67,14 +67,17 @@ def write_digits(target: str | os.PathLike) -> bool:
     return True
 
 
+def held_out(labels: np.ndarray) -> np.ndarray:
+    """Which of the digits, in scikit-learn's order, are held out: (n,) bool."""
+    chosen = np.zeros(len(labels), bool)
+    for label in np.unique(labels):
+        chosen[np.nonzero(labels == label)[0][HOLD_OUT - 1 :: HOLD_OUT]] = True
+    return chosen
+
+
 def _digit_names(labels: np.ndarray) -> list[str]:
-    seen = dict.fromkeys(range(10), 0)
-    names = []
-    for index, label in enumerate(labels.tolist()):
-        split = "val" if seen[label] % HOLD_OUT == HOLD_OUT - 1 else "train"
-        seen[label] += 1
-        names.append(f"{split}/{label}/{index:04d}.png")
-    return names
+    splits = np.where(held_out(labels), "val", "train")
+    return [f"{split}/{label}/{index:04d}.png" for index, (split, label) in enumerate(zip(splits, labels))]
 
 
 DATASETS = {"digits": write_digits}

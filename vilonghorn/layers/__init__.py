@@ -5,7 +5,8 @@ from .block import Block
 from .mixer import Mixer
 from .norm import RMSNorm, widen
 from .pyramid import SimpleFeaturePyramid
-from .tokens import PatchEmbed, insert_class_token, padding, prefix_first
+from .stem import StemEmbed
+from .tokens import PatchEmbed, insert_class_token, prefix_first
 
 __all__ = [
     "Block",
@@ -13,8 +14,8 @@ __all__ = [
     "PatchEmbed",
     "RMSNorm",
     "SimpleFeaturePyramid",
+    "StemEmbed",
     "insert_class_token",
-    "padding",
     "prefix_first",
     "widen",
 ]

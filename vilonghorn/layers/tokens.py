@@ -54,6 +54,8 @@ class PatchEmbed(nn.Module):
         self.dynamic_img_pad = dynamic_img_pad
         self._check_stride()
         self._set_grid(img_size)
+        self.in_chans = in_chans
+        self.backbone: nn.Module = nn.Identity()  # the place of a stem, see `StemEmbed`
         self.proj = nn.Conv2d(
             in_chans, embed_dim, kernel_size=self.patch_size, stride=self.stride, device=device, dtype=dtype
         )
@@ -128,16 +130,16 @@ class PatchEmbed(nn.Module):
         Raises:
             ValueError: no image, another number of channels, or a size that the embedding does not take.
         """
-        check_images(x, self.proj.in_channels)
+        check_images(x, self.in_chans)
         H, W = x.shape[-2:]
         if self.strict_img_size:
             check_same_size((H, W), self.img_size)
         elif not self.dynamic_img_pad:
             check_image_size((H, W), self.patch_size, self.stride)
         if self.dynamic_img_pad:
-            pad_h, pad_w = padding((H, W), self.patch_size, self.stride)
+            pad_h, pad_w = self.padding((H, W))
             x = F.pad(x, (0, pad_w, 0, pad_h))
-        return self.proj(x).flatten(2).transpose(1, 2)
+        return self.proj(self.backbone(x)).flatten(2).transpose(1, 2)
 
 
 @register_notrace_function

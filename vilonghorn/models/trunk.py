@@ -5,6 +5,7 @@ norm (Zhu et al., arXiv 2401.09417). Sizes, names and weights belong to the fami
 gives from between its blocks to `features`, pooling and classifier to `head`.
 """
 
+from functools import partial
 from typing import Callable, Dict, Final, List, Sequence, Set, Tuple, Union
 
 import torch
@@ -19,7 +20,7 @@ from timm.layers import (
 from timm.models import checkpoint_seq, named_apply
 from torch import Tensor, nn
 
-from ..layers import Block, PatchEmbed, RMSNorm, insert_class_token, prefix_first, widen
+from ..layers import Block, PatchEmbed, RMSNorm, StemEmbed, insert_class_token, prefix_first, widen
 from ._timm import update_model_input_size
 from .features import IntermediateFeatures
 from .head import ClassifierHead, init_classifier
@@ -40,6 +41,7 @@ class VisionSSM(IntermediateFeatures, ClassifierHead, nn.Module):
         img_size: Union[int, Tuple[int, int]] = 224,
         patch_size: Union[int, Tuple[int, int]] = 16,
         stride: Union[int, Tuple[int, int], None] = None,
+        stem: Union[str, nn.Module, None] = None,
         in_chans: int = 3,
         num_classes: int = 1000,
         global_pool: str = "token",
@@ -69,6 +71,8 @@ class VisionSSM(IntermediateFeatures, ClassifierHead, nn.Module):
             img_size: image height and width, in pixels.
             patch_size: patch height and width, in pixels.
             stride: pixels from a patch to the next. Default: patch_size; smaller means overlapping patches.
+            stem: what makes a map of the image at one position a patch: "conv", convolutions of stride 2; the name of a timm
+                model; or a module. Default: none, patches are embedded as they are.
             in_chans: image channels.
             num_classes: classes of the head; 0 leaves the head out.
             global_pool: what the head reads: "token", "avg", "avgmax", "max", "map" and "prr" (by attention), or "" for
@@ -108,7 +112,7 @@ class VisionSSM(IntermediateFeatures, ClassifierHead, nn.Module):
         self.dynamic_img_size = dynamic_img_size
         self.grad_checkpointing = False
 
-        self.patch_embed = PatchEmbed(
+        self.patch_embed = (PatchEmbed if stem is None else partial(StemEmbed, stem))(
             img_size,
             patch_size,
             stride,

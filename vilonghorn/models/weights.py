@@ -13,6 +13,7 @@ from timm.layers import resample_abs_pos_embed, resample_patch_embed, to_2tuple
 from timm.models import clean_state_dict
 from torch import Tensor
 
+from ..layers import StemEmbed
 from .pyramid import PyramidSSM
 from .trunk import VisionSSM
 
@@ -62,6 +63,7 @@ def fit_state_dict(checkpoint: Dict[str, Any], model: VisionSSM) -> Dict[str, Te
         fitted = {name: value for name, value in fitted.items() if not name.startswith(("head.", "attn_pool."))} | own
     weight, pos = fitted.get("patch_embed.proj.weight"), fitted.get("pos_embed")
     filters = weight is not None and weight.dim() == 4 and weight.numel() > 0  # what is not is refused below, by name
+    filters = filters and not isinstance(model.patch_embed, StemEmbed)  # a stem's projection has no patches
     if pos is not None and pos.dim() == 3 and pos.shape[1] > 1:
         patch_size = tuple(weight.shape[-2:]) if filters else model.patch_embed.patch_size
         old_grid = _source_grid(model, patch_size, pos.shape[1] - 1)

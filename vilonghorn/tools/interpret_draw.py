@@ -14,7 +14,7 @@ from matplotlib.patches import Rectangle
 from torch import Tensor
 
 from .interpret_model import attention, grad_cam, memory, pca, receptive_field
-from .interpret_tokens import CLASS_TOKEN, block_index, grid_of, patch_token, to_map
+from .interpret_tokens import CLASS_TOKEN, block_index, check_classifier, grid_of, patch_token, to_map
 from .subject import Subject
 
 COLUMNS = 6  # blocks on a sheet, unless they are chosen
@@ -115,6 +115,7 @@ def make_sheet(
     if what == "pca":
         row = Row("red, green, blue", [pca(model, images, b)[0] for b in blocks])
         return Sheet("First three principal components of the patches", blocks, [row])
+    check_classifier(model)
     if target is None:
         with torch.no_grad():
             target = int(model(images).argmax())

@@ -14,7 +14,7 @@ from torch import Tensor
 from ..layers import prefix_first
 from ..models import VisionSSM
 from .interpret_scan import ScanInputs, attention_rows, half_life, retention, scan_inputs
-from .interpret_tokens import CLASS_TOKEN, block_index, check_backbone, grid_of, scan_position
+from .interpret_tokens import CLASS_TOKEN, block_index, check_backbone, check_classifier, grid_of, scan_position
 
 
 @torch.no_grad()
@@ -104,17 +104,9 @@ def receptive_field(model: VisionSSM, images: Tensor, block: int, token: int) ->
     Returns:
         (B, H, W), at least 0.
     """
-    check_backbone(model)
     pixels = images.detach().clone().requires_grad_()
     with torch.enable_grad():
-        (patches, prefix), *_ = model.forward_intermediates(
-            pixels,
-            indices=[block_index(model, block)],
-            return_prefix_tokens=True,
-            output_fmt="NLC",
-            intermediates_only=True,
-            stop_early=True,
-        )
+        patches, prefix = _tokens_after(model, pixels, block)
         (gradient,) = torch.autograd.grad(torch.cat([prefix, patches], 1)[:, token].sum(), pixels)
     return gradient.abs().sum(1)
 
@@ -133,9 +125,7 @@ def pca(model: VisionSSM, images: Tensor, block: int, components: int = 3) -> Te
         (B, h, w, components), each scaled to [0, 1], with the sign that makes a component's largest loading positive.
     """
     h, w = grid_of(model, images)
-    (features,) = model.forward_intermediates(
-        images, indices=[block_index(model, block)], output_fmt="NLC", intermediates_only=True, stop_early=True
-    )
+    features, _ = _tokens_after(model, images, block)
     flat = features.flatten(0, 1).double()
     if not 1 <= components <= min(len(flat) - 1, flat.shape[1]):
         raise ValueError(f"components is {components}, expected 1 to {min(len(flat) - 1, flat.shape[1])}")
@@ -162,8 +152,9 @@ def grad_cam(model: VisionSSM, images: Tensor, classes: Sequence[int] | None = N
         (B, h, w), at least 0, on the scale of the features.
 
     Raises:
-        ValueError: a class that there is not, or a block whose patches the scores do not depend on.
+        ValueError: a class that there is not, no classifier, or a block whose patches the scores do not depend on.
     """
+    check_classifier(model)
     grid, number = grid_of(model, images), block_index(model, block)
     kept = []
 
@@ -205,6 +196,22 @@ def reshape_transform(grid: tuple[int, int]) -> Callable[[Tensor], Tensor]:
         return prefix_first(tokens)[:, 1:].unflatten(1, grid).permute(0, 3, 1, 2)
 
     return to_patches
+
+
+def _tokens_after(model: VisionSSM, images: Tensor, block: int) -> tuple[Tensor, Tensor]:
+    """What leaves a block: patches (B, M, C) and class token (B, 1, C)."""
+    check_backbone(model)
+    # The trunk's method, as a model with a feature pyramid has one of its own, which gives maps of the pyramid.
+    (tokens,) = VisionSSM.forward_intermediates(
+        model,
+        images,
+        indices=[block_index(model, block)],
+        return_prefix_tokens=True,
+        output_fmt="NLC",
+        intermediates_only=True,
+        stop_early=True,
+    )
+    return tokens
 
 
 def _prefix_first(numbers: Tensor) -> Tensor:

@@ -25,6 +25,16 @@ def check_backbone(model: Module) -> None:
         raise TypeError(f"the model is a {type(model).__name__}, expected a vilonghorn_* or vim_* backbone")
 
 
+def check_classifier(model: VisionSSM) -> None:
+    """Refuses models whose outputs are no scores of classes.
+
+    Raises:
+        ValueError: a model without a classifier.
+    """
+    if model.num_classes == 0:
+        raise ValueError("the model has no classifier (num_classes is 0), so that there is no class to explain; make it with some")
+
+
 def grid_of(model: VisionSSM, images: Tensor) -> tuple[int, int]:
     """Rows and columns of patches of images (B, 3, H, W).
 

@@ -1,0 +1,111 @@
+"""Segments digits: `python docs/examples/segment.py --model upernet --picture upernet.png`.
+
+The decoders are those of segmentation_models_pytorch. DPT takes tokens, which the plain models give; the others take maps
+at strides 4 to 32, which those with a pyramid give. The score is the mean IoU over the background and the ten digits, each
+counted over all pixels of the held-out scenes.
+"""
+
+from __future__ import annotations
+
+import segmentation_models_pytorch as smp
+import timm
+import torch
+import torch.nn.functional as F
+from common import BACKGROUND_AND_DIGITS, COLORS, fit, held_out, options, parse, save_picture
+from torch import Tensor, nn
+from torchvision.utils import draw_segmentation_masks
+
+import vilonghorn  # noqa: F401  (registers the models)
+from vilonghorn.data.scenes import Scene
+
+WIDTHS = {  # of the decoders, whose own are made for larger backbones
+    "dpt": dict(decoder_intermediate_channels=(32, 48, 64, 64), decoder_fusion_channels=48),
+    "unet": dict(decoder_channels=(96, 64, 48, 32, 16)),
+    "unetplusplus": dict(decoder_channels=(64, 48, 32, 24, 16)),
+    "manet": dict(decoder_channels=(96, 64, 48, 32, 16)),
+    "linknet": {},
+    "fpn": dict(decoder_pyramid_channels=64, decoder_segmentation_channels=64),
+    "pspnet": dict(psp_out_channels=128),
+    "upernet": dict(decoder_channels=64),
+    "segformer": dict(decoder_segmentation_channels=64),
+}
+PATCH = 8  # pixels: the scenes are small
+STEM = "conv"  # before the tokens: it makes the digits easier to tell apart
+
+
+def build(decoder: str, name: str) -> nn.Module:
+    """A model from (B, 3, H, W) to logits (B, 11, H, W) with a backbone registered as `name`.
+
+    Raises:
+        ValueError: a backbone whose features are not those that the decoder takes.
+    """
+    strides = set(timm.create_model(name, features_only=True, patch_size=PATCH).feature_info.reduction())
+    if decoder == "dpt" and strides != {PATCH} or decoder != "dpt" and strides != {4, 8, 16, 32}:
+        maps = "maps at strides 4 to 32, of a model whose name ends in _sfp"
+        takes = "tokens, of a plain model" if decoder == "dpt" else maps
+        raise ValueError(f"{decoder} takes {takes}; {name} gives features at strides {sorted(strides)}")
+    own = dict(num_classes=0, dynamic_img_size=True) if decoder == "dpt" else {}
+    return smp.create_model(
+        decoder,
+        encoder_name=f"tu-{name}",
+        encoder_weights=None,
+        classes=BACKGROUND_AND_DIGITS,
+        patch_size=PATCH,
+        stem=STEM,
+        **own,
+        **WIDTHS[decoder],
+    )
+
+
+def logits(model: nn.Module, images: Tensor) -> Tensor:
+    return model((images - 0.3) / 0.25)
+
+
+def cross_entropy(predicted: Tensor, target: Tensor) -> Tensor:
+    """Of logits (B, 11, H, W) and classes (B, H, W). Ink, a tenth of the pixels, has four times the weight of the rest."""
+    return F.cross_entropy(predicted, target, torch.tensor([0.25] + [1.0] * len(COLORS)))
+
+
+def loss(model: nn.Module, batch: list[Scene]) -> Tensor:
+    predicted = logits(model, torch.stack([scene.image for scene in batch]))
+    return cross_entropy(predicted, torch.stack([scene.semantic() for scene in batch]))
+
+
+def mean_iou(predicted: Tensor, target: Tensor) -> float:
+    """Mean over the classes of intersection over union, of (n, H, W) classes; a class that neither has does not count."""
+    counts = torch.bincount((target * BACKGROUND_AND_DIGITS + predicted).flatten(), minlength=BACKGROUND_AND_DIGITS**2)
+    counts = counts.view(BACKGROUND_AND_DIGITS, -1).double()
+    union = counts.sum(0) + counts.sum(1) - counts.diag()
+    return (counts.diag() / union)[union > 0].mean().item()
+
+
+def draw(image: Tensor, classes: Tensor) -> Tensor:
+    """A scene beside what was predicted for it: (3, H, 2 W) uint8."""
+    picture = (255 * image).byte()
+    masks = torch.stack([classes == 1 + digit for digit in range(len(COLORS))])
+    return torch.cat([picture, draw_segmentation_masks(picture // 4, masks, 1.0, COLORS)], 2)
+
+
+def main(argv: list[str] | None = None) -> float:
+    """Trains and measures; returns the mean IoU on held-out scenes."""
+    parser = options(__doc__, {decoder: dict(steps=750, digits=3 if decoder == "dpt" else 6) for decoder in WIDTHS}, argv)
+    parser.add_argument("--backbone", help="a registered model; vilonghorn_nano for dpt, else vilonghorn_nano_sfp by default")
+    args = parse(parser, argv)
+    try:
+        model = build(args.model, args.backbone or ("vilonghorn_nano" if args.model == "dpt" else "vilonghorn_nano_sfp"))
+        logits(model.eval(), torch.zeros(1, 3, args.side, args.side))
+    except (RuntimeError, ValueError) as error:
+        parser.error(f"no {args.model} for scenes of {args.side} pixels: {error}")
+    fit(model, lambda batch: loss(model, batch), args)
+    scenes = list(held_out(args))
+    images, target = torch.stack([s.image for s in scenes]), torch.stack([s.semantic() for s in scenes])
+    with torch.no_grad():
+        predicted = torch.cat([logits(model, part).argmax(1) for part in images.split(args.batch)])
+    score = mean_iou(predicted, target)
+    print(f"held out: mean IoU {score:.3f} on {len(scenes)} scenes")
+    save_picture(args.picture, map(draw, images[:8], predicted), columns=4)
+    return score
+
+
+if __name__ == "__main__":
+    main()

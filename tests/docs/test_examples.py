@@ -1,0 +1,98 @@
+"""The examples of docs/ run: each trains for two steps, measures itself and writes its picture."""
+
+import importlib
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from vilonghorn.data.scenes import DigitScenes
+
+EXAMPLES = Path(__file__).parents[2] / "docs" / "examples"
+BRIEF = ["--steps", "2", "--batch", "2", "--held-out", "2", "--side", "64"]
+DETECTORS = ["fcos", "retinanet", "faster_rcnn", "mask_rcnn"]
+DECODERS = ["dpt", "unet", "unetplusplus", "manet", "linknet", "fpn", "pspnet", "upernet", "segformer"]
+
+
+@pytest.fixture
+def example(monkeypatch):
+    monkeypatch.syspath_prepend(str(EXAMPLES))
+    return importlib.import_module
+
+
+@pytest.mark.parametrize("detector", DETECTORS)
+def test_a_detector_trains_and_is_measured(example, detector, tmp_path, capsys):
+    score = example("detect").main(["--model", detector, *BRIEF, "--picture", str(tmp_path / "picture.png")])
+    said = capsys.readouterr().out
+    assert 0 <= score <= 1 and "step 2/2: loss" in said and f"top boxes ({score:.1%})" in said
+    assert np.ptp(np.asarray(Image.open(tmp_path / "picture.png").convert("RGB"))) > 100
+
+
+@pytest.mark.parametrize("decoder", DECODERS)
+def test_a_decoder_trains_and_is_measured(example, decoder, tmp_path, capsys):
+    pytest.importorskip("segmentation_models_pytorch", reason="pip install vilonghorn[downstream]")
+    score = example("segment").main(["--model", decoder, *BRIEF, "--picture", str(tmp_path / "picture.png")])
+    said = capsys.readouterr().out
+    assert 0 <= score <= 1 and "step 2/2: loss" in said and f"mean IoU {score:.3f} on 2 scenes" in said
+    assert np.ptp(np.asarray(Image.open(tmp_path / "picture.png").convert("RGB"))) > 100
+
+
+@pytest.mark.parametrize("task", ["upernet", "detr", "classifier"])
+def test_transformers_trains_and_loads_our_models_exactly(example, task, capsys):
+    pytest.importorskip("transformers", reason="pip install vilonghorn[downstream]")
+    pytest.importorskip("accelerate", reason="pip install vilonghorn[downstream]")
+    score = example("huggingface").main(["--model", task, *BRIEF])
+    assert 0 <= score <= 1 and "the same outputs to the last bit" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "name, arguments, sentence",
+    [
+        ("detect", ["--side", "40"], "--side is 40, expected at least 48"),
+        ("detect", ["--steps", "0"], "--steps is 0, expected at least 1"),
+        ("detect", ["--picture", "no/where.png"], "--picture is no/where.png, expected the name of a .png in a folder"),
+        ("detect", ["--backbone", "vilonghorn_nono"], "no fcos on vilonghorn_nono: Unknown model"),
+        ("segment", ["--model", "dpt", "--side", "60"], "no dpt for scenes of 60 pixels: Wrong input shape height=60"),
+        ("segment", ["--model", "unet", "--backbone", "vilonghorn_nano"], "a model whose name ends in _sfp; vilonghorn_nano"),
+        ("segment", ["--model", "dpt", "--backbone", "vim_nano_sfp"], "dpt takes tokens, of a plain model; vim_nano_sfp"),
+    ],
+)
+def test_what_cannot_work_gets_a_sentence_before_work_begins(example, name, arguments, sentence, capsys):
+    if name == "segment":
+        pytest.importorskip("segmentation_models_pytorch", reason="pip install vilonghorn[downstream]")
+    with pytest.raises(SystemExit) as end:
+        example(name).main(arguments)
+    out = capsys.readouterr()
+    assert end.value.code == 2 and sentence in out.err and "step" not in out.out
+
+
+def test_every_parameter_of_a_detector_and_of_a_decoder_learns(example):
+    scenes = list(DigitScenes(2, side=64))
+    detect = example("detect")
+    for detector in DETECTORS:
+        model = detect.build(detector, "vilonghorn_nano_sfp", 64).train()
+        detect.loss(model, scenes).backward()
+        assert [name for name, p in model.backbone.named_parameters() if p.grad is None] == []
+
+
+def test_a_top_box_is_right_once_and_with_its_class(example):
+    detect, scene = example("detect"), next(s for s in DigitScenes(20, most=3) if len(s.labels) >= 2)
+    n = len(scene.labels)
+    truth = dict(boxes=scene.boxes, labels=1 + scene.labels, scores=torch.ones(n))
+    assert detect.top_boxes(truth, scene)[1] == [True] * n
+    twice = {key: value[[0] * n] for key, value in truth.items()}
+    assert detect.top_boxes(twice, scene)[1] == [True] + [False] * (n - 1)
+    assert detect.top_boxes({**truth, "labels": truth["labels"] % 10 + 1}, scene)[1] == [False] * n
+    assert detect.top_boxes({**truth, "boxes": scene.boxes + 30}, scene)[1] == [False] * n
+    more = {key: torch.cat([value, value]) for key, value in truth.items()}
+    assert len(detect.top_boxes(more, scene)[1]) == n
+
+
+def test_mean_iou_is_that_of_its_definition(example):
+    pytest.importorskip("segmentation_models_pytorch", reason="pip install vilonghorn[downstream]")
+    draw = torch.Generator().manual_seed(0)
+    target, predicted = torch.randint(0, 5, (2, 3, 8, 8), generator=draw)
+    by_class = [((predicted == c) & (target == c)).sum() / ((predicted == c) | (target == c)).sum() for c in range(5)]
+    assert example("segment").mean_iou(predicted, target) == pytest.approx(torch.stack(by_class).mean().item())

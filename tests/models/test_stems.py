@@ -1,0 +1,126 @@
+"""Hybrid models: a convolutional stem in place of the patch embedding, by keyword, and our models as somebody's stem."""
+
+from functools import partial
+
+import pytest
+import timm
+import torch
+import torch.nn.functional as F
+from timm.layers import HybridEmbed
+from timm.models.vision_transformer import VisionTransformer
+from torch import nn
+
+import vilonghorn  # noqa: F401  (registers the models)
+
+SMALL = dict(img_size=64, patch_size=8, embed_dim=32, depth=2, num_classes=5)
+STEMS = ["conv", "test_resnet", "test_convnext"]
+
+
+def make(stem, name="vilonghorn_nano", **kwargs):
+    torch.manual_seed(0)
+    return timm.create_model(name, stem=stem, **{**SMALL, **kwargs}).eval()
+
+
+def images(*size, seed=1):
+    return torch.randn(2, 3, *size, generator=torch.Generator().manual_seed(seed))
+
+
+@pytest.mark.parametrize("stem", STEMS)
+@torch.no_grad()
+def test_tokens_are_the_stems_map_projected(stem):
+    model, batch = make(stem), images(64, 64)
+    embed = model.patch_embed
+    expected = F.conv2d(embed.backbone(batch), embed.proj.weight, embed.proj.bias)
+    torch.testing.assert_close(embed(batch), expected.flatten(2).mT)
+    assert embed(batch).shape == (2, 64, 32) and model(batch).shape == (2, 5)
+
+
+@torch.no_grad()
+def test_the_conv_stem_halves_with_each_convolution_and_ends_at_the_width_of_the_tokens():
+    convolutions = [layer for layer in make("conv").patch_embed.backbone if isinstance(layer, nn.Conv2d)]
+    assert [(c.in_channels, c.out_channels, c.stride[0]) for c in convolutions] == [(3, 8, 2), (8, 16, 2), (16, 32, 2)]
+
+
+@pytest.mark.parametrize("stem", STEMS)
+def test_every_parameter_of_a_hybrid_learns(stem):
+    model = make(stem).train()
+    model(images(64, 64)).square().mean().backward()
+    assert [name for name, p in model.named_parameters() if p.grad is None] == []
+    layer = timm.models.group_parameters(model, model.group_matcher(), reverse=True)
+    assert {layer[name] for name in layer if name.startswith("patch_embed.")} == {0}
+
+
+@torch.no_grad()
+def test_a_hybrid_keeps_the_contract_on_sizes():
+    model, batch = make("test_resnet", dynamic_img_size=True, dynamic_img_pad=True), images(50, 70)
+    torch.testing.assert_close(model(batch), model(F.pad(batch, (0, 2, 0, 6))))
+    resized = make("test_resnet")
+    resized.set_input_size(img_size=(56, 72))
+    torch.testing.assert_close(resized(F.pad(batch, (0, 2, 0, 6))), model(batch))
+    with pytest.raises(ValueError, match="image is 50x70, expected 56x72"):
+        resized(batch)
+    with pytest.raises(ValueError, match="patch_size is 16, but the stem's is 8"):
+        resized.set_input_size(patch_size=16)
+
+
+@torch.no_grad()
+def test_a_module_of_ones_own_is_a_stem():
+    stem = nn.Sequential(nn.Conv2d(3, 7, 8, 8, bias=False), nn.Tanh())
+    model = make(stem, "vim_nano")
+    assert model.patch_embed.backbone is stem and model.patch_embed.proj.weight.shape == (32, 7, 1, 1)
+
+
+@torch.no_grad()
+def test_a_pyramid_stands_on_a_stem():
+    model = timm.create_model("vilonghorn_nano_sfp", stem="conv", features_only=True, patch_size=8, embed_dim=32, depth=2)
+    assert [tuple(level.shape[2:]) for level in model.eval()(images(50, 70))] == [(13, 18), (7, 9), (4, 5), (2, 3)]
+
+
+def test_a_hybrid_scripts_traces_and_is_made_on_meta():
+    for stem in STEMS[:2]:
+        model, batch = make(stem), images(64, 64)
+        torch.testing.assert_close(torch.jit.script(model)(batch), model(batch))
+        names = timm.layers.get_graph_node_names(model)[1]
+        traced = timm.layers.create_feature_extractor(model, return_nodes=[names[-1]])
+        torch.testing.assert_close(next(iter(traced(batch).values())), model(batch))
+        meta = make(stem, device="meta")
+        assert all(tensor.is_meta for tensor in meta.state_dict().values())
+        whole = meta.to_empty(device="cpu")
+        whole.init_weights()
+        assert torch.isfinite(whole(batch)).all()
+
+
+def test_a_hybrids_weights_load_again_at_another_size(tmp_path):
+    model = make("test_resnet", img_size=(64, 32))
+    timm.models.save_for_hf(model, tmp_path / "saved", safe_serialization=True)
+    loaded = timm.create_model(f"local-dir:{tmp_path / 'saved'}", pretrained=True).eval()
+    assert torch.equal(loaded(images(64, 32)), model(images(64, 32)))
+    larger = timm.create_model(f"local-dir:{tmp_path / 'saved'}", pretrained=True, img_size=96).eval()
+    model.set_input_size(img_size=96)
+    torch.testing.assert_close(larger(images(96, 96)), model(images(96, 96)))
+
+
+@pytest.mark.parametrize(
+    "stem, wrong, message",
+    [
+        ("conv", dict(patch_size=12, img_size=48), "patch_size is 12, expected a power of two"),
+        ("conv", dict(stride=4), "expected square ones, and no stride beside patch_size"),
+        ("test_resnet", dict(patch_size=64), r"test_resnet has features at strides \[.*\], none at 64"),
+        (nn.Conv2d(3, 8, 4, 4), {}, r"the stem makes \[1, 8, 8, 8\] of an image of 32x32 pixels, expected a map"),
+    ],
+)
+def test_a_stem_that_does_not_reach_the_patches_is_refused(stem, wrong, message):
+    with pytest.raises(ValueError, match=message):
+        make(stem, **wrong)
+
+
+@pytest.mark.parametrize("name", ["vilonghorn_nano", "vilonghorn_nano_sfp"])
+def test_our_models_are_stems_of_timms_vision_transformer(name):
+    stem = timm.create_model(name, features_only=True, img_size=64, embed_dim=32, depth=2, out_indices=[0, 1])
+    embed = partial(HybridEmbed, backbone=stem)
+    model = VisionTransformer(
+        img_size=64, patch_size=1, embed_dim=24, depth=1, num_heads=2, num_classes=5, embed_layer=embed
+    )
+    assert model.patch_embed.grid_size == ((8, 8) if name.endswith("_sfp") else (4, 4))
+    model(images(64, 64)).square().mean().backward()
+    assert all(p.grad is not None for p in stem.model.blocks.parameters())

@@ -1,0 +1,55 @@
+"""A detector of transformers with one of our backbones loads as it was saved, and its own parameters are renamed as before."""
+
+import pytest
+import torch
+
+import vilonghorn  # noqa: F401  (registers the models)
+from vilonghorn.tools.transformers_names import KINDS, keep_names
+
+transformers = pytest.importorskip("transformers", reason="needs transformers: pip install vilonghorn[downstream]")
+
+
+@pytest.fixture
+def renamings(monkeypatch):
+    """transformers' table as it was, again after the test."""
+    from transformers import conversion_mapping
+
+    conversion_mapping.get_checkpoint_conversion_mapping("detr")  # makes the table
+    table = dict(conversion_mapping._checkpoint_conversion_mapping_cache)
+    monkeypatch.setattr(conversion_mapping, "_checkpoint_conversion_mapping_cache", table)
+    monkeypatch.setattr(conversion_mapping, "USER_REGISTERED_MAPPINGS", set())
+    return conversion_mapping
+
+
+def detr(backbone):
+    torch.manual_seed(0)
+    config = transformers.DetrConfig(
+        backbone_config=transformers.TimmBackboneConfig(backbone=backbone, out_indices=[1]),
+        **dict(d_model=32, encoder_layers=1, decoder_layers=1, encoder_ffn_dim=32, decoder_ffn_dim=32),
+        **dict(encoder_attention_heads=2, decoder_attention_heads=2, num_queries=5, num_labels=3),
+    )
+    return transformers.DetrForObjectDetection(config).eval()
+
+
+@torch.no_grad()
+def test_a_detr_loads_as_it_was_saved(renamings, tmp_path):
+    model, images = detr("vilonghorn_nano_sfp"), torch.randn(1, 3, 64, 64, generator=torch.Generator().manual_seed(1))
+    model.save_pretrained(tmp_path)
+    assert keep_names() == list(KINDS) and keep_names() == []
+    loaded, info = transformers.DetrForObjectDetection.from_pretrained(tmp_path, output_loading_info=True)
+    assert not info["missing_keys"] and not info["unexpected_keys"]
+    for a, b in zip(model(images).values(), loaded.eval()(images).values()):
+        assert torch.equal(torch.as_tensor(a), torch.as_tensor(b))
+
+
+def test_the_files_of_a_detr_have_the_names_that_they_had(renamings, tmp_path):
+    from safetensors.torch import load_file
+
+    model = detr("test_resnet")
+    model.save_pretrained(tmp_path / "before")
+    keep_names()
+    model.save_pretrained(tmp_path / "after")
+    before, after = (load_file(tmp_path / which / "model.safetensors") for which in ("before", "after"))
+    assert before.keys() == after.keys() and any("self_attn.out_proj" in name for name in after)
+    loaded = transformers.DetrForObjectDetection.from_pretrained(tmp_path / "before").state_dict()
+    assert all(torch.equal(loaded[name], value) for name, value in model.state_dict().items())
