@@ -185,7 +185,7 @@ def classifier(args) -> float:
 
 
 TASKS = {
-    "upernet": (upernet, dict(steps=400, digits=6)),
+    "upernet": (upernet, dict(steps=700, digits=6)),
     "detr": (detr, dict(steps=300, lr=1e-3)),
     "classifier": (classifier, dict(steps=250, batch=64)),
 }
