@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import signal
 import statistics
 from collections.abc import Iterator
 from contextlib import closing, redirect_stderr, redirect_stdout
@@ -98,8 +99,9 @@ class Parts:
 
 
 def one_thread() -> None:
-    """Makes this process one of several that share the cores."""
+    """Makes this process one of several that share the cores; Ctrl-C stops it in training only, where it can save."""
     torch.set_num_threads(1)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 def train_cell(study: Study, folder: Path, cell: Cell, commit: str | None) -> None:
