@@ -187,7 +187,7 @@ def test_what_are_no_weights_is_named(tmp_path, content, message):
 def test_weights_of_another_model_are_refused(trained, tmp_path):
     _, sources = trained
     kwargs = "--model.kwargs={patch_size: 8, depth: 3}"
-    with pytest.raises(ValueError, match="timm cannot make vilonghorn_nano .*Missing key"):
+    with pytest.raises(ValueError, match="timm cannot make vilonghorn_nano .*is missing, expected"):
         build_model(toy_config(tmp_path, *NANO, kwargs, f"--model.weights={sources['run']}"), 4)
 
 

@@ -93,6 +93,23 @@ def test_a_file_that_does_not_fit_is_refused_with_three_mismatches_named(weights
         vim.checkpoint_filter_fn(weights, model)
 
 
+@pytest.mark.parametrize(
+    "name, value, message",
+    [
+        ("pos_embed", torch.zeros(()), r"pos_embed is \(\), expected \(1, 197, 96\)"),
+        ("pos_embed", torch.zeros(1, 0, 96), r"pos_embed is \(1, 0, 96\), expected \(1, 197, 96\)"),
+        ("pos_embed", torch.zeros(1, 1, 96), r"pos_embed is \(1, 1, 96\), expected \(1, 197, 96\)"),
+        ("pos_embed", "rows", "holds other things than tensors: pos_embed is of type str"),
+        ("layers.1.mixer.D", 1, "holds other things than tensors: layers.1.mixer.D is of type int"),
+        ("patch_embed.proj.weight", torch.zeros(96, 3, 0, 0), r"patch_embed.proj.weight is \(96, 3, 0, 0\), expected"),
+    ],
+)
+def test_an_odd_tensor_is_refused_by_name(weights, name, value, message):
+    weights[name] = value
+    with pytest.raises(ValueError, match=message):
+        vim.checkpoint_filter_fn(weights, timm.create_model("vim_nano", num_classes=10))
+
+
 def test_weights_that_are_not_finite_are_refused_by_name(weights):
     weights["layers.3.mixer.dt_proj_b.bias"][7] = float("nan")
     with pytest.raises(ValueError, match=r"hold NaN or infinity \(blocks.3.mixer.dt_bias\)"):

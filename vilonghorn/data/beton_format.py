@@ -26,6 +26,7 @@ REGION = np.dtype([("sample_id", "<u8"), ("ptr", "<u8"), ("size", "<u8")])
 FIELD_TYPES = (2, 1)  # FFCV's RGBImageField, IntField
 MODES = {"jpg": 0, "raw": 1}
 MAX_CLASSES = 1 << 24  # far above any dataset's: a larger label is damage, and would ask for a head of terabytes
+MAX_DENSITY = 1024  # pixels a byte of JPEG; two bits a block, fewer than which its codes do not allow, make 170
 TABLES_AT = HEADER.itemsize + len(FIELD_TYPES) * FIELD.itemsize
 
 
@@ -100,6 +101,12 @@ def check_beton(path: str | os.PathLike, *, images: bool = False) -> Beton:
         raw = image["mode"] == MODES["raw"]
         if (sizes[raw] != 3 * image["width"][raw].astype(np.int64) * image["height"][raw]).any():
             raise _damaged(path, "the size of an uncompressed image is not 3 x width x height")
+        pixels = image["width"].astype(np.int64) * image["height"]
+        dense = np.flatnonzero(~raw & (pixels > MAX_DENSITY * sizes))
+        if len(dense) > 0:  # its reader would ask for gigabytes
+            which, held = int(dense[0]), int(sizes[dense[0]])
+            width, height = (int(image[side][which]) for side in ("width", "height"))
+            raise _damaged(path, f"sample {which} is to have {width}x{height} pixels in {held} bytes of JPEG")
         digest = tables_digest(file)
         manifest = _read_manifest(path, digest, samples["label"])
         if images:
@@ -140,6 +147,8 @@ def _read_tables(path: Path, file: BinaryIO) -> tuple[tuple[str, str], np.ndarra
     samples = np.fromfile(file, SAMPLE, num_samples)
     file.seek(table)
     image, label = (name.decode("ascii", "replace") for name in fields["name"])
+    if not (image.isascii() and label.isascii() and image != label):  # FFCV would fail on them, each in its own way
+        raise _damaged(path, f"its fields are called {image!r} and {label!r}, not by two names in ASCII")
     return (image, label), samples, np.fromfile(file, REGION, num_samples)
 
 

@@ -39,6 +39,22 @@ def _bytes_at(typingctx, address):
     return types.CPointer(types.uint8)(types.intp), codegen
 
 
+@njit(types.boolean(_i64, _i64, _i64, _i64), nogil=True, cache=True)
+def _is_jpeg_of(source, length, height, width):
+    """Whether the frame header of a JPEG has this size: of another, FFCV makes a picture that is not there."""
+    data = carray(_bytes_at(source), (length,))
+    at = 2
+    while at + 8 < length and data[at] == 0xFF:
+        marker = data[at + 1]
+        if marker == 0xFF:  # a fill byte
+            at += 1
+        elif 0xC0 <= marker <= 0xCF and marker != 0xC4 and marker != 0xC8 and marker != 0xCC:
+            return data[at + 5] * 256 + data[at + 6] == height and data[at + 7] * 256 + data[at + 8] == width
+        else:
+            at += 2 + data[at + 2] * 256 + data[at + 3]
+    return False
+
+
 @njit(
     types.void(_i64, _i64[:, ::1], _i64[:, ::1], _i64, _i64, _i64, _i64, _i64, _i64, _i64[::1]),
     parallel=True,
@@ -52,6 +68,9 @@ def _decode(file, samples, crops, out, height, width, scratch, scratch_size, thr
             source = file + samples[i, 0]
             h, w = samples[i, 2], samples[i, 3]
             if samples[i, 4]:
+                if not _is_jpeg_of(source, samples[i, 1], h, w):
+                    status[i] = -1
+                    continue
                 status[i] = _imdecode(source, samples[i, 1], h, w, buffer, h, w, 0, 0, 1, 1, False, False)
                 source = buffer
             target = out + i * height * width * 3
@@ -78,7 +97,7 @@ def decode(file: np.ndarray, samples: np.ndarray, crops: np.ndarray, out: np.nda
         threads: how many to decode with.
 
     Returns:
-        (B,) int64: not 0 where the JPEG decoder refused the data or warned about them.
+        (B,) int64: not 0 where the data are no JPEG of this size, or the decoder refused them or warned about them.
     """
     status = np.zeros(len(samples), np.int64)
     pixels = samples[:, 2] * samples[:, 3] * samples[:, 4]
@@ -117,6 +136,8 @@ def decode_bicubic(
         top, bottom, left, right, mirror = crops[i].tolist()
         pixels = file[at : at + length]
         failed = 0
+        if jpeg and not _is_jpeg_of(pixels.ctypes.data, length, height, width):
+            return -1
         if jpeg:
             source, pixels = pixels, np.empty(3 * height * width, np.uint8)
             box = height, width, 0, 0, 1, 1

@@ -8,7 +8,7 @@ from typing import List, Optional, Sequence
 
 import torch
 import torch.nn.functional as F
-from timm.layers import register_notrace_function
+from timm.layers import register_notrace_function, set_exportable
 from torch import Tensor
 
 from ..ops import conv_silu, mix, rms_norm, scan
@@ -31,6 +31,7 @@ def mix_form(
     out_proj: Optional[Tensor],
     rule: str,
     reverse: List[bool],
+    portable: bool = False,
 ) -> Tensor:
     """Convolution, projections, scan and gate, with one set of parameters for all directions or one for each.
 
@@ -51,6 +52,7 @@ def mix_form(
         out_proj: (dim, D), or None for y itself.
         rule: state update, see `vilonghorn.ops.scan`.
         reverse: a flag for each of the G directions.
+        portable: use torch's operators alone, as while timm's switch for export is on; TorchScript has no such form.
 
     Returns:
         y, (B, L, D), or its projection, (B, L, dim), of xz's dtype (of the autocast dtype under autocast).
@@ -59,6 +61,9 @@ def mix_form(
         return torch.ops.vilonghorn.mix_form(
             xz, conv_weight, conv_bias, x_proj, dt_proj, dt_bias, A, D, norms, out_proj, rule, reverse
         )
+    elif portable:
+        with set_exportable(True):
+            return _mix_form(xz, conv_weight, conv_bias, x_proj, dt_proj, dt_bias, A, D, norms, out_proj, rule, reverse)
     else:
         return _mix_form(xz, conv_weight, conv_bias, x_proj, dt_proj, dt_bias, A, D, norms, out_proj, rule, reverse)
 

@@ -9,7 +9,7 @@ import math
 from typing import List, Optional, Sequence
 
 import torch
-from timm.layers import register_notrace_function
+from timm.layers import is_exportable, register_notrace_function
 from torch import Tensor, nn
 
 from ..ops.arguments import RULES
@@ -96,6 +96,7 @@ class Mixer(nn.Module):
         self.dt_rank = math.ceil(dim / 16) if dt_rank is None else dt_rank
         self.depth = depth
         self.scalar_beta, self.learned_A = scalar_beta, learned_A
+        self.portable = is_exportable()  # made for export: torch's operators alone
 
         shared = directions == "shared"
         sets, width = 1 if shared else len(self.reverse), self.d_inner  # sets of parameters
@@ -176,6 +177,7 @@ class Mixer(nn.Module):
             out_proj,
             self.rule,
             self.flags,
+            self.portable,
         )
         return self.out_proj(y) if out_proj is None else y
 

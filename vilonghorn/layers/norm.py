@@ -2,7 +2,7 @@
 
 import torch
 import torch.nn.functional as F
-from timm.layers import register_notrace_function
+from timm.layers import is_exportable, register_notrace_function
 from torch import Tensor, nn
 
 from ..ops import rms_norm
@@ -20,16 +20,17 @@ class RMSNorm(nn.RMSNorm):
             dtype: of the weight.
         """
         super().__init__(dim, eps=eps, device=device, dtype=dtype)
+        self.portable = is_exportable()  # made for export: torch's own
 
     def forward(self, x: Tensor) -> Tensor:
         """x of any shape (..., dim), normalised."""
-        return normed(x, self.weight, self.eps)
+        return normed(x, self.weight, self.eps, self.portable)
 
 
 @register_notrace_function
-def normed(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """x normalised: the operator, or for TorchScript torch's own."""
-    if torch.jit.is_scripting():
+def normed(x: Tensor, weight: Tensor, eps: float, portable: bool) -> Tensor:
+    """x normalised: the operator, or for TorchScript and other runtimes torch's own."""
+    if torch.jit.is_scripting() or portable:
         return F.rms_norm(x, weight.shape, weight, eps)
     else:
         return rms_norm(x, weight, eps)

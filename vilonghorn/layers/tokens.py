@@ -109,9 +109,13 @@ class PatchEmbed(nn.Module):
         """Height and width of the token grid of an image of this size, padding included."""
         H, W = img_size
         if self.dynamic_img_pad:
-            pad_h, pad_w = padding((H, W), self.patch_size, self.stride)
+            pad_h, pad_w = self.padding((H, W))
             H, W = H + pad_h, W + pad_w
         return (H - self.patch_size[0]) // self.stride[0] + 1, (W - self.patch_size[1]) // self.stride[1] + 1
+
+    def padding(self, img_size: Tuple[int, int]) -> Tuple[int, int]:
+        """Rows and columns that an image of this size is padded by, where it is."""
+        return padding(img_size, self.patch_size, self.stride)
 
     def forward(self, x: Tensor) -> Tensor:
         """
@@ -183,6 +187,7 @@ def check_image_size(size: Tuple[int, int], patch_size: Tuple[int, int], stride:
 
 
 @register_notrace_function
+@register_notrace_function  # its branches read shapes, which a symbolic trace has not
 def padding(size: Tuple[int, int], patch_size: Tuple[int, int], stride: Tuple[int, int]) -> Tuple[int, int]:
     """Rows and columns to add until the image is at least one patch and a whole number of steps."""
     short_h, short_w = patch_size[0] - size[0], patch_size[1] - size[1]

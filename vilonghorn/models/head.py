@@ -32,7 +32,7 @@ class ClassifierHead:
     def _make_classifier(self, num_classes: int, device=None, dtype=None) -> nn.Module:
         if num_classes == 0:
             return nn.Identity()
-        head = nn.Linear(self.embed_dim, num_classes, device=device, dtype=dtype)
+        head = nn.Linear(self.num_features, num_classes, device=device, dtype=dtype)
         init_classifier(head)
         return head
 

@@ -33,6 +33,7 @@ class VisionSSM(IntermediateFeatures, ClassifierHead, nn.Module):
     """
 
     dynamic_img_size: Final[bool]
+    num_default_features = 3  # that `features_only=True` gives
 
     def __init__(
         self,
@@ -197,8 +198,9 @@ class VisionSSM(IntermediateFeatures, ClassifierHead, nn.Module):
             with torch.no_grad():
                 rows = resample_abs_pos_embed(self.pos_embed, new_size=list(new_grid), old_size=list(old_grid))
             self.pos_embed = nn.Parameter(rows, requires_grad=self.pos_embed.requires_grad)
-        for info in self.feature_info:
-            info["reduction"] = self.patch_embed.feat_ratio()
+        if patch_size is not None:
+            for info in self.feature_info:
+                info["reduction"] = self.patch_embed.feat_ratio()
         update_model_input_size(self, self.patch_embed.img_size, patch_size=patch_size)
 
     def _embed(self, x: Tensor) -> Tensor:
@@ -223,6 +225,9 @@ class VisionSSM(IntermediateFeatures, ClassifierHead, nn.Module):
 
     def forward_features(self, x: Tensor) -> Tensor:
         """(B, in_chans, H, W) images to (B, 1 + M, C) normed tokens: class token, then patches in raster order."""
+        return self._encode(x)
+
+    def _encode(self, x: Tensor) -> Tensor:
         x = self._embed(x)
         if self.grad_checkpointing and not torch.jit.is_scripting():
             x = checkpoint_seq(self.blocks, x)

@@ -9,14 +9,13 @@ from __future__ import annotations
 
 from typing import Dict
 
-from timm.models import generate_default_cfgs
 from torch import Tensor
 
-from .factory import default_cfg, register, variants
+from . import factory
 from .trunk import VisionSSM
 from .weights import fit_state_dict
 
-MODELS = variants(
+MODELS = factory.variants(
     "vilonghorn",
     {
         "": dict(rule="longhorn"),
@@ -25,7 +24,7 @@ MODELS = variants(
     },
 )
 
-default_cfgs = generate_default_cfgs({name: default_cfg() for name in MODELS})
+default_cfgs = factory.default_cfgs(MODELS, published={})
 
 
 def checkpoint_filter_fn(state_dict: Dict[str, Tensor], model: VisionSSM) -> Dict[str, Tensor]:
@@ -37,4 +36,4 @@ def checkpoint_filter_fn(state_dict: Dict[str, Tensor], model: VisionSSM) -> Dic
     return fit_state_dict(state_dict, model)
 
 
-register(__name__, MODELS, checkpoint_filter_fn, "none are published yet")
+factory.register(__name__, MODELS, checkpoint_filter_fn, "none are published yet")

@@ -9,14 +9,13 @@ from __future__ import annotations
 from typing import Dict, Iterator, Tuple
 
 import torch
-from timm.models import generate_default_cfgs
 from torch import Tensor
 
-from .factory import default_cfg, register, variants
+from . import factory
 from .trunk import VisionSSM
 from .weights import fit_state_dict, unwrap
 
-MODELS = variants("vim", {"": dict(rule="mamba")})
+MODELS = factory.variants("vim", {"": dict(rule="mamba")})
 
 # Where the authors publish their weights: Hugging Face Hub repository and file. The tags are ours.
 OFFICIAL = {
@@ -25,19 +24,17 @@ OFFICIAL = {
     "vim_base.in1k": ("hustvl/Vim-base-midclstok", "vim_b_midclstok_81p9acc.pth"),
     "vim_tiny_stride8.in1k": ("hustvl/Vim-tiny-midclstok", "vim_t_midclstok_ft_78p3acc.pth"),
 }
-default_cfgs = generate_default_cfgs(
-    {
-        **{
-            tagged: default_cfg(
-                hf_hub_id=repository,
-                hf_hub_filename=file,
-                origin_url=f"https://huggingface.co/{repository}",
-                paper_ids="arXiv:2401.09417",
-            )
-            for tagged, (repository, file) in OFFICIAL.items()
-        },
-        **{name: default_cfg() for name in MODELS if f"{name}.in1k" not in OFFICIAL},
-    }
+default_cfgs = factory.default_cfgs(
+    MODELS,
+    published={
+        tagged: dict(
+            hf_hub_id=repository,
+            hf_hub_filename=file,
+            origin_url=f"https://huggingface.co/{repository}",
+            paper_ids="arXiv:2401.09417",
+        )
+        for tagged, (repository, file) in OFFICIAL.items()
+    },
 )
 
 # Our stacked parameter of a mixer, and the authors' parameters of its two directions.
@@ -107,7 +104,7 @@ def _split(name: str, value: Tensor) -> Iterator[Tuple[str, Tensor]]:
 def _from_official(state_dict: Dict[str, Tensor]) -> Dict[str, Tensor]:
     """The inverse of `to_official`. Keys that the authors' format does not have stay as they are, to be refused by name."""
     ours, rest = {}, dict(state_dict)
-    if "pos_embed" in rest:
+    if "pos_embed" in rest and rest["pos_embed"].dim() == 3:
         pos = rest.pop("pos_embed")
         middle = (pos.shape[1] - 1) // 2
         ours["pos_embed"] = torch.cat([pos[:, middle : middle + 1], pos[:, :middle], pos[:, middle + 1 :]], 1)
@@ -126,4 +123,4 @@ def _from_official(state_dict: Dict[str, Tensor]) -> Dict[str, Tensor]:
     return {**ours, **rest}
 
 
-register(__name__, MODELS, checkpoint_filter_fn, "we know of no file of Vim's authors for it")
+factory.register(__name__, MODELS, checkpoint_filter_fn, "we know of no file of Vim's authors for it")

@@ -13,24 +13,37 @@ from timm.layers import resample_abs_pos_embed, resample_patch_embed, to_2tuple
 from timm.models import clean_state_dict
 from torch import Tensor
 
+from .pyramid import PyramidSSM
 from .trunk import VisionSSM
 
 MISMATCHES = 3  # that an error names
 
 
 def unwrap(checkpoint: Dict[str, Any]) -> Dict[str, Tensor]:
-    """The state dict of a training checkpoint (under "model" or "state_dict"), without wrappers' prefixes ("module.")."""
+    """The state dict of a training checkpoint (under "model" or "state_dict"), without wrappers' prefixes ("module.").
+
+    Raises:
+        ValueError: something in it is no tensor.
+    """
     for key in ("model", "state_dict"):
         if isinstance(checkpoint.get(key), dict):
             checkpoint = checkpoint[key]
-    return clean_state_dict(checkpoint)
+    state_dict = clean_state_dict(checkpoint)
+    others = [f"{name} is of type {type(value).__name__}" for name, value in state_dict.items() if not isinstance(value, Tensor)]
+    if others:
+        raise ValueError(
+            f"this checkpoint holds other things than tensors: {_some(others)}; give a state dict, bare or under 'model' or "
+            "'state_dict'"
+        )
+    return state_dict
 
 
 def fit_state_dict(checkpoint: Dict[str, Any], model: VisionSSM) -> Dict[str, Tensor]:
     """Resamples patch filters and position rows where the model's grid differs, and checks that all else fits.
 
     A head of another class count is left to timm, which drops it, where the model's configuration says that the counts
-    differ.
+    differ. A model with a feature pyramid takes the trunk of a checkpoint without one, and keeps the pyramid and the head
+    that it was made with.
 
     Args:
         checkpoint: state dict of a `VisionSSM` or what holds one, possibly of another image size, patch size or stride.
@@ -40,18 +53,22 @@ def fit_state_dict(checkpoint: Dict[str, Any], model: VisionSSM) -> Dict[str, Te
         A new dictionary.
 
     Raises:
-        ValueError: values that are not finite; names or shapes that do not fit; positions whose grid cannot be told.
+        ValueError: what is no tensor; values that are not finite; names or shapes that do not fit; positions whose grid cannot be told.
     """
     fitted = unwrap(checkpoint)
     _check_finite(fitted)
+    if isinstance(model, PyramidSSM) and not any(name.startswith("pyramid.") for name in fitted):
+        own = {name: value for name, value in model.state_dict().items() if name.startswith(("pyramid.", "head."))}
+        fitted = {name: value for name, value in fitted.items() if not name.startswith(("head.", "attn_pool."))} | own
     weight, pos = fitted.get("patch_embed.proj.weight"), fitted.get("pos_embed")
-    if pos is not None and pos.dim() == 3:
-        patch_size = model.patch_embed.patch_size if weight is None else tuple(weight.shape[-2:])
+    filters = weight is not None and weight.dim() == 4 and weight.numel() > 0  # what is not is refused below, by name
+    if pos is not None and pos.dim() == 3 and pos.shape[1] > 1:
+        patch_size = tuple(weight.shape[-2:]) if filters else model.patch_embed.patch_size
         old_grid = _source_grid(model, patch_size, pos.shape[1] - 1)
         fitted["pos_embed"] = resample_abs_pos_embed(
             pos, new_size=list(model.patch_embed.grid_size), old_size=list(old_grid), verbose=True
         )
-    if weight is not None and weight.dim() == 4 and tuple(weight.shape[-2:]) != model.patch_embed.patch_size:
+    if filters and tuple(weight.shape[-2:]) != model.patch_embed.patch_size:
         fitted["patch_embed.proj.weight"] = resample_patch_embed(weight, list(model.patch_embed.patch_size))
     _check_fit(fitted, model)
     return fitted
@@ -66,14 +83,14 @@ def _check_finite(state_dict: Dict[str, Tensor]) -> None:
         )
 
 
-def _is_finite(value: Any) -> bool:
-    return not (isinstance(value, Tensor) and value.is_floating_point()) or bool(torch.isfinite(value).all())
+def _is_finite(value: Tensor) -> bool:
+    return not value.is_floating_point() or bool(torch.isfinite(value).all())
 
 
 def _check_fit(state_dict: Dict[str, Tensor], model: VisionSSM) -> None:
     """Refuses names and shapes that differ from the model's, but for what timm adapts: head and input channels."""
     expected = {name: tuple(value.shape) for name, value in model.state_dict().items()}
-    given = {name: tuple(value.shape) if isinstance(value, Tensor) else type(value) for name, value in state_dict.items()}
+    given = {name: tuple(value.shape) for name, value in state_dict.items()}
     if model.num_classes != getattr(model, "pretrained_cfg", {}).get("num_classes", model.num_classes):
         for name in ("head.weight", "head.bias"):
             expected.pop(name, None), given.pop(name, None)

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import torch
 import torch.nn.functional as F
+from timm.layers import is_exportable
 from torch import Tensor
 
 from . import native, native_block
@@ -51,7 +52,7 @@ def conv_silu(x: Tensor, weight: Tensor, bias: Tensor, *, reverse: Sequence[bool
     dtype = autocast_dtype(x)
     if dtype is not None:
         x = x.to(dtype)
-    if native.unavailable(x.device.type) is None:
+    if not is_exportable() and native.unavailable(x.device.type) is None:
         return _conv_silu(x, weight, bias, list(reverse))
     return conv_silu_reference(x, weight, bias, reverse)
 

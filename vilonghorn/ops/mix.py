@@ -11,6 +11,7 @@ from typing import Optional
 
 import torch
 import torch.nn.functional as F
+from timm.layers import is_exportable
 from torch import Tensor
 
 from . import native, native_block
@@ -62,7 +63,7 @@ def mix(
     """
     args = MixArguments(xz, conv_weight, conv_bias, x_proj, dt_proj, dt_bias, A, D, out_proj, rule, tuple(reverse))
     _check(args)
-    if native.unavailable(xz.device.type) is not None:
+    if is_exportable() or native.unavailable(xz.device.type) is not None:
         return mix_composed(args)
     save = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in args[:9])
     return _mix(*args[:10], list(reverse), save)[0]

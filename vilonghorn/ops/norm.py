@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 import torch.nn.functional as F
+from timm.layers import is_exportable
 from torch import Tensor
 
 from . import native, native_block
@@ -28,7 +29,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float = 1e-5) -> Tensor:
     """
     if x.dim() < 1 or weight.shape != x.shape[-1:]:
         raise ValueError(f"rms_norm: weight has shape {tuple(weight.shape)}, expected the last dimension of x {tuple(x.shape)}")
-    if native.unavailable(x.device.type) is None and x.dtype in DTYPES and x.numel() > 0:
+    if not is_exportable() and native.unavailable(x.device.type) is None and x.dtype in DTYPES and x.numel() > 0:
         return _rms_norm(x, weight, eps)[0]
     return F.rms_norm(x, weight.shape, weight.to(x.dtype), eps)
 

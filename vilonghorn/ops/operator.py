@@ -12,10 +12,12 @@ from types import ModuleType
 from typing import Optional
 
 import torch
+from timm.layers import is_exportable
 from torch import Tensor
 
 from .arguments import ScanArguments, autocast_dtype, check
 from .dispatch import choose
+from .portable import scan_portable
 
 
 def scan(
@@ -56,7 +58,8 @@ def scan(
         rule: "longhorn" (default), "longhorn_exact" or "mamba".
         reverse: a flag for each direction: True scans from the last token to the first.
         reduce: "none" (default) keeps the directions apart, "mean" averages them before the gate.
-        backend: a name of `vilonghorn.ops.backends()` to insist on; default: the first that can run on x's device.
+        backend: a name of `vilonghorn.ops.backends()` to insist on; default: the first that can run on x's device,
+            or `scan_portable` while timm's switch for export is on.
 
     Returns:
         y, of x's dtype: (G, B, L, D), or (B, L, D) with reduce="mean".
@@ -74,6 +77,8 @@ def scan(
         # Activations meet in the autocast dtype; A, D and dt_bias stay as they are: gates and states are float32 anyway.
         x, dt, k, q = x.to(dtype), dt.to(dtype), k.to(dtype), q.to(dtype)
         z = None if z is None else z.to(dtype)
+    if backend is None and is_exportable():
+        return scan_portable(ScanArguments(x, dt, k, q, z, A, D, dt_bias, rule, tuple(reverse), reduce))
     tensors = [t for t in (x, dt, k, q, z, A, D, dt_bias) if t is not None]
     save = torch.is_grad_enabled() and any(t.requires_grad for t in tensors)
     y, _ = _scan(x, dt, k, q, z, A, D, dt_bias, rule, list(reverse), reduce, save, backend)

@@ -1,7 +1,6 @@
 """The scan in plain torch: the recurrence as it is written, and its adjoint.
 
-`scan_reference` is differentiable and obvious: the oracle of the tests and what an exporter decomposes the operator
-into. `forward` and `backward` make a backend of the same steps for any device, with memory that grows by checkpoints
+`scan_reference` is differentiable and obvious: the oracle of the tests. `forward` and `backward` make a backend of the same steps for any device, with memory that grows by checkpoints
 and not by L. Slow by nature: one pass over time in Python.
 """
 
@@ -40,7 +39,7 @@ def scan_reference(
 ) -> Tensor:
     """Differentiable recurrence; arguments and result as `vilonghorn.ops.scan`, which it defines."""
     args = ScanArguments(x, dt, k, q, z, A, D, dt_bias, rule, tuple(reverse), reduce)
-    u, gate, k, q, A, D = _prepare(args)
+    u, gate, k, q, A, D = prepare(args)
     state = u.new_zeros(*u.shape[:2], u.shape[3], k.shape[3])
     steps = zip(u.unbind(2), gate.unbind(2), k.unbind(2), q.unbind(2))
     outputs = []  # unbind, not u[:, :, t]: the backward of an index writes a whole (G, B, L, D) of zeros a step
@@ -48,7 +47,7 @@ def scan_reference(
         state = _step(rule, state, x_t, gate_t, k_t, A)
         outputs.append((state * q_t.unsqueeze(-2)).sum(-1))
     y = torch.stack(outputs, 2) if outputs else torch.zeros_like(u)
-    return _finish(args, y if D is None else y + D * u).to(x.dtype)
+    return finish(args, y if D is None else y + D * u).to(x.dtype)
 
 
 def forward(args: ScanArguments, save: bool) -> tuple[Tensor, Tensor]:
@@ -57,7 +56,7 @@ def forward(args: ScanArguments, save: bool) -> tuple[Tensor, Tensor]:
     Returns:
         y, and the state before every CHUNK-th step, (G, B, ceil(L / CHUNK), N, D), or an empty tensor without `save`.
     """
-    u, gate, k, q, A, D = _prepare(args)
+    u, gate, k, q, A, D = prepare(args)
     state = u.new_zeros(*u.shape[:2], u.shape[3], k.shape[3])
     y = torch.empty_like(u)
     saved = []
@@ -70,7 +69,7 @@ def forward(args: ScanArguments, save: bool) -> tuple[Tensor, Tensor]:
         y += D * u
     shape = (*u.shape[:2], 0, k.shape[3], u.shape[3])
     checkpoints = (torch.stack(saved, 2) if saved else u.new_empty(shape)) if save else u.new_empty(0)
-    return _finish(args, y).to(args.x.dtype).contiguous(), checkpoints
+    return finish(args, y).to(args.x.dtype).contiguous(), checkpoints
 
 
 def backward(dy: Tensor, args: ScanArguments, checkpoints: Tensor) -> tuple[Tensor | None, ...]:
@@ -79,9 +78,9 @@ def backward(dy: Tensor, args: ScanArguments, checkpoints: Tensor) -> tuple[Tens
     With g the gradient of the state after a step, each step takes g += dy q, reads off the gradients of its own x,
     gate, k and q, and hands g back through the update to the step before. States are made again from the checkpoints.
     """
-    u, gate, k, q, A, D = _prepare(args)
+    u, gate, k, q, A, D = prepare(args)
     G, B, L, width = u.shape
-    dz_scale, dy = _backward_through_finish(dy.to(u.dtype), args)
+    dz_scale, dy = _backward_throughfinish(dy.to(u.dtype), args)
     grads = {name: torch.empty_like(t) for name, t in dict(u=u, gate=gate, k=k, q=q, y=u).items()}
     dA = torch.zeros_like(A) if A is not None else None
     g = u.new_zeros(G, B, width, k.shape[3])
@@ -139,7 +138,7 @@ def _time_order(t: Tensor, reverse: tuple[bool, ...]) -> Tensor:
     return torch.stack([t_g.flip(1) if flag else t_g for t_g, flag in zip(t.unbind(0), reverse)]) if any(reverse) else t
 
 
-def _prepare(args: ScanArguments) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor | None, Tensor | None]:
+def prepare(args: ScanArguments) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor | None, Tensor | None]:
     """x, gate, k, q in each direction's own time order, and A and D, all in the compute dtype."""
     dtype = args.compute_dtype
     x, dt, k, q = (_time_order(t.to(dtype), args.reverse) for t in (args.x, args.dt, args.k, args.q))
@@ -165,7 +164,7 @@ def _step(rule: str, state: Tensor, x: Tensor, gate: Tensor, k: Tensor, A: Tenso
     return torch.exp(gate * A.unsqueeze(1)) * state + gate * x * k
 
 
-def _finish(args: ScanArguments, y: Tensor) -> Tensor:
+def finish(args: ScanArguments, y: Tensor) -> Tensor:
     """Back to image order, averaged over directions if asked, and gated by z."""
     y = _time_order(y, args.reverse)
     if args.reduce == "mean":
@@ -173,7 +172,7 @@ def _finish(args: ScanArguments, y: Tensor) -> Tensor:
     return y if args.z is None else y * F.silu(args.z.to(y.dtype))
 
 
-def _backward_through_finish(dy: Tensor, args: ScanArguments) -> tuple[Tensor | None, Tensor]:
+def _backward_throughfinish(dy: Tensor, args: ScanArguments) -> tuple[Tensor | None, Tensor]:
     """What multiplies the scan's own y in dz, and dy before the gate, (G, B, L, D) in each direction's time order."""
     G = len(args.reverse)
     if args.reduce == "mean":

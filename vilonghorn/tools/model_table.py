@@ -26,6 +26,7 @@ MARK = re.compile(r"(<!-- models[^>]*-->\n).*?(<!-- end of models -->)", re.DOTA
 SIZES = (224, 512)
 ORDER = ("nano", "tiny", "small", "base")
 FAMILIES = ("vilonghorn", "vim")
+TOKENS = ("", "stride8", "sfp")
 
 
 class Cost(NamedTuple):
@@ -41,7 +42,8 @@ def names() -> list[str]:
 
     def place(name: str) -> tuple[int, int, str, int]:
         family, size, *form = name.split("_")
-        return FAMILIES.index(family), form.count("stride8"), "".join(form[:1]).replace("stride8", ""), ORDER.index(size)
+        tokens = form.pop() if form and form[-1] in TOKENS else ""
+        return FAMILIES.index(family), TOKENS.index(tokens), "".join(form), ORDER.index(size)
 
     return sorted(found, key=place)
 

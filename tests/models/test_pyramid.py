@@ -1,0 +1,192 @@
+"""Models with a feature pyramid: where their maps lie, plain weights in them, and what timm and torchvision ask of them."""
+
+import math
+
+import pytest
+import timm
+import torch
+import torch.nn.functional as F
+from safetensors.torch import save_file
+from torch.export import Dim, export
+
+import vilonghorn  # noqa: F401  (registers the models)
+from vilonghorn.models import DetectionBackbone
+from vilonghorn.models.pyramid import STRIDES
+
+SMALL = dict(img_size=64, embed_dim=32, depth=2, pyramid_channels=16)
+SIZES = [(64, 96), (100, 77), (33, 16), (5, 3)]
+
+
+def make(name="vilonghorn_nano_sfp", **kwargs):
+    torch.manual_seed(0)
+    return timm.create_model(name, **{**SMALL, **kwargs}).eval()
+
+
+def images(*size, seed=1):
+    return torch.randn(2, 3, *size, generator=torch.Generator().manual_seed(seed))
+
+
+@pytest.mark.parametrize("patch_size", [4, 8, 16, 32])
+@torch.no_grad()
+def test_maps_lie_at_strides_4_to_32_whatever_the_size_of_patch_and_image(patch_size):
+    model = make(features_only=True, patch_size=patch_size)
+    assert model.feature_info.reduction() == list(STRIDES) and model.feature_info.channels() == [16] * 4
+    for H, W in SIZES:
+        shapes = [tuple(level.shape) for level in model(images(H, W))]
+        assert shapes == [(2, 16, math.ceil(H / s), math.ceil(W / s)) for s in STRIDES]
+
+
+@torch.no_grad()
+def test_padding_below_and_to_the_right_is_all_that_an_odd_size_sees():
+    model = make(features_only=True)
+    odd = images(50, 70)
+    whole = model(F.pad(odd, (0, 80 - 70, 0, 64 - 50)))
+    for cut, level, s in zip(model(odd), whole, STRIDES):
+        torch.testing.assert_close(cut, level[:, :, : math.ceil(50 / s), : math.ceil(70 / s)])
+
+
+@torch.no_grad()
+def test_every_map_is_made_of_the_normed_tokens_of_the_last_block():
+    model, batch = make(), images(64, 64)
+    plain = timm.create_model("vilonghorn_nano", img_size=64, embed_dim=32, depth=2).eval()
+    plain.load_state_dict(model.state_dict(), strict=False)
+    grid = plain.forward_intermediates(batch, indices=1, norm=True, intermediates_only=True)[0]
+    for level, expected in zip(model.forward_features(batch), model.pyramid(grid).values()):
+        torch.testing.assert_close(level, expected)
+
+
+@pytest.mark.parametrize("name", ["vilonghorn_nano", "vilonghorn_nano_shared", "vim_nano"])
+def test_plain_weights_load_into_the_trunk_and_leave_the_rest_as_it_was_made(name, tmp_path):
+    trunk = dict(embed_dim=32, depth=2, patch_size=8)
+    plain = timm.create_model(name, img_size=32, num_classes=5, **trunk).eval()
+    save_file(plain.state_dict(), tmp_path / "plain.safetensors")
+    file = dict(file=str(tmp_path / "plain.safetensors"), num_classes=5)
+    same = dict(pyramid_channels=16, num_classes=3, **trunk)
+    torch.manual_seed(3)
+    fresh = timm.create_model(f"{name}_sfp", img_size=64, **same)
+    torch.manual_seed(3)
+    model = timm.create_model(f"{name}_sfp", pretrained=True, pretrained_cfg_overlay=file, img_size=64, **same)
+    plain.set_input_size(img_size=64)
+    for key, value in model.state_dict().items():
+        expected = fresh if key.startswith(("pyramid.", "head.")) else plain
+        assert torch.equal(value, expected.state_dict()[key]), key
+    extractor = timm.create_model(f"{name}_sfp", True, pretrained_cfg_overlay=file, features_only=True, **trunk)
+    assert torch.equal(extractor.model.blocks[1].mixer.x_proj, plain.blocks[1].mixer.x_proj)
+
+
+def test_a_pyramids_own_weights_load_exactly_and_not_into_a_plain_model(tmp_path):
+    model = make(num_classes=5)
+    timm.models.save_for_hf(model, tmp_path / "saved", safe_serialization=True)
+    loaded = timm.create_model(f"local-dir:{tmp_path / 'saved'}", pretrained=True)
+    assert all(torch.equal(a, b) for a, b in zip(loaded.state_dict().values(), model.state_dict().values()))
+    save_file(model.state_dict(), tmp_path / "pyramid.safetensors")
+    overlay = dict(file=str(tmp_path / "pyramid.safetensors"), num_classes=5)
+    with pytest.raises(ValueError, match="does not fit the model: .*pyramid.*expected no such name"):
+        timm.create_model("vilonghorn_nano", True, pretrained_cfg_overlay=overlay, img_size=64, embed_dim=32, depth=2)
+
+
+def test_a_pyramid_that_lacks_a_level_is_refused(tmp_path):
+    weights = make().state_dict()
+    del weights["pyramid.levels.2.0.weight"]
+    save_file(weights, tmp_path / "weights.safetensors")
+    overlay = dict(file=str(tmp_path / "weights.safetensors"))
+    with pytest.raises(ValueError, match="pyramid.levels.2.0.weight is missing"):
+        make(pretrained=True, pretrained_cfg_overlay=overlay)
+
+
+def test_the_models_of_vim_begin_with_its_authors_weights():
+    cfg = timm.models.get_pretrained_cfg("vim_tiny_sfp")
+    assert (cfg.hf_hub_id, cfg.num_classes, cfg.tag) == ("hustvl/Vim-tiny-midclstok", 0, "in1k")
+    with pytest.raises(RuntimeError, match="no pretrained weights for vilonghorn_tiny_sfp"):
+        timm.create_model("vilonghorn_tiny_sfp", pretrained=True, device="meta")
+
+
+@pytest.mark.parametrize("indices", [[0], [1, 3], 2])
+def test_features_of_some_levels_leave_nothing_unused(indices):
+    whole, batch = make(), images(64, 64)
+    model = make(features_only=True, out_indices=indices)
+    kept = [indices] if isinstance(indices, int) else indices
+    kept = [2, 3] if indices == 2 else kept
+    maps = model(batch)
+    assert list(model.model.pyramid.levels) == [str(i) for i in kept]
+    expected = whole.forward_intermediates(batch, indices=indices, intermediates_only=True)
+    assert len(maps) == len(expected) and all(torch.equal(a, b) for a, b in zip(maps, expected))
+    assert model.feature_info.reduction() == [STRIDES[i] for i in kept]
+    sum(level.square().sum() for level in maps).backward()
+    assert [name for name, p in model.named_parameters() if p.grad is None] == []
+
+
+@torch.no_grad()
+def test_a_classifier_reads_every_level_and_can_be_replaced():
+    model, batch = make(num_classes=5), images(50, 70)
+    pooled = torch.stack([level.mean((2, 3)) for level in model.forward_features(batch)]).mean(0)
+    torch.testing.assert_close(model(batch), model.head(pooled))
+    model.prune_intermediate_layers([3], prune_head=False)
+    torch.testing.assert_close(model(batch), model.head(pooled))
+    model.reset_classifier(7)
+    assert model(batch).shape == (2, 7)
+    model.reset_classifier(0)
+    torch.testing.assert_close(model(batch), pooled)
+
+
+def test_the_pyramid_learns_at_the_rate_of_the_last_layers():
+    model = make(num_classes=5)
+    layer = timm.models.group_parameters(model, model.group_matcher(), reverse=True)
+    assert layer["pyramid.levels.0.0.weight"] == layer["blocks.1.mixer.D"] > layer["blocks.0.mixer.D"]
+    assert layer["head.weight"] > layer["norm.weight"]
+
+
+@torch.no_grad()
+def test_another_image_size_keeps_the_strides():
+    model, batch = make(), images(96, 64)
+    expected = model.forward_features(batch)
+    model.set_input_size(img_size=(96, 64))
+    for level, same in zip(model.forward_features(batch), expected):
+        torch.testing.assert_close(level, same)
+    assert [info["reduction"] for info in model.feature_info] == list(STRIDES)
+    with pytest.raises(ValueError, match="made for patches of 16 pixels; make a new model with patch_size=8"):
+        model.set_input_size(patch_size=8)
+
+
+@torch.no_grad()
+def test_an_exported_pyramid_takes_any_batch_and_size_from_65_pixels():
+    model = make(features_only=True)
+    sizes = {0: Dim("batch"), 2: Dim("height", min=65, max=640), 3: Dim("width", min=65, max=640)}
+    program = export(model, (images(70, 90),), dynamic_shapes=(sizes,)).module()
+    batch = images(75, 120)
+    for level, expected in zip(program(batch[:1]), model(batch[:1])):
+        torch.testing.assert_close(level, expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "wrong, message",
+    [
+        (dict(stride=8), "patches of 16x16 pixels at stride 8x8 .* expected square patches that do not overlap"),
+        (dict(patch_size=(16, 8)), "patches of 16x8 pixels"),
+        (dict(img_size=72, patch_size=12), "a map at stride 12 gives none at stride 4: expected a power of two"),
+        (dict(patch_drop_rate=0.1), "patch_drop_rate is 0.1, expected 0"),
+        (dict(global_pool="token"), "global_pool is 'token', expected 'avg'"),
+    ],
+)
+def test_what_a_pyramid_cannot_be_made_of_is_refused(wrong, message):
+    with pytest.raises(ValueError, match=message):
+        make(**wrong)
+
+
+def test_tokens_are_not_to_be_had_of_a_pyramid():
+    with pytest.raises(ValueError, match="output_fmt is 'NLC', expected 'NCHW'"):
+        make().forward_intermediates(images(32, 32), output_fmt="NLC")
+    with pytest.raises(TypeError, match="pyramid_chanels"):
+        make(pyramid_chanels=16)
+
+
+def test_a_detectors_backbone_names_its_maps_and_adds_a_coarser_one():
+    model = make(features_only=True)
+    backbone, batch = DetectionBackbone(model), images(64, 128)
+    maps = backbone(batch)
+    assert list(maps) == ["0", "1", "2", "3", "pool"] and backbone.out_channels == 16
+    assert all(torch.equal(maps[str(i)], level) for i, level in enumerate(model(batch)))
+    assert torch.equal(maps["pool"], maps["3"][:, :, ::2, ::2])
+    resnet = timm.create_model("resnet18", features_only=True)
+    with pytest.raises(ValueError, match="maps have .* channels, expected as many in each"):
+        DetectionBackbone(resnet)

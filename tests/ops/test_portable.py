@@ -1,0 +1,75 @@
+"""The portable forms of scan and mixer: values and gradients against the float64 oracle, and as captured graphs."""
+
+from functools import partial
+
+import pytest
+import torch
+from oracle import compare, error, inputs, mixer, mixer_inputs, oracle
+from timm.layers import set_exportable
+from torch import nn
+
+from vilonghorn.ops import mix, scan
+from vilonghorn.ops.arguments import RULES
+
+# G, B, L, D, N, R, K, and the width of the output projection, if there is one
+SHAPES = [(1, 1, 1, 1, 1, 1, 1, None), (2, 2, 2, 5, 3, 2, 4, 3), (3, 2, 33, 17, 5, 1, 2, 8), (2, 1, 63, 40, 16, 3, 4, None)]
+TOLERANCE = {torch.float32: 4e-6, torch.float64: 1e-12}
+
+
+def portable_mix(A=None, **values):
+    with set_exportable(True):
+        return mix(A=A, **values)
+
+
+def portable_scan(x, dt, k, q, *, z=None, A=None, D=None, dt_bias=None, rule, reverse, reduce):
+    with set_exportable(True):
+        return scan(x, dt, k, q, z=z, A=A, D=D, dt_bias=dt_bias, rule=rule, reverse=reverse, reduce=reduce)
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_the_portable_mixer_agrees_with_the_oracle(shape, rule, dtype):
+    values = mixer_inputs(*shape[:7], dim=shape[7], rule=rule, dtype=dtype)
+    compare(portable_mix, values, TOLERANCE[dtype], truth=mixer, rule=rule, reverse=(False, True, True)[: shape[0]])
+
+
+@pytest.mark.parametrize("reduce", ["none", "mean"])
+@pytest.mark.parametrize("gate", [True, False], ids=["gated", "plain"])
+@pytest.mark.parametrize("rule", RULES)
+def test_the_portable_scan_agrees_with_the_oracle(rule, gate, reduce):
+    values = inputs(2, 2, 19, 6, 4, rule=rule, gate=gate, dtype=torch.float64)
+    compare(portable_scan, values, 1e-12, rule=rule, reverse=(True, False), reduce=reduce)
+
+
+def test_autocast_does_not_shorten_the_states_of_the_portable_scan():
+    values = inputs(1, 2, 200, 8, 16, rule="longhorn", dtype=torch.bfloat16)
+    expected = oracle(**values, rule="longhorn", reverse=(False,))
+    with torch.autocast("cpu", torch.bfloat16):
+        y = portable_scan(**values, rule="longhorn", reverse=(False,), reduce="none")
+    assert y.dtype == torch.bfloat16
+    assert error(y, expected) < 4e-3  # of rounding y; a bfloat16 state would be off by more than 1e-2
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_a_captured_mixer_is_one_loop_of_torchs_operators_for_any_batch_and_length(rule):
+    class Mixer(nn.Module):
+        def __init__(self):
+            super().__init__()
+            values = mixer_inputs(2, 2, 7, 6, 4, 2, 4, dim=5, rule=rule)
+            self.xz = values.pop("xz")
+            self.weights = nn.ParameterDict(values)
+
+        def forward(self, xz):
+            return portable_mix(xz=xz, **self.weights, rule=rule, reverse=(False, True))
+
+    module = Mixer()
+    sizes = {0: torch.export.Dim("batch", min=1), 1: torch.export.Dim("length", min=2)}
+    program = torch.export.export(module, (module.xz,), dynamic_shapes=(sizes,), strict=False)
+    operators = [str(node.target) for node in program.graph.nodes if node.op == "call_function"]
+    assert sum("scan" in name for name in operators) == 1
+    assert not any("vilonghorn" in name for name in operators)
+    for batch, length in ((1, 31), (3, 2)):
+        xz = torch.randn(batch, length, 12, generator=torch.Generator().manual_seed(batch))
+        expected = mixer(xz, **module.weights, rule=rule, reverse=(False, True))
+        assert error(program.module()(xz), expected) < 2e-6

@@ -1,0 +1,113 @@
+"""The page, in a real browser: what it shows is what the model says, and what it says of a file that is no image."""
+
+import io
+import re
+import shutil
+import sys
+from urllib.request import urlopen
+
+import numpy as np
+import pytest
+import torch
+from left_run import NAMES, leave_run, make_image
+from PIL import Image
+
+from vilonghorn.tools import web
+from vilonghorn.tools.interpret_draw import draw, make_sheet
+from vilonghorn.tools.subject import load_subject
+
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+
+
+@pytest.fixture
+def subject(tmp_path):
+    leave_run(tmp_path / "run")
+    return load_subject(str(tmp_path / "run"))
+
+
+@pytest.fixture
+def address(subject):
+    """Of a page that is being served."""
+    pytest.importorskip("gradio", reason="the page needs gradio: pip install 'vilonghorn[web]'")
+    blocks = web.page(subject)
+    yield web.launch(blocks)
+    blocks.close()
+
+
+@pytest.fixture
+def tab(address):
+    """A browser's tab that shows the page; it may talk to the page's server alone."""
+    playwright = pytest.importorskip("playwright.sync_api", reason="needs playwright: pip install 'vilonghorn[test]'")
+    if CHROMIUM is None:
+        pytest.skip("no Chromium here: apt-get install chromium")
+    asked = []
+    with playwright.sync_playwright() as started:
+        browser = started.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        tab = browser.new_page()
+        tab.set_default_timeout(120_000)
+        tab.on("request", lambda request: asked.append(request.url))
+        tab.goto(address)
+        yield tab
+        browser.close()
+    assert asked and all(url.startswith((address, "data:", "blob:")) for url in asked)
+
+
+def shown_maps(tab, other_than=None):
+    """Address and pixels of the picture of maps, once there is one."""
+    loaded = "const i = document.querySelector('#maps img'); return i && i.complete && i.naturalWidth"
+    script = f"old => {{ {loaded} && i.src !== old && i.src }}"
+    address = tab.wait_for_function(script, arg=other_than).json_value()
+    return address, np.asarray(Image.open(io.BytesIO(urlopen(address).read())).convert("RGB"))
+
+
+def drawn(subject, image, what):
+    buffer = io.BytesIO()
+    draw(make_sheet(subject, image, what), subject.picture(image)).savefig(buffer, format="png", dpi=100)
+    return np.asarray(Image.open(buffer).convert("RGB"))
+
+
+def test_a_dropped_image_gets_its_classes_and_maps_and_a_bad_one_a_sentence(subject, tab, tmp_path):
+    image = make_image(tmp_path / "a.png", 3)
+    with torch.no_grad():
+        values, classes = subject.model(image).softmax(1)[0].topk(5)
+    tab.wait_for_function("document.title === 'vilonghorn'")
+    assert "vilonghorn_nano, best" in tab.inner_text("h1")
+    tab.set_input_files("input[type=file]", tmp_path / "a.png")
+    source, pixels = shown_maps(tab)
+    assert np.array_equal(pixels, drawn(subject, image[0], "attention"))
+    text = tab.inner_text("body")
+    for c, p in zip(classes.tolist(), values.tolist()):
+        assert re.search(rf"{NAMES[c]}\s+{round(100 * p)}%", text), text
+
+    tab.get_by_text("Grad-CAM").click()
+    source, pixels = shown_maps(tab, source)
+    assert np.array_equal(pixels, drawn(subject, image[0], "cam"))
+
+    tab.get_by_label("Remove Image").click()
+    tab.wait_for_selector("#maps img", state="detached")
+    (tmp_path / "b.png").write_bytes((tmp_path / "a.png").read_bytes()[:100])
+    tab.set_input_files("input[type=file]", tmp_path / "b.png")
+    assert tab.wait_for_selector("text=b.png: not a readable image").is_visible()
+
+
+def test_what_the_page_says_needs_no_page(subject, tmp_path):
+    image = make_image(tmp_path / "a.png", 3)
+    classes, picture = web.look(subject, str(tmp_path / "a.png"), "memory")
+    with torch.no_grad():
+        expected = subject.model(image).softmax(1)[0]
+    assert len(classes) == 5 and sorted(classes.values(), reverse=True) == list(classes.values())
+    assert classes == {name: pytest.approx(expected[NAMES.index(name)].item(), abs=1e-6) for name in classes}
+    assert np.array_equal(np.asarray(picture.convert("RGB")), drawn(subject, image[0], "memory"))
+    (tmp_path / "b.png").write_bytes(b"no image")
+    with pytest.raises(ValueError, match="b.png: not a readable image"):
+        web.look(subject, str(tmp_path / "b.png"), "memory")
+
+
+def test_without_gradio_or_with_another_model_there_is_a_sentence(tmp_path, monkeypatch, capsys):
+    leave_run(tmp_path / "vit", "vit_tiny_patch16_224", num_heads=2)
+    assert web.main([str(tmp_path / "vit")]) == 2
+    assert "VisionTransformer, expected a vilonghorn_" in capsys.readouterr().err
+    leave_run(tmp_path / "run")
+    monkeypatch.setitem(sys.modules, "gradio", None)
+    assert web.main([str(tmp_path / "run")]) == 2
+    assert "pip install 'vilonghorn[web]'" in capsys.readouterr().err
