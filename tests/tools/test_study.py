@@ -12,7 +12,7 @@ from toy_study import write_plan
 pytest.importorskip("sklearn", reason="the tasks are made of the digits that come with scikit-learn")
 
 from vilonghorn.tools import study as command  # noqa: E402
-from vilonghorn.tools.study_cell import leave, result_file  # noqa: E402
+from vilonghorn.tools.study_cell import leave, result_file, sections  # noqa: E402
 from vilonghorn.tools.study_match import check_sizes, matched  # noqa: E402
 from vilonghorn.tools.study_plan import Cell, read_study  # noqa: E402
 
@@ -95,12 +95,19 @@ def test_contenders_have_the_parameters_of_the_reference(study, write):
         (dict(tables__recall__points=[["recall", "huge", 1]]), "there is no test set 'huge'"),
         (dict(contenders__vit__match={"mlp_ratio": [1, 2, 1], "depth": [1, 2, 1]}), "matches depth, mlp_ratio; expected one"),
         (dict(tasks__copy__epochs=3), "epochs"),
+        (dict(tasks__copy__floor=1.5), "task copy: floor is 1.5, expected a share"),
         (dict(seeds=[1, 1]), "a spread takes at least two"),
     ],
 )  # fmt: skip
 def test_a_plan_that_cannot_be_is_refused(changes, message, write):
     with pytest.raises(ValueError, match=message):
         read_study(write(**changes))
+
+
+def test_the_rate_at_the_end_is_a_share_of_the_cells_own(write, tmp_path):
+    study = read_study(write(tasks__copy__floor=0.5))
+    ends = [sections(study, tmp_path, Cell(task, "longhorn", 0.004, 1))["schedule"].get("min_lr") for task in ("recall", "copy")]
+    assert ends == [study.recipe["schedule"].get("min_lr"), 0.002]
 
 
 def test_a_study_takes_over_what_it_does_not_say(write, tmp_path):

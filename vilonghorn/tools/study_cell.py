@@ -54,6 +54,8 @@ def sections(study: Study, folder: Path, cell: Cell) -> dict[str, dict[str, Any]
         "optimizer": {"lr": cell.rate, "lr_batch": None},
         "run": {"dir": str(run_directory(folder, cell)), "seed": cell.seed, "tensorboard": False},
     }
+    if task.floor is not None:
+        own["schedule"] = {"min_lr": task.floor * cell.rate}
     return merged(study.recipe, task.recipe, own)
 
 
