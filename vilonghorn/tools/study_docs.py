@@ -40,7 +40,7 @@ from .study_tables import (
 
 PAGE, FOLDER, README = Path("docs/comparison.md"), Path("docs/comparison"), Path("README.md")
 BENCHMARK = bench_docs.FOLDER
-HEADLINE = "pairs"  # the table that the README shows
+HEADLINE = "long"  # the table that the README shows
 MARK = re.compile(r"(<!-- comparison[^>]*-->\n).*?(<!-- end of comparison -->)", re.DOTALL)
 NO_STUDY = "No study is committed for this version."
 
