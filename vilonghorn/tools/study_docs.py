@@ -40,7 +40,7 @@ from .study_tables import (
 
 PAGE, FOLDER, README = Path("docs/comparison.md"), Path("docs/comparison"), Path("README.md")
 BENCHMARK = bench_docs.FOLDER
-HEADLINE = "long"  # the table that the README shows
+HEADLINE = "long"  # the study that the README shows, and its table
 MARK = re.compile(r"(<!-- comparison[^>]*-->\n).*?(<!-- end of comparison -->)", re.DOTALL)
 NO_STUDY = "No study is committed for this version."
 
@@ -93,7 +93,7 @@ def cost(runs: Sequence[Report]) -> str:
 
 
 def readme(text: str, found: Sequence[Report]) -> str:
-    """The README with a figure and a sentence of the first study between its marks, or as it is where there is none.
+    """The README with a figure and a sentence of one study between its marks, or as it is where that is not there.
 
     Raises:
         ValueError: the README has no marks.
@@ -102,7 +102,8 @@ def readme(text: str, found: Sequence[Report]) -> str:
         raise ValueError(
             "the README lacks the marks <!-- comparison --> and <!-- end of comparison -->: put them around its figure"
         )
-    return MARK.sub(lambda match: match[1] + headline(found[0]) + "\n" + match[2], text) if found else text
+    shown = next((report for report in found if report["study"] == HEADLINE), None)
+    return MARK.sub(lambda match: match[1] + headline(shown) + "\n" + match[2], text) if shown else text
 
 
 def headline(report: Report) -> str:
