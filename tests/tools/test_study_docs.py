@@ -38,7 +38,8 @@ def test_a_step_costs_what_the_benchmark_measured():
         dict(model="b", size=64, train=True, ms=[], batch=1, memory_gb=0.5),
         dict(model="b", size=32, train=True, ms=[8.0], batch=1, memory_gb=0.5),
     ]
-    assert study_docs.cost([dict(models=rows), dict(models=rows[:1])]).splitlines()[2:] == ["| 32 | 4 | 2 (0.25) / 2 (0.25) | 8 (0.50) |"]
+    lines = study_docs.cost([dict(models=rows), dict(models=rows[:1])]).splitlines()
+    assert lines[2:] == ["| 32 | 4 | 2 (0.25) / 2 (0.25) | 8 (0.50) |"]
 
 
 def test_the_committed_plots_are_of_the_committed_studies(tmp_path):

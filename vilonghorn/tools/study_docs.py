@@ -118,7 +118,8 @@ def headline(report: Report) -> str:
         told.append(f"{titles(report)[name]} {listed(means)}")
     axis, places = plan["tables"][HEADLINE]["axis"], listed(f"{x:g}" for _, _, x in points(report, HEADLINE))
     title, picture = plan["tables"][HEADLINE]["title"], f"{FOLDER}/{plot_file(report, HEADLINE)}"
-    return f"![{title}]({picture})\n\nTest accuracy at {places} {axis}, means of {len(plan['seeds'])} seeds: {'; '.join(told)}."
+    sentence = f"Test accuracy at {places} {axis}, means of {len(plan['seeds'])} seeds: {'; '.join(told)}."
+    return f"![{title}]({picture})\n\n{sentence}"
 
 
 def section(report: Report, folder: str) -> str:
