@@ -1,76 +1,25 @@
-"""A study chooses its rates on the validation split, tests what counts once, and goes on where it was killed."""
+"""A study chooses its rates on the validation split, tests what counts once, and never runs again what is finished."""
 
 from __future__ import annotations
 
-import copy
 import json
-import math
+from functools import partial
+from pathlib import Path
 
 import pytest
-import torch
-import yaml
+from toy_study import write_plan
 
 pytest.importorskip("sklearn", reason="the tasks are made of the digits that come with scikit-learn")
 
-from vilonghorn.data import create_loader  # noqa: E402
 from vilonghorn.tools import study as command  # noqa: E402
-from vilonghorn.tools import study_cell  # noqa: E402
-from vilonghorn.tools.study_cell import Parts, data_file, leave, read_result, result_file  # noqa: E402
+from vilonghorn.tools.study_cell import leave, result_file, sections  # noqa: E402
 from vilonghorn.tools.study_match import check_sizes, matched  # noqa: E402
 from vilonghorn.tools.study_plan import Cell, read_study  # noqa: E402
-
-PLAN = yaml.safe_load("""
-title: A toy.
-reference: longhorn
-trunk: {embed_dim: 16, depth: 1, patch_size: 8}
-seeds: [0, 1]
-sweep_seeds: [0]
-thresholds: [50]
-recipe:
-  data: {batch_size: 8, mean: [0.0, 0.0, 0.0], std: [0.25, 0.25, 0.25], crop_pct: 1.0, interpolation: area, workers: 1}
-  schedule: {epochs: 4, warmup_epochs: 1}
-  augmentation: {scale: [1.0, 1.0], ratio: [1.0, 1.0], hflip: 0.0, mixup: 0.0, cutmix: 0.0, label_smoothing: 0.0,
-                 auto_augment: null, color_jitter: 0.0, erase: 0.0, repeats: 1}
-  ema: {decay: 0.0}
-  run: {device: cpu, log_updates: 2}
-contenders:
-  longhorn: {title: Longhorn, model: vilonghorn_nano}
-  vit: {title: ViT, model: vit_tiny_patch16_224, kwargs: {num_heads: 2}, match: {mlp_ratio: [0.25, 8, 0.125]}}
-tasks:
-  recall:
-    kind: recall
-    options: {pairs: 2, grid: 4, colours: 1}
-    count: {train: 34, val: 8, test: 8}
-    parts: 2
-    sweep: [0.001, 0.01]
-    tests: {test: {}, large: {grid: 8, distractors: true}}
-    test_count: {large: 3}
-  copy:
-    kind: recall
-    options: {pairs: 1, grid: 2, colours: 1}
-    count: {train: 16, val: 8, test: 8}
-    contenders: [longhorn]
-    rates_of: recall
-tables:
-  recall: {title: Recall, axis: tokens, points: [[recall, test, 16], [recall, large, 64]]}
-""")
 
 
 @pytest.fixture
 def write(tmp_path):
-    def make(**changes):
-        plan = copy.deepcopy(PLAN)
-        for key, value in changes.items():
-            *way, last = key.split("__")
-            place = plan
-            for name in way:
-                place = place[name]
-            place[last] = value
-        path = tmp_path / "toy.yaml"
-        path.write_text(yaml.safe_dump(plan))
-        return path
-
-    return make
+    return partial(write_plan, tmp_path / "toy.yaml")
 
 
 @pytest.fixture
@@ -122,14 +71,6 @@ def test_a_rate_that_diverged_comes_last_and_such_a_run_is_not_tested(study, tmp
     assert not any(job[1] == Cell("recall", "longhorn", 0.001, 1) for job in left)
 
 
-def test_a_cell_that_diverges_leaves_that_as_its_result(write, tmp_path):
-    study = read_study(write(recipe__run={"device": "cpu", "max_skipped": 0}))
-    study_cell.write_data(study, tmp_path)
-    cell = Cell("recall", "longhorn", 1e30, 0)
-    study_cell.train_cell(study, tmp_path, cell, None)
-    assert "not finite" in read_result(tmp_path, cell, "train")["diverged"]
-
-
 def test_contenders_have_the_parameters_of_the_reference(study, write):
     kwargs, ours = matched(study, "recall", "longhorn")
     assert kwargs == {"embed_dim": 16, "depth": 1, "patch_size": 8}
@@ -154,12 +95,19 @@ def test_contenders_have_the_parameters_of_the_reference(study, write):
         (dict(tables__recall__points=[["recall", "huge", 1]]), "there is no test set 'huge'"),
         (dict(contenders__vit__match={"mlp_ratio": [1, 2, 1], "depth": [1, 2, 1]}), "matches depth, mlp_ratio; expected one"),
         (dict(tasks__copy__epochs=3), "epochs"),
+        (dict(tasks__copy__floor=1.5), "task copy: floor is 1.5, expected a share"),
         (dict(seeds=[1, 1]), "a spread takes at least two"),
     ],
 )  # fmt: skip
 def test_a_plan_that_cannot_be_is_refused(changes, message, write):
     with pytest.raises(ValueError, match=message):
         read_study(write(**changes))
+
+
+def test_the_rate_at_the_end_is_a_share_of_the_cells_own(write, tmp_path):
+    study = read_study(write(tasks__copy__floor=0.5))
+    ends = [sections(study, tmp_path, Cell(task, "longhorn", 0.004, 1))["schedule"].get("min_lr") for task in ("recall", "copy")]
+    assert ends == [study.recipe["schedule"].get("min_lr"), 0.002]
 
 
 def test_a_study_takes_over_what_it_does_not_say(write, tmp_path):
@@ -174,38 +122,6 @@ def test_a_missing_study_is_named_with_those_there_are(write, capsys):
     path = write()
     assert command.main([str(path.with_name("other.yaml"))]) == 2
     assert "there is no study" in capsys.readouterr().err
-
-
-def test_parts_of_a_pass_make_the_pass(tmp_path, study):
-    study_cell.write_data(study, tmp_path)
-    file = data_file(tmp_path, study.tasks["recall"].dataset("train"))
-    loader = create_loader(file, batch_size=8, image_size=32, training=True, workers=1)
-    parts = Parts(loader, 2)
-    assert len(parts) == 2 and parts.num_samples == 16 and len(loader) == 4
-    for whole in (0, 1):
-        expected = [targets for _, targets in loader.epoch(whole)]
-        found = [targets for part in (0, 1) for _, targets in parts.epoch(2 * whole + part)]
-        assert all(torch.equal(a, b) for a, b in zip(expected, found, strict=True))
-    (one,) = parts.epoch(1, start=1)
-    assert torch.equal(one[1], [targets for _, targets in loader.epoch(0)][3])
-    with pytest.raises(ValueError, match="cannot be cut into 9 parts"):
-        Parts(loader, 9)
-
-
-def test_a_cell_is_trained_and_tested_and_what_it_leaves_is_what_the_engine_measures(study, tmp_path):
-    study_cell.write_data(study, tmp_path)
-    cell = Cell("recall", "longhorn", 0.01, 1)
-    study_cell.train_cell(study, tmp_path, cell, "abc")
-    found = read_result(tmp_path, cell, "train")
-    assert [point["images"] for point in found["curve"]] == [16, 32, 48, 64]
-    assert found["val"]["top1"] == found["curve"][-1]["top1"] and found["commit"] == "abc"
-    assert found["parameters"] == matched(study, "recall", "longhorn")[1]
-    assert found["kept_bytes_per_image"] > 32 * 32 * 3 * 4  # the image itself, at the least
-    study_cell.test_cell(study, tmp_path, cell, "abc")
-    tests = read_result(tmp_path, cell, "test")["tests"]
-    assert tests["test"]["images"] == 8 and tests["large"]["images"] == 3
-    assert tests["test"]["chance"] == 50
-    assert all(math.isfinite(test["loss"]) for test in tests.values())
 
 
 def test_a_study_runs_to_its_end_is_never_run_again_and_refuses_another_plan(write, tmp_path, capsys, monkeypatch):
@@ -250,8 +166,6 @@ class Refusing:
 
 
 def test_the_studies_that_are_there_can_be_run():
-    from pathlib import Path
-
     files = list((Path(__file__).parents[2] / "configs" / "studies").glob("*.yaml"))
     assert files
     for file in files:

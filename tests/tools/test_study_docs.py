@@ -18,7 +18,28 @@ FOLDER = ROOT / study_docs.FOLDER
 
 
 def test_the_committed_page_is_made_of_the_committed_studies():
-    assert (ROOT / study_docs.PAGE).read_text() == study_docs.page(FOLDER), "run python -m vilonghorn.tools.study_docs"
+    assert (ROOT / study_docs.PAGE).read_text() == study_docs.page(FOLDER, ROOT / study_docs.BENCHMARK), "run python -m vilonghorn.tools.study_docs"
+
+
+def test_the_readmes_figure_is_of_the_committed_studies():
+    text = (ROOT / study_docs.README).read_text()
+    assert study_docs.readme(text, study_docs.reports(FOLDER)) == text, "run python -m vilonghorn.tools.study_docs"
+
+
+def test_a_readme_without_marks_is_refused():
+    with pytest.raises(ValueError, match="lacks the marks <!-- comparison -->"):
+        study_docs.readme("# A README", study_docs.reports(FOLDER))
+
+
+def test_a_step_costs_what_the_benchmark_measured():
+    rows = [
+        dict(model="a", size=32, train=True, ms=[9.0, 4.0, 5.0], batch=2, memory_gb=0.25),
+        dict(model="a", size=32, train=False, ms=[1.0], batch=2, memory_gb=0.1),
+        dict(model="b", size=64, train=True, ms=[], batch=1, memory_gb=0.5),
+        dict(model="b", size=32, train=True, ms=[8.0], batch=1, memory_gb=0.5),
+    ]
+    lines = study_docs.cost([dict(models=rows), dict(models=rows[:1])]).splitlines()
+    assert lines[2:] == ["| 32 | 4 | 2 (0.25) / 2 (0.25) | 8 (0.50) |"]
 
 
 def test_the_committed_plots_are_of_the_committed_studies(tmp_path):

@@ -23,6 +23,10 @@ class Interrupted(Exception):
         super().__init__(message)
         self.signum = signum
 
+    def __reduce__(self) -> tuple[type, tuple[int, str]]:
+        """How it passes from one process to another."""
+        return Interrupted, (self.signum, str(self))
+
 
 class StopRequest:
     """While entered, notes SIGINT, SIGTERM and SIGUSR1 instead of dying of them; a second SIGINT acts at once.

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import signal
 import statistics
 from collections.abc import Iterator
 from contextlib import closing, redirect_stderr, redirect_stdout
@@ -53,6 +54,8 @@ def sections(study: Study, folder: Path, cell: Cell) -> dict[str, dict[str, Any]
         "optimizer": {"lr": cell.rate, "lr_batch": None},
         "run": {"dir": str(run_directory(folder, cell)), "seed": cell.seed, "tensorboard": False},
     }
+    if task.floor is not None:
+        own["schedule"] = {"min_lr": task.floor * cell.rate}
     return merged(study.recipe, task.recipe, own)
 
 
@@ -98,8 +101,9 @@ class Parts:
 
 
 def one_thread() -> None:
-    """Makes this process one of several that share the cores."""
+    """Makes this process one of several that share the cores; Ctrl-C stops it in training only, where it can save."""
     torch.set_num_threads(1)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 def train_cell(study: Study, folder: Path, cell: Cell, commit: str | None) -> None:

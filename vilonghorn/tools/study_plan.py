@@ -50,6 +50,7 @@ class TaskPlan:
         parts: epochs that a pass over the training data is cut into, each of which ends with a validation
         sweep: learning rates to choose from, on the validation split
         rates_of: the task whose chosen rates this one takes over, instead of a sweep of its own
+        floor: share of the learning rate that is left at the end; default what the recipe says of min_lr
         contenders: which take part; default all
         tests: names of test sets, and how their options differ from the task's
         test_count: sizes of test sets that differ from the task's
@@ -63,6 +64,7 @@ class TaskPlan:
     parts: int = 1
     sweep: list[float] = field(default_factory=list)
     rates_of: str | None = None
+    floor: float | None = None
     contenders: list[str] | None = None
     tests: dict[str, dict[str, Any]] = field(default_factory=lambda: {"test": {}})
     test_count: dict[str, int] = field(default_factory=dict)
@@ -193,6 +195,8 @@ def check(study: Study) -> None:
             raise ValueError(f"task {name} is without the reference {study.reference}")
         if bool(task.sweep) == bool(task.rates_of):
             raise ValueError(f"task {name}: give either sweep, learning rates to choose from, or rates_of, another task")
+        if task.floor is not None and not 0 <= task.floor <= 1:
+            raise ValueError(f"task {name}: floor is {task.floor}, expected a share of the learning rate from 0 to 1")
         if task.rates_of is not None:
             known(task.rates_of, study.tasks, "task")
             if not study.tasks[task.rates_of].sweep or set(study.names(name)) - set(study.names(task.rates_of)):

@@ -45,8 +45,8 @@ def summary(report: Report) -> str:
     hours = sum(cell["seconds"] for cell in ran) / 3600
     lines = [
         f"{plan['title']} `{shlex.join(report['command'])}`, {report['date'][:10]}, {report['machine']['cpu']}.",
-        f"{len(ran)} training runs, {hours:.2f} core hours of training, of models of {sizes[0]:,} to {sizes[-1]:,} "
-        f"parameters; seeds {listed(plan['seeds'])}; rates chosen on seeds {listed(plan['sweep_seeds'])}."
+        f"{len(ran)} training runs, {hours:.2f} hours long in all by the clock, one thread each, of models of {sizes[0]:,} "
+        f"to {sizes[-1]:,} parameters; seeds {listed(plan['seeds'])}; rates chosen on seeds {listed(plan['sweep_seeds'])}."
         if ran
         else "No run is finished.",
     ]
@@ -158,8 +158,8 @@ def findings(report: Report, table: str) -> str:
             if gap is not None and gap.beyond:
                 where = f"{titles(report)[name]} at {column(report, table, point)}"
                 found["better" if gap.mean > 0 else "worse"].append(where)
-    words = [f"{kind} than {titles(report)[reference]}: {'; '.join(names)}" for kind, names in found.items() if names]
-    told = ". ".join(words).capitalize() if words else f"No difference from {titles(report)[reference]} leaves out 0"
+    words = [f"{kind.capitalize()} than {titles(report)[reference]}: {'; '.join(names)}" for kind, names in found.items() if names]
+    told = ". ".join(words) if words else f"No difference from {titles(report)[reference]} leaves out 0"
     expected = (1 - 0.95) * compared
     return f"{told}. (Of {compared} comparisons, {expected:.1f} would leave out 0 by chance alone.)"
 

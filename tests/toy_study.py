@@ -1,0 +1,58 @@
+"""A study of seconds, for tests: two contenders, two tasks."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+PLAN = yaml.safe_load("""
+title: A toy.
+reference: longhorn
+trunk: {embed_dim: 16, depth: 1, patch_size: 8}
+seeds: [0, 1]
+sweep_seeds: [0]
+thresholds: [50]
+recipe:
+  data: {batch_size: 8, mean: [0.0, 0.0, 0.0], std: [0.25, 0.25, 0.25], crop_pct: 1.0, interpolation: area, workers: 1}
+  schedule: {epochs: 4, warmup_epochs: 1}
+  augmentation: {scale: [1.0, 1.0], ratio: [1.0, 1.0], hflip: 0.0, mixup: 0.0, cutmix: 0.0, label_smoothing: 0.0,
+                 auto_augment: null, color_jitter: 0.0, erase: 0.0, repeats: 1}
+  ema: {decay: 0.0}
+  run: {device: cpu, log_updates: 2}
+contenders:
+  longhorn: {title: Longhorn, model: vilonghorn_nano}
+  vit: {title: ViT, model: vit_tiny_patch16_224, kwargs: {num_heads: 2}, match: {mlp_ratio: [0.25, 8, 0.125]}}
+tasks:
+  recall:
+    kind: recall
+    options: {pairs: 2, grid: 4, colours: 1}
+    count: {train: 34, val: 8, test: 8}
+    parts: 2
+    sweep: [0.001, 0.01]
+    tests: {test: {}, large: {grid: 8, distractors: true}}
+    test_count: {large: 3}
+  copy:
+    kind: recall
+    options: {pairs: 1, grid: 2, colours: 1}
+    count: {train: 16, val: 8, test: 8}
+    contenders: [longhorn]
+    rates_of: recall
+tables:
+  recall: {title: Recall, axis: tokens, points: [[recall, test, 16], [recall, large, 64]]}
+""")
+
+
+def write_plan(path: Path, **changes: Any) -> Path:
+    """Writes the plan with changes; `tasks__copy__sweep=[0.1]` changes tasks.copy.sweep."""
+    plan = copy.deepcopy(PLAN)
+    for key, value in changes.items():
+        *way, last = key.split("__")
+        place = plan
+        for name in way:
+            place = place[name]
+        place[last] = value
+    path.write_text(yaml.safe_dump(plan))
+    return path
