@@ -11,12 +11,10 @@ transformers = pytest.importorskip("transformers", reason="needs transformers: p
 
 @pytest.fixture
 def renamings(monkeypatch):
-    """transformers' table as it was, again after the test."""
+    """transformers' table as it makes it, whatever was done to it before this test, or is after."""
     from transformers import conversion_mapping
 
-    conversion_mapping.get_checkpoint_conversion_mapping("detr")  # makes the table
-    table = dict(conversion_mapping._checkpoint_conversion_mapping_cache)
-    monkeypatch.setattr(conversion_mapping, "_checkpoint_conversion_mapping_cache", table)
+    monkeypatch.setattr(conversion_mapping, "_checkpoint_conversion_mapping_cache", None)
     monkeypatch.setattr(conversion_mapping, "USER_REGISTERED_MAPPINGS", set())
     return conversion_mapping
 
