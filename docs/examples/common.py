@@ -19,6 +19,7 @@ from torchvision.utils import make_grid
 from vilonghorn.data.files import replacing
 from vilonghorn.data.scenes import CLASSES, SIZES, DigitScenes, Scene
 
+MEAN, STD = 0.3, 0.25  # of the scenes' pixels, about
 BACKGROUND_AND_DIGITS = 1 + len(CLASSES)
 COLORS = ("#4e79a7 #f28e2b #e15759 #76b7b2 #59a14f #edc948 #b07aa1 #ff9da7 #9c755f #d0d0d0").split()  # of the digits
 

@@ -7,9 +7,11 @@ an IoU above 0.5, each digit counting once.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import timm
 import torch
-from common import BACKGROUND_AND_DIGITS, COLORS, fit, held_out, options, parse, save_picture
+from common import BACKGROUND_AND_DIGITS, COLORS, MEAN, STD, fit, held_out, options, parse, save_picture
 from torch import Tensor, nn
 from torchvision.models.detection import FCOS, FasterRCNN, MaskRCNN, RetinaNet
 from torchvision.models.detection.anchor_utils import AnchorGenerator
@@ -35,7 +37,7 @@ def build(detector: str, name: str, side: int) -> nn.Module:
     """A detector for images of about side x side pixels, on a backbone registered as `name`."""
     levels = (1, 2, 3) if detector in ("fcos", "retinanet") else (0, 1, 2, 3)
     backbone = DetectionBackbone(timm.create_model(name, features_only=True, out_indices=levels, patch_size=PATCH))
-    images = dict(min_size=side, max_size=side, image_mean=[0.3] * 3, image_std=[0.25] * 3)
+    images = dict(min_size=side, max_size=side, image_mean=[MEAN] * 3, image_std=[STD] * 3)
     if detector == "fcos":
         anchors = AnchorGenerator(((8,), (16,), (32,), (64,)), ((1.0,),) * 4)
         return FCOS(backbone, BACKGROUND_AND_DIGITS, anchor_generator=anchors, **images)
@@ -78,6 +80,13 @@ def top_boxes(found: dict[str, Tensor], scene: Scene) -> tuple[dict[str, Tensor]
     return top, right
 
 
+def report(scenes: Iterable[Scene], found: list[tuple[dict[str, Tensor], list[bool]]]) -> float:
+    """Prints and returns the share of the scenes' digits that `top_boxes` found."""
+    hits, digits = sum(sum(right) for _, right in found), sum(len(scene.labels) for scene in scenes)
+    print(f"held out: {hits} of {digits} top boxes ({hits / digits:.1%}) have IoU above 0.5 with a digit of their class")
+    return hits / digits
+
+
 def draw(scene: Scene, top: dict[str, Tensor], right: list[bool]) -> Tensor:
     """A scene with its top boxes, white if right and red if not, and masks where there are any: (3, H, W) uint8."""
     picture = (255 * scene.image).byte()
@@ -101,10 +110,9 @@ def main(argv: list[str] | None = None) -> float:
     scenes = held_out(args)
     with torch.no_grad():
         found = [top_boxes(model([scene.image])[0], scene) for scene in scenes]
-    hits, digits = sum(sum(right) for _, right in found), sum(len(scene.labels) for scene in scenes)
-    print(f"held out: {hits} of {digits} top boxes ({hits / digits:.1%}) have IoU above 0.5 with a digit of their class")
+    score = report(scenes, found)
     save_picture(args.picture, (draw(scene, *one) for scene, one in zip(list(scenes)[:16], found)))
-    return hits / digits
+    return score
 
 
 if __name__ == "__main__":

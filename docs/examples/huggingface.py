@@ -15,7 +15,7 @@ import numpy as np
 import segment
 import timm
 import torch
-from common import BACKGROUND_AND_DIGITS, fit, held_out, options, parse, save_picture
+from common import BACKGROUND_AND_DIGITS, MEAN, STD, fit, held_out, options, parse, save_picture
 from PIL import Image
 from sklearn.datasets import load_digits
 from timm.models import register_model
@@ -50,7 +50,7 @@ def vilonghorn_scenes(pretrained: bool = False, **kwargs) -> nn.Module:
 
 
 def normed(scenes: list[Scene]) -> Tensor:
-    return (torch.stack([scene.image for scene in scenes]) - 0.3) / 0.25
+    return (torch.stack([scene.image for scene in scenes]) - MEAN) / STD
 
 
 def check_round_trip(model: PreTrainedModel, pixel_values: Tensor) -> None:
@@ -125,11 +125,10 @@ def detr(args) -> float:
     for scene, score, label, box in zip(scenes, scores, labels, boxes):
         order = score.argsort(descending=True)
         found.append(detect.top_boxes(dict(labels=1 + label[order], boxes=box[order]), scene))
-    hits, digits = sum(sum(right) for _, right in found), sum(len(scene.labels) for scene in scenes)
-    print(f"held out: {hits} of {digits} top boxes ({hits / digits:.1%}) have IoU above 0.5 with a digit of their class")
+    score = detect.report(scenes, found)
     save_picture(args.picture, (detect.draw(scene, *one) for scene, one in zip(scenes[:16], found)))
     check_round_trip(model, normed(scenes[:2]))
-    return hits / digits
+    return score
 
 
 class Digits(torch.utils.data.Dataset):

@@ -11,7 +11,7 @@ import segmentation_models_pytorch as smp
 import timm
 import torch
 import torch.nn.functional as F
-from common import BACKGROUND_AND_DIGITS, COLORS, fit, held_out, options, parse, save_picture
+from common import BACKGROUND_AND_DIGITS, COLORS, MEAN, STD, fit, held_out, options, parse, save_picture
 from torch import Tensor, nn
 from torchvision.utils import draw_segmentation_masks
 
@@ -58,7 +58,7 @@ def build(decoder: str, name: str) -> nn.Module:
 
 
 def logits(model: nn.Module, images: Tensor) -> Tensor:
-    return model((images - 0.3) / 0.25)
+    return model((images - MEAN) / STD)
 
 
 def cross_entropy(predicted: Tensor, target: Tensor) -> Tensor:

@@ -188,7 +188,6 @@ def check_image_size(size: Tuple[int, int], patch_size: Tuple[int, int], stride:
         )
 
 
-@register_notrace_function
 @register_notrace_function  # its branches read shapes, which a symbolic trace has not
 def padding(size: Tuple[int, int], patch_size: Tuple[int, int], stride: Tuple[int, int]) -> Tuple[int, int]:
     """Rows and columns to add until the image is at least one patch and a whole number of steps."""

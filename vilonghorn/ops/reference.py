@@ -80,7 +80,7 @@ def backward(dy: Tensor, args: ScanArguments, checkpoints: Tensor) -> tuple[Tens
     """
     u, gate, k, q, A, D = prepare(args)
     G, B, L, width = u.shape
-    dz_scale, dy = _backward_throughfinish(dy.to(u.dtype), args)
+    dz_scale, dy = _backward_through_finish(dy.to(u.dtype), args)
     grads = {name: torch.empty_like(t) for name, t in dict(u=u, gate=gate, k=k, q=q, y=u).items()}
     dA = torch.zeros_like(A) if A is not None else None
     g = u.new_zeros(G, B, width, k.shape[3])
@@ -172,7 +172,7 @@ def finish(args: ScanArguments, y: Tensor) -> Tensor:
     return y if args.z is None else y * F.silu(args.z.to(y.dtype))
 
 
-def _backward_throughfinish(dy: Tensor, args: ScanArguments) -> tuple[Tensor | None, Tensor]:
+def _backward_through_finish(dy: Tensor, args: ScanArguments) -> tuple[Tensor | None, Tensor]:
     """What multiplies the scan's own y in dz, and dy before the gate, (G, B, L, D) in each direction's time order."""
     G = len(args.reverse)
     if args.reduce == "mean":
