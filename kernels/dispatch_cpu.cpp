@@ -18,7 +18,7 @@ namespace {
 #define VL_JOBS(level)                                                                                              \
   {scan_forward_job_##level, scan_backward_job_##level, conv_forward_job_##level, conv_backward_job_##level,        \
    project_job_##level,      mix_forward_job_##level,   mix_backward_job_##level, unproject_job_##level,              \
-   norm_forward_job_##level, norm_backward_job_##level}
+   norm_forward_job_##level, norm_backward_job_##level, matmul_pack_job_##level,  matmul_job_##level}
 #ifdef VILONGHORN_X86
 const Jobs kJobs[] = {VL_JOBS(v2), VL_JOBS(v3), VL_JOBS(v4)};
 int64_t (*const kMultiplyAdds[])(int64_t) = {multiply_adds_v2, multiply_adds_v3, multiply_adds_v4};
@@ -123,21 +123,25 @@ GompParallel gomp_parallel() {
 }
 
 int64_t jobs_of(const VlNorm &a) { return a.parts; }
+int64_t jobs_of(const VlMatmul &m) { return m.parts; }
 template <class Shape> int64_t jobs_of(const Shape &a) { return a.batch * a.parts; }
 
-template <class Args, class Shape> int run(const Args &a, const Shape &shape, int level, bool (*Jobs::*which)(const Args &, int64_t)) {
+template <class Args> int run(const Args &a, int64_t jobs, int wanted, int level, bool (*Jobs::*which)(const Args &, int64_t)) {
   if (level < 0)
     for (int l = 0; l < kLevels; l++)
       if (runs(l)) level = l;
   if (level < 0 || level >= kLevels || !runs(level)) return 1;
   Work work;
   work.run = [&](int64_t job) { return (kJobs[level].*which)(a, job); };
-  work.jobs = jobs_of(shape);
-  const int threads = (int)(shape.threads < work.jobs ? shape.threads : work.jobs);
+  work.jobs = jobs;
+  const int threads = (int)(wanted < jobs ? wanted : jobs);
   if (threads <= 1) Work::take(&work);
   else if (gomp_parallel()) gomp_parallel()(Work::take, &work, threads, 0);
   else pool().run(work, threads);
   return work.ok ? 0 : 1;
+}
+template <class Args, class Shape> int run(const Args &a, const Shape &shape, int level, bool (*Jobs::*which)(const Args &, int64_t)) {
+  return run(a, jobs_of(shape), shape.threads, level, which);
 }
 
 }  // namespace
@@ -169,4 +173,9 @@ VL_EXPORT int vl_mix_forward(const VlMix *a, int level) {
 VL_EXPORT int vl_mix_backward(const VlMix *a, int level) {
   const bool shared = a->scan.parts > 1;
   return run(*a, a->scan, level, &Jobs::mix_backward) || (shared && run(*a, a->scan, level, &Jobs::unproject));
+}
+VL_EXPORT int vl_matmul(const VlMatmul *m, int level) {
+  const int64_t slabs = (m->depth + VL_MATMUL_DEPTH - 1) / VL_MATMUL_DEPTH;
+  const int64_t packs = slabs * ((m->columns + VL_MATMUL_COLUMNS - 1) / VL_MATMUL_COLUMNS);
+  return run(*m, packs, m->threads, level, &Jobs::matmul_pack) || run(*m, *m, level, &Jobs::matmul);
 }

@@ -9,7 +9,7 @@
 #define VILONGHORN_SCAN_H
 #include <stdint.h>
 
-enum { VL_ABI = 4 }; /* raise it with every change here; the caller compares it with that of the library */
+enum { VL_ABI = 5 }; /* raise it with every change here; the caller compares it with that of the library */
 enum { VL_LONGHORN = 0, VL_LONGHORN_EXACT = 1, VL_MAMBA = 2 };
 enum { VL_FLOAT32 = 0, VL_FLOAT64 = 1, VL_BFLOAT16 = 2, VL_FLOAT16 = 3 };
 enum { VL_MAX_STATES = 64 };
@@ -99,6 +99,18 @@ typedef struct {
   void *dweight;            /* (parts, channels): the caller sums over parts */
 } VlNorm;
 
+/* out = a b for matrices of float, each factor contiguous along its rows or along its columns. `packed` is a workspace of
+ * depth times the columns, these rounded up to a multiple of VL_MATMUL_COLUMNS; nothing is empty. */
+enum { VL_MATMUL_COLUMNS = 48, VL_MATMUL_DEPTH = 512 };
+typedef struct {
+  int64_t rows, columns, depth;
+  int64_t parts;            /* how many jobs share the rows */
+  int32_t threads;
+  const void *a, *b;
+  int64_t a_row, a_depth, b_depth, b_column, out_row; /* strides in elements, one of each factor's 1 */
+  void *out, *packed;
+} VlMatmul;
+
 /* level: an instruction set of vl_level_name, or -1 for the best that this processor has. Returns 0, or 1 if the
  * level is not there or memory ran out (nothing is then written that may be read). */
 #ifdef __cplusplus
@@ -118,6 +130,7 @@ int vl_mix_forward(const VlMix *, int level);
 int vl_mix_backward(const VlMix *, int level);
 int vl_norm_forward(const VlNorm *, int level);
 int vl_norm_backward(const VlNorm *, int level);
+int vl_matmul(const VlMatmul *, int level);
 
 /* The CUDA library. Tensors are in the device's memory; x, dt, z and dy are aligned to two elements, their strides and
  * the channels even, their steps below 2^31; at most 64 groups; nothing is empty. Work is queued on `stream`. Returns 0 or

@@ -111,7 +111,7 @@ template <class T, int NS> struct Scan {
     const int count = width(block);
     const V bias = parameter(a.dt_bias, s.group, block);
     if (mix) {
-      for (int64_t i = 0; i < s.steps; i++) x[i] = projection.u[i * n_blocks + block - blocks.begin], dt[i] = bias;
+      for (int64_t i = 0; i < s.steps; i++) x[i] = projection.u[i * projection.row + block - blocks.begin], dt[i] = bias;
       combine<T>(dt, 1, low, mix->rank, (const T *)mix->dt_proj + s.group * mix->rank * a.channels + d, a.channels, s.steps, mix->rank, count);
     } else {
       gather<T>(x, a.x, a.dtype, s, d, count);
@@ -169,7 +169,8 @@ template <class T, int NS> struct Scan {
     for (int64_t i = 0; i < s.steps; i++) {
       const int64_t at = (rows + s.time(i)) * a.channels + d;
       V total = y[i] + D * x[i];
-      if (!first) total += load(partial + at, count), prefetch<T>(partial, at, VL_FLOAT32);
+      if (!first) total += load(partial + at, count);
+      prefetch<T, true>(last && first ? a.y : partial, at, last && first ? a.dtype : VL_FLOAT32);
       if (!last) { store(partial + at, total, count); continue; }
       total *= scale;
       if (a.z.data) total *= dt[i] * sigmoid<T>(dt[i]);
@@ -183,7 +184,7 @@ template <class T, int NS> struct Scan {
   T *all_ddt, *d_dt_proj;  // [step][channels of the part];  [rank][the same]
 
   template <int RULE> bool backward() {
-    const int64_t n = (int)n_states, rank = mix ? mix->rank : 0, wide = n_blocks * W;
+    const int64_t n = (int)n_states, rank = mix ? mix->rank : 0, wide = projection.row * W;
     V *p;
     T *r;
     if (!take(n_blocks * (2 + n) + C * (4 * n + 5) + n, rank ? wide * (C + rank) : 0, &p, &r) ||
@@ -194,6 +195,7 @@ template <class T, int NS> struct Scan {
     trace = {next((C + 1) * n), next(C * n), next(C)};
     sums = {next(C * n), next(C * n), next(C), dA};
     all_ddt = r, d_dt_proj = r + wide * C;
+    memset((void *)sums.dk, 0, sizeof(V) * C * (2 * n + 1));  // and dq, norm: `finish_keys` leaves them at zero
     for (int64_t g = 0; g < a.groups; g++) {
       memset((void *)state, 0, sizeof(V) * n_blocks * n);
       memset((void *)dD, 0, sizeof(V) * n_blocks * (2 + n));  // and dbias, dA
@@ -204,7 +206,6 @@ template <class T, int NS> struct Scan {
         const Span s(g, b, L, C, c, a.reverse[g]);
         if (mix) projection.convolve_chunk(s, true);
         load_keys(s, true);
-        memset((void *)sums.dk, 0, sizeof(V) * C * (2 * n + 1));  // and dq, norm
         for (int64_t block = blocks.begin; block < blocks.end; block++) backward_block<RULE>(s, block);
         finish_keys<RULE>(s);
         if (mix && whole) projection.unproject(s);
@@ -237,12 +238,13 @@ template <class T, int NS> struct Scan {
         const V z = dt[i], open = sigmoid<T>(z), gate = z * open;
         V sum = y[i] + D * x[i];
         if (!a.mean) sum *= dy[i];  // under mean, dy is the same for all
-        if (s.group > 0) sum += load(partial, count), prefetch<T>(partial, 0, VL_FLOAT32);
+        if (s.group > 0) sum += load(partial, count);
+        prefetch<T, true>(partial, 0, VL_FLOAT32);
         if (s.group < a.groups - 1) {
           store(partial, sum, count);
         } else {
           store_as<T>(a.dz, at, a.dtype, (a.mean ? dy[i] * sum : sum) * (open + gate * (T(1) - open)), count);
-          if (a.y) store((T *)a.y + row * a.channels + d, sum * scale * gate, count);
+          if (a.y) store((T *)a.y + row * a.channels + d, sum * scale * gate, count), prefetch<T, true>(a.y, row * a.channels + d, VL_FLOAT32);
         }
         dy[i] *= gate;
       }
@@ -260,15 +262,21 @@ template <class T, int NS> struct Scan {
       dbias[i_block] += ddt[i];
       dx[i] += D * dy[i];
       if (mix) {
-        store(all_ddt + (i * n_blocks + i_block) * W, ddt[i]);
-        if (whole) projection.du[i * n_blocks + i_block] = dx[i];
+        store(all_ddt + (i * projection.row + i_block) * W, ddt[i]);
+        if (whole) projection.du[i * projection.row + i_block] = dx[i];
         else store((T *)a.dx + (rows + s.time(i)) * a.channels + d, dx[i], count);
       } else {
-        store_as<T>(a.dx, (rows + s.time(i)) * a.channels + d, a.dtype, dx[i], count);
-        store_as<T>(a.ddt, (rows + s.time(i)) * a.channels + d, a.dtype, ddt[i], count);
+        const int64_t at = (rows + s.time(i)) * a.channels + d;
+        store_as<T>(a.dx, at, a.dtype, dx[i], count), prefetch<T, true>(a.dx, at, a.dtype);
+        store_as<T>(a.ddt, at, a.dtype, ddt[i], count), prefetch<T, true>(a.ddt, at, a.dtype);
       }
     }
-    if (mix) outer<T>(d_dt_proj + i_block * W, n_blocks * W, low, mix->rank, ddt, 1, s.steps, mix->rank);
+    if (mix) outer<T>(d_dt_proj + i_block * W, projection.row * W, low, mix->rank, ddt, 1, s.steps, mix->rank);
+  }
+
+  static void take_sums(V *v, int count, T *out) {
+    sums_across<T>(v, count, out);
+    memset((void *)v, 0, sizeof(V) * count);  // for the next chunk, while it is at hand
   }
 
   // Gradients of keys and queries, and of the factor of dt, are sums over the channels.
@@ -278,10 +286,10 @@ template <class T, int NS> struct Scan {
       const int64_t at = (((part * a.groups + s.group) * a.batch + b) * L + s.time(i)) * n_states;
       T *dk = mix ? d_projected<T>(*mix, part, s, i) + mix->rank : (T *)a.dk + at;
       T *dq = mix ? dk + n_states : (T *)a.dq + at, norm = 0;
-      sums_across<T>(sums.dk + i * n_states, n_states, dk);
-      sums_across<T>(sums.dq + i * n_states, n_states, dq);
+      take_sums(sums.dk + i * n_states, n_states, dk);
+      take_sums(sums.dq + i * n_states, n_states, dq);
       if (RULE == VL_MAMBA) continue;
-      sums_across<T>(sums.norm + i, 1, row);
+      take_sums(sums.norm + i, 1, row);
       norm = row[0];
       for (int n = 0; n < n_states; n++) dk[n] -= norm * keys.two_k[i * n_states + n];
     }
@@ -289,7 +297,7 @@ template <class T, int NS> struct Scan {
     const int64_t d = blocks.begin * W, real = (a.channels < blocks.end * W ? a.channels : blocks.end * W) - d;
     const T *dt_proj = (const T *)mix->dt_proj + s.group * mix->rank * a.channels + d;
     const int64_t step = s.reverse ? -projected_width(*mix) : projected_width(*mix);
-    dots<T>(d_projected<T>(*mix, part, s, 0), step, all_ddt, n_blocks * W, dt_proj, a.channels, s.steps, mix->rank, real);
+    dots<T>(d_projected<T>(*mix, part, s, 0), step, all_ddt, projection.row * W, dt_proj, a.channels, s.steps, mix->rank, real);
   }
 
   template <int RULE> void finish_parameters(int64_t g) {
@@ -302,7 +310,7 @@ template <class T, int NS> struct Scan {
         for (int n = 0; n < n_states; n++)
           for (int l = 0; l < count; l++) ((T *)a.dA)[(at + l) * n_states + n] = dA[i * n_states + n][l];
       for (int64_t r = 0; mix && r < mix->rank; r++)
-        store((T *)mix->ddt_proj + ((b * a.groups + g) * mix->rank + r) * a.channels + d, load(d_dt_proj + (r * n_blocks + i) * W), count);
+        store((T *)mix->ddt_proj + ((b * a.groups + g) * mix->rank + r) * a.channels + d, load(d_dt_proj + (r * projection.row + i) * W), count);
     }
   }
 };

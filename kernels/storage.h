@@ -53,10 +53,11 @@ template <class T> VL_INLINE void store_as(void *p, int64_t at, int type, Vector
   }
   store((T *)p + at, v, count);
 }
-// Rows of channels lie far apart, which a processor does not foresee: ask for what the next vector of channels will read.
-// Into the second cache: rows of a power of two times a few bytes share few places of the first, and would drive each other out.
-template <class T> VL_INLINE void prefetch(const void *p, int64_t at, int type) {
-  __builtin_prefetch((const char *)p + at * (is_short(type) ? 2 : sizeof(T)) + VILONGHORN_VECTOR_BYTES, 0, 2);
+// Rows of channels lie far apart, which a processor does not foresee: ask for what the next vector of channels will read or,
+// with WRITES, write. Into the second cache: rows of a power of two times a few bytes share few places of the first, and
+// would drive each other out.
+template <class T, bool WRITES = false> VL_INLINE void prefetch(const void *p, int64_t at, int type) {
+  __builtin_prefetch((const char *)p + at * (is_short(type) ? 2 : sizeof(T)) + VILONGHORN_VECTOR_BYTES, WRITES, 2);
 }
 
 }  // namespace

@@ -30,7 +30,7 @@ template <class T> using Vector = typename VectorOf<T>::type;
 template <class T> using Bits = typename VectorOf<T>::bits;
 template <class T> constexpr int kLanes = VILONGHORN_VECTOR_BYTES / (int)sizeof(T);
 
-template <class T> VL_INLINE Vector<T> splat(T value) { return Vector<T>{} + value; }
+template <class T> VL_INLINE Vector<T> splat(T value) { return value - Vector<T>{}; }  // a sum with zero would turn -0 into 0: no compiler may leave it out
 template <class To, class From> VL_INLINE To same_bits(From from) {
   static_assert(sizeof(To) == sizeof(From), "a reinterpretation keeps the size");
   To to;
@@ -58,21 +58,36 @@ template <class T> VL_INLINE void store(T *p, Vector<T> v, int count = kLanes<T>
   else memcpy(p, &v, sizeof v);
 }
 
+// Of two vectors whose lanes come in runs of S: their even runs, in `a`, and their odd ones, in `b`.
+template <class T, int S> VL_INLINE void part_runs(Vector<T> &a, Vector<T> &b) {
+  constexpr int W = kLanes<T>;
+#ifdef __clang__
+  Vector<T> even, odd;
+  for (int c = 0; c < W; c++) even[c] = (c & S) ? b[c ^ S] : a[c], odd[c] = (c & S) ? b[c] : a[c ^ S];
+#else
+  Bits<T> low, high;
+  for (int c = 0; c < W; c++) low[c] = (c & S) ? W + (c ^ S) : c, high[c] = (c & S) ? W + c : c ^ S;
+  const Vector<T> even = __builtin_shuffle(a, b, low), odd = __builtin_shuffle(a, b, high);
+#endif
+  a = even, b = odd;
+}
+
+// As many vectors as there are lanes, as a square matrix.
+template <class T, int S = kLanes<T> / 2> VL_INLINE void transpose(Vector<T> *v) {
+  if constexpr (S > 0) {
+    for (int i = 0; i < kLanes<T>; i++)
+      if (!(i & S)) part_runs<T, S>(v[i], v[i + S]);
+    transpose<T, S / 2>(v);
+  }
+}
+
 // The sums across the lanes of as many vectors as there are lanes, in one vector: a tree in which each level adds the
 // lanes `S` apart and keeps two vectors' results in one.
 template <class T, int S> struct Across {
   VL_INLINE Vector<T> sums(const Vector<T> *v) {  // of 2 S vectors
-    const Vector<T> a = Across<T, S / 2>::sums(v), b = Across<T, S / 2>::sums(v + S);
-    Bits<T> low, high;
-    for (int c = 0; c < kLanes<T>; c++) low[c] = (c & S) ? kLanes<T> + (c ^ S) : c, high[c] = (c & S) ? kLanes<T> + c : c ^ S;
-#ifdef __clang__
-    Vector<T> x, y;
-    for (int c = 0; c < kLanes<T>; c++)
-      x[c] = low[c] < kLanes<T> ? a[low[c]] : b[low[c] - kLanes<T>], y[c] = high[c] < kLanes<T> ? a[high[c]] : b[high[c] - kLanes<T>];
-    return x + y;
-#else
-    return __builtin_shuffle(a, b, low) + __builtin_shuffle(a, b, high);
-#endif
+    Vector<T> a = Across<T, S / 2>::sums(v), b = Across<T, S / 2>::sums(v + S);
+    part_runs<T, S>(a, b);
+    return a + b;
   }
 };
 template <class T> struct Across<T, 0> {

@@ -7,16 +7,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.flop_counter import FlopCounterMode
 
-from vilonghorn.ops import project
+from vilonghorn.ops import native, project
 from vilonghorn.ops.project import X86
 
 sizes = st.integers(1, 40)
+needs_tiles = pytest.mark.skipif(native.library is None, reason="the native library is not built")
 
 
-def by_onednn(call) -> bool:
-    with torch.profiler.profile() as profile:
-        call()
-    return "mkldnn::_linear_pointwise" in {event.key for event in profile.key_averages()}
+def matrix(rows: int, columns: int, transposed: bool) -> torch.Tensor:
+    return torch.randn(columns, rows).t() if transposed else torch.randn(rows, columns)
 
 
 @settings(max_examples=30, deadline=None)
@@ -73,12 +72,46 @@ def test_flops_are_counted_as_torch_counts_its_own():
     assert counts == [3 * 2 * 2 * 5 * 6 * 7] * 2
 
 
-@pytest.mark.skipif(not (X86 and torch.backends.mkldnn.is_available()), reason="another processor's products are torch's")
-def test_torchs_switch_of_onednn_is_obeyed():
-    x, weight = torch.randn(2, 5, 6), torch.randn(7, 6)
-    assert by_onednn(lambda: project(x, weight))
-    with torch.backends.mkldnn.flags(enabled=False):
-        assert not by_onednn(lambda: project(x, weight))
+@needs_tiles
+@pytest.mark.parametrize("level", native.levels().values(), ids=native.levels())
+@settings(max_examples=40, deadline=None)
+@given(st.integers(1, 150), st.integers(1, 110), st.sampled_from([1, 2, 15, 16, 31, 192, 511, 513, 1100]), st.booleans(), st.booleans())
+def test_tiles_multiply_at_every_vector_level(level, rows, columns, depth, a_transposed, b_transposed):
+    a, b = matrix(rows, depth, a_transposed), matrix(depth, columns, b_transposed)
+    expected = a.double() @ b.double()
+    torch.testing.assert_close(native.matmul(a, b, level).double(), expected, rtol=1e-5, atol=1e-4 * depth**0.5)
+
+
+@needs_tiles
+@settings(max_examples=20, deadline=None)
+@given(st.integers(2, 300), st.integers(1, 100), st.integers(1, 600), st.booleans(), st.integers(0, 299))
+def test_a_row_of_tiles_depends_on_neither_threads_nor_other_rows(rows, columns, depth, transposed, row):
+    a, b, before = matrix(rows, depth, transposed), torch.randn(depth, columns), torch.get_num_threads()
+    results = []
+    try:
+        for threads in (1, 2, 5):
+            torch.set_num_threads(threads)
+            results.append(native.matmul(a, b))
+    finally:
+        torch.set_num_threads(before)
+    assert torch.equal(results[0], results[1]) and torch.equal(results[0], results[2])
+    row %= rows
+    assert torch.equal(native.matmul(a[row : row + 1].contiguous(), b)[0], results[0][row])
+
+
+@needs_tiles
+@pytest.mark.skipif(not X86, reason="another processor's products are torch's")
+def test_on_x86_every_product_of_a_projection_is_made_of_tiles():
+    x, weight = torch.randn(2, 5, 6, requires_grad=True), torch.randn(7, 6, requires_grad=True)
+    with torch.profiler.profile() as profile:
+        project(x, weight).sum().backward()
+    calls = {event.key: event.count for event in profile.key_averages()}
+    assert calls["vilonghorn::matmul"] == 3 and not {"aten::mm", "aten::addmm"} & set(calls)
+
+
+def test_shapes_that_do_not_fit_are_refused_as_by_torch():
+    with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
+        project(torch.randn(2, 5, 6), torch.randn(7, 8))
 
 
 def test_a_compiler_sees_a_linear_layer():
@@ -91,4 +124,4 @@ def test_a_compiler_sees_a_linear_layer():
     x, weight = torch.randn(2, 5, 6), torch.randn(7, 6)
     compiled = torch.compile(project, backend=backend, fullgraph=True)
     torch.testing.assert_close(compiled(x, weight), F.linear(x, weight))
-    assert "linear" in graphs[0].code and "mkldnn" not in graphs[0].code
+    assert "linear" in graphs[0].code and "vilonghorn" not in graphs[0].code

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from .arguments import RULES, ScanArguments
 
-ABI = 4  # VL_ABI of kernels/scan.h
+ABI = 5  # VL_ABI of kernels/scan.h
 _int, _long, _pointer = ctypes.c_int32, ctypes.c_int64, ctypes.c_void_p
 _DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)  # in the order of VL_FLOAT32 and its kin
 
@@ -98,6 +98,16 @@ class Conv(ctypes.Structure):  # VlConv
         *((n, _pointer) for n in ("weight", "bias", "y")),
         ("dy", Input),
         *((n, _pointer) for n in ("dx", "dweight", "dbias")),
+    ]
+
+
+class Matmul(ctypes.Structure):  # VlMatmul
+    _fields_ = [
+        *((n, _long) for n in ("rows", "columns", "depth", "parts")),
+        ("threads", _int),
+        *((n, _pointer) for n in ("a", "b")),
+        *((n, _long) for n in ("a_row", "a_depth", "b_depth", "b_column", "out_row")),
+        *((n, _pointer) for n in ("out", "packed")),
     ]
 
 

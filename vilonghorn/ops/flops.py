@@ -103,10 +103,10 @@ def mix_backward_flops(a: SimpleNamespace) -> int:
     return 3 * conv + 2 * projections + 3 * recurrence + 2 * out
 
 
-@_count(torch.ops.mkldnn._linear_pointwise)
-def product_flops(a: SimpleNamespace) -> int:
-    """What torch counts for its own product, for that of `vilonghorn.ops.project` by oneDNN."""
-    return 2 * math.prod(a.X) * a.W[0]
+@_count(torch.ops.vilonghorn.matmul)
+def matmul_flops(a: SimpleNamespace) -> int:
+    """What torch counts for its own product."""
+    return 2 * math.prod(a.a) * a.b[1]
 
 
 @_count(torch.ops.vilonghorn.rms_norm)

@@ -10,12 +10,14 @@ import ctypes
 import torch
 from torch import Tensor
 
-from .abi import Call, ScanCall, open_library
+from .abi import Call, Matmul, ScanCall, open_library
 from .arguments import ScanArguments
 
 NAME = "cpu"
 CHUNK = 64  # steps between two saved states: smaller costs memory, larger outgrows the cache in backward
 LANES = 16  # channels of a saved state are padded to the widest vector
+COLUMNS = 48  # of a packed panel of `matmul`, VL_MATMUL_COLUMNS
+ROWS = (32, 128)  # of a job of `matmul`: fewer leave its packing unpaid, more outgrow the cache
 
 
 def _open() -> tuple[ctypes.CDLL | None, str | None]:
@@ -73,6 +75,29 @@ def backward(dy: Tensor, args: ScanArguments, checkpoints: Tensor, level: int = 
     add_up(call, args.z is not None)
     run(library.vl_scan_backward, call.struct, level)
     return call.gradients(outputs)
+
+
+def matmul(a: Tensor, b: Tensor, level: int = -1) -> Tensor:
+    """a b for float32 matrices (rows, depth) and (depth, columns), each contiguous or the transpose of what is, not empty.
+
+    Every sum is taken in the order of the depth: it depends on neither the number of threads nor the other rows.
+    """
+    (rows, depth), columns, threads = a.shape, b.shape[1], torch.get_num_threads()
+    least, most = ROWS
+    parts = -(-rows // max(least, min(-(-rows // threads), most)))
+    parts = -(-parts // threads) * threads if parts > threads else parts
+    out, packed = a.new_empty(rows, columns), a.new_empty(depth * (-(-columns // COLUMNS) * COLUMNS))
+    pointers = (t.data_ptr() for t in (a, b))
+    strides = (*_strides(a), *_strides(b), columns)
+    struct = Matmul(rows, columns, depth, parts, threads, *pointers, *strides, out.data_ptr(), packed.data_ptr())
+    run(library.vl_matmul, struct, level)
+    return out
+
+
+def _strides(t: Tensor) -> tuple[int, int]:
+    """Of a matrix; those of dimensions of size 1 say nothing, and torch sets them at will."""
+    row, column = t.stride()
+    return (t.shape[1], 1) if t.shape[1] == 1 or column == 1 else (1, column)
 
 
 def _scan_call(args: ScanArguments) -> ScanCall:

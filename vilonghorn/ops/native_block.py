@@ -8,7 +8,7 @@ from torch import Tensor
 from .abi import Call, Conv, Mix, Norm, Scan
 from .arguments import RULES, MixArguments
 from .native import CHUNK, LANES, add_up, library, run, share
-from .project import product
+from .project import product, weight_gradient
 
 GRAIN = 8192  # numbers that a thread should have for its share of a norm
 
@@ -78,7 +78,7 @@ def mix_backward(
     for name in ("conv_weight", "dt_proj"):  # which the kernel holds transposed
         grads[name] = grads[name].mT.contiguous()
     if args.out_proj is not None:
-        grads["out_proj"] = dout.flatten(0, 1).mT @ y.flatten(0, 1).to(dout.dtype)
+        grads["out_proj"] = weight_gradient(dout, y.to(dout.dtype))
     return dxz, *(None if w is None else grads[name].to(w.dtype) for name, w in args.weights().items())
 
 

@@ -1,8 +1,5 @@
-"""Linear projections of tokens, which on x86 processors oneDNN does faster than the BLAS behind torch's own.
-
-Its products use all vector widths of AMD's processors too. Only float32 is taken from torch: its short types are oneDNN's
-already.
-"""
+"""Linear projections of tokens, which on x86 processors the tiles of `kernels/matmul_cpu.cpp` do faster than the BLAS behind
+torch's own. Only float32 is taken from torch."""
 
 from __future__ import annotations
 
@@ -14,6 +11,7 @@ from timm.layers import is_exportable
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from . import native
 from .arguments import autocast_dtype
 
 X86 = platform.machine().lower() in ("x86_64", "amd64")
@@ -29,20 +27,39 @@ def product(x: Tensor, weight: Tensor) -> Tensor:
     Returns:
         (..., N).
     """
-    if _is_for_onednn(x, weight):
-        return torch.ops.mkldnn._linear_pointwise(x.contiguous(), weight, None, "none", [], "")
-    return F.linear(x, weight)
+    if not _is_for_tiles(x, weight):
+        return F.linear(x, weight)
+    return _matmul(x.flatten(0, -2), weight.t()).view(*x.shape[:-1], len(weight))
 
 
-def _is_for_onednn(x: Tensor, weight: Tensor) -> bool:
+def weight_gradient(dy: Tensor, x: Tensor) -> Tensor:
+    """The gradient (N, K) of `product`'s weight, from that of its result (..., N) and x (..., K)."""
+    dy, x = dy.flatten(0, -2).t(), x.flatten(0, -2)
+    return _matmul(dy, x) if _is_for_tiles(dy, x.t()) else dy @ x
+
+
+def _is_for_tiles(x: Tensor, weight: Tensor) -> bool:
     return (
         X86
+        and native.library is not None
         and x.device.type == weight.device.type == "cpu"
         and x.dtype == weight.dtype == torch.float32
+        and x.dim() > 1
+        and weight.dim() == 2
+        and x.shape[-1] == weight.shape[-1]
         and x.numel() * weight.numel() > 0
-        and torch.backends.mkldnn.is_available()
-        and torch.backends.mkldnn.enabled
     )
+
+
+torch.library.define("vilonghorn::matmul", "(Tensor a, Tensor b) -> Tensor")  # an operator, so that torch's tools see it
+
+
+@torch.library.impl("vilonghorn::matmul", "CPU")
+def _native_matmul(a: Tensor, b: Tensor) -> Tensor:
+    return native.matmul(*(t if 1 in t.stride() else t.contiguous() for t in (a, b)))
+
+
+_matmul = torch.ops.vilonghorn.matmul.default
 
 
 class _Project(torch.autograd.Function):
@@ -59,7 +76,7 @@ class _Project(torch.autograd.Function):
     def backward(ctx, dy):
         x, weight = ctx.saved_tensors
         dx = product(dy, weight.t()) if ctx.needs_input_grad[0] else None
-        return dx, dy.flatten(0, -2).t() @ x.flatten(0, -2) if ctx.needs_input_grad[1] else None
+        return dx, weight_gradient(dy, x) if ctx.needs_input_grad[1] else None
 
 
 def project(x: Tensor, weight: Tensor) -> Tensor:
@@ -74,6 +91,6 @@ def project(x: Tensor, weight: Tensor) -> Tensor:
         (..., N), of x's dtype (of the autocast dtype under autocast).
     """
     seen = torch.compiler.is_compiling() or torch.jit.is_tracing() or is_exportable()
-    if seen or autocast_dtype(x) is not None or not _is_for_onednn(x, weight):
+    if seen or autocast_dtype(x) is not None or not _is_for_tiles(x, weight):
         return F.linear(x, weight)
     return _Project.apply(x, weight)

@@ -1,0 +1,116 @@
+// Products of matrices, tiled for registers and caches: the projections of tokens, and the gradients of both factors.
+//
+// A tile of out, ROWS x COLUMNS vectors, stays in registers while the depth runs. b is packed beforehand into panels of as
+// many columns, so that a tile reads it in order; a panel is used for all rows of a job before the next. Every number of
+// out is summed in the order of the depth, so that it does not depend on how the rows are shared out.
+#include "jobs.h"
+#include "vectors.h"
+
+namespace {
+
+typedef Vector<float> V;
+constexpr int W = kLanes<float>, COLUMNS = 3;  // vectors side by side
+#if defined(__AVX512F__) || defined(__aarch64__)
+constexpr int ROWS = 8;  // the tile fills 32 registers
+#else
+constexpr int ROWS = 4;  // or 16
+#endif
+constexpr int64_t DEPTH = VL_MATMUL_DEPTH;  // of a panel, which then stays in the second cache
+constexpr int AHEAD = 16;  // steps of the depth between asking for memory and packing it
+
+VL_INLINE int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
+VL_INLINE int lanes(int64_t columns, int j) {  // of the panel's j-th vector
+  return (int)(columns <= j * W ? 0 : least(columns - j * W, W));
+}
+
+// A panel of b from row `first` on: (depth, COLUMNS) vectors, zero beyond the last column.
+void pack_panel(const VlMatmul &m, int64_t panel, int64_t first, int64_t depth) {
+  const int64_t column = panel * COLUMNS * W;
+  const float *b = (const float *)m.b + first * m.b_depth + column * m.b_column;
+  V *to = (V *)m.packed + (panel * m.depth + first) * COLUMNS;
+  for (int64_t d = 0; m.b_column == 1 && d < depth; d++)
+    for (int j = 0; j < COLUMNS; j++) {
+      to[d * COLUMNS + j] = load(b + d * m.b_depth + j * W, lanes(m.columns - column, j));
+      __builtin_prefetch(b + (d + AHEAD) * m.b_depth + j * W);
+    }
+  if (m.b_column == 1) return;
+  for (int j = 0; j < COLUMNS; j++)
+    for (int64_t d = 0; d < depth; d += W) {  // b lies the other way round
+      V square[W];
+      const int count = lanes(m.columns - column, j), here = (int)least(depth - d, W);
+      for (int c = 0; c < W; c++) square[c] = c < count ? load(b + (j * W + c) * m.b_column + d, here) : V{};
+      transpose<float>(square);
+      for (int i = 0; i < here; i++) to[(d + i) * COLUMNS + j] = square[i];
+    }
+}
+
+// out += a b over a panel, or = where `fresh`.
+template <int R> VL_INLINE void tile(float *out, int64_t out_row, const float *a, int64_t a_row, int64_t a_depth, const V *b, int64_t depth, bool fresh, int64_t columns) {
+  V sum[R * COLUMNS];
+  VL_UNROLL for (int r = 0; r < R; r++) {
+    VL_UNROLL for (int j = 0; j < COLUMNS; j++) sum[r * COLUMNS + j] = fresh ? V{} : load(out + r * out_row + j * W, lanes(columns, j));
+  }
+  VL_UNROLL for (int r = 0; r < R; r++) {
+    VL_UNROLL for (int j = 0; j < COLUMNS; j++) __builtin_prefetch(out + r * out_row + j * W, 1);
+  }
+  for (int64_t d = 0; d < depth; d++, b += COLUMNS, a += a_depth) {
+    const V b0 = b[0], b1 = b[1], b2 = b[2];
+    VL_UNROLL for (int r = 0; r < R; r++) {
+      const V x = splat(a[r * a_row]);
+      sum[r * COLUMNS] += x * b0, sum[r * COLUMNS + 1] += x * b1, sum[r * COLUMNS + 2] += x * b2;
+    }
+  }
+  VL_UNROLL for (int r = 0; r < R; r++) {
+    VL_UNROLL for (int j = 0; j < COLUMNS; j++) store(out + r * out_row + j * W, sum[r * COLUMNS + j], lanes(columns, j));
+  }
+}
+
+// Rows [begin, end) of out. Where a lies the other way round, ROWS numbers of a step of the depth are put side by side.
+bool multiply_rows(const VlMatmul &m, int64_t begin, int64_t end) {
+  if (begin >= end) return true;
+  const bool pack = m.a_depth != 1;
+  const int64_t tiles = (end - begin + ROWS - 1) / ROWS, panels = (m.columns + COLUMNS * W - 1) / (COLUMNS * W);
+  float *packed = pack ? (float *)scratch.take(sizeof(float) * tiles * ROWS * DEPTH) : nullptr;
+  if (pack && !packed) return false;
+  for (int64_t first = 0; first < m.depth; first += DEPTH) {
+    const int64_t depth = least(m.depth - first, DEPTH);
+    const float *a = (const float *)m.a + begin * m.a_row + first * m.a_depth;
+    for (int64_t d = 0; pack && d < depth; d++)
+      for (int64_t r = 0; r < end - begin; r += ROWS) {
+        float *to = packed + r * DEPTH + d * ROWS;
+        const float *from = a + d * m.a_depth + r;
+        __builtin_prefetch(from + AHEAD * m.a_depth);
+        if (end - begin - r >= ROWS) memcpy(to, from, sizeof(float) * ROWS);
+        else memcpy(to, from, sizeof(float) * (end - begin - r));
+      }
+    for (int64_t panel = 0; panel < panels; panel++) {
+      const int64_t column = panel * COLUMNS * W, columns = m.columns - column;
+      const V *b = (const V *)m.packed + (panel * m.depth + first) * COLUMNS;
+      for (int64_t r = 0; r < end - begin;) {
+        float *out = (float *)m.out + (begin + r) * m.out_row + column;
+        const float *rows = pack ? packed + r / ROWS * ROWS * DEPTH + r % ROWS : a + r * m.a_row;
+        const int64_t left = end - begin - r, a_row = pack ? 1 : m.a_row, a_depth = pack ? ROWS : 1;
+        if (left >= ROWS) tile<ROWS>(out, m.out_row, rows, a_row, a_depth, b, depth, first == 0, columns), r += ROWS;
+        else if (left >= 4) tile<4>(out, m.out_row, rows, a_row, a_depth, b, depth, first == 0, columns), r += 4;
+        else if (left >= 2) tile<2>(out, m.out_row, rows, a_row, a_depth, b, depth, first == 0, columns), r += 2;
+        else tile<1>(out, m.out_row, rows, a_row, a_depth, b, depth, first == 0, columns), r += 1;
+      }
+    }
+  }
+  return true;
+}
+
+}  // namespace
+
+namespace vilonghorn {
+bool VL_JOB(matmul_pack_job)(const VlMatmul &m, int64_t job) {
+  const int64_t slabs = (m.depth + DEPTH - 1) / DEPTH, first = job % slabs * DEPTH, wide = VL_MATMUL_COLUMNS / (COLUMNS * W);
+  for (int64_t panel = job / slabs * wide; panel < (job / slabs + 1) * wide; panel++)
+    if (panel * COLUMNS * W < m.columns) pack_panel(m, panel, first, least(m.depth - first, DEPTH));
+  return true;
+}
+bool VL_JOB(matmul_job)(const VlMatmul &m, int64_t job) {
+  const int64_t tiles = (m.rows + ROWS - 1) / ROWS;
+  return multiply_rows(m, tiles * job / m.parts * ROWS, least(tiles * (job + 1) / m.parts * ROWS, m.rows));
+}
+}  // namespace vilonghorn
