@@ -1,8 +1,8 @@
 """Segments digits: `python docs/examples/segment.py --model upernet --picture upernet.png`.
 
 The decoders are those of segmentation_models_pytorch. DPT takes tokens, which the plain models give; the others take maps
-at strides 4 to 32, which those with a pyramid give (Unet only the two finest). The score is the mean IoU over the background and the ten digits, each
-counted over all pixels of the held-out scenes.
+at strides 4 to 32, which those with a pyramid give; Unet's two finest are enough here. The score is the mean IoU over the
+background and the ten digits, each counted over all pixels of the held-out scenes.
 """
 
 from __future__ import annotations
