@@ -28,12 +28,15 @@ void pack_panel(const VlMatmul &m, int64_t panel, int64_t first, int64_t depth) 
   const int64_t column = panel * COLUMNS * W;
   const float *b = (const float *)m.b + first * m.b_depth + column * m.b_column;
   V *to = (V *)m.packed + (panel * m.depth + first) * COLUMNS;
-  for (int64_t d = 0; m.b_column == 1 && d < depth; d++)
-    for (int j = 0; j < COLUMNS; j++) {
-      to[d * COLUMNS + j] = load(b + d * m.b_depth + j * W, lanes(m.columns - column, j));
-      __builtin_prefetch(b + (d + AHEAD) * m.b_depth + j * W);
-    }
-  if (m.b_column == 1) return;
+  if (m.b_column == 1) {
+    for (int64_t d = 0; d < depth; d++)
+      for (int j = 0; j < COLUMNS; j++) {
+        const float *at = b + d * m.b_depth + j * W;
+        to[d * COLUMNS + j] = load(at, lanes(m.columns - column, j));
+        __builtin_prefetch(at + AHEAD * m.b_depth);
+      }
+    return;
+  }
   for (int j = 0; j < COLUMNS; j++)
     for (int64_t d = 0; d < depth; d += W) {  // b lies the other way round
       V square[W];
@@ -45,13 +48,15 @@ void pack_panel(const VlMatmul &m, int64_t panel, int64_t first, int64_t depth) 
 }
 
 // out += a b over a panel, or = where `fresh`.
-template <int R> VL_INLINE void tile(float *out, int64_t out_row, const float *a, int64_t a_row, int64_t a_depth, const V *b, int64_t depth, bool fresh, int64_t columns) {
+template <int R>
+VL_INLINE void tile(float *out, int64_t out_row, const float *a, int64_t a_row, int64_t a_depth, const V *b, int64_t depth, bool fresh, int64_t columns) {
   V sum[R * COLUMNS];
   VL_UNROLL for (int r = 0; r < R; r++) {
-    VL_UNROLL for (int j = 0; j < COLUMNS; j++) sum[r * COLUMNS + j] = fresh ? V{} : load(out + r * out_row + j * W, lanes(columns, j));
-  }
-  VL_UNROLL for (int r = 0; r < R; r++) {
-    VL_UNROLL for (int j = 0; j < COLUMNS; j++) __builtin_prefetch(out + r * out_row + j * W, 1);
+    VL_UNROLL for (int j = 0; j < COLUMNS; j++) {
+      const float *at = out + r * out_row + j * W;
+      __builtin_prefetch(at, 1);  // a tile's stores all come at once, and would wait for their lines
+      sum[r * COLUMNS + j] = fresh ? V{} : load(at, lanes(columns, j));
+    }
   }
   for (int64_t d = 0; d < depth; d++, b += COLUMNS, a += a_depth) {
     const V b0 = b[0], b1 = b[1], b2 = b[2];

@@ -14,17 +14,24 @@ sizes = st.integers(1, 40)
 needs_tiles = pytest.mark.skipif(native.library is None, reason="the native library is not built")
 
 
-def matrix(rows: int, columns: int, transposed: bool) -> torch.Tensor:
-    return torch.randn(columns, rows).t() if transposed else torch.randn(rows, columns)
+layouts = st.tuples(st.booleans(), st.integers(0, 3))
+
+
+def matrix(rows: int, columns: int, layout: tuple[bool, int]) -> torch.Tensor:
+    """Part of a wider one, and perhaps transposed."""
+    transposed, spare = layout
+    wide = torch.randn(columns, rows + spare).t() if transposed else torch.randn(rows, columns + spare)
+    return wide[:rows, :columns]
 
 
 @settings(max_examples=30, deadline=None)
-@given(st.tuples(st.integers(0, 3), st.integers(0, 9)), sizes, sizes, st.booleans(), st.integers(0, 2**31))
-def test_it_is_the_product_and_its_gradients(rows, K, N, strided, seed):
+@given(st.tuples(st.integers(0, 3), st.integers(0, 9)), sizes, sizes, st.booleans(), st.integers(1, 2), st.integers(0, 2**31))
+def test_it_is_the_product_and_its_gradients(rows, K, N, strided, step, seed):
     torch.manual_seed(seed)
     x, weight, dy = torch.randn(*rows, K), torch.randn(N, K), torch.randn(*rows, N)
     if strided:
-        x, weight = torch.randn(*rows, 2 * K)[..., ::2], torch.randn(K, N).t()
+        x, weight = torch.randn(*rows, 2 * K)[..., : 2 * K : step], torch.randn(K, N).t()
+        x = x[..., :K]
     x, weight = x.requires_grad_(), weight.requires_grad_()
     results = []
     for dtype, product in ((torch.float64, F.linear), (torch.float32, project)):
@@ -75,18 +82,18 @@ def test_flops_are_counted_as_torch_counts_its_own():
 @needs_tiles
 @pytest.mark.parametrize("level", native.levels().values(), ids=native.levels())
 @settings(max_examples=40, deadline=None)
-@given(st.integers(1, 150), st.integers(1, 110), st.sampled_from([1, 2, 15, 16, 31, 192, 511, 513, 1100]), st.booleans(), st.booleans())
-def test_tiles_multiply_at_every_vector_level(level, rows, columns, depth, a_transposed, b_transposed):
-    a, b = matrix(rows, depth, a_transposed), matrix(depth, columns, b_transposed)
+@given(st.integers(1, 150), st.integers(1, 110), st.sampled_from([1, 2, 15, 16, 31, 192, 511, 513, 1100]), layouts, layouts)
+def test_tiles_multiply_at_every_vector_level(level, rows, columns, depth, a_layout, b_layout):
+    a, b = matrix(rows, depth, a_layout), matrix(depth, columns, b_layout)
     expected = a.double() @ b.double()
     torch.testing.assert_close(native.matmul(a, b, level).double(), expected, rtol=1e-5, atol=1e-4 * depth**0.5)
 
 
 @needs_tiles
 @settings(max_examples=20, deadline=None)
-@given(st.integers(2, 300), st.integers(1, 100), st.integers(1, 600), st.booleans(), st.integers(0, 299))
-def test_a_row_of_tiles_depends_on_neither_threads_nor_other_rows(rows, columns, depth, transposed, row):
-    a, b, before = matrix(rows, depth, transposed), torch.randn(depth, columns), torch.get_num_threads()
+@given(st.integers(2, 300), st.integers(1, 100), st.integers(1, 600), layouts, st.integers(0, 299))
+def test_a_row_of_tiles_depends_on_neither_threads_nor_other_rows(rows, columns, depth, layout, row):
+    a, b, before = matrix(rows, depth, layout), torch.randn(depth, columns), torch.get_num_threads()
     results = []
     try:
         for threads in (1, 2, 5):

@@ -78,7 +78,7 @@ def backward(dy: Tensor, args: ScanArguments, checkpoints: Tensor, level: int = 
 
 
 def matmul(a: Tensor, b: Tensor, level: int = -1) -> Tensor:
-    """a b for float32 matrices (rows, depth) and (depth, columns), each contiguous or the transpose of what is, not empty.
+    """a b for float32 matrices (rows, depth) and (depth, columns), not empty, each contiguous along one dimension.
 
     Every sum is taken in the order of the depth: it depends on neither the number of threads nor the other rows.
     """
@@ -95,9 +95,9 @@ def matmul(a: Tensor, b: Tensor, level: int = -1) -> Tensor:
 
 
 def _strides(t: Tensor) -> tuple[int, int]:
-    """Of a matrix; those of dimensions of size 1 say nothing, and torch sets them at will."""
+    """Of a matrix; that of a single column says nothing, and torch sets it at will."""
     row, column = t.stride()
-    return (t.shape[1], 1) if t.shape[1] == 1 or column == 1 else (1, column)
+    return row, 1 if t.shape[1] == 1 else column
 
 
 def _scan_call(args: ScanArguments) -> ScanCall:
