@@ -116,6 +116,11 @@ def test_on_x86_every_product_of_a_projection_is_made_of_tiles():
     assert calls["vilonghorn::matmul"] == 3 and not {"aten::mm", "aten::addmm"} & set(calls)
 
 
+@needs_tiles
+def test_the_operator_passes_opcheck():
+    torch.library.opcheck(torch.ops.vilonghorn.matmul.default, (torch.randn(5, 6), torch.randn(7, 6).t()))
+
+
 def test_shapes_that_do_not_fit_are_refused_as_by_torch():
     with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
         project(torch.randn(2, 5, 6), torch.randn(7, 8))

@@ -165,7 +165,8 @@ class Mixer(nn.Module):
         if torch.jit.is_scripting():
             xz = self.in_proj(x)
         else:
-            named = isinstance(x, fx.Proxy) or not _is_plain(self.in_proj)  # a traced graph names the module
+            # a traced graph names the module, and torch's operators alone are those of `portable`
+            named = isinstance(x, fx.Proxy) or self.portable or not _is_plain(self.in_proj)
             xz = self.in_proj(x) if named else project(x, self.in_proj.weight)
             if _is_plain(self.out_proj):
                 out_proj = self.out_proj.weight
