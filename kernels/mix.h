@@ -25,28 +25,25 @@ template <class T> struct Projection {
   const VlMix &m;
   const VlScan &a;
   const Blocks blocks;
-  const int64_t n, row, C, P, taps;  // row: from a step's vectors to the next, odd so that a column does not share one place of the cache
-  V *u, *slope, *du;           // [step, block]: convolved values, the slope of their SiLU, their gradient
+  const int64_t n, C, P, taps, column;  // column: from a block's steps to the next's
+  V *u, *slope, *du;           // [block][step]: convolved values, the slope of their SiLU, their gradient
   V *window, *dv, *dx, *carry; // [step + taps], [step + taps], [step], [block][taps]
   Taps<T> *weights, *sums;     // [block]: of the group at hand, and their gradients
-  T *d_row, *dx_proj;          // [step][P], [P][block]
+  T *d_row;                    // [step][P]
+  V *dx_proj;                  // [block][P]
 
   Projection(const VlMix &m, const Blocks &blocks)
-      : m(m), a(m.scan), blocks(blocks), n(blocks.end - blocks.begin), row(n | 1), C(a.chunk), P(projected_width(m)), taps(m.taps) {}
+      : m(m), a(m.scan), blocks(blocks), n(blocks.end - blocks.begin), C(a.chunk), P(projected_width(m)), taps(m.taps), column(C | 1) {}
 
   int width(int64_t block) const { return a.channels - block * W < W ? (int)(a.channels - block * W) : W; }
 
   bool take(bool backward) {
-    const int64_t vectors = C * row + 2 * (C + taps) + (backward ? 2 * C * row + C + n * taps : 0);
-    const size_t bytes = sizeof(V) * vectors + sizeof(Taps<T>) * n * (backward ? 2 : 1) + (backward ? sizeof(T) * (C * P + P * row * W) : 0);
-    V *p = (V *)projection_scratch.take(bytes);
-    if (!p) return false;
-    auto next = [&](int64_t count) { V *at = p; p += count; return at; };
-    u = next(C * row), window = next(C + taps), dv = next(C + taps);
-    if (backward) slope = next(C * row), du = next(C * row), dx = next(C), carry = next(n * taps);
-    weights = (Taps<T> *)p, sums = weights + n;
-    d_row = (T *)(sums + n), dx_proj = d_row + C * P;
-    return true;
+    return projection_scratch.carve([&](Carver &c) {
+      u = c.next<V>(n * column), window = c.next<V>(C + taps), weights = c.next<Taps<T>>(n);
+      if (!backward) return;
+      slope = c.next<V>(n * column), du = c.next<V>(n * column), dv = c.next<V>(C + taps), dx = c.next<V>(C);
+      carry = c.next<V>(n * taps), sums = c.next<Taps<T>>(n), d_row = c.next<T>(C * P), dx_proj = c.next<V>(n * P);
+    });
   }
 
   void begin(int64_t g, bool backward) {
@@ -55,27 +52,27 @@ template <class T> struct Projection {
     if (!backward) return;
     memset((void *)sums, 0, sizeof(Taps<T>) * n);
     memset((void *)carry, 0, sizeof(V) * n * taps);
-    memset(dx_proj, 0, sizeof(T) * P * row * W);
+    memset((void *)dx_proj, 0, sizeof(V) * n * P);
   }
 
   void convolve_chunk(const Span &s, bool backward) {
     for (int64_t i_block = 0; i_block < n; i_block++) {
       const int64_t block = blocks.begin + i_block;
-      V *v = dv;
+      V *v = u + i_block * column;
       gather<T>(window, a.x, a.dtype, s, block * W, width(block), 1 - taps);
       convolve<T>(v, window, weights[i_block], taps, s.steps);
       for (int64_t i = 0; i < s.steps; i++) {
         const V open = sigmoid<T>(v[i]);
-        u[i * row + i_block] = v[i] * open;
-        if (backward) slope[i * row + i_block] = open + open * v[i] * (T(1) - open);
+        if (backward) slope[i_block * column + i] = open + open * v[i] * (T(1) - open);
+        v[i] *= open;
       }
     }
   }
 
   // Where the blocks are all there are.
   void project(const Span &s) {
-    dots<T>(projected<T>(m, s, 0), s.reverse ? -P : P, (const T *)u, row * W, (const T *)m.x_proj + s.group * P * a.channels,
-            a.channels, s.steps, P, a.channels);
+    dots<T>(projected<T>(m, s, 0), s.reverse ? -P : P, u, column, (const T *)m.x_proj + s.group * P * a.channels, a.channels, s.steps, P,
+            a.channels);
   }
 
   // From `du` and the gradients of the projections, which are complete, to those of the input and the weights.
@@ -89,10 +86,11 @@ template <class T> struct Projection {
     for (int64_t i_block = 0; i_block < n; i_block++) {
       const int64_t d = (blocks.begin + i_block) * W;
       const int count = width(blocks.begin + i_block);
-      combine<T>(du + i_block, row, d_row, P, (const T *)m.x_proj + s.group * P * a.channels + d, a.channels, s.steps, P, count);
-      outer<T>(dx_proj + i_block * W, row * W, d_row, P, u + i_block, row, s.steps, P);
+      V *du = this->du + i_block * column, *u = this->u + i_block * column, *slope = this->slope + i_block * column;
+      combine<T>(du, d_row, P, (const T *)m.x_proj + s.group * P * a.channels + d, a.channels, s.steps, P, count);
+      outer<T>(dx_proj + i_block * P, d_row, P, u, s.steps, P);
       V *after = carry + i_block * taps;  // the first steps of the chunk that follows
-      for (int64_t i = 0; i < s.steps; i++) dv[i] = du[i * row + i_block] * slope[i * row + i_block];
+      for (int64_t i = 0; i < s.steps; i++) dv[i] = du[i] * slope[i];
       for (int64_t j = 0; j + 1 < taps; j++) dv[s.steps + j] = after[j];
       gather<T>(window, a.x, a.dtype, s, d, count, 1 - taps);
       convolve_backward<T>(dx, sums[i_block], dv, window, weights[i_block], taps, s.steps);
@@ -115,7 +113,7 @@ template <class T> struct Projection {
       const int count = width(blocks.begin + i);
       for (int64_t j = 0; j < taps; j++) store((T *)m.dconv_weight + (at * taps + j) * a.channels + d, sums[i].weight[j], count);
       store((T *)m.dconv_bias + at * a.channels + d, sums[i].bias, count);
-      for (int64_t p = 0; p < P; p++) store((T *)m.dx_proj + (at * P + p) * a.channels + d, load(dx_proj + (p * row + i) * W), count);
+      for (int64_t p = 0; p < P; p++) store((T *)m.dx_proj + (at * P + p) * a.channels + d, dx_proj[i * P + p], count);
     }
   }
 };

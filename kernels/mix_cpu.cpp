@@ -35,7 +35,7 @@ template <class T> bool unproject(const VlMix &m, int64_t job) {
       projection.convolve_chunk(s, true);
       for (int64_t i = 0; i < s.steps; i++)
         for (int64_t block = projection.blocks.begin; block < projection.blocks.end; block++)
-          projection.du[i * projection.row + block - projection.blocks.begin] =
+          projection.du[(block - projection.blocks.begin) * projection.column + i] =
               load((const T *)a.dx + ((g * a.batch + b) * a.length + s.time(i)) * a.channels + block * kLanes<T>, projection.width(block));
       projection.unproject(s);
     }

@@ -53,20 +53,25 @@ template <class T, int NS> struct Scan {
   Gate<T> *gates;                    // [step]
   Keys<T> keys;
   T *low;                            // [step][rank]: the factor of dt that a mixer projects
-  bool take(int64_t vectors, int64_t reals, V **more_vectors, T **more_reals) {
-    const int64_t rank = mix ? mix->rank : 0, n = (int)n_states;
-    const int64_t all = 2 * n_blocks * n + 5 * C + vectors, singles = C * (4 * n + 1 + rank) + reals;
-    V *p = (V *)scratch.take(all * sizeof(V) + singles * sizeof(T));
-    if (!p) return false;
-    auto next = [&](int64_t count) { V *at = p; p += count; return at; };
-    state = next(n_blocks * n), A = next(n_blocks * n);
-    x = next(C), y = next(C), dt = next(C), gates = (Gate<T> *)next(2 * C);
-    *more_vectors = next(vectors);
-    T *r = (T *)p;
-    auto single = [&](int64_t count) { T *at = r; r += count; return at; };
-    keys = {single(C * n), single(C * n), single(C * n), single(C * n), single(C)};
-    low = single(C * rank), *more_reals = r;
-    return true;
+  V *dx, *dy, *ddt, *dD, *dbias, *dA;  // [step], [step], [step], [block], [block], [block][n]
+  Trace<T> trace;
+  typename R::Sums sums;
+  V *all_ddt, *d_dt_proj;            // of a mixer: [block][step], [block][rank]
+  int64_t rank() const { return mix ? mix->rank : 0; }
+  bool take(bool backward) {
+    const int64_t n = (int)n_states;
+    if (mix && !projection.take(backward)) return false;
+    return scratch.carve([&](Carver &c) {
+      state = c.next<V>(n_blocks * n), A = c.next<V>(n_blocks * n);
+      x = c.next<V>(C), y = c.next<V>(C), dt = c.next<V>(C), gates = c.next<Gate<T>>(C);
+      keys = {c.next<T>(C * n), c.next<T>(C * n), c.next<T>(C * n), c.next<T>(C * n), c.next<T>(C)};
+      low = c.next<T>(C * rank());
+      if (!backward) return;
+      dx = c.next<V>(C), dy = c.next<V>(C), ddt = c.next<V>(C), dD = c.next<V>(n_blocks), dbias = c.next<V>(n_blocks);
+      dA = c.next<V>(n_blocks * n), trace = {c.next<V>((C + 1) * n), c.next<V>(C * n), c.next<V>(C)};
+      sums = {c.next<V>(C * n), c.next<V>(C * n), c.next<V>(C), dA};
+      if (mix) all_ddt = c.next<V>(n_blocks * projection.column), d_dt_proj = c.next<V>(n_blocks * rank());
+    });
   }
 
   // A, transposed to a vector for each state, times log2(e) so that exp(delta A) is one exp2
@@ -111,8 +116,9 @@ template <class T, int NS> struct Scan {
     const int count = width(block);
     const V bias = parameter(a.dt_bias, s.group, block);
     if (mix) {
-      for (int64_t i = 0; i < s.steps; i++) x[i] = projection.u[i * projection.row + block - blocks.begin], dt[i] = bias;
-      combine<T>(dt, 1, low, mix->rank, (const T *)mix->dt_proj + s.group * mix->rank * a.channels + d, a.channels, s.steps, mix->rank, count);
+      x = projection.u + (block - blocks.begin) * projection.column;
+      for (int64_t i = 0; i < s.steps; i++) dt[i] = bias;
+      combine<T>(dt, low, mix->rank, (const T *)mix->dt_proj + s.group * mix->rank * a.channels + d, a.channels, s.steps, mix->rank, count);
     } else {
       gather<T>(x, a.x, a.dtype, s, d, count);
       gather<T>(dt, a.dt, a.dtype, s, d, count);
@@ -128,12 +134,10 @@ template <class T, int NS> struct Scan {
   }
 
   template <int RULE> bool forward() {
-    V *none;
-    T *nothing;
-    if (!take(0, 0, &none, &nothing) || (mix && !projection.take(false))) return false;
+    if (!take(false)) return false;
     for (int64_t g = 0; g < a.groups; g++) {
       if (mix) projection.begin(g, false);
-      memset((void *)state, 0, sizeof(V) * n_blocks * n_states);
+      clear(state, n_blocks * n_states);
       if (RULE == VL_MAMBA) load_A(g);
       for (int64_t c = 0; c < chunks; c++) {
         const Span s(g, b, L, C, c, a.reverse[g]);
@@ -178,29 +182,13 @@ template <class T, int NS> struct Scan {
     }
   }
 
-  V *dx, *dy, *ddt, *dD, *dbias, *dA;  // [step], [step], [step], [block], [block], [block][n]
-  Trace<T> trace;
-  typename R::Sums sums;
-  T *all_ddt, *d_dt_proj;  // [step][channels of the part];  [rank][the same]
-
   template <int RULE> bool backward() {
-    const int64_t n = (int)n_states, rank = mix ? mix->rank : 0, wide = projection.row * W;
-    V *p;
-    T *r;
-    if (!take(n_blocks * (2 + n) + C * (4 * n + 5) + n, rank ? wide * (C + rank) : 0, &p, &r) ||
-        (mix && !projection.take(true)))
-      return false;
-    auto next = [&](int64_t count) { V *at = p; p += count; return at; };
-    dx = next(C), dy = next(C), ddt = next(C), dD = next(n_blocks), dbias = next(n_blocks), dA = next(n_blocks * n);
-    trace = {next((C + 1) * n), next(C * n), next(C)};
-    sums = {next(C * n), next(C * n), next(C), dA};
-    all_ddt = r, d_dt_proj = r + wide * C;
-    memset((void *)sums.dk, 0, sizeof(V) * C * (2 * n + 1));  // and dq, norm: `finish_keys` leaves them at zero
+    const int64_t n = (int)n_states;
+    if (!take(true)) return false;
+    clear(sums.dk, C * n), clear(sums.dq, C * n), clear(sums.norm, C);  // `finish_keys` leaves them so
     for (int64_t g = 0; g < a.groups; g++) {
-      memset((void *)state, 0, sizeof(V) * n_blocks * n);
-      memset((void *)dD, 0, sizeof(V) * n_blocks * (2 + n));  // and dbias, dA
-      if (mix) projection.begin(g, true);
-      if (rank) memset(d_dt_proj, 0, sizeof(T) * wide * rank);
+      clear(state, n_blocks * n), clear(dD, n_blocks), clear(dbias, n_blocks), clear(dA, n_blocks * n);
+      if (mix) projection.begin(g, true), clear(d_dt_proj, n_blocks * rank());
       if (RULE == VL_MAMBA) load_A(g);
       for (int64_t c = chunks - 1; c >= 0; c--) {
         const Span s(g, b, L, C, c, a.reverse[g]);
@@ -251,6 +239,7 @@ template <class T, int NS> struct Scan {
       dD[i_block] += dy[i] * x[i];
     }
 
+    if (mix) dx = projection.du + i_block * projection.column, ddt = all_ddt + i_block * projection.column;
     V G[MAX], *held = state + i_block * n_states;
     VL_UNROLL for (int n = 0; n < n_states; n++) G[n] = held[n];
     const typename R::Sums here = {sums.dk, sums.dq, sums.norm, dA + i_block * n_states};
@@ -261,22 +250,19 @@ template <class T, int NS> struct Scan {
     for (int64_t i = 0; i < s.steps; i++) {
       dbias[i_block] += ddt[i];
       dx[i] += D * dy[i];
-      if (mix) {
-        store(all_ddt + (i * projection.row + i_block) * W, ddt[i]);
-        if (whole) projection.du[i * projection.row + i_block] = dx[i];
-        else store((T *)a.dx + (rows + s.time(i)) * a.channels + d, dx[i], count);
-      } else {
-        const int64_t at = (rows + s.time(i)) * a.channels + d;
-        store_as<T>(a.dx, at, a.dtype, dx[i], count), prefetch<T, true>(a.dx, at, a.dtype);
-        store_as<T>(a.ddt, at, a.dtype, ddt[i], count), prefetch<T, true>(a.ddt, at, a.dtype);
-      }
+      if (whole && mix) continue;  // `projection` takes it from there
+      const int64_t at = (rows + s.time(i)) * a.channels + d;
+      store_as<T>(a.dx, at, mix ? VL_FLOAT32 : a.dtype, dx[i], count), prefetch<T, true>(a.dx, at, a.dtype);
+      if (mix) continue;
+      store_as<T>(a.ddt, at, a.dtype, ddt[i], count), prefetch<T, true>(a.ddt, at, a.dtype);
     }
-    if (mix) outer<T>(d_dt_proj + i_block * W, projection.row * W, low, mix->rank, ddt, 1, s.steps, mix->rank);
+    if (mix) outer<T>(d_dt_proj + i_block * mix->rank, low, mix->rank, ddt, s.steps, mix->rank);
   }
 
+  static void clear(V *v, int64_t count) { memset((void *)v, 0, sizeof(V) * count); }
   static void take_sums(V *v, int count, T *out) {
     sums_across<T>(v, count, out);
-    memset((void *)v, 0, sizeof(V) * count);  // for the next chunk, while it is at hand
+    clear(v, count);  // for the next chunk, while it is at hand
   }
 
   // Gradients of keys and queries, and of the factor of dt, are sums over the channels.
@@ -297,7 +283,7 @@ template <class T, int NS> struct Scan {
     const int64_t d = blocks.begin * W, real = (a.channels < blocks.end * W ? a.channels : blocks.end * W) - d;
     const T *dt_proj = (const T *)mix->dt_proj + s.group * mix->rank * a.channels + d;
     const int64_t step = s.reverse ? -projected_width(*mix) : projected_width(*mix);
-    dots<T>(d_projected<T>(*mix, part, s, 0), step, all_ddt, projection.row * W, dt_proj, a.channels, s.steps, mix->rank, real);
+    dots<T>(d_projected<T>(*mix, part, s, 0), step, all_ddt, projection.column, dt_proj, a.channels, s.steps, mix->rank, real);
   }
 
   template <int RULE> void finish_parameters(int64_t g) {
@@ -310,7 +296,7 @@ template <class T, int NS> struct Scan {
         for (int n = 0; n < n_states; n++)
           for (int l = 0; l < count; l++) ((T *)a.dA)[(at + l) * n_states + n] = dA[i * n_states + n][l];
       for (int64_t r = 0; mix && r < mix->rank; r++)
-        store((T *)mix->ddt_proj + ((b * a.groups + g) * mix->rank + r) * a.channels + d, load(d_dt_proj + (r * projection.row + i) * W), count);
+        store((T *)mix->ddt_proj + ((b * a.groups + g) * mix->rank + r) * a.channels + d, d_dt_proj[i * mix->rank + r], count);
     }
   }
 };

@@ -164,11 +164,31 @@ VL_INLINE Vector<double> log1pv(Vector<double> e) {
 
 template <class T> VL_INLINE Vector<T> sigmoid(Vector<T> z) { return T(1) / (T(1) + exp2v(z * T(-kLog2e))); }
 
+// Hands out memory array by array; with no memory, it counts how much there must be. No array begins a power of two behind
+// another one: the same steps of both would compete for one place of the cache.
+struct Carver {
+  char *data;
+  size_t used = 0;
+  template <class E> E *next(int64_t count) {
+    E *array = (E *)(data + used);
+    used += ((sizeof(E) * count + 63) / 64 | 1) * 64 + 256;
+    return array;
+  }
+};
+
 // Scratch memory of a thread, kept between jobs: fresh pages for each job would cost more than the job's arithmetic.
 struct Scratch {
   void *data = nullptr;
   size_t size = 0;
   ~Scratch() { free(data); }
+  template <class Layout> bool carve(Layout layout) {  // which takes its arrays from a Carver
+    Carver sizes{nullptr};
+    layout(sizes);
+    Carver arrays{(char *)take(sizes.used)};
+    if (!arrays.data) return false;
+    layout(arrays);
+    return true;
+  }
   void *take(size_t bytes) {
     if (bytes > size) {
       free(data);
