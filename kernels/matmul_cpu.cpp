@@ -16,6 +16,7 @@ constexpr int ROWS = 8;  // the tile fills 32 registers
 constexpr int ROWS = 4;  // or 16
 #endif
 constexpr int64_t DEPTH = VL_MATMUL_DEPTH;  // of a panel, which then stays in the second cache
+constexpr int64_t STRIDE = DEPTH * ROWS + 16;
 constexpr int AHEAD = 16;  // steps of the depth between asking for memory and packing it
 
 VL_INLINE int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
@@ -75,14 +76,14 @@ bool multiply_rows(const VlMatmul &m, int64_t begin, int64_t end) {
   if (begin >= end) return true;
   const bool pack = m.a_depth != 1;
   const int64_t tiles = (end - begin + ROWS - 1) / ROWS, panels = (m.columns + COLUMNS * W - 1) / (COLUMNS * W);
-  float *packed = pack ? (float *)scratch.take(sizeof(float) * tiles * ROWS * DEPTH) : nullptr;
+  float *packed = pack ? (float *)scratch.take(sizeof(float) * tiles * STRIDE) : nullptr;
   if (pack && !packed) return false;
   for (int64_t first = 0; first < m.depth; first += DEPTH) {
     const int64_t depth = least(m.depth - first, DEPTH);
     const float *a = (const float *)m.a + begin * m.a_row + first * m.a_depth;
     for (int64_t d = 0; pack && d < depth; d++)
       for (int64_t r = 0; r < end - begin; r += ROWS) {
-        float *to = packed + r * DEPTH + d * ROWS;
+        float *to = packed + r / ROWS * STRIDE + d * ROWS;
         const float *from = a + d * m.a_depth + r;
         __builtin_prefetch(from + AHEAD * m.a_depth);
         if (end - begin - r >= ROWS) memcpy(to, from, sizeof(float) * ROWS);
@@ -93,7 +94,7 @@ bool multiply_rows(const VlMatmul &m, int64_t begin, int64_t end) {
       const V *b = (const V *)m.packed + (panel * m.depth + first) * COLUMNS;
       for (int64_t r = 0; r < end - begin;) {
         float *out = (float *)m.out + (begin + r) * m.out_row + column;
-        const float *rows = pack ? packed + r / ROWS * ROWS * DEPTH + r % ROWS : a + r * m.a_row;
+        const float *rows = pack ? packed + r / ROWS * STRIDE + r % ROWS : a + r * m.a_row;
         const int64_t left = end - begin - r, a_row = pack ? 1 : m.a_row, a_depth = pack ? ROWS : 1;
         if (left >= ROWS) tile<ROWS>(out, m.out_row, rows, a_row, a_depth, b, depth, first == 0, columns), r += ROWS;
         else if (left >= 4) tile<4>(out, m.out_row, rows, a_row, a_depth, b, depth, first == 0, columns), r += 4;

@@ -11,6 +11,7 @@ import torch
 from vilonghorn.ops import dispatch, native, reference
 from vilonghorn.tools import bench, bench_check, bench_cpu
 from vilonghorn.tools.bench_floor import Shape
+from vilonghorn.tools.bench_report import tokens
 
 FAMILIES = (("vim_nano", "vilonghorn_nano"), ("vilonghorn_nano_exact",))
 BACKEND = native if native.unavailable("cpu") is None else reference
@@ -41,25 +42,33 @@ def small_subjects(monkeypatch):
     monkeypatch.setattr(bench_cpu, "SCAN", Shape(2, 17, 6, 4))
     monkeypatch.setattr(bench_cpu, "RULES", ("longhorn",))
     monkeypatch.setattr(bench_cpu, "FAMILIES", FAMILIES)
+    monkeypatch.setattr(bench_cpu, "SIZES", (32, 48))
+    monkeypatch.setattr(bench_cpu, "TOKENS", 8)
+    monkeypatch.setattr(bench_cpu, "GROWING", "vilonghorn_nano")
     monkeypatch.setattr(bench, "PROFILED", ("vilonghorn_nano", 32))
 
 
 def test_the_command_prints_tables_and_writes_the_same_figures(small_subjects, tmp_path, capsys):
     files = ["--json", str(tmp_path / "bench.json"), "--plot", str(tmp_path / "bench.svg")]
-    assert run("--size", "32", "--batch", "1", "--rounds", "2", *files) == 0
+    assert run("--batch", "1", "--rounds", "2", *files) == 0
     report = json.loads((tmp_path / "bench.json").read_text())
     printed = capsys.readouterr().out
     assert report["machine"]["threads"] == 1 and report["finished"] and report["shape"]["B"] == 1
     assert list(report["seconds"]) == ["scan", "model", "profile"]
-    assert all(f"{rates['gb_per_s']:.1f} GB/s" in printed for rates in report["rates"].values()) and len(report["rates"]) == 2
+    copies = [statistics.median(rates["gb_per_s"]) for rates in report["rates"].values()]
+    assert all(f"{rate:.1f} GB/s" in printed for rate in copies) and len(copies) == 2
     cells = [(row["model"], row["size"], row["train"]) for row in report["models"]]
-    assert cells == [(n, s, t) for names in FAMILIES for s in (32,) for t in (False, True) for n in names]
+    assert cells == [(n, s, t) for names in FAMILIES for s in (32, 48) for t in (False, True) for n in names]
     contenders = bench_cpu.scan_contenders(bench_cpu.SCAN)
     found = [(row["rule"], row["form"], row["train"]) for row in report["scan"]]
     assert found == [(*contender, train) for train in (False, True) for contender in contenders]
+    for row in report["scan"] + report["models"] + report["growth"]:
+        assert row["problem"] is None
     for row in report["scan"] + report["models"]:
-        assert len(row["ms"]) == 2 and row["problem"] is None
-        assert f"{statistics.median(row['ms']):.2f}" in printed
+        assert len(row["ms"]) == (6 if "rule" in row else 2) and f"{statistics.median(row['ms']):.2f}" in printed
+    assert [(row["size"], row["train"]) for row in report["growth"]] == [(s, t) for t in (False, True) for s in (32, 48)]
+    [large, small] = [statistics.median(row["ms"]) / tokens(row) for row in report["growth"][1::-1]]
+    assert f"{small:.4f}" in printed and f"{large:.4f}" in printed
     ops = [op["op"] for op in report["profile"]["ops"]]
     operator = "vilonghorn::mix" if native.unavailable("cpu") is None else "vilonghorn::scan"
     assert operator in ops and report["profile"]["ops"][0]["op"] in printed
@@ -77,8 +86,8 @@ def test_what_fails_is_named_and_the_rest_goes_on(small_subjects, monkeypatch, t
 
 def test_what_was_measured_survives_an_interruption(small_subjects, monkeypatch, tmp_path, capsys):
     def rows_until_stopped(*_):
-        figures = dict(ms=[1.0], memory_gb=None, problem=None, arithmetic_ms=0.5, bytes_ms=0.5)
-        yield [dict(rule="mamba", form="cpu", train=False, **figures)], dict(slots_per_s=dict(v3=1e9), gb_per_s=1.0)
+        figures = dict(ms=[1.0], memory_gb=None, problem=None, arithmetic_ms=[0.5], bytes_ms=[0.5])
+        yield [dict(rule="mamba", form="cpu", train=False, **figures)], dict(slots_per_s=dict(v3=[1e9]), gb_per_s=[1.0])
         raise KeyboardInterrupt
 
     monkeypatch.setattr(bench_cpu, "scan_rows", rows_until_stopped)
@@ -91,7 +100,7 @@ def test_what_was_measured_survives_an_interruption(small_subjects, monkeypatch,
 def test_what_time_does_not_suffice_for_is_left_out_and_named(small_subjects, tmp_path, capsys):
     assert run("scan", "model", "--minutes", "0", "--json", str(tmp_path / "bench.json")) == 0
     report = json.loads((tmp_path / "bench.json").read_text())
-    assert report["scan"] == report["models"] == [] and len(report["not_measured"]) == 1 + 2 * 6
+    assert report["scan"] == report["models"] == [] and len(report["not_measured"]) == 1 + 2 * 2 + 1  # scans, models, growth
     assert {row["verdict"] for row in report["targets"]} == {"not measured"}
 
 

@@ -38,7 +38,7 @@ def report(speed: float) -> dict:
 
     scan = [
         dict(rule=rule, form=form, train=train, ms=rounds(ms * (1 + train)), memory_gb=0.5, problem=None,
-             arithmetic_ms=1.0 + train, bytes_ms=0.5)
+             arithmetic_ms=[1.0 + train] * 3, bytes_ms=[0.5] * 3)
         for rule in ("longhorn", "longhorn_exact")
         for form, ms in (("torch loop", 64.0), ("cpu", 1.6))
         for train in (False, True)

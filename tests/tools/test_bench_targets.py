@@ -1,5 +1,7 @@
 """Targets are judged from a report's rows alone."""
 
+import copy
+
 import pytest
 
 from vilonghorn.tools.bench_targets import per_token, report_targets, targets
@@ -17,7 +19,7 @@ MODELS = {
 def report():
     """All targets met: scans at 1.5 times their floor, models at 0.4 (small: 1.1) of DeiT's time, and linear."""
     scan = [
-        dict(rule=rule, form="cpu", train=train, ms=[1.5, 1.5, 9.0], arithmetic_ms=1.0, memory_gb=0.1, problem=None)
+        dict(rule=rule, form="cpu", train=train, ms=[1.5, 1.5, 9.0], arithmetic_ms=[1.0] * 3, memory_gb=0.1, problem=None)
         for rule in RULES
         for train in (False, True)
     ]
@@ -27,7 +29,8 @@ def report():
         for size, tokens in ((224, 197), (512, 1025), (1024, 4097), (1248, 6085))
         for train in (False, True)
     ]
-    return dict(scan=scan, models=models)
+    growth = [row for row in models if row["model"] == "vilonghorn_tiny" and row["size"] in (224, 1248)]
+    return dict(scan=scan, models=models, growth=copy.deepcopy(growth))
 
 
 def test_each_is_met_by_a_report_that_meets_it(report, capsys):
@@ -58,7 +61,8 @@ def spoil_small(report):
 
 
 def spoil_growth(report):
-    model(report, "vilonghorn_tiny", 1248, False)["ms"] = [1.3 * 40 * 6085 / 197] * 3
+    large = next(row for row in report["growth"] if row["size"] == 1248 and not row["train"])
+    large["ms"] = [1.3 * 40 * 6085 / 197] * 3
 
 
 def spoil_memory(report):
@@ -87,6 +91,9 @@ def test_ratios_are_medians_of_the_rounds_ratios(report):
     scans["longhorn_exact", False]["ms"], scans["longhorn", False]["ms"] = [10.0, 1.0, 4.0], [9.9, 1.0, 2.0]
     [found] = [t for t in targets(report) if t.what == "scan, forward: time of longhorn_exact to longhorn"]
     assert found.value == pytest.approx(10 / 9.9)
+    scans["longhorn", False] |= dict(ms=[1.0, 3.0, 2.0], arithmetic_ms=[1.0, 2.0, 0.1])  # 1, 1.5 and 20 times the floor
+    [found] = [t for t in targets(report) if t.what == "scan, longhorn, forward: time to its arithmetic floor"]
+    assert found.value == pytest.approx(1.5)
 
 
 def test_what_is_missing_or_failed_is_not_measured(report):

@@ -12,6 +12,7 @@ import datetime
 import math
 import os
 import secrets
+import statistics
 import sys
 import time
 from collections.abc import Sequence
@@ -30,6 +31,7 @@ from .bench_tasks import Outcome, Task, run
 SUBJECTS = {"cpu": ("scan", "model", "profile"), "cuda": ("check", "scan", "block", "model")}  # by default, in order
 ALL = ("check", "scan", "block", "model", "profile")
 ROUNDS, RACE_SECONDS = {False: 11, True: 5}, {False: 20, True: 5}  # of a race, by --quick
+SCAN_TIMES = 3  # as many rounds and seconds for the scans, which are short
 PROFILED = ("vilonghorn_tiny", 224)
 PREPARE_SECONDS = 150  # the most that tasks may take before they are measured
 
@@ -98,14 +100,15 @@ class Bench:
         if not self._in_time("scan"):
             return
         print("mamba_ssm is left out: its kernels are for GPUs alone")
-        for rows, rates in bench_cpu.scan_rows(shape, options.threads, options.rounds, options.seconds):
+        times = 1 if options.quick else SCAN_TIMES
+        for rows, rates in bench_cpu.scan_rows(shape, options.threads, times * options.rounds, times * options.seconds):
             step = bench_cpu.STEPS[rows[0]["train"]]
             self.report["rates"][step] = rates
             self.report["scan"] += rows
             self._note(rows, "rule", "form")
             for name, slots in rates["slots_per_s"].items():
-                print(f"{name}: {slots / 1e9:.1f} G multiply-adds a second on {options.threads} threads, beside {step}")
-            print(f"copy of as many bytes as a scan moves: {rates['gb_per_s']:.1f} GB/s, read and written")
+                print(f"{name}: {statistics.median(slots) / 1e9:.1f} G multiply-adds a second on {options.threads} threads, beside {step}")
+            print(f"copy of as many bytes as a scan moves: {statistics.median(rates['gb_per_s']):.1f} GB/s, read and written")
             bench_cpu.print_scans(rows, shape)
             self.save()
 
@@ -121,6 +124,19 @@ class Bench:
                 self._note(rows, "model", "size")
                 bench_cpu.print_models(rows)
                 self.save()
+
+        self._growth_on_cpu()
+
+    def _growth_on_cpu(self) -> None:
+        options = self.options
+        self.report["growth"] = []
+        if options.quick or options.size or not self._in_time("growth"):
+            return
+        for rows in bench_cpu.growth_rows(options.threads, options.rounds, options.seconds):
+            self.report["growth"] += rows
+            self._note(rows, "model", "size")
+            bench_cpu.print_growth(rows)
+            self.save()
 
     def _in_time(self, what: str) -> bool:
         """Whether there is time left to begin something; if not, it is named."""

@@ -6,7 +6,6 @@ contenders of a race; `bench_turns` has the clock, `bench_floor` what the scan c
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
@@ -21,7 +20,7 @@ from vilonghorn.ops.arguments import RULES, ScanArguments
 
 from .bench_floor import Rates, Shape, arithmetic_ms, bytes_ms, rate_contenders, rates
 from .bench_inputs import output_shape, random_inputs
-from .bench_report import table
+from .bench_report import paired_ratio, table, tokens
 from .bench_scan import bytes_moved
 from .bench_torch import torch_chunked, torch_loop
 from .bench_turns import Race, Steps
@@ -36,6 +35,7 @@ FAMILIES = (
 )
 SIZES = (224, 384, 512, 768, 1024, 1248)  # pixels
 QUICK_SIZES = ((224, 512), (224,))  # by family
+GROWING = "vilonghorn_tiny"  # whose time a token is held at the largest size against that at the smallest
 TOKENS = 8 * 196  # patches a batch, about: the larger the images, the fewer
 Row = dict[str, Any]
 
@@ -118,10 +118,11 @@ def scan_rows(shape: Shape, threads: int, rounds: int, seconds: float) -> Iterat
             now = rates({name: found.pop(name) for name in others}, moved, threads)
             slots = now["slots_per_s"]
             for rule, form in contenders:
-                rate = slots.get(form.removeprefix("cpu "), list(slots.values())[-1])  # the best level's, or its own
+                per_round = slots.get(form.removeprefix("cpu "), list(slots.values())[-1])  # the best level's, or its own
+                moves = scan_moves(rule, train, shape)
                 floors = dict(
-                    arithmetic_ms=arithmetic_ms(rule, train, shape, rate),
-                    bytes_ms=bytes_ms(scan_moves(rule, train, shape), now["gb_per_s"]),
+                    arithmetic_ms=[arithmetic_ms(rule, train, shape, rate) for rate in per_round],
+                    bytes_ms=[bytes_ms(moves, rate) for rate in now["gb_per_s"]],
                 )
                 rows.append(dict(rule=rule, form=form, train=train, **found[f"{rule}, {form}"], **floors))
             yield rows, now
@@ -137,12 +138,34 @@ def model_rows(
     family: tuple[str, ...], size: int, batch: int | None, threads: int, rounds: int, seconds: float
 ) -> Iterator[list[Row]]:
     """One family in one race at one size, first forward, then with backward."""
-    batch = batch or max(1, round(TOKENS / (size // 16) ** 2))
+    batch = batch or usual_batch(size)
     with Race({name: partial(model_steps, name, batch, size) for name in family}, threads) as race:
         for train, step in STEPS.items():
             found = race.run(step, rounds, seconds)
             cell = dict(size=size, train=train, compiled=False, batch=batch)
             yield [dict(model=name, **cell, **found[name]) for name in family]
+
+
+def usual_batch(size: int) -> int:
+    """Images of that size that have about TOKENS patches."""
+    return max(1, round(TOKENS / (size // 16) ** 2))
+
+
+def growth_rows(threads: int, rounds: int, seconds: float) -> Iterator[list[Row]]:
+    """One model at its smallest and its largest size in one race, first forward, then with backward."""
+    ends = {f"{size} px": dict(model=GROWING, size=size, batch=usual_batch(size)) for size in (SIZES[0], SIZES[-1])}
+    contenders = {name: partial(model_steps, end["model"], end["batch"], end["size"]) for name, end in ends.items()}
+    with Race(contenders, threads) as race:
+        for train, step in STEPS.items():
+            found = race.run(step, rounds, seconds)
+            yield [end | dict(train=train, compiled=False) | found[name] for name, end in ends.items()]
+
+
+def print_growth(rows: list[Row]) -> None:
+    """One table: a token's time, against that at the smallest size."""
+    seconds = {f"{row['size']} px": [ms / 1e3 / tokens(row) for ms in row["ms"]] for row in rows if row["ms"]}
+    if seconds:
+        table(f"a token of {GROWING}, {STEPS[rows[0]['train']]}, float32", seconds, digits=4, paired=True)
 
 
 def print_scans(rows: list[Row], shape: Shape) -> None:
@@ -167,6 +190,6 @@ def _print(title: str, rows: list[Row], name: str) -> None:
         columns[row[name]] = {"GB": float("nan") if row["memory_gb"] is None else row["memory_gb"]}
         for floor in ("arithmetic", "bytes"):
             if f"{floor}_ms" in row:
-                columns[row[name]][f"x {floor}"] = statistics.median(row["ms"]) / row[f"{floor}_ms"]
+                columns[row[name]][f"x {floor}"] = paired_ratio(row["ms"], row[f"{floor}_ms"])
     if rows:
         table(title, {row[name]: [ms / 1e3 for ms in row["ms"]] for row in rows}, extra=columns, paired=True)

@@ -7,13 +7,12 @@ exponential is 12 slots, a division 10 (which is how long it keeps the multiplie
 sums over channels are not counted. Cleverer algebra needs fewer slots backward (13 a state instead of 19 for the
 diagonal rule), so this is a yardstick that stays put when kernels improve, and no proof that they cannot.
 
-How many slots a second there are is measured in the same race as the scans, for a processor that others use too is not
-as fast at one moment as at the next: multiply-adds in registers, on as many threads as the scan gets.
+How many slots a second there are is measured in the same race as the scans, round by round, for a processor that others
+use too is not as fast at one moment as at the next: multiply-adds in registers, on as many threads as the scan gets.
 """
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -97,11 +96,12 @@ def _all_at_once(pool: ThreadPoolExecutor, rounds: list[int], levels: list[int])
 
 
 def rates(found: Mapping[str, Mapping[str, Any]], moved: int, threads: int) -> Rates:
-    """What the figures of `rate_contenders` say, by their medians.
+    """What the figures of `rate_contenders` say, round by round.
 
     Returns:
         "slots_per_s" by instruction set level, the plainest first (without the native library, under "torch.mm": half
-        the operations a second of a matrix product, which stays below the others), and "gb_per_s" of a copy.
+        the operations a second of a matrix product, which stays below the others), and "gb_per_s" of a copy; a figure a
+        round.
 
     Raises:
         RuntimeError: one of them failed.
@@ -109,8 +109,8 @@ def rates(found: Mapping[str, Mapping[str, Any]], moved: int, threads: int) -> R
     for name, row in found.items():
         if row["problem"]:
             raise RuntimeError(f"{name} gave no rate: {row['problem']}")
-    seconds = {name: statistics.median(row["ms"]) / 1e3 for name, row in found.items()}
+    seconds = {name: [ms / 1e3 for ms in row["ms"]] for name, row in found.items()}
     done = {name: threads * native.multiply_adds(1, level) * ROUNDS for name, level in native.levels().items()}
-    slots = {name: count / seconds[name] for name, count in (done or {PRODUCT: SIDE**3}).items()}
+    slots = {name: [count / s for s in seconds[name]] for name, count in (done or {PRODUCT: SIDE**3}).items()}
     copied = 2 * max(1, moved // 8) * 4
-    return dict(slots_per_s=slots, gb_per_s=copied / seconds[COPY] / 1e9)
+    return dict(slots_per_s=slots, gb_per_s=[copied / s / 1e9 for s in seconds[COPY]])

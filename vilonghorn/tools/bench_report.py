@@ -8,11 +8,12 @@ The file is one object. In every run:
 
 On a CPU, rows hold raw rounds, in which the contenders of a race took turns; a row without figures has a `problem`:
 
-    rates       by step: slots_per_s by instruction set level, gb_per_s of a copy (see `bench_floor`)
+    rates       by step: slots_per_s by instruction set level, gb_per_s of a copy, each by round (see `bench_floor`)
     shape       B, L, D, N of the scan
     scan        rule, form ("torch loop", "torch chunked", a backend, or a level of the CPU's), train (with backward),
-                ms, memory_gb, problem, arithmetic_ms, bytes_ms
+                ms, memory_gb, problem; arithmetic_ms and bytes_ms, the floors by round
     models      model, size in pixels, train, compiled (false), batch, ms, memory_gb, problem
+    growth      as models: one model at its smallest and its largest size, in one race
     profile     model, batch, size, ms of a step, and ops: op, calls and ms a step
     targets     what, limit, value (null: not measured), verdict
 
@@ -73,6 +74,11 @@ def table(
 def paired_ratio(ours: Sequence[float], theirs: Sequence[float]) -> float:
     """The median, over rounds, of one sample to the other of the same round."""
     return statistics.median(a / b for a, b in zip(ours, theirs))
+
+
+def tokens(row: dict[str, Any]) -> int:
+    """In a batch of a row's model, which has patches of 16 pixels and a class token."""
+    return row["batch"] * ((row["size"] // 16) ** 2 + 1)
 
 
 def machine(device: str = "cpu") -> dict[str, object]:

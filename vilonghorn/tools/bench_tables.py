@@ -75,7 +75,7 @@ def scan(reports: Sequence[Report]) -> str:
             rows.append([
                 rule, form, _each(same, lambda row, _: _median(row), 2), _spread([row for row, _ in same]),
                 _each(same, lambda row, loop: 1 / _ratio(row, loop), 1) + " times faster" if form != LOOP else "",
-                *(_each(same, lambda row, _: _median(row) / row[f"{f}_ms"], 2) for f in ("arithmetic", "bytes")),
+                *(_each(same, lambda row, _: paired_ratio(row["ms"], row[f"{f}_ms"]), 2) for f in ("arithmetic", "bytes")),
             ])  # fmt: skip
         parts.append(f"{step[0].upper()}{step[1:]}:\n\n" + _table(heads, rows))
     return "\n\n".join(parts)

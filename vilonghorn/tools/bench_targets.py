@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from .bench_report import paired_ratio
+from .bench_report import paired_ratio, tokens
 
 TINY, EXACT, SMALL = "vilonghorn_tiny", "vilonghorn_tiny_exact", "vilonghorn_small"
 DEIT_TINY, DEIT_SMALL = "deit_tiny_patch16_224", "deit_small_patch16_224"
@@ -38,7 +38,7 @@ def _targets(report: Report) -> Iterator[tuple[str, float, float | None]]:
     for train, limit in ((False, 1.8), (True, 2.2)):
         for rule in ("longhorn", "longhorn_exact"):
             row = scans.get((rule, "cpu", train))
-            value = row and statistics.median(row["ms"]) / row["arithmetic_ms"]
+            value = row and paired_ratio(row["ms"], row["arithmetic_ms"])
             yield f"scan, {rule}, {step[train]}: time to its arithmetic floor", limit, value
     for train in step:
         pair = scans.get(("longhorn_exact", "cpu", train)), scans.get(("longhorn", "cpu", train))
@@ -61,9 +61,11 @@ def _targets(report: Report) -> Iterator[tuple[str, float, float | None]]:
             limits[224][train],
             against(SMALL, DEIT_SMALL, 224, train),
         )
+    ends = {(row["size"], row["train"]): row for row in report.get("growth", []) if row["ms"]}
     for train in step:
-        large, usual = (per_token(models.get((TINY, size, train))) for size in (1248, 224))
-        value = large / usual if large and usual else None
+        large, usual = (ends.get((size, train)) for size in (1248, 224))
+        value = _ratio(large, usual, "ms")
+        value = value and value * tokens(usual) / tokens(large)
         yield f"{TINY}, {step[train]}: time of a token at 1248 px to 224 px", 1.25, value
     memory = against(TINY, DEIT_TINY, 512, True, "memory_gb")
     yield f"{TINY} to {DEIT_TINY}, 512 px: peak memory of forward + backward", 1.0, memory
@@ -71,7 +73,7 @@ def _targets(report: Report) -> Iterator[tuple[str, float, float | None]]:
 
 def per_token(row: dict[str, Any] | None) -> float | None:
     """Milliseconds a token, of a model with patches of 16 pixels and a class token."""
-    return row and statistics.median(row["ms"]) / row["batch"] / ((row["size"] // 16) ** 2 + 1)
+    return row and statistics.median(row["ms"]) / tokens(row)
 
 
 def _ratio(ours: dict[str, Any] | None, theirs: dict[str, Any] | None, key: str) -> float | None:
