@@ -11,6 +11,7 @@ from torch import Tensor
 
 from . import native, native_block
 from .arguments import DTYPES, autocast_dtype, direction_flags
+from .define import differentiate, operator
 
 MAX_TAPS = 64
 
@@ -73,36 +74,24 @@ def conv_silu_reference(x: Tensor, weight: Tensor, bias: Tensor, reverse: Sequen
     return torch.stack(outputs).to(given)
 
 
-@torch.library.custom_op("vilonghorn::conv_silu", mutates_args=())
+@operator("conv_silu")
 def _conv_silu(x: Tensor, weight: Tensor, bias: Tensor, reverse: Sequence[int]) -> Tensor:
     return native_block.conv_forward(x, weight, bias, tuple(map(bool, reverse)))
 
 
-@_conv_silu.register_fake
+@torch.library.register_fake("vilonghorn::conv_silu")
 def _(x, weight, bias, reverse):
     return x.new_empty((weight.shape[0], *x.shape))
 
 
-@torch.library.custom_op("vilonghorn::conv_silu_backward", mutates_args=())
-def _conv_silu_backward(
-    dy: Tensor, x: Tensor, weight: Tensor, bias: Tensor, reverse: Sequence[int]
-) -> tuple[Tensor, Tensor, Tensor]:
-    return native_block.conv_backward(dy, x, weight, bias, tuple(map(bool, reverse)))
+@operator("conv_silu_backward")
+def _conv_silu_backward(dy: Tensor, x: Tensor, weight: Tensor, bias: Tensor, reverse: Sequence[int]) -> list[Tensor]:
+    return list(native_block.conv_backward(dy, x, weight, bias, tuple(map(bool, reverse))))
 
 
-@_conv_silu_backward.register_fake
+@torch.library.register_fake("vilonghorn::conv_silu_backward")
 def _(dy, x, weight, bias, reverse):
-    return x.new_empty(x.shape), weight.new_empty(weight.shape), bias.new_empty(bias.shape)
+    return [t.new_empty(t.shape) for t in (x, weight, bias)]
 
 
-def _setup_context(ctx, inputs, output):
-    x, weight, bias, ctx.reverse = inputs
-    ctx.save_for_backward(x, weight, bias)
-
-
-def _backward(ctx, dy):
-    x, weight, bias = ctx.saved_tensors
-    return (*_conv_silu_backward(dy, x, weight, bias, ctx.reverse), None)
-
-
-_conv_silu.register_autograd(_backward, setup_context=_setup_context)
+differentiate(_conv_silu, _conv_silu_backward)

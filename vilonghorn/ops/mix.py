@@ -17,6 +17,7 @@ from torch import Tensor
 from . import native, native_block
 from .arguments import DTYPES, MAX_STATE, RULES, MixArguments, direction_flags, saves
 from .conv import MAX_TAPS, conv_silu
+from .define import differentiate, operator
 from .operator import scan
 
 
@@ -123,7 +124,7 @@ def _check(args: MixArguments) -> None:
             raise TypeError(f"mix: {name} is {tensor.dtype}, expected one of {', '.join(map(str, DTYPES))}")
 
 
-@torch.library.custom_op("vilonghorn::mix", mutates_args=())
+@operator("mix")
 def _mix(
     xz: Tensor, conv_weight: Tensor, conv_bias: Tensor, x_proj: Tensor, dt_proj: Tensor, dt_bias: Tensor,
     A: Optional[Tensor], D: Tensor, out_proj: Optional[Tensor], rule: str, reverse: Sequence[int], save: bool,
@@ -134,7 +135,7 @@ def _mix(
     return y, projected if save else projected.new_empty(0), checkpoints.view(-1)
 
 
-@_mix.register_fake
+@torch.library.register_fake("vilonghorn::mix")
 def _(xz, conv_weight, conv_bias, x_proj, dt_proj, dt_bias, A, D, out_proj, rule, reverse, save):
     B, L, width = xz.shape
     (G, P, _), R = x_proj.shape, dt_proj.shape[-1]
@@ -147,7 +148,7 @@ def _(xz, conv_weight, conv_bias, x_proj, dt_proj, dt_bias, A, D, out_proj, rule
     return y, y.new_empty(G, B, L, P, dtype=real), y.new_empty(states, dtype=real)
 
 
-@torch.library.custom_op("vilonghorn::mix_backward", mutates_args=())
+@operator("mix_backward")
 def _mix_backward(
     dy: Tensor, projected: Tensor, checkpoints: Tensor,
     xz: Tensor, conv_weight: Tensor, conv_bias: Tensor, x_proj: Tensor, dt_proj: Tensor, dt_bias: Tensor,
@@ -158,26 +159,10 @@ def _mix_backward(
     return [grad for grad in native_block.mix_backward(dy, args, projected, checkpoints) if grad is not None]
 
 
-@_mix_backward.register_fake
+@torch.library.register_fake("vilonghorn::mix_backward")
 def _(dy, projected, checkpoints, xz, conv_weight, conv_bias, x_proj, dt_proj, dt_bias, A, D, out_proj, rule, reverse):
     inputs = (xz, conv_weight, conv_bias, x_proj, dt_proj, dt_bias, A, D, out_proj)
     return [torch.empty_like(t, memory_format=torch.contiguous_format) for t in inputs if t is not None]
 
 
-def _setup_context(ctx, inputs, output):
-    *tensors, ctx.rule, ctx.reverse, _ = inputs
-    _, projected, checkpoints = output
-    ctx.save_for_backward(projected, checkpoints, *tensors)
-    ctx.mark_non_differentiable(projected, checkpoints)
-    ctx.set_materialize_grads(False)
-
-
-def _backward(ctx, dy, *_):
-    if dy is None:
-        return (None,) * 12
-    projected, checkpoints, *inputs = ctx.saved_tensors  # read once: non-reentrant checkpointing recomputes at each read
-    present = iter(_mix_backward(dy, projected, checkpoints, *inputs, ctx.rule, ctx.reverse))
-    return (*(None if t is None else next(present) for t in inputs), None, None, None)
-
-
-_mix.register_autograd(_backward, setup_context=_setup_context)
+differentiate(_mix, _mix_backward)

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from . import native, native_block
 from .arguments import DTYPES
+from .define import differentiate, operator
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float = 1e-5) -> Tensor:
@@ -34,38 +35,25 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float = 1e-5) -> Tensor:
     return F.rms_norm(x, weight.shape, weight.to(x.dtype), eps)
 
 
-@torch.library.custom_op("vilonghorn::rms_norm", mutates_args=())
+@operator("rms_norm")
 def _rms_norm(x: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
     """y, and the factor of each row."""
     return native_block.norm_forward(x, weight, eps)
 
 
-@_rms_norm.register_fake
+@torch.library.register_fake("vilonghorn::rms_norm")
 def _(x, weight, eps):
     return x.new_empty(x.shape), x.new_empty(x.shape[:-1], dtype=torch.promote_types(x.dtype, torch.float32))
 
 
-@torch.library.custom_op("vilonghorn::rms_norm_backward", mutates_args=())
-def _rms_norm_backward(dy: Tensor, x: Tensor, weight: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
-    return native_block.norm_backward(dy, x, weight, scale)
+@operator("rms_norm_backward")
+def _rms_norm_backward(dy: Tensor, scale: Tensor, x: Tensor, weight: Tensor) -> list[Tensor]:
+    return list(native_block.norm_backward(dy, x, weight, scale))
 
 
-@_rms_norm_backward.register_fake
-def _(dy, x, weight, scale):
-    return x.new_empty(x.shape), weight.new_empty(weight.shape)
+@torch.library.register_fake("vilonghorn::rms_norm_backward")
+def _(dy, scale, x, weight):
+    return [x.new_empty(x.shape), weight.new_empty(weight.shape)]
 
 
-def _setup_context(ctx, inputs, output):
-    x, weight, _ = inputs
-    ctx.save_for_backward(x, weight, output[1])
-    ctx.mark_non_differentiable(output[1])
-    ctx.set_materialize_grads(False)
-
-
-def _backward(ctx, dy, _):
-    if dy is None:
-        return None, None, None
-    return (*_rms_norm_backward(dy, *ctx.saved_tensors), None)
-
-
-_rms_norm.register_autograd(_backward, setup_context=_setup_context)
+differentiate(_rms_norm, _rms_norm_backward)

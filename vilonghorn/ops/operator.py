@@ -16,6 +16,7 @@ from timm.layers import is_exportable
 from torch import Tensor
 
 from .arguments import ScanArguments, autocast_dtype, check, direction_flags, saves
+from .define import differentiate, operator
 from .dispatch import choose
 from .portable import scan_portable
 
@@ -84,7 +85,7 @@ def scan(
     return y
 
 
-@torch.library.custom_op("vilonghorn::scan", mutates_args=())
+@operator("scan")
 def _scan(
     x: Tensor, dt: Tensor, k: Tensor, q: Tensor,
     z: Optional[Tensor], A: Optional[Tensor], D: Optional[Tensor], dt_bias: Optional[Tensor],
@@ -98,7 +99,7 @@ def _scan(
     return y, checkpoints.view(-1)
 
 
-@_scan.register_fake
+@torch.library.register_fake("vilonghorn::scan")
 def _(x, dt, k, q, z, A, D, dt_bias, rule, reverse, reduce, save, backend):
     args = ScanArguments(x, dt, k, q, z, A, D, dt_bias, rule, tuple(map(bool, reverse)), reduce)
     check(args)
@@ -109,7 +110,7 @@ def _(x, dt, k, q, z, A, D, dt_bias, rule, reverse, reduce, save, backend):
     return y, x.new_empty(size, dtype=args.compute_dtype)
 
 
-@torch.library.custom_op("vilonghorn::scan_backward", mutates_args=())
+@operator("scan_backward")
 def _scan_backward(
     dy: Tensor, checkpoints: Tensor, x: Tensor, dt: Tensor, k: Tensor, q: Tensor,
     z: Optional[Tensor], A: Optional[Tensor], D: Optional[Tensor], dt_bias: Optional[Tensor],
@@ -123,7 +124,7 @@ def _scan_backward(
     return [grad for grad in grads if grad is not None]
 
 
-@_scan_backward.register_fake
+@torch.library.register_fake("vilonghorn::scan_backward")
 def _(dy, checkpoints, x, dt, k, q, z, A, D, dt_bias, rule, reverse, reduce, backend):
     inputs = (x, dt, k, q, z, A, D, dt_bias)
     return [torch.empty_like(t, memory_format=torch.contiguous_format) for t in inputs if t is not None]
@@ -136,20 +137,4 @@ def _checkpoint_shape(args: ScanArguments, backend: ModuleType) -> tuple[int, ..
     return G, B, chunks, args.k.shape[-1], (D + backend.LANES - 1) // backend.LANES * backend.LANES
 
 
-def _setup_context(ctx, inputs, output):
-    x, dt, k, q, z, A, D, dt_bias, ctx.rule, ctx.reverse, ctx.reduce, _, ctx.backend = inputs
-    _, checkpoints = output
-    ctx.save_for_backward(checkpoints, x, dt, k, q, z, A, D, dt_bias)
-    ctx.mark_non_differentiable(checkpoints)
-    ctx.set_materialize_grads(False)
-
-
-def _backward(ctx, dy, _):
-    if dy is None:
-        return (None,) * 13
-    checkpoints, *inputs = ctx.saved_tensors  # read once: non-reentrant checkpointing recomputes at each read
-    present = iter(_scan_backward(dy, checkpoints, *inputs, ctx.rule, ctx.reverse, ctx.reduce, ctx.backend))
-    return (*(None if t is None else next(present) for t in inputs), None, None, None, None, None)
-
-
-_scan.register_autograd(_backward, setup_context=_setup_context)
+differentiate(_scan, _scan_backward)

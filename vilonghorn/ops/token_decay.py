@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from .arguments import saves
+from .define import differentiate, operator
 
 CHUNK = 16  # steps between two saved states
 
@@ -56,7 +57,7 @@ def _step(state: Tensor, x: Tensor, delta: Tensor, A: Tensor, k: Tensor) -> Tens
     return decay * state + (delta * x).unsqueeze(-1) * k.unsqueeze(-2)
 
 
-@torch.library.custom_op("vilonghorn::scan_token_decay", mutates_args=())
+@operator("scan_token_decay")
 def _scan(x: Tensor, delta: Tensor, A: Tensor, k: Tensor, q: Tensor, save: bool) -> tuple[Tensor, Tensor]:
     """y without skip, and with `save` the state before every CHUNK-th step, in one dimension."""
     state, y, saved = x.new_zeros(*x.shape[:2], x.shape[3], k.shape[3]), torch.empty_like(x), []
@@ -68,13 +69,13 @@ def _scan(x: Tensor, delta: Tensor, A: Tensor, k: Tensor, q: Tensor, save: bool)
     return y, torch.stack(saved).view(-1) if saved else x.new_empty(0)
 
 
-@_scan.register_fake
+@torch.library.register_fake("vilonghorn::scan_token_decay")
 def _(x, delta, A, k, q, save):
     G, B, L, D = x.shape
     return torch.empty_like(x), x.new_empty((L + CHUNK - 1) // CHUNK * G * B * D * k.shape[3] if save else 0)
 
 
-@torch.library.custom_op("vilonghorn::scan_token_decay_backward", mutates_args=())
+@operator("scan_token_decay_backward")
 def _scan_backward(
     dy: Tensor, saved: Tensor, x: Tensor, delta: Tensor, A: Tensor, k: Tensor, q: Tensor
 ) -> list[Tensor]:
@@ -103,22 +104,9 @@ def _scan_backward(
     return [dx, ddelta, dA, dk, dq]
 
 
-@_scan_backward.register_fake
+@torch.library.register_fake("vilonghorn::scan_token_decay_backward")
 def _(dy, saved, x, delta, A, k, q):
     return [torch.empty_like(t) for t in (x, delta, A, k, q)]
 
 
-def _setup_context(ctx, inputs, output):
-    ctx.save_for_backward(output[1], *inputs[:5])
-    ctx.mark_non_differentiable(output[1])
-    ctx.set_materialize_grads(False)
-
-
-def _backward(ctx, dy, _):
-    if dy is None:
-        return (None,) * 6
-    saved, *inputs = ctx.saved_tensors  # read once: non-reentrant checkpointing recomputes at each read
-    return (*_scan_backward(dy, saved, *inputs), None)
-
-
-_scan.register_autograd(_backward, setup_context=_setup_context)
+differentiate(_scan, _scan_backward)

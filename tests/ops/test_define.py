@@ -1,0 +1,72 @@
+"""What torch may ask of our operators beyond a first derivative by backward is refused, not answered wrongly."""
+
+import pytest
+import torch
+from oracle import inputs, mixer_inputs
+from torch.autograd import forward_ad
+
+from vilonghorn.ops import conv_silu, mix, native, rms_norm, scan
+from vilonghorn.ops.token_decay import scan_token_decay
+
+native_only = pytest.mark.skipif(native.unavailable("cpu") is not None, reason="native CPU library not built")
+
+
+def run_scan(x):
+    values = inputs(2, 1, 3, 4, 5, rule="longhorn")
+    return scan(**values | dict(x=x.expand(2, 1, 3, 4)), reverse=(False, True))
+
+
+def run_token_decay(x):
+    values = inputs(2, 1, 3, 4, 5, rule="longhorn")
+    k = values["k"]
+    x = x.expand(2, 1, 3, 4)
+    return scan_token_decay(x, x, k, k, k, D=torch.ones(2, 4), dt_bias=torch.zeros(2, 4), reverse=(False, True))
+
+
+def run_mix(x):
+    values = mixer_inputs(2, 1, 3, 4, 5, 2, 3, rule="longhorn")
+    return mix(**values | dict(xz=torch.cat([x, x], -1)), A=None)
+
+
+def run_conv(x):
+    return conv_silu(x, torch.ones(2, 4, 3), torch.zeros(2, 4), reverse=(False, True))
+
+
+OPERATORS = {
+    "scan": run_scan,
+    "scan_token_decay": run_token_decay,
+    "mix": pytest.param(run_mix, marks=native_only),
+    "conv_silu": pytest.param(run_conv, marks=native_only),
+    "rms_norm": pytest.param(lambda x: rms_norm(x, torch.ones(4)), marks=native_only),
+}
+every_operator = pytest.mark.parametrize("run", OPERATORS.values(), ids=OPERATORS)
+
+
+def tokens():
+    return torch.randn(1, 3, 4, generator=torch.Generator().manual_seed(0))
+
+
+@every_operator
+@pytest.mark.parametrize("loss", [torch.sum, lambda y: y.square().sum()], ids=["linear", "quadratic"])
+def test_a_second_derivative_is_refused_even_where_the_cotangent_has_none(run, loss):
+    x = tokens().requires_grad_()
+    (dx,) = torch.autograd.grad(loss(run(x)), x, create_graph=True)
+    with pytest.raises(RuntimeError, match="_backward.default has no derivative"):
+        dx.square().sum().backward()
+
+
+@every_operator
+def test_a_forward_derivative_is_refused(run):
+    with forward_ad.dual_level(), pytest.raises(RuntimeError, match="jvp"):
+        run(forward_ad.make_dual(tokens(), torch.ones(1, 3, 4)))
+    with pytest.raises(RuntimeError, match="functorch transforms"):
+        torch.func.jvp(run, (tokens(),), (torch.ones(1, 3, 4),))
+
+
+@every_operator
+def test_saved_tensors_are_unpacked_once(run):
+    """Non-reentrant checkpointing recomputes at each unpacking."""
+    packed, unpacked = [], []
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: packed.append(t) or t, lambda t: unpacked.append(t) or t):
+        run(tokens().requires_grad_()).sum().backward()
+    assert len(unpacked) == len(packed) > 0
