@@ -115,7 +115,7 @@ class Call:
     """Fills a struct, and keeps what it points to alive until the call is over.
 
     Args:
-        struct: a `Scan`, `Conv` or the `Scan` of a `Mix`.
+        struct: a `Scan`, `Conv`, `Norm` or the `Scan` of a `Mix`.
         dtype: of activations; float64 where everything is.
         reverse: a flag for each direction, if there are directions.
         device: of all tensors.
@@ -130,48 +130,47 @@ class Call:
             struct.reverse = bytes(reverse)
 
     def output(self, name: str, shape: tuple[int, ...], dtype: torch.dtype | None = None, struct=None) -> Tensor:
-        """A new tensor for the kernel to fill, of the activations' dtype unless another is given."""
+        """A new tensor for the kernel to fill, of the activations' dtype unless another is given, by the name of its field
+        in `struct`, another than the call's own if given."""
         t = torch.empty(shape, dtype=dtype or self.dtype, device=self.device)
-        self.set(struct, **{name: t})
+        setattr(struct or self.struct, name, self.pointer(t))
         return t
 
     def input(self, t: Tensor | None) -> Input:
-        """An activation of 3 or 4 dimensions, copied only where its dtype differs or its last stride is not 1."""
+        """An activation of 3 or 4 dimensions, copied only where its dtype differs or its last stride is not 1. The groups
+        share one of 3."""
         if t is None:
             return Input()
-        t = t.to(self.dtype)
+        if t.dtype != self.dtype:
+            t = t.to(self.dtype)
         if t.stride(-1) != 1:
             t = t.contiguous()
+        *group, batch, step, _ = t.stride()
+        return Input(self.pointer(t), *group or (0,), batch, step)
+
+    def parameter(self, t: Tensor | None) -> int | None:
+        """A pointer to the tensor's numbers in the dtype of states, contiguous."""
+        if t is None:
+            return None
+        return self.pointer((t if t.dtype == self.real else t.to(self.real)).contiguous())
+
+    def pointer(self, t: Tensor) -> int:
+        """A pointer to a tensor that is as the kernel wants it."""
         self.alive.append(t)
-        group = t.stride(0) if t.dim() == 4 else 0
-        return Input(t.data_ptr(), group, t.stride(-3), t.stride(-2))
-
-    def parameters(self, struct=None, **tensors: Tensor | None) -> None:
-        """Contiguous tensors by the name of their field, converted to the dtype of states."""
-        self.set(struct, **{name: None if t is None else t.to(self.real).contiguous() for name, t in tensors.items()})
-
-    def set(self, struct=None, **tensors: Tensor | None) -> None:
-        """Pointers to tensors that are as the kernel wants them, by the name of their field in `struct`, another than
-        the call's own if given."""
-        for name, t in tensors.items():
-            if t is not None:
-                self.alive.append(t)
-                setattr(struct or self.struct, name, t.data_ptr())
+        return t.data_ptr()
 
 
 class ScanCall(Call):
     """A scan of checked arguments; `chunk` and `lanes` are the backend's CHUNK and LANES."""
 
     def __init__(self, args: ScanArguments, dtype: torch.dtype, chunk: int, lanes: int):
-        G, B, L, D = args.x.shape
-        N = args.k.shape[-1]
+        (G, B, L, D), N = args.x.shape, args.k.shape[-1]
         struct = Scan(groups=G, batch=B, length=L, channels=D, states=N, chunk=chunk)
         super().__init__(struct, dtype, args.reverse, args.x.device)
         self.args = args
         struct.rule, struct.mean, struct.dz_step = RULES.index(args.rule), args.reduce == "mean", D
-        for name in ("x", "dt", "k", "q", "z"):
-            setattr(struct, name, self.input(getattr(args, name)))
-        self.parameters(A=args.A, D=args.D, dt_bias=args.dt_bias)
+        struct.x, struct.dt, struct.k, struct.q, struct.z = map(self.input, args[:5])
+        struct.A, struct.D, struct.dt_bias = map(self.parameter, args[5:8])
         self.checkpoint_shape = (G, B, -(-L // chunk), N, -(-D // lanes) * lanes)
 
     def forward_outputs(self, save: bool) -> tuple[Tensor, Tensor]:
@@ -181,28 +180,31 @@ class ScanCall(Call):
             return y, torch.empty(0, dtype=self.real, device=self.device)
         return y, self.output("checkpoints", self.checkpoint_shape, self.real)
 
-    def backward_outputs(self, dy: Tensor, checkpoints: Tensor, segments: int = 1) -> dict[str, Tensor]:
-        """Sets what backward reads, and returns what it fills, by field; dk and dq have a leading axis of `parts`, dA, dD
-        and ddt_bias one of the segments of all sequences."""
-        args, struct = self.args, self.struct
-        dy = dy.to(self.dtype)  # before it is expanded, which would copy it for each direction
-        struct.dy = self.input(dy.expand(args.x.shape) if args.reduce == "mean" else dy)
-        self.set(checkpoints=checkpoints)
-        G, B, L, D = args.x.shape
-        N = args.k.shape[-1]
+    def backward_outputs(self, dy: Tensor, checkpoints: Tensor, segments: int = 1) -> tuple[Tensor | None, ...]:
+        """Sets what backward reads, and returns what it fills, in the operator's order; dk and dq have a leading axis of
+        `parts`, dA, dD and ddt_bias one of the segments of all sequences."""
+        args, struct, real = self.args, self.struct, self.real
+        struct.dy, struct.checkpoints = self.input(dy), self.pointer(checkpoints)
+        (G, B, L, D), N = args.x.shape, args.k.shape[-1]
         tokens, rows = (struct.parts, G, B, L, N), B * segments
-        activations = dict(dx=(G, B, L, D), ddt=(G, B, L, D), dz=(B, L, D))
-        sums = dict(dk=tokens, dq=tokens, dA=(rows, G, D, N), dD=(rows, G, D), ddt_bias=(rows, G, D))
-        present = [f"d{name}" for name in args.tensors()]
-        outputs = {n: self.output(n, shape) for n, shape in activations.items() if n in present}
-        return outputs | {n: self.output(n, shape, self.real) for n, shape in sums.items() if n in present}
+        return (
+            self.output("dx", (G, B, L, D)),
+            self.output("ddt", (G, B, L, D)),
+            self.output("dk", tokens, real),
+            self.output("dq", tokens, real),
+            None if args.z is None else self.output("dz", (B, L, D)),
+            None if args.A is None else self.output("dA", (rows, G, D, N), real),
+            None if args.D is None else self.output("dD", (rows, G, D), real),
+            None if args.dt_bias is None else self.output("ddt_bias", (rows, G, D), real),
+        )
 
-    def gradients(self, outputs: dict[str, Tensor]) -> tuple[Tensor | None, ...]:
-        """The operator's gradients out of what backward filled: sums over parts and batch, in the inputs' dtypes."""
-        grads = []
-        for name in ("x", "dt", "k", "q", "z", "A", "D", "dt_bias"):
-            grad, tensor = outputs.get(f"d{name}"), getattr(self.args, name)
-            if grad is not None and grad.dim() > tensor.dim():
-                grad = grad[0] if len(grad) == 1 else grad.sum(0)
-            grads.append(None if grad is None else grad.to(tensor.dtype))
-        return tuple(grads)
+    def gradients(self, outputs: tuple[Tensor | None, ...]) -> tuple[Tensor | None, ...]:
+        """The operator's gradients out of what backward filled."""
+        return tuple(None if grad is None else summed(grad, t) for grad, t in zip(outputs, self.args))
+
+
+def summed(grad: Tensor, of: Tensor) -> Tensor:
+    """A kernel's gradient in the dtype of its tensor, summed over the axis that it has before the tensor's own, if any."""
+    if grad.dim() > of.dim():
+        grad = grad[0] if len(grad) == 1 else grad.sum(0)
+    return grad if grad.dtype == of.dtype else grad.to(of.dtype)

@@ -87,8 +87,7 @@ def matmul(a: Tensor, b: Tensor, level: int = -1) -> Tensor:
     parts = -(-rows // max(least, min(-(-rows // threads), most)))
     parts = -(-parts // threads) * threads if parts > threads else parts
     out, packed = a.new_empty(rows, columns), a.new_empty(depth * (-(-columns // COLUMNS) * COLUMNS))
-    pointers = (t.data_ptr() for t in (a, b))
-    strides = (*_strides(a), *_strides(b), columns)
+    pointers, strides = (a.data_ptr(), b.data_ptr()), (*_strides(a), *_strides(b), columns)
     struct = Matmul(rows, columns, depth, parts, threads, *pointers, *strides, out.data_ptr(), packed.data_ptr())
     run(library.vl_matmul, struct, level)
     return out

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from .abi import Call, Conv, Mix, Norm, Scan
+from .abi import Call, Conv, Input, Mix, Norm, Scan, summed
 from .arguments import RULES, MixArguments
 from .native import CHUNK, LANES, add_up, library, run, share
 from .project import product, weight_gradient
@@ -26,12 +26,12 @@ def conv_backward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of x, weight and bias."""
     call = _conv_call(x, weight, bias, reverse)
-    G, D, K = weight.shape
+    B, (G, D, K) = len(x), weight.shape
     call.struct.dy = call.input(dy)
     dx = call.output("dx", x.shape)
-    dweight, dbias = (call.output(name, (len(x), G, *shape), call.real) for name, shape in dict(dweight=(K, D), dbias=(D,)).items())
+    dweight, dbias = call.output("dweight", (B, G, K, D), call.real), call.output("dbias", (B, G, D), call.real)
     run(library.vl_conv_backward, call.struct, level)
-    return dx, dweight.sum(0).mT.contiguous().to(weight.dtype), dbias.sum(0).to(bias.dtype)
+    return dx, summed(dweight, weight).mT.contiguous(), summed(dbias, bias)
 
 
 def mix_forward(args: MixArguments, save: bool, level: int = -1) -> tuple[Tensor, Tensor, Tensor]:
@@ -54,32 +54,33 @@ def mix_backward(
 ) -> tuple[Tensor | None, ...]:
     """Gradients of xz and of the weights in `mix`'s order; None for those absent."""
     call = _MixCall(args, meeting=2)
-    (B, L, D), G, (R, P), real = args.sizes, len(args.reverse), (call.mix.rank, call.projected_shape[-1]), call.real
-    grads, dout = {}, dy
+    scan, fused, real = call.struct, call.mix, call.real
+    (B, L, D), (G, P, _), R, K = args.sizes, args.x_proj.shape, fused.rank, fused.taps
+    dout = dy
     if args.out_proj is not None:  # its input is not kept: the kernel makes it again
-        dy = product(dout, args.out_proj.to(dout.dtype).t())
-        y = call.output("y", args.sizes, real)
-    call.struct.dy = call.input(dy)
-    call.set(checkpoints=checkpoints.view(call.checkpoint_shape))
-    call.set(call.mix, projected=projected)
-    call.output("dprojected", (call.struct.parts, *call.projected_shape), real, call.mix)
-    if call.struct.parts > 1:
+        out_proj = args.out_proj.to(dout.dtype)
+        dy, y = product(dout, out_proj.t()), call.output("y", args.sizes, real)
+    scan.dy, scan.checkpoints = call.input(dy), call.pointer(checkpoints.view(call.checkpoint_shape))
+    fused.projected = call.pointer(projected)
+    call.output("dprojected", (scan.parts, *call.projected_shape), real, fused)
+    if scan.parts > 1:
         call.output("dx", (G, B, L, D), real)
-    dxz = args.xz.new_empty((B, L, 2 * D))
-    call.struct.dz_step = 2 * D
-    call.set(call.mix, dx=dxz)
-    call.set(dz=dxz[..., D:])
-    scan_shapes = dict(dt_bias=(D,), D=(D,)) | ({} if args.A is None else dict(A=args.A.shape[1:]))
-    mix_shapes = dict(conv_weight=(call.mix.taps, D), conv_bias=(D,), x_proj=(P, D), dt_proj=(R, D))
-    for struct, shapes in ((None, scan_shapes), (call.mix, mix_shapes)):
-        grads |= {name: call.output(f"d{name}", (B, G, *shape), real, struct) for name, shape in shapes.items()}
+    dxz = call.output("dx", (B, L, 2 * D), struct=fused)
+    scan.dz, scan.dz_step = dxz.data_ptr() + D * dxz.element_size(), 2 * D
+    grads = (
+        call.output("dconv_weight", (B, G, K, D), real, fused),
+        call.output("dconv_bias", (B, G, D), real, fused),
+        call.output("dx_proj", (B, G, P, D), real, fused),
+        call.output("ddt_proj", (B, G, R, D), real, fused),
+        call.output("ddt_bias", (B, G, D), real),
+        None if args.A is None else call.output("dA", (B, *args.A.shape), real),
+        call.output("dD", (B, G, D), real),
+    )
     call.run(library.vl_mix_backward, level)
-    grads = {name: grad.sum(0) for name, grad in grads.items()}
-    for name in ("conv_weight", "dt_proj"):  # which the kernel holds transposed
-        grads[name] = grads[name].mT.contiguous()
-    if args.out_proj is not None:
-        grads["out_proj"] = weight_gradient(dout, y.to(dout.dtype))
-    return dxz, *(None if w is None else grads[name].to(w.dtype) for name, w in args.weights().items())
+    grads = [None if grad is None else summed(grad, weight) for grad, weight in zip(grads, args[1:])]
+    grads[0], grads[3] = grads[0].mT.contiguous(), grads[3].mT.contiguous()  # as the kernel does not hold them
+    dout_proj = None if args.out_proj is None else weight_gradient(dout, y.to(dout.dtype)).to(args.out_proj.dtype)
+    return dxz, *grads, dout_proj
 
 
 def norm_forward(x: Tensor, weight: Tensor, eps: float, level: int = -1) -> tuple[Tensor, Tensor]:
@@ -93,17 +94,16 @@ def norm_forward(x: Tensor, weight: Tensor, eps: float, level: int = -1) -> tupl
 def norm_backward(dy: Tensor, x: Tensor, weight: Tensor, scale: Tensor, level: int = -1) -> tuple[Tensor, Tensor]:
     """Gradients of x and weight."""
     call = _norm_call(x, weight, 0.0)
-    call.set(scale=scale, dy=dy.to(x.dtype).contiguous())
+    call.struct.scale, call.struct.dy = call.pointer(scale), call.pointer(dy.to(x.dtype).contiguous())
     dx, dweight = call.output("dx", x.shape), call.output("dweight", (call.struct.parts, *weight.shape), call.real)
     run(library.vl_norm_backward, call.struct, level)
-    return dx, dweight.sum(0).to(weight.dtype)
+    return dx, summed(dweight, weight)
 
 
 def _norm_call(x: Tensor, weight: Tensor, eps: float) -> Call:
     rows, channels = x.numel() // x.shape[-1], x.shape[-1]
     call = Call(Norm(batch=rows, channels=channels, eps=eps), x.dtype, (), x.device)
-    call.set(x=x.contiguous())
-    call.parameters(weight=weight)
+    call.struct.x, call.struct.weight = call.pointer(x.contiguous()), call.parameter(weight)
     call.struct.threads = torch.get_num_threads()
     call.struct.parts = max(1, min(rows * channels // GRAIN, 4 * call.struct.threads))
     return call
@@ -115,13 +115,14 @@ class _MixCall(Call):
     def __init__(self, args: MixArguments, meeting: int = 1):
         (B, L, D), (G, P, _), R = args.sizes, args.x_proj.shape, args.dt_proj.shape[-1]
         N = (P - R) // 2
-        self.mix = Mix(taps=args.conv_weight.shape[-1], rank=R)
-        self.mix.scan = Scan(groups=G, batch=B, length=L, channels=D, states=N, chunk=CHUNK, mean=1, rule=RULES.index(args.rule))
-        super().__init__(self.mix.scan, args.xz.dtype, args.reverse, args.xz.device)
-        self.struct.x, self.struct.z = (self.input(half) for half in args.xz.chunk(2, dim=-1))
-        self.parameters(A=args.A, D=args.D, dt_bias=args.dt_bias)
-        weights = dict(conv_weight=args.conv_weight.mT, conv_bias=args.conv_bias, x_proj=args.x_proj, dt_proj=args.dt_proj.mT)
-        self.parameters(self.mix, **weights)
+        self.mix = mix = Mix(taps=args.conv_weight.shape[-1], rank=R)
+        mix.scan = Scan(groups=G, batch=B, length=L, channels=D, states=N, chunk=CHUNK, mean=1, rule=RULES.index(args.rule))
+        super().__init__(mix.scan, args.xz.dtype, args.reverse, args.xz.device)
+        x = self.struct.x = self.input(args.xz)
+        self.struct.z = Input((x.data or 0) + D * self.dtype.itemsize, x.group, x.batch, x.step)
+        self.struct.A, self.struct.D, self.struct.dt_bias = map(self.parameter, (args.A, args.D, args.dt_bias))
+        mix.conv_weight, mix.conv_bias = self.parameter(args.conv_weight.mT), self.parameter(args.conv_bias)
+        mix.x_proj, mix.dt_proj = self.parameter(args.x_proj), self.parameter(args.dt_proj.mT)
         self.projected_shape = (G, B, L, P)
         self.checkpoint_shape = (G, B, -(-L // CHUNK), N, -(-D // LANES) * LANES)
         share(self, jobs=B, channels=D)
@@ -135,6 +136,6 @@ def _conv_call(x: Tensor, weight: Tensor, bias: Tensor, reverse: tuple[bool, ...
     (B, L, D), (G, _, K) = x.shape, weight.shape
     call = Call(Conv(groups=G, batch=B, length=L, channels=D, taps=K), x.dtype, reverse, x.device)
     call.struct.x = call.input(x)
-    call.parameters(weight=weight.transpose(1, 2), bias=bias)
+    call.struct.weight, call.struct.bias = call.parameter(weight.mT), call.parameter(bias)
     share(call, jobs=B, channels=D)
     return call

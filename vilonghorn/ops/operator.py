@@ -116,9 +116,8 @@ def _scan_backward(
     z: Optional[Tensor], A: Optional[Tensor], D: Optional[Tensor], dt_bias: Optional[Tensor],
     rule: str, reverse: Sequence[int], reduce: str, backend: Optional[str],
 ) -> list[Tensor]:  # fmt: skip
-    """Gradients of the tensors that are there, in the operator's order."""
+    """Gradients of the tensors that are there, in the operator's order, of arguments that forward has checked."""
     args = ScanArguments(x, dt, k, q, z, A, D, dt_bias, rule, tuple(map(bool, reverse)), reduce)
-    check(args)
     chosen = choose(x, backend)
     grads = chosen.backward(dy, args, checkpoints.view(_checkpoint_shape(args, chosen)))
     return [grad for grad in grads if grad is not None]

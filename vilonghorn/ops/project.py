@@ -4,11 +4,13 @@ torch's own. Only float32 is taken from torch."""
 from __future__ import annotations
 
 import platform
+from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
 from timm.layers import is_exportable
 from torch import Tensor
+from torch._C import _are_functorch_transforms_active as functorch_is_active
 from torch.autograd.function import once_differentiable
 
 from . import native
@@ -18,7 +20,7 @@ X86 = platform.machine().lower() in ("x86_64", "amd64")
 
 
 def product(x: Tensor, weight: Tensor) -> Tensor:
-    """x weight^T, without autograd.
+    """x weight^T, for kernels: without autograd, and out of sight of torch's tools.
 
     Args:
         x: (..., K), any strides.
@@ -27,15 +29,13 @@ def product(x: Tensor, weight: Tensor) -> Tensor:
     Returns:
         (..., N).
     """
-    if not _is_for_tiles(x, weight):
-        return F.linear(x, weight)
-    return _matmul(x.flatten(0, -2), weight.t()).view(*x.shape[:-1], len(weight))
+    return _tiled(_multiply, x, weight) if _is_for_tiles(x, weight) else F.linear(x, weight)
 
 
 def weight_gradient(dy: Tensor, x: Tensor) -> Tensor:
     """The gradient (N, K) of `product`'s weight, from that of its result (..., N) and x (..., K)."""
     dy, x = dy.flatten(0, -2).t(), x.flatten(0, -2)
-    return _matmul(dy, x) if _is_for_tiles(dy, x.t()) else dy @ x
+    return _multiply(dy, x) if _is_for_tiles(dy, x.t()) else dy @ x
 
 
 def _is_for_tiles(x: Tensor, weight: Tensor) -> bool:
@@ -51,12 +51,12 @@ def _is_for_tiles(x: Tensor, weight: Tensor) -> bool:
     )
 
 
-torch.library.define("vilonghorn::matmul", "(Tensor a, Tensor b) -> Tensor")  # an operator, so that torch's tools see it
+def _multiply(a: Tensor, b: Tensor) -> Tensor:
+    return native.matmul(a if 1 in a.stride() else a.contiguous(), b if 1 in b.stride() else b.contiguous())
 
 
-@torch.library.impl("vilonghorn::matmul", "CPU")
-def _native_matmul(a: Tensor, b: Tensor) -> Tensor:
-    return native.matmul(*(t if 1 in t.stride() else t.contiguous() for t in (a, b)))
+torch.library.define("vilonghorn::matmul", "(Tensor a, Tensor b) -> Tensor")  # the same, where torch's tools see it
+torch.library.impl("vilonghorn::matmul", "CPU")(_multiply)
 
 
 @torch.library.register_fake("vilonghorn::matmul")
@@ -67,26 +67,29 @@ def _(a, b):
 _matmul = torch.ops.vilonghorn.matmul.default
 
 
+def _tiled(multiply: Callable[[Tensor, Tensor], Tensor], x: Tensor, weight: Tensor) -> Tensor:
+    return multiply(x.flatten(0, -2), weight.t()).view(*x.shape[:-1], weight.shape[0])
+
+
 class _Project(torch.autograd.Function):
-    @staticmethod
-    def forward(x, weight):
-        return product(x, weight)
+    """Of what is for tiles."""
 
     @staticmethod
-    def setup_context(ctx, inputs, output):
-        ctx.save_for_backward(*inputs)
+    def forward(ctx, x, weight):
+        ctx.save_for_backward(x, weight)
+        return _tiled(_matmul, x, weight)
 
     @staticmethod
     @once_differentiable
     def backward(ctx, dy):
         x, weight = ctx.saved_tensors
-        dx = product(dy, weight.t()) if ctx.needs_input_grad[0] else None
-        return dx, weight_gradient(dy, x) if ctx.needs_input_grad[1] else None
+        dx = _tiled(_matmul, dy, weight.t()) if ctx.needs_input_grad[0] else None
+        return dx, _matmul(dy.flatten(0, -2).t(), x.flatten(0, -2)) if ctx.needs_input_grad[1] else None
 
 
 def project(x: Tensor, weight: Tensor) -> Tensor:
     """x weight^T, as `torch.nn.functional.linear`, which does it wherever somebody looks into the graph (compilers, export,
-    traces) or autocast chooses the dtype.
+    traces, `torch.func`) or autocast chooses the dtype.
 
     Args:
         x: (..., K).
@@ -95,7 +98,7 @@ def project(x: Tensor, weight: Tensor) -> Tensor:
     Returns:
         (..., N), of x's dtype (of the autocast dtype under autocast).
     """
-    seen = torch.compiler.is_compiling() or torch.jit.is_tracing() or is_exportable()
+    seen = torch.compiler.is_compiling() or torch.jit.is_tracing() or is_exportable() or functorch_is_active()
     if seen or autocast_dtype(x) is not None or not _is_for_tiles(x, weight):
         return F.linear(x, weight)
     return _Project.apply(x, weight)
