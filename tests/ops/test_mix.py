@@ -121,6 +121,15 @@ def test_reversing_the_tokens_swaps_the_directions(B, L, D, N, R, K, rule):
 
 
 @fused
+@pytest.mark.parametrize("B, L", [(0, 3), (2, 0)])
+def test_without_tokens_the_gradients_of_weights_are_zero(B, L):
+    values = mixer_inputs(2, B, L, 5, 3, 2, 4, dim=3, rule="mamba")
+    leaves = [values[name].requires_grad_() for name in NAMES]
+    for leaf, grad in zip(leaves, torch.autograd.grad(mix(*leaves, rule="mamba").sum(), leaves)):
+        assert grad.shape == leaf.shape and not grad.any()
+
+
+@fused
 def test_gradients_pass_torchs_own_check():
     values = mixer_inputs(2, 1, 5, 3, 2, 2, 3, dim=2, rule="mamba", dtype=torch.float64)
     leaves = [values[name].requires_grad_() for name in NAMES]

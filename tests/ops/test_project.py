@@ -118,6 +118,14 @@ def test_a_second_derivative_is_refused():
         dx.sum().backward()
 
 
+def test_functional_transforms_see_a_linear_layer():
+    x, weight = torch.randn(3, 5, 6), torch.randn(7, 6)
+    gradient = torch.vmap(torch.func.grad(lambda x: project(x, weight).square().sum()))
+    torch.testing.assert_close(gradient(x), 2 * (x @ weight.t()) @ weight)
+    _, tangent = torch.func.jvp(lambda x: project(x, weight), (x,), (x,))
+    torch.testing.assert_close(tangent, x @ weight.t())
+
+
 def test_flops_are_counted_as_torch_counts_its_own():
     x, weight = torch.randn(2, 5, 6, requires_grad=True), torch.randn(7, 6, requires_grad=True)
     counts = []

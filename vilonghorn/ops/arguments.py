@@ -66,10 +66,6 @@ class MixArguments(NamedTuple):
         B, L, width = self.xz.shape
         return B, L, width // 2
 
-    def weights(self) -> dict[str, Tensor | None]:
-        names = ("conv_weight", "conv_bias", "x_proj", "dt_proj", "dt_bias", "A", "D", "out_proj")
-        return {name: getattr(self, name) for name in names}
-
 
 def direction_flags(operator: str, reverse: Sequence[bool]) -> list[int]:
     """`reverse` as operators take it: in integers, as torch.jit.trace knows no lists of booleans.

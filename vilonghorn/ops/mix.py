@@ -110,7 +110,7 @@ def _check(args: MixArguments) -> None:
         xz=(B, L, 2 * D), conv_bias=(G, D), x_proj=(G, R + 2 * N, D), dt_proj=(G, D, R), dt_bias=(G, D), A=(G, D, N), D=(G, D),
         out_proj=(dim, D),
     )
-    for name, tensor in {"xz": args.xz, **args.weights()}.items():
+    for name, tensor in zip(args._fields, args[:9]):
         if tensor is None:
             continue
         if name in expected and tuple(tensor.shape) != expected[name]:
