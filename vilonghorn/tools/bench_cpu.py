@@ -112,7 +112,10 @@ def scan_rows(shape: Shape, threads: int, rounds: int, seconds: float) -> Iterat
     """All contenders in one race, first forward, then with backward; each with its floors. And the rates behind those."""
     contenders, moved = scan_contenders(shape), scan_moves("longhorn", False, shape)
     others = rate_contenders(moved, threads, list(STEPS.values()))
-    with Race({", ".join(key): make for key, make in contenders.items()} | others, threads) as race:
+    # Slow ones first, then the kernels, plainer ones ahead, then the best rate: no scan is far from its floor in time.
+    order = sorted(contenders, key=lambda key: (key[1].startswith("cpu"), key[1] == "cpu"))
+    turns = {", ".join(key): contenders[key] for key in order} | dict(reversed(others.items()))
+    with Race(turns, threads) as race:
         for train, step in STEPS.items():
             found, rows = race.run(step, rounds, seconds), []
             now = rates({name: found.pop(name) for name in others}, moved, threads)
