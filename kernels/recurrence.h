@@ -45,12 +45,14 @@ template <class T> VL_INLINE const T *read_again(const T *p) {
 template <class T, int NS> struct Recurrence {
   typedef Vector<T> V;
 
-  template <int RULE> VL_INLINE void step(V *s, V e, V x, const T *k, const V *A, int n_states, V *decay, V *error) {
+  // One step. For the exact rule it gives, of the states before, y = s.q of the step before, where that is asked for.
+  template <int RULE> VL_INLINE void step(V *s, V e, V x, const T *k, const V *A, int n_states, V *decay, V *error, V *y, const T *q) {
     if (RULE == VL_LONGHORN) {
       VL_UNROLL for (int n = 0; n < n_states; n++) s[n] += (e * k[n]) * (x - s[n] * k[n]);
     } else if (RULE == VL_LONGHORN_EXACT) {
       V p[4] = {x, V{}, V{}, V{}};  // four sums hide the latency of the additions
       VL_UNROLL for (int n = 0; n < n_states; n++) p[n & 3] -= s[n] * k[n];
+      if (y) *y = read(s, q, n_states);  // here, where it fills the wait for the sums
       const V miss = (p[0] + p[1]) + (p[2] + p[3]), u = e * miss;
       if (error) *error = miss;
       k = read_again(k);
@@ -66,9 +68,9 @@ template <class T, int NS> struct Recurrence {
   }
 
   VL_INLINE V read(const V *s, const T *q, int n_states) {
-    V y[2] = {V{}, V{}};
-    VL_UNROLL for (int n = 0; n < n_states; n++) y[n & 1] += s[n] * q[n];
-    return y[0] + y[1];
+    V y[4] = {};
+    VL_UNROLL for (int n = 0; n < n_states; n++) y[n & 3] += s[n] * q[n];
+    return (y[0] + y[1]) + (y[2] + y[3]);
   }
 
   // Takes the states `s` over the steps and gives y = s.q; with a trace, what backward needs of them.
@@ -80,9 +82,12 @@ template <class T, int NS> struct Recurrence {
       if (TRACE) {
         VL_UNROLL for (int n = 0; n < n_states; n++) trace.states[at + n] = s[n];
       }
-      step<RULE>(s, e[i].value, x[i], keys.k + at, A, n_states, TRACE ? trace.decay + at : nullptr, TRACE ? trace.error + i : nullptr);
-      y[i] = read(s, keys.q + at, n_states);
+      const bool late = RULE == VL_LONGHORN_EXACT, before = late && i > 0;
+      step<RULE>(s, e[i].value, x[i], keys.k + at, A, n_states, TRACE ? trace.decay + at : nullptr, TRACE ? trace.error + i : nullptr,
+                 before ? y + i - 1 : nullptr, before ? keys.q + at - n_states : nullptr);
+      if (!late) y[i] = read(s, keys.q + at, n_states);
     }
+    if (RULE == VL_LONGHORN_EXACT) y[steps - 1] = read(s, keys.q + (steps - 1) * n_states, n_states);
     if (TRACE) {
       VL_UNROLL for (int n = 0; n < n_states; n++) trace.states[steps * n_states + n] = s[n];
     }
@@ -118,10 +123,12 @@ template <class T, int NS> struct Recurrence {
         }
         de = x_i * along - recalled;
       } else if (RULE == VL_LONGHORN_EXACT) {
+        V sum[4] = {};  // as above
         VL_UNROLL for (int n = 0; n < n_states; n++) {
           G[n] += dy_i * q[n];
-          along += G[n] * k[n];
+          sum[n & 3] += G[n] * k[n];
         }
+        along = (sum[0] + sum[1]) + (sum[2] + sum[3]);
         const V error = trace.error[i], update = value * error, back = value * along;
         de = along * error;
         VL_UNROLL for (int n = 0; n < n_states; n++) {
