@@ -91,26 +91,29 @@ template <class T, int NS> struct Recurrence {
   // Takes G, the gradient of the states after the steps, to that of the states before. Gives the gradients of x and dt in
   // place of dy, and adds to those of k, q and |k|^2 (over steps) and of A.
   struct Sums {
-    V *dk, *dq, *norm;  // [step][n], [step][n], [step]
+    V *dk, *dq, *norm;  // [step][n], [step][n] and a row before them that nobody reads, [step]
     V *dA;              // [n]
   };
   template <int RULE>
   VL_INLINE void retreat(V *G, V *dx, V *ddt, const V *x, const V *dy, const Gate<T> *e, const Keys<T> &keys, const V *A,
                          int64_t steps, int n_states, const Trace<T> &trace, const Sums &sums) {
+    // q's gradient meets the state after its step, which is the one before the next: there it is at hand.
+    VL_UNROLL for (int n = 0; n < n_states; n++)
+      sums.dq[(steps - 1) * n_states + n] += trace.states[steps * n_states + n] * dy[steps - 1];
     for (int64_t i = steps - 1; i >= 0; i--) {
       const int64_t at = i * n_states;
-      const V *before = trace.states + at, *after = before + n_states, value = e[i].value, x_i = x[i], dy_i = dy[i];
+      const V *states = trace.states + at, value = e[i].value, x_i = x[i], dy_i = dy[i], dy_before = i > 0 ? dy[i - 1] : V{};
       const T *k = keys.k + at, *q = keys.q + at;
-      V *dk = sums.dk + at, *dq = sums.dq + at, along{}, de;  // along: G.k
-      VL_UNROLL for (int n = 0; n < n_states; n++) dq[n] += after[n] * dy_i;
+      V *dk = sums.dk + at, *dq = sums.dq + at - n_states, along{}, de;  // along: G.k
       if (RULE == VL_LONGHORN) {
         const T *k2 = keys.k2 + at, *two_k = keys.two_k + at;
         V recalled{};
         VL_UNROLL for (int n = 0; n < n_states; n++) {
-          const V grad = G[n] + dy_i * q[n], weighted = value * grad;
+          const V before = states[n], grad = G[n] + dy_i * q[n], weighted = value * grad;
+          dq[n] += before * dy_before;
           along += grad * k[n];
-          recalled += (grad * before[n]) * k2[n];
-          dk[n] += weighted * (x_i - before[n] * two_k[n]);
+          recalled += (grad * before) * k2[n];
+          dk[n] += weighted * (x_i - before * two_k[n]);
           G[n] = grad - weighted * k2[n];
         }
         de = x_i * along - recalled;
@@ -122,14 +125,17 @@ template <class T, int NS> struct Recurrence {
         const V error = trace.error[i], update = value * error, back = value * along;
         de = along * error;
         VL_UNROLL for (int n = 0; n < n_states; n++) {
-          dk[n] += G[n] * update - before[n] * back;
+          const V before = states[n];
+          dq[n] += before * dy_before;
+          dk[n] += G[n] * update - before * back;
           G[n] -= back * k[n];
         }
       } else {
         const V ex = value * x_i, *decay = trace.decay + at;
         V through_decay{};
         VL_UNROLL for (int n = 0; n < n_states; n++) {
-          const V grad = G[n] + dy_i * q[n], kept = grad * decay[n], d_log = kept * before[n];
+          const V before = states[n], grad = G[n] + dy_i * q[n], kept = grad * decay[n], d_log = kept * before;
+          dq[n] += before * dy_before;
           along += grad * k[n];
           through_decay += d_log * A[n];
           sums.dA[n] += d_log * value;

@@ -69,7 +69,7 @@ template <class T, int NS> struct Scan {
       if (!backward) return;
       dx = c.next<V>(C), dy = c.next<V>(C), ddt = c.next<V>(C), dD = c.next<V>(n_blocks), dbias = c.next<V>(n_blocks);
       dA = c.next<V>(n_blocks * n), trace = {c.next<V>((C + 1) * n), c.next<V>(C * n), c.next<V>(C)};
-      sums = {c.next<V>(C * n), c.next<V>(C * n), c.next<V>(C), dA};
+      sums = {c.next<V>(C * n), c.next<V>((C + 1) * n) + n, c.next<V>(C), dA};
       if (mix) all_ddt = c.next<V>(n_blocks * projection.column), d_dt_proj = c.next<V>(n_blocks * rank());
     });
   }
@@ -110,21 +110,25 @@ template <class T, int NS> struct Scan {
     }
   }
 
-  // Values and gates of one vector of channels.
-  template <int RULE> VL_FLATTEN void load_values(const Span &s, int64_t block) {
+  // Values and gates of one vector of channels, and for backward the slopes of the gates.
+  template <int RULE, bool SLOPES> VL_FLATTEN void load_values(const Span &s, int64_t block) {
     const int64_t d = block * W;
     const int count = width(block);
     const V bias = parameter(a.dt_bias, s.group, block);
+    auto open = [&](int64_t i, V dt) __attribute__((always_inline)) {
+      const Gate<T> g = gate<T, RULE>(dt, keys.k_squared[i]);
+      gates[i].value = g.value;
+      if (SLOPES) gates[i].slope = g.slope;
+    };
     if (mix) {
       x = projection.u + (block - blocks.begin) * projection.column;
       for (int64_t i = 0; i < s.steps; i++) dt[i] = bias;
       combine<T>(dt, low, mix->rank, (const T *)mix->dt_proj + s.group * mix->rank * a.channels + d, a.channels, s.steps, mix->rank, count);
+      for (int64_t i = 0; i < s.steps; i++) open(i, dt[i]);
     } else {
       gather<T>(x, a.x, a.dtype, s, d, count);
-      gather<T>(dt, a.dt, a.dtype, s, d, count);
-      for (int64_t i = 0; i < s.steps; i++) dt[i] += bias;
+      for (int64_t i = 0; i < s.steps; i++) open(i, read_row<T>(a.dt, a.dtype, s, i, d, count) + bias);
     }
-    for (int64_t i = 0; i < s.steps; i++) gates[i] = gate<T, RULE>(dt[i], keys.k_squared[i]);
   }
 
   // Checkpoints of one (group, sequence, chunk, vector): n_states vectors side by side.
@@ -152,7 +156,7 @@ template <class T, int NS> struct Scan {
 
   template <int RULE> VL_FLATTEN void forward_block(const Span &s, int64_t block) {
     const int n_states = this->n_states;
-    load_values<RULE>(s, block);
+    load_values<RULE, false>(s, block);
     V *held = state + (block - blocks.begin) * n_states, h[MAX];
     VL_UNROLL for (int n = 0; n < n_states; n++) h[n] = held[n];
     if (a.checkpoints) {
@@ -169,7 +173,7 @@ template <class T, int NS> struct Scan {
     const T scale = a.mean ? T(1) / a.groups : T(1);
     const int64_t rows = (a.mean ? b : s.group * a.batch + b) * L;
     T *partial = (T *)(is_short(a.dtype) ? a.sums : a.y);  // where the directions before this one left their sum
-    if (a.z.data && last) gather<T>(dt, a.z, a.dtype, Span(0, s), d, count);  // the gates are done with dt's place
+    const Span shared(0, s);  // directions have one z
     for (int64_t i = 0; i < s.steps; i++) {
       const int64_t at = (rows + s.time(i)) * a.channels + d;
       V total = y[i] + D * x[i];
@@ -177,7 +181,10 @@ template <class T, int NS> struct Scan {
       prefetch<T, true>(last && first ? a.y : partial, at, last && first ? a.dtype : VL_FLOAT32);
       if (!last) { store(partial + at, total, count); continue; }
       total *= scale;
-      if (a.z.data) total *= dt[i] * sigmoid<T>(dt[i]);
+      if (a.z.data) {
+        const V z = read_row<T>(a.z, a.dtype, shared, i, d, count);
+        total *= z * sigmoid<T>(z);
+      }
       store_as<T>(a.y, at, a.dtype, total, count);
     }
   }
@@ -185,7 +192,7 @@ template <class T, int NS> struct Scan {
   template <int RULE> bool backward() {
     const int64_t n = (int)n_states;
     if (!take(true)) return false;
-    clear(sums.dk, C * n), clear(sums.dq, C * n), clear(sums.norm, C);  // `finish_keys` leaves them so
+    clear(sums.dk, C * n), clear(sums.dq - n, (C + 1) * n), clear(sums.norm, C);  // `finish_keys` leaves them so
     for (int64_t g = 0; g < a.groups; g++) {
       clear(state, n_blocks * n), clear(dD, n_blocks), clear(dbias, n_blocks), clear(dA, n_blocks * n);
       if (mix) projection.begin(g, true), clear(d_dt_proj, n_blocks * rank());
@@ -208,22 +215,21 @@ template <class T, int NS> struct Scan {
     const int n_states = this->n_states;
     const int64_t i_block = block - blocks.begin, d = block * W;
     const int count = width(block);
-    load_values<RULE>(s, block);
+    load_values<RULE, true>(s, block);
     V h[MAX];
     const T *p = checkpoint(s, block);
     VL_UNROLL for (int n = 0; n < n_states; n++) h[n] = load(p + n * W);
     R::template advance<RULE, true>(h, y, x, gates, keys, A + i_block * n_states, s.steps, n_states, trace);
 
-    gather<T>(dy, a.dy, a.dtype, s, d, count);
-    if (a.z.data) gather<T>(dt, a.z, a.dtype, Span(0, s), d, count);  // the gates are done with dt's place
+    const Span shared(0, s);  // directions have one z
     const V D = parameter(a.D, s.group, block);
     const T scale = a.mean ? T(1) / a.groups : T(1);
     for (int64_t i = 0; i < s.steps; i++) {
-      dy[i] *= scale;
+      dy[i] = read_row<T>(a.dy, a.dtype, s, i, d, count) * scale;
       if (a.z.data) {  // whose gradient needs a sum over directions, which dz's place holds until the last one
         const int64_t row = b * L + s.time(i), at = row * a.dz_step + d;
         T *partial = is_short(a.dtype) ? (T *)a.sums + at + a.dz_step - a.channels : (T *)a.dz + at;
-        const V z = dt[i], open = sigmoid<T>(z), gate = z * open;
+        const V z = read_row<T>(a.z, a.dtype, shared, i, d, count), open = sigmoid<T>(z), gate = z * open;
         V sum = y[i] + D * x[i];
         if (!a.mean) sum *= dy[i];  // under mean, dy is the same for all
         if (s.group > 0) sum += load(partial, count);

@@ -19,13 +19,18 @@ VL_INLINE int64_t offset(const VlInput &in, const Span &s, int64_t i) {
   return s.group * in.group + s.batch * in.batch + s.time(i) * in.step;
 }
 
+// The vector of channels at d of step i; the next vector is asked for.
+template <class T> VL_INLINE Vector<T> read_row(const VlInput &in, int type, const Span &s, int64_t i, int64_t d, int count) {
+  const int64_t at = offset(in, s, i) + d;
+  prefetch<T>(in.data, at, type);
+  return load_as<T>(in.data, at, type, count);
+}
+
 // The vector of channels at d of steps first + from, ..., first + to - 1; zeros before the first step of all.
 template <class T> VL_INLINE void gather(Vector<T> *out, const VlInput &in, int type, const Span &s, int64_t d, int count, int64_t from = 0) {
   for (int64_t i = from; i < s.steps; i++) {
-    const int64_t at = offset(in, s, i) + d;
-    if (s.first + i < 0) { out[i - from] = Vector<T>{}; continue; }
-    out[i - from] = load_as<T>(in.data, at, type, count);
-    prefetch<T>(in.data, at, type);
+    if (s.first + i < 0) out[i - from] = Vector<T>{};
+    else out[i - from] = read_row<T>(in, type, s, i, d, count);
   }
 }
 

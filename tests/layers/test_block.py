@@ -41,3 +41,38 @@ def test_drop_path_skips_the_branch_of_whole_samples_and_rescales_the_rest():
     assert 16 < kept.sum() < 48
     assert torch.allclose(scale[kept], torch.tensor(2.0), atol=1e-2)
     assert torch.equal(scale[~kept], torch.zeros_like(scale[~kept]))
+
+
+def test_a_block_is_its_parts_bit_for_bit():
+    """The mixer norms its tokens itself where nobody looks at the norm; values and gradients are the same."""
+    block, x = Block(24), torch.randn(2, 7, 24)
+    leaves = [x.requires_grad_(), *block.parameters()]
+    results = [
+        [y, *torch.autograd.grad(y.square().sum(), leaves)] for y in (block(x), x + block.mixer(block.norm(x)))
+    ]
+    assert all(map(torch.equal, *results))
+
+
+@pytest.mark.parametrize("part", ["norm", "mixer", "mixer.in_proj", "mixer.out_proj"])
+def test_hooks_see_and_change_what_a_part_takes_and_gives(part):
+    block, x = Block(24), torch.randn(2, 7, 24)
+    before, seen = block(x), []
+    expected = dict(norm=x, mixer=block.norm(x)).get(part)
+
+    def double(module, inputs, output):
+        seen.append(inputs)
+        return 2 * output
+
+    handle = block.get_submodule(part).register_forward_hook(double)
+    after = block(x)
+    [inputs] = seen
+    assert len(inputs) == 1 and (expected is None or torch.equal(inputs[0], expected)) and not torch.equal(after, before)
+    handle.remove()
+    assert torch.equal(block(x), before)
+    block.get_submodule(part).register_forward_pre_hook(lambda module, inputs: (2 * inputs[0],))
+    assert part == "norm" or not torch.equal(block(x), before)
+
+
+def test_a_norm_of_another_kind_is_called():
+    block, x = Block(24, norm_layer=torch.nn.LayerNorm), torch.randn(2, 7, 24)
+    assert torch.equal(block(x), x + block.mixer(torch.nn.functional.layer_norm(x, (24,))))

@@ -5,10 +5,11 @@ What the mixer does inside is its own affair; the embedding and the final norm b
 
 from typing import Any, Callable
 
+import torch
 from timm.layers import DropPath
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 
-from .mixer import Mixer
+from .mixer import Mixer, is_plain
 from .norm import RMSNorm
 
 
@@ -53,4 +54,16 @@ class Block(nn.Module):
         Returns:
             The stream with the branch added, same shape and type.
         """
-        return x + self.drop_path(self.mixer(self.norm(x.to(self.mixer.D.dtype))))
+        tokens = x.to(self.mixer.D.dtype)
+        if torch.jit.is_scripting():
+            branch = self.mixer(self.norm(tokens))
+        elif isinstance(x, fx.Proxy) or not self._is_plain():  # a traced graph names the norm
+            branch = self.mixer(self.norm(tokens))
+        else:
+            branch = self.mixer(tokens, self.norm.weight, self.norm.eps)
+        return x + self.drop_path(branch)
+
+    @torch.jit.unused
+    def _is_plain(self) -> bool:
+        """Whether the mixer may norm its tokens itself."""
+        return is_plain(self.norm, RMSNorm) and is_plain(self.mixer, Mixer) and not self.norm.portable

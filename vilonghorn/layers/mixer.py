@@ -12,7 +12,7 @@ import torch
 from timm.layers import is_exportable, register_notrace_function
 from torch import Tensor, fx, nn
 
-from ..ops import project
+from ..ops import project, project_normed, rms_norm
 from ..ops.arguments import RULES, direction_flags
 from .forms import NORM_EPS, mix_form
 from .norm import RMSNorm, widen
@@ -143,10 +143,12 @@ class Mixer(nn.Module):
         step = step.clamp(min=DT_FLOOR)
         self.dt_bias.copy_(step + torch.log(-torch.expm1(-step)))  # the inverse of softplus
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, norm_weight: Optional[Tensor] = None, norm_eps: float = 1e-5) -> Tensor:
         """
         Args:
             x: tokens, (B, L, dim).
+            norm_weight: of an RMSNorm of x, (dim,), and `norm_eps` what that adds to the mean square. Default: none. Given
+                here rather than applied to x, it saves the memory of normed tokens in training. TorchScript takes none.
 
         Returns:
             Mixed tokens, (B, L, dim).
@@ -163,12 +165,20 @@ class Mixer(nn.Module):
                 norms.append(norm.weight)
         out_proj: Optional[Tensor] = None
         if torch.jit.is_scripting():
+            assert norm_weight is None, "in TorchScript, norm the tokens before"
             xz = self.in_proj(x)
         else:
             # a traced graph names the module, and torch's operators alone are those of `portable`
-            named = isinstance(x, fx.Proxy) or self.portable or not _is_plain(self.in_proj)
-            xz = self.in_proj(x) if named else project(x, self.in_proj.weight)
-            if _is_plain(self.out_proj):
+            named = isinstance(x, fx.Proxy) or self.portable or not _has_weight_alone(self.in_proj)
+            if named and norm_weight is not None:
+                x, norm_weight = rms_norm(x, norm_weight, norm_eps), None
+            if named:
+                xz = self.in_proj(x)
+            elif norm_weight is None:
+                xz = project(x, self.in_proj.weight)
+            else:
+                xz = project_normed(x, norm_weight, norm_eps, self.in_proj.weight)
+            if _has_weight_alone(self.out_proj):
                 out_proj = self.out_proj.weight
         y = mix_form(
             xz,
@@ -195,7 +205,13 @@ class Mixer(nn.Module):
 
 
 @register_notrace_function
-def _is_plain(module: nn.Module) -> bool:
-    """Whether only the module's weight matters: an adapter, a hook or a quantised layer in its place must be called."""
+def _has_weight_alone(module: nn.Module) -> bool:
+    """Whether only the module's weight matters."""
+    return is_plain(module, nn.Linear) and module.bias is None
+
+
+@register_notrace_function
+def is_plain(module: nn.Module, kind: type) -> bool:
+    """Whether a module is what it seems: an adapter, a hook or a quantised layer in its place must be called."""
     hooks = (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks)
-    return type(module) is nn.Linear and module.bias is None and not any(hooks)
+    return type(module) is kind and not any(hooks)

@@ -6,6 +6,6 @@ from .dispatch import backends
 from .mix import mix
 from .norm import rms_norm
 from .operator import scan
-from .project import project
+from .project import project, project_normed
 
-__all__ = ["backends", "conv_silu", "flops", "mix", "project", "rms_norm", "scan"]
+__all__ = ["backends", "conv_silu", "flops", "mix", "project", "project_normed", "rms_norm", "scan"]

@@ -8,7 +8,7 @@ from torch import Tensor
 from .abi import Call, Conv, Input, Mix, Norm, Scan, summed
 from .arguments import RULES, MixArguments
 from .native import CHUNK, LANES, add_up, library, run, share
-from .project import product, weight_gradient
+from .products import product, weight_gradient
 
 GRAIN = 8192  # numbers that a thread should have for its share of a norm
 

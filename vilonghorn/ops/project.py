@@ -1,10 +1,6 @@
-"""Linear projections of tokens, which on x86 processors the tiles of `kernels/matmul_cpu.cpp` do faster than the BLAS behind
-torch's own. Only float32 is taken from torch."""
+"""Linear projections of tokens, with autograd, by `products`; and those of normed tokens."""
 
 from __future__ import annotations
-
-import platform
-from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
@@ -13,62 +9,9 @@ from torch import Tensor
 from torch._C import _are_functorch_transforms_active as functorch_is_active
 from torch.autograd.function import once_differentiable
 
-from . import native
 from .arguments import autocast_dtype
-
-X86 = platform.machine().lower() in ("x86_64", "amd64")
-
-
-def product(x: Tensor, weight: Tensor) -> Tensor:
-    """x weight^T, for kernels: without autograd, and out of sight of torch's tools.
-
-    Args:
-        x: (..., K), any strides.
-        weight: (N, K), of x's dtype, any strides.
-
-    Returns:
-        (..., N).
-    """
-    return _tiled(_multiply, x, weight) if _is_for_tiles(x, weight) else F.linear(x, weight)
-
-
-def weight_gradient(dy: Tensor, x: Tensor) -> Tensor:
-    """The gradient (N, K) of `product`'s weight, from that of its result (..., N) and x (..., K)."""
-    dy, x = dy.flatten(0, -2).t(), x.flatten(0, -2)
-    return _multiply(dy, x) if _is_for_tiles(dy, x.t()) else dy @ x
-
-
-def _is_for_tiles(x: Tensor, weight: Tensor) -> bool:
-    return (
-        X86
-        and native.library is not None
-        and x.device.type == weight.device.type == "cpu"
-        and x.dtype == weight.dtype == torch.float32
-        and x.dim() > 1
-        and weight.dim() == 2
-        and x.shape[-1] == weight.shape[-1]
-        and x.numel() * weight.numel() > 0
-    )
-
-
-def _multiply(a: Tensor, b: Tensor) -> Tensor:
-    return native.matmul(a if 1 in a.stride() else a.contiguous(), b if 1 in b.stride() else b.contiguous())
-
-
-torch.library.define("vilonghorn::matmul", "(Tensor a, Tensor b) -> Tensor")  # the same, where torch's tools see it
-torch.library.impl("vilonghorn::matmul", "CPU")(_multiply)
-
-
-@torch.library.register_fake("vilonghorn::matmul")
-def _(a, b):
-    return a.new_empty(a.shape[0], b.shape[1])
-
-
-_matmul = torch.ops.vilonghorn.matmul.default
-
-
-def _tiled(multiply: Callable[[Tensor, Tensor], Tensor], x: Tensor, weight: Tensor) -> Tensor:
-    return multiply(x.flatten(0, -2), weight.t()).view(*x.shape[:-1], weight.shape[0])
+from .norm import _rms_norm, _rms_norm_backward, rms_norm
+from .products import is_for_tiles, matmul, tiled
 
 
 class _Project(torch.autograd.Function):
@@ -77,14 +20,14 @@ class _Project(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x, weight):
         ctx.save_for_backward(x, weight)
-        return _tiled(_matmul, x, weight)
+        return tiled(matmul, x, weight)
 
     @staticmethod
     @once_differentiable
     def backward(ctx, dy):
         x, weight = ctx.saved_tensors
-        dx = _tiled(_matmul, dy, weight.t()) if ctx.needs_input_grad[0] else None
-        return dx, _matmul(dy.flatten(0, -2).t(), x.flatten(0, -2)) if ctx.needs_input_grad[1] else None
+        dx = tiled(matmul, dy, weight.t()) if ctx.needs_input_grad[0] else None
+        return dx, matmul(dy.flatten(0, -2).t(), x.flatten(0, -2)) if ctx.needs_input_grad[1] else None
 
 
 def project(x: Tensor, weight: Tensor) -> Tensor:
@@ -98,7 +41,53 @@ def project(x: Tensor, weight: Tensor) -> Tensor:
     Returns:
         (..., N), of x's dtype (of the autocast dtype under autocast).
     """
+    return _Project.apply(x, weight) if _is_ours(x, weight) else F.linear(x, weight)
+
+
+class _ProjectNormed(torch.autograd.Function):
+    """Of what is for tiles. The normed tokens are made again in backward."""
+
+    @staticmethod
+    def forward(ctx, x, norm_weight, eps, weight):
+        normed, scale = _rms_norm(x, norm_weight, eps)
+        ctx.save_for_backward(x, norm_weight, scale, weight)
+        ctx.eps = eps
+        return tiled(matmul, normed, weight)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, dy):
+        x, norm_weight, scale, weight = ctx.saved_tensors
+        dx = dnorm_weight = dweight = None
+        if ctx.needs_input_grad[0] or ctx.needs_input_grad[1]:
+            dx, dnorm_weight = _rms_norm_backward(tiled(matmul, dy, weight.t()), scale, x, norm_weight)
+        if ctx.needs_input_grad[3]:
+            normed, _ = _rms_norm(x, norm_weight, ctx.eps)
+            dweight = matmul(dy.flatten(0, -2).t(), normed.flatten(0, -2))
+        return dx, dnorm_weight, None, dweight
+
+
+def project_normed(x: Tensor, norm_weight: Tensor, eps: float, weight: Tensor) -> Tensor:
+    """`project`(`rms_norm`(x, norm_weight, eps), weight), which does not keep the normed tokens for backward.
+
+    Args:
+        x: (..., K).
+        norm_weight: (K,).
+        eps: added to the mean square.
+        weight: (N, K).
+
+    Returns:
+        (..., N), as `project`.
+
+    Raises:
+        ValueError, TypeError: as `rms_norm`.
+    """
+    if _is_ours(x, weight) and norm_weight.shape == x.shape[-1:] and norm_weight.dtype == x.dtype:
+        return _ProjectNormed.apply(x, norm_weight, eps, weight)
+    return project(rms_norm(x, norm_weight, eps), weight)
+
+
+def _is_ours(x: Tensor, weight: Tensor) -> bool:
+    """Whether the tiles may do it: where nobody looks into the graph, and no autocast chooses the dtype."""
     seen = torch.compiler.is_compiling() or torch.jit.is_tracing() or is_exportable() or functorch_is_active()
-    if seen or autocast_dtype(x) is not None or not _is_for_tiles(x, weight):
-        return F.linear(x, weight)
-    return _Project.apply(x, weight)
+    return not seen and autocast_dtype(x) is None and is_for_tiles(x, weight)
