@@ -101,8 +101,8 @@ def check(args: ScanArguments) -> None:
         ValueError: an unknown rule or reduction, a shape that does not fit, a missing or superfluous `A`, mixed devices.
         TypeError: a missing tensor, a dtype outside float32, bfloat16, float16 and float64, or activations of mixed dtypes.
     """
-    for name in ("x", "dt", "k", "q"):  # the dispatcher lets None through
-        if getattr(args, name) is None:
+    for name, tensor in zip(args._fields, args[:4]):  # the dispatcher lets None through
+        if tensor is None:
             raise TypeError(f"scan: {name} is None, expected a tensor")
     if args.rule not in RULES:
         raise ValueError(f"scan: rule is {args.rule!r}, expected one of {', '.join(map(repr, RULES))}")
@@ -121,16 +121,18 @@ def check(args: ScanArguments) -> None:
         raise ValueError(f"scan: state size N is {N} (the last dimension of k), expected 1 to {MAX_STATE}")
     if G < 1 or len(args.reverse) != G:
         raise ValueError(f"scan: reverse has {len(args.reverse)} flags for {G} directions, expected one for each (G >= 1)")
-    expected = dict(dt=(G, B, L, D), k=(G, B, L, N), q=(G, B, L, N), z=(B, L, D), A=(G, D, N), D=(G, D), dt_bias=(G, D))
-    for name, tensor in args.tensors().items():
-        if name != "x" and tuple(tensor.shape) != expected[name]:
+    expected = ((G, B, L, D), (G, B, L, D), (G, B, L, N), (G, B, L, N), (B, L, D), (G, D, N), (G, D), (G, D))
+    device, dtype = args.x.device, args.x.dtype
+    for name, tensor, shape in zip(args._fields, args, expected):
+        if tensor is None:
+            continue
+        if tuple(tensor.shape) != shape:
             raise ValueError(
-                f"scan: {name} has shape {tuple(tensor.shape)}, expected {expected[name]} "
-                f"to go with x {tuple(args.x.shape)} and N = {N}"
+                f"scan: {name} has shape {tuple(tensor.shape)}, expected {shape} to go with x {(G, B, L, D)} and N = {N}"
             )
-        if tensor.device != args.x.device:
-            raise ValueError(f"scan: {name} is on {tensor.device} but x is on {args.x.device}; move them to one device")
+        if tensor.device != device:
+            raise ValueError(f"scan: {name} is on {tensor.device} but x is on {device}; move them to one device")
         if tensor.dtype not in DTYPES:
             raise TypeError(f"scan: {name} is {tensor.dtype}, expected one of {', '.join(map(str, DTYPES))}")
-        if name in ("dt", "k", "q", "z") and tensor.dtype != args.x.dtype:
-            raise TypeError(f"scan: {name} is {tensor.dtype} but x is {args.x.dtype}; x, dt, k, q and z share one dtype")
+        if tensor.dtype != dtype and name in ("dt", "k", "q", "z"):
+            raise TypeError(f"scan: {name} is {tensor.dtype} but x is {dtype}; x, dt, k, q and z share one dtype")

@@ -61,7 +61,7 @@ def differentiate(op: OpOverload, gradient: OpOverload) -> None:
         if dy is None:
             return (None,) * len(arguments)
         saved = ctx.saved_tensors  # read once: non-reentrant checkpointing recomputes at each read
-        present = iter(gradient(dy, *saved, *ctx.options))
+        present = iter(run_gradient(dy, *saved, *ctx.options))
         grads = [None if t is None else next(present) for t in saved[others:]]
         return (*grads, *(None,) * (len(arguments) - tensors))
 
@@ -72,19 +72,22 @@ def differentiate(op: OpOverload, gradient: OpOverload) -> None:
     def gradient_backward(ctx, *_):
         raise RuntimeError(f"{gradient} has no derivative: vilonghorn's operators can be differentiated once only")
 
-    _register(op, forward, backward)
-    _register(gradient, gradient_forward, gradient_backward)
+    _register(op, tensors, forward, backward)
+    run_gradient = _register(gradient, 1 + others + tensors, gradient_forward, gradient_backward)
 
 
-def _register(op: OpOverload, forward: Callable, backward: Callable) -> None:
+def _register(op: OpOverload, tensors: int, forward: Callable, backward: Callable) -> Callable:
+    """Gives the operator, which begins with so many tensors, an autograd function, and returns what decides whether that
+    is needed."""
     methods = dict(forward=staticmethod(forward), backward=staticmethod(backward))
     function = type(op._schema.name.split("::")[1], (Function,), methods)
 
     def run(*args):
-        wanted = torch.is_grad_enabled() and any(isinstance(arg, Tensor) and arg.requires_grad for arg in args)
+        wanted = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in args[:tensors])
         if wanted or forward_ad._current_level >= 0:  # forward derivatives, which the function then refuses
             return function.apply(*args)
         with below_autograd():
             return op(*args)
 
     torch.library.impl(op._schema.name, "Autograd")(run)
+    return run
