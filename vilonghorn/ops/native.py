@@ -6,6 +6,7 @@ The structs that it passes are in `abi`; the library knows nothing of torch.
 from __future__ import annotations
 
 import ctypes
+import math
 
 import torch
 from torch import Tensor
@@ -113,10 +114,11 @@ def add_up(call: Call, meet: bool, results: int = 1) -> None:
 
 
 def share(call: Call, jobs: int, channels: int) -> None:
-    """Sequences share the work; where they are too few to keep the threads evenly busy, so do parts of the channels."""
+    """Sequences share the work; where they are too few to keep the threads evenly busy, so do parts of the channels: as few
+    as will do, for each part adds up gradients of keys and queries for itself."""
     threads = torch.get_num_threads()
     lanes = LANES // 2 if call.dtype == torch.float64 else LANES
-    wanted = 1 if jobs and jobs % threads == 0 else -(-4 * threads // max(jobs, 1))
+    wanted = 1 if jobs >= 4 * threads else threads // math.gcd(jobs, threads)
     call.struct.threads, call.struct.parts = threads, max(1, min(wanted, -(-channels // lanes)))
 
 

@@ -115,6 +115,7 @@ class Bench:
     def _models_on_cpu(self) -> None:
         options = self.options
         self.report["models"] = []
+        self._growth_on_cpu()
         for family, size in bench_cpu.model_cells(options.size, options.quick):
             if not self._in_time(f"{family[0]} and its like, {size} px"):
                 continue
@@ -125,12 +126,10 @@ class Bench:
                 bench_cpu.print_models(rows)
                 self.save()
 
-        self._growth_on_cpu()
-
     def _growth_on_cpu(self) -> None:
         options = self.options
         self.report["growth"] = []
-        if options.quick or options.size or not self._in_time("growth"):
+        if options.quick or not self._in_time("growth"):
             return
         for rows in bench_cpu.growth_rows(options.threads, options.rounds, options.seconds):
             self.report["growth"] += rows
