@@ -16,7 +16,7 @@ constexpr int ROWS = 8;  // the tile fills 32 registers
 constexpr int ROWS = 4;  // or 16
 #endif
 constexpr int64_t DEPTH = VL_MATMUL_DEPTH;  // of a panel, which then stays in the second cache
-constexpr int64_t STRIDE = DEPTH * ROWS + 16;
+constexpr int64_t STRIDE = DEPTH * ROWS + 16;  // of packed rows of a: a line more than they fill, or all would share one place of the cache
 constexpr int AHEAD = 16;  // steps of the depth between asking for memory and packing it
 
 VL_INLINE int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }

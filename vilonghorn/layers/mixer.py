@@ -170,10 +170,8 @@ class Mixer(nn.Module):
         else:
             # a traced graph names the module, and torch's operators alone are those of `portable`
             named = isinstance(x, fx.Proxy) or self.portable or not _has_weight_alone(self.in_proj)
-            if named and norm_weight is not None:
-                x, norm_weight = rms_norm(x, norm_weight, norm_eps), None
             if named:
-                xz = self.in_proj(x)
+                xz = self.in_proj(x if norm_weight is None else rms_norm(x, norm_weight, norm_eps))
             elif norm_weight is None:
                 xz = project(x, self.in_proj.weight)
             else:
