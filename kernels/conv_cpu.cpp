@@ -25,7 +25,7 @@ template <class T> struct Conv {
           const Span s(g, b, a.length, kChunk, c, a.reverse[g]);
           gather<T>(window, a.x, a.dtype, s, d, count, 1 - a.taps);
           convolve<T>(y, window, taps, a.taps, s.steps);
-          silu<T>(y, s.steps);
+          silu<T>(y, nullptr, s.steps, [&](int i) { return y[i]; });
           for (int64_t i = 0; i < s.steps; i++)
             store_as<T>(a.y, ((g * a.batch + b) * a.length + s.time(i)) * a.channels + d, a.dtype, y[i], count);
         }
@@ -37,7 +37,7 @@ template <class T> struct Conv {
   static bool backward(const VlConv &a, int64_t job) {
     const int64_t b = job / a.parts, chunks = (a.length + kChunk - 1) / kChunk;
     const Blocks blocks(a.channels, W, a.parts, job % a.parts);
-    V *total = (V *)scratch.take(sizeof(V) * (a.length + 1)), window[kChunk + kMaxTaps], v[kChunk], dv[kChunk + kMaxTaps], dx[kChunk];
+    V *total = (V *)scratch.take(sizeof(V) * (a.length + 1)), window[kChunk + kMaxTaps], v[kChunk], slope[kChunk], dv[kChunk + kMaxTaps], dx[kChunk];
     if (!total) return false;
     for (int64_t block = blocks.begin; block < blocks.end; block++) {
       const int64_t d = block * W;
@@ -53,10 +53,8 @@ template <class T> struct Conv {
           gather<T>(window, a.x, a.dtype, s, d, count, 1 - a.taps);
           convolve<T>(v, window, taps, a.taps, s.steps);
           gather<T>(dv, a.dy, a.dtype, s, d, count);
-          for (int64_t i = 0; i < s.steps; i++) {
-            const V open = sigmoid<T>(v[i]);
-            dv[i] *= open * (T(1) + v[i] * (T(1) - open));
-          }
+          silu<T>(v, slope, s.steps, [&](int i) { return v[i]; });
+          for (int64_t i = 0; i < s.steps; i++) dv[i] *= slope[i];
           for (int64_t j = 0; j + 1 < a.taps; j++) dv[s.steps + j] = after[j];
           convolve_backward<T>(dx, sums, dv, window, taps, a.taps, s.steps);
           for (int64_t j = 0; j + 1 < a.taps; j++) after[j] = dv[j];

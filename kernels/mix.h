@@ -61,11 +61,7 @@ template <class T> struct Projection {
       V *v = u + i_block * column;
       gather<T>(window, a.x, a.dtype, s, block * W, width(block), 1 - taps);
       convolve<T>(v, window, weights[i_block], taps, s.steps);
-      for (int64_t i = 0; i < s.steps; i++) {
-        const V open = sigmoid<T>(v[i]);
-        if (backward) slope[i_block * column + i] = open + open * v[i] * (T(1) - open);
-        v[i] *= open;
-      }
+      silu<T>(v, backward ? slope + i_block * column : nullptr, s.steps, [&](int i) { return v[i]; });
     }
   }
 

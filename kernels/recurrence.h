@@ -12,14 +12,25 @@ template <class T> struct Gate {
   Vector<T> value, slope;  // the gate and its derivative with respect to dt
 };
 
+// The gates of steps with dt(i) and |k|^2, and their slopes where asked for.
 // longhorn: eps = 1 / (1 + |k|^2 + exp(-dt)), which is beta / (1 + beta |k|^2) without its cancellations
-template <class T, int RULE> VL_INLINE Gate<T> gate(Vector<T> dt, T k_squared) {
-  if (RULE == VL_MAMBA) {
-    const Vector<T> e = exp2v(dt * T(kLog2e)), linear = splat(T(1));
-    return {dt <= T(20) ? log1pv(e) : dt, dt > T(20) ? linear : e / (T(1) + e)};  // NaN stays NaN
-  }
-  const Vector<T> e = exp2v(dt * T(-kLog2e)), value = T(1) / (e + (T(1) + k_squared));
-  return {value, value * (value * e)};
+template <class T, int RULE, bool SLOPE, class Read> VL_INLINE void open_gates(Gate<T> *gates, const T *k_squared, int steps, Read dt) {
+  typedef Vector<T> V;
+  abreast(steps, [&](auto some, int i) __attribute__((always_inline)) {
+    constexpr int M = some.count;
+    V v[M], e[M];
+    VL_EACH v[m] = dt(i + m);
+    VL_EACH e[m] = v[m] * T(RULE == VL_MAMBA ? kLog2e : -kLog2e);
+    exp2v<M>(e);
+    if (RULE == VL_MAMBA) {  // NaN stays NaN
+      VL_EACH gates[i + m].value = v[m] <= T(20) ? log1pv(e[m]) : v[m];
+      if (SLOPE) VL_EACH gates[i + m].slope = v[m] > T(20) ? splat(T(1)) : e[m] / (T(1) + e[m]);
+    } else {
+      VL_EACH v[m] = T(1) / (e[m] + (T(1) + k_squared[i + m]));
+      VL_EACH gates[i + m].value = v[m];
+      if (SLOPE) VL_EACH gates[i + m].slope = v[m] * (v[m] * e[m]);
+    }
+  });
 }
 
 // What the steps of a chunk share among all channels.
@@ -59,11 +70,14 @@ template <class T, int NS> struct Recurrence {
       VL_UNROLL for (int n = 0; n < n_states; n++) s[n] += u * k[n];
     } else {
       const V ex = e * x;
-      VL_UNROLL for (int n = 0; n < n_states; n++) {
-        const V a = exp2v(e * A[n]);  // A is held in units of log2
-        if (decay) decay[n] = a;
-        s[n] = a * s[n] + ex * k[n];
-      }
+      abreast(n_states, [&](auto some, int n) __attribute__((always_inline)) {
+        constexpr int M = some.count;
+        V a[M];
+        VL_EACH a[m] = e * A[n + m];  // A is held in units of log2
+        exp2v<M>(a);
+        if (decay) VL_EACH decay[n + m] = a[m];
+        VL_EACH s[n + m] = a[m] * s[n + m] + ex * k[n + m];
+      });
     }
   }
 
@@ -77,17 +91,18 @@ template <class T, int NS> struct Recurrence {
   template <int RULE, bool TRACE>
   VL_INLINE void advance(V *s, V *y, const V *x, const Gate<T> *e, const Keys<T> &keys, const V *A, int64_t steps, int n_states,
                          const Trace<T> &trace) {
+    constexpr bool LATE = RULE == VL_LONGHORN_EXACT;  // y of a step is read in the next
     for (int64_t i = 0; i < steps; i++) {
       const int64_t at = i * n_states;
       if (TRACE) {
         VL_UNROLL for (int n = 0; n < n_states; n++) trace.states[at + n] = s[n];
       }
-      const bool late = RULE == VL_LONGHORN_EXACT, before = late && i > 0;
+      const bool before = LATE && i > 0;
       step<RULE>(s, e[i].value, x[i], keys.k + at, A, n_states, TRACE ? trace.decay + at : nullptr, TRACE ? trace.error + i : nullptr,
                  before ? y + i - 1 : nullptr, before ? keys.q + at - n_states : nullptr);
-      if (!late) y[i] = read(s, keys.q + at, n_states);
+      if (!LATE) y[i] = read(s, keys.q + at, n_states);
     }
-    if (RULE == VL_LONGHORN_EXACT) y[steps - 1] = read(s, keys.q + (steps - 1) * n_states, n_states);
+    if (LATE) y[steps - 1] = read(s, keys.q + (steps - 1) * n_states, n_states);
     if (TRACE) {
       VL_UNROLL for (int n = 0; n < n_states; n++) trace.states[steps * n_states + n] = s[n];
     }
@@ -123,7 +138,7 @@ template <class T, int NS> struct Recurrence {
         }
         de = x_i * along - recalled;
       } else if (RULE == VL_LONGHORN_EXACT) {
-        V sum[4] = {};  // as above
+        V sum[4] = {};  // hides their latency, as in a step
         VL_UNROLL for (int n = 0; n < n_states; n++) {
           G[n] += dy_i * q[n];
           sum[n & 3] += G[n] * k[n];

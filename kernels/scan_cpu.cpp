@@ -49,11 +49,11 @@ template <class T, int NS> struct Scan {
 
   // What a job works on. [block] counts the part's vectors of channels, [step] those of a chunk.
   V *state, *A;                      // [block][n]: the states, or their gradients
-  V *x, *y, *dt;                     // [step]
+  V *x, *y, *dt, *z;                 // [step]; z: after its SiLU, in the place of dt, which only gates read
   Gate<T> *gates;                    // [step]
   Keys<T> keys;
   T *low;                            // [step][rank]: the factor of dt that a mixer projects
-  V *dx, *dy, *ddt, *dD, *dbias, *dA;  // [step], [step], [step], [block], [block], [block][n]
+  V *dx, *dy, *ddt, *z_slope, *dD, *dbias, *dA;  // [step], [step], [step], [step], [block], [block], [block][n]
   Trace<T> trace;
   typename R::Sums sums;
   V *all_ddt, *d_dt_proj;            // of a mixer: [block][step], [block][rank]
@@ -63,11 +63,11 @@ template <class T, int NS> struct Scan {
     if (mix && !projection.take(backward)) return false;
     return scratch.carve([&](Carver &c) {
       state = c.next<V>(n_blocks * n), A = c.next<V>(n_blocks * n);
-      x = c.next<V>(C), y = c.next<V>(C), dt = c.next<V>(C), gates = c.next<Gate<T>>(C);
+      x = c.next<V>(C), y = c.next<V>(C), dt = c.next<V>(C), z = dt, gates = c.next<Gate<T>>(C);
       keys = {c.next<T>(C * n), c.next<T>(C * n), c.next<T>(C * n), c.next<T>(C * n), c.next<T>(C)};
       low = c.next<T>(C * rank());
       if (!backward) return;
-      dx = c.next<V>(C), dy = c.next<V>(C), ddt = c.next<V>(C), dD = c.next<V>(n_blocks), dbias = c.next<V>(n_blocks);
+      dx = c.next<V>(C), dy = c.next<V>(C), ddt = c.next<V>(C), z_slope = c.next<V>(C), dD = c.next<V>(n_blocks), dbias = c.next<V>(n_blocks);
       dA = c.next<V>(n_blocks * n), trace = {c.next<V>((C + 1) * n), c.next<V>(C * n), c.next<V>(C)};
       sums = {c.next<V>(C * n), c.next<V>((C + 1) * n) + n, c.next<V>(C), dA};
       if (mix) all_ddt = c.next<V>(n_blocks * projection.column), d_dt_proj = c.next<V>(n_blocks * rank());
@@ -115,19 +115,14 @@ template <class T, int NS> struct Scan {
     const int64_t d = block * W;
     const int count = width(block);
     const V bias = parameter(a.dt_bias, s.group, block);
-    auto open = [&](int64_t i, V dt) __attribute__((always_inline)) {
-      const Gate<T> g = gate<T, RULE>(dt, keys.k_squared[i]);
-      gates[i].value = g.value;
-      if (SLOPES) gates[i].slope = g.slope;
-    };
     if (mix) {
       x = projection.u + (block - blocks.begin) * projection.column;
       for (int64_t i = 0; i < s.steps; i++) dt[i] = bias;
       combine<T>(dt, low, mix->rank, (const T *)mix->dt_proj + s.group * mix->rank * a.channels + d, a.channels, s.steps, mix->rank, count);
-      for (int64_t i = 0; i < s.steps; i++) open(i, dt[i]);
+      open_gates<T, RULE, SLOPES>(gates, keys.k_squared, s.steps, [&](int i) { return dt[i]; });
     } else {
       gather<T>(x, a.x, a.dtype, s, d, count);
-      for (int64_t i = 0; i < s.steps; i++) open(i, read_row<T>(a.dt, a.dtype, s, i, d, count) + bias);
+      open_gates<T, RULE, SLOPES>(gates, keys.k_squared, s.steps, [&](int i) { return read_row<T>(a.dt, a.dtype, s, i, d, count) + bias; });
     }
   }
 
@@ -174,6 +169,8 @@ template <class T, int NS> struct Scan {
     const int64_t rows = (a.mean ? b : s.group * a.batch + b) * L;
     T *partial = (T *)(is_short(a.dtype) ? a.sums : a.y);  // where the directions before this one left their sum
     const Span shared(0, s);  // directions have one z
+    const bool gated = last && a.z.data;
+    if (gated) silu<T>(z, nullptr, s.steps, [&](int i) { return read_row<T>(a.z, a.dtype, shared, i, d, count); });
     for (int64_t i = 0; i < s.steps; i++) {
       const int64_t at = (rows + s.time(i)) * a.channels + d;
       V total = y[i] + D * x[i];
@@ -181,10 +178,7 @@ template <class T, int NS> struct Scan {
       prefetch<T, true>(last && first ? a.y : partial, at, last && first ? a.dtype : VL_FLOAT32);
       if (!last) { store(partial + at, total, count); continue; }
       total *= scale;
-      if (a.z.data) {
-        const V z = read_row<T>(a.z, a.dtype, shared, i, d, count);
-        total *= z * sigmoid<T>(z);
-      }
+      if (gated) total *= z[i];
       store_as<T>(a.y, at, a.dtype, total, count);
     }
   }
@@ -224,12 +218,12 @@ template <class T, int NS> struct Scan {
     const Span shared(0, s);  // directions have one z
     const V D = parameter(a.D, s.group, block);
     const T scale = a.mean ? T(1) / a.groups : T(1);
+    if (a.z.data) silu<T>(z, z_slope, s.steps, [&](int i) { return read_row<T>(a.z, a.dtype, shared, i, d, count); });
     for (int64_t i = 0; i < s.steps; i++) {
       dy[i] = read_row<T>(a.dy, a.dtype, s, i, d, count) * scale;
       if (a.z.data) {  // whose gradient needs a sum over directions, which dz's place holds until the last one
         const int64_t row = b * L + s.time(i), at = row * a.dz_step + d;
         T *partial = is_short(a.dtype) ? (T *)a.sums + at + a.dz_step - a.channels : (T *)a.dz + at;
-        const V z = read_row<T>(a.z, a.dtype, shared, i, d, count), open = sigmoid<T>(z), gate = z * open;
         V sum = y[i] + D * x[i];
         if (!a.mean) sum *= dy[i];  // under mean, dy is the same for all
         if (s.group > 0) sum += load(partial, count);
@@ -237,10 +231,10 @@ template <class T, int NS> struct Scan {
         if (s.group < a.groups - 1) {
           store(partial, sum, count);
         } else {
-          store_as<T>(a.dz, at, a.dtype, (a.mean ? dy[i] * sum : sum) * (open + gate * (T(1) - open)), count);
-          if (a.y) store((T *)a.y + row * a.channels + d, sum * scale * gate, count), prefetch<T, true>(a.y, row * a.channels + d, VL_FLOAT32);
+          store_as<T>(a.dz, at, a.dtype, (a.mean ? dy[i] * sum : sum) * z_slope[i], count);
+          if (a.y) store((T *)a.y + row * a.channels + d, sum * scale * z[i], count), prefetch<T, true>(a.y, row * a.channels + d, VL_FLOAT32);
         }
-        dy[i] *= gate;
+        dy[i] *= z[i];
       }
       dD[i_block] += dy[i] * x[i];
     }

@@ -104,35 +104,49 @@ template <class T> VL_INLINE void sums_across(const Vector<T> *v, int count, T *
   }
 }
 
-// 2^z up to 2^126, where it stays; relative error below 2e-7 for z >= -126. NaN gives NaN.
-VL_INLINE Vector<float> exp2v(Vector<float> z) {
+// An exponential is one chain of operations, each of which waits for the one before. So vectors go through it a few abreast,
+// operation by operation: `body(Abreast<M>, i)` does the M from the i-th on.
+constexpr int kAbreast = 4;  // hides an addition's latency
+template <int M> struct Abreast { static constexpr int count = M; };
+template <class Body> VL_INLINE void abreast(int count, Body body) {
+  int i = 0;
+  for (; i + kAbreast <= count; i += kAbreast) body(Abreast<kAbreast>{}, i);
+  for (; i < count; i++) body(Abreast<1>{}, i);
+}
+#define VL_EACH VL_UNROLL for (int m = 0; m < M; m++)
+
+// z <- 2^z up to 2^126, where it stays; relative error below 2e-7 for z >= -126. NaN gives NaN.
+template <int M> VL_INLINE void exp2v(Vector<float> *z) {
+  Vector<float> f[M], p[M];
 #ifdef __AVX512F__
-  z = (Vector<float>)_mm512_min_ps((__m512)splat(126.f), (__m512)z);  // gives z where that is NaN
-  const Vector<float> whole = (Vector<float>)_mm512_roundscale_ps((__m512)z, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
-  const Vector<float> f = z - whole;
+  __m512 whole[M];
+  VL_EACH z[m] = (Vector<float>)_mm512_min_ps((__m512)splat(126.f), (__m512)z[m]);  // gives z where that is NaN
+  VL_EACH whole[m] = _mm512_roundscale_ps((__m512)z[m], _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+  VL_EACH f[m] = z[m] - (Vector<float>)whole[m];
 #else
-  z = z < -126.f ? splat(-126.f) : z;
-  z = z > 126.f ? splat(126.f) : z;
-  const Bits<float> whole = __builtin_convertvector(z + (z < 0.f ? splat(-.5f) : splat(.5f)), Bits<float>);
-  const Vector<float> f = z - __builtin_convertvector(whole, Vector<float>);
+  Bits<float> whole[M];
+  VL_EACH z[m] = z[m] < -126.f ? splat(-126.f) : z[m];
+  VL_EACH z[m] = z[m] > 126.f ? splat(126.f) : z[m];
+  VL_EACH whole[m] = __builtin_convertvector(z[m] + (z[m] < 0.f ? splat(-.5f) : splat(.5f)), Bits<float>);
+  VL_EACH f[m] = z[m] - __builtin_convertvector(whole[m], Vector<float>);
 #endif
-  Vector<float> p = f * 1.535336188e-4f + 1.339887440e-3f;
-  p = p * f + 9.618437357e-3f;
-  p = p * f + 5.550332546e-2f;
-  p = p * f + 2.402264923e-1f;
-  p = p * f + 6.931472029e-1f;
-  p = p * f + 1.f;
+  VL_EACH p[m] = f[m] * 1.535336188e-4f + 1.339887440e-3f;
+  VL_EACH p[m] = p[m] * f[m] + 9.618437357e-3f;
+  VL_EACH p[m] = p[m] * f[m] + 5.550332546e-2f;
+  VL_EACH p[m] = p[m] * f[m] + 2.402264923e-1f;
+  VL_EACH p[m] = p[m] * f[m] + 6.931472029e-1f;
+  VL_EACH p[m] = p[m] * f[m] + 1.f;
 #ifdef __AVX512F__
-  return (Vector<float>)_mm512_scalef_ps((__m512)p, (__m512)whole);
+  VL_EACH z[m] = (Vector<float>)_mm512_scalef_ps((__m512)p[m], whole[m]);
 #else
-  return p * same_bits<Vector<float>>((whole + 127) << 23);
+  VL_EACH z[m] = p[m] * same_bits<Vector<float>>((whole[m] + 127) << 23);
 #endif
 }
-VL_INLINE Vector<double> exp2v(Vector<double> z) {
-  z = z < -1020. ? splat(-1020.) : z;  // comparisons let NaN through, fmin would not
-  z = z > 1020. ? splat(1020.) : z;
-  for (int c = 0; c < kLanes<double>; c++) z[c] = exp2(z[c]);
-  return z;
+template <int M> VL_INLINE void exp2v(Vector<double> *z) {
+  VL_EACH z[m] = z[m] < -1020. ? splat(-1020.) : z[m];  // comparisons let NaN through, fmin would not
+  VL_EACH z[m] = z[m] > 1020. ? splat(1020.) : z[m];
+  for (int m = 0; m < M; m++)
+    for (int c = 0; c < kLanes<double>; c++) z[m][c] = exp2(z[m][c]);
 }
 
 // log(1 + e) for 0 <= e <= 2^126; relative error below 3e-7, small e included. Not for NaN.
@@ -162,7 +176,20 @@ VL_INLINE Vector<double> log1pv(Vector<double> e) {
   return e;
 }
 
-template <class T> VL_INLINE Vector<T> sigmoid(Vector<T> z) { return T(1) / (T(1) + exp2v(z * T(-kLog2e))); }
+// value[i] = silu(z(i)), which may be in the same place, and if asked for slope[i] = silu'(z(i))
+template <class T, class Read> VL_INLINE void silu(Vector<T> *value, Vector<T> *slope, int count, Read z) {
+  abreast(count, [&](auto some, int i) __attribute__((always_inline)) {
+    constexpr int M = some.count;
+    Vector<T> v[M], open[M];
+    VL_EACH v[m] = z(i + m);
+    VL_EACH open[m] = v[m] * T(-kLog2e);
+    exp2v<M>(open);
+    VL_EACH open[m] = T(1) / (T(1) + open[m]);
+    VL_EACH v[m] *= open[m];
+    if (slope) VL_EACH slope[i + m] = open[m] + v[m] * (T(1) - open[m]);
+    VL_EACH value[i + m] = v[m];
+  });
+}
 
 // Hands out memory array by array; with no memory, it counts how much there must be. No array begins a power of two behind
 // another one: the same steps of both would compete for one place of the cache.

@@ -56,9 +56,6 @@ template <class T> VL_INLINE void convolve(Vector<T> *out, const Vector<T> *wind
   if (taps == 4) convolve_taps<T, 4>(out, window, t, taps, steps);
   else convolve_taps<T, 0>(out, window, t, taps, steps);
 }
-template <class T> VL_INLINE void silu(Vector<T> *v, int64_t steps) {
-  for (int64_t i = 0; i < steps; i++) v[i] *= sigmoid<T>(v[i]);
-}
 
 // Backward of silu(convolve(window)) over the chunks of a sequence from the last to the first. dv: the gradient of the
 // convolution's output at steps 0 .. steps + taps - 2, of which those beyond the chunk belong to the next; adds to dweight.
