@@ -18,7 +18,8 @@ namespace {
 #define VL_JOBS(level)                                                                                              \
   {scan_forward_job_##level, scan_backward_job_##level, conv_forward_job_##level, conv_backward_job_##level,        \
    project_job_##level,      mix_forward_job_##level,   mix_backward_job_##level, unproject_job_##level,              \
-   norm_forward_job_##level, norm_backward_job_##level, matmul_pack_job_##level,  matmul_job_##level}
+   norm_forward_job_##level, norm_backward_job_##level, sum_job_##level,          matmul_pack_job_##level, \
+   matmul_job_##level}
 #ifdef VILONGHORN_X86
 const Jobs kJobs[] = {VL_JOBS(v2), VL_JOBS(v3), VL_JOBS(v4)};
 int64_t (*const kMultiplyAdds[])(int64_t) = {multiply_adds_v2, multiply_adds_v3, multiply_adds_v4};
@@ -123,6 +124,7 @@ GompParallel gomp_parallel() {
 }
 
 int64_t jobs_of(const VlNorm &a) { return a.parts; }
+int64_t jobs_of(const VlSums &a) { return a.parts; }
 int64_t jobs_of(const VlMatmul &m) { return m.parts; }
 template <class Shape> int64_t jobs_of(const Shape &a) { return a.batch * a.parts; }
 
@@ -165,6 +167,7 @@ VL_EXPORT int vl_conv_forward(const VlConv *a, int level) { return run(*a, *a, l
 VL_EXPORT int vl_conv_backward(const VlConv *a, int level) { return run(*a, *a, level, &Jobs::conv_backward); }
 VL_EXPORT int vl_norm_forward(const VlNorm *a, int level) { return run(*a, *a, level, &Jobs::norm_forward); }
 VL_EXPORT int vl_norm_backward(const VlNorm *a, int level) { return run(*a, *a, level, &Jobs::norm_backward); }
+VL_EXPORT int vl_sum(const VlSums *a, int level) { return run(*a, *a, level, &Jobs::sum); }
 // A job that has all channels of its sequence projects them itself.
 VL_EXPORT int vl_mix_forward(const VlMix *a, int level) {
   const bool shared = a->scan.parts > 1;

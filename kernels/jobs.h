@@ -16,6 +16,7 @@ struct Jobs {  // each returns false when memory ran out
   bool (*unproject)(const VlMix &, int64_t job);  // after all of mix_backward
   bool (*norm_forward)(const VlNorm &, int64_t job);
   bool (*norm_backward)(const VlNorm &, int64_t job);
+  bool (*sum)(const VlSums &, int64_t job);
   bool (*matmul_pack)(const VlMatmul &, int64_t job);  // before all of matmul
   bool (*matmul)(const VlMatmul &, int64_t job);
 };
@@ -31,6 +32,7 @@ struct Jobs {  // each returns false when memory ran out
   bool unproject_job_##level(const VlMix &, int64_t);       \
   bool norm_forward_job_##level(const VlNorm &, int64_t);   \
   bool norm_backward_job_##level(const VlNorm &, int64_t);  \
+  bool sum_job_##level(const VlSums &, int64_t);            \
   bool matmul_pack_job_##level(const VlMatmul &, int64_t);  \
   bool matmul_job_##level(const VlMatmul &, int64_t);       \
   int64_t multiply_adds_##level(int64_t);

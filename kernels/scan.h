@@ -9,7 +9,7 @@
 #define VILONGHORN_SCAN_H
 #include <stdint.h>
 
-enum { VL_ABI = 5 }; /* raise it with every change here; the caller compares it with that of the library */
+enum { VL_ABI = 6 }; /* raise it with every change here; the caller compares it with that of the library */
 enum { VL_LONGHORN = 0, VL_LONGHORN_EXACT = 1, VL_MAMBA = 2 };
 enum { VL_FLOAT32 = 0, VL_FLOAT64 = 1, VL_BFLOAT16 = 2, VL_FLOAT16 = 3 };
 enum { VL_MAX_STATES = 64 };
@@ -99,6 +99,20 @@ typedef struct {
   void *dweight;            /* (parts, channels): the caller sums over parts */
 } VlNorm;
 
+/* Sums over sequences or parts of gradients that the caller is to add up. */
+typedef struct {
+  const void *addends;      /* (count, matrices, rows, columns) */
+  void *sum;                /* (matrices, columns, rows) */
+  int64_t matrices, rows, columns;
+} VlSum;
+typedef struct {
+  const VlSum *each;
+  int64_t sums;             /* how many there are */
+  int64_t count;            /* of addends, in each */
+  int64_t parts;            /* how many jobs share the columns */
+  int32_t dtype, threads;
+} VlSums;
+
 /* out = a b for matrices of float, each factor contiguous along its rows or along its columns. `packed` is a workspace of
  * depth times the columns, these rounded up to a multiple of VL_MATMUL_COLUMNS; nothing is empty. */
 enum { VL_MATMUL_COLUMNS = 48, VL_MATMUL_DEPTH = 512 };
@@ -130,6 +144,7 @@ int vl_mix_forward(const VlMix *, int level);
 int vl_mix_backward(const VlMix *, int level);
 int vl_norm_forward(const VlNorm *, int level);
 int vl_norm_backward(const VlNorm *, int level);
+int vl_sum(const VlSums *, int level);
 int vl_matmul(const VlMatmul *, int level);
 
 /* The CUDA library. Tensors are in the device's memory; x, dt, z and dy are aligned to two elements, their strides and

@@ -7,6 +7,7 @@ them. What a library exports beyond its structs is the backends' own matter.
 from __future__ import annotations
 
 import ctypes
+import math
 import sys
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from torch import Tensor
 
 from .arguments import RULES, ScanArguments
 
-ABI = 5  # VL_ABI of kernels/scan.h
+ABI = 6  # VL_ABI of kernels/scan.h
 _int, _long, _pointer = ctypes.c_int32, ctypes.c_int64, ctypes.c_void_p
 _DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)  # in the order of VL_FLOAT32 and its kin
 
@@ -101,6 +102,18 @@ class Conv(ctypes.Structure):  # VlConv
     ]
 
 
+class Sum(ctypes.Structure):  # VlSum
+    _fields_ = [("addends", _pointer), ("sum", _pointer), *((n, _long) for n in ("matrices", "rows", "columns"))]
+
+
+class Sums(ctypes.Structure):  # VlSums
+    _fields_ = [
+        ("each", ctypes.POINTER(Sum)),
+        *((n, _long) for n in ("sums", "count", "parts")),
+        *((n, _int) for n in ("dtype", "threads")),
+    ]
+
+
 class Matmul(ctypes.Structure):  # VlMatmul
     _fields_ = [
         *((n, _long) for n in ("rows", "columns", "depth", "parts")),
@@ -178,24 +191,21 @@ class ScanCall(Call):
         y = self.output("y", self.args.output_shape)
         if not save:
             return y, torch.empty(0, dtype=self.real, device=self.device)
-        return y, self.output("checkpoints", self.checkpoint_shape, self.real)
+        return y, self.output("checkpoints", (math.prod(self.checkpoint_shape),), self.real)
 
-    def backward_outputs(self, dy: Tensor, checkpoints: Tensor, segments: int = 1) -> tuple[Tensor | None, ...]:
-        """Sets what backward reads, and returns what it fills, in the operator's order; dk and dq have a leading axis of
-        `parts`, dA, dD and ddt_bias one of the segments of all sequences."""
+    def backward_outputs(self, dy: Tensor, checkpoints: Tensor) -> tuple[Tensor | None, ...]:
+        """Sets what backward reads, and returns the gradients that it fills of x, dt, k, q and z; those of k and q have a
+        leading axis where there are `parts`."""
         args, struct, real = self.args, self.struct, self.real
         struct.dy, struct.checkpoints = self.input(dy), self.pointer(checkpoints)
-        (G, B, L, D), N = args.x.shape, args.k.shape[-1]
-        tokens, rows = (struct.parts, G, B, L, N), B * segments
+        G, B, L, D = args.x.shape
+        keys = args.k.shape if struct.parts == 1 else (struct.parts, *args.k.shape)
         return (
             self.output("dx", (G, B, L, D)),
             self.output("ddt", (G, B, L, D)),
-            self.output("dk", tokens, real),
-            self.output("dq", tokens, real),
+            self.output("dk", keys, real),
+            self.output("dq", keys, real),
             None if args.z is None else self.output("dz", (B, L, D)),
-            None if args.A is None else self.output("dA", (rows, G, D, N), real),
-            None if args.D is None else self.output("dD", (rows, G, D), real),
-            None if args.dt_bias is None else self.output("ddt_bias", (rows, G, D), real),
         )
 
     def gradients(self, outputs: tuple[Tensor | None, ...]) -> tuple[Tensor | None, ...]:

@@ -55,7 +55,7 @@ def conv_silu(x: Tensor, weight: Tensor, bias: Tensor, *, reverse: Sequence[bool
     if dtype is not None:
         x = x.to(dtype)
     if not is_exportable() and native.unavailable(x.device.type) is None:
-        return _conv_silu(x, weight, bias, flags)
+        return _run(x, weight, bias, flags)
     return conv_silu_reference(x, weight, bias, reverse)
 
 
@@ -94,4 +94,4 @@ def _(dy, x, weight, bias, reverse):
     return [t.new_empty(t.shape) for t in (x, weight, bias)]
 
 
-differentiate(_conv_silu, _conv_silu_backward)
+_run = differentiate(_conv_silu, _conv_silu_backward)

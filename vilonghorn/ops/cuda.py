@@ -89,7 +89,11 @@ def backward(dy: Tensor, args: ScanArguments, checkpoints: Tensor) -> tuple[Tens
         return tuple(None if t is None else g[tuple(map(slice, t.shape))].contiguous() for g, t in zip(grads, inputs))
     call = _CudaCall(args)
     call.struct.parts = _open()[0].vl_cuda_parts(ctypes.byref(call.struct))
-    outputs = call.backward_outputs(dy, checkpoints, call.split.segments)
+    rows, parameters = call.struct.batch * call.split.segments, zip(("dA", "dD", "ddt_bias"), args[5:8])
+    outputs = (
+        *call.backward_outputs(dy, checkpoints),
+        *(None if p is None else call.output(name, (rows, *p.shape), torch.float32) for name, p in parameters),
+    )
     call.run(_open()[0].vl_cuda_scan_backward, meet=args.z is not None)
     return call.gradients(outputs)
 

@@ -3,6 +3,9 @@
 `torch.library.custom_op` does it for operators of any kind, in Python that takes longer than a small model's kernels. Ours
 are alike, so that one short way serves them all: tensors come first, then options without defaults; of several results the
 first alone has a gradient, and the others are what backward starts from.
+
+Torch's dispatcher takes its time too, several times more in caches that a kernel has just filled than in an idle loop. So
+calls go past it where nobody would see the difference.
 """
 
 from __future__ import annotations
@@ -11,10 +14,11 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor
+from torch._C import _are_functorch_transforms_active as transformed
 from torch._C import _AutoDispatchBelowAutograd as below_autograd
 from torch._C import _len_torch_dispatch_stack as watchers
 from torch._ops import OpOverload
-from torch.autograd import Function, forward_ad
+from torch.autograd import Function, _profiler_enabled, forward_ad
 from torch.nn import Parameter
 
 _kernels: dict[OpOverload, Callable] = {}
@@ -39,22 +43,19 @@ def operator(name: str) -> Callable[[Callable], OpOverload]:
     return register
 
 
-def _continue(op: OpOverload, args: tuple):
-    """What the dispatcher has begun, below autograd: straight in the kernel where neither a mode nor a kind of tensor looks
-    on, so that a profile does not count the operator twice."""
-    if watchers() == 0 and all(type(arg) in (Tensor, Parameter) for arg in args if isinstance(arg, Tensor)):
-        return _kernels[op](*args)
-    return _start(op, args)
+def shortcut(op: OpOverload, function: Callable | None = None) -> Callable:
+    """The operator as a function that goes past torch's dispatcher where nobody would see the difference: no compiler,
+    tracer, profiler, mode, function transform or special kind of tensor.
+
+    Args:
+        op: called where somebody would.
+        function: called elsewhere; it does what `op` does. Default: `op`'s kernel, which autograd knows nothing of.
+    """
+    return _past_or_through(op, function or _kernels[op], op)
 
 
-def _start(op: OpOverload, args: tuple):
-    """The operator below autograd, for its first call."""
-    with below_autograd():
-        return op(*args)
-
-
-def differentiate(op: OpOverload, gradient: OpOverload) -> None:
-    """Tells autograd an operator's derivative.
+def differentiate(op: OpOverload, gradient: OpOverload) -> Callable:
+    """Tells autograd an operator's derivative, and returns the operator's `shortcut`.
 
     Args:
         op: made by `operator`.
@@ -63,12 +64,14 @@ def differentiate(op: OpOverload, gradient: OpOverload) -> None:
             there. A backward through it raises RuntimeError: second derivatives are not known.
     """
     arguments, known = op._schema.arguments, {argument.name for argument in gradient._schema.arguments}
-    tensors = sum("Tensor" in str(argument.type) for argument in arguments)
+    tensors, others = _count_tensors(op), len(op._schema.returns) - 1
     options = [i for i, argument in enumerate(arguments) if i >= tensors and argument.name in known]
-    others = len(op._schema.returns) - 1
+    # What has begun goes on in the kernel unless a mode wants it: a profile would count it twice. The gradient begins here.
+    go_on = _past_or_through(op, _kernels[op], _below_autograd(op), is_seen=watchers)
+    start_gradient = _past_or_through(gradient, _kernels[gradient], _below_autograd(gradient))
 
     def forward(ctx, *args):
-        results = _continue(op, args)
+        results = go_on(*args)
         kept = results[1:] if others else ()
         ctx.save_for_backward(*kept, *args[:tensors])
         ctx.mark_non_differentiable(*kept)
@@ -85,26 +88,58 @@ def differentiate(op: OpOverload, gradient: OpOverload) -> None:
         return (*grads, *(None,) * (len(arguments) - tensors))
 
     def gradient_forward(ctx, *args):
-        return tuple(_start(gradient, args))
+        return tuple(start_gradient(*args))
 
     def gradient_backward(ctx, *_):
         raise RuntimeError(f"{gradient} has no derivative: vilonghorn's operators can be differentiated once only")
 
-    _register(op, tensors, forward, backward, _continue)
-    run_gradient = _register(gradient, 1 + others + tensors, gradient_forward, gradient_backward, _start)
+    run_gradient = _register(gradient, gradient_forward, gradient_backward, start_gradient)
+    return shortcut(op, _register(op, forward, backward, go_on))
 
 
-def _register(op: OpOverload, tensors: int, forward: Callable, backward: Callable, below: Callable) -> Callable:
-    """Gives the operator, which begins with so many tensors, an autograd function, and returns what decides whether that
-    is needed."""
-    methods = dict(forward=staticmethod(forward), backward=staticmethod(backward))
+def _register(op: OpOverload, forward: Callable, backward: Callable, without: Callable) -> Callable:
+    """Gives the operator an autograd function, and returns what decides between that and going without."""
+    methods, tensors = dict(forward=staticmethod(forward), backward=staticmethod(backward)), _count_tensors(op)
     function = type(op._schema.name.split("::")[1], (Function,), methods)
 
     def run(*args):
         wanted = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in args[:tensors])
         if wanted or forward_ad._current_level >= 0:  # forward derivatives, which the function then refuses
             return function.apply(*args)
-        return below(op, args)
+        return without(*args)
 
     torch.library.impl(op._schema.name, "Autograd")(run)
     return run
+
+
+def _past_or_through(op: OpOverload, past: Callable, through: Callable, is_seen: Callable[[], object] | None = None) -> Callable:
+    """Calls `past` with the operator's arguments where nobody looks on and all tensors are plain, else `through`."""
+    tensors, is_seen = _count_tensors(op), is_seen or _is_seen
+
+    def call(*args):
+        return past(*args) if not is_seen() and all(t is None or _is_plain(t) for t in args[:tensors]) else through(*args)
+
+    return call
+
+
+def _is_seen() -> bool:
+    if torch.compiler.is_compiling() or torch.jit.is_tracing():
+        return True
+    return _profiler_enabled() or watchers() > 0 or transformed()
+
+
+def _is_plain(t: Tensor) -> bool:
+    return type(t) in (Tensor, Parameter) and not (t.is_meta or t.is_neg())
+
+
+def _below_autograd(op: OpOverload) -> Callable:
+    def call(*args):
+        with below_autograd():
+            return op(*args)
+
+    return call
+
+
+def _count_tensors(op: OpOverload) -> int:
+    """How many of an operator's arguments are tensors, which come first."""
+    return sum("Tensor" in str(argument.type) for argument in op._schema.arguments)

@@ -67,7 +67,7 @@ def mix(
     _check(args)
     if is_exportable() or native.unavailable(xz.device.type) is not None:
         return mix_composed(args)
-    return _mix(*args[:10], flags, saves(args[:9]))[0]
+    return _run(*args[:10], flags, saves(args[:9]))[0]
 
 
 def mix_composed(args: MixArguments, backend: str | None = None) -> Tensor:
@@ -132,7 +132,7 @@ def _mix(
     """y and, with `save`, what backward starts from: the projections and the states (in one dimension; see `scan`)."""
     args = MixArguments(xz, conv_weight, conv_bias, x_proj, dt_proj, dt_bias, A, D, out_proj, rule, tuple(map(bool, reverse)))
     y, projected, checkpoints = native_block.mix_forward(args, save)
-    return y, projected if save else projected.new_empty(0), checkpoints.view(-1)
+    return y, projected if save else projected.new_empty(0), checkpoints
 
 
 @torch.library.register_fake("vilonghorn::mix")
@@ -165,4 +165,4 @@ def _(dy, projected, checkpoints, xz, conv_weight, conv_bias, x_proj, dt_proj, d
     return [torch.empty_like(t, memory_format=torch.contiguous_format) for t in inputs if t is not None]
 
 
-differentiate(_mix, _mix_backward)
+_run = differentiate(_mix, _mix_backward)

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from .abi import Call, Matmul, ScanCall, open_library
+from .addends import Addends, ParameterGradients
 from .arguments import ScanArguments
 
 NAME = "cpu"
@@ -73,9 +74,12 @@ def backward(dy: Tensor, args: ScanArguments, checkpoints: Tensor, level: int = 
     """Gradients of x, dt, k, q, z, A, D and dt_bias; None for those absent."""
     call = _scan_call(args)
     outputs = call.backward_outputs(dy, checkpoints)
+    addends = zip(("dA", "dD", "ddt_bias"), args[5:8])
+    parameters = ParameterGradients(call, call.struct.batch, [Addends(name, call.struct, p) for name, p in addends])
     add_up(call, args.z is not None)
     run(library.vl_scan_backward, call.struct, level)
-    return call.gradients(outputs)
+    run(library.vl_sum, parameters.sums, level)
+    return *call.gradients(outputs), *parameters.gradients()
 
 
 def matmul(a: Tensor, b: Tensor, level: int = -1) -> Tensor:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from .abi import Call, Conv, Input, Mix, Norm, Scan, summed
+from .abi import Call, Conv, Input, Mix, Norm, Scan
+from .addends import Addends, ParameterGradients
 from .arguments import RULES, MixArguments
 from .native import CHUNK, LANES, add_up, library, run, share
 from .products import product, weight_gradient
@@ -26,12 +27,13 @@ def conv_backward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of x, weight and bias."""
     call = _conv_call(x, weight, bias, reverse)
-    B, (G, D, K) = len(x), weight.shape
     call.struct.dy = call.input(dy)
     dx = call.output("dx", x.shape)
-    dweight, dbias = call.output("dweight", (B, G, K, D), call.real), call.output("dbias", (B, G, D), call.real)
+    addends = Addends("dweight", call.struct, weight, transposed=True), Addends("dbias", call.struct, bias)
+    parameters = ParameterGradients(call, len(x), addends)
     run(library.vl_conv_backward, call.struct, level)
-    return dx, summed(dweight, weight).mT.contiguous(), summed(dbias, bias)
+    run(library.vl_sum, parameters.sums, level)
+    return dx, *parameters.gradients()
 
 
 def mix_forward(args: MixArguments, save: bool, level: int = -1) -> tuple[Tensor, Tensor, Tensor]:
@@ -41,7 +43,7 @@ def mix_forward(args: MixArguments, save: bool, level: int = -1) -> tuple[Tensor
     """
     call = _MixCall(args)
     y = call.output("y", args.sizes)
-    checkpoints = call.output("checkpoints", call.checkpoint_shape, call.real) if save else y.new_empty(0, dtype=call.real)
+    checkpoints = call.output("checkpoints", (call.checkpoint_size,), call.real) if save else y.new_empty(0, dtype=call.real)
     projected = call.output("projected", call.projected_shape, call.real, call.mix)
     call.run(library.vl_mix_forward, level)
     if args.out_proj is not None:
@@ -55,32 +57,32 @@ def mix_backward(
     """Gradients of xz and of the weights in `mix`'s order; None for those absent."""
     call = _MixCall(args, meeting=2)
     scan, fused, real = call.struct, call.mix, call.real
-    (B, L, D), (G, P, _), R, K = args.sizes, args.x_proj.shape, fused.rank, fused.taps
+    (B, L, D), G = args.sizes, scan.groups
     dout = dy
     if args.out_proj is not None:  # its input is not kept: the kernel makes it again
         out_proj = args.out_proj.to(dout.dtype)
         dy, y = product(dout, out_proj.t()), call.output("y", args.sizes, real)
-    scan.dy, scan.checkpoints = call.input(dy), call.pointer(checkpoints.view(call.checkpoint_shape))
+    scan.dy, scan.checkpoints = call.input(dy), call.pointer(checkpoints)
     fused.projected = call.pointer(projected)
     call.output("dprojected", (scan.parts, *call.projected_shape), real, fused)
     if scan.parts > 1:
         call.output("dx", (G, B, L, D), real)
     dxz = call.output("dx", (B, L, 2 * D), struct=fused)
     scan.dz, scan.dz_step = dxz.data_ptr() + D * dxz.element_size(), 2 * D
-    grads = (
-        call.output("dconv_weight", (B, G, K, D), real, fused),
-        call.output("dconv_bias", (B, G, D), real, fused),
-        call.output("dx_proj", (B, G, P, D), real, fused),
-        call.output("ddt_proj", (B, G, R, D), real, fused),
-        call.output("ddt_bias", (B, G, D), real),
-        None if args.A is None else call.output("dA", (B, *args.A.shape), real),
-        call.output("dD", (B, G, D), real),
+    addends = (
+        Addends("dconv_weight", fused, args.conv_weight, transposed=True),
+        Addends("dconv_bias", fused, args.conv_bias),
+        Addends("dx_proj", fused, args.x_proj),
+        Addends("ddt_proj", fused, args.dt_proj, transposed=True),
+        Addends("ddt_bias", scan, args.dt_bias),
+        Addends("dA", scan, args.A),
+        Addends("dD", scan, args.D),
     )
+    parameters = ParameterGradients(call, B, addends)
     call.run(library.vl_mix_backward, level)
-    grads = [None if grad is None else summed(grad, weight) for grad, weight in zip(grads, args[1:])]
-    grads[0], grads[3] = grads[0].mT.contiguous(), grads[3].mT.contiguous()  # as the kernel does not hold them
+    run(library.vl_sum, parameters.sums, level)
     dout_proj = None if args.out_proj is None else weight_gradient(dout, y.to(dout.dtype)).to(args.out_proj.dtype)
-    return dxz, *grads, dout_proj
+    return dxz, *parameters.gradients(), dout_proj
 
 
 def norm_forward(x: Tensor, weight: Tensor, eps: float, level: int = -1) -> tuple[Tensor, Tensor]:
@@ -95,9 +97,11 @@ def norm_backward(dy: Tensor, x: Tensor, weight: Tensor, scale: Tensor, level: i
     """Gradients of x and weight."""
     call = _norm_call(x, weight, 0.0)
     call.struct.scale, call.struct.dy = call.pointer(scale), call.pointer(dy.to(x.dtype).contiguous())
-    dx, dweight = call.output("dx", x.shape), call.output("dweight", (call.struct.parts, *weight.shape), call.real)
+    dx = call.output("dx", x.shape)
+    parameters = ParameterGradients(call, call.struct.parts, [Addends("dweight", call.struct, weight)])
     run(library.vl_norm_backward, call.struct, level)
-    return dx, summed(dweight, weight)
+    run(library.vl_sum, parameters.sums, level)
+    return dx, *parameters.gradients()
 
 
 def _norm_call(x: Tensor, weight: Tensor, eps: float) -> Call:
@@ -124,7 +128,7 @@ class _MixCall(Call):
         mix.conv_weight, mix.conv_bias = self.parameter(args.conv_weight.mT), self.parameter(args.conv_bias)
         mix.x_proj, mix.dt_proj = self.parameter(args.x_proj), self.parameter(args.dt_proj.mT)
         self.projected_shape = (G, B, L, P)
-        self.checkpoint_shape = (G, B, -(-L // CHUNK), N, -(-D // LANES) * LANES)
+        self.checkpoint_size = G * B * -(-L // CHUNK) * N * -(-D // LANES) * LANES
         share(self, jobs=B, channels=D)
         add_up(self, True, meeting)
 

@@ -6,9 +6,7 @@ opaque operator, `torch.ops.vilonghorn.scan`, whatever runs it.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
-from types import ModuleType
 from typing import Optional
 
 import torch
@@ -81,7 +79,7 @@ def scan(
     if backend is None and is_exportable():
         return scan_portable(ScanArguments(x, dt, k, q, z, A, D, dt_bias, rule, tuple(reverse), reduce))
     save = saves((x, dt, k, q, z, A, D, dt_bias))
-    y, _ = _scan(x, dt, k, q, z, A, D, dt_bias, rule, flags, reduce, save, backend)
+    y, _ = _run(x, dt, k, q, z, A, D, dt_bias, rule, flags, reduce, save, backend)
     return y
 
 
@@ -95,8 +93,7 @@ def _scan(
     would have torch.compile guard on its being one."""
     args = ScanArguments(x, dt, k, q, z, A, D, dt_bias, rule, tuple(map(bool, reverse)), reduce)
     check(args)
-    y, checkpoints = choose(x, backend).forward(args, save)
-    return y, checkpoints.view(-1)
+    return choose(x, backend).forward(args, save)
 
 
 @torch.library.register_fake("vilonghorn::scan")
@@ -106,8 +103,9 @@ def _(x, dt, k, q, z, A, D, dt_bias, rule, reverse, reduce, save, backend):
     y = x.new_empty(args.output_shape)
     if not save:
         return y, x.new_empty(0, dtype=args.compute_dtype)
-    size = math.prod(_checkpoint_shape(args, choose(x, backend)))
-    return y, x.new_empty(size, dtype=args.compute_dtype)
+    (G, B, L, D), backend = x.shape, choose(x, backend)
+    chunks, width = (L + backend.CHUNK - 1) // backend.CHUNK, (D + backend.LANES - 1) // backend.LANES * backend.LANES
+    return y, x.new_empty(G * B * chunks * k.shape[-1] * width, dtype=args.compute_dtype)
 
 
 @operator("scan_backward")
@@ -118,8 +116,7 @@ def _scan_backward(
 ) -> list[Tensor]:  # fmt: skip
     """Gradients of the tensors that are there, in the operator's order, of arguments that forward has checked."""
     args = ScanArguments(x, dt, k, q, z, A, D, dt_bias, rule, tuple(map(bool, reverse)), reduce)
-    chosen = choose(x, backend)
-    grads = chosen.backward(dy, args, checkpoints.view(_checkpoint_shape(args, chosen)))
+    grads = choose(x, backend).backward(dy, args, checkpoints)
     return [grad for grad in grads if grad is not None]
 
 
@@ -129,11 +126,4 @@ def _(dy, checkpoints, x, dt, k, q, z, A, D, dt_bias, rule, reverse, reduce, bac
     return [torch.empty_like(t, memory_format=torch.contiguous_format) for t in inputs if t is not None]
 
 
-def _checkpoint_shape(args: ScanArguments, backend: ModuleType) -> tuple[int, ...]:
-    """(G, B, chunks, N, D padded): what a backend's `forward` keeps of the states and its `backward` is given."""
-    G, B, L, D = args.x.shape
-    chunks = (L + backend.CHUNK - 1) // backend.CHUNK
-    return G, B, chunks, args.k.shape[-1], (D + backend.LANES - 1) // backend.LANES * backend.LANES
-
-
-differentiate(_scan, _scan_backward)
+_run = differentiate(_scan, _scan_backward)

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from . import native
+from .define import shortcut
 
 X86 = platform.machine().lower() in ("x86_64", "amd64")
 
@@ -52,7 +53,7 @@ def _multiply(a: Tensor, b: Tensor) -> Tensor:
     return native.matmul(a if 1 in a.stride() else a.contiguous(), b if 1 in b.stride() else b.contiguous())
 
 
-torch.library.define("vilonghorn::matmul", "(Tensor a, Tensor b) -> Tensor")  # the same, where torch's tools see it
+torch.library.define("vilonghorn::matmul", "(Tensor a, Tensor b) -> Tensor")
 torch.library.impl("vilonghorn::matmul", "CPU")(_multiply)
 
 
@@ -61,7 +62,7 @@ def _(a, b):
     return a.new_empty(a.shape[0], b.shape[1])
 
 
-matmul = torch.ops.vilonghorn.matmul.default
+matmul = shortcut(torch.ops.vilonghorn.matmul.default, _multiply)  # the same, where torch's tools see it
 
 
 def tiled(multiply: Callable[[Tensor, Tensor], Tensor], x: Tensor, weight: Tensor) -> Tensor:

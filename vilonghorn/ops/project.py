@@ -10,7 +10,7 @@ from torch._C import _are_functorch_transforms_active as functorch_is_active
 from torch.autograd.function import once_differentiable
 
 from .arguments import autocast_dtype
-from .norm import _rms_norm, _rms_norm_backward, rms_norm
+from .norm import rms_norm, run_norm, run_norm_backward
 from .products import is_for_tiles, matmul, tiled
 
 
@@ -49,7 +49,7 @@ class _ProjectNormed(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, x, norm_weight, eps, weight):
-        normed, scale = _rms_norm(x, norm_weight, eps)
+        normed, scale = run_norm(x, norm_weight, eps)
         ctx.save_for_backward(x, norm_weight, scale, weight)
         ctx.eps = eps
         return tiled(matmul, normed, weight)
@@ -60,9 +60,9 @@ class _ProjectNormed(torch.autograd.Function):
         x, norm_weight, scale, weight = ctx.saved_tensors
         dx = dnorm_weight = dweight = None
         if ctx.needs_input_grad[0] or ctx.needs_input_grad[1]:
-            dx, dnorm_weight = _rms_norm_backward(tiled(matmul, dy, weight.t()), scale, x, norm_weight)
+            dx, dnorm_weight = run_norm_backward(tiled(matmul, dy, weight.t()), scale, x, norm_weight)
         if ctx.needs_input_grad[3]:
-            normed, _ = _rms_norm(x, norm_weight, ctx.eps)
+            normed, _ = run_norm(x, norm_weight, ctx.eps)
             dweight = matmul(dy.flatten(0, -2).t(), normed.flatten(0, -2))
         return dx, dnorm_weight, None, dweight
 

@@ -54,7 +54,8 @@ def forward(args: ScanArguments, save: bool) -> tuple[Tensor, Tensor]:
     """Runs the scan without autograd.
 
     Returns:
-        y, and the state before every CHUNK-th step, (G, B, ceil(L / CHUNK), N, D), or an empty tensor without `save`.
+        y, and the state before every CHUNK-th step, (G, B, ceil(L / CHUNK), N, D) in one dimension, or an empty tensor
+        without `save`.
     """
     u, gate, k, q, A, D = prepare(args)
     state = u.new_zeros(*u.shape[:2], u.shape[3], k.shape[3])
@@ -67,8 +68,7 @@ def forward(args: ScanArguments, save: bool) -> tuple[Tensor, Tensor]:
         torch.sum(state * q[:, :, t].unsqueeze(-2), -1, out=y[:, :, t])
     if D is not None:
         y += D * u
-    shape = (*u.shape[:2], 0, k.shape[3], u.shape[3])
-    checkpoints = (torch.stack(saved, 2) if saved else u.new_empty(shape)) if save else u.new_empty(0)
+    checkpoints = torch.stack(saved, 2).flatten() if saved else u.new_empty(0)
     return finish(args, y).to(args.x.dtype).contiguous(), checkpoints
 
 
@@ -80,6 +80,7 @@ def backward(dy: Tensor, args: ScanArguments, checkpoints: Tensor) -> tuple[Tens
     """
     u, gate, k, q, A, D = prepare(args)
     G, B, L, width = u.shape
+    checkpoints = checkpoints.view(G, B, -(-L // CHUNK), k.shape[3], width)
     dz_scale, dy = _backward_through_finish(dy.to(u.dtype), args)
     grads = {name: torch.empty_like(t) for name, t in dict(u=u, gate=gate, k=k, q=q, y=u).items()}
     dA = torch.zeros_like(A) if A is not None else None

@@ -42,7 +42,7 @@ def scan_token_decay(
     compute = torch.promote_types(x.dtype, torch.float32)
     u, dt, keys, queries, rates = (_time_order(t.to(compute), reverse) for t in (x, dt, k, q, A))
     delta = F.softplus(dt + dt_bias.to(compute)[:, None, None])
-    y, _ = _scan(u, delta, rates, keys, queries, saves((u, delta, keys, queries, rates)))
+    y, _ = _run(u, delta, rates, keys, queries, saves((u, delta, keys, queries, rates)))
     return _time_order(y + D.to(compute)[:, None, None] * u, reverse).to(x.dtype)
 
 
@@ -109,4 +109,4 @@ def _(dy, saved, x, delta, A, k, q):
     return [torch.empty_like(t) for t in (x, delta, A, k, q)]
 
 
-differentiate(_scan, _scan_backward)
+_run = differentiate(_scan, _scan_backward)

@@ -83,7 +83,7 @@ def forward(args: ScanArguments, save: bool) -> tuple[Tensor, Tensor]:
     call = _Call(args)
     G, B, L, D = args.x.shape
     y = torch.empty(args.output_shape, dtype=args.x.dtype, device=args.x.device)
-    checkpoints = call.empty(G, B, -(-L // CHUNK), args.k.shape[-1], call.width) if save else call.empty(0)
+    checkpoints = call.empty(G * B * -(-L // CHUNK) * args.k.shape[-1] * call.width) if save else call.empty(0)
     sums, saved, starts = call.sums_for(y), checkpoints if save else None, call.starts()
     call.launch(scan_forward, call.scans, call.inputs, y, sums, saved, starts, CHUNK=CHUNK)
     return y, checkpoints
