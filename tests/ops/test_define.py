@@ -3,7 +3,10 @@
 import pytest
 import torch
 from oracle import inputs, mixer_inputs
+from torch._ops import OpOverload
 from torch.autograd import forward_ad
+from torch.profiler import profile
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from vilonghorn.ops import conv_silu, mix, native, rms_norm, scan
 from vilonghorn.ops.token_decay import scan_token_decay
@@ -70,3 +73,47 @@ def test_saved_tensors_are_unpacked_once(run):
     with torch.autograd.graph.saved_tensors_hooks(lambda t: packed.append(t) or t, lambda t: unpacked.append(t) or t):
         run(tokens().requires_grad_()).sum().backward()
     assert len(unpacked) == len(packed) > 0
+
+
+class Names(TorchDispatchMode):
+    """What torch's dispatcher is asked for, by name."""
+
+    def __init__(self):
+        super().__init__()
+        self.names = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.names.append(func.name())
+        return func(*args, **kwargs or {})
+
+
+@every_operator
+def test_a_mode_and_a_profile_see_forward_and_backward(run):
+    with Names() as mode:
+        run(tokens().requires_grad_()).sum().backward()
+    with profile() as profiled:
+        run(tokens().requires_grad_()).sum().backward()
+    for names in (mode.names, [event.name for event in profiled.events()]):
+        seen = [name.removeprefix("vilonghorn::") for name in names if name.startswith("vilonghorn::")]
+        assert len(seen) == 2 and seen[1] == f"{seen[0]}_backward"
+
+
+@every_operator
+def test_a_lazily_negated_tensor_is_taken_for_what_it_is(run):
+    """Its memory holds the numbers without their sign."""
+    x = tokens()
+    negated = torch.complex(torch.zeros_like(x), -x).conj().imag
+    assert negated.is_neg() and torch.equal(negated, x)
+    assert torch.equal(run(negated), run(x))
+
+
+@every_operator
+def test_no_dispatcher_is_asked_where_nobody_looks_on(run, monkeypatch):
+    asked = []
+    monkeypatch.setattr(OpOverload, "__call__", lambda op, *args, **kwargs: asked.append(op.name()) or op._op(*args, **kwargs))
+    run(tokens())
+    run(tokens().requires_grad_()).sum().backward()
+    assert not asked
+    with Names():
+        run(tokens())
+    assert any(name.startswith("vilonghorn::") for name in asked)  # so the list above would not have been empty
