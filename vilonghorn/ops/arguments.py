@@ -126,7 +126,7 @@ def check(args: ScanArguments) -> None:
     for name, tensor, shape in zip(args._fields, args, expected):
         if tensor is None:
             continue
-        if tuple(tensor.shape) != shape:
+        if tensor.shape != shape:
             raise ValueError(
                 f"scan: {name} has shape {tuple(tensor.shape)}, expected {shape} to go with x {(G, B, L, D)} and N = {N}"
             )

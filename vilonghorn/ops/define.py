@@ -93,23 +93,26 @@ def differentiate(op: OpOverload, gradient: OpOverload) -> Callable:
     def gradient_backward(ctx, *_):
         raise RuntimeError(f"{gradient} has no derivative: vilonghorn's operators can be differentiated once only")
 
-    run_gradient = _register(gradient, gradient_forward, gradient_backward, start_gradient)
-    return shortcut(op, _register(op, forward, backward, go_on))
+    run_gradient = _register(gradient, gradient_forward, gradient_backward, start_gradient)(start_gradient)
+    return shortcut(op, _register(op, forward, backward, go_on)(_kernels[op]))
 
 
 def _register(op: OpOverload, forward: Callable, backward: Callable, without: Callable) -> Callable:
-    """Gives the operator an autograd function, and returns what decides between that and going without."""
+    """Gives the operator an autograd function, and returns what makes functions that decide between that and going without."""
     methods, tensors = dict(forward=staticmethod(forward), backward=staticmethod(backward)), _count_tensors(op)
     function = type(op._schema.name.split("::")[1], (Function,), methods)
 
-    def run(*args):
-        wanted = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in args[:tensors])
-        if wanted or forward_ad._current_level >= 0:  # forward derivatives, which the function then refuses
-            return function.apply(*args)
-        return without(*args)
+    def or_else(without: Callable) -> Callable:
+        def run(*args):
+            wanted = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in args[:tensors])
+            if wanted or forward_ad._current_level >= 0:  # forward derivatives, which the function then refuses
+                return function.apply(*args)
+            return without(*args)
 
-    torch.library.impl(op._schema.name, "Autograd")(run)
-    return run
+        return run
+
+    torch.library.impl(op._schema.name, "Autograd")(or_else(without))
+    return or_else
 
 
 def _past_or_through(op: OpOverload, past: Callable, through: Callable, is_seen: Callable[[], object] | None = None) -> Callable:

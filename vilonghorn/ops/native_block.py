@@ -42,9 +42,9 @@ def mix_forward(args: MixArguments, save: bool, level: int = -1) -> tuple[Tensor
     Returns y, and what backward starts from: the projections, (G, B, L, R + 2N), and with `save` the checkpoints.
     """
     call = _MixCall(args)
-    y = call.output("y", args.sizes)
-    checkpoints = call.output("checkpoints", (call.checkpoint_size,), call.real) if save else y.new_empty(0, dtype=call.real)
+    checkpoints = call.output("checkpoints", (call.checkpoint_size,), call.real) if save else args.xz.new_empty(0, dtype=call.real)
     projected = call.output("projected", call.projected_shape, call.real, call.mix)
+    y = call.output("y", args.sizes)  # last: where it is freed at once, it leaves no hole between what is kept
     call.run(library.vl_mix_forward, level)
     if args.out_proj is not None:
         y = product(y, args.out_proj.to(y.dtype))
