@@ -14,9 +14,13 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor
+from torch._C import DispatchKey
 from torch._C import _are_functorch_transforms_active as transformed
 from torch._C import _AutoDispatchBelowAutograd as below_autograd
-from torch._C import _len_torch_dispatch_stack as watchers
+from torch._C import _dispatch_tls_is_dispatch_key_excluded as excludes
+from torch._C import _dispatch_tls_is_dispatch_key_included as includes
+from torch._C import _is_torch_function_mode_enabled as function_mode
+from torch._C import _len_torch_dispatch_stack as dispatch_modes
 from torch._ops import OpOverload
 from torch.autograd import Function, _profiler_enabled, forward_ad
 from torch.nn import Parameter
@@ -66,8 +70,9 @@ def differentiate(op: OpOverload, gradient: OpOverload) -> Callable:
     arguments, known = op._schema.arguments, {argument.name for argument in gradient._schema.arguments}
     tensors, others = _count_tensors(op), len(op._schema.returns) - 1
     options = [i for i, argument in enumerate(arguments) if i >= tensors and argument.name in known]
-    # What has begun goes on in the kernel unless a mode wants it: a profile would count it twice. The gradient begins here.
-    go_on = _past_or_through(op, _kernels[op], _below_autograd(op), is_seen=watchers)
+    # What has begun goes on in the kernel unless somebody takes it from there: a profile would count it twice. The gradient
+    # begins here.
+    go_on = _past_or_through(op, _kernels[op], _below_autograd(op), is_seen=_is_taken)
     start_gradient = _past_or_through(gradient, _kernels[gradient], _below_autograd(gradient))
 
     def forward(ctx, *args):
@@ -104,6 +109,7 @@ def _register(op: OpOverload, forward: Callable, backward: Callable, without: Ca
 
     def run(*args):
         wanted = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in args[:tensors])
+        wanted = wanted and not excludes(DispatchKey.AutogradOther)  # as inference mode does, whatever grad mode says
         if wanted or forward_ad._current_level >= 0:  # forward derivatives, which the function then refuses
             return function.apply(*args)
         return without(*args)
@@ -123,13 +129,18 @@ def _past_or_through(op: OpOverload, past: Callable, through: Callable, is_seen:
 
 
 def _is_seen() -> bool:
-    if torch.compiler.is_compiling() or torch.jit.is_tracing():
+    if torch.compiler.is_compiling() or torch.jit.is_tracing() or includes(DispatchKey.PreDispatch):
         return True
-    return _profiler_enabled() or watchers() > 0 or transformed()
+    return _profiler_enabled() or function_mode() or _is_taken()
+
+
+def _is_taken() -> bool:
+    """Whether there are modes or function transforms, which work below autograd."""
+    return dispatch_modes() > 0 or transformed()
 
 
 def _is_plain(t: Tensor) -> bool:
-    return type(t) in (Tensor, Parameter) and not (t.is_meta or t.is_neg())
+    return type(t) in (Tensor, Parameter) and not (t.is_meta or t.is_neg() or t._is_zerotensor())
 
 
 def _below_autograd(op: OpOverload) -> Callable:
