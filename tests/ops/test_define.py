@@ -5,6 +5,8 @@ import torch
 from oracle import inputs, mixer_inputs
 from torch._ops import OpOverload
 from torch.autograd import forward_ad
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.overrides import TorchFunctionMode
 from torch.profiler import profile
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -96,6 +98,52 @@ def test_a_mode_and_a_profile_see_forward_and_backward(run):
     for names in (mode.names, [event.name for event in profiled.events()]):
         seen = [name.removeprefix("vilonghorn::") for name in names if name.startswith("vilonghorn::")]
         assert len(seen) == 2 and seen[1] == f"{seen[0]}_backward"
+
+
+@every_operator
+def test_a_mode_for_functions_sees_the_operator(run):
+    called = []
+
+    class Calls(TorchFunctionMode):
+        def __torch_function__(self, func, types, args=(), kwargs=None):
+            called.append(str(func))
+            return func(*args, **kwargs or {})
+
+    with Calls():
+        run(tokens())
+    assert sum(name.startswith("vilonghorn.") for name in called) == 1
+
+
+@every_operator
+def test_a_trace_before_dispatch_holds_the_operator_and_not_its_result(run):
+    traced = make_fx(run, pre_dispatch=True)(tokens())
+    assert sum(str(node.target).startswith("vilonghorn.") for node in traced.graph.nodes) == 1
+
+
+@every_operator
+def test_a_transform_may_differentiate_what_stands_beside_the_operator(run):
+    x = tokens()
+    expected = run(x).sum()
+    assert torch.func.grad(lambda scale: (scale * run(x)).sum())(torch.tensor(2.0)) == expected
+    gradient = torch.func.grad(lambda x: run(x.detach()).sum() * x.sum())(x)
+    assert torch.equal(gradient, expected.expand(1, 3, 4))
+
+
+@every_operator
+def test_inference_mode_knows_no_gradients_even_where_they_are_enabled(run):
+    x = tokens().requires_grad_()
+    with torch.inference_mode(), torch.enable_grad():
+        y = run(x)
+    assert y.is_inference() and not y.requires_grad and torch.equal(y, run(tokens()))
+
+
+@every_operator
+def test_a_tensor_of_zeros_without_memory_is_taken_for_what_it_is(run):
+    zeros = torch._efficientzerotensor((1, 3, 4))  # as a tangent of forward differentiation
+    assert torch.equal(run(zeros), run(torch.zeros(1, 3, 4)))
+    x = tokens().requires_grad_()
+    y = run(x)
+    assert not torch.autograd.grad(y, x, torch._efficientzerotensor(y.shape))[0].any()
 
 
 @every_operator

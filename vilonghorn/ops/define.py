@@ -14,9 +14,12 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor
+from torch._C import DispatchKey
 from torch._C import _are_functorch_transforms_active as transformed
 from torch._C import _AutoDispatchBelowAutograd as below_autograd
-from torch._C import _len_torch_dispatch_stack as watchers
+from torch._C import _dispatch_tls_is_dispatch_key_included as includes
+from torch._C import _is_torch_function_mode_enabled as function_mode
+from torch._C import _len_torch_dispatch_stack as dispatch_modes
 from torch._ops import OpOverload
 from torch.autograd import Function, _profiler_enabled, forward_ad
 from torch.nn import Parameter
@@ -66,8 +69,9 @@ def differentiate(op: OpOverload, gradient: OpOverload) -> Callable:
     arguments, known = op._schema.arguments, {argument.name for argument in gradient._schema.arguments}
     tensors, others = _count_tensors(op), len(op._schema.returns) - 1
     options = [i for i, argument in enumerate(arguments) if i >= tensors and argument.name in known]
-    # What has begun goes on in the kernel unless a mode wants it: a profile would count it twice. The gradient begins here.
-    go_on = _past_or_through(op, _kernels[op], _below_autograd(op), is_seen=watchers)
+    # What has begun goes on in the kernel unless somebody takes it from there: a profile would count it twice. The gradient
+    # begins here.
+    go_on = _past_or_through(op, _kernels[op], _below_autograd(op), is_seen=_is_taken)
     start_gradient = _past_or_through(gradient, _kernels[gradient], _below_autograd(gradient))
 
     def forward(ctx, *args):
@@ -93,26 +97,30 @@ def differentiate(op: OpOverload, gradient: OpOverload) -> Callable:
     def gradient_backward(ctx, *_):
         raise RuntimeError(f"{gradient} has no derivative: vilonghorn's operators can be differentiated once only")
 
-    run_gradient = _register(gradient, gradient_forward, gradient_backward, start_gradient)(start_gradient)
-    return shortcut(op, _register(op, forward, backward, go_on)(_kernels[op]))
+    function, of_gradient = _function(op, forward, backward), _function(gradient, gradient_forward, gradient_backward)
+    run_gradient = _where_wanted(gradient, of_gradient, start_gradient)
+    torch.library.impl(gradient._schema.name, "Autograd")(run_gradient)
+    torch.library.impl(op._schema.name, "Autograd")(_where_wanted(op, function, go_on))
+    return shortcut(op, _where_wanted(op, function, _kernels[op]))
 
 
-def _register(op: OpOverload, forward: Callable, backward: Callable, without: Callable) -> Callable:
-    """Gives the operator an autograd function, and returns what makes functions that decide between that and going without."""
-    methods, tensors = dict(forward=staticmethod(forward), backward=staticmethod(backward)), _count_tensors(op)
-    function = type(op._schema.name.split("::")[1], (Function,), methods)
+def _function(op: OpOverload, forward: Callable, backward: Callable) -> type[Function]:
+    methods = dict(forward=staticmethod(forward), backward=staticmethod(backward))
+    return type(op._schema.name.split("::")[1], (Function,), methods)
 
-    def or_else(without: Callable) -> Callable:
-        def run(*args):
-            wanted = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in args[:tensors])
-            if wanted or forward_ad._current_level >= 0:  # forward derivatives, which the function then refuses
-                return function.apply(*args)
-            return without(*args)
 
-        return run
+def _where_wanted(op: OpOverload, function: type[Function], without: Callable) -> Callable:
+    """Applies an operator's autograd function where a gradient may be wanted, else calls `without`."""
+    tensors = _count_tensors(op)
 
-    torch.library.impl(op._schema.name, "Autograd")(or_else(without))
-    return or_else
+    def run(*args):
+        wanted = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in args[:tensors])
+        wanted = wanted and not torch.is_inference_mode_enabled()  # which overrules the grad mode
+        if wanted or forward_ad._current_level >= 0:  # forward derivatives, which the function then refuses
+            return function.apply(*args)
+        return without(*args)
+
+    return run
 
 
 def _past_or_through(op: OpOverload, past: Callable, through: Callable, is_seen: Callable[[], object] | None = None) -> Callable:
@@ -126,13 +134,18 @@ def _past_or_through(op: OpOverload, past: Callable, through: Callable, is_seen:
 
 
 def _is_seen() -> bool:
-    if torch.compiler.is_compiling() or torch.jit.is_tracing():
+    if torch.compiler.is_compiling() or torch.jit.is_tracing() or includes(DispatchKey.PreDispatch):
         return True
-    return _profiler_enabled() or watchers() > 0 or transformed()
+    return _profiler_enabled() or function_mode() or _is_taken()
+
+
+def _is_taken() -> bool:
+    """Whether there are modes or function transforms, which work below autograd."""
+    return dispatch_modes() > 0 or transformed()
 
 
 def _is_plain(t: Tensor) -> bool:
-    return type(t) in (Tensor, Parameter) and not (t.is_meta or t.is_neg())
+    return type(t) in (Tensor, Parameter) and not (t.is_meta or t.is_neg() or t._is_zerotensor())
 
 
 def _below_autograd(op: OpOverload) -> Callable:
