@@ -1,4 +1,5 @@
-"""What torch may ask of our operators beyond a first derivative by backward is refused, not answered wrongly."""
+"""What torch asks of an operator beyond its result and first derivative: its tools see the operator, special tensors are taken
+for what they are, and further derivatives are refused, not answered wrongly."""
 
 import pytest
 import torch

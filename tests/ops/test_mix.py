@@ -145,6 +145,15 @@ def test_the_operator_passes_torchs_checks(rule, dim):
 
 
 @fused
+@pytest.mark.parametrize("dim", [None, 3])
+def test_a_result_may_be_changed_in_place(dim):
+    values = mixer_inputs(2, 2, 5, 3, 4, 2, 3, rule="longhorn", dim=dim)
+    once, twice = value_and_grads(in_order, values), value_and_grads(lambda **v: in_order(**v).mul_(2), values)
+    for name in once:
+        torch.testing.assert_close(twice[name], 2 * once[name])
+
+
+@fused
 def test_repetition_gives_the_same_bits():
     values = mixer_inputs(2, 3, 70, 40, 16, 3, 4, rule="longhorn")
     first, second = (value_and_grads(in_order, values, rule="longhorn", reverse=(False, True)) for _ in range(2))

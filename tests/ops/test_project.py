@@ -126,6 +126,14 @@ def test_functional_transforms_see_a_linear_layer():
     torch.testing.assert_close(tangent, x @ weight.t())
 
 
+def test_a_result_may_be_changed_in_place():
+    x, norm_weight, weight = leaves(6, 7)
+    for result in (project(x, weight), project_normed(x, norm_weight, 1e-5, weight)):
+        (gradient,) = torch.autograd.grad(result, x, torch.ones(2, 5, 7), retain_graph=True)
+        result *= 2
+        torch.testing.assert_close(torch.autograd.grad(result, x, torch.ones(2, 5, 7))[0], 2 * gradient)
+
+
 def test_flops_are_counted_as_torch_counts_its_own():
     x, weight = torch.randn(2, 5, 6, requires_grad=True), torch.randn(7, 6, requires_grad=True)
     counts = []
