@@ -99,7 +99,7 @@ typedef struct {
   void *dweight;            /* (parts, channels): the caller sums over parts */
 } VlNorm;
 
-/* Sums over sequences or parts of gradients that the caller is to add up. */
+/* The sum of what sequences or parts have left of a gradient, for each gradient. */
 typedef struct {
   const void *addends;      /* (count, matrices, rows, columns) */
   void *sum;                /* (matrices, columns, rows) */
