@@ -18,7 +18,7 @@ namespace {
 #define VL_JOBS(level)                                                                                              \
   {scan_forward_job_##level, scan_backward_job_##level, conv_forward_job_##level, conv_backward_job_##level,        \
    project_job_##level,      mix_forward_job_##level,   mix_backward_job_##level, unproject_job_##level,              \
-   norm_forward_job_##level, norm_backward_job_##level, sum_job_##level,          matmul_pack_job_##level, \
+   norm_forward_job_##level, norm_backward_job_##level, sum_job_##level,          matmul_pack_job_##level,            \
    matmul_job_##level}
 #ifdef VILONGHORN_X86
 const Jobs kJobs[] = {VL_JOBS(v2), VL_JOBS(v3), VL_JOBS(v4)};

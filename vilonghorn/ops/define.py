@@ -123,16 +123,6 @@ def _where_wanted(op: OpOverload, function: type[Function], without: Callable) -
     return run
 
 
-def _past_or_through(op: OpOverload, past: Callable, through: Callable, is_seen: Callable[[], object] | None = None) -> Callable:
-    """Calls `past` with the operator's arguments where nobody looks on and all tensors are plain, else `through`."""
-    tensors, is_seen = _count_tensors(op), is_seen or _is_seen
-
-    def call(*args):
-        return past(*args) if not is_seen() and all(t is None or _is_plain(t) for t in args[:tensors]) else through(*args)
-
-    return call
-
-
 def _is_seen() -> bool:
     if torch.compiler.is_compiling() or torch.jit.is_tracing() or includes(DispatchKey.PreDispatch):
         return True
@@ -142,6 +132,16 @@ def _is_seen() -> bool:
 def _is_taken() -> bool:
     """Whether there are modes or function transforms, which work below autograd."""
     return dispatch_modes() > 0 or transformed()
+
+
+def _past_or_through(op: OpOverload, past: Callable, through: Callable, is_seen: Callable[[], bool] = _is_seen) -> Callable:
+    """Calls `past` with the operator's arguments where nobody looks on and all tensors are plain, else `through`."""
+    tensors = _count_tensors(op)
+
+    def call(*args):
+        return past(*args) if not is_seen() and all(t is None or _is_plain(t) for t in args[:tensors]) else through(*args)
+
+    return call
 
 
 def _is_plain(t: Tensor) -> bool:
