@@ -61,7 +61,7 @@ template <class T> struct Conv {
           for (int64_t i = 0; i < s.steps; i++) total[s.time(i)] += dx[i];
         }
         const int64_t out = b * a.groups + g;
-        for (int64_t j = 0; j < a.taps; j++) store((T *)a.dweight + (out * a.taps + j) * a.channels + d, sums.weight[j], count);
+        store_columns<T>((T *)a.dweight + (out * a.channels + d) * a.taps, sums.weight, a.taps, count);
         store((T *)a.dbias + out * a.channels + d, sums.bias, count);
       }
       for (int64_t t = 0; t < a.length; t++) store_as<T>(a.dx, (b * a.length + t) * a.channels + d, a.dtype, total[t], count);

@@ -125,7 +125,7 @@ GompParallel gomp_parallel() {
 
 int64_t jobs_of(const VlNorm &a) { return a.parts; }
 int64_t jobs_of(const VlSums &a) { return a.parts; }
-int64_t jobs_of(const VlMatmul &m) { return m.parts; }
+int64_t jobs_of(const VlMatmul &m) { return matmul_jobs(m); }
 template <class Shape> int64_t jobs_of(const Shape &a) { return a.batch * a.parts; }
 
 template <class Args> int run(const Args &a, int64_t jobs, int wanted, int level, bool (*Jobs::*which)(const Args &, int64_t)) {
@@ -149,11 +149,6 @@ template <class Args, class Shape> int run(const Args &a, const Shape &shape, in
 }  // namespace
 }  // namespace vilonghorn
 
-#if defined(_WIN32)
-#define VL_EXPORT extern "C" __declspec(dllexport)
-#else
-#define VL_EXPORT extern "C" __attribute__((visibility("default")))
-#endif
 using namespace vilonghorn;
 VL_EXPORT int vl_abi(void) { return VL_ABI; }
 VL_EXPORT int vl_levels(void) { return kLevels; }

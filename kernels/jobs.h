@@ -21,6 +21,14 @@ struct Jobs {  // each returns false when memory ran out
   bool (*matmul)(const VlMatmul &, int64_t job);
 };
 
+// How many jobs share the rows of a product: each at least 32, or its packing would not be paid, and at most 128, or they
+// would outgrow the cache; and as many for one thread as for another.
+static inline int64_t matmul_jobs(const VlMatmul &m) {
+  const int64_t threads = m.threads, share = (m.rows + threads - 1) / threads, most = share < 32 ? 32 : share < 128 ? share : 128;
+  const int64_t jobs = (m.rows + most - 1) / most;
+  return jobs > threads ? (jobs + threads - 1) / threads * threads : jobs;
+}
+
 #define VL_DECLARE_JOBS(level)                              \
   bool scan_forward_job_##level(const VlScan &, int64_t);   \
   bool scan_backward_job_##level(const VlScan &, int64_t);  \

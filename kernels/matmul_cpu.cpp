@@ -48,14 +48,16 @@ void pack_panel(const VlMatmul &m, int64_t panel, int64_t first, int64_t depth) 
     }
 }
 
-// out += a b over a panel, or = where `fresh`.
+// out += a b over a panel, or = where `fresh`; `add`, if given, is added last.
 template <int R>
-VL_INLINE void tile(float *out, int64_t out_row, const float *a, int64_t a_row, int64_t a_depth, const V *b, int64_t depth, bool fresh, int64_t columns) {
+VL_INLINE void tile(float *out, int64_t out_row, const float *a, int64_t a_row, int64_t a_depth, const V *b, int64_t depth, bool fresh, const float *add,
+                    int64_t columns) {
   V sum[R * COLUMNS];
   VL_UNROLL for (int r = 0; r < R; r++) {
     VL_UNROLL for (int j = 0; j < COLUMNS; j++) {
       const float *at = out + r * out_row + j * W;
       __builtin_prefetch(at, 1);  // a tile's stores all come at once, and would wait for their lines
+      if (add) __builtin_prefetch(add + r * out_row + j * W);
       sum[r * COLUMNS + j] = fresh ? V{} : load(at, lanes(columns, j));
     }
   }
@@ -67,7 +69,10 @@ VL_INLINE void tile(float *out, int64_t out_row, const float *a, int64_t a_row, 
     }
   }
   VL_UNROLL for (int r = 0; r < R; r++) {
-    VL_UNROLL for (int j = 0; j < COLUMNS; j++) store(out + r * out_row + j * W, sum[r * COLUMNS + j], lanes(columns, j));
+    VL_UNROLL for (int j = 0; j < COLUMNS; j++) {
+      const int64_t at = r * out_row + j * W;
+      store(out + at, add ? sum[r * COLUMNS + j] + load(add + at, lanes(columns, j)) : sum[r * COLUMNS + j], lanes(columns, j));
+    }
   }
 }
 
@@ -93,13 +98,15 @@ bool multiply_rows(const VlMatmul &m, int64_t begin, int64_t end) {
       const int64_t column = panel * COLUMNS * W, columns = m.columns - column;
       const V *b = (const V *)m.packed + (panel * m.depth + first) * COLUMNS;
       for (int64_t r = 0; r < end - begin;) {
-        float *out = (float *)m.out + (begin + r) * m.out_row + column;
+        const int64_t at = (begin + r) * m.columns + column;
+        float *out = (float *)m.out + at;
+        const float *add = m.add && first + depth == m.depth ? (const float *)m.add + at : nullptr;
         const float *rows = pack ? packed + r / ROWS * STRIDE + r % ROWS : a + r * m.a_row;
         const int64_t left = end - begin - r, a_row = pack ? 1 : m.a_row, a_depth = pack ? ROWS : 1;
-        if (left >= ROWS) tile<ROWS>(out, m.out_row, rows, a_row, a_depth, b, depth, first == 0, columns), r += ROWS;
-        else if (left >= 4) tile<4>(out, m.out_row, rows, a_row, a_depth, b, depth, first == 0, columns), r += 4;
-        else if (left >= 2) tile<2>(out, m.out_row, rows, a_row, a_depth, b, depth, first == 0, columns), r += 2;
-        else tile<1>(out, m.out_row, rows, a_row, a_depth, b, depth, first == 0, columns), r += 1;
+        if (left >= ROWS) tile<ROWS>(out, m.columns, rows, a_row, a_depth, b, depth, first == 0, add, columns), r += ROWS;
+        else if (left >= 4) tile<4>(out, m.columns, rows, a_row, a_depth, b, depth, first == 0, add, columns), r += 4;
+        else if (left >= 2) tile<2>(out, m.columns, rows, a_row, a_depth, b, depth, first == 0, add, columns), r += 2;
+        else tile<1>(out, m.columns, rows, a_row, a_depth, b, depth, first == 0, add, columns), r += 1;
       }
     }
   }
@@ -116,7 +123,7 @@ bool VL_JOB(matmul_pack_job)(const VlMatmul &m, int64_t job) {
   return true;
 }
 bool VL_JOB(matmul_job)(const VlMatmul &m, int64_t job) {
-  const int64_t tiles = (m.rows + ROWS - 1) / ROWS;
-  return multiply_rows(m, tiles * job / m.parts * ROWS, least(tiles * (job + 1) / m.parts * ROWS, m.rows));
+  const int64_t tiles = (m.rows + ROWS - 1) / ROWS, jobs = matmul_jobs(m);
+  return multiply_rows(m, tiles * job / jobs * ROWS, least(tiles * (job + 1) / jobs * ROWS, m.rows));
 }
 }  // namespace vilonghorn

@@ -107,7 +107,7 @@ template <class T> struct Projection {
     for (int64_t i = 0; i < n; i++) {
       const int64_t d = (blocks.begin + i) * W;
       const int count = width(blocks.begin + i);
-      for (int64_t j = 0; j < taps; j++) store((T *)m.dconv_weight + (at * taps + j) * a.channels + d, sums[i].weight[j], count);
+      store_columns<T>((T *)m.dconv_weight + (at * a.channels + d) * taps, sums[i].weight, taps, count);
       store((T *)m.dconv_bias + at * a.channels + d, sums[i].bias, count);
       for (int64_t p = 0; p < P; p++) store((T *)m.dx_proj + (at * P + p) * a.channels + d, dx_proj[i * P + p], count);
     }

@@ -47,7 +47,8 @@ template <class T> struct Norm {
       const T mean = total(along) / a.channels;
       for (int64_t d = 0; d < a.channels; d += W) {
         const V x = in(a.x, row, d) * scale;
-        store_as<T>(a.dx, row * a.channels + d, a.dtype, (in(a.dy, row, d) * weight(d) - x * mean) * scale, width(d));
+        const V dx = (in(a.dy, row, d) * weight(d) - x * mean) * scale;
+        store_as<T>(a.dx, row * a.channels + d, a.dtype, a.add ? dx + in(a.add, row, d) : dx, width(d));
       }
     }
     for (int64_t d = 0; d < a.channels; d += W) store((T *)a.dweight + job * a.channels + d, dweight[d / W], width(d));

@@ -9,7 +9,7 @@
 #define VILONGHORN_SCAN_H
 #include <stdint.h>
 
-enum { VL_ABI = 6 }; /* raise it with every change here; the caller compares it with that of the library */
+enum { VL_ABI = 7 }; /* raise it with every change here; the caller compares it with that of the library */
 enum { VL_LONGHORN = 0, VL_LONGHORN_EXACT = 1, VL_MAMBA = 2 };
 enum { VL_FLOAT32 = 0, VL_FLOAT64 = 1, VL_BFLOAT16 = 2, VL_FLOAT16 = 3 };
 enum { VL_MAX_STATES = 64 };
@@ -58,10 +58,10 @@ typedef struct {
 typedef struct {
   VlScan scan;
   int64_t taps, rank;
-  const void *conv_weight;  /* (groups, taps, channels): the last tap meets the present step */
+  const void *conv_weight;  /* (groups, channels, taps): the last tap meets the present step */
   const void *conv_bias;    /* (groups, channels) */
   const void *x_proj;       /* (groups, rank + 2 states, channels): rows of dt's factor, k and q */
-  const void *dt_proj;      /* (groups, rank, channels) */
+  const void *dt_proj;      /* (groups, channels, rank) */
   void *projected;          /* (groups, batch, length, rank + 2 states): forward writes it, backward reads it */
   /* backward only */
   void *dprojected;         /* (parts, groups, batch, length, rank + 2 states): workspace */
@@ -75,13 +75,13 @@ typedef struct {
   int32_t dtype, threads;
   const uint8_t *reverse;
   VlInput x;                /* (batch, length, channels): group stride 0 */
-  const void *weight;       /* (groups, taps, channels): the last tap meets the present step */
+  const void *weight;       /* (groups, channels, taps): the last tap meets the present step */
   const void *bias;         /* (groups, channels) */
   void *y;                  /* (groups, batch, length, channels) */
   /* backward only */
   VlInput dy;
   void *dx;                 /* (batch, length, channels) */
-  void *dweight, *dbias;    /* (batch, groups, taps, channels) and (batch, groups, channels): the caller sums over batch */
+  void *dweight, *dbias;    /* (batch, groups, channels, taps) and (batch, groups, channels): the caller sums over batch */
 } VlConv;
 
 typedef struct {
@@ -95,38 +95,67 @@ typedef struct {
   void *scale;              /* (batch), of float: forward writes it, backward reads it */
   /* backward only */
   const void *dy;
+  const void *add;          /* (batch, channels), optional: added to dx */
   void *dx;
   void *dweight;            /* (parts, channels): the caller sums over parts */
 } VlNorm;
 
 /* The sum of what sequences or parts have left of a gradient, for each gradient. */
 typedef struct {
-  const void *addends;      /* (count, matrices, rows, columns) */
-  void *sum;                /* (matrices, columns, rows) */
-  int64_t matrices, rows, columns;
+  const void *addends;      /* (count, size) */
+  void *sum;                /* (size) */
+  int64_t size;
 } VlSum;
 typedef struct {
   const VlSum *each;
   int64_t sums;             /* how many there are */
   int64_t count;            /* of addends, in each */
-  int64_t parts;            /* how many jobs share the columns */
+  int64_t parts;            /* how many jobs share the numbers of each */
   int32_t dtype, threads;
 } VlSums;
 
-/* out = a b for matrices of float, each factor contiguous along its rows or along its columns. `packed` is a workspace of
+/* out = a b, or a b + add, for matrices of float, each factor contiguous along its rows or along its columns. `packed` is a workspace of
  * depth times the columns, these rounded up to a multiple of VL_MATMUL_COLUMNS; nothing is empty. */
 enum { VL_MATMUL_COLUMNS = 48, VL_MATMUL_DEPTH = 512 };
 typedef struct {
   int64_t rows, columns, depth;
-  int64_t parts;            /* how many jobs share the rows */
   int32_t threads;
   const void *a, *b;
-  int64_t a_row, a_depth, b_depth, b_column, out_row; /* strides in elements, one of each factor's 1 */
+  int64_t a_row, a_depth, b_depth, b_column; /* strides in elements, one of each factor's 1 */
+  const void *add;          /* (rows, columns), contiguous like out; optional */
   void *out, *packed;
 } VlMatmul;
 
+/* A residual block of float: out = x + p out_proj^T, or without x, where p is what a mixer makes of xz = norm(x) in_proj^T. */
+typedef struct {
+  int64_t batch, length, dim;
+  int64_t groups, channels, states, taps, rank, chunk, parts; /* of the mixer, as in VlMix */
+  int32_t rule, residual;
+  int32_t threads;
+  double eps;
+  const uint8_t *reverse;
+  const void *x;            /* (batch, length, dim), contiguous */
+  const void *norm_weight;  /* (dim) */
+  const void *in_proj;      /* (2 channels, dim) */
+  const void *conv_weight, *conv_bias, *x_proj, *dt_proj, *dt_bias, *A, *D; /* as in VlMix */
+  const void *out_proj;     /* (dim, channels) */
+  void *out;                /* (batch, length, dim) */
+  void *xz;                 /* (batch, length, 2 channels): forward writes it, backward reads it; so the next two */
+  void *projected;          /* as in VlMix */
+  void *checkpoints;        /* as in VlScan */
+  /* backward only */
+  const void *dout;         /* (batch, length, dim), contiguous */
+  void *dx;
+  void *dnorm_weight, *din_proj, *dconv_weight, *dconv_bias, *dx_proj, *ddt_proj, *ddt_bias, *dA, *dD, *dout_proj; /* as the weights */
+} VlBlock;
+
 /* level: an instruction set of vl_level_name, or -1 for the best that this processor has. Returns 0, or 1 if the
  * level is not there or memory ran out (nothing is then written that may be read). */
+#ifdef _WIN32
+#define VL_EXPORT extern "C" __declspec(dllexport)
+#else
+#define VL_EXPORT extern "C" __attribute__((visibility("default")))
+#endif
 #ifdef __cplusplus
 extern "C" {
 #endif
@@ -146,6 +175,10 @@ int vl_norm_forward(const VlNorm *, int level);
 int vl_norm_backward(const VlNorm *, int level);
 int vl_sum(const VlSums *, int level);
 int vl_matmul(const VlMatmul *, int level);
+/* A block's stages in turn, or the one whose number is given; -1 for all. */
+enum { VL_BLOCK_FORWARD_STAGES = 4, VL_BLOCK_BACKWARD_STAGES = 6 };
+int vl_block_forward(const VlBlock *, int stage, int level);
+int vl_block_backward(const VlBlock *, int stage, int level);
 
 /* The CUDA library. Tensors are in the device's memory; x, dt, z and dy are aligned to two elements, their strides and
  * the channels even, their steps below 2^31; at most 64 groups; nothing is empty. Work is queued on `stream`. Returns 0 or

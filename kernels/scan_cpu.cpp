@@ -53,6 +53,7 @@ template <class T, int NS> struct Scan {
   Gate<T> *gates;                    // [step]
   Keys<T> keys;
   T *low;                            // [step][rank]: the factor of dt that a mixer projects
+  V *dt_proj;                        // [rank][block]: by these
   V *dx, *dy, *ddt, *z_slope, *dD, *dbias, *dA;  // [step], [step], [step], [step], [block], [block], [block][n]
   Trace<T> trace;
   typename R::Sums sums;
@@ -65,7 +66,7 @@ template <class T, int NS> struct Scan {
       state = c.next<V>(n_blocks * n), A = c.next<V>(n_blocks * n);
       x = c.next<V>(C), y = c.next<V>(C), dt = c.next<V>(C), z = dt, gates = c.next<Gate<T>>(C);
       keys = {c.next<T>(C * n), c.next<T>(C * n), c.next<T>(C * n), c.next<T>(C * n), c.next<T>(C)};
-      low = c.next<T>(C * rank());
+      low = c.next<T>(C * rank()), dt_proj = c.next<V>(rank() * n_blocks);
       if (!backward) return;
       dx = c.next<V>(C), dy = c.next<V>(C), ddt = c.next<V>(C), z_slope = c.next<V>(C), dD = c.next<V>(n_blocks), dbias = c.next<V>(n_blocks);
       dA = c.next<V>(n_blocks * n), trace = {c.next<V>((C + 1) * n), c.next<V>(C * n), c.next<V>(C)};
@@ -74,15 +75,15 @@ template <class T, int NS> struct Scan {
     });
   }
 
-  // A, transposed to a vector for each state, times log2(e) so that exp(delta A) is one exp2
-  void load_A(int64_t g) {
+  // The weights of a direction: A, times log2(e) so that exp(delta A) is one exp2, and the projection to dt.
+  template <int RULE> void load_weights(int64_t g) {
     for (int64_t block = blocks.begin; block < blocks.end; block++) {
-      const T *p = (const T *)a.A + (g * a.channels + block * W) * n_states;
-      V *to = A + (block - blocks.begin) * n_states;
-      for (int n = 0; n < n_states; n++) {
-        to[n] = V{};
-        for (int c = 0; c < width(block); c++) to[n][c] = p[c * n_states + n] * T(kLog2e);
-      }
+      const int64_t i = block - blocks.begin, row = g * a.channels + block * W;
+      if (mix) load_columns(dt_proj + i, n_blocks, (const T *)mix->dt_proj + row * mix->rank, mix->rank, width(block));
+      if (RULE != VL_MAMBA) continue;
+      V *of_block = A + i * n_states;
+      load_columns(of_block, 1, (const T *)a.A + row * n_states, n_states, width(block));
+      for (int n = 0; n < n_states; n++) of_block[n] *= T(kLog2e);
     }
   }
 
@@ -118,7 +119,7 @@ template <class T, int NS> struct Scan {
     if (mix) {
       x = projection.u + (block - blocks.begin) * projection.column;
       for (int64_t i = 0; i < s.steps; i++) dt[i] = bias;
-      combine<T>(dt, low, mix->rank, (const T *)mix->dt_proj + s.group * mix->rank * a.channels + d, a.channels, s.steps, mix->rank, count);
+      combine<T>(dt, low, mix->rank, (const T *)(dt_proj + (block - blocks.begin)), n_blocks * W, s.steps, mix->rank, W);
       open_gates<T, RULE, SLOPES>(gates, keys.k_squared, s.steps, [&](int i) { return dt[i]; });
     } else {
       gather<T>(x, a.x, a.dtype, s, d, count);
@@ -137,7 +138,7 @@ template <class T, int NS> struct Scan {
     for (int64_t g = 0; g < a.groups; g++) {
       if (mix) projection.begin(g, false);
       clear(state, n_blocks * n_states);
-      if (RULE == VL_MAMBA) load_A(g);
+      load_weights<RULE>(g);
       for (int64_t c = 0; c < chunks; c++) {
         const Span s(g, b, L, C, c, a.reverse[g]);
         if (mix) projection.convolve_chunk(s, false);
@@ -190,7 +191,7 @@ template <class T, int NS> struct Scan {
     for (int64_t g = 0; g < a.groups; g++) {
       clear(state, n_blocks * n), clear(dD, n_blocks), clear(dbias, n_blocks), clear(dA, n_blocks * n);
       if (mix) projection.begin(g, true), clear(d_dt_proj, n_blocks * rank());
-      if (RULE == VL_MAMBA) load_A(g);
+      load_weights<RULE>(g);
       for (int64_t c = chunks - 1; c >= 0; c--) {
         const Span s(g, b, L, C, c, a.reverse[g]);
         if (mix) projection.convolve_chunk(s, true);
@@ -280,10 +281,8 @@ template <class T, int NS> struct Scan {
       for (int n = 0; n < n_states; n++) dk[n] -= norm * keys.two_k[i * n_states + n];
     }
     if (!mix) return;
-    const int64_t d = blocks.begin * W, real = (a.channels < blocks.end * W ? a.channels : blocks.end * W) - d;
-    const T *dt_proj = (const T *)mix->dt_proj + s.group * mix->rank * a.channels + d;
     const int64_t step = s.reverse ? -projected_width(*mix) : projected_width(*mix);
-    dots<T>(d_projected<T>(*mix, part, s, 0), step, all_ddt, projection.column, dt_proj, a.channels, s.steps, mix->rank, real);
+    dots<T>(d_projected<T>(*mix, part, s, 0), step, all_ddt, projection.column, (const T *)dt_proj, n_blocks * W, s.steps, mix->rank, n_blocks * W);
   }
 
   template <int RULE> void finish_parameters(int64_t g) {
@@ -293,10 +292,8 @@ template <class T, int NS> struct Scan {
       if (a.dD) store((T *)a.dD + at, dD[i], count);
       if (a.ddt_bias) store((T *)a.ddt_bias + at, dbias[i], count);
       if (RULE == VL_MAMBA)
-        for (int n = 0; n < n_states; n++)
-          for (int l = 0; l < count; l++) ((T *)a.dA)[(at + l) * n_states + n] = dA[i * n_states + n][l];
-      for (int64_t r = 0; mix && r < mix->rank; r++)
-        store((T *)mix->ddt_proj + ((b * a.groups + g) * mix->rank + r) * a.channels + d, d_dt_proj[i * mix->rank + r], count);
+        store_columns((T *)a.dA + at * n_states, dA + i * n_states, n_states, count);
+      if (mix) store_columns((T *)mix->ddt_proj + at * mix->rank, d_dt_proj + i * mix->rank, mix->rank, count);
     }
   }
 };

@@ -6,8 +6,6 @@
 #include "scan_cuda_forward.cuh"
 #include "scan_cuda_split.cuh"
 
-#define VL_EXPORT extern "C" __attribute__((visibility("default")))
-
 namespace vilonghorn {
 namespace {
 

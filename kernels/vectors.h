@@ -2,9 +2,8 @@
 // Written in the vector extensions that GCC and Clang share; the width is set for each instruction set level.
 #pragma once
 #include <math.h>
-#include <stdint.h>
-#include <stdlib.h>
 #include <string.h>
+#include "scratch.h"
 #ifdef __AVX512F__
 #include <immintrin.h>
 #endif
@@ -59,6 +58,18 @@ template <class T> VL_INLINE void store(T *p, Vector<T> v, int count = kLanes<T>
 }
 
 // Of two vectors whose lanes come in runs of S: their even runs, in `a`, and their odd ones, in `b`.
+// Vectors of `columns` numbers of each of `count` rows that lie side by side, a lane for a row: v[j * step][l] = p[l * columns + j].
+template <class T> static void load_columns(Vector<T> *v, int64_t step, const T *p, int64_t columns, int count) {
+  for (int64_t j = 0; j < columns; j++) {
+    v[j * step] = Vector<T>{};
+    for (int l = 0; l < count; l++) v[j * step][l] = p[l * columns + j];
+  }
+}
+template <class T> static void store_columns(T *p, const Vector<T> *v, int64_t columns, int count) {
+  for (int64_t j = 0; j < columns; j++)
+    for (int l = 0; l < count; l++) p[l * columns + j] = v[j][l];
+}
+
 template <class T, int S> VL_INLINE void part_runs(Vector<T> &a, Vector<T> &b) {
   constexpr int W = kLanes<T>;
 #ifdef __clang__
@@ -191,41 +202,6 @@ template <class T, class Read> VL_INLINE void silu(Vector<T> *value, Vector<T> *
   });
 }
 
-// Hands out memory array by array; with no memory, it counts how much there must be. No array begins a power of two behind
-// another one: the same steps of both would compete for one place of the cache.
-struct Carver {
-  char *data;
-  size_t used = 0;
-  template <class E> E *next(int64_t count) {
-    E *array = (E *)(data + used);
-    used += ((sizeof(E) * count + 63) / 64 | 1) * 64 + 256;
-    return array;
-  }
-};
-
-// Scratch memory of a thread, kept between jobs: fresh pages for each job would cost more than the job's arithmetic.
-struct Scratch {
-  void *data = nullptr;
-  size_t size = 0;
-  ~Scratch() { free(data); }
-  template <class Layout> bool carve(Layout layout) {  // which takes its arrays from a Carver
-    Carver sizes{nullptr};
-    layout(sizes);
-    Carver arrays{(char *)take(sizes.used)};
-    if (!arrays.data) return false;
-    layout(arrays);
-    return true;
-  }
-  void *take(size_t bytes) {
-    if (bytes > size) {
-      free(data);
-      size = (bytes + 63) / 64 * 64;
-      data = aligned_alloc(64, size);
-      if (!data) size = 0;
-    }
-    return data;
-  }
-};
 thread_local Scratch scratch;
 
 // The vectors of channels [begin, end) that belong to a part.

@@ -38,7 +38,7 @@ constexpr int kMaxTaps = 64;
 template <class T> struct Taps {  // of one vector of channels
   Vector<T> weight[kMaxTaps], bias;
   void load(const void *weights, const void *biases, int64_t group, int64_t taps, int64_t channels, int64_t d, int count) {
-    for (int64_t j = 0; j < taps; j++) weight[j] = ::load((const T *)weights + (group * taps + j) * channels + d, count);
+    load_columns<T>(weight, 1, (const T *)weights + (group * channels + d) * taps, taps, count);
     bias = ::load((const T *)biases + group * channels + d, count);
   }
 };

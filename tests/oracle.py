@@ -85,6 +85,25 @@ def mixer_inputs(G, B, L, D, N, R, K, *, rule, dim=None, seed=0, dtype=torch.flo
     return {name: value.to(dtype) for name, value in values.items()}
 
 
+def residual_block(x, norm_weight, in_proj, *, residual=True, eps=1e-5, **mix):
+    """Arguments as `vilonghorn.ops.block`; the result is float64."""
+    x = x.double()
+    normed = x * norm_weight.double() / (x.square().mean(-1, keepdim=True) + eps).sqrt()
+    branch = mixer(normed @ in_proj.double().mT, **mix)
+    return x + branch if residual else branch
+
+
+def block_inputs(G, B, L, D, N, R, K, dim, *, rule, seed=0, dtype=torch.float32) -> dict[str, Tensor]:
+    """Random arguments of a residual block, scaled as its initialisation does."""
+    generator = torch.Generator().manual_seed(seed + 1)
+    values = mixer_inputs(G, B, L, D, N, R, K, rule=rule, dim=dim, seed=seed, dtype=torch.float64)
+    del values["xz"]
+    values["x"] = torch.randn(B, L, dim, generator=generator, dtype=torch.float64)
+    values["norm_weight"] = 1 + torch.randn(dim, generator=generator, dtype=torch.float64) / 4
+    values["in_proj"] = torch.randn(2 * D, dim, generator=generator, dtype=torch.float64) * dim**-0.5
+    return {name: value.to(dtype) for name, value in values.items()}
+
+
 def inputs(G, B, L, D, N, *, rule, gate=True, seed=0, dtype=torch.float32, key_scale=1.0) -> dict[str, Tensor]:
     """Random arguments of a scan; A, z, D and dt_bias where the rule and `gate` have them."""
     generator = torch.Generator().manual_seed(seed)

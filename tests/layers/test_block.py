@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from vilonghorn.layers import Block, widen
+from vilonghorn.ops.products import has_tiles
 
 norm_layer = partial(nn.RMSNorm, eps=1e-5)
 
@@ -76,3 +77,13 @@ def test_hooks_see_and_change_what_a_part_takes_and_gives(part):
 def test_a_norm_of_another_kind_is_called():
     block, x = Block(24, norm_layer=torch.nn.LayerNorm), torch.randn(2, 7, 24)
     assert torch.equal(block(x), x + block.mixer(torch.nn.functional.layer_norm(x, (24,))))
+
+
+@pytest.mark.skipif(not has_tiles(), reason="needs the native CPU library on an x86 processor")
+@pytest.mark.parametrize("drop_path, training", [(0.0, True), (0.5, False), (0.5, True)])
+def test_the_stream_is_added_within_the_operator_unless_a_branch_may_be_dropped(drop_path, training):
+    block, x = Block(24, drop_path=drop_path).train(training), torch.randn(2, 7, 24)
+    with torch.profiler.profile() as profile:
+        block(x)
+    names = {event.key for event in profile.key_averages()}
+    assert "vilonghorn::block" in names and ("aten::add" in names) == (drop_path > 0 and training)

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.flop_counter import FlopCounterMode
 
-from vilonghorn.ops import native, project, project_normed, rms_norm
+from vilonghorn.ops import native, project
 from vilonghorn.ops.products import X86
 
 sizes = st.integers(1, 40)
@@ -39,55 +39,6 @@ def test_it_is_the_product_and_its_gradients(rows, K, N, strided, step, seed):
         results.append([y, *torch.autograd.grad(y, (x, weight), dy.to(dtype))])
     for expected, found in zip(*results):
         torch.testing.assert_close(found, expected.to(found.dtype), rtol=1e-5, atol=1e-4)
-
-
-def leaves(K: int, N: int, rows=(2, 5), dtype=torch.float32) -> list[torch.Tensor]:
-    """Tokens, the weight of their norm, and that of their projection."""
-    return [t.to(dtype).requires_grad_() for t in (torch.randn(*rows, K), 1 + torch.randn(K) / 4, torch.randn(N, K))]
-
-
-@settings(max_examples=30, deadline=None)
-@given(st.tuples(st.integers(1, 3), st.integers(1, 9)), sizes, sizes, st.floats(1e-6, 1), st.integers(0, 2**31))
-def test_normed_tokens_are_projected_with_their_gradients(rows, K, N, eps, seed):
-    torch.manual_seed(seed)
-    given, dy = leaves(K, N, rows), torch.randn(*rows, N)
-    exact = [t.detach().double().requires_grad_() for t in given]
-    x, norm_weight, weight = exact
-    expected = F.linear(F.rms_norm(x, (K,), norm_weight, eps), weight)
-    expected = [expected, *torch.autograd.grad(expected, exact, dy.double())]
-    found = project_normed(*given[:2], eps, given[2])
-    found = [found, *torch.autograd.grad(found, given, dy)]
-    for a, b in zip(found, expected):
-        torch.testing.assert_close(a.double(), b, rtol=1e-4, atol=1e-4 * max(1.0, float(b.detach().abs().max())))
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
-def test_norm_and_projection_in_one_are_the_two_bit_for_bit(dtype):
-    x, norm_weight, weight = leaves(24, 7, dtype=dtype)
-    results = []
-    for y in (project_normed(x, norm_weight, 1e-5, weight), project(rms_norm(x, norm_weight, 1e-5), weight)):
-        results.append([y, *torch.autograd.grad(y.square().sum(), (x, norm_weight, weight))])
-    assert all(map(torch.equal, *results))
-
-
-@needs_tiles
-@pytest.mark.skipif(not X86, reason="another processor's products are torch's")
-def test_normed_tokens_are_not_kept():
-    x, norm_weight, weight = leaves(24, 7)
-    saved = []
-    with torch.autograd.graph.saved_tensors_hooks(lambda t: saved.append(t) or t, lambda t: t):
-        project_normed(x, norm_weight, 1e-5, weight)
-    assert sorted(t.numel() for t in saved) == [2 * 5, 24, 24 * 7, 2 * 5 * 24]
-
-
-@pytest.mark.parametrize("frozen", range(3))
-def test_a_frozen_part_of_a_normed_projection_gets_no_gradient(frozen):
-    tensors = leaves(24, 7)
-    expected = torch.autograd.grad(project_normed(*tensors[:2], 1e-5, tensors[2]).sum(), tensors)
-    tensors[frozen].requires_grad_(False)
-    project_normed(*tensors[:2], 1e-5, tensors[2]).sum().backward()
-    for i, t in enumerate(tensors):
-        assert t.grad is None if i == frozen else torch.equal(t.grad, expected[i])
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
@@ -127,11 +78,11 @@ def test_functional_transforms_see_a_linear_layer():
 
 
 def test_a_result_may_be_changed_in_place():
-    x, norm_weight, weight = leaves(6, 7)
-    for result in (project(x, weight), project_normed(x, norm_weight, 1e-5, weight)):
-        (gradient,) = torch.autograd.grad(result, x, torch.ones(2, 5, 7), retain_graph=True)
-        result *= 2
-        torch.testing.assert_close(torch.autograd.grad(result, x, torch.ones(2, 5, 7))[0], 2 * gradient)
+    x, weight = torch.randn(2, 5, 6, requires_grad=True), torch.randn(7, 6)
+    result = project(x, weight)
+    (gradient,) = torch.autograd.grad(result, x, torch.ones(2, 5, 7), retain_graph=True)
+    result *= 2
+    torch.testing.assert_close(torch.autograd.grad(result, x, torch.ones(2, 5, 7))[0], 2 * gradient)
 
 
 def test_flops_are_counted_as_torch_counts_its_own():
@@ -189,11 +140,6 @@ def test_the_operator_passes_opcheck():
 def test_shapes_that_do_not_fit_are_refused_as_by_torch():
     with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
         project(torch.randn(2, 5, 6), torch.randn(7, 8))
-
-
-def test_a_norms_weight_that_does_not_fit_is_refused():
-    with pytest.raises(ValueError, match="weight has shape"):
-        project_normed(torch.randn(2, 5, 6), torch.ones(5), 1e-5, torch.randn(7, 6))
 
 
 def test_a_compiler_sees_a_linear_layer():

@@ -60,6 +60,8 @@ class Block(nn.Module):
         elif isinstance(x, fx.Proxy) or not self._is_plain():  # a traced graph names the norm
             branch = self.mixer(self.norm(tokens))
         else:
+            if tokens is x and self._keeps_branch():  # then the mixer adds the stream itself
+                return self.mixer(tokens, self.norm.weight, self.norm.eps, True)
             branch = self.mixer(tokens, self.norm.weight, self.norm.eps)
         return x + self.drop_path(branch)
 
@@ -67,3 +69,8 @@ class Block(nn.Module):
     def _is_plain(self) -> bool:
         """Whether the mixer may norm its tokens itself."""
         return is_plain(self.norm, RMSNorm) and is_plain(self.mixer, Mixer) and not self.norm.portable
+
+    @torch.jit.unused
+    def _keeps_branch(self) -> bool:
+        """Whether stochastic depth leaves the branch as it is."""
+        return is_plain(self.drop_path, nn.Identity) or (is_plain(self.drop_path, DropPath) and not self.drop_path.training)

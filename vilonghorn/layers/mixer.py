@@ -12,7 +12,7 @@ import torch
 from timm.layers import is_exportable, register_notrace_function
 from torch import Tensor, fx, nn
 
-from ..ops import project, project_normed, rms_norm
+from ..ops import block, project, rms_norm
 from ..ops.arguments import RULES, direction_flags
 from .forms import NORM_EPS, mix_form
 from .norm import RMSNorm, widen
@@ -143,12 +143,15 @@ class Mixer(nn.Module):
         step = step.clamp(min=DT_FLOOR)
         self.dt_bias.copy_(step + torch.log(-torch.expm1(-step)))  # the inverse of softplus
 
-    def forward(self, x: Tensor, norm_weight: Optional[Tensor] = None, norm_eps: float = 1e-5) -> Tensor:
+    def forward(
+        self, x: Tensor, norm_weight: Optional[Tensor] = None, norm_eps: float = 1e-5, residual: bool = False
+    ) -> Tensor:
         """
         Args:
             x: tokens, (B, L, dim).
             norm_weight: of an RMSNorm of x, (dim,), and `norm_eps` what that adds to the mean square. Default: none. Given
                 here rather than applied to x, it saves the memory of normed tokens in training. TorchScript takes none.
+            residual: whether x is added to the result. Default: no.
 
         Returns:
             Mixed tokens, (B, L, dim).
@@ -170,14 +173,28 @@ class Mixer(nn.Module):
         else:
             # a traced graph names the module, and torch's operators alone are those of `portable`
             named = isinstance(x, fx.Proxy) or self.portable or not _has_weight_alone(self.in_proj)
-            if named:
-                xz = self.in_proj(x if norm_weight is None else rms_norm(x, norm_weight, norm_eps))
-            elif norm_weight is None:
-                xz = project(x, self.in_proj.weight)
-            else:
-                xz = project_normed(x, norm_weight, norm_eps, self.in_proj.weight)
             if _has_weight_alone(self.out_proj):
                 out_proj = self.out_proj.weight
+            if not (named or norm_weight is None or out_proj is None or self.norms is not None or self.learned_A):
+                return block(
+                    x,
+                    norm_weight,
+                    self.in_proj.weight,
+                    self.conv_weight,
+                    self.conv_bias,
+                    self.x_proj,
+                    dt_proj,
+                    dt_bias,
+                    A,
+                    self.D,
+                    out_proj,
+                    rule=self.rule,
+                    reverse=self.flags,
+                    eps=norm_eps,
+                    residual=residual,
+                )
+            tokens = x if norm_weight is None else rms_norm(x, norm_weight, norm_eps)
+            xz = self.in_proj(tokens) if named else project(tokens, self.in_proj.weight)
         y = mix_form(
             xz,
             self.conv_weight,
@@ -193,7 +210,8 @@ class Mixer(nn.Module):
             self.flags,
             self.portable,
         )
-        return self.out_proj(y) if out_proj is None else y
+        y = self.out_proj(y) if out_proj is None else y
+        return x + y if residual else y
 
     def extra_repr(self) -> str:
         form = "separate" if self.norms is None else "shared"

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from .arguments import RULES, ScanArguments
 
-ABI = 6  # VL_ABI of kernels/scan.h
+ABI = 7  # VL_ABI of kernels/scan.h
 _int, _long, _pointer = ctypes.c_int32, ctypes.c_int64, ctypes.c_void_p
 _DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)  # in the order of VL_FLOAT32 and its kin
 
@@ -86,7 +86,7 @@ class Norm(ctypes.Structure):  # VlNorm
         *((n, _long) for n in ("batch", "channels", "parts")),
         *((n, _int) for n in ("dtype", "threads")),
         ("eps", ctypes.c_double),
-        *((n, _pointer) for n in ("x", "weight", "y", "scale", "dy", "dx", "dweight")),
+        *((n, _pointer) for n in ("x", "weight", "y", "scale", "dy", "add", "dx", "dweight")),
     ]
 
 
@@ -103,7 +103,7 @@ class Conv(ctypes.Structure):  # VlConv
 
 
 class Sum(ctypes.Structure):  # VlSum
-    _fields_ = [("addends", _pointer), ("sum", _pointer), *((n, _long) for n in ("matrices", "rows", "columns"))]
+    _fields_ = [("addends", _pointer), ("sum", _pointer), ("size", _long)]
 
 
 class Sums(ctypes.Structure):  # VlSums
@@ -116,11 +116,24 @@ class Sums(ctypes.Structure):  # VlSums
 
 class Matmul(ctypes.Structure):  # VlMatmul
     _fields_ = [
-        *((n, _long) for n in ("rows", "columns", "depth", "parts")),
+        *((n, _long) for n in ("rows", "columns", "depth")),
         ("threads", _int),
         *((n, _pointer) for n in ("a", "b")),
-        *((n, _long) for n in ("a_row", "a_depth", "b_depth", "b_column", "out_row")),
-        *((n, _pointer) for n in ("out", "packed")),
+        *((n, _long) for n in ("a_row", "a_depth", "b_depth", "b_column")),
+        *((n, _pointer) for n in ("add", "out", "packed")),
+    ]
+
+
+class Block(ctypes.Structure):  # VlBlock
+    _fields_ = [
+        *((n, _long) for n in ("batch", "length", "dim", "groups", "channels", "states", "taps", "rank", "chunk", "parts")),
+        *((n, _int) for n in ("rule", "residual", "threads")),
+        ("eps", ctypes.c_double),
+        ("reverse", ctypes.c_char_p),
+        *((n, _pointer) for n in ("x", "norm_weight", "in_proj", "conv_weight", "conv_bias", "x_proj", "dt_proj", "dt_bias")),
+        *((n, _pointer) for n in ("A", "D", "out_proj", "out", "xz", "projected", "checkpoints")),
+        *((n, _pointer) for n in ("dout", "dx", "dnorm_weight", "din_proj", "dconv_weight", "dconv_bias", "dx_proj")),
+        *((n, _pointer) for n in ("ddt_proj", "ddt_bias", "dA", "dD", "dout_proj")),
     ]
 
 

@@ -21,7 +21,6 @@ class Addends(NamedTuple):
     name: str  # of the field that tells the kernel where
     struct: ctypes.Structure  # that has this field
     parameter: Tensor | None
-    transposed: bool = False  # whether the kernel holds the last two dimensions the other way round
 
 
 class ParameterGradients:
@@ -41,8 +40,7 @@ class ParameterGradients:
         structs = (Sum * len(present))()
         for struct, a, grad in zip(structs, present, self._sums):
             setattr(a.struct, a.name, at)
-            struct.addends, struct.sum = at, grad.data_ptr()
-            struct.matrices, struct.columns, struct.rows = grad.shape if a.transposed else (1, grad.numel(), 1)
+            struct.addends, struct.sum, struct.size = at, grad.data_ptr(), grad.numel()
             at += count * grad.numel() * call.real.itemsize
         threads = max(1, min(torch.get_num_threads(), count * total // GRAIN))
         self.sums = Sums(structs, len(present), count, threads, call.real == torch.float64, threads)

@@ -67,6 +67,26 @@ class MixArguments(NamedTuple):
         return B, L, width // 2
 
 
+class BlockArguments(NamedTuple):
+    """Arguments of `vilonghorn.ops.block`, in the operator's order (see there for their meaning)."""
+
+    x: Tensor  # (B, L, dim)
+    norm_weight: Tensor  # (dim,)
+    in_proj: Tensor  # (2D, dim)
+    conv_weight: Tensor  # (G, D, K)
+    conv_bias: Tensor  # (G, D)
+    x_proj: Tensor  # (G, R + 2N, D)
+    dt_proj: Tensor  # (G, D, R)
+    dt_bias: Tensor  # (G, D)
+    A: Tensor | None  # (G, D, N), mamba only
+    D: Tensor  # (G, D)
+    out_proj: Tensor  # (dim, D)
+    rule: str
+    reverse: Sequence[int]
+    eps: float
+    residual: bool
+
+
 def direction_flags(operator: str, reverse: Sequence[bool]) -> list[int]:
     """`reverse` as operators take it: in integers, as torch.jit.trace knows no lists of booleans.
 

@@ -63,8 +63,8 @@ def differentiate(op: OpOverload, gradient: OpOverload) -> Callable:
     Args:
         op: made by `operator`.
         gradient: made by `operator`. It takes the gradient of `op`'s first result, the other results, `op`'s tensors and,
-            of its options, those that have the same name here; it returns a list with the gradient of each tensor that is
-            there. A backward through it raises RuntimeError: second derivatives are not known.
+            of its options, those that have the same name here, and if it has an option `wanted`, last of all a flag for each
+            tensor; it returns a list with the gradient of each tensor that is there. A backward through it raises RuntimeError: second derivatives are not known.
     """
     arguments, known = op._schema.arguments, {argument.name for argument in gradient._schema.arguments}
     tensors, others = _count_tensors(op), len(op._schema.returns) - 1
@@ -81,6 +81,8 @@ def differentiate(op: OpOverload, gradient: OpOverload) -> Callable:
         ctx.mark_non_differentiable(*kept)
         ctx.set_materialize_grads(False)
         ctx.options = [args[i] for i in options]
+        if "wanted" in known:
+            ctx.options.append([int(wanted) for wanted in ctx.needs_input_grad[:tensors]])
         return results
 
     def backward(ctx, dy: Tensor | None, *_: None):
@@ -89,6 +91,7 @@ def differentiate(op: OpOverload, gradient: OpOverload) -> Callable:
         saved = ctx.saved_tensors  # read once: non-reentrant checkpointing recomputes at each read
         present = iter(run_gradient(dy, *saved, *ctx.options))
         grads = [None if t is None else next(present) for t in saved[others:]]
+        grads = (grad if needed else None for grad, needed in zip(grads, ctx.needs_input_grad))
         return (*grads, *(None,) * (len(arguments) - tensors))
 
     def gradient_forward(ctx, *args):

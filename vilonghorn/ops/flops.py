@@ -14,7 +14,7 @@ from types import SimpleNamespace
 import torch
 from torch.utils.flop_counter import register_flop_formula
 
-from . import conv, mix, norm, operator, token_decay  # noqa: F401  (they define the operators)
+from . import block, conv, mix, norm, operator, token_decay  # noqa: F401  (they define the operators)
 
 # For one token, channel and number of state: decay, update and read (see `vilonghorn.ops.scan`).
 STEP = {
@@ -101,6 +101,26 @@ def mix_backward_flops(a: SimpleNamespace) -> int:
     """Convolution, steps and recurrence again; then two products for each."""
     conv, projections, recurrence, out = _mix_parts(a)
     return 3 * conv + 2 * projections + 3 * recurrence + 2 * out
+
+
+@_count(torch.ops.vilonghorn.block)
+def block_flops(a: SimpleNamespace) -> int:
+    """All that a residual block does."""
+    return 2 * math.prod(a.x) * a.in_proj[0] + mix_flops(_mixer(a))
+
+
+@_count(torch.ops.vilonghorn.block_backward)
+def block_backward_flops(a: SimpleNamespace) -> int:
+    """As that of its parts."""
+    in_proj, out_proj = 2 * math.prod(a.x) * a.in_proj[0], 2 * math.prod(a.xz) // 2 * a.out_proj[0]
+    names = [argument.name for argument in torch.ops.vilonghorn.block.default._schema.arguments]
+    wanted = dict(zip(names, a.wanted))
+    return mix_backward_flops(_mixer(a)) + in_proj + in_proj * wanted["in_proj"] - out_proj * (1 - wanted["out_proj"])
+
+
+def _mixer(a: SimpleNamespace) -> SimpleNamespace:
+    """What a block's mixer gets of the block's arguments."""
+    return SimpleNamespace(**{**vars(a), "xz": (*a.x[:2], a.in_proj[0])})
 
 
 @_count(torch.ops.vilonghorn.matmul)

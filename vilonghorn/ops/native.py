@@ -19,7 +19,6 @@ NAME = "cpu"
 CHUNK = 64  # steps between two saved states: smaller costs memory, larger outgrows the cache in backward
 LANES = 16  # channels of a saved state are padded to the widest vector
 COLUMNS = 48  # of a packed panel of `matmul`, VL_MATMUL_COLUMNS
-ROWS = (32, 128)  # of a job of `matmul`: fewer leave its packing unpaid, more outgrow the cache
 
 
 def _open() -> tuple[ctypes.CDLL | None, str | None]:
@@ -87,13 +86,10 @@ def matmul(a: Tensor, b: Tensor, level: int = -1) -> Tensor:
 
     Every sum is taken in the order of the depth: it depends on neither the number of threads nor the other rows.
     """
-    (rows, depth), columns, threads = a.shape, b.shape[1], torch.get_num_threads()
-    least, most = ROWS
-    parts = -(-rows // max(least, min(-(-rows // threads), most)))
-    parts = -(-parts // threads) * threads if parts > threads else parts
+    (rows, depth), columns = a.shape, b.shape[1]
     out, packed = a.new_empty(rows, columns), a.new_empty(depth * (-(-columns // COLUMNS) * COLUMNS))
-    pointers, strides = (a.data_ptr(), b.data_ptr()), (*_strides(a), *_strides(b), columns)
-    struct = Matmul(rows, columns, depth, parts, threads, *pointers, *strides, out.data_ptr(), packed.data_ptr())
+    pointers, strides = (a.data_ptr(), b.data_ptr()), (*_strides(a), *_strides(b))
+    struct = Matmul(rows, columns, depth, torch.get_num_threads(), *pointers, *strides, None, out.data_ptr(), packed.data_ptr())
     run(library.vl_matmul, struct, level)
     return out
 
@@ -122,10 +118,15 @@ def share(call: Call, jobs: int, channels: int) -> None:
     as will do, for each part adds up gradients of keys and queries for itself."""
     threads = torch.get_num_threads()
     lanes = LANES // 2 if call.dtype == torch.float64 else LANES
+    call.struct.threads, call.struct.parts = threads, parts_of(jobs, channels, lanes, threads)
+
+
+def parts_of(jobs: int, channels: int, lanes: int, threads: int) -> int:
+    """Of the channels of a sequence; see `share`."""
     wanted = 1 if jobs >= 4 * threads else threads // math.gcd(jobs, threads)
-    call.struct.threads, call.struct.parts = threads, max(1, min(wanted, -(-channels // lanes)))
+    return max(1, min(wanted, -(-channels // lanes)))
 
 
-def run(function, struct: ctypes.Structure, level: int) -> None:
-    if function(ctypes.byref(struct), level):
+def run(function, struct: ctypes.Structure, level: int, *options: int) -> None:
+    if function(ctypes.byref(struct), *options, level):
         raise RuntimeError(f"the CPU kernel could not run: out of memory, or level {level} is not among {levels()}")

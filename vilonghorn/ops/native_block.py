@@ -29,7 +29,7 @@ def conv_backward(
     call = _conv_call(x, weight, bias, reverse)
     call.struct.dy = call.input(dy)
     dx = call.output("dx", x.shape)
-    addends = Addends("dweight", call.struct, weight, transposed=True), Addends("dbias", call.struct, bias)
+    addends = Addends("dweight", call.struct, weight), Addends("dbias", call.struct, bias)
     parameters = ParameterGradients(call, len(x), addends)
     run(library.vl_conv_backward, call.struct, level)
     run(library.vl_sum, parameters.sums, level)
@@ -70,10 +70,10 @@ def mix_backward(
     dxz = call.output("dx", (B, L, 2 * D), struct=fused)
     scan.dz, scan.dz_step = dxz.data_ptr() + D * dxz.element_size(), 2 * D
     addends = (
-        Addends("dconv_weight", fused, args.conv_weight, transposed=True),
+        Addends("dconv_weight", fused, args.conv_weight),
         Addends("dconv_bias", fused, args.conv_bias),
         Addends("dx_proj", fused, args.x_proj),
-        Addends("ddt_proj", fused, args.dt_proj, transposed=True),
+        Addends("ddt_proj", fused, args.dt_proj),
         Addends("ddt_bias", scan, args.dt_bias),
         Addends("dA", scan, args.A),
         Addends("dD", scan, args.D),
@@ -125,8 +125,8 @@ class _MixCall(Call):
         x = self.struct.x = self.input(args.xz)
         self.struct.z = Input((x.data or 0) + D * self.dtype.itemsize, x.group, x.batch, x.step)
         self.struct.A, self.struct.D, self.struct.dt_bias = map(self.parameter, (args.A, args.D, args.dt_bias))
-        mix.conv_weight, mix.conv_bias = self.parameter(args.conv_weight.mT), self.parameter(args.conv_bias)
-        mix.x_proj, mix.dt_proj = self.parameter(args.x_proj), self.parameter(args.dt_proj.mT)
+        mix.conv_weight, mix.conv_bias = self.parameter(args.conv_weight), self.parameter(args.conv_bias)
+        mix.x_proj, mix.dt_proj = self.parameter(args.x_proj), self.parameter(args.dt_proj)
         self.projected_shape = (G, B, L, P)
         self.checkpoint_size = G * B * -(-L // CHUNK) * N * -(-D // LANES) * LANES
         share(self, jobs=B, channels=D)
@@ -140,6 +140,6 @@ def _conv_call(x: Tensor, weight: Tensor, bias: Tensor, reverse: tuple[bool, ...
     (B, L, D), (G, _, K) = x.shape, weight.shape
     call = Call(Conv(groups=G, batch=B, length=L, channels=D, taps=K), x.dtype, reverse, x.device)
     call.struct.x = call.input(x)
-    call.struct.weight, call.struct.bias = call.parameter(weight.mT), call.parameter(bias)
+    call.struct.weight, call.struct.bias = call.parameter(weight), call.parameter(bias)
     share(call, jobs=B, channels=D)
     return call

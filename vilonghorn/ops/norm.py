@@ -9,7 +9,7 @@ from torch import Tensor
 
 from . import native, native_block
 from .arguments import DTYPES
-from .define import differentiate, operator, shortcut
+from .define import differentiate, operator
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float = 1e-5) -> Tensor:
@@ -31,7 +31,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float = 1e-5) -> Tensor:
     if x.dim() < 1 or weight.shape != x.shape[-1:]:
         raise ValueError(f"rms_norm: weight has shape {tuple(weight.shape)}, expected the last dimension of x {tuple(x.shape)}")
     if not is_exportable() and native.unavailable(x.device.type) is None and x.dtype in DTYPES and x.numel() > 0:
-        return run_norm(x, weight, eps)[0]
+        return _run(x, weight, eps)[0]
     return F.rms_norm(x, weight.shape, weight.to(x.dtype), eps)
 
 
@@ -56,4 +56,4 @@ def _(dy, scale, x, weight):
     return [x.new_empty(x.shape), weight.new_empty(weight.shape)]
 
 
-run_norm, run_norm_backward = differentiate(_rms_norm, _rms_norm_backward), shortcut(_rms_norm_backward)
+_run = differentiate(_rms_norm, _rms_norm_backward)

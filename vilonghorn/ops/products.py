@@ -35,11 +35,15 @@ def weight_gradient(dy: Tensor, x: Tensor) -> Tensor:
     return _multiply(dy, x) if is_for_tiles(dy, x.t()) else dy @ x
 
 
+def has_tiles() -> bool:
+    """Whether the tiles are there, on a processor where they are faster."""
+    return X86 and native.library is not None
+
+
 def is_for_tiles(x: Tensor, weight: Tensor) -> bool:
     """Whether the tiles can make x weight^T."""
     return (
-        X86
-        and native.library is not None
+        has_tiles()
         and x.device.type == weight.device.type == "cpu"
         and x.dtype == weight.dtype == torch.float32
         and x.dim() > 1

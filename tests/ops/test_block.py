@@ -1,0 +1,259 @@
+"""A residual block, at once and in parts, against the float64 oracle."""
+
+from functools import partial
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from oracle import block_inputs, compare, error, residual_block, value_and_grads
+from torch.utils.flop_counter import FlopCounterMode
+
+from vilonghorn.ops import block, mix, native, native_residual, project, rms_norm
+from vilonghorn.ops.arguments import RULES, BlockArguments
+from vilonghorn.ops.products import has_tiles
+
+NAMES = BlockArguments._fields[:11]
+# G, B, L, D, N, R, K, dim
+SHAPES = [
+    (1, 1, 1, 3, 2, 1, 1, 4),
+    (2, 2, 2, 5, 3, 2, 4, 3),
+    (2, 1, 63, 40, 16, 3, 4, 50),
+    (3, 2, 33, 17, 5, 1, 2, 8),
+    (2, 3, 65, 48, 16, 12, 4, 24),
+    (1, 7, 40, 33, 64, 5, 7, 16),
+]
+at_once = pytest.mark.skipif(not has_tiles(), reason="needs the native CPU library on an x86 processor")
+
+
+def flags(G):
+    return (False, True, True)[:G]
+
+
+def in_order(A=None, **values):
+    """`block` with every tensor by name."""
+    return block(A=A, **values)
+
+
+def in_parts(x, norm_weight, in_proj, A=None, *, residual=True, **values):
+    branch = mix(project(rms_norm(x, norm_weight), in_proj), A=A, **values)
+    return x + branch if residual else branch
+
+
+def operators(function) -> set[str]:
+    """Names of our operators that were called."""
+    with torch.profiler.profile() as profile:
+        function()
+    return {event.key.removeprefix("vilonghorn::") for event in profile.key_averages() if event.key.startswith("vilonghorn::")}
+
+
+@pytest.fixture(params=[1, 5])
+def threads(request):
+    before = torch.get_num_threads()
+    torch.set_num_threads(request.param)
+    yield request.param
+    torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("residual", [True, False])
+@pytest.mark.parametrize("dtype, tolerance", [(torch.float32, 3e-6), (torch.float64, 1e-12)], ids=str)
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_it_agrees_with_the_oracle_on_any_number_of_threads(shape, rule, dtype, tolerance, residual, threads):
+    values = block_inputs(*shape, rule=rule, dtype=dtype)
+    compare(in_order, values, tolerance, truth=residual_block, rule=rule, reverse=flags(shape[0]), residual=residual)
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_it_agrees_with_the_oracle_at_the_size_of_an_image(rule):
+    compare(in_order, block_inputs(2, 1, 197, 384, 16, 12, 4, 192, rule=rule), 3e-6, truth=residual_block, rule=rule, reverse=(False, True))
+
+
+@at_once
+@pytest.mark.parametrize("level", native.levels())
+@pytest.mark.parametrize("rule", RULES)
+def test_every_instruction_set_agrees_with_the_oracle(rule, level):
+    values, reverse = block_inputs(2, 2, 37, 41, 16, 6, 4, 23, rule=rule), (True, False)
+    expected = value_and_grads(residual_block, values, rule=rule, reverse=reverse)
+    args = BlockArguments(*(values.get(name) for name in NAMES), rule, reverse, 1e-5, True)
+    y, *saved = native_residual.block_forward(args, save=True, level=native.levels()[level])
+    assert error(y, expected["y"]) < 1e-6
+    cotangent = torch.randn(y.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64).float()
+    grads = native_residual.block_backward(cotangent, *saved, args, [True] * 11, level=native.levels()[level])
+    for name, grad in zip(NAMES, grads):
+        assert (grad is None) == (name not in values)
+        assert grad is None or error(grad, expected[name]) < 3e-6, name
+
+
+@at_once
+@settings(max_examples=25, deadline=None)
+@given(
+    G=st.integers(1, 3), B=st.integers(1, 4), L=st.integers(1, 70), D=st.integers(1, 70), dim=st.integers(1, 70),
+    N=st.integers(1, 20), R=st.integers(1, 9), K=st.integers(1, 6), rule=st.sampled_from(RULES), seed=st.integers(0, 2**31),
+)  # fmt: skip
+def test_at_once_it_is_its_parts(G, B, L, D, dim, N, R, K, rule, seed):
+    values = block_inputs(G, B, L, D, N, R, K, dim, rule=rule, seed=seed)
+    once, parts = (value_and_grads(f, values, rule=rule, reverse=flags(G)) for f in (in_order, in_parts))
+    for name in once:
+        torch.testing.assert_close(once[name], parts[name], rtol=1e-5, atol=1e-5 * max(1.0, float(parts[name].abs().max())))
+
+
+@at_once
+def test_it_runs_at_once_where_it_can():
+    values = block_inputs(2, 2, 9, 5, 3, 2, 4, 7, rule="longhorn")
+    stages = {f"block/{stage}" for stage in native_residual.FORWARD}
+    assert operators(lambda: in_order(**values)) == {"block", *stages}
+    in_double = {name: value.double() for name, value in values.items()}
+    assert "block" not in operators(lambda: in_order(**in_double))
+    with torch.autocast("cpu", torch.bfloat16):
+        assert "block" not in operators(lambda: in_order(**values))
+
+
+@at_once
+def test_a_profile_names_the_stages_and_changes_nothing():
+    values = block_inputs(2, 2, 9, 5, 3, 2, 4, 7, rule="longhorn")
+    expected = value_and_grads(in_order, values)
+    results = []
+    seen = operators(lambda: results.append(value_and_grads(in_order, values)))
+    assert seen >= {f"block/{stage}" for stage in (*native_residual.FORWARD, *native_residual.BACKWARD)}
+    assert all(torch.equal(results[0][name], expected[name]) for name in expected)
+
+
+@at_once
+def test_what_is_kept_is_what_backward_reads():
+    G, B, L, D, N, R, K, dim = 2, 2, 70, 5, 3, 2, 4, 7
+    leaves = {name: value.requires_grad_() for name, value in block_inputs(G, B, L, D, N, R, K, dim, rule="longhorn").items()}
+    weights, saved = {id(value) for value in leaves.values()}, []
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: saved.append(t) or t, lambda t: t):
+        in_order(**leaves)
+    states = G * B * 2 * N * 16
+    assert sorted(t.numel() for t in saved if id(t) not in weights) == sorted([B * L * 2 * D, G * B * L * (R + 2 * N), states])
+
+
+@at_once
+@pytest.mark.parametrize("frozen", NAMES)
+def test_a_frozen_part_gets_no_gradient(frozen):
+    values = block_inputs(2, 2, 9, 5, 3, 2, 4, 7, rule="mamba")
+    expected = value_and_grads(in_order, values, rule="mamba")
+    leaves = {name: value.clone().requires_grad_(name != frozen) for name, value in values.items()}
+    y = in_order(**leaves, rule="mamba")
+    cotangent = torch.randn(y.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64).float()
+    y.backward(cotangent)
+    for name, leaf in leaves.items():
+        assert leaf.grad is None if name == frozen else torch.equal(leaf.grad.double(), expected[name])
+
+
+@at_once
+def test_strided_arguments_are_read_as_they_are():
+    values = block_inputs(2, 2, 9, 5, 3, 2, 4, 7, rule="mamba")
+    strided = {name: value.mT.contiguous().mT if value.dim() > 1 else value for name, value in values.items()}
+    first, second = (value_and_grads(in_order, v, rule="mamba") for v in (values, strided))
+    assert all(torch.equal(first[name], second[name]) for name in first)
+
+
+@at_once
+def test_a_gradient_that_is_expanded_is_read_as_it_is():
+    values = block_inputs(2, 2, 9, 5, 3, 2, 4, 7, rule="longhorn")
+    leaves = [value.requires_grad_() for value in values.values()]
+    y = in_order(**values)
+    first = torch.autograd.grad(y, leaves, torch.ones(()).expand(y.shape), retain_graph=True)
+    assert all(map(torch.equal, first, torch.autograd.grad(y, leaves, torch.ones(y.shape))))
+
+
+@at_once
+@pytest.mark.parametrize("rule", ["longhorn", "mamba"])
+def test_the_operator_passes_torchs_checks(rule):
+    values = block_inputs(2, 2, 40, 5, 3, 2, 4, 7, rule=rule)
+    leaves = [values[name].requires_grad_() if name in values else None for name in NAMES]
+    torch.library.opcheck(torch.ops.vilonghorn.block.default, (*leaves, rule, [False, True], 1e-5, True, True))
+
+
+@at_once
+def test_the_gradients_operator_has_a_fake_that_tells_its_shapes():
+    values = block_inputs(2, 2, 40, 5, 3, 2, 4, 7, rule="longhorn")
+    args = [values.get(name) for name in NAMES]
+    y, *saved = torch.ops.vilonghorn.block(*args, "longhorn", [False, True], 1e-5, True, True)
+    wanted = [name != "in_proj" for name in NAMES]
+    call = (torch.ones_like(y), *saved, *args, "longhorn", [False, True], 1e-5, True, wanted)
+    torch.library.opcheck(torch.ops.vilonghorn.block_backward.default, call, test_utils=("test_schema", "test_faketensor"))
+
+
+@at_once
+def test_a_second_derivative_is_refused():
+    values = {name: value.requires_grad_() for name, value in block_inputs(2, 2, 9, 5, 3, 2, 4, 7, rule="longhorn").items()}
+    (dx,) = torch.autograd.grad(in_order(**values).square().sum(), values["x"], create_graph=True)
+    with pytest.raises(RuntimeError, match="can be differentiated once only"):
+        dx.sum().backward()
+
+
+@at_once
+def test_function_transforms_see_the_parts():
+    values = block_inputs(2, 2, 9, 5, 3, 2, 4, 7, rule="longhorn")
+    expected = in_order(**values).sum()
+    torch.testing.assert_close(torch.func.grad(lambda scale: (scale * in_order(**values)).sum())(torch.tensor(2.0)), expected)
+
+
+@at_once
+def test_a_result_may_be_changed_in_place():
+    values = block_inputs(2, 2, 9, 5, 3, 2, 4, 7, rule="longhorn")
+    once, twice = value_and_grads(in_order, values), value_and_grads(lambda **v: in_order(**v).mul_(2), values)
+    for name in once:
+        torch.testing.assert_close(twice[name], 2 * once[name])
+
+
+@at_once
+def test_flops_are_those_of_the_parts():
+    values = block_inputs(2, 3, 11, 16, 4, 2, 4, 6, rule="mamba")
+    for frozen in (set(), {"in_proj", "out_proj"}):
+        leaves = {name: value.clone().requires_grad_(name not in frozen) for name, value in values.items()}
+        counts = []
+        for function in (in_order, in_parts):
+            for backward in (False, True):
+                with FlopCounterMode(display=False) as counter:
+                    y = function(**leaves, rule="mamba", reverse=(False, True))
+                    if backward:
+                        y.sum().backward()
+                counts.append(counter.get_total_flops())
+        spared = 2 * 3 * 11 * 16 * 6 if frozen else 0  # `mix` makes out_proj's gradient, wanted or not
+        assert counts[0] == counts[2] and counts[1] == counts[3] - spared
+
+
+@pytest.mark.parametrize("B, L", [(0, 3), (2, 0)])
+def test_without_tokens_the_gradients_of_weights_are_zero(B, L):
+    values = block_inputs(2, B, L, 5, 3, 2, 4, 7, rule="mamba")
+    grads = value_and_grads(in_order, values, rule="mamba")
+    assert grads.pop("y").shape == (B, L, 7) and not any(grad.any() for grad in grads.values())
+
+
+@pytest.mark.parametrize(
+    "change, message",
+    [
+        (dict(rule="gru"), "rule is 'gru'"),
+        (dict(rule="mamba"), "needs A"),
+        (dict(norm_weight=torch.ones(5)), r"weight has shape \(5,\)"),
+        (dict(x=torch.zeros(9, 7)), "xz has shape"),
+        (dict(dt_bias=torch.zeros(2, 4)), "dt_bias has shape"),
+        (dict(x_proj=torch.zeros(2, 9, 5)), "x_proj has shape"),
+        (dict(out_proj=torch.zeros(1, 5)), r"block: out_proj has shape \(1, 5\), expected 7 rows"),
+        (dict(reverse=(False,)), "2 directions with 1 reverse flags"),
+        (dict(D=torch.zeros(2, 5, device="meta")), "D is on meta"),
+    ],
+)
+def test_arguments_that_do_not_fit_are_named(change, message):
+    values = block_inputs(2, 2, 9, 5, 3, 2, 4, 7, rule="longhorn")
+    with pytest.raises(ValueError, match=message):
+        in_order(**values | change)
+
+
+def test_an_input_projection_that_does_not_fit_is_refused_as_by_torch():
+    values = block_inputs(2, 2, 9, 5, 3, 2, 4, 7, rule="longhorn")
+    with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
+        in_order(**values | dict(in_proj=torch.zeros(10, 6)))
+
+
+@at_once
+@pytest.mark.parametrize("rule", RULES)
+def test_repetition_gives_the_same_bits(rule):
+    values = block_inputs(2, 3, 70, 40, 16, 3, 4, 20, rule=rule)
+    first, second = (value_and_grads(partial(in_order, rule=rule), values) for _ in range(2))
+    assert all(torch.equal(first[name], second[name]) for name in first)
