@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from vilonghorn.ops import dispatch, native, reference
+from vilonghorn.ops.products import has_tiles
 from vilonghorn.tools import bench, bench_check, bench_cpu
 from vilonghorn.tools.bench_floor import Shape
 from vilonghorn.tools.bench_report import tokens
@@ -71,6 +72,7 @@ def test_the_command_prints_tables_and_writes_the_same_figures(small_subjects, t
     assert f"{small:.4f}" in printed and f"{large:.4f}" in printed
     ops = [op["op"] for op in report["profile"]["ops"]]
     operator = "vilonghorn::mix" if native.unavailable("cpu") is None else "vilonghorn::scan"
+    operator = "vilonghorn::block/mix" if has_tiles() else operator
     assert operator in ops and report["profile"]["ops"][0]["op"] in printed
     assert report["targets"][0]["verdict"] in ("met", "NOT MET") and "at most" in printed
     assert "</svg>" in (tmp_path / "bench.svg").read_text()
