@@ -78,6 +78,17 @@ def test_saved_tensors_are_unpacked_once(run):
     assert len(unpacked) == len(packed) > 0
 
 
+@every_operator
+def test_saved_tensors_may_come_back_with_other_strides(run):
+    grads = []
+    for unpack in (lambda t: t, lambda t: torch.stack([t, t + 1], -1)[..., 0]):
+        x = tokens().requires_grad_()
+        with torch.autograd.graph.saved_tensors_hooks(lambda t: t, unpack):
+            run(x).square().sum().backward()
+        grads.append(x.grad)
+    assert torch.equal(*grads)
+
+
 class Names(TorchDispatchMode):
     """What torch's dispatcher is asked for, by name."""
 

@@ -89,8 +89,9 @@ def differentiate(op: OpOverload, gradient: OpOverload) -> Callable:
         if dy is None:
             return (None,) * len(arguments)
         saved = ctx.saved_tensors  # read once: non-reentrant checkpointing recomputes at each read
-        present = iter(run_gradient(dy, *saved, *ctx.options))
-        grads = [None if t is None else next(present) for t in saved[others:]]
+        kept, inputs = (t.contiguous() for t in saved[:others]), saved[others:]  # where a hook changed their strides
+        present = iter(run_gradient(dy, *kept, *inputs, *ctx.options))
+        grads = [None if t is None else next(present) for t in inputs]
         grads = (grad if needed else None for grad, needed in zip(grads, ctx.needs_input_grad))
         return (*grads, *(None,) * (len(arguments) - tensors))
 
