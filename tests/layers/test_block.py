@@ -74,6 +74,25 @@ def test_hooks_see_and_change_what_a_part_takes_and_gives(part):
     assert part == "norm" or not torch.equal(block(x), before)
 
 
+@pytest.mark.parametrize("part", ["norm", "mixer", "mixer.in_proj", "mixer.out_proj", "drop_path"])
+def test_a_part_whose_forward_was_replaced_is_called(part):
+    """Tools that move weights about as they are needed replace `forward` of a module, rather than add hooks."""
+    block, x = Block(24), torch.randn(2, 7, 24)
+    module, before, seen = block.get_submodule(part), block(x), []
+    forward = module.forward
+
+    def double(*inputs):
+        seen.append(inputs)
+        return 2 * forward(*inputs)
+
+    module.forward = double
+    after = block(x)
+    [inputs] = seen
+    assert len(inputs) == 1 and not torch.equal(after, before)
+    del module.forward
+    assert torch.equal(block(x), before)
+
+
 def test_a_norm_of_another_kind_is_called():
     block, x = Block(24, norm_layer=torch.nn.LayerNorm), torch.randn(2, 7, 24)
     assert torch.equal(block(x), x + block.mixer(torch.nn.functional.layer_norm(x, (24,))))

@@ -228,6 +228,7 @@ def _has_weight_alone(module: nn.Module) -> bool:
 
 @register_notrace_function
 def is_plain(module: nn.Module, kind: type) -> bool:
-    """Whether a module is what it seems: an adapter, a hook or a quantised layer in its place must be called."""
+    """Whether a module is what it seems: an adapter, a hook, a quantised layer in its place or a `forward` of its own must be
+    called."""
     hooks = (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks)
-    return type(module) is kind and not any(hooks)
+    return type(module) is kind and not any(hooks) and "forward" not in module.__dict__
