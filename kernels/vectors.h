@@ -57,7 +57,6 @@ template <class T> VL_INLINE void store(T *p, Vector<T> v, int count = kLanes<T>
   else memcpy(p, &v, sizeof v);
 }
 
-// Of two vectors whose lanes come in runs of S: their even runs, in `a`, and their odd ones, in `b`.
 // Vectors of `columns` numbers of each of `count` rows that lie side by side, a lane for a row: v[j * step][l] = p[l * columns + j].
 template <class T> static void load_columns(Vector<T> *v, int64_t step, const T *p, int64_t columns, int count) {
   for (int64_t j = 0; j < columns; j++) {
@@ -70,6 +69,7 @@ template <class T> static void store_columns(T *p, const Vector<T> *v, int64_t c
     for (int l = 0; l < count; l++) p[l * columns + j] = v[j][l];
 }
 
+// Of two vectors whose lanes come in runs of S: their even runs, in `a`, and their odd ones, in `b`.
 template <class T, int S> VL_INLINE void part_runs(Vector<T> &a, Vector<T> &b) {
   constexpr int W = kLanes<T>;
 #ifdef __clang__
