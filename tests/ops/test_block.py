@@ -66,7 +66,8 @@ def test_it_agrees_with_the_oracle_on_any_number_of_threads(shape, rule, dtype, 
 
 @pytest.mark.parametrize("rule", RULES)
 def test_it_agrees_with_the_oracle_at_the_size_of_an_image(rule):
-    compare(in_order, block_inputs(2, 1, 197, 384, 16, 12, 4, 192, rule=rule), 3e-6, truth=residual_block, rule=rule, reverse=(False, True))
+    values = block_inputs(2, 1, 197, 384, 16, 12, 4, 192, rule=rule)
+    compare(in_order, values, 3e-6, truth=residual_block, rule=rule, reverse=(False, True))
 
 
 @at_once

@@ -69,7 +69,9 @@ def block(
     if not residual:
         return branch
     if branch.shape != x.shape:
-        raise ValueError(f"block: out_proj has shape {tuple(out_proj.shape)}, expected {x.shape[-1]} rows to go with x {tuple(x.shape)}")
+        raise ValueError(
+            f"block: out_proj has shape {tuple(out_proj.shape)}, expected {x.shape[-1]} rows to go with x {tuple(x.shape)}"
+        )
     return x + branch
 
 
