@@ -56,10 +56,13 @@ class Block {
     return !vl_mix_forward(&m, level);
   }
   bool out_proj_forward(int level) {
-    return multiply(level, b.out, tokens, b.dim, b.channels, y, b.channels, 1, b.out_proj, 1, b.channels, b.residual ? b.x : nullptr);
+    const void *add = b.residual ? b.x : nullptr;
+    return multiply(level, b.out, tokens, b.dim, b.channels, y, b.channels, 1, b.out_proj, 1, b.channels, add);
   }
 
-  bool out_proj_backward(int level) { return multiply(level, dy, tokens, b.channels, b.dim, b.dout, b.dim, 1, b.out_proj, b.channels, 1); }
+  bool out_proj_backward(int level) {
+    return multiply(level, dy, tokens, b.channels, b.dim, b.dout, b.dim, 1, b.out_proj, b.channels, 1);
+  }
   bool mix_backward(int level) {
     VlMix m = mix();
     VlScan &s = m.scan;
@@ -81,7 +84,9 @@ class Block {
     const VlSums all = {sums, count, b.batch, b.threads, VL_FLOAT32, b.threads};
     return !vl_mix_backward(&m, level) && !vl_sum(&all, level);
   }
-  bool out_proj_gradient(int level) { return multiply(level, b.dout_proj, b.dim, b.channels, tokens, b.dout, 1, b.dim, y, b.channels, 1); }
+  bool out_proj_gradient(int level) {
+    return multiply(level, b.dout_proj, b.dim, b.channels, tokens, b.dout, 1, b.dim, y, b.channels, 1);
+  }
   bool in_proj_backward(int level) { return multiply(level, dnormed, tokens, b.dim, width, dxz, width, 1, b.in_proj, b.dim, 1); }
   bool norm_backward(int level) {  // whose factors of rows, and results, forward did not keep
     VlNorm n = norm();

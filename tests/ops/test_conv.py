@@ -6,7 +6,7 @@ import pytest
 import torch
 from oracle import convolution, error, value_and_grads
 
-from vilonghorn.ops import conv_silu, native, native_block
+from vilonghorn.ops import conv_silu, native, native_mixer
 from vilonghorn.ops.conv import conv_silu_reference
 
 IMPLEMENTATIONS = {"reference": conv_silu_reference}
@@ -37,10 +37,10 @@ def test_values_and_gradients_agree_with_torchs_convolution(shape, dtype, tolera
 def test_every_instruction_set_agrees_with_torchs_convolution(taps, level):
     values, reverse = arguments(2, 2, 21, 37, taps), (True, False)
     expected = value_and_grads(convolution, values, reverse=reverse)
-    y = native_block.conv_forward(*values.values(), reverse, level=native.levels()[level])
+    y = native_mixer.conv_forward(*values.values(), reverse, level=native.levels()[level])
     assert error(y, expected["y"]) < 1e-6
     cotangent = torch.randn(y.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64).float()
-    grads = native_block.conv_backward(cotangent, *values.values(), reverse, level=native.levels()[level])
+    grads = native_mixer.conv_backward(cotangent, *values.values(), reverse, level=native.levels()[level])
     for name, grad in zip(values, grads):
         assert error(grad, expected[name]) < 1e-6, name
 

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from oracle import compare, error, mixer, mixer_inputs, value_and_grads
 
-from vilonghorn.ops import mix, native, native_block
+from vilonghorn.ops import mix, native, native_mixer
 from vilonghorn.ops.arguments import RULES, MixArguments
 from vilonghorn.ops.mix import mix_composed
 
@@ -77,10 +77,10 @@ def test_every_instruction_set_agrees_with_the_oracle(rule, states, level):
     values, reverse = mixer_inputs(2, 2, 37, 41, states, 6, 4, dim=7, rule=rule), (True, False)
     expected = value_and_grads(mixer, values, rule=rule, reverse=reverse)
     args = MixArguments(*(values.get(name) for name in NAMES), rule, reverse)
-    y, *saved = native_block.mix_forward(args, save=True, level=native.levels()[level])
+    y, *saved = native_mixer.mix_forward(args, save=True, level=native.levels()[level])
     assert error(y, expected["y"]) < 1e-6
     cotangent = torch.randn(y.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64).float()
-    grads = native_block.mix_backward(cotangent, args, *saved, level=native.levels()[level])
+    grads = native_mixer.mix_backward(cotangent, args, *saved, level=native.levels()[level])
     for name, grad in zip(NAMES, grads):
         assert (grad is None) == (name not in values)
         assert grad is None or error(grad, expected[name]) < 2e-6, name

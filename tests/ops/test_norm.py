@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from oracle import compare, error, value_and_grads
 
-from vilonghorn.ops import native, native_block, rms_norm
+from vilonghorn.ops import native, native_mixer, rms_norm
 
 TOLERANCE = {torch.float32: 1e-6, torch.float64: 1e-14, torch.bfloat16: 1e-2, torch.float16: 2e-3}
 fused = pytest.mark.skipif(native.unavailable("cpu") is not None, reason=f"native CPU library {native.unavailable('cpu')}")
@@ -35,9 +35,9 @@ def test_agrees_with_float64(shape, dtype):
 def test_every_instruction_set_agrees_with_float64(channels, level):
     values, level = inputs(9, channels), native.levels()[level]
     expected = value_and_grads(truth, {name: value.double() for name, value in values.items()})
-    y, scale = native_block.norm_forward(**values, eps=1e-5, level=level)
+    y, scale = native_mixer.norm_forward(**values, eps=1e-5, level=level)
     cotangent = torch.randn(y.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64).float()
-    dx, dweight = native_block.norm_backward(cotangent, **values, scale=scale, level=level)
+    dx, dweight = native_mixer.norm_backward(cotangent, **values, scale=scale, level=level)
     for name, actual in dict(y=y, x=dx, weight=dweight).items():
         assert error(actual, expected[name]) < 1e-6, name
 

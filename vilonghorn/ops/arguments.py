@@ -87,6 +87,11 @@ class BlockArguments(NamedTuple):
     residual: bool
 
 
+def checkpoint_size(groups: int, batch: int, length: int, states: int, channels: int, chunk: int, lanes: int) -> int:
+    """Numbers in a scan's states before every `chunk`-th step, the channels padded to whole vectors of `lanes`."""
+    return groups * batch * ((length + chunk - 1) // chunk) * states * ((channels + lanes - 1) // lanes * lanes)
+
+
 def direction_flags(operator: str, reverse: Sequence[bool]) -> list[int]:
     """`reverse` as operators take it: in integers, as torch.jit.trace knows no lists of booleans.
 

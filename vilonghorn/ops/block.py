@@ -13,7 +13,7 @@ from typing import Optional
 import torch
 from torch import Tensor
 
-from . import native_residual
+from . import native_block
 from .arguments import MAX_STATE, RULES, BlockArguments, autocast_dtype, direction_flags, saves
 from .conv import MAX_TAPS
 from .define import differentiate, operator
@@ -69,7 +69,9 @@ def block(
     if not residual:
         return branch
     if branch.shape != x.shape:
-        raise ValueError(f"block: out_proj has shape {tuple(out_proj.shape)}, expected {x.shape[-1]} rows to go with x {tuple(x.shape)}")
+        raise ValueError(
+            f"block: out_proj has shape {tuple(out_proj.shape)}, expected {x.shape[-1]} rows to go with x {tuple(x.shape)}"
+        )
     return x + branch
 
 
@@ -97,21 +99,17 @@ def _block(
     dt_proj: Tensor, dt_bias: Tensor, A: Optional[Tensor], D: Tensor, out_proj: Tensor, rule: str, reverse: Sequence[int],
     eps: float, residual: bool, save: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    """The result and, with `save`, what backward starts from (see `native_residual`)."""
+    """The result and, with `save`, what backward starts from (see `native_block`)."""
     weights = (conv_weight, conv_bias, x_proj, dt_proj, dt_bias, A, D, out_proj)
     args = BlockArguments(x, norm_weight, in_proj, *weights, rule, reverse, eps, residual)
-    return native_residual.block_forward(args, save)
+    return native_block.block_forward(args, save)
 
 
 @torch.library.register_fake("vilonghorn::block")
-def _(x, norm_weight, in_proj, conv_weight, conv_bias, x_proj, dt_proj, dt_bias, A, D, out_proj, rule, reverse, eps, residual, save):
-    args = BlockArguments(
-        x, norm_weight, in_proj, conv_weight, conv_bias, x_proj, dt_proj, dt_bias, A, D, out_proj, rule, reverse, eps, residual
-    )
-    (B, L, _), (G, P, width), out = x.shape, x_proj.shape, x.new_empty(x.shape)
-    if not save:
-        return out, x.new_empty(0), x.new_empty(0), x.new_empty(0)
-    return out, x.new_empty(B, L, 2 * width), x.new_empty(G, B, L, P), x.new_empty(native_residual.checkpoint_size(args))
+def _(*args):
+    *args, save = args
+    results = native_block.empty_results(BlockArguments(*args), save)
+    return results if save else native_block.out_alone(results[0])
 
 
 @operator("block_backward")
@@ -124,12 +122,12 @@ def _block_backward(
     """Gradients of the tensors that are there, in the operator's order; `wanted` has a flag for each, absent ones included."""
     weights = (conv_weight, conv_bias, x_proj, dt_proj, dt_bias, A, D, out_proj)
     args = BlockArguments(x, norm_weight, in_proj, *weights, rule, reverse, eps, residual)
-    return [grad for grad in native_residual.block_backward(dout, xz, projected, checkpoints, args, wanted) if grad is not None]
+    return [grad for grad in native_block.block_backward(dout, xz, projected, checkpoints, args, wanted) if grad is not None]
 
 
 @torch.library.register_fake("vilonghorn::block_backward")
 def _(dout, xz, projected, checkpoints, *args):
-    return [grad for grad in native_residual.empty_gradients(BlockArguments(*args[:-1]), args[-1]) if grad is not None]
+    return [grad for grad in native_block.empty_gradients(BlockArguments(*args[:-1]), args[-1]) if grad is not None]
 
 
 _block_run = differentiate(_block, _block_backward)

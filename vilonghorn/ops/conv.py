@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from timm.layers import is_exportable
 from torch import Tensor
 
-from . import native, native_block
+from . import native, native_mixer
 from .arguments import DTYPES, autocast_dtype, direction_flags
 from .define import differentiate, operator
 
@@ -76,7 +76,7 @@ def conv_silu_reference(x: Tensor, weight: Tensor, bias: Tensor, reverse: Sequen
 
 @operator("conv_silu")
 def _conv_silu(x: Tensor, weight: Tensor, bias: Tensor, reverse: Sequence[int]) -> Tensor:
-    return native_block.conv_forward(x, weight, bias, tuple(map(bool, reverse)))
+    return native_mixer.conv_forward(x, weight, bias, tuple(map(bool, reverse)))
 
 
 @torch.library.register_fake("vilonghorn::conv_silu")
@@ -86,7 +86,7 @@ def _(x, weight, bias, reverse):
 
 @operator("conv_silu_backward")
 def _conv_silu_backward(dy: Tensor, x: Tensor, weight: Tensor, bias: Tensor, reverse: Sequence[int]) -> list[Tensor]:
-    return list(native_block.conv_backward(dy, x, weight, bias, tuple(map(bool, reverse))))
+    return list(native_mixer.conv_backward(dy, x, weight, bias, tuple(map(bool, reverse))))
 
 
 @torch.library.register_fake("vilonghorn::conv_silu_backward")

@@ -64,7 +64,8 @@ def differentiate(op: OpOverload, gradient: OpOverload) -> Callable:
         op: made by `operator`.
         gradient: made by `operator`. It takes the gradient of `op`'s first result, the other results, `op`'s tensors and,
             of its options, those that have the same name here, and if it has an option `wanted`, last of all a flag for each
-            tensor; it returns a list with the gradient of each tensor that is there. A backward through it raises RuntimeError: second derivatives are not known.
+            tensor; it returns a list with the gradient of each tensor that is there. A backward through it raises
+            RuntimeError: second derivatives are not known.
     """
     arguments, known = op._schema.arguments, {argument.name for argument in gradient._schema.arguments}
     tensors, others = _count_tensors(op), len(op._schema.returns) - 1

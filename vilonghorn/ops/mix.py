@@ -14,8 +14,8 @@ import torch.nn.functional as F
 from timm.layers import is_exportable
 from torch import Tensor
 
-from . import native, native_block
-from .arguments import DTYPES, MAX_STATE, RULES, MixArguments, direction_flags, saves
+from . import native, native_mixer
+from .arguments import DTYPES, MAX_STATE, RULES, MixArguments, checkpoint_size, direction_flags, saves
 from .conv import MAX_TAPS, conv_silu
 from .define import differentiate, operator
 from .operator import scan
@@ -131,7 +131,7 @@ def _mix(
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """y and, with `save`, what backward starts from: the projections and the states (in one dimension; see `scan`)."""
     args = MixArguments(xz, conv_weight, conv_bias, x_proj, dt_proj, dt_bias, A, D, out_proj, rule, tuple(map(bool, reverse)))
-    y, projected, checkpoints = native_block.mix_forward(args, save)
+    y, projected, checkpoints = native_mixer.mix_forward(args, save)
     return y, projected if save else projected.new_empty(0), checkpoints
 
 
@@ -143,8 +143,7 @@ def _(xz, conv_weight, conv_bias, x_proj, dt_proj, dt_bias, A, D, out_proj, rule
     real = torch.float64 if xz.dtype == torch.float64 else torch.float32
     if not save:
         return y, y.new_empty(0, dtype=real), y.new_empty(0, dtype=real)
-    chunks, lanes = (L + native.CHUNK - 1) // native.CHUNK, native.LANES
-    states = G * B * chunks * ((P - R) // 2) * ((width // 2 + lanes - 1) // lanes * lanes)
+    states = checkpoint_size(G, B, L, (P - R) // 2, width // 2, native.CHUNK, native.LANES)
     return y, y.new_empty(G, B, L, P, dtype=real), y.new_empty(states, dtype=real)
 
 
@@ -156,7 +155,7 @@ def _mix_backward(
 ) -> list[Tensor]:  # fmt: skip
     """Gradients of the tensors that are there, in the operator's order."""
     args = MixArguments(xz, conv_weight, conv_bias, x_proj, dt_proj, dt_bias, A, D, out_proj, rule, tuple(map(bool, reverse)))
-    return [grad for grad in native_block.mix_backward(dy, args, projected, checkpoints) if grad is not None]
+    return [grad for grad in native_mixer.mix_backward(dy, args, projected, checkpoints) if grad is not None]
 
 
 @torch.library.register_fake("vilonghorn::mix_backward")

@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from timm.layers import is_exportable
 from torch import Tensor
 
-from . import native, native_block
+from . import native, native_mixer
 from .arguments import DTYPES
 from .define import differentiate, operator
 
@@ -38,7 +38,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float = 1e-5) -> Tensor:
 @operator("rms_norm")
 def _rms_norm(x: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
     """y, and the factor of each row."""
-    return native_block.norm_forward(x, weight, eps)
+    return native_mixer.norm_forward(x, weight, eps)
 
 
 @torch.library.register_fake("vilonghorn::rms_norm")
@@ -48,7 +48,7 @@ def _(x, weight, eps):
 
 @operator("rms_norm_backward")
 def _rms_norm_backward(dy: Tensor, scale: Tensor, x: Tensor, weight: Tensor) -> list[Tensor]:
-    return list(native_block.norm_backward(dy, x, weight, scale))
+    return list(native_mixer.norm_backward(dy, x, weight, scale))
 
 
 @torch.library.register_fake("vilonghorn::rms_norm_backward")

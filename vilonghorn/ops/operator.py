@@ -13,7 +13,7 @@ import torch
 from timm.layers import is_exportable
 from torch import Tensor
 
-from .arguments import ScanArguments, autocast_dtype, check, direction_flags, saves
+from .arguments import ScanArguments, autocast_dtype, check, checkpoint_size, direction_flags, saves
 from .define import differentiate, operator
 from .dispatch import choose
 from .portable import scan_portable
@@ -104,8 +104,7 @@ def _(x, dt, k, q, z, A, D, dt_bias, rule, reverse, reduce, save, backend):
     if not save:
         return y, x.new_empty(0, dtype=args.compute_dtype)
     (G, B, L, D), backend = x.shape, choose(x, backend)
-    chunks, width = (L + backend.CHUNK - 1) // backend.CHUNK, (D + backend.LANES - 1) // backend.LANES * backend.LANES
-    return y, x.new_empty(G * B * chunks * k.shape[-1] * width, dtype=args.compute_dtype)
+    return y, x.new_empty(checkpoint_size(G, B, L, k.shape[-1], D, backend.CHUNK, backend.LANES), dtype=args.compute_dtype)
 
 
 @operator("scan_backward")
