@@ -179,6 +179,14 @@ def test_the_operator_passes_torchs_checks(rule):
 
 
 @at_once
+@pytest.mark.parametrize("change", [dict(x=torch.zeros(2, 9, 7).double()), dict(D=torch.zeros(2, 4)), dict(x=torch.zeros(0, 9, 7))])
+def test_the_operator_itself_refuses_what_it_would_misread(change):
+    values = block_inputs(2, 2, 9, 5, 3, 2, 4, 7, rule="longhorn") | change
+    with pytest.raises(ValueError, match="vilonghorn::block: takes float32 tensors on the CPU, of shapes that fit"):
+        torch.ops.vilonghorn.block(*map(values.get, NAMES), "longhorn", [False, True], 1e-5, True, True)
+
+
+@at_once
 def test_the_gradients_operator_has_a_fake_that_tells_its_shapes():
     values = block_inputs(2, 2, 40, 5, 3, 2, 4, 7, rule="longhorn")
     args = [values.get(name) for name in NAMES]

@@ -76,9 +76,14 @@ def block(
 
 
 def _runs_at_once(args: BlockArguments) -> bool:
-    """Whether all is in order for the native block. If not, the parts know what is wrong, or do it otherwise."""
+    """Whether the native block may run. If not, the parts know what is wrong, or do it otherwise."""
+    return has_tiles() and not is_watched() and autocast_dtype(args.x) is None and _fits(args)
+
+
+def _fits(args: BlockArguments) -> bool:
+    """Whether the arguments are as the native block takes them."""
     x, A = args.x, args.A
-    if not has_tiles() or is_watched() or autocast_dtype(x) is not None or x.dim() != 3 or x.numel() == 0:
+    if x.dim() != 3 or x.numel() == 0:
         return False
     if not all(t is None or (t.dtype == torch.float32 and t.is_cpu) for t in args[:11]):
         return False
@@ -102,6 +107,8 @@ def _block(
     """The result and, with `save`, what backward starts from (see `native_block`)."""
     weights = (conv_weight, conv_bias, x_proj, dt_proj, dt_bias, A, D, out_proj)
     args = BlockArguments(x, norm_weight, in_proj, *weights, rule, reverse, eps, residual)
+    if not _fits(args):  # the operator may have been called by itself, or by a graph that was recorded of other tensors
+        raise ValueError("vilonghorn::block: takes float32 tensors on the CPU, of shapes that fit; call vilonghorn.ops.block")
     return native_block.block_forward(args, save)
 
 
