@@ -39,8 +39,8 @@ class Block {
   }
 
   // All stages, or the one asked for.
-  template <int STAGES> int run(bool (Block::*const (&stages)[STAGES])(int), int stage, int level) {
-    if (!take(STAGES == VL_BLOCK_BACKWARD_STAGES)) return 1;
+  template <int STAGES> int run(bool (Block::*const (&stages)[STAGES])(int), bool backward, int stage, int level) {
+    if (!take(backward)) return 1;
     for (int i = 0; i < STAGES; i++)
       if ((stage < 0 || stage == i) && !(this->*stages[i])(level)) return 1;
     return 0;
@@ -128,12 +128,11 @@ class Block {
 };
 
 typedef bool (Block::*const Stage)(int);
-Stage forward_stages[VL_BLOCK_FORWARD_STAGES] = {&Block::norm_forward, &Block::in_proj_forward, &Block::mix_forward,
-                                                 &Block::out_proj_forward};
-Stage backward_stages[VL_BLOCK_BACKWARD_STAGES] = {&Block::out_proj_backward, &Block::mix_backward,  &Block::out_proj_gradient,
-                                                   &Block::in_proj_backward,  &Block::norm_backward, &Block::in_proj_gradient};
+Stage forward_stages[] = {&Block::norm_forward, &Block::in_proj_forward, &Block::mix_forward, &Block::out_proj_forward};
+Stage backward_stages[] = {&Block::out_proj_backward, &Block::mix_backward,  &Block::out_proj_gradient,
+                           &Block::in_proj_backward,  &Block::norm_backward, &Block::in_proj_gradient};
 
 }  // namespace
 
-VL_EXPORT int vl_block_forward(const VlBlock *b, int stage, int level) { return Block(*b).run(forward_stages, stage, level); }
-VL_EXPORT int vl_block_backward(const VlBlock *b, int stage, int level) { return Block(*b).run(backward_stages, stage, level); }
+VL_EXPORT int vl_block_forward(const VlBlock *b, int stage, int level) { return Block(*b).run(forward_stages, false, stage, level); }
+VL_EXPORT int vl_block_backward(const VlBlock *b, int stage, int level) { return Block(*b).run(backward_stages, true, stage, level); }

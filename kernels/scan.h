@@ -175,8 +175,7 @@ int vl_norm_forward(const VlNorm *, int level);
 int vl_norm_backward(const VlNorm *, int level);
 int vl_sum(const VlSums *, int level);
 int vl_matmul(const VlMatmul *, int level);
-/* A block's stages in turn, or the one whose number is given; -1 for all. */
-enum { VL_BLOCK_FORWARD_STAGES = 4, VL_BLOCK_BACKWARD_STAGES = 6 };
+/* All stages of a block, in the order of block_cpu.cpp, for -1; else the one of that number. */
 int vl_block_forward(const VlBlock *, int stage, int level);
 int vl_block_backward(const VlBlock *, int stage, int level);
 

@@ -1,6 +1,7 @@
 """Settings that all tests share. This folder is on the import path, so that tests can say `from oracle import oracle`."""
 
 import hypothesis
+import pytest
 import torch
 
 # One core of a shared machine can be slow: a deadline would test the machine.
@@ -8,3 +9,12 @@ hypothesis.settings.register_profile("vilonghorn", deadline=None, max_examples=2
 hypothesis.settings.load_profile("vilonghorn")
 
 torch.set_num_threads(2)
+
+
+@pytest.fixture(params=[1, 5])
+def threads(request):
+    """A number of torch's threads, during the test."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(request.param)
+    yield request.param
+    torch.set_num_threads(before)

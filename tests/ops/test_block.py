@@ -47,14 +47,6 @@ def operators(function) -> set[str]:
     return {event.key.removeprefix("vilonghorn::") for event in profile.key_averages() if event.key.startswith("vilonghorn::")}
 
 
-@pytest.fixture(params=[1, 5])
-def threads(request):
-    before = torch.get_num_threads()
-    torch.set_num_threads(request.param)
-    yield request.param
-    torch.set_num_threads(before)
-
-
 @pytest.mark.parametrize("residual", [True, False])
 @pytest.mark.parametrize("dtype, tolerance", [(torch.float32, 3e-6), (torch.float64, 1e-12)], ids=str)
 @pytest.mark.parametrize("rule", RULES)

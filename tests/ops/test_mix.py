@@ -39,14 +39,6 @@ def in_order(A=None, **values):
     return mix(A=A, **values)
 
 
-@pytest.fixture(params=[1, 5])
-def threads(request):
-    before = torch.get_num_threads()
-    torch.set_num_threads(request.param)
-    yield request.param
-    torch.set_num_threads(before)
-
-
 @fused
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
 @pytest.mark.parametrize("rule", RULES)

@@ -162,6 +162,7 @@ class Mixer(nn.Module):
         dt_proj, dt_bias = self.dt_proj, self.dt_bias
         if self.scalar_beta:
             dt_proj, dt_bias = dt_proj.expand(-1, self.d_inner, -1), dt_bias.expand(-1, self.d_inner)
+        weights = (self.conv_weight, self.conv_bias, self.x_proj, dt_proj, dt_bias, A, self.D)
         norms: List[Tensor] = []
         if self.norms is not None:
             for norm in self.norms:
@@ -180,13 +181,7 @@ class Mixer(nn.Module):
                     x,
                     norm_weight,
                     self.in_proj.weight,
-                    self.conv_weight,
-                    self.conv_bias,
-                    self.x_proj,
-                    dt_proj,
-                    dt_bias,
-                    A,
-                    self.D,
+                    *weights,
                     out_proj,
                     rule=self.rule,
                     reverse=self.flags,
@@ -195,21 +190,7 @@ class Mixer(nn.Module):
                 )
             tokens = x if norm_weight is None else rms_norm(x, norm_weight, norm_eps)
             xz = self.in_proj(tokens) if named else project(tokens, self.in_proj.weight)
-        y = mix_form(
-            xz,
-            self.conv_weight,
-            self.conv_bias,
-            self.x_proj,
-            dt_proj,
-            dt_bias,
-            A,
-            self.D,
-            norms,
-            out_proj,
-            self.rule,
-            self.flags,
-            self.portable,
-        )
+        y = mix_form(xz, *weights, norms, out_proj, self.rule, self.flags, self.portable)
         y = self.out_proj(y) if out_proj is None else y
         return x + y if residual else y
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from .arguments import RULES, ScanArguments
+from .arguments import RULES, ScanArguments, checkpoint_shape
 
 ABI = 7  # VL_ABI of kernels/scan.h
 _int, _long, _pointer = ctypes.c_int32, ctypes.c_int64, ctypes.c_void_p
@@ -197,7 +197,7 @@ class ScanCall(Call):
         struct.rule, struct.mean, struct.dz_step = RULES.index(args.rule), args.reduce == "mean", D
         struct.x, struct.dt, struct.k, struct.q, struct.z = map(self.input, args[:5])
         struct.A, struct.D, struct.dt_bias = map(self.parameter, args[5:8])
-        self.checkpoint_shape = (G, B, -(-L // chunk), N, -(-D // lanes) * lanes)
+        self.checkpoint_shape = checkpoint_shape(G, B, L, N, D, chunk, lanes)
 
     def forward_outputs(self, save: bool) -> tuple[Tensor, Tensor]:
         """y and the checkpoints (an empty tensor without `save`)."""

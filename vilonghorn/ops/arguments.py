@@ -5,6 +5,7 @@ Every backend receives a `ScanArguments` that passed `check`, so that none repea
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -87,9 +88,16 @@ class BlockArguments(NamedTuple):
     residual: bool
 
 
-def checkpoint_size(groups: int, batch: int, length: int, states: int, channels: int, chunk: int, lanes: int) -> int:
-    """Numbers in a scan's states before every `chunk`-th step, the channels padded to whole vectors of `lanes`."""
-    return groups * batch * ((length + chunk - 1) // chunk) * states * ((channels + lanes - 1) // lanes * lanes)
+def checkpoint_shape(
+    groups: int, batch: int, length: int, states: int, channels: int, chunk: int, lanes: int
+) -> tuple[int, int, int, int, int]:
+    """Of a scan's states before every `chunk`-th step, the channels padded to whole vectors of `lanes`."""
+    return groups, batch, (length + chunk - 1) // chunk, states, (channels + lanes - 1) // lanes * lanes
+
+
+def checkpoint_size(*sizes: int) -> int:
+    """Numbers in a tensor of `checkpoint_shape`."""
+    return math.prod(checkpoint_shape(*sizes))
 
 
 def direction_flags(operator: str, reverse: Sequence[bool]) -> list[int]:

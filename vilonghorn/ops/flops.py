@@ -15,6 +15,7 @@ import torch
 from torch.utils.flop_counter import register_flop_formula
 
 from . import block, conv, mix, norm, operator, token_decay  # noqa: F401  (they define the operators)
+from .arguments import BlockArguments
 
 # For one token, channel and number of state: decay, update and read (see `vilonghorn.ops.scan`).
 STEP = {
@@ -113,8 +114,7 @@ def block_flops(a: SimpleNamespace) -> int:
 def block_backward_flops(a: SimpleNamespace) -> int:
     """As that of its parts."""
     in_proj, out_proj = 2 * math.prod(a.x) * a.in_proj[0], 2 * math.prod(a.xz) // 2 * a.out_proj[0]
-    names = [argument.name for argument in torch.ops.vilonghorn.block.default._schema.arguments]
-    wanted = dict(zip(names, a.wanted))
+    wanted = dict(zip(BlockArguments._fields, a.wanted))
     return mix_backward_flops(_mixer(a)) + in_proj + in_proj * wanted["in_proj"] - out_proj * (1 - wanted["out_proj"])
 
 
