@@ -3,6 +3,7 @@
 import ast
 import os
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -82,3 +83,18 @@ def test_without_a_compiler_the_build_succeeds_and_says_what_is_missing(tmp_path
     for step in (["--build", "build"], ["--install", "build", "--prefix", "installed"]):
         subprocess.run([*cmake, *step], cwd=tmp_path, capture_output=True, check=True)
     assert not list(tmp_path.glob("installed/**/*vilonghorn_cpu*"))
+
+
+@pytest.mark.skipif(shutil.which("nvcc") is None, reason="nvcc is not installed")
+def test_the_cuda_kernels_are_not_linked_for_several_architectures_at_once(tmp_path):
+    """Of 150 links with nvcc 13.0 and --threads 0, 5 failed: each architecture's nvlink writes the same file."""
+    cmake = [sys.executable, "-m", "cmake"]
+    configure = [*cmake, "-S", ROOT / "kernels", "-B", tmp_path, "-DVILONGHORN_CUDA=ON"]
+    subprocess.run(configure, capture_output=True, check=True)
+    result = subprocess.run(
+        [*cmake, "--build", tmp_path, "--target", "vilonghorn_cuda"],
+        env={**os.environ, "NVCC_APPEND_FLAGS": "--dryrun"},  # nvcc then prints its steps, and takes none
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=True,
+    )
+    assert "ptxas -arch=sm_90" in result.stdout
+    assert "nvlink" not in result.stdout
