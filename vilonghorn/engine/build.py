@@ -14,6 +14,7 @@ from timm.scheduler.scheduler import Scheduler
 from torch import nn
 
 from ..data import create_loader
+from ..data.settings import grown_size
 from ..data.threads import available_cpus
 from .config import Config
 from .ranks import Ranks
@@ -153,21 +154,23 @@ def build_model(config: Config, num_classes: int) -> nn.Module:
 
 @torch.no_grad()
 def check_model(config: Config, model: nn.Module, num_classes: int, device: torch.device) -> None:
-    """Refuses a model that does not turn the data's images into a number for each class.
+    """Refuses a model that does not turn the data's images, of every size that they grow through, into class scores.
 
     Raises:
         ValueError: one sentence that names the model, its keywords, and what comes out of it.
     """
     name, kwargs, training = config.model.name, config.model.kwargs, model.training
-    for size in {config.data.image_size, config.augmentation.start_size or config.data.image_size}:
+    last, augmentation = config.data.image_size, config.augmentation
+    grown = (grown_size(e, (last, last), augmentation.start_size, augmentation.ramp) for e in range(config.schedule.epochs))
+    for size in sorted({last, *(height for height, _ in grown)}):
         expected = f"{name} with {kwargs} does not turn images (2, 3, {size}, {size}) into scores (2, {num_classes})"
         try:
             with autocast(config.run.amp, device):
                 scores = model.eval()(torch.zeros(2, 3, size, size, device=device))
         except REFUSALS as error:
             reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
-            remedy = "data.image_size" if size == config.data.image_size else "augmentation.start_size"
-            remedy += " or model.kwargs (dynamic_img_size: true takes any size)"
+            remedy = "data.image_size" if size == last else "augmentation.start_size"
+            remedy += " or model.kwargs (dynamic_img_size: true with dynamic_img_pad: true takes any size)"
             raise ValueError(f"{expected} ({reason}): change {remedy}") from error
         finally:
             model.train(training)

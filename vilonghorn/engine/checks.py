@@ -65,6 +65,11 @@ def check(config: Config) -> None:
         Policy(augmentation.auto_augment, config.data.mean)
     if augmentation.start_size and augmentation.start_size > size:
         raise ValueError(f"augmentation.start_size is {augmentation.start_size}, above data.image_size, which is {size}")
+    if augmentation.start_size and not augmentation.ramp[1]:
+        raise ValueError(
+            f"augmentation.start_size is {augmentation.start_size} but augmentation.ramp is {list(augmentation.ramp)}, so "
+            "that no image would have it: give the epochs between which images grow"
+        )
     if config.model.weights and config.model.pretrained:
         raise ValueError(f"model.weights is {config.model.weights} and model.pretrained is true: give one of them")
     if (config.augmentation.mixup or config.augmentation.cutmix) and config.data.batch_size % 2:
