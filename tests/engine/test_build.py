@@ -95,9 +95,9 @@ def test_a_model_that_does_not_score_classes_is_refused(tmp_path, name, kwargs, 
 
 @pytest.mark.parametrize(("pad", "wrong"), [("false", "32"), ("true", None)])
 def test_a_model_that_does_not_take_a_size_on_the_way_to_the_last_is_refused(tmp_path, pad, wrong):
-    kwargs = f"{{patch_size: 14, depth: 1, embed_dim: 32, num_heads: 2, dynamic_img_size: true, dynamic_img_pad: {pad}}}"
+    kwargs = "{patch_size: 14, depth: 1, embed_dim: 32, num_heads: 2, dynamic_img_size: true, dynamic_img_pad: PAD}"
     growing = ("--augmentation.start_size=28", "--augmentation.ramp=[1, 4]", "--data.image_size=56")
-    config = toy_config(tmp_path, f"--model.kwargs={kwargs}", *growing, "--schedule.epochs=6")
+    config = toy_config(tmp_path, f"--model.kwargs={kwargs.replace('PAD', pad)}", *growing, "--schedule.epochs=6")
     model = build.build_model(config, 4)
     if wrong is None:
         build.check_model(config, model, 4, torch.device("cpu"))

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 import timm
 import torch
 import torch.nn.functional as F
 from torch import nn
-from toy_run import ToyLoader, toy_trainer
+from toy_run import ToyLoader, toy_config, toy_trainer
 
-from vilonghorn.engine import evaluate, load_run
+from vilonghorn.engine import evaluate, evaluate_run, load_run
 from vilonghorn.engine.build import autocast
 from vilonghorn.engine.checkpoint import save_weights
 
@@ -78,6 +80,20 @@ def test_reloaded_weights_score_what_training_said_of_them(tmp_path, checkpoint)
     by_timm = timm.create_model(record["model"], checkpoint_path=str(file), **record["kwargs"]).eval()
     images = torch.randn(2, 3, 16, 16)
     assert torch.equal(by_timm(images), model(images))
+
+
+def test_data_whose_classes_are_called_otherwise_is_not_measured(tmp_path, monkeypatch):
+    toy_trainer(tmp_path, "--schedule.epochs=2").fit()
+    loader = ToyLoader(32, training=False)
+    # The package has a function of the module's name.
+    monkeypatch.setattr(sys.modules["vilonghorn.engine.evaluate"], "val_loader", lambda *arguments: loader)
+    config = toy_config(tmp_path)
+    named = evaluate_run(tmp_path, config)
+    loader.class_names = None
+    assert evaluate_run(tmp_path, config) == named
+    loader.class_names = ["a", "c", "b", "d"]
+    with pytest.raises(ValueError, match="classes of the run in .* and of .*val.beton differ, first 'b' and 'c'"):
+        evaluate_run(tmp_path, config)
 
 
 @pytest.mark.parametrize(

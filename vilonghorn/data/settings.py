@@ -67,7 +67,7 @@ class LoaderSettings:
         if len(self.ramp) != 2 or not 0 <= self.ramp[0] <= self.ramp[1]:
             raise ValueError(f"ramp {self.ramp}: expected two epochs, (first, last), with 0 <= first <= last")
         if self.start_size is not None and not self.ramp[1]:
-            raise ValueError(f"start_size {self.start_size} without a ramp: expected the epochs between which images grow")
+            raise ValueError(f"start_size {self.start_size} without a ramp: expected the epochs between which it grows")
         if not 0 <= self.rank < self.world_size:
             raise ValueError(f"rank {self.rank} of {self.world_size}: expected 0 to {self.world_size - 1}")
         if self.training and self.world_size > 1 and not self.drop_last:

@@ -160,8 +160,8 @@ def check_model(config: Config, model: nn.Module, num_classes: int, device: torc
         ValueError: one sentence that names the model, its keywords, and what comes out of it.
     """
     name, kwargs, training = config.model.name, config.model.kwargs, model.training
-    last, augmentation = config.data.image_size, config.augmentation
-    grown = (grown_size(e, (last, last), augmentation.start_size, augmentation.ramp) for e in range(config.schedule.epochs))
+    last, recipe = config.data.image_size, config.augmentation
+    grown = (grown_size(e, (last, last), recipe.start_size, recipe.ramp) for e in range(config.schedule.epochs))
     for size in sorted({last, *(height for height, _ in grown)}):
         expected = f"{name} with {kwargs} does not turn images (2, 3, {size}, {size}) into scores (2, {num_classes})"
         try:

@@ -90,6 +90,22 @@ def check(config: Config) -> None:
         raise ValueError(f"model.kwargs holds {sorted(taken)}, which other keys of model set")
 
 
+def check_class_names(
+    of_training: str, trained: Sequence[str] | None, held_out: str, measured: Sequence[str] | None
+) -> None:
+    """Refuses held-out data that calls the classes otherwise than the training data, where both have names.
+
+    Raises:
+        ValueError: one sentence with what the two are, and the first names that differ.
+    """
+    if trained and measured and list(trained) != list(measured):
+        first = next((a, b) for a, b in zip(trained, measured) if a != b)
+        raise ValueError(
+            f"the classes of {of_training} and of {held_out} differ, first {first[0]!r} and {first[1]!r}: training and "
+            "held-out data need the same"
+        )
+
+
 def changed_keys(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
     """Keys, other than those free to change, that keep a run from going on under another configuration."""
     old, new = flatten(old), flatten(new)

@@ -14,6 +14,7 @@ from torch import nn
 
 from .build import autocast, pick_device, val_loader
 from .checkpoint import load_weights
+from .checks import check_class_names
 from .config import Config
 from .directory import RunDirectory
 from .ranks import Ranks
@@ -101,7 +102,7 @@ def evaluate_run(directory: str | Path, config: Config, checkpoint: str = "best"
         top1, top5 and loss; images, how many were measured; and the record of `load_run`.
 
     Raises:
-        ValueError: the data has another number of classes than the model.
+        ValueError: the data has another number of classes than the model, or calls them otherwise than the run did.
     """
     model, record = load_run(directory, checkpoint)
     ranks = Ranks()
@@ -111,5 +112,6 @@ def evaluate_run(directory: str | Path, config: Config, checkpoint: str = "best"
     classes = record["kwargs"]["num_classes"]
     if loader.num_classes != classes:
         raise ValueError(f"{config.data.val} has {loader.num_classes} classes but the run's model has {classes}")
+    check_class_names(f"the run in {directory}", record.get("class_names"), config.data.val, loader.class_names)
     result = evaluate({"model": model.to(device)}, loader, amp=autocast(config.run.amp, device), ranks=ranks)["model"]
     return {**result, "images": loader.num_samples, "record": record}
