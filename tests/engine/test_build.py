@@ -54,6 +54,14 @@ def test_vectors_and_the_models_own_exceptions_take_no_weight_decay(tmp_path):
         assert decays[id(parameter)] == (0 if name in exempt else config.optimizer.weight_decay), name
 
 
+@pytest.mark.parametrize(("name", "words"), [("adan", "IndexError"), ("adahessian", "second derivatives")])
+def test_an_optimizer_that_cannot_follow_these_gradients_is_refused_in_one_sentence(tmp_path, name, words):
+    config = toy_config(tmp_path, f"--optimizer.name={name}")
+    with pytest.raises(ValueError, match=f"optimizer.name is '{name}'.*{words}") as raised:
+        build.build_optimizer(config, torch.nn.Linear(2, 2))
+    assert "\n" not in str(raised.value)
+
+
 @pytest.mark.parametrize("name", ["vilonghorn_nano", "vim_nano", "deit_tiny_patch16_224", "resnet18"])
 def test_any_timm_model_is_built_at_the_size_of_the_data(tmp_path, name):
     config = toy_config(tmp_path, f"--model.name={name}", "--model.kwargs={}", "--data.image_size=64")

@@ -192,17 +192,28 @@ def scale_rates(config: Config, images: int) -> Config:
 
 
 def build_optimizer(config: Config, model: nn.Module) -> torch.optim.Optimizer:
-    """The configured optimizer, without weight decay on vectors and on the model's `no_weight_decay()`."""
+    """The configured optimizer, without weight decay on vectors and on the model's `no_weight_decay()`.
+
+    Raises:
+        ValueError: it cannot be made here, or needs more than gradients.
+    """
     optimizer = config.optimizer
-    return create_optimizer_v2(
-        model,
-        optimizer.name,
-        lr=optimizer.lr,
-        weight_decay=optimizer.weight_decay,
-        betas=optimizer.betas,
-        eps=optimizer.eps,
-        layer_decay=optimizer.layer_decay,
-    )
+    try:
+        made = create_optimizer_v2(
+            model,
+            optimizer.name,
+            lr=optimizer.lr,
+            weight_decay=optimizer.weight_decay,
+            betas=optimizer.betas,
+            eps=optimizer.eps,
+            layer_decay=optimizer.layer_decay,
+        )
+    except REFUSALS as error:
+        reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
+        raise ValueError(f"optimizer.name is {optimizer.name!r}, which timm cannot make here ({reason})") from error
+    if getattr(made, "is_second_order", False):
+        raise ValueError(f"optimizer.name is {optimizer.name!r}, which needs second derivatives: choose another")
+    return made
 
 
 def build_scheduler(config: Config, optimizer: torch.optim.Optimizer, updates_per_epoch: int) -> Scheduler:
