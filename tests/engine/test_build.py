@@ -7,6 +7,7 @@ import math
 import pytest
 import timm
 import torch
+from timm.layers import DropPath
 from toy_run import toy_config
 
 from vilonghorn.engine import Config, build
@@ -67,6 +68,15 @@ def test_any_timm_model_is_built_at_the_size_of_the_data(tmp_path, name):
     config = toy_config(tmp_path, f"--model.name={name}", "--model.kwargs={}", "--data.image_size=64")
     model = build.build_model(config, 7)
     assert model(torch.zeros(2, 3, 64, 64)).shape == (2, 7)
+
+
+@pytest.mark.parametrize("rate", [0.0, 0.2])
+def test_the_rate_of_stochastic_depth_is_the_configured_one_whatever_the_models_own(tmp_path, rate):
+    kwargs = "{embed_dim: 24, depths: [2, 2], num_heads: [2, 2], window_size: 4}"
+    model = ["--model.name=swin_tiny_patch4_window7_224", f"--model.kwargs={kwargs}", f"--model.drop_path={rate}"]
+    built = build.build_model(toy_config(tmp_path, *model, "--data.image_size=32"), 4)
+    rates = [module.drop_prob for module in built.modules() if isinstance(module, DropPath)]
+    assert max(rates) == pytest.approx(rate)
 
 
 def test_keywords_that_the_model_does_not_have_are_named(tmp_path):

@@ -8,6 +8,7 @@ from typing import Any
 import timm
 import torch
 from timm.data import Mixup
+from timm.layers import DropPath
 from timm.optim import create_optimizer_v2
 from timm.scheduler import create_scheduler_v2
 from timm.scheduler.scheduler import Scheduler
@@ -146,10 +147,14 @@ def build_model(config: Config, num_classes: int) -> nn.Module:
     name, kwargs = config.model.name, model_kwargs(config, num_classes)
     start = {} if config.model.weights is None else {"pretrained_cfg_overlay": weights_overlay(config.model.weights)}
     try:
-        return timm.create_model(name, pretrained=config.model.pretrained or bool(start), **kwargs, **start)
+        model = timm.create_model(name, pretrained=config.model.pretrained or bool(start), **kwargs, **start)
     except (*REFUSALS, ZeroDivisionError) as error:
         reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
         raise ValueError(f"timm cannot make {name} with {kwargs} ({reason})") from error
+    for module in model.modules() if not config.model.drop_path else ():
+        if isinstance(module, DropPath):
+            module.drop_prob = 0.0  # some models have a rate of their own, and others no keyword to be told 0 by
+    return model
 
 
 @torch.no_grad()
