@@ -48,6 +48,14 @@ def test_with_few_classes_top5_is_everything():
     assert result["m"]["top5"] == 100
 
 
+@pytest.mark.parametrize("classes", [4, 12])
+def test_an_image_whose_scores_are_no_numbers_is_not_recognised(classes):
+    logits, targets = torch.eye(classes), torch.arange(classes)
+    logits[1:] = float("nan")
+    result = evaluate({"m": nn.Identity()}, Recited(logits, targets, 2), amp=OFF)["m"]
+    assert result["top1"] == result["top5"] == pytest.approx(100 / classes)
+
+
 def test_a_model_is_measured_in_evaluation_mode_and_without_a_graph():
     class Watching(nn.Module):
         def forward(self, x):

@@ -39,7 +39,8 @@ def evaluate(
         ranks: the processes, whose shares make the data; None: this one alone.
 
     Returns:
-        Name to {"top1": percent, "top5": percent, "loss": mean cross-entropy}. With up to 5 classes, top5 is 100.
+        Name to {"top1": percent, "top5": percent, "loss": mean cross-entropy}. With up to 5 classes, top5 is 100, but
+        that images whose scores hold NaN count as not recognised.
     """
     ranks = ranks or Ranks()
     sums = {name: torch.zeros(4, dtype=torch.float64) for name in models}  # right, among the first five, loss, images
@@ -53,6 +54,7 @@ def evaluate(
                     logits = model(images)
                 logits = logits.float()
                 hits = logits.topk(min(5, logits.shape[1])).indices == targets[:, None]
+                hits &= ~logits.isnan().any(1, keepdim=True)  # among which topk picks classes at will
                 loss = F.cross_entropy(logits, targets, reduction="sum")
                 sums[name] += torch.stack([hits[:, 0].sum(), hits.sum(), loss, loss.new_tensor(len(targets))]).cpu()
             on_batch()
