@@ -104,6 +104,15 @@ def test_data_whose_classes_are_called_otherwise_is_not_measured(tmp_path, monke
         evaluate_run(tmp_path, config)
 
 
+def test_a_size_that_the_model_does_not_take_is_refused_in_one_sentence(tmp_path, monkeypatch):
+    toy_trainer(tmp_path, "--schedule.epochs=2").fit()
+    loader = ToyLoader(32, training=False, size=20)
+    monkeypatch.setattr(sys.modules["vilonghorn.engine.evaluate"], "val_loader", lambda *arguments: loader)
+    with pytest.raises(ValueError, match=r"images \(2, 3, 20, 20\) into scores.*change data.image_size") as raised:
+        evaluate_run(tmp_path, toy_config(tmp_path, "--data.image_size=20"))
+    assert "\n" not in str(raised.value)
+
+
 @pytest.mark.parametrize(
     "spoil", [{"record": {}}, {"weights": {"a": torch.zeros(1)}}, {"kwargs": {"num_classes": "x"}}]
 )

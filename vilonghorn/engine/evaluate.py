@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +13,10 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from .build import autocast, pick_device, val_loader
+from .build import autocast, check_model, pick_device, val_loader
 from .checkpoint import load_weights
 from .checks import check_class_names
-from .config import Config
+from .config import AugmentationConfig, Config, ModelConfig
 from .directory import RunDirectory
 from .ranks import Ranks
 
@@ -104,7 +105,8 @@ def evaluate_run(directory: str | Path, config: Config, checkpoint: str = "best"
         top1, top5 and loss; images, how many were measured; and the record of `load_run`.
 
     Raises:
-        ValueError: the data has another number of classes than the model, or calls them otherwise than the run did.
+        ValueError: the data has another number of classes than the model, or calls them otherwise than the run did,
+            or the model does not take images of `data.image_size`.
     """
     model, record = load_run(directory, checkpoint)
     ranks = Ranks()
@@ -115,5 +117,7 @@ def evaluate_run(directory: str | Path, config: Config, checkpoint: str = "best"
     if loader.num_classes != classes:
         raise ValueError(f"{config.data.val} has {loader.num_classes} classes but the run's model has {classes}")
     check_class_names(f"the run in {directory}", record.get("class_names"), config.data.val, loader.class_names)
-    result = evaluate({"model": model.to(device)}, loader, amp=autocast(config.run.amp, device), ranks=ranks)["model"]
+    asked = replace(config, model=ModelConfig(record["model"], kwargs=record["kwargs"]), augmentation=AugmentationConfig())
+    check_model(asked, model.to(device), classes, device)
+    result = evaluate({"model": model}, loader, amp=autocast(config.run.amp, device), ranks=ranks)["model"]
     return {**result, "images": loader.num_samples, "record": record}
