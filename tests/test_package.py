@@ -92,7 +92,8 @@ def test_a_compiler_is_given_no_option_that_it_does_not_know(tmp_path, compiler)
     if shutil.which(compiler) is None:
         pytest.skip(f"{compiler} is not installed")
     options = ["-DVILONGHORN_CUDA=OFF", f"-DCMAKE_CXX_COMPILER={compiler}", "-DCMAKE_EXPORT_COMPILE_COMMANDS=ON"]
-    subprocess.run([sys.executable, "-m", "cmake", "-S", ROOT / "kernels", "-B", tmp_path, *options], capture_output=True, check=True)
+    configure = [sys.executable, "-m", "cmake", "-S", ROOT / "kernels", "-B", tmp_path]
+    subprocess.run([*configure, *options], capture_output=True, check=True)
     commands = json.loads((tmp_path / "compile_commands.json").read_text())
     options = {shlex.join(shlex.split(c["command"])[1:-4]) for c in commands}  # without -o, -c and their files
     assert len(options) > 1
