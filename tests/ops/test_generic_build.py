@@ -43,8 +43,9 @@ def generic(tmp_path_factory):
 @rules
 @dtypes
 def test_a_block_agrees_with_the_oracle(rule, dtype, threads):
-    values, options = block_inputs(2, 3, 70, 41, 16, 6, 4, 23, rule=rule, dtype=dtype), dict(rule=rule, reverse=(False, True))
-    compare(lambda A=None, **tensors: block(A=A, **tensors), values, TOLERANCE[dtype], truth=residual_block, **options)
+    values = block_inputs(2, 3, 70, 41, 16, 6, 4, 23, rule=rule, dtype=dtype)
+    function, options = lambda A=None, **tensors: block(A=A, **tensors), dict(rule=rule, reverse=(False, True))
+    compare(function, values, TOLERANCE[dtype], truth=residual_block, **options)
 
 
 @rules
