@@ -156,8 +156,11 @@ template <int M> VL_INLINE void exp2v(Vector<float> *z) {
 template <int M> VL_INLINE void exp2v(Vector<double> *z) {
   VL_EACH z[m] = z[m] < -1020. ? splat(-1020.) : z[m];  // comparisons let NaN through, fmin would not
   VL_EACH z[m] = z[m] > 1020. ? splat(1020.) : z[m];
-  for (int m = 0; m < M; m++)
-    for (int c = 0; c < kLanes<double>; c++) z[m][c] = exp2(z[m][c]);
+  VL_EACH {
+    Vector<double> power = z[m];
+    for (int c = 0; c < kLanes<double>; c++) power[c] = exp2(power[c]);
+    z[m] = power;
+  }
 }
 
 // log(1 + e) for 0 <= e <= 2^126; relative error below 3e-7, small e included. Not for NaN.

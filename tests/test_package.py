@@ -1,8 +1,10 @@
 """What holds for the package as a whole: what importing it costs, which part may know which, how it installs."""
 
 import ast
+import json
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -83,6 +85,22 @@ def test_without_a_compiler_the_build_succeeds_and_says_what_is_missing(tmp_path
     for step in (["--build", "build"], ["--install", "build", "--prefix", "installed"]):
         subprocess.run([*cmake, *step], cwd=tmp_path, capture_output=True, check=True)
     assert not list(tmp_path.glob("installed/**/*vilonghorn_cpu*"))
+
+
+@pytest.mark.parametrize("compiler", ["g++", "clang++"])
+def test_a_compiler_is_given_no_option_that_it_does_not_know(tmp_path, compiler):
+    if shutil.which(compiler) is None:
+        pytest.skip(f"{compiler} is not installed")
+    options = ["-DVILONGHORN_CUDA=OFF", f"-DCMAKE_CXX_COMPILER={compiler}", "-DCMAKE_EXPORT_COMPILE_COMMANDS=ON"]
+    configure = [sys.executable, "-m", "cmake", "-S", ROOT / "kernels", "-B", tmp_path]
+    subprocess.run([*configure, *options], capture_output=True, check=True)
+    commands = json.loads((tmp_path / "compile_commands.json").read_text())
+    options = {shlex.join(shlex.split(c["command"])[1:-4]) for c in commands}  # without -o, -c and their files
+    assert len(options) > 1
+    for some in options:
+        command = [compiler, *shlex.split(some), "-Werror", "-fsyntax-only", "-xc++", os.devnull]
+        result = subprocess.run(command, capture_output=True, text=True)
+        assert result.returncode == 0, result.stderr
 
 
 @pytest.mark.skipif(shutil.which("nvcc") is None, reason="nvcc is not installed")
