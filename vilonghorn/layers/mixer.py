@@ -11,6 +11,7 @@ from typing import List, Optional, Sequence
 import torch
 from timm.layers import is_exportable, register_notrace_function
 from torch import Tensor, fx, nn
+from torch.nn.modules.module import _has_any_global_hook as hooks_of_all
 
 from ..ops import block, project, rms_norm
 from ..ops.arguments import RULES, direction_flags
@@ -212,4 +213,4 @@ def is_plain(module: nn.Module, kind: type) -> bool:
     """Whether a module is what it seems: an adapter, a hook, a quantised layer in its place or a `forward` of its own must be
     called."""
     hooks = (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks)
-    return type(module) is kind and not any(hooks) and "forward" not in module.__dict__
+    return type(module) is kind and not (any(hooks) or hooks_of_all()) and "forward" not in module.__dict__
