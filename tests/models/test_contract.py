@@ -176,6 +176,32 @@ def test_sizes_that_are_no_whole_number_of_patches_need_padding():
         make("vim_nano", dynamic_img_size=True)(torch.zeros(1, 3, 225, 230))
 
 
+@pytest.mark.parametrize("name", NANOS)
+def test_gradients_of_each_sample_by_functional_transforms_are_those_of_a_loop(name):
+    model, batch = make(name, depth=2, **SMALL), images(2, 3, 32, 32)
+    parameters = dict(model.named_parameters())
+
+    def loss(parameters, image):
+        return torch.func.functional_call(model, parameters, (image[None],)).square().sum()
+
+    given = torch.vmap(torch.func.grad(loss), (None, 0))(parameters, batch)
+    for i, image in enumerate(batch):
+        expected = torch.autograd.grad(loss(parameters, image), list(parameters.values()))
+        for ours, theirs in zip(given.values(), expected):
+            torch.testing.assert_close(ours[i], theirs, rtol=1e-4, atol=1e-5)
+
+
+def test_hooks_on_all_modules_see_each_of_them():
+    model, seen = make("vilonghorn_nano", depth=2, **SMALL), []
+    expected = model(images(2, 3, 32, 32))
+    hook = torch.nn.modules.module.register_module_forward_hook(lambda module, *_: seen.append(module))
+    try:
+        torch.testing.assert_close(model(images(2, 3, 32, 32)), expected)
+    finally:
+        hook.remove()
+    assert {name for name, module in model.named_modules() if not any(module is other for other in seen)} == set()
+
+
 def test_timms_utilities_work_on_the_model():
     model = make("vilonghorn_nano_shared", depth=3, **SMALL)
     timm.utils.freeze(model, "blocks.0")
