@@ -24,6 +24,7 @@ FREE_ON_RESUME = frozenset(
     "data.train data.val data.workers run.dir run.device run.log_updates run.checkpoint_updates "
     "run.checkpoint_seconds run.max_skipped run.tensorboard optimizer.accumulate".split()
 )
+FEW = 40  # names that a sentence may list
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
@@ -31,7 +32,9 @@ def nearest(name: str, known: Iterable[str]) -> str:
     known = list(known)
     close = [k for k in known if k.rpartition(".")[2] == name.lstrip("-").rpartition(".")[2]]
     close += [k for k in difflib.get_close_matches(name, known, n=3, cutoff=0.5) if k not in close]
-    return f"the nearest known are {', '.join(close[:4])}" if close else f"known are {', '.join(known[:40])}"
+    if close:
+        return f"the nearest known are {', '.join(close[:4])}"
+    return f"known are {', '.join(known)}" if len(known) <= FEW else f"none of the {len(known)} known names is near it"
 
 
 def flatten(values: dict[str, Any]) -> dict[str, Any]:
