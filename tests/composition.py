@@ -83,7 +83,7 @@ def shared_mixer(layer: dict[str, Tensor], tokens: Tensor) -> Tensor:
     beta, k, q = gates(u, layer["mixer.x_proj"][0], layer["mixer.dt_proj"][0], layer["mixer.dt_bias"][0])
     forwards = online_learner(u, beta, k, q, "longhorn") + layer["mixer.D"][0] * u
     backwards = online_learner(*(t.flip(1) for t in (u, beta, k, q)), "longhorn").flip(1) + layer["mixer.D"][0] * u
-    normed = norm(forwards, layer["mixer.norms.0.weight"], 1e-6) + norm(backwards, layer["mixer.norms.1.weight"], 1e-6)
+    normed = sum(norm(y, weight, 1e-6) for y, weight in zip((forwards, backwards), layer["mixer.scan_norm"]))
     return (normed * silu(z)) @ layer["mixer.out_proj.weight"].T
 
 

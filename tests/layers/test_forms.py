@@ -23,7 +23,7 @@ FORMS = {
 
 def written_out(mixer, tokens):
     """The mixer's output from its parameters, by the equations."""
-    shared, rank, N = mixer.norms is not None, mixer.dt_rank, mixer.d_state
+    shared, rank, N = mixer.scan_norm is not None, mixer.dt_rank, mixer.d_state
     x, z = F.linear(tokens, mixer.in_proj.weight).chunk(2, -1)
     total = 0
     for g, backwards in enumerate(mixer.reverse):
@@ -49,7 +49,7 @@ def written_out(mixer, tokens):
             outputs.append((state * q[:, t, None]).sum(-1) + mixer.D[s] * u[:, t])
         y = turn(torch.stack(outputs, 1))
         if shared:
-            y = y * torch.rsqrt(y.square().mean(-1, keepdim=True) + 1e-6) * mixer.norms[g].weight
+            y = y * torch.rsqrt(y.square().mean(-1, keepdim=True) + 1e-6) * mixer.scan_norm[g]
         total = total + y / (1 if shared else len(mixer.reverse))
     return F.linear(total * F.silu(z), mixer.out_proj.weight)
 
@@ -59,7 +59,7 @@ def make_mixer(dim=24, seed=0, **kwargs):
     mixer = Mixer(dim, dtype=torch.float64, **kwargs)
     with torch.no_grad():  # away from the start, where parts that are 0 or 1 would hide mistakes
         for name, parameter in mixer.named_parameters():
-            if name in ("D", "dt_bias", "conv_bias") or name.startswith("norms"):
+            if name in ("D", "dt_bias", "conv_bias", "scan_norm"):
                 parameter.add_(torch.randn_like(parameter) * 0.5)
         mixer.x_proj.mul_(2)
     return mixer

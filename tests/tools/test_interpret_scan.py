@@ -146,11 +146,11 @@ def test_rows_reproduce_the_layer_in_every_form(form, carried, monkeypatch):
     scan = scan_inputs(mixer, tokens)
     y = torch.einsum("gbtsd,gbsd->gbtd", attention_rows(scan, channels="none"), scan.values)
     y = y + scan.D[:, None, None] * scan.values
-    if mixer.norms is None:
+    if mixer.scan_norm is None:
         y = y.mean(0)
     else:
         scales = torch.rsqrt(y.square().mean(-1, keepdim=True) + 1e-6)
-        y = sum(y_g * scale * norm.weight for y_g, scale, norm in zip(y, scales, mixer.norms))
+        y = sum(y_g * scale * weight for y_g, scale, weight in zip(y, scales, mixer.scan_norm))
     layer = (y * scan.z * torch.sigmoid(scan.z)) @ mixer.out_proj.weight.mT
     torch.testing.assert_close(layer, mixer(tokens), rtol=1e-9, atol=1e-10)
 

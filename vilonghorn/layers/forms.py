@@ -27,7 +27,7 @@ def mix_form(
     dt_bias: Tensor,
     A: Optional[Tensor],
     D: Tensor,
-    norms: List[Tensor],
+    scan_norm: Optional[Tensor],
     out_proj: Optional[Tensor],
     rule: str,
     reverse: List[bool],
@@ -48,7 +48,7 @@ def mix_form(
         dt_bias: (S, D).
         A: (S, D, N), negative, or None.
         D: (S, D).
-        norms: weights of each direction's norm, G times (D,), for shared directions; none for separate ones.
+        scan_norm: weights of the RMSNorm of each direction, (G, D), for shared directions; None for separate ones.
         out_proj: (dim, D), or None for y itself.
         rule: state update, see `vilonghorn.ops.scan`.
         reverse: a flag for each of the G directions.
@@ -59,20 +59,20 @@ def mix_form(
     """
     if torch.jit.is_scripting():
         return torch.ops.vilonghorn.mix_form(
-            xz, conv_weight, conv_bias, x_proj, dt_proj, dt_bias, A, D, norms, out_proj, rule, reverse
+            xz, conv_weight, conv_bias, x_proj, dt_proj, dt_bias, A, D, scan_norm, out_proj, rule, reverse
         )
     elif portable:
         with set_exportable(True):
-            return _mix_form(xz, conv_weight, conv_bias, x_proj, dt_proj, dt_bias, A, D, norms, out_proj, rule, reverse)
+            return _mix_form(xz, conv_weight, conv_bias, x_proj, dt_proj, dt_bias, A, D, scan_norm, out_proj, rule, reverse)
     else:
-        return _mix_form(xz, conv_weight, conv_bias, x_proj, dt_proj, dt_bias, A, D, norms, out_proj, rule, reverse)
+        return _mix_form(xz, conv_weight, conv_bias, x_proj, dt_proj, dt_bias, A, D, scan_norm, out_proj, rule, reverse)
 
 
 def _mix_form(
     xz: Tensor, conv_weight: Tensor, conv_bias: Tensor, x_proj: Tensor, dt_proj: Tensor, dt_bias: Tensor,
-    A: Optional[Tensor], D: Tensor, norms: Sequence[Tensor], out_proj: Optional[Tensor], rule: str, reverse: Sequence[bool],
+    A: Optional[Tensor], D: Tensor, scan_norm: Optional[Tensor], out_proj: Optional[Tensor], rule: str, reverse: Sequence[bool],
 ) -> Tensor:  # fmt: skip
-    shared, by_token = len(norms) > 0, rule == "mamba" and A is None
+    shared, by_token = scan_norm is not None, rule == "mamba" and A is None
     if not (shared or by_token):
         weights = (conv_weight, conv_bias, x_proj, dt_proj, dt_bias, A, D, out_proj)
         return mix(xz, *weights, rule=rule, reverse=reverse)
@@ -94,7 +94,7 @@ def _mix_form(
         A = None if A is None else A.expand(G, -1, -1)
         y = scan(u, dt, k, q, A=A, D=D, dt_bias=dt_bias, rule=rule, reverse=reverse)
     if shared:
-        y = sum(rms_norm(y_g, weight, NORM_EPS) for y_g, weight in zip(y.unbind(0), norms))
+        y = sum(rms_norm(y_g, weight, NORM_EPS) for y_g, weight in zip(y.unbind(0), scan_norm.unbind(0)))
     else:
         y = y.mean(0)
     y = y * F.silu(z)
@@ -104,6 +104,6 @@ def _mix_form(
 torch.library.define(  # composed of other operators: autograd and compilers see those
     "vilonghorn::mix_form",
     "(Tensor xz, Tensor conv_weight, Tensor conv_bias, Tensor x_proj, Tensor dt_proj, Tensor dt_bias, Tensor? A, Tensor D, "
-    "Tensor[] norms, Tensor? out_proj, str rule, bool[] reverse) -> Tensor",
+    "Tensor? scan_norm, Tensor? out_proj, str rule, bool[] reverse) -> Tensor",
 )
 torch.library.impl("vilonghorn::mix_form", "CompositeImplicitAutograd", _mix_form)

@@ -16,8 +16,8 @@ from torch.nn.modules.module import _has_any_global_hook as hooks_of_all
 from ..ops import block, project, rms_norm
 from ..ops.arguments import MAX_STATE, RULES, direction_flags
 from ..ops.conv import MAX_TAPS
-from .forms import NORM_EPS, mix_form
-from .norm import RMSNorm, widen
+from .forms import mix_form
+from .norm import widen
 
 # Range and floor of Mamba's first step sizes, softplus(dt_bias).
 DT_MIN, DT_MAX, DT_FLOOR = 1e-3, 1e-1, 1e-4
@@ -36,8 +36,9 @@ class Mixer(nn.Module):
         A_log (G, D, N)            rule "mamba" only    D (G, D)       out_proj.weight (dim, D)
 
     k and q are what Mamba calls B and C. With directions="shared", Longhorn's own bidirectional form, there is one of each
-    (G = 1 in these shapes), the convolution is causal for both directions, and `norms` has an RMSNorm of D for each. With
-    scalar_beta, dt_proj is (G, 1, R) and dt_bias (G, 1); with learned_A there is no A_log and x_proj has N rows more.
+    (G = 1 in these shapes), the convolution is causal for both directions, and scan_norm, a row of D for each direction,
+    weighs the norm of what it scanned. With scalar_beta, dt_proj is (G, 1, R) and dt_bias (G, 1); with learned_A there is no
+    A_log and x_proj has N rows more.
     Initialisation follows Mamba (arXiv 2312.00752) and, for the Longhorn rules, Longhorn (arXiv 2407.14207).
     """
 
@@ -123,7 +124,10 @@ class Mixer(nn.Module):
         else:
             self.register_parameter("A_log", None)
         self.D = nn.Parameter(torch.empty(sets, width, **dd))
-        self.norms = nn.ModuleList(RMSNorm(width, eps=NORM_EPS, **dd) for _ in self.reverse) if shared else None
+        if shared:
+            self.scan_norm = nn.Parameter(torch.empty(len(self.reverse), width, **dd))
+        else:
+            self.register_parameter("scan_norm", None)
         self.out_proj = nn.Linear(width, dim, bias=False, **dd)
         self.reset_parameters()
 
@@ -141,8 +145,8 @@ class Mixer(nn.Module):
         for parameter, fan in fan_in.items():  # what nn.Linear and nn.Conv1d do, for stacked weights
             nn.init.uniform_(parameter, -(fan**-0.5), fan**-0.5)
         nn.init.ones_(self.D)
-        for norm in self.norms or ():
-            norm.reset_parameters()
+        if self.scan_norm is not None:
+            nn.init.ones_(self.scan_norm)
         if self.rule != "mamba":
             nn.init.zeros_(self.dt_bias)
             return
@@ -173,10 +177,6 @@ class Mixer(nn.Module):
         if self.scalar_beta:
             dt_proj, dt_bias = dt_proj.expand(-1, self.d_inner, -1), dt_bias.expand(-1, self.d_inner)
         weights = (self.conv_weight, self.conv_bias, self.x_proj, dt_proj, dt_bias, A, self.D)
-        norms: List[Tensor] = []
-        if self.norms is not None:
-            for norm in self.norms:
-                norms.append(norm.weight)
         out_proj: Optional[Tensor] = None
         if torch.jit.is_scripting():
             assert norm_weight is None, "in TorchScript, norm the tokens before"
@@ -186,7 +186,7 @@ class Mixer(nn.Module):
             named = isinstance(x, fx.Proxy) or self.portable or not _has_weight_alone(self.in_proj)
             if _has_weight_alone(self.out_proj):
                 out_proj = self.out_proj.weight
-            if not (named or norm_weight is None or out_proj is None or self.norms is not None or self.learned_A):
+            if not (named or norm_weight is None or out_proj is None or self.scan_norm is not None or self.learned_A):
                 return block(
                     x,
                     norm_weight,
@@ -200,12 +200,12 @@ class Mixer(nn.Module):
                 )
             tokens = x if norm_weight is None else rms_norm(x, norm_weight, norm_eps)
             xz = self.in_proj(tokens) if named else project(tokens, self.in_proj.weight)
-        y = mix_form(xz, *weights, norms, out_proj, self.rule, self.flags, self.portable)
+        y = mix_form(xz, *weights, self.scan_norm, out_proj, self.rule, self.flags, self.portable)
         y = self.out_proj(y) if out_proj is None else y
         return x + y if residual else y
 
     def extra_repr(self) -> str:
-        form = "separate" if self.norms is None else "shared"
+        form = "separate" if self.scan_norm is None else "shared"
         ablations = "".join(f", {name}=True" for name in ("scalar_beta", "learned_A") if getattr(self, name))
         sizes = f"d_inner={self.d_inner}, d_state={self.d_state}"
         return f"rule={self.rule!r}, reverse={self.reverse}, directions={form!r}, {sizes}{ablations}"

@@ -165,7 +165,7 @@ class VisionSSM(IntermediateFeatures, ClassifierHead, nn.Module):
     @torch.jit.ignore
     def no_weight_decay(self) -> Set[str]:
         """Names of the parameters that take no weight decay, whatever their shape."""
-        kinds = ("pos_embed", "cls_token", "A_log", "D", "dt_bias", "conv_bias")
+        kinds = ("pos_embed", "cls_token", "A_log", "D", "dt_bias", "conv_bias", "scan_norm")
         return {name for name, _ in self.named_parameters() if name.rsplit(".", 1)[-1] in kinds}
 
     @torch.jit.ignore

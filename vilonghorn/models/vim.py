@@ -72,7 +72,7 @@ def to_official(state_dict: Dict[str, Tensor]) -> Dict[str, Tensor]:
         ValueError: a state dict that is not a Vim's.
     """
     stacked = state_dict.get("blocks.0.mixer.A_log")
-    if stacked is None or len(stacked) != 2 or "blocks.0.mixer.norms.0.weight" in state_dict:
+    if stacked is None or len(stacked) != 2 or "blocks.0.mixer.scan_norm" in state_dict:
         raise ValueError(
             "this state dict is not that of a Vim: expected blocks.0.mixer.A_log of two directions, that share nothing; the "
             "format of Vim's authors holds no other rule"

@@ -45,7 +45,7 @@ def scan_inputs(mixer: Mixer, tokens: Tensor) -> ScanInputs:
         mixer: of any form; what directions share is handed out for each of them.
         tokens: what enters the mixer (normed tokens), (B, L, dim), in scan order.
     """
-    shared, N, G = mixer.norms is not None, mixer.d_state, len(mixer.reverse)
+    shared, N, G = mixer.scan_norm is not None, mixer.d_state, len(mixer.reverse)
     dtype = torch.promote_types(mixer.D.dtype, torch.float32)
     weights = {name: p.detach().to(dtype) for name, p in mixer.named_parameters(recurse=False)}
     x, z = mixer.in_proj(tokens).to(dtype).chunk(2, dim=-1)

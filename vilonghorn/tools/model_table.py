@@ -100,7 +100,7 @@ def table() -> str:
             [
                 f"`{name}`",
                 mixer.rule,
-                "separate" if mixer.norms is None else "shared",
+                "separate" if mixer.scan_norm is None else "shared",
                 f"{model.embed_dim} x {len(model.blocks)}",
                 f"{H} x {W}",
                 f"{sum(p.numel() for p in model.parameters()) / 1e6:.2f}",
