@@ -12,7 +12,7 @@ struct Carver {
   char *data;
   size_t used = 0;
   template <class E> E *next(int64_t count) {
-    E *array = (E *)(data + used);
+    E *array = (E *)((uintptr_t)data + used);  // in integers: no memory has no addresses to add to
     used += ((sizeof(E) * count + 63) / 64 | 1) * 64 + 256;
     return array;
   }
