@@ -7,34 +7,25 @@ namespace {
 
 thread_local Scratch workspace;
 
-int64_t most(int64_t a, int64_t b) { return a > b ? a : b; }
-int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
-
 class Block {
  public:
   const VlBlock &b;
   const int64_t tokens, width, projected, sequences;  // width: of xz; sequences: in all directions
-  float *normed, *scale, *y, *packed, *dy, *dxz, *dnormed, *dprojected, *dx, *mix_addends, *norm_addends;
+  float *normed, *scale, *y, *dy, *dxz, *dnormed, *dprojected, *dx;
 
   explicit Block(const VlBlock &b)
       : b(b), tokens(b.batch * b.length), width(2 * b.channels), projected(b.rank + 2 * b.states), sequences(b.groups * b.batch) {}
 
   bool take(bool backward) {
-    const int64_t wide = most(b.channels, b.dim);
+    const int64_t wide = b.channels > b.dim ? b.channels : b.dim;
     return workspace.carve([&](Carver &c) {
       scale = c.next<float>(tokens);
       normed = y = c.next<float>(tokens * wide);  // normed is read before y is written, or written after y is read
-      if (!backward) {
-        packed = c.next<float>(most(packed_size(b.dim, width), packed_size(b.channels, b.dim)));
-        return;
-      }
+      if (!backward) return;
       dy = dnormed = c.next<float>(tokens * wide);  // in this order
       dxz = c.next<float>(tokens * width);
-      packed = c.next<float>(most(most(packed_size(b.dim, b.channels), packed_size(width, b.dim)), packed_size(tokens, wide)));
       dprojected = c.next<float>(b.parts * sequences * b.length * projected);
       dx = b.parts > 1 ? c.next<float>(sequences * b.length * b.channels) : nullptr;
-      mix_addends = c.next<float>(sequences * b.channels * (b.taps + 1 + projected + b.rank + 1 + 1 + (b.A ? b.states : 0)));
-      norm_addends = c.next<float>(norm().parts * b.dim);
     });
   }
 
@@ -66,23 +57,12 @@ class Block {
   bool mix_backward(int level) {
     VlMix m = mix();
     VlScan &s = m.scan;
-    float *at = mix_addends;
-    VlSum sums[7];
-    int64_t count = 0;
-    const auto leave = [&](void *gradient, int64_t of_channel) {  // room for a parameter's addends
-      const int64_t size = b.groups * b.channels * of_channel;
-      float *addends = at;
-      sums[count++] = {addends, gradient, size}, at += b.batch * size;
-      return addends;
-    };
     s.dy = {dy, 0, b.length * b.channels, b.channels};
     s.dx = dx, s.dz = dxz + b.channels, s.dz_step = width;
     m.dprojected = dprojected, m.dx = dxz;
-    m.dconv_weight = leave(b.dconv_weight, b.taps), m.dconv_bias = leave(b.dconv_bias, 1);
-    m.dx_proj = leave(b.dx_proj, projected), m.ddt_proj = leave(b.ddt_proj, b.rank), s.ddt_bias = leave(b.ddt_bias, 1);
-    s.dD = leave(b.dD, 1), s.dA = b.A ? leave(b.dA, b.states) : nullptr;
-    const VlSums all = {sums, count, b.batch, b.threads, VL_FLOAT32, b.threads};
-    return !vl_mix_backward(&m, level) && !vl_sum(&all, level);
+    m.dconv_weight = b.dconv_weight, m.dconv_bias = b.dconv_bias, m.dx_proj = b.dx_proj, m.ddt_proj = b.ddt_proj;
+    s.ddt_bias = b.ddt_bias, s.dD = b.dD, s.dA = b.dA;
+    return !vl_mix_backward(&m, level);
   }
   bool out_proj_gradient(int level) {
     return multiply(level, b.dout_proj, b.dim, b.channels, tokens, b.dout, 1, b.dim, y, b.channels, 1);
@@ -90,27 +70,21 @@ class Block {
   bool in_proj_backward(int level) { return multiply(level, dnormed, tokens, b.dim, width, dxz, width, 1, b.in_proj, b.dim, 1); }
   bool norm_backward(int level) {  // whose factors of rows, and results, forward did not keep
     VlNorm n = norm();
-    n.dy = dnormed, n.add = b.residual ? b.dout : nullptr, n.dx = b.dx, n.dweight = norm_addends;
-    const VlSum sum = {norm_addends, b.dnorm_weight, b.dim};
-    const VlSums all = {&sum, 1, n.parts, 1, VL_FLOAT32, 1};
-    return !vl_norm_forward(&n, level) && !vl_norm_backward(&n, level) && !vl_sum(&all, level);
+    n.dy = dnormed, n.add = b.residual ? b.dout : nullptr, n.dx = b.dx, n.dweight = b.dnorm_weight;
+    return !vl_norm_forward(&n, level) && !vl_norm_backward(&n, level);
   }
   bool in_proj_gradient(int level) { return multiply(level, b.din_proj, width, b.dim, tokens, dxz, 1, width, normed, b.dim, 1); }
 
  private:
-  static int64_t packed_size(int64_t depth, int64_t columns) {
-    return depth * ((columns + VL_MATMUL_COLUMNS - 1) / VL_MATMUL_COLUMNS * VL_MATMUL_COLUMNS);
-  }
   bool multiply(int level, void *out, int64_t rows, int64_t columns, int64_t depth, const void *p, int64_t p_row, int64_t p_depth,
                 const void *q, int64_t q_depth, int64_t q_column, const void *add = nullptr) {
     if (!out) return true;  // a gradient that is not wanted
-    const VlMatmul m = {rows, columns, depth, b.threads, p, q, p_row, p_depth, q_depth, q_column, add, out, packed};
+    const VlMatmul m = {rows, columns, depth, b.threads, p, q, p_row, p_depth, q_depth, q_column, add, out};
     return !vl_matmul(&m, level);
   }
   VlNorm norm() const {
     VlNorm n = {};
     n.batch = tokens, n.channels = b.dim, n.eps = b.eps, n.threads = b.threads;
-    n.parts = most(1, least(tokens * b.dim / 8192, 4 * b.threads));  // fewer numbers are not worth a thread
     n.x = b.x, n.weight = b.norm_weight, n.y = normed, n.scale = scale;
     return n;
   }

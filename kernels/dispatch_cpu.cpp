@@ -11,6 +11,7 @@
 #include <unistd.h>
 #endif
 #include "jobs.h"
+#include "scratch.h"
 
 namespace vilonghorn {
 namespace {
@@ -123,9 +124,9 @@ GompParallel gomp_parallel() {
 #endif
 }
 
-int64_t jobs_of(const VlNorm &a) { return a.parts; }
-int64_t jobs_of(const VlSums &a) { return a.parts; }
-int64_t jobs_of(const VlMatmul &m) { return matmul_jobs(m); }
+int64_t jobs_of(const VlNorm &a) { return norm_jobs(a); }
+int64_t jobs_of(const Sums &a) { return a.parts; }
+int64_t jobs_of(const Product &m) { return matmul_jobs(m); }
 template <class Shape> int64_t jobs_of(const Shape &a) { return a.batch * a.parts; }
 
 template <class Args> int run(const Args &a, int64_t jobs, int wanted, int level, bool (*Jobs::*which)(const Args &, int64_t)) {
@@ -146,6 +147,33 @@ template <class Args, class Shape> int run(const Args &a, const Shape &shape, in
   return run(a, jobs_of(shape), shape.threads, level, which);
 }
 
+thread_local Scratch addend_room, panel_room;  // of the calling thread
+
+// A parameter's gradient: where the caller wants it, if at all, and how many numbers it has.
+struct Gradient {
+  void *&field;
+  int64_t size;
+};
+
+// Each of `count` jobs leaves gradients of its own, one behind the other, in room that their fields are given for `work`;
+// afterwards these are added up.
+template <class Work>
+int add_gradients(int64_t count, int dtype, int threads, int level, std::initializer_list<Gradient> gradients, Work work) {
+  constexpr int64_t kGrain = 16384;  // numbers that a thread should have for its share
+  const int64_t bytes = dtype == VL_FLOAT64 ? 8 : 4;
+  int64_t total = 0, wanted = 0;
+  for (const Gradient &g : gradients) total += g.field ? count * g.size : 0;
+  char *at = (char *)addend_room.take(bytes * total);
+  if (total > 0 && !at) return 1;
+  Sum each[8];
+  for (const Gradient &g : gradients)
+    if (g.field) each[wanted++] = {at, g.field, g.size}, g.field = at, at += bytes * count * g.size;
+  if (work()) return 1;
+  const int64_t parts = total < kGrain ? 1 : total / kGrain < threads ? total / kGrain : threads;
+  const Sums sums = {each, wanted, count, parts, dtype, threads};
+  return run(sums, sums, level, &Jobs::sum);
+}
+
 }  // namespace
 }  // namespace vilonghorn
 
@@ -157,23 +185,41 @@ VL_EXPORT int vl_level_runs(int level) { return level >= 0 && level < kLevels &&
 VL_EXPORT int64_t vl_multiply_adds(int level, int64_t rounds) { return vl_level_runs(level) ? kMultiplyAdds[level](rounds) : 0; }
 VL_EXPORT const char *vl_threading(void) { return gomp_parallel() ? "gomp" : "std"; }
 VL_EXPORT int vl_scan_forward(const VlScan *a, int level) { return run(*a, *a, level, &Jobs::scan_forward); }
-VL_EXPORT int vl_scan_backward(const VlScan *a, int level) { return run(*a, *a, level, &Jobs::scan_backward); }
+VL_EXPORT int vl_scan_backward(const VlScan *given, int level) {
+  VlScan a = *given;
+  const int64_t channels = a.groups * a.channels;
+  return add_gradients(a.batch, a.dtype, a.threads, level, {{a.dA, channels * a.states}, {a.dD, channels}, {a.ddt_bias, channels}},
+                       [&] { return run(a, a, level, &Jobs::scan_backward); });
+}
 VL_EXPORT int vl_conv_forward(const VlConv *a, int level) { return run(*a, *a, level, &Jobs::conv_forward); }
-VL_EXPORT int vl_conv_backward(const VlConv *a, int level) { return run(*a, *a, level, &Jobs::conv_backward); }
+VL_EXPORT int vl_conv_backward(const VlConv *given, int level) {
+  VlConv a = *given;
+  const int64_t channels = a.groups * a.channels;
+  return add_gradients(a.batch, a.dtype, a.threads, level, {{a.dweight, channels * a.taps}, {a.dbias, channels}},
+                       [&] { return run(a, a, level, &Jobs::conv_backward); });
+}
 VL_EXPORT int vl_norm_forward(const VlNorm *a, int level) { return run(*a, *a, level, &Jobs::norm_forward); }
-VL_EXPORT int vl_norm_backward(const VlNorm *a, int level) { return run(*a, *a, level, &Jobs::norm_backward); }
-VL_EXPORT int vl_sum(const VlSums *a, int level) { return run(*a, *a, level, &Jobs::sum); }
+VL_EXPORT int vl_norm_backward(const VlNorm *given, int level) {
+  VlNorm a = *given;
+  return add_gradients(norm_jobs(a), a.dtype, a.threads, level, {{a.dweight, a.channels}},
+                       [&] { return run(a, a, level, &Jobs::norm_backward); });
+}
 // A job that has all channels of its sequence projects them itself.
 VL_EXPORT int vl_mix_forward(const VlMix *a, int level) {
   const bool shared = a->scan.parts > 1;
   return (shared && run(*a, a->scan, level, &Jobs::project)) || run(*a, a->scan, level, &Jobs::mix_forward);
 }
-VL_EXPORT int vl_mix_backward(const VlMix *a, int level) {
-  const bool shared = a->scan.parts > 1;
-  return run(*a, a->scan, level, &Jobs::mix_backward) || (shared && run(*a, a->scan, level, &Jobs::unproject));
+VL_EXPORT int vl_mix_backward(const VlMix *given, int level) {
+  VlMix a = *given;
+  VlScan &s = a.scan;
+  const int64_t channels = s.groups * s.channels, projected = a.rank + 2 * s.states;
+  return add_gradients(s.batch, s.dtype, s.threads, level,
+                       {{a.dconv_weight, channels * a.taps}, {a.dconv_bias, channels}, {a.dx_proj, channels * projected},
+                        {a.ddt_proj, channels * a.rank}, {s.ddt_bias, channels}, {s.dA, channels * s.states}, {s.dD, channels}},
+                       [&] { return run(a, s, level, &Jobs::mix_backward) || (s.parts > 1 && run(a, s, level, &Jobs::unproject)); });
 }
-VL_EXPORT int vl_matmul(const VlMatmul *m, int level) {
-  const int64_t slabs = (m->depth + VL_MATMUL_DEPTH - 1) / VL_MATMUL_DEPTH;
-  const int64_t packs = slabs * ((m->columns + VL_MATMUL_COLUMNS - 1) / VL_MATMUL_COLUMNS);
-  return run(*m, packs, m->threads, level, &Jobs::matmul_pack) || run(*m, *m, level, &Jobs::matmul);
+VL_EXPORT int vl_matmul(const VlMatmul *given, int level) {
+  const int64_t slabs = (given->depth + kPanelDepth - 1) / kPanelDepth, panels = (given->columns + kPanelColumns - 1) / kPanelColumns;
+  const Product m = {*given, (float *)panel_room.take(sizeof(float) * given->depth * panels * kPanelColumns)};
+  return !m.packed || run(m, slabs * panels, m.threads, level, &Jobs::matmul_pack) || run(m, m, level, &Jobs::matmul);
 }

@@ -6,6 +6,8 @@
 #include "jobs.h"
 #include "vectors.h"
 
+using namespace vilonghorn;
+
 namespace {
 
 typedef Vector<float> V;
@@ -15,7 +17,7 @@ constexpr int ROWS = 8;  // the tile fills 32 registers
 #else
 constexpr int ROWS = 4;  // or 16
 #endif
-constexpr int64_t DEPTH = VL_MATMUL_DEPTH;  // of a panel, which then stays in the second cache
+constexpr int64_t DEPTH = kPanelDepth;  // of a panel, which then stays in the second cache
 constexpr int64_t STRIDE = DEPTH * ROWS + 16;  // of packed rows of a: a line more than they fill, or all would share one place of the cache
 constexpr int AHEAD = 16;  // steps of the depth between asking for memory and packing it
 
@@ -25,7 +27,7 @@ VL_INLINE int lanes(int64_t columns, int j) {  // of the panel's j-th vector
 }
 
 // A panel of b from row `first` on: (depth, COLUMNS) vectors, zero beyond the last column.
-void pack_panel(const VlMatmul &m, int64_t panel, int64_t first, int64_t depth) {
+void pack_panel(const Product &m, int64_t panel, int64_t first, int64_t depth) {
   const int64_t column = panel * COLUMNS * W;
   const float *b = (const float *)m.b + first * m.b_depth + column * m.b_column;
   V *to = (V *)m.packed + (panel * m.depth + first) * COLUMNS;
@@ -77,7 +79,7 @@ VL_INLINE void tile(float *out, int64_t out_row, const float *a, int64_t a_row, 
 }
 
 // Rows [begin, end) of out. Where a lies the other way round, ROWS numbers of a step of the depth are put side by side.
-bool multiply_rows(const VlMatmul &m, int64_t begin, int64_t end) {
+bool multiply_rows(const Product &m, int64_t begin, int64_t end) {
   if (begin >= end) return true;
   const bool pack = m.a_depth != 1;
   const int64_t tiles = (end - begin + ROWS - 1) / ROWS, panels = (m.columns + COLUMNS * W - 1) / (COLUMNS * W);
@@ -116,13 +118,13 @@ bool multiply_rows(const VlMatmul &m, int64_t begin, int64_t end) {
 }  // namespace
 
 namespace vilonghorn {
-bool VL_JOB(matmul_pack_job)(const VlMatmul &m, int64_t job) {
-  const int64_t slabs = (m.depth + DEPTH - 1) / DEPTH, first = job % slabs * DEPTH, wide = VL_MATMUL_COLUMNS / (COLUMNS * W);
+bool VL_JOB(matmul_pack_job)(const Product &m, int64_t job) {
+  const int64_t slabs = (m.depth + DEPTH - 1) / DEPTH, first = job % slabs * DEPTH, wide = kPanelColumns / (COLUMNS * W);
   for (int64_t panel = job / slabs * wide; panel < (job / slabs + 1) * wide; panel++)
     if (panel * COLUMNS * W < m.columns) pack_panel(m, panel, first, least(m.depth - first, DEPTH));
   return true;
 }
-bool VL_JOB(matmul_job)(const VlMatmul &m, int64_t job) {
+bool VL_JOB(matmul_job)(const Product &m, int64_t job) {
   const int64_t tiles = (m.rows + ROWS - 1) / ROWS, jobs = matmul_jobs(m);
   return multiply_rows(m, tiles * job / jobs * ROWS, least(tiles * (job + 1) / jobs * ROWS, m.rows));
 }

@@ -2,6 +2,8 @@
 #include "jobs.h"
 #include "storage.h"
 
+using namespace vilonghorn;
+
 namespace {
 
 template <class T> struct Norm {
@@ -10,7 +12,7 @@ template <class T> struct Norm {
   const VlNorm &a;
   const int64_t begin, end;
 
-  Norm(const VlNorm &a, int64_t job) : a(a), begin(a.batch * job / a.parts), end(a.batch * (job + 1) / a.parts) {}
+  Norm(const VlNorm &a, int64_t job) : a(a), begin(a.batch * job / norm_jobs(a)), end(a.batch * (job + 1) / norm_jobs(a)) {}
   int width(int64_t d) const { return a.channels - d < W ? (int)(a.channels - d) : W; }
   V in(const void *p, int64_t row, int64_t d) const { return load_as<T>(p, row * a.channels + d, a.dtype, width(d)); }
   V weight(int64_t d) const { return load((const T *)a.weight + d, width(d)); }

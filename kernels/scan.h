@@ -9,7 +9,7 @@
 #define VILONGHORN_SCAN_H
 #include <stdint.h>
 
-enum { VL_ABI = 7 }; /* raise it with every change here; the caller compares it with that of the library */
+enum { VL_ABI = 8 }; /* raise it with every change here; the caller compares it with that of the library */
 enum { VL_LONGHORN = 0, VL_LONGHORN_EXACT = 1, VL_MAMBA = 2 };
 enum { VL_FLOAT32 = 0, VL_FLOAT64 = 1, VL_BFLOAT16 = 2, VL_FLOAT16 = 3 };
 enum { VL_MAX_STATES = 64 };
@@ -39,7 +39,7 @@ typedef struct {
   void *dk, *dq;            /* (parts, groups, batch, length, states): the caller sums over parts */
   void *dz;                 /* (batch, length, channels), optional */
   int64_t dz_step;          /* between the tokens of dz: channels where it is contiguous */
-  void *dA, *dD, *ddt_bias; /* (batch, groups, channels[, states]): the caller sums over batch; optional */
+  void *dA, *dD, *ddt_bias; /* (groups, channels[, states]), optional; the CUDA library leaves one for each sequence, (batch, ...) */
 } VlScan;
 
 /* How the CUDA library splits a scan of VL_SPLIT_STATES over time: into segments of `span` steps of the image, a multiple of
@@ -66,7 +66,7 @@ typedef struct {
   /* backward only */
   void *dprojected;         /* (parts, groups, batch, length, rank + 2 states): workspace */
   void *dx;                 /* (batch, length, channels), tokens dz_step apart */
-  void *dconv_weight, *dconv_bias, *dx_proj, *ddt_proj; /* as the weights, before them (batch): the caller sums over batch */
+  void *dconv_weight, *dconv_bias, *dx_proj, *ddt_proj; /* as the weights */
 } VlMix;
 
 typedef struct {
@@ -81,12 +81,11 @@ typedef struct {
   /* backward only */
   VlInput dy;
   void *dx;                 /* (batch, length, channels) */
-  void *dweight, *dbias;    /* (batch, groups, channels, taps) and (batch, groups, channels): the caller sums over batch */
+  void *dweight, *dbias;    /* (groups, channels, taps) and (groups, channels) */
 } VlConv;
 
 typedef struct {
   int64_t batch, channels;  /* rows, and numbers in each */
-  int64_t parts;            /* how many jobs share the rows */
   int32_t dtype, threads;
   double eps;
   const void *x;            /* (batch, channels), contiguous like all of these */
@@ -97,33 +96,17 @@ typedef struct {
   const void *dy;
   const void *add;          /* (batch, channels), optional: added to dx */
   void *dx;
-  void *dweight;            /* (parts, channels): the caller sums over parts */
+  void *dweight;            /* (channels) */
 } VlNorm;
 
-/* The sum of what sequences or parts have left of a gradient, for each gradient. */
-typedef struct {
-  const void *addends;      /* (count, size) */
-  void *sum;                /* (size) */
-  int64_t size;
-} VlSum;
-typedef struct {
-  const VlSum *each;
-  int64_t sums;             /* how many there are */
-  int64_t count;            /* of addends, in each */
-  int64_t parts;            /* how many jobs share the numbers of each */
-  int32_t dtype, threads;
-} VlSums;
-
-/* out = a b, or a b + add, for matrices of float, each factor contiguous along its rows or along its columns. `packed` is a workspace of
- * depth times the columns, these rounded up to a multiple of VL_MATMUL_COLUMNS; nothing is empty. */
-enum { VL_MATMUL_COLUMNS = 48, VL_MATMUL_DEPTH = 512 };
+/* out = a b, or a b + add, for matrices of float, each factor contiguous along its rows or along its columns; nothing is empty. */
 typedef struct {
   int64_t rows, columns, depth;
   int32_t threads;
   const void *a, *b;
   int64_t a_row, a_depth, b_depth, b_column; /* strides in elements, one of each factor's 1 */
   const void *add;          /* (rows, columns), contiguous like out; optional */
-  void *out, *packed;
+  void *out;
 } VlMatmul;
 
 /* A residual block of float: out = x + p out_proj^T, or without x, where p is what a mixer makes of xz = norm(x) in_proj^T. */
@@ -173,7 +156,6 @@ int vl_mix_forward(const VlMix *, int level);
 int vl_mix_backward(const VlMix *, int level);
 int vl_norm_forward(const VlNorm *, int level);
 int vl_norm_backward(const VlNorm *, int level);
-int vl_sum(const VlSums *, int level);
 int vl_matmul(const VlMatmul *, int level);
 /* All stages of a block, in the order of block_cpu.cpp, for -1; else the one of that number. */
 int vl_block_forward(const VlBlock *, int stage, int level);

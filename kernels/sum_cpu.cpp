@@ -1,10 +1,12 @@
-// Gradients of parameters, of which every sequence (or part of a call) has left its own: their sums.
+// Gradients of parameters, of which every sequence (or part of rows) has left its own: their sums.
 #include "jobs.h"
 #include "vectors.h"
 
+using namespace vilonghorn;
+
 namespace {
 
-template <class T> void add_up(const VlSums &a, const VlSum &s, int64_t job) {
+template <class T> void add_up(const Sums &a, const Sum &s, int64_t job) {
   constexpr int W = kLanes<T>;
   const Blocks blocks(s.size, W, a.parts, job);
   for (int64_t block = blocks.begin; block < blocks.end; block++) {
@@ -19,7 +21,7 @@ template <class T> void add_up(const VlSums &a, const VlSum &s, int64_t job) {
 }  // namespace
 
 namespace vilonghorn {
-bool VL_JOB(sum_job)(const VlSums &a, int64_t job) {
+bool VL_JOB(sum_job)(const Sums &a, int64_t job) {
   for (int64_t i = 0; i < a.sums; i++) a.dtype == VL_FLOAT64 ? add_up<double>(a, a.each[i], job) : add_up<float>(a, a.each[i], job);
   return true;
 }

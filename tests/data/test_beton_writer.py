@@ -253,6 +253,26 @@ def test_an_option_out_of_range_is_named(folder, tmp_path, options):
         write_beton(folder, tmp_path / "x.beton", **options)
 
 
+@pytest.mark.parametrize("before", [True, False])
+def test_a_disk_that_fails_at_the_last_moment_leaves_the_old_file_and_its_manifest(tmp_path, photo, monkeypatch, before):
+    path, sync = tmp_path / "x.beton", os.fsync
+    if before:
+        write_beton([(photo(0, 8, 8), 0)], path, classes=["old"], progress=False)
+
+    def fail(descriptor):  # of the file of images, which begins after a page of tables
+        if os.fstat(descriptor).st_size > 1 << 20:
+            raise OSError(errno.EIO, "input/output error")
+        sync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", fail)
+    with pytest.raises(OSError, match="input/output error"):
+        write_beton([(photo(1, 8, 8), 0)] * 2, path, classes=["new"], progress=False, overwrite=True)
+    assert sorted(file.name for file in tmp_path.iterdir()) == (["x.beton", "x.beton.json"] if before else [])
+    if before:
+        beton = check_beton(path, images=True)
+        assert beton.classes == ["old"] and beton.num_samples == 1
+
+
 SLOW_WRITER = """
 import sys, time, numpy as np
 from vilonghorn.data import write_beton

@@ -9,7 +9,7 @@ import pytest
 from PIL import Image
 
 from vilonghorn.data import ImageFolder
-from vilonghorn.data.images import read_image
+from vilonghorn.data.images import UnreadableImage, read_image
 
 
 def test_classes_and_samples_are_sorted_and_labels_count_the_classes(folder):
@@ -45,6 +45,11 @@ def test_a_dangling_link_is_named_and_not_passed_over(tmp_path):
     (tmp_path / "a" / "x.png").symlink_to(tmp_path / "gone.png")
     with pytest.raises(ValueError, match="x.png: not a readable image"):
         ImageFolder(tmp_path)[0]
+
+
+def test_a_file_that_is_not_there_is_not_called_unreadable(tmp_path):
+    with pytest.raises(UnreadableImage, match="gone.png: there is no such file$"):
+        read_image(str(tmp_path / "gone.png"))
 
 
 def test_links_that_lead_back_add_no_image_and_no_class(tmp_path, photo):

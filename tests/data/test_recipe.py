@@ -70,6 +70,7 @@ def test_every_held_out_sample_is_measured_by_exactly_one_rank(source, world_siz
         ({"interpolation": "lanczos"}, "interpolation 'lanczos': expected area or bicubic"),
         ({"start_size": 17}, "start_size 17: expected 1 to image_size, 16"),
         ({"start_size": 8, "ramp": (5, 2)}, "first <= last"),
+        ({"start_size": 8}, "start_size 8 without a ramp"),
     ],
 )
 def test_an_option_out_of_range_is_refused_by_name(folder, options, named):
@@ -91,6 +92,9 @@ def test_images_grow_from_start_size_to_image_size(source):
     sizes = [tuple(next(loader.epoch(e))[0].shape[2:]) for e in range(8)]
     assert sizes[:3] == [(32, 48)] * 3 and sizes[5:] == [(128, 192)] * 3
     assert sizes[3:5] == [(64, 96), (96, 128)] and sizes == sorted(sizes)
+    tiny = create_loader(source, **{**TRAIN, "image_size": (32, 64)}, start_size=8, ramp=(1, 5))
+    sizes = [tuple(next(tiny.epoch(e))[0].shape[2:]) for e in range(6)]
+    assert sizes == [(8, 16), (8, 16), (8, 32), (32, 32), (32, 64), (32, 64)]  # no step is below the start
     fixed = create_loader(source, **{**EVAL, "image_size": 32}, start_size=16, ramp=(2, 5))
     assert next(fixed.epoch(0))[0].shape[2:] == (32, 32)
 

@@ -7,6 +7,7 @@ import math
 import pytest
 import timm
 import torch
+from timm.layers import DropPath
 from toy_run import toy_config
 
 from vilonghorn.engine import Config, build
@@ -54,11 +55,28 @@ def test_vectors_and_the_models_own_exceptions_take_no_weight_decay(tmp_path):
         assert decays[id(parameter)] == (0 if name in exempt else config.optimizer.weight_decay), name
 
 
+@pytest.mark.parametrize(("name", "words"), [("adan", "IndexError"), ("adahessian", "second derivatives")])
+def test_an_optimizer_that_cannot_follow_these_gradients_is_refused_in_one_sentence(tmp_path, name, words):
+    config = toy_config(tmp_path, f"--optimizer.name={name}")
+    with pytest.raises(ValueError, match=f"optimizer.name is '{name}'.*{words}") as raised:
+        build.build_optimizer(config, torch.nn.Linear(2, 2))
+    assert "\n" not in str(raised.value)
+
+
 @pytest.mark.parametrize("name", ["vilonghorn_nano", "vim_nano", "deit_tiny_patch16_224", "resnet18"])
 def test_any_timm_model_is_built_at_the_size_of_the_data(tmp_path, name):
     config = toy_config(tmp_path, f"--model.name={name}", "--model.kwargs={}", "--data.image_size=64")
     model = build.build_model(config, 7)
     assert model(torch.zeros(2, 3, 64, 64)).shape == (2, 7)
+
+
+@pytest.mark.parametrize("rate", [0.0, 0.2])
+def test_the_rate_of_stochastic_depth_is_the_configured_one_whatever_the_models_own(tmp_path, rate):
+    kwargs = "{embed_dim: 24, depths: [2, 2], num_heads: [2, 2], window_size: 4}"
+    model = ["--model.name=swin_tiny_patch4_window7_224", f"--model.kwargs={kwargs}", f"--model.drop_path={rate}"]
+    built = build.build_model(toy_config(tmp_path, *model, "--data.image_size=32"), 4)
+    rates = [module.drop_prob for module in built.modules() if isinstance(module, DropPath)]
+    assert max(rates) == pytest.approx(rate)
 
 
 def test_keywords_that_the_model_does_not_have_are_named(tmp_path):
@@ -91,6 +109,19 @@ def test_a_model_that_does_not_score_classes_is_refused(tmp_path, name, kwargs, 
     with pytest.raises(ValueError, match=rf"{name} .*images \(2, 3, 32, 32\) into scores \(2, 4\).*{words}"):
         build.check_model(config, model, 4, torch.device("cpu"))
     assert model.training
+
+
+@pytest.mark.parametrize(("pad", "wrong"), [("false", "32"), ("true", None)])
+def test_a_model_that_does_not_take_a_size_on_the_way_to_the_last_is_refused(tmp_path, pad, wrong):
+    kwargs = "{patch_size: 14, depth: 1, embed_dim: 32, num_heads: 2, dynamic_img_size: true, dynamic_img_pad: PAD}"
+    growing = ("--augmentation.start_size=28", "--augmentation.ramp=[1, 4]", "--data.image_size=56")
+    config = toy_config(tmp_path, f"--model.kwargs={kwargs.replace('PAD', pad)}", *growing, "--schedule.epochs=6")
+    model = build.build_model(config, 4)
+    if wrong is None:
+        build.check_model(config, model, 4, torch.device("cpu"))
+    else:
+        with pytest.raises(ValueError, match=rf"images \(2, 3, {wrong}, {wrong}\).*augmentation.start_size"):
+            build.check_model(config, model, 4, torch.device("cpu"))
 
 
 def test_a_class_count_that_the_data_does_not_have_is_refused(tmp_path):

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 import timm
 import torch
 import torch.nn.functional as F
 from torch import nn
-from toy_run import ToyLoader, toy_trainer
+from toy_run import ToyLoader, toy_config, toy_trainer
 
-from vilonghorn.engine import evaluate, load_run
+from vilonghorn.engine import evaluate, evaluate_run, load_run
 from vilonghorn.engine.build import autocast
 from vilonghorn.engine.checkpoint import save_weights
 
@@ -46,6 +48,14 @@ def test_with_few_classes_top5_is_everything():
     assert result["m"]["top5"] == 100
 
 
+@pytest.mark.parametrize("classes", [4, 12])
+def test_an_image_whose_scores_are_no_numbers_is_not_recognised(classes):
+    logits, targets = torch.eye(classes), torch.arange(classes)
+    logits[1:] = float("nan")
+    result = evaluate({"m": nn.Identity()}, Recited(logits, targets, 2), amp=OFF)["m"]
+    assert result["top1"] == result["top5"] == pytest.approx(100 / classes)
+
+
 def test_a_model_is_measured_in_evaluation_mode_and_without_a_graph():
     class Watching(nn.Module):
         def forward(self, x):
@@ -78,6 +88,29 @@ def test_reloaded_weights_score_what_training_said_of_them(tmp_path, checkpoint)
     by_timm = timm.create_model(record["model"], checkpoint_path=str(file), **record["kwargs"]).eval()
     images = torch.randn(2, 3, 16, 16)
     assert torch.equal(by_timm(images), model(images))
+
+
+def test_data_whose_classes_are_called_otherwise_is_not_measured(tmp_path, monkeypatch):
+    toy_trainer(tmp_path, "--schedule.epochs=2").fit()
+    loader = ToyLoader(32, training=False)
+    # The package has a function of the module's name.
+    monkeypatch.setattr(sys.modules["vilonghorn.engine.evaluate"], "val_loader", lambda *arguments: loader)
+    config = toy_config(tmp_path)
+    named = evaluate_run(tmp_path, config)
+    loader.class_names = None
+    assert evaluate_run(tmp_path, config) == named
+    loader.class_names = ["a", "c", "b", "d"]
+    with pytest.raises(ValueError, match="classes of the run in .* and of .*val.beton differ, first 'b' and 'c'"):
+        evaluate_run(tmp_path, config)
+
+
+def test_a_size_that_the_model_does_not_take_is_refused_in_one_sentence(tmp_path, monkeypatch):
+    toy_trainer(tmp_path, "--schedule.epochs=2").fit()
+    loader = ToyLoader(32, training=False, size=20)
+    monkeypatch.setattr(sys.modules["vilonghorn.engine.evaluate"], "val_loader", lambda *arguments: loader)
+    with pytest.raises(ValueError, match=r"images \(2, 3, 20, 20\) into scores.*change data.image_size") as raised:
+        evaluate_run(tmp_path, toy_config(tmp_path, "--data.image_size=20"))
+    assert "\n" not in str(raised.value)
 
 
 @pytest.mark.parametrize(

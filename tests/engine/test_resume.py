@@ -260,6 +260,13 @@ def test_data_of_the_same_size_with_another_fingerprint_is_refused(tmp_path, whi
         toy_trainer(tmp_path, resume=True, **{which: other})
 
 
+def test_processes_that_leave_out_other_images_are_not_taken_for_other_data(tmp_path, monkeypatch):
+    toy_trainer(tmp_path, "--optimizer.accumulate=2", train=ToyLoader(40))
+    monkeypatch.setattr(ToyLoader, "__len__", lambda loader: 4)  # whole batches of two processes, together
+    with pytest.raises(ValueError, match="4 batches an epoch .* started with 5.*as many processes as it had"):
+        toy_trainer(tmp_path, "--optimizer.accumulate=2", resume=True, train=ToyLoader(40))
+
+
 def test_an_update_of_other_batches_is_refused_and_one_of_the_same_by_other_means_is_not(tmp_path):
     toy_trainer(tmp_path, "--optimizer.accumulate=2")
     with pytest.raises(ValueError, match="2 batches an update, processes times optimizer.accumulate, which make 1 now"):

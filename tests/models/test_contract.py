@@ -156,6 +156,7 @@ def test_a_jit_trace_computes_the_same(name):
     "batch, message",
     [
         ((2, 1, 32, 32), "images have 1 channels, expected 3; give in_chans=1"),
+        ((2, 32, 32, 3), r"images have 32 channels, .* their shape is \[2, 32, 32, 3\], expected \(batch, channels, height, width\)"),
         ((0, 3, 32, 32), r"the batch of shape \[0, 3, 32, 32\] is empty, expected at least one image"),
         ((3, 32, 32), r"images have shape \[3, 32, 32\], expected \(batch, channels, height, width\)"),
         ((2, 3, 32, 40), "image is 32x40, expected 32x32; give img_size= or dynamic_img_size=True"),
@@ -169,11 +170,71 @@ def test_images_that_do_not_fit_are_told_what_does(batch, message):
         model.forward_intermediates(torch.zeros(batch))
 
 
+@pytest.mark.parametrize(
+    "options, message",
+    [
+        (dict(d_state=65), "d_state is 65, expected an integer from 1 to 64"),
+        (dict(d_state=0), "d_state is 0, expected an integer from 1 to 64"),
+        (dict(d_conv=65), "d_conv is 65, expected an integer from 1 to 64"),
+        (dict(expand=1.5), "expand is 1.5, expected an integer from 1 on"),
+        (dict(reverse=True), "reverse is True, expected a tuple with True or False for each direction"),
+        (dict(drop_path_rate=-0.1), "drop_path_rate is -0.1, expected a probability, 0 to 1"),
+        (dict(drop_path_rate=1.5), "drop_path_rate is 1.5, expected a probability, 0 to 1"),
+        (dict(embed_dim=0), "in_chans is 3 and embed_dim 0, expected at least 1"),
+        (dict(in_chans=0), "in_chans is 0 and embed_dim 96, expected at least 1"),
+        (dict(patch_size=0), r"patch_size is \(0, 0\), expected at least one pixel"),
+    ],
+)
+def test_a_size_that_no_model_has_is_refused_when_it_is_made(options, message):
+    with pytest.raises((ValueError, TypeError), match=message):
+        make("vilonghorn_nano", depth=1, **options)
+
+
+def test_a_negative_number_of_classes_is_refused():
+    model = make("vilonghorn_nano", depth=1, **SMALL)
+    for attempt in (model.reset_classifier, lambda n: timm.create_model("vilonghorn_nano", num_classes=n)):
+        with pytest.raises(ValueError, match="num_classes is -1, expected 0 for no classifier, or more"):
+            attempt(-1)
+    assert model.num_classes == 7 and model.head.out_features == 7
+
+
+def test_images_without_pixels_are_refused_where_any_size_is_taken():
+    model = make("vilonghorn_nano", img_size=32, depth=1, dynamic_img_size=True, dynamic_img_pad=True)
+    with pytest.raises(ValueError, match=r"images have shape \[2, 3, 0, 8\], expected at least one pixel"):
+        model(torch.zeros(2, 3, 0, 8))
+
+
 def test_sizes_that_are_no_whole_number_of_patches_need_padding():
     with pytest.raises(ValueError, match="image of 225x230 is not a whole number of 16x16 patches .* dynamic_img_pad=True"):
         make("vim_nano", img_size=(225, 230))
     with pytest.raises(ValueError, match="225x230 is not a whole number"):
         make("vim_nano", dynamic_img_size=True)(torch.zeros(1, 3, 225, 230))
+
+
+@pytest.mark.parametrize("name", NANOS)
+def test_gradients_of_each_sample_by_functional_transforms_are_those_of_a_loop(name):
+    model, batch = make(name, depth=2, **SMALL), images(2, 3, 32, 32)
+    parameters = dict(model.named_parameters())
+
+    def loss(parameters, image):
+        return torch.func.functional_call(model, parameters, (image[None],)).square().sum()
+
+    given = torch.vmap(torch.func.grad(loss), (None, 0))(parameters, batch)
+    for i, image in enumerate(batch):
+        expected = torch.autograd.grad(loss(parameters, image), list(parameters.values()))
+        for ours, theirs in zip(given.values(), expected):
+            torch.testing.assert_close(ours[i], theirs, rtol=1e-4, atol=1e-5)
+
+
+def test_hooks_on_all_modules_see_each_of_them():
+    model, seen = make("vilonghorn_nano", depth=2, **SMALL), []
+    expected = model(images(2, 3, 32, 32))
+    hook = torch.nn.modules.module.register_module_forward_hook(lambda module, *_: seen.append(module))
+    try:
+        torch.testing.assert_close(model(images(2, 3, 32, 32)), expected)
+    finally:
+        hook.remove()
+    assert {name for name, module in model.named_modules() if not any(module is other for other in seen)} == set()
 
 
 def test_timms_utilities_work_on_the_model():

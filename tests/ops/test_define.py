@@ -1,6 +1,8 @@
 """What torch asks of an operator beyond its result and first derivative: its tools see the operator, special tensors are taken
 for what they are, and further derivatives are refused, not answered wrongly."""
 
+from functools import partial
+
 import pytest
 import torch
 from oracle import inputs, mixer_inputs
@@ -65,7 +67,7 @@ def test_a_second_derivative_is_refused_even_where_the_cotangent_has_none(run, l
 def test_a_forward_derivative_is_refused(run):
     with forward_ad.dual_level(), pytest.raises(RuntimeError, match="jvp"):
         run(forward_ad.make_dual(tokens(), torch.ones(1, 3, 4)))
-    with pytest.raises(RuntimeError, match="functorch transforms"):
+    with pytest.raises(RuntimeError, match="no forward derivative; use reverse mode"):
         torch.func.jvp(run, (tokens(),), (torch.ones(1, 3, 4),))
 
 
@@ -139,6 +141,53 @@ def test_a_transform_may_differentiate_what_stands_beside_the_operator(run):
     assert torch.func.grad(lambda scale: (scale * run(x)).sum())(torch.tensor(2.0)) == expected
     gradient = torch.func.grad(lambda x: run(x.detach()).sum() * x.sum())(x)
     assert torch.equal(gradient, expected.expand(1, 3, 4))
+
+
+def jacobian(run, x):
+    """Every number of the result by every number of x, one backward after the other."""
+    x = x.clone().requires_grad_()
+    y = run(x)
+    rows = [torch.autograd.grad(y_i, x, retain_graph=True)[0] for y_i in y.flatten()]
+    return y.shape, torch.stack(rows).unflatten(0, y.shape)
+
+
+@every_operator
+def test_transforms_differentiate_the_operator(run):
+    x = tokens()
+    shape, expected = jacobian(run, x)
+    torch.testing.assert_close(torch.func.jacrev(run)(x), expected)
+    y, pull_back = torch.func.vjp(run, x)
+    torch.testing.assert_close(y, run(x))
+    torch.testing.assert_close(pull_back(torch.ones(shape))[0], expected.flatten(0, -4).sum(0))
+
+
+@every_operator
+def test_transforms_batch_the_operator_and_its_derivative_in_any_order(run):
+    vmap = partial(torch.vmap, randomness="same")  # `run` draws the other tensors
+    gradient = torch.func.grad(lambda x: run(x).sum())
+    batch = torch.stack([tokens(), -tokens(), 2 * tokens()], 1)
+    torch.testing.assert_close(vmap(run, 1)(batch), torch.stack([run(x) for x in batch.unbind(1)]))
+    expected = torch.stack([jacobian(run, x)[1].flatten(0, -4).sum(0) for x in batch.unbind(1)], 1)
+    torch.testing.assert_close(vmap(gradient, 1, 1)(batch), expected)
+    torch.testing.assert_close(torch.func.grad(lambda batch: vmap(run, 1)(batch).sum())(batch), expected)
+    torch.testing.assert_close(vmap(vmap(gradient, 1, 1))(torch.stack([-batch, batch]))[1], expected)
+
+
+@every_operator
+def test_transforms_refuse_a_second_derivative(run):
+    with pytest.raises(RuntimeError, match="_backward.default has no derivative"):
+        torch.func.grad(lambda x: torch.func.grad(lambda x: run(x).square().sum())(x).sum())(tokens())
+
+
+@every_operator
+def test_autograd_runs_backward_for_many_gradients_at_once(run):
+    x = tokens().requires_grad_()
+    y = run(x)
+    shape, expected = jacobian(run, tokens())
+    every = torch.eye(y.numel()).view(-1, *shape)
+    (rows,) = torch.autograd.grad(y, x, every, is_grads_batched=True)
+    torch.testing.assert_close(rows, expected.flatten(0, -4))
+    torch.testing.assert_close(torch.autograd.functional.jacobian(run, tokens(), vectorize=True), expected)
 
 
 @every_operator

@@ -77,6 +77,15 @@ def test_functional_transforms_see_a_linear_layer():
     torch.testing.assert_close(tangent, x @ weight.t())
 
 
+def test_a_backward_for_many_gradients_at_once_is_that_of_a_linear_layer():
+    x, weight = torch.randn(2, 5, 6, requires_grad=True), torch.randn(7, 6, requires_grad=True)
+    many = torch.randn(3, 2, 5, 7)
+    ours, expected = (
+        torch.autograd.grad(run(x, weight), (x, weight), many, is_grads_batched=True) for run in (project, F.linear)
+    )
+    torch.testing.assert_close(ours, expected)
+
+
 def test_a_result_may_be_changed_in_place():
     x, weight = torch.randn(2, 5, 6, requires_grad=True), torch.randn(7, 6)
     result = project(x, weight)

@@ -75,7 +75,7 @@ def test_sizes_come_by_family_and_larger_images_in_smaller_batches(monkeypatch):
         def __exit__(self, *_):
             pass
 
-        def run(self, step, rounds, seconds):
+        def run(self, step, rounds, seconds, lives):
             return {name: dict(ms=[1.0], memory_gb=None, problem=None) for name in self.names}
 
     monkeypatch.setattr(bench_cpu, "Race", Race)

@@ -72,6 +72,32 @@ def test_turns_are_taken_and_their_order_turns_round(monkeypatch):
     assert asked[-2:] == [("a", "stop"), ("b", "stop")]
 
 
+def test_lives_share_the_rounds_and_only_survivors_begin_another(monkeypatch):
+    made = []
+
+    class Runner:
+        def __init__(self, make, threads):
+            self.name, self.life = make, sum(name == make for name, _ in made)
+            made.append((make, threads))
+
+        def ask(self, order):
+            if self.name == "b" and self.life == 1 and order:
+                return "gone"
+            return dict(ms=1e3, memory_gb=1.0 + (self.life == 1))
+
+        def stop(self):
+            pass
+
+    monkeypatch.setattr(bench_turns, "_Runner", Runner)
+    with Race(dict(a="a", b="b"), 7) as race:
+        found = race.run("step", rounds=5, lives=3)
+        assert made == [("a", 7), ("b", 7), ("a", 7), ("b", 7), ("a", 7)]
+        assert len(race.run("step", rounds=2, lives=3)["a"]["ms"]) == 2 and len(made) == 6
+        assert len(race.run("step", rounds=1, lives=3)["a"]["ms"]) == 1 and len(made) == 6
+    assert found["a"] == dict(ms=[1e3] * 5, memory_gb=2.0, problem=None)
+    assert found["b"] == dict(ms=None, memory_gb=None, problem="gone")
+
+
 def test_no_process_outlives_its_race():
     with Race({"a": partial(contenders.sleeping, 0)}, 1) as race:
         process = race._runners["a"].process

@@ -175,6 +175,7 @@ def test_a_difference_is_in_units_of_large_outputs_and_never_finite_for_garbage(
         (["--checkpoint", "nothing.pth"], "there is no such file"),
         (["--checkpoint", "junk.pth"], "junk.pth is not a checkpoint that timm reads"),
         (["--checkpoint", "other.safetensors"], "holds weights of vim_nano, not of vilonghorn_nano"),
+        (["--checkpoint", "nonfinite-0.safetensors"], "holds weights of no model, not of vilonghorn_nano"),
         (["--checkpoint", "other.pth"], "this checkpoint does not fit the model: .*expected"),
         (["--bench", "0"], "at least 1 image"),
     ],
@@ -186,6 +187,7 @@ def test_bad_input_gets_a_sentence_and_no_work(argv, sentence, tmp_path, monkeyp
     (tmp_path / "junk.pth").write_text("no weights")
     other = small("vim_nano")
     save_weights(tmp_path / "other.safetensors", other.state_dict(), dict(model="vim_nano", kwargs=SMALL))
+    save_weights(tmp_path / "nonfinite-0.safetensors", {"images": torch.zeros(1)}, {"loss": "nan"})
     torch.save(other.state_dict(), tmp_path / "other.pth")
     name = [] if argv[0] == "resnet18" else ["vilonghorn_nano"]
     with pytest.raises(SystemExit) as ended:

@@ -105,6 +105,7 @@ def test_published_weights_bring_the_names_of_their_classes():
 @pytest.mark.parametrize(
     "arguments, sentence",
     [
+        (["runs/none-so-far"], "runs/none-so-far is neither .* timm knows; none of the [0-9]+ known names is near it$"),
         (["vilonghorn_nanno"], "vilonghorn_nanno is neither .* nearest known are .*vilonghorn_nano"),
         ([NANO], "no pretrained weights for vilonghorn_nano: none are published yet"),
         ([NANO, "--checkpoint", "nowhere.pth"], "there are no weights nowhere.pth"),

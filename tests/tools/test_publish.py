@@ -134,3 +134,15 @@ def test_a_run_is_published_with_its_classes_and_preprocessing(tmp_path, capsys)
     with pytest.raises(SystemExit):
         publish.main([str(tmp_path / "nothing"), str(tmp_path / "other")])
     assert "there are no weights" in capsys.readouterr().err
+
+
+def test_a_run_whose_classes_have_no_names_is_published_with_its_interpolation(tmp_path, monkeypatch):
+    monkeypatch.setattr(toy_run.ToyLoader, "class_names", None)
+    options = ["--model.name=vilonghorn_nano", "--model.kwargs={depth: 2, embed_dim: 32}", "--data.interpolation=area"]
+    toy_run.toy_trainer(tmp_path / "run", *options, "--schedule.epochs=2").fit()
+    assert publish.main([str(tmp_path / "run"), str(tmp_path / "out")]) == 0
+    model = timm.create_model(f"local-dir:{tmp_path / 'out'}", pretrained=True)
+    assert not model.pretrained_cfg.get("label_names")
+    data = timm.data.resolve_data_config(model=model)
+    assert data["interpolation"] == "box"  # as the folder loader measures it: PIL's average over areas
+    timm.data.create_transform(**data)

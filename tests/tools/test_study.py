@@ -147,6 +147,17 @@ def test_a_study_runs_to_its_end_is_never_run_again_and_refuses_another_plan(wri
     write(**small, recipe__optimizer={"weight_decay": 0.3})
     assert command.main(arguments) == 2
     assert "is of another recipe, model or data than the study now says" in capsys.readouterr().err
+    for tests in ({"tasks__recall__test_count": {"large": 4}}, {"tasks__recall__tests": {"test": {}, "large": {"grid": 6}}}):
+        write(**small, **tests)
+        assert command.main(arguments) == 2
+        assert "seed0.test.json is of other test sets than the study now says" in capsys.readouterr().err
+
+
+def test_a_place_for_the_results_that_is_not_there_is_refused_before_any_work(write, tmp_path, capsys):
+    target, folder = tmp_path / "nowhere" / "toy.json", tmp_path / "runs"
+    assert command.main([str(write()), "--dir", str(folder), "--json", str(target)]) == 2
+    assert f"there is no folder {target.parent}" in capsys.readouterr().err
+    assert not folder.exists()
 
 
 class Refusing:

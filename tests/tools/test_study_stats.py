@@ -81,6 +81,16 @@ def test_tables_say_what_the_cells_say():
     assert "Seed 0 serves for both" in text and "not finished" not in text
 
 
+def test_a_rate_that_diverged_from_some_seed_of_the_sweep_is_called_so_and_one_that_was_not_run_is_not():
+    found = report(finished=False)
+    found["plan"]["sweep_seeds"] = [0, 1]
+    lost = {**found["cells"][0], "rate": 0.03, "counts": False, "tests": None}
+    found["cells"] += [lost, {**lost, "seed": 1, "diverged": "11 updates in a row"}]
+    del found["cells"][-1]["val"]  # the other seed's 50% is not what the rate reached
+    assert stats.sweep(found, "recall", "longhorn") == {0.01: 50.5}
+    assert "| recall, Longhorn | **50.5** (edge) | – | diverged |" in study_tables.rates(found)
+
+
 def test_seeds_that_diverged_are_named_and_left_out():
     made = report()
     lost = made["cells"][4]

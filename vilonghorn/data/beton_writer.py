@@ -136,6 +136,7 @@ def write_beton(
             },
         }
         fmt.check_beton(file.name)
+        os.fsync(file.fileno())  # what can fail or take long is done before either of the two files is replaced
         with replacing(fmt.manifest_path(path)) as beside:
             beside.write((json.dumps(manifest, indent=1) + "\n").encode())
     return fmt.check_beton(path)

@@ -120,8 +120,10 @@ def read_header(path: str) -> Header:
     """Reads the header of an image file.
 
     Raises:
-        UnreadableImage: it is not an image, or a side is below 2 pixels.
+        UnreadableImage: it is not there or not an image, or a side is below 2 pixels.
     """
+    if not os.path.lexists(path):  # what a link lacks is told below
+        raise UnreadableImage(f"{path}: there is no such file")
     try:
         with Image.open(path) as image:
             header = Header(*image.size, image.mode, image.getexif().get(ORIENTATION, 1) != 1)

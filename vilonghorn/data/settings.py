@@ -66,6 +66,8 @@ class LoaderSettings:
             raise ValueError(f"start_size {self.start_size}: expected 1 to image_size, {min(self.image_size)}")
         if len(self.ramp) != 2 or not 0 <= self.ramp[0] <= self.ramp[1]:
             raise ValueError(f"ramp {self.ramp}: expected two epochs, (first, last), with 0 <= first <= last")
+        if self.start_size is not None and not self.ramp[1]:
+            raise ValueError(f"start_size {self.start_size} without a ramp: expected the epochs between which it grows")
         if not 0 <= self.rank < self.world_size:
             raise ValueError(f"rank {self.rank} of {self.world_size}: expected 0 to {self.world_size - 1}")
         if self.training and self.world_size > 1 and not self.drop_last:
@@ -78,11 +80,20 @@ class LoaderSettings:
 
     def size_at(self, epoch: int) -> tuple[int, int]:
         """(height, width) of the images of an epoch: `image_size`, or on the way to it from `start_size`."""
-        if not self.training or self.start_size is None or epoch >= self.ramp[1]:
-            return self.image_size
-        grown = np.interp(epoch, self.ramp, (self.start_size / min(self.image_size), 1.0))
-        if epoch <= self.ramp[0]:
-            return tuple(round(side * grown) for side in self.image_size)
-        return tuple(min(side, round(side * grown / SIZE_STEP) * SIZE_STEP) for side in self.image_size)
+        return grown_size(epoch, self.image_size, self.start_size if self.training else None, self.ramp)
+
+
+def grown_size(
+    epoch: int, image_size: tuple[int, int], start_size: int | None, ramp: tuple[int, int]
+) -> tuple[int, int]:
+    """(height, width) of the training images of an epoch, which grow from `start_size` as `create_loader` explains."""
+    if start_size is None or epoch >= ramp[1]:
+        return image_size
+    first = tuple(round(side * start_size / min(image_size)) for side in image_size)
+    if epoch <= ramp[0]:
+        return first
+    share = np.interp(epoch, ramp, (start_size / min(image_size), 1.0))
+    steps = (round(side * share / SIZE_STEP) * SIZE_STEP for side in image_size)
+    return tuple(min(side, max(least, step)) for side, least, step in zip(image_size, first, steps))
 
 

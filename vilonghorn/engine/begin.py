@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from . import build
-from .checks import changed_keys
+from .checks import changed_keys, check_class_names
 from .config import Config
 from .directory import RunDirectory
 from .learner import Learner
@@ -76,12 +76,7 @@ def check_classes(config: Config, train: Any, val: Any) -> None:
             f"{data.train} has {train.num_classes} classes but {data.val} has {val.num_classes}: "
             "training and held-out data need the same"
         )
-    if train.class_names and val.class_names and train.class_names != val.class_names:
-        first = next((a, b) for a, b in zip(train.class_names, val.class_names) if a != b)
-        raise ValueError(
-            f"the classes of {data.train} and {data.val} differ, first {first[0]!r} and {first[1]!r}: training and "
-            "held-out data need the same"
-        )
+    check_class_names(data.train, train.class_names, data.val, val.class_names)
 
 
 def check_data(config: Config, old: dict[str, Any], new: dict[str, Any]) -> None:
@@ -90,6 +85,11 @@ def check_data(config: Config, old: dict[str, Any], new: dict[str, Any]) -> None
         raise ValueError(
             f"the run was started with {old['batches_per_update']} batches an update, processes times "
             f"optimizer.accumulate, which make {new['batches_per_update']} now: change either, so that they make the same"
+        )
+    if old["images"] == new["images"] and old["batches"] != new["batches"]:
+        raise ValueError(
+            f"{config.data.train} makes {new['batches']} batches an epoch in the processes that there are now, but the run "
+            f"was started with {old['batches']}: resume with as many processes as it had"
         )
     shapes = [{name: data[name] for name in ("images", "batches", "classes")} for data in (old, new)]
     if shapes[0] != shapes[1]:

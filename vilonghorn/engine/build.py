@@ -8,12 +8,14 @@ from typing import Any
 import timm
 import torch
 from timm.data import Mixup
+from timm.layers import DropPath
 from timm.optim import create_optimizer_v2
 from timm.scheduler import create_scheduler_v2
 from timm.scheduler.scheduler import Scheduler
 from torch import nn
 
 from ..data import create_loader
+from ..data.settings import grown_size
 from ..data.threads import available_cpus
 from .config import Config
 from .ranks import Ranks
@@ -145,29 +147,35 @@ def build_model(config: Config, num_classes: int) -> nn.Module:
     name, kwargs = config.model.name, model_kwargs(config, num_classes)
     start = {} if config.model.weights is None else {"pretrained_cfg_overlay": weights_overlay(config.model.weights)}
     try:
-        return timm.create_model(name, pretrained=config.model.pretrained or bool(start), **kwargs, **start)
+        model = timm.create_model(name, pretrained=config.model.pretrained or bool(start), **kwargs, **start)
     except (*REFUSALS, ZeroDivisionError) as error:
         reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
         raise ValueError(f"timm cannot make {name} with {kwargs} ({reason})") from error
+    for module in model.modules() if not config.model.drop_path else ():
+        if isinstance(module, DropPath):
+            module.drop_prob = 0.0  # some models have a rate of their own, and others no keyword to be told 0 by
+    return model
 
 
 @torch.no_grad()
 def check_model(config: Config, model: nn.Module, num_classes: int, device: torch.device) -> None:
-    """Refuses a model that does not turn the data's images into a number for each class.
+    """Refuses a model that does not turn the data's images, of every size that they grow through, into class scores.
 
     Raises:
         ValueError: one sentence that names the model, its keywords, and what comes out of it.
     """
     name, kwargs, training = config.model.name, config.model.kwargs, model.training
-    for size in {config.data.image_size, config.augmentation.start_size or config.data.image_size}:
+    last, recipe = config.data.image_size, config.augmentation
+    grown = (grown_size(e, (last, last), recipe.start_size, recipe.ramp) for e in range(config.schedule.epochs))
+    for size in sorted({last, *(height for height, _ in grown)}):
         expected = f"{name} with {kwargs} does not turn images (2, 3, {size}, {size}) into scores (2, {num_classes})"
         try:
             with autocast(config.run.amp, device):
                 scores = model.eval()(torch.zeros(2, 3, size, size, device=device))
         except REFUSALS as error:
             reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
-            remedy = "data.image_size" if size == config.data.image_size else "augmentation.start_size"
-            remedy += " or model.kwargs (dynamic_img_size: true takes any size)"
+            remedy = "data.image_size" if size == last else "augmentation.start_size"
+            remedy += " or model.kwargs (dynamic_img_size: true with dynamic_img_pad: true takes any size)"
             raise ValueError(f"{expected} ({reason}): change {remedy}") from error
         finally:
             model.train(training)
@@ -189,17 +197,28 @@ def scale_rates(config: Config, images: int) -> Config:
 
 
 def build_optimizer(config: Config, model: nn.Module) -> torch.optim.Optimizer:
-    """The configured optimizer, without weight decay on vectors and on the model's `no_weight_decay()`."""
+    """The configured optimizer, without weight decay on vectors and on the model's `no_weight_decay()`.
+
+    Raises:
+        ValueError: it cannot be made here, or needs more than gradients.
+    """
     optimizer = config.optimizer
-    return create_optimizer_v2(
-        model,
-        optimizer.name,
-        lr=optimizer.lr,
-        weight_decay=optimizer.weight_decay,
-        betas=optimizer.betas,
-        eps=optimizer.eps,
-        layer_decay=optimizer.layer_decay,
-    )
+    try:
+        made = create_optimizer_v2(
+            model,
+            optimizer.name,
+            lr=optimizer.lr,
+            weight_decay=optimizer.weight_decay,
+            betas=optimizer.betas,
+            eps=optimizer.eps,
+            layer_decay=optimizer.layer_decay,
+        )
+    except REFUSALS as error:
+        reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
+        raise ValueError(f"optimizer.name is {optimizer.name!r}, which timm cannot make here ({reason})") from error
+    if getattr(made, "is_second_order", False):
+        raise ValueError(f"optimizer.name is {optimizer.name!r}, which needs second derivatives: choose another")
+    return made
 
 
 def build_scheduler(config: Config, optimizer: torch.optim.Optimizer, updates_per_epoch: int) -> Scheduler:

@@ -24,6 +24,7 @@ FREE_ON_RESUME = frozenset(
     "data.train data.val data.workers run.dir run.device run.log_updates run.checkpoint_updates "
     "run.checkpoint_seconds run.max_skipped run.tensorboard optimizer.accumulate".split()
 )
+FEW = 40  # names that a sentence may list
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
@@ -31,7 +32,9 @@ def nearest(name: str, known: Iterable[str]) -> str:
     known = list(known)
     close = [k for k in known if k.rpartition(".")[2] == name.lstrip("-").rpartition(".")[2]]
     close += [k for k in difflib.get_close_matches(name, known, n=3, cutoff=0.5) if k not in close]
-    return f"the nearest known are {', '.join(close[:4])}" if close else f"known are {', '.join(known[:40])}"
+    if close:
+        return f"the nearest known are {', '.join(close[:4])}"
+    return f"known are {', '.join(known)}" if len(known) <= FEW else f"none of the {len(known)} known names is near it"
 
 
 def flatten(values: dict[str, Any]) -> dict[str, Any]:
@@ -65,6 +68,11 @@ def check(config: Config) -> None:
         Policy(augmentation.auto_augment, config.data.mean)
     if augmentation.start_size and augmentation.start_size > size:
         raise ValueError(f"augmentation.start_size is {augmentation.start_size}, above data.image_size, which is {size}")
+    if augmentation.start_size and not augmentation.ramp[1]:
+        raise ValueError(
+            f"augmentation.start_size is {augmentation.start_size} but augmentation.ramp is {list(augmentation.ramp)}, so "
+            "that no image would have it: give the epochs between which images grow"
+        )
     if config.model.weights and config.model.pretrained:
         raise ValueError(f"model.weights is {config.model.weights} and model.pretrained is true: give one of them")
     if (config.augmentation.mixup or config.augmentation.cutmix) and config.data.batch_size % 2:
@@ -83,6 +91,22 @@ def check(config: Config) -> None:
     taken = {"num_classes", "drop_path_rate", "pretrained", "pretrained_cfg_overlay"} & set(config.model.kwargs)
     if taken:
         raise ValueError(f"model.kwargs holds {sorted(taken)}, which other keys of model set")
+
+
+def check_class_names(
+    of_training: str, trained: Sequence[str] | None, held_out: str, measured: Sequence[str] | None
+) -> None:
+    """Refuses held-out data that calls the classes otherwise than the training data, where both have names.
+
+    Raises:
+        ValueError: one sentence with what the two are, and the first names that differ.
+    """
+    if trained and measured and list(trained) != list(measured):
+        first = next((a, b) for a, b in zip(trained, measured) if a != b)
+        raise ValueError(
+            f"the classes of {of_training} and of {held_out} differ, first {first[0]!r} and {first[1]!r}: training and "
+            "held-out data need the same"
+        )
 
 
 def changed_keys(old: dict[str, Any], new: dict[str, Any]) -> list[str]:

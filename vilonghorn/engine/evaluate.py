@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +13,10 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from .build import autocast, pick_device, val_loader
+from .build import autocast, check_model, pick_device, val_loader
 from .checkpoint import load_weights
-from .config import Config
+from .checks import check_class_names
+from .config import AugmentationConfig, Config, ModelConfig
 from .directory import RunDirectory
 from .ranks import Ranks
 
@@ -38,7 +40,8 @@ def evaluate(
         ranks: the processes, whose shares make the data; None: this one alone.
 
     Returns:
-        Name to {"top1": percent, "top5": percent, "loss": mean cross-entropy}. With up to 5 classes, top5 is 100.
+        Name to {"top1": percent, "top5": percent, "loss": mean cross-entropy}. With up to 5 classes, top5 is 100, but
+        that images whose scores hold NaN count as not recognised.
     """
     ranks = ranks or Ranks()
     sums = {name: torch.zeros(4, dtype=torch.float64) for name in models}  # right, among the first five, loss, images
@@ -52,6 +55,7 @@ def evaluate(
                     logits = model(images)
                 logits = logits.float()
                 hits = logits.topk(min(5, logits.shape[1])).indices == targets[:, None]
+                hits &= ~logits.isnan().any(1, keepdim=True)  # among which topk picks classes at will
                 loss = F.cross_entropy(logits, targets, reduction="sum")
                 sums[name] += torch.stack([hits[:, 0].sum(), hits.sum(), loss, loss.new_tensor(len(targets))]).cpu()
             on_batch()
@@ -101,7 +105,8 @@ def evaluate_run(directory: str | Path, config: Config, checkpoint: str = "best"
         top1, top5 and loss; images, how many were measured; and the record of `load_run`.
 
     Raises:
-        ValueError: the data has another number of classes than the model.
+        ValueError: the data has another number of classes than the model, or calls them otherwise than the run did,
+            or the model does not take images of `data.image_size`.
     """
     model, record = load_run(directory, checkpoint)
     ranks = Ranks()
@@ -111,5 +116,8 @@ def evaluate_run(directory: str | Path, config: Config, checkpoint: str = "best"
     classes = record["kwargs"]["num_classes"]
     if loader.num_classes != classes:
         raise ValueError(f"{config.data.val} has {loader.num_classes} classes but the run's model has {classes}")
-    result = evaluate({"model": model.to(device)}, loader, amp=autocast(config.run.amp, device), ranks=ranks)["model"]
+    check_class_names(f"the run in {directory}", record.get("class_names"), config.data.val, loader.class_names)
+    asked = replace(config, model=ModelConfig(record["model"], kwargs=record["kwargs"]), augmentation=AugmentationConfig())
+    check_model(asked, model.to(device), classes, device)
+    result = evaluate({"model": model}, loader, amp=autocast(config.run.amp, device), ranks=ranks)["model"]
     return {**result, "images": loader.num_samples, "record": record}

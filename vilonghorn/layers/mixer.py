@@ -11,9 +11,11 @@ from typing import List, Optional, Sequence
 import torch
 from timm.layers import is_exportable, register_notrace_function
 from torch import Tensor, fx, nn
+from torch.nn.modules.module import _has_any_global_hook as hooks_of_all
 
 from ..ops import block, project, rms_norm
-from ..ops.arguments import RULES, direction_flags
+from ..ops.arguments import MAX_STATE, RULES, direction_flags
+from ..ops.conv import MAX_TAPS
 from .forms import NORM_EPS, mix_form
 from .norm import RMSNorm, widen
 
@@ -74,9 +76,11 @@ class Mixer(nn.Module):
             dtype: of the parameters.
 
         Raises:
-            ValueError: an unknown rule or form, an ablation of another rule, or no direction.
+            ValueError: an unknown rule or form, an ablation of another rule, no direction, or a size that no operator takes.
+            TypeError: flags that are none.
         """
         super().__init__()
+        flags = direction_flags("Mixer", reverse)
         if rule not in RULES:
             raise ValueError(f"rule is {rule!r}, expected one of {', '.join(map(repr, RULES))}")
         if len(reverse) == 0:
@@ -87,14 +91,20 @@ class Mixer(nn.Module):
             raise ValueError("scalar_beta is for the rules 'longhorn' and 'longhorn_exact'; rule 'mamba' has no beta")
         if learned_A and rule != "mamba":
             raise ValueError(f"learned_A is for rule 'mamba'; rule {rule!r} has no A")
+        rank = math.ceil(dim / 16) if dt_rank is None else dt_rank
+        sizes = dict(dim=dim, d_state=d_state, d_conv=d_conv, expand=expand, dt_rank=rank)
+        most = dict(d_state=MAX_STATE, d_conv=MAX_TAPS)
+        for name, size in sizes.items():
+            if not isinstance(size, int) or not 1 <= size <= most.get(name, size):
+                raise ValueError(f"{name} is {size!r}, expected an integer from 1 {f'to {most[name]}' if name in most else 'on'}")
         dd = {"device": device, "dtype": dtype}
         self.dim = dim
         self.rule = rule
-        self.reverse = tuple(map(bool, direction_flags("Mixer", reverse)))
+        self.reverse = tuple(map(bool, flags))
         self.flags: List[bool] = list(self.reverse)  # for TorchScript, whose operators take no tuples
         self.d_state = d_state
         self.d_inner = expand * dim
-        self.dt_rank = math.ceil(dim / 16) if dt_rank is None else dt_rank
+        self.dt_rank = rank
         self.depth = depth
         self.scalar_beta, self.learned_A = scalar_beta, learned_A
         self.portable = is_exportable()  # made for export: torch's operators alone
@@ -212,4 +222,4 @@ def is_plain(module: nn.Module, kind: type) -> bool:
     """Whether a module is what it seems: an adapter, a hook, a quantised layer in its place or a `forward` of its own must be
     called."""
     hooks = (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks)
-    return type(module) is kind and not any(hooks) and "forward" not in module.__dict__
+    return type(module) is kind and not (any(hooks) or hooks_of_all()) and "forward" not in module.__dict__

@@ -61,6 +61,8 @@ class PatchEmbed(nn.Module):
         )
 
     def _check_stride(self) -> None:
+        if min(self.patch_size) < 1:
+            raise ValueError(f"patch_size is {self.patch_size}, expected at least one pixel in height and width")
         if not all(1 <= s <= p for s, p in zip(self.stride, self.patch_size)):
             raise ValueError(f"stride is {self.stride}, expected 1 to the patch size {self.patch_size}")
 
@@ -147,16 +149,19 @@ def check_images(x: Tensor, in_chans: int) -> None:
     """Refuses what is not a batch of images with so many channels.
 
     Raises:
-        ValueError: another number of dimensions or channels, or an empty batch.
+        ValueError: another number of dimensions or channels, an empty batch or no pixels.
     """
     if x.dim() != 4:
         raise ValueError(f"images have shape {list(x.shape)}, expected (batch, channels, height, width)")
     if x.shape[1] != in_chans:
         raise ValueError(
-            f"images have {x.shape[1]} channels, expected {in_chans}; give in_chans={x.shape[1]} to the model, or convert them"
+            f"images have {x.shape[1]} channels, expected {in_chans}; give in_chans={x.shape[1]} to the model, or convert "
+            f"them; their shape is {list(x.shape)}, expected (batch, channels, height, width)"
         )
     if x.shape[0] == 0:
         raise ValueError(f"the batch of shape {list(x.shape)} is empty, expected at least one image")
+    if x.shape[2] == 0 or x.shape[3] == 0:
+        raise ValueError(f"images have shape {list(x.shape)}, expected at least one pixel in height and width")
 
 
 @register_notrace_function

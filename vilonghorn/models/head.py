@@ -30,6 +30,8 @@ class ClassifierHead:
         self.head = self._make_classifier(num_classes, **dd)
 
     def _make_classifier(self, num_classes: int, device=None, dtype=None) -> nn.Module:
+        if num_classes < 0:
+            raise ValueError(f"num_classes is {num_classes}, expected 0 for no classifier, or more")
         if num_classes == 0:
             return nn.Identity()
         head = nn.Linear(self.num_features, num_classes, device=device, dtype=dtype)
@@ -49,7 +51,7 @@ class ClassifierHead:
                 can be taken out here but not put in.
 
         Raises:
-            ValueError: an unknown pooling, or one by attention that the model was not made with.
+            ValueError: an unknown pooling, one by attention that the model was not made with, or a negative number of classes.
         """
         if global_pool is not None and global_pool != self.global_pool:
             _check_pool(global_pool)
@@ -58,10 +60,10 @@ class ClassifierHead:
                     f"global_pool {global_pool!r} has layers that this model (pooling {self.global_pool!r}) was not made "
                     f"with; make a new model with global_pool={global_pool!r}"
                 )
+        head = self._make_classifier(num_classes, **get_device_dtype(self))
+        if global_pool is not None and global_pool != self.global_pool:
             self.attn_pool, self.global_pool = None, global_pool
-        self.num_classes = num_classes
-        self.head = self._make_classifier(num_classes, **get_device_dtype(self))
-        self.head.train(self.training)
+        self.num_classes, self.head = num_classes, head.train(self.training)
 
     def pool(self, x: Tensor, pool_type: Optional[str] = None) -> Tensor:
         """(B, 1 + M, C) tokens to (B, C), by `pool_type` or the model's own pooling; "" keeps the tokens."""

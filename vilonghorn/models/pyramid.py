@@ -117,9 +117,8 @@ class PyramidSSM(VisionSSM):
         """
         if global_pool is not None:
             _check_pool(global_pool)
+        self.head = self._make_classifier(num_classes, **get_device_dtype(self)).train(self.training)
         self.num_classes = num_classes
-        self.head = self._make_classifier(num_classes, **get_device_dtype(self))
-        self.head.train(self.training)
 
     def forward_features(self, x: Tensor) -> List[Tensor]:
         """(B, in_chans, H, W) images to a map (B, pyramid_channels, ceil(H / s), ceil(W / s)) for each stride s."""

@@ -104,6 +104,10 @@ class VisionSSM(IntermediateFeatures, ClassifierHead, nn.Module):
         super().__init__()
         if pos_embed not in ("learn", "none"):
             raise ValueError(f"pos_embed is {pos_embed!r}, expected 'learn' or 'none'")
+        if not 0 <= drop_path_rate <= 1:
+            raise ValueError(f"drop_path_rate is {drop_path_rate}, expected a probability, 0 to 1")
+        if in_chans < 1 or embed_dim < 1:
+            raise ValueError(f"in_chans is {in_chans} and embed_dim {embed_dim}, expected at least 1")
         dd = {"device": device, "dtype": dtype}
         norm_layer = get_norm_layer(norm_layer) or RMSNorm
         self.in_chans = in_chans

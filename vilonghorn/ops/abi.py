@@ -16,7 +16,7 @@ from torch import Tensor
 
 from .arguments import RULES, ScanArguments, checkpoint_shape
 
-ABI = 7  # VL_ABI of kernels/scan.h
+ABI = 8  # VL_ABI of kernels/scan.h
 _int, _long, _pointer = ctypes.c_int32, ctypes.c_int64, ctypes.c_void_p
 _DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)  # in the order of VL_FLOAT32 and its kin
 
@@ -83,7 +83,7 @@ class Mix(ctypes.Structure):  # VlMix
 
 class Norm(ctypes.Structure):  # VlNorm
     _fields_ = [
-        *((n, _long) for n in ("batch", "channels", "parts")),
+        *((n, _long) for n in ("batch", "channels")),
         *((n, _int) for n in ("dtype", "threads")),
         ("eps", ctypes.c_double),
         *((n, _pointer) for n in ("x", "weight", "y", "scale", "dy", "add", "dx", "dweight")),
@@ -102,25 +102,13 @@ class Conv(ctypes.Structure):  # VlConv
     ]
 
 
-class Sum(ctypes.Structure):  # VlSum
-    _fields_ = [("addends", _pointer), ("sum", _pointer), ("size", _long)]
-
-
-class Sums(ctypes.Structure):  # VlSums
-    _fields_ = [
-        ("each", ctypes.POINTER(Sum)),
-        *((n, _long) for n in ("sums", "count", "parts")),
-        *((n, _int) for n in ("dtype", "threads")),
-    ]
-
-
 class Matmul(ctypes.Structure):  # VlMatmul
     _fields_ = [
         *((n, _long) for n in ("rows", "columns", "depth")),
         ("threads", _int),
         *((n, _pointer) for n in ("a", "b")),
         *((n, _long) for n in ("a_row", "a_depth", "b_depth", "b_column")),
-        *((n, _pointer) for n in ("add", "out", "packed")),
+        *((n, _pointer) for n in ("add", "out")),
     ]
 
 
@@ -161,6 +149,10 @@ class Call:
         t = torch.empty(shape, dtype=dtype or self.dtype, device=self.device)
         setattr(struct or self.struct, name, self.pointer(t))
         return t
+
+    def gradient(self, name: str, of: Tensor | None, struct=None) -> Tensor | None:
+        """As `output`, of a parameter's gradient; None if the parameter is absent."""
+        return None if of is None else self.output(name, of.shape, self.real, struct)
 
     def input(self, t: Tensor | None) -> Input:
         """An activation of 3 or 4 dimensions, copied only where its dtype differs or its last stride is not 1. The groups

@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch._C import _are_functorch_transforms_active as transformed
 
 RULES = ("longhorn", "longhorn_exact", "mamba")
 REDUCTIONS = ("none", "mean")
@@ -113,8 +114,8 @@ def direction_flags(operator: str, reverse: Sequence[bool]) -> list[int]:
 
 def saves(tensors: Sequence[Tensor | None]) -> bool:
     """Whether forward keeps what backward starts from. What torch.jit.trace records may be trained, or run without
-    gradients: it always keeps it."""
-    if torch.jit.is_tracing():
+    gradients, and an inner function transform does not tell what an outer one wants: these always keep it."""
+    if torch.jit.is_tracing() or transformed():
         return True
     return torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
 

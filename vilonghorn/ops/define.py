@@ -24,6 +24,8 @@ from torch._ops import OpOverload
 from torch.autograd import Function, _profiler_enabled, forward_ad
 from torch.nn import Parameter
 
+from .transforms import each, is_batched, transformable
+
 _kernels: dict[OpOverload, Callable] = {}
 
 
@@ -77,6 +79,10 @@ def differentiate(op: OpOverload, gradient: OpOverload) -> Callable:
 
     def forward(ctx, *args):
         results = go_on(*args)
+        keep(ctx, args, results)
+        return results
+
+    def keep(ctx, args, results):
         kept = results[1:] if others else ()
         ctx.save_for_backward(*kept, *args[:tensors])
         ctx.mark_non_differentiable(*kept)
@@ -84,12 +90,11 @@ def differentiate(op: OpOverload, gradient: OpOverload) -> Callable:
         ctx.options = [args[i] for i in options]
         if "wanted" in known:
             ctx.options.append([int(wanted) for wanted in ctx.needs_input_grad[:tensors]])
-        return results
 
-    def backward(ctx, dy: Tensor | None, *_: None):
+    def backward(ctx, dy: Tensor | None, *_: None, unwrap: Callable = tuple):
         if dy is None:
             return (None,) * len(arguments)
-        saved = ctx.saved_tensors  # read once: non-reentrant checkpointing recomputes at each read
+        saved = unwrap(ctx.saved_tensors)  # read once: non-reentrant checkpointing recomputes at each read
         kept, inputs = (t.contiguous() for t in saved[:others]), saved[others:]  # where a hook changed their strides
         present = iter(run_gradient(dy, *kept, *inputs, *ctx.options))
         grads = [None if t is None else next(present) for t in inputs]
@@ -99,14 +104,28 @@ def differentiate(op: OpOverload, gradient: OpOverload) -> Callable:
     def gradient_forward(ctx, *args):
         return tuple(start_gradient(*args))
 
-    def gradient_backward(ctx, *_):
+    def gradient_backward(ctx, *_, **__):
         raise RuntimeError(f"{gradient} has no derivative: vilonghorn's operators can be differentiated once only")
 
     function, of_gradient = _function(op, forward, backward), _function(gradient, gradient_forward, gradient_backward)
-    run_gradient = _where_wanted(gradient, of_gradient, start_gradient)
-    torch.library.impl(gradient._schema.name, "Autograd")(run_gradient)
+    start_or_record = _where_wanted(gradient, of_gradient, start_gradient)
+    torch.library.impl(gradient._schema.name, "Autograd")(start_or_record)
     torch.library.impl(op._schema.name, "Autograd")(_where_wanted(op, function, go_on))
-    return shortcut(op, _where_wanted(op, function, _kernels[op]))
+
+    run, start = shortcut(op), shortcut(gradient)
+    transformed_op = transformable(op.name(), run if others else lambda *args: (run(*args),), keep, backward)
+    transformed_gradient = transformable(gradient.name(), lambda *args: tuple(start(*args)), lambda *_: None, gradient_backward)
+
+    def run_gradient(*args):
+        run_one = transformed_gradient if transformed() else start_or_record
+        return each(run_one, args) if is_batched() else run_one(*args)
+
+    def through(*args):
+        if not transformed() or torch.compiler.is_compiling():
+            return op(*args)
+        return transformed_op(*args) if others else transformed_op(*args)[0]
+
+    return _past_or_through(op, _where_wanted(op, function, _kernels[op]), through)
 
 
 def _function(op: OpOverload, forward: Callable, backward: Callable) -> type[Function]:

@@ -12,13 +12,11 @@ import torch
 from torch import Tensor
 
 from .abi import Call, Matmul, ScanCall, open_library
-from .addends import Addends, ParameterGradients
 from .arguments import ScanArguments
 
 NAME = "cpu"
 CHUNK = 64  # steps between two saved states: smaller costs memory, larger outgrows the cache in backward
 LANES = 16  # channels of a saved state are padded to the widest vector
-COLUMNS = 48  # of a packed panel of `matmul`, VL_MATMUL_COLUMNS
 
 
 def _open() -> tuple[ctypes.CDLL | None, str | None]:
@@ -72,13 +70,11 @@ def forward(args: ScanArguments, save: bool, level: int = -1) -> tuple[Tensor, T
 def backward(dy: Tensor, args: ScanArguments, checkpoints: Tensor, level: int = -1) -> tuple[Tensor | None, ...]:
     """Gradients of x, dt, k, q, z, A, D and dt_bias; None for those absent."""
     call = _scan_call(args)
-    outputs = call.backward_outputs(dy, checkpoints)
-    addends = zip(("dA", "dD", "ddt_bias"), args[5:8])
-    parameters = ParameterGradients(call, call.struct.batch, [Addends(name, call.struct, p) for name, p in addends])
+    parameters = zip(("dA", "dD", "ddt_bias"), args[5:8])
+    outputs = *call.backward_outputs(dy, checkpoints), *(call.gradient(name, p) for name, p in parameters)
     add_up(call, args.z is not None)
     run(library.vl_scan_backward, call.struct, level)
-    run(library.vl_sum, parameters.sums, level)
-    return *call.gradients(outputs), *parameters.gradients()
+    return call.gradients(outputs)
 
 
 def matmul(a: Tensor, b: Tensor, level: int = -1) -> Tensor:
@@ -87,9 +83,9 @@ def matmul(a: Tensor, b: Tensor, level: int = -1) -> Tensor:
     Every sum is taken in the order of the depth: it depends on neither the number of threads nor the other rows.
     """
     (rows, depth), columns = a.shape, b.shape[1]
-    out, packed = a.new_empty(rows, columns), a.new_empty(depth * (-(-columns // COLUMNS) * COLUMNS))
+    out = a.new_empty(rows, columns)
     pointers, strides = (a.data_ptr(), b.data_ptr()), (*_strides(a), *_strides(b))
-    struct = Matmul(rows, columns, depth, torch.get_num_threads(), *pointers, *strides, None, out.data_ptr(), packed.data_ptr())
+    struct = Matmul(rows, columns, depth, torch.get_num_threads(), *pointers, *strides, None, out.data_ptr())
     run(library.vl_matmul, struct, level)
     return out
 

@@ -6,12 +6,9 @@ import torch
 from torch import Tensor
 
 from .abi import Call, Conv, Input, Mix, Norm, Scan
-from .addends import Addends, ParameterGradients
 from .arguments import RULES, MixArguments, checkpoint_size
 from .native import CHUNK, LANES, add_up, library, run, share
 from .products import product, weight_gradient
-
-GRAIN = 8192  # numbers that a thread should have for its share of a norm
 
 
 def conv_forward(x: Tensor, weight: Tensor, bias: Tensor, reverse: tuple[bool, ...], level: int = -1) -> Tensor:
@@ -29,11 +26,9 @@ def conv_backward(
     call = _conv_call(x, weight, bias, reverse)
     call.struct.dy = call.input(dy)
     dx = call.output("dx", x.shape)
-    addends = Addends("dweight", call.struct, weight), Addends("dbias", call.struct, bias)
-    parameters = ParameterGradients(call, len(x), addends)
+    dweight, dbias = call.gradient("dweight", weight), call.gradient("dbias", bias)
     run(library.vl_conv_backward, call.struct, level)
-    run(library.vl_sum, parameters.sums, level)
-    return dx, *parameters.gradients()
+    return dx, dweight.to(weight.dtype), dbias.to(bias.dtype)
 
 
 def mix_forward(args: MixArguments, save: bool, level: int = -1) -> tuple[Tensor, Tensor, Tensor]:
@@ -69,20 +64,12 @@ def mix_backward(
         call.output("dx", (G, B, L, D), real)
     dxz = call.output("dx", (B, L, 2 * D), struct=fused)
     scan.dz, scan.dz_step = dxz.data_ptr() + D * dxz.element_size(), 2 * D
-    addends = (
-        Addends("dconv_weight", fused, args.conv_weight),
-        Addends("dconv_bias", fused, args.conv_bias),
-        Addends("dx_proj", fused, args.x_proj),
-        Addends("ddt_proj", fused, args.dt_proj),
-        Addends("ddt_bias", scan, args.dt_bias),
-        Addends("dA", scan, args.A),
-        Addends("dD", scan, args.D),
-    )
-    parameters = ParameterGradients(call, B, addends)
+    weights = list(zip(args._fields[1:8], args[1:8]))
+    grads = [call.gradient(f"d{name}", w, scan if hasattr(scan, f"d{name}") else fused) for name, w in weights]
     call.run(library.vl_mix_backward, level)
-    run(library.vl_sum, parameters.sums, level)
+    grads = [grad if grad is None else grad.to(w.dtype) for grad, (_, w) in zip(grads, weights)]
     dout_proj = None if args.out_proj is None else weight_gradient(dout, y.to(dout.dtype)).to(args.out_proj.dtype)
-    return dxz, *parameters.gradients(), dout_proj
+    return dxz, *grads, dout_proj
 
 
 def norm_forward(x: Tensor, weight: Tensor, eps: float, level: int = -1) -> tuple[Tensor, Tensor]:
@@ -98,10 +85,9 @@ def norm_backward(dy: Tensor, x: Tensor, weight: Tensor, scale: Tensor, level: i
     call = _norm_call(x, weight, 0.0)
     call.struct.scale, call.struct.dy = call.pointer(scale), call.pointer(dy.to(x.dtype).contiguous())
     dx = call.output("dx", x.shape)
-    parameters = ParameterGradients(call, call.struct.parts, [Addends("dweight", call.struct, weight)])
+    dweight = call.gradient("dweight", weight)
     run(library.vl_norm_backward, call.struct, level)
-    run(library.vl_sum, parameters.sums, level)
-    return dx, *parameters.gradients()
+    return dx, dweight.to(weight.dtype)
 
 
 def _norm_call(x: Tensor, weight: Tensor, eps: float) -> Call:
@@ -109,7 +95,6 @@ def _norm_call(x: Tensor, weight: Tensor, eps: float) -> Call:
     call = Call(Norm(batch=rows, channels=channels, eps=eps), x.dtype, (), x.device)
     call.struct.x, call.struct.weight = call.pointer(x.contiguous()), call.parameter(weight)
     call.struct.threads = torch.get_num_threads()
-    call.struct.parts = max(1, min(rows * channels // GRAIN, 4 * call.struct.threads))
     return call
 
 

@@ -11,6 +11,7 @@ from torch.autograd.function import once_differentiable
 
 from .arguments import autocast_dtype
 from .products import is_for_tiles, matmul, tiled
+from .transforms import each, is_batched
 
 
 class _Project(torch.autograd.Function):
@@ -24,9 +25,15 @@ class _Project(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx, dy):
-        x, weight = ctx.saved_tensors
-        dx = tiled(matmul, dy, weight.t()) if ctx.needs_input_grad[0] else None
-        return dx, matmul(dy.flatten(0, -2).t(), x.flatten(0, -2)) if ctx.needs_input_grad[1] else None
+        args = (dy, *ctx.saved_tensors)
+        if not is_batched():
+            return tuple(_gradients(*args, *ctx.needs_input_grad))
+        return tuple(grad if needed else None for grad, needed in zip(each(_gradients, args), ctx.needs_input_grad))
+
+
+def _gradients(dy: Tensor, x: Tensor, weight: Tensor, of_x: bool = True, of_weight: bool = True) -> list[Tensor | None]:
+    dx = tiled(matmul, dy, weight.t()) if of_x else None
+    return [dx, matmul(dy.flatten(0, -2).t(), x.flatten(0, -2)) if of_weight else None]
 
 
 def project(x: Tensor, weight: Tensor) -> Tensor:

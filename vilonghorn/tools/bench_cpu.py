@@ -36,6 +36,7 @@ FAMILIES = (
 SIZES = (224, 384, 512, 768, 1024, 1248)  # pixels
 QUICK_SIZES = ((224, 512), (224,))  # by family
 GROWING = "vilonghorn_tiny"  # whose time a token is held at the largest size against that at the smallest
+LIVES = 3  # of a contender in a race
 TOKENS = 8 * 196  # patches a batch, about: the larger the images, the fewer
 Row = dict[str, Any]
 
@@ -117,7 +118,7 @@ def scan_rows(shape: Shape, threads: int, rounds: int, seconds: float) -> Iterat
     turns = {", ".join(key): contenders[key] for key in order} | dict(reversed(others.items()))
     with Race(turns, threads) as race:
         for train, step in STEPS.items():
-            found, rows = race.run(step, rounds, seconds), []
+            found, rows = race.run(step, rounds, seconds, LIVES), []
             now = rates({name: found.pop(name) for name in others}, moved, threads)
             slots = now["slots_per_s"]
             for rule, form in contenders:
@@ -144,7 +145,7 @@ def model_rows(
     batch = batch or usual_batch(size)
     with Race({name: partial(model_steps, name, batch, size) for name in family}, threads) as race:
         for train, step in STEPS.items():
-            found = race.run(step, rounds, seconds)
+            found = race.run(step, rounds, seconds, LIVES)
             cell = dict(size=size, train=train, compiled=False, batch=batch)
             yield [dict(model=name, **cell, **found[name]) for name in family]
 
@@ -160,7 +161,7 @@ def growth_rows(threads: int, rounds: int, seconds: float) -> Iterator[list[Row]
     contenders = {name: partial(model_steps, end["model"], end["batch"], end["size"]) for name, end in ends.items()}
     with Race(contenders, threads) as race:
         for train, step in STEPS.items():
-            found = race.run(step, rounds, seconds)
+            found = race.run(step, rounds, seconds, LIVES)
             yield [end | dict(train=train, compiled=False) | found[name] for name, end in ends.items()]
 
 

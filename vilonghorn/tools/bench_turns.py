@@ -11,7 +11,7 @@ import math
 import multiprocessing
 import signal
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -37,16 +37,10 @@ class Race:
     """
 
     def __init__(self, contenders: Mapping[str, Callable[[], Steps]], threads: int):
+        self._contenders, self._threads = contenders, threads
         self._runners: dict[str, _Runner] = {}
         self.problems: dict[str, str] = {}
-        try:
-            for name, make in contenders.items():
-                self._runners[name] = _Runner(make, threads)
-            for name in contenders:  # all start at once, none is timed before the last is ready
-                self._ask(name, None)
-        except BaseException:
-            self.__exit__()
-            raise
+        self._begin(contenders)
 
     def __enter__(self) -> Race:
         return self
@@ -54,46 +48,67 @@ class Race:
     def __exit__(self, *_: object) -> None:
         for runner in self._runners.values():
             runner.stop()
+        self._runners.clear()
 
-    def run(self, step: str, rounds: int, seconds: float = math.inf) -> dict[str, dict[str, Any]]:
+    def run(self, step: str, rounds: int, seconds: float = math.inf, lives: int = 1) -> dict[str, dict[str, Any]]:
         """Times one step of every contender.
 
         Args:
             step: its name; contenders that do not have it are left out.
             rounds: samples of each contender at most.
-            seconds: no more rounds are begun than these are likely to suffice for, but never fewer than LEAST_ROUNDS.
+            seconds: no more rounds are begun than these are likely to suffice for, but never fewer than LEAST_ROUNDS. A
+                process's first calls, which are not timed, come on top.
+            lives: processes of each contender, one after the other, that share the rounds. Where the memory of a process
+                has come to lie can slow it down by a fifth from its beginning to its end.
 
         Returns:
             By contender: "ms", milliseconds a call, a sample a round; "memory_gb", the most that its process has held
             more than before the contender was made, None where the system does not tell; and "problem", which is None
             where there is nothing to complain about. A problem has no figures.
         """
-        repeats, once = {}, 0.0
-        for name in list(self._runners):
-            answer = self._warm_up(name, step)
-            if answer:
-                repeats[name] = max(1, round(SAMPLE_SECONDS * 1e3 / answer["ms"]))
-                once += repeats[name] * answer["ms"] / 1e3
-        answers: dict[str, list[dict[str, float]]] = {name: [] for name in repeats}
+        warm = self._warm_up(step)
+        repeats = {name: max(1, round(SAMPLE_SECONDS * 1e3 / ms)) for name, ms in warm.items()}
+        once = sum(repeats[name] * ms / 1e3 for name, ms in warm.items())
         affordable = int(min(rounds, seconds / max(once, 1e-9)))
-        for i in range(min(rounds, max(LEAST_ROUNDS, affordable))):
-            for name in list(answers)[:: 1 if i % 2 == 0 else -1]:
+        rounds = min(rounds, max(LEAST_ROUNDS, affordable))
+        answers: dict[str, list[dict[str, float]]] = {name: [] for name in warm}
+        for i in range(rounds):
+            if i * lives // rounds != max(i - 1, 0) * lives // rounds:
+                self._begin(list(self._runners))
+                warm = self._warm_up(step)
+            for name in list(warm)[:: 1 if i % 2 == 0 else -1]:
                 time.sleep(PAUSE_SECONDS)
                 answer = self._ask(name, (step, repeats[name]))
                 if answer:
                     answers[name].append(answer)
                 else:
-                    del answers[name]
-        results = {
-            name: dict(ms=[a["ms"] for a in given], memory_gb=given[-1]["memory_gb"], problem=None)
-            for name, given in answers.items()
-        }
+                    del warm[name]
+        results = {name: _figures(answers[name]) for name in warm}
         return results | {name: dict(ms=None, memory_gb=None, problem=text) for name, text in self.problems.items()}
 
-    def _warm_up(self, name: str, step: str) -> dict[str, Any] | None:
-        """The answer of a first call (pages, caches, lazy initialisation), or of a second one where that is cheap."""
-        answer = self._ask(name, (step, 1))
-        return self._ask(name, (step, 1)) if answer and answer["ms"] < 250 else answer
+    def _begin(self, names: Iterable[str]) -> None:
+        """Starts those contenders, each in a new process; the processes that there are end."""
+        self.__exit__()
+        try:
+            for name in names:
+                self._runners[name] = _Runner(self._contenders[name], self._threads)
+            for name in names:  # all start at once, none is timed before the last is ready
+                self._ask(name, None)
+        except BaseException:
+            self.__exit__()
+            raise
+
+    def _warm_up(self, step: str) -> dict[str, float]:
+        """Milliseconds of a first call (pages, caches, lazy initialisation), or of a second one where that is cheap, of each
+        contender that has the step."""
+        answers = {}
+        for name in list(self._runners):
+            answer = self._ask(name, (step, 1))
+            if answer and answer["ms"] < 250:
+                answer = self._ask(name, (step, 1))
+            if answer:
+                answers[name] = answer["ms"]
+        return answers
 
     def _ask(self, name: str, order: tuple[str, int] | None) -> dict[str, Any] | None:
         """A runner's answer; None where it has no such step, or has failed, which is then noted."""
@@ -103,6 +118,11 @@ class Race:
             self._runners.pop(name).stop()
             return None
         return answer
+
+
+def _figures(answers: list[dict[str, float]]) -> dict[str, Any]:
+    peaks = [answer["memory_gb"] for answer in answers]
+    return dict(ms=[answer["ms"] for answer in answers], memory_gb=None if None in peaks else max(peaks), problem=None)
 
 
 class _Runner:

@@ -81,6 +81,6 @@ def read(name: str, path: Path) -> tuple[dict[str, torch.Tensor], dict[str, Any]
     except ValueError:  # a state dict of anyone's: its shapes tell the number of classes
         classes = len(weights["head.weight"]) if "head.weight" in weights else 0
         return weights, {"num_classes": classes}
-    if record["model"] != name:
-        raise ValueError(f"{path} holds weights of {record['model']}, not of {name}")
+    if record.get("model") != name:
+        raise ValueError(f"{path} holds weights of {record.get('model', 'no model')}, not of {name}")
     return weights, {key: value for key, value in record["kwargs"].items() if key not in INITIAL}

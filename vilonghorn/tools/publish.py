@@ -24,6 +24,8 @@ from vilonghorn.engine import load_config, load_run
 from vilonghorn.engine.directory import RunDirectory
 from vilonghorn.models._timm import generate_readme, get_model_input_config
 
+from .subject import preprocessing
+
 USAGE = """```python
 import timm, vilonghorn
 
@@ -144,10 +146,9 @@ def describe_run(directory: str | Path, checkpoint: str, name: str) -> tuple[nn.
     data = load_config(RunDirectory(directory).config).data
     metrics = {key: f"{record[short]:.2f}" for key, short in (("top-1 (%)", "top1"), ("top-5 (%)", "top5"))}
     metrics |= {"measured on": data.val, "weights": f"{record['weights']} of epoch {record['epoch']}"}
-    preprocessing = dict(
-        input_size=(model.in_chans, data.image_size, data.image_size), mean=data.mean, std=data.std, crop_pct=data.crop_pct
-    )
-    config = dict(model_config=dict(label_names=list(record["class_names"])), data_config=preprocessing)
+    config: dict[str, Any] = dict(data_config=preprocessing(data))
+    if record.get("class_names"):
+        config["model_config"] = dict(label_names=list(record["class_names"]))
     return model, card(model, name, metrics), config
 
 

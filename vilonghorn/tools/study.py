@@ -25,7 +25,7 @@ from ..data.files import replacing
 from ..data.threads import available_cpus
 from ..engine import Interrupted
 from .bench_report import machine
-from .study_cell import JOBS, one_thread, read_result, result_file, sections, write_data
+from .study_cell import JOBS, one_thread, read_result, result_file, sections, test_data, write_data
 from .study_match import check_sizes
 from .study_plan import Cell, Study, read_study
 from .study_plots import draw
@@ -150,14 +150,19 @@ def refuse_if_changed(study: Study, folder: Path) -> None:
     """Refuses to go on with results of another plan.
 
     Raises:
-        ValueError: a finished cell was run with another configuration.
+        ValueError: a finished cell was run with another configuration, or tested on other data.
     """
     for cell in (*study.sweep_cells(), *final_cells(study, folder)):
-        result = read_result(folder, cell, "train")
-        if result and result["config"] != json.loads(json.dumps(sections(study, folder, cell))):
+        trained, tested = read_result(folder, cell, "train"), read_result(folder, cell, "test")
+        other = None
+        if trained and trained["config"] != json.loads(json.dumps(sections(study, folder, cell))):
+            other = result_file(folder, cell, "train"), "another recipe, model or data"
+        elif tested and tested.get("data") != test_data(study, folder, cell):
+            other = result_file(folder, cell, "test"), "other test sets"
+        if other:
             raise ValueError(
-                f"{result_file(folder, cell, 'train')} is of another recipe, model or data than the study now says: give "
-                "--dir another directory, or remove what has changed"
+                f"{other[0]} is of {other[1]} than the study now says: give --dir another directory, or remove what has "
+                "changed"
             )
 
 
@@ -177,6 +182,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     began = time.monotonic()
     try:
         study = read_study(path)
+        if options.json and not options.json.parent.is_dir():
+            raise FileNotFoundError(f"there is no folder {options.json.parent} to write {options.json.name} into")
         check_sizes(study)
         refuse_if_changed(study, folder)
         if options.list:

@@ -59,6 +59,12 @@ def sections(study: Study, folder: Path, cell: Cell) -> dict[str, dict[str, Any]
     return merged(study.recipe, task.recipe, own)
 
 
+def test_data(study: Study, folder: Path, cell: Cell) -> dict[str, str]:
+    """The names of the files that a cell is tested on, by test set, which tell what is in them."""
+    task = study.tasks[cell.task]
+    return {test: data_file(folder, task.dataset("test", test)).name for test in task.tests}
+
+
 def run_directory(folder: Path, cell: Cell) -> Path:
     """The directory of a cell's run."""
     return folder / "runs" / cell.id
@@ -171,7 +177,8 @@ def test_cell(study: Study, folder: Path, cell: Cell, commit: str | None) -> Non
         )
         measured = evaluate({"model": model.to(device)}, loader, amp=autocast(config.run.amp, device))["model"]
         results[test] = {**measured, "images": loader.num_samples, "chance": 100 * dataset.chance}
-    leave(result_file(folder, cell, "test"), {"commit": commit, "tests": results})
+    data = test_data(study, folder, cell)
+    leave(result_file(folder, cell, "test"), {"commit": commit, "data": data, "tests": results})
 
 
 JOBS = {"train": train_cell, "test": test_cell}

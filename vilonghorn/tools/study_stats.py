@@ -78,13 +78,19 @@ def chosen_rate(report: Report, task: str, contender: str) -> float | None:
 
 
 def sweep(report: Report, task: str, contender: str) -> dict[float, float]:
-    """Mean validation accuracy in percent at the end of the sweep's runs, by rate."""
-    plan = report["plan"]
+    """Mean validation accuracy in percent at the end of the sweep's runs, by rate, without rates that diverged."""
+    plan, lost = report["plan"], lost_rates(report, task, contender)
     found: dict[float, list[float]] = {}
     for cell in report["cells"]:
         if (cell["task"], cell["contender"]) == (task, contender) and cell["seed"] in plan["sweep_seeds"] and "val" in cell:
             found.setdefault(cell["rate"], []).append(cell["val"]["top1"])
-    return {rate: statistics.fmean(found[rate]) for rate in plan["tasks"][task]["sweep"] if rate in found}
+    return {rate: statistics.fmean(found[rate]) for rate in plan["tasks"][task]["sweep"] if rate in found and rate not in lost}
+
+
+def lost_rates(report: Report, task: str, contender: str) -> set[float]:
+    """Rates from which some run of the sweep diverged."""
+    cells = (cell for cell in report["cells"] if (cell["task"], cell["contender"]) == (task, contender))
+    return {cell["rate"] for cell in cells if cell["seed"] in report["plan"]["sweep_seeds"] and "diverged" in cell}
 
 
 def images_to(curve: Sequence[dict[str, Any]], accuracy: float, chance: float) -> float | None:

@@ -17,6 +17,7 @@ from .study_stats import (
     difference,
     efficiency,
     interval,
+    lost_rates,
     ratio,
     sweep,
 )
@@ -203,10 +204,11 @@ def rates(report: Report) -> str:
     for task, plan in report["plan"]["tasks"].items():
         for name in contenders(report, task) if plan["sweep"] else ():
             found, best = sweep(report, task, name), chosen_rate(report, task, name)
+            lost = plan["sweep"] if report["finished"] else lost_rates(report, task, name)
             edge = " (edge)" if best in (min(plan["sweep"]), max(plan["sweep"])) and len(plan["sweep"]) > 1 else ""
             line = {"validation top-1, %": f"{task}, {titles(report)[name]}"}
             for rate in plan["sweep"]:
-                value = f"{found[rate]:.1f}" if rate in found else "diverged"
+                value = f"{found[rate]:.1f}" if rate in found else "diverged" if rate in lost else NONE
                 line[f"{rate:g}"] = f"**{value}**{edge}" if rate == best else value
             lines.append(line)
     return markdown(lines) + "\n\nEdge: the best of the rates tried is the first or the last, so that a better one may lie beyond."

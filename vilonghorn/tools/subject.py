@@ -27,6 +27,7 @@ from ..engine import load_config, load_run
 from ..engine.build import REFUSALS, pick_device
 from ..engine.checkpoint import load_weights
 from ..engine.checks import nearest
+from ..engine.config import DataConfig
 
 REMOTE = ("hf-hub:", "hf_hub:", "local-dir:")  # names that timm resolves elsewhere
 
@@ -122,12 +123,16 @@ def _of_run(name: str, checkpoint: str, model_kwargs: dict[str, Any] | None) -> 
     if model_kwargs:
         raise ValueError(f"{name} is the directory of a run, which has the model's arguments: leave out --model-kwargs")
     model, record = load_run(name, checkpoint)
-    config = load_config(Path(name) / "config.yaml").data
-    data = dict(
-        input_size=(3, config.image_size, config.image_size), mean=tuple(config.mean), std=tuple(config.std),
-        crop_pct=config.crop_pct, interpolation={"area": "box"}.get(config.interpolation, config.interpolation),
-    )  # fmt: skip
+    data = preprocessing(load_config(Path(name) / "config.yaml").data)
     return model, f"{name} ({record['model']}, {checkpoint})", data, record.get("class_names")
+
+
+def preprocessing(data: DataConfig) -> dict[str, Any]:
+    """What `timm.data.create_transform` needs to make of an image file what a run measured its model on."""
+    return dict(
+        input_size=(3, data.image_size, data.image_size), mean=tuple(data.mean), std=tuple(data.std),
+        crop_pct=data.crop_pct, interpolation={"area": "box"}.get(data.interpolation, data.interpolation),
+    )  # fmt: skip
 
 
 def _of_timm(name: str, checkpoint: str, model_kwargs: dict[str, Any]) -> tuple:
