@@ -31,6 +31,7 @@ def passes_of(rule: str, device: str, autocast: bool):
         return block, x, block(x)
 
 
+@pytest.mark.skipif(not torch.backends.cuda.is_built(), reason="this build of torch knows no GPUs")
 @pytest.mark.parametrize("rule", RULES)
 def test_a_block_on_a_gpu_is_one_scan_among_plain_operators(rule, monkeypatch):
     monkeypatch.setattr(triton_backend, "unavailable", lambda device_type, dtype=None: None)
