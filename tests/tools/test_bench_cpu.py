@@ -80,7 +80,7 @@ def test_sizes_come_by_family_and_larger_images_in_smaller_batches(monkeypatch):
 
     monkeypatch.setattr(bench_cpu, "Race", Race)
     for family, size in full[:6]:
-        list(bench_cpu.model_rows(family, size, None, 1, 1, 1))
+        list(bench_cpu.model_rows(family, size, None, bench_cpu.Effort(1, 1, 1, 1)))
     assert batches == [{8}, {3}, {2}, {1}, {1}, {1}]
 
 

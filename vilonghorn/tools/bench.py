@@ -30,7 +30,7 @@ from .bench_tasks import Outcome, Task, run
 
 SUBJECTS = {"cpu": ("scan", "model", "profile"), "cuda": ("check", "scan", "block", "model")}  # by default, in order
 ALL = ("check", "scan", "block", "model", "profile")
-ROUNDS, RACE_SECONDS = {False: 11, True: 5}, {False: 20, True: 5}  # of a race, by --quick
+ROUNDS, RACE_SECONDS, LIVES = {False: 11, True: 4}, {False: 20, True: 5}, {False: 3, True: 2}  # of a race, by --quick
 SCAN_TIMES = 3  # as many rounds and seconds for the scans, which are short
 PROFILED = ("vilonghorn_tiny", 224)
 PREPARE_SECONDS = 150  # the most that tasks may take before they are measured
@@ -100,8 +100,7 @@ class Bench:
         if not self._in_time("scan"):
             return
         print("mamba_ssm is left out: its kernels are for GPUs alone")
-        times = 1 if options.quick else SCAN_TIMES
-        for rows, rates in bench_cpu.scan_rows(shape, options.threads, times * options.rounds, times * options.seconds):
+        for rows, rates in bench_cpu.scan_rows(shape, self._effort(1 if options.quick else SCAN_TIMES)):
             step = bench_cpu.STEPS[rows[0]["train"]]
             self.report["rates"][step] = rates
             self.report["scan"] += rows
@@ -112,6 +111,11 @@ class Bench:
             bench_cpu.print_scans(rows, shape)
             self.save()
 
+    def _effort(self, times: int = 1) -> bench_cpu.Effort:
+        options = self.options
+        lives = LIVES[options.quick]
+        return bench_cpu.Effort(options.threads, times * options.rounds, times * options.seconds, lives)
+
     def _models_on_cpu(self) -> None:
         options = self.options
         self.report["models"] = []
@@ -119,7 +123,7 @@ class Bench:
         for family, size in bench_cpu.model_cells(options.size, options.quick):
             if not self._in_time(f"{family[0]} and its like, {size} px"):
                 continue
-            races = bench_cpu.model_rows(family, size, options.batch, options.threads, options.rounds, options.seconds)
+            races = bench_cpu.model_rows(family, size, options.batch, self._effort())
             for rows in races:
                 self.report["models"] += rows
                 self._note(rows, "model", "size")
@@ -131,7 +135,7 @@ class Bench:
         self.report["growth"] = []
         if options.quick or not self._in_time("growth"):
             return
-        for rows in bench_cpu.growth_rows(options.threads, options.rounds, options.seconds):
+        for rows in bench_cpu.growth_rows(self._effort()):
             self.report["growth"] += rows
             self._note(rows, "model", "size")
             bench_cpu.print_growth(rows)
@@ -200,7 +204,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     on_cpu = parser.add_argument_group("on a CPU")
     threads = torch.get_num_threads()
     on_cpu.add_argument("--threads", type=int, default=threads, help="torch's threads (default: torch's)")
-    on_cpu.add_argument("--rounds", type=int, help="samples of each contender at most (default: 11; --quick: 5)")
+    on_cpu.add_argument("--rounds", type=int, help="samples of each contender at most (default: 11; --quick: 4)")
     on_cpu.add_argument("--quick", action="store_true", help="fewer sizes and rounds: under 3 minutes on two cores")
     checked = parser.add_argument_group("what checks and GPUs need")
     checked.add_argument("--seed", type=int, help="of the checks' inputs (default: a new one, which is printed)")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import timm
 import torch
@@ -36,9 +36,17 @@ FAMILIES = (
 SIZES = (224, 384, 512, 768, 1024, 1248)  # pixels
 QUICK_SIZES = ((224, 512), (224,))  # by family
 GROWING = "vilonghorn_tiny"  # whose time a token is held at the largest size against that at the smallest
-LIVES = 3  # of a contender in a race
 TOKENS = 8 * 196  # patches a batch, about: the larger the images, the fewer
 Row = dict[str, Any]
+
+
+class Effort(NamedTuple):
+    """What goes into a race: torch's threads, and the arguments of `Race.run`."""
+
+    threads: int
+    rounds: int
+    seconds: float
+    lives: int
 
 
 def scan_contenders(shape: Shape) -> dict[tuple[str, str], Callable[[], Steps]]:
@@ -109,17 +117,17 @@ def scan_moves(rule: str, train: bool, shape: Shape) -> int:
     return bytes_moved(values, y, train)
 
 
-def scan_rows(shape: Shape, threads: int, rounds: int, seconds: float) -> Iterator[tuple[list[Row], Rates]]:
+def scan_rows(shape: Shape, effort: Effort) -> Iterator[tuple[list[Row], Rates]]:
     """All contenders in one race, first forward, then with backward; each with its floors. And the rates behind those."""
     contenders, moved = scan_contenders(shape), scan_moves("longhorn", False, shape)
-    others = rate_contenders(moved, threads, list(STEPS.values()))
+    others = rate_contenders(moved, effort.threads, list(STEPS.values()))
     # Slow ones first, then the kernels, plainer ones ahead, then the best rate: no scan is far from its floor in time.
     order = sorted(contenders, key=lambda key: (key[1].startswith("cpu"), key[1] == "cpu"))
     turns = {", ".join(key): contenders[key] for key in order} | dict(reversed(others.items()))
-    with Race(turns, threads) as race:
+    with Race(turns, effort.threads) as race:
         for train, step in STEPS.items():
-            found, rows = race.run(step, rounds, seconds, LIVES), []
-            now = rates({name: found.pop(name) for name in others}, moved, threads)
+            found, rows = race.run(step, *effort[1:]), []
+            now = rates({name: found.pop(name) for name in others}, moved, effort.threads)
             slots = now["slots_per_s"]
             for rule, form in contenders:
                 per_round = slots.get(form.removeprefix("cpu "), list(slots.values())[-1])  # the best level's, or its own
@@ -138,14 +146,12 @@ def model_cells(sizes: tuple[int, ...] | None, quick: bool) -> list[tuple[tuple[
     return [(family, size) for family, family_sizes in zip(FAMILIES, by_family) for size in family_sizes]
 
 
-def model_rows(
-    family: tuple[str, ...], size: int, batch: int | None, threads: int, rounds: int, seconds: float
-) -> Iterator[list[Row]]:
+def model_rows(family: tuple[str, ...], size: int, batch: int | None, effort: Effort) -> Iterator[list[Row]]:
     """One family in one race at one size, first forward, then with backward."""
     batch = batch or usual_batch(size)
-    with Race({name: partial(model_steps, name, batch, size) for name in family}, threads) as race:
+    with Race({name: partial(model_steps, name, batch, size) for name in family}, effort.threads) as race:
         for train, step in STEPS.items():
-            found = race.run(step, rounds, seconds, LIVES)
+            found = race.run(step, *effort[1:])
             cell = dict(size=size, train=train, compiled=False, batch=batch)
             yield [dict(model=name, **cell, **found[name]) for name in family]
 
@@ -155,13 +161,13 @@ def usual_batch(size: int) -> int:
     return max(1, round(TOKENS / (size // 16) ** 2))
 
 
-def growth_rows(threads: int, rounds: int, seconds: float) -> Iterator[list[Row]]:
+def growth_rows(effort: Effort) -> Iterator[list[Row]]:
     """One model at its smallest and its largest size in one race, first forward, then with backward."""
     ends = {f"{size} px": dict(model=GROWING, size=size, batch=usual_batch(size)) for size in (SIZES[0], SIZES[-1])}
     contenders = {name: partial(model_steps, end["model"], end["batch"], end["size"]) for name, end in ends.items()}
-    with Race(contenders, threads) as race:
+    with Race(contenders, effort.threads) as race:
         for train, step in STEPS.items():
-            found = race.run(step, rounds, seconds, LIVES)
+            found = race.run(step, *effort[1:])
             yield [end | dict(train=train, compiled=False) | found[name] for name, end in ends.items()]
 
 
