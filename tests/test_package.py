@@ -18,6 +18,8 @@ import vilonghorn
 
 ROOT = Path(__file__).parents[1]
 SOURCES = sorted((ROOT / "vilonghorn").rglob("*.py"))
+CMAKE = [sys.executable, "-m", "cmake"]
+CONFIGURE = [*CMAKE, "-S", ROOT / "kernels", "-B"]
 ORDER = ["ops", "layers", "models", "data", "engine", "tools"]
 
 
@@ -76,14 +78,12 @@ def test_every_imported_package_is_declared(distribution):
 
 
 def test_without_a_compiler_the_build_succeeds_and_says_what_is_missing(tmp_path):
-    cmake = [sys.executable, "-m", "cmake"]
     environment = {**os.environ, "CXX": str(tmp_path / "no-such-compiler")}
-    configure = [*cmake, "-S", ROOT / "kernels", "-B", tmp_path / "build"]
-    result = subprocess.run(configure, env=environment, capture_output=True, text=True)
+    result = subprocess.run([*CONFIGURE, tmp_path / "build"], env=environment, capture_output=True, text=True)
     assert result.returncode == 0, result.stderr
     assert "No C++ compiler found" in result.stderr and "apt-get install g++" in " ".join(result.stderr.split())
     for step in (["--build", "build"], ["--install", "build", "--prefix", "installed"]):
-        subprocess.run([*cmake, *step], cwd=tmp_path, capture_output=True, check=True)
+        subprocess.run([*CMAKE, *step], cwd=tmp_path, capture_output=True, check=True)
     assert not list(tmp_path.glob("installed/**/*vilonghorn_cpu*"))
 
 
@@ -92,8 +92,7 @@ def test_a_compiler_is_given_no_option_that_it_does_not_know(tmp_path, compiler)
     if shutil.which(compiler) is None:
         pytest.skip(f"{compiler} is not installed")
     options = ["-DVILONGHORN_CUDA=OFF", f"-DCMAKE_CXX_COMPILER={compiler}", "-DCMAKE_EXPORT_COMPILE_COMMANDS=ON"]
-    configure = [sys.executable, "-m", "cmake", "-S", ROOT / "kernels", "-B", tmp_path]
-    subprocess.run([*configure, *options], capture_output=True, check=True)
+    subprocess.run([*CONFIGURE, tmp_path, *options], capture_output=True, check=True)
     commands = json.loads((tmp_path / "compile_commands.json").read_text())
     options = {shlex.join(shlex.split(c["command"])[1:-4]) for c in commands}  # without -o, -c and their files
     assert len(options) > 1
@@ -106,11 +105,9 @@ def test_a_compiler_is_given_no_option_that_it_does_not_know(tmp_path, compiler)
 @pytest.mark.skipif(shutil.which("nvcc") is None, reason="nvcc is not installed")
 def test_the_cuda_kernels_are_not_linked_for_several_architectures_at_once(tmp_path):
     """Of 150 links with nvcc 13.0 and --threads 0, 5 failed: each architecture's nvlink writes the same file."""
-    cmake = [sys.executable, "-m", "cmake"]
-    configure = [*cmake, "-S", ROOT / "kernels", "-B", tmp_path, "-DVILONGHORN_CUDA=ON"]
-    subprocess.run(configure, capture_output=True, check=True)
+    subprocess.run([*CONFIGURE, tmp_path, "-DVILONGHORN_CUDA=ON"], capture_output=True, check=True)
     result = subprocess.run(
-        [*cmake, "--build", tmp_path, "--target", "vilonghorn_cuda"],
+        [*CMAKE, "--build", tmp_path, "--target", "vilonghorn_cuda"],
         env={**os.environ, "NVCC_APPEND_FLAGS": "--dryrun"},  # nvcc then prints its steps, and takes none
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=True,
     )

@@ -17,6 +17,7 @@ from torch import nn
 from ..data import create_loader
 from ..data.settings import grown_size
 from ..data.threads import available_cpus
+from .checks import reason_of
 from .config import Config
 from .ranks import Ranks
 from .start import weights_overlay
@@ -149,8 +150,7 @@ def build_model(config: Config, num_classes: int) -> nn.Module:
     try:
         model = timm.create_model(name, pretrained=config.model.pretrained or bool(start), **kwargs, **start)
     except (*REFUSALS, ZeroDivisionError) as error:
-        reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
-        raise ValueError(f"timm cannot make {name} with {kwargs} ({reason})") from error
+        raise ValueError(f"timm cannot make {name} with {kwargs} ({reason_of(error)})") from error
     for module in model.modules() if not config.model.drop_path else ():
         if isinstance(module, DropPath):
             module.drop_prob = 0.0  # some models have a rate of their own, and others no keyword to be told 0 by
@@ -173,10 +173,9 @@ def check_model(config: Config, model: nn.Module, num_classes: int, device: torc
             with autocast(config.run.amp, device):
                 scores = model.eval()(torch.zeros(2, 3, size, size, device=device))
         except REFUSALS as error:
-            reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
             remedy = "data.image_size" if size == last else "augmentation.start_size"
             remedy += " or model.kwargs (dynamic_img_size: true with dynamic_img_pad: true takes any size)"
-            raise ValueError(f"{expected} ({reason}): change {remedy}") from error
+            raise ValueError(f"{expected} ({reason_of(error)}): change {remedy}") from error
         finally:
             model.train(training)
         if not isinstance(scores, torch.Tensor) or scores.shape != (2, num_classes):
@@ -214,8 +213,7 @@ def build_optimizer(config: Config, model: nn.Module) -> torch.optim.Optimizer:
             layer_decay=optimizer.layer_decay,
         )
     except REFUSALS as error:
-        reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
-        raise ValueError(f"optimizer.name is {optimizer.name!r}, which timm cannot make here ({reason})") from error
+        raise ValueError(f"optimizer.name is {optimizer.name!r}, which timm cannot make here ({reason_of(error)})") from error
     if getattr(made, "is_second_order", False):
         raise ValueError(f"optimizer.name is {optimizer.name!r}, which needs second derivatives: choose another")
     return made

@@ -37,6 +37,11 @@ def nearest(name: str, known: Iterable[str]) -> str:
     return f"known are {', '.join(known)}" if len(known) <= FEW else f"none of the {len(known)} known names is near it"
 
 
+def reason_of(error: Exception) -> str:
+    """An error's kind and words in one line, for a sentence that says what it keeps from being done."""
+    return f"{type(error).__name__}: {' '.join(str(error).split())}"
+
+
 def flatten(values: dict[str, Any]) -> dict[str, Any]:
     """Nested sections to {"section.key": value}."""
     return {f"{name}.{key}": value for name, section in values.items() for key, value in section.items()}

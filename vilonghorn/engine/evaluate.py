@@ -15,7 +15,7 @@ from torch import nn
 
 from .build import autocast, check_model, pick_device, val_loader
 from .checkpoint import load_weights
-from .checks import check_class_names
+from .checks import check_class_names, reason_of
 from .config import AugmentationConfig, Config, ModelConfig
 from .directory import RunDirectory
 from .ranks import Ranks
@@ -88,8 +88,9 @@ def load_run(directory: str | Path, checkpoint: str = "best") -> tuple[nn.Module
         model = timm.create_model(record["model"], **record["kwargs"])
         model.load_state_dict(weights)
     except (KeyError, TypeError, AttributeError, RuntimeError, AssertionError) as error:
-        reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
-        raise ValueError(f"{path} does not hold the weights and the record that a run leaves ({reason})") from error
+        raise ValueError(
+            f"{path} does not hold the weights and the record that a run leaves ({reason_of(error)})"
+        ) from error
     return model.eval(), record
 
 

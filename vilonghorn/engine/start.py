@@ -9,6 +9,7 @@ import torch
 from timm.models import load_state_dict
 
 from .checkpoint import load_weights
+from .checks import reason_of
 from .directory import RunDirectory
 
 HEADS = ("head.weight", "head.fc.weight", "classifier.weight", "fc.weight")
@@ -37,8 +38,7 @@ def weights_overlay(source: str) -> dict[str, Any]:
         else:
             weights = load_state_dict(str(path))
     except Exception as error:  # a file of another kind can raise nearly anything out of its reader
-        reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
-        raise ValueError(f"model.weights is {source}, which is not a file of weights ({reason})") from error
+        raise ValueError(f"model.weights is {source}, which is not a file of weights ({reason_of(error)})") from error
     # Nothing of a file of weights but its names and shapes tells what it is of.
     if not weights or not all(isinstance(value, torch.Tensor) for value in weights.values()):
         raise ValueError(f"model.weights is {source}, which holds no weights but {list(weights)[:4]}")

@@ -29,9 +29,6 @@ def transformable(name: str, run: Callable, keep: Callable, backward: Callable) 
         backward: as that of an autograd function, with a keyword `unwrap` for saved tensors, which may outlive their transform.
     """
 
-    def setup_context(ctx, inputs, output):
-        keep(ctx, inputs, output)
-
     def vmap(info, in_dims, *args):
         batched = [isinstance(arg, Tensor) and dim is not None for arg, dim in zip(args, in_dims)]
         samples = []
@@ -46,7 +43,7 @@ def transformable(name: str, run: Callable, keep: Callable, backward: Callable) 
     def unwrapped_backward(ctx, *grads):
         return backward(ctx, *grads, unwrap=unwrap_dead_wrappers)
 
-    methods = dict(forward=run, setup_context=setup_context, backward=unwrapped_backward, vmap=vmap, jvp=jvp)
+    methods = dict(forward=run, setup_context=keep, backward=unwrapped_backward, vmap=vmap, jvp=jvp)
     function = type(name, (Function,), {key: staticmethod(method) for key, method in methods.items()})
     return function.apply
 

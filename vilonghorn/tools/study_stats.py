@@ -79,18 +79,22 @@ def chosen_rate(report: Report, task: str, contender: str) -> float | None:
 
 def sweep(report: Report, task: str, contender: str) -> dict[float, float]:
     """Mean validation accuracy in percent at the end of the sweep's runs, by rate, without rates that diverged."""
-    plan, lost = report["plan"], lost_rates(report, task, contender)
-    found: dict[float, list[float]] = {}
-    for cell in report["cells"]:
-        if (cell["task"], cell["contender"]) == (task, contender) and cell["seed"] in plan["sweep_seeds"] and "val" in cell:
+    lost, found = lost_rates(report, task, contender), dict[float, list[float]]()
+    for cell in _sweep_cells(report, task, contender):
+        if "val" in cell:
             found.setdefault(cell["rate"], []).append(cell["val"]["top1"])
-    return {rate: statistics.fmean(found[rate]) for rate in plan["tasks"][task]["sweep"] if rate in found and rate not in lost}
+    rates = report["plan"]["tasks"][task]["sweep"]
+    return {rate: statistics.fmean(found[rate]) for rate in rates if rate in found and rate not in lost}
 
 
 def lost_rates(report: Report, task: str, contender: str) -> set[float]:
     """Rates from which some run of the sweep diverged."""
-    cells = (cell for cell in report["cells"] if (cell["task"], cell["contender"]) == (task, contender))
-    return {cell["rate"] for cell in cells if cell["seed"] in report["plan"]["sweep_seeds"] and "diverged" in cell}
+    return {cell["rate"] for cell in _sweep_cells(report, task, contender) if "diverged" in cell}
+
+
+def _sweep_cells(report: Report, task: str, contender: str) -> list[dict[str, Any]]:
+    seeds = report["plan"]["sweep_seeds"]
+    return [c for c in report["cells"] if (c["task"], c["contender"]) == (task, contender) and c["seed"] in seeds]
 
 
 def images_to(curve: Sequence[dict[str, Any]], accuracy: float, chance: float) -> float | None:
