@@ -30,4 +30,4 @@ $(DATA)/%.beton: | .venv/.ready $(DATA)
 
 $(DATA): | .venv/.ready
 	@mkdir -p $(@D)
-	$(VENV) -m vilonghorn.data.embedded digits $@
+	$(VENV) -m vilonghorn.data.digits digits $@

@@ -20,7 +20,9 @@ def vim(weights: dict[str, Tensor], images: Tensor, stride: int = 16) -> Tensor:
     hidden = torch.cat([patches[:, :middle], class_token, patches[:, middle:]], 1) + w["pos_embed"]  # in sequence order
     residual = torch.zeros_like(hidden)
     for i in range(depth(w, "layers.")):
-        layer = {name.removeprefix(f"layers.{i}."): value for name, value in w.items() if name.startswith(f"layers.{i}.")}
+        layer = {
+            name.removeprefix(f"layers.{i}."): value for name, value in w.items() if name.startswith(f"layers.{i}.")
+        }
         residual = residual + hidden  # add, then norm
         hidden = vim_mixer(layer, norm(residual, layer["norm.weight"], 1e-5))
     last = norm(residual + hidden, w["norm_f.weight"], 1e-5)[:, middle]
@@ -56,7 +58,9 @@ def vilonghorn(weights: dict[str, Tensor], images: Tensor, form: str, stride: in
     patches, class_token = patches + w["pos_embed"][:, 1:], w["cls_token"] + w["pos_embed"][:, :1]  # prefix first
     stream = torch.cat([patches[:, :middle], class_token.expand(len(images), -1, -1), patches[:, middle:]], 1)
     for i in range(depth(w, "blocks.")):
-        layer = {name.removeprefix(f"blocks.{i}."): value for name, value in w.items() if name.startswith(f"blocks.{i}.")}
+        layer = {
+            name.removeprefix(f"blocks.{i}."): value for name, value in w.items() if name.startswith(f"blocks.{i}.")
+        }
         normed = norm(stream, layer["norm.weight"], 1e-5)
         stream = stream + (shared_mixer(layer, normed) if form == "shared" else longhorn_mixer(layer, normed, form))
     last = norm(stream, w["norm.weight"], 1e-5)[:, middle]

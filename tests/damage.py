@@ -12,8 +12,8 @@ from pathlib import Path
 
 import numpy as np
 
-from vilonghorn.data import beton_format as fmt
 from vilonghorn.data import check_beton, create_loader
+from vilonghorn.data.beton import format as fmt
 
 LIMIT = 300  # seconds; imports take some, on a busy machine many, and a file less than one
 BATCH = 4
@@ -70,7 +70,11 @@ def turn_to_line(path: Path) -> None:
 
 # Name: (kind of file, what is done to it, what its reader has to say of it)
 DAMAGE: dict[str, tuple[str, Callable[[Path], None], str]] = {
-    "an empty file": ("jpg", lambda p: p.write_bytes(b""), "BetonError: .*not a .beton file of version 2: an empty file"),
+    "an empty file": (
+        "jpg",
+        lambda p: p.write_bytes(b""),
+        "BetonError: .*not a .beton file of version 2: an empty file",
+    ),
     "a text": ("jpg", lambda p: p.write_text("hello"), "BetonError: .*not a .beton file"),
     "a picture": ("jpg", lambda p: p.write_bytes(b"\xff\xd8\xff\xe0" + bytes(4000)), "BetonError: .*not a .beton file"),
     "cut off in the header": ("jpg", lambda p: os.truncate(p, 30), "BetonError: .*damaged .beton"),
@@ -87,10 +91,26 @@ DAMAGE: dict[str, tuple[str, Callable[[Path], None], str]] = {
     "an unknown mode": ("jpg", lambda p: set_sample(p, 2, mode=9), "BetonError: .*unknown mode"),
     "an image elsewhere": ("jpg", lambda p: set_sample(p, 2, data_ptr=2**50), "BetonError: .*disagree on where"),
     "a raw image too large": ("raw", lambda p: set_sample(p, 2, width=9999), "BetonError: .*not 3 x width x height"),
-    "a JPEG without header": ("jpg", lambda p: fill_image(p, 2, 0, 0.2), "ValueError: .*sample 2: its JPEG data are damaged"),
-    "a JPEG without body": ("jpg", lambda p: fill_image(p, 2, 0.6, 1), "ValueError: .*sample 2: its JPEG data are damaged"),
-    "a JPEG of 0xff": ("jpg", lambda p: fill_image(p, 2, 0, 1, b"\xff"), "ValueError: .*sample 2: its JPEG data are damaged"),
-    "an enormous JPEG": ("jpg", lambda p: set_sample(p, 2, width=65535, height=65535), "BetonError: .*sample 2 is to have"),
+    "a JPEG without header": (
+        "jpg",
+        lambda p: fill_image(p, 2, 0, 0.2),
+        "ValueError: .*sample 2: its JPEG data are damaged",
+    ),
+    "a JPEG without body": (
+        "jpg",
+        lambda p: fill_image(p, 2, 0.6, 1),
+        "ValueError: .*sample 2: its JPEG data are damaged",
+    ),
+    "a JPEG of 0xff": (
+        "jpg",
+        lambda p: fill_image(p, 2, 0, 1, b"\xff"),
+        "ValueError: .*sample 2: its JPEG data are damaged",
+    ),
+    "an enormous JPEG": (
+        "jpg",
+        lambda p: set_sample(p, 2, width=65535, height=65535),
+        "BetonError: .*sample 2 is to have",
+    ),
     "a JPEG of another size": ("jpg", swap_images, "ValueError: .*sample 3: its JPEG"),
     "an image of one column": ("raw", turn_to_line, "27 samples"),
     "raw noise": ("raw", lambda p: fill_image(p, 2, 0, 1, b"\x5a"), "27 samples"),

@@ -72,7 +72,9 @@ def wait_for(directory: Path, update: int, job: subprocess.Popen) -> None:
     """Waits until a job has logged an update."""
     while logged(directory) < update:
         if job.poll() is not None:
-            raise RuntimeError(f"the job ended with {job.returncode} before update {update}: {job.stdout.read().decode()}")
+            raise RuntimeError(
+                f"the job ended with {job.returncode} before update {update}: {job.stdout.read().decode()}"
+            )
         time.sleep(0.01)
 
 

@@ -8,8 +8,8 @@ import numpy as np
 import torch
 import yaml
 from PIL import Image
-from toy_run import toy_config
 from torch import nn
+from toy_run import toy_config
 
 from vilonghorn.engine import build_model
 from vilonghorn.engine.checkpoint import save_weights

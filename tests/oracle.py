@@ -58,7 +58,7 @@ def convolution(x, weight, bias, reverse):
 
 
 def mixer(xz, conv_weight, conv_bias, x_proj, dt_proj, dt_bias, D, A=None, out_proj=None, *, rule, reverse):
-    """Arguments as `vilonghorn.ops.mix`; the result is float64."""
+    """Arguments as `vilonghorn.ops.mamba_inner`; the result is float64."""
     x, z = xz.double().split(xz.shape[-1] // 2, dim=-1)
     rank, u = dt_proj.shape[-1], convolution(x, conv_weight, conv_bias, reverse)
     states = (x_proj.shape[1] - rank) // 2
@@ -77,7 +77,12 @@ def mixer_inputs(G, B, L, D, N, R, K, *, rule, dim=None, seed=0, dtype=torch.flo
         return torch.randn(*shape, generator=generator, dtype=torch.float64)
 
     values = dict(xz=normal(B, L, 2 * D), conv_weight=normal(G, D, K) * K**-0.5, conv_bias=normal(G, D) / 4)
-    values |= dict(x_proj=normal(G, R + 2 * N, D) * 2 * D**-0.5, dt_proj=normal(G, D, R) * R**-0.5, dt_bias=normal(G, D), D=normal(G, D))
+    values |= dict(
+        x_proj=normal(G, R + 2 * N, D) * 2 * D**-0.5,
+        dt_proj=normal(G, D, R) * R**-0.5,
+        dt_bias=normal(G, D),
+        D=normal(G, D),
+    )
     if rule == "mamba":
         values["A"] = -4 * torch.rand(G, D, N, generator=generator, dtype=torch.float64)
     if dim is not None:
@@ -111,7 +116,9 @@ def inputs(G, B, L, D, N, *, rule, gate=True, seed=0, dtype=torch.float32, key_s
     def normal(*shape: int) -> Tensor:
         return torch.randn(*shape, generator=generator, dtype=torch.float64)
 
-    values = dict(x=normal(G, B, L, D), dt=normal(G, B, L, D) - 1, k=normal(G, B, L, N) * key_scale, q=normal(G, B, L, N) / 2)
+    values = dict(
+        x=normal(G, B, L, D), dt=normal(G, B, L, D) - 1, k=normal(G, B, L, N) * key_scale, q=normal(G, B, L, N) / 2
+    )
     if gate:
         values |= dict(z=normal(B, L, D), D=normal(G, D), dt_bias=normal(G, D))
     if rule == "mamba":
@@ -135,7 +142,9 @@ def error(actual: Tensor, expected: Tensor) -> float:
     return ((actual.double() - expected.double()).norm() / expected.double().norm().clamp_min(1e-30)).item()
 
 
-def compare(function, values: dict[str, Tensor], tolerance: float, device: str = "cpu", truth=oracle, **options) -> None:
+def compare(
+    function, values: dict[str, Tensor], tolerance: float, device: str = "cpu", truth=oracle, **options
+) -> None:
     """Holds y and every gradient of `function`, run on `device`, to those of the oracle, or of another truth."""
     expected = value_and_grads(truth, {name: value.double() for name, value in values.items()}, **options)
     actual = value_and_grads(function, {name: value.to(device) for name, value in values.items()}, **options)

@@ -68,7 +68,9 @@ def all_pairs() -> set[tuple]:
 
 def hold(scan: Callable, case: Case) -> None:
     """Holds y and every gradient of `scan` to the oracle."""
-    values = inputs(len(case.reverse), 1, case.L, case.D, 16, rule=case.rule, gate=case.gate, dtype=getattr(torch, case.dtype))
+    values = inputs(
+        len(case.reverse), 1, case.L, case.D, 16, rule=case.rule, gate=case.gate, dtype=getattr(torch, case.dtype)
+    )
     options = dict(rule=case.rule, reverse=case.reverse, reduce=case.reduce)
     expected = value_and_grads(oracle, {name: value.double() for name, value in values.items()}, **options)
     actual = value_and_grads(scan, values, **options)

@@ -14,7 +14,7 @@ from typing import Any, Callable
 
 import torch
 
-from vilonghorn.data.embedded import write_digits
+from vilonghorn.data.digits import write_digits
 from vilonghorn.engine import Trainer, build_parser, parse
 from vilonghorn.engine.launch import run
 

@@ -109,7 +109,10 @@ def test_the_cuda_kernels_are_not_linked_for_several_architectures_at_once(tmp_p
     result = subprocess.run(
         [*CMAKE, "--build", tmp_path, "--target", "vilonghorn_cuda"],
         env={**os.environ, "NVCC_APPEND_FLAGS": "--dryrun"},  # nvcc then prints its steps, and takes none
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        check=True,
     )
     assert "ptxas -arch=sm_90" in result.stdout
     assert "nvlink" not in result.stdout

@@ -36,14 +36,20 @@ def options(doc: str, models: Mapping[str, Mapping[str, Any]], argv: Sequence[st
     chosen = argparse.ArgumentParser(add_help=False)
     chosen.add_argument("--model", default=next(iter(models)))
     own |= models.get(chosen.parse_known_args(argv)[0].model, {})
-    parser = argparse.ArgumentParser(description=doc.splitlines()[0], formatter_class=argparse.ArgumentDefaultsHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=doc.splitlines()[0], formatter_class=argparse.ArgumentDefaultsHelpFormatter
+    )
     parser.add_argument("--model", choices=models, default=next(iter(models)))
-    parser.add_argument("--steps", type=int, default=own.get("steps"), help="batches to train on, each of scenes of its own")
+    parser.add_argument(
+        "--steps", type=int, default=own.get("steps"), help="batches to train on, each of scenes of its own"
+    )
     parser.add_argument("--batch", type=int, default=own["batch"], help="scenes in a batch")
     parser.add_argument("--lr", type=float, default=own["lr"], help="highest learning rate")
     parser.add_argument("--side", type=int, default=96, help="height and width of a scene, in pixels")
     parser.add_argument("--digits", type=int, default=own["digits"], help="digits on a training scene, at most")
-    parser.add_argument("--held-out", type=int, default=64, help="scenes to measure on, of digits that no training scene has")
+    parser.add_argument(
+        "--held-out", type=int, default=64, help="scenes to measure on, of digits that no training scene has"
+    )
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--picture", type=Path, help="PNG file to write with predictions on held-out scenes")
     return parser

@@ -58,7 +58,8 @@ def build(detector: str, name: str, side: int) -> nn.Module:
     if detector == "faster_rcnn":
         return FasterRCNN(backbone, **regions, **images)
     mask = dict(
-        mask_head=MaskRCNNHeads(width, (width, width), 1), mask_predictor=MaskRCNNPredictor(width, width, BACKGROUND_AND_DIGITS)
+        mask_head=MaskRCNNHeads(width, (width, width), 1),
+        mask_predictor=MaskRCNNPredictor(width, width, BACKGROUND_AND_DIGITS),
     )
     return MaskRCNN(backbone, **regions, **mask, **images)
 
@@ -83,7 +84,9 @@ def top_boxes(found: dict[str, Tensor], scene: Scene) -> tuple[dict[str, Tensor]
 def report(scenes: Iterable[Scene], found: list[tuple[dict[str, Tensor], list[bool]]]) -> float:
     """Prints and returns the share of the scenes' digits that `top_boxes` found."""
     hits, digits = sum(sum(right) for _, right in found), sum(len(scene.labels) for scene in scenes)
-    print(f"held out: {hits} of {digits} top boxes ({hits / digits:.1%}) have IoU above 0.5 with a digit of their class")
+    print(
+        f"held out: {hits} of {digits} top boxes ({hits / digits:.1%}) have IoU above 0.5 with a digit of their class"
+    )
     return hits / digits
 
 

@@ -35,7 +35,7 @@ from transformers import (
 )
 
 import vilonghorn  # noqa: F401  (registers the models)
-from vilonghorn.data import embedded
+from vilonghorn.data import digits as embedded
 from vilonghorn.data.scenes import CLASSES, Scene
 from vilonghorn.tools import publish
 from vilonghorn.tools.transformers_names import keep_names

@@ -93,10 +93,14 @@ def draw(image: Tensor, classes: Tensor) -> Tensor:
 def main(argv: list[str] | None = None) -> float:
     """Trains and measures; returns the mean IoU on held-out scenes."""
     parser = options(__doc__, TRAINING, argv)
-    parser.add_argument("--backbone", help="a registered model; vilonghorn_nano for dpt, else vilonghorn_nano_sfp by default")
+    parser.add_argument(
+        "--backbone", help="a registered model; vilonghorn_nano for dpt, else vilonghorn_nano_sfp by default"
+    )
     args = parse(parser, argv)
     try:
-        model = build(args.model, args.backbone or ("vilonghorn_nano" if args.model == "dpt" else "vilonghorn_nano_sfp"))
+        model = build(
+            args.model, args.backbone or ("vilonghorn_nano" if args.model == "dpt" else "vilonghorn_nano_sfp")
+        )
         logits(model.eval(), torch.zeros(1, 3, args.side, args.side))
     except (RuntimeError, ValueError) as error:
         parser.error(f"no {args.model} for scenes of {args.side} pixels: {error}")

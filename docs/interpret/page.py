@@ -11,7 +11,7 @@ from pathlib import Path
 from PIL import Image
 from playwright.sync_api import sync_playwright
 
-from vilonghorn.tools.subject import load_subject
+from vilonghorn.tools.loaded_model import load_subject
 from vilonghorn.tools.web import launch, page
 
 run, image = sys.argv[1:]

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from vilonghorn.data.crops import ATTEMPTS, center_crops, random_crops
-from vilonghorn.data.draws import uniform
+from vilonghorn.data.rng import uniform
 
 sides = st.integers(2, 600)
 

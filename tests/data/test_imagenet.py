@@ -9,7 +9,7 @@ import pytest
 from scipy.io import savemat
 
 from vilonghorn.data import check_beton, flat_images
-from vilonghorn.data.beton import main
+from vilonghorn.data.beton.__main__ import main
 
 # By class number; sorted, n01 is label 0, n02 label 1, n03 label 2.
 SYNSETS = ["n02", "n03", "n01"]
@@ -74,7 +74,9 @@ def test_a_class_without_an_image_keeps_its_label(flat, devkit):
     assert images.classes == ["n01", "n02", "n03"] and images.labels.tolist() == [1, 1, 2]
 
 
-@pytest.mark.parametrize("case", ["no meta", "no truth", "no labels", "image missing", "number", "broken", "short table"])
+@pytest.mark.parametrize(
+    "case", ["no meta", "no truth", "no labels", "image missing", "number", "broken", "short table"]
+)
 def test_what_does_not_fit_is_named_with_what_is_expected(flat, devkit, case):
     labels, truth = devkit, devkit / "data" / "ILSVRC2012_validation_ground_truth.txt"
     named = "expected the folder of the devkit with data/ILSVRC2012_validation_ground_truth.txt .*meta.mat.*synsets.txt"

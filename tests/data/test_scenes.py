@@ -5,7 +5,7 @@ import pytest
 import torch
 from sklearn.datasets import load_digits
 
-from vilonghorn.data.embedded import held_out
+from vilonghorn.data.digits import held_out
 from vilonghorn.data.scenes import SIZES, DigitScenes
 
 
@@ -43,7 +43,9 @@ def test_training_scenes_show_no_held_out_digit():
     train, test = DigitScenes(1), DigitScenes(1, train=False)
     assert (len(train.labels), len(test.labels)) == (1442, 355)
     chosen = held_out(digits.target)
-    assert np.array_equal(test.digits * 16, digits.images[chosen]) and np.array_equal(train.labels, digits.target[~chosen])
+    assert np.array_equal(test.digits * 16, digits.images[chosen]) and np.array_equal(
+        train.labels, digits.target[~chosen]
+    )
 
 
 def test_every_digit_of_a_class_is_drawn_as_one_of_that_class():

@@ -55,8 +55,16 @@ def test_transformers_trains_and_loads_our_models_exactly(example, task, capsys)
         ("detect", ["--picture", "no/where.png"], "--picture is no/where.png, expected the name of a .png in a folder"),
         ("detect", ["--backbone", "vilonghorn_nono"], "no fcos on vilonghorn_nono: Unknown model"),
         ("segment", ["--model", "dpt", "--side", "60"], "no dpt for scenes of 60 pixels: Wrong input shape height=60"),
-        ("segment", ["--model", "unet", "--backbone", "vilonghorn_nano"], "a model whose name ends in _sfp; vilonghorn_nano"),
-        ("segment", ["--model", "dpt", "--backbone", "vim_nano_sfp"], "dpt takes tokens, of a plain model; vim_nano_sfp"),
+        (
+            "segment",
+            ["--model", "unet", "--backbone", "vilonghorn_nano"],
+            "a model whose name ends in _sfp; vilonghorn_nano",
+        ),
+        (
+            "segment",
+            ["--model", "dpt", "--backbone", "vim_nano_sfp"],
+            "dpt takes tokens, of a plain model; vim_nano_sfp",
+        ),
     ],
 )
 def test_what_cannot_work_gets_a_sentence_before_work_begins(example, name, arguments, sentence, capsys):

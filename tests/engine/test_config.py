@@ -153,7 +153,9 @@ def test_every_command_of_the_pages_on_training_names_options_that_there_are(pag
     parser = build_parser()
     add_run_options(parser)
     known = {option for action in parser._actions for option in action.option_strings}
-    assert set(re.findall(r"`(--[a-z][a-z_.-]*)", text)) - {"--help", "--requeue"} <= known | {f"--{key}" for key in FIELDS}
+    assert set(re.findall(r"`(--[a-z][a-z_.-]*)", text)) - {"--help", "--requeue"} <= known | {
+        f"--{key}" for key in FIELDS
+    }
     commands = re.findall(r"train_imagenet\.py (--config \S+[^#`\n]*)", text)
     assert len(commands) >= 3
     for command in commands:

@@ -9,8 +9,9 @@ import pytest
 import torch
 from toy_run import toy_config
 
-from vilonghorn.engine import build, estimate as dry
-from vilonghorn.engine.learner import Learner
+from vilonghorn.engine import build
+from vilonghorn.engine import estimate as dry
+from vilonghorn.engine.train_state import Learner
 
 SCRIPT = Path(__file__).parents[2] / "train_imagenet.py"
 main = runpy.run_path(str(SCRIPT))["main"]
@@ -28,7 +29,9 @@ def test_bytes_and_updates_are_those_of_the_run(tmp_path):
     count = sum(p.numel() for p in build.build_model(config, 4).parameters())
     assert found.parameters == count
     assert {name: found.bytes_of[name] for name in ("weights", "gradients", "average")} == {
-        "weights": 4 * count, "gradients": 4 * count, "average": 4 * count
+        "weights": 4 * count,
+        "gradients": 4 * count,
+        "average": 4 * count,
     }
     tensors = len(list(build.build_model(config, 4).parameters()))
     assert found.bytes_of["optimizer"] == 8 * count + 4 * tensors  # two moments, and the count of each tensor's steps

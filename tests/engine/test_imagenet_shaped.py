@@ -11,7 +11,8 @@ import pytest
 from imagenet_shaped import SYNSETS, TRAIN, VAL, make_imagenet
 from safetensors import safe_open
 
-from vilonghorn.data import beton, check_beton
+from vilonghorn.data import check_beton
+from vilonghorn.data.beton import __main__ as beton
 
 ROOT = Path(__file__).parents[2]
 main = runpy.run_path(str(ROOT / "train_imagenet.py"))["main"]

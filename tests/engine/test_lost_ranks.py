@@ -74,7 +74,9 @@ def test_a_signal_to_one_process_saves_and_stops_all(options, undisturbed, tmp_p
     assert_same_weights(tmp_path, undisturbed)
 
 
-def test_a_full_disk_of_the_process_that_writes_ends_all_with_the_last_checkpoint_intact(options, undisturbed, tmp_path):
+def test_a_full_disk_of_the_process_that_writes_ends_all_with_the_last_checkpoint_intact(
+    options, undisturbed, tmp_path
+):
     options = [*options, f"--run.dir={tmp_path}"]
     assert ended(start_ranks(SIZE, train_on_a_full_disk, options, 2)) == [2] * SIZE
     assert load_state(tmp_path / "last.pt")["progress"]["batch"] == EVERY * SIZE

@@ -193,7 +193,9 @@ def test_weights_of_another_model_are_refused(trained, tmp_path):
 
 
 def test_layer_decay_gives_lower_layers_smaller_rates(tmp_path):
-    config = toy_config(tmp_path, *NANO, "--optimizer.layer_decay=0.5", "--optimizer.lr=1.0", "--schedule.warmup_epochs=0")
+    config = toy_config(
+        tmp_path, *NANO, "--optimizer.layer_decay=0.5", "--optimizer.lr=1.0", "--schedule.warmup_epochs=0"
+    )
     model = build_model(config, 4)
     optimizer = build_optimizer(config, model)
     build_scheduler(config, optimizer, 10).step_update(0)

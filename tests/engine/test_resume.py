@@ -17,7 +17,6 @@ from toy_run import Signalling, ToyLoader, dies, kill_at, kill_between_write_and
 from vilonghorn.engine import Interrupted
 from vilonghorn.engine.checkpoint import load_state, save_state
 
-
 TIMES = ("seconds", "images_per_second", "data_wait")
 
 

@@ -75,7 +75,9 @@ def test_accumulated_batches_make_the_gradient_of_their_union(tmp_path):
     loss = F.cross_entropy(trainer.learner.model.train()(images), targets, label_smoothing=smoothing)
     gradients = torch.autograd.grad(loss, list(trainer.learner.model.parameters()))
     seen = {}
-    trainer.learner.optimizer.step = lambda: seen.update({n: p.grad.clone() for n, p in trainer.learner.model.named_parameters()})
+    trainer.learner.optimizer.step = lambda: seen.update(
+        {n: p.grad.clone() for n, p in trainer.learner.model.named_parameters()}
+    )
     measured, _ = trainer.make_update(iter(batches), range(2))
     assert measured == pytest.approx(loss.item(), rel=1e-5)
     for gradient, other in zip(gradients, seen.values()):
@@ -128,7 +130,9 @@ def test_an_update_that_is_not_finite_is_skipped_and_counted(tmp_path):
     moments = json.dumps(trainer.learner.optimizer.state_dict()["state"], default=lambda tensor: tensor.tolist())
     trainer.make_update(stream, trainer.pace.next_batches(trainer.progress))
     assert equal(weights_of(trainer.learner.model), model) and equal(weights_of(trainer.learner.ema.module), ema)
-    assert moments == json.dumps(trainer.learner.optimizer.state_dict()["state"], default=lambda tensor: tensor.tolist())
+    assert moments == json.dumps(
+        trainer.learner.optimizer.state_dict()["state"], default=lambda tensor: tensor.tolist()
+    )
     assert (trainer.progress.skipped, trainer.progress.skipped_in_row) == (1, 1)
     trainer.make_update(stream, trainer.pace.next_batches(trainer.progress))
     assert not equal(weights_of(trainer.learner.model), model)

@@ -48,9 +48,7 @@ def test_a_block_is_its_parts_bit_for_bit():
     """The mixer norms its tokens itself where nobody looks at the norm; values and gradients are the same."""
     block, x = Block(24), torch.randn(2, 7, 24)
     leaves = [x.requires_grad_(), *block.parameters()]
-    results = [
-        [y, *torch.autograd.grad(y.square().sum(), leaves)] for y in (block(x), x + block.mixer(block.norm(x)))
-    ]
+    results = [[y, *torch.autograd.grad(y.square().sum(), leaves)] for y in (block(x), x + block.mixer(block.norm(x)))]
     assert all(map(torch.equal, *results))
 
 
@@ -67,7 +65,9 @@ def test_hooks_see_and_change_what_a_part_takes_and_gives(part):
     handle = block.get_submodule(part).register_forward_hook(double)
     after = block(x)
     [inputs] = seen
-    assert len(inputs) == 1 and (expected is None or torch.equal(inputs[0], expected)) and not torch.equal(after, before)
+    assert (
+        len(inputs) == 1 and (expected is None or torch.equal(inputs[0], expected)) and not torch.equal(after, before)
+    )
     handle.remove()
     assert torch.equal(block(x), before)
     block.get_submodule(part).register_forward_pre_hook(lambda module, inputs: (2 * inputs[0],))

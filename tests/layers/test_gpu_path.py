@@ -6,8 +6,10 @@ from torch._subclasses import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from vilonghorn.layers import Block
-from vilonghorn.ops import dispatch, native, triton_backend
-from vilonghorn.ops.arguments import RULES
+from vilonghorn.ops import backends as dispatch
+from vilonghorn.ops.backends import cpu as native
+from vilonghorn.ops.backends import triton as triton_backend
+from vilonghorn.ops.validate import RULES
 
 
 class Record(TorchDispatchMode):

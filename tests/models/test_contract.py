@@ -83,7 +83,9 @@ def test_three_batches_and_sizes_are_one_graph_compiled_once(name):
 
 @pytest.mark.parametrize("name", NANOS)
 def test_checkpointing_changes_no_output_and_no_gradient(name):
-    model = make(name, img_size=64, depth=3, drop_path_rate=0.2, drop_rate=0.1, pos_drop_rate=0.1, patch_drop_rate=0.25).train()
+    model = make(
+        name, img_size=64, depth=3, drop_path_rate=0.2, drop_rate=0.1, pos_drop_rate=0.1, patch_drop_rate=0.25
+    ).train()
     results = []
     for enable in (False, True):
         model.set_grad_checkpointing(enable)
@@ -133,7 +135,9 @@ def test_a_symbolic_trace_computes_the_same():
     torch.testing.assert_close(next(iter(traced(batch).values())), model(batch))
 
 
-@pytest.mark.parametrize("options", [{}, dict(global_pool="map"), dict(rule="mamba", learned_A=True), dict(scalar_beta=True)])
+@pytest.mark.parametrize(
+    "options", [{}, dict(global_pool="map"), dict(rule="mamba", learned_A=True), dict(scalar_beta=True)]
+)
 def test_a_scripted_model_computes_and_trains_the_same(options):
     model = make("vilonghorn_nano", img_size=64, depth=2, **options)
     scripted = torch.jit.script(model)
@@ -156,7 +160,10 @@ def test_a_jit_trace_computes_the_same(name):
     "batch, message",
     [
         ((2, 1, 32, 32), "images have 1 channels, expected 3; give in_chans=1"),
-        ((2, 32, 32, 3), r"images have 32 channels, .* their shape is \[2, 32, 32, 3\], expected \(batch, channels, height, width\)"),
+        (
+            (2, 32, 32, 3),
+            r"images have 32 channels, .* their shape is \[2, 32, 32, 3\], expected \(batch, channels, height, width\)",
+        ),
         ((0, 3, 32, 32), r"the batch of shape \[0, 3, 32, 32\] is empty, expected at least one image"),
         ((3, 32, 32), r"images have shape \[3, 32, 32\], expected \(batch, channels, height, width\)"),
         ((2, 3, 32, 40), "image is 32x40, expected 32x32; give img_size= or dynamic_img_size=True"),
@@ -205,7 +212,9 @@ def test_images_without_pixels_are_refused_where_any_size_is_taken():
 
 
 def test_sizes_that_are_no_whole_number_of_patches_need_padding():
-    with pytest.raises(ValueError, match="image of 225x230 is not a whole number of 16x16 patches .* dynamic_img_pad=True"):
+    with pytest.raises(
+        ValueError, match="image of 225x230 is not a whole number of 16x16 patches .* dynamic_img_pad=True"
+    ):
         make("vim_nano", img_size=(225, 230))
     with pytest.raises(ValueError, match="225x230 is not a whole number"):
         make("vim_nano", dynamic_img_size=True)(torch.zeros(1, 3, 225, 230))

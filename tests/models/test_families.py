@@ -38,7 +38,10 @@ def test_parameter_counts_are_the_published_ones(name):
 
 def test_the_families_are_listed_by_timm():
     names = [*(f"{size}{form}" for size in ("nano", "tiny", "small", "base") for form in ("", "_exact", "_shared"))]
-    names += [*(f"{name}_sfp" for name in names), *(f"{name}_stride8" for name in names if name[:4] in ("tiny", "smal"))]
+    names += [
+        *(f"{name}_sfp" for name in names),
+        *(f"{name}_stride8" for name in names if name[:4] in ("tiny", "smal")),
+    ]
     assert set(timm.list_models(module="vilonghorn")) == {f"vilonghorn_{name}" for name in names}
     assert set(timm.list_models(module="vim")) == {f"vim_{n}" for n in names if "exact" not in n and "shared" not in n}
     assert timm.models.model_entrypoint("vim_tiny") is vilonghorn.models.vim.vim_tiny
@@ -57,12 +60,15 @@ def test_models_of_stride_8_scan_729_overlapping_patches(name):
 
 def test_ablations_are_made_by_keyword_and_change_what_they_say():
     width, rank, depth = 192, 6, 6
-    count = {name: sum(p.numel() for p in timm.create_model(*args[:1], **args[1]).parameters()) for name, args in {
-        "vector": ("vilonghorn_nano", {}),
-        "scalar": ("vilonghorn_nano", dict(scalar_beta=True)),
-        "constant": ("vim_nano", {}),
-        "learned": ("vim_nano", dict(learned_A=True)),
-    }.items()}  # fmt: skip
+    count = {
+        name: sum(p.numel() for p in timm.create_model(*args[:1], **args[1]).parameters())
+        for name, args in {
+            "vector": ("vilonghorn_nano", {}),
+            "scalar": ("vilonghorn_nano", dict(scalar_beta=True)),
+            "constant": ("vim_nano", {}),
+            "learned": ("vim_nano", dict(learned_A=True)),
+        }.items()
+    }
     assert count["vector"] - count["scalar"] == depth * 2 * (width - 1) * (rank + 1)
     assert count["constant"] == count["learned"]  # (D, N) constants for an (N, D) projection
     assert timm.create_model("vim_nano", learned_A=True).blocks[0].mixer.A_log is None

@@ -72,7 +72,9 @@ def test_a_module_of_ones_own_is_a_stem():
 
 @torch.no_grad()
 def test_a_pyramid_stands_on_a_stem():
-    model = timm.create_model("vilonghorn_nano_sfp", stem="conv", features_only=True, patch_size=8, embed_dim=32, depth=2)
+    model = timm.create_model(
+        "vilonghorn_nano_sfp", stem="conv", features_only=True, patch_size=8, embed_dim=32, depth=2
+    )
     assert [tuple(level.shape[2:]) for level in model.eval()(images(50, 70))] == [(13, 18), (7, 9), (4, 5), (2, 3)]
 
 

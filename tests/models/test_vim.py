@@ -89,7 +89,9 @@ def test_a_file_that_does_not_fit_is_refused_with_three_mismatches_named(weights
     assert str(refused.value).count("expected (") == 3
     del weights["layers.2.mixer.A_b_log"]
     model = timm.create_model("vim_nano", num_classes=10)
-    with pytest.raises(ValueError, match="blocks.2.mixer.A_log is missing.*layers.2.mixer.A_log is .*, expected no such name"):
+    with pytest.raises(
+        ValueError, match="blocks.2.mixer.A_log is missing.*layers.2.mixer.A_log is .*, expected no such name"
+    ):
         vim.checkpoint_filter_fn(weights, model)
 
 

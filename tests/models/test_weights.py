@@ -66,7 +66,9 @@ def test_positions_of_no_known_grid_are_refused(source, tmp_path):
 
 def test_a_file_of_another_model_is_refused_with_the_first_mismatches(source, tmp_path):
     save_file(source.state_dict(), tmp_path / "weights.safetensors")
-    with pytest.raises(ValueError, match="does not fit the model: 2 mismatches .*blocks.0.mixer.A_log is missing, expected"):
+    with pytest.raises(
+        ValueError, match="does not fit the model: 2 mismatches .*blocks.0.mixer.A_log is missing, expected"
+    ):
         load(tmp_path / "weights.safetensors", name="vim_nano", img_size=32, **SMALL)
     with pytest.raises(ValueError, match=r"\(cls_token is \(1, 1, 32\), expected \(1, 1, 96\); .*; .*; \.\.\.\)"):
         load(tmp_path / "weights.safetensors", img_size=32, patch_size=8, depth=2)
@@ -83,7 +85,9 @@ def test_wrong_layers_are_refused_where_timm_itself_would_load_loosely(source, t
     state_dict = source.state_dict()
     state_dict["blocks.1.mixer.extra"] = state_dict.pop("blocks.1.mixer.D")
     save_file(state_dict, tmp_path / "weights.safetensors")
-    with pytest.raises(ValueError, match="blocks.1.mixer.D is missing, .*blocks.1.mixer.extra is .*, expected no such name"):
+    with pytest.raises(
+        ValueError, match="blocks.1.mixer.D is missing, .*blocks.1.mixer.extra is .*, expected no such name"
+    ):
         load(tmp_path / "weights.safetensors", img_size=32, num_classes=9, **SMALL)
 
 

@@ -6,12 +6,14 @@ The interpreter takes milliseconds for every token of every program, so shapes a
 import os
 from functools import partial
 
+import pairwise
 import pytest
 import torch
-import pairwise
 from oracle import error, inputs, oracle, value_and_grads
 
-from vilonghorn.ops import scan, segments, triton_backend
+from vilonghorn.ops import scan
+from vilonghorn.ops.backends import splits as segments
+from vilonghorn.ops.backends import triton as triton_backend
 
 RULE = os.environ["VILONGHORN_RULE"]
 SMALL = dict(rule=RULE, reverse=(True, False), reduce="mean")
@@ -57,7 +59,9 @@ def assert_equal(actual, expected):
     assert all(torch.equal(actual[name], expected[name]) for name in expected)
 
 
-PAIRS = [case for case in pairwise.CASES if case.rule == RULE and case.L * case.D < 10_000]  # the emulator runs the rest
+PAIRS = [
+    case for case in pairwise.CASES if case.rule == RULE and case.L * case.D < 10_000
+]  # the emulator runs the rest
 
 
 @pytest.mark.parametrize("case", PAIRS, ids=str)

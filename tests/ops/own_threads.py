@@ -6,7 +6,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import torch
 
-from vilonghorn.ops import native, scan
+from vilonghorn.ops import scan
+from vilonghorn.ops.backends import cpu as native
 
 assert native.library.vl_threading() == b"std"
 torch.set_num_threads(4)

@@ -9,9 +9,13 @@ from hypothesis import strategies as st
 from oracle import block_inputs, compare, error, residual_block, value_and_grads
 from torch.utils.flop_counter import FlopCounterMode
 
-from vilonghorn.ops import block, mix, native, native_block, project, rms_norm
-from vilonghorn.ops.arguments import RULES, BlockArguments
+from vilonghorn.ops import block, rms_norm
+from vilonghorn.ops import linear as project
+from vilonghorn.ops import mamba_inner as mix
+from vilonghorn.ops.backends import cpu as native
+from vilonghorn.ops.backends import cpu_block as native_block
 from vilonghorn.ops.products import has_tiles
+from vilonghorn.ops.validate import RULES, BlockArguments
 
 NAMES = BlockArguments._fields[:11]
 # G, B, L, D, N, R, K, dim
@@ -44,7 +48,11 @@ def operators(function) -> set[str]:
     """Names of our operators that were called."""
     with torch.profiler.profile() as profile:
         function()
-    return {event.key.removeprefix("vilonghorn::") for event in profile.key_averages() if event.key.startswith("vilonghorn::")}
+    return {
+        event.key.removeprefix("vilonghorn::")
+        for event in profile.key_averages()
+        if event.key.startswith("vilonghorn::")
+    }
 
 
 @pytest.mark.parametrize("residual", [True, False])
@@ -81,14 +89,24 @@ def test_every_instruction_set_agrees_with_the_oracle(rule, level):
 @at_once
 @settings(max_examples=25, deadline=None)
 @given(
-    G=st.integers(1, 3), B=st.integers(1, 4), L=st.integers(1, 70), D=st.integers(1, 70), dim=st.integers(1, 70),
-    N=st.integers(1, 20), R=st.integers(1, 9), K=st.integers(1, 6), rule=st.sampled_from(RULES), seed=st.integers(0, 2**31),
-)  # fmt: skip
+    G=st.integers(1, 3),
+    B=st.integers(1, 4),
+    L=st.integers(1, 70),
+    D=st.integers(1, 70),
+    dim=st.integers(1, 70),
+    N=st.integers(1, 20),
+    R=st.integers(1, 9),
+    K=st.integers(1, 6),
+    rule=st.sampled_from(RULES),
+    seed=st.integers(0, 2**31),
+)
 def test_at_once_it_is_its_parts(G, B, L, D, dim, N, R, K, rule, seed):
     values = block_inputs(G, B, L, D, N, R, K, dim, rule=rule, seed=seed)
     once, parts = (value_and_grads(f, values, rule=rule, reverse=flags(G)) for f in (in_order, in_parts))
     for name in once:
-        torch.testing.assert_close(once[name], parts[name], rtol=1e-5, atol=1e-5 * max(1.0, float(parts[name].abs().max())))
+        torch.testing.assert_close(
+            once[name], parts[name], rtol=1e-5, atol=1e-5 * max(1.0, float(parts[name].abs().max()))
+        )
 
 
 @at_once
@@ -115,12 +133,16 @@ def test_a_profile_names_the_stages_and_changes_nothing():
 @at_once
 def test_what_is_kept_is_what_backward_reads():
     G, B, L, D, N, R, K, dim = 2, 2, 70, 5, 3, 2, 4, 7
-    leaves = {name: value.requires_grad_() for name, value in block_inputs(G, B, L, D, N, R, K, dim, rule="longhorn").items()}
+    leaves = {
+        name: value.requires_grad_() for name, value in block_inputs(G, B, L, D, N, R, K, dim, rule="longhorn").items()
+    }
     weights, saved = {id(value) for value in leaves.values()}, []
     with torch.autograd.graph.saved_tensors_hooks(lambda t: saved.append(t) or t, lambda t: t):
         in_order(**leaves)
     states = G * B * 2 * N * 16
-    assert sorted(t.numel() for t in saved if id(t) not in weights) == sorted([B * L * 2 * D, G * B * L * (R + 2 * N), states])
+    assert sorted(t.numel() for t in saved if id(t) not in weights) == sorted(
+        [B * L * 2 * D, G * B * L * (R + 2 * N), states]
+    )
 
 
 @at_once
@@ -171,7 +193,9 @@ def test_the_operator_passes_torchs_checks(rule):
 
 
 @at_once
-@pytest.mark.parametrize("change", [dict(x=torch.zeros(2, 9, 7).double()), dict(D=torch.zeros(2, 4)), dict(x=torch.zeros(0, 9, 7))])
+@pytest.mark.parametrize(
+    "change", [dict(x=torch.zeros(2, 9, 7).double()), dict(D=torch.zeros(2, 4)), dict(x=torch.zeros(0, 9, 7))]
+)
 def test_the_operator_itself_refuses_what_it_would_misread(change):
     values = block_inputs(2, 2, 9, 5, 3, 2, 4, 7, rule="longhorn") | change
     with pytest.raises(ValueError, match="vilonghorn::block: takes float32 tensors on the CPU, of shapes that fit"):
@@ -185,12 +209,16 @@ def test_the_gradients_operator_has_a_fake_that_tells_its_shapes():
     y, *saved = torch.ops.vilonghorn.block(*args, "longhorn", [False, True], 1e-5, True, True)
     wanted = [name != "in_proj" for name in NAMES]
     call = (torch.ones_like(y), *saved, *args, "longhorn", [False, True], 1e-5, True, wanted)
-    torch.library.opcheck(torch.ops.vilonghorn.block_backward.default, call, test_utils=("test_schema", "test_faketensor"))
+    torch.library.opcheck(
+        torch.ops.vilonghorn.block_backward.default, call, test_utils=("test_schema", "test_faketensor")
+    )
 
 
 @at_once
 def test_a_second_derivative_is_refused():
-    values = {name: value.requires_grad_() for name, value in block_inputs(2, 2, 9, 5, 3, 2, 4, 7, rule="longhorn").items()}
+    values = {
+        name: value.requires_grad_() for name, value in block_inputs(2, 2, 9, 5, 3, 2, 4, 7, rule="longhorn").items()
+    }
     (dx,) = torch.autograd.grad(in_order(**values).square().sum(), values["x"], create_graph=True)
     with pytest.raises(RuntimeError, match="can be differentiated once only"):
         dx.sum().backward()
@@ -200,7 +228,9 @@ def test_a_second_derivative_is_refused():
 def test_function_transforms_see_the_parts():
     values = block_inputs(2, 2, 9, 5, 3, 2, 4, 7, rule="longhorn")
     expected = in_order(**values).sum()
-    torch.testing.assert_close(torch.func.grad(lambda scale: (scale * in_order(**values)).sum())(torch.tensor(2.0)), expected)
+    torch.testing.assert_close(
+        torch.func.grad(lambda scale: (scale * in_order(**values)).sum())(torch.tensor(2.0)), expected
+    )
 
 
 @at_once

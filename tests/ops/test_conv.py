@@ -6,7 +6,9 @@ import pytest
 import torch
 from oracle import convolution, error, value_and_grads
 
-from vilonghorn.ops import conv_silu, native, native_mixer
+from vilonghorn.ops import conv_silu
+from vilonghorn.ops.backends import cpu as native
+from vilonghorn.ops.backends import cpu_mixer as native_mixer
 from vilonghorn.ops.conv import conv_silu_reference
 
 IMPLEMENTATIONS = {"reference": conv_silu_reference}
@@ -17,12 +19,16 @@ if native.unavailable("cpu") is None:
 def arguments(G, B, L, D, K, dtype=torch.float32):
     generator = torch.Generator().manual_seed(0)
     shapes = dict(x=(B, L, D), weight=(G, D, K), bias=(G, D))
-    return {name: torch.randn(shape, generator=generator, dtype=torch.float64).to(dtype) for name, shape in shapes.items()}
+    return {
+        name: torch.randn(shape, generator=generator, dtype=torch.float64).to(dtype) for name, shape in shapes.items()
+    }
 
 
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 @pytest.mark.parametrize("dtype, tolerance", [(torch.float32, 1e-6), (torch.float64, 1e-12)], ids=str)
-@pytest.mark.parametrize("shape", [(1, 1, 1, 1, 4), (2, 2, 3, 5, 4), (2, 3, 50, 40, 4), (3, 1, 17, 33, 3), (1, 2, 9, 16, 1)], ids=str)
+@pytest.mark.parametrize(
+    "shape", [(1, 1, 1, 1, 4), (2, 2, 3, 5, 4), (2, 3, 50, 40, 4), (3, 1, 17, 33, 3), (1, 2, 9, 16, 1)], ids=str
+)
 def test_values_and_gradients_agree_with_torchs_convolution(shape, dtype, tolerance, implementation):
     values, reverse = arguments(*shape, dtype), (False, True, False)[: shape[0]]
     expected = value_and_grads(convolution, values, reverse=reverse)

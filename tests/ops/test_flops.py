@@ -7,9 +7,10 @@ from oracle import inputs, mixer_inputs
 from torch.utils.flop_counter import FlopCounterMode
 
 import vilonghorn  # noqa: F401  (registers the models)
-from vilonghorn.ops import conv_silu, mix, scan
-from vilonghorn.ops.arguments import MixArguments
-from vilonghorn.ops.mix import mix_composed
+from vilonghorn.ops import conv_silu, scan
+from vilonghorn.ops import mamba_inner as mix
+from vilonghorn.ops.mamba_inner import mix_composed
+from vilonghorn.ops.validate import MixArguments
 
 RULES = {"longhorn": 7, "longhorn_exact": 6, "mamba": 7}  # operations for a token, channel and number of state
 

@@ -6,10 +6,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from oracle import compare, error, value_and_grads
 
-from vilonghorn.ops import native, native_mixer, rms_norm
+from vilonghorn.ops import rms_norm
+from vilonghorn.ops.backends import cpu as native
+from vilonghorn.ops.backends import cpu_mixer as native_mixer
 
 TOLERANCE = {torch.float32: 1e-6, torch.float64: 1e-14, torch.bfloat16: 1e-2, torch.float16: 2e-3}
-fused = pytest.mark.skipif(native.unavailable("cpu") is not None, reason=f"native CPU library {native.unavailable('cpu')}")
+fused = pytest.mark.skipif(
+    native.unavailable("cpu") is not None, reason=f"native CPU library {native.unavailable('cpu')}"
+)
 
 
 def truth(x, weight, eps=1e-5):

@@ -12,8 +12,11 @@ import torch
 import torch._dynamo.testing
 from oracle import error, inputs, value_and_grads
 
-from vilonghorn.ops import abi, backends, dispatch, native, scan
-from vilonghorn.ops.arguments import RULES
+from vilonghorn.ops import backends, scan
+from vilonghorn.ops import backends as dispatch
+from vilonghorn.ops.backends import bindings as abi
+from vilonghorn.ops.backends import cpu as native
+from vilonghorn.ops.validate import RULES
 
 BACKENDS = [name for name in ("cpu", "reference") if backends("cpu")[name] == "ready"]
 
@@ -79,7 +82,9 @@ def test_autocast_runs_activations_in_bfloat16_and_parameters_in_float32():
         y = scan(**leaves, rule="mamba")
     assert y.dtype == torch.bfloat16
     y.float().sum().backward()
-    assert {name: leaf.grad.dtype for name, leaf in leaves.items() if name in ("x", "A", "D")} == dict.fromkeys("xAD", torch.float32)
+    assert {name: leaf.grad.dtype for name, leaf in leaves.items() if name in ("x", "A", "D")} == dict.fromkeys(
+        "xAD", torch.float32
+    )
     rounded = {n: v.detach() if n in ("A", "D", "dt_bias") else v.detach().bfloat16() for n, v in values.items()}
     assert torch.equal(y, scan(**rounded, rule="mamba"))
 
@@ -130,15 +135,27 @@ BAD = {
     "rule": (dict(rule="longhorm"), ValueError, "rule is 'longhorm', expected one of 'longhorn'"),
     "reduce": (dict(reduce="sum"), ValueError, "reduce is 'sum'"),
     "flags": (dict(reverse=(False, True)), ValueError, "2 flags for 1 directions"),
-    "flags of NaN": (dict(reverse=(float("nan"),)), TypeError, r"reverse is \(nan,\), expected a tuple with True or False"),
+    "flags of NaN": (
+        dict(reverse=(float("nan"),)),
+        TypeError,
+        r"reverse is \(nan,\), expected a tuple with True or False",
+    ),
     "a flag alone": (dict(reverse=True), TypeError, "reverse is True, expected a tuple"),
     "superfluous A": (dict(A=torch.zeros(1, 6, 16)), ValueError, "takes no A"),
     "missing A": (dict(rule="mamba"), ValueError, "needs A"),
-    "shape of q": (dict(q=torch.zeros(1, 2, 9, 8)), ValueError, r"q has shape \(1, 2, 9, 8\), expected \(1, 2, 9, 16\)"),
+    "shape of q": (
+        dict(q=torch.zeros(1, 2, 9, 8)),
+        ValueError,
+        r"q has shape \(1, 2, 9, 8\), expected \(1, 2, 9, 16\)",
+    ),
     "shape of D": (dict(D=torch.zeros(6)), ValueError, r"D has shape \(6,\), expected \(1, 6\)"),
     "states": (dict(k=torch.zeros(1, 2, 9, 65), q=torch.zeros(1, 2, 9, 65)), ValueError, "N is 65"),
     "dimensions": (dict(x=torch.zeros(2, 9, 6)), ValueError, r"expected \(G, B, L, D\)"),
-    "mixed dtypes": (dict(k=torch.zeros(1, 2, 9, 16, dtype=torch.float64)), TypeError, "k is torch.float64 but x is torch.float32"),
+    "mixed dtypes": (
+        dict(k=torch.zeros(1, 2, 9, 16, dtype=torch.float64)),
+        TypeError,
+        "k is torch.float64 but x is torch.float32",
+    ),
     "integers": (dict(D=torch.zeros(1, 6, dtype=torch.int32)), TypeError, "D is torch.int32"),
     "devices": (dict(z=torch.zeros(2, 9, 6, device="meta")), (ValueError, RuntimeError), "meta"),
     "no dt": (dict(dt=None), TypeError, "dt is None, expected a tensor"),
@@ -148,7 +165,9 @@ BAD = {
 
 
 def test_a_missing_tensor_is_refused_below_the_wrapper_too():
-    arguments = list(operator_arguments(inputs(1, 2, 9, 6, 16, rule="longhorn"), "longhorn", (False,), "none", True, None))
+    arguments = list(
+        operator_arguments(inputs(1, 2, 9, 6, 16, rule="longhorn"), "longhorn", (False,), "none", True, None)
+    )
     arguments[1] = None
     with pytest.raises(TypeError, match="dt is None"):
         torch.ops.vilonghorn.scan(*arguments)

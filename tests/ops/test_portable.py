@@ -8,11 +8,17 @@ from oracle import compare, error, inputs, mixer, mixer_inputs, oracle
 from timm.layers import set_exportable
 from torch import nn
 
-from vilonghorn.ops import mix, scan
-from vilonghorn.ops.arguments import RULES
+from vilonghorn.ops import mamba_inner as mix
+from vilonghorn.ops import scan
+from vilonghorn.ops.validate import RULES
 
 # G, B, L, D, N, R, K, and the width of the output projection, if there is one
-SHAPES = [(1, 1, 1, 1, 1, 1, 1, None), (2, 2, 2, 5, 3, 2, 4, 3), (3, 2, 33, 17, 5, 1, 2, 8), (2, 1, 63, 40, 16, 3, 4, None)]
+SHAPES = [
+    (1, 1, 1, 1, 1, 1, 1, None),
+    (2, 2, 2, 5, 3, 2, 4, 3),
+    (3, 2, 33, 17, 5, 1, 2, 8),
+    (2, 1, 63, 40, 16, 3, 4, None),
+]
 TOLERANCE = {torch.float32: 4e-6, torch.float64: 1e-12}
 
 

@@ -6,14 +6,24 @@ import pytest
 import torch
 from oracle import compare, error, inputs, oracle, value_and_grads
 
-from vilonghorn.ops import backends, native, scan
-from vilonghorn.ops.arguments import RULES, ScanArguments
+from vilonghorn.ops import backends, scan
+from vilonghorn.ops.backends import cpu as native
 from vilonghorn.ops.reference import scan_reference
+from vilonghorn.ops.validate import RULES, ScanArguments
 
 BACKENDS = [name for name in ("cpu", "reference") if backends("cpu")[name] == "ready"]
-SHAPES = [(1, 1, 1, 1, 16), (1, 2, 2, 5, 16), (2, 1, 63, 40, 16), (2, 2, 33, 17, 5), (3, 1, 65, 8, 1), (1, 1, 40, 33, 64)]
+SHAPES = [
+    (1, 1, 1, 1, 16),
+    (1, 2, 2, 5, 16),
+    (2, 1, 63, 40, 16),
+    (2, 2, 33, 17, 5),
+    (3, 1, 65, 8, 1),
+    (1, 1, 40, 33, 64),
+]
 TOLERANCE = {torch.float32: 1e-6, torch.float64: 1e-12}
-needs_native = pytest.mark.skipif(native.unavailable("cpu") is not None, reason=f"native CPU library {native.unavailable('cpu')}")
+needs_native = pytest.mark.skipif(
+    native.unavailable("cpu") is not None, reason=f"native CPU library {native.unavailable('cpu')}"
+)
 
 
 def flags(G: int) -> tuple[bool, ...]:
@@ -183,7 +193,9 @@ def test_empty_inputs_give_empty_outputs_and_gradients(rule, shape, backend):
 @pytest.mark.parametrize("rule", RULES)
 def test_the_native_kernel_writes_every_element_and_repeats_bit_for_bit(rule, monkeypatch):
     values = inputs(2, 2, 35, 19, 16, rule=rule)
-    run = partial(value_and_grads, partial(scan, backend="cpu"), values, rule=rule, reverse=(False, True), reduce="mean")
+    run = partial(
+        value_and_grads, partial(scan, backend="cpu"), values, rule=rule, reverse=(False, True), reduce="mean"
+    )
     expected = run()
     empty = torch.empty
     monkeypatch.setattr(native.torch, "empty", lambda *size, **kw: empty(*size, **kw).fill_(float("nan")))

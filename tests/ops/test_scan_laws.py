@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from oracle import inputs
 
 from vilonghorn.ops import backends, scan
-from vilonghorn.ops.arguments import RULES
+from vilonghorn.ops.validate import RULES
 
 BACKENDS = [name for name in ("cpu", "reference") if backends("cpu")[name] == "ready"]
 cases = given(
@@ -79,7 +79,9 @@ def test_exact_equals_diagonal_when_the_state_has_one_number(rule, backend, B, L
 
 
 @cases
-def test_the_longhorn_state_is_bounded_by_the_largest_value_over_the_smallest_key(rule, backend, B, L, D, N, key_scale, seed):
+def test_the_longhorn_state_is_bounded_by_the_largest_value_over_the_smallest_key(
+    rule, backend, B, L, D, N, key_scale, seed
+):
     """Each diagonal update moves s_n towards x / k_n: with |k_n| >= m and |x| <= M, |s_n| <= M / m for ever."""
     values = inputs(1, B, L, D, N, rule="longhorn", gate=False, seed=seed, dtype=torch.float64, key_scale=key_scale)
     smallest = 0.05
@@ -94,7 +96,9 @@ def test_the_longhorn_state_is_bounded_by_the_largest_value_over_the_smallest_ke
 @cases
 def test_the_exact_update_solves_the_online_regression(rule, backend, B, L, D, N, key_scale, seed):
     """s minimises |s - s_prev|^2 + beta (s.k - x)^2: the gradient of that objective vanishes at every step."""
-    values = inputs(1, B, L, D, N, rule="longhorn_exact", gate=False, seed=seed, dtype=torch.float64, key_scale=key_scale)
+    values = inputs(
+        1, B, L, D, N, rule="longhorn_exact", gate=False, seed=seed, dtype=torch.float64, key_scale=key_scale
+    )
     states = []
     for n in range(N):
         values["q"] = torch.zeros_like(values["q"])

@@ -14,7 +14,9 @@ from vilonghorn.tools import model_table
 ROOT = Path(__file__).parents[2]
 
 
-@pytest.mark.skipif(backends()["cpu"] != "ready", reason="the page's memory is that of the CPU kernels, which are not built")
+@pytest.mark.skipif(
+    backends()["cpu"] != "ready", reason="the page's memory is that of the CPU kernels, which are not built"
+)
 def test_the_committed_page_is_made_of_the_registry():
     text = (ROOT / model_table.PAGE).read_text(encoding="utf-8")
     assert model_table.page(text) == text, "run python -m vilonghorn.tools.model_table"

@@ -8,8 +8,8 @@ import timm
 import torch
 from left_run import NAMES, leave_run, make_image
 
+from vilonghorn.tools.loaded_model import _names_of_pretrained, load_subject
 from vilonghorn.tools.predict import find_images, main
-from vilonghorn.tools.subject import _names_of_pretrained, load_subject
 
 NANO = "vilonghorn_nano"
 ARGUMENTS = dict(num_classes=6, img_size=16, patch_size=4, depth=2, embed_dim=32)

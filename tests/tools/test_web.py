@@ -12,9 +12,9 @@ import torch
 from left_run import NAMES, leave_run, make_image
 from PIL import Image
 
+from vilonghorn.interpret.draw import draw, make_sheet
 from vilonghorn.tools import web
-from vilonghorn.tools.interpret_draw import draw, make_sheet
-from vilonghorn.tools.subject import load_subject
+from vilonghorn.tools.loaded_model import load_subject
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 

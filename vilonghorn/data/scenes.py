@@ -13,7 +13,7 @@ from PIL import Image, ImageFilter
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from .embedded import held_out
+from .digits import held_out
 
 CLASSES = tuple("0123456789")
 SIZES = (28, 48)  # pixels of a digit's square, of which the ink fills a part

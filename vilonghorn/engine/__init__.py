@@ -2,10 +2,10 @@
 
 from .build import build_model
 from .config import Config
+from .distributed import Ranks
 from .evaluate import evaluate, evaluate_run, load_run
 from .interrupt import Interrupted
 from .options import build_parser, complete, load_config, parse
-from .ranks import Ranks
 from .train import Trainer
 
 __all__ = [

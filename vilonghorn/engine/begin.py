@@ -9,9 +9,9 @@ from . import build
 from .checks import changed_keys, check_class_names
 from .config import Config
 from .directory import RunDirectory
-from .learner import Learner
+from .distributed import Ranks
 from .progress import Pace
-from .ranks import Ranks
+from .train_state import Learner
 
 
 @dataclass

@@ -15,11 +15,11 @@ from timm.scheduler.scheduler import Scheduler
 from torch import nn
 
 from ..data import create_loader
-from ..data.settings import grown_size
+from ..data.loaders.settings import grown_size
 from ..data.threads import available_cpus
 from .checks import reason_of
 from .config import Config
-from .ranks import Ranks
+from .distributed import Ranks
 from .start import weights_overlay
 
 # What models raise where keywords or images do not suit them.
@@ -213,7 +213,9 @@ def build_optimizer(config: Config, model: nn.Module) -> torch.optim.Optimizer:
             layer_decay=optimizer.layer_decay,
         )
     except REFUSALS as error:
-        raise ValueError(f"optimizer.name is {optimizer.name!r}, which timm cannot make here ({reason_of(error)})") from error
+        raise ValueError(
+            f"optimizer.name is {optimizer.name!r}, which timm cannot make here ({reason_of(error)})"
+        ) from error
     if getattr(made, "is_second_order", False):
         raise ValueError(f"optimizer.name is {optimizer.name!r}, which needs second derivatives: choose another")
     return made

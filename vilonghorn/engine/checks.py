@@ -15,7 +15,7 @@ from typing import Any
 import timm
 
 from .. import models  # noqa: F401  (registers ours with timm, so that their names count as known)
-from ..data.policy import Policy
+from ..data.augment.policy import Policy
 from .config import FIELDS, INTERVALS, Config
 
 # The same run goes on where only these differ: where it lies, what it runs on, what it reports. The images of an update,
@@ -72,7 +72,9 @@ def check(config: Config) -> None:
     if augmentation.auto_augment:
         Policy(augmentation.auto_augment, config.data.mean)
     if augmentation.start_size and augmentation.start_size > size:
-        raise ValueError(f"augmentation.start_size is {augmentation.start_size}, above data.image_size, which is {size}")
+        raise ValueError(
+            f"augmentation.start_size is {augmentation.start_size}, above data.image_size, which is {size}"
+        )
     if augmentation.start_size and not augmentation.ramp[1]:
         raise ValueError(
             f"augmentation.start_size is {augmentation.start_size} but augmentation.ramp is {list(augmentation.ramp)}, so "

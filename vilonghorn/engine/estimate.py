@@ -16,9 +16,9 @@ from torch.utils.flop_counter import FlopCounterMode, flop_registry
 
 from . import build
 from .config import Config
-from .learner import Learner
+from .distributed import Ranks
 from .progress import Pace
-from .ranks import Ranks
+from .train_state import Learner
 
 SECONDS = 5.0  # of updates to measure a speed by, after two that are not counted
 

@@ -18,7 +18,7 @@ from .checkpoint import load_weights
 from .checks import check_class_names, reason_of
 from .config import AugmentationConfig, Config, ModelConfig
 from .directory import RunDirectory
-from .ranks import Ranks
+from .distributed import Ranks
 
 
 @torch.no_grad()
@@ -118,7 +118,9 @@ def evaluate_run(directory: str | Path, config: Config, checkpoint: str = "best"
     if loader.num_classes != classes:
         raise ValueError(f"{config.data.val} has {loader.num_classes} classes but the run's model has {classes}")
     check_class_names(f"the run in {directory}", record.get("class_names"), config.data.val, loader.class_names)
-    asked = replace(config, model=ModelConfig(record["model"], kwargs=record["kwargs"]), augmentation=AugmentationConfig())
+    asked = replace(
+        config, model=ModelConfig(record["model"], kwargs=record["kwargs"]), augmentation=AugmentationConfig()
+    )
     check_model(asked, model.to(device), classes, device)
     result = evaluate({"model": model}, loader, amp=autocast(config.run.amp, device), ranks=ranks)["model"]
     return {**result, "images": loader.num_samples, "record": record}

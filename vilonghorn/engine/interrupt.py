@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 from typing import Any
 
-from .ranks import Ranks
+from .distributed import Ranks
 
 # Ctrl-C; the end of a job, or its preemption; what SLURM can send some minutes before either.
 SIGNALS = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGUSR1") if hasattr(signal, name))

@@ -9,8 +9,8 @@ from collections.abc import Callable, Sequence
 from jsonargparse import ArgumentParser
 from jsonargparse.typing import PositiveFloat, PositiveInt
 
+from .distributed import FAILURES, Ranks
 from .interrupt import Interrupted
-from .ranks import FAILURES, Ranks
 
 
 def add_run_options(parser: ArgumentParser) -> None:

@@ -60,9 +60,7 @@ class Monitor:
         ImportError: `tensorboard` is wanted but not installed.
     """
 
-    def __init__(
-        self, directory: RunDirectory, pace: Pace, update: int, *, writing: bool, tensorboard: bool
-    ) -> None:
+    def __init__(self, directory: RunDirectory, pace: Pace, update: int, *, writing: bool, tensorboard: bool) -> None:
         self.directory, self.pace, self.writing, self.events = directory, pace, writing, None
         self.meter, self.lap, self.drawn = Meter(), Meter(), time.monotonic()
         if writing and tensorboard:

@@ -11,9 +11,9 @@ import yaml
 from .checkpoint import write_whole
 from .config import Config
 from .directory import RunDirectory
-from .learner import Learner
+from .distributed import Ranks
 from .predictions import Predictions, draw_predictions, predict, worst_classes
-from .ranks import Ranks
+from .train_state import Learner
 
 STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; max-width: 75em; margin: 2em auto; padding: 0 1em; color: #222 }
@@ -62,7 +62,12 @@ def write_page(directory: RunDirectory, config: dict[str, Any], result: dict[str
         "seconds": f"{result['seconds']:.0f}",
     }
     worst = [
-        [row["name"], row["images"], f"{row['top1']:.1f} %", ", ".join(f"{n} ({k})" for n, k in row["taken_for"].items())]
+        [
+            row["name"],
+            row["images"],
+            f"{row['top1']:.1f} %",
+            ", ".join(f"{n} ({k})" for n, k in row["taken_for"].items()),
+        ]
         for row in worst_classes(found)
     ]
     environment = directory.environment.read_text(encoding="utf-8")

@@ -11,7 +11,7 @@ import torch
 from matplotlib.figure import Figure
 from torch import nn
 
-from .ranks import Ranks
+from .distributed import Ranks
 from .report import save_figure
 
 COLUMNS, ROWS = 10, 5  # of the picture

@@ -17,14 +17,14 @@ from .begin import prepare
 from .checks import check
 from .config import Config
 from .directory import RunDirectory
+from .distributed import Ranks
 from .evaluate import evaluate
 from .interrupt import Interrupted, StopRequest
-from .learner import Batches
 from .monitor import Monitor
 from .page import leave_report
 from .progress import Progress, mean_loss
-from .ranks import Ranks
 from .report import describe_environment
+from .train_state import Batches
 
 
 class Trainer:

@@ -4,9 +4,9 @@ and tokens into maps."""
 from .block import Block
 from .mixer import Mixer
 from .norm import RMSNorm, widen
+from .patch_embed import PatchEmbed, insert_class_token, prefix_first
 from .pyramid import SimpleFeaturePyramid
 from .stem import StemEmbed
-from .tokens import PatchEmbed, insert_class_token, prefix_first
 
 __all__ = [
     "Block",

@@ -73,4 +73,6 @@ class Block(nn.Module):
     @torch.jit.unused
     def _keeps_branch(self) -> bool:
         """Whether stochastic depth leaves the branch as it is."""
-        return is_plain(self.drop_path, nn.Identity) or (is_plain(self.drop_path, DropPath) and not self.drop_path.training)
+        return is_plain(self.drop_path, nn.Identity) or (
+            is_plain(self.drop_path, DropPath) and not self.drop_path.training
+        )

@@ -1,6 +1,6 @@
 """What a mixer does between its input and output projections, in every form.
 
-Separate directions are the fused operator's, `vilonghorn.ops.mix`; shared directions and decays made of each token are
+Separate directions are the fused operator's, `vilonghorn.ops.mamba_inner`; shared directions and decays made of each token are
 composed here of the smaller operators. For torch.fx all this is one leaf, for TorchScript one operator.
 """
 
@@ -11,7 +11,8 @@ import torch.nn.functional as F
 from timm.layers import register_notrace_function, set_exportable
 from torch import Tensor
 
-from ..ops import conv_silu, mix, rms_norm, scan
+from ..ops import conv_silu, rms_norm, scan
+from ..ops import mamba_inner as mix
 from ..ops.token_decay import scan_token_decay
 
 NORM_EPS = 1e-6  # of the norm of each direction
@@ -35,7 +36,7 @@ def mix_form(
 ) -> Tensor:
     """Convolution, projections, scan and gate, with one set of parameters for all directions or one for each.
 
-    Separate: as `vilonghorn.ops.mix`, the directions averaged. Shared (Longhorn's bidirectional reference):
+    Separate: as `vilonghorn.ops.mamba_inner`, the directions averaged. Shared (Longhorn's bidirectional reference):
     u = `conv_silu`(x), causal for every direction; dt, k and q are made of it once; each direction scans them in its own
     order; y = (sum over directions of the normed outputs) * silu(z).
 
@@ -63,15 +64,27 @@ def mix_form(
         )
     elif portable:
         with set_exportable(True):
-            return _mix_form(xz, conv_weight, conv_bias, x_proj, dt_proj, dt_bias, A, D, scan_norm, out_proj, rule, reverse)
+            return _mix_form(
+                xz, conv_weight, conv_bias, x_proj, dt_proj, dt_bias, A, D, scan_norm, out_proj, rule, reverse
+            )
     else:
         return _mix_form(xz, conv_weight, conv_bias, x_proj, dt_proj, dt_bias, A, D, scan_norm, out_proj, rule, reverse)
 
 
 def _mix_form(
-    xz: Tensor, conv_weight: Tensor, conv_bias: Tensor, x_proj: Tensor, dt_proj: Tensor, dt_bias: Tensor,
-    A: Optional[Tensor], D: Tensor, scan_norm: Optional[Tensor], out_proj: Optional[Tensor], rule: str, reverse: Sequence[bool],
-) -> Tensor:  # fmt: skip
+    xz: Tensor,
+    conv_weight: Tensor,
+    conv_bias: Tensor,
+    x_proj: Tensor,
+    dt_proj: Tensor,
+    dt_bias: Tensor,
+    A: Optional[Tensor],
+    D: Tensor,
+    scan_norm: Optional[Tensor],
+    out_proj: Optional[Tensor],
+    rule: str,
+    reverse: Sequence[bool],
+) -> Tensor:
     shared, by_token = scan_norm is not None, rule == "mamba" and A is None
     if not (shared or by_token):
         weights = (conv_weight, conv_bias, x_proj, dt_proj, dt_bias, A, D, out_proj)

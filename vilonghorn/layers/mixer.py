@@ -13,9 +13,10 @@ from timm.layers import is_exportable, register_notrace_function
 from torch import Tensor, fx, nn
 from torch.nn.modules.module import _has_any_global_hook as hooks_of_all
 
-from ..ops import block, project, rms_norm
-from ..ops.arguments import MAX_STATE, RULES, direction_flags
+from ..ops import block, rms_norm
+from ..ops import linear as project
 from ..ops.conv import MAX_TAPS
+from ..ops.validate import MAX_STATE, RULES, direction_flags
 from .forms import mix_form
 from .norm import widen
 
@@ -97,7 +98,9 @@ class Mixer(nn.Module):
         most = dict(d_state=MAX_STATE, d_conv=MAX_TAPS)
         for name, size in sizes.items():
             if not isinstance(size, int) or not 1 <= size <= most.get(name, size):
-                raise ValueError(f"{name} is {size!r}, expected an integer from 1 {f'to {most[name]}' if name in most else 'on'}")
+                raise ValueError(
+                    f"{name} is {size!r}, expected an integer from 1 {f'to {most[name]}' if name in most else 'on'}"
+                )
         dd = {"device": device, "dtype": dtype}
         self.dim = dim
         self.rule = rule

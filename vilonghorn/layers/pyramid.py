@@ -45,7 +45,9 @@ class SimpleFeaturePyramid(nn.Module):
         dd = {"device": device, "dtype": dtype}
         for out in strides:
             if not math.log2(out / stride).is_integer():
-                raise ValueError(f"a map at stride {stride} gives none at stride {out}: expected a power of two between them")
+                raise ValueError(
+                    f"a map at stride {stride} gives none at stride {out}: expected a power of two between them"
+                )
         self.strides = {str(i): out for i, out in enumerate(strides)}
         self.levels = nn.ModuleDict(
             {name: _level(in_channels, out_channels, stride, out, **dd) for name, out in self.strides.items()}

@@ -12,7 +12,7 @@ import torch
 from timm.layers import to_2tuple
 from torch import Tensor, nn
 
-from .tokens import PatchEmbed
+from .patch_embed import PatchEmbed
 
 
 class StemEmbed(PatchEmbed):
@@ -59,7 +59,9 @@ class StemEmbed(PatchEmbed):
         if stem == "conv":
             stem = conv_stem(patch, in_chans, embed_dim, **dd)
         elif isinstance(stem, str):
-            stem = timm.create_model(stem, features_only=True, out_indices=(_stage(stem, patch),), in_chans=in_chans, **dd)
+            stem = timm.create_model(
+                stem, features_only=True, out_indices=(_stage(stem, patch),), in_chans=in_chans, **dd
+            )
         self.backbone, channels = self._checked(stem, **dd)
         self.proj = nn.Conv2d(channels, embed_dim, 1, **dd)
 
@@ -123,7 +125,9 @@ def conv_stem(patch_size: int, in_chans: int, embed_dim: int, device=None, dtype
     """
     dd = {"device": device, "dtype": dtype}
     if patch_size < 2 or not math.log2(patch_size).is_integer():
-        raise ValueError(f"patch_size is {patch_size}, expected a power of two from 2 on: each convolution of the stem halves")
+        raise ValueError(
+            f"patch_size is {patch_size}, expected a power of two from 2 on: each convolution of the stem halves"
+        )
     layers: List[nn.Module] = []
     for halvings in reversed(range(int(math.log2(patch_size)))):
         channels = max(1, embed_dim // 2**halvings)

@@ -18,7 +18,12 @@ SIZES = {
     "base": dict(embed_dim=768, depth=24),
 }
 STRIDE8 = ("tiny", "small")  # the sizes that Vim's authors fine-tuned on overlapping patches
-PYRAMID_CHANNELS = {"nano": 64, "tiny": 128, "small": 256, "base": 256}  # 256 as in ViTDet, fewer where the trunk is narrow
+PYRAMID_CHANNELS = {
+    "nano": 64,
+    "tiny": 128,
+    "small": 256,
+    "base": 256,
+}  # 256 as in ViTDet, fewer where the trunk is narrow
 
 
 class Variant(NamedTuple):
@@ -83,7 +88,11 @@ def default_cfgs(models: Dict[str, Variant], published: Dict[str, Dict[str, Any]
     cfgs = {}
     for name, variant in models.items():
         pyramid = dict(num_classes=0, fixed_input_size=False) if variant.model is PyramidSSM else {}
-        tags = {tagged: weights for tagged, weights in published.items() if tagged.split(".")[0] == name.removesuffix("_sfp")}
+        tags = {
+            tagged: weights
+            for tagged, weights in published.items()
+            if tagged.split(".")[0] == name.removesuffix("_sfp")
+        }
         for tagged, weights in tags.items():
             cfgs[f"{name}.{tagged.split('.')[1]}"] = default_cfg(**weights, **pyramid)
         if not tags:

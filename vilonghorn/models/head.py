@@ -25,7 +25,9 @@ class ClassifierHead:
         if global_pool == "map":
             self.attn_pool = AttentionPoolLatent(self.embed_dim, num_heads=heads, norm_layer=norm_layer, **dd)
         elif global_pool == "prr":
-            self.attn_pool = AttentionPoolPrr(self.embed_dim, num_heads=heads, pool_type="token", norm_layer=norm_layer, **dd)
+            self.attn_pool = AttentionPoolPrr(
+                self.embed_dim, num_heads=heads, pool_type="token", norm_layer=norm_layer, **dd
+            )
         self.head_drop = nn.Dropout(drop_rate)
         self.head = self._make_classifier(num_classes, **dd)
 

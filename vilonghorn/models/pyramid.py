@@ -57,11 +57,18 @@ class PyramidSSM(VisionSSM):
             TypeError: an unknown argument.
         """
         if patch_drop_rate:
-            raise ValueError(f"patch_drop_rate is {patch_drop_rate}, expected 0: a feature map has a place for every patch")
+            raise ValueError(
+                f"patch_drop_rate is {patch_drop_rate}, expected 0: a feature map has a place for every patch"
+            )
         dd = {"device": device, "dtype": dtype}
         _check_pool(global_pool)
         super().__init__(
-            num_classes=0, global_pool="", dynamic_img_size=dynamic_img_size, dynamic_img_pad=dynamic_img_pad, **trunk, **dd
+            num_classes=0,
+            global_pool="",
+            dynamic_img_size=dynamic_img_size,
+            dynamic_img_pad=dynamic_img_pad,
+            **trunk,
+            **dd,
         )
         patch, stride = self.patch_embed.patch_size, self.patch_embed.stride
         if patch != stride or stride[0] != stride[1]:
@@ -123,7 +130,9 @@ class PyramidSSM(VisionSSM):
     def forward_features(self, x: Tensor) -> List[Tensor]:
         """(B, in_chans, H, W) images to a map (B, pyramid_channels, ceil(H / s), ceil(W / s)) for each stride s."""
         H, W = x.shape[-2:]
-        tokens = self._encode(x)[:, 1:]  # before sizes are asked for: torch.fx knows a module's leaves once it was called
+        tokens = self._encode(x)[
+            :, 1:
+        ]  # before sizes are asked for: torch.fx knows a module's leaves once it was called
         h, w = self.patch_embed.dynamic_feat_size((H, W))
         padded: Optional[Tuple[int, int]] = None
         if self.patch_embed.dynamic_img_pad:
@@ -207,7 +216,9 @@ class DetectionBackbone(nn.Module):
         super().__init__()
         channels = model.feature_info.channels()
         if len(set(channels)) > 1:
-            raise ValueError(f"the maps have {channels} channels, expected as many in each: take a model whose name ends in _sfp")
+            raise ValueError(
+                f"the maps have {channels} channels, expected as many in each: take a model whose name ends in _sfp"
+            )
         self.model, self.out_channels = model, channels[0]
         self.names = [str(i) for i in range(len(channels))]
         self.extra_blocks = LastLevelMaxPool() if extra_blocks is None else extra_blocks

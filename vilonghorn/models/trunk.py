@@ -139,9 +139,7 @@ class VisionSSM(IntermediateFeatures, ClassifierHead, nn.Module):
         blocks = (Block(embed_dim, drop_path=rate, norm_layer=norm_layer, **mixer, **dd) for rate in rates)
         self.blocks = nn.Sequential(*blocks)
         reduction = self.patch_embed.feat_ratio()
-        self.feature_info = [
-            dict(module=f"blocks.{i}", num_chs=embed_dim, reduction=reduction) for i in range(depth)
-        ]
+        self.feature_info = [dict(module=f"blocks.{i}", num_chs=embed_dim, reduction=reduction) for i in range(depth)]
         self.norm = norm_layer(embed_dim, **dd)
         self._build_head(global_pool, drop_rate, num_classes, norm_layer, **dd)
         self.init_weights(needs_reset=False)

@@ -56,7 +56,9 @@ def checkpoint_filter_fn(state_dict: Dict[str, Tensor], model: VisionSSM) -> Dic
         ValueError: values that are not finite, or a checkpoint that does not fit; the message names the first mismatches.
     """
     state_dict = unwrap(state_dict)
-    return fit_state_dict(_from_official(state_dict) if "layers.0.mixer.in_proj.weight" in state_dict else state_dict, model)
+    return fit_state_dict(
+        _from_official(state_dict) if "layers.0.mixer.in_proj.weight" in state_dict else state_dict, model
+    )
 
 
 def to_official(state_dict: Dict[str, Tensor]) -> Dict[str, Tensor]:

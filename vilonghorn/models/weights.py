@@ -30,7 +30,11 @@ def unwrap(checkpoint: Dict[str, Any]) -> Dict[str, Tensor]:
         if isinstance(checkpoint.get(key), dict):
             checkpoint = checkpoint[key]
     state_dict = clean_state_dict(checkpoint)
-    others = [f"{name} is of type {type(value).__name__}" for name, value in state_dict.items() if not isinstance(value, Tensor)]
+    others = [
+        f"{name} is of type {type(value).__name__}"
+        for name, value in state_dict.items()
+        if not isinstance(value, Tensor)
+    ]
     if others:
         raise ValueError(
             f"this checkpoint holds other things than tensors: {_some(others)}; give a state dict, bare or under 'model' or "

@@ -13,14 +13,14 @@ from typing import Optional
 import torch
 from torch import Tensor
 
-from . import native_block
-from .arguments import MAX_STATE, RULES, BlockArguments, autocast_dtype, direction_flags, saves
+from .backends import cpu_block as native_block
 from .conv import MAX_TAPS
-from .define import differentiate, operator
-from .mix import mix
+from .linear import is_watched, project
+from .mamba_inner import mix
 from .norm import rms_norm
 from .products import has_tiles
-from .project import is_watched, project
+from .register import differentiate, operator
+from .validate import MAX_STATE, RULES, BlockArguments, autocast_dtype, direction_flags, saves
 
 
 def block(
@@ -93,22 +93,48 @@ def _fits(args: BlockArguments) -> bool:
     N = (P - R) // 2
     if not (1 <= K <= MAX_TAPS and 1 <= N <= MAX_STATE and R >= 1 and D >= 1 and len(args.reverse) == G >= 1):
         return False
-    shapes = ((dim,), (2 * D, dim), (G, D, K), (G, D), (G, R + 2 * N, D), (G, D, R), (G, D), (G, D, N), (G, D), (dim, D))
+    shapes = (
+        (dim,),
+        (2 * D, dim),
+        (G, D, K),
+        (G, D),
+        (G, R + 2 * N, D),
+        (G, D, R),
+        (G, D),
+        (G, D, N),
+        (G, D),
+        (dim, D),
+    )
     fits = all(t is None or t.shape == shape for t, shape in zip(args[1:11], shapes))
     return fits and args.rule in RULES and (A is None) == (args.rule != "mamba")
 
 
 @operator("block")
 def _block(
-    x: Tensor, norm_weight: Tensor, in_proj: Tensor, conv_weight: Tensor, conv_bias: Tensor, x_proj: Tensor,
-    dt_proj: Tensor, dt_bias: Tensor, A: Optional[Tensor], D: Tensor, out_proj: Tensor, rule: str, reverse: Sequence[int],
-    eps: float, residual: bool, save: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    x: Tensor,
+    norm_weight: Tensor,
+    in_proj: Tensor,
+    conv_weight: Tensor,
+    conv_bias: Tensor,
+    x_proj: Tensor,
+    dt_proj: Tensor,
+    dt_bias: Tensor,
+    A: Optional[Tensor],
+    D: Tensor,
+    out_proj: Tensor,
+    rule: str,
+    reverse: Sequence[int],
+    eps: float,
+    residual: bool,
+    save: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """The result and, with `save`, what backward starts from (see `native_block`)."""
     weights = (conv_weight, conv_bias, x_proj, dt_proj, dt_bias, A, D, out_proj)
     args = BlockArguments(x, norm_weight, in_proj, *weights, rule, reverse, eps, residual)
     if not _fits(args):  # the operator may have been called by itself, or by a graph that was recorded of other tensors
-        raise ValueError("vilonghorn::block: takes float32 tensors on the CPU, of shapes that fit; call vilonghorn.ops.block")
+        raise ValueError(
+            "vilonghorn::block: takes float32 tensors on the CPU, of shapes that fit; call vilonghorn.ops.block"
+        )
     return native_block.block_forward(args, save)
 
 
@@ -121,15 +147,33 @@ def _(*args):
 
 @operator("block_backward")
 def _block_backward(
-    dout: Tensor, xz: Tensor, projected: Tensor, checkpoints: Tensor,
-    x: Tensor, norm_weight: Tensor, in_proj: Tensor, conv_weight: Tensor, conv_bias: Tensor, x_proj: Tensor,
-    dt_proj: Tensor, dt_bias: Tensor, A: Optional[Tensor], D: Tensor, out_proj: Tensor, rule: str, reverse: Sequence[int],
-    eps: float, residual: bool, wanted: Sequence[int],
-) -> list[Tensor]:  # fmt: skip
+    dout: Tensor,
+    xz: Tensor,
+    projected: Tensor,
+    checkpoints: Tensor,
+    x: Tensor,
+    norm_weight: Tensor,
+    in_proj: Tensor,
+    conv_weight: Tensor,
+    conv_bias: Tensor,
+    x_proj: Tensor,
+    dt_proj: Tensor,
+    dt_bias: Tensor,
+    A: Optional[Tensor],
+    D: Tensor,
+    out_proj: Tensor,
+    rule: str,
+    reverse: Sequence[int],
+    eps: float,
+    residual: bool,
+    wanted: Sequence[int],
+) -> list[Tensor]:
     """Gradients of the tensors that are there, in the operator's order; `wanted` has a flag for each, absent ones included."""
     weights = (conv_weight, conv_bias, x_proj, dt_proj, dt_bias, A, D, out_proj)
     args = BlockArguments(x, norm_weight, in_proj, *weights, rule, reverse, eps, residual)
-    return [grad for grad in native_block.block_backward(dout, xz, projected, checkpoints, args, wanted) if grad is not None]
+    return [
+        grad for grad in native_block.block_backward(dout, xz, projected, checkpoints, args, wanted) if grad is not None
+    ]
 
 
 @torch.library.register_fake("vilonghorn::block_backward")

@@ -9,9 +9,10 @@ import torch.nn.functional as F
 from timm.layers import is_exportable
 from torch import Tensor
 
-from . import native, native_mixer
-from .arguments import DTYPES, autocast_dtype, direction_flags
-from .define import differentiate, operator
+from .backends import cpu as native
+from .backends import cpu_mixer as native_mixer
+from .register import differentiate, operator
+from .validate import DTYPES, autocast_dtype, direction_flags
 
 MAX_TAPS = 64
 
@@ -48,7 +49,9 @@ def conv_silu(x: Tensor, weight: Tensor, bias: Tensor, *, reverse: Sequence[bool
             f"expected a flag for each direction and 1 to {MAX_TAPS} taps"
         )
     if not x.device == weight.device == bias.device:
-        raise ValueError(f"conv_silu: x is on {x.device}, weight on {weight.device}, bias on {bias.device}; move them to one")
+        raise ValueError(
+            f"conv_silu: x is on {x.device}, weight on {weight.device}, bias on {bias.device}; move them to one"
+        )
     if not {x.dtype, weight.dtype, bias.dtype} <= set(DTYPES):
         raise TypeError(f"conv_silu: {x.dtype}, {weight.dtype}, {bias.dtype}; expected {', '.join(map(str, DTYPES))}")
     dtype = autocast_dtype(x)

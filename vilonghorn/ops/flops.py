@@ -14,8 +14,10 @@ from types import SimpleNamespace
 import torch
 from torch.utils.flop_counter import register_flop_formula
 
-from . import block, conv, mix, norm, operator, token_decay  # noqa: F401  (they define the operators)
-from .arguments import BlockArguments
+from . import block, conv, norm, token_decay  # noqa: F401  (they define the operators)
+from . import mamba_inner as mix
+from . import scan as operator
+from .validate import BlockArguments
 
 # For one token, channel and number of state: decay, update and read (see `vilonghorn.ops.scan`).
 STEP = {

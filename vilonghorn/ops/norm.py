@@ -7,9 +7,10 @@ import torch.nn.functional as F
 from timm.layers import is_exportable
 from torch import Tensor
 
-from . import native, native_mixer
-from .arguments import DTYPES
-from .define import differentiate, operator
+from .backends import cpu as native
+from .backends import cpu_mixer as native_mixer
+from .register import differentiate, operator
+from .validate import DTYPES
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float = 1e-5) -> Tensor:
@@ -29,7 +30,9 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float = 1e-5) -> Tensor:
         ValueError: weight does not have the size of x's last dimension.
     """
     if x.dim() < 1 or weight.shape != x.shape[-1:]:
-        raise ValueError(f"rms_norm: weight has shape {tuple(weight.shape)}, expected the last dimension of x {tuple(x.shape)}")
+        raise ValueError(
+            f"rms_norm: weight has shape {tuple(weight.shape)}, expected the last dimension of x {tuple(x.shape)}"
+        )
     if not is_exportable() and native.unavailable(x.device.type) is None and x.dtype in DTYPES and x.numel() > 0:
         return _run(x, weight, eps)[0]
     return F.rms_norm(x, weight.shape, weight.to(x.dtype), eps)

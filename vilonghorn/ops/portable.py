@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 from torch._higher_order_ops.scan import scan as captured_loop
 
-from .arguments import ScanArguments, autocast_dtype, check
 from .reference import finish, prepare
+from .validate import ScanArguments, autocast_dtype, check
 
 Step = Callable[[Tensor, tuple[Tensor, ...]], tuple[Tensor, Tensor]]
 

@@ -10,8 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from . import native
-from .define import shortcut
+from .backends import cpu as native
+from .register import shortcut
 
 X86 = platform.machine().lower() in ("x86_64", "amd64")
 
@@ -72,4 +72,6 @@ matmul = shortcut(torch.ops.vilonghorn.matmul.default, _multiply)  # the same, w
 def tiled(multiply: Callable[[Tensor, Tensor], Tensor], x: Tensor, weight: Tensor) -> Tensor:
     """x weight^T by a product of matrices."""
     y = multiply(x.flatten(0, -2), weight.t())
-    return torch.ops.aten._unsafe_view.default(y, (*x.shape[:-1], weight.shape[0]))  # autograd lets no other view be changed
+    return torch.ops.aten._unsafe_view.default(
+        y, (*x.shape[:-1], weight.shape[0])
+    )  # autograd lets no other view be changed

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .arguments import ScanArguments
+from .validate import ScanArguments
 
 NAME = "reference"
 CHUNK = 16  # steps between two saved states: the adjoint keeps at most this many states at once

@@ -12,8 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .arguments import saves
-from .define import differentiate, operator
+from .register import differentiate, operator
+from .validate import saves
 
 CHUNK = 16  # steps between two saved states
 

@@ -90,7 +90,11 @@ def kept_for_backward(model: nn.Module, images: Tensor) -> int:
 def table() -> str:
     """The table, in Markdown."""
     head = ["model", "rule", "directions", "width x blocks", "patches at 224"]
-    head += ["parameters (M)", *(f"GFLOPs at {size}" for size in SIZES), *(f"training memory at {size} (MB)" for size in SIZES)]
+    head += [
+        "parameters (M)",
+        *(f"GFLOPs at {size}" for size in SIZES),
+        *(f"training memory at {size} (MB)" for size in SIZES),
+    ]
     rows = [head, ["---"] * 4 + ["---:"] * (len(head) - 4)]
     for name in names():
         model = timm.create_model(name, device="meta")
@@ -118,7 +122,9 @@ def page(text: str) -> str:
         ValueError: the page has no marks.
     """
     if not MARK.search(text):
-        raise ValueError(f"{PAGE} lacks the marks <!-- models --> and <!-- end of models -->: put them around its table")
+        raise ValueError(
+            f"{PAGE} lacks the marks <!-- models --> and <!-- end of models -->: put them around its table"
+        )
     made = table()
     return MARK.sub(lambda match: f"{match[1]}{made}\n{match[2]}", text)
 

@@ -21,7 +21,7 @@ from tqdm import tqdm
 
 from ..data.images import EXTENSIONS, read_image
 from ..engine.build import REFUSALS
-from .subject import FAILURES, Subject, arguments, from_options
+from .loaded_model import FAILURES, Subject, arguments, from_options
 
 
 def find_images(names: Sequence[str]) -> list[str]:

@@ -24,7 +24,7 @@ from vilonghorn.engine import load_config, load_run
 from vilonghorn.engine.directory import RunDirectory
 from vilonghorn.models._timm import generate_readme, get_model_input_config
 
-from .subject import preprocessing
+from .loaded_model import preprocessing
 
 USAGE = """```python
 import timm, vilonghorn
@@ -37,7 +37,11 @@ With transformers, once vilonghorn is imported: `AutoModelForImageClassification
 
 
 def card(
-    model: nn.Module, name: str, metrics: Mapping[str, Any] | None = None, license: str = "apache-2.0", dataset: str | None = None
+    model: nn.Module,
+    name: str,
+    metrics: Mapping[str, Any] | None = None,
+    license: str = "apache-2.0",
+    dataset: str | None = None,
 ) -> dict[str, Any]:
     """What a model card says, in the form of `timm.models.push_to_hf_hub`.
 
@@ -102,7 +106,9 @@ def _say_classes_once(config: Path) -> None:
     config.write_text(json.dumps(content, indent=2), encoding="utf-8")
 
 
-def push_to_hf_hub(model: nn.Module, repo_id: str, model_card: Mapping[str, Any], private: bool = False, **config: Any) -> str:
+def push_to_hf_hub(
+    model: nn.Module, repo_id: str, model_card: Mapping[str, Any], private: bool = False, **config: Any
+) -> str:
     """Uploads what `save_pretrained` writes to a repository of the Hugging Face Hub, made if it is not there.
 
     Args:
@@ -158,7 +164,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("run", help="directory of the run")
     parser.add_argument("folder", help="folder to make")
     parser.add_argument("--checkpoint", choices=("best", "last"), default="best")
-    parser.add_argument("--push", metavar="OWNER/NAME", help="also upload it to this repository of the Hugging Face Hub")
+    parser.add_argument(
+        "--push", metavar="OWNER/NAME", help="also upload it to this repository of the Hugging Face Hub"
+    )
     parser.add_argument("--private", action="store_true", help="of the repository")
     options = parser.parse_args(argv)
     try:

@@ -10,7 +10,12 @@ from collections.abc import Sequence
 
 BROAD = "out_proj"
 NARROW = r"(?<!mixer\.)out_proj"
-KINDS = ("DetrModel", "rt_detr", "rt_detr_v2", "d_fine")  # those of transformers 5.23 that take a backbone and rename so
+KINDS = (
+    "DetrModel",
+    "rt_detr",
+    "rt_detr_v2",
+    "d_fine",
+)  # those of transformers 5.23 that take a backbone and rename so
 
 
 def keep_names(kinds: Sequence[str] = KINDS) -> list[str]:

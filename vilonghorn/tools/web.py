@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING, Any
 from PIL import Image
 
 from ..data.images import read_image
-from . import subject
-from .interpret_draw import KINDS, draw, make_sheet
-from .interpret_tokens import check_backbone
+from ..interpret.draw import KINDS, draw, make_sheet
+from ..interpret.tokens import check_backbone
+from . import loaded_model as subject
+from .loaded_model import Subject
 from .predict import predict
-from .subject import Subject
 
 if TYPE_CHECKING:
     import gradio

@@ -1,0 +1,312 @@
+"""What is written is what was given, whole or not at all, and the writer ends whatever its dataset does."""
+
+from __future__ import annotations
+
+import errno
+import io
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from vilonghorn.data import ImageFolder, check_beton, create_loader, write_beton
+from vilonghorn.data.beton.format import MODES
+
+
+class Samples(list):
+    """A map-style dataset out of a list, in which an exception stands for a sample that raises it."""
+
+    def __getitem__(self, index):
+        sample = super().__getitem__(index)
+        if isinstance(sample, Exception):
+            raise sample
+        return sample
+
+
+def pixels(path, index):
+    beton = check_beton(path)
+    row = beton.images[index]
+    data = np.fromfile(path, np.uint8, beton.sizes[index], offset=int(row["data_ptr"]))
+    if row["mode"] == MODES["jpg"]:
+        return np.asarray(Image.open(io.BytesIO(data.tobytes())))
+    return data.reshape(row["height"], row["width"], 3)
+
+
+def test_raw_pixels_labels_and_class_names_come_back(folder, raw_beton):
+    images, beton = ImageFolder(folder), check_beton(raw_beton)
+    assert beton.classes == images.classes and beton.num_classes == 3
+    assert (beton.labels == images.labels).all()
+    for index in (0, 8, 26):
+        assert (pixels(raw_beton, index) == np.asarray(images[index][0])).all()
+
+
+def test_jpeg_pixels_come_back_within_a_few_levels(folder, jpg_beton):
+    images, beton = ImageFolder(folder), check_beton(jpg_beton)
+    assert (beton.images["mode"] == MODES["jpg"]).all()
+    difference = pixels(jpg_beton, 3).astype(int) - np.asarray(images[3][0])
+    assert np.abs(difference).mean() < 3
+
+
+def test_a_proportion_of_the_images_is_jpeg(tmp_path, photo):
+    beton = write_beton([(photo(0, 8, 8), 0)] * 400, tmp_path / "x.beton", mode="proportion", compress_probability=0.25)
+    assert 70 <= (beton.images["mode"] == MODES["jpg"]).sum() <= 130
+
+
+def test_the_bytes_do_not_depend_on_the_number_of_workers(folder, tmp_path):
+    for workers in (1, 3):
+        write_beton(folder, tmp_path / f"{workers}.beton", mode="proportion", workers=workers, progress=False)
+    assert (tmp_path / "1.beton").read_bytes() == (tmp_path / "3.beton").read_bytes()
+
+
+@pytest.mark.parametrize("classes", [["a", "a"], [("a", "b"), ("c",)], [0, 1]])
+def test_class_names_that_are_not_distinct_strings_are_refused_before_writing(tmp_path, photo, classes):
+    with pytest.raises(ValueError, match=r"classes are not .*distinct names.*; give classes=\[...\]"):
+        write_beton([(photo(0, 8, 8), 0)], tmp_path / "x.beton", classes=classes, progress=False)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_label_beyond_any_number_of_classes_is_named(tmp_path, photo):
+    with pytest.raises(ValueError, match="sample 0: label 16777216; expected 0 to 16777215"):
+        write_beton([(photo(0, 8, 8), 2**24)], tmp_path / "x.beton", progress=False)
+
+
+def test_no_image_straddles_a_page(tmp_path):
+    noise = np.random.default_rng(0).integers(0, 256, (1000, 1000, 3), dtype=np.uint8)
+    beton = write_beton([(noise, i) for i in range(5)], tmp_path / "x.beton", max_resolution=1000)
+    page = 8 << 20
+    start = beton.images["data_ptr"].astype(np.int64)
+    assert (start // page == (start + beton.sizes - 1) // page).all()
+    assert (start[-1] // page) > (start[0] // page)
+    assert (pixels(beton.path, 4) == noise).all()
+
+
+def test_large_images_shrink_to_max_resolution_and_small_ones_stay(tmp_path, photo):
+    beton = write_beton([(photo(0, 90, 60), 0), (photo(0, 20, 30), 1)], tmp_path / "x.beton", max_resolution=45)
+    assert beton.images[["width", "height"]].tolist() == [(45, 30), (20, 30)]
+
+
+def test_arrays_gray_images_and_integer_likes_are_taken(tmp_path):
+    gray = np.full((6, 7), 9, np.uint8)
+    samples = [(gray, np.int32(0)), (gray[..., None], 1), (np.dstack([gray] * 3), 2), (Image.fromarray(gray), True)]
+    beton = write_beton(samples, tmp_path / "x.beton", progress=False)
+    assert beton.labels.tolist() == [0, 1, 2, 1] and beton.classes is None and beton.num_classes == 3
+    assert all((pixels(beton.path, i) == 9).all() for i in range(4))
+
+
+def test_the_manifest_tells_classes_counts_and_settings(raw_beton):
+    manifest = json.loads(raw_beton.with_name("raw.beton.json").read_text())
+    assert manifest["samples"] == 27 and manifest["class_counts"] == [8, 9, 10]
+    assert manifest["classes"] == ["cat", "dog", "eel"]
+    assert manifest["settings"]["mode"] == "raw" and manifest["settings"]["max_resolution"] == 500
+    check_beton(raw_beton, images=True)
+
+
+@pytest.mark.parametrize(
+    ("sample", "kind", "message"),
+    [
+        (RuntimeError("the disk of the dataset is gone"), RuntimeError, "is gone"),
+        ((np.zeros((4, 4, 3), np.uint8), 0.5), TypeError, "sample 30: label 0.5 is a float"),
+        ((np.zeros((4, 4, 3), np.uint8), -1), ValueError, "sample 30: label -1"),
+        ((np.zeros((4, 4, 4), np.uint8), 0), ValueError, r"sample 30: array \(4, 4, 4\) of uint8"),
+        ((np.zeros((4, 4, 3), np.float32), 0), ValueError, "sample 30: array .* of float32"),
+        ((np.zeros((1, 9, 3), np.uint8), 0), ValueError, "sample 30: 9x1 pixels"),
+        (("x.png", 0), TypeError, "sample 30: image is a str"),
+    ],
+)
+def test_a_bad_sample_ends_the_writer_and_leaves_the_old_file(tmp_path, sample, kind, message):
+    good = (np.zeros((4, 4, 3), np.uint8), 0)
+    path = tmp_path / "x.beton"
+    write_beton([good], path, progress=False)
+    before = path.read_bytes(), sorted(tmp_path.iterdir()), threading.active_count()
+    with pytest.raises(kind, match=message):
+        write_beton(Samples([good] * 30 + [sample] + [good] * 30), path, overwrite=True, progress=False)
+    assert (path.read_bytes(), sorted(tmp_path.iterdir()), threading.active_count()) == before
+
+
+@pytest.fixture
+def odd_folder(tmp_path, photo):
+    """Class a: upright RGB, gray, CMYK, turned. Class b: a broken header, a cut-off body, a whole image."""
+    root = tmp_path / "odd"
+    for name in "ab":
+        (root / name).mkdir(parents=True)
+    photo(0).save(root / "a" / "0.jpg", quality=95)
+    photo(1).convert("L").save(root / "a" / "1.jpg", quality=95)
+    photo(2).convert("CMYK").save(root / "a" / "2.jpg", quality=95)
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    photo(3).save(root / "a" / "3.jpg", quality=95, exif=exif)
+    (root / "b" / "4.jpg").write_bytes(b"no picture")
+    whole = (root / "a" / "0.jpg").read_bytes()
+    (root / "b" / "5.jpg").write_bytes(whole[: len(whole) // 2])
+    photo(6).save(root / "b" / "6.jpg", quality=95)
+    return root
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+def test_unreadable_images_are_left_out_and_listed_when_that_is_asked_for(odd_folder, tmp_path, workers):
+    path = tmp_path / "x.beton"
+    beton = write_beton(odd_folder, path, skip_unreadable=True, workers=workers, progress=False)
+    assert beton.labels.tolist() == [0, 0, 0, 0, 1] and beton.classes == ["a", "b"]
+    check_beton(path, images=True)
+    manifest = json.loads((tmp_path / "x.beton.json").read_text())
+    assert [why.split(": not a readable")[0] for why in manifest["left_out"]] == [
+        str(odd_folder / "b" / name) for name in ("4.jpg", "5.jpg")
+    ]
+    assert manifest["class_counts"] == [4, 1] and manifest["samples"] == 5
+    names = {kind: (found["count"], found["first"]) for kind, found in manifest["converted"].items()}
+    expected = {"L": "1.jpg", "CMYK": "2.jpg", "turned by EXIF": "3.jpg"}
+    assert names == {kind: (1, [str(odd_folder / "a" / name)]) for kind, name in expected.items()}
+    assert (pixels(path, 4) == np.asarray(Image.open(odd_folder / "b" / "6.jpg"))).all()
+    assert beton.images[["width", "height"]][3].tolist() == (40, 52)
+
+
+def test_unreadable_images_otherwise_end_the_writer_with_their_names_and_the_remedy(odd_folder, tmp_path):
+    with pytest.raises(ValueError, match="4.jpg: not a readable image .*--skip-unreadable"):
+        write_beton(odd_folder, tmp_path / "x.beton", progress=False)
+    (odd_folder / "b" / "7.jpg").write_bytes(b"")
+    with pytest.raises(ValueError, match="4.jpg: not a readable.*; .*7.jpg: not a readable"):
+        write_beton(odd_folder, tmp_path / "x.beton", progress=False)
+    for name in ("4.jpg", "7.jpg"):
+        os.remove(odd_folder / "b" / name)
+    with pytest.raises(ValueError, match="5.jpg: not a readable image .*--skip-unreadable"):
+        write_beton(odd_folder, tmp_path / "x.beton", progress=False)
+    assert not list(tmp_path.glob("x.beton*"))
+
+
+def test_a_dataset_without_one_readable_image_is_refused(tmp_path):
+    (tmp_path / "src" / "a").mkdir(parents=True)
+    (tmp_path / "src" / "a" / "0.jpg").write_bytes(b"")
+    with pytest.raises(ValueError, match="no image of the dataset can be read, .*0.jpg"):
+        write_beton(tmp_path / "src", tmp_path / "x.beton", skip_unreadable=True, progress=False)
+    assert not list(tmp_path.glob("x.beton*"))
+
+
+@pytest.mark.needs_ffcv
+def test_ffcv_reads_a_file_with_images_left_out(odd_folder, tmp_path):
+    path = tmp_path / "x.beton"
+    write_beton(odd_folder, path, skip_unreadable=True, progress=False)
+    loader = create_loader(path, batch_size=5, image_size=32, training=False)
+    assert next(loader.epoch(0))[1].tolist() == [0, 0, 0, 0, 1]
+
+
+def test_a_label_beyond_the_class_names_is_refused(tmp_path):
+    with pytest.raises(ValueError, match="label 2; expected 0 to 1"):
+        write_beton([(np.zeros((4, 4, 3), np.uint8), 2)], tmp_path / "x.beton", classes=["a", "b"], progress=False)
+
+
+def test_an_empty_dataset_is_refused(tmp_path):
+    with pytest.raises(ValueError, match="empty"):
+        write_beton([], tmp_path / "x.beton")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_image_that_shrinks_to_a_line_is_named(tmp_path):
+    (tmp_path / "a").mkdir()
+    Image.new("RGB", (4000, 3)).save(tmp_path / "a" / "strip.png")
+    with pytest.raises(ValueError, match="strip.png: 4000x3 pixels are stored as 500x0"):
+        write_beton(tmp_path, tmp_path / "x.beton", progress=False)
+
+
+def test_an_existing_file_is_kept_unless_overwrite_is_asked(folder, tmp_path):
+    path = tmp_path / "x.beton"
+    path.write_bytes(b"precious")
+    with pytest.raises(FileExistsError, match="x.beton: exists"):
+        write_beton(folder, path)
+    assert path.read_bytes() == b"precious"
+    write_beton(folder, path, overwrite=True, progress=False)
+    check_beton(path)
+
+
+def test_a_missing_target_folder_is_refused(folder, tmp_path):
+    with pytest.raises(FileNotFoundError, match="gone: no such folder to write x.beton into"):
+        write_beton(folder, tmp_path / "gone" / "x.beton")
+
+
+def test_a_disk_without_room_is_refused_before_any_work(folder, tmp_path, monkeypatch):
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(10**6, 10**6, 1000))
+    with pytest.raises(OSError, match="needs about .* GB and its disk has 0.0 GB free"):
+        write_beton(folder, tmp_path / "x.beton", progress=False)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_disk_that_fills_up_on_the_way_is_named_and_leaves_nothing(tmp_path):
+    full = Samples([OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))])
+    with pytest.raises(OSError, match="x.beton: the disk filled up"):
+        write_beton(full, tmp_path / "x.beton", progress=False)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"mode": "smart"}, {"max_resolution": 1}, {"jpeg_quality": 101}, {"compress_probability": 2}, {"workers": 0}],
+)
+def test_an_option_out_of_range_is_named(folder, tmp_path, options):
+    with pytest.raises(ValueError, match=next(iter(options))):
+        write_beton(folder, tmp_path / "x.beton", **options)
+
+
+@pytest.mark.parametrize("before", [True, False])
+def test_a_disk_that_fails_at_the_last_moment_leaves_the_old_file_and_its_manifest(
+    tmp_path, photo, monkeypatch, before
+):
+    path, sync = tmp_path / "x.beton", os.fsync
+    if before:
+        write_beton([(photo(0, 8, 8), 0)], path, classes=["old"], progress=False)
+
+    def fail(descriptor):  # of the file of images, which begins after a page of tables
+        if os.fstat(descriptor).st_size > 1 << 20:
+            raise OSError(errno.EIO, "input/output error")
+        sync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", fail)
+    with pytest.raises(OSError, match="input/output error"):
+        write_beton([(photo(1, 8, 8), 0)] * 2, path, classes=["new"], progress=False, overwrite=True)
+    assert sorted(file.name for file in tmp_path.iterdir()) == (["x.beton", "x.beton.json"] if before else [])
+    if before:
+        beton = check_beton(path, images=True)
+        assert beton.classes == ["old"] and beton.num_samples == 1
+
+
+SLOW_WRITER = """
+import sys, time, numpy as np
+from vilonghorn.data import write_beton
+class Slow:
+    def __len__(self): return 10000
+    def __getitem__(self, index):
+        time.sleep(0.01)
+        return np.zeros((300, 300, 3), np.uint8), 0
+write_beton(Slow(), sys.argv[1], overwrite=True, progress=False)
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
+def test_a_writer_that_is_killed_leaves_the_old_file(tmp_path, number):
+    path = tmp_path / "x.beton"
+    write_beton([(np.zeros((4, 4, 3), np.uint8), 0)], path, progress=False)
+    before = path.read_bytes()
+    process = subprocess.Popen([sys.executable, "-c", SLOW_WRITER, str(path)], stderr=subprocess.PIPE)
+    try:
+        deadline = time.monotonic() + 60
+        while not any(p.stat().st_size > 9 << 20 for p in tmp_path.glob("*.partial")):
+            assert process.poll() is None and time.monotonic() < deadline
+            time.sleep(0.02)
+        process.send_signal(number)
+        assert process.wait(30) != 0
+    finally:
+        process.kill()
+        process.communicate()
+    assert path.read_bytes() == before
+    check_beton(path)
+    left = list(tmp_path.glob("*.partial"))
+    assert len(left) == (1 if number == signal.SIGKILL else 0)
+    for partial in left:
+        with pytest.warns(UserWarning, match="left by a writer that was killed"):
+            write_beton([(np.zeros((4, 4, 3), np.uint8), 0)], path, overwrite=True, progress=False)

@@ -1,0 +1,104 @@
+"""What comes through FFCV is what was written: against PIL, against FFCV's own loader, and from damaged files."""
+
+from __future__ import annotations
+
+import gc
+import io
+import shutil
+import threading
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from vilonghorn.data import check_beton, create_loader, write_beton
+from vilonghorn.data.beton.format import MODES
+from vilonghorn.data.crops import center_crops
+
+pytestmark = pytest.mark.needs_ffcv
+EVAL = {"batch_size": 4, "image_size": 16, "training": False, "mean": (0, 0, 0), "std": (1 / 255,) * 3}
+
+
+def stored(beton, index):
+    """The image as PIL reads it from the file."""
+    row = beton.images[index]
+    data = beton.path.read_bytes()[int(row["data_ptr"]) :][: beton.sizes[index]]
+    if row["mode"] == MODES["jpg"]:
+        return Image.open(io.BytesIO(data))
+    return Image.frombytes("RGB", (int(row["width"]), int(row["height"])), data)
+
+
+def coverage(start, stop, size, pixels):
+    """(size, pixels): how much of each input pixel lies in each output pixel of start..stop, rows summing to 1."""
+    edges, pixel = np.linspace(start, stop, size + 1)[:, None], np.arange(pixels)
+    return np.clip(np.minimum(edges[1:], pixel + 1) - np.maximum(edges[:-1], pixel), 0, None) * size / (stop - start)
+
+
+@pytest.mark.parametrize(("mode", "mean_error", "max_error"), [("raw", 0.3, 0.51), ("jpg", 1.3, 6.0)])
+def test_centre_crops_agree_with_the_area_averages_of_what_pil_reads(mode, mean_error, max_error, raw_beton, jpg_beton):
+    path = {"raw": raw_beton, "jpg": jpg_beton}[mode]
+    beton = check_beton(path)
+    loader = create_loader(path, **EVAL, interpolation="area")
+    found = torch.cat([images for images, _ in loader.epoch(0)])
+    for index in range(beton.num_samples):
+        image = stored(beton, index)
+        top, bottom, left, right = center_crops(*np.array([[image.height], [image.width]]), (16, 16), 0.875)[0].tolist()
+        rows, columns = coverage(top, bottom, 16, image.height), coverage(left, right, 16, image.width)
+        expected = np.einsum("ih,jw,hwc->cij", rows, columns, np.asarray(image, float))
+        error = np.abs(found[index].numpy() - expected)
+        assert error.mean() <= mean_error and error.max() <= max_error
+
+
+def test_whole_images_come_back_bit_for_bit(tmp_path):
+    images = np.random.default_rng(0).integers(0, 256, (9, 17, 17, 3), dtype=np.uint8)
+    write_beton(list(zip(images, range(9))), tmp_path / "x.beton", progress=False)
+    loader = create_loader(tmp_path / "x.beton", **{**EVAL, "image_size": 17}, crop_pct=1.0)
+    found = torch.cat([batch for batch, _ in loader.epoch(0)]).round().to(torch.uint8).permute(0, 2, 3, 1)
+    assert (found.numpy() == images).all()
+
+
+def test_ffcvs_own_loader_reads_what_is_written(tmp_path):
+    from ffcv.loader import Loader
+
+    images = np.random.default_rng(1).integers(0, 256, (5, 8, 9, 3), dtype=np.uint8)
+    write_beton(list(zip(images, range(5))), tmp_path / "x.beton", progress=False)
+    theirs = list(Loader(str(tmp_path / "x.beton"), batch_size=5, num_workers=1))
+    assert (theirs[0][0].numpy() == images).all()
+    assert theirs[0][1].flatten().tolist() == list(range(5))
+
+
+@pytest.mark.parametrize("part", ["header", "body"])
+def test_a_damaged_jpeg_raises_its_index_and_hangs_nothing(jpg_beton, tmp_path, part):
+    path = shutil.copy(jpg_beton, tmp_path / "x.beton")
+    beton = check_beton(path)
+    start, size = int(beton.images["data_ptr"][9]), int(beton.sizes[9])
+    with open(path, "r+b") as file:
+        file.seek(start if part == "header" else start + size * 3 // 4)
+        file.write(bytes(size // 4))
+    threads = threading.active_count()
+    batches = create_loader(path, **EVAL).epoch(0)
+    next(batches), next(batches)
+    with pytest.raises(ValueError, match="x.beton: sample 9: its JPEG data are damaged"):
+        next(batches)
+    gc.collect()
+    assert threading.active_count() == threads
+
+
+def test_images_of_two_pixels_are_cropped_and_enlarged(tmp_path):
+    image = np.array([[[0] * 3, [255] * 3], [[255] * 3, [0] * 3]], np.uint8)
+    write_beton([(image, 0)] * 8, tmp_path / "x.beton", progress=False)
+    for training in (True, False):
+        loader = create_loader(tmp_path / "x.beton", **{**EVAL, "training": training})
+        for images, _ in loader.epoch(0):
+            assert images.isfinite().all() and 0 <= images.min() and images.max() <= 255.5
+
+
+def test_a_file_without_a_manifest_has_as_many_classes_as_its_labels_need(raw_beton, tmp_path):
+    loader = create_loader(shutil.copy(raw_beton, tmp_path / "x.beton"), **EVAL)
+    assert loader.class_names is None and loader.num_classes == 3
+
+
+def test_more_workers_than_cpus_are_taken_down_to_them(raw_beton):
+    loader = create_loader(raw_beton, **EVAL, workers=1000)
+    assert sum(len(targets) for _, targets in loader.epoch(0)) == 27

@@ -1,0 +1,154 @@
+"""The loader's part of the recipe: ranks, repeated augmentation, growing images, interpolation, erasing."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from vilonghorn.data import ImageFolder, create_loader, write_beton
+from vilonghorn.data.rng import sample_of, training_order
+
+BETON = pytest.param("beton", marks=pytest.mark.needs_ffcv)
+TRAIN = {"batch_size": 4, "image_size": 16, "training": True, "seed": 3, "workers": 1}
+EVAL = {"batch_size": 4, "image_size": 16, "training": False, "workers": 1}
+PLAIN = {"mean": (0, 0, 0), "std": (1 / 255,) * 3}
+WHOLE = {"scale": (1.0, 1.0), "ratio": (0.2, 5.0), "hflip": 0.0}
+
+
+@pytest.fixture(params=["folder", BETON])
+def source(request, folder, raw_beton):
+    return {"folder": folder, "beton": raw_beton}[request.param]
+
+
+def epoch(source, number=0, **options):
+    return list(create_loader(source, **options).epoch(number))
+
+
+def images_of(batches):
+    return torch.cat([images for images, _ in batches])
+
+
+@pytest.mark.parametrize("world_size", [2, 3])
+def test_the_batches_of_all_ranks_together_are_those_of_one_rank_with_their_sizes_added(source, world_size):
+    options = {**TRAIN, "auto_augment": "rand-m9-mstd0.5-inc1", "erase": 0.5, "repeats": 2}
+    one = epoch(source, 1, **{**options, "batch_size": 2 * world_size})
+    ranks = [epoch(source, 1, **{**options, "batch_size": 2}, rank=r, world_size=world_size) for r in range(world_size)]
+    assert {len(batches) for batches in ranks} == {len(one)} == {27 // (2 * world_size)}
+    for number, (images, targets) in enumerate(one):
+        for rank, batches in enumerate(ranks):
+            assert torch.equal(images[rank::world_size], batches[number][0])
+            assert torch.equal(targets[rank::world_size], batches[number][1])
+
+
+@pytest.mark.parametrize("world_size", [2, 5, 30])
+def test_every_held_out_sample_is_measured_by_exactly_one_rank(source, world_size):
+    whole = images_of(epoch(source, **EVAL))
+    for rank in range(world_size):
+        loader = create_loader(source, **EVAL, rank=rank, world_size=world_size)
+        batches = list(loader.epoch(0))
+        assert len(batches) == len(loader)
+        expected = whole[rank::world_size]
+        assert torch.equal(images_of(batches) if batches else expected, expected)
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        ({"rank": 2, "world_size": 2}, "rank 2 of 2: expected 0 to 1"),
+        ({"rank": 0, "world_size": 2, "drop_last": False}, "unequal numbers of updates"),
+        ({"rank": 1, "world_size": 7}, "do not fill one batch of 4 on each of 7 ranks"),
+        ({"repeats": 0}, "repeats 0"),
+        ({"auto_augment": "rand-m9-x"}, "auto_augment 'rand-m9-x': not a policy of timm"),
+        ({"auto_augment": "randy-m9-k3"}, "auto_augment 'randy-m9-k3': not a policy of timm"),
+        ({"auto_augment": "v9"}, "auto_augment 'v9': not a policy of timm"),
+        ({"auto_augment": "rand-tweights"}, "its weights cannot be done on the batch"),
+        ({"auto_augment": "rand-n99"}, "its 99 layers cannot be done on the batch"),
+        ({"color_jitter": 1.5}, "color_jitter 1.5: expected 0 to 1"),
+        ({"erase": -0.1}, "erase -0.1: expected 0 to 1"),
+        ({"interpolation": "lanczos"}, "interpolation 'lanczos': expected area or bicubic"),
+        ({"start_size": 17}, "start_size 17: expected 1 to image_size, 16"),
+        ({"start_size": 8, "ramp": (5, 2)}, "first <= last"),
+        ({"start_size": 8}, "start_size 8 without a ramp"),
+    ],
+)
+def test_an_option_out_of_range_is_refused_by_name(folder, options, named):
+    with pytest.raises(ValueError, match=named):
+        create_loader(folder, **{**TRAIN, **options})
+
+
+def test_repeated_augmentation_shows_other_crops_of_the_same_images(source, folder):
+    batches = epoch(source, 2, **TRAIN, repeats=4)
+    labels = ImageFolder(folder).labels[sample_of(training_order(27, 3, 2, 4))][:24]
+    assert torch.cat([targets for _, targets in batches]).tolist() == labels.tolist()
+    for images, targets in batches:
+        assert len(targets.unique()) == 1
+        assert all((images[i] - images[j]).abs().mean() > 0.01 for i in range(4) for j in range(i))
+
+
+def test_images_grow_from_start_size_to_image_size(source):
+    loader = create_loader(source, **{**TRAIN, "image_size": (128, 192)}, start_size=32, ramp=(2, 5))
+    sizes = [tuple(next(loader.epoch(e))[0].shape[2:]) for e in range(8)]
+    assert sizes[:3] == [(32, 48)] * 3 and sizes[5:] == [(128, 192)] * 3
+    assert sizes[3:5] == [(64, 96), (96, 128)] and sizes == sorted(sizes)
+    tiny = create_loader(source, **{**TRAIN, "image_size": (32, 64)}, start_size=8, ramp=(1, 5))
+    sizes = [tuple(next(tiny.epoch(e))[0].shape[2:]) for e in range(6)]
+    assert sizes == [(8, 16), (8, 16), (8, 32), (32, 32), (32, 64), (32, 64)]  # no step is below the start
+    fixed = create_loader(source, **{**EVAL, "image_size": 32}, start_size=16, ramp=(2, 5))
+    assert next(fixed.epoch(0))[0].shape[2:] == (32, 32)
+
+
+@pytest.mark.needs_ffcv
+def test_a_small_epoch_has_the_pixels_of_a_loader_of_that_size(raw_beton):
+    grown = create_loader(raw_beton, **{**TRAIN, "image_size": 64}, start_size=32, ramp=(2, 3)).epoch(1)
+    small = create_loader(raw_beton, **{**TRAIN, "image_size": 32}).epoch(1)
+    assert all(torch.equal(a, b) and torch.equal(y, z) for (a, y), (b, z) in zip(grown, small, strict=True))
+
+
+@pytest.mark.needs_ffcv
+@pytest.mark.parametrize("training", [True, False])
+def test_bicubic_crops_of_a_beton_are_those_of_pil(tmp_path, photo, training):
+    images = [photo(i, 60 + 9 * i, 80) for i in range(6)]
+    for mode, error in (("raw", 0.0), ("jpg", 2.0)):
+        write_beton([(image, 0) for image in images], tmp_path / f"{mode}.beton", mode=mode, progress=False)
+        options = {**(TRAIN if training else EVAL), **PLAIN, "batch_size": 6, "interpolation": "bicubic"}
+        order = training_order(6, 3, 0) if training else np.arange(6)
+        found = images_of(epoch(tmp_path / f"{mode}.beton", **options, **(WHOLE if training else {"crop_pct": 1.0})))
+        for image, index in zip(found, order):
+            width, height = images[index].size
+            side = min(width, height)
+            left, top = (0, 0) if training else ((width - side) // 2, (height - side) // 2)
+            box = (left, top, width, height) if training else (left, top, left + side, top + side)
+            pil = np.asarray(images[index].resize((16, 16), Image.Resampling.BICUBIC, box=box), float)
+            assert np.abs(image.permute(1, 2, 0).numpy() - pil).mean() <= error + 1e-4
+
+
+def test_evaluation_takes_no_notice_of_the_augmentation(source):
+    recipe = {"auto_augment": "3a", "color_jitter": 0.3, "erase": 1.0, "repeats": 3, "start_size": 8, "ramp": (9, 9)}
+    assert torch.equal(images_of(epoch(source, **EVAL)), images_of(epoch(source, **EVAL, **recipe)))
+
+
+def test_a_view_is_augmented_alike_in_any_batch_and_after_any_resume(source):
+    options = {**TRAIN, "auto_augment": "3a", "color_jitter": 0.3, "erase": 0.5, "repeats": 3}
+    whole = epoch(source, 1, **options)
+    assert torch.equal(images_of(whole), images_of(epoch(source, 1, **{**options, "batch_size": 8})))
+    tail = list(create_loader(source, **options).epoch(1, start=4))
+    assert torch.equal(images_of(whole[4:]), images_of(tail))
+    other = images_of(epoch(source, 1, **{**options, "seed": 4}))
+    assert not torch.equal(images_of(whole), other)
+
+
+def test_the_fingerprint_tells_datasets_apart(folder, raw_beton, jpg_beton, tmp_path, photo):
+    (tmp_path / "a").mkdir()
+    photo(0).save(tmp_path / "a" / "x.png")
+    options = {**EVAL, "batch_size": 1}
+    first = create_loader(folder, **options).fingerprint
+    assert first == create_loader(folder, **options).fingerprint
+    assert first != create_loader(tmp_path, **options).fingerprint
+
+
+@pytest.mark.needs_ffcv
+def test_the_fingerprint_of_a_beton_is_that_of_its_tables(raw_beton, jpg_beton):
+    raw, jpg = (create_loader(path, **EVAL).fingerprint for path in (raw_beton, jpg_beton))
+    assert raw == create_loader(raw_beton, **EVAL).fingerprint != jpg

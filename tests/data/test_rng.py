@@ -1,0 +1,51 @@
+"""Draws depend on nothing but (seed, epoch, view) and are uniform; orders show what they are meant to show."""
+
+from __future__ import annotations
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from vilonghorn.data.rng import VIEW, sample_of, training_order, uniform
+
+
+@given(seed=st.integers(0, 2**40), epoch=st.integers(0, 10**6), first=st.integers(0, 10**9))
+def test_a_draw_depends_on_its_sample_and_not_on_its_batch(seed, epoch, first):
+    batch = uniform(seed, epoch, np.arange(first, first + 7), 5)
+    alone = uniform(seed, epoch, np.array([first + 3]), 5)
+    assert (batch[3] == alone[0]).all()
+    assert ((0 <= batch) & (batch < 1)).all()
+
+
+def test_draws_are_uniform_and_differ_by_seed_epoch_and_sample():
+    draws = uniform(0, 0, np.arange(20000), 4)
+    counts = np.stack([np.histogram(column, 10, (0, 1))[0] for column in draws.T])
+    assert np.abs(counts - 2000).max() < 250  # 5.9 standard deviations of a bin
+    assert np.abs(np.corrcoef(draws.T) - np.eye(4)).max() < 0.04
+    assert len(np.unique(draws)) == draws.size
+    assert not (uniform(1, 0, np.arange(20000), 4) == draws).any()
+    assert not (uniform(0, 1, np.arange(20000), 4) == draws).any()
+
+
+def test_later_numbers_of_a_stream_do_not_depend_on_how_many_are_drawn():
+    views = np.arange(5)
+    assert (uniform(3, 1, views, 4, start=6) == uniform(3, 1, views, 10)[:, 6:]).all()
+
+
+@given(samples=st.integers(1, 300), seed=st.integers(0, 99), epoch=st.integers(0, 99))
+def test_an_order_without_repeats_is_a_permutation(samples, seed, epoch):
+    assert (np.sort(training_order(samples, seed, epoch)) == np.arange(samples)).all()
+
+
+@given(samples=st.integers(1, 300), repeats=st.integers(1, 5), seed=st.integers(0, 99))
+def test_repeated_augmentation_shows_each_sample_of_an_epoch_in_a_row_as_different_views(samples, repeats, seed):
+    views = training_order(samples, seed, 0, repeats)
+    assert len(views) == samples and len(np.unique(views)) == samples
+    shown = sample_of(views)
+    assert (shown == np.repeat(training_order(samples, seed, 0), repeats)[:samples]).all()
+    assert (views // VIEW == np.arange(samples) % repeats).all()
+
+
+def test_the_repetitions_of_a_sample_draw_differently():
+    draws = uniform(0, 0, np.arange(3) * VIEW + 7, 100)
+    assert len(np.unique(draws)) == 300

@@ -1,0 +1,123 @@
+"""Sheets of maps and the command that draws them: the right numbers in the right cells, and what is refused."""
+
+import re
+
+import numpy as np
+import pytest
+import torch
+from left_run import leave_run, make_image
+from PIL import Image
+
+from vilonghorn.interpret.__main__ import main
+from vilonghorn.interpret.draw import KINDS, Row, Sheet, draw, make_sheet
+from vilonghorn.interpret.model import attention, grad_cam, memory, pca, receptive_field
+from vilonghorn.interpret.tokens import to_map
+from vilonghorn.tools.loaded_model import load_subject
+
+GRID = (4, 4)
+
+
+@pytest.fixture
+def run(tmp_path):
+    """A run's directory, and its subject with an image (3, 16, 16)."""
+    leave_run(tmp_path / "run", depth=3)
+    image = make_image(tmp_path / "a.png", 1)[0]
+    return tmp_path / "run", load_subject(str(tmp_path / "run")), image
+
+
+def test_a_sheet_has_the_maps_of_each_block_and_direction(run):
+    _, subject, image = run
+    model, images = subject.model, image[None]
+    sheet = make_sheet(subject, image, "attention", blocks=[2, -3], patch=(1, 3))
+    maps = to_map(attention(model, images, [2, 0], [8])[:, :, 0, 0], GRID)
+    assert sheet.blocks == [2, 0] and [row.label for row in sheet.rows] == ["forward", "backward", "both"]
+    assert all(torch.equal(torch.stack(row.maps), maps[:, g]) for g, row in enumerate(sheet.rows[:2]))
+    assert torch.equal(torch.stack(sheet.rows[2].maps), maps.mean(1))
+    assert sheet.box == (12, 4, 4, 4) and "patch 1,3" in sheet.title
+
+    lives, shares = (to_map(numbers[:, :, 0], GRID) for numbers in memory(model, images, [0, 1, 2]))
+    sheet = make_sheet(subject, image, "memory")
+    assert sheet.blocks == [0, 1, 2] and sheet.box is None
+    for row, expected in zip(sheet.rows, (lives[:, 0], lives[:, 1], shares.sum(1))):
+        assert torch.equal(torch.stack(row.maps), expected)
+
+    sheet = make_sheet(subject, image, "field")
+    assert torch.equal(sheet.rows[0].maps[1], receptive_field(model, images, 1, 11)[0].sqrt())
+    assert sheet.box == (8, 8, 4, 4)
+    assert torch.equal(make_sheet(subject, image, "pca").rows[0].maps[2], pca(model, images, 2)[0])
+    sheet = make_sheet(subject, image, "cam", target=4)
+    assert sheet.blocks == [0, 1] and sheet.title == "Grad-CAM of class eel"
+    assert torch.equal(sheet.rows[0].maps[1], grad_cam(model, images, [4], 1)[0])
+    best = subject.class_names[int(model(images).argmax())]
+    assert make_sheet(subject, image, "cam").title == f"Grad-CAM of class {best}"
+
+
+def test_deep_models_show_blocks_at_even_distances():
+    subject = load_subject("vilonghorn_nano", "random", dict(img_size=16, patch_size=8, depth=24, embed_dim=16))
+    assert make_sheet(subject, torch.zeros(3, 16, 16), "field").blocks == [0, 5, 9, 14, 18, 23]
+
+
+def test_a_figure_shows_each_map_in_its_cell(run):
+    _, subject, image = run
+    infinite = torch.tensor([[1.0, 2.0], [3.0, torch.inf]])
+    own, shared, colours = [torch.rand(4, 4), infinite[:1]], [infinite, infinite * 2], [torch.rand(2, 2, 3)] * 2
+    rows = [Row("a", own), Row("b", shared, "tokens"), Row("c", colours)]
+    figure = draw(Sheet("t", [3, 7], rows, (4, 8, 4, 4)), subject.picture(image))
+    cells = np.array(figure.axes[:9]).reshape(3, 3)
+    pixels = np.asarray(Image.open(run[0].parent / "a.png")) / 255
+    assert np.allclose(cells[0, 0].images[0].get_array(), pixels, atol=1e-6)
+    titles = ["image", f"block 3, max {float(own[0].max()):.2g}", "block 7, max 2"]
+    assert [axis.get_title() for axis in cells[0]] == titles
+    for row, line in zip(rows, cells[:, 1:]):
+        for values, axis in zip(row.maps, line):
+            shown = axis.images[-1].get_array()
+            known = values.isfinite().numpy()
+            assert np.array_equal(shown[known], values.numpy()[known])
+            assert (shown[~known] > axis.images[-1].norm.vmax).all()  # in the colour of what is beyond the scale
+            assert axis.patches[0].get_bbox().bounds == (4, 8, 4, 4)
+    assert cells[1, 1].images[-1].norm.vmax == cells[1, 2].images[-1].norm.vmax == 6
+    assert len(figure.axes) == 10 and figure.axes[9].get_ylabel() == "tokens"
+
+
+@pytest.mark.parametrize("what", KINDS)
+def test_the_command_writes_a_picture(run, tmp_path, what, capsys):
+    out = tmp_path / f"{what}.png"
+    assert main([str(run[0]), str(tmp_path / "a.png"), "--what", what, "--out", str(out), "--blocks", "0", "-2"]) == 0
+    assert capsys.readouterr().out.startswith(f"{out}: ") and Image.open(out).size[0] > 500
+    assert np.asarray(Image.open(out)).std() > 10  # not an empty page
+
+
+@pytest.mark.parametrize(
+    "arguments, sentence",
+    [
+        (["--out", "{tmp}/a.jpg"], "its name ends in .png"),
+        (["--out", "{tmp}/no/a.png"], "no such folder to write a.png into"),
+        (["--blocks", "3"], "block is 3, expected -3 to 2"),
+        (["--patch", "4,0"], "patch 4,0 is not on the image's grid of 4 rows and 4 columns"),
+        (["--what", "cam", "--class", "6"], "expected one of 0 to 5"),
+        (["--what", "cam", "--blocks", "-1"], "take an earlier block"),
+        (["--checkpoint", "last"], "there are no weights"),
+    ],
+)
+def test_what_cannot_be_drawn_gets_one_sentence_and_no_file(run, tmp_path, arguments, sentence, capsys):
+    out = [] if "--out" in arguments else ["--out", str(tmp_path / "out.png")]
+    before = set(tmp_path.rglob("*"))
+    options = [argument.format(tmp=tmp_path) for argument in arguments]
+    assert main([str(run[0]), str(tmp_path / "a.png"), *out, *options]) == 2
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 1 and sentence in lines[0]
+    assert set(tmp_path.rglob("*")) == before
+
+
+def test_other_models_and_images_that_do_not_decode_are_refused(run, tmp_path, capsys):
+    (tmp_path / "b.png").write_bytes(b"no image")
+    out = ["--out", str(tmp_path / "out.png")]
+    assert main([str(run[0]), str(tmp_path / "b.png"), *out]) == 2
+    assert "b.png: not a readable image" in capsys.readouterr().err
+    leave_run(tmp_path / "vit", "vit_tiny_patch16_224", num_heads=2)
+    assert main([str(tmp_path / "vit"), str(tmp_path / "a.png"), *out]) == 2
+    assert re.search("VisionTransformer, expected a vilonghorn_. or vim_. backbone", capsys.readouterr().err)
+    with pytest.raises(SystemExit):
+        main([str(run[0]), str(tmp_path / "a.png"), *out, "--patch", "3"])
+    assert "'3' is not ROW,COLUMN" in capsys.readouterr().err
+    assert not (tmp_path / "out.png").exists()

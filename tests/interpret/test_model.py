@@ -1,0 +1,187 @@
+"""Maps over the image: that numbers stand at the right tokens, and are what autograd and plain algebra say."""
+
+import pytest
+import timm
+import torch
+from oracle import oracle
+
+from vilonghorn.interpret.model import attention, grad_cam, memory, pca, receptive_field, reshape_transform, scans
+from vilonghorn.interpret.scan import attention_rows
+from vilonghorn.interpret.tokens import patch_token, scan_position, to_map
+from vilonghorn.layers import insert_class_token
+
+SIZE = dict(img_size=(12, 20), patch_size=4, depth=3, embed_dim=16, num_classes=5)  # 3 x 5 patches: an odd number
+
+
+def make(name="vilonghorn_nano", **kwargs):
+    torch.manual_seed(0)
+    model = timm.create_model(name, **(SIZE | kwargs)).double().eval()
+    for parameter in model.parameters():  # away from the start, where blocks hardly matter
+        torch.nn.init.normal_(parameter, std=0.4)
+    return model
+
+
+IMAGES = torch.randn(2, 3, 12, 20, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+
+
+@pytest.mark.parametrize("name", ["vilonghorn_nano", "vilonghorn_nano_exact", "vim_nano"])
+def test_maps_of_a_model_reproduce_what_its_block_adds(name):
+    model = make(name)
+    scan = scans(model, IMAGES, [1])[0]
+    y = scan.z * torch.sigmoid(scan.z)
+    rows = attention_rows(scan, channels="none")
+    y = y * (torch.einsum("gbtsd,gbsd->gbtd", rows, scan.values) + scan.D[:, None, None] * scan.values).mean(0)
+    entered = model.blocks[0](model._embed(IMAGES))
+    added = model.blocks[1](entered) - entered
+    torch.testing.assert_close(y @ model.blocks[1].mixer.out_proj.weight.mT, added, rtol=1e-5, atol=1e-5)
+
+
+def test_tokens_are_counted_prefix_first():
+    patches = torch.arange(1, 16).view(1, 15, 1)
+    sequence = insert_class_token(patches, torch.zeros(1, 1, 1, dtype=torch.long)).flatten().tolist()
+    assert [sequence[scan_position(token, 15)] for token in range(16)] == list(range(16))
+    with pytest.raises(ValueError, match="token is 16, expected 0 .the class token. to 15"):
+        scan_position(16, 15)
+    assert patch_token((3, 5), 2, 4) == 15 and patch_token((3, 5), 0, 0) == 1
+    with pytest.raises(ValueError, match="patch 3,0 is not on the image's grid of 3 rows and 5 columns"):
+        patch_token((3, 5), 3, 0)
+
+
+@pytest.mark.parametrize("channels", ["absolute", "mean"])
+def test_attention_is_each_directions_gradient_at_the_tokens_place_on_the_image(channels):
+    model, tokens = make(), [0, 7, 12]
+    weights = attention(model, IMAGES, [0, -1], tokens, channels)
+    assert weights.shape == (2, 2, 2, 3, 16)
+    for b, scan in enumerate(scans(model, IMAGES, [0, 2])):
+        # The oracle takes dt, not its gate: for the gates' sake k is made part of them.
+        beta = scan.gate / (1 - scan.gate * scan.k.square().sum(-1, keepdim=True))
+        values = scan.values.clone().requires_grad_()
+        y = oracle(values, torch.logit(beta), scan.k, scan.q, rule="longhorn", reverse=scan.reverse)
+        for i, token in enumerate(tokens):
+            (gradient,) = torch.autograd.grad(y[:, :, scan_position(token, 15)].sum(), values, retain_graph=True)
+            expected = (gradient.abs() if channels == "absolute" else gradient).mean(-1)
+            for other in range(16):
+                actual = weights[b, :, :, i, other]
+                torch.testing.assert_close(actual, expected[..., scan_position(other, 15)], rtol=1e-8, atol=1e-12)
+
+
+def test_memory_of_the_class_token_is_split_between_the_directions():
+    lives, shares = memory(make(), IMAGES, [0, 2])
+    assert lives.shape == shares.shape == (2, 2, 2, 16)
+    maps = to_map(shares, (3, 5)).flatten(3)  # patches in raster order; the class token stands before the eighth
+    assert (maps[:, 0, :, :7] > 0).all() and (maps[:, 0, :, 7:] == 0).all()
+    assert (maps[:, 1, :, :7] == 0).all() and (maps[:, 1, :, 7:] > 0).all()
+    assert (shares[..., 0] == 1).all() and (lives >= 1).all()
+    assert (lives[:, 0, :, 15] == torch.inf).all() and (lives[:, 1, :, 1] == torch.inf).all()  # the last that is read
+
+
+@pytest.mark.parametrize("token", [0, 9])
+def test_receptive_field_is_the_gradient_of_the_tokens_features(token):
+    model = make()
+    field = receptive_field(model, IMAGES, 1, token)
+    step, probe = 1e-5, [(0, 2, 3), (1, 11, 19), (1, 5, 9)]
+    for b, row, column in probe:
+        slopes = 0
+        for colour in range(3):
+            values = []
+            for sign in (1, -1):
+                moved = IMAGES.clone()
+                moved[b, colour, row, column] += sign * step
+                patches, prefix = model.forward_intermediates(
+                    moved, indices=[1], return_prefix_tokens=True, output_fmt="NLC", intermediates_only=True
+                )[0]
+                values.append(torch.cat([prefix, patches], 1)[b, token].sum().item())
+            slopes += abs(values[0] - values[1]) / (2 * step)
+        assert field[b, row, column].item() == pytest.approx(slopes, rel=1e-4)
+    assert field.shape == (2, 12, 20)
+
+
+def test_one_direction_sees_only_what_it_has_read():
+    model = make(reverse=(False,))
+    field = receptive_field(model, IMAGES, 2, patch_token((3, 5), 1, 2))
+    assert (field[:, 4:8, 8:12] > 0).all() and (field[:, :4] > 0).all()
+    assert (field[:, 8:] == 0).all() and (field[:, 4:8, 12:] == 0).all()
+
+
+def test_principal_components_are_those_of_the_covariance():
+    model = make()
+    (features,) = model.forward_intermediates(IMAGES, indices=[1], output_fmt="NLC", intermediates_only=True)
+    flat = features.detach().flatten(0, 1)
+    values, vectors = torch.linalg.eigh(torch.cov(flat.mT))
+    maps = pca(model, IMAGES, 1)
+    assert maps.shape == (2, 3, 5, 3) and maps.amin((0, 1, 2)).eq(0).all() and maps.amax((0, 1, 2)).eq(1).all()
+    for i in range(3):
+        scores = (flat - flat.mean(0)) @ vectors[:, -1 - i]
+        found = maps[..., i].flatten().double()
+        assert torch.corrcoef(torch.stack([scores, found]))[0, 1].abs() > 1 - 1e-6
+    assert torch.equal(pca(model, IMAGES, 1), maps)
+    with pytest.raises(ValueError, match="components is 17, expected 1 to 16"):
+        pca(model, IMAGES, 1, 17)
+
+
+def test_grad_cam_weighs_features_by_the_mean_gradient_of_the_class():
+    model, classes = make(), [3, 1]
+    x = model._embed(IMAGES)
+    x = model.blocks[1](model.blocks[0](x)).detach().requires_grad_()
+    scores = model.forward_head(model._finish(model.blocks[2](x)))
+    scores[0, 3].add(scores[1, 1]).backward()
+    middle = 7
+    patches = [t for t in range(16) if t != middle]
+    weight = x.grad[:, patches].mean(1)
+    expected = torch.einsum("bc,bmc->bm", weight, x.detach()[:, patches]).clamp_min(0).view(2, 3, 5)
+    torch.testing.assert_close(grad_cam(model, IMAGES, classes), expected, rtol=1e-5, atol=1e-7)
+    best = model(IMAGES).argmax(1).tolist()
+    assert torch.equal(grad_cam(model, IMAGES), grad_cam(model, IMAGES, best))
+    assert reshape_transform((3, 5))(x).shape == (2, 16, 3, 5)
+
+
+@pytest.mark.parametrize("pad", [False, True])
+def test_a_model_with_a_pyramid_has_the_maps_of_its_trunk(pad):
+    model = make()
+    pyramid = make("vilonghorn_nano_sfp", dynamic_img_pad=pad)
+    pyramid.load_state_dict(
+        model.state_dict() | {k: v for k, v in pyramid.state_dict().items() if k[:4] in ("pyra", "head")}
+    )
+    images = IMAGES[..., :-1] if pad else IMAGES  # which it pads with zeros
+    whole = torch.nn.functional.pad(images, (0, 1)) if pad else images
+    for token in (0, 9):
+        expected = receptive_field(model, whole, 1, token)[..., : images.shape[-1]]
+        torch.testing.assert_close(receptive_field(pyramid, images, 1, token), expected)
+        torch.testing.assert_close(
+            attention(pyramid, images, [0, 2], [token]), attention(model, whole, [0, 2], [token])
+        )
+    torch.testing.assert_close(pca(pyramid, images, 2), pca(model, whole, 2))
+    for ours, theirs in zip(memory(pyramid, images, [1]), memory(model, whole, [1])):
+        torch.testing.assert_close(ours, theirs)
+
+
+def test_grad_cam_of_a_pyramids_classifier_looks_through_its_maps():
+    model = make("vilonghorn_nano_sfp")
+    x = model.blocks[1](model.blocks[0](model._embed(IMAGES))).detach().requires_grad_()
+    tokens = model._finish(model.blocks[2](x))[:, 1:]
+    maps = list(model.pyramid(tokens.mT.unflatten(2, (3, 5))).values())
+    scores = model.head(sum(level.mean((2, 3)) for level in maps) / 4)
+    scores[:, 2].sum().backward()
+    patches = [t for t in range(16) if t != 7]
+    expected = torch.einsum("bc,bmc->bm", x.grad[:, patches].mean(1), x.detach()[:, patches]).clamp_min(0).view(2, 3, 5)
+    torch.testing.assert_close(grad_cam(model, IMAGES, [2, 2], block=1), expected)
+    assert grad_cam(model, IMAGES, block=-1).shape == (2, 3, 5)  # its maps read the patches of the last block
+    for name in ("vilonghorn_nano_sfp", "vilonghorn_nano"):
+        with pytest.raises(ValueError, match="the model has no classifier .num_classes is 0."):
+            grad_cam(make(name, num_classes=0), IMAGES)
+
+
+def test_what_cannot_be_mapped_is_refused():
+    model = make()
+    with pytest.raises(ValueError, match="do not depend on the patches after block 2: take an earlier block"):
+        grad_cam(model, IMAGES, block=-1)
+    assert grad_cam(make(global_pool="avg"), IMAGES, block=-1).shape == (2, 3, 5)
+    with pytest.raises(ValueError, match="classes are .9, 0., expected one of 0 to 4 for each image"):
+        grad_cam(model, IMAGES, [9, 0])
+    with pytest.raises(ValueError, match="block is 3, expected -3 to 2: the model has 3 blocks"):
+        attention(model, IMAGES, [3])
+    with pytest.raises(ValueError, match="channels is 'none', expected 'absolute' or 'mean'"):
+        attention(model, IMAGES, [0], channels="none")
+    other = timm.create_model("vit_tiny_patch16_224", img_size=32, depth=1)
+    with pytest.raises(TypeError, match="VisionTransformer, expected a vilonghorn_. or vim_. backbone"):
+        attention(other, torch.zeros(1, 3, 32, 32), [0])

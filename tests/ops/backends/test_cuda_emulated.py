@@ -1,0 +1,242 @@
+"""The CUDA kernels without a GPU: their own source, compiled for the emulator in `kernels/`, against the oracle.
+
+The whole way is taken, from `scan` through autograd and the C interface; only the device is not there.
+"""
+
+import ctypes
+import shutil
+import subprocess
+from functools import partial
+from pathlib import Path
+
+import pairwise
+import pytest
+import torch
+from oracle import compare, inputs, value_and_grads
+
+from vilonghorn.ops import backends as dispatch
+from vilonghorn.ops import scan
+from vilonghorn.ops.backends import cuda
+from vilonghorn.ops.backends import splits as segments
+from vilonghorn.ops.validate import RULES
+
+KERNELS = Path(__file__).parents[3] / "kernels"
+COMPILER = shutil.which("g++") or shutil.which("clang++")
+pytestmark = pytest.mark.skipif(COMPILER is None, reason="the emulator needs a C++ compiler (g++ or clang++)")
+
+emulated = partial(scan, backend="cuda")
+# (G, B, L, D, N) and the reverse flags: lengths around chunks and halves, directions that meet and that do not
+SHAPES = [
+    ((1, 1, 1, 5, 16), (True,)),
+    ((2, 1, 1, 40, 16), (False, True)),
+    ((2, 3, 2, 5, 16), (True, False)),
+    ((1, 2, 63, 1, 16), (False,)),
+    ((2, 1, 63, 40, 16), (False, True)),
+    ((2, 1, 33, 70, 16), (True, True)),
+    ((4, 1, 21, 6, 16), (True, False, True, True)),
+    ((2, 1, 20, 40, 1), (True, False)),
+    ((3, 1, 17, 10, 6), (False, True, False)),
+    ((2, 1, 25, 40, 24), (False, True)),
+    ((1, 1, 17, 34, 64), (True,)),
+]
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory):
+    path = tmp_path_factory.mktemp("emulator") / "libvilonghorn_emulated.so"
+    flags = ["-std=c++17", "-O2", "-fPIC", "-shared", "-fvisibility=hidden", "-U_FORTIFY_SOURCE"]
+    command = [COMPILER, *flags, "-DVILONGHORN_EMULATED", "-x", "c++", str(KERNELS / "scan_cuda.cu"), "-o", str(path)]
+    subprocess.run(command, check=True)
+    return cuda.declare(ctypes.CDLL(str(path)))
+
+
+@pytest.fixture(autouse=True)
+def emulator(library, monkeypatch):
+    """The emulator in the place of the CUDA library, and NaN in all new memory."""
+    monkeypatch.setattr(cuda, "_open", lambda: (library, None))
+    monkeypatch.setattr(cuda, "unavailable", lambda device_type, dtype=None: None)
+    monkeypatch.setattr(cuda, "_queue", lambda function, *structs: function(*map(ctypes.byref, structs[:2]), 0, None))
+    monkeypatch.setitem(dispatch.BACKENDS, "cuda", cuda)
+    library.vl_emulator_order(0)
+    torch.use_deterministic_algorithms(True)
+    assert torch.empty(3).isnan().all()
+    yield library
+    torch.use_deterministic_algorithms(False)
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_a_nan_is_not_swallowed(rule):
+    for name in inputs(1, 1, 5, 4, 16, rule=rule):
+        values = inputs(1, 1, 5, 4, 16, rule=rule)
+        values[name].view(-1)[0] = torch.nan
+        assert emulated(**values, rule=rule)[0, 0, :, 0].isnan().any(), name
+
+
+@pytest.mark.parametrize("case", pairwise.CASES, ids=str)
+def test_all_pairs_of_choices_agree_with_the_oracle(case):
+    pairwise.hold(emulated, case)
+
+
+def test_the_cases_hold_every_pair_of_choices():
+    assert set().union(*map(pairwise.pairs, pairwise.CASES)) >= pairwise.all_pairs()
+
+
+@pytest.mark.parametrize("gate", [True, False], ids=["gated", "plain"])
+@pytest.mark.parametrize("reduce", ["none", "mean"])
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("shape, reverse", SHAPES, ids=str)
+def test_the_kernels_agree_with_the_oracle(shape, reverse, rule, reduce, gate):
+    compare(emulated, inputs(*shape, rule=rule, gate=gate), 1e-6, rule=rule, reverse=reverse, reduce=reduce)
+
+
+# Segments, of which the last is short, and then as above; 16 states
+@pytest.mark.parametrize(
+    "count, shape, reverse, reduce, gate",
+    [
+        (2, (2, 2, 17, 40), (True, False), "mean", True),
+        (3, (2, 1, 37, 70), (False, True), "none", True),
+        (9, (1, 2, 70, 5), (True,), "mean", False),
+        (5, (3, 1, 63, 6), (True, False, True), "mean", True),
+        (2, (2, 1, 16, 4), (False, False), "none", False),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("rule", RULES)
+def test_a_split_scan_agrees_with_the_oracle_and_repeats_bit_for_bit(
+    count, shape, reverse, reduce, gate, rule, emulator, monkeypatch
+):
+    monkeypatch.setattr(segments, "count", lambda args, machine: count)
+    values = inputs(*shape, 16, rule=rule, gate=gate)
+    options = dict(rule=rule, reverse=reverse, reduce=reduce)
+    compare(emulated, values, 1e-6, **options)
+    first = value_and_grads(emulated, values, **options)
+    emulator.vl_emulator_order(1)
+    again = value_and_grads(emulated, values, **options)
+    assert all(torch.equal(first[name], again[name]) for name in first)
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_a_split_scan_of_short_types_rounds_as_others_do(rule, monkeypatch):
+    monkeypatch.setattr(segments, "count", lambda args, machine: 2)
+    values = inputs(2, 1, 19, 36, 16, rule=rule, dtype=torch.bfloat16)
+    compare(emulated, values, pairwise.TOLERANCE["bfloat16"], rule=rule, reverse=(False, True), reduce="mean")
+
+
+def test_only_scans_of_16_states_are_split(monkeypatch):
+    monkeypatch.setattr(segments, "count", lambda args, machine: 2)
+    compare(emulated, inputs(2, 1, 19, 6, 5, rule="mamba"), 1e-6, rule="mamba", reverse=(False, True))
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_the_kernels_agree_with_the_oracle_at_the_size_of_an_image(rule):
+    compare(emulated, inputs(2, 1, 197, 384, 16, rule=rule), 1e-6, rule=rule, reverse=(False, True), reduce="mean")
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("reduce", ["none", "mean"])
+@pytest.mark.parametrize("states", [16, 20])
+@pytest.mark.parametrize("rule", RULES)
+def test_half_precision_gives_the_float32_result_of_the_same_inputs_rounded(rule, states, reduce, dtype):
+    values = inputs(2, 1, 19, 36, states, rule=rule)
+    halves = {name: v.to(dtype) if name in ("x", "dt", "k", "q", "z") else v for name, v in values.items()}
+    floats = {name: v.float() for name, v in halves.items()}
+    cotangent = torch.randn(emulated(**halves, rule=rule, reverse=(False, True), reduce=reduce).shape).to(dtype)
+    results = []
+    for given in (halves, floats):
+        leaves = {name: v.clone().requires_grad_() for name, v in given.items()}
+        y = emulated(**leaves, rule=rule, reverse=(False, True), reduce=reduce)
+        y.backward(cotangent.to(y.dtype))
+        results.append({"y": y, **{name: leaf.grad for name, leaf in leaves.items()}})
+    for name, half in results[0].items():
+        assert torch.equal(half, results[1][name].to(half.dtype)), name
+
+
+@pytest.mark.parametrize("reduce", ["none", "mean"])
+@pytest.mark.parametrize("rule", RULES)
+def test_results_are_bitwise_equal_whatever_the_order_of_the_threads(rule, reduce, emulator):
+    values = inputs(3, 2, 37, 100, 16, rule=rule)
+    run = partial(value_and_grads, emulated, values, rule=rule, reverse=(False, True, True), reduce=reduce)
+    first = run()
+    emulator.vl_emulator_order(1)
+    second = run()
+    assert all(torch.equal(first[name], second[name]) for name in first)
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_slices_of_wider_tensors_give_what_their_copies_give(rule):
+    values = inputs(2, 2, 11, 12, 16, rule=rule)
+    strided = {}
+    for name, value in values.items():
+        wide = torch.full((*value.shape[:-1], 2 * value.shape[-1] + 3), float("nan"))
+        offset = {"x": 2, "dt": 1, "z": 4}.get(name, 3)  # dt begins between two pairs
+        strided[name] = wide[..., offset : offset + value.shape[-1]].copy_(value)
+    strided["dt"] = values["dt"].permute(3, 1, 0, 2).contiguous().permute(2, 1, 3, 0)
+    options = dict(rule=rule, reverse=(False, True), reduce="mean")
+    assert torch.equal(emulated(**strided, **options), emulated(**values, **options))
+
+
+@pytest.mark.parametrize("shape", [(2, 0, 3, 4, 16), (1, 2, 0, 4, 16), (2, 1, 3, 0, 16)], ids=str)
+def test_empty_tensors_give_empty_results_and_zero_gradients(shape):
+    values = inputs(*shape, rule="mamba")
+    results = value_and_grads(emulated, values, rule="mamba", reverse=(False, True)[: shape[0]], reduce="mean")
+    assert all((result == 0).all() and torch.isfinite(result).all() for result in results.values())
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_the_operators_pass_opcheck(rule):
+    values = inputs(2, 1, 9, 6, 16, rule=rule)
+    tensors = [values.get(name) for name in ("x", "dt", "k", "q", "z", "A", "D", "dt_bias")]
+    options = (rule, [False, True], "mean")
+    leaves = [None if t is None else t.clone().requires_grad_() for t in tensors]
+    torch.library.opcheck(torch.ops.vilonghorn.scan.default, (*leaves, *options, True, "cuda"))
+    y, checkpoints = torch.ops.vilonghorn.scan(*tensors, *options, True, "cuda")
+    backward = (torch.ones_like(y), checkpoints, *tensors, *options, "cuda")
+    torch.library.opcheck(torch.ops.vilonghorn.scan_backward.default, backward)
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+def test_a_sequence_of_two_to_the_31_elements_is_read_right(reverse, tmp_path):
+    """Tokens lie so far apart that their offsets need 64 bits; the file behind them is sparse."""
+    values = inputs(1, 1, 3, 4, 16, rule="longhorn", dtype=torch.bfloat16)
+    expected = value_and_grads(emulated, values, reverse=(reverse,))
+    step = 2**30 + 2
+    for name in ("x", "k"):
+        width = values[name].shape[-1]
+        file = torch.from_file(str(tmp_path / name), shared=True, size=3 * step, dtype=torch.bfloat16)
+        values[name] = file.as_strided((1, 1, 3, width), (0, 0, step, 1)).copy_(values[name])
+    leaves = {name: value.requires_grad_() for name, value in values.items()}
+    y = emulated(**leaves, reverse=(reverse,))
+    cotangent = torch.randn(y.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    grads = torch.autograd.grad(y, list(leaves.values()), cotangent.to(y))
+    assert torch.equal(y.double(), expected["y"])
+    assert all(torch.equal(grad.double(), expected[name]) for name, grad in zip(leaves, grads))
+
+
+def test_tokens_too_far_apart_are_refused():
+    values = inputs(1, 1, 1, 4, 16, rule="longhorn")
+    values["k"] = values["k"].as_strided((1, 1, 1, 16), (0, 0, 2**31, 1))
+    with pytest.raises(ValueError, match="2147483648 elements apart"):
+        emulated(**values)
+
+
+def test_what_the_kernels_do_not_take_is_refused_by_name():
+    values = inputs(1, 1, 3, 4, 16, rule="longhorn", dtype=torch.float64)
+    with pytest.raises(TypeError, match="float64"):
+        emulated(**values)
+    values = inputs(65, 1, 2, 4, 16, rule="longhorn")
+    with pytest.raises(ValueError, match="64 directions, not 65"):
+        emulated(**values, reverse=(False,) * 65)
+
+
+def test_an_error_of_the_runtime_is_raised_with_its_text(monkeypatch):
+    monkeypatch.setattr(cuda, "CHUNK", 4)  # which the kernels were not compiled for
+    with pytest.raises(RuntimeError, match="invalid argument"):
+        emulated(**inputs(1, 1, 3, 4, 16, rule="longhorn"))
+
+
+def test_without_a_device_the_backend_says_why(monkeypatch):
+    monkeypatch.undo()
+    assert cuda.unavailable("cpu") == "runs on CUDA devices alone"
+    assert "float64" in cuda.unavailable("cuda", torch.float64)
+    if not torch.cuda.is_available():
+        assert cuda.unavailable("cuda")

@@ -1,0 +1,203 @@
+"""All that a mixer does after its input projection, fused and composed, against the float64 oracle."""
+
+from functools import partial
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from oracle import compare, error, mixer, mixer_inputs, value_and_grads
+
+from vilonghorn.ops import mamba_inner as mix
+from vilonghorn.ops.backends import cpu as native
+from vilonghorn.ops.backends import cpu_mixer as native_mixer
+from vilonghorn.ops.mamba_inner import mix_composed
+from vilonghorn.ops.validate import RULES, MixArguments
+
+NAMES = MixArguments._fields[:9]
+# G, B, L, D, N, R, K, and the width of the output projection, if there is one
+SHAPES = [
+    (1, 1, 1, 1, 1, 1, 1, None),
+    (2, 2, 2, 5, 3, 2, 4, 3),
+    (2, 1, 63, 40, 16, 3, 4, None),
+    (3, 2, 33, 17, 5, 1, 2, 8),
+    (2, 3, 65, 48, 16, 12, 4, 24),
+    (1, 1, 40, 33, 64, 5, 7, None),
+]
+TOLERANCE = {torch.float32: 2e-6, torch.float64: 1e-12}
+fused = pytest.mark.skipif(
+    native.unavailable("cpu") is not None, reason=f"native CPU library {native.unavailable('cpu')}"
+)
+
+
+def flags(G):
+    return (False, True, True)[:G]
+
+
+def composed(rule, reverse, A=None, out_proj=None, **tensors):
+    return mix_composed(
+        MixArguments(**tensors, A=A, out_proj=out_proj, rule=rule, reverse=reverse), backend="reference"
+    )
+
+
+def in_order(A=None, **values):
+    """`mix` with every tensor by name."""
+    return mix(A=A, **values)
+
+
+@fused
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_the_fused_mixer_agrees_with_the_oracle_on_any_number_of_threads(shape, rule, dtype, threads):
+    values = mixer_inputs(*shape[:7], dim=shape[7], rule=rule, dtype=dtype)
+    compare(in_order, values, TOLERANCE[dtype], truth=mixer, rule=rule, reverse=flags(shape[0]))
+
+
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("shape", SHAPES[:4], ids=str)
+def test_the_composed_mixer_agrees_with_the_oracle(shape, rule):
+    values = mixer_inputs(*shape[:7], dim=shape[7], rule=rule, dtype=torch.float64)
+    compare(composed, values, 1e-12, truth=mixer, rule=rule, reverse=flags(shape[0]))
+
+
+@fused
+@pytest.mark.parametrize("rule", RULES)
+def test_the_fused_mixer_agrees_with_the_oracle_at_the_size_of_an_image(rule):
+    compare(
+        in_order,
+        mixer_inputs(2, 1, 197, 384, 16, 12, 4, dim=192, rule=rule),
+        2e-6,
+        truth=mixer,
+        rule=rule,
+        reverse=(False, True),
+    )
+
+
+@fused
+@pytest.mark.parametrize("level", native.levels())
+@pytest.mark.parametrize("states", [16, 3])
+@pytest.mark.parametrize("rule", RULES)
+def test_every_instruction_set_agrees_with_the_oracle(rule, states, level):
+    values, reverse = mixer_inputs(2, 2, 37, 41, states, 6, 4, dim=7, rule=rule), (True, False)
+    expected = value_and_grads(mixer, values, rule=rule, reverse=reverse)
+    args = MixArguments(*(values.get(name) for name in NAMES), rule, reverse)
+    y, *saved = native_mixer.mix_forward(args, save=True, level=native.levels()[level])
+    assert error(y, expected["y"]) < 1e-6
+    cotangent = torch.randn(y.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64).float()
+    grads = native_mixer.mix_backward(cotangent, args, *saved, level=native.levels()[level])
+    for name, grad in zip(NAMES, grads):
+        assert (grad is None) == (name not in values)
+        assert grad is None or error(grad, expected[name]) < 2e-6, name
+
+
+@fused
+@pytest.mark.parametrize("dtype, tolerance", [(torch.bfloat16, 1e-2), (torch.float16, 2e-3)], ids=str)
+@pytest.mark.parametrize("rule", RULES)
+def test_short_storage_costs_the_rounding_of_what_is_stored(rule, dtype, tolerance):
+    values = mixer_inputs(3, 2, 45, 40, 16, 3, 4, rule=rule)
+    values["xz"] = values["xz"].to(dtype)
+    compare(in_order, values, tolerance, truth=mixer, rule=rule, reverse=flags(3))
+    rounded = {name: value.float() for name, value in values.items()}
+    y, exact = (in_order(**v, rule=rule, reverse=flags(3)) for v in (values, rounded))
+    assert torch.equal(y, exact.to(dtype)), "the arithmetic is float32's, rounded once"
+
+
+@fused
+def test_what_lies_around_a_strided_input_does_not_matter():
+    values = mixer_inputs(2, 2, 9, 5, 3, 2, 4, rule="longhorn")
+    wide = torch.full((2, 9, 3, 10), float("nan"))
+    wide[:, :, 1] = values["xz"]
+    options = dict(rule="longhorn", reverse=(False, True))
+    assert torch.equal(in_order(**values, **options), in_order(**values | {"xz": wide[:, :, 1]}, **options))
+
+
+@fused
+@settings(max_examples=25, deadline=None)
+@given(
+    B=st.integers(0, 3),
+    L=st.integers(0, 70),
+    D=st.integers(1, 70),
+    N=st.integers(1, 20),
+    R=st.integers(1, 9),
+    K=st.integers(1, 6),
+    rule=st.sampled_from(RULES),
+)
+def test_reversing_the_tokens_swaps_the_directions(B, L, D, N, R, K, rule):
+    values = mixer_inputs(2, B, L, D, N, R, K, rule=rule, dtype=torch.float64)
+    forth = in_order(**values, rule=rule, reverse=(False, True))
+    back = in_order(**values | {"xz": values["xz"].flip(1)}, rule=rule, reverse=(True, False))
+    torch.testing.assert_close(forth, back.flip(1), rtol=1e-10, atol=1e-10)
+
+
+@fused
+@pytest.mark.parametrize("B, L", [(0, 3), (2, 0)])
+def test_without_tokens_the_gradients_of_weights_are_zero(B, L):
+    values = mixer_inputs(2, B, L, 5, 3, 2, 4, dim=3, rule="mamba")
+    leaves = [values[name].requires_grad_() for name in NAMES]
+    for leaf, grad in zip(leaves, torch.autograd.grad(mix(*leaves, rule="mamba").sum(), leaves)):
+        assert grad.shape == leaf.shape and not grad.any()
+
+
+@fused
+def test_gradients_pass_torchs_own_check():
+    values = mixer_inputs(2, 1, 5, 3, 2, 2, 3, dim=2, rule="mamba", dtype=torch.float64)
+    leaves = [values[name].requires_grad_() for name in NAMES]
+    assert torch.autograd.gradcheck(partial(mix, rule="mamba", reverse=(False, True)), leaves)
+
+
+@fused
+@pytest.mark.parametrize("rule, dim", [("longhorn", None), ("mamba", 3)])
+def test_the_operator_passes_torchs_checks(rule, dim):
+    values = mixer_inputs(2, 2, 40, 5, 3, 2, 4, dim=dim, rule=rule)
+    leaves = [values[name].requires_grad_() if name in values else None for name in NAMES]
+    torch.library.opcheck(torch.ops.vilonghorn.mix, (*leaves, rule, [False, True], True))
+
+
+@fused
+@pytest.mark.parametrize("dim", [None, 3])
+def test_a_result_may_be_changed_in_place(dim):
+    values = mixer_inputs(2, 2, 5, 3, 4, 2, 3, rule="longhorn", dim=dim)
+    once, twice = value_and_grads(in_order, values), value_and_grads(lambda **v: in_order(**v).mul_(2), values)
+    for name in once:
+        torch.testing.assert_close(twice[name], 2 * once[name])
+
+
+@fused
+def test_repetition_gives_the_same_bits():
+    values = mixer_inputs(2, 3, 70, 40, 16, 3, 4, rule="longhorn")
+    first, second = (value_and_grads(in_order, values, rule="longhorn", reverse=(False, True)) for _ in range(2))
+    assert all(torch.equal(first[name], second[name]) for name in first)
+
+
+@pytest.mark.parametrize(
+    "change, message",
+    [
+        (dict(rule="gru"), "rule is 'gru'"),
+        (dict(rule="mamba"), "needs A"),
+        (dict(A=torch.zeros(2, 5, 3)), "takes no A"),
+        (dict(xz=torch.zeros(2, 9, 11)), r"xz has shape \(2, 9, 11\), expected \(2, 9, 10\)"),
+        (dict(xz=torch.zeros(9, 10)), "xz has shape"),
+        (dict(dt_bias=torch.zeros(2, 4)), "dt_bias has shape"),
+        (dict(out_proj=torch.zeros(3, 4)), r"out_proj has shape \(3, 4\), expected \(3, 5\)"),
+        (dict(reverse=(False,)), "2 directions with 1 reverse flags"),
+        (dict(D=torch.zeros(2, 5, device="meta")), "D is on meta"),
+    ],
+)
+def test_arguments_that_do_not_fit_are_named(change, message):
+    values = mixer_inputs(2, 2, 9, 5, 3, 2, 4, rule="longhorn") | dict(A=None, rule="longhorn", reverse=(False, True))
+    with pytest.raises(ValueError, match=message):
+        mix(**values | change)
+
+
+def test_integers_are_refused():
+    values = mixer_inputs(2, 2, 9, 5, 3, 2, 4, rule="longhorn")
+    with pytest.raises(TypeError, match="xz is torch.int64"):
+        mix(**values | dict(xz=values["xz"].long()), A=None)
+
+
+@pytest.mark.parametrize("reverse", [(0.5, 1.0), "ab", (0, 2)])
+def test_what_is_no_flag_of_a_direction_is_refused(reverse):
+    values = mixer_inputs(2, 2, 9, 5, 3, 2, 4, rule="longhorn") | dict(A=None, rule="longhorn", reverse=reverse)
+    with pytest.raises(TypeError, match="mix: reverse is .*, expected a tuple with True or False for each direction"):
+        mix(**values)

@@ -1,0 +1,1 @@
+"""Benchmarks of the scan and the models."""

@@ -1,0 +1,155 @@
+"""What timm's augmentation operations do to pixels, done to many images at once, each with its own argument.
+
+Images are uint8 (n, 3, H, W) on any device and of any strides; after every operation they are rounded as PIL rounds.
+torchvision makes what an image is blended with, and the operations without an argument; arguments come from `policy`.
+`python -m vilonghorn.bench.data --pixels` measures how far the results are from PIL's.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from torchvision.transforms.v2 import functional as tv
+
+Fill = tuple[int, ...]
+
+
+def apply(name: str, images: torch.Tensor, arguments: torch.Tensor | None, fill: Fill) -> torch.Tensor:
+    """Does an operation of timm's, by its name in `policy.ARGUMENTS`.
+
+    Args:
+        name: of the operation.
+        images: (n, 3, H, W) uint8.
+        arguments: (n,) float32 on the images' device, as timm's operation takes it; None where it takes none.
+        fill: colour of what a geometric operation uncovers.
+
+    Returns:
+        (n, 3, H, W) uint8.
+    """
+    if arguments is None:
+        return {"AutoContrast": tv.autocontrast, "Equalize": tv.equalize, "Invert": tv.invert}[name](images)
+    arguments = arguments.view(-1, 1, 1, 1)
+    name = name.removesuffix("Increasing").removesuffix("Original").removesuffix("Rand")
+    if name in AFFINE:
+        return warp(images, AFFINE[name](arguments.flatten(), images.shape[3], images.shape[2]), fill)
+    return POINTWISE[name](images, arguments)
+
+
+def blend(images: torch.Tensor, other: torch.Tensor | int, factor: torch.Tensor) -> torch.Tensor:
+    """other + factor * (images - other), cut to 0..255 and off to whole numbers, as PIL's enhancers do.
+
+    Args:
+        images: (n, 3, H, W) uint8.
+        other: what factor 0 gives.
+        factor: (n, 1, 1, 1).
+    """
+    return images.float().sub_(other).mul_(factor).add_(other).clamp_(0, 255).to(torch.uint8)
+
+
+def brightness(images: torch.Tensor, factor: torch.Tensor) -> torch.Tensor:
+    return blend(images, 0, factor)
+
+
+def gray(images: torch.Tensor) -> torch.Tensor:
+    """(n, 1, H, W) float32 whole numbers, rounded as PIL does, where torchvision cuts bytes off."""
+    return tv.rgb_to_grayscale(images.float()).round_()
+
+
+def contrast(images: torch.Tensor, factor: torch.Tensor) -> torch.Tensor:
+    return blend(images, gray(images).mean((1, 2, 3), keepdim=True).add_(0.5).floor_(), factor)
+
+
+def saturation(images: torch.Tensor, factor: torch.Tensor) -> torch.Tensor:
+    return blend(images, gray(images), factor)
+
+
+def sharpness(images: torch.Tensor, factor: torch.Tensor) -> torch.Tensor:
+    return blend(images, tv.adjust_sharpness(images, 0.0), factor)
+
+
+def desaturate(images: torch.Tensor, amount: torch.Tensor) -> torch.Tensor:
+    return saturation(images, 1 - amount)
+
+
+def posterize(images: torch.Tensor, bits: torch.Tensor) -> torch.Tensor:
+    return images & (256 - torch.exp2(8 - bits)).to(torch.uint8)
+
+
+def solarize(images: torch.Tensor, threshold: torch.Tensor) -> torch.Tensor:
+    return torch.where(images < threshold, images, 255 - images)
+
+
+def solarize_add(images: torch.Tensor, addition: torch.Tensor) -> torch.Tensor:
+    return torch.where(images < 128, images + addition.to(torch.uint8), images)  # at most 127 + 128
+
+
+def gaussian_blur(images: torch.Tensor, sigma: torch.Tensor) -> torch.Tensor:
+    """Gaussian blur, each image with its own sigma (n, 1, 1, 1) in pixels, at most 2; edges are repeated."""
+    n, c, h, w = images.shape
+    radius = 6
+    offsets = torch.arange(-radius, radius + 1, device=images.device)
+    kernels = torch.exp(-0.5 * (offsets / sigma.view(n, 1)) ** 2)
+    kernels = (kernels / kernels.sum(1, keepdim=True)).repeat_interleave(c, 0)
+    padded = F.pad(images.float(), [radius] * 4, mode="replicate").reshape(1, n * c, h + 2 * radius, w + 2 * radius)
+    rows = F.conv2d(padded, kernels.view(n * c, 1, 1, -1), groups=n * c)
+    return F.conv2d(rows, kernels.view(n * c, 1, -1, 1), groups=n * c).view(n, c, h, w).round_().to(torch.uint8)
+
+
+POINTWISE: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
+    "Brightness": brightness,
+    "Contrast": contrast,
+    "Color": saturation,
+    "Sharpness": sharpness,
+    "Desaturate": desaturate,
+    "Posterize": posterize,
+    "Solarize": solarize,
+    "SolarizeAdd": solarize_add,
+    "GaussianBlur": gaussian_blur,
+}
+
+
+def _matrix(*entries: torch.Tensor | float, like: torch.Tensor) -> torch.Tensor:
+    """(n, 2, 3) from six entries, each a number or (n,)."""
+    return torch.stack([torch.as_tensor(e, device=like.device).expand_as(like) for e in entries], 1).view(-1, 2, 3)
+
+
+def _rotation(degrees: torch.Tensor, width: int, height: int) -> torch.Tensor:
+    angle = -degrees * (math.pi / 180)
+    cos, sin = angle.cos(), angle.sin()
+    x, y = width / 2, height / 2
+    return _matrix(cos, sin, x - x * cos - y * sin, -sin, cos, y + x * sin - y * cos, like=degrees)
+
+
+# From the argument (n,), width and height to PIL's affine coefficients (n, 2, 3), from output pixels to input pixels.
+AFFINE: dict[str, Callable[[torch.Tensor, int, int], torch.Tensor]] = {
+    "Rotate": _rotation,
+    "ShearX": lambda a, width, height: _matrix(1.0, a, 0.0, 0.0, 1.0, 0.0, like=a),
+    "ShearY": lambda a, width, height: _matrix(1.0, 0.0, 0.0, a, 1.0, 0.0, like=a),
+    "TranslateXRel": lambda a, width, height: _matrix(1.0, 0.0, a * width, 0.0, 1.0, 0.0, like=a),
+    "TranslateYRel": lambda a, width, height: _matrix(1.0, 0.0, 0.0, 0.0, 1.0, a * height, like=a),
+}
+
+
+def warp(images: torch.Tensor, matrices: torch.Tensor, fill: Fill) -> torch.Tensor:
+    """Bicubic affine transformation; pixels that come from outside the image have the colour `fill`.
+
+    Args:
+        images: (n, 3, H, W) uint8.
+        matrices: (n, 2, 3), from the centres of output pixels to places in the input, both in pixels.
+        fill: (3,) 0 to 255.
+    """
+    height, width = images.shape[-2:]
+    size = matrices.new_tensor([width, height])
+    linear, shift = matrices[:, :, :2], matrices[:, :, 2]
+    # The same in coordinates from -1 to 1: half = size / 2 converts one way, 1 / half the other.
+    half = size / 2
+    scaled = linear * half / half[:, None]
+    moved = (linear @ half + shift) / half - 1
+    grid = F.affine_grid(torch.cat([scaled, moved[:, :, None]], 2), list(images.shape), align_corners=False)
+    warped = F.grid_sample(images.float(), grid, mode="bicubic", padding_mode="border", align_corners=False)
+    inside = ((grid >= -1) & (grid < 1)).all(3).unsqueeze(1)
+    colour = matrices.new_tensor(fill).view(1, 3, 1, 1)
+    return torch.where(inside, warped, colour).round_().clamp_(0, 255).to(torch.uint8)

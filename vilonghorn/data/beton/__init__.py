@@ -1,0 +1,1 @@
+"""FFCV's `.beton` files: format, writer and checks."""

@@ -1,0 +1,90 @@
+"""One step of each rule in Triton, forward and backward, on tiles as `triton_tiles` describes them. Imports triton."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from .tiles import of_channels, of_states, sum_states
+
+LOG2E = tl.constexpr(1.4426950408889634)
+MAX_EXPONENT = tl.constexpr(80.0)  # as in the reference: exp(80) is finite, exp(-80) zero for every purpose
+SHUT = tl.constexpr(-1e4)  # as dt, shuts every rule's gate: a token that is not there leaves the state alone
+LONGHORN, LONGHORN_EXACT, MAMBA = (tl.constexpr(rule) for rule in range(3))  # as arguments.RULES
+
+
+@triton.jit
+def sigmoid(v):
+    return 1.0 / (1.0 + tl.exp(-v))
+
+
+@triton.jit
+def softplus(v):
+    """max(v, 0) + log1p(exp(-|v|)): the logarithm as 2 atanh(s), which keeps every digit where exp(-|v|) is small."""
+    u = tl.exp(-tl.abs(v))
+    s = u / (2.0 + u)  # at most 1/3: seven terms of the series reach float32
+    r = s * s
+    series = r * (1 / 3 + r * (1 / 5 + r * (1 / 7 + r * (1 / 9 + r * (1 / 11 + r * (1 / 13 + r * (1 / 15)))))))
+    return tl.maximum(v, 0.0) + 2.0 * (s + s * series)
+
+
+@triton.jit
+def gate(dt, k, RULE: tl.constexpr):
+    """Step size of every channel, (CR, CL); longhorn's beta / (1 + beta |k|^2) is written so that nothing cancels."""
+    if RULE == MAMBA:
+        return softplus(dt)
+    else:
+        return 1.0 / (1.0 + tl.sum(k * k) + tl.exp(tl.minimum(-dt, MAX_EXPONENT, propagate_nan=tl.PropagateNan.ALL)))
+
+
+@triton.jit
+def step(state, e, x, k, A, RULE: tl.constexpr):
+    """The state after a token. A is the decay rate over ln 2."""
+    k4 = of_states(k)
+    if RULE == LONGHORN:
+        return state + (k4 * of_channels(e)) * (of_channels(x) - k4 * state)
+    elif RULE == LONGHORN_EXACT:
+        return state + k4 * of_channels(e * (x - sum_states(k4 * state)))
+    else:
+        return tl.exp2(A * of_channels(e)) * state + k4 * of_channels(e * x)
+
+
+@triton.jit
+def adjoint(grad, state, e, x, k, A, RULE: tl.constexpr):
+    """From the gradient of the state after a token, those of the state before it (`state`), x, gate and k.
+
+    Returns grad, dx, dgate, dk as a tile still to be summed over channels, and for mamba the gradient of e A, a tile.
+    dgate is the gradient of the gate, for mamba, or of its logarithm.
+    """
+    k4, e4 = of_states(k), of_channels(e)
+    dlog = tl.zeros_like(grad)
+    if RULE == LONGHORN:
+        scaled = grad * e4
+        erased = scaled * (k4 * k4)
+        dx = sum_states(scaled * k4)
+        dgate = x * dx - sum_states(erased * state)
+        dk = scaled * (of_channels(x) - (2.0 * k4) * state)
+        grad -= erased
+    elif RULE == LONGHORN_EXACT:
+        dx = e * sum_states(grad * k4)
+        error = x - sum_states(state * k4)
+        dgate = dx * error
+        dk = grad * of_channels(e * error) - state * of_channels(dx)
+        grad -= k4 * of_channels(dx)
+    else:
+        du = sum_states(grad * k4)
+        dx = e * du
+        dk = grad * of_channels(e * x)
+        grad *= tl.exp2(A * e4)
+        dlog = grad * state
+        dgate = x * du + sum_states(dlog * A) * (1 / LOG2E)
+    return grad, dx, dgate, dk, dlog
+
+
+@triton.jit
+def gate_slope(e, dt, RULE: tl.constexpr):
+    """Derivative in dt of the gate, for mamba, or of its logarithm."""
+    if RULE == MAMBA:
+        return sigmoid(dt)
+    else:
+        return e * tl.exp(tl.minimum(-dt, MAX_EXPONENT, propagate_nan=tl.PropagateNan.ALL))

@@ -1,0 +1,1 @@
+"""Comparisons of models on small tasks: plan, train, test, tables and plots."""
