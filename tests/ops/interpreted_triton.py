@@ -12,7 +12,7 @@ import torch
 from oracle import error, inputs, oracle, value_and_grads
 
 from vilonghorn.ops import scan
-from vilonghorn.ops.backends import splits as segments
+from vilonghorn.ops.backends import splits
 from vilonghorn.ops.backends import triton as triton_backend
 
 RULE = os.environ["VILONGHORN_RULE"]
@@ -48,7 +48,7 @@ def poisoned_memory(monkeypatch):
 @pytest.fixture
 def split(monkeypatch):
     """Has every scan split over time into a number of segments."""
-    return lambda count: monkeypatch.setattr(segments, "count", lambda args, machine: count)
+    return lambda count: monkeypatch.setattr(splits, "num_segments", lambda args, device: count)
 
 
 def run(values, **options):
@@ -160,9 +160,9 @@ def test_the_operators_pass_opcheck(length, states, segments, split):
     tensors = [values.get(name) for name in ("x", "dt", "k", "q", "z", "A", "D", "dt_bias")]
     options = (RULE, [False, True], "mean")
     leaves = [None if t is None else t.clone().requires_grad_() for t in tensors]
-    torch.library.opcheck(torch.ops.vilonghorn.scan.default, (*leaves, *options, True, "triton"))
-    y, checkpoints = torch.ops.vilonghorn.scan(*tensors, *options, True, "triton")
-    backward = (torch.ones_like(y), checkpoints, *tensors, *options, "triton")
+    torch.library.opcheck(torch.ops.vilonghorn.scan.default, (*leaves, *options, "triton", True))
+    y, checkpoints = torch.ops.vilonghorn.scan(*tensors, *options, "triton", True)
+    backward = (torch.ones_like(y), checkpoints, *tensors, *options, "triton", [t is not None for t in tensors])
     torch.library.opcheck(torch.ops.vilonghorn.scan_backward.default, backward)
 
 

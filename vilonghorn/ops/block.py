@@ -1,26 +1,22 @@
-"""`block`: a residual block as one operator on the CPU.
+"""`block`: a whole residual block as one operator, on a CPU with the native library.
 
-Its parts are `rms_norm`, `project` and `mix`, of which it is composed wherever the native library cannot run all of it at
-once. Between any two of them Python would take its time, several times more in caches that a kernel has just filled than in
-an idle loop; and neither the normed tokens nor the branch need memory of their own.
+One call replaces a dozen, and neither the normalised tokens nor the branch need memory of their own.
 """
 
 from __future__ import annotations
 
+import platform
 from collections.abc import Sequence
-from typing import Optional
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from .backends import cpu_block as native_block
-from .conv import MAX_TAPS
-from .linear import is_watched, project
-from .mamba_inner import mix
-from .norm import rms_norm
-from .products import has_tiles
-from .register import differentiate, operator
-from .validate import MAX_STATE, RULES, BlockArguments, autocast_dtype, direction_flags, saves
+from .backends import cpu
+from .register import register_op
+from .validate import BlockArguments, autocast_dtype, check_flags, validate_block
+
+X86 = platform.machine().lower() in ("x86_64", "amd64")
 
 
 def block(
@@ -41,144 +37,65 @@ def block(
     eps: float = 1e-5,
     residual: bool = True,
 ) -> Tensor:
-    """x + branch, or the branch alone: `mix`(`project`(`rms_norm`(x, norm_weight, eps), in_proj), ..., out_proj).
+    """Returns x + branch, branch = `mamba_inner`(`rms_norm`(x, norm_weight, eps) in_proj^T, ...) out_proj^T.
 
     Args:
-        x: tokens, (B, L, dim).
+        x: tokens, (B, L, dim), float32 on the CPU like all tensors here.
         norm_weight: (dim,).
         in_proj: (2D, dim).
-        conv_weight, conv_bias, x_proj, dt_proj, dt_bias, A, D: as in `mix`.
+        conv_weight: as the following ones, in `mamba_inner` with separate directions.
+        conv_bias: (G, D).
+        x_proj: (G, R + 2N, D).
+        dt_proj: (G, D, R).
+        dt_bias: (G, D).
+        A: (G, D, N), for rule "mamba" only, else None.
+        D: (G, D).
         out_proj: (dim, D).
-        rule: as in `mix`.
-        reverse: as in `mix`.
+        rule: as in `mamba_inner`.
+        reverse: as in `mamba_inner`.
         eps: added to the mean square.
-        residual: whether x is added.
+        residual: whether x is added; else the branch alone.
 
     Returns:
-        (B, L, dim), of x's dtype; under autocast, the branch alone is of the autocast dtype.
+        (B, L, dim).
 
     Raises:
-        ValueError, TypeError: as the parts.
+        ValueError: shapes, devices or a rule that do not fit, or no tokens.
+        TypeError: a dtype other than float32, or flags other than True and False.
+        RuntimeError: the native library is not built.
     """
-    flags = direction_flags("block", reverse)
-    weights = (conv_weight, conv_bias, x_proj, dt_proj, dt_bias, A, D, out_proj)
-    args = BlockArguments(x, norm_weight, in_proj, *weights, rule, flags, float(eps), residual)
-    if _runs_at_once(args):
-        return _block_run(*args, saves(args[:11]))[0]
-    branch = mix(project(rms_norm(x, norm_weight, eps), in_proj), *weights, rule=rule, reverse=reverse)
-    if not residual:
-        return branch
-    if branch.shape != x.shape:
-        raise ValueError(
-            f"block: out_proj has shape {tuple(out_proj.shape)}, expected {x.shape[-1]} rows to go with x {tuple(x.shape)}"
-        )
-    return x + branch
+    tensors = (x, norm_weight, in_proj, conv_weight, conv_bias, x_proj, dt_proj, dt_bias, A, D, out_proj)
+    return _run(BlockArguments(*tensors, rule, check_flags("block", reverse), float(eps), residual))
 
 
-def _runs_at_once(args: BlockArguments) -> bool:
-    """Whether the native block may run. If not, the parts know what is wrong, or do it otherwise."""
-    return has_tiles() and not is_watched() and autocast_dtype(args.x) is None and _fits(args)
+def has_fast_block() -> bool:
+    """Whether `block` runs here and is faster than its parts. On other processors torch's products are faster."""
+    return X86 and cpu.unavailable("cpu") is None
 
 
-def _fits(args: BlockArguments) -> bool:
-    """Whether the arguments are as the native block takes them."""
-    x, A = args.x, args.A
-    if x.dim() != 3 or x.numel() == 0:
-        return False
-    if not all(t is None or (t.dtype == torch.float32 and t.is_cpu) for t in args[:11]):
-        return False
-    if not (args.conv_weight.dim() == args.x_proj.dim() == args.dt_proj.dim() == 3):
-        return False
-    dim, (G, D, K), P, R = x.shape[-1], args.conv_weight.shape, args.x_proj.shape[1], args.dt_proj.shape[2]
-    N = (P - R) // 2
-    if not (1 <= K <= MAX_TAPS and 1 <= N <= MAX_STATE and R >= 1 and D >= 1 and len(args.reverse) == G >= 1):
-        return False
-    shapes = (
-        (dim,),
-        (2 * D, dim),
-        (G, D, K),
-        (G, D),
-        (G, R + 2 * N, D),
-        (G, D, R),
-        (G, D),
-        (G, D, N),
-        (G, D),
-        (dim, D),
+def prefers_block(tensors: Sequence[Tensor | None]) -> bool:
+    """Whether `block` takes these tensors, tokens first, and is faster than its parts."""
+    tokens: Any = tensors[0]
+    return (
+        has_fast_block()
+        and all(t is None or t.is_cpu and t.dtype == torch.float32 for t in tensors)
+        and tokens.numel() > 0
+        and autocast_dtype(tokens) is None
     )
-    fits = all(t is None or t.shape == shape for t, shape in zip(args[1:11], shapes))
-    return fits and args.rule in RULES and (A is None) == (args.rule != "mamba")
 
 
-@operator("block")
-def _block(
-    x: Tensor,
-    norm_weight: Tensor,
-    in_proj: Tensor,
-    conv_weight: Tensor,
-    conv_bias: Tensor,
-    x_proj: Tensor,
-    dt_proj: Tensor,
-    dt_bias: Tensor,
-    A: Optional[Tensor],
-    D: Tensor,
-    out_proj: Tensor,
-    rule: str,
-    reverse: Sequence[int],
-    eps: float,
-    residual: bool,
-    save: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """The result and, with `save`, what backward starts from (see `native_block`)."""
-    weights = (conv_weight, conv_bias, x_proj, dt_proj, dt_bias, A, D, out_proj)
-    args = BlockArguments(x, norm_weight, in_proj, *weights, rule, reverse, eps, residual)
-    if not _fits(args):  # the operator may have been called by itself, or by a graph that was recorded of other tensors
-        raise ValueError(
-            "vilonghorn::block: takes float32 tensors on the CPU, of shapes that fit; call vilonghorn.ops.block"
-        )
-    return native_block.block_forward(args, save)
+def _forward(args: BlockArguments, save: bool) -> tuple[Tensor, ...]:
+    if (reason := cpu.unavailable("cpu")) is not None:
+        raise RuntimeError(f"block: {reason}")
+    return cpu.block_forward(args, save)
 
 
-@torch.library.register_fake("vilonghorn::block")
-def _(*args):
-    *args, save = args
-    results = native_block.empty_results(BlockArguments(*args), save)
-    return results if save else native_block.out_alone(results[0])
+def _fake(args: BlockArguments, save: bool) -> tuple[Tensor, ...]:
+    G, B, L, D, N, _, R = sizes = args.sizes
+    shapes = (B, L, 2 * D), (G, B, L, R + 2 * N), (sizes.num_checkpoints(cpu.CHUNK, cpu.LANES),)
+    return torch.empty_like(args.x), *(args.x.new_empty(shape if save else 0) for shape in shapes)
 
 
-@operator("block_backward")
-def _block_backward(
-    dout: Tensor,
-    xz: Tensor,
-    projected: Tensor,
-    checkpoints: Tensor,
-    x: Tensor,
-    norm_weight: Tensor,
-    in_proj: Tensor,
-    conv_weight: Tensor,
-    conv_bias: Tensor,
-    x_proj: Tensor,
-    dt_proj: Tensor,
-    dt_bias: Tensor,
-    A: Optional[Tensor],
-    D: Tensor,
-    out_proj: Tensor,
-    rule: str,
-    reverse: Sequence[int],
-    eps: float,
-    residual: bool,
-    wanted: Sequence[int],
-) -> list[Tensor]:
-    """Gradients of the tensors that are there, in the operator's order; `wanted` has a flag for each, absent ones included."""
-    weights = (conv_weight, conv_bias, x_proj, dt_proj, dt_bias, A, D, out_proj)
-    args = BlockArguments(x, norm_weight, in_proj, *weights, rule, reverse, eps, residual)
-    return [
-        grad for grad in native_block.block_backward(dout, xz, projected, checkpoints, args, wanted) if grad is not None
-    ]
-
-
-@torch.library.register_fake("vilonghorn::block_backward")
-def _(dout, xz, projected, checkpoints, *args):
-    return [grad for grad in native_block.empty_gradients(BlockArguments(*args[:-1]), args[-1]) if grad is not None]
-
-
-_block_run = differentiate(_block, _block_backward)
+_run = register_op(
+    "block", BlockArguments, validate_block, num_saved=3, forward=_forward, fake=_fake, backward=cpu.block_backward
+)

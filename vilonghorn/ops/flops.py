@@ -1,138 +1,80 @@
-"""Formulas for `torch.utils.flop_counter.FlopCounterMode`, which without them counts our operators as nothing.
+"""Registers FLOP formulas of our operators for `torch.utils.flop_counter.FlopCounterMode`.
 
-As torch does for its own, a multiplication and an addition count one each, and so here does an exponential; what is done
-once for an element, such as activations, gates and norms, counts nothing. A backward that makes again what forward did
-not keep counts that too. Half of a forward's figure is what papers on vision models call its (G)FLOPs: multiply-adds.
+As in torch's own formulas, a multiplication and an addition count one each; here an exponential does too. Work per
+element (activations, gates, norms) counts nothing. A backward that recomputes part of forward counts that again. Half
+of a forward's count is what papers on vision models call (G)FLOPs: multiply-adds.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from types import SimpleNamespace
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch.utils.flop_counter import register_flop_formula
 
-from . import block, conv, norm, token_decay  # noqa: F401  (they define the operators)
-from . import mamba_inner as mix
-from . import scan as operator
-from .validate import BlockArguments
+from . import block, conv, mamba_inner, norm, scan  # noqa: F401  (they define the operators)
+from .validate import BlockArguments, ConvArguments, MambaInnerArguments, NormArguments, ScanArguments
 
-# For one token, channel and number of state: decay, update and read (see `vilonghorn.ops.scan`).
+# Per token, channel and state: decay, update and read (see `vilonghorn.ops.scan`).
 STEP = {
     "longhorn": 7,  # eps k^2; 1 - it; times s; eps x k; their sum; times q, summed
     "longhorn_exact": 6,  # s k, summed; u k; their sum; times q, summed
     "mamba": 7,  # delta A; its exponential; times s; delta x B; their sum; times C, summed
 }
-SKIP = 2  # D x, added, for one token and channel
+SKIP = 2  # D x, added; per token and channel
 
 
-def _count(operator: Callable) -> Callable:
-    """Registers a formula of the operator's arguments, by name, tensors as their shapes."""
-
-    def register(formula: Callable[[SimpleNamespace], int]) -> Callable[[SimpleNamespace], int]:
-        names = [argument.name for argument in operator.default._schema.arguments]
-
-        @register_flop_formula(operator)
-        def count(*args, out_shape=None, **kwargs) -> int:
-            return formula(SimpleNamespace(**dict(zip(names, args)), **kwargs))
-
-        return formula
-
-    return register
+# Formulas take an operator's arguments with tensors as their shapes, and of backward which gradients are wanted.
 
 
-def _recurrence(rule: str, directions: int, batch: int, length: int, channels: int, states: int) -> int:
-    return directions * batch * length * channels * (STEP[rule] * states + SKIP)
+def _recurrence(rule: str, G: int, B: int, L: int, D: int, N: int) -> int:
+    return G * B * L * D * (STEP[rule] * N + SKIP)
 
 
-@_count(torch.ops.vilonghorn.scan)
-def scan_flops(a: SimpleNamespace) -> int:
-    """The recurrence, in all directions."""
-    return _recurrence(a.rule, *a.x, a.k[-1])
-
-
-@_count(torch.ops.vilonghorn.scan_backward)
-def scan_backward_flops(a: SimpleNamespace) -> int:
-    """The states again, and for every product of the recurrence one for each of its factors."""
-    return 3 * scan_flops(a)
-
-
-@_count(torch.ops.vilonghorn.scan_token_decay)
-def token_decay_flops(a: SimpleNamespace) -> int:
-    """As rule "mamba", without a skip."""
+def _scan(a: Any) -> int:
     G, B, L, D = a.x
-    return G * B * L * D * STEP["mamba"] * a.k[-1]
+    return _recurrence(a.rule, G, B, L, D, a.k[-1])
 
 
-@_count(torch.ops.vilonghorn.scan_token_decay_backward)
-def token_decay_backward_flops(a: SimpleNamespace) -> int:
-    """As that of the scan."""
-    return 3 * token_decay_flops(a)
+def _conv(a: Any) -> int:
+    return 2 * math.prod(a.x) * a.weight[0] * a.weight[2]
 
 
-@_count(torch.ops.vilonghorn.conv_silu)
-def conv_flops(a: SimpleNamespace) -> int:
-    """A product and a sum for each tap."""
-    (B, L, D), (G, _, K) = a.x, a.weight
-    return 2 * G * B * L * D * K
-
-
-@_count(torch.ops.vilonghorn.conv_silu_backward)
-def conv_backward_flops(a: SimpleNamespace) -> int:
-    """The convolution again, for SiLU, and its two gradients."""
-    return 3 * conv_flops(a)
-
-
-def _mix_parts(a: SimpleNamespace) -> tuple[int, int, int, int]:
-    """Of a mixer's forward: convolution, projections to steps, keys and queries, recurrence, output projection."""
-    (B, L, _), (G, D, K), (_, P, _), R = a.xz, a.conv_weight, a.x_proj, a.dt_proj[-1]
+def _inner_parts(a: Any) -> tuple[int, int, int]:
+    """Convolution; projections to dt, k and q; recurrence."""
+    (B, L, _), (G, D, K), (_, P, _), R = a[0], a.conv_weight, a.x_proj, a.dt_proj[-1]
     recurrence = _recurrence(a.rule, G, B, L, D, (P - R) // 2)
-    out = 0 if a.out_proj is None else 2 * B * L * D * a.out_proj[0]
-    return 2 * G * B * L * D * K, 2 * G * B * L * D * (P + R), recurrence, out
+    return 2 * G * B * L * D * K, 2 * G * B * L * D * (P + R), recurrence
 
 
-@_count(torch.ops.vilonghorn.mix)
-def mix_flops(a: SimpleNamespace) -> int:
-    """All that a mixer does after its input projection."""
-    return sum(_mix_parts(a))
+def _inner_backward(a: Any) -> int:
+    convolution, projections, recurrence = _inner_parts(a)
+    return 3 * convolution + 2 * projections + 3 * recurrence
 
 
-@_count(torch.ops.vilonghorn.mix_backward)
-def mix_backward_flops(a: SimpleNamespace) -> int:
-    """Convolution, steps and recurrence again; then two products for each."""
-    conv, projections, recurrence, out = _mix_parts(a)
-    return 3 * conv + 2 * projections + 3 * recurrence + 2 * out
+def _block(a: Any) -> int:
+    return 2 * math.prod(a.x) * (a.in_proj[0] + a.out_proj[1]) + sum(_inner_parts(a))
 
 
-@_count(torch.ops.vilonghorn.block)
-def block_flops(a: SimpleNamespace) -> int:
-    """All that a residual block does."""
-    return 2 * math.prod(a.x) * a.in_proj[0] + mix_flops(_mixer(a))
+def _block_backward(a: Any, wanted: Sequence[int]) -> int:
+    needs = dict(zip(a._fields, wanted))  # each gradient of a weight costs as much as the product itself
+    products = a.in_proj[0] * (1 + needs["in_proj"]) + a.out_proj[1] * (1 + needs["out_proj"])
+    return 2 * math.prod(a.x) * products + _inner_backward(a)
 
 
-@_count(torch.ops.vilonghorn.block_backward)
-def block_backward_flops(a: SimpleNamespace) -> int:
-    """As that of its parts."""
-    in_proj, out_proj = 2 * math.prod(a.x) * a.in_proj[0], 2 * math.prod(a.xz) // 2 * a.out_proj[0]
-    wanted = dict(zip(BlockArguments._fields, a.wanted))
-    return mix_backward_flops(_mixer(a)) + in_proj + in_proj * wanted["in_proj"] - out_proj * (1 - wanted["out_proj"])
+def _register(name: str, arguments: type[NamedTuple], forward: Callable, backward: Callable) -> None:
+    last = slice(-1 - len(arguments._fields), -1)  # before them saved tensors, after them `save` or `wanted`
+    register_flop_formula(getattr(torch.ops.vilonghorn, name))(lambda *args, **_: forward(arguments(*args[last])))
+    register_flop_formula(getattr(torch.ops.vilonghorn, f"{name}_backward"))(
+        lambda *args, **_: backward(arguments(*args[last]), args[-1])
+    )
 
 
-def _mixer(a: SimpleNamespace) -> SimpleNamespace:
-    """What a block's mixer gets of the block's arguments."""
-    return SimpleNamespace(**{**vars(a), "xz": (*a.x[:2], a.in_proj[0])})
-
-
-@_count(torch.ops.vilonghorn.matmul)
-def matmul_flops(a: SimpleNamespace) -> int:
-    """What torch counts for its own product."""
-    return 2 * math.prod(a.a) * a.b[1]
-
-
-@_count(torch.ops.vilonghorn.rms_norm)
-@_count(torch.ops.vilonghorn.rms_norm_backward)
-def norm_flops(a: SimpleNamespace) -> int:
-    """Nothing, as torch counts norms."""
-    return 0
+# Backward of a scan runs it again and takes two gradients of each product; that of a convolution does the same.
+_register("scan", ScanArguments, _scan, lambda a, _: 3 * _scan(a))
+_register("conv_silu", ConvArguments, _conv, lambda a, _: 3 * _conv(a))
+_register("mamba_inner_cpu", MambaInnerArguments, lambda a: sum(_inner_parts(a)), lambda a, _: _inner_backward(a))
+_register("block", BlockArguments, _block, _block_backward)
+_register("rms_norm_cpu", NormArguments, lambda a: 0, lambda a, _: 0)

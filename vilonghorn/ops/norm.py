@@ -1,4 +1,4 @@
-"""`rms_norm`: root-mean-square normalisation that keeps one number a row for backward, where torch's keeps the row again."""
+"""`rms_norm`: root-mean-square normalisation that saves one number a row for backward, not the row again."""
 
 from __future__ import annotations
 
@@ -7,14 +7,13 @@ import torch.nn.functional as F
 from timm.layers import is_exportable
 from torch import Tensor
 
-from .backends import cpu as native
-from .backends import cpu_mixer as native_mixer
-from .register import differentiate, operator
-from .validate import DTYPES
+from .backends import cpu
+from .register import register_op
+from .validate import DTYPES, NormArguments, validate_norm
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float = 1e-5) -> Tensor:
-    """x / sqrt(mean(x^2) + eps) * weight over the last dimension (Zhang and Sennrich, arXiv 1910.07467).
+    """Returns x / sqrt(mean(x^2) + eps) * weight over the last dimension (Zhang and Sennrich, arXiv 1910.07467).
 
     Runs the native kernel on a CPU that has it, else `torch.nn.functional.rms_norm`.
 
@@ -27,36 +26,30 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float = 1e-5) -> Tensor:
         (..., C), of x's dtype.
 
     Raises:
-        ValueError: weight does not have the size of x's last dimension.
+        ValueError: weight is not as long as the last dimension of x, or on another device.
     """
-    if x.dim() < 1 or weight.shape != x.shape[-1:]:
-        raise ValueError(
-            f"rms_norm: weight has shape {tuple(weight.shape)}, expected the last dimension of x {tuple(x.shape)}"
-        )
-    if not is_exportable() and native.unavailable(x.device.type) is None and x.dtype in DTYPES and x.numel() > 0:
-        return _run(x, weight, eps)[0]
-    return F.rms_norm(x, weight.shape, weight.to(x.dtype), eps)
+    if is_exportable() or cpu.unavailable(x.device.type) is not None or x.dtype not in DTYPES or x.numel() == 0:
+        validate_norm(NormArguments(x, weight, eps))
+        return F.rms_norm(x, weight.shape, weight.to(x.dtype), eps)
+    return _run(NormArguments(x, weight, eps))
 
 
-@operator("rms_norm")
-def _rms_norm(x: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """y, and the factor of each row."""
-    return native_mixer.norm_forward(x, weight, eps)
+def _fake(args: NormArguments, save: bool) -> tuple[Tensor, Tensor]:
+    x = args.x
+    scale = x.new_empty(x.shape[:-1] if save else 0, dtype=torch.promote_types(x.dtype, torch.float32))
+    return x.new_empty(x.shape), scale
 
 
-@torch.library.register_fake("vilonghorn::rms_norm")
-def _(x, weight, eps):
-    return x.new_empty(x.shape), x.new_empty(x.shape[:-1], dtype=torch.promote_types(x.dtype, torch.float32))
+_run = register_op(
+    "rms_norm_cpu",
+    NormArguments,
+    validate_norm,
+    num_saved=1,
+    forward=cpu.norm_forward,
+    fake=_fake,
+    backward=lambda dy, saved, args, wanted: cpu.norm_backward(dy, args.x, args.weight, *saved),
+)
 
-
-@operator("rms_norm_backward")
-def _rms_norm_backward(dy: Tensor, scale: Tensor, x: Tensor, weight: Tensor) -> list[Tensor]:
-    return list(native_mixer.norm_backward(dy, x, weight, scale))
-
-
-@torch.library.register_fake("vilonghorn::rms_norm_backward")
-def _(dy, scale, x, weight):
-    return [x.new_empty(x.shape), weight.new_empty(weight.shape)]
-
-
-_run = differentiate(_rms_norm, _rms_norm_backward)
+# A composite operator: torch.fx and TorchScript see one call, autograd and compilers see what it runs.
+torch.library.define("vilonghorn::rms_norm", "(Tensor x, Tensor weight, float eps=1e-5) -> Tensor")
+torch.library.impl("vilonghorn::rms_norm", "CompositeImplicitAutograd", rms_norm)

@@ -1,197 +1,234 @@
-"""The scan in plain torch: the recurrence as it is written, and its adjoint.
+"""The recurrence in plain torch, stated once: one step, its adjoint, and the loops over tokens.
 
-`scan_reference` is differentiable and obvious: the oracle of the tests. `forward` and `backward` make a backend of the same steps for any device, with memory that grows by checkpoints
-and not by L. Slow by nature: one pass over time in Python.
+`scan_reference` is differentiable and can be exported. `forward` and `backward` are a backend for any device; they save
+the state of every CHUNK-th token only. All are slow: one pass over time in Python.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from itertools import repeat
+from typing import NamedTuple
+
 import torch
 import torch.nn.functional as F
+from timm.layers import is_exportable
 from torch import Tensor
 
-from .validate import ScanArguments
+from ._torch import captured_loop
+from .validate import ScanArguments, autocast_dtype
 
 NAME = "reference"
-CHUNK = 16  # steps between two saved states: the adjoint keeps at most this many states at once
+CHUNK = 16  # steps between two saved states: backward holds at most this many states at once
 LANES = 1  # channels of a saved state are padded to a multiple of this
 MAX_EXPONENT = 80.0  # exp(80) is finite in float32, and a gate of exp(-80) is zero for every purpose
 
 
 def unavailable(device_type: str, dtype: torch.dtype = torch.float32) -> str | None:
-    """The reference runs wherever torch does."""
+    """None: the reference runs wherever torch does."""
     return None
 
 
-def scan_reference(
-    x: Tensor,
-    dt: Tensor,
-    k: Tensor,
-    q: Tensor,
-    *,
-    z: Tensor | None = None,
-    A: Tensor | None = None,
-    D: Tensor | None = None,
-    dt_bias: Tensor | None = None,
-    rule: str = "longhorn",
-    reverse: tuple[bool, ...] = (False,),
-    reduce: str = "none",
-) -> Tensor:
-    """Differentiable recurrence; arguments and result as `vilonghorn.ops.scan`, which it defines."""
-    args = ScanArguments(x, dt, k, q, z, A, D, dt_bias, rule, tuple(reverse), reduce)
-    u, gate, k, q, A, D = prepare(args)
-    state = u.new_zeros(*u.shape[:2], u.shape[3], k.shape[3])
-    steps = zip(u.unbind(2), gate.unbind(2), k.unbind(2), q.unbind(2))
-    outputs = []  # unbind, not u[:, :, t]: the backward of an index writes a whole (G, B, L, D) of zeros a step
-    for x_t, gate_t, k_t, q_t in steps:
-        state = _step(rule, state, x_t, gate_t, k_t, A)
-        outputs.append((state * q_t.unsqueeze(-2)).sum(-1))
-    y = torch.stack(outputs, 2) if outputs else torch.zeros_like(u)
-    return finish(args, y if D is None else y + D * u).to(x.dtype)
+def step_size(rule: str, dt: Tensor, k: Tensor) -> Tensor:
+    """The gate of a token, given dt with its bias (..., D) and k (..., N): Mamba's delta, or eps of Longhorn."""
+    if rule == "mamba":
+        return F.softplus(dt)
+    # beta / (1 + beta |k|^2) with beta = sigmoid(dt), written so that nothing cancels
+    return 1 / (1 + k.square().sum(-1, keepdim=True) + torch.exp((-dt).clamp(max=MAX_EXPONENT)))
+
+
+def step(rule: str, state: Tensor, x: Tensor | float, gate: Tensor, k: Tensor, A: Tensor | None) -> Tensor:
+    """The state (..., N, D) after a token. With x = 0 a step is a linear map of the state, and a symmetric one.
+
+    x and gate are rows (..., 1, D), k is a column (..., N, 1). A, for rule "mamba" only, broadcasts to (..., N, D).
+    """
+    if rule == "longhorn":
+        return state + gate * k * (x - k * state)
+    if rule == "longhorn_exact":
+        return state + gate * (x - read(state, k)) * k
+    return torch.exp(gate * A) * state + gate * x * k
+
+
+def read(state: Tensor, q: Tensor) -> Tensor:
+    """The product of a state (..., N, D) and a query (..., N, 1), summed over N: (..., 1, D)."""
+    if is_exportable():
+        return q.mT @ state  # one node of a graph
+    return (q * state).sum(-2, keepdim=True)  # a product might run in TF32
+
+
+def step_adjoint(
+    rule: str, grad: Tensor, state: Tensor, x: Tensor, gate: Tensor, k: Tensor, A: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor | None]:
+    """Gradients of `state`, before a step, and of x, gate, k and A, given `grad`, that of the state after the step."""
+    dx = gate * read(grad, k)
+    if rule == "mamba":
+        dlog = grad * torch.exp(gate * A) * state  # gradient of gate * A
+        dgate = x * read(grad, k) + (dlog * A).sum(-2, keepdim=True)
+        dk, dA = (grad * gate * x).sum(-1, keepdim=True), dlog * gate
+    else:
+        exact = rule == "longhorn_exact"
+        error = x - (read(state, k) if exact else k * state)
+        dgate = read(grad * error, k)
+        dk = (grad * gate * error - state * (dx if exact else grad * gate * k)).sum(-1, keepdim=True)
+        dA = None
+    return step(rule, grad, 0.0, gate, k, A), dx, dgate, dk, dA
+
+
+class Tokens(NamedTuple):
+    """What the recurrence reads, in the compute dtype; L counts in each direction's own time."""
+
+    x: Tensor  # (L, G, B, 1, D)
+    gate: Tensor  # (L, G, B, 1, D)
+    k: Tensor  # (L, G, B, N, 1)
+    q: Tensor  # (L, G, B, N, 1)
+    A: Tensor | None  # constant: (G, 1, N, D); one for each token: (L, G, B, N, 1)
+
+    def initial_state(self) -> Tensor:
+        """Zeros, (G, B, N, D)."""
+        return self.x.new_zeros(*self.x.shape[1:3], self.k.shape[3], self.x.shape[4])
+
+    def each(self) -> Iterator[tuple[Tensor, ...]]:
+        """x, gate, k, q and A of one token after the other."""
+        rates = self.A.unbind(0) if self.A is not None and self.A.dim() == 5 else repeat(self.A)
+        return zip(*(t.unbind(0) for t in self[:4]), rates)
+
+
+def prepare(args: ScanArguments) -> Tokens:
+    """The inputs of the recurrence, token by token."""
+    x, k, q = (_to_time(t, args) for t in (args.x, args.k, args.q))
+    A = args.A
+    if A is not None:
+        A = _to_time(A, args).mT if A.dim() == 4 else A.to(x.dtype).mT.contiguous().unsqueeze(1)
+    return Tokens(x, step_size(args.rule, _biased_dt(args), k), k.mT, q.mT, A)
+
+
+def finish(y: Tensor, args: ScanArguments) -> Tensor:
+    """The scan's result, given what was read at each token, (L, G, B, 1, D): skip, mean and gate by z."""
+    y = _add_skip(_from_time(y, args), args)
+    if args.reduce == "mean":
+        y = y.mean(0)
+    return (y if args.z is None else y * F.silu(args.z.to(y.dtype))).to(args.x.dtype)
+
+
+def scan_reference(args: ScanArguments) -> Tensor:
+    """Runs `vilonghorn.ops.scan` in torch's own operators, differentiably.
+
+    A captured graph holds one loop over any number of tokens (torch's `scan`, an ONNX Scan). An exported graph has no
+    gradients. `args` are validated.
+    """
+    if autocast_dtype(args.x) is not None:  # states stay in float32
+        with torch.autocast(args.x.device.type, enabled=False):
+            return scan_reference(args)
+    if torch.compiler.is_exporting():  # the exporters cannot decompose a captured loop that has gradients
+        args = ScanArguments(*(t.detach() if isinstance(t, Tensor) else t for t in args))
+    tokens = prepare(args)
+
+    def run_token(state: Tensor, token: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
+        x, gate, k, q, A = token if len(token) == 5 else (*token, tokens.A)
+        state = step(args.rule, state, x, gate, k, A)
+        return state, read(state, q)
+
+    state, outputs = tokens.initial_state(), []
+    if torch.compiler.is_compiling():
+        changing = tokens if args.A is not None and args.A.dim() == 4 else tokens[:4]
+        return finish(captured_loop(run_token, state, tuple(changing), dim=0)[1], args)
+    for token in tokens.each():  # unbound: the backward of x[t] would write zeros of the size of x for each t
+        state, y = run_token(state, token)
+        outputs.append(y)
+    return finish(torch.stack(outputs) if outputs else tokens.x, args)
 
 
 def forward(args: ScanArguments, save: bool) -> tuple[Tensor, Tensor]:
-    """Runs the scan without autograd.
-
-    Returns:
-        y, and the state before every CHUNK-th step, (G, B, ceil(L / CHUNK), N, D) in one dimension, or an empty tensor
-        without `save`.
-    """
-    u, gate, k, q, A, D = prepare(args)
-    state = u.new_zeros(*u.shape[:2], u.shape[3], k.shape[3])
-    y = torch.empty_like(u)
-    saved = []
-    for t in range(u.shape[2]):
+    """Runs a scan; see `Backend`. The saved states are (ceil(L / CHUNK), G, B, N, D) in one dimension."""
+    tokens = prepare(args)
+    state, y, saved = tokens.initial_state(), torch.empty_like(tokens.x), []
+    for t, (x, gate, k, q, A) in enumerate(tokens.each()):
         if save and t % CHUNK == 0:
-            saved.append(state.mT)
-        state = _step(args.rule, state, u[:, :, t], gate[:, :, t], k[:, :, t], A)
-        torch.sum(state * q[:, :, t].unsqueeze(-2), -1, out=y[:, :, t])
-    if D is not None:
-        y += D * u
-    checkpoints = torch.stack(saved, 2).flatten() if saved else u.new_empty(0)
-    return finish(args, y).to(args.x.dtype).contiguous(), checkpoints
+            saved.append(state)
+        state = step(args.rule, state, x, gate, k, A)
+        y[t] = read(state, q)
+    return finish(y, args).contiguous(), torch.stack(saved).flatten() if saved else y.new_empty(0)
 
 
 def backward(dy: Tensor, args: ScanArguments, checkpoints: Tensor) -> tuple[Tensor | None, ...]:
-    """Gradients of x, dt, k, q, z, A, D and dt_bias (None for those absent), by the adjoint recurrence.
+    """Gradients of a scan; see `Backend`.
 
-    With g the gradient of the state after a step, each step takes g += dy q, reads off the gradients of its own x,
-    gate, k and q, and hands g back through the update to the step before. States are made again from the checkpoints.
+    From the last token to the first, the gradient of the state takes up q dy, then goes back through `step_adjoint`.
+    States are recomputed from the checkpoints, one chunk at a time.
     """
-    u, gate, k, q, A, D = prepare(args)
-    G, B, L, width = u.shape
-    checkpoints = checkpoints.view(G, B, -(-L // CHUNK), k.shape[3], width)
-    dz_scale, dy = _backward_through_finish(dy.to(u.dtype), args)
-    grads = {name: torch.empty_like(t) for name, t in dict(u=u, gate=gate, k=k, q=q, y=u).items()}
-    dA = torch.zeros_like(A) if A is not None else None
-    g = u.new_zeros(G, B, width, k.shape[3])
-    for start in reversed(range(0, L, CHUNK)):
-        states = [checkpoints[:, :, start // CHUNK].mT]
-        stop = min(start + CHUNK, L)
-        for t in range(start, stop):
-            states.append(_step(args.rule, states[-1], u[:, :, t], gate[:, :, t], k[:, :, t], A))
-        for t in reversed(range(start, stop)):
-            before, after = states[t - start], states[t - start + 1]
-            x_t, e, dy_t = (v[:, :, t].unsqueeze(-1) for v in (u, gate, dy))  # (G, B, D, 1)
-            k_t, q_t = (v[:, :, t].unsqueeze(-2) for v in (k, q))  # (G, B, 1, N)
-            grads["y"][:, :, t] = (after * q_t).sum(-1)
-            grads["q"][:, :, t] = (after * dy_t).sum(-2)
-            g = g + dy_t * q_t
-            if args.rule == "longhorn":
-                predicted = before * k_t  # every state component tries to recall x by itself
-                de = (g * k_t * (x_t - predicted)).sum(-1)
-                dx = e * (g * k_t).sum(-1, keepdim=True)
-                dk = (e * g * (x_t - 2 * predicted)).sum(-2)
-                g = g * (1 - e * k_t * k_t)
-            elif args.rule == "longhorn_exact":
-                error = x_t - (before * k_t).sum(-1, keepdim=True)
-                along = (g * k_t).sum(-1, keepdim=True)
-                de = (along * error).squeeze(-1)
-                dx = e * along
-                dk = (g * e * error - before * dx).sum(-2)
-                g = g - dx * k_t
-            else:
-                decay = torch.exp(e * A.unsqueeze(1))
-                dlog = g * decay * before
-                along = (g * k_t).sum(-1, keepdim=True)
-                de = (dlog * A.unsqueeze(1)).sum(-1) + (along * x_t).squeeze(-1)
-                dA += (dlog * e).sum(1)
-                dx = e * along
-                dk = (g * e * x_t).sum(-2)
-                g = g * decay
-            grads["u"][:, :, t], grads["gate"][:, :, t], grads["k"][:, :, t] = dx.squeeze(-1), de, dk
-    ddt, dk_gate = _backward_through_gate(args, gate, k, grads["gate"])
-    dx, dk, dq, y = grads["u"], grads["k"] + dk_gate, grads["q"], grads["y"]
-    dD = None
-    if D is not None:
-        dD = (dy * u).sum((1, 2))
-        dx, y = dx + D * dy, y + D * u
-    dz = None if dz_scale is None else (dz_scale * _time_order(y, args.reverse)).sum(0)
-    dx, ddt, dk, dq = (_time_order(t, args.reverse) for t in (dx, ddt, dk, dq))
-    dt_bias = None if args.dt_bias is None else ddt.sum((1, 2))
-    values = (dx, ddt, dk, dq, dz, dA, dD, dt_bias)
-    inputs = (args.x, args.dt, args.k, args.q, args.z, args.A, args.D, args.dt_bias)
-    return tuple(None if v is None else v.to(t.dtype).contiguous() for v, t in zip(values, inputs))
+    tokens = prepare(args)
+    checkpoints = checkpoints.view(-(-len(tokens.x) // CHUNK), *tokens.initial_state().shape)
+    each = list(tokens.each())
+    dz_dy, dy = _gate_adjoint(dy.to(tokens.x.dtype), args)  # dy: (G, B, L, D)
+    dread = _to_time(dy, args)
+    y, dx, dgate = (torch.empty_like(tokens.x) for _ in range(3))
+    dk, dq = torch.empty_like(tokens.k), torch.empty_like(tokens.q)
+    dA = None if tokens.A is None else torch.zeros_like(tokens.A)
+    grad = tokens.initial_state()
+    for start in reversed(range(0, len(each), CHUNK)):
+        chunk, states = each[start : start + CHUNK], [checkpoints[start // CHUNK]]
+        for x, gate, k, _, A in chunk:
+            states.append(step(args.rule, states[-1], x, gate, k, A))
+        for i in reversed(range(len(chunk))):
+            t, (x, gate, k, q, A) = start + i, chunk[i]
+            y[t] = read(states[i + 1], q)
+            dq[t] = (states[i + 1] * dread[t]).sum(-1, keepdim=True)
+            grad = grad + q * dread[t]
+            grad, dx[t], dgate[t], dk[t], dA_t = step_adjoint(args.rule, grad, states[i], x, gate, k, A)
+            if dA is not None:
+                total = dA[t] if dA.dim() == 5 else dA
+                total += dA_t.sum_to_size(total.shape)
+    ddt = _step_size_adjoint(args, tokens, dgate, dk)
+    dx, ddt, dk, dq, y = (_from_time(t, args) for t in (dx, ddt, dk.mT, dq.mT, y))
+    dD = None if args.D is None else (dy * args.x.to(dy.dtype)).sum((1, 2))
+    dx = dx if args.D is None else dx + args.D.to(dy.dtype)[:, None, None] * dy
+    dz = None if dz_dy is None else (dz_dy * _add_skip(y, args)).sum(0)
+    if dA is not None:
+        dA = _from_time(dA.mT, args) if dA.dim() == 5 else dA.squeeze(1).mT
+    grads = (dx, ddt, dk, dq, dz, dA, dD, None if args.dt_bias is None else ddt.sum((1, 2)))
+    return tuple(None if v is None else v.to(t.dtype).contiguous() for v, t in zip(grads, args[:8]))
 
 
-def _time_order(t: Tensor, reverse: tuple[bool, ...]) -> Tensor:
-    """(G, B, L, ...) with the reverse directions flipped along L; its own inverse."""
-    return torch.stack([t_g.flip(1) if flag else t_g for t_g, flag in zip(t.unbind(0), reverse)]) if any(reverse) else t
+def _to_time(t: Tensor, args: ScanArguments) -> Tensor:
+    """(G, B, L, C) as (L, G, B, 1, C) in the compute dtype, reverse directions flipped along L."""
+    return _flip(t.to(args.compute_dtype), args).movedim(2, 0).unsqueeze(-2)
 
 
-def prepare(args: ScanArguments) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor | None, Tensor | None]:
-    """x, gate, k, q in each direction's own time order, and A and D, all in the compute dtype."""
-    dtype = args.compute_dtype
-    x, dt, k, q = (_time_order(t.to(dtype), args.reverse) for t in (args.x, args.dt, args.k, args.q))
-    if args.dt_bias is not None:
-        dt = dt + args.dt_bias.to(dtype)[:, None, None]
+def _from_time(t: Tensor, args: ScanArguments) -> Tensor:
+    """The inverse of `_to_time`."""
+    return _flip(t.squeeze(-2).movedim(0, 2), args)
+
+
+def _flip(t: Tensor, args: ScanArguments) -> Tensor:
+    if not any(args.reverse):
+        return t
+    return torch.stack([t_g.flip(1) if flag else t_g for t_g, flag in zip(t.unbind(0), args.reverse)])
+
+
+def _biased_dt(args: ScanArguments) -> Tensor:
+    dt = _to_time(args.dt, args)
+    return dt if args.dt_bias is None else dt + args.dt_bias.to(dt.dtype)[:, None, None]
+
+
+def _step_size_adjoint(args: ScanArguments, tokens: Tokens, dgate: Tensor, dk: Tensor) -> Tensor:
+    """The gradient of dt. Adds to dk, in place, what comes through |k|^2 in the gate."""
+    dt, gate = _biased_dt(args), tokens.gate
     if args.rule == "mamba":
-        gate = F.softplus(dt)
-    else:
-        # beta / (1 + beta |k|^2) with beta = sigmoid(dt), written so that nothing cancels
-        gate = 1 / (1 + k.square().sum(-1, keepdim=True) + torch.exp((-dt).clamp(max=MAX_EXPONENT)))
-    A = None if args.A is None else args.A.to(dtype)
-    D = None if args.D is None else args.D.to(dtype)[:, None, None]
-    return x, gate, k, q, A, D
+        return dgate * torch.sigmoid(dt)
+    dk -= 2 * tokens.k * (dgate * gate * gate).sum(-1, keepdim=True)
+    return dgate * gate * (gate * torch.exp((-dt).clamp(max=MAX_EXPONENT)))
 
 
-def _step(rule: str, state: Tensor, x: Tensor, gate: Tensor, k: Tensor, A: Tensor | None) -> Tensor:
-    """One token of every direction and sequence: state (G, B, D, N), x and gate (G, B, D), k (G, B, N)."""
-    x, gate, k = x.unsqueeze(-1), gate.unsqueeze(-1), k.unsqueeze(-2)
-    if rule == "longhorn":
-        return state + gate * k * (x - state * k)
-    if rule == "longhorn_exact":
-        return state + gate * (x - (state * k).sum(-1, keepdim=True)) * k
-    return torch.exp(gate * A.unsqueeze(1)) * state + gate * x * k
+def _add_skip(y: Tensor, args: ScanArguments) -> Tensor:
+    return y if args.D is None else y + args.D.to(y.dtype)[:, None, None] * args.x.to(y.dtype)
 
 
-def finish(args: ScanArguments, y: Tensor) -> Tensor:
-    """Back to image order, averaged over directions if asked, and gated by z."""
-    y = _time_order(y, args.reverse)
+def _gate_adjoint(dy: Tensor, args: ScanArguments) -> tuple[Tensor | None, Tensor]:
+    """What multiplies the scan's own y in dz, and dy before z and the mean, (G, B, L, D)."""
     if args.reduce == "mean":
-        y = y.mean(0)
-    return y if args.z is None else y * F.silu(args.z.to(y.dtype))
-
-
-def _backward_through_finish(dy: Tensor, args: ScanArguments) -> tuple[Tensor | None, Tensor]:
-    """What multiplies the scan's own y in dz, and dy before the gate, (G, B, L, D) in each direction's time order."""
-    G = len(args.reverse)
-    if args.reduce == "mean":
-        dy = (dy / G).expand(G, *dy.shape)
+        dy = (dy / len(args.reverse)).expand(args.x.shape)
     if args.z is None:
-        return None, _time_order(dy, args.reverse)
+        return None, dy
     z = args.z.to(dy.dtype)
     sigmoid = torch.sigmoid(z)
-    return dy * sigmoid * (1 + z * (1 - sigmoid)), _time_order(dy * z * sigmoid, args.reverse)
-
-
-def _backward_through_gate(args: ScanArguments, gate: Tensor, k: Tensor, de: Tensor) -> tuple[Tensor, Tensor | float]:
-    """Gradient of dt, and the part of k's that comes through |k|^2; in time order."""
-    dt = _time_order(args.dt.to(gate.dtype), args.reverse)
-    if args.dt_bias is not None:
-        dt = dt + args.dt_bias.to(gate.dtype)[:, None, None]
-    if args.rule == "mamba":
-        return de * torch.sigmoid(dt), 0.0
-    squared = gate * gate
-    ddt = de * gate * (gate * torch.exp((-dt).clamp(max=MAX_EXPONENT)))
-    return ddt, -2 * k * (de * squared).sum(-1, keepdim=True)
+    return dy * sigmoid * (1 + z * (1 - sigmoid)), dy * z * sigmoid

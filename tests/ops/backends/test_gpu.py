@@ -1,4 +1,4 @@
-"""The GPU backends on a GPU, where there is one: values and gradients against the float64 oracle, streams, repetition."""
+"""The GPU backends on a GPU: values and gradients against the float64 oracle, streams, repetition."""
 
 from functools import partial
 

@@ -1,26 +1,48 @@
-"""Which code runs a scan: the backends in order of preference, what each can do here, and the choice between them."""
+"""The backends of the scan: what one provides, which of them run here, and the choice between them."""
 
 from __future__ import annotations
 
 import warnings
-from types import ModuleType
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from .. import reference
+from ..validate import ScanArguments
 from . import cpu as native
 from . import cuda
 from . import triton as triton_backend
 
-# A backend is a module with NAME, CHUNK, LANES, unavailable(device_type, dtype), forward and backward; the first that
-# can run a tensor's device type and dtype is taken.
-BACKENDS: dict[str, ModuleType] = {module.NAME: module for module in (native, cuda, triton_backend, reference)}
-_warned: set[tuple[str, torch.dtype]] = set()  # whose users know
+
+class Backend(Protocol):
+    """What a backend provides. A new one is a module with these names and an entry of `BACKENDS`."""
+
+    NAME: str  # for `scan(..., backend=NAME)`
+    CHUNK: int  # steps between two saved states
+    LANES: int  # channels of a saved state are padded to a multiple of this
+
+    def unavailable(self, device_type: str, dtype: torch.dtype = torch.float32) -> str | None:
+        """Why it cannot run on that device type and dtype, or None if it can."""
+
+    def forward(self, args: ScanArguments, save: bool) -> tuple[Tensor, Tensor]:
+        """Runs a scan of validated arguments.
+
+        Returns y, and with `save` the states before every CHUNK-th step in one dimension, else an empty tensor. The
+        layout of the states is the backend's own; there are `args.sizes.num_checkpoints(CHUNK, LANES)` numbers.
+        """
+
+    def backward(self, dy: Tensor, args: ScanArguments, checkpoints: Tensor) -> tuple[Tensor | None, ...]:
+        """Gradients of x, dt, k, q, z, A, D and dt_bias, contiguous and of their dtypes; None for those absent."""
+
+
+# In the order of preference: the first that can run a tensor's device type and dtype is taken.
+BACKENDS: dict[str, Backend] = {module.NAME: module for module in (native, cuda, triton_backend, reference)}
+_warned: set[tuple[str, torch.dtype]] = set()  # combinations of device type and dtype
 
 
 def backends(device: str | torch.device = "cpu") -> dict[str, str]:
-    """Says what can run a scan on a device.
+    """The backends, and whether they can run a scan on a device.
 
     Args:
         device: a torch device or its type, such as "cuda".
@@ -32,30 +54,28 @@ def backends(device: str | torch.device = "cpu") -> dict[str, str]:
     return {name: backend.unavailable(device_type) or "ready" for name, backend in BACKENDS.items()}
 
 
-def choose(x: Tensor, name: str | None) -> ModuleType:
-    """The backend that runs a scan of x's device and dtype: the one named, or the first that can.
+def choose(args: ScanArguments, name: str | None) -> Backend:
+    """The backend that runs a scan: the one named, or the first that can.
 
-    Raises:
-        ValueError: no backend has that name.
-        RuntimeError: the named backend cannot run there; the message says why.
+    Raises ValueError if no backend has that name, RuntimeError if the one named cannot run this scan.
     """
-    device_type = x.device.type
+    device_type, dtype = args.x.device.type, args.x.dtype
+    if args.A is not None and args.A.dim() == 4 and name in (None, "reference"):
+        return reference  # no kernel takes decay rates of each token
     if name is None:
-        chosen = next(b for b in BACKENDS.values() if b.unavailable(device_type, x.dtype) is None)
-        if chosen is reference and device_type != "meta" and (device_type, x.dtype) not in _warned:
-            _warned.add((device_type, x.dtype))
-            reasons = "; ".join(
-                f"{n}: {b.unavailable(device_type, x.dtype)}" for n, b in BACKENDS.items() if b is not chosen
-            )
-            warnings.warn(
-                f"vilonghorn scans {x.dtype} on {device_type!r} in plain torch, which is many times slower than a native "
-                f"kernel ({reasons})",
-                stacklevel=2,
-            )
+        chosen = next(b for b in BACKENDS.values() if b.unavailable(device_type, dtype) is None)
+        if chosen is reference and device_type != "meta" and (device_type, dtype) not in _warned:
+            _warned.add((device_type, dtype))
+            others = [(n, b) for n, b in BACKENDS.items() if b is not chosen]
+            reasons = "; ".join(f"{n}: {b.unavailable(device_type, dtype)}" for n, b in others)
+            slow = "in plain torch, which is many times slower than a native kernel"
+            warnings.warn(f"vilonghorn scans {dtype} on {device_type!r} {slow} ({reasons})", stacklevel=2)
         return chosen
     if name not in BACKENDS:
         raise ValueError(f"scan: no backend {name!r}; there are {', '.join(map(repr, BACKENDS))}")
-    reason = BACKENDS[name].unavailable(device_type, x.dtype)
+    reason = BACKENDS[name].unavailable(device_type, dtype)
+    if reason is None and args.A is not None and args.A.dim() == 4:
+        reason = "A of each token, (G, B, L, N), runs on backend 'reference' only"
     if reason is not None:
-        raise RuntimeError(f"scan: backend {name!r} cannot run {x.dtype} on {device_type!r}: {reason}")
+        raise RuntimeError(f"scan: backend {name!r} cannot run {dtype} on {device_type!r}: {reason}")
     return BACKENDS[name]

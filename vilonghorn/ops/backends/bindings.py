@@ -1,7 +1,6 @@
-"""The C interface of `kernels/` as ctypes sees it: its structs, and what fills them with tensors.
+"""The C interface of `kernels/` for ctypes: its structs, how they are filled with tensors, and how a library is opened.
 
-Shared by the backends that call compiled libraries, which are looked for in `vilonghorn/_lib`, where the build puts
-them. What a library exports beyond its structs is the backends' own matter.
+Structs and fields have the names of kernels/include/vilonghorn.h, without the prefix "Vl".
 """
 
 from __future__ import annotations
@@ -9,37 +8,33 @@ from __future__ import annotations
 import ctypes
 import math
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from ..validate import RULES, ScanArguments, checkpoint_shape
+from ..validate import RULES, ScanArguments
 
-ABI = 8  # VL_ABI of kernels/scan.h
-_int, _long, _pointer = ctypes.c_int32, ctypes.c_int64, ctypes.c_void_p
-_DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)  # in the order of VL_FLOAT32 and its kin
+ABI = 8  # VL_ABI
+_INT, _LONG, _POINTER = ctypes.c_int32, ctypes.c_int64, ctypes.c_void_p
+_DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)  # in the order of VL_FLOAT32, ...
 
 
 def library_path(name: str) -> Path:
-    """Where the library of a backend lies if it is built."""
+    """Where the build puts the library of a backend."""
     file = {"darwin": f"libvilonghorn_{name}.dylib", "win32": f"vilonghorn_{name}.dll"}
     return Path(__file__).parents[2] / "_lib" / file.get(sys.platform, f"libvilonghorn_{name}.so")
 
 
-def open_library(name: str, needs: str) -> tuple[ctypes.CDLL | None, str | None]:
-    """Opens the library of a backend.
+def open_library(name: str, requirement: str) -> tuple[ctypes.CDLL | None, str | None]:
+    """Opens the library of a backend; returns it and None, or None and the reason why it is not available.
 
-    Args:
-        name: of the backend, "cpu" or "cuda".
-        needs: what a machine must have to build it, for the message.
-
-    Returns:
-        The library and None, or None and the reason why it cannot be had.
+    `requirement` is what a machine needs to build it, for the message.
     """
     path = library_path(name)
     if not path.exists():
-        return None, f"not built: {path.name} is not in {path.parent} (install where there is {needs})"
+        return None, f"not built: {path.name} is not in {path.parent} (install where there is {requirement})"
     try:
         library = ctypes.CDLL(str(path))
     except OSError as error:
@@ -50,182 +45,167 @@ def open_library(name: str, needs: str) -> tuple[ctypes.CDLL | None, str | None]
     return library, None
 
 
-class Input(ctypes.Structure):  # VlInput of kernels/scan.h
-    _fields_ = [("data", _pointer), ("group", _long), ("batch", _long), ("step", _long)]
+def _fields(ctype: type, names: str) -> list[tuple[str, type]]:
+    return [(name, ctype) for name in names.split()]
 
 
-class Scan(ctypes.Structure):  # VlScan
+class Input(ctypes.Structure):
+    """An activation with strides in elements; its last dimension is contiguous."""
+
+    _fields_ = [*_fields(_POINTER, "data"), *_fields(_LONG, "direction batch step")]
+
+
+class Scan(ctypes.Structure):
+    """A scan and its gradients."""
+
     _fields_ = [
-        *((n, _long) for n in ("groups", "batch", "length", "channels", "states", "chunk", "parts")),
-        *((n, _int) for n in ("rule", "mean", "dtype", "threads")),
+        *_fields(_LONG, "directions batch length channels states chunk channel_splits"),
+        *_fields(_INT, "rule mean dtype threads"),
         ("reverse", ctypes.c_char_p),
-        *((n, Input) for n in ("x", "dt", "k", "q", "z")),
-        *((n, _pointer) for n in ("A", "D", "dt_bias", "y", "checkpoints", "sums")),
-        ("dy", Input),
-        *((n, _pointer) for n in ("dx", "ddt", "dk", "dq", "dz")),
-        ("dz_step", _long),
-        *((n, _pointer) for n in ("dA", "dD", "ddt_bias")),
+        *_fields(Input, "x dt k q z"),
+        *_fields(_POINTER, "A D dt_bias y checkpoints accumulator"),
+        *_fields(Input, "dy"),
+        *_fields(_POINTER, "dx ddt dk dq dz"),
+        *_fields(_LONG, "dz_step"),
+        *_fields(_POINTER, "dA dD ddt_bias"),
     ]
 
 
-class Split(ctypes.Structure):  # VlSplit
-    _fields_ = [("span", _long), ("summaries", _pointer), ("starts", _pointer)]
+class Split(ctypes.Structure):
+    """How a scan on a GPU is split over time."""
+
+    _fields_ = [*_fields(_LONG, "segment_steps"), *_fields(_POINTER, "summaries starts")]
 
 
-class Mix(ctypes.Structure):  # VlMix
+class MambaInner(ctypes.Structure):
+    """A mixer without its input and output projections."""
+
     _fields_ = [
         ("scan", Scan),
-        *((n, _long) for n in ("taps", "rank")),
-        *((n, _pointer) for n in ("conv_weight", "conv_bias", "x_proj", "dt_proj", "projected")),
-        *((n, _pointer) for n in ("dprojected", "dx", "dconv_weight", "dconv_bias", "dx_proj", "ddt_proj")),
+        *_fields(_LONG, "d_conv dt_rank"),
+        *_fields(_POINTER, "conv_weight conv_bias x_proj dt_proj projected"),
+        *_fields(_POINTER, "dprojected dx dconv_weight dconv_bias dx_proj ddt_proj"),
     ]
 
 
-class Norm(ctypes.Structure):  # VlNorm
+class Norm(ctypes.Structure):
+    """An RMS norm."""
+
     _fields_ = [
-        *((n, _long) for n in ("batch", "channels")),
-        *((n, _int) for n in ("dtype", "threads")),
+        *_fields(_LONG, "batch channels"),
+        *_fields(_INT, "dtype threads"),
         ("eps", ctypes.c_double),
-        *((n, _pointer) for n in ("x", "weight", "y", "scale", "dy", "add", "dx", "dweight")),
+        *_fields(_POINTER, "x weight y scale dy add dx dweight"),
     ]
 
 
-class Conv(ctypes.Structure):  # VlConv
+class Conv(ctypes.Structure):
+    """A depthwise convolution with SiLU."""
+
     _fields_ = [
-        *((n, _long) for n in ("groups", "batch", "length", "channels", "taps", "parts")),
-        *((n, _int) for n in ("dtype", "threads")),
+        *_fields(_LONG, "directions batch length channels d_conv channel_splits"),
+        *_fields(_INT, "dtype threads"),
         ("reverse", ctypes.c_char_p),
-        ("x", Input),
-        *((n, _pointer) for n in ("weight", "bias", "y")),
-        ("dy", Input),
-        *((n, _pointer) for n in ("dx", "dweight", "dbias")),
+        *_fields(Input, "x"),
+        *_fields(_POINTER, "weight bias y"),
+        *_fields(Input, "dy"),
+        *_fields(_POINTER, "dx dweight dbias"),
     ]
 
 
-class Matmul(ctypes.Structure):  # VlMatmul
-    _fields_ = [
-        *((n, _long) for n in ("rows", "columns", "depth")),
-        ("threads", _int),
-        *((n, _pointer) for n in ("a", "b")),
-        *((n, _long) for n in ("a_row", "a_depth", "b_depth", "b_column")),
-        *((n, _pointer) for n in ("add", "out")),
-    ]
+class Block(ctypes.Structure):
+    """A residual block."""
 
-
-class Block(ctypes.Structure):  # VlBlock
     _fields_ = [
-        *(
-            (n, _long)
-            for n in ("batch", "length", "dim", "groups", "channels", "states", "taps", "rank", "chunk", "parts")
-        ),
-        *((n, _int) for n in ("rule", "residual", "threads")),
+        *_fields(_LONG, "batch length dim directions channels states d_conv dt_rank chunk channel_splits"),
+        *_fields(_INT, "rule residual threads"),
         ("eps", ctypes.c_double),
         ("reverse", ctypes.c_char_p),
-        *(
-            (n, _pointer)
-            for n in ("x", "norm_weight", "in_proj", "conv_weight", "conv_bias", "x_proj", "dt_proj", "dt_bias")
-        ),
-        *((n, _pointer) for n in ("A", "D", "out_proj", "out", "xz", "projected", "checkpoints")),
-        *((n, _pointer) for n in ("dout", "dx", "dnorm_weight", "din_proj", "dconv_weight", "dconv_bias", "dx_proj")),
-        *((n, _pointer) for n in ("ddt_proj", "ddt_bias", "dA", "dD", "dout_proj")),
+        *_fields(_POINTER, "x norm_weight in_proj conv_weight conv_bias x_proj dt_proj dt_bias A D out_proj"),
+        *_fields(_POINTER, "out xz projected checkpoints dout"),
+        *_fields(_POINTER, "dx dnorm_weight din_proj dconv_weight dconv_bias dx_proj"),
+        *_fields(_POINTER, "ddt_proj ddt_bias dA dD dout_proj"),
     ]
 
 
-class Call:
-    """Fills a struct, and keeps what it points to alive until the call is over.
+class Params:
+    """Fills the struct of one kernel call with activations of a dtype, and keeps alive what it points to."""
 
-    Args:
-        struct: a `Scan`, `Conv`, `Norm` or the `Scan` of a `Mix`.
-        dtype: of activations; float64 where everything is.
-        reverse: a flag for each direction, if there are directions.
-        device: of all tensors.
-    """
-
-    def __init__(self, struct: ctypes.Structure, dtype: torch.dtype, reverse: tuple[bool, ...], device: torch.device):
+    def __init__(self, struct: ctypes.Structure, dtype: torch.dtype, reverse: Sequence[int], device: torch.device):
         self.struct, self.dtype, self.device = struct, dtype, device
-        self.real = torch.float64 if dtype == torch.float64 else torch.float32  # of parameters, states and their sums
+        self.compute_dtype = torch.float64 if dtype == torch.float64 else torch.float32  # of all but activations
         self.alive = []
         struct.dtype = _DTYPES.index(dtype)
         if reverse:
             struct.reverse = bytes(reverse)
 
-    def output(self, name: str, shape: tuple[int, ...], dtype: torch.dtype | None = None, struct=None) -> Tensor:
-        """A new tensor for the kernel to fill, of the activations' dtype unless another is given, by the name of its field
-        in `struct`, another than the call's own if given."""
-        t = torch.empty(shape, dtype=dtype or self.dtype, device=self.device)
-        setattr(struct or self.struct, name, self.pointer(t))
-        return t
+    def pointer(self, t: Tensor) -> int:
+        """A pointer to a tensor that already has the layout and dtype that the kernel takes."""
+        self.alive.append(t)
+        return t.data_ptr()
 
-    def gradient(self, name: str, of: Tensor | None, struct=None) -> Tensor | None:
-        """As `output`, of a parameter's gradient; None if the parameter is absent."""
-        return None if of is None else self.output(name, of.shape, self.real, struct)
-
-    def input(self, t: Tensor | None) -> Input:
-        """An activation of 3 or 4 dimensions, copied only where its dtype differs or its last stride is not 1. The groups
-        share one of 3."""
+    def activation(self, t: Tensor | None) -> Input:
+        """A view of 4 dimensions, or of 3 for all directions; copied if dtype or last stride do not fit."""
         if t is None:
             return Input()
         if t.dtype != self.dtype:
             t = t.to(self.dtype)
         if t.stride(-1) != 1:
             t = t.contiguous()
-        *group, batch, step, _ = t.stride()
-        return Input(self.pointer(t), *group or (0,), batch, step)
+        *direction, batch, step, _ = t.stride()
+        return Input(self.pointer(t), *direction or (0,), batch, step)
 
     def parameter(self, t: Tensor | None) -> int | None:
-        """A pointer to the tensor's numbers in the dtype of states, contiguous."""
+        """A pointer to a contiguous tensor of the compute dtype."""
         if t is None:
             return None
-        return self.pointer((t if t.dtype == self.real else t.to(self.real)).contiguous())
+        return self.pointer((t if t.dtype == self.compute_dtype else t.to(self.compute_dtype)).contiguous())
 
-    def pointer(self, t: Tensor) -> int:
-        """A pointer to a tensor that is as the kernel wants it."""
-        self.alive.append(t)
-        return t.data_ptr()
+    def output(self, name: str, shape: Sequence[int], dtype: torch.dtype | None = None, struct=None) -> Tensor:
+        """Allocates what the kernel writes to field `name` (of `struct`, if given), by default an activation."""
+        t = torch.empty(shape, dtype=dtype or self.dtype, device=self.device)
+        setattr(struct or self.struct, name, self.pointer(t))
+        return t
+
+    def gradient(self, name: str, of: Tensor | None, struct=None) -> Tensor | None:
+        """Allocates the gradient of a parameter, in the compute dtype; None if the parameter is absent."""
+        return None if of is None else self.output(name, of.shape, self.compute_dtype, struct)
 
 
-class ScanCall(Call):
-    """A scan of checked arguments; `chunk` and `lanes` are the backend's CHUNK and LANES."""
+class ScanParams(Params):
+    """A scan of validated arguments; `chunk` and `lanes` are the backend's CHUNK and LANES."""
 
     def __init__(self, args: ScanArguments, dtype: torch.dtype, chunk: int, lanes: int):
-        (G, B, L, D), N = args.x.shape, args.k.shape[-1]
-        struct = Scan(groups=G, batch=B, length=L, channels=D, states=N, chunk=chunk)
+        G, B, L, D, N, *_ = args.sizes
+        struct = Scan(G, B, L, D, N, chunk, 1, RULES.index(args.rule), args.reduce == "mean", dz_step=D)
         super().__init__(struct, dtype, args.reverse, args.x.device)
         self.args = args
-        struct.rule, struct.mean, struct.dz_step = RULES.index(args.rule), args.reduce == "mean", D
-        struct.x, struct.dt, struct.k, struct.q, struct.z = map(self.input, args[:5])
+        struct.x, struct.dt, struct.k, struct.q, struct.z = map(self.activation, args[:5])
         struct.A, struct.D, struct.dt_bias = map(self.parameter, args[5:8])
-        self.checkpoint_shape = checkpoint_shape(G, B, L, N, D, chunk, lanes)
+        self.checkpoint_shape = args.sizes.checkpoint_shape(chunk, lanes)
 
     def forward_outputs(self, save: bool) -> tuple[Tensor, Tensor]:
-        """y and the checkpoints (an empty tensor without `save`)."""
+        """Allocates y and the checkpoints, an empty tensor without `save`."""
         y = self.output("y", self.args.output_shape)
         if not save:
-            return y, torch.empty(0, dtype=self.real, device=self.device)
-        return y, self.output("checkpoints", (math.prod(self.checkpoint_shape),), self.real)
+            return y, torch.empty(0, dtype=self.compute_dtype, device=self.device)
+        return y, self.output("checkpoints", (math.prod(self.checkpoint_shape),), self.compute_dtype)
 
     def backward_outputs(self, dy: Tensor, checkpoints: Tensor) -> tuple[Tensor | None, ...]:
-        """Sets what backward reads, and returns the gradients that it fills of x, dt, k, q and z; those of k and q have a
-        leading axis where there are `parts`."""
-        args, struct, real = self.args, self.struct, self.real
-        struct.dy, struct.checkpoints = self.input(dy), self.pointer(checkpoints)
-        G, B, L, D = args.x.shape
-        keys = args.k.shape if struct.parts == 1 else (struct.parts, *args.k.shape)
-        return (
-            self.output("dx", (G, B, L, D)),
-            self.output("ddt", (G, B, L, D)),
-            self.output("dk", keys, real),
-            self.output("dq", keys, real),
-            None if args.z is None else self.output("dz", (B, L, D)),
-        )
+        """Sets the inputs of backward; allocates dx, ddt, dk, dq and dz. Channel splits are axis 0 of dk and dq."""
+        args, struct = self.args, self.struct
+        struct.dy, struct.checkpoints = self.activation(dy), self.pointer(checkpoints)
+        k_shape = args.k.shape if struct.channel_splits == 1 else (struct.channel_splits, *args.k.shape)
+        dx, ddt = (self.output(name, args.x.shape) for name in ("dx", "ddt"))
+        dk, dq = (self.output(name, k_shape, self.compute_dtype) for name in ("dk", "dq"))
+        return dx, ddt, dk, dq, None if args.z is None else self.output("dz", args.z.shape)
 
-    def gradients(self, outputs: tuple[Tensor | None, ...]) -> tuple[Tensor | None, ...]:
-        """The operator's gradients out of what backward filled."""
-        return tuple(None if grad is None else summed(grad, t) for grad, t in zip(outputs, self.args))
+    def gradients(self, outputs: Sequence[Tensor | None]) -> tuple[Tensor | None, ...]:
+        """The kernel's gradients in the dtypes of the tensors, summed over an axis in front of theirs."""
 
+        def reduce(grad: Tensor, t: Tensor) -> Tensor:
+            if grad.dim() > t.dim():
+                grad = grad[0] if len(grad) == 1 else grad.sum(0)
+            return grad.to(t.dtype)
 
-def summed(grad: Tensor, of: Tensor) -> Tensor:
-    """A kernel's gradient in the dtype of its tensor, summed over the axis that it has before the tensor's own, if any."""
-    if grad.dim() > of.dim():
-        grad = grad[0] if len(grad) == 1 else grad.sum(0)
-    return grad if grad.dtype == of.dtype else grad.to(of.dtype)
+        return tuple(None if grad is None else reduce(grad, t) for grad, t in zip(outputs, self.args))

@@ -1,37 +1,54 @@
-"""The compiled kernels of `kernels/` for processors: opens their library with ctypes and calls it.
+"""The CPU backend: calls the compiled kernels of `kernels/cpu` for the scan, the mixer around it and a whole block.
 
-The structs that it passes are in `abi`; the library knows nothing of torch.
+The library picks the best instruction set that the processor supports. The environment variable VILONGHORN_ISA chooses
+another: "v2", "v3" or "v4" on x86-64, "generic" elsewhere.
+
+Some kernels need memory to work in. It stays with the calling thread, as large as its largest call needed.
 """
 
 from __future__ import annotations
 
 import ctypes
 import math
+import os
+from collections.abc import Sequence
+from typing import TypeVar
 
 import torch
 from torch import Tensor
+from torch.profiler import record_function
 
-from ..validate import ScanArguments
-from .bindings import Call, Matmul, ScanCall, open_library
+from .._torch import is_profiling
+from ..validate import RULES, BlockArguments, MambaInnerArguments, NormArguments, ScanArguments, Sizes
+from .bindings import Block, Conv, Input, MambaInner, Norm, Params, Scan, ScanParams, open_library
 
 NAME = "cpu"
 CHUNK = 64  # steps between two saved states: smaller costs memory, larger outgrows the cache in backward
 LANES = 16  # channels of a saved state are padded to the widest vector
+ISA_VARIABLE = "VILONGHORN_ISA"
+P = TypeVar("P", bound=Params)
+# Stages of a block, by the numbers that the library gives them.
+FORWARD_STAGES = ("norm", "in_proj", "mamba_inner", "out_proj")
+BACKWARD_STAGES = (
+    "out_proj_backward",
+    "mamba_inner_backward",
+    "out_proj_gradient",
+    "in_proj_backward",
+    "norm_backward",
+    "in_proj_gradient",
+)
 
 
 def _open() -> tuple[ctypes.CDLL | None, str | None]:
-    """The library, or None and the reason why it cannot be had."""
+    """The library and None, or None and the reason why it is not available."""
     library, reason = open_library(NAME, "a C++ compiler")
     if library is None:
         return None, reason
     library.vl_level_name.restype = library.vl_threading.restype = ctypes.c_char_p
     library.vl_multiply_adds.argtypes, library.vl_multiply_adds.restype = (ctypes.c_int, ctypes.c_int64), ctypes.c_int64
-    if not any(library.vl_level_runs(level) for level in range(library.vl_levels())):
+    if not any(library.vl_level_runs(isa) for isa in range(library.vl_levels())):
         return None, "the library holds no instruction set that this processor has"
     return library, None
-
-
-library, _reason = _open()
 
 
 def unavailable(device_type: str, dtype: torch.dtype = torch.float32) -> str | None:
@@ -39,90 +56,240 @@ def unavailable(device_type: str, dtype: torch.dtype = torch.float32) -> str | N
     return "runs on the CPU alone" if device_type != "cpu" else _reason
 
 
-def levels() -> dict[str, int]:
-    """Instruction set levels of the library that this processor runs, by name, the plainest first."""
+def isa_levels() -> dict[str, int]:
+    """The instruction sets of the library that this processor supports, ascending: name to index in the library."""
     if library is None:
         return {}
-    runs = (level for level in range(library.vl_levels()) if library.vl_level_runs(level))
-    return {library.vl_level_name(level).decode(): level for level in runs}
+    supported = (isa for isa in range(library.vl_levels()) if library.vl_level_runs(isa))
+    return {library.vl_level_name(isa).decode(): isa for isa in supported}
 
 
-def multiply_adds(rounds: int, level: int) -> int:
-    """Does nothing but multiply-adds of float32, on this thread and without the GIL; returns how many lanes there were.
+def _chosen_isa() -> int:
+    """The index of the instruction set that the environment variable names; -1, the best, if it names none."""
+    name, levels = os.environ.get(ISA_VARIABLE), isa_levels()
+    if not name or not levels:
+        return -1
+    if name not in levels:
+        raise ValueError(f"{ISA_VARIABLE} is {name!r}, expected one of {', '.join(map(repr, levels))}")
+    return levels[name]
 
-    Held against the clock, it tells what the processor can do. `level` is one of `levels()`.
-    """
-    return library.vl_multiply_adds(level, rounds)
+
+library, _reason = _open()
+_isa = _chosen_isa()
 
 
-def forward(args: ScanArguments, save: bool, level: int = -1) -> tuple[Tensor, Tensor]:
-    """The scan, and the states before every CHUNK-th step if `save` (in the kernel's own layout).
+def multiply_adds(rounds: int, isa: int) -> int:
+    """Runs float32 multiply-adds on this thread, without the GIL, and returns their number; `isa` is an index."""
+    return library.vl_multiply_adds(isa, rounds)
 
-    `level` is one of `levels()`; -1 takes the best.
-    """
-    call = _scan_call(args)
-    y, checkpoints = call.forward_outputs(save)
-    add_up(call, args.reduce == "mean")
-    run(library.vl_scan_forward, call.struct, level)
+
+def forward(args: ScanArguments, save: bool) -> tuple[Tensor, Tensor]:
+    """Runs a scan; see `Backend`."""
+    params = _set_parallelism(ScanParams(args, args.x.dtype, CHUNK, LANES))
+    y, checkpoints = params.forward_outputs(save)
+    _alloc_accumulator(params, args.reduce == "mean")
+    _run(library.vl_scan_forward, params.struct)
     return y, checkpoints
 
 
-def backward(dy: Tensor, args: ScanArguments, checkpoints: Tensor, level: int = -1) -> tuple[Tensor | None, ...]:
-    """Gradients of x, dt, k, q, z, A, D and dt_bias; None for those absent."""
-    call = _scan_call(args)
+def backward(dy: Tensor, args: ScanArguments, checkpoints: Tensor) -> tuple[Tensor | None, ...]:
+    """Gradients of a scan; see `Backend`."""
+    params = _set_parallelism(ScanParams(args, args.x.dtype, CHUNK, LANES))
     parameters = zip(("dA", "dD", "ddt_bias"), args[5:8])
-    outputs = *call.backward_outputs(dy, checkpoints), *(call.gradient(name, p) for name, p in parameters)
-    add_up(call, args.z is not None)
-    run(library.vl_scan_backward, call.struct, level)
-    return call.gradients(outputs)
+    outputs = *params.backward_outputs(dy, checkpoints), *(params.gradient(name, p) for name, p in parameters)
+    _alloc_accumulator(params, args.z is not None)
+    _run(library.vl_scan_backward, params.struct)
+    return params.gradients(outputs)
 
 
-def matmul(a: Tensor, b: Tensor, level: int = -1) -> Tensor:
-    """a b for float32 matrices (rows, depth) and (depth, columns), not empty, each contiguous along one dimension.
+def mamba_inner_forward(args: MambaInnerArguments, save: bool) -> tuple[Tensor, Tensor, Tensor]:
+    """Runs `vilonghorn.ops.mamba_inner`; returns y, and to save the projections (G, B, L, R + 2N) and checkpoints."""
+    G, B, L, D, N, _, R = sizes = args.sizes
+    params, fused = _mamba_inner_params(args, sizes)
+    dtype, num_saved = params.compute_dtype, sizes.num_checkpoints(CHUNK, LANES)
+    checkpoints = params.output("checkpoints", (num_saved,), dtype) if save else args.xz.new_empty(0, dtype=dtype)
+    projected = params.output("projected", (G, B, L, R + 2 * N), dtype, fused)
+    y = params.output("y", (B, L, D))  # last: where it is freed first, it leaves no hole between tensors that stay
+    _run(library.vl_mix_forward, fused)
+    return y, projected if save else projected.new_empty(0), checkpoints
 
-    Every sum is taken in the order of the depth: it depends on neither the number of threads nor the other rows.
+
+def mamba_inner_backward(
+    dy: Tensor, args: MambaInnerArguments, projected: Tensor, checkpoints: Tensor
+) -> tuple[Tensor | None, ...]:
+    """Gradients of the tensors of `args`, in their order; None for those absent."""
+    G, B, L, D, *_ = sizes = args.sizes
+    params, fused = _mamba_inner_params(args, sizes, num_accumulated=2)
+    scan, dtype = params.struct, params.compute_dtype
+    scan.dy, scan.checkpoints = params.activation(dy), params.pointer(checkpoints)
+    fused.projected = params.pointer(projected)
+    params.output("dprojected", (scan.channel_splits, *projected.shape), dtype, fused)
+    if scan.channel_splits > 1:
+        params.output("dx", (G, B, L, D), dtype)
+    dxz = params.output("dx", (B, L, 2 * D), struct=fused)
+    scan.dz, scan.dz_step = dxz.data_ptr() + D * dxz.element_size(), 2 * D
+    weights = list(zip(args._fields[1:8], args[1:8]))
+    grads = [params.gradient(f"d{name}", w, scan if hasattr(scan, f"d{name}") else fused) for name, w in weights]
+    _run(library.vl_mix_backward, fused)
+    return dxz, *(None if grad is None else grad.to(w.dtype) for grad, (_, w) in zip(grads, weights))
+
+
+def conv_forward(x: Tensor, weight: Tensor, bias: Tensor, reverse: Sequence[int]) -> Tensor:
+    """Runs `vilonghorn.ops.conv_silu`."""
+    params = _conv_params(x, weight, bias, reverse)
+    y = params.output("y", (len(weight), *x.shape))
+    _run(library.vl_conv_forward, params.struct)
+    return y
+
+
+def conv_backward(
+    dy: Tensor, x: Tensor, weight: Tensor, bias: Tensor, reverse: Sequence[int]
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients of x, weight and bias."""
+    params = _conv_params(x, weight, bias, reverse)
+    params.struct.dy = params.activation(dy)
+    dx = params.output("dx", x.shape)
+    dweight, dbias = params.gradient("dweight", weight), params.gradient("dbias", bias)
+    _run(library.vl_conv_backward, params.struct)
+    return dx, dweight.to(weight.dtype), dbias.to(bias.dtype)
+
+
+def norm_forward(args: NormArguments, save: bool) -> tuple[Tensor, Tensor]:
+    """Runs `vilonghorn.ops.rms_norm`; returns y, and to save 1 / sqrt(mean(x^2) + eps) of each row."""
+    params, shape = _norm_params(*args), args.x.shape
+    y, scale = params.output("y", shape), params.output("scale", shape[:-1], params.compute_dtype)
+    _run(library.vl_norm_forward, params.struct)
+    return y, scale if save else scale.new_empty(0)
+
+
+def norm_backward(dy: Tensor, x: Tensor, weight: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
+    """Gradients of x and weight."""
+    params = _norm_params(x, weight, 0.0)
+    params.struct.scale, params.struct.dy = params.pointer(scale), params.pointer(dy.to(x.dtype).contiguous())
+    dx = params.output("dx", x.shape)
+    dweight = params.gradient("dweight", weight)
+    _run(library.vl_norm_backward, params.struct)
+    return dx, dweight.to(weight.dtype)
+
+
+def block_forward(args: BlockArguments, save: bool) -> tuple[Tensor, ...]:
+    """Runs `vilonghorn.ops.block`.
+
+    Returns the result, and with `save` what backward reads, else empty tensors: xz, (B, L, 2D); the projections,
+    (G, B, L, R + 2N); and the checkpoints, in one dimension.
     """
-    (rows, depth), columns = a.shape, b.shape[1]
-    out = a.new_empty(rows, columns)
-    pointers, strides = (a.data_ptr(), b.data_ptr()), (*_strides(a), *_strides(b))
-    struct = Matmul(rows, columns, depth, torch.get_num_threads(), *pointers, *strides, None, out.data_ptr())
-    run(library.vl_matmul, struct, level)
-    return out
+    G, B, L, D, N, _, R = sizes = args.sizes
+    struct, _alive = _block_struct(args, sizes)
+    new = args.x.new_empty
+    xz, projected = new(B, L, 2 * D), new(G, B, L, R + 2 * N)
+    checkpoints = new(sizes.num_checkpoints(CHUNK, LANES) if save else 0)
+    out = new(args.x.shape)  # last: when it is freed first, it leaves no hole in the heap
+    struct.out, struct.xz, struct.projected = out.data_ptr(), xz.data_ptr(), projected.data_ptr()
+    if save:
+        struct.checkpoints = checkpoints.data_ptr()
+    _run_stages(library.vl_block_forward, FORWARD_STAGES, struct)
+    return (out, xz, projected, checkpoints) if save else (out, new(0), new(0), checkpoints)
 
 
-def _strides(t: Tensor) -> tuple[int, int]:
-    """Of a matrix; that of a single column says nothing, and torch sets it at will."""
-    row, column = t.stride()
-    return row, 1 if t.shape[1] == 1 else column
+def block_backward(
+    dout: Tensor, saved: Sequence[Tensor], args: BlockArguments, wanted: Sequence[int]
+) -> list[Tensor | None]:
+    """Gradients of the tensors of `args`, in their order; None for those absent.
+
+    The weights of the two linear layers get empty gradients where they are not `wanted`.
+    """
+    struct, _alive = _block_struct(args, args.sizes)
+    dout = dout.contiguous()
+    struct.dout = dout.data_ptr()
+    struct.xz, struct.projected, struct.checkpoints = (t.data_ptr() for t in saved)
+    grads = []
+    for name, t, needed in zip(args._fields, args[:11], wanted):
+        if t is None:
+            grads.append(None)
+        elif not needed and name in ("in_proj", "out_proj"):
+            grads.append(t.new_empty(0))
+        else:
+            grads.append(t.new_empty(t.shape))
+            setattr(struct, "d" + name, grads[-1].data_ptr())
+    _run_stages(library.vl_block_backward, BACKWARD_STAGES, struct)
+    return grads
 
 
-def _scan_call(args: ScanArguments) -> ScanCall:
-    call = ScanCall(args, args.x.dtype, CHUNK, LANES)
-    share(call, jobs=args.x.shape[1], channels=args.x.shape[3])
-    return call
+def num_channel_splits(jobs: int, channels: int, lanes: int, threads: int) -> int:
+    """Into how many parts the channels of a sequence are split, so that the threads are evenly busy.
 
-
-def add_up(call: Call, meet: bool, results: int = 1) -> None:
-    """Room for float32 sums of what directions add to so many results side by side, where those are of a shorter type."""
-    s = call.struct
-    if meet and s.groups > 1 and call.dtype != call.real:
-        call.output("sums", (s.batch, s.length, results * s.channels), call.real)
-
-
-def share(call: Call, jobs: int, channels: int) -> None:
-    """Sequences share the work; where they are too few to keep the threads evenly busy, so do parts of the channels: as few
-    as will do, for each part adds up gradients of keys and queries for itself."""
-    threads = torch.get_num_threads()
-    lanes = LANES // 2 if call.dtype == torch.float64 else LANES
-    call.struct.threads, call.struct.parts = threads, parts_of(jobs, channels, lanes, threads)
-
-
-def parts_of(jobs: int, channels: int, lanes: int, threads: int) -> int:
-    """Of the channels of a sequence; see `share`."""
+    As few as possible: each part computes gradients of k and q for itself.
+    """
     wanted = 1 if jobs >= 4 * threads else threads // math.gcd(jobs, threads)
     return max(1, min(wanted, -(-channels // lanes)))
 
 
-def run(function, struct: ctypes.Structure, level: int, *options: int) -> None:
-    if function(ctypes.byref(struct), *options, level):
-        raise RuntimeError(f"the CPU kernel could not run: out of memory, or level {level} is not among {levels()}")
+def _mamba_inner_params(args: MambaInnerArguments, sizes: Sizes, num_accumulated: int = 1) -> tuple[Params, MambaInner]:
+    """The parameters of the scan within, and the struct around it."""
+    G, B, L, D, N, K, R = sizes
+    scan = Scan(G, B, L, D, N, CHUNK, 1, RULES.index(args.rule), True)
+    fused = MambaInner(scan, K, R)
+    params = Params(fused.scan, args.xz.dtype, args.reverse, args.xz.device)
+    x = params.struct.x = params.activation(args.xz)
+    params.struct.z = Input((x.data or 0) + D * params.dtype.itemsize, x.direction, x.batch, x.step)
+    params.struct.A, params.struct.D, params.struct.dt_bias = map(params.parameter, (args.A, args.D, args.dt_bias))
+    fused.conv_weight, fused.conv_bias = params.parameter(args.conv_weight), params.parameter(args.conv_bias)
+    fused.x_proj, fused.dt_proj = params.parameter(args.x_proj), params.parameter(args.dt_proj)
+    _set_parallelism(params)
+    _alloc_accumulator(params, True, num_accumulated)
+    return params, fused
+
+
+def _conv_params(x: Tensor, weight: Tensor, bias: Tensor, reverse: Sequence[int]) -> Params:
+    (B, L, D), (G, _, K) = x.shape, weight.shape
+    params = Params(Conv(G, B, L, D, K), x.dtype, reverse, x.device)
+    params.struct.x = params.activation(x)
+    params.struct.weight, params.struct.bias = params.parameter(weight), params.parameter(bias)
+    return _set_parallelism(params)
+
+
+def _norm_params(x: Tensor, weight: Tensor, eps: float) -> Params:
+    C = x.shape[-1]
+    struct = Norm(x.numel() // C, C, threads=torch.get_num_threads(), eps=eps)
+    params = Params(struct, x.dtype, (), x.device)
+    struct.x, struct.weight = params.pointer(x.contiguous()), params.parameter(weight)
+    return params
+
+
+def _block_struct(args: BlockArguments, sizes: Sizes) -> tuple[Block, list[Tensor | None]]:
+    """The struct, and the tensors that must stay alive during the call."""
+    (G, B, L, D, N, K, R), dim, threads = sizes, args.x.shape[-1], torch.get_num_threads()
+    tensors = [None if t is None else t.contiguous() for t in args[:11]]
+    splits = num_channel_splits(B, D, LANES, threads)
+    options = (RULES.index(args.rule), args.residual, threads, args.eps, bytes(args.reverse))
+    pointers = (None if t is None else t.data_ptr() for t in tensors)
+    return Block(B, L, dim, G, D, N, K, R, CHUNK, splits, *options, *pointers), tensors
+
+
+def _set_parallelism(params: P) -> P:
+    """Threads share the sequences, and where these are few also parts of their channels."""
+    s, threads = params.struct, torch.get_num_threads()
+    lanes = LANES // 2 if params.dtype == torch.float64 else LANES
+    s.threads, s.channel_splits = threads, num_channel_splits(s.batch, s.channels, lanes, threads)
+    return params
+
+
+def _alloc_accumulator(params: Params, shared: bool, num_results: int = 1) -> None:
+    """Memory for float32 sums over directions, if they have `shared` results of a shorter dtype."""
+    s = params.struct
+    if shared and s.directions > 1 and params.dtype != params.compute_dtype:
+        params.output("accumulator", (s.batch, s.length, num_results * s.channels), params.compute_dtype)
+
+
+def _run(function, struct: ctypes.Structure, *stage: int) -> None:
+    if function(ctypes.byref(struct), *stage, _isa):
+        raise RuntimeError("the CPU kernel could not run: out of memory")
+
+
+def _run_stages(function, stages: Sequence[str], struct: Block) -> None:
+    """Runs all stages in one call; while a profile is taken, each in a call that the profile names."""
+    if not is_profiling():
+        return _run(function, struct, -1)
+    for number, stage in enumerate(stages):
+        with record_function(f"vilonghorn::block/{stage}"):
+            _run(function, struct, number)

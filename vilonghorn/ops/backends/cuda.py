@@ -1,7 +1,7 @@
-"""The compiled kernels of `kernels/` for NVIDIA GPUs: opens their library and queues them on torch's stream.
+"""The CUDA backend: calls the compiled kernels of `kernels/cuda` for NVIDIA GPUs, on torch's stream.
 
-Float64 has no kernel; more than 16 states run in float32, which activations are converted to on the way. Only scans of 16
-states are split over time (see `segments`).
+There are no kernels for float64. With more than 16 states, activations are converted to float32. Only scans of 16
+states are split over time (see `splits`).
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..validate import ScanArguments
-from . import splits as segments
-from .bindings import Input, ScanCall, Split, open_library
+from . import splits
+from .bindings import Input, ScanParams, Split, open_library
 
 NAME = "cuda"
 CHUNK = 8  # steps between two saved states
 LANES = 64  # channels of a saved state are padded to the tile of a warp
-NATIVE_STATES = 16  # up to here kernels exist for every dtype
-SPLIT_STATES = 16  # VL_SPLIT_STATES of kernels/scan.h
-RESIDENT = 8  # warps that a multiprocessor runs at once: more have no registers in backward
+SHORT_DTYPE_STATES = 16  # up to here kernels exist for every dtype
+SPLIT_STATES = 16  # VL_SPLIT_STATES
+RESIDENT_WARPS = 8  # of a multiprocessor: registers allow no more in backward
 MAX_DIRECTIONS = 64
 MAX_STRIDE = 2**31 - 1
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -30,15 +30,13 @@ DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 @functools.cache
 def _open() -> tuple[ctypes.CDLL | None, str | None]:
-    """The library, or None and the reason why it cannot be had."""
+    """The library and None, or None and the reason why it is not available."""
     library, reason = open_library(NAME, "nvcc")
-    if library is None:
-        return None, reason
-    return declare(library), None
+    return (None, reason) if library is None else (declare(library), None)
 
 
 def declare(library: ctypes.CDLL) -> ctypes.CDLL:
-    """Tells ctypes the types that are not int."""
+    """Sets the argument and result types other than int."""
     library.vl_cuda_error.restype = ctypes.c_char_p
     library.vl_cuda_parts.restype = ctypes.c_int64
     for function in (library.vl_cuda_scan_forward, library.vl_cuda_scan_backward):
@@ -69,85 +67,84 @@ def _unavailable_on(device: int) -> str | None:
 
 
 def forward(args: ScanArguments, save: bool) -> tuple[Tensor, Tensor]:
-    """The scan, and the states before every CHUNK-th step if `save` (in the kernel's own layout)."""
+    """Runs a scan; see `Backend`."""
     if args.x.shape[-1] % 2:
-        y, checkpoints = forward(_even(args), save)
+        y, checkpoints = forward(_pad_to_even(args), save)
         return y[..., :-1].contiguous(), checkpoints
-    call = _CudaCall(args)
-    y, checkpoints = call.forward_outputs(save)
-    call.run(_open()[0].vl_cuda_scan_forward, meet=args.reduce == "mean")
+    params = _CudaParams(args)
+    y, checkpoints = params.forward_outputs(save)
+    params.run(_open()[0].vl_cuda_scan_forward, accumulate=args.reduce == "mean")
     return y.to(args.x.dtype), checkpoints
 
 
 def backward(dy: Tensor, args: ScanArguments, checkpoints: Tensor) -> tuple[Tensor | None, ...]:
-    """Gradients of x, dt, k, q, z, A, D and dt_bias; None for those absent."""
-    inputs = (args.x, args.dt, args.k, args.q, args.z, args.A, args.D, args.dt_bias)
+    """Gradients of a scan; see `Backend`."""
     if args.x.numel() == 0:
-        return tuple(None if t is None else torch.zeros_like(t) for t in inputs)
+        return tuple(None if t is None else torch.zeros_like(t) for t in args[:8])
     if args.x.shape[-1] % 2:
-        grads = backward(F.pad(dy, (0, 1)), _even(args), checkpoints)
-        return tuple(None if t is None else g[tuple(map(slice, t.shape))].contiguous() for g, t in zip(grads, inputs))
-    call = _CudaCall(args)
-    call.struct.parts = _open()[0].vl_cuda_parts(ctypes.byref(call.struct))
-    rows, parameters = call.struct.batch * call.split.segments, zip(("dA", "dD", "ddt_bias"), args[5:8])
-    outputs = (
-        *call.backward_outputs(dy, checkpoints),
-        *(None if p is None else call.output(name, (rows, *p.shape), torch.float32) for name, p in parameters),
-    )
-    call.run(_open()[0].vl_cuda_scan_backward, meet=args.z is not None)
-    return call.gradients(outputs)
+        grads = backward(F.pad(dy, (0, 1)), _pad_to_even(args), checkpoints)
+        cut = zip(grads, args[:8])
+        return tuple(None if t is None else grad[tuple(map(slice, t.shape))].contiguous() for grad, t in cut)
+    params, library = _CudaParams(args), _open()[0]
+    params.struct.channel_splits = library.vl_cuda_parts(ctypes.byref(params.struct))
+    rows, parameters = params.struct.batch * params.split.num_segments, zip(("dA", "dD", "ddt_bias"), args[5:8])
+    grads = params.backward_outputs(dy, checkpoints)
+    sums = (None if p is None else params.output(name, (rows, *p.shape), torch.float32) for name, p in parameters)
+    outputs = *grads, *sums
+    params.run(library.vl_cuda_scan_backward, accumulate=args.z is not None)
+    return params.gradients(outputs)
 
 
-def _even(args: ScanArguments) -> ScanArguments:
-    """One more channel of zeros: the kernels read channels in pairs."""
-    wider = {n: F.pad(t, (0, 1)) for n, t in args.tensors().items() if n in ("x", "dt", "z", "D", "dt_bias")}
+def _pad_to_even(args: ScanArguments) -> ScanArguments:
+    """Adds a channel of zeros: the kernels read channels in pairs."""
+    given = {name: getattr(args, name) for name in ("x", "dt", "z", "D", "dt_bias")}
+    padded = {name: F.pad(t, (0, 1)) for name, t in given.items() if t is not None}
     if args.A is not None:
-        wider["A"] = F.pad(args.A, (0, 0, 0, 1))
-    return args._replace(**wider)
+        padded["A"] = F.pad(args.A, (0, 0, 0, 1))
+    return args._replace(**padded)
 
 
-class _CudaCall(ScanCall):
+class _CudaParams(ScanParams):
     def __init__(self, args: ScanArguments):
         if args.x.dtype not in DTYPES:
             raise TypeError(f"scan: the CUDA kernels take {', '.join(map(str, DTYPES))}, not {args.x.dtype}")
         if len(args.reverse) > MAX_DIRECTIONS:
             raise ValueError(f"scan: the CUDA kernels take up to {MAX_DIRECTIONS} directions, not {len(args.reverse)}")
-        self.pairs = args.x.shape[-1]
-        dtype = args.x.dtype if args.k.shape[-1] <= NATIVE_STATES else torch.float32
-        super().__init__(args, dtype, CHUNK, LANES)
-        machine = segments.Machine(segments.processors(self.device) * RESIDENT, channels=LANES, teams=2)
-        splits = args.k.shape[-1] == SPLIT_STATES
-        self.split = segments.split(args, machine, CHUNK) if splits else segments.Split(None, 1)
+        states, self.channels = args.k.shape[-1], args.x.shape[-1]
+        super().__init__(args, args.x.dtype if states <= SHORT_DTYPE_STATES else torch.float32, CHUNK, LANES)
+        self.split = splits.Split(None, 1)
+        if states == SPLIT_STATES:
+            warps = splits.multiprocessors(self.device) * RESIDENT_WARPS
+            self.split = splits.split(args, splits.Device(warps, channels=LANES, direction_warps=2), CHUNK)
 
-    def input(self, t: Tensor | None) -> Input:
-        """Activations of channels that do not begin on pairs are copied."""
-        if t is not None and t.shape[-1] == self.pairs:
+    def activation(self, t: Tensor | None) -> Input:
+        """As `Params.activation`; copies tensors whose pairs of channels are not aligned."""
+        if t is not None and t.shape[-1] == self.channels:
             if t.data_ptr() % (2 * t.element_size()) or any(stride % 2 for stride in t.stride()[:-1]):
                 t = t.clone(memory_format=torch.contiguous_format)
-        found = super().input(t)
-        if found.step > MAX_STRIDE:
-            raise ValueError(f"scan: tokens lie {found.step} elements apart, the CUDA kernels take up to {MAX_STRIDE}")
-        return found
+        view = super().activation(t)
+        if view.step > MAX_STRIDE:
+            raise ValueError(f"scan: tokens lie {view.step} elements apart, the CUDA kernels take up to {MAX_STRIDE}")
+        return view
 
-    def run(self, function, meet: bool) -> None:
-        """Queues a kernel; `meet`: whether its directions add to one result."""
+    def run(self, function, accumulate: bool) -> None:
+        """Queues a kernel; `accumulate` if its directions add to one result."""
         if self.args.x.numel() == 0:
             return
-        if meet and self.struct.groups > 1:
-            self.output("sums", self.args.x.shape[1:], torch.float32)
-        split = Split(span=self.split.span or 0)
-        if self.split.span:
-            G, B, _, N, width = self.checkpoint_shape
-            runs = 1 + segments.probes(self.args.rule, N)
-            self.output("summaries", (G, B, self.split.segments, runs, N, width), torch.float32, split)
-            self.output("starts", (G, B, self.split.segments, N, width), torch.float32, split)
+        if accumulate and self.struct.directions > 1:
+            self.output("accumulator", self.args.x.shape[1:], torch.float32)
+        split = Split(self.split.steps or 0)
+        if self.split.steps:
+            (G, B, _, N, width), segments = self.checkpoint_shape, self.split.num_segments
+            runs = 1 + splits.basis_runs(self.args.rule, N)
+            self.output("summaries", (G, B, segments, runs, N, width), torch.float32, split)
+            self.output("starts", (G, B, segments, N, width), torch.float32, split)
         error = _queue(function, self.struct, split, self.device)
         if error:
             raise RuntimeError(f"scan: the CUDA kernel could not run: {_open()[0].vl_cuda_error(error).decode()}")
 
 
 def _queue(function, struct: ctypes.Structure, split: Split, device: torch.device) -> int:
+    stream = torch.cuda.current_stream(device).cuda_stream
     with torch.cuda.device(device):
-        return function(
-            ctypes.byref(struct), ctypes.byref(split), device.index, torch.cuda.current_stream(device).cuda_stream
-        )
+        return function(ctypes.byref(struct), ctypes.byref(split), device.index, stream)

@@ -1,9 +1,9 @@
-"""Into how many segments a scan is split over time, where few images and channels would leave most of a GPU idle.
+"""Splits a scan over time into segments, where few images and channels would leave most of a GPU idle.
 
-Both GPU backends split alike. A segment is an affine map of the state that enters it; one kernel finds these maps, all at
-once, from a run of the segment from zero and from probes of its linear part; a second one chains them into the state
-that each segment starts with; then the scan's own kernels run every segment as if it were a sequence. For the gradient
-the same is done against time.
+Both GPU backends split alike. The state after a segment is an affine map of the state before it. One kernel computes
+the maps of all segments at once: it runs each segment from a zero state, and from basis states without inputs. A second
+kernel chains the maps into the state that each segment starts with. Then the kernels of the scan run every segment as
+if it were a sequence. Backward does the same against time.
 """
 
 from __future__ import annotations
@@ -15,74 +15,69 @@ import torch
 from ..validate import ScanArguments
 
 MAX_SEGMENTS = 64
-MIN_SEGMENT = 64  # tokens: below, starting a program costs more than it saves
-OVERHEAD = 32  # tokens that a warp could walk through while the two more kernels are launched
+MIN_STEPS = 64  # of a segment: a shorter one costs more than it saves
+LAUNCH_STEPS = 32  # steps that a warp could run while the two more kernels are launched
 
 
-class Machine(NamedTuple):
-    """What a backend makes of a device."""
+class Device(NamedTuple):
+    """A GPU as a backend uses it."""
 
     warps: int  # that run at once
     channels: int  # of a warp
-    teams: int = 1  # warps that share the directions under "mean"
+    direction_warps: int = 1  # warps that share the directions with reduce="mean"
 
 
 class Split(NamedTuple):
-    """How a scan is split: all segments have `span` tokens, in image order, but the last. None: not at all."""
+    """Segments of `steps` steps each, in image order; the last may be shorter. steps is None without a split."""
 
-    span: int | None
-    segments: int
+    steps: int | None
+    num_segments: int
 
 
-def probes(rule: str, states: int) -> int:
-    """Runs that find the linear part of a segment: one where every number of a state is scaled by itself."""
+def basis_runs(rule: str, states: int) -> int:
+    """Number of runs that find the linear part of a segment's map: one if it is diagonal."""
     return states if rule == "longhorn_exact" else 1
 
 
-def split(args: ScanArguments, machine: Machine, chunk: int) -> Split:
-    """The split of a scan whose checkpoints lie `chunk` tokens apart, in whole chunks but for the end."""
-    length, segments = args.x.shape[2], count(args, machine)
-    if segments == 1:
+def split(args: ScanArguments, device: Device, chunk: int) -> Split:
+    """The split of a scan; the steps of a segment are a multiple of `chunk`, the steps between checkpoints."""
+    L, count = args.x.shape[2], num_segments(args, device)
+    if count == 1:
         return Split(None, 1)
-    span = -(-length // (segments * chunk)) * chunk
-    return Split(span, -(-length // span))
+    steps = -(-L // (count * chunk)) * chunk
+    return Split(steps, -(-L // steps))
 
 
-def count(args: ScanArguments, machine: Machine) -> int:
-    """Into how many segments a scan is split.
+def num_segments(args: ScanArguments, device: Device) -> int:
+    """Into how many segments to split a scan: 1, for no split, or a power of two up to MAX_SEGMENTS.
 
-    Time is counted in tokens that a warp walks through, stretched where there are more warps than run at once. A split
-    adds the runs over its segments and the chain through them, and has to halve the time all the same. Longhorn's exact
-    rule is split less than the others, for it needs N + 1 runs where they need 2. The constants are a model, not measured.
-
-    Args:
-        args: the scan; its shapes, rule, flags and reduction count.
-        machine: what there is to fill.
-
-    Returns:
-        1, for no split, or a power of two up to MAX_SEGMENTS.
+    The time of a scan is estimated in steps that a warp runs, stretched where there are more warps than run at once. A
+    split adds the runs that find the maps and their chain, and must halve the time nevertheless. The constants are a
+    model, not measured.
     """
     G, B, L, D = args.x.shape
-    runs = 1 + probes(args.rule, args.k.shape[-1])
-    columns = B * -(-D // machine.channels)  # warps of one direction and segment
-    scans, passes = G, 1
+    runs = 1 + basis_runs(args.rule, args.k.shape[-1])
+    columns = B * -(-D // device.channels)  # warps of one direction and segment
+    parallel, passes = G, 1  # directions at once, and one after the other
     if args.reduce == "mean":
-        backwards = sum(args.reverse)
-        scans, passes = (2, max(backwards, G - backwards)) if machine.teams == 2 and 0 < backwards < G else (1, G)
+        reverse = sum(args.reverse)
+        both = device.direction_warps == 2 and 0 < reverse < G
+        parallel, passes = (2, max(reverse, G - reverse)) if both else (1, G)
 
-    def tokens(count: int) -> float:
-        scan = passes * max(1, count * columns * scans / machine.warps)
+    def time(count: int) -> float:
+        scan = passes * max(1, count * columns * parallel / device.warps)
         if count == 1:
             return L * scan
-        return L / count * (scan + max(1, count * columns * G * runs / machine.warps)) + (count - 1) * runs + OVERHEAD
+        maps = max(1, count * columns * G * runs / device.warps)
+        return L / count * (scan + maps) + (count - 1) * runs + LAUNCH_STEPS
 
     counts = [1]
-    while counts[-1] < MAX_SEGMENTS and L >= 2 * counts[-1] * MIN_SEGMENT:
+    while counts[-1] < MAX_SEGMENTS and L >= 2 * counts[-1] * MIN_STEPS:
         counts.append(2 * counts[-1])
-    best = min(counts, key=tokens)
-    return best if tokens(best) <= tokens(1) / 2 else 1
+    best = min(counts, key=time)
+    return best if time(best) <= time(1) / 2 else 1
 
 
-def processors(device: torch.device) -> int:
-    """Multiprocessors of a GPU; an emulator or interpreter, on a CPU, has one."""
+def multiprocessors(device: torch.device) -> int:
+    """Number of multiprocessors of a GPU; 1 for an emulator or interpreter on a CPU."""
     return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1

@@ -1,6 +1,6 @@
-"""Launches the Triton kernels: the backend for GPUs without compiled CUDA kernels, and for AMD's.
+"""The Triton backend: for NVIDIA GPUs without compiled CUDA kernels, and for AMD GPUs.
 
-Triton is imported with the first scan, not with the package. With TRITON_INTERPRET=1 it runs on the CPU, for tests.
+Triton is imported by the first scan, not with the package. With TRITON_INTERPRET=1 it runs on the CPU, for tests.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ...validate import RULES, ScanArguments
-from .. import splits as segments
+from .. import splits
 
 NAME = "triton"
 CHUNK = 8  # steps between two saved states: they cost 4 N / CHUNK bytes a token and channel
 LANES = 32  # channels of a saved state are padded to a multiple of this, the widest block of a program
-HELD = {"longhorn": 4, "longhorn_exact": 4, "mamba": 3}  # states that backward keeps in registers: more would spill
-HELD_SPLIT = HELD | {"mamba": 2}  # of a scan that is split over time: where a segment begins takes registers too
+HELD = {"longhorn": 4, "longhorn_exact": 4, "mamba": 3}  # states that backward holds in registers: more would spill
+HELD_SPLIT = HELD | {"mamba": 2}  # with a split over time, which needs registers for the start of a segment
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-MAX_DIRECTIONS = 62  # their flags are the bits of one integer
+MAX_DIRECTIONS = 62  # their flags are bits of one integer
 OPTIONS = {"num_warps": 1, "enable_fp_fusion": True}
-RESIDENT = 8  # programs (warps) that a multiprocessor runs at once: more have no registers in backward
-INDEX_LIMIT = 2**31  # elements of one sequence, above which the kernels count them in 64 bits
+RESIDENT_WARPS = 8  # of a multiprocessor, each a program: registers allow no more in backward
+INDEX_LIMIT = 2**31  # elements of one sequence; from here on offsets have 64 bits
 
 
 def unavailable(device_type: str, dtype: torch.dtype = torch.float32) -> str | None:
@@ -50,7 +50,7 @@ def _no_gpu() -> str | None:
 
 
 class Tile(NamedTuple):
-    """Shape of a state tile in `triton_tiles`: states and channels in registers, states and channels over lanes."""
+    """Shape of a state tile (see `tiles`): states and channels in registers, states and channels over lanes."""
 
     SR: int
     CR: int
@@ -59,6 +59,7 @@ class Tile(NamedTuple):
 
     @property
     def channels(self) -> int:
+        """Of a block."""
         return self.CR * self.CL
 
 
@@ -74,81 +75,64 @@ def tile_of(states: int) -> Tile:
 
 
 def forward(args: ScanArguments, save: bool) -> tuple[Tensor, Tensor]:
-    """The scan, and the states before every CHUNK-th step if `save`, (G, B, ceil(L / CHUNK), N, D padded to LANES).
+    """Runs a scan; see `Backend`. With a split, the steps between checkpoints are counted in each segment."""
+    from .forward_kernel import scan_forward
 
-    In a scan that is split, the steps are counted in each segment.
-    """
-    from .forward import scan_forward
-
-    call = _Call(args)
-    G, B, L, D = args.x.shape
+    params = _Params(args)
     y = torch.empty(args.output_shape, dtype=args.x.dtype, device=args.x.device)
-    checkpoints = call.empty(G * B * -(-L // CHUNK) * args.k.shape[-1] * call.width) if save else call.empty(0)
-    sums, saved, starts = call.sums_for(y), checkpoints if save else None, call.starts()
-    call.launch(scan_forward, call.scans, call.inputs, y, sums, saved, starts, CHUNK=CHUNK)
+    checkpoints = params.empty(args.sizes.num_checkpoints(CHUNK, LANES) if save else 0)
+    sums, saved, starts = params.sums_for(y), checkpoints if save else None, params.starts()
+    params.launch(scan_forward, params.scans, params.inputs, y, sums, saved, starts, CHUNK=CHUNK)
     return y, checkpoints
 
 
 def backward(dy: Tensor, args: ScanArguments, checkpoints: Tensor) -> tuple[Tensor | None, ...]:
-    """Gradients of x, dt, k, q, z, A, D and dt_bias; None for those absent."""
-    from .backward import scan_backward
+    """Gradients of a scan; see `Backend`."""
+    from .backward_kernel import scan_backward
 
-    call = _Call(args)
+    params = _Params(args)
     G, B, L, D = args.x.shape
     N = args.k.shape[-1]
     dx, ddt = (torch.empty(args.x.shape, dtype=args.x.dtype, device=args.x.device) for _ in range(2))
-    dk, dq = (call.empty(call.blocks, G, B, L, N) for _ in range(2))
+    dk, dq = (params.empty(params.blocks, G, B, L, N) for _ in range(2))
     dz = sums = None
     if args.z is not None and args.reduce == "mean":
         dz = torch.empty((B, L, D), dtype=args.x.dtype, device=args.x.device)
-        sums = call.sums_for(dz)
+        sums = params.sums_for(dz)
     elif args.z is not None:
-        dz = call.empty(G, B, L, D)
-    rows = B * call.split.segments
-    dA = None if args.A is None else call.empty(rows, G, call.blocks, N, call.tile.channels)
-    padded = call.blocks * call.tile.channels
-    dD = None if args.D is None else call.empty(rows, G, padded)
-    ddt_bias = None if args.dt_bias is None else call.empty(rows, G, padded)
+        dz = params.empty(G, B, L, D)
+    rows, width = B * params.split.num_segments, params.tile.channels
+    dA = None if args.A is None else params.empty(rows, G, params.blocks, N, width)
+    dD, ddt_bias = (None if t is None else params.empty(rows, G, params.blocks * width) for t in args[6:8])
     dy = _rows(dy.expand(args.x.shape) if args.reduce == "mean" else dy)
     outputs = (dx, ddt, dk, dq, dz, dA, dD, ddt_bias)
-    call.launch(
-        scan_backward,
-        call.scans,
-        [*call.inputs, dy],
-        checkpoints,
-        sums,
-        call.starts(dy),
-        *outputs,
-        CHUNK=CHUNK,
-        HELD=(HELD if call.split.span is None else HELD_SPLIT)[args.rule],
-    )
+    held = (HELD if params.split.steps is None else HELD_SPLIT)[args.rule]
+    tensors = (checkpoints, sums, params.starts(dy), *outputs)
+    params.launch(scan_backward, params.scans, [*params.inputs, dy], *tensors, CHUNK=CHUNK, HELD=held)
 
     dk, dq = dk.sum(0), dq.sum(0)
     dz = dz.sum(0) if dz is not None and args.reduce == "none" else dz
     dA = None if dA is None else dA.sum(0).transpose(2, 3).flatten(1, 2)[:, :D]
     dD, ddt_bias = (None if t is None else t.sum(0)[:, :D] for t in (dD, ddt_bias))
-    inputs = (args.x, args.dt, args.k, args.q, args.z, args.A, args.D, args.dt_bias)
     grads = (dx, ddt, dk, dq, dz, dA, dD, ddt_bias)
-    return tuple(None if g is None else g.to(t.dtype).contiguous() for g, t in zip(grads, inputs))
+    return tuple(None if g is None else g.to(t.dtype).contiguous() for g, t in zip(grads, args[:8]))
 
 
-class _Call:
-    """The arguments that the kernels share, as they take them."""
+class _Params:
+    """The arguments that the kernels share."""
 
     def __init__(self, args: ScanArguments):
         if len(args.reverse) > MAX_DIRECTIONS:
             raise ValueError(f"scan: {len(args.reverse)} directions, backend {NAME!r} runs at most {MAX_DIRECTIONS}")
-        self.args, self.tile = args, tile_of(args.k.shape[-1])
-        width = args.x.shape[-1]
-        self.blocks = -(-width // self.tile.channels)
-        self.width = -(-width // LANES) * LANES
-        self.inputs = [None if t is None else _rows(t) for t in (args.x, args.dt, args.k, args.q, args.z)]
+        self.args, self.tile, channels = args, tile_of(args.k.shape[-1]), args.x.shape[-1]
+        self.blocks = -(-channels // self.tile.channels)
+        self.inputs = [None if t is None else _rows(t) for t in args[:5]]
         A = None if args.A is None else self.tiles(args.A)
         self.parameters = [A, *(None if t is None else t.contiguous() for t in (args.D, args.dt_bias))]
         self.flags = sum(1 << g for g, flag in enumerate(args.reverse) if flag)
         self.scans = 1 if args.reduce == "mean" else len(args.reverse)  # programs that share a block and segment
-        machine = segments.Machine(segments.processors(args.x.device) * RESIDENT, self.tile.channels)
-        self.split = segments.split(args, machine, CHUNK)
+        device = splits.Device(splits.multiprocessors(args.x.device) * RESIDENT_WARPS, self.tile.channels)
+        self.split = splits.split(args, device, CHUNK)
 
     def empty(self, *shape: int) -> Tensor:
         return torch.empty(shape, dtype=torch.float32, device=self.args.x.device)
@@ -159,41 +143,29 @@ class _Call:
         return F.pad(A.float(), (0, 0, 0, padding)).unflatten(1, (self.blocks, self.tile.channels)).mT.contiguous()
 
     def sums_for(self, output: Tensor) -> Tensor | None:
-        """Where the sum over directions grows, under "mean": in `output` itself if that is float32."""
+        """Memory for the float32 sum over directions with reduce="mean": `output` itself if it is float32."""
         if self.args.reduce == "none" or len(self.args.reverse) == 1:
             return None
         return output if output.dtype == torch.float32 else self.empty(*output.shape)
 
     def starts(self, dy: Tensor | None = None) -> Tensor | None:
-        """The state that each segment begins with, or with dy its gradient; None without a split."""
-        if self.split.span is None:
+        """The state that each segment starts with, or with dy its gradient; None without a split."""
+        if self.split.steps is None:
             return None
-        from .split import scan_join, scan_summary
+        from .split_kernels import scan_join, scan_summary
 
         G, B, _, N = self.args.k.shape
-        runs = 1 + segments.probes(self.args.rule, N)
-        summaries = self.empty(G, B, self.split.segments, runs, self.blocks, N, self.tile.channels)
-        starts = self.empty(G, B, self.split.segments, self.blocks, N, self.tile.channels)
+        runs = 1 + splits.basis_runs(self.args.rule, N)
+        summaries = self.empty(G, B, self.split.num_segments, runs, self.blocks, N, self.tile.channels)
+        starts = self.empty(G, B, self.split.num_segments, self.blocks, N, self.tile.channels)
         self.launch(scan_summary, G * runs, [*self.inputs, dy], summaries)
+        sizes = (B, self.split.num_segments, self.args.x.shape[-1])
+        constants = dict(RULE=RULES.index(self.args.rule), GRADIENT=dy is not None, N=N, **self.tile._asdict())
         with torch.cuda.device_of(starts):
-            scan_join[(B, self.blocks, G)](
-                summaries,
-                starts,
-                B,
-                self.split.segments,
-                self.args.x.shape[-1],
-                self.flags,
-                RULE=RULES.index(self.args.rule),
-                GRADIENT=dy is not None,
-                N=N,
-                **self.tile._asdict(),
-                **OPTIONS,
-            )
+            scan_join[(B, self.blocks, G)](summaries, starts, *sizes, self.flags, **constants, **OPTIONS)
         return starts
 
-    def launch(
-        self, kernel, depth: int, inputs: list[Tensor | None], *tensors: Tensor | None, **constants: int
-    ) -> None:
+    def launch(self, kernel, depth: int, inputs: list[Tensor | None], *tensors: Tensor | None, **constants) -> None:
         """Runs a kernel with `depth` programs for each block of channels of each segment."""
         import triton.language as tl
 
@@ -202,29 +174,14 @@ class _Call:
         strides = [(0, 0, 0) if t is None else t.stride()[:-1] for t in inputs]
         reach = max(L * s[-1] for s in strides) + D  # a row of the largest input, counted within one sequence
         index = tl.int32 if max(reach, L * D) < INDEX_LIMIT else tl.int64
+        tensors = (*inputs[:5], *self.parameters, *inputs[5:], *tensors)
+        scalars = (*strides, B, L, D, self.flags, self.split.steps)
+        constants |= dict(RULE=RULES.index(args.rule), DIRECTIONS=G, MEAN=args.reduce == "mean", INDEX=index)
+        constants |= dict(N=args.k.shape[-1], **self.tile._asdict())
         with torch.cuda.device_of(args.x):
-            kernel[(B * self.split.segments, self.blocks, depth)](
-                *inputs[:5],
-                *self.parameters,
-                *inputs[5:],
-                *tensors,
-                *strides,
-                B,
-                L,
-                D,
-                self.flags,
-                self.split.span,
-                RULE=RULES.index(args.rule),
-                GROUPS=G,
-                MEAN=args.reduce == "mean",
-                INDEX=index,
-                N=args.k.shape[-1],
-                **constants,
-                **self.tile._asdict(),
-                **OPTIONS,
-            )
+            kernel[(B * self.split.num_segments, self.blocks, depth)](*tensors, *scalars, **constants, **OPTIONS)
 
 
 def _rows(t: Tensor) -> Tensor:
-    """A tensor that the kernels can read: copied only where its last stride is not 1."""
+    """A tensor whose last stride is 1, copied only if necessary."""
     return t if t.stride(-1) == 1 else t.contiguous()

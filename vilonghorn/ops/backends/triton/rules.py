@@ -1,4 +1,4 @@
-"""One step of each rule in Triton, forward and backward, on tiles as `triton_tiles` describes them. Imports triton."""
+"""One step of each rule in Triton, forward and backward, on the tiles of `tiles`. Imports triton."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ import triton.language as tl
 from .tiles import of_channels, of_states, sum_states
 
 LOG2E = tl.constexpr(1.4426950408889634)
-MAX_EXPONENT = tl.constexpr(80.0)  # as in the reference: exp(80) is finite, exp(-80) zero for every purpose
-SHUT = tl.constexpr(-1e4)  # as dt, shuts every rule's gate: a token that is not there leaves the state alone
-LONGHORN, LONGHORN_EXACT, MAMBA = (tl.constexpr(rule) for rule in range(3))  # as arguments.RULES
+MAX_EXPONENT = tl.constexpr(80.0)  # as in `reference`
+CLOSED_GATE = tl.constexpr(-1e4)  # a dt that closes the gate of every rule: the token does not change the state
+LONGHORN, LONGHORN_EXACT, MAMBA = (tl.constexpr(rule) for rule in range(3))  # as in validate.RULES
 
 
 @triton.jit
-def sigmoid(v):
+def sigmoid(v):  # noqa: D103
     return 1.0 / (1.0 + tl.exp(-v))
 
 
 @triton.jit
 def softplus(v):
-    """max(v, 0) + log1p(exp(-|v|)): the logarithm as 2 atanh(s), which keeps every digit where exp(-|v|) is small."""
+    """max(v, 0) + log1p(exp(-|v|)), with the logarithm as 2 atanh(s), which is exact for small exp(-|v|)."""
     u = tl.exp(-tl.abs(v))
     s = u / (2.0 + u)  # at most 1/3: seven terms of the series reach float32
     r = s * s
@@ -30,7 +30,7 @@ def softplus(v):
 
 @triton.jit
 def gate(dt, k, RULE: tl.constexpr):
-    """Step size of every channel, (CR, CL); longhorn's beta / (1 + beta |k|^2) is written so that nothing cancels."""
+    """Gate of every channel, (CR, CL); beta / (1 + beta |k|^2) is written so that nothing cancels."""
     if RULE == MAMBA:
         return softplus(dt)
     else:
@@ -51,10 +51,10 @@ def step(state, e, x, k, A, RULE: tl.constexpr):
 
 @triton.jit
 def adjoint(grad, state, e, x, k, A, RULE: tl.constexpr):
-    """From the gradient of the state after a token, those of the state before it (`state`), x, gate and k.
+    """Gradients of the state before a token (`state`), x, gate and k, given that of the state after it (`grad`).
 
-    Returns grad, dx, dgate, dk as a tile still to be summed over channels, and for mamba the gradient of e A, a tile.
-    dgate is the gradient of the gate, for mamba, or of its logarithm.
+    Returns grad, dx, dgate, dk as a tile, to be summed over channels, and for mamba the gradient of e A, a tile. dgate
+    is the gradient of the gate for mamba, of the gate's logarithm for the others.
     """
     k4, e4 = of_states(k), of_channels(e)
     dlog = tl.zeros_like(grad)
@@ -83,7 +83,7 @@ def adjoint(grad, state, e, x, k, A, RULE: tl.constexpr):
 
 @triton.jit
 def gate_slope(e, dt, RULE: tl.constexpr):
-    """Derivative in dt of the gate, for mamba, or of its logarithm."""
+    """Derivative by dt of the gate for mamba, of the gate's logarithm for the others."""
     if RULE == MAMBA:
         return sigmoid(dt)
     else:

@@ -1,0 +1,108 @@
+"""The recurrence in torch: as a backend, differentiable, and exported, against the float64 oracle."""
+
+import pytest
+import torch
+from oracle import compare, error, inputs, mixer, mixer_inputs, oracle
+from timm.layers import set_exportable
+from torch import nn
+
+from vilonghorn.ops import backends, mamba_inner, scan
+from vilonghorn.ops.reference import CHUNK, scan_reference
+from vilonghorn.ops.validate import RULES, ScanArguments
+
+# G, B, L, D, N, R, K
+SHAPES = [
+    (1, 1, 1, 1, 1, 1, 1),
+    (2, 2, 2, 5, 3, 2, 4),
+    (3, 2, 33, 17, 5, 1, 2),
+    (2, 1, 63, 40, 16, 3, 4),
+]
+TOLERANCE = {torch.float32: 4e-6, torch.float64: 1e-12}
+
+
+def exportable_mix(A=None, **values):
+    with set_exportable(True):
+        return mamba_inner(A=A, **values)
+
+
+def exportable_scan(x, dt, k, q, *, z=None, A=None, D=None, dt_bias=None, rule, reverse, reduce):
+    with set_exportable(True):
+        return scan(x, dt, k, q, z=z, A=A, D=D, dt_bias=dt_bias, rule=rule, reverse=reverse, reduce=reduce)
+
+
+def rates_of_tokens(L, dtype=torch.float64):
+    """Inputs of rule "mamba" with decay rates of each token."""
+    values = inputs(2, 2, L, 3, 2, rule="mamba", dtype=dtype)
+    return values | dict(A=values["k"] - 1)
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_the_differentiable_scan_agrees_with_the_oracle(rule):
+    values = inputs(2, 2, 19, 6, 4, rule=rule, dtype=torch.float64)
+    function = lambda **given: scan_reference(ScanArguments(**given))  # noqa: E731
+    compare(function, values, 1e-12, rule=rule, reverse=(True, False), reduce="mean")
+
+
+@pytest.mark.parametrize("L", [1, CHUNK, 2 * CHUNK + 3])
+def test_decay_rates_of_each_token_agree_with_the_oracle(L):
+    options = dict(rule="mamba", reverse=(True, False), reduce="mean")
+    compare(scan, rates_of_tokens(L), 1e-12, **options)  # no other backend takes them
+    compare(lambda **given: scan_reference(ScanArguments(**given)), rates_of_tokens(L), 1e-12, **options)
+
+
+def test_decay_rates_of_each_token_keep_torchs_rules_and_are_refused_by_other_backends():
+    values = rates_of_tokens(5, torch.float32)
+    tensors = [values[name].requires_grad_() for name in ("x", "dt", "k", "q", "z", "A", "D", "dt_bias")]
+    torch.library.opcheck(torch.ops.vilonghorn.scan.default, (*tensors, "mamba", [0, 1], "mean", None, True))
+    if backends("cpu")["cpu"] == "ready":
+        with pytest.raises(RuntimeError, match="A of each token"):
+            scan(**values, rule="mamba", reverse=(False, True), backend="cpu")
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_the_exportable_mixer_agrees_with_the_oracle(shape, rule, dtype):
+    values = mixer_inputs(*shape, rule=rule, dtype=dtype)
+    compare(exportable_mix, values, TOLERANCE[dtype], truth=mixer, rule=rule, reverse=(False, True, True)[: shape[0]])
+
+
+@pytest.mark.parametrize("reduce", ["none", "mean"])
+@pytest.mark.parametrize("gate", [True, False], ids=["gated", "plain"])
+@pytest.mark.parametrize("rule", RULES)
+def test_the_exportable_scan_agrees_with_the_oracle(rule, gate, reduce):
+    values = inputs(2, 2, 19, 6, 4, rule=rule, gate=gate, dtype=torch.float64)
+    compare(exportable_scan, values, 1e-12, rule=rule, reverse=(True, False), reduce=reduce)
+
+
+def test_autocast_does_not_shorten_the_states_of_the_exportable_scan():
+    values = inputs(1, 2, 200, 8, 16, rule="longhorn", dtype=torch.bfloat16)
+    expected = oracle(**values, rule="longhorn", reverse=(False,))
+    with torch.autocast("cpu", torch.bfloat16):
+        y = exportable_scan(**values, rule="longhorn", reverse=(False,), reduce="none")
+    assert y.dtype == torch.bfloat16
+    assert error(y, expected) < 4e-3  # of rounding y; a bfloat16 state would be off by more than 1e-2
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_a_captured_mixer_is_one_loop_of_torchs_operators_for_any_batch_and_length(rule):
+    class Mixer(nn.Module):
+        def __init__(self):
+            super().__init__()
+            values = mixer_inputs(2, 2, 7, 6, 4, 2, 4, rule=rule)
+            self.xz = values.pop("xz")
+            self.weights = nn.ParameterDict(values)
+
+        def forward(self, xz):
+            return exportable_mix(xz=xz, **self.weights, rule=rule, reverse=(False, True))
+
+    module = Mixer()
+    sizes = {0: torch.export.Dim("batch", min=1), 1: torch.export.Dim("length", min=2)}
+    program = torch.export.export(module, (module.xz,), dynamic_shapes=(sizes,), strict=False)
+    operators = [str(node.target) for node in program.graph.nodes if node.op == "call_function"]
+    assert sum("scan" in name for name in operators) == 1
+    assert not any("vilonghorn" in name for name in operators)
+    for batch, length in ((1, 31), (3, 2)):
+        xz = torch.randn(batch, length, 12, generator=torch.Generator().manual_seed(batch))
+        expected = mixer(xz, **module.weights, rule=rule, reverse=(False, True))
+        assert error(program.module()(xz), expected) < 2e-6
