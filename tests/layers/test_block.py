@@ -4,10 +4,11 @@ from functools import partial
 
 import pytest
 import torch
+from timm.layers import set_exportable
 from torch import nn
 
-from vilonghorn.layers import Block, widen
-from vilonghorn.ops.products import has_tiles
+from vilonghorn.layers import Block, to_fp32
+from vilonghorn.ops.block import has_fast_block
 
 norm_layer = partial(nn.RMSNorm, eps=1e-5)
 
@@ -27,7 +28,7 @@ def test_blocks_in_sequence_equal_vims_add_then_norm():
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32, torch.float64])
 def test_the_residual_stays_in_float32_or_wider_whatever_the_parameters(dtype):
     block = Block(32, dtype=dtype)
-    stream = widen(torch.randn(2, 7, 32).to(dtype))
+    stream = to_fp32(torch.randn(2, 7, 32).to(dtype))
     assert stream.dtype == (torch.float64 if dtype == torch.float64 else torch.float32)
     assert block(stream).dtype == stream.dtype
 
@@ -45,7 +46,6 @@ def test_drop_path_skips_the_branch_of_whole_samples_and_rescales_the_rest():
 
 
 def test_a_block_is_its_parts_bit_for_bit():
-    """The mixer norms its tokens itself where nobody looks at the norm; values and gradients are the same."""
     block, x = Block(24), torch.randn(2, 7, 24)
     leaves = [x.requires_grad_(), *block.parameters()]
     results = [[y, *torch.autograd.grad(y.square().sum(), leaves)] for y in (block(x), x + block.mixer(block.norm(x)))]
@@ -98,11 +98,37 @@ def test_a_norm_of_another_kind_is_called():
     assert torch.equal(block(x), x + block.mixer(torch.nn.functional.layer_norm(x, (24,))))
 
 
-@pytest.mark.skipif(not has_tiles(), reason="needs the native CPU library on an x86 processor")
+def operators(function) -> set[str]:
+    """Names of the operators that run."""
+    with torch.profiler.profile() as profile:
+        function()
+    return {event.key for event in profile.key_averages()}
+
+
+needs_fused = pytest.mark.skipif(not has_fast_block(), reason="needs the native CPU library on an x86 processor")
+
+
+@needs_fused
 @pytest.mark.parametrize("drop_path, training", [(0.0, True), (0.5, False), (0.5, True)])
 def test_the_stream_is_added_within_the_operator_unless_a_branch_may_be_dropped(drop_path, training):
     block, x = Block(24, drop_path=drop_path).train(training), torch.randn(2, 7, 24)
-    with torch.profiler.profile() as profile:
-        block(x)
-    names = {event.key for event in profile.key_averages()}
+    names = operators(lambda: block(x))
     assert "vilonghorn::block" in names and ("aten::add" in names) == (drop_path > 0 and training)
+
+
+@needs_fused
+@pytest.mark.parametrize("case", ["float64", "bfloat16", "autocast", "no sample", "shared", "bias", "exportable"])
+def test_what_the_operator_does_not_take_is_composed(case):
+    x = torch.zeros(0, 7, 24) if case == "no sample" else torch.randn(2, 7, 24)
+    with set_exportable(case == "exportable"):
+        block = Block(24, directions="shared" if case == "shared" else "separate")
+    if case == "bias":
+        block.mixer.out_proj = nn.Linear(48, 24)
+    if case == "float64":
+        block, x = block.double(), x.double()
+    if case == "bfloat16":
+        block = block.bfloat16()
+    with torch.autocast("cpu", torch.bfloat16, enabled=case == "autocast"):
+        assert "vilonghorn::block" not in operators(lambda: block(x))
+        y = block(x)
+    assert y.shape == x.shape and y.dtype == x.dtype and y.isfinite().all()

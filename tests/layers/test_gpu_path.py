@@ -1,4 +1,4 @@
-"""What a block asks of a GPU, on tensors that only say they are there: one scan, and plain operators for a compiler to fuse."""
+"""What a block asks of a GPU, on tensors that only claim to be there: one scan among plain operators to fuse."""
 
 import pytest
 import torch
@@ -6,10 +6,10 @@ from torch._subclasses import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from vilonghorn.layers import Block
-from vilonghorn.ops import backends as dispatch
+from vilonghorn.ops.backends import choose, cuda
 from vilonghorn.ops.backends import cpu as native
 from vilonghorn.ops.backends import triton as triton_backend
-from vilonghorn.ops.validate import RULES
+from vilonghorn.ops.validate import RULES, ScanArguments
 
 
 class Record(TorchDispatchMode):
@@ -79,7 +79,7 @@ def test_the_way_of_a_gpu_compiles_into_one_graph(monkeypatch):
 def test_the_backends_of_a_gpu_come_in_the_order_of_preference(monkeypatch):
     monkeypatch.setattr(triton_backend, "unavailable", lambda device_type, dtype=None: None)
     with FakeTensorMode():
-        x = torch.empty(1, device="cuda")
-        assert dispatch.choose(x, None) is triton_backend
-        monkeypatch.setattr(dispatch.cuda, "unavailable", lambda device_type, dtype=None: None)
-        assert dispatch.choose(x, None) is dispatch.cuda
+        args = ScanArguments(*(torch.empty(1, device="cuda"),) * 4)
+        assert choose(args, None) is triton_backend
+        monkeypatch.setattr(cuda, "unavailable", lambda device_type, dtype=None: None)
+        assert choose(args, None) is cuda

@@ -1,14 +1,16 @@
-"""The residual block: norm, mixer, stochastic depth, and a residual stream that stays in float32.
+"""The residual block: norm, mixer, stochastic depth, and a residual stream in float32."""
 
-What the mixer does inside is its own affair; the embedding and the final norm belong to the model.
-"""
-
-from typing import Any, Callable
+from collections.abc import Callable
+from typing import Any
 
 import torch
 from timm.layers import DropPath
-from torch import Tensor, fx, nn
+from torch import Tensor, nn
 
+from ..ops import block
+from ..ops._torch import has_global_hooks
+from ..ops.block import prefers_block
+from ..ops.register import is_tracing
 from .mixer import Mixer, is_plain
 from .norm import RMSNorm
 
@@ -16,9 +18,9 @@ from .norm import RMSNorm
 class Block(nn.Module):
     """x + drop_path(mixer(norm(x))).
 
-    Vim (arXiv 2401.09417) carries a branch and its residual apart and adds them at the start of the next block: the
-    same sums in the same order. Its drop-path rate of block i then acts on the branch of block i - 1, so that the
-    rates, counted by branch, are the usual linear ones.
+    Vim (arXiv 2401.09417) adds a branch to its residual at the start of the next block: the same sums, in the same
+    order. Its drop-path rate of block i acts on the branch of block i - 1, so that the rates of the branches are the
+    usual linear ones.
     """
 
     def __init__(
@@ -27,6 +29,7 @@ class Block(nn.Module):
         *,
         drop_path: float = 0.0,
         norm_layer: Callable[..., nn.Module] = RMSNorm,
+        mixer_layer: Callable[..., Mixer] = Mixer,
         device=None,
         dtype=None,
         **mixer: Any,
@@ -36,43 +39,62 @@ class Block(nn.Module):
             dim: width of the tokens.
             drop_path: probability that a sample skips the branch in training.
             norm_layer: makes the norm from `dim`.
+            mixer_layer: makes the mixer from `dim` and `mixer`.
             device: of the parameters.
             dtype: of the parameters.
-            mixer: further arguments of `Mixer`.
+            mixer: further arguments of `mixer_layer`.
         """
         super().__init__()
         dd = {"device": device, "dtype": dtype}
         self.norm = norm_layer(dim, **dd)
-        self.mixer = Mixer(dim, **mixer, **dd)
+        self.mixer = mixer_layer(dim, **mixer, **dd)
         self.drop_path = DropPath(drop_path) if drop_path > 0 else nn.Identity()
 
     def forward(self, x: Tensor) -> Tensor:
         """
         Args:
-            x: residual stream, (B, L, dim), float32 even where the parameters are of a shorter type.
+            x: residual stream, (B, L, dim), float32 even where the parameters have a shorter dtype.
 
         Returns:
-            The stream with the branch added, same shape and type.
+            The stream with the branch added, same shape and dtype.
         """
-        tokens = x.to(self.mixer.D.dtype)
-        if torch.jit.is_scripting():
-            branch = self.mixer(self.norm(tokens))
-        elif isinstance(x, fx.Proxy) or not self._is_plain():  # a traced graph names the norm
-            branch = self.mixer(self.norm(tokens))
-        else:
-            if tokens is x and self._keeps_branch():  # then the mixer adds the stream itself
-                return self.mixer(tokens, self.norm.weight, self.norm.eps, True)
-            branch = self.mixer(tokens, self.norm.weight, self.norm.eps)
-        return x + self.drop_path(branch)
+        if not torch.jit.is_scripting() and self._is_fused(x):
+            return self._forward_fused(x)
+        return x + self.drop_path(self.mixer(self.norm(x.to(self.mixer.D.dtype))))
 
     @torch.jit.unused
-    def _is_plain(self) -> bool:
-        """Whether the mixer may norm its tokens itself."""
-        return is_plain(self.norm, RMSNorm) and is_plain(self.mixer, Mixer) and not self.norm.portable
-
-    @torch.jit.unused
-    def _keeps_branch(self) -> bool:
-        """Whether stochastic depth leaves the branch as it is."""
-        return is_plain(self.drop_path, nn.Identity) or (
-            is_plain(self.drop_path, DropPath) and not self.drop_path.training
+    def _is_fused(self, x: Tensor) -> bool:
+        """Whether one operator runs the whole block: eager, float32 on a CPU, and every submodule as it was made."""
+        norm: Any = self.norm
+        mixer, drop_path = self.mixer, self.drop_path
+        if is_tracing(x) or has_global_hooks() or not (is_plain(norm, RMSNorm) and is_plain(mixer, Mixer)):
+            return False
+        in_proj, out_proj = mixer.in_proj, mixer.out_proj
+        return (
+            is_plain(in_proj, nn.Linear)
+            and is_plain(out_proj, nn.Linear)
+            and (is_plain(drop_path, DropPath) or is_plain(drop_path, nn.Identity))
+            and in_proj.bias is None
+            and out_proj.bias is None
+            and mixer.scan_norm is None
+            and not mixer.exportable
+            and prefers_block([x, norm.weight, in_proj.weight, out_proj.weight, *mixer._parameters.values()])
         )
+
+    @torch.jit.unused
+    def _forward_fused(self, x: Tensor) -> Tensor:
+        norm: Any = self.norm
+        mixer = self.mixer
+        drops = self.drop_path.training and isinstance(self.drop_path, DropPath)
+        y = block(
+            x,
+            norm.weight,
+            mixer.in_proj.weight,
+            *mixer.inner_weights(),
+            mixer.out_proj.weight,
+            rule=mixer.rule,
+            reverse=mixer.reverse,
+            eps=norm.eps,
+            residual=not drops,
+        )
+        return x + self.drop_path(y) if drops else y

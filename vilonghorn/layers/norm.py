@@ -1,11 +1,9 @@
-"""RMSNorm with the library's operator, which on the CPU keeps half of what torch's keeps for backward; and the type of sums."""
+"""RMSNorm with the library's operator, which on the CPU saves half of what torch's saves for backward."""
 
 import torch
 import torch.nn.functional as F
 from timm.layers import is_exportable, register_notrace_function
 from torch import Tensor, nn
-
-from ..ops import rms_norm
 
 
 class RMSNorm(nn.RMSNorm):
@@ -20,23 +18,20 @@ class RMSNorm(nn.RMSNorm):
             dtype: of the weight.
         """
         super().__init__(dim, eps=eps, device=device, dtype=dtype)
-        self.portable = is_exportable()  # made for export: torch's own
+        self.exportable = is_exportable()
 
     def forward(self, x: Tensor) -> Tensor:
-        """x of any shape (..., dim), normalised."""
-        return normed(x, self.weight, self.eps, self.portable)
+        """Normalises x, (..., dim)."""
+        if not torch.jit.is_scripting() and self._is_exportable():
+            return F.rms_norm(x, self.weight.shape, self.weight, self.eps)
+        return torch.ops.vilonghorn.rms_norm(x, self.weight, self.eps)
+
+    @torch.jit.unused
+    def _is_exportable(self) -> bool:
+        return self.exportable or is_exportable()
 
 
 @register_notrace_function
-def normed(x: Tensor, weight: Tensor, eps: float, portable: bool) -> Tensor:
-    """x normalised: the operator, or for TorchScript and other runtimes torch's own."""
-    if torch.jit.is_scripting() or portable:
-        return F.rms_norm(x, weight.shape, weight, eps)
-    else:
-        return rms_norm(x, weight, eps)
-
-
-@register_notrace_function
-def widen(x: Tensor) -> Tensor:
-    """x in the type that sums over depth and time are kept in: float32, or float64 where x is."""
+def to_fp32(x: Tensor) -> Tensor:
+    """Converts x to float32, but keeps float64."""
     return x if x.dtype == torch.float64 else x.float()

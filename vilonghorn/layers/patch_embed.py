@@ -1,10 +1,9 @@
-"""From an image to a token sequence: patch embedding, and the class token in the middle of the sequence.
+"""Patch embedding, and the class token in the middle of the scanned sequence.
 
-Outside the blocks, tokens and position rows are "prefix first" (class token, then patches in raster order), as timm's
-models have them; only the sequence that is scanned has the class token in its middle.
+Outside the blocks, tokens and positions are prefix first (class token, then patches in raster order), as in timm.
 """
 
-from typing import Final, Tuple, Union
+from typing import Final
 
 import torch
 import torch.nn.functional as F
@@ -13,18 +12,15 @@ from torch import Tensor, nn
 
 
 class PatchEmbed(nn.Module):
-    """Image to tokens by one convolution. Patches overlap where the stride is smaller than the patch.
-
-    Attributes and methods are those of timm's class of this name, which has no stride.
-    """
+    """Image to tokens by one convolution: timm's `PatchEmbed` with a stride, so that patches may overlap."""
 
     dynamic_img_pad: Final[bool]
 
     def __init__(
         self,
-        img_size: Union[int, Tuple[int, int]] = 224,
-        patch_size: Union[int, Tuple[int, int]] = 16,
-        stride: Union[int, Tuple[int, int], None] = None,
+        img_size: int | tuple[int, int] = 224,
+        patch_size: int | tuple[int, int] = 16,
+        stride: int | tuple[int, int] | None = None,
         in_chans: int = 3,
         embed_dim: int = 192,
         strict_img_size: bool = True,
@@ -39,7 +35,7 @@ class PatchEmbed(nn.Module):
             stride: pixels from a patch to the next, at most patch_size. Default: patch_size, no overlap.
             in_chans: image channels.
             embed_dim: width of the tokens.
-            strict_img_size: refuse images of another size than `img_size`.
+            strict_img_size: raise an error for images of another size than `img_size`.
             dynamic_img_pad: pad images at the bottom and at the right to a whole number of patches.
             device: of the parameters.
             dtype: of the parameters.
@@ -55,7 +51,7 @@ class PatchEmbed(nn.Module):
         self._check_stride()
         self._set_grid(img_size)
         self.in_chans = in_chans
-        self.backbone: nn.Module = nn.Identity()  # the place of a stem, see `StemEmbed`
+        self.backbone: nn.Module = nn.Identity()  # the stem of `StemEmbed`
         self.proj = nn.Conv2d(
             in_chans, embed_dim, kernel_size=self.patch_size, stride=self.stride, device=device, dtype=dtype
         )
@@ -66,20 +62,18 @@ class PatchEmbed(nn.Module):
         if not all(1 <= s <= p for s, p in zip(self.stride, self.patch_size)):
             raise ValueError(f"stride is {self.stride}, expected 1 to the patch size {self.patch_size}")
 
-    def _set_grid(self, img_size: Union[int, Tuple[int, int]]) -> None:
-        img_size = to_2tuple(img_size)
+    def _set_grid(self, img_size: int | tuple[int, int]) -> None:
+        size: tuple[int, int] = to_2tuple(img_size)
         if not self.dynamic_img_pad:
-            check_image_size(img_size, self.patch_size, self.stride)
-        self.img_size = img_size
-        self.grid_size = self.dynamic_feat_size(img_size)
+            check_image_size(size, self.patch_size, self.stride)
+        self.img_size = size
+        self.grid_size = self.dynamic_feat_size(size)
         self.num_patches = self.grid_size[0] * self.grid_size[1]
 
     def set_input_size(
-        self,
-        img_size: Union[int, Tuple[int, int], None] = None,
-        patch_size: Union[int, Tuple[int, int], None] = None,
+        self, img_size: int | tuple[int, int] | None = None, patch_size: int | tuple[int, int] | None = None
     ) -> None:
-        """Changes image and patch size; the filters are resampled, and a stride that is not the patch's own is kept.
+        """Changes image and patch size. Filters are resampled; a stride other than the patch size is kept.
 
         Args:
             img_size: new height and width; None keeps the present ones.
@@ -105,20 +99,20 @@ class PatchEmbed(nn.Module):
             self.proj.weight = nn.Parameter(resampled, requires_grad=weight.requires_grad)
             self.proj.kernel_size, self.proj.stride = self.patch_size, self.stride
 
-    def feat_ratio(self, as_scalar: bool = True) -> Union[Tuple[int, int], int]:
-        """Pixels of the image to a step of the token grid."""
+    def feat_ratio(self, as_scalar: bool = True) -> tuple[int, int] | int:
+        """Stride of the token grid, in pixels."""
         return max(self.stride) if as_scalar else self.stride
 
-    def dynamic_feat_size(self, img_size: Tuple[int, int]) -> Tuple[int, int]:
-        """Height and width of the token grid of an image of this size, padding included."""
+    def dynamic_feat_size(self, img_size: tuple[int, int]) -> tuple[int, int]:
+        """Height and width of the token grid for an image size, padding included."""
         H, W = img_size
         if self.dynamic_img_pad:
-            pad_h, pad_w = self.padding((H, W))
+            pad_h, pad_w = self.padding(img_size)
             H, W = H + pad_h, W + pad_w
         return (H - self.patch_size[0]) // self.stride[0] + 1, (W - self.patch_size[1]) // self.stride[1] + 1
 
-    def padding(self, img_size: Tuple[int, int]) -> Tuple[int, int]:
-        """Rows and columns that an image of this size is padded by, where it is."""
+    def padding(self, img_size: tuple[int, int]) -> tuple[int, int]:
+        """Rows and columns of padding for an image size."""
         return padding(img_size, self.patch_size, self.stride)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -130,7 +124,7 @@ class PatchEmbed(nn.Module):
             Patch tokens in raster order, (B, M, embed_dim).
 
         Raises:
-            ValueError: no image, another number of channels, or a size that the embedding does not take.
+            ValueError: not a batch of images, another number of channels, or a size that does not fit.
         """
         check_images(x, self.in_chans)
         H, W = x.shape[-2:]
@@ -146,17 +140,13 @@ class PatchEmbed(nn.Module):
 
 @register_notrace_function
 def check_images(x: Tensor, in_chans: int) -> None:
-    """Refuses what is not a batch of images with so many channels.
-
-    Raises:
-        ValueError: another number of dimensions or channels, an empty batch or no pixels.
-    """
+    """Raises ValueError if x is not a batch of images with `in_chans` channels."""
     if x.dim() != 4:
         raise ValueError(f"images have shape {list(x.shape)}, expected (batch, channels, height, width)")
     if x.shape[1] != in_chans:
         raise ValueError(
-            f"images have {x.shape[1]} channels, expected {in_chans}; give in_chans={x.shape[1]} to the model, or convert "
-            f"them; their shape is {list(x.shape)}, expected (batch, channels, height, width)"
+            f"images have {x.shape[1]} channels, expected {in_chans}; give in_chans={x.shape[1]} to the model, or "
+            f"convert the images; their shape is {list(x.shape)}, expected (batch, channels, height, width)"
         )
     if x.shape[0] == 0:
         raise ValueError(f"the batch of shape {list(x.shape)} is empty, expected at least one image")
@@ -165,12 +155,8 @@ def check_images(x: Tensor, in_chans: int) -> None:
 
 
 @register_notrace_function
-def check_same_size(size: Tuple[int, int], expected: Tuple[int, int]) -> None:
-    """Refuses an image of another size than the model was made for.
-
-    Raises:
-        ValueError: the sizes differ.
-    """
+def check_same_size(size: tuple[int, int], expected: tuple[int, int]) -> None:
+    """Raises ValueError if an image does not have the size that the model was made for."""
     if size[0] != expected[0] or size[1] != expected[1]:
         raise ValueError(
             f"image is {size[0]}x{size[1]}, expected {expected[0]}x{expected[1]}; give img_size= or "
@@ -179,12 +165,8 @@ def check_same_size(size: Tuple[int, int], expected: Tuple[int, int]) -> None:
 
 
 @register_notrace_function
-def check_image_size(size: Tuple[int, int], patch_size: Tuple[int, int], stride: Tuple[int, int]) -> None:
-    """Refuses an image that is not a whole number of patches.
-
-    Raises:
-        ValueError: the image is smaller than a patch, or the last patch would end inside it.
-    """
+def check_image_size(size: tuple[int, int], patch_size: tuple[int, int], stride: tuple[int, int]) -> None:
+    """Raises ValueError if an image is not a whole number of patches."""
     over_h, over_w = size[0] - patch_size[0], size[1] - patch_size[1]
     if over_h < 0 or over_w < 0 or over_h % stride[0] != 0 or over_w % stride[1] != 0:
         raise ValueError(
@@ -193,15 +175,15 @@ def check_image_size(size: Tuple[int, int], patch_size: Tuple[int, int], stride:
         )
 
 
-@register_notrace_function  # its branches read shapes, which a symbolic trace has not
-def padding(size: Tuple[int, int], patch_size: Tuple[int, int], stride: Tuple[int, int]) -> Tuple[int, int]:
-    """Rows and columns to add until the image is at least one patch and a whole number of steps."""
+@register_notrace_function  # branches on shapes cannot be traced
+def padding(size: tuple[int, int], patch_size: tuple[int, int], stride: tuple[int, int]) -> tuple[int, int]:
+    """Rows and columns to add so that the image is a whole number of patches."""
     short_h, short_w = patch_size[0] - size[0], patch_size[1] - size[1]
     return short_h if short_h > 0 else short_h % stride[0], short_w if short_w > 0 else short_w % stride[1]
 
 
 def insert_class_token(patches: Tensor, class_token: Tensor) -> Tensor:
-    """Patches in raster order with the class token at index M // 2, the order in which they are scanned.
+    """Inserts the class token at index M // 2 of the patches: the order of the scan.
 
     Args:
         patches: (B, M, C).
@@ -216,6 +198,6 @@ def insert_class_token(patches: Tensor, class_token: Tensor) -> Tensor:
 
 
 def prefix_first(x: Tensor) -> Tensor:
-    """The inverse order: (B, M + 1, C) as scanned to class token first, then patches in raster order."""
+    """Inverse of `insert_class_token`: (B, M + 1, C) in scan order to class token first, then patches."""
     middle = (x.shape[1] - 1) // 2
     return torch.cat([x[:, middle : middle + 1], x[:, :middle], x[:, middle + 1 :]], dim=1)

@@ -1,10 +1,7 @@
-"""Feature maps at several strides out of one map, as in ViTDet (Li et al., arXiv 2203.16527).
-
-What the map is made of, and which of the maps a task takes, is the model's affair.
-"""
+"""Simple feature pyramid: maps at several strides from one map (ViTDet, Li et al., arXiv 2203.16527)."""
 
 import math
-from typing import Dict, List, Optional, Sequence, Tuple
+from collections.abc import Sequence
 
 import torch.nn.functional as F
 from timm.layers import LayerNorm2d
@@ -12,13 +9,13 @@ from torch import Tensor, nn
 
 
 class SimpleFeaturePyramid(nn.Module):
-    """Maps at several strides out of one: ViTDet's simple feature pyramid.
+    """ViTDet's simple feature pyramid.
 
-    A level is a row of transposed convolutions that double the resolution and halve the channels, or a max pooling, then a
-    1x1 and a 3x3 convolution, each with a norm.
+    A level is either transposed convolutions, each of which doubles the resolution and halves the channels, or a max
+    pooling; then a 1x1 and a 3x3 convolution, each with a norm.
     """
 
-    strides: Dict[str, int]
+    strides: dict[str, int]
 
     def __init__(
         self,
@@ -31,48 +28,46 @@ class SimpleFeaturePyramid(nn.Module):
     ) -> None:
         """
         Args:
-            in_channels: channels of the map that comes in.
-            out_channels: channels of every map that goes out.
-            stride: pixels of the image to a position of the map that comes in.
-            strides: the same of the maps that go out, which are named "0", "1", ... in this order.
+            in_channels: channels of the input map.
+            out_channels: channels of every output map.
+            stride: stride of the input map, in pixels.
+            strides: strides of the output maps, which are named "0", "1", ... in this order.
             device: of the parameters.
             dtype: of the parameters.
 
         Raises:
-            ValueError: strides that are no power of two apart.
+            ValueError: a ratio of strides that is not a power of two.
         """
         super().__init__()
         dd = {"device": device, "dtype": dtype}
         for out in strides:
             if not math.log2(out / stride).is_integer():
-                raise ValueError(
-                    f"a map at stride {stride} gives none at stride {out}: expected a power of two between them"
-                )
+                raise ValueError(f"strides are {stride} and {out}, expected a ratio that is a power of two")
         self.strides = {str(i): out for i, out in enumerate(strides)}
         self.levels = nn.ModuleDict(
             {name: _level(in_channels, out_channels, stride, out, **dd) for name, out in self.strides.items()}
         )
 
-    def forward(self, x: Tensor, padded: Optional[Tuple[int, int]] = None) -> Dict[str, Tensor]:
+    def forward(self, x: Tensor, padded: tuple[int, int] | None = None) -> dict[str, Tensor]:
         """
         Args:
-            x: (B, in_channels, h, w), of h * stride pixels by w * stride.
-            padded: pixels that the last rows and columns are padding, less than `stride`: they are cut off the maps.
+            x: (B, in_channels, h, w) map of an image of h * stride by w * stride pixels.
+            padded: rows and columns of pixels that are padding, less than `stride`; they are cropped from the maps.
 
         Returns:
             (B, out_channels, ceil(height / s), ceil(width / s)) for each stride s, by name.
         """
-        maps: Dict[str, Tensor] = {}
+        maps: dict[str, Tensor] = {}
         for name, level in self.levels.items():
             out = level(x)
-            if padded is not None:  # F.pad, as slices to a computed end cannot be exported
+            if padded is not None:  # F.pad, because slices to a computed end cannot be exported
                 out = F.pad(out, [0, -(padded[1] // self.strides[name]), 0, -(padded[0] // self.strides[name])])
             maps[name] = out
         return maps
 
 
 def _level(in_channels: int, out_channels: int, stride: int, out: int, **dd) -> nn.Sequential:
-    layers: List[nn.Module] = []
+    layers: list[nn.Module] = []
     channels = in_channels
     while stride > out:
         if layers:
@@ -80,7 +75,7 @@ def _level(in_channels: int, out_channels: int, stride: int, out: int, **dd) -> 
         layers.append(nn.ConvTranspose2d(channels, channels // 2, 2, stride=2, **dd))
         channels, stride = channels // 2, stride // 2
     if stride < out:
-        pool = out // stride  # rounds up; not by ceil_mode, which cannot be exported
+        pool = out // stride  # the padding below replaces ceil_mode, which cannot be exported
         layers += [nn.ConstantPad2d((0, pool - 1, 0, pool - 1), -math.inf), nn.MaxPool2d(pool)]
     for kernel in (1, 3):
         layers.append(nn.Conv2d(channels, out_channels, kernel, padding=kernel // 2, bias=False, **dd))
