@@ -1,7 +1,7 @@
-"""Vim, Vision Longhorn and its shared form in float64, written out from the papers' equations: no module of the package.
+"""Vim, Vision Longhorn and its shared form in float64, written from the papers' equations without this package.
 
-Weights go in as a dictionary, Vim's under its authors' names. One image, one direction, one token at a time where that is
-what the equations say; directions that run backwards are flipped, scanned forwards and flipped back.
+Weights are a dictionary, Vim's with its authors' names. One image, direction and token is computed at a time,
+as in the equations. Reverse directions are flipped, scanned and flipped back.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def longhorn_mixer(layer: dict[str, Tensor], tokens: Tensor, rule: str) -> Tenso
 
 
 def shared_mixer(layer: dict[str, Tensor], tokens: Tensor) -> Tensor:
-    """Longhorn's bidirectional reference: one convolution, projections, bias and skip; a norm a direction, then the sum."""
+    """Longhorn's bidirectional reference: shared convolution, projections, bias and skip; a norm per direction; sum."""
     x, z = (tokens @ layer["mixer.in_proj.weight"].T).chunk(2, -1)
     u = causal_conv(x, layer["mixer.conv_weight"][0].unsqueeze(1), layer["mixer.conv_bias"][0])
     beta, k, q = gates(u, layer["mixer.x_proj"][0], layer["mixer.dt_proj"][0], layer["mixer.dt_bias"][0])

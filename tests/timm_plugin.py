@@ -1,10 +1,10 @@
-"""A plugin for timm's own test-suite: its tests of models run on ours.
+"""A pytest plugin that runs timm's own model tests on our models.
 
-`pytest -p timm_plugin tests/test_models.py` in timm's source, with names of our models in VILONGHORN_MODELS. timm's tests
-choose models by asking `timm.list_models` for names that its filters know. Here it answers with ours, but where a test
-asks for models whose features are maps of declared size (ours are tokens, as in timm's vision transformers, which those
-tests leave out too). VILONGHORN_DEPTH cuts the equal blocks of every model to that number. What timm would fetch from the
-Hub for a Vim is made here, in its authors' format.
+Use it in timm's source: `pytest -p timm_plugin tests/test_models.py`, with our model names in VILONGHORN_MODELS. timm's
+tests choose models by `timm.list_models`, which this plugin replaces. Tests of features with a declared map size get no
+models, because our features are tokens; those tests also exclude timm's vision transformers.
+VILONGHORN_DEPTH limits the number of blocks. Downloads of official Vim weights are replaced by random weights in the
+official format.
 """
 
 from __future__ import annotations
@@ -33,10 +33,13 @@ def list_models(filter="", module="", pretrained=False, exclude_filters="", incl
     return [name for name in OURS if not pretrained or timm.is_model_pretrained(name)]
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def official_file(repo_id: str, filename: str) -> str:
-    """A file as its authors publish it, with random numbers."""
-    name = next(name for name, place in vim.OFFICIAL.items() if place == (repo_id, filename))
+    """A file in the format of Vim's authors, with random weights."""
+    cfgs = {
+        name: timm.models.get_pretrained_cfg(name) for name in OURS if name.startswith("vim_") and "_sfp" not in name
+    }
+    name = next(n for n, cfg in cfgs.items() if (cfg.hf_hub_id, cfg.hf_hub_filename) == (repo_id, filename))
     path = Path(tempfile.mkdtemp(dir=os.environ["VILONGHORN_TMP"]), filename)
     torch.save({"model": vim.to_official(create_model(name.split(".")[0], **DEPTH).state_dict())}, path)
     return str(path)
@@ -49,7 +52,7 @@ def pytest_configure(config):
 
 
 def pytest_collection_modifyitems(config, items):
-    """Leaves out timm's tests of single models of its own."""
+    """Deselects timm's tests of its own models."""
     ours = [item for item in items if hasattr(item, "callspec") and item.callspec.params.get("model_name") in OURS]
     config.hook.pytest_deselected(items=[item for item in items if item not in ours])
     items[:] = ours

@@ -1,4 +1,4 @@
-"""Vision Longhorn: vision backbones of bidirectional state-space blocks. Importing it registers the models with timm."""
+"""Vision Longhorn: vision backbones of bidirectional state-space blocks. The import registers the models with timm."""
 
 from . import models
 

@@ -1,4 +1,4 @@
-"""Models with a feature pyramid: where their maps lie, plain weights in them, and what timm and torchvision ask of them."""
+"""Models with a feature pyramid: geometry, weights, and the contracts of timm and torchvision."""
 
 import math
 
@@ -161,11 +161,11 @@ def test_an_exported_pyramid_takes_any_batch_and_size_from_65_pixels():
 @pytest.mark.parametrize(
     "wrong, message",
     [
-        (dict(stride=8), "patches of 16x16 pixels at stride 8x8 .* expected square patches that do not overlap"),
-        (dict(patch_size=(16, 8)), "patches of 16x8 pixels"),
-        (dict(img_size=72, patch_size=12), "a map at stride 12 gives none at stride 4: expected a power of two"),
+        (dict(stride=8), "patch_size is 16x16 and stride 8x8; .* square patches"),
+        (dict(patch_size=(16, 8)), "patch_size is 16x8"),
+        (dict(img_size=72, patch_size=12), "strides are 12 and 4, expected a ratio that is a power of two"),
         (dict(patch_drop_rate=0.1), "patch_drop_rate is 0.1, expected 0"),
-        (dict(global_pool="token"), "global_pool is 'token', expected 'avg'"),
+        (dict(global_pool="token"), "global_pool is 'token', expected one of .avg."),
     ],
 )
 def test_what_a_pyramid_cannot_be_made_of_is_refused(wrong, message):
@@ -188,5 +188,5 @@ def test_a_detectors_backbone_names_its_maps_and_adds_a_coarser_one():
     assert all(torch.equal(maps[str(i)], level) for i, level in enumerate(model(batch)))
     assert torch.equal(maps["pool"], maps["3"][:, :, ::2, ::2])
     resnet = timm.create_model("resnet18", features_only=True)
-    with pytest.raises(ValueError, match="maps have .* channels, expected as many in each"):
+    with pytest.raises(ValueError, match="maps have .* channels, expected equal numbers"):
         DetectionBackbone(resnet)

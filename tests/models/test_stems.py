@@ -1,4 +1,4 @@
-"""Hybrid models: a convolutional stem in place of the patch embedding, by keyword, and our models as somebody's stem."""
+"""Hybrid models: a convolutional stem before the patch embedding, and our models as a stem of others."""
 
 from functools import partial
 
@@ -106,9 +106,9 @@ def test_a_hybrids_weights_load_again_at_another_size(tmp_path):
     "stem, wrong, message",
     [
         ("conv", dict(patch_size=12, img_size=48), "patch_size is 12, expected a power of two"),
-        ("conv", dict(stride=4), "expected square ones, and no stride beside patch_size"),
+        ("conv", dict(stride=4), "a stem needs square patches"),
         ("test_resnet", dict(patch_size=64), r"test_resnet has features at strides \[.*\], none at 64"),
-        (nn.Conv2d(3, 8, 4, 4), {}, r"the stem makes \[1, 8, 8, 8\] of an image of 32x32 pixels, expected a map"),
+        (nn.Conv2d(3, 8, 4, 4), {}, r"the stem returns \[1, 8, 8, 8\] for an image of 32x32 pixels, expected a map"),
     ],
 )
 def test_a_stem_that_does_not_reach_the_patches_is_refused(stem, wrong, message):

@@ -60,7 +60,7 @@ def test_positions_of_no_known_grid_are_refused(source, tmp_path):
     state_dict = source.state_dict()
     state_dict["pos_embed"] = torch.zeros(1, 1 + 13, 32)
     save_file(state_dict, tmp_path / "weights.safetensors")
-    with pytest.raises(ValueError, match="rows for 13 patches, neither a square nor the grid of 224x224"):
+    with pytest.raises(ValueError, match="rows for 13 patches, neither a square grid nor that of 224x224"):
         load(tmp_path / "weights.safetensors", img_size=32, **SMALL)
 
 

@@ -1,47 +1,52 @@
-"""`VisionSSM`, the one trunk of every model here: Vim's, with timm's contract for vision backbones.
+"""`VisionSSM`, the trunk of every model in this package.
 
-Patch tokens with a class token in their middle, learned positions, blocks that differ only by the rule of their scan,
-norm (Zhu et al., arXiv 2401.09417). Sizes, names and weights belong to the families beside this file, what a backbone
-gives from between its blocks to `features`, pooling and classifier to `head`.
+The trunk is that of Vision Mamba (Zhu et al., arXiv 2401.09417): patch tokens with a class token in the middle, learned
+positions, and residual blocks that differ only by the rule of their scan. It follows timm's contract for backbones.
 """
 
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Callable, Dict, Final, List, Sequence, Set, Tuple, Union
+from typing import Any, Final
 
 import torch
 from timm.layers import (
+    AttentionPoolLatent,
+    AttentionPoolPrr,
     PatchDropout,
     calculate_drop_path_rates,
+    get_device_dtype,
     get_norm_layer,
+    global_pool_nlc,
     lecun_normal_,
     resample_abs_pos_embed,
     trunc_normal_,
 )
-from timm.models import checkpoint_seq, named_apply
+from timm.models import checkpoint, checkpoint_seq, named_apply
 from torch import Tensor, nn
 
-from ..layers import Block, PatchEmbed, RMSNorm, StemEmbed, insert_class_token, prefix_first, widen
-from ._timm import update_model_input_size
-from .features import IntermediateFeatures
-from .head import ClassifierHead, init_classifier
+from ..layers import Block, Mixer, PatchEmbed, RMSNorm, StemEmbed, insert_class_token, prefix_first, to_fp32
+from ._timm import feature_take_indices, update_model_input_size
+
+POOLS = ("token", "avg", "avgmax", "max", "map", "prr", "")
+ATTN_POOL_HEAD_DIM = 64  # as in timm's vision transformers
 
 
-class VisionSSM(IntermediateFeatures, ClassifierHead, nn.Module):
+class VisionSSM(nn.Module):
     """Vision backbone of bidirectional state-space blocks.
 
-    Tokens go in and out prefix first (class token, then patches in raster order), as in timm's VisionTransformer, and
-    so do the rows of `pos_embed`.
+    Tokens go in and out prefix first (class token, then patches in raster order), as in timm's VisionTransformer. So do
+    the rows of `pos_embed`. Only the scanned sequence has the class token in its middle.
     """
 
     dynamic_img_size: Final[bool]
-    num_default_features = 3  # that `features_only=True` gives
+    num_default_features = 3  # feature maps of `features_only=True`
 
     def __init__(
         self,
-        img_size: Union[int, Tuple[int, int]] = 224,
-        patch_size: Union[int, Tuple[int, int]] = 16,
-        stride: Union[int, Tuple[int, int], None] = None,
-        stem: Union[str, nn.Module, None] = None,
+        img_size: int | tuple[int, int] = 224,
+        patch_size: int | tuple[int, int] = 16,
+        stride: int | tuple[int, int] | None = None,
+        stem: str | nn.Module | None = None,
         in_chans: int = 3,
         num_classes: int = 1000,
         global_pool: str = "token",
@@ -52,7 +57,6 @@ class VisionSSM(IntermediateFeatures, ClassifierHead, nn.Module):
         reverse: Sequence[bool] = (False, True),
         directions: str = "separate",
         scalar_beta: bool = False,
-        learned_A: bool = False,
         d_state: int = 16,
         d_conv: int = 4,
         expand: int = 2,
@@ -62,7 +66,8 @@ class VisionSSM(IntermediateFeatures, ClassifierHead, nn.Module):
         drop_path_rate: float = 0.0,
         dynamic_img_size: bool = False,
         dynamic_img_pad: bool = False,
-        norm_layer: Union[str, Callable[..., nn.Module], None] = None,
+        norm_layer: str | Callable[..., nn.Module] | None = None,
+        mixer_layer: Callable[..., Mixer] = Mixer,
         device=None,
         dtype=None,
     ) -> None:
@@ -70,31 +75,30 @@ class VisionSSM(IntermediateFeatures, ClassifierHead, nn.Module):
         Args:
             img_size: image height and width, in pixels.
             patch_size: patch height and width, in pixels.
-            stride: pixels from a patch to the next. Default: patch_size; smaller means overlapping patches.
-            stem: what makes a map of the image at one position a patch: "conv", convolutions of stride 2; the name of a timm
-                model; or a module. Default: none, patches are embedded as they are.
+            stride: pixels from a patch to the next. Default: patch_size. A smaller stride makes patches overlap.
+            stem: layers before the patch embedding: "conv" for stride-2 convolutions, the name of a timm model, or a
+                module. Its output has one position per patch. Default: no stem.
             in_chans: image channels.
-            num_classes: classes of the head; 0 leaves the head out.
-            global_pool: what the head reads: "token", "avg", "avgmax", "max", "map" and "prr" (by attention), or "" for
-                every token.
-            pos_embed: "learn", or "none": order is then told by the scans alone, and nothing is resampled for other sizes.
+            num_classes: classes of the head; 0 for no head.
+            global_pool: input of the head: "token", "avg", "avgmax", "max", "map", "prr" (attention), "" (all tokens).
+            pos_embed: "learn", or "none" for no positions.
             embed_dim: width of the tokens.
             depth: number of blocks.
             rule: state update, "longhorn", "longhorn_exact" or "mamba" (see `vilonghorn.ops.scan`).
             reverse: a flag for each direction of a block: True reads the sequence from its end.
-            directions: "separate", each with parameters of its own, or "shared", as in Longhorn's bidirectional reference.
-            scalar_beta: ablation of Longhorn's rules: one beta for each token instead of one for each channel.
-            learned_A: ablation of rule "mamba": decay rates made of each token instead of constants; runs in plain torch.
-            d_state: numbers of state a channel.
-            d_conv: tokens that a mixer's convolution sees.
+            directions: "separate" for parameters of their own, or "shared" as in Longhorn's bidirectional reference.
+            scalar_beta: ablation of Longhorn's rules: one beta per token instead of one per channel.
+            d_state: state size of a channel.
+            d_conv: kernel size of a mixer's convolution, in tokens.
             expand: inner width of a mixer, in units of embed_dim.
             drop_rate: dropout before the head.
             pos_drop_rate: dropout after the positions are added.
-            patch_drop_rate: share of the patches that a sample leaves out in training; the others keep their order.
+            patch_drop_rate: share of the patches that a sample drops in training; the others keep their order.
             drop_path_rate: stochastic depth of the last block; the rates rise linearly from 0 at the first.
             dynamic_img_size: accept any image size; positions are resampled at each call.
             dynamic_img_pad: pad images to a whole number of patches.
             norm_layer: a class, a partial or a name of timm's. Default: RMSNorm, eps 1e-5.
+            mixer_layer: makes a block's mixer, with the arguments of `Mixer`.
             device: of the parameters.
             dtype: of the parameters.
 
@@ -108,6 +112,7 @@ class VisionSSM(IntermediateFeatures, ClassifierHead, nn.Module):
             raise ValueError(f"drop_path_rate is {drop_path_rate}, expected a probability, 0 to 1")
         if in_chans < 1 or embed_dim < 1:
             raise ValueError(f"in_chans is {in_chans} and embed_dim {embed_dim}, expected at least 1")
+        check_pool(global_pool, POOLS)
         dd = {"device": device, "dtype": dtype}
         norm_layer = get_norm_layer(norm_layer) or RMSNorm
         self.in_chans = in_chans
@@ -133,15 +138,28 @@ class VisionSSM(IntermediateFeatures, ClassifierHead, nn.Module):
             self.register_parameter("pos_embed", None)
         self.pos_drop = nn.Dropout(pos_drop_rate)
         self.patch_drop = PatchDropout(patch_drop_rate, 0, ordered=True) if patch_drop_rate > 0 else nn.Identity()
-        mixer = dict(rule=rule, reverse=reverse, directions=directions, scalar_beta=scalar_beta, learned_A=learned_A)
-        mixer |= dict(d_state=d_state, d_conv=d_conv, expand=expand, depth=depth)
-        rates = calculate_drop_path_rates(drop_path_rate, depth)
+
+        mixer: dict[str, Any] = dict(rule=rule, reverse=reverse, directions=directions, scalar_beta=scalar_beta)
+        mixer |= dict(d_state=d_state, d_conv=d_conv, expand=expand, depth=depth, mixer_layer=mixer_layer)
+        rates: list = calculate_drop_path_rates(drop_path_rate, depth)
         blocks = (Block(embed_dim, drop_path=rate, norm_layer=norm_layer, **mixer, **dd) for rate in rates)
         self.blocks = nn.Sequential(*blocks)
         reduction = self.patch_embed.feat_ratio()
         self.feature_info = [dict(module=f"blocks.{i}", num_chs=embed_dim, reduction=reduction) for i in range(depth)]
         self.norm = norm_layer(embed_dim, **dd)
-        self._build_head(global_pool, drop_rate, num_classes, norm_layer, **dd)
+
+        self.num_classes, self.global_pool = num_classes, global_pool
+        max_heads = max(1, embed_dim // ATTN_POOL_HEAD_DIM)
+        num_heads = max(n for n in range(1, max_heads + 1) if embed_dim % n == 0)
+        self.attn_pool: nn.Module | None = None
+        if global_pool == "map":
+            self.attn_pool = AttentionPoolLatent(embed_dim, num_heads=num_heads, norm_layer=norm_layer, **dd)
+        elif global_pool == "prr":
+            self.attn_pool = AttentionPoolPrr(
+                embed_dim, num_heads=num_heads, pool_type="token", norm_layer=norm_layer, **dd
+            )
+        self.head_drop = nn.Dropout(drop_rate)
+        self.head = make_classifier(self.num_features, num_classes, **dd)
         self.init_weights(needs_reset=False)
 
     @torch.jit.ignore
@@ -149,30 +167,26 @@ class VisionSSM(IntermediateFeatures, ClassifierHead, nn.Module):
         """Initialises the model, also after `to_empty`.
 
         Args:
-            needs_reset: also the parameters that layers initialise by themselves when they are made.
+            needs_reset: also reset the layers that initialise themselves when they are constructed.
         """
         if needs_reset:
-            named_apply(_reset, self)  # children first: a mixer has the last word on its linear layers
+            named_apply(_reset_parameters, self)  # children first: a mixer re-initialises its linear layers
         if self.pos_embed is not None:
             trunc_normal_(self.pos_embed, std=0.02)
         trunc_normal_(self.cls_token, std=0.02)
         lecun_normal_(self.patch_embed.proj.weight)
-        nn.init.zeros_(self.patch_embed.proj.bias)
+        nn.init.zeros_(self.patch_embed.proj.bias)  # type: ignore[arg-type]
         init_classifier(self.head)
 
     @torch.jit.ignore
-    def no_weight_decay(self) -> Set[str]:
-        """Names of the parameters that take no weight decay, whatever their shape."""
+    def no_weight_decay(self) -> set[str]:
+        """Names of the parameters without weight decay, whatever their shape."""
         kinds = ("pos_embed", "cls_token", "A_log", "D", "dt_bias", "conv_bias", "scan_norm")
         return {name for name, _ in self.named_parameters() if name.rsplit(".", 1)[-1] in kinds}
 
     @torch.jit.ignore
-    def group_matcher(self, coarse: bool = False) -> Dict[str, Union[str, List]]:
-        """Patterns that sort parameters by depth, for layer-wise learning rates.
-
-        Args:
-            coarse: no effect, as the blocks have no stages.
-        """
+    def group_matcher(self, coarse: bool = False) -> dict[str, str | list]:
+        """Patterns that sort parameters by depth, for layer-wise learning rates. `coarse` has no effect."""
         return dict(
             stem=r"^cls_token|pos_embed|patch_embed",
             blocks=[(r"^blocks\.(\d+)", None), (r"^norm", (99999,))],
@@ -180,15 +194,40 @@ class VisionSSM(IntermediateFeatures, ClassifierHead, nn.Module):
 
     @torch.jit.ignore
     def set_grad_checkpointing(self, enable: bool = True) -> None:
-        """Keeps only what enters a block, and computes the block again in backward."""
+        """Keeps only the input of each block, and computes the block again in backward."""
         self.grad_checkpointing = enable
 
+    def get_classifier(self) -> nn.Module:
+        """The last layer, from features to logits."""
+        return self.head
+
+    def reset_classifier(self, num_classes: int, global_pool: str | None = None) -> None:
+        """Replaces the head by a new one with the model's device, dtype and mode.
+
+        Args:
+            num_classes: classes of the new head; 0 for no head.
+            global_pool: new pooling; None keeps the present one. As in timm's models, attention pooling ("map", "prr")
+                can be removed here but not added.
+
+        Raises:
+            ValueError: an unknown pooling, an added attention pooling, or a negative number of classes.
+        """
+        if global_pool is not None and global_pool != self.global_pool:
+            check_pool(global_pool, POOLS)
+            if global_pool in ("map", "prr"):
+                raise ValueError(
+                    f"global_pool {global_pool!r} has layers that this model (global_pool {self.global_pool!r}) lacks; "
+                    f"make a new model with global_pool={global_pool!r}"
+                )
+        head = make_classifier(self.num_features, num_classes, **get_device_dtype(self))
+        if global_pool is not None and global_pool != self.global_pool:
+            self.attn_pool, self.global_pool = None, global_pool
+        self.num_classes, self.head = num_classes, head.train(self.training)
+
     def set_input_size(
-        self,
-        img_size: Union[int, Tuple[int, int], None] = None,
-        patch_size: Union[int, Tuple[int, int], None] = None,
+        self, img_size: int | tuple[int, int] | None = None, patch_size: int | tuple[int, int] | None = None
     ) -> None:
-        """Fits the model to another image or patch size: positions and patch filters are resampled.
+        """Changes image and patch size; positions and patch filters are resampled.
 
         Args:
             img_size: new height and width, in pixels; None keeps the present ones.
@@ -213,39 +252,148 @@ class VisionSSM(IntermediateFeatures, ClassifierHead, nn.Module):
         """(B, in_chans, H, W) images to the residual stream (B, M + 1, C), class token in the middle."""
         H, W = x.shape[-2:]
         x = self.patch_embed(x)
-        pos, class_token = self.pos_embed, self.cls_token
+        pos = self.pos_embed
+        token: Tensor = self.cls_token
         if pos is not None:
             if self.dynamic_img_size:
                 H, W = self.patch_embed.dynamic_feat_size((H, W))
                 pos = resample_abs_pos_embed(pos, new_size=[H, W], old_size=list(self.patch_embed.grid_size))
-            x, class_token = x + pos[:, 1:], class_token + pos[:, :1]
-        return widen(insert_class_token(self.patch_drop(self.pos_drop(x)), self.pos_drop(class_token)))
+            x, token = x + pos[:, 1:], token + pos[:, :1]
+        return to_fp32(insert_class_token(self.patch_drop(self.pos_drop(x)), self.pos_drop(token)))
 
-    def _to_parameter_dtype(self, x: Tensor) -> Tensor:
-        """What leaves the residual stream, which is float32, takes the type of the parameters."""
-        return x.to(self.cls_token.dtype)
+    def _norm_tokens(self, x: Tensor) -> Tensor:
+        """The residual stream (float32) to normed tokens in the parameters' dtype, prefix first."""
+        return self.norm(prefix_first(x).to(self.cls_token.dtype))
 
-    def _finish(self, x: Tensor) -> Tensor:
-        """The residual stream after the last block to normed tokens, prefix first."""
-        return self.norm(self._to_parameter_dtype(prefix_first(x)))
+    def forward_intermediates(
+        self,
+        x: Tensor,
+        indices: int | list[int] | None = None,
+        return_prefix_tokens: bool = False,
+        norm: bool = False,
+        stop_early: bool = False,
+        output_fmt: str = "NCHW",
+        intermediates_only: bool = False,
+        output_dict: bool = False,
+    ) -> list | tuple[Tensor, list] | dict[str, Any]:
+        """Runs the model and returns the outputs of chosen blocks.
+
+        Args:
+            x: images, (B, in_chans, H, W).
+            indices: blocks to return: the last n if an int, all if None.
+            return_prefix_tokens: pair each feature with its class token, (B, 1, C).
+            norm: apply the final norm to the features.
+            stop_early: do not run the blocks after the last chosen one.
+            output_fmt: "NCHW" for maps (B, C, h, w), "NLC" for tokens (B, M, C).
+            intermediates_only: do not return the final features.
+            output_dict: return a dictionary.
+
+        Returns:
+            (final features, features), or the features alone, or a dictionary with `image_features`,
+            `image_intermediates` and, if asked, `image_intermediates_prefix`.
+
+        Raises:
+            ValueError: an unknown format.
+        """
+        if output_fmt not in ("NCHW", "NLC"):
+            raise ValueError(f"output_fmt is {output_fmt!r}, expected 'NCHW' or 'NLC'")
+        take_indices, max_index = feature_take_indices(len(self.blocks), indices)
+        H, W = x.shape[-2:]
+        x = self._embed(x)
+        intermediates = []
+        for i, block in enumerate(self.blocks[: max_index + 1] if stop_early else self.blocks):
+            x = checkpoint(block, x) if self.grad_checkpointing else block(x)
+            if i in take_indices:
+                intermediates.append(self._norm_tokens(x) if norm else prefix_first(x).to(self.cls_token.dtype))
+        prefix = [tokens[:, :1] for tokens in intermediates]
+        features = [tokens[:, 1:] for tokens in intermediates]
+        if output_fmt == "NCHW":
+            grid_size = self.patch_embed.dynamic_feat_size((H, W))
+            features = [tokens.unflatten(1, grid_size).permute(0, 3, 1, 2).contiguous() for tokens in features]
+        if output_dict:
+            result: dict[str, Any] = {"image_intermediates": features}
+            if return_prefix_tokens:
+                result["image_intermediates_prefix"] = prefix
+            if not intermediates_only:
+                result["image_features"] = self._norm_tokens(x)
+            return result
+        outputs: list = list(zip(features, prefix)) if return_prefix_tokens else features
+        return outputs if intermediates_only else (self._norm_tokens(x), outputs)
+
+    def prune_intermediate_layers(
+        self, indices: int | list[int] = 1, prune_norm: bool = False, prune_head: bool = True
+    ) -> list[int]:
+        """Removes the layers that the chosen features do not need.
+
+        Args:
+            indices: blocks to keep features of: the last n if an int.
+            prune_norm: also the final norm.
+            prune_head: also the head and the pooling.
+
+        Returns:
+            Indices of the chosen blocks, counted from 0.
+        """
+        take_indices, max_index = feature_take_indices(len(self.blocks), indices)
+        self.blocks = self.blocks[: max_index + 1]
+        if prune_norm:
+            self.norm = nn.Identity()
+        if prune_head:
+            self.reset_classifier(0, "")
+        return take_indices
 
     def forward_features(self, x: Tensor) -> Tensor:
         """(B, in_chans, H, W) images to (B, 1 + M, C) normed tokens: class token, then patches in raster order."""
-        return self._encode(x)
+        return self.forward_tokens(x)
 
-    def _encode(self, x: Tensor) -> Tensor:
+    def forward_tokens(self, x: Tensor) -> Tensor:
+        """As `forward_features` of the plain trunk, also in subclasses whose features are maps."""
         x = self._embed(x)
         if self.grad_checkpointing and not torch.jit.is_scripting():
             x = checkpoint_seq(self.blocks, x)
         else:
             x = self.blocks(x)
-        return self._finish(x)
+        return self._norm_tokens(x)
+
+    def pool(self, x: Tensor, pool_type: str | None = None) -> Tensor:
+        """(B, 1 + M, C) tokens to (B, C), by `pool_type` or the model's own pooling; "" keeps the tokens."""
+        if self.attn_pool is not None:
+            if pool_type is None:
+                return self.attn_pool(x if self.global_pool == "prr" else x[:, 1:])
+        return global_pool_nlc(x, self.global_pool if pool_type is None else pool_type)
+
+    def forward_head(self, x: Tensor, pre_logits: bool = False) -> Tensor:
+        """Tokens of `forward_features` to logits, (B, num_classes), or pooled features with `pre_logits`."""
+        x = self.head_drop(self.pool(x))
+        return x if pre_logits else self.head(x)
 
     def forward(self, x: Tensor) -> Tensor:
         """(B, in_chans, H, W) images to (B, num_classes) logits."""
         return self.forward_head(self.forward_features(x))
 
 
-def _reset(module: nn.Module, name: str) -> None:
-    if hasattr(module, "reset_parameters"):
-        module.reset_parameters()
+def check_pool(global_pool: str, pools: Sequence[str]) -> None:
+    """Raises ValueError if `global_pool` is not among `pools`."""
+    if global_pool not in pools:
+        raise ValueError(f"global_pool is {global_pool!r}, expected one of {', '.join(map(repr, pools))}")
+
+
+def make_classifier(num_features: int, num_classes: int, device=None, dtype=None) -> nn.Module:
+    """A linear head, or `nn.Identity` for 0 classes. Raises ValueError for a negative number."""
+    if num_classes < 0:
+        raise ValueError(f"num_classes is {num_classes}, expected 0 for no classifier, or more")
+    if num_classes == 0:
+        return nn.Identity()
+    head = nn.Linear(num_features, num_classes, device=device, dtype=dtype)
+    init_classifier(head)
+    return head
+
+
+def init_classifier(head: nn.Module) -> None:
+    """Initialises a linear head with small weights and zero bias."""
+    if isinstance(head, nn.Linear):
+        trunc_normal_(head.weight, std=0.02)
+        nn.init.zeros_(head.bias)
+
+
+def _reset_parameters(module: nn.Module, name: str) -> None:
+    getattr(module, "reset_parameters", lambda: None)()

@@ -1,43 +1,53 @@
 """Vim, the controlled baseline: the same trunk with Mamba's state update (Zhu et al., arXiv 2401.09417).
 
-What the files of Vim's authors look like is this module's affair: `checkpoint_filter_fn` reads them, `to_official` writes
-them.
+`checkpoint_filter_fn` reads the files of Vim's authors, `to_official` writes them.
 """
 
-from __future__ import annotations
-
-from typing import Dict, Iterator, Tuple
+from typing import Any
 
 import torch
+from timm.models import generate_default_cfgs, register_model
 from torch import Tensor
 
-from . import factory
+from .builder import BASE, NANO, SMALL, TINY, Model, build_model, default_cfg
+from .pyramid import PyramidSSM
 from .trunk import VisionSSM
 from .weights import fit_state_dict, unwrap
 
-MODELS = factory.variants("vim", {"": dict(rule="mamba")})
 
-# Where the authors publish their weights: Hugging Face Hub repository and file. The tags are ours.
-OFFICIAL = {
-    "vim_tiny.in1k": ("hustvl/Vim-tiny-midclstok", "vim_t_midclstok_76p1acc.pth"),
-    "vim_small.in1k": ("hustvl/Vim-small-midclstok", "vim_s_midclstok_80p5acc.pth"),
-    "vim_base.in1k": ("hustvl/Vim-base-midclstok", "vim_b_midclstok_81p9acc.pth"),
-    "vim_tiny_stride8.in1k": ("hustvl/Vim-tiny-midclstok", "vim_t_midclstok_ft_78p3acc.pth"),
-}
-default_cfgs = factory.default_cfgs(
-    MODELS,
-    published={
-        tagged: dict(
-            hf_hub_id=repository,
-            hf_hub_filename=file,
-            origin_url=f"https://huggingface.co/{repository}",
-            paper_ids="arXiv:2401.09417",
-        )
-        for tagged, (repository, file) in OFFICIAL.items()
-    },
+def _hub(repository: str, file: str, **entries: Any) -> dict[str, Any]:
+    """Configuration of weights that Vim's authors publish on the Hugging Face Hub."""
+    hub = dict(
+        hf_hub_id=f"hustvl/{repository}",
+        hf_hub_filename=file,
+        origin_url=f"https://huggingface.co/hustvl/{repository}",
+        paper_ids="arXiv:2401.09417",
+    )
+    return default_cfg(**hub, **entries)
+
+
+MAMBA = dict(rule="mamba")
+_SFP: dict[str, Any] = dict(num_classes=0, fixed_input_size=False)
+_TINY = ("Vim-tiny-midclstok", "vim_t_midclstok_76p1acc.pth")
+_TINY_STRIDE8 = ("Vim-tiny-midclstok", "vim_t_midclstok_ft_78p3acc.pth")
+_SMALL = ("Vim-small-midclstok", "vim_s_midclstok_80p5acc.pth")
+_BASE = ("Vim-base-midclstok", "vim_b_midclstok_81p9acc.pth")
+default_cfgs = generate_default_cfgs(
+    {
+        "vim_nano": default_cfg(),
+        "vim_tiny.in1k": _hub(*_TINY),
+        "vim_small.in1k": _hub(*_SMALL),
+        "vim_base.in1k": _hub(*_BASE),
+        "vim_tiny_stride8.in1k": _hub(*_TINY_STRIDE8),
+        "vim_small_stride8": default_cfg(),
+        "vim_nano_sfp": default_cfg(**_SFP),
+        "vim_tiny_sfp.in1k": _hub(*_TINY, **_SFP),
+        "vim_small_sfp.in1k": _hub(*_SMALL, **_SFP),
+        "vim_base_sfp.in1k": _hub(*_BASE, **_SFP),
+    }
 )
 
-# Our stacked parameter of a mixer, and the authors' parameters of its two directions.
+# Our stacked parameter of a mixer to the authors' parameters of the forward and the backward direction.
 PAIRS = {
     "A_log": ("A_log", "A_b_log"),
     "D": ("D", "D_b"),
@@ -49,11 +59,11 @@ PAIRS = {
 }
 
 
-def checkpoint_filter_fn(state_dict: Dict[str, Tensor], model: VisionSSM) -> Dict[str, Tensor]:
-    """Fits a checkpoint, of Vim's authors or of ours, to a model of another image size, patch size, stride or class count.
+def checkpoint_filter_fn(state_dict: dict[str, Tensor], model: VisionSSM) -> dict[str, Tensor]:
+    """Fits an official or own Vim checkpoint to a model of another image size, patch size, stride or class count.
 
     Raises:
-        ValueError: values that are not finite, or a checkpoint that does not fit; the message names the first mismatches.
+        ValueError: values that are not finite, or names or shapes that do not fit.
     """
     state_dict = unwrap(state_dict)
     return fit_state_dict(
@@ -61,30 +71,35 @@ def checkpoint_filter_fn(state_dict: Dict[str, Tensor], model: VisionSSM) -> Dic
     )
 
 
-def to_official(state_dict: Dict[str, Tensor]) -> Dict[str, Tensor]:
-    """A Vim of ours in the format of Vim's authors, whose files hold it under "model".
+def to_official(state_dict: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Converts a state dict to the format of Vim's authors.
 
     Args:
         state_dict: of a `vim_*` model: rule "mamba", directions (False, True), separate.
 
     Returns:
-        The same numbers under the authors' names: `torch.save({"model": to_official(model.state_dict())}, path)`.
+        The same values under the authors' names; their files are `{"model": to_official(model.state_dict())}`.
 
     Raises:
-        ValueError: a state dict that is not a Vim's.
+        ValueError: not the state dict of a `vim_*` model.
     """
     stacked = state_dict.get("blocks.0.mixer.A_log")
     if stacked is None or len(stacked) != 2 or "blocks.0.mixer.scan_norm" in state_dict:
         raise ValueError(
-            "this state dict is not that of a Vim: expected blocks.0.mixer.A_log of two directions, that share nothing; the "
-            "format of Vim's authors holds no other rule"
+            "this state dict is not that of a vim_* model: expected blocks.0.mixer.A_log with two separate directions; "
+            "the official format has no other rule"
         )
     official = {}
     for key, value in state_dict.items():
         if key.startswith("blocks."):
-            layer, name = key.removeprefix("blocks.").split(".", 1)
-            parts = _split(name, value)
-            official.update({f"layers.{layer}.{part}": tensor for part, tensor in parts})
+            _, layer, name = key.split(".", 2)
+            pair = PAIRS.get(name.removeprefix("mixer."))
+            if name == "mixer.conv_weight":
+                value = value.unsqueeze(2)
+            for i, part in enumerate(pair or ()):
+                official[f"layers.{layer}.mixer.{part}"] = value[i].contiguous()
+            if pair is None:
+                official[f"layers.{layer}.{name}"] = value
         elif key == "pos_embed":
             middle = (value.shape[1] - 1) // 2
             official[key] = torch.cat([value[:, 1 : middle + 1], value[:, :1], value[:, middle + 1 :]], 1)
@@ -93,18 +108,8 @@ def to_official(state_dict: Dict[str, Tensor]) -> Dict[str, Tensor]:
     return official
 
 
-def _split(name: str, value: Tensor) -> Iterator[Tuple[str, Tensor]]:
-    """Authors' names within a layer, and values, of one parameter of a block."""
-    pair = PAIRS.get(name.removeprefix("mixer."))
-    if pair is None:
-        yield name, value
-        return
-    for part, tensor in zip(pair, value.unbind(0)):
-        yield f"mixer.{part}", (tensor.unsqueeze(1) if name == "mixer.conv_weight" else tensor).contiguous()
-
-
-def _from_official(state_dict: Dict[str, Tensor]) -> Dict[str, Tensor]:
-    """The inverse of `to_official`. Keys that the authors' format does not have stay as they are, to be refused by name."""
+def _from_official(state_dict: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Inverse of `to_official`. Unknown keys stay, so that the check names them."""
     ours, rest = {}, dict(state_dict)
     if "pos_embed" in rest and rest["pos_embed"].dim() == 3:
         pos = rest.pop("pos_embed")
@@ -125,4 +130,66 @@ def _from_official(state_dict: Dict[str, Tensor]) -> Dict[str, Tensor]:
     return {**ours, **rest}
 
 
-factory.register(__name__, MODELS, checkpoint_filter_fn, "we know of no file of Vim's authors for it")
+def _build(model_cls: type[Model], variant: str, pretrained: bool, kwargs: dict[str, Any]) -> Model:
+    missing = "Vim's authors publish no file for it"
+    return build_model(model_cls, variant, pretrained, checkpoint_filter_fn, missing, kwargs)
+
+
+@register_model
+def vim_nano(pretrained: bool = False, **kwargs) -> VisionSSM:
+    """Vision Mamba nano."""
+    return _build(VisionSSM, "vim_nano", pretrained, NANO | MAMBA | kwargs)
+
+
+@register_model
+def vim_tiny(pretrained: bool = False, **kwargs) -> VisionSSM:
+    """Vision Mamba tiny."""
+    return _build(VisionSSM, "vim_tiny", pretrained, TINY | MAMBA | kwargs)
+
+
+@register_model
+def vim_small(pretrained: bool = False, **kwargs) -> VisionSSM:
+    """Vision Mamba small."""
+    return _build(VisionSSM, "vim_small", pretrained, SMALL | MAMBA | kwargs)
+
+
+@register_model
+def vim_base(pretrained: bool = False, **kwargs) -> VisionSSM:
+    """Vision Mamba base."""
+    return _build(VisionSSM, "vim_base", pretrained, BASE | MAMBA | kwargs)
+
+
+@register_model
+def vim_tiny_stride8(pretrained: bool = False, **kwargs) -> VisionSSM:
+    """Vision Mamba tiny, overlapping patches (stride=8)."""
+    return _build(VisionSSM, "vim_tiny_stride8", pretrained, TINY | MAMBA | dict(stride=8) | kwargs)
+
+
+@register_model
+def vim_small_stride8(pretrained: bool = False, **kwargs) -> VisionSSM:
+    """Vision Mamba small, overlapping patches (stride=8)."""
+    return _build(VisionSSM, "vim_small_stride8", pretrained, SMALL | MAMBA | dict(stride=8) | kwargs)
+
+
+@register_model
+def vim_nano_sfp(pretrained: bool = False, **kwargs) -> PyramidSSM:
+    """Vision Mamba nano, simple feature pyramid."""
+    return _build(PyramidSSM, "vim_nano_sfp", pretrained, NANO | MAMBA | dict(pyramid_channels=64) | kwargs)
+
+
+@register_model
+def vim_tiny_sfp(pretrained: bool = False, **kwargs) -> PyramidSSM:
+    """Vision Mamba tiny, simple feature pyramid."""
+    return _build(PyramidSSM, "vim_tiny_sfp", pretrained, TINY | MAMBA | dict(pyramid_channels=128) | kwargs)
+
+
+@register_model
+def vim_small_sfp(pretrained: bool = False, **kwargs) -> PyramidSSM:
+    """Vision Mamba small, simple feature pyramid."""
+    return _build(PyramidSSM, "vim_small_sfp", pretrained, SMALL | MAMBA | dict(pyramid_channels=256) | kwargs)
+
+
+@register_model
+def vim_base_sfp(pretrained: bool = False, **kwargs) -> PyramidSSM:
+    """Vision Mamba base, simple feature pyramid."""
+    return _build(PyramidSSM, "vim_base_sfp", pretrained, BASE | MAMBA | dict(pyramid_channels=256) | kwargs)

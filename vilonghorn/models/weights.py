@@ -1,12 +1,9 @@
-"""Fits a checkpoint to a model of another image size, patch size, stride or class count, or says what does not fit.
-
-What a file's keys mean is each family's own affair.
-"""
+"""Adapts a checkpoint to a model of another image size, patch size, stride or class count."""
 
 from __future__ import annotations
 
 import math
-from typing import Any, Dict, List, Tuple
+from typing import Any
 
 import torch
 from timm.layers import resample_abs_pos_embed, resample_patch_embed, to_2tuple
@@ -17,14 +14,14 @@ from ..layers import StemEmbed
 from .pyramid import PyramidSSM
 from .trunk import VisionSSM
 
-MISMATCHES = 3  # that an error names
+MAX_LISTED = 3  # mismatches that an error names
 
 
-def unwrap(checkpoint: Dict[str, Any]) -> Dict[str, Tensor]:
+def unwrap(checkpoint: dict[str, Any]) -> dict[str, Tensor]:
     """The state dict of a training checkpoint (under "model" or "state_dict"), without wrappers' prefixes ("module.").
 
     Raises:
-        ValueError: something in it is no tensor.
+        ValueError: a value is not a tensor.
     """
     for key in ("model", "state_dict"):
         if isinstance(checkpoint.get(key), dict):
@@ -37,28 +34,28 @@ def unwrap(checkpoint: Dict[str, Any]) -> Dict[str, Tensor]:
     ]
     if others:
         raise ValueError(
-            f"this checkpoint holds other things than tensors: {_some(others)}; give a state dict, bare or under 'model' or "
-            "'state_dict'"
+            f"this checkpoint holds values that are not tensors: {_some(others)}; give a state dict, alone or under "
+            "'model' or 'state_dict'"
         )
     return state_dict
 
 
-def fit_state_dict(checkpoint: Dict[str, Any], model: VisionSSM) -> Dict[str, Tensor]:
-    """Resamples patch filters and position rows where the model's grid differs, and checks that all else fits.
+def fit_state_dict(checkpoint: dict[str, Any], model: VisionSSM) -> dict[str, Tensor]:
+    """Resamples patch filters and positions where the model's grid differs, and checks all names and shapes.
 
-    A head of another class count is left to timm, which drops it, where the model's configuration says that the counts
-    differ. A model with a feature pyramid takes the trunk of a checkpoint without one, and keeps the pyramid and the head
-    that it was made with.
+    timm drops a head of another class count itself, where the model's configuration says that the counts differ. A
+    model with a feature pyramid takes the trunk from a checkpoint without one, and keeps its own pyramid and head.
 
     Args:
-        checkpoint: state dict of a `VisionSSM` or what holds one, possibly of another image size, patch size or stride.
+        checkpoint: state dict of a `VisionSSM`, alone or under "model" or "state_dict".
         model: the model that will load it.
 
     Returns:
         A new dictionary.
 
     Raises:
-        ValueError: what is no tensor; values that are not finite; names or shapes that do not fit; positions whose grid cannot be told.
+        ValueError: values that are not tensors or not finite, names or shapes that do not fit, positions of an unknown
+            grid.
     """
     fitted = unwrap(checkpoint)
     _check_finite(fitted)
@@ -66,26 +63,27 @@ def fit_state_dict(checkpoint: Dict[str, Any], model: VisionSSM) -> Dict[str, Te
         own = {name: value for name, value in model.state_dict().items() if name.startswith(("pyramid.", "head."))}
         fitted = {name: value for name, value in fitted.items() if not name.startswith(("head.", "attn_pool."))} | own
     weight, pos = fitted.get("patch_embed.proj.weight"), fitted.get("pos_embed")
-    filters = weight is not None and weight.dim() == 4 and weight.numel() > 0  # what is not is refused below, by name
-    filters = filters and not isinstance(model.patch_embed, StemEmbed)  # a stem's projection has no patches
+    patch_size = model.patch_embed.patch_size
+    if weight is not None and weight.dim() == 4 and weight.numel() > 0 and not isinstance(model.patch_embed, StemEmbed):
+        patch_size = (weight.shape[2], weight.shape[3])  # a stem's projection is 1x1
+        if patch_size != model.patch_embed.patch_size:
+            resampled = resample_patch_embed(weight, list(model.patch_embed.patch_size))
+            fitted["patch_embed.proj.weight"] = resampled
     if pos is not None and pos.dim() == 3 and pos.shape[1] > 1:
-        patch_size = tuple(weight.shape[-2:]) if filters else model.patch_embed.patch_size
         old_grid = _source_grid(model, patch_size, pos.shape[1] - 1)
         fitted["pos_embed"] = resample_abs_pos_embed(
             pos, new_size=list(model.patch_embed.grid_size), old_size=list(old_grid), verbose=True
         )
-    if filters and tuple(weight.shape[-2:]) != model.patch_embed.patch_size:
-        fitted["patch_embed.proj.weight"] = resample_patch_embed(weight, list(model.patch_embed.patch_size))
     _check_fit(fitted, model)
     return fitted
 
 
-def _check_finite(state_dict: Dict[str, Tensor]) -> None:
+def _check_finite(state_dict: dict[str, Tensor]) -> None:
     wrong = [name for name, value in state_dict.items() if not _is_finite(value)]
     if wrong:
         raise ValueError(
-            f"{len(wrong)} of {len(state_dict)} tensors of this checkpoint hold NaN or infinity ({_some(wrong)}); expected "
-            "finite weights, so take an earlier checkpoint"
+            f"{len(wrong)} of {len(state_dict)} tensors of this checkpoint hold NaN or infinity ({_some(wrong)}); "
+            "expected finite weights; take an earlier checkpoint"
         )
 
 
@@ -93,8 +91,8 @@ def _is_finite(value: Tensor) -> bool:
     return not value.is_floating_point() or bool(torch.isfinite(value).all())
 
 
-def _check_fit(state_dict: Dict[str, Tensor], model: VisionSSM) -> None:
-    """Refuses names and shapes that differ from the model's, but for what timm adapts: head and input channels."""
+def _check_fit(state_dict: dict[str, Tensor], model: VisionSSM) -> None:
+    """Checks names and shapes against the model's, except what timm adapts: head and input channels."""
     expected = {name: tuple(value.shape) for name, value in model.state_dict().items()}
     given = {name: tuple(value.shape) for name, value in state_dict.items()}
     if model.num_classes != getattr(model, "pretrained_cfg", {}).get("num_classes", model.num_classes):
@@ -111,17 +109,17 @@ def _check_fit(state_dict: Dict[str, Tensor], model: VisionSSM) -> None:
     wrong += [f"{name} is {shape}, expected no such name" for name, shape in given.items() if name not in expected]
     if wrong:
         raise ValueError(
-            f"this checkpoint does not fit the model: {len(wrong)} mismatches ({_some(wrong, '; ')}). Make the model with "
-            "the rule, sizes and number of classes of the checkpoint"
+            f"this checkpoint does not fit the model: {len(wrong)} mismatches ({_some(wrong, '; ')}). Make the model "
+            "with the rule, sizes and number of classes of the checkpoint"
         )
 
 
-def _some(items: List[str], separator: str = ", ") -> str:
-    return separator.join(items[:MISMATCHES]) + (f"{separator}..." if len(items) > MISMATCHES else "")
+def _some(items: list[str], separator: str = ", ") -> str:
+    return separator.join(items[:MAX_LISTED]) + (f"{separator}..." if len(items) > MAX_LISTED else "")
 
 
-def _source_grid(model: VisionSSM, patch_size: Tuple[int, int], num_patches: int) -> Tuple[int, int]:
-    """Grid of a file's position rows: as its configuration says, else the model's own, else square."""
+def _source_grid(model: VisionSSM, patch_size: tuple[int, int], num_patches: int) -> tuple[int, int]:
+    """Grid of a checkpoint's positions: from its configuration, else the model's own, else square."""
     args = getattr(model, "pretrained_model_args", {})
     cfg = getattr(model, "pretrained_cfg", {})
     size = to_2tuple(args.get("img_size") or cfg.get("input_size", (3, 224, 224))[-2:])
@@ -132,6 +130,6 @@ def _source_grid(model: VisionSSM, patch_size: Tuple[int, int], num_patches: int
         if grid[0] * grid[1] == num_patches:
             return grid
     raise ValueError(
-        f"pos_embed has rows for {num_patches} patches, neither a square nor the grid of {size[0]}x{size[1]} pixels; "
-        "say which image size the weights are of with pretrained_cfg_overlay=dict(input_size=(channels, height, width))"
+        f"pos_embed has rows for {num_patches} patches, neither a square grid nor that of {size[0]}x{size[1]} pixels; "
+        "give the image size of the weights with pretrained_cfg_overlay=dict(input_size=(channels, height, width))"
     )

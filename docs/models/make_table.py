@@ -1,0 +1,119 @@
+"""Makes the table of docs/models.md from the registry: `python docs/models/make_table.py`, in the root of a checkout.
+
+Nothing is measured: parameters are counted, operations are those of torch's flop counter, and memory is what autograd
+saves for one image, all on fake tensors.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+from typing import NamedTuple
+
+import timm
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils.flop_counter import FlopCounterMode
+
+from vilonghorn.data.files import atomic_write
+from vilonghorn.engine.dry_run import saved_bytes
+from vilonghorn.tools.markdown import markdown
+
+PAGE = Path("docs/models.md")
+MARK = re.compile(r"(<!-- models[^>]*-->\n).*?(<!-- end of models -->)", re.DOTALL)
+SIZES = (224, 512)
+ORDER = ("nano", "tiny", "small", "base")
+FAMILIES = ("vilonghorn", "vim")
+TOKENS = ("", "stride8", "sfp")
+
+
+class Cost(NamedTuple):
+    """The cost of one image."""
+
+    gmacs: float  # multiply-adds of a forward pass in 10^9, which papers call GFLOPs
+    training_mb: float  # what a forward pass saves for backward in float32, in 10^6 bytes
+
+
+def names() -> list[str]:
+    """The registered models, by family, form and size."""
+    found = [name for family in FAMILIES for name in timm.list_models(module=family)]
+
+    def place(name: str) -> tuple[int, int, str, int]:
+        family, size, *form = name.split("_")
+        tokens = form.pop() if form and form[-1] in TOKENS else ""
+        return FAMILIES.index(family), TOKENS.index(tokens), "".join(form), ORDER.index(size)
+
+    return sorted(found, key=place)
+
+
+def cost(name: str, size: int) -> Cost:
+    """The cost of an image of size x size, extrapolated from models of one block and of two blocks.
+
+    Args:
+        name: name of a registered model.
+        size: height and width in pixels.
+    """
+    one, two = count(name, size, depth=1), count(name, size, depth=2)
+    more = len(timm.create_model(name, device="meta").blocks) - 1
+    return Cost(*(first + more * (second - first) for first, second in zip(one, two)))
+
+
+def count(name: str, size: int, **kwargs: int) -> Cost:
+    """Counts the cost of an image of size x size for a model with `kwargs`."""
+    model = timm.create_model(name, img_size=size, device="meta", **kwargs).train()
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        model = model.to_empty(device="cpu")
+        image = torch.empty(1, 3, size, size)
+        with torch.no_grad(), FlopCounterMode(display=False) as counter:
+            model(image)
+        return Cost(counter.get_total_flops() / 2e9, saved_bytes(model, image, with_images=False) / 1e6)
+
+
+def table() -> str:
+    """The table, in Markdown."""
+    lines = []
+    for name in names():
+        model = timm.create_model(name, device="meta")
+        mixer, (H, W) = model.blocks[0].mixer, model.patch_embed.grid_size
+        costs = {size: cost(name, size) for size in SIZES}
+        line = {
+            "model": f"`{name}`",
+            "rule": mixer.rule,
+            "directions": "separate" if mixer.scan_norm is None else "shared",
+            "width x blocks": f"{model.embed_dim} x {len(model.blocks)}",
+            "patches at 224": f"{H} x {W}",
+            "parameters (M)": f"{sum(p.numel() for p in model.parameters()) / 1e6:.2f}",
+        }
+        line |= {f"GFLOPs at {size}": f"{c.gmacs:.2f}" for size, c in costs.items()}
+        line |= {f"training memory at {size} (MB)": f"{c.training_mb:.0f}" for size, c in costs.items()}
+        lines.append(line)
+    return markdown(lines)
+
+
+def page(text: str) -> str:
+    """The page with the table of the registry as it is now.
+
+    Raises:
+        ValueError: the page has no markers.
+    """
+    if not MARK.search(text):
+        raise ValueError(
+            f"{PAGE} lacks the markers <!-- models --> and <!-- end of models -->: put them around its table"
+        )
+    made = table()
+    return MARK.sub(lambda match: f"{match[1]}{made}\n{match[2]}", text)
+
+
+def main() -> int:
+    """Writes the page; returns the exit status."""
+    if not PAGE.is_file():
+        sys.exit(f"error: there is no {PAGE} here: run it in the root of a checkout")
+    text = page(PAGE.read_text(encoding="utf-8"))
+    with atomic_write(PAGE, "w") as file:
+        file.write(text)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

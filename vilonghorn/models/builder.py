@@ -1,0 +1,74 @@
+"""Sizes, default configurations and construction of the registered models."""
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
+from timm.models import build_model_with_cfg, resolve_pretrained_cfg
+
+from .trunk import VisionSSM
+
+NANO = dict(embed_dim=96, depth=6)
+TINY = dict(embed_dim=192, depth=24)
+SMALL = dict(embed_dim=384, depth=24)
+BASE = dict(embed_dim=768, depth=24)
+
+Model = TypeVar("Model", bound=VisionSSM)
+
+
+def default_cfg(**entries: Any) -> dict[str, Any]:
+    """Configuration of a model for ImageNet-1k at 224 px, updated by `entries` (see timm's `PretrainedCfg`)."""
+    return {
+        "num_classes": 1000,
+        "input_size": (3, 224, 224),
+        "pool_size": None,
+        "fixed_input_size": True,
+        "interpolation": "bicubic",
+        "crop_pct": 0.875,
+        "mean": IMAGENET_DEFAULT_MEAN,
+        "std": IMAGENET_DEFAULT_STD,
+        "first_conv": "patch_embed.proj",
+        "classifier": "head",
+        "license": "apache-2.0",
+        **entries,
+    }
+
+
+def build_model(
+    model_cls: type[Model],
+    variant: str,
+    pretrained: bool,
+    checkpoint_filter_fn: Callable,
+    missing_weights: str,
+    kwargs: dict[str, Any],
+) -> Model:
+    """Builds a registered model, or its feature extractor with `features_only=True`.
+
+    Args:
+        model_cls: class of the model.
+        variant: registered name.
+        pretrained: load the registered weights, or those that a configuration in `kwargs` names.
+        checkpoint_filter_fn: converts a checkpoint to the model's state dict.
+        missing_weights: why no weights are registered, for the error.
+        kwargs: arguments of timm's builder and of the model.
+
+    Raises:
+        RuntimeError: `pretrained` where neither the registry nor the call names weights.
+        TypeError: an argument that the model does not have.
+        ValueError: weights that do not fit the model.
+    """
+    if pretrained:
+        cfg = resolve_pretrained_cfg(variant, kwargs.get("pretrained_cfg"), kwargs.get("pretrained_cfg_overlay"))
+        if not (cfg.has_weights or cfg.state_dict):
+            raise RuntimeError(
+                f"no pretrained weights for {variant}: {missing_weights}. Use pretrained=False for a random start, or "
+                "name your own file with pretrained_cfg_overlay=dict(file=...)"
+            )
+    return build_model_with_cfg(
+        model_cls,
+        variant,
+        pretrained,
+        pretrained_filter_fn=checkpoint_filter_fn,
+        feature_cfg=dict(out_indices=model_cls.num_default_features, feature_cls="getter"),
+        **kwargs,
+    )
