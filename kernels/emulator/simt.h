@@ -1,6 +1,6 @@
-// Runs a CUDA kernel's own source on the CPU, for tests: every thread of a block is a fiber, and a barrier or a shuffle
-// hands over to the next. One block at a time, so it proves results and synchronization, not speed. Shared memory
-// starts as NaN; a barrier that some thread never reaches is reported as an error instead of hanging.
+// Runs the source of a CUDA kernel on the CPU, for tests. Every thread of a block is a fiber; a barrier or a shuffle
+// switches to the next fiber. One block runs at a time: this tests results and synchronization, not speed. Shared
+// memory starts as NaN. A barrier that some thread never reaches is reported as an error.
 #pragma once
 #include <math.h>
 #include <setjmp.h>
@@ -38,7 +38,7 @@ struct Fiber {
   dim3 thread;
   bool started = false, done = false;
   ucontext_t start;
-  jmp_buf resume;  // cheaper than swapcontext, which asks the kernel for the signal mask
+  jmp_buf resume;  // cheaper than swapcontext, which saves the signal mask by a system call
   std::unique_ptr<char[]> stack;
 };
 
@@ -47,17 +47,18 @@ constexpr int kWarp = 32;
 static std::vector<unsigned char> shared;
 static std::vector<Fiber> fibers;
 static std::vector<Barrier> warps;
-static std::vector<std::vector<float>> slots;  // what a warp's lanes exchange; twice, lest one overtake a slower one
+static std::vector<std::vector<float>>
+    slots;  // values that lanes exchange; two sets, because a lane may be one exchange ahead
 static Barrier teams;
 static std::function<void()> body;
 static jmp_buf scheduler;
 static Fiber *current;
 static bool progress;
-static bool backwards;  // whether the threads take their turns from the last to the first
+static bool reverse_order;  // run the threads of a block from the last to the first
 
 static int index_in_block() { return threadIdx.y * blockDim.x + threadIdx.x; }
 
-static void hand_over() {
+static void yield_fiber() {
   if (!_setjmp(current->resume)) _longjmp(scheduler, 1);
 }
 
@@ -68,7 +69,7 @@ static void wait(Barrier &barrier) {
     barrier.generation++;
     return;
   }
-  for (const unsigned generation = barrier.generation; barrier.generation == generation;) hand_over();
+  for (const unsigned generation = barrier.generation; barrier.generation == generation;) yield_fiber();
 }
 
 static void run_fiber() {
@@ -86,7 +87,7 @@ static void resume(Fiber &fiber) {
   setcontext(&fiber.start);
 }
 
-// False if the threads wait for each other forever.
+// Returns false on deadlock.
 static bool run_block(size_t shared_bytes) {
   shared.assign(shared_bytes, 0xff);
   const int count = blockDim.x * blockDim.y;
@@ -110,7 +111,7 @@ static bool run_block(size_t shared_bytes) {
     all_done = true;
     progress = false;
     for (int i = 0; i < count; i++) {
-      Fiber &fiber = fibers[backwards ? count - 1 - i : i];
+      Fiber &fiber = fibers[reverse_order ? count - 1 - i : i];
       if (!fiber.done) resume(fiber);
       all_done = all_done && fiber.done;
     }
@@ -133,15 +134,15 @@ namespace vilonghorn {
 
 static inline float exp2_of(float x) { return exp2f(x); }
 static inline float log2_of(float x) { return log2f(x); }
-static inline float at_most(float x, float limit) { return x > limit ? limit : x; }
-static inline float inverse(float x) { return 1.f / x; }
-template <class T> static inline void keep(T &) {}
+static inline float min_nan(float x, float limit) { return x > limit ? limit : x; }
+static inline float reciprocal(float x) { return 1.f / x; }
+template <class T> static inline void pin(T &) {}
 static inline void sync_warp() { emulator::wait(emulator::warps[emulator::index_in_block() / emulator::kWarp]); }
 static inline void sync_teams(int threads) {
   emulator::teams.expected = threads;
   emulator::wait(emulator::teams);
 }
-static inline float from_lane(float value, int mask) {
+static inline float shuffle_xor(float value, int mask) {
   const int index = emulator::index_in_block(), warp = index / emulator::kWarp, lane = index % emulator::kWarp;
   emulator::Barrier &barrier = emulator::warps[warp];
   float *values = emulator::slots[warp].data() + (barrier.generation & 1) * emulator::kWarp;
@@ -150,32 +151,36 @@ static inline float from_lane(float value, int mask) {
   return values[lane ^ mask];
 }
 
-// Round to nearest, ties to even, as the device does.
-struct bfloat16 { uint16_t bits; };
-struct float16 { uint16_t bits; };
-static inline float widen(float x) { return x; }
+// Conversions round to nearest, ties to even, as on a GPU.
+struct bfloat16 {
+  uint16_t bits;
+};
+struct float16 {
+  uint16_t bits;
+};
+static inline float to_fp32(float x) { return x; }
 static inline float from_bits(uint32_t bits) {
   float out;
   memcpy(&out, &bits, 4);
   return out;
 }
-static inline float widen(bfloat16 x) { return from_bits((uint32_t)x.bits << 16); }
-static inline float widen(float16 x) {
+static inline float to_fp32(bfloat16 x) { return from_bits((uint32_t)x.bits << 16); }
+static inline float to_fp32(float16 x) {
   const int exponent = x.bits >> 10 & 31, mantissa = x.bits & 1023;
   const float size = exponent == 31 ? (mantissa ? NAN : INFINITY)
                      : exponent     ? ldexpf((float)(1024 + mantissa), exponent - 25)
                                     : ldexpf((float)mantissa, -24);
   return x.bits >> 15 ? -size : size;
 }
-template <class T> T narrow(float x);
-template <> inline float narrow<float>(float x) { return x; }
-template <> inline bfloat16 narrow<bfloat16>(float x) {
+template <class T> T from_fp32(float x);
+template <> inline float from_fp32<float>(float x) { return x; }
+template <> inline bfloat16 from_fp32<bfloat16>(float x) {
   uint32_t bits;
   memcpy(&bits, &x, 4);
   if (x != x) return {0x7fff};
   return {(uint16_t)((bits + 0x7fff + (bits >> 16 & 1)) >> 16)};
 }
-template <> inline float16 narrow<float16>(float x) {
+template <> inline float16 from_fp32<float16>(float x) {
   const uint16_t sign = signbit(x) ? 0x8000 : 0;
   const float size = fabsf(x);
   if (x != x) return {0x7fff};
@@ -187,13 +192,12 @@ template <> inline float16 narrow<float16>(float x) {
   return {(uint16_t)(sign | (((exponent + 13) << 10) + mantissa))};
 }
 
-template <class Arguments>
-static int launch(void (*kernel)(Arguments), const Arguments &arguments, int64_t blocks, dim3 threads, size_t shared,
-                  void *) {
-  if (shared > 99 << 10) return cudaErrorInvalidValue;  // what a block may have on the smallest devices
+template <class Args>
+static int launch(void (*kernel)(Args), const Args &args, int64_t blocks, dim3 threads, size_t shared, void *) {
+  if (shared > 99 << 10) return cudaErrorInvalidValue;  // the limit of the smallest GPUs
   blockDim = threads;
   gridDim = dim3((unsigned)blocks);
-  emulator::body = [&] { kernel(arguments); };
+  emulator::body = [&] { kernel(args); };
   for (int64_t block = 0; block < blocks; block++) {
     blockIdx = dim3((unsigned)block);
     if (!emulator::run_block(shared)) return cudaErrorLaunchTimeout;
@@ -203,7 +207,7 @@ static int launch(void (*kernel)(Arguments), const Arguments &arguments, int64_t
 
 }  // namespace vilonghorn
 
-// Tests run every kernel in both orders: a missing barrier shows as a difference.
-extern "C" __attribute__((visibility("default"))) void vl_emulator_order(int backwards) {
-  emulator::backwards = backwards;
+// Tests run every kernel in both orders: a missing barrier changes the result.
+extern "C" __attribute__((visibility("default"))) void vl_emulator_order(int reverse_order) {
+  emulator::reverse_order = reverse_order;
 }

@@ -1,47 +1,47 @@
-// The exported functions of the CUDA library: from run-time choices to one kernel, and its launch.
+// The exported functions of the CUDA library: select a kernel and launch it.
 //
-// Up to 16 states, padded by zeros, there is a kernel for each element type; up to 64 one for float, which the caller
-// converts to.
-#include "scan_cuda_backward.cuh"
-#include "scan_cuda_forward.cuh"
-#include "scan_cuda_split.cuh"
+// Up to 16 states (padded with zeros) there is one kernel per dtype. Up to 64 states there is one for float.
+#include "scan_backward.cuh"
+#include "scan_forward.cuh"
+#include "scan_split.cuh"
 
 namespace vilonghorn {
 namespace {
 
-int split_of(const VlScan &a) { return a.states <= kStates ? 1 : 4; }
+int lanes_per_channel(const VlScan &a) { return a.states <= kStates ? 1 : 4; }
 
 int tile_of(const VlScan &a, bool backward) {
-  return kWarp / split_of(a) * (backward ? backward_channels(a.rule) : kForwardChannels);
+  return kWarp / lanes_per_channel(a) * (backward ? backward_channels(a.rule) : kForwardChannels);
 }
 
-// Finds where each segment starts.
+// Computes the state that each segment starts from.
 template <int RULE, class T> int run_split(Job job, void *stream) {
   const VlScan &a = job.scan;
-  const int64_t sequences = a.groups * a.batch;
+  const int64_t sequences = a.directions * a.batch;
   job.tiles = (int)((a.channels + kWarp * kSplitChannels - 1) / (kWarp * kSplitChannels));
   const int64_t blocks = job.tiles * job.segments * sequences * kRuns<RULE>;
   if (blocks > INT32_MAX) return cudaErrorInvalidValue;
-  if (const int error = launch(scan_summary<RULE, T>, job, blocks, dim3(kWarp), sizeof(Tokens<1>), stream)) return error;
+  if (const int error = launch(scan_summary<RULE, T>, job, blocks, dim3(kWarp), sizeof(Tokens<1>), stream))
+    return error;
   job.tiles = (int)((a.channels + kPadding - 1) / kPadding * kPadding / (kWarp / (kStates / 4)));
   return launch(scan_join<RULE>, job, job.tiles * sequences, dim3(kWarp), 0, stream);
 }
 
-template <int RULE, class T, int SPLIT> int run(const Job &job, bool backward, void *stream) {
-  const int64_t blocks = (int64_t)job.tiles * job.segments * job.scan.batch * (job.together ? 1 : job.scan.groups);
+template <int RULE, class T, int LANES> int run(const Job &job, bool backward, void *stream) {
+  const int64_t blocks = (int64_t)job.tiles * job.segments * job.scan.batch * (job.fused ? 1 : job.scan.directions);
   const dim3 threads(kWarp, job.teams);
   if (blocks <= 0 || blocks > INT32_MAX) return cudaErrorInvalidValue;
-  typedef typename Forward<RULE, T, SPLIT>::Shared ForwardShared;
-  typedef typename Backward<RULE, T, SPLIT>::Shared BackwardShared;
+  typedef typename Forward<RULE, T, LANES>::Shared ForwardShared;
+  typedef typename Backward<RULE, T, LANES>::Shared BackwardShared;
   const size_t shared = job.teams * (backward ? sizeof(BackwardShared) : sizeof(ForwardShared));
-  const auto kernel = backward ? scan_backward<RULE, T, SPLIT> : scan_forward<RULE, T, SPLIT>;
+  const auto kernel = backward ? scan_backward<RULE, T, LANES> : scan_forward<RULE, T, LANES>;
   if (job.segments > 1)
     if (const int error = run_split<RULE, T>(job, stream)) return error;
   return launch(kernel, job, blocks, threads, shared, stream);
 }
 
 template <int RULE> int run_rule(const Job &job, bool backward, void *stream) {
-  const int split = split_of(job.scan), dtype = job.scan.dtype;
+  const int split = lanes_per_channel(job.scan), dtype = job.scan.dtype;
   if (dtype == VL_FLOAT32 && split == 1) return run<RULE, float, 1>(job, backward, stream);
   if (dtype == VL_FLOAT32 && split == 4) return run<RULE, float, 4>(job, backward, stream);
   if (dtype == VL_BFLOAT16 && split == 1) return run<RULE, bfloat16, 1>(job, backward, stream);
@@ -50,17 +50,19 @@ template <int RULE> int run_rule(const Job &job, bool backward, void *stream) {
 }
 
 int run_scan(const VlScan &a, const VlSplit &split, bool backward, int device, void *stream) {
-  if (a.groups > 64 || a.states > VL_MAX_STATES || a.chunk != kChunk || a.channels % 2) return cudaErrorInvalidValue;
-  if (split.span && (split.span % kChunk || a.states != VL_SPLIT_STATES)) return cudaErrorInvalidValue;
-  const int segments = split.span ? (int)((a.length + split.span - 1) / split.span) : 1;
-  Job job = {a, split, segments, 0, a.mean ? 1.f / a.groups : 1.f, 0, 0, 1};
-  for (int g = 0; g < a.groups; g++) job.reversed |= (uint64_t)(a.reverse[g] != 0) << g;
+  if (a.directions > 64 || a.states > VL_MAX_STATES || a.chunk != kChunk || a.channels % 2)
+    return cudaErrorInvalidValue;
+  if (split.segment_steps && (split.segment_steps % kChunk || a.states != VL_SPLIT_STATES))
+    return cudaErrorInvalidValue;
+  const int segments = split.segment_steps ? (int)((a.length + split.segment_steps - 1) / split.segment_steps) : 1;
+  Job job = {a, split, segments, 0, a.mean ? 1.f / a.directions : 1.f, 0, 0, 1};
+  for (int g = 0; g < a.directions; g++) job.reversed |= (uint64_t)(a.reverse[g] != 0) << g;
   const int tile = tile_of(a, backward);
   job.tiles = (int)((a.channels + tile - 1) / tile);
-  job.together = a.groups > 1 && (backward ? a.z.data != nullptr : a.mean);
-  const uint64_t all = ~0ull >> (64 - a.groups);
-  if (job.together && job.reversed != 0 && job.reversed != all) job.teams = 2;
-  // The runtime in this library chooses its device apart from the caller's.
+  job.fused = a.directions > 1 && (backward ? a.z.data != nullptr : a.mean);
+  const uint64_t all = ~0ull >> (64 - a.directions);
+  if (job.fused && job.reversed != 0 && job.reversed != all) job.teams = 2;
+  // This library contains its own CUDA runtime, with its own current device.
   if (const int error = cudaSetDevice(device)) return error;
   if (a.rule == VL_LONGHORN) return run_rule<VL_LONGHORN>(job, backward, stream);
   if (a.rule == VL_LONGHORN_EXACT) return run_rule<VL_LONGHORN_EXACT>(job, backward, stream);

@@ -1,4 +1,4 @@
-// Gradients of parameters, of which every sequence (or part of rows) has left its own: their sums.
+// Sums the partial gradients of parameters: one addend per sequence, or per range of rows.
 #include "jobs.h"
 #include "vectors.h"
 
@@ -6,9 +6,9 @@ using namespace vilonghorn;
 
 namespace {
 
-template <class T> void add_up(const Sums &a, const Sum &s, int64_t job) {
+template <class T> void add(const Sums &a, const Sum &s, int64_t job) {
   constexpr int W = kLanes<T>;
-  const Blocks blocks(s.size, W, a.parts, job);
+  const Blocks blocks(s.size, W, a.splits, job);
   for (int64_t block = blocks.begin; block < blocks.end; block++) {
     const int64_t at = block * W;
     const int width = s.size - at < W ? (int)(s.size - at) : W;
@@ -22,7 +22,8 @@ template <class T> void add_up(const Sums &a, const Sum &s, int64_t job) {
 
 namespace vilonghorn {
 bool VL_JOB(sum_job)(const Sums &a, int64_t job) {
-  for (int64_t i = 0; i < a.sums; i++) a.dtype == VL_FLOAT64 ? add_up<double>(a, a.each[i], job) : add_up<float>(a, a.each[i], job);
+  for (int64_t i = 0; i < a.sums; i++)
+    a.dtype == VL_FLOAT64 ? add<double>(a, a.each[i], job) : add<float>(a, a.each[i], job);
   return true;
 }
 }  // namespace vilonghorn

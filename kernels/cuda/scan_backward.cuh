@@ -1,58 +1,58 @@
 // The backward kernel of the CUDA scan: the adjoint recurrence, from the last step to the first.
 //
-// A chunk starts from its checkpoint: gates first, then the states before each step are made again into shared memory,
-// half a chunk at a time, then the steps are undone one by one. dk and dq are sums over channels: each warp adds up its
-// own, and the caller adds up the warps'. Nothing is added atomically, so that a repetition gives the same bits.
+// For each chunk it computes the gates, recomputes the states before each step from the checkpoint into shared memory
+// (half a chunk at a time), then applies the adjoint step by step. dk and dq are sums over channels: each warp sums its
+// own channels, the caller sums over warps. There are no atomic additions, so results are deterministic.
 #pragma once
-#include "scan_cuda_adjoint.cuh"
+#include "scan_adjoint.cuh"
 
 namespace vilonghorn {
 
-constexpr int kSpan = 4;  // steps whose states are kept at once
+constexpr int kHalfChunk = 4;  // steps whose states are in shared memory at once
 
-// Channels of a lane: as many as registers allow.
+// Channels per lane: as many as the registers allow.
 constexpr int backward_channels(int rule) { return rule == VL_MAMBA ? 1 : 2; }
 
-template <int RULE, class T, int SPLIT> struct Backward {
-  static constexpr int CHANNELS = backward_channels(RULE), TILE = kWarp / SPLIT * CHANNELS;
-  // Longhorn's update is the same with keys and values doubled and gates quartered; with doubled keys, undoing it saves
-  // an operation a state. The sums of dk are quartered then.
+template <int RULE, class T, int LANES> struct Backward {
+  static constexpr int CHANNELS = backward_channels(RULE), TILE = kWarp / LANES * CHANNELS;
+  // The longhorn update is the same with keys and values doubled and gates divided by four. With doubled keys, its
+  // adjoint needs one operation less per state. The sums of dk are then four times too small.
   static constexpr int KEY_SCALE = RULE == VL_LONGHORN ? 2 : 1;
   typedef Vector<float, CHANNELS> Floats;
   typedef Vector<T, CHANNELS> Elements;
 
-  struct Shared {  // of one warp
-    Quad states[kSpan][CHANNELS][kStates / 4][kWarp];
+  struct Shared {  // per warp
+    Quad states[kHalfChunk][CHANNELS][kStates / 4][kWarp];
     Floats gates[kChunk][kWarp], slopes[kChunk][kWarp], x[kChunk][kWarp];
     Floats errors[RULE == VL_LONGHORN_EXACT ? kChunk : 1][kWarp];
-    Tokens<SPLIT> tokens;
+    Tokens<LANES> tokens;
   };
 
-  // A lane's registers. Lane l keeps its states in the order of their numbers xor `order`: when lanes l and l ^ 16 then
-  // exchange halves, the half that one needs is at the same place in the other.
+  // The registers of a lane. Lane l stores its states in the order of their numbers xor `order`: when lanes l and l ^
+  // 16 exchange halves, the half that one lane needs is at the same place in the other.
   const Job &job;
   const VlScan &a;
-  const Place &place;
+  const Warp &warp;
   Shared &shared;
   const int lane, part, order, g, length;
   const int64_t b;
-  const Stager<T, SPLIT> stager;
+  const TokenLoader<T, LANES> loader;
   int channel, d;
   bool active;
   float s[CHANNELS][kStates], grad[CHANNELS][kStates];
   float A[CHANNELS][kStates], dA[CHANNELS][kStates], D[CHANNELS], bias[CHANNELS], dD[CHANNELS], dbias[CHANNELS];
-  const T *dy, *z;  // one step ahead
+  const T *dy, *z;  // prefetched by one step
   T *dx, *ddt, *dz;
   float *sums, *dtokens;
   int dy_step, z_step, dx_step, dtokens_step;
   Elements next_dy, next_z;
 
-  VL_DEVICE Backward(const Job &job, const Place &place, int direction, Shared &shared)
-      : job(job), a(job.scan), place(place), shared(shared), lane(place.lane), part(place.lane % SPLIT),
-        order(place.lane / 8 * 4), g(direction), length(place.length), b(place.sequence),
-        stager(a, g, b, Steps(place, is_reversed(job, g)), place.lane) {
+  VL_DEVICE Backward(const Job &job, const Warp &warp, int direction, Shared &shared)
+      : job(job), a(job.scan), warp(warp), shared(shared), lane(warp.lane), part(warp.lane % LANES),
+        order(warp.lane / 8 * 4), g(direction), length(warp.length), b(warp.sequence),
+        loader(a, g, b, Steps(warp, is_reversed(job, g)), warp.lane) {
     const int channels = (int)a.channels, states = (int)a.states;
-    channel = place.tile * TILE + lane / SPLIT * CHANNELS;
+    channel = warp.tile * TILE + lane / LANES * CHANNELS;
     active = channel < channels;
     d = active ? channel : 0;
     VL_UNROLL for (int c = 0; c < CHANNELS; c++) {
@@ -65,35 +65,35 @@ template <int RULE, class T, int SPLIT> struct Backward {
         A[c][n] = RULE == VL_MAMBA && state < states ? ((const float *)a.A)[row * states + state] * kLog2e : 0.f;
         grad[c][n] = dA[c][n] = 0.f;
       }
-      if (SPLIT == 1 && job.segments > 1) start(job, place, g, channel + c).restore(grad[c], order);
+      if (LANES == 1 && job.segments > 1) segment_start(job, warp, g, channel + c).restore(grad[c], order);
     }
-    const int64_t t = stager.steps[length - 1], row = (b * a.length + t) * channels + d;
+    const int64_t t = loader.steps[length - 1], row = (b * a.length + t) * channels + d;
     const int64_t row_of_direction = row + g * a.batch * a.length * channels;
-    dy = (const T *)a.dy.data + g * a.dy.group + b * a.dy.batch + t * a.dy.step + d;
+    dy = (const T *)a.dy.data + g * a.dy.direction + b * a.dy.batch + t * a.dy.step + d;
     z = (const T *)a.z.data + b * a.z.batch + t * a.z.step + d;
     dx = (T *)a.dx + row_of_direction, ddt = (T *)a.ddt + row_of_direction;
-    dz = (T *)a.dz + row, sums = (float *)a.sums + row;
-    const int state = part * kStates + order + lane % 4 / SPLIT * SPLIT;  // whose sum this lane receives
-    const int64_t token = ((place.tile * a.groups + g) * a.batch + b) * a.length + t;
+    dz = (T *)a.dz + row, sums = (float *)a.accumulator + row;
+    const int state = part * kStates + order + lane % 4 / LANES * LANES;  // the state whose sum this lane receives
+    const int64_t token = ((warp.tile * a.directions + g) * a.batch + b) * a.length + t;
     dtokens = (float *)(lane & 4 ? a.dq : a.dk) + token * states + state;
-    const int back = stager.steps.reversed ? 1 : -1;  // from a step to the one before
+    const int back = loader.steps.reversed ? 1 : -1;  // from a step to the previous one
     dy_step = back * (int)a.dy.step, z_step = back * (int)a.z.step;
     dx_step = back * channels, dtokens_step = back * states;
-    keep(dy), keep(z), keep(dx), keep(ddt), keep(dz), keep(sums), keep(dtokens);
-    keep(dy_step), keep(z_step), keep(dx_step), keep(dtokens_step);
+    pin(dy), pin(z), pin(dx), pin(ddt), pin(dz), pin(sums), pin(dtokens);
+    pin(dy_step), pin(z_step), pin(dx_step), pin(dtokens_step);
     next_dy = load<T, CHANNELS>(dy);
     if (a.z.data) next_z = load<T, CHANNELS>(z);
   }
 
-  // `meeting`: after how many steps this team's second half begins.
+  // `meeting`: the number of steps before this team's second half.
   VL_DEVICE void run(const Pass &pass, int meeting) {
     bool adds = pass.adds(false), finishes = pass.finishes(false);
     VL_ROLL for (int first = (length - 1) / kChunk * kChunk; first >= 0; first -= kChunk) {
       const int stop = length - first < kChunk ? length - first : kChunk;
-      stager.template stage<KEY_SCALE>(shared.tokens, first);
-      make_gates(first);
-      VL_ROLL for (int high = stop, low = stop > kSpan ? kSpan : 0; high > 0; high = low, low = 0) {
-        make_states(first, low, high, high == stop);
+      loader.template load_chunk<KEY_SCALE>(shared.tokens, first);
+      compute_gates(first);
+      VL_ROLL for (int high = stop, low = stop > kHalfChunk ? kHalfChunk : 0; high > 0; high = low, low = 0) {
+        recompute_states(first, low, high, high == stop);
         VL_ROLL for (int u = high; u > low;) {
           const int done = length - first - u;
           if (done == meeting) {
@@ -101,19 +101,19 @@ template <int RULE, class T, int SPLIT> struct Backward {
             adds = pass.adds(true), finishes = pass.finishes(true);
           }
           const int until = done < meeting && u - (meeting - done) > low ? u - (meeting - done) : low;
-          VL_ROLL for (; u > until; u--) undo_step(u - 1, u - 1 - low, first + u > 1, adds, finishes);
+          VL_ROLL for (; u > until; u--) backward_step(u - 1, u - 1 - low, first + u > 1, adds, finishes);
         }
       }
     }
     finish();
   }
 
-  VL_DEVICE void make_gates(int first) {
-    const T *x = (const T *)a.x.data + g * a.x.group + b * a.x.batch + d;
-    const T *dt = (const T *)a.dt.data + g * a.dt.group + b * a.dt.batch + d;
+  VL_DEVICE void compute_gates(int first) {
+    const T *x = (const T *)a.x.data + g * a.x.direction + b * a.x.batch + d;
+    const T *dt = (const T *)a.dt.data + g * a.dt.direction + b * a.dt.batch + d;
     Elements xs[kChunk], dts[kChunk];
     VL_UNROLL for (int u = 0; u < kChunk; u++) {
-      const int64_t t = stager.steps[first + u < length ? first + u : length - 1];
+      const int64_t t = loader.steps[first + u < length ? first + u : length - 1];
       xs[u] = load<T, CHANNELS>(x + t * a.x.step);
       dts[u] = load<T, CHANNELS>(dt + t * a.dt.step);
     }
@@ -129,41 +129,40 @@ template <int RULE, class T, int SPLIT> struct Backward {
     }
   }
 
-  // Leaves in shared memory the states before steps low to high - 1 of the chunk, and in `s` those after them, which it
-  // holds already when the steps above have been undone.
-  VL_DEVICE void make_states(int first, int low, int high, bool last) {
+  // Stores the states before steps low ... high - 1 of the chunk in shared memory. With `last`, also computes the
+  // states after them into `s`; otherwise `s` holds them already.
+  VL_DEVICE void recompute_states(int first, int low, int high, bool last) {
     float r[CHANNELS][kStates];
-    VL_UNROLL for (int c = 0; c < CHANNELS; c++)
-      checkpoint(a, place, g, first, channel + c, part).restore(r[c], order);
+    VL_UNROLL for (int c = 0; c < CHANNELS; c++) checkpoint(a, warp, g, first, channel + c, part).restore(r[c], order);
     VL_ROLL for (int u = 0; u < high - 1; u++) {
       if (u >= low) save_states(r, u - low);
-      remake_step(r, u);
+      recompute_step(r, u);
     }
     save_states(r, high - 1 - low);
     if (!last) return;
-    remake_step(r, high - 1);
+    recompute_step(r, high - 1);
     VL_UNROLL for (int c = 0; c < CHANNELS; c++) VL_UNROLL for (int n = 0; n < kStates; n++) s[c][n] = r[c][n];
   }
   VL_DEVICE void save_states(const float (&r)[CHANNELS][kStates], int slot) {
-    VL_UNROLL for (int c = 0; c < CHANNELS; c++)
-      VL_UNROLL for (int n = 0; n < kStates; n += 4) store_quad(shared.states[slot][c][n / 4][lane].v, r[c] + n);
+    VL_UNROLL for (int c = 0; c < CHANNELS; c++) VL_UNROLL for (int n = 0; n < kStates; n += 4)
+        store_quad(shared.states[slot][c][n / 4][lane].v, r[c] + n);
   }
-  VL_DEVICE void remake_step(float (&r)[CHANNELS][kStates], int u) {
+  VL_DEVICE void recompute_step(float (&r)[CHANNELS][kStates], int u) {
     float k[kStates];
-    take(shared.tokens.key[u], k);
+    load_token(shared.tokens.key[u], k);
     const Floats gates = shared.gates[u][lane], inputs = shared.x[u][lane];
     Floats errors;
-    VL_UNROLL for (int c = 0; c < CHANNELS; c++)
-      errors.v[c] = step<RULE, SPLIT>(r[c], gates.v[c], inputs.v[c], k, A[c]);
+    VL_UNROLL for (int c = 0; c < CHANNELS; c++) errors.v[c] =
+        step<RULE, LANES>(r[c], gates.v[c], inputs.v[c], k, A[c]);
     if (RULE == VL_LONGHORN_EXACT) shared.errors[u][lane] = errors;
   }
 
-  VL_DEVICE void take(const float *row, float (&values)[kStates]) const {
+  VL_DEVICE void load_token(const float *row, float (&values)[kStates]) const {
     VL_UNROLL for (int n = 0; n < kStates; n += 4) load_quad(row + part * kStates + (n ^ order), values + n);
   }
 
-  // One step of the adjoint, at slot `u` of the chunk, whose states before it are the `kept`-th in shared memory.
-  VL_DEVICE void undo_step(int u, int kept, bool more, bool adds, bool finishes) {
+  // The adjoint of step `u` of the chunk. The states before it are at slot `kept` of shared memory.
+  VL_DEVICE void backward_step(int u, int kept, bool more, bool adds, bool finishes) {
     const bool gated = a.z.data, writes = active && part == 0;
     const Elements this_dy = next_dy, this_z = next_z;
     if (more) {
@@ -174,10 +173,10 @@ template <int RULE, class T, int SPLIT> struct Backward {
     if (gated && adds) before = load<float, CHANNELS>(sums);
     float k[kStates], q[kStates], dk[kStates], dq[kStates];
     float out_x[CHANNELS], out_dt[CHANNELS], out_z[CHANNELS] = {}, share[CHANNELS] = {};
-    take(shared.tokens.key[u], k);
-    take(shared.tokens.query[u], q);
+    load_token(shared.tokens.key[u], k);
+    load_token(shared.tokens.query[u], q);
     VL_UNROLL for (int n = 0; n < kStates; n++) dk[n] = dq[n] = 0.f;
-    float d_norm = 0.f;  // gradient of |k|^2, doubled
+    float d_norm = 0.f;  // gradient of |k|^2, times two
     const Floats gates = shared.gates[u][lane], slopes = shared.slopes[u][lane], inputs = shared.x[u][lane];
     Floats errors = {};
     if (RULE == VL_LONGHORN_EXACT) errors = shared.errors[u][lane];
@@ -185,7 +184,7 @@ template <int RULE, class T, int SPLIT> struct Backward {
       const float e = gates.v[c], value = inputs.v[c] * (1.f / KEY_SCALE);
       float out = active ? this_dy[c] * job.scale : 0.f;
       if (gated) {
-        const float y_here = over_parts<SPLIT>(dot(s[c], q, part ? 0.f : D[c] * value));
+        const float y_here = sum_over_lanes<LANES>(dot(s[c], q, part ? 0.f : D[c] * value));
         const float gate = this_z[c], sigma = sigmoid(gate);
         share[c] = fmaf(out, y_here, before.v[c]);
         out_z[c] = share[c] * sigma * fmaf(gate, 1.f - sigma, 1.f);
@@ -197,8 +196,8 @@ template <int RULE, class T, int SPLIT> struct Backward {
         grad[c][n] = fmaf(out, q[n], grad[c][n]);
       }
       VL_UNROLL for (int n = 0; n < kStates; n += 4) load_quad(shared.states[kept][c][n / 4][lane].v, s[c] + n);
-      float de;  // times the gate, for longhorn
-      undo_rule<RULE, SPLIT>(e, value, errors.v[c], k, s[c], A[c], grad[c], dk, dA[c], out_x[c], de);
+      float de;  // multiplied by the gate for longhorn
+      backward_rule<RULE, LANES>(e, value, errors.v[c], k, s[c], A[c], grad[c], dk, dA[c], out_x[c], de);
       out_dt[c] = de * slopes.v[c];
       dbias[c] += out_dt[c];
       out_x[c] = fmaf(D[c], out, out_x[c]);
@@ -210,22 +209,20 @@ template <int RULE, class T, int SPLIT> struct Backward {
       if (gated && finishes) store<T>(dz, out_z);
       if (gated && !finishes) store<float>(sums, share);
     }
-    const int left = (int)a.states - (part * kStates + order + lane % 4 / SPLIT * SPLIT);
+    const int left = (int)a.states - (part * kStates + order + lane % 4 / LANES * LANES);
     const float scale = lane & 4 ? 1.f : KEY_SCALE * KEY_SCALE;
-    sum_tokens<RULE, SPLIT>(dk, dq, k, RULE == VL_LONGHORN ? d_norm : 2.f * d_norm, lane);
-    VL_UNROLL for (int j = 0; j < SPLIT; j++)
-      if (j < left) dtokens[j] = scale * dk[j];
+    sum_tokens<RULE, LANES>(dk, dq, k, RULE == VL_LONGHORN ? d_norm : 2.f * d_norm, lane);
+    VL_UNROLL for (int j = 0; j < LANES; j++) if (j < left) dtokens[j] = scale * dk[j];
     dx += dx_step, ddt += dx_step, dz += dx_step, sums += dx_step, dtokens += dtokens_step;
   }
 
   VL_DEVICE void finish() {
     if (!active) return;
-    const int64_t row = ((b * job.segments + place.segment) * a.groups + g) * a.channels + d;
+    const int64_t row = ((b * job.segments + warp.segment) * a.directions + g) * a.channels + d;
     VL_UNROLL for (int c = 0; c < CHANNELS; c++) {
       if (a.dD && part == 0) ((float *)a.dD)[row + c] = dD[c];
       if (a.ddt_bias && part == 0) ((float *)a.ddt_bias)[row + c] = dbias[c];
-      if (RULE == VL_MAMBA)
-        VL_UNROLL for (int n = 0; n < kStates; n++) {
+      if (RULE == VL_MAMBA) VL_UNROLL for (int n = 0; n < kStates; n++) {
           const int state = part * kStates + (n ^ order);
           if (state < a.states) ((float *)a.dA)[(row + c) * a.states + state] = dA[c][n];
         }
@@ -233,17 +230,17 @@ template <int RULE, class T, int SPLIT> struct Backward {
   }
 };
 
-template <int RULE, class T, int SPLIT>
+template <int RULE, class T, int LANES>
 __global__ void __launch_bounds__(2 * kWarp, 4) scan_backward(const __grid_constant__ Job job) {
   VL_SHARED(shared);
-  const Place place(job, SPLIT == 1);
-  auto &own = ((typename Backward<RULE, T, SPLIT>::Shared *)shared)[place.team];
-  const int length = place.length, passes = count_passes(job);
-  // As in forward, but here the team that scans from the first step comes from the end.
-  const int meeting = job.teams == 1 ? -1 : place.team ? length / 2 : length - length / 2;
+  const Warp warp(job, LANES == 1);
+  auto &own = ((typename Backward<RULE, T, LANES>::Shared *)shared)[warp.team];
+  const int length = warp.length, passes = count_passes(job);
+  // As in forward, but the team that scans from the first step comes from the end.
+  const int meeting = job.teams == 1 ? -1 : warp.team ? length / 2 : length - length / 2;
   VL_ROLL for (int number = 0; number < passes; number++) {
-    const Pass pass(job, place, number);
-    if (pass.direction >= 0) Backward<RULE, T, SPLIT>(job, place, pass.direction, own).run(pass, meeting);
+    const Pass pass(job, warp, number);
+    if (pass.direction >= 0) Backward<RULE, T, LANES>(job, warp, pass.direction, own).run(pass, meeting);
     if (job.teams == 1) continue;
     if (pass.direction < 0 || meeting >= length) sync_teams(job.teams * kWarp);
     if (number + 1 < passes) sync_teams(job.teams * kWarp);

@@ -1,8 +1,8 @@
-// Products of matrices, tiled for registers and caches: the projections of tokens, and the gradients of both factors.
+// Matrix products, tiled for registers and caches: the projections of tokens and their gradients.
 //
-// A tile of out, ROWS x COLUMNS vectors, stays in registers while the depth runs. b is packed beforehand into panels of as
-// many columns, so that a tile reads it in order; a panel is used for all rows of a job before the next. Every number of
-// out is summed in the order of the depth, so that it does not depend on how the rows are shared out.
+// A tile of out (ROWS x COLUMNS vectors) stays in registers over the depth. b is packed into panels of COLUMNS vectors,
+// so that tiles read it sequentially; a job uses a panel for all its rows before the next panel. Each element of out is
+// summed in the order of the depth, so the result does not depend on the number of jobs.
 #include "jobs.h"
 #include "vectors.h"
 
@@ -11,23 +11,23 @@ using namespace vilonghorn;
 namespace {
 
 typedef Vector<float> V;
-constexpr int W = kLanes<float>, COLUMNS = 3;  // vectors side by side
+constexpr int W = kLanes<float>, COLUMNS = 3;  // vectors of a row of a tile
 #if defined(__AVX512F__) || defined(__aarch64__)
 constexpr int ROWS = 8;  // the tile fills 32 registers
 #else
-constexpr int ROWS = 4;  // or 16
+constexpr int ROWS = 4;  // 16 registers
 #endif
-constexpr int64_t DEPTH = kPanelDepth;  // of a panel, which then stays in the second cache
-constexpr int64_t STRIDE = DEPTH * ROWS + 16;  // of packed rows of a: a line more than they fill, or all would share one place of the cache
-constexpr int AHEAD = 16;  // steps of the depth between asking for memory and packing it
+constexpr int64_t DEPTH = kPanelDepth;         // of a panel, which fits into the L2 cache
+constexpr int64_t STRIDE = DEPTH * ROWS + 16;  // of packed rows of a; 16: so that they map to different cache sets
+constexpr int AHEAD = 16;                      // prefetch distance in steps of the depth
 
 VL_INLINE int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
-VL_INLINE int lanes(int64_t columns, int j) {  // of the panel's j-th vector
+VL_INLINE int lanes(int64_t columns, int j) {  // in use, of the panel's j-th vector
   return (int)(columns <= j * W ? 0 : least(columns - j * W, W));
 }
 
-// A panel of b from row `first` on: (depth, COLUMNS) vectors, zero beyond the last column.
-void pack_panel(const Product &m, int64_t panel, int64_t first, int64_t depth) {
+// Packs rows first ... first + depth - 1 of a panel of b as (depth, COLUMNS) vectors, zero beyond the last column.
+void pack_panel(const Gemm &m, int64_t panel, int64_t first, int64_t depth) {
   const int64_t column = panel * COLUMNS * W;
   const float *b = (const float *)m.b + first * m.b_depth + column * m.b_column;
   V *to = (V *)m.packed + (panel * m.depth + first) * COLUMNS;
@@ -41,7 +41,7 @@ void pack_panel(const Product &m, int64_t panel, int64_t first, int64_t depth) {
     return;
   }
   for (int j = 0; j < COLUMNS; j++)
-    for (int64_t d = 0; d < depth; d += W) {  // b lies the other way round
+    for (int64_t d = 0; d < depth; d += W) {  // b is contiguous along its columns
       V square[W];
       const int count = lanes(m.columns - column, j), here = (int)least(depth - d, W);
       for (int c = 0; c < W; c++) square[c] = c < count ? load(b + (j * W + c) * m.b_column + d, here) : V{};
@@ -50,15 +50,15 @@ void pack_panel(const Product &m, int64_t panel, int64_t first, int64_t depth) {
     }
 }
 
-// out += a b over a panel, or = where `fresh`; `add`, if given, is added last.
+// One tile: out (+)= a b over one panel. `fresh`: start from zero, not from out. `add` is added last.
 template <int R>
-VL_INLINE void tile(float *out, int64_t out_row, const float *a, int64_t a_row, int64_t a_depth, const V *b, int64_t depth, bool fresh, const float *add,
-                    int64_t columns) {
+VL_INLINE void tile(float *out, int64_t out_row, const float *a, int64_t a_row, int64_t a_depth, const V *b,
+                    int64_t depth, bool fresh, const float *add, int64_t columns) {
   V sum[R * COLUMNS];
   VL_UNROLL for (int r = 0; r < R; r++) {
     VL_UNROLL for (int j = 0; j < COLUMNS; j++) {
       const float *at = out + r * out_row + j * W;
-      __builtin_prefetch(at, 1);  // a tile's stores all come at once, and would wait for their lines
+      __builtin_prefetch(at, 1);  // the stores of a tile come at once and would wait for their cache lines
       if (add) __builtin_prefetch(add + r * out_row + j * W);
       sum[r * COLUMNS + j] = fresh ? V{} : load(at, lanes(columns, j));
     }
@@ -73,17 +73,18 @@ VL_INLINE void tile(float *out, int64_t out_row, const float *a, int64_t a_row, 
   VL_UNROLL for (int r = 0; r < R; r++) {
     VL_UNROLL for (int j = 0; j < COLUMNS; j++) {
       const int64_t at = r * out_row + j * W;
-      store(out + at, add ? sum[r * COLUMNS + j] + load(add + at, lanes(columns, j)) : sum[r * COLUMNS + j], lanes(columns, j));
+      store(out + at, add ? sum[r * COLUMNS + j] + load(add + at, lanes(columns, j)) : sum[r * COLUMNS + j],
+            lanes(columns, j));
     }
   }
 }
 
-// Rows [begin, end) of out. Where a lies the other way round, ROWS numbers of a step of the depth are put side by side.
-bool multiply_rows(const Product &m, int64_t begin, int64_t end) {
+// Computes rows [begin, end) of out. If a is contiguous along its rows, ROWS of them are packed side by side.
+bool multiply_rows(const Gemm &m, int64_t begin, int64_t end) {
   if (begin >= end) return true;
   const bool pack = m.a_depth != 1;
   const int64_t tiles = (end - begin + ROWS - 1) / ROWS, panels = (m.columns + COLUMNS * W - 1) / (COLUMNS * W);
-  float *packed = pack ? (float *)scratch.take(sizeof(float) * tiles * STRIDE) : nullptr;
+  float *packed = pack ? (float *)scratch.reserve(sizeof(float) * tiles * STRIDE) : nullptr;
   if (pack && !packed) return false;
   for (int64_t first = 0; first < m.depth; first += DEPTH) {
     const int64_t depth = least(m.depth - first, DEPTH);
@@ -105,7 +106,8 @@ bool multiply_rows(const Product &m, int64_t begin, int64_t end) {
         const float *add = m.add && first + depth == m.depth ? (const float *)m.add + at : nullptr;
         const float *rows = pack ? packed + r / ROWS * STRIDE + r % ROWS : a + r * m.a_row;
         const int64_t left = end - begin - r, a_row = pack ? 1 : m.a_row, a_depth = pack ? ROWS : 1;
-        if (left >= ROWS) tile<ROWS>(out, m.columns, rows, a_row, a_depth, b, depth, first == 0, add, columns), r += ROWS;
+        if (left >= ROWS)
+          tile<ROWS>(out, m.columns, rows, a_row, a_depth, b, depth, first == 0, add, columns), r += ROWS;
         else if (left >= 4) tile<4>(out, m.columns, rows, a_row, a_depth, b, depth, first == 0, add, columns), r += 4;
         else if (left >= 2) tile<2>(out, m.columns, rows, a_row, a_depth, b, depth, first == 0, add, columns), r += 2;
         else tile<1>(out, m.columns, rows, a_row, a_depth, b, depth, first == 0, add, columns), r += 1;
@@ -118,14 +120,14 @@ bool multiply_rows(const Product &m, int64_t begin, int64_t end) {
 }  // namespace
 
 namespace vilonghorn {
-bool VL_JOB(matmul_pack_job)(const Product &m, int64_t job) {
-  const int64_t slabs = (m.depth + DEPTH - 1) / DEPTH, first = job % slabs * DEPTH, wide = kPanelColumns / (COLUMNS * W);
+bool VL_JOB(gemm_pack_job)(const Gemm &m, int64_t job) {
+  const int64_t slabs = (m.depth + DEPTH - 1) / DEPTH, first = job % slabs * DEPTH, wide = kPanelColumns / COLUMNS / W;
   for (int64_t panel = job / slabs * wide; panel < (job / slabs + 1) * wide; panel++)
     if (panel * COLUMNS * W < m.columns) pack_panel(m, panel, first, least(m.depth - first, DEPTH));
   return true;
 }
-bool VL_JOB(matmul_job)(const Product &m, int64_t job) {
-  const int64_t tiles = (m.rows + ROWS - 1) / ROWS, jobs = matmul_jobs(m);
+bool VL_JOB(gemm_job)(const Gemm &m, int64_t job) {
+  const int64_t tiles = (m.rows + ROWS - 1) / ROWS, jobs = gemm_jobs(m);
   return multiply_rows(m, tiles * job / jobs * ROWS, least(tiles * (job + 1) / jobs * ROWS, m.rows));
 }
 }  // namespace vilonghorn

@@ -1,41 +1,41 @@
-// The forward kernel of the CUDA scan: two channels a lane.
+// The forward kernel of the CUDA scan. A lane has two channels.
 #pragma once
-#include "scan_cuda.cuh"
+#include "scan_common.cuh"
 
 namespace vilonghorn {
 
 constexpr int kForwardChannels = 2;
 
-// A lane's part in one direction of one sequence.
-template <int RULE, class T, int SPLIT> struct Forward {
-  static constexpr int CHANNELS = kForwardChannels, TILE = kWarp / SPLIT * CHANNELS;
+// A lane's work in one direction of one sequence.
+template <int RULE, class T, int LANES> struct Forward {
+  static constexpr int CHANNELS = kForwardChannels, TILE = kWarp / LANES * CHANNELS;
   typedef Vector<T, CHANNELS> Elements;
-  typedef Tokens<SPLIT> Shared;  // of one warp
+  typedef Tokens<LANES> Shared;  // per warp
 
   const Job &job;
   const VlScan &a;
-  const Place &place;
+  const Warp &warp;
   Shared &tokens;
   const int g, part, length;
   const int64_t b;
-  const Stager<T, SPLIT> stager;
+  const TokenLoader<T, LANES> loader;
   int channel;
   bool writes;
   float s[CHANNELS][kStates], A[CHANNELS][kStates], D[CHANNELS], bias[CHANNELS];
-  const T *x, *dt, *z;  // at the present step; x and dt one step ahead
+  const T *x, *dt, *z;  // at the current step; x and dt are prefetched by one step
   T *y;
   float *sums;
   int x_step, dt_step, z_step, y_step;
   Elements next_x, next_dt;
 
-  VL_DEVICE Forward(const Job &job, const Place &place, int direction, Shared &tokens)
-      : job(job), a(job.scan), place(place), tokens(tokens), g(direction), part(place.lane % SPLIT),
-        length(place.length), b(place.sequence), stager(a, g, b, Steps(place, is_reversed(job, g)), place.lane) {
+  VL_DEVICE Forward(const Job &job, const Warp &warp, int direction, Shared &tokens)
+      : job(job), a(job.scan), warp(warp), tokens(tokens), g(direction), part(warp.lane % LANES), length(warp.length),
+        b(warp.sequence), loader(a, g, b, Steps(warp, is_reversed(job, g)), warp.lane) {
     const int channels = (int)a.channels;
-    channel = place.tile * TILE + place.lane / SPLIT * CHANNELS;
+    channel = warp.tile * TILE + warp.lane / LANES * CHANNELS;
     const bool active = channel < channels;
-    const int d = active ? channel : 0;  // the others go through channel 0 and keep it to themselves
-    const int64_t t = stager.steps[0];
+    const int d = active ? channel : 0;  // inactive lanes compute channel 0 and write nothing
+    const int64_t t = loader.steps[0];
     writes = active && part == 0;
     VL_UNROLL for (int c = 0; c < CHANNELS; c++) {
       const int64_t row = g * channels + d + c;
@@ -47,18 +47,18 @@ template <int RULE, class T, int SPLIT> struct Forward {
         A[c][n] = RULE == VL_MAMBA && state < a.states ? ((const float *)a.A)[row * a.states + state] * kLog2e : 0.f;
       }
     }
-    if (SPLIT == 1 && job.segments > 1)
-      VL_UNROLL for (int c = 0; c < CHANNELS; c++) start(job, place, g, channel + c).restore(s[c], 0);
-    x = (const T *)a.x.data + g * a.x.group + b * a.x.batch + t * a.x.step + d;
-    dt = (const T *)a.dt.data + g * a.dt.group + b * a.dt.batch + t * a.dt.step + d;
+    if (LANES == 1 && job.segments > 1)
+      VL_UNROLL for (int c = 0; c < CHANNELS; c++) segment_start(job, warp, g, channel + c).restore(s[c], 0);
+    x = (const T *)a.x.data + g * a.x.direction + b * a.x.batch + t * a.x.step + d;
+    dt = (const T *)a.dt.data + g * a.dt.direction + b * a.dt.batch + t * a.dt.step + d;
     z = (const T *)a.z.data + b * a.z.batch + t * a.z.step + d;
     const int64_t row = (b * a.length + t) * channels + d;
     y = (T *)a.y + (a.mean ? 0 : g * a.batch * a.length * channels) + row;
-    sums = (float *)a.sums + row;
-    const int forward = stager.steps.reversed ? -1 : 1;
+    sums = (float *)a.accumulator + row;
+    const int forward = loader.steps.reversed ? -1 : 1;
     x_step = forward * (int)a.x.step, dt_step = forward * (int)a.dt.step;
     z_step = forward * (int)a.z.step, y_step = forward * channels;
-    keep(x), keep(dt), keep(z), keep(y), keep(sums), keep(x_step), keep(dt_step), keep(z_step), keep(y_step);
+    pin(x), pin(dt), pin(z), pin(y), pin(sums), pin(x_step), pin(dt_step), pin(z_step), pin(y_step);
     next_x = load<T, CHANNELS>(x);
     next_dt = load<T, CHANNELS>(dt);
   }
@@ -68,9 +68,9 @@ template <int RULE, class T, int SPLIT> struct Forward {
     bool adds = pass.adds(false), finishes = pass.finishes(false);
     VL_ROLL for (int i = 0; i < length;) {
       if (i % kChunk == 0) {
-        stager.template stage<1>(tokens, i);
+        loader.template load_chunk<1>(tokens, i);
         if (a.checkpoints)
-          VL_UNROLL for (int c = 0; c < CHANNELS; c++) checkpoint(a, place, g, i, channel + c, part).save(s[c]);
+          VL_UNROLL for (int c = 0; c < CHANNELS; c++) checkpoint(a, warp, g, i, channel + c, part).save(s[c]);
       }
       if (i == meeting) {
         sync_teams(job.teams * kWarp);
@@ -98,8 +98,8 @@ template <int RULE, class T, int SPLIT> struct Forward {
     }
     VL_UNROLL for (int c = 0; c < CHANNELS; c++) {
       const float value = this_x[c];
-      step<RULE, SPLIT>(s[c], gate<RULE>(this_dt[c] + bias[c], tokens.key_norm[u]).value, value, key, A[c]);
-      out[c] = before.v[c] + over_parts<SPLIT>(dot(s[c], query, part ? 0.f : D[c] * value));
+      step<RULE, LANES>(s[c], gate<RULE>(this_dt[c] + bias[c], tokens.key_norm[u]).value, value, key, A[c]);
+      out[c] = before.v[c] + sum_over_lanes<LANES>(dot(s[c], query, part ? 0.f : D[c] * value));
     }
     if (finishes) {
       VL_UNROLL for (int c = 0; c < CHANNELS; c++) {
@@ -114,17 +114,17 @@ template <int RULE, class T, int SPLIT> struct Forward {
   }
 };
 
-template <int RULE, class T, int SPLIT>
+template <int RULE, class T, int LANES>
 __global__ void __launch_bounds__(2 * kWarp, 6) scan_forward(const __grid_constant__ Job job) {
   VL_SHARED(shared);
-  const Place place(job, SPLIT == 1);
-  auto &tokens = ((typename Forward<RULE, T, SPLIT>::Shared *)shared)[place.team];
-  const int length = place.length, passes = count_passes(job);
-  // The middle, in steps of this team; never where there is nobody to meet.
-  const int meeting = job.teams == 1 ? -1 : place.team ? length - length / 2 : length / 2;
+  const Warp warp(job, LANES == 1);
+  auto &tokens = ((typename Forward<RULE, T, LANES>::Shared *)shared)[warp.team];
+  const int length = warp.length, passes = count_passes(job);
+  // The middle, in steps of this team; -1 with one team.
+  const int meeting = job.teams == 1 ? -1 : warp.team ? length - length / 2 : length / 2;
   VL_ROLL for (int number = 0; number < passes; number++) {
-    const Pass pass(job, place, number);
-    if (pass.direction >= 0) Forward<RULE, T, SPLIT>(job, place, pass.direction, tokens).run(pass, meeting);
+    const Pass pass(job, warp, number);
+    if (pass.direction >= 0) Forward<RULE, T, LANES>(job, warp, pass.direction, tokens).run(pass, meeting);
     if (job.teams == 1) continue;
     if (pass.direction < 0 || meeting >= length) sync_teams(job.teams * kWarp);
     if (number + 1 < passes) sync_teams(job.teams * kWarp);

@@ -1,12 +1,14 @@
-// The small products beside the scan, in registers: a chunk of steps against a matrix, of which a vector of channels at a
-// time is at hand. They are too narrow for a BLAS to be worth the passes through memory.
+// Small matrix products of a mixer: a chunk of steps times a weight matrix, one vector of channels at a time. They are
+// too narrow for a BLAS to be worth extra passes over memory.
 #pragma once
 #include "vectors.h"
 
 namespace {
 
-// out[i] += sum over p of a[i, p] * w[p], for vectors w[p] = `width` channels of row p.
-template <class T, int ROWS> VL_INLINE void combine_rows(Vector<T> *out, const T *a, int64_t a_step, const T *w, int64_t w_step, int64_t count, int width) {
+// out[i] += sum over p of a[i, p] * w[p]; w[p]: `width` channels of row p
+template <class T, int ROWS>
+VL_INLINE void combine_rows(Vector<T> *out, const T *a, int64_t a_step, const T *w, int64_t w_step, int64_t count,
+                            int width) {
   Vector<T> sum[ROWS];
   VL_UNROLL for (int r = 0; r < ROWS; r++) sum[r] = out[r];
   for (int64_t p = 0; p < count; p++) {
@@ -15,14 +17,17 @@ template <class T, int ROWS> VL_INLINE void combine_rows(Vector<T> *out, const T
   }
   VL_UNROLL for (int r = 0; r < ROWS; r++) out[r] = sum[r];
 }
-template <class T> VL_INLINE void combine(Vector<T> *out, const T *a, int64_t a_step, const T *w, int64_t w_step, int64_t steps, int64_t count, int width) {
+template <class T>
+VL_INLINE void combine(Vector<T> *out, const T *a, int64_t a_step, const T *w, int64_t w_step, int64_t steps,
+                       int64_t count, int width) {
   int64_t i = 0;
   for (; i + 8 <= steps; i += 8) combine_rows<T, 8>(out + i, a + i * a_step, a_step, w, w_step, count, width);
   for (; i < steps; i++) combine_rows<T, 1>(out + i, a + i * a_step, a_step, w, w_step, count, width);
 }
 
 // g[p] += sum over steps i of a[i, p] * u[i]
-template <class T, int COLUMNS> VL_INLINE void outer_columns(Vector<T> *g, const T *a, int64_t a_step, const Vector<T> *u, int64_t steps) {
+template <class T, int COLUMNS>
+VL_INLINE void outer_columns(Vector<T> *g, const T *a, int64_t a_step, const Vector<T> *u, int64_t steps) {
   Vector<T> sum[COLUMNS];
   VL_UNROLL for (int p = 0; p < COLUMNS; p++) sum[p] = g[p];
   for (int64_t i = 0; i < steps; i++) {
@@ -30,16 +35,18 @@ template <class T, int COLUMNS> VL_INLINE void outer_columns(Vector<T> *g, const
   }
   VL_UNROLL for (int p = 0; p < COLUMNS; p++) g[p] = sum[p];
 }
-template <class T> VL_INLINE void outer(Vector<T> *g, const T *a, int64_t a_step, const Vector<T> *u, int64_t steps, int64_t count) {
+template <class T>
+VL_INLINE void outer(Vector<T> *g, const T *a, int64_t a_step, const Vector<T> *u, int64_t steps, int64_t count) {
   int64_t p = 0;
   for (; p + 8 <= count; p += 8) outer_columns<T, 8>(g + p, a + p, a_step, u, steps);
   for (; p + 4 <= count; p += 4) outer_columns<T, 4>(g + p, a + p, a_step, u, steps);
   for (; p < count; p++) outer_columns<T, 1>(g + p, a + p, a_step, u, steps);
 }
 
-// out[i, p] = sum over channels of u[i, d] * w[p, d]. u: [block][step], zero beyond `channels`.
+// out[i, p] = sum over channels d of u[i, d] * w[p, d]. u: [block][step], zero beyond `channels`.
 template <class T, int ROWS, int COLUMNS>
-VL_INLINE void dots_tile(T *out, int64_t out_step, const Vector<T> *u, int64_t column, const T *w, int64_t w_step, int64_t channels) {
+VL_INLINE void dots_tile(T *out, int64_t out_step, const Vector<T> *u, int64_t column, const T *w, int64_t w_step,
+                         int64_t channels) {
   constexpr int W = kLanes<T>;
   Vector<T> sum[ROWS * COLUMNS];
   VL_UNROLL for (int j = 0; j < ROWS * COLUMNS; j++) sum[j] = Vector<T>{};
@@ -55,12 +62,14 @@ VL_INLINE void dots_tile(T *out, int64_t out_step, const Vector<T> *u, int64_t c
   for (int64_t d = 0; d < whole; d += W) add(d, W);
   if (whole < channels) add(whole, (int)(channels - whole));
   T sums[ROWS * COLUMNS];
-  sums_across<T>(sum, ROWS * COLUMNS, sums);
+  sum_lanes<T>(sum, ROWS * COLUMNS, sums);
   for (int r = 0; r < ROWS; r++)
     for (int c = 0; c < COLUMNS; c++) out[r * out_step + c] = sums[r * COLUMNS + c];
 }
-template <class T> static void dots(T *out, int64_t out_step, const Vector<T> *u, int64_t column, const T *w, int64_t w_step, int64_t steps, int64_t count, int64_t channels) {
-  constexpr int R = 4, C = VILONGHORN_VECTOR_BYTES == 64 ? 4 : 2;  // 32 registers, or 16
+template <class T>
+static void dots(T *out, int64_t out_step, const Vector<T> *u, int64_t column, const T *w, int64_t w_step,
+                 int64_t steps, int64_t count, int64_t channels) {
+  constexpr int R = 4, C = VILONGHORN_VECTOR_BYTES == 64 ? 4 : 2;  // for 32 or 16 registers
   int64_t i = 0;
   for (; i < steps; i += i + R <= steps ? R : 1) {
     const bool rows = i + R <= steps;

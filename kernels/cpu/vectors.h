@@ -1,9 +1,9 @@
-// Vectors of channels: loads with a ragged end, sums across lanes, and the few functions that a gate needs.
-// Written in the vector extensions that GCC and Clang share; the width is set for each instruction set level.
+// SIMD vectors of channels: loads with a ragged end, sums across lanes, exp2, log1p and SiLU.
+// Uses the vector extensions that GCC and Clang share. VILONGHORN_VECTOR_BYTES sets the width for each instruction set.
 #pragma once
 #include <math.h>
 #include <string.h>
-#include "scratch.h"
+#include "arena.h"
 #ifdef __AVX512F__
 #include <immintrin.h>
 #endif
@@ -29,35 +29,37 @@ template <class T> using Vector = typename VectorOf<T>::type;
 template <class T> using Bits = typename VectorOf<T>::bits;
 template <class T> constexpr int kLanes = VILONGHORN_VECTOR_BYTES / (int)sizeof(T);
 
-template <class T> VL_INLINE Vector<T> splat(T value) { return value - Vector<T>{}; }  // a sum with zero would turn -0 into 0: no compiler may leave it out
-template <class To, class From> VL_INLINE To same_bits(From from) {
-  static_assert(sizeof(To) == sizeof(From), "a reinterpretation keeps the size");
+template <class T> VL_INLINE Vector<T> splat(T value) {
+  return value - Vector<T>{};
+}  // -, not +: v + 0 turns -0 into 0, so compilers keep the addition
+template <class To, class From> VL_INLINE To bit_cast(From from) {
+  static_assert(sizeof(To) == sizeof(From), "bit_cast keeps the size");
   To to;
   memcpy(&to, &from, sizeof to);
   return to;
 }
 
-// The first `count` lanes; the others are zero. Ragged ends stay out of line, whole vectors in registers.
-template <class T> __attribute__((noinline, cold)) static Vector<T> load_some(const T *p, int count) {
+// The first `count` lanes; the others are zero. The ragged end is out of line, so full vectors stay in registers.
+template <class T> __attribute__((noinline, cold)) static Vector<T> load_partial(const T *p, int count) {
   Vector<T> v{};
   for (int c = 0; c < count; c++) v[c] = p[c];
   return v;
 }
-template <class T> __attribute__((noinline, cold)) static void store_some(T *p, Vector<T> v, int count) {
+template <class T> __attribute__((noinline, cold)) static void store_partial(T *p, Vector<T> v, int count) {
   for (int c = 0; c < count; c++) p[c] = v[c];
 }
 template <class T> VL_INLINE Vector<T> load(const T *p, int count = kLanes<T>) {
-  if (__builtin_expect(count != kLanes<T>, 0)) return load_some(p, count);
+  if (__builtin_expect(count != kLanes<T>, 0)) return load_partial(p, count);
   Vector<T> v;
   memcpy(&v, p, sizeof v);
   return v;
 }
 template <class T> VL_INLINE void store(T *p, Vector<T> v, int count = kLanes<T>) {
-  if (__builtin_expect(count != kLanes<T>, 0)) store_some(p, v, count);
+  if (__builtin_expect(count != kLanes<T>, 0)) store_partial(p, v, count);
   else memcpy(p, &v, sizeof v);
 }
 
-// Vectors of `columns` numbers of each of `count` rows that lie side by side, a lane for a row: v[j * step][l] = p[l * columns + j].
+// Transposes `count` rows of `columns` elements: v[j * step][l] = p[l * columns + j].
 template <class T> static void load_columns(Vector<T> *v, int64_t step, const T *p, int64_t columns, int count) {
   for (int64_t j = 0; j < columns; j++) {
     v[j * step] = Vector<T>{};
@@ -69,8 +71,8 @@ template <class T> static void store_columns(T *p, const Vector<T> *v, int64_t c
     for (int l = 0; l < count; l++) p[l * columns + j] = v[j][l];
 }
 
-// Of two vectors whose lanes come in runs of S: their even runs, in `a`, and their odd ones, in `b`.
-template <class T, int S> VL_INLINE void part_runs(Vector<T> &a, Vector<T> &b) {
+// Splits the lanes of two vectors into runs of S: `a` gets the even runs of both, `b` the odd runs.
+template <class T, int S> VL_INLINE void unzip_runs(Vector<T> &a, Vector<T> &b) {
   constexpr int W = kLanes<T>;
 #ifdef __clang__
   Vector<T> even, odd;
@@ -83,55 +85,59 @@ template <class T, int S> VL_INLINE void part_runs(Vector<T> &a, Vector<T> &b) {
   a = even, b = odd;
 }
 
-// As many vectors as there are lanes, as a square matrix.
+// Transposes kLanes vectors in place.
 template <class T, int S = kLanes<T> / 2> VL_INLINE void transpose(Vector<T> *v) {
   if constexpr (S > 0) {
     for (int i = 0; i < kLanes<T>; i++)
-      if (!(i & S)) part_runs<T, S>(v[i], v[i + S]);
+      if (!(i & S)) unzip_runs<T, S>(v[i], v[i + S]);
     transpose<T, S / 2>(v);
   }
 }
 
-// The sums across the lanes of as many vectors as there are lanes, in one vector: a tree in which each level adds the
-// lanes `S` apart and keeps two vectors' results in one.
-template <class T, int S> struct Across {
-  VL_INLINE Vector<T> sums(const Vector<T> *v) {  // of 2 S vectors
-    Vector<T> a = Across<T, S / 2>::sums(v), b = Across<T, S / 2>::sums(v + S);
-    part_runs<T, S>(a, b);
+// Sums each of kLanes vectors across its lanes; the sums form one vector. Each level adds lanes that are S apart.
+template <class T, int S> struct LaneSums {
+  VL_INLINE Vector<T> sums(const Vector<T> *v) {  // v: 2 S vectors
+    Vector<T> a = LaneSums<T, S / 2>::sums(v), b = LaneSums<T, S / 2>::sums(v + S);
+    unzip_runs<T, S>(a, b);
     return a + b;
   }
 };
-template <class T> struct Across<T, 0> {
+template <class T> struct LaneSums<T, 0> {
   VL_INLINE Vector<T> sums(const Vector<T> *v) { return *v; }
 };
-template <class T> VL_INLINE void sums_across(const Vector<T> *v, int count, T *out) {
+template <class T> VL_INLINE void sum_lanes(const Vector<T> *v, int count, T *out) {
   constexpr int W = kLanes<T>;
   for (int n = 0; n < count; n += W) {
-    Vector<T> some[W];
+    Vector<T> padded[W];
     const int here = count - n < W ? count - n : W;
-    if (here == W) { store(out + n, Across<T, W / 2>::sums(v + n)); continue; }
-    for (int j = 0; j < W; j++) some[j] = j < here ? v[n + j] : Vector<T>{};
-    store(out + n, Across<T, W / 2>::sums(some), here);
+    if (here == W) {
+      store(out + n, LaneSums<T, W / 2>::sums(v + n));
+      continue;
+    }
+    for (int j = 0; j < W; j++) padded[j] = j < here ? v[n + j] : Vector<T>{};
+    store(out + n, LaneSums<T, W / 2>::sums(padded), here);
   }
 }
 
-// An exponential is one chain of operations, each of which waits for the one before. So vectors go through it a few abreast,
-// operation by operation: `body(Abreast<M>, i)` does the M from the i-th on.
-constexpr int kAbreast = 4;  // hides an addition's latency
-template <int M> struct Abreast { static constexpr int count = M; };
-template <class Body> VL_INLINE void abreast(int count, Body body) {
+// An exponential is one chain of dependent operations. Several vectors at a time, operation by operation, hide its
+// latency: `body(Interleave<M>, i)` processes vectors i to i + M - 1.
+constexpr int kInterleave = 4;  // hides the latency of an addition
+template <int M> struct Interleave {
+  static constexpr int count = M;
+};
+template <class Body> VL_INLINE void interleave(int count, Body body) {
   int i = 0;
-  for (; i + kAbreast <= count; i += kAbreast) body(Abreast<kAbreast>{}, i);
-  for (; i < count; i++) body(Abreast<1>{}, i);
+  for (; i + kInterleave <= count; i += kInterleave) body(Interleave<kInterleave>{}, i);
+  for (; i < count; i++) body(Interleave<1>{}, i);
 }
 #define VL_EACH VL_UNROLL for (int m = 0; m < M; m++)
 
-// z <- 2^z up to 2^126, where it stays; relative error below 2e-7 for z >= -126. NaN gives NaN.
+// z <- 2^z, constant above z = 126; relative error below 2e-7 for z >= -126. NaN stays NaN.
 template <int M> VL_INLINE void exp2v(Vector<float> *z) {
   Vector<float> f[M], p[M];
 #ifdef __AVX512F__
   __m512 whole[M];
-  VL_EACH z[m] = (Vector<float>)_mm512_min_ps((__m512)splat(126.f), (__m512)z[m]);  // gives z where that is NaN
+  VL_EACH z[m] = (Vector<float>)_mm512_min_ps((__m512)splat(126.f), (__m512)z[m]);  // returns z if z is NaN
   VL_EACH whole[m] = _mm512_roundscale_ps((__m512)z[m], _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
   VL_EACH f[m] = z[m] - (Vector<float>)whole[m];
 #else
@@ -150,11 +156,11 @@ template <int M> VL_INLINE void exp2v(Vector<float> *z) {
 #ifdef __AVX512F__
   VL_EACH z[m] = (Vector<float>)_mm512_scalef_ps((__m512)p[m], whole[m]);
 #else
-  VL_EACH z[m] = p[m] * same_bits<Vector<float>>((whole[m] + 127) << 23);
+  VL_EACH z[m] = p[m] * bit_cast<Vector<float>>((whole[m] + 127) << 23);
 #endif
 }
 template <int M> VL_INLINE void exp2v(Vector<double> *z) {
-  VL_EACH z[m] = z[m] < -1020. ? splat(-1020.) : z[m];  // comparisons let NaN through, fmin would not
+  VL_EACH z[m] = z[m] < -1020. ? splat(-1020.) : z[m];  // comparisons keep NaN, fmin does not
   VL_EACH z[m] = z[m] > 1020. ? splat(1020.) : z[m];
   VL_EACH {
     Vector<double> power = z[m];
@@ -163,7 +169,7 @@ template <int M> VL_INLINE void exp2v(Vector<double> *z) {
   }
 }
 
-// log(1 + e) for 0 <= e <= 2^126; relative error below 3e-7, small e included. Not for NaN.
+// log(1 + e) for 0 <= e <= 2^126; relative error below 3e-7, also for small e. NaN is not supported.
 VL_INLINE Vector<float> log1pv(Vector<float> e) {
   const Vector<float> u = 1.f + e;
   Bits<float> bits;
@@ -175,7 +181,7 @@ VL_INLINE Vector<float> log1pv(Vector<float> e) {
   const Bits<float> upper = m > 1.41421356f;  // -1 where true
   m = upper ? m * .5f : m;
   exponent -= upper;
-  // 1 + e rounds a small e away: below sqrt(2) - 1 the exponent is 0 and e itself is the numerator
+  // 1 + e loses a small e: below sqrt(2) - 1 the exponent is 0 and e itself is the numerator
   const Bits<float> small = e < 0.41f;
   const Vector<float> t = (small ? e : m - 1.f) / (small ? e + 2.f : m + 1.f), t2 = t * t;
   Vector<float> p = t2 * (1.f / 11) + (1.f / 9);
@@ -190,29 +196,29 @@ VL_INLINE Vector<double> log1pv(Vector<double> e) {
   return e;
 }
 
-// value[i] = silu(z(i)), which may be in the same place, and if asked for slope[i] = silu'(z(i))
+// value[i] = silu(z(i)), which may alias z; slope[i] = silu'(z(i)) unless slope is null
 template <class T, class Read> VL_INLINE void silu(Vector<T> *value, Vector<T> *slope, int count, Read z) {
-  abreast(count, [&](auto some, int i) __attribute__((always_inline)) {
+  interleave(count, [&](auto some, int i) __attribute__((always_inline)) {
     constexpr int M = some.count;
-    Vector<T> v[M], open[M];
+    Vector<T> v[M], sigmoid[M];
     VL_EACH v[m] = z(i + m);
-    VL_EACH open[m] = v[m] * T(-kLog2e);
-    exp2v<M>(open);
-    VL_EACH open[m] = T(1) / (T(1) + open[m]);
-    VL_EACH v[m] *= open[m];
-    if (slope) VL_EACH slope[i + m] = open[m] + v[m] * (T(1) - open[m]);
+    VL_EACH sigmoid[m] = v[m] * T(-kLog2e);
+    exp2v<M>(sigmoid);
+    VL_EACH sigmoid[m] = T(1) / (T(1) + sigmoid[m]);
+    VL_EACH v[m] *= sigmoid[m];
+    if (slope) VL_EACH slope[i + m] = sigmoid[m] + v[m] * (T(1) - sigmoid[m]);
     VL_EACH value[i + m] = v[m];
   });
 }
 
 thread_local Scratch scratch;
 
-// The vectors of channels [begin, end) that belong to a part.
+// The blocks (vectors of channels) [begin, end) of one split of the channels.
 struct Blocks {
   int64_t begin, end;
-  Blocks(int64_t channels, int lanes, int64_t parts, int64_t part) {
+  Blocks(int64_t channels, int lanes, int64_t splits, int64_t split) {
     const int64_t count = (channels + lanes - 1) / lanes;
-    begin = count * part / parts, end = count * (part + 1) / parts;
+    begin = count * split / splits, end = count * (split + 1) / splits;
   }
 };
 

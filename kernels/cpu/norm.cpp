@@ -1,4 +1,4 @@
-// Root-mean-square normalisation of rows: y = x / sqrt(mean(x^2) + eps) * weight. Backward needs x and one number a row.
+// RMS norm of rows: y = x / sqrt(mean(x^2) + eps) * weight. Forward saves 1 / sqrt(...) for backward.
 #include "jobs.h"
 #include "storage.h"
 
@@ -12,20 +12,24 @@ template <class T> struct Norm {
   const VlNorm &a;
   const int64_t begin, end;
 
-  Norm(const VlNorm &a, int64_t job) : a(a), begin(a.batch * job / norm_jobs(a)), end(a.batch * (job + 1) / norm_jobs(a)) {}
+  Norm(const VlNorm &a, int64_t job)
+      : a(a), begin(a.batch * job / norm_jobs(a)), end(a.batch * (job + 1) / norm_jobs(a)) {}
   int width(int64_t d) const { return a.channels - d < W ? (int)(a.channels - d) : W; }
   V in(const void *p, int64_t row, int64_t d) const { return load_as<T>(p, row * a.channels + d, a.dtype, width(d)); }
   V weight(int64_t d) const { return load((const T *)a.weight + d, width(d)); }
   static T total(V v) {
     T sum;
-    sums_across<T>(&v, 1, &sum);
+    sum_lanes<T>(&v, 1, &sum);
     return sum;
   }
 
   void forward() {
     for (int64_t row = begin; row < end; row++) {
       V squares{};
-      for (int64_t d = 0; d < a.channels; d += W) { const V x = in(a.x, row, d); squares += x * x; }
+      for (int64_t d = 0; d < a.channels; d += W) {
+        const V x = in(a.x, row, d);
+        squares += x * x;
+      }
       const T scale = T(1) / std_sqrt(total(squares) / a.channels + T(a.eps));
       ((T *)a.scale)[row] = scale;
       for (int64_t d = 0; d < a.channels; d += W)
@@ -35,18 +39,18 @@ template <class T> struct Norm {
 
   bool backward(int64_t job) {
     const int64_t blocks = (a.channels + W - 1) / W;
-    V *dweight = (V *)scratch.take(sizeof(V) * (blocks + 1));
+    V *dweight = (V *)scratch.reserve(sizeof(V) * (blocks + 1));
     if (!dweight) return false;
     memset((void *)dweight, 0, sizeof(V) * blocks);
     for (int64_t row = begin; row < end; row++) {
       const T scale = ((const T *)a.scale)[row];
-      V along{};
+      V dot{};
       for (int64_t d = 0; d < a.channels; d += W) {
         const V x = in(a.x, row, d) * scale, dy = in(a.dy, row, d);
-        along += dy * weight(d) * x;
+        dot += dy * weight(d) * x;
         dweight[d / W] += dy * x;
       }
-      const T mean = total(along) / a.channels;
+      const T mean = total(dot) / a.channels;
       for (int64_t d = 0; d < a.channels; d += W) {
         const V x = in(a.x, row, d) * scale;
         const V dx = (in(a.dy, row, d) * weight(d) - x * mean) * scale;

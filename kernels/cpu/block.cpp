@@ -1,0 +1,122 @@
+// A residual block in one call: between separate calls, the caller would take time and evict data from the caches.
+#include "../include/vilonghorn.h"
+#include "arena.h"
+
+namespace {
+
+thread_local Scratch workspace;
+
+class Block {
+ public:
+  const VlBlock &b;
+  const int64_t tokens, width, projected, sequences;  // width: columns of xz; sequences: batch * directions
+  float *normed, *scale, *y, *dy, *dxz, *dnormed, *dprojected, *dx;
+
+  explicit Block(const VlBlock &b)
+      : b(b), tokens(b.batch * b.length), width(2 * b.channels), projected(b.dt_rank + 2 * b.states),
+        sequences(b.directions * b.batch) {}
+
+  bool allocate(bool backward) {
+    const int64_t wide = b.channels > b.dim ? b.channels : b.dim;
+    return workspace.allocate([&](Arena &c) {
+      scale = c.next<float>(tokens);
+      normed = y = c.next<float>(tokens * wide);  // forward: normed first; backward: y first
+      if (!backward) return;
+      dy = dnormed = c.next<float>(tokens * wide);  // dy is read before dnormed is written
+      dxz = c.next<float>(tokens * width);
+      dprojected = c.next<float>(b.channel_splits * sequences * b.length * projected);
+      dx = b.channel_splits > 1 ? c.next<float>(sequences * b.length * b.channels) : nullptr;
+    });
+  }
+
+  // Runs all stages, or only `stage`.
+  template <int N> int run(bool (Block::*const (&stages)[N])(int), bool backward, int stage, int isa) {
+    if (!allocate(backward)) return 1;
+    for (int i = 0; i < N; i++)
+      if ((stage < 0 || stage == i) && !(this->*stages[i])(isa)) return 1;
+    return 0;
+  }
+
+  bool norm_forward(int isa) {
+    const VlNorm n = norm();
+    return !vl_norm_forward(&n, isa);
+  }
+  bool in_proj_forward(int isa) { return gemm(isa, b.xz, tokens, width, b.dim, normed, b.dim, 1, b.in_proj, 1, b.dim); }
+  bool mamba_inner_forward(int isa) {
+    const VlMambaInner m = mix();
+    return !vl_mix_forward(&m, isa);
+  }
+  bool out_proj_forward(int isa) {
+    const void *add = b.residual ? b.x : nullptr;
+    return gemm(isa, b.out, tokens, b.dim, b.channels, y, b.channels, 1, b.out_proj, 1, b.channels, add);
+  }
+
+  bool out_proj_backward(int isa) {
+    return gemm(isa, dy, tokens, b.channels, b.dim, b.dout, b.dim, 1, b.out_proj, b.channels, 1);
+  }
+  bool mamba_inner_backward(int isa) {
+    VlMambaInner m = mix();
+    VlScan &s = m.scan;
+    s.dy = {dy, 0, b.length * b.channels, b.channels};
+    s.dx = dx, s.dz = dxz + b.channels, s.dz_step = width;
+    m.dprojected = dprojected, m.dx = dxz;
+    m.dconv_weight = b.dconv_weight, m.dconv_bias = b.dconv_bias, m.dx_proj = b.dx_proj, m.ddt_proj = b.ddt_proj;
+    s.ddt_bias = b.ddt_bias, s.dD = b.dD, s.dA = b.dA;
+    return !vl_mix_backward(&m, isa);
+  }
+  bool out_proj_gradient(int isa) {
+    return gemm(isa, b.dout_proj, b.dim, b.channels, tokens, b.dout, 1, b.dim, y, b.channels, 1);
+  }
+  bool in_proj_backward(int isa) {
+    return gemm(isa, dnormed, tokens, b.dim, width, dxz, width, 1, b.in_proj, b.dim, 1);
+  }
+  bool norm_backward(int isa) {  // repeats forward, which did not save `scale` and `normed`
+    VlNorm n = norm();
+    n.dy = dnormed, n.add = b.residual ? b.dout : nullptr, n.dx = b.dx, n.dweight = b.dnorm_weight;
+    return !vl_norm_forward(&n, isa) && !vl_norm_backward(&n, isa);
+  }
+  bool in_proj_gradient(int isa) {
+    return gemm(isa, b.din_proj, width, b.dim, tokens, dxz, 1, width, normed, b.dim, 1);
+  }
+
+ private:
+  bool gemm(int isa, void *out, int64_t rows, int64_t columns, int64_t depth, const void *p, int64_t p_row,
+            int64_t p_depth, const void *q, int64_t q_depth, int64_t q_column, const void *add = nullptr) {
+    if (!out) return true;  // the caller does not want this gradient
+    const VlGemm m = {rows, columns, depth, b.threads, p, q, p_row, p_depth, q_depth, q_column, add, out};
+    return !vl_matmul(&m, isa);
+  }
+  VlNorm norm() const {
+    VlNorm n = {};
+    n.batch = tokens, n.channels = b.dim, n.eps = b.eps, n.threads = b.threads;
+    n.x = b.x, n.weight = b.norm_weight, n.y = normed, n.scale = scale;
+    return n;
+  }
+  VlMambaInner mix() const {
+    VlMambaInner m = {};
+    VlScan &s = m.scan;
+    s.directions = b.directions, s.batch = b.batch, s.length = b.length, s.channels = b.channels, s.states = b.states;
+    s.chunk = b.chunk, s.channel_splits = b.channel_splits, s.rule = b.rule, s.mean = 1, s.threads = b.threads,
+    s.reverse = b.reverse;
+    s.x = {b.xz, 0, b.length * width, width}, s.z = {(float *)b.xz + b.channels, 0, b.length * width, width};
+    s.A = b.A, s.D = b.D, s.dt_bias = b.dt_bias, s.y = y, s.checkpoints = b.checkpoints;
+    m.d_conv = b.d_conv, m.dt_rank = b.dt_rank, m.projected = b.projected;
+    m.conv_weight = b.conv_weight, m.conv_bias = b.conv_bias, m.x_proj = b.x_proj, m.dt_proj = b.dt_proj;
+    return m;
+  }
+};
+
+typedef bool (Block::*const Stage)(int);
+Stage forward_stages[] = {&Block::norm_forward, &Block::in_proj_forward, &Block::mamba_inner_forward,
+                          &Block::out_proj_forward};
+Stage backward_stages[] = {&Block::out_proj_backward, &Block::mamba_inner_backward, &Block::out_proj_gradient,
+                           &Block::in_proj_backward,  &Block::norm_backward,        &Block::in_proj_gradient};
+
+}  // namespace
+
+VL_EXPORT int vl_block_forward(const VlBlock *b, int stage, int isa) {
+  return Block(*b).run(forward_stages, false, stage, isa);
+}
+VL_EXPORT int vl_block_backward(const VlBlock *b, int stage, int isa) {
+  return Block(*b).run(backward_stages, true, stage, isa);
+}

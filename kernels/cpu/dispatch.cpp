@@ -1,0 +1,235 @@
+// The exported functions of the CPU library: select the instruction set and run the jobs on threads.
+#include <atomic>
+#include <condition_variable>
+#include <cstdlib>
+#include <cstring>
+#include <functional>
+#include <mutex>
+#include <thread>
+#if defined(__unix__) || defined(__APPLE__)
+#include <dlfcn.h>
+#include <unistd.h>
+#endif
+#include "arena.h"
+#include "jobs.h"
+
+namespace vilonghorn {
+namespace {
+
+#define VL_ENTRY(isa, name, Params) name##_job_##isa,
+#ifdef VILONGHORN_X86
+const Jobs kJobs[] = {{VL_JOBS(VL_ENTRY, v2)}, {VL_JOBS(VL_ENTRY, v3)}, {VL_JOBS(VL_ENTRY, v4)}};
+int64_t (*const kMultiplyAdds[])(int64_t) = {multiply_adds_v2, multiply_adds_v3, multiply_adds_v4};
+const char *const kNames[] = {"v2", "v3", "v4"};
+bool runs(int isa) {
+  __builtin_cpu_init();
+  const bool v3 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("bmi2");
+  const bool v4 = v3 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+                  __builtin_cpu_supports("avx512cd") && __builtin_cpu_supports("avx512dq") &&
+                  __builtin_cpu_supports("avx512vl");
+  return isa == 0 ? __builtin_cpu_supports("sse4.2") : isa == 1 ? v3 : v4;
+}
+#else
+const Jobs kJobs[] = {{VL_JOBS(VL_ENTRY, generic)}};
+int64_t (*const kMultiplyAdds[])(int64_t) = {multiply_adds_generic};
+const char *const kNames[] = {"generic"};
+bool runs(int) { return true; }
+#endif
+constexpr int kNumIsas = sizeof kJobs / sizeof *kJobs;
+
+// Numbered jobs, processed by several threads: each free thread takes the next job.
+struct Work {
+  std::function<bool(int64_t)> run;
+  int64_t jobs;
+  std::atomic<int64_t> next{0};
+  std::atomic<bool> ok{true};
+  static void run_jobs(void *self) {
+    Work &w = *(Work *)self;
+    for (int64_t job; (job = w.next.fetch_add(1)) < w.jobs;)
+      if (!w.run(job)) w.ok = false;
+  }
+};
+
+// Our own threads, for processes without GNU OpenMP.
+class Pool {
+ public:
+  void run(Work &work, int threads) {
+    std::unique_lock<std::mutex> caller(caller_, std::try_to_lock);
+    if (!caller) return Work::run_jobs(&work);  // a second caller does not wait, but runs its jobs alone
+    grow(threads - 1);
+    {
+      std::lock_guard<std::mutex> lock(mutex_);
+      work_ = &work, wanted_ = threads - 1, busy_ = 0;
+    }
+    wake_.notify_all();
+    Work::run_jobs(&work);
+    std::unique_lock<std::mutex> lock(mutex_);
+    wanted_ = 0;  // threads that have not woken up yet are not needed
+    done_.wait(lock, [&] { return busy_ == 0; });
+    work_ = nullptr;
+  }
+
+ private:
+  void grow(int threads) {
+    for (; started_ < threads; started_++) std::thread([this] { serve(); }).detach();
+  }
+  void serve() {
+    std::unique_lock<std::mutex> lock(mutex_);
+    for (;;) {
+      wake_.wait(lock, [&] { return wanted_ > 0; });
+      wanted_--, busy_++;
+      Work *work = work_;
+      lock.unlock();
+      Work::run_jobs(work);
+      lock.lock();
+      if (--busy_ == 0) done_.notify_one();
+    }
+  }
+  std::mutex caller_, mutex_;
+  std::condition_variable wake_, done_;
+  Work *work_ = nullptr;
+  int wanted_ = 0, busy_ = 0, started_ = 0;
+};
+
+// The pool is never destroyed. A forked child gets a new one, since threads do not survive a fork.
+Pool &pool() {
+  static std::mutex mutex;
+  static Pool *current = nullptr;
+  std::lock_guard<std::mutex> lock(mutex);
+#if defined(__unix__) || defined(__APPLE__)
+  static pid_t owner = 0;
+  if (owner != getpid()) owner = getpid(), current = nullptr;
+#endif
+  if (!current) current = new Pool;
+  return *current;
+}
+
+// torch's OpenMP threads keep spinning after each operator; a second pool would compete with them for the cores. GNU
+// OpenMP, which torch loads on Linux, runs jobs here, unless VILONGHORN_THREADING=std selects our own threads.
+typedef void (*GompParallel)(void (*)(void *), void *, unsigned threads, unsigned flags);
+GompParallel gomp_parallel() {
+#if defined(__unix__) || defined(__APPLE__)
+  static const GompParallel found = [] {
+    const char *threading = getenv("VILONGHORN_THREADING");
+    const bool own = threading && !strcmp(threading, "std");
+    return own ? nullptr : (GompParallel)dlsym(RTLD_DEFAULT, "GOMP_parallel");
+  }();
+  return found;
+#else
+  return nullptr;
+#endif
+}
+
+int64_t num_jobs(const VlNorm &a) { return norm_jobs(a); }
+int64_t num_jobs(const Sums &a) { return a.splits; }
+int64_t num_jobs(const Gemm &m) { return gemm_jobs(m); }
+template <class Shape> int64_t num_jobs(const Shape &a) { return a.batch * a.channel_splits; }
+
+template <class Args>
+int run(const Args &a, int64_t jobs, int wanted, int isa, bool (*Jobs::*which)(const Args &, int64_t)) {
+  if (isa < 0)
+    for (int i = 0; i < kNumIsas; i++)
+      if (runs(i)) isa = i;
+  if (isa < 0 || isa >= kNumIsas || !runs(isa)) return 1;
+  Work work;
+  work.run = [&](int64_t job) { return (kJobs[isa].*which)(a, job); };
+  work.jobs = jobs;
+  const int threads = (int)(wanted < jobs ? wanted : jobs);
+  if (threads <= 1) Work::run_jobs(&work);
+  else if (gomp_parallel()) gomp_parallel()(Work::run_jobs, &work, threads, 0);
+  else pool().run(work, threads);
+  return work.ok ? 0 : 1;
+}
+template <class Args, class Shape>
+int run(const Args &a, const Shape &shape, int isa, bool (*Jobs::*which)(const Args &, int64_t)) {
+  return run(a, num_jobs(shape), shape.threads, isa, which);
+}
+
+thread_local Scratch addend_buffer, panel_buffer;  // of the calling thread
+
+// The gradient of one parameter: its field (null if not wanted) and its number of elements.
+struct Gradient {
+  void *&field;
+  int64_t size;
+};
+
+// Runs `work` with the gradient fields redirected to a buffer, where each of `count` jobs writes its own partial
+// gradient. Then sums these into the caller's tensors.
+typedef std::initializer_list<Gradient> Gradients;
+template <class Run> int sum_gradients(int64_t count, int dtype, int threads, int isa, Gradients gradients, Run work) {
+  constexpr int64_t kGrain = 16384;  // minimum number of elements per thread
+  const int64_t bytes = dtype == VL_FLOAT64 ? 8 : 4;
+  int64_t total = 0, wanted = 0;
+  for (const Gradient &g : gradients) total += g.field ? count * g.size : 0;
+  char *at = (char *)addend_buffer.reserve(bytes * total);
+  if (total > 0 && !at) return 1;
+  Sum each[8];
+  for (const Gradient &g : gradients)
+    if (g.field) each[wanted++] = {at, g.field, g.size}, g.field = at, at += bytes * count * g.size;
+  if (work()) return 1;
+  const int64_t splits = total < kGrain ? 1 : total / kGrain < threads ? total / kGrain : threads;
+  const Sums sums = {each, wanted, count, splits, dtype, threads};
+  return run(sums, sums, isa, &Jobs::sum);
+}
+
+}  // namespace
+}  // namespace vilonghorn
+
+using namespace vilonghorn;
+VL_EXPORT int vl_abi(void) { return VL_ABI; }
+VL_EXPORT int vl_levels(void) { return kNumIsas; }
+VL_EXPORT const char *vl_level_name(int isa) { return isa >= 0 && isa < kNumIsas ? kNames[isa] : ""; }
+VL_EXPORT int vl_level_runs(int isa) { return isa >= 0 && isa < kNumIsas && runs(isa); }
+VL_EXPORT int64_t vl_multiply_adds(int isa, int64_t rounds) {
+  return vl_level_runs(isa) ? kMultiplyAdds[isa](rounds) : 0;
+}
+VL_EXPORT const char *vl_threading(void) { return gomp_parallel() ? "gomp" : "std"; }
+VL_EXPORT int vl_scan_forward(const VlScan *a, int isa) { return run(*a, *a, isa, &Jobs::scan_forward); }
+VL_EXPORT int vl_scan_backward(const VlScan *given, int isa) {
+  VlScan a = *given;
+  const int64_t channels = a.directions * a.channels;
+  return sum_gradients(a.batch, a.dtype, a.threads, isa,
+                       {{a.dA, channels * a.states}, {a.dD, channels}, {a.ddt_bias, channels}},
+                       [&] { return run(a, a, isa, &Jobs::scan_backward); });
+}
+VL_EXPORT int vl_conv_forward(const VlConv *a, int isa) { return run(*a, *a, isa, &Jobs::conv_forward); }
+VL_EXPORT int vl_conv_backward(const VlConv *given, int isa) {
+  VlConv a = *given;
+  const int64_t channels = a.directions * a.channels;
+  return sum_gradients(a.batch, a.dtype, a.threads, isa, {{a.dweight, channels * a.d_conv}, {a.dbias, channels}},
+                       [&] { return run(a, a, isa, &Jobs::conv_backward); });
+}
+VL_EXPORT int vl_norm_forward(const VlNorm *a, int isa) { return run(*a, *a, isa, &Jobs::norm_forward); }
+VL_EXPORT int vl_norm_backward(const VlNorm *given, int isa) {
+  VlNorm a = *given;
+  return sum_gradients(norm_jobs(a), a.dtype, a.threads, isa, {{a.dweight, a.channels}},
+                       [&] { return run(a, a, isa, &Jobs::norm_backward); });
+}
+// With one channel split, a job has all channels and computes its x_proj itself.
+VL_EXPORT int vl_mix_forward(const VlMambaInner *a, int isa) {
+  const bool split = a->scan.channel_splits > 1;
+  return (split && run(*a, a->scan, isa, &Jobs::x_proj_forward)) || run(*a, a->scan, isa, &Jobs::mamba_inner_forward);
+}
+VL_EXPORT int vl_mix_backward(const VlMambaInner *given, int isa) {
+  VlMambaInner a = *given;
+  VlScan &s = a.scan;
+  const int64_t channels = s.directions * s.channels, projected = a.dt_rank + 2 * s.states;
+  return sum_gradients(s.batch, s.dtype, s.threads, isa,
+                       {{a.dconv_weight, channels * a.d_conv},
+                        {a.dconv_bias, channels},
+                        {a.dx_proj, channels * projected},
+                        {a.ddt_proj, channels * a.dt_rank},
+                        {s.ddt_bias, channels},
+                        {s.dA, channels * s.states},
+                        {s.dD, channels}},
+                       [&] {
+                         return run(a, s, isa, &Jobs::mamba_inner_backward) ||
+                                (s.channel_splits > 1 && run(a, s, isa, &Jobs::x_proj_backward));
+                       });
+}
+VL_EXPORT int vl_matmul(const VlGemm *given, int isa) {
+  const int64_t slabs = (given->depth + kPanelDepth - 1) / kPanelDepth;
+  const int64_t panels = (given->columns + kPanelColumns - 1) / kPanelColumns;
+  const Gemm m = {*given, (float *)panel_buffer.reserve(sizeof(float) * given->depth * panels * kPanelColumns)};
+  return !m.packed || run(m, slabs * panels, m.threads, isa, &Jobs::gemm_pack) || run(m, m, isa, &Jobs::gemm);
+}

@@ -1,0 +1,77 @@
+// The jobs of the CPU library. One job processes one sequence and one split of its channels. The job functions are
+// compiled once per instruction set (VILONGHORN_ISA). Their sources include C headers only: the linker may keep an
+// inline function of the C++ library that was compiled for AVX-512, and every processor would then run it.
+#pragma once
+#include "../include/vilonghorn.h"
+
+namespace vilonghorn {
+// The sum over the jobs' partial gradients of one parameter.
+struct Sum {
+  const void *addends;  // (count, size)
+  void *sum;            // (size)
+  int64_t size;
+};
+struct Sums {
+  const Sum *each;
+  int64_t sums;    // length of `each`
+  int64_t count;   // addends of each sum
+  int64_t splits;  // jobs that share the elements of each sum
+  int32_t dtype, threads;
+};
+
+struct Gemm : VlGemm {
+  float *packed;  // b in panels: depth x columns, with the columns rounded up to a multiple of kPanelColumns
+};
+constexpr int64_t kPanelColumns = 48, kPanelDepth = 512;
+
+// Where channel_splits > 1, x_proj_forward runs before mamba_inner_forward, and x_proj_backward after
+// mamba_inner_backward. gemm_pack runs before gemm.
+#define VL_JOBS(X, isa)                      \
+  X(isa, scan_forward, VlScan)               \
+  X(isa, scan_backward, VlScan)              \
+  X(isa, conv_forward, VlConv)               \
+  X(isa, conv_backward, VlConv)              \
+  X(isa, x_proj_forward, VlMambaInner)       \
+  X(isa, mamba_inner_forward, VlMambaInner)  \
+  X(isa, mamba_inner_backward, VlMambaInner) \
+  X(isa, x_proj_backward, VlMambaInner)      \
+  X(isa, norm_forward, VlNorm)               \
+  X(isa, norm_backward, VlNorm)              \
+  X(isa, sum, Sums)                          \
+  X(isa, gemm_pack, Gemm)                    \
+  X(isa, gemm, Gemm)
+
+// The functions of one instruction set. Each returns false if memory ran out.
+struct Jobs {
+#define VL_FIELD(isa, name, Params) bool (*name)(const Params &, int64_t job);
+  VL_JOBS(VL_FIELD, )
+};
+
+#define VL_DECLARE(isa, name, Params) bool name##_job_##isa(const Params &, int64_t);
+#define VL_DECLARE_JOBS(isa) VL_JOBS(VL_DECLARE, isa) int64_t multiply_adds_##isa(int64_t);
+#ifdef VILONGHORN_X86
+VL_DECLARE_JOBS(v2)
+VL_DECLARE_JOBS(v3)
+VL_DECLARE_JOBS(v4)
+#else
+VL_DECLARE_JOBS(generic)
+#endif
+#define VL_PASTE_(name, isa) name##_##isa
+#define VL_PASTE(name, isa) VL_PASTE_(name, isa)
+#define VL_JOB(name) VL_PASTE(name, VILONGHORN_ISA)
+
+// Jobs that share the rows of a product, 32 to 128 rows each: fewer do not pay for packing, more exceed the cache. A
+// multiple of the threads, for equal work.
+static inline int64_t gemm_jobs(const Gemm &m) {
+  const int64_t threads = m.threads, share = (m.rows + threads - 1) / threads;
+  const int64_t most = share < 32 ? 32 : share < 128 ? share : 128;
+  const int64_t jobs = (m.rows + most - 1) / most;
+  return jobs > threads ? (jobs + threads - 1) / threads * threads : jobs;
+}
+// Jobs that share the rows of a norm: at least 8192 elements each; at most four per thread, as each adds a partial
+// gradient.
+static inline int64_t norm_jobs(const VlNorm &a) {
+  const int64_t worth = a.batch * a.channels / 8192, most = 4 * a.threads;
+  return worth < 1 ? 1 : worth < most ? worth : most;
+}
+}  // namespace vilonghorn

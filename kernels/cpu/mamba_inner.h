@@ -1,0 +1,120 @@
+// The convolution, SiLU and x_proj of a mixer, forward and backward, one chunk of steps (in cache) at a time.
+#pragma once
+#include "conv.h"
+#include "small_gemm.h"
+
+namespace {
+
+VL_INLINE int64_t projected_width(const VlMambaInner &m) { return m.dt_rank + 2 * m.scan.states; }
+// Rows of `projected` (G, B, L, P) and of `dprojected` (S, G, B, L, P) at step i.
+template <class T> VL_INLINE T *projected(const VlMambaInner &m, const Steps &s, int64_t i) {
+  return (T *)m.projected + ((s.direction * m.scan.batch + s.batch) * s.length + s.token(i)) * projected_width(m);
+}
+template <class T> VL_INLINE T *d_projected(const VlMambaInner &m, int64_t split, const Steps &s, int64_t i) {
+  return (T *)m.dprojected +
+         (((split * m.scan.directions + s.direction) * m.scan.batch + s.batch) * s.length + s.token(i)) *
+             projected_width(m);
+}
+
+thread_local Scratch projection_buffer;
+
+// The blocks (vectors of channels) of one job. [block][step] arrays hold one chunk.
+template <class T> struct ConvProjection {
+  typedef Vector<T> V;
+  static constexpr int W = kLanes<T>;
+  const VlMambaInner &m;
+  const VlScan &a;
+  const Blocks blocks;
+  const int64_t n, C, P, d_conv, stride;  // stride: of the blocks of u, slope and du
+  V *u, *slope, *du;                      // [block][step]: convolved values, the slope of their SiLU, their gradient
+  V *window, *dv, *dx, *carry;            // [step + d_conv], [step + d_conv], [step], [block][d_conv]
+  ConvWeights<T> *weights, *sums;         // [block]: of the current direction, and their gradients
+  T *d_row;                               // [step][P]
+  V *dx_proj;                             // [block][P]
+
+  ConvProjection(const VlMambaInner &m, const Blocks &blocks)
+      : m(m), a(m.scan), blocks(blocks), n(blocks.end - blocks.begin), C(a.chunk), P(projected_width(m)),
+        d_conv(m.d_conv), stride(C | 1) {}
+
+  int width(int64_t block) const { return a.channels - block * W < W ? (int)(a.channels - block * W) : W; }
+
+  bool allocate(bool backward) {
+    return projection_buffer.allocate([&](Arena &c) {
+      u = c.next<V>(n * stride), window = c.next<V>(C + d_conv), weights = c.next<ConvWeights<T>>(n);
+      if (!backward) return;
+      slope = c.next<V>(n * stride), du = c.next<V>(n * stride), dv = c.next<V>(C + d_conv), dx = c.next<V>(C);
+      carry = c.next<V>(n * d_conv), sums = c.next<ConvWeights<T>>(n);
+      d_row = c.next<T>(C * P), dx_proj = c.next<V>(n * P);
+    });
+  }
+
+  void begin_direction(int64_t g, bool backward) {
+    for (int64_t i = 0; i < n; i++)
+      weights[i].load(m.conv_weight, m.conv_bias, g, d_conv, a.channels, (blocks.begin + i) * W,
+                      width(blocks.begin + i));
+    if (!backward) return;
+    memset((void *)sums, 0, sizeof(ConvWeights<T>) * n);
+    memset((void *)carry, 0, sizeof(V) * n * d_conv);
+    memset((void *)dx_proj, 0, sizeof(V) * n * P);
+  }
+
+  void convolve_chunk(const Steps &s, bool backward) {
+    for (int64_t i_block = 0; i_block < n; i_block++) {
+      const int64_t block = blocks.begin + i_block;
+      V *v = u + i_block * stride;
+      gather<T>(window, a.x, a.dtype, s, block * W, width(block), 1 - d_conv);
+      convolve<T>(v, window, weights[i_block], d_conv, s.count);
+      silu<T>(v, backward ? slope + i_block * stride : nullptr, s.count, [&](int i) { return v[i]; });
+    }
+  }
+
+  // Requires all channels in one job.
+  void project_chunk(const Steps &s) {
+    dots<T>(projected<T>(m, s, 0), s.reverse ? -P : P, u, stride, (const T *)m.x_proj + s.direction * P * a.channels,
+            a.channels, s.count, P, a.channels);
+  }
+
+  // From `du` and the complete gradients of the projections to the gradients of the input and the weights.
+  void backward_chunk(const Steps &s) {
+    for (int64_t i = 0; i < s.count; i++)
+      for (int64_t split = 0; split < a.channel_splits; split++) {
+        const T *row = d_projected<T>(m, split, s, i);
+        for (int64_t p = 0; p < P; p++) d_row[i * P + p] = split ? d_row[i * P + p] + row[p] : row[p];
+      }
+    const bool first = s.direction == 0, last = s.direction == a.directions - 1;
+    for (int64_t i_block = 0; i_block < n; i_block++) {
+      const int64_t d = (blocks.begin + i_block) * W;
+      const int count = width(blocks.begin + i_block);
+      V *du = this->du + i_block * stride, *u = this->u + i_block * stride, *slope = this->slope + i_block * stride;
+      combine<T>(du, d_row, P, (const T *)m.x_proj + s.direction * P * a.channels + d, a.channels, s.count, P, count);
+      outer<T>(dx_proj + i_block * P, d_row, P, u, s.count, P);
+      V *after = carry + i_block * d_conv;  // the first steps of the next chunk
+      for (int64_t i = 0; i < s.count; i++) dv[i] = du[i] * slope[i];
+      for (int64_t j = 0; j + 1 < d_conv; j++) dv[s.count + j] = after[j];
+      gather<T>(window, a.x, a.dtype, s, d, count, 1 - d_conv);
+      convolve_backward<T>(dx, sums[i_block], dv, window, weights[i_block], d_conv, s.count);
+      for (int64_t j = 0; j + 1 < d_conv; j++) after[j] = dv[j];
+      for (int64_t i = 0; i < s.count; i++) {  // the sum over directions is in a.accumulator if dx is 16-bit
+        const int64_t at = (s.batch * a.length + s.token(i)) * a.dz_step + d;
+        T *partial = is_16bit(a.dtype) ? (T *)a.accumulator + at : (T *)m.dx + at;
+        const V total = first ? dx[i] : dx[i] + load(partial, count);
+        prefetch<T, true>(last && first ? m.dx : partial, last && first ? at : 0, last && first ? a.dtype : VL_FLOAT32);
+        if (last) store_as<T>(m.dx, at, a.dtype, total, count);
+        else store(partial, total, count);
+      }
+    }
+  }
+
+  void store_gradients(int64_t g, int64_t batch) {
+    const int64_t at = batch * a.directions + g;
+    for (int64_t i = 0; i < n; i++) {
+      const int64_t d = (blocks.begin + i) * W;
+      const int count = width(blocks.begin + i);
+      store_columns<T>((T *)m.dconv_weight + (at * a.channels + d) * d_conv, sums[i].weight, d_conv, count);
+      store((T *)m.dconv_bias + at * a.channels + d, sums[i].bias, count);
+      for (int64_t p = 0; p < P; p++) store((T *)m.dx_proj + (at * P + p) * a.channels + d, dx_proj[i * P + p], count);
+    }
+  }
+};
+
+}  // namespace

@@ -1,0 +1,339 @@
+// The scan on the CPU: a SIMD lane is a channel, with its states in registers, and iterates over the steps of a chunk.
+//
+// All channels of a job process one chunk before the next one, so that the data they share (keys, queries and, in
+// backward, their gradients) stay in cache. Forward can save the states before every chunk. Backward processes the
+// chunks from last to first: it recomputes the states from the checkpoint, then goes backward with their gradient.
+#include "jobs.h"
+#include "mamba_inner.h"
+#include "recurrence.h"
+#include "small_gemm.h"
+
+namespace {
+
+// The number of states: a compile-time constant where possible, so that loops over states unroll into registers.
+template <int NS> struct States {
+  States(int64_t) {}
+  operator int() const { return NS; }
+};
+template <> struct States<0> {
+  int count;
+  States(int64_t count) : count((int)count) {}
+  operator int() const { return count; }
+};
+
+const VlMambaInner no_mixer = {};
+
+template <class T, int NS> struct Scan {
+  typedef Vector<T> V;
+  typedef Recurrence<T, NS> R;
+  static constexpr int W = kLanes<T>, MAX = NS ? NS : VL_MAX_STATES;
+
+  const VlScan &a;
+  const VlMambaInner *mix;  // not null: x and dt come from the projections of a mixer
+  const States<NS> n_states;
+  const int64_t b, split, L, C, chunks;
+  const Blocks blocks;
+  const int64_t n_blocks;
+  const bool all_channels;  // this job has all channels, so it computes x_proj itself
+  ConvProjection<T> projection;
+
+  Scan(const VlScan &a, const VlMambaInner *mix, int64_t job)
+      : a(a), mix(mix), n_states(a.states), b(job / a.channel_splits), split(job % a.channel_splits), L(a.length),
+        C(a.chunk), chunks((L + C - 1) / C), blocks(a.channels, W, a.channel_splits, split),
+        n_blocks(blocks.end - blocks.begin), all_channels(a.channel_splits == 1),
+        projection(mix ? *mix : no_mixer, blocks) {}
+
+  int width(int64_t block) const { return a.channels - block * W < W ? (int)(a.channels - block * W) : W; }
+  V parameter(const void *p, int64_t g, int64_t block) const {
+    return p ? load((const T *)p + g * a.channels + block * W, width(block)) : V{};
+  }
+
+  // Working memory. [block]: the blocks (vectors of channels) of this job; [step]: the steps of a chunk.
+  V *state, *A;       // [block][n]: the states, or their gradients
+  V *x, *y, *dt, *z;  // [step]; z: after SiLU, reuses dt, which only the gates read
+  Gate<T> *gates;     // [step]
+  Keys<T> keys;
+  T *dt_low_rank;                                // [step][dt_rank]: low-rank dt of a mixer
+  V *dt_proj;                                    // [dt_rank][block]
+  V *dx, *dy, *ddt, *z_slope, *dD, *dbias, *dA;  // [step], [step], [step], [step], [block], [block], [block][n]
+  Trace<T> trace;
+  typename R::Sums sums;
+  V *all_ddt, *d_dt_proj;  // of a mixer: [block][step], [block][dt_rank]
+  int64_t dt_rank() const { return mix ? mix->dt_rank : 0; }
+  bool allocate(bool backward) {
+    const int64_t n = (int)n_states;
+    if (mix && !projection.allocate(backward)) return false;
+    return scratch.allocate([&](Arena &c) {
+      state = c.next<V>(n_blocks * n), A = c.next<V>(n_blocks * n);
+      x = c.next<V>(C), y = c.next<V>(C), dt = c.next<V>(C), z = dt, gates = c.next<Gate<T>>(C);
+      keys = {c.next<T>(C * n), c.next<T>(C * n), c.next<T>(C * n), c.next<T>(C * n), c.next<T>(C)};
+      dt_low_rank = c.next<T>(C * dt_rank()), dt_proj = c.next<V>(dt_rank() * n_blocks);
+      if (!backward) return;
+      dx = c.next<V>(C), dy = c.next<V>(C), ddt = c.next<V>(C), z_slope = c.next<V>(C);
+      dD = c.next<V>(n_blocks), dbias = c.next<V>(n_blocks), dA = c.next<V>(n_blocks * n);
+      trace = {c.next<V>((C + 1) * n), c.next<V>(C * n), c.next<V>(C)};
+      sums = {c.next<V>(C * n), c.next<V>((C + 1) * n) + n, c.next<V>(C), dA};
+      if (mix) all_ddt = c.next<V>(n_blocks * projection.stride), d_dt_proj = c.next<V>(n_blocks * dt_rank());
+    });
+  }
+
+  // The weights of a direction: dt_proj, and A times log2(e), so that exp(delta A) is one exp2.
+  template <int RULE> void load_weights(int64_t g) {
+    for (int64_t block = blocks.begin; block < blocks.end; block++) {
+      const int64_t i = block - blocks.begin, row = g * a.channels + block * W;
+      if (mix)
+        load_columns(dt_proj + i, n_blocks, (const T *)mix->dt_proj + row * mix->dt_rank, mix->dt_rank, width(block));
+      if (RULE != VL_MAMBA) continue;
+      V *of_block = A + i * n_states;
+      load_columns(of_block, 1, (const T *)a.A + row * n_states, n_states, width(block));
+      for (int n = 0; n < n_states; n++) of_block[n] *= T(kLog2e);
+    }
+  }
+
+  // Loads one element.
+  T scalar(const VlInput &in, const Steps &s, int64_t i, int n) const {
+    return load_as<T>(in.data, offset(in, s, i) + n, a.dtype, 1)[0];
+  }
+
+  void load_keys(const Steps &s, bool products) {
+    for (int64_t i = 0; i < s.count; i++) {
+      T *k = keys.k + i * n_states, *q = keys.q + i * n_states, total = 0;
+      if (mix) {
+        const T *row = projected<T>(*mix, s, i);
+        memcpy(dt_low_rank + i * mix->dt_rank, row, sizeof(T) * mix->dt_rank);
+        memcpy(k, row + mix->dt_rank, sizeof(T) * n_states);
+        memcpy(q, row + mix->dt_rank + n_states, sizeof(T) * n_states);
+      } else if (a.dtype == VL_FLOAT32 || a.dtype == VL_FLOAT64) {
+        memcpy(k, (const T *)a.k.data + offset(a.k, s, i), sizeof(T) * n_states);
+        memcpy(q, (const T *)a.q.data + offset(a.q, s, i), sizeof(T) * n_states);
+      } else {
+        for (int n = 0; n < n_states; n++) k[n] = scalar(a.k, s, i, n), q[n] = scalar(a.q, s, i, n);
+      }
+      for (int n = 0; n < n_states; n++) total += k[n] * k[n];
+      keys.k_squared[i] = total;
+      if (products)
+        for (int n = 0; n < n_states; n++)
+          keys.k2[i * n_states + n] = k[n] * k[n], keys.two_k[i * n_states + n] = 2 * k[n];
+    }
+  }
+
+  // Values and gates of one block; with SLOPES also the gates' derivatives, for backward.
+  template <int RULE, bool SLOPES> VL_FLATTEN void load_values(const Steps &s, int64_t block) {
+    const int64_t d = block * W;
+    const int count = width(block);
+    const V bias = parameter(a.dt_bias, s.direction, block);
+    if (mix) {
+      x = projection.u + (block - blocks.begin) * projection.stride;
+      for (int64_t i = 0; i < s.count; i++) dt[i] = bias;
+      combine<T>(dt, dt_low_rank, mix->dt_rank, (const T *)(dt_proj + (block - blocks.begin)), n_blocks * W, s.count,
+                 mix->dt_rank, W);
+      compute_gates<T, RULE, SLOPES>(gates, keys.k_squared, s.count, [&](int i) { return dt[i]; });
+    } else {
+      gather<T>(x, a.x, a.dtype, s, d, count);
+      compute_gates<T, RULE, SLOPES>(gates, keys.k_squared, s.count,
+                                     [&](int i) { return read_row<T>(a.dt, a.dtype, s, i, d, count) + bias; });
+    }
+  }
+
+  // The checkpoint of one (direction, sequence, chunk, block): n_states vectors.
+  T *checkpoint(const Steps &s, int64_t block) const {
+    const int64_t wide = 64 / (int64_t)sizeof(T), padded = (a.channels + wide - 1) / wide * wide;
+    return (T *)a.checkpoints + ((s.direction * a.batch + b) * chunks + s.first / C) * n_states * padded +
+           block * n_states * W;
+  }
+
+  template <int RULE> bool forward() {
+    if (!allocate(false)) return false;
+    for (int64_t g = 0; g < a.directions; g++) {
+      if (mix) projection.begin_direction(g, false);
+      clear(state, n_blocks * n_states);
+      load_weights<RULE>(g);
+      for (int64_t c = 0; c < chunks; c++) {
+        const Steps s(g, b, L, C, c, a.reverse[g]);
+        if (mix) projection.convolve_chunk(s, false);
+        if (mix && all_channels) projection.project_chunk(s);
+        load_keys(s, false);
+        for (int64_t block = blocks.begin; block < blocks.end; block++) forward_block<RULE>(s, block);
+      }
+    }
+    return true;
+  }
+
+  template <int RULE> VL_FLATTEN void forward_block(const Steps &s, int64_t block) {
+    const int n_states = this->n_states;
+    load_values<RULE, false>(s, block);
+    V *saved = state + (block - blocks.begin) * n_states, h[MAX];
+    VL_UNROLL for (int n = 0; n < n_states; n++) h[n] = saved[n];
+    if (a.checkpoints) {
+      T *p = checkpoint(s, block);
+      VL_UNROLL for (int n = 0; n < n_states; n++) store(p + n * W, h[n]);
+    }
+    R::template forward_steps<RULE, false>(h, y, x, gates, keys, A + (block - blocks.begin) * n_states, s.count,
+                                           n_states, {});
+    VL_UNROLL for (int n = 0; n < n_states; n++) saved[n] = h[n];
+
+    const int64_t d = block * W;
+    const int count = width(block);
+    const bool first = !a.mean || s.direction == 0, last = !a.mean || s.direction == a.directions - 1;
+    const V D = parameter(a.D, s.direction, block);
+    const T scale = a.mean ? T(1) / a.directions : T(1);
+    const int64_t rows = (a.mean ? b : s.direction * a.batch + b) * L;
+    T *partial = (T *)(is_16bit(a.dtype) ? a.accumulator : a.y);  // sum over the previous directions
+    const Steps shared(0, s);                                     // all directions share z
+    const bool gated = last && a.z.data;
+    if (gated) silu<T>(z, nullptr, s.count, [&](int i) { return read_row<T>(a.z, a.dtype, shared, i, d, count); });
+    for (int64_t i = 0; i < s.count; i++) {
+      const int64_t at = (rows + s.token(i)) * a.channels + d;
+      V total = y[i] + D * x[i];
+      if (!first) total += load(partial + at, count);
+      prefetch<T, true>(last && first ? a.y : partial, at, last && first ? a.dtype : VL_FLOAT32);
+      if (!last) {
+        store(partial + at, total, count);
+        continue;
+      }
+      total *= scale;
+      if (gated) total *= z[i];
+      store_as<T>(a.y, at, a.dtype, total, count);
+    }
+  }
+
+  template <int RULE> bool backward() {
+    const int64_t n = (int)n_states;
+    if (!allocate(true)) return false;
+    clear(sums.dk, C * n), clear(sums.dq - n, (C + 1) * n),
+        clear(sums.norm, C);  // store_key_gradients clears them again
+    for (int64_t g = 0; g < a.directions; g++) {
+      clear(state, n_blocks * n), clear(dD, n_blocks), clear(dbias, n_blocks), clear(dA, n_blocks * n);
+      if (mix) projection.begin_direction(g, true), clear(d_dt_proj, n_blocks * dt_rank());
+      load_weights<RULE>(g);
+      for (int64_t c = chunks - 1; c >= 0; c--) {
+        const Steps s(g, b, L, C, c, a.reverse[g]);
+        if (mix) projection.convolve_chunk(s, true);
+        load_keys(s, true);
+        for (int64_t block = blocks.begin; block < blocks.end; block++) backward_block<RULE>(s, block);
+        store_key_gradients<RULE>(s);
+        if (mix && all_channels) projection.backward_chunk(s);
+      }
+      if (mix && all_channels) projection.store_gradients(g, b);
+      store_parameter_gradients<RULE>(g);
+    }
+    return true;
+  }
+
+  template <int RULE> VL_FLATTEN void backward_block(const Steps &s, int64_t block) {
+    const int n_states = this->n_states;
+    const int64_t i_block = block - blocks.begin, d = block * W;
+    const int count = width(block);
+    load_values<RULE, true>(s, block);
+    V h[MAX];
+    const T *p = checkpoint(s, block);
+    VL_UNROLL for (int n = 0; n < n_states; n++) h[n] = load(p + n * W);
+    R::template forward_steps<RULE, true>(h, y, x, gates, keys, A + i_block * n_states, s.count, n_states, trace);
+
+    const Steps shared(0, s);  // all directions share z
+    const V D = parameter(a.D, s.direction, block);
+    const T scale = a.mean ? T(1) / a.directions : T(1);
+    if (a.z.data) silu<T>(z, z_slope, s.count, [&](int i) { return read_row<T>(a.z, a.dtype, shared, i, d, count); });
+    for (int64_t i = 0; i < s.count; i++) {
+      dy[i] = read_row<T>(a.dy, a.dtype, s, i, d, count) * scale;
+      if (a.z.data) {  // dz needs a sum over directions, which is stored in dz until the last one
+        const int64_t row = b * L + s.token(i), at = row * a.dz_step + d;
+        T *partial = is_16bit(a.dtype) ? (T *)a.accumulator + at + a.dz_step - a.channels : (T *)a.dz + at;
+        V sum = y[i] + D * x[i];
+        if (!a.mean) sum *= dy[i];  // with mean, dy is the same for all directions
+        if (s.direction > 0) sum += load(partial, count);
+        prefetch<T, true>(partial, 0, VL_FLOAT32);
+        if (s.direction < a.directions - 1) {
+          store(partial, sum, count);
+        } else {
+          store_as<T>(a.dz, at, a.dtype, (a.mean ? dy[i] * sum : sum) * z_slope[i], count);
+          if (a.y)
+            store((T *)a.y + row * a.channels + d, sum * scale * z[i], count),
+                prefetch<T, true>(a.y, row * a.channels + d, VL_FLOAT32);
+        }
+        dy[i] *= z[i];
+      }
+      dD[i_block] += dy[i] * x[i];
+    }
+
+    if (mix) dx = projection.du + i_block * projection.stride, ddt = all_ddt + i_block * projection.stride;
+    V G[MAX], *saved = state + i_block * n_states;
+    VL_UNROLL for (int n = 0; n < n_states; n++) G[n] = saved[n];
+    const typename R::Sums here = {sums.dk, sums.dq, sums.norm, dA + i_block * n_states};
+    R::template backward_steps<RULE>(G, dx, ddt, x, dy, gates, keys, A + i_block * n_states, s.count, n_states, trace,
+                                     here);
+    VL_UNROLL for (int n = 0; n < n_states; n++) saved[n] = G[n];
+
+    const int64_t rows = (s.direction * a.batch + b) * L;
+    for (int64_t i = 0; i < s.count; i++) {
+      dbias[i_block] += ddt[i];
+      dx[i] += D * dy[i];
+      if (all_channels && mix) continue;  // dx is projection.du
+      const int64_t at = (rows + s.token(i)) * a.channels + d;
+      store_as<T>(a.dx, at, mix ? VL_FLOAT32 : a.dtype, dx[i], count), prefetch<T, true>(a.dx, at, a.dtype);
+      if (mix) continue;
+      store_as<T>(a.ddt, at, a.dtype, ddt[i], count), prefetch<T, true>(a.ddt, at, a.dtype);
+    }
+    if (mix) outer<T>(d_dt_proj + i_block * mix->dt_rank, dt_low_rank, mix->dt_rank, ddt, s.count, mix->dt_rank);
+  }
+
+  static void clear(V *v, int64_t count) { memset((void *)v, 0, sizeof(V) * count); }
+  static void move_sums(V *v, int count, T *out) {
+    sum_lanes<T>(v, count, out);
+    clear(v, count);  // for the next chunk
+  }
+
+  // Gradients of keys, queries and low-rank dt are sums over the channels.
+  template <int RULE> void store_key_gradients(const Steps &s) {
+    T row[VL_MAX_STATES];
+    for (int64_t i = 0; i < s.count; i++) {
+      const int64_t at = (((split * a.directions + s.direction) * a.batch + b) * L + s.token(i)) * n_states;
+      T *dk = mix ? d_projected<T>(*mix, split, s, i) + mix->dt_rank : (T *)a.dk + at;
+      T *dq = mix ? dk + n_states : (T *)a.dq + at, norm = 0;
+      move_sums(sums.dk + i * n_states, n_states, dk);
+      move_sums(sums.dq + i * n_states, n_states, dq);
+      if (RULE == VL_MAMBA) continue;
+      move_sums(sums.norm + i, 1, row);
+      norm = row[0];
+      for (int n = 0; n < n_states; n++) dk[n] -= norm * keys.two_k[i * n_states + n];
+    }
+    if (!mix) return;
+    const int64_t step = s.reverse ? -projected_width(*mix) : projected_width(*mix);
+    dots<T>(d_projected<T>(*mix, split, s, 0), step, all_ddt, projection.stride, (const T *)dt_proj, n_blocks * W,
+            s.count, mix->dt_rank, n_blocks * W);
+  }
+
+  template <int RULE> void store_parameter_gradients(int64_t g) {
+    for (int64_t block = blocks.begin; block < blocks.end; block++) {
+      const int64_t i = block - blocks.begin, d = block * W, at = (b * a.directions + g) * a.channels + d;
+      const int count = width(block);
+      if (a.dD) store((T *)a.dD + at, dD[i], count);
+      if (a.ddt_bias) store((T *)a.ddt_bias + at, dbias[i], count);
+      if (RULE == VL_MAMBA) store_columns((T *)a.dA + at * n_states, dA + i * n_states, n_states, count);
+      if (mix) store_columns((T *)mix->ddt_proj + at * mix->dt_rank, d_dt_proj + i * mix->dt_rank, mix->dt_rank, count);
+    }
+  }
+};
+
+// Selects a template instance: 16 float states are specialised, other sizes share a loop.
+template <class T, int NS> bool run(const VlScan &a, const VlMambaInner *mix, int64_t job, bool forward) {
+  Scan<T, NS> scan(a, mix, job);
+  if (a.rule == VL_LONGHORN)
+    return forward ? scan.template forward<VL_LONGHORN>() : scan.template backward<VL_LONGHORN>();
+  if (a.rule == VL_LONGHORN_EXACT)
+    return forward ? scan.template forward<VL_LONGHORN_EXACT>() : scan.template backward<VL_LONGHORN_EXACT>();
+  return forward ? scan.template forward<VL_MAMBA>() : scan.template backward<VL_MAMBA>();
+}
+bool run_typed(const VlScan &a, const VlMambaInner *mix, int64_t job, bool forward) {
+  if (a.dtype == VL_FLOAT64) return run<double, 0>(a, mix, job, forward);
+  return a.states == 16 ? run<float, 16>(a, mix, job, forward) : run<float, 0>(a, mix, job, forward);
+}
+
+}  // namespace
+
+namespace vilonghorn {
+bool VL_JOB(scan_forward_job)(const VlScan &a, int64_t job) { return run_typed(a, nullptr, job, true); }
+bool VL_JOB(scan_backward_job)(const VlScan &a, int64_t job) { return run_typed(a, nullptr, job, false); }
+bool VL_JOB(mamba_inner_forward_job)(const VlMambaInner &a, int64_t job) { return run_typed(a.scan, &a, job, true); }
+bool VL_JOB(mamba_inner_backward_job)(const VlMambaInner &a, int64_t job) { return run_typed(a.scan, &a, job, false); }
+}  // namespace vilonghorn

@@ -1,0 +1,216 @@
+// Shared by the forward and the backward kernel of the CUDA scan: launch geometry, staging of tokens, one step.
+//
+// A warp processes one tile of channels of one sequence in one direction, step by step, with the states in registers. A
+// lane holds up to 16 states of each of its channels; for more states, LANES = 4 lanes share a channel. If the
+// directions of a sequence contribute to one result, one block processes all of them with up to two teams (warps): one
+// scans from the first step, the other from the last. The first team at a step stores its partial sum in the workspace,
+// the second one completes it. The teams synchronize once, in the middle. A scan that is split over time has one block
+// per segment of each sequence (scan_split.cuh).
+#pragma once
+#include "../include/vilonghorn.h"
+#include "device.cuh"
+
+namespace vilonghorn {
+
+constexpr int kChunk = 8;    // steps between two checkpoints, and between two stagings of tokens
+constexpr int kStates = 16;  // of a channel, in one lane
+constexpr int kWarp = 32;
+constexpr int kPadding = 64;  // checkpoints hold a multiple of this many channels
+
+// The kernel argument: the caller's parameters and the launch geometry.
+struct Job {
+  VlScan scan;
+  VlSplit split;
+  int segments;       // per sequence; 1 without a split
+  uint64_t reversed;  // bit g: direction g scans from the last step to the first
+  float scale;        // of the sum over directions: 1 / directions with `mean`, else 1
+  int tiles;          // tiles of channels
+  int fused;          // one block for all directions of a sequence; else one block per direction
+  int teams;          // warps per block: 2 if a fused block has forward and reverse directions
+};
+
+// The place of a warp in the launch.
+struct Warp {
+  int tile, team, lane, segment;
+  int begin, length;  // of the segment, in image steps
+  int64_t sequence;
+  int direction;  // direction of this block, if not `fused`
+  VL_DEVICE Warp(const Job &job, bool may_be_split) : team(threadIdx.y), lane(threadIdx.x) {
+    tile = blockIdx.x % job.tiles;
+    unsigned rest = blockIdx.x / job.tiles;
+    segment = begin = 0, length = (int)job.scan.length;
+    if (may_be_split && job.segments > 1) {
+      segment = rest % job.segments, rest /= job.segments;
+      begin = segment * (int)job.split.segment_steps, length -= begin;
+      if (segment + 1 < job.segments) length = (int)job.split.segment_steps;
+    }
+    sequence = rest % (unsigned)job.scan.batch;
+    direction = rest / (unsigned)job.scan.batch;
+  }
+};
+
+// The steps of a segment in scan order, as positions in the image.
+struct Steps {
+  int begin, last;
+  bool reversed;
+  VL_DEVICE Steps(const Warp &warp, bool reversed) : begin(warp.begin), last(warp.length - 1), reversed(reversed) {}
+  VL_DEVICE int operator[](int i) const { return begin + (reversed ? last - i : i); }
+};
+
+VL_DEVICE bool is_reversed(const Job &job, int direction) { return job.reversed >> direction & 1; }
+
+VL_DEVICE int count_reversed(const Job &job) {
+  int count = 0;
+  for (int g = 0; g < job.scan.directions; g++) count += is_reversed(job, g);
+  return count;
+}
+
+// One pass of a team over the steps; it makes one pass per direction.
+struct Pass {
+  int direction;   // -1: this team has no direction left
+  int own, other;  // number of directions of this team and of the other team
+  int number;
+  VL_DEVICE Pass(const Job &job, const Warp &warp, int number) : number(number) {
+    const int directions = (int)job.scan.directions;
+    own = 1, other = 0, direction = warp.direction;
+    if (!job.fused) return;
+    own = directions, direction = number;
+    if (job.teams == 1) return;
+    const int reversed = count_reversed(job);
+    own = warp.team ? reversed : directions - reversed, other = directions - own, direction = -1;
+    for (int g = 0, left = number; g < directions && number < own; g++)
+      if (is_reversed(job, g) == (warp.team == 1) && left-- == 0) direction = g;
+  }
+  // At each step, a team adds to the partial sum of the earlier passes, and the last pass completes it. In the first
+  // half of a pass this team is ahead of the other one, in the second half behind it.
+  VL_DEVICE bool adds(bool second_half) const { return number > 0 || (second_half && other > 0); }
+  VL_DEVICE bool finishes(bool second_half) const { return number + 1 == own && number + second_half >= other; }
+};
+
+VL_DEVICE int count_passes(const Job &job) {
+  if (!job.fused) return 1;
+  if (job.teams == 1) return (int)job.scan.directions;
+  const int reversed = count_reversed(job), straight = (int)job.scan.directions - reversed;
+  return reversed > straight ? reversed : straight;
+}
+
+// Keys and queries of one chunk as floats, zero beyond the last state. Rows beyond the last step repeat it.
+template <int LANES> struct alignas(16) Tokens {
+  float key[kChunk][LANES * kStates], query[kChunk][LANES * kStates];
+  float key_norm[kChunk];  // |k|^2
+};
+
+// Loads the tokens of a chunk: each lane loads four elements of some rows.
+template <class T, int LANES> struct TokenLoader {
+  static constexpr int kQuads = LANES * kStates / 4;  // lanes per key, and per query
+  static constexpr int kRows = kWarp / (2 * kQuads);  // rows that a warp loads at once
+  const T *data;
+  const Steps steps;
+  int step, row, n, left;
+  bool is_query;
+
+  VL_DEVICE TokenLoader(const VlScan &a, int g, int64_t b, const Steps &steps, int lane) : steps(steps) {
+    row = lane / (2 * kQuads), is_query = lane / kQuads % 2, n = lane % kQuads * 4;
+    const VlInput &in = is_query ? a.q : a.k;
+    data = (const T *)in.data + g * in.direction + b * in.batch + n;
+    step = (int)in.step, left = (int)a.states - n;
+    pin(data), pin(step);
+  }
+
+  // SCALE: factor of the keys, applied after their norm is computed.
+  template <int SCALE> VL_DEVICE void load_chunk(Tokens<LANES> &tokens, int first) const {
+    sync_warp();
+    VL_UNROLL for (int r = 0; r < kChunk; r += kRows) {
+      const int i = first + r + row < steps.last ? first + r + row : steps.last;
+      const T *p = data + (int64_t)steps[i] * step;
+      float values[4], norm = 0.f;
+      if (left >= 4) VL_UNROLL for (int j = 0; j < 4; j++) values[j] = to_fp32(p[j]);
+      else VL_UNROLL for (int j = 0; j < 4; j++) values[j] = j < left ? to_fp32(p[j]) : 0.f;
+      VL_UNROLL for (int j = 0; j < 4; j++) norm = fmaf(values[j], values[j], norm);
+      VL_UNROLL for (int mask = 1; mask < kQuads; mask *= 2) norm += shuffle_xor(norm, mask);
+      if (SCALE != 1 && !is_query) VL_UNROLL for (int j = 0; j < 4; j++) values[j] *= SCALE;
+      store_quad(is_query ? &tokens.query[r + row][n] : &tokens.key[r + row][n], values);
+      if (!is_query && n == 0) tokens.key_norm[r + row] = norm;
+    }
+    sync_warp();
+  }
+};
+
+struct Gate {
+  float value, slope;  // slope: (d value / d dt) / value for longhorn, d value / d dt for mamba
+};
+
+// longhorn: eps = 1 / (1 + |k|^2 + exp(-dt)), equal to beta / (1 + beta |k|^2) without its cancellation
+template <int RULE> VL_DEVICE Gate gate(float dt, float key_norm) {
+  if (RULE == VL_MAMBA) {
+    const float e = exp2_of(dt * kLog2e);
+    return {dt <= 20.f ? log1p_of(e) : dt, dt > 20.f ? 1.f : e * reciprocal(1.f + e)};
+  }
+  const float e = exp2_of(min_nan(dt * -kLog2e, 126.f)), value = reciprocal(1.f + key_norm + e);
+  return {value, value * e};
+}
+
+// The sum over the lanes that share a channel.
+template <int LANES> VL_DEVICE float sum_over_lanes(float value) {
+  VL_UNROLL for (int mask = 1; mask < LANES; mask *= 2) value += shuffle_xor(value, mask);
+  return value;
+}
+
+VL_DEVICE float dot(const float (&s)[kStates], const float (&k)[kStates], float start) {
+  float sum[4] = {start, 0.f, 0.f, 0.f};  // four sums hide the latency of the additions
+  VL_UNROLL for (int n = 0; n < kStates; n++) sum[n % 4] = fmaf(s[n], k[n], sum[n % 4]);
+  return (sum[0] + sum[1]) + (sum[2] + sum[3]);
+}
+
+// One step of a channel's states. A is multiplied by log2(e): exp(delta A) is one exp2. Returns the exact rule's x -
+// s.k.
+template <int RULE, int LANES>
+VL_DEVICE float step(float (&s)[kStates], float gate, float x, const float (&k)[kStates], const float (&A)[kStates]) {
+  if (RULE == VL_LONGHORN) {
+    VL_UNROLL for (int n = 0; n < kStates; n++) s[n] = fmaf(gate * k[n], fmaf(-k[n], s[n], x), s[n]);
+  } else if (RULE == VL_LONGHORN_EXACT) {
+    const float error = x - sum_over_lanes<LANES>(dot(s, k, 0.f)), update = gate * error;
+    VL_UNROLL for (int n = 0; n < kStates; n++) s[n] = fmaf(update, k[n], s[n]);
+    return error;
+  } else {
+    const float input = gate * x;
+    VL_UNROLL for (int n = 0; n < kStates; n++) s[n] = fmaf(exp2_of(gate * A[n]), s[n], input * k[n]);
+  }
+  return 0.f;
+}
+
+// A lane's states in a row of `states` x `width` floats. Lanes with all 16 states store four states side by side, so
+// that an access has 16 bytes; even and odd channels of a tile are apart, so that adjacent lanes access adjacent
+// memory. `order` is xored with the states' numbers: 0, or the order of the backward kernel.
+struct StateRow {
+  float *data;
+  int left, width;
+  VL_DEVICE StateRow(void *rows, int64_t row, const VlScan &a, int channel, int part) {
+    left = (int)a.states - part * kStates, width = width_of(a);
+    const int lane = channel / kPadding * kPadding + channel % 2 * (kPadding / 2) + channel % kPadding / 2;
+    data = (float *)rows + (row * a.states + part * kStates) * width + lane * (left < kStates ? 1 : 4);
+  }
+  VL_DEVICE static int width_of(const VlScan &a) { return ((int)a.channels + kPadding - 1) / kPadding * kPadding; }
+  VL_DEVICE void save(const float (&s)[kStates]) const {
+    if (left >= kStates) VL_UNROLL for (int n = 0; n < kStates; n += 4) store_quad(data + n * width, s + n);
+    else VL_UNROLL for (int n = 0; n < kStates; n++) if (n < left) data[n * width] = s[n];
+  }
+  VL_DEVICE void restore(float (&s)[kStates], int order) const {
+    if (left >= kStates) VL_UNROLL for (int n = 0; n < kStates; n += 4) load_quad(data + (n ^ order) * width, s + n);
+    else VL_UNROLL for (int n = 0; n < kStates; n++) s[n] = (n ^ order) < left ? data[(n ^ order) * width] : 0.f;
+  }
+};
+
+// The states before step `first` of a segment; `first` is a multiple of kChunk.
+VL_DEVICE StateRow checkpoint(const VlScan &a, const Warp &warp, int g, int first, int channel, int part) {
+  const int64_t chunks = (a.length + kChunk - 1) / kChunk, row = (g * a.batch + warp.sequence) * chunks;
+  return StateRow(a.checkpoints, row + (warp.begin + first) / kChunk, a, channel, part);
+}
+
+// The state (or its gradient) that a segment of a split scan starts from.
+VL_DEVICE StateRow segment_start(const Job &job, const Warp &warp, int g, int channel) {
+  const int64_t row = (g * job.scan.batch + warp.sequence) * job.segments + warp.segment;
+  return StateRow(job.split.starts, row, job.scan, channel, 0);
+}
+
+}  // namespace vilonghorn

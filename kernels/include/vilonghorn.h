@@ -1,0 +1,176 @@
+/* The C interface of the kernels: plain structs of pointers and strides, without torch or Python.
+ *
+ * Shapes: G directions, B batch, L length, D channels, N states, S channel splits, R dt_rank, P = R + 2 N.
+ * Inputs (VlInput) have strides in elements; their last dimension is contiguous. All other tensors are contiguous. A
+ * null pointer means that an optional tensor is absent. Activations (x, dt, k, q, z, y, dy, dx, ddt, dz) have type
+ * `dtype`. All other tensors are double when dtype is VL_FLOAT64, else float. The CUDA library supports every dtype but
+ * VL_FLOAT64.
+ */
+#ifndef VILONGHORN_H
+#define VILONGHORN_H
+#include <stdint.h>
+
+enum { VL_ABI = 8 }; /* Increase it with every change of this file: the caller compares it with the library's. */
+enum { VL_LONGHORN = 0, VL_LONGHORN_EXACT = 1, VL_MAMBA = 2 };
+enum { VL_FLOAT32 = 0, VL_FLOAT64 = 1, VL_BFLOAT16 = 2, VL_FLOAT16 = 3 };
+enum { VL_MAX_STATES = 64 };
+
+typedef struct {
+  const void *data;
+  int64_t direction, batch, step; /* strides */
+} VlInput;
+
+typedef struct {
+  int64_t directions, batch, length, channels, states;
+  int64_t chunk;          /* steps between two checkpoints */
+  int64_t channel_splits; /* number of jobs that share the channels of a sequence */
+  int32_t rule, mean;     /* mean: y is the mean over the directions */
+  int32_t dtype, threads;
+  const uint8_t *reverse;  /* (G): not 0 where the scan runs from the last step to the first */
+  VlInput x, dt, k, q;     /* x, dt: (G, B, L, D); k, q: (G, B, L, N) */
+  VlInput z;               /* (B, L, D), optional */
+  const void *A;           /* (G, D, N), VL_MAMBA only */
+  const void *D, *dt_bias; /* (G, D), optional */
+  void *y;                 /* (G, B, L, D), with mean (B, L, D). CPU backward with z and mean: optional float output */
+  void *checkpoints;       /* (G, B, ceil(L / chunk), N, padded D), private layout; optional in forward */
+  void *accumulator;       /* (B, L, D) float workspace where G > 1; in a mixer's backward (B, L, 2 D), for dx and dz.
+                              The CPU library needs it only for 16-bit dtypes. */
+  /* backward only */
+  VlInput dy;               /* like y; direction stride 0 with mean */
+  void *dx, *ddt;           /* (G, B, L, D) */
+  void *dk, *dq;            /* (S, G, B, L, N): the caller sums over S */
+  void *dz;                 /* (B, L, D), optional */
+  int64_t dz_step;          /* stride between the tokens of dz; D if contiguous */
+  void *dA, *dD, *ddt_bias; /* (G, D, N), (G, D), (G, D), optional; CUDA: (B, ...), one per sequence */
+} VlScan;
+
+/* How the CUDA library splits a scan of VL_SPLIT_STATES states over time: into segments of `segment_steps` image steps,
+ * a multiple of `chunk`; the last segment may be shorter. 0 means no split. With a split, dA, dD and ddt_bias have one
+ * row per segment: (B, segments, G, ...). */
+enum { VL_SPLIT_STATES = 16 };
+typedef struct {
+  int64_t segment_steps;
+  void *summaries; /* (G, B, segments, runs, N, padded D) float; runs: 17 for VL_LONGHORN_EXACT, else 2 */
+  void *starts;    /* (G, B, segments, N, padded D) float */
+} VlSplit;
+
+/* A mixer without its input and output projections: convolution with SiLU, x_proj, dt_proj, scan, gate.
+ * scan.x is the input of the convolution, with direction stride 0. scan.dt, k, q and their gradients are absent. With
+ * channel_splits > 1, scan.dx is a float workspace for the gradient of the convolution's output, (G, B, L, D). */
+typedef struct {
+  VlScan scan;
+  int64_t d_conv, dt_rank;
+  const void *conv_weight; /* (G, D, d_conv): the last tap applies to the current step */
+  const void *conv_bias;   /* (G, D) */
+  const void *x_proj;      /* (G, P, D): rows of the low-rank dt, k and q */
+  const void *dt_proj;     /* (G, D, R) */
+  void *projected;         /* (G, B, L, P): written by forward, read by backward */
+  /* backward only */
+  void *dprojected;                                     /* (S, G, B, L, P): workspace */
+  void *dx;                                             /* (B, L, D), with token stride scan.dz_step */
+  void *dconv_weight, *dconv_bias, *dx_proj, *ddt_proj; /* like the weights */
+} VlMambaInner;
+
+typedef struct {
+  int64_t directions, batch, length, channels, d_conv;
+  int64_t channel_splits;
+  int32_t dtype, threads;
+  const uint8_t *reverse;
+  VlInput x;          /* (B, L, D): direction stride 0 */
+  const void *weight; /* (G, D, d_conv): the last tap applies to the current step */
+  const void *bias;   /* (G, D) */
+  void *y;            /* (G, B, L, D) */
+  /* backward only */
+  VlInput dy;
+  void *dx;              /* (B, L, D) */
+  void *dweight, *dbias; /* (G, D, d_conv), (G, D) */
+} VlConv;
+
+typedef struct {
+  int64_t batch, channels; /* rows and columns */
+  int32_t dtype, threads;
+  double eps;
+  const void *x;      /* (batch, channels) */
+  const void *weight; /* (channels) */
+  void *y;
+  void *scale; /* (batch) float: written by forward, read by backward */
+  /* backward only */
+  const void *dy;
+  const void *add; /* (batch, channels), optional: added to dx */
+  void *dx;
+  void *dweight; /* (channels) */
+} VlNorm;
+
+/* out = a b + add for float matrices that are not empty. Each factor is contiguous along its rows or its columns. */
+typedef struct {
+  int64_t rows, columns, depth;
+  int32_t threads;
+  const void *a, *b;
+  int64_t a_row, a_depth, b_depth, b_column; /* strides in elements; one stride of each factor is 1 */
+  const void *add;                           /* (rows, columns), contiguous like out; optional */
+  void *out;
+} VlGemm;
+
+/* A float residual block: out = x + inner(norm(x) in_proj^T) out_proj^T, or without "x +". */
+typedef struct {
+  int64_t batch, length, dim;
+  int64_t directions, channels, states, d_conv, dt_rank, chunk, channel_splits; /* as in VlMambaInner */
+  int32_t rule, residual;
+  int32_t threads;
+  double eps;
+  const uint8_t *reverse;
+  const void *x;                                                            /* (B, L, dim) */
+  const void *norm_weight;                                                  /* (dim) */
+  const void *in_proj;                                                      /* (2 D, dim) */
+  const void *conv_weight, *conv_bias, *x_proj, *dt_proj, *dt_bias, *A, *D; /* as in VlMambaInner */
+  const void *out_proj;                                                     /* (dim, D) */
+  void *out;                                                                /* (B, L, dim) */
+  void *xz, *projected, *checkpoints; /* written by forward, read by backward; xz: (B, L, 2 D), others as above */
+  /* backward only */
+  const void *dout; /* (B, L, dim) */
+  void *dx;
+  void *dnorm_weight, *din_proj, *dconv_weight, *dconv_bias, *dx_proj, *ddt_proj, *ddt_bias, *dA, *dD, *dout_proj;
+} VlBlock;
+
+#ifdef _WIN32
+#define VL_EXPORT extern "C" __declspec(dllexport)
+#else
+#define VL_EXPORT extern "C" __attribute__((visibility("default")))
+#endif
+#ifdef __cplusplus
+extern "C" {
+#endif
+int vl_abi(void); /* VL_ABI of this library */
+
+/* The CPU library. isa: index of an instruction set, -1 for the best one that this processor supports. Functions that
+ * return int return 0, or 1 if the instruction set is not available or memory ran out; outputs are then undefined. */
+int vl_levels(void);                               /* number of instruction sets in this build, ascending */
+const char *vl_level_name(int isa);                /* "v2", "v3", "v4" on x86-64, else "generic" */
+int vl_level_runs(int isa);                        /* not 0 if this processor supports it */
+int64_t vl_multiply_adds(int isa, int64_t rounds); /* runs multiply-adds on the calling thread; returns their number */
+const char *vl_threading(void);                    /* "gomp" where torch's OpenMP threads are used, else "std" */
+int vl_scan_forward(const VlScan *, int isa);
+int vl_scan_backward(const VlScan *, int isa);
+int vl_conv_forward(const VlConv *, int isa);
+int vl_conv_backward(const VlConv *, int isa);
+int vl_mix_forward(const VlMambaInner *, int isa);
+int vl_mix_backward(const VlMambaInner *, int isa);
+int vl_norm_forward(const VlNorm *, int isa);
+int vl_norm_backward(const VlNorm *, int isa);
+int vl_matmul(const VlGemm *, int isa);
+/* stage: the index of one stage in block.cpp, -1 for all stages. */
+int vl_block_forward(const VlBlock *, int stage, int isa);
+int vl_block_backward(const VlBlock *, int stage, int isa);
+
+/* The CUDA library. All tensors are in device memory and not empty. x, dt, z and dy are aligned to two elements, their
+ * strides and the channels are even, their step strides are below 2^31. At most 64 directions. Kernels are queued on
+ * `stream`. Functions that return int return 0 or an error of the CUDA runtime. */
+int vl_cuda_check(int device); /* an error if the device cannot run this build */
+const char *vl_cuda_error(int error);
+int64_t vl_cuda_parts(const VlScan *); /* the required value of channel_splits in backward */
+int vl_cuda_scan_forward(const VlScan *, const VlSplit *, int device, void *stream);
+int vl_cuda_scan_backward(const VlScan *, const VlSplit *, int device, void *stream);
+#ifdef __cplusplus
+}
+#endif
+#endif
