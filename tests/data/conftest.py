@@ -11,7 +11,7 @@ import pytest
 from PIL import Image
 
 from vilonghorn.data import write_beton
-from vilonghorn.data.loaders.base import torch_threads_kept
+from vilonghorn.data.loaders.loader import torch_threads_kept
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -7,7 +7,7 @@ import pytest
 from PIL import Image
 
 from vilonghorn.data import ImageFolder
-from vilonghorn.data.digits import main, write_digits
+from vilonghorn.data.digits import SPLITS, load_split, main, write_digits
 
 datasets = pytest.importorskip("sklearn.datasets", reason="the digits come with scikit-learn")
 
@@ -49,7 +49,7 @@ def test_the_pictures_are_those_of_scikit_learn_at_32_pixels(digits):
 def test_a_second_call_finds_it_complete_and_writes_nothing(digits, capsys):
     before = (digits / "val" / "3").stat().st_mtime_ns
     assert not write_digits(digits)
-    assert main(["digits", str(digits)]) == 0
+    assert main([str(digits)]) == 0
     assert "already complete, nothing written" in capsys.readouterr().out
     assert (digits / "val" / "3").stat().st_mtime_ns == before
 
@@ -57,7 +57,7 @@ def test_a_second_call_finds_it_complete_and_writes_nothing(digits, capsys):
 def test_anything_else_under_the_name_is_left_alone(tmp_path, capsys):
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "notes.txt").write_text("mine")
-    assert main(["digits", str(tmp_path / "mine")]) == 1
+    assert main([str(tmp_path / "mine")]) == 1
     assert "mine: exists and is not the whole set of digits" in capsys.readouterr().err
     assert [p.name for p in tmp_path.rglob("*")] == ["mine", "notes.txt"]
 
@@ -79,3 +79,18 @@ def test_a_failure_on_the_way_leaves_nothing(tmp_path, monkeypatch):
     with pytest.raises(OSError, match="disk full"):
         write_digits(tmp_path / "digits")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_the_three_splits_share_no_digit_and_hold_what_was_written(digits):
+    splits = [load_split(split) for split in SPLITS]
+    assert [len(split.labels) for split in splits] == [1085, 357, 355]
+    assert np.array_equal(np.sort(np.concatenate([split.indices for split in splits])), np.arange(1797))
+    source = datasets.load_digits()
+    for split, folder in zip(splits, ("train", "train", "val")):
+        assert (split.labels == source.target[split.indices]).all()
+        assert (split.images == np.rint(source.images[split.indices] * (255 / 16))).all()
+        for label, positions in enumerate(split.by_label):
+            assert np.array_equal(positions, np.flatnonzero(split.labels == label))
+            assert all((digits / folder / str(label) / f"{split.indices[i]:04d}.png").exists() for i in positions)
+    with pytest.raises(ValueError, match="split 'all': expected one of train, val, test"):
+        load_split("all")

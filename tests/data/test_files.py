@@ -1,27 +1,46 @@
-"""A file that is being replaced is whole or untouched."""
+"""A file that is written atomically is the new one or the old one, never a part."""
 
 from __future__ import annotations
 
+import os
+
 import pytest
 
-from vilonghorn.data.files import replacing
+from vilonghorn.data.files import atomic_write
 
 
-def test_a_block_that_ends_puts_the_new_content_in_place(tmp_path):
+@pytest.mark.parametrize(("mode", "content"), [("wb", b"n\xc3\xa9w\n"), ("w", "néw\n")])
+def test_a_block_that_ends_puts_the_new_content_in_place(tmp_path, mode, content):
     path = tmp_path / "a"
     path.write_bytes(b"old")
-    with replacing(path) as file:
-        file.write(b"new")
+    with atomic_write(str(path), mode) as file:
+        file.write(content)
         assert path.read_bytes() == b"old"
-    assert path.read_bytes() == b"new"
+    assert path.read_bytes() == b"n\xc3\xa9w\n"
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_a_block_that_raises_leaves_the_old_content_and_nothing_beside_it(tmp_path):
+@pytest.mark.parametrize("where", ["block", "fsync", "replace"])
+def test_an_error_leaves_the_old_content_and_nothing_beside_it(tmp_path, monkeypatch, where):
+    def fail(*arguments):
+        raise OSError("input/output error")
+
     path = tmp_path / "a"
     path.write_bytes(b"old")
-    with pytest.raises(RuntimeError), replacing(path) as file:
+    if where != "block":
+        monkeypatch.setattr(os, where, fail)
+    with pytest.raises(OSError, match="input/output error"), atomic_write(path) as file:
         file.write(b"new")
-        raise RuntimeError
+        if where == "block":
+            fail()
     assert path.read_bytes() == b"old"
     assert list(tmp_path.iterdir()) == [path]
+
+
+def test_content_and_folder_are_flushed_to_the_disk_around_the_renaming(tmp_path, monkeypatch):
+    done, fsync, replace = [], os.fsync, os.replace
+    monkeypatch.setattr(os, "fsync", lambda descriptor: (done.append(os.fstat(descriptor).st_ino), fsync(descriptor)))
+    monkeypatch.setattr(os, "replace", lambda *paths: (done.append("replace"), replace(*paths)))
+    with atomic_write(tmp_path / "a") as file:
+        file.write(b"new")
+    assert done == [os.stat(tmp_path / "a").st_ino, "replace", os.stat(tmp_path).st_ino]

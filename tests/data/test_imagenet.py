@@ -91,7 +91,7 @@ def test_what_does_not_fit_is_named_with_what_is_expected(flat, devkit, case):
         named = "4 images for the 5 lines of .*the first that does not fit is ILSVRC2012_val_00000004.JPEG"
     elif case == "number":
         truth.write_text("3 1 1 4 3")
-        named = "'4' is no class number; expected 1 to 3"
+        named = "'4' is not a class number; expected 1 to 3"
     elif case == "broken":
         (devkit / "data" / "meta.mat").write_bytes(b"MATLAB 5.0 MAT-file" + bytes(200))
         named = "meta.mat: not the devkit's"

@@ -1,17 +1,19 @@
-"""From image files to batches: `.beton` files written and checked, and loaders over them or over image folders."""
+"""From image files to batches: writing and checking `.beton` files, and loaders of them or of image folders."""
 
 from .beton.format import Beton, BetonError, check_beton
 from .beton.writer import write_beton
 from .imagenet import flat_images
 from .images import ImageFolder
 from .loaders import create_loader
-from .loaders.base import Loader
+from .loaders.loader import Loader
+from .loaders.settings import LoaderSettings
 
 __all__ = [
     "Beton",
     "BetonError",
     "ImageFolder",
     "Loader",
+    "LoaderSettings",
     "check_beton",
     "create_loader",
     "flat_images",

@@ -1,29 +1,23 @@
-"""Which part of each image a batch shows, and whether mirrored: random resized crops, flips, centre crops.
-
-Pixels are left to the loaders, and the draws to `draws`.
-"""
+"""Boxes of random resized crops and centre crops for a batch. The loaders cut them."""
 
 from __future__ import annotations
 
 import numpy as np
 
-ATTEMPTS = 10  # as in torchvision's RandomResizedCrop, which the law of the crops follows
+ATTEMPTS = 10  # as in torchvision's RandomResizedCrop, whose distribution the crops have
 
 
 def random_crops(
-    draws: np.ndarray,
-    heights: np.ndarray,
-    widths: np.ndarray,
-    scale: tuple[float, float],
-    ratio: tuple[float, float],
+    draws: np.ndarray, heights: np.ndarray, widths: np.ndarray, scale: tuple[float, float], ratio: tuple[float, float]
 ) -> np.ndarray:
-    """Random resized crops: an area uniform in `scale`, an aspect ratio log-uniform in `ratio`, a place uniform.
+    """Random resized crops: area uniform in `scale`, aspect ratio log-uniform in `ratio`, position uniform.
 
-    The first of ten attempts that fits the image is taken, else its centre with the aspect ratio clipped to `ratio`.
+    The first of ten attempts that fits into the image, else its centre with the aspect ratio clipped to `ratio`.
 
     Args:
         draws: (B, 4 * ATTEMPTS) uniform numbers.
-        heights, widths: (B,) sides in pixels.
+        heights: (B,) of the images, in pixels.
+        widths: (B,) likewise.
         scale: area of the crop as a fraction of the image.
         ratio: width over height of the crop.
 
@@ -54,7 +48,8 @@ def center_crops(heights: np.ndarray, widths: np.ndarray, size: tuple[int, int],
     """Centre crops: the largest box of the output's shape, times `crop_pct`.
 
     Args:
-        heights, widths: (B,) sides in pixels.
+        heights: (B,) of the images, in pixels.
+        widths: (B,) likewise.
         size: (height, width) of the output.
         crop_pct: side of the crop as a fraction of the largest that fits.
 

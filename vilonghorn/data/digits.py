@@ -1,6 +1,6 @@
-"""Real images that come with installed packages, written out as image folders: a task to train on with no download.
+"""scikit-learn's handwritten digits: 1,797 real images of 8 x 8 pixels, split in three, for tasks without a download.
 
-`python -m vilonghorn.data.digits digits DST` writes scikit-learn's handwritten digits.
+`python -m vilonghorn.data.digits DST` writes them as an image folder to train on.
 """
 
 from __future__ import annotations
@@ -10,54 +10,105 @@ import os
 import shutil
 import sys
 from collections.abc import Sequence
+from functools import lru_cache
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 from PIL import Image
 
 from .files import sync_folder
 
-SIDE = 32  # pixels, bicubic from 8: a model with patch 4 sees 64 tokens
-HOLD_OUT = 5  # every fifth image of a class, by its position in scikit-learn's order, is held out
+SPLITS = ("train", "val", "test")
+PIXELS = 8  # side of an original image
+SIDE = 32  # side of a written image, bicubic: a model with patch size 4 sees 64 tokens
+
+
+class Digits(NamedTuple):
+    """The digits of a split, in scikit-learn's order.
+
+    Attributes:
+        indices: (n,) positions in `sklearn.datasets.load_digits`.
+        images: (n, 8, 8) uint8, 0 is the background and 255 full ink.
+        labels: (n,) int64, 0 to 9.
+        by_label: for each label, the positions in this split of its images.
+    """
+
+    indices: np.ndarray
+    images: np.ndarray
+    labels: np.ndarray
+    by_label: tuple[np.ndarray, ...]
+
+
+@lru_cache
+def load_split(split: str) -> Digits:
+    """The digits of a split (UCI optdigits' test set, 17 grey levels).
+
+    Of the images of each digit, in scikit-learn's order, those at positions 4, 9, 14, ... are "test" (355), those at
+    3, 8, 13, ... "val" (357), the others "train" (1,085).
+
+    Raises:
+        ImportError: scikit-learn is not installed.
+        ValueError: there is no such split.
+    """
+    if split not in SPLITS:
+        raise ValueError(f"split {split!r}: expected one of {', '.join(SPLITS)}")
+    try:
+        from sklearn import datasets
+    except ImportError as error:
+        raise ImportError("the digits come with scikit-learn; run: pip install scikit-learn") from error
+    digits = datasets.load_digits()
+    labels = digits.target.astype(np.int64)
+    chosen = {"test": every_fifth(labels, 4), "val": every_fifth(labels, 3)}
+    chosen["train"] = ~(chosen["test"] | chosen["val"])
+    indices = np.flatnonzero(chosen[split])
+    labels = labels[indices]
+    images = np.rint(digits.images[indices] * (255 / 16)).astype(np.uint8)
+    return Digits(indices, images, labels, tuple(np.flatnonzero(labels == digit) for digit in range(10)))
+
+
+def every_fifth(labels: np.ndarray, start: int) -> np.ndarray:
+    """(n,) bool, the samples at positions `start`, `start` + 5, ... among those of their class, in their order."""
+    chosen = np.zeros(len(labels), bool)
+    for label in np.unique(labels):
+        chosen[np.flatnonzero(labels == label)[start::5]] = True
+    return chosen
+
+
+def enlarge(image: np.ndarray, side: int) -> Image.Image:
+    """One digit, (8, 8) uint8, resized by bicubic interpolation to `side` pixels."""
+    return Image.fromarray(image).resize((side, side), Image.Resampling.BICUBIC)
 
 
 def write_digits(target: str | os.PathLike) -> bool:
-    """Writes scikit-learn's 1,797 handwritten digits (UCI optdigits' test set) as `target/{train,val}/{0..9}/NNNN.png`.
+    """Writes the digits as `target/{train,val}/{0..9}/NNNN.png`, 32 x 32 pixels, unless they are there already.
 
-    NNNN is the position in `sklearn.datasets.load_digits`. The split is fixed and stratified: of the images of a digit
-    in that order, those at positions 4, 9, 14, ... are in `val` (355), the others in `train` (1,442).
-
-    Args:
-        target: the folder to make. A complete one is left as it is.
-
-    Returns:
-        Whether anything was written.
+    NNNN is the position in `sklearn.datasets.load_digits`. The folder `val` holds the split "test" (355 images), the
+    folder `train` the others (1,442). Returns whether anything was written.
 
     Raises:
-        FileExistsError: `target` is there and is not this dataset.
+        FileExistsError: `target` exists and is not this dataset.
         FileNotFoundError: the folder of `target` does not exist.
         ImportError: scikit-learn is not installed.
     """
     target = Path(target)
-    try:
-        from sklearn.datasets import load_digits
-    except ImportError as error:
-        raise ImportError("the embedded digits come with scikit-learn; run: pip install scikit-learn") from error
-    digits = load_digits()
-    names = _digit_names(digits.target)
+    images = {
+        f"{folder}/{label}/{index:04d}.png": image
+        for split, folder in zip(SPLITS, ("train", "train", "val"))
+        for index, image, label in zip(*load_split(split)[:3])
+    }
     if target.exists():
-        if target.is_dir() and {p.relative_to(target).as_posix() for p in target.rglob("*.*")} == set(names):
+        if target.is_dir() and {p.relative_to(target).as_posix() for p in target.rglob("*.*")} == images.keys():
             return False
         raise FileExistsError(f"{target}: exists and is not the whole set of digits; remove it or give another name")
     if not target.parent.is_dir():
         raise FileNotFoundError(f"{target.parent}: no such folder to write {target.name} into; make it first")
     partial = target.with_name(f"{target.name}.{os.getpid()}.partial")
     try:
-        for name, pixels in zip(names, digits.images):
+        for name, image in images.items():
             file = partial / name
             file.parent.mkdir(parents=True, exist_ok=True)
-            small = Image.fromarray(np.rint(pixels * (255 / 16)).astype(np.uint8))
-            small.resize((SIDE, SIDE), Image.Resampling.BICUBIC).save(file)
+            enlarge(image, SIDE).save(file)
         if hasattr(os, "sync"):
             os.sync()
         os.rename(partial, target)
@@ -67,41 +118,17 @@ def write_digits(target: str | os.PathLike) -> bool:
     return True
 
 
-def held_out(labels: np.ndarray) -> np.ndarray:
-    """Which of the digits, in scikit-learn's order, are held out: (n,) bool."""
-    chosen = np.zeros(len(labels), bool)
-    for label in np.unique(labels):
-        chosen[np.nonzero(labels == label)[0][HOLD_OUT - 1 :: HOLD_OUT]] = True
-    return chosen
-
-
-def _digit_names(labels: np.ndarray) -> list[str]:
-    splits = np.where(held_out(labels), "val", "train")
-    return [f"{split}/{label}/{index:04d}.png" for index, (split, label) in enumerate(zip(splits, labels))]
-
-
-DATASETS = {"digits": write_digits}
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs the command.
-
-    Args:
-        arguments: the command line without the program's name; default that of the process.
-
-    Returns:
-        The exit status: 0, or 1 for a target that cannot be used.
-    """
+    """Runs the command. Returns the exit status: 0, or 1 for a target that cannot be used."""
     parser = argparse.ArgumentParser(prog="python -m vilonghorn.data.digits", description=__doc__.split("\n")[0])
-    parser.add_argument("dataset", choices=sorted(DATASETS))
     parser.add_argument("target", metavar="DST", help="the folder to make")
-    options = parser.parse_args(arguments)
+    target = parser.parse_args(arguments).target
     try:
-        written = DATASETS[options.dataset](options.target)
+        written = write_digits(target)
     except (OSError, ImportError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
-    print(f"{options.target}: {options.dataset} {'written' if written else 'already complete, nothing written'}")
+    print(f"{target}: {'digits written' if written else 'already complete, nothing written'}")
     return 0
 
 

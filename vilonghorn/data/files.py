@@ -1,7 +1,4 @@
-"""Files that are whole or not there: written beside the target, flushed to the disk, then renamed over it.
-
-What is written, and whether a target may be replaced at all, is the caller's business.
-"""
+"""Atomic writing of files: written beside the target, flushed to the disk, then renamed over it."""
 
 from __future__ import annotations
 
@@ -9,22 +6,24 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import BinaryIO
+from typing import IO, Any, Literal
 
 
 @contextmanager
-def replacing(path: Path) -> Iterator[BinaryIO]:
-    """Opens a file beside `path` for writing, and puts it in the place of `path` when the block ends without an error.
+def atomic_write(path: str | os.PathLike, mode: Literal["wb", "w"] = "wb") -> Iterator[IO[Any]]:
+    """Opens `NAME.PID.partial` beside `path` for writing, and renames it to `path` when the block ends without error.
 
-    A block that raises leaves `path` as it was and nothing beside it; a process killed inside the block leaves
-    `path` as it was and the unfinished `NAME.PID.partial`.
+    A reader sees the old file or the whole new one, also after a crash of the machine. A block that raises leaves the
+    old file and removes the partial one. A process that is killed inside the block leaves both.
 
     Args:
         path: the final name; its folder exists.
+        mode: "wb" for bytes (the default), "w" for UTF-8 text. The file can be read back, too.
     """
+    path = Path(path)
     partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
     try:
-        with open(partial, "w+b") as file:
+        with open(partial, f"{mode}+", encoding=None if "b" in mode else "utf-8") as file:
             yield file
             file.flush()
             os.fsync(file.fileno())
@@ -35,7 +34,7 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
 
 
 def sync_folder(folder: Path) -> None:
-    """Flushes a folder's entries to the disk, so that a rename in it outlives a power cut."""
+    """Flushes a folder's entries to the disk, so that a rename in it survives a power failure."""
     if os.name == "posix":
         descriptor = os.open(folder, os.O_RDONLY)
         try:

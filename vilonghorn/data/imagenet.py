@@ -1,7 +1,4 @@
-"""ImageNet's validation images as they are distributed: in one flat folder, with their classes in another file.
-
-Two files can tell the classes: the devkit of ILSVRC2012, or a table of (image, class) such as LOC_val_solution.csv.
-"""
+"""ImageNet's validation images as they are distributed: in one flat folder, with their classes in another file."""
 
 from __future__ import annotations
 
@@ -26,7 +23,7 @@ EXPECTED = (
 def flat_images(root: str | os.PathLike, labels: str | os.PathLike) -> ImageFiles:
     """The images of a flat folder, labelled by the position of their class among the sorted names of all classes.
 
-    That is how class folders are labelled, too: train/nXXXXXXXX/*.JPEG gets the same labels.
+    Class folders get the same labels: train/nXXXXXXXX/*.JPEG.
 
     Args:
         root: a folder of images, such as ILSVRC2012_val_00000001.JPEG to ILSVRC2012_val_00050000.JPEG.
@@ -44,61 +41,61 @@ def flat_images(root: str | os.PathLike, labels: str | os.PathLike) -> ImageFile
         raise ValueError(f"{root}: no images in it; expected files such as ILSVRC2012_val_00000001.JPEG")
     if not labels.exists():
         raise FileNotFoundError(f"{labels}: no such file or folder; {EXPECTED}")
-    known, wanted = _devkit(labels, names) if labels.is_dir() else _table(labels, names)
-    classes = sorted(set(known))
-    position = {name: label for label, name in enumerate(classes)}
+    known, of_images = _read_devkit(labels, names) if labels.is_dir() else _read_table(labels, names)
+    classes, numbers = np.unique(known + of_images, return_inverse=True)
     paths = [str(root / name) for name in names]
-    return ImageFiles(root, classes, paths, np.array([position[name] for name in wanted], np.int64))
+    return ImageFiles(root, classes.tolist(), paths, numbers[len(known) :].astype(np.int64))
 
 
-def _devkit(folder: Path, names: list[str]) -> tuple[list[str], list[str]]:
-    """The names of all classes, and of the class of each image, by the devkit."""
+def _read_devkit(folder: Path, names: list[str]) -> tuple[list[str], list[str]]:
+    """The names of all classes, and of the class of each image."""
     data = folder / "data" if (folder / "data").is_dir() else folder
     truth = data / GROUND_TRUTH
     if not truth.is_file():
         raise FileNotFoundError(f"{truth}: no such file; {EXPECTED}")
-    synsets = _synsets(data)
+    synsets = _read_synsets(data)
     numbers = truth.read_text(encoding="ascii", errors="replace").split()
     bad = next((n for n in numbers if not n.isdecimal() or not 1 <= int(n) <= len(synsets)), None)
     if bad is not None:
-        raise ValueError(f"{truth}: {bad!r} is no class number; expected 1 to {len(synsets)}")
+        raise ValueError(f"{truth}: {bad!r} is not a class number; expected 1 to {len(synsets)}")
     found = [int(match[1]) if (match := re.search(r"_(\d+)\.\w+$", name)) else 0 for name in names]
     if found != list(range(1, len(numbers) + 1)):
-        odd = next((name for name, n, i in zip(names, found, range(1, len(names) + 1)) if n != i), names[-1])
+        odd = next((name for i, (name, n) in enumerate(zip(names, found), 1) if n != i), names[-1])
         raise ValueError(
-            f"{names[0]} to {names[-1]}: {len(names)} images for the {len(numbers)} lines of {truth}, which are those "
-            f"of images numbered from 1 on; the first that does not fit is {odd}"
+            f"{names[0]} to {names[-1]}: {len(names)} images for the {len(numbers)} lines of {truth}; expected images "
+            f"numbered from 1 on, one for each line; the first that does not fit is {odd}"
         )
     return synsets, [synsets[int(n) - 1] for n in numbers]
 
 
-def _synsets(data: Path) -> list[str]:
+def _read_synsets(data: Path) -> list[str]:
     """Names of the classes, in the order of their numbers."""
+    meta = data / META
     if (data / SYNSETS).is_file():
-        synsets = (data / SYNSETS).read_text(encoding="utf-8").split("\n")
-        synsets = [line.split()[0] for line in synsets if line.strip()]
-    elif (data / META).is_file():
+        lines = (data / SYNSETS).read_text(encoding="utf-8").splitlines()
+        synsets = [line.split()[0] for line in lines if line.strip()]
+    elif meta.is_file():
         try:
             from scipy.io import loadmat
         except ImportError as error:
-            raise ImportError(f"{data / META}: reading it needs SciPy (pip install scipy), or {SYNSETS}") from error
+            raise ImportError(f"{meta}: reading it needs SciPy (pip install scipy), or {SYNSETS}") from error
         try:
-            rows = loadmat(str(data / META), squeeze_me=True)["synsets"]
+            rows = loadmat(str(meta), squeeze_me=True)["synsets"]
             leaves = sorted((int(row["ILSVRC2012_ID"]), str(row["WNID"])) for row in rows if row["num_children"] == 0)
-        except Exception as error:  # a damaged file can raise nearly anything out of SciPy
-            raise ValueError(f"{data / META}: not the devkit's ({error!r}); {EXPECTED}") from error
+        except Exception as error:  # SciPy raises nearly any exception on a damaged file
+            raise ValueError(f"{meta}: not the devkit's ({error!r}); {EXPECTED}") from error
         if [number for number, _ in leaves] != list(range(1, len(leaves) + 1)):
-            raise ValueError(f"{data / META}: its classes without children are not numbered from 1 on; {EXPECTED}")
+            raise ValueError(f"{meta}: its classes without children are not numbered from 1 on; {EXPECTED}")
         synsets = [name for _, name in leaves]
     else:
-        raise FileNotFoundError(f"{data / META}: no such file; {EXPECTED}")
+        raise FileNotFoundError(f"{meta}: no such file; {EXPECTED}")
     if not synsets or len(set(synsets)) < len(synsets):
         raise ValueError(f"{data}: the names of its classes are not distinct; {EXPECTED}")
     return synsets
 
 
-def _table(file: Path, names: list[str]) -> tuple[list[str], list[str]]:
-    """The names of all classes, and of the class of each image, by the first two words of the lines of a table."""
+def _read_table(file: Path, names: list[str]) -> tuple[list[str], list[str]]:
+    """The names of all classes, and of the class of each image, from the first two words of each line."""
     rows = [line.replace(",", " ").split() for line in file.read_text(encoding="utf-8").splitlines()]
     by_stem = {Path(row[0]).stem: row[1] for row in rows if len(row) >= 2 and row[0] != "ImageId"}
     missing = [name for name in names if Path(name).stem not in by_stem]

@@ -1,14 +1,14 @@
-"""Labelled image files, the folders they lie in (`root/class/image.jpg`), and the way from a file to 8-bit RGB pixels.
+"""Image folders (`root/class/image.jpg`), and image files as 8-bit RGB.
 
-Read by the writer of `.beton` files and by the folder loader, so that both see the same samples in the same order.
+The writer of `.beton` files and the folder loader both use it, so that they have the same samples in the same order.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 from PIL import Image, ImageOps
@@ -28,7 +28,7 @@ class ImageFiles:
 
     Attributes:
         root: the folder that they lie in.
-        classes: class names; the label of a sample is the position of its class in this list.
+        classes: class names by label.
         paths: image files.
         labels: (N,) int64.
     """
@@ -46,9 +46,9 @@ class ImageFiles:
 class ImageFolder(ImageFiles):
     """The image files of `root/class/**/image`, both levels in sorted order.
 
-    Only names are read here; an image is opened when it is asked for. Hidden files, hidden folders beside the classes
-    and files that are not images by their extension are passed over, as is all that is no regular file nor a link to
-    one. Links to folders are followed, but not back up, and no folder is visited twice for one class.
+    Skipped are hidden files, hidden class folders, files without the extension of an image, and what is neither a
+    regular file nor a link to one. Links to folders are followed, but not to a folder above, and each folder is read
+    once for a class.
 
     Args:
         root: a folder with one folder of images for each class.
@@ -65,7 +65,7 @@ class ImageFolder(ImageFiles):
         if not root.is_dir():
             raise NotADirectoryError(f"{root}: not a folder; expected one with a folder of images for each class")
         real = Path(os.path.realpath(root))
-        above = {str(real), *map(str, real.parents)}  # where a link that leads back up ends
+        above = {str(real), *map(str, real.parents)}
         inside = (p for p in root.iterdir() if p.is_dir() and not p.name.startswith("."))
         folders = sorted(p for p in inside if os.path.realpath(p) not in above)
         classes = [folder.name for folder in folders]
@@ -85,69 +85,52 @@ class ImageFolder(ImageFiles):
 
 
 def _images_under(folder: str | os.PathLike, visited: set[str]) -> Iterator[str]:
-    """Image files by depth; `visited` holds the real paths of the folders to leave out, and grows by those read."""
+    """Image files by depth. `visited` holds the real paths of folders to skip; those read are added."""
     real = os.path.realpath(folder)
     if real in visited:
         return
     visited.add(real)
     with os.scandir(folder) as scan:
-        entries = sorted(scan, key=lambda entry: entry.name)  # which of two links to one folder counts is no accident
+        entries = sorted(scan, key=lambda entry: entry.name)  # decides which of two links to one folder counts
     for entry in entries:
         if entry.is_dir():
             yield from _images_under(entry.path, visited)
         elif entry.name.lower().endswith(EXTENSIONS) and not entry.name.startswith("."):
-            # A dangling link stays, so that its reader names it.
+            # A dangling link is kept, so that reading it names it.
             if entry.is_file() or not os.path.exists(entry.path):
                 yield entry.path
 
 
-class Header(NamedTuple):
-    """What the header of an image file tells.
-
-    Attributes:
-        width, height: in pixels, as stored.
-        mode: PIL's name of its pixels, such as RGB, L (gray) or CMYK.
-        turned: whether its EXIF data ask for it to be turned or mirrored.
-    """
-
-    width: int
-    height: int
-    mode: str
-    turned: bool
-
-
-def read_header(path: str) -> Header:
-    """Reads the header of an image file.
-
-    Raises:
-        UnreadableImage: it is not there or not an image, or a side is below 2 pixels.
-    """
-    if not os.path.lexists(path):  # what a link lacks is told below
+@contextmanager
+def _opened(path: str) -> Iterator[Image.Image]:
+    """Opens an image file. Whatever fails, inside the block too, is raised as UnreadableImage."""
+    if not os.path.lexists(path):
         raise UnreadableImage(f"{path}: there is no such file")
     try:
         with Image.open(path) as image:
-            header = Header(*image.size, image.mode, image.getexif().get(ORIENTATION, 1) != 1)
-    except Exception as error:  # a damaged file can raise nearly anything out of a decoder
+            if min(image.size) < MIN_SIDE:
+                width, height = image.size
+                raise ValueError(f"{width}x{height} pixels; each side must have at least {MIN_SIDE}")
+            yield image
+    except Exception as error:  # decoders raise nearly any exception on a damaged file
         raise UnreadableImage(f"{path}: not a readable image ({error}); repair or remove it") from error
-    if min(header.width, header.height) < MIN_SIDE:
-        raise UnreadableImage(
-            f"{path}: {header.width}x{header.height} pixels; each side must have at least {MIN_SIDE}; remove it"
-        )
-    return header
+
+
+def read_header(path: str) -> tuple[int, int, list[str]]:
+    """Reads width and height of an image file in pixels, and what `to_rgb` changes: PIL's mode, "turned by EXIF"."""
+    with _opened(path) as image:
+        turned = image.getexif().get(ORIENTATION, 1) != 1
+        return *image.size, [image.mode] * (image.mode != "RGB") + ["turned by EXIF"] * turned
 
 
 def read_image(path: str) -> Image.Image:
     """Reads an image file as upright 8-bit RGB.
 
     Raises:
-        UnreadableImage: it cannot be decoded to the end, or a side is below 2 pixels.
+        UnreadableImage: it is not there, cannot be decoded to the end, or a side is below 2 pixels.
     """
-    read_header(path)
-    try:
-        with Image.open(path) as image:
-            return to_rgb(image)
-    except Exception as error:
-        raise UnreadableImage(f"{path}: not a readable image ({error}); repair or remove it") from error
+    with _opened(path) as image:
+        return to_rgb(image)
 
 
 def to_rgb(image: Image.Image) -> Image.Image:
@@ -157,6 +140,6 @@ def to_rgb(image: Image.Image) -> Image.Image:
         image = Image.fromarray(np.clip(np.asarray(image, dtype=np.int64) >> 8, 0, 255).astype(np.uint8))
     elif image.mode == "F":
         raise ValueError("32-bit floating point pixels, whose range is unknown; convert it to 8 bits")
-    elif image.mode == "P":  # keeps the transparency of palettes from confusing the conversion
+    elif image.mode == "P":  # its transparency is lost otherwise
         image = image.convert("RGBA")
     return image.convert("RGB")

@@ -1,15 +1,20 @@
-"""Random numbers that depend on (seed, epoch, view) alone, and which views of the samples an epoch shows to which rank.
+"""Random numbers that depend on (seed, epoch, view) alone, and the order of a training epoch.
 
-A view is one showing of a sample: with repeated augmentation a sample has several in an epoch, each augmented in its
-own way. Its number holds both, so that it can stand wherever a sample index can.
+With repeated augmentation, a sample has several views in an epoch, each augmented differently. The number of a view
+encodes sample and repetition.
 """
 
 from __future__ import annotations
 
-import numpy as np
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
 
-VIEW = 1 << 40  # view = sample + repetition * VIEW: a view without repetition is its sample's index
-# Where in a view's stream each user's draws begin, so that none takes another's.
+import numpy as np
+import torch
+
+VIEW = 1 << 40  # view = sample + repetition * VIEW
+# Start of the draws of each user in a view's stream; they do not overlap.
 CROP, AUGMENT, JITTER, ERASE = 0, 64, 128, 192
 
 
@@ -19,23 +24,21 @@ def sample_of(views: np.ndarray) -> np.ndarray:
 
 
 def _mix(x: np.ndarray) -> np.ndarray:
-    """The output function of SplitMix64 (Steele, Lea and Flood, OOPSLA 2014) on uint64, whose overflow is meant."""
+    """The output function of SplitMix64 (Steele, Lea and Flood, OOPSLA 2014) on uint64, modulo 2**64."""
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return x ^ (x >> np.uint64(31))
 
 
 def uniform(seed: int, epoch: int, views: np.ndarray, draws: int, start: int = 0) -> np.ndarray:
-    """Uniform numbers in [0, 1) for each view: SplitMix64 streams keyed by (seed, epoch, view).
+    """Uniform numbers in [0, 1), (B, draws) float64: SplitMix64 streams keyed by (seed, epoch, view).
 
     Args:
-        seed, epoch: integers.
+        seed: of the run.
+        epoch: the epoch.
         views: (B,) views, or sample indices.
         draws: numbers for each view.
-        start: numbers of the stream to pass over.
-
-    Returns:
-        (B, draws) float64.
+        start: numbers of the stream to skip.
     """
     golden = np.uint64(0x9E3779B97F4A7C15)
     key = np.zeros(len(views), np.uint64)
@@ -46,15 +49,22 @@ def uniform(seed: int, epoch: int, views: np.ndarray, draws: int, start: int = 0
 
 
 def training_order(num_samples: int, seed: int, epoch: int, repeats: int = 1) -> np.ndarray:
-    """The views of a training epoch in their order: all samples shuffled, each `repeats` times in a row, cut off.
+    """The views (num_samples,) int64 of a training epoch: shuffled samples, each `repeats` times in a row.
 
-    An epoch has as many views as there are samples, so with repeats it shows 1 / repeats of them (repeated
-    augmentation, Hoffer et al., CVPR 2020, in the form of DeiT's sampler). Dealt out to ranks in turn, the views of one
-    sample land on neighbouring ranks.
-
-    Returns:
-        (num_samples,) int64.
+    An epoch covers 1 / repeats of the samples (repeated augmentation, Hoffer et al., CVPR 2020, as in DeiT's sampler).
+    Rank r of n takes every n-th view from r on, so that the views of a sample go to neighbouring ranks.
     """
     order = np.random.default_rng([seed, epoch]).permutation(num_samples)
     shown = np.arange(num_samples)
     return order[shown // repeats] + shown % repeats * VIEW
+
+
+@contextmanager
+def global_rng_kept(generator: torch.Generator = torch.default_generator) -> Iterator[None]:
+    """Restores the states of Python's generator and of a generator of torch, which timm's transforms use."""
+    python, tensors = random.getstate(), generator.get_state()
+    try:
+        yield
+    finally:
+        random.setstate(python)
+        generator.set_state(tensors)

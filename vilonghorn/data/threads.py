@@ -1,4 +1,4 @@
-"""Threads for work that releases Python's lock, such as the decoding and encoding of images."""
+"""Threads for work that releases Python's lock, such as decoding and encoding images."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ T = TypeVar("T")
 
 
 def available_cpus() -> int:
-    """CPUs that this process may run on."""
+    """Number of CPUs that this process may run on."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def in_order(function: Callable[[int], T], count: int, workers: int) -> Iterator[T]:
-    """Results of function(0), function(1), ..., computed by `workers` threads at most a few results ahead."""
+    """Yields function(0), function(1), ..., computed by `workers` threads; the number of waiting results is limited."""
     pool = ThreadPoolExecutor(workers)
     pending: deque = deque()
     try:

@@ -12,7 +12,7 @@ from timm.data import auto_augment as timms
 from timm.data.random_erasing import RandomErasing
 
 from vilonghorn.data import create_loader, write_beton
-from vilonghorn.data.augment import ops as pixels
+from vilonghorn.data.augment import ops
 from vilonghorn.data.augment.policy import ARGUMENTS
 
 FILL = (124, 116, 104)
@@ -50,7 +50,7 @@ def test_an_operation_is_timms_within_rounding(photo, name, layout):
     if layout == "contiguous":
         tensor = tensor.contiguous()
     arguments = None if values[0] is None else torch.tensor(values, dtype=torch.float32)
-    found = pixels.apply(name, tensor, arguments, FILL)
+    found = ops.apply(name, tensor, arguments, FILL)
     assert found.dtype == torch.uint8 and found.shape == tensor.shape
     for image, value, result in zip(images, values, found, strict=True):
         keywords = {"fillcolor": FILL, "resample": Image.Resampling.BICUBIC}
@@ -63,12 +63,12 @@ def test_an_operation_is_timms_within_rounding(photo, name, layout):
 def test_keeping_no_bit_leaves_black(photo):
     """PIL refuses it, though timm asks for it at full magnitude."""
     _, tensor = batch(photo, 1)
-    assert not pixels.apply("PosterizeIncreasing", tensor, torch.zeros(1), FILL).any()
+    assert not ops.apply("PosterizeIncreasing", tensor, torch.zeros(1), FILL).any()
 
 
 def test_shifts_by_whole_pixels_are_exact_and_show_the_fill(photo):
     _, tensor = batch(photo, 2, 40, 40)
-    found = pixels.apply("TranslateXRel", tensor, torch.tensor([0.25, -0.1]), FILL)
+    found = ops.apply("TranslateXRel", tensor, torch.tensor([0.25, -0.1]), FILL)
     assert torch.equal(found[0, :, :, :30], tensor[0, :, :, 10:])
     assert torch.equal(found[1, :, :, 4:], tensor[1, :, :, :36])
     assert (found[0, :, :, 30:] == torch.tensor(FILL).view(3, 1, 1)).all()
@@ -79,7 +79,7 @@ def test_the_input_of_an_operation_is_left_as_it_was(photo):
     _, tensor = batch(photo, 2)
     for name in ARGUMENTS:
         kept = tensor.clone()
-        pixels.apply(name, tensor, torch.ones(2) if ARGUMENTS[name] else None, FILL)
+        ops.apply(name, tensor, torch.ones(2) if ARGUMENTS[name] else None, FILL)
         assert torch.equal(tensor, kept)
 
 

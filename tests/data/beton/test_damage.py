@@ -1,4 +1,4 @@
-"""However a `.beton` is damaged, reading it ends: in a clear error or in all its samples, never in a hang or a crash."""
+"""Reading a damaged `.beton` ends with a clear error or with all its samples, and never hangs or crashes."""
 
 from __future__ import annotations
 
@@ -21,8 +21,12 @@ def watched():
     reader.end()
 
 
+# What the check refuses never reaches the decoders; `test_format` tests it.
+CASES = [name for name in DAMAGE if "Beton" not in DAMAGE[name][2]]
+
+
 @pytest.mark.parametrize("interpolation", ["area", "bicubic"])
-@pytest.mark.parametrize("name", DAMAGE)
+@pytest.mark.parametrize("name", CASES)
 def test_a_damaged_file_ends_in_a_clear_error(name, interpolation, raw_beton, jpg_beton, tmp_path, watched):
     kind, damage, expected = DAMAGE[name]
     path = damaged_copy({"raw": raw_beton, "jpg": jpg_beton}[kind], tmp_path, damage)
@@ -35,7 +39,7 @@ def test_random_damage_ends_in_an_error_or_in_all_samples(jpg_beton, tmp_path, w
     """Some bytes anywhere: in tables, where the check finds them or they do no harm, or in images."""
     random = np.random.default_rng(0)
     said = []
-    for _ in range(15):
+    for _ in range(8):
 
         def scribble(path):
             size, tables = path.stat().st_size, fmt.TABLES_AT + 27 * fmt.SAMPLE.itemsize

@@ -276,8 +276,9 @@ def test_a_disk_that_fails_at_the_last_moment_leaves_the_old_file_and_its_manife
 
 
 SLOW_WRITER = """
-import sys, time, numpy as np
+import signal, sys, time, numpy as np
 from vilonghorn.data import write_beton
+signal.signal(signal.SIGINT, signal.default_int_handler)  # also where the tests run with SIGINT ignored
 class Slow:
     def __len__(self): return 10000
     def __getitem__(self, index):
@@ -294,12 +295,12 @@ def test_a_writer_that_is_killed_leaves_the_old_file(tmp_path, number):
     before = path.read_bytes()
     process = subprocess.Popen([sys.executable, "-c", SLOW_WRITER, str(path)], stderr=subprocess.PIPE)
     try:
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 300
         while not any(p.stat().st_size > 9 << 20 for p in tmp_path.glob("*.partial")):
             assert process.poll() is None and time.monotonic() < deadline
             time.sleep(0.02)
         process.send_signal(number)
-        assert process.wait(30) != 0
+        assert process.wait(300) != 0
     finally:
         process.kill()
         process.communicate()
@@ -307,6 +308,6 @@ def test_a_writer_that_is_killed_leaves_the_old_file(tmp_path, number):
     check_beton(path)
     left = list(tmp_path.glob("*.partial"))
     assert len(left) == (1 if number == signal.SIGKILL else 0)
-    for partial in left:
+    if left:
         with pytest.warns(UserWarning, match="left by a writer that was killed"):
             write_beton([(np.zeros((4, 4, 3), np.uint8), 0)], path, overwrite=True, progress=False)

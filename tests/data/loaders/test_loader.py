@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.util
 import multiprocessing
 import random
-import subprocess
 import sys
 import threading
 import time
@@ -16,7 +15,6 @@ import pytest
 import torch
 
 from vilonghorn.data import ImageFolder, create_loader
-from vilonghorn.data import loaders as loader_module
 
 BETON = pytest.param("beton", marks=pytest.mark.needs_ffcv)
 TRAIN = {"batch_size": 4, "image_size": 16, "training": True, "seed": 3}
@@ -52,7 +50,7 @@ def kind(request):
 
 
 def test_batches_have_the_shapes_and_numbers_that_the_loader_says(make, kind):
-    loader = make(kind, **TRAIN, workers=1)
+    loader = make(kind, **TRAIN, workers=0)
     assert (loader.num_samples, loader.num_classes, loader.batch_size, len(loader)) == (27, 3, 4, 6)
     assert loader.class_names == ["cat", "dog", "eel"]
     batches = stream(loader, 0)
@@ -64,7 +62,7 @@ def test_batches_have_the_shapes_and_numbers_that_the_loader_says(make, kind):
 
 
 def test_evaluation_takes_every_sample_once_in_the_order_of_the_source(make, kind, folder):
-    loader = make(kind, **EVAL, workers=1)
+    loader = make(kind, **EVAL, workers=0)
     batches = stream(loader, 0)
     assert [len(targets) for _, targets in batches] == [4] * 6 + [3]
     assert torch.cat([targets for _, targets in batches]).tolist() == ImageFolder(folder).labels.tolist()
@@ -72,7 +70,7 @@ def test_evaluation_takes_every_sample_once_in_the_order_of_the_source(make, kin
 
 
 def test_training_takes_each_sample_at_most_once_and_epochs_differ(make, kind):
-    loader = make(kind, **TRAIN, workers=1)
+    loader = make(kind, **TRAIN, workers=0)
     first, second = stream(loader, 0), stream(loader, 1)
     counts = torch.bincount(torch.cat([targets for _, targets in first]), minlength=3)
     assert counts.sum() == 24 and (counts <= torch.tensor([8, 9, 10])).all()
@@ -81,31 +79,31 @@ def test_training_takes_each_sample_at_most_once_and_epochs_differ(make, kind):
 
 
 def test_the_stream_repeats_and_does_not_depend_on_the_number_of_workers(make, kind):
-    one = stream(make(kind, **TRAIN, workers=1), 5)
-    assert same(one, stream(make(kind, **TRAIN, workers=1), 5))
+    one = stream(make(kind, **TRAIN, workers=0), 5)
+    assert same(one, stream(make(kind, **TRAIN, workers=0), 5))
     assert same(one, stream(make(kind, **TRAIN, workers=2), 5))
 
 
 def test_another_seed_gives_another_stream(make, kind):
-    assert not same(stream(make(kind, **TRAIN, workers=1), 0), stream(make(kind, **{**TRAIN, "seed": 4}, workers=1), 0))
+    assert not same(stream(make(kind, **TRAIN, workers=0), 0), stream(make(kind, **{**TRAIN, "seed": 4}, workers=0), 0))
 
 
 @pytest.mark.parametrize("training", [True, False])
 def test_an_epoch_resumed_at_any_batch_is_the_tail_of_the_whole(make, kind, training):
-    loader = make(kind, **(TRAIN if training else EVAL), workers=1)
+    loader = make(kind, **(TRAIN if training else EVAL), workers=0)
     whole = stream(loader, 2)
     for start in range(len(loader) + 1):
         assert same(whole[start:], stream(loader, 2, start))
 
 
 def test_the_same_sample_is_augmented_alike_in_any_batch_size(make, kind):
-    small = stream(make(kind, **TRAIN, workers=1), 1)
-    large = stream(make(kind, **{**TRAIN, "batch_size": 8}, workers=1), 1)
+    small = stream(make(kind, **TRAIN, workers=0), 1)
+    large = stream(make(kind, **{**TRAIN, "batch_size": 8}, workers=0), 1)
     assert torch.equal(torch.cat([x for x, _ in small]), torch.cat([x for x, _ in large]))
 
 
 def test_yielded_tensors_stay_as_they_are(make, kind):
-    loader = make(kind, **{**TRAIN, "batch_size": 2}, workers=1)
+    loader = make(kind, **{**TRAIN, "batch_size": 2}, workers=0)
     kept = []
     for images, targets in loader.epoch(0):
         kept.append((images, targets, images.clone(), targets.clone()))
@@ -114,7 +112,7 @@ def test_yielded_tensors_stay_as_they_are(make, kind):
 
 
 def test_epochs_may_overlap(make, kind):
-    loader = make(kind, **TRAIN, workers=1)
+    loader = make(kind, **TRAIN, workers=0)
     pairs = list(zip(loader.epoch(0), loader.epoch(1)))
     assert same([a for a, _ in pairs], stream(loader, 0)) and same([b for _, b in pairs], stream(loader, 1))
 
@@ -155,15 +153,15 @@ def test_random_generators_and_torchs_threads_are_left_alone(make, kind):
 
 
 def test_mean_and_std_normalise(make, kind):
-    plain = stream(make(kind, **EVAL, workers=1, mean=(0, 0, 0), std=(1, 1, 1)), 0)[0][0]
+    plain = stream(make(kind, **EVAL, workers=0, mean=(0, 0, 0), std=(1, 1, 1)), 0)[0][0]
     assert 0 <= plain.min() and plain.max() <= 1 and plain.max() > 0.5
     mean, std = torch.tensor([0.485, 0.456, 0.406]), torch.tensor([0.229, 0.224, 0.225])
     expected = (plain - mean.view(3, 1, 1)) / std.view(3, 1, 1)
-    torch.testing.assert_close(stream(make(kind, **EVAL, workers=1), 0)[0][0], expected, atol=1e-5, rtol=0)
+    torch.testing.assert_close(stream(make(kind, **EVAL, workers=0), 0)[0][0], expected, atol=1e-5, rtol=0)
 
 
 def test_hflip_mirrors_and_whole_crops_keep_the_picture(make, kind):
-    options = {**TRAIN, "workers": 1, "scale": (1.0, 1.0), "ratio": (0.2, 5.0)}
+    options = {**TRAIN, "workers": 0, "scale": (1.0, 1.0), "ratio": (0.2, 5.0)}
     never, always = (stream(make(kind, **options, hflip=p), 0) for p in (0.0, 1.0))
     assert all(torch.equal(x, u.flip(3)) for (x, _), (u, _) in zip(never, always))
     mixed = stream(make(kind, **options, hflip=0.5), 0)
@@ -173,40 +171,20 @@ def test_hflip_mirrors_and_whole_crops_keep_the_picture(make, kind):
 
 def test_images_need_not_be_square(make, kind):
     for options in (TRAIN, EVAL):
-        images, _ = next(make(kind, **{**options, "image_size": (12, 20)}, workers=1).epoch(0))
+        images, _ = next(make(kind, **{**options, "image_size": (12, 20)}, workers=0).epoch(0))
         assert images.shape == (4, 3, 12, 20)
 
 
 @pytest.mark.needs_ffcv
 def test_folder_and_beton_give_the_same_training_order(make):
-    labels = [torch.cat([y for _, y in stream(make(kind, **TRAIN, workers=1), 4)]) for kind in ("folder", "beton")]
+    labels = [torch.cat([y for _, y in stream(make(kind, **TRAIN, workers=0), 4)]) for kind in ("folder", "beton")]
     assert torch.equal(*labels)
-
-
-@pytest.mark.parametrize(
-    ("options", "named"),
-    [
-        ({"batch_size": 0}, "batch_size 0"),
-        ({"batch_size": 28}, "27 samples do not fill one batch of 28"),
-        ({"image_size": 0}, "image_size"),
-        ({"workers": -1}, "workers -1"),
-        ({"seed": -1}, "seed -1"),
-        ({"std": (1, 0, 1)}, "std above 0"),
-        ({"scale": (0, 1)}, "scale"),
-        ({"ratio": (2, 1)}, "ratio"),
-        ({"hflip": 2}, "hflip 2"),
-        ({"crop_pct": 1.5}, "crop_pct 1.5"),
-    ],
-)
-def test_an_option_out_of_range_is_refused_by_name(folder, options, named):
-    with pytest.raises(ValueError, match=named):
-        create_loader(folder, **{**TRAIN, **options})
 
 
 @pytest.mark.parametrize(("epoch", "start"), [(-1, 0), (0, -1), (0, 7)])
 def test_an_epoch_or_start_out_of_range_is_refused_at_once(make, kind, epoch, start):
     with pytest.raises(ValueError, match="expected 0"):
-        make(kind, **TRAIN, workers=1).epoch(epoch, start)
+        make(kind, **TRAIN, workers=0).epoch(epoch, start)
 
 
 def test_a_missing_source_is_named(tmp_path):
@@ -233,17 +211,11 @@ def test_without_ffcv_a_beton_is_refused_with_the_remedy(jpg_beton, monkeypatch)
         create_loader(jpg_beton, **EVAL)
 
 
-def test_without_ffcv_a_folder_is_read_and_it_is_said_once(folder, monkeypatch):
+def test_without_ffcv_a_folder_is_read_with_one_warning(folder, monkeypatch):
     find = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name, *a: None if name == "ffcv" else find(name, *a))
-    monkeypatch.setattr(loader_module, "_said", set())
-    with pytest.warns(UserWarning, match="FFCV is not installed"):
+    with warnings.catch_warnings(record=True) as shown:
+        warnings.simplefilter("default")
         create_loader(folder, **EVAL)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        create_loader(folder, **EVAL)
-
-
-def test_importing_the_package_does_not_import_ffcv():
-    code = "import sys, vilonghorn.data; sys.exit('ffcv' in sys.modules or 'numba' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], timeout=120).returncode == 0
+        create_loader(folder, **TRAIN)
+    assert ["FFCV is not installed" in str(warning.message) for warning in shown] == [True]

@@ -11,8 +11,8 @@ from vilonghorn.data import ImageFolder, create_loader, write_beton
 from vilonghorn.data.rng import sample_of, training_order
 
 BETON = pytest.param("beton", marks=pytest.mark.needs_ffcv)
-TRAIN = {"batch_size": 4, "image_size": 16, "training": True, "seed": 3, "workers": 1}
-EVAL = {"batch_size": 4, "image_size": 16, "training": False, "workers": 1}
+TRAIN = {"batch_size": 4, "image_size": 16, "training": True, "seed": 3, "workers": 0}
+EVAL = {"batch_size": 4, "image_size": 16, "training": False, "workers": 0}
 PLAIN = {"mean": (0, 0, 0), "std": (1 / 255,) * 3}
 WHOLE = {"scale": (1.0, 1.0), "ratio": (0.2, 5.0), "hflip": 0.0}
 
@@ -42,7 +42,7 @@ def test_the_batches_of_all_ranks_together_are_those_of_one_rank_with_their_size
             assert torch.equal(targets[rank::world_size], batches[number][1])
 
 
-@pytest.mark.parametrize("world_size", [2, 5, 30])
+@pytest.mark.parametrize("world_size", [2, 5])
 def test_every_held_out_sample_is_measured_by_exactly_one_rank(source, world_size):
     whole = images_of(epoch(source, **EVAL))
     for rank in range(world_size):
@@ -51,31 +51,6 @@ def test_every_held_out_sample_is_measured_by_exactly_one_rank(source, world_siz
         assert len(batches) == len(loader)
         expected = whole[rank::world_size]
         assert torch.equal(images_of(batches) if batches else expected, expected)
-
-
-@pytest.mark.parametrize(
-    ("options", "named"),
-    [
-        ({"rank": 2, "world_size": 2}, "rank 2 of 2: expected 0 to 1"),
-        ({"rank": 0, "world_size": 2, "drop_last": False}, "unequal numbers of updates"),
-        ({"rank": 1, "world_size": 7}, "do not fill one batch of 4 on each of 7 ranks"),
-        ({"repeats": 0}, "repeats 0"),
-        ({"auto_augment": "rand-m9-x"}, "auto_augment 'rand-m9-x': not a policy of timm"),
-        ({"auto_augment": "randy-m9-k3"}, "auto_augment 'randy-m9-k3': not a policy of timm"),
-        ({"auto_augment": "v9"}, "auto_augment 'v9': not a policy of timm"),
-        ({"auto_augment": "rand-tweights"}, "its weights cannot be done on the batch"),
-        ({"auto_augment": "rand-n99"}, "its 99 layers cannot be done on the batch"),
-        ({"color_jitter": 1.5}, "color_jitter 1.5: expected 0 to 1"),
-        ({"erase": -0.1}, "erase -0.1: expected 0 to 1"),
-        ({"interpolation": "lanczos"}, "interpolation 'lanczos': expected area or bicubic"),
-        ({"start_size": 17}, "start_size 17: expected 1 to image_size, 16"),
-        ({"start_size": 8, "ramp": (5, 2)}, "first <= last"),
-        ({"start_size": 8}, "start_size 8 without a ramp"),
-    ],
-)
-def test_an_option_out_of_range_is_refused_by_name(folder, options, named):
-    with pytest.raises(ValueError, match=named):
-        create_loader(folder, **{**TRAIN, **options})
 
 
 def test_repeated_augmentation_shows_other_crops_of_the_same_images(source, folder):

@@ -1,109 +1,89 @@
-"""Augmentation of a batch on its device: policy and colour jitter on bytes, erasing on normalised pixels.
+"""Augmentation of a batch on its device: policy and colour jitter on bytes, random erasing on normalised images.
 
-Crops and flips are done before, in the loaders, and mixup and cutmix after, by the trainer. What happens to an image
+Crops and flips are done before, in the loaders, and mixup and cutmix after, by the trainer. How an image is augmented
 depends on (seed, epoch, view) alone, not on its batch.
 """
 
 from __future__ import annotations
 
 import random
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from timm.data.random_erasing import RandomErasing
 
-from ..loaders.settings import LoaderSettings
-from ..rng import ERASE, JITTER, uniform
-from . import ops as pixels
+from ..rng import ERASE, JITTER, global_rng_kept, uniform
+from . import ops
+from .policy import Policy
 
-JITTERS = (pixels.brightness, pixels.contrast, pixels.saturation)
+if TYPE_CHECKING:
+    from ..loaders.settings import LoaderSettings
+
+JITTERS = ("Brightness", "Contrast", "Color")
 
 
 class Augmentation:
-    """The augmentation of a loader's batches.
-
-    Args:
-        settings: of the loader.
-    """
+    """The augmentation of a loader's batches. `changes_bytes`: whether `on_bytes` does anything."""
 
     def __init__(self, settings: LoaderSettings):
-        self.seed, self.device, training = settings.seed, settings.device, settings.training
-        self.policy = settings.policy()
-        # Colour jitter gives way to a policy, unless that is 3-Augment: as in timm.
-        alone = self.policy is None or "3a" in settings.auto_augment
-        self.jitter = settings.color_jitter if training and alone else 0.0
+        self.seed, self.device, training = settings.seed, torch.device(settings.device), settings.training
+        policy = settings.auto_augment if training else None
+        self.policy = Policy(policy, settings.mean) if policy else None
+        # Off beside a policy other than 3-Augment, as in timm.
+        self.jitter = settings.color_jitter if training and (not policy or "3a" in policy) else 0.0
+        self.changes_bytes = self.policy is not None or self.jitter > 0
         self.erasing = None
         if training and settings.erase:
-            self.erasing = RandomErasing(settings.erase, mode="pixel", device=str(settings.device))
-
-    @property
-    def changes_bytes(self) -> bool:
-        """Whether `on_bytes` does anything."""
-        return self.policy is not None or self.jitter > 0
+            self.erasing = RandomErasing(settings.erase, mode="pixel", device=str(self.device))
 
     def on_bytes(self, images: torch.Tensor, epoch: int, views: np.ndarray) -> torch.Tensor:
-        """The policy, then the colour jitter.
+        """Applies the policy, then the colour jitter.
 
         Args:
-            images: (B, 3, H, W) uint8 on the device; changed in place.
+            images: (B, 3, H, W) uint8 on the device; changed in place and returned.
             epoch: the epoch.
-            views: (B,) what the batch shows.
-
-        Returns:
-            The images.
+            views: (B,) views in the batch.
         """
         if self.policy:
             for step in self.policy.plan(self.seed, epoch, views):
-                arguments = None if step.arguments is None else self._moved(step.arguments).float()
-                self._at(images, step.rows, lambda some: pixels.apply(step.name, some, arguments, self.policy.fill))
+                self._apply(step.name, images, step.rows, step.arguments)
         if self.jitter:
             factors, order = jitter(self.jitter, self.seed, epoch, views)
-            factors = self._moved(factors).float().view(-1, 3, 1, 1, 1)
-            for turn in order.T:
-                for kind, adjust in enumerate(JITTERS):
-                    rows = np.flatnonzero(turn == kind)
-                    self._at(images, rows, lambda some: adjust(some, factors[self._moved(rows), kind]))
+            for kinds in order.T:
+                for kind, name in enumerate(JITTERS):
+                    rows = np.flatnonzero(kinds == kind)
+                    self._apply(name, images, rows, factors[rows, kind])
         return images
 
     def erase(self, images: torch.Tensor, epoch: int, views: np.ndarray) -> torch.Tensor:
-        """Random erasing (timm's, of normal noise in every pixel).
-
-        Args:
-            images: (B, 3, H, W) float, normalised; changed in place.
-            epoch: the epoch.
-            views: (B,) what the batch shows.
-
-        Returns:
-            The images.
-        """
+        """timm's random erasing of `images` (B, 3, H, W), normalised, in place: normal noise in every pixel."""
         if self.erasing is None:
             return images
         seeds = (uniform(self.seed, epoch, views, 1, ERASE)[:, 0] * 2**53).astype(np.int64).tolist()
         noise = torch.default_generator
         if self.device.type == "cuda":
             noise = torch.cuda.default_generators[self.device.index or 0]
-        states = random.getstate(), noise.get_state()
-        try:
+        with global_rng_kept(noise):
             for image, seed in zip(images, seeds):  # timm draws from the global generators
                 random.seed(seed)
                 noise.manual_seed(seed)
                 self.erasing(image)
-        finally:
-            random.setstate(states[0])
-            noise.set_state(states[1])
         return images
 
-    def _at(self, images, rows, function) -> None:
-        if len(rows) > 0:
-            rows = self._moved(rows)
-            images[rows] = function(images[rows])
+    def _apply(self, name: str, images: torch.Tensor, rows: np.ndarray, arguments: np.ndarray | None) -> None:
+        if len(rows) == 0:
+            return
+        index = self._to_device(rows)
+        arguments = None if arguments is None else self._to_device(arguments).float()
+        images[index] = ops.apply(name, images[index], arguments, self.policy.fill if self.policy else ())
 
-    def _moved(self, values: np.ndarray) -> torch.Tensor:
+    def _to_device(self, values: np.ndarray) -> torch.Tensor:
         return torch.from_numpy(values).to(self.device, non_blocking=True)
 
 
 def jitter(strength: float, seed: int, epoch: int, views: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Draws a colour jitter, by torchvision's law: factors uniform in 1 +- strength, applied in a random order.
+    """Draws a colour jitter as torchvision does: factors uniform in 1 +- strength, in a random order.
 
     Returns:
         factors (B, 3) of brightness, contrast and saturation, and order (B, 3), which of them comes when.

@@ -1,14 +1,12 @@
-"""What timm's augmentation operations do to pixels, done to many images at once, each with its own argument.
+"""timm's augmentation operations on a batch of images, each image with its own argument, rounded as PIL rounds.
 
-Images are uint8 (n, 3, H, W) on any device and of any strides; after every operation they are rounded as PIL rounds.
-torchvision makes what an image is blended with, and the operations without an argument; arguments come from `policy`.
-`python -m vilonghorn.bench.data --pixels` measures how far the results are from PIL's.
+Images are uint8 (n, 3, H, W) on any device and of any strides. `python docs/data/pixels.py` measures the
+difference to timm's operations on PIL images.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
@@ -18,76 +16,39 @@ Fill = tuple[int, ...]
 
 
 def apply(name: str, images: torch.Tensor, arguments: torch.Tensor | None, fill: Fill) -> torch.Tensor:
-    """Does an operation of timm's, by its name in `policy.ARGUMENTS`.
+    """Applies one of timm's operations. Returns new images, (n, 3, H, W) uint8.
 
     Args:
-        name: of the operation.
+        name: of the operation, one of `policy.ARGUMENTS`.
         images: (n, 3, H, W) uint8.
         arguments: (n,) float32 on the images' device, as timm's operation takes it; None where it takes none.
-        fill: colour of what a geometric operation uncovers.
-
-    Returns:
-        (n, 3, H, W) uint8.
+        fill: colour of the pixels that a geometric operation uncovers.
     """
     if arguments is None:
         return {"AutoContrast": tv.autocontrast, "Equalize": tv.equalize, "Invert": tv.invert}[name](images)
-    arguments = arguments.view(-1, 1, 1, 1)
     name = name.removesuffix("Increasing").removesuffix("Original").removesuffix("Rand")
     if name in AFFINE:
-        return warp(images, AFFINE[name](arguments.flatten(), images.shape[3], images.shape[2]), fill)
-    return POINTWISE[name](images, arguments)
+        return warp(images, AFFINE[name](arguments, images.shape[3], images.shape[2]), fill)
+    return POINTWISE[name](images, arguments.view(-1, 1, 1, 1))
 
 
 def blend(images: torch.Tensor, other: torch.Tensor | int, factor: torch.Tensor) -> torch.Tensor:
-    """other + factor * (images - other), cut to 0..255 and off to whole numbers, as PIL's enhancers do.
-
-    Args:
-        images: (n, 3, H, W) uint8.
-        other: what factor 0 gives.
-        factor: (n, 1, 1, 1).
-    """
+    """`other` + `factor` * (`images` - `other`), clamped to 0..255 and truncated, as by PIL's enhancers."""
     return images.float().sub_(other).mul_(factor).add_(other).clamp_(0, 255).to(torch.uint8)
 
 
-def brightness(images: torch.Tensor, factor: torch.Tensor) -> torch.Tensor:
-    return blend(images, 0, factor)
-
-
 def gray(images: torch.Tensor) -> torch.Tensor:
-    """(n, 1, H, W) float32 whole numbers, rounded as PIL does, where torchvision cuts bytes off."""
+    """(n, 1, H, W) float32 whole numbers, rounded as by PIL; torchvision truncates bytes."""
     return tv.rgb_to_grayscale(images.float()).round_()
 
 
 def contrast(images: torch.Tensor, factor: torch.Tensor) -> torch.Tensor:
+    """Blends with the mean of the gray image, rounded."""
     return blend(images, gray(images).mean((1, 2, 3), keepdim=True).add_(0.5).floor_(), factor)
 
 
-def saturation(images: torch.Tensor, factor: torch.Tensor) -> torch.Tensor:
-    return blend(images, gray(images), factor)
-
-
-def sharpness(images: torch.Tensor, factor: torch.Tensor) -> torch.Tensor:
-    return blend(images, tv.adjust_sharpness(images, 0.0), factor)
-
-
-def desaturate(images: torch.Tensor, amount: torch.Tensor) -> torch.Tensor:
-    return saturation(images, 1 - amount)
-
-
-def posterize(images: torch.Tensor, bits: torch.Tensor) -> torch.Tensor:
-    return images & (256 - torch.exp2(8 - bits)).to(torch.uint8)
-
-
-def solarize(images: torch.Tensor, threshold: torch.Tensor) -> torch.Tensor:
-    return torch.where(images < threshold, images, 255 - images)
-
-
-def solarize_add(images: torch.Tensor, addition: torch.Tensor) -> torch.Tensor:
-    return torch.where(images < 128, images + addition.to(torch.uint8), images)  # at most 127 + 128
-
-
 def gaussian_blur(images: torch.Tensor, sigma: torch.Tensor) -> torch.Tensor:
-    """Gaussian blur, each image with its own sigma (n, 1, 1, 1) in pixels, at most 2; edges are repeated."""
+    """Gaussian blur with replicated edges; `sigma` (n, 1, 1, 1) in pixels, at most 2."""
     n, c, h, w = images.shape
     radius = 6
     offsets = torch.arange(-radius, radius + 1, device=images.device)
@@ -98,15 +59,16 @@ def gaussian_blur(images: torch.Tensor, sigma: torch.Tensor) -> torch.Tensor:
     return F.conv2d(rows, kernels.view(n * c, 1, -1, 1), groups=n * c).view(n, c, h, w).round_().to(torch.uint8)
 
 
-POINTWISE: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
-    "Brightness": brightness,
+# From images and arguments (n, 1, 1, 1) to images.
+POINTWISE = {
+    "Brightness": lambda images, factor: blend(images, 0, factor),
     "Contrast": contrast,
-    "Color": saturation,
-    "Sharpness": sharpness,
-    "Desaturate": desaturate,
-    "Posterize": posterize,
-    "Solarize": solarize,
-    "SolarizeAdd": solarize_add,
+    "Color": lambda images, factor: blend(images, gray(images), factor),
+    "Sharpness": lambda images, factor: blend(images, tv.adjust_sharpness(images, 0.0), factor),
+    "Desaturate": lambda images, amount: blend(images, gray(images), 1 - amount),
+    "Posterize": lambda images, bits: images & (256 - torch.exp2(8 - bits)).to(torch.uint8),
+    "Solarize": lambda images, threshold: torch.where(images < threshold, images, 255 - images),
+    "SolarizeAdd": lambda images, added: torch.where(images < 128, images + added.to(torch.uint8), images),
     "GaussianBlur": gaussian_blur,
 }
 
@@ -123,8 +85,8 @@ def _rotation(degrees: torch.Tensor, width: int, height: int) -> torch.Tensor:
     return _matrix(cos, sin, x - x * cos - y * sin, -sin, cos, y + x * sin - y * cos, like=degrees)
 
 
-# From the argument (n,), width and height to PIL's affine coefficients (n, 2, 3), from output pixels to input pixels.
-AFFINE: dict[str, Callable[[torch.Tensor, int, int], torch.Tensor]] = {
+# From arguments (n,), width and height to PIL's affine coefficients (n, 2, 3), from output pixels to input pixels.
+AFFINE = {
     "Rotate": _rotation,
     "ShearX": lambda a, width, height: _matrix(1.0, a, 0.0, 0.0, 1.0, 0.0, like=a),
     "ShearY": lambda a, width, height: _matrix(1.0, 0.0, 0.0, a, 1.0, 0.0, like=a),
@@ -134,18 +96,16 @@ AFFINE: dict[str, Callable[[torch.Tensor, int, int], torch.Tensor]] = {
 
 
 def warp(images: torch.Tensor, matrices: torch.Tensor, fill: Fill) -> torch.Tensor:
-    """Bicubic affine transformation; pixels that come from outside the image have the colour `fill`.
+    """Bicubic affine transformation.
 
     Args:
         images: (n, 3, H, W) uint8.
         matrices: (n, 2, 3), from the centres of output pixels to places in the input, both in pixels.
-        fill: (3,) 0 to 255.
+        fill: colour of pixels that come from outside of the image.
     """
     height, width = images.shape[-2:]
-    size = matrices.new_tensor([width, height])
     linear, shift = matrices[:, :, :2], matrices[:, :, 2]
-    # The same in coordinates from -1 to 1: half = size / 2 converts one way, 1 / half the other.
-    half = size / 2
+    half = matrices.new_tensor([width, height]) / 2  # pixels in a unit of the coordinates from -1 to 1 that torch takes
     scaled = linear * half / half[:, None]
     moved = (linear @ half + shift) / half - 1
     grid = F.affine_grid(torch.cat([scaled, moved[:, :, None]], 2), list(images.shape), align_corners=False)

@@ -1,4 +1,4 @@
-"""One sample of a dataset, checked, as a row of `.beton` metadata and the bytes of its image."""
+"""Encodes one sample of a dataset, checked, as a row of `.beton` metadata and the bytes of its image."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 from PIL import Image
 
 from ..images import MIN_SIDE, UnreadableImage, to_rgb
-from .format import MAX_CLASSES, MODES, SAMPLE
+from .format import MODES, SAMPLE
 
 
 class MapDataset(Protocol):
@@ -21,11 +21,7 @@ class MapDataset(Protocol):
 
 
 def stored_size(width: int, height: int, max_resolution: int, name: str) -> tuple[int, int]:
-    """The (width, height) at which an image is stored.
-
-    Raises:
-        UnreadableImage: a side would have less than 2 pixels; the message begins with `name`.
-    """
+    """(width, height) at which an image is stored. Raises UnreadableImage if a side would have less than 2 pixels."""
     shrink = min(1.0, max_resolution / max(width, height))
     stored = round(width * shrink), round(height * shrink)
     if min(stored) < MIN_SIDE:
@@ -37,56 +33,49 @@ def stored_size(width: int, height: int, max_resolution: int, name: str) -> tupl
 
 
 def encode_sample(
-    source: MapDataset, index: int, *, as_jpeg: bool, max_resolution: int, quality: int, num_classes: int | None
+    image: Any, label: Any, name: str, max_resolution: int, quality: int | None, num_classes: int
 ) -> tuple[np.ndarray, bytes]:
-    """Reads and encodes a sample.
+    """Checks and encodes a sample of a `MapDataset`: its row of metadata without the pointer, and its image data.
 
     Args:
-        source: the dataset.
-        index: of the sample.
-        as_jpeg: store JPEG of this `quality`, not 8-bit pixels.
-        max_resolution: larger images are shrunk, so that no side has more pixels.
-        num_classes: labels must be below it; None where it is not known.
-
-    Returns:
-        Its row of metadata, all but the pointer, and its image data.
+        image: PIL image or array.
+        label: below `num_classes`.
+        name: of the sample, for messages.
+        max_resolution: larger images are shrunk until no side has more pixels.
+        quality: of a JPEG, 1 to 100; None to store 8-bit pixels.
+        num_classes: upper limit of labels.
 
     Raises:
-        TypeError, ValueError: the image or the label is not as `MapDataset` says; the message names the sample.
+        TypeError, ValueError: the image or the label is not as `MapDataset` says.
     """
-    image, label = source[index]
-    name = f"sample {index}"
     try:
         label = operator.index(label)
     except TypeError:
         raise TypeError(f"{name}: label {label!r} is a {type(label).__name__}; expected an integer") from None
-    limit = MAX_CLASSES if num_classes is None else num_classes
-    if not 0 <= label < limit:
-        raise ValueError(f"{name}: label {label}; expected 0 to {limit - 1}")
-    image = _as_image(image, name)
+    if not 0 <= label < num_classes:
+        raise ValueError(f"{name}: label {label}; expected 0 to {num_classes - 1}")
+    image = _as_rgb(image, name)
     size = stored_size(*image.size, max_resolution, name)
     if size != image.size:
         image = image.resize(size, Image.Resampling.BICUBIC, reducing_gap=3.0)
-    if as_jpeg:
+    if quality is None:
+        mode, data = "raw", image.tobytes()
+    else:
         buffer = io.BytesIO()
         image.save(buffer, "JPEG", quality=quality)
-        data = buffer.getvalue()
-    else:
-        data = image.tobytes()
-    row = np.zeros((), SAMPLE)
-    row["label"] = label
-    row["image"] = (MODES["jpg" if as_jpeg else "raw"], *size, 0)
+        mode, data = "jpg", buffer.getvalue()
+    row = np.zeros((), SAMPLE)  # zeros, because the bytes between the fields are written, too
+    row["label"], row["image"] = label, (MODES[mode], *size, 0)
     return row, data
 
 
-def _as_image(image: Any, name: str) -> Image.Image:
+def _as_rgb(image: Any, name: str) -> Image.Image:
     if isinstance(image, np.ndarray):
-        gray = image.ndim == 2 or (image.ndim == 3 and image.shape[2] == 1)
-        if image.dtype != np.uint8 or not (gray or (image.ndim == 3 and image.shape[2] == 3)) or image.size == 0:
+        if image.dtype != np.uint8 or image.shape[2:] not in ((), (1,), (3,)) or image.ndim < 2 or image.size == 0:
             raise ValueError(
                 f"{name}: array {image.shape} of {image.dtype}; expected uint8 of shape (H, W), (H, W, 1) or (H, W, 3)"
             )
-        image = Image.fromarray(image.squeeze(2) if gray and image.ndim == 3 else image)
+        image = Image.fromarray(image.squeeze(2) if image.shape[2:] == (1,) else image)
     if not isinstance(image, Image.Image):
         raise TypeError(f"{name}: image is a {type(image).__name__}; expected a PIL image or a uint8 numpy array")
     try:

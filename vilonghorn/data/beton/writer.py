@@ -1,7 +1,7 @@
-"""Writes `.beton` files from image folders and map-style datasets: threads that encode, one file that grows in order.
+"""Writes `.beton` files from image folders and map-style datasets: threads encode, and the file grows in order.
 
-FFCV's own writer waits for ever when a worker fails and leaves shared memory behind; this one writes the same format
-(FFCV reads it unchanged) from one process, and its bytes do not depend on the number of workers.
+FFCV's own writer hangs when a worker fails, and leaves shared memory behind. This one writes the same format from one
+process, and its bytes do not depend on the number of workers.
 """
 
 from __future__ import annotations
@@ -10,28 +10,30 @@ import errno
 import glob
 import hashlib
 import json
+import math
 import os
 import shutil
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO
 
 import numpy as np
 from tqdm import tqdm
 
-from ..files import replacing
-from ..images import MIN_SIDE, ImageFiles, ImageFolder, UnreadableImage
+from ..files import atomic_write
+from ..images import MIN_SIDE, ImageFiles, ImageFolder, UnreadableImage, read_header
 from ..rng import uniform
 from ..threads import available_cpus, in_order
 from . import format as fmt
-from .encode import MapDataset, encode_sample
-from .survey import Survey, refusal, survey
+from .encode import MapDataset, encode_sample, stored_size
 
-MIN_PAGE = 8 << 20  # bytes; FFCV's default. Images do not straddle pages.
+MIN_PAGE = 8 << 20  # bytes; FFCV's default. An image lies within one page.
 MAX_RESOLUTION = 16384  # pixels; keeps a page below the 4 GiB that the header can name
-JPEG_SHARE = 0.08  # of the raw size, at the least, of a photograph at quality 90: for the check of the disk's space
+JPEG_SIZE = 0.08  # of the raw size, at least, of a photograph at quality 90; for the check of the disk's space
+SHOWN = 10  # names of one kind in a message or in the manifest; the others are only counted
 
 
 def write_beton(
@@ -48,9 +50,9 @@ def write_beton(
     overwrite: bool = False,
     progress: bool = True,
 ) -> fmt.Beton:
-    """Writes a dataset to a `.beton`, and its manifest `NAME.beton.json` beside it.
+    """Writes a dataset to a `.beton`, and its manifest `NAME.beton.json` beside it, and returns its tables.
 
-    The file gets its final name only when it is whole and checked; an error leaves the name as it was.
+    The file gets its final name only when it is whole and checked; an error leaves an older file as it was.
 
     Args:
         source: an image folder (`root/class/image`), or a map-style dataset of (image, label), such as `flat_images`
@@ -58,17 +60,14 @@ def write_beton(
             non-negative integer. A dataset is read from several threads unless `workers` is 1.
         path: the file to write; its folder exists.
         mode: "raw" (8-bit pixels, fastest to read), "jpg", or "proportion" (some of the images as "jpg").
-        max_resolution: larger images are shrunk, so that no side has more pixels.
+        max_resolution: larger images are shrunk until no side has more pixels.
         jpeg_quality: 1 to 100.
-        compress_probability: with mode "proportion", the share of the images stored as JPEG.
-        classes: class names of a dataset; default its attribute `classes`, as torchvision's have.
-        workers: encoding threads; default one for each CPU.
-        skip_unreadable: leave out images that cannot be decoded, and list them in the manifest, instead of stopping.
+        compress_probability: with mode "proportion", the fraction of the images stored as JPEG.
+        classes: class names of a dataset; default: its attribute `classes`, as torchvision's have.
+        workers: encoding threads; default: one for each CPU.
+        skip_unreadable: leave out images that cannot be decoded, and list them in the manifest.
         overwrite: replace an existing file.
         progress: show a progress bar.
-
-    Returns:
-        The tables of the file written.
 
     Raises:
         FileExistsError: `path` exists and `overwrite` is not set.
@@ -77,92 +76,132 @@ def write_beton(
         TypeError, ValueError: the source or an option is not as described; the message names the sample.
     """
     path = Path(path)
-    _check_options(mode, max_resolution, jpeg_quality, compress_probability, workers)
+    workers = available_cpus() if workers is None else workers
+    shares = {"raw": 0.0, "jpg": 1.0, "proportion": compress_probability}
+    if mode not in shares:
+        raise ValueError(f"mode {mode!r}: expected {', '.join(shares)}")
+    for name, value, low, high in (
+        ("max_resolution", max_resolution, MIN_SIDE, MAX_RESOLUTION),
+        ("jpeg_quality", jpeg_quality, 1, 100),
+        ("compress_probability", compress_probability, 0, 1),
+        ("workers", workers, 1, math.inf),
+    ):
+        if not low <= value <= high:
+            raise ValueError(f"{name} {value}: expected {low} to {high}")
     _check_target(path, overwrite)
-    workers = workers or available_cpus()
-    compressed = {"raw": 0.0, "jpg": 1.0, "proportion": compress_probability}[mode]
+    jpeg_share = shares[mode]
     if isinstance(source, (str, os.PathLike)):
         source = ImageFolder(source)
-    found = Survey(0, {}, {})
+    survey = Survey()
     if isinstance(source, ImageFiles):
-        found = survey(source, max_resolution=max_resolution, workers=workers, progress=progress)
-        if found.unreadable and not skip_unreadable:
-            raise UnreadableImage(refusal(found.unreadable))
-        _check_space(path, found.raw_bytes, compressed)
+        survey = read_headers(source, max_resolution, workers, progress)
+        if survey.unreadable and not skip_unreadable:
+            raise UnreadableImage(_refusal(survey.unreadable))
+        _check_space(path, survey.raw_bytes * (1 - jpeg_share + jpeg_share * JPEG_SIZE))
     if len(source) == 0:
         raise ValueError("the dataset to write is empty; expected at least one sample")
-    classes = classes if classes is not None else getattr(source, "classes", None)
-    classes = list(classes) if classes is not None else None
+    classes = getattr(source, "classes", None) if classes is None else classes
+    classes = None if classes is None else list(classes)
     if (problem := fmt.class_names_problem(classes)) is not None:
         raise ValueError(f"{problem}; give classes=[...], one string for each label")
+    limit = len(classes) if classes is not None else fmt.MAX_CLASSES
 
     def encode(index: int) -> tuple[np.ndarray, bytes] | None:
-        if index in found.unreadable:
+        if index in survey.unreadable:
             return None
-        as_jpeg = uniform(0, -1, np.array([index]), 1)[0, 0] < compressed
+        quality = jpeg_quality if uniform(0, -1, np.array([index]), 1)[0, 0] < jpeg_share else None
         try:
-            return encode_sample(
-                source,
-                index,
-                as_jpeg=as_jpeg,
-                max_resolution=max_resolution,
-                quality=jpeg_quality,
-                num_classes=len(classes) if classes is not None else None,
-            )
+            image, label = source[index]
+            return encode_sample(image, label, f"sample {index}", max_resolution, quality, limit)
         except UnreadableImage as error:
             if not skip_unreadable:
-                raise UnreadableImage(refusal({index: str(error)})) from None
-            found.unreadable[index] = str(error)
+                raise UnreadableImage(_refusal({index: str(error)})) from None
+            survey.unreadable[index] = str(error)
             return None
 
     page = max(MIN_PAGE, 1 << (4 * max_resolution**2).bit_length())
-    with _named_when_full(path), replacing(path) as file, closing(in_order(encode, len(source), workers)) as encoded:
+    with _full_disk_named(path), atomic_write(path) as file, closing(in_order(encode, len(source), workers)) as encoded:
         bar = tqdm(encoded, total=len(source), desc=f"writing {path.name}", unit="img", disable=not progress)
-        samples, images = _write(file, bar, len(source), page)
-        if len(samples) == 0:
-            raise UnreadableImage(f"no image of the dataset can be read, the first for this: {found.unreadable[0]}")
+        images = _write(file, bar, len(source), page)
+        if images is None:
+            raise UnreadableImage(f"no image of the dataset can be read, the first for this: {survey.unreadable[0]}")
+        beton = fmt.check_beton(file.name)
         manifest = {
-            "samples": len(samples),
+            "samples": beton.num_samples,
             "classes": classes,
-            "left_out": [found.unreadable[index] for index in sorted(found.unreadable)],
-            "converted": found.summary(),
-            "class_counts": np.bincount(samples["label"], minlength=len(classes or ())).tolist(),
-            "sha256": {"tables": fmt.tables_digest(file), "images": images},
+            "left_out": [survey.unreadable[index] for index in sorted(survey.unreadable)],
+            "converted": {
+                kind: {"count": len(names), "first": names[:SHOWN]} for kind, names in sorted(survey.converted.items())
+            },
+            "class_counts": np.bincount(beton.labels, minlength=len(classes or ())).tolist(),
+            "sha256": {"tables": beton.digest, "images": images},
             "settings": {
                 "mode": mode,
                 "max_resolution": max_resolution,
                 "jpeg_quality": jpeg_quality,
-                "compress_probability": compressed,
+                "compress_probability": jpeg_share,
             },
         }
-        fmt.check_beton(file.name)
         os.fsync(file.fileno())  # what can fail or take long is done before either of the two files is replaced
-        with replacing(fmt.manifest_path(path)) as beside:
-            beside.write((json.dumps(manifest, indent=1) + "\n").encode())
+        with atomic_write(fmt.manifest_path(path), "w") as beside:
+            beside.write(json.dumps(manifest, indent=1) + "\n")
     return fmt.check_beton(path)
 
 
+@dataclass
+class Survey:
+    """What the headers of image files tell.
+
+    Attributes:
+        raw_bytes: of all readable images as 8-bit pixels at the size they are stored at.
+        unreadable: by sample index, why its image cannot be used.
+        converted: files whose images are converted, by what is changed (see `read_header`).
+    """
+
+    raw_bytes: int = 0
+    unreadable: dict[int, str] = field(default_factory=dict)
+    converted: dict[str, list[str]] = field(default_factory=dict)
+
+
+def read_headers(files: ImageFiles, max_resolution: int, workers: int, progress: bool) -> Survey:
+    """Reads the header of every image file, before any work: which cannot be used, and how much space they need."""
+    found = Survey()
+
+    def read(index: int) -> tuple[int, list[str]] | UnreadableImage:
+        path = files.paths[index]
+        try:
+            width, height, converted = read_header(path)
+            width, height = stored_size(width, height, max_resolution, path)
+        except UnreadableImage as error:
+            return error
+        return 3 * width * height, converted
+
+    headers = in_order(read, len(files), workers)
+    bar = tqdm(headers, total=len(files), desc=f"checking {files.root.name}", unit="img", disable=not progress)
+    for index, header in enumerate(bar):
+        if isinstance(header, UnreadableImage):
+            found.unreadable[index] = str(header)
+            continue
+        found.raw_bytes += header[0]
+        for kind in header[1]:
+            found.converted.setdefault(kind, []).append(files.paths[index])
+    return found
+
+
+def _refusal(unreadable: dict[int, str]) -> str:
+    reasons = list(unreadable.values())
+    shown = "; ".join(reasons[:SHOWN]) + f"; and {len(reasons) - SHOWN} more" * (len(reasons) > SHOWN)
+    return f"{shown} (--skip-unreadable, skip_unreadable=True, leaves such images out and lists them)"
+
+
 @contextmanager
-def _named_when_full(path: Path) -> Iterator[None]:
+def _full_disk_named(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
         if error.errno != errno.ENOSPC:
             raise
         raise OSError(f"{path}: the disk filled up; free some space, write elsewhere, or take mode 'jpg'") from error
-
-
-def _check_options(mode: str, max_resolution: int, quality: int, probability: float, workers: int | None) -> None:
-    if mode not in ("raw", "jpg", "proportion"):
-        raise ValueError(f"mode {mode!r}: expected 'raw', 'jpg' or 'proportion'")
-    if not MIN_SIDE <= max_resolution <= MAX_RESOLUTION:
-        raise ValueError(f"max_resolution {max_resolution}: expected {MIN_SIDE} to {MAX_RESOLUTION} pixels")
-    if not 1 <= quality <= 100:
-        raise ValueError(f"jpeg_quality {quality}: expected 1 to 100")
-    if not 0 <= probability <= 1:
-        raise ValueError(f"compress_probability {probability}: expected 0 to 1")
-    if workers is not None and workers < 1:
-        raise ValueError(f"workers {workers}: expected at least 1")
 
 
 def _check_target(path: Path, overwrite: bool) -> None:
@@ -176,8 +215,8 @@ def _check_target(path: Path, overwrite: bool) -> None:
         warnings.warn(f"{left}: left by a writer that was killed; delete it, unless one is at work", stacklevel=3)
 
 
-def _check_space(path: Path, raw_bytes: int, compressed: float) -> None:
-    needed, free = raw_bytes * (1 - compressed + compressed * JPEG_SHARE), shutil.disk_usage(path.parent).free
+def _check_space(path: Path, needed: float) -> None:
+    free = shutil.disk_usage(path.parent).free
     if needed > free:
         raise OSError(
             f"{path}: needs about {needed / 1e9:.1f} GB and its disk has {free / 1e9:.1f} GB free; "
@@ -185,19 +224,11 @@ def _check_space(path: Path, raw_bytes: int, compressed: float) -> None:
         )
 
 
-def _write(
-    file: BinaryIO, encoded: Iterator[tuple[np.ndarray, bytes] | None], count: int, page: int
-) -> tuple[np.ndarray, str]:
-    """Writes all parts, the header last, so that an unfinished file says so.
+def _write(file: BinaryIO, encoded: Iterator[tuple[np.ndarray, bytes] | None], count: int, page: int) -> str | None:
+    """Writes the whole file, the header last, so that an unfinished file can be recognised.
 
-    Args:
-        file: the file.
-        encoded: the samples, None for those that are left out.
-        count: how many there are at most, for whose metadata there is to be room.
-        page: size of a page in bytes.
-
-    Returns:
-        The metadata, and the SHA-256 of the image data.
+    Space is reserved for the metadata of `count` samples; None in `encoded` stands for one that is left out. `page` is
+    in bytes. Returns the SHA-256 of the image data, or None if there is no sample.
     """
     samples, regions = np.zeros(count, fmt.SAMPLE), np.zeros(count, fmt.REGION)
     digest, at, written = hashlib.sha256(), fmt.TABLES_AT + samples.nbytes, 0
@@ -222,4 +253,4 @@ def _write(
     file.seek(0)
     file.write(header.tobytes() + fields.tobytes() + samples.tobytes())
     file.flush()
-    return samples, digest.hexdigest()
+    return digest.hexdigest() if written else None

@@ -1,8 +1,7 @@
-"""Decodes, crops, resizes and mirrors a batch of images out of a `.beton`: one compiled loop over FFCV's C functions.
+"""Decodes, crops, resizes and mirrors a batch of images from a `.beton`: one compiled loop over FFCV's C functions.
 
-FFCV compiles its decoders anew for each loader (6 to 10 s) because they hold addresses; here all comes as arguments,
-so numba keeps the result on the disk. The result of every JPEG is looked at, and a buffer is needed for each thread
-only, not for each image in flight.
+FFCV compiles its decoders for each loader (6 to 10 s) because they contain addresses; here addresses are arguments, so
+that numba caches the compiled loop on disk. Errors of the JPEG decoder are reported, and each thread needs one buffer.
 """
 
 from __future__ import annotations
@@ -26,12 +25,12 @@ _imdecode = types.ExternalFunction(
     types.int32(types.uintp, types.uint64, _u32, _u32, types.uintp, *[_u32] * 6, types.boolean, types.boolean),
 )
 _resize = types.ExternalFunction("vilonghorn_ffcv_resize", types.void(*[_i64] * 11))
-_turn = threading.Lock()  # numba's simplest threading layer aborts the process when two threads enter parallel loops
+_lock = threading.Lock()  # numba's "workqueue" threading layer aborts the process if two threads enter parallel loops
 
 
 @intrinsic
 def _bytes_at(typingctx, address):
-    """The address as a pointer. (An array argument would not do: FFCV marks numba's type uint8[::1] read-only.)"""
+    """The address as a pointer: FFCV marks numba's type uint8[::1] read-only, which excludes array arguments."""
 
     def codegen(context, builder, signature, arguments):
         return builder.inttoptr(arguments[0], context.get_value_type(signature.return_type))
@@ -41,7 +40,7 @@ def _bytes_at(typingctx, address):
 
 @njit(types.boolean(_i64, _i64, _i64, _i64), nogil=True, cache=True)
 def _is_jpeg_of(source, length, height, width):
-    """Whether the frame header of a JPEG has this size: of another, FFCV makes a picture that is not there."""
+    """Whether the frame header of a JPEG has this size. FFCV returns wrong pixels if it has another."""
     data = carray(_bytes_at(source), (length,))
     at = 2
     while at + 8 < length and data[at] == 0xFF:
@@ -87,23 +86,23 @@ def _decode(file, samples, crops, out, height, width, scratch, scratch_size, thr
 
 
 def decode(file: np.ndarray, samples: np.ndarray, crops: np.ndarray, out: np.ndarray, threads: int) -> np.ndarray:
-    """Fills `out` with the crops of some images.
+    """Fills `out` with crops of images, resized by area averages.
 
     Args:
-        file: the whole file as bytes, mapped.
+        file: the file as bytes, memory-mapped.
         samples: (B, 5) int64: offset and length of the data in the file, height, width, whether they are JPEG.
         crops: (B, 5) int64: top, bottom, left, right (inside the image and not empty), whether to mirror.
         out: (B, H, W, 3) uint8, contiguous.
-        threads: how many to decode with.
+        threads: number of threads.
 
     Returns:
-        (B,) int64: not 0 where the data are no JPEG of this size, or the decoder refused them or warned about them.
+        (B,) int64: not 0 where the data are not a JPEG of this size, or the decoder reported an error or a warning.
     """
     status = np.zeros(len(samples), np.int64)
     pixels = samples[:, 2] * samples[:, 3] * samples[:, 4]
     scratch = np.empty((threads, max(1, 3 * int(pixels.max()))), np.uint8)
     height, width = out.shape[1:3]
-    with _turn:
+    with _lock:
         _decode(
             file.ctypes.data,
             np.ascontiguousarray(samples),
@@ -122,31 +121,22 @@ def decode(file: np.ndarray, samples: np.ndarray, crops: np.ndarray, out: np.nda
 def decode_bicubic(
     file: np.ndarray, samples: np.ndarray, crops: np.ndarray, out: np.ndarray, threads: int
 ) -> np.ndarray:
-    """As `decode`, but resized as PIL does, bicubic with antialiasing, where FFCV averages areas.
-
-    Args:
-        file, samples, crops, out, threads: as for `decode`. FFCV's decoder and PIL's resizing release Python's lock.
-
-    Returns:
-        (B,) int64, as from `decode`.
-    """
+    """As `decode`, but resized by PIL, bicubic with antialiasing. FFCV's decoder and PIL release Python's lock."""
 
     def one(i: int) -> int:
         at, length, height, width, jpeg = samples[i].tolist()
         top, bottom, left, right, mirror = crops[i].tolist()
-        pixels = file[at : at + length]
-        failed = 0
-        if jpeg and not _is_jpeg_of(pixels.ctypes.data, length, height, width):
-            return -1
+        pixels, failed = file[at : at + length], 0
         if jpeg:
-            source, pixels = pixels, np.empty(3 * height * width, np.uint8)
-            box = height, width, 0, 0, 1, 1
-            place = pixels.ctypes.data
-            failed = libffcv.ctypes_imdecode(source.ctypes.data, length, height, width, place, *box, False, False)
+            source, pixels = pixels.ctypes.data, np.empty(3 * height * width, np.uint8)
+            if not _is_jpeg_of(source, length, height, width):
+                return -1
+            target, box = pixels.ctypes.data, (height, width, 0, 0, 1, 1)
+            failed = libffcv.ctypes_imdecode(source, length, height, width, target, *box, False, False)
         image = Image.frombuffer("RGB", (width, height), pixels, "raw", "RGB", 0, 1)
         size = out.shape[2], out.shape[1]
-        image = image.resize(size, Image.Resampling.BICUBIC, box=(left, top, right, bottom))
-        out[i] = np.asarray(image)[:, :: -1 if mirror else 1]
+        resized = image.resize(size, Image.Resampling.BICUBIC, box=(left, top, right, bottom))
+        out[i] = np.asarray(resized)[:, :: -1 if mirror else 1]
         return failed
 
     with ThreadPoolExecutor(threads) as pool:

@@ -1,7 +1,7 @@
-"""The loader over a `.beton`: FFCV's pipeline and prefetching thread, by subclasses of its public classes.
+"""The loader of a `.beton`: FFCV's pipeline and prefetching thread, by subclasses of its public classes.
 
-They cure what FFCV 1.0.2 does badly: unseeded crops, decoder errors that pass unseen, a failing pipeline or an epoch
-left early that hang, torch's thread count. Importing this imports FFCV, which changes torch's thread count too.
+They correct FFCV 1.0.2: its crops are not seeded, it ignores decoder errors, it hangs when a pipeline fails or an epoch
+is left early, and it changes torch's thread count, also when it is imported.
 """
 
 from __future__ import annotations
@@ -22,18 +22,13 @@ from ffcv.pipeline.operation import Operation
 from ..beton.format import MODES, Beton
 from ..crops import ATTEMPTS, center_crops, random_crops
 from ..rng import CROP, sample_of, uniform
-from .base import Loader, torch_threads_kept
 from .decode import decode, decode_bicubic
+from .loader import Batch, Loader, torch_threads_kept
 from .settings import LoaderSettings
 
 
 class FFCVLoader(Loader):
-    """Batches of a `.beton`.
-
-    Args:
-        beton: a checked file.
-        settings: of the batches; `workers` is a number of decoding threads, at least 1 and at most the CPUs allowed.
-    """
+    """Batches of a `.beton`. `settings.workers` is a number of decoding threads, at least 1 and at most the CPUs."""
 
     def __init__(self, beton: Beton, settings: LoaderSettings):
         super().__init__(settings, beton.labels, beton.classes, str(beton.path), beton.digest)
@@ -49,13 +44,13 @@ class FFCVLoader(Loader):
                 pipelines={beton.fields[0]: [Key(), Crop(beton, settings, threads)], beton.fields[1]: None},
             )
 
-    def _read(self, epoch: int, views: np.ndarray) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    def _read(self, epoch: int, views: np.ndarray) -> Iterator[Batch]:
         keys = np.stack([np.full_like(views, epoch), views], axis=1)
         labels = self._labels[torch.from_numpy(sample_of(views))]
         with torch_threads_kept():
             batches = Epoch(self._pipeline, keys)
             try:
-                images = batches.next_batch()  # after which the thread does not touch torch's thread count again
+                images = batches.next_batch()  # the thread changes torch's thread count before its first batch only
             except BaseException:
                 batches.stop()
                 raise
@@ -69,22 +64,25 @@ class FFCVLoader(Loader):
 
 
 class Key(SimpleRGBImageDecoder):
-    """The first step of FFCV's pipeline, which FFCV compiles: hands on the keys (epoch, view) and decodes nothing."""
+    """The first step of FFCV's pipeline, which FFCV compiles: copies the keys (epoch, view) and decodes nothing."""
 
     def declare_state_and_memory(self, previous_state):
+        """Shape and memory of the result, for FFCV."""
         shape, dtype = (2,), np.dtype(np.int64)
         return replace(previous_state, jit_mode=True, shape=shape, dtype=dtype), AllocationQuery(shape, dtype)
 
     def generate_code(self):
-        def hand_on(keys, destination, metadata, storage_state):
+        """The function that FFCV calls for each batch."""
+
+        def copy(keys, destination, metadata, storage_state):
             destination[: len(keys)] = keys
             return destination[: len(keys)]
 
-        return hand_on
+        return copy
 
 
 class Crop(Operation):
-    """The second step: from keys to (B, H, W, 3) uint8, by a seeded random crop and flip or a centre crop."""
+    """The second step: from keys to (B, H, W, 3) uint8, with a seeded random crop and flip or a centre crop."""
 
     def __init__(self, beton: Beton, settings: LoaderSettings, threads: int):
         super().__init__()
@@ -95,28 +93,24 @@ class Crop(Operation):
         self.samples = np.stack([column.astype(np.int64) for column in columns], axis=1)
 
     def declare_state_and_memory(self, previous_state):
+        """Shape and memory of the result, for FFCV."""
         shape, dtype = (*self.settings.image_size, 3), np.dtype(np.uint8)
         return replace(previous_state, jit_mode=False, shape=shape, dtype=dtype), AllocationQuery(shape, dtype)
 
     def generate_code(self):
+        """The function that FFCV calls for each batch."""
         return self.decode
 
     def decode(self, keys: np.ndarray, destination: np.ndarray) -> np.ndarray:
-        """Decodes the samples of one epoch that `keys` (B, 2) names.
-
-        Raises:
-            ValueError: the data of a sample are damaged.
-        """
+        """Decodes the samples that `keys` (B, 2) names, all of one epoch. Raises ValueError if one is damaged."""
         epoch, views = int(keys[0, 0]), keys[:, 1]
         height, width = self.settings.size_at(epoch)
         out = destination.reshape(-1)[: len(keys) * height * width * 3].reshape(len(keys), height, width, 3)
         indices = sample_of(views)
         samples = self.samples[indices]
         crops = self._crops(epoch, views, samples)
-        if self.settings.interpolation == "area":
-            failed = decode(self.file, samples, crops, out, self.threads)
-        else:
-            failed = decode_bicubic(self.file, samples, crops, out, self.threads)
+        function = decode if self.settings.interpolation == "area" else decode_bicubic
+        failed = function(self.file, samples, crops, out, self.threads)
         if failed.any():
             index = int(indices[np.flatnonzero(failed)[0]])
             raise ValueError(f"{self.beton.path}: sample {index}: its JPEG data are damaged; write the file again")
@@ -135,14 +129,15 @@ class Crop(Operation):
 
 
 class Epoch(EpochIterator):
-    """FFCV's prefetching thread over some keys; its errors reach the caller, and it ends when it is told to."""
+    """FFCV's prefetching thread, whose errors reach the caller, and which ends when `stop` is called."""
 
     error: BaseException | None = None
 
     def run(self):
+        """Fills the queue, and keeps an error for the caller."""
         try:
             super().run()
-        except BaseException as error:  # re-raised by next_batch, in the caller's thread
+        except BaseException as error:  # next_batch raises it in the caller's thread
             self.error = error
             while not self.terminate_event.is_set():
                 try:
@@ -151,17 +146,17 @@ class Epoch(EpochIterator):
                     continue
 
     def next_batch(self) -> np.ndarray:
-        """The next batch, whose memory is overwritten some batches later."""
+        """The next batch, whose memory FFCV overwrites some batches later."""
         try:
             return next(self)[0]
         except StopIteration:
             raise self.error or RuntimeError("FFCV ended an epoch before its last batch") from None
 
     def stop(self) -> None:
-        """Ends the thread, wherever it is, and waits for it; its buffers go with it."""
+        """Ends the thread and waits for it."""
         self.close()
         while self.is_alive():
             try:
-                self.output_queue.get_nowait()  # it may be waiting for room
+                self.output_queue.get_nowait()  # the thread may be waiting for room
             except queue.Empty:
                 self.join(0.01)

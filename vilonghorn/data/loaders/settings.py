@@ -1,97 +1,182 @@
-"""The options of a loader, checked. `create_loader` explains them."""
+"""The options of a loader: declared, documented and checked once.
+
+`ImageSettings` and `AugmentationSettings` are also the keys of the sections `data` and `augmentation` of the engine's
+configuration, which adds its own to them.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import operator
+from collections.abc import Sequence
+from dataclasses import dataclass, field, fields
+from typing import Any, Literal
 
 import numpy as np
 import torch
+from timm.data.constants import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
 
 from ..augment.policy import Policy
 
 SIZE_STEP = 32  # pixels; sizes of a progressive resolution are multiples of it, as in ffcv-imagenet
-INTERPOLATIONS = ("area", "bicubic")
 
 
-@dataclass(frozen=True)
-class LoaderSettings:
-    """Options of `create_loader`, which explains them, checked."""
+def within(interval: str, default: Any) -> Any:
+    """A dataclass field whose number, or each of its numbers, lies in `interval`, such as "(0, 1]"; None is allowed."""
+    return field(default=default, metadata={"interval": interval})
 
-    batch_size: int
-    image_size: tuple[int, int]
+
+def check_intervals(options: Any, section: str = "") -> None:
+    """Raises ValueError if a number that `within` declared is outside of its interval; `section` precedes its name."""
+    for option in fields(options):
+        if (interval := option.metadata.get("interval")) is None:
+            continue
+        low, high = (float(end) for end in interval[1:-1].split(","))
+        above, below = (operator.lt if bracket in "()" else operator.le for bracket in (interval[0], interval[-1]))
+        value = getattr(options, option.name)
+        for number in value if isinstance(value, Sequence) else [value]:
+            if number is not None and not (above(low, number) and below(number, high)):
+                raise ValueError(f"{section}{option.name} is {value}; it must lie in {interval}")
+
+
+@dataclass
+class ImageSettings:
+    """How images are read.
+
+    Args:
+        batch_size: images in a batch of one process
+        image_size: height and width of the images that the model sees, in pixels
+        mean: mean of each channel of images in [0, 1], subtracted
+        std: standard deviation of each channel, divided by
+        crop_pct: side of the centre crop in evaluation, as a fraction of the largest that fits
+        interpolation: from that crop to image_size: bicubic (with antialiasing, PIL's) or area (average, faster)
+        workers: decoding threads (.beton) or processes (folder; 0 decodes in the main process); null: one for each CPU,
+            for a folder at most 8
+    """
+
+    batch_size: int = within("[1, inf)", 128)
+    image_size: int = within("[1, inf)", 224)
+    mean: tuple[float, float, float] = IMAGENET_DEFAULT_MEAN
+    std: tuple[float, float, float] = within("(0, inf)", IMAGENET_DEFAULT_STD)
+    crop_pct: float = within("(0, 1]", 0.875)
+    interpolation: Literal["bicubic", "area"] = "bicubic"
+    workers: int | None = within("[0, inf)", None)
+
+
+@dataclass
+class AugmentationSettings:
+    """How training images are cropped and augmented.
+
+    Args:
+        scale: smallest and largest area of the random crop, as a fraction of the image
+        ratio: smallest and largest width over height of the random crop
+        interpolation: from that crop to image_size: area or bicubic; null: area for a .beton, bicubic for a folder
+        hflip: probability of a horizontal flip
+        auto_augment: timm's name of a RandAugment or AutoAugment policy such as rand-m9-mstd0.5-inc1, or 3a, the
+            3-Augment of DeiT III; null: none
+        color_jitter: strength of the jitter of brightness, contrast and saturation; replaced by a policy other than 3a
+        erase: probability that a rectangle is replaced by normal noise (random erasing, pixel mode)
+        repeats: repeated augmentation: each image appears this often in a row, and an epoch covers 1/repeats of them
+        start_size: height and width of the images in the first epochs, from which they grow; null: image_size
+        ramp: first and last epoch, counted from 0, of the growth from start_size to image_size, in steps of 32 pixels
+    """
+
+    scale: tuple[float, float] = within("(0, 1]", (0.08, 1.0))
+    ratio: tuple[float, float] = within("(0, inf)", (3 / 4, 4 / 3))
+    interpolation: Literal["area", "bicubic"] | None = None
+    hflip: float = within("[0, 1]", 0.5)
+    auto_augment: str | None = None
+    color_jitter: float = within("[0, 1]", 0.0)
+    erase: float = within("[0, 1]", 0.0)
+    repeats: int = within("[1, 65536]", 1)
+    start_size: int | None = within("[1, inf)", None)
+    ramp: tuple[int, int] = within("[0, inf)", (0, 0))
+
+    def grown_size(self, epoch: int, image_size: tuple[int, int]) -> tuple[int, int]:
+        """(height, width) of the images of an epoch: start_size up to ramp[0], `image_size` from ramp[1] on."""
+        if self.start_size is None or epoch >= self.ramp[1]:
+            return image_size
+        first = tuple(round(side * self.start_size / min(image_size)) for side in image_size)
+        if epoch <= self.ramp[0]:
+            return first
+        share = np.interp(epoch, self.ramp, (self.start_size / min(image_size), 1.0))
+        steps = (round(side * share / SIZE_STEP) * SIZE_STEP for side in image_size)
+        return tuple(min(side, max(least, step)) for side, least, step in zip(image_size, first, steps))
+
+
+def check_augmentation(
+    augmentation: AugmentationSettings, image_size: int, mean: Sequence[float], section: str = ""
+) -> None:
+    """Checks what intervals cannot say: bounds in order, start_size with its ramp, and the name of the policy.
+
+    Raises:
+        ValueError: an option contradicts another, `image_size` or `mean`; `section` precedes its name.
+    """
+    for name in ("scale", "ratio", "ramp"):
+        low, high = getattr(augmentation, name)
+        if low > high:
+            raise ValueError(f"{section}{name} is {[low, high]}; the smaller bound comes first")
+    start, ramp = augmentation.start_size, list(augmentation.ramp)
+    if start and start > image_size:
+        raise ValueError(f"{section}start_size is {start}, above the image size, which is {image_size}")
+    if start and not ramp[1]:
+        raise ValueError(
+            f"{section}start_size is {start} but {section}ramp is {ramp}, so that no image would have it: "
+            "give the epochs between which images grow"
+        )
+    if augmentation.auto_augment:
+        Policy(augmentation.auto_augment, mean)
+
+
+@dataclass(kw_only=True)
+class LoaderSettings(AugmentationSettings, ImageSettings):
+    """All options of a loader. `ImageSettings` and `AugmentationSettings` describe the inherited ones.
+
+    Args:
+        training: shuffled random crops, augmented; else centre crops in the order of the source
+        image_size: side of the images in pixels, or (height, width)
+        interpolation: None: area for training on a .beton, else bicubic
+        drop_last: leave out the last batch if it is not full; None: when training
+        seed: of order and augmentation
+        device: where batches go
+        rank: number of this process
+        world_size: number of processes, each of which reads its share of every batch
+    """
+
     training: bool
-    seed: int
-    workers: int
-    device: torch.device
-    mean: tuple[float, ...]
-    std: tuple[float, ...]
-    scale: tuple[float, float]
-    ratio: tuple[float, float]
-    hflip: float
-    crop_pct: float
-    interpolation: str
-    drop_last: bool
-    repeats: int
-    auto_augment: str | None
-    color_jitter: float
-    erase: float
-    start_size: int | None
-    ramp: tuple[int, int]
-    rank: int
-    world_size: int
+    image_size: int | tuple[int, int] = within("[1, inf)", 224)
+    interpolation: Literal["area", "bicubic"] | None = None
+    drop_last: bool | None = None
+    seed: int = within("[0, inf)", 0)
+    device: str | torch.device = "cpu"
+    rank: int = 0
+    world_size: int = 1
 
     def __post_init__(self):
-        if self.batch_size < 1:
-            raise ValueError(f"batch_size {self.batch_size}: expected at least 1")
-        if len(self.image_size) != 2 or min(self.image_size) < 1:
-            raise ValueError(f"image_size {self.image_size}: expected a positive number of pixels, or (height, width)")
-        if self.workers < 0 or self.seed < 0:
-            raise ValueError(f"workers {self.workers}, seed {self.seed}: expected 0 or more")
-        if len(self.mean) != 3 or len(self.std) != 3 or min(self.std) <= 0:
-            raise ValueError(f"mean {self.mean}, std {self.std}: expected three numbers each, std above 0")
-        if not 0 < self.scale[0] <= self.scale[1] <= 1:
-            raise ValueError(f"scale {self.scale}: expected (low, high) with 0 < low <= high <= 1")
-        if not 0 < self.ratio[0] <= self.ratio[1]:
-            raise ValueError(f"ratio {self.ratio}: expected (low, high) with 0 < low <= high")
-        for name in ("hflip", "color_jitter", "erase"):
-            if not 0 <= (value := getattr(self, name)) <= 1:
-                raise ValueError(f"{name} {value}: expected 0 to 1")
-        if not 0 < self.crop_pct <= 1:
-            raise ValueError(f"crop_pct {self.crop_pct}: expected above 0, at most 1")
-        if self.interpolation not in INTERPOLATIONS:
-            raise ValueError(f"interpolation {self.interpolation!r}: expected {' or '.join(INTERPOLATIONS)}")
-        if not 1 <= self.repeats <= 1 << 16:
-            raise ValueError(f"repeats {self.repeats}: expected at least 1")
-        if self.start_size is not None and not 1 <= self.start_size <= min(self.image_size):
-            raise ValueError(f"start_size {self.start_size}: expected 1 to image_size, {min(self.image_size)}")
-        if len(self.ramp) != 2 or not 0 <= self.ramp[0] <= self.ramp[1]:
-            raise ValueError(f"ramp {self.ramp}: expected two epochs, (first, last), with 0 <= first <= last")
-        if self.start_size is not None and not self.ramp[1]:
-            raise ValueError(f"start_size {self.start_size} without a ramp: expected the epochs between which it grows")
+        if isinstance(self.image_size, int):
+            self.image_size = (self.image_size, self.image_size)
+        for name, length in {"image_size": 2, "mean": 3, "std": 3, "scale": 2, "ratio": 2, "ramp": 2}.items():
+            setattr(self, name, value := tuple(getattr(self, name)))
+            if len(value) != length:
+                raise ValueError(f"{name} is {value}; expected {length} numbers")
+        if self.drop_last is None:
+            self.drop_last = self.training
+        self.device = torch.device(self.device)
+        check_intervals(self)
+        check_augmentation(self, min(self.image_size), self.mean)
+        if self.interpolation not in (None, "area", "bicubic"):
+            raise ValueError(f"interpolation is {self.interpolation!r}; expected area or bicubic")
         if not 0 <= self.rank < self.world_size:
-            raise ValueError(f"rank {self.rank} of {self.world_size}: expected 0 to {self.world_size - 1}")
+            raise ValueError(f"rank is {self.rank} of {self.world_size}; expected 0 to {self.world_size - 1}")
         if self.training and self.world_size > 1 and not self.drop_last:
             raise ValueError("drop_last=False in training on several ranks: they would make unequal numbers of updates")
-        self.policy()
 
-    def policy(self) -> Policy | None:
-        """The policy that `auto_augment` names, where there is one."""
-        return Policy(self.auto_augment, self.mean) if self.training and self.auto_augment else None
+    @classmethod
+    def from_sections(cls, *sections: ImageSettings | AugmentationSettings, **options: Any) -> LoaderSettings:
+        """Takes the options of a loader from sections of a configuration; what comes later wins."""
+        names = {option.name for option in fields(cls)}
+        taken = {name: value for section in sections for name, value in vars(section).items() if name in names}
+        return cls(**taken | options)
 
     def size_at(self, epoch: int) -> tuple[int, int]:
-        """(height, width) of the images of an epoch: `image_size`, or on the way to it from `start_size`."""
-        return grown_size(epoch, self.image_size, self.start_size if self.training else None, self.ramp)
-
-
-def grown_size(
-    epoch: int, image_size: tuple[int, int], start_size: int | None, ramp: tuple[int, int]
-) -> tuple[int, int]:
-    """(height, width) of the training images of an epoch, which grow from `start_size` as `create_loader` explains."""
-    if start_size is None or epoch >= ramp[1]:
-        return image_size
-    first = tuple(round(side * start_size / min(image_size)) for side in image_size)
-    if epoch <= ramp[0]:
-        return first
-    share = np.interp(epoch, ramp, (start_size / min(image_size), 1.0))
-    steps = (round(side * share / SIZE_STEP) * SIZE_STEP for side in image_size)
-    return tuple(min(side, max(least, step)) for side, least, step in zip(image_size, first, steps))
+        """(height, width) of the images of an epoch."""
+        return self.grown_size(epoch, self.image_size) if self.training else self.image_size

@@ -1,0 +1,148 @@
+"""The base class of loaders: the samples of an epoch and of a rank, and the last steps of a batch, on its device."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+
+import numpy as np
+import torch
+
+from ..augment import Augmentation
+from ..rng import training_order
+from .settings import LoaderSettings
+
+Batch = tuple[torch.Tensor, torch.Tensor]
+
+
+@contextmanager
+def torch_threads_kept() -> Iterator[None]:
+    """Restores the number of torch's threads, which FFCV changes when it is imported, constructed and iterated."""
+    threads = torch.get_num_threads()
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+
+
+class Loader(ABC):
+    """Batches of a dataset, epoch by epoch.
+
+    Order and augmentation depend only on (seed, epoch, sample), so `epoch(e, start=k)` gives exactly what `epoch(e)`
+    gives after its first k batches, for any number of workers. Epochs may overlap, and may be left early.
+
+    On several ranks, batch b of all of them together is batch b of one rank with their batch sizes added up. Held-out
+    samples are distributed without padding: each is measured once, and some ranks have a sample less.
+
+    Attributes:
+        num_samples: samples in the dataset.
+        num_classes: number of class names, without them the largest label plus one.
+        class_names: names by label, or None.
+        batch_size: samples in a batch of one rank.
+        fingerprint: changes with the dataset: of a `.beton` the digest of its tables, of a folder that of its names.
+    """
+
+    def __init__(
+        self, settings: LoaderSettings, labels: np.ndarray, class_names: list[str] | None, name: str, fingerprint: str
+    ):
+        self.settings = settings
+        self.num_samples = len(labels)
+        self.num_classes = len(class_names) if class_names is not None else int(labels.max()) + 1
+        self.class_names = class_names
+        self.batch_size = settings.batch_size
+        self.fingerprint = fingerprint
+        whole = settings.batch_size * settings.world_size
+        if settings.drop_last and self.num_samples < whole:
+            ranks = f" on each of {settings.world_size} ranks" if settings.world_size > 1 else ""
+            raise ValueError(
+                f"{name}: its {self.num_samples} samples do not fill one batch of {self.batch_size}{ranks}, and "
+                "drop_last drops what does not; lower batch_size or set drop_last=False"
+            )
+        used = self.num_samples // whole * whole if settings.drop_last else self.num_samples
+        self._of_rank = slice(settings.rank, used, settings.world_size)
+        self._augmentation = Augmentation(settings)
+        self._device = settings.device
+        mean, std = (torch.tensor(values, dtype=torch.float64) for values in (settings.mean, settings.std))
+        self._factor = (1 / (255 * std)).to(self._device, torch.float32)
+        self._shift = (-mean / std).to(self._device, torch.float32)
+        self._stream = torch.cuda.Stream(self._device) if self._device.type == "cuda" else None
+
+    def __len__(self) -> int:
+        """Batches in an epoch of one rank."""
+        return -(-len(range(self.num_samples)[self._of_rank]) // self.batch_size)
+
+    def epoch(self, epoch: int, start: int = 0) -> Iterator[Batch]:
+        """Iterates over the batches of one epoch.
+
+        Args:
+            epoch: 0 or more; decides order and augmentation when training.
+            start: batches to skip, as after a resume; at most `len(self)`.
+
+        Yields:
+            images (B, 3, H, W) float32, normalised, in channels-last order, and targets (B,) int64, both on the device.
+            Later batches do not overwrite them.
+
+        Raises:
+            ValueError: `epoch` or `start` is out of range; while iterating: a sample cannot be decoded.
+        """
+        if epoch < 0:
+            raise ValueError(f"epoch {epoch}: expected 0 or more")
+        if not 0 <= start <= len(self):
+            raise ValueError(f"start {start}: expected 0 to {len(self)}, the batches of an epoch")
+        settings = self.settings
+        if settings.training:
+            views = training_order(self.num_samples, settings.seed, epoch, settings.repeats)
+        else:
+            views = np.arange(self.num_samples)
+        return self._batches(epoch, views[self._of_rank][start * self.batch_size :])
+
+    def _batches(self, epoch: int, views: np.ndarray) -> Iterator[Batch]:
+        if len(views) == 0:
+            return
+        parts = (views[at : at + self.batch_size] for at in range(0, len(views), self.batch_size))
+        with closing(self._read(epoch, views)) as batches:
+            made = (self._on_device(*batch, epoch, part) for batch, part in zip(batches, parts))
+            yield from made if self._stream is None else self._one_ahead(made)
+
+    @abstractmethod
+    def _read(self, epoch: int, views: np.ndarray) -> Iterator[Batch]:
+        """Yields images (B, 3, H, W) uint8, of any strides and valid until the next batch, and targets (B,) int64.
+
+        Args:
+            epoch: the epoch, for the augmentation and the size of the images.
+            views: views of samples (see `rng`), not empty; consecutive `batch_size` of them make a batch.
+        """
+
+    def _on_device(self, images: torch.Tensor, targets: torch.Tensor, epoch: int, views: np.ndarray) -> Batch:
+        if self._stream is None:
+            images = images.to(self._device, copy=self._augmentation.changes_bytes)
+            return self._augmented(images, epoch, views), targets.to(self._device)
+        # Pinned copies, so that the loader may overwrite its batch while they are being transferred.
+        pinned = images.pin_memory(), targets.pin_memory()
+        with torch.cuda.stream(self._stream):
+            images, targets = (tensor.to(self._device, non_blocking=True) for tensor in pinned)
+            return self._augmented(images, epoch, views), targets
+
+    def _one_ahead(self, made: Iterator[Batch]) -> Iterator[Batch]:
+        """Makes batch i + 1 on a stream of its own before batch i is yielded, so that it overlaps the model's work."""
+        batch = next(made, None)
+        while batch is not None:
+            current = torch.cuda.current_stream(self._device)
+            current.wait_stream(self._stream)
+            for tensor in batch:
+                tensor.record_stream(current)
+            ready, batch = batch, next(made, None)
+            yield ready
+
+    def _augmented(self, images: torch.Tensor, epoch: int, views: np.ndarray) -> torch.Tensor:
+        images = self._augmentation.on_bytes(images, epoch, views)
+        return self._augmentation.erase(self._normalized(images), epoch, views)
+
+    def _normalized(self, images: torch.Tensor) -> torch.Tensor:
+        """Float32 in channels-last order; row by row, because a loop over three channels is slow."""
+        n, channels, height, width = images.shape
+        rows = images.permute(0, 2, 3, 1).to(torch.float32, memory_format=torch.contiguous_format)
+        rows = rows.view(n, height, width * channels)
+        torch.addcmul(self._shift.repeat(width), rows, self._factor.repeat(width), out=rows)
+        return rows.view(n, height, width, channels).permute(0, 3, 1, 2)
