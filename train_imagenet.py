@@ -1,11 +1,11 @@
-"""Trains an image classifier, or measures one again.
+"""Trains or evaluates an image classifier.
 
-python train_imagenet.py                                  the handwritten digits, configs/digits.yaml
+python train_imagenet.py                                  handwritten digits: configs/digits.yaml
 python train_imagenet.py --config FILE --optimizer.lr 1e-3 --run.dir runs/mine
-python train_imagenet.py --resume runs/mine               go on where the last checkpoint was
+python train_imagenet.py --resume runs/mine               resume from the last checkpoint
 python train_imagenet.py --evaluate runs/mine             held-out accuracy of the best weights
-python train_imagenet.py --dry-run                        what a run would take: updates, memory, time
-torchrun --nproc-per-node=8 train_imagenet.py ...         the same on eight GPUs; docs/training.md
+python train_imagenet.py --dry-run                        updates, memory and time of a run
+torchrun --nproc-per-node=8 train_imagenet.py ...         on eight GPUs: docs/training.md
 """
 
 import os
@@ -13,35 +13,38 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # torch's threads, waiting, leave the cores to those that decode
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # idle threads of torch leave the cores to the decoders
 
 import yaml  # noqa: E402
 
-from vilonghorn.engine import Ranks, Trainer, build_parser, complete, evaluate_run, parse  # noqa: E402
-from vilonghorn.engine.estimate import dry_run  # noqa: E402
-from vilonghorn.engine.launch import add_run_options, run, started_again  # noqa: E402
+from vilonghorn.engine import Distributed, Trainer, build_parser, complete, evaluate_run, parse  # noqa: E402
+from vilonghorn.engine.command_line import add_run_options, run  # noqa: E402
+from vilonghorn.engine.dry_run import dry_run  # noqa: E402
 
 
 def main(argv: Sequence[str]) -> None:
+    """Trains, evaluates, or estimates the cost of a run."""
     title, usage = __doc__.split("\n", 1)
     parser = build_parser(prog="train_imagenet.py", description=title, usage=usage.strip())
     add_run_options(parser)
+    dist = Distributed()
     config, options = parse(parser, complete(argv, Path(__file__).parent / "configs" / "digits.yaml"))
 
     if options.dry_run:
-        print(yaml.safe_dump(config.to_dict(), sort_keys=False) + "\n" + dry_run(config, options))
+        print(yaml.safe_dump(config.to_dict(), sort_keys=False) + "\n" + str(dry_run(config, options)))
         return
     if options.evaluate is not None:
         result = evaluate_run(options.evaluate, config, options.checkpoint)
         which = f"{options.checkpoint} weights ({result['record']['weights']}, epoch {result['record']['epoch']})"
     else:
-        auto = options.auto_resume or started_again(options.overwrite)
-        resume = options.resume is not None or ("auto" if auto else False)
+        if dist.restarts and options.overwrite:
+            raise ValueError("restarted by torchrun, --overwrite would replace this run itself: go on by --resume")
+        resume = options.resume is not None or ("auto" if options.auto_resume or dist.restarts else False)
         result = Trainer(config, resume=resume, overwrite=options.overwrite).fit()
         best = f"best {result['best']['top1']:.2f}% in epoch {result['best']['epoch']}"
         which = f"final weights ({result['weights']}, epoch {result['epochs']}; {best}; {result['seconds']:.0f} s)"
     scores = f"top-1 {result['top1']:.2f}%, top-5 {result['top5']:.2f}%, loss {result['loss']:.4f}"
-    if Ranks().main:
+    if dist.is_main:
         print(f"held-out {scores} on {result['images']} images: {which} of {config.run.dir}")
 
 

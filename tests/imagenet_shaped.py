@@ -1,4 +1,4 @@
-"""A folder with the shape of ImageNet: classes by WordNet number, odd images among the JPEGs, validation images flat."""
+"""A folder in the form of ImageNet: classes by WordNet number, some odd images, and flat validation images."""
 
 from __future__ import annotations
 

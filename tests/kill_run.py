@@ -1,7 +1,7 @@
-"""A job of two processes, killed at random moments until it is done: python tests/kill_run.py 20
+"""Kills a job of two processes at random moments until it is done: python tests/kill_run.py 20
 
-Even kills hit one process, which torchrun --max-restarts makes good; odd ones the whole job, which is then started by
-the same command. In the end the weights must be those of a job that nobody disturbed, bit for bit.
+Even kills hit one process, and torchrun --max-restarts restarts the job; odd ones hit the whole job, which is then
+started by the same command. The weights must be bitwise those of an undisturbed job.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ EVERY = 3  # updates between checkpoints
 UPDATES = 10  # an epoch: 160 digits, two processes, batches of 8
 
 
-CHANCE = [  # everything that is drawn at random, on
+CHANCE = [  # all random augmentation
     "--model.drop_path=0.1",
     "--augmentation.scale=[0.7, 1]",
     "--augmentation.auto_augment=rand-m9-mstd0.5-inc1",

@@ -1,4 +1,4 @@
-"""Several processes that train together, for the tests of the engine: the nano model on some of the embedded digits."""
+"""Several processes that train together, for the tests of the engine: a small model on some embedded digits."""
 
 from __future__ import annotations
 
@@ -9,16 +9,17 @@ import signal
 import socket
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Callable
+from typing import Any
 
 import torch
 
 from vilonghorn.data.digits import write_digits
 from vilonghorn.engine import Trainer, build_parser, parse
-from vilonghorn.engine.launch import run
+from vilonghorn.engine.command_line import run
 
-# Augmentation off: what is left of chance is the order of the images, which is the same for any number of processes.
+# No augmentation: only the order of the images is random, and it is the same for any number of processes.
 OPTIONS = [
     "--data.image_size=32",
     "--data.workers=0",
@@ -83,8 +84,8 @@ def start_ranks(size: int, target: Callable, *arguments: Any, **keywords: Any) -
     return processes
 
 
-def ended(processes: list[Any], seconds: float = 120) -> list[int | None]:
-    """Exit codes, once all have ended; one that does not in time is killed, and its code is None."""
+def ended(processes: list[Any], seconds: float = 600) -> list[int | None]:
+    """Exit codes, once all have ended. A process that hangs is killed, and its code is None."""
     end = time.monotonic() + seconds
     for process in processes:
         process.join(max(0.1, end - time.monotonic()))

@@ -1,12 +1,13 @@
-"""A run of seconds for the tests of the engine: data made of numbers, a model of two blocks, and ways for it to die."""
+"""A run of a second for the tests of the engine: synthetic data, a model of two blocks, and ways to kill it."""
 
 from __future__ import annotations
 
 import multiprocessing
 import os
 import signal
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, Callable, Iterator
+from typing import Any
 
 import numpy as np
 import torch
@@ -42,10 +43,10 @@ class ToyLoader:
     fingerprint = "stripes"
 
     def __init__(
-        self, num_samples: int = 48, batch_size: int = 8, training: bool = True, size: int = 16, ranks: Any = None
+        self, num_samples: int = 48, batch_size: int = 8, training: bool = True, size: int = 16, dist: Any = None
     ) -> None:
         self.num_samples, self.batch_size, self.training, self.size = num_samples, batch_size, training, size
-        self.rank, self.world_size = (ranks.rank, ranks.world_size) if ranks else (0, 1)
+        self.rank, self.world_size = (dist.rank, dist.world_size) if dist else (0, 1)
 
     def __len__(self) -> int:
         return -(-len(range(self.rank, self.num_samples, self.world_size)) // self.batch_size)

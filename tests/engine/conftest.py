@@ -1,4 +1,4 @@
-"""One thread for the tiny models of these tests: two that wait for each other cost more than they gain."""
+"""One thread for the small models of these tests, and no pictures where a test does not ask for them."""
 
 from __future__ import annotations
 
@@ -7,10 +7,27 @@ from collections.abc import Iterator
 import pytest
 import torch
 
+import vilonghorn.engine.logging
+import vilonghorn.engine.trainer
+
 
 @pytest.fixture(autouse=True)
 def one_thread() -> Iterator[None]:
+    """Two threads of torch are slower than one here."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(threads)
+
+
+@pytest.fixture
+def pictures() -> None:
+    """Lets runs draw their curves and report."""
+
+
+@pytest.fixture(autouse=True)
+def few_pictures(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Drawing takes longer than training the small models."""
+    if "pictures" not in request.fixturenames:
+        monkeypatch.setattr(vilonghorn.engine.logging, "draw_curves", lambda *arguments: None)
+        monkeypatch.setattr(vilonghorn.engine.trainer, "write_report", lambda *arguments: None)

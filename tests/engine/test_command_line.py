@@ -16,9 +16,12 @@ import yaml
 from PIL import Image
 from toy_run import OPTIONS
 
+from vilonghorn.engine.command_line import run
 from vilonghorn.engine.config import FIELDS
+from vilonghorn.engine.logging import RunLogger
 
 SCRIPT = Path(__file__).parents[2] / "train_imagenet.py"
+RESUME = "python train_imagenet.py --resume"
 main = runpy.run_path(str(SCRIPT))["main"]
 
 
@@ -35,12 +38,6 @@ def data(tmp_path_factory) -> list[str]:
                 pixels = 128 + 80 * stripes[None, :, None] + rng.normal(0, 10, (16, 16, 3))
                 Image.fromarray(pixels.astype(np.uint8)).save(root / split / name / f"{i}.png")
     return [*OPTIONS, f"--data.train={root}/train", f"--data.val={root}/val", "--data.workers=0"]
-
-
-def start(*argv: str) -> subprocess.Popen:
-    command = [sys.executable, str(SCRIPT), *argv]
-    pipe = subprocess.PIPE
-    return subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, start_new_session=True)
 
 
 @pytest.mark.filterwarnings("ignore:FFCV is not installed")
@@ -61,32 +58,32 @@ def test_a_run_is_trained_and_measured_again_with_the_same_result(data, tmp_path
     assert yaml.safe_load((tmp_path / "moved/config.yaml").read_text())["run"]["dir"] == f"{tmp_path}/moved"
 
 
-def test_control_c_leaves_a_run_to_resume_and_says_how(data, tmp_path):
-    process = start(*data, f"--run.dir={tmp_path}/run", "--schedule.epochs=100000")
-    line = process.stdout.readline()
-    assert line.startswith("epoch 1/100000"), line + process.stderr.read()
-    process.send_signal(signal.SIGINT)
-    _, errors = process.communicate(timeout=120)
-    assert process.returncode == 130
-    assert f"python train_imagenet.py --resume {tmp_path}/run" in errors
-    assert "Traceback" not in errors
+@pytest.mark.filterwarnings("ignore:FFCV is not installed")
+def test_control_c_leaves_a_run_to_resume_and_says_how(data, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(RunLogger, "log_epoch", lambda *arguments: os.kill(os.getpid(), signal.SIGINT))
+    assert run(main, [*data, f"--run.dir={tmp_path}/run"]) == 130
+    errors = capsys.readouterr().err
+    assert f"stopped by SIGINT in epoch 2, after 1 of 4 batches; go on with: {RESUME} {tmp_path}/run\n" in errors
     assert (tmp_path / "run/last.pt").exists()
 
 
 def test_a_signal_to_the_decoders_too_still_leaves_a_run_to_resume(data, tmp_path):
-    process = start(*data, f"--run.dir={tmp_path}/run", "--schedule.epochs=100000", "--data.workers=2")
+    options = [f"--run.dir={tmp_path}/run", "--schedule.epochs=100000", "--data.workers=2"]
+    command = [sys.executable, str(SCRIPT), *data, *options]
+    pipe = subprocess.PIPE
+    process = subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, start_new_session=True)
     line = process.stdout.readline()
     assert line.startswith("epoch 1/100000"), line + process.stderr.read()
     os.killpg(process.pid, signal.SIGTERM)  # as torchrun and SLURM do
-    _, errors = process.communicate(timeout=120)
+    _, errors = process.communicate()
     assert process.returncode == 128 + signal.SIGTERM, errors
-    assert f"python train_imagenet.py --resume {tmp_path}/run" in errors and "Traceback" not in errors
+    assert f"{RESUME} {tmp_path}/run" in errors and "Traceback" not in errors
 
 
-def test_an_error_is_one_sentence_and_an_exit_code(tmp_path):
-    process = start("--model.name=vilonghorn_nanoo", f"--run.dir={tmp_path}/run")
-    out, errors = process.communicate(timeout=120)
-    assert process.returncode == 2 and out == ""
+def test_an_error_is_one_sentence_and_an_exit_code(tmp_path, capsys):
+    assert run(main, ["--model.name=vilonghorn_nanoo", f"--run.dir={tmp_path}/run"]) == 2
+    out, errors = capsys.readouterr()
+    assert out == ""
     assert errors.startswith("error: model.name is 'vilonghorn_nanoo'") and "vilonghorn_nano" in errors
     assert len(errors.splitlines()) == 1
     assert not (tmp_path / "run").exists()
@@ -135,7 +132,7 @@ def test_to_go_on_if_there_is_a_run_and_to_replace_it_contradict_each_other(monk
     with pytest.raises(ValueError, match="--auto-resume and --overwrite contradict"):
         main(["--auto-resume", "--overwrite"])
     monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
-    with pytest.raises(ValueError, match="started again by torchrun, --overwrite would replace this run itself"):
+    with pytest.raises(ValueError, match="restarted by torchrun, --overwrite would replace this run itself"):
         main(["--overwrite"])
 
 

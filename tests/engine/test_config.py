@@ -12,9 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from vilonghorn.engine import Config, build_parser, load_config, parse
-from vilonghorn.engine.checks import changed_keys, check, flatten
-from vilonghorn.engine.config import FIELDS, INTERVALS
-from vilonghorn.engine.launch import add_run_options
+from vilonghorn.engine.command_line import add_run_options
+from vilonghorn.engine.config import FIELDS, changed_keys, check, flatten
+
+INTERVALS = {key: field.metadata["interval"] for key, field in FIELDS.items() if field.metadata}
 
 
 def read(*argv):
@@ -100,7 +101,7 @@ def test_a_missing_file_is_named(tmp_path):
 
 def test_every_key_is_documented():
     for section in {key.partition(".")[0] for key in FIELDS}:
-        docs = type(getattr(Config(), section)).__doc__
+        docs = "".join(base.__doc__ or "" for base in type(getattr(Config(), section)).__mro__)
         for key in (k.partition(".")[2] for k in FIELDS if k.startswith(section + ".")):
             assert f"        {key}: " in docs, f"{section}.{key} is not documented"
 

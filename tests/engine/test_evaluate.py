@@ -94,7 +94,7 @@ def test_data_whose_classes_are_called_otherwise_is_not_measured(tmp_path, monke
     toy_trainer(tmp_path, "--schedule.epochs=2").fit()
     loader = ToyLoader(32, training=False)
     # The package has a function of the module's name.
-    monkeypatch.setattr(sys.modules["vilonghorn.engine.evaluate"], "val_loader", lambda *arguments: loader)
+    monkeypatch.setattr(sys.modules["vilonghorn.engine.evaluate"], "build_loader", lambda *arguments, **options: loader)
     config = toy_config(tmp_path)
     named = evaluate_run(tmp_path, config)
     loader.class_names = None
@@ -107,7 +107,7 @@ def test_data_whose_classes_are_called_otherwise_is_not_measured(tmp_path, monke
 def test_a_size_that_the_model_does_not_take_is_refused_in_one_sentence(tmp_path, monkeypatch):
     toy_trainer(tmp_path, "--schedule.epochs=2").fit()
     loader = ToyLoader(32, training=False, size=20)
-    monkeypatch.setattr(sys.modules["vilonghorn.engine.evaluate"], "val_loader", lambda *arguments: loader)
+    monkeypatch.setattr(sys.modules["vilonghorn.engine.evaluate"], "build_loader", lambda *arguments, **options: loader)
     with pytest.raises(ValueError, match=r"images \(2, 3, 20, 20\) into scores.*change data.image_size") as raised:
         evaluate_run(tmp_path, toy_config(tmp_path, "--data.image_size=20"))
     assert "\n" not in str(raised.value)

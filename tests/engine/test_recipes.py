@@ -1,4 +1,4 @@
-"""The configurations of ImageNet share one recipe, which is the published one; runs start from the weights of others."""
+"""The ImageNet configurations follow the published recipe; runs start from the weights of other runs."""
 
 from __future__ import annotations
 
@@ -12,10 +12,9 @@ from safetensors.torch import save_file
 from toy_run import toy_config
 
 from vilonghorn.engine import build_parser, load_config, parse
-from vilonghorn.engine.build import build_model, build_optimizer, build_scheduler
+from vilonghorn.engine.build import build_model, build_optimizer, build_scheduler, init_weights
 from vilonghorn.engine.checkpoint import save_weights
-from vilonghorn.engine.checks import flatten
-from vilonghorn.engine.start import weights_overlay
+from vilonghorn.engine.config import flatten
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 NANO = ["--model.name=vilonghorn_nano", "--data.image_size=32", "--model.kwargs={patch_size: 8, depth: 2}"]
@@ -116,7 +115,7 @@ def test_a_base_that_cannot_be_read_is_named(tmp_path, text, message):
     ("option", "message"),
     [
         ("--augmentation.auto_augment=randy", "auto_augment 'randy': not a policy of timm"),
-        ("--augmentation.start_size=300", "start_size is 300, above data.image_size"),
+        ("--augmentation.start_size=300", "start_size is 300, above the image size"),
         ("--augmentation.ramp=[5, 2]", "the smaller bound comes first"),
         ("--augmentation.start_size=128", r"start_size is 128 but augmentation.ramp is \[0, 0\]"),
         ("--optimizer.layer_decay=1.5", "optimizer.layer_decay is 1.5; it must lie in"),
@@ -182,7 +181,7 @@ def test_what_are_no_weights_is_named(tmp_path, content, message):
     elif content is not None:
         torch.save(content, file)
     with pytest.raises((ValueError, FileNotFoundError), match=f"model.weights is .*x.pth.*{message}"):
-        weights_overlay(str(file))
+        init_weights(str(file))
 
 
 def test_weights_of_another_model_are_refused(trained, tmp_path):

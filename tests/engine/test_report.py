@@ -12,9 +12,8 @@ from torch import nn
 from toy_run import ToyLoader, toy_trainer
 
 from vilonghorn.engine.build import autocast
-from vilonghorn.engine.directory import Log
-from vilonghorn.engine.predictions import Predictions, draw_predictions, predict, worst_classes
-from vilonghorn.engine.report import draw_curves
+from vilonghorn.engine.checkpoint import Log
+from vilonghorn.engine.report import Predictions, draw_curves, draw_predictions, predict, worst_classes
 
 
 class Images:
@@ -42,13 +41,13 @@ class Reciting(nn.Module):
 @pytest.fixture
 def titles(monkeypatch):
     seen = []
-    original = Axes.set_title
+    original = Axes.text
 
-    def note(self, label, **style):
+    def note(self, x, y, label, **style):
         seen.append((label, style))
-        return original(self, label, **style)
+        return original(self, x, y, label, **style)
 
-    monkeypatch.setattr(Axes, "set_title", note)
+    monkeypatch.setattr(Axes, "text", note)
     return seen
 
 
@@ -114,9 +113,9 @@ def test_the_worst_classes_are_told_with_what_they_are_taken_for():
     confusion = torch.tensor([[1, 2, 1], [0, 5, 0], [1, 0, 3]])
     rows = worst_classes(Predictions(confusion, names, [], []))
     assert [row["name"] for row in rows] == ["cat", "owl"]
-    assert rows[0] == {"name": "cat", "images": 4, "top1": 25.0, "taken_for": {"dog": 2, "owl": 1}}
-    assert rows[1]["taken_for"] == {"cat": 1} and rows[1]["top1"] == 75.0
-    assert [row["name"] for row in worst_classes(Predictions(confusion, names, [], []), most=1)] == ["cat"]
+    assert rows[0] == {"name": "cat", "images": 4, "top1": 25.0, "predicted": {"dog": 2, "owl": 1}}
+    assert rows[1]["predicted"] == {"cat": 1} and rows[1]["top1"] == 75.0
+    assert [row["name"] for row in worst_classes(Predictions(confusion, names, [], []), count=1)] == ["cat"]
 
 
 def test_every_prediction_is_counted_once():
@@ -126,7 +125,7 @@ def test_every_prediction_is_counted_once():
     assert [(guess, truth) for _, guess, truth in found.mistakes] == [(1, 0), (1, 0), (0, 1)]
 
 
-def test_the_page_of_a_run_holds_its_results_its_pictures_and_its_configuration(tmp_path):
+def test_the_page_of_a_run_holds_its_results_its_pictures_and_its_configuration(tmp_path, pictures):
     loader = ToyLoader(32, training=False)
     loader.class_names = ToyLoader.class_names = ["<a>", "b", "c", "d"]
     try:

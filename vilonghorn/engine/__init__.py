@@ -1,17 +1,16 @@
-"""Training and measuring any timm model: configuration, the loop, checkpoints, and the directory of a run."""
+"""Training and evaluation of any timm model: configuration, training loop, checkpoints, run directory and report."""
 
 from .build import build_model
+from .command_line import build_parser, complete, load_config, parse
 from .config import Config
-from .distributed import Ranks
+from .distributed import Distributed, Interrupted
 from .evaluate import evaluate, evaluate_run, load_run
-from .interrupt import Interrupted
-from .options import build_parser, complete, load_config, parse
-from .train import Trainer
+from .trainer import Trainer
 
 __all__ = [
     "Config",
+    "Distributed",
     "Interrupted",
-    "Ranks",
     "Trainer",
     "build_model",
     "build_parser",

@@ -1,49 +1,49 @@
-"""From a configuration to the parts of a run: device, precision, data, model, optimizer, schedule, mixing."""
+"""Builds the parts of a run from its configuration: device, precision, loaders, model, optimizer, schedule, mixup."""
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
 from typing import Any
 
 import timm
 import torch
 from timm.data import Mixup
 from timm.layers import DropPath
+from timm.models import load_state_dict
 from timm.optim import create_optimizer_v2
 from timm.scheduler import create_scheduler_v2
 from timm.scheduler.scheduler import Scheduler
 from torch import nn
 
 from ..data import create_loader
-from ..data.loaders.settings import grown_size
+from ..data.loaders.settings import LoaderSettings
 from ..data.threads import available_cpus
-from .checks import reason_of
+from .checkpoint import RunDirectory, load_weights
 from .config import Config
-from .distributed import Ranks
-from .start import weights_overlay
+from .distributed import Distributed
 
-# What models raise where keywords or images do not suit them.
-REFUSALS = (TypeError, ValueError, RuntimeError, AssertionError, AttributeError, KeyError, IndexError)
+# What models raise if they do not support their arguments or images.
+MODEL_ERRORS = (TypeError, ValueError, RuntimeError, AssertionError, AttributeError, KeyError, IndexError)
+HEADS = ("head.weight", "head.fc.weight", "classifier.weight", "fc.weight")
 
 
-def pick_device(name: str, ranks: Ranks | None = None) -> torch.device:
-    """The device of a name; "auto" is the accelerator if there is one, or else the CPU.
+def one_line(error: Exception) -> str:
+    """An error's type and message in one line, for use in another message."""
+    return f"{type(error).__name__}: {' '.join(str(error).split())}"
 
-    Args:
-        name: "auto", or what torch calls it; of several GPUs, one without a number is that of `ranks.local_rank`.
-        ranks: the processes of the run; None: this one alone.
 
-    Raises:
-        ValueError: torch knows no such device, has none here, or it is meant for several processes.
-    """
-    ranks = ranks or Ranks()
+def pick_device(name: str, dist: Distributed | None = None) -> torch.device:
+    """The device of a name: "auto" is the accelerator or else the CPU, "cuda" the GPU number `dist.local_rank`."""
+    dist = dist or Distributed()
     try:
         auto = torch.accelerator.current_accelerator(check_available=True) if name == "auto" else torch.device(name)
         device = auto or torch.device("cpu")
-        if device.type == "cuda" and ranks.local_size > 1:
+        if device.type == "cuda" and dist.local_size > 1:
             if name not in ("auto", "cuda"):
-                raise ValueError(f"run.device is {name!r} for {ranks.local_size} processes: make it auto or cuda")
-            device = torch.device("cuda", ranks.local_rank)
+                raise ValueError(f"run.device is {name!r} for {dist.local_size} processes: make it auto or cuda")
+            device = torch.device("cuda", dist.local_rank)
             torch.cuda.set_device(device)
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError) as error:
@@ -52,80 +52,36 @@ def pick_device(name: str, ranks: Ranks | None = None) -> torch.device:
 
 
 def autocast(amp: str, device: torch.device) -> torch.autocast:
-    """The autocast context of `run.amp`; "auto" is bfloat16 on CUDA devices that have it."""
+    """The autocast context of `run.amp`; "auto" is bfloat16 on CUDA devices that support it."""
     if amp == "auto":
         amp = "bf16" if device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False) else "off"
     dtype = torch.float16 if amp == "fp16" else torch.bfloat16
     return torch.autocast(device.type, dtype, enabled=amp != "off")
 
 
-def compiles(config: Config, device: torch.device) -> bool:
-    """Whether the model is compiled: as configured, or on CUDA devices."""
-    return device.type == "cuda" if config.run.compile is None else config.run.compile
+def build_loader(config: Config, device: torch.device, *, training: bool, dist: Distributed | None = None) -> Any:
+    """The loader of the training or validation data, of which this process reads its share."""
+    dist = dist or Distributed()
+    data, sections = config.data, [config.data, config.augmentation] if training else [config.data]
+    options: dict[str, Any] = {"training": training, "seed": config.run.seed, "device": device}
+    if data.workers is None and dist.local_size > 1:
+        options["workers"] = max(1, available_cpus() // dist.local_size)
+    settings = LoaderSettings.from_sections(*sections, rank=dist.rank, world_size=dist.world_size, **options)
+    return create_loader(data.train if training else data.val, settings)
 
 
-def own_workers(config: Config, ranks: Ranks) -> int | None:
-    """Decoders of one process: as configured, or its share of the machine's CPUs."""
-    if config.data.workers is None and ranks.local_size > 1:
-        return max(1, available_cpus() // ranks.local_size)
-    return config.data.workers
-
-
-def train_loader(config: Config, device: torch.device, ranks: Ranks | None = None) -> Any:
-    """The training data of a run, shuffled and cropped at random: the share of this process."""
-    ranks = ranks or Ranks()
-    data, augmentation = config.data, config.augmentation
-    return create_loader(
-        data.train,
-        batch_size=data.batch_size,
-        image_size=data.image_size,
-        training=True,
-        seed=config.run.seed,
-        workers=own_workers(config, ranks),
-        device=device,
-        rank=ranks.rank,
-        world_size=ranks.world_size,
-        mean=data.mean,
-        std=data.std,
-        scale=augmentation.scale,
-        ratio=augmentation.ratio,
-        interpolation=augmentation.interpolation,
-        hflip=augmentation.hflip,
-        auto_augment=augmentation.auto_augment,
-        color_jitter=augmentation.color_jitter,
-        erase=augmentation.erase,
-        repeats=augmentation.repeats,
-        start_size=augmentation.start_size,
-        ramp=augmentation.ramp,
-    )
-
-
-def val_loader(config: Config, device: torch.device, ranks: Ranks | None = None) -> Any:
-    """The held-out data of a run in order: the share of this process, without padding."""
-    ranks = ranks or Ranks()
-    data = config.data
-    return create_loader(
-        data.val,
-        batch_size=data.batch_size,
-        image_size=data.image_size,
-        training=False,
-        workers=own_workers(config, ranks),
-        device=device,
-        rank=ranks.rank,
-        world_size=ranks.world_size,
-        mean=data.mean,
-        std=data.std,
-        crop_pct=data.crop_pct,
-        interpolation=data.interpolation,
-    )
+def check_classes(name: str, num_classes: int, class_names: Sequence[str] | None, val: str, loader: Any) -> None:
+    """Raises ValueError if held-out data has other classes than the training data or the model called `name`."""
+    same = "training and held-out data need the same"
+    if loader.num_classes != num_classes:
+        raise ValueError(f"{name} has {num_classes} classes but {val} has {loader.num_classes}: {same}")
+    for one, other in zip(class_names or (), loader.class_names or ()):
+        if one != other:
+            raise ValueError(f"the classes of {name} and of {val} differ, first {one!r} and {other!r}: {same}")
 
 
 def model_kwargs(config: Config, num_classes: int) -> dict[str, Any]:
-    """The keywords of the configured model; `data.image_size` is among them where models have a fixed `img_size`.
-
-    Raises:
-        ValueError: `model.num_classes` is not the data's.
-    """
+    """The arguments of the model, with `img_size` if it is made for a fixed size. Checks `model.num_classes`."""
     model = config.model
     if model.num_classes not in (None, num_classes):
         raise ValueError(
@@ -139,43 +95,62 @@ def model_kwargs(config: Config, num_classes: int) -> dict[str, Any]:
 
 
 def build_model(config: Config, num_classes: int) -> nn.Module:
-    """Builds the configured model, on the CPU, with the weights that it starts from.
+    """The model with its initial weights, on the CPU.
 
     Raises:
-        FileNotFoundError: there are no weights where `model.weights` says.
-        ValueError: the model refuses its arguments or weights, or `model.num_classes` is not the data's.
+        FileNotFoundError: there is no file `model.weights`.
+        ValueError: the model rejects its arguments or weights, or `model.num_classes` is not that of the data.
     """
     name, kwargs = config.model.name, model_kwargs(config, num_classes)
-    start = {} if config.model.weights is None else {"pretrained_cfg_overlay": weights_overlay(config.model.weights)}
+    init = {} if config.model.weights is None else {"pretrained_cfg_overlay": init_weights(config.model.weights)}
     try:
-        model = timm.create_model(name, pretrained=config.model.pretrained or bool(start), **kwargs, **start)
-    except (*REFUSALS, ZeroDivisionError) as error:
-        raise ValueError(f"timm cannot make {name} with {kwargs} ({reason_of(error)})") from error
+        model = timm.create_model(name, pretrained=config.model.pretrained or bool(init), **kwargs, **init)
+    except (*MODEL_ERRORS, ZeroDivisionError) as error:
+        raise ValueError(f"timm cannot make {name} with {kwargs} ({one_line(error)})") from error
     for module in model.modules() if not config.model.drop_path else ():
         if isinstance(module, DropPath):
-            module.drop_prob = 0.0  # some models have a rate of their own, and others no keyword to be told 0 by
+            module.drop_prob = 0.0  # some models have a default rate and no argument to change it
     return model
+
+
+def init_weights(source: str) -> dict[str, Any]:
+    """Reads initial weights as an argument of `timm.create_model(pretrained=True, pretrained_cfg_overlay=...)`.
+
+    timm then resamples positions and patch embedding, and makes a new head for another number of classes. `source` is
+    the directory of a run, whose best weights are read, or a file: safetensors, or a torch checkpoint with the weights
+    at top level or under `model`, `state_dict` or `state_dict_ema`.
+    """
+    path = RunDirectory(source).weights("best") if Path(source).is_dir() else Path(source)
+    if not path.is_file():
+        raise FileNotFoundError(f"model.weights is {source}, but there is no {path}")
+    try:
+        weights, record = load_weights(path) if Path(source).is_dir() else (load_state_dict(str(path)), {})
+    except Exception as error:  # readers of other formats raise almost any error
+        raise ValueError(f"model.weights is {source}, which is not a file of weights ({one_line(error)})") from error
+    if not weights or not all(isinstance(value, torch.Tensor) for value in weights.values()):
+        raise ValueError(f"model.weights is {source}, which holds no weights but {list(weights)[:4]}")
+    head = next((weights[name] for name in HEADS if name in weights), None)
+    classes = {} if head is None else {"num_classes": head.shape[0]}
+    size = record.get("kwargs", {}).get("img_size")
+    input_size = {"input_size": (3, size, size)} if isinstance(size, int) else {}
+    return {"state_dict": weights, **classes, **input_size}
 
 
 @torch.no_grad()
 def check_model(config: Config, model: nn.Module, num_classes: int, device: torch.device) -> None:
-    """Refuses a model that does not turn the data's images, of every size that they grow through, into class scores.
-
-    Raises:
-        ValueError: one sentence that names the model, its keywords, and what comes out of it.
-    """
+    """Raises ValueError if a model does not turn images of every size in the run into class scores."""
     name, kwargs, training = config.model.name, config.model.kwargs, model.training
     last, recipe = config.data.image_size, config.augmentation
-    grown = (grown_size(e, (last, last), recipe.start_size, recipe.ramp) for e in range(config.schedule.epochs))
-    for size in sorted({last, *(height for height, _ in grown)}):
+    sizes = (recipe.grown_size(e, (last, last))[0] for e in range(config.schedule.epochs))
+    for size in sorted({last, *sizes}):
         expected = f"{name} with {kwargs} does not turn images (2, 3, {size}, {size}) into scores (2, {num_classes})"
         try:
             with autocast(config.run.amp, device):
                 scores = model.eval()(torch.zeros(2, 3, size, size, device=device))
-        except REFUSALS as error:
+        except MODEL_ERRORS as error:
             remedy = "data.image_size" if size == last else "augmentation.start_size"
             remedy += " or model.kwargs (dynamic_img_size: true with dynamic_img_pad: true takes any size)"
-            raise ValueError(f"{expected} ({reason_of(error)}): change {remedy}") from error
+            raise ValueError(f"{expected} ({one_line(error)}): change {remedy}") from error
         finally:
             model.train(training)
         if not isinstance(scores, torch.Tensor) or scores.shape != (2, num_classes):
@@ -184,10 +159,9 @@ def check_model(config: Config, model: nn.Module, num_classes: int, device: torc
 
 
 def scale_rates(config: Config, images: int) -> Config:
-    """The configuration with every learning rate scaled from `optimizer.lr_batch` to updates of this many images.
+    """The configuration with its learning rates scaled from `optimizer.lr_batch` to updates of `images` images.
 
-    Linear, as Goyal et al. (2017, arXiv 1706.02677) and DeiT's recipe do it; `warmup_lr` and `min_lr` keep their
-    proportion to the peak.
+    Linear, as in Goyal et al. (2017, arXiv 1706.02677) and in DeiT's recipe.
     """
     optimizer, schedule = config.optimizer, config.schedule
     factor = images / optimizer.lr_batch if optimizer.lr_batch else 1.0
@@ -196,56 +170,29 @@ def scale_rates(config: Config, images: int) -> Config:
 
 
 def build_optimizer(config: Config, model: nn.Module) -> torch.optim.Optimizer:
-    """The configured optimizer, without weight decay on vectors and on the model's `no_weight_decay()`.
-
-    Raises:
-        ValueError: it cannot be made here, or needs more than gradients.
-    """
-    optimizer = config.optimizer
+    """The optimizer, without weight decay on vectors and on the model's `no_weight_decay()`."""
+    settings = config.optimizer
+    names = ("lr", "weight_decay", "betas", "eps", "layer_decay")
     try:
-        made = create_optimizer_v2(
-            model,
-            optimizer.name,
-            lr=optimizer.lr,
-            weight_decay=optimizer.weight_decay,
-            betas=optimizer.betas,
-            eps=optimizer.eps,
-            layer_decay=optimizer.layer_decay,
-        )
-    except REFUSALS as error:
-        raise ValueError(
-            f"optimizer.name is {optimizer.name!r}, which timm cannot make here ({reason_of(error)})"
-        ) from error
-    if getattr(made, "is_second_order", False):
-        raise ValueError(f"optimizer.name is {optimizer.name!r}, which needs second derivatives: choose another")
-    return made
+        optimizer = create_optimizer_v2(model, settings.name, **{name: getattr(settings, name) for name in names})
+    except MODEL_ERRORS as error:
+        raise ValueError(f"optimizer.name is {settings.name!r}, which timm cannot make ({one_line(error)})") from error
+    if getattr(optimizer, "is_second_order", False):
+        raise ValueError(f"optimizer.name is {settings.name!r}, which needs second derivatives: choose another")
+    return optimizer
 
 
 def build_scheduler(config: Config, optimizer: torch.optim.Optimizer, updates_per_epoch: int) -> Scheduler:
-    """The configured schedule, whose `step_update(n)` sets the rate of the update after the n-th."""
-    schedule = config.schedule
-    return create_scheduler_v2(
-        optimizer,
-        "cosine",
-        num_epochs=schedule.epochs,
-        warmup_epochs=schedule.warmup_epochs,
-        warmup_lr=schedule.warmup_lr,
-        min_lr=schedule.min_lr,
-        step_on_epochs=False,
-        updates_per_epoch=updates_per_epoch,
-    )[0]
+    """The schedule; `step_update(n)` sets the rate of update n, from 0."""
+    options = asdict(config.schedule)
+    options |= {"num_epochs": options.pop("epochs"), "updates_per_epoch": updates_per_epoch, "step_on_epochs": False}
+    return create_scheduler_v2(optimizer, "cosine", **options)[0]
 
 
 def build_mixup(config: Config, num_classes: int) -> Mixup | None:
-    """The configured mixup and cutmix, label smoothing included; None where both are off."""
-    mix = config.augmentation
-    if not (mix.mixup or mix.cutmix):
+    """Mixup and cutmix, with label smoothing; None if both are off."""
+    recipe = config.augmentation
+    if not (recipe.mixup or recipe.cutmix):
         return None
-    return Mixup(
-        mix.mixup,
-        mix.cutmix,
-        prob=mix.mix_prob,
-        switch_prob=mix.switch_prob,
-        label_smoothing=mix.label_smoothing,
-        num_classes=num_classes,
-    )
+    options = {"switch_prob": recipe.switch_prob, "label_smoothing": recipe.label_smoothing}
+    return Mixup(recipe.mixup, recipe.cutmix, prob=recipe.mix_prob, **options, num_classes=num_classes)

@@ -1,4 +1,4 @@
-"""Files that are whole or not there: the full state of a run for resuming it, and plain weights for everyone else."""
+"""Checkpoints and the directory of a run. All files are written atomically."""
 
 from __future__ import annotations
 
@@ -7,25 +7,34 @@ import hashlib
 import json
 import os
 import pickle
-from collections.abc import Callable, Iterator
+import shutil
+import warnings
+from collections.abc import Iterator
 from contextlib import contextmanager
 from io import BytesIO
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import torch
+import yaml
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 
-from ..data.files import sync_folder
+from ..data.files import atomic_write
+
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None
 
 FORMAT = 3
-HEADER = f"vilonghorn state, format {FORMAT}\n".encode()  # before the SHA-256 of what torch saved, and that itself
+HEADER = f"vilonghorn state, format {FORMAT}\n".encode()  # followed by a SHA-256 and the data of torch.save
+STATE_KEYS = frozenset("config data model ema optimizer scaler progress".split())
 
 
 @contextmanager
-def space_needed(path: Path) -> Iterator[None]:
-    """Says of a full disk what could not be written and what to do."""
+def explain_full_disk(path: Path) -> Iterator[None]:
+    """Rewords the error of a full disk: what could not be written, and what to do."""
     try:
         yield
     except OSError as error:
@@ -37,54 +46,34 @@ def space_needed(path: Path) -> Iterator[None]:
         ) from error
 
 
-def write_whole(path: Path, write: Callable[[BinaryIO], Any]) -> None:
-    """Writes a file so that whoever looks, whenever this process or the machine dies, finds the old one or the new.
-
-    Args:
-        path: where the file belongs.
-        write: called with an open binary file, beside `path`, that takes its place once it is on the disk.
-    """
-    partial = path.with_name(f".{path.name}.partial")
-    try:
-        with space_needed(path), open(partial, "wb") as file:
-            write(file)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(partial, path)
-    except BaseException:
-        partial.unlink(missing_ok=True)
-        raise
-    sync_folder(path.parent)
+def write_file(path: Path, *parts: bytes | memoryview) -> None:
+    """Writes a file atomically, and explains a full disk."""
+    with explain_full_disk(path), atomic_write(path) as file:
+        file.writelines(parts)
 
 
-def keep(path: Path, as_path: Path) -> None:
-    """Gives a file a second name, which replaces whatever had it and stays when the first name goes to another file."""
-    partial = as_path.with_name(f".{as_path.name}.partial")
-    partial.unlink(missing_ok=True)
+def hard_link(path: Path, link: Path) -> None:
+    """Atomically makes `link` a second name of a file, or a copy where the file system has no hard links."""
+    partial = link.with_name(f"{link.name}.{os.getpid()}.partial")
     try:
         os.link(path, partial)
-    except OSError as error:
-        if error.errno not in (errno.EPERM, errno.ENOTSUP, errno.EMLINK, errno.ENOSYS):
-            raise
-        write_whole(as_path, lambda file: file.write(path.read_bytes()))  # a file system without hard links
+    except OSError:
+        write_file(link, path.read_bytes())
     else:
-        os.replace(partial, as_path)
+        os.replace(partial, link)
 
 
 def save_state(path: Path, state: dict[str, Any]) -> None:
     """Saves a state made of tensors, numbers, strings and containers of them."""
-    buffer = BytesIO()  # torch would hide why a file cannot be written
+    buffer = BytesIO()  # torch.save to a file hides why it cannot be written
     torch.save(state, buffer)
-    digest = hashlib.sha256(buffer.getbuffer()).digest()
-    write_whole(path, lambda file: file.writelines([HEADER, digest, buffer.getbuffer()]))
+    write_file(path, HEADER, hashlib.sha256(buffer.getbuffer()).digest(), buffer.getbuffer())
 
 
 def load_state(path: Path) -> dict[str, Any]:
-    """Loads what `save_state` wrote, onto the CPU, without running any code that the file may hold.
+    """Loads what `save_state` wrote, onto the CPU, without running code from the file.
 
-    Raises:
-        FileNotFoundError: there is no such file.
-        ValueError: the file is not such a state, is damaged, or is another version's.
+    Raises FileNotFoundError, or ValueError if the file is not such a state, is damaged, or has another format.
     """
     if not path.is_file():
         raise FileNotFoundError(f"{path.parent} holds no {path.name}, so there is no run to resume in it")
@@ -106,35 +95,159 @@ def load_state(path: Path) -> dict[str, Any]:
 def save_weights(path: Path, weights: dict[str, torch.Tensor], record: dict[str, Any]) -> None:
     """Saves a state dict as safetensors, which `timm.create_model(..., checkpoint_path=path)` reads.
 
-    Args:
-        path: the file.
-        weights: a module's state dict.
-        record: what to know about the weights, kept as JSON in the file's header.
+    The file's header keeps the record, facts about the weights, as JSON.
     """
     tensors = {name: value.detach().cpu().contiguous() for name, value in weights.items()}
-    data = save(tensors, {"vilonghorn": json.dumps(record)})
-    write_whole(path, lambda file: file.write(data))
+    write_file(path, save(tensors, {"vilonghorn": json.dumps(record)}))
 
 
 def load_weights(path: Path) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
-    """Loads what `save_weights` wrote: the state dict, on the CPU, and the record.
-
-    Raises:
-        FileNotFoundError: there is no such file.
-        ValueError: the file is not safetensors, or another program's.
-    """
+    """Loads what `save_weights` wrote: state dict, on the CPU, and record. Raises ValueError for other files."""
     if not path.is_file():
         raise FileNotFoundError(f"there are no weights {path}")
     try:
         with safe_open(path, "pt") as file:
-            record = (file.metadata() or {}).get("vilonghorn")
             weights = {name: file.get_tensor(name) for name in file.keys()}
+            record = json.loads((file.metadata() or {}).get("vilonghorn", "null"))
     except SafetensorError as error:
         raise ValueError(f"{path} is not a safetensors file: {error}") from error
-    try:
-        record = json.loads(record or "")
-    except ValueError as error:
-        raise ValueError(f"{path} holds no record of the run that it comes from, so it is not one of ours") from error
+    except json.JSONDecodeError:
+        record = None
     if not isinstance(record, dict):
-        raise ValueError(f"{path} holds a record that is no mapping, so it is not one of ours")
+        raise ValueError(f"{path} holds no record of a run, so it is not one of ours")
     return weights, record
+
+
+class Log:
+    """A file of JSON lines, of which `size` bytes are kept."""
+
+    def __init__(self, path: Path, size: int) -> None:
+        self.path = path
+        self.file = open(path, "ab")
+        self.file.truncate(min(size, self.file.tell()))
+
+    def write(self, **record: Any) -> None:
+        """Appends one line."""
+        with explain_full_disk(self.path):
+            self.file.write(json.dumps(record).encode() + b"\n")
+            self.file.flush()
+
+    def sync(self) -> int:
+        """Flushes the log to the disk and returns its size in bytes, which a checkpoint records."""
+        os.fsync(self.file.fileno())
+        return self.file.seek(0, os.SEEK_END)
+
+    def records(self) -> list[dict[str, Any]]:
+        """All lines so far."""
+        return [json.loads(line) for line in self.path.read_bytes().splitlines()]
+
+
+class RunDirectory:
+    """The files of a run in a directory, which need not exist."""
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+        if self.path.is_file():
+            raise NotADirectoryError(f"{path} is a file: choose a directory for --run.dir")
+        self.state = self.path / "last.pt"
+        self.previous = self.path / "previous.pt"
+        self.state_is_damaged = False
+        self.log_file = self.path / "log.jsonl"
+        self.config = self.path / "config.yaml"
+        self.environment = self.path / "environment.json"
+        self.curves = self.path / "curves.png"
+        self.predictions = self.path / "predictions.png"
+        self.report = self.path / "report.html"
+        self.events = self.path / "tensorboard"
+
+    def weights(self, checkpoint: str) -> Path:
+        """The file of the "last" or "best" weights."""
+        return self.path / f"{checkpoint}.safetensors"
+
+    @property
+    def has_state(self) -> bool:
+        """Whether there is a checkpoint to resume from."""
+        return self.state.exists() or self.previous.exists()
+
+    @property
+    def results(self) -> tuple[Path, ...]:
+        """The files that training writes, without the folder of TensorBoard events."""
+        weights = self.weights("last"), self.weights("best")
+        pictures = self.curves, self.predictions, self.report
+        nonfinite = self.path.glob("nonfinite-*.safetensors")
+        return self.state, self.previous, *weights, self.log_file, *pictures, *nonfinite
+
+    def load_state(self) -> dict[str, Any]:
+        """The state of the last checkpoint. If that is missing or damaged, warns and loads the one before it."""
+        try:
+            return self._read_state(self.state)
+        except (FileNotFoundError, ValueError) as error:
+            if not self.previous.exists():
+                raise
+            state = self._read_state(self.previous)
+            self.state_is_damaged = True
+            warnings.warn(f"{error}. Going on from the checkpoint before it, {self.previous.name}", stacklevel=2)
+            return state
+
+    def _read_state(self, file: Path) -> dict[str, Any]:
+        state = load_state(file)
+        sections = state.get("config") if STATE_KEYS <= state.keys() else None
+        if not isinstance(sections, dict) or not all(isinstance(section, dict) for section in sections.values()):
+            raise ValueError(f"{file} is not the state of a run: it must hold {', '.join(sorted(STATE_KEYS))}")
+        return state
+
+    def lock(self) -> None:
+        """Keeps other processes from training here, or raises BlockingIOError if one does.
+
+        A record lock, unlike flock, is not inherited by decoder processes, which may survive a killed run.
+        """
+        if fcntl is None:
+            return
+        self.lock_file = open(self.path / ".lock", "ab")
+        try:
+            fcntl.lockf(self.lock_file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            if error.errno in (errno.EACCES, errno.EAGAIN):
+                message = f"another process is training in {self.path}: wait for its end, or choose another --run.dir"
+                raise BlockingIOError(message) from error
+            if error.errno not in (errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP):  # file systems without locks
+                raise
+
+    def check_is_free(self, allow_started: bool = False) -> None:
+        """Raises FileExistsError if the directory holds a run, or any file that a run would overwrite.
+
+        `allow_started` allows the files of a run that was killed before its first checkpoint.
+        """
+        remedy = "choose another --run.dir, or replace it by --overwrite"
+        if self.has_state:
+            raise FileExistsError(f"{self.path} holds a run: go on with it by --resume {self.path}, {remedy}")
+        started = {self.config, self.environment, self.events} if allow_started else set()
+        if allow_started and self.log_file.exists() and not self.log_file.stat().st_size:
+            started.add(self.log_file)
+        for file in (self.config, self.environment, *self.results, self.events):
+            if file.exists() and file not in started:
+                raise FileExistsError(f"{self.path} holds a {file.name}, which a run would write over: {remedy}")
+
+    def open(self, config: dict[str, Any], environment: dict[str, Any], log_size: int | None) -> None:
+        """Prepares the directory for training, and writes configuration and environment.
+
+        A resumed run keeps `log_size` bytes of its log, in a directory that it has locked. None deletes a former run.
+        """
+        if log_size is None:
+            self.path.mkdir(parents=True, exist_ok=True)
+            self.lock()
+            shutil.rmtree(self.events, ignore_errors=True)
+            for file in self.results:
+                file.unlink(missing_ok=True)
+        for partial in self.path.glob("*.[0-9]*.partial"):  # of a process that was killed inside a write
+            partial.unlink()
+        write_file(self.config, yaml.safe_dump(config, sort_keys=False).encode())
+        write_file(self.environment, json.dumps(environment, indent=2).encode(), b"\n")
+        self.log = Log(self.log_file, log_size or 0)
+
+    def save_state(self, state: dict[str, Any]) -> None:
+        """Replaces the last checkpoint and keeps the one before it."""
+        if self.state.exists() and not self.state_is_damaged:
+            hard_link(self.state, self.previous)
+        save_state(self.state, state)
+        self.state_is_damaged = False

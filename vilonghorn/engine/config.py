@@ -1,61 +1,45 @@
-"""The typed configuration of a run: its keys, their meaning, defaults and ranges.
-
-What else makes one valid is in checks.py; reading it from files and options in options.py.
-"""
+"""The typed configuration of a run: its keys, their meaning, defaults, types and ranges, and checks across keys."""
 
 from __future__ import annotations
 
+import difflib
 import json
+import math
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Literal
 
-from timm.data.constants import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
+import timm
 
-
-def within(interval: str, default: Any) -> Any:
-    """A field whose number, or each of whose numbers, must lie in `interval`, such as "(0, 1]"; null is free."""
-    return field(default=default, metadata={"interval": interval})
+from .. import models  # noqa: F401  (registers our models with timm)
+from ..data.loaders.settings import AugmentationSettings, ImageSettings, check_augmentation, check_intervals, within
 
 
 @dataclass
-class DataConfig:
-    """What is trained on.
+class DataConfig(ImageSettings):
+    """The data of a run. `ImageSettings` has the other keys.
 
     Args:
-        train: a .beton file or an image folder (one folder a class) to train on
-        val: the same, held out
-        batch_size: images a batch of one process
-        image_size: height and width that the model sees, in pixels
-        mean: mean of each channel, subtracted from images in [0, 1]
-        std: standard deviation of each channel, divided by
-        crop_pct: share of the held-out image's side that its center crop keeps
-        interpolation: of that crop to image_size: bicubic, as in the papers, or area, which is faster
-        workers: threads or processes that decode images; null: chosen by the loader
+        train: a .beton file or an image folder (one folder per class) to train on
+        val: a .beton file or an image folder to evaluate on
     """
 
     train: str = "data/imagenet/train.beton"
     val: str = "data/imagenet/val.beton"
-    batch_size: int = within("[1, inf)", 128)
-    image_size: int = within("[1, inf)", 224)
-    mean: tuple[float, float, float] = IMAGENET_DEFAULT_MEAN
-    std: tuple[float, float, float] = within("(0, inf)", IMAGENET_DEFAULT_STD)
-    crop_pct: float = within("(0, 1]", 0.875)
-    interpolation: Literal["bicubic", "area"] = "bicubic"
-    workers: int | None = within("[0, inf)", None)
 
 
 @dataclass
 class ModelConfig:
-    """What is trained.
+    """The model.
 
     Args:
-        name: any model that timm knows, ours included
-        num_classes: classes of the head; null: as many as the data has
+        name: name of any timm model, ours included
+        num_classes: number of classes; null: as many as the data has
         drop_path: stochastic depth rate of the last block
         pretrained: start from the published weights
-        weights: start from these: directory of a run (its best), or a file of weights; positions, patches and a head
-            for other classes are fitted as timm does
-        kwargs: more keywords of the model, such as {img_size: 32, patch_size: 4}
+        weights: start from these weights: directory of a run (its best), or a file; positions, patch embedding and head
+            are fitted to the model as timm does
+        kwargs: more arguments of the model, such as {img_size: 32, patch_size: 4}
     """
 
     name: str = "vilonghorn_tiny"
@@ -68,17 +52,17 @@ class ModelConfig:
 
 @dataclass
 class OptimizerConfig:
-    """How weights follow gradients.
+    """The optimizer.
 
     Args:
-        name: any optimizer that timm knows
+        name: name of any timm optimizer
         lr: peak learning rate, for updates of lr_batch images
-        lr_batch: images an update that lr, warmup_lr and min_lr are meant for: updates of batch_size * accumulate *
-            processes images scale them in proportion; null: taken as they are
-        weight_decay: decay of matrices; vectors and the model's no_weight_decay() names take none
-        betas: momentum of the gradient and of its square
-        eps: floor of the denominator
-        clip_grad: largest norm of the gradient; null: not clipped
+        lr_batch: images per update for which lr, warmup_lr and min_lr are given; they are scaled in proportion to
+            batch_size * accumulate * processes; null: not scaled
+        weight_decay: weight decay of matrices; vectors and the model's no_weight_decay() parameters have none
+        betas: decay rates of the first and second moment
+        eps: added to the denominator
+        clip_grad: maximum norm of the gradient; null: not clipped
         accumulate: batches whose gradients are averaged into one update
         layer_decay: factor of the learning rate from one layer to the one before it, for fine-tuning; null: none
     """
@@ -96,13 +80,13 @@ class OptimizerConfig:
 
 @dataclass
 class ScheduleConfig:
-    """How the learning rate moves: linear warm-up, then half a cosine, stepped every update.
+    """The learning rate schedule: linear warm-up, then half a cosine, stepped at every update.
 
     Args:
         epochs: passes over the training data
-        warmup_epochs: epochs of warm-up, counted in epochs
+        warmup_epochs: epochs of warm-up, included in epochs
         warmup_lr: learning rate of the first update
-        min_lr: learning rate at the end; equal to lr, the rate is constant
+        min_lr: learning rate at the end; if equal to lr, the rate is constant
     """
 
     epochs: int = within("[1, inf)", 300)
@@ -112,31 +96,17 @@ class ScheduleConfig:
 
 
 @dataclass
-class AugmentationConfig:
-    """How the training data is varied.
+class AugmentationConfig(AugmentationSettings):
+    """Augmentation of the training data. `AugmentationSettings` has the other keys, with defaults of no augmentation.
 
     Args:
-        scale: smallest and largest area of the random crop, as a share of the image
-        ratio: smallest and largest aspect ratio of the random crop
-        interpolation: of the random crop to image_size: area or bicubic; null: area of a .beton, bicubic of a folder
-        hflip: probability of a horizontal flip
-        auto_augment: timm's name of a policy such as rand-m9-mstd0.5-inc1, or 3a, the 3-Augment of DeiT III; null: none
-        color_jitter: strength of brightness, contrast and saturation; a policy other than 3a takes its place
-        erase: probability that a rectangle is replaced by noise (random erasing, pixel mode)
-        repeats: repeated augmentation: times that an epoch shows an image, of which it then has fewer
-        mixup: alpha of mixup; 0: none
-        cutmix: alpha of cutmix; 0: none
-        mix_prob: probability that a batch is mixed at all
-        switch_prob: probability of cutmix where both are on
+        mixup: alpha of mixup; 0: off
+        cutmix: alpha of cutmix; 0: off
+        mix_prob: probability of mixup or cutmix per batch
+        switch_prob: probability of cutmix if both are on
         label_smoothing: probability spread over all classes
-        start_size: height and width of the first epochs' images, from where they grow; null: image_size throughout
-        ramp: epochs between which they grow, counted from 0, in steps of 32 pixels
     """
 
-    scale: tuple[float, float] = within("(0, 1]", (0.08, 1.0))
-    ratio: tuple[float, float] = within("(0, inf)", (3 / 4, 4 / 3))
-    interpolation: Literal["area", "bicubic"] | None = None
-    hflip: float = within("[0, 1]", 0.5)
     auto_augment: str | None = "rand-m9-mstd0.5-inc1"
     color_jitter: float = within("[0, 1]", 0.3)
     erase: float = within("[0, 1]", 0.25)
@@ -146,17 +116,15 @@ class AugmentationConfig:
     mix_prob: float = within("[0, 1]", 1.0)
     switch_prob: float = within("[0, 1]", 0.5)
     label_smoothing: float = within("[0, 1)", 0.1)
-    start_size: int | None = within("[1, inf)", None)
-    ramp: tuple[int, int] = within("[0, inf)", (0, 0))
 
 
 @dataclass
 class EmaConfig:
-    """The moving average of the weights, which is what counts where it is on.
+    """The exponential moving average of the weights. If it is on, it gives the results of the run.
 
     Args:
-        decay: share of the old average that an update keeps; 0: no average
-        warmup: grow the decay from 0, for runs of few updates
+        decay: fraction of the old average that an update keeps; 0: no average
+        warmup: let the decay grow from 0, for runs of few updates
     """
 
     decay: float = within("[0, 1)", 0.99996)
@@ -165,19 +133,19 @@ class EmaConfig:
 
 @dataclass
 class RunConfig:
-    """Where and how the run goes.
+    """Output, hardware and precision.
 
     Args:
-        dir: directory that receives configuration, log, checkpoints and pictures
-        seed: seed of the weights, the order, and every augmentation
+        dir: directory for configuration, log, checkpoints and pictures
+        seed: seed of the weights, the order of the data and the augmentation
         device: auto, cpu, cuda, cuda:1, ...
-        amp: autocast to bf16 or, with a scaled loss, fp16; auto: bf16 on CUDA devices that have it
+        amp: autocast to bf16 or, with a scaled loss, fp16; auto: bf16 on CUDA devices that support it
         compile: compile the model with torch.compile; null: on CUDA devices
         log_updates: updates between lines of the log
         checkpoint_updates: updates between checkpoints inside an epoch; null: by time alone
         checkpoint_seconds: seconds between checkpoints inside an epoch; null: by updates alone
-        max_skipped: updates in a row that may be skipped for a loss or gradient that is not finite
-        tensorboard: write events for TensorBoard, too
+        max_skipped: updates in a row that may be skipped because the loss or gradient is not finite
+        tensorboard: write TensorBoard events too
     """
 
     dir: str = "runs/default"
@@ -194,10 +162,10 @@ class RunConfig:
 
 @dataclass
 class Config:
-    """Everything that decides a run; its defaults follow Vim-Ti's recipe on ImageNet-1k.
+    """The configuration of a run. The defaults are Vim-Ti's recipe on ImageNet-1k.
 
-    They differ from it in the clipped gradient, the warm-up of the average, and where a .beton is trained on, in crops
-    that are averaged and not interpolated.
+    Three defaults differ from it: the gradient is clipped, the average has a warm-up, and random crops of a .beton are
+    resized by area averaging.
     """
 
     data: DataConfig = field(default_factory=DataConfig)
@@ -209,10 +177,62 @@ class Config:
     run: RunConfig = field(default_factory=RunConfig)
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain, nested, and equal to what YAML or JSON reads back."""
+        """Nested plain values, equal to what YAML or JSON reads back."""
         return json.loads(json.dumps(asdict(self)))
 
 
 SECTIONS = {section.name: section.default_factory for section in fields(Config)}
 FIELDS = {f"{name}.{key.name}": key for name, section in SECTIONS.items() for key in fields(section)}
-INTERVALS = {key: field.metadata["interval"] for key, field in FIELDS.items() if field.metadata}
+
+# A resumed run may change these, which do not affect the result. The trainer compares the batches per update, which
+# `accumulate` and the number of processes make together.
+FREE_ON_RESUME = frozenset(
+    "data.train data.val data.workers run.dir run.device run.log_updates run.checkpoint_updates "
+    "run.checkpoint_seconds run.max_skipped run.tensorboard optimizer.accumulate".split()
+)
+
+
+def check(config: Config) -> None:
+    """Raises ValueError if a value is out of range, contradicts another, or is a name that timm does not know."""
+    for name in SECTIONS:
+        check_intervals(getattr(config, name), f"{name}.")
+    data, model, augmentation = config.data, config.model, config.augmentation
+    check_augmentation(augmentation, data.image_size, data.mean, "augmentation.")
+    epochs, warmup = config.schedule.epochs, config.schedule.warmup_epochs
+    if warmup >= epochs:
+        raise ValueError(f"schedule.warmup_epochs is {warmup}; it must be less than schedule.epochs, {epochs}")
+    if model.weights and model.pretrained:
+        raise ValueError(f"model.weights is {model.weights} and model.pretrained is true: give one of them")
+    if (augmentation.mixup or augmentation.cutmix) and data.batch_size % 2:
+        raise ValueError(f"data.batch_size is {data.batch_size}; mixup and cutmix pair images, so it must be even")
+    for key, name, known in (
+        ("model.name", model.name, timm.list_models()),
+        ("optimizer.name", config.optimizer.name, timm.optim.list_optimizers()),
+    ):
+        if name.partition(".")[0] not in known:
+            raise ValueError(f"{key} is {name!r}, which timm does not know; {nearest(name, known)}")
+    if (size := model.kwargs.get("img_size", data.image_size)) != data.image_size:
+        raise ValueError(f"model.kwargs has img_size {size} but data.image_size is {data.image_size}")
+    if taken := {"num_classes", "drop_path_rate", "pretrained", "pretrained_cfg_overlay"} & set(model.kwargs):
+        raise ValueError(f"model.kwargs holds {sorted(taken)}, which other keys of model set")
+
+
+def flatten(sections: dict[str, Any]) -> dict[str, Any]:
+    """Nested sections to {"section.key": value}."""
+    return {f"{name}.{key}": value for name, section in sections.items() for key, value in section.items()}
+
+
+def changed_keys(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
+    """The keys that differ between two configurations and that a resumed run must not change."""
+    old, new = flatten(old), flatten(new)
+    return [key for key in FIELDS if key not in FREE_ON_RESUME and old.get(key, math.nan) != new[key]]
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """The end of an error message about an unknown `name`: the most similar known names."""
+    known = list(known)
+    close = [k for k in known if k.rpartition(".")[2] == name.lstrip("-").rpartition(".")[2]]
+    close += [k for k in difflib.get_close_matches(name, known, n=3, cutoff=0.5) if k not in close]
+    if close:
+        return f"the nearest known are {', '.join(close[:4])}"
+    return f"known are {', '.join(known)}" if len(known) <= 40 else f"none of the {len(known)} known names is near it"

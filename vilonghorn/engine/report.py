@@ -1,26 +1,38 @@
-"""What a run tells of itself while it goes: the environment that it runs in, and its curves."""
+"""What a run shows: its environment, its curves, its predictions, and an HTML page with all of them."""
 
 from __future__ import annotations
 
+import base64
 import os
 import platform
+from contextlib import closing
+from dataclasses import dataclass
 from importlib import metadata
 from io import BytesIO
 from pathlib import Path
 from typing import Any
 
 import torch
+import yaml
+from jinja2 import Template
 from matplotlib.figure import Figure
+from torch import nn
+from torchvision.utils import make_grid
 
 from .. import __version__, ops
-from .checkpoint import write_whole
+from .checkpoint import RunDirectory, write_file
+from .config import Config
+from .distributed import Distributed
+from .train_state import TrainState
 
 PACKAGES = ("torch", "torchvision", "timm", "triton", "numpy", "ffcv", "numba", "safetensors")
+COLUMNS, ROWS = 10, 5  # of the picture of predictions
+Shown = tuple[torch.Tensor, int, int]  # image (3, H, W) as the model sees it, predicted class, true class
 
 
 def describe_environment(device: torch.device) -> dict[str, Any]:
-    """What a run depends on beyond its configuration: versions, device, threads and scan backends."""
-    versions = {"vilonghorn": __version__, "python": platform.python_version()}
+    """What a run depends on besides its configuration: versions, device, threads and scan backends."""
+    versions: dict[str, str | None] = {"vilonghorn": __version__, "python": platform.python_version()}
     for name in PACKAGES:
         try:
             versions[name] = metadata.version(name)
@@ -37,29 +49,27 @@ def describe_environment(device: torch.device) -> dict[str, Any]:
     }
 
 
-def draw_curves(path: Path, records: list[dict[str, Any]], updates_per_epoch: int) -> None:
-    """Draws loss, top-1 and learning rate over epochs.
+def save_figure(path: Path, figure: Figure) -> None:
+    """Saves a figure as PNG, atomically."""
+    buffer = BytesIO()
+    figure.savefig(buffer, format="png", dpi=100)
+    write_file(path, buffer.getbuffer())
 
-    Args:
-        path: the PNG file.
-        records: lines of the log, of kinds "train" and "epoch".
-        updates_per_epoch: turns updates into epochs.
-    """
-    train = [r for r in records if r["kind"] == "train"]
-    epochs = [r for r in records if r["kind"] == "epoch"]
+
+def draw_curves(path: Path, records: list[dict[str, Any]], updates_per_epoch: int) -> None:
+    """Draws loss, top-1 and learning rate over epochs, from the lines of a log."""
+    train = [record for record in records if record["kind"] == "train"]
     figure = Figure(figsize=(12, 3.6), layout="constrained")
-    loss, top1, rate = figure.subplots(1, 3)
-    position = [r["update"] / updates_per_epoch for r in train]
-    loss.plot(position, [r["loss"] for r in train], label="training", alpha=0.6)
-    rate.plot(position, [r["lr"] for r in train])
+    panels = dict(zip(("loss", "top-1, %", "learning rate"), figure.subplots(1, 3)))
+    position = [record["update"] / updates_per_epoch for record in train]
+    panels["loss"].plot(position, [record["loss"] for record in train], label="training", alpha=0.6)
+    panels["learning rate"].plot(position, [record["lr"] for record in train])
     for weights, label, color in (("model", "held out", "C1"), ("ema", "held out, EMA", "C2")):
-        measured = [r for r in epochs if weights in r]
-        if measured:
-            at = [r["epoch"] for r in measured]
-            style = {"label": label, "color": color, "marker": "." if len(at) < 2 else None}
-            loss.plot(at, [r[weights]["loss"] for r in measured], **style)
-            top1.plot(at, [r[weights]["top1"] for r in measured], **style)
-    for axes, title in ((loss, "loss"), (top1, "top-1, %"), (rate, "learning rate")):
+        epochs = [record for record in records if record["kind"] == "epoch" and weights in record]
+        style = {"label": label, "color": color, "marker": "." if len(epochs) == 1 else None}
+        for title, score in (("loss", "loss"), ("top-1, %", "top1")) if epochs else ():
+            panels[title].plot([e["epoch"] for e in epochs], [e[weights][score] for e in epochs], **style)
+    for title, axes in panels.items():
         axes.set(title=title, xlabel="epoch")
         axes.grid(alpha=0.3)
         if axes.get_legend_handles_labels()[0]:
@@ -67,8 +77,107 @@ def draw_curves(path: Path, records: list[dict[str, Any]], updates_per_epoch: in
     save_figure(path, figure)
 
 
-def save_figure(path: Path, figure: Figure) -> None:
-    """Saves a figure as PNG, whole."""
-    buffer = BytesIO()
-    figure.savefig(buffer, format="png", dpi=100)
-    write_whole(path, lambda file: file.write(buffer.getvalue()))
+@dataclass
+class Predictions:
+    """Predictions of a model on held-out images."""
+
+    confusion: torch.Tensor  # (classes, classes) int64: counts by true class (row) and predicted class (column)
+    names: list[str]  # of the classes
+    mistakes: list[Shown]  # the first images that are classified wrongly
+    sample: list[Shown]  # evenly spaced images, without those
+
+
+@torch.no_grad()
+def predict(model: nn.Module, loader: Any, amp: torch.autocast, dist: Distributed | None = None) -> Predictions:
+    """Classifies all held-out images; of several processes, mistakes and sample are those of this one.
+
+    Args are those of `evaluate`.
+    """
+    dist, classes = dist or Distributed(), loader.num_classes
+    model.eval()
+    own = len(range(dist.rank, loader.num_samples, dist.world_size))
+    wanted = set(torch.linspace(0, own - 1, COLUMNS * (ROWS - 1)).long().tolist())
+    confusion = torch.zeros(classes, classes, dtype=torch.int64)
+    sample, mistakes, start = [], [], 0
+    with closing(loader.epoch(0)) as batches:
+        for images, targets in batches:
+            with amp:
+                predicted = model(images).argmax(1).cpu()
+            targets = targets.cpu()
+            confusion += torch.bincount(targets * classes + predicted, minlength=classes**2).view(classes, classes)
+            for i, (guess, truth) in enumerate(zip(predicted.tolist(), targets.tolist())):
+                if guess != truth and len(mistakes) < COLUMNS:
+                    mistakes.append((images[i].float().cpu(), guess, truth))
+                elif start + i in wanted:
+                    sample.append((images[i].float().cpu(), guess, truth))
+            start += len(images)
+    total = torch.tensor(dist.sum(confusion.flatten().tolist())).long().view(classes, classes)
+    return Predictions(total, loader.class_names or [str(i) for i in range(classes)], mistakes, sample)
+
+
+def worst_classes(predictions: Predictions, count: int = 10) -> list[dict[str, Any]]:
+    """The classes with the lowest accuracy, worst first, without those that have no mistake.
+
+    Each has its `name`, `images`, `top1` in percent, and `predicted`, its three most frequent wrong predictions.
+    """
+    confusion, names, rows = predictions.confusion, predictions.names, []
+    wrong = confusion - confusion.diag().diag()
+    for label in wrong.sum(1).nonzero().flatten().tolist():
+        counts, classes = wrong[label].topk(min(3, len(names)))
+        images = int(confusion[label].sum())
+        predicted = {names[i]: n for i, n in zip(classes.tolist(), counts.tolist()) if n}
+        top1 = 100 * int(confusion[label, label]) / images
+        rows.append({"name": names[label], "images": images, "top1": top1, "predicted": predicted})
+    return sorted(rows, key=lambda row: row["top1"])[:count]
+
+
+def draw_predictions(path: Path, predictions: Predictions, mean: tuple[float, ...], std: tuple[float, ...]) -> None:
+    """Draws held-out images with their labels: mistakes in the first row, if there are any, then the sample.
+
+    `mean` and `std` are the loader's, with which images are normalised.
+    """
+    names, mistakes = predictions.names, predictions.mistakes
+    cells = mistakes + [None] * (-len(mistakes) % COLUMNS) + predictions.sample
+    shape = next(image.shape for image, _, _ in mistakes + predictions.sample)
+    gap = shape[1] // 4  # for titles
+    scale, shift = torch.tensor(std)[:, None, None], torch.tensor(mean)[:, None, None]
+    images = [torch.ones(shape) if cell is None else (cell[0] * scale + shift).clamp(0, 1) for cell in cells]
+    figure = Figure(figsize=(1.1 * COLUMNS, 1.2 * -(-len(cells) // COLUMNS) + 0.5), layout="constrained")
+    axes = figure.add_subplot()
+    axes.set_axis_off()
+    axes.imshow(make_grid(images, COLUMNS, gap, pad_value=1).permute(1, 2, 0).numpy())
+    total, right = int(predictions.confusion.sum()), int(predictions.confusion.trace())
+    figure.suptitle(f"{total - right} of {total} held-out images are wrong (red); the others are a sample")
+    for i, cell in enumerate(cells):
+        if cell is not None:
+            _, guess, truth = cell
+            title = names[truth] if guess == truth else f"{names[guess]}, not {names[truth]}"
+            x = (i % COLUMNS + 0.5) * (shape[2] + gap) + gap / 2
+            y = i // COLUMNS * (shape[1] + gap) + 0.9 * gap - 0.5
+            style = {"color": "black" if guess == truth else "red", "ha": "center", "va": "bottom", "fontsize": 8}
+            axes.text(x, y, title, parse_math=False, **style)
+    save_figure(path, figure)
+
+
+def write_report(
+    directory: RunDirectory, config: Config, state: TrainState, val: Any, dist: Distributed, result: dict[str, Any]
+) -> None:
+    """Draws the predictions of a finished run, and writes one HTML page with them, its curves and its `result`.
+
+    All processes must call it; process 0 writes.
+    """
+    predictions = predict(state.models[state.weights], val, state.amp, dist)
+    if dist.is_main:
+        draw_predictions(directory.predictions, predictions, config.data.mean, config.data.std)
+        template = Template(Path(__file__).with_name("report.html").read_text(encoding="utf-8"), autoescape=True)
+        html = template.render(
+            name=config.model.name,
+            directory=directory.path,
+            result=result,
+            worst=worst_classes(predictions),
+            curves=base64.b64encode(directory.curves.read_bytes()).decode(),
+            predictions=base64.b64encode(directory.predictions.read_bytes()).decode(),
+            config=yaml.safe_dump(config.to_dict(), sort_keys=False),
+            environment=directory.environment.read_text(encoding="utf-8"),
+        )
+        write_file(directory.report, html.encode())

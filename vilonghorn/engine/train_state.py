@@ -1,42 +1,76 @@
-"""The model and all that an update touches: precision, loss, gradient over the processes, optimizer, schedule, average.
-
-What the batches are and when an update is made is left to train.py.
-"""
+"""The training state: model, optimizer, schedule, average and progress, and what one update does to them."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import closing, nullcontext
+from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
-from timm.utils import ModelEmaV3
+from timm.utils import ModelEmaV3, random_seed
 from torch import nn
 
 from . import build
 from .config import Config
-from .distributed import Ranks
-from .progress import seed_all
+from .distributed import Distributed
 
-Batches = Iterator[tuple[torch.Tensor, torch.Tensor]]
+Batch = tuple[torch.Tensor, torch.Tensor]  # images (B, 3, H, W) and targets (B,), or (B, classes) after mixup
 
 
-class Learner:
-    """A model on its way from random weights to trained ones.
+@dataclass
+class Progress:
+    """The position of a run. It is saved with the tensors of `TrainState`."""
 
-    Args:
-        config: the run.
-        num_classes: of the data.
-        device: where the batches are.
+    epoch: int = 0  # finished epochs, evaluation included
+    batch: int = 0  # finished batches of the current epoch, over all processes
+    losses: list[float] = field(default_factory=list)  # of the updates of this epoch; nan: skipped
+    skipped: int = 0  # skipped updates
+    skipped_in_row: int = 0
+    results: dict[str, dict[str, float]] = field(default_factory=dict)  # last evaluation of "model" and "ema"
+    best: dict[str, float] = field(default_factory=dict)  # best epoch and its top1
+    seconds: float = 0.0  # of training and evaluation
+    log_size: int = 0  # bytes of the log up to here
 
-    Attributes:
-        model: the model itself, whose weights count where there is no average.
-        ema: the average of its weights, or None.
 
-    Raises:
-        ValueError: the model, or an option of it, does not suit the data.
+class StepCounter:
+    """Counts the batches and updates of an epoch of `rounds`, in each of which every process takes one batch.
+
+    An update takes `accumulate` rounds; the last one of an epoch may take fewer. `batches` and `batches_per_update`
+    count over all processes.
+    """
+
+    def __init__(self, rounds: int, accumulate: int, world_size: int) -> None:
+        self.rounds, self.accumulate, self.world_size = rounds, accumulate, world_size
+        self.batches, self.batches_per_update = rounds * world_size, accumulate * world_size
+        self.updates_per_epoch = math.ceil(rounds / accumulate)
+
+    def update(self, progress: Progress) -> int:
+        """Number of updates so far, skipped ones included."""
+        return progress.epoch * self.updates_per_epoch + math.ceil(progress.batch / self.batches_per_update)
+
+    def next_batches(self, progress: Progress) -> range:
+        """Numbers of the batches of the next update, over all processes."""
+        return range(progress.batch, min(progress.batch + self.batches_per_update, self.batches))
+
+
+def seed_all(*numbers: int) -> None:
+    """Seeds all global generators from a tuple of numbers.
+
+    Called before each batch with (seed, epoch, batch): mixup and drop path then depend only on the position in the run,
+    so that a resumed run draws the same numbers.
+    """
+    random_seed(int(np.random.SeedSequence(numbers).generate_state(1)[0]))
+
+
+class TrainState:
+    """A model in training, and what belongs to it.
+
+    `model` is without DistributedDataParallel or compilation; `ema` is the moving average of its weights, or None.
+    Raises ValueError if the model or one of its options does not fit the data.
     """
 
     def __init__(self, config: Config, num_classes: int, device: torch.device) -> None:
@@ -49,99 +83,79 @@ class Learner:
         self.mixup = build.build_mixup(config, num_classes)
         self.scaler = torch.amp.GradScaler(device.type, enabled=config.run.amp == "fp16")
 
-    def start(self, ranks: Ranks, updates_per_epoch: int) -> None:
-        """Makes optimizer and schedule for the global batch, and lets the gradient be averaged over the processes."""
-        self.world_size = ranks.world_size
-        images = self.config.data.batch_size * self.config.optimizer.accumulate * ranks.world_size
+    def setup(self, dist: Distributed, updates_per_epoch: int) -> None:
+        """Builds optimizer and schedule for the global batch, and wraps the model for several processes."""
+        run, self.world_size = self.config.run, dist.world_size
+        images = self.config.data.batch_size * self.config.optimizer.accumulate * dist.world_size
         scaled = build.scale_rates(self.config, images)
         self.optimizer = build.build_optimizer(scaled, self.model)
         self.scheduler = build.build_scheduler(scaled, self.optimizer, updates_per_epoch)
-        self.averaging = ranks.wrap(self.model, self.device)
-        compiled = build.compiles(self.config, self.device)
-        self.forward = torch.compile(self.averaging) if compiled else self.averaging
-        if ranks.world_size > 1:
-            self.settle()
-
-    def settle(self) -> None:
-        """Makes one gradient in vain.
-
-        DistributedDataParallel sorts gradients into its buckets by the order in which the first ones came. Only with
-        that behind it are sums over more than two processes rounded the same in a run that goes on as in one that was
-        never interrupted.
-        """
-        size = self.config.data.image_size
-        self.averaging.eval()  # leaves the statistics of batch norms alone
-        self.averaging(torch.zeros(2, 3, size, size, device=self.device)).float().sum().backward()
-        self.model.zero_grad()
+        self.wrapped = dist.wrap(self.model, self.device)
+        compiled = self.device.type == "cuda" if run.compile is None else run.compile
+        self.forward = torch.compile(self.wrapped) if compiled else self.wrapped
+        if dist.world_size > 1:
+            # A throwaway backward that fixes DDP's bucket order, for bitwise resume: DDP sorts its buckets by the order
+            # of the first gradients, and sums over more than two processes are rounded differently in other buckets.
+            size = self.config.data.image_size
+            self.wrapped.eval()  # keeps batch norm statistics unchanged
+            self.wrapped(torch.zeros(2, 3, size, size, device=self.device)).float().sum().backward()
+            self.model.zero_grad()
 
     @property
     def weights(self) -> str:
-        """Which weights count: "ema" where there is an average, or else "model"."""
+        """Which weights give the results: "ema" if there is an average, else "model"."""
         return "ema" if self.ema else "model"
 
     @property
-    def description(self) -> dict[str, Any]:
-        """What it takes to make the model again, and which weights of it count."""
-        kwargs = build.model_kwargs(self.config, self.num_classes)
-        return {"model": self.config.model.name, "kwargs": kwargs, "weights": self.weights}
-
-    @property
     def models(self) -> dict[str, nn.Module]:
-        """What is measured: the model and, where there is one, its average."""
+        """The models to evaluate: "model" and, if there is an average, "ema"."""
         return {"model": self.model, **({"ema": self.ema.module} if self.ema else {})}
 
     @property
-    def rate(self) -> float:
-        """The learning rate of the last update."""
-        return max(group["lr"] for group in self.optimizer.param_groups)  # layer decay gives layers smaller ones
+    def _parts(self) -> dict[str, Any]:
+        return {**self.models, "optimizer": self.optimizer, "scaler": self.scaler}
 
-    def mixed(
-        self, batch: tuple[torch.Tensor, torch.Tensor], place: Sequence[int]
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """A batch as the model sees it; seeds every generator by its place (seed, epoch, batch) in the run."""
-        seed_all(*place)
+    @property
+    def lr(self) -> float:
+        """The learning rate of the last update."""
+        return max(group["lr"] for group in self.optimizer.param_groups)  # layer decay lowers those of other layers
+
+    def mix(self, batch: Batch, position: Sequence[int]) -> Batch:
+        """Seeds all generators by the batch's position (seed, epoch, batch), and applies mixup or cutmix."""
+        seed_all(*position)
         return self.mixup(*batch) if self.mixup else batch
 
-    def inputs(self, loader: Any, places: Sequence[Sequence[int]]) -> tuple[torch.Tensor, torch.Tensor]:
-        """The images and targets of the batches at some places of this process, drawn and mixed again."""
-        (_, epoch, first), ranks = places[0], self.world_size
-        with closing(loader.epoch(epoch, start=first // ranks)) as stream:
-            mixed = [self.mixed(batch, place) for batch, place in zip(stream, places)]
-        return torch.cat([images for images, _ in mixed]), torch.cat([targets for _, targets in mixed])
+    def read_again(self, loader: Any, positions: Sequence[Sequence[int]]) -> Batch:
+        """The model's inputs and targets at some positions of this process, read and mixed again."""
+        (_, epoch, first), *_ = positions
+        with closing(loader.epoch(epoch, start=first // self.world_size)) as stream:
+            images, targets = zip(*(self.mix(batch, position) for position, batch in zip(positions, stream)))
+        return torch.cat(images), torch.cat(targets)
 
-    def gradient(self, stream: Batches, places: Sequence[Sequence[int]]) -> tuple[float, float]:
-        """Computes the gradient of the mean loss over the next batches of every process.
+    def backward(self, stream: Iterator[Batch], positions: Sequence[Sequence[int]]) -> tuple[float, float]:
+        """Computes the gradient of the mean loss over the next batches of all processes, and clips it.
 
-        Args:
-            stream: batches of images (B, 3, H, W) and targets (B,).
-            places: for each batch to take, the numbers that its randomness comes from.
-
-        Returns:
-            The mean loss of this process, and the norm of the gradient, the same in all, before it was clipped.
+        `positions` are (seed, epoch, batch) of the batches to take here. Returns the mean loss of this process, and the
+        norm of the global gradient before clipping.
         """
-        smoothing = 0.0 if self.mixup else self.config.augmentation.label_smoothing  # Mixup smooths its own targets
+        smoothing = 0.0 if self.mixup else self.config.augmentation.label_smoothing  # Mixup smooths its targets
         losses = []
-        for i, place in enumerate(places, 1):
-            images, targets = self.mixed(next(stream), place)
-            waits = i < len(places) and self.averaging is not self.model
-            with self.averaging.no_sync() if waits else nullcontext():
+        for i, position in enumerate(positions, 1):
+            images, targets = self.mix(next(stream), position)
+            accumulates = i < len(positions) and self.wrapped is not self.model
+            with self.wrapped.no_sync() if accumulates else nullcontext():
                 with self.amp:
                     logits = self.forward(images)
                 losses.append(F.cross_entropy(logits.float(), targets, label_smoothing=smoothing))
-                self.scaler.scale(losses[-1] / len(places)).backward()
+                self.scaler.scale(losses[-1] / len(positions)).backward()
         self.scaler.unscale_(self.optimizer)
         total = nn.utils.clip_grad_norm_(self.model.parameters(), self.config.optimizer.clip_grad or math.inf)
-        # One transfer, which waits for the device, tells both whether to step and what to log.
+        # One transfer, which waits for the device, returns both numbers.
         loss, norm = torch.stack([torch.stack(losses).mean().detach(), total]).tolist()
         return loss, norm
 
     def step(self, update: int, skip: bool) -> None:
-        """Follows the gradient, or throws it away.
-
-        Args:
-            update: number of this update, from 1.
-            skip: leave weights, their average and the optimizer as they are.
-        """
+        """Applies the gradient as the n-th `update`, from 1; or drops it and keeps weights, average and optimizer."""
         if not skip:
             self.scaler.step(self.optimizer)
             if self.ema:
@@ -149,19 +163,11 @@ class Learner:
         self.scaler.update()
         self.optimizer.zero_grad()
 
-    def state(self) -> dict[str, Any]:
-        """All that the next update depends on, besides its batch and its place."""
-        return {
-            "model": self.model.state_dict(),
-            "ema": self.ema.module.state_dict() if self.ema else None,
-            "optimizer": self.optimizer.state_dict(),
-            "scaler": self.scaler.state_dict(),
-        }
+    def state_dict(self) -> dict[str, Any]:
+        """The tensors and numbers that the next update depends on."""
+        return {"ema": None, **{name: part.state_dict() for name, part in self._parts.items()}}
 
-    def restore(self, state: dict[str, Any]) -> None:
-        """Takes over what `state` gave; raises whatever torch raises of a state that does not fit."""
-        self.model.load_state_dict(state["model"])
-        if self.ema:
-            self.ema.module.load_state_dict(state["ema"])
-        self.optimizer.load_state_dict(state["optimizer"])
-        self.scaler.load_state_dict(state["scaler"])
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Loads what `state_dict` returned. Raises torch's errors if it does not fit."""
+        for name, part in self._parts.items():
+            part.load_state_dict(state[name])

@@ -11,11 +11,11 @@ import pytest
 import torch
 import torch.nn.functional as F
 from timm.utils import ModelEmaV3
-from toy_run import Signalling, ToyLoader, toy_trainer
+from toy_run import ToyLoader, toy_trainer
 
 from vilonghorn.engine import Interrupted
 from vilonghorn.engine.checkpoint import load_state, load_weights
-from vilonghorn.engine.progress import seed_all
+from vilonghorn.engine.train_state import seed_all
 
 PLAIN = ["--augmentation.mixup=0", "--augmentation.cutmix=0", "--model.drop_path=0", "--optimizer.clip_grad=null"]
 
@@ -45,7 +45,7 @@ class Poisoned(ToyLoader):
             yield images * (math.inf if epoch == 0 and batch in self.batches else 1), targets
 
 
-def test_a_run_learns_and_leaves_its_files(tmp_path, capsys):
+def test_a_run_learns_and_leaves_its_files(tmp_path, capsys, pictures):
     trainer = toy_trainer(tmp_path, *PLAIN, "--schedule.epochs=20", "--optimizer.lr=5e-3", "--run.tensorboard=true")
     result = trainer.fit()
     assert result["top1"] > 80 and result["weights"] == "ema" and result["epochs"] == 20 and result["images"] == 32
@@ -72,17 +72,17 @@ def test_accumulated_batches_make_the_gradient_of_their_union(tmp_path):
     trainer = toy_trainer(tmp_path, *PLAIN, "--optimizer.accumulate=2", "--data.batch_size=8")
     images, targets = (torch.cat(parts) for parts in zip(*batches))
     smoothing = trainer.config.augmentation.label_smoothing
-    loss = F.cross_entropy(trainer.learner.model.train()(images), targets, label_smoothing=smoothing)
-    gradients = torch.autograd.grad(loss, list(trainer.learner.model.parameters()))
+    loss = F.cross_entropy(trainer.train_state.model.train()(images), targets, label_smoothing=smoothing)
+    gradients = torch.autograd.grad(loss, list(trainer.train_state.model.parameters()))
     seen = {}
-    trainer.learner.optimizer.step = lambda: seen.update(
-        {n: p.grad.clone() for n, p in trainer.learner.model.named_parameters()}
+    trainer.train_state.optimizer.step = lambda: seen.update(
+        {n: p.grad.clone() for n, p in trainer.train_state.model.named_parameters()}
     )
     measured, _ = trainer.make_update(iter(batches), range(2))
     assert measured == pytest.approx(loss.item(), rel=1e-5)
     for gradient, other in zip(gradients, seen.values()):
         torch.testing.assert_close(gradient, other)
-    assert trainer.pace.updates_per_epoch == 3 and trainer.update == 1
+    assert trainer.steps.updates_per_epoch == 3 and trainer.update == 1
 
 
 def test_the_last_update_of_an_epoch_takes_the_batches_that_are_left(tmp_path):
@@ -94,8 +94,8 @@ def test_the_last_update_of_an_epoch_takes_the_batches_that_are_left(tmp_path):
 def test_the_gradient_is_clipped_to_its_norm(tmp_path):
     trainer = toy_trainer(tmp_path, "--optimizer.clip_grad=0.01")
     norms = []
-    trainer.learner.optimizer.step = lambda: norms.append(
-        torch.nn.utils.get_total_norm([p.grad for p in trainer.learner.model.parameters()])
+    trainer.train_state.optimizer.step = lambda: norms.append(
+        torch.nn.utils.get_total_norm([p.grad for p in trainer.train_state.model.parameters()])
     )
     _, norm = trainer.make_update(ToyLoader().epoch(0), range(1))
     assert norm > 0.01 and norms[0].item() == pytest.approx(0.01, rel=1e-3)
@@ -103,16 +103,16 @@ def test_the_gradient_is_clipped_to_its_norm(tmp_path):
 
 def test_the_average_follows_its_recurrence(tmp_path):
     trainer = toy_trainer(tmp_path, "--ema.decay=0.8", "--ema.warmup=false")
-    stream = trainer.train.epoch(0)
-    trainer.make_update(stream, trainer.pace.next_batches(trainer.progress))
-    expected = weights_of(trainer.learner.model)
-    assert equal(weights_of(trainer.learner.ema.module), expected)
+    stream = trainer.train_loader.epoch(0)
+    trainer.make_update(stream, trainer.steps.next_batches(trainer.progress))
+    expected = weights_of(trainer.train_state.model)
+    assert equal(weights_of(trainer.train_state.ema.module), expected)
     for batch in (1, 2, 3):
         trainer.make_update(stream, range(batch, batch + 1))
-        expected = {n: 0.8 * expected[n] + 0.2 * value for n, value in weights_of(trainer.learner.model).items()}
-    for name, value in trainer.learner.ema.module.state_dict().items():
+        expected = {n: 0.8 * expected[n] + 0.2 * value for n, value in weights_of(trainer.train_state.model).items()}
+    for name, value in trainer.train_state.ema.module.state_dict().items():
         torch.testing.assert_close(value, expected[name])
-    assert isinstance(trainer.learner.ema, ModelEmaV3)
+    assert isinstance(trainer.train_state.ema, ModelEmaV3)
 
 
 def test_without_an_average_the_model_itself_counts(tmp_path):
@@ -124,18 +124,20 @@ def test_without_an_average_the_model_itself_counts(tmp_path):
 
 def test_an_update_that_is_not_finite_is_skipped_and_counted(tmp_path):
     trainer = toy_trainer(tmp_path, train=Poisoned({1, 4}))
-    stream = trainer.train.epoch(0)
-    trainer.make_update(stream, trainer.pace.next_batches(trainer.progress))
-    model, ema = weights_of(trainer.learner.model), weights_of(trainer.learner.ema.module)
-    moments = json.dumps(trainer.learner.optimizer.state_dict()["state"], default=lambda tensor: tensor.tolist())
-    trainer.make_update(stream, trainer.pace.next_batches(trainer.progress))
-    assert equal(weights_of(trainer.learner.model), model) and equal(weights_of(trainer.learner.ema.module), ema)
+    stream = trainer.train_loader.epoch(0)
+    trainer.make_update(stream, trainer.steps.next_batches(trainer.progress))
+    model, ema = weights_of(trainer.train_state.model), weights_of(trainer.train_state.ema.module)
+    moments = json.dumps(trainer.train_state.optimizer.state_dict()["state"], default=lambda tensor: tensor.tolist())
+    trainer.make_update(stream, trainer.steps.next_batches(trainer.progress))
+    assert equal(weights_of(trainer.train_state.model), model) and equal(
+        weights_of(trainer.train_state.ema.module), ema
+    )
     assert moments == json.dumps(
-        trainer.learner.optimizer.state_dict()["state"], default=lambda tensor: tensor.tolist()
+        trainer.train_state.optimizer.state_dict()["state"], default=lambda tensor: tensor.tolist()
     )
     assert (trainer.progress.skipped, trainer.progress.skipped_in_row) == (1, 1)
-    trainer.make_update(stream, trainer.pace.next_batches(trainer.progress))
-    assert not equal(weights_of(trainer.learner.model), model)
+    trainer.make_update(stream, trainer.steps.next_batches(trainer.progress))
+    assert not equal(weights_of(trainer.train_state.model), model)
     assert (trainer.progress.skipped, trainer.progress.skipped_in_row) == (1, 0)
     result = toy_trainer(tmp_path, overwrite=True, train=Poisoned({1, 4})).fit()
     assert result["skipped"] == 2
@@ -219,7 +221,7 @@ def test_a_compiled_model_trains_the_same_weights(tmp_path, monkeypatch):
     compiled = []
     monkeypatch.setattr(torch, "compile", lambda model: compiled.append(model) or model)
     trainer = toy_trainer(tmp_path, "--run.compile=true")
-    assert compiled == [trainer.learner.model] and trainer.learner.forward is compiled[0]
+    assert compiled == [trainer.train_state.model] and trainer.train_state.forward is compiled[0]
 
 
 def test_a_signal_inside_an_evaluation_resumes_with_that_evaluation(tmp_path):
@@ -228,10 +230,11 @@ def test_a_signal_inside_an_evaluation_resumes_with_that_evaluation(tmp_path):
             os.kill(os.getpid(), signal.SIGTERM)
             yield from super().epoch(epoch, start)
 
+    before = signal.getsignal(signal.SIGTERM)
     with pytest.raises(Interrupted, match="SIGTERM in epoch 1, after 6 of 6 batches.*--resume") as raised:
         toy_trainer(tmp_path / "a", val=Stopping(32, training=False)).fit()
     assert raised.value.signum == signal.SIGTERM
-    assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+    assert signal.getsignal(signal.SIGTERM) == before
     toy_trainer(tmp_path / "a", resume=True).fit()
     toy_trainer(tmp_path / "b").fit()
     assert (tmp_path / "a/last.safetensors").read_bytes() == (tmp_path / "b/last.safetensors").read_bytes()
@@ -241,8 +244,8 @@ def test_the_batch_of_the_last_skipped_update_is_left_for_inspection(tmp_path):
     options = ["--run.max_skipped=1", "--optimizer.accumulate=2"]
     trainer = toy_trainer(tmp_path, *options, train=Poisoned({2, 3, 5}))
     seen = []
-    forward = trainer.learner.forward
-    trainer.learner.forward = lambda images: seen.append(images.clone()) or forward(images)
+    forward = trainer.train_state.forward
+    trainer.train_state.forward = lambda images: seen.append(images.clone()) or forward(images)
     with pytest.raises(FloatingPointError, match="the last batch is in .*nonfinite-0.safetensors"):
         trainer.fit()
     left, record = load_weights(tmp_path / "nonfinite-0.safetensors")
@@ -264,8 +267,8 @@ def test_the_rate_grows_with_the_images_of_an_update(tmp_path):
     for accumulate in (1, 4):
         options = ["--optimizer.lr=1e-3", "--optimizer.lr_batch=8", f"--optimizer.accumulate={accumulate}"]
         trainer = toy_trainer(tmp_path / str(accumulate), *options)
-        trainer.learner.scheduler.step_update(trainer.pace.updates_per_epoch)  # the end of the warm-up
-        rates[accumulate] = trainer.learner.rate
+        trainer.train_state.scheduler.step_update(trainer.steps.updates_per_epoch)  # the end of the warm-up
+        rates[accumulate] = trainer.train_state.lr
     assert rates[4] == pytest.approx(4 * rates[1])
 
 

@@ -1,0 +1,155 @@
+"""The command line of training: YAML files and options to a checked configuration, and exit statuses."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+from jsonargparse import ActionConfigFile, ArgumentError, ArgumentParser, Namespace
+from jsonargparse.typing import PositiveFloat, PositiveInt
+
+from .config import FIELDS, SECTIONS, Config, check, nearest
+from .distributed import USER_ERRORS, Distributed, Interrupted
+
+CONTRADICTIONS = [("resume", "evaluate"), *((mode, "overwrite") for mode in ("resume", "evaluate", "auto-resume"))]
+
+
+def build_parser(**options: Any) -> ArgumentParser:
+    """The parser of a configuration: `--config FILE` and one option per key. `options` are jsonargparse's."""
+    parser = ArgumentParser(allow_abbrev=False, exit_on_error=False, **options)
+    parser.add_argument("--config", action=ActionConfigFile, help="YAML file of the run; options override it")
+    for name, section in SECTIONS.items():
+        parser.add_class_arguments(section, name)
+    return parser
+
+
+def add_run_options(parser: ArgumentParser) -> None:
+    """Adds the options that say what to do with a configuration."""
+    parser.add_argument("--resume", metavar="RUN", help="resume the run in this directory, with its configuration")
+    parser.add_argument("--auto-resume", action="store_true", help="resume the run in --run.dir if there is one")
+    parser.add_argument("--overwrite", action="store_true", help="replace the run in --run.dir")
+    parser.add_argument("--evaluate", metavar="RUN", help="evaluate the run in this directory, without training")
+    parser.add_argument("--checkpoint", choices=["best", "last"], default="best", help="weights for --evaluate")
+    parser.add_argument("--dry-run", action="store_true", help="print updates, memory and time of the run, then stop")
+    parser.add_argument("--processes", type=PositiveInt, default=8, help="processes of the run, for --dry-run")
+    parser.add_argument("--train-images", type=PositiveInt, help="training images, for --dry-run without the data")
+    parser.add_argument("--images-per-second", type=PositiveFloat, help="speed of one process, for --dry-run")
+
+
+def parse(parser: ArgumentParser, argv: Sequence[str]) -> tuple[Config, Namespace]:
+    """Reads and checks a configuration; also returns all that the parser read. Options override files.
+
+    Raises:
+        ValueError: an unknown key or name (the message gives the nearest known), or a value of a wrong type or range.
+        FileNotFoundError: there is no such configuration file.
+    """
+    first = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    first.add_argument("--config", action="append", default=[])
+    files, argv = first.parse_known_args(argv)
+    keys = [key if key in FIELDS else key.replace("_", "-") for key in parser.get_defaults().keys()]
+    known = [f"--{key}" for key in (*keys, *SECTIONS, "help", "print_config")]
+    for word in argv:
+        option = word.partition("=")[0]
+        if option.startswith("--") and option not in known and not option.startswith("--model.kwargs."):
+            raise ValueError(f"there is no option {option}; {nearest(option, known)}")
+    layers = [yaml.safe_dump(layer) for file in files.config for layer in read_layers(Path(file))]
+    try:
+        values = parser.parse_args([*(f"--config={layer}" for layer in layers), *argv])
+    except ArgumentError as error:
+        raise ValueError(" ".join(str(error).replace("Parser key ", "").split())) from error
+    config = Config(**{name: section(**vars(values[name])) for name, section in SECTIONS.items()})
+    check(config)
+    return config, values
+
+
+def load_config(file: str | Path, *overrides: str) -> Config:
+    """Reads and checks a YAML configuration; `overrides` are options such as "--schedule.epochs=3"."""
+    return parse(build_parser(), [f"--config={file}", *overrides])[0]
+
+
+def complete(argv: Sequence[str], default: str | Path) -> list[str]:
+    """Adds to a command line the configuration and directory of the run that --resume or --evaluate names.
+
+    The file `default` is the configuration if the command line names neither a run nor a file. Raises ValueError if
+    options are empty or contradict each other, and FileNotFoundError if there is no such run.
+    """
+    first = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    for option in ("--resume", "--evaluate", "--config", "--run.dir"):
+        first.add_argument(option)
+    for option in ("--overwrite", "--auto-resume"):
+        first.add_argument(option, action="store_true", default=None)
+    values = vars(first.parse_known_args(argv)[0]).items()
+    given = {name.replace("_", "-"): value for name, value in values if value is not None}
+    for one, other in CONTRADICTIONS:
+        if one in given and other in given:
+            raise ValueError(f"--{one} and --{other} contradict each other: give one of them")
+    mode = next((name for name in ("resume", "evaluate") if name in given), None)
+    if mode is None:
+        return [*argv] if "config" in given else [f"--config={default}", *argv]
+    run = given[mode]
+    if not run:
+        raise ValueError(f"--{mode} is empty: give it the directory of a run")
+    if Path(directory := given.get("run.dir", run)) != Path(run):
+        raise ValueError(f"--{mode} {run} and --run.dir {directory} contradict each other: leave out --run.dir")
+    if "config" in given:
+        return [*argv, f"--run.dir={run}"]
+    if not (file := Path(run) / "config.yaml").is_file():
+        raise FileNotFoundError(f"{run} holds no run: there is no {file}")
+    return [f"--config={file}", *argv, f"--run.dir={run}"]
+
+
+def read_layers(file: Path, *derived: Path) -> list[dict[str, Any]]:
+    """Reads a YAML file and the files it is based on: the key `base` names another file, relative to its own.
+
+    Returns the sections of each file, of which later ones override earlier ones. Raises FileNotFoundError if a file is
+    missing, and ValueError if one is not a mapping of sections, holds an unknown key, or is its own base. `derived` are
+    the files that are based on this one.
+    """
+    if file.resolve() in [other.resolve() for other in derived]:
+        raise ValueError(f"{derived[0]}: it is its own base, by way of {file}; remove one of the keys `base`")
+    if not file.is_file():
+        raise FileNotFoundError(f"there is no configuration file {file}")
+    try:
+        sections = yaml.safe_load(file.read_text(encoding="utf-8")) or {}
+    except yaml.YAMLError as error:
+        raise ValueError(f"{file} is not YAML: {' '.join(str(error).split())}") from error
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{file} is not text: give --config a YAML file in UTF-8") from error
+    expected = f"is not a section with keys; the sections are {', '.join(SECTIONS)}"
+    if not isinstance(sections, dict):
+        raise ValueError(f"{file}: {str(sections)!r} {expected}")
+    base = sections.pop("base", None)
+    if base is not None and not isinstance(base, str):
+        raise ValueError(f"{file}: base is {base!r}; it must be the name of another YAML file")
+    for name, section in sections.items():
+        if name not in SECTIONS or not isinstance(section, dict):
+            raise ValueError(f"{file}: {name!r} {expected}")
+        for key in section:
+            if f"{name}.{key}" not in FIELDS:
+                raise ValueError(f"{file}: there is no key {name}.{key}; {nearest(f'{name}.{key}', FIELDS)}")
+    return [*([] if base is None else read_layers(file.parent / base, *derived, file)), sections]
+
+
+def run(main: Callable[[Sequence[str]], None], argv: Sequence[str]) -> int:
+    """Runs a command. Of several processes, only process 0 prints its errors.
+
+    Returns the exit status: 0; 2 for an error that the user can fix; 128 plus the number of the signal that ended it.
+    """
+    dist, message, status = Distributed(), "", 0
+    try:
+        main(argv)
+    except KeyboardInterrupt:
+        return 130
+    except Interrupted as interrupted:
+        message, status = str(interrupted), 128 + interrupted.signum
+    except USER_ERRORS as error:
+        message, status = f"error: {error}", 2
+    if message and dist.is_main:
+        print(message, file=sys.stderr)
+    if status != 2:  # after an error the others may be gone, or wait for this process, whose end tells them
+        dist.shutdown()
+    return status

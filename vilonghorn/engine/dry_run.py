@@ -1,0 +1,162 @@
+"""`--dry-run`: the updates, memory and time of a run, counted and measured before it is started."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
+
+from .build import build_loader, pick_device, scale_rates
+from .config import Config
+from .distributed import Distributed
+from .train_state import StepCounter, TrainState
+
+SECONDS = 5.0  # duration of the speed measurement, after two updates of warm-up
+
+
+@dataclass
+class Estimate:
+    """The cost of a run."""
+
+    config: Config  # with learning rates scaled to the global batch
+    images: int  # training images
+    steps: StepCounter
+    parameters: int
+    memory: dict[str, int]  # bytes of "weights", "gradients", "optimizer" and "average", in each process
+    activations: float  # bytes kept for the backward pass, per image
+    peak: int | None  # bytes of GPU memory in an update of a whole batch; None on a CPU
+    flops: float  # of a forward pass, per image; a multiply-add counts as two
+    speed: float  # images per second of one process
+    speed_source: str
+
+    def __str__(self) -> str:
+        """The estimate as text, with the source of each number."""
+        steps, schedule, size = self.steps, self.config.schedule, self.config.data.batch_size
+        epochs, updates, used = schedule.epochs, steps.updates_per_epoch, steps.batches * size
+        hours = used * epochs / (self.speed * steps.world_size) / 3600
+        memory = ", ".join(f"{name} {_mebibytes(count)}" for name, count in self.memory.items())
+        peak = self.peak and f"\n           {_mebibytes(self.peak)} at most in an update, in total (measured)"
+        return f"""\
+images     {self.images:,} an epoch, {self.images - used:,} of them left over by whole batches
+updates    {size} images x {steps.accumulate} accumulated x {steps.world_size} processes = \
+{size * steps.batches_per_update:,} images; {updates:,} an epoch, {updates * epochs:,} in {epochs} epochs
+rate       {schedule.warmup_lr:.3g} to {self.config.optimizer.lr:.3g} in the first \
+{schedule.warmup_epochs * updates:,.0f} updates, then half a cosine to {schedule.min_lr:.3g}
+memory     {_mebibytes(sum(self.memory.values()))} in each process for {self.parameters / 1e6:.2f} M parameters: \
+{memory} (counted)
+           {_mebibytes(self.activations * size)} for the activations of {size} images, \
+{_mebibytes(self.activations)} each (what autograd saves here, counted; kernels and communication \
+need more){peak or ""}
+work       {self.flops / 1e9:.2f} GFLOPs an image forward (counted), 3 times that in training: \
+{3 * self.flops * used * epochs / 1e18:.3g} exaFLOPs in all
+time       {hours:,.1f} hours at {self.speed:,.1f} images/s a process ({self.speed_source}), if decoding, \
+communication and evaluation cost nothing"""
+
+
+def _mebibytes(count: float) -> str:
+    return f"{count / 2**30:.2f} GiB" if count >= 2**30 else f"{count / 2**20:.1f} MiB"
+
+
+def dry_run(config: Config, options: Any) -> Estimate:
+    """Estimates the cost of a run, with the `options` processes, train_images and images_per_second.
+
+    Raises FileNotFoundError if data is missing that `train_images` and `model.num_classes` do not stand for.
+    """
+    images, classes = options.train_images, config.model.num_classes
+    if images is None:
+        try:
+            alone = replace(config, data=replace(config.data, workers=0))
+            data = build_loader(alone, torch.device("cpu"), training=True)
+        except FileNotFoundError as error:
+            hint = "a dry run without the data needs --train-images and --model.num_classes"
+            raise FileNotFoundError(f"{error}; {hint}") from error
+        images, classes = data.num_samples, data.num_classes
+    elif classes is None:
+        raise ValueError("--train-images leaves the number of classes open: give --model.num_classes, too")
+    return estimate(config, images, classes, options.processes, options.images_per_second)
+
+
+def estimate(
+    config: Config, images: int, num_classes: int, processes: int = 8, images_per_second: float | None = None
+) -> Estimate:
+    """Builds the model of a run and makes some updates on noise, to measure the speed unless it is given."""
+    size = config.data.batch_size
+    steps = StepCounter(images // (size * processes), config.optimizer.accumulate, processes)
+    if not steps.rounds:
+        raise ValueError(f"{images} images do not fill a batch of {size} in each of {processes} processes")
+    state = TrainState(config, num_classes, pick_device(config.run.device))
+    state.setup(Distributed(), steps.updates_per_epoch)
+    activations = activation_bytes(state)
+    with FlopCounterMode(display=False) as counter, torch.no_grad():
+        state.model.eval()(_noise(state, 2)[0])
+    speed, peak, source = _measure(state)
+    weights = sum(p.numel() * p.element_size() for p in state.model.parameters())
+    moments = (value for values in state.optimizer.state.values() for value in values.values())
+    optimizer = sum(value.numel() * value.element_size() for value in moments if isinstance(value, torch.Tensor))
+    return Estimate(
+        config=scale_rates(config, size * steps.batches_per_update),
+        images=images,
+        steps=steps,
+        parameters=sum(p.numel() for p in state.model.parameters()),
+        memory=dict(weights=weights, gradients=weights, optimizer=optimizer, average=weights if state.ema else 0),
+        activations=activations,
+        peak=peak,
+        flops=counter.get_total_flops() / 2,
+        speed=images_per_second or speed,
+        speed_source="as given by --images-per-second" if images_per_second else source,
+    )
+
+
+def _noise(state: TrainState, count: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Random images (count, 3, H, W) and targets (count,)."""
+    size = state.config.data.image_size
+    images = torch.randn(count, 3, size, size, device=state.device)
+    return images, torch.randint(state.num_classes, (count,), device=state.device)
+
+
+def saved_bytes(model: nn.Module, images: torch.Tensor, *, with_images: bool = True) -> int:
+    """Bytes that autograd saves for backward in a forward pass: without parameters, with or without the images."""
+    excluded = [*model.parameters(), *([] if with_images else [images])]
+    known = {tensor.untyped_storage()._cdata for tensor in excluded}
+    saved: dict[int, torch.UntypedStorage] = {}
+
+    def pack(tensor: torch.Tensor) -> torch.Tensor:
+        storage = tensor.untyped_storage()
+        if storage._cdata not in known:
+            saved[storage._cdata] = storage  # holding it keeps its address unique
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        scores = model(images)  # noqa: F841  (keeps the graph alive)
+    return sum(storage.nbytes() for storage in saved.values())
+
+
+def activation_bytes(state: TrainState) -> float:
+    """Bytes that autograd saves per image in training: what four images need more than two."""
+    state.model.train()
+    with state.amp:
+        two, four = (saved_bytes(state.model, _noise(state, count)[0]) for count in (2, 4))
+    return (four - two) / 2
+
+
+def _measure(state: TrainState) -> tuple[float, int | None, str]:
+    """Images per second, peak memory of the GPU in bytes (None on a CPU), and what was measured, in words."""
+    on_gpu, device = state.device.type == "cuda", state.device
+    count = state.config.data.batch_size if on_gpu else min(8, state.config.data.batch_size)
+    name = torch.cuda.get_device_name(device) if on_gpu else f"this CPU with {torch.get_num_threads()} thread(s)"
+    batch, start = _noise(state, count), 0.0
+    state.model.train()
+    for update in itertools.count(1):
+        state.backward(iter([batch]), [(0, 0, update)])  # ends with a transfer that waits for the device
+        state.step(update, skip=False)
+        if update == 2:
+            start = time.monotonic()
+        if update > 2 and (seconds := time.monotonic() - start) > SECONDS:
+            break
+    peak = torch.cuda.max_memory_allocated(device) if on_gpu else None
+    return (update - 2) * count / seconds, peak, f"measured here: updates of {count} images of noise on {name}"

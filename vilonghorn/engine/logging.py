@@ -1,0 +1,124 @@
+"""Progress bar and logs; rank 0 only."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any, TypeVar
+
+from tqdm import tqdm
+
+from .checkpoint import RunDirectory, explain_full_disk
+from .config import Config
+from .report import draw_curves
+from .train_state import Progress, StepCounter
+
+T = TypeVar("T")
+SECONDS_BETWEEN_CURVES = 60
+
+
+def mean_loss(losses: list[float]) -> float | None:
+    """The mean of the finite losses; None if there is none."""
+    finite = [loss for loss in losses if math.isfinite(loss)]
+    return sum(finite) / len(finite) if finite else None
+
+
+class Meter:
+    """Measures images per second, and the fraction of time spent waiting for data."""
+
+    def __init__(self) -> None:
+        self.images, self.waited, self.start = 0, 0.0, time.monotonic()
+
+    def read(self) -> dict[str, float]:
+        """`images_per_second` and `data_wait` (0 to 1) since the meter was made."""
+        elapsed = max(time.monotonic() - self.start, 1e-9)
+        return {"images_per_second": round(self.images / elapsed, 2), "data_wait": round(self.waited / elapsed, 4)}
+
+
+class RunLogger:
+    """The progress bar, the JSON log, TensorBoard events, curves, and the printed lines of a run.
+
+    Does nothing unless `enabled`. TensorBoard hides events after the `update` that the run resumes from.
+    """
+
+    def __init__(self, config: Config, directory: RunDirectory, steps: StepCounter, update: int, enabled: bool) -> None:
+        self.config, self.directory, self.steps, self.enabled, self.events = config, directory, steps, enabled, None
+        self.meter, self.drawn = Meter(), time.monotonic()
+        if enabled and config.run.tensorboard:
+            from torch.utils.tensorboard import SummaryWriter  # slow to import
+
+            self.events = SummaryWriter(directory.events, purge_step=update + 1)
+
+    @contextmanager
+    def epoch(self, stream: Iterator[T], progress: Progress) -> Iterator[Iterator[T]]:
+        """Shows the progress bar of an epoch, and yields its batches, timed."""
+        title, size = f"epoch {progress.epoch + 1}/{self.config.schedule.epochs}", self.config.data.batch_size
+        count = {"total": self.steps.batches * size, "initial": progress.batch * size, "unit": "img"}
+        disable = None if self.enabled else True  # None: only on a terminal
+        self.meter = Meter()
+        with tqdm(desc=title, leave=False, disable=disable, **count) as self.bar:
+            yield self._timed(stream)
+
+    def _timed(self, stream: Iterator[T]) -> Iterator[T]:
+        """The same items; the time to get each of them counts as waiting."""
+        start = time.monotonic()
+        for item in stream:
+            self.meter.waited += time.monotonic() - start
+            yield item
+            start = time.monotonic()
+
+    def log_update(self, progress: Progress, loss: float, grad_norm: float, lr: float, batches: int) -> None:
+        """Advances the progress bar by an update, and writes a log line every `run.log_updates` and after an epoch."""
+        size, every, losses = self.config.data.batch_size, self.config.run.log_updates, progress.losses
+        self.meter.images += batches * size
+        if not self.bar.disable:
+            images_left = ((self.config.schedule.epochs - progress.epoch) * self.steps.batches - progress.batch) * size
+            rate, waited = self.bar.format_dict["rate"], self.meter.read()["data_wait"]
+            left = timedelta(seconds=round(images_left / rate)) if rate else "?"
+            shown = {"loss": f"{loss:.3f}", "lr": f"{lr:.2e}", "data": f"{waited:.0%}", "run": f"{left}"}
+            self.bar.set_postfix(shown, refresh=False)
+        self.bar.update(batches * size)
+        if len(losses) % every == 0 or progress.batch == self.steps.batches:
+            loss = mean_loss(losses[(len(losses) - 1) // every * every :])
+            self.write("train", progress, loss=loss, lr=lr, grad_norm=grad_norm if math.isfinite(grad_norm) else None)
+
+    def write(self, kind: str, progress: Progress, **values: Any) -> None:
+        """Writes a line of kind "train" or "epoch" to the log, and its numbers as TensorBoard events."""
+        if not self.enabled:
+            return
+        update = self.steps.update(progress)
+        speed = self.meter.read() if kind == "train" else {}
+        self.meter = Meter()
+        record = {**values, "skipped": progress.skipped, "seconds": round(progress.seconds, 3), **speed}
+        self.directory.log.write(kind=kind, epoch=progress.epoch + 1, update=update, **record)
+        if self.events:
+            with explain_full_disk(self.directory.events):
+                for name, value in record.items():
+                    for part, number in value.items() if isinstance(value, dict) else [(None, value)]:
+                        if isinstance(number, (int, float)):
+                            self.events.add_scalar(f"{kind}/{name}" + (f"/{part}" if part else ""), number, update)
+
+    def log_epoch(self, progress: Progress, train_loss: float | None) -> None:
+        """Prints a line on an evaluated epoch, and updates the curves at most once a minute."""
+        if time.monotonic() - self.drawn > SECONDS_BETWEEN_CURVES:
+            self.draw_curves()
+        if self.enabled:
+            loss = "not finite" if train_loss is None else f"{train_loss:.3f}"
+            shown = ", ".join(f"{name} {values['top1']:.2f}%" for name, values in progress.results.items())
+            title = f"epoch {progress.epoch}/{self.config.schedule.epochs}"
+            print(f"{title}: training loss {loss}, held-out top-1 {shown}, {progress.seconds:.0f} s", flush=True)
+
+    def draw_curves(self) -> None:
+        """Draws the curves of the log."""
+        if self.enabled:
+            draw_curves(self.directory.curves, self.directory.log.records(), self.steps.updates_per_epoch)
+        self.drawn = time.monotonic()
+
+    def close(self) -> None:
+        """Writes the last TensorBoard events."""
+        if self.events:
+            with explain_full_disk(self.directory.events):
+                self.events.close()
