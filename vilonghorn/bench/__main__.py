@@ -1,265 +1,192 @@
-"""Checks and times the scan and the models: `python -m vilonghorn.bench`, on a GPU where there is one.
+"""Times the scan and the models: `python -m vilonghorn.bench`, on a GPU where there is one.
 
-On a CPU: the scan in every rule and backend beside loops in torch, the models beside timm's DeiT, a profile, and which
-targets are met. On a GPU: every kernel against float64, the scan, one block's kernels, the models. The exit status is
-1 if a check or a measurement fails, whatever the targets. This file is the command; the subjects have theirs beside it.
+Candidates run interleaved, each in its own process: the scan of every rule and its roofline, the usual loop in torch or
+mamba_ssm, the models and timm's DeiT. Prints tables, a profile, and on a CPU which targets are met. The exit status is
+1 if a measurement fails, whatever the targets.
 """
 
 from __future__ import annotations
 
 import argparse
 import datetime
-import math
-import os
-import secrets
-import statistics
+import json
 import sys
 import time
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
+from jsonargparse.typing import PositiveInt
+from torch.profiler import ProfilerActivity, profile
 
-from . import check as bench_check
-from . import cpu as bench_cpu
-from . import model as bench_model
-from . import scan as bench_scan
-from .device import CopyTask
-from .profile import profile_model, report_profile
-from .report import draw_models, machine, write_json
-from .targets import report_targets
-from .tasks import Outcome, Task, run
+from ..data.files import atomic_write
+from ..tools.markdown import markdown
+from . import candidates, report
+from .candidates import FAMILIES, STEPS, WORKLOADS
+from .interleaved import Factory, InterleavedBenchmark, Row
 
-SUBJECTS = {"cpu": ("scan", "model", "profile"), "cuda": ("check", "scan", "block", "model")}  # by default, in order
-ALL = ("check", "scan", "block", "model", "profile")
-ROUNDS, RACE_SECONDS, LIVES = {False: 11, True: 4}, {False: 20, True: 5}, {False: 3, True: 2}  # of a race, by --quick
-SCAN_TIMES = 3  # as many rounds and seconds for the scans, which are short
-PROFILED = ("vilonghorn_tiny", 224)
-PREPARE_SECONDS = 150  # the most that tasks may take before they are measured
+SUBJECTS = ("scan", "models", "profile")
+SIZES = (224, 384, 512, 768, 1024, 1248)  # pixels
+QUICK_SIZES = (224, 512)
+ROUNDS, QUICK_ROUNDS = 11, 4
+RESTARTS, QUICK_RESTARTS = 3, 2
+SCAN_TIMES = 3  # as many rounds of the scans, which are short
+PROFILED_STEPS = 3
 
 
-class Bench:
-    """One run of the command: what it was asked for, and what it has found so far. Methods of SUBJECTS are public."""
+class Benchmark:
+    """One run of the command."""
 
-    def __init__(self, options: argparse.Namespace, command: list[str]):
-        self.options, self.device = options, options.device
-        self.deadline = time.monotonic() + 60 * options.minutes
-        self.passed = True
+    def __init__(self, options: argparse.Namespace, command: Sequence[str]):
+        self.options = options
         date = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
         self.report: dict[str, Any] = dict(
-            command=command, date=date, machine=machine(self.device), seconds={}, finished=False
+            command=command, date=date, machine=report.machine(options.device), seconds={}, finished=False
         )
 
-    def run(self) -> None:
-        """All subjects; what is measured is kept as it comes, whatever befalls the rest."""
+    def run(self) -> bool:
+        """Measures the subjects and writes the files as figures come. Returns whether everything could be measured."""
         print(", ".join(f"{key} {value}" for key, value in self.report["machine"].items()))
         try:
             for subject in self.options.what:
-                began = time.monotonic()
+                start = time.monotonic()
                 getattr(self, subject)()
-                self.report["seconds"][subject] = round(time.monotonic() - began, 1)
-                self.save()
-            self.report["finished"] = True
+                self.report["seconds"][subject] = round(time.monotonic() - start, 1)
+            self.report["finished"] = set(SUBJECTS) <= set(self.options.what)
         finally:
-            if self.device == "cpu" and ("scan" in self.report or "models" in self.report):
-                self.report["targets"] = report_targets(self.report)
+            if self.options.device == "cpu":
+                self.report["targets"] = report.targets(self.report)
+                print("\n" + markdown(report.target_lines(self.report)))
             self.save()
+        for problem in report.problems(self.report):
+            print(f"not measured: {problem}")
+        return not report.problems(self.report)
 
     def save(self) -> None:
+        """Writes the files that were asked for."""
         if self.options.json:
-            write_json(self.options.json, self.report)
-        rows = self.report.get("models", [])
-        if self.options.plot and any(row.get("ms") for row in rows):
-            found = self.report["machine"]
-            draw_models(self.options.plot, rows, str(found.get("gpu", found["cpu"])))
-
-    def check(self) -> None:
-        self.report["seed"] = self.options.seed
-        print(f"seed of the checks: {self.options.seed}")
-        tasks = bench_check.check_tasks(self.device, self.options.seed)
-        self.report["checks"], passed = bench_check.report_checks(list(self._outcomes(tasks)))
-        self.passed &= passed
+            with atomic_write(self.options.json, "w") as file:
+                file.write(json.dumps(self.report, indent=1, allow_nan=False) + "\n")
+        if self.options.plot and self.report.get("models"):
+            report.draw_models(self.options.plot, self.report)
 
     def scan(self) -> None:
-        self._scan_on_cpu() if self.device == "cpu" else self._scan_on_gpu()
+        """Every rule and backend, with the rates of the roofline measured in the same rounds."""
+        device, times = self.options.device, 1 if self.options.quick else SCAN_TIMES
+        self.report |= dict(scan=[], rates={})
+        for workload in WORKLOADS[device]:
+            roofline = candidates.roofline_candidates(workload, device, self.options.threads)
+            scans = candidates.scan_candidates(workload, device)
+            made = {", ".join(key): make for key, make in scans.items()}
+            made |= {name: make for name, (_, make) in roofline.items()}
+            for step, found in self.interleave(made, times).items():
+                rates = {
+                    name: [work / ms * 1e3 for ms in found[name]["ms"] or []] for name, (work, _) in roofline.items()
+                }
+                self.report["rates"].setdefault(str(workload), {})[step] = rates
+                for rule, backend in scans:
+                    row = dict(workload=str(workload), rule=rule, backend=backend, train=step == STEPS[True])
+                    bounds = candidates.bounds(rule, row["train"], workload, device, rates)
+                    self.report["scan"].append(row | found[f"{rule}, {backend}"] | bounds)
+        for workload, lines in report.scan_lines(self.report).items():
+            print(f"\n{workload}:\n\n{markdown(lines)}")
 
-    def block(self) -> None:
-        forms = (False, True) if self.device == "cuda" else (False,)
-        outcomes = self._run([bench_model.BlockTask(self.device, "longhorn", compiled) for compiled in forms])
-        self.report["profiles"] = bench_model.report_blocks(outcomes)
+    def models(self) -> None:
+        """The families by size, and how time grows from the smallest size to the largest."""
+        options = self.options
+        self.report |= dict(models=[], growth=[])
+        sizes = options.size or (QUICK_SIZES if options.quick else SIZES)
+        cells = [(FAMILIES[0], size) for size in sizes] + [(FAMILIES[1], sizes[0])]
+        for family, size in cells:
+            self.measure_models([dict(model=name, size=size) for name in family], "models")
+            print("\n" + markdown(report.model_lines(dict(models=self.report["models"][-2 * len(family) :]))))
+        if options.device == "cpu" and len(sizes) > 1 and not options.quick:
+            self.measure_models([dict(model=report.TINY, size=size) for size in (sizes[0], sizes[-1])], "growth")
 
-    def model(self) -> None:
-        self._models_on_cpu() if self.device == "cpu" else self._models_on_gpu()
+    def measure_models(self, cells: Sequence[Row], key: str) -> None:
+        """Adds rows of models to the report."""
+        options, made = self.options, {}
+        for cell in cells:
+            batch = options.batch or candidates.default_batch(cell["size"], options.device)
+            cell |= dict(batch=batch, compiled=options.compile)
+            arguments = cell["model"], batch, cell["size"], options.device, options.compile
+            made[f"{cell['model']} {cell['size']}"] = partial(candidates.model_steps, *arguments)
+        for step, found in self.interleave(made).items():
+            for cell, row in zip(cells, found.values()):
+                self.report[key].append(cell | dict(train=step == STEPS[True]) | row)
+        self.save()
+
+    def interleave(self, made: dict[str, Factory], times: int = 1) -> dict[str, dict[str, Row]]:
+        """Rows by step and candidate."""
+        benchmark = InterleavedBenchmark(made, self.options.threads, self.options.device)
+        return benchmark.run(list(STEPS.values()), times * self.options.rounds, self.options.restarts)
 
     def profile(self) -> None:
-        name, size = PROFILED
-        self.report["profile"] = profile_model(name, self.options.batch or 8, size)
-        report_profile(self.report["profile"])
-
-    def _scan_on_cpu(self) -> None:
-        options, shape = self.options, bench_cpu.SCAN._replace(B=self.options.batch or bench_cpu.SCAN.B)
-        self.report |= dict(shape=shape._asdict(), rates={}, scan=[])
-        if not self._in_time("scan"):
-            return
-        print("mamba_ssm is left out: its kernels are for GPUs alone")
-        for rows, rates in bench_cpu.scan_rows(shape, self._effort(1 if options.quick else SCAN_TIMES)):
-            step = bench_cpu.STEPS[rows[0]["train"]]
-            self.report["rates"][step] = rates
-            self.report["scan"] += rows
-            self._note(rows, "rule", "form")
-            for name, slots in rates["slots_per_s"].items():
-                print(
-                    f"{name}: {statistics.median(slots) / 1e9:.1f} G multiply-adds a second on {options.threads} threads, beside {step}"
-                )
-            print(
-                f"copy of as many bytes as a scan moves: {statistics.median(rates['gb_per_s']):.1f} GB/s, read and written"
-            )
-            bench_cpu.print_scans(rows, shape)
-            self.save()
-
-    def _effort(self, times: int = 1) -> bench_cpu.Effort:
+        """Operators (on a GPU, kernels) of a training step of the tiny model, by their own time."""
         options = self.options
-        lives = LIVES[options.quick]
-        return bench_cpu.Effort(options.threads, times * options.rounds, times * options.seconds, lives)
-
-    def _models_on_cpu(self) -> None:
-        options = self.options
-        self.report["models"] = []
-        self._growth_on_cpu()
-        for family, size in bench_cpu.model_cells(options.size, options.quick):
-            if not self._in_time(f"{family[0]} and its like, {size} px"):
-                continue
-            races = bench_cpu.model_rows(family, size, options.batch, self._effort())
-            for rows in races:
-                self.report["models"] += rows
-                self._note(rows, "model", "size")
-                bench_cpu.print_models(rows)
-                self.save()
-
-    def _growth_on_cpu(self) -> None:
-        options = self.options
-        self.report["growth"] = []
-        if options.quick or not self._in_time("growth"):
-            return
-        for rows in bench_cpu.growth_rows(self._effort()):
-            self.report["growth"] += rows
-            self._note(rows, "model", "size")
-            bench_cpu.print_growth(rows)
-            self.save()
-
-    def _in_time(self, what: str) -> bool:
-        """Whether there is time left to begin something; if not, it is named."""
-        if time.monotonic() < self.deadline:
-            return True
-        problem = "not begun in the time there was"
-        print(f"\nnot measured: {what}: {problem}")
-        self.report.setdefault("not_measured", []).append(dict(task=what, problem=problem))
-        return False
-
-    def _note(self, rows: list[dict[str, Any]], *names: str) -> None:
-        """Says which rows have a problem instead of figures."""
-        for row in rows:
-            if row["problem"]:
-                print(f"\nnot measured: {', '.join(str(row[name]) for name in names)}: {row['problem']}")
-                self.passed = False
-
-    def _scan_on_gpu(self) -> None:
-        [copy] = self._run([CopyTask(self.device)], jobs=1)
-        outcomes = self._run(bench_scan.scan_tasks(self.device))
-        if not copy.rows:
-            return
-        self.report["copy"] = copy.rows[0]
-        print(f"\ncopy within the device: {copy.rows[0]['gb_per_s']:.0f} GB/s, read and written")
-        if self.report["machine"]["mamba_ssm"] == "not installed":
-            print("mamba_ssm is not installed: nothing to compare with")
-        self.report.setdefault("tables", []).extend(bench_scan.report_scans(outcomes, copy.rows[0]["gb_per_s"]))
-
-    def _models_on_gpu(self) -> None:
-        jobs = min(self.options.jobs, bench_model.at_once(self.device))
-        parts = bench_model.model_tasks(self.device, self.options.size or bench_model.SIZES, self.options.batch)
-        outcomes = [outcome for tasks in parts for outcome in self._run(tasks, jobs)]
-        tables, self.report["models"] = bench_model.report_models(outcomes)
-        self.report.setdefault("tables", []).extend(tables)
-
-    def _outcomes(self, tasks: Sequence[Task], jobs: int | None = None):
-        return run(tasks, jobs=jobs or self.options.jobs, deadline=self.deadline, limit=PREPARE_SECONDS)
-
-    def _run(self, tasks: Sequence[Task], jobs: int | None = None) -> list[Outcome]:
-        """Runs tasks, says which were not measured, and remembers whether that is an error."""
-        outcomes = list(self._outcomes(tasks, jobs))
-        for outcome in outcomes:
-            if outcome.problem:
-                print(f"\nnot measured: {outcome.task.title}: {outcome.problem}")
-                found = self.report.setdefault("not_measured", [])
-                found.append(dict(task=outcome.task.title, problem=outcome.problem))
-                self.passed &= outcome.late or not getattr(outcome.task, "required", True)
-        return outcomes
+        size = (options.size or SIZES)[0]
+        batch = options.batch or candidates.default_batch(size, options.device)
+        step = candidates.model_steps(report.TINY, batch, size, options.device, options.compile)[STEPS[True]]
+        own = "self_cpu_time_total" if options.device == "cpu" else "self_device_time_total"
+        step()
+        with profile(activities=[getattr(ProfilerActivity, options.device.upper())]) as profiler:
+            for _ in range(PROFILED_STEPS):
+                step()
+        events = sorted(profiler.key_averages(), key=lambda event: -getattr(event, own))
+        ops = [
+            dict(op=event.key, calls=event.count / PROFILED_STEPS, ms=getattr(event, own) / 1e3 / PROFILED_STEPS)
+            for event in events
+        ]
+        found = dict(model=report.TINY, batch=batch, size=size, ms=sum(op["ms"] for op in ops), ops=ops)
+        self.report["profile"] = found
+        print(f"\n{report.TINY}, batch {batch}, {size} px, {STEPS[True]}: {found['ms']:.1f} ms under the profiler\n")
+        print(markdown(report.profile_lines(found)))
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
-    """The options, with what the device decides filled in."""
-    parser = argparse.ArgumentParser(prog="python -m vilonghorn.bench", description=__doc__.splitlines()[0])
-    subjects = "; ".join(f"on {device} {', '.join(names)}" for device, names in SUBJECTS.items())
-    parser.add_argument("what", nargs="*", metavar="|".join(ALL), help=f"default: {subjects}")
-    parser.add_argument("--device", choices=("cpu", "cuda"), help="default: cuda where torch finds a GPU, else cpu")
-    parser.add_argument("--json", type=Path, help="also write all figures there, as they come")
-    parser.add_argument("--plot", type=Path, help="also draw the models' time and memory there, as a PNG or SVG")
-    parser.add_argument("--batch", type=int, help="images a batch (default: for models by size, else 8)")
-    sizes = "sides of the models' images in pixels (default: 224 to 1248; on a GPU to 1024)"
-    parser.add_argument("--size", type=int, nargs="+", help=sizes)
-    on_cpu = parser.add_argument_group("on a CPU")
-    threads = torch.get_num_threads()
-    on_cpu.add_argument("--threads", type=int, default=threads, help="torch's threads (default: torch's)")
-    on_cpu.add_argument("--rounds", type=int, help="samples of each contender at most (default: 11; --quick: 4)")
-    on_cpu.add_argument("--quick", action="store_true", help="fewer sizes and rounds: under 3 minutes on two cores")
-    checked = parser.add_argument_group("what checks and GPUs need")
-    checked.add_argument("--seed", type=int, help="of the checks' inputs (default: a new one, which is printed)")
-    checked.add_argument("--jobs", type=int, help="processes side by side (default: one a core; on a CPU, this one)")
-    minutes = "time limit: what does not fit is left out and named (default: none; on a GPU 7.5)"
-    checked.add_argument("--minutes", type=float, help=minutes)
+    """The options; the size of the effort and the device are filled in."""
+    parser = argparse.ArgumentParser("python -m vilonghorn.bench", description=__doc__.splitlines()[0])
+    add, threads = parser.add_argument, torch.get_num_threads()
+    add("what", nargs="*", metavar="|".join(SUBJECTS), help="default: all")
+    add("--device", choices=("cpu", "cuda"), help="default: cuda where torch finds a GPU, else cpu")
+    add("--quick", action="store_true", help="fewer sizes, rounds and restarts")
+    add("--rounds", type=PositiveInt, help=f"samples of each (default: {ROUNDS}, --quick: {QUICK_ROUNDS})")
+    add("--size", type=PositiveInt, nargs="+", help="sides of the images in pixels (default: 224 to 1248)")
+    add("--batch", type=PositiveInt, help="images in a batch (default: by size)")
+    add("--threads", type=PositiveInt, default=threads, help="torch's threads (default: torch's)")
+    add("--compile", action="store_true", help="compile the models block by block")
+    add("--json", type=Path, help="also write all figures to this file, as they come")
+    add("--plot", type=Path, help="also draw the models' time and memory, as PNG or SVG")
     options = parser.parse_args(argv)
-
-    on_gpu = torch.cuda.is_available()
-    options.device = options.device or ("cuda" if on_gpu else "cpu")
-    if options.device == "cuda" and not on_gpu:
+    if unknown := set(options.what) - set(SUBJECTS):
+        parser.error(f"cannot measure {', '.join(sorted(unknown))}: expected {', '.join(SUBJECTS)}")
+    if options.device == "cuda" and not torch.cuda.is_available():
         parser.error("--device cuda: torch finds no GPU")
-    gpu = options.device == "cuda"
-    if unknown := set(options.what) - set(ALL):
-        parser.error(f"cannot measure {', '.join(sorted(unknown))}: expected {', '.join(ALL)}")
-    if gpu and "profile" in options.what:
-        parser.error("profile is of a CPU: ask for it with --device cpu (on a GPU, block is a profile)")
-    options.what = [subject for subject in ALL if subject in (options.what or SUBJECTS[options.device])]
-    options.seconds = RACE_SECONDS[options.quick]
-    options.rounds = ROUNDS[options.quick] if options.rounds is None else options.rounds
-    options.seed = secrets.randbits(31) if options.seed is None else options.seed
-    options.jobs = (os.cpu_count() or 1 if gpu else 1) if options.jobs is None else options.jobs
-    options.minutes = (7.5 if gpu else math.inf) if options.minutes is None else options.minutes
-    numbers = (*(options.size or ()), options.threads, options.rounds, options.jobs, options.batch)
-    if min(number for number in numbers if number is not None) < 1:
-        parser.error("--batch, --size, --threads, --rounds and --jobs are at least 1")
     for path in filter(None, (options.json, options.plot)):
         if not path.absolute().parent.is_dir():
             parser.error(f"{path}: there is no folder {path.absolute().parent}")
     if options.plot and options.plot.suffix not in (".png", ".svg"):
         parser.error(f"--plot {options.plot}: expected a name that ends in .png or .svg")
+    options.device = options.device or ("cuda" if torch.cuda.is_available() else "cpu")
+    options.size = sorted(options.size or [])
+    options.what = [subject for subject in SUBJECTS if subject in (options.what or SUBJECTS)]
+    options.rounds = options.rounds or (QUICK_ROUNDS if options.quick else ROUNDS)
+    options.restarts = QUICK_RESTARTS if options.quick else RESTARTS
     return options
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command; returns its exit status."""
+    argv = sys.argv[1:] if argv is None else argv
     options = parse(argv)
     torch.set_num_threads(options.threads)
-    torch.manual_seed(0)
-    if options.device == "cuda":  # processes side by side, that inductor would each give as many workers as cores
-        os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "2")
-    bench = Bench(options, ["python", "-m", "vilonghorn.bench", *(argv or sys.argv[1:])])
     try:
-        bench.run()
+        return 0 if Benchmark(options, ["python", "-m", "vilonghorn.bench", *argv]).run() else 1
     except KeyboardInterrupt:
         print("\ninterrupted" + (f": {options.json} has what was measured" if options.json else ""))
         return 130
-    return 0 if bench.passed else 1
 
 
 if __name__ == "__main__":

@@ -1,34 +1,26 @@
-"""What a benchmark leaves: printed tables, the machine they are of, a plot, and a JSON file.
+"""What a run of the benchmark leaves: tables, targets, a plot, and a JSON file.
 
-The file is one object. In every run:
+The file is one object with `command`, `date`, `machine`, `finished`, `seconds` by subject, and lists of rows. A row has
+`train` (with backward); `ms`, `memory_gb` and `problem` of `InterleavedBenchmark.run`; and
 
-    command     the words of the command          date      of its beginning, UTC
-    machine     cpu, cores, threads, load (of the system, when the command began), versions, backends and why not
-    seconds     that each subject took, by name   finished  false while subjects are missing
+    scan     workload, rule, backend; compute_bound_ms and memory_bound_ms, the roofline of each round
+    models   model, size (pixels), batch, compiled
+    growth   as models: one model at its smallest and its largest size, timed against each other
 
-On a CPU, rows hold raw rounds, in which the contenders of a race took turns; a row without figures has a `problem`:
-
-    rates       by step: slots_per_s by instruction set level, gb_per_s of a copy, each by round (see `bench_floor`)
-    shape       B, L, D, N of the scan
-    scan        rule, form ("torch loop", "torch chunked", a backend, or a level of the CPU's), train (with backward),
-                ms, memory_gb, problem; arithmetic_ms and bytes_ms, the floors by round
-    models      model, size in pixels, train, compiled (false), batch, ms, memory_gb, problem
-    growth      as models: one model at its smallest and its largest size, in one race
-    profile     model, batch, size, ms of a step, and ops: op, calls and ms a step
-    targets     what, limit, value (null: not measured), verdict
-
-On a GPU: copy, tables, models (as above, with images_per_s), profiles, not_measured; and, of a check, seed and checks.
+`rates` has multiply-adds and copied bytes a second, by workload and step; `profile` one training step; `targets` the
+verdicts.
 """
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import platform
+import re
 import statistics
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from importlib import metadata
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -36,62 +28,24 @@ import timm
 import torch
 
 import vilonghorn
-from vilonghorn.data.files import replacing
-from vilonghorn.ops import backends
 
+from ..data.files import atomic_write
+from ..ops import backends
+from .candidates import FAMILIES, LOOP, PEER, STEPS
 
-def table(
-    title: str,
-    samples: dict[str, list[float]],
-    *,
-    digits: int = 2,
-    extra: dict[str, dict[str, float]] | None = None,
-    paired: bool = False,
-) -> dict[str, Any]:
-    """Prints one table and returns it as plain data: milliseconds, spread and ratio to the first contender.
-
-    Args:
-        title: of the table.
-        samples: seconds a call, by contender.
-        digits: of milliseconds behind the point.
-        extra: more columns, by contender; the same ones for each.
-        paired: the contenders took turns, so that the ratio is the median of those of the rounds.
-    """
-    extra = extra or {}
-    columns = list(next(iter(extra.values()), {}))
-    first = next(iter(samples.values()))
-    heads = "".join(f"{column:>11}" for column in columns)
-    print(f"\n{title}\n  {'':28}{'median ms':>10}{'min':>9}{'max':>9}{heads}   against {next(iter(samples))}")
-    rows = {}
-    for name, values in samples.items():
-        median = statistics.median(values)
-        ratio = paired_ratio(values, first) if paired else median / statistics.median(first)
-        words = f"{1 / ratio:.1f} times faster" if ratio < 0.5 else f"{ratio:.2f} times the time"
-        figures = f"{median * 1e3:10.{digits}f}{min(values) * 1e3:9.{digits}f}{max(values) * 1e3:9.{digits}f}"
-        figures += "".join(f"{extra[name][column]:11.4g}" for column in columns)
-        print(f"  {name:28}{figures}   {words}")
-        spread = dict(min_ms=min(values) * 1e3, max_ms=max(values) * 1e3)
-        rows[name] = dict(median_ms=median * 1e3, **spread, ratio=ratio, **extra.get(name, {}))
-    return dict(title=title, rows=rows)
-
-
-def paired_ratio(ours: Sequence[float], theirs: Sequence[float]) -> float:
-    """The median, over rounds, of one sample to the other of the same round."""
-    return statistics.median(a / b for a, b in zip(ours, theirs))
-
-
-def tokens(row: dict[str, Any]) -> int:
-    """In a batch of a row's model, which has patches of 16 pixels and a class token."""
-    return row["batch"] * ((row["size"] // 16) ** 2 + 1)
+Report = dict[str, Any]
+Row = dict[str, Any]
+Line = dict[str, str]  # of a table: text by column
+TINY, SMALL = "vilonghorn_tiny", "vilonghorn_small"
+DEIT_TINY, DEIT_SMALL = (family[0] for family in FAMILIES)
 
 
 def machine(device: str = "cpu") -> dict[str, object]:
     """What the figures were measured on."""
     cpuinfo = Path("/proc/cpuinfo")
-    lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
-    cpu = next((line.split(":")[1].strip() for line in lines if line.startswith("model name")), platform.processor())
+    name = re.search(r"model name\s*: (.+)", cpuinfo.read_text()) if cpuinfo.exists() else None
     found = dict(
-        cpu=cpu,
+        cpu=name[1].strip() if name else platform.processor(),
         cores=os.cpu_count(),
         load=round(os.getloadavg()[0], 2) if hasattr(os, "getloadavg") else None,
         threads=torch.get_num_threads(),
@@ -103,65 +57,170 @@ def machine(device: str = "cpu") -> dict[str, object]:
         omp_wait_policy=os.environ.get("OMP_WAIT_POLICY", "not set"),
     )
     if device == "cuda":
-        gpu = torch.cuda.get_device_properties(device)
+        gpu, peers = torch.cuda.get_device_properties(device), ("triton", "mamba_ssm")
         found |= dict(gpu=gpu.name, multiprocessors=gpu.multi_processor_count, cuda=torch.version.cuda)
-        found |= {name: _version(name) for name in ("triton", "mamba_ssm")}
+        found |= {name: metadata.version(name) if find_spec(name) else "not installed" for name in peers}
     return found
 
 
-def _version(package: str) -> str:
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return "not installed"
+def ratio(row: Row | None, other: Row | None, key: str = "ms") -> float | None:
+    """The median over rounds of a row's `ms` to another's `key`, or the ratio of `memory_gb`; None if one is absent."""
+    if not (row and other and row["ms"] and other.get(key)):
+        return None
+    if key == "memory_gb":
+        return row[key] / other[key]
+    return statistics.median(a / b for a, b in zip(row["ms"], other[key]))
 
 
-def write_json(path: Path, report: dict[str, Any]) -> None:
-    with replacing(path) as file:
-        file.write((json.dumps(report, indent=1, allow_nan=False) + "\n").encode())
+def tokens(row: Row) -> int:
+    """Tokens in the batch of a model with patches of 16 pixels and a class token."""
+    return row["batch"] * ((row["size"] // 16) ** 2 + 1)
 
 
-def draw_models(path: Path, rows: Sequence[dict[str, Any]], title: str) -> None:
-    """Draws time and peak memory of an image against its pixels, for training and inference.
+def by(rows: Sequence[Row], *keys: str) -> dict[tuple, Row]:
+    """Rows with figures, by the values of some keys and by `train`."""
+    return {(*(row[key] for key in keys), row["train"]): row for row in rows if row["ms"]}
 
-    Args:
-        path: the file, a .png or .svg.
-        rows: of `bench_model.ModelTask`; those without figures are left out, and memory where none was measured.
-        title: what they were measured on.
-    """
-    from matplotlib import rc_context  # not needed where nothing is drawn
+
+def targets(report: Report) -> list[dict[str, Any]]:
+    """The targets on a CPU: target, at_most, value (None: not measured), verdict."""
+    found = []
+    for target, at_most, value in _targets(report):
+        verdict = "not measured" if value is None else "met" if value <= at_most else "NOT MET"
+        found.append(dict(target=target, at_most=at_most, value=value, verdict=verdict))
+    return found
+
+
+def _targets(report: Report) -> Iterator[tuple[str, float, float | None]]:
+    scans = by(report.get("scan", []), "rule", "backend")
+    models, growth = by(report.get("models", []), "model", "size"), by(report.get("growth", []), "size")
+    for train, limit in ((False, 1.8), (True, 2.2)):
+        for rule in ("longhorn", "longhorn_exact"):
+            row = scans.get((rule, "cpu", train))
+            yield f"scan, {rule}, {STEPS[train]}: time to its compute bound", limit, ratio(row, row, "compute_bound_ms")
+    for train, step in STEPS.items():
+        pair = (scans.get((rule, "cpu", train)) for rule in ("longhorn_exact", "longhorn"))
+        yield f"scan, {step}: time of longhorn_exact to longhorn", 1.1, ratio(*pair)
+    for ours, theirs, size, limits in (
+        (TINY, DEIT_TINY, 224, (1.2, 1.3)),
+        (TINY, DEIT_TINY, 512, (0.75, 0.75)),
+        (TINY, DEIT_TINY, 1024, (0.45, 0.45)),
+        (SMALL, DEIT_SMALL, 224, (1.2, 1.3)),
+    ):
+        for train, step in STEPS.items():
+            value = ratio(models.get((ours, size, train)), models.get((theirs, size, train)))
+            yield f"{ours} to {theirs}, {size} px, {step}", limits[train], value
+    for train, step in STEPS.items():
+        large, small = growth.get((1248, train)), growth.get((224, train))
+        times = ratio(large, small)
+        value = times and times * tokens(small) / tokens(large)
+        yield f"{TINY}, {step}: time of a token at 1248 px to 224 px", 1.25, value
+    value = ratio(models.get((TINY, 512, True)), models.get((DEIT_TINY, 512, True)), "memory_gb")
+    yield f"{TINY} to {DEIT_TINY}, 512 px: peak memory of forward + backward", 1.0, value
+
+
+def target_lines(report: Report) -> list[Line]:
+    """Each target and its verdict."""
+    return [
+        {"target": target["target"], "at most": f"{target['at_most']:.2f}", "measured": figure(target["value"])}
+        | {"verdict": f"**{target['verdict']}**" if "NOT" in target["verdict"] else target["verdict"]}
+        for target in targets(report)
+    ]
+
+
+def scan_lines(report: Report) -> dict[str, list[Line]]:
+    """By workload: time by rule and backend, speed against the loop or the peer, and time against the roofline."""
+    scans = by(report["scan"], "workload", "rule", "backend")
+    base = PEER if any(backend == PEER for _, _, backend, _ in scans) else LOOP
+    lines: dict[str, list[Line]] = {}
+    for (workload, rule, backend, train), row in scans.items():
+        line = {"rule": rule, "backend": backend, "step": STEPS[train], "ms": figure(median(row))}
+        line["lowest to highest"] = f"{min(row['ms']):.2f} to {max(row['ms']):.2f}"
+        line[f"times faster than {base}"] = figure(ratio(scans.get((workload, rule, base, train)), row), 1)
+        for bound in ("compute", "memory"):
+            line[f"time to {bound} bound"] = figure(ratio(row, row, f"{bound}_bound_ms"))
+        lines.setdefault(workload, []).append(line)
+    return lines
+
+
+def model_lines(report: Report) -> list[Line]:
+    """Each model and size: time, and time and memory against the first of its family, in bold above 1."""
+    models, lines = by(report["models"], "model", "size"), []
+    first = {name: family[0] for family in FAMILIES for name in family}
+    cells = dict.fromkeys((row["model"], row["size"], row["batch"], row["compiled"]) for row in report["models"])
+    for name, size, batch, compiled in cells:
+        line = {"px": f"{size}", "batch": f"{batch}", "model": f"`{name}`" + ", compiled" * compiled}
+        for train, step in STEPS.items():
+            row, deit = (models.get((model, size, train)) for model in (name, first.get(name)))
+            ms = median(row)
+            per_token = 1e3 * ms / tokens(row) if row and ms else None
+            line |= {f"{step}: ms": figure(ms, 1), "us/token" + " " * train: figure(per_token, 0)}
+            line["to DeiT" + " " * train] = figure(ratio(row, deit), bold_above=1)
+        row, deit = (models.get((model, size, True)) for model in (name, first.get(name)))
+        line["its peak memory: GB"] = figure(row["memory_gb"] if row else None)
+        line["to DeiT  "] = figure(ratio(row, deit, "memory_gb"), bold_above=1)
+        lines.append(line)
+    return lines
+
+
+def profile_lines(profile: Row, most: int = 12) -> list[Line]:
+    """The operators of one training step that take the most time of their own."""
+    return [
+        {"operator": f"`{op['op']}`", "calls": f"{op['calls']:.0f}", "ms": f"{op['ms']:.1f}"}
+        | {"share": f"{op['ms'] / profile['ms']:.0%}"}
+        for op in profile["ops"][:most]
+    ]
+
+
+def problems(report: Report) -> list[str]:
+    """A line for each row without figures."""
+    lines = []
+    for row in (row for subject in ("scan", "models", "growth") for row in report.get(subject, []) if row["problem"]):
+        name = ", ".join(str(row[key]) for key in ("workload", "rule", "backend", "model", "size") if key in row)
+        lines.append(f"{name}, {STEPS[row['train']]}: {row['problem']}")
+    return lines
+
+
+def figure(value: float | None, digits: int = 2, bold_above: float = math.inf) -> str:
+    """A figure as text, "-" for None."""
+    if value is None:
+        return "-"
+    text = f"{value:.{digits if value < 100 else 0}f}"
+    return f"**{text}**" if value > bold_above else text
+
+
+def median(row: Row | None) -> float | None:
+    """The median time of a row, None without one."""
+    return statistics.median(row["ms"]) if row else None
+
+
+def draw_models(path: Path, report: Report) -> None:
+    """Draws time and peak memory of an image against its pixels, as PNG or SVG by the name of the file."""
+    from matplotlib import rc_context
     from matplotlib.figure import Figure
 
-    measured = [row for row in rows if row.get("ms")]
-    models = list(dict.fromkeys(row["model"] for row in measured))
-    both = len({row["compiled"] for row in measured}) > 1
-    remembered = any(row["memory_gb"] is not None for row in measured)
-    figure = Figure(figsize=(11, 8 if remembered else 4.4), layout="constrained")
-    grid = figure.subplots(1 + remembered, 2, squeeze=False)
-    quantities = {"time of an image, ms": lambda row: statistics.median(row["ms"]) / row["batch"]}
-    if remembered:
-        quantities["peak memory of an image, GB"] = lambda row: (row["memory_gb"] or math.nan) / row["batch"]
-    for line, (label, quantity) in zip(grid, quantities.items()):
-        for axes, train in zip(line, (True, False)):
-            for compiled, style in ((True, "-"), (False, "--")):
-                for i, model in enumerate(models):
-                    cells = [r for r in measured if (r["model"], r["train"], r["compiled"]) == (model, train, compiled)]
-                    points = sorted((row["size"] ** 2, quantity(row)) for row in cells)
-                    if points:
-                        name = model + (", compiled" if compiled else ", eager") * both
-                        axes.plot(*zip(*points), style, color=f"C{i}", marker=".", label=name)
-            axes.set(
-                xscale="log",
-                yscale="log",
-                xlabel="pixels of an image",
-                ylabel=label,
-                title="training step" if train else "inference",
-            )
-            axes.grid(alpha=0.3, which="both")
-    lines = {line.get_label(): line for axes in figure.axes for line in axes.get_lines()}
-    figure.legend(lines.values(), lines.keys(), loc="outside lower center", ncols=4, fontsize="small")
-    figure.suptitle(title)
-    form = path.suffix.lstrip(".")
-    metadata = {"Date": None} if form == "svg" else None  # equal figures make equal files
-    with rc_context({"svg.hashsalt": "vilonghorn"}), replacing(path) as file:
-        figure.savefig(file, format=form, dpi=120, metadata=metadata)
+    rows = sorted((row for row in report["models"] if row["ms"]), key=lambda row: row["size"])
+    figure = Figure(figsize=(11, 8), layout="constrained")
+    grid = figure.subplots(2, 2, squeeze=False)
+    for (time, memory), train in zip(grid.T, STEPS):
+        for model, compiled in dict.fromkeys((row["model"], row["compiled"]) for row in rows):
+            own = [row for row in rows if (row["model"], row["compiled"], row["train"]) == (model, compiled, train)]
+            pixels, label = [row["size"] ** 2 for row in own], model + ", compiled" * compiled
+            time.plot(pixels, [median(row) / row["batch"] for row in own], marker=".", label=label)
+            memory.plot(pixels, [(row["memory_gb"] or math.nan) / row["batch"] for row in own], marker=".")
+        time.set(title=STEPS[train], ylabel="time of an image, ms")
+        memory.set(ylabel="peak memory of an image, GB")
+    for axes in grid.flat:
+        axes.set(xscale="log", yscale="log", xlabel="pixels of an image")
+        axes.grid(alpha=0.3, which="both")
+    figure.legend(*grid[0, 0].get_legend_handles_labels(), loc="outside lower center", ncols=4, fontsize="small")
+    figure.suptitle(plot_title(report))
+    with rc_context({"svg.hashsalt": "vilonghorn"}), atomic_write(path) as file:  # equal figures make equal files
+        form = path.suffix.lstrip(".")
+        figure.savefig(file, format=form, dpi=120, metadata={"Date": None} if form == "svg" else None)
+
+
+def plot_title(report: Report) -> str:
+    """Where and when the figures were measured."""
+    found = report["machine"]
+    return f"{found.get('gpu', found['cpu'])}, {found['threads']} threads, {report['date'][:10]}"

@@ -1,0 +1,182 @@
+"""Makes docs/performance.md from runs of the benchmark: `python docs/performance/make.py`, in the root of a checkout.
+
+Figures come from docs/performance/cpu-*.json, which `python -m vilonghorn.bench --json` writes, and kernels.json; the
+text from text.md beside them, in which $names stand for tables. Also draws models.svg and writes the README's table.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import sys
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from string import Template
+from typing import Any
+
+from vilonghorn.bench import report as bench
+from vilonghorn.bench.candidates import LOOP, STEPS
+from vilonghorn.bench.compiled import BF16
+from vilonghorn.data.files import atomic_write
+from vilonghorn.tools.markdown import markdown
+
+PAGE, FOLDER, README = Path("docs/performance.md"), Path("docs/performance"), Path("README.md")
+PLOT = FOLDER / "models.svg"
+MARK = re.compile(r"(<!-- speed[^>]*-->\n).*?(<!-- end of speed -->)", re.DOTALL)
+# Instructions of the authors' own kernels, counted in the same way: forward, backward.
+OFFICIAL = {("longhorn", 90): (1050, 2000), ("mamba", 90): (871, 1790)}
+
+
+def page(folder: Path) -> str:
+    """The text of docs/performance.md.
+
+    Args:
+        folder: with text.md, kernels.json and the runs.
+    """
+    runs = load_runs(folder)
+    kernels = json.loads((folder / "kernels.json").read_text())
+    verdicts = list(zip(*([target["verdict"] for target in bench.targets(run)] for run in runs)))
+    return Template((folder / "text.md").read_text()).substitute(
+        machines="\n".join(f"{i}. {machine(run)}" for i, run in enumerate(runs, 1)),
+        met=f"{sum(set(same) == {'met'} for same in verdicts)} of {len(verdicts)}",
+        speed=speed_table(runs),
+        targets=merge([bench.target_lines(run) for run in runs], 2),
+        scan=scan_tables(runs),
+        models=merge([bench.model_lines(run) for run in runs], 3),
+        profiled="batch {batch}, {size} px, {ms:.0f} ms a step under the profiler".format(**runs[0]["profile"]),
+        profile=markdown(bench.profile_lines(runs[0]["profile"])),
+        instructions=kernel_table(kernels, "instructions", OFFICIAL),
+        registers=kernel_table(kernels, "registers"),
+        compilers=f"nvcc {kernels['nvcc']}, Triton {kernels['triton']}",
+    )
+
+
+def load_runs(folder: Path) -> list[dict[str, Any]]:
+    """The finished runs cpu-*.json of a folder in order, each with `file`, its name.
+
+    Raises:
+        ValueError: a run was interrupted, or leaves out a subject.
+    """
+    runs = []
+    for path in sorted(folder.glob("cpu-*.json")):
+        run = json.loads(path.read_text())
+        missing = [subject for subject in ("scan", "models", "profile") if not run.get(subject)]
+        if missing or not run["finished"]:
+            what = f"lacks {', '.join(missing)}" if missing else "did not finish"
+            raise ValueError(f"{path} {what}: run python -m vilonghorn.bench --json {path} again")
+        runs.append(run | dict(file=path.name))
+    return runs
+
+
+def machine(run: dict[str, Any]) -> str:
+    """A run: its file, machine and command."""
+    found, minutes = run["machine"], sum(run["seconds"].values()) / 60
+    return (
+        f"[{run['file']}](performance/{run['file']}), {run['date'][:10]}: {found['cpu']}, {found['threads']} threads "
+        f"on {found['cores']} cores, load {found['load']:.2f} before the start, Python {found['python']}, torch "
+        f"{found['torch']}, timm {found['timm']}; {minutes:.0f} min: `{shlex.join(run['command'])}`"
+    )
+
+
+def merge(tables: Sequence[Sequence[bench.Line]], num_keys: int) -> str:
+    """The table of all runs from the table of each: cells of every run, "-" where it has no such line.
+
+    Args:
+        tables: lines of each run.
+        num_keys: how many of the first columns name a line. These are shown once.
+    """
+    runs = [{tuple(line.values())[:num_keys]: line for line in lines} for lines in tables]
+    columns = list(dict.fromkeys(column for lines in tables for line in lines for column in line))
+    merged = []
+    for key in dict.fromkeys(key for run in runs for key in run):
+        figures = {name: join(run[key][name] if key in run else "-" for run in runs) for name in columns[num_keys:]}
+        merged.append(dict(zip(columns, key)) | figures)
+    return markdown(merged)
+
+
+def join(figures: Iterable[str]) -> str:
+    """A figure of each run."""
+    return " / ".join(figures)
+
+
+def scan_tables(runs: Sequence[dict[str, Any]]) -> str:
+    """The scans of all runs, by workload."""
+    tables = [bench.scan_lines(run) for run in runs]
+    workloads = dict.fromkeys(workload for table in tables for workload in table)
+    merged = {name: merge([table.get(name, []) for table in tables], 3) for name in workloads}
+    return "\n\n".join(f"{name}:\n\n{table}" for name, table in merged.items())
+
+
+def speed_table(runs: Sequence[dict[str, Any]]) -> str:
+    """The scan against the torch loop, the models against DeiT."""
+    scans = [bench.by(run["scan"], "rule", "backend") for run in runs]
+    models = [bench.by(run["models"], "model", "size") for run in runs]
+    lines = []
+    for rule in ("longhorn", "longhorn_exact"):
+        line = {" ": f"scan, `{rule}`", "compared to": "the usual loop in torch"}
+        for train, step in STEPS.items():
+            faster = (bench.ratio(scan.get((rule, LOOP, train)), scan.get((rule, "cpu", train))) for scan in scans)
+            line[step] = f"{join(bench.figure(value, 0) for value in faster)} times faster"
+        lines.append(line)
+    sizes = [(bench.TINY, bench.DEIT_TINY, size) for size in (224, 512, 1024)] + [(bench.SMALL, bench.DEIT_SMALL, 224)]
+    for ours, theirs, size in sizes:
+        line = {" ": f"`{ours}`, {size} px", "compared to": f"timm's `{theirs}`"}
+        for train, step in STEPS.items():
+            ratios = (bench.ratio(run.get((ours, size, train)), run.get((theirs, size, train))) for run in models)
+            line[step] = f"{join(map(bench.figure, ratios))} times its time"
+        lines.append(line)
+    return markdown(lines)
+
+
+def kernel_table(
+    kernels: dict[str, Any], key: str, official: dict[tuple[str, int], tuple[int, int]] | None = None
+) -> str:
+    """A count of every compiled GPU kernel that runs bfloat16 with 16 states, by rule and architecture."""
+    lines: dict[tuple[str, int], dict[str, str]] = {}
+    for row in sorted(kernels["rows"], key=lambda row: (row["backend"], row["kernel"] != "forward")):
+        known = row["kernel"] in ("forward", "backward") and key in row and row.get("states", 16) == 16
+        if known and row["dtype"] == BF16[row["backend"]]:
+            rule, architecture = row["rule"], row["architecture"]
+            line = lines.setdefault((rule, architecture), {" ": f"{rule}, sm_{architecture}"})
+            column = f"{row['backend']} {row['kernel']}"
+            line[column] = str(max(row[key], int(line.get(column, 0))))
+    for cell, counts in (official or {}).items():
+        lines[cell] |= {f"official {kernel}": str(n) for kernel, n in zip(("forward", "backward"), counts)}
+    return markdown([lines[cell] for cell in sorted(lines, key=lambda cell: (cell[1], cell[0]))])
+
+
+def readme(text: str, folder: Path) -> str:
+    """The README with the speed table of the runs between its markers.
+
+    Raises:
+        ValueError: the README has no markers.
+    """
+    if not MARK.search(text):
+        raise ValueError(
+            f"{README} lacks the markers <!-- speed --> and <!-- end of speed -->: put them around its table"
+        )
+    runs = load_runs(folder)
+    found = runs[0]["machine"]
+    made = f"{found['cpu']}, {found['threads']} threads, float32, a figure of each of {len(runs)} runs:\n\n"
+    made += f"{speed_table(runs)}\n"
+    return MARK.sub(lambda match: match[1] + made + match[2], text)
+
+
+def main() -> int:
+    """Writes the page, its plot and the README's table; returns the exit status."""
+    if not (FOLDER / "text.md").is_file():
+        sys.exit(f"error: there is no {FOLDER / 'text.md'} here: run it in the root of a checkout")
+    try:
+        texts = {PAGE: page(FOLDER), README: readme(README.read_text(), FOLDER)}
+    except ValueError as error:
+        sys.exit(f"error: {error}")
+    for path, text in texts.items():
+        with atomic_write(path, "w") as file:
+            file.write(text)
+    bench.draw_models(PLOT, load_runs(FOLDER)[0])
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

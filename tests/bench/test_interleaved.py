@@ -1,0 +1,112 @@
+"""Candidates take rounds in turn, each in its own process, and one that fails leaves the others."""
+
+from functools import partial
+from types import SimpleNamespace
+
+import bench_candidates
+import psutil
+import pytest
+import torch
+
+from vilonghorn.bench import interleaved
+from vilonghorn.bench.interleaved import InterleavedBenchmark, peak_bytes
+
+STEPS = ["first", "second"]
+
+
+def test_a_candidate_that_fails_leaves_the_others():
+    candidates = dict(
+        right=partial(bench_candidates.sleeping, 0.03),
+        no_setup=partial(bench_candidates.failing, ()),
+        no_second=partial(bench_candidates.failing, ("second",)),
+        crashing=bench_candidates.crashing,
+    )
+    found = InterleavedBenchmark(candidates, threads=1).run(STEPS, rounds=3)
+    assert [list(rows) for rows in found.values()] == [list(candidates)] * 2
+    right = found["first"]["right"]
+    assert len(right["ms"]) == 3 and min(right["ms"]) >= 30 and right["problem"] is None
+    assert len(found["second"]["right"]["ms"]) == len(found["first"]["no_second"]["ms"]) == 3
+    problems = {name: row["problem"] for name, row in found["second"].items()}
+    assert problems["no_setup"] == problems["no_second"] == "ValueError: nothing left to do"
+    assert problems["crashing"].startswith("BrokenProcessPool")
+    assert all(found["second"][name]["ms"] is None for name in problems if name != "right")
+    assert not [child for child in psutil.Process().children() if "spawn_main" in " ".join(child.cmdline())]
+
+
+@pytest.mark.skipif(peak_bytes() is None, reason="the system does not tell the peak of memory")
+def test_memory_is_the_peak_of_each_step_alone():
+    candidates = dict(large=partial(bench_candidates.allocating, 400), small=partial(bench_candidates.allocating, 100))
+    found = InterleavedBenchmark(candidates, threads=1).run(STEPS, rounds=1)
+    peaks = {
+        (step, name): row["memory_gb"] * 1e3 / 1.048576 for step, rows in found.items() for name, row in rows.items()
+    }
+    expected = {("first", "large"): 400, ("first", "small"): 100, ("second", "large"): 40, ("second", "small"): 10}
+    assert peaks == pytest.approx(expected, abs=25)
+
+
+def in_this_process(monkeypatch):
+    """Replaces the processes of candidates by this one; returns its calls: (candidate, function)."""
+    calls = []
+
+    class Pool:
+        def __init__(self, name):
+            self.name = name
+            calls.append((name, "start"))
+
+        def __enter__(self):
+            return self
+
+        def __exit__(self, *_):
+            calls.append((self.name, "end"))
+
+        def submit(self, function, *args):
+            calls.append((self.name, function.__name__))
+            return SimpleNamespace(result=lambda: (1.0, 2.0) if function is interleaved._measure else None)
+
+    monkeypatch.setattr(InterleavedBenchmark, "_start", lambda self, name: Pool(name))
+    return calls
+
+
+def test_restarts_share_the_rounds_and_the_order_alternates(monkeypatch):
+    calls = in_this_process(monkeypatch)
+    found = InterleavedBenchmark(dict(a=dict, b=dict), threads=1).run(["first"], rounds=5, restarts=2)
+    assert found["first"]["a"] == dict(ms=[1.0] * 5, memory_gb=2.0, problem=None)
+    measured = "".join(name if what == "_measure" else "." * (what == "start") for name, what in calls)
+    assert measured == "..abbaab..abba"
+    assert [what for name, what in calls if name == "a"].count("_warm_up") == 2
+
+
+def test_short_steps_are_repeated_and_long_ones_are_not(monkeypatch):
+    clock = SimpleNamespace(now=0.0)
+    steps = dict(
+        short=lambda: setattr(clock, "now", clock.now + 0.004), long=lambda: setattr(clock, "now", clock.now + 1)
+    )
+    monkeypatch.setattr(interleaved.time, "perf_counter", lambda: clock.now)
+    candidate = interleaved._Candidate(lambda: steps, "cpu")
+    candidate.warm_up("short")
+    assert candidate.repeats == 5 and candidate.measure()[0] == pytest.approx(4)
+    candidate.warm_up("long")
+    before = clock.now
+    assert candidate.measure()[0] == pytest.approx(1000) and clock.now - before == pytest.approx(1)
+
+
+def test_on_a_gpu_events_surround_each_call(monkeypatch):
+    clock = SimpleNamespace(now=0.0)
+
+    class Event:
+        def __init__(self, enable_timing):
+            assert enable_timing
+
+        def record(self):
+            self.at = clock.now
+            clock.now += 0.25
+
+        def elapsed_time(self, end):
+            return end.at - self.at
+
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    candidate = interleaved._Candidate(dict, "cpu")
+    candidate.device, candidate.flush, candidate.repeats = "cuda", torch.ones(8), 3
+    candidate.call = lambda: setattr(clock, "now", clock.now + 7)
+    assert candidate.time() == 7.25 and not candidate.flush.any()
