@@ -1,4 +1,4 @@
-"""A cell is trained by the engine, goes on where it was stopped, and leaves what was measured."""
+"""A cell is trained by the engine, resumed where it was stopped, and leaves its results."""
 
 from __future__ import annotations
 
@@ -6,8 +6,6 @@ import math
 import os
 import pickle
 import signal
-import threading
-import time
 from functools import partial
 
 import pytest
@@ -19,8 +17,8 @@ pytest.importorskip("sklearn", reason="the tasks are made of the digits that com
 from vilonghorn.data import create_loader  # noqa: E402
 from vilonghorn.engine import Interrupted  # noqa: E402
 from vilonghorn.study import cell as study_cell  # noqa: E402
-from vilonghorn.study.cell import Parts, data_file, read_result  # noqa: E402
-from vilonghorn.study.match import matched  # noqa: E402
+from vilonghorn.study.cell import ShortEpochs, data_file, read_result  # noqa: E402
+from vilonghorn.study.match import match_size  # noqa: E402
 from vilonghorn.study.plan import Cell, read_study  # noqa: E402
 
 
@@ -39,14 +37,14 @@ def test_a_cell_that_diverges_leaves_that_as_its_result(write, tmp_path):
     study_cell.write_data(study, tmp_path)
     cell = Cell("recall", "longhorn", 1e30, 0)
     study_cell.train_cell(study, tmp_path, cell, None)
-    assert "not finite" in read_result(tmp_path, cell, "train")["diverged"]
+    assert "not finite" in read_result(tmp_path, cell)["diverged"]
 
 
-def test_parts_of_a_pass_make_the_pass(tmp_path, study):
+def test_short_epochs_make_up_a_pass(tmp_path, study):
     study_cell.write_data(study, tmp_path)
     file = data_file(tmp_path, study.tasks["recall"].dataset("train"))
     loader = create_loader(file, batch_size=8, image_size=32, training=True, workers=1)
-    parts = Parts(loader, 2)
+    parts = ShortEpochs(loader, 2)
     assert len(parts) == 2 and parts.num_samples == 16 and len(loader) == 4
     for whole in (0, 1):
         expected = [targets for _, targets in loader.epoch(whole)]
@@ -54,45 +52,43 @@ def test_parts_of_a_pass_make_the_pass(tmp_path, study):
         assert all(torch.equal(a, b) for a, b in zip(expected, found, strict=True))
     (one,) = parts.epoch(1, start=1)
     assert torch.equal(one[1], [targets for _, targets in loader.epoch(0)][3])
-    with pytest.raises(ValueError, match="cannot be cut into 9 parts"):
-        Parts(loader, 9)
+    with pytest.raises(ValueError, match="cannot be divided into 9 parts"):
+        ShortEpochs(loader, 9)
 
 
-def test_a_cell_is_trained_and_tested_and_what_it_leaves_is_what_the_engine_measures(study, tmp_path):
+def test_the_results_of_a_cell_are_those_of_the_engine(study, tmp_path):
     study_cell.write_data(study, tmp_path)
     cell = Cell("recall", "longhorn", 0.01, 1)
     study_cell.train_cell(study, tmp_path, cell, "abc")
-    found = read_result(tmp_path, cell, "train")
+    found = read_result(tmp_path, cell)
     assert [point["images"] for point in found["curve"]] == [16, 32, 48, 64]
     assert found["val"]["top1"] == found["curve"][-1]["top1"] and found["commit"] == "abc"
-    assert found["parameters"] == matched(study, "recall", "longhorn")[1]
+    assert found["parameters"] == match_size(study, "recall", "longhorn")[1]
     assert found["kept_bytes_per_image"] > 32 * 32 * 3 * 4  # the image itself, at the least
     study_cell.test_cell(study, tmp_path, cell, "abc")
-    tests = read_result(tmp_path, cell, "test")["tests"]
+    tests = read_result(tmp_path, cell)["tests"]
     assert tests["test"]["images"] == 8 and tests["large"]["images"] == 3
     assert tests["test"]["chance"] == 50
     assert all(math.isfinite(test["loss"]) for test in tests.values())
 
 
-def test_a_cell_that_was_stopped_goes_on_and_ends_as_if_it_had_not_been(write, tmp_path):
-    study = read_study(write(recipe__schedule={"epochs": 40, "warmup_epochs": 1}))
+def test_a_stopped_cell_is_resumed_and_ends_as_if_it_had_not_been_stopped(study, tmp_path, monkeypatch):
     study_cell.write_data(study, tmp_path)
     cell, undisturbed = Cell("recall", "longhorn", 0.01, 1), tmp_path / "undisturbed"
-    (tmp_path / "undisturbed").mkdir()
+    undisturbed.mkdir()
     (undisturbed / "data").symlink_to(tmp_path / "data")
     study_cell.train_cell(study, undisturbed, cell, None)
-    log = study_cell.run_directory(tmp_path, cell) / "log.jsonl"
+    whole_epoch = ShortEpochs.epoch
 
-    def stop():
-        while not log.exists() or log.read_text().count('"epoch"') < 4:
-            time.sleep(0.01)
-        os.kill(os.getpid(), signal.SIGTERM)
+    def stopped_epoch(self, epoch, start=0):
+        if epoch == 2:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return whole_epoch(self, epoch, start)
 
-    thread = threading.Thread(target=stop, daemon=True)
-    thread.start()
-    with pytest.raises(Interrupted) as stopped:
+    with monkeypatch.context() as patch, pytest.raises(Interrupted) as stopped:
+        patch.setattr(ShortEpochs, "epoch", stopped_epoch)
         study_cell.train_cell(study, tmp_path, cell, None)
-    assert pickle.loads(pickle.dumps(stopped.value)).signum == signal.SIGTERM  # from a process to the command
-    assert read_result(tmp_path, cell, "train") is None
+    assert pickle.loads(pickle.dumps(stopped.value)).signum == signal.SIGTERM  # passes from a worker to the command
+    assert "seconds" not in read_result(tmp_path, cell)
     study_cell.train_cell(study, tmp_path, cell, None)
-    assert read_result(tmp_path, cell, "train")["curve"] == read_result(undisturbed, cell, "train")["curve"]
+    assert read_result(tmp_path, cell)["curve"] == read_result(undisturbed, cell)["curve"]

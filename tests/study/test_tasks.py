@@ -1,4 +1,4 @@
-"""Tasks made of digits: labels right by construction, disjoint splits, no way to the label but the one that is meant."""
+"""Tasks made of digits: labels are right, splits are disjoint, and there is no shortcut to the label."""
 
 from __future__ import annotations
 
@@ -9,13 +9,12 @@ import pytest
 import torch
 
 from vilonghorn.data import check_beton, create_loader
-from vilonghorn.data.specimens import SPLITS, specimens
-from vilonghorn.study.recall import COLOURS, Recall
-from vilonghorn.study.tasks import Digits, main, make_task, write_task
+from vilonghorn.data.digits import SPLITS, load_split
+from vilonghorn.study.tasks import COLOURS, Digits, Recall, main, make_task, write_task
 
 datasets = pytest.importorskip("sklearn.datasets", reason="the digits come with scikit-learn")
 stats = pytest.importorskip("scipy.stats", reason="scipy comes with scikit-learn")
-load_digits = cache(datasets.load_digits)
+originals_of_sklearn = cache(datasets.load_digits)
 
 FORMS = {
     "two pairs": dict(pairs=2, grid=4, colours=1),
@@ -30,7 +29,9 @@ FORMS = {
 @cache
 def originals() -> dict[bytes, int]:
     """Position in scikit-learn's set by the bytes of the picture."""
-    return {np.rint(ink * 255 / 16).astype(np.uint8).tobytes(): i for i, ink in enumerate(load_digits().images)}
+    return {
+        np.rint(ink * 255 / 16).astype(np.uint8).tobytes(): i for i, ink in enumerate(originals_of_sklearn().images)
+    }
 
 
 def read(picture: np.ndarray, queries: int) -> tuple[dict, list, set]:
@@ -39,7 +40,7 @@ def read(picture: np.ndarray, queries: int) -> tuple[dict, list, set]:
     Returns:
         Key (colour, digit) to value; the keys asked for; and the originals that were used.
     """
-    target = load_digits().target
+    target = originals_of_sklearn().target
     grid = len(picture) // 8
     tiles = picture.reshape(grid, 8, grid, 8, 3).transpose(0, 2, 1, 3, 4).reshape(-1, 8, 8, 3)
     seen = []
@@ -76,15 +77,15 @@ def test_the_query_is_another_original_than_its_key_unless_the_same_is_asked_for
     assert all(m.tiles[-1] == m.tiles[2 * m.slots[m.asked[0]]] for m in map(same.mosaic, range(200)))
     for mosaic in map(task.mosaic, range(200)):
         key = mosaic.tiles[2 * mosaic.slots[mosaic.asked[0]]]
-        assert mosaic.tiles[-1] != key and specimens("test").labels[mosaic.tiles[-1]] == specimens("test").labels[key]
+        assert mosaic.tiles[-1] != key and load_split("test").labels[mosaic.tiles[-1]] == load_split("test").labels[key]
 
 
 def test_splits_share_no_original():
-    parts = [specimens(split) for split in SPLITS]
+    parts = [load_split(split) for split in SPLITS]
     assert [len(part.labels) for part in parts] == [1085, 357, 355]
     assert sorted(np.concatenate([part.indices for part in parts])) == list(range(1797))
     for part in parts:
-        assert (load_digits().target[part.indices] == part.labels).all()
+        assert (originals_of_sklearn().target[part.indices] == part.labels).all()
     pictures = [{image.tobytes() for image in part.images} for part in parts]
     assert not (pictures[0] & pictures[1] or pictures[0] & pictures[2] or pictures[1] & pictures[2])
     for split, part in zip(SPLITS, parts):
@@ -116,7 +117,7 @@ def within(hits: np.ndarray, chance: float) -> bool:
 
 
 def test_the_query_alone_says_nothing():
-    """Learned from half of the mosaics, the label that most often goes with a key is right once in ten in the others."""
+    """The most frequent label of a key in one half of the mosaics is right once in ten in the other half."""
     task, drawn = mosaics(pairs=4, grid=4, colours=1)
     keys = np.array([m.keys[m.asked[0]] for m in drawn])
     labels = np.array([m.label for m in drawn])
@@ -159,7 +160,7 @@ def test_no_place_is_asked_for_more_than_another():
 
 def test_distractors_say_nothing():
     task, drawn = mosaics(3000, pairs=2, grid=4, distractors=True)
-    digits = specimens("train").labels
+    digits = load_split("train").labels
     beside = np.array([digits[m.tiles[-2]] for m in drawn])  # the tile before the query is never a pair's
     assert within(beside == np.array([m.label for m in drawn]), 0.1)
 

@@ -1,228 +1,117 @@
-"""The tables of a study in Markdown, and what they say in words; every figure comes from its report (`study.report`)."""
+"""The tables of a study in Markdown; every figure comes from its report."""
 
 from __future__ import annotations
 
-import math
+import re
 import shlex
+from collections.abc import Iterable
 from typing import Any
 
-from ..tools.compare import markdown
-from .stats import (
-    Interval,
-    Report,
-    accuracies,
-    chosen_rate,
-    contenders,
-    cost,
-    difference,
-    efficiency,
-    interval,
-    lost_rates,
-    ratio,
-    sweep,
-)
+from ..tools.markdown import markdown
+from .results import Interval, Report, choose_rate, interval, mean_validation, sweep_runs
 
 NONE = "–"
 
 
-def tables(report: Report) -> str:
-    """All tables of a study, with headings, and what they are of."""
+def render(report: Report, plots: str = "") -> str:
+    """All tables of a study with headings and plots, whose file names get the prefix `plots`."""
     parts = [summary(report)]
-    for name, table in report["plan"]["tables"].items():
-        parts += [f"### {table['title']}", scores(report, name), differences_title(report), differences(report, name)]
-        parts.append(findings(report, name))
-    parts += [
-        "### Training images to an accuracy",
-        efficiencies(report),
-        "### What a training image costs",
-        costs(report),
-    ]
+    for name, table in report.plan.tables.items():
+        picture = f"![{table.title}]({plots}{report.study}-{name}.svg)"
+        parts += [f"### {table.title}", picture, scores(report, name), differences(report, name)]
     parts += ["### Learning rates", rates(report)]
-    return "\n\n".join(parts) + "\n"
+    return "\n\n".join(parts)
 
 
 def summary(report: Report) -> str:
-    """What was run, where, by which command, and within which limits."""
-    plan, ran = report["plan"], [cell for cell in report["cells"] if "val" in cell]
-    commits = sorted({cell["commit"] or "no commit" for cell in ran})
-    sizes = sorted({cell["parameters"] for cell in ran})
-    overlap = sorted(set(plan["seeds"]) & set(plan["sweep_seeds"]))
-    diverged = [
-        f"{cell['contender']} on {cell['task']}, seed {cell['seed']}" for cell in report["cells"] if "diverged" in cell
-    ]
-    hours = sum(cell["seconds"] for cell in ran) / 3600
-    lines = [
-        f"{plan['title']} `{shlex.join(report['command'])}`, {report['date'][:10]}, {report['machine']['cpu']}.",
-        f"{len(ran)} training runs, {hours:.2f} hours long in all by the clock, one thread each, of models of {sizes[0]:,} "
-        f"to {sizes[-1]:,} parameters; seeds {listed(plan['seeds'])}; rates chosen on seeds {listed(plan['sweep_seeds'])}."
-        if ran
-        else "No run is finished.",
-    ]
+    """What was run, where, by which command, and its limits."""
+    plan, trained = report.plan, [cell for cell in report.cells if "val" in cell]
+    lines = [f"{plan.title} `{shlex.join(report.command)}`, {report.date[:10]}, {report.machine['cpu']}."]
+    if trained:
+        sizes, hours = [cell["parameters"] for cell in trained], sum(cell["seconds"] for cell in trained) / 3600
+        lines.append(
+            f"{len(trained)} training runs, {hours:.2f} hours in total, one thread each; models of {min(sizes):,} to "
+            f"{max(sizes):,} parameters. Seeds {listed(plan.seeds)}; for the learning rates {listed(plan.sweep_seeds)}."
+        )
+    diverged = [f"{c['candidate']} on {c['task']}, seed {c['seed']}" for c in report.cells if "diverged" in c]
     if diverged:
         lines.append(f"Diverged and left out: {'; '.join(diverged)}.")
-    if overlap:
-        lines.append(
-            f"Seed {listed(overlap)} serves for both, so its result at the chosen rate may be a little too good, for every "
-            "contender alike."
-        )
-    if not report["finished"]:
-        lines.append("**The study is not finished: what follows is of a part of it.**")
-    lines.append(f"Commit {listed(commits)} (a plus sign: with changes that were not committed).")
+    if not report.finished:
+        lines.append("**The study is not finished: these are partial results.**")
+    commits = sorted({re.sub(r"(?<=^\w{10})\w+", "", cell["commit"] or "none") for cell in trained})
+    lines.append(f"Commit {listed(commits)} (+: with uncommitted changes).")
     return " ".join(lines)
 
 
-def listed(values: Any) -> str:
+def listed(values: Iterable[Any]) -> str:
     """Values with commas."""
     return ", ".join(map(str, values))
 
 
-def titles(report: Report) -> dict[str, str]:
-    """What contenders are called, by name."""
-    return {name: contender["title"] for name, contender in report["plan"]["contenders"].items()}
+def participants(report: Report, table: str) -> list[str]:
+    """The candidates of a table, in the order of the study."""
+    tasks = {task for task, _, _ in report.plan.tables[table].points}
+    return [name for name in report.plan.candidates if any(name in report.plan.names(task) for task in tasks)]
 
 
-def points(report: Report, table: str) -> list[tuple[str, str, float]]:
-    """Task, test set and place on the axis of a table's points."""
-    return [tuple(point) for point in report["plan"]["tables"][table]["points"]]
-
-
-def taking_part(report: Report, table: str) -> list[str]:
-    """Contenders of any of a table's tasks, in the order of the study."""
-    tasks = {task for task, _, _ in points(report, table)}
-    return [name for name in report["plan"]["contenders"] if any(name in contenders(report, task) for task in tasks)]
-
-
-def column(report: Report, table: str, point: tuple[str, str, float]) -> str:
-    """The head of a point's column."""
-    several = len({task for task, _, _ in points(report, table)}) > 1 and len(points(report, table)) > len(
-        {x for _, _, x in points(report, table)}
-    )
-    return f"{report['plan']['tables'][table]['axis']} {point[2]:g}" + (f" ({point[0]})" if several else "")
+def columns(report: Report, table: str) -> list[tuple[str, str, str]]:
+    """Heading, task and test set of each point; the heading names the task where two points have the same position."""
+    plan = report.plan.tables[table]
+    ambiguous = len({x for _, _, x in plan.points}) < len(plan.points)
+    return [(f"{plan.axis} {x:g}" + (f" ({task})" if ambiguous else ""), task, test) for task, test, x in plan.points]
 
 
 def scores(report: Report, table: str) -> str:
     """Mean and standard deviation of test accuracy in percent, and chance."""
-    lines: list[dict[str, str]] = []
-    chances: dict[str, str] = {"test top-1, %": "chance"}
-    for name in taking_part(report, table):
-        line = {"test top-1, %": titles(report)[name]}
-        for point in points(report, table):
-            values = accuracies(report, point[0], point[1], name)
-            text = shown(interval(list(values.values()))) if values else NONE
-            seeds = report["plan"]["seeds"]
-            few = "" if len(values) in (0, len(seeds)) else f" ({len(values)} of {len(seeds)} seeds)"
-            line[column(report, table, point)] = text + few
-            tested = [c["tests"] for c in report["cells"] if c["task"] == point[0] and c["tests"]]
-            if tested:
-                chances[column(report, table, point)] = f"{tested[0][point[1]]['chance']:.1f}"
-        lines.append(line)
-    return markdown([*lines, chances])
+    head, points, rows = "test top-1, %", columns(report, table), []
+    for name in participants(report, table):
+        texts = {column: score(report.accuracies(task, test, name), report.plan.seeds) for column, task, test in points}
+        rows.append({head: report.title(name), **texts})
+    chance = {head: "chance"}
+    for column, task, test in points:
+        if tested := [cell["tests"] for cell in report.cells if cell["task"] == task and cell["tests"]]:
+            chance[column] = f"{tested[0][test]['chance']:.1f}"
+    return markdown([*rows, chance])
 
 
-def shown(found: Interval) -> str:
-    """Mean and spread."""
-    return f"{found.mean:.1f}" + ("" if math.isnan(found.spread) else f" ± {found.spread:.1f}")
-
-
-def differences_title(report: Report) -> str:
-    """What the table of differences is."""
-    reference = titles(report)[report["plan"]["reference"]]
-    return f"Less {reference}, seed by seed, in points, with Student's 95% confidence interval; bold where that leaves out 0:"
+def score(accuracies: dict[int, float], seeds: list[int]) -> str:
+    """Mean and standard deviation over the tested seeds."""
+    if not accuracies:
+        return NONE
+    found = interval(list(accuracies.values()))
+    text = f"{found.mean:.1f}" + (f" ± {found.std:.1f}" if found.count > 1 else "")
+    return text + (f" ({found.count} of {len(seeds)} seeds)" if found.count != len(seeds) else "")
 
 
 def differences(report: Report, table: str) -> str:
-    """Paired differences from the reference."""
-    reference, lines = report["plan"]["reference"], []
-    for name in taking_part(report, table):
-        if name != reference:
-            line = {"difference": titles(report)[name]}
-            for point in points(report, table):
-                found = _difference(report, point, name)
-                line[column(report, table, point)] = NONE if found is None else signed(found)
-            lines.append(line)
-    return markdown(lines)
+    """Paired differences from the reference; bold where the confidence interval excludes 0."""
+    rows, reference, points = [], report.plan.reference, columns(report, table)
+    for name in (name for name in participants(report, table) if name != reference):
+        texts = {column: difference(report.difference(task, test, name)) for column, task, test in points}
+        rows.append({f"minus {report.title(reference)} [95% interval]": report.title(name), **texts})
+    return markdown(rows)
 
 
-def _difference(report: Report, point: tuple[str, str, float], name: str) -> Interval | None:
-    task, test, _ = point
-    return difference(accuracies(report, task, test, name), accuracies(report, task, test, report["plan"]["reference"]))
-
-
-def signed(found: Interval) -> str:
-    """A difference with its interval."""
+def difference(found: Interval | None) -> str:
+    """A mean difference with its confidence interval."""
+    if found is None:
+        return NONE
     text = f"{found.mean:+.1f}" + (f" [{found.low:+.1f}, {found.high:+.1f}]" if found.count > 1 else "")
-    return f"**{text}**" if found.beyond else text
-
-
-def findings(report: Report, table: str) -> str:
-    """One sentence: which differences are larger than chance between seeds explains."""
-    reference = report["plan"]["reference"]
-    found: dict[str, list[str]] = {"better": [], "worse": []}
-    compared = 0
-    for name in taking_part(report, table):
-        for point in points(report, table) if name != reference else ():
-            gap = _difference(report, point, name)
-            compared += gap is not None
-            if gap is not None and gap.beyond:
-                where = f"{titles(report)[name]} at {column(report, table, point)}"
-                found["better" if gap.mean > 0 else "worse"].append(where)
-    words = [
-        f"{kind.capitalize()} than {titles(report)[reference]}: {'; '.join(names)}"
-        for kind, names in found.items()
-        if names
-    ]
-    told = ". ".join(words) if words else f"No difference from {titles(report)[reference]} leaves out 0"
-    expected = (1 - 0.95) * compared
-    return f"{told}. (Of {compared} comparisons, {expected:.1f} would leave out 0 by chance alone.)"
-
-
-def efficiencies(report: Report) -> str:
-    """Training images seen until validation accuracy first reached each threshold, and the ratio to the reference."""
-    plan, reference, lines = report["plan"], report["plan"]["reference"], []
-    for task in plan["tasks"]:
-        for threshold in plan["thresholds"]:
-            own = {name: efficiency(report, task, name, threshold) for name in contenders(report, task)}
-            if not any(value for seeds in own.values() for value in seeds.values()):
-                continue
-            line = {"task": task, "to": f"{threshold:g}%"}
-            for name, seeds in own.items():
-                reached = [value for value in seeds.values() if value]
-                text = NONE if not reached else f"{sum(reached) / len(reached):,.0f}"
-                text += "" if len(reached) == len(seeds) or not reached else f" ({len(reached)} of {len(seeds)} seeds)"
-                gap = ratio(seeds, own[reference]) if name != reference else None
-                if gap is not None:
-                    text += f", {gap.mean:.2f} times" + (f" [{gap.low:.2f}, {gap.high:.2f}]" if gap.count > 1 else "")
-                line[titles(report)[name]] = text
-            lines.append(line)
-    return markdown(lines) if lines else "No contender reached any of the thresholds."
-
-
-def costs(report: Report) -> str:
-    """Milliseconds and kept megabytes a training image."""
-    lines = []
-    for task in report["plan"]["tasks"]:
-        line = {"ms (MB kept for backward) an image": task}
-        for name in contenders(report, task):
-            found = cost(report, task, name)
-            line[titles(report)[name]] = NONE if found is None else f"{found[0]:.2f} ({found[1]:.2f})"
-        lines.append(line)
-    return markdown(lines)
+    return f"**{text}**" if found.excludes_zero else text
 
 
 def rates(report: Report) -> str:
-    """What each rate of the sweeps reached on the validation split; the chosen one bold, and marked at an edge."""
-    lines = []
-    for task, plan in report["plan"]["tasks"].items():
-        for name in contenders(report, task) if plan["sweep"] else ():
-            found, best = sweep(report, task, name), chosen_rate(report, task, name)
-            lost = plan["sweep"] if report["finished"] else lost_rates(report, task, name)
-            edge = " (edge)" if best in (min(plan["sweep"]), max(plan["sweep"])) and len(plan["sweep"]) > 1 else ""
-            line = {"validation top-1, %": f"{task}, {titles(report)[name]}"}
-            for rate in plan["sweep"]:
-                value = f"{found[rate]:.1f}" if rate in found else "diverged" if rate in lost else NONE
-                line[f"{rate:g}"] = f"**{value}**{edge}" if rate == best else value
-            lines.append(line)
-    return (
-        markdown(lines)
-        + "\n\nEdge: the best of the rates tried is the first or the last, so that a better one may lie beyond."
-    )
+    """Validation accuracy by learning rate; the chosen one is bold, and marked where it is the first or the last."""
+    rows = []
+    for task, name in report.plan.pairs():
+        runs = sweep_runs(report.plan, report.cells, task, name)
+        chosen = choose_rate(report.plan, report.cells, task, name)
+        if runs:
+            rows.append({"validation top-1, %": f"{task}, {report.title(name)}"})
+        for rate, cells in runs.items():
+            diverged = any("diverged" in cell for cell in cells)
+            text = "diverged" if diverged else f"{mean_validation(cells, 'top1'):.1f}" if cells else NONE
+            edge = " (edge)" if len(runs) > 1 and rate in (min(runs), max(runs)) else ""
+            rows[-1][f"{rate:g}"] = f"**{text}**{edge}" if rate == chosen else text
+    note = "Edge: the chosen rate is the smallest or the largest tried; a better one may lie beyond."
+    return f"{markdown(rows)}\n\n{note}"

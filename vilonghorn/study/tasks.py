@@ -1,8 +1,10 @@
-"""Tasks made of real handwritten digits, to compare what models can do: each is written as three `.beton` files.
+"""Tasks made of scikit-learn's handwritten digits, each written as three `.beton` files.
 
-`python -m vilonghorn.study.tasks digits DST` and `python -m vilonghorn.study.tasks recall DST --pairs 8 --grid 6` write
-DST/{train,val,test}.beton. The digits of the three come from disjoint originals (see `specimens`), and sample i of a
-split depends only on the seed, the split and i.
+    python -m vilonghorn.study.tasks digits DST
+    python -m vilonghorn.study.tasks recall DST --pairs 8 --grid 6
+
+write DST/{train,val,test}.beton. The splits share no original digit (see `load_split`). Sample i of a split depends
+only on the options, the split and i.
 """
 
 from __future__ import annotations
@@ -10,25 +12,25 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from PIL import Image
 
 from ..data.beton.writer import write_beton
-from ..data.specimens import SPLITS, enlarged, specimens
-from .recall import Recall
+from ..data.digits import PIXELS, SPLITS, enlarge, load_split
 
 __all__ = ["Digits", "KINDS", "Recall", "make_task", "write_task"]
+
+COLOURS = ((1, 0, 0), (0, 1, 0), (0, 0, 1), (1, 1, 0), (1, 0, 1), (0, 1, 1))  # red, green, blue, yellow, magenta, cyan
+MAX_QUERIES = 3
 
 
 @dataclass(frozen=True)
 class Digits:
-    """Which digit is this? Every original of a split once, in colourless pixels.
-
-    Written at several sides, it is the task of resolution transfer: the same digits in more patches.
+    """Classification of digits: every original of a split once, in grey.
 
     Args:
         split: "train", "val" or "test".
@@ -39,12 +41,13 @@ class Digits:
     side: int = 32
 
     def __post_init__(self):
-        specimens(self.split)
+        load_split(self.split)
         if self.side < 2:
             raise ValueError(f"side {self.side}: expected at least 2 pixels")
 
     @property
     def classes(self) -> list[str]:
+        """Names of the classes."""
         return [str(digit) for digit in range(10)]
 
     @property
@@ -53,67 +56,193 @@ class Digits:
         return 0.1
 
     def __len__(self) -> int:
-        return len(specimens(self.split).labels)
+        return len(load_split(self.split).labels)
 
     def __getitem__(self, index: int) -> tuple[Image.Image, int]:
-        digits = specimens(self.split)
-        return enlarged(digits.images[index], self.side), int(digits.labels[index])
+        digits = load_split(self.split)
+        return enlarge(digits.images[index], self.side), int(digits.labels[index])
+
+
+class Mosaic(NamedTuple):
+    """The layout of a mosaic."""
+
+    slots: np.ndarray  # (pairs,) place of each pair: slot s is tiles 2s and 2s + 1 in raster order
+    keys: np.ndarray  # (pairs,) colour * 10 + digit, all different
+    values: np.ndarray  # (pairs,) digits
+    asked: np.ndarray  # (queries,) index of the pair that each of the last tiles asks for
+    tiles: np.ndarray  # (grid ** 2,) position of each tile's digit in the split, -1 for an empty tile
+    label: int  # the values asked for, read as one number
+
+
+@dataclass(frozen=True)
+class Recall:
+    """Associative recall in mosaics of digits: an image form of MQAR (Arora et al., "Zoology", arXiv 2312.04927).
+
+    A pair is a key (a coloured digit) and a value (a white digit) in neighbouring tiles. The last tiles show keys
+    again, as other originals of the same digit. The label is the value of the key. Pairs stand in random places. The
+    other tiles are empty, or hold dark digits on white ground with `distractors`.
+
+    There is no shortcut. Keys, queries and places are uniform and independent of the values, so the query alone gives
+    an accuracy of 1/10. Each digit is a value pairs / 10 times, rounded down or up, so the tiles without their places
+    give an accuracy of `chance`, which is 1 / pairs for up to ten pairs.
+
+    Args:
+        split: "train", "val" or "test".
+        pairs: at least 1; at most the number of keys and the pairs that fit into the grid.
+        grid: tiles per side, even, so that no pair is broken over two rows; a tile is 8 pixels wide.
+        colours: 1 to 6; there are 10 * colours keys.
+        queries: 1 to 3; there are 10 ** queries classes.
+        distractors: fill the other tiles.
+        same_original: the query shows the same original as its key.
+        count: number of mosaics.
+        seed: of the mosaics.
+    """
+
+    split: str
+    pairs: int = 4
+    grid: int = 4
+    colours: int = 2
+    queries: int = 1
+    distractors: bool = False
+    same_original: bool = False
+    count: int = 1024
+    seed: int = 0
+
+    def __post_init__(self):
+        load_split(self.split)
+        if self.grid < 2 or self.grid % 2:
+            raise ValueError(f"grid {self.grid}: expected an even number of tiles, at least 2")
+        if not 1 <= self.colours <= len(COLOURS):
+            raise ValueError(f"colours {self.colours}: expected 1 to {len(COLOURS)}")
+        if not 1 <= self.queries <= MAX_QUERIES:
+            raise ValueError(f"queries {self.queries}: expected 1 to {MAX_QUERIES}")
+        most = min(10 * self.colours, self.room)
+        if not self.queries <= self.pairs <= most:
+            raise ValueError(
+                f"pairs {self.pairs}: expected {self.queries} to {most}, for there are {10 * self.colours} keys "
+                f"and a grid of {self.grid} has room for {self.room} pairs"
+            )
+        if self.count < 1 or self.seed < 0:
+            raise ValueError(f"count {self.count}, seed {self.seed}: expected at least 1 and 0")
+
+    @property
+    def room(self) -> int:
+        """Number of pairs that fit into the grid, beside the queries."""
+        return (self.grid**2 - self.queries) // 2
+
+    @property
+    def side(self) -> int:
+        """Height and width in pixels."""
+        return self.grid * PIXELS
+
+    @property
+    def classes(self) -> list[str]:
+        """Names of the classes."""
+        return [f"{label:0{self.queries}d}" for label in range(10**self.queries)]
+
+    @property
+    def chance(self) -> float:
+        """Accuracy of the best guess from all tiles without their places.
+
+        Exact for one query. For more, the probability of one ordered choice among the most frequent values.
+        """
+        left, right = np.bincount(self._values(np.random.default_rng(0)), minlength=10), 1.0
+        for taken in range(self.queries):
+            right *= left.max() / (self.pairs - taken)
+            left[left.argmax()] -= 1
+        return float(right)
+
+    def __len__(self) -> int:
+        return self.count
+
+    def _values(self, rng: np.random.Generator) -> np.ndarray:
+        rounds, rest = divmod(self.pairs, 10)
+        return rng.permutation(np.concatenate([np.tile(np.arange(10), rounds), rng.permutation(10)[:rest]]))
+
+    def mosaic(self, index: int) -> Mosaic:
+        """The layout of sample `index`."""
+        if not 0 <= index < self.count:
+            raise IndexError(f"sample {index} of {self.count}")
+        rng = np.random.default_rng([self.seed, SPLITS.index(self.split), index])
+        digits = load_split(self.split)
+        keys = rng.permutation(10 * self.colours)[: self.pairs]
+        values = self._values(rng)
+        slots = rng.permutation(self.room)[: self.pairs]
+        asked = rng.permutation(self.pairs)[: self.queries]
+        tiles = np.full(self.grid**2, -1)
+        if self.distractors:
+            tiles[:] = rng.integers(len(digits.labels), size=len(tiles))
+        for pair, (key, value, slot) in enumerate(zip(keys % 10, values, slots)):
+            of_key, of_value = digits.by_label[key], digits.by_label[value]
+            first = rng.integers(len(of_key))
+            other = first if self.same_original else (first + rng.integers(1, len(of_key))) % len(of_key)
+            tiles[2 * slot : 2 * slot + 2] = of_key[first], of_value[rng.integers(len(of_value))]
+            tiles[len(tiles) - self.queries + np.flatnonzero(asked == pair)] = of_key[other]
+        return Mosaic(slots, keys, values, asked, tiles, int("".join(map(str, values[asked]))))
+
+    def __getitem__(self, index: int) -> tuple[np.ndarray, int]:
+        """The mosaic, (side, side, 3) uint8, and its label."""
+        mosaic = self.mosaic(index)
+        ink = load_split(self.split).images[mosaic.tiles, :, :, None]  # (tiles, 8, 8, 1)
+        tiles = np.repeat(255 - ink if self.distractors else np.zeros_like(ink), 3, axis=3)
+        colours = np.asarray(COLOURS, np.uint8)[mosaic.keys // 10][:, None, None]
+        key, query = 2 * mosaic.slots, np.arange(len(tiles) - self.queries, len(tiles))
+        tiles[key] = ink[key] * colours
+        tiles[key + 1] = ink[key + 1]
+        tiles[query] = ink[query] * colours[mosaic.asked]
+        rows = tiles.reshape(self.grid, self.grid, PIXELS, PIXELS, 3).transpose(0, 2, 1, 3, 4)
+        return rows.reshape(self.side, self.side, 3), mosaic.label
 
 
 KINDS = {"digits": Digits, "recall": Recall}
 
 
-def make_task(kind: str, split: str, **options: Any) -> Digits | Recall:
+def make_task(kind: str, split: str, count: int | None = None, **options: Any) -> Digits | Recall:
     """A split of a task as a map-style dataset of (image, label).
 
     Args:
         kind: "digits" or "recall".
         split: "train", "val" or "test".
+        count: number of mosaics; None: the default.
         options: of `Digits` or `Recall`.
 
     Raises:
-        TypeError, ValueError: an unknown kind, or an option that it does not have or is out of range.
+        TypeError, ValueError: an unknown kind or option, or a value out of range.
     """
     if kind not in KINDS:
         raise ValueError(f"task {kind!r}: expected one of {', '.join(KINDS)}")
-    return KINDS[kind](split, **options)
+    return KINDS[kind](split, **options, **({} if count is None else {"count": count}))
 
 
 def write_task(dataset: Digits | Recall, path: Path, *, overwrite: bool = False) -> None:
-    """Writes a split of a task as a `.beton` of raw pixels. Its folder exists; `write_beton` says what can go wrong."""
+    """Writes a split of a task as a `.beton` file of raw pixels into a folder that exists; see `write_beton`."""
     write_beton(dataset, path, max_resolution=max(500, dataset.side), workers=1, overwrite=overwrite, progress=False)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs the command; returns the exit status: 0, or 1 for a task that cannot be made or written."""
-    parser = argparse.ArgumentParser(prog="python -m vilonghorn.study.tasks", description=__doc__.split("\n")[0])
+    """Runs the command; returns its exit status: 0, or 1 for a task that cannot be made or written."""
+    form, name = argparse.ArgumentDefaultsHelpFormatter, "python -m vilonghorn.study.tasks"
+    parser = argparse.ArgumentParser(name, description="Writes a task as three .beton files.")
     kinds = parser.add_subparsers(dest="kind", required=True)
-    digits, recall = (kinds.add_parser(kind, help=task.__doc__.split("\n")[0]) for kind, task in KINDS.items())
-    digits.add_argument("--side", type=int, default=32, help="pixels (default: 32)")
-    for option, default, text in (
-        ("pairs", 4, "pairs of key and value in a mosaic"),
-        ("grid", 4, "tiles of 8 pixels a side, even"),
-        ("colours", 2, "colours of keys, of which there are ten times as many"),
-        ("queries", 1, "keys that are asked for; the label has as many digits"),
-        ("seed", 0, "of the mosaics"),
-        *((split, 1024, f"mosaics to {use}") for split, use in zip(SPLITS, ("train on", "choose by", "test on"))),
-    ):
-        recall.add_argument(f"--{option}", type=int, default=default, help=f"{text} (default: {default})")
-    recall.add_argument("--distractors", action="store_true", help="fill the other tiles with digits that mean nothing")
-    recall.add_argument("--same-original", action="store_true", help="ask by the picture of the key itself")
-    for sub in (digits, recall):
-        sub.add_argument("target", metavar="DST", type=Path, help="folder to write train, val and test.beton into")
-        sub.add_argument("--overwrite", action="store_true", help="replace files that are there")
+    for kind, task in KINDS.items():
+        sub = kinds.add_parser(kind, help=task.__doc__.split("\n")[0], formatter_class=form)
+        sub.add_argument("target", metavar="DST", type=Path, help="folder for train.beton, val.beton and test.beton")
+        sub.add_argument("--overwrite", action="store_true", help="replace existing files")
+        for field in fields(task)[1:]:
+            help = f"see vilonghorn.study.tasks.{task.__name__}"
+            for option in SPLITS if field.name == "count" else [field.name.replace("_", "-")]:
+                kwargs = {"action": "store_true"} if field.default is False else {"type": int, "default": field.default}
+                sub.add_argument(f"--{option}", help=help, **kwargs)
     options = vars(parser.parse_args(arguments))
     kind, target, overwrite = (options.pop(name) for name in ("kind", "target", "overwrite"))
-    counts = {split: {"count": options.pop(split)} if split in options else {} for split in SPLITS}
+    counts = {split: options.pop(split, None) for split in SPLITS}
     try:
-        datasets = [make_task(kind, split, **options, **counts[split]) for split in SPLITS]
+        datasets = [make_task(kind, split, count, **options) for split, count in counts.items()]
         target.mkdir(parents=True, exist_ok=True)
         for dataset in datasets:
-            write_task(dataset, target / f"{dataset.split}.beton", overwrite=overwrite)
-            told = ", ".join(f"{name} {value}" for name, value in asdict(dataset).items() if name != "split")
-            print(f"{target}/{dataset.split}.beton: {kind}, {len(dataset)} images, {told}, chance {dataset.chance:.1%}")
+            path = target / f"{dataset.split}.beton"
+            write_task(dataset, path, overwrite=overwrite)
+            print(f"{path}: {len(dataset)} images, chance {dataset.chance:.1%}, {dataset}")
     except (OSError, TypeError, ValueError, ImportError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1

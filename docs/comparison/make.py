@@ -1,0 +1,226 @@
+"""Makes docs/comparison.md, its plots and the comparison in the README: `python docs/comparison/make.py`.
+
+Figures come from docs/comparison/NAME.json, which `python -m vilonghorn.study NAME --json docs/comparison/NAME.json`
+writes, and from the benchmark's docs/performance/cpu-*.json. The text is text.md; $studies and $cost stand for tables.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import re
+import shlex
+import statistics
+from collections.abc import Sequence
+from pathlib import Path
+from string import Template
+from typing import Any
+
+import numpy as np
+from matplotlib.figure import Figure
+
+from vilonghorn.data.files import atomic_write
+from vilonghorn.study.plots import colour, draw, save_figures
+from vilonghorn.study.results import Interval, Report, interval, read_report
+from vilonghorn.study.tables import NONE, listed, participants, render
+from vilonghorn.tools.markdown import markdown
+
+ROOT = Path(__file__).parents[2]
+FOLDER, PAGE, README = ROOT / "docs" / "comparison", ROOT / "docs" / "comparison.md", ROOT / "README.md"
+HEADLINE = "long"  # the study and the table that the README shows
+MARK = re.compile(r"(<!-- comparison[^>]*-->\n).*?(<!-- end of comparison -->)", re.DOTALL)
+
+
+def read_reports(folder: Path) -> list[Report]:
+    """The committed studies, by file name.
+
+    Raises:
+        ValueError: one of them is not finished.
+    """
+    reports = []
+    for path in sorted(folder.glob("*.json")):
+        report = read_report(path)
+        if not report.finished:
+            raise ValueError(f"{path} is of an unfinished study: resume it with {shlex.join(report.command)}")
+        reports.append(report)
+    return reports
+
+
+def page(reports: Sequence[Report], benchmarks: Path) -> str:
+    """The text of docs/comparison.md.
+
+    Args:
+        reports: the studies.
+        benchmarks: folder with the reports of the benchmark.
+    """
+    studies = "\n\n".join(section(report) for report in reports)
+    runs = [json.loads(path.read_text(encoding="utf-8")) for path in sorted(benchmarks.glob("cpu-*.json"))]
+    return Template((FOLDER / "text.md").read_text(encoding="utf-8")).substitute(studies=studies, cost=cost(runs))
+
+
+def section(report: Report) -> str:
+    """The tables and plots of a study."""
+    parts = [f"## Study `{report.study}`", render(report, "comparison/")]
+    parts += ["### Training images to an accuracy", f"![Curves](comparison/{report.study}-curves.svg)"]
+    return "\n\n".join([*parts, efficiency(report), "### Cost of a training image", costs(report)])
+
+
+def efficiency(report: Report) -> str:
+    """Training images until validation accuracy first reached each threshold, and the ratio to the reference."""
+    plan, rows = report.plan, []
+    for task in plan.tasks:
+        for threshold in plan.thresholds:
+            images = {name: images_to(report, task, name, threshold) for name in plan.names(task)}
+            if not any(value for seeds in images.values() for value in seeds.values()):
+                continue
+            rows.append({"task": task, "to": f"{threshold:g}%"})
+            for name, seeds in images.items():
+                reached = [value for value in seeds.values() if value]
+                text = f"{statistics.fmean(reached):,.0f}" if reached else NONE
+                text += f" ({len(reached)} of {len(seeds)} seeds)" if 0 < len(reached) < len(seeds) else ""
+                ratio = geometric_ratio(seeds, images[plan.reference]) if name != plan.reference else None
+                if ratio is not None:
+                    bounds = f" [{ratio.low:.2f}, {ratio.high:.2f}]" if ratio.count > 1 else ""
+                    text += f", {ratio.mean:.2f}x{bounds}"
+                rows[-1][report.title(name)] = text
+    return markdown(rows) if rows else "No candidate reached any of the thresholds."
+
+
+def images_to(report: Report, task: str, candidate: str, accuracy: float) -> dict[int, float | None]:
+    """Training images until a validation accuracy in percent, by seed; None for seeds that never reached it."""
+    return {
+        seed: first_reached(cell["curve"], accuracy, min(test["chance"] for test in cell["tests"].values()))
+        for seed, cell in report.tested(task, candidate).items()
+    }
+
+
+def first_reached(curve: Sequence[dict[str, Any]], accuracy: float, chance: float) -> float | None:
+    """Training images until validation accuracy first reached a value, interpolated linearly; None if it never did.
+
+    Args:
+        curve: "images" and "top1" at the end of each epoch.
+        accuracy: in percent.
+        chance: accuracy before the first epoch, in percent.
+    """
+    images, top1 = [0, *(point["images"] for point in curve)], [chance, *(point["top1"] for point in curve)]
+    end = next((i for i, value in enumerate(top1) if value >= accuracy), None)
+    return None if end is None else float(np.interp(accuracy, top1[: end + 1][-2:], images[: end + 1][-2:]))
+
+
+def geometric_ratio(ours: dict[int, float | None], theirs: dict[int, float | None]) -> Interval | None:
+    """The geometric mean of ours / theirs over the seeds that have both; its `std` is nan."""
+    logs = [math.log(ours[s] / theirs[s]) for s in sorted(set(ours) & set(theirs)) if ours[s] and theirs[s]]
+    if not logs:
+        return None
+    found = interval(logs)
+    low, high = (math.exp(min(bound, 700.0)) for bound in (found.low, found.high))
+    return Interval(math.exp(found.mean), math.nan, low, high, found.count)
+
+
+def costs(report: Report) -> str:
+    """Medians over the tested runs: milliseconds, and megabytes that autograd keeps, per training image."""
+    rows = []
+    for task in report.plan.tasks:
+        rows.append({"ms (MB kept for backward) per image": task})
+        for name in report.plan.names(task):
+            cells = [cell for cell in report.tested(task, name).values() if cell["ms_per_image"]]
+            ms, kept = ([cell[key] for cell in cells] for key in ("ms_per_image", "kept_bytes_per_image"))
+            text = f"{statistics.median(ms):.2f} ({statistics.median(kept) / 1e6:.2f})" if cells else NONE
+            rows[-1][report.title(name)] = text
+    return markdown(rows)
+
+
+def curves_figure(report: Report) -> Figure:
+    """Mean validation accuracy over training images, a panel for each task."""
+    tasks = list(report.plan.tasks)
+    columns = min(3, len(tasks))
+    rows = -(-len(tasks) // columns)
+    figure = Figure(figsize=(4.6 * columns, 3.6 * rows), layout="constrained")
+    panels = figure.subplots(rows, columns, squeeze=False).ravel()
+    for axes, task in zip(panels, tasks):
+        for name in report.plan.names(task):
+            curves = [cell["curve"] for cell in report.tested(task, name).values()]
+            if curves:
+                images = [point["images"] for point in curves[0]]
+                mean = [statistics.fmean(point["top1"] for point in epoch) for epoch in zip(*curves)]
+                axes.plot(images, mean, label=report.title(name), color=colour(report, name), marker=".")
+        axes.set(title=task, xlabel="training images", ylabel="validation top-1, %", ylim=(0, 101))
+        axes.grid(alpha=0.3)
+    for axes in panels[len(tasks) :]:
+        axes.set_axis_off()
+    handles = {line.get_label(): line for axes in panels for line in axes.get_lines()}
+    figure.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=4, fontsize="small")
+    return figure
+
+
+def draw_all(report: Report, folder: Path) -> list[Path]:
+    """Draws the plots of a study's tables and its curves; returns the files."""
+    return draw(report, folder) + save_figures(report, {"curves": curves_figure(report)}, folder)
+
+
+def cost(runs: Sequence[dict]) -> str:
+    """Time and memory of a training step by image size, a figure for each run of the benchmark."""
+    found: dict[int, dict[str, list[str]]] = {}
+    for run in runs:
+        for row in run["models"]:
+            if row["train"] and row["ms"]:
+                text = f"{statistics.median(row['ms']) / row['batch']:.0f} ({row['memory_gb']:.2f})"
+                found.setdefault(row["size"], {}).setdefault(f"`{row['model']}`", []).append(text)
+    models = dict.fromkeys(model for row in found.values() for model in row)
+    rows = [
+        {"px": f"{size}", "tokens": f"{(size // 16) ** 2:,}"}
+        | {model: " / ".join(found[size].get(model, [NONE])) for model in models}
+        for size in sorted(found)
+    ]
+    return markdown(rows)
+
+
+def readme(text: str, reports: Sequence[Report]) -> str:
+    """The README with the plot and the means of one table between its marks.
+
+    Raises:
+        ValueError: the README has no marks.
+    """
+    if not MARK.search(text):
+        raise ValueError("the README lacks the marks <!-- comparison --> and <!-- end of comparison -->")
+    shown = next((report for report in reports if report.study == HEADLINE), None)
+    return MARK.sub(lambda match: f"{match[1]}{headline(shown)}\n{match[2]}", text) if shown else text
+
+
+def headline(report: Report) -> str:
+    """The plot of a table, and its means over the seeds."""
+    table, means = report.plan.tables[HEADLINE], []
+    for name in participants(report, HEADLINE):
+        values = [list(report.accuracies(task, test, name).values()) for task, test, _ in table.points]
+        means.append(
+            f"{report.title(name)} {listed(f'{interval(value).mean:.1f}%' if value else NONE for value in values)}"
+        )
+    return (
+        f"![{table.title}](docs/comparison/{report.study}-{HEADLINE}.svg)\n\nTest accuracy at "
+        f"{listed(f'{x:g}' for _, _, x in table.points)} {table.axis}, means of {len(report.plan.seeds)} seeds: "
+        f"{'; '.join(means)}."
+    )
+
+
+def main() -> None:
+    """Writes the page, its plots and the README's part."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.parse_args()
+    try:
+        reports = read_reports(FOLDER)
+        texts = {
+            PAGE: page(reports, ROOT / "docs" / "performance"),
+            README: readme(README.read_text(encoding="utf-8"), reports),
+        }
+    except ValueError as error:
+        parser.error(str(error))
+    for path, text in texts.items():
+        with atomic_write(path, "w") as file:
+            file.write(text)
+    plots = [plot for report in reports for plot in draw_all(report, FOLDER)]
+    print(f"wrote {PAGE.name}, {README.name} and {len(plots)} plots from {len(reports)} studies")
+
+
+if __name__ == "__main__":
+    main()
