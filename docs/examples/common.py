@@ -1,4 +1,4 @@
-"""What the examples share: their options, a training loop over fresh scenes, and a picture of what was predicted."""
+"""Options, training loop and picture that the examples share."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from typing import Any
 import numpy as np
 import torch
 from PIL import Image
+from scenes import CLASSES, SIZES, DigitScenes, Scene
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 from torchvision.utils import make_grid
 
-from vilonghorn.data.files import replacing
-from vilonghorn.data.scenes import CLASSES, SIZES, DigitScenes, Scene
+from vilonghorn.data.files import atomic_write
 
 MEAN, STD = 0.3, 0.25  # of the scenes' pixels, about
 BACKGROUND_AND_DIGITS = 1 + len(CLASSES)
@@ -25,12 +25,12 @@ COLORS = ("#4e79a7 #f28e2b #e15759 #76b7b2 #59a14f #edc948 #b07aa1 #ff9da7 #9c75
 
 
 def options(doc: str, models: Mapping[str, Mapping[str, Any]], argv: Sequence[str] | None) -> argparse.ArgumentParser:
-    """A command line with what every example takes.
+    """Makes a parser with the options of every example.
 
     Args:
-        doc: of the example.
-        models: what `--model` may name, each with its number of steps and what else it has of its own.
-        argv: the command line, whose model's defaults are told.
+        doc: docstring of the example.
+        models: choices of `--model`, each with its own defaults of other options.
+        argv: the command line, to find the model whose defaults apply.
     """
     own = dict(batch=8, lr=4e-3, digits=3)
     chosen = argparse.ArgumentParser(add_help=False)
@@ -40,9 +40,7 @@ def options(doc: str, models: Mapping[str, Mapping[str, Any]], argv: Sequence[st
         description=doc.splitlines()[0], formatter_class=argparse.ArgumentDefaultsHelpFormatter
     )
     parser.add_argument("--model", choices=models, default=next(iter(models)))
-    parser.add_argument(
-        "--steps", type=int, default=own.get("steps"), help="batches to train on, each of scenes of its own"
-    )
+    parser.add_argument("--steps", type=int, default=own.get("steps"), help="batches to train on, of new scenes each")
     parser.add_argument("--batch", type=int, default=own["batch"], help="scenes in a batch")
     parser.add_argument("--lr", type=float, default=own["lr"], help="highest learning rate")
     parser.add_argument("--side", type=int, default=96, help="height and width of a scene, in pixels")
@@ -56,7 +54,7 @@ def options(doc: str, models: Mapping[str, Mapping[str, Any]], argv: Sequence[st
 
 
 def parse(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> argparse.Namespace:
-    """Arguments of `options`, seeds set; what cannot work ends the program with a sentence, before it has begun."""
+    """Parses and checks the options of `options`, and sets the seeds; exits with a sentence if one is wrong."""
     args = parser.parse_args(argv)
     for name in ("steps", "batch", "digits", "held_out"):
         if getattr(args, name) < 1:
@@ -70,12 +68,10 @@ def parse(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> argpar
 
 
 def fit(model: nn.Module, loss: Callable[[list[Scene]], Tensor], args: argparse.Namespace) -> None:
-    """Trains a model on fresh scenes: AdamW, a rise and a cosine fall of the learning rate, gradients clipped to norm 1.
+    """Trains a model on new scenes, and leaves it in evaluation mode.
 
-    Args:
-        model: trained and left in evaluation mode.
-        loss: of a batch of scenes, by the model.
-        args: of `options`.
+    AdamW, linear warm-up and cosine decay of the learning rate, gradients clipped to norm 1. `loss` computes the loss
+    of a batch of scenes by the model.
     """
     scenes = DigitScenes(args.steps * args.batch, args.side, most=args.digits, seed=args.seed)
     loader = DataLoader(scenes, args.batch, collate_fn=list)
@@ -102,14 +98,14 @@ def fit(model: nn.Module, loss: Callable[[list[Scene]], Tensor], args: argparse.
 
 
 def held_out(args: argparse.Namespace) -> DigitScenes:
-    """The scenes that an example measures on."""
+    """Returns the scenes that an example is evaluated on."""
     return DigitScenes(args.held_out, args.side, train=False, seed=args.seed)
 
 
 def save_picture(path: Path | None, pictures: Iterable[Tensor], columns: int = 8) -> None:
-    """Writes (3, H, W) uint8 pictures as one PNG, whole or not at all; nothing where there is no path."""
+    """Writes (3, H, W) uint8 pictures as one PNG, unless `path` is None."""
     if path is not None:
         grid = make_grid(list(pictures), columns, padding=3, pad_value=255)
-        with replacing(path) as file:
+        with atomic_write(path) as file:
             Image.fromarray(np.asarray(grid.permute(1, 2, 0))).quantize(256).save(file, "PNG", optimize=True)
         print(f"{path} shows predictions")

@@ -1,8 +1,8 @@
-"""A torchvision detector on our pyramid finds digits: `python docs/examples/detect.py --model fcos --picture fcos.png`.
+"""Trains a torchvision detector on digits: `python docs/examples/detect.py --model fcos --picture fcos.png`.
 
-FCOS and RetinaNet take the maps at strides 8 to 64, Faster and Mask R-CNN those at 4 to 64, as their papers do. Counted are
-the top boxes of held-out scenes, in each as many as there are digits: one is right if it overlaps a digit of its class by
-an IoU above 0.5, each digit counting once.
+FCOS and RetinaNet use the maps at strides 8 to 64, Faster and Mask R-CNN those at 4 to 64, as in their papers. The
+score counts the top boxes of held-out scenes, as many as there are digits in each. A box is right if it overlaps a
+digit of its class by an IoU above 0.5; each digit counts once.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from collections.abc import Iterable
 import timm
 import torch
 from common import BACKGROUND_AND_DIGITS, COLORS, MEAN, STD, fit, held_out, options, parse, save_picture
+from scenes import Scene
 from torch import Tensor, nn
 from torchvision.models.detection import FCOS, FasterRCNN, MaskRCNN, RetinaNet
 from torchvision.models.detection.anchor_utils import AnchorGenerator
@@ -21,7 +22,6 @@ from torchvision.ops import box_iou
 from torchvision.utils import draw_bounding_boxes, draw_segmentation_masks
 
 import vilonghorn  # noqa: F401  (registers the models)
-from vilonghorn.data.scenes import Scene
 from vilonghorn.models import DetectionBackbone
 
 DETECTORS = {
@@ -71,7 +71,7 @@ def loss(model: nn.Module, batch: list[Scene]) -> Tensor:
 
 
 def top_boxes(found: dict[str, Tensor], scene: Scene) -> tuple[dict[str, Tensor], list[bool]]:
-    """The best of what was found, as many as there are digits, and which of those are right."""
+    """Returns the top boxes, as many as there are digits, and which of them are right."""
     top = {key: value[: len(scene.labels)] for key, value in found.items()}  # detectors sort by score
     free, right = set(range(len(scene.labels))), []
     for label, overlaps in zip(top["labels"].tolist(), box_iou(top["boxes"], scene.boxes)):

@@ -1,8 +1,7 @@
-"""Our backbones in transformers: `python docs/examples/huggingface.py --model upernet`, `detr` or `classifier`.
+"""Trains our backbones in transformers: `python docs/examples/huggingface.py --model upernet`, `detr` or `classifier`.
 
-UperNet and DETR take a model with a pyramid through `TimmBackbone`; Trainer and pipeline take a classifier through
-`TimmWrapper`. Each trains, measures itself on held-out digits, is saved, and loads again with the same outputs to the last
-bit.
+UperNet and DETR use a model with a pyramid through `TimmBackbone`; Trainer and pipeline use a classifier through
+`TimmWrapper`. Each is trained, evaluated on held-out digits, saved, and loaded again with bit-equal outputs.
 """
 
 from __future__ import annotations
@@ -17,6 +16,7 @@ import timm
 import torch
 from common import BACKGROUND_AND_DIGITS, MEAN, STD, fit, held_out, options, parse, save_picture
 from PIL import Image
+from scenes import CLASSES, Scene
 from sklearn.datasets import load_digits
 from timm.models import register_model
 from torch import Tensor, nn
@@ -35,17 +35,16 @@ from transformers import (
 )
 
 import vilonghorn  # noqa: F401  (registers the models)
-from vilonghorn.data import digits as embedded
-from vilonghorn.data.scenes import CLASSES, Scene
+from vilonghorn.data.digits import every_fifth
 from vilonghorn.tools import publish
 from vilonghorn.tools.transformers_names import keep_names
 
-keep_names()  # DETR's checkpoints have the names of our parameters from here on
+keep_names()  # so that DETR's checkpoints keep the names of our parameters
 
 
 @register_model
 def vilonghorn_scenes(pretrained: bool = False, **kwargs) -> nn.Module:
-    """A backbone for small images. `TimmBackbone`'s configuration holds a name and no keywords, so these get a name."""
+    """A backbone for small images, registered because the configuration of `TimmBackbone` has no keyword arguments."""
     return timm.create_model("vilonghorn_nano_sfp", pretrained, patch_size=segment.PATCH, stem=segment.STEM, **kwargs)
 
 
@@ -54,18 +53,14 @@ def normed(scenes: list[Scene]) -> Tensor:
 
 
 def check_round_trip(model: PreTrainedModel, pixel_values: Tensor) -> None:
-    """Saves a model, loads it again, and refuses any difference.
-
-    Raises:
-        AssertionError: weights or outputs differ.
-    """
+    """Saves a model, loads it again, and raises AssertionError if weights or outputs differ."""
     with tempfile.TemporaryDirectory() as folder, torch.no_grad():
         model.save_pretrained(folder)
         loaded = type(model).from_pretrained(folder).eval()
         saved, found = model.state_dict(), loaded.state_dict()
         if saved.keys() != found.keys() or not all(torch.equal(value, found[name]) for name, value in saved.items()):
             raise AssertionError("the weights of the loaded model differ from those that were saved")
-        # What was loaded lies in the file's memory, unaligned, where torch's convolutions take other loops and round otherwise.
+        # The loaded tensors are in the unaligned memory of a mapped file: torch's convolutions round differently there.
         for tensor in (*loaded.parameters(), *loaded.buffers()):
             tensor.data = tensor.data.clone()
         if not torch.equal(loaded(pixel_values).logits, model(pixel_values).logits):
@@ -136,7 +131,7 @@ class Digits(torch.utils.data.Dataset):
 
     def __init__(self, train: bool, transform=None) -> None:
         digits = load_digits()
-        chosen = embedded.held_out(digits.target) != train
+        chosen = every_fifth(digits.target, 4) != train
         grey = np.rint(digits.images[chosen] * (255 / 16)).astype(np.uint8)
         self.images = [Image.fromarray(image).convert("RGB") for image in grey]
         self.labels, self.transform = digits.target[chosen].tolist(), transform
@@ -154,7 +149,7 @@ def classifier(args) -> float:
         fresh = timm.create_model("vilonghorn_nano", img_size=32, patch_size=4, num_classes=len(CLASSES))
         seen = dict(input_size=(3, 32, 32), crop_pct=1.0, mean=(0.5,) * 3, std=(0.5,) * 3)
         path, labels = Path(folder, "fresh"), dict(label_names=list(CLASSES))
-        publish.save_pretrained(fresh, path, publish.card(fresh, "digits"), model_config=labels, data_config=seen)
+        publish.save_pretrained(fresh, path, publish.make_card(fresh, "digits"), model_config=labels, data_config=seen)
         model = AutoModelForImageClassification.from_pretrained(path)
         transform = timm.data.create_transform(**timm.data.resolve_data_config(seen, verbose=False))
         training = TrainingArguments(

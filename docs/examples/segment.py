@@ -1,8 +1,8 @@
-"""Segments digits: `python docs/examples/segment.py --model upernet --picture upernet.png`.
+"""Trains a segmentation decoder on digits: `python docs/examples/segment.py --model upernet --picture upernet.png`.
 
-The decoders are those of segmentation_models_pytorch. DPT takes tokens, which the plain models give; the others take maps
-at strides 4 to 32, which those with a pyramid give; Unet's two finest are enough here. The score is the mean IoU over the
-background and the ten digits, each counted over all pixels of the held-out scenes.
+The decoders are those of segmentation_models_pytorch. DPT takes the tokens of a plain model. The others take the maps
+of a pyramid at strides 4 to 32; Unet uses the two finest here. The score is the mean IoU over the background and the
+ten digits, each over all pixels of the held-out scenes.
 """
 
 from __future__ import annotations
@@ -12,15 +12,15 @@ import timm
 import torch
 import torch.nn.functional as F
 from common import BACKGROUND_AND_DIGITS, COLORS, MEAN, STD, fit, held_out, options, parse, save_picture
+from scenes import Scene
 from torch import Tensor, nn
 from torchvision.utils import draw_segmentation_masks
 
 import vilonghorn  # noqa: F401  (registers the models)
-from vilonghorn.data.scenes import Scene
 
-DECODERS = {  # how they are made: their own widths are for larger backbones
+DECODERS = {  # arguments: the default widths are for larger backbones
     "dpt": dict(decoder_intermediate_channels=(32, 48, 64, 64), decoder_fusion_channels=48),
-    # Of the maps at strides 4 and 8 alone: deeper, or at twice the rate, it starts later to tell digits apart.
+    # Maps at strides 4 and 8 only: a deeper decoder, or twice the learning rate, learns the digits later.
     "unet": dict(encoder_depth=3, decoder_channels=(64, 32, 16), decoder_interpolation="bilinear"),
     "unetplusplus": dict(decoder_channels=(64, 48, 32, 24, 16)),
     "manet": dict(decoder_channels=(96, 64, 48, 32, 16)),
@@ -34,7 +34,7 @@ TRAINING = {decoder: dict(steps=750, digits=6) for decoder in DECODERS}
 TRAINING["dpt"]["digits"] = 3
 TRAINING["unet"] |= dict(steps=1000, lr=2e-3)
 PATCH = 8  # pixels: the scenes are small
-STEM = "conv"  # before the tokens: it makes the digits easier to tell apart
+STEM = "conv"  # improves the IoU
 
 
 def build(decoder: str, name: str) -> nn.Module:
@@ -66,7 +66,7 @@ def logits(model: nn.Module, images: Tensor) -> Tensor:
 
 
 def cross_entropy(predicted: Tensor, target: Tensor) -> Tensor:
-    """Of logits (B, 11, H, W) and classes (B, H, W). Ink, a tenth of the pixels, has four times the weight of the rest."""
+    """Loss of logits (B, 11, H, W) and classes (B, H, W). Ink, a tenth of the pixels, has four times the weight."""
     return F.cross_entropy(predicted, target, torch.tensor([0.25] + [1.0] * len(COLORS)))
 
 
@@ -76,7 +76,7 @@ def loss(model: nn.Module, batch: list[Scene]) -> Tensor:
 
 
 def mean_iou(predicted: Tensor, target: Tensor) -> float:
-    """Mean over the classes of intersection over union, of (n, H, W) classes; a class that neither has does not count."""
+    """Mean IoU over classes, of class maps (n, H, W); a class that is in neither does not count."""
     counts = torch.bincount((target * BACKGROUND_AND_DIGITS + predicted).flatten(), minlength=BACKGROUND_AND_DIGITS**2)
     counts = counts.view(BACKGROUND_AND_DIGITS, -1).double()
     union = counts.sum(0) + counts.sum(1) - counts.diag()

@@ -11,12 +11,12 @@ from pathlib import Path
 from PIL import Image
 from playwright.sync_api import sync_playwright
 
-from vilonghorn.tools.loaded_model import load_subject
-from vilonghorn.tools.web import launch, page
+from vilonghorn.tools.loaded_model import load_model
+from vilonghorn.tools.web import build_page, launch
 
 run, image = sys.argv[1:]
 target = Path(__file__).with_name("page.png")
-blocks = page(load_subject(run))
+blocks = build_page(load_model(run))
 with sync_playwright() as playwright:
     browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
     tab = browser.new_page(viewport={"width": 1000, "height": 1000})

@@ -12,23 +12,23 @@ from vilonghorn.interpret.__main__ import main
 from vilonghorn.interpret.draw import KINDS, Row, Sheet, draw, make_sheet
 from vilonghorn.interpret.model import attention, grad_cam, memory, pca, receptive_field
 from vilonghorn.interpret.tokens import to_map
-from vilonghorn.tools.loaded_model import load_subject
+from vilonghorn.tools.loaded_model import load_model
 
 GRID = (4, 4)
 
 
 @pytest.fixture
 def run(tmp_path):
-    """A run's directory, and its subject with an image (3, 16, 16)."""
+    """A run's directory, and its loaded with an image (3, 16, 16)."""
     leave_run(tmp_path / "run", depth=3)
     image = make_image(tmp_path / "a.png", 1)[0]
-    return tmp_path / "run", load_subject(str(tmp_path / "run")), image
+    return tmp_path / "run", load_model(str(tmp_path / "run")), image
 
 
 def test_a_sheet_has_the_maps_of_each_block_and_direction(run):
-    _, subject, image = run
-    model, images = subject.model, image[None]
-    sheet = make_sheet(subject, image, "attention", blocks=[2, -3], patch=(1, 3))
+    _, loaded, image = run
+    model, images = loaded.model, image[None]
+    sheet = make_sheet(loaded, image, "attention", blocks=[2, -3], patch=(1, 3))
     maps = to_map(attention(model, images, [2, 0], [8])[:, :, 0, 0], GRID)
     assert sheet.blocks == [2, 0] and [row.label for row in sheet.rows] == ["forward", "backward", "both"]
     assert all(torch.equal(torch.stack(row.maps), maps[:, g]) for g, row in enumerate(sheet.rows[:2]))
@@ -36,33 +36,33 @@ def test_a_sheet_has_the_maps_of_each_block_and_direction(run):
     assert sheet.box == (12, 4, 4, 4) and "patch 1,3" in sheet.title
 
     lives, shares = (to_map(numbers[:, :, 0], GRID) for numbers in memory(model, images, [0, 1, 2]))
-    sheet = make_sheet(subject, image, "memory")
+    sheet = make_sheet(loaded, image, "memory")
     assert sheet.blocks == [0, 1, 2] and sheet.box is None
     for row, expected in zip(sheet.rows, (lives[:, 0], lives[:, 1], shares.sum(1))):
         assert torch.equal(torch.stack(row.maps), expected)
 
-    sheet = make_sheet(subject, image, "field")
+    sheet = make_sheet(loaded, image, "field")
     assert torch.equal(sheet.rows[0].maps[1], receptive_field(model, images, 1, 11)[0].sqrt())
     assert sheet.box == (8, 8, 4, 4)
-    assert torch.equal(make_sheet(subject, image, "pca").rows[0].maps[2], pca(model, images, 2)[0])
-    sheet = make_sheet(subject, image, "cam", target=4)
+    assert torch.equal(make_sheet(loaded, image, "pca").rows[0].maps[2], pca(model, images, 2)[0])
+    sheet = make_sheet(loaded, image, "cam", target=4)
     assert sheet.blocks == [0, 1] and sheet.title == "Grad-CAM of class eel"
     assert torch.equal(sheet.rows[0].maps[1], grad_cam(model, images, [4], 1)[0])
-    best = subject.class_names[int(model(images).argmax())]
-    assert make_sheet(subject, image, "cam").title == f"Grad-CAM of class {best}"
+    best = loaded.class_names[int(model(images).argmax())]
+    assert make_sheet(loaded, image, "cam").title == f"Grad-CAM of class {best}"
 
 
 def test_deep_models_show_blocks_at_even_distances():
-    subject = load_subject("vilonghorn_nano", "random", dict(img_size=16, patch_size=8, depth=24, embed_dim=16))
-    assert make_sheet(subject, torch.zeros(3, 16, 16), "field").blocks == [0, 5, 9, 14, 18, 23]
+    loaded = load_model("vilonghorn_nano", "random", dict(img_size=16, patch_size=8, depth=24, embed_dim=16))
+    assert make_sheet(loaded, torch.zeros(3, 16, 16), "field").blocks == [0, 5, 9, 14, 18, 23]
 
 
 def test_a_figure_shows_each_map_in_its_cell(run):
-    _, subject, image = run
+    _, loaded, image = run
     infinite = torch.tensor([[1.0, 2.0], [3.0, torch.inf]])
     own, shared, colours = [torch.rand(4, 4), infinite[:1]], [infinite, infinite * 2], [torch.rand(2, 2, 3)] * 2
     rows = [Row("a", own), Row("b", shared, "tokens"), Row("c", colours)]
-    figure = draw(Sheet("t", [3, 7], rows, (4, 8, 4, 4)), subject.picture(image))
+    figure = draw(Sheet("t", [3, 7], rows, (4, 8, 4, 4)), loaded.denormalize(image))
     cells = np.array(figure.axes[:9]).reshape(3, 3)
     pixels = np.asarray(Image.open(run[0].parent / "a.png")) / 255
     assert np.allclose(cells[0, 0].images[0].get_array(), pixels, atol=1e-6)
@@ -90,8 +90,8 @@ def test_the_command_writes_a_picture(run, tmp_path, what, capsys):
 @pytest.mark.parametrize(
     "arguments, sentence",
     [
-        (["--out", "{tmp}/a.jpg"], "its name ends in .png"),
-        (["--out", "{tmp}/no/a.png"], "no such folder to write a.png into"),
+        (["--out", "{tmp}/a.jpg"], "expected a name that ends in .png"),
+        (["--out", "{tmp}/no/a.png"], "but there is no folder"),
         (["--blocks", "3"], "block is 3, expected -3 to 2"),
         (["--patch", "4,0"], "patch 4,0 is not on the image's grid of 4 rows and 4 columns"),
         (["--what", "cam", "--class", "6"], "expected one of 0 to 5"),

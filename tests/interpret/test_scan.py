@@ -45,7 +45,7 @@ def scan_of_oracle(values, rule, reverse):
 @pytest.mark.parametrize("reverse", REVERSES)
 @pytest.mark.parametrize("rule", RULES)
 def test_rows_times_the_values_are_the_scan_and_the_whole_layer(rule, reverse):
-    for dtype, tolerance in ((torch.float64, 1e-10), (torch.float32, 1e-5)):
+    for dtype, tolerance in ((torch.float64, 1e-10), (torch.float32, 2e-5)):
         mixer, tokens, values = made(rule, reverse, dtype)
         scan = scan_inputs(mixer, tokens)
         rows = attention_rows(scan, channels="none").double()
@@ -72,10 +72,10 @@ def test_rows_are_what_autograd_says_of_the_values_alone(rule):
     torch.testing.assert_close(rows, torch.autograd.grad(y[:, :, 4].sum(), free)[0], rtol=1e-10, atol=1e-12)
 
 
-@pytest.mark.parametrize("carried", [interpret_scan.CARRIED, 1, 3 * B * L * N])
+@pytest.mark.parametrize("carried", [interpret_scan.MAX_STATES, 1, 3 * B * L * N])
 @pytest.mark.parametrize("rule", RULES)
 def test_chosen_rows_and_averages_are_those_of_every_row(rule, carried, monkeypatch):
-    monkeypatch.setattr(interpret_scan, "CARRIED", carried)
+    monkeypatch.setattr(interpret_scan, "MAX_STATES", carried)
     scan = scan_inputs(*made(rule)[:2])
     every = attention_rows(scan, channels="none")
     queries = [7, 0, 10, 3]
@@ -97,10 +97,10 @@ def test_an_unknown_way_with_channels_is_refused():
         attention_rows(scan_inputs(*made("longhorn")[:2]), channels="median")
 
 
-@pytest.mark.parametrize("carried", [interpret_scan.CARRIED, 1])
+@pytest.mark.parametrize("carried", [interpret_scan.MAX_STATES, 1])
 @pytest.mark.parametrize("rule", RULES)
 def test_what_is_left_of_a_token_is_what_the_matrices_of_later_tokens_leave(rule, carried, monkeypatch):
-    monkeypatch.setattr(interpret_scan, "CARRIED", carried)
+    monkeypatch.setattr(interpret_scan, "MAX_STATES", carried)
     scan = scan_inputs(*made(rule)[:2])
     kept = retention(scan)
     eye = torch.eye(N, dtype=torch.float64)
@@ -129,15 +129,13 @@ FORMS = {
     "shared, mamba": dict(rule="mamba", directions="shared"),
     "scalar beta": dict(scalar_beta=True),
     "scalar beta, shared": dict(scalar_beta=True, directions="shared"),
-    "learned A": dict(rule="mamba", learned_A=True),
-    "learned A, shared": dict(rule="mamba", learned_A=True, directions="shared"),
 }
 
 
-@pytest.mark.parametrize("carried", [interpret_scan.CARRIED, 1])
+@pytest.mark.parametrize("carried", [interpret_scan.MAX_STATES, 1])
 @pytest.mark.parametrize("form", FORMS)
 def test_rows_reproduce_the_layer_in_every_form(form, carried, monkeypatch):
-    monkeypatch.setattr(interpret_scan, "CARRIED", carried)
+    monkeypatch.setattr(interpret_scan, "MAX_STATES", carried)
     torch.manual_seed(0)
     mixer = Mixer(DIM, d_state=N, d_conv=K, dt_rank=R, expand=D // DIM, dtype=torch.float64, **FORMS[form])
     for parameter in mixer.parameters():

@@ -8,7 +8,7 @@ import timm
 import torch
 from left_run import NAMES, leave_run, make_image
 
-from vilonghorn.tools.loaded_model import _names_of_pretrained, load_subject
+from vilonghorn.tools.loaded_model import _pretrained_class_names, load_model
 from vilonghorn.tools.predict import find_images, main
 
 NANO = "vilonghorn_nano"
@@ -64,7 +64,7 @@ def test_what_cannot_be_read_is_named_and_the_rest_go_on(run, tmp_path, capsys):
         assert ["predictions" in r for r in results] == [True, False, True, False, False]
         sentences = (
             "2.png: not a readable image",
-            "missing.png: no such file or folder",
+            "missing.png: there is no such file",
             "empty: no image in this folder",
         )
         for result, sentence in zip([results[1], *results[3:]], sentences):
@@ -85,21 +85,21 @@ def test_weights_in_a_file_bring_their_names_if_they_have_any(run, tmp_path, cap
         # The registered model normalises as for ImageNet, the run did not.
         mean, std = (torch.tensor(v)[:, None, None] for v in ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)))
         pixels = image[0] * torch.tensor((0.5, 0.6, 0.7))[:, None, None] + torch.tensor((0.5, 0.4, 0.3))[:, None, None]
-        subject = load_subject(NANO, str(file), ARGUMENTS)
-        assert subject.mean == (0.485, 0.456, 0.406) and subject.transform.transforms[0].size == 18  # crop_pct 0.875
-        assert torch.allclose(subject.picture((pixels - mean) / std), pixels.permute(1, 2, 0), atol=1e-6)
+        loaded = load_model(NANO, str(file), ARGUMENTS)
+        assert loaded.mean == (0.485, 0.456, 0.406) and loaded.transform.transforms[0].size == 18  # crop_pct 0.875
+        assert torch.allclose(loaded.denormalize((pixels - mean) / std), pixels.permute(1, 2, 0), atol=1e-6)
         assert [p["name"] for p in predictions] == ([NAMES[p["class"]] for p in predictions] if named else [None] * 5)
     assert main([*command[:2], "--checkpoint", str(tmp_path / "plain.pth"), *KWARGS]) == 0
     assert capsys.readouterr().out.startswith(f"{tmp_path / 'a.png'}: {predictions[0]['class']} ")
 
 
 def test_published_weights_bring_the_names_of_their_classes():
-    names = _names_of_pretrained(timm.create_model(NANO, img_size=32))
+    names = _pretrained_class_names(timm.create_model(NANO, img_size=32))
     assert len(names) == 1000 and names[0] == "tench, Tinca tinca" and "toilet tissue" in names[999]
-    assert _names_of_pretrained(timm.create_model(NANO, img_size=32, num_classes=10)) is None
+    assert _pretrained_class_names(timm.create_model(NANO, img_size=32, num_classes=10)) is None
     cfg = dict(num_classes=2, label_names=("a", "b"))
     own = timm.create_model(NANO, img_size=32, num_classes=2, pretrained_cfg_overlay=cfg)
-    assert _names_of_pretrained(own) == ["a", "b"]
+    assert _pretrained_class_names(own) == ["a", "b"]
 
 
 @pytest.mark.parametrize(
@@ -114,7 +114,7 @@ def test_published_weights_bring_the_names_of_their_classes():
         ([NANO, "--checkpoint", "random", "--model-kwargs", "hue=3"], "cannot make vilonghorn_nano .*hue"),
         ([NANO, "--checkpoint", "random", "--model-kwargs", "in_chans=1"], "images of 1 channels"),
         ([NANO, "--checkpoint", "random", "--model-kwargs", "num_classes=0", "img_size=32"], "has no classifier"),
-        (["{run}", "--checkpoint", "first"], "its checkpoints are best and last, not 'first'"),
+        (["{run}", "--checkpoint", "first"], "--checkpoint is 'first', expected best or last"),
         (["{run}", "--checkpoint", "last"], "there are no weights .*last.safetensors"),
         (["{run}", "--model-kwargs", "depth=3"], "leave out --model-kwargs"),
         (["{run}", "--device", "abacus"], "abacus"),
@@ -136,7 +136,7 @@ def test_weights_that_give_no_numbers_are_refused(tmp_path, capsys):
     torch.save(state, tmp_path / "nan.pth")
     make_image(tmp_path / "a.png", 1)
     assert main([NANO, str(tmp_path / "a.png"), "--checkpoint", str(tmp_path / "nan.pth"), *KWARGS]) == 2
-    assert "no finite numbers" in capsys.readouterr().err
+    assert "not finite numbers" in capsys.readouterr().err
 
 
 def test_a_folder_is_searched_in_order_and_a_file_taken_whatever_its_name(tmp_path):

@@ -15,7 +15,7 @@ KWARGS = {
     "vilonghorn_nano": dict(img_size=(32, 64), num_classes=4, in_chans=1),
     "vilonghorn_nano_exact": dict(img_size=32, stride=8, num_classes=3),
     "vilonghorn_nano_shared": dict(img_size=32, scalar_beta=True, global_pool="avg"),
-    "vim_nano": dict(img_size=32, learned_A=True, depth=2),
+    "vim_nano": dict(img_size=32, depth=2),
 }
 
 
@@ -31,7 +31,7 @@ def images(model):
 @pytest.mark.parametrize("name", KWARGS)
 def test_a_folder_loads_with_timm_exactly(name, tmp_path):
     model = make(name)
-    publish.save_pretrained(model, tmp_path / "saved", publish.card(model, "me/saved"))
+    publish.save_pretrained(model, tmp_path / "saved", publish.make_card(model, "me/saved"))
     loaded = timm.create_model(f"local-dir:{tmp_path / 'saved'}", pretrained=True).eval()
     assert loaded.state_dict().keys() == model.state_dict().keys()
     assert all(torch.equal(a, b) for a, b in zip(loaded.state_dict().values(), model.state_dict().values()))
@@ -43,7 +43,7 @@ def test_a_model_changed_after_it_was_made_loads_as_it_is_now(tmp_path):
     model = make("vilonghorn_nano")
     model.set_input_size(img_size=(48, 48))
     model.reset_classifier(7, "avg")
-    publish.save_pretrained(model, tmp_path / "saved", publish.card(model, "saved"))
+    publish.save_pretrained(model, tmp_path / "saved", publish.make_card(model, "saved"))
     loaded = timm.create_model(f"local-dir:{tmp_path / 'saved'}", pretrained=True).eval()
     assert loaded.num_classes == 7 and torch.equal(loaded(images(model)), model(images(model)))
     assert timm.data.resolve_data_config(model=loaded)["input_size"] == (1, 48, 48)
@@ -54,7 +54,9 @@ def test_a_folder_loads_with_transformers_exactly(name, tmp_path):
     transformers = pytest.importorskip("transformers", reason="needs transformers: pip install vilonghorn[downstream]")
     model = make(name)
     labels = [f"class {i}" for i in range(model.num_classes)]
-    publish.save_pretrained(model, tmp_path / "saved", publish.card(model, "x"), model_config=dict(label_names=labels))
+    publish.save_pretrained(
+        model, tmp_path / "saved", publish.make_card(model, "x"), model_config=dict(label_names=labels)
+    )
     classifier = transformers.AutoModelForImageClassification.from_pretrained(tmp_path / "saved").eval()
     assert torch.equal(classifier(images(model)).logits, model(images(model)))
     assert classifier.config.id2label[model.num_classes - 1] == labels[-1]
@@ -64,7 +66,7 @@ def test_a_folder_loads_with_transformers_exactly(name, tmp_path):
 
 def test_the_card_says_what_how_and_how_well(tmp_path):
     model = make("vilonghorn_nano_shared")
-    card = publish.card(model, "me/photos", {"top-1 (%)": 76.1}, license="cc-by-4.0", dataset="photos")
+    card = publish.make_card(model, "me/photos", {"top-1 (%)": 76.1}, license="cc-by-4.0", dataset="photos")
     publish.save_pretrained(model, tmp_path / "photos", card)
     text = (tmp_path / "photos" / "README.md").read_text()
     for said in ("license: cc-by-4.0", "vilonghorn_nano_shared", "directions='shared'", "scalar_beta=True", "32 x 32"):
@@ -77,18 +79,18 @@ def test_nothing_is_written_over_and_nothing_is_half_there(tmp_path, monkeypatch
     model = make("vim_nano")
     (tmp_path / "taken").mkdir()
     with pytest.raises(FileExistsError, match="taken is there already"):
-        publish.save_pretrained(model, tmp_path / "taken", publish.card(model, "x"))
+        publish.save_pretrained(model, tmp_path / "taken", publish.make_card(model, "x"))
     with torch.no_grad():
         model.blocks[1].mixer.D[0, 0] = math.nan
     with pytest.raises(ValueError, match="blocks.1.mixer.D hold NaN or infinity"):
-        publish.save_pretrained(model, tmp_path / "saved", publish.card(model, "x"))
+        publish.save_pretrained(model, tmp_path / "saved", publish.make_card(model, "x"))
 
     def fail(*_):
         raise OSError("no space left")
 
-    monkeypatch.setattr(publish, "generate_readme", fail)
+    monkeypatch.setattr(publish.json, "dumps", fail)
     with pytest.raises(OSError, match="no space left"):
-        publish.save_pretrained(make("vim_nano"), tmp_path / "saved", publish.card(model, "x"))
+        publish.save_pretrained(make("vim_nano"), tmp_path / "saved", publish.make_card(model, "x"))
     assert [path.name for path in tmp_path.iterdir()] == ["taken"]
 
 
@@ -111,13 +113,13 @@ def test_the_hub_gets_what_a_folder_has(monkeypatch, tmp_path):
 
     monkeypatch.setattr(publish, "HfApi", Hub)
     model = make("vim_nano")
-    card = publish.card(model, "me/vim")
-    assert publish.push_to_hf_hub(model, "me/vim", card) == "https://huggingface.co/me/vim/commit/1"
+    card = publish.make_card(model, "me/vim")
     publish.save_pretrained(model, tmp_path / "vim", card)
+    assert publish.push_folder(tmp_path / "vim", "me/vim") == "https://huggingface.co/me/vim/commit/1"
     assert uploaded.pop("ignored") is None
     assert uploaded == {path.name: path.read_bytes() for path in (tmp_path / "vim").iterdir()}
     monkeypatch.setattr(Hub, "file_exists", lambda *_: True)
-    publish.push_to_hf_hub(model, "me/vim", card)
+    publish.push_folder(tmp_path / "vim", "me/vim")
     assert uploaded["ignored"] == ["README.md"]  # somebody wrote it
 
 

@@ -1,4 +1,4 @@
-"""A detector of transformers with one of our backbones loads as it was saved, and its own parameters are renamed as before."""
+"""A detector of transformers with our backbone loads as it was saved, and its own parameters are renamed as before."""
 
 import pytest
 import torch

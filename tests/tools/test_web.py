@@ -14,22 +14,22 @@ from PIL import Image
 
 from vilonghorn.interpret.draw import draw, make_sheet
 from vilonghorn.tools import web
-from vilonghorn.tools.loaded_model import load_subject
+from vilonghorn.tools.loaded_model import load_model
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 
 
 @pytest.fixture
-def subject(tmp_path):
+def loaded(tmp_path):
     leave_run(tmp_path / "run")
-    return load_subject(str(tmp_path / "run"))
+    return load_model(str(tmp_path / "run"))
 
 
 @pytest.fixture
-def address(subject):
+def address(loaded):
     """Of a page that is being served."""
     pytest.importorskip("gradio", reason="the page needs gradio: pip install 'vilonghorn[web]'")
-    blocks = web.page(subject)
+    blocks = web.build_page(loaded)
     yield web.launch(blocks)
     blocks.close()
 
@@ -60,28 +60,28 @@ def shown_maps(tab, other_than=None):
     return address, np.asarray(Image.open(io.BytesIO(urlopen(address).read())).convert("RGB"))
 
 
-def drawn(subject, image, what):
+def drawn(loaded, image, what):
     buffer = io.BytesIO()
-    draw(make_sheet(subject, image, what), subject.picture(image)).savefig(buffer, format="png", dpi=100)
+    draw(make_sheet(loaded, image, what), loaded.denormalize(image)).savefig(buffer, format="png", dpi=100)
     return np.asarray(Image.open(buffer).convert("RGB"))
 
 
-def test_a_dropped_image_gets_its_classes_and_maps_and_a_bad_one_a_sentence(subject, tab, tmp_path):
+def test_a_dropped_image_gets_its_classes_and_maps_and_a_bad_one_a_sentence(loaded, tab, tmp_path):
     image = make_image(tmp_path / "a.png", 3)
     with torch.no_grad():
-        values, classes = subject.model(image).softmax(1)[0].topk(5)
+        values, classes = loaded.model(image).softmax(1)[0].topk(5)
     tab.wait_for_function("document.title === 'vilonghorn'")
     assert "vilonghorn_nano, best" in tab.inner_text("h1")
     tab.set_input_files("input[type=file]", tmp_path / "a.png")
     source, pixels = shown_maps(tab)
-    assert np.array_equal(pixels, drawn(subject, image[0], "attention"))
+    assert np.array_equal(pixels, drawn(loaded, image[0], "attention"))
     text = tab.inner_text("body")
     for c, p in zip(classes.tolist(), values.tolist()):
         assert re.search(rf"{NAMES[c]}\s+{round(100 * p)}%", text), text
 
     tab.get_by_text("Grad-CAM").click()
     source, pixels = shown_maps(tab, source)
-    assert np.array_equal(pixels, drawn(subject, image[0], "cam"))
+    assert np.array_equal(pixels, drawn(loaded, image[0], "cam"))
 
     tab.get_by_label("Remove Image").click()
     tab.wait_for_selector("#maps img", state="detached")
@@ -90,17 +90,17 @@ def test_a_dropped_image_gets_its_classes_and_maps_and_a_bad_one_a_sentence(subj
     assert tab.wait_for_selector("text=b.png: not a readable image").is_visible()
 
 
-def test_what_the_page_says_needs_no_page(subject, tmp_path):
+def test_what_the_page_says_needs_no_page(loaded, tmp_path):
     image = make_image(tmp_path / "a.png", 3)
-    classes, picture = web.look(subject, str(tmp_path / "a.png"), "memory")
+    classes, picture = web.analyze(loaded, str(tmp_path / "a.png"), "memory")
     with torch.no_grad():
-        expected = subject.model(image).softmax(1)[0]
+        expected = loaded.model(image).softmax(1)[0]
     assert len(classes) == 5 and sorted(classes.values(), reverse=True) == list(classes.values())
     assert classes == {name: pytest.approx(expected[NAMES.index(name)].item(), abs=1e-6) for name in classes}
-    assert np.array_equal(np.asarray(picture.convert("RGB")), drawn(subject, image[0], "memory"))
+    assert np.array_equal(np.asarray(picture.convert("RGB")), drawn(loaded, image[0], "memory"))
     (tmp_path / "b.png").write_bytes(b"no image")
     with pytest.raises(ValueError, match="b.png: not a readable image"):
-        web.look(subject, str(tmp_path / "b.png"), "memory")
+        web.analyze(loaded, str(tmp_path / "b.png"), "memory")
 
 
 def test_without_gradio_or_with_another_model_there_is_a_sentence(tmp_path, monkeypatch, capsys):

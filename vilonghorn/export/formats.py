@@ -1,118 +1,95 @@
-"""From a model to a file that other programs run: capture as a graph of torch's operators, and a writer for each format.
-
-What is in the files, and whether they are right, is the command's to say (`export`); how they are run, `export_runtime`'s.
-"""
+"""Captures a model as a graph of torch's operators, and writes the graph as ONNX, torch.export or AOTInductor."""
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from timm.layers import set_exportable
 from torch.export import Dim, ExportedProgram
-from torch.fx import Node
 
-from vilonghorn.models import VisionSSM
+from ..models import VisionSSM
 
-OPSET = 18  # of ONNX: the first whose Resize is antialiased, and the one that torch's exporter is written in
-SMALLEST_GRID = 2  # rows and columns of patches: torch.export keeps sizes of 1 apart
+OPSET = 18  # of ONNX: torch's exporter is written for it, and it is the first with an antialiased Resize
+MIN_GRID = 2  # rows and columns of patches: torch.export specialises dimensions of size 1
 
 
-def image_sizes(model: VisionSSM, rows: int, columns: int) -> tuple[int, int]:
-    """Height and width, in pixels, of an image of so many patches."""
-    embed = model.patch_embed
-    sides = ((n - 1) * s + p for n, s, p in zip((rows, columns), embed.stride, embed.patch_size))
-    return next(sides), next(sides)
+def image_size(model: VisionSSM, rows: int, columns: int) -> tuple[int, int]:
+    """Returns height and width, in pixels, of an image of so many patches."""
+    (dy, dx), (height, width) = model.patch_embed.stride, model.patch_embed.patch_size
+    return (rows - 1) * dy + height, (columns - 1) * dx + width
 
 
 def capture(model: VisionSSM) -> ExportedProgram:
-    """A model as a graph of torch's operators, for any number of images and of patches in height and width.
-
-    Args:
-        model: made with `dynamic_img_size=True`, in evaluation mode, its parameters frozen.
-    """
-    (height, width), embed = model.patch_embed.img_size, model.patch_embed
-    sides = {}
-    for i, name in enumerate(("rows", "columns")):
-        step, over = embed.stride[i], embed.patch_size[i] - embed.stride[i]
-        side = Dim(name, min=SMALLEST_GRID)
-        side = side * step if step > 1 else side
-        sides[2 + i] = side + over if over else side
-    images = torch.zeros(2, model.in_chans, height, width)
+    """Captures a model of `load_for_export` for any number of images, and of patches in height and width."""
+    embed, dims = model.patch_embed, {0: Dim("batch", min=1)}
+    for dim, name, step, patch in zip((2, 3), ("rows", "columns"), embed.stride, embed.patch_size):
+        size = Dim(name, min=MIN_GRID)
+        size = size * step if step > 1 else size
+        dims[dim] = size + (patch - step) if patch > step else size
+    images = torch.zeros(2, model.in_chans, *embed.img_size)
     with torch.no_grad(), set_exportable(True):
-        return torch.export.export(model, (images,), dynamic_shapes=({0: Dim("batch", min=1), **sides},), strict=False)
+        return torch.export.export(model, (images,), dynamic_shapes=(dims,), strict=False)
 
 
 def write_onnx(program: ExportedProgram, path: Path) -> None:
-    """ONNX of opset OPSET: images (batch, channels, height, width) to output, in one file."""
-    onnx = torch.onnx.export(
-        program,
-        dynamo=True,
-        opset_version=OPSET,
-        input_names=["images"],
-        output_names=["output"],
-        verbose=False,
-    )
+    """Writes one ONNX file, from `images` (batch, channels, height, width) to `output`."""
+    names = dict(input_names=["images"], output_names=["output"])
+    onnx = torch.onnx.export(program, dynamo=True, opset_version=OPSET, verbose=False, **names)
     graph = onnx.model.graph
-    old = graph.inputs[0].shape
-    names = {str(old[i]): name for i, name in ((0, "batch"), (2, "height"), (3, "width"))}
+    batch, _, height, width = map(str, graph.inputs[0].shape)
+    names = {batch: "batch", height: "height", width: "width"}
     for value in (*graph.inputs, *graph.outputs):
-        value.shape = type(old)([names.get(str(size), size) for size in value.shape])
+        value.shape = type(value.shape)([names.get(str(size), size) for size in value.shape])
     onnx.save(path, external_data=False)
 
 
-def write_pt2(program: ExportedProgram, path: Path) -> None:
-    """What `torch.export.load` reads."""
-    torch.export.save(program, path)
-
-
 def write_aoti(program: ExportedProgram, path: Path) -> None:
-    """Machine code of the graph, compiled here, and the weights; `program` is changed on the way."""
-    _tell_loops_the_sizes(program)
+    """Compiles the graph and writes the machine code with the weights; changes `program`."""
+    _pass_sizes_to_loops(program)
     torch._inductor.aoti_compile_and_package(program, package_path=str(path))
 
 
-WRITERS: dict[str, Callable[[ExportedProgram, Path], None]] = {"onnx": write_onnx, "pt2": write_pt2, "aoti": write_aoti}
-SUFFIXES = {"onnx": ".onnx", "pt2": ".pt2", "aoti": ".pt2"}
+def _pass_sizes_to_loops(program: ExportedProgram) -> None:
+    """Passes batch size, rows and columns of patches to every loop, as operands that it does not use.
 
-
-def _tell_loops_the_sizes(program: ExportedProgram) -> None:
-    """Gives every loop the image's sizes as operands that it does not use.
-
-    Inductor makes room for a loop's results with sizes that it computes from the loop's own operands, and fails where a
-    symbol of them is not among those: the rows and columns of patches, of which the loop knows only the product.
+    Inductor computes the sizes of a loop's results from the symbols in the loop's operands. It fails for the rows and
+    columns of patches: the operands hold only their product, the number of tokens.
     """
     graph = program.graph_module.graph
-    name = program.graph_signature.user_inputs[0]
-    inputs = [node for node in graph.nodes if node.op == "placeholder"]
-    image = next(node for node in inputs if node.name == name)
-    sizes = []
-    with graph.inserting_before(inputs[-1].next):
-        for dim in (0, 2, 3):
-            size = _call(graph, torch.ops.aten.sym_size.int, image, dim)
-            sizes.append(size)
-            symbols = size.meta["val"].node.expr
-            if not symbols.is_Symbol:  # step * symbol + over: the symbol itself is wanted
-                step = int(symbols.diff(next(iter(symbols.free_symbols))))
-                over = int(symbols.subs(next(iter(symbols.free_symbols)), 0))
-                sizes[-1] = _call(graph, operator.floordiv, _call(graph, operator.sub, size, over), step)
-    for node in list(graph.nodes):
-        if node.target is torch.ops.higher_order.scan:
-            body = getattr(program.graph_module, node.args[0].target)
-            last = [inner for inner in body.graph.nodes if inner.op == "placeholder"][-1]
-            with body.graph.inserting_before(last.next):
-                for size in sizes:
-                    body.graph.placeholder(f"unused_{size.name}").meta["val"] = size.meta["val"]
-            body.recompile()
-            node.args = (*node.args[:3], (*node.args[3], *sizes))
+
+    def is_patch_map(node: torch.fx.Node) -> bool:
+        shape = getattr(node.meta.get("val"), "shape", ())
+        return len(shape) == 4 and all(isinstance(n, torch.SymInt) and n.node.expr.is_Symbol for n in shape[2:])
+
+    patches = next(filter(is_patch_map, graph.nodes))
+    with graph.inserting_after(patches):
+        sizes = [graph.call_function(torch.ops.aten.sym_size.int, (patches, dim)) for dim in (0, 2, 3)]
+    for size in sizes:
+        size.meta["val"] = patches.meta["val"].shape[size.args[1]]
+    for loop in [node for node in graph.nodes if node.target is torch.ops.higher_order.scan]:
+        body = getattr(program.graph_module, loop.args[0].target)
+        last = [node for node in body.graph.nodes if node.op == "placeholder"][-1]
+        with body.graph.inserting_before(last.next):
+            for size in sizes:
+                body.graph.placeholder(f"unused_{size.name}").meta["val"] = size.meta["val"]
+        body.recompile()
+        loop.args = (*loop.args[:3], (*loop.args[3], *sizes))
     program.graph_module.recompile()
 
 
-def _call(graph: torch.fx.Graph, function: Callable, *args: Node | int) -> Node:
-    """A node that computes a size, with the value that the graph's other passes look for."""
-    node = graph.call_function(function, args)
-    values = [arg.meta["val"] if isinstance(arg, Node) else arg for arg in args]
-    node.meta["val"] = values[0].shape[values[1]] if function is torch.ops.aten.sym_size.int else function(*values)
-    return node
+class Format(NamedTuple):
+    """A file format: its title, what MODEL is followed by in a file's default name, and its writer."""
+
+    title: str
+    suffix: str
+    write: Callable[[ExportedProgram, Path], None]
+
+
+FORMATS = {
+    "onnx": Format(f"ONNX, opset {OPSET}", ".onnx", write_onnx),
+    "pt2": Format("torch.export", ".pt2", torch.export.save),
+    "aoti": Format("AOTInductor", ".aoti.pt2", write_aoti),
+}

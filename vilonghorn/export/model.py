@@ -1,104 +1,75 @@
-"""The model that an export begins with: a name, weights, and the image size that its positions are kept for."""
+"""Makes the model that is exported, from a name, a checkpoint and an image size."""
 
 from __future__ import annotations
 
-import pickle
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import timm
 import torch
-from safetensors import SafetensorError
-from timm.models import load_state_dict
+from timm.layers import to_2tuple
+from timm.models import load_state_dict, model_entrypoint
 
-from vilonghorn.engine.checkpoint import load_weights
-from vilonghorn.models import VisionSSM
+from ..engine.build import one_line
+from ..engine.checkpoint import load_weights
+from ..models import VisionSSM
+from .formats import MIN_GRID
 
-from .formats import SMALLEST_GRID
-
-INITIAL = ("drop_rate", "pos_drop_rate", "drop_path_rate")  # keywords of a run that only its training needs
+TRAINING_KWARGS = ("drop_rate", "pos_drop_rate", "drop_path_rate")  # recorded by a run, not used in inference
 
 
-def build(name: str, checkpoint: Path | None = None, img_size: Sequence[int] | None = None) -> VisionSSM:
-    """A model ready for export: any image size, evaluation mode, frozen float32 parameters.
+def load_for_export(name: str, checkpoint: Path | None = None, img_size: Sequence[int] | None = None) -> VisionSSM:
+    """Makes a model for any image size, in evaluation mode, with frozen float32 parameters.
 
     Args:
         name: a registered model of this library.
-        checkpoint: weights of it: what a run leaves, whose record also tells the model's keywords, or a state dict that
-            timm reads. Default: random weights.
-        img_size: a side, or height and width. Default: the checkpoint's, or else the model's.
+        checkpoint: weights of a run, whose record has the model's arguments, or a state dict that timm reads. Default:
+            random weights.
+        img_size: side, or height and width, of the position embedding. Default: the checkpoint's, or else the model's.
 
     Raises:
-        ValueError: no such model, a size that does not fit it, or weights of another model.
-        FileNotFoundError: no such checkpoint.
+        ValueError: unknown model, a size that does not fit it, or weights of another model.
+        FileNotFoundError: there is no such checkpoint.
     """
-    ours = [
-        model
-        for model in timm.list_models()
-        if timm.models.model_entrypoint(model).__module__.startswith("vilonghorn.")
-    ]
+    ours = [m for m in timm.list_models() if model_entrypoint(m).__module__.startswith("vilonghorn.")]
     if name not in ours:
         raise ValueError(f"{name} is not one of this library's models: {', '.join(ours)}")
-    kwargs, overlay = {}, None
-    if checkpoint is not None:
-        weights, kwargs = read(name, checkpoint)
-        size = kwargs.get("img_size")
-        overlay = dict(state_dict=weights, num_classes=kwargs.get("num_classes", 1000))
-        if size is not None:
-            overlay["input_size"] = (kwargs.get("in_chans", 3), *((size, size) if isinstance(size, int) else size))
+    weights, kwargs = (None, {}) if checkpoint is None else _read_checkpoint(name, checkpoint)
+    overlay = dict(state_dict=weights, num_classes=kwargs.get("num_classes", 1000))
+    if "img_size" in kwargs:
+        overlay["input_size"] = (kwargs.get("in_chans", 3), *to_2tuple(kwargs["img_size"]))
     if img_size is not None:
         if len(img_size) > 2 or min(img_size) < 1:
-            raise ValueError(
-                f"--img-size is {' '.join(map(str, img_size))}, expected one side, or height and width, in pixels"
-            )
-        kwargs = {**kwargs, "img_size": tuple(img_size) if len(img_size) == 2 else img_size[0]}
-    kwargs = {**kwargs, "dynamic_img_size": True, "dynamic_img_pad": False}
+            raise ValueError(f"--img-size is {img_size}, expected one side, or height and width, in pixels")
+        kwargs["img_size"] = (img_size[0], img_size[-1])
+    if weights is not None:
+        kwargs |= dict(pretrained=True, pretrained_cfg_overlay=overlay)
+    kwargs |= dict(dynamic_img_size=True, dynamic_img_pad=False)
     try:
-        model = timm.create_model(name, pretrained=overlay is not None, pretrained_cfg_overlay=overlay, **kwargs)
+        model = timm.create_model(name, **kwargs)
     except (RuntimeError, TypeError) as error:
-        if overlay is None:
+        if weights is None:
             raise
-        raise ValueError(
-            f"{checkpoint} does not hold weights of {name}: {' '.join(str(error).split())[:300]}"
-        ) from error
-    if not isinstance(model, VisionSSM):
-        raise ValueError(f"{name} gives a {type(model).__name__}, expected one of the plain models, which give logits")
-    if model.blocks[0].mixer.learned_A:
-        raise ValueError("models with learned_A=True scan by an operator of this library, and cannot be exported")
-    if min(model.patch_embed.grid_size) < SMALLEST_GRID:
-        raise ValueError(
-            f"images of {model.patch_embed.img_size} pixels are fewer than {SMALLEST_GRID} patches high or wide"
-        )
+        raise ValueError(f"{checkpoint} does not hold weights of {name} ({one_line(error)[:300]})") from error
+    if min(model.patch_embed.grid_size) < MIN_GRID:
+        size = model.patch_embed.img_size
+        raise ValueError(f"images of {size} pixels are fewer than {MIN_GRID} patches high or wide")
     return model.eval().float().requires_grad_(False)
 
 
-def read(name: str, path: Path) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
-    """The state dict of a file, and the keywords of the model that it is of, as far as the file tells.
-
-    Raises:
-        ValueError: the file is no checkpoint, or says that it is of another model.
-        FileNotFoundError: there is no such file.
-    """
+def _read_checkpoint(name: str, path: Path) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
+    """Reads a state dict, and the arguments of its model as far as the file has them."""
     if not path.is_file():
-        raise FileNotFoundError(f"--checkpoint {path}: there is no such file")
+        raise FileNotFoundError(f"--checkpoint is {path}, but there is no such file")
     try:
         weights = load_state_dict(str(path), use_ema=True, weights_only=True)
-    except (
-        SafetensorError,
-        RuntimeError,
-        EOFError,
-        KeyError,
-        ValueError,
-        AttributeError,
-        pickle.UnpicklingError,
-    ) as error:
+    except Exception as error:  # a reader can raise almost anything on a file of another kind
         raise ValueError(f"{path} is not a checkpoint that timm reads ({type(error).__name__})") from error
     try:
         _, record = load_weights(path)
-    except ValueError:  # a state dict of anyone's: its shapes tell the number of classes
-        classes = len(weights["head.weight"]) if "head.weight" in weights else 0
-        return weights, {"num_classes": classes}
+    except ValueError:  # not written by this library: its head tells the number of classes
+        return weights, {"num_classes": len(weights.get("head.weight", ()))}
     if record.get("model") != name:
         raise ValueError(f"{path} holds weights of {record.get('model', 'no model')}, not of {name}")
-    return weights, {key: value for key, value in record["kwargs"].items() if key not in INITIAL}
+    return weights, {key: value for key, value in record["kwargs"].items() if key not in TRAINING_KWARGS}

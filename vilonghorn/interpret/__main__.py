@@ -1,8 +1,7 @@
 """Draws what a backbone does with an image: `python -m vilonghorn.interpret MODEL IMAGE --what KIND --out FILE`.
 
 KIND is attention (which tokens the scan reads a token's output from), field (which pixels a token depends on), memory
-(how long the state remembers a token), pca (principal components of the features) or cam (Grad-CAM of a class). The
-functions that compute them can be imported from here.
+(how long the state remembers a token), pca (principal components of the features) or cam (Grad-CAM of a class).
 """
 
 from __future__ import annotations
@@ -14,71 +13,38 @@ from pathlib import Path
 
 from ..data.images import read_image
 from ..engine.report import save_figure
-from ..tools import loaded_model as subject
+from ..tools.loaded_model import USER_ERRORS, add_arguments, from_options
 from .draw import KINDS, draw, make_sheet
-from .model import attention, grad_cam, memory, pca, receptive_field, reshape_transform, scans
-from .scan import ScanInputs, attention_rows, half_life, retention, scan_inputs
-from .tokens import grid_of, patch_token, scan_position, to_map
-
-__all__ = [
-    "ScanInputs",
-    "attention",
-    "attention_rows",
-    "draw",
-    "grad_cam",
-    "grid_of",
-    "half_life",
-    "make_sheet",
-    "memory",
-    "patch_token",
-    "pca",
-    "receptive_field",
-    "reshape_transform",
-    "retention",
-    "scan_inputs",
-    "scan_position",
-    "scans",
-    "to_map",
-]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs the command; returns 0, or 2 for what cannot be drawn."""
+    """Runs the command; returns 0, or 2 if the picture cannot be drawn."""
     parser = argparse.ArgumentParser(prog="python -m vilonghorn.interpret", description=__doc__.split("\n\n")[1])
-    subject.arguments(parser)
+    add_arguments(parser)
     parser.add_argument("image", metavar="IMAGE", help="image file")
     parser.add_argument("--what", choices=KINDS, default="attention", help="default: attention")
-    parser.add_argument("--out", type=Path, required=True, metavar="FILE.png", help="the picture to write")
-    parser.add_argument(
-        "--blocks", type=int, nargs="+", metavar="N", help="blocks to show, from 0, or from -1 at the end"
-    )
-    parser.add_argument(
-        "--patch",
-        type=_patch,
-        metavar="ROW,COLUMN",
-        help="patch whose attention or field is drawn (default: the class token's attention, the middle patch's field)",
-    )
-    parser.add_argument(
-        "--class", dest="target", type=int, metavar="N", help="class that cam explains (default: the likeliest)"
-    )
+    parser.add_argument("--out", type=Path, required=True, metavar="FILE.png", help="picture to write")
+    parser.add_argument("--blocks", type=int, nargs="+", metavar="N", help="blocks, from 0, or from -1 at the end")
+    help = "patch for attention (default: the class token) or field (default: the middle patch)"
+    parser.add_argument("--patch", type=_patch, metavar="ROW,COLUMN", help=help)
+    parser.add_argument("--class", dest="target", type=int, metavar="N", help="class of cam (default: most probable)")
     options = parser.parse_args(argv)
+    out = options.out
     try:
-        if options.out.suffix.lower() != ".png":
-            raise ValueError(f"{options.out}: the picture is a PNG, so its name ends in .png")
-        if not options.out.parent.is_dir():
-            raise FileNotFoundError(f"{options.out.parent}: no such folder to write {options.out.name} into")
-        picture = read_image(options.image)
-        found = subject.from_options(options)
-        image = found.transform(picture)
+        if out.suffix.lower() != ".png":
+            raise ValueError(f"--out is {out}, expected a name that ends in .png")
+        if not out.parent.is_dir():
+            raise FileNotFoundError(f"--out is {out}, but there is no folder {out.parent}")
+        picture, loaded = read_image(options.image), from_options(options)
+        image = loaded.transform(picture)
         sheet = make_sheet(
-            found, image, options.what, blocks=options.blocks, patch=options.patch, target=options.target
+            loaded, image, options.what, blocks=options.blocks, patch=options.patch, target=options.target
         )
-        save_figure(options.out, draw(sheet, found.picture(image)))
-    except (*subject.FAILURES, TypeError) as error:
+        save_figure(out, draw(sheet, loaded.denormalize(image)))
+    except (*USER_ERRORS, TypeError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    blocks = ", ".join(map(str, sheet.blocks))
-    print(f"{options.out}: {sheet.title}; blocks {blocks} of {found.name}; {options.image}")
+    print(f"{out}: {sheet.title}; blocks {', '.join(map(str, sheet.blocks))} of {loaded.name}; {options.image}")
     return 0
 
 

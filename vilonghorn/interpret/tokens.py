@@ -1,6 +1,7 @@
-"""How the maps count: tokens prefix first, as outside the blocks, and where each stands in the scanned sequence.
+"""Numbering of tokens and blocks in the maps, and checks of models.
 
-Token 0 is the class token, token 1 + row * columns + column a patch.
+Token 0 is the class token; token 1 + row * columns + column is a patch. The scanned sequence has the class token in its
+middle instead ("scan order").
 """
 
 from __future__ import annotations
@@ -16,43 +17,25 @@ CLASS_TOKEN = 0
 
 
 def check_backbone(model: Module) -> None:
-    """Refuses models without this library's blocks.
-
-    Raises:
-        TypeError: a model of another kind.
-    """
+    """Raises TypeError if the model is not of this library."""
     if not isinstance(model, VisionSSM):
         raise TypeError(f"the model is a {type(model).__name__}, expected a vilonghorn_* or vim_* backbone")
 
 
 def check_classifier(model: VisionSSM) -> None:
-    """Refuses models whose outputs are no scores of classes.
-
-    Raises:
-        ValueError: a model without a classifier.
-    """
+    """Raises ValueError if the model has no classifier."""
     if model.num_classes == 0:
-        raise ValueError(
-            "the model has no classifier (num_classes is 0), so that there is no class to explain; make it with some"
-        )
+        raise ValueError("the model has no classifier (num_classes is 0), so there is no class to explain")
 
 
 def grid_of(model: VisionSSM, images: Tensor) -> tuple[int, int]:
-    """Rows and columns of patches of images (B, 3, H, W).
-
-    Raises:
-        TypeError: a model of another kind.
-    """
+    """Returns rows and columns of patches for images (B, 3, H, W); raises TypeError as `check_backbone`."""
     check_backbone(model)
     return model.patch_embed.dynamic_feat_size(tuple(images.shape[-2:]))
 
 
 def block_index(model: VisionSSM, block: int) -> int:
-    """A block's number from 0.
-
-    Raises:
-        ValueError: there is no such block.
-    """
+    """Converts a block number from 0, or from -1 at the end, to one from 0; raises ValueError if there is none."""
     depth = len(model.blocks)
     if not -depth <= block < depth:
         raise ValueError(f"block is {block}, expected {-depth} to {depth - 1}: the model has {depth} blocks")
@@ -60,28 +43,24 @@ def block_index(model: VisionSSM, block: int) -> int:
 
 
 def patch_token(grid: tuple[int, int], row: int, column: int) -> int:
-    """The token of a patch.
-
-    Raises:
-        ValueError: there is no such patch.
-    """
+    """Returns the token of a patch; raises ValueError if there is no such patch."""
     if not (0 <= row < grid[0] and 0 <= column < grid[1]):
         raise ValueError(f"patch {row},{column} is not on the image's grid of {grid[0]} rows and {grid[1]} columns")
     return 1 + row * grid[1] + column
 
 
-def to_map(tokens: Tensor, grid: tuple[int, int]) -> Tensor:
-    """Numbers of tokens, prefix first, (..., 1 + h * w), to those of the patches, (..., h, w)."""
-    return tokens[..., 1:].unflatten(-1, grid)
+def scan_position(token: int, num_patches: int) -> int:
+    """Returns the position of a token in scan order; raises ValueError if there is no such token."""
+    if not 0 <= token <= num_patches:
+        raise ValueError(f"token is {token}, expected 0 (the class token) to {num_patches}")
+    return int(from_scan_order(torch.arange(num_patches + 1)[None])[0, token])
 
 
-def scan_position(token: int, patches: int) -> int:
-    """Where a token, counted prefix first, stands in the sequence that is scanned.
+def from_scan_order(values: Tensor) -> Tensor:
+    """Reorders values of tokens (..., L) from scan order to class token first."""
+    return prefix_first(values.flatten(0, -2).unsqueeze(-1)).view_as(values)
 
-    Raises:
-        ValueError: there is no such token.
-    """
-    if not 0 <= token <= patches:
-        raise ValueError(f"token is {token}, expected 0 (the class token) to {patches}")
-    order = prefix_first(torch.arange(patches + 1).view(1, -1, 1))
-    return int(order[0, token, 0])
+
+def to_map(values: Tensor, grid: tuple[int, int]) -> Tensor:
+    """Converts values of tokens (..., 1 + h * w), class token first, to a map of the patches (..., h, w)."""
+    return values[..., 1:].unflatten(-1, grid)

@@ -1,6 +1,6 @@
-"""Publishes a model: a folder, or a repository of the Hugging Face Hub, that timm and transformers load.
+"""Publishes a model as a folder, or as a repository of the Hugging Face Hub, that timm and transformers load.
 
-`python -m vilonghorn.tools.publish RUN FOLDER` does so with what a run of `train_imagenet.py` trained.
+`python -m vilonghorn.tools.publish RUN FOLDER` publishes what a run of `train_imagenet.py` trained.
 """
 
 from __future__ import annotations
@@ -8,7 +8,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import shutil
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -17,166 +16,130 @@ from typing import Any
 
 import timm
 import torch
-from huggingface_hub import HfApi
+from huggingface_hub import HfApi, ModelCard, ModelCardData
 from torch import nn
 
-from vilonghorn.engine import load_config, load_run
-from vilonghorn.engine.directory import RunDirectory
-from vilonghorn.models._timm import generate_readme, get_model_input_config
-
+from ..engine import load_config, load_run
+from ..models._timm import get_model_input_config
 from .loaded_model import preprocessing
 
-USAGE = """```python
+CARD = """---
+{{ card_data }}
+---
+# Model card for {{ name }}
+
+An image backbone of bidirectional state-space blocks, made with Vision Longhorn and timm.
+
+## Model Details
+- **Architecture:** {{ model.pretrained_cfg["architecture"] }}
+- **Parameters (M):** {{ parameters }}
+- **Image size:** {{ image_size }}
+- **Classes:** {{ model.num_classes }}
+{%- if model.blocks %}
+- **Mixer:** {{ model.blocks[0].mixer.extra_repr() }}
+{%- endif %}
+{%- if dataset %}
+- **Dataset:** {{ dataset }}
+{%- endif %}
+- **Metrics:**{{ "" if metrics else " none given" }}
+{%- for key, value in metrics.items() %}
+  - {{ key }}: {{ value }}
+{%- endfor %}
+
+## Model Usage
+```python
 import timm, vilonghorn
 
-model = timm.create_model("hf-hub:{name}", pretrained=True).eval()  # of a folder: "local-dir:PATH"
+model = timm.create_model("hf-hub:{{ name }}", pretrained=True).eval()  # of a folder: "local-dir:PATH"
 transform = timm.data.create_transform(**timm.data.resolve_data_config(model=model))
 ```
-With transformers, once vilonghorn is imported: `AutoModelForImageClassification.from_pretrained("{name}")`.
-`pip install vilonghorn` brings the models; features, other image sizes and fine-tuning are as in timm."""
+With transformers, once vilonghorn is imported: `AutoModelForImageClassification.from_pretrained("{{ name }}")`.
+`pip install vilonghorn` brings the models; features, other image sizes and fine-tuning are as in timm.
+"""
 
 
-def card(
+def make_card(
     model: nn.Module,
     name: str,
     metrics: Mapping[str, Any] | None = None,
     license: str = "apache-2.0",
     dataset: str | None = None,
-) -> dict[str, Any]:
-    """What a model card says, in the form of `timm.models.push_to_hf_hub`.
+) -> str:
+    """Returns a model card in Markdown for a repository "owner/name" or a folder.
 
-    Args:
-        model: made by `timm.create_model`.
-        name: under which it will be loaded.
-        metrics: what was measured of these weights, such as {"top-1 (%)": 76.1}.
-        license: of the weights, by its identifier on the Hub.
-        dataset: what the weights were trained on.
+    `metrics` were measured with these weights, such as {"top-1 (%)": 76.1}; `license` is its identifier on the Hub.
     """
-    details: dict[str, Any] = {"Architecture": model.pretrained_cfg["architecture"]}
-    details["Parameters (M)"] = f"{sum(p.numel() for p in model.parameters()) / 1e6:.2f}"
-    details["Image size"] = " x ".join(map(str, get_model_input_config(model)["input_size"][-2:]))
-    details["Classes"] = model.num_classes
-    if hasattr(model, "blocks") and hasattr(model.blocks[0], "mixer"):
-        details["Mixer"] = model.blocks[0].mixer.extra_repr()
-    if dataset:
-        details["Dataset"] = dataset
-    details["Metrics"] = dict(metrics) if metrics else "none given"
-    return dict(
-        description="An image backbone of bidirectional state-space blocks, made with Vision Longhorn and timm.",
-        details=details,
-        usage=USAGE.format(name=name),
-        license=license,
-    )
+    task = "image-classification"
+    kinds = dict(library_name="timm", pipeline_tag=task, tags=[task, "timm", "transformers"])
+    data = ModelCardData(license=license, datasets=dataset and [dataset.lower()], **kinds)
+    parameters = f"{sum(p.numel() for p in model.parameters()) / 1e6:.2f}"
+    image_size = " x ".join(map(str, get_model_input_config(model)["input_size"][-2:]))
+    fields = dict(name=name, model=model, parameters=parameters, image_size=image_size, dataset=dataset)
+    return ModelCard.from_template(data, template_str=CARD, metrics=metrics or {}, **fields).content
 
 
-def save_pretrained(model: nn.Module, folder: str | Path, model_card: Mapping[str, Any], **config: Any) -> None:
-    """Writes a folder that `timm.create_model("local-dir:FOLDER", pretrained=True)` loads: weights, config.json, README.md.
+def save_pretrained(model: nn.Module, folder: str | Path, card: str, **config: Any) -> None:
+    """Writes weights, config.json and README.md for `timm.create_model("local-dir:FOLDER", pretrained=True)`.
 
-    Args:
-        model: made by `timm.create_model`.
-        folder: it must not exist; it appears whole or not at all.
-        model_card: of `card`.
-        config: further arguments of `timm.models.save_for_hf`, such as model_config=dict(label_names=...).
+    The folder appears complete or not at all. `config` has further arguments of `timm.models.save_for_hf`, such as
+    model_config=dict(label_names=...).
 
     Raises:
-        FileExistsError: there is something at `folder`.
+        FileExistsError: `folder` exists.
         ValueError: weights that are not finite.
     """
-    folder = Path(folder)
+    folder, state = Path(folder), model.state_dict()
     if folder.exists():
         raise FileExistsError(f"{folder} is there already: choose another folder, or remove it")
-    _check_finite(model)
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    partial = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
-    try:
-        timm.models.save_for_hf(model, partial, safe_serialization=True, **config)
-        _say_classes_once(partial / "config.json")
-        (partial / "README.md").write_text(generate_readme(dict(model_card), folder.name), encoding="utf-8")
-        partial.chmod(0o755)  # mkdtemp's is for its owner alone
-        os.replace(partial, folder)
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
-
-
-def _say_classes_once(config: Path) -> None:
-    """Leaves num_classes where both timm and transformers look for it: the latter's TimmWrapper, which takes it from the
-    root of the file, fails where the arguments of the model, which timm 1.0.31 writes there too, have it again."""
-    content = json.loads(config.read_text(encoding="utf-8"))
-    content.get("model_args", {}).pop("num_classes", None)
-    config.write_text(json.dumps(content, indent=2), encoding="utf-8")
-
-
-def push_to_hf_hub(
-    model: nn.Module, repo_id: str, model_card: Mapping[str, Any], private: bool = False, **config: Any
-) -> str:
-    """Uploads what `save_pretrained` writes to a repository of the Hugging Face Hub, made if it is not there.
-
-    Args:
-        model: made by `timm.create_model`.
-        repo_id: "owner/name"; the token is that of `hf auth login`.
-        model_card: of `card`; a README that is there already stays.
-        private: who does not own the repository cannot see it.
-        config: further arguments of `timm.models.save_for_hf`.
-
-    Returns:
-        Address of the commit.
-
-    Raises:
-        ValueError: weights that are not finite.
-    """
-    with tempfile.TemporaryDirectory() as folder:
-        local = Path(folder, repo_id.rsplit("/", 1)[-1])
-        save_pretrained(model, local, model_card, **config)
-        api = HfApi(library_name="timm", library_version=timm.__version__)
-        repo_id = api.create_repo(repo_id, private=private, exist_ok=True).repo_id
-        kept = ["README.md"] if api.file_exists(repo_id, "README.md") else None
-        commit = api.upload_folder(repo_id=repo_id, folder_path=local, commit_message="Add model", ignore_patterns=kept)
-    return commit.commit_url
-
-
-def _check_finite(model: nn.Module) -> None:
-    wrong = [name for name, value in model.state_dict().items() if not torch.isfinite(value).all()]
-    if wrong:
+    if wrong := [name for name, value in state.items() if not torch.isfinite(value).all()]:
         raise ValueError(f"{', '.join(wrong[:3])} hold NaN or infinity: such weights are not published")
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=f".{folder.name}.", dir=folder.parent) as temporary:
+        partial = Path(temporary, folder.name)
+        timm.models.save_for_hf(model, partial, safe_serialization=True, **config)
+        # timm 1.0.31 writes num_classes twice, and transformers' TimmWrapper then fails to load the model.
+        written = json.loads((partial / "config.json").read_text(encoding="utf-8"))
+        written.get("model_args", {}).pop("num_classes", None)
+        (partial / "config.json").write_text(json.dumps(written, indent=2), encoding="utf-8")
+        (partial / "README.md").write_text(card, encoding="utf-8")
+        os.replace(partial, folder)
 
 
-def describe_run(directory: str | Path, checkpoint: str, name: str) -> tuple[nn.Module, dict[str, Any], dict[str, Any]]:
-    """A run's model, its card, and the arguments that carry its classes and preprocessing.
+def push_folder(folder: str | Path, repo_id: str, private: bool = False) -> str:
+    """Uploads a folder of `save_pretrained` to the Hugging Face Hub and returns the URL of the commit.
 
-    Args:
-        directory: the run's.
-        checkpoint: "best" or "last".
-        name: under which the model will be loaded.
+    The repository "owner/name" is created if needed; its README is kept. The token is that of `hf auth login`.
     """
-    model, record = load_run(directory, checkpoint)
-    data = load_config(RunDirectory(directory).config).data
-    metrics = {key: f"{record[short]:.2f}" for key, short in (("top-1 (%)", "top1"), ("top-5 (%)", "top5"))}
-    metrics |= {"measured on": data.val, "weights": f"{record['weights']} of epoch {record['epoch']}"}
-    config: dict[str, Any] = dict(data_config=preprocessing(data))
-    if record.get("class_names"):
-        config["model_config"] = dict(label_names=list(record["class_names"]))
-    return model, card(model, name, metrics), config
+    api = HfApi(library_name="timm", library_version=timm.__version__)
+    repo_id = api.create_repo(repo_id, private=private, exist_ok=True).repo_id
+    settings = dict(ignore_patterns=["README.md"] if api.file_exists(repo_id, "README.md") else None)
+    return api.upload_folder(repo_id=repo_id, folder_path=folder, commit_message="Add model", **settings).commit_url
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Publishes a run; returns the exit status."""
+    """Runs the command; returns its exit status."""
     parser = argparse.ArgumentParser(prog="python -m vilonghorn.tools.publish", description=__doc__.splitlines()[0])
     parser.add_argument("run", help="directory of the run")
     parser.add_argument("folder", help="folder to make")
     parser.add_argument("--checkpoint", choices=("best", "last"), default="best")
-    parser.add_argument(
-        "--push", metavar="OWNER/NAME", help="also upload it to this repository of the Hugging Face Hub"
-    )
-    parser.add_argument("--private", action="store_true", help="of the repository")
+    parser.add_argument("--push", metavar="OWNER/NAME", help="also upload to this repository of the Hugging Face Hub")
+    parser.add_argument("--private", action="store_true", help="make a new repository private")
     options = parser.parse_args(argv)
     try:
-        model, text, config = describe_run(options.run, options.checkpoint, options.push or Path(options.folder).name)
-        save_pretrained(model, options.folder, text, **config)
+        model, record = load_run(options.run, options.checkpoint)
+        data = load_config(Path(options.run) / "config.yaml").data
+        metrics = {"top-1 (%)": f"{record['top1']:.2f}", "top-5 (%)": f"{record['top5']:.2f}"}
+        metrics |= {"measured on": data.val, "weights": f"{record['weights']} of epoch {record['epoch']}"}
+        config: dict[str, Any] = dict(data_config=preprocessing(data))
+        if record.get("class_names"):
+            config["model_config"] = dict(label_names=list(record["class_names"]))
+        card = make_card(model, options.push or Path(options.folder).name, metrics)
+        save_pretrained(model, options.folder, card, **config)
     except (OSError, ValueError) as error:
         parser.error(str(error))
     print(f'{options.folder}: timm.create_model("local-dir:{options.folder}", pretrained=True)')
     if options.push:
-        print(push_to_hf_hub(model, options.push, text, options.private, **config))
+        print(push_folder(options.folder, options.push, options.private))
     return 0
 
 

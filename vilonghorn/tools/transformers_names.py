@@ -1,51 +1,32 @@
-"""Keeps transformers from renaming our parameters when it loads a detector that has one of our backbones.
+"""Prevents transformers from renaming the parameters of our backbones when it loads a detector.
 
-transformers 5 loads DETR and its kin after renaming every `out_proj` of a checkpoint to `o_proj`, wherever it is. The mixers of
-a backbone have an `out_proj` too, and it would be lost with no more than a warning.
+When transformers 5 loads DETR and similar models, it renames every `out_proj` of the checkpoint to `o_proj`. The mixers
+of our backbones have an `out_proj` too, and would lose it with only a warning.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-BROAD = "out_proj"
-NARROW = r"(?<!mixer\.)out_proj"
-KINDS = (
-    "DetrModel",
-    "rt_detr",
-    "rt_detr_v2",
-    "d_fine",
-)  # those of transformers 5.23 that take a backbone and rename so
+# Classes and `model_type`s of transformers 5.23 that take a backbone and rename `out_proj`.
+KINDS = ("DetrModel", "rt_detr", "rt_detr_v2", "d_fine")
 
 
-def keep_names(kinds: Sequence[str] = KINDS) -> list[str]:
-    """Lets renamings of `out_proj` pass by our mixers, from here on in this process; what else they rename stays.
+def keep_names() -> list[str]:
+    """Excludes our mixers from the renaming of `out_proj`, in this process. Call it before `from_pretrained`.
 
-    To be called before `from_pretrained`; again, it does nothing more.
-
-    Args:
-        kinds: classes or `model_type`s of transformers, as its table of renamings has them.
-
-    Returns:
-        Those whose renamings were narrowed.
-
-    Raises:
-        ImportError: transformers is older than 5, or not installed.
+    Returns those of KINDS whose renamings this call changed. Raises ImportError without transformers 5.
     """
     try:
-        from transformers.conversion_mapping import (
-            WeightRenaming,
-            get_checkpoint_conversion_mapping,
-            register_checkpoint_conversion_mapping,
-        )
+        from transformers import conversion_mapping as mapping
+        from transformers.conversion_mapping import WeightRenaming
     except ImportError as error:
         raise ImportError("keep_names needs transformers 5; run: pip install 'transformers>=5'") from error
-    narrowed = []
-    for kind in kinds:
-        renamings = get_checkpoint_conversion_mapping(kind) or []
-        broad = [type(r) is WeightRenaming and r.source_patterns == [BROAD] for r in renamings]
-        if any(broad):
-            kept = [WeightRenaming(NARROW, r.target_patterns) if wide else r for r, wide in zip(renamings, broad)]
-            register_checkpoint_conversion_mapping(kind, kept, overwrite=True)
-            narrowed.append(kind)
-    return narrowed
+    changed = []
+    for kind in KINDS:
+        renamings = mapping.get_checkpoint_conversion_mapping(kind) or []
+        for i, renaming in enumerate(renamings):
+            if type(renaming) is WeightRenaming and renaming.source_patterns == ["out_proj"]:
+                renamings[i] = WeightRenaming(r"(?<!mixer\.)out_proj", renaming.target_patterns)
+                changed.append(kind)
+        if kind in changed:
+            mapping.register_checkpoint_conversion_mapping(kind, renamings, overwrite=True)
+    return changed

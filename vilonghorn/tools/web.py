@@ -1,7 +1,7 @@
-"""A page on which one drops an image and sees what a model makes of it: `python -m vilonghorn.tools.web MODEL`.
+"""A web page that classifies a dropped image and draws its maps: `python -m vilonghorn.tools.web MODEL`.
 
-It shows the most probable classes and the maps of `interpret`. It needs gradio (`pip install 'vilonghorn[web]'`), and
-serves this machine alone unless --host says otherwise. The page asks no other machine for anything.
+It shows the most probable classes and the maps of `vilonghorn.interpret`. It needs gradio (`pip install
+'vilonghorn[web]'`), listens to this machine only unless --host is given, and loads nothing from other machines.
 """
 
 from __future__ import annotations
@@ -16,114 +16,86 @@ from typing import TYPE_CHECKING, Any
 from PIL import Image
 
 from ..data.images import read_image
-from ..interpret.draw import KINDS, draw, make_sheet
-from ..interpret.tokens import check_backbone
-from . import loaded_model as subject
-from .loaded_model import Subject
+from ..interpret import KINDS, check_backbone, draw, make_sheet
+from .loaded_model import USER_ERRORS, LoadedModel, add_arguments, from_options
 from .predict import predict
 
 if TYPE_CHECKING:
     import gradio
 
 
-def look(found: Subject, file: str, what: str) -> tuple[dict[str, float], Image.Image]:
-    """What the page says of an image file.
-
-    Args:
-        found: the model.
-        file: the image.
-        what: one of KINDS.
-
-    Returns:
-        Probabilities of the five most probable classes by name, and the picture of the maps.
+def analyze(loaded: LoadedModel, file: str, kind: str) -> tuple[dict[str, float], Image.Image]:
+    """Returns the five most probable classes of an image file with their probabilities, and the picture of its maps.
 
     Raises:
         ValueError: the image does not decode, or the model does not take it.
     """
-    (result,) = predict(found, [file])
+    (result,) = predict(loaded, [file])
     if "error" in result:
         raise ValueError(result["error"])
-    image = found.transform(read_image(file))
-    figure = draw(make_sheet(found, image, what), found.picture(image))
+    image = loaded.transform(read_image(file))
     buffer = BytesIO()
-    figure.savefig(buffer, format="png", dpi=100)
-    return {found.class_name(p["class"]): p["probability"] for p in result["predictions"]}, Image.open(buffer)
+    draw(make_sheet(loaded, image, kind), loaded.denormalize(image)).savefig(buffer, format="png", dpi=100)
+    return {loaded.class_name(p["class"]): p["probability"] for p in result["predictions"]}, Image.open(buffer)
 
 
-def page(found: Subject) -> gradio.Blocks:
-    """The page of a model of this library, to be launched.
+def build_page(loaded: LoadedModel) -> gradio.Blocks:
+    """Builds the page of a model, for `launch`.
 
     Raises:
         ImportError: gradio is not installed.
-        TypeError: a model of another kind.
+        TypeError: the model is not of this library.
     """
-    check_backbone(found.model)
-    gr = _gradio()
+    check_backbone(loaded.model)
+    try:
+        import gradio as gr
+    except ImportError as error:
+        raise ImportError("the page needs gradio; run: pip install 'vilonghorn[web]'") from error
 
-    def show(file: str | None, what: str) -> tuple[Any, Any]:
+    def show(file: str | None, kind: str) -> tuple[Any, Any]:
         if file is None:
             return None, None
         try:
-            return look(found, file, what)
+            return analyze(loaded, file, kind)
         except ValueError as error:
             raise gr.Error(str(error).replace(file, Path(file).name), print_exception=False) from error
 
     with gr.Blocks(title="vilonghorn", analytics_enabled=False) as blocks:
-        gr.Markdown(f"# {found.name}\nDrop an image to see what it is to the model, and why.")
+        gr.Markdown(f"# {loaded.name}\nDrop an image to see its classes, and the maps of the model's blocks.")
         with gr.Row():
             file = gr.Image(type="filepath", sources=["upload", "clipboard"], label="image", height=300)
-            # The file as it was sent: it is decoded, and refused, as everywhere else in this library.
+            # Pass on the uploaded file itself, so that read_image decodes or refuses it, not gradio.
             file.preprocess = lambda sent: None if sent is None else sent.path
             classes = gr.Label(label="classes", num_top_classes=5)
-        what = gr.Radio([(title, kind) for kind, title in KINDS.items()], value="attention", label="maps")
-        maps = gr.Image(
-            format="png", interactive=False, show_label=False, elem_id="maps", buttons=["download", "fullscreen"]
-        )
-        # One at a time: Grad-CAM hooks the model while it runs.
-        changes = [file.input, file.clear, what.input]
-        gr.on(changes, show, [file, what], [classes, maps], concurrency_limit=1, concurrency_id="model")
+        kind = gr.Radio([(title, kind) for kind, title in KINDS.items()], value="attention", label="maps")
+        buttons = ["download", "fullscreen"]
+        maps = gr.Image(format="png", interactive=False, show_label=False, elem_id="maps", buttons=buttons)
+        # One request at a time: Grad-CAM hooks the model while it runs.
+        changes = [file.input, file.clear, kind.input]
+        gr.on(changes, show, [file, kind], [classes, maps], concurrency_limit=1, concurrency_id="model")
     return blocks
 
 
 def launch(blocks: gradio.Blocks, host: str = "127.0.0.1", port: int | None = None) -> str:
-    """Serves a page in threads of its own, until `blocks.close()` or the end of the process.
+    """Serves a page in background threads, until `blocks.close()` or the end of the process; returns its URL.
 
-    Args:
-        blocks: of `page`.
-        host: address to listen on.
-        port: default: the first free one from 7860.
-
-    Returns:
-        The page's address.
-
-    Raises:
-        OSError: the address or the port cannot be had.
+    The default port is the first free one from 7860. Raises OSError if the address or the port is not available.
     """
     settings = dict(share=False, ssr_mode=False, footer_links=[], max_file_size="50mb", quiet=True)
     return blocks.launch(server_name=host, server_port=port, prevent_thread_lock=True, **settings)[1]
 
 
-def _gradio() -> Any:
-    try:
-        import gradio
-    except ImportError as error:
-        raise ImportError("the page needs gradio; run: pip install 'vilonghorn[web]'") from error
-    return gradio
-
-
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs the command; returns 0 when it was interrupted, or 2 for what cannot be served."""
+    """Runs the command until it is interrupted; returns 2 if the page cannot be served."""
     parser = argparse.ArgumentParser(prog="python -m vilonghorn.tools.web", description=__doc__.split("\n\n")[1])
-    subject.arguments(parser)
-    parser.add_argument(
-        "--host", default="127.0.0.1", help="address to listen on (default: 127.0.0.1, this machine alone)"
-    )
+    add_arguments(parser)
+    parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default: 127.0.0.1)")
     parser.add_argument("--port", type=int, help="default: the first free one from 7860")
     options = parser.parse_args(argv)
     try:
-        blocks = page(subject.from_options(options))
+        blocks = build_page(from_options(options))
         print(f"the page is at {launch(blocks, options.host, options.port)} until you press Ctrl+C", flush=True)
-    except (*subject.FAILURES, TypeError) as error:
+    except (*USER_ERRORS, TypeError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     blocks.block_thread()

@@ -1,0 +1,35 @@
+"""A small model, its checkpoint, and images for it."""
+
+import pytest
+import timm
+import torch
+
+from vilonghorn.engine.checkpoint import save_weights
+
+SMALL = dict(img_size=32, patch_size=8, embed_dim=32, depth=1, num_classes=5)
+
+
+def make_small(name="vilonghorn_nano", **kwargs):
+    torch.manual_seed(0)
+    model = timm.create_model(name, dynamic_img_size=True, **{**SMALL, **kwargs})
+    return model.eval().requires_grad_(False)
+
+
+@pytest.fixture(scope="session")
+def small():
+    """Makes a model with random weights: `small(name, **kwargs)`."""
+    return make_small
+
+
+@pytest.fixture(scope="session")
+def images():
+    """Makes random images: `images(B, C, H, W)`."""
+    return lambda *shape: torch.randn(*shape, generator=torch.Generator().manual_seed(sum(shape)))
+
+
+@pytest.fixture(scope="session")
+def checkpoint(tmp_path_factory):
+    """A run's weights of a small model, and the model."""
+    path, model = tmp_path_factory.mktemp("run") / "best.safetensors", make_small()
+    save_weights(path, model.state_dict(), dict(model="vilonghorn_nano", kwargs=dict(SMALL, drop_path_rate=0.1)))
+    return path, model

@@ -1,0 +1,68 @@
+"""A file that is wrong never takes its place."""
+
+from contextlib import nullcontext
+
+import pytest
+import torch
+from torch import nn
+
+from vilonghorn.export import VerificationError, export, formats, runtime, verify
+
+PT2 = formats.FORMATS["pt2"]
+
+
+@pytest.fixture
+def write_pt2(monkeypatch):
+    """Replaces the writer of pt2 files, and captures nothing: `write_pt2(function)`."""
+
+    def replace(write):
+        monkeypatch.setattr(verify, "capture", lambda _: None)
+        monkeypatch.setitem(formats.FORMATS, "pt2", PT2._replace(write=write))
+
+    return replace
+
+
+def test_a_file_that_needs_the_library_is_thrown_away(small, images, tmp_path, monkeypatch, write_pt2):
+    model, copy, folder = small(), tmp_path / "copy.pt2", tmp_path / "exported"
+    folder.mkdir()
+    monkeypatch.setattr(formats, "set_exportable", nullcontext)  # the library's operators stay in the graph
+    torch.export.save(formats.capture(model), copy)
+    write_pt2(lambda _, path: path.write_bytes(copy.read_bytes()))
+    with pytest.raises(VerificationError, match="does not run without vilonghorn"):
+        export(model, "pt2", folder / "model.pt2")
+    assert not any(folder.iterdir())
+    run = runtime.load("pt2", str(copy))  # here, where the library is, the same file runs
+    torch.testing.assert_close(run(images(3, 3, 16, 64)), model(images(3, 3, 16, 64)))
+
+
+def test_a_file_that_computes_something_else_is_thrown_away_and_the_old_one_stays(small, tmp_path, write_pt2):
+    def write(_, path):
+        other = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(3, 5))
+        sizes = {0: torch.export.Dim.AUTO, 2: torch.export.Dim.AUTO, 3: torch.export.Dim.AUTO}
+        torch.export.save(torch.export.export(other, (torch.zeros(2, 3, 9, 9),), dynamic_shapes=(sizes,)), path)
+
+    path = tmp_path / "model.pt2"
+    path.write_text("the old file")
+    write_pt2(write)
+    with pytest.raises(VerificationError, match=r"differs from the model by \S+ on images of shape"):
+        export(small(), "pt2", path)
+    assert path.read_text() == "the old file" and list(tmp_path.iterdir()) == [path]
+
+
+def test_an_export_that_fails_leaves_nothing(small, tmp_path, write_pt2):
+    def write(_, path):
+        path.write_text("half")
+        raise OSError("no space left")
+
+    write_pt2(write)
+    with pytest.raises(OSError, match="no space left"):
+        export(small(), "pt2", tmp_path / "model.pt2")
+    assert not any(tmp_path.iterdir())
+
+
+def test_an_error_is_relative_to_large_outputs_and_infinite_for_garbage():
+    expected = torch.tensor([[3.0, -10.0]])
+    assert verify.max_error(expected + torch.tensor([[0.0, 0.5]]), expected) == pytest.approx(0.05)
+    assert verify.max_error(expected / 100 + 0.5, expected / 100) == pytest.approx(0.5)
+    for garbage in (expected[:, :1], expected * torch.nan, expected / 0.0):
+        assert verify.max_error(garbage, expected) == float("inf")

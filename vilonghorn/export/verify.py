@@ -1,0 +1,79 @@
+"""Exports a model, and compares the file with the model before it is put in place."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from ..data.files import atomic_write
+from ..models import VisionSSM
+from . import runtime
+from .formats import FORMATS, MIN_GRID, capture, image_size
+
+TOLERANCE = 1e-4  # of `max_error`
+BATCH_SIZES = (1, 2, 5)  # compared at each image size
+
+Errors = list[tuple[tuple[int, ...], float]]  # shape of the images and `max_error`, for each batch that was compared
+
+
+class VerificationError(Exception):
+    """The exported file does not run without this library, or its outputs differ from the model's."""
+
+
+def export(model: VisionSSM, kind: str, path: Path) -> Errors:
+    """Writes a model to `path`, only after `verify` has accepted the file; otherwise `path` stays as it was.
+
+    The model is of `load_for_export`, `kind` one of `FORMATS`; the folder of `path` exists.
+
+    Raises:
+        VerificationError: as `verify`.
+    """
+    with tempfile.TemporaryDirectory(prefix=f".{path.name}.", dir=path.parent) as folder:
+        unverified = Path(folder, f"model{FORMATS[kind].suffix}")
+        FORMATS[kind].write(capture(model), unverified)
+        errors = verify(model, kind, unverified)
+        with atomic_write(path) as file:
+            file.write(unverified.read_bytes())
+    return errors
+
+
+def verify(model: VisionSSM, kind: str, path: Path) -> Errors:
+    """Compares a file with the model, in a process that cannot import this library.
+
+    The images have the model's own size and a wider one, in batches of BATCH_SIZES; two files are left beside `path`.
+
+    Raises:
+        VerificationError: the file does not run, or an error is not below TOLERANCE.
+    """
+    inputs, outputs = path.with_name("inputs"), path.with_name("outputs")
+    generator = torch.Generator().manual_seed(0)
+    rows, columns = model.patch_embed.grid_size
+    sizes = [image_size(model, *grid) for grid in ((rows, columns), (max(MIN_GRID, 3 * rows // 4), columns + 3))]
+    images = [torch.randn(b, model.in_chans, *size, generator=generator) for size in sizes for b in BATCH_SIZES]
+    torch.save(images, inputs)
+    command = [sys.executable, runtime.__file__, kind, str(path), str(inputs), str(outputs)]
+    process = subprocess.run(command, capture_output=True, text=True)
+    if process.returncode != 0:
+        last = (process.stderr.strip() or f"exit status {process.returncode}").splitlines()[-1]
+        raise VerificationError(f"the exported file does not run without vilonghorn: {last}")
+    pairs = zip(images, torch.load(outputs), strict=True)
+    errors = [(tuple(batch.shape), max_error(actual, model(batch))) for batch, actual in pairs]
+    shape, worst = max(errors, key=lambda pair: pair[1])
+    if worst >= TOLERANCE:
+        raise VerificationError(
+            f"the exported file differs from the model by {worst:.1e} on images of shape {shape}, "
+            f"expected less than {TOLERANCE:g}"
+        )
+    return errors
+
+
+def max_error(actual: Tensor, expected: Tensor) -> float:
+    """Returns the largest difference, divided by the largest expected value if above 1; infinite if not comparable."""
+    if actual.shape != expected.shape or not actual.isfinite().all():
+        return float("inf")
+    return ((actual - expected).abs().max() / expected.abs().max().clamp_min(1)).item()
