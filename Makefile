@@ -1,16 +1,17 @@
 # make demo   trains vilonghorn_nano on the embedded digits, through FFCV, into runs/digits, and measures it
-# make test   runs the tests
+# make test   runs the linters, then the tests
+# make lint   runs the linters: ruff, clang-format, mypy
 #
-# Either sets up .venv first (PYTHON=python3.12 chooses its interpreter). Again, they do only what is not done yet: a
-# finished run is measured anew, a broken one goes on.
+# Each sets up .venv first (PYTHON=python3.12 chooses its interpreter). A second call does only what is missing: it
+# evaluates a finished run again and resumes an interrupted one.
 PYTHON ?= python3
 VENV := .venv/bin/python
 DATA := data/digits
 RUN := runs/digits
-# Threads with nothing to do give up their core: to FFCV's decoders, and to whatever else the machine runs.
+# Waiting OpenMP threads yield their core to FFCV's decoders.
 export OMP_WAIT_POLICY ?= passive
 
-.PHONY: demo test
+.PHONY: demo test lint
 
 demo: .venv/.ready $(DATA)/train.beton $(DATA)/val.beton
 	@if [ -e $(RUN)/predictions.png ]; then set -- --evaluate $(RUN) --checkpoint last; \
@@ -18,10 +19,16 @@ demo: .venv/.ready $(DATA)/train.beton $(DATA)/val.beton
 	else set -- --config configs/digits.yaml --run.dir $(RUN); fi; \
 	echo "$(VENV) train_imagenet.py $$*"; $(VENV) train_imagenet.py "$$@"
 
-test: .venv/.ready
-	$(VENV) -m pytest
+test: lint
+	OMP_NUM_THREADS=1 $(VENV) -m pytest -n 2
 
-.venv/.ready: setup.sh pyproject.toml $(wildcard kernels/*)
+lint: .venv/.ready
+	$(VENV) -m ruff check
+	$(VENV) -m ruff format --check --quiet
+	find kernels -name '*.h' -o -name '*.c*' -a -not -name '*.txt' | xargs .venv/bin/clang-format --dry-run --Werror
+	$(VENV) -m mypy
+
+.venv/.ready: setup.sh pyproject.toml $(shell find kernels -type f)
 	@PYTHON="$(PYTHON)" sh setup.sh
 	@touch $@
 
@@ -30,4 +37,4 @@ $(DATA)/%.beton: | .venv/.ready $(DATA)
 
 $(DATA): | .venv/.ready
 	@mkdir -p $(@D)
-	$(VENV) -m vilonghorn.data.digits digits $@
+	$(VENV) -m vilonghorn.data.digits $@

@@ -1,4 +1,4 @@
-"""Settings that all tests share. This folder is on the import path, so that tests can say `from oracle import oracle`."""
+"""Settings shared by all tests. This folder is on the import path: `from oracle import oracle` works."""
 
 import hypothesis
 import pytest
