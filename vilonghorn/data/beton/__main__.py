@@ -29,11 +29,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "data/ILSVRC2012_validation_ground_truth.txt and data/meta.mat or data/synsets.txt) or this table of images "
         "and classes (LOC_val_solution.csv) gives its classes",
     )
-    parser.add_argument("--mode", default="raw", help="raw, jpg, or proportion of jpg (default: raw)")
-    parser.add_argument("--max-resolution", type=int, default=500, help="shrink longer sides to this (default: 500)")
-    parser.add_argument("--jpeg-quality", type=int, default=90, help="1 to 100 (default: 90)")
+    parser.add_argument("--mode", help="raw, jpg, or proportion of jpg (default: %(default)s)")
+    parser.add_argument("--max-resolution", type=int, help="shrink longer sides to this (default: %(default)s)")
+    parser.add_argument("--jpeg-quality", type=int, help="1 to 100 (default: %(default)s)")
     parser.add_argument(
-        "--compress-probability", type=float, default=0.5, help="fraction of JPEG in mode proportion (default: 0.5)"
+        "--compress-probability", type=float, help="fraction of JPEG in mode proportion (default: %(default)s)"
     )
     parser.add_argument("--workers", type=int, help="encoding threads (default: one for each CPU)")
     parser.add_argument(
@@ -41,6 +41,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--overwrite", action="store_true", help="replace an existing DST")
     parser.add_argument("--quiet", action="store_true", help="no progress bar")
+    shared = ("mode", "max_resolution", "jpeg_quality", "compress_probability")
+    parser.set_defaults(**{name: write_beton.__kwdefaults__[name] for name in shared})
     options = vars(parser.parse_args(arguments))
     check, source, target, labels, quiet = map(options.pop, ("check", "source", "target", "labels", "quiet"))
     if (check is None) != (source is not None and target is not None):
