@@ -19,9 +19,9 @@ struct Arena {
 };
 
 struct Scratch {
-  void *data = nullptr;
+  void *block = nullptr, *data = nullptr;  // data: the first multiple of 64 in block; Windows lacks aligned_alloc
   size_t size = 0;
-  ~Scratch() { free(data); }
+  ~Scratch() { free(block); }
   template <class Layout> bool allocate(Layout layout) {  // layout(Arena &) takes all arrays
     Arena counter{nullptr};
     layout(counter);
@@ -32,10 +32,10 @@ struct Scratch {
   }
   void *reserve(size_t bytes) {
     if (bytes > size) {
-      free(data);
-      size = (bytes + 63) / 64 * 64;
-      data = aligned_alloc(64, size);
-      if (!data) size = 0;
+      free(block);
+      block = malloc(bytes + 63);
+      size = block ? bytes : 0;
+      data = block ? (void *)(((uintptr_t)block + 63) / 64 * 64) : nullptr;
     }
     return data;
   }

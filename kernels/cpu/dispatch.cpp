@@ -10,6 +10,9 @@
 #include <dlfcn.h>
 #include <unistd.h>
 #endif
+#ifdef VILONGHORN_X86
+#include <cpuid.h>
+#endif
 #include "arena.h"
 #include "jobs.h"
 
@@ -21,13 +24,19 @@ namespace {
 const Jobs kJobs[] = {{VL_JOBS(VL_ENTRY, v2)}, {VL_JOBS(VL_ENTRY, v3)}, {VL_JOBS(VL_ENTRY, v4)}};
 int64_t (*const kMultiplyAdds[])(int64_t) = {multiply_adds_v2, multiply_adds_v3, multiply_adds_v4};
 const char *const kNames[] = {"v2", "v3", "v4"};
+// The last instruction set that processor and system support, or -1. zig's __builtin_cpu_supports always says no.
+int best_isa() {
+  unsigned a, b, c, d, saved;
+  const unsigned v3 = bit_AVX2 | bit_BMI2;
+  const unsigned v4 = v3 | bit_AVX512F | bit_AVX512BW | bit_AVX512CD | bit_AVX512DQ | bit_AVX512VL;
+  __cpuid(1, a, b, c, d);
+  if (!(c & bit_FMA) || !(c & bit_OSXSAVE) || !__get_cpuid_count(7, 0, &a, &b, &a, &d)) return c & bit_SSE4_2 ? 0 : -1;
+  asm("xgetbv" : "=a"(saved), "=d"(d) : "c"(0));
+  return (saved & 0x6) != 0x6 || (b & v3) != v3 ? 0 : (saved & 0xe6) != 0xe6 || (b & v4) != v4 ? 1 : 2;
+}
 bool runs(int isa) {
-  __builtin_cpu_init();
-  const bool v3 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("bmi2");
-  const bool v4 = v3 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-                  __builtin_cpu_supports("avx512cd") && __builtin_cpu_supports("avx512dq") &&
-                  __builtin_cpu_supports("avx512vl");
-  return isa == 0 ? __builtin_cpu_supports("sse4.2") : isa == 1 ? v3 : v4;
+  static const int best = best_isa();  // cpuid is slow in virtual machines
+  return isa <= best;
 }
 #else
 const Jobs kJobs[] = {{VL_JOBS(VL_ENTRY, generic)}};

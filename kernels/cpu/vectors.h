@@ -1,4 +1,4 @@
-// SIMD vectors of channels: loads with a ragged end, sums across lanes, exp2, log1p and SiLU.
+// SIMD vectors of channels: partial loads, sums across lanes, exp2, log1p and SiLU.
 // Uses the vector extensions that GCC and Clang share. VILONGHORN_VECTOR_BYTES sets the width for each instruction set.
 #pragma once
 #include <math.h>
@@ -39,7 +39,7 @@ template <class To, class From> VL_INLINE To bit_cast(From from) {
   return to;
 }
 
-// The first `count` lanes; the others are zero. The ragged end is out of line, so full vectors stay in registers.
+// The first `count` lanes; the others are zero. Out of line, so that full vectors stay in registers.
 template <class T> __attribute__((noinline, cold)) static Vector<T> load_partial(const T *p, int count) {
   Vector<T> v{};
   for (int c = 0; c < count; c++) v[c] = p[c];

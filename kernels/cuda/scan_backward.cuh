@@ -85,8 +85,8 @@ template <int RULE, class T, int LANES> struct Backward {
     if (a.z.data) next_z = load<T, CHANNELS>(z);
   }
 
-  // `meeting`: the number of steps before this team's second half.
-  VL_DEVICE void run(const Pass &pass, int meeting) {
+  // `midpoint`: the number of steps before this team's second half.
+  VL_DEVICE void run(const Pass &pass, int midpoint) {
     bool adds = pass.adds(false), finishes = pass.finishes(false);
     VL_ROLL for (int first = (length - 1) / kChunk * kChunk; first >= 0; first -= kChunk) {
       const int stop = length - first < kChunk ? length - first : kChunk;
@@ -96,11 +96,11 @@ template <int RULE, class T, int LANES> struct Backward {
         recompute_states(first, low, high, high == stop);
         VL_ROLL for (int u = high; u > low;) {
           const int done = length - first - u;
-          if (done == meeting) {
+          if (done == midpoint) {
             sync_teams(job.teams * kWarp);
             adds = pass.adds(true), finishes = pass.finishes(true);
           }
-          const int until = done < meeting && u - (meeting - done) > low ? u - (meeting - done) : low;
+          const int until = done < midpoint && u - (midpoint - done) > low ? u - (midpoint - done) : low;
           VL_ROLL for (; u > until; u--) backward_step(u - 1, u - 1 - low, first + u > 1, adds, finishes);
         }
       }
@@ -237,12 +237,12 @@ __global__ void __launch_bounds__(2 * kWarp, 4) scan_backward(const __grid_const
   auto &own = ((typename Backward<RULE, T, LANES>::Shared *)shared)[warp.team];
   const int length = warp.length, passes = count_passes(job);
   // As in forward, but the team that scans from the first step comes from the end.
-  const int meeting = job.teams == 1 ? -1 : warp.team ? length / 2 : length - length / 2;
+  const int midpoint = job.teams == 1 ? -1 : warp.team ? length / 2 : length - length / 2;
   VL_ROLL for (int number = 0; number < passes; number++) {
     const Pass pass(job, warp, number);
-    if (pass.direction >= 0) Backward<RULE, T, LANES>(job, warp, pass.direction, own).run(pass, meeting);
+    if (pass.direction >= 0) Backward<RULE, T, LANES>(job, warp, pass.direction, own).run(pass, midpoint);
     if (job.teams == 1) continue;
-    if (pass.direction < 0 || meeting >= length) sync_teams(job.teams * kWarp);
+    if (pass.direction < 0 || midpoint >= length) sync_teams(job.teams * kWarp);
     if (number + 1 < passes) sync_teams(job.teams * kWarp);
   }
 }

@@ -82,7 +82,7 @@ struct Pass {
       if (is_reversed(job, g) == (warp.team == 1) && left-- == 0) direction = g;
   }
   // At each step, a team adds to the partial sum of the earlier passes, and the last pass completes it. In the first
-  // half of a pass this team is ahead of the other one, in the second half behind it.
+  // half of a pass this team reaches each step before the other team, in the second half after it.
   VL_DEVICE bool adds(bool second_half) const { return number > 0 || (second_half && other > 0); }
   VL_DEVICE bool finishes(bool second_half) const { return number + 1 == own && number + second_half >= other; }
 };

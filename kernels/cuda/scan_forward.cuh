@@ -63,8 +63,8 @@ template <int RULE, class T, int LANES> struct Forward {
     next_dt = load<T, CHANNELS>(dt);
   }
 
-  // `meeting`: the step at which this team's second half begins.
-  VL_DEVICE void run(const Pass &pass, int meeting) {
+  // `midpoint`: the step at which this team's second half begins.
+  VL_DEVICE void run(const Pass &pass, int midpoint) {
     bool adds = pass.adds(false), finishes = pass.finishes(false);
     VL_ROLL for (int i = 0; i < length;) {
       if (i % kChunk == 0) {
@@ -72,12 +72,12 @@ template <int RULE, class T, int LANES> struct Forward {
         if (a.checkpoints)
           VL_UNROLL for (int c = 0; c < CHANNELS; c++) checkpoint(a, warp, g, i, channel + c, part).save(s[c]);
       }
-      if (i == meeting) {
+      if (i == midpoint) {
         sync_teams(job.teams * kWarp);
         adds = pass.adds(true), finishes = pass.finishes(true);
       }
       int stop = i - i % kChunk + kChunk < length ? i - i % kChunk + kChunk : length;
-      if (i < meeting && meeting < stop) stop = meeting;
+      if (i < midpoint && midpoint < stop) stop = midpoint;
       const bool gated = a.z.data && finishes;
       VL_ROLL for (; i < stop; i++) one_step(i, adds, finishes, gated);
     }
@@ -121,12 +121,12 @@ __global__ void __launch_bounds__(2 * kWarp, 6) scan_forward(const __grid_consta
   auto &tokens = ((typename Forward<RULE, T, LANES>::Shared *)shared)[warp.team];
   const int length = warp.length, passes = count_passes(job);
   // The middle, in steps of this team; -1 with one team.
-  const int meeting = job.teams == 1 ? -1 : warp.team ? length - length / 2 : length / 2;
+  const int midpoint = job.teams == 1 ? -1 : warp.team ? length - length / 2 : length / 2;
   VL_ROLL for (int number = 0; number < passes; number++) {
     const Pass pass(job, warp, number);
-    if (pass.direction >= 0) Forward<RULE, T, LANES>(job, warp, pass.direction, tokens).run(pass, meeting);
+    if (pass.direction >= 0) Forward<RULE, T, LANES>(job, warp, pass.direction, tokens).run(pass, midpoint);
     if (job.teams == 1) continue;
-    if (pass.direction < 0 || meeting >= length) sync_teams(job.teams * kWarp);
+    if (pass.direction < 0 || midpoint >= length) sync_teams(job.teams * kWarp);
     if (number + 1 < passes) sync_teams(job.teams * kWarp);
   }
 }

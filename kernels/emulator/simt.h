@@ -47,8 +47,7 @@ constexpr int kWarp = 32;
 static std::vector<unsigned char> shared;
 static std::vector<Fiber> fibers;
 static std::vector<Barrier> warps;
-static std::vector<std::vector<float>>
-    slots;  // values that lanes exchange; two sets, because a lane may be one exchange ahead
+static std::vector<std::vector<float>> slots;  // values that lanes exchange; two sets, for this and the next exchange
 static Barrier teams;
 static std::function<void()> body;
 static jmp_buf scheduler;

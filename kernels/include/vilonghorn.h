@@ -133,43 +133,43 @@ typedef struct {
 } VlBlock;
 
 #ifdef _WIN32
-#define VL_EXPORT extern "C" __declspec(dllexport)
+#define VL_EXPORT __declspec(dllexport)
 #else
-#define VL_EXPORT extern "C" __attribute__((visibility("default")))
+#define VL_EXPORT __attribute__((visibility("default")))
 #endif
 #ifdef __cplusplus
 extern "C" {
 #endif
-int vl_abi(void); /* VL_ABI of this library */
+VL_EXPORT int vl_abi(void); /* VL_ABI of this library */
 
 /* The CPU library. isa: index of an instruction set, -1 for the best one that this processor supports. Functions that
  * return int return 0, or 1 if the instruction set is not available or memory ran out; outputs are then undefined. */
-int vl_levels(void);                               /* number of instruction sets in this build, ascending */
-const char *vl_level_name(int isa);                /* "v2", "v3", "v4" on x86-64, else "generic" */
-int vl_level_runs(int isa);                        /* not 0 if this processor supports it */
-int64_t vl_multiply_adds(int isa, int64_t rounds); /* runs multiply-adds on the calling thread; returns their number */
-const char *vl_threading(void);                    /* "gomp" where torch's OpenMP threads are used, else "std" */
-int vl_scan_forward(const VlScan *, int isa);
-int vl_scan_backward(const VlScan *, int isa);
-int vl_conv_forward(const VlConv *, int isa);
-int vl_conv_backward(const VlConv *, int isa);
-int vl_mix_forward(const VlMambaInner *, int isa);
-int vl_mix_backward(const VlMambaInner *, int isa);
-int vl_norm_forward(const VlNorm *, int isa);
-int vl_norm_backward(const VlNorm *, int isa);
-int vl_matmul(const VlGemm *, int isa);
+VL_EXPORT int vl_levels(void);                /* number of instruction sets in this build, ascending */
+VL_EXPORT const char *vl_level_name(int isa); /* "v2", "v3", "v4" on x86-64, else "generic" */
+VL_EXPORT int vl_level_runs(int isa);         /* not 0 if this processor supports it */
+VL_EXPORT int64_t vl_multiply_adds(int isa, int64_t rounds); /* runs multiply-adds; returns their number */
+VL_EXPORT const char *vl_threading(void);           /* "gomp" where torch's OpenMP threads are used, else "std" */
+VL_EXPORT int vl_scan_forward(const VlScan *, int isa);
+VL_EXPORT int vl_scan_backward(const VlScan *, int isa);
+VL_EXPORT int vl_conv_forward(const VlConv *, int isa);
+VL_EXPORT int vl_conv_backward(const VlConv *, int isa);
+VL_EXPORT int vl_mix_forward(const VlMambaInner *, int isa);
+VL_EXPORT int vl_mix_backward(const VlMambaInner *, int isa);
+VL_EXPORT int vl_norm_forward(const VlNorm *, int isa);
+VL_EXPORT int vl_norm_backward(const VlNorm *, int isa);
+VL_EXPORT int vl_matmul(const VlGemm *, int isa);
 /* stage: the index of one stage in block.cpp, -1 for all stages. */
-int vl_block_forward(const VlBlock *, int stage, int isa);
-int vl_block_backward(const VlBlock *, int stage, int isa);
+VL_EXPORT int vl_block_forward(const VlBlock *, int stage, int isa);
+VL_EXPORT int vl_block_backward(const VlBlock *, int stage, int isa);
 
 /* The CUDA library. All tensors are in device memory and not empty. x, dt, z and dy are aligned to two elements, their
  * strides and the channels are even, their step strides are below 2^31. At most 64 directions. Kernels are queued on
  * `stream`. Functions that return int return 0 or an error of the CUDA runtime. */
-int vl_cuda_check(int device); /* an error if the device cannot run this build */
-const char *vl_cuda_error(int error);
-int64_t vl_cuda_parts(const VlScan *); /* the required value of channel_splits in backward */
-int vl_cuda_scan_forward(const VlScan *, const VlSplit *, int device, void *stream);
-int vl_cuda_scan_backward(const VlScan *, const VlSplit *, int device, void *stream);
+VL_EXPORT int vl_cuda_check(int device); /* an error if the device cannot run this build */
+VL_EXPORT const char *vl_cuda_error(int error);
+VL_EXPORT int64_t vl_cuda_parts(const VlScan *); /* the required value of channel_splits in backward */
+VL_EXPORT int vl_cuda_scan_forward(const VlScan *, const VlSplit *, int device, void *stream);
+VL_EXPORT int vl_cuda_scan_backward(const VlScan *, const VlSplit *, int device, void *stream);
 #ifdef __cplusplus
 }
 #endif

@@ -96,10 +96,11 @@ def test_every_instruction_set_agrees_with_the_oracle(rule, isa):
 def test_at_once_it_is_its_parts(G, B, L, D, dim, N, R, K, rule, seed):
     values = block_inputs(G, B, L, D, N, R, K, dim, rule=rule, seed=seed)
     once, parts = (value_and_grads(f, values, rule=rule, reverse=flags(G)) for f in (in_order, in_parts))
-    for name in once:
-        torch.testing.assert_close(
-            once[name], parts[name], rtol=1e-5, atol=1e-5 * max(1.0, float(parts[name].abs().max()))
-        )
+    exact = value_and_grads(in_parts, {k: v.double() for k, v in values.items()}, rule=rule, reverse=flags(G))
+    for name, truth in exact.items():  # sums that cancel are as inexact in parts
+        rounding = 3 * float((parts[name] - truth).abs().max())
+        atol = 1e-5 * max(1.0, float(truth.abs().max())) + rounding
+        torch.testing.assert_close(once[name], truth, rtol=1e-5, atol=atol)
 
 
 @at_once

@@ -208,7 +208,7 @@ def test_falling_back_to_plain_torch_warns_once(monkeypatch):
 
 def test_backends_says_what_is_ready_and_why_not():
     assert backends("cpu")["reference"] == "ready"
-    assert backends("cuda")["cpu"] == "runs on the CPU alone"
+    assert backends("cuda")["cpu"] == "runs on the CPU only"
 
 
 @pytest.mark.skipif(not bindings.library_path("cpu").exists(), reason="native CPU library not built")

@@ -6,15 +6,3 @@ from .norm import RMSNorm, to_fp32
 from .patch_embed import PatchEmbed, insert_class_token, prefix_first
 from .pyramid import SimpleFeaturePyramid
 from .stem import StemEmbed
-
-__all__ = [
-    "Block",
-    "Mixer",
-    "PatchEmbed",
-    "RMSNorm",
-    "SimpleFeaturePyramid",
-    "StemEmbed",
-    "insert_class_token",
-    "prefix_first",
-    "to_fp32",
-]

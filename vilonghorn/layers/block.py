@@ -7,9 +7,8 @@ import torch
 from timm.layers import DropPath
 from torch import Tensor, nn
 
-from ..ops import block
 from ..ops._torch import has_global_hooks
-from ..ops.block import prefers_block
+from ..ops.block import block, prefers_block
 from ..ops.register import is_tracing
 from .mixer import Mixer, is_plain
 from .norm import RMSNorm

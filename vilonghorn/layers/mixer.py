@@ -11,7 +11,7 @@ import torch
 from timm.layers import is_exportable, register_notrace_function, set_exportable
 from torch import Tensor, nn
 
-from ..ops import mamba_inner
+from ..ops.mamba_inner import mamba_inner
 from ..ops.validate import MAX_CONV, MAX_STATE, RULES, check_flags
 from .norm import to_fp32
 

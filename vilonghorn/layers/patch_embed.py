@@ -44,30 +44,25 @@ class PatchEmbed(nn.Module):
             ValueError: a stride outside 1..patch_size, or an image that is not a whole number of patches.
         """
         super().__init__()
-        self.patch_size = to_2tuple(patch_size)
-        self.stride = self.patch_size if stride is None else to_2tuple(stride)
         self.strict_img_size = strict_img_size
         self.dynamic_img_pad = dynamic_img_pad
-        self._check_stride()
-        self._set_grid(img_size)
+        self._set_sizes(to_2tuple(img_size), to_2tuple(patch_size), to_2tuple(patch_size if stride is None else stride))
         self.in_chans = in_chans
         self.backbone: nn.Module = nn.Identity()  # the stem of `StemEmbed`
         self.proj = nn.Conv2d(
             in_chans, embed_dim, kernel_size=self.patch_size, stride=self.stride, device=device, dtype=dtype
         )
 
-    def _check_stride(self) -> None:
-        if min(self.patch_size) < 1:
-            raise ValueError(f"patch_size is {self.patch_size}, expected at least one pixel in height and width")
-        if not all(1 <= s <= p for s, p in zip(self.stride, self.patch_size)):
-            raise ValueError(f"stride is {self.stride}, expected 1 to the patch size {self.patch_size}")
-
-    def _set_grid(self, img_size: int | tuple[int, int]) -> None:
-        size: tuple[int, int] = to_2tuple(img_size)
+    def _set_sizes(self, img_size: tuple[int, int], patch_size: tuple[int, int], stride: tuple[int, int]) -> None:
+        """Sets the sizes and the grid; changes nothing if the sizes do not fit each other."""
+        if min(patch_size) < 1:
+            raise ValueError(f"patch_size is {patch_size}, expected at least one pixel in height and width")
+        if not all(1 <= s <= p for s, p in zip(stride, patch_size)):
+            raise ValueError(f"stride is {stride}, expected 1 to the patch size {patch_size}")
         if not self.dynamic_img_pad:
-            check_image_size(size, self.patch_size, self.stride)
-        self.img_size = size
-        self.grid_size = self.dynamic_feat_size(size)
+            check_image_size(img_size, patch_size, stride)
+        self.img_size, self.patch_size, self.stride = img_size, patch_size, stride
+        self.grid_size = self.dynamic_feat_size(img_size)
         self.num_patches = self.grid_size[0] * self.grid_size[1]
 
     def set_input_size(
@@ -82,16 +77,9 @@ class PatchEmbed(nn.Module):
         Raises:
             ValueError: sizes that do not fit each other.
         """
-        new_patch = self.patch_size if patch_size is None else to_2tuple(patch_size)
-        old_patch, old_stride = self.patch_size, self.stride
-        self.stride = new_patch if old_stride == old_patch else old_stride
-        self.patch_size = new_patch
-        try:
-            self._check_stride()
-            self._set_grid(self.img_size if img_size is None else img_size)
-        except ValueError:
-            self.patch_size, self.stride = old_patch, old_stride
-            raise
+        old_patch, new_patch = self.patch_size, to_2tuple(self.patch_size if patch_size is None else patch_size)
+        new_stride = new_patch if self.stride == old_patch else self.stride
+        self._set_sizes(to_2tuple(self.img_size if img_size is None else img_size), new_patch, new_stride)
         if new_patch != old_patch:
             weight = self.proj.weight
             with torch.no_grad():
@@ -148,10 +136,8 @@ def check_images(x: Tensor, in_chans: int) -> None:
             f"images have {x.shape[1]} channels, expected {in_chans}; give in_chans={x.shape[1]} to the model, or "
             f"convert the images; their shape is {list(x.shape)}, expected (batch, channels, height, width)"
         )
-    if x.shape[0] == 0:
-        raise ValueError(f"the batch of shape {list(x.shape)} is empty, expected at least one image")
-    if x.shape[2] == 0 or x.shape[3] == 0:
-        raise ValueError(f"images have shape {list(x.shape)}, expected at least one pixel in height and width")
+    if x.shape[0] == 0 or x.shape[2] == 0 or x.shape[3] == 0:
+        raise ValueError(f"images have shape {list(x.shape)}, expected at least one image of at least one pixel")
 
 
 @register_notrace_function

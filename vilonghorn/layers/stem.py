@@ -90,7 +90,7 @@ def conv_stem(patch_size: int, in_chans: int, embed_dim: int, device=None, dtype
     The last one has embed_dim channels; each one before it has half the channels of the next.
 
     Args:
-        patch_size: a power of two from 2 on.
+        patch_size: a power of two, at least 2.
         in_chans: image channels.
         embed_dim: channels of the map, (B, embed_dim, H / patch_size, W / patch_size).
         device: of the parameters.
@@ -102,7 +102,7 @@ def conv_stem(patch_size: int, in_chans: int, embed_dim: int, device=None, dtype
     dd = {"device": device, "dtype": dtype}
     if patch_size < 2 or not math.log2(patch_size).is_integer():
         raise ValueError(
-            f"patch_size is {patch_size}, expected a power of two from 2 on: each convolution halves the resolution"
+            f"patch_size is {patch_size}, expected a power of two, at least 2: each convolution halves the resolution"
         )
     layers: list[nn.Module] = []
     for halvings in reversed(range(int(math.log2(patch_size)))):

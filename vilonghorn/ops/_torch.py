@@ -2,10 +2,4 @@
 
 from torch._higher_order_ops.scan import scan as captured_loop  # noqa: F401  (a loop that export keeps as one node)
 from torch.autograd import _profiler_enabled as is_profiling  # noqa: F401  (a profile names the stages of a block)
-from torch.autograd import forward_ad
 from torch.nn.modules.module import _has_any_global_hook as has_global_hooks  # noqa: F401  (a fused call skips hooks)
-
-
-def in_forward_mode() -> bool:
-    """Whether forward-mode autograd is on. An operator without a forward derivative would drop tangents silently."""
-    return forward_ad._current_level >= 0

@@ -3,8 +3,6 @@
 One call replaces a dozen, and neither the normalised tokens nor the branch need memory of their own.
 """
 
-from __future__ import annotations
-
 import platform
 from collections.abc import Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """`conv_silu`: the short depthwise convolution before the scan, for all directions at once."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch

@@ -5,8 +5,6 @@ element (activations, gates, norms) counts nothing. A backward that recomputes p
 of a forward's count is what papers on vision models call (G)FLOPs: multiply-adds.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple

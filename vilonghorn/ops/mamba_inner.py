@@ -4,8 +4,6 @@ On a CPU with the native library, convolution, projections, scan and gate are on
 recomputes in backward what forward does not save. Elsewhere they are composed of `conv_silu`, products and `scan`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch

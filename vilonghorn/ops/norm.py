@@ -1,7 +1,5 @@
 """`rms_norm`: root-mean-square normalisation that saves one number a row for backward, not the row again."""
 
-from __future__ import annotations
-
 import torch
 import torch.nn.functional as F
 from timm.layers import is_exportable

@@ -4,8 +4,6 @@
 the state of every CHUNK-th token only. All are slow: one pass over time in Python.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from itertools import repeat
 from typing import NamedTuple

@@ -4,8 +4,6 @@ The backends compute it, and `backends.choose` picks one. Autograd, `torch.compi
 `torch.ops.vilonghorn.scan`, whichever runs it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from timm.layers import is_exportable

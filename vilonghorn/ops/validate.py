@@ -3,11 +3,10 @@
 Backends and kernels receive validated arguments, and read their sizes from `args.sizes`.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
-from typing import NamedTuple
+from functools import partial
+from typing import Annotated, Any, NamedTuple, get_type_hints
 
 import torch
 from torch import Tensor
@@ -26,9 +25,9 @@ class Sizes(NamedTuple):
     B: int  # batch
     L: int  # tokens
     D: int  # channels
-    N: int  # state size
-    K: int = 0  # tokens in the convolution
-    R: int = 0  # rank of dt
+    N: int = 1  # state size
+    K: int = 1  # tokens in the convolution
+    R: int = 1  # rank of dt
 
     def checkpoint_shape(self, chunk: int, lanes: int) -> tuple[int, int, int, int, int]:
         """Shape of the states before every `chunk`-th step, with channels padded to a multiple of `lanes`."""
@@ -40,16 +39,16 @@ class Sizes(NamedTuple):
 
 
 class ScanArguments(NamedTuple):
-    """Arguments of `vilonghorn.ops.scan`, which explains them."""
+    """Arguments of `vilonghorn.ops.scan`, which explains them. Annotations have the shapes, here and below."""
 
-    x: Tensor  # (G, B, L, D)
-    dt: Tensor  # (G, B, L, D)
-    k: Tensor  # (G, B, L, N)
-    q: Tensor  # (G, B, L, N)
-    z: Tensor | None = None  # (B, L, D)
-    A: Tensor | None = None  # mamba only: (G, D, N), or of each token, (G, B, L, N)
-    D: Tensor | None = None  # (G, D)
-    dt_bias: Tensor | None = None  # (G, D)
+    x: Annotated[Tensor, "G B L D"]
+    dt: Annotated[Tensor, "G B L D"]
+    k: Annotated[Tensor, "G B L N"]
+    q: Annotated[Tensor, "G B L N"]
+    z: Annotated[Tensor | None, "B L D"] = None
+    A: Annotated[Tensor | None, "G D N", "G B L N"] = None  # rule "mamba" only: by channel, or by token
+    D: Annotated[Tensor | None, "G D"] = None
+    dt_bias: Annotated[Tensor | None, "G D"] = None
     rule: str = "longhorn"
     reverse: Sequence[int] = (False,)
     reduce: str = "none"
@@ -72,7 +71,7 @@ class ScanArguments(NamedTuple):
         return torch.promote_types(self.x.dtype, torch.float32)
 
 
-def _mixer_sizes(args: MambaInnerArguments | BlockArguments) -> Sizes:
+def _mixer_sizes(args: "MambaInnerArguments | BlockArguments") -> Sizes:
     (B, L, _), (G, D, K), R = args[0].shape, args.conv_weight.shape, args.dt_proj.shape[-1]
     return Sizes(G, B, L, D, (args.x_proj.shape[1] - R) // 2, K, R)
 
@@ -80,14 +79,14 @@ def _mixer_sizes(args: MambaInnerArguments | BlockArguments) -> Sizes:
 class MambaInnerArguments(NamedTuple):
     """Arguments of `vilonghorn.ops.mamba_inner` with separate directions, which explains them."""
 
-    xz: Tensor  # (B, L, 2D)
-    conv_weight: Tensor  # (G, D, K)
-    conv_bias: Tensor  # (G, D)
-    x_proj: Tensor  # (G, R + 2N, D)
-    dt_proj: Tensor  # (G, D, R)
-    dt_bias: Tensor  # (G, D)
-    A: Tensor | None  # (G, D, N), mamba only
-    D: Tensor  # (G, D)
+    xz: Annotated[Tensor, "B L 2D"]
+    conv_weight: Annotated[Tensor, "G D K"]
+    conv_bias: Annotated[Tensor, "G D"]
+    x_proj: Annotated[Tensor, "G R+2N D"]
+    dt_proj: Annotated[Tensor, "G D R"]
+    dt_bias: Annotated[Tensor, "G D"]
+    A: Annotated[Tensor | None, "G D N"]
+    D: Annotated[Tensor, "G D"]
     rule: str
     reverse: Sequence[int]
 
@@ -100,17 +99,17 @@ class MambaInnerArguments(NamedTuple):
 class BlockArguments(NamedTuple):
     """Arguments of `vilonghorn.ops.block`, which explains them."""
 
-    x: Tensor  # (B, L, dim)
-    norm_weight: Tensor  # (dim,)
-    in_proj: Tensor  # (2D, dim)
-    conv_weight: Tensor  # (G, D, K)
-    conv_bias: Tensor  # (G, D)
-    x_proj: Tensor  # (G, R + 2N, D)
-    dt_proj: Tensor  # (G, D, R)
-    dt_bias: Tensor  # (G, D)
-    A: Tensor | None  # (G, D, N), mamba only
-    D: Tensor  # (G, D)
-    out_proj: Tensor  # (dim, D)
+    x: Annotated[Tensor, "B L dim"]
+    norm_weight: Annotated[Tensor, "dim"]
+    in_proj: Annotated[Tensor, "2D dim"]
+    conv_weight: Annotated[Tensor, "G D K"]
+    conv_bias: Annotated[Tensor, "G D"]
+    x_proj: Annotated[Tensor, "G R+2N D"]
+    dt_proj: Annotated[Tensor, "G D R"]
+    dt_bias: Annotated[Tensor, "G D"]
+    A: Annotated[Tensor | None, "G D N"]
+    D: Annotated[Tensor, "G D"]
+    out_proj: Annotated[Tensor, "dim D"]
     rule: str
     reverse: Sequence[int]
     eps: float
@@ -125,10 +124,16 @@ class BlockArguments(NamedTuple):
 class ConvArguments(NamedTuple):
     """Arguments of `vilonghorn.ops.conv_silu`, which explains them."""
 
-    x: Tensor  # (B, L, D)
-    weight: Tensor  # (G, D, K)
-    bias: Tensor  # (G, D)
+    x: Annotated[Tensor, "B L D"]
+    weight: Annotated[Tensor, "G D K"]
+    bias: Annotated[Tensor, "G D"]
     reverse: Sequence[int]
+
+    @property
+    def sizes(self) -> Sizes:
+        """Sizes that the shapes say, unchecked."""
+        (G, _, K), (B, L, D) = self.weight.shape, self.x.shape
+        return Sizes(G, B, L, D, K=K)
 
 
 class NormArguments(NamedTuple):
@@ -139,42 +144,81 @@ class NormArguments(NamedTuple):
     eps: float
 
 
+# By operator and tensor: the names of its dimensions, one list for each shape that it may have.
+_SHAPES = {
+    arguments: {
+        name: [shape.split() for shape in hint.__metadata__]
+        for name, hint in get_type_hints(arguments, include_extras=True).items()
+        if hasattr(hint, "__metadata__")
+    }
+    for arguments in (ScanArguments, MambaInnerArguments, BlockArguments, ConvArguments)
+}
+
+
+def validate(operator: str, args: Any, sources: Sequence[str]) -> Sizes:
+    """Checks the arguments of an operator and returns their sizes.
+
+    Args:
+        operator: its name, for errors.
+        args: its arguments, a NamedTuple of this module.
+        sources: the tensors that `args.sizes` reads.
+
+    Raises:
+        ValueError: a rule, shape, size, device or number of flags that does not fit.
+        TypeError: a tensor is missing or its dtype is not one of DTYPES.
+    """
+    shapes = _SHAPES[type(args)]
+    if hasattr(args, "rule"):
+        _check_rule(operator, args.rule, args.A)
+    for name in sources:
+        tensor, dimensions = getattr(args, name), shapes[name][0]
+        if tensor.dim() != len(dimensions):
+            given = tuple(tensor.shape)
+            raise ValueError(f"{operator}: {name} has shape {given}, expected ({', '.join(dimensions)})")
+    sizes = args.sizes
+    G, _, _, D, N, K, R = sizes
+    if G < 1 or len(args.reverse) != G:
+        raise ValueError(f"{operator}: reverse has {len(args.reverse)} flags for {G} directions, expected one for each")
+    values = sizes._asdict() | {"2D": 2 * D, "R+2N": R + 2 * N, "dim": args[0].shape[-1]}
+    for name, options in shapes.items():
+        if (tensor := getattr(args, name)) is None:
+            continue
+        dimensions = options[-1] if tensor.dim() == len(options[-1]) else options[0]
+        expected = tuple([values[dimension] for dimension in dimensions])
+        if tensor.shape != expected:
+            fits = " and ".join(f"{source} {tuple(getattr(args, source).shape)}" for source in sources)
+            given = tuple(tensor.shape)
+            raise ValueError(f"{operator}: {name} has shape {given}, expected {expected} to go with {fits}")
+        if tensor.device != args[0].device:
+            first, device = args._fields[0], args[0].device
+            raise ValueError(f"{operator}: {name} is on {tensor.device} but {first} is on {device}")
+        if tensor.dtype not in DTYPES:
+            raise TypeError(f"{operator}: {name} is {tensor.dtype}, expected one of {', '.join(map(str, DTYPES))}")
+    limits = [("N", N, MAX_STATE), ("K", K, MAX_CONV)]
+    limits += [("D", D, D), ("R", R, R)] if "dt_proj" in shapes else []
+    for name, size, most in limits:
+        if not 1 <= size <= most:
+            raise ValueError(f"{operator}: {name} is {size}, expected {f'1 to {most}' if most > 1 else 'at least 1'}")
+    return sizes
+
+
 def validate_scan(args: ScanArguments) -> Sizes:
-    """Checks the arguments of a scan and returns their sizes. Raises ValueError or TypeError, like all checks here."""
+    """Checks the arguments of a scan and returns their sizes."""
     for name, tensor in zip(args._fields, args[:4]):  # the dispatcher accepts None
         if tensor is None:
             raise TypeError(f"scan: {name} is None, expected a tensor")
     if args.reduce not in REDUCTIONS:
         raise ValueError(f"scan: reduce is {args.reduce!r}, expected one of {', '.join(map(repr, REDUCTIONS))}")
-    _check_rule("scan", args.rule, args.A)
-    _check_dimensions("scan", args, x="(G, B, L, D)", k="(G, B, L, N)")
-    sizes = G, B, L, D, N, *_ = args.sizes
-    _check_range("scan", "N", N, MAX_STATE)
-    _check_directions("scan", args.reverse, G)
-    activations = dict(dt=(G, B, L, D), k=(G, B, L, N), q=(G, B, L, N), z=(B, L, D))
-    A = (G, B, L, N) if args.A is not None and args.A.dim() == 4 else (G, D, N)
-    shapes = dict(x=(G, B, L, D), **activations, A=A, D=(G, D), dt_bias=(G, D))
-    _check_tensors("scan", args, shapes, f"x {(G, B, L, D)} and N = {N}")
-    for name in activations:
-        tensor = getattr(args, name)
-        if tensor is not None and tensor.dtype != args.x.dtype:
-            raise TypeError(f"scan: {name} is {tensor.dtype} but x is {args.x.dtype}; expected one dtype")
+    sizes = validate("scan", args, ("x", "k"))
+    for name, activation in zip(args._fields[1:5], args[1:5]):
+        if activation is not None and activation.dtype != args.x.dtype:
+            raise TypeError(f"scan: {name} is {activation.dtype} but x is {args.x.dtype}; expected one dtype")
     return sizes
-
-
-def validate_mamba_inner(args: MambaInnerArguments) -> Sizes:
-    """Checks the arguments of `mamba_inner` and returns their sizes."""
-    return _validate_mixer("mamba_inner", args, lambda sizes: dict(xz=(sizes.B, sizes.L, 2 * sizes.D)), xz="(B, L, 2D)")
 
 
 def validate_block(args: BlockArguments) -> Sizes:
     """Checks the arguments of `block`, which is for float32 tokens on the CPU, and returns their sizes."""
-
-    def shapes(s: Sizes) -> dict[str, tuple[int, ...]]:
-        dim = args.x.shape[-1]
-        return dict(x=(s.B, s.L, dim), norm_weight=(dim,), in_proj=(2 * s.D, dim), out_proj=(dim, s.D))
-
-    sizes = _validate_mixer("block", args, shapes, x="(B, L, dim)")
+    sizes = validate("block", args, ("x", "conv_weight", "x_proj", "dt_proj"))
     for name, tensor in zip(args._fields, args[:11]):
         if tensor is not None and tensor.dtype != torch.float32:
             raise TypeError(f"block: {name} is {tensor.dtype}, expected torch.float32")
@@ -183,29 +227,9 @@ def validate_block(args: BlockArguments) -> Sizes:
     return sizes
 
 
-def _validate_mixer(operator: str, args: MambaInnerArguments | BlockArguments, shapes, **tokens: str) -> Sizes:
-    _check_rule(operator, args.rule, args.A)
-    weights = dict(conv_weight="(G, D, K)", x_proj="(G, R + 2N, D)", dt_proj="(G, D, R)")
-    _check_dimensions(operator, args, **tokens, **weights)
-    sizes = G, _, _, D, N, K, R = args.sizes
-    _check_directions(operator, args.reverse, G)
-    for name, size, most in (("D", D, D), ("N", N, MAX_STATE), ("K", K, MAX_CONV), ("R", R, R)):
-        _check_range(operator, name, size, most)
-    expected = shapes(sizes) | dict(conv_weight=(G, D, K), conv_bias=(G, D), x_proj=(G, R + 2 * N, D))
-    expected |= dict(dt_proj=(G, D, R), dt_bias=(G, D), A=(G, D, N), D=(G, D))
-    reference = f"conv_weight {tuple(args.conv_weight.shape)} and dt_proj {tuple(args.dt_proj.shape)}"
-    _check_tensors(operator, args, expected, reference)
-    return sizes
-
-
-def validate_conv(args: ConvArguments) -> None:
-    """Checks the arguments of `conv_silu`."""
-    _check_dimensions("conv_silu", args, x="(B, L, D)", weight="(G, D, K)")
-    (B, L, D), (G, _, K) = args.x.shape, args.weight.shape
-    _check_directions("conv_silu", args.reverse, G)
-    _check_range("conv_silu", "K", K, MAX_CONV)
-    shapes = dict(x=(B, L, D), weight=(G, D, K), bias=(G, D))
-    _check_tensors("conv_silu", args, shapes, f"x {(B, L, D)} and weight {tuple(args.weight.shape)}")
+# Checks of the arguments of `mamba_inner` and `conv_silu`.
+validate_mamba_inner = partial(validate, "mamba_inner", sources=("xz", "conv_weight", "x_proj", "dt_proj"))
+validate_conv = partial(validate, "conv_silu", sources=("x", "weight"))
 
 
 def validate_norm(args: NormArguments) -> None:
@@ -239,36 +263,3 @@ def _check_rule(operator: str, rule: str, A: Tensor | None) -> None:
     if (A is None) == (rule == "mamba"):
         needs = "needs A of shape (G, D, N)" if rule == "mamba" else "takes no A (only rule 'mamba' does)"
         raise ValueError(f"{operator}: rule {rule!r} {needs}")
-
-
-def _check_directions(operator: str, reverse: Sequence[int], G: int) -> None:
-    if G < 1 or len(reverse) != G:
-        raise ValueError(f"{operator}: reverse has {len(reverse)} flags for {G} directions, expected one for each")
-
-
-def _check_range(operator: str, name: str, size: int, most: int) -> None:
-    if not 1 <= size <= most:
-        raise ValueError(f"{operator}: {name} is {size}, expected {f'1 to {most}' if most > 1 else 'at least 1'}")
-
-
-def _check_dimensions(operator: str, args: NamedTuple, **expected: str) -> None:
-    for name, dimensions in expected.items():
-        shape = tuple(getattr(args, name).shape)
-        if len(shape) != dimensions.count(",") + 1:
-            raise ValueError(f"{operator}: {name} has shape {shape}, expected {dimensions}")
-
-
-def _check_tensors(operator: str, args: NamedTuple, shapes: dict[str, tuple[int, ...]], reference: str) -> None:
-    """Checks shapes, devices and dtypes; `reference` names the tensors that the shapes are taken from."""
-    first, device = args._fields[0], args[0].device
-    for name, shape in shapes.items():
-        tensor = getattr(args, name)
-        if tensor is None:
-            continue
-        if tuple(tensor.shape) != shape:
-            given = tuple(tensor.shape)
-            raise ValueError(f"{operator}: {name} has shape {given}, expected {shape} to go with {reference}")
-        if tensor.device != device:
-            raise ValueError(f"{operator}: {name} is on {tensor.device} but {first} is on {device}")
-        if tensor.dtype not in DTYPES:
-            raise TypeError(f"{operator}: {name} is {tensor.dtype}, expected one of {', '.join(map(str, DTYPES))}")

@@ -1,8 +1,11 @@
 """The choice of the CPU kernels' instruction set."""
 
 import os
+import platform
+import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -23,3 +26,14 @@ def test_the_environment_variable_chooses_and_a_wrong_value_names_the_right_ones
     (chosen, _), (_, error) = (process.communicate() for process in processes)
     assert int(chosen) == index
     assert f"ValueError: VILONGHORN_ISA is 'v9', expected one of '{first}'" in error
+
+
+@pytest.mark.skipif(
+    platform.machine() != "x86_64" or not Path("/proc/cpuinfo").exists(),
+    reason="needs x86-64 and Linux's list of its flags",
+)
+def test_the_library_finds_the_instruction_sets_that_the_processor_has():
+    flags = set(re.search(r"^flags\s*:(.*)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE).group(1).split())
+    needs = {"v2": {"sse4_2"}, "v3": {"avx2", "bmi2", "fma"}}
+    needs["v4"] = needs["v3"] | {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"}
+    assert list(cpu.isa_levels()) == [name for name, wanted in needs.items() if wanted <= flags]

@@ -241,7 +241,7 @@ def test_an_error_of_the_runtime_is_raised_with_its_text(monkeypatch):
 
 def test_without_a_device_the_backend_says_why(monkeypatch):
     monkeypatch.undo()
-    assert cuda.unavailable("cpu") == "runs on CUDA devices alone"
+    assert cuda.unavailable("cpu") == "runs on CUDA devices only"
     assert "float64" in cuda.unavailable("cuda", torch.float64)
     if not torch.cuda.is_available():
         assert cuda.unavailable("cuda")

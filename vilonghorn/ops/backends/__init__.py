@@ -1,7 +1,5 @@
 """The backends of the scan: what one provides, which of them run here, and the choice between them."""
 
-from __future__ import annotations
-
 import warnings
 from typing import Protocol
 
@@ -67,9 +65,9 @@ def choose(args: ScanArguments, name: str | None) -> Backend:
         if chosen is reference and device_type != "meta" and (device_type, dtype) not in _warned:
             _warned.add((device_type, dtype))
             others = [(n, b) for n, b in BACKENDS.items() if b is not chosen]
-            reasons = "; ".join(f"{n}: {b.unavailable(device_type, dtype)}" for n, b in others)
-            slow = "in plain torch, which is many times slower than a native kernel"
-            warnings.warn(f"vilonghorn scans {dtype} on {device_type!r} {slow} ({reasons})", stacklevel=2)
+            reasons = "".join(f"\n  {n}: {b.unavailable(device_type, dtype)}" for n, b in others)
+            slow = "in plain torch, which is many times slower than a native kernel. No kernel can run:"
+            warnings.warn(f"vilonghorn scans {dtype} on {device_type!r} {slow}{reasons}", stacklevel=2)
         return chosen
     if name not in BACKENDS:
         raise ValueError(f"scan: no backend {name!r}; there are {', '.join(map(repr, BACKENDS))}")

@@ -3,17 +3,19 @@
 Structs and fields have the names of kernels/include/vilonghorn.h, without the prefix "Vl".
 """
 
-from __future__ import annotations
-
 import ctypes
+import json
 import math
+import shlex
 import sys
 from collections.abc import Sequence
+from importlib import metadata
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
+from ... import __version__
 from ..validate import RULES, ScanArguments
 
 ABI = 8  # VL_ABI
@@ -23,26 +25,48 @@ _DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)  # in th
 
 def library_path(name: str) -> Path:
     """Where the build puts the library of a backend."""
-    file = {"darwin": f"libvilonghorn_{name}.dylib", "win32": f"vilonghorn_{name}.dll"}
-    return Path(__file__).parents[2] / "_lib" / file.get(sys.platform, f"libvilonghorn_{name}.so")
+    suffix = {"darwin": "dylib", "win32": "dll"}.get(sys.platform, "so")
+    return Path(__file__).parents[2] / "_lib" / f"libvilonghorn_{name}.{suffix}"
 
 
 def open_library(name: str, requirement: str) -> tuple[ctypes.CDLL | None, str | None]:
     """Opens the library of a backend; returns it and None, or None and the reason why it is not available.
 
-    `requirement` is what a machine needs to build it, for the message.
+    In a clone after `pip install .`, Python imports the source tree, which has no libraries, in place of the installed
+    package. Then those of the installed package serve, if it has the same version. `requirement` is what a machine
+    needs to build the library.
     """
     path = library_path(name)
     if not path.exists():
-        return None, f"not built: {path.name} is not in {path.parent} (install where there is {requirement})"
+        installed = next(iter(metadata.distributions(name="vilonghorn")), None)
+        found = installed and Path(str(installed.locate_file(f"vilonghorn/_lib/{path.name}")))
+        if not (found and found.exists() and installed.version == __version__):
+            return None, f"not built: {path} does not exist. {_how_to_build(path.parents[2], installed, requirement)}"
+        path = found
     try:
         library = ctypes.CDLL(str(path))
     except OSError as error:
         return None, f"{path} does not load: {error}"
-    found = library.vl_abi() if hasattr(library, "vl_abi") else "none"
-    if found != ABI:
-        return None, f"{path} is of another version (interface {found}, expected {ABI}): install vilonghorn again"
+    interface = library.vl_abi() if hasattr(library, "vl_abi") else "none"
+    if interface != ABI:
+        return None, f"{path} has interface version {interface}, expected {ABI}: install vilonghorn again"
     return library, None
+
+
+def _how_to_build(root: Path, installed: metadata.Distribution | None, requirement: str) -> str:
+    """What to run. `root` holds the package that was imported: a source tree, or the folder of installed packages."""
+    if (root / "kernels").is_dir():
+        problem = "This source tree is not built, and no vilonghorn with this library is installed"
+        if installed and installed.version != __version__:
+            problem = (
+                f"This source tree is not built, and the installed vilonghorn is {installed.version}, not {__version__}"
+            )
+        source = f"--editable {shlex.quote(str(root))}"
+    else:
+        problem = f"vilonghorn was installed without it, as without {requirement} or with VILONGHORN_CPU=OFF"
+        url = json.loads(installed and installed.read_text("direct_url.json") or "{}").get("url", "")
+        source = f"--force-reinstall --no-deps --no-cache-dir {url if url.startswith('file:') else 'vilonghorn'}"
+    return f"{problem}. Where there is {requirement}, run: {shlex.quote(sys.executable)} -m pip install {source}"
 
 
 def _fields(ctype: type, names: str) -> list[tuple[str, type]]:
@@ -129,19 +153,19 @@ class Block(ctypes.Structure):
 
 
 class Params:
-    """Fills the struct of one kernel call with activations of a dtype, and keeps alive what it points to."""
+    """Fills the struct of one kernel call with activations of a dtype, and keeps references to its tensors."""
 
     def __init__(self, struct: ctypes.Structure, dtype: torch.dtype, reverse: Sequence[int], device: torch.device):
         self.struct, self.dtype, self.device = struct, dtype, device
         self.compute_dtype = torch.float64 if dtype == torch.float64 else torch.float32  # of all but activations
-        self.alive = []
+        self.tensors = []  # the struct holds only their addresses
         struct.dtype = _DTYPES.index(dtype)
         if reverse:
             struct.reverse = bytes(reverse)
 
     def pointer(self, t: Tensor) -> int:
         """A pointer to a tensor that already has the layout and dtype that the kernel takes."""
-        self.alive.append(t)
+        self.tensors.append(t)
         return t.data_ptr()
 
     def activation(self, t: Tensor | None) -> Input:

@@ -3,10 +3,8 @@
 The library picks the best instruction set that the processor supports. The environment variable VILONGHORN_ISA chooses
 another: "v2", "v3" or "v4" on x86-64, "generic" elsewhere.
 
-Some kernels need memory to work in. It stays with the calling thread, as large as its largest call needed.
+Some kernels need working memory. The calling thread keeps it for later calls, in the size of its largest call.
 """
-
-from __future__ import annotations
 
 import ctypes
 import math
@@ -30,12 +28,7 @@ P = TypeVar("P", bound=Params)
 # Stages of a block, by the numbers that the library gives them.
 FORWARD_STAGES = ("norm", "in_proj", "mamba_inner", "out_proj")
 BACKWARD_STAGES = (
-    "out_proj_backward",
-    "mamba_inner_backward",
-    "out_proj_gradient",
-    "in_proj_backward",
-    "norm_backward",
-    "in_proj_gradient",
+    "out_proj_backward mamba_inner_backward out_proj_gradient in_proj_backward norm_backward in_proj_gradient".split()
 )
 
 
@@ -47,13 +40,13 @@ def _open() -> tuple[ctypes.CDLL | None, str | None]:
     library.vl_level_name.restype = library.vl_threading.restype = ctypes.c_char_p
     library.vl_multiply_adds.argtypes, library.vl_multiply_adds.restype = (ctypes.c_int, ctypes.c_int64), ctypes.c_int64
     if not any(library.vl_level_runs(isa) for isa in range(library.vl_levels())):
-        return None, "the library holds no instruction set that this processor has"
+        return None, "the library was built for instruction sets that this processor does not support"
     return library, None
 
 
 def unavailable(device_type: str, dtype: torch.dtype = torch.float32) -> str | None:
     """Why the library cannot run on that device type and dtype, or None if it can. It takes every dtype."""
-    return "runs on the CPU alone" if device_type != "cpu" else _reason
+    return "runs on the CPU only" if device_type != "cpu" else _reason
 
 
 def isa_levels() -> dict[str, int]:
@@ -109,7 +102,7 @@ def mamba_inner_forward(args: MambaInnerArguments, save: bool) -> tuple[Tensor, 
     dtype, num_saved = params.compute_dtype, sizes.num_checkpoints(CHUNK, LANES)
     checkpoints = params.output("checkpoints", (num_saved,), dtype) if save else args.xz.new_empty(0, dtype=dtype)
     projected = params.output("projected", (G, B, L, R + 2 * N), dtype, fused)
-    y = params.output("y", (B, L, D))  # last: where it is freed first, it leaves no hole between tensors that stay
+    y = params.output("y", (B, L, D))  # allocated last: freed first, it does not fragment the heap
     _run(library.vl_mix_forward, fused)
     return y, projected if save else projected.new_empty(0), checkpoints
 
@@ -179,11 +172,11 @@ def block_forward(args: BlockArguments, save: bool) -> tuple[Tensor, ...]:
     (G, B, L, R + 2N); and the checkpoints, in one dimension.
     """
     G, B, L, D, N, _, R = sizes = args.sizes
-    struct, _alive = _block_struct(args, sizes)
+    struct, _tensors = _block_struct(args, sizes)
     new = args.x.new_empty
     xz, projected = new(B, L, 2 * D), new(G, B, L, R + 2 * N)
     checkpoints = new(sizes.num_checkpoints(CHUNK, LANES) if save else 0)
-    out = new(args.x.shape)  # last: when it is freed first, it leaves no hole in the heap
+    out = new(args.x.shape)  # allocated last, as in mamba_inner_forward
     struct.out, struct.xz, struct.projected = out.data_ptr(), xz.data_ptr(), projected.data_ptr()
     if save:
         struct.checkpoints = checkpoints.data_ptr()
@@ -198,7 +191,7 @@ def block_backward(
 
     The weights of the two linear layers get empty gradients where they are not `wanted`.
     """
-    struct, _alive = _block_struct(args, args.sizes)
+    struct, _tensors = _block_struct(args, args.sizes)
     dout = dout.contiguous()
     struct.dout = dout.data_ptr()
     struct.xz, struct.projected, struct.checkpoints = (t.data_ptr() for t in saved)
@@ -257,7 +250,7 @@ def _norm_params(x: Tensor, weight: Tensor, eps: float) -> Params:
 
 
 def _block_struct(args: BlockArguments, sizes: Sizes) -> tuple[Block, list[Tensor | None]]:
-    """The struct, and the tensors that must stay alive during the call."""
+    """The struct, and the tensors it points to, which the caller must hold during the call."""
     (G, B, L, D, N, K, R), dim, threads = sizes, args.x.shape[-1], torch.get_num_threads()
     tensors = [None if t is None else t.contiguous() for t in args[:11]]
     splits = num_channel_splits(B, D, LANES, threads)

@@ -4,8 +4,6 @@ There are no kernels for float64. With more than 16 states, activations are conv
 states are split over time (see `splits`).
 """
 
-from __future__ import annotations
-
 import ctypes
 import functools
 
@@ -47,7 +45,7 @@ def declare(library: ctypes.CDLL) -> ctypes.CDLL:
 def unavailable(device_type: str, dtype: torch.dtype = torch.float32) -> str | None:
     """Why the library cannot run on that device type and dtype, or None if it can."""
     if device_type != "cuda":
-        return "runs on CUDA devices alone"
+        return "runs on CUDA devices only"
     if dtype not in DTYPES:
         return f"takes {', '.join(map(str, DTYPES))}, not {dtype}"
     return _unavailable_on(torch.cuda.current_device() if torch.cuda.is_available() else -1)
@@ -56,12 +54,12 @@ def unavailable(device_type: str, dtype: torch.dtype = torch.float32) -> str | N
 @functools.cache
 def _unavailable_on(device: int) -> str | None:
     if torch.version.hip is not None:
-        return "runs on NVIDIA devices alone"
+        return "runs on NVIDIA devices only"
     library, reason = _open()
     if library is None:
         return reason
     if device < 0:
-        return "torch sees no CUDA device"
+        return "torch finds no CUDA device"
     error = library.vl_cuda_check(device)
     return f"the library does not run here: {library.vl_cuda_error(error).decode()}" if error else None
 

@@ -6,8 +6,6 @@ kernel chains the maps into the state that each segment starts with. Then the ke
 if it were a sequence. Backward does the same against time.
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import torch

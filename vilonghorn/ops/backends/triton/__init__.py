@@ -3,12 +3,11 @@
 Triton is imported by the first scan, not with the package. With TRITON_INTERPRET=1 it runs on the CPU, for tests.
 """
 
-from __future__ import annotations
-
 import functools
 import importlib.util
 import os
-from typing import NamedTuple
+from collections import namedtuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -35,7 +34,7 @@ def unavailable(device_type: str, dtype: torch.dtype = torch.float32) -> str | N
         return f"takes {', '.join(map(str, DTYPES))}, not {dtype}: it computes in float32"
     if os.environ.get("TRITON_INTERPRET") == "1":
         return None
-    return _no_gpu() if device_type == "cuda" else "runs on a GPU alone (device type 'cuda')"
+    return _no_gpu() if device_type == "cuda" else "runs on GPUs only (device type 'cuda')"
 
 
 @functools.cache
@@ -45,8 +44,14 @@ def _no_gpu() -> str | None:
     if not torch.cuda.is_available():
         return "torch finds no GPU"
     if torch.version.hip is None and torch.cuda.get_device_capability() < (8, 0):
-        return "needs compute capability 8.0, which this GPU has not"
+        return "needs a GPU of compute capability 8.0 or higher"
     return None
+
+
+# Arguments of the kernels
+Inputs = namedtuple("Inputs", "x dt k q z dy D dt_bias")  # tensors, None if absent, or all their strides but the last
+Outputs = namedtuple("Outputs", "x dt k q z D dt_bias sums")  # gradients, and memory for sums over directions
+Config = namedtuple("Config", "RULE DIRECTIONS MEAN CHUNK HELD INDEX N TILE")  # INDEX is the type of offsets
 
 
 class Tile(NamedTuple):
@@ -76,23 +81,22 @@ def tile_of(states: int) -> Tile:
 
 def forward(args: ScanArguments, save: bool) -> tuple[Tensor, Tensor]:
     """Runs a scan; see `Backend`. With a split, the steps between checkpoints are counted in each segment."""
-    from .forward_kernel import scan_forward
+    from .kernels import scan_forward
 
     params = _Params(args)
     y = torch.empty(args.output_shape, dtype=args.x.dtype, device=args.x.device)
     checkpoints = params.empty(args.sizes.num_checkpoints(CHUNK, LANES) if save else 0)
-    sums, saved, starts = params.sums_for(y), checkpoints if save else None, params.starts()
-    params.launch(scan_forward, params.scans, params.inputs, y, sums, saved, starts, CHUNK=CHUNK)
+    tensors = (y, params.sums_for(y), checkpoints if save else None, params.starts())
+    params.launch(scan_forward, params.grid, *params.inputs, *tensors)
     return y, checkpoints
 
 
 def backward(dy: Tensor, args: ScanArguments, checkpoints: Tensor) -> tuple[Tensor | None, ...]:
     """Gradients of a scan; see `Backend`."""
-    from .backward_kernel import scan_backward
+    from .kernels import scan_backward
 
-    params = _Params(args)
-    G, B, L, D = args.x.shape
-    N = args.k.shape[-1]
+    params = _Params(args, dy)
+    G, B, L, D, N, *_ = args.sizes
     dx, ddt = (torch.empty(args.x.shape, dtype=args.x.dtype, device=args.x.device) for _ in range(2))
     dk, dq = (params.empty(params.blocks, G, B, L, N) for _ in range(2))
     dz = sums = None
@@ -101,14 +105,11 @@ def backward(dy: Tensor, args: ScanArguments, checkpoints: Tensor) -> tuple[Tens
         sums = params.sums_for(dz)
     elif args.z is not None:
         dz = params.empty(G, B, L, D)
-    rows, width = B * params.split.num_segments, params.tile.channels
+    rows, width = B * params.num_segments, params.tile.channels
     dA = None if args.A is None else params.empty(rows, G, params.blocks, N, width)
     dD, ddt_bias = (None if t is None else params.empty(rows, G, params.blocks * width) for t in args[6:8])
-    dy = _rows(dy.expand(args.x.shape) if args.reduce == "mean" else dy)
-    outputs = (dx, ddt, dk, dq, dz, dA, dD, ddt_bias)
-    held = (HELD if params.split.steps is None else HELD_SPLIT)[args.rule]
-    tensors = (checkpoints, sums, params.starts(dy), *outputs)
-    params.launch(scan_backward, params.scans, [*params.inputs, dy], *tensors, CHUNK=CHUNK, HELD=held)
+    outputs = Outputs(dx, ddt, dk, dq, dz, dD, ddt_bias, sums)
+    params.launch(scan_backward, params.grid, *params.inputs, checkpoints, params.starts(), dA, outputs)
 
     dk, dq = dk.sum(0), dq.sum(0)
     dz = dz.sum(0) if dz is not None and args.reduce == "none" else dz
@@ -119,20 +120,33 @@ def backward(dy: Tensor, args: ScanArguments, checkpoints: Tensor) -> tuple[Tens
 
 
 class _Params:
-    """The arguments that the kernels share."""
+    """The arguments that the kernels share; `dy` is given for backward."""
 
-    def __init__(self, args: ScanArguments):
-        if len(args.reverse) > MAX_DIRECTIONS:
-            raise ValueError(f"scan: {len(args.reverse)} directions, backend {NAME!r} runs at most {MAX_DIRECTIONS}")
-        self.args, self.tile, channels = args, tile_of(args.k.shape[-1]), args.x.shape[-1]
-        self.blocks = -(-channels // self.tile.channels)
-        self.inputs = [None if t is None else _rows(t) for t in args[:5]]
-        A = None if args.A is None else self.tiles(args.A)
-        self.parameters = [A, *(None if t is None else t.contiguous() for t in (args.D, args.dt_bias))]
-        self.flags = sum(1 << g for g, flag in enumerate(args.reverse) if flag)
-        self.scans = 1 if args.reduce == "mean" else len(args.reverse)  # programs that share a block and segment
+    def __init__(self, args: ScanArguments, dy: Tensor | None = None):
+        import triton.language as tl
+
+        G, B, L, D, N, *_ = args.sizes
+        if G > MAX_DIRECTIONS:
+            raise ValueError(f"scan: {G} directions, backend {NAME!r} runs at most {MAX_DIRECTIONS}")
+        self.args, self.tile = args, tile_of(N)
+        self.blocks = -(-D // self.tile.channels)
         device = splits.Device(splits.multiprocessors(args.x.device) * RESIDENT_WARPS, self.tile.channels)
-        self.split = splits.split(args, device, CHUNK)
+        steps, self.num_segments = splits.split(args, device, CHUNK)
+        mean = args.reduce == "mean"
+        self.grid = (B * self.num_segments, self.blocks, 1 if mean else G)  # with mean, a program runs all directions
+
+        activations = (None if t is None else _rows(t).expand(G, B, L, -1) for t in (*args[:5], dy))
+        inputs = Inputs(*activations, *(None if t is None else _rows(t) for t in args[6:8]))
+        strides = Inputs(*((0, 0, 0) if t is None else t.stride()[:-1] for t in inputs))
+        self.inputs = (inputs, strides, None if args.A is None else self.tiles(args.A))
+        reverse = sum(flag << g for g, flag in enumerate(args.reverse))  # bit g is the flag of direction g
+        self.scalars = (D, L, steps, reverse)
+        reach = (
+            max(L * stride[-1] for stride in strides[:6]) + D
+        )  # a row of the largest input, counted within one sequence
+        index = tl.int32 if max(reach, L * D) < INDEX_LIMIT else tl.int64
+        held = (HELD if steps is None else HELD_SPLIT)[args.rule]
+        self.config = Config(RULES.index(args.rule), G, mean, CHUNK, held, index, N, self.tile)
 
     def empty(self, *shape: int) -> Tensor:
         return torch.empty(shape, dtype=torch.float32, device=self.args.x.device)
@@ -148,38 +162,23 @@ class _Params:
             return None
         return output if output.dtype == torch.float32 else self.empty(*output.shape)
 
-    def starts(self, dy: Tensor | None = None) -> Tensor | None:
-        """The state that each segment starts with, or with dy its gradient; None without a split."""
-        if self.split.steps is None:
+    def starts(self) -> Tensor | None:
+        """The state that each segment starts with, or in backward its gradient; None without a split."""
+        if self.num_segments == 1:
             return None
-        from .split_kernels import scan_join, scan_summary
+        from .kernels import scan_join, scan_summary
 
-        G, B, _, N = self.args.k.shape
-        runs = 1 + splits.basis_runs(self.args.rule, N)
-        summaries = self.empty(G, B, self.split.num_segments, runs, self.blocks, N, self.tile.channels)
-        starts = self.empty(G, B, self.split.num_segments, self.blocks, N, self.tile.channels)
-        self.launch(scan_summary, G * runs, [*self.inputs, dy], summaries)
-        sizes = (B, self.split.num_segments, self.args.x.shape[-1])
-        constants = dict(RULE=RULES.index(self.args.rule), GRADIENT=dy is not None, N=N, **self.tile._asdict())
-        with torch.cuda.device_of(starts):
-            scan_join[(B, self.blocks, G)](summaries, starts, *sizes, self.flags, **constants, **OPTIONS)
+        G, B, _, _, N, *_ = self.args.sizes
+        runs, tile = 1 + splits.basis_runs(self.args.rule, N), (self.blocks, N, self.tile.channels)
+        summaries = self.empty(G, B, self.num_segments, runs, *tile)
+        starts = self.empty(G, B, self.num_segments, *tile)
+        self.launch(scan_summary, (*self.grid[:2], G * runs), *self.inputs, summaries)
+        self.launch(scan_join, (B, self.blocks, G), self.inputs[0].dy is not None, summaries, starts)
         return starts
 
-    def launch(self, kernel, depth: int, inputs: list[Tensor | None], *tensors: Tensor | None, **constants) -> None:
-        """Runs a kernel with `depth` programs for each block of channels of each segment."""
-        import triton.language as tl
-
-        args = self.args
-        G, B, L, D = args.x.shape
-        strides = [(0, 0, 0) if t is None else t.stride()[:-1] for t in inputs]
-        reach = max(L * s[-1] for s in strides) + D  # a row of the largest input, counted within one sequence
-        index = tl.int32 if max(reach, L * D) < INDEX_LIMIT else tl.int64
-        tensors = (*inputs[:5], *self.parameters, *inputs[5:], *tensors)
-        scalars = (*strides, B, L, D, self.flags, self.split.steps)
-        constants |= dict(RULE=RULES.index(args.rule), DIRECTIONS=G, MEAN=args.reduce == "mean", INDEX=index)
-        constants |= dict(N=args.k.shape[-1], **self.tile._asdict())
-        with torch.cuda.device_of(args.x):
-            kernel[(B * self.split.num_segments, self.blocks, depth)](*tensors, *scalars, **constants, **OPTIONS)
+    def launch(self, kernel, grid: tuple[int, int, int], *arguments: Any) -> None:
+        with torch.cuda.device_of(self.args.x):
+            kernel[grid](*arguments, *self.scalars, self.config, **OPTIONS)
 
 
 def _rows(t: Tensor) -> Tensor:

@@ -1,7 +1,5 @@
 """One step of each rule in Triton, forward and backward, on the tiles of `tiles`. Imports triton."""
 
-from __future__ import annotations
-
 import triton
 import triton.language as tl
 

@@ -4,7 +4,7 @@ A program is one warp. It owns a block of channels of one sequence, holds their 
 time, or through one segment of it (see `splits`).
 """
 
-from __future__ import annotations
+from collections import namedtuple
 
 import triton
 import triton.language as tl
@@ -16,6 +16,13 @@ import triton.language as tl
 #
 # A mask that depends on a scalar condition is a comparison with a bound that is zero where the condition fails: the
 # interpreter does not combine a mask and a scalar by &.
+
+
+# What a program works on: its block of channels and its first direction (or run of `scan_summary`); channels in the
+# block and in all, (CR, CL), and states, (SR, SL), with their masks; the sequence b and its segment, with the segment's
+# first token in image order and length. Without a split the segment is the whole sequence.
+Program = namedtuple("Program", "block first local c n c_mask n_mask channels batch b num_segments segment begin size")
+Rows = namedtuple("Rows", "x dt k q")  # of one sequence in one direction, as from `input_row`
 
 
 @triton.jit
@@ -39,59 +46,111 @@ def sum_channels(tile):  # noqa: D103
 
 
 @triton.jit
-def program_layout(channels, N: tl.constexpr, SR: tl.constexpr, CR: tl.constexpr, SL: tl.constexpr, CL: tl.constexpr):
-    """The part of a program.
-
-    Returns its block and first direction; its channels, in the block and in all, and its states; the masks of both; the
-    offsets of its tile in memory, and their mask.
-    """
-    block, g = tl.program_id(1), tl.program_id(2)
-    local = tl.arange(0, CR)[:, None] * CL + tl.arange(0, CL)[None, :]
-    n = tl.arange(0, SR)[:, None] + tl.arange(0, SL)[None, :] * SR
-    c = block * (CR * CL) + local
-    c_mask, n_mask = c < channels, n < N
-    tile, tile_mask = of_states(n) * (CR * CL) + of_channels(local), of_channels(c_mask) & of_states(n_mask)
-    return block.to(tl.int64), g.to(tl.int64), local, c, n, c_mask, n_mask, tile, tile_mask
-
-
-@triton.jit
-def program_segment(length, segment_steps, INDEX: tl.constexpr):
-    """Sequence and segment of this program, and the segment's first token and length, in image order.
-
-    Without `segment_steps` the segment is the whole sequence. The last segment may be shorter; a reverse direction
-    begins with it.
-    """
-    row = tl.program_id(0)
-    if segment_steps is None:
-        return row.to(tl.int64), 0, 0, length
-    else:
+def this_program(channels, length, segment_steps, CONFIG: tl.constexpr):
+    """The `Program` of this program. A reverse direction begins with the last segment."""
+    row, block, first = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    local = tl.arange(0, CONFIG.TILE.CR)[:, None] * CONFIG.TILE.CL + tl.arange(0, CONFIG.TILE.CL)[None, :]
+    n = tl.arange(0, CONFIG.TILE.SR)[:, None] + tl.arange(0, CONFIG.TILE.SL)[None, :] * CONFIG.TILE.SR
+    c = block * (CONFIG.TILE.CR * CONFIG.TILE.CL) + local
+    num_segments, segment, begin, size = 1, 0, 0, length
+    if segment_steps is not None:
         num_segments = tl.cdiv(length, segment_steps)
         segment = row % num_segments
-        begin = segment.to(INDEX) * segment_steps
-        return (row // num_segments).to(tl.int64), segment, begin, tl.minimum(segment_steps, length - begin)
+        begin = segment.to(CONFIG.INDEX) * segment_steps
+        size = tl.minimum(segment_steps, length - begin)
+    part = (tl.num_programs(0) // num_segments, (row // num_segments).to(tl.int64), num_segments, segment, begin, size)
+    block, first = block.to(tl.int64), first.to(tl.int64)
+    return Program(block, first, local, c, n, c < channels, n < CONFIG.N, channels, *part)
 
 
 @triton.jit
-def first_rows(x, dt, k, q, x_strides, dt_strides, k_strides, q_strides, g, b):
-    """Pointers to the first row of sequence b of direction g in each input."""
-    return (
-        x + g * x_strides[0] + b * x_strides[1],
-        dt + g * dt_strides[0] + b * dt_strides[1],
-        k + g * k_strides[0] + b * k_strides[1],
-        q + g * q_strides[0] + b * q_strides[1],
+def zero_tile(CONFIG: tl.constexpr):  # noqa: D103
+    return tl.full(CONFIG.TILE, 0.0, tl.float32)
+
+
+@triton.jit
+def tile_offsets(p, row, CONFIG: tl.constexpr):
+    """Where the program's tile is in a tensor of tiles, (rows, blocks, N, CR * CL)."""
+    tile = of_states(p.n) * (CONFIG.TILE.CR * CONFIG.TILE.CL) + of_channels(p.local)
+    return (row * tl.num_programs(1) + p.block) * CONFIG.N * (CONFIG.TILE.CR * CONFIG.TILE.CL) + tile
+
+
+@triton.jit
+def load_tile(base, p, row, CONFIG: tl.constexpr):
+    """The program's tile of a row, zero where `base` is None."""
+    if base is None:
+        return zero_tile(CONFIG)
+    else:
+        return tl.load(base + tile_offsets(p, row, CONFIG), of_channels(p.c_mask) & of_states(p.n_mask), 0.0)
+
+
+@triton.jit
+def store_tile(base, p, row, tile, CONFIG: tl.constexpr):  # noqa: D103
+    tl.store(base + tile_offsets(p, row, CONFIG), tile, of_states(p.n_mask))
+
+
+@triton.jit
+def channel_parameter(parameter, strides, g, p):
+    """D or dt_bias of direction g, (CR, CL); zeros if absent."""
+    if parameter is None:
+        return tl.zeros(p.c.shape, tl.float32)
+    else:
+        return tl.load(parameter + g * strides[0] + p.c, p.c_mask, 0.0).to(tl.float32)
+
+
+@triton.jit
+def input_row(tensor, strides, g, b):
+    """A pointer to the first token of sequence b of direction g, and the elements from one token to the next."""
+    return tensor + g * strides[0] + b * strides[1], strides[2]
+
+
+@triton.jit
+def input_rows(inputs, strides, g, b):  # noqa: D103
+    return Rows(
+        input_row(inputs.x, strides.x, g, b),
+        input_row(inputs.dt, strides.dt, g, b),
+        input_row(inputs.k, strides.k, g, b),
+        input_row(inputs.q, strides.q, g, b),
     )
 
 
 @triton.jit
-def channel_parameter(p, g, c, c_mask, channels):
-    """D or dt_bias of direction g, (CR, CL); zeros if absent."""
-    if p is None:
-        return tl.zeros(c.shape, tl.float32)
-    else:
-        return tl.load(p + g * channels + c, c_mask, 0.0).to(tl.float32)
+def output_row(tensor, sequence, length, width):
+    """As `input_row`, for a contiguous tensor of sequences."""
+    return tensor + sequence * length * width, width
 
 
 @triton.jit
-def load_row(base, t, step, i, mask, other=0.0):
-    """Row t of a sequence at the channels or states i, in its own dtype; `other` outside the mask."""
-    return tl.load(base + (t * step + i), mask, other)
+def load_row(row, t, i, mask, other=0.0):
+    """Token t of a sequence at the channels or states i, in its own dtype; `other` outside the mask."""
+    return tl.load(row[0] + (t * row[1] + i), mask, other)
+
+
+@triton.jit
+def store_row(row, t, i, value, mask):  # noqa: D103
+    tl.store(row[0] + (t * row[1] + i), value, mask)
+
+
+@triton.jit
+def load_token(rows, t, p, c_mask, n_mask, masked_dt=0.0):
+    """x, dt and k of token t, in their own dtypes."""
+    x, dt = load_row(rows.x, t, p.c, c_mask), load_row(rows.dt, t, p.c, c_mask, masked_dt)
+    return x, dt, load_row(rows.k, t, p.n, n_mask)
+
+
+@triton.jit
+def token_masks(p, exists, CONFIG: tl.constexpr):
+    """Masks of channels and states of a token, empty if the token does not exist."""
+    return p.c < tl.where(exists, p.channels, 0), p.n < tl.where(exists, CONFIG.N, 0)
+
+
+@triton.jit
+def sum_masks(sums, g, p, CONFIG: tl.constexpr):
+    """Masks of channels to read from `sums`, to write to it, and to write to the result, in direction g."""
+    if sums is None:
+        return p.c_mask, p.c_mask, p.c_mask
+    else:
+        tl.debug_barrier()  # another thread may read what the previous direction wrote
+        last: tl.constexpr = CONFIG.DIRECTIONS - 1
+        read, write = p.c < tl.where(g > 0, p.channels, 0), p.c < tl.where(g < last, p.channels, 0)
+        return read, write, p.c < tl.where(g == last, p.channels, 0)

@@ -1,0 +1,106 @@
+"""Where the libraries are looked for, and what is said where there are none."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import vilonghorn
+from vilonghorn.ops.backends import bindings
+
+LIBRARY = bindings.library_path("cpu")
+PACKAGE = Path(vilonghorn.__file__).parent
+built = pytest.mark.skipif(not LIBRARY.exists(), reason="the native CPU library is not built")
+
+
+def install(folder: Path, version: str = vilonghorn.__version__, url: str | None = None) -> Path:
+    """Puts the metadata of an installed vilonghorn into `folder`. Returns the place of its CPU library."""
+    info = folder / f"vilonghorn-{version}.dist-info"
+    info.mkdir(parents=True)
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: vilonghorn\nVersion: {version}\n")
+    if url:
+        (info / "direct_url.json").write_text(json.dumps({"url": url, "dir_info": {}}))
+    library = folder / "vilonghorn" / "_lib" / LIBRARY.name
+    library.parent.mkdir(parents=True)
+    return library
+
+
+@pytest.fixture
+def site(tmp_path, monkeypatch) -> Path:
+    """The first folder of packages on the path."""
+    monkeypatch.syspath_prepend(str(tmp_path / "site"))
+    return tmp_path / "site"
+
+
+@pytest.fixture
+def tree(tmp_path, monkeypatch) -> Path:
+    """A source tree without libraries, which is taken for the one that was imported."""
+    tree = tmp_path / "a clone"
+    (tree / "kernels").mkdir(parents=True)
+    monkeypatch.setattr(bindings, "library_path", lambda name: tree / "vilonghorn" / "_lib" / LIBRARY.name)
+    return tree
+
+
+@built
+def test_a_source_tree_takes_the_library_of_the_installed_package(site, tree):
+    library = install(site)
+    shutil.copy(LIBRARY, library)
+    opened, reason = bindings.open_library("cpu", "a C++ compiler")
+    assert reason is None and opened._name == str(library)
+
+
+@built
+def test_a_source_tree_refuses_the_library_of_another_version_and_says_what_to_run(site, tree):
+    shutil.copy(LIBRARY, install(site, version="0.0.1"))
+    opened, reason = bindings.open_library("cpu", "a C++ compiler")
+    assert opened is None and f"the installed vilonghorn is 0.0.1, not {vilonghorn.__version__}" in reason
+    assert reason.endswith(f"{sys.executable} -m pip install --editable '{tree}'")  # quoted: it has a space
+
+
+def test_a_source_tree_without_a_library_anywhere_says_what_to_run(site, tree):
+    install(site)
+    opened, reason = bindings.open_library("cpu", "a C++ compiler")
+    assert opened is None and "source tree is not built, and no vilonghorn with this library is installed" in reason
+    assert reason.endswith(f"{sys.executable} -m pip install --editable '{tree}'")
+
+
+@pytest.mark.parametrize("url, source", [(None, "vilonghorn"), ("file:///src/clone", "file:///src/clone")])
+def test_a_package_installed_without_its_library_says_why_and_what_to_run(site, monkeypatch, url, source):
+    library = install(site, url=url)
+    monkeypatch.setattr(bindings, "library_path", lambda name: library)
+    opened, reason = bindings.open_library("cpu", "a C++ compiler")
+    assert opened is None and "without a C++ compiler or with VILONGHORN_CPU=OFF" in reason
+    assert reason.endswith(f"{sys.executable} -m pip install --force-reinstall --no-deps --no-cache-dir {source}")
+
+
+def run(code: str, tmp_path: Path) -> str:
+    """What Python prints that starts in a source tree without libraries, beside an installed package."""
+    tree = tmp_path / "clone"
+    shutil.copytree(PACKAGE, tree / "vilonghorn", ignore=shutil.ignore_patterns("_lib", "__pycache__"))
+    (tree / "kernels").mkdir()
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(tree), str(tmp_path / "site")])}
+    command = [sys.executable, "-W", "always", "-c", code]
+    result = subprocess.run(command, cwd=tree, env=environment, capture_output=True, text=True, check=True)
+    return result.stdout + result.stderr
+
+
+@built
+def test_a_clone_beside_an_installed_package_runs_its_kernels(tmp_path):
+    shutil.copy(LIBRARY, install(tmp_path / "site"))
+    code = "import vilonghorn, vilonghorn.ops as ops; print(vilonghorn.__file__, ops.backends()['cpu'])"
+    assert run(code, tmp_path).strip() == f"{tmp_path / 'clone' / 'vilonghorn' / '__init__.py'} ready"
+
+
+def test_the_first_scan_of_a_clone_that_is_not_built_warns_once_with_the_command(tmp_path):
+    install(tmp_path / "site")
+    code = (
+        "import torch; from vilonghorn.ops import scan; x = torch.ones(1, 1, 4, 2); "
+        "[scan(x, x, x, x, rule='longhorn') for _ in range(2)]"
+    )
+    printed = run(code, tmp_path)
+    assert printed.count("in plain torch, which is many times slower") == 1
+    assert f"{sys.executable} -m pip install --editable {tmp_path / 'clone'}\n" in printed
