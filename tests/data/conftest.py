@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +11,6 @@ import pytest
 from PIL import Image
 
 from vilonghorn.data import write_beton
-from vilonghorn.data.loaders.loader import torch_threads_kept
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -23,13 +22,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "needs_ffcv: reads the pixels of a .beton")
-
-
-@pytest.fixture(autouse=True)
-def torch_threads_kept_by_tests() -> Iterator[None]:
-    """Tests that import FFCV themselves meet its habit of changing torch's thread count."""
-    with torch_threads_kept():
-        yield
 
 
 @pytest.fixture(scope="session")

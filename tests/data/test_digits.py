@@ -58,7 +58,7 @@ def test_anything_else_under_the_name_is_left_alone(tmp_path, capsys):
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "notes.txt").write_text("mine")
     assert main([str(tmp_path / "mine")]) == 1
-    assert "mine: exists and is not the whole set of digits" in capsys.readouterr().err
+    assert "mine: exists and is not the complete set of digits" in capsys.readouterr().err
     assert [p.name for p in tmp_path.rglob("*")] == ["mine", "notes.txt"]
 
 

@@ -1,7 +1,5 @@
 """Boxes of random resized crops and centre crops for a batch. The loaders cut them."""
 
-from __future__ import annotations
-
 import numpy as np
 
 ATTEMPTS = 10  # as in torchvision's RandomResizedCrop, whose distribution the crops have

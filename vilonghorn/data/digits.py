@@ -3,8 +3,6 @@
 `python -m vilonghorn.data.digits DST` writes them as an image folder to train on.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import shutil
@@ -100,7 +98,7 @@ def write_digits(target: str | os.PathLike) -> bool:
     if target.exists():
         if target.is_dir() and {p.relative_to(target).as_posix() for p in target.rglob("*.*")} == images.keys():
             return False
-        raise FileExistsError(f"{target}: exists and is not the whole set of digits; remove it or give another name")
+        raise FileExistsError(f"{target}: exists and is not the complete set of digits; remove it or give another name")
     if not target.parent.is_dir():
         raise FileNotFoundError(f"{target.parent}: no such folder to write {target.name} into; make it first")
     partial = target.with_name(f"{target.name}.{os.getpid()}.partial")

@@ -1,7 +1,6 @@
 """Atomic writing of files: written beside the target, flushed to the disk, then renamed over it."""
 
-from __future__ import annotations
-
+import errno
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,8 +12,8 @@ from typing import IO, Any, Literal
 def atomic_write(path: str | os.PathLike, mode: Literal["wb", "w"] = "wb") -> Iterator[IO[Any]]:
     """Opens `NAME.PID.partial` beside `path` for writing, and renames it to `path` when the block ends without error.
 
-    A reader sees the old file or the whole new one, also after a crash of the machine. A block that raises leaves the
-    old file and removes the partial one. A process that is killed inside the block leaves both.
+    A reader sees the old file or the complete new one, also after a crash of the machine. A block that raises leaves
+    the old file and removes the partial one. A process that is killed inside the block leaves both.
 
     Args:
         path: the final name; its folder exists.
@@ -31,6 +30,19 @@ def atomic_write(path: str | os.PathLike, mode: Literal["wb", "w"] = "wb") -> It
     finally:
         partial.unlink(missing_ok=True)
     sync_folder(path.parent)
+
+
+@contextmanager
+def explain_full_disk(path: Path, remedy: str) -> Iterator[None]:
+    """Rewords the error of a full disk: which file could not be written, and what to do; `remedy` may name {path}."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        raise OSError(
+            f"the disk has no space left for {path}: free some space, then {remedy.format(path=path)}"
+        ) from error
 
 
 def sync_folder(folder: Path) -> None:

@@ -1,7 +1,5 @@
 """ImageNet's validation images as they are distributed: in one flat folder, with their classes in another file."""
 
-from __future__ import annotations
-
 import os
 import re
 from pathlib import Path

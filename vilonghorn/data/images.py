@@ -3,8 +3,6 @@
 The writer of `.beton` files and the folder loader both use it, so that they have the same samples in the same order.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -24,10 +22,10 @@ class UnreadableImage(ValueError):
 
 
 class ImageFiles:
-    """A map-style dataset of (RGB image, label) over image files. An image is opened when it is asked for.
+    """A map-style dataset of (RGB image, label) over image files. An image is opened when it is indexed.
 
     Attributes:
-        root: the folder that they lie in.
+        root: the folder of the files.
         classes: class names by label.
         paths: image files.
         labels: (N,) int64.
@@ -134,7 +132,7 @@ def read_image(path: str) -> Image.Image:
 
 
 def to_rgb(image: Image.Image) -> Image.Image:
-    """Turns an image as its EXIF data asks, and converts gray, 16-bit gray, palette, CMYK and alpha images to RGB."""
+    """Applies the EXIF orientation, and converts gray, 16-bit gray, palette, CMYK and alpha images to RGB."""
     image = ImageOps.exif_transpose(image)
     if image.mode.startswith("I"):  # 16-bit gray, which PIL would clip to 255 instead of scaling
         image = Image.fromarray(np.clip(np.asarray(image, dtype=np.int64) >> 8, 0, 255).astype(np.uint8))

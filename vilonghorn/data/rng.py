@@ -4,8 +4,6 @@ With repeated augmentation, a sample has several views in an epoch, each augment
 encodes sample and repetition.
 """
 
-from __future__ import annotations
-
 import random
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -184,7 +184,7 @@ def test_unreadable_images_otherwise_end_the_writer_with_their_names_and_the_rem
 def test_a_dataset_without_one_readable_image_is_refused(tmp_path):
     (tmp_path / "src" / "a").mkdir(parents=True)
     (tmp_path / "src" / "a" / "0.jpg").write_bytes(b"")
-    with pytest.raises(ValueError, match="no image of the dataset can be read, .*0.jpg"):
+    with pytest.raises(ValueError, match="no image of the dataset can be read; the first error: .*0.jpg"):
         write_beton(tmp_path / "src", tmp_path / "x.beton", skip_unreadable=True, progress=False)
     assert not list(tmp_path.glob("x.beton*"))
 
@@ -239,7 +239,7 @@ def test_a_disk_without_room_is_refused_before_any_work(folder, tmp_path, monkey
 
 def test_a_disk_that_fills_up_on_the_way_is_named_and_leaves_nothing(tmp_path):
     full = Samples([OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))])
-    with pytest.raises(OSError, match="x.beton: the disk filled up"):
+    with pytest.raises(OSError, match="no space left for .*x.beton: free some space, then write"):
         write_beton(full, tmp_path / "x.beton", progress=False)
     assert list(tmp_path.iterdir()) == []
 

@@ -58,7 +58,15 @@ def test_whole_images_come_back_bit_for_bit(tmp_path):
     assert (found.numpy() == images).all()
 
 
-def test_ffcvs_own_loader_reads_what_is_written(tmp_path):
+@pytest.fixture
+def torch_threads():
+    """Restores the number of torch's threads, which FFCV changes."""
+    threads = torch.get_num_threads()
+    yield
+    torch.set_num_threads(threads)
+
+
+def test_ffcvs_own_loader_reads_what_is_written(tmp_path, torch_threads):
     from ffcv.loader import Loader
 
     images = np.random.default_rng(1).integers(0, 256, (5, 8, 9, 3), dtype=np.uint8)
@@ -66,6 +74,14 @@ def test_ffcvs_own_loader_reads_what_is_written(tmp_path):
     theirs = list(Loader(str(tmp_path / "x.beton"), batch_size=5, num_workers=1))
     assert (theirs[0][0].numpy() == images).all()
     assert theirs[0][1].flatten().tolist() == list(range(5))
+
+
+def test_an_installation_without_ffcvs_library_is_named(monkeypatch):
+    from vilonghorn.data.loaders import decode
+
+    monkeypatch.setattr(decode.PathFinder, "find_spec", lambda *arguments: None)
+    with pytest.raises(ImportError, match="no module ffcv._libffcv"):
+        decode.load_library()
 
 
 @pytest.mark.parametrize("part", ["header", "body"])

@@ -107,7 +107,7 @@ def test_yielded_tensors_stay_as_they_are(make, kind):
     kept = []
     for images, targets in loader.epoch(0):
         kept.append((images, targets, images.clone(), targets.clone()))
-    assert len(kept) == 13  # more than FFCV has buffers for
+    assert len(kept) == 13  # more than are decoded ahead
     assert all(torch.equal(x, a) and torch.equal(y, b) for x, y, a, b in kept)
 
 

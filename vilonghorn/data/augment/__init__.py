@@ -4,8 +4,6 @@ Crops and flips are done before, in the loaders, and mixup and cutmix after, by 
 depends on (seed, epoch, view) alone, not on its batch.
 """
 
-from __future__ import annotations
-
 import random
 from typing import TYPE_CHECKING
 
@@ -24,15 +22,14 @@ JITTERS = ("Brightness", "Contrast", "Color")
 
 
 class Augmentation:
-    """The augmentation of a loader's batches. `changes_bytes`: whether `on_bytes` does anything."""
+    """The augmentation of a loader's batches."""
 
-    def __init__(self, settings: LoaderSettings):
+    def __init__(self, settings: "LoaderSettings"):
         self.seed, self.device, training = settings.seed, torch.device(settings.device), settings.training
         policy = settings.auto_augment if training else None
         self.policy = Policy(policy, settings.mean) if policy else None
         # Off beside a policy other than 3-Augment, as in timm.
         self.jitter = settings.color_jitter if training and (not policy or "3a" in policy) else 0.0
-        self.changes_bytes = self.policy is not None or self.jitter > 0
         self.erasing = None
         if training and settings.erase:
             self.erasing = RandomErasing(settings.erase, mode="pixel", device=str(self.device))

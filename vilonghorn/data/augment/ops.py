@@ -4,8 +4,6 @@ Images are uint8 (n, 3, H, W) on any device and of any strides. `python docs/dat
 difference to timm's operations on PIL images.
 """
 
-from __future__ import annotations
-
 import math
 
 import torch

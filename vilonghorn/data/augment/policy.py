@@ -4,8 +4,6 @@ timm parses the policy's name and holds its operations, probabilities and magnit
 whole batch from (seed, epoch, view), because timm draws for one image at a time from Python's global generator.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Sequence
 from itertools import zip_longest

@@ -1,7 +1,5 @@
 """Command line: `python -m vilonghorn.data.beton SRC DST` writes a `.beton` file, `--check PATH` checks one."""
 
-from __future__ import annotations
-
 import argparse
 import json
 import sys

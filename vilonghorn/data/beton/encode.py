@@ -1,7 +1,5 @@
 """Encodes one sample of a dataset, checked, as a row of `.beton` metadata and the bytes of its image."""
 
-from __future__ import annotations
-
 import io
 import operator
 from typing import Any, Protocol

@@ -5,8 +5,6 @@ consists of a header, a descriptor for each field, a row of metadata for each sa
 allocation table.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os
@@ -82,7 +80,7 @@ def check_beton(path: str | os.PathLike, *, images: bool = False) -> Beton:
 
     Raises:
         FileNotFoundError: there is no such file.
-        BetonError: the file is foreign, unfinished, truncated, inconsistent, or not what its manifest describes.
+        BetonError: the file is not a `.beton`, is damaged or unfinished, or its manifest describes another file.
     """
     path = Path(path)
     if not path.exists():
@@ -128,7 +126,7 @@ def _read_tables(path: Path, file: BinaryIO) -> tuple[tuple[str, str], np.ndarra
     if num_samples == 0:
         raise _damaged(path, "it has no sample")
     if size != expected or TABLES_AT + num_samples * SAMPLE.itemsize > table:
-        raise _damaged(path, f"{size} bytes long where its header asks for {expected}")
+        raise _damaged(path, f"its size is {size} bytes; its header says {expected}")
     image, label = (name.decode("ascii", "replace") for name in fields["name"])
     if not (image.isascii() and label.isascii() and image != label):  # FFCV fails on them
         raise _damaged(path, f"its fields are called {image!r} and {label!r}, not by two names in ASCII")
@@ -194,7 +192,7 @@ def class_names_problem(classes: object) -> str | None:
     if not isinstance(classes, list) or not all(isinstance(name, str) for name in classes):
         return "the classes are not a list of distinct names"
     twice = next((name for name, count in Counter(classes).items() if count > 1), None)
-    return None if twice is None else f"the classes are not distinct names: {twice!r} is there twice"
+    return None if twice is None else f"the classes are not distinct names: {twice!r} occurs twice"
 
 
 def _digest_between(file: BinaryIO, start: int, stop: int) -> str:

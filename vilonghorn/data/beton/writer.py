@@ -4,9 +4,6 @@ FFCV's own writer hangs when a worker fails, and leaves shared memory behind. Th
 process, and its bytes do not depend on the number of workers.
 """
 
-from __future__ import annotations
-
-import errno
 import glob
 import hashlib
 import json
@@ -14,16 +11,16 @@ import math
 import os
 import shutil
 import warnings
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from contextlib import closing, contextmanager
-from dataclasses import dataclass, field
+from contextlib import closing
 from pathlib import Path
 from typing import BinaryIO
 
 import numpy as np
 from tqdm import tqdm
 
-from ..files import atomic_write
+from ..files import atomic_write, explain_full_disk
 from ..images import MIN_SIDE, ImageFiles, ImageFolder, UnreadableImage, read_header
 from ..rng import uniform
 from ..threads import available_cpus, in_order
@@ -52,7 +49,7 @@ def write_beton(
 ) -> fmt.Beton:
     """Writes a dataset to a `.beton`, and its manifest `NAME.beton.json` beside it, and returns its tables.
 
-    The file gets its final name only when it is whole and checked; an error leaves an older file as it was.
+    The file gets its final name only when it is complete and checked; an error leaves an older file as it was.
 
     Args:
         source: an image folder (`root/class/image`), or a map-style dataset of (image, label), such as `flat_images`
@@ -92,12 +89,13 @@ def write_beton(
     jpeg_share = shares[mode]
     if isinstance(source, (str, os.PathLike)):
         source = ImageFolder(source)
-    survey = Survey()
+    unreadable: dict[int, str] = {}  # by sample index, why its image cannot be used
+    converted: dict[str, list[str]] = {}  # files by what is converted
     if isinstance(source, ImageFiles):
-        survey = read_headers(source, max_resolution, workers, progress)
-        if survey.unreadable and not skip_unreadable:
-            raise UnreadableImage(_refusal(survey.unreadable))
-        _check_space(path, survey.raw_bytes * (1 - jpeg_share + jpeg_share * JPEG_SIZE))
+        raw_bytes, unreadable, converted = _read_headers(source, max_resolution, workers, progress)
+        if unreadable and not skip_unreadable:
+            raise _refusal(unreadable)
+        _check_space(path, raw_bytes * (1 - jpeg_share + jpeg_share * JPEG_SIZE))
     if len(source) == 0:
         raise ValueError("the dataset to write is empty; expected at least one sample")
     classes = getattr(source, "classes", None) if classes is None else classes
@@ -107,7 +105,7 @@ def write_beton(
     limit = len(classes) if classes is not None else fmt.MAX_CLASSES
 
     def encode(index: int) -> tuple[np.ndarray, bytes] | None:
-        if index in survey.unreadable:
+        if index in unreadable:
             return None
         quality = jpeg_quality if uniform(0, -1, np.array([index]), 1)[0, 0] < jpeg_share else None
         try:
@@ -115,23 +113,27 @@ def write_beton(
             return encode_sample(image, label, f"sample {index}", max_resolution, quality, limit)
         except UnreadableImage as error:
             if not skip_unreadable:
-                raise UnreadableImage(_refusal({index: str(error)})) from None
-            survey.unreadable[index] = str(error)
+                raise _refusal({index: str(error)}) from None
+            unreadable[index] = str(error)
             return None
 
     page = max(MIN_PAGE, 1 << (4 * max_resolution**2).bit_length())
-    with _full_disk_named(path), atomic_write(path) as file, closing(in_order(encode, len(source), workers)) as encoded:
+    with (
+        explain_full_disk(path, "write again, elsewhere or with mode 'jpg'"),
+        atomic_write(path) as file,
+        closing(in_order(encode, range(len(source)), workers)) as encoded,
+    ):
         bar = tqdm(encoded, total=len(source), desc=f"writing {path.name}", unit="img", disable=not progress)
         images = _write(file, bar, len(source), page)
         if images is None:
-            raise UnreadableImage(f"no image of the dataset can be read, the first for this: {survey.unreadable[0]}")
+            raise UnreadableImage(f"no image of the dataset can be read; the first error: {unreadable[0]}")
         beton = fmt.check_beton(file.name)
         manifest = {
             "samples": beton.num_samples,
             "classes": classes,
-            "left_out": [survey.unreadable[index] for index in sorted(survey.unreadable)],
+            "left_out": [unreadable[index] for index in sorted(unreadable)],
             "converted": {
-                kind: {"count": len(names), "first": names[:SHOWN]} for kind, names in sorted(survey.converted.items())
+                kind: {"count": len(names), "first": names[:SHOWN]} for kind, names in sorted(converted.items())
             },
             "class_counts": np.bincount(beton.labels, minlength=len(classes or ())).tolist(),
             "sha256": {"tables": beton.digest, "images": images},
@@ -148,24 +150,16 @@ def write_beton(
     return fmt.check_beton(path)
 
 
-@dataclass
-class Survey:
-    """What the headers of image files tell.
+def _read_headers(
+    files: ImageFiles, max_resolution: int, workers: int, progress: bool
+) -> tuple[int, dict[int, str], dict[str, list[str]]]:
+    """Reads the header of every image file.
 
-    Attributes:
-        raw_bytes: of all readable images as 8-bit pixels at the size they are stored at.
-        unreadable: by sample index, why its image cannot be used.
-        converted: files whose images are converted, by what is changed (see `read_header`).
+    Returns:
+        The bytes of all readable images as 8-bit pixels at the size they are stored at; by sample index, why an image
+        cannot be used; and the files whose images are converted, by what is changed (see `read_header`).
     """
-
-    raw_bytes: int = 0
-    unreadable: dict[int, str] = field(default_factory=dict)
-    converted: dict[str, list[str]] = field(default_factory=dict)
-
-
-def read_headers(files: ImageFiles, max_resolution: int, workers: int, progress: bool) -> Survey:
-    """Reads the header of every image file, before any work: which cannot be used, and how much space they need."""
-    found = Survey()
+    raw_bytes, unreadable, all_converted = 0, {}, defaultdict(list)
 
     def read(index: int) -> tuple[int, list[str]] | UnreadableImage:
         path = files.paths[index]
@@ -176,32 +170,22 @@ def read_headers(files: ImageFiles, max_resolution: int, workers: int, progress:
             return error
         return 3 * width * height, converted
 
-    headers = in_order(read, len(files), workers)
+    headers = in_order(read, range(len(files)), workers)
     bar = tqdm(headers, total=len(files), desc=f"checking {files.root.name}", unit="img", disable=not progress)
     for index, header in enumerate(bar):
         if isinstance(header, UnreadableImage):
-            found.unreadable[index] = str(header)
+            unreadable[index] = str(header)
             continue
-        found.raw_bytes += header[0]
+        raw_bytes += header[0]
         for kind in header[1]:
-            found.converted.setdefault(kind, []).append(files.paths[index])
-    return found
+            all_converted[kind].append(files.paths[index])
+    return raw_bytes, unreadable, all_converted
 
 
-def _refusal(unreadable: dict[int, str]) -> str:
+def _refusal(unreadable: dict[int, str]) -> UnreadableImage:
     reasons = list(unreadable.values())
     shown = "; ".join(reasons[:SHOWN]) + f"; and {len(reasons) - SHOWN} more" * (len(reasons) > SHOWN)
-    return f"{shown} (--skip-unreadable, skip_unreadable=True, leaves such images out and lists them)"
-
-
-@contextmanager
-def _full_disk_named(path: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        if error.errno != errno.ENOSPC:
-            raise
-        raise OSError(f"{path}: the disk filled up; free some space, write elsewhere, or take mode 'jpg'") from error
+    return UnreadableImage(f"{shown} (--skip-unreadable, skip_unreadable=True, leaves such images out and lists them)")
 
 
 def _check_target(path: Path, overwrite: bool) -> None:
@@ -212,7 +196,7 @@ def _check_target(path: Path, overwrite: bool) -> None:
     if path.exists() and not overwrite:
         raise FileExistsError(f"{path}: exists; give another name, or --overwrite (overwrite=True) to replace it")
     for left in path.parent.glob(f"{glob.escape(path.name)}.*.partial"):
-        warnings.warn(f"{left}: left by a writer that was killed; delete it, unless one is at work", stacklevel=3)
+        warnings.warn(f"{left}: left by a writer that was killed; delete it, unless one is still running", stacklevel=3)
 
 
 def _check_space(path: Path, needed: float) -> None:
@@ -225,7 +209,7 @@ def _check_space(path: Path, needed: float) -> None:
 
 
 def _write(file: BinaryIO, encoded: Iterator[tuple[np.ndarray, bytes] | None], count: int, page: int) -> str | None:
-    """Writes the whole file, the header last, so that an unfinished file can be recognised.
+    """Writes the complete file, the header last, so that an unfinished file can be recognised.
 
     Space is reserved for the metadata of `count` samples; None in `encoded` stands for one that is left out. `page` is
     in bytes. Returns the SHA-256 of the image data, or None if there is no sample.

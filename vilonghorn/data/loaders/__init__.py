@@ -1,7 +1,5 @@
 """Loaders of normalised batches: from a `.beton` by FFCV, from an image folder by timm's transforms."""
 
-from __future__ import annotations
-
 import importlib.util
 import os
 import warnings
@@ -12,7 +10,7 @@ from typing import Any
 from ..beton.format import check_beton
 from ..images import ImageFolder
 from ..threads import available_cpus
-from .loader import Loader, torch_threads_kept
+from .loader import Loader
 from .settings import LoaderSettings
 
 
@@ -34,7 +32,7 @@ def create_loader(source: str | os.PathLike, settings: LoaderSettings | None = N
         FileNotFoundError: there is no such source.
         ImportError: the source is a `.beton` and FFCV cannot be imported.
         TypeError: an option is unknown, or a required one is missing.
-        ValueError: an option is out of range, the folder has no images, or the `.beton` is not whole (BetonError).
+        ValueError: an option is out of range, the folder has no images, or the `.beton` is damaged (BetonError).
     """
     settings = LoaderSettings(**options) if settings is None else replace(settings, **options)
     source = Path(source)
@@ -53,8 +51,7 @@ def create_loader(source: str | os.PathLike, settings: LoaderSettings | None = N
         return FolderLoader(ImageFolder(source), settings)
     beton = check_beton(source)
     try:
-        with torch_threads_kept():
-            from .ffcv import FFCVLoader
+        from .ffcv import FFCVLoader
     except (ImportError, OSError) as error:
         raise ImportError(
             f"{source}: reading a .beton needs FFCV, which cannot be imported ({error}); install the extra "

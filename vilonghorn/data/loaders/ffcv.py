@@ -1,29 +1,17 @@
-"""The loader of a `.beton`: FFCV's pipeline and prefetching thread, by subclasses of its public classes.
+"""The loader of a `.beton`: decodes with FFCV's library, and prepares the next batches in a thread."""
 
-They correct FFCV 1.0.2: its crops are not seeded, it ignores decoder errors, it hangs when a pipeline fails or an epoch
-is left early, and it changes torch's thread count, also when it is imported.
-"""
-
-from __future__ import annotations
-
-import queue
 from collections.abc import Iterator
-from dataclasses import replace
 
 import numba
 import numpy as np
 import torch
-from ffcv.fields.decoders import SimpleRGBImageDecoder
-from ffcv.loader import Loader as Pipeline
-from ffcv.loader.epoch_iterator import EpochIterator
-from ffcv.pipeline.allocation_query import AllocationQuery
-from ffcv.pipeline.operation import Operation
 
 from ..beton.format import MODES, Beton
 from ..crops import ATTEMPTS, center_crops, random_crops
 from ..rng import CROP, sample_of, uniform
+from ..threads import in_order
 from .decode import decode, decode_bicubic
-from .loader import Batch, Loader, torch_threads_kept
+from .loader import Batch, Loader
 from .settings import LoaderSettings
 
 
@@ -32,92 +20,31 @@ class FFCVLoader(Loader):
 
     def __init__(self, beton: Beton, settings: LoaderSettings):
         super().__init__(settings, beton.labels, beton.classes, str(beton.path), beton.digest)
-        self._labels = torch.from_numpy(beton.labels)
-        threads = max(1, min(settings.workers, numba.config.NUMBA_NUM_THREADS))
-        with torch_threads_kept():
-            self._pipeline = Pipeline(
-                str(beton.path),
-                batch_size=settings.batch_size,
-                num_workers=threads,
-                os_cache=True,
-                seed=settings.seed,
-                pipelines={beton.fields[0]: [Key(), Crop(beton, settings, threads)], beton.fields[1]: None},
-            )
-
-    def _read(self, epoch: int, views: np.ndarray) -> Iterator[Batch]:
-        keys = np.stack([np.full_like(views, epoch), views], axis=1)
-        labels = self._labels[torch.from_numpy(sample_of(views))]
-        with torch_threads_kept():
-            batches = Epoch(self._pipeline, keys)
-            try:
-                images = batches.next_batch()  # the thread changes torch's thread count before its first batch only
-            except BaseException:
-                batches.stop()
-                raise
-        try:
-            for at in range(0, len(views), self.batch_size):
-                yield torch.from_numpy(images).permute(0, 3, 1, 2), labels[at : at + self.batch_size]
-                if at + self.batch_size < len(views):
-                    images = batches.next_batch()
-        finally:
-            batches.stop()
-
-
-class Key(SimpleRGBImageDecoder):
-    """The first step of FFCV's pipeline, which FFCV compiles: copies the keys (epoch, view) and decodes nothing."""
-
-    def declare_state_and_memory(self, previous_state):
-        """Shape and memory of the result, for FFCV."""
-        shape, dtype = (2,), np.dtype(np.int64)
-        return replace(previous_state, jit_mode=True, shape=shape, dtype=dtype), AllocationQuery(shape, dtype)
-
-    def generate_code(self):
-        """The function that FFCV calls for each batch."""
-
-        def copy(keys, destination, metadata, storage_state):
-            destination[: len(keys)] = keys
-            return destination[: len(keys)]
-
-        return copy
-
-
-class Crop(Operation):
-    """The second step: from keys to (B, H, W, 3) uint8, with a seeded random crop and flip or a centre crop."""
-
-    def __init__(self, beton: Beton, settings: LoaderSettings, threads: int):
-        super().__init__()
-        self.beton, self.settings, self.threads = beton, settings, threads
-        self.file = np.memmap(beton.path, np.uint8, "r")
+        self._beton = beton
+        self._file = np.asarray(np.memmap(beton.path, np.uint8, "r"))
+        self._threads = max(1, min(settings.workers, numba.config.NUMBA_NUM_THREADS))
         image = beton.images
         columns = image["data_ptr"], beton.sizes, image["height"], image["width"], image["mode"] == MODES["jpg"]
-        self.samples = np.stack([column.astype(np.int64) for column in columns], axis=1)
+        self._samples = np.stack([column.astype(np.int64) for column in columns], axis=1)
 
-    def declare_state_and_memory(self, previous_state):
-        """Shape and memory of the result, for FFCV."""
-        shape, dtype = (*self.settings.image_size, 3), np.dtype(np.uint8)
-        return replace(previous_state, jit_mode=False, shape=shape, dtype=dtype), AllocationQuery(shape, dtype)
+    def _read(self, epoch: int, batches: list[np.ndarray]) -> Iterator[Batch]:
+        return in_order(lambda views: self._decode(epoch, views), batches, workers=1)
 
-    def generate_code(self):
-        """The function that FFCV calls for each batch."""
-        return self.decode
-
-    def decode(self, keys: np.ndarray, destination: np.ndarray) -> np.ndarray:
-        """Decodes the samples that `keys` (B, 2) names, all of one epoch. Raises ValueError if one is damaged."""
-        epoch, views = int(keys[0, 0]), keys[:, 1]
-        height, width = self.settings.size_at(epoch)
-        out = destination.reshape(-1)[: len(keys) * height * width * 3].reshape(len(keys), height, width, 3)
+    def _decode(self, epoch: int, views: np.ndarray) -> Batch:
         indices = sample_of(views)
-        samples = self.samples[indices]
-        crops = self._crops(epoch, views, samples)
+        samples = self._samples[indices]
+        crops = self._crops(epoch, views, heights=samples[:, 2], widths=samples[:, 3])
+        images = np.empty((len(views), *self.settings.size_at(epoch), 3), np.uint8)
         function = decode if self.settings.interpolation == "area" else decode_bicubic
-        failed = function(self.file, samples, crops, out, self.threads)
+        failed = function(self._file, samples, crops, images, self._threads)
         if failed.any():
-            index = int(indices[np.flatnonzero(failed)[0]])
-            raise ValueError(f"{self.beton.path}: sample {index}: its JPEG data are damaged; write the file again")
-        return out
+            index = indices[failed.argmax()]
+            raise ValueError(f"{self._beton.path}: sample {index}: its JPEG data are damaged; write the file again")
+        return torch.from_numpy(images).permute(0, 3, 1, 2), torch.from_numpy(self._beton.labels[indices])
 
-    def _crops(self, epoch: int, views: np.ndarray, samples: np.ndarray) -> np.ndarray:
-        heights, widths, settings = samples[:, 2], samples[:, 3], self.settings
+    def _crops(self, epoch: int, views: np.ndarray, heights: np.ndarray, widths: np.ndarray) -> np.ndarray:
+        """(B, 5) int64: top, bottom, left, right, and whether to mirror."""
+        settings = self.settings
         if settings.training:
             draws = uniform(settings.seed, epoch, views, 1 + 4 * ATTEMPTS, CROP)
             boxes = random_crops(draws[:, 1:], heights, widths, settings.scale, settings.ratio)
@@ -126,37 +53,3 @@ class Crop(Operation):
             boxes = center_crops(heights, widths, settings.image_size, settings.crop_pct)
             flips = np.zeros((len(views), 1), bool)
         return np.concatenate([boxes, flips], axis=1)
-
-
-class Epoch(EpochIterator):
-    """FFCV's prefetching thread, whose errors reach the caller, and which ends when `stop` is called."""
-
-    error: BaseException | None = None
-
-    def run(self):
-        """Fills the queue, and keeps an error for the caller."""
-        try:
-            super().run()
-        except BaseException as error:  # next_batch raises it in the caller's thread
-            self.error = error
-            while not self.terminate_event.is_set():
-                try:
-                    return self.output_queue.put(None, timeout=0.1)
-                except queue.Full:
-                    continue
-
-    def next_batch(self) -> np.ndarray:
-        """The next batch, whose memory FFCV overwrites some batches later."""
-        try:
-            return next(self)[0]
-        except StopIteration:
-            raise self.error or RuntimeError("FFCV ended an epoch before its last batch") from None
-
-    def stop(self) -> None:
-        """Ends the thread and waits for it."""
-        self.close()
-        while self.is_alive():
-            try:
-                self.output_queue.get_nowait()  # the thread may be waiting for room
-            except queue.Empty:
-                self.join(0.01)

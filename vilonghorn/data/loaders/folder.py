@@ -3,8 +3,6 @@
 It needs no FFCV and no conversion, and is slower than the loader of a `.beton`.
 """
 
-from __future__ import annotations
-
 import hashlib
 import os
 import random
@@ -31,12 +29,11 @@ class FolderLoader(Loader):
         super().__init__(settings, folder.labels, folder.classes, str(folder.root), fingerprint)
         self._folder = folder
 
-    def _read(self, epoch: int, views: np.ndarray) -> Iterator[Batch]:
+    def _read(self, epoch: int, batches: list[np.ndarray]) -> Iterator[Batch]:
         # An unreadable sample is returned in place of its batch: a worker's exception would carry its traceback.
         for batch in DataLoader(
             SeededDataset(self._folder, self.settings, epoch),
-            batch_size=self.batch_size,
-            sampler=views.tolist(),
+            batch_sampler=[views.tolist() for views in batches],
             num_workers=self.settings.workers,
             collate_fn=_collate,
             worker_init_fn=_ignore_signals,

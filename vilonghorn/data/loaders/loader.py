@@ -1,10 +1,8 @@
 """The base class of loaders: the samples of an epoch and of a rank, and the last steps of a batch, on its device."""
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, nullcontext
 
 import numpy as np
 import torch
@@ -14,16 +12,6 @@ from ..rng import training_order
 from .settings import LoaderSettings
 
 Batch = tuple[torch.Tensor, torch.Tensor]
-
-
-@contextmanager
-def torch_threads_kept() -> Iterator[None]:
-    """Restores the number of torch's threads, which FFCV changes when it is imported, constructed and iterated."""
-    threads = torch.get_num_threads()
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
 
 
 class Loader(ABC):
@@ -52,14 +40,14 @@ class Loader(ABC):
         self.class_names = class_names
         self.batch_size = settings.batch_size
         self.fingerprint = fingerprint
-        whole = settings.batch_size * settings.world_size
-        if settings.drop_last and self.num_samples < whole:
+        global_batch = settings.batch_size * settings.world_size
+        if settings.drop_last and self.num_samples < global_batch:
             ranks = f" on each of {settings.world_size} ranks" if settings.world_size > 1 else ""
             raise ValueError(
                 f"{name}: its {self.num_samples} samples do not fill one batch of {self.batch_size}{ranks}, and "
                 "drop_last drops what does not; lower batch_size or set drop_last=False"
             )
-        used = self.num_samples // whole * whole if settings.drop_last else self.num_samples
+        used = self.num_samples // global_batch * global_batch if settings.drop_last else self.num_samples
         self._of_rank = slice(settings.rank, used, settings.world_size)
         self._augmentation = Augmentation(settings)
         self._device = settings.device
@@ -98,31 +86,27 @@ class Loader(ABC):
         return self._batches(epoch, views[self._of_rank][start * self.batch_size :])
 
     def _batches(self, epoch: int, views: np.ndarray) -> Iterator[Batch]:
-        if len(views) == 0:
-            return
-        parts = (views[at : at + self.batch_size] for at in range(0, len(views), self.batch_size))
-        with closing(self._read(epoch, views)) as batches:
+        parts = [views[at : at + self.batch_size] for at in range(0, len(views), self.batch_size)]
+        with closing(self._read(epoch, parts)) as batches:
             made = (self._on_device(*batch, epoch, part) for batch, part in zip(batches, parts))
             yield from made if self._stream is None else self._one_ahead(made)
 
     @abstractmethod
-    def _read(self, epoch: int, views: np.ndarray) -> Iterator[Batch]:
-        """Yields images (B, 3, H, W) uint8, of any strides and valid until the next batch, and targets (B,) int64.
+    def _read(self, epoch: int, batches: list[np.ndarray]) -> Iterator[Batch]:
+        """Yields images (B, 3, H, W) uint8, of any strides and in memory of their own, and targets (B,) int64.
 
         Args:
             epoch: the epoch, for the augmentation and the size of the images.
-            views: views of samples (see `rng`), not empty; consecutive `batch_size` of them make a batch.
+            batches: the views (see `rng`) of each batch.
         """
 
     def _on_device(self, images: torch.Tensor, targets: torch.Tensor, epoch: int, views: np.ndarray) -> Batch:
-        if self._stream is None:
-            images = images.to(self._device, copy=self._augmentation.changes_bytes)
-            return self._augmented(images, epoch, views), targets.to(self._device)
-        # Pinned copies, so that the loader may overwrite its batch while they are being transferred.
-        pinned = images.pin_memory(), targets.pin_memory()
-        with torch.cuda.stream(self._stream):
-            images, targets = (tensor.to(self._device, non_blocking=True) for tensor in pinned)
-            return self._augmented(images, epoch, views), targets
+        if self._stream is not None:
+            images, targets = images.pin_memory(), targets.pin_memory()
+        with nullcontext() if self._stream is None else torch.cuda.stream(self._stream):
+            images, targets = (tensor.to(self._device, non_blocking=True) for tensor in (images, targets))
+            images = self._augmentation.on_bytes(images, epoch, views)
+            return self._augmentation.erase(self._normalized(images), epoch, views), targets
 
     def _one_ahead(self, made: Iterator[Batch]) -> Iterator[Batch]:
         """Makes batch i + 1 on a stream of its own before batch i is yielded, so that it overlaps the model's work."""
@@ -134,10 +118,6 @@ class Loader(ABC):
                 tensor.record_stream(current)
             ready, batch = batch, next(made, None)
             yield ready
-
-    def _augmented(self, images: torch.Tensor, epoch: int, views: np.ndarray) -> torch.Tensor:
-        images = self._augmentation.on_bytes(images, epoch, views)
-        return self._augmentation.erase(self._normalized(images), epoch, views)
 
     def _normalized(self, images: torch.Tensor) -> torch.Tensor:
         """Float32 in channels-last order; row by row, because a loop over three channels is slow."""

@@ -4,8 +4,6 @@
 configuration, which adds its own to them.
 """
 
-from __future__ import annotations
-
 import operator
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
@@ -171,7 +169,7 @@ class LoaderSettings(AugmentationSettings, ImageSettings):
             raise ValueError("drop_last=False in training on several ranks: they would make unequal numbers of updates")
 
     @classmethod
-    def from_sections(cls, *sections: ImageSettings | AugmentationSettings, **options: Any) -> LoaderSettings:
+    def from_sections(cls, *sections: ImageSettings | AugmentationSettings, **options: Any) -> "LoaderSettings":
         """Takes the options of a loader from sections of a configuration; what comes later wins."""
         names = {option.name for option in fields(cls)}
         taken = {name: value for section in sections for name, value in vars(section).items() if name in names}
