@@ -18,7 +18,7 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # idle threads of torch lea
 import yaml  # noqa: E402
 
 from vilonghorn.engine import Distributed, Trainer, build_parser, complete, evaluate_run, parse  # noqa: E402
-from vilonghorn.engine.command_line import add_run_options, run  # noqa: E402
+from vilonghorn.engine.command_line import run  # noqa: E402
 from vilonghorn.engine.dry_run import dry_run  # noqa: E402
 
 
@@ -26,19 +26,19 @@ def main(argv: Sequence[str]) -> None:
     """Trains, evaluates, or estimates the cost of a run."""
     title, usage = __doc__.split("\n", 1)
     parser = build_parser(prog="train_imagenet.py", description=title, usage=usage.strip())
-    add_run_options(parser)
     dist = Distributed()
     config, options = parse(parser, complete(argv, Path(__file__).parent / "configs" / "digits.yaml"))
 
     if options.dry_run:
-        print(yaml.safe_dump(config.to_dict(), sort_keys=False) + "\n" + str(dry_run(config, options)))
+        cost = dry_run(config, options.processes, options.train_images, options.images_per_second)
+        print(f"{yaml.safe_dump(config.to_dict(), sort_keys=False)}\n{cost}")
         return
     if options.evaluate is not None:
         result = evaluate_run(options.evaluate, config, options.checkpoint)
         which = f"{options.checkpoint} weights ({result['record']['weights']}, epoch {result['record']['epoch']})"
     else:
         if dist.restarts and options.overwrite:
-            raise ValueError("restarted by torchrun, --overwrite would replace this run itself: go on by --resume")
+            raise ValueError("restarted by torchrun, --overwrite would replace this run itself: use --resume")
         resume = options.resume is not None or ("auto" if options.auto_resume or dist.restarts else False)
         result = Trainer(config, resume=resume, overwrite=options.overwrite).fit()
         best = f"best {result['best']['top1']:.2f}% in epoch {result['best']['epoch']}"

@@ -10,12 +10,14 @@ import safetensors.torch
 import timm
 import torch
 
-from vilonghorn.engine.checkpoint import hard_link, load_state, load_weights, save_state, save_weights
+from vilonghorn.engine.checkpoint import STATE_KEYS, RunDirectory, load_state, load_weights, save_state, save_weights
+
+STATE = dict.fromkeys(STATE_KEYS)
 
 
 def test_a_state_comes_back_equal(tmp_path):
     tensor = torch.randn(3, 4).bfloat16()
-    state = {"tensor": tensor, "numbers": [1, 2.5, float("nan"), None], "text": {"a": ("b", True)}}
+    state = {**STATE, "tensor": tensor, "numbers": [1, 2.5, float("nan"), None], "text": {"a": ("b", True)}}
     save_state(tmp_path / "last.pt", state)
     loaded = load_state(tmp_path / "last.pt")
     assert torch.equal(loaded["tensor"], state["tensor"])
@@ -27,11 +29,11 @@ def test_a_crash_inside_a_write_leaves_the_old_file(tmp_path, monkeypatch, momen
     def crash(*arguments):
         raise OSError("crash")
 
-    save_state(tmp_path / "last.pt", {"number": 1})
+    save_state(tmp_path / "last.pt", {**STATE, "number": 1})
     with monkeypatch.context() as patch, pytest.raises(OSError, match="crash"):
         patch.setattr(os, moment, crash)
-        save_state(tmp_path / "last.pt", {"number": 2})
-    assert load_state(tmp_path / "last.pt") == {"number": 1}
+        save_state(tmp_path / "last.pt", {**STATE, "number": 2})
+    assert load_state(tmp_path / "last.pt")["number"] == 1
     assert [file.name for file in tmp_path.iterdir()] == ["last.pt"]
 
 
@@ -40,7 +42,7 @@ def test_a_state_is_on_the_disk_before_its_name_is(tmp_path, monkeypatch):
     for name in ("fsync", "replace"):
         original = getattr(os, name)
         monkeypatch.setattr(os, name, lambda *a, name=name, original=original: (calls.append(name), original(*a)))
-    save_state(tmp_path / "last.pt", {})
+    save_state(tmp_path / "last.pt", STATE)
     assert calls == ["fsync", "replace", "fsync"]
 
 
@@ -49,7 +51,7 @@ def test_a_state_that_holds_code_is_not_run(tmp_path):
         def __reduce__(self):
             return os.mkdir, (str(tmp_path / "exploded"),)
 
-    save_state(tmp_path / "last.pt", {"bomb": Bomb()})
+    save_state(tmp_path / "last.pt", {**STATE, "bomb": Bomb()})
     with pytest.raises(ValueError, match="not the state of a run"):
         load_state(tmp_path / "last.pt")
     assert not (tmp_path / "exploded").exists()
@@ -59,7 +61,7 @@ def test_a_truncated_a_foreign_and_a_missing_state_are_told_apart(tmp_path):
     path = tmp_path / "last.pt"
     with pytest.raises(FileNotFoundError, match="no run to resume"):
         load_state(path)
-    save_state(path, {"tensor": torch.zeros(1000)})
+    save_state(path, {**STATE, "tensor": torch.zeros(1000)})
     path.write_bytes(path.read_bytes()[:1500])
     with pytest.raises(ValueError, match="last.pt is damaged"):
         load_state(path)
@@ -70,13 +72,13 @@ def test_a_truncated_a_foreign_and_a_missing_state_are_told_apart(tmp_path):
     with pytest.raises(ValueError, match="format 3"):
         load_state(path)
     save_state(path, ["no", "mapping"])
-    with pytest.raises(ValueError, match="it holds a list"):
+    with pytest.raises(ValueError, match="expected a dict with config, data, ema"):
         load_state(path)
 
 
 def test_one_flipped_bit_of_a_state_is_noticed(tmp_path):
     path = tmp_path / "last.pt"
-    save_state(path, {"tensor": torch.zeros(1000)})
+    save_state(path, {**STATE, "tensor": torch.zeros(1000)})
     data = path.read_bytes()
     for position in range(0, len(data), 97):
         path.write_bytes(data[:position] + bytes([data[position] ^ 1]) + data[position + 1 :])
@@ -89,10 +91,10 @@ def test_one_flipped_bit_of_a_state_is_noticed(tmp_path):
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs Linux's device that is always full")
 def test_a_full_disk_is_named_and_leaves_the_last_state(tmp_path, monkeypatch):
     path = tmp_path / "last.pt"
-    save_state(path, {"tensor": torch.zeros(10)})
+    save_state(path, {**STATE, "tensor": torch.zeros(10)})
     (tmp_path / f"last.pt.{os.getpid()}.partial").symlink_to("/dev/full")
     with pytest.raises(OSError, match=f"no space left for {path}: free some space.*--resume {tmp_path}"):
-        save_state(path, {"tensor": torch.ones(10)})
+        save_state(path, {**STATE, "tensor": torch.ones(10)})
     assert load_state(path)["tensor"].sum() == 0
     assert [file.name for file in tmp_path.iterdir()] == ["last.pt"]
 
@@ -114,26 +116,23 @@ def test_missing_and_broken_weights_are_named(tmp_path):
     with pytest.raises(ValueError, match="not a safetensors file"):
         load_weights(tmp_path / "best.safetensors")
     safetensors.torch.save_file({"a": torch.zeros(1)}, tmp_path / "best.safetensors")
-    with pytest.raises(ValueError, match="not one of ours"):
+    with pytest.raises(ValueError, match="holds no record of a run"):
         load_weights(tmp_path / "best.safetensors")
     for record in ("not JSON", "[1]"):
         safetensors.torch.save_file({"a": torch.zeros(1)}, tmp_path / "best.safetensors", {"vilonghorn": record})
-        with pytest.raises(ValueError, match="not one of ours"):
+        with pytest.raises(ValueError, match="holds no record of a run"):
             load_weights(tmp_path / "best.safetensors")
 
 
 @pytest.mark.parametrize("linking", [True, False])
-def test_a_kept_file_stays_what_it_was_when_its_name_goes_to_another(tmp_path, monkeypatch, linking):
+def test_the_previous_state_is_kept_with_and_without_hard_links(tmp_path, monkeypatch, linking):
     def link(*arguments):
         raise OSError(errno.EPERM, "this file system has no hard links")
 
     if not linking:
         monkeypatch.setattr(os, "link", link)
-    path, kept = tmp_path / "last.pt", tmp_path / "previous.pt"
+    directory = RunDirectory(tmp_path)
     for number in range(3):
-        save_state(path, {"number": number})
-        hard_link(path, kept)
-        assert load_state(kept)["number"] == number
-    save_state(path, {"number": 3})
-    assert (load_state(kept)["number"], load_state(path)["number"]) == (2, 3)
+        directory.save_state({**STATE, "number": number})
+    assert load_state(directory.previous)["number"] == 1 and load_state(directory.state)["number"] == 2
     assert {file.name for file in tmp_path.iterdir()} == {"last.pt", "previous.pt"}

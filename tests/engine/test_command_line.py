@@ -63,7 +63,7 @@ def test_control_c_leaves_a_run_to_resume_and_says_how(data, tmp_path, capsys, m
     monkeypatch.setattr(RunLogger, "log_epoch", lambda *arguments: os.kill(os.getpid(), signal.SIGINT))
     assert run(main, [*data, f"--run.dir={tmp_path}/run"]) == 130
     errors = capsys.readouterr().err
-    assert f"stopped by SIGINT in epoch 2, after 1 of 4 batches; go on with: {RESUME} {tmp_path}/run\n" in errors
+    assert f"stopped by SIGINT in epoch 2, after 1 of 4 batches; resume with: {RESUME} {tmp_path}/run\n" in errors
     assert (tmp_path / "run/last.pt").exists()
 
 
@@ -98,7 +98,7 @@ def test_an_error_is_one_sentence_and_an_exit_code(tmp_path, capsys):
         (["--resume=a"], ValueError, "--resume a and --run.dir .* contradict"),
         (["--evaluate=a"], ValueError, "--evaluate a and --run.dir .* contradict"),
         (["--lr=1"], ValueError, "no option --lr; the nearest known are --optimizer.lr"),
-        ([f"--config={sys.executable}"], ValueError, "python.* is not text"),
+        ([f"--config={sys.executable}"], ValueError, "python.* is not YAML"),
         ([f"--run.dir={__file__}"], NotADirectoryError, "test_command_line.py is a file.*--run.dir"),
         (["--model.kwargs.in_chans=1"], ValueError, "does not turn images"),
         (["--resum=nowhere"], ValueError, "--resume"),

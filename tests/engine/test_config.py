@@ -12,7 +12,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from vilonghorn.engine import Config, build_parser, load_config, parse
-from vilonghorn.engine.command_line import add_run_options
 from vilonghorn.engine.config import FIELDS, changed_keys, check, flatten
 
 INTERVALS = {key: field.metadata["interval"] for key, field in FIELDS.items() if field.metadata}
@@ -152,7 +151,6 @@ def test_every_command_of_the_pages_on_training_names_options_that_there_are(pag
     root = Path(__file__).parents[2]
     text = (root / "docs" / page).read_text().replace("\\\n", " ")
     parser = build_parser()
-    add_run_options(parser)
     known = {option for action in parser._actions for option in action.option_strings}
     assert set(re.findall(r"`(--[a-z][a-z_.-]*)", text)) - {"--help", "--requeue"} <= known | {
         f"--{key}" for key in FIELDS

@@ -24,8 +24,8 @@ def short(monkeypatch):
 
 def test_bytes_and_updates_are_those_of_the_run(tmp_path):
     options = ["--optimizer.accumulate=2", "--optimizer.lr=1e-3", "--optimizer.lr_batch=32", "--schedule.epochs=5"]
-    config = toy_config(tmp_path / "run", *options)
-    found = dry.estimate(config, images=1000, num_classes=4, processes=4)
+    config = toy_config(tmp_path / "run", *options, "--model.num_classes=4")
+    found = dry.dry_run(config, processes=4, train_images=1000)
     count = sum(p.numel() for p in build.build_model(config, 4).parameters())
     assert found.parameters == count
     assert {name: found.memory[name] for name in ("weights", "gradients", "average")} == {
@@ -49,14 +49,14 @@ def test_activations_are_what_autograd_keeps_of_each_image(tmp_path):
 
 
 def test_operations_are_counted(tmp_path):
-    config = toy_config(tmp_path, "--model.kwargs={patch_size: 4, depth: 0, embed_dim: 32, num_heads: 2}")
-    found = dry.estimate(config, images=100, num_classes=4, processes=1)
+    kwargs = "--model.kwargs={patch_size: 4, depth: 0, embed_dim: 32, num_heads: 2}"
+    found = dry.dry_run(toy_config(tmp_path, kwargs, "--model.num_classes=4"), processes=1, train_images=100)
     assert found.flops == 2 * (16 * 3 * 4 * 4 * 32 + 32 * 4)  # the patches, then the head
 
 
 def test_the_time_follows_from_a_given_speed(tmp_path):
-    config = toy_config(tmp_path, "--schedule.epochs=9")
-    found = dry.estimate(config, images=1600, num_classes=4, processes=2, images_per_second=2.0)
+    config = toy_config(tmp_path, "--schedule.epochs=9", "--model.num_classes=4")
+    found = dry.dry_run(config, processes=2, train_images=1600, images_per_second=2.0)
     text = str(found)
     assert "1.0 hours at 2.0 images/s a process (as given by --images-per-second)" in text
     assert "8 images x 1 accumulated x 2 processes = 16 images; 100 an epoch, 900 in 9 epochs" in text
@@ -64,7 +64,7 @@ def test_the_time_follows_from_a_given_speed(tmp_path):
 
 def test_too_few_images_are_refused(tmp_path):
     with pytest.raises(ValueError, match="60 images do not fill a batch of 8 in each of 8 processes"):
-        dry.estimate(toy_config(tmp_path), images=60, num_classes=4)
+        dry.dry_run(toy_config(tmp_path, "--model.num_classes=4"), train_images=60)
 
 
 def test_the_command_prints_the_resolved_recipe_and_writes_nothing(tmp_path, capsys):

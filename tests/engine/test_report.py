@@ -41,13 +41,13 @@ class Reciting(nn.Module):
 @pytest.fixture
 def titles(monkeypatch):
     seen = []
-    original = Axes.text
+    original = Axes.set_title
 
-    def note(self, x, y, label, **style):
+    def note(self, label, **style):
         seen.append((label, style))
-        return original(self, x, y, label, **style)
+        return original(self, label, **style)
 
-    monkeypatch.setattr(Axes, "text", note)
+    monkeypatch.setattr(Axes, "set_title", note)
     return seen
 
 

@@ -173,7 +173,7 @@ def test_a_directory_where_another_process_trains_is_left_alone(tmp_path, argume
     "spoil",
     [
         lambda state: state.clear(),
-        lambda state: state.update(config="hello"),
+        lambda state: state.pop("scaler"),
         lambda state: state["model"].popitem(),
         lambda state: state.update(model="hello"),
         lambda state: state["optimizer"].clear(),
@@ -192,7 +192,7 @@ def test_a_checkpoint_that_is_not_of_this_run_is_refused_in_one_sentence(tmp_pat
 
 def test_other_data_is_refused(tmp_path):
     toy_trainer(tmp_path)
-    with pytest.raises(ValueError, match="train.beton has 40 images but the run was started with 48"):
+    with pytest.raises(ValueError, match="images of .*train.beton is 40 but the run was started with 48"):
         toy_trainer(tmp_path, train=ToyLoader(40), resume=True)
 
 
@@ -210,7 +210,7 @@ def test_a_damaged_checkpoint_is_made_good_by_the_one_before_it(tmp_path, uninte
     assert (before["epoch"], before["batch"]) == (1, 4) and load_state(state)["progress"]["batch"] == 5
     data = state.read_bytes()
     state.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
-    with pytest.warns(UserWarning, match="last.pt is damaged.*Going on from the checkpoint before it, previous.pt"):
+    with pytest.warns(UserWarning, match="last.pt is damaged.*Resuming from the checkpoint before it, previous.pt"):
         trainer = toy_trainer(tmp_path, *OPTIONS, resume=True)
     assert trainer.progress.batch == 4
     trainer.save()
@@ -264,7 +264,7 @@ def test_data_of_the_same_size_with_another_fingerprint_is_refused(tmp_path, whi
     other = ToyLoader() if which == "train" else ToyLoader(32, training=False)
     other.fingerprint = "checks"
     with pytest.raises(
-        ValueError, match=f"{which}.beton has checks as fingerprint but the run was started with stripes"
+        ValueError, match=f"fingerprint of .*{which}.beton is checks but the run was started with stripes"
     ):
         toy_trainer(tmp_path, resume=True, **{which: other})
 
@@ -272,11 +272,11 @@ def test_data_of_the_same_size_with_another_fingerprint_is_refused(tmp_path, whi
 def test_processes_that_leave_out_other_images_are_not_taken_for_other_data(tmp_path, monkeypatch):
     toy_trainer(tmp_path, "--optimizer.accumulate=2", train=ToyLoader(40))
     monkeypatch.setattr(ToyLoader, "__len__", lambda loader: 4)  # whole batches of two processes, together
-    with pytest.raises(ValueError, match="4 batches per epoch .* started with 5.*as many processes as it had"):
+    with pytest.raises(ValueError, match="batches of .* is 4 .* started with 5.*as many processes as it had"):
         toy_trainer(tmp_path, "--optimizer.accumulate=2", resume=True, train=ToyLoader(40))
 
 
 def test_an_update_of_other_batches_is_refused_and_one_of_the_same_by_other_means_is_not(tmp_path):
     toy_trainer(tmp_path, "--optimizer.accumulate=2")
-    with pytest.raises(ValueError, match="1 batches per update .* started with 2: change optimizer.accumulate"):
+    with pytest.raises(ValueError, match="batches per update is 1 .* started with 2: change optimizer.accumulate"):
         toy_trainer(tmp_path, resume=True)

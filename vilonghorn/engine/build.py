@@ -1,7 +1,5 @@
 """Builds the parts of a run from its configuration: device, precision, loaders, model, optimizer, schedule, mixup."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -10,7 +8,7 @@ from typing import Any
 import timm
 import torch
 from timm.data import Mixup
-from timm.layers import DropPath
+from timm.layers import to_ntuple
 from timm.models import load_state_dict
 from timm.optim import create_optimizer_v2
 from timm.scheduler import create_scheduler_v2
@@ -26,7 +24,6 @@ from .distributed import Distributed
 
 # What models raise if they do not support their arguments or images.
 MODEL_ERRORS = (TypeError, ValueError, RuntimeError, AssertionError, AttributeError, KeyError, IndexError)
-HEADS = ("head.weight", "head.fc.weight", "classifier.weight", "fc.weight")
 
 
 def one_line(error: Exception) -> str:
@@ -35,7 +32,7 @@ def one_line(error: Exception) -> str:
 
 
 def pick_device(name: str, dist: Distributed | None = None) -> torch.device:
-    """The device of a name: "auto" is the accelerator or else the CPU, "cuda" the GPU number `dist.local_rank`."""
+    """The device of a name; "auto" is the accelerator if there is one, else the CPU. Each process has its own GPU."""
     dist = dist or Distributed()
     try:
         auto = torch.accelerator.current_accelerator(check_available=True) if name == "auto" else torch.device(name)
@@ -59,14 +56,14 @@ def autocast(amp: str, device: torch.device) -> torch.autocast:
     return torch.autocast(device.type, dtype, enabled=amp != "off")
 
 
-def build_loader(config: Config, device: torch.device, *, training: bool, dist: Distributed | None = None) -> Any:
-    """The loader of the training or validation data, of which this process reads its share."""
-    dist = dist or Distributed()
-    data, sections = config.data, [config.data, config.augmentation] if training else [config.data]
-    options: dict[str, Any] = {"training": training, "seed": config.run.seed, "device": device}
+def build_loader(config: Config, device: torch.device | str, *, training: bool, dist: Distributed | None = None) -> Any:
+    """The loader of the training or held-out data, of which each process reads a part."""
+    data, dist = config.data, dist or Distributed()
+    options = {"seed": config.run.seed, "device": device, "rank": dist.rank, "world_size": dist.world_size}
     if data.workers is None and dist.local_size > 1:
         options["workers"] = max(1, available_cpus() // dist.local_size)
-    settings = LoaderSettings.from_sections(*sections, rank=dist.rank, world_size=dist.world_size, **options)
+    sections = [data, config.augmentation] if training else [data]
+    settings = LoaderSettings.from_sections(*sections, training=training, **options)
     return create_loader(data.train if training else data.val, settings)
 
 
@@ -81,7 +78,7 @@ def check_classes(name: str, num_classes: int, class_names: Sequence[str] | None
 
 
 def model_kwargs(config: Config, num_classes: int) -> dict[str, Any]:
-    """The arguments of the model, with `img_size` if it is made for a fixed size. Checks `model.num_classes`."""
+    """The arguments of the model, with `img_size` if its input size is fixed. Checks `model.num_classes`."""
     model = config.model
     if model.num_classes not in (None, num_classes):
         raise ValueError(
@@ -90,7 +87,7 @@ def model_kwargs(config: Config, num_classes: int) -> dict[str, Any]:
         )
     cfg = timm.get_pretrained_cfg(model.name.partition(".")[0])
     size = {"img_size": config.data.image_size} if cfg is not None and cfg.fixed_input_size else {}
-    drop_path = {"drop_path_rate": model.drop_path} if model.drop_path else {}
+    drop_path = {} if model.drop_path is None else {"drop_path_rate": model.drop_path}
     return {"num_classes": num_classes, **size, **drop_path, **model.kwargs}
 
 
@@ -102,46 +99,40 @@ def build_model(config: Config, num_classes: int) -> nn.Module:
         ValueError: the model rejects its arguments or weights, or `model.num_classes` is not that of the data.
     """
     name, kwargs = config.model.name, model_kwargs(config, num_classes)
-    init = {} if config.model.weights is None else {"pretrained_cfg_overlay": init_weights(config.model.weights)}
+    weights = config.model.weights
+    init = {} if weights is None else {"pretrained_cfg_overlay": init_weights(name, weights)}
     try:
-        model = timm.create_model(name, pretrained=config.model.pretrained or bool(init), **kwargs, **init)
+        return timm.create_model(name, pretrained=config.model.pretrained or bool(init), **kwargs, **init)
     except (*MODEL_ERRORS, ZeroDivisionError) as error:
         raise ValueError(f"timm cannot make {name} with {kwargs} ({one_line(error)})") from error
-    for module in model.modules() if not config.model.drop_path else ():
-        if isinstance(module, DropPath):
-            module.drop_prob = 0.0  # some models have a default rate and no argument to change it
-    return model
 
 
-def init_weights(source: str) -> dict[str, Any]:
+def init_weights(model: str, source: str) -> dict[str, Any]:
     """Reads initial weights as an argument of `timm.create_model(pretrained=True, pretrained_cfg_overlay=...)`.
 
-    timm then resamples positions and patch embedding, and makes a new head for another number of classes. `source` is
-    the directory of a run, whose best weights are read, or a file: safetensors, or a torch checkpoint with the weights
-    at top level or under `model`, `state_dict` or `state_dict_ema`.
+    timm resamples positions and patch embedding, and makes a new head for another number of classes. `source` is the
+    directory of a run, whose best weights are read, or a file that timm reads: safetensors or a torch checkpoint.
     """
     path = RunDirectory(source).weights("best") if Path(source).is_dir() else Path(source)
     if not path.is_file():
         raise FileNotFoundError(f"model.weights is {source}, but there is no {path}")
     try:
-        weights, record = load_weights(path) if Path(source).is_dir() else (load_state_dict(str(path)), {})
+        weights = load_weights(path)[0] if Path(source).is_dir() else load_state_dict(str(path))
     except Exception as error:  # readers of other formats raise almost any error
         raise ValueError(f"model.weights is {source}, which is not a file of weights ({one_line(error)})") from error
     if not weights or not all(isinstance(value, torch.Tensor) for value in weights.values()):
         raise ValueError(f"model.weights is {source}, which holds no weights but {list(weights)[:4]}")
-    head = next((weights[name] for name in HEADS if name in weights), None)
+    cfg = timm.get_pretrained_cfg(model.partition(".")[0])
+    head = weights.get(f"{to_ntuple(1)(cfg.classifier)[0]}.weight")
     classes = {} if head is None else {"num_classes": head.shape[0]}
-    size = record.get("kwargs", {}).get("img_size")
-    input_size = {"input_size": (3, size, size)} if isinstance(size, int) else {}
-    return {"state_dict": weights, **classes, **input_size}
+    return {"state_dict": weights, **classes}
 
 
 @torch.no_grad()
 def check_model(config: Config, model: nn.Module, num_classes: int, device: torch.device) -> None:
     """Raises ValueError if a model does not turn images of every size in the run into class scores."""
-    name, kwargs, training = config.model.name, config.model.kwargs, model.training
-    last, recipe = config.data.image_size, config.augmentation
-    sizes = (recipe.grown_size(e, (last, last))[0] for e in range(config.schedule.epochs))
+    name, kwargs, training, last = config.model.name, config.model.kwargs, model.training, config.data.image_size
+    sizes = (config.augmentation.grown_size(e, (last, last))[0] for e in range(config.schedule.epochs))
     for size in sorted({last, *sizes}):
         expected = f"{name} with {kwargs} does not turn images (2, 3, {size}, {size}) into scores (2, {num_classes})"
         try:
@@ -153,16 +144,13 @@ def check_model(config: Config, model: nn.Module, num_classes: int, device: torc
             raise ValueError(f"{expected} ({one_line(error)}): change {remedy}") from error
         finally:
             model.train(training)
-        if not isinstance(scores, torch.Tensor) or scores.shape != (2, num_classes):
-            found = tuple(scores.shape) if isinstance(scores, torch.Tensor) else f"a {type(scores).__name__}"
+        found = tuple(scores.shape) if isinstance(scores, torch.Tensor) else f"a {type(scores).__name__}"
+        if found != (2, num_classes):
             raise ValueError(f"{expected} but into {found}: change model.name or model.kwargs")
 
 
 def scale_rates(config: Config, images: int) -> Config:
-    """The configuration with its learning rates scaled from `optimizer.lr_batch` to updates of `images` images.
-
-    Linear, as in Goyal et al. (2017, arXiv 1706.02677) and in DeiT's recipe.
-    """
+    """Scales the learning rates in proportion to the images per update (Goyal et al., 2017, arXiv 1706.02677)."""
     optimizer, schedule = config.optimizer, config.schedule
     factor = images / optimizer.lr_batch if optimizer.lr_batch else 1.0
     rates = replace(schedule, warmup_lr=schedule.warmup_lr * factor, min_lr=schedule.min_lr * factor)
@@ -171,22 +159,22 @@ def scale_rates(config: Config, images: int) -> Config:
 
 def build_optimizer(config: Config, model: nn.Module) -> torch.optim.Optimizer:
     """The optimizer, without weight decay on vectors and on the model's `no_weight_decay()`."""
-    settings = config.optimizer
-    names = ("lr", "weight_decay", "betas", "eps", "layer_decay")
+    name = config.optimizer.name
+    options = ("lr", "weight_decay", "betas", "eps", "layer_decay")
     try:
-        optimizer = create_optimizer_v2(model, settings.name, **{name: getattr(settings, name) for name in names})
+        optimizer = create_optimizer_v2(model, name, **{key: getattr(config.optimizer, key) for key in options})
     except MODEL_ERRORS as error:
-        raise ValueError(f"optimizer.name is {settings.name!r}, which timm cannot make ({one_line(error)})") from error
+        raise ValueError(f"optimizer.name is {name!r}, which timm cannot make ({one_line(error)})") from error
     if getattr(optimizer, "is_second_order", False):
-        raise ValueError(f"optimizer.name is {settings.name!r}, which needs second derivatives: choose another")
+        raise ValueError(f"optimizer.name is {name!r}, which needs second derivatives: choose another")
     return optimizer
 
 
 def build_scheduler(config: Config, optimizer: torch.optim.Optimizer, updates_per_epoch: int) -> Scheduler:
     """The schedule; `step_update(n)` sets the rate of update n, from 0."""
     options = asdict(config.schedule)
-    options |= {"num_epochs": options.pop("epochs"), "updates_per_epoch": updates_per_epoch, "step_on_epochs": False}
-    return create_scheduler_v2(optimizer, "cosine", **options)[0]
+    options |= {"num_epochs": options.pop("epochs"), "updates_per_epoch": updates_per_epoch}
+    return create_scheduler_v2(optimizer, "cosine", step_on_epochs=False, **options)[0]
 
 
 def build_mixup(config: Config, num_classes: int) -> Mixup | None:
@@ -194,5 +182,6 @@ def build_mixup(config: Config, num_classes: int) -> Mixup | None:
     recipe = config.augmentation
     if not (recipe.mixup or recipe.cutmix):
         return None
-    options = {"switch_prob": recipe.switch_prob, "label_smoothing": recipe.label_smoothing}
-    return Mixup(recipe.mixup, recipe.cutmix, prob=recipe.mix_prob, **options, num_classes=num_classes)
+    probabilities = {"prob": recipe.mix_prob, "switch_prob": recipe.switch_prob}
+    smoothing = recipe.label_smoothing
+    return Mixup(recipe.mixup, recipe.cutmix, **probabilities, label_smoothing=smoothing, num_classes=num_classes)

@@ -1,7 +1,5 @@
 """Checkpoints and the directory of a run. All files are written atomically."""
 
-from __future__ import annotations
-
 import errno
 import hashlib
 import json
@@ -9,8 +7,6 @@ import os
 import pickle
 import shutil
 import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -20,7 +16,7 @@ import yaml
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 
-from ..data.files import atomic_write
+from ..data.files import atomic_write, explain_full_disk
 
 try:
     import fcntl
@@ -29,38 +25,14 @@ except ImportError:  # Windows
 
 FORMAT = 3
 HEADER = f"vilonghorn state, format {FORMAT}\n".encode()  # followed by a SHA-256 and the data of torch.save
+RESUME = "resume from the last checkpoint: --resume {path.parent}"  # after a full disk
 STATE_KEYS = frozenset("config data model ema optimizer scaler progress".split())
-
-
-@contextmanager
-def explain_full_disk(path: Path) -> Iterator[None]:
-    """Rewords the error of a full disk: what could not be written, and what to do."""
-    try:
-        yield
-    except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
-            raise
-        raise OSError(
-            f"the disk has no space left for {path}: free some space, then go on from the last checkpoint by "
-            f"--resume {path.parent}"
-        ) from error
 
 
 def write_file(path: Path, *parts: bytes | memoryview) -> None:
     """Writes a file atomically, and explains a full disk."""
-    with explain_full_disk(path), atomic_write(path) as file:
+    with explain_full_disk(path, RESUME), atomic_write(path) as file:
         file.writelines(parts)
-
-
-def hard_link(path: Path, link: Path) -> None:
-    """Atomically makes `link` a second name of a file, or a copy where the file system has no hard links."""
-    partial = link.with_name(f"{link.name}.{os.getpid()}.partial")
-    try:
-        os.link(path, partial)
-    except OSError:
-        write_file(link, path.read_bytes())
-    else:
-        os.replace(partial, link)
 
 
 def save_state(path: Path, state: dict[str, Any]) -> None:
@@ -82,21 +54,18 @@ def load_state(path: Path) -> dict[str, Any]:
     if header != HEADER:
         raise ValueError(f"{path} is not the state of a run that this version of vilonghorn reads (format {FORMAT})")
     if hashlib.sha256(data).digest() != digest:
-        raise ValueError(f"{path} is damaged: its checksum is wrong; resume from a copy of it, or start anew")
+        raise ValueError(f"{path} is damaged: its checksum is wrong; resume from a copy of it, or start a new run")
     try:
         state = torch.load(BytesIO(data), map_location="cpu", weights_only=True)
     except (RuntimeError, EOFError, pickle.UnpicklingError) as error:
         raise ValueError(f"{path} is not the state of a run: torch cannot read it") from error
-    if not isinstance(state, dict):
-        raise ValueError(f"{path} is not the state of a run: it holds a {type(state).__name__}")
+    if not isinstance(state, dict) or not STATE_KEYS <= state.keys():
+        raise ValueError(f"{path} is not the state of a run: expected a dict with {', '.join(sorted(STATE_KEYS))}")
     return state
 
 
 def save_weights(path: Path, weights: dict[str, torch.Tensor], record: dict[str, Any]) -> None:
-    """Saves a state dict as safetensors, which `timm.create_model(..., checkpoint_path=path)` reads.
-
-    The file's header keeps the record, facts about the weights, as JSON.
-    """
+    """Saves a state dict as safetensors, which timm reads, with a record of facts about it as JSON in the header."""
     tensors = {name: value.detach().cpu().contiguous() for name, value in weights.items()}
     write_file(path, save(tensors, {"vilonghorn": json.dumps(record)}))
 
@@ -114,12 +83,12 @@ def load_weights(path: Path) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
     except json.JSONDecodeError:
         record = None
     if not isinstance(record, dict):
-        raise ValueError(f"{path} holds no record of a run, so it is not one of ours")
+        raise ValueError(f"{path} holds no record of a run: expected weights that a run of vilonghorn has saved")
     return weights, record
 
 
 class Log:
-    """A file of JSON lines, of which `size` bytes are kept."""
+    """A log file of JSON lines. Opening it keeps the first `size` bytes."""
 
     def __init__(self, path: Path, size: int) -> None:
         self.path = path
@@ -128,7 +97,7 @@ class Log:
 
     def write(self, **record: Any) -> None:
         """Appends one line."""
-        with explain_full_disk(self.path):
+        with explain_full_disk(self.path, RESUME):
             self.file.write(json.dumps(record).encode() + b"\n")
             self.file.flush()
 
@@ -143,7 +112,7 @@ class Log:
 
 
 class RunDirectory:
-    """The files of a run in a directory, which need not exist."""
+    """The files of a run. The directory need not exist."""
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
@@ -171,45 +140,34 @@ class RunDirectory:
 
     @property
     def results(self) -> tuple[Path, ...]:
-        """The files that training writes, without the folder of TensorBoard events."""
-        weights = self.weights("last"), self.weights("best")
-        pictures = self.curves, self.predictions, self.report
-        nonfinite = self.path.glob("nonfinite-*.safetensors")
-        return self.state, self.previous, *weights, self.log_file, *pictures, *nonfinite
+        """The files that training writes, without configuration, environment and TensorBoard events."""
+        weights = self.weights("last"), self.weights("best"), *self.path.glob("nonfinite-*.safetensors")
+        return self.state, self.previous, *weights, self.log_file, self.curves, self.predictions, self.report
 
     def load_state(self) -> dict[str, Any]:
         """The state of the last checkpoint. If that is missing or damaged, warns and loads the one before it."""
         try:
-            return self._read_state(self.state)
+            return load_state(self.state)
         except (FileNotFoundError, ValueError) as error:
             if not self.previous.exists():
                 raise
-            state = self._read_state(self.previous)
+            state = load_state(self.previous)
             self.state_is_damaged = True
-            warnings.warn(f"{error}. Going on from the checkpoint before it, {self.previous.name}", stacklevel=2)
+            warnings.warn(f"{error}. Resuming from the checkpoint before it, {self.previous.name}", stacklevel=2)
             return state
 
-    def _read_state(self, file: Path) -> dict[str, Any]:
-        state = load_state(file)
-        sections = state.get("config") if STATE_KEYS <= state.keys() else None
-        if not isinstance(sections, dict) or not all(isinstance(section, dict) for section in sections.values()):
-            raise ValueError(f"{file} is not the state of a run: it must hold {', '.join(sorted(STATE_KEYS))}")
-        return state
-
     def lock(self) -> None:
-        """Keeps other processes from training here, or raises BlockingIOError if one does.
-
-        A record lock, unlike flock, is not inherited by decoder processes, which may survive a killed run.
-        """
+        """Keeps other processes from training here, or raises BlockingIOError if one does."""
         if fcntl is None:
             return
+        # Unlike flock, lockf is not inherited by decoder processes, which may survive a killed run.
         self.lock_file = open(self.path / ".lock", "ab")
         try:
             fcntl.lockf(self.lock_file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
             if error.errno in (errno.EACCES, errno.EAGAIN):
-                message = f"another process is training in {self.path}: wait for its end, or choose another --run.dir"
-                raise BlockingIOError(message) from error
+                remedy = "wait until it ends, or choose another --run.dir"
+                raise BlockingIOError(f"another process is training in {self.path}: {remedy}") from error
             if error.errno not in (errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP):  # file systems without locks
                 raise
 
@@ -220,18 +178,17 @@ class RunDirectory:
         """
         remedy = "choose another --run.dir, or replace it by --overwrite"
         if self.has_state:
-            raise FileExistsError(f"{self.path} holds a run: go on with it by --resume {self.path}, {remedy}")
-        started = {self.config, self.environment, self.events} if allow_started else set()
-        if allow_started and self.log_file.exists() and not self.log_file.stat().st_size:
-            started.add(self.log_file)
-        for file in (self.config, self.environment, *self.results, self.events):
-            if file.exists() and file not in started:
-                raise FileExistsError(f"{self.path} holds a {file.name}, which a run would write over: {remedy}")
+            raise FileExistsError(f"{self.path} holds a run: resume it by --resume {self.path}, {remedy}")
+        started = (self.config, self.environment, self.events)
+        for file in filter(Path.exists, (*started, *self.results)):
+            is_started = file in started or (file == self.log_file and not file.stat().st_size)
+            if not (allow_started and is_started):
+                raise FileExistsError(f"{self.path} holds a {file.name}, which a run would overwrite: {remedy}")
 
     def open(self, config: dict[str, Any], environment: dict[str, Any], log_size: int | None) -> None:
         """Prepares the directory for training, and writes configuration and environment.
 
-        A resumed run keeps `log_size` bytes of its log, in a directory that it has locked. None deletes a former run.
+        A resumed run has locked it and keeps `log_size` bytes of its log. None: a new run, which deletes the old one.
         """
         if log_size is None:
             self.path.mkdir(parents=True, exist_ok=True)
@@ -248,6 +205,10 @@ class RunDirectory:
     def save_state(self, state: dict[str, Any]) -> None:
         """Replaces the last checkpoint and keeps the one before it."""
         if self.state.exists() and not self.state_is_damaged:
-            hard_link(self.state, self.previous)
+            self.previous.unlink(missing_ok=True)
+            try:
+                os.link(self.state, self.previous)
+            except OSError:  # the file system has no hard links
+                write_file(self.previous, self.state.read_bytes())
         save_state(self.state, state)
         self.state_is_damaged = False

@@ -1,7 +1,5 @@
 """The command line of training: YAML files and options to a checked configuration, and exit statuses."""
 
-from __future__ import annotations
-
 import argparse
 import sys
 from collections.abc import Callable, Sequence
@@ -19,16 +17,11 @@ CONTRADICTIONS = [("resume", "evaluate"), *((mode, "overwrite") for mode in ("re
 
 
 def build_parser(**options: Any) -> ArgumentParser:
-    """The parser of a configuration: `--config FILE` and one option per key. `options` are jsonargparse's."""
+    """The parser of `--config FILE`, one option per key, and what to do. `options` are those of jsonargparse."""
     parser = ArgumentParser(allow_abbrev=False, exit_on_error=False, **options)
     parser.add_argument("--config", action=ActionConfigFile, help="YAML file of the run; options override it")
     for name, section in SECTIONS.items():
         parser.add_class_arguments(section, name)
-    return parser
-
-
-def add_run_options(parser: ArgumentParser) -> None:
-    """Adds the options that say what to do with a configuration."""
     parser.add_argument("--resume", metavar="RUN", help="resume the run in this directory, with its configuration")
     parser.add_argument("--auto-resume", action="store_true", help="resume the run in --run.dir if there is one")
     parser.add_argument("--overwrite", action="store_true", help="replace the run in --run.dir")
@@ -38,13 +31,14 @@ def add_run_options(parser: ArgumentParser) -> None:
     parser.add_argument("--processes", type=PositiveInt, default=8, help="processes of the run, for --dry-run")
     parser.add_argument("--train-images", type=PositiveInt, help="training images, for --dry-run without the data")
     parser.add_argument("--images-per-second", type=PositiveFloat, help="speed of one process, for --dry-run")
+    return parser
 
 
 def parse(parser: ArgumentParser, argv: Sequence[str]) -> tuple[Config, Namespace]:
-    """Reads and checks a configuration; also returns all that the parser read. Options override files.
+    """Reads and checks a configuration; also returns all options. Options override files.
 
     Raises:
-        ValueError: an unknown key or name (the message gives the nearest known), or a value of a wrong type or range.
+        ValueError: an unknown key or name, or a value of a wrong type or range.
         FileNotFoundError: there is no such configuration file.
     """
     first = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
@@ -74,8 +68,8 @@ def load_config(file: str | Path, *overrides: str) -> Config:
 def complete(argv: Sequence[str], default: str | Path) -> list[str]:
     """Adds to a command line the configuration and directory of the run that --resume or --evaluate names.
 
-    The file `default` is the configuration if the command line names neither a run nor a file. Raises ValueError if
-    options are empty or contradict each other, and FileNotFoundError if there is no such run.
+    Without a run and without a file, the configuration is `default`. Raises ValueError if options are empty or
+    contradict each other, and FileNotFoundError if there is no such run.
     """
     first = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     for option in ("--resume", "--evaluate", "--config", "--run.dir"):
@@ -105,25 +99,22 @@ def complete(argv: Sequence[str], default: str | Path) -> list[str]:
 def read_layers(file: Path, *derived: Path) -> list[dict[str, Any]]:
     """Reads a YAML file and the files it is based on: the key `base` names another file, relative to its own.
 
-    Returns the sections of each file, of which later ones override earlier ones. Raises FileNotFoundError if a file is
-    missing, and ValueError if one is not a mapping of sections, holds an unknown key, or is its own base. `derived` are
-    the files that are based on this one.
+    Returns the sections of each file, of which later ones override earlier ones. `derived` are the files that are based
+    on this one. Raises ValueError and FileNotFoundError as `parse` does.
     """
-    if file.resolve() in [other.resolve() for other in derived]:
-        raise ValueError(f"{derived[0]}: it is its own base, by way of {file}; remove one of the keys `base`")
+    if file.resolve() in derived:
+        raise ValueError(f"{file} is its own base; remove one of the keys `base`")
     if not file.is_file():
         raise FileNotFoundError(f"there is no configuration file {file}")
     try:
-        sections = yaml.safe_load(file.read_text(encoding="utf-8")) or {}
+        sections = yaml.safe_load(file.read_bytes()) or {}
     except yaml.YAMLError as error:
-        raise ValueError(f"{file} is not YAML: {' '.join(str(error).split())}") from error
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{file} is not text: give --config a YAML file in UTF-8") from error
+        raise ValueError(f"{file} is not YAML in UTF-8: {' '.join(str(error).split())}") from error
     expected = f"is not a section with keys; the sections are {', '.join(SECTIONS)}"
     if not isinstance(sections, dict):
         raise ValueError(f"{file}: {str(sections)!r} {expected}")
     base = sections.pop("base", None)
-    if base is not None and not isinstance(base, str):
+    if not isinstance(base, str | None):
         raise ValueError(f"{file}: base is {base!r}; it must be the name of another YAML file")
     for name, section in sections.items():
         if name not in SECTIONS or not isinstance(section, dict):
@@ -131,7 +122,7 @@ def read_layers(file: Path, *derived: Path) -> list[dict[str, Any]]:
         for key in section:
             if f"{name}.{key}" not in FIELDS:
                 raise ValueError(f"{file}: there is no key {name}.{key}; {nearest(f'{name}.{key}', FIELDS)}")
-    return [*([] if base is None else read_layers(file.parent / base, *derived, file)), sections]
+    return [*(read_layers(file.parent / base, *derived, file.resolve()) if base is not None else []), sections]
 
 
 def run(main: Callable[[Sequence[str]], None], argv: Sequence[str]) -> int:
@@ -150,6 +141,6 @@ def run(main: Callable[[Sequence[str]], None], argv: Sequence[str]) -> int:
         message, status = f"error: {error}", 2
     if message and dist.is_main:
         print(message, file=sys.stderr)
-    if status != 2:  # after an error the others may be gone, or wait for this process, whose end tells them
+    if status != 2:  # after an error, do not wait for the other processes: the exit of this one ends them
         dist.shutdown()
     return status

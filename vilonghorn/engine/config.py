@@ -1,7 +1,5 @@
 """The typed configuration of a run: its keys, their meaning, defaults, types and ranges, and checks across keys."""
 
-from __future__ import annotations
-
 import difflib
 import json
 import math
@@ -35,7 +33,7 @@ class ModelConfig:
     Args:
         name: name of any timm model, ours included
         num_classes: number of classes; null: as many as the data has
-        drop_path: stochastic depth rate of the last block
+        drop_path: stochastic depth rate of the last block; null: the default of the model
         pretrained: start from the published weights
         weights: start from these weights: directory of a run (its best), or a file; positions, patch embedding and head
             are fitted to the model as timm does
@@ -44,7 +42,7 @@ class ModelConfig:
 
     name: str = "vilonghorn_tiny"
     num_classes: int | None = within("[1, inf)", None)
-    drop_path: float = within("[0, 1)", 0.0)
+    drop_path: float | None = within("[0, 1)", None)
     pretrained: bool = False
     weights: str | None = None
     kwargs: dict[str, Any] = field(default_factory=dict)
@@ -162,10 +160,9 @@ class RunConfig:
 
 @dataclass
 class Config:
-    """The configuration of a run. The defaults are Vim-Ti's recipe on ImageNet-1k.
+    """The configuration of a run. The defaults are Vim-Ti's recipe on ImageNet-1k, with three differences.
 
-    Three defaults differ from it: the gradient is clipped, the average has a warm-up, and random crops of a .beton are
-    resized by area averaging.
+    The gradient is clipped, the average has a warm-up, and random crops of a .beton are resized by area averaging.
     """
 
     data: DataConfig = field(default_factory=DataConfig)
@@ -184,8 +181,7 @@ class Config:
 SECTIONS = {section.name: section.default_factory for section in fields(Config)}
 FIELDS = {f"{name}.{key.name}": key for name, section in SECTIONS.items() for key in fields(section)}
 
-# A resumed run may change these, which do not affect the result. The trainer compares the batches per update, which
-# `accumulate` and the number of processes make together.
+# Keys that a resumed run may change. The trainer compares the batches per update: accumulate * processes.
 FREE_ON_RESUME = frozenset(
     "data.train data.val data.workers run.dir run.device run.log_updates run.checkpoint_updates "
     "run.checkpoint_seconds run.max_skipped run.tensorboard optimizer.accumulate".split()
@@ -205,16 +201,14 @@ def check(config: Config) -> None:
         raise ValueError(f"model.weights is {model.weights} and model.pretrained is true: give one of them")
     if (augmentation.mixup or augmentation.cutmix) and data.batch_size % 2:
         raise ValueError(f"data.batch_size is {data.batch_size}; mixup and cutmix pair images, so it must be even")
-    for key, name, known in (
-        ("model.name", model.name, timm.list_models()),
-        ("optimizer.name", config.optimizer.name, timm.optim.list_optimizers()),
-    ):
-        if name.partition(".")[0] not in known:
-            raise ValueError(f"{key} is {name!r}, which timm does not know; {nearest(name, known)}")
+    for section, known in ((model, timm.list_models()), (config.optimizer, timm.optim.list_optimizers())):
+        if section.name.partition(".")[0] not in known:
+            key = "model.name" if section is model else "optimizer.name"
+            raise ValueError(f"{key} is {section.name!r}, which timm does not know; {nearest(section.name, known)}")
     if (size := model.kwargs.get("img_size", data.image_size)) != data.image_size:
         raise ValueError(f"model.kwargs has img_size {size} but data.image_size is {data.image_size}")
     if taken := {"num_classes", "drop_path_rate", "pretrained", "pretrained_cfg_overlay"} & set(model.kwargs):
-        raise ValueError(f"model.kwargs holds {sorted(taken)}, which other keys of model set")
+        raise ValueError(f"model.kwargs has {sorted(taken)}: use the other keys of the section model instead")
 
 
 def flatten(sections: dict[str, Any]) -> dict[str, Any]:

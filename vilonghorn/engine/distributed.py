@@ -3,8 +3,6 @@
 Gradients and buffers are reduced on the device (NCCL, or gloo on a CPU), numbers and decisions always through gloo.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 from collections.abc import Callable, Iterator, Sequence
@@ -15,12 +13,11 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.nn.parallel import DistributedDataParallel
 
 T = TypeVar("T")
-TIMEOUT = timedelta(minutes=10)  # one process may wait this long for another, which reads a cold disk
+TIMEOUT = timedelta(minutes=10)  # longest wait for another process, which may read files from a slow disk
 USER_ERRORS = (ValueError, OSError, ImportError, FloatingPointError)  # errors that a user can fix
-# Ctrl-C; the end of a job or its preemption; what SLURM can send some minutes before.
+# Ctrl-C; end or preemption of a job; the early warning that SLURM can send.
 SIGNALS = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGUSR1") if hasattr(signal, name))
 
 
@@ -29,31 +26,25 @@ class PeerFailed(OSError):
 
 
 class Distributed:
-    """The processes of a run, seen from this one.
-
-    Attributes:
-        rank: number of this process, from 0.
-        world_size: number of processes.
-        local_rank: number of this process on its machine.
-        local_size: number of processes on this machine.
-        is_main: whether this is process 0, the only one that writes and prints.
-        restarts: how often torchrun restarted the processes after a failure (`--max-restarts`).
-    """
+    """The processes of a run, as the environment variables of torchrun describe them."""
 
     def __init__(self) -> None:
-        self.rank, self.local_rank = (int(os.environ.get(name, 0)) for name in ("RANK", "LOCAL_RANK"))
-        self.world_size, self.local_size = (int(os.environ.get(name, 1)) for name in ("WORLD_SIZE", "LOCAL_WORLD_SIZE"))
-        self.is_main, self.restarts = self.rank == 0, int(os.environ.get("TORCHELASTIC_RESTART_COUNT", 0))
+        self.rank = int(os.environ.get("RANK", 0))
+        self.world_size = int(os.environ.get("WORLD_SIZE", 1))
+        self.local_rank = int(os.environ.get("LOCAL_RANK", 0))  # among the processes of this machine
+        self.local_size = int(os.environ.get("LOCAL_WORLD_SIZE", 1))  # processes on this machine
+        self.is_main = self.rank == 0  # only process 0 writes and prints
+        self.restarts = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", 0))  # by torchrun, after failures
 
     def init(self) -> None:
-        """Initialises the process group, once, if there are several. Raises PeerFailed if some do not come in time."""
+        """Initialises the group of several processes, once. Raises PeerFailed if one is missing after TIMEOUT."""
         if self.world_size == 1 or dist.is_initialized():
             return
         backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() and dist.is_nccl_available() else "gloo"
         with self.peer_errors():
             store, rank, size = next(dist.rendezvous("env://", timeout=TIMEOUT))
             if self.local_size == self.world_size:
-                # torchrun's store survives a restart, and keys of dead processes mislead the new ones (pytorch issue
+                # torchrun's store survives a restart: a prefix hides the keys of the ended processes (pytorch issue
                 # 135712). Several machines may count restarts differently: docs/training.md has their setting.
                 store = dist.PrefixStore(f"attempt {self.restarts}", store)
             dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=TIMEOUT)
@@ -73,7 +64,7 @@ class Distributed:
             if self.world_size == 1 or not of_transport:
                 raise
             who, reason = f"process {self.rank} of {self.world_size}", str(error).splitlines()[0]
-            raise PeerFailed(f"{who} lost the others ({reason}): start the run again with --auto-resume") from error
+            raise PeerFailed(f"{who} cannot reach the others ({reason}): resume with --auto-resume") from error
 
     def sum(self, numbers: Sequence[float]) -> list[float]:
         """The sums of numbers (n,) over all processes, in float64."""
@@ -90,13 +81,9 @@ class Distributed:
         return values.tolist()
 
     def run_on_all(self, function: Callable[[], T]) -> T:
-        """Calls a function in every process, and raises in all of them if it fails in one.
+        """Calls a function, which must not communicate, in every process; returns its result in this process.
 
-        It must not communicate. Returns what it returned in this process.
-
-        Raises:
-            PeerFailed: it failed in another process; the message repeats the reason.
-            ValueError, OSError, ImportError, FloatingPointError: it failed here.
+        Raises one of USER_ERRORS if the function fails here, and PeerFailed with the reason if it fails elsewhere.
         """
         result, error = None, None
         try:
@@ -113,13 +100,6 @@ class Distributed:
             raise error
         return result
 
-    def wrap(self, model: nn.Module, device: torch.device) -> nn.Module:
-        """The model, wrapped in DistributedDataParallel if there are several processes."""
-        if self.world_size == 1:
-            return model
-        ids = [device.index] if device.type == "cuda" else None
-        return DistributedDataParallel(model, device_ids=ids, gradient_as_bucket_view=True)
-
     def broadcast_buffers(self, module: nn.Module) -> None:
         """Copies the buffers of process 0, such as batch norm statistics, to all processes."""
         if self.world_size > 1:
@@ -129,7 +109,7 @@ class Distributed:
 
 
 class Interrupted(Exception):
-    """The signal `signum` stopped the run; the message says where and, once the run is saved, how to resume it."""
+    """The signal `signum` stopped the run; the message says where, and how to resume."""
 
     def __init__(self, signum: int, message: str) -> None:
         super().__init__(signum, message)  # both arguments, so that the exception can be pickled
@@ -140,33 +120,32 @@ class Interrupted(Exception):
 
 
 class StopRequest:
-    """While entered, SIGINT, SIGTERM and SIGUSR1 only set a flag. A second SIGINT acts at once.
+    """Inside its `with` block, SIGINT, SIGTERM and SIGUSR1 only set a flag. A second SIGINT acts at once.
 
-    SIGTERM and SIGUSR1 may be repeated: a cluster sends them to every process, and torchrun again to its own. All
-    processes stop if one receives a signal.
+    A cluster sends SIGTERM and SIGUSR1 to every process, and torchrun sends them again to its own. `position` returns
+    the end of the message: where the run stopped, and how to resume it.
     """
 
-    def __init__(self, dist: Distributed) -> None:
-        self.dist = dist
+    def __init__(self, dist: Distributed, position: Callable[[], str]) -> None:
+        self.dist, self.position = dist, position
 
-    def __enter__(self) -> StopRequest:
+    def __enter__(self) -> "StopRequest":
         self.signum: int | None = None
-        self.previous = {signum: signal.signal(signum, self.handle) for signum in SIGNALS}
+        self.previous = {signum: signal.signal(signum, self._handle) for signum in SIGNALS}
         return self
 
     def __exit__(self, *exception: Any) -> None:
         for signum, handler in self.previous.items():
             signal.signal(signum, handler)
 
-    def handle(self, signum: int, frame: Any) -> None:
-        """The signal handler."""
+    def _handle(self, signum: int, frame: Any) -> None:
         self.signum = signum
         if signum == signal.SIGINT:
             signal.signal(signum, self.previous[signum])
 
     def check(self) -> None:
-        """Raises Interrupted if any process received a signal. All processes must call this equally often."""
+        """Raises Interrupted in all processes if one received a signal. All must call this equally often."""
         received = self.dist.sum([float(signum == self.signum) for signum in SIGNALS])
         for signum, processes in zip(SIGNALS, received):
             if processes:
-                raise Interrupted(signum, f"stopped by {signal.Signals(signum).name}")
+                raise Interrupted(signum, f"stopped by {signal.Signals(signum).name} {self.position()}")

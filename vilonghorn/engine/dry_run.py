@@ -1,14 +1,11 @@
 """`--dry-run`: the updates, memory and time of a run, counted and measured before it is started."""
 
-from __future__ import annotations
-
 import itertools
-import time
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 from torch import nn
+from torch.utils.benchmark import Timer
 from torch.utils.flop_counter import FlopCounterMode
 
 from .build import build_loader, pick_device, scale_rates
@@ -16,7 +13,7 @@ from .config import Config
 from .distributed import Distributed
 from .train_state import StepCounter, TrainState
 
-SECONDS = 5.0  # duration of the speed measurement, after two updates of warm-up
+SECONDS = 5.0  # shortest duration of the speed measurement, after the warm-up
 
 
 @dataclass
@@ -29,7 +26,7 @@ class Estimate:
     parameters: int
     memory: dict[str, int]  # bytes of "weights", "gradients", "optimizer" and "average", in each process
     activations: float  # bytes kept for the backward pass, per image
-    peak: int | None  # bytes of GPU memory in an update of a whole batch; None on a CPU
+    peak: int | None  # bytes of GPU memory in an update; None on a CPU
     flops: float  # of a forward pass, per image; a multiply-add counts as two
     speed: float  # images per second of one process
     speed_source: str
@@ -42,7 +39,7 @@ class Estimate:
         memory = ", ".join(f"{name} {_mebibytes(count)}" for name, count in self.memory.items())
         peak = self.peak and f"\n           {_mebibytes(self.peak)} at most in an update, in total (measured)"
         return f"""\
-images     {self.images:,} an epoch, {self.images - used:,} of them left over by whole batches
+images     {self.images:,} an epoch, {self.images - used:,} of them unused: they do not fill a batch
 updates    {size} images x {steps.accumulate} accumulated x {steps.world_size} processes = \
 {size * steps.batches_per_update:,} images; {updates:,} an epoch, {updates * epochs:,} in {epochs} epochs
 rate       {schedule.warmup_lr:.3g} to {self.config.optimizer.lr:.3g} in the first \
@@ -62,42 +59,45 @@ def _mebibytes(count: float) -> str:
     return f"{count / 2**30:.2f} GiB" if count >= 2**30 else f"{count / 2**20:.1f} MiB"
 
 
-def dry_run(config: Config, options: Any) -> Estimate:
-    """Estimates the cost of a run, with the `options` processes, train_images and images_per_second.
+def dry_run(
+    config: Config, processes: int = 8, train_images: int | None = None, images_per_second: float | None = None
+) -> Estimate:
+    """Builds the model of a run and makes some updates on noise, to estimate its cost.
 
-    Raises FileNotFoundError if data is missing that `train_images` and `model.num_classes` do not stand for.
+    Args:
+        config: the run.
+        processes: number of processes.
+        train_images: number of training images, with `model.num_classes` in place of the data; None: the data is read.
+        images_per_second: speed of one process; None: the measured speed.
+
+    Raises:
+        FileNotFoundError: there is neither the data nor `train_images`.
+        ValueError: there are too few images, or the number of classes is unknown.
     """
-    images, classes = options.train_images, config.model.num_classes
+    images, classes, size = train_images, config.model.num_classes, config.data.batch_size
     if images is None:
         try:
-            alone = replace(config, data=replace(config.data, workers=0))
-            data = build_loader(alone, torch.device("cpu"), training=True)
+            data = build_loader(replace(config, data=replace(config.data, workers=0)), "cpu", training=True)
         except FileNotFoundError as error:
             hint = "a dry run without the data needs --train-images and --model.num_classes"
             raise FileNotFoundError(f"{error}; {hint}") from error
         images, classes = data.num_samples, data.num_classes
     elif classes is None:
-        raise ValueError("--train-images leaves the number of classes open: give --model.num_classes, too")
-    return estimate(config, images, classes, options.processes, options.images_per_second)
-
-
-def estimate(
-    config: Config, images: int, num_classes: int, processes: int = 8, images_per_second: float | None = None
-) -> Estimate:
-    """Builds the model of a run and makes some updates on noise, to measure the speed unless it is given."""
-    size = config.data.batch_size
+        raise ValueError("--train-images does not give the number of classes: give --model.num_classes, too")
     steps = StepCounter(images // (size * processes), config.optimizer.accumulate, processes)
     if not steps.rounds:
         raise ValueError(f"{images} images do not fill a batch of {size} in each of {processes} processes")
-    state = TrainState(config, num_classes, pick_device(config.run.device))
+    state = TrainState(config, classes, pick_device(config.run.device))
     state.setup(Distributed(), steps.updates_per_epoch)
     activations = activation_bytes(state)
     with FlopCounterMode(display=False) as counter, torch.no_grad():
         state.model.eval()(_noise(state, 2)[0])
     speed, peak, source = _measure(state)
-    weights = sum(p.numel() * p.element_size() for p in state.model.parameters())
+    if images_per_second:
+        speed, source = images_per_second, "as given by --images-per-second"
+    weights = sum(p.nbytes for p in state.model.parameters())
     moments = (value for values in state.optimizer.state.values() for value in values.values())
-    optimizer = sum(value.numel() * value.element_size() for value in moments if isinstance(value, torch.Tensor))
+    optimizer = sum(value.nbytes for value in moments if isinstance(value, torch.Tensor))
     return Estimate(
         config=scale_rates(config, size * steps.batches_per_update),
         images=images,
@@ -107,8 +107,8 @@ def estimate(
         activations=activations,
         peak=peak,
         flops=counter.get_total_flops() / 2,
-        speed=images_per_second or speed,
-        speed_source="as given by --images-per-second" if images_per_second else source,
+        speed=speed,
+        speed_source=source,
     )
 
 
@@ -137,7 +137,7 @@ def saved_bytes(model: nn.Module, images: torch.Tensor, *, with_images: bool = T
 
 
 def activation_bytes(state: TrainState) -> float:
-    """Bytes that autograd saves per image in training: what four images need more than two."""
+    """Bytes that autograd saves per image in training: half the difference between four images and two."""
     state.model.train()
     with state.amp:
         two, four = (saved_bytes(state.model, _noise(state, count)[0]) for count in (2, 4))
@@ -149,14 +149,14 @@ def _measure(state: TrainState) -> tuple[float, int | None, str]:
     on_gpu, device = state.device.type == "cuda", state.device
     count = state.config.data.batch_size if on_gpu else min(8, state.config.data.batch_size)
     name = torch.cuda.get_device_name(device) if on_gpu else f"this CPU with {torch.get_num_threads()} thread(s)"
-    batch, start = _noise(state, count), 0.0
+    batch, updates = _noise(state, count), itertools.count(1)
+
+    def update() -> None:
+        state.backward(iter([batch]), [(0, 0, 0)])
+        state.step(next(updates), skip=False)
+
     state.model.train()
-    for update in itertools.count(1):
-        state.backward(iter([batch]), [(0, 0, update)])  # ends with a transfer that waits for the device
-        state.step(update, skip=False)
-        if update == 2:
-            start = time.monotonic()
-        if update > 2 and (seconds := time.monotonic() - start) > SECONDS:
-            break
+    timer = Timer("update()", globals={"update": update}, num_threads=torch.get_num_threads())
+    speed = count / timer.blocked_autorange(min_run_time=SECONDS).median
     peak = torch.cuda.max_memory_allocated(device) if on_gpu else None
-    return (update - 2) * count / seconds, peak, f"measured here: updates of {count} images of noise on {name}"
+    return speed, peak, f"measured here: updates of {count} images of noise on {name}"

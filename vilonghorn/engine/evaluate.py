@@ -1,7 +1,5 @@
 """Evaluates models on held-out data, during training or from the weights of a run."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import replace

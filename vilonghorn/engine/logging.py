@@ -1,7 +1,5 @@
 """Progress bar and logs; rank 0 only."""
 
-from __future__ import annotations
-
 import math
 import time
 from collections.abc import Iterator
@@ -11,7 +9,8 @@ from typing import Any, TypeVar
 
 from tqdm import tqdm
 
-from .checkpoint import RunDirectory, explain_full_disk
+from ..data.files import explain_full_disk
+from .checkpoint import RESUME, RunDirectory
 from .config import Config
 from .report import draw_curves
 from .train_state import Progress, StepCounter
@@ -26,57 +25,53 @@ def mean_loss(losses: list[float]) -> float | None:
     return sum(finite) / len(finite) if finite else None
 
 
-class Meter:
-    """Measures images per second, and the fraction of time spent waiting for data."""
-
-    def __init__(self) -> None:
-        self.images, self.waited, self.start = 0, 0.0, time.monotonic()
-
-    def read(self) -> dict[str, float]:
-        """`images_per_second` and `data_wait` (0 to 1) since the meter was made."""
-        elapsed = max(time.monotonic() - self.start, 1e-9)
-        return {"images_per_second": round(self.images / elapsed, 2), "data_wait": round(self.waited / elapsed, 4)}
-
-
 class RunLogger:
     """The progress bar, the JSON log, TensorBoard events, curves, and the printed lines of a run.
 
-    Does nothing unless `enabled`. TensorBoard hides events after the `update` that the run resumes from.
+    Does nothing unless `enabled`. TensorBoard events after `update`, from which the run resumes, are hidden.
     """
 
     def __init__(self, config: Config, directory: RunDirectory, steps: StepCounter, update: int, enabled: bool) -> None:
         self.config, self.directory, self.steps, self.enabled, self.events = config, directory, steps, enabled, None
-        self.meter, self.drawn = Meter(), time.monotonic()
+        self.drawn = time.monotonic()
+        self._reset_speed()
         if enabled and config.run.tensorboard:
             from torch.utils.tensorboard import SummaryWriter  # slow to import
 
             self.events = SummaryWriter(directory.events, purge_step=update + 1)
 
+    def _reset_speed(self) -> None:
+        self.images, self.waited, self.since = 0, 0.0, time.monotonic()
+
+    def _speed(self) -> dict[str, float]:
+        """Images per second, and the fraction of time spent waiting for data, since the last reset."""
+        elapsed = max(time.monotonic() - self.since, 1e-9)
+        return {"images_per_second": round(self.images / elapsed, 2), "data_wait": round(self.waited / elapsed, 4)}
+
     @contextmanager
     def epoch(self, stream: Iterator[T], progress: Progress) -> Iterator[Iterator[T]]:
-        """Shows the progress bar of an epoch, and yields its batches, timed."""
+        """Shows the progress bar of an epoch, and yields its batches; the time to get each counts as waiting."""
         title, size = f"epoch {progress.epoch + 1}/{self.config.schedule.epochs}", self.config.data.batch_size
         count = {"total": self.steps.batches * size, "initial": progress.batch * size, "unit": "img"}
         disable = None if self.enabled else True  # None: only on a terminal
-        self.meter = Meter()
+        self._reset_speed()
         with tqdm(desc=title, leave=False, disable=disable, **count) as self.bar:
             yield self._timed(stream)
 
     def _timed(self, stream: Iterator[T]) -> Iterator[T]:
-        """The same items; the time to get each of them counts as waiting."""
         start = time.monotonic()
         for item in stream:
-            self.meter.waited += time.monotonic() - start
+            self.waited += time.monotonic() - start
             yield item
             start = time.monotonic()
 
     def log_update(self, progress: Progress, loss: float, grad_norm: float, lr: float, batches: int) -> None:
         """Advances the progress bar by an update, and writes a log line every `run.log_updates` and after an epoch."""
         size, every, losses = self.config.data.batch_size, self.config.run.log_updates, progress.losses
-        self.meter.images += batches * size
+        self.images += batches * size
         if not self.bar.disable:
             images_left = ((self.config.schedule.epochs - progress.epoch) * self.steps.batches - progress.batch) * size
-            rate, waited = self.bar.format_dict["rate"], self.meter.read()["data_wait"]
+            rate, waited = self.bar.format_dict["rate"], self._speed()["data_wait"]
             left = timedelta(seconds=round(images_left / rate)) if rate else "?"
             shown = {"loss": f"{loss:.3f}", "lr": f"{lr:.2e}", "data": f"{waited:.0%}", "run": f"{left}"}
             self.bar.set_postfix(shown, refresh=False)
@@ -90,12 +85,12 @@ class RunLogger:
         if not self.enabled:
             return
         update = self.steps.update(progress)
-        speed = self.meter.read() if kind == "train" else {}
-        self.meter = Meter()
+        speed = self._speed() if kind == "train" else {}
+        self._reset_speed()
         record = {**values, "skipped": progress.skipped, "seconds": round(progress.seconds, 3), **speed}
         self.directory.log.write(kind=kind, epoch=progress.epoch + 1, update=update, **record)
         if self.events:
-            with explain_full_disk(self.directory.events):
+            with explain_full_disk(self.directory.events, RESUME):
                 for name, value in record.items():
                     for part, number in value.items() if isinstance(value, dict) else [(None, value)]:
                         if isinstance(number, (int, float)):
@@ -120,5 +115,5 @@ class RunLogger:
     def close(self) -> None:
         """Writes the last TensorBoard events."""
         if self.events:
-            with explain_full_disk(self.directory.events):
+            with explain_full_disk(self.directory.events, RESUME):
                 self.events.close()

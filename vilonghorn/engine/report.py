@@ -1,6 +1,4 @@
-"""What a run shows: its environment, its curves, its predictions, and an HTML page with all of them."""
-
-from __future__ import annotations
+"""The pictures and the HTML page of a run: environment, curves, predictions."""
 
 import base64
 import os
@@ -17,7 +15,6 @@ import yaml
 from jinja2 import Template
 from matplotlib.figure import Figure
 from torch import nn
-from torchvision.utils import make_grid
 
 from .. import __version__, ops
 from .checkpoint import RunDirectory, write_file
@@ -27,11 +24,11 @@ from .train_state import TrainState
 
 PACKAGES = ("torch", "torchvision", "timm", "triton", "numpy", "ffcv", "numba", "safetensors")
 COLUMNS, ROWS = 10, 5  # of the picture of predictions
-Shown = tuple[torch.Tensor, int, int]  # image (3, H, W) as the model sees it, predicted class, true class
+Shown = tuple[torch.Tensor, int, int]  # image (3, H, W), normalised; predicted class; true class
 
 
 def describe_environment(device: torch.device) -> dict[str, Any]:
-    """What a run depends on besides its configuration: versions, device, threads and scan backends."""
+    """Versions of Python and packages, device, threads and scan backends."""
     versions: dict[str, str | None] = {"vilonghorn": __version__, "python": platform.python_version()}
     for name in PACKAGES:
         try:
@@ -89,10 +86,7 @@ class Predictions:
 
 @torch.no_grad()
 def predict(model: nn.Module, loader: Any, amp: torch.autocast, dist: Distributed | None = None) -> Predictions:
-    """Classifies all held-out images; of several processes, mistakes and sample are those of this one.
-
-    Args are those of `evaluate`.
-    """
+    """Classifies all held-out images. With several processes, mistakes and sample are those of this one."""
     dist, classes = dist or Distributed(), loader.num_classes
     model.eval()
     own = len(range(dist.rank, loader.num_samples, dist.world_size))
@@ -134,38 +128,31 @@ def worst_classes(predictions: Predictions, count: int = 10) -> list[dict[str, A
 def draw_predictions(path: Path, predictions: Predictions, mean: tuple[float, ...], std: tuple[float, ...]) -> None:
     """Draws held-out images with their labels: mistakes in the first row, if there are any, then the sample.
 
-    `mean` and `std` are the loader's, with which images are normalised.
+    `mean` and `std` are those with which the loader normalises images.
     """
     names, mistakes = predictions.names, predictions.mistakes
     cells = mistakes + [None] * (-len(mistakes) % COLUMNS) + predictions.sample
-    shape = next(image.shape for image, _, _ in mistakes + predictions.sample)
-    gap = shape[1] // 4  # for titles
-    scale, shift = torch.tensor(std)[:, None, None], torch.tensor(mean)[:, None, None]
-    images = [torch.ones(shape) if cell is None else (cell[0] * scale + shift).clamp(0, 1) for cell in cells]
-    figure = Figure(figsize=(1.1 * COLUMNS, 1.2 * -(-len(cells) // COLUMNS) + 0.5), layout="constrained")
-    axes = figure.add_subplot()
-    axes.set_axis_off()
-    axes.imshow(make_grid(images, COLUMNS, gap, pad_value=1).permute(1, 2, 0).numpy())
+    rows = -(-len(cells) // COLUMNS)
+    figure = Figure(figsize=(1.1 * COLUMNS, 1.3 * rows + 0.3))
+    figure.subplots_adjust(0.01, 0.01, 0.99, 1 - 0.5 / figure.get_figheight())
     total, right = int(predictions.confusion.sum()), int(predictions.confusion.trace())
     figure.suptitle(f"{total - right} of {total} held-out images are wrong (red); the others are a sample")
     for i, cell in enumerate(cells):
         if cell is not None:
-            _, guess, truth = cell
+            image, guess, truth = cell
+            axes = figure.add_subplot(rows, COLUMNS, i + 1)
+            axes.set_axis_off()
+            pixels = image.permute(1, 2, 0) * torch.tensor(std) + torch.tensor(mean)
+            axes.imshow(pixels.clamp(0, 1).numpy())
             title = names[truth] if guess == truth else f"{names[guess]}, not {names[truth]}"
-            x = (i % COLUMNS + 0.5) * (shape[2] + gap) + gap / 2
-            y = i // COLUMNS * (shape[1] + gap) + 0.9 * gap - 0.5
-            style = {"color": "black" if guess == truth else "red", "ha": "center", "va": "bottom", "fontsize": 8}
-            axes.text(x, y, title, parse_math=False, **style)
+            axes.set_title(title, fontsize=8, color="black" if guess == truth else "red", parse_math=False)
     save_figure(path, figure)
 
 
 def write_report(
     directory: RunDirectory, config: Config, state: TrainState, val: Any, dist: Distributed, result: dict[str, Any]
 ) -> None:
-    """Draws the predictions of a finished run, and writes one HTML page with them, its curves and its `result`.
-
-    All processes must call it; process 0 writes.
-    """
+    """Draws the predictions of a finished run, and writes an HTML page. All processes must call it."""
     predictions = predict(state.models[state.weights], val, state.amp, dist)
     if dist.is_main:
         draw_predictions(directory.predictions, predictions, config.data.mean, config.data.std)

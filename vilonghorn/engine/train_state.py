@@ -1,10 +1,8 @@
-"""The training state: model, optimizer, schedule, average and progress, and what one update does to them."""
-
-from __future__ import annotations
+"""The training state: model, optimizer, schedule, average and progress, and the steps of an update."""
 
 import math
 from collections.abc import Iterator, Sequence
-from contextlib import closing, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from timm.utils import ModelEmaV3, random_seed
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 
 from . import build
 from .config import Config
@@ -37,10 +36,9 @@ class Progress:
 
 
 class StepCounter:
-    """Counts the batches and updates of an epoch of `rounds`, in each of which every process takes one batch.
+    """Counts the batches and updates of an epoch. In a round every process takes one batch.
 
-    An update takes `accumulate` rounds; the last one of an epoch may take fewer. `batches` and `batches_per_update`
-    count over all processes.
+    An update takes `accumulate` rounds, the last of an epoch may take fewer. Batches are counted over all processes.
     """
 
     def __init__(self, rounds: int, accumulate: int, world_size: int) -> None:
@@ -58,11 +56,7 @@ class StepCounter:
 
 
 def seed_all(*numbers: int) -> None:
-    """Seeds all global generators from a tuple of numbers.
-
-    Called before each batch with (seed, epoch, batch): mixup and drop path then depend only on the position in the run,
-    so that a resumed run draws the same numbers.
-    """
+    """Seeds all global generators, before each batch with (seed, epoch, batch), so that a resumed run is the same."""
     random_seed(int(np.random.SeedSequence(numbers).generate_state(1)[0]))
 
 
@@ -85,21 +79,22 @@ class TrainState:
 
     def setup(self, dist: Distributed, updates_per_epoch: int) -> None:
         """Builds optimizer and schedule for the global batch, and wraps the model for several processes."""
-        run, self.world_size = self.config.run, dist.world_size
         images = self.config.data.batch_size * self.config.optimizer.accumulate * dist.world_size
         scaled = build.scale_rates(self.config, images)
         self.optimizer = build.build_optimizer(scaled, self.model)
         self.scheduler = build.build_scheduler(scaled, self.optimizer, updates_per_epoch)
-        self.wrapped = dist.wrap(self.model, self.device)
-        compiled = self.device.type == "cuda" if run.compile is None else run.compile
-        self.forward = torch.compile(self.wrapped) if compiled else self.wrapped
+        self.wrapped, on_gpu = self.model, self.device.type == "cuda"
         if dist.world_size > 1:
+            ids = [self.device.index] if on_gpu else None
+            self.wrapped = DistributedDataParallel(self.model, device_ids=ids, gradient_as_bucket_view=True)
             # A throwaway backward that fixes DDP's bucket order, for bitwise resume: DDP sorts its buckets by the order
             # of the first gradients, and sums over more than two processes are rounded differently in other buckets.
             size = self.config.data.image_size
             self.wrapped.eval()  # keeps batch norm statistics unchanged
             self.wrapped(torch.zeros(2, 3, size, size, device=self.device)).float().sum().backward()
             self.model.zero_grad()
+        compiled = on_gpu if self.config.run.compile is None else self.config.run.compile
+        self.forward = torch.compile(self.wrapped) if compiled else self.wrapped
 
     @property
     def weights(self) -> str:
@@ -125,18 +120,11 @@ class TrainState:
         seed_all(*position)
         return self.mixup(*batch) if self.mixup else batch
 
-    def read_again(self, loader: Any, positions: Sequence[Sequence[int]]) -> Batch:
-        """The model's inputs and targets at some positions of this process, read and mixed again."""
-        (_, epoch, first), *_ = positions
-        with closing(loader.epoch(epoch, start=first // self.world_size)) as stream:
-            images, targets = zip(*(self.mix(batch, position) for position, batch in zip(positions, stream)))
-        return torch.cat(images), torch.cat(targets)
-
     def backward(self, stream: Iterator[Batch], positions: Sequence[Sequence[int]]) -> tuple[float, float]:
-        """Computes the gradient of the mean loss over the next batches of all processes, and clips it.
+        """Computes and clips the gradient of the mean loss over the batches of all processes.
 
-        `positions` are (seed, epoch, batch) of the batches to take here. Returns the mean loss of this process, and the
-        norm of the global gradient before clipping.
+        `positions` are (seed, epoch, batch) of the batches of this process. Returns the mean loss of this process, and
+        the norm of the global gradient before clipping.
         """
         smoothing = 0.0 if self.mixup else self.config.augmentation.label_smoothing  # Mixup smooths its targets
         losses = []
@@ -168,6 +156,6 @@ class TrainState:
         return {"ema": None, **{name: part.state_dict() for name, part in self._parts.items()}}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Loads what `state_dict` returned. Raises torch's errors if it does not fit."""
+        """Loads the result of `state_dict`. Raises torch's errors if it does not fit."""
         for name, part in self._parts.items():
             part.load_state_dict(state[name])

@@ -1,13 +1,13 @@
 """The training loop. A run can be stopped at any moment, and resumes to the same result."""
 
-from __future__ import annotations
-
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import asdict, replace
 from typing import Any, Literal
+
+import torch
 
 from .build import build_loader, check_classes, model_kwargs, one_line, pick_device
 from .checkpoint import RunDirectory, save_weights
@@ -37,7 +37,7 @@ class Trainer:
         BlockingIOError: another process is training there.
         FileNotFoundError: there is no checkpoint to resume from, or no data.
         PeerFailed: another process of this run failed for one of these reasons, or died.
-        Interrupted: SIGINT, SIGTERM or SIGUSR1 came during the first checkpoint; the run is saved.
+        Interrupted: SIGINT, SIGTERM or SIGUSR1 was received during the first checkpoint; the run is saved.
     """
 
     def __init__(
@@ -47,33 +47,165 @@ class Trainer:
         self.config, self.progress, self.dist = config, Progress(), Distributed()
         self.directory = RunDirectory(config.run.dir)
         self.dist.init()
-        state = self.dist.run_on_all(lambda: self._setup(train, val, resume, overwrite))
+        state = self.dist.run_on_all(lambda: self._build(train, val, resume, overwrite))
         with self.dist.peer_errors():
             self.train_state.setup(self.dist, self.steps.updates_per_epoch)
-        self.clock = self.saved = time.monotonic()
-        with StopRequest(self.dist) as stop:
+        with StopRequest(self.dist, self._position) as stop:
             self.dist.run_on_all(lambda: self._open(state))
             if not state:
                 self.save()
-            try:
-                stop.check()
-            except Interrupted as interrupted:
-                raise self._explain(interrupted) from None
+            stop.check()
 
-    def _setup(self, train: Any, val: Any, resume: Resume, overwrite: bool) -> dict[str, Any] | None:
-        """Makes and checks the parts of the run without writing anything; returns the state to resume from."""
+    def fit(self) -> dict[str, Any]:
+        """Trains and evaluates to the last epoch.
+
+        Returns:
+            Results of the final weights: `top1`, `top5`, `loss`, and `weights`, "model" or "ema"; `epochs`; `images`
+            evaluated; `best`, epoch and top1 of the best epoch; `skipped` updates; `seconds`.
+
+        Raises:
+            Interrupted: SIGINT, SIGTERM or SIGUSR1 was received; the run is saved.
+            FloatingPointError: too many updates in a row were not finite.
+            PeerFailed: another process of the run failed.
+        """
+        progress = self.progress
+        self.start = time.monotonic() - progress.seconds
+        self.saved = time.monotonic()
+        with StopRequest(self.dist, self._position) as stop, self.dist.peer_errors():
+            try:
+                while progress.epoch < self.config.schedule.epochs:
+                    self.train_epoch(stop)
+                    self.evaluate_epoch(stop)
+            except Interrupted:
+                self.save()
+                self.logger.draw_curves()
+                raise
+            finally:
+                self.logger.close()
+        self.logger.draw_curves()
+        weights, images = self.train_state.weights, self.val_loader.num_samples
+        result = {**progress.results[weights], "weights": weights, "epochs": progress.epoch, "images": images}
+        result |= {"best": progress.best, "skipped": progress.skipped, "seconds": progress.seconds}
+        write_report(self.directory, self.config, self.train_state, self.val_loader, self.dist, result)
+        return result
+
+    def train_epoch(self, stop: StopRequest) -> None:
+        """Makes the remaining updates of this epoch."""
+        progress, steps, state = self.progress, self.steps, self.train_state
+        state.model.train()
+        with closing(self.train_loader.epoch(progress.epoch, start=progress.batch // steps.world_size)) as stream:
+            with self.logger.epoch(stream, progress) as timed:
+                while batches := steps.next_batches(progress):
+                    loss, norm = self.make_update(timed, batches)
+                    progress.seconds = time.monotonic() - self.start
+                    self.logger.log_update(progress, loss, norm, state.lr, len(batches))
+                    if self._checkpoint_is_due():
+                        self.save()
+                    stop.check()
+
+    def make_update(self, stream: Iterator[Batch], batches: range) -> tuple[float, float]:
+        """Makes one update, or skips it if the loss or its gradient is not finite.
+
+        `stream` yields the batches of this process; `batches` are the numbers of those of all processes. Returns the
+        loss and the norm of the gradient over all processes.
+        """
+        progress, dist, state = self.progress, self.dist, self.train_state
+        state.scheduler.step_update(self.update)
+        positions = [(self.config.run.seed, progress.epoch, batch) for batch in batches[dist.rank :: dist.world_size]]
+        own_loss, norm = state.backward(stream, positions)
+        loss = dist.sum([own_loss])[0] / dist.world_size
+        progress.batch = batches.stop
+        skip = not (math.isfinite(loss) and math.isfinite(norm))
+        state.step(self.update, skip)
+        progress.losses.append(math.nan if skip else loss)
+        progress.skipped += skip
+        progress.skipped_in_row = progress.skipped_in_row + 1 if skip else 0
+        if progress.skipped_in_row > self.config.run.max_skipped:
+            self._raise_nonfinite(positions, own_loss)
+        return loss, norm
+
+    def evaluate_epoch(self, stop: StopRequest) -> None:
+        """Ends an epoch: evaluates the model and its average, and saves log, weights and state."""
+        progress, state = self.progress, self.train_state
+        for model in state.models.values():
+            self.dist.broadcast_buffers(model)
+        progress.results = evaluate(state.models, self.val_loader, amp=state.amp, on_batch=stop.check, dist=self.dist)
+        progress.seconds = time.monotonic() - self.start
+        train_loss, result = mean_loss(progress.losses), progress.results[state.weights]
+        self.logger.write("epoch", progress, train_loss=train_loss, **progress.results)
+        progress.epoch, progress.batch, progress.losses = progress.epoch + 1, 0, []
+        is_best = not progress.best or result["top1"] > progress.best["top1"]
+        if is_best:
+            progress.best = {"epoch": progress.epoch, "top1": result["top1"]}
+        self.save(weights=["best", "last"] if is_best else ["last"])
+        self.logger.log_epoch(progress, train_loss)
+
+    def save(self, weights: Sequence[str] = ()) -> None:
+        """Saves the full state, after the weights that give the results as "best" or "last"."""
+        self.dist.run_on_all(lambda: self._write(weights) if self.dist.is_main else None)
+        self.saved = time.monotonic()
+
+    @property
+    def update(self) -> int:
+        """Number of updates so far, skipped ones included."""
+        return self.steps.update(self.progress)
+
+    def _write(self, weights: Sequence[str]) -> None:
+        state, progress = self.train_state, self.progress
+        for name in weights:
+            record = {
+                "model": self.config.model.name,
+                "kwargs": model_kwargs(self.config, state.num_classes),
+                "weights": state.weights,
+                "class_names": self.train_loader.class_names,
+                "epoch": progress.epoch,
+                **progress.results[state.weights],
+            }
+            save_weights(self.directory.weights(name), state.models[state.weights].state_dict(), record)
+        progress.log_size = self.directory.log.sync()
+        parts = {"config": self.config.to_dict(), "data": self.data, "progress": asdict(progress)}
+        self.directory.save_state({**parts, **state.state_dict()})
+
+    def _checkpoint_is_due(self) -> bool:
+        """Whether to save inside the epoch, by the number of updates or by the clock of process 0."""
+        run = self.config.run
+        if run.checkpoint_updates and self.update % run.checkpoint_updates == 0:
+            return True
+        is_late = time.monotonic() - self.saved > (run.checkpoint_seconds or math.inf)
+        return self.dist.sum([float(self.dist.is_main and is_late)])[0] > 0
+
+    def _raise_nonfinite(self, positions: Sequence[Sequence[int]], loss: float) -> None:
+        """Saves the batches of this process at `positions`, read and mixed again, and raises FloatingPointError."""
+        (_, epoch, first), *_ = positions
+        with closing(self.train_loader.epoch(epoch, start=first // self.dist.world_size)) as stream:
+            batches = [self.train_state.mix(batch, position) for position, batch in zip(positions, stream)]
+        images, targets = map(torch.cat, zip(*batches))
+        file = self.directory.path / f"nonfinite-{self.dist.rank}.safetensors"
+        file.parent.mkdir(parents=True, exist_ok=True)  # on the other machines
+        save_weights(file, {"images": images, "targets": targets}, {"loss": str(loss)})
+        raise FloatingPointError(
+            f"{self.progress.skipped_in_row} updates in a row, up to batch {self.progress.batch} of epoch {epoch + 1}, "
+            "had a loss or gradient that is not finite: lower optimizer.lr, or set run.amp to off; "
+            f"the last batch is in {file}"
+        )
+
+    def _position(self) -> str:
+        """The position of the run and the command to resume it, for the message of an interruption."""
+        where = f"in epoch {self.progress.epoch + 1}, after {self.progress.batch} of {self.steps.batches} batches"
+        return f"{where}; resume with: python train_imagenet.py --resume {self.directory.path}"
+
+    def _build(self, train: Any, val: Any, resume: Resume, overwrite: bool) -> dict[str, Any] | None:
+        """Builds and checks the parts of the run without writing anything; returns the state to resume from."""
         config, directory, dist = self.config, self.directory, self.dist
-        if resume == "auto":
-            resume = directory.has_state
-            if not resume:
-                directory.check_is_free(allow_started=True)
-        elif not (resume or overwrite):
-            directory.check_is_free()
+        is_auto = resume == "auto"
+        resume = directory.has_state if is_auto else resume
+        if not (resume or overwrite):
+            directory.check_is_free(allow_started=is_auto)
         if resume and dist.is_main and directory.has_state:
             directory.lock()
         state = directory.load_state() if resume else None
         if state and (changed := changed_keys(state["config"], config.to_dict())):
-            raise ValueError(f"{config.run.dir} was started with another {', '.join(changed)}: resume with what it had")
+            raise ValueError(f"{config.run.dir} was started with another {', '.join(changed)}: resume with the same")
         device = pick_device(config.run.device, dist)
         train = build_loader(config, device, training=True, dist=dist) if train is None else train
         val = build_loader(config, device, training=False, dist=dist) if val is None else val
@@ -108,163 +240,17 @@ class Trainer:
             self.directory.open(self.config.to_dict(), environment, self.progress.log_size if state else None)
         self.logger = RunLogger(self.config, self.directory, self.steps, self.update, enabled=self.dist.is_main)
 
-    @property
-    def update(self) -> int:
-        """Number of updates so far, skipped ones included."""
-        return self.steps.update(self.progress)
-
-    def fit(self) -> dict[str, Any]:
-        """Trains and evaluates to the last epoch.
-
-        Returns:
-            Results of the final weights: `top1`, `top5`, `loss`, and `weights`, "model" or "ema"; `epochs`; `images`
-            evaluated; `best`, epoch and top1 of the best epoch; `skipped` updates; `seconds`.
-
-        Raises:
-            Interrupted: SIGINT, SIGTERM or SIGUSR1 came; the run is saved.
-            FloatingPointError: too many updates in a row were not finite.
-            PeerFailed: another process of the run died.
-        """
-        progress = self.progress
-        self.clock = time.monotonic()
-        with StopRequest(self.dist) as stop, self.dist.peer_errors():
-            try:
-                while progress.epoch < self.config.schedule.epochs:
-                    self.train_epoch(stop)
-                    self.evaluate_epoch(stop)
-            except Interrupted as interrupted:
-                self.save()
-                self.logger.draw_curves()
-                raise self._explain(interrupted) from None
-            finally:
-                self.logger.close()
-        self.logger.draw_curves()
-        weights, images = self.train_state.weights, self.val_loader.num_samples
-        result = {**progress.results[weights], "weights": weights, "epochs": progress.epoch, "images": images}
-        result |= {"best": progress.best, "skipped": progress.skipped, "seconds": progress.seconds}
-        write_report(self.directory, self.config, self.train_state, self.val_loader, self.dist, result)
-        return result
-
-    def train_epoch(self, stop: StopRequest) -> None:
-        """Makes the remaining updates of this epoch."""
-        progress, steps = self.progress, self.steps
-        self.train_state.model.train()
-        with closing(self.train_loader.epoch(progress.epoch, start=progress.batch // steps.world_size)) as stream:
-            with self.logger.epoch(stream, progress) as timed:
-                while batches := steps.next_batches(progress):
-                    loss, norm = self.make_update(timed, batches)
-                    self._count_time()
-                    self.logger.log_update(progress, loss, norm, self.train_state.lr, len(batches))
-                    if self.checkpoint_is_due():
-                        self.save()
-                    stop.check()
-
-    def make_update(self, stream: Iterator[Batch], batches: range) -> tuple[float, float]:
-        """Makes one update, or skips it if the loss or its gradient is not finite.
-
-        `stream` has the batches of this process, `batches` the numbers in the epoch of those to take, over all
-        processes. Returns the loss and the norm of its gradient, over all processes.
-        """
-        progress, dist, state = self.progress, self.dist, self.train_state
-        state.scheduler.step_update(self.update)
-        positions = [(self.config.run.seed, progress.epoch, batch) for batch in batches[dist.rank :: dist.world_size]]
-        own_loss, norm = state.backward(stream, positions)
-        loss = dist.sum([own_loss])[0] / dist.world_size
-        progress.batch = batches.stop
-        skip = not (math.isfinite(loss) and math.isfinite(norm))
-        state.step(self.update, skip)
-        progress.losses.append(math.nan if skip else loss)
-        progress.skipped += skip
-        progress.skipped_in_row = progress.skipped_in_row + 1 if skip else 0
-        if progress.skipped_in_row > self.config.run.max_skipped:
-            images, targets = state.read_again(self.train_loader, positions)
-            file = self.directory.path / f"nonfinite-{dist.rank}.safetensors"
-            file.parent.mkdir(parents=True, exist_ok=True)  # on the other machines
-            save_weights(file, {"images": images, "targets": targets}, {"loss": str(own_loss)})
-            raise FloatingPointError(
-                f"{progress.skipped_in_row} updates in a row, up to batch {progress.batch} of epoch "
-                f"{progress.epoch + 1}, had a loss or gradient that is not finite: lower optimizer.lr, or set run.amp "
-                f"to off; the last batch is in {file}"
-            )
-        return loss, norm
-
-    def checkpoint_is_due(self) -> bool:
-        """Whether to save inside the epoch, by the number of updates or by the clock of process 0."""
-        run = self.config.run
-        if run.checkpoint_updates and self.update % run.checkpoint_updates == 0:
-            return True
-        if not run.checkpoint_seconds:
-            return False
-        late = time.monotonic() - self.saved > run.checkpoint_seconds
-        return self.dist.sum([float(self.dist.is_main and late)])[0] > 0
-
-    def evaluate_epoch(self, stop: StopRequest) -> None:
-        """Ends an epoch: evaluates the model and its average, and saves log, weights and state."""
-        progress, state = self.progress, self.train_state
-        for model in state.models.values():
-            self.dist.broadcast_buffers(model)
-        progress.results = evaluate(state.models, self.val_loader, amp=state.amp, on_batch=stop.check, dist=self.dist)
-        self._count_time()
-        train_loss, result = mean_loss(progress.losses), progress.results[state.weights]
-        self.logger.write("epoch", progress, train_loss=train_loss, **progress.results)
-        progress.epoch, progress.batch, progress.losses = progress.epoch + 1, 0, []
-        is_best = not progress.best or result["top1"] > progress.best["top1"]
-        if is_best:
-            progress.best = {"epoch": progress.epoch, "top1": result["top1"]}
-        self.dist.run_on_all(lambda: self._save_weights(["best", "last"] if is_best else ["last"]))
-        self.save()
-        self.logger.log_epoch(progress, train_loss)
-
-    def save(self) -> None:
-        """Saves the full state."""
-
-        def write() -> None:
-            if self.dist.is_main:
-                self.progress.log_size = self.directory.log.sync()
-                parts = {"config": self.config.to_dict(), "data": self.data, "progress": asdict(self.progress)}
-                self.directory.save_state({**parts, **self.train_state.state_dict()})
-
-        self.dist.run_on_all(write)
-        self.saved = time.monotonic()
-
-    def _save_weights(self, checkpoints: list[str]) -> None:
-        """Saves the weights that give the results as the "best" or the "last"."""
-        if self.dist.is_main:
-            state = self.train_state
-            record = {
-                "model": self.config.model.name,
-                "kwargs": model_kwargs(self.config, state.num_classes),
-                "weights": state.weights,
-                "class_names": self.train_loader.class_names,
-                "epoch": self.progress.epoch,
-                **self.progress.results[state.weights],
-            }
-            for checkpoint in checkpoints:
-                save_weights(self.directory.weights(checkpoint), state.models[state.weights].state_dict(), record)
-
-    def _explain(self, interrupted: Interrupted) -> Interrupted:
-        """The same interruption, with the position of the saved run and the command to resume it."""
-        where = f"in epoch {self.progress.epoch + 1}, after {self.progress.batch} of {self.steps.batches} batches"
-        how = f"python train_imagenet.py --resume {self.directory.path}"
-        return Interrupted(interrupted.signum, f"{interrupted} {where}; go on with: {how}")
-
-    def _count_time(self) -> None:
-        """Adds the time since the last call to the run's."""
-        now = time.monotonic()
-        self.progress.seconds += now - self.clock
-        self.clock = now
-
 
 def check_data(config: Config, old: dict[str, Any], new: dict[str, Any]) -> None:
     """Raises ValueError if a resumed run does not have the same data, or not the same batches per update."""
     train, val, same = config.data.train, config.data.val, "resume with the same data"
-    for key, source, what, advice in (
-        ("batches_per_update", "this job", "batches per update", "change optimizer.accumulate or the processes"),
-        ("images", train, "images", same),
-        ("classes", train, "classes", same),
-        ("batches", train, "batches per epoch", "resume with as many processes as it had"),
-        ("train", train, "as fingerprint", same),
-        ("val", val, "as fingerprint", same),
+    for key, what, hint in (
+        ("batches_per_update", "number of batches per update", "change optimizer.accumulate or the processes"),
+        ("images", f"number of images of {train}", same),
+        ("classes", f"number of classes of {train}", same),
+        ("batches", f"number of batches of {train}", "resume with as many processes as it had"),
+        ("train", f"fingerprint of {train}", same),
+        ("val", f"fingerprint of {val}", same),
     ):
         if old[key] != new[key]:
-            raise ValueError(f"{source} has {new[key]} {what} but the run was started with {old[key]}: {advice}")
+            raise ValueError(f"the {what} is {new[key]} but the run was started with {old[key]}: {hint}")
