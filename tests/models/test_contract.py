@@ -164,7 +164,7 @@ def test_a_jit_trace_computes_the_same(name):
             (2, 32, 32, 3),
             r"images have 32 channels, .* their shape is \[2, 32, 32, 3\], expected \(batch, channels, height, width\)",
         ),
-        ((0, 3, 32, 32), r"the batch of shape \[0, 3, 32, 32\] is empty, expected at least one image"),
+        ((0, 3, 32, 32), r"images have shape \[0, 3, 32, 32\], expected at least one image of at least one pixel"),
         ((3, 32, 32), r"images have shape \[3, 32, 32\], expected \(batch, channels, height, width\)"),
         ((2, 3, 32, 40), "image is 32x40, expected 32x32; give img_size= or dynamic_img_size=True"),
     ],
@@ -207,7 +207,7 @@ def test_a_negative_number_of_classes_is_refused():
 
 def test_images_without_pixels_are_refused_where_any_size_is_taken():
     model = make("vilonghorn_nano", img_size=32, depth=1, dynamic_img_size=True, dynamic_img_pad=True)
-    with pytest.raises(ValueError, match=r"images have shape \[2, 3, 0, 8\], expected at least one pixel"):
+    with pytest.raises(ValueError, match=r"shape \[2, 3, 0, 8\], expected at least one image of at least one pixel"):
         model(torch.zeros(2, 3, 0, 8))
 
 

@@ -1,6 +1,5 @@
 """VisionSSM: what it computes, and timm's contract for a vision backbone."""
 
-import copy
 import math
 
 import pytest
@@ -171,16 +170,6 @@ def test_every_parameter_takes_part(rule, images):
     assert all(p.grad is not None and p.grad.abs().sum() > 0 for p in model.parameters())
 
 
-def test_any_size_goes_in_with_dynamic_img_size(images):
-    fixed, dynamic = small(), small(dynamic_img_size=True)
-    torch.testing.assert_close(dynamic(images), fixed(images))
-    assert dynamic.forward_features(torch.randn(1, 3, 40, 24)).shape == (1, 1 + 5 * 3, 32)
-    with pytest.raises(ValueError, match="image is 40x24, expected 32x32"):
-        fixed(torch.randn(1, 3, 40, 24))
-    with pytest.raises(ValueError, match="41x24 is not a whole number"):
-        dynamic(torch.randn(1, 3, 41, 24))
-
-
 def test_padding_takes_sizes_that_are_no_multiple_of_the_patch():
     dynamic = small(dynamic_img_size=True, dynamic_img_pad=True)
     assert dynamic.forward_features(torch.randn(1, 3, 33, 23)).shape == (1, 1 + 5 * 3, 32)
@@ -232,18 +221,6 @@ def test_a_model_on_meta_runs_and_has_no_buffers():
     assert not list(model.buffers())
 
 
-def test_copies_and_state_dicts_compute_the_same(images):
-    model = small(rule="mamba")
-    clone = copy.deepcopy(model)
-    assert torch.equal(clone(images), model(images))
-    other = small(rule="mamba", num_classes=5)
-    poison(other)
-    other.load_state_dict(model.state_dict(), strict=True)
-    assert torch.equal(other(images), model(images))
-
-
-def test_an_unknown_argument_and_an_unknown_rule_are_refused():
-    with pytest.raises(TypeError, match="embed_dims"):
-        small(embed_dims=64)
+def test_an_unknown_rule_is_refused():
     with pytest.raises(ValueError, match="'transformer'.*'longhorn_exact'"):
         small(rule="transformer")

@@ -20,8 +20,6 @@ FORMS = {
     "two pairs": dict(pairs=2, grid=4, colours=1),
     "eight pairs": dict(pairs=8, grid=6, colours=4),
     "thirty-two pairs": dict(pairs=32, grid=10, colours=4),
-    "three queries": dict(pairs=5, grid=4, colours=1, queries=3),
-    "the same original": dict(pairs=4, grid=4, colours=2, same_original=True),
     "distractors": dict(pairs=4, grid=8, colours=6, distractors=True),
 }
 
@@ -34,11 +32,11 @@ def originals() -> dict[bytes, int]:
     }
 
 
-def read(picture: np.ndarray, queries: int) -> tuple[dict, list, set]:
-    """What a mosaic says to someone who knows nothing of how it was made but the digits of scikit-learn.
+def read(picture: np.ndarray) -> tuple[dict, tuple, set]:
+    """Reads a mosaic from its pixels and the digits of scikit-learn alone.
 
     Returns:
-        Key (colour, digit) to value; the keys asked for; and the originals that were used.
+        Key (colour, digit) to value; the key of the query; and the originals that were used.
     """
     target = originals_of_sklearn().target
     grid = len(picture) // 8
@@ -53,12 +51,12 @@ def read(picture: np.ndarray, queries: int) -> tuple[dict, list, set]:
         else:
             seen.append((colour, originals()[ink.tobytes()]))
     pairs, white = {}, (1, 1, 1)
-    for key, value in zip(seen[:-queries:2], seen[1:-queries:2]):
+    for key, value in zip(seen[:-1:2], seen[1:-1:2]):
         if key is not None:
             assert key[0] in COLOURS and value[0] == white
             pairs[key[0], int(target[key[1]])] = int(target[value[1]])
-    asked = [(colour, int(target[i])) for colour, i in seen[-queries:]]
-    return pairs, asked, {tile[1] for tile in seen if tile is not None}
+    colour, original = seen[-1]
+    return pairs, (colour, int(target[original])), {tile[1] for tile in seen if tile is not None}
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -66,17 +64,14 @@ def test_the_label_is_what_a_reader_of_the_picture_finds(form):
     options = FORMS[form]
     task = Recall("train", count=60, **options)
     for picture, label in (task[i] for i in range(60)):
-        pairs, asked, _ = read(picture, task.queries)
-        assert len(pairs) == task.pairs and len(set(asked)) == task.queries
-        assert "".join(str(pairs[key]) for key in asked) == task.classes[label]
+        pairs, query, _ = read(picture)
+        assert len(pairs) == task.pairs and str(pairs[query]) == task.classes[label]
 
 
-def test_the_query_is_another_original_than_its_key_unless_the_same_is_asked_for():
+def test_the_query_is_another_original_than_its_key():
     task = Recall("test", pairs=4, grid=4, count=200)
-    same = Recall("test", pairs=4, grid=4, count=200, same_original=True)
-    assert all(m.tiles[-1] == m.tiles[2 * m.slots[m.asked[0]]] for m in map(same.mosaic, range(200)))
     for mosaic in map(task.mosaic, range(200)):
-        key = mosaic.tiles[2 * mosaic.slots[mosaic.asked[0]]]
+        key = mosaic.tiles[2 * mosaic.slots[mosaic.query]]
         assert mosaic.tiles[-1] != key and load_split("test").labels[mosaic.tiles[-1]] == load_split("test").labels[key]
 
 
@@ -90,7 +85,7 @@ def test_splits_share_no_original():
     assert not (pictures[0] & pictures[1] or pictures[0] & pictures[2] or pictures[1] & pictures[2])
     for split, part in zip(SPLITS, parts):
         task = Recall(split, pairs=4, grid=6, distractors=True, count=20)
-        used = set().union(*(read(task[i][0], 1)[2] for i in range(20)))
+        used = set().union(*(read(task[i][0])[2] for i in range(20)))
         assert used <= set(part.indices.tolist())
 
 
@@ -119,7 +114,7 @@ def within(hits: np.ndarray, chance: float) -> bool:
 def test_the_query_alone_says_nothing():
     """The most frequent label of a key in one half of the mosaics is right once in ten in the other half."""
     task, drawn = mosaics(pairs=4, grid=4, colours=1)
-    keys = np.array([m.keys[m.asked[0]] for m in drawn])
+    keys = np.array([m.keys[m.query] for m in drawn])
     labels = np.array([m.label for m in drawn])
     table = np.zeros((10, 10))
     np.add.at(table, (keys[:3000], labels[:3000]), 1)
@@ -144,7 +139,7 @@ def test_all_tiles_without_their_places_leave_a_guess_among_the_values(pairs, gr
     assert within(counts.argmax(axis=1) == labels, chance)
     if pairs < 10:
         ranks = np.array([(np.sort(m.values) == m.label).argmax() for m in drawn])
-        colour = np.array([m.keys[m.asked[0]] // 10 for m in drawn])
+        colour = np.array([m.keys[m.query] // 10 for m in drawn])
         table = np.zeros((4, pairs))
         np.add.at(table, (colour, ranks), 1)
         assert uniform(table.sum(axis=0)) and stats.chi2_contingency(table).pvalue > 1e-3
@@ -152,9 +147,9 @@ def test_all_tiles_without_their_places_leave_a_guess_among_the_values(pairs, gr
 
 def test_no_place_is_asked_for_more_than_another():
     task, drawn = mosaics(pairs=4, grid=4)
-    places = np.array([m.slots[m.asked[0]] for m in drawn])
+    places = np.array([m.slots[m.query] for m in drawn])
     assert uniform(np.bincount(places, minlength=task.room))
-    order = np.array([(np.sort(m.slots) == m.slots[m.asked[0]]).argmax() for m in drawn])
+    order = np.array([(np.sort(m.slots) == m.slots[m.query]).argmax() for m in drawn])
     assert uniform(np.bincount(order, minlength=4))  # first, second, ... of the pairs in raster order
 
 
@@ -163,14 +158,6 @@ def test_distractors_say_nothing():
     digits = load_split("train").labels
     beside = np.array([digits[m.tiles[-2]] for m in drawn])  # the tile before the query is never a pair's
     assert within(beside == np.array([m.label for m in drawn]), 0.1)
-
-
-def test_several_queries_ask_for_one_digit_each():
-    task, drawn = mosaics(2000, pairs=5, grid=4, colours=1, queries=2)
-    assert task.classes[7] == "07" and len(task.classes) == 100
-    assert task.chance == pytest.approx(1 / 20)
-    guess = np.array([10 * sorted(m.values)[0] + sorted(m.values)[1] for m in drawn])
-    assert within(guess == np.array([m.label for m in drawn]), 1 / 20)
 
 
 def test_the_test_digits_are_those_that_the_embedded_digits_hold_out(tmp_path):
@@ -219,8 +206,7 @@ def test_the_command_writes_all_splits_and_refuses_what_cannot_be(tmp_path, caps
         (dict(grid=5), "grid 5: expected an even number"),
         (dict(colours=7), "colours 7: expected 1 to 6"),
         (dict(pairs=12, grid=6, colours=1), "pairs 12: expected 1 to 10"),
-        (dict(queries=4), "queries 4"),
-        (dict(pairs=1, queries=2), "pairs 1: expected 2 to"),
+        (dict(pairs=0), "pairs 0: expected 1 to 7"),
         (dict(count=0), "count 0"),
     ],
 )

@@ -75,10 +75,15 @@ def test_the_card_says_what_how_and_how_well(tmp_path):
         assert said in text
 
 
+def test_the_card_of_another_timm_model_names_no_mixer():
+    card = publish.make_card(timm.create_model("vit_tiny_patch16_224", img_size=32, depth=1), "me/vit")
+    assert "vit_tiny_patch16_224" in card and "Mixer" not in card and "- **Metrics:** none given" in card
+
+
 def test_nothing_is_written_over_and_nothing_is_half_there(tmp_path, monkeypatch):
     model = make("vim_nano")
     (tmp_path / "taken").mkdir()
-    with pytest.raises(FileExistsError, match="taken is there already"):
+    with pytest.raises(FileExistsError, match="taken exists already"):
         publish.save_pretrained(model, tmp_path / "taken", publish.make_card(model, "x"))
     with torch.no_grad():
         model.blocks[1].mixer.D[0, 0] = math.nan

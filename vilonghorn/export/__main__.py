@@ -4,8 +4,6 @@ The file takes any number of images, of any size that is a whole number of patch
 in a process that cannot import this library. If it differs, nothing is written and the exit status is 1.
 """
 
-from __future__ import annotations
-
 import argparse
 import importlib.util
 import sys

@@ -1,7 +1,5 @@
 """Times an exported file and the model that it comes from, interleaved: option `--bench` of the export."""
 
-from __future__ import annotations
-
 import statistics
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -9,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-from ..bench.interleaved import InterleavedBenchmark
+from ..bench.interleaved import run_interleaved
 from ..bench.report import machine
 from ..models import VisionSSM
 from .runtime import load
@@ -23,7 +21,7 @@ def report(model: VisionSSM, kind: str, path: Path, batch_sizes: Sequence[int]) 
     print(f"\n{threads} threads of {machine('cpu')['cpu']}, {shape[1]}x{shape[2]} px, float32")
     sources = {"eager": model, kind: str(path)}
     candidates = {name: partial(_steps, name, source, shape, batch_sizes) for name, source in sources.items()}
-    for step, rows in InterleavedBenchmark(candidates, threads).run(list(map(str, batch_sizes)), ROUNDS).items():
+    for step, rows in run_interleaved(candidates, list(map(str, batch_sizes)), ROUNDS, threads=threads).items():
         if problem := next((row["problem"] for row in rows.values() if row["problem"]), None):
             raise RuntimeError(f"the file could not be timed: {problem}")
         eager, exported = (statistics.median(rows[name]["ms"]) for name in ("eager", kind))

@@ -1,7 +1,5 @@
 """Captures a model as a graph of torch's operators, and writes the graph as ONNX, torch.export or AOTInductor."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
@@ -17,7 +15,7 @@ MIN_GRID = 2  # rows and columns of patches: torch.export specialises dimensions
 
 
 def image_size(model: VisionSSM, rows: int, columns: int) -> tuple[int, int]:
-    """Returns height and width, in pixels, of an image of so many patches."""
+    """Returns height and width, in pixels, of an image of `rows` x `columns` patches."""
     (dy, dx), (height, width) = model.patch_embed.stride, model.patch_embed.patch_size
     return (rows - 1) * dy + height, (columns - 1) * dx + width
 
@@ -81,10 +79,10 @@ def _pass_sizes_to_loops(program: ExportedProgram) -> None:
 
 
 class Format(NamedTuple):
-    """A file format: its title, what MODEL is followed by in a file's default name, and its writer."""
+    """A file format."""
 
     title: str
-    suffix: str
+    suffix: str  # of file names
     write: Callable[[ExportedProgram, Path], None]
 
 

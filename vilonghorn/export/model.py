@@ -1,7 +1,5 @@
 """Makes the model that is exported, from a name, a checkpoint and an image size."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -68,7 +66,7 @@ def _read_checkpoint(name: str, path: Path) -> tuple[dict[str, torch.Tensor], di
         raise ValueError(f"{path} is not a checkpoint that timm reads ({type(error).__name__})") from error
     try:
         _, record = load_weights(path)
-    except ValueError:  # not written by this library: its head tells the number of classes
+    except ValueError:  # not written by this library; the head has a row for each class
         return weights, {"num_classes": len(weights.get("head.weight", ()))}
     if record.get("model") != name:
         raise ValueError(f"{path} holds weights of {record.get('model', 'no model')}, not of {name}")

@@ -5,8 +5,6 @@
 INPUTS and OUTPUTS are lists of tensors, saved by torch.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable
 

@@ -1,6 +1,4 @@
-"""Exports a model, and compares the file with the model before it is put in place."""
-
-from __future__ import annotations
+"""Exports a model to a file that appears only after its outputs were compared with the model's."""
 
 import subprocess
 import sys
@@ -45,7 +43,8 @@ def export(model: VisionSSM, kind: str, path: Path) -> Errors:
 def verify(model: VisionSSM, kind: str, path: Path) -> Errors:
     """Compares a file with the model, in a process that cannot import this library.
 
-    The images have the model's own size and a wider one, in batches of BATCH_SIZES; two files are left beside `path`.
+    The images have the model's own size and a wider one, in batches of BATCH_SIZES. The images and outputs are written
+    beside `path`.
 
     Raises:
         VerificationError: the file does not run, or an error is not below TOLERANCE.

@@ -4,8 +4,6 @@ KIND is attention (which tokens the scan reads a token's output from), field (wh
 (how long the state remembers a token), pca (principal components of the features) or cam (Grad-CAM of a class).
 """
 
-from __future__ import annotations
-
 import argparse
 import sys
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """Draws the maps of one image as a figure: a row for each direction or quantity, a column for each block."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -94,9 +92,9 @@ def make_sheet(
         rows += [Row("both", list(maps.mean(1)))] if len(directions) > 1 else []
         return Sheet(f"Implicit attention of {name}: weights of the scan, mean magnitude", blocks, rows, box)
     if kind == "memory":
-        half_lives, shares = (to_map(values[:, :, 0], grid) for values in memory(model, images, blocks))
+        half_lives, fractions = (to_map(values[:, :, 0], grid) for values in memory(model, images, blocks))
         rows = [Row(f"{label}: half-life", list(half_lives[:, g]), "tokens") for g, label in enumerate(directions)]
-        rows.append(Row("left at the\nclass token", list(shares.amax(1)), "share"))
+        rows.append(Row("left at the\nclass token", list(fractions.amax(1)), "share"))
         return Sheet("State memory: how long each token is remembered", blocks, rows)
     if kind == "field":
         row = Row("root of gradient", [receptive_field(model, images, b, token)[0].sqrt() for b in blocks])
@@ -119,9 +117,8 @@ def draw(sheet: Sheet, picture: Tensor) -> Figure:
     size = (1.6 * num_columns + 1.2, (1.6 * height / width + 0.35) * num_rows + 0.6)  # inches
     figure = Figure(figsize=size, layout="constrained")
     figure.suptitle(sheet.title, fontsize=11, parse_math=False)
-    axes = figure.subplots(num_rows, num_columns, squeeze=False)
-    for axis in axes.flat:
-        axis.set(xticks=[], yticks=[], xlim=(0, width), ylim=(height, 0))
+    frame = dict(xticks=[], yticks=[], xlim=(0, width), ylim=(height, 0))
+    axes = figure.subplots(num_rows, num_columns, squeeze=False, subplot_kw=frame)
     for axis in axes[1:, 0]:
         axis.set_axis_off()
     axes[0, 0].imshow(picture.numpy(), extent=(0, width, height, 0), interpolation="nearest")

@@ -5,8 +5,6 @@ with the class token first (see `tokens`), blocks from 0, or from -1 at the end.
 evaluation mode unless dropout is wanted.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 
@@ -30,7 +28,7 @@ def scans(model: VisionSSM, images: Tensor, blocks: Sequence[int]) -> list[ScanI
         found[mixer] = scan_inputs(mixer, inputs[0])
 
     with ExitStack() as hooks:
-        for mixer in set(mixers):
+        for mixer in mixers:
             hooks.enter_context(mixer.register_forward_pre_hook(store))
         model.forward_features(images)
     return [found[mixer] for mixer in mixers]
@@ -58,16 +56,16 @@ def attention(
 def memory(model: VisionSSM, images: Tensor, blocks: Sequence[int]) -> tuple[Tensor, Tensor]:
     """Returns how long the state remembers each token, in two tensors (blocks, G, B, 1 + M).
 
-    The first is the `half_life` in tokens, infinite if the sequence ends before. The second is the share (`retention`)
-    that is left when the class token is read, 0 for tokens read after it.
+    The first is the `half_life` in tokens, infinite if the sequence ends before. The second is the fraction
+    (`retention`) that remains when the class token is read, 0 for tokens read after it.
     """
     h, w = grid_of(model, images)
-    half_lives, shares = [], []
+    half_lives, fractions = [], []
     for scan in scans(model, images, blocks):
         kept = retention(scan)
         half_lives.append(half_life(kept, scan.reverse))
-        shares.append(kept[:, :, scan_position(CLASS_TOKEN, h * w)])
-    return from_scan_order(torch.stack(half_lives)), from_scan_order(torch.stack(shares))
+        fractions.append(kept[:, :, scan_position(CLASS_TOKEN, h * w)])
+    return from_scan_order(torch.stack(half_lives)), from_scan_order(torch.stack(fractions))
 
 
 def receptive_field(model: VisionSSM, images: Tensor, block: int, token: int) -> Tensor:

@@ -7,8 +7,6 @@ M[t, s] = gate_s (T_{s+1} ... T_t q_t) . k_s: the maps are applied to q_t, from 
 are in scan order, with the class token in the middle.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
@@ -78,42 +76,37 @@ def attention_rows(scan: ScanInputs, queries: Sequence[int] | None = None, chann
     if channels not in REDUCTIONS:
         raise ValueError(f"channels is {channels!r}, expected one of {', '.join(map(repr, REDUCTIONS))}")
     G, B, L, width = scan.values.shape
-    queries = range(L) if queries is None else queries
+    queries = list(range(L) if queries is None else queries)
     if not set(queries) <= set(range(L)) or len(set(queries)) != len(queries):
-        raise ValueError(f"queries are {list(queries)}, expected different positions from 0 to {L - 1}")
+        raise ValueError(f"queries are {queries}, expected different positions from 0 to {L - 1}")
     shape = (G, B, len(queries), L)
     rows = scan.values.new_zeros((*shape, width) if channels == "none" else shape)
     for g, part in _slices(scan, len(queries)):
-        latest_first = sorted(range(len(queries)), key=lambda i: queries[i], reverse=not scan.reverse[g])
+        # q of each query after the maps of its earlier tokens; zero until the query's own position is reached.
         carried = scan.gate.new_zeros(B, len(queries), scan.q.shape[-1], part.stop - part.start)
-        active = 0  # the first queries of `carried`, at or after s in the direction's time
         for s, gate, k, q, A in reversed(list(_tokens(scan, g, part))):
-            if active < len(queries) and queries[latest_first[active]] == s:
-                carried[:, active] = q.squeeze(1)
-                active += 1
-            if active == 0:
-                continue
-            row = (gate * read(carried[:, :active], k)).squeeze(2)  # (B, active, D)
-            met, column = latest_first[:active], rows[g].select(2, s)  # (B, T) or (B, T, D), a view
+            if s in queries:
+                carried[:, queries.index(s)] = q.squeeze(1)
+            row = (gate * read(carried, k)).squeeze(2)  # (B, T, D)
             if channels == "none":
-                column[:, met, part] = row
+                rows[g, :, :, s, part] = row
             else:
-                column[:, met] += (row.abs() if channels == "absolute" else row).sum(-1) / width
-            carried[:, :active] = step(scan.rule, carried[:, :active], 0.0, gate, k, A)
+                rows[g, :, :, s] += (row.abs() if channels == "absolute" else row).sum(-1) / width
+            carried = step(scan.rule, carried, 0.0, gate, k, A)
     return rows
 
 
 @torch.no_grad()
 def retention(scan: ScanInputs) -> Tensor:
-    """The share of each token that is still in the state when a later token is read, averaged over channels.
+    """The fraction of each token that is still in the state when a later token is read, averaged over channels.
 
     Token s adds gate_s x_s k_s to a channel's state. The maps of later tokens shrink it, and with rule "longhorn_exact"
-    also rotate it: after token t its share is |T_t ... T_{s+1} k_s| / |k_s|, in the 2-norm over the N numbers of a
-    channel's state. It does not depend on the values.
+    also rotate it. After token t the fraction |T_t ... T_{s+1} k_s| / |k_s| remains, in the 2-norm over the N numbers
+    of a channel's state. It does not depend on the values.
 
     Returns:
-        (G, B, L, L): at [.., t, s] the share of token s left after token t, in [0, 1]; 1 at t = s, and 0 where s is
-        after t in the direction's time.
+        (G, B, L, L): at [.., t, s] the fraction of token s that remains after token t, in [0, 1]; 1 at t = s, and 0
+        where s is after t in the direction's time.
     """
     G, B, L, width = scan.values.shape
     kept = scan.values.new_zeros(G, B, L, L)
@@ -126,21 +119,21 @@ def retention(scan: ScanInputs) -> Tensor:
             carried[:, :past] = step(scan.rule, carried[:, :past], 0.0, gate, k, A)
             carried[:, past] = k.squeeze(1)
             sources.append(t)
-            left = carried[:, : past + 1].norm(dim=-2).sum(-1) / width
-            kept[g].select(1, t)[:, sources] += left / written[g][:, sources]
+            remaining = carried[:, : past + 1].norm(dim=-2).sum(-1) / width
+            kept[g].select(1, t)[:, sources] += remaining / written[g][:, sources]
     return kept
 
 
 def half_life(kept: Tensor, reverse: Sequence[bool]) -> Tensor:
-    """Number of tokens until less than half of a token is left in the state, from the result of `retention`.
+    """Number of tokens until less than half of a token remains in the state, from the result of `retention`.
 
-    Returns (G, B, L): at least 1; infinite where more than half is left when the sequence ends.
+    Returns (G, B, L): at least 1; infinite where more than half remains at the end of the sequence.
     """
     half_lives = []
     later = torch.ones(kept.shape[-2:], dtype=torch.bool, device=kept.device).tril()  # t >= s
-    for share, flag in zip(kept, reverse):
-        share = share.flip(1, 2) if flag else share  # (B, t, s) in the direction's own time
-        consecutive = ((share >= 0.5) | ~later).long().cumprod(1)
+    for fraction, flag in zip(kept, reverse):
+        fraction = fraction.flip(1, 2) if flag else fraction  # (B, t, s) in the direction's own time
+        consecutive = ((fraction >= 0.5) | ~later).long().cumprod(1)
         tokens = (consecutive * later).sum(1).to(kept.dtype).masked_fill(consecutive[:, -1].bool(), torch.inf)
         half_lives.append(tokens.flip(1) if flag else tokens)
     return torch.stack(half_lives)

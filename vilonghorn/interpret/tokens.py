@@ -4,8 +4,6 @@ Token 0 is the class token; token 1 + row * columns + column is a patch. The sca
 middle instead ("scan order").
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 from torch.nn import Module

@@ -7,11 +7,15 @@ from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
 from timm.models import build_model_with_cfg, resolve_pretrained_cfg
 
 from .trunk import VisionSSM
+from .weights import fit_state_dict
 
 NANO = dict(embed_dim=96, depth=6)
 TINY = dict(embed_dim=192, depth=24)
 SMALL = dict(embed_dim=384, depth=24)
 BASE = dict(embed_dim=768, depth=24)
+# With a feature pyramid; the larger sizes have the default of 256 channels.
+NANO_SFP = NANO | dict(pyramid_channels=64)
+TINY_SFP = TINY | dict(pyramid_channels=128)
 
 Model = TypeVar("Model", bound=VisionSSM)
 
@@ -38,9 +42,8 @@ def build_model(
     model_cls: type[Model],
     variant: str,
     pretrained: bool,
-    checkpoint_filter_fn: Callable,
-    missing_weights: str,
     kwargs: dict[str, Any],
+    checkpoint_filter_fn: Callable = fit_state_dict,
 ) -> Model:
     """Builds a registered model, or its feature extractor with `features_only=True`.
 
@@ -48,9 +51,8 @@ def build_model(
         model_cls: class of the model.
         variant: registered name.
         pretrained: load the registered weights, or those that a configuration in `kwargs` names.
-        checkpoint_filter_fn: converts a checkpoint to the model's state dict.
-        missing_weights: why no weights are registered, for the error.
         kwargs: arguments of timm's builder and of the model.
+        checkpoint_filter_fn: converts a checkpoint to the model's state dict.
 
     Raises:
         RuntimeError: `pretrained` where neither the registry nor the call names weights.
@@ -61,8 +63,8 @@ def build_model(
         cfg = resolve_pretrained_cfg(variant, kwargs.get("pretrained_cfg"), kwargs.get("pretrained_cfg_overlay"))
         if not (cfg.has_weights or cfg.state_dict):
             raise RuntimeError(
-                f"no pretrained weights for {variant}: {missing_weights}. Use pretrained=False for a random start, or "
-                "name your own file with pretrained_cfg_overlay=dict(file=...)"
+                f"no pretrained weights for {variant}: none are published yet. Use pretrained=False for random "
+                "weights, or name your own file with pretrained_cfg_overlay=dict(file=...)"
             )
     return build_model_with_cfg(
         model_cls,

@@ -7,15 +7,13 @@ from collections import OrderedDict
 from typing import Any
 
 import torch
-from timm.layers import get_device_dtype
 from torch import Tensor, nn
 from torchvision.ops.feature_pyramid_network import ExtraFPNBlock, LastLevelMaxPool
 
 from ..layers import SimpleFeaturePyramid
 from ._timm import feature_take_indices
-from .trunk import VisionSSM, check_pool, make_classifier
+from .trunk import VisionSSM
 
-POOLS = ("avg",)
 STRIDES = (4, 8, 16, 32)
 
 
@@ -27,6 +25,7 @@ class PyramidSSM(VisionSSM):
     """
 
     num_default_features = len(STRIDES)
+    pools = ("avg",)
 
     def __init__(
         self,
@@ -35,7 +34,6 @@ class PyramidSSM(VisionSSM):
         global_pool: str = "avg",
         dynamic_img_size: bool = True,
         dynamic_img_pad: bool = True,
-        patch_drop_rate: float = 0.0,
         device=None,
         dtype=None,
         **trunk,
@@ -47,22 +45,20 @@ class PyramidSSM(VisionSSM):
             global_pool: "avg".
             dynamic_img_size: accept any image size; positions are resampled at each call.
             dynamic_img_pad: pad images to a whole number of patches.
-            patch_drop_rate: must be 0, because maps need every patch.
             device: of the parameters.
             dtype: of the parameters.
-            trunk: further arguments of `VisionSSM`.
+            trunk: further arguments of `VisionSSM`, without `patch_drop_rate`: maps need every patch.
 
         Raises:
             ValueError: another pooling, dropped patches, overlapping patches, or a stride that is not a power of two.
             TypeError: an unknown argument.
         """
-        if patch_drop_rate:
-            raise ValueError(f"patch_drop_rate is {patch_drop_rate}, expected 0: a feature map needs every patch")
+        if rate := trunk.get("patch_drop_rate"):
+            raise ValueError(f"patch_drop_rate is {rate}, expected 0: a feature map needs every patch")
         dd = {"device": device, "dtype": dtype}
-        check_pool(global_pool, POOLS)
         super().__init__(
             num_classes=0,
-            global_pool="",
+            global_pool=global_pool,
             dynamic_img_size=dynamic_img_size,
             dynamic_img_pad=dynamic_img_pad,
             **trunk,
@@ -80,8 +76,7 @@ class PyramidSSM(VisionSSM):
         ]
         self.num_prefix_tokens = 0
         self.num_features = self.head_hidden_size = pyramid_channels
-        self.num_classes, self.global_pool = num_classes, global_pool
-        self.head = make_classifier(self.num_features, num_classes, **dd)
+        self.reset_classifier(num_classes)
 
     @torch.jit.ignore
     def group_matcher(self, coarse: bool = False) -> dict[str, str | list]:
@@ -99,13 +94,6 @@ class PyramidSSM(VisionSSM):
                 f"pixels; make a new model with patch_size={patch_size}"
             )
         super().set_input_size(img_size)
-
-    def reset_classifier(self, num_classes: int, global_pool: str | None = None) -> None:
-        """As `VisionSSM.reset_classifier`; `global_pool` is "avg" or None."""
-        if global_pool is not None:
-            check_pool(global_pool, POOLS)
-        self.head = make_classifier(self.num_features, num_classes, **get_device_dtype(self)).train(self.training)
-        self.num_classes = num_classes
 
     def forward_features(self, x: Tensor) -> list[Tensor]:
         """(B, in_chans, H, W) images to a map (B, pyramid_channels, ceil(H / s), ceil(W / s)) for each stride s."""

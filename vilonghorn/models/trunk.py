@@ -21,13 +21,12 @@ from timm.layers import (
     resample_abs_pos_embed,
     trunc_normal_,
 )
-from timm.models import checkpoint, checkpoint_seq, named_apply
+from timm.models import checkpoint, checkpoint_seq
 from torch import Tensor, nn
 
 from ..layers import Block, Mixer, PatchEmbed, RMSNorm, StemEmbed, insert_class_token, prefix_first, to_fp32
 from ._timm import feature_take_indices, update_model_input_size
 
-POOLS = ("token", "avg", "avgmax", "max", "map", "prr", "")
 ATTN_POOL_HEAD_DIM = 64  # as in timm's vision transformers
 
 
@@ -40,6 +39,7 @@ class VisionSSM(nn.Module):
 
     dynamic_img_size: Final[bool]
     num_default_features = 3  # feature maps of `features_only=True`
+    pools: tuple[str, ...] = ("token", "avg", "avgmax", "max", "map", "prr", "")
 
     def __init__(
         self,
@@ -93,7 +93,7 @@ class VisionSSM(nn.Module):
             expand: inner width of a mixer, in units of embed_dim.
             drop_rate: dropout before the head.
             pos_drop_rate: dropout after the positions are added.
-            patch_drop_rate: share of the patches that a sample drops in training; the others keep their order.
+            patch_drop_rate: fraction of the patches that a sample drops in training; the others keep their order.
             drop_path_rate: stochastic depth of the last block; the rates rise linearly from 0 at the first.
             dynamic_img_size: accept any image size; positions are resampled at each call.
             dynamic_img_pad: pad images to a whole number of patches.
@@ -103,7 +103,8 @@ class VisionSSM(nn.Module):
             dtype: of the parameters.
 
         Raises:
-            ValueError: an unknown rule, form, pooling or kind of positions, or sizes that do not fit each other.
+            ValueError: an unknown rule, pooling, kind of positions or value of `directions`, or sizes that do not fit
+                each other.
         """
         super().__init__()
         if pos_embed not in ("learn", "none"):
@@ -112,7 +113,7 @@ class VisionSSM(nn.Module):
             raise ValueError(f"drop_path_rate is {drop_path_rate}, expected a probability, 0 to 1")
         if in_chans < 1 or embed_dim < 1:
             raise ValueError(f"in_chans is {in_chans} and embed_dim {embed_dim}, expected at least 1")
-        check_pool(global_pool, POOLS)
+        self._check_pool(global_pool)
         dd = {"device": device, "dtype": dtype}
         norm_layer = get_norm_layer(norm_layer) or RMSNorm
         self.in_chans = in_chans
@@ -151,13 +152,12 @@ class VisionSSM(nn.Module):
         self.num_classes, self.global_pool = num_classes, global_pool
         max_heads = max(1, embed_dim // ATTN_POOL_HEAD_DIM)
         num_heads = max(n for n in range(1, max_heads + 1) if embed_dim % n == 0)
+        attention: dict[str, Any] = dict(num_heads=num_heads, norm_layer=norm_layer, **dd)
         self.attn_pool: nn.Module | None = None
         if global_pool == "map":
-            self.attn_pool = AttentionPoolLatent(embed_dim, num_heads=num_heads, norm_layer=norm_layer, **dd)
+            self.attn_pool = AttentionPoolLatent(embed_dim, **attention)
         elif global_pool == "prr":
-            self.attn_pool = AttentionPoolPrr(
-                embed_dim, num_heads=num_heads, pool_type="token", norm_layer=norm_layer, **dd
-            )
+            self.attn_pool = AttentionPoolPrr(embed_dim, pool_type="token", **attention)
         self.head_drop = nn.Dropout(drop_rate)
         self.head = make_classifier(self.num_features, num_classes, **dd)
         self.init_weights(needs_reset=False)
@@ -170,7 +170,8 @@ class VisionSSM(nn.Module):
             needs_reset: also reset the layers that initialise themselves when they are constructed.
         """
         if needs_reset:
-            named_apply(_reset_parameters, self)  # children first: a mixer re-initialises its linear layers
+            # Children first: a mixer re-initialises its linear layers.
+            self.apply(lambda module: getattr(module, "reset_parameters", lambda: None)())
         if self.pos_embed is not None:
             trunc_normal_(self.pos_embed, std=0.02)
         trunc_normal_(self.cls_token, std=0.02)
@@ -212,17 +213,21 @@ class VisionSSM(nn.Module):
         Raises:
             ValueError: an unknown pooling, an added attention pooling, or a negative number of classes.
         """
-        if global_pool is not None and global_pool != self.global_pool:
-            check_pool(global_pool, POOLS)
-            if global_pool in ("map", "prr"):
-                raise ValueError(
-                    f"global_pool {global_pool!r} has layers that this model (global_pool {self.global_pool!r}) lacks; "
-                    f"make a new model with global_pool={global_pool!r}"
-                )
+        pool = self.global_pool if global_pool is None else global_pool
+        self._check_pool(pool)
+        if pool != self.global_pool and pool in ("map", "prr"):
+            raise ValueError(
+                f"global_pool {pool!r} has layers that this model (global_pool {self.global_pool!r}) lacks; "
+                f"make a new model with global_pool={pool!r}"
+            )
         head = make_classifier(self.num_features, num_classes, **get_device_dtype(self))
-        if global_pool is not None and global_pool != self.global_pool:
-            self.attn_pool, self.global_pool = None, global_pool
-        self.num_classes, self.head = num_classes, head.train(self.training)
+        if pool != self.global_pool:
+            self.attn_pool = None
+        self.num_classes, self.global_pool, self.head = num_classes, pool, head.train(self.training)
+
+    def _check_pool(self, global_pool: str) -> None:
+        if global_pool not in self.pools:
+            raise ValueError(f"global_pool is {global_pool!r}, expected one of {', '.join(map(repr, self.pools))}")
 
     def set_input_size(
         self, img_size: int | tuple[int, int] | None = None, patch_size: int | tuple[int, int] | None = None
@@ -371,12 +376,6 @@ class VisionSSM(nn.Module):
         return self.forward_head(self.forward_features(x))
 
 
-def check_pool(global_pool: str, pools: Sequence[str]) -> None:
-    """Raises ValueError if `global_pool` is not among `pools`."""
-    if global_pool not in pools:
-        raise ValueError(f"global_pool is {global_pool!r}, expected one of {', '.join(map(repr, pools))}")
-
-
 def make_classifier(num_features: int, num_classes: int, device=None, dtype=None) -> nn.Module:
     """A linear head, or `nn.Identity` for 0 classes. Raises ValueError for a negative number."""
     if num_classes < 0:
@@ -393,7 +392,3 @@ def init_classifier(head: nn.Module) -> None:
     if isinstance(head, nn.Linear):
         trunc_normal_(head.weight, std=0.02)
         nn.init.zeros_(head.bias)
-
-
-def _reset_parameters(module: nn.Module, name: str) -> None:
-    getattr(module, "reset_parameters", lambda: None)()

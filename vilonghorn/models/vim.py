@@ -9,7 +9,8 @@ import torch
 from timm.models import generate_default_cfgs, register_model
 from torch import Tensor
 
-from .builder import BASE, NANO, SMALL, TINY, Model, build_model, default_cfg
+from ..layers import insert_class_token, prefix_first
+from .builder import BASE, NANO, NANO_SFP, SMALL, TINY, TINY_SFP, Model, build_model, default_cfg
 from .pyramid import PyramidSSM
 from .trunk import VisionSSM
 from .weights import fit_state_dict, unwrap
@@ -47,15 +48,15 @@ default_cfgs = generate_default_cfgs(
     }
 )
 
-# Our stacked parameter of a mixer to the authors' parameters of the forward and the backward direction.
+# Our parameter of both directions, stacked, to the authors' parameters of the forward and the backward direction.
 PAIRS = {
-    "A_log": ("A_log", "A_b_log"),
-    "D": ("D", "D_b"),
-    "conv_weight": ("conv1d.weight", "conv1d_b.weight"),  # (D, 1, K) there
-    "conv_bias": ("conv1d.bias", "conv1d_b.bias"),
-    "x_proj": ("x_proj.weight", "x_proj_b.weight"),
-    "dt_proj": ("dt_proj.weight", "dt_proj_b.weight"),
-    "dt_bias": ("dt_proj.bias", "dt_proj_b.bias"),
+    "mixer.A_log": ("mixer.A_log", "mixer.A_b_log"),
+    "mixer.D": ("mixer.D", "mixer.D_b"),
+    "mixer.conv_weight": ("mixer.conv1d.weight", "mixer.conv1d_b.weight"),  # (D, 1, K) there
+    "mixer.conv_bias": ("mixer.conv1d.bias", "mixer.conv1d_b.bias"),
+    "mixer.x_proj": ("mixer.x_proj.weight", "mixer.x_proj_b.weight"),
+    "mixer.dt_proj": ("mixer.dt_proj.weight", "mixer.dt_proj_b.weight"),
+    "mixer.dt_bias": ("mixer.dt_proj.bias", "mixer.dt_proj_b.bias"),
 }
 
 
@@ -66,9 +67,9 @@ def checkpoint_filter_fn(state_dict: dict[str, Tensor], model: VisionSSM) -> dic
         ValueError: values that are not finite, or names or shapes that do not fit.
     """
     state_dict = unwrap(state_dict)
-    return fit_state_dict(
-        _from_official(state_dict) if "layers.0.mixer.in_proj.weight" in state_dict else state_dict, model
-    )
+    if "layers.0.mixer.in_proj.weight" in state_dict:
+        state_dict = _from_official(state_dict, model)
+    return fit_state_dict(state_dict, model)
 
 
 def to_official(state_dict: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -89,107 +90,103 @@ def to_official(state_dict: dict[str, Tensor]) -> dict[str, Tensor]:
             "this state dict is not that of a vim_* model: expected blocks.0.mixer.A_log with two separate directions; "
             "the official format has no other rule"
         )
-    official = {}
+    official: dict[str, Tensor] = {}
     for key, value in state_dict.items():
-        if key.startswith("blocks."):
-            _, layer, name = key.split(".", 2)
-            pair = PAIRS.get(name.removeprefix("mixer."))
-            if name == "mixer.conv_weight":
-                value = value.unsqueeze(2)
-            for i, part in enumerate(pair or ()):
-                official[f"layers.{layer}.mixer.{part}"] = value[i].contiguous()
-            if pair is None:
-                official[f"layers.{layer}.{name}"] = value
-        elif key == "pos_embed":
-            middle = (value.shape[1] - 1) // 2
-            official[key] = torch.cat([value[:, 1 : middle + 1], value[:, :1], value[:, middle + 1 :]], 1)
-        else:
-            official["norm_f.weight" if key == "norm.weight" else key] = value
+        names = _official_names(key)
+        if key == "pos_embed":
+            value = insert_class_token(value[:, 1:], value[:, :1])
+        elif key.endswith("conv_weight"):
+            value = value.unsqueeze(2)
+        official.update(zip(names, value if len(names) == 2 else [value]))
     return official
 
 
-def _from_official(state_dict: dict[str, Tensor]) -> dict[str, Tensor]:
+def _from_official(state_dict: dict[str, Tensor], model: VisionSSM) -> dict[str, Tensor]:
     """Inverse of `to_official`. Unknown keys stay, so that the check names them."""
     ours, rest = {}, dict(state_dict)
-    if "pos_embed" in rest and rest["pos_embed"].dim() == 3:
-        pos = rest.pop("pos_embed")
-        middle = (pos.shape[1] - 1) // 2
-        ours["pos_embed"] = torch.cat([pos[:, middle : middle + 1], pos[:, :middle], pos[:, middle + 1 :]], 1)
-    if "norm_f.weight" in rest:
-        ours["norm.weight"] = rest.pop("norm_f.weight")
-    layers = sorted({key.split(".")[1] for key in rest if key.startswith("layers.")})
-    for layer in layers:
-        for name, pair in PAIRS.items():
-            keys = [f"layers.{layer}.mixer.{part}" for part in pair]
-            if all(key in rest for key in keys) and rest[keys[0]].shape == rest[keys[1]].shape:
-                stacked = torch.stack([rest.pop(key) for key in keys])
-                ours[f"blocks.{layer}.mixer.{name}"] = stacked.squeeze(2) if name == "conv_weight" else stacked
-        for name in ("norm.weight", "mixer.in_proj.weight", "mixer.out_proj.weight"):
-            if f"layers.{layer}.{name}" in rest:
-                ours[f"blocks.{layer}.{name}"] = rest.pop(f"layers.{layer}.{name}")
-    return {**ours, **rest}
+    for key in model.state_dict():
+        names = _official_names(key)
+        values = [rest[name] for name in names if name in rest]
+        if len(values) < len(names) or values[0].shape != values[-1].shape:
+            continue
+        value = torch.stack(values) if len(names) == 2 else values[0]
+        if key == "pos_embed" and value.dim() == 3:
+            value = prefix_first(value)
+        elif key.endswith("conv_weight"):
+            value = value.squeeze(2)
+        ours[key] = value
+        for name in names:
+            del rest[name]
+    return ours | rest
+
+
+def _official_names(key: str) -> tuple[str, ...]:
+    """The authors' names of a parameter: two if it is stacked."""
+    if key.startswith("blocks."):
+        _, layer, name = key.split(".", 2)
+        return tuple(f"layers.{layer}.{official}" for official in PAIRS.get(name, (name,)))
+    return ("norm_f.weight" if key == "norm.weight" else key,)
 
 
 def _build(model_cls: type[Model], variant: str, pretrained: bool, kwargs: dict[str, Any]) -> Model:
-    missing = "Vim's authors publish no file for it"
-    return build_model(model_cls, variant, pretrained, checkpoint_filter_fn, missing, kwargs)
+    return build_model(model_cls, variant, pretrained, MAMBA | kwargs, checkpoint_filter_fn)
 
 
 @register_model
 def vim_nano(pretrained: bool = False, **kwargs) -> VisionSSM:
     """Vision Mamba nano."""
-    return _build(VisionSSM, "vim_nano", pretrained, NANO | MAMBA | kwargs)
+    return _build(VisionSSM, "vim_nano", pretrained, NANO | kwargs)
 
 
 @register_model
 def vim_tiny(pretrained: bool = False, **kwargs) -> VisionSSM:
     """Vision Mamba tiny."""
-    return _build(VisionSSM, "vim_tiny", pretrained, TINY | MAMBA | kwargs)
+    return _build(VisionSSM, "vim_tiny", pretrained, TINY | kwargs)
 
 
 @register_model
 def vim_small(pretrained: bool = False, **kwargs) -> VisionSSM:
     """Vision Mamba small."""
-    return _build(VisionSSM, "vim_small", pretrained, SMALL | MAMBA | kwargs)
+    return _build(VisionSSM, "vim_small", pretrained, SMALL | kwargs)
 
 
 @register_model
 def vim_base(pretrained: bool = False, **kwargs) -> VisionSSM:
     """Vision Mamba base."""
-    return _build(VisionSSM, "vim_base", pretrained, BASE | MAMBA | kwargs)
+    return _build(VisionSSM, "vim_base", pretrained, BASE | kwargs)
 
 
 @register_model
 def vim_tiny_stride8(pretrained: bool = False, **kwargs) -> VisionSSM:
     """Vision Mamba tiny, overlapping patches (stride=8)."""
-    return _build(VisionSSM, "vim_tiny_stride8", pretrained, TINY | MAMBA | dict(stride=8) | kwargs)
+    return _build(VisionSSM, "vim_tiny_stride8", pretrained, TINY | dict(stride=8) | kwargs)
 
 
 @register_model
 def vim_small_stride8(pretrained: bool = False, **kwargs) -> VisionSSM:
     """Vision Mamba small, overlapping patches (stride=8)."""
-    return _build(VisionSSM, "vim_small_stride8", pretrained, SMALL | MAMBA | dict(stride=8) | kwargs)
+    return _build(VisionSSM, "vim_small_stride8", pretrained, SMALL | dict(stride=8) | kwargs)
 
 
 @register_model
 def vim_nano_sfp(pretrained: bool = False, **kwargs) -> PyramidSSM:
     """Vision Mamba nano, simple feature pyramid."""
-    return _build(PyramidSSM, "vim_nano_sfp", pretrained, NANO | MAMBA | dict(pyramid_channels=64) | kwargs)
+    return _build(PyramidSSM, "vim_nano_sfp", pretrained, NANO_SFP | kwargs)
 
 
 @register_model
 def vim_tiny_sfp(pretrained: bool = False, **kwargs) -> PyramidSSM:
     """Vision Mamba tiny, simple feature pyramid."""
-    return _build(PyramidSSM, "vim_tiny_sfp", pretrained, TINY | MAMBA | dict(pyramid_channels=128) | kwargs)
+    return _build(PyramidSSM, "vim_tiny_sfp", pretrained, TINY_SFP | kwargs)
 
 
 @register_model
 def vim_small_sfp(pretrained: bool = False, **kwargs) -> PyramidSSM:
     """Vision Mamba small, simple feature pyramid."""
-    return _build(PyramidSSM, "vim_small_sfp", pretrained, SMALL | MAMBA | dict(pyramid_channels=256) | kwargs)
+    return _build(PyramidSSM, "vim_small_sfp", pretrained, SMALL | kwargs)
 
 
 @register_model
 def vim_base_sfp(pretrained: bool = False, **kwargs) -> PyramidSSM:
     """Vision Mamba base, simple feature pyramid."""
-    return _build(PyramidSSM, "vim_base_sfp", pretrained, BASE | MAMBA | dict(pyramid_channels=256) | kwargs)
+    return _build(PyramidSSM, "vim_base_sfp", pretrained, BASE | kwargs)

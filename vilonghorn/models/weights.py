@@ -1,7 +1,5 @@
 """Adapts a checkpoint to a model of another image size, patch size, stride or class count."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 
@@ -27,11 +25,7 @@ def unwrap(checkpoint: dict[str, Any]) -> dict[str, Tensor]:
         if isinstance(checkpoint.get(key), dict):
             checkpoint = checkpoint[key]
     state_dict = clean_state_dict(checkpoint)
-    others = [
-        f"{name} is of type {type(value).__name__}"
-        for name, value in state_dict.items()
-        if not isinstance(value, Tensor)
-    ]
+    others = [f"{name} is of type {type(v).__name__}" for name, v in state_dict.items() if not isinstance(v, Tensor)]
     if others:
         raise ValueError(
             f"this checkpoint holds values that are not tensors: {_some(others)}; give a state dict, alone or under "
@@ -58,7 +52,11 @@ def fit_state_dict(checkpoint: dict[str, Any], model: VisionSSM) -> dict[str, Te
             grid.
     """
     fitted = unwrap(checkpoint)
-    _check_finite(fitted)
+    if wrong := [name for name, value in fitted.items() if not torch.isfinite(value).all()]:
+        raise ValueError(
+            f"{len(wrong)} of {len(fitted)} tensors of this checkpoint hold NaN or infinity ({_some(wrong)}); "
+            "expected finite weights; take an earlier checkpoint"
+        )
     if isinstance(model, PyramidSSM) and not any(name.startswith("pyramid.") for name in fitted):
         own = {name: value for name, value in model.state_dict().items() if name.startswith(("pyramid.", "head."))}
         fitted = {name: value for name, value in fitted.items() if not name.startswith(("head.", "attn_pool."))} | own
@@ -66,9 +64,7 @@ def fit_state_dict(checkpoint: dict[str, Any], model: VisionSSM) -> dict[str, Te
     patch_size = model.patch_embed.patch_size
     if weight is not None and weight.dim() == 4 and weight.numel() > 0 and not isinstance(model.patch_embed, StemEmbed):
         patch_size = (weight.shape[2], weight.shape[3])  # a stem's projection is 1x1
-        if patch_size != model.patch_embed.patch_size:
-            resampled = resample_patch_embed(weight, list(model.patch_embed.patch_size))
-            fitted["patch_embed.proj.weight"] = resampled
+        fitted["patch_embed.proj.weight"] = resample_patch_embed(weight, list(model.patch_embed.patch_size))
     if pos is not None and pos.dim() == 3 and pos.shape[1] > 1:
         old_grid = _source_grid(model, patch_size, pos.shape[1] - 1)
         fitted["pos_embed"] = resample_abs_pos_embed(
@@ -76,19 +72,6 @@ def fit_state_dict(checkpoint: dict[str, Any], model: VisionSSM) -> dict[str, Te
         )
     _check_fit(fitted, model)
     return fitted
-
-
-def _check_finite(state_dict: dict[str, Tensor]) -> None:
-    wrong = [name for name, value in state_dict.items() if not _is_finite(value)]
-    if wrong:
-        raise ValueError(
-            f"{len(wrong)} of {len(state_dict)} tensors of this checkpoint hold NaN or infinity ({_some(wrong)}); "
-            "expected finite weights; take an earlier checkpoint"
-        )
-
-
-def _is_finite(value: Tensor) -> bool:
-    return not value.is_floating_point() or bool(torch.isfinite(value).all())
 
 
 def _check_fit(state_dict: dict[str, Tensor], model: VisionSSM) -> None:

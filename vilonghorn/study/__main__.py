@@ -5,8 +5,6 @@ and each run is tested once. The same command resumes a study that was stopped; 
 are runs/studies/NAME/results.json, tables.md and plots. docs/comparison.md shows those of committed studies.
 """
 
-from __future__ import annotations
-
 import argparse
 import datetime
 import json
@@ -50,7 +48,7 @@ def read_results(study: Study, folder: Path) -> dict[Cell, dict[str, Any]]:
 
 
 def remaining_jobs(study: Study, folder: Path) -> list[Job]:
-    """What can be done now: tests of finished runs, then the runs that are missing."""
+    """The jobs that can run now: tests of finished runs, then the runs that are missing."""
     results = read_results(study, folder)
     trained = [cell for cell, result in results.items() if result["counts"] and "seconds" in result]
     tests = [cell for cell in trained if not results[cell]["tests"] and "diverged" not in results[cell]]
@@ -59,10 +57,10 @@ def remaining_jobs(study: Study, folder: Path) -> list[Job]:
 
 
 def run(study: Study, folder: Path, processes: int) -> None:
-    """Does all remaining jobs, several at a time, each in one thread.
+    """Runs all remaining jobs, several at a time, each in one thread.
 
     Raises:
-        RuntimeError: a process died.
+        RuntimeError: a process crashed.
         ValueError, OSError, Interrupted: a job failed; the others are stopped and saved.
     """
     start, commit = time.monotonic(), revision()
@@ -81,7 +79,7 @@ def run(study: Study, folder: Path, processes: int) -> None:
                     seconds, outcome = time.monotonic() - start, describe(kind, read_result(folder, cell))
                     print(f"{seconds:6.0f} s  {kind} {cell.id}: {outcome}", flush=True)
     except BrokenProcessPool:
-        raise RuntimeError("a process of the study died; run the same command to resume") from None
+        raise RuntimeError("a process of the study crashed: run the same command to resume") from None
 
 
 def describe(kind: str, result: dict[str, Any]) -> str:
@@ -111,7 +109,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--dir", type=Path, help="folder of the runs (default: runs/studies/NAME)")
     parser.add_argument("--processes", type=int, default=available_cpus(), help="runs at a time (default: all cores)")
     parser.add_argument("--json", type=Path, help="another file for the results, such as docs/comparison/quick.json")
-    parser.add_argument("--list", action="store_true", help="print the remaining jobs, and do nothing")
+    parser.add_argument("--list", action="store_true", help="print the jobs that can run now, and run none")
     options = parser.parse_args(argv)
     path = Path(options.name) if options.name.endswith(".yaml") else CONFIGS / f"{options.name}.yaml"
     folder = options.dir or Path("runs/studies") / path.stem
@@ -146,13 +144,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         plan=study,
         cells=list(read_results(study, folder).values()),
     )
-    text = render(report) + "\n"
-    contents = {folder / "results.json": json.dumps(asdict(report), indent=1) + "\n", folder / "tables.md": text}
-    if options.json:
-        contents[options.json] = contents[folder / "results.json"]
-    for target, content in contents.items():
-        with atomic_write(target, "w") as file:
-            file.write(content)
+    text, results = render(report) + "\n", json.dumps(asdict(report), indent=1) + "\n"
+    for target, content in (folder / "results.json", results), (folder / "tables.md", text), (options.json, results):
+        if target:
+            with atomic_write(target, "w") as file:
+                file.write(content)
     draw(report, folder)
     print(text)
     return 0

@@ -1,10 +1,8 @@
 """One cell of a study: a training run by the engine and its tests, in a process of its own.
 
-A cell leaves RUN (directory of the engine's run), RUN.txt (its output), RUN.yaml (its configuration, which
+A cell writes RUN (directory of the engine's run), RUN.txt (its output), RUN.yaml (its configuration, which
 train_imagenet.py reads too), RUN.json (results of training) and RUN.test.json (results on the test sets).
 """
-
-from __future__ import annotations
 
 import hashlib
 import json
@@ -35,7 +33,7 @@ def data_file(folder: Path, dataset: Digits | Recall) -> Path:
 
 
 def write_data(study: Study, folder: Path) -> None:
-    """Writes the datasets of a study that are not there yet."""
+    """Writes the datasets of a study that do not exist yet."""
     (folder / "data").mkdir(parents=True, exist_ok=True)
     for task in study.tasks.values():
         for dataset in (task.dataset("train"), task.dataset("val"), *task.test_datasets().values()):
@@ -79,19 +77,20 @@ def read_result(folder: Path, cell: Cell) -> dict[str, Any]:
 
 
 def check_unchanged(study: Study, folder: Path, cell: Cell) -> None:
-    """Refuses results of another plan.
+    """Checks that the results of a cell belong to this plan.
 
     Raises:
         ValueError: the cell was trained with another configuration, or tested on other data.
     """
     result, config = read_result(folder, cell), json.loads(json.dumps(run_config(study, folder, cell)))
-    for kind, changed, differs in (
-        ("train", "another recipe, model or data", result.get("config", config) != config),
-        ("test", "other test sets", result["tests"] and result["test_data"] != _test_data(study, folder, cell)),
-    ):
-        if differs:
-            file = result_file(folder, cell, kind)
-            raise ValueError(f"{file} has {changed} than the study: give --dir another directory, or remove the file")
+    if result.get("config", config) != config:
+        kind, changed = "train", "another recipe, model or data"
+    elif result["tests"] and result["test_data"] != _test_data(study, folder, cell):
+        kind, changed = "test", "other test sets"
+    else:
+        return
+    file = result_file(folder, cell, kind)
+    raise ValueError(f"{file} has {changed} than the study: give --dir another directory, or remove the file")
 
 
 def _test_data(study: Study, folder: Path, cell: Cell) -> dict[str, str]:
@@ -104,7 +103,7 @@ class ShortEpochs:
 
     Args:
         loader: of training data.
-        parts: epochs of a pass; batches left over by the division are not used.
+        parts: epochs of a pass; the remainder of the division, in batches, is not used.
 
     Raises:
         ValueError: there are fewer batches than parts.
@@ -124,8 +123,8 @@ class ShortEpochs:
 
     def epoch(self, epoch: int, start: int = 0) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         """The batches of an epoch from number `start` on."""
-        whole, part = divmod(epoch, self.parts)
-        with closing(self.loader.epoch(whole, start=part * self.length + start)) as batches:
+        number, part = divmod(epoch, self.parts)  # of the pass, and within it
+        with closing(self.loader.epoch(number, start=part * self.length + start)) as batches:
             yield from islice(batches, self.length - start)
 
 

@@ -1,11 +1,9 @@
 """Gives the candidates of a study the number of parameters of its reference."""
 
-from __future__ import annotations
-
-import math
 from functools import cache
 from typing import Any
 
+import numpy as np
 import timm
 import torch
 import yaml
@@ -22,7 +20,7 @@ def match_size(study: Study, task: str, candidate: str) -> tuple[dict[str, Any],
     Raises:
         ValueError: timm cannot make the model, or no value of `match` brings it within 3% of the reference.
     """
-    dataset, plan = study.tasks[task].dataset("train"), study.candidates[candidate]
+    dataset = study.tasks[task].dataset("train")
 
     def kwargs(name: str, **more: Any) -> dict[str, Any]:
         return {**study.trunk, **study.tasks[task].kwargs, **study.candidates[name].kwargs, **more}
@@ -33,9 +31,9 @@ def match_size(study: Study, task: str, candidate: str) -> tuple[dict[str, Any],
 
     target = count(study.reference)
     choices: list[dict[str, float]] = [{}]
-    for name, (low, high, step) in plan.match.items():
-        values = [low + i * step for i in range(math.floor((high - low) / step + 1e-9) + 1)]
-        choices = [{name: int(value) if value == int(value) else value} for value in values]
+    for name, (low, high, step) in study.candidates[candidate].match.items():
+        values = np.arange(low, high + step / 2, step).tolist()
+        choices = [{name: int(value) if value.is_integer() else value} for value in values]
     size, choice = min(((count(candidate, **c), c) for c in choices), key=lambda pair: abs(pair[0] - target))
     if abs(size / target - 1) > TOLERANCE:
         raise ValueError(

@@ -1,7 +1,5 @@
 """The plan of a study: candidates, tasks, learning rates and seeds, read from YAML and checked."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field

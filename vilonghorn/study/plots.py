@@ -1,7 +1,5 @@
 """The plots of a study: test accuracy along the axis of each table."""
 
-from __future__ import annotations
-
 from collections import Counter
 from itertools import cycle
 from pathlib import Path

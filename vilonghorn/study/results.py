@@ -1,7 +1,5 @@
 """The results of a study: selection of its runs, means over seeds, paired differences."""
 
-from __future__ import annotations
-
 import json
 import math
 import statistics
@@ -13,7 +11,7 @@ from typing import Any, NamedTuple
 from .plan import Study
 
 CONFIDENCE = 0.95
-# Read from older files.
+# Names in the files of earlier versions, and what they are now.
 OLD_NAMES = {"contender": "candidate", '"floor"': '"min_lr_ratio"', "vilonghorn.tools.study": "vilonghorn.study"}
 
 
@@ -45,7 +43,7 @@ class Report:
         """Test accuracy in percent, by seed."""
         return {seed: cell["tests"][test]["top1"] for seed, cell in self.tested(task, candidate).items()}
 
-    def difference(self, task: str, test: str, candidate: str) -> Interval | None:
+    def difference(self, task: str, test: str, candidate: str) -> "Interval | None":
         """Test accuracy less that of the reference, seed by seed; None without a common seed."""
         ours, theirs = (self.accuracies(task, test, name) for name in (candidate, self.plan.reference))
         values = [ours[seed] - theirs[seed] for seed in sorted(set(ours) & set(theirs))]

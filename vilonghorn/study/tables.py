@@ -1,7 +1,5 @@
 """The tables of a study in Markdown; every figure comes from its report."""
 
-from __future__ import annotations
-
 import re
 import shlex
 from collections.abc import Iterable

@@ -7,16 +7,14 @@ write DST/{train,val,test}.beton. The splits share no original digit (see `load_
 only on the options, the split and i.
 """
 
-from __future__ import annotations
-
-import argparse
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+from jsonargparse import ArgumentParser
 from PIL import Image
 
 from ..data.beton.writer import write_beton
@@ -25,7 +23,7 @@ from ..data.digits import PIXELS, SPLITS, enlarge, load_split
 __all__ = ["Digits", "KINDS", "Recall", "make_task", "write_task"]
 
 COLOURS = ((1, 0, 0), (0, 1, 0), (0, 0, 1), (1, 1, 0), (1, 0, 1), (0, 1, 1))  # red, green, blue, yellow, magenta, cyan
-MAX_QUERIES = 3
+CLASSES = [str(digit) for digit in range(10)]
 
 
 @dataclass(frozen=True)
@@ -48,7 +46,7 @@ class Digits:
     @property
     def classes(self) -> list[str]:
         """Names of the classes."""
-        return [str(digit) for digit in range(10)]
+        return CLASSES
 
     @property
     def chance(self) -> float:
@@ -69,31 +67,29 @@ class Mosaic(NamedTuple):
     slots: np.ndarray  # (pairs,) place of each pair: slot s is tiles 2s and 2s + 1 in raster order
     keys: np.ndarray  # (pairs,) colour * 10 + digit, all different
     values: np.ndarray  # (pairs,) digits
-    asked: np.ndarray  # (queries,) index of the pair that each of the last tiles asks for
+    query: int  # index of the pair whose key the last tile shows
     tiles: np.ndarray  # (grid ** 2,) position of each tile's digit in the split, -1 for an empty tile
-    label: int  # the values asked for, read as one number
+    label: int  # the value of that pair
 
 
 @dataclass(frozen=True)
 class Recall:
     """Associative recall in mosaics of digits: an image form of MQAR (Arora et al., "Zoology", arXiv 2312.04927).
 
-    A pair is a key (a coloured digit) and a value (a white digit) in neighbouring tiles. The last tiles show keys
-    again, as other originals of the same digit. The label is the value of the key. Pairs stand in random places. The
-    other tiles are empty, or hold dark digits on white ground with `distractors`.
+    A pair is a key (a coloured digit) and a value (a white digit) in neighbouring tiles. The last tile is the query: a
+    key again, as another original of the same digit. The label is the value of the key. Pairs stand in random places.
+    The other tiles are empty, or hold dark digits on white ground with `distractors`.
 
-    There is no shortcut. Keys, queries and places are uniform and independent of the values, so the query alone gives
-    an accuracy of 1/10. Each digit is a value pairs / 10 times, rounded down or up, so the tiles without their places
-    give an accuracy of `chance`, which is 1 / pairs for up to ten pairs.
+    Nothing but recall finds the label. Keys, query and places are uniform and independent of the values, so the query
+    alone gives an accuracy of 1/10. Each digit is a value pairs / 10 times, rounded down or up, so the tiles without
+    their places give an accuracy of `chance`, which is 1 / pairs for up to ten pairs.
 
     Args:
         split: "train", "val" or "test".
         pairs: at least 1; at most the number of keys and the pairs that fit into the grid.
         grid: tiles per side, even, so that no pair is broken over two rows; a tile is 8 pixels wide.
         colours: 1 to 6; there are 10 * colours keys.
-        queries: 1 to 3; there are 10 ** queries classes.
         distractors: fill the other tiles.
-        same_original: the query shows the same original as its key.
         count: number of mosaics.
         seed: of the mosaics.
     """
@@ -102,9 +98,7 @@ class Recall:
     pairs: int = 4
     grid: int = 4
     colours: int = 2
-    queries: int = 1
     distractors: bool = False
-    same_original: bool = False
     count: int = 1024
     seed: int = 0
 
@@ -114,21 +108,19 @@ class Recall:
             raise ValueError(f"grid {self.grid}: expected an even number of tiles, at least 2")
         if not 1 <= self.colours <= len(COLOURS):
             raise ValueError(f"colours {self.colours}: expected 1 to {len(COLOURS)}")
-        if not 1 <= self.queries <= MAX_QUERIES:
-            raise ValueError(f"queries {self.queries}: expected 1 to {MAX_QUERIES}")
         most = min(10 * self.colours, self.room)
-        if not self.queries <= self.pairs <= most:
+        if not 1 <= self.pairs <= most:
             raise ValueError(
-                f"pairs {self.pairs}: expected {self.queries} to {most}, for there are {10 * self.colours} keys "
+                f"pairs {self.pairs}: expected 1 to {most}: there are {10 * self.colours} keys, "
                 f"and a grid of {self.grid} has room for {self.room} pairs"
             )
         if self.count < 1 or self.seed < 0:
-            raise ValueError(f"count {self.count}, seed {self.seed}: expected at least 1 and 0")
+            raise ValueError(f"count {self.count}, seed {self.seed}: expected at least 1 and at least 0")
 
     @property
     def room(self) -> int:
-        """Number of pairs that fit into the grid, beside the queries."""
-        return (self.grid**2 - self.queries) // 2
+        """Number of pairs that fit into the grid, beside the query."""
+        return (self.grid**2 - 1) // 2
 
     @property
     def side(self) -> int:
@@ -138,26 +130,15 @@ class Recall:
     @property
     def classes(self) -> list[str]:
         """Names of the classes."""
-        return [f"{label:0{self.queries}d}" for label in range(10**self.queries)]
+        return CLASSES
 
     @property
     def chance(self) -> float:
-        """Accuracy of the best guess from all tiles without their places.
-
-        Exact for one query. For more, the probability of one ordered choice among the most frequent values.
-        """
-        left, right = np.bincount(self._values(np.random.default_rng(0)), minlength=10), 1.0
-        for taken in range(self.queries):
-            right *= left.max() / (self.pairs - taken)
-            left[left.argmax()] -= 1
-        return float(right)
+        """Accuracy of the best guess from all tiles without their places: a most frequent value."""
+        return -(-self.pairs // 10) / self.pairs
 
     def __len__(self) -> int:
         return self.count
-
-    def _values(self, rng: np.random.Generator) -> np.ndarray:
-        rounds, rest = divmod(self.pairs, 10)
-        return rng.permutation(np.concatenate([np.tile(np.arange(10), rounds), rng.permutation(10)[:rest]]))
 
     def mosaic(self, index: int) -> Mosaic:
         """The layout of sample `index`."""
@@ -166,19 +147,21 @@ class Recall:
         rng = np.random.default_rng([self.seed, SPLITS.index(self.split), index])
         digits = load_split(self.split)
         keys = rng.permutation(10 * self.colours)[: self.pairs]
-        values = self._values(rng)
+        rounds, rest = divmod(self.pairs, 10)
+        values = rng.permutation(np.concatenate([np.tile(np.arange(10), rounds), rng.permutation(10)[:rest]]))
         slots = rng.permutation(self.room)[: self.pairs]
-        asked = rng.permutation(self.pairs)[: self.queries]
+        query = rng.permutation(self.pairs)[0]
         tiles = np.full(self.grid**2, -1)
         if self.distractors:
             tiles[:] = rng.integers(len(digits.labels), size=len(tiles))
         for pair, (key, value, slot) in enumerate(zip(keys % 10, values, slots)):
             of_key, of_value = digits.by_label[key], digits.by_label[value]
             first = rng.integers(len(of_key))
-            other = first if self.same_original else (first + rng.integers(1, len(of_key))) % len(of_key)
+            other = (first + rng.integers(1, len(of_key))) % len(of_key)
             tiles[2 * slot : 2 * slot + 2] = of_key[first], of_value[rng.integers(len(of_value))]
-            tiles[len(tiles) - self.queries + np.flatnonzero(asked == pair)] = of_key[other]
-        return Mosaic(slots, keys, values, asked, tiles, int("".join(map(str, values[asked]))))
+            if pair == query:
+                tiles[-1] = of_key[other]
+        return Mosaic(slots, keys, values, query, tiles, int(values[query]))
 
     def __getitem__(self, index: int) -> tuple[np.ndarray, int]:
         """The mosaic, (side, side, 3) uint8, and its label."""
@@ -186,10 +169,10 @@ class Recall:
         ink = load_split(self.split).images[mosaic.tiles, :, :, None]  # (tiles, 8, 8, 1)
         tiles = np.repeat(255 - ink if self.distractors else np.zeros_like(ink), 3, axis=3)
         colours = np.asarray(COLOURS, np.uint8)[mosaic.keys // 10][:, None, None]
-        key, query = 2 * mosaic.slots, np.arange(len(tiles) - self.queries, len(tiles))
+        key = 2 * mosaic.slots
         tiles[key] = ink[key] * colours
         tiles[key + 1] = ink[key + 1]
-        tiles[query] = ink[query] * colours[mosaic.asked]
+        tiles[-1] = ink[-1] * colours[mosaic.query]
         rows = tiles.reshape(self.grid, self.grid, PIXELS, PIXELS, 3).transpose(0, 2, 1, 3, 4)
         return rows.reshape(self.side, self.side, 3), mosaic.label
 
@@ -203,7 +186,7 @@ def make_task(kind: str, split: str, count: int | None = None, **options: Any) -
     Args:
         kind: "digits" or "recall".
         split: "train", "val" or "test".
-        count: number of mosaics; None: the default.
+        count: number of mosaics; None: 1024. Digits have no count.
         options: of `Digits` or `Recall`.
 
     Raises:
@@ -214,36 +197,35 @@ def make_task(kind: str, split: str, count: int | None = None, **options: Any) -
     return KINDS[kind](split, **options, **({} if count is None else {"count": count}))
 
 
-def write_task(dataset: Digits | Recall, path: Path, *, overwrite: bool = False) -> None:
+def write_task(dataset: Digits | Recall, path: Path) -> None:
     """Writes a split of a task as a `.beton` file of raw pixels into a folder that exists; see `write_beton`."""
-    write_beton(dataset, path, max_resolution=max(500, dataset.side), workers=1, overwrite=overwrite, progress=False)
+    write_beton(dataset, path, max_resolution=max(500, dataset.side), workers=1, progress=False)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command; returns its exit status: 0, or 1 for a task that cannot be made or written."""
-    form, name = argparse.ArgumentDefaultsHelpFormatter, "python -m vilonghorn.study.tasks"
-    parser = argparse.ArgumentParser(name, description="Writes a task as three .beton files.")
-    kinds = parser.add_subparsers(dest="kind", required=True)
+    parser = ArgumentParser("python -m vilonghorn.study.tasks", description="Writes a task as three .beton files.")
+    kinds = parser.add_subcommands(dest="kind")
     for kind, task in KINDS.items():
-        sub = kinds.add_parser(kind, help=task.__doc__.split("\n")[0], formatter_class=form)
-        sub.add_argument("target", metavar="DST", type=Path, help="folder for train.beton, val.beton and test.beton")
-        sub.add_argument("--overwrite", action="store_true", help="replace existing files")
-        for field in fields(task)[1:]:
-            help = f"see vilonghorn.study.tasks.{task.__name__}"
-            for option in SPLITS if field.name == "count" else [field.name.replace("_", "-")]:
-                kwargs = {"action": "store_true"} if field.default is False else {"type": int, "default": field.default}
-                sub.add_argument(f"--{option}", help=help, **kwargs)
-    options = vars(parser.parse_args(arguments))
-    kind, target, overwrite = (options.pop(name) for name in ("kind", "target", "overwrite"))
-    counts = {split: options.pop(split, None) for split in SPLITS}
+        command = ArgumentParser(description=task.__doc__.split("\n")[0])
+        command.add_argument("target", metavar="DST", type=Path, help="folder for train.beton, val.beton, test.beton")
+        command.add_class_arguments(task, as_group=False, skip={"split", "count"})
+        for split in SPLITS if task is Recall else ():
+            command.add_argument(
+                f"--{split}", type=int, default=Recall.count, help=f"number of mosaics in the {split} split"
+            )
+        kinds.add_subcommand(kind, command)
+    options = parser.parse_args(arguments).as_dict()
+    kind = options["kind"]
+    target, *counts = (options[kind].pop(name, None) for name in ("target", *SPLITS))
     try:
-        datasets = [make_task(kind, split, count, **options) for split, count in counts.items()]
+        datasets = [make_task(kind, split, count, **options[kind]) for split, count in zip(SPLITS, counts)]
         target.mkdir(parents=True, exist_ok=True)
         for dataset in datasets:
             path = target / f"{dataset.split}.beton"
-            write_task(dataset, path, overwrite=overwrite)
+            write_task(dataset, path)
             print(f"{path}: {len(dataset)} images, chance {dataset.chance:.1%}, {dataset}")
-    except (OSError, TypeError, ValueError, ImportError) as error:
+    except (OSError, ValueError, ImportError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
     return 0

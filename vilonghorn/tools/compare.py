@@ -1,7 +1,5 @@
 """Compares runs by results, speed, configuration and curves: `python -m vilonghorn.tools.compare runs/a runs/b`."""
 
-from __future__ import annotations
-
 import argparse
 import json
 import statistics

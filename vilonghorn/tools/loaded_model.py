@@ -1,7 +1,5 @@
 """Loads a classifier with its preprocessing and class names, for the commands predict, web and interpret."""
 
-from __future__ import annotations
-
 import argparse
 import pickle
 from collections.abc import Callable

@@ -5,8 +5,6 @@ depth. Each image gets a line with its most probable classes. An image that cann
 error, the others are still classified, and the exit status is 1.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os
@@ -45,7 +43,7 @@ def find_images(names: Sequence[str]) -> list[str]:
 def predict(
     loaded: LoadedModel, files: Sequence[str], *, top: int = 5, batch_size: int = 32, workers: int = 0
 ) -> Iterator[dict[str, Any]]:
-    """Classifies image files in batches; with `workers` above 0, so many processes read them.
+    """Classifies image files in batches; `workers` processes read them, or this process if 0.
 
     Yields:
         For each file, in order: {"image": file, "predictions": [{"class": number, "name": its name or None,

@@ -1,7 +1,5 @@
 """The process pool of the commands. No worker outlives its pool or the process that made it."""
 
-from __future__ import annotations
-
 import multiprocessing
 import os
 import signal

@@ -3,8 +3,6 @@
 `python -m vilonghorn.tools.publish RUN FOLDER` publishes what a run of `train_imagenet.py` trained.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os
@@ -16,46 +14,22 @@ from typing import Any
 
 import timm
 import torch
-from huggingface_hub import HfApi, ModelCard, ModelCardData
+from huggingface_hub import HfApi
 from torch import nn
 
 from ..engine import load_config, load_run
-from ..models._timm import get_model_input_config
+from ..models import VisionSSM
+from ..models._timm import generate_readme, get_model_input_config
 from .loaded_model import preprocessing
 
-CARD = """---
-{{ card_data }}
----
-# Model card for {{ name }}
-
-An image backbone of bidirectional state-space blocks, made with Vision Longhorn and timm.
-
-## Model Details
-- **Architecture:** {{ model.pretrained_cfg["architecture"] }}
-- **Parameters (M):** {{ parameters }}
-- **Image size:** {{ image_size }}
-- **Classes:** {{ model.num_classes }}
-{%- if model.blocks %}
-- **Mixer:** {{ model.blocks[0].mixer.extra_repr() }}
-{%- endif %}
-{%- if dataset %}
-- **Dataset:** {{ dataset }}
-{%- endif %}
-- **Metrics:**{{ "" if metrics else " none given" }}
-{%- for key, value in metrics.items() %}
-  - {{ key }}: {{ value }}
-{%- endfor %}
-
-## Model Usage
-```python
+USAGE = """```python
 import timm, vilonghorn
 
-model = timm.create_model("hf-hub:{{ name }}", pretrained=True).eval()  # of a folder: "local-dir:PATH"
+model = timm.create_model("hf-hub:{name}", pretrained=True).eval()  # of a folder: "local-dir:PATH"
 transform = timm.data.create_transform(**timm.data.resolve_data_config(model=model))
 ```
-With transformers, once vilonghorn is imported: `AutoModelForImageClassification.from_pretrained("{{ name }}")`.
-`pip install vilonghorn` brings the models; features, other image sizes and fine-tuning are as in timm.
-"""
+With transformers, once vilonghorn is imported: `AutoModelForImageClassification.from_pretrained("{name}")`.
+`pip install vilonghorn` brings the models; features, other image sizes and fine-tuning are as in timm."""
 
 
 def make_card(
@@ -69,13 +43,20 @@ def make_card(
 
     `metrics` were measured with these weights, such as {"top-1 (%)": 76.1}; `license` is its identifier on the Hub.
     """
-    task = "image-classification"
-    kinds = dict(library_name="timm", pipeline_tag=task, tags=[task, "timm", "transformers"])
-    data = ModelCardData(license=license, datasets=dataset and [dataset.lower()], **kinds)
-    parameters = f"{sum(p.numel() for p in model.parameters()) / 1e6:.2f}"
-    image_size = " x ".join(map(str, get_model_input_config(model)["input_size"][-2:]))
-    fields = dict(name=name, model=model, parameters=parameters, image_size=image_size, dataset=dataset)
-    return ModelCard.from_template(data, template_str=CARD, metrics=metrics or {}, **fields).content
+    details = {
+        "Architecture": model.pretrained_cfg["architecture"],
+        "Parameters (M)": f"{sum(p.numel() for p in model.parameters()) / 1e6:.2f}",
+        "Image size": " x ".join(map(str, get_model_input_config(model)["input_size"][-2:])),
+        "Classes": model.num_classes,
+    }
+    if isinstance(model, VisionSSM):
+        details["Mixer"] = model.blocks[0].mixer.extra_repr()
+    if dataset:
+        details["Dataset"] = dataset
+    details["Metrics"] = dict(metrics) if metrics else "none given"
+    description = "An image backbone, made with Vision Longhorn and timm."
+    card = dict(license=license, description=description, details=details, usage=USAGE.format(name=name))
+    return generate_readme(card, name)
 
 
 def save_pretrained(model: nn.Module, folder: str | Path, card: str, **config: Any) -> None:
@@ -90,7 +71,7 @@ def save_pretrained(model: nn.Module, folder: str | Path, card: str, **config: A
     """
     folder, state = Path(folder), model.state_dict()
     if folder.exists():
-        raise FileExistsError(f"{folder} is there already: choose another folder, or remove it")
+        raise FileExistsError(f"{folder} exists already: choose another folder, or remove it")
     if wrong := [name for name, value in state.items() if not torch.isfinite(value).all()]:
         raise ValueError(f"{', '.join(wrong[:3])} hold NaN or infinity: such weights are not published")
     folder.parent.mkdir(parents=True, exist_ok=True)

@@ -4,8 +4,6 @@ When transformers 5 loads DETR and similar models, it renames every `out_proj` o
 of our backbones have an `out_proj` too, and would lose it with only a warning.
 """
 
-from __future__ import annotations
-
 # Classes and `model_type`s of transformers 5.23 that take a backbone and rename `out_proj`.
 KINDS = ("DetrModel", "rt_detr", "rt_detr_v2", "d_fine")
 

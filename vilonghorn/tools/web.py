@@ -4,14 +4,12 @@ It shows the most probable classes and the maps of `vilonghorn.interpret`. It ne
 'vilonghorn[web]'`), listens to this machine only unless --host is given, and loads nothing from other machines.
 """
 
-from __future__ import annotations
-
 import argparse
 import sys
 from collections.abc import Sequence
 from io import BytesIO
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from PIL import Image
 
@@ -19,9 +17,6 @@ from ..data.images import read_image
 from ..interpret import KINDS, check_backbone, draw, make_sheet
 from .loaded_model import USER_ERRORS, LoadedModel, add_arguments, from_options
 from .predict import predict
-
-if TYPE_CHECKING:
-    import gradio
 
 
 def analyze(loaded: LoadedModel, file: str, kind: str) -> tuple[dict[str, float], Image.Image]:
@@ -39,7 +34,7 @@ def analyze(loaded: LoadedModel, file: str, kind: str) -> tuple[dict[str, float]
     return {loaded.class_name(p["class"]): p["probability"] for p in result["predictions"]}, Image.open(buffer)
 
 
-def build_page(loaded: LoadedModel) -> gradio.Blocks:
+def build_page(loaded: LoadedModel) -> Any:
     """Builds the page of a model, for `launch`.
 
     Raises:
@@ -76,7 +71,7 @@ def build_page(loaded: LoadedModel) -> gradio.Blocks:
     return blocks
 
 
-def launch(blocks: gradio.Blocks, host: str = "127.0.0.1", port: int | None = None) -> str:
+def launch(blocks: Any, host: str = "127.0.0.1", port: int | None = None) -> str:
     """Serves a page in background threads, until `blocks.close()` or the end of the process; returns its URL.
 
     The default port is the first free one from 7860. Raises OSError if the address or the port is not available.
