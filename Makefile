@@ -1,8 +1,9 @@
 # make demo   trains vilonghorn_nano on the embedded digits, through FFCV, into runs/digits, and measures it
 # make test   runs the linters, then the tests
 # make lint   runs the linters: ruff, clang-format, mypy
+# make wheels builds the source archive and the wheels of all platforms into dist/; see docs/install.md
 #
-# Each sets up .venv first (PYTHON=python3.12 chooses its interpreter). A second call does only what is missing: it
+# Each but the last sets up .venv first (PYTHON=python3.12 chooses its interpreter). A second call does only what is missing: it
 # evaluates a finished run again and resumes an interrupted one.
 PYTHON ?= python3
 VENV := .venv/bin/python
@@ -11,7 +12,7 @@ RUN := runs/digits
 # Waiting OpenMP threads yield their core to FFCV's decoders.
 export OMP_WAIT_POLICY ?= passive
 
-.PHONY: demo test lint
+.PHONY: demo test lint wheels
 
 demo: .venv/.ready $(DATA)/train.beton $(DATA)/val.beton
 	@if [ -e $(RUN)/predictions.png ]; then set -- --evaluate $(RUN) --checkpoint last; \
@@ -27,6 +28,9 @@ lint: .venv/.ready
 	$(VENV) -m ruff format --check --quiet
 	find kernels -name '*.h' -o -name '*.c*' -a -not -name '*.txt' | xargs .venv/bin/clang-format --dry-run --Werror
 	$(VENV) -m mypy
+
+wheels:
+	@PYTHON="$(PYTHON)" sh wheels/build.sh
 
 .venv/.ready: setup.sh pyproject.toml $(shell find kernels -type f)
 	@PYTHON="$(PYTHON)" sh setup.sh
