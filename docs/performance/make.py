@@ -7,6 +7,7 @@ text from text.md beside them, in which $names stand for tables. Also draws mode
 from __future__ import annotations
 
 import json
+import math
 import re
 import shlex
 import sys
@@ -15,9 +16,11 @@ from pathlib import Path
 from string import Template
 from typing import Any
 
+from matplotlib import rc_context
+from matplotlib.figure import Figure
+
 from vilonghorn.bench import report as bench
 from vilonghorn.bench.candidates import LOOP, STEPS
-from vilonghorn.bench.compiled import BF16
 from vilonghorn.data.files import atomic_write
 from vilonghorn.tools.markdown import markdown
 
@@ -136,7 +139,7 @@ def kernel_table(
     lines: dict[tuple[str, int], dict[str, str]] = {}
     for row in sorted(kernels["rows"], key=lambda row: (row["backend"], row["kernel"] != "forward")):
         known = row["kernel"] in ("forward", "backward") and key in row and row.get("states", 16) == 16
-        if known and row["dtype"] == BF16[row["backend"]]:
+        if known and row["dtype"] in ("bfloat16", "bf16"):
             rule, architecture = row["rule"], row["architecture"]
             line = lines.setdefault((rule, architecture), {" ": f"{rule}, sm_{architecture}"})
             column = f"{row['backend']} {row['kernel']}"
@@ -163,6 +166,34 @@ def readme(text: str, folder: Path) -> str:
     return MARK.sub(lambda match: match[1] + made + match[2], text)
 
 
+def draw_models(path: Path, run: dict[str, Any]) -> None:
+    """Draws time and peak memory of an image against its pixels, as SVG."""
+    rows = sorted((row for row in run["models"] if row["ms"]), key=lambda row: row["size"])
+    figure = Figure(figsize=(11, 8), layout="constrained")
+    grid = figure.subplots(2, 2, squeeze=False)
+    for (time, memory), train in zip(grid.T, STEPS):
+        for model, compiled in dict.fromkeys((row["model"], row["compiled"]) for row in rows):
+            own = [row for row in rows if (row["model"], row["compiled"], row["train"]) == (model, compiled, train)]
+            pixels, label = [row["size"] ** 2 for row in own], model + ", compiled" * compiled
+            time.plot(pixels, [bench.median(row) / row["batch"] for row in own], marker=".", label=label)
+            memory.plot(pixels, [(row["memory_gb"] or math.nan) / row["batch"] for row in own], marker=".")
+        time.set(title=STEPS[train], ylabel="time of an image, ms")
+        memory.set(ylabel="peak memory of an image, GB")
+    for axes in grid.flat:
+        axes.set(xscale="log", yscale="log", xlabel="pixels of an image")
+        axes.grid(alpha=0.3, which="both")
+    figure.legend(*grid[0, 0].get_legend_handles_labels(), loc="outside lower center", ncols=4, fontsize="small")
+    figure.suptitle(plot_title(run))
+    with rc_context({"svg.hashsalt": "vilonghorn"}), atomic_write(path) as file:  # equal figures make equal files
+        figure.savefig(file, format="svg", metadata={"Date": None})
+
+
+def plot_title(run: dict[str, Any]) -> str:
+    """The title of the plot: machine, threads and date."""
+    found = run["machine"]
+    return f"{found.get('gpu', found['cpu'])}, {found['threads']} threads, {run['date'][:10]}"
+
+
 def main() -> int:
     """Writes the page, its plot and the README's table; returns the exit status."""
     if not (FOLDER / "text.md").is_file():
@@ -174,7 +205,7 @@ def main() -> int:
     for path, text in texts.items():
         with atomic_write(path, "w") as file:
             file.write(text)
-    bench.draw_models(PLOT, load_runs(FOLDER)[0])
+    draw_models(PLOT, load_runs(FOLDER)[0])
     return 0
 
 

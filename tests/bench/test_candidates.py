@@ -1,4 +1,4 @@
-"""Candidates of a rule do the same work, and rooflines count what they say."""
+"""Candidates of a rule do the same work, and rooflines count that work."""
 
 import sys
 from types import ModuleType
@@ -76,14 +76,16 @@ def test_larger_images_come_in_smaller_batches():
     assert [candidates.default_batch(size, "cuda") for size in (224, 384, 512, 1024)] == [128, 44, 24, 6]
 
 
-def test_the_memory_bound_counts_each_tensor_once():
-    B, L, D, N, G = 2, 5, 6, 4, 2
-    workload = Workload(B, L, D, N, G)
-    activations, parameters = 2 * G * B * L * D + 2 * G * B * L * N + B * L * D, 2 * G * D + G * D * N
-    for device, width in (("cpu", 4), ("cuda", 2)):
-        inputs, y = width * activations + 4 * parameters, width * B * L * D
-        assert candidates.scan_bytes("mamba", False, workload, device) == inputs + y
-        assert candidates.scan_bytes("mamba", True, workload, device) == 3 * inputs + 2 * y
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("directions", [1, 2])
+def test_the_memory_bound_counts_each_tensor_once(rule, directions):
+    workload = WORKLOAD._replace(directions=directions)
+    inputs, dy = candidates.scan_inputs(rule, workload, "cpu")
+    moved = sum(t.nbytes for t in inputs.values())
+    assert candidates.scan_bytes(rule, False, workload, "cpu") == moved + dy.nbytes
+    assert candidates.scan_bytes(rule, True, workload, "cpu") == 3 * moved + 2 * dy.nbytes
+    halved = dy.nbytes + sum(t.nbytes for name, t in inputs.items() if name not in ("A", "D", "dt_bias"))
+    assert candidates.scan_bytes(rule, False, workload, "cuda") == moved + dy.nbytes - halved // 2
 
 
 @pytest.mark.parametrize(
@@ -103,7 +105,7 @@ def test_bounds_follow_the_rates_of_the_rounds():
 
 
 @pytest.mark.skipif(not kernels.isa_levels(), reason="the CPU kernels are not built")
-def test_roofline_candidates_do_the_work_that_they_tell():
+def test_roofline_candidates_do_the_work_that_they_state():
     level, _ = list(kernels.isa_levels().items())[-1]
     lanes = {"v2": 4, "v3": 8, "v4": 16, "generic": 4}[level]
     found = candidates.roofline_candidates(WORKLOAD, "cpu", threads=2)

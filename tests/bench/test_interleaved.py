@@ -1,6 +1,7 @@
-"""Candidates take rounds in turn, each in its own process, and one that fails leaves the others."""
+"""Candidates take rounds in turn, each in its own process, and one that fails does not stop the others."""
 
 from functools import partial
+from itertools import cycle
 from types import SimpleNamespace
 
 import bench_candidates
@@ -9,19 +10,20 @@ import pytest
 import torch
 
 from vilonghorn.bench import interleaved
-from vilonghorn.bench.interleaved import InterleavedBenchmark, peak_bytes
+from vilonghorn.bench.interleaved import peak_bytes, run_interleaved
 
 STEPS = ["first", "second"]
 
 
-def test_a_candidate_that_fails_leaves_the_others():
+@pytest.mark.parametrize("restarts", [1, 2])
+def test_a_step_that_fails_leaves_the_other_steps_and_candidates(restarts):
     candidates = dict(
         right=partial(bench_candidates.sleeping, 0.03),
         no_setup=partial(bench_candidates.failing, ()),
         no_second=partial(bench_candidates.failing, ("second",)),
         crashing=bench_candidates.crashing,
     )
-    found = InterleavedBenchmark(candidates, threads=1).run(STEPS, rounds=3)
+    found = run_interleaved(candidates, STEPS, rounds=3, threads=1, restarts=restarts)
     assert [list(rows) for rows in found.values()] == [list(candidates)] * 2
     right = found["first"]["right"]
     assert len(right["ms"]) == 3 and min(right["ms"]) >= 30 and right["problem"] is None
@@ -33,10 +35,10 @@ def test_a_candidate_that_fails_leaves_the_others():
     assert not [child for child in psutil.Process().children() if "spawn_main" in " ".join(child.cmdline())]
 
 
-@pytest.mark.skipif(peak_bytes() is None, reason="the system does not tell the peak of memory")
+@pytest.mark.skipif(peak_bytes() is None, reason="the system does not measure the peak of memory")
 def test_memory_is_the_peak_of_each_step_alone():
     candidates = dict(large=partial(bench_candidates.allocating, 400), small=partial(bench_candidates.allocating, 100))
-    found = InterleavedBenchmark(candidates, threads=1).run(STEPS, rounds=1)
+    found = run_interleaved(candidates, STEPS, rounds=1, threads=1)
     peaks = {
         (step, name): row["memory_gb"] * 1e3 / 1.048576 for step, rows in found.items() for name, row in rows.items()
     }
@@ -44,36 +46,32 @@ def test_memory_is_the_peak_of_each_step_alone():
     assert peaks == pytest.approx(expected, abs=25)
 
 
-def in_this_process(monkeypatch):
-    """Replaces the processes of candidates by this one; returns its calls: (candidate, function)."""
-    calls = []
+class Pool:
+    """A pool that only notes its calls, as (candidate, function)."""
 
-    class Pool:
-        def __init__(self, name):
-            self.name = name
-            calls.append((name, "start"))
+    def __init__(self, name, calls):
+        self.name, self.calls = name, calls
+        calls.append((name, "start"))
 
-        def __enter__(self):
-            return self
+    def __enter__(self):
+        return self
 
-        def __exit__(self, *_):
-            calls.append((self.name, "end"))
+    def __exit__(self, *_):
+        self.calls.append((self.name, "end"))
 
-        def submit(self, function, *args):
-            calls.append((self.name, function.__name__))
-            return SimpleNamespace(result=lambda: (1.0, 2.0) if function is interleaved._measure else None)
-
-    monkeypatch.setattr(InterleavedBenchmark, "_start", lambda self, name: Pool(name))
-    return calls
+    def submit(self, function, *args):
+        self.calls.append((self.name, args[0]))
+        return SimpleNamespace(result=lambda: (1.0, 2.0) if args[0] == "measure" else None)
 
 
 def test_restarts_share_the_rounds_and_the_order_alternates(monkeypatch):
-    calls = in_this_process(monkeypatch)
-    found = InterleavedBenchmark(dict(a=dict, b=dict), threads=1).run(["first"], rounds=5, restarts=2)
+    calls, names = [], cycle("ab")
+    monkeypatch.setattr(interleaved, "worker_pool", lambda workers, threads: Pool(next(names), calls))
+    found = run_interleaved(dict(a=dict, b=dict), ["first"], rounds=5, threads=1, restarts=2)
     assert found["first"]["a"] == dict(ms=[1.0] * 5, memory_gb=2.0, problem=None)
-    measured = "".join(name if what == "_measure" else "." * (what == "start") for name, what in calls)
+    measured = "".join(name if what == "measure" else "." * (what == "start") for name, what in calls)
     assert measured == "..abbaab..abba"
-    assert [what for name, what in calls if name == "a"].count("_warm_up") == 2
+    assert [what for name, what in calls if name == "a"].count("warm_up") == 2
 
 
 def test_short_steps_are_repeated_and_long_ones_are_not(monkeypatch):

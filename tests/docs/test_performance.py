@@ -20,7 +20,7 @@ def test_the_committed_page_and_readme_are_made_from_the_committed_runs():
     readme = (ROOT / make.README).read_text()
     assert (ROOT / make.PAGE).read_text() == make.page(FOLDER), "run python docs/performance/make.py"
     assert make.readme(readme, FOLDER) == readme, "run python docs/performance/make.py"
-    title = make.bench.plot_title(make.load_runs(FOLDER)[0])  # matplotlib writes each title in a comment
+    title = make.plot_title(make.load_runs(FOLDER)[0])  # matplotlib writes each title in a comment
     assert f"<!-- {title} -->" in (ROOT / make.PLOT).read_text(), "run python docs/performance/make.py"
 
 
@@ -75,7 +75,7 @@ def test_the_command_writes_page_plot_and_readme_from_new_runs(tmp_path, monkeyp
     )
     assert "| 448 | 1 | `vilonghorn_tiny` | 785 / 392 | 1000 / 500 | 0.33 / 0.33 | 1570 / 785 | 2000 / 1000 |" in text
     assert "| `aten::op0` | 2 | 12.0 | 15% |" in text
-    assert f"<!-- {make.bench.plot_title(report(1))} -->" in make.PLOT.read_text()
+    assert f"<!-- {make.plot_title(report(1))} -->" in make.PLOT.read_text()
     assert "| `vilonghorn_tiny`, 224 px | timm's `deit_tiny_patch16_224` | 0.33 / 0.33 times its time | 0.33" in readme
     assert "| scan, `longhorn` | the usual loop in torch | 40 / 40 times faster | 40 / 40 times faster |" in readme
     assert re.sub(make.MARK, "", readme) == re.sub(make.MARK, "", (ROOT / make.README).read_text())

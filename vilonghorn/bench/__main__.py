@@ -5,8 +5,6 @@ mamba_ssm, the models and timm's DeiT. Prints tables, a profile, and on a CPU wh
 1 if a measurement fails, whatever the targets.
 """
 
-from __future__ import annotations
-
 import argparse
 import datetime
 import json
@@ -25,7 +23,7 @@ from ..data.files import atomic_write
 from ..tools.markdown import markdown
 from . import candidates, report
 from .candidates import FAMILIES, STEPS, WORKLOADS
-from .interleaved import Factory, InterleavedBenchmark, Row
+from .interleaved import Factory, Row, run_interleaved
 
 SUBJECTS = ("scan", "models", "profile")
 SIZES = (224, 384, 512, 768, 1024, 1248)  # pixels
@@ -47,7 +45,7 @@ class Benchmark:
         )
 
     def run(self) -> bool:
-        """Measures the subjects and writes the files as figures come. Returns whether everything could be measured."""
+        """Measures the subjects and writes the files. Returns whether everything was measured."""
         print(", ".join(f"{key} {value}" for key, value in self.report["machine"].items()))
         try:
             for subject in self.options.what:
@@ -60,17 +58,15 @@ class Benchmark:
                 self.report["targets"] = report.targets(self.report)
                 print("\n" + markdown(report.target_lines(self.report)))
             self.save()
-        for problem in report.problems(self.report):
-            print(f"not measured: {problem}")
-        return not report.problems(self.report)
+        problems = report.problems(self.report)
+        print("".join(f"not measured: {problem}\n" for problem in problems), end="")
+        return not problems
 
     def save(self) -> None:
-        """Writes the files that were asked for."""
+        """Writes the files that the options name."""
         if self.options.json:
             with atomic_write(self.options.json, "w") as file:
                 file.write(json.dumps(self.report, indent=1, allow_nan=False) + "\n")
-        if self.options.plot and self.report.get("models"):
-            report.draw_models(self.options.plot, self.report)
 
     def scan(self) -> None:
         """Every rule and backend, with the rates of the roofline measured in the same rounds."""
@@ -95,39 +91,43 @@ class Benchmark:
 
     def models(self) -> None:
         """The families by size, and how time grows from the smallest size to the largest."""
-        options = self.options
-        self.report |= dict(models=[], growth=[])
+        options, (tiny, small) = self.options, FAMILIES
         sizes = options.size or (QUICK_SIZES if options.quick else SIZES)
-        cells = [(FAMILIES[0], size) for size in sizes] + [(FAMILIES[1], sizes[0])]
-        for family, size in cells:
-            self.measure_models([dict(model=name, size=size) for name in family], "models")
-            print("\n" + markdown(report.model_lines(dict(models=self.report["models"][-2 * len(family) :]))))
+        groups = [("models", tiny, [size]) for size in sizes] + [("models", small, [sizes[0]])]
         if options.device == "cpu" and len(sizes) > 1 and not options.quick:
-            self.measure_models([dict(model=report.TINY, size=size) for size in (sizes[0], sizes[-1])], "growth")
+            groups.append(("growth", [report.TINY], [sizes[0], sizes[-1]]))
+        self.report |= dict(models=[], growth=[])
+        for key, names, group_sizes in groups:
+            cells = [
+                dict(model=name, size=size, batch=self.batch(size), compiled=options.compile)
+                for size in group_sizes
+                for name in names
+            ]
+            made = {str(cell): partial(candidates.model_steps, device=options.device, **cell) for cell in cells}
+            rows = [
+                cell | dict(train=step == STEPS[True]) | found[str(cell)]
+                for step, found in self.interleave(made).items()
+                for cell in cells
+            ]
+            self.report[key] += rows
+            print("\n" + markdown(report.model_lines(dict(models=rows))))
+            self.save()
 
-    def measure_models(self, cells: Sequence[Row], key: str) -> None:
-        """Adds rows of models to the report."""
-        options, made = self.options, {}
-        for cell in cells:
-            batch = options.batch or candidates.default_batch(cell["size"], options.device)
-            cell |= dict(batch=batch, compiled=options.compile)
-            arguments = cell["model"], batch, cell["size"], options.device, options.compile
-            made[f"{cell['model']} {cell['size']}"] = partial(candidates.model_steps, *arguments)
-        for step, found in self.interleave(made).items():
-            for cell, row in zip(cells, found.values()):
-                self.report[key].append(cell | dict(train=step == STEPS[True]) | row)
-        self.save()
+    def batch(self, size: int) -> int:
+        """Images in a batch of `size` pixels a side."""
+        return self.options.batch or candidates.default_batch(size, self.options.device)
 
     def interleave(self, made: dict[str, Factory], times: int = 1) -> dict[str, dict[str, Row]]:
-        """Rows by step and candidate."""
-        benchmark = InterleavedBenchmark(made, self.options.threads, self.options.device)
-        return benchmark.run(list(STEPS.values()), times * self.options.rounds, self.options.restarts)
+        """Rows by step and candidate, with `times` as many rounds as the options say."""
+        options = self.options
+        limits = dict(threads=options.threads, device=options.device, restarts=options.restarts)
+        return run_interleaved(made, list(STEPS.values()), times * options.rounds, **limits)
 
     def profile(self) -> None:
         """Operators (on a GPU, kernels) of a training step of the tiny model, by their own time."""
         options = self.options
         size = (options.size or SIZES)[0]
-        batch = options.batch or candidates.default_batch(size, options.device)
+        batch = self.batch(size)
         step = candidates.model_steps(report.TINY, batch, size, options.device, options.compile)[STEPS[True]]
         own = "self_cpu_time_total" if options.device == "cpu" else "self_device_time_total"
         step()
@@ -146,7 +146,7 @@ class Benchmark:
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
-    """The options; the size of the effort and the device are filled in."""
+    """The options, with the defaults that depend on other options."""
     parser = argparse.ArgumentParser("python -m vilonghorn.bench", description=__doc__.splitlines()[0])
     add, threads = parser.add_argument, torch.get_num_threads()
     add("what", nargs="*", metavar="|".join(SUBJECTS), help="default: all")
@@ -158,17 +158,13 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--threads", type=PositiveInt, default=threads, help="torch's threads (default: torch's)")
     add("--compile", action="store_true", help="compile the models block by block")
     add("--json", type=Path, help="also write all figures to this file, as they come")
-    add("--plot", type=Path, help="also draw the models' time and memory, as PNG or SVG")
     options = parser.parse_args(argv)
     if unknown := set(options.what) - set(SUBJECTS):
         parser.error(f"cannot measure {', '.join(sorted(unknown))}: expected {', '.join(SUBJECTS)}")
     if options.device == "cuda" and not torch.cuda.is_available():
         parser.error("--device cuda: torch finds no GPU")
-    for path in filter(None, (options.json, options.plot)):
-        if not path.absolute().parent.is_dir():
-            parser.error(f"{path}: there is no folder {path.absolute().parent}")
-    if options.plot and options.plot.suffix not in (".png", ".svg"):
-        parser.error(f"--plot {options.plot}: expected a name that ends in .png or .svg")
+    if options.json and not options.json.absolute().parent.is_dir():
+        parser.error(f"{options.json}: there is no folder {options.json.absolute().parent}")
     options.device = options.device or ("cuda" if torch.cuda.is_available() else "cpu")
     options.size = sorted(options.size or [])
     options.what = [subject for subject in SUBJECTS if subject in (options.what or SUBJECTS)]
@@ -185,7 +181,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         return 0 if Benchmark(options, ["python", "-m", "vilonghorn.bench", *argv]).run() else 1
     except KeyboardInterrupt:
-        print("\ninterrupted" + (f": {options.json} has what was measured" if options.json else ""))
+        print("\ninterrupted" + (f": {options.json} holds what was measured" if options.json else ""))
         return 130
 
 

@@ -1,6 +1,4 @@
-"""What the benchmark times: the scan, its roofline, and whole models."""
-
-from __future__ import annotations
+"""What the benchmark times: the scan, its roofline, and models."""
 
 import importlib.util
 from collections.abc import Callable
@@ -78,15 +76,15 @@ def scan_candidates(workload: Workload, device: str) -> dict[tuple[str, str], Fa
 def scan_inputs(rule: str, workload: Workload, device: str) -> tuple[dict[str, Tensor], Tensor]:
     """Inputs of a scan with gate, skip and bias, and a gradient of its result: float32 on a CPU, else bfloat16."""
     B, L, D, N, G = workload
-    generator = torch.Generator(device).manual_seed(0)
-    normal = partial(torch.randn, generator=generator, device=device)
     dtype = torch.float32 if device == "cpu" else torch.bfloat16
-    inputs = dict(x=normal(G, B, L, D), dt=normal(G, B, L, D) - 1, k=normal(G, B, L, N), q=normal(G, B, L, N) / 2)
-    inputs = {name: value.to(dtype) for name, value in (inputs | dict(z=normal(B, L, D))).items()}
-    inputs |= dict(D=normal(G, D), dt_bias=normal(G, D))  # parameters are float32
-    if rule == "mamba":
-        inputs["A"] = -4 * torch.rand(G, D, N, generator=generator, device=device)
-    return inputs, normal(*((G, B, L, D) if G == 1 else (B, L, D))).to(dtype)
+    torch.manual_seed(0)
+    with torch.device(device):
+        x, dt, k, q = torch.randn(G, B, L, D), torch.randn(G, B, L, D) - 1, *torch.randn(2, G, B, L, N)
+        inputs = {name: t.to(dtype) for name, t in dict(x=x, dt=dt, k=k, q=q / 2, z=torch.randn(B, L, D)).items()}
+        inputs |= dict(D=torch.randn(G, D), dt_bias=torch.randn(G, D))  # parameters are float32
+        if rule == "mamba":
+            inputs["A"] = -4 * torch.rand(G, D, N)
+        return inputs, torch.randn(*[G] * (G == 1), B, L, D).to(dtype)
 
 
 def scan_steps(rule: str, backend: str, workload: Workload, device: str) -> Steps:
@@ -95,12 +93,15 @@ def scan_steps(rule: str, backend: str, workload: Workload, device: str) -> Step
     if backend in (LOOP, PEER):
         inputs, dy = {name: value if name == "z" else value[0] for name, value in inputs.items()}, dy[0]
         function: Callable[..., Tensor] = partial(torch_loop, rule=rule)
-        if backend == PEER:  # its layout is (B, D, L)
-            function, dy = mamba_ssm_scan, dy.mT.contiguous()
-            inputs = {name: value.mT.contiguous() if value.ndim == 3 else value for name, value in inputs.items()}
     else:
         reverse, reduce = (False, True)[: workload.directions], "none" if workload.directions == 1 else "mean"
         function = partial(scan, rule=rule, reverse=reverse, reduce=reduce, backend=backend)
+    if backend == PEER:  # its layout is (B, D, L)
+        from mamba_ssm.ops.selective_scan_interface import selective_scan_fn
+
+        names = dict(x="u", dt="delta", k="B", q="C", dt_bias="delta_bias")
+        function, dy = partial(selective_scan_fn, delta_softplus=True), dy.mT.contiguous()
+        inputs = {names.get(n, n): t.mT.contiguous() if t.ndim == 3 else t for n, t in inputs.items()}
     leaves = {name: value.clone().requires_grad_() for name, value in inputs.items()}
 
     def forward() -> Tensor:
@@ -116,7 +117,7 @@ def scan_steps(rule: str, backend: str, workload: Workload, device: str) -> Step
 
 
 def cuda_graph(call: Callable[[], object]) -> Callable[[], None]:
-    """Replays a call as a CUDA graph, so that its time is without launches from Python."""
+    """Captures a call as a CUDA graph, so that its time excludes launches from Python; returns the replay."""
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
@@ -127,13 +128,6 @@ def cuda_graph(call: Callable[[], object]) -> Callable[[], None]:
     with torch.cuda.graph(graph):
         call()
     return graph.replay
-
-
-def mamba_ssm_scan(x, dt, k, q, z, D, dt_bias, A) -> Tensor:
-    """The selective scan of mamba_ssm. x, dt, z: (B, D, L); k, q: (B, N, L)."""
-    from mamba_ssm.ops.selective_scan_interface import selective_scan_fn
-
-    return selective_scan_fn(x, dt, A, k, q, D=D, z=z, delta_bias=dt_bias, delta_softplus=True)
 
 
 def torch_loop(x, dt, k, q, z, D, dt_bias, A=None, *, rule: str) -> Tensor:
@@ -161,20 +155,18 @@ def roofline_candidates(workload: Workload, device: str, threads: int) -> dict[s
     On a CPU multiply-adds in registers; on every device a copy of as many bytes as the scan moves.
     """
     moved, found = scan_bytes("longhorn", False, workload, device), {}
-    if device == "cpu" and kernels.isa_levels():
-        done = threads * kernels.multiply_adds(1, _best_isa()) * LOOP_ROUNDS
-        found[MULTIPLY_ADDS] = done, partial(multiply_add_steps, threads)
+    if device == "cpu" and (levels := kernels.isa_levels()):
+        best = max(levels.values())
+        work = threads * LOOP_ROUNDS * kernels.multiply_adds(1, best)
+        found[MULTIPLY_ADDS] = work, partial(multiply_add_steps, threads, best)
     return found | {COPY: (moved, partial(copy_steps, moved, device))}
 
 
-def _best_isa() -> int:
-    return list(kernels.isa_levels().values())[-1]
-
-
-def multiply_add_steps(threads: int) -> Steps:
-    """Multiply-adds of the CPU kernels' own loop, at the best instruction set, on all threads."""
-    pool, calls = ThreadPoolExecutor(threads), ([LOOP_ROUNDS] * threads, [_best_isa()] * threads)
-    return dict.fromkeys(STEPS.values(), lambda: sum(pool.map(kernels.multiply_adds, *calls)))
+def multiply_add_steps(threads: int, isa: int) -> Steps:
+    """Multiply-adds of the CPU kernels' own loop for an instruction set, on all threads."""
+    pool = ThreadPoolExecutor(threads)
+    call = partial(kernels.multiply_adds, isa=isa)
+    return dict.fromkeys(STEPS.values(), lambda: sum(pool.map(call, [LOOP_ROUNDS] * threads)))
 
 
 def copy_steps(moved: int, device: str) -> Steps:
@@ -185,13 +177,12 @@ def copy_steps(moved: int, device: str) -> Steps:
 
 def scan_bytes(rule: str, train: bool, workload: Workload, device: str) -> int:
     """Bytes of a scan that moves each tensor once; backward reads inputs and dy, and writes gradients."""
-    inputs, dy = scan_inputs(rule, workload._replace(B=1), "cpu")
+    B, L, D, N, G = workload
     width = 4 if device == "cpu" else 2
-    own = sum(
-        value.numel() * (4 if name in ("A", "D", "dt_bias") else width * workload.B) for name, value in inputs.items()
-    )
-    output = dy.numel() * width * workload.B
-    return own + output + (2 * own + output if train else 0)
+    y = width * B * L * D
+    inputs = 2 * G * y + 2 * width * G * B * L * N + y  # x, dt; k, q; z
+    inputs += 4 * G * D * (2 + N * (rule == "mamba"))  # D, dt_bias; A
+    return 3 * inputs + 2 * y if train else inputs + y
 
 
 def bounds(
@@ -205,30 +196,31 @@ def bounds(
     return dict(compute_bound_ms=compute, memory_bound_ms=[moved / rate * 1e3 for rate in rates[COPY]])
 
 
-def model_steps(name: str, batch: int, size: int, device: str = "cpu", compile: bool = False) -> Steps:
+def model_steps(model: str, batch: int, size: int, device: str = "cpu", compiled: bool = False) -> Steps:
     """A model of timm at random weights: inference, and a loss with its gradients. bfloat16 autocast on a GPU."""
     torch.manual_seed(0)
-    model = timm.create_model(name, img_size=size).to(device)
+    net = timm.create_model(model, img_size=size).to(device)
     images = torch.randn(batch, 3, size, size, device=device)
-    targets = torch.randint(model.num_classes, (batch,), device=device)
-    if compile:  # block by block: a whole model takes minutes
-        for block in model.blocks:
+    targets = torch.randint(net.num_classes, (batch,), device=device)
+    autocast = partial(torch.autocast, device, torch.bfloat16, enabled=device == "cuda")
+    if compiled:  # block by block, because a model at once takes minutes
+        for block in net.blocks:
             block.compile()
 
     def forward() -> None:
-        model.eval()
-        with torch.no_grad(), torch.autocast(device, torch.bfloat16, enabled=device == "cuda"):
-            model(images)
+        net.eval()
+        with torch.no_grad(), autocast():
+            net(images)
 
     def train() -> None:
-        model.train()
-        with torch.autocast(device, torch.bfloat16, enabled=device == "cuda"):
-            loss = F.cross_entropy(model(images), targets)
+        net.train()
+        with autocast():
+            loss = F.cross_entropy(net(images), targets)
         loss.backward()
-        model.zero_grad()
+        net.zero_grad()
 
     steps = {STEPS[False]: forward, STEPS[True]: train}
-    if compile:  # here, where all candidates start side by side
+    if compiled:  # here, because the setups of all candidates run at once
         for step in steps.values():
             step()
     return steps

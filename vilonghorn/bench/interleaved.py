@@ -1,14 +1,11 @@
 """Interleaved timing: candidates take rounds in turn, each in its own process."""
 
-from __future__ import annotations
-
 import gc
 import re
 import statistics
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor
-from contextlib import AbstractContextManager, ExitStack
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -22,79 +19,75 @@ Row = dict[str, Any]
 Sample = tuple[float, float | None]  # milliseconds of a call, and the peak of memory in GB
 
 SAMPLE_SECONDS = 0.02  # short steps are repeated until a sample takes this long
-PAUSE_SECONDS = 0.005  # before a sample: threads of the last candidate may still spin
+PAUSE_SECONDS = 0.005  # before a sample, because threads of the last candidate may still spin
 FLUSH_BYTES = 256 << 20  # more than the last-level cache of a GPU
 
 
-class InterleavedBenchmark:
+def run_interleaved(
+    candidates: Mapping[str, Factory],
+    steps: Sequence[str],
+    rounds: int,
+    *,
+    threads: int,
+    device: str = "cpu",
+    restarts: int = 1,
+) -> dict[str, dict[str, Row]]:
     """Times candidates in turn, so that a disturbance of the machine affects all candidates of a round.
 
-    A candidate that raises or crashes gets a `problem` instead of figures, and the others go on.
+    A step that raises or ends its process has a `problem` instead of figures. The others are still measured.
 
     Args:
         candidates: by name, a picklable function that makes the candidate's steps in its process.
+        steps: names of the steps. Every candidate has all of them.
+        rounds: samples of each step.
         threads: torch threads of each process.
         device: "cpu", or "cuda" to time by CUDA events.
+        restarts: processes of each candidate, one after the other, which share the rounds, because memory placement
+            affects the speed of a process.
+
+    Returns:
+        By step and candidate: `ms`, the time of one call in each round; `memory_gb`, the peak of memory above what the
+        process held before it made the candidate, or None where the system does not measure it; and `problem`, or
+        None. With a problem, `ms` and `memory_gb` are None.
     """
+    samples: dict[tuple[str, str], list[Sample]] = {(step, name): [] for step in steps for name in candidates}
+    problems: dict[tuple[str, str], str] = {}
 
-    def __init__(self, candidates: Mapping[str, Factory], threads: int, device: str = "cpu"):
-        self.candidates, self.threads, self.device = candidates, threads, device
-        self._pools: dict[str, ProcessPoolExecutor] = {}
-        self._problems: dict[str, str] = {}
-
-    def run(self, steps: Sequence[str], rounds: int, restarts: int = 1) -> dict[str, dict[str, Row]]:
-        """Times steps of every candidate.
-
-        Args:
-            steps: names of the steps. Every candidate has all of them.
-            rounds: samples of each step.
-            restarts: processes of each candidate, one after the other, which share the rounds. Memory placement affects
-                the speed of a process for its whole life.
-
-        Returns:
-            By step and candidate: `ms`, the time of one call in each round; `memory_gb`, the peak of memory above what
-            the process held before it made the candidate, or None where the system does not tell; and `problem`, or
-            None. Without samples, `ms` and `memory_gb` are None.
-        """
-        samples: dict[tuple[str, str], list[Sample]] = {}
-        for restart in range(min(restarts, rounds)):
-            with ExitStack() as stack:
-                names = self._alive(self.candidates)
-                self._pools = {name: stack.enter_context(self._start(name)) for name in names}
-                futures = {n: pool.submit(_setup, self.candidates[n], self.device) for n, pool in self._pools.items()}
-                for name, future in futures.items():
-                    self._result(name, future)
-                for step in steps:
-                    for name in self._alive(names):
-                        self._result(name, self._pools[name].submit(_warm_up, step))
-                    for round_, _ in enumerate(range(restart, rounds, restarts)):
-                        for name in self._alive(names)[:: -1 if round_ % 2 else 1]:
-                            time.sleep(PAUSE_SECONDS)
-                            if sample := self._result(name, self._pools[name].submit(_measure)):
-                                samples.setdefault((step, name), []).append(sample)
-                            else:
-                                samples.pop((step, name), None)
-        return {step: {name: self._row(name, samples.get((step, name))) for name in self.candidates} for step in steps}
-
-    def _start(self, name: str) -> AbstractContextManager[ProcessPoolExecutor]:
-        """The pool with the one process of a candidate."""
-        return worker_pool(1, threads=self.threads)
-
-    def _alive(self, names: Iterable[str]) -> list[str]:
-        return [name for name in names if name not in self._problems]
-
-    def _result(self, name: str, future: Future) -> Any:
-        """What a candidate answers, or None and its problem noted."""
+    @contextmanager
+    def problem_of(name: str, *steps: str) -> Iterator[None]:
         try:
-            return future.result()
+            yield
         except Exception as error:  # the candidate's own, or BrokenProcessPool
-            self._problems[name] = f"{type(error).__name__}: {' '.join(str(error).split())[:500]}"
+            problem = f"{type(error).__name__}: {' '.join(str(error).split())[:500]}"
+            problems.update({(step, name): problem for step in steps})
 
-    def _row(self, name: str, samples: Sequence[Sample] | None) -> Row:
-        if not samples:
-            return dict(ms=None, memory_gb=None, problem=self._problems[name])
-        peaks = [peak for _, peak in samples]
-        return dict(ms=[ms for ms, _ in samples], memory_gb=None if None in peaks else max(peaks), problem=None)
+    for restart in range(min(restarts, rounds)):
+        with ExitStack() as stack:
+            names = [name for name in candidates if any((step, name) not in problems for step in steps)]
+            pools = {name: stack.enter_context(worker_pool(1, threads=threads)) for name in names}
+            setups = {name: pool.submit(_setup, candidates[name], device) for name, pool in pools.items()}
+            for name, setup in setups.items():
+                with problem_of(name, *steps):
+                    setup.result()
+            for step in steps:
+                for name in names:
+                    if (step, name) not in problems:
+                        with problem_of(name, step):
+                            pools[name].submit(_call, "warm_up", step).result()
+                for round_, _ in enumerate(range(restart, rounds, restarts)):
+                    for name in names[:: -1 if round_ % 2 else 1]:
+                        if (step, name) not in problems:
+                            time.sleep(PAUSE_SECONDS)
+                            with problem_of(name, step):
+                                samples[step, name].append(pools[name].submit(_call, "measure").result())
+
+    def row(key: tuple[str, str]) -> Row:
+        if key in problems:
+            return dict(ms=None, memory_gb=None, problem=problems[key])
+        ms, peaks = zip(*samples[key])
+        return dict(ms=list(ms), memory_gb=None if None in peaks else max(peaks), problem=None)
+
+    return {step: {name: row((step, name)) for name in candidates} for step in steps}
 
 
 class _Candidate:
@@ -112,10 +105,9 @@ class _Candidate:
 
     def warm_up(self, step: str) -> None:
         """Chooses a step. Its first call is the warm-up, and a second one where the first is short."""
-        self.call = self.steps[step]
+        self.call, self.repeats = self.steps[step], 1
         gc.collect()
         peak_bytes(self.device, reset=True)
-        self.repeats = 1
         ms = self.time()
         if ms < 250:
             ms = min(ms, self.time())
@@ -129,14 +121,11 @@ class _Candidate:
 
     def time(self) -> float:
         """Milliseconds of a call: the mean of all repeats on a CPU, their median on a GPU."""
-        if self.device == "cuda":
-            return self.time_by_events()
-        start = time.perf_counter()
-        for _ in range(self.repeats):
-            self.call()
-        return (time.perf_counter() - start) * 1e3 / self.repeats
-
-    def time_by_events(self) -> float:
+        if self.device == "cpu":
+            start = time.perf_counter()
+            for _ in range(self.repeats):
+                self.call()
+            return (time.perf_counter() - start) * 1e3 / self.repeats
         pairs = [[torch.cuda.Event(enable_timing=True) for _ in range(2)] for _ in range(self.repeats)]
         for start, end in pairs:
             self.flush.zero_()  # inputs come from memory, and the CPU gets ahead of the GPU
@@ -155,12 +144,8 @@ def _setup(factory: Factory, device: str) -> None:
     _candidate = _Candidate(factory, device)
 
 
-def _warm_up(step: str) -> None:
-    _candidate.warm_up(step)
-
-
-def _measure() -> Sample:
-    return _candidate.measure()
+def _call(method: str, *arguments: str) -> Sample | None:
+    return getattr(_candidate, method)(*arguments)
 
 
 def peak_bytes(device: str = "cpu", reset: bool = False) -> int | None:

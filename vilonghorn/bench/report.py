@@ -1,7 +1,7 @@
-"""What a run of the benchmark leaves: tables, targets, a plot, and a JSON file.
+"""Tables, targets and the plot of the benchmark, from the report that it saves as JSON.
 
-The file is one object with `command`, `date`, `machine`, `finished`, `seconds` by subject, and lists of rows. A row has
-`train` (with backward); `ms`, `memory_gb` and `problem` of `InterleavedBenchmark.run`; and
+The report is one object with `command`, `date`, `machine`, `finished`, `seconds` by subject, and lists of rows. A row
+has `train` (with backward); `ms`, `memory_gb` and `problem` of `run_interleaved`; and
 
     scan     workload, rule, backend; compute_bound_ms and memory_bound_ms, the roofline of each round
     models   model, size (pixels), batch, compiled
@@ -11,14 +11,12 @@ The file is one object with `command`, `date`, `machine`, `finished`, `seconds` 
 verdicts.
 """
 
-from __future__ import annotations
-
 import math
 import os
 import platform
 import re
 import statistics
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
@@ -29,19 +27,18 @@ import torch
 
 import vilonghorn
 
-from ..data.files import atomic_write
 from ..ops import backends
 from .candidates import FAMILIES, LOOP, PEER, STEPS
+from .interleaved import Row
 
 Report = dict[str, Any]
-Row = dict[str, Any]
 Line = dict[str, str]  # of a table: text by column
 TINY, SMALL = "vilonghorn_tiny", "vilonghorn_small"
 DEIT_TINY, DEIT_SMALL = (family[0] for family in FAMILIES)
 
 
 def machine(device: str = "cpu") -> dict[str, object]:
-    """What the figures were measured on."""
+    """The machine, the versions and the settings of a run."""
     cpuinfo = Path("/proc/cpuinfo")
     name = re.search(r"model name\s*: (.+)", cpuinfo.read_text()) if cpuinfo.exists() else None
     found = dict(
@@ -84,23 +81,21 @@ def by(rows: Sequence[Row], *keys: str) -> dict[tuple, Row]:
 
 def targets(report: Report) -> list[dict[str, Any]]:
     """The targets on a CPU: target, at_most, value (None: not measured), verdict."""
-    found = []
-    for target, at_most, value in _targets(report):
-        verdict = "not measured" if value is None else "met" if value <= at_most else "NOT MET"
-        found.append(dict(target=target, at_most=at_most, value=value, verdict=verdict))
-    return found
-
-
-def _targets(report: Report) -> Iterator[tuple[str, float, float | None]]:
     scans = by(report.get("scan", []), "rule", "backend")
     models, growth = by(report.get("models", []), "model", "size"), by(report.get("growth", []), "size")
+    found: list[dict[str, Any]] = []
+
+    def add(target: str, at_most: float, value: float | None) -> None:
+        verdict = "not measured" if value is None else "met" if value <= at_most else "NOT MET"
+        found.append(dict(target=target, at_most=at_most, value=value, verdict=verdict))
+
     for train, limit in ((False, 1.8), (True, 2.2)):
         for rule in ("longhorn", "longhorn_exact"):
             row = scans.get((rule, "cpu", train))
-            yield f"scan, {rule}, {STEPS[train]}: time to its compute bound", limit, ratio(row, row, "compute_bound_ms")
+            add(f"scan, {rule}, {STEPS[train]}: time to its compute bound", limit, ratio(row, row, "compute_bound_ms"))
     for train, step in STEPS.items():
-        pair = (scans.get((rule, "cpu", train)) for rule in ("longhorn_exact", "longhorn"))
-        yield f"scan, {step}: time of longhorn_exact to longhorn", 1.1, ratio(*pair)
+        exact, diagonal = (scans.get((rule, "cpu", train)) for rule in ("longhorn_exact", "longhorn"))
+        add(f"scan, {step}: time of longhorn_exact to longhorn", 1.1, ratio(exact, diagonal))
     for ours, theirs, size, limits in (
         (TINY, DEIT_TINY, 224, (1.2, 1.3)),
         (TINY, DEIT_TINY, 512, (0.75, 0.75)),
@@ -109,14 +104,15 @@ def _targets(report: Report) -> Iterator[tuple[str, float, float | None]]:
     ):
         for train, step in STEPS.items():
             value = ratio(models.get((ours, size, train)), models.get((theirs, size, train)))
-            yield f"{ours} to {theirs}, {size} px, {step}", limits[train], value
+            add(f"{ours} to {theirs}, {size} px, {step}", limits[train], value)
     for train, step in STEPS.items():
         large, small = growth.get((1248, train)), growth.get((224, train))
         times = ratio(large, small)
         value = times and times * tokens(small) / tokens(large)
-        yield f"{TINY}, {step}: time of a token at 1248 px to 224 px", 1.25, value
+        add(f"{TINY}, {step}: time of a token at 1248 px to 224 px", 1.25, value)
     value = ratio(models.get((TINY, 512, True)), models.get((DEIT_TINY, 512, True)), "memory_gb")
-    yield f"{TINY} to {DEIT_TINY}, 512 px: peak memory of forward + backward", 1.0, value
+    add(f"{TINY} to {DEIT_TINY}, 512 px: peak memory of forward + backward", 1.0, value)
+    return found
 
 
 def target_lines(report: Report) -> list[Line]:
@@ -152,12 +148,11 @@ def model_lines(report: Report) -> list[Line]:
         line = {"px": f"{size}", "batch": f"{batch}", "model": f"`{name}`" + ", compiled" * compiled}
         for train, step in STEPS.items():
             row, deit = (models.get((model, size, train)) for model in (name, first.get(name)))
-            ms = median(row)
-            per_token = 1e3 * ms / tokens(row) if row and ms else None
-            line |= {f"{step}: ms": figure(ms, 1), "us/token" + " " * train: figure(per_token, 0)}
+            # Spaces make the columns of the two steps different.
+            line[f"{step}: ms"] = figure(median(row), 1)
+            line["us/token" + " " * train] = figure(row and 1e3 * median(row) / tokens(row), 0)
             line["to DeiT" + " " * train] = figure(ratio(row, deit), bold_above=1)
-        row, deit = (models.get((model, size, True)) for model in (name, first.get(name)))
-        line["its peak memory: GB"] = figure(row["memory_gb"] if row else None)
+        line["its peak memory: GB"] = figure(row and row["memory_gb"])
         line["to DeiT  "] = figure(ratio(row, deit, "memory_gb"), bold_above=1)
         lines.append(line)
     return lines
@@ -174,11 +169,13 @@ def profile_lines(profile: Row, most: int = 12) -> list[Line]:
 
 def problems(report: Report) -> list[str]:
     """A line for each row without figures."""
-    lines = []
-    for row in (row for subject in ("scan", "models", "growth") for row in report.get(subject, []) if row["problem"]):
-        name = ", ".join(str(row[key]) for key in ("workload", "rule", "backend", "model", "size") if key in row)
-        lines.append(f"{name}, {STEPS[row['train']]}: {row['problem']}")
-    return lines
+    names = ("workload", "rule", "backend", "model", "size")
+    return [
+        f"{', '.join(str(row[name]) for name in names if name in row)}, {STEPS[row['train']]}: {row['problem']}"
+        for subject in ("scan", "models", "growth")
+        for row in report.get(subject, [])
+        if row["problem"]
+    ]
 
 
 def figure(value: float | None, digits: int = 2, bold_above: float = math.inf) -> str:
@@ -192,35 +189,3 @@ def figure(value: float | None, digits: int = 2, bold_above: float = math.inf) -
 def median(row: Row | None) -> float | None:
     """The median time of a row, None without one."""
     return statistics.median(row["ms"]) if row else None
-
-
-def draw_models(path: Path, report: Report) -> None:
-    """Draws time and peak memory of an image against its pixels, as PNG or SVG by the name of the file."""
-    from matplotlib import rc_context
-    from matplotlib.figure import Figure
-
-    rows = sorted((row for row in report["models"] if row["ms"]), key=lambda row: row["size"])
-    figure = Figure(figsize=(11, 8), layout="constrained")
-    grid = figure.subplots(2, 2, squeeze=False)
-    for (time, memory), train in zip(grid.T, STEPS):
-        for model, compiled in dict.fromkeys((row["model"], row["compiled"]) for row in rows):
-            own = [row for row in rows if (row["model"], row["compiled"], row["train"]) == (model, compiled, train)]
-            pixels, label = [row["size"] ** 2 for row in own], model + ", compiled" * compiled
-            time.plot(pixels, [median(row) / row["batch"] for row in own], marker=".", label=label)
-            memory.plot(pixels, [(row["memory_gb"] or math.nan) / row["batch"] for row in own], marker=".")
-        time.set(title=STEPS[train], ylabel="time of an image, ms")
-        memory.set(ylabel="peak memory of an image, GB")
-    for axes in grid.flat:
-        axes.set(xscale="log", yscale="log", xlabel="pixels of an image")
-        axes.grid(alpha=0.3, which="both")
-    figure.legend(*grid[0, 0].get_legend_handles_labels(), loc="outside lower center", ncols=4, fontsize="small")
-    figure.suptitle(plot_title(report))
-    with rc_context({"svg.hashsalt": "vilonghorn"}), atomic_write(path) as file:  # equal figures make equal files
-        form = path.suffix.lstrip(".")
-        figure.savefig(file, format=form, dpi=120, metadata={"Date": None} if form == "svg" else None)
-
-
-def plot_title(report: Report) -> str:
-    """Where and when the figures were measured."""
-    found = report["machine"]
-    return f"{found.get('gpu', found['cpu'])}, {found['threads']} threads, {report['date'][:10]}"

@@ -1,7 +1,7 @@
 """Compiles the CUDA and Triton kernels without a GPU and prints what they use, one JSON line per kernel.
 
 A row has registers per thread, bytes of stack and local memory and, for kernels of 16 states, the instructions for 32
-channels and one step of one direction. Run `python -m vilonghorn.bench.compiled` in a checkout; --save also writes
+channels and one step of one direction. Run `python docs/performance/compiled.py` in a checkout; --save also writes
 docs/performance/kernels.json for `python docs/performance/make.py`. Needs nvcc and Triton, which contains cuobjdump.
 """
 
@@ -20,23 +20,19 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from importlib.metadata import version
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NamedTuple
+from unittest import mock
+
+import torch
 
 from vilonghorn.data.files import atomic_write
-from vilonghorn.ops.validate import RULES
+from vilonghorn.ops.validate import RULES, ScanArguments
 
 FILE = Path("docs/performance/kernels.json")
 SOURCE = Path(__file__).parents[2] / "kernels" / "cuda" / "scan.cu"
 ARCHITECTURES = (80, 90)
-BF16 = {"cuda": "bfloat16", "triton": "bf16"}
-# Triton kernels, each with and without a split over time, and their arguments.
-TRITON_KERNELS = [(name, False) for name in ("forward", "backward")]
-TRITON_KERNELS += [(name, True) for name in ("forward", "backward", "summary", "join")]
-SIZES = ("batch", "length", "channels", "reverse", "segment_steps", "num_segments")
-BF16_TENSORS = ("x", "dt", "k", "q", "z", "y", "dy", "dx", "ddt", "dz")
-UNALIGNED = {"k", "q", "k_strides", "q_strides", "A", "dA", "checkpoints", "summaries", "starts", *SIZES} - {"channels"}
-
-Loop = tuple[int, int]  # positions of a loop's first instruction and of the branch back to it
+BACKENDS = ("cuda", "triton")
 
 
 class Kernel(NamedTuple):
@@ -52,14 +48,10 @@ class Kernel(NamedTuple):
             if target := re.search(r"\bBRA\b.*?(0x[0-9a-f]+)", line):
                 yield i, position[int(target[1], 16)]
 
-    def loops(self) -> list[Loop]:
-        """Loops, shortest first; of loops with the same start, the longest."""
+    def loops(self) -> list[range]:
+        """Positions of each loop's instructions, shortest loop first; of loops with the same start, the longest."""
         last = {target: i for i, target in self.branches() if target < i and "DIV" not in self.code[i][1]}
-        return sorted(last.items(), key=_size)
-
-
-def _size(loop: Loop) -> int:
-    return loop[1] - loop[0] + 1
+        return sorted((range(start, end + 1) for start, end in last.items()), key=len)
 
 
 def cuobjdump() -> str | None:
@@ -127,65 +119,68 @@ def _cuda_instructions(compiled: Kernel, kernel: str, rule: str) -> int:
     """Instructions of a step, with its share of the loop over chunks. Counts loop bodies, not the executed path."""
     chunk, recomputed = 8, 10  # steps of a chunk, and states that backward recomputes for it
     arithmetic = [i for i, (_, line) in enumerate(compiled.code) if "FFMA" in line or "FMUL" in line]
-    loops = [(a, b) for a, b in compiled.loops() if sum(a <= i <= b for i in arithmetic) >= 16]
-    inner = [(a, b) for a, b in loops if not any(a < c and d <= b for c, d in loops)]
-    outer = [(a, b) for a, b in loops if all(a < c and d < b for c, d in inner)]
+    loops = [loop for loop in compiled.loops() if sum(i in loop for i in arithmetic) >= 16]
+    inner = [loop for loop in loops if not any(other[0] in loop[1:] and other[-1] in loop for other in loops)]
+    outer = [loop for loop in loops if all(other[0] in loop[1:] and other[-1] in loop[:-1] for other in inner)]
     if len(inner) != (1 if kernel == "forward" else 2) or not outer:
         raise RuntimeError(f"{kernel} of {rule} has {len(inner)} loops over steps: adapt _cuda_instructions")
-    step = _size(inner[-1]) + (_size(inner[0]) * recomputed / chunk if kernel == "backward" else 0)
-    total = step + (_size(outer[0]) - sum(map(_size, inner))) / chunk
+    step = len(inner[-1]) + (len(inner[0]) * recomputed / chunk if kernel == "backward" else 0)
+    total = step + (len(outer[0]) - sum(map(len, inner))) / chunk
     return round(total / (1 if (kernel, rule) == ("backward", "mamba") else 2))  # channels per lane
 
 
 def triton(architecture: int) -> Iterator[dict[str, Any]]:
     """Compiles the Triton kernels as the models call them, for one architecture; one row per kernel."""
-    for (name, split), rule in itertools.product(TRITON_KERNELS, RULES):
-        with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
-            file.write(compile_triton(name, architecture, rule, split).asm["cubin"])
-            file.flush()
-            [compiled] = disassemble(Path(file.name)).values()
-        row = dict(backend="triton", architecture=architecture, kernel=name, rule=rule, split=split, dtype="bf16")
-        row |= compiled.resources
-        if not split:
-            row["instructions"] = _triton_instructions(compiled, name, rule)
-        yield row
+    for split, rule in itertools.product((False, True), RULES):
+        for name, kernel in compile_triton(architecture, rule, split).items():
+            with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+                file.write(kernel.asm["cubin"])
+                file.flush()
+                [compiled] = disassemble(Path(file.name)).values()
+            row = dict(backend="triton", architecture=architecture, kernel=name, rule=rule, split=split, dtype="bf16")
+            row |= compiled.resources
+            if not split:
+                row["instructions"] = _triton_instructions(compiled, name, rule)
+            yield row
 
 
-def compile_triton(name: str, architecture: int, rule: str, split: bool):
-    """Compiles a kernel for bfloat16, the mean over two directions, 16 states, z, D, dt_bias, and slices as k and q."""
-    from triton import compile, language
+def compile_triton(architecture: int, rule: str, split: bool) -> dict[str, Any]:
+    """Calls a scan and its backward with a driver that compiles the kernels instead of running them.
+
+    The call has bfloat16 inputs, the mean over two directions, 16 states, z, D, dt_bias, and slices as k and q.
+    """
     from triton.backends.compiler import GPUTarget
-    from triton.compiler import ASTSource
+    from triton.runtime import JITFunction, driver
 
+    from vilonghorn.ops.backends import splits
     from vilonghorn.ops.backends import triton as backend
-    from vilonghorn.ops.backends.triton.backward_kernel import scan_backward
-    from vilonghorn.ops.backends.triton.forward_kernel import scan_forward
-    from vilonghorn.ops.backends.triton.split_kernels import scan_join, scan_summary
 
-    kernel = dict(forward=scan_forward, backward=scan_backward, summary=scan_summary, join=scan_join)[name]
-    held = (backend.HELD_SPLIT if split else backend.HELD)[rule]
-    constants = dict(RULE=RULES.index(rule), DIRECTIONS=2, MEAN=True, INDEX=language.int32, N=16, CHUNK=backend.CHUNK)
-    constants |= dict(HELD=held, GRADIENT=True, **backend.tile_of(16)._asdict())
-    constants |= {} if split else dict(segment_steps=None, starts=None)
-    constants |= {} if rule == "mamba" else dict(A=None, dA=None)
-    constants = {n: value for n, value in constants.items() if n in kernel.arg_names}
-    signature, attributes = {}, {}
-    for position, argument in enumerate(kernel.arg_names):
-        paths = [(position,)]
-        if argument in constants:
-            signature[argument], paths = "constexpr", []
-        elif argument.endswith("_strides"):
-            signature[argument] = ("i32",) * (2 if argument == "z_strides" else 3)
-            paths = [(position, i) for i in range(len(signature[argument]))]
-        elif argument in SIZES:
-            signature[argument] = "i32"
-        else:
-            signature[argument] = "*bf16" if argument in BF16_TENSORS else "*fp32"
-        if argument not in UNALIGNED:
-            attributes |= {path: [["tt.divisibility", 16]] for path in paths}
-    values = {(kernel.arg_names.index(n),): value for n, value in constants.items()}
-    source = ASTSource(fn=kernel, signature=signature, constexprs=values, attrs=attributes)
-    return compile(source, target=GPUTarget("cuda", architecture, 32), options=dict(backend.OPTIONS))
+    target = SimpleNamespace(
+        get_current_target=lambda: GPUTarget("cuda", architecture, 32),
+        get_current_device=lambda: architecture,  # Triton keeps compiled kernels per device
+        get_current_stream=lambda device: 0,
+    )
+    compiled = {}
+    run = JITFunction.run
+
+    def compile_only(kernel: JITFunction, *args: Any, **options: Any) -> None:
+        name = kernel.__name__.removeprefix("scan_")
+        compiled[name] = run(kernel, *args, **options | dict(warmup=True))
+
+    G, B, L, D, N, R = 2, 2, 50, 32, 16, 12
+    x, dt = torch.empty((2, G, B, L, D), dtype=torch.bfloat16)
+    _, k, q = torch.empty((G, B, L, R + 2 * N), dtype=torch.bfloat16).split([R, N, N], -1)
+    A = torch.empty(G, D, N) if rule == "mamba" else None
+    D_skip, dt_bias = torch.empty(2, G, D)
+    args = ScanArguments(x, dt, k, q, x[0], A, D_skip, dt_bias, rule, (False, True), "mean")
+    driver.set_active(target)
+    with (
+        mock.patch.object(JITFunction, "run", compile_only),
+        mock.patch.object(splits, "num_segments", lambda args, device: 1 + split),
+    ):
+        y, checkpoints = backend.forward(args, save=True)
+        backend.backward(y, args, checkpoints)
+    return compiled
 
 
 def _triton_instructions(compiled: Kernel, name: str, rule: str) -> int:
@@ -194,19 +189,19 @@ def _triton_instructions(compiled: Kernel, name: str, rule: str) -> int:
 
     inner, *outer = compiled.loops()
     if name == "forward":  # one loop over steps, which saves a checkpoint every CHUNK steps
-        saving = sum(to - i - 1 for i, to in compiled.branches() if inner[0] <= i < to <= inner[1])
-        return round(_size(inner) - saving + saving / CHUNK)
+        saving = sum(to - i - 1 for i, to in compiled.branches() if inner[0] <= i < to <= inner[-1])
+        return round(len(inner) - saving + saving / CHUNK)
     # a loop that recomputes states from a checkpoint, inside a loop over `held` steps
     held = HELD[rule]
     recomputed = sum(start % CHUNK for start in range(0, held * CHUNK, held)) / (held * CHUNK)
-    return round((_size(outer[0]) - _size(inner)) / held + recomputed * _size(inner))
+    return round((len(outer[0]) - len(inner)) / held + recomputed * len(inner))
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Compiles, prints one line per kernel, and returns the exit status."""
-    parser = argparse.ArgumentParser(prog="python -m vilonghorn.bench.compiled", description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("architectures", nargs="*", type=int, default=ARCHITECTURES, help="compute capabilities: 80 90")
-    parser.add_argument("--backend", nargs="+", choices=BF16, default=list(BF16), help="cuda, triton or both")
+    parser.add_argument("--backend", nargs="+", choices=BACKENDS, default=BACKENDS, help="cuda, triton or both")
     parser.add_argument("--save", action="store_true", help=f"write {FILE} too")
     args = parser.parse_args(argv)
     if os.environ.get("TRITON_INTERPRET") == "1":

@@ -1,14 +1,19 @@
 """The GPU kernels compile without a GPU, keep their states in registers, and issue few instructions per step."""
 
+import importlib.util
 import json
 import os
 import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
-from vilonghorn.bench import compiled
+SCRIPT = Path(__file__).parents[2] / "docs" / "performance" / "compiled.py"
+spec = importlib.util.spec_from_file_location("compiled", SCRIPT)
+compiled = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(compiled)
 
 pytestmark = pytest.mark.skipif(compiled.cuobjdump() is None, reason="cuobjdump is not installed")
 # Instructions for 32 channels and one step.
@@ -24,10 +29,7 @@ def compile_kernels(tmp_path_factory):
     """Runs one process per architecture, side by side; returns a function that waits for the rows."""
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     environment["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)
-    command, folder = (
-        [sys.executable, "-W", "ignore", "-m", "vilonghorn.bench.compiled"],
-        tmp_path_factory.mktemp("rows"),
-    )
+    command, folder = [sys.executable, "-W", "ignore", str(SCRIPT)], tmp_path_factory.mktemp("rows")
     processes = {}
 
     def rows(backend, architecture, *options):
@@ -78,4 +80,4 @@ def test_the_triton_kernels_spill_nothing_and_issue_few_instructions(architectur
 def test_loops_are_read_from_branches_that_go_back():
     lines = ["MOV", "FFMA", "@P0 BRA 0x40", "FMUL", "@P1 BRA 0x10", "BRA.DIV ~URZ, 0x0", "@P2 BRA 0x10", "BRA 0x70"]
     kernel = compiled.Kernel({}, [(16 * i, line) for i, line in enumerate(lines)])
-    assert kernel.loops() == [(1, 6)]
+    assert kernel.loops() == [range(1, 7)]
