@@ -1,27 +1,32 @@
 """The command exports what a run left, and refuses bad input before work starts."""
 
+import json
 import re
 
 import pytest
 import torch
+from left_run import NAMES, leave_run
 
 from vilonghorn.engine.checkpoint import save_weights
 from vilonghorn.export import __main__ as command
-from vilonghorn.export import bench, runtime
+from vilonghorn.export import bench, load_for_export, runtime
 from vilonghorn.export.__main__ import main
 
 
-def test_the_command_exports_what_a_run_left_and_times_it(checkpoint, images, tmp_path, monkeypatch, capsys):
-    path, model = checkpoint
+def test_the_command_exports_what_a_run_left_and_times_it(images, tmp_path, monkeypatch, capsys):
+    leave_run(tmp_path / "runs/pets", depth=1)
     monkeypatch.chdir(tmp_path)
+    model, classes = load_for_export("runs/pets"), {"classes": ""}
     monkeypatch.setattr(bench, "ROUNDS", 3)
-    assert main(["vilonghorn_nano", "--to", "pt2", "--checkpoint", str(path), "--bench", "2"]) == 0
+    assert main(["runs/pets", "--to", "pt2", "--bench", "2"]) == 0
     out = capsys.readouterr().out
-    assert out.count("differs from the model by") == 6 and "vilonghorn_nano.pt2: torch.export" in out
+    assert out.count("differs from the model by") == 6 and "pets.pt2: torch.export" in out
     found = re.search(r"batch 2: eager ([\d.]+) ms, pt2 ([\d.]+) ms: ([\d.]+) times", out)
     eager, exported, times = map(float, found.groups())
     assert eager > 0 and times == pytest.approx(exported / eager, rel=0.2, abs=0.1)
-    run = runtime.load("pt2", "vilonghorn_nano.pt2")
+    torch.export.load("pets.pt2", extra_files=classes)
+    assert json.loads(classes["classes"]) == NAMES
+    run = runtime.load("pt2", "pets.pt2")
     for shape in [(1, 3, 32, 32), (3, 3, 16, 64), (7, 3, 40, 24)]:
         torch.testing.assert_close(run(images(*shape)), model(images(*shape)), rtol=0, atol=1e-5)
 

@@ -1,5 +1,7 @@
 """Exported files compute the model for image sizes and batch sizes that `verify` does not try."""
 
+import json
+
 import onnx
 import onnxruntime
 import pytest
@@ -21,6 +23,7 @@ def test_onnxruntime_computes_the_model_for_any_batch_and_size(name, kwargs, sma
     assert [(entry.domain, entry.version) for entry in written.opset_import] == [("", formats.OPSET)]
     assert sum(node.op_type == "Scan" for node in written.graph.node) == 1
     session = onnxruntime.InferenceSession(path)
+    assert session.get_modelmeta().custom_metadata_map == formats.describe(model)
     assert session.get_inputs()[0].shape == ["batch", 3, "height", "width"]
     for shape in [*SIZES, (2, 3, 20, 36)][: len(SIZES) + ("stride" in kwargs)]:
         [actual] = session.run(None, {"images": images(*shape).numpy()})
@@ -32,5 +35,6 @@ def test_a_machine_code_package_computes_the_model(small, images, tmp_path):
     with torch._inductor.config.patch({"aot_inductor.compile_wrapper_opt_level": "O0", "cpp.vec_isa_ok": False}):
         assert max(error for _, error in export(model, "aoti", path)) < 1e-5
     run = runtime.load("aoti", str(path))
+    assert json.loads(run.get_metadata()["model"]) == "vilonghorn_nano_exact"
     for shape in [*SIZES, (2, 3, 20, 36)]:
         torch.testing.assert_close(run(images(*shape)), model(images(*shape)), rtol=0, atol=1e-5)

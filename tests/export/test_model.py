@@ -1,9 +1,16 @@
 """The exported model has the checkpoint's weights, classes and image size."""
 
+import json
+
+import pytest
 import timm
 import torch
+from left_run import NAMES, SIDE, leave_run
+from PIL import Image
 
 from vilonghorn.export import load_for_export
+from vilonghorn.export.formats import describe
+from vilonghorn.tools.loaded_model import load_model
 
 
 def test_a_checkpoint_fits_another_image_size_and_a_state_dict_tells_its_classes(checkpoint, small, images, tmp_path):
@@ -16,3 +23,25 @@ def test_a_checkpoint_fits_another_image_size_and_a_state_dict_tells_its_classes
     batch = images(1, 3, 224, 224)
     loaded = load_for_export("vilonghorn_nano", tmp_path / "plain.pth")
     torch.testing.assert_close(loaded(batch), full(batch).detach(), rtol=0, atol=1e-6)
+
+
+def test_a_run_is_its_best_or_last_weights_with_its_classes_and_preprocessing(tmp_path, images):
+    model, batch = leave_run(tmp_path / "run"), images(2, 3, SIDE, SIDE)
+    loaded = load_for_export(tmp_path / "run")
+    torch.testing.assert_close(loaded(batch), model(batch).detach(), rtol=0, atol=1e-6)
+    found = {name: json.loads(value) for name, value in describe(loaded).items()}
+    assert found["model"] == "vilonghorn_nano" and found["classes"] == NAMES
+    transform = timm.data.create_transform(**found["preprocessing"], is_training=False)
+    for photograph in (Image.new("RGB", size, (200, 100, 50)) for size in ((30, 20), (16, 16))):
+        torch.testing.assert_close(transform(photograph), load_model(tmp_path / "run").transform(photograph))
+
+    (tmp_path / "run/best.safetensors").rename(tmp_path / "run/last.safetensors")
+    with pytest.raises(FileNotFoundError, match="best.safetensors"):
+        load_for_export(tmp_path / "run")
+    torch.testing.assert_close(load_for_export(tmp_path / "run", "last")(batch), loaded(batch), rtol=0, atol=0)
+    with pytest.raises(ValueError, match="expected best or last: .*run is the directory of a run"):
+        load_for_export(tmp_path / "run", "best.safetensors")
+
+
+def test_random_weights_have_no_names_of_classes():
+    assert json.loads(describe(load_for_export("vilonghorn_nano"))["classes"]) is None

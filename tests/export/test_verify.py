@@ -27,7 +27,7 @@ def test_a_file_that_needs_the_library_is_thrown_away(small, images, tmp_path, m
     folder.mkdir()
     monkeypatch.setattr(formats, "set_exportable", nullcontext)  # the library's operators stay in the graph
     torch.export.save(formats.capture(model), copy)
-    write_pt2(lambda _, path: path.write_bytes(copy.read_bytes()))
+    write_pt2(lambda _, path, metadata: path.write_bytes(copy.read_bytes()))
     with pytest.raises(VerificationError, match="does not run without vilonghorn"):
         export(model, "pt2", folder / "model.pt2")
     assert not any(folder.iterdir())
@@ -36,7 +36,7 @@ def test_a_file_that_needs_the_library_is_thrown_away(small, images, tmp_path, m
 
 
 def test_a_file_that_computes_something_else_is_thrown_away_and_the_old_one_stays(small, tmp_path, write_pt2):
-    def write(_, path):
+    def write(_, path, metadata):
         other = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(3, 5))
         sizes = {0: torch.export.Dim.AUTO, 2: torch.export.Dim.AUTO, 3: torch.export.Dim.AUTO}
         torch.export.save(torch.export.export(other, (torch.zeros(2, 3, 9, 9),), dynamic_shapes=(sizes,)), path)
@@ -50,7 +50,7 @@ def test_a_file_that_computes_something_else_is_thrown_away_and_the_old_one_stay
 
 
 def test_an_export_that_fails_leaves_nothing(small, tmp_path, write_pt2):
-    def write(_, path):
+    def write(_, path, metadata):
         path.write_text("half")
         raise OSError("no space left")
 

@@ -43,7 +43,7 @@ def script(tmp_path):
 
 
 def test_a_script_finds_our_models_its_arguments_and_its_neighbours(script, tmp_path):
-    command = [sys.executable, "-m", "vilonghorn.tools.run", script, "photos", "--model", "vim_nano"]
+    command = [sys.executable, "-m", "vilonghorn", "run", script, "photos", "--model", "vim_nano"]
     command += ["--model-kwargs", "num_classes=3", "depth=1"]
     result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert (result.returncode, result.stdout) == (0, "train.py photos (1, 3)\n"), result.stderr

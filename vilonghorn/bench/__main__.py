@@ -1,4 +1,4 @@
-"""Times the scan and the models: `python -m vilonghorn.bench`, on a GPU where there is one.
+"""Times the scan and the models: `vilonghorn bench`, on a GPU where there is one.
 
 Candidates run interleaved, each in its own process: the scan of every rule and its roofline, the usual loop in torch or
 mamba_ssm, the models and timm's DeiT. Prints tables, a profile, and on a CPU which targets are met. The exit status is
@@ -19,7 +19,9 @@ import torch
 from jsonargparse.typing import PositiveInt
 from torch.profiler import ProfilerActivity, profile
 
+from ..commands import make_parser
 from ..data.files import atomic_write
+from ..tools.env import machine
 from ..tools.markdown import markdown
 from . import candidates, report
 from .candidates import FAMILIES, STEPS, WORKLOADS
@@ -41,7 +43,7 @@ class Benchmark:
         self.options = options
         date = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
         self.report: dict[str, Any] = dict(
-            command=command, date=date, machine=report.machine(options.device), seconds={}, finished=False
+            command=command, date=date, machine=machine(options.device), seconds={}, finished=False
         )
 
     def run(self) -> bool:
@@ -145,9 +147,10 @@ class Benchmark:
         print(markdown(report.profile_lines(found)))
 
 
-def parse(argv: Sequence[str] | None) -> argparse.Namespace:
-    """The options, with the defaults that depend on other options."""
-    parser = argparse.ArgumentParser("python -m vilonghorn.bench", description=__doc__.splitlines()[0])
+def build_parser() -> argparse.ArgumentParser:
+    """The parser of the command, also of its completion."""
+    about = "Time the scan and the models, interleaved with the usual loop in torch and timm's DeiT."
+    parser = make_parser("bench", about, "--quick", "models --size 224 512 --json figures.json")
     add, threads = parser.add_argument, torch.get_num_threads()
     add("what", nargs="*", metavar="|".join(SUBJECTS), help="default: all")
     add("--device", choices=("cpu", "cuda"), help="default: cuda where torch finds a GPU, else cpu")
@@ -157,7 +160,13 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--batch", type=PositiveInt, help="images in a batch (default: by size)")
     add("--threads", type=PositiveInt, default=threads, help="torch's threads (default: torch's)")
     add("--compile", action="store_true", help="compile the models block by block")
-    add("--json", type=Path, help="also write all figures to this file, as they come")
+    add("--json", type=Path, help="also write all figures to this file, as they come (default: none)")
+    return parser
+
+
+def parse(argv: Sequence[str] | None) -> argparse.Namespace:
+    """The options, with the defaults that depend on other options."""
+    parser = build_parser()
     options = parser.parse_args(argv)
     if unknown := set(options.what) - set(SUBJECTS):
         parser.error(f"cannot measure {', '.join(sorted(unknown))}: expected {', '.join(SUBJECTS)}")

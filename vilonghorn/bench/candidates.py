@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from .. import models  # noqa: F401  (registers them with timm)
 from ..ops import backends, scan
 from ..ops.backends import cpu as kernels
 from ..ops.validate import RULES

@@ -12,22 +12,10 @@ verdicts.
 """
 
 import math
-import os
-import platform
-import re
 import statistics
 from collections.abc import Sequence
-from importlib import metadata
-from importlib.util import find_spec
-from pathlib import Path
 from typing import Any
 
-import timm
-import torch
-
-import vilonghorn
-
-from ..ops import backends
 from .candidates import FAMILIES, LOOP, PEER, STEPS
 from .interleaved import Row
 
@@ -35,29 +23,6 @@ Report = dict[str, Any]
 Line = dict[str, str]  # of a table: text by column
 TINY, SMALL = "vilonghorn_tiny", "vilonghorn_small"
 DEIT_TINY, DEIT_SMALL = (family[0] for family in FAMILIES)
-
-
-def machine(device: str = "cpu") -> dict[str, object]:
-    """The machine, the versions and the settings of a run."""
-    cpuinfo = Path("/proc/cpuinfo")
-    name = re.search(r"model name\s*: (.+)", cpuinfo.read_text()) if cpuinfo.exists() else None
-    found = dict(
-        cpu=name[1].strip() if name else platform.processor(),
-        cores=os.cpu_count(),
-        load=round(os.getloadavg()[0], 2) if hasattr(os, "getloadavg") else None,
-        threads=torch.get_num_threads(),
-        python=platform.python_version(),
-        torch=torch.__version__,
-        timm=timm.__version__,
-        vilonghorn=vilonghorn.__version__,
-        backends=backends(device),
-        omp_wait_policy=os.environ.get("OMP_WAIT_POLICY", "not set"),
-    )
-    if device == "cuda":
-        gpu, peers = torch.cuda.get_device_properties(device), ("triton", "mamba_ssm")
-        found |= dict(gpu=gpu.name, multiprocessors=gpu.multi_processor_count, cuda=torch.version.cuda)
-        found |= {name: metadata.version(name) if find_spec(name) else "not installed" for name in peers}
-    return found
 
 
 def ratio(row: Row | None, other: Row | None, key: str = "ms") -> float | None:

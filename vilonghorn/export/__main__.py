@@ -1,4 +1,4 @@
-"""Exports a model for other runtimes: `python -m vilonghorn.export MODEL --to onnx|pt2|aoti`.
+"""Exports a model for other runtimes: `vilonghorn export RUN --to onnx|pt2|aoti`.
 
 The file takes any number of images, of any size that is a whole number of patches. It is first compared with the model
 in a process that cannot import this library. If it differs, nothing is written and the exit status is 1.
@@ -14,6 +14,7 @@ from jsonargparse.typing import PositiveInt
 from torch._inductor import cpp_builder
 from torch._inductor.exc import InvalidCxxCompiler
 
+from ..commands import make_parser
 from ..models import VisionSSM
 from . import bench
 from .formats import FORMATS
@@ -23,20 +24,29 @@ from .verify import VerificationError, export
 ONNX_PACKAGES = ("onnx", "onnxscript", "onnxruntime")
 
 
-def parse(argv: Sequence[str] | None) -> tuple[argparse.Namespace, VisionSSM]:
-    """Returns the options and the model; ends the program with status 2 and a sentence if something is wrong."""
-    parser = argparse.ArgumentParser(prog="python -m vilonghorn.export", description=__doc__.splitlines()[0])
-    parser.add_argument("model", help="a model of this library, such as vilonghorn_tiny")
+def build_parser() -> argparse.ArgumentParser:
+    """The parser of the command, also of its completion."""
+    about = "Export a model to a file that runs without vilonghorn. " + __doc__.split("\n\n")[1]
+    parser = make_parser("export", about, "runs/photos --to onnx", "vilonghorn_tiny --to pt2 --checkpoint weights.pth")
+    help = "directory of a run, or a model of this library, such as vilonghorn_tiny"
+    parser.add_argument("model", metavar="MODEL", help=help)
     formats = ", ".join(f"{kind}: {form.title}" for kind, form in FORMATS.items())
     parser.add_argument("--to", required=True, choices=FORMATS, help=formats)
-    parser.add_argument("--checkpoint", type=Path, help="weights of a run, or a file that timm reads (default: random)")
-    help = "side, or height and width, of the position embedding, in pixels"
+    help = "run: best (default) or last; model: a file of a run or one that timm reads (default: random weights)"
+    parser.add_argument("--checkpoint", metavar="WHICH", help=help)
+    help = "side, or height and width, of the position embedding, in pixels (default: the checkpoint's or model's)"
     parser.add_argument("--img-size", type=int, nargs="+", help=help)
-    parser.add_argument("--output", type=Path, help="file to write (default: MODEL.onnx, MODEL.pt2 or MODEL.aoti.pt2)")
-    help = "then time the file and the model (default: batch 1)"
+    parser.add_argument("--output", type=Path, help="file to write (default: NAME.onnx, NAME.pt2 or NAME.aoti.pt2)")
+    help = "then time the file and the model (default: do not; without BATCH: 1)"
     parser.add_argument("--bench", type=PositiveInt, nargs="*", metavar="BATCH", help=help)
+    return parser
+
+
+def parse(argv: Sequence[str] | None) -> tuple[argparse.Namespace, VisionSSM]:
+    """Returns the options and the model; ends the program with status 2 and a sentence if something is wrong."""
+    parser = build_parser()
     options = parser.parse_args(argv)
-    default = Path(options.model + FORMATS[options.to].suffix)
+    default = Path(Path(options.model).resolve().name + FORMATS[options.to].suffix)
     output = options.output = options.output or default
     if output.suffix != default.suffix:
         parser.error(f"--output is {output}, expected a name that ends in {default.suffix}")

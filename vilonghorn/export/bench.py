@@ -8,8 +8,8 @@ from pathlib import Path
 import torch
 
 from ..bench.interleaved import run_interleaved
-from ..bench.report import machine
 from ..models import VisionSSM
+from ..tools.env import processor
 from .runtime import load
 
 ROUNDS = 21
@@ -18,7 +18,7 @@ ROUNDS = 21
 def report(model: VisionSSM, kind: str, path: Path, batch_sizes: Sequence[int]) -> None:
     """Prints the median latency of the model and of the file for each batch size, at the model's own image size."""
     threads, shape = torch.get_num_threads(), (model.in_chans, *model.patch_embed.img_size)
-    print(f"\n{threads} threads of {machine('cpu')['cpu']}, {shape[1]}x{shape[2]} px, float32")
+    print(f"\n{threads} threads of {processor()}, {shape[1]}x{shape[2]} px, float32")
     sources = {"eager": model, kind: str(path)}
     candidates = {name: partial(_steps, name, source, shape, batch_sizes) for name, source in sources.items()}
     for step, rows in run_interleaved(candidates, list(map(str, batch_sizes)), ROUNDS, threads=threads).items():

@@ -1,10 +1,12 @@
 """Captures a model as a graph of torch's operators, and writes the graph as ONNX, torch.export or AOTInductor."""
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
 import torch
+from timm.data import resolve_model_data_config
 from timm.layers import set_exportable
 from torch.export import Dim, ExportedProgram
 
@@ -32,7 +34,18 @@ def capture(model: VisionSSM) -> ExportedProgram:
         return torch.export.export(model, (images,), dynamic_shapes=(dims,), strict=False)
 
 
-def write_onnx(program: ExportedProgram, path: Path) -> None:
+def describe(model: VisionSSM) -> dict[str, str]:
+    """What a user of the file needs, each as JSON: the model's name, the names of its classes (or null), and the
+    arguments of `timm.data.create_transform`, which turns a photograph into an input.
+    """
+    cfg = model.pretrained_cfg
+    found = dict(
+        model=cfg["architecture"], classes=cfg.get("label_names"), preprocessing=resolve_model_data_config(model)
+    )
+    return {name: json.dumps(value) for name, value in found.items()}
+
+
+def write_onnx(program: ExportedProgram, path: Path, metadata: dict[str, str]) -> None:
     """Writes one ONNX file, from `images` (batch, channels, height, width) to `output`."""
     names = dict(input_names=["images"], output_names=["output"])
     onnx = torch.onnx.export(program, dynamo=True, opset_version=OPSET, verbose=False, **names)
@@ -41,13 +54,20 @@ def write_onnx(program: ExportedProgram, path: Path) -> None:
     names = {batch: "batch", height: "height", width: "width"}
     for value in (*graph.inputs, *graph.outputs):
         value.shape = type(value.shape)([names.get(str(size), size) for size in value.shape])
+    onnx.model.metadata_props.update(metadata)
     onnx.save(path, external_data=False)
 
 
-def write_aoti(program: ExportedProgram, path: Path) -> None:
+def write_pt2(program: ExportedProgram, path: Path, metadata: dict[str, str]) -> None:
+    """Writes the graph and the weights."""
+    torch.export.save(program, path, extra_files=metadata)
+
+
+def write_aoti(program: ExportedProgram, path: Path, metadata: dict[str, str]) -> None:
     """Compiles the graph and writes the machine code with the weights; changes `program`."""
     _pass_sizes_to_loops(program)
-    torch._inductor.aoti_compile_and_package(program, package_path=str(path))
+    settings = {"aot_inductor.metadata": metadata}
+    torch._inductor.aoti_compile_and_package(program, package_path=str(path), inductor_configs=settings)
 
 
 def _pass_sizes_to_loops(program: ExportedProgram) -> None:
@@ -83,11 +103,11 @@ class Format(NamedTuple):
 
     title: str
     suffix: str  # of file names
-    write: Callable[[ExportedProgram, Path], None]
+    write: Callable[[ExportedProgram, Path, dict[str, str]], None]
 
 
 FORMATS = {
     "onnx": Format(f"ONNX, opset {OPSET}", ".onnx", write_onnx),
-    "pt2": Format("torch.export", ".pt2", torch.export.save),
+    "pt2": Format("torch.export", ".pt2", write_pt2),
     "aoti": Format("AOTInductor", ".aoti.pt2", write_aoti),
 }

@@ -9,32 +9,39 @@ import torch
 from timm.layers import to_2tuple
 from timm.models import load_state_dict, model_entrypoint
 
+from ..engine import load_config
 from ..engine.build import one_line
-from ..engine.checkpoint import load_weights
+from ..engine.checkpoint import RunDirectory, load_weights
 from ..models import VisionSSM
+from ..tools.loaded_model import preprocessing
 from .formats import MIN_GRID
 
 TRAINING_KWARGS = ("drop_rate", "pos_drop_rate", "drop_path_rate")  # recorded by a run, not used in inference
 
 
-def load_for_export(name: str, checkpoint: Path | None = None, img_size: Sequence[int] | None = None) -> VisionSSM:
+def load_for_export(
+    name: str | Path, checkpoint: str | Path | None = None, img_size: Sequence[int] | None = None
+) -> VisionSSM:
     """Makes a model for any image size, in evaluation mode, with frozen float32 parameters.
 
     Args:
-        name: a registered model of this library.
-        checkpoint: weights of a run, whose record has the model's arguments, or a state dict that timm reads. Default:
-            random weights.
+        name: directory of a run, or a registered model of this library.
+        checkpoint: of a run "best" (default) or "last"; of a model weights of a run, whose record has the model's
+            arguments, or a state dict that timm reads. Default: random weights.
         img_size: side, or height and width, of the position embedding. Default: the checkpoint's, or else the model's.
 
     Raises:
         ValueError: unknown model, a size that does not fit it, or weights of another model.
         FileNotFoundError: there is no such checkpoint.
     """
+    name, config = str(name), {}
+    if Path(name).is_dir():
+        name, checkpoint, config = _find_in_run(name, str(checkpoint or "best"))
     ours = [m for m in timm.list_models() if model_entrypoint(m).__module__.startswith("vilonghorn.")]
     if name not in ours:
         raise ValueError(f"{name} is not one of this library's models: {', '.join(ours)}")
-    weights, kwargs = (None, {}) if checkpoint is None else _read_checkpoint(name, checkpoint)
-    overlay = dict(state_dict=weights, num_classes=kwargs.get("num_classes", 1000))
+    weights, kwargs, classes = (None, {}, None) if checkpoint is None else _read_checkpoint(name, Path(checkpoint))
+    overlay = config | dict(label_names=classes, state_dict=weights, num_classes=kwargs.get("num_classes", 1000))
     if "img_size" in kwargs:
         overlay["input_size"] = (kwargs.get("in_chans", 3), *to_2tuple(kwargs["img_size"]))
     if img_size is not None:
@@ -56,8 +63,16 @@ def load_for_export(name: str, checkpoint: Path | None = None, img_size: Sequenc
     return model.eval().float().requires_grad_(False)
 
 
-def _read_checkpoint(name: str, path: Path) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
-    """Reads a state dict, and the arguments of its model as far as the file has them."""
+def _find_in_run(run: str, which: str) -> tuple[str, Path, dict[str, Any]]:
+    """The model, the file of weights and the preprocessing of a run."""
+    if which not in ("best", "last"):
+        raise ValueError(f"--checkpoint is {which!r}, expected best or last: {run} is the directory of a run")
+    path = RunDirectory(run).weights(which)
+    return load_weights(path)[1].get("model", ""), path, preprocessing(load_config(Path(run) / "config.yaml").data)
+
+
+def _read_checkpoint(name: str, path: Path) -> tuple[dict[str, torch.Tensor], dict[str, Any], list[str] | None]:
+    """Reads a state dict, and the arguments of its model and the names of its classes as far as the file has them."""
     if not path.is_file():
         raise FileNotFoundError(f"--checkpoint is {path}, but there is no such file")
     try:
@@ -67,7 +82,8 @@ def _read_checkpoint(name: str, path: Path) -> tuple[dict[str, torch.Tensor], di
     try:
         _, record = load_weights(path)
     except ValueError:  # not written by this library; the head has a row for each class
-        return weights, {"num_classes": len(weights.get("head.weight", ()))}
+        return weights, {"num_classes": len(weights.get("head.weight", ()))}, None
     if record.get("model") != name:
         raise ValueError(f"{path} holds weights of {record.get('model', 'no model')}, not of {name}")
-    return weights, {key: value for key, value in record["kwargs"].items() if key not in TRAINING_KWARGS}
+    kwargs = {key: value for key, value in record["kwargs"].items() if key not in TRAINING_KWARGS}
+    return weights, kwargs, record.get("class_names")

@@ -11,7 +11,7 @@ from torch import Tensor
 from ..data.files import atomic_write
 from ..models import VisionSSM
 from . import runtime
-from .formats import FORMATS, MIN_GRID, capture, image_size
+from .formats import FORMATS, MIN_GRID, capture, describe, image_size
 
 TOLERANCE = 1e-4  # of `max_error`
 BATCH_SIZES = (1, 2, 5)  # compared at each image size
@@ -33,7 +33,7 @@ def export(model: VisionSSM, kind: str, path: Path) -> Errors:
     """
     with tempfile.TemporaryDirectory(prefix=f".{path.name}.", dir=path.parent) as folder:
         unverified = Path(folder, f"model{FORMATS[kind].suffix}")
-        FORMATS[kind].write(capture(model), unverified)
+        FORMATS[kind].write(capture(model), unverified, describe(model))
         errors = verify(model, kind, unverified)
         with atomic_write(path) as file:
             file.write(unverified.read_bytes())

@@ -1,4 +1,4 @@
-"""Runs a comparison of models: `python -m vilonghorn.study quick` runs configs/studies/quick.yaml.
+"""Runs a comparison of models: `vilonghorn study quick` runs configs/studies/quick.yaml.
 
 The learning rate of each candidate is chosen on the validation split. Then the candidate is trained with several seeds,
 and each run is tested once. The same command resumes a study that was stopped; finished runs are reused. The results
@@ -18,10 +18,12 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from ..bench.report import machine
+from ..commands import make_parser
 from ..data.files import atomic_write
 from ..data.threads import available_cpus
 from ..engine import Interrupted
+from ..engine.command_line import configs_folder
+from ..tools.env import machine
 from ..tools.processes import worker_pool
 from .cell import check_unchanged, read_result, test_cell, train_cell, write_data
 from .match import match_size
@@ -30,7 +32,7 @@ from .plots import draw
 from .results import Report, choose_rate
 from .tables import render
 
-CONFIGS = Path("configs/studies")
+CONFIGS = configs_folder() / "studies"
 JOBS = {"train": train_cell, "test": test_cell}
 Job = tuple[str, Cell]  # a key of JOBS, and the cell
 
@@ -100,17 +102,22 @@ def revision() -> str | None:
         return None
 
 
+def build_parser() -> argparse.ArgumentParser:
+    """The parser of the command, also of its completion."""
+    parser = make_parser("study", __doc__.split("\n\n")[1], "quick", "plans/mine.yaml --dir runs/mine --list")
+    names = ", ".join(sorted(path.stem for path in CONFIGS.glob("*.yaml")))
+    parser.add_argument("name", help=f"{names}, or path of a YAML file")
+    parser.add_argument("--dir", type=Path, help="folder of the runs (default: runs/studies/NAME)")
+    parser.add_argument("--processes", type=int, default=available_cpus(), help="runs at a time (default: all cores)")
+    parser.add_argument("--json", type=Path, help="also write the results to this file (default: none)")
+    parser.add_argument("--list", action="store_true", help="print the jobs that can run now, and run none")
+    return parser
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command; returns its exit status: 0, 2 for an error of the user, 130 if interrupted."""
     argv = list(sys.argv[1:] if argv is None else argv)
-    form = argparse.RawDescriptionHelpFormatter
-    parser = argparse.ArgumentParser("python -m vilonghorn.study", description=__doc__, formatter_class=form)
-    parser.add_argument("name", help=f"name of a file in {CONFIGS}, or path of one")
-    parser.add_argument("--dir", type=Path, help="folder of the runs (default: runs/studies/NAME)")
-    parser.add_argument("--processes", type=int, default=available_cpus(), help="runs at a time (default: all cores)")
-    parser.add_argument("--json", type=Path, help="another file for the results, such as docs/comparison/quick.json")
-    parser.add_argument("--list", action="store_true", help="print the jobs that can run now, and run none")
-    options = parser.parse_args(argv)
+    options = build_parser().parse_args(argv)
     path = Path(options.name) if options.name.endswith(".yaml") else CONFIGS / f"{options.name}.yaml"
     folder = options.dir or Path("runs/studies") / path.stem
     start = time.monotonic()

@@ -1,7 +1,7 @@
 """One cell of a study: a training run by the engine and its tests, in a process of its own.
 
 A cell writes RUN (directory of the engine's run), RUN.txt (its output), RUN.yaml (its configuration, which
-train_imagenet.py reads too), RUN.json (results of training) and RUN.test.json (results on the test sets).
+`vilonghorn train` reads too), RUN.json (results of training) and RUN.test.json (results on the test sets).
 """
 
 import hashlib

@@ -9,6 +9,7 @@ from typing import Any
 import yaml
 from jsonargparse import ArgumentError, ArgumentParser
 
+from ..engine.command_line import load_yaml
 from .tasks import Digits, Recall, make_task
 
 
@@ -125,9 +126,9 @@ def read_study(path: Path) -> Study:
     parser = ArgumentParser(exit_on_error=False)
     parser.add_class_arguments(Study, "study")
     try:
-        plan = yaml.safe_load(path.read_text(encoding="utf-8"))
+        plan = load_yaml(path)
         if "base" in plan:
-            base = yaml.safe_load((path.parent / plan.pop("base")).read_text(encoding="utf-8"))
+            base = load_yaml(path.parent / plan.pop("base"))
             plan = {**base, **plan, "recipe": merge(base["recipe"], plan.get("recipe", {}))}
         study = Study(**parser.parse_object({"study": plan}).study.as_dict())
         _check(study)

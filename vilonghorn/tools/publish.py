@@ -1,6 +1,6 @@
 """Publishes a model as a folder, or as a repository of the Hugging Face Hub, that timm and transformers load.
 
-`python -m vilonghorn.tools.publish RUN FOLDER` publishes what a run of `train_imagenet.py` trained.
+`vilonghorn publish RUN FOLDER` publishes what `vilonghorn train` trained.
 """
 
 import argparse
@@ -17,6 +17,7 @@ import torch
 from huggingface_hub import HfApi
 from torch import nn
 
+from ..commands import make_parser
 from ..engine import load_config, load_run
 from ..models import VisionSSM
 from ..models._timm import generate_readme, get_model_input_config
@@ -97,14 +98,21 @@ def push_folder(folder: str | Path, repo_id: str, private: bool = False) -> str:
     return api.upload_folder(repo_id=repo_id, folder_path=folder, commit_message="Add model", **settings).commit_url
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Runs the command; returns its exit status."""
-    parser = argparse.ArgumentParser(prog="python -m vilonghorn.tools.publish", description=__doc__.splitlines()[0])
+def build_parser() -> argparse.ArgumentParser:
+    """The parser of the command, also of its completion."""
+    examples = ("runs/photos published/photos", "runs/photos published/photos --push me/photos --private")
+    parser = make_parser("publish", __doc__.splitlines()[0], *examples)
     parser.add_argument("run", help="directory of the run")
     parser.add_argument("folder", help="folder to make")
-    parser.add_argument("--checkpoint", choices=("best", "last"), default="best")
+    parser.add_argument("--checkpoint", choices=("best", "last"), default="best", help="weights (default: best)")
     parser.add_argument("--push", metavar="OWNER/NAME", help="also upload to this repository of the Hugging Face Hub")
     parser.add_argument("--private", action="store_true", help="make a new repository private")
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs the command; returns its exit status."""
+    parser = build_parser()
     options = parser.parse_args(argv)
     try:
         model, record = load_run(options.run, options.checkpoint)

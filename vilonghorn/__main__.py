@@ -1,0 +1,8 @@
+"""`python -m vilonghorn`: the same as the command `vilonghorn`."""
+
+import sys
+
+from .commands import main
+
+if __name__ == "__main__":
+    sys.exit(main())
