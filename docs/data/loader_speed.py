@@ -7,7 +7,7 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -104,9 +104,30 @@ def report_speed(folder: Path, temporary: Path, options: argparse.Namespace) -> 
             }
             lines.append(line)
         print(f"\n{markdown(lines)}")
+    print(f"\n{markdown(list(checksum_costs(files, options)))}")
     verdict = "met" if ratios[OURS] >= TARGET else "NOT MET"
     print(f"\ntarget: a .beton of JPEG at {TARGET} times the speed of timm's loader: {ratios[OURS]:.2f}, {verdict}")
     return ratios[OURS] >= TARGET
+
+
+def checksum_costs(files: dict[str, Path], options: argparse.Namespace) -> Iterator[dict[str, str]]:
+    """Yields the processor time that checksums add to the first epoch, the only one that compares them.
+
+    New loaders with and without checksums alternate. They crop and flip.
+    """
+    common = dict(batch_size=options.batch, image_size=options.image_size, training=True, workers=options.workers)
+    for mode, file in files.items():
+        ratios = []
+        for i in range(options.rounds):
+            seconds = {}
+            for checksums in (False, True) if i % 2 else (True, False):
+                loader = create_loader(file, checksums=checksums, device=options.device, **common)
+                start = time.process_time()
+                images_per_second(loader, i, options.device)
+                seconds[checksums] = time.process_time() - start
+            ratios.append(seconds[True] / seconds[False])
+        more = [f"{100 * (ratio - 1):+.1f}%" for ratio in (statistics.median(ratios), min(ratios), max(ratios))]
+        yield {"first epoch": mode, "checksums: processor time, median": more[0], "range": f"{more[1]} to {more[2]}"}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

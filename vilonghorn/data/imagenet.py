@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from .images import EXTENSIONS, ImageFiles
+from .images import EXTENSIONS, MAX_PIXELS, ImageFiles
 
 GROUND_TRUTH = "ILSVRC2012_validation_ground_truth.txt"
 META = "meta.mat"
@@ -18,7 +18,7 @@ EXPECTED = (
 )
 
 
-def flat_images(root: str | os.PathLike, labels: str | os.PathLike) -> ImageFiles:
+def flat_images(root: str | os.PathLike, labels: str | os.PathLike, max_pixels: int = MAX_PIXELS) -> ImageFiles:
     """The images of a flat folder, labelled by the position of their class among the sorted names of all classes.
 
     Class folders get the same labels: train/nXXXXXXXX/*.JPEG.
@@ -26,6 +26,7 @@ def flat_images(root: str | os.PathLike, labels: str | os.PathLike) -> ImageFile
     Args:
         root: a folder of images, such as ILSVRC2012_val_00000001.JPEG to ILSVRC2012_val_00050000.JPEG.
         labels: the devkit's folder (ILSVRC2012_devkit_t12), or a table of (image, class).
+        max_pixels: width times height above which an image is refused when it is opened.
 
     Raises:
         FileNotFoundError, NotADirectoryError: a folder or file is missing; the message says which are expected.
@@ -42,7 +43,7 @@ def flat_images(root: str | os.PathLike, labels: str | os.PathLike) -> ImageFile
     known, of_images = _read_devkit(labels, names) if labels.is_dir() else _read_table(labels, names)
     classes, numbers = np.unique(known + of_images, return_inverse=True)
     paths = [str(root / name) for name in names]
-    return ImageFiles(root, classes.tolist(), paths, numbers[len(known) :].astype(np.int64))
+    return ImageFiles(root, classes.tolist(), paths, numbers[len(known) :].astype(np.int64), max_pixels)
 
 
 def _read_devkit(folder: Path, names: list[str]) -> tuple[list[str], list[str]]:

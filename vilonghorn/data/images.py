@@ -9,9 +9,13 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
-from PIL import Image, ImageOps
+from PIL import Image, ImageOps, UnidentifiedImageError
+
+from .names import is_utf8, printable
 
 EXTENSIONS = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".ppm", ".pgm", ".tif", ".tiff")
+FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "PPM", "TIFF", "GIF")  # whatever a file's extension says
+MAX_PIXELS = 89_478_485  # above, PIL warns of an image that is small as a file and fills the memory
 MIN_SIDE = 2  # pixels; a centre crop of half of one pixel is empty, and FFCV aborts the process on an empty crop
 ORIENTATION = 0x0112  # the EXIF tag; 1 is upright
 _SPLITS = {"train", "training", "val", "valid", "validation", "test"}
@@ -29,16 +33,20 @@ class ImageFiles:
         classes: class names by label.
         paths: image files.
         labels: (N,) int64.
+        max_pixels: larger images are refused when they are opened.
     """
 
-    def __init__(self, root: Path, classes: list[str], paths: list[str], labels: np.ndarray):
+    def __init__(
+        self, root: Path, classes: list[str], paths: list[str], labels: np.ndarray, max_pixels: int = MAX_PIXELS
+    ):
         self.root, self.classes, self.paths, self.labels = root, classes, paths, labels
+        self.max_pixels = max_pixels
 
     def __len__(self) -> int:
         return len(self.paths)
 
     def __getitem__(self, index: int) -> tuple[Image.Image, int]:
-        return read_image(self.paths[index]), int(self.labels[index])
+        return read_image(self.paths[index], self.max_pixels), int(self.labels[index])
 
 
 class ImageFolder(ImageFiles):
@@ -50,13 +58,15 @@ class ImageFolder(ImageFiles):
 
     Args:
         root: a folder with one folder of images for each class.
+        max_pixels: width times height above which an image is refused when it is opened.
 
     Raises:
         FileNotFoundError, NotADirectoryError: there is no such folder.
-        ValueError: it has no class folders, holds the splits of a dataset, or one of its classes has no image.
+        ValueError: it has no class folders, holds the splits of a dataset, or one of its classes has no image or a name
+            that is not UTF-8.
     """
 
-    def __init__(self, root: str | os.PathLike):
+    def __init__(self, root: str | os.PathLike, max_pixels: int = MAX_PIXELS):
         root = Path(root)
         if not root.exists():
             raise FileNotFoundError(f"{root}: no such folder; expected one with a folder of images for each class")
@@ -69,17 +79,19 @@ class ImageFolder(ImageFiles):
         classes = [folder.name for folder in folders]
         if not folders:
             raise ValueError(f"{root}: no class folders in it; expected {root}/CLASS/IMAGE for each class")
+        if (odd := next((name for name in classes if not is_utf8(name)), None)) is not None:
+            raise ValueError(f"{root}: the name of class folder '{printable(odd)}' is not UTF-8; rename the folder")
         if _SPLITS.issuperset(name.lower() for name in classes):
             raise ValueError(f"{root}: holds splits ({', '.join(classes)}), not classes; give one of them")
         files = [sorted(_images_under(folder, set(above))) for folder in folders]
         empty = [name for name, found in zip(classes, files) if not found]
         if empty:
             raise ValueError(
-                f"{root}: no image in class folder {', '.join(empty[:5])}{', ...' * (len(empty) > 5)}; "
+                f"{root}: no image in class folder {printable(', '.join(empty[:5]))}{', ...' * (len(empty) > 5)}; "
                 f"add images ({' '.join(EXTENSIONS)}) or remove the folder"
             )
         labels = np.repeat(np.arange(len(files), dtype=np.int64), [len(found) for found in files])
-        super().__init__(root, classes, [path for found in files for path in found], labels)
+        super().__init__(root, classes, [path for found in files for path in found], labels, max_pixels)
 
 
 def _images_under(folder: str | os.PathLike, visited: set[str]) -> Iterator[str]:
@@ -91,53 +103,99 @@ def _images_under(folder: str | os.PathLike, visited: set[str]) -> Iterator[str]
     with os.scandir(folder) as scan:
         entries = sorted(scan, key=lambda entry: entry.name)  # decides which of two links to one folder counts
     for entry in entries:
-        if entry.is_dir():
+        # Of a link, os.path tells it, which returns False for one that leads to itself; entry raises an error.
+        link = entry.is_symlink()
+        if os.path.isdir(entry.path) if link else entry.is_dir():
             yield from _images_under(entry.path, visited)
         elif entry.name.lower().endswith(EXTENSIONS) and not entry.name.startswith("."):
             # A dangling link is kept, so that reading it names it.
-            if entry.is_file() or not os.path.exists(entry.path):
+            if (os.path.isfile(entry.path) or not os.path.exists(entry.path)) if link else entry.is_file():
                 yield entry.path
 
 
 @contextmanager
-def _opened(path: str) -> Iterator[Image.Image]:
-    """Opens an image file. Whatever fails, inside the block too, is raised as UnreadableImage."""
-    if not os.path.lexists(path):
-        raise UnreadableImage(f"{path}: there is no such file")
-    try:
-        with Image.open(path) as image:
-            if min(image.size) < MIN_SIDE:
-                width, height = image.size
-                raise ValueError(f"{width}x{height} pixels; each side must have at least {MIN_SIDE}")
-            yield image
-    except Exception as error:  # decoders raise nearly any exception on a damaged file
-        raise UnreadableImage(f"{path}: not a readable image ({error}); repair or remove it") from error
+def open_image(path: str, max_pixels: int = MAX_PIXELS) -> Iterator[Image.Image]:
+    """Opens an image file of one of `FORMATS`. PIL would run Ghostscript on an EPS file, whatever its extension.
 
-
-def read_header(path: str) -> tuple[int, int, list[str]]:
-    """Reads width and height of an image file in pixels, and what `to_rgb` changes: PIL's mode, "turned by EXIF"."""
-    with _opened(path) as image:
-        turned = image.getexif().get(ORIENTATION, 1) != 1
-        return *image.size, [image.mode] * (image.mode != "RGB") + ["turned by EXIF"] * turned
-
-
-def read_image(path: str) -> Image.Image:
-    """Reads an image file as upright 8-bit RGB.
+    Args:
+        path: the file; its extension does not count.
+        max_pixels: width times height above which the image is refused. A number above `PIL.Image.MAX_IMAGE_PIXELS`
+            raises that limit, too, for this process.
 
     Raises:
-        UnreadableImage: it is not there, cannot be decoded to the end, or a side is below 2 pixels.
+        UnreadableImage: it is not there, not an image, too small or too large, or anything fails inside the block.
     """
-    with _opened(path) as image:
+    name = printable(path)
+    remedy = "shrink it or, if you trust the file, raise max_pixels (--max-pixels, --data.max_pixels)"
+    if not os.path.lexists(path):
+        raise UnreadableImage(f"{name}: there is no such file")
+    if Image.MAX_IMAGE_PIXELS is not None:
+        Image.MAX_IMAGE_PIXELS = max(Image.MAX_IMAGE_PIXELS, max_pixels)
+    try:
+        with Image.open(path, formats=FORMATS) as image:
+            width, height = image.size
+            if min(image.size) < MIN_SIDE:
+                raise ValueError(f"{width}x{height} pixels; each side must have at least {MIN_SIDE}")
+            if width * height > max_pixels:
+                limit = f"more than the limit of {max_pixels:,} pixels"
+                raise UnreadableImage(f"{name}: {width}x{height} pixels are {limit}; {remedy}")
+            yield image
+    except UnreadableImage:
+        raise
+    except Image.DecompressionBombError as error:  # PIL's own check, of twice MAX_IMAGE_PIXELS
+        raise UnreadableImage(f"{name}: too many pixels ({error}); {remedy}") from error
+    except UnidentifiedImageError as error:
+        what = f"its content is none of {', '.join(FORMATS)}"
+        raise UnreadableImage(f"{name}: not a readable image ({what}); convert, repair or remove it") from error
+    except Exception as error:  # decoders raise nearly any exception on a damaged file
+        raise UnreadableImage(f"{name}: not a readable image ({error}); repair or remove it") from error
+
+
+def read_header(path: str, max_pixels: int = MAX_PIXELS) -> tuple[int, int, list[str]]:
+    """Reads width and height of an image file in pixels, and what `to_rgb` changes.
+
+    The latter are PIL's mode if it is not RGB, "transparent pixels" and "turned by EXIF".
+    """
+    with open_image(path, max_pixels) as image:
+        kinds = {
+            image.mode: image.mode != "RGB",
+            "transparent pixels": image.has_transparency_data,
+            "turned by EXIF": _turned(image),
+        }
+        return *image.size, [kind for kind, found in kinds.items() if found]
+
+
+def read_image(path: str, max_pixels: int = MAX_PIXELS) -> Image.Image:
+    """Reads an image file as upright 8-bit RGB; see `to_rgb`.
+
+    Raises:
+        UnreadableImage: it is not there, cannot be decoded to the end, a side is below 2 pixels, or it has more than
+            `max_pixels`.
+    """
+    with open_image(path, max_pixels) as image:
+        image.load()
         return to_rgb(image)
 
 
 def to_rgb(image: Image.Image) -> Image.Image:
-    """Applies the EXIF orientation, and converts gray, 16-bit gray, palette, CMYK and alpha images to RGB."""
-    image = ImageOps.exif_transpose(image)
+    """Converts an image to RGB: applies its EXIF orientation, scales 16-bit gray, puts transparent pixels on white.
+
+    Raises:
+        ValueError: its pixels have 32 bits, of which the range is unknown.
+    """
+    if image.mode == "F" or (image.mode == "I" and image.format not in ("PNG", "PPM")):  # those have 16 bits
+        kind = "floating point numbers" if image.mode == "F" else "integers"
+        raise ValueError(f"its pixels are 32-bit {kind}, of unknown range; convert it to 8 bits")
+    if _turned(image):
+        image = ImageOps.exif_transpose(image)
     if image.mode.startswith("I"):  # 16-bit gray, which PIL would clip to 255 instead of scaling
-        image = Image.fromarray(np.clip(np.asarray(image, dtype=np.int64) >> 8, 0, 255).astype(np.uint8))
-    elif image.mode == "F":
-        raise ValueError("32-bit floating point pixels, whose range is unknown; convert it to 8 bits")
-    elif image.mode == "P":  # its transparency is lost otherwise
-        image = image.convert("RGBA")
-    return image.convert("RGB")
+        pixels = np.asarray(image, dtype=np.int64)
+        pixels = np.where(pixels == image.info.get("transparency", -1), 0xFFFF, pixels)
+        image = Image.fromarray(np.clip(pixels >> 8, 0, 255).astype(np.uint8))
+    if image.has_transparency_data:
+        image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image.convert("RGBA"))
+    return image if image.mode == "RGB" else image.convert("RGB")
+
+
+def _turned(image: Image.Image) -> bool:
+    return image.getexif().get(ORIENTATION, 1) != 1

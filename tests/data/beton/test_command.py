@@ -47,6 +47,13 @@ def test_a_mistake_is_one_sentence_on_stderr(case, folder, tmp_path, capsys):
     assert not (tmp_path / "x.beton").exists()
 
 
+def test_the_limit_of_pixels_is_an_option(folder, tmp_path, capsys):
+    arguments = [str(folder), str(tmp_path / "x.beton"), "--quiet", "--max-pixels"]
+    assert main([*arguments, "1439"]) == 1
+    assert "00.png: 40x36 pixels are more than the limit of 1,439 pixels" in capsys.readouterr().err
+    assert main([*arguments, "10000"]) == 0
+
+
 def test_images_left_out_and_converted_are_told(folder, tmp_path, photo, capsys):
     source = tmp_path / "source"
     (source / "a").mkdir(parents=True)

@@ -52,7 +52,7 @@ def test_a_foreign_file_is_refused(tmp_path, content):
 
 
 def test_a_missing_file_is_named_with_the_command_that_writes_it(tmp_path):
-    with pytest.raises(FileNotFoundError, match="x.beton: no such file; write it with: python -m vilonghorn.data"):
+    with pytest.raises(FileNotFoundError, match="x.beton: no such file; write it with: vilonghorn beton"):
         check_beton(tmp_path / "x.beton")
 
 
@@ -127,12 +127,26 @@ def test_a_broken_manifest_is_named(copy, content):
         check_beton(copy)
 
 
+@pytest.mark.parametrize("kind", ["folder", "pipe", "nested"])
+def test_what_cannot_be_a_manifest_is_named_and_not_waited_for(copy, kind):
+    path = fmt.manifest_path(copy)
+    make = {
+        "folder": os.mkdir,
+        "pipe": getattr(os, "mkfifo", os.mkdir),
+        "nested": lambda path: path.write_text("[" * 200_000 + "]" * 200_000),
+    }
+    make[kind](path)
+    with pytest.raises(BetonError, match="copy.beton.json: not (a file|the manifest of a .beton).*; delete"):
+        check_beton(copy)
+
+
 @pytest.fixture
 def manifest(copy, raw_beton):
-    """Writes the manifest of the copy with some entries changed."""
+    """Writes the manifest of the copy with some entries changed, and without checksums of names and images."""
 
     def write(**changes):
         good = json.loads(fmt.manifest_path(raw_beton).read_text())
+        del good["sha256"]["classes"], good["crc32"]
         fmt.manifest_path(copy).write_text(json.dumps({**good, **changes}))
 
     return write
@@ -149,6 +163,24 @@ def test_fewer_class_names_than_labels_are_refused(copy, manifest):
     manifest(classes=["cat", "dog"], class_counts=[8, 9])
     with pytest.raises(BetonError, match="copy.beton.json: 2 class names for labels up to 2; delete it or write both"):
         check_beton(copy)
+
+
+def test_a_changed_class_name_is_seen(copy, raw_beton):
+    fmt.manifest_path(copy).write_text(fmt.manifest_path(raw_beton).read_text().replace('"dog"', '"dig"'))
+    with pytest.raises(BetonError, match="copy.beton.json: its class names are not those that were written; delete it"):
+        check_beton(copy)
+
+
+@pytest.mark.parametrize("crc32", ["AAAA", "AAAAAAAA", "?", 5])
+def test_checksums_that_are_not_one_for_each_image_are_refused(copy, manifest, crc32):
+    manifest(crc32=crc32)
+    with pytest.raises(BetonError, match="copy.beton.json: (not the manifest|2 checksums for 27 images).*; delete it"):
+        check_beton(copy)
+
+
+def test_a_manifest_without_checksums_passes(copy, manifest):
+    manifest()
+    assert check_beton(copy, images=True).checksums is None
 
 
 @pytest.mark.parametrize("counts", [[8, 9], [8, 10, 9], [8, 9, 10, 0], 27, None])
@@ -176,7 +208,7 @@ def test_the_remedy_for_a_damaged_file_is_a_command_that_names_it(copy):
     os.truncate(copy, os.path.getsize(copy) - 1)
     with pytest.raises(BetonError) as error:
         check_beton(copy)
-    assert str(error.value).endswith(f"; write it again: python -m vilonghorn.data.beton SRC {copy} --overwrite")
+    assert str(error.value).endswith(f"; write it again: vilonghorn beton SRC {copy} --overwrite")
 
 
 @pytest.mark.needs_ffcv

@@ -19,6 +19,7 @@ from PIL import Image
 
 from vilonghorn.data import ImageFolder, check_beton, create_loader, write_beton
 from vilonghorn.data.beton.format import MODES
+from vilonghorn.data.images import UnreadableImage
 
 
 class Samples(list):
@@ -66,9 +67,9 @@ def test_the_bytes_do_not_depend_on_the_number_of_workers(folder, tmp_path):
     assert (tmp_path / "1.beton").read_bytes() == (tmp_path / "3.beton").read_bytes()
 
 
-@pytest.mark.parametrize("classes", [["a", "a"], [("a", "b"), ("c",)], [0, 1]])
+@pytest.mark.parametrize("classes", [["a", "a"], [("a", "b"), ("c",)], [0, 1], ["caf\udce9", "b"]])
 def test_class_names_that_are_not_distinct_strings_are_refused_before_writing(tmp_path, photo, classes):
-    with pytest.raises(ValueError, match=r"classes are not .*distinct names.*; give classes=\[...\]"):
+    with pytest.raises(ValueError, match=r"(distinct names|not UTF-8).*; give classes=\[...\]"):
         write_beton([(photo(0, 8, 8), 0)], tmp_path / "x.beton", classes=classes, progress=False)
     assert not list(tmp_path.iterdir())
 
@@ -223,6 +224,42 @@ def test_an_existing_file_is_kept_unless_overwrite_is_asked(folder, tmp_path):
     assert path.read_bytes() == b"precious"
     write_beton(folder, path, overwrite=True, progress=False)
     check_beton(path)
+
+
+def test_a_folder_in_the_place_of_the_manifest_is_named_before_any_work(folder, tmp_path):
+    (tmp_path / "x.beton.json").mkdir()
+    with pytest.raises(IsADirectoryError, match="x.beton.json: is a folder"):
+        write_beton(folder, tmp_path / "x.beton", progress=False)
+
+
+def test_a_second_writer_of_a_file_is_refused_and_the_first_completes(tmp_path, photo):
+    path, second = tmp_path / "x.beton", []
+
+    class Greedy(Samples):  # a dataset that starts the second writer while the first reads it
+        def __getitem__(self, index):
+            with pytest.raises(FileExistsError, match="x.beton: is being written by another process; wait") as error:
+                write_beton([(photo(1, 8, 8), 0)], path, overwrite=True, progress=False)
+            second.append(error)
+            return super().__getitem__(index)
+
+    write_beton(Greedy([(photo(0, 9, 9), 0)]), path, workers=1, progress=False)
+    assert len(second) == 1 and check_beton(path, images=True).images["width"].tolist() == [9]
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["x.beton", "x.beton.json"]
+    write_beton([(photo(1, 8, 8), 0)], path, overwrite=True, progress=False)
+
+
+def test_a_link_to_itself_is_left_out_and_listed_like_an_unreadable_image(tmp_path, photo):
+    (tmp_path / "src" / "a").mkdir(parents=True)
+    photo(0).save(tmp_path / "src" / "a" / "0.png")
+    (tmp_path / "src" / "a" / "1.png").symlink_to("1.png")
+    assert write_beton(tmp_path / "src", tmp_path / "x.beton", skip_unreadable=True, progress=False).num_samples == 1
+    assert "1.png: not a readable image" in json.loads((tmp_path / "x.beton.json").read_text())["left_out"][0]
+
+
+def test_an_image_of_too_many_pixels_is_named_unless_the_limit_is_raised(folder, tmp_path):
+    with pytest.raises(UnreadableImage, match="00.png: 40x36 pixels are more than the limit of 1,439 pixels"):
+        write_beton(folder, tmp_path / "x.beton", max_pixels=1439, progress=False)
+    write_beton(folder, tmp_path / "x.beton", max_pixels=10_000, progress=False)
 
 
 def test_a_missing_target_folder_is_refused(folder, tmp_path):

@@ -6,6 +6,7 @@ import gc
 import io
 import shutil
 import threading
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,7 +14,7 @@ import torch
 from PIL import Image
 
 from vilonghorn.data import check_beton, create_loader, write_beton
-from vilonghorn.data.beton.format import MODES
+from vilonghorn.data.beton.format import MODES, manifest_path
 from vilonghorn.data.crops import center_crops
 
 pytestmark = pytest.mark.needs_ffcv
@@ -99,6 +100,46 @@ def test_a_damaged_jpeg_raises_its_index_and_hangs_nothing(jpg_beton, tmp_path, 
         next(batches)
     gc.collect()
     assert threading.active_count() == threads
+
+
+@pytest.fixture
+def copy(request, tmp_path):
+    """A copy of a file with its manifest."""
+
+    def make(kind):
+        source = request.getfixturevalue(f"{kind}_beton")
+        shutil.copy(manifest_path(source), tmp_path / "x.beton.json")
+        return Path(shutil.copy(source, tmp_path / "x.beton"))
+
+    return make
+
+
+@pytest.mark.parametrize("training", [False, True])
+@pytest.mark.parametrize("kind", ["raw", "jpg"])
+def test_every_changed_bit_of_an_image_is_seen_when_it_is_first_read(copy, kind, training):
+    path = copy(kind)
+    beton, whole, random = check_beton(path), path.read_bytes(), np.random.default_rng(0)
+    for index in range(0, 27, 3):
+        at = int(beton.images["data_ptr"][index] + random.integers(beton.sizes[index]))
+        damaged = bytearray(whole)
+        damaged[at] ^= 1 << random.integers(8)
+        path.write_bytes(damaged)
+        loader = create_loader(path, **{**EVAL, "training": training, "batch_size": 27})
+        with pytest.raises(ValueError, match=f"x.beton: sample {index}: its data are not those that were written; wr"):
+            next(loader.epoch(0))
+
+
+def test_checksums_are_compared_once_and_not_at_all_if_that_is_chosen(copy):
+    path = copy("raw")
+    start = int(check_beton(path).images["data_ptr"][5])
+    loader = create_loader(path, **EVAL)
+    before = torch.cat([images for images, _ in loader.epoch(0)])
+    with open(path, "r+b") as file:
+        file.seek(start)
+        file.write(b"\0" * 3000)
+    for reader in (loader, create_loader(path, **EVAL, checksums=False)):
+        after = torch.cat([images for images, _ in reader.epoch(1)])
+        assert (after != before).flatten(1).any(1).nonzero().flatten().tolist() == [5]
 
 
 def test_images_of_two_pixels_are_cropped_and_enlarged(tmp_path):

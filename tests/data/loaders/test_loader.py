@@ -205,9 +205,15 @@ def test_a_damaged_image_in_a_folder_is_named_with_its_index(tmp_path, photo, wo
         next(batches)
 
 
+def test_an_image_of_a_folder_with_too_many_pixels_is_named(folder):
+    loader = create_loader(folder, **EVAL, workers=0, max_pixels=3000)
+    with pytest.raises(ValueError, match="^sample [0-9]+: .*png: .* pixels are more than the limit of 3,000 pixels"):
+        list(loader.epoch(0))
+
+
 def test_without_ffcv_a_beton_is_refused_with_the_remedy(jpg_beton, monkeypatch):
     monkeypatch.setitem(sys.modules, "vilonghorn.data.loaders.ffcv", None)
-    with pytest.raises(ImportError, match=r"jpg.beton: reading a .beton needs FFCV.*vilonghorn\[ffcv\].*image folder"):
+    with pytest.raises(ImportError, match=r"jpg.beton: reading a .beton needs FFCV.*run ./setup.sh.*image folder"):
         create_loader(jpg_beton, **EVAL)
 
 

@@ -1,4 +1,4 @@
-"""Command line: `python -m vilonghorn.data.beton SRC DST` writes a `.beton` file, `--check PATH` checks one."""
+"""Command line: `vilonghorn beton SRC DST` writes a `.beton` file, `--check PATH` checks one."""
 
 import argparse
 import json
@@ -6,17 +6,16 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from ...commands import make_parser
 from ..imagenet import flat_images
 from .format import check_beton, manifest_path
 from .writer import write_beton
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs the command. Returns the exit status: 0, 1 for input that cannot be used, 130 after an interrupt."""
-    parser = argparse.ArgumentParser(
-        prog="python -m vilonghorn.data.beton",
-        description="Write an image folder (SRC/class/image) to a .beton file, or check one.",
-    )
+def build_parser() -> argparse.ArgumentParser:
+    """The parser of the command, also of its completion."""
+    about = "Write an image folder (SRC/class/image) to a .beton file, or check one."
+    parser = make_parser("beton", about, "photos/train photos/train.beton", "--check photos/train.beton")
     parser.add_argument("source", nargs="?", metavar="SRC", help="folder with one folder of images for each class")
     parser.add_argument("target", nargs="?", metavar="DST", help="the .beton file to write")
     parser.add_argument("--check", metavar="PATH", help="check this .beton, all image data included, and write nothing")
@@ -29,6 +28,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--mode", help="raw, jpg, or proportion of jpg (default: %(default)s)")
     parser.add_argument("--max-resolution", type=int, help="shrink longer sides to this (default: %(default)s)")
+    parser.add_argument(
+        "--max-pixels", type=int, help="refuse image files of more pixels, which fill the memory (default: %(default)s)"
+    )
     parser.add_argument("--jpeg-quality", type=int, help="1 to 100 (default: %(default)s)")
     parser.add_argument(
         "--compress-probability", type=float, help="fraction of JPEG in mode proportion (default: %(default)s)"
@@ -39,8 +41,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--overwrite", action="store_true", help="replace an existing DST")
     parser.add_argument("--quiet", action="store_true", help="no progress bar")
-    shared = ("mode", "max_resolution", "jpeg_quality", "compress_probability")
+    shared = ("mode", "max_resolution", "max_pixels", "jpeg_quality", "compress_probability")
     parser.set_defaults(**{name: write_beton.__kwdefaults__[name] for name in shared})
+    return parser
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs the command. Returns the exit status: 0, 1 for input that cannot be used, 130 after an interrupt."""
+    parser = build_parser()
     options = vars(parser.parse_args(arguments))
     check, source, target, labels, quiet = map(options.pop, ("check", "source", "target", "labels", "quiet"))
     if (check is None) != (source is not None and target is not None):
@@ -51,7 +59,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             beton = check_beton(check, images=complete)
             note = "tables and image data" if complete else "tables only, because there is no manifest"
         else:
-            source = flat_images(source, labels) if labels is not None else source
+            source = flat_images(source, labels, options["max_pixels"]) if labels is not None else source
             beton = write_beton(source, target, progress=not quiet, **options)
             note = _summary(manifest_path(beton.path))
     except (ImportError, OSError, TypeError, ValueError) as error:

@@ -5,15 +5,17 @@ consists of a header, a descriptor for each field, a row of metadata for each sa
 allocation table.
 """
 
+import base64
 import hashlib
 import json
 import os
-from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
 import numpy as np
+
+from ..names import class_names_problem
 
 VERSION = 2
 HEADER = np.dtype(
@@ -23,6 +25,7 @@ FIELD = np.dtype([("type_id", "<u1"), ("name", "S16"), ("arguments", "V1024")])
 IMAGE = np.dtype([("mode", "<u1"), ("width", "<u2"), ("height", "<u2"), ("data_ptr", "<u8")])
 SAMPLE = np.dtype([("image", IMAGE), ("label", "<i8")], align=True)
 REGION = np.dtype([("sample_id", "<u8"), ("ptr", "<u8"), ("size", "<u8")])
+CHECKSUM = np.dtype("<u4")
 FIELD_TYPES = (2, 1)  # FFCV's RGBImageField, IntField
 MODES = {"jpg": 0, "raw": 1}
 MAX_CLASSES = 1 << 24  # a larger label is damage
@@ -44,6 +47,7 @@ class Beton:
         labels: (N,) int64, from 0 to `num_classes` - 1.
         sizes: (N,) int64, bytes of each image.
         classes: class names from the manifest beside the file, None without one.
+        checksums: (N,) CRC-32 of the data of each image, from the manifest; None if it has none.
         digest: SHA-256 of the tables.
     """
 
@@ -53,6 +57,7 @@ class Beton:
     labels: np.ndarray
     sizes: np.ndarray
     classes: list[str] | None
+    checksums: np.ndarray | None
     digest: str
 
     @property
@@ -84,13 +89,13 @@ def check_beton(path: str | os.PathLike, *, images: bool = False) -> Beton:
     """
     path = Path(path)
     if not path.exists():
-        raise FileNotFoundError(f"{path}: no such file; write it with: python -m vilonghorn.data.beton FOLDER {path}")
+        raise FileNotFoundError(f"{path}: no such file; write it with: vilonghorn beton FOLDER {path}")
     if not path.is_file():
         raise BetonError(f"{path}: not a file; expected a .beton")
     with open(path, "rb") as file:
         fields, samples, regions, digest = _read_tables(path, file)
         sizes = _check_samples(path, samples, regions)
-        manifest = _read_manifest(path, digest, samples["label"])
+        manifest, checksums = _read_manifest(path, digest, samples["label"])
         if images:
             if manifest is None:
                 raise BetonError(f"{path}: image data cannot be checked without {manifest_path(path).name} beside it")
@@ -98,11 +103,12 @@ def check_beton(path: str | os.PathLike, *, images: bool = False) -> Beton:
             if _digest_between(file, start, stop) != manifest["sha256"]["images"]:
                 raise _damaged(path, "its image data are not those that were written")
     classes = manifest["classes"] if manifest else None
-    return Beton(path, fields, samples["image"], samples["label"].astype(np.int64), sizes, classes, digest)
+    labels = samples["label"].astype(np.int64)
+    return Beton(path, fields, samples["image"], labels, sizes, classes, checksums, digest)
 
 
 def _damaged(path: Path, what: str) -> BetonError:
-    command = f"python -m vilonghorn.data.beton SRC {path} --overwrite"
+    command = f"vilonghorn beton SRC {path} --overwrite"
     return BetonError(f"{path}: damaged .beton: {what}; write it again: {command}")
 
 
@@ -163,15 +169,21 @@ def _check_samples(path: Path, samples: np.ndarray, regions: np.ndarray) -> np.n
     return size.astype(np.int64)
 
 
-def _read_manifest(path: Path, digest: str, labels: np.ndarray) -> dict | None:
+def _read_manifest(path: Path, digest: str, labels: np.ndarray) -> tuple[dict | None, np.ndarray | None]:
+    """The manifest beside a file, and the checksums of its samples; older manifests have none."""
     beside = manifest_path(path)
     if not beside.exists():
-        return None
+        return None, None
+    if not beside.is_file():
+        raise BetonError(f"{beside}: not a file, but the manifest of {path.name} has this name; delete or rename it")
     try:
         manifest = json.loads(beside.read_text(encoding="utf-8"))
         tables, _ = manifest["sha256"]["tables"], manifest["sha256"]["images"]
         classes, counts = manifest["classes"], manifest["class_counts"]
-    except (ValueError, KeyError, TypeError) as error:
+        names = manifest["sha256"].get("classes")
+        crc32 = manifest.get("crc32")
+        checksums = None if crc32 is None else np.frombuffer(base64.b64decode(crc32, validate=True), CHECKSUM)
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise BetonError(f"{beside}: not the manifest of a .beton ({error!r}); delete it or write both again") from None
     problem = class_names_problem(classes)
     if tables != digest:
@@ -180,19 +192,18 @@ def _read_manifest(path: Path, digest: str, labels: np.ndarray) -> dict | None:
         problem = f"{len(classes)} class names for labels up to {labels.max()}"
     elif problem is None and counts != np.bincount(labels, minlength=len(classes or ())).tolist():
         problem = "its class_counts are not those of the labels"
+    elif problem is None and names not in (None, digest_of_names(classes)):
+        problem = "its class names are not those that were written"
+    elif problem is None and checksums is not None and len(checksums) != len(labels):
+        problem = f"{len(checksums)} checksums for {len(labels)} images"
     if problem is not None:
         raise BetonError(f"{beside}: {problem}; delete it or write both again")
-    return manifest
+    return manifest, checksums
 
 
-def class_names_problem(classes: object) -> str | None:
-    """What is wrong with class names, which are None or a list of distinct strings; None if nothing is."""
-    if classes is None:
-        return None
-    if not isinstance(classes, list) or not all(isinstance(name, str) for name in classes):
-        return "the classes are not a list of distinct names"
-    twice = next((name for name, count in Counter(classes).items() if count > 1), None)
-    return None if twice is None else f"the classes are not distinct names: {twice!r} occurs twice"
+def digest_of_names(classes: list[str] | None) -> str:
+    """SHA-256 of class names, for the manifest."""
+    return hashlib.sha256(json.dumps(classes).encode()).hexdigest()
 
 
 def _digest_between(file: BinaryIO, start: int, stop: int) -> str:

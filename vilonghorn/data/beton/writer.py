@@ -4,6 +4,7 @@ FFCV's own writer hangs when a worker fails, and leaves shared memory behind. Th
 process, and its bytes do not depend on the number of workers.
 """
 
+import base64
 import glob
 import hashlib
 import json
@@ -11,17 +12,20 @@ import math
 import os
 import shutil
 import warnings
+import zlib
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from contextlib import closing
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
+import filelock
 import numpy as np
 from tqdm import tqdm
 
 from ..files import atomic_write, explain_full_disk
-from ..images import MIN_SIDE, ImageFiles, ImageFolder, UnreadableImage, read_header
+from ..images import MAX_PIXELS, MIN_SIDE, ImageFiles, ImageFolder, UnreadableImage, read_header
+from ..names import class_names_problem
 from ..rng import uniform
 from ..threads import available_cpus, in_order
 from . import format as fmt
@@ -39,6 +43,7 @@ def write_beton(
     *,
     mode: str = "raw",
     max_resolution: int = 500,
+    max_pixels: int = MAX_PIXELS,
     jpeg_quality: int = 90,
     compress_probability: float = 0.5,
     classes: Sequence[str] | None = None,
@@ -58,6 +63,7 @@ def write_beton(
         path: the file to write; its folder exists.
         mode: "raw" (8-bit pixels, fastest to read), "jpg", or "proportion" (some of the images as "jpg").
         max_resolution: larger images are shrunk until no side has more pixels.
+        max_pixels: an image file of a folder with more pixels is refused; a dataset has its own limit.
         jpeg_quality: 1 to 100.
         compress_probability: with mode "proportion", the fraction of the images stored as JPEG.
         classes: class names of a dataset; default: its attribute `classes`, as torchvision's have.
@@ -67,7 +73,7 @@ def write_beton(
         progress: show a progress bar.
 
     Raises:
-        FileExistsError: `path` exists and `overwrite` is not set.
+        FileExistsError: `path` exists and `overwrite` is not set, or another process writes it.
         FileNotFoundError: the source or the folder of `path` does not exist.
         OSError: the disk has not enough space.
         TypeError, ValueError: the source or an option is not as described; the message names the sample.
@@ -85,69 +91,72 @@ def write_beton(
     ):
         if not low <= value <= high:
             raise ValueError(f"{name} {value}: expected {low} to {high}")
-    _check_target(path, overwrite)
-    jpeg_share = shares[mode]
-    if isinstance(source, (str, os.PathLike)):
-        source = ImageFolder(source)
-    unreadable: dict[int, str] = {}  # by sample index, why its image cannot be used
-    converted: dict[str, list[str]] = {}  # files by what is converted
-    if isinstance(source, ImageFiles):
-        raw_bytes, unreadable, converted = _read_headers(source, max_resolution, workers, progress)
-        if unreadable and not skip_unreadable:
-            raise _refusal(unreadable)
-        _check_space(path, raw_bytes * (1 - jpeg_share + jpeg_share * JPEG_SIZE))
-    if len(source) == 0:
-        raise ValueError("the dataset to write is empty; expected at least one sample")
-    classes = getattr(source, "classes", None) if classes is None else classes
-    classes = None if classes is None else list(classes)
-    if (problem := fmt.class_names_problem(classes)) is not None:
-        raise ValueError(f"{problem}; give classes=[...], one string for each label")
-    limit = len(classes) if classes is not None else fmt.MAX_CLASSES
+    with _only_writer(path):
+        _check_target(path, overwrite)
+        jpeg_share = shares[mode]
+        if isinstance(source, (str, os.PathLike)):
+            source = ImageFolder(source, max_pixels)
+        unreadable: dict[int, str] = {}  # by sample index, why its image cannot be used
+        converted: dict[str, list[str]] = {}  # files by what is converted
+        if isinstance(source, ImageFiles):
+            raw_bytes, unreadable, converted = _read_headers(source, max_resolution, workers, progress)
+            if unreadable and not skip_unreadable:
+                raise _refusal(unreadable)
+            _check_space(path, raw_bytes * (1 - jpeg_share + jpeg_share * JPEG_SIZE))
+        if len(source) == 0:
+            raise ValueError("the dataset to write is empty; expected at least one sample")
+        classes = getattr(source, "classes", None) if classes is None else classes
+        classes = None if classes is None else list(classes)
+        if (problem := class_names_problem(classes)) is not None:
+            raise ValueError(f"{problem}; give classes=[...], one string for each label")
+        limit = len(classes) if classes is not None else fmt.MAX_CLASSES
 
-    def encode(index: int) -> tuple[np.ndarray, bytes] | None:
-        if index in unreadable:
-            return None
-        quality = jpeg_quality if uniform(0, -1, np.array([index]), 1)[0, 0] < jpeg_share else None
-        try:
-            image, label = source[index]
-            return encode_sample(image, label, f"sample {index}", max_resolution, quality, limit)
-        except UnreadableImage as error:
-            if not skip_unreadable:
-                raise _refusal({index: str(error)}) from None
-            unreadable[index] = str(error)
-            return None
+        def encode(index: int) -> tuple[np.ndarray, bytes] | None:
+            if index in unreadable:
+                return None
+            quality = jpeg_quality if uniform(0, -1, np.array([index]), 1)[0, 0] < jpeg_share else None
+            try:
+                image, label = source[index]
+                return encode_sample(image, label, f"sample {index}", max_resolution, quality, limit)
+            except UnreadableImage as error:
+                if not skip_unreadable:
+                    raise _refusal({index: str(error)}) from None
+                unreadable[index] = str(error)
+                return None
 
-    page = max(MIN_PAGE, 1 << (4 * max_resolution**2).bit_length())
-    with (
-        explain_full_disk(path, "write again, elsewhere or with mode 'jpg'"),
-        atomic_write(path) as file,
-        closing(in_order(encode, range(len(source)), workers)) as encoded,
-    ):
-        bar = tqdm(encoded, total=len(source), desc=f"writing {path.name}", unit="img", disable=not progress)
-        images = _write(file, bar, len(source), page)
-        if images is None:
-            raise UnreadableImage(f"no image of the dataset can be read; the first error: {unreadable[0]}")
-        beton = fmt.check_beton(file.name)
-        manifest = {
-            "samples": beton.num_samples,
-            "classes": classes,
-            "left_out": [unreadable[index] for index in sorted(unreadable)],
-            "converted": {
-                kind: {"count": len(names), "first": names[:SHOWN]} for kind, names in sorted(converted.items())
-            },
-            "class_counts": np.bincount(beton.labels, minlength=len(classes or ())).tolist(),
-            "sha256": {"tables": beton.digest, "images": images},
-            "settings": {
-                "mode": mode,
-                "max_resolution": max_resolution,
-                "jpeg_quality": jpeg_quality,
-                "compress_probability": jpeg_share,
-            },
-        }
-        os.fsync(file.fileno())  # what can fail or take long is done before either of the two files is replaced
-        with atomic_write(fmt.manifest_path(path), "w") as beside:
-            beside.write(json.dumps(manifest, indent=1) + "\n")
-    return fmt.check_beton(path)
+        page = max(MIN_PAGE, 1 << (4 * max_resolution**2).bit_length())
+        with (
+            explain_full_disk(path, "write again, elsewhere or with mode 'jpg'"),
+            atomic_write(path) as file,
+            closing(in_order(encode, range(len(source)), workers)) as encoded,
+        ):
+            bar = tqdm(encoded, total=len(source), desc=f"writing {path.name}", unit="img", disable=not progress)
+            written = _write(file, bar, len(source), page)
+            if written is None:
+                raise UnreadableImage(f"no image of the dataset can be read; the first error: {unreadable[0]}")
+            images, checksums = written
+            beton = fmt.check_beton(file.name)
+            manifest = {
+                "samples": beton.num_samples,
+                "classes": classes,
+                "left_out": [unreadable[index] for index in sorted(unreadable)],
+                "converted": {
+                    kind: {"count": len(names), "first": names[:SHOWN]} for kind, names in sorted(converted.items())
+                },
+                "class_counts": np.bincount(beton.labels, minlength=len(classes or ())).tolist(),
+                "sha256": {"tables": beton.digest, "images": images, "classes": fmt.digest_of_names(classes)},
+                "crc32": base64.b64encode(checksums.tobytes()).decode("ascii"),
+                "settings": {
+                    "mode": mode,
+                    "max_resolution": max_resolution,
+                    "jpeg_quality": jpeg_quality,
+                    "compress_probability": jpeg_share,
+                },
+            }
+            os.fsync(file.fileno())  # what can fail or take long is done before either of the two files is replaced
+            with atomic_write(fmt.manifest_path(path), "w") as beside:
+                beside.write(json.dumps(manifest, indent=1) + "\n")
+        return fmt.check_beton(path)
 
 
 def _read_headers(
@@ -164,7 +173,7 @@ def _read_headers(
     def read(index: int) -> tuple[int, list[str]] | UnreadableImage:
         path = files.paths[index]
         try:
-            width, height, converted = read_header(path)
+            width, height, converted = read_header(path, files.max_pixels)
             width, height = stored_size(width, height, max_resolution, path)
         except UnreadableImage as error:
             return error
@@ -188,15 +197,32 @@ def _refusal(unreadable: dict[int, str]) -> UnreadableImage:
     return UnreadableImage(f"{shown} (--skip-unreadable, skip_unreadable=True, leaves such images out and lists them)")
 
 
-def _check_target(path: Path, overwrite: bool) -> None:
+@contextmanager
+def _only_writer(path: Path) -> Iterator[None]:
+    """Holds a lock beside `path`, which the system releases if the process is killed."""
     if not path.parent.is_dir():
         raise FileNotFoundError(f"{path.parent}: no such folder to write {path.name} into; make it first")
-    if path.is_dir():
-        raise IsADirectoryError(f"{path}: is a folder; give the name of the .beton file to write")
+    lock = filelock.FileLock(path.with_name(f"{path.name}.lock"))
+    try:
+        lock.acquire(blocking=False)
+    except filelock.Timeout:
+        raise FileExistsError(f"{path}: is being written by another process; wait, or give another name") from None
+    try:
+        yield
+    finally:
+        with suppress(OSError):  # Windows has no need of it, and refuses
+            os.unlink(lock.lock_file)
+        lock.release()
+
+
+def _check_target(path: Path, overwrite: bool) -> None:
+    for target, what in ((path, "the .beton file to write"), (fmt.manifest_path(path), "its manifest")):
+        if target.is_dir():
+            raise IsADirectoryError(f"{target}: is a folder; remove it or give another name for {what}")
     if path.exists() and not overwrite:
         raise FileExistsError(f"{path}: exists; give another name, or --overwrite (overwrite=True) to replace it")
     for left in path.parent.glob(f"{glob.escape(path.name)}.*.partial"):
-        warnings.warn(f"{left}: left by a writer that was killed; delete it, unless one is still running", stacklevel=3)
+        warnings.warn(f"{left}: left by a writer that was killed; delete it", stacklevel=3)
 
 
 def _check_space(path: Path, needed: float) -> None:
@@ -208,13 +234,16 @@ def _check_space(path: Path, needed: float) -> None:
         )
 
 
-def _write(file: BinaryIO, encoded: Iterator[tuple[np.ndarray, bytes] | None], count: int, page: int) -> str | None:
+def _write(
+    file: BinaryIO, encoded: Iterator[tuple[np.ndarray, bytes] | None], count: int, page: int
+) -> tuple[str, np.ndarray] | None:
     """Writes the complete file, the header last, so that an unfinished file can be recognised.
 
     Space is reserved for the metadata of `count` samples; None in `encoded` stands for one that is left out. `page` is
-    in bytes. Returns the SHA-256 of the image data, or None if there is no sample.
+    in bytes. Returns the SHA-256 of the image data and (N,) the CRC-32 of each image's, or None if there is no sample.
     """
     samples, regions = np.zeros(count, fmt.SAMPLE), np.zeros(count, fmt.REGION)
+    checksums = np.zeros(count, fmt.CHECKSUM)
     digest, at, written = hashlib.sha256(), fmt.TABLES_AT + samples.nbytes, 0
     at += -at % page
     for row, data in filter(None, encoded):
@@ -224,7 +253,7 @@ def _write(file: BinaryIO, encoded: Iterator[tuple[np.ndarray, bytes] | None], c
         file.write(data)
         digest.update(bytes(padding) + data)
         row["image"]["data_ptr"] = at
-        samples[written], regions[written] = row, (written, at, len(data))
+        samples[written], regions[written], checksums[written] = row, (written, at, len(data)), zlib.crc32(data)
         at += len(data)
         written += 1
     samples, regions = samples[:written], regions[:written]
@@ -237,4 +266,4 @@ def _write(file: BinaryIO, encoded: Iterator[tuple[np.ndarray, bytes] | None], c
     file.seek(0)
     file.write(header.tobytes() + fields.tobytes() + samples.tobytes())
     file.flush()
-    return digest.hexdigest() if written else None
+    return (digest.hexdigest(), checksums[:written]) if written else None

@@ -48,13 +48,13 @@ def create_loader(source: str | os.PathLike, settings: LoaderSettings | None = N
         if importlib.util.find_spec("ffcv") is None:
             message = "FFCV is not installed: reading images from their folder with PIL, which is slower than a .beton"
             warnings.warn(message, stacklevel=1)  # from this line, so that it is shown once
-        return FolderLoader(ImageFolder(source), settings)
+        return FolderLoader(ImageFolder(source, settings.max_pixels), settings)
     beton = check_beton(source)
     try:
         from .ffcv import FFCVLoader
     except (ImportError, OSError) as error:
         raise ImportError(
-            f"{source}: reading a .beton needs FFCV, which cannot be imported ({error}); install the extra "
-            "vilonghorn[ffcv] as its documentation says, or give the image folder instead"
+            f"{source}: reading a .beton needs FFCV, which cannot be imported ({error}); run ./setup.sh in a clone of "
+            "vilonghorn, which builds it (vilonghorn[ffcv] has only what FFCV imports), or give the image folder"
         ) from error
     return FFCVLoader(beton, settings)

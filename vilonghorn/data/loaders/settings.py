@@ -14,6 +14,7 @@ import torch
 from timm.data.constants import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
 
 from ..augment.policy import Policy
+from ..images import MAX_PIXELS
 
 SIZE_STEP = 32  # pixels; sizes of a progressive resolution are multiples of it, as in ffcv-imagenet
 
@@ -49,6 +50,9 @@ class ImageSettings:
         interpolation: from that crop to image_size: bicubic (with antialiasing, PIL's) or area (average, faster)
         workers: decoding threads (.beton) or processes (folder; 0 decodes in the main process); null: one for each CPU,
             for a folder at most 8
+        max_pixels: an image file of a folder with more pixels (width times height) is refused, because it fills the
+            memory
+        checksums: compare each image of a .beton with the checksum in its manifest when it is first read
     """
 
     batch_size: int = within("[1, inf)", 128)
@@ -58,6 +62,8 @@ class ImageSettings:
     crop_pct: float = within("(0, 1]", 0.875)
     interpolation: Literal["bicubic", "area"] = "bicubic"
     workers: int | None = within("[0, inf)", None)
+    max_pixels: int = within("[1, inf)", MAX_PIXELS)
+    checksums: bool = True
 
 
 @dataclass
@@ -144,7 +150,7 @@ class LoaderSettings(AugmentationSettings, ImageSettings):
     image_size: int | tuple[int, int] = within("[1, inf)", 224)
     interpolation: Literal["area", "bicubic"] | None = None
     drop_last: bool | None = None
-    seed: int = within("[0, inf)", 0)
+    seed: int = within("[0, 9223372036854775808)", 0)  # 63 bits
     device: str | torch.device = "cpu"
     rank: int = 0
     world_size: int = 1
