@@ -11,6 +11,7 @@ from timm.layers import DropPath
 from toy_run import toy_config
 
 from vilonghorn.engine import Config, build
+from vilonghorn.engine.config import check
 
 
 def rates(config, updates_per_epoch):
@@ -35,6 +36,16 @@ def test_the_rate_warms_up_linearly_and_then_follows_half_a_cosine():
         assert values[t] == pytest.approx(low + (peak - low) * t / 14)
     for t in range(14, 70):
         assert values[t] == pytest.approx(floor + (peak - floor) * (1 + math.cos(math.pi * t / 70)) / 2)
+
+
+@pytest.mark.parametrize(("epochs", "warmup"), [(300, 5), (25, 5), (24, 4.8), (1, 0.2)])
+def test_the_warm_up_of_a_short_run_is_a_fifth_of_it(epochs, warmup):
+    config = Config()
+    config.schedule.epochs = epochs
+    check(config)
+    low, peak = config.schedule.warmup_lr, config.optimizer.lr
+    first, second = rates(config, 20)[:2]
+    assert second - first == pytest.approx((peak - low) / (20 * warmup))
 
 
 def test_equal_bounds_make_the_rate_constant():
@@ -77,6 +88,17 @@ def test_the_rate_of_stochastic_depth_is_the_configured_one_or_else_the_models_d
     built = build.build_model(toy_config(tmp_path, *model, "--data.image_size=32"), 4)
     rates = [module.drop_prob for module in built.modules() if isinstance(module, DropPath)]
     assert max(rates, default=0.0) == pytest.approx(expected)
+
+
+def test_published_weights_that_cannot_be_downloaded_are_named(tmp_path, monkeypatch):
+    def fail(*arguments, **kwargs):
+        raise FileNotFoundError("we cannot find the requested files in the local cache.\nPlease check your connection")
+
+    config = toy_config(tmp_path, "--model.pretrained=true")
+    monkeypatch.setattr(timm, "create_model", fail)
+    with pytest.raises(OSError, match="weights of vit_tiny_patch16_224 cannot be .*model.weights") as raised:
+        build.build_model(config, 4)
+    assert "\n" not in str(raised.value)
 
 
 def test_keywords_that_the_model_does_not_have_are_named(tmp_path):

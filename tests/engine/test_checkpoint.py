@@ -59,7 +59,7 @@ def test_a_state_that_holds_code_is_not_run(tmp_path):
 
 def test_a_truncated_a_foreign_and_a_missing_state_are_told_apart(tmp_path):
     path = tmp_path / "last.pt"
-    with pytest.raises(FileNotFoundError, match="no run to resume"):
+    with pytest.raises(FileNotFoundError, match="holds no last.pt"):
         load_state(path)
     save_state(path, {**STATE, "tensor": torch.zeros(1000)})
     path.write_bytes(path.read_bytes()[:1500])

@@ -1,10 +1,9 @@
-"""train_imagenet.py as a person runs it: on an image folder, stopped, resumed, measured, and given nonsense."""
+"""Training as a person runs it: on an image folder, stopped, resumed, measured, and given nonsense."""
 
 from __future__ import annotations
 
 import os
 import re
-import runpy
 import signal
 import subprocess
 import sys
@@ -16,13 +15,14 @@ import yaml
 from PIL import Image
 from toy_run import OPTIONS
 
-from vilonghorn.engine.command_line import run
+from vilonghorn.engine import command_line
+from vilonghorn.engine.command_line import config_names, configs_folder, load_config, run
 from vilonghorn.engine.config import FIELDS
 from vilonghorn.engine.logging import RunLogger
+from vilonghorn.engine.train import train
 
 SCRIPT = Path(__file__).parents[2] / "train_imagenet.py"
-RESUME = "python train_imagenet.py --resume"
-main = runpy.run_path(str(SCRIPT))["main"]
+RESUME = "vilonghorn train --resume"
 
 
 @pytest.fixture(scope="module")
@@ -42,26 +42,26 @@ def data(tmp_path_factory) -> list[str]:
 
 @pytest.mark.filterwarnings("ignore:FFCV is not installed")
 def test_a_run_is_trained_and_measured_again_with_the_same_result(data, tmp_path, capsys):
-    main([*data, f"--run.dir={tmp_path}/run", "--schedule.epochs=6"])
-    trained = capsys.readouterr().out.splitlines()[-1]
-    assert re.search(r"on 16 images: final weights \(ema, epoch 6; best .*% in epoch \d; \d+ s\)", trained)
-    main([f"--evaluate={tmp_path}/run", "--checkpoint=last"])
-    measured = capsys.readouterr().out.splitlines()[-1]
-    assert "last weights (ema, epoch 6)" in measured
+    train([*data, f"--run.dir={tmp_path}/run", "--schedule.epochs=6"])
+    trained = capsys.readouterr().out.splitlines()[-2:]
     scores = r"held-out (top-1 [\d.]+%, top-5 [\d.]+%, loss [\d.]+) on 16 images"
-    assert re.match(scores, trained)[1] == re.match(scores, measured)[1]
+    for checkpoint, line in zip(("best", "last"), trained):
+        train([f"--evaluate={tmp_path}/run", f"--checkpoint={checkpoint}"])
+        assert capsys.readouterr().out.splitlines()[-1] == line
+        assert re.fullmatch(rf"{scores}: {checkpoint} weights \(ema, epoch \d\) of {tmp_path}/run", line)
+    assert "last weights (ema, epoch 6)" in trained[1]
     with pytest.raises(ValueError, match="another optimizer.lr"):
-        main([f"--resume={tmp_path}/run", "--optimizer.lr=1"])
+        train([f"--resume={tmp_path}/run", "--optimizer.lr=1"])
     (tmp_path / "run").rename(tmp_path / "moved")
-    main(["--resume", f"{tmp_path}/moved"])
-    assert re.match(scores, capsys.readouterr().out.splitlines()[-1])[1] == re.match(scores, trained)[1]
+    train(["--resume", f"{tmp_path}/moved"])
+    assert [line.replace("moved", "run") for line in capsys.readouterr().out.splitlines()[-2:]] == trained
     assert yaml.safe_load((tmp_path / "moved/config.yaml").read_text())["run"]["dir"] == f"{tmp_path}/moved"
 
 
 @pytest.mark.filterwarnings("ignore:FFCV is not installed")
 def test_control_c_leaves_a_run_to_resume_and_says_how(data, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(RunLogger, "log_epoch", lambda *arguments: os.kill(os.getpid(), signal.SIGINT))
-    assert run(main, [*data, f"--run.dir={tmp_path}/run"]) == 130
+    assert run(train, [*data, f"--run.dir={tmp_path}/run"]) == 130
     errors = capsys.readouterr().err
     assert f"stopped by SIGINT in epoch 2, after 1 of 4 batches; resume with: {RESUME} {tmp_path}/run\n" in errors
     assert (tmp_path / "run/last.pt").exists()
@@ -81,7 +81,7 @@ def test_a_signal_to_the_decoders_too_still_leaves_a_run_to_resume(data, tmp_pat
 
 
 def test_an_error_is_one_sentence_and_an_exit_code(tmp_path, capsys):
-    assert run(main, ["--model.name=vilonghorn_nanoo", f"--run.dir={tmp_path}/run"]) == 2
+    assert run(train, ["--model.name=vilonghorn_nanoo", f"--run.dir={tmp_path}/run"]) == 2
     out, errors = capsys.readouterr()
     assert out == ""
     assert errors.startswith("error: model.name is 'vilonghorn_nanoo'") and "vilonghorn_nano" in errors
@@ -92,7 +92,14 @@ def test_an_error_is_one_sentence_and_an_exit_code(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("argv", "error", "words"),
     [
-        (["--data.train=nowhere"], FileNotFoundError, "nowhere"),
+        (
+            ["--data.train=nowhere"],
+            FileNotFoundError,
+            "data.train is nowhere, but there is no /.*/nowhere: expected a folder",
+        ),
+        (["--data.val=a/b"], FileNotFoundError, "data.val is a/b, .* or the .beton file"),
+        (["--run.dir="], ValueError, "run.dir is ''"),
+        (["--model.name=vilonghorn_nano", "--model.pretrained=true"], ValueError, "no weights of vilonghorn_nano are"),
         (["--model.num_classes=7"], ValueError, "model.num_classes is 7 but the data has 2"),
         (["--resume=a", "--evaluate=b"], ValueError, "--resume and --evaluate contradict"),
         (["--resume=a"], ValueError, "--resume a and --run.dir .* contradict"),
@@ -108,7 +115,7 @@ def test_an_error_is_one_sentence_and_an_exit_code(tmp_path, capsys):
 @pytest.mark.filterwarnings("ignore:FFCV is not installed")
 def test_what_cannot_run_is_refused_and_nothing_is_written(data, tmp_path, argv, error, words):
     with pytest.raises(error, match=words) as raised:
-        main([*data, f"--run.dir={tmp_path}/run", *argv])
+        train([*data, f"--run.dir={tmp_path}/run", *argv])
     assert "\n" not in str(raised.value)
     assert list(tmp_path.iterdir()) == []
 
@@ -125,31 +132,31 @@ def test_what_cannot_run_is_refused_and_nothing_is_written(data, tmp_path, argv,
 )
 def test_a_run_to_take_up_that_is_empty_missing_or_to_be_replaced_is_refused(argv, error, words):
     with pytest.raises(error, match=words):
-        main(argv)
+        train(argv)
 
 
 def test_to_go_on_if_there_is_a_run_and_to_replace_it_contradict_each_other(monkeypatch):
     with pytest.raises(ValueError, match="--auto-resume and --overwrite contradict"):
-        main(["--auto-resume", "--overwrite"])
+        train(["--auto-resume", "--overwrite"])
     monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
     with pytest.raises(ValueError, match="restarted by torchrun, --overwrite would replace this run itself"):
-        main(["--overwrite"])
+        train(["--overwrite"])
 
 
 @pytest.mark.filterwarnings("ignore:FFCV is not installed")
 def test_what_torchrun_starts_again_goes_on_by_itself(data, tmp_path, capsys, monkeypatch):
-    main([*data, f"--run.dir={tmp_path}/run"])
+    train([*data, f"--run.dir={tmp_path}/run"])
     monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
     before = (tmp_path / "run/last.safetensors").read_bytes()
-    main([*data, f"--run.dir={tmp_path}/run"])
+    train([*data, f"--run.dir={tmp_path}/run"])
     assert (tmp_path / "run/last.safetensors").read_bytes() == before
-    first, again = [line for line in capsys.readouterr().out.splitlines() if line.startswith("held-out")]
-    assert first == again
+    lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("held-out")]
+    assert len(lines) == 4 and lines[:2] == lines[2:]
 
 
 def test_help_names_every_key_with_its_meaning(capsys):
     with pytest.raises(SystemExit) as raised:
-        main(["--help"])
+        train(["--help"])
     assert raised.value.code == 0
     text = capsys.readouterr().out
     assert all(f"--{key} " in text for key in FIELDS)
@@ -158,6 +165,26 @@ def test_help_names_every_key_with_its_meaning(capsys):
 
 def test_the_default_configuration_is_the_embedded_digits(capsys):
     with pytest.raises(SystemExit):
-        main(["--print_config"])
+        train(["--print_config"])
     config = yaml.safe_load(capsys.readouterr().out)
     assert config["model"]["name"] == "vilonghorn_nano" and config["data"]["train"].endswith("digits/train.beton")
+
+
+def test_a_configuration_is_found_by_its_name_and_a_file_of_that_name_comes_first(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "photos").mkdir()  # a folder of photographs is no configuration
+    assert load_config("photos") == load_config(configs_folder() / "photos.yaml")
+    assert load_config("imagenet/vim_tiny").model.name == "vim_tiny"
+    (tmp_path / "photos.yaml").write_text("model: {name: vim_nano}")
+    assert load_config("photos.yaml").model.name == "vim_nano"
+    assert load_config("photos").model.name == "vilonghorn_nano"
+    with pytest.raises(FileNotFoundError, match="no configuration imagenet/vim_tin.* nearest known are imagenet/vim_t"):
+        load_config("imagenet/vim_tin")
+    assert config_names() and not [name for name in config_names() if name.startswith("studies")]
+
+
+def test_the_installed_configurations_are_taken_where_there_are_some(tmp_path, monkeypatch):
+    monkeypatch.setattr(command_line, "__file__", str(tmp_path / "vilonghorn/engine/command_line.py"))
+    assert configs_folder() == tmp_path / "configs"
+    (tmp_path / "vilonghorn/configs").mkdir(parents=True)
+    assert configs_folder() == tmp_path / "vilonghorn/configs"

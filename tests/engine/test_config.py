@@ -57,10 +57,19 @@ def test_a_resolved_configuration_reads_back_equal(tmp_path):
         (["--augmentation.scale=[1.0, 0.5]"], ["augmentation.scale", "smaller"]),
         (["--schedule.epochs=ten"], ["schedule.epochs", "int", "ten"]),
         (["--run.amp=fp8"], ["run.amp", "fp8"]),
-        (["--schedule.epochs=5"], ["schedule.warmup_epochs", "5"]),
+        (["--schedule.epochs=5", "--schedule.warmup_epochs=5"], ["schedule.warmup_epochs", "5", "null"]),
         (["--data.batch_size=31"], ["data.batch_size is 31", "even"]),
         (["--model.kwargs={img_size: 64}"], ["img_size 64", "data.image_size is 224"]),
         (["--model.kwargs={num_classes: 3}"], ["num_classes"]),
+        (["--run.dir="], ["run.dir is ''", "'runs/default'"]),
+        (["--data.val= "], ["data.val is ' '", "expected a name or a path"]),
+        (["--run.seed=-1"], ["run.seed is -1", "[0, 9223372036854775808)"]),
+        ([f"--run.seed={2**63}"], ["run.seed is 9223372036854775808", "[0, 9223372036854775808)"]),
+        (
+            ["--model.name=vilonghorn_nano", "--model.pretrained=true"],
+            ["no weights of vilonghorn_nano", "model.weights"],
+        ),
+        (["--model.name=vit_tiny_patch16_224.mine"], ["'vit_tiny_patch16_224.mine'", "tag"]),
     ],
 )
 def test_a_bad_option_is_refused_in_one_sentence_with_what_would_do(argv, words):
@@ -80,6 +89,9 @@ def test_a_bad_option_is_refused_in_one_sentence_with_what_would_do(argv, words)
         ("epochs: 3", ["'epochs'", "schedule"]),
         ("just words", ["just words", "section"]),
         ("a: [", ["not YAML"]),
+        ("schedule:\n  epochs: 3\n  epochs: 4\n", ["run.yaml has the key epochs in line 2 and again in line 3"]),
+        ("run: {seed: 1, dir: x, seed: 1}", ["the key seed in line 1 and again in line 1"]),
+        ("run: {seed: 1}\nema: {decay: 0}\nrun: {dir: x}", ["the key run in line 1 and again in line 3"]),
         ("schedule: {epochs: many}", ["schedule.epochs", "many"]),
     ],
 )
@@ -96,6 +108,11 @@ def test_a_bad_file_is_refused_in_one_sentence_with_what_would_do(tmp_path, text
 def test_a_missing_file_is_named(tmp_path):
     with pytest.raises(FileNotFoundError, match="nope.yaml"):
         load_config(tmp_path / "nope.yaml")
+
+
+def test_published_weights_may_be_asked_for_where_there_are_some():
+    for name in ("vim_tiny", "vit_tiny_patch16_224", "vit_tiny_patch16_224.augreg_in21k"):
+        assert read(f"--model.name={name}", "--model.pretrained=true").model.pretrained
 
 
 def test_every_key_is_documented():
@@ -138,12 +155,12 @@ def test_changed_keys_are_those_that_decide_the_result():
 
 def test_every_command_of_the_readme_names_options_that_there_are():
     root = Path(__file__).parents[2]
-    commands = re.findall(r"^python train_imagenet\.py (--config .*)$", (root / "README.md").read_text(), re.MULTILINE)
+    commands = re.findall(r"^vilonghorn train (--config .*)$", (root / "README.md").read_text(), re.MULTILINE)
     assert commands
     for command in commands:
         first, file, *options = shlex.split(command)
-        config = load_config(root / file, *options)
-        assert first == "--config" and config.data.image_size == 224
+        config = load_config(file, *options)
+        assert first == "--config" and config.data.train == "photos/train.beton"
 
 
 @pytest.mark.parametrize("page", ["training.md", "imagenet.md"])
@@ -155,8 +172,8 @@ def test_every_command_of_the_pages_on_training_names_options_that_there_are(pag
     assert set(re.findall(r"`(--[a-z][a-z_.-]*)", text)) - {"--help", "--requeue"} <= known | {
         f"--{key}" for key in FIELDS
     }
-    commands = re.findall(r"train_imagenet\.py (--config \S+[^#`\n]*)", text)
+    commands = re.findall(r"vilonghorn train (--config \S+[^#`\n]*)", text)
     assert len(commands) >= 3
     for command in commands:
         if "..." not in command:
-            parse(parser, [f"--config={root / shlex.split(command)[1]}", *shlex.split(command)[2:]])
+            parse(parser, shlex.split(command))

@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import runpy
-from pathlib import Path
-
 import pytest
 import torch
 from toy_run import toy_config
 
 from vilonghorn.engine import build
 from vilonghorn.engine import dry_run as dry
+from vilonghorn.engine.train import train
 from vilonghorn.engine.train_state import TrainState
-
-SCRIPT = Path(__file__).parents[2] / "train_imagenet.py"
-main = runpy.run_path(str(SCRIPT))["main"]
 
 
 @pytest.fixture(autouse=True)
@@ -64,18 +59,27 @@ def test_the_time_follows_from_a_given_speed(tmp_path):
 
 def test_too_few_images_are_refused(tmp_path):
     with pytest.raises(ValueError, match="60 images do not fill a batch of 8 in each of 8 processes"):
-        dry.dry_run(toy_config(tmp_path, "--model.num_classes=4"), train_images=60)
+        dry.dry_run(toy_config(tmp_path, "--model.num_classes=4"), processes=8, train_images=60)
+
+
+@pytest.mark.parametrize(("world_size", "device", "expected"), [(1, "cpu", 1), (3, "cpu", 3), (1, "cuda", 4)])
+def test_the_processes_are_those_that_there_are(tmp_path, monkeypatch, world_size, device, expected):
+    monkeypatch.setenv("WORLD_SIZE", str(world_size))
+    monkeypatch.setattr(dry, "pick_device", lambda name: torch.device(device))
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
+    with pytest.raises(ValueError, match=f"3 images do not fill a batch of 8 in each of {expected} processes"):
+        dry.dry_run(toy_config(tmp_path, "--model.num_classes=4"), train_images=3)
 
 
 def test_the_command_prints_the_resolved_recipe_and_writes_nothing(tmp_path, capsys):
     from toy_run import OPTIONS
 
     options = [*OPTIONS, f"--run.dir={tmp_path}/run", "--dry-run"]
-    main([*options, "--train-images=1281167", "--model.num_classes=1000"])
+    train([*options, "--train-images=1281167", "--model.num_classes=1000"])
     out = capsys.readouterr().out
     assert "name: vit_tiny_patch16_224" in out and "images     1,281,167 an epoch" in out
     with pytest.raises(ValueError, match="give --model.num_classes"):
-        main([*options, "--train-images=1281167"])
+        train([*options, "--train-images=1281167"])
     with pytest.raises(FileNotFoundError, match="a dry run without the data needs --train-images"):
-        main([*options, "--data.train=nowhere"])
+        train([*options, "--data.train=nowhere"])
     assert list(tmp_path.iterdir()) == []

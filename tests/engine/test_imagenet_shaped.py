@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import runpy
 from pathlib import Path
 
 import pytest
@@ -13,9 +12,9 @@ from safetensors import safe_open
 
 from vilonghorn.data import check_beton
 from vilonghorn.data.beton import __main__ as beton
+from vilonghorn.engine.train import train as main
 
 ROOT = Path(__file__).parents[2]
-main = runpy.run_path(str(ROOT / "train_imagenet.py"))["main"]
 
 
 @pytest.mark.skipif(importlib.util.find_spec("ffcv") is None, reason="reads a .beton, which needs FFCV")
@@ -42,7 +41,7 @@ def test_write_check_train_validate_and_fine_tune_at_stride_8(tmp_path, capsys):
     two = ["--model.kwargs={depth: 2}", "--schedule.epochs=2", "--schedule.warmup_epochs=1", "--optimizer.lr_batch=16"]
     main([*recipe, *small, *two, "--ema.decay=0.9", f"--run.dir={run}"])
     trained = capsys.readouterr().out.splitlines()[-1]
-    assert f"on {VAL * len(SYNSETS)} images: final weights (ema, epoch 2;" in trained
+    assert f"on {VAL * len(SYNSETS)} images: last weights (ema, epoch 2)" in trained
     main(["--evaluate", str(run), "--checkpoint", "last"])
     measured = capsys.readouterr().out.splitlines()[-1]
     assert trained.partition(" on ")[0] == measured.partition(" on ")[0]
@@ -50,7 +49,7 @@ def test_write_check_train_validate_and_fine_tune_at_stride_8(tmp_path, capsys):
     stage = ["--config", str(ROOT / "configs/finetune.yaml"), f"--model.weights={run}"]
     one = ["--model.kwargs={depth: 2, stride: 8}", "--schedule.epochs=1", "--ema.decay=0"]
     main([*recipe, *stage, *small, *one, f"--run.dir={fine}"])
-    assert f"on {VAL * len(SYNSETS)} images: final weights (model, epoch 1;" in capsys.readouterr().out.splitlines()[-1]
+    assert f"on {VAL * len(SYNSETS)} images: last weights (model, epoch 1)" in capsys.readouterr().out.splitlines()[-1]
     rows = []
     for directory in (run, fine):
         with safe_open(directory / "last.safetensors", "pt") as weights:

@@ -8,6 +8,7 @@ import pytest
 import timm
 import torch
 import yaml
+from composition import official_weights
 from safetensors.torch import save_file
 from timm.layers import DropPath
 from toy_run import toy_config
@@ -84,6 +85,25 @@ def test_fine_tuning_keeps_its_rate():
     for update in range(300):
         scheduler.step_update(update)
         assert optimizer.param_groups[0]["lr"] == pytest.approx(1e-5)
+
+
+def test_a_few_photographs_make_enough_updates_and_short_runs_warm_up_shortly():
+    config = read("photos.yaml", **{"schedule.epochs": 10})
+    assert 200 // config.data.batch_size >= 20 and config.augmentation.repeats == config.optimizer.accumulate == 1
+    assert config.schedule.warmup == 2
+
+
+def test_photographs_start_from_the_official_file(tmp_path):
+    official = official_weights(dim=192, depth=2)
+    torch.save({"model": official}, tmp_path / "official.pth")
+    options = {"model.pretrained": False, "model.weights": tmp_path / "official.pth", "model.kwargs": "{depth: 2}"}
+    config = read("photos_finetune.yaml", **options)
+    assert read("photos_finetune.yaml").model.pretrained and read("photos_finetune.yaml").model.kwargs == {}
+    model = build_model(config, 4)
+    assert torch.equal(model.blocks[1].mixer.in_proj.weight, official["layers.1.mixer.in_proj.weight"])
+    assert model.head.weight.shape[0] == 4
+    optimizer = build_optimizer(config, model)
+    assert min(group["lr_scale"] for group in optimizer.param_groups) < 0.75
 
 
 def test_a_base_is_read_first_relative_to_its_file(tmp_path):

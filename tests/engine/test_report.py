@@ -11,8 +11,9 @@ from matplotlib.axes import Axes
 from torch import nn
 from toy_run import ToyLoader, toy_trainer
 
+from vilonghorn.engine import evaluate
 from vilonghorn.engine.build import autocast
-from vilonghorn.engine.checkpoint import Log
+from vilonghorn.engine.checkpoint import Log, load_weights, read_log
 from vilonghorn.engine.report import Predictions, draw_curves, draw_predictions, predict, worst_classes
 
 
@@ -25,6 +26,9 @@ class Images:
     def __init__(self, guesses, truths):
         self.guesses, self.truths = torch.tensor(guesses), torch.tensor(truths)
         self.num_samples = len(guesses)
+
+    def __len__(self):
+        return -(-self.num_samples // 7)
 
     def epoch(self, epoch, start=0):
         images = torch.zeros(self.num_samples, 3, 8, 8)
@@ -53,7 +57,7 @@ def titles(monkeypatch):
 
 def draw(path, loader):
     amp = autocast("off", torch.device("cpu"))
-    draw_predictions(path, predict(Reciting(), loader, amp), (0.5,) * 3, (0.5,) * 3)
+    draw_predictions(path, predict(Reciting(), loader, amp), (0.5,) * 3, (0.5,) * 3, "last weights")
     assert path.read_bytes()[:4] == b"\x89PNG"
 
 
@@ -96,21 +100,54 @@ def test_curves_are_drawn_from_the_first_line_on(tmp_path):
 
 
 def test_a_log_is_cut_back_to_the_size_that_a_checkpoint_noted(tmp_path):
-    log = Log(tmp_path / "log.jsonl", 0)
-    log.write(kind="train", update=1)
+    path, lines = tmp_path / "log.jsonl", [dict(kind="train", epoch=1, update=i, loss=2.0, lr=1e-3) for i in range(3)]
+    log = Log(path, 0)
+    log.write(**lines[0])
     size = log.sync()
-    log.write(kind="train", update=2)
+    log.write(**lines[1])
     log.file.write(b'{"kind": "tr')  # the line that a killed process did not finish
     log.file.flush()
-    again = Log(tmp_path / "log.jsonl", size)
-    again.write(kind="train", update=3)
-    assert again.records() == [{"kind": "train", "update": 1}, {"kind": "train", "update": 3}]
-    assert Log(tmp_path / "log.jsonl", 0).records() == []
+    Log(path, size).write(**lines[2])
+    assert read_log(path) == [lines[0], lines[2]]
+    Log(path, 0)
+    assert read_log(path) == []
+
+
+@pytest.mark.parametrize(
+    "damage", [b"", b"\0\0\0", b"[1]", b"null", b'{"kind": "tra', b'{"kind": "train"}', b'{"kind": "\xff"}']
+)
+def test_a_damaged_line_of_a_log_is_named_and_left_out(tmp_path, damage):
+    path = tmp_path / "log.jsonl"
+    log, line = Log(path, 0), dict(kind="train", epoch=1, update=1, loss=2.0, lr=1e-3)
+    log.write(**line)
+    log.file.write(damage + b"\n")
+    log.write(**line)
+    with pytest.warns(UserWarning, match="line 2 of .*log.jsonl is damaged") as warned:
+        assert read_log(path) == [line, line]
+    assert len(warned) == 1
+
+
+def test_a_log_that_lost_its_end_loses_no_other_line(tmp_path):
+    path, line = tmp_path / "log.jsonl", dict(kind="train", epoch=1, update=1, loss=2.0, lr=1e-3)
+    path.write_bytes(b'{"kind": "tr')
+    Log(path, 10**6).write(**line)
+    with pytest.warns(UserWarning, match="line 1 of .*log.jsonl is damaged"):
+        assert read_log(path) == [line]
+
+
+def test_a_run_with_a_damaged_line_in_its_log_resumes_and_is_drawn(tmp_path, pictures):
+    result = toy_trainer(tmp_path, "--schedule.epochs=2").fit()
+    data = (tmp_path / "log.jsonl").read_bytes()
+    (tmp_path / "log.jsonl").write_bytes(b"#" + data[1:])
+    (tmp_path / "curves.png").unlink()
+    with pytest.warns(UserWarning, match=f"line 1 of {tmp_path}/log.jsonl is damaged"):
+        assert toy_trainer(tmp_path, "--schedule.epochs=2", resume=True).fit() == result
+    assert (tmp_path / "curves.png").read_bytes()[:4] == b"\x89PNG"
 
 
 def test_the_worst_classes_are_told_with_what_they_are_taken_for():
     names = ["cat", "dog", "owl"]
-    confusion = torch.tensor([[1, 2, 1], [0, 5, 0], [1, 0, 3]])
+    confusion = torch.tensor([[1, 2, 1, 0], [0, 5, 0, 0], [1, 0, 3, 0]])
     rows = worst_classes(Predictions(confusion, names, [], []))
     assert [row["name"] for row in rows] == ["cat", "owl"]
     assert rows[0] == {"name": "cat", "images": 4, "top1": 25.0, "predicted": {"dog": 2, "owl": 1}}
@@ -121,20 +158,39 @@ def test_the_worst_classes_are_told_with_what_they_are_taken_for():
 def test_every_prediction_is_counted_once():
     truths, guesses = [0, 0, 0, 1, 1, 1, 1, 1, 1, 1, 0], [0, 1, 1, 1, 1, 0, 1, 1, 1, 1, 0]
     found = predict(Reciting(), Images(guesses, truths), autocast("off", torch.device("cpu")))
-    assert found.confusion.tolist() == [[2, 2], [1, 6]]
+    assert found.confusion.tolist() == [[2, 2, 0], [1, 6, 0]] and found.names == ["cat", "dog", "NaN"]
     assert [(guess, truth) for _, guess, truth in found.mistakes] == [(1, 0), (1, 0), (0, 1)]
+
+
+@pytest.mark.parametrize("score", [0.0, float("nan")])
+def test_pictures_and_scores_agree_on_images_without_one_best_class(score):
+    class Constant(nn.Module):
+        def forward(self, images):
+            return torch.full((len(images), 10), score)
+
+    loader, amp = Images([0] * 40, [i % 4 for i in range(40)]), autocast("off", torch.device("cpu"))
+    loader.num_classes, loader.class_names = 10, None
+    found = predict(Constant(), loader, amp)
+    top1 = evaluate({"m": Constant()}, loader, amp=amp)["m"]["top1"]
+    assert 100 * int(found.confusion.trace()) / int(found.confusion.sum()) == pytest.approx(top1)
+    assert len(found.mistakes) == 10
 
 
 def test_the_page_of_a_run_holds_its_results_its_pictures_and_its_configuration(tmp_path, pictures):
     loader = ToyLoader(32, training=False)
-    loader.class_names = ToyLoader.class_names = ["<a>", "b", "c", "d"]
+    loader.class_names = ToyLoader.class_names = ["<a>", "\x1b[31m", "c", "d"]
     try:
         result = toy_trainer(tmp_path, "--schedule.epochs=2", val=loader).fit()
     finally:
         ToyLoader.class_names = ["a", "b", "c", "d"]
     page = (tmp_path / "report.html").read_text()
-    assert f"<td>{result['top1']:.2f} %</td>" in page and f"<td>{result['loss']:.4f}</td>" in page
+    for checkpoint in ("best", "last"):
+        record = load_weights(tmp_path / f"{checkpoint}.safetensors")[1]
+        scores = f"<td>{record['top1']:.2f} %</td><td>{record['top5']:.2f} %</td><td>{record['loss']:.4f}</td>"
+        assert f"<td>{checkpoint}</td><td>ema</td><td>{record['epoch']}</td>{scores}" in page
+    assert f"{result['top1']:.2f} %" in page and "last weights (ema, epoch 2)" in page
     for name in ("curves.png", "predictions.png"):
         assert base64.b64encode((tmp_path / name).read_bytes()).decode() in page
     assert escape((tmp_path / "config.yaml").read_text()) in page
     assert "&lt;a&gt;" in page and "<a>" not in page
+    assert "\\x1b[31m" in page and "\x1b" not in page

@@ -219,6 +219,27 @@ def test_a_damaged_checkpoint_is_made_good_by_the_one_before_it(tmp_path, uninte
     assert_same_end(tmp_path, uninterrupted)
 
 
+@pytest.mark.parametrize("best", [True, False])
+def test_where_both_checkpoints_are_damaged_one_sentence_says_what_is_left(tmp_path, best):
+    result = toy_trainer(tmp_path, "--schedule.epochs=2").fit()
+    (tmp_path / "last.pt").write_bytes(b"")
+    state = tmp_path / "previous.pt"
+    state.write_bytes(state.read_bytes()[:-1])
+    if not best:
+        os.truncate(tmp_path / "best.safetensors", 100)
+    before = {file: file.read_bytes() for file in tmp_path.iterdir()}
+    for resume in (True, "auto"):
+        with pytest.raises(ValueError, match="last.pt is not the state.*previous.pt is damaged.*cannot") as raised:
+            toy_trainer(tmp_path, "--schedule.epochs=2", resume=resume)
+        message = str(raised.value)
+        left = f"epoch {result['best']['epoch']}, top-1 {result['best']['top1']:.2f}%"
+        assert "\n" not in message and "--overwrite" in message
+        assert all(
+            (word in message) == best for word in (left, f"--evaluate {tmp_path}", f"--model.weights {tmp_path}")
+        )
+    assert before == {file: file.read_bytes() for file in tmp_path.iterdir()}
+
+
 def test_without_its_last_checkpoint_a_run_goes_on_from_the_one_before(tmp_path):
     toy_trainer(tmp_path, "--schedule.epochs=2").fit()
     (tmp_path / "last.pt").unlink()

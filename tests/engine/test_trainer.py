@@ -262,6 +262,21 @@ def test_a_scaled_loss_makes_the_gradient_of_the_loss_itself(tmp_path):
     assert norms["fp16"] == pytest.approx(norms["off"], rel=2e-2)
 
 
+def test_a_run_of_few_updates_an_epoch_warns_once_and_names_what_to_lower(tmp_path, recwarn):
+    options = ["--data.batch_size=16", "--optimizer.accumulate=2", "--augmentation.repeats=3"]
+    trainer = toy_trainer(tmp_path / "few", *options)
+    (warning,) = [str(w.message) for w in recwarn if "update(s)" in str(w.message)]
+    assert "48 images has only 3 update(s)" in warning
+    assert all(word in warning for word in ("batch_size (16)", "accumulate (2)", "repeats (3)"))
+    recwarn.clear()
+    trainer.fit()
+    toy_trainer(tmp_path / "few", *options, resume=True)  # a resumed run cannot change them
+    toy_trainer(tmp_path / "small")  # few images in small batches: nothing to lower
+    many = ToyLoader(160)
+    toy_trainer(tmp_path / "many", "--data.batch_size=16", train=many)  # 20 batches
+    assert not [w for w in recwarn if "update(s)" in str(w.message)]
+
+
 def test_the_rate_grows_with_the_images_of_an_update(tmp_path):
     rates = {}
     for accumulate in (1, 4):

@@ -62,6 +62,35 @@ def test_sizes_that_do_not_fit_are_refused_by_name():
         PatchEmbed(32, 8, strict_img_size=False)(torch.randn(1, 3, 4, 32))
 
 
+@pytest.mark.parametrize(
+    ("images", "error", "words"),
+    [
+        (
+            torch.zeros(2, 32, 32, 3),
+            ValueError,
+            r"channels come first.*permute\(0, 3, 1, 2\).*shape is \[2, 32, 32, 3\]",
+        ),
+        (torch.zeros(3, 32, 32), ValueError, r"shape \[3, 32, 32\].*a batch of one.*images\[None\]"),
+        (torch.zeros(2, 3, 32, 32).byte(), TypeError, r"torch.uint8.*convert to float in \[0, 1\] and normalise"),
+        (torch.zeros(2, 3, 32, 32).bool(), TypeError, "torch.bool"),
+        (torch.zeros(2, 3, 32, 32).double(), TypeError, r"torch.float64.*torch.float32.*\.float\(\).*\.double\(\)"),
+    ],
+)
+def test_images_of_another_layout_or_dtype_are_refused_with_what_to_do(images, error, words):
+    with pytest.raises(error, match=words):
+        PatchEmbed(32, 8)(images)
+
+
+def test_images_have_the_dtype_of_the_weights():
+    images = torch.randn(2, 3, 32, 32)
+    for dtype in (torch.float64, torch.bfloat16):
+        assert PatchEmbed(32, 8, dtype=dtype)(images.to(dtype)).dtype == dtype
+    with pytest.raises(TypeError, match="images are torch.float32 and the weights of the model torch.float64"):
+        PatchEmbed(32, 8).double()(images)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert PatchEmbed(32, 8)(images).dtype == PatchEmbed(32, 8)(images.bfloat16()).dtype == torch.bfloat16
+
+
 def test_set_input_size_resamples_the_filters_and_keeps_what_they_see():
     embed = PatchEmbed(32, 8, embed_dim=6).requires_grad_(False)
     flat = torch.full((1, 3, 32, 32), 0.5)

@@ -134,3 +134,23 @@ def test_a_model_of_stride_8_loads_into_another_size_after_its_export(tmp_path):
     assert model.pos_embed.shape == (1, 1 + 7 * 7, 32)
     source.set_input_size(img_size=(64, 64))
     torch.testing.assert_close(model.pos_embed, source.pos_embed)
+
+
+def test_a_file_for_a_model_with_other_arguments_is_refused_by_their_names(source, tmp_path):
+    save_file(source.state_dict(), tmp_path / "weights.safetensors")
+    file = dict(checkpoint_path=str(tmp_path / "weights.safetensors"))
+    given = "num_classes=5, patch_size=8, embed_dim=32, depth=2, img_size=32"
+    with pytest.raises(RuntimeError, match=f"weights.* are those of a model with {given}.*pretrained_cfg_overlay"):
+        timm.create_model("vilonghorn_nano", **file)
+    with pytest.raises(RuntimeError, match=r"with num_classes=5\b(?!,)"):
+        timm.create_model("vilonghorn_nano", img_size=32, **SMALL, **file)
+    with pytest.raises(RuntimeError, match=r"with img_size=32 \(if its patches do not overlap\): make"):
+        timm.create_model("vilonghorn_nano", num_classes=5, img_size=64, **SMALL, **file)
+    timm.create_model("vilonghorn_nano", num_classes=5, img_size=32, **SMALL, **file)
+
+
+def test_weights_of_no_such_model_are_refused_as_torch_refuses_them(source):
+    with pytest.raises(RuntimeError, match="Missing key") as raised:
+        source.load_state_dict({"a": torch.zeros(1), "head.weight": torch.zeros(()), "pos_embed": torch.zeros(1, 0, 3)})
+    assert "model with" not in str(raised.value)
+    assert source.load_state_dict({}, strict=False).missing_keys

@@ -1,7 +1,7 @@
 """Builds the parts of a run from its configuration: device, precision, loaders, model, optimizer, schedule, mixup."""
 
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -57,14 +57,23 @@ def autocast(amp: str, device: torch.device) -> torch.autocast:
 
 
 def build_loader(config: Config, device: torch.device | str, *, training: bool, dist: Distributed | None = None) -> Any:
-    """The loader of the training or held-out data, of which each process reads a part."""
+    """The loader of the training or held-out data, of which each process reads a part.
+
+    Raises FileNotFoundError if there is no such data, and the errors of `create_loader`.
+    """
     data, dist = config.data, dist or Distributed()
+    key, source = ("data.train", data.train) if training else ("data.val", data.val)
+    if not Path(source).exists():
+        raise FileNotFoundError(
+            f"{key} is {source}, but there is no {Path(source).absolute()}: expected a folder with one folder "
+            "of images for each class, or the .beton file that vilonghorn beton FOLDER FILE makes of it"
+        )
     options = {"seed": config.run.seed, "device": device, "rank": dist.rank, "world_size": dist.world_size}
     if data.workers is None and dist.local_size > 1:
         options["workers"] = max(1, available_cpus() // dist.local_size)
     sections = [data, config.augmentation] if training else [data]
     settings = LoaderSettings.from_sections(*sections, training=training, **options)
-    return create_loader(data.train if training else data.val, settings)
+    return create_loader(source, settings)
 
 
 def check_classes(name: str, num_classes: int, class_names: Sequence[str] | None, val: str, loader: Any) -> None:
@@ -96,6 +105,7 @@ def build_model(config: Config, num_classes: int) -> nn.Module:
 
     Raises:
         FileNotFoundError: there is no file `model.weights`.
+        OSError: the published weights cannot be downloaded.
         ValueError: the model rejects its arguments or weights, or `model.num_classes` is not that of the data.
     """
     name, kwargs = config.model.name, model_kwargs(config, num_classes)
@@ -105,6 +115,9 @@ def build_model(config: Config, num_classes: int) -> nn.Module:
         return timm.create_model(name, pretrained=config.model.pretrained or bool(init), **kwargs, **init)
     except (*MODEL_ERRORS, ZeroDivisionError) as error:
         raise ValueError(f"timm cannot make {name} with {kwargs} ({one_line(error)})") from error
+    except OSError as error:
+        remedy = "download the file elsewhere and give it by model.weights"
+        raise OSError(f"the published weights of {name} cannot be downloaded ({one_line(error)}): {remedy}") from error
 
 
 def init_weights(model: str, source: str) -> dict[str, Any]:
@@ -172,8 +185,9 @@ def build_optimizer(config: Config, model: nn.Module) -> torch.optim.Optimizer:
 
 def build_scheduler(config: Config, optimizer: torch.optim.Optimizer, updates_per_epoch: int) -> Scheduler:
     """The schedule; `step_update(n)` sets the rate of update n, from 0."""
-    options = asdict(config.schedule)
-    options |= {"num_epochs": options.pop("epochs"), "updates_per_epoch": updates_per_epoch}
+    schedule = config.schedule
+    options = {"num_epochs": schedule.epochs, "warmup_epochs": schedule.warmup, "updates_per_epoch": updates_per_epoch}
+    options |= {"warmup_lr": schedule.warmup_lr, "min_lr": schedule.min_lr}
     return create_scheduler_v2(optimizer, "cosine", step_on_epochs=False, **options)[0]
 
 

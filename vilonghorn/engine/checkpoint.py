@@ -27,6 +27,10 @@ FORMAT = 3
 HEADER = f"vilonghorn state, format {FORMAT}\n".encode()  # followed by a SHA-256 and the data of torch.save
 RESUME = "resume from the last checkpoint: --resume {path.parent}"  # after a full disk
 STATE_KEYS = frozenset("config data model ema optimizer scaler progress".split())
+LOG_KEYS = {  # that curves and tables read, by the kind of line
+    "train": frozenset("epoch update loss lr".split()),
+    "epoch": frozenset("epoch train_loss model skipped seconds".split()),
+}
 
 
 def write_file(path: Path, *parts: bytes | memoryview) -> None:
@@ -48,13 +52,13 @@ def load_state(path: Path) -> dict[str, Any]:
     Raises FileNotFoundError, or ValueError if the file is not such a state, is damaged, or has another format.
     """
     if not path.is_file():
-        raise FileNotFoundError(f"{path.parent} holds no {path.name}, so there is no run to resume in it")
+        raise FileNotFoundError(f"{path.parent} holds no {path.name}")
     with open(path, "rb") as file:
         header, digest, data = file.read(len(HEADER)), file.read(hashlib.sha256().digest_size), file.read()
     if header != HEADER:
         raise ValueError(f"{path} is not the state of a run that this version of vilonghorn reads (format {FORMAT})")
     if hashlib.sha256(data).digest() != digest:
-        raise ValueError(f"{path} is damaged: its checksum is wrong; resume from a copy of it, or start a new run")
+        raise ValueError(f"{path} is damaged: its checksum is wrong")
     try:
         state = torch.load(BytesIO(data), map_location="cpu", weights_only=True)
     except (RuntimeError, EOFError, pickle.UnpicklingError) as error:
@@ -70,13 +74,16 @@ def save_weights(path: Path, weights: dict[str, torch.Tensor], record: dict[str,
     write_file(path, save(tensors, {"vilonghorn": json.dumps(record)}))
 
 
-def load_weights(path: Path) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
-    """Loads what `save_weights` wrote: state dict, on the CPU, and record. Raises ValueError for other files."""
+def load_weights(path: Path, *, tensors: bool = True) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
+    """Loads what `save_weights` wrote: state dict, on the CPU and empty without `tensors`, and record.
+
+    Raises FileNotFoundError, or ValueError for other files.
+    """
     if not path.is_file():
         raise FileNotFoundError(f"there are no weights {path}")
     try:
         with safe_open(path, "pt") as file:
-            weights = {name: file.get_tensor(name) for name in file.keys()}
+            weights = {name: file.get_tensor(name) for name in file.keys()} if tensors else {}
             record = json.loads((file.metadata() or {}).get("vilonghorn", "null"))
     except SafetensorError as error:
         raise ValueError(f"{path} is not a safetensors file: {error}") from error
@@ -87,6 +94,24 @@ def load_weights(path: Path) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
     return weights, record
 
 
+def read_log(path: Path) -> list[dict[str, Any]]:
+    """The lines of a log. Leaves damaged lines out, with one warning; the last line may be incomplete."""
+    records, damaged = [], []
+    for number, line in enumerate(path.read_bytes().split(b"\n")[:-1], 1):
+        try:
+            record = json.loads(line)
+            if missing := LOG_KEYS[record["kind"]] - record.keys():
+                raise KeyError(*missing)
+            records.append(record)
+        except (ValueError, KeyError, TypeError, AttributeError):
+            damaged.append(number)
+    if damaged:
+        more = f", and so are {len(damaged) - 1} later ones" if len(damaged) > 1 else ""
+        remedy = "curves and tables leave it out; training does not need it, so you may delete it"
+        warnings.warn(f"line {damaged[0]} of {path} is damaged{more}: {remedy}", stacklevel=2)
+    return records
+
+
 class Log:
     """A log file of JSON lines. Opening it keeps the first `size` bytes."""
 
@@ -94,6 +119,8 @@ class Log:
         self.path = path
         self.file = open(path, "ab")
         self.file.truncate(min(size, self.file.tell()))
+        if (lines := path.read_bytes()) and not lines.endswith(b"\n"):  # damaged: the file has lost its end
+            self.file.write(b"\n")
 
     def write(self, **record: Any) -> None:
         """Appends one line."""
@@ -105,10 +132,6 @@ class Log:
         """Flushes the log to the disk and returns its size in bytes, which a checkpoint records."""
         os.fsync(self.file.fileno())
         return self.file.seek(0, os.SEEK_END)
-
-    def records(self) -> list[dict[str, Any]]:
-        """All lines so far."""
-        return [json.loads(line) for line in self.path.read_bytes().splitlines()]
 
 
 class RunDirectory:
@@ -145,16 +168,41 @@ class RunDirectory:
         return self.state, self.previous, *weights, self.log_file, self.curves, self.predictions, self.report
 
     def load_state(self) -> dict[str, Any]:
-        """The state of the last checkpoint. If that is missing or damaged, warns and loads the one before it."""
-        try:
-            return load_state(self.state)
-        except (FileNotFoundError, ValueError) as error:
-            if not self.previous.exists():
-                raise
-            state = load_state(self.previous)
-            self.state_is_damaged = True
-            warnings.warn(f"{error}. Resuming from the checkpoint before it, {self.previous.name}", stacklevel=2)
+        """The state of the last checkpoint. If that is missing or damaged, warns and loads the one before it.
+
+        Raises FileNotFoundError if there is neither, and ValueError if none can be read.
+        """
+        if not self.has_state:
+            raise FileNotFoundError(f"{self.path} holds no {self.state.name}, so there is no run to resume in it")
+        reasons: list[str] = []
+        for file in (self.state, self.previous):
+            try:
+                state = load_state(file)
+            except (FileNotFoundError, ValueError) as error:
+                reasons.append(str(error))
+                continue
+            if reasons:
+                self.state_is_damaged = True
+                warnings.warn(f"{reasons[0]}. Resuming from the checkpoint before it, {file.name}", stacklevel=2)
             return state
+        raise ValueError(f"{'; '.join(reasons)}. The run cannot be resumed. {self._describe_best()}")
+
+    def _describe_best(self) -> str:
+        """What can be done with a run without checkpoints."""
+        try:
+            record = load_weights(self.weights("best"))[1]
+            best = f"(epoch {record['epoch']}, top-1 {record['top1']:.2f}%)"
+        except (OSError, ValueError, KeyError):
+            return "Its best weights cannot be read either: start again by --overwrite"
+        return (
+            f"Its best weights {best} can be read: evaluate them by --evaluate {self.path}, or start another run from "
+            f"them by --model.weights {self.path} --run.dir; --overwrite starts again and deletes them"
+        )
+
+    def records(self) -> dict[str, dict[str, Any]]:
+        """The records of the "best" and "last" weights, as far as there are such files."""
+        names = (name for name in ("best", "last") if self.weights(name).is_file())
+        return {name: load_weights(self.weights(name), tensors=False)[1] for name in names}
 
     def lock(self) -> None:
         """Keeps other processes from training here, or raises BlockingIOError if one does."""

@@ -19,7 +19,8 @@ CONTRADICTIONS = [("resume", "evaluate"), *((mode, "overwrite") for mode in ("re
 def build_parser(**options: Any) -> ArgumentParser:
     """The parser of `--config FILE`, one option per key, and what to do. `options` are those of jsonargparse."""
     parser = ArgumentParser(allow_abbrev=False, exit_on_error=False, **options)
-    parser.add_argument("--config", action=ActionConfigFile, help="YAML file of the run; options override it")
+    help = "YAML file, or one of vilonghorn's by its name, such as photos; options override it"
+    parser.add_argument("--config", action=ActionConfigFile, help=help)
     for name, section in SECTIONS.items():
         parser.add_class_arguments(section, name)
     parser.add_argument("--resume", metavar="RUN", help="resume the run in this directory, with its configuration")
@@ -28,7 +29,8 @@ def build_parser(**options: Any) -> ArgumentParser:
     parser.add_argument("--evaluate", metavar="RUN", help="evaluate the run in this directory, without training")
     parser.add_argument("--checkpoint", choices=["best", "last"], default="best", help="weights for --evaluate")
     parser.add_argument("--dry-run", action="store_true", help="print updates, memory and time of the run, then stop")
-    parser.add_argument("--processes", type=PositiveInt, default=8, help="processes of the run, for --dry-run")
+    help = "processes of the run, for --dry-run; null: those of torchrun, or one for each GPU, or one on a CPU"
+    parser.add_argument("--processes", type=PositiveInt | None, default=None, help=help)
     parser.add_argument("--train-images", type=PositiveInt, help="training images, for --dry-run without the data")
     parser.add_argument("--images-per-second", type=PositiveFloat, help="speed of one process, for --dry-run")
     return parser
@@ -39,7 +41,7 @@ def parse(parser: ArgumentParser, argv: Sequence[str]) -> tuple[Config, Namespac
 
     Raises:
         ValueError: an unknown key or name, or a value of a wrong type or range.
-        FileNotFoundError: there is no such configuration file.
+        FileNotFoundError: there is no such configuration.
     """
     first = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     first.add_argument("--config", action="append", default=[])
@@ -50,7 +52,7 @@ def parse(parser: ArgumentParser, argv: Sequence[str]) -> tuple[Config, Namespac
         option = word.partition("=")[0]
         if option.startswith("--") and option not in known and not option.startswith("--model.kwargs."):
             raise ValueError(f"there is no option {option}; {nearest(option, known)}")
-    layers = [yaml.safe_dump(layer) for file in files.config for layer in read_layers(Path(file))]
+    layers = [yaml.safe_dump(layer) for name in files.config for layer in read_layers(find_config(name))]
     try:
         values = parser.parse_args([*(f"--config={layer}" for layer in layers), *argv])
     except ArgumentError as error:
@@ -96,6 +98,53 @@ def complete(argv: Sequence[str], default: str | Path) -> list[str]:
     return [f"--config={file}", *argv, f"--run.dir={run}"]
 
 
+def configs_folder() -> Path:
+    """The folder of vilonghorn's configurations: in the installed package, or beside it in a source tree."""
+    package = Path(__file__).parents[1]
+    installed = package / "configs"
+    return installed if installed.is_dir() else package.parent / "configs"
+
+
+def config_names() -> list[str]:
+    """The names of vilonghorn's configurations of runs, such as "photos" and "imagenet/vilonghorn_tiny"."""
+    folder = configs_folder()
+    names = (file.relative_to(folder).with_suffix("").as_posix() for file in folder.rglob("*.yaml"))
+    return sorted(name for name in names if not name.startswith("studies/"))
+
+
+def find_config(name: str) -> Path:
+    """The file of a configuration: a path, or one of `config_names`.
+
+    Raises FileNotFoundError if there is neither.
+    """
+    for path in (Path(name), configs_folder() / f"{name}.yaml"):
+        if path.is_file():
+            return path
+    raise FileNotFoundError(f"there is no configuration {name}, file or name; {nearest(name, config_names())}")
+
+
+class UniqueKeyLoader(yaml.SafeLoader):
+    """Reads YAML, and raises ValueError if a mapping has a key twice, of which YAML would take the last one."""
+
+    def compose_mapping_node(self, anchor: str | None) -> yaml.MappingNode:
+        """The keys and values of a mapping, with their lines."""
+        node = super().compose_mapping_node(anchor)
+        lines: dict[str, int] = {}
+        for key in (key for key, _ in node.value if isinstance(key, yaml.ScalarNode)):
+            line = key.start_mark.line + 1
+            if key.value in lines:
+                twice = f"the key {key.value} in line {lines[key.value]} and again in line {line}"
+                raise ValueError(f"{self.name} has {twice}: remove one of them")
+            lines[key.value] = line
+        return node
+
+
+def load_yaml(file: Path) -> Any:
+    """Reads a YAML file. Raises yaml.YAMLError, or ValueError for a key that is there twice."""
+    with open(file, "rb") as stream:
+        return yaml.load(stream, UniqueKeyLoader)
+
+
 def read_layers(file: Path, *derived: Path) -> list[dict[str, Any]]:
     """Reads a YAML file and the files it is based on: the key `base` names another file, relative to its own.
 
@@ -107,7 +156,7 @@ def read_layers(file: Path, *derived: Path) -> list[dict[str, Any]]:
     if not file.is_file():
         raise FileNotFoundError(f"there is no configuration file {file}")
     try:
-        sections = yaml.safe_load(file.read_bytes()) or {}
+        sections = load_yaml(file) or {}
     except yaml.YAMLError as error:
         raise ValueError(f"{file} is not YAML in UTF-8: {' '.join(str(error).split())}") from error
     expected = f"is not a section with keys; the sections are {', '.join(SECTIONS)}"

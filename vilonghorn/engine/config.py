@@ -82,15 +82,20 @@ class ScheduleConfig:
 
     Args:
         epochs: passes over the training data
-        warmup_epochs: epochs of warm-up, included in epochs
+        warmup_epochs: epochs of warm-up, included in epochs; null: 5, or a fifth of epochs if that is shorter
         warmup_lr: learning rate of the first update
         min_lr: learning rate at the end; if equal to lr, the rate is constant
     """
 
     epochs: int = within("[1, inf)", 300)
-    warmup_epochs: float = within("[0, inf)", 5.0)
+    warmup_epochs: float | None = within("[0, inf)", None)
     warmup_lr: float = within("[0, inf)", 1e-6)
     min_lr: float = within("[0, inf)", 1e-5)
+
+    @property
+    def warmup(self) -> float:
+        """Epochs of warm-up, where `warmup_epochs` may be None."""
+        return min(5.0, self.epochs / 5) if self.warmup_epochs is None else self.warmup_epochs
 
 
 @dataclass
@@ -147,7 +152,7 @@ class RunConfig:
     """
 
     dir: str = "runs/default"
-    seed: int = within("[0, inf)", 0)
+    seed: int = within("[0, 9223372036854775808)", 0)  # 63 bits
     device: str = "auto"
     amp: Literal["auto", "bf16", "fp16", "off"] = "auto"
     compile: bool | None = None
@@ -183,8 +188,8 @@ FIELDS = {f"{name}.{key.name}": key for name, section in SECTIONS.items() for ke
 
 # Keys that a resumed run may change. The trainer compares the batches per update: accumulate * processes.
 FREE_ON_RESUME = frozenset(
-    "data.train data.val data.workers run.dir run.device run.log_updates run.checkpoint_updates "
-    "run.checkpoint_seconds run.max_skipped run.tensorboard optimizer.accumulate".split()
+    "data.train data.val data.workers data.max_pixels data.checksums run.dir run.device run.log_updates "
+    "run.checkpoint_updates run.checkpoint_seconds run.max_skipped run.tensorboard optimizer.accumulate".split()
 )
 
 
@@ -192,11 +197,17 @@ def check(config: Config) -> None:
     """Raises ValueError if a value is out of range, contradicts another, or is a name that timm does not know."""
     for name in SECTIONS:
         check_intervals(getattr(config, name), f"{name}.")
+    for key, value in flatten(asdict(config)).items():
+        if isinstance(value, str) and not value.strip():  # an empty path would be the current folder
+            raise ValueError(f"{key} is {value!r}, expected a name or a path; its default is {FIELDS[key].default!r}")
     data, model, augmentation = config.data, config.model, config.augmentation
     check_augmentation(augmentation, data.image_size, data.mean, "augmentation.")
-    epochs, warmup = config.schedule.epochs, config.schedule.warmup_epochs
+    epochs, warmup = config.schedule.epochs, config.schedule.warmup
     if warmup >= epochs:
-        raise ValueError(f"schedule.warmup_epochs is {warmup}; it must be less than schedule.epochs, {epochs}")
+        raise ValueError(
+            f"schedule.warmup_epochs is {warmup}; it must be less than schedule.epochs, {epochs} "
+            "(null: 5, or a fifth of the epochs if that is shorter)"
+        )
     if model.weights and model.pretrained:
         raise ValueError(f"model.weights is {model.weights} and model.pretrained is true: give one of them")
     if (augmentation.mixup or augmentation.cutmix) and data.batch_size % 2:
@@ -205,6 +216,15 @@ def check(config: Config) -> None:
         if section.name.partition(".")[0] not in known:
             key = "model.name" if section is model else "optimizer.name"
             raise ValueError(f"{key} is {section.name!r}, which timm does not know; {nearest(section.name, known)}")
+    try:
+        cfg = timm.get_pretrained_cfg(model.name)
+    except RuntimeError as error:
+        raise ValueError(f"model.name is {model.name!r}, which timm does not know: {error}") from error
+    if model.pretrained and not (cfg and cfg.has_weights or "pretrained_cfg" in model.kwargs):
+        raise ValueError(
+            f"model.pretrained is true, but no weights of {model.name} are published: leave it false for random "
+            "weights, or start from a file or a run by model.weights"
+        )
     if (size := model.kwargs.get("img_size", data.image_size)) != data.image_size:
         raise ValueError(f"model.kwargs has img_size {size} but data.image_size is {data.image_size}")
     if taken := {"num_classes", "drop_path_rate", "pretrained", "pretrained_cfg_overlay"} & set(model.kwargs):

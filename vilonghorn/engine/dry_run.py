@@ -43,7 +43,7 @@ images     {self.images:,} an epoch, {self.images - used:,} of them unused: they
 updates    {size} images x {steps.accumulate} accumulated x {steps.world_size} processes = \
 {size * steps.batches_per_update:,} images; {updates:,} an epoch, {updates * epochs:,} in {epochs} epochs
 rate       {schedule.warmup_lr:.3g} to {self.config.optimizer.lr:.3g} in the first \
-{schedule.warmup_epochs * updates:,.0f} updates, then half a cosine to {schedule.min_lr:.3g}
+{schedule.warmup * updates:,.0f} updates, then half a cosine to {schedule.min_lr:.3g}
 memory     {_mebibytes(sum(self.memory.values()))} in each process for {self.parameters / 1e6:.2f} M parameters: \
 {memory} (counted)
            {_mebibytes(self.activations * size)} for the activations of {size} images, \
@@ -60,13 +60,16 @@ def _mebibytes(count: float) -> str:
 
 
 def dry_run(
-    config: Config, processes: int = 8, train_images: int | None = None, images_per_second: float | None = None
+    config: Config,
+    processes: int | None = None,
+    train_images: int | None = None,
+    images_per_second: float | None = None,
 ) -> Estimate:
     """Builds the model of a run and makes some updates on noise, to estimate its cost.
 
     Args:
         config: the run.
-        processes: number of processes.
+        processes: number of processes; None: those of torchrun, or one for each GPU, or one on a CPU.
         train_images: number of training images, with `model.num_classes` in place of the data; None: the data is read.
         images_per_second: speed of one process; None: the measured speed.
 
@@ -74,6 +77,10 @@ def dry_run(
         FileNotFoundError: there is neither the data nor `train_images`.
         ValueError: there are too few images, or the number of classes is unknown.
     """
+    dist, device = Distributed(), pick_device(config.run.device)
+    if processes is None:
+        processes = max(dist.world_size, torch.cuda.device_count() if device.type == "cuda" else 1)
+    dist.world_size = 1  # measured here, without the others
     images, classes, size = train_images, config.model.num_classes, config.data.batch_size
     if images is None:
         try:
@@ -87,8 +94,8 @@ def dry_run(
     steps = StepCounter(images // (size * processes), config.optimizer.accumulate, processes)
     if not steps.rounds:
         raise ValueError(f"{images} images do not fill a batch of {size} in each of {processes} processes")
-    state = TrainState(config, classes, pick_device(config.run.device))
-    state.setup(Distributed(), steps.updates_per_epoch)
+    state = TrainState(config, classes, device)
+    state.setup(dist, steps.updates_per_epoch)
     activations = activation_bytes(state)
     with FlopCounterMode(display=False) as counter, torch.no_grad():
         state.model.eval()(_noise(state, 2)[0])

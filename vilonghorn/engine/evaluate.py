@@ -50,8 +50,7 @@ def evaluate(
                 with amp:
                     logits = model(images)
                 logits = logits.float()
-                hits = logits.topk(min(5, logits.shape[1])).indices == targets[:, None]
-                hits &= ~logits.isnan().any(1, keepdim=True)  # topk returns any classes for NaN
+                hits = top_classes(logits) == targets[:, None]
                 loss = F.cross_entropy(logits, targets, reduction="sum")
                 sums[name] += torch.stack([hits[:, 0].sum(), hits.sum(), loss, loss.new_tensor(len(targets))]).cpu()
             on_batch()
@@ -60,6 +59,23 @@ def evaluate(
         name: {"top1": 100 * top1 / count, "top5": 100 * top5 / count, "loss": loss / count}
         for name, (top1, top5, loss, count) in totals.items()
     }
+
+
+def top_classes(logits: torch.Tensor) -> torch.Tensor:
+    """The most likely classes, best first, (B, min(5, classes)) of logits (B, classes); -1 if one of them is NaN."""
+    top = logits.topk(min(5, logits.shape[1])).indices  # of equal logits, argmax takes others
+    return top.masked_fill(logits.isnan().any(1, keepdim=True), -1)
+
+
+def name_weights(checkpoint: str, record: dict[str, Any]) -> str:
+    """The name of the "best" or "last" weights of a run with this record, as logs and pages have it."""
+    return f"{checkpoint} weights ({record['weights']}, epoch {record['epoch']})"
+
+
+def summarize(run: str | Path, checkpoint: str, record: dict[str, Any], result: dict[str, Any]) -> str:
+    """One line on weights of a run: `top1`, `top5`, `loss` and `images` of `result`, and what `record` says of them."""
+    scores = f"top-1 {result['top1']:.2f}%, top-5 {result['top5']:.2f}%, loss {result['loss']:.4f}"
+    return f"held-out {scores} on {result['images']} images: {name_weights(checkpoint, record)} of {run}"
 
 
 def load_run(directory: str | Path, checkpoint: str = "best") -> tuple[nn.Module, dict[str, Any]]:

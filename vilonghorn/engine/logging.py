@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 from tqdm import tqdm
 
 from ..data.files import explain_full_disk
-from .checkpoint import RESUME, RunDirectory
+from .checkpoint import RESUME, RunDirectory, read_log
 from .config import Config
 from .report import draw_curves
 from .train_state import Progress, StepCounter
@@ -109,7 +109,7 @@ class RunLogger:
     def draw_curves(self) -> None:
         """Draws the curves of the log."""
         if self.enabled:
-            draw_curves(self.directory.curves, self.directory.log.records(), self.steps.updates_per_epoch)
+            draw_curves(self.directory.curves, read_log(self.directory.log_file), self.steps.updates_per_epoch)
         self.drawn = time.monotonic()
 
     def close(self) -> None:

@@ -17,9 +17,11 @@ from matplotlib.figure import Figure
 from torch import nn
 
 from .. import __version__, ops
+from ..data.names import printable
 from .checkpoint import RunDirectory, write_file
 from .config import Config
 from .distributed import Distributed
+from .evaluate import name_weights, top_classes
 from .train_state import TrainState
 
 PACKAGES = ("torch", "torchvision", "timm", "triton", "numpy", "ffcv", "numba", "safetensors")
@@ -78,8 +80,9 @@ def draw_curves(path: Path, records: list[dict[str, Any]], updates_per_epoch: in
 class Predictions:
     """Predictions of a model on held-out images."""
 
-    confusion: torch.Tensor  # (classes, classes) int64: counts by true class (row) and predicted class (column)
-    names: list[str]  # of the classes
+    # (classes, classes + 1) int64: counts by true class (row) and predicted class (column); the last column is of NaN.
+    confusion: torch.Tensor
+    names: list[str]  # of the columns
     mistakes: list[Shown]  # the first images that are classified wrongly
     sample: list[Shown]  # evenly spaced images, without those
 
@@ -91,22 +94,23 @@ def predict(model: nn.Module, loader: Any, amp: torch.autocast, dist: Distribute
     model.eval()
     own = len(range(dist.rank, loader.num_samples, dist.world_size))
     wanted = set(torch.linspace(0, own - 1, COLUMNS * (ROWS - 1)).long().tolist())
-    confusion = torch.zeros(classes, classes, dtype=torch.int64)
+    confusion = torch.zeros(classes, classes + 1, dtype=torch.int64)
     sample, mistakes, start = [], [], 0
     with closing(loader.epoch(0)) as batches:
         for images, targets in batches:
             with amp:
-                predicted = model(images).argmax(1).cpu()
-            targets = targets.cpu()
-            confusion += torch.bincount(targets * classes + predicted, minlength=classes**2).view(classes, classes)
+                logits = model(images)
+            targets, predicted = targets.cpu(), top_classes(logits.float())[:, 0].cpu() % (classes + 1)
+            confusion.index_put_((targets, predicted), torch.tensor(1), accumulate=True)
             for i, (guess, truth) in enumerate(zip(predicted.tolist(), targets.tolist())):
                 if guess != truth and len(mistakes) < COLUMNS:
                     mistakes.append((images[i].float().cpu(), guess, truth))
                 elif start + i in wanted:
                     sample.append((images[i].float().cpu(), guess, truth))
             start += len(images)
-    total = torch.tensor(dist.sum(confusion.flatten().tolist())).long().view(classes, classes)
-    return Predictions(total, loader.class_names or [str(i) for i in range(classes)], mistakes, sample)
+    total = torch.tensor(dist.sum(confusion.flatten().tolist())).long().view_as(confusion)
+    names = [printable(name) for name in loader.class_names or map(str, range(classes))]
+    return Predictions(total, [*names, "NaN"], mistakes, sample)
 
 
 def worst_classes(predictions: Predictions, count: int = 10) -> list[dict[str, Any]]:
@@ -115,7 +119,7 @@ def worst_classes(predictions: Predictions, count: int = 10) -> list[dict[str, A
     Each has its `name`, `images`, `top1` in percent, and `predicted`, its three most frequent wrong predictions.
     """
     confusion, names, rows = predictions.confusion, predictions.names, []
-    wrong = confusion - confusion.diag().diag()
+    wrong = confusion.clone().fill_diagonal_(0)
     for label in wrong.sum(1).nonzero().flatten().tolist():
         counts, classes = wrong[label].topk(min(3, len(names)))
         images = int(confusion[label].sum())
@@ -125,10 +129,12 @@ def worst_classes(predictions: Predictions, count: int = 10) -> list[dict[str, A
     return sorted(rows, key=lambda row: row["top1"])[:count]
 
 
-def draw_predictions(path: Path, predictions: Predictions, mean: tuple[float, ...], std: tuple[float, ...]) -> None:
+def draw_predictions(
+    path: Path, predictions: Predictions, mean: tuple[float, ...], std: tuple[float, ...], weights: str
+) -> None:
     """Draws held-out images with their labels: mistakes in the first row, if there are any, then the sample.
 
-    `mean` and `std` are those with which the loader normalises images.
+    `mean` and `std` are those with which the loader normalises images; `weights` is the name of the predicting weights.
     """
     names, mistakes = predictions.names, predictions.mistakes
     cells = mistakes + [None] * (-len(mistakes) % COLUMNS) + predictions.sample
@@ -136,7 +142,7 @@ def draw_predictions(path: Path, predictions: Predictions, mean: tuple[float, ..
     figure = Figure(figsize=(1.1 * COLUMNS, 1.3 * rows + 0.3))
     figure.subplots_adjust(0.01, 0.01, 0.99, 1 - 0.5 / figure.get_figheight())
     total, right = int(predictions.confusion.sum()), int(predictions.confusion.trace())
-    figure.suptitle(f"{total - right} of {total} held-out images are wrong (red); the others are a sample")
+    figure.suptitle(f"{weights}: {total - right} of {total} held-out images are wrong (red), the others are a sample")
     for i, cell in enumerate(cells):
         if cell is not None:
             image, guess, truth = cell
@@ -155,11 +161,14 @@ def write_report(
     """Draws the predictions of a finished run, and writes an HTML page. All processes must call it."""
     predictions = predict(state.models[state.weights], val, state.amp, dist)
     if dist.is_main:
-        draw_predictions(directory.predictions, predictions, config.data.mean, config.data.std)
+        weights = name_weights("last", {"weights": result["weights"], "epoch": result["epochs"]})
+        draw_predictions(directory.predictions, predictions, config.data.mean, config.data.std, weights)
         template = Template(Path(__file__).with_name("report.html").read_text(encoding="utf-8"), autoescape=True)
         html = template.render(
             name=config.model.name,
             directory=directory.path,
+            records=directory.records(),
+            weights=weights,
             result=result,
             worst=worst_classes(predictions),
             curves=base64.b64encode(directory.curves.read_bytes()).decode(),

@@ -2,6 +2,7 @@
 
 import math
 import time
+import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import asdict, replace
@@ -17,6 +18,9 @@ from .evaluate import evaluate
 from .logging import RunLogger, mean_loss
 from .report import describe_environment, write_report
 from .train_state import Batch, Progress, StepCounter, TrainState
+
+FEW_UPDATES = 20  # in an epoch
+SMALL_BATCH = 8  # images; a smaller batch makes noisy gradients
 
 Resume = bool | Literal["auto"]
 
@@ -53,6 +57,7 @@ class Trainer:
         with StopRequest(self.dist, self._position) as stop:
             self.dist.run_on_all(lambda: self._open(state))
             if not state:
+                self._warn_of_few_updates()
                 self.save()
             stop.check()
 
@@ -189,10 +194,26 @@ class Trainer:
             f"the last batch is in {file}"
         )
 
+    def _warn_of_few_updates(self) -> None:
+        """Warns if an epoch has few updates because of options that can be lowered, and names those."""
+        config, updates = self.config, self.steps.updates_per_epoch
+        sizes = {
+            "data.batch_size": (config.data.batch_size, SMALL_BATCH),
+            "optimizer.accumulate": (config.optimizer.accumulate, 1),
+            "augmentation.repeats": (config.augmentation.repeats, 1),
+        }
+        high = [f"{key} ({value})" for key, (value, low) in sizes.items() if value > low]
+        if self.dist.is_main and updates < FEW_UPDATES and high:
+            warnings.warn(
+                f"an epoch of {self.train_loader.num_samples} images has only {updates} update(s), too few to learn "
+                f"much from: lower {', '.join(high)}",
+                stacklevel=3,
+            )
+
     def _position(self) -> str:
         """The position of the run and the command to resume it, for the message of an interruption."""
         where = f"in epoch {self.progress.epoch + 1}, after {self.progress.batch} of {self.steps.batches} batches"
-        return f"{where}; resume with: python train_imagenet.py --resume {self.directory.path}"
+        return f"{where}; resume with: vilonghorn train --resume {self.directory.path}"
 
     def _build(self, train: Any, val: Any, resume: Resume, overwrite: bool) -> dict[str, Any] | None:
         """Builds and checks the parts of the run without writing anything; returns the state to resume from."""

@@ -113,8 +113,9 @@ class PatchEmbed(nn.Module):
 
         Raises:
             ValueError: not a batch of images, another number of channels, or a size that does not fit.
+            TypeError: integers, or float64 where the weights are not, or the other way round.
         """
-        check_images(x, self.in_chans)
+        check_images(x, self.in_chans, self.proj.weight)
         H, W = x.shape[-2:]
         if self.strict_img_size:
             check_same_size((H, W), self.img_size)
@@ -127,14 +128,29 @@ class PatchEmbed(nn.Module):
 
 
 @register_notrace_function
-def check_images(x: Tensor, in_chans: int) -> None:
-    """Raises ValueError if x is not a batch of images with `in_chans` channels."""
+def check_images(x: Tensor, in_chans: int, weight: Tensor) -> None:
+    """Raises ValueError if x is not a batch of images with `in_chans` channels, TypeError if its dtype does not fit."""
     if x.dim() != 4:
-        raise ValueError(f"images have shape {list(x.shape)}, expected (batch, channels, height, width)")
+        remedy = "; give one image as a batch of one: images[None]" if x.dim() == 3 else ""
+        raise ValueError(f"images have shape {list(x.shape)}, expected (batch, channels, height, width){remedy}")
     if x.shape[1] != in_chans:
+        remedy = f"give in_chans={x.shape[1]} to the model, or convert the images"
+        if x.shape[3] == in_chans:
+            remedy = "channels come first: images.permute(0, 3, 1, 2)"
         raise ValueError(
-            f"images have {x.shape[1]} channels, expected {in_chans}; give in_chans={x.shape[1]} to the model, or "
-            f"convert the images; their shape is {list(x.shape)}, expected (batch, channels, height, width)"
+            f"images have {x.shape[1]} channels, expected {in_chans}; {remedy}; "
+            f"their shape is {list(x.shape)}, expected (batch, channels, height, width)"
+        )
+    if not x.is_floating_point():
+        raise TypeError(
+            f"images are {x.dtype}, expected floating point; convert to float in [0, 1] and normalise by the mean and "
+            "standard deviation that the model was trained with"
+        )
+    # Other dtypes may differ from that of the weights under autocast.
+    if (x.dtype == torch.float64) != (weight.dtype == torch.float64):
+        raise TypeError(
+            f"images are {x.dtype} and the weights of the model {weight.dtype}, expected one dtype; "
+            "convert both by .float(), or both by .double()"
         )
     if x.shape[0] == 0 or x.shape[2] == 0 or x.shape[3] == 0:
         raise ValueError(f"images have shape {list(x.shape)}, expected at least one image of at least one pixel")

@@ -4,7 +4,7 @@ The trunk is that of Vision Mamba (Zhu et al., arXiv 2401.09417): patch tokens w
 positions, and residual blocks that differ only by the rule of their scan. It follows timm's contract for backbones.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, Final
 
@@ -26,6 +26,7 @@ from torch import Tensor, nn
 
 from ..layers import Block, Mixer, PatchEmbed, RMSNorm, StemEmbed, insert_class_token, prefix_first, to_fp32
 from ._timm import feature_take_indices, update_model_input_size
+from .mismatch import mismatch_hint
 
 ATTN_POOL_HEAD_DIM = 64  # as in timm's vision transformers
 
@@ -197,6 +198,13 @@ class VisionSSM(nn.Module):
     def set_grad_checkpointing(self, enable: bool = True) -> None:
         """Keeps only the input of each block, and computes the block again in backward."""
         self.grad_checkpointing = enable
+
+    def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
+        """As `nn.Module.load_state_dict`; its RuntimeError names the arguments of the model that the weights are of."""
+        try:
+            return super().load_state_dict(state_dict, strict, assign)
+        except RuntimeError as error:
+            raise RuntimeError(f"{error}{mismatch_hint(self.state_dict(), state_dict)}") from error
 
     def get_classifier(self) -> nn.Module:
         """The last layer, from features to logits."""
@@ -380,9 +388,7 @@ def make_classifier(num_features: int, num_classes: int, device=None, dtype=None
     """A linear head, or `nn.Identity` for 0 classes. Raises ValueError for a negative number."""
     if num_classes < 0:
         raise ValueError(f"num_classes is {num_classes}, expected 0 for no classifier, or more")
-    if num_classes == 0:
-        return nn.Identity()
-    head = nn.Linear(num_features, num_classes, device=device, dtype=dtype)
+    head = nn.Linear(num_features, num_classes, device=device, dtype=dtype) if num_classes else nn.Identity()
     init_classifier(head)
     return head
 
