@@ -1,6 +1,7 @@
 """Sheets of maps and the command that draws them: the right numbers in the right cells, and what is refused."""
 
 import re
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -52,6 +53,17 @@ def test_a_sheet_has_the_maps_of_each_block_and_direction(run):
     assert make_sheet(loaded, image, "cam").title == f"Grad-CAM of class {best}"
 
 
+def test_a_class_is_named_by_its_name_or_number(run, tmp_path, capsys):
+    command = [str(run[0]), str(tmp_path / "a.png"), "--what", "cam", "--out", str(tmp_path / "cam.png"), "--class"]
+    for name in ("eel", "4"):
+        assert main([*command, name]) == 0
+        assert "Grad-CAM of class eel" in capsys.readouterr().out
+    digits = replace(run[1], class_names=["1", "0"])
+    assert [digits.class_index(name) for name in ("1", "0", "3")] == [0, 1, 3]  # a name comes before a number
+    with pytest.raises(ValueError, match="no class 'cat'; the classes have numbers only"):
+        replace(digits, class_names=None).class_index("cat")
+
+
 def test_deep_models_show_blocks_at_even_distances():
     loaded = load_model("vilonghorn_nano", "random", dict(img_size=16, patch_size=8, depth=24, embed_dim=16))
     assert make_sheet(loaded, torch.zeros(3, 16, 16), "field").blocks == [0, 5, 9, 14, 18, 23]
@@ -95,6 +107,7 @@ def test_the_command_writes_a_picture(run, tmp_path, what, capsys):
         (["--blocks", "3"], "block is 3, expected -3 to 2"),
         (["--patch", "4,0"], "patch 4,0 is not on the image's grid of 4 rows and 4 columns"),
         (["--what", "cam", "--class", "6"], "expected one of 0 to 5"),
+        (["--what", "cam", "--class", "eal"], "has no class 'eal'; the nearest known are eel"),
         (["--what", "cam", "--blocks", "-1"], "take an earlier block"),
         (["--checkpoint", "last"], "there are no weights"),
     ],

@@ -50,6 +50,17 @@ def test_a_run_in_progress_is_read_up_to_its_last_whole_line(tmp_path, capsys):
     assert row(read_run(tmp_path))["epochs"] == "2/2"
 
 
+def test_a_damaged_line_of_a_log_is_named_and_left_out(tmp_path):
+    toy_trainer(tmp_path, "--schedule.epochs=3").fit()
+    whole, lines = row(read_run(tmp_path)), (tmp_path / "log.jsonl").read_bytes().split(b"\n")
+    number = next(i for i, line in enumerate(lines) if b'"epoch": 2' in line and b'"kind": "epoch"' in line)
+    lines[number] = lines[number].replace(b'"model"', b'"modem"')
+    (tmp_path / "log.jsonl").write_bytes(b"\n".join(lines))
+    with pytest.warns(UserWarning, match=f"line {number + 1} of .*log.jsonl is damaged"):
+        found = row(read_run(tmp_path))
+    assert {**found, "best top-1": ""} == {**whole, "best top-1": ""} and found["epochs"] == "3/3"
+
+
 def test_what_is_no_run_is_named(runs, tmp_path, capsys):
     assert main([*runs, str(tmp_path)]) == 2
     assert f"{tmp_path} holds no run: there is no config.yaml" in capsys.readouterr().err

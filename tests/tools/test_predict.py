@@ -74,6 +74,26 @@ def test_what_cannot_be_read_is_named_and_the_rest_go_on(run, tmp_path, capsys):
     assert len(out.splitlines()) == 2 and len(err.splitlines()) == 3
 
 
+def test_names_are_printed_escaped_and_given_to_json_as_they_are(run, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("left_run.NAMES", ["\x1b[31m"] * 6)
+    leave_run(tmp_path / "other")
+    name = "\x1b[2J.png"
+    make_image(tmp_path / name, 0)
+    assert main([str(tmp_path / "other"), str(tmp_path), "--top", "1"]) == 0
+    assert re.search(r"/\\x1b\[2J.png: \\x1b\[31m [0-9.]+%\n$", capsys.readouterr().out)
+    assert main([str(tmp_path / "other"), str(tmp_path / name), "--json"]) == 0
+    result = json.loads(capsys.readouterr().out)
+    assert result["image"] == str(tmp_path / name) and result["predictions"][0]["name"] == "\x1b[31m"
+
+
+def test_the_limit_of_pixels_is_an_option(run, tmp_path, capsys):
+    make_image(tmp_path / "a.png", 0)
+    arguments = [str(run[0]), str(tmp_path / "a.png"), "--max-pixels"]
+    assert main([*arguments, "255"]) == 1
+    assert "a.png: 16x16 pixels are more than the limit of 255 pixels" in capsys.readouterr().err
+    assert main([*arguments, "256"]) == 0
+
+
 def test_weights_in_a_file_bring_their_names_if_they_have_any(run, tmp_path, capsys):
     directory, model = run
     image = make_image(tmp_path / "a.png", 1)

@@ -101,6 +101,8 @@ def test_what_the_page_says_needs_no_page(loaded, tmp_path):
     (tmp_path / "b.png").write_bytes(b"no image")
     with pytest.raises(ValueError, match="b.png: not a readable image"):
         web.analyze(loaded, str(tmp_path / "b.png"), "memory")
+    with pytest.raises(ValueError, match="a.png: 16x16 pixels are more than the limit"):
+        web.analyze(loaded, str(tmp_path / "a.png"), "memory", max_pixels=255)
 
 
 def test_without_gradio_or_with_another_model_there_is_a_sentence(tmp_path, monkeypatch, capsys):

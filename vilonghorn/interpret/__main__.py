@@ -1,4 +1,4 @@
-"""Draws what a backbone does with an image: `python -m vilonghorn.interpret MODEL IMAGE --what KIND --out FILE`.
+"""Draws what a backbone does with an image: `vilonghorn interpret MODEL IMAGE --what KIND --out FILE`.
 
 KIND is attention (which tokens the scan reads a token's output from), field (which pixels a token depends on), memory
 (how long the state remembers a token), pca (principal components of the features) or cam (Grad-CAM of a class).
@@ -9,35 +9,45 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from ..commands import make_parser
 from ..data.images import read_image
 from ..engine.report import save_figure
-from ..tools.loaded_model import USER_ERRORS, add_arguments, from_options
+from ..tools.loaded_model import USER_ERRORS, add_arguments, add_max_pixels, from_options
 from .draw import KINDS, draw, make_sheet
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The parser of the command, also of its completion."""
+    about = "Draw what a backbone does with an image. " + __doc__.split("\n\n")[1]
+    cam = "runs/photos a.jpg --what cam --class cat --out cam.png"
+    parser = make_parser("interpret", about, "runs/photos a.jpg --out maps.png", cam)
+    add_arguments(parser)
+    parser.add_argument("image", metavar="IMAGE", help="image file")
+    parser.add_argument("--what", choices=KINDS, default="attention", metavar="KIND", help="default: attention")
+    parser.add_argument("--out", type=Path, required=True, metavar="FILE.png", help="picture to write")
+    help = "numbers from 0, -1 is the last (default: up to six, evenly spaced)"
+    parser.add_argument("--blocks", type=int, nargs="+", metavar="N", help=help)
+    help = "patch for attention (default: the class token) or field (default: the middle patch)"
+    parser.add_argument("--patch", type=_patch, metavar="ROW,COLUMN", help=help)
+    help = "class of cam by name or number (default: most probable)"
+    parser.add_argument("--class", dest="target", metavar="NAME", help=help)
+    add_max_pixels(parser)
+    return parser
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command; returns 0, or 2 if the picture cannot be drawn."""
-    parser = argparse.ArgumentParser(prog="python -m vilonghorn.interpret", description=__doc__.split("\n\n")[1])
-    add_arguments(parser)
-    parser.add_argument("image", metavar="IMAGE", help="image file")
-    parser.add_argument("--what", choices=KINDS, default="attention", help="default: attention")
-    parser.add_argument("--out", type=Path, required=True, metavar="FILE.png", help="picture to write")
-    parser.add_argument("--blocks", type=int, nargs="+", metavar="N", help="blocks, from 0, or from -1 at the end")
-    help = "patch for attention (default: the class token) or field (default: the middle patch)"
-    parser.add_argument("--patch", type=_patch, metavar="ROW,COLUMN", help=help)
-    parser.add_argument("--class", dest="target", type=int, metavar="N", help="class of cam (default: most probable)")
-    options = parser.parse_args(argv)
+    options = build_parser().parse_args(argv)
     out = options.out
     try:
         if out.suffix.lower() != ".png":
             raise ValueError(f"--out is {out}, expected a name that ends in .png")
         if not out.parent.is_dir():
             raise FileNotFoundError(f"--out is {out}, but there is no folder {out.parent}")
-        picture, loaded = read_image(options.image), from_options(options)
+        picture, loaded = read_image(options.image, options.max_pixels), from_options(options)
         image = loaded.transform(picture)
-        sheet = make_sheet(
-            loaded, image, options.what, blocks=options.blocks, patch=options.patch, target=options.target
-        )
+        target = None if options.target is None else loaded.class_index(options.target)
+        sheet = make_sheet(loaded, image, options.what, blocks=options.blocks, patch=options.patch, target=target)
         save_figure(out, draw(sheet, loaded.denormalize(image)))
     except (*USER_ERRORS, TypeError) as error:
         print(f"error: {error}", file=sys.stderr)

@@ -1,1 +1,1 @@
-"""Commands: each module runs as `python -m vilonghorn.tools.NAME`."""
+"""Commands of `vilonghorn`, see `vilonghorn/commands.py`."""

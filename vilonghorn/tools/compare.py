@@ -1,4 +1,4 @@
-"""Compares runs by results, speed, configuration and curves: `python -m vilonghorn.tools.compare runs/a runs/b`."""
+"""Compares runs by results, speed, configuration and curves: `vilonghorn compare runs/a runs/b`."""
 
 import argparse
 import json
@@ -11,7 +11,8 @@ from typing import Any
 import yaml
 from matplotlib.figure import Figure
 
-from ..engine.checkpoint import RunDirectory
+from ..commands import make_parser
+from ..engine.checkpoint import RunDirectory, read_log
 from ..engine.config import flatten
 from ..engine.report import save_figure
 from .markdown import markdown
@@ -31,8 +32,8 @@ def read_run(path: str | Path) -> dict[str, Any]:
     try:
         config = flatten(yaml.safe_load(run.config.read_text(encoding="utf-8")))
         environment = json.loads(run.environment.read_text(encoding="utf-8"))
-        lines = run.log_file.read_bytes().split(b"\n")[:-1]  # the last line may be incomplete
-        train, epochs = ([r for r in map(json.loads, lines) if r["kind"] == kind] for kind in ("train", "epoch"))
+        records = read_log(run.log_file)
+        train, epochs = ([record for record in records if record["kind"] == kind] for kind in ("train", "epoch"))
         epochs = [{**record, **(record.get("ema") or record["model"])} for record in epochs]
     except (ValueError, KeyError, TypeError, AttributeError, yaml.YAMLError) as error:
         raise ValueError(f"{path} is not the directory of a run ({type(error).__name__}: {error})") from error
@@ -42,7 +43,8 @@ def read_run(path: str | Path) -> dict[str, Any]:
 def row(run: dict[str, Any]) -> dict[str, str]:
     """The table's row of a run."""
     config, epochs, processes = run["config"], run["epochs"], run["environment"].get("processes", 1)
-    values = {"run": run["name"], "model": config["model.name"], "epochs": f"{len(epochs)}/{config['schedule.epochs']}"}
+    finished = epochs[-1]["epoch"] if epochs else 0
+    values = {"run": run["name"], "model": config["model.name"], "epochs": f"{finished}/{config['schedule.epochs']}"}
     values["images an update"] = str(config["data.batch_size"] * config["optimizer.accumulate"] * processes)
     if epochs:
         last, best = epochs[-1], max(epochs, key=lambda record: record["top1"])
@@ -75,12 +77,18 @@ def draw(path: Path, runs: Sequence[dict[str, Any]]) -> None:
     save_figure(path, figure)
 
 
+def build_parser() -> argparse.ArgumentParser:
+    """The parser of the command, also of its completion."""
+    about = "Print a table of runs, and the configuration keys in which they differ."
+    parser = make_parser("compare", about, "runs/a runs/b", "runs/imagenet/* --plot compare.png")
+    parser.add_argument("runs", metavar="RUN", nargs="+", help="directory of a run, finished or not")
+    parser.add_argument("--plot", metavar="PNG", type=Path, help="plot top-1 and losses into it (default: none)")
+    return parser
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command; returns its exit status: 0, or 2 for a directory that holds no run."""
-    parser = argparse.ArgumentParser("python -m vilonghorn.tools.compare", description=__doc__)
-    parser.add_argument("runs", metavar="RUN", nargs="+", help="directory of a run, finished or not")
-    parser.add_argument("--plot", metavar="PNG", type=Path, help="file to plot top-1 and losses into")
-    options = parser.parse_args(arguments)
+    options = build_parser().parse_args(arguments)
     try:
         runs = [read_run(path) for path in dict.fromkeys(options.runs)]
         print(markdown([row(run) for run in runs]))

@@ -11,6 +11,7 @@ from typing import Any
 import timm
 import torch
 import yaml
+from jsonargparse.typing import PositiveInt
 from PIL import Image
 from safetensors import SafetensorError
 from timm.data import ImageNetInfo, create_transform, infer_imagenet_subset, resolve_model_data_config
@@ -19,6 +20,8 @@ from timm.models import load_checkpoint
 from timm.utils import ParseKwargs
 from torch import Tensor, nn
 
+from ..data.images import MAX_PIXELS
+from ..data.names import printable
 from ..engine import load_config, load_run
 from ..engine.build import MODEL_ERRORS, one_line, pick_device
 from ..engine.checkpoint import load_weights
@@ -50,8 +53,23 @@ class LoadedModel:
         return (image.cpu() * std + mean).clamp(0, 1).permute(1, 2, 0)
 
     def class_name(self, index: int) -> str:
-        """Returns the name of a class, or its number if it has no name."""
-        return str(index) if self.class_names is None else self.class_names[index]
+        """Returns the name of a class as it can be printed (see `printable`), or its number if it has no name."""
+        return str(index) if self.class_names is None else printable(self.class_names[index])
+
+    def class_index(self, name: str) -> int:
+        """Returns the number of a class, from its name or its number as text; a name comes first.
+
+        Raises:
+            ValueError: no class has this name, and it is not a number.
+        """
+        names = self.class_names or []
+        if name in names:
+            return names.index(name)
+        try:
+            return int(name)
+        except ValueError:
+            known = nearest(name, names) if names else "the classes have numbers only"
+            raise ValueError(f"{self.name} has no class {name!r}; {known}") from None
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -64,26 +82,47 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--device", default="auto", help="auto (default), cpu, cuda, cuda:1, ...")
 
 
+def add_max_pixels(parser: argparse.ArgumentParser) -> None:
+    """Adds --max-pixels to a command line that reads image files."""
+    help = "refuse an image file of more pixels, which fills the memory (default: %(default)s)"
+    parser.add_argument("--max-pixels", type=PositiveInt, default=MAX_PIXELS, metavar="N", help=help)
+
+
 def from_options(options: argparse.Namespace) -> LoadedModel:
     """Loads the model that a command line with `add_arguments` names."""
     return load_model(options.model, options.checkpoint, options.model_kwargs, options.device)
 
 
 def load_model(
-    name: str, checkpoint: str | None = None, model_kwargs: dict[str, Any] | None = None, device: str = "auto"
+    name: str | Path,
+    checkpoint: str | None = None,
+    model_kwargs: dict[str, Any] | None = None,
+    device: str = "auto",
 ) -> LoadedModel:
-    """Loads a model with its preprocessing and class names.
+    """Loads a classifier with its preprocessing and class names. It is `vilonghorn.load`, too.
+
+    Example::
+
+        photos = vilonghorn.load("runs/photos")
+        image = photos.transform(Image.open("a.jpg").convert("RGB"))  # (3, H, W)
+        with torch.inference_mode():
+            scores = photos.model(image[None].to(photos.device))[0]  # (classes,)
+        print(photos.class_name(int(scores.argmax())))
 
     Args:
         name: directory of a run, or a name that `timm.create_model` takes.
         checkpoint: of a run "best" (default) or "last"; of a timm model a file, "pretrained" (default) or "random".
         model_kwargs: arguments of `timm.create_model`, none for a run.
-        device: as `run.device` of training.
+        device: "auto" (default: a GPU if there is one), "cpu", "cuda", "cuda:1", ...
+
+    Returns:
+        The model in evaluation mode on its device, the transform of images to its input, and the names of its classes.
 
     Raises:
         FileNotFoundError: there are no such weights.
         ValueError: unknown model, weights of another model, or arguments that do not fit.
     """
+    name = str(name)
     if Path(name).is_dir():
         title, model, data, class_names = _from_run(name, checkpoint or "best", model_kwargs)
     elif name.startswith(REMOTE) or name.partition(".")[0] in timm.list_models():

@@ -1,4 +1,4 @@
-"""Classifies image files: `python -m vilonghorn.tools.predict MODEL IMAGE...`.
+"""Classifies image files: `vilonghorn predict MODEL IMAGE...`.
 
 MODEL is the directory of a run, or the name of a timm model. IMAGE is a file, or a folder that is searched at any
 depth. Each image gets a line with its most probable classes. An image that cannot be read is reported on standard
@@ -21,9 +21,11 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 from tqdm import tqdm
 
-from ..data.images import EXTENSIONS, read_image
+from ..commands import make_parser
+from ..data.images import EXTENSIONS, MAX_PIXELS, read_image
+from ..data.names import printable
 from ..engine.build import MODEL_ERRORS, one_line
-from .loaded_model import USER_ERRORS, LoadedModel, add_arguments, from_options
+from .loaded_model import USER_ERRORS, LoadedModel, add_arguments, add_max_pixels, from_options
 
 
 def find_images(names: Sequence[str]) -> list[str]:
@@ -41,9 +43,17 @@ def find_images(names: Sequence[str]) -> list[str]:
 
 @torch.inference_mode()
 def predict(
-    loaded: LoadedModel, files: Sequence[str], *, top: int = 5, batch_size: int = 32, workers: int = 0
+    loaded: LoadedModel,
+    files: Sequence[str],
+    *,
+    top: int = 5,
+    batch_size: int = 32,
+    workers: int = 0,
+    max_pixels: int = MAX_PIXELS,
 ) -> Iterator[dict[str, Any]]:
     """Classifies image files in batches; `workers` processes read them, or this process if 0.
+
+    A file of more than `max_pixels` is an error.
 
     Yields:
         For each file, in order: {"image": file, "predictions": [{"class": number, "name": its name or None,
@@ -54,7 +64,8 @@ def predict(
     """
     if getattr(loaded.model, "num_classes", None) == 0:
         raise ValueError(f"{loaded.name} has no classifier: give it num_classes, and weights for them")
-    for batch in DataLoader(files, batch_size, num_workers=workers, collate_fn=partial(_read, loaded.transform)):
+    read = partial(_read, loaded.transform, max_pixels)
+    for batch in DataLoader(files, batch_size, num_workers=workers, collate_fn=read):
         images = [image for _, image in batch if isinstance(image, Tensor)]
         predictions = iter(_classify(loaded, torch.stack(images), top) if images else [])
         for file, image in batch:
@@ -62,14 +73,18 @@ def predict(
             yield {"image": file, **result}
 
 
-def _read(transform: Callable[[Image.Image], Tensor], files: Sequence[str]) -> list[tuple[str, Tensor | str]]:
+def _read(
+    transform: Callable[[Image.Image], Tensor], max_pixels: int, files: Sequence[str]
+) -> list[tuple[str, Tensor | str]]:
     """Pairs each file with the model's input, or with a sentence on why it cannot be read."""
     batch: list[tuple[str, Tensor | str]] = []
     for file in files:
         try:
             if os.path.isdir(file):
-                raise ValueError(f"{file}: no image in this folder; expected names that end in {', '.join(EXTENSIONS)}")
-            batch.append((file, transform(read_image(file))))
+                raise ValueError(
+                    f"{printable(file)}: no image in this folder; expected names that end in {', '.join(EXTENSIONS)}"
+                )
+            batch.append((file, transform(read_image(file, max_pixels))))
         except ValueError as error:
             batch.append((file, str(error)))
     return batch
@@ -92,18 +107,27 @@ def _classify(loaded: LoadedModel, images: Tensor, top: int) -> list[list[dict[s
     ]
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Runs the command; returns 0, 1 if an image could not be read, or 2 if the model cannot be used."""
-    parser = argparse.ArgumentParser(prog="python -m vilonghorn.tools.predict", description=__doc__.split("\n\n")[1])
+def build_parser() -> argparse.ArgumentParser:
+    """The parser of the command, also of its completion."""
+    examples = ("runs/photos holiday/ --top 3", "vim_tiny a.jpg b.jpg --json")
+    parser = make_parser("predict", __doc__.split("\n\n")[1], *examples)
     add_arguments(parser)
     parser.add_argument("images", nargs="+", metavar="IMAGE", help="image file, or folder of images at any depth")
     parser.add_argument("--top", type=PositiveInt, default=5, help="classes to name (default: 5)")
     parser.add_argument("--batch-size", type=PositiveInt, default=32, help="images in a batch (default: 32)")
     parser.add_argument("--workers", type=NonNegativeInt, default=0, help="processes that read images (default: 0)")
     parser.add_argument("--json", action="store_true", help="print one JSON object a line")
-    options = parser.parse_args(argv)
+    add_max_pixels(parser)
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs the command; returns 0, 1 if an image could not be read, or 2 if the model cannot be used."""
+    options = build_parser().parse_args(argv)
     files = find_images(options.images)
-    settings = dict(top=options.top, batch_size=options.batch_size, workers=options.workers)
+    settings = dict(
+        top=options.top, batch_size=options.batch_size, workers=options.workers, max_pixels=options.max_pixels
+    )
     failed = False
     try:
         loaded = from_options(options)
@@ -116,7 +140,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                     bar.write(json.dumps(result))
                 elif "error" not in result:
                     named = [f"{loaded.class_name(p['class'])} {p['probability']:.1%}" for p in result["predictions"]]
-                    bar.write(f"{result['image']}: {', '.join(named)}")
+                    bar.write(f"{printable(result['image'])}: {', '.join(named)}")
                 bar.update()
     except USER_ERRORS as error:
         print(f"error: {error}", file=sys.stderr)

@@ -1,4 +1,4 @@
-"""A web page that classifies a dropped image and draws its maps: `python -m vilonghorn.tools.web MODEL`.
+"""A web page that classifies a dropped image and draws its maps: `vilonghorn web MODEL`.
 
 It shows the most probable classes and the maps of `vilonghorn.interpret`. It needs gradio (`pip install
 'vilonghorn[web]'`), listens to this machine only unless --host is given, and loads nothing from other machines.
@@ -13,29 +13,33 @@ from typing import Any
 
 from PIL import Image
 
-from ..data.images import read_image
+from ..commands import make_parser
+from ..data.images import MAX_PIXELS, read_image
 from ..interpret import KINDS, check_backbone, draw, make_sheet
-from .loaded_model import USER_ERRORS, LoadedModel, add_arguments, from_options
+from .loaded_model import USER_ERRORS, LoadedModel, add_arguments, add_max_pixels, from_options
 from .predict import predict
 
 
-def analyze(loaded: LoadedModel, file: str, kind: str) -> tuple[dict[str, float], Image.Image]:
+def analyze(
+    loaded: LoadedModel, file: str, kind: str, max_pixels: int = MAX_PIXELS
+) -> tuple[dict[str, float], Image.Image]:
     """Returns the five most probable classes of an image file with their probabilities, and the picture of its maps.
 
     Raises:
-        ValueError: the image does not decode, or the model does not take it.
+        ValueError: the image does not decode or has more than `max_pixels`, or the model does not take it.
     """
-    (result,) = predict(loaded, [file])
+    (result,) = predict(loaded, [file], max_pixels=max_pixels)
     if "error" in result:
         raise ValueError(result["error"])
-    image = loaded.transform(read_image(file))
+    image = loaded.transform(read_image(file, max_pixels))
     buffer = BytesIO()
     draw(make_sheet(loaded, image, kind), loaded.denormalize(image)).savefig(buffer, format="png", dpi=100)
-    return {loaded.class_name(p["class"]): p["probability"] for p in result["predictions"]}, Image.open(buffer)
+    probabilities = {loaded.class_name(p["class"]): p["probability"] for p in result["predictions"]}
+    return probabilities, Image.open(buffer, formats=["PNG"])
 
 
-def build_page(loaded: LoadedModel) -> Any:
-    """Builds the page of a model, for `launch`.
+def build_page(loaded: LoadedModel, max_pixels: int = MAX_PIXELS) -> Any:
+    """Builds the page of a model, for `launch`. It refuses images of more than `max_pixels`.
 
     Raises:
         ImportError: gradio is not installed.
@@ -51,7 +55,7 @@ def build_page(loaded: LoadedModel) -> Any:
         if file is None:
             return None, None
         try:
-            return analyze(loaded, file, kind)
+            return analyze(loaded, file, kind, max_pixels)
         except ValueError as error:
             raise gr.Error(str(error).replace(file, Path(file).name), print_exception=False) from error
 
@@ -80,15 +84,21 @@ def launch(blocks: Any, host: str = "127.0.0.1", port: int | None = None) -> str
     return blocks.launch(server_name=host, server_port=port, prevent_thread_lock=True, **settings)[1]
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Runs the command until it is interrupted; returns 2 if the page cannot be served."""
-    parser = argparse.ArgumentParser(prog="python -m vilonghorn.tools.web", description=__doc__.split("\n\n")[1])
+def build_parser() -> argparse.ArgumentParser:
+    """The parser of the command, also of its completion."""
+    parser = make_parser("web", __doc__.split("\n\n")[1], "runs/photos", "runs/photos --checkpoint last --port 8080")
     add_arguments(parser)
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default: 127.0.0.1)")
     parser.add_argument("--port", type=int, help="default: the first free one from 7860")
-    options = parser.parse_args(argv)
+    add_max_pixels(parser)
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs the command until it is interrupted; returns 2 if the page cannot be served."""
+    options = build_parser().parse_args(argv)
     try:
-        blocks = build_page(from_options(options))
+        blocks = build_page(from_options(options), options.max_pixels)
         print(f"the page is at {launch(blocks, options.host, options.port)} until you press Ctrl+C", flush=True)
     except (*USER_ERRORS, TypeError) as error:
         print(f"error: {error}", file=sys.stderr)
