@@ -1,10 +1,11 @@
 # make demo   trains vilonghorn_nano on the embedded digits, through FFCV, into runs/digits, and measures it
 # make test   runs the linters, then the tests
 # make lint   runs the linters: ruff, clang-format, mypy
+# make docs   builds the site of the documentation into site/, and fails at a broken link
 # make wheels builds the source archive and the wheels of all platforms into dist/; see docs/install.md
 #
-# Each but the last sets up .venv first (PYTHON=python3.12 chooses its interpreter). A second call does only what is missing: it
-# evaluates a finished run again and resumes an interrupted one.
+# The first three set up .venv first (PYTHON=python3.12 chooses its interpreter). A second call does only what is missing:
+# it evaluates a finished run again and resumes an interrupted one.
 PYTHON ?= python3
 VENV := .venv/bin/python
 DATA := data/digits
@@ -12,7 +13,7 @@ RUN := runs/digits
 # Waiting OpenMP threads yield their core to FFCV's decoders.
 export OMP_WAIT_POLICY ?= passive
 
-.PHONY: demo test lint wheels
+.PHONY: demo test lint docs wheels
 
 demo: .venv/.ready $(DATA)/train.beton $(DATA)/val.beton
 	@if [ -e $(RUN)/predictions.png ]; then set -- --evaluate $(RUN) --checkpoint last; \
@@ -29,11 +30,20 @@ lint: .venv/.ready
 	find kernels -name '*.h' -o -name '*.c*' -a -not -name '*.txt' | xargs .venv/bin/clang-format --dry-run --Werror
 	$(VENV) -m mypy
 
+docs: build/docs/.ready
+	NO_MKDOCS_2_WARNING=1 build/docs/bin/python -m mkdocs build
+
 wheels:
 	@PYTHON="$(PYTHON)" sh wheels/build.sh
 
 .venv/.ready: setup.sh pyproject.toml $(shell find kernels -type f)
 	@PYTHON="$(PYTHON)" sh setup.sh
+	@touch $@
+
+build/docs/.ready: pyproject.toml
+	$(PYTHON) -m venv build/docs
+	build/docs/bin/python -m pip install --quiet --upgrade pip
+	build/docs/bin/python -m pip install --quiet --group docs
 	@touch $@
 
 $(DATA)/%.beton: | .venv/.ready $(DATA)

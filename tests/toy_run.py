@@ -25,6 +25,7 @@ OPTIONS = [
     "--schedule.epochs=3",
     "--schedule.warmup_epochs=1",
     "--augmentation.cutmix=0.5",
+    "--augmentation.repeats=1",
     "--ema.decay=0.9",
     "--run.device=cpu",
     "--run.log_updates=2",

@@ -1,7 +1,8 @@
 """Makes docs/performance.md from runs of the benchmark: `python docs/performance/make.py`, in the root of a checkout.
 
 Figures come from docs/performance/cpu-*.json, which `python -m vilonghorn.bench --json` writes, and kernels.json; the
-text from text.md beside them, in which $names stand for tables. Also draws models.svg and writes the README's table.
+text from text.md beside them, in which $names stand for tables. Also draws models.svg and speed.svg, and writes the
+tables of README.md and docs/choosing.md.
 """
 
 from __future__ import annotations
@@ -25,8 +26,9 @@ from vilonghorn.data.files import atomic_write
 from vilonghorn.tools.markdown import markdown
 
 PAGE, FOLDER, README = Path("docs/performance.md"), Path("docs/performance"), Path("README.md")
-PLOT = FOLDER / "models.svg"
-MARK = re.compile(r"(<!-- speed[^>]*-->\n).*?(<!-- end of speed -->)", re.DOTALL)
+CHOOSING = Path("docs/choosing.md")
+PLOT, SPEED_PLOT = FOLDER / "models.svg", FOLDER / "speed.svg"
+MARK = re.compile(r"(<!-- (speed|ratios)\b[^>]*-->\n).*?(<!-- end of \2 -->)", re.DOTALL)
 # Instructions of the authors' own kernels, counted in the same way: forward, backward.
 OFFICIAL = {("longhorn", 90): (1050, 2000), ("mamba", 90): (871, 1790)}
 
@@ -149,21 +151,35 @@ def kernel_table(
     return markdown([lines[cell] for cell in sorted(lines, key=lambda cell: (cell[1], cell[0]))])
 
 
-def readme(text: str, folder: Path) -> str:
-    """The README with the speed table of the runs between its markers.
+def ratio_table(runs: Sequence[dict[str, Any]]) -> str:
+    """vilonghorn_tiny against DeiT-Ti at every size of both: time and peak memory."""
+    models = [bench.by(run["models"], "model", "size") for run in runs]
+    columns = {f"time, {step}": (train, "ms") for train, step in STEPS.items()} | {"memory": (True, "memory_gb")}
+    lines = []
+    for size in sorted({size for name, size, _ in models[0] if name == bench.TINY}):
+        line = {"px": f"{size}", "patches": f"{(size // 16) ** 2:,}"}
+        for column, (train, key) in columns.items():
+            pairs = ((run.get((name, size, train)) for name in (bench.TINY, bench.DEIT_TINY)) for run in models)
+            line[column] = join(bench.figure(bench.ratio(*pair, key), bold_above=1) for pair in pairs)
+        lines.append(line)
+    return markdown(lines)
+
+
+def fill(text: str, folder: Path) -> str:
+    """A page with the tables of the runs between its markers.
 
     Raises:
-        ValueError: the README has no markers.
+        ValueError: the page has no markers.
     """
-    if not MARK.search(text):
-        raise ValueError(
-            f"{README} lacks the markers <!-- speed --> and <!-- end of speed -->: put them around its table"
-        )
     runs = load_runs(folder)
     found = runs[0]["machine"]
     made = f"{found['cpu']}, {found['threads']} threads, float32, a figure of each of {len(runs)} runs:\n\n"
-    made += f"{speed_table(runs)}\n"
-    return MARK.sub(lambda match: match[1] + made + match[2], text)
+    tables = dict(speed=speed_table(runs), ratios=ratio_table(runs))
+    text, count = MARK.subn(lambda match: f"{match[1]}{made}{tables[match[2]]}\n{match[3]}", text)
+    if not count:
+        marks = ", ".join(f"<!-- {name} --> and <!-- end of {name} -->" for name in tables)
+        raise ValueError(f"a page lacks the markers of its table; put one of these pairs around it: {marks}")
+    return text
 
 
 def draw_models(path: Path, run: dict[str, Any]) -> None:
@@ -184,7 +200,28 @@ def draw_models(path: Path, run: dict[str, Any]) -> None:
         axes.grid(alpha=0.3, which="both")
     figure.legend(*grid[0, 0].get_legend_handles_labels(), loc="outside lower center", ncols=4, fontsize="small")
     figure.suptitle(plot_title(run))
-    with rc_context({"svg.hashsalt": "vilonghorn"}), atomic_write(path) as file:  # equal figures make equal files
+    save_svg(figure, path)
+
+
+def draw_speed(path: Path, run: dict[str, Any]) -> None:
+    """Draws seconds of an image against its side, for vilonghorn_tiny and DeiT-Ti, as SVG."""
+    figure = Figure(figsize=(8, 3), layout="constrained")
+    for axes, (train, step) in zip(figure.subplots(1, 2), STEPS.items()):
+        for name, color in ((bench.DEIT_TINY, "tab:gray"), (bench.TINY, "tab:orange")):
+            rows = [row for row in run["models"] if (row["model"], row["train"]) == (name, train) and row["ms"]]
+            rows.sort(key=lambda row: row["size"])
+            seconds = [bench.median(row) / row["batch"] / 1e3 for row in rows]
+            axes.plot([row["size"] for row in rows], seconds, marker=".", color=color, label=name)
+        axes.set(title=step, xlabel="height and width of the image, pixels", ylabel="seconds per image", ylim=(0, None))
+        axes.grid(alpha=0.3)
+        axes.legend(fontsize="small")
+    figure.suptitle(plot_title(run), fontsize="medium")
+    save_svg(figure, path)
+
+
+def save_svg(figure: Figure, path: Path) -> None:
+    """Writes a figure; equal figures make equal files."""
+    with rc_context({"svg.hashsalt": "vilonghorn"}), atomic_write(path) as file:
         figure.savefig(file, format="svg", metadata={"Date": None})
 
 
@@ -195,17 +232,19 @@ def plot_title(run: dict[str, Any]) -> str:
 
 
 def main() -> int:
-    """Writes the page, its plot and the README's table; returns the exit status."""
+    """Writes the page, the plots and the tables of other pages; returns the exit status."""
     if not (FOLDER / "text.md").is_file():
         sys.exit(f"error: there is no {FOLDER / 'text.md'} here: run it in the root of a checkout")
     try:
-        texts = {PAGE: page(FOLDER), README: readme(README.read_text(), FOLDER)}
+        texts = {PAGE: page(FOLDER)} | {path: fill(path.read_text(), FOLDER) for path in (README, CHOOSING)}
     except ValueError as error:
         sys.exit(f"error: {error}")
     for path, text in texts.items():
         with atomic_write(path, "w") as file:
             file.write(text)
-    draw_models(PLOT, load_runs(FOLDER)[0])
+    run = load_runs(FOLDER)[0]
+    draw_models(PLOT, run)
+    draw_speed(SPEED_PLOT, run)
     return 0
 
 

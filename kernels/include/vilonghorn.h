@@ -144,11 +144,11 @@ VL_EXPORT int vl_abi(void); /* VL_ABI of this library */
 
 /* The CPU library. isa: index of an instruction set, -1 for the best one that this processor supports. Functions that
  * return int return 0, or 1 if the instruction set is not available or memory ran out; outputs are then undefined. */
-VL_EXPORT int vl_levels(void);                /* number of instruction sets in this build, ascending */
-VL_EXPORT const char *vl_level_name(int isa); /* "v2", "v3", "v4" on x86-64, else "generic" */
-VL_EXPORT int vl_level_runs(int isa);         /* not 0 if this processor supports it */
+VL_EXPORT int vl_levels(void);                               /* number of instruction sets in this build, ascending */
+VL_EXPORT const char *vl_level_name(int isa);                /* "v2", "v3", "v4" on x86-64, else "generic" */
+VL_EXPORT int vl_level_runs(int isa);                        /* not 0 if this processor supports it */
 VL_EXPORT int64_t vl_multiply_adds(int isa, int64_t rounds); /* runs multiply-adds; returns their number */
-VL_EXPORT const char *vl_threading(void);           /* "gomp" where torch's OpenMP threads are used, else "std" */
+VL_EXPORT const char *vl_threading(void); /* "gomp" where torch's OpenMP threads are used, else "std" */
 VL_EXPORT int vl_scan_forward(const VlScan *, int isa);
 VL_EXPORT int vl_scan_backward(const VlScan *, int isa);
 VL_EXPORT int vl_conv_forward(const VlConv *, int isa);

@@ -17,11 +17,23 @@ FOLDER = ROOT / make.FOLDER
 
 
 def test_the_committed_page_and_readme_are_made_from_the_committed_runs():
-    readme = (ROOT / make.README).read_text()
-    assert (ROOT / make.PAGE).read_text() == make.page(FOLDER), "run python docs/performance/make.py"
-    assert make.readme(readme, FOLDER) == readme, "run python docs/performance/make.py"
+    remedy = "run python docs/performance/make.py"
+    assert (ROOT / make.PAGE).read_text() == make.page(FOLDER), remedy
+    for path in (make.README, make.CHOOSING):
+        text = (ROOT / path).read_text()
+        assert make.fill(text, FOLDER) == text, remedy
     title = make.plot_title(make.load_runs(FOLDER)[0])  # matplotlib writes each title in a comment
-    assert f"<!-- {title} -->" in (ROOT / make.PLOT).read_text(), "run python docs/performance/make.py"
+    for plot in (make.PLOT, make.SPEED_PLOT):
+        assert f"<!-- {title} -->" in (ROOT / plot).read_text(), remedy
+
+
+def test_the_first_lines_of_the_readme_are_true_of_every_run():
+    assert "less than a third of the time" in (ROOT / make.README).read_text().partition("\n## ")[0]
+    for run in make.load_runs(FOLDER):
+        models = make.bench.by(run["models"], "model", "size")
+        for train in (False, True):
+            ours, theirs = (models[name, 1024, train] for name in (make.bench.TINY, make.bench.DEIT_TINY))
+            assert make.bench.ratio(ours, theirs) < 1 / 3
 
 
 def report(speed: float) -> dict:
@@ -61,7 +73,7 @@ def report(speed: float) -> dict:
 def test_the_command_writes_page_plot_and_readme_from_new_runs(tmp_path, monkeypatch):
     folder = tmp_path / make.FOLDER
     folder.mkdir(parents=True)
-    for path in (make.FOLDER / "text.md", make.FOLDER / "kernels.json", make.README):
+    for path in (make.FOLDER / "text.md", make.FOLDER / "kernels.json", make.README, make.CHOOSING):
         (tmp_path / path).write_text((ROOT / path).read_text())
     for i, speed in enumerate((1, 2), 1):
         (folder / f"cpu-{i}.json").write_text(json.dumps(report(speed)))
@@ -75,9 +87,11 @@ def test_the_command_writes_page_plot_and_readme_from_new_runs(tmp_path, monkeyp
     )
     assert "| 448 | 1 | `vilonghorn_tiny` | 785 / 392 | 1000 / 500 | 0.33 / 0.33 | 1570 / 785 | 2000 / 1000 |" in text
     assert "| `aten::op0` | 2 | 12.0 | 15% |" in text
-    assert f"<!-- {make.plot_title(report(1))} -->" in make.PLOT.read_text()
+    for plot in (make.PLOT, make.SPEED_PLOT):
+        assert f"<!-- {make.plot_title(report(1))} -->" in plot.read_text()
     assert "| `vilonghorn_tiny`, 224 px | timm's `deit_tiny_patch16_224` | 0.33 / 0.33 times its time | 0.33" in readme
     assert "| scan, `longhorn` | the usual loop in torch | 40 / 40 times faster | 40 / 40 times faster |" in readme
+    assert "| 224 | 196 | 0.33 / 0.33 | 0.33 / 0.33 | 1.00 / 1.00 |" in make.CHOOSING.read_text()
     assert re.sub(make.MARK, "", readme) == re.sub(make.MARK, "", (ROOT / make.README).read_text())
 
 
@@ -114,7 +128,7 @@ def test_kernel_tables_show_the_counts_of_the_file():
 
 def test_a_readme_without_markers_and_a_wrong_folder_are_refused(tmp_path, monkeypatch):
     with pytest.raises(ValueError, match="lacks the markers"):
-        make.readme("# A README", FOLDER)
+        make.fill("# A README", FOLDER)
     monkeypatch.chdir(tmp_path)
     with pytest.raises(SystemExit, match="run it in the root of a checkout"):
         make.main()

@@ -83,7 +83,9 @@ def run(code: str, tmp_path: Path) -> str:
     shutil.copytree(PACKAGE, tree / "vilonghorn", ignore=shutil.ignore_patterns("_lib", "__pycache__"))
     (tree / "kernels").mkdir()
     environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(tree), str(tmp_path / "site")])}
-    command = [sys.executable, "-W", "always", "-c", code]
+    # An editable installation finds its own source tree before any path.
+    without = "import sys; sys.meta_path[:] = [f for f in sys.meta_path if 'Redirecting' not in type(f).__name__]; "
+    command = [sys.executable, "-W", "always", "-c", without + code]
     result = subprocess.run(command, cwd=tree, env=environment, capture_output=True, text=True, check=True)
     return result.stdout + result.stderr
 

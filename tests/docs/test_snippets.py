@@ -1,0 +1,86 @@
+"""The Python code of the pages runs, block after block in one namespace; test_models.py runs that of docs/models.md."""
+
+import re
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+import timm
+from left_run import leave_run
+from PIL import Image
+
+from vilonghorn import export
+from vilonghorn.export.formats import FORMATS, capture
+
+ROOT = Path(__file__).parents[2]
+
+
+def run_blocks(page: str, leave_out: str | None = None, first: str = "") -> dict:
+    """Runs the Python blocks of a page, `first` those that contain a word, without others; returns their names."""
+    names: dict = {}
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(encoding="utf-8"), re.DOTALL)
+    chosen = [block for block in blocks if leave_out is None or leave_out not in block]
+    assert chosen and (len(chosen) < len(blocks)) == (leave_out is not None)
+    for block in sorted(chosen, key=lambda block: first not in block):
+        exec(compile(block, page, "exec"), names)
+    return names
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path, monkeypatch):
+    """An empty current folder."""
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_the_readme():
+    assert run_blocks("README.md")["y"].shape == (8, 197, 384)
+
+
+def test_the_page_on_the_block(capsys):
+    names = run_blocks("docs/own_model.md")
+    shapes = re.findall(r"# (torch\.Size\(.*?\))", (ROOT / "docs" / "own_model.md").read_text(encoding="utf-8"))
+    assert capsys.readouterr().out.split("\n") == [*shapes, ""]
+    groups = names["optimizer"].param_groups
+    assert sum(len(group["params"]) for group in groups) == len(list(names["model"].parameters()))
+    assert any(p is names["model"].blocks[0].mixer.dt_bias for p in groups[1]["params"])
+
+
+def test_the_page_on_questions():
+    run_blocks("docs/faq.md")
+
+
+def test_the_page_on_export_but_machine_code(folder, monkeypatch):
+    pytest.importorskip("onnxruntime", reason="pip install vilonghorn[export]")
+    small = timm.create_model("vilonghorn_nano", depth=1, embed_dim=32, num_classes=5, dynamic_img_size=True)
+    small = small.eval().requires_grad_(False)
+    monkeypatch.setattr(export, "load_for_export", lambda name: small)  # the page's is 24 times as deep
+    monkeypatch.setattr(sys.modules["vilonghorn.export.verify"], "verify", lambda *args: [])  # tests/export tests it
+    FORMATS["pt2"].write(capture(small), folder / "vilonghorn_tiny.pt2", {})
+    names = run_blocks("docs/export.md", leave_out="aoti", first="load_for_export(")
+    assert names["logits"].shape == (2, 5) and names["session"].get_inputs()[0].name == "images"
+
+
+def test_the_page_on_maps(folder):
+    leave_run(folder / "runs/digits", depth=5, embed_dim=96)
+    (folder / "data/digits/val/3").mkdir(parents=True)
+    Image.new("RGB", (16, 16), "gray").save(folder / "data/digits/val/3/0059.png")
+    names = run_blocks("docs/interpret.md", leave_out=None if find_spec("pytorch_grad_cam") else "pytorch_grad_cam")
+    tokens = 1 + names["maps"].shape[-1] ** 2
+    assert names["weights"].shape == (1, 2, 1, 1, tokens) and names["rows"].shape == (2, 1, tokens, tokens, 192)
+    assert names["y"].shape == (2, 1, tokens, 192)
+
+
+def test_the_page_on_photographs_splits_every_class(folder):
+    for name, count in (("cat", 10), ("dog", 7)):
+        (folder / "photos/all" / name).mkdir(parents=True)
+        for i in range(count):
+            (folder / "photos/all" / name / f"{i}.jpg").touch()
+    run_blocks("docs/photos.md")
+    parts = [
+        {str(p.relative_to(folder / "photos" / part)) for p in (folder / "photos" / part).rglob("*.jpg")}
+        for part in ("train", "val")
+    ]
+    assert [len(part) for part in parts] == [8 + 5, 2 + 2] and not parts[0] & parts[1]
+    assert {name.split("/")[0] for name in parts[1]} == {"cat", "dog"}
