@@ -5,7 +5,6 @@ from dataclasses import dataclass, replace
 
 import torch
 from torch import nn
-from torch.utils.benchmark import Timer
 from torch.utils.flop_counter import FlopCounterMode
 
 from .build import build_loader, pick_device, scale_rates
@@ -153,6 +152,8 @@ def activation_bytes(state: TrainState) -> float:
 
 def _measure(state: TrainState) -> tuple[float, int | None, str]:
     """Images per second, peak memory of the GPU in bytes (None on a CPU), and what was measured, in words."""
+    from torch.utils.benchmark import Timer  # its import warns where there is nvcc and no GPU
+
     on_gpu, device = state.device.type == "cuda", state.device
     count = state.config.data.batch_size if on_gpu else min(8, state.config.data.batch_size)
     name = torch.cuda.get_device_name(device) if on_gpu else f"this CPU with {torch.get_num_threads()} thread(s)"
