@@ -24,11 +24,11 @@ from vilonghorn.engine import Trainer, load_config
 
 CONFIG = Path(__file__).parents[2] / "configs" / "photos.yaml"
 CATEGORIES = ["animals", "food", "household", "plants"]  # those with 30 photographs or more
-SIDE = 256  # pixels of the longer side, at most
+SIDE = 160  # pixels of the longer side, at most
 
 
 def read_photographs(stamps: Path) -> tuple[list[Image.Image], np.ndarray]:
-    """The photographs of all categories on white, and the number of the category of each.
+    """The photographs of all categories, each in the centre of a white square, and the number of its category.
 
     Drawings (folders `cartoon`) and mirrored copies are left out.
     """
@@ -37,9 +37,10 @@ def read_photographs(stamps: Path) -> tuple[list[Image.Image], np.ndarray]:
         for file in sorted((stamps / category).rglob("*.png")):
             if "cartoon" not in file.parts and not file.stem.endswith("_mirror"):
                 stamp = Image.open(file).convert("RGBA")
-                image = Image.new("RGBA", stamp.size, "white")
-                image.alpha_composite(stamp)
-                image.thumbnail((SIDE, SIDE))
+                stamp.thumbnail((SIDE, SIDE))
+                side = max(stamp.size)
+                image = Image.new("RGBA", (side, side), "white")
+                image.alpha_composite(stamp, ((side - stamp.width) // 2, (side - stamp.height) // 2))
                 images.append(image.convert("RGB"))
                 labels.append(label)
     if not images:
