@@ -7,11 +7,12 @@ from html import escape
 
 import pytest
 import torch
+from drawn_text import drawn_texts, misplaced
 from matplotlib.axes import Axes
 from torch import nn
 from toy_run import ToyLoader, toy_trainer
 
-from vilonghorn.engine import evaluate
+from vilonghorn.engine import evaluate, report
 from vilonghorn.engine.build import autocast
 from vilonghorn.engine.checkpoint import Log, load_weights, read_log
 from vilonghorn.engine.report import Predictions, draw_curves, draw_predictions, predict, worst_classes
@@ -66,7 +67,7 @@ def test_mistakes_come_first_and_are_named(tmp_path, titles):
     guesses = list(truths)
     guesses[8], guesses[31] = 1, 0
     draw(tmp_path / "predictions.png", Images(guesses, truths))
-    assert [label for label, _ in titles[:2]] == ["dog, not cat", "cat, not dog"]
+    assert [label for label, _ in titles[:2]] == ["dog,\nnot cat", "cat,\nnot dog"]
     assert [style["color"] for _, style in titles] == ["red", "red"] + ["black"] * (len(titles) - 2)
     assert {label for label, _ in titles[2:]} == {"cat", "dog"}
     assert 30 <= len(titles) - 2 <= 40
@@ -76,17 +77,29 @@ def test_names_that_look_like_formulas_are_drawn_as_they_are(tmp_path, titles):
     images = Images([0, 1, 1], [0, 1, 0])
     images.class_names = ["$\\cat$", "$x_{$"]
     draw(tmp_path / "predictions.png", images)
-    assert sorted(label for label, _ in titles) == ["$\\cat$", "$x_{$", "$x_{$, not $\\cat$"]
+    assert sorted(label for label, _ in titles) == ["$\\cat$", "$x_{$", "$x_{$,\nnot $\\cat$"]
 
 
 def test_more_mistakes_than_a_row_holds_are_still_told_apart(tmp_path, titles):
     draw(tmp_path / "predictions.png", Images([0] * 60, [1] * 60))
-    assert all(label == "cat, not dog" and style["color"] == "red" for label, style in titles)
+    assert all(label == "cat,\nnot dog" and style["color"] == "red" for label, style in titles)
 
 
 def test_fewer_images_than_cells_are_drawn_once_each(tmp_path, titles):
     draw(tmp_path / "predictions.png", Images([0, 1, 1], [0, 1, 0]))
-    assert sorted(label for label, _ in titles) == ["cat", "dog", "dog, not cat"]
+    assert sorted(label for label, _ in titles) == ["cat", "dog", "dog,\nnot cat"]
+
+
+def test_long_names_do_not_overlap_and_the_picture_names_its_weights(tmp_path, monkeypatch):
+    figures = []
+    monkeypatch.setattr(report, "save_figure", lambda path, figure: figures.append(figure))
+    for names in (["W" * 80, "n02123045 tabby, tabby cat " * 4], ["cat", "dog"]):
+        sample = [(torch.zeros(3, 8, 8), i % 2, 1) for i in range(12)]
+        found = Predictions(torch.tensor([[3, 2], [4, 5]]), names, [(torch.zeros(3, 8, 8), 0, 1)] * 3, sample)
+        draw_predictions(tmp_path / "a.png", found, (0.5,) * 3, (0.5,) * 3, "last weights (ema, epoch 12)")
+        assert misplaced(figures[-1]) == [] and len(drawn_texts(figures[-1])) == 16
+        assert figures[-1].get_suptitle().startswith("last weights (ema, epoch 12): 6 of 14 held-out images are wrong")
+    assert "cat,\nnot dog" in [text for text, _ in drawn_texts(figures[-1])]
 
 
 def test_curves_are_drawn_from_the_first_line_on(tmp_path):

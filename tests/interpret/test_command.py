@@ -47,10 +47,14 @@ def test_a_sheet_has_the_maps_of_each_block_and_direction(run):
     assert sheet.box == (8, 8, 4, 4)
     assert torch.equal(make_sheet(loaded, image, "pca").rows[0].maps[2], pca(model, images, 2)[0])
     sheet = make_sheet(loaded, image, "cam", target=4)
-    assert sheet.blocks == [0, 1] and sheet.title == "Grad-CAM of class eel"
+    assert sheet.blocks == [0, 1] and sheet.title.startswith("Grad-CAM of class eel:")
     assert torch.equal(sheet.rows[0].maps[1], grad_cam(model, images, [4], 1)[0])
-    best = loaded.class_names[int(model(images).argmax())]
-    assert make_sheet(loaded, image, "cam").title == f"Grad-CAM of class {best}"
+    probability, best = (value.item() for value in model(images).softmax(1)[0].max(0))
+    best = loaded.class_names[best]
+    assert make_sheet(loaded, image, "cam").title.startswith(f"Grad-CAM of class {best}:")
+    assert {make_sheet(loaded, image, kind).prediction for kind in KINDS} == {f"Prediction: {best} {probability:.0%}"}
+    model.reset_classifier(0)
+    assert make_sheet(loaded, image, "pca").prediction is None
 
 
 def test_a_class_is_named_by_its_name_or_number(run, tmp_path, capsys):
@@ -75,20 +79,25 @@ def test_a_figure_shows_each_map_in_its_cell(run):
     own, shared, colours = [torch.rand(4, 4), infinite[:1]], [infinite, infinite * 2], [torch.rand(2, 2, 3)] * 2
     rows = [Row("a", own), Row("b", shared, "tokens"), Row("c", colours)]
     figure = draw(Sheet("t", [3, 7], rows, (4, 8, 4, 4)), loaded.denormalize(image))
-    cells = np.array(figure.axes[:9]).reshape(3, 3)
+    cells, image_axes = np.array(figure.axes[:6]).reshape(3, 2), figure.axes[6]
     pixels = np.asarray(Image.open(run[0].parent / "a.png")) / 255
-    assert np.allclose(cells[0, 0].images[0].get_array(), pixels, atol=1e-6)
-    titles = ["image", f"block 3, max {float(own[0].max()):.2g}", "block 7, max 2"]
+    assert np.allclose(image_axes.images[0].get_array(), pixels, atol=1e-6)
+    titles = [f"block 3\nmax {float(own[0].max()):.2g}", "block 7\nmax 2"]
     assert [axis.get_title() for axis in cells[0]] == titles
-    for row, line in zip(rows, cells[:, 1:]):
+    assert [axis.get_title() for axis in cells[1]] == ["block 3", "block 7"]
+    for row, line in zip(rows, cells):
+        assert line[0].get_ylabel() == row.label
         for values, axis in zip(row.maps, line):
+            assert np.allclose(axis.images[0].get_array(), 0.1 + 0.7 * pixels.mean(-1), atol=1e-6)
             shown = axis.images[-1].get_array()
             known = values.isfinite().numpy()
             assert np.array_equal(shown[known], values.numpy()[known])
             assert (shown[~known] > axis.images[-1].norm.vmax).all()  # in the colour of what is beyond the scale
             assert axis.patches[0].get_bbox().bounds == (4, 8, 4, 4)
-    assert cells[1, 1].images[-1].norm.vmax == cells[1, 2].images[-1].norm.vmax == 6
-    assert len(figure.axes) == 10 and figure.axes[9].get_ylabel() == "tokens"
+    assert cells[1, 0].images[-1].norm.vmax == cells[1, 1].images[-1].norm.vmax == 6
+    bars = [child for line in cells for child in line[-1].child_axes]
+    assert [bar.get_ylabel() for bar in bars] == ["of maximum", "tokens"]
+    assert [bar.get_ylim() for bar in bars] == [(0, 1), (0, 6)]
 
 
 @pytest.mark.parametrize("what", KINDS)

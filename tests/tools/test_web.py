@@ -4,6 +4,7 @@ import io
 import re
 import shutil
 import sys
+from dataclasses import replace
 from urllib.request import urlopen
 
 import numpy as np
@@ -12,10 +13,12 @@ import torch
 from left_run import NAMES, leave_run, make_image
 from PIL import Image
 
-from vilonghorn.interpret.draw import draw, make_sheet
+from vilonghorn.data.beton.writer import write_beton
+from vilonghorn.interpret.draw import EXPLANATIONS, draw, make_sheet
 from vilonghorn.tools import web
 from vilonghorn.tools.loaded_model import load_model
 
+KWARGS = dict(num_classes=6, img_size=16, patch_size=4, depth=2, embed_dim=32)  # of `leave_run`
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 
 
@@ -26,10 +29,18 @@ def loaded(tmp_path):
 
 
 @pytest.fixture
-def address(loaded):
-    """Of a page that is being served."""
+def val(tmp_path):
+    """An image folder of two classes."""
+    for seed, name in enumerate(("ant/1.png", "ant/2.png", "bee/1.png")):
+        make_image(tmp_path / "val" / name, seed)
+    return tmp_path / "val"
+
+
+@pytest.fixture
+def address(loaded, val):
+    """Of a page that is being served, with examples from `val`."""
     pytest.importorskip("gradio", reason="the page needs gradio: pip install 'vilonghorn[web]'")
-    blocks = web.build_page(loaded)
+    blocks = web.build_page(replace(loaded, val=val))
     yield web.launch(blocks)
     blocks.close()
 
@@ -60,9 +71,9 @@ def shown_maps(tab, other_than=None):
     return address, np.asarray(Image.open(io.BytesIO(urlopen(address).read())).convert("RGB"))
 
 
-def drawn(loaded, image, what):
-    buffer = io.BytesIO()
-    draw(make_sheet(loaded, image, what), loaded.denormalize(image)).savefig(buffer, format="png", dpi=100)
+def drawn(loaded, image, what, target=None, columns=None):
+    buffer, sheet = io.BytesIO(), make_sheet(loaded, image, what, target=target)
+    draw(sheet, loaded.denormalize(image), columns).savefig(buffer, format="png", dpi=100)
     return np.asarray(Image.open(buffer).convert("RGB"))
 
 
@@ -70,8 +81,10 @@ def test_a_dropped_image_gets_its_classes_and_maps_and_a_bad_one_a_sentence(load
     image = make_image(tmp_path / "a.png", 3)
     with torch.no_grad():
         values, classes = loaded.model(image).softmax(1)[0].topk(5)
-    tab.wait_for_function("document.title === 'vilonghorn'")
-    assert "vilonghorn_nano, best" in tab.inner_text("h1")
+    tab.wait_for_function("document.title === 'vilonghorn_nano'")
+    assert tab.inner_text("h1") == "vilonghorn_nano"
+    assert "run run, best weights (ema, epoch 3)" in tab.inner_text("body") and str(tmp_path) not in tab.content()
+    assert tab.inner_text("#explanation") == EXPLANATIONS["attention"] and not tab.is_visible("#target")
     tab.set_input_files("input[type=file]", tmp_path / "a.png")
     source, pixels = shown_maps(tab)
     assert np.array_equal(pixels, drawn(loaded, image[0], "attention"))
@@ -82,12 +95,58 @@ def test_a_dropped_image_gets_its_classes_and_maps_and_a_bad_one_a_sentence(load
     tab.get_by_text("Grad-CAM").click()
     source, pixels = shown_maps(tab, source)
     assert np.array_equal(pixels, drawn(loaded, image[0], "cam"))
+    assert tab.inner_text("#explanation") == EXPLANATIONS["cam"]
+    tab.click("#target input")
+    tab.get_by_role("option", name="fox").click()
+    source, pixels = shown_maps(tab, source)
+    assert np.array_equal(pixels, drawn(loaded, image[0], "cam", NAMES.index("fox")))
 
     tab.get_by_label("Remove Image").click()
     tab.wait_for_selector("#maps img", state="detached")
     (tmp_path / "b.png").write_bytes((tmp_path / "a.png").read_bytes()[:100])
     tab.set_input_files("input[type=file]", tmp_path / "b.png")
     assert tab.wait_for_selector("text=b.png: not a readable image").is_visible()
+
+
+def test_a_narrow_page_has_examples_and_shows_narrow_pictures_whole(loaded, tab, tmp_path):
+    tab.set_viewport_size({"width": 390, "height": 800})
+    examples = tab.locator("#examples img")
+    examples.nth(1).click()
+    _, pixels = shown_maps(tab)
+    image = make_image(tmp_path / "again.png", 2)  # the first of the second class
+    assert examples.count() == 2 and np.array_equal(pixels, drawn(loaded, image[0], "attention", columns=2))
+    assert tab.evaluate("document.documentElement.scrollWidth") == 390
+    upload, classes, maps = (tab.locator(name).bounding_box() for name in ("#image", "#classes", "#maps img"))
+    assert upload["y"] + upload["height"] < classes["y"] < maps["y"]
+    assert all(
+        box["x"] >= 0 and box["x"] + box["width"] <= 390 and box["width"] > 280 for box in (upload, classes, maps)
+    )
+
+
+def test_examples_are_one_image_of_each_class_of_a_folder_or_a_beton(val, tmp_path):
+    expected = [np.asarray(Image.open(val / name)) for name in ("ant/1.png", "bee/1.png")]
+    write_beton(val, tmp_path / "val.beton", mode="raw")
+    for source in (val, tmp_path / "val.beton"):
+        assert all(map(np.array_equal, map(np.asarray, web.find_examples(source)), expected))
+        assert len(web.find_examples(source)) == 2
+    make_image(val / "bee" / "0.png", 7)
+    Image.new("RGB", (2000, 1000)).save(val / "ant" / "0.png")
+    assert [image.size for image in web.find_examples(val)] == [(512, 256), (16, 16)]
+    for i in range(9):
+        make_image(val / f"class {i}" / "0.png", i)
+    assert len(web.find_examples(val)) == 6
+    assert web.find_examples(None) == web.find_examples(tmp_path / "moved") == []
+    (tmp_path / "val.beton").write_bytes(b"no beton")
+    with pytest.raises(ValueError, match="not a .beton"):
+        web.find_examples(tmp_path / "val.beton")
+
+
+def test_the_page_names_a_model_and_its_weights(loaded, tmp_path):
+    assert (loaded.architecture, loaded.weights) == ("vilonghorn_nano", "run run, best weights (ema, epoch 3)")
+    random = load_model("vilonghorn_nano", "random", dict(depth=1))
+    assert (random.architecture, random.weights, random.val) == ("vilonghorn_nano", "random weights", None)
+    loaded = load_model("vilonghorn_nano", str(tmp_path / "run" / "best.safetensors"), KWARGS)
+    assert loaded.weights == "weights of best.safetensors"
 
 
 def test_what_the_page_says_needs_no_page(loaded, tmp_path):

@@ -14,6 +14,7 @@ import torch
 import yaml
 from jinja2 import Template
 from matplotlib.figure import Figure
+from matplotlib.text import Text
 from torch import nn
 
 from .. import __version__, ops
@@ -53,6 +54,27 @@ def save_figure(path: Path, figure: Figure) -> None:
     buffer = BytesIO()
     figure.savefig(buffer, format="png", dpi=100)
     write_file(path, buffer.getbuffer())
+
+
+def shorten(text: str, length: int) -> str:
+    """Cuts a text in its middle to at most `length` characters."""
+    return text if len(text) <= length else text[: length // 2] + "…" + text[len(text) - (length - 1) // 2 :]
+
+
+def fit_text(text: Text, width: float, height: float, smallest: float = 6.0) -> None:
+    """Fits a text into a box of inches, whatever the font: smaller letters down to `smallest` points, then fewer."""
+
+    def excess() -> float:
+        box = text.get_window_extent()
+        return max(box.width / width, box.height / height) / text.get_figure(root=True).dpi
+
+    while excess() > 1 and text.get_fontsize() > smallest:
+        text.set_fontsize(max(smallest, 0.97 * text.get_fontsize() / excess()))
+    lines = text.get_text().split("\n")
+    for length in range(max(map(len, lines)), 1, -1):
+        if excess() <= 1:
+            break
+        text.set_text("\n".join(shorten(line, length - 1) for line in lines))
 
 
 def draw_curves(path: Path, records: list[dict[str, Any]], updates_per_epoch: int) -> None:
@@ -139,10 +161,11 @@ def draw_predictions(
     names, mistakes = predictions.names, predictions.mistakes
     cells = mistakes + [None] * (-len(mistakes) % COLUMNS) + predictions.sample
     rows = -(-len(cells) // COLUMNS)
-    figure = Figure(figsize=(1.1 * COLUMNS, 1.3 * rows + 0.3))
-    figure.subplots_adjust(0.01, 0.01, 0.99, 1 - 0.5 / figure.get_figheight())
+    figure = Figure(figsize=(1.1 * COLUMNS, 1.4 * rows + 0.5))
+    figure.subplots_adjust(0.01, 0.1 / figure.get_figheight(), 0.99, 1 - 0.75 / figure.get_figheight(), hspace=0.4)
     total, right = int(predictions.confusion.sum()), int(predictions.confusion.trace())
-    figure.suptitle(f"{weights}: {total - right} of {total} held-out images are wrong (red), the others are a sample")
+    title = f"{weights}: {total - right} of {total} held-out images are wrong (red), the others are a sample"
+    fit_text(figure.suptitle(title, y=1 - 0.1 / figure.get_figheight()), 1.1 * COLUMNS - 0.2, 0.25)
     for i, cell in enumerate(cells):
         if cell is not None:
             image, guess, truth = cell
@@ -150,8 +173,9 @@ def draw_predictions(
             axes.set_axis_off()
             pixels = image.permute(1, 2, 0) * torch.tensor(std) + torch.tensor(mean)
             axes.imshow(pixels.clamp(0, 1).numpy())
-            title = names[truth] if guess == truth else f"{names[guess]}, not {names[truth]}"
-            axes.set_title(title, fontsize=8, color="black" if guess == truth else "red", parse_math=False)
+            title = names[truth] if guess == truth else f"{names[guess]},\nnot {names[truth]}"
+            color = "black" if guess == truth else "red"
+            fit_text(axes.set_title(title, fontsize=8, pad=2, color=color, parse_math=False), 1.0, 0.3)
     save_figure(path, figure)
 
 

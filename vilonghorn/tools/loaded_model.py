@@ -26,8 +26,10 @@ from ..engine import load_config, load_run
 from ..engine.build import MODEL_ERRORS, one_line, pick_device
 from ..engine.checkpoint import load_weights
 from ..engine.config import DataConfig, nearest
+from ..engine.evaluate import name_weights
 
 REMOTE = ("hf-hub:", "hf_hub:", "local-dir:")  # prefixes of names that timm looks up outside its registry
+OWN_WEIGHTS = {"pretrained_cfg", "pretrained_cfg_overlay"}  # arguments of a timm model that can name weights
 USER_ERRORS = (ValueError, OSError, ImportError, yaml.YAMLError)  # a command prints these as one line
 
 
@@ -41,6 +43,9 @@ class LoadedModel:
     mean: tuple[float, ...]  # of each channel, as `transform` uses it
     std: tuple[float, ...]
     class_names: list[str] | None  # None if unknown
+    architecture: str  # name of the timm model
+    weights: str  # what they are, and of which run, without the folders above it
+    val: Path | None = None  # held-out data of a run
 
     @property
     def device(self) -> torch.device:
@@ -75,16 +80,16 @@ class LoadedModel:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds MODEL, --checkpoint, --model-kwargs and --device to a command line."""
     parser.add_argument("model", metavar="MODEL", help="directory of a run, or name of a timm model")
-    help = "run: best (default) or last; timm model: a file, pretrained or random"
+    help = "run: best (default) or last; timm model: pretrained (default), random, or a file of weights"
     parser.add_argument("--checkpoint", metavar="WHICH", help=help)
-    help = "arguments of a timm model, such as num_classes=10 img_size=64 patch_size=4"
+    help = "arguments of a timm model, such as num_classes=10 img_size=64 patch_size=4 (default: none)"
     parser.add_argument("--model-kwargs", nargs="+", default={}, action=ParseKwargs, metavar="KEY=VALUE", help=help)
     parser.add_argument("--device", default="auto", help="auto (default), cpu, cuda, cuda:1, ...")
 
 
 def add_max_pixels(parser: argparse.ArgumentParser) -> None:
     """Adds --max-pixels to a command line that reads image files."""
-    help = "refuse an image file of more pixels, which fills the memory (default: %(default)s)"
+    help = "refuse image files of more pixels (width times height), which fill the memory (default: %(default)s)"
     parser.add_argument("--max-pixels", type=PositiveInt, default=MAX_PIXELS, metavar="N", help=help)
 
 
@@ -124,15 +129,14 @@ def load_model(
     """
     name = str(name)
     if Path(name).is_dir():
-        title, model, data, class_names = _from_run(name, checkpoint or "best", model_kwargs)
+        loaded = _from_run(name, checkpoint or "best", model_kwargs)
     elif name.startswith(REMOTE) or name.partition(".")[0] in timm.list_models():
-        title, model, data, class_names = _from_timm(name, checkpoint or "pretrained", model_kwargs or {})
+        loaded = _from_timm(name, checkpoint or "pretrained", model_kwargs or {})
     else:
         known = nearest(name, timm.list_models())
         raise ValueError(f"{name} is neither the directory of a run nor a model that timm knows; {known}")
-    model.to(pick_device(device)).eval()
-    transform = create_transform(**data, is_training=False)
-    return LoadedModel(title, model, transform, data["mean"], data["std"], class_names)
+    loaded.model.to(pick_device(device)).eval()
+    return loaded
 
 
 def preprocessing(data: DataConfig) -> dict[str, Any]:
@@ -146,20 +150,27 @@ def preprocessing(data: DataConfig) -> dict[str, Any]:
     )
 
 
-def _from_run(name: str, checkpoint: str, model_kwargs: dict[str, Any] | None) -> tuple:
+def _from_run(name: str, checkpoint: str, model_kwargs: dict[str, Any] | None) -> LoadedModel:
     if checkpoint not in ("best", "last"):
         raise ValueError(f"--checkpoint is {checkpoint!r}, expected best or last: {name} is the directory of a run")
     if model_kwargs:
         raise ValueError(f"{name} is the directory of a run, which has its own arguments: leave out --model-kwargs")
     model, record = load_run(name, checkpoint)
-    data = preprocessing(load_config(Path(name) / "config.yaml").data)
-    return f"{name} ({record['model']}, {checkpoint})", model, data, record.get("class_names")
+    config, title = load_config(Path(name) / "config.yaml").data, f"{name} ({record['model']}, {checkpoint})"
+    data, weights = preprocessing(config), f"run {Path(name).resolve().name}, {name_weights(checkpoint, record)}"
+    transform = create_transform(**data, is_training=False)
+    names, mean, std = record.get("class_names"), data["mean"], data["std"]
+    return LoadedModel(title, model, transform, mean, std, names, record["model"], weights, Path(config.val))
 
 
-def _from_timm(name: str, checkpoint: str, model_kwargs: dict[str, Any]) -> tuple:
+def _from_timm(name: str, checkpoint: str, model_kwargs: dict[str, Any]) -> LoadedModel:
     file = None if checkpoint in ("pretrained", "random") else Path(checkpoint)
     if file is not None and not file.is_file():
         raise FileNotFoundError(f"there are no weights {file}: --checkpoint takes a file, pretrained or random")
+    cfg = None if name.startswith(REMOTE) else timm.get_pretrained_cfg(name)
+    if checkpoint == "pretrained" and cfg and not cfg.has_weights and not model_kwargs.keys() & OWN_WEIGHTS:
+        remedy = "give a run's directory as MODEL, or a file of weights by --checkpoint"
+        raise ValueError(f"no pretrained weights for {name}: none are published yet; {remedy}")
     try:
         model = timm.create_model(name, pretrained=checkpoint == "pretrained", **model_kwargs)
         class_names = _pretrained_class_names(model) if checkpoint == "pretrained" else None
@@ -179,7 +190,10 @@ def _from_timm(name: str, checkpoint: str, model_kwargs: dict[str, Any]) -> tupl
         raise ValueError(f"{name} has {model.num_classes} classes but its weights come with {len(class_names)} names")
     size = {"input_size": (3, *to_2tuple(model_kwargs["img_size"]))} if "img_size" in model_kwargs else {}
     data = resolve_model_data_config(model, size)
-    return f"{name} ({checkpoint})", model, data, class_names
+    transform, mean, std = create_transform(**data, is_training=False), data["mean"], data["std"]
+    weights = f"{checkpoint} weights" if file is None else f"weights of {file.name}"
+    architecture = Path(name).name if name.startswith("local-dir:") else name
+    return LoadedModel(f"{name} ({checkpoint})", model, transform, mean, std, class_names, architecture, weights)
 
 
 def _pretrained_class_names(model: nn.Module) -> list[str] | None:

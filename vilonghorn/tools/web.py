@@ -7,23 +7,36 @@ It shows the most probable classes and the maps of `vilonghorn.interpret`. It ne
 import argparse
 import sys
 from collections.abc import Sequence
+from html import escape
 from io import BytesIO
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from PIL import Image
 
 from ..commands import make_parser
-from ..data.images import MAX_PIXELS, read_image
-from ..interpret import KINDS, check_backbone, draw, make_sheet
+from ..data.beton.format import check_beton, read_sample
+from ..data.images import MAX_PIXELS, ImageFolder, read_image
+from ..data.names import printable
+from ..interpret import EXPLANATIONS, KINDS, check_backbone, draw, make_sheet
 from .loaded_model import USER_ERRORS, LoadedModel, add_arguments, add_max_pixels, from_options
 from .predict import predict
 
+NARROW = 700  # CSS pixels; on a narrower page, fewer maps are side by side
+
 
 def analyze(
-    loaded: LoadedModel, file: str, kind: str, max_pixels: int = MAX_PIXELS
+    loaded: LoadedModel,
+    file: str,
+    kind: str,
+    target: int | None = None,
+    columns: int | None = None,
+    max_pixels: int = MAX_PIXELS,
 ) -> tuple[dict[str, float], Image.Image]:
     """Returns the five most probable classes of an image file with their probabilities, and the picture of its maps.
+
+    `target` is the class of Grad-CAM (default: the most probable one), `columns` as `draw` has it.
 
     Raises:
         ValueError: the image does not decode or has more than `max_pixels`, or the model does not take it.
@@ -33,9 +46,27 @@ def analyze(
         raise ValueError(result["error"])
     image = loaded.transform(read_image(file, max_pixels))
     buffer = BytesIO()
-    draw(make_sheet(loaded, image, kind), loaded.denormalize(image)).savefig(buffer, format="png", dpi=100)
+    figure = draw(make_sheet(loaded, image, kind, target=target), loaded.denormalize(image), columns)
+    figure.savefig(buffer, format="png", dpi=100)
     probabilities = {loaded.class_name(p["class"]): p["probability"] for p in result["predictions"]}
     return probabilities, Image.open(buffer, formats=["PNG"])
+
+
+def find_examples(val: Path | None, max_pixels: int = MAX_PIXELS) -> list[Image.Image]:
+    """Returns one image of each of up to six classes of a run's held-out data; none if they are no longer there.
+
+    Raises:
+        ValueError: they are damaged.
+    """
+    if val is None or not val.exists():
+        return []
+    data = ImageFolder(val, max_pixels) if val.is_dir() else check_beton(val)
+    _, first = np.unique(data.labels, return_index=True)
+    chosen = first[np.unique(np.linspace(0, len(first) - 1, 6).round().astype(int))].tolist()
+    images = [data[i][0] if isinstance(data, ImageFolder) else read_sample(data, i) for i in chosen]
+    for image in images:
+        image.thumbnail((512, 512))
+    return images
 
 
 def build_page(loaded: LoadedModel, max_pixels: int = MAX_PIXELS) -> Any:
@@ -44,6 +75,7 @@ def build_page(loaded: LoadedModel, max_pixels: int = MAX_PIXELS) -> Any:
     Raises:
         ImportError: gradio is not installed.
         TypeError: the model is not of this library.
+        ValueError: the held-out data of the run, from which the examples are, are damaged.
     """
     check_backbone(loaded.model)
     try:
@@ -51,27 +83,41 @@ def build_page(loaded: LoadedModel, max_pixels: int = MAX_PIXELS) -> Any:
     except ImportError as error:
         raise ImportError("the page needs gradio; run: pip install 'vilonghorn[web]'") from error
 
-    def show(file: str | None, kind: str) -> tuple[Any, Any]:
+    def show(file: str | None, kind: str, target: int, width: int) -> tuple[Any, Any]:
         if file is None:
             return None, None
         try:
-            return analyze(loaded, file, kind, max_pixels)
+            target, columns = None if target < 0 else target, 2 if width < NARROW else None
+            return analyze(loaded, file, kind, target, columns, max_pixels)
         except ValueError as error:
             raise gr.Error(str(error).replace(file, Path(file).name), print_exception=False) from error
 
-    with gr.Blocks(title="vilonghorn", analytics_enabled=False) as blocks:
-        gr.Markdown(f"# {loaded.name}\nDrop an image to see its classes, and the maps of the model's blocks.")
+    def explain(kind: str) -> tuple[str, Any]:
+        return EXPLANATIONS[kind], gr.update(visible=kind == "cam")
+
+    numbers = [("most probable", -1)] + [(loaded.class_name(i), i) for i in range(loaded.model.num_classes)]
+    with gr.Blocks(title=loaded.architecture, analytics_enabled=False) as blocks:
+        gr.HTML(f"<h1>{escape(loaded.architecture)}</h1>{escape(printable(loaded.weights))}", padding=False)
         with gr.Row():
-            file = gr.Image(type="filepath", sources=["upload", "clipboard"], label="image", height=300)
-            # Pass on the uploaded file itself, so that read_image decodes or refuses it, not gradio.
-            file.preprocess = lambda sent: None if sent is None else sent.path
-            classes = gr.Label(label="classes", num_top_classes=5)
+            with gr.Column():
+                options = dict(sources=["upload", "clipboard"], label="image", height=300, format="png")
+                file = gr.Image(type="filepath", elem_id="image", **options)
+                # Pass on the uploaded file itself, so that read_image decodes or refuses it, not gradio.
+                file.preprocess = lambda sent: None if sent is None else sent.path
+                if examples := find_examples(loaded.val, max_pixels):
+                    gr.Examples([[image] for image in examples], [file], label="examples", elem_id="examples")
+            classes = gr.Label(label="classes", num_top_classes=5, elem_id="classes")
         kind = gr.Radio([(title, kind) for kind, title in KINDS.items()], value="attention", label="maps")
+        explanation = gr.Markdown(EXPLANATIONS["attention"], elem_id="explanation")
+        target = gr.Dropdown(numbers, value=-1, label="class", visible=False, elem_id="target")
+        width = gr.Number(0, visible=False)
         buttons = ["download", "fullscreen"]
         maps = gr.Image(format="png", interactive=False, show_label=False, elem_id="maps", buttons=buttons)
+        kind.input(explain, kind, [explanation, target], queue=False, show_progress="hidden")
         # One request at a time: Grad-CAM hooks the model while it runs.
-        changes = [file.input, file.clear, kind.input]
-        gr.on(changes, show, [file, kind], [classes, maps], concurrency_limit=1, concurrency_id="model")
+        changes = [file.change, kind.input, target.input]
+        settings = dict(js="(...inputs) => [...inputs.slice(0, 3), window.innerWidth]", concurrency_limit=1)
+        gr.on(changes, show, [file, kind, target, width], [classes, maps], concurrency_id="model", **settings)
     return blocks
 
 

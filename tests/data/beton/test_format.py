@@ -242,3 +242,19 @@ def test_a_file_of_ffcvs_own_writer_passes(tmp_path):
     assert (beton.labels == np.arange(250) % 7).all()
     at = int(beton.images["data_ptr"][200])
     assert (np.fromfile(path, np.uint8, 9 * 12 * 3, offset=at) == images[200].ravel()).all()
+
+
+def test_a_sample_is_decoded_without_ffcv(raw_beton, jpg_beton, tmp_path):
+    raw, jpg = (check_beton(path) for path in (raw_beton, jpg_beton))
+    for index in (0, raw.num_samples - 1):
+        exact, lossy = (np.asarray(fmt.read_sample(beton, index), dtype=float) for beton in (raw, jpg))
+        row, data = raw.images[index], np.fromfile(raw_beton, np.uint8)
+        start, stop = int(row["data_ptr"]), int(row["data_ptr"]) + 3 * int(row["height"]) * int(row["width"])
+        assert np.array_equal(exact.ravel(), data[start:stop]) and exact.shape == (row["height"], row["width"], 3)
+        assert lossy.shape == exact.shape and abs(lossy - exact).mean() < 12
+    damaged = shutil.copy(jpg_beton, tmp_path / "damaged.beton")
+    with open(damaged, "r+b") as file:
+        file.seek(int(jpg.images[0]["data_ptr"]))
+        file.write(bytes(100))
+    with pytest.raises(BetonError, match="damaged .beton: image 0 does not decode"):
+        fmt.read_sample(check_beton(damaged), 0)

@@ -10,10 +10,12 @@ import hashlib
 import json
 import os
 from dataclasses import dataclass
+from io import BytesIO
 from pathlib import Path
 from typing import BinaryIO
 
 import numpy as np
+from PIL import Image
 
 from ..names import class_names_problem
 
@@ -105,6 +107,18 @@ def check_beton(path: str | os.PathLike, *, images: bool = False) -> Beton:
     classes = manifest["classes"] if manifest else None
     labels = samples["label"].astype(np.int64)
     return Beton(path, fields, samples["image"], labels, sizes, classes, checksums, digest)
+
+
+def read_sample(beton: Beton, index: int) -> Image.Image:
+    """Decodes one image with PIL, as RGB; raises BetonError if it is damaged."""
+    image, size = beton.images[index], int(beton.sizes[index])
+    data = np.fromfile(beton.path, np.uint8, size, offset=int(image["data_ptr"]))
+    if image["mode"] == MODES["raw"]:
+        return Image.fromarray(data.reshape(image["height"], image["width"], 3))
+    try:
+        return Image.open(BytesIO(data), formats=["JPEG"]).convert("RGB")
+    except OSError as error:
+        raise _damaged(beton.path, f"image {index} does not decode ({error})") from error
 
 
 def _damaged(path: Path, what: str) -> BetonError:
