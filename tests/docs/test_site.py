@@ -38,6 +38,17 @@ def test_the_reference_has_what_the_package_offers(page):
     assert listed and set(imported) <= listed.keys()
 
 
+def test_the_reference_has_what_the_pages_use():
+    reference = "".join(page.read_text(encoding="utf-8") for page in ROOT.glob("docs/api/*.md"))
+    listed = {name.rpartition(".")[2] for name in re.findall(r"^::: (\S+)$", reference, re.MULTILINE)}
+    text = "".join(page.read_text(encoding="utf-8") for page in PAGES)
+    imports = re.findall(r"^from (vilonghorn\S*) import ([\w, ]+)$", text, re.MULTILINE)
+    used = {(module, name) for module, names in imports for name in names.split(", ")}
+    used |= {(module, name) for module, name in re.findall(r"(vilonghorn[\w.]*)\.(\w+)\(", text)}
+    used = {name for module, name in used if callable(getattr(importlib.import_module(module), name))}
+    assert {"load", "scan", "Block"} <= used and used <= listed | {"load_model"}  # load_model is load
+
+
 @pytest.fixture
 def build(tmp_path):
     """Builds the site of a checkout into tmp_path / "site"."""

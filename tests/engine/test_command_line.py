@@ -44,7 +44,7 @@ def data(tmp_path_factory) -> list[str]:
 def test_a_run_is_trained_and_measured_again_with_the_same_result(data, tmp_path, capsys):
     train([*data, f"--run.dir={tmp_path}/run", "--schedule.epochs=6"])
     trained = capsys.readouterr().out.splitlines()[-2:]
-    scores = r"held-out (top-1 [\d.]+%, top-5 [\d.]+%, loss [\d.]+) on 16 images"
+    scores = r"held-out (top-1 [\d.]+%, loss [\d.]+) on 16 images"
     for checkpoint, line in zip(("best", "last"), trained):
         train([f"--evaluate={tmp_path}/run", f"--checkpoint={checkpoint}"])
         assert capsys.readouterr().out.splitlines()[-1] == line
@@ -54,7 +54,9 @@ def test_a_run_is_trained_and_measured_again_with_the_same_result(data, tmp_path
         train([f"--resume={tmp_path}/run", "--optimizer.lr=1"])
     (tmp_path / "run").rename(tmp_path / "moved")
     train(["--resume", f"{tmp_path}/moved"])
-    assert [line.replace("moved", "run") for line in capsys.readouterr().out.splitlines()[-2:]] == trained
+    finished, *again = capsys.readouterr().out.splitlines()
+    assert [line.replace("moved", "run") for line in again] == trained
+    assert finished.startswith(f"the run in {tmp_path}/moved was finished, after 6 epoch(s): train on from its weights")
     assert yaml.safe_load((tmp_path / "moved/config.yaml").read_text())["run"]["dir"] == f"{tmp_path}/moved"
 
 

@@ -160,7 +160,7 @@ def test_every_command_of_the_readme_names_options_that_there_are():
     for command in commands:
         first, file, *options = shlex.split(command)
         config = load_config(file, *options)
-        assert first == "--config" and config.data.train == "photos/train.beton"
+        assert first == "--config" and config.data.train == "photos/train"
 
 
 @pytest.mark.parametrize("page", ["training.md", "imagenet.md"])

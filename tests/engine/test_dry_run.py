@@ -57,6 +57,13 @@ def test_the_time_follows_from_a_given_speed(tmp_path):
     assert "8 images x 1 accumulated x 2 processes = 16 images; 100 an epoch, 900 in 9 epochs" in text
 
 
+@pytest.mark.parametrize("speed, text", [(20.0, "6.0 minutes"), (7200.0, "1.0 seconds"), (1.0, "2.0 hours")])
+def test_a_short_time_is_in_minutes_or_seconds(tmp_path, speed, text):
+    config = toy_config(tmp_path, "--schedule.epochs=9", "--model.num_classes=4")
+    found = dry.dry_run(config, processes=2, train_images=1600, images_per_second=speed)
+    assert f"time       {text} at" in str(found)
+
+
 def test_too_few_images_are_refused(tmp_path):
     with pytest.raises(ValueError, match="60 images do not fill a batch of 8 in each of 8 processes"):
         dry.dry_run(toy_config(tmp_path, "--model.num_classes=4"), processes=8, train_images=60)

@@ -86,6 +86,13 @@ def test_names_are_printed_escaped_and_given_to_json_as_they_are(run, tmp_path, 
     assert result["image"] == str(tmp_path / name) and result["predictions"][0]["name"] == "\x1b[31m"
 
 
+def test_a_closed_pipe_is_not_an_error_of_the_model(run, tmp_path, monkeypatch):
+    make_image(tmp_path / "a.png", 0)
+    monkeypatch.setattr("vilonghorn.tools.predict.tqdm.write", lambda *_: exec("raise BrokenPipeError"))
+    with pytest.raises(BrokenPipeError):  # `vilonghorn` then ends in silence
+        main([str(run[0]), str(tmp_path / "a.png")])
+
+
 def test_the_limit_of_pixels_is_an_option(run, tmp_path, capsys):
     make_image(tmp_path / "a.png", 0)
     arguments = [str(run[0]), str(tmp_path / "a.png"), "--max-pixels"]
@@ -127,7 +134,7 @@ def test_published_weights_bring_the_names_of_their_classes():
     [
         (["runs/none-so-far"], "runs/none-so-far is neither .* timm knows; none of the [0-9]+ known names is near it$"),
         (["vilonghorn_nanno"], "vilonghorn_nanno is neither .* nearest known are .*vilonghorn_nano"),
-        ([NANO], "no pretrained weights for vilonghorn_nano: none are published yet"),
+        ([NANO], "^error: no pretrained weights for vilonghorn_nano: none are published yet; give a run"),
         ([NANO, "--checkpoint", "nowhere.pth"], "there are no weights nowhere.pth"),
         ([NANO, "--checkpoint", "{run}/best.safetensors"], "best.safetensors does not hold weights of vilonghorn_nano"),
         ([NANO, "--checkpoint", "{run}/config.yaml"], "config.yaml does not hold weights of vilonghorn_nano"),

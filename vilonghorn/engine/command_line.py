@@ -19,20 +19,36 @@ CONTRADICTIONS = [("resume", "evaluate"), *((mode, "overwrite") for mode in ("re
 def build_parser(**options: Any) -> ArgumentParser:
     """The parser of `--config FILE`, one option per key, and what to do. `options` are those of jsonargparse."""
     parser = ArgumentParser(allow_abbrev=False, exit_on_error=False, **options)
-    help = "YAML file, or one of vilonghorn's by its name, such as photos; options override it"
+    help = "YAML file, or one of vilonghorn's by its name, such as photos; options override it (default: digits)"
     parser.add_argument("--config", action=ActionConfigFile, help=help)
     for name, section in SECTIONS.items():
         parser.add_class_arguments(section, name)
-    parser.add_argument("--resume", metavar="RUN", help="resume the run in this directory, with its configuration")
+    parser.add_argument(
+        "--resume",
+        metavar="RUN",
+        help="resume the run in this directory, with its configuration",
+    )
     parser.add_argument("--auto-resume", action="store_true", help="resume the run in --run.dir if there is one")
-    parser.add_argument("--overwrite", action="store_true", help="replace the run in --run.dir")
+    parser.add_argument(
+        "--overwrite", action="store_true", help="delete the results of the run in --run.dir and start again"
+    )
     parser.add_argument("--evaluate", metavar="RUN", help="evaluate the run in this directory, without training")
     parser.add_argument("--checkpoint", choices=["best", "last"], default="best", help="weights for --evaluate")
-    parser.add_argument("--dry-run", action="store_true", help="print updates, memory and time of the run, then stop")
-    help = "processes of the run, for --dry-run; null: those of torchrun, or one for each GPU, or one on a CPU"
+    parser.add_argument(
+        "--dry-run",
+        action="store_true",
+        help="print configuration, updates, memory and time of the run, and train nothing",
+    )
+    help = (
+        "number of processes of the run, for --dry-run; null: those of torchrun, or one for each GPU, or one on a CPU"
+    )
     parser.add_argument("--processes", type=PositiveInt | None, default=None, help=help)
-    parser.add_argument("--train-images", type=PositiveInt, help="training images, for --dry-run without the data")
-    parser.add_argument("--images-per-second", type=PositiveFloat, help="speed of one process, for --dry-run")
+    parser.add_argument(
+        "--train-images", type=PositiveInt, help="number of training images, for --dry-run without the data"
+    )
+    parser.add_argument(
+        "--images-per-second", type=PositiveFloat, help="speed of one process, for --dry-run; null: measured"
+    )
     return parser
 
 

@@ -15,7 +15,9 @@ from ..data.loaders.settings import AugmentationSettings, ImageSettings, check_a
 
 @dataclass
 class DataConfig(ImageSettings):
-    """The data of a run. `ImageSettings` has the other keys.
+    """The data of a run: files, batches and preprocessing.
+
+    `ImageSettings` has the other keys.
 
     Args:
         train: a .beton file or an image folder (one folder per class) to train on
@@ -100,7 +102,9 @@ class ScheduleConfig:
 
 @dataclass
 class AugmentationConfig(AugmentationSettings):
-    """Augmentation of the training data. `AugmentationSettings` has the other keys, with defaults of no augmentation.
+    """Augmentation of the training data.
+
+    `AugmentationSettings` has the other keys, with defaults of no augmentation.
 
     Args:
         mixup: alpha of mixup; 0: off

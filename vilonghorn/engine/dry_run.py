@@ -34,7 +34,7 @@ class Estimate:
         """The estimate as text, with the source of each number."""
         steps, schedule, size = self.steps, self.config.schedule, self.config.data.batch_size
         epochs, updates, used = schedule.epochs, steps.updates_per_epoch, steps.batches * size
-        hours = used * epochs / (self.speed * steps.world_size) / 3600
+        seconds = used * epochs / (self.speed * steps.world_size)
         memory = ", ".join(f"{name} {_mebibytes(count)}" for name, count in self.memory.items())
         peak = self.peak and f"\n           {_mebibytes(self.peak)} at most in an update, in total (measured)"
         return f"""\
@@ -50,12 +50,17 @@ memory     {_mebibytes(sum(self.memory.values()))} in each process for {self.par
 need more){peak or ""}
 work       {self.flops / 1e9:.2f} GFLOPs an image forward (counted), 3 times that in training: \
 {3 * self.flops * used * epochs / 1e18:.3g} exaFLOPs in all
-time       {hours:,.1f} hours at {self.speed:,.1f} images/s a process ({self.speed_source}), if decoding, \
+time       {_duration(seconds)} at {self.speed:,.1f} images/s a process ({self.speed_source}), if decoding, \
 communication and evaluation cost nothing"""
 
 
 def _mebibytes(count: float) -> str:
     return f"{count / 2**30:.2f} GiB" if count >= 2**30 else f"{count / 2**20:.1f} MiB"
+
+
+def _duration(seconds: float) -> str:
+    size, unit = next((s, u) for s, u in ((3600, "hours"), (60, "minutes"), (1, "seconds")) if seconds >= s or s == 1)
+    return f"{seconds / size:,.1f} {unit}"
 
 
 def dry_run(

@@ -74,7 +74,8 @@ def name_weights(checkpoint: str, record: dict[str, Any]) -> str:
 
 def summarize(run: str | Path, checkpoint: str, record: dict[str, Any], result: dict[str, Any]) -> str:
     """One line on weights of a run: `top1`, `top5`, `loss` and `images` of `result`, and what `record` says of them."""
-    scores = f"top-1 {result['top1']:.2f}%, top-5 {result['top5']:.2f}%, loss {result['loss']:.4f}"
+    top5 = f"top-5 {result['top5']:.2f}%, " if record["kwargs"]["num_classes"] > 5 else ""  # else it is 100%
+    scores = f"top-1 {result['top1']:.2f}%, {top5}loss {result['loss']:.4f}"
     return f"held-out {scores} on {result['images']} images: {name_weights(checkpoint, record)} of {run}"
 
 

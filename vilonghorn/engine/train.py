@@ -52,7 +52,11 @@ def train(argv: Sequence[str]) -> None:
         if dist.restarts and options.overwrite:
             raise ValueError("restarted by torchrun, --overwrite would replace this run itself: use --resume")
         resume = options.resume is not None or ("auto" if options.auto_resume or dist.restarts else False)
-        images = Trainer(config, resume=resume, overwrite=options.overwrite).fit()["images"]
+        trainer = Trainer(config, resume=resume, overwrite=options.overwrite)
+        if trainer.progress.epoch == config.schedule.epochs and dist.is_main:
+            more = f"train on from its weights by --model.weights {config.run.dir} and another --run.dir"
+            print(f"the run in {config.run.dir} was finished, after {config.schedule.epochs} epoch(s): {more}")
+        images = trainer.fit()["images"]
         records = RunDirectory(config.run.dir).records()
         lines = [summarize(config.run.dir, name, found, {**found, "images": images}) for name, found in records.items()]
     if dist.is_main:

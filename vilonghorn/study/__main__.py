@@ -104,9 +104,14 @@ def revision() -> str | None:
 
 def build_parser() -> argparse.ArgumentParser:
     """The parser of the command, also of its completion."""
-    parser = make_parser("study", __doc__.split("\n\n")[1], "quick", "plans/mine.yaml --dir runs/mine --list")
+    parser = make_parser(
+        "study",
+        "Compare the update rules on small tasks. " + __doc__.split("\n\n")[1],
+        "quick",
+        "plans/mine.yaml --dir runs/mine --list",
+    )
     names = ", ".join(sorted(path.stem for path in CONFIGS.glob("*.yaml")))
-    parser.add_argument("name", help=f"{names}, or path of a YAML file")
+    parser.add_argument("name", metavar="NAME", help=f"{names}, or path of a YAML file")
     parser.add_argument("--dir", type=Path, help="folder of the runs (default: runs/studies/NAME)")
     parser.add_argument("--processes", type=int, default=available_cpus(), help="runs at a time (default: all cores)")
     parser.add_argument("--json", type=Path, help="also write the results to this file (default: none)")

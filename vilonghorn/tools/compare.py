@@ -82,7 +82,9 @@ def build_parser() -> argparse.ArgumentParser:
     about = "Print a table of runs, and the configuration keys in which they differ."
     parser = make_parser("compare", about, "runs/a runs/b", "runs/imagenet/* --plot compare.png")
     parser.add_argument("runs", metavar="RUN", nargs="+", help="directory of a run, finished or not")
-    parser.add_argument("--plot", metavar="PNG", type=Path, help="plot top-1 and losses into it (default: none)")
+    parser.add_argument(
+        "--plot", metavar="PNG", type=Path, help="write a picture of top-1 and losses to this file (default: none)"
+    )
     return parser
 
 

@@ -16,7 +16,7 @@ def build_parser() -> argparse.ArgumentParser:
     about = "Print the script that completes commands and options. Make it again after an update of vilonghorn."
     bash = "bash > ~/.local/share/bash-completion/completions/vilonghorn"
     parser = make_parser("completion", about, bash, "zsh > ~/.zfunc/_vilonghorn")
-    parser.add_argument("shell", choices=["bash", "zsh"])
+    parser.add_argument("shell", choices=["bash", "zsh"], help="the shell that you use")
     return parser
 
 

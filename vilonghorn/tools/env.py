@@ -70,7 +70,7 @@ def report() -> dict[str, Any]:
             usable_cores=available_cpus(),
             torch_threads=torch.get_num_threads(),
             instruction_sets=levels,
-            chosen=(os.environ.get(cpu.ISA_VARIABLE) or levels[-1]) if levels else None,
+            chosen=(os.environ.get(cpu.ISA_VARIABLE) or levels[-1]) if cpu.unavailable("cpu") is None else None,
         ),
         gpus=[f"{gpu.name}, {gpu.total_memory / 2**30:.0f} GiB, compute {gpu.major}.{gpu.minor}" for gpu in gpus],
         cuda_of_torch=torch.version.cuda,

@@ -10,10 +10,10 @@ from ..engine import train
 
 def build_parser() -> argparse.ArgumentParser:
     """The parser of the command, also of its completion."""
-    about = "Measure a run on its held-out images, or on others: --data.val. Every other option of `vilonghorn train` "
+    about = "Measure a run on its held-out images (data.val of its configuration), or on others by --data.val FOLDER. "
     parser = make_parser(
         "evaluate",
-        about + "may follow, too.",
+        about + "All options of `vilonghorn train` are allowed after RUN.",
         "runs/photos",
         "runs/photos --checkpoint last --data.val photos/test --data.batch_size 16",
     )

@@ -113,10 +113,15 @@ def build_parser() -> argparse.ArgumentParser:
     parser = make_parser("predict", __doc__.split("\n\n")[1], *examples)
     add_arguments(parser)
     parser.add_argument("images", nargs="+", metavar="IMAGE", help="image file, or folder of images at any depth")
-    parser.add_argument("--top", type=PositiveInt, default=5, help="classes to name (default: 5)")
+    parser.add_argument("--top", type=PositiveInt, default=5, help="number of classes to print per image (default: 5)")
     parser.add_argument("--batch-size", type=PositiveInt, default=32, help="images in a batch (default: 32)")
-    parser.add_argument("--workers", type=NonNegativeInt, default=0, help="processes that read images (default: 0)")
-    parser.add_argument("--json", action="store_true", help="print one JSON object a line")
+    parser.add_argument(
+        "--workers",
+        type=NonNegativeInt,
+        default=0,
+        help="processes that read images; 0: none but this one (default: 0)",
+    )
+    parser.add_argument("--json", action="store_true", help="print one JSON object per image and line (default: text)")
     add_max_pixels(parser)
     return parser
 
@@ -142,6 +147,8 @@ def main(argv: Sequence[str] | None = None) -> int:
                     named = [f"{loaded.class_name(p['class'])} {p['probability']:.1%}" for p in result["predictions"]]
                     bar.write(f"{printable(result['image'])}: {', '.join(named)}")
                 bar.update()
+    except BrokenPipeError:
+        raise
     except USER_ERRORS as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

@@ -101,11 +101,14 @@ def push_folder(folder: str | Path, repo_id: str, private: bool = False) -> str:
 def build_parser() -> argparse.ArgumentParser:
     """The parser of the command, also of its completion."""
     examples = ("runs/photos published/photos", "runs/photos published/photos --push me/photos --private")
-    parser = make_parser("publish", __doc__.splitlines()[0], *examples)
-    parser.add_argument("run", help="directory of the run")
-    parser.add_argument("folder", help="folder to make")
+    about = "Make a folder of a run that timm and transformers load, and upload it to the Hugging Face Hub if --push."
+    parser = make_parser("publish", about, *examples)
+    parser.add_argument("run", metavar="RUN", help="directory of the run")
+    parser.add_argument("folder", metavar="FOLDER", help="folder to make; it must not exist")
     parser.add_argument("--checkpoint", choices=("best", "last"), default="best", help="weights (default: best)")
-    parser.add_argument("--push", metavar="OWNER/NAME", help="also upload to this repository of the Hugging Face Hub")
+    parser.add_argument(
+        "--push", metavar="OWNER/NAME", help="also upload to this repository of the Hub (default: none)"
+    )
     parser.add_argument("--private", action="store_true", help="make a new repository private")
     return parser
 
