@@ -59,6 +59,13 @@ def convolution(x, weight, bias, reverse):
     return torch.stack(outputs)
 
 
+def conv_inputs(G, B, L, D, K, dtype=torch.float32) -> dict[str, Tensor]:
+    """Random arguments of a convolution."""
+    generator = torch.Generator().manual_seed(0)
+    shapes = dict(x=(B, L, D), weight=(G, D, K), bias=(G, D))
+    return {n: torch.randn(shape, generator=generator, dtype=torch.float64).to(dtype) for n, shape in shapes.items()}
+
+
 def mixer(xz, conv_weight, conv_bias, x_proj, dt_proj, dt_bias, D, A=None, out_proj=None, *, rule, reverse):
     """Arguments as `vilonghorn.ops.mamba_inner`; the result is float64."""
     x, z = xz.double().split(xz.shape[-1] // 2, dim=-1)

@@ -1,4 +1,4 @@
-// Device functions of the CUDA scan: intrinsics, element types, and the functions that gates need.
+// Device functions of the CUDA kernels: intrinsics, element types, and the functions that gates need.
 // Compiled by nvcc, or by any C++17 compiler (VILONGHORN_EMULATED) for the emulator of the tests.
 #pragma once
 #include <stdint.h>
@@ -40,10 +40,21 @@ VL_DEVICE float reciprocal(float x) {
 }
 VL_DEVICE float shuffle_xor(float value, int mask) { return __shfl_xor_sync(0xffffffffu, value, mask); }
 VL_DEVICE void sync_warp() { __syncwarp(); }
+VL_DEVICE void sync_block() { __syncthreads(); }
 // A barrier that counts threads; warps may reach it at different places of the program.
 VL_DEVICE void sync_teams(int threads) { asm volatile("barrier.sync 1, %0;" ::"r"(threads) : "memory"); }
+// Starts a copy of 4, 8 or 16 aligned bytes to shared memory.
+template <int BYTES> VL_DEVICE void copy_async(void *to, const void *from) {
+  const unsigned address = (unsigned)__cvta_generic_to_shared(to);
+  const size_t source = __cvta_generic_to_global(from);
+  if (BYTES == 16) asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(address), "l"(source) : "memory");
+  else asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" ::"r"(address), "l"(source), "n"(BYTES) : "memory");
+}
+// Waits for the copies of this thread. Other threads see them after a barrier.
+VL_DEVICE void wait_for_copies() { asm volatile("cp.async.wait_all;" ::: "memory"); }
 // Keeps a value in a register. Without it, the compiler recomputes addresses at every step.
 VL_DEVICE void pin(int &value) { asm volatile("" : "+r"(value)); }
+VL_DEVICE void pin(int64_t &value) { asm volatile("" : "+l"(value)); }
 template <class T> VL_DEVICE void pin(T *&value) {
   size_t address = __cvta_generic_to_global(value);  // the compiler still knows that this is global memory
   asm volatile("" : "+l"(address));

@@ -14,6 +14,10 @@ int tile_of(const VlScan &a, bool backward) {
   return kWarp / lanes_per_channel(a) * (backward ? backward_channels(a.rule) : kForwardChannels);
 }
 
+bool is_aligned(const VlInput &in, int64_t bytes, int64_t size) {  // of `size` bytes an element
+  return (uintptr_t)in.data % bytes == 0 && (in.direction | in.batch | in.step) * size % bytes == 0;
+}
+
 // Computes the state that each segment starts from.
 template <int RULE, class T> int run_split(Job job, void *stream) {
   const VlScan &a = job.scan;
@@ -21,7 +25,7 @@ template <int RULE, class T> int run_split(Job job, void *stream) {
   job.tiles = (int)((a.channels + kWarp * kSplitChannels - 1) / (kWarp * kSplitChannels));
   const int64_t blocks = job.tiles * job.segments * sequences * kRuns<RULE>;
   if (blocks > INT32_MAX) return cudaErrorInvalidValue;
-  if (const int error = launch(scan_summary<RULE, T>, job, blocks, dim3(kWarp), sizeof(Tokens<1>), stream))
+  if (const int error = launch(scan_summary<RULE, T>, job, blocks, dim3(kWarp), sizeof(SummaryShared<T>), stream))
     return error;
   job.tiles = (int)((a.channels + kPadding - 1) / kPadding * kPadding / (kWarp / (kStates / 4)));
   return launch(scan_join<RULE>, job, job.tiles * sequences, dim3(kWarp), 0, stream);
@@ -55,10 +59,13 @@ int run_scan(const VlScan &a, const VlSplit &split, bool backward, int device, v
   if (split.segment_steps && (split.segment_steps % kChunk || a.states != VL_SPLIT_STATES))
     return cudaErrorInvalidValue;
   const int segments = split.segment_steps ? (int)((a.length + split.segment_steps - 1) / split.segment_steps) : 1;
-  Job job = {a, split, segments, 0, a.mean ? 1.f / a.directions : 1.f, 0, 0, 1};
+  Job job = {a, split, segments, 0, a.mean ? 1.f / a.directions : 1.f, 0, 0, 1, false};
   for (int g = 0; g < a.directions; g++) job.reversed |= (uint64_t)(a.reverse[g] != 0) << g;
   const int tile = tile_of(a, backward);
   job.tiles = (int)((a.channels + tile - 1) / tile);
+  const int64_t size = a.dtype == VL_FLOAT32 ? 4 : 2;
+  job.wide_tokens = a.states == lanes_per_channel(a) * kStates;
+  for (const VlInput &in : {a.k, a.q}) job.wide_tokens = job.wide_tokens && is_aligned(in, 4 * size, size);
   job.fused = a.directions > 1 && (backward ? a.z.data != nullptr : a.mean);
   const uint64_t all = ~0ull >> (64 - a.directions);
   if (job.fused && job.reversed != 0 && job.reversed != all) job.teams = 2;

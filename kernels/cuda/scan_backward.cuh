@@ -25,7 +25,11 @@ template <int RULE, class T, int LANES> struct Backward {
     Quad states[kHalfChunk][CHANNELS][kStates / 4][kWarp];
     Floats gates[kChunk][kWarp], slopes[kChunk][kWarp], x[kChunk][kWarp];
     Floats errors[RULE == VL_LONGHORN_EXACT ? kChunk : 1][kWarp];
-    Tokens<LANES> tokens;
+    typename TokenCopy<T, LANES>::Rows copied[kChunk / kStage];
+    struct Row {
+      float key[LANES * kStates], query[LANES * kStates];
+    } rows[kChunk];
+    float key_norm[kChunk];
   };
 
   // The registers of a lane. Lane l stores its states in the order of their numbers xor `order`: when lanes l and l ^
@@ -36,7 +40,8 @@ template <int RULE, class T, int LANES> struct Backward {
   Shared &shared;
   const int lane, part, order, g, length;
   const int64_t b;
-  const TokenLoader<T, LANES> loader;
+  const Steps steps;
+  TokenCopy<T, LANES> tokens;
   int channel, d;
   bool active;
   float s[CHANNELS][kStates], grad[CHANNELS][kStates];
@@ -49,8 +54,8 @@ template <int RULE, class T, int LANES> struct Backward {
 
   VL_DEVICE Backward(const Job &job, const Warp &warp, int direction, Shared &shared)
       : job(job), a(job.scan), warp(warp), shared(shared), lane(warp.lane), part(warp.lane % LANES),
-        order(warp.lane / 8 * 4), g(direction), length(warp.length), b(warp.sequence),
-        loader(a, g, b, Steps(warp, is_reversed(job, g)), warp.lane) {
+        order(warp.lane / 8 * 4), g(direction), length(warp.length), b(warp.sequence), steps(warp, is_reversed(job, g)),
+        tokens(a.k, a.q, g, b, steps[0], steps.reversed, (int)a.states, job.wide_tokens, warp.lane) {
     const int channels = (int)a.channels, states = (int)a.states;
     channel = warp.tile * TILE + lane / LANES * CHANNELS;
     active = channel < channels;
@@ -65,9 +70,9 @@ template <int RULE, class T, int LANES> struct Backward {
         A[c][n] = RULE == VL_MAMBA && state < states ? ((const float *)a.A)[row * states + state] * kLog2e : 0.f;
         grad[c][n] = dA[c][n] = 0.f;
       }
-      if (LANES == 1 && job.segments > 1) segment_start(job, warp, g, channel + c).restore(grad[c], order);
     }
-    const int64_t t = loader.steps[length - 1], row = (b * a.length + t) * channels + d;
+    if (LANES == 1 && job.segments > 1) segment_start(job, warp, g, channel).restore(grad, order);
+    const int64_t t = steps[length - 1], row = (b * a.length + t) * channels + d;
     const int64_t row_of_direction = row + g * a.batch * a.length * channels;
     dy = (const T *)a.dy.data + g * a.dy.direction + b * a.dy.batch + t * a.dy.step + d;
     z = (const T *)a.z.data + b * a.z.batch + t * a.z.step + d;
@@ -76,7 +81,7 @@ template <int RULE, class T, int LANES> struct Backward {
     const int state = part * kStates + order + lane % 4 / LANES * LANES;  // the state whose sum this lane receives
     const int64_t token = ((warp.tile * a.directions + g) * a.batch + b) * a.length + t;
     dtokens = (float *)(lane & 4 ? a.dq : a.dk) + token * states + state;
-    const int back = loader.steps.reversed ? 1 : -1;  // from a step to the previous one
+    const int back = steps.reversed ? 1 : -1;  // from a step to the previous one
     dy_step = back * (int)a.dy.step, z_step = back * (int)a.z.step;
     dx_step = back * channels, dtokens_step = back * states;
     pin(dy), pin(z), pin(dx), pin(ddt), pin(dz), pin(sums), pin(dtokens);
@@ -88,9 +93,16 @@ template <int RULE, class T, int LANES> struct Backward {
   // `midpoint`: the number of steps before this team's second half.
   VL_DEVICE void run(const Pass &pass, int midpoint) {
     bool adds = pass.adds(false), finishes = pass.finishes(false);
+    tokens.move((length - 1) / kChunk * kChunk / kStage);
     VL_ROLL for (int first = (length - 1) / kChunk * kChunk; first >= 0; first -= kChunk) {
       const int stop = length - first < kChunk ? length - first : kChunk;
-      loader.template load_chunk<KEY_SCALE>(shared.tokens, first);
+      sync_warp();
+      VL_UNROLL for (int u = 0; u < kChunk; u += kStage) tokens.copy(shared.copied[u / kStage], length - first - u);
+      tokens.move(-2 * kChunk / kStage);
+      wait_for_copies();
+      VL_UNROLL for (int u = 0; u < kChunk; u += kStage)
+          tokens.template convert<KEY_SCALE>(shared.copied[u / kStage], shared.rows + u, shared.key_norm + u);
+      sync_warp();
       compute_gates(first);
       VL_ROLL for (int high = stop, low = stop > kHalfChunk ? kHalfChunk : 0; high > 0; high = low, low = 0) {
         recompute_states(first, low, high, high == stop);
@@ -113,14 +125,14 @@ template <int RULE, class T, int LANES> struct Backward {
     const T *dt = (const T *)a.dt.data + g * a.dt.direction + b * a.dt.batch + d;
     Elements xs[kChunk], dts[kChunk];
     VL_UNROLL for (int u = 0; u < kChunk; u++) {
-      const int64_t t = loader.steps[first + u < length ? first + u : length - 1];
+      const int64_t t = steps[first + u < length ? first + u : length - 1];
       xs[u] = load<T, CHANNELS>(x + t * a.x.step);
       dts[u] = load<T, CHANNELS>(dt + t * a.dt.step);
     }
     VL_UNROLL for (int u = 0; u < kChunk; u++) {
       Floats values, slopes, inputs;
       VL_UNROLL for (int c = 0; c < CHANNELS; c++) {
-        const Gate e = gate<RULE>(dts[u][c] + bias[c], shared.tokens.key_norm[u]);
+        const Gate e = gate<RULE>(dts[u][c] + bias[c], shared.key_norm[u]);
         values.v[c] = e.value * (1.f / (KEY_SCALE * KEY_SCALE));
         slopes.v[c] = e.slope;
         inputs.v[c] = xs[u][c] * KEY_SCALE;
@@ -133,7 +145,7 @@ template <int RULE, class T, int LANES> struct Backward {
   // states after them into `s`; otherwise `s` holds them already.
   VL_DEVICE void recompute_states(int first, int low, int high, bool last) {
     float r[CHANNELS][kStates];
-    VL_UNROLL for (int c = 0; c < CHANNELS; c++) checkpoint(a, warp, g, first, channel + c, part).restore(r[c], order);
+    checkpoint(a, warp, g, first, channel, part).restore(r, order);
     VL_ROLL for (int u = 0; u < high - 1; u++) {
       if (u >= low) save_states(r, u - low);
       recompute_step(r, u);
@@ -149,7 +161,7 @@ template <int RULE, class T, int LANES> struct Backward {
   }
   VL_DEVICE void recompute_step(float (&r)[CHANNELS][kStates], int u) {
     float k[kStates];
-    load_token(shared.tokens.key[u], k);
+    load_token(shared.rows[u].key, k);
     const Floats gates = shared.gates[u][lane], inputs = shared.x[u][lane];
     Floats errors;
     VL_UNROLL for (int c = 0; c < CHANNELS; c++) errors.v[c] =
@@ -173,8 +185,8 @@ template <int RULE, class T, int LANES> struct Backward {
     if (gated && adds) before = load<float, CHANNELS>(sums);
     float k[kStates], q[kStates], dk[kStates], dq[kStates];
     float out_x[CHANNELS], out_dt[CHANNELS], out_z[CHANNELS] = {}, share[CHANNELS] = {};
-    load_token(shared.tokens.key[u], k);
-    load_token(shared.tokens.query[u], q);
+    load_token(shared.rows[u].key, k);
+    load_token(shared.rows[u].query, q);
     VL_UNROLL for (int n = 0; n < kStates; n++) dk[n] = dq[n] = 0.f;
     float d_norm = 0.f;  // gradient of |k|^2, times two
     const Floats gates = shared.gates[u][lane], slopes = shared.slopes[u][lane], inputs = shared.x[u][lane];

@@ -7,14 +7,11 @@
 // the second one completes it. The teams synchronize once, in the middle. A scan that is split over time has one block
 // per segment of each sequence (scan_split.cuh).
 #pragma once
-#include "../include/vilonghorn.h"
-#include "device.cuh"
+#include "scan_stage.cuh"
 
 namespace vilonghorn {
 
-constexpr int kChunk = 8;    // steps between two checkpoints, and between two stagings of tokens
-constexpr int kStates = 16;  // of a channel, in one lane
-constexpr int kWarp = 32;
+constexpr int kChunk = 8;     // steps between two checkpoints
 constexpr int kPadding = 64;  // checkpoints hold a multiple of this many channels
 
 // The kernel argument: the caller's parameters and the launch geometry.
@@ -27,6 +24,7 @@ struct Job {
   int tiles;          // tiles of channels
   int fused;          // one block for all directions of a sequence; else one block per direction
   int teams;          // warps per block: 2 if a fused block has forward and reverse directions
+  bool wide_tokens;   // keys and queries have kStates states per lane, and every four of them are aligned
 };
 
 // The place of a warp in the launch.
@@ -35,7 +33,7 @@ struct Warp {
   int begin, length;  // of the segment, in image steps
   int64_t sequence;
   int direction;  // direction of this block, if not `fused`
-  VL_DEVICE Warp(const Job &job, bool may_be_split) : team(threadIdx.y), lane(threadIdx.x) {
+  VL_DEVICE Warp(const Job &job, bool may_be_split) : team(threadIdx.y), lane(threadIdx.x % kWarp) {
     tile = blockIdx.x % job.tiles;
     unsigned rest = blockIdx.x / job.tiles;
     segment = begin = 0, length = (int)job.scan.length;
@@ -47,7 +45,12 @@ struct Warp {
     sequence = rest % (unsigned)job.scan.batch;
     direction = rest / (unsigned)job.scan.batch;
   }
+  // The image position of the scan's first step in this segment.
+  VL_DEVICE int first(bool reversed) const { return reversed ? begin + length - 1 : begin; }
 };
+
+// The partial sums over directions, as an input.
+VL_DEVICE VlInput sums_of(const VlScan &a) { return {a.accumulator, 0, a.length * a.channels, a.channels}; }
 
 // The steps of a segment in scan order, as positions in the image.
 struct Steps {
@@ -93,48 +96,6 @@ VL_DEVICE int count_passes(const Job &job) {
   const int reversed = count_reversed(job), straight = (int)job.scan.directions - reversed;
   return reversed > straight ? reversed : straight;
 }
-
-// Keys and queries of one chunk as floats, zero beyond the last state. Rows beyond the last step repeat it.
-template <int LANES> struct alignas(16) Tokens {
-  float key[kChunk][LANES * kStates], query[kChunk][LANES * kStates];
-  float key_norm[kChunk];  // |k|^2
-};
-
-// Loads the tokens of a chunk: each lane loads four elements of some rows.
-template <class T, int LANES> struct TokenLoader {
-  static constexpr int kQuads = LANES * kStates / 4;  // lanes per key, and per query
-  static constexpr int kRows = kWarp / (2 * kQuads);  // rows that a warp loads at once
-  const T *data;
-  const Steps steps;
-  int step, row, n, left;
-  bool is_query;
-
-  VL_DEVICE TokenLoader(const VlScan &a, int g, int64_t b, const Steps &steps, int lane) : steps(steps) {
-    row = lane / (2 * kQuads), is_query = lane / kQuads % 2, n = lane % kQuads * 4;
-    const VlInput &in = is_query ? a.q : a.k;
-    data = (const T *)in.data + g * in.direction + b * in.batch + n;
-    step = (int)in.step, left = (int)a.states - n;
-    pin(data), pin(step);
-  }
-
-  // SCALE: factor of the keys, applied after their norm is computed.
-  template <int SCALE> VL_DEVICE void load_chunk(Tokens<LANES> &tokens, int first) const {
-    sync_warp();
-    VL_UNROLL for (int r = 0; r < kChunk; r += kRows) {
-      const int i = first + r + row < steps.last ? first + r + row : steps.last;
-      const T *p = data + (int64_t)steps[i] * step;
-      float values[4], norm = 0.f;
-      if (left >= 4) VL_UNROLL for (int j = 0; j < 4; j++) values[j] = to_fp32(p[j]);
-      else VL_UNROLL for (int j = 0; j < 4; j++) values[j] = j < left ? to_fp32(p[j]) : 0.f;
-      VL_UNROLL for (int j = 0; j < 4; j++) norm = fmaf(values[j], values[j], norm);
-      VL_UNROLL for (int mask = 1; mask < kQuads; mask *= 2) norm += shuffle_xor(norm, mask);
-      if (SCALE != 1 && !is_query) VL_UNROLL for (int j = 0; j < 4; j++) values[j] *= SCALE;
-      store_quad(is_query ? &tokens.query[r + row][n] : &tokens.key[r + row][n], values);
-      if (!is_query && n == 0) tokens.key_norm[r + row] = norm;
-    }
-    sync_warp();
-  }
-};
 
 struct Gate {
   float value, slope;  // slope: (d value / d dt) / value for longhorn, d value / d dt for mamba
@@ -185,20 +146,24 @@ VL_DEVICE float step(float (&s)[kStates], float gate, float x, const float (&k)[
 struct StateRow {
   float *data;
   int left, width;
+  int64_t size;  // of a row
   VL_DEVICE StateRow(void *rows, int64_t row, const VlScan &a, int channel, int part) {
-    left = (int)a.states - part * kStates, width = width_of(a);
+    left = (int)a.states - part * kStates, width = width_of(a), size = a.states * width;
     const int lane = channel / kPadding * kPadding + channel % 2 * (kPadding / 2) + channel % kPadding / 2;
-    data = (float *)rows + (row * a.states + part * kStates) * width + lane * (left < kStates ? 1 : 4);
+    data = (float *)rows + row * size + part * kStates * width + lane * (left < kStates ? 1 : 4);
   }
   VL_DEVICE static int width_of(const VlScan &a) { return ((int)a.channels + kPadding - 1) / kPadding * kPadding; }
-  VL_DEVICE void save(const float (&s)[kStates]) const {
-    if (left >= kStates) VL_UNROLL for (int n = 0; n < kStates; n += 4) store_quad(data + n * width, s + n);
-    else VL_UNROLL for (int n = 0; n < kStates; n++) if (n < left) data[n * width] = s[n];
+  template <int CHANNELS> VL_DEVICE void save(const float (&s)[CHANNELS][kStates]) const {
+    VL_UNROLL for (int c = 0; c < CHANNELS; c++) if (left >= kStates) VL_UNROLL for (int n = 0; n < kStates; n += 4)
+        store_quad(data + c * 4 * (kPadding / 2) + n * width, s[c] + n);
+    else VL_UNROLL for (int n = 0; n < kStates; n++) if (n < left) data[c * (kPadding / 2) + n * width] = s[c][n]; }
+  template <int CHANNELS> VL_DEVICE void restore(float (&s)[CHANNELS][kStates], int order) const {
+    VL_UNROLL for (int c = 0; c < CHANNELS; c++) if (left >= kStates) VL_UNROLL for (int n = 0; n < kStates; n += 4)
+        load_quad(data + c * 4 * (kPadding / 2) + (n ^ order) * width, s[c] + n);
+    else VL_UNROLL for (int n = 0; n < kStates; n++) s[c][n] =
+        (n ^ order) < left ? data[c * (kPadding / 2) + (n ^ order) * width] : 0.f;
   }
-  VL_DEVICE void restore(float (&s)[kStates], int order) const {
-    if (left >= kStates) VL_UNROLL for (int n = 0; n < kStates; n += 4) load_quad(data + (n ^ order) * width, s + n);
-    else VL_UNROLL for (int n = 0; n < kStates; n++) s[n] = (n ^ order) < left ? data[(n ^ order) * width] : 0.f;
-  }
+  VL_DEVICE void move(int rows) { data += rows * size; }
 };
 
 // The states before step `first` of a segment; `first` is a multiple of kChunk.

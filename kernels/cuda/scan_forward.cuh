@@ -1,4 +1,7 @@
 // The forward kernel of the CUDA scan. A lane has two channels.
+//
+// At the start of a stage of kStage steps, the warp computes its gates and output factors, and starts the copies of the
+// next stage. A step then depends on shared memory and registers only.
 #pragma once
 #include "scan_common.cuh"
 
@@ -9,33 +12,47 @@ constexpr int kForwardChannels = 2;
 // A lane's work in one direction of one sequence.
 template <int RULE, class T, int LANES> struct Forward {
   static constexpr int CHANNELS = kForwardChannels, TILE = kWarp / LANES * CHANNELS;
+  typedef Vector<float, CHANNELS> Floats;
   typedef Vector<T, CHANNELS> Elements;
-  typedef Tokens<LANES> Shared;  // per warp
+  typedef RowCopy<T, TILE> Copy;
+  typedef RowCopy<float, TILE> SumCopy;
+  typedef TokenCopy<T, LANES> CopyTokens;
+
+  struct alignas(16) Shared {  // per warp
+    struct Row {
+      float key[LANES * kStates], query[LANES * kStates];
+    } rows[kStage];
+    typename Copy::Rows x[2], z[2], dt;
+    typename SumCopy::Rows sums[2];  // partial sums of earlier passes
+    typename CopyTokens::Rows tokens;
+    float key_norm[kStage];
+  };
 
   const Job &job;
   const VlScan &a;
-  const Warp &warp;
-  Shared &tokens;
-  const int g, part, length;
-  const int64_t b;
-  const TokenLoader<T, LANES> loader;
-  int channel;
+  Shared &shared;
+  const int part, length, column;  // column: the lane's channels in the tile
+  const bool reversed;
+  CopyTokens tokens;
+  Copy x, dt, z;
+  SumCopy sums;
+  StateRow checkpoints;
   bool writes;
   float s[CHANNELS][kStates], A[CHANNELS][kStates], D[CHANNELS], bias[CHANNELS];
-  const T *x, *dt, *z;  // at the current step; x and dt are prefetched by one step
-  T *y;
-  float *sums;
-  int x_step, dt_step, z_step, y_step;
-  Elements next_x, next_dt;
+  float gates[kStage][CHANNELS];  // of the current stage
+  int64_t at;                     // this step's first element of y, and of the partial sums
+  int at_step;
 
-  VL_DEVICE Forward(const Job &job, const Warp &warp, int direction, Shared &tokens)
-      : job(job), a(job.scan), warp(warp), tokens(tokens), g(direction), part(warp.lane % LANES), length(warp.length),
-        b(warp.sequence), loader(a, g, b, Steps(warp, is_reversed(job, g)), warp.lane) {
-    const int channels = (int)a.channels;
-    channel = warp.tile * TILE + warp.lane / LANES * CHANNELS;
+  VL_DEVICE Forward(const Job &job, const Warp &warp, int g, Shared &shared)
+      : job(job), a(job.scan), shared(shared), part(warp.lane % LANES), length(warp.length),
+        column(warp.lane / LANES * CHANNELS), reversed(is_reversed(job, g)),
+        tokens(a.k, a.q, g, warp.sequence, warp.first(reversed), reversed, (int)a.states, job.wide_tokens, warp.lane),
+        x(copy_of<T>(job, warp, a.x, g)), dt(copy_of<T>(job, warp, a.dt, g)), z(copy_of<T>(job, warp, a.z, g)),
+        sums(copy_of<float>(job, warp, sums_of(a), g)),
+        checkpoints(checkpoint(a, warp, g, 0, warp.tile * TILE + column, part)) {
+    const int channels = (int)a.channels, channel = warp.tile * TILE + column;
     const bool active = channel < channels;
     const int d = active ? channel : 0;  // inactive lanes compute channel 0 and write nothing
-    const int64_t t = loader.steps[0];
     writes = active && part == 0;
     VL_UNROLL for (int c = 0; c < CHANNELS; c++) {
       const int64_t row = g * channels + d + c;
@@ -47,84 +64,135 @@ template <int RULE, class T, int LANES> struct Forward {
         A[c][n] = RULE == VL_MAMBA && state < a.states ? ((const float *)a.A)[row * a.states + state] * kLog2e : 0.f;
       }
     }
-    if (LANES == 1 && job.segments > 1)
-      VL_UNROLL for (int c = 0; c < CHANNELS; c++) segment_start(job, warp, g, channel + c).restore(s[c], 0);
-    x = (const T *)a.x.data + g * a.x.direction + b * a.x.batch + t * a.x.step + d;
-    dt = (const T *)a.dt.data + g * a.dt.direction + b * a.dt.batch + t * a.dt.step + d;
-    z = (const T *)a.z.data + b * a.z.batch + t * a.z.step + d;
-    const int64_t row = (b * a.length + t) * channels + d;
-    y = (T *)a.y + (a.mean ? 0 : g * a.batch * a.length * channels) + row;
-    sums = (float *)a.accumulator + row;
-    const int forward = loader.steps.reversed ? -1 : 1;
-    x_step = forward * (int)a.x.step, dt_step = forward * (int)a.dt.step;
-    z_step = forward * (int)a.z.step, y_step = forward * channels;
-    pin(x), pin(dt), pin(z), pin(y), pin(sums), pin(x_step), pin(dt_step), pin(z_step), pin(y_step);
-    next_x = load<T, CHANNELS>(x);
-    next_dt = load<T, CHANNELS>(dt);
+    if (LANES == 1 && job.segments > 1) segment_start(job, warp, g, channel).restore(s, 0);
+    const int64_t sequence = (a.mean ? 0 : g * a.batch) + warp.sequence;
+    at = (sequence * a.length + warp.first(reversed)) * channels + d;
+    at_step = reversed ? -channels : channels;
+    pin(at), pin(at_step);
+  }
+
+  template <class E>
+  VL_DEVICE static RowCopy<E, TILE> copy_of(const Job &job, const Warp &warp, const VlInput &in, int g) {
+    const bool reversed = is_reversed(job, g);
+    const E *data = (const E *)in.data + g * in.direction + warp.sequence * in.batch + warp.first(reversed) * in.step;
+    return {data, reversed ? -in.step : in.step, warp.tile * TILE, (int)job.scan.channels, warp.lane};
   }
 
   // `midpoint`: the step at which this team's second half begins.
   VL_DEVICE void run(const Pass &pass, int midpoint) {
-    bool adds = pass.adds(false), finishes = pass.finishes(false);
-    VL_ROLL for (int i = 0; i < length;) {
-      if (i % kChunk == 0) {
-        loader.template load_chunk<1>(tokens, i);
-        if (a.checkpoints)
-          VL_UNROLL for (int c = 0; c < CHANNELS; c++) checkpoint(a, warp, g, i, channel + c, part).save(s[c]);
+    bool adds = pass.adds(false);
+    sync_warp();  // the sums of the previous pass
+    copy(0, adds);
+    VL_ROLL for (int first = 0; first < length; first += kStage) {
+      const int buffer = first / kStage & 1, stop = first + kStage < length ? first + kStage : length;
+      begin_stage(first);
+      copy(first + kStage, adds);
+      VL_ROLL for (int i = first; i < stop;) {
+        if (i == midpoint) {
+          wait_for_copies();
+          sync_teams(job.teams * kWarp);
+          adds = pass.adds(true);
+          sums.move(-2);
+          copy_sums(first, adds), copy_sums(first + kStage, adds);
+          wait_for_copies();
+          sync_warp();
+        }
+        const bool finishes = pass.finishes(i >= midpoint);
+        const int begin = i - first, end = (i < midpoint && midpoint < stop ? midpoint : stop) - first;
+        if (RULE == VL_MAMBA || end - begin < kStage) some_steps(buffer, begin, end, adds, finishes);
+        else if (finishes) all_steps<true>(buffer, adds);
+        else all_steps<false>(buffer, adds);
+        i = first + end;
       }
-      if (i == midpoint) {
-        sync_teams(job.teams * kWarp);
-        adds = pass.adds(true), finishes = pass.finishes(true);
-      }
-      int stop = i - i % kChunk + kChunk < length ? i - i % kChunk + kChunk : length;
-      if (i < midpoint && midpoint < stop) stop = midpoint;
-      const bool gated = a.z.data && finishes;
-      VL_ROLL for (; i < stop; i++) one_step(i, adds, finishes, gated);
     }
   }
 
-  VL_DEVICE void one_step(int i, bool adds, bool finishes, bool gated) {
-    const int u = i % kChunk;
-    const Elements this_x = next_x, this_dt = next_dt;
-    if (i + 1 < length) next_x = load<T, CHANNELS>(x += x_step), next_dt = load<T, CHANNELS>(dt += dt_step);
-    Elements gates = {};
-    Vector<float, CHANNELS> before = {};
-    if (gated) gates = load<T, CHANNELS>(z);
-    if (adds) before = load<float, CHANNELS>(sums);
+  // Starts the copies of a stage: the warp has finished with the buffers.
+  VL_DEVICE void copy(int first, bool adds) {
+    const int steps = length - first;
+    x.copy(shared.x[first / kStage & 1], steps);
+    dt.copy(shared.dt, steps);
+    if (a.z.data) z.copy(shared.z[first / kStage & 1], steps);
+    tokens.copy(shared.tokens, steps);
+    copy_sums(first, adds);
+  }
+  VL_DEVICE void copy_sums(int first, bool adds) {
+    if (adds) sums.copy(shared.sums[first / kStage & 1], length - first);
+    else sums.move(1);
+  }
+
+  // Computes what the steps of a stage need from its copies.
+  VL_DEVICE void begin_stage(int first) {
+    wait_for_copies();
+    sync_warp();
+    tokens.template convert<1>(shared.tokens, shared.rows, shared.key_norm);
+    sync_warp();
+    Elements dts[kStage];
+    float norms[kStage];
+    load_quad(shared.key_norm, norms);
+    VL_UNROLL for (int u = 0; u < kStage; u++) dts[u] = load<T, CHANNELS>(&shared.dt[u][column]);
+    VL_UNROLL for (int u = 0; u < kStage; u++) VL_UNROLL for (int c = 0; c < CHANNELS; c++) gates[u][c] =
+        gate<RULE>(dts[u][c] + bias[c], norms[u]).value;
+    sync_warp();  // before the next copies
+    if (a.checkpoints && first % kChunk == 0) checkpoints.save(s), checkpoints.move(1);
+  }
+
+  template <bool FINISHES> VL_DEVICE void all_steps(int buffer, bool adds) {
+    VL_UNROLL for (int u = 0; u < kStage; u++) {
+      if (RULE != VL_LONGHORN) sync_warp();  // else the compiler loads several steps at once, and spills
+      one_step(u, buffer, adds, FINISHES);
+    }
+  }
+  // Where a stage ends early, or the second half begins in it.
+  VL_DEVICE void some_steps(int buffer, int begin, int end, bool adds, bool finishes) {
+    VL_UNROLL for (int u = 0; u < kStage; u++) if (u >= begin && u < end) one_step(u, buffer, adds, finishes);
+  }
+
+  VL_DEVICE void one_step(int u, int buffer, bool adds, bool finishes) {
+    const Elements values = load<T, CHANNELS>(&shared.x[buffer][u][column]);
+    Elements zs = {};
+    Floats before = {};
+    if (adds) before = load<float, CHANNELS>(&shared.sums[buffer][u][column]);
+    if (finishes) zs = load<T, CHANNELS>(&shared.z[buffer][u][column]);
     float key[kStates], query[kStates], out[CHANNELS];
     VL_UNROLL for (int n = 0; n < kStates; n += 4) {
-      load_quad(&tokens.key[u][part * kStates + n], key + n);
-      load_quad(&tokens.query[u][part * kStates + n], query + n);
+      load_quad(&shared.rows[u].key[part * kStates + n], key + n);
+      load_quad(&shared.rows[u].query[part * kStates + n], query + n);
     }
     VL_UNROLL for (int c = 0; c < CHANNELS; c++) {
-      const float value = this_x[c];
-      step<RULE, LANES>(s[c], gate<RULE>(this_dt[c] + bias[c], tokens.key_norm[u]).value, value, key, A[c]);
-      out[c] = before.v[c] + sum_over_lanes<LANES>(dot(s[c], query, part ? 0.f : D[c] * value));
+      step<RULE, LANES>(s[c], gates[u][c], values[c], key, A[c]);
+      out[c] = sum_over_lanes<LANES>(dot(s[c], query, part ? 0.f : fmaf(D[c], values[c], before.v[c])));
     }
     if (finishes) {
-      VL_UNROLL for (int c = 0; c < CHANNELS; c++) {
-        out[c] *= job.scale;
-        if (gated) out[c] *= gates[c] * sigmoid(gates[c]);
-      }
-      if (writes) store<T>(y, out);
+      VL_UNROLL for (int c = 0; c < CHANNELS; c++) out[c] *= job.scale * (a.z.data ? zs[c] * sigmoid(zs[c]) : 1.f);
+      if (writes) store<T>((T *)a.y + at, out);
     } else if (writes) {
-      store<float>(sums, out);
+      store<float>((float *)a.accumulator + at, out);
     }
-    y += y_step, sums += y_step, z += z_step;
+    at += at_step;
   }
 };
 
+// Blocks per multiprocessor that the registers must allow. With 6, mamba spills on sm_80, and all do for 64 states.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
+constexpr int kMambaBlocks = 4;
+#else
+constexpr int kMambaBlocks = 6;
+#endif
+constexpr int forward_blocks(int rule, int lanes) { return lanes > 1 ? 4 : rule == VL_MAMBA ? kMambaBlocks : 6; }
+
 template <int RULE, class T, int LANES>
-__global__ void __launch_bounds__(2 * kWarp, 6) scan_forward(const __grid_constant__ Job job) {
+__global__ void __launch_bounds__(2 * kWarp, forward_blocks(RULE, LANES))
+    scan_forward(const __grid_constant__ Job job) {
   VL_SHARED(shared);
   const Warp warp(job, LANES == 1);
-  auto &tokens = ((typename Forward<RULE, T, LANES>::Shared *)shared)[warp.team];
+  auto &own = ((typename Forward<RULE, T, LANES>::Shared *)shared)[warp.team];
   const int length = warp.length, passes = count_passes(job);
   // The middle, in steps of this team; -1 with one team.
   const int midpoint = job.teams == 1 ? -1 : warp.team ? length - length / 2 : length / 2;
   VL_ROLL for (int number = 0; number < passes; number++) {
     const Pass pass(job, warp, number);
-    if (pass.direction >= 0) Forward<RULE, T, LANES>(job, warp, pass.direction, tokens).run(pass, midpoint);
+    if (pass.direction >= 0) Forward<RULE, T, LANES>(job, warp, pass.direction, own).run(pass, midpoint);
     if (job.teams == 1) continue;
     if (pass.direction < 0 || midpoint >= length) sync_teams(job.teams * kWarp);
     if (number + 1 < passes) sync_teams(job.teams * kWarp);

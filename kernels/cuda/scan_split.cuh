@@ -15,13 +15,21 @@ constexpr int kSplitChannels = 2;  // channels per lane in a run
 
 template <int RULE> constexpr int kRuns = 1 + (RULE == VL_LONGHORN_EXACT ? kStates : 1);
 
+template <class T> struct SummaryShared {
+  typename TokenCopy<T, 1>::Rows copied;
+  struct Row {
+    float key[kStates], query[kStates];
+  } rows[kStage];
+  float key_norm[kStage];
+};
+
 // One run over one segment, by one warp. The block index of the direction encodes the run and the direction.
 template <int RULE, class T>
 __global__ void __launch_bounds__(kWarp, 12) scan_summary(const __grid_constant__ Job job) {
   constexpr int CHANNELS = kSplitChannels;
   typedef Vector<T, CHANNELS> Elements;
   VL_SHARED(shared);
-  auto &tokens = *(Tokens<1> *)shared;
+  auto &memory = *(SummaryShared<T> *)shared;
   const VlScan &a = job.scan;
   const Warp warp(job, true);
   const int directions = (int)a.directions, channels = (int)a.channels, g = warp.direction % directions,
@@ -29,7 +37,7 @@ __global__ void __launch_bounds__(kWarp, 12) scan_summary(const __grid_constant_
   const int64_t b = warp.sequence;
   const bool gradient = a.dy.data != nullptr;
   const Steps steps(warp, is_reversed(job, g) != gradient);
-  const TokenLoader<T, 1> loader(a, g, b, steps, warp.lane);
+  TokenCopy<T, 1> tokens(a.k, a.q, g, b, steps[0], steps.reversed, kStates, job.wide_tokens, warp.lane);
   const int channel = (warp.tile * kWarp + warp.lane) * CHANNELS;
   const bool active = channel < channels, has_input = active && run == 0;
   const int d = active ? channel : 0;
@@ -49,8 +57,14 @@ __global__ void __launch_bounds__(kWarp, 12) scan_summary(const __grid_constant_
   Elements next_value = load<T, CHANNELS>(values + steps[0] * in.step);
   Elements next_dt = load<T, CHANNELS>(dts + steps[0] * a.dt.step);
   VL_ROLL for (int i = 0; i < warp.length; i++) {
-    const int u = i % kChunk;
-    if (u == 0) loader.template load_chunk<1>(tokens, i);
+    const int u = i % kStage;
+    if (u == 0) {
+      sync_warp();
+      tokens.copy(memory.copied, warp.length - i);
+      wait_for_copies();
+      tokens.template convert<1>(memory.copied, memory.rows, memory.key_norm);
+      sync_warp();
+    }
     const Elements value = next_value, dt = next_dt;
     if (i + 1 < warp.length) {
       next_value = load<T, CHANNELS>(values + steps[i + 1] * in.step);
@@ -60,8 +74,8 @@ __global__ void __launch_bounds__(kWarp, 12) scan_summary(const __grid_constant_
     if (gates) z = load<T, CHANNELS>(gates + steps[i] * a.z.step);
     float key[kStates], query[kStates];
     VL_UNROLL for (int n = 0; n < kStates; n += 4) {
-      load_quad(tokens.key[u] + n, key + n);
-      load_quad(tokens.query[u] + n, query + n);
+      load_quad(memory.rows[u].key + n, key + n);
+      load_quad(memory.rows[u].query + n, query + n);
     }
     VL_UNROLL for (int c = 0; c < CHANNELS; c++) {
       float input = has_input ? value[c] : 0.f;
@@ -70,11 +84,11 @@ __global__ void __launch_bounds__(kWarp, 12) scan_summary(const __grid_constant_
         VL_UNROLL for (int n = 0; n < kStates; n++) s[c][n] = fmaf(input, query[n], s[c][n]);
         input = 0.f;
       }
-      step<RULE, 1>(s[c], gate<RULE>(dt[c] + bias[c], tokens.key_norm[u]).value, input, key, A[c]);
+      step<RULE, 1>(s[c], gate<RULE>(dt[c] + bias[c], memory.key_norm[u]).value, input, key, A[c]);
     }
   }
   const int64_t row = ((g * a.batch + b) * job.segments + warp.segment) * kRuns<RULE> + run;
-  VL_UNROLL for (int c = 0; c < CHANNELS; c++) StateRow(job.split.summaries, row, a, channel + c, 0).save(s[c]);
+  StateRow(job.split.summaries, row, a, channel, 0).save(s);
 }
 
 // Computes the start states from the summaries, segment by segment. Four lanes share a channel, with four states each.

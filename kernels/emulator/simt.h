@@ -34,8 +34,15 @@ struct Barrier {
   unsigned generation = 0;
 };
 
+struct Copy {
+  void *to;
+  const void *from;
+  size_t bytes;
+};
+
 struct Fiber {
   dim3 thread;
+  std::vector<Copy> copies;  // that it has started
   bool started = false, done = false;
   ucontext_t start;
   jmp_buf resume;  // cheaper than swapcontext, which saves the signal mask by a system call
@@ -53,7 +60,8 @@ static std::function<void()> body;
 static jmp_buf scheduler;
 static Fiber *current;
 static bool progress;
-static bool reverse_order;  // run the threads of a block from the last to the first
+static int64_t *plan;       // where launches are recorded instead of run: their number, then three numbers of each
+static bool reverse_order;  // run the threads of a block from the last to the first, and copies at once, not at a wait
 
 static int index_in_block() { return threadIdx.y * blockDim.x + threadIdx.x; }
 
@@ -99,6 +107,7 @@ static bool run_block(size_t shared_bytes) {
     warps[i / kWarp].expected++;
     fiber.thread = dim3(i % blockDim.x, i / blockDim.x);
     fiber.started = fiber.done = false;
+    fiber.copies.clear();
     if (!fiber.stack) fiber.stack.reset(new char[kStack]);
     getcontext(&fiber.start);
     fiber.start.uc_stack.ss_sp = fiber.stack.get();
@@ -136,11 +145,21 @@ static inline float log2_of(float x) { return log2f(x); }
 static inline float min_nan(float x, float limit) { return x > limit ? limit : x; }
 static inline float reciprocal(float x) { return 1.f / x; }
 template <class T> static inline void pin(T &) {}
+static inline void wait_for_copies() {
+  for (const emulator::Copy &copy : emulator::current->copies) memcpy(copy.to, copy.from, copy.bytes);
+  emulator::current->copies.clear();
+}
+template <int BYTES> static inline void copy_async(void *to, const void *from) {
+  if ((uintptr_t)to % BYTES || (uintptr_t)from % BYTES) abort();  // as a GPU does
+  emulator::current->copies.push_back({to, from, BYTES});
+  if (emulator::reverse_order) wait_for_copies();
+}
 static inline void sync_warp() { emulator::wait(emulator::warps[emulator::index_in_block() / emulator::kWarp]); }
 static inline void sync_teams(int threads) {
   emulator::teams.expected = threads;
   emulator::wait(emulator::teams);
 }
+static inline void sync_block() { sync_teams(blockDim.x * blockDim.y); }
 static inline float shuffle_xor(float value, int mask) {
   const int index = emulator::index_in_block(), warp = index / emulator::kWarp, lane = index % emulator::kWarp;
   emulator::Barrier &barrier = emulator::warps[warp];
@@ -194,6 +213,11 @@ template <> inline float16 from_fp32<float16>(float x) {
 template <class Args>
 static int launch(void (*kernel)(Args), const Args &args, int64_t blocks, dim3 threads, size_t shared, void *) {
   if (shared > 99 << 10) return cudaErrorInvalidValue;  // the limit of the smallest GPUs
+  if (emulator::plan) {
+    int64_t *const entry = emulator::plan + 1 + 3 * emulator::plan[0]++;
+    entry[0] = blocks, entry[1] = (int64_t)threads.x * threads.y * threads.z, entry[2] = (int64_t)shared;
+    return cudaSuccess;
+  }
   blockDim = threads;
   gridDim = dim3((unsigned)blocks);
   emulator::body = [&] { kernel(args); };
@@ -210,3 +234,6 @@ static int launch(void (*kernel)(Args), const Args &args, int64_t blocks, dim3 t
 extern "C" __attribute__((visibility("default"))) void vl_emulator_order(int reverse_order) {
   emulator::reverse_order = reverse_order;
 }
+
+// Records launches instead of running them: their number, then blocks, threads and bytes of each. Null: runs them.
+extern "C" __attribute__((visibility("default"))) void vl_emulator_plan(int64_t *plan) { emulator::plan = plan; }

@@ -10,7 +10,7 @@
 #define VILONGHORN_H
 #include <stdint.h>
 
-enum { VL_ABI = 8 }; /* Increase it with every change of this file: the caller compares it with the library's. */
+enum { VL_ABI = 9 }; /* Increase it with every change of this file: the caller compares it with the library's. */
 enum { VL_LONGHORN = 0, VL_LONGHORN_EXACT = 1, VL_MAMBA = 2 };
 enum { VL_FLOAT32 = 0, VL_FLOAT64 = 1, VL_BFLOAT16 = 2, VL_FLOAT16 = 3 };
 enum { VL_MAX_STATES = 64 };
@@ -84,6 +84,9 @@ typedef struct {
   VlInput dy;
   void *dx;              /* (B, L, D) */
   void *dweight, *dbias; /* (G, D, d_conv), (G, D) */
+  /* CUDA backward only: workspaces */
+  void *partials; /* (vl_cuda_conv_rows(), G, d_conv + 1, D) float */
+  void *sums;     /* (B, L, D) float, where more than one direction is reversed, or more than one is not */
 } VlConv;
 
 typedef struct {
@@ -162,14 +165,18 @@ VL_EXPORT int vl_matmul(const VlGemm *, int isa);
 VL_EXPORT int vl_block_forward(const VlBlock *, int stage, int isa);
 VL_EXPORT int vl_block_backward(const VlBlock *, int stage, int isa);
 
-/* The CUDA library. All tensors are in device memory and not empty. x, dt, z and dy are aligned to two elements, their
- * strides and the channels are even, their step strides are below 2^31. At most 64 directions. Kernels are queued on
- * `stream`. Functions that return int return 0 or an error of the CUDA runtime. */
+/* The CUDA library. All tensors are in device memory and not empty. In a scan x, dt, z and dy are aligned to two
+ * elements, their strides and the channels are even, their step strides are below 2^31, and there are at most 64
+ * directions. Kernels are queued on `stream`. Functions that return int return 0 or an error of the CUDA runtime. */
 VL_EXPORT int vl_cuda_check(int device); /* an error if the device cannot run this build */
 VL_EXPORT const char *vl_cuda_error(int error);
 VL_EXPORT int64_t vl_cuda_parts(const VlScan *); /* the required value of channel_splits in backward */
 VL_EXPORT int vl_cuda_scan_forward(const VlScan *, const VlSplit *, int device, void *stream);
 VL_EXPORT int vl_cuda_scan_backward(const VlScan *, const VlSplit *, int device, void *stream);
+/* The convolution takes every alignment, stride and number of directions. Aligned to 16 bytes it is fastest. */
+VL_EXPORT int64_t vl_cuda_conv_rows(const VlConv *); /* the number of rows of `partials` */
+VL_EXPORT int vl_cuda_conv_forward(const VlConv *, int device, void *stream);
+VL_EXPORT int vl_cuda_conv_backward(const VlConv *, int device, void *stream);
 #ifdef __cplusplus
 }
 #endif

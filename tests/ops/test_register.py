@@ -16,20 +16,22 @@ from vilonghorn.ops.backends import cpu as native
 native_only = pytest.mark.skipif(native.unavailable("cpu") is not None, reason="native CPU library not built")
 
 
+# Made here, because torch 2.11 cannot trace a random generator before dispatch.
+VALUES = inputs(2, 1, 3, 4, 5, rule="longhorn")
+MIXER = mixer_inputs(2, 1, 3, 4, 5, 2, 3, rule="longhorn")
+
+
 def run_scan(x):
-    values = inputs(2, 1, 3, 4, 5, rule="longhorn")
-    return scan(**values | dict(x=x.expand(2, 1, 3, 4)), reverse=(False, True))
+    return scan(**VALUES | dict(x=x.expand(2, 1, 3, 4)), reverse=(False, True))
 
 
 def run_token_decay(x):
-    values = inputs(2, 1, 3, 4, 5, rule="longhorn")
-    values |= dict(x=x.expand(2, 1, 3, 4), A=-values["k"])
+    values = VALUES | dict(x=x.expand(2, 1, 3, 4), A=-VALUES["k"])
     return scan(**values, rule="mamba", reverse=(False, True), backend="reference")
 
 
 def run_mamba_inner(x):
-    values = mixer_inputs(2, 1, 3, 4, 5, 2, 3, rule="longhorn")
-    return mamba_inner(**values | dict(xz=torch.cat([x, x], -1)), A=None)
+    return mamba_inner(**MIXER | dict(xz=torch.cat([x, x], -1)), A=None)
 
 
 def run_conv(x):

@@ -7,37 +7,57 @@ import torch.nn.functional as F
 from timm.layers import is_exportable
 from torch import Tensor
 
-from .backends import cpu
+from .backends import BACKENDS, Backend, choose_conv
 from .register import register_op
 from .validate import ConvArguments, autocast_dtype, check_flags, validate_conv
 
 
-def conv_silu(x: Tensor, weight: Tensor, bias: Tensor, *, reverse: Sequence[bool] = (False,)) -> Tensor:
+def conv_silu(
+    x: Tensor, weight: Tensor, bias: Tensor, *, reverse: Sequence[bool] = (False,), backend: str | None = None
+) -> Tensor:
     """Depthwise causal convolution over the tokens, then SiLU, for each of G directions of one input.
 
     y[g, b, t] = silu(bias[g] + sum_j weight[g, :, j] x[b, t - (K - 1) + j]), with zeros before the first token. Where
-    reverse[g], the same over the tokens from last to first (anti-causal). Runs the native kernel on a CPU that has it,
-    else plain torch, which inductor fuses.
+    reverse[g], the same over the tokens from last to first (anti-causal). Backward computes the convolution again
+    from x, so nothing else is kept. Runs a native kernel where there is one, else plain torch, which inductor fuses.
 
     Args:
         x: tokens, (B, L, D), any strides.
         weight: (G, D, K), the last of K for the present token; K from 1 to 64 (4 is specialised).
         bias: (G, D).
         reverse: a flag for each direction.
+        backend: "cpu", "cuda" or "triton" to insist on, or "reference" for plain torch; default: the first that can run
+            on x's device, or plain torch while timm's `set_exportable` is on.
 
     Returns:
         y, (G, B, L, D), of x's dtype (of the autocast dtype under autocast).
 
     Raises:
-        ValueError: shapes or devices that do not fit.
+        ValueError: shapes or devices that do not fit, or an unknown backend.
         TypeError: a dtype outside float32, bfloat16, float16 and float64, or flags other than True and False.
+        RuntimeError: the backend asked for cannot run here.
     """
-    args = ConvArguments(x, weight, bias, check_flags("conv_silu", reverse))
-    args = args._replace(x=x.to(autocast_dtype(x) or x.dtype))
-    if is_exportable() or cpu.unavailable(x.device.type) is not None:
+    x = x.to(autocast_dtype(x) or x.dtype)
+    args = ConvArguments(x, weight, bias, check_flags("conv_silu", reverse), backend)
+    if backend is None and is_exportable():
+        return torch.stack(turn(conv_silu_turned(*args[:4]), args.reverse))
+    if choose_conv(x.device.type, x.dtype, backend) == "reference":
         validate_conv(args)
-        return conv_silu_reference(*args)
+        return conv_silu_reference(*args[:4])
     return _run(args)
+
+
+def conv_silu_turned(x: Tensor, weight: Tensor, bias: Tensor, reverse: Sequence[int]) -> Tensor:
+    """`conv_silu` with few nodes in a graph: one convolution, and y[g] in the order that direction g reads."""
+    validate_conv(ConvArguments(x, weight, bias, reverse))
+    turned = torch.cat([x.flip(1) if flag else x for flag in reverse], dim=-1)  # (B, L, G * D)
+    [y] = conv_silu_reference(turned, weight.flatten(0, 1)[None], bias.flatten()[None], [0]).unbind(0)
+    return y.unflatten(2, weight.shape[:2]).permute(2, 0, 1, 3)
+
+
+def turn(y: Tensor, reverse: Sequence[int]) -> list[Tensor]:
+    """The directions of y, (G, B, L, D), from the order that each reads to that of the tokens, or back."""
+    return [y_g.flip(1) if flag else y_g for y_g, flag in zip(y.unbind(0), reverse)]
 
 
 def conv_silu_reference(x: Tensor, weight: Tensor, bias: Tensor, reverse: Sequence[int]) -> Tensor:
@@ -54,12 +74,21 @@ def conv_silu_reference(x: Tensor, weight: Tensor, bias: Tensor, reverse: Sequen
     return torch.stack(outputs).to(dtype)
 
 
+def _kernel(args: ConvArguments) -> Backend:
+    name = choose_conv(args.x.device.type, args.x.dtype, args.backend)
+    if name == "reference":
+        raise RuntimeError(
+            f"conv_silu: no kernel runs {args.x.dtype} on {args.x.device.type!r}; call `conv_silu` instead"
+        )
+    return BACKENDS[name]
+
+
 _run = register_op(
     "conv_silu",
     ConvArguments,
     validate_conv,
     num_saved=0,
-    forward=lambda args, save: cpu.conv_forward(*args),
+    forward=lambda args, save: _kernel(args).conv_forward(args),
     fake=lambda args, save: args.x.new_empty((args.weight.shape[0], *args.x.shape)),
-    backward=lambda dy, saved, args, wanted: cpu.conv_backward(dy, *args),
+    backward=lambda dy, saved, args, wanted: _kernel(args).conv_backward(dy, args),
 )

@@ -4,7 +4,7 @@ On a CPU with the native library, convolution, projections, scan and gate are on
 recomputes in backward what forward does not save. Elsewhere they are composed of `conv_silu`, products and `scan`.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 import torch.nn.functional as F
@@ -12,7 +12,7 @@ from timm.layers import is_exportable
 from torch import Tensor
 
 from .backends import cpu
-from .conv import conv_silu
+from .conv import conv_silu, conv_silu_turned, turn
 from .norm import rms_norm
 from .register import register_op
 from .scan import scan
@@ -70,7 +70,9 @@ def mamba_inner(
     args = MambaInnerArguments(xz, *weights, rule, flags if scan_norm is None else [0])
     if scan_norm is not None:
         return _shared(args, scan_norm, reverse)
-    if is_exportable() or cpu.unavailable(xz.device.type) is not None:
+    if is_exportable():
+        return _exportable(args)
+    if cpu.unavailable(xz.device.type) is not None:
         return mamba_inner_composed(args)
     return _run(args)
 
@@ -80,6 +82,15 @@ def mamba_inner_composed(args: MambaInnerArguments, backend: str | None = None) 
     z, *activations = _projections(args)
     A, D, bias, rule, reverse = args.A, args.D, args.dt_bias, args.rule, [bool(flag) for flag in args.reverse]
     return scan(*activations, z=z, A=A, D=D, dt_bias=bias, rule=rule, reverse=reverse, reduce="mean", backend=backend)
+
+
+def _exportable(args: MambaInnerArguments) -> Tensor:
+    """`mamba_inner_composed` with few nodes in a graph: each direction is turned round once, and once back."""
+    z, *activations = _projections(args, conv_silu_turned)
+    reverse = [False] * len(args.reverse)
+    y = scan(*activations, A=args.A, D=args.D, dt_bias=args.dt_bias, rule=args.rule, reverse=reverse)
+    first, *others = turn(y, args.reverse)
+    return sum(others, first) * F.silu(z) / len(reverse)
 
 
 def _shared(args: MambaInnerArguments, scan_norm: Tensor, reverse: Sequence[bool]) -> Tensor:
@@ -94,11 +105,11 @@ def _shared(args: MambaInnerArguments, scan_norm: Tensor, reverse: Sequence[bool
     return sum(others, first) * F.silu(z)
 
 
-def _projections(args: MambaInnerArguments) -> tuple[Tensor, ...]:
+def _projections(args: MambaInnerArguments, conv: Callable[..., Tensor] = conv_silu) -> tuple[Tensor, ...]:
     """z, (B, L, D); u and dt, (S, B, L, D); k and q, (S, B, L, N)."""
     _, B, L, _, N, _, R = validate_mamba_inner(args)
     x, z = args.xz.chunk(2, dim=-1)
-    u = conv_silu(x, args.conv_weight, args.conv_bias, reverse=[bool(flag) for flag in args.reverse])
+    u = conv(x, args.conv_weight, args.conv_bias, reverse=[bool(flag) for flag in args.reverse])
     projected = torch.bmm(u.flatten(1, 2), args.x_proj.mT.to(u.dtype))  # (S, B * L, R + 2N)
     low, k, q = projected.split([R, N, N], dim=-1)
     dt = torch.bmm(low, args.dt_proj.mT.to(low.dtype))

@@ -119,17 +119,20 @@ def scan_reference(args: ScanArguments) -> Tensor:
             return scan_reference(args)
     if torch.compiler.is_exporting():  # the exporters cannot decompose a captured loop that has gradients
         args = ScanArguments(*(t.detach() if isinstance(t, Tensor) else t for t in args))
-    tokens = prepare(args)
+    tokens, rows = prepare(args), torch.compiler.is_compiling() and is_exportable()
+    if rows:
+        tokens = tokens._replace(q=tokens.q.mT)  # rows of queries save a node in the loop
 
     def run_token(state: Tensor, token: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
         x, gate, k, q, A = token if len(token) == 5 else (*token, tokens.A)
         state = step(args.rule, state, x, gate, k, A)
-        return state, read(state, q)
+        return state, q @ state if rows else read(state, q)
 
     state, outputs = tokens.initial_state(), []
     if torch.compiler.is_compiling():
         changing = tokens if args.A is not None and args.A.dim() == 4 else tokens[:4]
-        return finish(captured_loop(run_token, state, tuple(changing), dim=0)[1], args)
+        changing = tuple(t.clone(memory_format=torch.contiguous_format) for t in changing)  # export fails for views
+        return finish(captured_loop(run_token, state, changing, dim=0)[1], args)
     for token in tokens.each():  # unbound: the backward of x[t] would write zeros of the size of x for each t
         state, y = run_token(state, token)
         outputs.append(y)

@@ -128,6 +128,7 @@ class ConvArguments(NamedTuple):
     weight: Annotated[Tensor, "G D K"]
     bias: Annotated[Tensor, "G D"]
     reverse: Sequence[int]
+    backend: str | None = None
 
     @property
     def sizes(self) -> Sizes:

@@ -1,13 +1,9 @@
-"""The CUDA kernels without a GPU: their own source, compiled for the emulator in `kernels/`, against the oracle.
+"""The CUDA scan without a GPU: its own source, compiled for the emulator in `kernels/`, against the oracle.
 
 The whole way is taken, from `scan` through autograd and the C interface; only the device is not there.
 """
 
-import ctypes
-import shutil
-import subprocess
 from functools import partial
-from pathlib import Path
 
 import pairwise
 import pytest
@@ -18,9 +14,7 @@ from vilonghorn.ops import scan
 from vilonghorn.ops.backends import cuda, splits
 from vilonghorn.ops.validate import RULES
 
-KERNELS = Path(__file__).parents[3] / "kernels"
-COMPILER = shutil.which("g++") or shutil.which("clang++")
-pytestmark = pytest.mark.skipif(COMPILER is None, reason="the emulator needs a C++ compiler (g++ or clang++)")
+pytestmark = pytest.mark.usefixtures("emulator")
 
 emulated = partial(scan, backend="cuda")
 # (G, B, L, D, N) and the reverse flags: lengths around chunks and halves, directions that meet and that do not
@@ -37,37 +31,6 @@ SHAPES = [
     ((2, 1, 25, 40, 24), (False, True)),
     ((1, 1, 17, 34, 64), (True,)),
 ]
-
-
-@pytest.fixture(scope="module")
-def library(tmp_path_factory):
-    path = tmp_path_factory.mktemp("emulator") / "libvilonghorn_emulated.so"
-    flags = ["-std=c++17", "-O2", "-fPIC", "-shared", "-fvisibility=hidden", "-U_FORTIFY_SOURCE"]
-    command = [
-        COMPILER,
-        *flags,
-        "-DVILONGHORN_EMULATED",
-        "-x",
-        "c++",
-        str(KERNELS / "cuda" / "scan.cu"),
-        "-o",
-        str(path),
-    ]
-    subprocess.run(command, check=True)
-    return cuda.declare(ctypes.CDLL(str(path)))
-
-
-@pytest.fixture(autouse=True)
-def emulator(library, monkeypatch):
-    """The emulator in the place of the CUDA library, and NaN in all new memory."""
-    monkeypatch.setattr(cuda, "_open", lambda: (library, None))
-    monkeypatch.setattr(cuda, "unavailable", lambda device_type, dtype=None: None)
-    monkeypatch.setattr(cuda, "_queue", lambda function, *structs: function(*map(ctypes.byref, structs[:2]), 0, None))
-    library.vl_emulator_order(0)
-    torch.use_deterministic_algorithms(True)
-    assert torch.empty(3).isnan().all()
-    yield library
-    torch.use_deterministic_algorithms(False)
 
 
 @pytest.mark.parametrize("rule", RULES)

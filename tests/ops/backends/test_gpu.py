@@ -2,11 +2,12 @@
 
 from functools import partial
 
+import convolutions
 import pytest
 import torch
-from oracle import compare, inputs, value_and_grads
+from oracle import compare, conv_inputs, inputs, value_and_grads
 
-from vilonghorn.ops import backends, scan
+from vilonghorn.ops import backends, conv_silu, scan
 from vilonghorn.ops.validate import RULES
 
 if not torch.cuda.is_available():
@@ -57,3 +58,24 @@ def test_slices_of_a_projection_are_read_right(backend):
     options = dict(reverse=(True, False), reduce="mean", backend=backend)
     sliced, dense = (scan(**values | dict(k=a, q=b), **options) for a, b in ((k, q), (k.contiguous(), q.contiguous())))
     assert torch.equal(sliced, dense)
+
+
+@every_backend
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+@pytest.mark.parametrize("shape, reverse", [*convolutions.CASES, ((2, 2, 197, 384, 4), (False, True))], ids=str)
+def test_a_convolution_agrees_with_the_oracle(shape, reverse, dtype, backend):
+    convolutions.hold(backend, shape, reverse, dtype, device="cuda")
+
+
+@every_backend
+@pytest.mark.parametrize("offset", [8, 4, 2, 1])
+def test_a_convolution_reads_slices_right(offset, backend):
+    convolutions.hold_slices(backend, offset, device="cuda")
+
+
+@every_backend
+def test_a_convolution_repeats_bit_for_bit(backend):
+    values = on_gpu(conv_inputs(2, 32, 197, 384, 4))
+    run = partial(value_and_grads, partial(conv_silu, backend=backend), values, reverse=(False, True))
+    first, again = run(), run()
+    assert all(torch.equal(first[name], again[name]) for name in first)

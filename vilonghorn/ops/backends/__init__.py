@@ -1,4 +1,4 @@
-"""The backends of the scan: what one provides, which of them run here, and the choice between them."""
+"""The backends of scan and convolution: what one provides, which of them run here, and the choice between them."""
 
 import warnings
 from typing import Protocol
@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from .. import reference
-from ..validate import ScanArguments
+from ..validate import ConvArguments, ScanArguments
 from . import cpu as native
 from . import cuda
 from . import triton as triton_backend
@@ -32,6 +32,12 @@ class Backend(Protocol):
 
     def backward(self, dy: Tensor, args: ScanArguments, checkpoints: Tensor) -> tuple[Tensor | None, ...]:
         """Gradients of x, dt, k, q, z, A, D and dt_bias, contiguous and of their dtypes; None for those absent."""
+
+    def conv_forward(self, args: ConvArguments) -> Tensor:
+        """Runs `conv_silu` of validated arguments. Absent in `reference`, where torch differentiates it."""
+
+    def conv_backward(self, dy: Tensor, args: ConvArguments) -> tuple[Tensor, Tensor, Tensor]:
+        """Gradients of x, weight and bias, contiguous and of their dtypes."""
 
 
 # In the order of preference: the first that can run a tensor's device type and dtype is taken.
@@ -69,11 +75,25 @@ def choose(args: ScanArguments, name: str | None) -> Backend:
             slow = "in plain torch, which is many times slower than a native kernel. No kernel can run:"
             warnings.warn(f"vilonghorn scans {dtype} on {device_type!r} {slow}{reasons}", stacklevel=2)
         return chosen
+    of_tokens = args.A is not None and args.A.dim() == 4
+    return _insist(
+        "scan", name, device_type, dtype, "A of each token, (G, B, L, N), runs on backend 'reference' only" * of_tokens
+    )
+
+
+@torch.compiler.assume_constant_result
+def choose_conv(device_type: str, dtype: torch.dtype, name: str | None) -> str:
+    """The name of the backend that runs `conv_silu`: the one asked for, or the first that can. Raises as `choose`."""
+    if name is None:
+        return next(name for name, backend in BACKENDS.items() if backend.unavailable(device_type, dtype) is None)
+    return _insist("conv_silu", name, device_type, dtype).NAME
+
+
+def _insist(operator: str, name: str, device_type: str, dtype: torch.dtype, otherwise: str = "") -> Backend:
+    """The backend of that name, or an error if it cannot run here, or for the reason `otherwise`."""
     if name not in BACKENDS:
-        raise ValueError(f"scan: no backend {name!r}; there are {', '.join(map(repr, BACKENDS))}")
-    reason = BACKENDS[name].unavailable(device_type, dtype)
-    if reason is None and args.A is not None and args.A.dim() == 4:
-        reason = "A of each token, (G, B, L, N), runs on backend 'reference' only"
-    if reason is not None:
-        raise RuntimeError(f"scan: backend {name!r} cannot run {dtype} on {device_type!r}: {reason}")
+        raise ValueError(f"{operator}: no backend {name!r}; there are {', '.join(map(repr, BACKENDS))}")
+    reason = BACKENDS[name].unavailable(device_type, dtype) or otherwise
+    if reason:
+        raise RuntimeError(f"{operator}: backend {name!r} cannot run {dtype} on {device_type!r}: {reason}")
     return BACKENDS[name]

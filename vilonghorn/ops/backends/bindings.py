@@ -16,9 +16,9 @@ import torch
 from torch import Tensor
 
 from ... import __version__
-from ..validate import RULES, ScanArguments
+from ..validate import RULES, ConvArguments, ScanArguments
 
-ABI = 8  # VL_ABI
+ABI = 9  # VL_ABI
 _INT, _LONG, _POINTER = ctypes.c_int32, ctypes.c_int64, ctypes.c_void_p
 _DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)  # in the order of VL_FLOAT32, ...
 
@@ -133,7 +133,7 @@ class Conv(ctypes.Structure):
         *_fields(Input, "x"),
         *_fields(_POINTER, "weight bias y"),
         *_fields(Input, "dy"),
-        *_fields(_POINTER, "dx dweight dbias"),
+        *_fields(_POINTER, "dx dweight dbias partials sums"),
     ]
 
 
@@ -194,6 +194,15 @@ class Params:
     def gradient(self, name: str, of: Tensor | None, struct=None) -> Tensor | None:
         """Allocates the gradient of a parameter, in the compute dtype; None if the parameter is absent."""
         return None if of is None else self.output(name, of.shape, self.compute_dtype, struct)
+
+
+def conv_params(args: ConvArguments) -> Params:
+    """The inputs of a convolution."""
+    G, B, L, D, _, K, _ = args.sizes
+    params = Params(Conv(G, B, L, D, K), args.x.dtype, args.reverse, args.x.device)
+    params.struct.x = params.activation(args.x)
+    params.struct.weight, params.struct.bias = params.parameter(args.weight), params.parameter(args.bias)
+    return params
 
 
 class ScanParams(Params):

@@ -17,8 +17,8 @@ from torch import Tensor
 from torch.profiler import record_function
 
 from .._torch import is_profiling
-from ..validate import RULES, BlockArguments, MambaInnerArguments, NormArguments, ScanArguments, Sizes
-from .bindings import Block, Conv, Input, MambaInner, Norm, Params, Scan, ScanParams, open_library
+from ..validate import RULES, BlockArguments, ConvArguments, MambaInnerArguments, NormArguments, ScanArguments, Sizes
+from .bindings import Block, Input, MambaInner, Norm, Params, Scan, ScanParams, conv_params, open_library
 
 NAME = "cpu"
 CHUNK = 64  # steps between two saved states: smaller costs memory, larger outgrows the cache in backward
@@ -33,7 +33,7 @@ BACKWARD_STAGES = (
 
 
 def _open() -> tuple[ctypes.CDLL | None, str | None]:
-    """The library and None, or None and the reason why it is not available."""
+    """The library, or None; and the reason why it cannot run, or None."""
     library, reason = open_library(NAME, "a C++ compiler")
     if library is None:
         return None, reason
@@ -41,6 +41,9 @@ def _open() -> tuple[ctypes.CDLL | None, str | None]:
     library.vl_multiply_adds.argtypes, library.vl_multiply_adds.restype = (ctypes.c_int, ctypes.c_int64), ctypes.c_int64
     if not any(library.vl_level_runs(isa) for isa in range(library.vl_levels())):
         return None, "the library was built for instruction sets that this processor does not support"
+    name, levels = os.environ.get(ISA_VARIABLE), _levels(library)
+    if name and name not in levels:
+        return library, f"{ISA_VARIABLE} is {name!r}, expected one of {', '.join(map(repr, levels))}"
     return library, None
 
 
@@ -51,24 +54,16 @@ def unavailable(device_type: str, dtype: torch.dtype = torch.float32) -> str | N
 
 def isa_levels() -> dict[str, int]:
     """The instruction sets of the library that this processor supports, ascending: name to index in the library."""
-    if library is None:
-        return {}
+    return {} if library is None else _levels(library)
+
+
+def _levels(library: ctypes.CDLL) -> dict[str, int]:
     supported = (isa for isa in range(library.vl_levels()) if library.vl_level_runs(isa))
     return {library.vl_level_name(isa).decode(): isa for isa in supported}
 
 
-def _chosen_isa() -> int:
-    """The index of the instruction set that the environment variable names; -1, the best, if it names none."""
-    name, levels = os.environ.get(ISA_VARIABLE), isa_levels()
-    if not name or not levels:
-        return -1
-    if name not in levels:
-        raise ValueError(f"{ISA_VARIABLE} is {name!r}, expected one of {', '.join(map(repr, levels))}")
-    return levels[name]
-
-
 library, _reason = _open()
-_isa = _chosen_isa()
+_isa = isa_levels().get(os.environ.get(ISA_VARIABLE, ""), -1)  # -1: the best
 
 
 def multiply_adds(rounds: int, isa: int) -> int:
@@ -127,24 +122,22 @@ def mamba_inner_backward(
     return dxz, *(None if grad is None else grad.to(w.dtype) for grad, (_, w) in zip(grads, weights))
 
 
-def conv_forward(x: Tensor, weight: Tensor, bias: Tensor, reverse: Sequence[int]) -> Tensor:
+def conv_forward(args: ConvArguments) -> Tensor:
     """Runs `vilonghorn.ops.conv_silu`."""
-    params = _conv_params(x, weight, bias, reverse)
-    y = params.output("y", (len(weight), *x.shape))
+    params = _conv_params(args)
+    y = params.output("y", (len(args.weight), *args.x.shape))
     _run(library.vl_conv_forward, params.struct)
     return y
 
 
-def conv_backward(
-    dy: Tensor, x: Tensor, weight: Tensor, bias: Tensor, reverse: Sequence[int]
-) -> tuple[Tensor, Tensor, Tensor]:
+def conv_backward(dy: Tensor, args: ConvArguments) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of x, weight and bias."""
-    params = _conv_params(x, weight, bias, reverse)
+    params = _conv_params(args)
     params.struct.dy = params.activation(dy)
-    dx = params.output("dx", x.shape)
-    dweight, dbias = params.gradient("dweight", weight), params.gradient("dbias", bias)
+    dx = params.output("dx", args.x.shape)
+    dweight, dbias = params.gradient("dweight", args.weight), params.gradient("dbias", args.bias)
     _run(library.vl_conv_backward, params.struct)
-    return dx, dweight.to(weight.dtype), dbias.to(bias.dtype)
+    return dx, dweight.to(args.weight.dtype), dbias.to(args.bias.dtype)
 
 
 def norm_forward(args: NormArguments, save: bool) -> tuple[Tensor, Tensor]:
@@ -233,12 +226,8 @@ def _mamba_inner_params(args: MambaInnerArguments, sizes: Sizes, num_accumulated
     return params, fused
 
 
-def _conv_params(x: Tensor, weight: Tensor, bias: Tensor, reverse: Sequence[int]) -> Params:
-    (B, L, D), (G, _, K) = x.shape, weight.shape
-    params = Params(Conv(G, B, L, D, K), x.dtype, reverse, x.device)
-    params.struct.x = params.activation(x)
-    params.struct.weight, params.struct.bias = params.parameter(weight), params.parameter(bias)
-    return _set_parallelism(params)
+def _conv_params(args: ConvArguments) -> Params:
+    return _set_parallelism(conv_params(args))
 
 
 def _norm_params(x: Tensor, weight: Tensor, eps: float) -> Params:

@@ -1,19 +1,20 @@
 """The CUDA backend: calls the compiled kernels of `kernels/cuda` for NVIDIA GPUs, on torch's stream.
 
-There are no kernels for float64. With more than 16 states, activations are converted to float32. Only scans of 16
-states are split over time (see `splits`).
+There are no kernels for float64. In a scan with more than 16 states, activations are converted to float32. Only scans
+of 16 states are split over time (see `splits`).
 """
 
 import ctypes
 import functools
+from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..validate import ScanArguments
+from ..validate import ConvArguments, ScanArguments
 from . import splits
-from .bindings import Input, ScanParams, Split, open_library
+from .bindings import Input, ScanParams, Split, conv_params, open_library
 
 NAME = "cuda"
 CHUNK = 8  # steps between two saved states
@@ -36,9 +37,11 @@ def _open() -> tuple[ctypes.CDLL | None, str | None]:
 def declare(library: ctypes.CDLL) -> ctypes.CDLL:
     """Sets the argument and result types other than int."""
     library.vl_cuda_error.restype = ctypes.c_char_p
-    library.vl_cuda_parts.restype = ctypes.c_int64
+    library.vl_cuda_parts.restype = library.vl_cuda_conv_rows.restype = ctypes.c_int64
     for function in (library.vl_cuda_scan_forward, library.vl_cuda_scan_backward):
         function.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int, ctypes.c_void_p]
+    for function in (library.vl_cuda_conv_forward, library.vl_cuda_conv_backward):
+        function.argtypes = [ctypes.c_void_p, ctypes.c_int, ctypes.c_void_p]
     return library
 
 
@@ -93,6 +96,30 @@ def backward(dy: Tensor, args: ScanArguments, checkpoints: Tensor) -> tuple[Tens
     return params.gradients(outputs)
 
 
+def conv_forward(args: ConvArguments) -> Tensor:
+    """Runs `vilonghorn.ops.conv_silu`."""
+    params = conv_params(args)
+    y = params.output("y", (len(args.reverse), *args.x.shape))
+    if y.numel():
+        _queue("conv_silu", _open()[0].vl_cuda_conv_forward, params.device, params.struct)
+    return y
+
+
+def conv_backward(dy: Tensor, args: ConvArguments) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients of x, weight and bias."""
+    if dy.numel() == 0:
+        return tuple(torch.zeros_like(t, memory_format=torch.contiguous_format) for t in args[:3])
+    (G, D, K), library, params = args.weight.shape, _open()[0], conv_params(args)
+    params.struct.dy = params.activation(dy)
+    dx = params.output("dx", args.x.shape)
+    dweight, dbias = params.gradient("dweight", args.weight), params.gradient("dbias", args.bias)
+    params.output("partials", (library.vl_cuda_conv_rows(ctypes.byref(params.struct)), G, K + 1, D), torch.float32)
+    if max(sum(args.reverse), G - sum(args.reverse)) > 1:
+        params.output("sums", args.x.shape, torch.float32)
+    _queue("conv_silu", library.vl_cuda_conv_backward, params.device, params.struct)
+    return dx, dweight.to(args.weight.dtype), dbias.to(args.bias.dtype)
+
+
 def _pad_to_even(args: ScanArguments) -> ScanArguments:
     """Adds a channel of zeros: the kernels read channels in pairs."""
     given = {name: getattr(args, name) for name in ("x", "dt", "z", "D", "dt_bias")}
@@ -137,12 +164,17 @@ class _CudaParams(ScanParams):
             runs = 1 + splits.basis_runs(self.args.rule, N)
             self.output("summaries", (G, B, segments, runs, N, width), torch.float32, split)
             self.output("starts", (G, B, segments, N, width), torch.float32, split)
-        error = _queue(function, self.struct, split, self.device)
-        if error:
-            raise RuntimeError(f"scan: the CUDA kernel could not run: {_open()[0].vl_cuda_error(error).decode()}")
+        _queue("scan", function, self.device, self.struct, split)
 
 
-def _queue(function, struct: ctypes.Structure, split: Split, device: torch.device) -> int:
+def _queue(operator: str, function: Callable, device: torch.device, *structs: ctypes.Structure) -> None:
+    """Queues a kernel on torch's stream."""
+    error = _call(function, device, *map(ctypes.byref, structs))
+    if error:
+        raise RuntimeError(f"{operator}: the CUDA kernel could not run: {_open()[0].vl_cuda_error(error).decode()}")
+
+
+def _call(function: Callable, device: torch.device, *structs) -> int:
     stream = torch.cuda.current_stream(device).cuda_stream
     with torch.cuda.device(device):
-        return function(ctypes.byref(struct), ctypes.byref(split), device.index, stream)
+        return function(*structs, device.index, stream)

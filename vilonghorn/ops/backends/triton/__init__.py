@@ -7,13 +7,14 @@ import functools
 import importlib.util
 import os
 from collections import namedtuple
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ...validate import RULES, ScanArguments
+from ...validate import RULES, ConvArguments, ScanArguments
 from .. import splits
 
 NAME = "triton"
@@ -25,6 +26,12 @@ DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 MAX_DIRECTIONS = 62  # their flags are bits of one integer
 OPTIONS = {"num_warps": 1, "enable_fp_fusion": True}
 RESIDENT_WARPS = 8  # of a multiprocessor, each a program: registers allow no more in backward
+CONV_SEGMENT = 64  # tokens of a segment of the convolution, at most
+CONV_ROWS = 4  # segments of a program, each one warp
+CONV_STEPS = 4  # tokens that are loaded at once
+CONV_TAPS = 8  # with more, values do not fit into registers, and code grows: one token and channel of a lane at once
+CONV_PROGRAMS = 4096  # segments are halved until there are this many warps
+CONV_BLOCKS = (128, 64)  # channels of a segment's program, forward and backward
 INDEX_LIMIT = 2**31  # elements of one sequence; from here on offsets have 64 bits
 
 
@@ -51,6 +58,7 @@ def _no_gpu() -> str | None:
 # Arguments of the kernels
 Inputs = namedtuple("Inputs", "x dt k q z dy D dt_bias")  # tensors, None if absent, or all their strides but the last
 Outputs = namedtuple("Outputs", "x dt k q z D dt_bias sums")  # gradients, and memory for sums over directions
+ConvInputs = namedtuple("ConvInputs", "x dy")
 Config = namedtuple("Config", "RULE DIRECTIONS MEAN CHUNK HELD INDEX N TILE")  # INDEX is the type of offsets
 
 
@@ -117,6 +125,61 @@ def backward(dy: Tensor, args: ScanArguments, checkpoints: Tensor) -> tuple[Tens
     dD, ddt_bias = (None if t is None else t.sum(0)[:, :D] for t in (dD, ddt_bias))
     grads = (dx, ddt, dk, dq, dz, dA, dD, ddt_bias)
     return tuple(None if g is None else g.to(t.dtype).contiguous() for g, t in zip(grads, args[:8]))
+
+
+ConvConfig = namedtuple("ConvConfig", "DIRECTIONS REVERSE K ROWS BLOCK STEPS")
+
+
+def conv_forward(args: ConvArguments) -> Tensor:
+    """Runs `vilonghorn.ops.conv_silu`."""
+    from .conv import conv_forward as kernel
+
+    y = torch.empty((len(args.reverse), *args.x.shape), dtype=args.x.dtype, device=args.x.device)
+    _, launch = _conv_launch(args, CONV_BLOCKS[0])
+    x = _rows(args.x)
+    launch(kernel, x, (0, *x.stride()[:2]), *_conv_parameters(args), y)
+    return y
+
+
+def conv_backward(dy: Tensor, args: ConvArguments) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients of x, weight and bias."""
+    from .conv import conv_backward as kernel
+
+    (G, D, K), x, dy = args.weight.shape, _rows(args.x), _rows(dy.to(args.x.dtype))
+    programs, launch = _conv_launch(args, CONV_BLOCKS[1])
+    dx = torch.empty(args.x.shape, dtype=x.dtype, device=x.device)
+    partials = torch.empty((programs, G, K + 1, D), dtype=torch.float32, device=x.device)
+    strides = ConvInputs((0, *x.stride()[:2]), dy.stride()[:3])
+    launch(kernel, x, dy, strides, *_conv_parameters(args), dx, partials)
+    dweight, dbias = partials.sum(0).split([K, 1], 1)
+    return dx, dweight.mT.contiguous().to(args.weight.dtype), dbias[:, 0].contiguous().to(args.bias.dtype)
+
+
+def _conv_parameters(args: ConvArguments) -> tuple[Tensor, Tensor]:
+    return args.weight.float().contiguous(), args.bias.float().contiguous()
+
+
+def _conv_launch(args: ConvArguments, block: int) -> tuple[int, Callable]:
+    """The number of programs for each block of channels, and a function that launches a kernel with its tensors."""
+    G, B, L, D, _, K, _ = args.sizes
+    steps = CONV_STEPS
+    if K > CONV_TAPS:
+        block, steps = min(block, 32), 1
+    block, segment = min(block, 1 << max(D - 1, 0).bit_length()), CONV_SEGMENT
+    blocks = -(-D // block)
+    while segment > 4 and B * -(-L // segment) * blocks < CONV_PROGRAMS:
+        segment //= 2
+    segments = -(-L // segment)
+    config = ConvConfig(G, sum(flag << g for g, flag in enumerate(args.reverse)), K, CONV_ROWS, block, steps)
+    programs = -(-B * segments // CONV_ROWS)
+
+    def launch(kernel, *tensors) -> None:
+        if args.x.numel():
+            with torch.cuda.device_of(args.x):
+                scalars = (B, L, D, -(-L // segments))
+                kernel[(programs, blocks)](*tensors, *scalars, config, num_warps=CONV_ROWS, enable_fp_fusion=True)
+
+    return programs, launch
 
 
 class _Params:

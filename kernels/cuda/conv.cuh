@@ -1,0 +1,292 @@
+// The depthwise convolution with SiLU: one kernel forward, one backward, and a sum of the weights' gradients.
+//
+// A thread has VECTOR adjacent channels and walks one segment of a sequence. It runs a direction and, with PAIR, the
+// opposite one in the same walk: both need the same inputs x. A convolution is computed in transposed form: each x is
+// added to the K results that it reaches. So nothing is kept of x but the K - 1 tokens that the weights' gradients
+// need. Backward computes the convolution again. Neighbouring segments both read the K - 1 tokens at their border.
+//
+// K = 4 has its values in registers. K = 0 stands for every number of taps: the values are in shared memory.
+#pragma once
+#include <type_traits>
+#include "../include/vilonghorn.h"
+#include "device.cuh"
+
+namespace vilonghorn {
+
+template <> struct alignas(8) Vector<bfloat16, 4> {  // as that of two
+  uint32_t bits[2];
+  VL_DEVICE float operator[](int c) const { return from_bits(c % 2 ? bits[c / 2] & 0xffff0000u : bits[c / 2] << 16); }
+};
+
+namespace conv {
+
+constexpr int kTaps = 4;       // the specialised K
+constexpr int kMembers = 2;    // directions of a walk
+constexpr int kThreads = 128;  // of a block, at most
+constexpr int kReduceRows = 8;
+
+// The kernel argument: the caller's parameters and one walk over the sequences.
+struct Walk {
+  VlConv conv;
+  int direction[kMembers];  // the second is the opposite of the first; without PAIR it is absent
+  bool reversed;            // the first direction starts at the last token
+  // There is no other walk; dx adds to the sums of earlier walks; dx is complete after this walk.
+  bool alone, adds, finishes;
+  int segment, segments;  // tokens of a segment, and segments of a sequence
+  int tiles;              // blocks that share the channels
+};
+
+// K floats of each channel of a thread.
+template <int K, int VECTOR> struct Taps {
+  float v[K][VECTOR];
+  VL_DEVICE Taps(float *&, int, int) {}
+  VL_DEVICE float &operator()(int j, int c) { return v[j][c]; }
+};
+template <> struct Taps<0, 1> {
+  float *const v;
+  const int stride;
+  VL_DEVICE Taps(float *&memory, int taps, int threads)
+      : v(memory + threadIdx.y * blockDim.x + threadIdx.x), stride(threads) {
+    memory += taps * threads;
+  }
+  VL_DEVICE float &operator()(int j, int) { return v[j * stride]; }
+};
+
+// Where a thread is: its channels, and its segment of a sequence in scan order of the first direction.
+struct Place {
+  int channel, begin, end;
+  int64_t batch, row;  // row: of the blocks with the same channels
+  bool active;
+  VL_DEVICE Place(const Walk &walk, int vector) : row(blockIdx.x / walk.tiles) {
+    channel = (int)(blockIdx.x % walk.tiles * blockDim.x + threadIdx.x) * vector;
+    const int64_t item = row * blockDim.y + threadIdx.y;
+    batch = item / walk.segments;
+    begin = (int)(item % walk.segments) * walk.segment;
+    end = begin + walk.segment < walk.conv.length ? begin + walk.segment : (int)walk.conv.length;
+    active = channel < walk.conv.channels && batch < walk.conv.batch;
+  }
+};
+
+// A tensor along the walk. Position p is token p, or with `reversed` token L - 1 - p.
+template <class T> struct Row {
+  T *first;
+  int64_t step;
+  VL_DEVICE Row(void *data, int64_t offset, int64_t step, const Walk &walk)
+      : first((T *)data + offset + (walk.reversed ? (walk.conv.length - 1) * step : 0)),
+        step(walk.reversed ? -step : step) {}
+  VL_DEVICE T *operator[](int p) const { return first + p * step; }
+};
+template <class T> VL_DEVICE Row<T> input_row(const VlInput &in, int g, const Place &place, const Walk &walk) {
+  const int64_t offset = g * in.direction + place.batch * in.batch + place.channel;
+  return Row<T>((void *)in.data, offset, in.step, walk);
+}
+template <class T> VL_DEVICE Row<T> output_row(void *data, int64_t g, const Place &place, const Walk &walk) {
+  const int64_t channels = walk.conv.channels, sequence = g * walk.conv.batch + place.batch;
+  return Row<T>(data, sequence * walk.conv.length * channels + place.channel, channels, walk);
+}
+
+// One direction: its weights and the results that the tokens read so far do not complete.
+template <int K, int VECTOR> struct Direction {
+  Taps<K, VECTOR> weight, partial;  // the last partial result is the bias: no token has been added to it
+
+  VL_DEVICE Direction(float *&memory, int taps, int threads)
+      : weight(memory, taps, threads), partial(memory, taps, threads) {}
+
+  // `ahead`: reaches tokens later in the walk; the opposite direction reaches earlier ones. Weights are kept in the
+  // order in which a token is added: weight 0 completes a result.
+  VL_DEVICE void load(const VlConv &a, int g, int channel, int taps, bool ahead) {
+    VL_UNROLL for (int c = 0; c < VECTOR; c++) {
+      const int64_t row = g * a.channels + channel + c;
+      const float *const given = (const float *)a.weight + row * taps, bias = ((const float *)a.bias)[row];
+      Quad quad;
+      if (K == 4) quad = *(const Quad *)given;
+      VL_UNROLL for (int j = 0; j < taps; j++) {
+        const int tap = ahead ? taps - 1 - j : j;
+        weight(j, c) = K == 4 ? quad.v[tap % 4] : given[tap];
+        partial(j, c) = bias;
+      }
+    }
+  }
+
+  // Adds a token; returns the result that it completes.
+  VL_DEVICE float add(float x, int taps, int c) {
+    const float out = fmaf(weight(0, c), x, partial(0, c));
+    VL_UNROLL for (int j = 1; j < taps; j++) partial(j - 1, c) = fmaf(weight(j, c), x, partial(j, c));
+    return out;
+  }
+};
+
+template <class T, int VECTOR> VL_DEVICE Vector<T, VECTOR> load_if(bool condition, const T *p) {
+  Vector<T, VECTOR> out = {};
+  if (condition) out = load<T, VECTOR>(p);
+  return out;
+}
+
+VL_DEVICE float silu_gradient(float v, float dy) {
+  const float gate = sigmoid(v), y = v * gate;
+  return dy * (fmaf(-y, gate, y) + gate);
+}
+
+template <class T, int VECTOR, int K, bool PAIR>
+__global__ void __launch_bounds__(kThreads, K ? 4 : 1) conv_forward(const __grid_constant__ Walk walk) {
+  VL_SHARED(shared);
+  const VlConv &a = walk.conv;
+  const int taps = K ? K : (int)a.d_conv, threads = blockDim.x * blockDim.y, unroll = K ? K : 1;
+  const Place place(walk, VECTOR);
+  if (!place.active) return;
+  float *memory = (float *)shared;
+  Direction<K, VECTOR> first(memory, taps, threads), second(memory, PAIR ? taps : 0, threads);
+  first.load(a, walk.direction[0], place.channel, taps, true);
+  if (PAIR) second.load(a, walk.direction[1], place.channel, taps, false);
+  const Row<T> x = input_row<T>(a.x, 0, place, walk), y = output_row<T>(a.y, walk.direction[0], place, walk),
+               y2 = output_row<T>(a.y, PAIR ? walk.direction[1] : 0, place, walk);
+
+  const int lag = taps - 1, last = place.end + (PAIR ? lag : 0);
+  // The walk from position p to p + unroll; EDGE: some of these positions lie outside the segment or the sequence.
+  const auto steps = [&](int p, auto edge) {
+    Vector<T, VECTOR> in[K ? K : 1];
+    VL_UNROLL for (int u = 0; u < unroll; u++) in[u] =
+        load_if<T, VECTOR>(!edge.value || (p + u >= 0 && p + u < a.length), x[p + u]);
+    VL_UNROLL for (int u = 0; u < unroll; u++) {
+      float out[VECTOR], out2[VECTOR];
+      VL_UNROLL for (int c = 0; c < VECTOR; c++) {
+        const float value = in[u][c];
+        out[c] = first.add(value, taps, c);
+        out[c] *= sigmoid(out[c]);
+        if (PAIR) out2[c] = second.add(value, taps, c), out2[c] *= sigmoid(out2[c]);
+      }
+      const int q = p + u - lag;
+      if (!edge.value || (p + u >= place.begin && p + u < place.end)) store<T>(y[p + u], out);
+      if (PAIR && (!edge.value || (q >= place.begin && q < place.end))) store<T>(y2[q], out2);
+    }
+  };
+  VL_ROLL for (int p = place.begin - lag; p < last; p += unroll) {
+    if (p >= place.begin + lag && p + unroll <= place.end) steps(p, std::false_type());
+    else steps(p, std::true_type());
+  }
+}
+
+// Writes dx, and the sums of the weights' gradients over the segments of this block.
+template <class T, int VECTOR, int K, bool PAIR>
+__global__ void __launch_bounds__(kThreads, K ? 4 : 1) conv_backward(const __grid_constant__ Walk walk) {
+  VL_SHARED(shared);
+  const VlConv &a = walk.conv;
+  const int taps = K ? K : (int)a.d_conv, threads = blockDim.x * blockDim.y, unroll = K ? K : 1;
+  const int thread = threadIdx.y * blockDim.x + threadIdx.x;
+  const Place place(walk, VECTOR);
+  // Gradients of weights and bias, (members, K + 1, threads, VECTOR). K = 0 also computes there.
+  float *const gradients = (float *)shared, *memory = gradients;
+  Taps<K, VECTOR> dweight(memory, taps + 1, threads), dweight2(memory, PAIR ? taps + 1 : 0, threads);
+  Direction<K, VECTOR> first(memory, taps, threads), second(memory, PAIR ? taps : 0, threads);
+  Taps<K, VECTOR> window(memory, taps, threads);   // x at the last K positions
+  Taps<K, VECTOR> partial(memory, taps, threads);  // dx at the last K positions
+  float dbias[VECTOR] = {}, dbias2[VECTOR] = {};
+  VL_UNROLL for (int c = 0; c < VECTOR; c++) VL_UNROLL for (int j = 0; j < taps; j++) {
+    window(j, c) = partial(j, c) = dweight(j, c) = 0.f;
+    if (PAIR) dweight2(j, c) = 0.f;
+  }
+  if (place.active) {
+    first.load(a, walk.direction[0], place.channel, taps, true);
+    if (PAIR) second.load(a, walk.direction[1], place.channel, taps, false);
+    const int second_direction = PAIR ? walk.direction[1] : 0;
+    const Row<T> x = input_row<T>(a.x, 0, place, walk), dy = input_row<T>(a.dy, walk.direction[0], place, walk),
+                 dy2 = input_row<T>(a.dy, second_direction, place, walk), dx = output_row<T>(a.dx, 0, place, walk);
+    const int lag = taps - 1, last = place.end + lag;
+    const auto steps = [&](int p, auto edge) {
+      Vector<T, VECTOR> in[K ? K : 1], dout[K ? K : 1], dout2[K ? K : 1];
+      float out[K ? K : 1][VECTOR];
+      VL_UNROLL for (int u = 0; u < unroll; u++) {
+        const int t = p + u;
+        in[u] = load_if<T, VECTOR>(!edge.value || (t >= 0 && t < a.length), x[t]);
+        dout[u] = load_if<T, VECTOR>(!edge.value || (t >= place.begin && t < a.length), dy[t]);
+        if (PAIR) dout2[u] = load_if<T, VECTOR>(!edge.value || (t >= place.begin && t >= lag), dy2[t - lag]);
+      }
+      VL_UNROLL for (int u = 0; u < unroll; u++) {
+        const int t = p + u, q = t - lag;
+        const bool own = !edge.value || (t >= place.begin && t < place.end);
+        const bool own2 = !edge.value || (q >= place.begin && q < place.end);
+        VL_UNROLL for (int c = 0; c < VECTOR; c++) {
+          const float value = in[u][c];
+          VL_UNROLL for (int j = 1; j < taps; j++) window(j - 1, c) = window(j, c);
+          window(lag, c) = value;
+          const float dv = silu_gradient(first.add(value, taps, c), dout[u][c]), mine = own ? dv : 0.f;
+          const float dv2 = PAIR ? silu_gradient(second.add(value, taps, c), dout2[u][c]) : 0.f;
+          const float mine2 = own2 ? dv2 : 0.f;
+          dbias[c] += mine, dbias2[c] += mine2;
+          partial(lag, c) = 0.f;
+          VL_UNROLL for (int j = 0; j < taps; j++) {
+            dweight(j, c) = fmaf(mine, window(j, c), dweight(j, c));
+            if (PAIR) dweight2(j, c) = fmaf(mine2, window(lag - j, c), dweight2(j, c));
+            // Position t - lag + j
+            float sum = fmaf(first.weight(lag - j, c), dv, partial(j, c));
+            if (PAIR) sum = fmaf(second.weight(lag - j, c), dv2, sum);
+            if (j) partial(j - 1, c) = sum;
+            else out[u][c] = sum;  // position q is complete
+          }
+        }
+      }
+      VL_UNROLL for (int u = 0; u < unroll; u++) {
+        const int q = p + u - lag;
+        if (edge.value && (q < place.begin || q >= place.end)) continue;
+        if (walk.alone) {
+          store<T>(dx[q], out[u]);
+          continue;
+        }
+        float *const sums = output_row<float>(a.sums, 0, place, walk)[q];
+        if (walk.adds) VL_UNROLL for (int c = 0; c < VECTOR; c++) out[u][c] += sums[c];
+        if (walk.finishes) store<T>(dx[q], out[u]);
+        else store<float>(sums, out[u]);
+      }
+    };
+    VL_ROLL for (int p = place.begin - lag; p < last; p += unroll) {
+      if (p >= place.begin + lag && p + unroll <= place.end) steps(p, std::false_type());
+      else steps(p, std::true_type());
+    }
+  }
+  VL_UNROLL for (int c = 0; c < VECTOR; c++) {
+    VL_UNROLL for (int j = 0; j < taps; j++) {
+      gradients[(j * threads + thread) * VECTOR + c] = dweight(j, c);
+      if (PAIR) gradients[((taps + 1 + j) * threads + thread) * VECTOR + c] = dweight2(j, c);
+    }
+    gradients[(taps * threads + thread) * VECTOR + c] = dbias[c];
+    if (PAIR) gradients[((2 * taps + 1) * threads + thread) * VECTOR + c] = dbias2[c];
+  }
+  sync_block();
+  // Each row of threads sums some of the gradients over the rows, in their order.
+  if (place.channel >= a.channels) return;
+  VL_ROLL for (int i = threadIdx.y; i < (1 + PAIR) * (taps + 1); i += blockDim.y) {
+    const int member = i / (taps + 1), j = i % (taps + 1);
+    float sum[VECTOR] = {};
+    VL_ROLL for (int y = 0; y < (int)blockDim.y; y++) VL_UNROLL for (int c = 0; c < VECTOR; c++) sum[c] +=
+        gradients[((i * (int)blockDim.y + y) * (int)blockDim.x + (int)threadIdx.x) * VECTOR + c];
+    const int64_t row = (place.row * a.directions + walk.direction[member]) * (taps + 1) + j;
+    store<float>((float *)a.partials + row * a.channels + place.channel, sum);
+  }
+}
+
+struct Reduction {
+  VlConv conv;
+  int64_t rows;
+};
+
+// dweight and dbias: the sums of `partials`, (rows, G, K + 1, D), over the rows, in a fixed order.
+__global__ void __launch_bounds__(32 * kReduceRows) conv_reduce(const __grid_constant__ Reduction reduction) {
+  VL_SHARED(shared);
+  const VlConv &a = reduction.conv;
+  const int64_t taps = a.d_conv, columns = a.directions * (taps + 1) * a.channels;
+  const int64_t column = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
+  const float *partials = (const float *)a.partials + column;
+  float *const sums = (float *)shared, sum = 0.f;
+  if (column < columns)
+    for (int64_t row = threadIdx.y; row < reduction.rows; row += kReduceRows) sum += partials[row * columns];
+  sums[threadIdx.y * blockDim.x + threadIdx.x] = sum;
+  sync_block();
+  if (threadIdx.y || column >= columns) return;
+  VL_UNROLL for (int y = 1; y < kReduceRows; y++) sum += sums[y * blockDim.x + threadIdx.x];
+  const int64_t d = column % a.channels, g = column / a.channels / (taps + 1), j = column / a.channels % (taps + 1);
+  if (j == taps) ((float *)a.dbias)[g * a.channels + d] = sum;
+  else ((float *)a.dweight)[(g * a.channels + d) * taps + j] = sum;
+}
+
+}  // namespace conv
+}  // namespace vilonghorn

@@ -1,0 +1,93 @@
+// Copies of a scan's inputs to shared memory, asynchronous: a stage of kStage steps is copied while the steps before it
+// are computed.
+#pragma once
+#include "../include/vilonghorn.h"
+#include "device.cuh"
+
+namespace vilonghorn {
+
+constexpr int kStage = 4;    // steps that are copied together
+constexpr int kStates = 16;  // of a channel, in one lane
+constexpr int kWarp = 32;
+
+// Copies a tile's rows of an activation, or of partial sums, stage by stage. Pairs of channels are aligned.
+template <class T, int TILE> struct RowCopy {
+  static constexpr int kLanes = TILE / 2, kRows = kWarp / kLanes;  // lanes per row, rows that a warp copies at once
+  typedef T Rows[kStage][TILE];
+  const T *data;   // what this lane copies first of the next stage
+  int64_t stride;  // of kRows steps
+  int row, column;
+
+  // `data`: channel 0 of the first step of the scan. Channels beyond the last one are copies of the first one.
+  VL_DEVICE RowCopy(const T *start, int64_t step, int first, int channels, int lane)
+      : stride(kRows * step), row(lane / kLanes), column(lane % kLanes * 2) {
+    data = start + row * step + (first + column < channels ? first + column : 0);
+    pin(data), pin(stride);
+  }
+  // Copies the next stage, or its first `steps` steps.
+  VL_DEVICE void copy(Rows &rows, int steps) {
+    VL_UNROLL for (int r = 0; r < kStage; r += kRows) {
+      if (row + r < steps) copy_async<2 * sizeof(T)>(&rows[row + r][column], data);
+      data += stride;
+      pin(data);
+    }
+  }
+  VL_DEVICE void move(int stages) { data += stages * (kStage / kRows) * stride; }
+};
+
+// Copies keys and queries: each lane copies four elements of some rows, and later converts what it copied.
+template <class T, int LANES> struct TokenCopy {
+  static constexpr int kQuads = LANES * kStates / 4;  // lanes per key, and per query
+  static constexpr int kRows = kWarp / (2 * kQuads);  // rows that a warp copies at once
+  struct alignas(16) Rows {
+    T quads[kStage / kRows][kWarp][4];
+  };
+  const T *data;   // what this lane copies first of the next stage
+  int64_t stride;  // of kRows steps
+  int lane, left;
+  bool wide;  // every quad is aligned and complete
+
+  // `first`: the image position of the scan's first step.
+  VL_DEVICE TokenCopy(const VlInput &k, const VlInput &q, int g, int64_t b, int first, bool reversed, int states,
+                      bool wide, int lane)
+      : lane(lane), left(states - state()), wide(wide) {
+    const VlInput &in = is_query() ? q : k;
+    const int64_t step = reversed ? -in.step : in.step;
+    data = (const T *)in.data + g * in.direction + b * in.batch + first * in.step + row() * step + state();
+    stride = kRows * step;
+    pin(data), pin(stride);
+  }
+  VL_DEVICE bool is_query() const { return lane / kQuads % 2; }
+  VL_DEVICE int row() const { return lane / (2 * kQuads); }
+  VL_DEVICE int state() const { return lane % kQuads * 4; }
+
+  // Copies the next stage, or its first `steps` steps.
+  VL_DEVICE void copy(Rows &rows, int steps) {
+    VL_UNROLL for (int r = 0; r < kStage / kRows; r++) {
+      T *to = rows.quads[r][lane];
+      if (row() + r * kRows < steps) {
+        if (wide) copy_async<4 * sizeof(T)>(to, data);
+        else VL_UNROLL for (int j = 0; j < 4; j++) to[j] = j < left ? data[j] : from_fp32<T>(0.f);
+      }
+      data += stride;
+      pin(data);
+    }
+  }
+  VL_DEVICE void move(int stages) { data += stages * (kStage / kRows) * stride; }
+  // Converts a stage to the `key` and `query` of rows, as floats, zero beyond the last state, and computes |k|^2.
+  // SCALE: factor of the keys, applied after their norm.
+  template <int SCALE, class Row> VL_DEVICE void convert(const Rows &copied, Row *rows, float *key_norm) const {
+    VL_UNROLL for (int r = 0; r < kStage / kRows; r++) {
+      const int u = r * kRows + row();
+      const Vector<T, 4> quad = load<T, 4>(copied.quads[r][lane]);
+      float values[4], norm = 0.f;
+      VL_UNROLL for (int j = 0; j < 4; j++) values[j] = quad[j], norm = fmaf(values[j], values[j], norm);
+      VL_UNROLL for (int mask = 1; mask < kQuads; mask *= 2) norm += shuffle_xor(norm, mask);
+      if (SCALE != 1 && !is_query()) VL_UNROLL for (int j = 0; j < 4; j++) values[j] *= SCALE;
+      store_quad(is_query() ? &rows[u].query[state()] : &rows[u].key[state()], values);
+      if (lane % (2 * kQuads) == 0) key_norm[u] = norm;
+    }
+  }
+};
+
+}  // namespace vilonghorn

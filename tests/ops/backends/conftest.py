@@ -1,0 +1,39 @@
+"""The CUDA library without a GPU: its own source, compiled for the emulator in `kernels/`."""
+
+import ctypes
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+import torch
+
+from vilonghorn.ops.backends import cuda
+
+KERNELS = Path(__file__).parents[3] / "kernels" / "cuda"
+FLAGS = ["-std=c++17", "-O2", "-fPIC", "-shared", "-fvisibility=hidden", "-U_FORTIFY_SOURCE", "-DVILONGHORN_EMULATED"]
+
+
+@pytest.fixture(scope="session")
+def emulated_library(tmp_path_factory):
+    compiler = shutil.which("g++") or shutil.which("clang++")
+    if compiler is None:
+        pytest.skip("the emulator needs a C++ compiler (g++ or clang++)")
+    path = tmp_path_factory.mktemp("emulator") / "libvilonghorn_emulated.so"
+    # The emulator has one state, so all kernels are one translation unit.
+    sources = ["-include", str(KERNELS / "scan.cu"), "-x", "c++", str(KERNELS / "conv.cu")]
+    subprocess.run([compiler, *FLAGS, *sources, "-o", str(path)], check=True)
+    return cuda.declare(ctypes.CDLL(str(path)))
+
+
+@pytest.fixture
+def emulator(emulated_library, monkeypatch):
+    """The emulator in the place of the CUDA library, and NaN in all new memory."""
+    monkeypatch.setattr(cuda, "_open", lambda: (emulated_library, None))
+    monkeypatch.setattr(cuda, "unavailable", lambda device_type, dtype=None: None)
+    monkeypatch.setattr(cuda, "_call", lambda function, device, *structs: function(*structs, 0, None))
+    emulated_library.vl_emulator_order(0)
+    torch.use_deterministic_algorithms(True)
+    assert torch.empty(3).isnan().all()
+    yield emulated_library
+    torch.use_deterministic_algorithms(False)

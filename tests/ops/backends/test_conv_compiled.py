@@ -1,0 +1,60 @@
+"""The CUDA convolution compiles without a GPU, keeps its values in registers, and issues few instructions."""
+
+import importlib.util
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[3]
+spec = importlib.util.spec_from_file_location("compiled", ROOT / "docs" / "performance" / "compiled.py")
+compiled = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(compiled)
+
+pytestmark = [
+    pytest.mark.skipif(compiled.cuobjdump() is None, reason="cuobjdump is not installed"),
+    pytest.mark.skipif(shutil.which("nvcc") is None, reason="nvcc is not installed"),
+]
+REGISTERS = 128  # so that 16 warps run at once
+# Of a pair of directions with four taps, for a token and 32 channels, inside a segment
+INSTRUCTIONS = {"forward": 23, "backward": 55}
+VECTOR = {"forward": 4, "backward": 2}  # channels of a thread
+STEPS = 4  # tokens of a turn of the loop
+
+
+@pytest.fixture(scope="module", params=compiled.ARCHITECTURES)
+def kernels(request, tmp_path_factory):
+    cubin = tmp_path_factory.mktemp("conv") / "conv.cubin"
+    source = ROOT / "kernels" / "cuda" / "conv.cu"
+    command = ["nvcc", "-std=c++17", "-O3", "-cubin", f"-arch=sm_{request.param}", str(source), "-o", str(cubin)]
+    subprocess.run(command, check=True)
+    return compiled.disassemble(cubin)
+
+
+def straight_runs(kernel) -> list[list[str]]:
+    """The instructions between branches and their targets."""
+    cuts = sorted({0, len(kernel.code), *(to for _, to in kernel.branches()), *(i + 1 for i, _ in kernel.branches())})
+    lines = [line for _, line in kernel.code]
+    return [lines[start:stop] for start, stop in zip(cuts, cuts[1:])]
+
+
+def test_the_kernels_spill_nothing(kernels):
+    # Three dtypes, forward and backward, one direction and a pair, four taps and any number; and the reduction
+    assert len(kernels) == 3 * 2 * 2 * 2 + 1
+    for symbol, kernel in kernels.items():
+        assert kernel.resources["stack"] == kernel.resources["local"] == 0, symbol
+        assert kernel.resources["registers"] <= REGISTERS, symbol
+
+
+def test_a_pair_of_directions_issues_few_instructions(kernels):
+    pairs = {symbol: kernel for symbol, kernel in kernels.items() if "ELi4ELb1E" in symbol}
+    assert len(pairs) == 3 * 2
+    for symbol, kernel in pairs.items():
+        name = re.search(r"conv_(forward|backward)", symbol)[1]
+        arithmetic = [(sum("FFMA" in line for line in run), len(run)) for run in straight_runs(kernel)]
+        most = max(arithmetic)[0]
+        inside = min(length for count, length in arithmetic if count >= 0.8 * most)  # at the borders it is longer
+        assert most / (STEPS * VECTOR[name]) >= (8 if name == "forward" else 21), (symbol, most)
+        assert inside / (STEPS * VECTOR[name]) <= INSTRUCTIONS[name], (symbol, inside)
