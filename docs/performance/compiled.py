@@ -1,8 +1,10 @@
 """Compiles the CUDA and Triton kernels without a GPU and prints what they use, one JSON line per kernel.
 
 A row has registers per thread, bytes of stack and local memory and, for kernels of 16 states, the instructions for 32
-channels and one step of one direction. Run `python docs/performance/compiled.py` in a checkout; --save also writes
-docs/performance/kernels.json for `python docs/performance/make.py`. Needs nvcc and Triton, which contains cuobjdump.
+channels and one step of one direction. A kernel of the CUDA library for sm_90 and bfloat16 also has the modelled cycles
+(stalls.py) of a step of each warp, where 1 to 6 warps share a scheduler. Run `python docs/performance/compiled.py` in a
+checkout; --save also writes docs/performance/kernels.json for `python docs/performance/make.py`. Needs nvcc and Triton,
+which contains cuobjdump.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from types import SimpleNamespace
@@ -33,6 +35,8 @@ FILE = Path("docs/performance/kernels.json")
 SOURCE = Path(__file__).parents[2] / "kernels" / "cuda" / "scan.cu"
 ARCHITECTURES = (80, 90)
 BACKENDS = ("cuda", "triton")
+CHUNK, RECOMPUTED = 8, 10  # steps of a chunk of the CUDA kernels, and states that backward recomputes for it
+STAGE = 4  # steps that forward unrolls
 
 
 class Kernel(NamedTuple):
@@ -40,6 +44,7 @@ class Kernel(NamedTuple):
 
     resources: dict[str, int]
     code: list[tuple[int, str]]
+    control: Sequence[int] = ()  # upper halves of the instructions' encodings
 
     def branches(self) -> Iterator[tuple[int, int]]:
         """Positions of each branch and of its target."""
@@ -75,13 +80,15 @@ def disassemble(cubin: Path) -> dict[str, Kernel]:
         for flag in ("-res-usage", "-sass")
     )
     parts = re.split(r"Function : (\S+)", sass)
+    pattern = r"/\*([0-9a-f]{4,})\*/ +([^;]+);\s+/\* 0x[0-9a-f]{16} \*/\s+/\* (0x[0-9a-f]{16}) \*/"
+    found = {symbol: re.findall(pattern, text) for symbol, text in zip(parts[1::2], parts[2::2])}
     code = {
-        symbol: [(int(at, 16), line) for at, line in re.findall(r"/\*([0-9a-f]{4,})\*/ +([^;]+);", text)]
-        for symbol, text in zip(parts[1::2], parts[2::2])
+        symbol: ([(int(at, 16), line) for at, line, _ in lines], [int(control, 16) for *_, control in lines])
+        for symbol, lines in found.items()
     }
     keys = {"registers": "REG", "stack": "STACK", "local": "LOCAL"}
     return {
-        symbol: Kernel({name: int(re.search(rf"\b{key}:(\d+)", text)[1]) for name, key in keys.items()}, code[symbol])
+        symbol: Kernel({name: int(re.search(rf"\b{key}:(\d+)", text)[1]) for name, key in keys.items()}, *code[symbol])
         for symbol, text in re.findall(r"Function (\S+):\s+(REG:.*)", usage)
     }
 
@@ -111,22 +118,85 @@ def cuda(architecture: int) -> list[dict[str, Any]]:
             row |= compiled.resources
             if kernel in ("forward", "backward") and row["states"] == 16:
                 row["instructions"] = _cuda_instructions(compiled, kernel, row["rule"])
+                if architecture == 90 and row["dtype"] == "bfloat16":
+                    row["cycles"] = _cuda_cycles(compiled, kernel)
             rows.append(row)
     return sorted(rows, key=lambda row: str(list(row.items())[:5]))
 
 
 def _cuda_instructions(compiled: Kernel, kernel: str, rule: str) -> int:
-    """Instructions of a step, with its share of the loop over chunks. Counts loop bodies, not the executed path."""
-    chunk, recomputed = 8, 10  # steps of a chunk, and states that backward recomputes for it
+    """Instructions of a step, with its share of the loop around the steps: an upper estimate.
+
+    Forward: the executed path of a stage that saves a checkpoint. Backward: all instructions of the loops.
+    """
+    if kernel == "forward":
+        return round(len(_forward_stage(compiled)) / STAGE / 2)  # channels per lane
+    outer, inner = _backward_loops(compiled)
+    step = len(inner[-1]) + len(inner[0]) * RECOMPUTED / CHUNK
+    total = step + (len(outer) - sum(map(len, inner))) / CHUNK
+    return round(total / (1 if rule == "mamba" else 2))
+
+
+def _forward_stage(compiled: Kernel) -> list[int]:
+    """Positions of the instructions that a full stage executes, with a checkpoint.
+
+    Conditional branches are not taken, except around a barrier of the block and around accesses to single states.
+    """
+    copies = [loop for loop in compiled.loops() if sum("LDGSTS" in compiled.code[i][1] for i in loop) >= 3 * STAGE]
+    loop = copies[0]  # the innermost one that copies x, dt and z
+    jumps = {i: to for i, to in compiled.branches() if i < to <= loop[-1]}
+    path, i = [], loop[0]
+    while i <= loop[-1]:
+        path.append(i)
+        skipped = "".join(line for _, line in compiled.code[i + 1 : jumps.get(i, i)])
+        rare = "BAR." in skipped or len(re.findall(r"STG\.E (?:desc|\[)", skipped)) > 3
+        taken = re.match(r"\s*BRA 0x", compiled.code[i][1]) or (rare and skipped.count("FFMA") < 16)
+        i = jumps[i] if i in jumps and taken else i + 1
+    return path
+
+
+def _backward_loops(compiled: Kernel) -> tuple[range, list[range]]:
+    """The loop over chunks and the loops over steps inside it, first the one that recomputes states."""
     arithmetic = [i for i, (_, line) in enumerate(compiled.code) if "FFMA" in line or "FMUL" in line]
     loops = [loop for loop in compiled.loops() if sum(i in loop for i in arithmetic) >= 16]
     inner = [loop for loop in loops if not any(other[0] in loop[1:] and other[-1] in loop for other in loops)]
     outer = [loop for loop in loops if all(other[0] in loop[1:] and other[-1] in loop[:-1] for other in inner)]
-    if len(inner) != (1 if kernel == "forward" else 2) or not outer:
-        raise RuntimeError(f"{kernel} of {rule} has {len(inner)} loops over steps: adapt _cuda_instructions")
-    step = len(inner[-1]) + (len(inner[0]) * recomputed / chunk if kernel == "backward" else 0)
-    total = step + (len(outer[0]) - sum(map(len, inner))) / chunk
-    return round(total / (1 if (kernel, rule) == ("backward", "mamba") else 2))  # channels per lane
+    if len(inner) != 2 or not outer:
+        raise RuntimeError(f"a backward kernel has {len(inner)} loops over steps: adapt _backward_loops")
+    return outer[0], sorted(inner, key=lambda loop: loop[0])
+
+
+def _cuda_cycles(compiled: Kernel, kernel: str) -> list[float]:
+    """Modelled cycles of a step of each warp, where 1 to 6 warps share a scheduler: an upper estimate.
+
+    The trace of forward is a stage; that of backward is a turn of the loop over chunks, of which no conditional branch
+    out of the way is taken.
+    """
+    from stalls import cycles, decode
+
+    def decoded(positions: Iterable[int]) -> list[Any]:
+        return [decode(compiled.code[i][1], compiled.control[i]) for i in positions]
+
+    if kernel == "forward":
+        trace = decoded(_forward_stage(compiled))
+        return [round(cycles(trace, warps) / STAGE, 1) for warps in range(1, 7)]
+    outer, inner = _backward_loops(compiled)
+    jumps = {i: to for i, to in compiled.branches() if to > i and re.match(r"\s*BRA 0x", compiled.code[i][1])}
+    repeats = {loop[0]: (loop, count) for loop, count in zip(inner, (RECOMPUTED, CHUNK))}
+
+    def walk(loop: range) -> Iterator[int]:
+        position = loop[0]
+        while position <= loop[-1]:
+            if loop is outer and position in repeats:
+                body, count = repeats[position]
+                yield from count * list(walk(body))
+                position = body[-1] + 1
+            else:
+                yield position
+                position = jumps[position] if jumps.get(position, loop[-1] + 1) <= loop[-1] else position + 1
+
+    trace = decoded(walk(outer))
+    return [round(cycles(trace, warps) / CHUNK, 1) for warps in range(1, 7)]
 
 
 def triton(architecture: int) -> Iterator[dict[str, Any]]:

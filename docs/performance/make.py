@@ -1,8 +1,8 @@
 """Makes docs/performance.md from runs of the benchmark: `python docs/performance/make.py`, in the root of a checkout.
 
-Figures come from docs/performance/cpu-*.json, which `python -m vilonghorn.bench --json` writes, and kernels.json; the
-text from text.md beside them, in which $names stand for tables. Also draws models.svg and speed.svg, and writes the
-tables of README.md and docs/choosing.md.
+Figures come from docs/performance/cpu-*.json, which `python -m vilonghorn.bench --json` writes, kernels.json and
+gpu.json; the text from text.md beside them, in which $names stand for tables. Also draws models.svg and speed.svg, and
+writes the tables of README.md and docs/choosing.md.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ def page(folder: Path) -> str:
     """The text of docs/performance.md.
 
     Args:
-        folder: with text.md, kernels.json and the runs.
+        folder: with text.md, kernels.json, gpu.json and the runs.
     """
     runs = load_runs(folder)
-    kernels = json.loads((folder / "kernels.json").read_text())
+    kernels, gpu = (json.loads((folder / name).read_text()) for name in ("kernels.json", "gpu.json"))
     verdicts = list(zip(*([target["verdict"] for target in bench.targets(run)] for run in runs)))
     return Template((folder / "text.md").read_text()).substitute(
         machines="\n".join(f"{i}. {machine(run)}" for i, run in enumerate(runs, 1)),
@@ -53,6 +53,7 @@ def page(folder: Path) -> str:
         profile=markdown(bench.profile_lines(runs[0]["profile"])),
         instructions=kernel_table(kernels, "instructions", OFFICIAL),
         registers=kernel_table(kernels, "registers"),
+        **{f"gpu_{name}": markdown(lines) for name, lines in gpu.items()},
         compilers=f"nvcc {kernels['nvcc']}, Triton {kernels['triton']}",
     )
 

@@ -73,7 +73,13 @@ def report(speed: float) -> dict:
 def test_the_command_writes_page_plot_and_readme_from_new_runs(tmp_path, monkeypatch):
     folder = tmp_path / make.FOLDER
     folder.mkdir(parents=True)
-    for path in (make.FOLDER / "text.md", make.FOLDER / "kernels.json", make.README, make.CHOOSING):
+    for path in (
+        make.FOLDER / "text.md",
+        make.FOLDER / "kernels.json",
+        make.FOLDER / "gpu.json",
+        make.README,
+        make.CHOOSING,
+    ):
         (tmp_path / path).write_text((ROOT / path).read_text())
     for i, speed in enumerate((1, 2), 1):
         (folder / f"cpu-{i}.json").write_text(json.dumps(report(speed)))

@@ -1,6 +1,7 @@
 """The mixer in every form against its equations, one token at a time, and its initialisation against the papers."""
 
 import math
+import sys
 
 import pytest
 import timm
@@ -12,6 +13,7 @@ from mixer_equations import make_mixer, written_out
 
 import vilonghorn  # noqa: F401  (registers the models)
 from vilonghorn.layers import Mixer
+from vilonghorn.ops.backends import cpu
 from vilonghorn.ops.validate import RULES
 
 FORMS = {
@@ -61,6 +63,29 @@ def test_forms_in_float32_and_autocast_are_close_to_float64(form):
     with torch.autocast("cpu", torch.bfloat16):
         y = mixer(tokens)
     assert y.dtype == torch.bfloat16 and (y.float() - expected).abs().max() < 0.05 * expected.abs().max()
+
+
+def results(mixer, tokens):
+    """The mixer's result under autocast, and the gradients of its parameters."""
+    with torch.autocast("cpu", torch.bfloat16):
+        y = mixer(tokens)
+    return [y, *torch.autograd.grad(y.float().square().sum(), list(mixer.parameters()))]
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_weights_that_autocast_converts_at_once_give_the_same_bits(form, monkeypatch):
+    monkeypatch.setattr(cpu, "unavailable", lambda *_: "as on a GPU")
+    monkeypatch.setattr(sys.modules["vilonghorn.ops.backends"], "_warned", {("cpu", torch.bfloat16)})
+    mixer, tokens = make_mixer(**FORMS[form]).float(), torch.randn(2, 13, 24)
+    casts = []
+    monkeypatch.setattr(torch, "cat", lambda *args, cat=torch.cat: casts.append(args) or cat(*args))
+    at_once = results(mixer, tokens)
+    assert sum(len(tensors) == 4 for tensors, *_ in casts) == 1
+    casts.clear()
+    mixer.in_proj.register_forward_hook(lambda *_: None)  # a hook sees the call of its layer
+    one_by_one = results(mixer, tokens)
+    assert not any(len(tensors) == 4 for tensors, *_ in casts)
+    assert all(torch.equal(a, b) for a, b in zip(at_once, one_by_one, strict=True))
 
 
 @pytest.mark.parametrize("form", FORMS)

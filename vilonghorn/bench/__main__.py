@@ -152,13 +152,17 @@ def build_parser() -> argparse.ArgumentParser:
     about = "Time the scan and the models, interleaved with the usual loop in torch and timm's DeiT."
     parser = make_parser("bench", about, "--quick", "models --size 224 512 --json figures.json")
     add, threads = parser.add_argument, torch.get_num_threads()
-    add("what", nargs="*", metavar="|".join(SUBJECTS), help="default: all")
+    add("what", nargs="*", metavar="|".join(SUBJECTS), help="what to time (default: all)")
     add("--device", choices=("cpu", "cuda"), help="default: cuda where torch finds a GPU, else cpu")
     add("--quick", action="store_true", help="fewer sizes, rounds and restarts")
-    add("--rounds", type=PositiveInt, help=f"samples of each (default: {ROUNDS}, --quick: {QUICK_ROUNDS})")
+    add(
+        "--rounds",
+        type=PositiveInt,
+        help=f"timed samples of each measurement (default: {ROUNDS}, --quick: {QUICK_ROUNDS})",
+    )
     add("--size", type=PositiveInt, nargs="+", help="sides of the images in pixels (default: 224 to 1248)")
     add("--batch", type=PositiveInt, help="images in a batch (default: by size)")
-    add("--threads", type=PositiveInt, default=threads, help="torch's threads (default: torch's)")
+    add("--threads", type=PositiveInt, default=threads, help="CPU threads (default: as many as torch uses)")
     add("--compile", action="store_true", help="compile the models block by block")
     add("--json", type=Path, help="also write all figures to this file, as they come (default: none)")
     return parser

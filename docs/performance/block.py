@@ -1,0 +1,399 @@
+"""Counts what torch.compile makes of a training step of one block on a GPU, without a GPU: launches, bytes, memory.
+
+inductor generates the code of forward and backward for an H200 that is not there (bfloat16 autocast, 197 tokens, width
+192); the code is counted, not run. Operators of this library launch kernels of their own. A small block runs them in
+the emulator of `kernels/`, and counts those. Prints one JSON line for a pass of each block:
+
+- launches: kernels of inductor, matrix products, and every kernel and torch operator inside an operator;
+- mb: million bytes that the launches read and write, each tensor once a launch, without the scan; scan_mb: the scan;
+- kernels: name, million bytes, and billion operations of a matrix product or attention;
+- kept_mb (forward): what it saves for backward beside the parameters.
+
+Other lines have the largest launch of a scan: blocks, threads and bytes of shared memory of a block.
+
+`python docs/performance/block.py --save` in a checkout also writes docs/performance/block.json for
+`python docs/performance/make.py`. Needs Triton and a C++ compiler. Uses private parts of torch 2.11 to 2.15.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import ctypes
+import functools
+import json
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+from unittest import mock
+
+import torch
+from timm.models.vision_transformer import Block as DeiTBlock
+from torch import Tensor, fx, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._pytree import tree_leaves
+
+from vilonghorn.data.files import atomic_write
+from vilonghorn.layers import Block
+from vilonghorn.ops import scan
+from vilonghorn.ops.backends import splits
+from vilonghorn.ops.validate import RULES
+
+FILE = Path("docs/performance/block.json")
+KERNELS = Path(__file__).parents[2] / "kernels"
+BATCH, TOKENS, WIDTH, HEADS = 128, 197, 192, 3  # of the tiny models at 224 px
+DEIT = "deit"
+# Batch, tokens and channels of scans: tiny and small at 224 px, tiny at 512 and 1024 px.
+SCANS = [(128, 197, 384), *((batch, 197, width) for width in (384, 768) for batch in (64, 256)), (128, 197, 768)]
+SCANS += [(128, 1025, 384), (64, 4097, 384)]
+H200 = SimpleNamespace(
+    **dict(name="NVIDIA H200", major=9, minor=0, gcnArchName="", uuid="", is_integrated=0, is_multi_gpu_board=0),
+    **dict(multi_processor_count=132, warp_size=32, total_memory=141 * 10**9, L2_cache_size=60 << 20),
+    **dict(regs_per_multiprocessor=65536, max_threads_per_multi_processor=2048, max_threads_per_block=1024),
+    **dict(shared_memory_per_block=49152, shared_memory_per_block_optin=232448),
+    **dict(shared_memory_per_multiprocessor=233472, clock_rate=1980000, memory_clock_rate=3201000),
+    memory_bus_width=6144,
+)
+KERNEL = "emulated kernel"
+# Operators that allocate, or do nothing if there is nothing to convert.
+FREE = {
+    "empty",
+    "empty_strided",
+    "empty_like",
+    "new_empty",
+    "to",
+    "contiguous",
+    "reshape",
+    "resolve_conj",
+    "lift_fresh",
+}
+ATTENTION = "scaled_dot_product_flash_attention"
+
+
+def build_block(name: str) -> nn.Module:
+    """A block of `vilonghorn_tiny` with the rule `name`, or that of DeiT-Ti."""
+    return DeiTBlock(WIDTH, HEADS, qkv_bias=True) if name == DEIT else Block(WIDTH, rule=name)
+
+
+def count_block(name: str, inner: dict[str, int]) -> list[dict[str, Any]]:
+    """The rows of forward and backward of a block.
+
+    Args:
+        name: a rule, or "deit".
+        inner: launches inside each operator of this library, of `inner_launches`.
+    """
+    from torch._functorch import config as functorch_config
+    from torch._inductor import config
+
+    rows: list[dict[str, Any]] = []
+    with (
+        made_up_gpu(),
+        composed_operators(),
+        FakeTensorMode(),
+        config.patch(compile_threads=1, fx_graph_cache=False),
+        functorch_config.patch(force_non_lazy_backward_lowering=True),
+        torch.autocast("cpu", torch.bfloat16),
+    ):
+        from torch._inductor.compile_fx import compile_fx
+
+        # Traced as on a CPU, because autograd refuses CUDA tensors without a driver, then moved to the made-up GPU.
+        backend = functools.partial(compile_fx, inner_compile=functools.partial(lower, rows, inner))
+        x = torch.empty(BATCH, TOKENS, WIDTH, requires_grad=True)
+        torch.compile(build_block(name), fullgraph=True, backend=backend)(x)
+    return [dict(block=name, torch=torch.__version__.partition("+")[0]) | row for row in rows]
+
+
+@contextlib.contextmanager
+def made_up_gpu() -> Iterator[None]:
+    """Lets inductor generate code for an H200."""
+    from torch._dynamo import device_interface
+    from triton.backends.compiler import GPUTarget
+    from triton.runtime import driver
+
+    class Interface(device_interface.CudaInterface):
+        is_available = is_triton_capable = is_bf16_supported = staticmethod(lambda *_, **__: True)
+        device_count, current_device = staticmethod(lambda: 1), staticmethod(lambda: 0)
+        get_compute_capability = staticmethod(lambda *_: 90)
+        get_device_properties = staticmethod(lambda *_: H200)
+        raise_if_triton_unavailable = staticmethod(lambda *_: None)
+
+        class Worker:
+            current_device = staticmethod(lambda: 0)
+            get_device_properties = staticmethod(lambda *_: H200)
+
+    driver.set_active(
+        SimpleNamespace(get_current_target=lambda: GPUTarget("cuda", 90, 32), get_current_device=lambda: 0)
+    )
+    torch._C._ensureCUDADeviceGuardSet()
+    device_interface.get_interface_for_device("cuda")  # registers all of them
+    with (
+        mock.patch.dict(device_interface.device_interfaces, {"cuda": Interface, "cuda:0": Interface}),
+        mock.patch.object(torch.cuda, "get_device_properties", lambda *_: H200),
+    ):
+        yield
+
+
+@contextlib.contextmanager
+def composed_operators() -> Iterator[None]:
+    """Takes the way of a GPU with the CUDA library on tensors of a CPU."""
+    cpu, cuda = (sys.modules[f"vilonghorn.ops.backends.{name}"] for name in ("cpu", "cuda"))
+    with (
+        mock.patch.object(cpu, "unavailable", lambda *_: "counted as on a GPU"),
+        mock.patch.object(cuda, "unavailable", lambda *_: None),
+    ):
+        yield
+
+
+def lower(
+    rows: list[dict[str, Any]], inner: dict[str, int], graph: fx.GraphModule, inputs: Sequence[Any], **options: Any
+) -> Callable:
+    """Generates the code of one graph and adds its counts to `rows`; an `inner_compile` of inductor."""
+    from torch._dynamo.utils import detect_fake_mode
+    from torch._inductor.compile_fx import compile_fx_inner
+    from torch._inductor.graph import GraphLowering
+    from torch.fx.passes.fake_tensor_prop import FakeTensorProp
+
+    fake = detect_fake_mode(inputs)
+    for node in graph.graph.nodes:
+        if node.kwargs.get("device") is not None:
+            node.kwargs = {**node.kwargs, "device": torch.device("cuda", 0)}
+    with fake:
+        inputs = [
+            torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device="cuda") if isinstance(t, Tensor) else t
+            for t in inputs
+        ]
+    FakeTensorProp(graph, mode=fake).propagate_dont_convert_inputs(*inputs)
+    backward = options.get("is_backward", False)
+    row: dict[str, Any] = {"pass": "backward" if backward else "forward"}
+    if not backward:
+        row["kept_mb"] = round(kept_bytes(graph, inputs, options["static_input_idxs"]) / 1e6, 1)
+    operators = operator_costs(graph)
+
+    def compile_to_module(lowering: GraphLowering) -> SimpleNamespace:
+        code, _ = lowering.codegen()
+        rows.append(row | count_code(getattr(code, "value", code), lowering.scheduler.nodes, operators, inner))
+        return SimpleNamespace(call=lambda _: None, __file__="", __name__="", key="")
+
+    with mock.patch.object(GraphLowering, "compile_to_module", compile_to_module):
+        return compile_fx_inner(graph, inputs, **options)
+
+
+def kept_bytes(graph: fx.GraphModule, inputs: Sequence[Any], parameters: Sequence[int]) -> int:
+    """Bytes of what forward returns for backward, each storage once, without parameters and the block's result."""
+    [result, *saved] = graph.graph.output_node().args[0]
+    known = {storage(inputs[i]) for i in parameters}
+    kept = {storage(t): t.untyped_storage().nbytes() for node in saved if isinstance(t := node.meta["val"], Tensor)}
+    return sum(size for key, size in kept.items() if key not in known)
+
+
+def storage(t: Tensor) -> int:
+    """What identifies the memory of a fake tensor."""
+    return t.untyped_storage()._cdata
+
+
+def operator_costs(graph: fx.GraphModule) -> list[tuple[str, int, int]]:
+    """Name, bytes and operations of each operator that inductor calls as it is: those of this library, attention."""
+    costs = []
+    for node in graph.graph.nodes:
+        name = str(node.target)
+        if node.op != "call_function" or not (name.startswith("vilonghorn.") or ATTENTION in name):
+            continue
+        read = [leaf.meta["val"] for leaf in dict.fromkeys(tree_leaves((node.args, node.kwargs))) if is_tensor(leaf)]
+        moved = sum(t.numel() * t.element_size() for t in (*read, *tree_leaves(node.meta["val"])) if is_tensor(t))
+        products = 0
+        if ATTENTION in name:  # two products of (L, C) and (L, C) for each head; five in backward
+            B, H, L, C = read[1 if "backward" in name else 0].shape
+            products = (5 if "backward" in name else 2) * 2 * B * H * L * L * C
+        costs.append((name.split(".")[1].replace("_for_cpu", ""), moved, products))
+    return costs
+
+
+def is_tensor(leaf: Any) -> bool:
+    """Whether it is a tensor, or a node of a graph that stands for one."""
+    return isinstance(leaf.meta["val"] if isinstance(leaf, fx.Node) else leaf, Tensor)
+
+
+def count_code(code: str, nodes: Sequence[Any], operators: Sequence[tuple], inner: dict[str, int]) -> dict[str, Any]:
+    """Counts generated code and the scheduler's nodes that it was generated from.
+
+    Raises:
+        RuntimeError: the two do not agree, because this torch generates code of another form.
+    """
+    from torch._inductor import ir, scheduler
+
+    kernels, moved = [], 0
+    for node in nodes:
+        if isinstance(node, scheduler.NopKernelSchedulerNode) or isinstance(node.node, ir.MultiOutput):
+            continue
+        if isinstance(node.node, ir.FallbackKernel):
+            continue  # in `operators`
+        if isinstance(node.node, ir.ExternKernelOut):
+            [*_, a, _] = node.node.inputs  # of mm, bmm or addmm
+            tensors = [*node.node.inputs, node.node]
+            size = sum(numel(t) * t.get_dtype().itemsize for t in tensors)
+            products = 2 * numel(node.node) * int(a.get_size()[-1])
+        else:
+            size, products = node.get_read_write_buffers_sizes(), 0
+        kernels.append((kernel_name(node), size, products))
+        moved += size
+    body = code.split("def call(")[1]
+    generated = len(re.findall(r"^ +(?:triton_\w+\.run|extern_kernels\.\w+)\(", body, re.MULTILINE))
+    called = len(re.findall(r"= torch\.ops\.[\w.]+\(", body))
+    if (generated, called) != (len(kernels), len(operators)):
+        raise RuntimeError(
+            f"the code launches {generated} kernels and calls {called} operators, the graph {len(kernels)} and "
+            f"{len(operators)}: adapt count_code to torch {torch.__version__}"
+        )
+    scans = sum(size for name, size, _ in operators if is_scan(name))
+    moved += sum(size for name, size, _ in operators if not is_scan(name))
+    kernels += operators
+    return dict(
+        launches=generated + sum(inner.get(name, 1) for name, *_ in operators),
+        inner={name: inner.get(name, 1) for name, *_ in operators},
+        mb=round(moved / 1e6, 1),
+        scan_mb=round(scans / 1e6, 1),
+        kernels=[(name, round(size / 1e6, 2), round(products / 1e9, 2)) for name, size, products in kernels],
+    )
+
+
+def is_scan(name: str) -> bool:
+    """Whether an operator contains the scan."""
+    return "scan" in name or "mamba_inner" in name
+
+
+def numel(t: Any) -> int:
+    """Elements of a buffer of inductor."""
+    return functools.reduce(lambda a, b: a * int(b), t.get_size(), 1)
+
+
+def kernel_name(node: Any) -> str:
+    """What a launch computes: the matrix product, or the torch operators that are fused in it."""
+    if name := getattr(node.node, "python_kernel_name", None):
+        return name.removeprefix("extern_kernels.")
+    origins = [str(origin.target) for part in node.get_nodes() for origin in part.node.get_origins()]
+    names = (re.sub(r"^(aten|prims)\.|\.\w+$", "", name) for name in dict.fromkeys(origins))
+    return " ".join(dict.fromkeys(names))
+
+
+@contextlib.contextmanager
+def emulated_kernels() -> Iterator[Callable[[], list[tuple[int, int, int]]]]:
+    """Compiles the CUDA kernels for the emulator, which records what it would launch, and runs the operators with it.
+
+    Yields a function that returns the launches since its last call: blocks, threads of a block, bytes of shared memory.
+
+    Raises:
+        RuntimeError: there is no C++ compiler.
+    """
+    compiler = shutil.which("g++") or shutil.which("clang++")
+    if compiler is None:
+        raise RuntimeError("no C++ compiler is installed, which the emulator needs: install g++ or clang++")
+    cuda, plan = sys.modules["vilonghorn.ops.backends.cuda"], (ctypes.c_int64 * 1024)()
+
+    def call(function: Callable, device: torch.device, *structs: Any) -> int:
+        before = plan[0]
+        error = function(*structs, 0, None)
+        for _ in range(plan[0] - before):
+            with torch.profiler.record_function(KERNEL):
+                pass
+        return error
+
+    def launches() -> list[tuple[int, int, int]]:
+        found = [tuple(plan[1 + 3 * i : 4 + 3 * i]) for i in range(plan[0])]
+        plan[0] = 0
+        return found
+
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "libemulated.so"
+        flags = ["-std=c++17", "-O0", "-fPIC", "-shared", "-fvisibility=hidden", "-U_FORTIFY_SOURCE", "-w"]
+        *included, source = map(str, sorted((KERNELS / "cuda").glob("*.cu")))
+        options = ["-DVILONGHORN_EMULATED", *(f"-include{path}" for path in included), "-x", "c++", source]
+        subprocess.run([compiler, *flags, *options, "-o", str(path)], check=True)
+        library = cuda.declare(ctypes.CDLL(str(path)))
+        library.vl_emulator_plan(plan)
+        with (
+            composed_operators(),
+            mock.patch.object(cuda, "_open", lambda: (library, None)),
+            mock.patch.object(cuda, "_call", call),
+            mock.patch.object(splits, "multiprocessors", lambda _: H200.multi_processor_count),
+        ):
+            yield launches
+
+
+def inner_launches(rule: str) -> dict[str, int]:
+    """Launches inside each operator in a training step of a small block, with `emulated_kernels`."""
+    activities = [torch.profiler.ProfilerActivity.CPU]
+    with torch.autocast("cpu", torch.bfloat16), torch.profiler.profile(activities=activities) as profile:
+        Block(64, rule=rule)(torch.randn(BATCH, 20, 64, requires_grad=True)).sum().backward()
+    events = [event for event in profile.events() if event.name.startswith("vilonghorn::")]
+    return {event.name.partition("::")[2]: torch_launches(event) for event in events}
+
+
+def scan_launches(rule: str, batch: int, tokens: int, channels: int, launches: Callable) -> Iterator[dict[str, Any]]:
+    """The largest launch of the scan of a block, forward and backward, with `emulated_kernels`; a row of each."""
+    states = 16
+    x, dt = torch.zeros(2, 2, batch, tokens, channels, dtype=torch.bfloat16).requires_grad_()
+    k, q = torch.zeros(2, 2, batch, tokens, states, dtype=torch.bfloat16)
+    D, bias = torch.zeros(2, 2, channels)
+    A = -torch.ones(2, channels, states) if rule == "mamba" else None
+    launches()
+    y = scan(x, dt, k, q, z=x[0].detach(), A=A, D=D, dt_bias=bias, rule=rule, reverse=(False, True), reduce="mean")
+    sizes = dict(batch=batch, tokens=tokens, channels=channels, rule=rule)
+    for name, run in (("forward", lambda: None), ("backward", y.sum().backward)):
+        run()
+        blocks, threads, shared = max(launches(), key=lambda launch: launch[0] * launch[1])
+        yield sizes | {"pass": name, "blocks": blocks, "threads": threads, "shared": shared}
+
+
+def torch_launches(event: Any) -> int:
+    """Launches of a torch operator in a profile: views and allocations have none, composite operators their parts'."""
+    parts = sum(map(torch_launches, event.cpu_children)) + (event.name == KERNEL)
+    name = event.name.removeprefix("aten::")
+    overload = getattr(getattr(torch.ops.aten, name, None), "default", None)
+    free = name in FREE or overload is not None and overload.is_view
+    return parts or int(event.name.startswith("aten::") and not free)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Counts, prints one line for each pass, and returns the exit status."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    blocks = (*RULES, DEIT)
+    parser.add_argument("blocks", nargs="*", default=blocks, metavar="BLOCK", help=f"{', '.join(blocks)}; default: all")
+    parser.add_argument("--save", action="store_true", help=f"write {FILE} too")
+    args = parser.parse_args(argv)
+    if unknown := set(args.blocks) - set(blocks):
+        parser.error(f"cannot count {', '.join(sorted(unknown))}: expected {', '.join(blocks)}")
+    if args.save and set(args.blocks) != set(blocks):
+        parser.error("--save is for all blocks: leave out their names")
+    if args.save and not FILE.parent.is_dir():
+        parser.error(f"{FILE.parent} does not exist: run this in the root of a checkout")
+    found: dict[str, list[dict[str, Any]]] = dict(blocks=[], scans=[])
+
+    def add(key: str, rows: Iterable[dict[str, Any]]) -> None:
+        for row in rows:
+            found[key].append(row)
+            print(json.dumps(row), flush=True)
+
+    for name in args.blocks:
+        inner: dict[str, int] = {}
+        if name != DEIT:
+            with emulated_kernels() as launches:
+                inner = inner_launches(name)
+                for batch, tokens, channels in SCANS if args.save else SCANS[:1]:
+                    add("scans", scan_launches(name, batch, tokens, channels, launches))
+        add("blocks", count_block(name, inner))
+    if args.save:
+        lines = (f'"{key}": [\n' + ",\n".join(map(json.dumps, rows)) + "\n]" for key, rows in found.items())
+        with atomic_write(FILE) as file:
+            file.write(("{" + ",\n".join(lines) + "}\n").encode())
+        print(f"Wrote {FILE}. Now run python docs/performance/make.py")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,165 @@
+"""Predicts times on an H200 from docs/performance/block.json and kernels.json: `python docs/performance/predict.py`.
+
+No GPU has confirmed this model:
+
+- A scan takes its steps times the modelled cycles of a step (stalls.py), at 1.98 GHz. Blocks run in waves: as many as
+  registers and shared memory admit fill the 132 multiprocessors, and the blocks that are left run after them. It takes
+  no less than its bytes at 4 TB/s.
+- Any other launch takes the longer of its bytes at 4 TB/s and its matrix products at 600 TFLOP/s (attention: 300).
+- A training step is 24 blocks of `vilonghorn_tiny`, or 12 of DeiT-Ti. Stem, head, loss and optimiser are left out, and
+  so is the time between launches. Bytes grow with the tokens, operations of attention with their square.
+
+--save also writes docs/performance/gpu.json for `python docs/performance/make.py`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from vilonghorn.data.files import atomic_write
+
+FOLDER = Path("docs/performance")
+MULTIPROCESSORS, SCHEDULERS, REGISTERS, SHARED, MAX_BLOCKS = 132, 4, 65536, 233472, 32
+CLOCK, BANDWIDTH, PRODUCTS, ATTENTION = 1.98e9, 4.0e12, 600e12, 300e12
+DEPTH = {"longhorn": 24, "longhorn_exact": 24, "mamba": 24, "deit": 12}
+BATCH, TOKENS, CHANNELS = 128, 197, 384  # of block.json
+SIZES = {224: (128, 197), 512: (128, 1025), 1024: (64, 4097)}  # batch and tokens by pixels
+PASSES = ("forward", "backward")
+
+
+def occupancy(launch: dict[str, Any], registers: int) -> int:
+    """Blocks of a launch that one multiprocessor runs at once."""
+    warps = -(-launch["threads"] // 32)
+    by_registers = REGISTERS // (-(-registers // 8) * 8 * 32 * warps)
+    return min(by_registers, SHARED // (launch["shared"] + 1024), MAX_BLOCKS)
+
+
+def scan_time(launch: dict[str, Any], kernel: dict[str, Any]) -> dict[str, float]:
+    """Waves and microseconds of a scan that is not split over time, by its instructions alone.
+
+    Args:
+        launch: a row of block.json's scans; each warp runs all tokens of one direction.
+        kernel: the row of kernels.json with its registers and cycles.
+    """
+    resident = occupancy(launch, kernel["registers"])
+    slots = MULTIPROCESSORS * resident
+    full, rest = divmod(launch["blocks"], slots)
+
+    def cycles(blocks: int) -> float:  # of a step, with so many blocks on a multiprocessor
+        warps = -(-blocks * launch["threads"] // 32 // SCHEDULERS) or 1
+        modelled = kernel["cycles"]
+        return modelled[min(warps, len(modelled)) - 1] * max(1, warps / len(modelled))
+
+    step = full * cycles(resident) + (cycles(-(-rest // MULTIPROCESSORS)) if rest else 0)
+    return dict(waves=launch["blocks"] / slots, us=launch["tokens"] * step / CLOCK * 1e6)
+
+
+class Model:
+    """The committed counts, and what follows from them."""
+
+    def __init__(self, folder: Path):
+        counts = json.loads((folder / "block.json").read_text())
+        rows = json.loads((folder / "kernels.json").read_text())["rows"]
+        self.blocks = {(row["block"], row["pass"]): row for row in counts["blocks"]}
+        self.scans = counts["scans"]
+        self.kernels = {(row["rule"], row["kernel"]): row for row in rows if "cycles" in row}
+
+    def scan(self, rule: str, direction: str, batch: int, tokens: int, channels: int) -> dict[str, float]:
+        """`scan_time` of both directions, with the time of its bytes as the least."""
+        sizes = dict(batch=batch, tokens=tokens, channels=channels, rule=rule) | {"pass": direction}
+        [launch] = (row for row in self.scans if sizes.items() <= row.items())
+        time = scan_time(launch, self.kernels[rule, direction])
+        scale = batch * tokens * channels / (BATCH * TOKENS * CHANNELS)
+        time["us"] = max(time["us"], scale * self.blocks[rule, direction]["scan_mb"] / BANDWIDTH * 1e12)
+        return time
+
+    def block(self, block: str, direction: str, batch: int, tokens: int) -> float:
+        """Microseconds of one pass of a block."""
+        scale, time = batch * tokens / (BATCH * TOKENS), 0.0
+        for name, mb, gflop in self.blocks[block, direction]["kernels"]:
+            if "scan" in name:
+                time += self.scan(block, direction, batch, tokens, CHANNELS)["us"]
+                continue
+            attention = "attention" in name
+            seconds = (
+                gflop * 1e9 * scale * (tokens / TOKENS if attention else 1) / (ATTENTION if attention else PRODUCTS)
+            )
+            time += 1e6 * max(scale * mb * 1e6 / BANDWIDTH, seconds)
+        return time
+
+    def images(self, block: str, batch: int, tokens: int) -> float:
+        """Images a second of a training step."""
+        step = DEPTH[block] * sum(self.block(block, direction, batch, tokens) for direction in PASSES)
+        return batch / step * 1e6
+
+
+def tables(folder: Path) -> dict[str, list[dict[str, Any]]]:
+    """The tables of the page, in the order of their lines."""
+    model = Model(folder)
+    rules = [rule for rule in DEPTH if rule in {row["rule"] for row in model.scans}]
+    return dict(
+        block=list(block_lines(model, [*rules, "deit"])),
+        scan=list(scan_lines(model, rules)),
+        images=list(image_lines(model, rules)),
+    )
+
+
+def block_lines(model: Model, blocks: Sequence[str]) -> Iterator[dict[str, Any]]:
+    """Launches, bytes and memory of a training block."""
+    for block in blocks:
+        rows = [model.blocks[block, direction] for direction in PASSES]
+        line: dict[str, Any] = {"block": block}
+        line["launches, forward / backward"] = " / ".join(str(row["launches"]) for row in rows)
+        line["MB beside the scan"] = " / ".join(f"{row['mb']:.0f}" for row in rows)
+        line["MB kept"] = f"{rows[0]['kept_mb']:.0f}"
+        line["GB kept by the model"] = f"{rows[0]['kept_mb'] * DEPTH[block] / 1e3:.1f}"
+        times = [model.block(block, direction, BATCH, TOKENS) for direction in PASSES]
+        yield line | {"predicted µs": " / ".join(f"{time:.0f}" for time in times)}
+
+
+def scan_lines(model: Model, rules: Sequence[str]) -> Iterator[dict[str, Any]]:
+    """Modelled times of both directions, and the waves of backward by batch."""
+    for rule in rules:
+        found = [model.scan(rule, direction, BATCH, TOKENS, CHANNELS) for direction in PASSES]
+        line: dict[str, Any] = {"rule": rule, "µs, forward / backward": " / ".join(f"{row['us']:.0f}" for row in found)}
+        for name, channels in (("tiny", CHANNELS), ("small", 2 * CHANNELS)):
+            waves = [model.scan(rule, "backward", batch, TOKENS, channels)["waves"] for batch in (64, 128, 256)]
+            line[f"waves of backward, {name}, batch 64 / 128 / 256"] = " / ".join(f"{n:.2f}" for n in waves)
+        yield line
+
+
+def image_lines(model: Model, rules: Sequence[str]) -> Iterator[dict[str, Any]]:
+    """Predicted images a second of training, beside DeiT-Ti."""
+    for size, (batch, tokens) in SIZES.items():
+        deit = model.images("deit", batch, tokens)
+        line: dict[str, Any] = {"px": str(size), "batch": str(batch), "DeiT-Ti": f"{deit:,.0f}"}
+        for rule in rules:
+            images = model.images(rule, batch, tokens)
+            line[rule] = f"{images:,.0f} ({images / deit:.2f})"
+        yield line
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Prints the tables as JSON lines and returns the exit status."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--save", action="store_true", help=f"write {FOLDER / 'gpu.json'} too")
+    args = parser.parse_args(argv)
+    if missing := [str(FOLDER / name) for name in ("block.json", "kernels.json") if not (FOLDER / name).is_file()]:
+        parser.error(f"{', '.join(missing)} not found: run this in the root of a checkout, after block.py --save")
+    found = tables(FOLDER)
+    for lines in found.values():
+        for line in lines:
+            print(json.dumps(line, ensure_ascii=False))
+    if args.save:
+        with atomic_write(FOLDER / "gpu.json", "w") as file:
+            file.write(json.dumps(found, indent=1, ensure_ascii=False) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
