@@ -51,4 +51,4 @@ $(DATA)/%.beton: | .venv/.ready $(DATA)
 
 $(DATA): | .venv/.ready
 	@mkdir -p $(@D)
-	$(VENV) -m vilonghorn.data.digits $@
+	$(VENV) -m vilonghorn data digits $@

@@ -7,7 +7,7 @@ import pytest
 from PIL import Image
 
 from vilonghorn.data import ImageFolder
-from vilonghorn.data.digits import SPLITS, load_split, main, write_digits
+from vilonghorn.data.digits import SPLITS, load_split, write_digits
 
 datasets = pytest.importorskip("sklearn.datasets", reason="the digits come with scikit-learn")
 
@@ -46,19 +46,17 @@ def test_the_pictures_are_those_of_scikit_learn_at_32_pixels(digits):
     assert np.argmax(similarity) == 0 and similarity[0] > 0.98
 
 
-def test_a_second_call_finds_it_complete_and_writes_nothing(digits, capsys):
+def test_a_second_call_finds_it_complete_and_writes_nothing(digits):
     before = (digits / "val" / "3").stat().st_mtime_ns
     assert not write_digits(digits)
-    assert main([str(digits)]) == 0
-    assert "already complete, nothing written" in capsys.readouterr().out
     assert (digits / "val" / "3").stat().st_mtime_ns == before
 
 
-def test_anything_else_under_the_name_is_left_alone(tmp_path, capsys):
+def test_anything_else_under_the_name_is_left_alone(tmp_path):
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "notes.txt").write_text("mine")
-    assert main([str(tmp_path / "mine")]) == 1
-    assert "mine: exists and is not the complete set of digits" in capsys.readouterr().err
+    with pytest.raises(FileExistsError, match="mine: exists and is not the complete set of digits"):
+        write_digits(tmp_path / "mine")
     assert [p.name for p in tmp_path.rglob("*")] == ["mine", "notes.txt"]
 
 

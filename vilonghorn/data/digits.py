@@ -1,13 +1,9 @@
 """scikit-learn's handwritten digits: 1,797 real images of 8 x 8 pixels, split in three, for tasks without a download.
 
-`python -m vilonghorn.data.digits DST` writes them as an image folder to train on.
+`vilonghorn data digits DST` writes them as an image folder to train on.
 """
 
-import argparse
 import os
-import shutil
-import sys
-from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple
@@ -15,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 from PIL import Image
 
-from .files import sync_folder
+from .files import atomic_folder
 
 SPLITS = ("train", "val", "test")
 PIXELS = 8  # side of an original image
@@ -99,36 +95,9 @@ def write_digits(target: str | os.PathLike) -> bool:
         if target.is_dir() and {p.relative_to(target).as_posix() for p in target.rglob("*.*")} == images.keys():
             return False
         raise FileExistsError(f"{target}: exists and is not the complete set of digits; remove it or give another name")
-    if not target.parent.is_dir():
-        raise FileNotFoundError(f"{target.parent}: no such folder to write {target.name} into; make it first")
-    partial = target.with_name(f"{target.name}.{os.getpid()}.partial")
-    try:
+    with atomic_folder(target) as partial:
         for name, image in images.items():
             file = partial / name
             file.parent.mkdir(parents=True, exist_ok=True)
             enlarge(image, SIDE).save(file)
-        if hasattr(os, "sync"):
-            os.sync()
-        os.rename(partial, target)
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
-    sync_folder(target.parent)
     return True
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs the command. Returns the exit status: 0, or 1 for a target that cannot be used."""
-    parser = argparse.ArgumentParser(prog="python -m vilonghorn.data.digits", description=__doc__.split("\n")[0])
-    parser.add_argument("target", metavar="DST", help="the folder to make")
-    target = parser.parse_args(arguments).target
-    try:
-        written = write_digits(target)
-    except (OSError, ImportError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
-    print(f"{target}: {'digits written' if written else 'already complete, nothing written'}")
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

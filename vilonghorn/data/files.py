@@ -1,7 +1,8 @@
-"""Atomic writing of files: written beside the target, flushed to the disk, then renamed over it."""
+"""Atomic writing of files and folders: written beside the target, flushed to the disk, then renamed to it."""
 
 import errno
 import os
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -29,6 +30,33 @@ def atomic_write(path: str | os.PathLike, mode: Literal["wb", "w"] = "wb") -> It
         os.replace(partial, path)
     finally:
         partial.unlink(missing_ok=True)
+    sync_folder(path.parent)
+
+
+@contextmanager
+def atomic_folder(path: str | os.PathLike) -> Iterator[Path]:
+    """Makes the folder `NAME.PID.partial` beside `path`, and renames it to `path` when the block ends without error.
+
+    A block that raises leaves nothing. A process that is killed inside the block leaves the partial folder.
+
+    Raises:
+        FileExistsError: `path` exists.
+        FileNotFoundError: the folder of `path` does not exist.
+    """
+    path = Path(path)
+    if path.exists():
+        raise FileExistsError(f"{path}: exists; remove it or give another name")
+    if not path.parent.is_dir():
+        raise FileNotFoundError(f"{path.parent}: no such folder to write {path.name} into; make it first")
+    partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
+    try:
+        partial.mkdir()
+        yield partial
+        if hasattr(os, "sync"):
+            os.sync()
+        os.rename(partial, path)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
     sync_folder(path.parent)
 
 

@@ -23,7 +23,7 @@ TRAIN = {"batch_size": 4, "image_size": 16, "training": True, "seed": 3, "worker
     ("options", "named"),
     [
         ({"batch_size": 0}, r"^batch_size is 0; it must lie in \[1, inf\)$"),
-        ({"batch_size": 28}, "27 samples do not fill one batch of 28"),
+        ({"batch_size": 28}, "27 images do not fill a batch of 28: lower batch_size"),
         ({"image_size": 0}, "image_size is .*; it must lie in"),
         ({"image_size": (16, 16, 3)}, "image_size is .*; expected 2 numbers"),
         ({"mean": (0.5,)}, "mean is .*; expected 3 numbers"),
@@ -36,7 +36,7 @@ TRAIN = {"batch_size": 4, "image_size": 16, "training": True, "seed": 3, "worker
         ({"crop_pct": 1.5}, "crop_pct is 1.5; it must lie in"),
         ({"rank": 2, "world_size": 2}, "rank is 2 of 2; expected 0 to 1"),
         ({"rank": 0, "world_size": 2, "drop_last": False}, "unequal numbers of updates"),
-        ({"rank": 1, "world_size": 7}, "do not fill one batch of 4 on each of 7 ranks"),
+        ({"rank": 1, "world_size": 7}, "do not fill a batch of 4 on each of 7 ranks"),
         ({"repeats": 0}, "repeats is 0; it must lie in"),
         ({"auto_augment": "rand-m9-x"}, "auto_augment 'rand-m9-x': not a policy of timm"),
         ({"auto_augment": "randy-m9-k3"}, "auto_augment 'randy-m9-k3': not a policy of timm"),

@@ -14,7 +14,7 @@ from .writer import write_beton
 
 def build_parser() -> argparse.ArgumentParser:
     """The parser of the command, also of its completion."""
-    about = "Write an image folder (SRC/class/image) to a .beton file, or check one."
+    about = "Write an image folder (SRC/class/image) to a .beton file, which FFCV reads quickly, or check one."
     parser = make_parser("beton", about, "photos/train photos/train.beton", "--check photos/train.beton")
     parser.add_argument("source", nargs="?", metavar="SRC", help="folder with one folder of images for each class")
     parser.add_argument("target", nargs="?", metavar="DST", help="the .beton file to write")
@@ -26,18 +26,28 @@ def build_parser() -> argparse.ArgumentParser:
         "data/ILSVRC2012_validation_ground_truth.txt and data/meta.mat or data/synsets.txt) or this table of images "
         "and classes (LOC_val_solution.csv) gives its classes",
     )
-    parser.add_argument("--mode", help="raw, jpg, or proportion of jpg (default: %(default)s)")
-    parser.add_argument("--max-resolution", type=int, help="shrink longer sides to this (default: %(default)s)")
     parser.add_argument(
-        "--max-pixels", type=int, help="refuse image files of more pixels, which fill the memory (default: %(default)s)"
+        "--mode", help="how images are stored: raw (pixels), jpg, or proportion (some as JPEG) (default: %(default)s)"
     )
-    parser.add_argument("--jpeg-quality", type=int, help="1 to 100 (default: %(default)s)")
     parser.add_argument(
-        "--compress-probability", type=float, help="fraction of JPEG in mode proportion (default: %(default)s)"
+        "--max-resolution", type=int, help="longest side in pixels; larger images are shrunk (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--max-pixels",
+        type=int,
+        help="refuse image files of more pixels (width times height), which fill the memory (default: %(default)s)",
+    )
+    parser.add_argument("--jpeg-quality", type=int, help="1 (smallest file) to 100 (best image) (default: %(default)s)")
+    parser.add_argument(
+        "--compress-probability",
+        type=float,
+        help="fraction of images stored as JPEG in mode proportion (default: %(default)s)",
     )
     parser.add_argument("--workers", type=int, help="encoding threads (default: one for each CPU)")
     parser.add_argument(
-        "--skip-unreadable", action="store_true", help="leave out images that cannot be decoded; list them in DST.json"
+        "--skip-unreadable",
+        action="store_true",
+        help="leave out images that cannot be decoded, and list them in DST.json (default: stop at the first)",
     )
     parser.add_argument("--overwrite", action="store_true", help="replace an existing DST")
     parser.add_argument("--quiet", action="store_true", help="no progress bar")

@@ -44,8 +44,8 @@ class Loader(ABC):
         if settings.drop_last and self.num_samples < global_batch:
             ranks = f" on each of {settings.world_size} ranks" if settings.world_size > 1 else ""
             raise ValueError(
-                f"{name}: its {self.num_samples} samples do not fill one batch of {self.batch_size}{ranks}, and "
-                "drop_last drops what does not; lower batch_size or set drop_last=False"
+                f"{name}: its {self.num_samples} images do not fill a batch of {self.batch_size}{ranks}: lower "
+                "batch_size (in Python, drop_last=False keeps a batch that is not full)"
             )
         used = self.num_samples // global_batch * global_batch if settings.drop_last else self.num_samples
         self._of_rank = slice(settings.rank, used, settings.world_size)
