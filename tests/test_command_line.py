@@ -18,6 +18,7 @@ from vilonghorn.commands import COMMANDS, main
 from vilonghorn.tools import completion, env, evaluate
 
 ROOT = Path(__file__).parents[1]
+EXEMPT = ("check", "labels", "model_kwargs", "push", "to")  # options without a default
 CODE = "import sys; from vilonghorn.commands import main; status = main(sys.argv[1:]); print('torch' in sys.modules)"
 
 
@@ -39,7 +40,7 @@ def script(tmp_path_factory) -> str:
     [
         (["--help"], 0, "classify image files"),
         (["--version"], 0, f"vilonghorn {vilonghorn.__version__}"),
-        ([], 2, "error: give a command, or --help"),
+        ([], 2, "classify image files"),
         (["predcit"], 2, "error: there is no command 'predcit'; the nearest known are predict"),
         (["xyzzy"], 2, "there is no command 'xyzzy'; known are train, evaluate"),
     ],
@@ -48,6 +49,14 @@ def test_help_and_a_misspelt_command_are_answered_without_torch(script, argument
     found = python(script, *arguments)
     assert found.returncode == status and words in found.stdout + found.stderr
     assert found.stdout.endswith("False\n")
+
+
+def test_a_closed_pipe_ends_a_command_in_silence(script):
+    reader, writer = os.pipe()
+    os.close(reader)
+    found = subprocess.run([sys.executable, script, "--help"], stdout=writer, stderr=subprocess.PIPE, text=True)
+    os.close(writer)
+    assert (found.returncode, found.stderr) == (141, "")
 
 
 def test_python_m_is_the_same_command():
@@ -91,7 +100,7 @@ def test_help_has_examples_and_says_defaults(name):
     assert text.startswith(f"usage: vilonghorn {name} ") and f"examples:\n  vilonghorn {name}" in text
     for action in parser._actions if name != "train" else ():  # jsonargparse says them by itself
         flag = action.nargs == 0 or action.required or not action.option_strings
-        assert flag or "default" in action.help or action.dest in ("check", "labels", "push", "model_kwargs"), action
+        assert flag or "default" in action.help or action.dest in EXEMPT, action
 
 
 def test_a_command_whose_packages_are_missing_is_one_sentence(monkeypatch, capsys):
@@ -155,6 +164,12 @@ def test_a_report_of_the_environment_says_what_runs_and_why_not(monkeypatch, cap
         assert found["processor"]["chosen"] in found["processor"]["instruction_sets"]
     assert env.main([]) == 0
     assert f"\n  torch: {torch.__version__}\n" in capsys.readouterr().out
+
+
+def test_a_report_of_the_environment_says_that_no_kernel_runs(monkeypatch):
+    monkeypatch.setattr(env.cpu, "_reason", "VILONGHORN_ISA is 'v9', expected ...")
+    found = env.report()
+    assert found["processor"]["chosen"] is None and found["backends"]["cpu"]["cpu"].startswith("VILONGHORN_ISA is 'v9'")
 
 
 def test_load_gives_the_model_of_a_run_ready_for_photographs(tmp_path):

@@ -20,6 +20,7 @@ COMMANDS = {
     "interpret": ("interpret.__main__", "draw what a model does with an image"),
     "export": ("export.__main__", "write a model as ONNX, torch.export or AOTInductor"),
     "beton": ("data.beton.__main__", "write an image folder to a .beton file, or check one"),
+    "data": ("tools.datasets", "write a dataset as an image folder: icons, mnist or digits"),
     "compare": ("tools.compare", "compare runs: results, speed, configuration, curves"),
     "bench": ("bench.__main__", "time the scan and the models on this machine"),
     "study": ("study.__main__", "compare the update rules on small tasks, with several seeds"),
@@ -59,12 +60,30 @@ def make_parser(name: str, description: str, *examples: str) -> argparse.Argumen
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs a command; returns its exit status, or 2 if there is no such command or it cannot be imported."""
+    """Runs a command; returns its exit status.
+
+    The status is 2 if there is no such command or it cannot be imported, and 141, as of a program that SIGPIPE ends, if
+    the reader of its output has closed the pipe, such as `head`.
+    """
+    try:
+        try:
+            return _run(argv)
+        finally:
+            print(end="", flush=True)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes it again when it exits
+        return 141
+
+
+def _run(argv: Sequence[str] | None) -> int:
     name, *arguments = (sys.argv[1:] if argv is None else argv) or [""]
-    if name in ("-h", "--help"):
+    if name in ("", "-h", "--help"):
         lines = "\n".join(f"  {command:<12}{line}" for command, (_, line) in COMMANDS.items())
         print(f"{USAGE}\nVision Longhorn: image classifiers of state-space blocks.\n\ncommands:\n{lines}\n{EXAMPLES}")
-        return 0
+        if name:
+            return 0
+        print("error: give a command", file=sys.stderr)
+        return 2
     if name == "--version":
         from . import __version__
 
@@ -73,8 +92,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if name not in COMMANDS:
         close = difflib.get_close_matches(name, COMMANDS)
         known = f"the nearest known are {', '.join(close)}" if close else f"known are {', '.join(COMMANDS)}"
-        problem = f"there is no command {name!r}; {known}" if name else "give a command, or --help"
-        print(f"{USAGE}error: {problem}", file=sys.stderr)
+        print(f"{USAGE}error: there is no command {name!r}; {known}", file=sys.stderr)
         return 2
     if name in ("train", "evaluate"):  # before torch is imported: its idle threads leave the cores to the decoders
         os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")

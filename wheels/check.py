@@ -10,7 +10,7 @@ import lief
 
 ROOT = Path(__file__).parents[1]
 HEADER = (ROOT / "kernels" / "include" / "vilonghorn.h").read_text()
-EXPORTS = set(re.findall(r"VL_EXPORT[^;(]*?(vl_\w+)\(", HEADER))
+EXPORTS = set(re.findall(r"VL_EXPORT[^;(]*?(vl_\w+)\(", HEADER)) | {"RegisterCustomOps"}  # the latter for onnxruntime
 CUDA = {name for name in EXPORTS if name.startswith("vl_cuda_")}
 SUFFIX = {"manylinux": "so", "macosx": "dylib", "win": "dll"}
 # What a library may ask of the system. No libstdc++, libomp or libcudart: these differ between machines.

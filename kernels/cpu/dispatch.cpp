@@ -15,8 +15,10 @@
 #endif
 #include "arena.h"
 #include "jobs.h"
+#include "threads.h"
 
 namespace vilonghorn {
+thread_local CallerThreads *caller_threads = nullptr;
 namespace {
 
 #define VL_ENTRY(isa, name, Params) name##_job_##isa,
@@ -52,10 +54,13 @@ struct Work {
   int64_t jobs;
   std::atomic<int64_t> next{0};
   std::atomic<bool> ok{true};
+  static void run_job(void *self, size_t job) {
+    Work &w = *(Work *)self;
+    if (!w.run(job)) w.ok = false;
+  }
   static void run_jobs(void *self) {
     Work &w = *(Work *)self;
-    for (int64_t job; (job = w.next.fetch_add(1)) < w.jobs;)
-      if (!w.run(job)) w.ok = false;
+    for (int64_t job; (job = w.next.fetch_add(1)) < w.jobs;) run_job(self, job);
   }
 };
 
@@ -144,7 +149,8 @@ int run(const Args &a, int64_t jobs, int wanted, int isa, bool (*Jobs::*which)(c
   work.run = [&](int64_t job) { return (kJobs[isa].*which)(a, job); };
   work.jobs = jobs;
   const int threads = (int)(wanted < jobs ? wanted : jobs);
-  if (threads <= 1) Work::run_jobs(&work);
+  if (caller_threads && jobs > 1) caller_threads->parallel_for(Work::run_job, jobs, &work);
+  else if (threads <= 1) Work::run_jobs(&work);
   else if (gomp_parallel()) gomp_parallel()(Work::run_jobs, &work, threads, 0);
   else pool().run(work, threads);
   return work.ok ? 0 : 1;

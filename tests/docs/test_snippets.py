@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import timm
-from left_run import leave_run
+from left_run import NAMES, leave_run
 from PIL import Image
 
 from vilonghorn import export
@@ -58,6 +58,7 @@ def test_the_page_on_export_but_machine_code(folder, monkeypatch):
     monkeypatch.setattr(export, "load_for_export", lambda name: small)  # the page's is 24 times as deep
     monkeypatch.setattr(sys.modules["vilonghorn.export.verify"], "verify", lambda *args: [])  # tests/export tests it
     FORMATS["pt2"].write(capture(small), folder / "vilonghorn_tiny.pt2", {})
+    FORMATS["ort"].write(capture(small, keep_native=True), folder / "vilonghorn_tiny.ort.onnx", {})
     names = run_blocks("docs/export.md", leave_out="aoti", first="load_for_export(")
     assert names["logits"].shape == (2, 5) and names["session"].get_inputs()[0].name == "images"
 
@@ -70,6 +71,15 @@ def test_the_page_on_maps(folder):
     tokens = 1 + names["maps"].shape[-1] ** 2
     assert names["weights"].shape == (1, 2, 1, 1, tokens) and names["rows"].shape == (2, 1, tokens, tokens, 192)
     assert names["y"].shape == (2, 1, tokens, 192)
+
+
+def test_the_page_on_predictions(folder, capsys):
+    leave_run(folder / "runs/photos")
+    (folder / "holiday").mkdir()
+    Image.new("RGB", (40, 30), "gray").save(folder / "holiday/1.jpg")
+    names = run_blocks("docs/predict.md")
+    likeliest = names["photos"].class_names[int(names["probabilities"].argmax())]
+    assert capsys.readouterr().out == f"{likeliest} {NAMES}\n"
 
 
 def test_the_page_on_photographs_splits_every_class(folder):

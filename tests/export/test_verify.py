@@ -16,7 +16,7 @@ def write_pt2(monkeypatch):
     """Replaces the writer of pt2 files, and captures nothing: `write_pt2(function)`."""
 
     def replace(write):
-        monkeypatch.setattr(verify, "capture", lambda _: None)
+        monkeypatch.setattr(verify, "capture", lambda *_: None)
         monkeypatch.setitem(formats.FORMATS, "pt2", PT2._replace(write=write))
 
     return replace

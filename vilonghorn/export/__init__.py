@@ -1,4 +1,7 @@
-"""Exports models to files that run without this library: ONNX, torch.export, AOTInductor."""
+"""Exports models to files that run without this package: ONNX, onnxruntime with native operators, torch.export,
+AOTInductor.
+"""
 
 from .model import load_for_export
+from .native import ort_library
 from .verify import VerificationError, export

@@ -1,4 +1,4 @@
-"""Exports a model for other runtimes: `vilonghorn export RUN --to onnx|pt2|aoti`.
+"""Exports a model for other runtimes: `vilonghorn export RUN --to onnx|ort|pt2|aoti`.
 
 The file takes any number of images, of any size that is a whole number of patches. It is first compared with the model
 in a process that cannot import this library. If it differs, nothing is written and the exit status is 1.
@@ -11,13 +11,14 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from jsonargparse.typing import PositiveInt
+from torch import nn
 from torch._inductor import cpp_builder
 from torch._inductor.exc import InvalidCxxCompiler
 
 from ..commands import make_parser
-from ..models import VisionSSM
 from . import bench
-from .formats import FORMATS
+from .check import check
+from .formats import FORMATS, libraries
 from .model import load_for_export
 from .verify import VerificationError, export
 
@@ -29,23 +30,35 @@ def build_parser() -> argparse.ArgumentParser:
     about = "Export a model to a file that runs without vilonghorn. " + __doc__.split("\n\n")[1]
     parser = make_parser("export", about, "runs/photos --to onnx", "vilonghorn_tiny --to pt2 --checkpoint weights.pth")
     help = "directory of a run, or a model of this library, such as vilonghorn_tiny"
-    parser.add_argument("model", metavar="MODEL", help=help)
+    parser.add_argument("model", metavar="MODEL", nargs="?", help=help)
     formats = ", ".join(f"{kind}: {form.title}" for kind, form in FORMATS.items())
-    parser.add_argument("--to", required=True, choices=FORMATS, help=formats)
+    parser.add_argument("--to", choices=FORMATS, help=f"format of the file (no default); {formats}")
     help = "run: best (default) or last; model: a file of a run or one that timm reads (default: random weights)"
     parser.add_argument("--checkpoint", metavar="WHICH", help=help)
     help = "side, or height and width, of the position embedding, in pixels (default: the checkpoint's or model's)"
     parser.add_argument("--img-size", type=int, nargs="+", help=help)
-    parser.add_argument("--output", type=Path, help="file to write (default: NAME.onnx, NAME.pt2 or NAME.aoti.pt2)")
+    help = "export maps instead of logits: of these blocks, or levels of a pyramid (without INDEX: the model's default)"
+    parser.add_argument("--features", type=int, nargs="*", metavar="INDEX", help=help)
+    help = f"file to write (default: NAME and {', '.join(form.suffix for form in FORMATS.values())})"
+    parser.add_argument("--output", type=Path, help=help)
     help = "then time the file and the model (default: do not; without BATCH: 1)"
     parser.add_argument("--bench", type=PositiveInt, nargs="*", metavar="BATCH", help=help)
+    help = "say what an exported file needs and whether it loads here (default: export MODEL)"
+    parser.add_argument("--check", type=Path, metavar="FILE", help=help)
     return parser
 
 
-def parse(argv: Sequence[str] | None) -> tuple[argparse.Namespace, VisionSSM]:
-    """Returns the options and the model; ends the program with status 2 and a sentence if something is wrong."""
+def parse(argv: Sequence[str] | None) -> tuple[argparse.Namespace, nn.Module | None]:
+    """Returns the options and the model, None with --check.
+
+    Ends the program with status 2 and a sentence if something is wrong.
+    """
     parser = build_parser()
     options = parser.parse_args(argv)
+    if options.check:
+        return options, None
+    if not (options.model and options.to):
+        parser.error("expected MODEL and --to, or --check FILE")
     default = Path(Path(options.model).resolve().name + FORMATS[options.to].suffix)
     output = options.output = options.output or default
     if output.suffix != default.suffix:
@@ -53,21 +66,37 @@ def parse(argv: Sequence[str] | None) -> tuple[argparse.Namespace, VisionSSM]:
     if output.is_dir() or not output.absolute().parent.is_dir():
         parser.error(f"--output is {output}, expected a file in a folder that exists")
     missing = [name for name in ONNX_PACKAGES if importlib.util.find_spec(name) is None]
-    if options.to == "onnx" and missing:
-        parser.error(f"--to onnx needs {', '.join(missing)}, not installed here: pip install 'vilonghorn[export]'")
+    if options.to in ("onnx", "ort") and missing:
+        parser.error(
+            f"--to {options.to} needs {', '.join(missing)}, not installed here: pip install 'vilonghorn[export]'"
+        )
     try:
         if options.to == "aoti":
             cpp_builder.get_cpp_compiler()
-        return options, load_for_export(options.model, options.checkpoint, options.img_size)
+        libraries(options.to)
+        return options, load_for_export(options.model, options.checkpoint, options.img_size, options.features)
     except InvalidCxxCompiler:
         parser.error("--to aoti needs a C++ compiler: install g++, or name one in the environment variable CXX")
     except (ValueError, OSError) as error:
         parser.error(str(error))
 
 
+def report_check(path: Path) -> int:
+    """Prints what a file needs; returns the exit status: 0 if it loads here."""
+    try:
+        lines, loads = check(path)
+    except (ValueError, OSError) as error:
+        print(error, file=sys.stderr)
+        return 2
+    print("\n".join(lines))
+    return 0 if loads else 1
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command; returns its exit status."""
     options, model = parse(argv)
+    if model is None:
+        return report_check(options.check)
     try:
         errors = export(model, options.to, options.output)
     except VerificationError as error:

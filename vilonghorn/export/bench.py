@@ -6,18 +6,20 @@ from functools import partial
 from pathlib import Path
 
 import torch
+from torch import nn
 
 from ..bench.interleaved import run_interleaved
-from ..models import VisionSSM
 from ..tools.env import processor
+from .formats import libraries, trunk
 from .runtime import load
 
 ROUNDS = 21
 
 
-def report(model: VisionSSM, kind: str, path: Path, batch_sizes: Sequence[int]) -> None:
+def report(model: nn.Module, kind: str, path: Path, batch_sizes: Sequence[int]) -> None:
     """Prints the median latency of the model and of the file for each batch size, at the model's own image size."""
-    threads, shape = torch.get_num_threads(), (model.in_chans, *model.patch_embed.img_size)
+    embed = trunk(model).patch_embed
+    threads, shape = torch.get_num_threads(), (embed.in_chans, *embed.img_size)
     print(f"\n{threads} threads of {processor()}, {shape[1]}x{shape[2]} px, float32")
     sources = {"eager": model, kind: str(path)}
     candidates = {name: partial(_steps, name, source, shape, batch_sizes) for name, source in sources.items()}
@@ -30,8 +32,8 @@ def report(model: VisionSSM, kind: str, path: Path, batch_sizes: Sequence[int]) 
 
 
 def _steps(
-    kind: str, source: VisionSSM | str, shape: tuple[int, ...], batch_sizes: Sequence[int]
+    kind: str, source: nn.Module | str, shape: tuple[int, ...], batch_sizes: Sequence[int]
 ) -> dict[str, Callable[[], object]]:
     """Returns a forward pass of the model, or of the file, for each batch size."""
-    run = load(kind, source) if isinstance(source, str) else source
+    run = load(kind, source, *libraries(kind)) if isinstance(source, str) else source
     return {str(size): partial(run, torch.randn(size, *shape)) for size in batch_sizes}

@@ -1,61 +1,96 @@
 """Captures a model as a graph of torch's operators, and writes the graph as ONNX, torch.export or AOTInductor."""
 
 import json
+import re
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import NamedTuple
 
 import torch
 from timm.data import resolve_model_data_config
 from timm.layers import set_exportable
+from torch import nn
 from torch.export import Dim, ExportedProgram
 
 from ..models import VisionSSM
+from ..models._timm import FeatureGetterNet
+from ..ops.register import native_export
+from . import native
 
 OPSET = 18  # of ONNX: torch's exporter is written for it, and it is the first with an antialiased Resize
-MIN_GRID = 2  # rows and columns of patches: torch.export specialises dimensions of size 1
 
 
-def image_size(model: VisionSSM, rows: int, columns: int) -> tuple[int, int]:
+def trunk(model: nn.Module) -> VisionSSM:
+    """The model of this library in a model of `load_for_export`."""
+    return model.model if isinstance(model, FeatureGetterNet) else model
+
+
+def min_grid(model: nn.Module) -> int:
+    """Fewest rows and columns of patches of an image. torch.export specialises the size 1, also of the coarsest map."""
+    model = trunk(model)
+    return 1 + max(level["reduction"] for level in model.feature_info) // max(model.patch_embed.stride)
+
+
+def image_size(model: nn.Module, rows: int, columns: int) -> tuple[int, int]:
     """Returns height and width, in pixels, of an image of `rows` x `columns` patches."""
-    (dy, dx), (height, width) = model.patch_embed.stride, model.patch_embed.patch_size
+    embed = trunk(model).patch_embed
+    (dy, dx), (height, width) = embed.stride, embed.patch_size
     return (rows - 1) * dy + height, (columns - 1) * dx + width
 
 
-def capture(model: VisionSSM) -> ExportedProgram:
-    """Captures a model of `load_for_export` for any number of images, and of patches in height and width."""
-    embed, dims = model.patch_embed, {0: Dim("batch", min=1)}
+def capture(model: nn.Module, keep_native: bool = False) -> ExportedProgram:
+    """Captures a model of `load_for_export` for any number of images, and of patches in height and width.
+
+    With `keep_native`, blocks and scans are operators of this library, else of torch.
+    """
+    embed, least, dims = trunk(model).patch_embed, min_grid(model), {0: Dim("batch", min=1)}
     for dim, name, step, patch in zip((2, 3), ("rows", "columns"), embed.stride, embed.patch_size):
-        size = Dim(name, min=MIN_GRID)
+        size = Dim(name, min=least)
         size = size * step if step > 1 else size
         dims[dim] = size + (patch - step) if patch > step else size
-    images = torch.zeros(2, model.in_chans, *embed.img_size)
-    with torch.no_grad(), set_exportable(True):
+    images = torch.zeros(2, embed.in_chans, *image_size(model, *(max(least, side) for side in embed.grid_size)))
+    with torch.no_grad(), set_exportable(True), native_export() if keep_native else nullcontext():
         return torch.export.export(model, (images,), dynamic_shapes=(dims,), strict=False)
 
 
-def describe(model: VisionSSM) -> dict[str, str]:
+def describe(model: nn.Module) -> dict[str, str]:
     """What a user of the file needs, each as JSON: the model's name, the names of its classes (or null), and the
-    arguments of `timm.data.create_transform`, which turns a photograph into an input.
+    arguments of `timm.data.create_transform`, which turns a photograph into an input. Of a model that returns maps
+    also the name of each, its index, the channels and the pixels of the image to one of the map.
     """
     cfg = model.pretrained_cfg
     found = dict(
         model=cfg["architecture"], classes=cfg.get("label_names"), preprocessing=resolve_model_data_config(model)
     )
+    if isinstance(model, FeatureGetterNet):
+        columns = zip(model.out_indices, model.feature_info.channels(), model.feature_info.reduction())
+        found["features"] = [
+            dict(name=f"features_{i}", index=index, channels=channels, reduction=reduction)
+            for i, (index, channels, reduction) in enumerate(columns)
+        ]
     return {name: json.dumps(value) for name, value in found.items()}
 
 
 def write_onnx(program: ExportedProgram, path: Path, metadata: dict[str, str]) -> None:
-    """Writes one ONNX file, from `images` (batch, channels, height, width) to `output`."""
-    names = dict(input_names=["images"], output_names=["output"])
+    """Writes one ONNX file, from `images` (batch, channels, height, width) to `output`, or to maps."""
+    outputs = [feature["name"] for feature in json.loads(metadata.get("features", "[]"))] or ["output"]
+    names = dict(input_names=["images"], output_names=outputs)
     onnx = torch.onnx.export(program, dynamo=True, opset_version=OPSET, verbose=False, **names)
-    graph = onnx.model.graph
-    batch, _, height, width = map(str, graph.inputs[0].shape)
-    names = {batch: "batch", height: "height", width: "width"}
-    for value in (*graph.inputs, *graph.outputs):
-        value.shape = type(value.shape)([names.get(str(size), size) for size in value.shape])
+    [images], outputs = onnx.model.graph.inputs, onnx.model.graph.outputs
+    batch, channels, height, width = images.shape
+    symbols = {str(batch): "batch", **dict(zip(re.findall(r"s\d+", f"{height} {width}"), ("rows", "columns")))}
+    images.shape = type(images.shape)(["batch", channels, "height", "width"])
+    for value in outputs:
+        sizes = (re.sub(r"s\d+", lambda found: symbols.get(found[0], found[0]), str(size)) for size in value.shape)
+        value.shape = type(value.shape)([int(size) if size.isdecimal() else size for size in sizes])
     onnx.model.metadata_props.update(metadata)
     onnx.save(path, external_data=False)
+
+
+def write_ort(program: ExportedProgram, path: Path, metadata: dict[str, str]) -> None:
+    """Writes an ONNX file whose blocks are operators of `native.ort_library()`."""
+    write_onnx(program.run_decompositions(native.SYMBOLS), path, metadata)
 
 
 def write_pt2(program: ExportedProgram, path: Path, metadata: dict[str, str]) -> None:
@@ -104,10 +139,17 @@ class Format(NamedTuple):
     title: str
     suffix: str  # of file names
     write: Callable[[ExportedProgram, Path, dict[str, str]], None]
+    native: bool = False  # whether it needs the library of `native.ort_library()`
 
 
 FORMATS = {
     "onnx": Format(f"ONNX, opset {OPSET}", ".onnx", write_onnx),
+    "ort": Format(f"ONNX, opset {OPSET}, for onnxruntime with vilonghorn's library", ".ort.onnx", write_ort, True),
     "pt2": Format("torch.export", ".pt2", write_pt2),
     "aoti": Format("AOTInductor", ".aoti.pt2", write_aoti),
 }
+
+
+def libraries(kind: str) -> list[str]:
+    """Paths of what a file of this format needs beside its runtime."""
+    return [str(native.ort_library())] if FORMATS[kind].native else []

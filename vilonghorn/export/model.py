@@ -12,16 +12,20 @@ from timm.models import load_state_dict, model_entrypoint
 from ..engine import load_config
 from ..engine.build import one_line
 from ..engine.checkpoint import RunDirectory, load_weights
-from ..models import VisionSSM
+from ..models import PyramidSSM, VisionSSM
+from ..models._timm import FeatureGetterNet
 from ..tools.loaded_model import preprocessing
-from .formats import MIN_GRID
+from .formats import min_grid, trunk
 
 TRAINING_KWARGS = ("drop_rate", "pos_drop_rate", "drop_path_rate")  # recorded by a run, not used in inference
 
 
 def load_for_export(
-    name: str | Path, checkpoint: str | Path | None = None, img_size: Sequence[int] | None = None
-) -> VisionSSM:
+    name: str | Path,
+    checkpoint: str | Path | None = None,
+    img_size: Sequence[int] | None = None,
+    features: Sequence[int] | None = None,
+) -> VisionSSM | FeatureGetterNet:
     """Makes a model for any image size, in evaluation mode, with frozen float32 parameters.
 
     Args:
@@ -29,9 +33,12 @@ def load_for_export(
         checkpoint: of a run "best" (default) or "last"; of a model weights of a run, whose record has the model's
             arguments, or a state dict that timm reads. Default: random weights.
         img_size: side, or height and width, of the position embedding. Default: the checkpoint's, or else the model's.
+        features: blocks, or levels of a pyramid, whose maps the model returns in a list, in place of logits, as with
+            timm's `features_only=True, out_indices=features`; an empty list for the model's default. Default: logits.
 
     Raises:
-        ValueError: unknown model, a size that does not fit it, or weights of another model.
+        ValueError: unknown model, a size or an index that does not fit it, weights of another model, or a pyramid
+            without classes whose features are not asked for.
         FileNotFoundError: there is no such checkpoint.
     """
     name, config = str(name), {}
@@ -51,15 +58,22 @@ def load_for_export(
     if weights is not None:
         kwargs |= dict(pretrained=True, pretrained_cfg_overlay=overlay)
     kwargs |= dict(dynamic_img_size=True, dynamic_img_pad=False)
+    if features is not None:
+        kwargs |= dict(features_only=True) | (dict(out_indices=tuple(features)) if features else {})
     try:
         model = timm.create_model(name, **kwargs)
     except (RuntimeError, TypeError) as error:
         if weights is None:
             raise
         raise ValueError(f"{checkpoint} does not hold weights of {name} ({one_line(error)[:300]})") from error
-    if min(model.patch_embed.grid_size) < MIN_GRID:
-        size = model.patch_embed.img_size
-        raise ValueError(f"images of {size} pixels are fewer than {MIN_GRID} patches high or wide")
+    except AssertionError as error:  # of timm, for an index
+        raise ValueError(f"--features is {list(features or ())}: {error}") from error
+    if isinstance(model, PyramidSSM) and model.num_classes == 0:
+        raise ValueError(f"{name} has no classes, and would return a pooled vector: give --features for its maps")
+    embed, least = trunk(model).patch_embed, min_grid(model)
+    if min(embed.grid_size) < least:
+        size = embed.img_size
+        raise ValueError(f"images of {size} pixels are fewer than {least} patches high or wide")
     return model.eval().float().requires_grad_(False)
 
 

@@ -1,21 +1,21 @@
 """Loads and runs exported files without this library. Run as a script, it makes `import vilonghorn` fail.
 
-    python runtime.py onnx|pt2|aoti FILE INPUTS OUTPUTS
+    python runtime.py onnx|ort|pt2|aoti FILE INPUTS OUTPUTS [LIBRARY]
 
-INPUTS and OUTPUTS are lists of tensors, saved by torch.
+INPUTS and OUTPUTS are lists of tensors, saved by torch. LIBRARY has the operators that files of format "ort" need.
 """
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 
-Runner = Callable[[Tensor], Tensor]  # from images (B, channels, H, W) to the model's output
+Runner = Callable[[Tensor], Tensor | Sequence[Tensor]]  # from images (B, channels, H, W) to the model's output
 
 
-def load(kind: str, path: str) -> Runner:
-    """Loads a file of format "onnx", "pt2" or "aoti", to run on the CPU with torch's number of threads."""
+def load(kind: str, path: str, library: str | None = None) -> Runner:
+    """Loads a file of format "onnx", "ort", "pt2" or "aoti", to run on the CPU with torch's number of threads."""
     if kind == "pt2":
         return torch.export.load(path).module()
     if kind == "aoti":
@@ -24,14 +24,21 @@ def load(kind: str, path: str) -> Runner:
 
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = torch.get_num_threads()
+    if library is not None:
+        options.register_custom_ops_library(library)
     session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
-    return lambda images: torch.from_numpy(session.run(None, {"images": images.numpy()})[0])
+
+    def run(images: Tensor) -> Tensor | list[Tensor]:
+        outputs = [torch.from_numpy(output) for output in session.run(None, {"images": images.numpy()})]
+        return outputs if len(outputs) > 1 else outputs[0]
+
+    return run
 
 
 if __name__ == "__main__":
     sys.modules["vilonghorn"] = None  # any import of it raises ImportError
-    kind, path, inputs, outputs = sys.argv[1:]
+    kind, path, inputs, outputs, *library = sys.argv[1:]
     torch.set_num_threads(1)
-    run = load(kind, path)
+    run = load(kind, path, *library)
     with torch.no_grad():
         torch.save([run(images) for images in torch.load(inputs)], outputs)

@@ -3,15 +3,15 @@
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ..data.files import atomic_write
-from ..models import VisionSSM
 from . import runtime
-from .formats import FORMATS, MIN_GRID, capture, describe, image_size
+from .formats import FORMATS, capture, describe, image_size, libraries, min_grid, trunk
 
 TOLERANCE = 1e-4  # of `max_error`
 BATCH_SIZES = (1, 2, 5)  # compared at each image size
@@ -23,7 +23,7 @@ class VerificationError(Exception):
     """The exported file does not run without this library, or its outputs differ from the model's."""
 
 
-def export(model: VisionSSM, kind: str, path: Path) -> Errors:
+def export(model: nn.Module, kind: str, path: Path) -> Errors:
     """Writes a model to `path`, only after `verify` has accepted the file; otherwise `path` stays as it was.
 
     The model is of `load_for_export`, `kind` one of `FORMATS`; the folder of `path` exists.
@@ -33,14 +33,14 @@ def export(model: VisionSSM, kind: str, path: Path) -> Errors:
     """
     with tempfile.TemporaryDirectory(prefix=f".{path.name}.", dir=path.parent) as folder:
         unverified = Path(folder, f"model{FORMATS[kind].suffix}")
-        FORMATS[kind].write(capture(model), unverified, describe(model))
+        FORMATS[kind].write(capture(model, FORMATS[kind].native), unverified, describe(model))
         errors = verify(model, kind, unverified)
         with atomic_write(path) as file:
             file.write(unverified.read_bytes())
     return errors
 
 
-def verify(model: VisionSSM, kind: str, path: Path) -> Errors:
+def verify(model: nn.Module, kind: str, path: Path) -> Errors:
     """Compares a file with the model, in a process that cannot import this library.
 
     The images have the model's own size and a wider one, in batches of BATCH_SIZES. The images and outputs are written
@@ -51,11 +51,12 @@ def verify(model: VisionSSM, kind: str, path: Path) -> Errors:
     """
     inputs, outputs = path.with_name("inputs"), path.with_name("outputs")
     generator = torch.Generator().manual_seed(0)
-    rows, columns = model.patch_embed.grid_size
-    sizes = [image_size(model, *grid) for grid in ((rows, columns), (max(MIN_GRID, 3 * rows // 4), columns + 3))]
-    images = [torch.randn(b, model.in_chans, *size, generator=generator) for size in sizes for b in BATCH_SIZES]
+    embed = trunk(model).patch_embed
+    rows, columns = (max(min_grid(model), side) for side in embed.grid_size)
+    sizes = [image_size(model, *grid) for grid in ((rows, columns), (max(min_grid(model), 3 * rows // 4), columns + 3))]
+    images = [torch.randn(b, embed.in_chans, *size, generator=generator) for size in sizes for b in BATCH_SIZES]
     torch.save(images, inputs)
-    command = [sys.executable, runtime.__file__, kind, str(path), str(inputs), str(outputs)]
+    command = [sys.executable, runtime.__file__, kind, str(path), str(inputs), str(outputs), *libraries(kind)]
     process = subprocess.run(command, capture_output=True, text=True)
     if process.returncode != 0:
         last = (process.stderr.strip() or f"exit status {process.returncode}").splitlines()[-1]
@@ -71,8 +72,14 @@ def verify(model: VisionSSM, kind: str, path: Path) -> Errors:
     return errors
 
 
-def max_error(actual: Tensor, expected: Tensor) -> float:
-    """Returns the largest difference, divided by the largest expected value if above 1; infinite if not comparable."""
+def max_error(actual: Tensor | Sequence[Tensor], expected: Tensor | Sequence[Tensor]) -> float:
+    """Returns the largest difference, divided by the largest expected value if above 1; infinite if not comparable.
+
+    Of several outputs, the largest of theirs.
+    """
+    if not isinstance(expected, Tensor):
+        given = [actual] if isinstance(actual, Tensor) else actual
+        return max(map(max_error, given, expected)) if len(given) == len(expected) else float("inf")
     if actual.shape != expected.shape or not actual.isfinite().all():
         return float("inf")
     return ((actual - expected).abs().max() / expected.abs().max().clamp_min(1)).item()

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from ..ops._torch import has_global_hooks
 from ..ops.block import block, prefers_block
-from ..ops.register import is_tracing
+from ..ops.register import is_native_export, is_tracing
 from .mixer import Mixer, is_plain
 from .norm import RMSNorm
 
@@ -63,10 +63,14 @@ class Block(nn.Module):
 
     @torch.jit.unused
     def _is_fused(self, x: Tensor) -> bool:
-        """Whether one operator runs the whole block: eager, float32 on a CPU, and every submodule as it was made."""
+        """Whether one operator runs the whole block: eager or in `native_export`, float32 on a CPU, and every submodule
+        as it was made.
+        """
         norm: Any = self.norm
         mixer, drop_path = self.mixer, self.drop_path
-        if is_tracing(x) or has_global_hooks() or not (is_plain(norm, RMSNorm) and is_plain(mixer, Mixer)):
+        if (is_tracing(x) or has_global_hooks()) and not is_native_export():
+            return False
+        if not (is_plain(norm, RMSNorm) and is_plain(mixer, Mixer)):
             return False
         in_proj, out_proj = mixer.in_proj, mixer.out_proj
         return (

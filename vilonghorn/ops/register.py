@@ -4,7 +4,8 @@ All operators of this library have one form. Their arguments are a NamedTuple: t
 result is differentiable, the others are saved for backward. They can be differentiated once, in reverse mode.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, NamedTuple, get_type_hints
 
 import torch
@@ -117,6 +118,25 @@ def register_op(
         return results[0] if num_saved else results
 
     return run
+
+
+_native_export = False  # global: Dynamo of torch 2.11 reads no ContextVar
+
+
+@contextmanager
+def native_export() -> Iterator[None]:
+    """Exports keep blocks and scans as operators of this library, for a runtime that has them too."""
+    global _native_export
+    before, _native_export = _native_export, True
+    try:
+        yield
+    finally:
+        _native_export = before
+
+
+def is_native_export() -> bool:
+    """Whether `native_export` is on."""
+    return _native_export
 
 
 def needs_grad(tensors: Sequence[Tensor | None]) -> bool:

@@ -1,0 +1,185 @@
+// What the operators for onnxruntime share: attributes and inputs of a node, errors, and the threads of a session.
+#pragma once
+#include <onnxruntime_c_api.h>
+
+#include <algorithm>
+#include <iterator>
+#include <mutex>
+#include <new>
+#include <numeric>
+#include <set>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "../cpu/arena.h"
+#include "../cpu/threads.h"
+#include "../include/vilonghorn.h"
+
+namespace {
+
+// Increase it with every change of an operator's inputs, attributes or meaning. Equals INTERFACE in
+// vilonghorn/export/native.py, which writes it into every node.
+constexpr int64_t kInterface = 1;
+constexpr int64_t kChunk = 64, kLanes = 16, kMaxConv = 64;  // as in vilonghorn/ops
+constexpr uint32_t kApiVersion = 17;                        // of onnxruntime: the first with KernelContext_ParallelFor
+
+struct Error {  // what methods throw
+  OrtStatus *status;
+};
+
+struct Input {
+  const char *name, *dims;  // one letter per dimension: equal letters are equal sizes
+  bool optional = false;
+};
+
+struct Sizes {
+  int64_t of[128] = {};  // 0: not known yet
+  int64_t &operator[](char letter) { return of[(int)letter]; }
+};
+
+// The attributes that all operators have.
+class Node {
+ public:
+  const OrtApi &api;
+  int rule = 0;
+  std::vector<uint8_t> reverse;
+
+  Node(const char *name, const OrtApi &api, const OrtKernelInfo *info) : api(api), name_(name) {
+    const int64_t interface = integer(info, "interface");
+    if (interface != kInterface)
+      fail("the model needs interface " + std::to_string(interface) + " of the operators, as of vilonghorn " +
+           text(info, "version") + "; this library, of vilonghorn " VILONGHORN_VERSION ", has interface " +
+           std::to_string(kInterface) + ". Load the library of that version, or export the model again");
+    const std::string given = text(info, "rule"),
+                      rules[] = {"longhorn", "longhorn_exact", "mamba"};  // VL_LONGHORN, ...
+    while (rule < 3 && rules[rule] != given) rule++;
+    if (rule == 3) fail("rule is '" + given + "', expected longhorn, longhorn_exact or mamba");
+    size_t count = 0;
+    check(api.KernelInfoGetAttributeArray_int64(info, "reverse", nullptr, &count));
+    std::vector<int64_t> flags(count);
+    check(api.KernelInfoGetAttributeArray_int64(info, "reverse", flags.data(), &count));
+    reverse.assign(flags.begin(), flags.end());
+  }
+
+  int64_t integer(const OrtKernelInfo *info, const char *attribute) const {
+    int64_t value = 0;
+    check(api.KernelInfoGetAttribute_int64(info, attribute, &value));
+    return value;
+  }
+
+  // Pointers to the inputs, null where one is absent, and their sizes. Weights come last: x must fit them.
+  template <size_t N>
+  std::vector<const float *> read(const Input (&inputs)[N], const OrtKernelContext *context, Sizes &sizes) const {
+    std::vector<const float *> data(N, nullptr);
+    for (size_t i = N; i-- > 0;) {
+      const OrtValue *value = nullptr;
+      check(api.KernelContext_GetInput(context, i, &value));
+      if (!value) continue;
+      fit(inputs[i], shape(value), sizes);
+      check(api.GetTensorMutableData(const_cast<OrtValue *>(value), (void **)&data[i]));
+    }
+    if (sizes['G'] != (int64_t)reverse.size())
+      fail("reverse has " + std::to_string(reverse.size()) + " flags for " + std::to_string(sizes['G']) +
+           " directions");
+    if (sizes['N'] > VL_MAX_STATES || sizes['K'] > kMaxConv)
+      fail("N is " + std::to_string(sizes['N']) + " and K " + std::to_string(sizes['K']) + ", expected at most 64");
+    return data;
+  }
+
+  float *output(OrtKernelContext *context, const std::vector<int64_t> &shape) const {
+    OrtValue *value = nullptr;
+    float *data = nullptr;
+    check(api.KernelContext_GetOutput(context, 0, shape.data(), shape.size(), &value));
+    check(api.GetTensorMutableData(value, (void **)&data));
+    return data;
+  }
+
+  static void check(OrtStatus *status) {
+    if (status) throw Error{status};
+  }
+  [[noreturn]] void fail(const std::string &problem) const {
+    throw Error{api.CreateStatus(ORT_INVALID_ARGUMENT, (std::string("vilonghorn.") + name_ + ": " + problem).c_str())};
+  }
+
+ private:
+  std::string text(const OrtKernelInfo *info, const char *attribute) const {
+    size_t size = 0;  // with the null at the end
+    check(api.KernelInfoGetAttribute_string(info, attribute, nullptr, &size));
+    std::vector<char> value(size);
+    check(api.KernelInfoGetAttribute_string(info, attribute, value.data(), &size));
+    return value.data();
+  }
+  std::vector<int64_t> shape(const OrtValue *value) const {
+    OrtTensorTypeAndShapeInfo *info = nullptr;
+    check(api.GetTensorTypeAndShape(value, &info));
+    size_t rank = 0;
+    OrtStatus *status = api.GetDimensionsCount(info, &rank);
+    std::vector<int64_t> shape(rank);
+    if (!status) status = api.GetDimensions(info, shape.data(), rank);
+    api.ReleaseTensorTypeAndShapeInfo(info);
+    check(status);
+    return shape;
+  }
+  void fit(const Input &input, const std::vector<int64_t> &shape, Sizes &sizes) const {
+    const std::string dims = input.dims;
+    std::string given, expected;
+    bool fits = shape.size() == dims.size();
+    for (const int64_t size : shape) given += (given.empty() ? "" : "x") + std::to_string(size);
+    for (size_t i = 0; i < dims.size(); i++) {
+      int64_t &size = sizes[dims[i]];
+      expected += (i ? "x" : "") + (size ? std::to_string(size) : std::string(1, dims[i]));
+      fits = fits && shape[i] > 0 && (!size || size == shape[i]);
+      if (fits) size = shape[i];
+    }
+    if (!fits) fail(std::string("input ") + input.name + " has shape " + given + ", expected " + expected);
+  }
+  const char *name_;
+};
+
+// The threads of a session. onnxruntime does not tell how many there are: this counts those that have run jobs.
+class Workers {
+ public:
+  int count() {
+    std::lock_guard<std::mutex> lock(mutex_);
+    return (int)seen_.size() + 1;  // and the thread that calls
+  }
+  void see(std::thread::id thread) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    seen_.insert(thread);
+  }
+
+ private:
+  std::mutex mutex_;
+  std::set<std::thread::id> seen_;
+};
+
+// Runs the kernels' jobs on the threads of the session, as long as it exists.
+class SessionThreads : public vilonghorn::CallerThreads {
+ public:
+  SessionThreads(const OrtApi &api, const OrtKernelContext *context, Workers &workers)
+      : api_(api), context_(context), workers_(workers), caller_(std::this_thread::get_id()) {
+    vilonghorn::caller_threads = this;
+  }
+  ~SessionThreads() { vilonghorn::caller_threads = nullptr; }
+  void parallel_for(void (*run)(void *, size_t), size_t jobs, void *data) override {
+    run_ = run, data_ = data;
+    Node::check(api_.KernelContext_ParallelFor(context_, run_one, jobs, 0, this));
+  }
+
+ private:
+  static void run_one(void *self, size_t job) {
+    SessionThreads &s = *(SessionThreads *)self;
+    const std::thread::id thread = std::this_thread::get_id();
+    if (thread != s.caller_) s.workers_.see(thread);
+    s.run_(s.data_, job);
+  }
+  const OrtApi &api_;
+  const OrtKernelContext *context_;
+  Workers &workers_;
+  const std::thread::id caller_;
+  void (*run_)(void *, size_t) = nullptr;
+  void *data_ = nullptr;
+};
+
+}  // namespace

@@ -1,0 +1,136 @@
+// Operators for onnxruntime over the CPU kernels: Block and Scan of the domain "vilonghorn", in float32.
+// RegisterCustomOpsLibrary_V2, in Python SessionOptions.register_custom_ops_library, finds them in this library.
+#include "node.h"
+
+namespace {
+
+thread_local Scratch workspace;
+
+// Threads share the sequences, and where these are few also parts of their channels.
+int64_t channel_splits(int64_t sequences, int64_t channels, int64_t threads) {
+  const int64_t wanted = sequences >= 4 * threads ? 1 : threads / std::gcd(sequences, threads);
+  return std::max<int64_t>(1, std::min(wanted, (channels + kLanes - 1) / kLanes));
+}
+
+// `vilonghorn.ops.block`.
+struct Block : Node {
+  static constexpr const char *kName = "Block";
+  static constexpr Input kInputs[] = {
+      {"x", "BLE"},        {"norm_weight", "E"}, {"in_proj", "WE"},  {"conv_weight", "GDK"},
+      {"conv_bias", "GD"}, {"x_proj", "GPD"},    {"dt_proj", "GDR"}, {"dt_bias", "GD"},
+      {"A", "GDN", true},  {"D", "GD"},          {"out_proj", "ED"}};
+  float eps = 0;
+  bool residual;
+
+  Block(const OrtApi &api, const OrtKernelInfo *info) : Node(kName, api, info) {
+    check(api.KernelInfoGetAttribute_float(info, "eps", &eps));
+    residual = integer(info, "residual");
+  }
+  int run(OrtKernelContext *context, int threads) const {
+    Sizes n;
+    const std::vector<const float *> in = read(kInputs, context, n);
+    const int64_t states = (n['P'] - n['R']) / 2;
+    if (n['W'] != 2 * n['D'] || n['P'] != n['R'] + 2 * states || states < 1 || (n['N'] && n['N'] != states))
+      fail("in_proj has " + std::to_string(n['W']) + " rows and x_proj " + std::to_string(n['P']) +
+           ", which do not fit D = " + std::to_string(n['D']) + ", R = " + std::to_string(n['R']) + " and A");
+    VlBlock b = {};
+    b.batch = n['B'], b.length = n['L'], b.dim = n['E'], b.directions = n['G'], b.channels = n['D'], b.states = states;
+    b.d_conv = n['K'], b.dt_rank = n['R'], b.chunk = kChunk, b.channel_splits = channel_splits(n['B'], n['D'], threads);
+    b.rule = rule, b.residual = residual, b.threads = threads, b.eps = eps, b.reverse = reverse.data();
+    b.x = in[0], b.norm_weight = in[1], b.in_proj = in[2], b.conv_weight = in[3], b.conv_bias = in[4];
+    b.x_proj = in[5], b.dt_proj = in[6], b.dt_bias = in[7], b.A = in[8], b.D = in[9], b.out_proj = in[10];
+    const int64_t tokens = n['B'] * n['L'];
+    if (!workspace.allocate([&](Arena &a) {
+          b.xz = a.next<float>(tokens * n['W']), b.projected = a.next<float>(n['G'] * tokens * n['P']);
+        }))
+      return 1;
+    b.out = output(context, {n['B'], n['L'], n['E']});
+    return vl_block_forward(&b, -1, -1);
+  }
+};
+
+// `vilonghorn.ops.scan`; attribute `mean` is its reduce="mean".
+struct Scan : Node {
+  static constexpr const char *kName = "Scan";
+  static constexpr Input kInputs[] = {{"x", "GBLD"},     {"dt", "GBLD"},         {"k", "GBLN"},
+                                      {"q", "GBLN"},     {"z", "BLD", true},     {"A", "GDN", true},
+                                      {"D", "GD", true}, {"dt_bias", "GD", true}};
+  bool mean;
+
+  Scan(const OrtApi &api, const OrtKernelInfo *info) : Node(kName, api, info), mean(integer(info, "mean")) {}
+  int run(OrtKernelContext *context, int threads) const {
+    Sizes n;
+    const std::vector<const float *> in = read(kInputs, context, n);
+    const int64_t G = n['G'], B = n['B'], L = n['L'], D = n['D'], N = n['N'];
+    VlScan s = {};
+    s.directions = G, s.batch = B, s.length = L, s.channels = D, s.states = N, s.chunk = kChunk, s.mean = mean;
+    s.rule = rule, s.threads = threads, s.channel_splits = channel_splits(B, D, threads), s.reverse = reverse.data();
+    s.x = {in[0], B * L * D, L * D, D}, s.dt = {in[1], B * L * D, L * D, D}, s.z = {in[4], 0, L * D, D};
+    s.k = {in[2], B * L * N, L * N, N}, s.q = {in[3], B * L * N, L * N, N};
+    s.A = in[5], s.D = in[6], s.dt_bias = in[7];
+    s.y = mean ? output(context, {B, L, D}) : output(context, {G, B, L, D});
+    return vl_scan_forward(&s, -1);
+  }
+};
+
+template <class Kernel> struct State {
+  Kernel kernel;
+  Workers workers;
+};
+
+template <class Run> OrtStatus *guard(const OrtApi &api, Run run) {
+  try {
+    run();
+    return nullptr;
+  } catch (const Error &error) { return error.status; } catch (const std::bad_alloc &) {
+    return api.CreateStatus(ORT_FAIL, "vilonghorn: out of memory");
+  }
+}
+
+template <class Kernel> struct Operator : OrtCustomOp {
+  Operator() : OrtCustomOp() {
+    version = kApiVersion;
+    GetName = [](const OrtCustomOp *) { return Kernel::kName; };
+    GetExecutionProviderType = [](const OrtCustomOp *) { return "CPUExecutionProvider"; };
+    GetInputTypeCount = [](const OrtCustomOp *) { return std::size(Kernel::kInputs); };
+    GetInputType = [](const OrtCustomOp *, size_t) { return ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT; };
+    GetInputCharacteristic = [](const OrtCustomOp *, size_t i) {
+      return Kernel::kInputs[i].optional ? INPUT_OUTPUT_OPTIONAL : INPUT_OUTPUT_REQUIRED;
+    };
+    GetInputMemoryType = [](const OrtCustomOp *, size_t) { return OrtMemTypeDefault; };
+    GetOutputTypeCount = [](const OrtCustomOp *) -> size_t { return 1; };
+    GetOutputType = GetInputType;
+    GetOutputCharacteristic = [](const OrtCustomOp *, size_t) { return INPUT_OUTPUT_REQUIRED; };
+    GetStartVersion = GetEndVersion = [](const OrtCustomOp *) { return 1; };
+    CreateKernelV2 = [](const OrtCustomOp *, const OrtApi *api, const OrtKernelInfo *info, void **made) {
+      return guard(*api, [&] { *made = new State<Kernel>{Kernel(*api, info), {}}; });
+    };
+    KernelDestroy = [](void *state) { delete (State<Kernel> *)state; };
+    KernelComputeV2 = [](void *state, OrtKernelContext *context) {
+      State<Kernel> &s = *(State<Kernel> *)state;
+      return guard(s.kernel.api, [&] {
+        const SessionThreads threads(s.kernel.api, context, s.workers);
+        if (s.kernel.run(context, s.workers.count()))
+          s.kernel.fail("out of memory, or no instruction set that runs here");
+      });
+    };
+  }
+};
+
+}  // namespace
+
+extern "C" VL_EXPORT OrtStatus *ORT_API_CALL RegisterCustomOps(OrtSessionOptions *options, const OrtApiBase *base) {
+  static const Operator<Block> block;
+  static const Operator<Scan> scan;
+  const OrtApi *api = base->GetApi(kApiVersion);
+  if (!api) {
+    const std::string problem =
+        std::string("vilonghorn's operators need onnxruntime 1.17 or later; this is ") + base->GetVersionString();
+    return base->GetApi(1)->CreateStatus(ORT_FAIL, problem.c_str());
+  }
+  OrtCustomOpDomain *domain = nullptr;  // never released: sessions refer to it
+  OrtStatus *status = api->CreateCustomOpDomain("vilonghorn", &domain);
+  for (const OrtCustomOp *op : {(const OrtCustomOp *)&block, (const OrtCustomOp *)&scan})
+    if (!status) status = api->CustomOpDomain_Add(domain, op);
+  return status ? status : api->AddCustomOpDomain(options, domain);
+}

@@ -1,0 +1,69 @@
+"""With `--features` a file returns the maps that timm's `features_only=True` returns."""
+
+import json
+
+import onnxruntime
+import pytest
+import timm
+import torch
+
+from vilonghorn.export import export, formats, load_for_export, runtime
+from vilonghorn.export.__main__ import main
+from vilonghorn.ops.backends import cpu
+
+TRUNK = ("vilonghorn_nano", dict(depth=2, out_indices=(0, -1)), ["rows", "columns"])
+PYRAMID = (
+    "vim_nano_sfp",
+    dict(img_size=64, patch_size=16, pyramid_channels=16, num_classes=0, dynamic_img_pad=False),
+    ["4*rows", "4*columns"],
+)
+
+
+@pytest.mark.parametrize("kind, model", [("onnx", PYRAMID), ("ort", TRUNK), ("pt2", PYRAMID)])
+def test_a_file_returns_the_maps_of_the_model(kind, model, small, images, tmp_path):
+    if kind == "ort" and cpu.library is None:
+        pytest.skip("the native library is not built")
+    name, kwargs, sizes = model
+    form, model = formats.FORMATS[kind], small(name, features_only=True, **kwargs)
+    path, described = tmp_path / f"model{form.suffix}", formats.describe(model)
+    if kind == "ort":
+        assert max(error for _, error in export(model, kind, path)) < 1e-5
+    else:
+        form.write(formats.capture(model), path, described)
+    found = json.loads(described["features"])
+    assert [level["reduction"] for level in found] == model.feature_info.reduction()
+    run = runtime.load(kind, str(path), *formats.libraries(kind))
+    for shape in [(1, 3, 64, 64), (3, 3, 48, 112), (2, 3, 80, 64)]:
+        maps = model(images(*shape))
+        for size, level in zip(maps, found, strict=True):
+            assert size.shape[1:] == (level["channels"], *(-(-side // level["reduction"]) for side in shape[2:]))
+        torch.testing.assert_close(list(run(images(*shape))), maps, rtol=0, atol=1e-5)
+    if kind == "onnx":
+        outputs = onnxruntime.InferenceSession(path).get_outputs()
+        assert [output.name for output in outputs] == [level["name"] for level in found]
+        assert outputs[0].shape == ["batch", found[0]["channels"], *sizes]
+
+
+def test_the_features_are_those_of_timm(images):
+    batch = images(1, 3, 224, 224)
+    for features, expected in (([1, 4], (1, 4)), ([], (3, 4, 5))):
+        torch.manual_seed(0)
+        loaded = load_for_export("vilonghorn_nano", features=features)
+        torch.manual_seed(0)
+        timms = timm.create_model("vilonghorn_nano", features_only=True, out_indices=expected).eval()
+        torch.testing.assert_close(loaded(batch), [t.detach() for t in timms(batch)], rtol=0, atol=0)
+    level = json.loads(formats.describe(load_for_export("vilonghorn_nano_sfp", features=[1]))["features"])
+    assert level == [dict(name="features_0", index=1, channels=64, reduction=8)]
+
+
+def test_a_pyramid_without_classes_and_an_unknown_index_are_refused(capsys):
+    for argv, sentence in (
+        (
+            ["vilonghorn_nano_sfp"],
+            "vilonghorn_nano_sfp has no classes, and would return a pooled vector: give --features",
+        ),
+        (["vilonghorn_nano", "--features", "6"], "--features is [6]: feature index 6 is out of range (0 to 5)"),
+    ):
+        with pytest.raises(SystemExit):
+            main([*argv, "--to", "onnx"])
+        assert sentence in capsys.readouterr().err

@@ -1,0 +1,158 @@
+"""Files of `--to ort` compute the model with the operators of the native library, and say what they need."""
+
+import os
+import shutil
+import subprocess
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import onnx
+import onnxruntime
+import pytest
+import torch
+
+from vilonghorn.export import export, formats, ort_library, runtime
+from vilonghorn.export.__main__ import main
+from vilonghorn.ops.backends import cpu
+
+ROOT = Path(__file__).parents[2]
+SIZES = [(1, 3, 32, 32), (3, 3, 16, 64), (7, 3, 40, 24), (2, 3, 104, 72)]
+pytestmark = pytest.mark.skipif(cpu.library is None, reason="the native library is not built")
+
+
+@pytest.fixture(scope="module")
+def exported(small, tmp_path_factory):
+    """A small model, and its file."""
+    model, path = small("vim_nano", depth=2, drop_path_rate=0.1), tmp_path_factory.mktemp("ort") / "model.ort.onnx"
+    errors = export(model, "ort", path)
+    assert len(errors) == 6 and max(error for _, error in errors) < 1e-5
+    return model, path
+
+
+def open_session(path, threads=1):
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads, options.log_severity_level = threads, 4
+    options.register_custom_ops_library(str(ort_library()))
+    return onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+
+
+def edit(path, change):
+    """Writes a copy of an ONNX file whose blocks and weights `change(nodes, weights)` has changed."""
+    model = onnx.load(path)
+    nodes = [node for node in model.graph.node if node.domain == "vilonghorn"]
+    change(nodes, {weight.name: weight for weight in model.graph.initializer})
+    onnx.save(model, path.with_name("edited.ort.onnx"))
+    return path.with_name("edited.ort.onnx")
+
+
+@pytest.mark.parametrize(
+    "name, kwargs, operators",
+    [
+        ("vilonghorn_nano", dict(depth=2, scalar_beta=True, reverse=(True, False, True)), ["Block"] * 2),
+        ("vilonghorn_nano_exact", dict(stride=4, d_state=5, d_conv=3, embed_dim=20, expand=3), ["Block"]),
+        ("vilonghorn_nano_shared", dict(d_state=3), ["Scan"]),
+        ("vim_nano", dict(norm_layer="layernorm", directions="shared"), ["Scan"]),
+    ],
+)
+def test_blocks_and_scans_are_operators_that_compute_the_model(name, kwargs, operators, small, images, tmp_path):
+    model, path = small(name, **kwargs), tmp_path / "model.ort.onnx"
+    export(model, "ort", path)
+    written = onnx.load(path)
+    assert [node.op_type for node in written.graph.node if node.domain == "vilonghorn"] == operators
+    assert "Scan" not in [node.op_type for node in written.graph.node if not node.domain]
+    session = open_session(path)
+    assert session.get_modelmeta().custom_metadata_map == formats.describe(model)
+    for shape in SIZES:
+        [actual] = session.run(None, {"images": images(*shape).numpy()})
+        torch.testing.assert_close(torch.from_numpy(actual), model(images(*shape)), rtol=0, atol=1e-5)
+
+
+def test_the_number_of_threads_does_not_change_the_result(exported, images):
+    model, path = exported
+    sessions = [open_session(path, threads) for threads in (1, 2, 3)]
+    for shape in SIZES:
+        expected = model(images(*shape))
+        for session in sessions:
+            for _ in range(3):  # a node learns its number of threads from its first runs
+                [actual] = session.run(None, {"images": images(*shape).numpy()})
+                torch.testing.assert_close(torch.from_numpy(actual), expected, rtol=0, atol=1e-5)
+
+
+def test_sessions_can_run_at_the_same_time(exported, images):
+    model, path = exported
+    session, batches = open_session(path, 2), [images(*shape) for shape in SIZES * 4]
+    with ThreadPoolExecutor(4) as pool:
+        results = list(pool.map(lambda batch: session.run(None, {"images": batch.numpy()})[0], batches))
+    for batch, result in zip(batches, results):
+        torch.testing.assert_close(torch.from_numpy(result), model(batch), rtol=0, atol=1e-5)
+
+
+def test_a_file_and_a_library_of_other_versions_are_refused_by_name(exported, tmp_path, capfd):
+    def change(nodes, weights):
+        for node in nodes:
+            for attribute in node.attribute:
+                if attribute.name == "interface":
+                    attribute.i = 77
+                if attribute.name == "version":
+                    attribute.s = b"9.8.7"
+
+    path = edit(exported[1], change)
+    sentence = "vilonghorn.Block: the model needs interface 77 of the operators, as of vilonghorn 9.8.7"
+    with pytest.raises(Exception, match=sentence):
+        open_session(path)
+    assert main(["--check", str(path)]) == 1
+    assert sentence in capfd.readouterr().out
+
+
+def test_an_input_that_does_not_fit_is_named(exported, images):
+    def shorten(nodes, weights):
+        weight = weights[nodes[1].input[3]]
+        array = onnx.numpy_helper.to_array(weight)[:, :-1].copy()
+        weight.CopyFrom(onnx.numpy_helper.from_array(array, weight.name))
+
+    session = open_session(edit(exported[1], shorten))
+    expected = "Block: input conv_weight has shape 2x63x4, expected 2x64xK"
+    with pytest.raises(Exception, match=expected):
+        session.run(None, {"images": images(1, 3, 32, 32).numpy()})
+
+
+def test_what_a_file_needs_is_said(exported, tmp_path, monkeypatch, capsys):
+    path = exported[1]
+    assert main(["--check", str(path)]) == 0
+    out = capsys.readouterr().out
+    assert "input images: float32, batch x 3 x height x width\noutput output: float32, batch x 5\n" in out
+    assert str(ort_library()) in out and out.endswith("it loads here\n")
+    with pytest.raises(Exception) as raised:
+        runtime.load("onnx", str(path))
+    explained = "vilonghorn:Block(-1) is not a registered function/op"
+    assert explained in str(raised.value) and explained in out  # the sentence that the check explains is still true
+    for name in ("junk.onnx", "junk.pt2"):
+        (tmp_path / name).write_bytes(b"no graph")
+    for name, sentence in (
+        ("junk.onnx", "is not an ONNX file"),
+        ("junk.pt2", "junk.pt2 is not a torch.export file (not a ZIP archive)"),
+        ("junk.txt", "ends in one of .onnx, .ort.onnx, .pt2, .aoti.pt2"),
+        ("nothing.pt2", "there is no such file"),
+    ):
+        assert main(["--check", str(tmp_path / name)]) == 2
+        assert sentence in capsys.readouterr().err
+
+
+def test_a_program_in_cpp_classifies(exported, images, tmp_path):
+    compiler, [library] = (
+        shutil.which("g++"),
+        [*Path(onnxruntime.__file__).parent.glob("capi/libonnxruntime.so.*")] or [0],
+    )
+    if not (compiler and library):
+        pytest.skip("needs g++ and a wheel of onnxruntime that has libonnxruntime.so")
+    (tmp_path / "libonnxruntime.so.1").symlink_to(library)
+    program, headers = tmp_path / "classify", ROOT / "kernels/ort"
+    command = [compiler, "-std=c++17", ROOT / "docs/examples/classify.cpp", "-I", headers, library, "-o", program]
+    subprocess.run(command, check=True)
+    (tmp_path / "image.f32").write_bytes(images(1, 3, 40, 24).numpy().tobytes())
+    environment = {**os.environ, "LD_LIBRARY_PATH": str(tmp_path)}
+    with open(tmp_path / "image.f32", "rb") as image:
+        command = [program, exported[1], ort_library(), "40", "24"]
+        run = subprocess.run(command, stdin=image, capture_output=True, text=True, env=environment, check=True)
+    scores = torch.tensor([float(line) for line in run.stdout.split()])
+    torch.testing.assert_close(scores, exported[0](images(1, 3, 40, 24))[0], rtol=0, atol=1e-5)

@@ -1,0 +1,70 @@
+"""Says what an exported file needs, and whether it loads here: option `--check` of the export."""
+
+import zipfile
+from pathlib import Path
+
+from .formats import FORMATS
+from .native import DOMAIN, INTERFACE, ort_library
+from .runtime import load
+
+
+def kind_of(path: Path) -> str:
+    """The format of a file, by its name.
+
+    Raises:
+        ValueError: a name that no format has.
+    """
+    for kind in sorted(FORMATS, key=lambda kind: -len(FORMATS[kind].suffix)):
+        if path.name.endswith(FORMATS[kind].suffix):
+            return kind
+    suffixes = ", ".join(form.suffix for form in FORMATS.values())
+    raise ValueError(f"--check is {path}, expected a name that ends in one of {suffixes}")
+
+
+def check(path: Path) -> tuple[list[str], bool]:
+    """Returns lines about an exported file, and whether it loads here.
+
+    Raises:
+        ValueError: a name that no format has, or a file that is not of the format that its name says.
+        FileNotFoundError: there is no such file.
+    """
+    kind = kind_of(path)
+    if not path.is_file():
+        raise FileNotFoundError(f"--check is {path}, but there is no such file")
+    if kind in ("pt2", "aoti") and not zipfile.is_zipfile(path):  # torch would print a traceback
+        raise ValueError(f"{path} is not a {FORMATS[kind].title} file (not a ZIP archive)")
+    lines, library = ([f"{path}: {FORMATS[kind].title}"], None) if kind in ("pt2", "aoti") else _describe_onnx(path)
+    try:
+        load(kind, str(path), library)
+    except Exception as error:  # of every kind that torch or onnxruntime raises
+        return [*lines, f"it does not load here: {error}"], False
+    return [*lines, "it loads here"], True
+
+
+def _describe_onnx(path: Path) -> tuple[list[str], str | None]:
+    """Lines about an ONNX file, and the library that it needs, if any."""
+    import onnx
+    from google.protobuf.message import DecodeError
+
+    try:
+        model = onnx.load(path)
+    except DecodeError as error:
+        raise ValueError(f"{path} is not an ONNX file ({error})") from error
+    lines = [f"{path}: ONNX, opset " + ", ".join(f"{o.version} of {o.domain or 'ONNX'}" for o in model.opset_import)]
+    for title, values in (("input", model.graph.input), ("output", model.graph.output)):
+        for value in values:
+            sizes = [size.dim_param or str(size.dim_value) for size in value.type.tensor_type.shape.dim]
+            lines.append(f"{title} {value.name}: float32, {' x '.join(sizes)}")
+    nodes = [node for node in model.graph.node if node.domain == DOMAIN]
+    if not nodes:
+        return [*lines, "needs onnxruntime, or another runtime of ONNX"], None
+    found = {attribute.name: onnx.helper.get_attribute_value(attribute) for attribute in nodes[0].attribute}
+    interface, version, library = found["interface"], found["version"].decode(), ort_library()
+    return [
+        *lines,
+        f"needs onnxruntime 1.17 or later, and {library.name} of vilonghorn {version} "
+        f"(interface {interface} of its operators; {INTERFACE} here), registered with the session before it opens "
+        "the file. Where it is not registered, onnxruntime says: "
+        f"{DOMAIN}:{nodes[0].op_type}(-1) is not a registered function/op",
+        f"the library of this installation is {library}",
+    ], str(library)

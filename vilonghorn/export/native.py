@@ -1,0 +1,53 @@
+"""This library's operators in onnxruntime: where their library is, and how an exported graph calls them."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .. import __version__
+from ..ops.backends import cpu
+from ..ops.validate import BlockArguments, ScanArguments
+
+DOMAIN = "vilonghorn"
+OPSET_VERSION = 1
+INTERFACE = 1  # kInterface of kernels/ort/node.h, which explains it
+
+
+def ort_library() -> Path:
+    """Returns the shared library that files of `--to ort` need.
+
+    Python registers it by `SessionOptions.register_custom_ops_library(str(ort_library()))`, C and C++ by
+    `RegisterCustomOpsLibrary_V2`. It needs neither Python nor torch.
+
+    Raises:
+        FileNotFoundError: vilonghorn was installed without its native library; the message says how to build it.
+    """
+    if (reason := cpu.unavailable("cpu")) is not None:
+        raise FileNotFoundError(f"the library for onnxruntime is missing: {reason}")
+    return Path(cpu.library._name)
+
+
+def _symbolic(op: str, inputs: tuple[Tensor | None, ...], shape: Sequence[int], **attrs: Any) -> Tensor:
+    attrs |= dict(interface=INTERFACE, version=__version__)
+    return torch.onnx.ops.symbolic(
+        f"{DOMAIN}::{op}", inputs, attrs, dtype=torch.float32, shape=shape, version=OPSET_VERSION
+    )
+
+
+def _block(*args: Any) -> tuple[Tensor, ...]:
+    block, x = BlockArguments(*args[:-1]), args[0]
+    options = dict(rule=block.rule, reverse=list(block.reverse), eps=block.eps, residual=int(block.residual))
+    return _symbolic("Block", block[:11], x.shape, **options), *(x.new_empty(0) for _ in range(3))
+
+
+def _scan(*args: Any) -> tuple[Tensor, ...]:
+    scan = ScanArguments(*args[:-1])
+    options = dict(rule=scan.rule, reverse=list(scan.reverse), mean=int(scan.reduce == "mean"))
+    return _symbolic("Scan", scan[:8], scan.output_shape, **options), scan.x.new_empty(0)
+
+
+# For `ExportedProgram.run_decompositions`.
+SYMBOLS = {torch.ops.vilonghorn.block.default: _block, torch.ops.vilonghorn.scan.default: _scan}
