@@ -63,6 +63,11 @@ def check_package(package: str | os.PathLike, name: str, version: str) -> None:
         raise ValueError(f"{package}: is version {found['version']} of {name}, expected {version}; {remedy}")
 
 
+def count_images(folder: Path) -> dict[str, int]:
+    """The number of images in each split of a dataset."""
+    return {split: sum(1 for _ in (folder / split).rglob("*.png")) for split in SPLITS}
+
+
 def is_written(target: str | os.PathLike, made_from: dict[str, Any], beton: bool) -> bool:
     """Whether a dataset is complete already: made from the same package with the same settings, every file there.
 
@@ -74,8 +79,7 @@ def is_written(target: str | os.PathLike, made_from: dict[str, Any], beton: bool
         return False
     try:
         manifest = json.loads((target / MANIFEST).read_text(encoding="utf-8"))
-        images = {split: sum(1 for _ in (target / split).rglob("*.png")) for split in SPLITS}
-        same = (manifest["made_from"], manifest["images"]) == (made_from, images)
+        same = (manifest["made_from"], manifest["images"]) == (made_from, count_images(target))
         same &= not beton or all((target / f"{split}.beton").exists() for split in SPLITS)
     except (OSError, ValueError, KeyError, TypeError):
         same = False
@@ -97,5 +101,5 @@ def new_dataset(target: str | os.PathLike, manifest: dict[str, Any], beton: bool
         yield folder
         for split in SPLITS if beton else ():
             write_beton(folder / split, folder / f"{split}.beton", progress=progress)
-        manifest["images"] = {split: sum(1 for _ in (folder / split).rglob("*.png")) for split in SPLITS}
+        manifest["images"] = count_images(folder)
         (folder / MANIFEST).write_text(json.dumps(manifest, indent=1) + "\n", encoding="utf-8")

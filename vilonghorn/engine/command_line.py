@@ -23,11 +23,7 @@ def build_parser(**options: Any) -> ArgumentParser:
     parser.add_argument("--config", action=ActionConfigFile, help=help)
     for name, section in SECTIONS.items():
         parser.add_class_arguments(section, name)
-    parser.add_argument(
-        "--resume",
-        metavar="RUN",
-        help="resume the run in this directory, with its configuration",
-    )
+    parser.add_argument("--resume", metavar="RUN", help="resume the run in this directory, with its configuration")
     parser.add_argument("--auto-resume", action="store_true", help="resume the run in --run.dir if there is one")
     parser.add_argument(
         "--overwrite", action="store_true", help="delete the results of the run in --run.dir and start again"

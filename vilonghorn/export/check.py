@@ -31,9 +31,12 @@ def check(path: Path) -> tuple[list[str], bool]:
     kind = kind_of(path)
     if not path.is_file():
         raise FileNotFoundError(f"--check is {path}, but there is no such file")
-    if kind in ("pt2", "aoti") and not zipfile.is_zipfile(path):  # torch would print a traceback
+    if FORMATS[kind].suffix.endswith("onnx"):
+        lines, library = _describe_onnx(path)
+    elif zipfile.is_zipfile(path):
+        lines, library = [f"{path}: {FORMATS[kind].title}"], None
+    else:  # torch would print a traceback
         raise ValueError(f"{path} is not a {FORMATS[kind].title} file (not a ZIP archive)")
-    lines, library = ([f"{path}: {FORMATS[kind].title}"], None) if kind in ("pt2", "aoti") else _describe_onnx(path)
     try:
         load(kind, str(path), library)
     except Exception as error:  # of every kind that torch or onnxruntime raises

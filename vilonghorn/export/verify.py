@@ -51,9 +51,9 @@ def verify(model: nn.Module, kind: str, path: Path) -> Errors:
     """
     inputs, outputs = path.with_name("inputs"), path.with_name("outputs")
     generator = torch.Generator().manual_seed(0)
-    embed = trunk(model).patch_embed
-    rows, columns = (max(min_grid(model), side) for side in embed.grid_size)
-    sizes = [image_size(model, *grid) for grid in ((rows, columns), (max(min_grid(model), 3 * rows // 4), columns + 3))]
+    embed, least = trunk(model).patch_embed, min_grid(model)
+    rows, columns = (max(least, side) for side in embed.grid_size)
+    sizes = [image_size(model, *grid) for grid in ((rows, columns), (max(least, 3 * rows // 4), columns + 3))]
     images = [torch.randn(b, embed.in_chans, *size, generator=generator) for size in sizes for b in BATCH_SIZES]
     torch.save(images, inputs)
     command = [sys.executable, runtime.__file__, kind, str(path), str(inputs), str(outputs), *libraries(kind)]

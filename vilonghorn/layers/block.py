@@ -72,16 +72,14 @@ class Block(nn.Module):
             return False
         if not (is_plain(norm, RMSNorm) and is_plain(mixer, Mixer)):
             return False
-        in_proj, out_proj = mixer.in_proj, mixer.out_proj
         return (
-            is_plain(in_proj, nn.Linear)
-            and is_plain(out_proj, nn.Linear)
+            mixer.has_plain_projections()
             and (is_plain(drop_path, DropPath) or is_plain(drop_path, nn.Identity))
-            and in_proj.bias is None
-            and out_proj.bias is None
             and mixer.scan_norm is None
             and not mixer.exportable
-            and prefers_block([x, norm.weight, in_proj.weight, out_proj.weight, *mixer._parameters.values()])
+            and prefers_block(
+                [x, norm.weight, mixer.in_proj.weight, mixer.out_proj.weight, *mixer._parameters.values()]
+            )
         )
 
     @torch.jit.unused

