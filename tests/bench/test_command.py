@@ -2,6 +2,7 @@
 
 import json
 import statistics
+import time
 
 import pytest
 import torch
@@ -18,7 +19,7 @@ def run_here(made, steps, rounds, *, threads, device, restarts):
     found = {step: {} for step in steps}
     for name, make in made.items():
         try:
-            candidate = interleaved._Candidate(make, device)
+            candidate = interleaved._Candidate(make, device, time.perf_counter)
             for step in steps:
                 candidate.warm_up(step)
                 ms = [candidate.measure()[0] for _ in range(rounds)]

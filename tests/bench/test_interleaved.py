@@ -1,5 +1,6 @@
 """Candidates take rounds in turn, each in its own process, and one that fails does not stop the others."""
 
+import time
 from functools import partial
 from itertools import cycle
 from types import SimpleNamespace
@@ -74,13 +75,12 @@ def test_restarts_share_the_rounds_and_the_order_alternates(monkeypatch):
     assert [what for name, what in calls if name == "a"].count("warm_up") == 2
 
 
-def test_short_steps_are_repeated_and_long_ones_are_not(monkeypatch):
+def test_short_steps_are_repeated_and_long_ones_are_not():
     clock = SimpleNamespace(now=0.0)
     steps = dict(
         short=lambda: setattr(clock, "now", clock.now + 0.004), long=lambda: setattr(clock, "now", clock.now + 1)
     )
-    monkeypatch.setattr(interleaved.time, "perf_counter", lambda: clock.now)
-    candidate = interleaved._Candidate(lambda: steps, "cpu")
+    candidate = interleaved._Candidate(lambda: steps, "cpu", lambda: clock.now)
     candidate.warm_up("short")
     assert candidate.repeats == 5 and candidate.measure()[0] == pytest.approx(4)
     candidate.warm_up("long")
@@ -104,7 +104,7 @@ def test_on_a_gpu_events_surround_each_call(monkeypatch):
 
     monkeypatch.setattr(torch.cuda, "Event", Event)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
-    candidate = interleaved._Candidate(dict, "cpu")
+    candidate = interleaved._Candidate(dict, "cpu", time.perf_counter)
     candidate.device, candidate.flush, candidate.repeats = "cuda", torch.ones(8), 3
     candidate.call = lambda: setattr(clock, "now", clock.now + 7)
     assert candidate.time() == 7.25 and not candidate.flush.any()

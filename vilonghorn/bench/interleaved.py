@@ -31,6 +31,7 @@ def run_interleaved(
     threads: int,
     device: str = "cpu",
     restarts: int = 1,
+    clock: Callable[[], float] = time.perf_counter,
 ) -> dict[str, dict[str, Row]]:
     """Times candidates in turn, so that a disturbance of the machine affects all candidates of a round.
 
@@ -44,6 +45,7 @@ def run_interleaved(
         device: "cpu", or "cuda" to time by CUDA events.
         restarts: processes of each candidate, one after the other, which share the rounds, because memory placement
             affects the speed of a process.
+        clock: seconds on a CPU: `time.perf_counter`, or `time.process_time`, the processor time of all threads.
 
     Returns:
         By step and candidate: `ms`, the time of one call in each round; `memory_gb`, the peak of memory above what the
@@ -65,7 +67,7 @@ def run_interleaved(
         with ExitStack() as stack:
             names = [name for name in candidates if any((step, name) not in problems for step in steps)]
             pools = {name: stack.enter_context(worker_pool(1, threads=threads)) for name in names}
-            setups = {name: pool.submit(_setup, candidates[name], device) for name, pool in pools.items()}
+            setups = {name: pool.submit(_setup, candidates[name], device, clock) for name, pool in pools.items()}
             for name, setup in setups.items():
                 with problem_of(name, *steps):
                     setup.result()
@@ -93,9 +95,9 @@ def run_interleaved(
 class _Candidate:
     """The candidate of this process."""
 
-    def __init__(self, factory: Factory, device: str):
+    def __init__(self, factory: Factory, device: str, clock: Callable[[], float]):
         torch.manual_seed(0)
-        self.device = device
+        self.device, self.clock = device, clock
         # Trigger lazy initialisation before measuring RSS. Freeing 28 MiB makes malloc keep pages, as in training.
         torch.nn.Linear(8, 8, device=device)(torch.ones(8, 8, device=device)).sum().backward()
         torch.empty(7 << 20)
@@ -122,10 +124,10 @@ class _Candidate:
     def time(self) -> float:
         """Milliseconds of a call: the mean of all repeats on a CPU, their median on a GPU."""
         if self.device == "cpu":
-            start = time.perf_counter()
+            start = self.clock()
             for _ in range(self.repeats):
                 self.call()
-            return (time.perf_counter() - start) * 1e3 / self.repeats
+            return (self.clock() - start) * 1e3 / self.repeats
         pairs = [[torch.cuda.Event(enable_timing=True) for _ in range(2)] for _ in range(self.repeats)]
         for start, end in pairs:
             self.flush.zero_()  # inputs come from memory, and the CPU gets ahead of the GPU
@@ -139,9 +141,9 @@ class _Candidate:
 _candidate: _Candidate
 
 
-def _setup(factory: Factory, device: str) -> None:
+def _setup(factory: Factory, device: str, clock: Callable[[], float]) -> None:
     global _candidate
-    _candidate = _Candidate(factory, device)
+    _candidate = _Candidate(factory, device, clock)
 
 
 def _call(method: str, *arguments: str) -> Sample | None:

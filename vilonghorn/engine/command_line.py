@@ -3,6 +3,7 @@
 import argparse
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -61,9 +62,12 @@ def parse(parser: ArgumentParser, argv: Sequence[str]) -> tuple[Config, Namespac
     keys = [key if key in FIELDS else key.replace("_", "-") for key in parser.get_defaults().keys()]
     known = [f"--{key}" for key in (*keys, *SECTIONS, "help", "print_config")]
     for word in argv:
-        option = word.partition("=")[0]
-        if option.startswith("--") and option not in known and not option.startswith("--model.kwargs."):
+        option, _, value = word.partition("=") if word.startswith("--") else ("", "", word)
+        if option and option not in known and not option.startswith("--model.kwargs."):
             raise ValueError(f"there is no option {option}; {nearest(option, known)}")
+        if value.startswith("{"):
+            with suppress(yaml.YAMLError):  # of which the parser says more
+                parse_yaml(value, option or "an option")
     layers = [yaml.safe_dump(layer) for name in files.config for layer in read_layers(find_config(name))]
     try:
         values = parser.parse_args([*(f"--config={layer}" for layer in layers), *argv])
@@ -153,8 +157,14 @@ class UniqueKeyLoader(yaml.SafeLoader):
 
 def load_yaml(file: Path) -> Any:
     """Reads a YAML file. Raises yaml.YAMLError, or ValueError for a key that is there twice."""
-    with open(file, "rb") as stream:
-        return yaml.load(stream, UniqueKeyLoader)
+    return parse_yaml(file.read_bytes(), str(file))
+
+
+def parse_yaml(text: str | bytes, name: str) -> Any:
+    """Reads YAML that is called `name` in errors, as `load_yaml`."""
+    loader = UniqueKeyLoader(text)
+    loader.name = name
+    return loader.get_single_data()
 
 
 def read_layers(file: Path, *derived: Path) -> list[dict[str, Any]]:
