@@ -10,7 +10,7 @@
 #define VILONGHORN_H
 #include <stdint.h>
 
-enum { VL_ABI = 9 }; /* Increase it with every change of this file: the caller compares it with the library's. */
+enum { VL_ABI = 9 }; /* Increase it with every change of a struct or function: the caller compares it with ours. */
 enum { VL_LONGHORN = 0, VL_LONGHORN_EXACT = 1, VL_MAMBA = 2 };
 enum { VL_FLOAT32 = 0, VL_FLOAT64 = 1, VL_BFLOAT16 = 2, VL_FLOAT16 = 3 };
 enum { VL_MAX_STATES = 64 };
@@ -164,6 +164,9 @@ VL_EXPORT int vl_matmul(const VlGemm *, int isa);
 /* stage: the index of one stage in block.cpp, -1 for all stages. */
 VL_EXPORT int vl_block_forward(const VlBlock *, int stage, int isa);
 VL_EXPORT int vl_block_backward(const VlBlock *, int stage, int isa);
+/* Forward without a backward. The library sets chunk, channel_splits, xz and projected. */
+VL_EXPORT int vl_scan_infer(const VlScan *, int isa);
+VL_EXPORT int vl_block_infer(const VlBlock *, int isa);
 
 /* The CUDA library. All tensors are in device memory and not empty. In a scan x, dt, z and dy are aligned to two
  * elements, their strides and the channels are even, their step strides are below 2^31, and there are at most 64

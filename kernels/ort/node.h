@@ -2,17 +2,14 @@
 #pragma once
 #include <onnxruntime_c_api.h>
 
-#include <algorithm>
 #include <iterator>
 #include <mutex>
 #include <new>
-#include <numeric>
 #include <set>
 #include <string>
 #include <thread>
 #include <vector>
 
-#include "../cpu/arena.h"
 #include "../cpu/threads.h"
 #include "../include/vilonghorn.h"
 
@@ -21,8 +18,8 @@ namespace {
 // Increase it with every change of an operator's inputs, attributes or meaning. Equals INTERFACE in
 // vilonghorn/export/native.py, which writes it into every node.
 constexpr int64_t kInterface = 1;
-constexpr int64_t kChunk = 64, kLanes = 16, kMaxConv = 64;  // as in vilonghorn/ops
-constexpr uint32_t kApiVersion = 17;                        // of onnxruntime: the first with KernelContext_ParallelFor
+constexpr int64_t kMaxConv = 64;      // as in vilonghorn/ops/validate.py
+constexpr uint32_t kApiVersion = 17;  // of onnxruntime: the first with KernelContext_ParallelFor
 
 struct Error {  // what methods throw
   OrtStatus *status;

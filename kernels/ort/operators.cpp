@@ -4,14 +4,6 @@
 
 namespace {
 
-thread_local Scratch workspace;
-
-// Threads share the sequences, and where these are few also parts of their channels.
-int64_t channel_splits(int64_t sequences, int64_t channels, int64_t threads) {
-  const int64_t wanted = sequences >= 4 * threads ? 1 : threads / std::gcd(sequences, threads);
-  return std::max<int64_t>(1, std::min(wanted, (channels + kLanes - 1) / kLanes));
-}
-
 // `vilonghorn.ops.block`.
 struct Block : Node {
   static constexpr const char *kName = "Block";
@@ -35,17 +27,12 @@ struct Block : Node {
            ", which do not fit D = " + std::to_string(n['D']) + ", R = " + std::to_string(n['R']) + " and A");
     VlBlock b = {};
     b.batch = n['B'], b.length = n['L'], b.dim = n['E'], b.directions = n['G'], b.channels = n['D'], b.states = states;
-    b.d_conv = n['K'], b.dt_rank = n['R'], b.chunk = kChunk, b.channel_splits = channel_splits(n['B'], n['D'], threads);
-    b.rule = rule, b.residual = residual, b.threads = threads, b.eps = eps, b.reverse = reverse.data();
+    b.d_conv = n['K'], b.dt_rank = n['R'], b.rule = rule, b.residual = residual, b.threads = threads, b.eps = eps,
+    b.reverse = reverse.data();
     b.x = in[0], b.norm_weight = in[1], b.in_proj = in[2], b.conv_weight = in[3], b.conv_bias = in[4];
     b.x_proj = in[5], b.dt_proj = in[6], b.dt_bias = in[7], b.A = in[8], b.D = in[9], b.out_proj = in[10];
-    const int64_t tokens = n['B'] * n['L'];
-    if (!workspace.allocate([&](Arena &a) {
-          b.xz = a.next<float>(tokens * n['W']), b.projected = a.next<float>(n['G'] * tokens * n['P']);
-        }))
-      return 1;
     b.out = output(context, {n['B'], n['L'], n['E']});
-    return vl_block_forward(&b, -1, -1);
+    return vl_block_infer(&b, -1);
   }
 };
 
@@ -63,13 +50,13 @@ struct Scan : Node {
     const std::vector<const float *> in = read(kInputs, context, n);
     const int64_t G = n['G'], B = n['B'], L = n['L'], D = n['D'], N = n['N'];
     VlScan s = {};
-    s.directions = G, s.batch = B, s.length = L, s.channels = D, s.states = N, s.chunk = kChunk, s.mean = mean;
-    s.rule = rule, s.threads = threads, s.channel_splits = channel_splits(B, D, threads), s.reverse = reverse.data();
+    s.directions = G, s.batch = B, s.length = L, s.channels = D, s.states = N, s.mean = mean;
+    s.rule = rule, s.threads = threads, s.reverse = reverse.data();
     s.x = {in[0], B * L * D, L * D, D}, s.dt = {in[1], B * L * D, L * D, D}, s.z = {in[4], 0, L * D, D};
     s.k = {in[2], B * L * N, L * N, N}, s.q = {in[3], B * L * N, L * N, N};
     s.A = in[5], s.D = in[6], s.dt_bias = in[7];
     s.y = mean ? output(context, {B, L, D}) : output(context, {G, B, L, D});
-    return vl_scan_forward(&s, -1);
+    return vl_scan_infer(&s, -1);
   }
 };
 

@@ -183,6 +183,15 @@ def test_the_operator_passes_torchs_checks(rule):
 
 
 @at_once
+def test_its_fake_tells_the_strides_of_the_result():
+    values = block_inputs(2, 2, 40, 5, 3, 2, 4, 7, rule="longhorn")
+    values["x"] = values["x"].mT.contiguous().mT
+    args = (*(values.get(name) for name in NAMES), "longhorn", [False, True], 1e-5, True, False)
+    with torch.no_grad():
+        torch.library.opcheck(torch.ops.vilonghorn.block.default, args, test_utils="test_faketensor")
+
+
+@at_once
 def test_the_gradients_operator_has_a_fake_that_tells_its_shapes():
     values = block_inputs(2, 2, 40, 5, 3, 2, 4, 7, rule="longhorn")
     args = [values.get(name) for name in NAMES]

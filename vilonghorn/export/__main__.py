@@ -20,6 +20,7 @@ from . import bench
 from .check import check
 from .formats import FORMATS, libraries
 from .model import load_for_export
+from .native import aoti_functions
 from .verify import VerificationError, export
 
 ONNX_PACKAGES = ("onnx", "onnxscript", "onnxruntime")
@@ -73,11 +74,12 @@ def parse(argv: Sequence[str] | None) -> tuple[argparse.Namespace, nn.Module | N
     try:
         if options.to == "aoti":
             cpp_builder.get_cpp_compiler()
+            aoti_functions()
         libraries(options.to)
         return options, load_for_export(options.model, options.checkpoint, options.img_size, options.features)
     except InvalidCxxCompiler:
         parser.error("--to aoti needs a C++ compiler: install g++, or name one in the environment variable CXX")
-    except (ValueError, OSError) as error:
+    except (ValueError, OSError, NotImplementedError) as error:
         parser.error(str(error))
 
 

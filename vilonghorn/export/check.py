@@ -34,7 +34,8 @@ def check(path: Path) -> tuple[list[str], bool]:
     if FORMATS[kind].suffix.endswith("onnx"):
         lines, library = _describe_onnx(path)
     elif zipfile.is_zipfile(path):
-        lines, library = [f"{path}: {FORMATS[kind].title}"], None
+        needs = "; it holds the kernels of vilonghorn" if kind == "aoti" else ""
+        lines, library = [f"{path}: {FORMATS[kind].title}", f"needs torch{needs}"], None
     else:  # torch would print a traceback
         raise ValueError(f"{path} is not a {FORMATS[kind].title} file (not a ZIP archive)")
     try:

@@ -2,9 +2,10 @@
 
 import json
 import re
+import zipfile
 from collections.abc import Callable
 from contextlib import nullcontext
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
 import torch
@@ -49,7 +50,8 @@ def capture(model: nn.Module, keep_native: bool = False) -> ExportedProgram:
         size = Dim(name, min=least)
         size = size * step if step > 1 else size
         dims[dim] = size + (patch - step) if patch > step else size
-    images = torch.zeros(2, embed.in_chans, *image_size(model, *(max(least, side) for side in embed.grid_size)))
+    # Primes, because Inductor fixes a size that equals another one, as 64 pixels do 64 channels.
+    images = torch.zeros(2, embed.in_chans, *image_size(model, max(least, 11), max(least, 13)))
     with torch.no_grad(), set_exportable(True), native_export() if keep_native else nullcontext():
         return torch.export.export(model, (images,), dynamic_shapes=(dims,), strict=False)
 
@@ -99,38 +101,16 @@ def write_pt2(program: ExportedProgram, path: Path, metadata: dict[str, str]) ->
 
 
 def write_aoti(program: ExportedProgram, path: Path, metadata: dict[str, str]) -> None:
-    """Compiles the graph and writes the machine code with the weights; changes `program`."""
-    _pass_sizes_to_loops(program)
-    settings = {"aot_inductor.metadata": metadata}
+    """Compiles the graph and writes the machine code with the weights, and the library of the operators beside it."""
+    settings = {
+        "aot_inductor.metadata": metadata,
+        "aot_inductor.custom_ops_to_c_shims": native.aoti_functions(),
+        "cpp.dynamic_threads": True,
+    }
     torch._inductor.aoti_compile_and_package(program, package_path=str(path), inductor_configs=settings)
-
-
-def _pass_sizes_to_loops(program: ExportedProgram) -> None:
-    """Passes batch size, rows and columns of patches to every loop, as operands that it does not use.
-
-    Inductor computes the sizes of a loop's results from the symbols in the loop's operands. It fails for the rows and
-    columns of patches: the operands hold only their product, the number of tokens.
-    """
-    graph = program.graph_module.graph
-
-    def is_patch_map(node: torch.fx.Node) -> bool:
-        shape = getattr(node.meta.get("val"), "shape", ())
-        return len(shape) == 4 and all(isinstance(n, torch.SymInt) and n.node.expr.is_Symbol for n in shape[2:])
-
-    patches = next(filter(is_patch_map, graph.nodes))
-    with graph.inserting_after(patches):
-        sizes = [graph.call_function(torch.ops.aten.sym_size.int, (patches, dim)) for dim in (0, 2, 3)]
-    for size in sizes:
-        size.meta["val"] = patches.meta["val"].shape[size.args[1]]
-    for loop in [node for node in graph.nodes if node.target is torch.ops.higher_order.scan]:
-        body = getattr(program.graph_module, loop.args[0].target)
-        last = [node for node in body.graph.nodes if node.op == "placeholder"][-1]
-        with body.graph.inserting_before(last.next):
-            for size in sizes:
-                body.graph.placeholder(f"unused_{size.name}").meta["val"] = size.meta["val"]
-        body.recompile()
-        loop.args = (*loop.args[:3], (*loop.args[3], *sizes))
-    program.graph_module.recompile()
+    with zipfile.ZipFile(path, "a") as package:
+        [code] = [name for name in package.namelist() if name.endswith(".so")]
+        package.write(native.ort_library(), str(PurePosixPath(code).with_name(native.AOTI_LIBRARY)))
 
 
 class Format(NamedTuple):
@@ -139,17 +119,17 @@ class Format(NamedTuple):
     title: str
     suffix: str  # of file names
     write: Callable[[ExportedProgram, Path, dict[str, str]], None]
-    native: bool = False  # whether it needs the library of `native.ort_library()`
+    native: bool = False  # whether blocks and scans are operators of this library, else of torch
 
 
 FORMATS = {
     "onnx": Format(f"ONNX, opset {OPSET}", ".onnx", write_onnx),
     "ort": Format(f"ONNX, opset {OPSET}, for onnxruntime with vilonghorn's library", ".ort.onnx", write_ort, True),
     "pt2": Format("torch.export", ".pt2", write_pt2),
-    "aoti": Format("AOTInductor", ".aoti.pt2", write_aoti),
+    "aoti": Format("AOTInductor", ".aoti.pt2", write_aoti, True),
 }
 
 
 def libraries(kind: str) -> list[str]:
     """Paths of what a file of this format needs beside its runtime."""
-    return [str(native.ort_library())] if FORMATS[kind].native else []
+    return [str(native.ort_library())] if kind == "ort" else []

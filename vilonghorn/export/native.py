@@ -1,5 +1,6 @@
-"""This library's operators in onnxruntime: where their library is, and how an exported graph calls them."""
+"""This library's operators in exported files: where their library is, and how onnxruntime and AOTInductor call them."""
 
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from ..ops.validate import BlockArguments, ScanArguments
 DOMAIN = "vilonghorn"
 OPSET_VERSION = 1
 INTERFACE = 1  # kInterface of kernels/ort/node.h, which explains it
+AOTI_LIBRARY = "vilonghorn.kernels"  # in a package of AOTInductor, which takes a name in .so for that of the model
 
 
 def ort_library() -> Path:
@@ -26,7 +28,7 @@ def ort_library() -> Path:
         FileNotFoundError: vilonghorn was installed without its native library; the message says how to build it.
     """
     if (reason := cpu.unavailable("cpu")) is not None:
-        raise FileNotFoundError(f"the library for onnxruntime is missing: {reason}")
+        raise FileNotFoundError(f"the library that runs exported blocks is missing: {reason}")
     return Path(cpu.library._name)
 
 
@@ -51,3 +53,23 @@ def _scan(*args: Any) -> tuple[Tensor, ...]:
 
 # For `ExportedProgram.run_decompositions`.
 SYMBOLS = {torch.ops.vilonghorn.block.default: _block, torch.ops.vilonghorn.scan.default: _scan}
+
+
+def aoti_functions() -> dict[torch._ops.OpOverload, list[str]]:
+    """Returns the C++ functions that AOTInductor calls for the operators, as its `custom_ops_to_c_shims`.
+
+    They open the library as AOTI_LIBRARY, beside the compiled model.
+
+    Raises:
+        FileNotFoundError: as `ort_library`, or the library is older than this package.
+        NotImplementedError: on Windows.
+    """
+    if sys.platform == "win32":
+        raise NotImplementedError("AOTInductor runs exported blocks on Linux and macOS; take --to ort or onnx here")
+    folder, name = ort_library().parent, "vilonghorn_aoti.h"
+    if not (folder / name).exists():
+        raise FileNotFoundError(f"{folder / name} is missing: the library beside it is older, install vilonghorn again")
+    header, functions = (folder / "vilonghorn.h").read_text(), (folder / name).read_text()
+    code = functions.replace('#include "vilonghorn.h"\n', f'{header}#define VL_KERNELS "{AOTI_LIBRARY}"\n')
+    # AOTInductor writes each text between "extern" and ";", inside extern "C".
+    return {torch.ops.vilonghorn.block.default: [f'"C++" {{\n{code}}}'], torch.ops.vilonghorn.scan.default: []}

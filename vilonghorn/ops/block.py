@@ -91,7 +91,7 @@ def _forward(args: BlockArguments, save: bool) -> tuple[Tensor, ...]:
 def _fake(args: BlockArguments, save: bool) -> tuple[Tensor, ...]:
     G, B, L, D, N, _, R = sizes = args.sizes
     shapes = (B, L, 2 * D), (G, B, L, R + 2 * N), (sizes.num_checkpoints(cpu.CHUNK, cpu.LANES),)
-    return torch.empty_like(args.x), *(args.x.new_empty(shape if save else 0) for shape in shapes)
+    return args.x.new_empty(args.x.shape), *(args.x.new_empty(shape if save else 0) for shape in shapes)
 
 
 _run = register_op(

@@ -1,0 +1,142 @@
+// The operators `vilonghorn::block` and `vilonghorn::scan` as functions of AOTInductor's C interface. Not compiled
+// here: vilonghorn/export/native.py has AOTInductor compile it into a model, whose headers come first. The kernels are
+// in the file VL_KERNELS, beside that of the model.
+#include <dlfcn.h>
+#include <torch/csrc/stable/c/shim.h>
+
+#include "vilonghorn.h"
+
+namespace vilonghorn {
+namespace {
+using torch::aot_inductor::RAIIAtenTensorHandle;
+
+[[noreturn]] void fail(const std::string &problem) { throw std::runtime_error("vilonghorn: " + problem); }
+
+// A function of the kernels' library. That is never closed, because its threads remain.
+template <class Function> Function *kernel(const char *name) {
+  static void *const library = [] {
+    Dl_info model;
+    dladdr((void *)fail, &model);
+    std::string path = model.dli_fname;
+    path.replace(path.rfind('/') + 1, std::string::npos, VL_KERNELS);
+    return dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
+  }();
+  void *found = library ? dlsym(library, name) : nullptr;
+  if (!found) fail(std::string("the kernels do not load: ") + dlerror());
+  return (Function *)found;
+}
+
+RAIIAtenTensorHandle empty(const std::vector<int64_t> &sizes) {
+  std::vector<int64_t> strides(sizes.size(), 1);
+  for (size_t i = sizes.size(); i-- > 1;) strides[i - 1] = strides[i] * sizes[i];
+  AtenTensorHandle made = nullptr;
+  AOTI_TORCH_ERROR_CODE_CHECK(aoti_torch_empty_strided(
+      sizes.size(), sizes.data(), strides.data(), aoti_torch_dtype_float32(), aoti_torch_device_type_cpu(), 0, &made));
+  return made;
+}
+
+// A float32 tensor, or none.
+struct Tensor {
+  RAIIAtenTensorHandle handle;
+  std::vector<int64_t> sizes;
+  int64_t *strides = nullptr;
+  float *data = nullptr;
+
+  // Copies where the layout is not contiguous; `strided`: where the last dimension is not.
+  explicit Tensor(AtenTensorHandle given, bool strided = false) {
+    int32_t dtype = 0;
+    int64_t rank = 0;
+    bool fits = false;
+    AtenTensorHandle same = nullptr;
+    AOTI_TORCH_ERROR_CODE_CHECK(aoti_torch_get_dtype(given, &dtype));
+    if (dtype != aoti_torch_dtype_float32()) fail("expected tensors of float32");
+    AOTI_TORCH_ERROR_CODE_CHECK(aoti_torch_get_dim(given, &rank));
+    AOTI_TORCH_ERROR_CODE_CHECK(aoti_torch_is_contiguous(given, &fits));
+    AOTI_TORCH_ERROR_CODE_CHECK(aoti_torch_new_tensor_handle(given, &same));
+    handle = RAIIAtenTensorHandle(same);
+    sizes.assign(handle.sizes(), handle.sizes() + rank);
+    if (!fits && !(strided && handle.strides()[rank - 1] == 1)) {
+      handle = empty(sizes);
+      AOTI_TORCH_ERROR_CODE_CHECK(aoti_torch_copy_(handle, given, 0));
+    }
+    strides = handle.strides(), data = (float *)handle.data_ptr();
+  }
+  explicit Tensor(const AtenTensorHandle *given, bool strided = false) {
+    if (given) *this = Tensor(*given, strided);
+  }
+  VlInput input() const {  // (directions, batch, steps, .) or (batch, steps, .)
+    if (!data) return {};
+    return sizes.size() == 4 ? VlInput{data, strides[0], strides[1], strides[2]}
+                             : VlInput{data, 0, strides[0], strides[1]};
+  }
+};
+
+// The options of both operators.
+struct Options {
+  int32_t rule = 0, threads = 0;
+  std::vector<uint8_t> reverse;
+
+  Options(const std::string &name, const int64_t *flags, int64_t directions) : reverse(flags, flags + directions) {
+    const std::string rules[] = {"longhorn", "longhorn_exact", "mamba"};  // VL_LONGHORN, ...
+    while (rule < 3 && rules[rule] != name) rule++;
+    if (rule == 3) fail("rule is " + name + ", expected longhorn, longhorn_exact or mamba");
+    uint32_t count = 1;
+    AOTI_TORCH_ERROR_CODE_CHECK(torch_get_num_threads(&count));
+    threads = count;
+  }
+};
+
+void run(int failed) {
+  if (failed) fail("out of memory, or no instruction set that runs here");
+}
+}  // namespace
+}  // namespace vilonghorn
+
+[[maybe_unused]] static AOTITorchError aoti_torch_cpu_block(
+    AtenTensorHandle x, AtenTensorHandle norm_weight, AtenTensorHandle in_proj, AtenTensorHandle conv_weight,
+    AtenTensorHandle conv_bias, AtenTensorHandle x_proj, AtenTensorHandle dt_proj, AtenTensorHandle dt_bias,
+    const AtenTensorHandle *A, AtenTensorHandle D, AtenTensorHandle out_proj, const char *rule, const int64_t *reverse,
+    int64_t directions, double eps, int32_t residual, int32_t, AtenTensorHandle *out, AtenTensorHandle *xz,
+    AtenTensorHandle *projected, AtenTensorHandle *checkpoints) {
+  using namespace vilonghorn;
+  const Tensor in(x), norm(norm_weight), wide(in_proj), conv(conv_weight), bias(conv_bias), low(x_proj), rise(dt_proj),
+      step(dt_bias), decay(A), skip(D), narrow(out_proj);
+  const Options options(rule, reverse, directions);
+  RAIIAtenTensorHandle y = empty(in.sizes), none[3] = {empty({0}), empty({0}), empty({0})};
+  VlBlock b = {};
+  b.batch = in.sizes[0], b.length = in.sizes[1], b.dim = in.sizes[2];
+  b.directions = directions, b.channels = conv.sizes[1], b.d_conv = conv.sizes[2], b.dt_rank = rise.sizes[2];
+  b.states = (low.sizes[1] - b.dt_rank) / 2;
+  b.rule = options.rule, b.residual = residual, b.threads = options.threads, b.eps = eps;
+  b.reverse = options.reverse.data();
+  b.x = in.data, b.norm_weight = norm.data, b.in_proj = wide.data, b.conv_weight = conv.data, b.conv_bias = bias.data;
+  b.x_proj = low.data, b.dt_proj = rise.data, b.dt_bias = step.data, b.A = decay.data, b.D = skip.data;
+  b.out_proj = narrow.data, b.out = y.data_ptr();
+  run(kernel<decltype(vl_block_infer)>("vl_block_infer")(&b, -1));
+  *out = y.release(), *xz = none[0].release(), *projected = none[1].release(), *checkpoints = none[2].release();
+  return AOTI_TORCH_SUCCESS;
+}
+
+[[maybe_unused]] static AOTITorchError aoti_torch_cpu_scan(AtenTensorHandle x, AtenTensorHandle dt, AtenTensorHandle k,
+                                                           AtenTensorHandle q, const AtenTensorHandle *z,
+                                                           const AtenTensorHandle *A, const AtenTensorHandle *D,
+                                                           const AtenTensorHandle *dt_bias, const char *rule,
+                                                           const int64_t *reverse, int64_t directions,
+                                                           const char *reduce, const char **, int32_t,
+                                                           AtenTensorHandle *out, AtenTensorHandle *checkpoints) {
+  using namespace vilonghorn;
+  const Tensor values(x, true), steps(dt, true), keys(k, true), queries(q, true), gate(z, true), decay(A), skip(D),
+      bias(dt_bias);
+  const Options options(rule, reverse, directions);
+  const bool mean = !strcmp(reduce, "mean");
+  RAIIAtenTensorHandle none = empty({0}), y = empty({values.sizes.begin() + mean, values.sizes.end()});
+  VlScan s = {};
+  s.directions = directions, s.batch = values.sizes[1], s.length = values.sizes[2], s.channels = values.sizes[3];
+  s.states = keys.sizes[3], s.mean = mean, s.rule = options.rule, s.threads = options.threads;
+  s.reverse = options.reverse.data();
+  s.x = values.input(), s.dt = steps.input(), s.k = keys.input(), s.q = queries.input(), s.z = gate.input();
+  s.A = decay.data, s.D = skip.data, s.dt_bias = bias.data, s.y = y.data_ptr();
+  run(kernel<decltype(vl_scan_infer)>("vl_scan_infer")(&s, -1));
+  *out = y.release(), *checkpoints = none.release();
+  return AOTI_TORCH_SUCCESS;
+}
