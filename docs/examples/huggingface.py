@@ -37,9 +37,6 @@ from transformers import (
 import vilonghorn  # noqa: F401  (registers the models)
 from vilonghorn.data.digits import every_fifth
 from vilonghorn.tools import publish
-from vilonghorn.tools.transformers_names import keep_names
-
-keep_names()  # so that DETR's checkpoints keep the names of our parameters
 
 
 @register_model

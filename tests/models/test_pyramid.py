@@ -7,7 +7,10 @@ import timm
 import torch
 import torch.nn.functional as F
 from safetensors.torch import save_file
+from timm.optim import param_groups_layer_decay
 from torch.export import Dim, export
+from torchvision.models.detection import FCOS
+from torchvision.models.detection.anchor_utils import AnchorGenerator
 
 import vilonghorn  # noqa: F401  (registers the models)
 from vilonghorn.models import DetectionBackbone
@@ -190,3 +193,63 @@ def test_a_detectors_backbone_names_its_maps_and_adds_a_coarser_one():
     resnet = timm.create_model("resnet18", features_only=True)
     with pytest.raises(ValueError, match="maps have .* channels, expected equal numbers"):
         DetectionBackbone(resnet)
+
+
+def test_a_detectors_backbone_takes_one_map_of_a_plain_model_but_not_several_at_one_stride():
+    plain = dict(img_size=64, embed_dim=32, depth=2, features_only=True)
+    with pytest.raises(ValueError, match=r"strides \[16, 16\], expected a different stride for each; .* in _sfp"):
+        DetectionBackbone(timm.create_model("vilonghorn_nano", out_indices=(0, 1), **plain))
+    backbone = DetectionBackbone(timm.create_model("vilonghorn_nano", out_indices=(-1,), **plain))
+    assert [level.shape[2:] for level in backbone(images(64, 64)).values()] == [(4, 4), (2, 2)]
+
+
+@torch.no_grad()
+def test_the_maps_of_an_image_depend_on_its_batch_unless_the_size_is_fixed():
+    backbone = DetectionBackbone(make(features_only=True, pyramid_channels=32))
+    small, large = (images(64, side)[0].sigmoid() for side in (64, 96))
+
+    def change(**sizes):
+        transform = FCOS(backbone, 3, min_size=64, max_size=96, **sizes).eval().transform
+        alone, padded = (backbone(transform(batch)[0].tensors)["1"][0] for batch in ([small], [small, large]))
+        return ((padded[..., : alone.shape[-1]] - alone).norm() / alone.norm()).item()
+
+    assert change() > 0.01
+    assert change(fixed_size=(96, 64)) < 1e-6
+
+
+@pytest.mark.parametrize("levels", [(0, 1, 2, 3), (1, 3)])
+@torch.no_grad()
+def test_torchscript_compiles_a_detector(levels):
+    backbone = DetectionBackbone(make(features_only=True, pyramid_channels=32, out_indices=levels))
+    sizes = dict(min_size=64, max_size=96, score_thresh=0.0)
+    anchors = AnchorGenerator(((8,), (16,), (32,), (64,), (96,))[: len(levels) + 1], ((1.0,),) * (len(levels) + 1))
+    detector = FCOS(backbone, 3, anchor_generator=anchors, **sizes).eval()
+    batch = [image for image in images(64, 80)]
+    _, found = torch.jit.script(detector)(batch)
+    for actual, expected in zip(found, detector(batch), strict=True):
+        assert actual.keys() == expected.keys() and len(expected["boxes"]) > 0
+        for name, value in expected.items():
+            torch.testing.assert_close(actual[name], value)
+
+
+@pytest.mark.parametrize("name", ["vilonghorn_nano", "vilonghorn_nano_sfp"])
+def test_a_feature_extractor_has_the_layers_and_the_weight_decay_of_its_model(name):
+    whole = timm.create_model(name, img_size=64, embed_dim=32, depth=3, num_classes=0)
+    features = timm.create_model(name, img_size=64, embed_dim=32, depth=3, features_only=True, out_indices=(1, -1))
+
+    def groups(model, prefix):
+        found = param_groups_layer_decay(model, 0.1, model.no_weight_decay(), layer_decay=0.5)
+        names = {id(p): name.removeprefix(prefix) for name, p in model.named_parameters()}
+        return {names[id(p)]: (g["lr_scale"], g["weight_decay"]) for g in found for p in g["params"]}
+
+    expected, found = groups(whole, ""), groups(features, "model.")
+    assert found == {name: expected[name] for name in found}
+    assert found["cls_token"] == (0.125, 0) and found["blocks.2.mixer.D"] == (1, 0)
+    assert found["blocks.1.mixer.in_proj.weight"] == (0.5, 0.1)
+
+
+def test_dilated_stages_are_refused():
+    assert make(features_only=True, output_stride=32).feature_info.reduction() == list(STRIDES)
+    for name in ("vilonghorn_nano", "vim_nano_sfp"):
+        with pytest.raises(ValueError, match=f"output_stride is 16, expected 32: {name} has no stages to dilate"):
+            timm.create_model(name, output_stride=16, features_only=True)

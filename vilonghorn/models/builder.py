@@ -6,6 +6,9 @@ from typing import Any, TypeVar
 from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
 from timm.models import build_model_with_cfg, resolve_pretrained_cfg
 
+from ._transformers import keep_names
+from .features import Features, PyramidFeatures
+from .pyramid import PyramidSSM
 from .trunk import VisionSSM
 from .weights import fit_state_dict
 
@@ -57,8 +60,15 @@ def build_model(
     Raises:
         RuntimeError: `pretrained` where neither the registry nor the call names weights.
         TypeError: an argument that the model does not have.
-        ValueError: weights that do not fit the model.
+        ValueError: weights that do not fit the model, or an `output_stride` other than 32.
     """
+    if (output_stride := kwargs.pop("output_stride", 32)) != 32:
+        raise ValueError(
+            f"output_stride is {output_stride}, expected 32: {variant} has no stages to dilate; take maps at strides 4 "
+            "to 32 from a model whose name ends in _sfp, and a decoder that reads them, such as smp's Unet or UPerNet"
+        )
+    if kwargs.get("features_only"):
+        keep_names()
     if pretrained:
         cfg = resolve_pretrained_cfg(variant, kwargs.get("pretrained_cfg"), kwargs.get("pretrained_cfg_overlay"))
         if not (cfg.has_weights or cfg.state_dict):
@@ -66,11 +76,12 @@ def build_model(
                 f"no pretrained weights for {variant}: none are published yet. Use pretrained=False for random "
                 "weights, or name your own file with pretrained_cfg_overlay=dict(file=...)"
             )
+    feature_cls = PyramidFeatures if issubclass(model_cls, PyramidSSM) else Features
     return build_model_with_cfg(
         model_cls,
         variant,
         pretrained,
         pretrained_filter_fn=checkpoint_filter_fn,
-        feature_cfg=dict(out_indices=model_cls.num_default_features, feature_cls="getter"),
+        feature_cfg=dict(out_indices=model_cls.num_default_features, feature_cls=feature_cls),
         **kwargs,
     )

@@ -82,7 +82,7 @@ class PyramidSSM(VisionSSM):
     def group_matcher(self, coarse: bool = False) -> dict[str, str | list]:
         """Patterns that sort parameters by depth; the pyramid has the depth of the final norm."""
         groups = super().group_matcher(coarse)
-        return {**groups, "blocks": [*groups["blocks"], (r"^pyramid", (99999,))]}
+        return {**groups, "blocks": [*groups["blocks"], (r"^(?:model\.)?pyramid", (99999,))]}
 
     def set_input_size(
         self, img_size: int | tuple[int, int] | None = None, patch_size: int | tuple[int, int] | None = None
@@ -174,14 +174,19 @@ class DetectionBackbone(nn.Module):
             extra_blocks: makes coarser maps from the last. Default: torchvision's `LastLevelMaxPool`, named "pool".
 
         Raises:
-            ValueError: maps with different numbers of channels.
+            ValueError: maps with different numbers of channels, or several at one stride.
         """
         super().__init__()
         info: Any = model.feature_info
-        channels = info.channels()
+        channels, strides = info.channels(), info.reduction()
         if len(set(channels)) > 1:
             raise ValueError(
                 f"the maps have {channels} channels, expected equal numbers; use a model whose name ends in _sfp"
+            )
+        if len(set(strides)) < len(strides):
+            raise ValueError(
+                f"the maps have strides {strides}, expected a different stride for each; use a model whose name ends "
+                "in _sfp, or one map: out_indices=(-1,)"
             )
         self.model, self.out_channels = model, channels[0]
         self.names = [str(i) for i in range(len(channels))]
@@ -191,4 +196,4 @@ class DetectionBackbone(nn.Module):
         """(B, in_chans, H, W) images to maps (B, out_channels, h, w), by name."""
         maps = self.model(x)
         maps, names = self.extra_blocks(maps, maps, list(self.names))
-        return OrderedDict(zip(names, maps))
+        return OrderedDict([(name, level) for name, level in zip(names, maps)])  # as TorchScript takes it

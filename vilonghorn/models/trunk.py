@@ -188,10 +188,10 @@ class VisionSSM(nn.Module):
 
     @torch.jit.ignore
     def group_matcher(self, coarse: bool = False) -> dict[str, str | list]:
-        """Patterns that sort parameters by depth, for layer-wise learning rates. `coarse` has no effect."""
+        """Patterns that sort parameters by depth, also of a feature extractor (`model.`). `coarse` has no effect."""
         return dict(
-            stem=r"^cls_token|pos_embed|patch_embed",
-            blocks=[(r"^blocks\.(\d+)", None), (r"^norm", (99999,))],
+            stem=r"^(?:model\.)?(?:cls_token|pos_embed|patch_embed)",
+            blocks=[(r"^(?:model\.)?blocks\.(\d+)", None), (r"^(?:model\.)?norm", (99999,))],
         )
 
     @torch.jit.ignore

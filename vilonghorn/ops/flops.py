@@ -47,13 +47,24 @@ def _inner_parts(a: Any) -> tuple[int, int, int]:
     return 2 * G * B * L * D * K, 2 * G * B * L * D * (P + R), recurrence
 
 
+def mamba_inner_flops(a: Any, scan_norm: Sequence[int] | None = None) -> int:
+    """Floating-point operations of `mamba_inner`, forward.
+
+    Args:
+        a: `MambaInnerArguments` with shapes in place of tensors.
+        scan_norm: shape of its `scan_norm`: each direction of it scans the one set of parameters.
+    """
+    convolution, projections, recurrence = _inner_parts(a)
+    return convolution + projections + recurrence * (1 if scan_norm is None else scan_norm[0])
+
+
 def _inner_backward(a: Any) -> int:
     convolution, projections, recurrence = _inner_parts(a)
     return 3 * convolution + 2 * projections + 3 * recurrence
 
 
 def _block(a: Any) -> int:
-    return 2 * math.prod(a.x) * (a.in_proj[0] + a.out_proj[1]) + sum(_inner_parts(a))
+    return 2 * math.prod(a.x) * (a.in_proj[0] + a.out_proj[1]) + mamba_inner_flops(a)
 
 
 def _block_backward(a: Any, wanted: Sequence[int]) -> int:
@@ -73,6 +84,6 @@ def _register(name: str, arguments: type[NamedTuple], forward: Callable, backwar
 # Backward of a scan runs it again and takes two gradients of each product; that of a convolution does the same.
 _register("scan", ScanArguments, _scan, lambda a, _: 3 * _scan(a))
 _register("conv_silu", ConvArguments, _conv, lambda a, _: 3 * _conv(a))
-_register("mamba_inner_cpu", MambaInnerArguments, lambda a: sum(_inner_parts(a)), lambda a, _: _inner_backward(a))
+_register("mamba_inner_cpu", MambaInnerArguments, mamba_inner_flops, lambda a, _: _inner_backward(a))
 _register("block", BlockArguments, _block, _block_backward)
 _register("rms_norm_cpu", NormArguments, lambda a: 0, lambda a, _: 0)

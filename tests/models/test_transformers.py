@@ -1,10 +1,13 @@
 """A detector of transformers with our backbone loads as it was saved, and its own parameters are renamed as before."""
 
+import sys
+
 import pytest
+import timm
 import torch
 
 import vilonghorn  # noqa: F401  (registers the models)
-from vilonghorn.tools.transformers_names import KINDS, keep_names
+from vilonghorn.models._transformers import KINDS, keep_names
 
 transformers = pytest.importorskip("transformers", reason="needs transformers: pip install vilonghorn[downstream]")
 
@@ -30,10 +33,10 @@ def detr(backbone):
 
 
 @torch.no_grad()
-def test_a_detr_loads_as_it_was_saved(renamings, tmp_path):
+def test_a_detr_loads_as_it_was_saved(renamings, tmp_path, monkeypatch):
     model, images = detr("vilonghorn_nano_sfp"), torch.randn(1, 3, 64, 64, generator=torch.Generator().manual_seed(1))
     model.save_pretrained(tmp_path)
-    assert keep_names() == list(KINDS) and keep_names() == []
+    monkeypatch.setattr(renamings, "_checkpoint_conversion_mapping_cache", None)  # as another process
     loaded, info = transformers.DetrForObjectDetection.from_pretrained(tmp_path, output_loading_info=True)
     assert not info["missing_keys"] and not info["unexpected_keys"]
     for a, b in zip(model(images).values(), loaded.eval()(images).values()):
@@ -45,9 +48,20 @@ def test_the_files_of_a_detr_have_the_names_that_they_had(renamings, tmp_path):
 
     model = detr("test_resnet")
     model.save_pretrained(tmp_path / "before")
+    assert not renamings.USER_REGISTERED_MAPPINGS
     keep_names()
+    assert set(KINDS) == renamings.USER_REGISTERED_MAPPINGS
     model.save_pretrained(tmp_path / "after")
     before, after = (load_file(tmp_path / which / "model.safetensors") for which in ("before", "after"))
     assert before.keys() == after.keys() and any("self_attn.out_proj" in name for name in after)
     loaded = transformers.DetrForObjectDetection.from_pretrained(tmp_path / "before").state_dict()
     assert all(torch.equal(loaded[name], value) for name, value in model.state_dict().items())
+
+
+def test_a_transformers_with_another_table_gets_a_warning_and_one_that_is_not_imported_none(monkeypatch, recwarn):
+    monkeypatch.delitem(sys.modules, "transformers.conversion_mapping")
+    timm.create_model("vilonghorn_nano_sfp", features_only=True)
+    assert not recwarn and "transformers.conversion_mapping" not in sys.modules
+    monkeypatch.setitem(sys.modules, "transformers.conversion_mapping", object())
+    with pytest.warns(UserWarning, match="may lose out_proj of the backbone on loading"):
+        timm.create_model("vilonghorn_nano_sfp", features_only=True)
