@@ -41,14 +41,17 @@ class Block {
     const VlNorm n = norm();
     return !vl_norm_forward(&n, isa);
   }
-  bool in_proj_forward(int isa) { return gemm(isa, b.xz, tokens, width, b.dim, normed, b.dim, 1, b.in_proj, 1, b.dim); }
+  bool in_proj_forward(int isa) {
+    return gemm(isa, b.xz, tokens, width, b.dim, normed, b.dim, 1, b.in_proj, 1, b.dim, nullptr, b.in_proj_scale);
+  }
   bool mamba_inner_forward(int isa) {
     const VlMambaInner m = mix();
     return !vl_mix_forward(&m, isa);
   }
   bool out_proj_forward(int isa) {
     const void *add = b.residual ? b.x : nullptr;
-    return gemm(isa, b.out, tokens, b.dim, b.channels, y, b.channels, 1, b.out_proj, 1, b.channels, add);
+    return gemm(isa, b.out, tokens, b.dim, b.channels, y, b.channels, 1, b.out_proj, 1, b.channels, add,
+                b.out_proj_scale);
   }
 
   bool out_proj_backward(int isa) {
@@ -81,9 +84,10 @@ class Block {
 
  private:
   bool gemm(int isa, void *out, int64_t rows, int64_t columns, int64_t depth, const void *p, int64_t p_row,
-            int64_t p_depth, const void *q, int64_t q_depth, int64_t q_column, const void *add = nullptr) {
+            int64_t p_depth, const void *q, int64_t q_depth, int64_t q_column, const void *add = nullptr,
+            const void *q_scale = nullptr) {
     if (!out) return true;  // the caller does not want this gradient
-    const VlGemm m = {rows, columns, depth, b.threads, p, q, p_row, p_depth, q_depth, q_column, add, out};
+    const VlGemm m = {rows, columns, depth, b.threads, p, q, p_row, p_depth, q_depth, q_column, add, out, q_scale};
     return !vl_matmul(&m, isa);
   }
   VlNorm norm() const {

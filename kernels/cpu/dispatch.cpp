@@ -23,18 +23,24 @@ namespace {
 
 #define VL_ENTRY(isa, name, Params) name##_job_##isa,
 #ifdef VILONGHORN_X86
-const Jobs kJobs[] = {{VL_JOBS(VL_ENTRY, v2)}, {VL_JOBS(VL_ENTRY, v3)}, {VL_JOBS(VL_ENTRY, v4)}};
-int64_t (*const kMultiplyAdds[])(int64_t) = {multiply_adds_v2, multiply_adds_v3, multiply_adds_v4};
-const char *const kNames[] = {"v2", "v3", "v4"};
+Jobs vnni_jobs() {  // v4 but for the products with int8 weights
+  Jobs jobs = {VL_JOBS(VL_ENTRY, v4)};
+  jobs.gemm_int8 = gemm_int8_job_vnni;
+  return jobs;
+}
+const Jobs kJobs[] = {{VL_JOBS(VL_ENTRY, v2)}, {VL_JOBS(VL_ENTRY, v3)}, {VL_JOBS(VL_ENTRY, v4)}, vnni_jobs()};
+int64_t (*const kMultiplyAdds[])(int64_t) = {multiply_adds_v2, multiply_adds_v3, multiply_adds_v4, multiply_adds_v4};
+const char *const kNames[] = {"v2", "v3", "v4", "vnni"};
 // The last instruction set that processor and system support, or -1. zig's __builtin_cpu_supports always says no.
 int best_isa() {
-  unsigned a, b, c, d, saved;
+  unsigned a, b, c, d, e, saved;
   const unsigned v3 = bit_AVX2 | bit_BMI2;
   const unsigned v4 = v3 | bit_AVX512F | bit_AVX512BW | bit_AVX512CD | bit_AVX512DQ | bit_AVX512VL;
   __cpuid(1, a, b, c, d);
-  if (!(c & bit_FMA) || !(c & bit_OSXSAVE) || !__get_cpuid_count(7, 0, &a, &b, &a, &d)) return c & bit_SSE4_2 ? 0 : -1;
+  if (!(c & bit_FMA) || !(c & bit_OSXSAVE) || !__get_cpuid_count(7, 0, &a, &b, &e, &d)) return c & bit_SSE4_2 ? 0 : -1;
   asm("xgetbv" : "=a"(saved), "=d"(d) : "c"(0));
-  return (saved & 0x6) != 0x6 || (b & v3) != v3 ? 0 : (saved & 0xe6) != 0xe6 || (b & v4) != v4 ? 1 : 2;
+  if ((saved & 0x6) != 0x6 || (b & v3) != v3) return 0;
+  return (saved & 0xe6) != 0xe6 || (b & v4) != v4 ? 1 : e & bit_AVX512VNNI ? 3 : 2;
 }
 bool runs(int isa) {
   static const int best = best_isa();  // cpuid is slow in virtual machines
@@ -243,8 +249,11 @@ VL_EXPORT int vl_mix_backward(const VlMambaInner *given, int isa) {
                        });
 }
 VL_EXPORT int vl_matmul(const VlGemm *given, int isa) {
-  const int64_t slabs = (given->depth + kPanelDepth - 1) / kPanelDepth;
+  const int64_t depth = given->b_scale ? (given->depth + 3) / 4 : given->depth;  // of `packed`
+  const int64_t slabs = (depth + kPanelDepth - 1) / kPanelDepth;
   const int64_t panels = (given->columns + kPanelColumns - 1) / kPanelColumns;
-  const Gemm m = {*given, (float *)panel_buffer.reserve(sizeof(float) * given->depth * panels * kPanelColumns)};
-  return !m.packed || run(m, slabs * panels, m.threads, isa, &Jobs::gemm_pack) || run(m, m, isa, &Jobs::gemm);
+  const Gemm m = {*given, (float *)panel_buffer.reserve(sizeof(float) * depth * panels * kPanelColumns)};
+  if (!m.packed) return 1;
+  if (m.b_scale) return run(m, panels, m.threads, isa, &Jobs::gemm_int8_pack) || run(m, m, isa, &Jobs::gemm_int8);
+  return run(m, slabs * panels, m.threads, isa, &Jobs::gemm_pack) || run(m, m, isa, &Jobs::gemm);
 }

@@ -20,12 +20,13 @@ struct Sums {
 };
 
 struct Gemm : VlGemm {
-  float *packed;  // b in panels: depth x columns, with the columns rounded up to a multiple of kPanelColumns
+  float *packed;  // b in panels: depth x columns, with the columns rounded up to a multiple of kPanelColumns. Of int8
+                  // weights an element holds four steps of the depth.
 };
 constexpr int64_t kPanelColumns = 48, kPanelDepth = 512;
 
 // Where channel_splits > 1, x_proj_forward runs before mamba_inner_forward, and x_proj_backward after
-// mamba_inner_backward. gemm_pack runs before gemm.
+// mamba_inner_backward. gemm_pack runs before gemm, gemm_int8_pack before gemm_int8.
 #define VL_JOBS(X, isa)                      \
   X(isa, scan_forward, VlScan)               \
   X(isa, scan_backward, VlScan)              \
@@ -39,7 +40,9 @@ constexpr int64_t kPanelColumns = 48, kPanelDepth = 512;
   X(isa, norm_backward, VlNorm)              \
   X(isa, sum, Sums)                          \
   X(isa, gemm_pack, Gemm)                    \
-  X(isa, gemm, Gemm)
+  X(isa, gemm, Gemm)                         \
+  X(isa, gemm_int8_pack, Gemm)               \
+  X(isa, gemm_int8, Gemm)
 
 // The functions of one instruction set. Each returns false if memory ran out.
 struct Jobs {
@@ -53,6 +56,7 @@ struct Jobs {
 VL_DECLARE_JOBS(v2)
 VL_DECLARE_JOBS(v3)
 VL_DECLARE_JOBS(v4)
+VL_DECLARE(vnni, gemm_int8, Gemm)
 #else
 VL_DECLARE_JOBS(generic)
 #endif

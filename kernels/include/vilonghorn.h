@@ -10,7 +10,7 @@
 #define VILONGHORN_H
 #include <stdint.h>
 
-enum { VL_ABI = 9 }; /* Increase it with every change of a struct or function: the caller compares it with ours. */
+enum { VL_ABI = 10 }; /* Increase it with every change of a struct or function: the caller compares it with ours. */
 enum { VL_LONGHORN = 0, VL_LONGHORN_EXACT = 1, VL_MAMBA = 2 };
 enum { VL_FLOAT32 = 0, VL_FLOAT64 = 1, VL_BFLOAT16 = 2, VL_FLOAT16 = 3 };
 enum { VL_MAX_STATES = 64 };
@@ -112,6 +112,8 @@ typedef struct {
   int64_t a_row, a_depth, b_depth, b_column; /* strides in elements; one stride of each factor is 1 */
   const void *add;                           /* (rows, columns), contiguous like out; optional */
   void *out;
+  const void *b_scale; /* (columns), optional: b is int8 and stands for b * b_scale; a, whose rows are contiguous, is
+                          rounded to int8 row by row; b is contiguous along the depth */
 } VlGemm;
 
 /* A float residual block: out = x + inner(norm(x) in_proj^T) out_proj^T, or without "x +". */
@@ -133,6 +135,8 @@ typedef struct {
   const void *dout; /* (B, L, dim) */
   void *dx;
   void *dnorm_weight, *din_proj, *dconv_weight, *dconv_bias, *dx_proj, *ddt_proj, *ddt_bias, *dA, *dD, *dout_proj;
+  /* forward only */
+  const void *in_proj_scale, *out_proj_scale; /* (2 D), (dim), both optional: that weight is int8, as b of VlGemm */
 } VlBlock;
 
 #ifdef _WIN32
@@ -147,9 +151,10 @@ VL_EXPORT int vl_abi(void); /* VL_ABI of this library */
 
 /* The CPU library. isa: index of an instruction set, -1 for the best one that this processor supports. Functions that
  * return int return 0, or 1 if the instruction set is not available or memory ran out; outputs are then undefined. */
-VL_EXPORT int vl_levels(void);                               /* number of instruction sets in this build, ascending */
-VL_EXPORT const char *vl_level_name(int isa);                /* "v2", "v3", "v4" on x86-64, else "generic" */
-VL_EXPORT int vl_level_runs(int isa);                        /* not 0 if this processor supports it */
+VL_EXPORT int vl_levels(void); /* number of instruction sets in this build, ascending */
+VL_EXPORT const char *vl_level_name(
+    int isa);                         /* "v2", "v3", "v4", "vnni" (v4 and AVX512_VNNI) on x86-64, else "generic" */
+VL_EXPORT int vl_level_runs(int isa); /* not 0 if this processor supports it */
 VL_EXPORT int64_t vl_multiply_adds(int isa, int64_t rounds); /* runs multiply-adds; returns their number */
 VL_EXPORT const char *vl_threading(void); /* "gomp" where torch's OpenMP threads are used, else "std" */
 VL_EXPORT int vl_scan_forward(const VlScan *, int isa);

@@ -27,7 +27,7 @@ struct Error {  // what methods throw
 
 struct Input {
   const char *name, *dims;  // one letter per dimension: equal letters are equal sizes
-  bool optional = false;
+  bool optional = false, int8 = false;
 };
 
 struct Sizes {
@@ -66,10 +66,10 @@ class Node {
   }
 
   // Pointers to the inputs, null where one is absent, and their sizes. Weights come last: x must fit them.
-  template <size_t N>
-  std::vector<const float *> read(const Input (&inputs)[N], const OrtKernelContext *context, Sizes &sizes) const {
-    std::vector<const float *> data(N, nullptr);
-    for (size_t i = N; i-- > 0;) {
+  std::vector<const void *> read(const Input *inputs, size_t count, const OrtKernelContext *context,
+                                 Sizes &sizes) const {
+    std::vector<const void *> data(count, nullptr);
+    for (size_t i = count; i-- > 0;) {
       const OrtValue *value = nullptr;
       check(api.KernelContext_GetInput(context, i, &value));
       if (!value) continue;

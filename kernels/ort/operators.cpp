@@ -1,16 +1,26 @@
-// Operators for onnxruntime over the CPU kernels: Block and Scan of the domain "vilonghorn", in float32.
+// Operators for onnxruntime over the CPU kernels: Block, BlockInt8 and Scan of the domain "vilonghorn", in float32.
 // RegisterCustomOpsLibrary_V2, in Python SessionOptions.register_custom_ops_library, finds them in this library.
 #include "node.h"
 
 namespace {
 
-// `vilonghorn.ops.block`.
-struct Block : Node {
-  static constexpr const char *kName = "Block";
-  static constexpr Input kInputs[] = {
-      {"x", "BLE"},        {"norm_weight", "E"}, {"in_proj", "WE"},  {"conv_weight", "GDK"},
-      {"conv_bias", "GD"}, {"x_proj", "GPD"},    {"dt_proj", "GDR"}, {"dt_bias", "GD"},
-      {"A", "GDN", true},  {"D", "GD"},          {"out_proj", "ED"}};
+// `vilonghorn.ops.block`. INT8: in_proj and out_proj are int8, with a scale for each row.
+template <bool INT8> struct Block : Node {
+  static constexpr const char *kName = INT8 ? "BlockInt8" : "Block";
+  static constexpr Input kInputs[] = {{"x", "BLE"},
+                                      {"norm_weight", "E"},
+                                      {"in_proj", "WE", false, INT8},
+                                      {"conv_weight", "GDK"},
+                                      {"conv_bias", "GD"},
+                                      {"x_proj", "GPD"},
+                                      {"dt_proj", "GDR"},
+                                      {"dt_bias", "GD"},
+                                      {"A", "GDN", true},
+                                      {"D", "GD"},
+                                      {"out_proj", "ED", false, INT8},
+                                      {"in_proj_scale", "W"},
+                                      {"out_proj_scale", "E"}};
+  static constexpr size_t kNumInputs = INT8 ? 13 : 11;
   float eps = 0;
   bool residual;
 
@@ -20,7 +30,7 @@ struct Block : Node {
   }
   int run(OrtKernelContext *context, int threads) const {
     Sizes n;
-    const std::vector<const float *> in = read(kInputs, context, n);
+    const std::vector<const void *> in = read(kInputs, kNumInputs, context, n);
     const int64_t states = (n['P'] - n['R']) / 2;
     if (n['W'] != 2 * n['D'] || n['P'] != n['R'] + 2 * states || states < 1 || (n['N'] && n['N'] != states))
       fail("in_proj has " + std::to_string(n['W']) + " rows and x_proj " + std::to_string(n['P']) +
@@ -31,6 +41,7 @@ struct Block : Node {
     b.reverse = reverse.data();
     b.x = in[0], b.norm_weight = in[1], b.in_proj = in[2], b.conv_weight = in[3], b.conv_bias = in[4];
     b.x_proj = in[5], b.dt_proj = in[6], b.dt_bias = in[7], b.A = in[8], b.D = in[9], b.out_proj = in[10];
+    if (INT8) b.in_proj_scale = in[11], b.out_proj_scale = in[12];
     b.out = output(context, {n['B'], n['L'], n['E']});
     return vl_block_infer(&b, -1);
   }
@@ -42,12 +53,13 @@ struct Scan : Node {
   static constexpr Input kInputs[] = {{"x", "GBLD"},     {"dt", "GBLD"},         {"k", "GBLN"},
                                       {"q", "GBLN"},     {"z", "BLD", true},     {"A", "GDN", true},
                                       {"D", "GD", true}, {"dt_bias", "GD", true}};
+  static constexpr size_t kNumInputs = std::size(kInputs);
   bool mean;
 
   Scan(const OrtApi &api, const OrtKernelInfo *info) : Node(kName, api, info), mean(integer(info, "mean")) {}
   int run(OrtKernelContext *context, int threads) const {
     Sizes n;
-    const std::vector<const float *> in = read(kInputs, context, n);
+    const std::vector<const void *> in = read(kInputs, kNumInputs, context, n);
     const int64_t G = n['G'], B = n['B'], L = n['L'], D = n['D'], N = n['N'];
     VlScan s = {};
     s.directions = G, s.batch = B, s.length = L, s.channels = D, s.states = N, s.mean = mean;
@@ -79,14 +91,16 @@ template <class Kernel> struct Operator : OrtCustomOp {
     version = kApiVersion;
     GetName = [](const OrtCustomOp *) { return Kernel::kName; };
     GetExecutionProviderType = [](const OrtCustomOp *) { return "CPUExecutionProvider"; };
-    GetInputTypeCount = [](const OrtCustomOp *) { return std::size(Kernel::kInputs); };
-    GetInputType = [](const OrtCustomOp *, size_t) { return ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT; };
+    GetInputTypeCount = [](const OrtCustomOp *) { return Kernel::kNumInputs; };
+    GetInputType = [](const OrtCustomOp *, size_t i) {
+      return Kernel::kInputs[i].int8 ? ONNX_TENSOR_ELEMENT_DATA_TYPE_INT8 : ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT;
+    };
     GetInputCharacteristic = [](const OrtCustomOp *, size_t i) {
       return Kernel::kInputs[i].optional ? INPUT_OUTPUT_OPTIONAL : INPUT_OUTPUT_REQUIRED;
     };
     GetInputMemoryType = [](const OrtCustomOp *, size_t) { return OrtMemTypeDefault; };
     GetOutputTypeCount = [](const OrtCustomOp *) -> size_t { return 1; };
-    GetOutputType = GetInputType;
+    GetOutputType = [](const OrtCustomOp *, size_t) { return ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT; };
     GetOutputCharacteristic = [](const OrtCustomOp *, size_t) { return INPUT_OUTPUT_REQUIRED; };
     GetStartVersion = GetEndVersion = [](const OrtCustomOp *) { return 1; };
     CreateKernelV2 = [](const OrtCustomOp *, const OrtApi *api, const OrtKernelInfo *info, void **made) {
@@ -107,7 +121,8 @@ template <class Kernel> struct Operator : OrtCustomOp {
 }  // namespace
 
 extern "C" VL_EXPORT OrtStatus *ORT_API_CALL RegisterCustomOps(OrtSessionOptions *options, const OrtApiBase *base) {
-  static const Operator<Block> block;
+  static const Operator<Block<false>> block;
+  static const Operator<Block<true>> block_int8;
   static const Operator<Scan> scan;
   const OrtApi *api = base->GetApi(kApiVersion);
   if (!api) {
@@ -117,7 +132,8 @@ extern "C" VL_EXPORT OrtStatus *ORT_API_CALL RegisterCustomOps(OrtSessionOptions
   }
   OrtCustomOpDomain *domain = nullptr;  // never released: sessions refer to it
   OrtStatus *status = api->CreateCustomOpDomain("vilonghorn", &domain);
-  for (const OrtCustomOp *op : {(const OrtCustomOp *)&block, (const OrtCustomOp *)&scan})
+  for (const OrtCustomOp *op :
+       {(const OrtCustomOp *)&block, (const OrtCustomOp *)&block_int8, (const OrtCustomOp *)&scan})
     if (!status) status = api->CustomOpDomain_Add(domain, op);
   return status ? status : api->AddCustomOpDomain(options, domain);
 }

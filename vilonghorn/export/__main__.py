@@ -22,6 +22,7 @@ from .formats import FORMATS, libraries
 from .model import load_for_export
 from .native import aoti_functions
 from .verify import VerificationError, export
+from .weights import WEIGHTS, shorten
 
 ONNX_PACKAGES = ("onnx", "onnxscript", "onnxruntime")
 
@@ -40,6 +41,8 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--img-size", type=int, nargs="+", help=help)
     help = "export maps instead of logits: of these blocks, or levels of a pyramid (without INDEX: the model's default)"
     parser.add_argument("--features", type=int, nargs="*", metavar="INDEX", help=help)
+    help = "type of the weights in the file; --to onnx and ort only (default: %(default)s)"
+    parser.add_argument("--weights", choices=WEIGHTS, default="fp32", help=help)
     help = f"file to write (default: NAME and {', '.join(form.suffix for form in FORMATS.values())})"
     parser.add_argument("--output", type=Path, help=help)
     help = "then time the file and the model (default: do not; without BATCH: 1)"
@@ -71,12 +74,17 @@ def parse(argv: Sequence[str] | None) -> tuple[argparse.Namespace, nn.Module | N
         parser.error(
             f"--to {options.to} needs {', '.join(missing)}, not installed here: pip install 'vilonghorn[export]'"
         )
+    if options.weights != "fp32" and options.to not in ("onnx", "ort"):
+        takes = f"expected fp32 with --to {options.to}; ONNX files take {', '.join(WEIGHTS)}"
+        parser.error(f"--weights is {options.weights}, {takes}")
     try:
         if options.to == "aoti":
             cpp_builder.get_cpp_compiler()
             aoti_functions()
         libraries(options.to)
-        return options, load_for_export(options.model, options.checkpoint, options.img_size, options.features)
+        model = load_for_export(options.model, options.checkpoint, options.img_size, options.features)
+        shorten(model, options.weights)  # fails where a weight is too large
+        return options, model
     except InvalidCxxCompiler:
         parser.error("--to aoti needs a C++ compiler: install g++, or name one in the environment variable CXX")
     except (ValueError, OSError, NotImplementedError) as error:
@@ -100,7 +108,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if model is None:
         return report_check(options.check)
     try:
-        errors = export(model, options.to, options.output)
+        errors = export(model, options.to, options.output, options.weights)
     except VerificationError as error:
         print(f"{error}; nothing was written", file=sys.stderr)
         return 1

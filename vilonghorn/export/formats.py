@@ -6,7 +6,7 @@ import zipfile
 from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path, PurePosixPath
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from timm.data import resolve_model_data_config
@@ -18,6 +18,7 @@ from ..models import VisionSSM
 from ..models._timm import FeatureGetterNet
 from ..ops.register import native_export
 from . import native
+from .weights import ShortWeights, int8_layers
 
 OPSET = 18  # of ONNX: torch's exporter is written for it, and it is the first with an antialiased Resize
 
@@ -40,10 +41,10 @@ def image_size(model: nn.Module, rows: int, columns: int) -> tuple[int, int]:
     return (rows - 1) * dy + height, (columns - 1) * dx + width
 
 
-def capture(model: nn.Module, keep_native: bool = False) -> ExportedProgram:
+def capture(model: nn.Module, keep_native: bool = False, weights: str = "fp32") -> ExportedProgram:
     """Captures a model of `load_for_export` for any number of images, and of patches in height and width.
 
-    With `keep_native`, blocks and scans are operators of this library, else of torch.
+    With `keep_native`, blocks and scans are operators of this library, else of torch. `weights` is one of WEIGHTS.
     """
     embed, least, dims = trunk(model).patch_embed, min_grid(model), {0: Dim("batch", min=1)}
     for dim, name, step, patch in zip((2, 3), ("rows", "columns"), embed.stride, embed.patch_size):
@@ -52,18 +53,25 @@ def capture(model: nn.Module, keep_native: bool = False) -> ExportedProgram:
         dims[dim] = size + (patch - step) if patch > step else size
     # Primes, because Inductor fixes a size that equals another one, as 64 pixels do 64 channels.
     images = torch.zeros(2, embed.in_chans, *image_size(model, max(least, 11), max(least, 13)))
+    module: nn.Module = model
+    if weights != "fp32":
+        module = ShortWeights(model, weights, int8_layers(model) if keep_native and weights == "int8" else ())
     with torch.no_grad(), set_exportable(True), native_export() if keep_native else nullcontext():
-        return torch.export.export(model, (images,), dynamic_shapes=(dims,), strict=False)
+        return torch.export.export(module, (images,), dynamic_shapes=(dims,), strict=False)
 
 
-def describe(model: nn.Module) -> dict[str, str]:
+def describe(model: nn.Module, weights: str = "fp32") -> dict[str, str]:
     """What a user of the file needs, each as JSON: the model's name, the names of its classes (or null), and the
-    arguments of `timm.data.create_transform`, which turns a photograph into an input. Of a model that returns maps
-    also the name of each, its index, the channels and the pixels of the image to one of the map.
+    arguments of `timm.data.create_transform`, which turns a photograph into an input; and the type of the weights. Of
+    a model that returns maps also the name of each, its index, the channels and the pixels of the image to one of the
+    map.
     """
     cfg = model.pretrained_cfg
     found = dict(
-        model=cfg["architecture"], classes=cfg.get("label_names"), preprocessing=resolve_model_data_config(model)
+        model=cfg["architecture"],
+        classes=cfg.get("label_names"),
+        preprocessing=resolve_model_data_config(model),
+        weights=weights,
     )
     if isinstance(model, FeatureGetterNet):
         columns = zip(model.out_indices, model.feature_info.channels(), model.feature_info.reduction())
@@ -74,11 +82,19 @@ def describe(model: nn.Module) -> dict[str, str]:
     return {name: json.dumps(value) for name, value in found.items()}
 
 
-def write_onnx(program: ExportedProgram, path: Path, metadata: dict[str, str]) -> None:
-    """Writes one ONNX file, from `images` (batch, channels, height, width) to `output`, or to maps."""
+def write_onnx(
+    program: ExportedProgram, path: Path, metadata: dict[str, str], edit: Callable[[Any], None] = lambda _: None
+) -> None:
+    """Writes one ONNX file, from `images` (batch, channels, height, width) to `output`, or to maps.
+
+    `edit` changes the graph, an `onnx_ir.Graph`, first.
+    """
+    from onnx_ir.passes.common import ClearMetadataAndDocStringPass
+
     outputs = [feature["name"] for feature in json.loads(metadata.get("features", "[]"))] or ["output"]
     names = dict(input_names=["images"], output_names=outputs)
     onnx = torch.onnx.export(program, dynamo=True, opset_version=OPSET, verbose=False, **names)
+    edit(onnx.model.graph)
     [images], outputs = onnx.model.graph.inputs, onnx.model.graph.outputs
     batch, channels, height, width = images.shape
     symbols = {str(batch): "batch", **dict(zip(re.findall(r"s\d+", f"{height} {width}"), ("rows", "columns")))}
@@ -86,13 +102,15 @@ def write_onnx(program: ExportedProgram, path: Path, metadata: dict[str, str]) -
     for value in outputs:
         sizes = (re.sub(r"s\d+", lambda found: symbols.get(found[0], found[0]), str(size)) for size in value.shape)
         value.shape = type(value.shape)([int(size) if size.isdecimal() else size for size in sizes])
+    ClearMetadataAndDocStringPass()(onnx.model)  # of each node: stack traces of the exporter
     onnx.model.metadata_props.update(metadata)
     onnx.save(path, external_data=False)
 
 
 def write_ort(program: ExportedProgram, path: Path, metadata: dict[str, str]) -> None:
     """Writes an ONNX file whose blocks are operators of `native.ort_library()`."""
-    write_onnx(program.run_decompositions(native.SYMBOLS), path, metadata)
+    edit = dict(edit=native.use_int8) if json.loads(metadata["weights"]) == "int8" else {}
+    write_onnx(program.run_decompositions(native.SYMBOLS), path, metadata, **edit)
 
 
 def write_pt2(program: ExportedProgram, path: Path, metadata: dict[str, str]) -> None:

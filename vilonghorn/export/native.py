@@ -11,6 +11,7 @@ from torch import Tensor
 from .. import __version__
 from ..ops.backends import cpu
 from ..ops.validate import BlockArguments, ScanArguments
+from .weights import quantize
 
 DOMAIN = "vilonghorn"
 OPSET_VERSION = 1
@@ -49,6 +50,29 @@ def _scan(*args: Any) -> tuple[Tensor, ...]:
     scan = ScanArguments(*args[:-1])
     options = dict(rule=scan.rule, reverse=list(scan.reverse), mean=int(scan.reduce == "mean"))
     return _symbolic("Scan", scan[:8], scan.output_shape, **options), scan.x.new_empty(0)
+
+
+def use_int8(graph: Any) -> None:
+    """Makes each Block of an `onnx_ir.Graph` a BlockInt8: in_proj and out_proj in int8, with a scale for each row."""
+    import onnx_ir
+
+    def initializer(name: str, tensor: Tensor) -> onnx_ir.Value:
+        value = onnx_ir.Value(name=name, const_value=onnx_ir.tensor(tensor.numpy(), name=name))
+        graph.register_initializer(value)
+        return value
+
+    for node in [node for node in graph if (node.domain, node.op_type) == (DOMAIN, "Block")]:
+        inputs, scales = list(node.inputs), []
+        for i in map(BlockArguments._fields.index, ("in_proj", "out_proj")):
+            weight = inputs[i]
+            number, scale = quantize(torch.from_numpy(weight.const_value.numpy()))
+            inputs[i] = initializer(f"{weight.name}.int8", number)
+            scales.append(initializer(f"{weight.name}.scale", scale.squeeze(-1)))
+            node.replace_input_with(i, None)
+            if not weight.uses():
+                graph.initializers.pop(weight.name)
+        new = onnx_ir.Node(DOMAIN, "BlockInt8", [*inputs, *scales], node.attributes.values(), num_outputs=1)
+        onnx_ir.convenience.replace_nodes_and_values(graph, node, [node], [new], node.outputs, new.outputs)
 
 
 # For `ExportedProgram.run_decompositions`.

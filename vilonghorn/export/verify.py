@@ -12,8 +12,10 @@ from torch import Tensor, nn
 from ..data.files import atomic_write
 from . import runtime
 from .formats import FORMATS, capture, describe, image_size, libraries, min_grid, trunk
+from .weights import WEIGHTS, round_weights
 
 TOLERANCE = 1e-4  # of `max_error`
+INT8_TOLERANCE = 0.1  # where the inputs of layers are rounded too
 BATCH_SIZES = (1, 2, 5)  # compared at each image size
 
 Errors = list[tuple[tuple[int, ...], float]]  # shape of the images and `max_error`, for each batch that was compared
@@ -23,31 +25,37 @@ class VerificationError(Exception):
     """The exported file does not run without this library, or its outputs differ from the model's."""
 
 
-def export(model: nn.Module, kind: str, path: Path) -> Errors:
+def export(model: nn.Module, kind: str, path: Path, weights: str = "fp32") -> Errors:
     """Writes a model to `path`, only after `verify` has accepted the file; otherwise `path` stays as it was.
 
-    The model is of `load_for_export`, `kind` one of `FORMATS`; the folder of `path` exists.
+    The model is of `load_for_export`, `kind` one of `FORMATS`, `weights` one of `WEIGHTS`; the folder of `path` exists.
+    A file with short weights is compared with a model that has the same ones.
 
     Raises:
         VerificationError: as `verify`.
+        ValueError: a weight is too large for float16, or the format takes float32 weights only.
     """
+    if weights != "fp32" and kind not in ("onnx", "ort"):
+        raise ValueError(f"weights is {weights!r}, expected 'fp32' with {kind!r}; 'onnx' and 'ort' take {WEIGHTS}")
+    model = round_weights(model, weights)
+    tolerance = INT8_TOLERANCE if FORMATS[kind].native and weights == "int8" else TOLERANCE
     with tempfile.TemporaryDirectory(prefix=f".{path.name}.", dir=path.parent) as folder:
         unverified = Path(folder, f"model{FORMATS[kind].suffix}")
-        FORMATS[kind].write(capture(model, FORMATS[kind].native), unverified, describe(model))
-        errors = verify(model, kind, unverified)
+        FORMATS[kind].write(capture(model, FORMATS[kind].native, weights), unverified, describe(model, weights))
+        errors = verify(model, kind, unverified, tolerance)
         with atomic_write(path) as file:
             file.write(unverified.read_bytes())
     return errors
 
 
-def verify(model: nn.Module, kind: str, path: Path) -> Errors:
+def verify(model: nn.Module, kind: str, path: Path, tolerance: float = TOLERANCE) -> Errors:
     """Compares a file with the model, in a process that cannot import this library.
 
     The images have the model's own size and a wider one, in batches of BATCH_SIZES. The images and outputs are written
     beside `path`.
 
     Raises:
-        VerificationError: the file does not run, or an error is not below TOLERANCE.
+        VerificationError: the file does not run, or an error is not below `tolerance`.
     """
     inputs, outputs = path.with_name("inputs"), path.with_name("outputs")
     generator = torch.Generator().manual_seed(0)
@@ -64,10 +72,10 @@ def verify(model: nn.Module, kind: str, path: Path) -> Errors:
     pairs = zip(images, torch.load(outputs), strict=True)
     errors = [(tuple(batch.shape), max_error(actual, model(batch))) for batch, actual in pairs]
     shape, worst = max(errors, key=lambda pair: pair[1])
-    if worst >= TOLERANCE:
+    if worst >= tolerance:
         raise VerificationError(
             f"the exported file differs from the model by {worst:.1e} on images of shape {shape}, "
-            f"expected less than {TOLERANCE:g}"
+            f"expected less than {tolerance:g}"
         )
     return errors
 

@@ -57,12 +57,12 @@ class Block(nn.Module):
         Returns:
             The stream with the branch added, same shape and dtype.
         """
-        if not torch.jit.is_scripting() and self._is_fused(x):
+        if not torch.jit.is_scripting() and self.is_fused(x):
             return self._forward_fused(x)
         return x + self.drop_path(self.mixer(self.norm(x.to(self.mixer.D.dtype))))
 
     @torch.jit.unused
-    def _is_fused(self, x: Tensor) -> bool:
+    def is_fused(self, x: Tensor) -> bool:
         """Whether one operator runs the whole block: eager or in `native_export`, float32 on a CPU, and every submodule
         as it was made.
         """

@@ -43,4 +43,5 @@ def test_the_library_finds_the_instruction_sets_that_the_processor_has():
     flags = set(re.search(r"^flags\s*:(.*)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE).group(1).split())
     needs = {"v2": {"sse4_2"}, "v3": {"avx2", "bmi2", "fma"}}
     needs["v4"] = needs["v3"] | {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"}
+    needs["vnni"] = needs["v4"] | {"avx512_vnni"}
     assert list(cpu.isa_levels()) == [name for name, wanted in needs.items() if wanted <= flags]

@@ -1,44 +1,17 @@
-"""The native matrix product against float64."""
+"""The native matrix products against float64 and integers."""
 
-import ctypes
 from unittest import mock
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from native_gemm import gemm, gemm_int8, int8_product
 
 from vilonghorn.ops.backends import cpu as native
 
 needs_native = pytest.mark.skipif(native.library is None, reason="the native library is not built")
 layouts = st.tuples(st.booleans(), st.integers(0, 3))
-
-
-class Gemm(ctypes.Structure):
-    """VlGemm of kernels/include/vilonghorn.h."""
-
-    _fields_ = [
-        *((name, ctypes.c_int64) for name in ("rows", "columns", "depth")),
-        ("threads", ctypes.c_int32),
-        *((name, ctypes.c_void_p) for name in ("a", "b")),
-        *((name, ctypes.c_int64) for name in ("a_row", "a_depth", "b_depth", "b_column")),
-        *((name, ctypes.c_void_p) for name in ("add", "out")),
-    ]
-
-
-def gemm(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    """The product that the kernel of a block computes."""
-    a, b = (t if 1 in t.stride() else t.contiguous() for t in (a, b))
-    (rows, depth), columns = a.shape, b.shape[1]
-    out = a.new_empty(rows, columns)
-    # The stride of a single column is arbitrary in torch.
-    strides = [stride for t in (a, b) for stride in (t.stride(0), 1 if t.shape[1] == 1 else t.stride(1))]
-    pointers = (a.data_ptr(), b.data_ptr())
-    native._run(
-        native.library.vl_matmul,
-        Gemm(rows, columns, depth, torch.get_num_threads(), *pointers, *strides, None, out.data_ptr()),
-    )
-    return out
 
 
 def matrix(rows: int, columns: int, layout: tuple[bool, int]) -> torch.Tensor:
@@ -76,3 +49,37 @@ def test_a_row_depends_on_neither_threads_nor_other_rows(rows, columns, depth, l
     assert torch.equal(results[0], results[1]) and torch.equal(results[0], results[2])
     row %= rows
     assert torch.equal(gemm(a[row : row + 1].contiguous(), b)[0], results[0][row])
+
+
+@needs_native
+@pytest.mark.parametrize("isa", native.isa_levels())
+@settings(max_examples=40, deadline=None)
+@given(
+    st.integers(1, 150),
+    st.integers(1, 110),
+    st.sampled_from([1, 2, 3, 4, 15, 31, 33, 192, 511, 2050]),
+    st.integers(0, 3),
+    st.booleans(),
+    st.integers(0, 2**31),
+)
+def test_every_instruction_set_multiplies_int8_to_the_same_bits(isa, rows, columns, depth, spare, adds, seed):
+    generator = torch.Generator().manual_seed(seed)
+    a = torch.randn(rows, depth + spare, generator=generator)[:, :depth]
+    a[rows // 2] = 0
+    b = torch.randint(-127, 128, (columns, depth), generator=generator, dtype=torch.int8)
+    scale = torch.rand(columns, generator=generator)
+    add = torch.randn(rows, columns, generator=generator) if adds else None
+    with mock.patch.object(native, "_isa", native.isa_levels()[isa]):
+        actual = gemm_int8(a, b, scale, add)
+    assert torch.equal(actual, int8_product(a, b, scale, add))
+    exact = a.double() @ (b.double() * scale.double()[:, None]).t() + (0 if add is None else add)
+    bound = 0.51 * a.abs().amax(1, keepdim=True) / 127 * (b.abs().double() * scale.double()[:, None]).sum(1) + 1e-4
+    assert ((actual - exact).abs() <= bound).all()
+
+
+@needs_native
+def test_an_int8_product_keeps_what_is_not_finite():
+    a = torch.ones(5, 9)
+    a[1, 3], a[3, 8] = torch.nan, torch.inf
+    product = gemm_int8(a, torch.ones(4, 9, dtype=torch.int8), torch.ones(4), None)
+    assert product[[0, 2, 4]].isfinite().all() and not product[[1, 3]].isfinite().any()

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from native_gemm import gemm_int8, int8_product
 from oracle import block_inputs, compare, convolution, error, inputs, mixer, mixer_inputs, residual_block
 
 from vilonghorn.ops import block, conv_silu, mamba_inner, scan
@@ -70,3 +71,10 @@ def test_a_convolution_agrees_with_the_oracle(dtype):
     x, weight, bias = (torch.randn(shape, dtype=dtype) for shape in ((2, 37, 21), (2, 21, 4), (2, 21)))
     y = conv_silu(x, weight, bias, reverse=(False, True))
     assert error(y, convolution(x, weight, bias, (False, True))) < TOLERANCE[dtype]
+
+
+@pytest.mark.parametrize("depth", [1, 33, 192])
+def test_a_product_with_int8_weights_has_the_same_bits(depth):
+    a, scale = torch.randn(13, depth), torch.rand(50)
+    b = torch.randint(-127, 128, (50, depth), dtype=torch.int8)
+    assert torch.equal(gemm_int8(a, b, scale, None), int8_product(a, b, scale))

@@ -18,7 +18,7 @@ from torch import Tensor
 from ... import __version__
 from ..validate import RULES, ConvArguments, ScanArguments
 
-ABI = 9  # VL_ABI
+ABI = 10  # VL_ABI
 _INT, _LONG, _POINTER = ctypes.c_int32, ctypes.c_int64, ctypes.c_void_p
 _DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)  # in the order of VL_FLOAT32, ...
 
@@ -148,7 +148,7 @@ class Block(ctypes.Structure):
         *_fields(_POINTER, "x norm_weight in_proj conv_weight conv_bias x_proj dt_proj dt_bias A D out_proj"),
         *_fields(_POINTER, "out xz projected checkpoints dout"),
         *_fields(_POINTER, "dx dnorm_weight din_proj dconv_weight dconv_bias dx_proj"),
-        *_fields(_POINTER, "ddt_proj ddt_bias dA dD dout_proj"),
+        *_fields(_POINTER, "ddt_proj ddt_bias dA dD dout_proj in_proj_scale out_proj_scale"),
     ]
 
 

@@ -1,7 +1,7 @@
 """The CPU backend: calls the compiled kernels of `kernels/cpu` for the scan, the mixer around it and a whole block.
 
 The library picks the best instruction set that the processor supports. The environment variable VILONGHORN_ISA chooses
-another: "v2", "v3" or "v4" on x86-64, "generic" elsewhere.
+another: "v2", "v3", "v4" or "vnni" (v4 with AVX512_VNNI) on x86-64, "generic" elsewhere.
 
 Some kernels need working memory. The calling thread keeps it for later calls, in the size of its largest call.
 """

@@ -1,0 +1,157 @@
+"""Files with weights in float16 or int8 compute the model that has the same rounded weights."""
+
+import copy
+import json
+from collections import Counter
+
+import onnx
+import onnx_ir
+import onnxruntime
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from vilonghorn.export import VerificationError, export, formats, native, runtime
+from vilonghorn.export.__main__ import main
+from vilonghorn.export.weights import quantize
+from vilonghorn.ops.backends import cpu
+
+LARGE = dict(embed_dim=80, depth=2)  # torch's exporter folds conversions of small weights
+MATRICES = ("head.weight", "patch_embed.proj.weight", "in_proj.weight", "out_proj.weight", "x_proj", "dt_proj")
+needs_native = pytest.mark.skipif(cpu.library is None, reason="the native library is not built")
+
+
+@pytest.fixture(scope="module")
+def plain(small, tmp_path_factory):
+    """A model, and its file with float32 weights."""
+    model, path = small("vim_nano", **LARGE), tmp_path_factory.mktemp("plain") / "model.onnx"
+    export(model, "onnx", path)
+    return model, path
+
+
+def rounded(model, weights):
+    """A copy whose weights were rounded one by one, in float64."""
+    model = copy.deepcopy(model)
+    for name, parameter in model.named_parameters():
+        if weights == "fp16":
+            parameter.copy_(torch.from_numpy(parameter.numpy().astype("float16").astype("float32")))
+        elif name.endswith(MATRICES):
+            rows = parameter.flatten(1) if parameter.dim() == 4 else parameter.flatten(0, -2)
+            for row in rows:
+                step = row.double().abs().max() / 127
+                row.copy_((row.double() / step).round() * step)
+    return model
+
+
+def optimized(path):
+    """Operators of the graph that onnxruntime runs."""
+    options, out = onnxruntime.SessionOptions(), path.with_name("optimized.onnx")
+    options.optimized_model_filepath, options.log_severity_level = str(out), 4
+    onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+    return Counter(node.op_type for node in onnx.load(out).graph.node)
+
+
+@pytest.mark.parametrize("weights, kind, most", [("fp16", "float16", 0.65), ("int8", "int8", 0.45)])
+def test_a_portable_file_has_rounded_weights_and_is_smaller(weights, kind, most, plain, images, tmp_path):
+    (model, full), path = plain, tmp_path / "model.onnx"
+    before = copy.deepcopy(model.state_dict())
+    assert max(error for _, error in export(model, "onnx", path, weights)) < 1e-5
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    assert path.stat().st_size < most * full.stat().st_size
+    written = onnx.load(path)
+    onnx.checker.check_model(written, full_check=True)
+    assert json.loads({entry.key: entry.value for entry in written.metadata_props}["weights"]) == weights
+    large = [t for t in written.graph.initializer if torch.Size(t.dims).numel() > 8192]
+    assert {onnx.TensorProto.DataType.Name(t.data_type) for t in large} == {kind.upper()}
+    assert optimized(path) == optimized(full)  # onnxruntime converts the weights when it opens the file
+    run, reference = runtime.load("onnx", str(path)), rounded(model, weights)
+    for shape in [(1, 3, 32, 32), (3, 3, 40, 24)]:
+        expected = reference(images(*shape))
+        assert (model(images(*shape)) - expected).abs().max() > 1e-4  # rounding is seen
+        torch.testing.assert_close(run(images(*shape)), expected, rtol=0, atol=1e-5)
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.integers(1, 9), st.integers(1, 40), st.floats(-30, 30), st.integers(0, 2**31))
+def test_numbers_are_nearest_multiples_of_a_scale_for_each_row(rows, columns, exponent, seed):
+    weight = torch.randn(rows, columns, generator=torch.Generator().manual_seed(seed)) * 2.0**exponent
+    weight[rows // 2] = 0
+    number, scale = quantize(weight)
+    assert number.dtype == torch.int8 and scale.shape == (rows, 1) and (number[rows // 2] == 0).all()
+    exact = weight.double()
+    largest = exact.abs().amax(1)
+    assert (number.abs().amax(1) == torch.where(largest > 0, 127, 0)).all()
+    error = (number.double() * scale.double() - exact).abs().amax(1)
+    assert (error <= largest / 127 * 0.50001).all()
+
+
+def test_a_weight_that_float16_cannot_hold_is_refused(checkpoint, tmp_path, monkeypatch, capsys):
+    model = copy.deepcopy(checkpoint[1])
+    model.head.weight[0, 0] = 1e5
+    with pytest.raises(ValueError, match="head.weight holds values that are infinite in float16"):
+        export(model, "onnx", tmp_path / "model.onnx", "fp16")
+    torch.save(model.state_dict(), tmp_path / "large.pth")
+    monkeypatch.chdir(tmp_path)
+    options = ["--to", "onnx", "--weights", "fp16", "--checkpoint", "large.pth", "--img-size", "32"]
+    with pytest.raises(SystemExit):
+        main(["vilonghorn_nano", *options])
+    capsys.readouterr()
+    assert not [*tmp_path.glob("*.onnx")]
+
+
+def test_short_weights_are_for_onnx_files(small, tmp_path, capsys):
+    with pytest.raises(ValueError, match="weights is 'int8', expected 'fp32' with 'aoti'"):
+        export(small(), "aoti", tmp_path / "model.aoti.pt2", "int8")
+    with pytest.raises(SystemExit):
+        main(["vilonghorn_nano", "--to", "pt2", "--weights", "int8"])
+    assert "--weights is int8, expected fp32 with --to pt2; ONNX files take fp32, fp16, int8" in capsys.readouterr().err
+
+
+@needs_native
+@pytest.mark.parametrize(
+    "name, kwargs, operator",
+    [
+        ("vilonghorn_nano", dict(depth=2, d_state=5, embed_dim=20, expand=3), "BlockInt8"),
+        ("vim_nano", dict(embed_dim=80), "BlockInt8"),
+        ("vilonghorn_nano_shared", dict(embed_dim=80), "Scan"),
+    ],
+)
+def test_blocks_multiply_in_int8(name, kwargs, operator, small, images, tmp_path):
+    model, path = small(name, **kwargs), tmp_path / "model.ort.onnx"
+    limit = 1e-5 if operator == "Scan" else 0.02
+    assert max(error for _, error in export(model, "ort", path, "int8")) < limit
+    graph = onnx.load(path).graph
+    nodes = [node for node in graph.node if node.domain == "vilonghorn"]
+    assert {node.op_type for node in nodes} == {operator}
+    types = {tensor.name: tensor.data_type for tensor in graph.initializer}
+    if operator == "BlockInt8":
+        assert all(types[node.input[i]] == onnx.TensorProto.INT8 for node in nodes for i in (2, 10))
+    run, reference = runtime.load("ort", str(path), *formats.libraries("ort")), rounded(model, "int8")
+    for shape in [(1, 3, 32, 32), (3, 3, 40, 24)]:
+        torch.testing.assert_close(run(images(*shape)), reference(images(*shape)), rtol=0, atol=0.03)
+
+
+@needs_native
+def test_a_native_file_holds_float16(small, tmp_path):
+    model, sizes = small("vilonghorn_nano", embed_dim=80), []
+    for weights in ("fp32", "fp16"):
+        assert max(error for _, error in export(model, "ort", tmp_path / "model.ort.onnx", weights)) < 1e-5
+        sizes.append((tmp_path / "model.ort.onnx").stat().st_size)
+    assert sizes[1] < 0.65 * sizes[0]
+
+
+@needs_native
+def test_a_damaged_int8_file_is_thrown_away(small, tmp_path, monkeypatch):
+    """The rows of out_proj are in reverse order."""
+    right = native.use_int8
+
+    def wrong(graph):
+        right(graph)
+        for name, value in graph.initializers.items():
+            if name.endswith("out_proj.weight.int8"):
+                value.const_value = onnx_ir.tensor(value.const_value.numpy()[::-1].copy(), name=name)
+
+    monkeypatch.setattr(native, "use_int8", wrong)
+    with pytest.raises(VerificationError, match="differs from the model by"):
+        export(small("vim_nano", depth=2), "ort", tmp_path / "model.ort.onnx", "int8")

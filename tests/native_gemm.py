@@ -1,0 +1,55 @@
+"""The matrix products of the native library, and what products with int8 weights are."""
+
+import ctypes
+
+import torch
+
+from vilonghorn.ops.backends import cpu as native
+
+
+class Gemm(ctypes.Structure):
+    """VlGemm of kernels/include/vilonghorn.h."""
+
+    _fields_ = [
+        *((name, ctypes.c_int64) for name in ("rows", "columns", "depth")),
+        ("threads", ctypes.c_int32),
+        *((name, ctypes.c_void_p) for name in ("a", "b")),
+        *((name, ctypes.c_int64) for name in ("a_row", "a_depth", "b_depth", "b_column")),
+        *((name, ctypes.c_void_p) for name in ("add", "out", "b_scale")),
+    ]
+
+
+def gemm(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """The product that the kernel of a block computes."""
+    a, b = (t if 1 in t.stride() else t.contiguous() for t in (a, b))
+    (rows, depth), columns = a.shape, b.shape[1]
+    out = a.new_empty(rows, columns)
+    # The stride of a single column is arbitrary in torch.
+    strides = [stride for t in (a, b) for stride in (t.stride(0), 1 if t.shape[1] == 1 else t.stride(1))]
+    pointers = (a.data_ptr(), b.data_ptr())
+    native._run(
+        native.library.vl_matmul,
+        Gemm(rows, columns, depth, torch.get_num_threads(), *pointers, *strides, None, out.data_ptr()),
+    )
+    return out
+
+
+def gemm_int8(a: torch.Tensor, b: torch.Tensor, scale: torch.Tensor, add: torch.Tensor | None) -> torch.Tensor:
+    """a (b scale)^T + add, with int8 rows of b and a scale for each."""
+    (rows, depth), columns = a.shape, len(b)
+    out = torch.full((rows, columns), torch.nan)
+    tensors = [None if t is None else t.data_ptr() for t in (add, out, scale)]
+    pointers = (a.data_ptr(), b.data_ptr(), a.stride(0), 1, 1, depth)
+    struct = Gemm(rows, columns, depth, torch.get_num_threads(), *pointers, *tensors)
+    native._run(native.library.vl_matmul, struct)
+    return out
+
+
+def int8_product(
+    a: torch.Tensor, b: torch.Tensor, scale: torch.Tensor, add: torch.Tensor | None = None
+) -> torch.Tensor:
+    """`gemm_int8` by integers of torch: rows of a in 127 steps of their largest magnitude."""
+    largest = a.abs().amax(1, keepdim=True)
+    integers = (a * torch.where(largest > 0, 127 / largest, 0)).round().long()
+    product = (integers @ b.long().t()).float() * (scale * (largest / 127))
+    return product if add is None else product + add

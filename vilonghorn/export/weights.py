@@ -1,0 +1,117 @@
+"""Files with weights in float16 or int8: option `--weights` of the export.
+
+The graph of such a file begins with the conversion of its weights to float32. onnxruntime converts them once, when it
+opens the file.
+"""
+
+import copy
+from collections.abc import Collection
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from ..layers import Block, Mixer
+from ..ops.register import native_export
+
+WEIGHTS = ("fp32", "fp16", "int8")
+
+
+def quantize(weight: Tensor, dims: tuple[int, ...] = (-1,)) -> tuple[Tensor, Tensor]:
+    """Rounds to int8, symmetrically: weight is about number * scale.
+
+    Args:
+        weight: float32, of any shape.
+        dims: dimensions that share a scale; those of the inputs of a linear layer give one for each output channel.
+
+    Returns:
+        Numbers from -127 to 127, int8, in the shape of `weight`; and scales, float32, of size 1 in `dims`.
+    """
+    scale = weight.abs().amax(dims, keepdim=True) / 127
+    scale = torch.where(scale > 0, scale, 1.0)
+    return (weight / scale).round().to(torch.int8), scale
+
+
+def shorten(model: nn.Module, weights: str) -> dict[str, tuple[Tensor, ...]]:
+    """What a file stores in place of parameters, by the name of the parameter.
+
+    With "fp32" nothing; with "fp16" float16 numbers, of all parameters; with "int8" what `quantize` returns, of linear
+    layers, x_proj, dt_proj and the patch embedding.
+
+    Raises:
+        ValueError: a parameter is too large for float16.
+    """
+    if weights == "fp16":
+        stored = {name: (parameter.half(),) for name, parameter in model.named_parameters()}
+        if too_large := [name for name, (short,) in stored.items() if not short.isfinite().all()]:
+            raise ValueError(
+                f"--weights fp16: {too_large[0]} holds values that are infinite in float16 (above 65504); "
+                "export with --weights fp32 or int8"
+            )
+        return stored
+    stored = {}
+    for prefix, module in model.named_modules() if weights == "int8" else ():
+        if isinstance(module, (nn.Linear, nn.Conv2d)):
+            stored[f"{prefix}.weight"] = quantize(module.weight, tuple(range(1, module.weight.dim())))
+        elif isinstance(module, Mixer):
+            stored |= {f"{prefix}.{name}": quantize(getattr(module, name)) for name in ("x_proj", "dt_proj")}
+    return stored
+
+
+def restore(short: Tensor, scale: Tensor | None = None) -> Tensor:
+    """The float32 weight of what `shorten` returns."""
+    return short.float() if scale is None else short.float() * scale
+
+
+@torch.no_grad()
+def round_weights(model: nn.Module, weights: str) -> nn.Module:
+    """A copy of a model of `load_for_export`, with the weights that a file of `weights` has.
+
+    Raises:
+        ValueError: as `shorten`.
+    """
+    model = copy.deepcopy(model)
+    parameters = dict(model.named_parameters())
+    for name, parts in shorten(model, weights).items():
+        parameters[name].copy_(restore(*parts))
+    return model
+
+
+def int8_layers(model: nn.Module) -> dict[str, nn.Linear]:
+    """The layers that `--to ort --weights int8` multiplies in int8, by the names of their weights.
+
+    These are in_proj and out_proj of each block that is one operator.
+    """
+    found = {}
+    with native_export():
+        for name, block in model.named_modules():
+            if isinstance(block, Block) and block.is_fused(torch.zeros(1, 1, block.mixer.dim)):
+                found[f"{name}.mixer.in_proj.weight"] = block.mixer.in_proj
+                found[f"{name}.mixer.out_proj.weight"] = block.mixer.out_proj
+    return found
+
+
+class ShortWeights(nn.Module):
+    """A model of `round_weights` to be captured: it holds short weights, and converts them in forward."""
+
+    def __init__(self, model: nn.Module, weights: str, skipped: Collection[str] = ()) -> None:
+        """
+        Args:
+            model: of `round_weights`.
+            weights: one of WEIGHTS.
+            skipped: names of parameters that stay as they are.
+        """
+        super().__init__()
+        self.model = model
+        self.parts: dict[str, list[str]] = {}  # of a parameter, the names of the buffers
+        for name, parts in shorten(model, weights).items():
+            if name in skipped:
+                continue
+            self.parts[name] = [f"{name.replace('.', '_')}_{part}" for part in ("short", "scale")[: len(parts)]]
+            for buffer, tensor in zip(self.parts[name], parts):
+                self.register_buffer(buffer, tensor)
+
+    def forward(self, images: Tensor) -> Tensor | list[Tensor]:
+        """Runs the model with the converted weights."""
+        restored = {name: restore(*map(self.get_buffer, parts)) for name, parts in self.parts.items()}
+        return functional_call(self.model, restored, (images,))
