@@ -69,7 +69,6 @@ def toy_report(ours=(90.0, 92.0, 94.0), theirs=(70.0, 75.0, 74.0), **changes) ->
             candidate=name,
             rate=rate,
             seed=seed,
-            counts=True,
             parameters=1000,
             commit="0123456789abcdef+",
             seconds=36.0,
@@ -83,10 +82,10 @@ def toy_report(ours=(90.0, 92.0, 94.0), theirs=(70.0, 75.0, 74.0), **changes) ->
         for seed, value in enumerate(values)
     ]
     for name, lost in (("longhorn", (0.02, 0.03)), ("vit", (0.01, 0.03))):
-        common = dict(task="recall", candidate=name, seed=0, counts=False, tests=None)
+        common = dict(task="recall", candidate=name, seed=0, tests=None)
         cells += [dict(common, rate=rate, seconds=1.0, diverged="11 updates in a row") for rate in lost]
     task = dict(PLAN["tasks"]["recall"], sweep=[0.01, 0.02, 0.03])
     plan = Study(**{**PLAN, "tasks": {"recall": task}, "seeds": [0, 1, 2], "thresholds": [60, 99]})
     values = dict(command=["python", "-m", "x y"], commit=None, date="2025-01-02T03", machine=dict(cpu="a processor"))
-    values |= dict(study="toy", finished=True, seconds=10.0, plan=plan, cells=cells)
+    values |= dict(study="toy", finished=True, plan=plan, cells=cells)
     return Report(**(values | changes))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import os
 import pickle
@@ -16,8 +17,7 @@ pytest.importorskip("sklearn", reason="the tasks are made of the digits that com
 
 from vilonghorn.data import create_loader  # noqa: E402
 from vilonghorn.engine import Interrupted  # noqa: E402
-from vilonghorn.study import cell as study_cell  # noqa: E402
-from vilonghorn.study.cell import ShortEpochs, data_file, read_result  # noqa: E402
+from vilonghorn.study.cell import ShortEpochs, data_file, plan_hash, run_cell, write_data  # noqa: E402
 from vilonghorn.study.match import match_size  # noqa: E402
 from vilonghorn.study.plan import Cell, read_study  # noqa: E402
 
@@ -34,14 +34,14 @@ def study(write):
 
 def test_a_cell_that_diverges_leaves_that_as_its_result(write, tmp_path):
     study = read_study(write(recipe__run={"device": "cpu", "max_skipped": 0}))
-    study_cell.write_data(study, tmp_path)
+    write_data(study, tmp_path, "recall")
     cell = Cell("recall", "longhorn", 1e30, 0)
-    study_cell.train_cell(study, tmp_path, cell, None)
-    assert "not finite" in read_result(tmp_path, cell)["diverged"]
+    result = run_cell(study, tmp_path, cell, None)
+    assert "not finite" in result["diverged"] and result["tests"] is None and result["seconds"] > 0
 
 
 def test_short_epochs_make_up_a_pass(tmp_path, study):
-    study_cell.write_data(study, tmp_path)
+    write_data(study, tmp_path, "recall")
     file = data_file(tmp_path, study.tasks["recall"].dataset("train"))
     loader = create_loader(file, batch_size=8, image_size=32, training=True, workers=1)
     parts = ShortEpochs(loader, 2)
@@ -57,27 +57,48 @@ def test_short_epochs_make_up_a_pass(tmp_path, study):
 
 
 def test_the_results_of_a_cell_are_those_of_the_engine(study, tmp_path):
-    study_cell.write_data(study, tmp_path)
+    write_data(study, tmp_path, "recall")
     cell = Cell("recall", "longhorn", 0.01, 1)
-    study_cell.train_cell(study, tmp_path, cell, "abc")
-    found = read_result(tmp_path, cell)
+    found = run_cell(study, tmp_path, cell, "abc")
     assert [point["images"] for point in found["curve"]] == [16, 32, 48, 64]
     assert found["val"]["top1"] == found["curve"][-1]["top1"] and found["commit"] == "abc"
+    assert found["val"]["top5"] >= found["val"]["top1"]
     assert found["parameters"] == match_size(study, "recall", "longhorn")[1]
     assert found["kept_bytes_per_image"] > 32 * 32 * 3 * 4  # the image itself, at the least
-    study_cell.test_cell(study, tmp_path, cell, "abc")
-    tests = read_result(tmp_path, cell)["tests"]
+    tests = found["tests"]
     assert tests["test"]["images"] == 8 and tests["large"]["images"] == 3
     assert tests["test"]["chance"] == 50
-    assert all(math.isfinite(test["loss"]) for test in tests.values())
+    assert all(math.isfinite(test["loss"]) and test["top5"] >= test["top1"] for test in tests.values())
+    again = run_cell(study, tmp_path, cell, "abc")  # as after a stop between the training and the results
+    assert json.loads(json.dumps(again)) == json.loads(json.dumps(found))
+
+
+def test_the_hash_of_a_cell_is_of_its_plan_alone(write, study, tmp_path):
+    cell = Cell("recall", "longhorn", 0.01, 1)
+    found = plan_hash(study, tmp_path, cell)
+    assert plan_hash(study, tmp_path / "elsewhere", cell) == found
+    assert (
+        plan_hash(read_study(write(title="Another", tasks__recall__sweep=[0.01, 0.1], seeds=[1, 9])), tmp_path, cell)
+        == found
+    )
+    changes = [
+        dict(recipe__optimizer={"weight_decay": 0.3}),
+        dict(trunk={"embed_dim": 24, "depth": 1, "patch_size": 8}),
+        dict(tasks__recall__count={"train": 35, "val": 8, "test": 8}),
+        dict(tasks__recall__parts=4),
+        dict(tasks__recall__test_count={"large": 4}),
+        dict(tasks__recall__tests={"test": {}, "large": {"grid": 6}}),
+    ]
+    hashes = [plan_hash(read_study(write(**change)), tmp_path, cell) for change in changes]
+    assert len({found, *hashes}) == len(changes) + 1
 
 
 def test_a_stopped_cell_is_resumed_and_ends_as_if_it_had_not_been_stopped(study, tmp_path, monkeypatch):
-    study_cell.write_data(study, tmp_path)
+    write_data(study, tmp_path, "recall")
     cell, undisturbed = Cell("recall", "longhorn", 0.01, 1), tmp_path / "undisturbed"
     undisturbed.mkdir()
     (undisturbed / "data").symlink_to(tmp_path / "data")
-    study_cell.train_cell(study, undisturbed, cell, None)
+    expected = run_cell(study, undisturbed, cell, None)
     whole_epoch = ShortEpochs.epoch
 
     def stopped_epoch(self, epoch, start=0):
@@ -87,8 +108,7 @@ def test_a_stopped_cell_is_resumed_and_ends_as_if_it_had_not_been_stopped(study,
 
     with monkeypatch.context() as patch, pytest.raises(Interrupted) as stopped:
         patch.setattr(ShortEpochs, "epoch", stopped_epoch)
-        study_cell.train_cell(study, tmp_path, cell, None)
+        run_cell(study, tmp_path, cell, None)
     assert pickle.loads(pickle.dumps(stopped.value)).signum == signal.SIGTERM  # passes from a worker to the command
-    assert "seconds" not in read_result(tmp_path, cell)
-    study_cell.train_cell(study, tmp_path, cell, None)
-    assert read_result(tmp_path, cell)["curve"] == read_result(undisturbed, cell)["curve"]
+    found = run_cell(study, tmp_path, cell, None)
+    assert found["curve"] == expected["curve"] and found["tests"] == expected["tests"]

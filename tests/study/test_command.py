@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import json
-from contextlib import nullcontext
+import math
+import shutil
+from concurrent.futures import Future
+from contextlib import contextmanager, nullcontext
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 
@@ -13,10 +17,16 @@ from toy_study import write_plan
 pytest.importorskip("sklearn", reason="the tasks are made of the digits that come with scikit-learn")
 
 from vilonghorn.study import __main__ as command  # noqa: E402
-from vilonghorn.study.cell import result_file, run_config  # noqa: E402
+from vilonghorn.study.cell import plan_hash, run_config  # noqa: E402
 from vilonghorn.study.match import match_size  # noqa: E402
 from vilonghorn.study.plan import Cell, read_study  # noqa: E402
-from vilonghorn.study.results import choose_rate  # noqa: E402
+from vilonghorn.study.results import (  # noqa: E402
+    cell_of,
+    choose_rate,
+    read_report,
+    remaining_cells,
+    sweep_runs,
+)
 
 
 @pytest.fixture
@@ -29,57 +39,62 @@ def study(write):
     return read_study(write())
 
 
-def finish(folder, cell, top1=0.0, loss=1.0, kind="train", **more):
-    """Writes the results of a finished cell."""
-    result_file(folder, cell, kind).parent.mkdir(parents=True, exist_ok=True)
-    results = {"val": {"top1": top1, "loss": loss}, "seconds": 1.0} if kind == "train" else {"tests": {"test": {}}}
-    result_file(folder, cell, kind).write_text(json.dumps({**results, **more}))
+def result(cell, top1=0.0, loss=1.0, **more):
+    """The results of a finished cell."""
+    tests = {"test": {"top1": top1}, "large": {"top1": top1}}
+    return {**asdict(cell), "val": {"top1": top1, "loss": loss}, "seconds": 1.0, "tests": tests, **more}
 
 
-def sweep_cells(study):
-    return [cell for pair in study.pairs() for cell in study.sweep(*pair)]
+def remaining(study, results, tasks=None):
+    return remaining_cells(study, results, study.tasks if tasks is None else tasks)
 
 
-def chosen(study, folder, candidate):
-    return choose_rate(study, command.read_results(study, folder).values(), "recall", candidate)
+def test_a_sweep_comes_first_then_the_seeds_at_the_best_rate(study):
+    sweep = remaining(study, [])
+    assert [(cell.candidate, cell.rate, cell.seed) for cell in sweep] == [
+        (name, rate, 0) for name in ("longhorn", "vit") for rate in (0.001, 0.01)
+    ]
+    results = [result(cell, top1=90 if cell.rate == 0.01 else 80) for cell in sweep[:3]]
+    assert choose_rate(study, results, "recall", "longhorn") == 0.01
+    assert choose_rate(study, results, "recall", "vit") is None  # one of its rates is not run yet
+    assert remaining(study, results, ["recall", "copy"]) == [  # in this order
+        sweep[3],
+        Cell("recall", "longhorn", 0.01, 1),  # the seed of the sweep is run already
+        Cell("copy", "longhorn", 0.01, 0),  # which takes its rate from the sweep of another task
+        Cell("copy", "longhorn", 0.01, 1),
+    ]
+    assert remaining(study, results, ["copy"]) == [Cell("copy", "longhorn", 0.01, seed) for seed in (0, 1)]
+    results.append(result(sweep[3], top1=85))
+    assert choose_rate(study, results, "recall", "vit") == 0.01
+    while left := remaining(study, results):
+        results += [result(cell) for cell in left]
+    assert len(results) == 8
 
 
-def test_a_sweep_comes_first_then_the_seeds_at_the_best_rate_then_the_tests(study, tmp_path):
-    sweep = sweep_cells(study)
-    assert len(sweep) == 4 and {cell.seed for cell in sweep} == {0}
-    assert command.remaining_jobs(study, tmp_path) == [("train", cell) for cell in sweep]
-    for cell in sweep[:3]:
-        finish(tmp_path, cell, top1=90 if cell.rate == 0.01 else 80)
-    assert chosen(study, tmp_path, "longhorn") == 0.01
-    assert chosen(study, tmp_path, "vit") is None  # one of its rates is not run yet
-    left = command.remaining_jobs(study, tmp_path)
-    assert ("train", Cell("copy", "longhorn", 0.01, 1)) in left  # which takes its rate from the sweep of another task
-    assert left[0] == ("test", Cell("recall", "longhorn", 0.01, 0))  # the seed of the sweep is trained already
-    assert not any(kind == "test" and cell.rate == 0.001 for kind, cell in left)
-    finish(tmp_path, sweep[3], top1=85)
-    assert chosen(study, tmp_path, "vit") == 0.01
-    while left := command.remaining_jobs(study, tmp_path):
-        for kind, cell in left:
-            finish(tmp_path, cell, kind=kind)
-    assert not result_file(tmp_path, Cell("recall", "vit", 0.001, 0), "test").exists()  # what lost is never tested
+def test_of_equal_rates_the_smaller_loss_counts(study):
+    results = [result(cell, top1=50, loss=1 + cell.rate) for cell in remaining(study, [])]
+    assert choose_rate(study, results, "recall", "vit") == 0.001
 
 
-def test_of_equal_rates_the_smaller_loss_counts(study, tmp_path):
-    for cell in sweep_cells(study):
-        finish(tmp_path, cell, top1=50, loss=1 + cell.rate)
-    assert chosen(study, tmp_path, "vit") == 0.001
+def test_a_rate_that_diverged_comes_last(study):
+    results = [result(cell, top1=5) for cell in remaining(study, [])]
+    results[1] = {**asdict(Cell("recall", "longhorn", 0.01, 0)), "seconds": 1.0, "tests": None, "diverged": "why"}
+    assert choose_rate(study, results, "recall", "longhorn") == 0.001
 
 
-def test_a_rate_that_diverged_comes_last_and_such_a_run_is_not_tested(study, tmp_path):
-    for cell in sweep_cells(study):
-        finish(tmp_path, cell, top1=5)
-    cell = Cell("recall", "longhorn", 0.01, 0)
-    finish(tmp_path, cell, diverged="11 updates in a row")
-    assert chosen(study, tmp_path, "longhorn") == 0.001
-    finish(tmp_path, Cell("recall", "longhorn", 0.001, 1), diverged="again")
-    left = command.remaining_jobs(study, tmp_path)
-    assert ("test", Cell("recall", "longhorn", 0.001, 0)) in left
-    assert not any(job[1] == Cell("recall", "longhorn", 0.001, 1) for job in left)
+def test_a_sweep_is_widened_until_the_best_rate_is_inside(write):
+    study = read_study(write(tasks__recall__candidates=["longhorn"], tasks__recall__widen=3))
+    best, results = 0.0002, []
+    for expected in ([0.001, 0.01], [0.0001], [1e-05], []):
+        new = [cell for cell in remaining(study, results, ["recall"]) if cell.seed == 0]
+        assert [cell.rate for cell in new] == expected
+        results += [result(cell, top1=100 - abs(math.log10(cell.rate / best))) for cell in new]
+    assert choose_rate(study, results, "recall", "longhorn") == 0.0001
+    assert list(sweep_runs(study, results, "recall", "longhorn")) == [1e-05, 0.0001, 0.001, 0.01]
+    study.tasks["recall"].widen = 1  # the best rate may stay at the end
+    assert list(sweep_runs(study, results, "recall", "longhorn")) == [0.0001, 0.001, 0.01]
+    rising = [result(Cell("recall", "longhorn", rate, 0), top1=rate) for rate in (0.001, 0.01)]
+    assert remaining(study, rising, ["recall"])[0] == Cell("recall", "longhorn", 0.1, 0)
 
 
 def test_candidates_have_the_parameters_of_the_reference(study, write):
@@ -89,6 +104,7 @@ def test_candidates_have_the_parameters_of_the_reference(study, write):
     assert abs(theirs / ours - 1) < 0.03 and kwargs["num_heads"] == 2
     with pytest.raises(ValueError, match=r"vit has [\d,]+ parameters on task recall, [+-].*at most 3% is allowed"):
         match_size(read_study(write(candidates__vit__match={})), "recall", "vit")
+    assert match_size(read_study(write(candidates__vit__match={}, candidates__vit__any_size=True)), "recall", "vit")
     with pytest.raises(ValueError, match="timm cannot make vit_colossal"):
         match_size(read_study(write(candidates__vit__model="vit_colossal")), "recall", "vit")
 
@@ -112,6 +128,8 @@ def test_candidates_have_the_parameters_of_the_reference(study, write):
             "matches depth, mlp_ratio; expected one argument",
         ),
         (dict(tasks__copy__epochs=3), "epochs"),
+        (dict(tasks__copy__widen=1), "task copy: widen is 1, expected 0, or more with at least two rates"),
+        (dict(tables__recall__metric="top2"), "metric"),
         (dict(tasks__copy__min_lr_ratio=1.5), "task copy: min_lr_ratio is 1.5, expected 0 to 1"),
         (dict(seeds=[1, 1]), "a standard deviation needs at least two"),
     ],
@@ -152,27 +170,61 @@ def test_a_study_runs_to_its_end_is_never_run_again_and_refuses_another_plan(wri
     target = tmp_path / "toy.json"
     arguments = [str(path), "--dir", str(folder), "--processes", "1", "--json", str(target)]
     assert command.main([*arguments, "--list"]) == 0
-    assert capsys.readouterr().out == "train recall/longhorn/rate0.01-seed0\n"
+    assert capsys.readouterr().out == "recall/longhorn/rate0.01-seed0\n"
     assert command.main(arguments) == 0
     report = json.loads(target.read_text())
     assert report["finished"] and len(report["cells"]) == 4 and all(cell["tests"] for cell in report["cells"])
+    assert sum(line.startswith("  {") for line in target.read_text().splitlines()) == 4  # a line for each run
     out = capsys.readouterr().out
     assert "### Recall" in out and (folder / "toy-recall.svg").is_file()
 
     monkeypatch.setattr(command, "worker_pool", lambda workers: nullcontext())  # has no `submit`
-    before = {file: file.stat().st_mtime_ns for file in (folder / "runs").rglob("*") if file.is_file()}
+    shutil.rmtree(folder)  # the JSON file is all that is needed
     assert command.main(arguments) == 0
-    assert before == {file: file.stat().st_mtime_ns for file in (folder / "runs").rglob("*") if file.is_file()}
-    write(**small, recipe__optimizer={"weight_decay": 0.3})
-    assert command.main(arguments) == 2
-    assert "has another recipe, model or data than the study" in capsys.readouterr().err
-    for tests in (
+    assert json.loads(target.read_text())["cells"] == report["cells"]
+    for change in (
+        {"recipe__optimizer": {"weight_decay": 0.3}},
         {"tasks__recall__test_count": {"large": 4}},
-        {"tasks__recall__tests": {"test": {}, "large": {"grid": 6}}},
+        {
+            "candidates": {"other": {"title": "Longhorn", "model": "vilonghorn_nano"}},
+            "reference": "other",
+            "tasks__copy__candidates": ["other"],
+            "tasks__recall__candidates": ["other"],
+        },
     ):
-        write(**small, **tests)
-        assert command.main(arguments) == 2
-        assert "seed0.test.json has other test sets than the study" in capsys.readouterr().err
+        write(**{**small, **change})
+        assert command.main([*arguments, "--list"]) == 2
+        message = capsys.readouterr().err
+        assert f"{target}: run recall/longhorn/rate0.01-seed0 has another recipe, model, data or tests" in message
+    target.write_text("[]")
+    assert command.main(arguments) == 2
+    assert "toy.json is not the JSON file of a study (TypeError" in capsys.readouterr().err
+
+
+def test_runs_that_ended_before_an_error_are_kept(write, tmp_path, capsys, monkeypatch):
+    study = read_study(write())
+    first, second, *_ = remaining(study, [])
+    futures = {cell: Future() for cell in (first, second)}
+
+    class Pool:
+        def submit(self, call, plan, folder, cell, commit):
+            return futures[cell]
+
+    @contextmanager
+    def pool(workers):
+        futures[first].set_exception(ValueError("no room"))
+        try:
+            yield Pool()
+        finally:
+            futures[second].set_result(result(second, top1=12.0, plan=plan_hash(study, tmp_path, second)))
+
+    monkeypatch.setattr(command, "worker_pool", pool)
+    monkeypatch.setattr(command, "write_data", lambda *arguments: None)
+    arguments = [str(tmp_path / "toy.yaml"), "--dir", str(tmp_path / "runs"), "--processes", "2"]
+    assert command.main(arguments) == 2
+    assert capsys.readouterr().err == "error: no room\n"
+    report = read_report(tmp_path / "runs" / "results.json")
+    assert [cell_of(cell) for cell in report.cells] == [second] and not report.finished
 
 
 def test_a_place_for_the_results_that_is_not_there_is_refused_before_any_work(write, tmp_path, capsys):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import json
 import re
 from pathlib import Path
 
@@ -99,10 +98,7 @@ def test_every_score_of_a_study_comes_from_its_report():
         assert scores and not set(scores) & set(after)
 
 
-def test_an_unfinished_study_is_refused(tmp_path):
-    report = json.loads((make.FOLDER / "long.json").read_text()) | dict(finished=False)
-    (tmp_path / "half.json").write_text(json.dumps(report))
-    with pytest.raises(
-        ValueError, match="half.json is of an unfinished study: resume it with python -m vilonghorn.study"
-    ):
-        make.read_reports(tmp_path)
+def test_a_study_without_results_has_a_section_and_plots_too(tmp_path):
+    report = toy_report(finished=False, cells=[])
+    assert "The study is not finished" in make.section(report)
+    assert [path.name for path in make.draw_all(report, tmp_path)] == ["toy-recall.svg", "toy-curves.svg"]

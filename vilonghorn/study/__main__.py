@@ -1,20 +1,19 @@
 """Runs a comparison of models: `vilonghorn study quick` runs configs/studies/quick.yaml.
 
-The learning rate of each candidate is chosen on the validation split. Then the candidate is trained with several seeds,
-and each run is tested once. The same command resumes a study that was stopped; finished runs are reused. The results
-are runs/studies/NAME/results.json, tables.md and plots. docs/comparison.md shows those of committed studies.
+The learning rate of each candidate is chosen on the validation split. Then the candidate is trained with several seeds.
+The results are runs/studies/NAME/results.json, a line for each finished run, and tables.md and plots beside it. The
+same command resumes a study that was stopped; runs that are in the results are not run again. docs/comparison.md shows
+committed studies.
 """
 
 import argparse
 import datetime
-import json
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from concurrent.futures.process import BrokenProcessPool
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -25,72 +24,84 @@ from ..engine import Interrupted
 from ..engine.command_line import configs_folder
 from ..tools.env import machine
 from ..tools.processes import worker_pool
-from .cell import check_unchanged, read_result, test_cell, train_cell, write_data
+from .cell import plan_hash, run_cell, write_data
 from .match import match_size
 from .plan import Cell, Study, read_study
 from .plots import draw
-from .results import Report, choose_rate
+from .results import Report, cell_of, read_report, remaining_cells, write_report
 from .tables import render
 
 CONFIGS = configs_folder() / "studies"
-JOBS = {"train": train_cell, "test": test_cell}
-Job = tuple[str, Cell]  # a key of JOBS, and the cell
 
 
-def read_results(study: Study, folder: Path) -> dict[Cell, dict[str, Any]]:
-    """The results of the sweep and of the runs at the rates chosen so far, which have "counts" set."""
-    cells = [cell for task, candidate in study.pairs() for cell in study.sweep(task, candidate)]
-    results = {cell: {**read_result(folder, cell), "counts": False} for cell in cells}
-    sweep = list(results.values())
-    for task, candidate in study.pairs():
-        rate = choose_rate(study, sweep, task, candidate)
-        for cell in (Cell(task, candidate, rate, seed) for seed in study.seeds if rate is not None):
-            results[cell] = {**read_result(folder, cell), "counts": True}
-    return results
+def check_unchanged(report: Report, folder: Path, file: Path) -> None:
+    """Checks that the results in a file belong to the plan of the report.
+
+    Raises:
+        ValueError: a run has another task, candidate, recipe, model, data or tests than the plan.
+    """
+    for result in report.cells:
+        cell = cell_of(result)
+        known = cell.task in report.plan.tasks and cell.candidate in report.plan.names(cell.task)
+        if not known or result.get("plan") != plan_hash(report.plan, folder, cell):
+            raise ValueError(
+                f"{file}: run {cell.id} has another recipe, model, data or tests than the study: undo the change of "
+                "the plan, remove the run's line, or give --json another file"
+            )
 
 
-def remaining_jobs(study: Study, folder: Path) -> list[Job]:
-    """The jobs that can run now: tests of finished runs, then the runs that are missing."""
-    results = read_results(study, folder)
-    trained = [cell for cell, result in results.items() if result["counts"] and "seconds" in result]
-    tests = [cell for cell in trained if not results[cell]["tests"] and "diverged" not in results[cell]]
-    missing = [cell for cell, result in results.items() if "seconds" not in result]
-    return [*(("test", cell) for cell in tests), *(("train", cell) for cell in missing)]
+def split_tasks(study: Study) -> tuple[list[str], dict[str, str]]:
+    """The tasks whose data are there, and of the others what to do."""
+    missing = {}
+    for name, task in study.tasks.items():
+        try:
+            task.dataset("train").check()
+        except FileNotFoundError as error:
+            missing[name] = str(error)
+    return [name for name in study.tasks if name not in missing], missing
 
 
-def run(study: Study, folder: Path, processes: int) -> None:
-    """Runs all remaining jobs, several at a time, each in one thread.
+def run(report: Report, folder: Path, processes: int, tasks: Sequence[str], save: Callable[[], None]) -> None:
+    """Runs the remaining cells of tasks, several at a time, each in one thread, and adds the results to the report.
 
     Raises:
         RuntimeError: a process crashed.
-        ValueError, OSError, Interrupted: a job failed; the others are stopped and saved.
+        ValueError, OSError, Interrupted: a run failed; the others are stopped and saved.
     """
-    start, commit = time.monotonic(), revision()
-    running: dict[Future, Job] = {}
+    start = time.monotonic()
+    running: dict[Future, Cell] = {}
+
+    def keep(future: Future) -> None:
+        cell = running.pop(future)
+        report.cells.append(future.result())
+        save()
+        print(f"{time.monotonic() - start:6.0f} s  {cell.id}: {describe(report.cells[-1])}", flush=True)
+
     try:
         with worker_pool(processes) as pool:
             while True:
-                waiting = [job for job in remaining_jobs(study, folder) if job not in running.values()]
-                for kind, cell in waiting[: 2 * processes - len(running)]:
-                    running[pool.submit(JOBS[kind], study, folder, cell, commit)] = kind, cell
+                cells = remaining_cells(report.plan, report.cells, tasks)
+                waiting = [cell for cell in cells if cell not in running.values()]
+                for cell in waiting[: processes - len(running)]:
+                    write_data(report.plan, folder, cell.task)
+                    running[pool.submit(run_cell, report.plan, folder, cell, report.commit)] = cell
                 if not running:
                     return
                 for future in wait(running, return_when=FIRST_COMPLETED).done:
-                    kind, cell = running.pop(future)
-                    future.result()
-                    seconds, outcome = time.monotonic() - start, describe(kind, read_result(folder, cell))
-                    print(f"{seconds:6.0f} s  {kind} {cell.id}: {outcome}", flush=True)
+                    keep(future)
     except BrokenProcessPool:
         raise RuntimeError("a process of the study crashed: run the same command to resume") from None
+    finally:  # runs that ended while the others were being stopped
+        for future in [f for f in running if f.done() and not f.cancelled() and f.exception() is None]:
+            keep(future)
 
 
-def describe(kind: str, result: dict[str, Any]) -> str:
-    """The outcome of a job in a few words."""
+def describe(result: dict[str, Any]) -> str:
+    """The results of a run in a few words."""
     if "diverged" in result:
-        return result["diverged"]
-    if kind == "train":
-        return f"validation {result['val']['top1']:.1f}% in {result['seconds']:.0f} s"
-    return ", ".join(f"{name} {test['top1']:.1f}%" for name, test in result["tests"].items())
+        return f"diverged: {result['diverged']}"
+    tests = ", ".join(f"{name} {test['top1']:.1f}%" for name, test in result["tests"].items())
+    return f"validation {result['val']['top1']:.1f}% in {result['seconds']:.0f} s; {tests}"
 
 
 def revision() -> str | None:
@@ -114,8 +125,10 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("name", metavar="NAME", help=f"{names}, or path of a YAML file")
     parser.add_argument("--dir", type=Path, help="folder of the runs (default: runs/studies/NAME)")
     parser.add_argument("--processes", type=int, default=available_cpus(), help="runs at a time (default: all cores)")
-    parser.add_argument("--json", type=Path, help="also write the results to this file (default: none)")
-    parser.add_argument("--list", action="store_true", help="print the jobs that can run now, and run none")
+    parser.add_argument(
+        "--json", type=Path, help="file of the results, of which the runs are reused (default: DIR/results.json)"
+    )
+    parser.add_argument("--list", action="store_true", help="print the runs that can start now, and start none")
     return parser
 
 
@@ -125,42 +138,49 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = build_parser().parse_args(argv)
     path = Path(options.name) if options.name.endswith(".yaml") else CONFIGS / f"{options.name}.yaml"
     folder = options.dir or Path("runs/studies") / path.stem
-    start = time.monotonic()
+    file = options.json or folder / "results.json"
     try:
         study = read_study(path)
         if options.json and not options.json.parent.is_dir():
             raise FileNotFoundError(f"there is no folder {options.json.parent} to write {options.json.name} into")
-        for task, candidate in study.pairs():
-            match_size(study, task, candidate)
-        for cell in read_results(study, folder):
-            check_unchanged(study, folder, cell)
+        for pair in study.pairs():
+            match_size(study, *pair)
+        report = Report(
+            study=path.stem,
+            command=["python", "-m", "vilonghorn.study", *argv],
+            commit=revision(),
+            date=datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+            machine=machine(),
+            finished=False,
+            plan=study,
+            cells=read_report(file).cells if file.exists() else [],
+        )
+        check_unchanged(report, folder, file)
+        tasks, missing = split_tasks(study)
+        for name, remedy in missing.items():
+            print(f"task {name} is left out: {remedy}", file=sys.stderr)
+
+        def save() -> None:
+            report.finished = not remaining_cells(study, report.cells, study.tasks)
+            write_report(report, file)
+
+        cells = remaining_cells(study, report.cells, tasks)
         if options.list:
-            print("\n".join(f"{kind} {cell.id}" for kind, cell in remaining_jobs(study, folder)) or "nothing remains")
+            print("\n".join(cell.id for cell in cells) or "no run can start")
             return 0
-        write_data(study, folder)
-        run(study, folder, options.processes)
+        folder.mkdir(parents=True, exist_ok=True)
+        if cells:
+            run(report, folder, options.processes, tasks, save)
+        save()
     except (Interrupted, KeyboardInterrupt):
         print("interrupted: run the same command to resume", file=sys.stderr)
         return 130
     except (OSError, RuntimeError, ValueError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    report = Report(
-        study=path.stem,
-        command=["python", "-m", "vilonghorn.study", *argv],
-        commit=revision(),
-        date=datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
-        machine=machine(),
-        finished=not remaining_jobs(study, folder),
-        seconds=time.monotonic() - start,
-        plan=study,
-        cells=list(read_results(study, folder).values()),
-    )
-    text, results = render(report) + "\n", json.dumps(asdict(report), indent=1) + "\n"
-    for target, content in (folder / "results.json", results), (folder / "tables.md", text), (options.json, results):
-        if target:
-            with atomic_write(target, "w") as file:
-                file.write(content)
+    text = render(report) + "\n"
+    with atomic_write(folder / "tables.md", "w") as target:
+        target.write(text)
     draw(report, folder)
     print(text)
     return 0

@@ -1,7 +1,7 @@
 """One cell of a study: a training run by the engine and its tests, in a process of its own.
 
-A cell writes RUN (directory of the engine's run), RUN.txt (its output), RUN.yaml (its configuration, which
-`vilonghorn train` reads too), RUN.json (results of training) and RUN.test.json (results on the test sets).
+A cell leaves RUN (directory of the engine's run), RUN.txt (its output) and RUN.yaml (its configuration, which
+`vilonghorn train` reads too). Its results are returned.
 """
 
 import hashlib
@@ -17,28 +17,27 @@ from typing import Any
 import torch
 import yaml
 
-from ..data.files import atomic_write
-from ..engine import Trainer, evaluate, load_config, load_run
+from ..engine import Config, Trainer, evaluate, load_config, load_run
 from ..engine.build import autocast, build_loader, pick_device
 from ..engine.dry_run import activation_bytes
 from ..tools.compare import read_run
 from .match import match_size
 from .plan import Cell, Study, merge
-from .tasks import Digits, Recall, write_task
+from .tasks import Task, write_task
 
 
-def data_file(folder: Path, dataset: Digits | Recall) -> Path:
-    """The file of a dataset; its name is a hash of the dataset's options."""
+def data_file(folder: Path, dataset: Task) -> Path:
+    """The file of a dataset; its name is a hash of what the dataset contains."""
     return folder / "data" / f"{dataset.split}-{hashlib.sha256(repr(dataset).encode()).hexdigest()[:12]}.beton"
 
 
-def write_data(study: Study, folder: Path) -> None:
-    """Writes the datasets of a study that do not exist yet."""
+def write_data(study: Study, folder: Path, task: str) -> None:
+    """Writes the datasets of a task that do not exist yet."""
     (folder / "data").mkdir(parents=True, exist_ok=True)
-    for task in study.tasks.values():
-        for dataset in (task.dataset("train"), task.dataset("val"), *task.test_datasets().values()):
-            if not data_file(folder, dataset).is_file():
-                write_task(dataset, data_file(folder, dataset))
+    plan = study.tasks[task]
+    for dataset in (plan.dataset("train"), plan.dataset("val"), *plan.test_datasets().values()):
+        if not data_file(folder, dataset).is_file():
+            write_task(dataset, data_file(folder, dataset))
 
 
 def run_config(study: Study, folder: Path, cell: Cell) -> dict[str, dict[str, Any]]:
@@ -62,40 +61,14 @@ def run_directory(folder: Path, cell: Cell) -> Path:
     return folder / "runs" / cell.id
 
 
-def result_file(folder: Path, cell: Cell, kind: str) -> Path:
-    """The file of a cell's results, of kind "train" or "test"."""
-    return Path(f"{run_directory(folder, cell)}{'.json' if kind == 'train' else '.test.json'}")
-
-
-def read_result(folder: Path, cell: Cell) -> dict[str, Any]:
-    """The results of a cell: "seconds" is missing before it is trained, and "tests" is None before it is tested."""
-    trained, tested = (
-        json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
-        for file in (result_file(folder, cell, kind) for kind in ("train", "test"))
-    )
-    return {**asdict(cell), **trained, "tests": tested.get("tests"), "test_data": tested.get("data")}
-
-
-def check_unchanged(study: Study, folder: Path, cell: Cell) -> None:
-    """Checks that the results of a cell belong to this plan.
-
-    Raises:
-        ValueError: the cell was trained with another configuration, or tested on other data.
-    """
-    result, config = read_result(folder, cell), json.loads(json.dumps(run_config(study, folder, cell)))
-    if result.get("config", config) != config:
-        kind, changed = "train", "another recipe, model or data"
-    elif result["tests"] and result["test_data"] != _test_data(study, folder, cell):
-        kind, changed = "test", "other test sets"
-    else:
-        return
-    file = result_file(folder, cell, kind)
-    raise ValueError(f"{file} has {changed} than the study: give --dir another directory, or remove the file")
-
-
-def _test_data(study: Study, folder: Path, cell: Cell) -> dict[str, str]:
-    tests = study.tasks[cell.task].test_datasets()
-    return {name: data_file(folder, dataset).name for name, dataset in tests.items()}
+def plan_hash(study: Study, folder: Path, cell: Cell) -> str:
+    """A hash of all that the plan says of a cell: recipe, model, data and tests, without the paths of this machine."""
+    task, config = study.tasks[cell.task], run_config(study, folder, cell)
+    config["data"] |= {"train": repr(task.dataset("train")), "val": repr(task.dataset("val"))}
+    del config["run"]["dir"]
+    tests = {name: [repr(dataset), dataset.side] for name, dataset in task.test_datasets().items()}
+    text = json.dumps({"config": config, "parts": task.parts, "tests": tests}, sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
 class ShortEpochs:
@@ -128,8 +101,14 @@ class ShortEpochs:
             yield from islice(batches, self.length - start)
 
 
-def train_cell(study: Study, folder: Path, cell: Cell, commit: str | None) -> None:
-    """Trains a cell, or resumes its training, and writes the results. Divergence is a result.
+def run_cell(study: Study, folder: Path, cell: Cell, commit: str | None) -> dict[str, Any]:
+    """Trains a cell, or resumes its training, and measures its final weights on the test sets. Divergence is a result.
+
+    Returns:
+        The fields of the cell; "plan" (see `plan_hash`), "commit", "parameters", "seconds" (of training), "tests"
+        (top1, top5 and loss by test set; None if it diverged), and either "diverged" (the reason) or "val" (top1, top5
+        and loss), "skipped" (updates), "ms_per_image", "kept_bytes_per_image" (by autograd), and "curve" ("images" seen
+        and validation "top1" of each epoch).
 
     Raises:
         Interrupted: a signal stopped it; the run is saved.
@@ -139,7 +118,8 @@ def train_cell(study: Study, folder: Path, cell: Cell, commit: str | None) -> No
     directory.parent.mkdir(parents=True, exist_ok=True)
     config_file = Path(f"{directory}.yaml")
     config_file.write_text(yaml.safe_dump(sections, sort_keys=False), encoding="utf-8")
-    results = {"commit": commit, "config": sections, "parameters": match_size(study, cell.task, cell.candidate)[1]}
+    results = {**asdict(cell), "plan": plan_hash(study, folder, cell), "commit": commit}
+    results["parameters"] = match_size(study, cell.task, cell.candidate)[1]
     with open(f"{directory}.txt", "a", encoding="utf-8") as output, redirect_stdout(output), redirect_stderr(output):
         config = load_config(config_file)
         loader = build_loader(config, pick_device(config.run.device), training=True)
@@ -148,29 +128,32 @@ def train_cell(study: Study, folder: Path, cell: Cell, commit: str | None) -> No
         try:
             outcome = trainer.fit()
         except FloatingPointError as error:
-            results |= {"seconds": trainer.progress.seconds, "diverged": str(error)}
-            return _write(result_file(folder, cell, "train"), results)
+            return results | {"seconds": round(trainer.progress.seconds, 1), "tests": None, "diverged": str(error)}
         kept = activation_bytes(trainer.train_state)
     run = read_run(directory)
     batch = config.data.batch_size * config.optimizer.accumulate
     speeds = [record["images_per_second"] for record in run["train"] if "images_per_second" in record]
-    results |= {
-        "val": {name: outcome[name] for name in ("top1", "loss")},
+    curve = [
+        {"images": record["update"] * batch, "top1": round(record["model"]["top1"], 3)} for record in run["epochs"]
+    ]
+    return results | {
+        "val": scores(outcome),
         "skipped": outcome["skipped"],
-        "seconds": outcome["seconds"],
-        "ms_per_image": 1e3 / statistics.median(speeds) if speeds else None,
-        "kept_bytes_per_image": kept,
-        "curve": [
-            {"images": record["update"] * batch, "train_loss": record["train_loss"], **record["model"]}
-            for record in run["epochs"]
-        ],
+        "seconds": round(outcome["seconds"], 1),
+        "ms_per_image": round(1e3 / statistics.median(speeds), 4) if speeds else None,
+        "kept_bytes_per_image": round(kept),
+        "curve": curve,
+        "tests": measure(study, config, cell, folder),
     }
-    _write(result_file(folder, cell, "train"), results)
 
 
-def test_cell(study: Study, folder: Path, cell: Cell, commit: str | None) -> None:
-    """Measures the final weights of a trained cell on the test sets of its task, and writes the results."""
-    config = load_config(run_directory(folder, cell) / "config.yaml")
+def scores(measured: dict[str, Any]) -> dict[str, float]:
+    """Accuracy in percent and loss, rounded."""
+    return {name: round(measured[name], 5) for name in ("top1", "top5", "loss")}
+
+
+def measure(study: Study, config: Config, cell: Cell, folder: Path) -> dict[str, dict[str, float]]:
+    """The scores of a trained cell's final weights on the test sets of its task, by name."""
     device = pick_device(config.run.device)
     tests = {}
     for name, dataset in study.tasks[cell.task].test_datasets().items():
@@ -186,11 +169,5 @@ def test_cell(study: Study, folder: Path, cell: Cell, commit: str | None) -> Non
         )
         loader = build_loader(replace(config, data=data), device, training=False)
         measured = evaluate({"model": model.to(device)}, loader, amp=autocast(config.run.amp, device))["model"]
-        tests[name] = {**measured, "images": loader.num_samples, "chance": 100 * dataset.chance}
-    results = {"commit": commit, "data": _test_data(study, folder, cell), "tests": tests}
-    _write(result_file(folder, cell, "test"), results)
-
-
-def _write(path: Path, results: dict[str, Any]) -> None:
-    with atomic_write(path, "w") as file:
-        json.dump(results, file, indent=1)
+        tests[name] = {**scores(measured), "images": loader.num_samples, "chance": round(100 * dataset.chance, 5)}
+    return tests

@@ -26,7 +26,7 @@ def match_size(study: Study, task: str, candidate: str) -> tuple[dict[str, Any],
         return {**study.trunk, **study.tasks[task].kwargs, **study.candidates[name].kwargs, **more}
 
     def count(name: str, **more: Any) -> int:
-        head = dict(num_classes=len(dataset.classes), img_size=dataset.side)
+        head = dict(num_classes=dataset.num_classes, img_size=dataset.side)
         return _num_parameters(study.candidates[name].model, yaml.safe_dump({**kwargs(name, **more), **head}))
 
     target = count(study.reference)
@@ -35,10 +35,11 @@ def match_size(study: Study, task: str, candidate: str) -> tuple[dict[str, Any],
         values = np.arange(low, high + step / 2, step).tolist()
         choices = [{name: int(value) if value.is_integer() else value} for value in values]
     size, choice = min(((count(candidate, **c), c) for c in choices), key=lambda pair: abs(pair[0] - target))
-    if abs(size / target - 1) > TOLERANCE:
+    if abs(size / target - 1) > TOLERANCE and not study.candidates[candidate].any_size:
         raise ValueError(
             f"{candidate} has {size:,} parameters on task {task}, {size / target - 1:+.1%} against {study.reference}, "
-            f"and at most {TOLERANCE:.0%} is allowed: give it an argument to match, such as embed_dim: [56, 72, 1]"
+            f"and at most {TOLERANCE:.0%} is allowed: give it an argument to match, such as "
+            "embed_dim: [56, 72, 1], or any_size: true"
         )
     return kwargs(candidate, **choice), size
 

@@ -4,13 +4,13 @@ import copy
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import yaml
 from jsonargparse import ArgumentError, ArgumentParser
 
 from ..engine.command_line import load_yaml
-from .tasks import Digits, Recall, make_task
+from .tasks import Task, make_task
 
 
 @dataclass
@@ -22,30 +22,32 @@ class Candidate:
     kwargs: dict[str, Any] = field(default_factory=dict)
     # At most one argument: its smallest value, largest value and step, to match the parameters of the reference.
     match: dict[str, tuple[float, float, float]] = field(default_factory=dict)
+    any_size: bool = False  # the number of parameters may differ from that of the reference
 
 
 @dataclass
 class TaskPlan:
     """A task and how it is trained."""
 
-    kind: str  # "digits" or "recall", see `make_task`
+    kind: str  # "digits", "icons" or "recall", see `make_task`
     options: dict[str, Any] = field(default_factory=dict)  # of the dataset
-    count: dict[str, int] = field(default_factory=dict)  # number of samples by split; digits have a fixed number
+    count: dict[str, int] = field(default_factory=dict)  # number of samples by split, see `make_task`
     kwargs: dict[str, Any] = field(default_factory=dict)  # arguments of every model
     recipe: dict[str, dict[str, Any]] = field(default_factory=dict)  # changes to the recipe of the study
     parts: int = 1  # epochs that one pass over the training data is divided into; each ends with a validation
     sweep: list[float] = field(default_factory=list)  # learning rates to choose from by validation accuracy
+    widen: int = 0  # rates added, one by one, beyond the end of `sweep` at which the best rate lies
     rates_of: str | None = None  # another task whose chosen learning rates are used, instead of `sweep`
     min_lr_ratio: float | None = None  # final learning rate divided by the peak; None: `min_lr` of the recipe
     candidates: list[str] | None = None  # those that take part; None: all
     tests: dict[str, dict[str, Any]] = field(default_factory=lambda: {"test": {}})  # changed options by test set
     test_count: dict[str, int] = field(default_factory=dict)  # changed number of samples by test set
 
-    def dataset(self, split: str) -> Digits | Recall:
+    def dataset(self, split: str) -> Task:
         """The dataset of the "train" or "val" split."""
         return make_task(self.kind, split, self.count.get(split), **self.options)
 
-    def test_datasets(self) -> dict[str, Digits | Recall]:
+    def test_datasets(self) -> dict[str, Task]:
         """The test sets by name."""
         count = self.count.get("test")
         return {
@@ -62,6 +64,7 @@ class Table:
     axis: str  # what the points differ in
     points: list[tuple[str, str, float]]  # task, test set and position on the axis
     log: bool = False  # whether the axis is logarithmic
+    metric: Literal["top1", "top5"] = "top1"
 
 
 @dataclass(frozen=True)
@@ -107,11 +110,6 @@ class Study:
         """All pairs of a task and a candidate."""
         return ((task, name) for task in self.tasks for name in self.names(task))
 
-    def sweep(self, task: str, candidate: str) -> list[Cell]:
-        """The runs that choose the learning rate of a candidate on a task."""
-        rates = self.tasks[task].sweep
-        return [Cell(task, candidate, rate, seed) for rate in rates for seed in self.sweep_seeds]
-
 
 def read_study(path: Path) -> Study:
     """Reads and checks the YAML file of a study. Missing keys are those of the file that its `base` names.
@@ -155,6 +153,10 @@ def _check(study: Study) -> None:
             raise ValueError(f"task {name} lacks the reference {study.reference}")
         if bool(task.sweep) == bool(task.rates_of):
             raise ValueError(f"task {name}: give either sweep (learning rates) or rates_of (the name of a task)")
+        if task.widen < 0 or (task.widen and len(task.sweep) < 2):
+            raise ValueError(
+                f"task {name}: widen is {task.widen}, expected 0, or more with at least two rates in sweep"
+            )
         if task.min_lr_ratio is not None and not 0 <= task.min_lr_ratio <= 1:
             raise ValueError(f"task {name}: min_lr_ratio is {task.min_lr_ratio}, expected 0 to 1")
         if task.rates_of is not None:

@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 
 from ..data.files import atomic_write
 from .results import Report, interval
-from .tables import participants
+from .tables import METRICS, participants
 
 STYLES = ("-", "--", ":", "-.")
 
@@ -45,7 +45,7 @@ def table_figure(report: Report, table: str) -> Figure:
     axes = figure.subplots()
     for name in participants(report, table):
         for style, (task, points) in zip(cycle(STYLES), lines.items()):
-            values = [(x, list(report.accuracies(of, test, name).values())) for of, test, x in points]
+            values = [(x, list(report.accuracies(of, test, name, plan.metric).values())) for of, test, x in points]
             found = sorted((x, interval(accuracies)) for x, accuracies in values if accuracies)
             if found:
                 label = report.title(name) + (f", {task}" if task and len(lines) > 1 else "")
@@ -57,7 +57,8 @@ def table_figure(report: Report, table: str) -> Figure:
         axes.set_xscale("log", base=2)
         axes.set_xticks(along, [f"{x:g}" for x in along])
         axes.minorticks_off()
-    axes.set(title=plan.title, xlabel=plan.axis, ylabel="test top-1, %", ylim=(0, 101))
+    axes.set(title=plan.title, xlabel=plan.axis, ylabel=f"test {METRICS[plan.metric]}, %", ylim=(0, 101))
     axes.grid(alpha=0.3)
-    axes.legend(fontsize=7, ncols=2)
+    if axes.get_legend_handles_labels()[0]:
+        axes.legend(fontsize=7, ncols=2)
     return figure

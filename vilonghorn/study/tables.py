@@ -9,6 +9,8 @@ from ..tools.markdown import markdown
 from .results import Interval, Report, choose_rate, interval, mean_validation, sweep_runs
 
 NONE = "–"
+METRICS = {"top1": "top-1", "top5": "top-5"}
+LEVEL = 0.05  # of significance
 
 
 def render(report: Report, plots: str = "") -> str:
@@ -61,14 +63,19 @@ def columns(report: Report, table: str) -> list[tuple[str, str, str]]:
 
 def scores(report: Report, table: str) -> str:
     """Mean and standard deviation of test accuracy in percent, and chance."""
-    head, points, rows = "test top-1, %", columns(report, table), []
+    metric, points, rows = report.plan.tables[table].metric, columns(report, table), []
+    head = f"test {METRICS[metric]}, %"
     for name in participants(report, table):
-        texts = {column: score(report.accuracies(task, test, name), report.plan.seeds) for column, task, test in points}
+        texts = {
+            column: score(report.accuracies(task, test, name, metric), report.plan.seeds)
+            for column, task, test in points
+        }
         rows.append({head: report.title(name), **texts})
     chance = {head: "chance"}
     for column, task, test in points:
         if tested := [cell["tests"] for cell in report.cells if cell["task"] == task and cell["tests"]]:
-            chance[column] = f"{tested[0][test]['chance']:.1f}"
+            guesses = 1 if metric == "top1" else 5
+            chance[column] = f"{min(100.0, guesses * tested[0][test]['chance']):.1f}"
     return markdown([*rows, chance])
 
 
@@ -82,20 +89,26 @@ def score(accuracies: dict[int, float], seeds: list[int]) -> str:
 
 
 def differences(report: Report, table: str) -> str:
-    """Paired differences from the reference; bold where the confidence interval excludes 0."""
+    """Paired differences from the reference; bold where Holm's p-value, for all tables, is below 0.05."""
     rows, reference, points = [], report.plan.reference, columns(report, table)
+    adjusted, metric = report.adjusted(), report.plan.tables[table].metric
     for name in (name for name in participants(report, table) if name != reference):
-        texts = {column: difference(report.difference(task, test, name)) for column, task, test in points}
+        texts = {
+            column: difference(
+                report.difference(task, test, name, metric), adjusted.get((task, test, name, metric), 1.0) < LEVEL
+            )
+            for column, task, test in points
+        }
         rows.append({f"minus {report.title(reference)} [95% interval]": report.title(name), **texts})
     return markdown(rows)
 
 
-def difference(found: Interval | None) -> str:
-    """A mean difference with its confidence interval."""
+def difference(found: Interval | None, significant: bool) -> str:
+    """A mean difference with its confidence interval; bold if it is significant."""
     if found is None:
         return NONE
     text = f"{found.mean:+.1f}" + (f" [{found.low:+.1f}, {found.high:+.1f}]" if found.count > 1 else "")
-    return f"**{text}**" if found.excludes_zero else text
+    return f"**{text}**" if significant else text
 
 
 def rates(report: Report) -> str:

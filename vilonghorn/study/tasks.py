@@ -1,4 +1,4 @@
-"""Tasks made of scikit-learn's handwritten digits, each written as three `.beton` files.
+"""The tasks of the studies. Those made of scikit-learn's handwritten digits can be written as three `.beton` files.
 
     python -m vilonghorn.study.tasks digits DST
     python -m vilonghorn.study.tasks recall DST --pairs 8 --grid 6
@@ -19,8 +19,9 @@ from PIL import Image
 
 from ..data.beton.writer import write_beton
 from ..data.digits import PIXELS, SPLITS, enlarge, load_split
+from .icons import Icons
 
-__all__ = ["Digits", "KINDS", "Recall", "make_task", "write_task"]
+__all__ = ["Digits", "KINDS", "Recall", "Task", "make_task", "write_task"]
 
 COLOURS = ((1, 0, 0), (0, 1, 0), (0, 0, 1), (1, 1, 0), (1, 0, 1), (0, 1, 1))  # red, green, blue, yellow, magenta, cyan
 CLASSES = [str(digit) for digit in range(10)]
@@ -47,6 +48,14 @@ class Digits:
     def classes(self) -> list[str]:
         """Names of the classes."""
         return CLASSES
+
+    @property
+    def num_classes(self) -> int:
+        """Number of classes."""
+        return len(CLASSES)
+
+    def check(self) -> None:
+        """Does nothing: scikit-learn has the data."""
 
     @property
     def chance(self) -> float:
@@ -133,6 +142,14 @@ class Recall:
         return CLASSES
 
     @property
+    def num_classes(self) -> int:
+        """Number of classes."""
+        return len(CLASSES)
+
+    def check(self) -> None:
+        """Does nothing: scikit-learn has the data."""
+
+    @property
     def chance(self) -> float:
         """Accuracy of the best guess from all tiles without their places: a most frequent value."""
         return -(-self.pairs // 10) / self.pairs
@@ -177,17 +194,18 @@ class Recall:
         return rows.reshape(self.side, self.side, 3), mosaic.label
 
 
-KINDS = {"digits": Digits, "recall": Recall}
+Task = Digits | Icons | Recall
+KINDS = {"digits": Digits, "icons": Icons, "recall": Recall}
 
 
-def make_task(kind: str, split: str, count: int | None = None, **options: Any) -> Digits | Recall:
+def make_task(kind: str, split: str, count: int | None = None, **options: Any) -> Task:
     """A split of a task as a map-style dataset of (image, label).
 
     Args:
-        kind: "digits" or "recall".
+        kind: "digits", "icons" or "recall".
         split: "train", "val" or "test".
-        count: number of mosaics; None: 1024. Digits have no count.
-        options: of `Digits` or `Recall`.
+        count: number of images; None: 1024 mosaics, all icons. Digits have no count.
+        options: of `Digits`, `Icons` or `Recall`.
 
     Raises:
         TypeError, ValueError: an unknown kind or option, or a value out of range.
@@ -197,7 +215,7 @@ def make_task(kind: str, split: str, count: int | None = None, **options: Any) -
     return KINDS[kind](split, **options, **({} if count is None else {"count": count}))
 
 
-def write_task(dataset: Digits | Recall, path: Path) -> None:
+def write_task(dataset: Task, path: Path) -> None:
     """Writes a split of a task as a `.beton` file of raw pixels into a folder that exists; see `write_beton`."""
     write_beton(dataset, path, max_resolution=max(500, dataset.side), workers=1, progress=False)
 
@@ -206,7 +224,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command; returns its exit status: 0, or 1 for a task that cannot be made or written."""
     parser = ArgumentParser("python -m vilonghorn.study.tasks", description="Writes a task as three .beton files.")
     kinds = parser.add_subcommands(dest="kind")
-    for kind, task in KINDS.items():
+    for kind, task in (("digits", Digits), ("recall", Recall)):
         command = ArgumentParser(description=task.__doc__.split("\n")[0])
         command.add_argument("target", metavar="DST", type=Path, help="folder for train.beton, val.beton, test.beton")
         command.add_class_arguments(task, as_group=False, skip={"split", "count"})
