@@ -19,7 +19,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from types import SimpleNamespace
@@ -35,7 +35,10 @@ FILE = Path("docs/performance/kernels.json")
 SOURCE = Path(__file__).parents[2] / "kernels" / "cuda" / "scan.cu"
 ARCHITECTURES = (80, 90)
 BACKENDS = ("cuda", "triton")
-CHUNK, RECOMPUTED = 8, 10  # steps of a chunk of the CUDA kernels, and states that backward recomputes for it
+CHUNK = 8  # steps between two checkpoints of the CUDA kernels
+# Runs of steps in a chunk of backward: turns of the loop that recomputes states before the run, whether the run starts
+# from the checkpoint, and its steps.
+RUNS = {rule: ((2, True, 2), (0, False, 3), (0, True, 3)) for rule in RULES} | {"mamba": ((1, True, 4), (0, True, 4))}
 STAGE = 4  # steps that forward unrolls
 
 
@@ -54,8 +57,12 @@ class Kernel(NamedTuple):
                 yield i, position[int(target[1], 16)]
 
     def loops(self) -> list[range]:
-        """Positions of each loop's instructions, shortest loop first; of loops with the same start, the longest."""
-        last = {target: i for i, target in self.branches() if target < i and "DIV" not in self.code[i][1]}
+        """Positions of each loop's instructions, shortest loop first; of loops with the same start, the longest.
+
+        Code after the last exit is for warps that diverge, and returns to where it was entered.
+        """
+        end = max((i for i, (_, line) in enumerate(self.code) if "EXIT" in line), default=len(self.code))
+        last = {target: i for i, target in self.branches() if target < i < end and "DIV" not in self.code[i][1]}
         return sorted((range(start, end + 1) for start, end in last.items()), key=len)
 
 
@@ -119,22 +126,21 @@ def cuda(architecture: int) -> list[dict[str, Any]]:
             if kernel in ("forward", "backward") and row["states"] == 16:
                 row["instructions"] = _cuda_instructions(compiled, kernel, row["rule"])
                 if architecture == 90 and row["dtype"] == "bfloat16":
-                    row["cycles"] = _cuda_cycles(compiled, kernel)
+                    row["cycles"] = _cuda_cycles(compiled, kernel, row["rule"])
             rows.append(row)
     return sorted(rows, key=lambda row: str(list(row.items())[:5]))
 
 
 def _cuda_instructions(compiled: Kernel, kernel: str, rule: str) -> int:
-    """Instructions of a step, with its share of the loop around the steps: an upper estimate.
+    """Instructions of a step, with its share of the loops around the steps, along the path of `_cuda_path`."""
+    channels = 1 if (kernel, rule) == ("backward", "mamba") else 2  # of a lane
+    path, steps = _cuda_path(compiled, kernel, rule)
+    return round(len(path) / steps / channels)
 
-    Forward: the executed path of a stage that saves a checkpoint. Backward: all instructions of the loops.
-    """
-    if kernel == "forward":
-        return round(len(_forward_stage(compiled)) / STAGE / 2)  # channels per lane
-    outer, inner = _backward_loops(compiled)
-    step = len(inner[-1]) + len(inner[0]) * RECOMPUTED / CHUNK
-    total = step + (len(outer) - sum(map(len, inner))) / CHUNK
-    return round(total / (1 if rule == "mamba" else 2))
+
+def _cuda_path(compiled: Kernel, kernel: str, rule: str) -> tuple[list[int], int]:
+    """Positions of the instructions that a warp executes for a number of steps, and that number: an upper estimate."""
+    return (_forward_stage(compiled), STAGE) if kernel == "forward" else (_backward_chunk(compiled, rule), CHUNK)
 
 
 def _forward_stage(compiled: Kernel) -> list[int]:
@@ -155,48 +161,61 @@ def _forward_stage(compiled: Kernel) -> list[int]:
     return path
 
 
-def _backward_loops(compiled: Kernel) -> tuple[range, list[range]]:
-    """The loop over chunks and the loops over steps inside it, first the one that recomputes states."""
+def _backward_chunk(compiled: Kernel, rule: str) -> list[int]:
+    """Positions of the instructions that a full chunk executes.
+
+    Conditional branches are not taken, except around what the run does not do, around a barrier of the block, and
+    around accesses to single states.
+    """
     arithmetic = [i for i, (_, line) in enumerate(compiled.code) if "FFMA" in line or "FMUL" in line]
     loops = [loop for loop in compiled.loops() if sum(i in loop for i in arithmetic) >= 16]
-    inner = [loop for loop in loops if not any(other[0] in loop[1:] and other[-1] in loop for other in loops)]
-    outer = [loop for loop in loops if all(other[0] in loop[1:] and other[-1] in loop[:-1] for other in inner)]
-    if len(inner) != 2 or not outer:
-        raise RuntimeError(f"a backward kernel has {len(inner)} loops over steps: adapt _backward_loops")
-    return outer[0], sorted(inner, key=lambda loop: loop[0])
+
+    def inside(loop: range) -> list[range]:
+        return [other for other in loops if other[0] in loop[1:] and other[-1] in loop[:-1]]
+
+    innermost = [loop for loop in loops if not inside(loop)]
+    around = [loop for loop in loops if sum(inner in inside(loop) for inner in innermost) == 2]
+    if len(around) < 2:
+        raise RuntimeError(f"{len(around)} loops of a backward kernel contain two others: adapt _backward_chunk")
+    run, chunk = around[:2]
+    nests = sorted((inner for inner in innermost if inner in inside(run)), key=lambda loop: loop[0])
+    jumps = {i: to for i, to in compiled.branches() if to > i}
+
+    def walk(loop: range, nested: dict[range, list[int]], restores: bool = True, shorter: bool = False) -> list[int]:
+        path, position = [], loop[0]
+        while position <= loop[-1]:
+            for other, body in nested.items():
+                if position == other[0]:
+                    path += body
+                    position = other[-1] + 1
+            path.append(position)
+            target = jumps.get(position, loop[-1] + 1)
+            text = "".join(line for _, line in compiled.code[position + 1 : target])
+            loads = "LDG.E.128" in text
+            if any(position < other[0] < target for other in nested):
+                taken = False
+            elif "FFMA" in text:  # a state less
+                taken = shorter and "STS.128" in text
+            else:
+                taken = "BAR." in text or not loads and text.count("LDG.E R") > 3 or loads and not restores
+            taken = taken or re.match(r"\s*BRA 0x", compiled.code[position][1])
+            position = target if target <= loop[-1] and taken else position + 1
+        return path
+
+    runs = []
+    for turns, restores, steps in RUNS[rule]:
+        nested = {nest: count * walk(nest, {}) for nest, count in zip(nests, (turns, steps))}
+        runs += walk(run, nested, restores, steps < RUNS[rule][-1][2])
+    return walk(chunk, {run: runs})
 
 
-def _cuda_cycles(compiled: Kernel, kernel: str) -> list[float]:
-    """Modelled cycles of a step of each warp, where 1 to 6 warps share a scheduler: an upper estimate.
-
-    The trace of forward is a stage; that of backward is a turn of the loop over chunks, of which no conditional branch
-    out of the way is taken.
-    """
+def _cuda_cycles(compiled: Kernel, kernel: str, rule: str) -> list[float]:
+    """Modelled cycles of a step of each warp, where 1 to 6 warps share a scheduler: an upper estimate."""
     from stalls import cycles, decode
 
-    def decoded(positions: Iterable[int]) -> list[Any]:
-        return [decode(compiled.code[i][1], compiled.control[i]) for i in positions]
-
-    if kernel == "forward":
-        trace = decoded(_forward_stage(compiled))
-        return [round(cycles(trace, warps) / STAGE, 1) for warps in range(1, 7)]
-    outer, inner = _backward_loops(compiled)
-    jumps = {i: to for i, to in compiled.branches() if to > i and re.match(r"\s*BRA 0x", compiled.code[i][1])}
-    repeats = {loop[0]: (loop, count) for loop, count in zip(inner, (RECOMPUTED, CHUNK))}
-
-    def walk(loop: range) -> Iterator[int]:
-        position = loop[0]
-        while position <= loop[-1]:
-            if loop is outer and position in repeats:
-                body, count = repeats[position]
-                yield from count * list(walk(body))
-                position = body[-1] + 1
-            else:
-                yield position
-                position = jumps[position] if jumps.get(position, loop[-1] + 1) <= loop[-1] else position + 1
-
-    trace = decoded(walk(outer))
-    return [round(cycles(trace, warps) / CHUNK, 1) for warps in range(1, 7)]
+    path, steps = _cuda_path(compiled, kernel, rule)
+    trace = [decode(compiled.code[i][1], compiled.control[i]) for i in path]
+    return [round(cycles(trace, warps) / steps, 1) for warps in range(1, 7)]
 
 
 def triton(architecture: int) -> Iterator[dict[str, Any]]:

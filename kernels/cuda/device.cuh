@@ -39,6 +39,9 @@ VL_DEVICE float reciprocal(float x) {
   return y;
 }
 VL_DEVICE float shuffle_xor(float value, int mask) { return __shfl_xor_sync(0xffffffffu, value, mask); }
+// A value that is the same in all lanes. The compiler then knows it, and keeps what follows from it in uniform
+// registers.
+VL_DEVICE int uniform(int value) { return __shfl_sync(0xffffffffu, value, 0); }
 VL_DEVICE void sync_warp() { __syncwarp(); }
 VL_DEVICE void sync_block() { __syncthreads(); }
 // A barrier that counts threads; warps may reach it at different places of the program.

@@ -8,7 +8,7 @@ namespace vilonghorn {
 // `de`: the gradient of the gate, multiplied by the gate for longhorn. For longhorn, keys and values are doubled and
 // the gate is divided by four; `x` and `dx` are not scaled.
 template <int RULE, int LANES>
-VL_DEVICE void backward_rule(float e, float x, float error, const float (&k)[kStates], const float (&s)[kStates],
+VL_DEVICE void backward_rule(float e, float x, const float (&k)[kStates], const float (&s)[kStates],
                              const float (&A)[kStates], float (&grad)[kStates], float (&dk)[kStates],
                              float (&dA)[kStates], float &dx, float &de) {
   float grad_k = 0.f, grad_e = 0.f;
@@ -25,8 +25,8 @@ VL_DEVICE void backward_rule(float e, float x, float error, const float (&k)[kSt
     de = fmaf(x, grad_k, sum_over_lanes<LANES>(grad_e));
   } else if (RULE == VL_LONGHORN_EXACT) {
     dx = e * sum_over_lanes<LANES>(dot(grad, k, 0.f));
+    const float error = x - sum_over_lanes<LANES>(dot(s, k, 0.f)), update = e * error;
     de = dx * error;
-    const float update = e * error;
     VL_UNROLL for (int n = 0; n < kStates; n++) {
       dk[n] = fmaf(grad[n], update, fmaf(-s[n], dx, dk[n]));
       grad[n] = fmaf(-k[n], dx, grad[n]);

@@ -1,35 +1,45 @@
 // The backward kernel of the CUDA scan: the adjoint recurrence, from the last step to the first.
 //
-// For each chunk it computes the gates, recomputes the states before each step from the checkpoint into shared memory
-// (half a chunk at a time), then applies the adjoint step by step. dk and dq are sums over channels: each warp sums its
-// own channels, the caller sums over warps. There are no atomic additions, so results are deterministic.
+// For each chunk it computes the gates, then goes back in runs of a few steps: it recomputes the states before the
+// steps of a run from the checkpoint into shared memory, and applies the adjoint step by step. dk and dq are sums over
+// channels: each warp sums its own channels, the caller sums over warps. There are no atomic additions, so results are
+// deterministic.
 #pragma once
 #include "scan_adjoint.cuh"
 
 namespace vilonghorn {
-
-constexpr int kHalfChunk = 4;  // steps whose states are in shared memory at once
 
 // Channels per lane: as many as the registers allow.
 constexpr int backward_channels(int rule) { return rule == VL_MAMBA ? 1 : 2; }
 
 template <int RULE, class T, int LANES> struct Backward {
   static constexpr int CHANNELS = backward_channels(RULE), TILE = kWarp / LANES * CHANNELS;
+  static constexpr int RUN = RULE == VL_MAMBA ? 4 : 3;  // steps whose states are in shared memory at once
   // The longhorn update is the same with keys and values doubled and gates divided by four. With doubled keys, its
   // adjoint needs one operation less per state. The sums of dk are then four times too small.
   static constexpr int KEY_SCALE = RULE == VL_LONGHORN ? 2 : 1;
   typedef Vector<float, CHANNELS> Floats;
   typedef Vector<T, CHANNELS> Elements;
+  typedef RowCopy<T, TILE, kChunk> Copy;
+  typedef TokenCopy<T, LANES> CopyTokens;
 
   struct Shared {  // per warp
-    Quad states[kHalfChunk][CHANNELS][kStates / 4][kWarp];
-    Floats gates[kChunk][kWarp], slopes[kChunk][kWarp], x[kChunk][kWarp];
-    Floats errors[RULE == VL_LONGHORN_EXACT ? kChunk : 1][kWarp];
-    typename TokenCopy<T, LANES>::Rows copied[kChunk / kStage];
+    union {
+      Quad states[RUN][CHANNELS][kStates / 4][kWarp];
+      struct {
+        typename CopyTokens::Rows tokens[kChunk / kStage];
+        typename Copy::Rows dt;
+        float key_norm[kChunk];
+      } copied;  // what the gates need, until there are states
+    };
+    struct {
+      Floats value, slope;
+    } gates[kChunk][kWarp];
+    typename Copy::Rows x;
+    Floats D[kWarp], bias[kWarp];
     struct Row {
       float key[LANES * kStates], query[LANES * kStates];
     } rows[kChunk];
-    float key_norm[kChunk];
   };
 
   // The registers of a lane. Lane l stores its states in the order of their numbers xor `order`: when lanes l and l ^
@@ -38,32 +48,33 @@ template <int RULE, class T, int LANES> struct Backward {
   const VlScan &a;
   const Warp &warp;
   Shared &shared;
-  const int lane, part, order, g, length;
+  const int lane, part, order, g, length, column;  // column: the lane's channels in the tile
   const int64_t b;
   const Steps steps;
-  TokenCopy<T, LANES> tokens;
   int channel, d;
   bool active;
   float s[CHANNELS][kStates], grad[CHANNELS][kStates];
-  float A[CHANNELS][kStates], dA[CHANNELS][kStates], D[CHANNELS], bias[CHANNELS], dD[CHANNELS], dbias[CHANNELS];
-  const T *dy, *z;  // prefetched by one step
-  T *dx, *ddt, *dz;
-  float *sums, *dtokens;
+  float A[CHANNELS][kStates], dA[CHANNELS][kStates], dD[CHANNELS], dbias[CHANNELS];
+  const T *dy, *z;  // prefetched by one step, as the partial sums
+  T *dx, *dz;
+  float *dtokens;
   int dy_step, z_step, dx_step, dtokens_step;
+  float scale;  // of dy; 0 in lanes without a channel
   Elements next_dy, next_z;
+  Floats next_sums;
 
   VL_DEVICE Backward(const Job &job, const Warp &warp, int direction, Shared &shared)
       : job(job), a(job.scan), warp(warp), shared(shared), lane(warp.lane), part(warp.lane % LANES),
-        order(warp.lane / 8 * 4), g(direction), length(warp.length), b(warp.sequence), steps(warp, is_reversed(job, g)),
-        tokens(a.k, a.q, g, b, steps[0], steps.reversed, (int)a.states, job.wide_tokens, warp.lane) {
+        order(warp.lane / 8 * 4), g(direction), length(warp.length), column(warp.lane / LANES * CHANNELS),
+        b(warp.sequence), steps(warp, is_reversed(job, g)) {
     const int channels = (int)a.channels, states = (int)a.states;
-    channel = warp.tile * TILE + lane / LANES * CHANNELS;
+    channel = warp.tile * TILE + column;
     active = channel < channels;
     d = active ? channel : 0;
     VL_UNROLL for (int c = 0; c < CHANNELS; c++) {
       const int64_t row = g * channels + d + c;
-      D[c] = a.D ? ((const float *)a.D)[row] : 0.f;
-      bias[c] = a.dt_bias ? ((const float *)a.dt_bias)[row] : 0.f;
+      shared.D[lane].v[c] = a.D ? ((const float *)a.D)[row] : 0.f;
+      shared.bias[lane].v[c] = a.dt_bias ? ((const float *)a.dt_bias)[row] : 0.f;
       dD[c] = dbias[c] = 0.f;
       VL_UNROLL for (int n = 0; n < kStates; n++) {
         const int state = part * kStates + (n ^ order);
@@ -72,160 +83,181 @@ template <int RULE, class T, int LANES> struct Backward {
       }
     }
     if (LANES == 1 && job.segments > 1) segment_start(job, warp, g, channel).restore(grad, order);
+    scale = active ? job.scale : 0.f;
     const int64_t t = steps[length - 1], row = (b * a.length + t) * channels + d;
     const int64_t row_of_direction = row + g * a.batch * a.length * channels;
     dy = (const T *)a.dy.data + g * a.dy.direction + b * a.dy.batch + t * a.dy.step + d;
     z = (const T *)a.z.data + b * a.z.batch + t * a.z.step + d;
-    dx = (T *)a.dx + row_of_direction, ddt = (T *)a.ddt + row_of_direction;
-    dz = (T *)a.dz + row, sums = (float *)a.accumulator + row;
+    dx = (T *)a.dx + row_of_direction;
+    dz = (T *)a.dz + row;
     const int state = part * kStates + order + lane % 4 / LANES * LANES;  // the state whose sum this lane receives
     const int64_t token = ((warp.tile * a.directions + g) * a.batch + b) * a.length + t;
     dtokens = (float *)(lane & 4 ? a.dq : a.dk) + token * states + state;
     const int back = steps.reversed ? 1 : -1;  // from a step to the previous one
     dy_step = back * (int)a.dy.step, z_step = back * (int)a.z.step;
     dx_step = back * channels, dtokens_step = back * states;
-    pin(dy), pin(z), pin(dx), pin(ddt), pin(dz), pin(sums), pin(dtokens);
-    pin(dy_step), pin(z_step), pin(dx_step), pin(dtokens_step);
+    pin(dy), pin(z), pin(dx), pin(dz), pin(dtokens);
     next_dy = load<T, CHANNELS>(dy);
     if (a.z.data) next_z = load<T, CHANNELS>(z);
   }
 
-  // `midpoint`: the number of steps before this team's second half.
-  VL_DEVICE void run(const Pass &pass, int midpoint) {
+  // `middle`: the number of steps in this team's second half.
+  VL_DEVICE void run(const Pass &pass, int middle) {
     bool adds = pass.adds(false), finishes = pass.finishes(false);
-    tokens.move((length - 1) / kChunk * kChunk / kStage);
-    VL_ROLL for (int first = (length - 1) / kChunk * kChunk; first >= 0; first -= kChunk) {
-      const int stop = length - first < kChunk ? length - first : kChunk;
-      sync_warp();
-      VL_UNROLL for (int u = 0; u < kChunk; u += kStage) tokens.copy(shared.copied[u / kStage], length - first - u);
-      tokens.move(-2 * kChunk / kStage);
-      wait_for_copies();
-      VL_UNROLL for (int u = 0; u < kChunk; u += kStage)
-          tokens.template convert<KEY_SCALE>(shared.copied[u / kStage], shared.rows + u, shared.key_norm + u);
-      sync_warp();
-      compute_gates(first);
-      VL_ROLL for (int high = stop, low = stop > kHalfChunk ? kHalfChunk : 0; high > 0; high = low, low = 0) {
-        recompute_states(first, low, high, high == stop);
-        VL_ROLL for (int u = high; u > low;) {
-          const int done = length - first - u;
-          if (done == midpoint) {
+    prefetch_sums(adds);
+    int first = (length - 1) / kChunk * kChunk, stop = length - first;
+    begin_chunk(first);
+    checkpoint(a, warp, g, first, channel, part).restore(s, order);
+    VL_ROLL for (int u = 0; u < stop; u++) recompute_step(s, u);  // the last state
+    VL_ROLL for (;;) {
+      VL_ROLL for (int high = stop, low; high > 0; high = low) {
+        low = (high - 1) / RUN * RUN;
+        const int slot = low == 2 * RUN;  // of the state before step `low`
+        recompute_states(first, low, high < stop && low == RUN, slot);
+        VL_ROLL for (int u = high - 1; u >= low; u--) {
+          if (first + u + 1 == middle) {
             sync_teams(job.teams * kWarp);
             adds = pass.adds(true), finishes = pass.finishes(true);
+            prefetch_sums(adds);
           }
-          const int until = done < midpoint && u - (midpoint - done) > low ? u - (midpoint - done) : low;
-          VL_ROLL for (; u > until; u--) backward_step(u - 1, u - 1 - low, first + u > 1, adds, finishes);
+          backward_step(u, slot + u - low, first + u > 0, adds, finishes);
         }
       }
+      if (first == 0) break;
+      first -= kChunk, stop = kChunk;
+      begin_chunk(first);
     }
     finish();
   }
 
-  VL_DEVICE void compute_gates(int first) {
-    const T *x = (const T *)a.x.data + g * a.x.direction + b * a.x.batch + d;
-    const T *dt = (const T *)a.dt.data + g * a.dt.direction + b * a.dt.batch + d;
-    Elements xs[kChunk], dts[kChunk];
+  // Copies the inputs of a chunk and computes its gates.
+  VL_DEVICE void begin_chunk(int first) {
+    const int left = length - first, start = steps[first];
+    CopyTokens tokens(a.k, a.q, g, b, start, steps.reversed, (int)a.states, job.wide_tokens, lane);
+    Copy x(copy_from(a.x, start)), dt(copy_from(a.dt, start));
+    sync_warp();  // the previous chunk
+    VL_UNROLL for (int i = 0; i < kChunk / kStage; i++) tokens.copy(shared.copied.tokens[i], left - i * kStage);
+    dt.copy(shared.copied.dt, left);
+    x.copy(shared.x, left);
+    wait_for_copies();
+    VL_UNROLL for (int i = 0; i < kChunk / kStage; i++) tokens.template convert<KEY_SCALE>(
+        shared.copied.tokens[i], shared.rows + i * kStage, shared.copied.key_norm + i * kStage);
+    sync_warp();
+    const Floats bias = shared.bias[lane];
     VL_UNROLL for (int u = 0; u < kChunk; u++) {
-      const int64_t t = steps[first + u < length ? first + u : length - 1];
-      xs[u] = load<T, CHANNELS>(x + t * a.x.step);
-      dts[u] = load<T, CHANNELS>(dt + t * a.dt.step);
-    }
-    VL_UNROLL for (int u = 0; u < kChunk; u++) {
-      Floats values, slopes, inputs;
+      const Elements dts = load<T, CHANNELS>(&shared.copied.dt[u][column]);
+      Floats values, slopes;
       VL_UNROLL for (int c = 0; c < CHANNELS; c++) {
-        const Gate e = gate<RULE>(dts[u][c] + bias[c], shared.key_norm[u]);
+        const Gate e = gate<RULE>(dts[c] + bias[c], shared.copied.key_norm[u]);
         values.v[c] = e.value * (1.f / (KEY_SCALE * KEY_SCALE));
         slopes.v[c] = e.slope;
-        inputs.v[c] = xs[u][c] * KEY_SCALE;
       }
-      shared.gates[u][lane] = values, shared.slopes[u][lane] = slopes, shared.x[u][lane] = inputs;
+      shared.gates[u][lane] = {values, slopes};
     }
+    sync_warp();  // before states replace what was copied
+  }
+  VL_DEVICE Copy copy_from(const VlInput &in, int start) const {
+    const T *data = (const T *)in.data + g * in.direction + b * in.batch + start * in.step;
+    return {data, steps.reversed ? -in.step : in.step, warp.tile * TILE, (int)a.channels, lane};
   }
 
-  // Stores the states before steps low ... high - 1 of the chunk in shared memory. With `last`, also computes the
-  // states after them into `s`; otherwise `s` holds them already.
-  VL_DEVICE void recompute_states(int first, int low, int high, bool last) {
+  // Stores the states before the RUN steps from `low` of the chunk in shared memory, the first of them at `slot`. For
+  // the last run of a full chunk also the one before step RUN, at slot 0: the next run starts from it (`stored`), the
+  // others from the checkpoint. States after the last step of the chunk may be among them; nobody reads those.
+  VL_DEVICE void recompute_states(int first, int low, bool stored, int slot) {
     float r[CHANNELS][kStates];
-    checkpoint(a, warp, g, first, channel, part).restore(r, order);
-    VL_ROLL for (int u = 0; u < high - 1; u++) {
-      if (u >= low) save_states(r, u - low);
-      recompute_step(r, u);
+    if (stored) load_states(r, 0);
+    else checkpoint(a, warp, g, first, channel, part).restore(r, order);
+    VL_ROLL for (int done = stored ? low : 0; done < low; done += RUN) {
+      if (done) save_states(r, 0);
+      VL_UNROLL for (int j = 0; j < RUN; j++) recompute_step(r, done + j);
     }
-    save_states(r, high - 1 - low);
-    if (!last) return;
-    recompute_step(r, high - 1);
-    VL_UNROLL for (int c = 0; c < CHANNELS; c++) VL_UNROLL for (int n = 0; n < kStates; n++) s[c][n] = r[c][n];
+    if (!stored) save_states(r, slot);
+    VL_UNROLL for (int j = 0; j < RUN - 1; j++) {
+      if (j == kChunk % RUN - 1 && slot) break;  // the last run of a full chunk is shorter
+      recompute_step(r, low + j);
+      save_states(r, slot + j + 1);
+    }
   }
   VL_DEVICE void save_states(const float (&r)[CHANNELS][kStates], int slot) {
     VL_UNROLL for (int c = 0; c < CHANNELS; c++) VL_UNROLL for (int n = 0; n < kStates; n += 4)
         store_quad(shared.states[slot][c][n / 4][lane].v, r[c] + n);
   }
+  VL_DEVICE void load_states(float (&r)[CHANNELS][kStates], int slot) const {
+    VL_UNROLL for (int c = 0; c < CHANNELS; c++) VL_UNROLL for (int n = 0; n < kStates; n += 4)
+        load_quad(shared.states[slot][c][n / 4][lane].v, r[c] + n);
+  }
   VL_DEVICE void recompute_step(float (&r)[CHANNELS][kStates], int u) {
     float k[kStates];
     load_token(shared.rows[u].key, k);
-    const Floats gates = shared.gates[u][lane], inputs = shared.x[u][lane];
-    Floats errors;
-    VL_UNROLL for (int c = 0; c < CHANNELS; c++) errors.v[c] =
-        step<RULE, LANES>(r[c], gates.v[c], inputs.v[c], k, A[c]);
-    if (RULE == VL_LONGHORN_EXACT) shared.errors[u][lane] = errors;
+    const Floats gates = shared.gates[u][lane].value;
+    const Elements x = load<T, CHANNELS>(&shared.x[u][column]);
+    VL_UNROLL for (int c = 0; c < CHANNELS; c++) step<RULE, LANES>(r[c], gates[c], x[c] * KEY_SCALE, k, A[c]);
   }
 
   VL_DEVICE void load_token(const float *row, float (&values)[kStates]) const {
     VL_UNROLL for (int n = 0; n < kStates; n += 4) load_quad(row + part * kStates + (n ^ order), values + n);
   }
+  VL_DEVICE float *sums_at(const T *dz) const { return (float *)a.accumulator + (dz - (T *)a.dz); }
+  VL_DEVICE void prefetch_sums(bool adds) {
+    next_sums = Floats();
+    if (adds && a.z.data) next_sums = load<float, CHANNELS>(sums_at(dz));
+  }
 
-  // The adjoint of step `u` of the chunk. The states before it are at slot `kept` of shared memory.
-  VL_DEVICE void backward_step(int u, int kept, bool more, bool adds, bool finishes) {
+  // The adjoint of step `u` of the chunk. The states before it are at `slot` of shared memory.
+  VL_DEVICE void backward_step(int u, int slot, bool more, bool adds, bool finishes) {
     const bool gated = a.z.data, writes = active && part == 0;
     const Elements this_dy = next_dy, this_z = next_z;
+    const Floats before = next_sums;
     if (more) {
       next_dy = load<T, CHANNELS>(dy += dy_step);
       if (gated) next_z = load<T, CHANNELS>(z += z_step);
+      if (gated && adds) next_sums = load<float, CHANNELS>(sums_at(dz + dx_step));
     }
-    Floats before = {};
-    if (gated && adds) before = load<float, CHANNELS>(sums);
     float k[kStates], q[kStates], dk[kStates], dq[kStates];
-    float out_x[CHANNELS], out_dt[CHANNELS], out_z[CHANNELS] = {}, share[CHANNELS] = {};
-    load_token(shared.rows[u].key, k);
+    float out[CHANNELS], out_x[CHANNELS], out_dt[CHANNELS], out_z[CHANNELS] = {}, share[CHANNELS] = {};
+    const Elements x = load<T, CHANNELS>(&shared.x[u][column]);
+    const Floats D = shared.D[lane];
     load_token(shared.rows[u].query, q);
     VL_UNROLL for (int n = 0; n < kStates; n++) dk[n] = dq[n] = 0.f;
-    float d_norm = 0.f;  // gradient of |k|^2, times two
-    const Floats gates = shared.gates[u][lane], slopes = shared.slopes[u][lane], inputs = shared.x[u][lane];
-    Floats errors = {};
-    if (RULE == VL_LONGHORN_EXACT) errors = shared.errors[u][lane];
     VL_UNROLL for (int c = 0; c < CHANNELS; c++) {
-      const float e = gates.v[c], value = inputs.v[c] * (1.f / KEY_SCALE);
-      float out = active ? this_dy[c] * job.scale : 0.f;
+      out[c] = this_dy[c] * scale;
       if (gated) {
-        const float y_here = sum_over_lanes<LANES>(dot(s[c], q, part ? 0.f : D[c] * value));
+        const float y_here = sum_over_lanes<LANES>(dot(s[c], q, part ? 0.f : D[c] * x[c]));
         const float gate = this_z[c], sigma = sigmoid(gate);
-        share[c] = fmaf(out, y_here, before.v[c]);
+        share[c] = fmaf(out[c], y_here, before[c]);
         out_z[c] = share[c] * sigma * fmaf(gate, 1.f - sigma, 1.f);
-        out *= gate * sigma;
+        out[c] *= gate * sigma;
       }
-      dD[c] = fmaf(out, value, dD[c]);
+      dD[c] = fmaf(out[c], x[c], dD[c]);
       VL_UNROLL for (int n = 0; n < kStates; n++) {
-        dq[n] = fmaf(s[c][n], out, dq[n]);
-        grad[c][n] = fmaf(out, q[n], grad[c][n]);
+        dq[n] = fmaf(s[c][n], out[c], dq[n]);
+        grad[c][n] = fmaf(out[c], q[n], grad[c][n]);
       }
-      VL_UNROLL for (int n = 0; n < kStates; n += 4) load_quad(shared.states[kept][c][n / 4][lane].v, s[c] + n);
+    }
+    load_token(shared.rows[u].key, k);
+    load_states(s, slot);
+    float d_norm = 0.f;  // gradient of |k|^2, times two
+    const Floats gates = shared.gates[u][lane].value, slopes = shared.gates[u][lane].slope;
+    VL_UNROLL for (int c = 0; c < CHANNELS; c++) {
       float de;  // multiplied by the gate for longhorn
-      backward_rule<RULE, LANES>(e, value, errors.v[c], k, s[c], A[c], grad[c], dk, dA[c], out_x[c], de);
-      out_dt[c] = de * slopes.v[c];
+      backward_rule<RULE, LANES>(gates[c], x[c], k, s[c], A[c], grad[c], dk, dA[c], out_x[c], de);
+      out_dt[c] = de * slopes[c];
       dbias[c] += out_dt[c];
-      out_x[c] = fmaf(D[c], out, out_x[c]);
-      if (RULE != VL_MAMBA) d_norm = fmaf(-e, de, d_norm);  // d eps / d|k|^2 = -eps^2
+      out_x[c] = fmaf(D[c], out[c], out_x[c]);
+      if (RULE != VL_MAMBA) d_norm = fmaf(-gates[c], de, d_norm);  // d eps / d|k|^2 = -eps^2
     }
     if (writes) {
       store<T>(dx, out_x);
-      store<T>(ddt, out_dt);
+      store<T>(dx + ((T *)a.ddt - (T *)a.dx), out_dt);
       if (gated && finishes) store<T>(dz, out_z);
-      if (gated && !finishes) store<float>(sums, share);
+      if (gated && !finishes) store<float>(sums_at(dz), share);
     }
     const int left = (int)a.states - (part * kStates + order + lane % 4 / LANES * LANES);
     const float scale = lane & 4 ? 1.f : KEY_SCALE * KEY_SCALE;
     sum_tokens<RULE, LANES>(dk, dq, k, RULE == VL_LONGHORN ? d_norm : 2.f * d_norm, lane);
     VL_UNROLL for (int j = 0; j < LANES; j++) if (j < left) dtokens[j] = scale * dk[j];
-    dx += dx_step, ddt += dx_step, dz += dx_step, sums += dx_step, dtokens += dtokens_step;
+    dx += dx_step, dz += dx_step, dtokens += dtokens_step;
   }
 
   VL_DEVICE void finish() {
@@ -242,19 +274,27 @@ template <int RULE, class T, int LANES> struct Backward {
   }
 };
 
+// Blocks per multiprocessor that the registers must allow. With 6, all kernels spill on sm_80, and all for 64 states.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
+constexpr int backward_blocks(int, int) { return 4; }
+#else
+constexpr int backward_blocks(int rule, int lanes) { return rule == VL_MAMBA || lanes > 1 ? 4 : 6; }
+#endif
+
 template <int RULE, class T, int LANES>
-__global__ void __launch_bounds__(2 * kWarp, 4) scan_backward(const __grid_constant__ Job job) {
+__global__ void __launch_bounds__(2 * kWarp, backward_blocks(RULE, LANES))
+    scan_backward(const __grid_constant__ Job job) {
   VL_SHARED(shared);
-  const Warp warp(job, LANES == 1);
+  const Warp warp(job, LANES == 1, uniform(threadIdx.y));
   auto &own = ((typename Backward<RULE, T, LANES>::Shared *)shared)[warp.team];
   const int length = warp.length, passes = count_passes(job);
   // As in forward, but the team that scans from the first step comes from the end.
-  const int midpoint = job.teams == 1 ? -1 : warp.team ? length / 2 : length - length / 2;
+  const int middle = job.teams == 1 ? -1 : warp.team ? length - length / 2 : length / 2;
   VL_ROLL for (int number = 0; number < passes; number++) {
     const Pass pass(job, warp, number);
-    if (pass.direction >= 0) Backward<RULE, T, LANES>(job, warp, pass.direction, own).run(pass, midpoint);
+    if (pass.direction >= 0) Backward<RULE, T, LANES>(job, warp, pass.direction, own).run(pass, middle);
     if (job.teams == 1) continue;
-    if (pass.direction < 0 || midpoint >= length) sync_teams(job.teams * kWarp);
+    if (pass.direction < 0 || middle == 0) sync_teams(job.teams * kWarp);
     if (number + 1 < passes) sync_teams(job.teams * kWarp);
   }
 }

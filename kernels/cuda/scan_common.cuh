@@ -33,7 +33,7 @@ struct Warp {
   int begin, length;  // of the segment, in image steps
   int64_t sequence;
   int direction;  // direction of this block, if not `fused`
-  VL_DEVICE Warp(const Job &job, bool may_be_split) : team(threadIdx.y), lane(threadIdx.x % kWarp) {
+  VL_DEVICE Warp(const Job &job, bool may_be_split, int team) : team(team), lane(threadIdx.x % kWarp) {
     tile = blockIdx.x % job.tiles;
     unsigned rest = blockIdx.x / job.tiles;
     segment = begin = 0, length = (int)job.scan.length;
@@ -123,21 +123,18 @@ VL_DEVICE float dot(const float (&s)[kStates], const float (&k)[kStates], float 
   return (sum[0] + sum[1]) + (sum[2] + sum[3]);
 }
 
-// One step of a channel's states. A is multiplied by log2(e): exp(delta A) is one exp2. Returns the exact rule's x -
-// s.k.
+// One step of a channel's states. A is multiplied by log2(e): exp(delta A) is one exp2.
 template <int RULE, int LANES>
-VL_DEVICE float step(float (&s)[kStates], float gate, float x, const float (&k)[kStates], const float (&A)[kStates]) {
+VL_DEVICE void step(float (&s)[kStates], float gate, float x, const float (&k)[kStates], const float (&A)[kStates]) {
   if (RULE == VL_LONGHORN) {
     VL_UNROLL for (int n = 0; n < kStates; n++) s[n] = fmaf(gate * k[n], fmaf(-k[n], s[n], x), s[n]);
   } else if (RULE == VL_LONGHORN_EXACT) {
     const float error = x - sum_over_lanes<LANES>(dot(s, k, 0.f)), update = gate * error;
     VL_UNROLL for (int n = 0; n < kStates; n++) s[n] = fmaf(update, k[n], s[n]);
-    return error;
   } else {
     const float input = gate * x;
     VL_UNROLL for (int n = 0; n < kStates; n++) s[n] = fmaf(exp2_of(gate * A[n]), s[n], input * k[n]);
   }
-  return 0.f;
 }
 
 // A lane's states in a row of `states` x `width` floats. Lanes with all 16 states store four states side by side, so

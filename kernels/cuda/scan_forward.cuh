@@ -185,7 +185,7 @@ template <int RULE, class T, int LANES>
 __global__ void __launch_bounds__(2 * kWarp, forward_blocks(RULE, LANES))
     scan_forward(const __grid_constant__ Job job) {
   VL_SHARED(shared);
-  const Warp warp(job, LANES == 1);
+  const Warp warp(job, LANES == 1, threadIdx.y);
   auto &own = ((typename Forward<RULE, T, LANES>::Shared *)shared)[warp.team];
   const int length = warp.length, passes = count_passes(job);
   // The middle, in steps of this team; -1 with one team.

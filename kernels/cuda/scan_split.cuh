@@ -31,7 +31,7 @@ __global__ void __launch_bounds__(kWarp, 12) scan_summary(const __grid_constant_
   VL_SHARED(shared);
   auto &memory = *(SummaryShared<T> *)shared;
   const VlScan &a = job.scan;
-  const Warp warp(job, true);
+  const Warp warp(job, true, 0);
   const int directions = (int)a.directions, channels = (int)a.channels, g = warp.direction % directions,
             run = warp.direction / directions;
   const int64_t b = warp.sequence;

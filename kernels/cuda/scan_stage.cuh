@@ -10,10 +10,11 @@ constexpr int kStage = 4;    // steps that are copied together
 constexpr int kStates = 16;  // of a channel, in one lane
 constexpr int kWarp = 32;
 
-// Copies a tile's rows of an activation, or of partial sums, stage by stage. Pairs of channels are aligned.
-template <class T, int TILE> struct RowCopy {
+// Copies a tile's rows of an activation, or of partial sums, STEPS at a time. Pairs of channels are aligned.
+template <class T, int TILE, int STEPS = kStage> struct RowCopy {
   static constexpr int kLanes = TILE / 2, kRows = kWarp / kLanes;  // lanes per row, rows that a warp copies at once
-  typedef T Rows[kStage][TILE];
+  static_assert(STEPS % kRows == 0, "a copy is of whole turns of the warp");
+  typedef T Rows[STEPS][TILE];
   const T *data;   // what this lane copies first of the next stage
   int64_t stride;  // of kRows steps
   int row, column;
@@ -26,13 +27,13 @@ template <class T, int TILE> struct RowCopy {
   }
   // Copies the next stage, or its first `steps` steps.
   VL_DEVICE void copy(Rows &rows, int steps) {
-    VL_UNROLL for (int r = 0; r < kStage; r += kRows) {
+    VL_UNROLL for (int r = 0; r < STEPS; r += kRows) {
       if (row + r < steps) copy_async<2 * sizeof(T)>(&rows[row + r][column], data);
       data += stride;
       pin(data);
     }
   }
-  VL_DEVICE void move(int stages) { data += stages * (kStage / kRows) * stride; }
+  VL_DEVICE void move(int stages) { data += stages * (STEPS / kRows) * stride; }
 };
 
 // Copies keys and queries: each lane copies four elements of some rows, and later converts what it copied.

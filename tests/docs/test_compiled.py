@@ -26,14 +26,14 @@ pytestmark = pytest.mark.skipif(compiled.cuobjdump() is None, reason="cuobjdump 
 # Instructions for 32 channels and one step.
 CUDA_LIMITS = {
     "forward": dict(longhorn=120, longhorn_exact=110, mamba=160),
-    "backward": dict(longhorn=410, longhorn_exact=350, mamba=550),
+    "backward": dict(longhorn=445, longhorn_exact=405, mamba=600),
 }
 # Microseconds of both directions for 128 images of vilonghorn_tiny on an H200, by the model of predict.py.
 MODELLED_LIMITS = {
     ("longhorn", "forward"): 85,
-    ("longhorn", "backward"): 525,
+    ("longhorn", "backward"): 370,
     ("longhorn_exact", "forward"): 86,
-    ("longhorn_exact", "backward"): 485,
+    ("longhorn_exact", "backward"): 360,
 }
 TRITON_LIMITS = dict(forward=250, backward=780)
 
@@ -78,21 +78,23 @@ def test_the_modelled_time_of_the_cuda_kernels_does_not_rise(compile_kernels):
         assert 0.5 * limit < time["us"] <= limit, "lower the limit" if time["us"] < limit else "the kernel got slower"
 
 
-def check(row, limit):
+def check(row, limit, stack=0):
     print(row)
-    assert row["stack"] == 0 and row["local"] == 0, row
+    assert row["stack"] <= stack and row["local"] == 0, row
     assert row.get("instructions", 0) <= limit, row
 
 
 @pytest.mark.skipif(shutil.which("nvcc") is None, reason="nvcc is not installed")
 @pytest.mark.parametrize("architecture", compiled.ARCHITECTURES)
-def test_the_cuda_kernels_spill_nothing_and_issue_few_instructions(architecture, compile_kernels):
+def test_the_cuda_kernels_spill_nothing_in_a_step_and_issue_few_instructions(architecture, compile_kernels):
     rows = compile_kernels("cuda", architecture)
     # Three rules: forward and backward for three dtypes and for 64 states, summaries for three dtypes, and joins.
     assert len(rows) == 3 * (2 * 4 + 3 + 1)
     assert sum("instructions" in row for row in rows) == 3 * 2 * 3
     for row in rows:
-        check(row, CUDA_LIMITS.get(row["kernel"], {}).get(row["rule"], 0))
+        # With six blocks a multiprocessor, a few values of the loops around the steps do not fit in registers.
+        crowded = architecture >= 90 and row["kernel"] == "backward" and row["states"] == 16 and row["rule"] != "mamba"
+        check(row, CUDA_LIMITS.get(row["kernel"], {}).get(row["rule"], 0), 16 if crowded else 0)
 
 
 @pytest.mark.parametrize("architecture", compiled.ARCHITECTURES)

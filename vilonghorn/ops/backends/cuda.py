@@ -21,7 +21,7 @@ CHUNK = 8  # steps between two saved states
 LANES = 64  # channels of a saved state are padded to the tile of a warp
 SHORT_DTYPE_STATES = 16  # up to here kernels exist for every dtype
 SPLIT_STATES = 16  # VL_SPLIT_STATES
-RESIDENT_WARPS = 8  # of a multiprocessor: registers allow no more in backward
+RESIDENT_WARPS = dict(longhorn=12, longhorn_exact=12, mamba=8)  # of a multiprocessor: registers allow no more on sm_90
 MAX_DIRECTIONS = 64
 MAX_STRIDE = 2**31 - 1
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -139,7 +139,7 @@ class _CudaParams(ScanParams):
         super().__init__(args, args.x.dtype if states <= SHORT_DTYPE_STATES else torch.float32, CHUNK, LANES)
         self.split = splits.Split(None, 1)
         if states == SPLIT_STATES:
-            warps = splits.multiprocessors(self.device) * RESIDENT_WARPS
+            warps = splits.multiprocessors(self.device) * RESIDENT_WARPS[args.rule]
             self.split = splits.split(args, splits.Device(warps, channels=LANES, direction_warps=2), CHUNK)
 
     def activation(self, t: Tensor | None) -> Input:
