@@ -50,6 +50,7 @@ def int8_product(
 ) -> torch.Tensor:
     """`gemm_int8` by integers of torch: rows of a in 127 steps of their largest magnitude."""
     largest = a.abs().amax(1, keepdim=True)
-    integers = (a * torch.where(largest > 0, 127 / largest, 0)).round().long()
+    factor = torch.full_like(largest, 127) / largest  # 127 / largest multiplies by a rounded reciprocal
+    integers = (a * torch.where(largest > 0, factor, 0)).round().long()
     product = (integers @ b.long().t()).float() * (scale * (largest / 127))
     return product if add is None else product + add

@@ -58,7 +58,7 @@ def test_the_page_on_export_but_machine_code(folder, monkeypatch):
     monkeypatch.setattr(export, "load_for_export", lambda name: small)  # the page's is 24 times as deep
     monkeypatch.setattr(sys.modules["vilonghorn.export.verify"], "verify", lambda *args: [])  # tests/export tests it
     FORMATS["pt2"].write(capture(small), folder / "vilonghorn_tiny.pt2", {})
-    FORMATS["ort"].write(capture(small, keep_native=True), folder / "vilonghorn_tiny.ort.onnx", {})
+    FORMATS["ort"].write(capture(small, keep_native=True), folder / "vilonghorn_tiny.ort.onnx", {"weights": '"fp32"'})
     names = run_blocks("docs/export.md", leave_out="aoti", first="load_for_export(")
     assert names["logits"].shape == (2, 5) and names["session"].get_inputs()[0].name == "images"
 

@@ -218,7 +218,7 @@ def test_what_cannot_be_is_refused(options, message):
 def test_unknown_names_are_refused():
     with pytest.raises(ValueError, match="split 'validation': expected one of train, val, test"):
         Digits("validation")
-    with pytest.raises(ValueError, match="task 'copy': expected one of digits, recall"):
+    with pytest.raises(ValueError, match="task 'copy': expected one of digits, icons, recall"):
         make_task("copy", "train")
     with pytest.raises(IndexError):
         Recall("val", count=3)[3]

@@ -1,0 +1,29 @@
+"""A file refuses images that are no whole number of patches."""
+
+import pytest
+
+from vilonghorn.export import formats, runtime
+from vilonghorn.ops.backends import cpu
+
+REASONS = {
+    "onnx": "images_must_be_whole_patches.*Input shape:.2,3,{},{}., requested shape:.2,3,{},{}.",
+    "ort": "images_must_be_whole_patches.*Input shape:.2,3,{},{}., requested shape:.2,3,{},{}.",
+    "pt2": r"Guard failed: .*x.size\(\)\[\d\]\) % \d == 0",
+}
+
+
+@pytest.mark.parametrize("kind", REASONS)
+@pytest.mark.parametrize("stride", [8, 4])
+def test_a_size_that_would_be_cropped_is_refused(kind, stride, small, images, tmp_path):
+    if kind == "ort" and cpu.library is None:
+        pytest.skip("the native library is not built")
+    form, model = formats.FORMATS[kind], small(depth=1, stride=stride)
+    path = tmp_path / f"model{form.suffix}"
+    form.write(formats.capture(model, form.native), path, formats.describe(model))
+    run = runtime.load(kind, str(path), *formats.libraries(kind))
+    fits, over = 8 + 3 * stride, 8 + 3 * stride + 1
+    for height, width in ((fits, over), (over, fits)):
+        sizes = height, width, *(fits + stride if side == over else fits for side in (height, width))
+        with pytest.raises(Exception, match=f"(?s){REASONS[kind].format(*sizes)}"):
+            run(images(2, 3, height, width))
+    assert run(images(2, 3, fits, fits)).shape == (2, 5)
