@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import re
 import statistics
 import tempfile
 import time
@@ -32,10 +31,9 @@ from vilonghorn.export.model import load_for_export
 from vilonghorn.export.runtime import load
 from vilonghorn.export.verify import export
 from vilonghorn.tools.env import processor
-from vilonghorn.tools.markdown import markdown
+from vilonghorn.tools.markdown import fill_page, markdown
 
 PAGE, JSON = Path("docs/export.md"), Path("docs/export/speed.json")
-MARK = re.compile(r"(<!-- speed -->\n).*?(<!-- end of speed -->)", re.DOTALL)
 MODEL, PEER = "vilonghorn_tiny", "deit_tiny_patch16_224"
 FILES = {"ort": ("ort", "fp32"), "ort int8": ("ort", "int8"), "onnx": ("onnx", "fp32"), "aoti": ("aoti", "fp32")}
 CLOCKS = {"time": time.perf_counter, "processor time": time.process_time}
@@ -153,10 +151,7 @@ def verdicts(report: dict[str, Any]) -> list[dict[str, str]]:
 
 def fill(text: str, report: dict[str, Any]) -> str:
     """The page with its tables. Raises ValueError if it lacks the markers."""
-    text, count = MARK.subn(lambda match: f"{match[1]}{tables(report)}\n{match[2]}", text)
-    if not count:
-        raise ValueError(f"{PAGE} lacks the lines <!-- speed --> and <!-- end of speed -->")
-    return text
+    return fill_page(text, "speed", tables(report))
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import re
 import statistics
 import tempfile
 from functools import partial
@@ -28,10 +27,9 @@ from vilonghorn.export.formats import FORMATS, libraries, trunk
 from vilonghorn.export.runtime import load
 from vilonghorn.export.weights import WEIGHTS
 from vilonghorn.tools.env import processor
-from vilonghorn.tools.markdown import markdown
+from vilonghorn.tools.markdown import fill_page, markdown
 
 PAGE, FIGURES = Path("docs/export.md"), Path("docs/export/weights.json")
-MARK = re.compile(r"(<!-- weights\b[^>]*-->\n).*?(<!-- end of weights -->)", re.DOTALL)
 ROUNDS = 15
 TEXT = """`python docs/export/weights.py runs/digits runs/mnist` made this table: size, and top-1 on held-out images,
 through onnxruntime. `runs/digits` is of `vilonghorn train --config digits`; `runs/mnist` is of the images that
@@ -107,10 +105,7 @@ def main() -> None:
     rows = [row for run in options.runs for row in measure(run, options.time)]
     machine = dict(processor=processor(), threads=torch.get_num_threads(), torch=torch.__version__)
     FIGURES.write_text(json.dumps(dict(machine=machine, files=rows), indent=1) + "\n")
-    text, count = MARK.subn(lambda match: f"{match[1]}{table(rows)}\n\n{TEXT}\n{match[2]}", PAGE.read_text())
-    if count != 1:
-        raise ValueError(f"{PAGE} has {count} marks of the table, expected one")
-    PAGE.write_text(text)
+    PAGE.write_text(fill_page(PAGE.read_text(), "weights", f"{table(rows)}\n\n{TEXT}"))
     print(table(rows))
 
 

@@ -3,28 +3,15 @@
 // A tile of out (ROWS x COLUMNS vectors) stays in registers over the depth. b is packed into panels of COLUMNS vectors,
 // so that tiles read it sequentially; a job uses a panel for all its rows before the next panel. Each element of out is
 // summed in the order of the depth, so the result does not depend on the number of jobs.
-#include "jobs.h"
-#include "vectors.h"
+#include "tile.h"
 
 using namespace vilonghorn;
 
 namespace {
 
-typedef Vector<float> V;
-constexpr int W = kLanes<float>, COLUMNS = 3;  // vectors of a row of a tile
-#if defined(__AVX512F__) || defined(__aarch64__)
-constexpr int ROWS = 8;  // the tile fills 32 registers
-#else
-constexpr int ROWS = 4;  // 16 registers
-#endif
 constexpr int64_t DEPTH = kPanelDepth;         // of a panel, which fits into the L2 cache
 constexpr int64_t STRIDE = DEPTH * ROWS + 16;  // of packed rows of a; 16: so that they map to different cache sets
 constexpr int AHEAD = 16;                      // prefetch distance in steps of the depth
-
-VL_INLINE int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
-VL_INLINE int lanes(int64_t columns, int j) {  // in use, of the panel's j-th vector
-  return (int)(columns <= j * W ? 0 : least(columns - j * W, W));
-}
 
 // Packs rows first ... first + depth - 1 of a panel of b as (depth, COLUMNS) vectors, zero beyond the last column.
 void pack_panel(const Gemm &m, int64_t panel, int64_t first, int64_t depth) {
@@ -126,8 +113,5 @@ bool VL_JOB(gemm_pack_job)(const Gemm &m, int64_t job) {
     if (panel * COLUMNS * W < m.columns) pack_panel(m, panel, first, least(m.depth - first, DEPTH));
   return true;
 }
-bool VL_JOB(gemm_job)(const Gemm &m, int64_t job) {
-  const int64_t tiles = (m.rows + ROWS - 1) / ROWS, jobs = gemm_jobs(m);
-  return multiply_rows(m, tiles * job / jobs * ROWS, least(tiles * (job + 1) / jobs * ROWS, m.rows));
-}
+bool VL_JOB(gemm_job)(const Gemm &m, int64_t job) { return multiply_rows(m, first_row(m, job), first_row(m, job + 1)); }
 }  // namespace vilonghorn

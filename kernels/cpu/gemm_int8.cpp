@@ -4,8 +4,7 @@
 // As in gemm.cpp, tiles of out stay in registers and b is packed into panels, here for four steps of the depth at a
 // time: a lane holds four bytes, and adds their four products to an int32. b is packed as unsigned bytes, b + 128,
 // because vpdpbusd multiplies unsigned by signed bytes; 128 times the sum of a's row is subtracted at the end.
-#include "jobs.h"
-#include "vectors.h"
+#include "tile.h"
 #ifdef VILONGHORN_X86
 #include <immintrin.h>
 #endif
@@ -14,19 +13,8 @@ using namespace vilonghorn;
 
 namespace {
 
-typedef Vector<float> V;
 typedef Bits<float> I;
-constexpr int W = kLanes<float>, COLUMNS = 3;  // vectors of a row of a tile
-#if defined(__AVX512F__) || defined(__aarch64__)
-constexpr int ROWS = 8;  // the tile fills 32 registers
-#else
-constexpr int ROWS = 4;  // 16 registers
-#endif
 
-VL_INLINE int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
-VL_INLINE int lanes(int64_t columns, int j) {  // in use, of the panel's j-th vector
-  return (int)(columns <= j * W ? 0 : least(columns - j * W, W));
-}
 VL_INLINE I splat(int32_t value) { return value - I{}; }
 
 // In each lane, the sum of two products of int16.
@@ -170,8 +158,7 @@ template <bool VNNI> bool multiply_rows(const Gemm &m, int64_t begin, int64_t en
 }
 
 template <bool VNNI> bool multiply(const Gemm &m, int64_t job) {
-  const int64_t tiles = (m.rows + ROWS - 1) / ROWS, jobs = gemm_jobs(m);
-  return multiply_rows<VNNI>(m, tiles * job / jobs * ROWS, least(tiles * (job + 1) / jobs * ROWS, m.rows));
+  return multiply_rows<VNNI>(m, first_row(m, job), first_row(m, job + 1));
 }
 
 }  // namespace

@@ -70,11 +70,11 @@ def parse(argv: Sequence[str] | None) -> tuple[argparse.Namespace, nn.Module | N
     if output.is_dir() or not output.absolute().parent.is_dir():
         parser.error(f"--output is {output}, expected a file in a folder that exists")
     missing = [name for name in ONNX_PACKAGES if importlib.util.find_spec(name) is None]
-    if options.to in ("onnx", "ort") and missing:
+    if FORMATS[options.to].is_onnx and missing:
         parser.error(
             f"--to {options.to} needs {', '.join(missing)}, not installed here: pip install 'vilonghorn[export]'"
         )
-    if options.weights != "fp32" and options.to not in ("onnx", "ort"):
+    if options.weights != "fp32" and not FORMATS[options.to].is_onnx:
         takes = f"expected fp32 with --to {options.to}; ONNX files take {', '.join(WEIGHTS)}"
         parser.error(f"--weights is {options.weights}, {takes}")
     try:

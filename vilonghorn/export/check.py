@@ -31,7 +31,7 @@ def check(path: Path) -> tuple[list[str], bool]:
     kind = kind_of(path)
     if not path.is_file():
         raise FileNotFoundError(f"--check is {path}, but there is no such file")
-    if FORMATS[kind].suffix.endswith("onnx"):
+    if FORMATS[kind].is_onnx:
         lines, library = _describe_onnx(path)
     elif zipfile.is_zipfile(path):
         needs = "; it holds the kernels of vilonghorn" if kind == "aoti" else ""

@@ -206,6 +206,11 @@ class Format(NamedTuple):
     write: Callable[[ExportedProgram, Path, dict[str, str]], None]
     native: bool = False  # whether blocks and scans are operators of this library, else of torch
 
+    @property
+    def is_onnx(self) -> bool:
+        """Whether onnxruntime runs the file, else torch."""
+        return self.suffix.endswith(".onnx")
+
 
 FORMATS = {
     "onnx": Format(f"ONNX, opset {OPSET}", ".onnx", write_onnx),

@@ -79,8 +79,8 @@ def use_int8(graph: Any) -> None:
 SYMBOLS = {torch.ops.vilonghorn.block.default: _block, torch.ops.vilonghorn.scan.default: _scan}
 
 
-def aoti_functions() -> dict[torch._ops.OpOverload, list[str]]:
-    """Returns the C++ functions that AOTInductor calls for the operators, as its `custom_ops_to_c_shims`.
+def aoti_functions() -> dict[Any, list[str]]:
+    """Returns, by operator, the C++ functions that AOTInductor calls for it, as its `custom_ops_to_c_shims`.
 
     They open the library as AOTI_LIBRARY, beside the compiled model.
 

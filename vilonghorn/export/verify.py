@@ -35,7 +35,7 @@ def export(model: nn.Module, kind: str, path: Path, weights: str = "fp32") -> Er
         VerificationError: as `verify`.
         ValueError: a weight is too large for float16, or the format takes float32 weights only.
     """
-    if weights != "fp32" and kind not in ("onnx", "ort"):
+    if weights != "fp32" and not FORMATS[kind].is_onnx:
         raise ValueError(f"weights is {weights!r}, expected 'fp32' with {kind!r}; 'onnx' and 'ort' take {WEIGHTS}")
     model = round_weights(model, weights)
     tolerance = INT8_TOLERANCE if FORMATS[kind].native and weights == "int8" else TOLERANCE
