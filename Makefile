@@ -22,7 +22,7 @@ demo: .venv/.ready $(DATA)/train.beton $(DATA)/val.beton
 	echo "$(VENV) train_imagenet.py $$*"; $(VENV) train_imagenet.py "$$@"
 
 test: lint
-	OMP_NUM_THREADS=1 $(VENV) -m pytest -n 2
+	OMP_NUM_THREADS=1 $(VENV) -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 lint: .venv/.ready
 	$(VENV) -m ruff check

@@ -59,9 +59,7 @@ def assert_equal(actual, expected):
     assert all(torch.equal(actual[name], expected[name]) for name in expected)
 
 
-PAIRS = [
-    case for case in pairwise.CASES if case.rule == RULE and case.L * case.D < 10_000
-]  # the emulator runs the rest
+PAIRS = [case for case in pairwise.CASES if case.rule == RULE and case.L * case.D < 1000]  # the emulator runs the rest
 
 
 @pytest.mark.parametrize("case", PAIRS, ids=str)
@@ -106,8 +104,9 @@ def test_extreme_gates_and_keys_stay_accurate():
 
 
 # The interpreter cuts float32 to bfloat16, where a GPU rounds: one unit in the last of 8 digits.
-@pytest.mark.parametrize("dtype, tolerance", [(torch.bfloat16, 2**-7), (torch.float16, 0)])
-@WHOLE_AND_SPLIT
+@pytest.mark.parametrize(
+    "length, states, segments, dtype, tolerance", [(3, 16, 1, torch.float16, 0), (9, 2, 2, torch.bfloat16, 2**-7)]
+)
 def test_half_precision_rounds_inputs_and_results_once(length, states, segments, dtype, tolerance, split):
     split(segments)
     values = inputs(2, 1, length, 5, states, rule=RULE)
@@ -126,7 +125,7 @@ def test_half_precision_rounds_inputs_and_results_once(length, states, segments,
 @WHOLE_AND_SPLIT
 def test_a_repetition_is_bitwise_equal(length, states, segments, split):
     split(segments)
-    values = inputs(2, 1, length, 34, states, rule=RULE)
+    values = inputs(2, 1, length, 34 if segments == 1 else 5, states, rule=RULE)
     assert_equal(run(values, **SMALL), run(values, **SMALL))
 
 
@@ -153,10 +152,8 @@ def test_wide_indices_change_nothing(length, states, segments, split, monkeypatc
     assert_equal(run(values, **SMALL), expected)
 
 
-@WHOLE_AND_SPLIT
-def test_the_operators_pass_opcheck(length, states, segments, split):
-    split(segments)
-    values = inputs(2, 1, length, 5, states, rule=RULE)
+def test_the_operators_pass_opcheck():
+    values = inputs(2, 1, 2, 5, 3, rule=RULE)
     tensors = [values.get(name) for name in ("x", "dt", "k", "q", "z", "A", "D", "dt_bias")]
     options = (RULE, [False, True], "mean")
     leaves = [None if t is None else t.clone().requires_grad_() for t in tensors]
