@@ -1,7 +1,7 @@
 """timm's own tests of models, from the source of the installed timm, on every model that we register.
 
-By default sizes nano and tiny, the 24 equal blocks of a model cut to 3; with VILONGHORN_TIMM_SUITE=full in the environment
-the wider ones too, and every model whole (an hour on two cores).
+By default sizes nano and tiny, the 24 equal blocks of a model cut to 3. With VILONGHORN_TIMM_SUITE=full in the
+environment the wider ones too, and every model whole (an hour on two cores).
 """
 
 import collections

@@ -16,6 +16,7 @@ from toy_study import write_plan
 
 pytest.importorskip("sklearn", reason="the tasks are made of the digits that come with scikit-learn")
 
+from vilonghorn.data.files import only_writer  # noqa: E402
 from vilonghorn.study import __main__ as command  # noqa: E402
 from vilonghorn.study.cell import plan_hash, run_config  # noqa: E402
 from vilonghorn.study.match import match_size  # noqa: E402
@@ -230,8 +231,15 @@ def test_runs_that_ended_before_an_error_are_kept(write, tmp_path, capsys, monke
 def test_a_place_for_the_results_that_is_not_there_is_refused_before_any_work(write, tmp_path, capsys):
     target, folder = tmp_path / "nowhere" / "toy.json", tmp_path / "runs"
     assert command.main([str(write()), "--dir", str(folder), "--json", str(target)]) == 2
-    assert f"there is no folder {target.parent}" in capsys.readouterr().err
+    assert f"{target.parent}: no such folder to write toy.json into" in capsys.readouterr().err
     assert not folder.exists()
+
+
+def test_results_that_another_study_writes_are_left_alone(write, tmp_path, capsys):
+    file = tmp_path / "results.json"
+    with only_writer(file):
+        assert command.main([str(write()), "--dir", str(tmp_path / "runs"), "--json", str(file)]) == 2
+    assert "is being written by another process" in capsys.readouterr().err and not file.exists()
 
 
 def test_an_interrupted_study_says_how_to_resume_it(write, tmp_path, capsys, monkeypatch):

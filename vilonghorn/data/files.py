@@ -4,9 +4,11 @@ import errno
 import os
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any, Literal
+
+import filelock
 
 
 @contextmanager
@@ -58,6 +60,29 @@ def atomic_folder(path: str | os.PathLike) -> Iterator[Path]:
     finally:
         shutil.rmtree(partial, ignore_errors=True)
     sync_folder(path.parent)
+
+
+@contextmanager
+def only_writer(path: Path) -> Iterator[None]:
+    """Holds a lock beside `path`, which the system releases if the process is killed.
+
+    Raises:
+        FileExistsError: another process holds it.
+        FileNotFoundError: the folder of `path` does not exist.
+    """
+    if not path.parent.is_dir():
+        raise FileNotFoundError(f"{path.parent}: no such folder to write {path.name} into; make it first")
+    lock = filelock.FileLock(path.with_name(f"{path.name}.lock"))
+    try:
+        lock.acquire(blocking=False)
+    except filelock.Timeout:
+        raise FileExistsError(f"{path}: is being written by another process; wait, or give another name") from None
+    try:
+        yield
+    finally:
+        with suppress(OSError):  # Windows has no need of it, and refuses
+            os.unlink(lock.lock_file)
+        lock.release()
 
 
 @contextmanager

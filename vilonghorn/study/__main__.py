@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from ..commands import make_parser
-from ..data.files import atomic_write
+from ..data.files import atomic_write, only_writer
 from ..data.threads import available_cpus
 from ..engine import Interrupted
 from ..engine.command_line import configs_folder
@@ -113,6 +113,29 @@ def revision() -> str | None:
         return None
 
 
+def open_report(name: str, study: Study, argv: list[str], folder: Path, file: Path) -> tuple[Report, list[str]]:
+    """The report of a study with the results in `file`, and the tasks whose data are there. Names the other tasks.
+
+    Raises:
+        OSError, ValueError: the file is not one of this study, or cannot be read.
+    """
+    report = Report(
+        study=name,
+        command=["python", "-m", "vilonghorn.study", *argv],
+        commit=revision(),
+        date=datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+        machine=machine(),
+        finished=False,
+        plan=study,
+        cells=read_report(file).cells if file.exists() else [],
+    )
+    check_unchanged(report, folder, file)
+    tasks, missing = split_tasks(study)
+    for name, remedy in missing.items():
+        print(f"task {name} is left out: {remedy}", file=sys.stderr)
+    return report, tasks
+
+
 def build_parser() -> argparse.ArgumentParser:
     """The parser of the command, also of its completion."""
     parser = make_parser(
@@ -141,37 +164,24 @@ def main(argv: Sequence[str] | None = None) -> int:
     file = options.json or folder / "results.json"
     try:
         study = read_study(path)
-        if options.json and not options.json.parent.is_dir():
-            raise FileNotFoundError(f"there is no folder {options.json.parent} to write {options.json.name} into")
         for pair in study.pairs():
             match_size(study, *pair)
-        report = Report(
-            study=path.stem,
-            command=["python", "-m", "vilonghorn.study", *argv],
-            commit=revision(),
-            date=datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
-            machine=machine(),
-            finished=False,
-            plan=study,
-            cells=read_report(file).cells if file.exists() else [],
-        )
-        check_unchanged(report, folder, file)
-        tasks, missing = split_tasks(study)
-        for name, remedy in missing.items():
-            print(f"task {name} is left out: {remedy}", file=sys.stderr)
-
-        def save() -> None:
-            report.finished = not remaining_cells(study, report.cells, study.tasks)
-            write_report(report, file)
-
-        cells = remaining_cells(study, report.cells, tasks)
         if options.list:
-            print("\n".join(cell.id for cell in cells) or "no run can start")
+            report, tasks = open_report(path.stem, study, argv, folder, file)
+            print("\n".join(cell.id for cell in remaining_cells(study, report.cells, tasks)) or "no run can start")
             return 0
-        folder.mkdir(parents=True, exist_ok=True)
-        if cells:
+        if not options.json:
+            folder.mkdir(parents=True, exist_ok=True)
+        with only_writer(file):
+            report, tasks = open_report(path.stem, study, argv, folder, file)
+
+            def save() -> None:
+                report.finished = not remaining_cells(study, report.cells, study.tasks)
+                write_report(report, file)
+
+            folder.mkdir(parents=True, exist_ok=True)
             run(report, folder, options.processes, tasks, save)
-        save()
+            save()
     except (Interrupted, KeyboardInterrupt):
         print("interrupted: run the same command to resume", file=sys.stderr)
         return 130

@@ -15,15 +15,14 @@ import warnings
 import zlib
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from contextlib import closing, contextmanager, suppress
+from contextlib import closing
 from pathlib import Path
 from typing import BinaryIO
 
-import filelock
 import numpy as np
 from tqdm import tqdm
 
-from ..files import atomic_write, explain_full_disk
+from ..files import atomic_write, explain_full_disk, only_writer
 from ..images import MAX_PIXELS, MIN_SIDE, ImageFiles, ImageFolder, UnreadableImage, read_header
 from ..names import class_names_problem
 from ..rng import uniform
@@ -91,7 +90,7 @@ def write_beton(
     ):
         if not low <= value <= high:
             raise ValueError(f"{name} {value}: expected {low} to {high}")
-    with _only_writer(path):
+    with only_writer(path):
         _check_target(path, overwrite)
         jpeg_share = shares[mode]
         if isinstance(source, (str, os.PathLike)):
@@ -195,24 +194,6 @@ def _refusal(unreadable: dict[int, str]) -> UnreadableImage:
     reasons = list(unreadable.values())
     shown = "; ".join(reasons[:SHOWN]) + f"; and {len(reasons) - SHOWN} more" * (len(reasons) > SHOWN)
     return UnreadableImage(f"{shown} (--skip-unreadable, skip_unreadable=True, leaves such images out and lists them)")
-
-
-@contextmanager
-def _only_writer(path: Path) -> Iterator[None]:
-    """Holds a lock beside `path`, which the system releases if the process is killed."""
-    if not path.parent.is_dir():
-        raise FileNotFoundError(f"{path.parent}: no such folder to write {path.name} into; make it first")
-    lock = filelock.FileLock(path.with_name(f"{path.name}.lock"))
-    try:
-        lock.acquire(blocking=False)
-    except filelock.Timeout:
-        raise FileExistsError(f"{path}: is being written by another process; wait, or give another name") from None
-    try:
-        yield
-    finally:
-        with suppress(OSError):  # Windows has no need of it, and refuses
-            os.unlink(lock.lock_file)
-        lock.release()
 
 
 def _check_target(path: Path, overwrite: bool) -> None:
