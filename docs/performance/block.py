@@ -1,15 +1,15 @@
 """Counts what torch.compile makes of a training step of one block on a GPU, without a GPU: launches, bytes, memory.
 
 inductor generates the code of forward and backward for an H200 that is not there (bfloat16 autocast, 197 tokens, width
-192); the code is counted, not run. Operators of this library launch kernels of their own. A small block runs them in
-the emulator of `kernels/`, and counts those. Prints one JSON line for a pass of each block:
+192); the code is counted, not run. Operators of this library launch kernels and matrix products of their own, which are
+counted with the emulator of `kernels/`. Prints one JSON line for a pass of each block:
 
 - launches: kernels of inductor, matrix products, and every kernel and torch operator inside an operator;
 - mb: million bytes that the launches read and write, each tensor once a launch, without the scan; scan_mb: the scan;
 - kernels: name, million bytes, and billion operations of a matrix product or attention;
 - kept_mb (forward): what it saves for backward beside the parameters.
 
-Other lines have the largest launch of a scan: blocks, threads and bytes of shared memory of a block.
+Other lines have the main launch of a scan: blocks, threads and bytes of shared memory of a block.
 
 `python docs/performance/block.py --save` in a checkout also writes docs/performance/block.json for
 `python docs/performance/make.py`. Needs Triton and a C++ compiler. Uses private parts of torch 2.11 to 2.15.
@@ -37,13 +37,14 @@ import torch
 from timm.models.vision_transformer import Block as DeiTBlock
 from torch import Tensor, fx, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from vilonghorn.data.files import atomic_write
 from vilonghorn.layers import Block
 from vilonghorn.ops import scan
-from vilonghorn.ops.backends import splits
-from vilonghorn.ops.validate import RULES
+from vilonghorn.ops.backends import cpu, cuda, splits
+from vilonghorn.ops.validate import RULES, MambaInnerArguments
 
 FILE = Path("docs/performance/block.json")
 KERNELS = Path(__file__).parents[2] / "kernels"
@@ -60,19 +61,6 @@ H200 = SimpleNamespace(
     **dict(shared_memory_per_multiprocessor=233472, clock_rate=1980000, memory_clock_rate=3201000),
     memory_bus_width=6144,
 )
-KERNEL = "emulated kernel"
-# Operators that allocate, or do nothing if there is nothing to convert.
-FREE = {
-    "empty",
-    "empty_strided",
-    "empty_like",
-    "new_empty",
-    "to",
-    "contiguous",
-    "reshape",
-    "resolve_conj",
-    "lift_fresh",
-}
 ATTENTION = "scaled_dot_product_flash_attention"
 
 
@@ -81,12 +69,12 @@ def build_block(name: str) -> nn.Module:
     return DeiTBlock(WIDTH, HEADS, qkv_bias=True) if name == DEIT else Block(WIDTH, rule=name)
 
 
-def count_block(name: str, inner: dict[str, int]) -> list[dict[str, Any]]:
+def count_block(name: str, inner: dict[str, Any]) -> list[dict[str, Any]]:
     """The rows of forward and backward of a block.
 
     Args:
         name: a rule, or "deit".
-        inner: launches inside each operator of this library, of `inner_launches`.
+        inner: of `inner_costs`.
     """
     from torch._functorch import config as functorch_config
     from torch._inductor import config
@@ -142,7 +130,6 @@ def made_up_gpu() -> Iterator[None]:
 @contextlib.contextmanager
 def composed_operators() -> Iterator[None]:
     """Takes the way of a GPU with the CUDA library on tensors of a CPU."""
-    cpu, cuda = (sys.modules[f"vilonghorn.ops.backends.{name}"] for name in ("cpu", "cuda"))
     with (
         mock.patch.object(cpu, "unavailable", lambda *_: "counted as on a GPU"),
         mock.patch.object(cuda, "unavailable", lambda *_: None),
@@ -151,7 +138,7 @@ def composed_operators() -> Iterator[None]:
 
 
 def lower(
-    rows: list[dict[str, Any]], inner: dict[str, int], graph: fx.GraphModule, inputs: Sequence[Any], **options: Any
+    rows: list[dict[str, Any]], inner: dict[str, Any], graph: fx.GraphModule, inputs: Sequence[Any], **options: Any
 ) -> Callable:
     """Generates the code of one graph and adds its counts to `rows`; an `inner_compile` of inductor."""
     from torch._dynamo.utils import detect_fake_mode
@@ -219,7 +206,7 @@ def is_tensor(leaf: Any) -> bool:
     return isinstance(leaf.meta["val"] if isinstance(leaf, fx.Node) else leaf, Tensor)
 
 
-def count_code(code: str, nodes: Sequence[Any], operators: Sequence[tuple], inner: dict[str, int]) -> dict[str, Any]:
+def count_code(code: str, nodes: Sequence[Any], operators: Sequence[tuple], inner: dict[str, Any]) -> dict[str, Any]:
     """Counts generated code and the scheduler's nodes that it was generated from.
 
     Raises:
@@ -227,7 +214,7 @@ def count_code(code: str, nodes: Sequence[Any], operators: Sequence[tuple], inne
     """
     from torch._inductor import ir, scheduler
 
-    kernels, moved = [], 0
+    kernels = []
     for node in nodes:
         if isinstance(node, scheduler.NopKernelSchedulerNode) or isinstance(node.node, ir.MultiOutput):
             continue
@@ -241,7 +228,6 @@ def count_code(code: str, nodes: Sequence[Any], operators: Sequence[tuple], inne
         else:
             size, products = node.get_read_write_buffers_sizes(), 0
         kernels.append((kernel_name(node), size, products))
-        moved += size
     body = code.split("def call(")[1]
     generated = len(re.findall(r"^ +(?:triton_\w+\.run|extern_kernels\.\w+)\(", body, re.MULTILINE))
     called = len(re.findall(r"= torch\.ops\.[\w.]+\(", body))
@@ -250,21 +236,18 @@ def count_code(code: str, nodes: Sequence[Any], operators: Sequence[tuple], inne
             f"the code launches {generated} kernels and calls {called} operators, the graph {len(kernels)} and "
             f"{len(operators)}: adapt count_code to torch {torch.__version__}"
         )
-    scans = sum(size for name, size, _ in operators if is_scan(name))
-    moved += sum(size for name, size, _ in operators if not is_scan(name))
-    kernels += operators
+    counts = {}
+    for row in operators:
+        counts[row[0]], inner_rows = inner.get(row[0], (1, [row]))
+        kernels += inner_rows
+    scans = sum(size for name, size, _ in kernels if "scan" in name)
     return dict(
-        launches=generated + sum(inner.get(name, 1) for name, *_ in operators),
-        inner={name: inner.get(name, 1) for name, *_ in operators},
-        mb=round(moved / 1e6, 1),
+        launches=generated + sum(counts.values()),
+        inner=counts,
+        mb=round((sum(size for _, size, _ in kernels) - scans) / 1e6, 1),
         scan_mb=round(scans / 1e6, 1),
         kernels=[(name, round(size / 1e6, 2), round(products / 1e9, 2)) for name, size, products in kernels],
     )
-
-
-def is_scan(name: str) -> bool:
-    """Whether an operator contains the scan."""
-    return "scan" in name or "mamba_inner" in name
 
 
 def numel(t: Any) -> int:
@@ -293,15 +276,7 @@ def emulated_kernels() -> Iterator[Callable[[], list[tuple[int, int, int]]]]:
     compiler = shutil.which("g++") or shutil.which("clang++")
     if compiler is None:
         raise RuntimeError("no C++ compiler is installed, which the emulator needs: install g++ or clang++")
-    cuda, plan = sys.modules["vilonghorn.ops.backends.cuda"], (ctypes.c_int64 * 1024)()
-
-    def call(function: Callable, device: torch.device, *structs: Any) -> int:
-        before = plan[0]
-        error = function(*structs, 0, None)
-        for _ in range(plan[0] - before):
-            with torch.profiler.record_function(KERNEL):
-                pass
-        return error
+    plan = (ctypes.c_int64 * 1024)()
 
     def launches() -> list[tuple[int, int, int]]:
         found = [tuple(plan[1 + 3 * i : 4 + 3 * i]) for i in range(plan[0])]
@@ -319,23 +294,58 @@ def emulated_kernels() -> Iterator[Callable[[], list[tuple[int, int, int]]]]:
         with (
             composed_operators(),
             mock.patch.object(cuda, "_open", lambda: (library, None)),
-            mock.patch.object(cuda, "_call", call),
+            mock.patch.object(cuda, "_call", lambda function, device, *structs: function(*structs, 0, None)),
             mock.patch.object(splits, "multiprocessors", lambda _: H200.multi_processor_count),
         ):
             yield launches
 
 
-def inner_launches(rule: str) -> dict[str, int]:
-    """Launches inside each operator in a training step of a small block, with `emulated_kernels`."""
-    activities = [torch.profiler.ProfilerActivity.CPU]
-    with torch.autocast("cpu", torch.bfloat16), torch.profiler.profile(activities=activities) as profile:
-        Block(64, rule=rule)(torch.randn(BATCH, 20, 64, requires_grad=True)).sum().backward()
-    events = [event for event in profile.events() if event.name.startswith("vilonghorn::")]
-    return {event.name.partition("::")[2]: torch_launches(event) for event in events}
+class Recorder(TorchDispatchMode):
+    """Records torch operators that launch something in `rows`: name, bytes, and operations of a matrix product."""
+
+    def __torch_dispatch__(self, op: Any, types: Any, args: Sequence = (), kwargs: Any = None) -> Any:
+        result = op(*args, **(kwargs or {}))
+        name = op.name().partition("::")[2].partition(".")[0]
+        if not (op.is_view or "empty" in name):
+            read, written = ([t for t in tree_leaves(tensors) if is_tensor(t)] for tensors in (args, result))
+            products = 2 * written[0].numel() * read[-1].shape[-2] if "bmm" in name else 0
+            self.rows.append((name, sum(t.nbytes for t in (*read, *written)), products))
+        return result
+
+
+def inner_costs(rule: str, launches: Callable) -> dict[str, tuple[int, list[tuple[str, int, int]]]]:
+    """Launches and rows (as of `count_code`) inside the operators of a mixer, with `emulated_kernels`."""
+    mixer, recorder, kernels = Block(WIDTH, rule=rule).mixer, Recorder(), []
+    recorder.rows = []
+    xz = torch.zeros(BATCH, TOKENS, 2 * mixer.d_inner, dtype=torch.bfloat16)
+    conv_weight, conv_bias, x_proj, dt_proj, *others = mixer.inner_weights()
+    args = MambaInnerArguments(xz, conv_weight, conv_bias, x_proj.to(xz), dt_proj.to(xz), *others, rule, [0, 1])
+
+    def recorded(function: Callable, label: str) -> Callable:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            result = function(*args, **kwargs)
+            tensors = {id(t): t for t in tree_leaves((args, kwargs, result)) if is_tensor(t)}
+            kernels.append((label, sum(t.nbytes for t in tensors.values()), 0))
+            return result
+
+        return call
+
+    def cost() -> tuple[int, list[tuple[str, int, int]]]:
+        found = len(launches()) + len(recorder.rows), [*recorder.rows, *kernels]
+        recorder.rows.clear(), kernels.clear()
+        return found
+
+    names = dict(forward="scan", backward="scan_backward", conv_forward="conv_silu", conv_backward="conv_silu_backward")
+    functions = {name: recorded(getattr(cuda, name), label) for name, label in names.items()}
+    with torch.no_grad(), mock.patch.multiple(cuda, **functions), recorder:
+        y, *saved = cuda.mamba_inner_forward(args, True)
+        forward = cost()
+        cuda.mamba_inner_backward(y, args, *saved)
+        return dict(mamba_inner_cuda=forward, mamba_inner_cuda_backward=cost())
 
 
 def scan_launches(rule: str, batch: int, tokens: int, channels: int, launches: Callable) -> Iterator[dict[str, Any]]:
-    """The largest launch of the scan of a block, forward and backward, with `emulated_kernels`; a row of each."""
+    """The main launch of the scan of a block, forward and backward, with `emulated_kernels`; a row of each."""
     states = 16
     x, dt = torch.zeros(2, 2, batch, tokens, channels, dtype=torch.bfloat16).requires_grad_()
     k, q = torch.zeros(2, 2, batch, tokens, states, dtype=torch.bfloat16)
@@ -346,17 +356,8 @@ def scan_launches(rule: str, batch: int, tokens: int, channels: int, launches: C
     sizes = dict(batch=batch, tokens=tokens, channels=channels, rule=rule)
     for name, run in (("forward", lambda: None), ("backward", y.sum().backward)):
         run()
-        blocks, threads, shared = max(launches(), key=lambda launch: launch[0] * launch[1])
+        blocks, threads, shared = max(launches(), key=lambda launch: launch[2])  # the scan itself
         yield sizes | {"pass": name, "blocks": blocks, "threads": threads, "shared": shared}
-
-
-def torch_launches(event: Any) -> int:
-    """Launches of a torch operator in a profile: views and allocations have none, composite operators their parts'."""
-    parts = sum(map(torch_launches, event.cpu_children)) + (event.name == KERNEL)
-    name = event.name.removeprefix("aten::")
-    overload = getattr(getattr(torch.ops.aten, name, None), "default", None)
-    free = name in FREE or overload is not None and overload.is_view
-    return parts or int(event.name.startswith("aten::") and not free)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -380,10 +381,10 @@ def main(argv: Sequence[str] | None = None) -> int:
             print(json.dumps(row), flush=True)
 
     for name in args.blocks:
-        inner: dict[str, int] = {}
+        inner: dict[str, Any] = {}
         if name != DEIT:
             with emulated_kernels() as launches:
-                inner = inner_launches(name)
+                inner = inner_costs(name, launches)
                 for batch, tokens, channels in SCANS if args.save else SCANS[:1]:
                     add("scans", scan_launches(name, batch, tokens, channels, launches))
         add("blocks", count_block(name, inner))

@@ -117,10 +117,10 @@ def cuda(architecture: int) -> list[dict[str, Any]]:
         if result.returncode:
             raise RuntimeError(f"nvcc fails for sm_{architecture}:\n{result.stderr}")
         for symbol, compiled in disassemble(cubin).items():
-            pattern = r"scan_(\w+?)ILi(\d)E(?:(f|13__nv_bfloat16|6__half)(?:Li(\d)E)?)?E"
+            pattern = r"scan_(\w+?)I(?:Li(\d)E)?(?:(f|13__nv_bfloat16|6__half)(?:Li(\d)E)?)?E"
             kernel, rule, dtype, lanes = re.search(pattern, symbol).groups()
             dtypes = {"13__nv_bfloat16": "bfloat16", "6__half": "float16"}
-            form = dict(kernel=kernel, rule=RULES[int(rule)], dtype=dtypes.get(dtype, "float32"))
+            form = dict(kernel=kernel, rule=RULES[int(rule)] if rule else None, dtype=dtypes.get(dtype, "float32"))
             row = dict(backend="cuda", architecture=architecture, **form, states=64 if lanes == "4" else 16)
             row |= compiled.resources
             if kernel in ("forward", "backward") and row["states"] == 16:

@@ -66,7 +66,7 @@ template <class T> struct Conv {
         store((T *)a.dbias + out * a.channels + d, sums.bias, count);
       }
       for (int64_t t = 0; t < a.length; t++)
-        store_as<T>(a.dx, (b * a.length + t) * a.channels + d, a.dtype, total[t], count);
+        store_as<T>(a.dx, (b * a.length + t) * a.dx_step + d, a.dtype, total[t], count);
     }
     return true;
   }

@@ -14,8 +14,6 @@ constexpr int kMinSegment = 8;
 constexpr int kBusyThreads = 1 << 15;  // segments are halved until there are this many threads
 constexpr int kMaxChannelThreads = 32;
 
-int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
-
 bool is_aligned(const VlInput &in, int vector, int bytes) {
   return (uintptr_t)in.data % (vector * bytes) == 0 && in.direction % vector == 0 && in.batch % vector == 0 &&
          in.step % vector == 0;
@@ -24,8 +22,10 @@ bool is_aligned(const VlInput &in, int vector, int bytes) {
 // Channels of a thread. The general kernel has one.
 int vector_of(const VlConv &a, bool backward) {
   const int bytes = a.dtype == VL_FLOAT32 ? 4 : 2, vector = backward ? kBackwardVector : kForwardVector;
+  const VlInput dx = {a.dx, 0, 0, a.dx_step};
   const bool aligned = a.channels % vector == 0 && is_aligned(a.x, vector, bytes) &&
-                       (!backward || is_aligned(a.dy, vector, bytes)) && (uintptr_t)a.weight % sizeof(Quad) == 0;
+                       (!backward || (is_aligned(a.dy, vector, bytes) && is_aligned(dx, vector, bytes))) &&
+                       (uintptr_t)a.weight % sizeof(Quad) == 0;
   return a.d_conv == kTaps && aligned ? vector : 1;
 }
 

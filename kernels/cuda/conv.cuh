@@ -23,7 +23,6 @@ namespace conv {
 constexpr int kTaps = 4;       // the specialised K
 constexpr int kMembers = 2;    // directions of a walk
 constexpr int kThreads = 128;  // of a block, at most
-constexpr int kReduceRows = 8;
 
 // The kernel argument: the caller's parameters and one walk over the sequences.
 struct Walk {
@@ -190,7 +189,8 @@ __global__ void __launch_bounds__(kThreads, K ? 4 : 1) conv_backward(const __gri
     if (PAIR) second.load(a, walk.direction[1], place.channel, taps, false);
     const int second_direction = PAIR ? walk.direction[1] : 0;
     const Row<T> x = input_row<T>(a.x, 0, place, walk), dy = input_row<T>(a.dy, walk.direction[0], place, walk),
-                 dy2 = input_row<T>(a.dy, second_direction, place, walk), dx = output_row<T>(a.dx, 0, place, walk);
+                 dy2 = input_row<T>(a.dy, second_direction, place, walk),
+                 dx(a.dx, place.batch * a.length * a.dx_step + place.channel, a.dx_step, walk);
     const int lag = taps - 1, last = place.end + lag;
     const auto steps = [&](int p, auto edge) {
       Vector<T, VECTOR> in[K ? K : 1], dout[K ? K : 1], dout2[K ? K : 1];

@@ -3,6 +3,7 @@
 // Up to 16 states (padded with zeros) there is one kernel per dtype. Up to 64 states there is one for float.
 #include "scan_backward.cuh"
 #include "scan_forward.cuh"
+#include "scan_reduce.cuh"
 #include "scan_split.cuh"
 
 namespace vilonghorn {
@@ -18,38 +19,67 @@ bool is_aligned(const VlInput &in, int64_t bytes, int64_t size) {  // of `size` 
   return (uintptr_t)in.data % bytes == 0 && (in.direction | in.batch | in.step) * size % bytes == 0;
 }
 
+int segments_of(const VlScan &a, const VlSplit &split) {
+  return split.segment_steps ? (int)divide_up(a.length, split.segment_steps) : 1;
+}
+
+// The sums that backward computes at last, and where their partial sums are in the workspace.
+Sums plan_sums(const VlScan &a, int segments) {
+  const int64_t rows = a.batch * segments, tiles = divide_up(a.channels, tile_of(a, true));
+  const int64_t tokens = a.directions * a.batch * a.length * a.states, channels = a.directions * a.channels;
+  Sums sums = {{{a.dk, tiles, tokens, a.states, a.dk_step},
+                {a.dq, tiles, tokens, a.states, a.dk_step},
+                {a.dA, rows, channels * a.states, channels * a.states},
+                {a.dD, rows, channels, channels},
+                {a.ddt_bias, rows, channels, channels}}};
+  for (int i = 0; i < kSums; i++) {
+    Sum &sum = sums.of[i];
+    if (!sum.out) continue;
+    sum.partials = (const float *)a.partials + sums.size;
+    sum.shared = sum.rows > kFewRows;
+    sums.size += sum.rows * sum.columns;
+    sums.all_blocks += sums.blocks[i] = divide_up(sum.columns, kWarp * (sum.shared ? 1 : kReduceRows));
+  }
+  return sums;
+}
+
 // Computes the state that each segment starts from.
 template <int RULE, class T> int run_split(Job job, void *stream) {
   const VlScan &a = job.scan;
   const int64_t sequences = a.directions * a.batch;
-  job.tiles = (int)((a.channels + kWarp * kSplitChannels - 1) / (kWarp * kSplitChannels));
+  job.tiles = (int)divide_up(a.channels, kWarp * kSplitChannels);
   const int64_t blocks = job.tiles * job.segments * sequences * kRuns<RULE>;
   if (blocks > INT32_MAX) return cudaErrorInvalidValue;
   if (const int error = launch(scan_summary<RULE, T>, job, blocks, dim3(kWarp), sizeof(SummaryShared<T>), stream))
     return error;
-  job.tiles = (int)((a.channels + kPadding - 1) / kPadding * kPadding / (kWarp / (kStates / 4)));
+  job.tiles = (int)(divide_up(a.channels, kPadding) * kPadding / (kWarp / (kStates / 4)));
   return launch(scan_join<RULE>, job, job.tiles * sequences, dim3(kWarp), 0, stream);
 }
 
-template <int RULE, class T, int LANES> int run(const Job &job, bool backward, void *stream) {
+// `sums`: of backward; null for forward.
+template <int RULE, class T, int LANES> int run(const Job &job, const Sums *sums, void *stream) {
   const int64_t blocks = (int64_t)job.tiles * job.segments * job.scan.batch * (job.fused ? 1 : job.scan.directions);
   const dim3 threads(kWarp, job.teams);
   if (blocks <= 0 || blocks > INT32_MAX) return cudaErrorInvalidValue;
   typedef typename Forward<RULE, T, LANES>::Shared ForwardShared;
   typedef typename Backward<RULE, T, LANES>::Shared BackwardShared;
-  const size_t shared = job.teams * (backward ? sizeof(BackwardShared) : sizeof(ForwardShared));
-  const auto kernel = backward ? scan_backward<RULE, T, LANES> : scan_forward<RULE, T, LANES>;
+  const size_t shared = job.teams * (sums ? sizeof(BackwardShared) : sizeof(ForwardShared));
+  const auto kernel = sums ? scan_backward<RULE, T, LANES> : scan_forward<RULE, T, LANES>;
   if (job.segments > 1)
     if (const int error = run_split<RULE, T>(job, stream)) return error;
-  return launch(kernel, job, blocks, threads, shared, stream);
+  const int error = launch(kernel, job, blocks, threads, shared, stream);
+  if (error || !sums) return error;
+  if (sums->all_blocks > INT32_MAX) return cudaErrorInvalidValue;
+  const dim3 reduce_threads(kWarp, kReduceRows);
+  return launch(scan_reduce<T>, *sums, sums->all_blocks, reduce_threads, kWarp * kReduceRows * sizeof(float), stream);
 }
 
-template <int RULE> int run_rule(const Job &job, bool backward, void *stream) {
+template <int RULE> int run_rule(const Job &job, const Sums *sums, void *stream) {
   const int split = lanes_per_channel(job.scan), dtype = job.scan.dtype;
-  if (dtype == VL_FLOAT32 && split == 1) return run<RULE, float, 1>(job, backward, stream);
-  if (dtype == VL_FLOAT32 && split == 4) return run<RULE, float, 4>(job, backward, stream);
-  if (dtype == VL_BFLOAT16 && split == 1) return run<RULE, bfloat16, 1>(job, backward, stream);
-  if (dtype == VL_FLOAT16 && split == 1) return run<RULE, float16, 1>(job, backward, stream);
+  if (dtype == VL_FLOAT32 && split == 1) return run<RULE, float, 1>(job, sums, stream);
+  if (dtype == VL_FLOAT32 && split == 4) return run<RULE, float, 4>(job, sums, stream);
+  if (dtype == VL_BFLOAT16 && split == 1) return run<RULE, bfloat16, 1>(job, sums, stream);
+  if (dtype == VL_FLOAT16 && split == 1) return run<RULE, float16, 1>(job, sums, stream);
   return cudaErrorInvalidValue;
 }
 
@@ -58,11 +88,11 @@ int run_scan(const VlScan &a, const VlSplit &split, bool backward, int device, v
     return cudaErrorInvalidValue;
   if (split.segment_steps && (split.segment_steps % kChunk || a.states != VL_SPLIT_STATES))
     return cudaErrorInvalidValue;
-  const int segments = split.segment_steps ? (int)((a.length + split.segment_steps - 1) / split.segment_steps) : 1;
+  const int segments = segments_of(a, split);
   Job job = {a, split, segments, 0, a.mean ? 1.f / a.directions : 1.f, 0, 0, 1, false};
   for (int g = 0; g < a.directions; g++) job.reversed |= (uint64_t)(a.reverse[g] != 0) << g;
   const int tile = tile_of(a, backward);
-  job.tiles = (int)((a.channels + tile - 1) / tile);
+  job.tiles = (int)divide_up(a.channels, tile);
   const int64_t size = a.dtype == VL_FLOAT32 ? 4 : 2;
   job.wide_tokens = a.states == lanes_per_channel(a) * kStates;
   for (const VlInput &in : {a.k, a.q}) job.wide_tokens = job.wide_tokens && is_aligned(in, 4 * size, size);
@@ -71,9 +101,12 @@ int run_scan(const VlScan &a, const VlSplit &split, bool backward, int device, v
   if (job.fused && job.reversed != 0 && job.reversed != all) job.teams = 2;
   // This library contains its own CUDA runtime, with its own current device.
   if (const int error = cudaSetDevice(device)) return error;
-  if (a.rule == VL_LONGHORN) return run_rule<VL_LONGHORN>(job, backward, stream);
-  if (a.rule == VL_LONGHORN_EXACT) return run_rule<VL_LONGHORN_EXACT>(job, backward, stream);
-  return run_rule<VL_MAMBA>(job, backward, stream);
+  const Sums sums = plan_sums(a, segments), *const given = backward ? &sums : nullptr;
+  void **const outputs[kSums] = {&job.scan.dk, &job.scan.dq, &job.scan.dA, &job.scan.dD, &job.scan.ddt_bias};
+  for (int i = 0; i < kSums; i++) *outputs[i] = (void *)sums.of[i].partials;
+  if (a.rule == VL_LONGHORN) return run_rule<VL_LONGHORN>(job, given, stream);
+  if (a.rule == VL_LONGHORN_EXACT) return run_rule<VL_LONGHORN_EXACT>(job, given, stream);
+  return run_rule<VL_MAMBA>(job, given, stream);
 }
 
 }  // namespace
@@ -87,7 +120,9 @@ VL_EXPORT int vl_cuda_check(int device) {
   return cudaFuncGetAttributes(&attributes, scan_forward<VL_LONGHORN, float, 1>);
 }
 VL_EXPORT const char *vl_cuda_error(int error) { return cudaGetErrorString((cudaError_t)error); }
-VL_EXPORT int64_t vl_cuda_parts(const VlScan *a) { return (a->channels + tile_of(*a, true) - 1) / tile_of(*a, true); }
+VL_EXPORT int64_t vl_cuda_scan_partials(const VlScan *a, const VlSplit *split) {
+  return plan_sums(*a, segments_of(*a, *split)).size;
+}
 VL_EXPORT int vl_cuda_scan_forward(const VlScan *a, const VlSplit *split, int device, void *stream) {
   return run_scan(*a, *split, false, device, stream);
 }

@@ -2,8 +2,8 @@
 //
 // For each chunk it computes the gates, then goes back in runs of a few steps: it recomputes the states before the
 // steps of a run from the checkpoint into shared memory, and applies the adjoint step by step. dk and dq are sums over
-// channels: each warp sums its own channels, the caller sums over warps. There are no atomic additions, so results are
-// deterministic.
+// channels: each warp sums its own channels, `scan_reduce` sums over warps. There are no atomic additions, so results
+// are deterministic.
 #pragma once
 #include "scan_adjoint.cuh"
 
@@ -58,7 +58,7 @@ template <int RULE, class T, int LANES> struct Backward {
   const T *dy, *z;  // prefetched by one step, as the partial sums
   T *dx, *dz;
   float *dtokens;
-  int dy_step, z_step, dx_step, dtokens_step;
+  int dy_step, z_step, dx_step, dz_step, dtokens_step;
   float scale;  // of dy; 0 in lanes without a channel
   Elements next_dy, next_z;
   Floats next_sums;
@@ -89,13 +89,13 @@ template <int RULE, class T, int LANES> struct Backward {
     dy = (const T *)a.dy.data + g * a.dy.direction + b * a.dy.batch + t * a.dy.step + d;
     z = (const T *)a.z.data + b * a.z.batch + t * a.z.step + d;
     dx = (T *)a.dx + row_of_direction;
-    dz = (T *)a.dz + row;
+    dz = (T *)a.dz + (b * a.length + t) * a.dz_step + d;
     const int state = part * kStates + order + lane % 4 / LANES * LANES;  // the state whose sum this lane receives
     const int64_t token = ((warp.tile * a.directions + g) * a.batch + b) * a.length + t;
     dtokens = (float *)(lane & 4 ? a.dq : a.dk) + token * states + state;
     const int back = steps.reversed ? 1 : -1;  // from a step to the previous one
     dy_step = back * (int)a.dy.step, z_step = back * (int)a.z.step;
-    dx_step = back * channels, dtokens_step = back * states;
+    dx_step = back * channels, dz_step = back * (int)a.dz_step, dtokens_step = back * states;
     pin(dy), pin(z), pin(dx), pin(dz), pin(dtokens);
     next_dy = load<T, CHANNELS>(dy);
     if (a.z.data) next_z = load<T, CHANNELS>(z);
@@ -212,7 +212,7 @@ template <int RULE, class T, int LANES> struct Backward {
     if (more) {
       next_dy = load<T, CHANNELS>(dy += dy_step);
       if (gated) next_z = load<T, CHANNELS>(z += z_step);
-      if (gated && adds) next_sums = load<float, CHANNELS>(sums_at(dz + dx_step));
+      if (gated && adds) next_sums = load<float, CHANNELS>(sums_at(dz + dz_step));
     }
     float k[kStates], q[kStates], dk[kStates], dq[kStates];
     float out[CHANNELS], out_x[CHANNELS], out_dt[CHANNELS], out_z[CHANNELS] = {}, share[CHANNELS] = {};
@@ -257,7 +257,7 @@ template <int RULE, class T, int LANES> struct Backward {
     const float scale = lane & 4 ? 1.f : KEY_SCALE * KEY_SCALE;
     sum_tokens<RULE, LANES>(dk, dq, k, RULE == VL_LONGHORN ? d_norm : 2.f * d_norm, lane);
     VL_UNROLL for (int j = 0; j < LANES; j++) if (j < left) dtokens[j] = scale * dk[j];
-    dx += dx_step, dz += dx_step, dtokens += dtokens_step;
+    dx += dx_step, dz += dz_step, dtokens += dtokens_step;
   }
 
   VL_DEVICE void finish() {

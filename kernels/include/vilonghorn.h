@@ -10,7 +10,7 @@
 #define VILONGHORN_H
 #include <stdint.h>
 
-enum { VL_ABI = 10 }; /* Increase it with every change of a struct or function: the caller compares it with ours. */
+enum { VL_ABI = 11 }; /* Increase it with every change of a struct or function: the caller compares it with ours. */
 enum { VL_LONGHORN = 0, VL_LONGHORN_EXACT = 1, VL_MAMBA = 2 };
 enum { VL_FLOAT32 = 0, VL_FLOAT64 = 1, VL_BFLOAT16 = 2, VL_FLOAT16 = 3 };
 enum { VL_MAX_STATES = 64 };
@@ -33,20 +33,22 @@ typedef struct {
   const void *D, *dt_bias; /* (G, D), optional */
   void *y;                 /* (G, B, L, D), with mean (B, L, D). CPU backward with z and mean: optional float output */
   void *checkpoints;       /* (G, B, ceil(L / chunk), N, padded D), private layout; optional in forward */
-  void *accumulator;       /* (B, L, D) float workspace where G > 1; in a mixer's backward (B, L, 2 D), for dx and dz.
+  void *accumulator;       /* (B, L, D) float workspace where G > 1; in a mixer's backward (B, L, 2 D), for dx and dz;
+                              in CUDA backward (B, L, dz_step).
                               The CPU library needs it only for 16-bit dtypes. */
   /* backward only */
   VlInput dy;               /* like y; direction stride 0 with mean */
   void *dx, *ddt;           /* (G, B, L, D) */
-  void *dk, *dq;            /* (S, G, B, L, N): the caller sums over S */
+  void *dk, *dq;            /* CPU: (S, G, B, L, N): the caller sums over S. CUDA: (G, B, L, N), of `dtype` */
+  int64_t dk_step;          /* CUDA: stride between the tokens of dk, and of dq; N if contiguous */
   void *dz;                 /* (B, L, D), optional */
   int64_t dz_step;          /* stride between the tokens of dz; D if contiguous */
-  void *dA, *dD, *ddt_bias; /* (G, D, N), (G, D), (G, D), optional; CUDA: (B, ...), one per sequence */
+  void *dA, *dD, *ddt_bias; /* (G, D, N), (G, D), (G, D), optional */
+  void *partials;           /* CUDA: vl_cuda_scan_partials() floats of workspace */
 } VlScan;
 
 /* How the CUDA library splits a scan of VL_SPLIT_STATES states over time: into segments of `segment_steps` image steps,
- * a multiple of `chunk`; the last segment may be shorter. 0 means no split. With a split, dA, dD and ddt_bias have one
- * row per segment: (B, segments, G, ...). */
+ * a multiple of `chunk`; the last segment may be shorter. 0 means no split. */
 enum { VL_SPLIT_STATES = 16 };
 typedef struct {
   int64_t segment_steps;
@@ -83,6 +85,7 @@ typedef struct {
   /* backward only */
   VlInput dy;
   void *dx;              /* (B, L, D) */
+  int64_t dx_step;       /* stride between the tokens of dx; D if contiguous */
   void *dweight, *dbias; /* (G, D, d_conv), (G, D) */
   /* CUDA backward only: workspaces */
   void *partials; /* (vl_cuda_conv_rows(), G, d_conv + 1, D) float */
@@ -178,7 +181,7 @@ VL_EXPORT int vl_block_infer(const VlBlock *, int isa);
  * directions. Kernels are queued on `stream`. Functions that return int return 0 or an error of the CUDA runtime. */
 VL_EXPORT int vl_cuda_check(int device); /* an error if the device cannot run this build */
 VL_EXPORT const char *vl_cuda_error(int error);
-VL_EXPORT int64_t vl_cuda_parts(const VlScan *); /* the required value of channel_splits in backward */
+VL_EXPORT int64_t vl_cuda_scan_partials(const VlScan *, const VlSplit *); /* the size of `partials` */
 VL_EXPORT int vl_cuda_scan_forward(const VlScan *, const VlSplit *, int device, void *stream);
 VL_EXPORT int vl_cuda_scan_backward(const VlScan *, const VlSplit *, int device, void *stream);
 /* The convolution takes every alignment, stride and number of directions. Aligned to 16 bytes it is fastest. */

@@ -84,6 +84,7 @@ def _register(name: str, arguments: type[NamedTuple], forward: Callable, backwar
 # Backward of a scan runs it again and takes two gradients of each product; that of a convolution does the same.
 _register("scan", ScanArguments, _scan, lambda a, _: 3 * _scan(a))
 _register("conv_silu", ConvArguments, _conv, lambda a, _: 3 * _conv(a))
-_register("mamba_inner_cpu", MambaInnerArguments, mamba_inner_flops, lambda a, _: _inner_backward(a))
+for _name in ("mamba_inner_cpu", "mamba_inner_cuda"):
+    _register(_name, MambaInnerArguments, mamba_inner_flops, lambda a, _: _inner_backward(a))
 _register("block", BlockArguments, _block, _block_backward)
 _register("rms_norm_cpu", NormArguments, lambda a: 0, lambda a, _: 0)

@@ -1,7 +1,8 @@
 """`mamba_inner`: what a mixer does between its input and output projections.
 
 On a CPU with the native library, convolution, projections, scan and gate are one operator, which works in the cache and
-recomputes in backward what forward does not save. Elsewhere they are composed of `conv_silu`, products and `scan`.
+recomputes in backward what forward does not save. With the CUDA library they are one operator too: its backward writes
+every gradient in place. Elsewhere they are composed of `conv_silu`, products and `scan`.
 """
 
 from collections.abc import Callable, Sequence
@@ -11,12 +12,12 @@ import torch.nn.functional as F
 from timm.layers import is_exportable
 from torch import Tensor
 
-from .backends import cpu
+from .backends import choose_conv, cpu, cuda
 from .conv import conv_silu, conv_silu_scan_order, flip_reversed
 from .norm import rms_norm
 from .register import register_op
 from .scan import scan
-from .validate import MambaInnerArguments, check_flags, validate_mamba_inner
+from .validate import MambaInnerArguments, autocast_dtype, check_flags, validate_mamba_inner
 
 SCAN_NORM_EPS = 1e-6
 
@@ -72,9 +73,13 @@ def mamba_inner(
         return _shared(args, scan_norm, reverse)
     if is_exportable():
         return _exportable(args)
-    if cpu.unavailable(xz.device.type) is not None:
-        return mamba_inner_composed(args)
-    return _run(args)
+    if cpu.unavailable(xz.device.type) is None:
+        return _run(args)
+    validate_mamba_inner(args)
+    dtype = autocast_dtype(xz) or xz.dtype
+    if choose_conv(xz.device.type, dtype, None) == cuda.NAME and cuda.takes_mamba_inner(args, dtype):
+        return _run_cuda(args._replace(xz=xz.to(dtype), x_proj=x_proj.to(dtype), dt_proj=dt_proj.to(dtype)))
+    return mamba_inner_composed(args)
 
 
 def mamba_inner_composed(args: MambaInnerArguments, backend: str | None = None) -> Tensor:
@@ -133,6 +138,25 @@ _run = register_op(
     forward=cpu.mamba_inner_forward,
     fake=_fake,
     backward=lambda dy, saved, args, wanted: cpu.mamba_inner_backward(dy, args, *saved),
+)
+
+
+def _fake_cuda(args: MambaInnerArguments, save: bool) -> tuple[Tensor, ...]:
+    G, B, L, D, N, _, R = sizes = args.sizes
+    new = args.xz.new_empty
+    shapes = [(G, B, L, D), (G, B * L, R + 2 * N), (G, B, L, D)] if save else [(0,)] * 3
+    checkpoints = sizes.num_checkpoints(cuda.CHUNK, cuda.LANES) if save else 0
+    return new(B, L, D), *map(new, shapes), new(checkpoints, dtype=torch.float32)
+
+
+_run_cuda = register_op(
+    "mamba_inner_cuda",
+    MambaInnerArguments,
+    validate_mamba_inner,
+    num_saved=4,
+    forward=cuda.mamba_inner_forward,
+    fake=_fake_cuda,
+    backward=lambda dy, saved, args, wanted: cuda.mamba_inner_backward(dy, args, *saved),
 )
 
 # A composite operator: torch.fx and TorchScript see one call, autograd and compilers see what it runs.

@@ -18,7 +18,7 @@ from torch import Tensor
 from ... import __version__
 from ..validate import RULES, ConvArguments, ScanArguments
 
-ABI = 10  # VL_ABI
+ABI = 11  # VL_ABI
 _INT, _LONG, _POINTER = ctypes.c_int32, ctypes.c_int64, ctypes.c_void_p
 _DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)  # in the order of VL_FLOAT32, ...
 
@@ -89,9 +89,11 @@ class Scan(ctypes.Structure):
         *_fields(Input, "x dt k q z"),
         *_fields(_POINTER, "A D dt_bias y checkpoints accumulator"),
         *_fields(Input, "dy"),
-        *_fields(_POINTER, "dx ddt dk dq dz"),
+        *_fields(_POINTER, "dx ddt dk dq"),
+        *_fields(_LONG, "dk_step"),
+        *_fields(_POINTER, "dz"),
         *_fields(_LONG, "dz_step"),
-        *_fields(_POINTER, "dA dD ddt_bias"),
+        *_fields(_POINTER, "dA dD ddt_bias partials"),
     ]
 
 
@@ -133,7 +135,9 @@ class Conv(ctypes.Structure):
         *_fields(Input, "x"),
         *_fields(_POINTER, "weight bias y"),
         *_fields(Input, "dy"),
-        *_fields(_POINTER, "dx dweight dbias partials sums"),
+        *_fields(_POINTER, "dx"),
+        *_fields(_LONG, "dx_step"),
+        *_fields(_POINTER, "dweight dbias partials sums"),
     ]
 
 
@@ -185,9 +189,14 @@ class Params:
             return None
         return self.pointer((t if t.dtype == self.compute_dtype else t.to(self.compute_dtype)).contiguous())
 
-    def output(self, name: str, shape: Sequence[int], dtype: torch.dtype | None = None, struct=None) -> Tensor:
-        """Allocates what the kernel writes to field `name` (of `struct`, if given), by default an activation."""
-        t = torch.empty(shape, dtype=dtype or self.dtype, device=self.device)
+    def output(
+        self, name: str, shape: Sequence[int], dtype: torch.dtype | None = None, struct=None, out: Tensor | None = None
+    ) -> Tensor:
+        """Allocates what the kernel writes to field `name` (of `struct`, if given), by default an activation.
+
+        `out` takes the place of a new tensor.
+        """
+        t = torch.empty(shape, dtype=dtype or self.dtype, device=self.device) if out is None else out
         setattr(struct or self.struct, name, self.pointer(t))
         return t
 
@@ -199,7 +208,7 @@ class Params:
 def conv_params(args: ConvArguments) -> Params:
     """The inputs of a convolution."""
     G, B, L, D, _, K, _ = args.sizes
-    params = Params(Conv(G, B, L, D, K), args.x.dtype, args.reverse, args.x.device)
+    params = Params(Conv(G, B, L, D, K, dx_step=D), args.x.dtype, args.reverse, args.x.device)
     params.struct.x = params.activation(args.x)
     params.struct.weight, params.struct.bias = params.parameter(args.weight), params.parameter(args.bias)
     return params
@@ -210,7 +219,7 @@ class ScanParams(Params):
 
     def __init__(self, args: ScanArguments, dtype: torch.dtype, chunk: int, lanes: int):
         G, B, L, D, N, *_ = args.sizes
-        struct = Scan(G, B, L, D, N, chunk, 1, RULES.index(args.rule), args.reduce == "mean", dz_step=D)
+        struct = Scan(G, B, L, D, N, chunk, 1, RULES.index(args.rule), args.reduce == "mean", dk_step=N, dz_step=D)
         super().__init__(struct, dtype, args.reverse, args.x.device)
         self.args = args
         struct.x, struct.dt, struct.k, struct.q, struct.z = map(self.activation, args[:5])

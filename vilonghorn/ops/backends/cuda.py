@@ -6,13 +6,13 @@ of 16 states are split over time (see `splits`).
 
 import ctypes
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..validate import ConvArguments, ScanArguments
+from ..validate import ConvArguments, MambaInnerArguments, ScanArguments
 from . import splits
 from .bindings import Input, ScanParams, Split, conv_params, open_library
 
@@ -37,7 +37,7 @@ def _open() -> tuple[ctypes.CDLL | None, str | None]:
 def declare(library: ctypes.CDLL) -> ctypes.CDLL:
     """Sets the argument and result types other than int."""
     library.vl_cuda_error.restype = ctypes.c_char_p
-    library.vl_cuda_parts.restype = library.vl_cuda_conv_rows.restype = ctypes.c_int64
+    library.vl_cuda_scan_partials.restype = library.vl_cuda_conv_rows.restype = ctypes.c_int64
     for function in (library.vl_cuda_scan_forward, library.vl_cuda_scan_backward):
         function.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int, ctypes.c_void_p]
     for function in (library.vl_cuda_conv_forward, library.vl_cuda_conv_backward):
@@ -78,22 +78,32 @@ def forward(args: ScanArguments, save: bool) -> tuple[Tensor, Tensor]:
     return y.to(args.x.dtype), checkpoints
 
 
-def backward(dy: Tensor, args: ScanArguments, checkpoints: Tensor) -> tuple[Tensor | None, ...]:
-    """Gradients of a scan; see `Backend`."""
+def backward(
+    dy: Tensor, args: ScanArguments, checkpoints: Tensor, out: Mapping[str, Tensor] = {}
+) -> tuple[Tensor | None, ...]:
+    """Gradients of a scan; see `Backend`.
+
+    `out` may hold k, q and z: the tensors that take their gradients, of x's dtype. The last dimension is contiguous,
+    and the others are as in one tensor of tokens. D is even, and N at most 16 for 16-bit dtypes.
+    """
     if args.x.numel() == 0:
         return tuple(None if t is None else torch.zeros_like(t) for t in args[:8])
     if args.x.shape[-1] % 2:
         grads = backward(F.pad(dy, (0, 1)), _pad_to_even(args), checkpoints)
         cut = zip(grads, args[:8])
         return tuple(None if t is None else grad[tuple(map(slice, t.shape))].contiguous() for grad, t in cut)
-    params, library = _CudaParams(args), _open()[0]
-    params.struct.channel_splits = library.vl_cuda_parts(ctypes.byref(params.struct))
-    rows, parameters = params.struct.batch * params.split.num_segments, zip(("dA", "dD", "ddt_bias"), args[5:8])
-    grads = params.backward_outputs(dy, checkpoints)
-    sums = (None if p is None else params.output(name, (rows, *p.shape), torch.float32) for name, p in parameters)
-    outputs = *grads, *sums
-    params.run(library.vl_cuda_scan_backward, accumulate=args.z is not None)
-    return params.gradients(outputs)
+    params = _CudaParams(args)
+    struct, dtypes = params.struct, [params.dtype] * 5 + [torch.float32] * 3
+    struct.dy, struct.checkpoints = params.activation(dy), params.pointer(checkpoints)
+    grads = [
+        None if t is None else params.output(f"d{name}", t.shape, dtype, out=out.get(name))
+        for name, t, dtype in zip(args._fields, args[:8], dtypes)
+    ]
+    struct.dk_step = grads[2].stride(2)
+    if args.z is not None:
+        struct.dz_step = grads[4].stride(1)
+    params.run(_open()[0].vl_cuda_scan_backward, accumulate=args.z is not None)
+    return tuple(None if t is None else grad.to(t.dtype) for grad, t in zip(grads, args))
 
 
 def conv_forward(args: ConvArguments) -> Tensor:
@@ -105,19 +115,70 @@ def conv_forward(args: ConvArguments) -> Tensor:
     return y
 
 
-def conv_backward(dy: Tensor, args: ConvArguments) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of x, weight and bias."""
+def conv_backward(dy: Tensor, args: ConvArguments, dx: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients of x, weight and bias; that of x is written to `dx` if it is given, whose channels are contiguous."""
     if dy.numel() == 0:
         return tuple(torch.zeros_like(t, memory_format=torch.contiguous_format) for t in args[:3])
     (G, D, K), library, params = args.weight.shape, _open()[0], conv_params(args)
     params.struct.dy = params.activation(dy)
-    dx = params.output("dx", args.x.shape)
+    dx = params.output("dx", args.x.shape, out=dx)
+    params.struct.dx_step = dx.stride(1)
     dweight, dbias = params.gradient("dweight", args.weight), params.gradient("dbias", args.bias)
     params.output("partials", (library.vl_cuda_conv_rows(ctypes.byref(params.struct)), G, K + 1, D), torch.float32)
     if max(sum(args.reverse), G - sum(args.reverse)) > 1:
         params.output("sums", args.x.shape, torch.float32)
     _queue("conv_silu", library.vl_cuda_conv_backward, params.device, params.struct)
     return dx, dweight.to(args.weight.dtype), dbias.to(args.bias.dtype)
+
+
+def takes_mamba_inner(args: MambaInnerArguments, dtype: torch.dtype) -> bool:
+    """Whether `mamba_inner_forward` takes validated arguments with xz converted to `dtype`."""
+    return args.sizes.D % 2 == 0 and (args.sizes.N <= SHORT_DTYPE_STATES or dtype == torch.float32)
+
+
+def mamba_inner_forward(args: MambaInnerArguments, save: bool) -> tuple[Tensor, ...]:
+    """Runs `vilonghorn.ops.mamba_inner`; returns y, and to save u, the projections, dt and checkpoints.
+
+    x_proj and dt_proj have xz's dtype.
+    """
+    u = conv_forward(_conv_within(args))
+    projected = torch.bmm(u.flatten(1, 2), args.x_proj.mT)  # (G, B * L, R + 2N)
+    dt = torch.bmm(projected[..., : args.sizes.R], args.dt_proj.mT).view_as(u)
+    y, checkpoints = forward(_scan_within(args, u, projected, dt), save)
+    saved = u, projected, dt, checkpoints
+    return y, *(saved if save else (t.new_empty(0) for t in saved))
+
+
+def mamba_inner_backward(
+    dy: Tensor, args: MambaInnerArguments, u: Tensor, projected: Tensor, dt: Tensor, checkpoints: Tensor
+) -> tuple[Tensor | None, ...]:
+    """Gradients of the tensors of `args`, in their order; None for those absent."""
+    _, B, L, _, N, _, R = args.sizes
+    dxz = torch.empty_like(args.xz, memory_format=torch.contiguous_format)
+    dprojected = torch.empty_like(projected)
+    dx, dz = dxz.chunk(2, -1)
+    dlow, *dtokens = dprojected.split([R, N, N], -1)
+    dk, dq = (t.unflatten(1, (B, L)) for t in dtokens)
+    scan = _scan_within(args, u, projected, dt)
+    du, ddt, *_, dA, dD, ddt_bias = backward(dy, scan, checkpoints, dict(k=dk, q=dq, z=dz))
+    rows, ddt = du.flatten(1, 2), ddt.flatten(1, 2)
+    torch.bmm(ddt, args.dt_proj, out=dlow)
+    rows.baddbmm_(dprojected, args.x_proj)  # into du
+    _, dconv_weight, dconv_bias = conv_backward(du, _conv_within(args), dx)
+    dx_proj = torch.bmm(dprojected.mT, u.flatten(1, 2))
+    ddt_proj = torch.bmm(ddt.mT, projected[..., :R])
+    return dxz, dconv_weight, dconv_bias, dx_proj, ddt_proj, ddt_bias, dA, dD
+
+
+def _conv_within(args: MambaInnerArguments) -> ConvArguments:
+    return ConvArguments(args.xz.chunk(2, -1)[0], args.conv_weight, args.conv_bias, args.reverse)
+
+
+def _scan_within(args: MambaInnerArguments, u: Tensor, projected: Tensor, dt: Tensor) -> ScanArguments:
+    _, B, L, _, N, _, R = args.sizes
+    k, q = projected[..., R:].unflatten(1, (B, L)).split(N, -1)
+    z = args.xz.chunk(2, -1)[1]
+    return ScanArguments(u, dt, k, q, z, args.A, args.D, args.dt_bias, args.rule, args.reverse, "mean")
 
 
 def _pad_to_even(args: ScanArguments) -> ScanArguments:
@@ -157,13 +218,17 @@ class _CudaParams(ScanParams):
         if self.args.x.numel() == 0:
             return
         if accumulate and self.struct.directions > 1:
-            self.output("accumulator", self.args.x.shape[1:], torch.float32)
+            tokens, channels = self.struct.batch * self.struct.length, self.struct.channels
+            self.output("accumulator", (tokens, self.struct.dz_step if self.struct.dx else channels), torch.float32)
         split = Split(self.split.steps or 0)
         if self.split.steps:
             (G, B, _, N, width), segments = self.checkpoint_shape, self.split.num_segments
             runs = 1 + splits.basis_runs(self.args.rule, N)
             self.output("summaries", (G, B, segments, runs, N, width), torch.float32, split)
             self.output("starts", (G, B, segments, N, width), torch.float32, split)
+        if self.struct.dx:
+            size = _open()[0].vl_cuda_scan_partials(ctypes.byref(self.struct), ctypes.byref(split))
+            self.output("partials", (size,), torch.float32)
         _queue("scan", function, self.device, self.struct, split)
 
 

@@ -1,0 +1,88 @@
+"""`mamba_inner` on a GPU without a GPU: its kernels, compiled for the emulator in `kernels/`, against the oracle."""
+
+import pytest
+import torch
+from oracle import compare, mixer, mixer_inputs, value_and_grads
+
+from vilonghorn.ops import mamba_inner
+from vilonghorn.ops.backends import cpu as native
+from vilonghorn.ops.validate import RULES, MambaInnerArguments
+
+NAMES = MambaInnerArguments._fields[:8]
+# G, B, L, D, N, R, K
+SHAPES = [(1, 1, 1, 2, 1, 1, 1), (2, 2, 21, 6, 3, 2, 4), (3, 1, 17, 70, 16, 5, 4), (2, 1, 9, 34, 20, 3, 2)]
+
+
+@pytest.fixture(autouse=True)
+def gpu(emulator, monkeypatch):
+    """No native library: the way of a GPU."""
+    monkeypatch.setattr(native, "_reason", "not built")
+    return emulator
+
+
+def in_order(A=None, **values):
+    return mamba_inner(A=A, **values)
+
+
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_it_agrees_with_the_oracle(shape, rule):
+    flags = (False, True, True)[: shape[0]]
+    compare(in_order, mixer_inputs(*shape, rule=rule), 2e-6, truth=mixer, rule=rule, reverse=flags)
+
+
+@pytest.mark.parametrize("shape", [(2, 1, 9, 5, 3, 2, 4), (2, 1, 9, 6, 20, 2, 4)], ids=str)
+def test_shapes_that_the_operator_does_not_take_are_composed(shape):
+    values = mixer_inputs(*shape, rule="mamba")
+    values["xz"] = values["xz"].bfloat16()
+    compare(in_order, values, 3e-2, truth=mixer, rule="mamba", reverse=(False, True))
+
+
+@pytest.mark.parametrize("dtype, tolerance", [(torch.bfloat16, 2e-2), (torch.float16, 3e-3)], ids=str)
+@pytest.mark.parametrize("rule", RULES)
+def test_short_types_cost_their_rounding(rule, dtype, tolerance):
+    values = mixer_inputs(2, 2, 19, 40, 16, 3, 4, rule=rule)
+    values["xz"] = values["xz"].to(dtype)
+    compare(in_order, values, tolerance, truth=mixer, rule=rule, reverse=(False, True))
+
+
+@pytest.mark.parametrize("rule", ["longhorn", "mamba"])
+def test_compiled_equals_eager_bit_for_bit_whatever_the_order_of_the_threads(rule, gpu):
+    values = mixer_inputs(2, 40, 9, 70, 16, 3, 4, rule=rule)  # more than 32 partial sums of D's gradient
+    first = value_and_grads(in_order, values, rule=rule, reverse=(False, True))
+    torch._dynamo.reset()
+    gpu.vl_emulator_order(1)
+    compiled = torch.compile(in_order, fullgraph=True, dynamic=True, backend="aot_eager")
+    second = value_and_grads(compiled, values, rule=rule, reverse=(False, True))
+    assert all(torch.equal(first[name], second[name]) for name in first)
+
+
+@pytest.mark.parametrize("rule", ["longhorn", "mamba"])
+def test_the_operator_passes_torchs_checks(rule):
+    values = mixer_inputs(2, 2, 9, 6, 3, 2, 4, rule=rule)
+    leaves = [values[name].requires_grad_() if name in values else None for name in NAMES]
+    torch.library.opcheck(torch.ops.vilonghorn.mamba_inner_cuda.default, (*leaves, rule, [False, True], True))
+
+
+@pytest.mark.parametrize("B, L", [(0, 3), (2, 0)])
+def test_without_tokens_the_gradients_of_weights_are_zero(B, L):
+    values = mixer_inputs(2, B, L, 6, 3, 2, 4, rule="mamba")
+    results = value_and_grads(in_order, values, rule="mamba", reverse=(False, True))
+    assert all((result == 0).all() for result in results.values())
+
+
+def test_strided_inputs_are_read_in_place(monkeypatch):
+    values = mixer_inputs(2, 2, 9, 8, 16, 2, 4, rule="longhorn")
+    expected = in_order(**values)
+    wide = torch.full((2, 9, 3, 16), float("nan"))
+    wide[:, :, 1] = values["xz"]
+    monkeypatch.setattr(torch.Tensor, "clone", None)
+    assert torch.equal(in_order(**values | {"xz": wide[:, :, 1]}), expected)
+
+
+def test_autocast_converts_what_linear_layers_convert():
+    values = mixer_inputs(2, 2, 9, 8, 16, 2, 4, rule="longhorn")
+    with torch.autocast("cpu", torch.bfloat16):
+        y = in_order(**values)
+    short = {name: t.bfloat16() if name in ("xz", "x_proj", "dt_proj") else t for name, t in values.items()}
+    assert torch.equal(y, in_order(**short))
