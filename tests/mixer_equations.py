@@ -20,7 +20,8 @@ def written_out(mixer, tokens):
         u = F.silu(F.conv1d(F.pad(u.mT, (taps.shape[-1] - 1, 0)), taps, mixer.conv_bias[s], groups=len(taps)).mT)
         u = turn(u) if shared else u
         low, k, q, *rates = F.linear(u, mixer.x_proj[s]).split([rank, N, N] + [N] * learned_A, -1)
-        dt = F.linear(low, mixer.dt_proj[s], mixer.dt_bias[s])  # one number a token for a scalar beta
+        dt = F.linear(low, mixer.dt_proj[s], mixer.dt_bias[s])  # one number a token for each head
+        dt = torch.cat([part.expand(-1, -1, u.shape[2] // dt.shape[2]) for part in dt.split(1, -1)], -1)
         state, outputs = u.new_zeros(len(u), u.shape[2], N), []
         for t in range(u.shape[1]):
             u_t, k_t, dt_t = u[:, t, :, None], k[:, t, None], dt[:, t, :, None]

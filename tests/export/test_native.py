@@ -48,7 +48,7 @@ def edit(path, change):
 @pytest.mark.parametrize(
     "name, kwargs, operators",
     [
-        ("vilonghorn_nano", dict(depth=2, scalar_beta=True, reverse=(True, False, True)), ["Block"] * 2),
+        ("vilonghorn_nano", dict(depth=2, heads=1, reverse=(True, False, True)), ["Block"] * 2),
         ("vilonghorn_nano_exact", dict(stride=4, d_state=5, d_conv=3, embed_dim=20, expand=3), ["Block"]),
         ("vilonghorn_nano_shared", dict(d_state=3), ["Scan"]),
         ("vim_nano", dict(norm_layer="layernorm", directions="shared"), ["Scan"]),

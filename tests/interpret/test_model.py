@@ -8,7 +8,7 @@ from oracle import oracle
 from vilonghorn.interpret.model import attention, grad_cam, memory, pca, receptive_field, reshape_transform, scans
 from vilonghorn.interpret.scan import attention_rows
 from vilonghorn.interpret.tokens import patch_token, scan_position, to_map
-from vilonghorn.layers import insert_class_token
+from vilonghorn.layers import insert_class_tokens
 
 SIZE = dict(img_size=(12, 20), patch_size=4, depth=3, embed_dim=16, num_classes=5)  # 3 x 5 patches: an odd number
 
@@ -38,7 +38,7 @@ def test_maps_of_a_model_reproduce_what_its_block_adds(name):
 
 def test_tokens_are_counted_prefix_first():
     patches = torch.arange(1, 16).view(1, 15, 1)
-    sequence = insert_class_token(patches, torch.zeros(1, 1, 1, dtype=torch.long)).flatten().tolist()
+    sequence = insert_class_tokens(patches, torch.zeros(1, 1, 1, dtype=torch.long)).flatten().tolist()
     assert [sequence[scan_position(token, 15)] for token in range(16)] == list(range(16))
     with pytest.raises(ValueError, match="token is 16, expected 0 .the class token. to 15"):
         scan_position(16, 15)

@@ -127,8 +127,8 @@ FORMS = {
     "shared": dict(directions="shared"),
     "shared, exact": dict(rule="longhorn_exact", directions="shared", reverse=(True, False, True)),
     "shared, mamba": dict(rule="mamba", directions="shared"),
-    "scalar beta": dict(scalar_beta=True),
-    "scalar beta, shared": dict(scalar_beta=True, directions="shared"),
+    "scalar beta": dict(heads=1),
+    "scalar beta, shared": dict(heads=1, directions="shared"),
 }
 
 

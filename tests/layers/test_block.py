@@ -117,6 +117,23 @@ def test_the_stream_is_added_within_the_operator_unless_a_branch_may_be_dropped(
 
 
 @needs_fused
+@pytest.mark.parametrize("options", [dict(reverse=[True]), dict(reverse=(False,), heads=3, mlp_ratio=2.0)])
+def test_one_direction_and_heads_stay_one_operator(options):
+    block, x = Block(24, **options), torch.randn(2, 7, 24)
+    assert "vilonghorn::block" in operators(lambda: block(x))
+
+
+def test_an_mlp_is_a_second_branch_which_may_be_dropped_too():
+    block, x = Block(24, mlp_ratio=1.5, depth=4), torch.randn(2, 7, 24)
+    assert block.mlp.fc1.weight.shape == (72, 24) and block.mlp.fc2.weight.shape == (24, 36)
+    assert 0.9 < block.mlp.fc2.weight.abs().max() * (36 * 4) ** 0.5 <= 1  # as the mixer's out_proj
+    mixed = x + block.mixer(block.norm(x))
+    torch.testing.assert_close(block(x), mixed + block.mlp(block.norm2(mixed)))
+    block.drop_path = nn.Dropout(1.0)
+    assert torch.equal(block(x), x)
+
+
+@needs_fused
 @pytest.mark.parametrize("case", ["float64", "bfloat16", "autocast", "no sample", "shared", "bias", "exportable"])
 def test_what_the_operator_does_not_take_is_composed(case):
     x = torch.zeros(0, 7, 24) if case == "no sample" else torch.randn(2, 7, 24)

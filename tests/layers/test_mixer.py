@@ -21,8 +21,9 @@ FORMS = {
     "shared": dict(directions="shared"),
     "shared, exact": dict(rule="longhorn_exact", directions="shared"),
     "shared, mamba": dict(rule="mamba", directions="shared"),
-    "scalar beta": dict(scalar_beta=True),
-    "scalar beta, shared": dict(scalar_beta=True, directions="shared"),
+    "scalar beta": dict(heads=1),
+    "heads": dict(rule="longhorn_exact", heads=2),
+    "scalar beta, shared": dict(heads=1, directions="shared"),
 }
 
 
@@ -115,7 +116,30 @@ def test_contradictory_forms_are_refused():
     with pytest.raises(ValueError, match="directions is 'both', expected one of 'separate', 'shared'"):
         Mixer(32, directions="both")
     with pytest.raises(ValueError, match="rule 'mamba' has no beta"):
-        Mixer(32, rule="mamba", scalar_beta=True)
+        Mixer(32, rule="mamba", heads=1)
+    with pytest.raises(ValueError, match="heads is 5, expected a divisor of the inner width 64"):
+        Mixer(32, heads=5)
+
+
+def test_a_convolution_over_the_grid_needs_a_grid_that_fits():
+    mixer, tokens = Mixer(8, d_conv=(3, 3)), torch.randn(1, 7, 8)
+    assert mixer(tokens, [2, 3]).shape == tokens.shape
+    with pytest.raises(ValueError, match=r"grid is None; give grid=\(rows, columns\)"):
+        mixer(tokens)
+    with pytest.raises(ValueError, match="7 tokens, expected the 2 x 4 patches of the grid or more"):
+        mixer(tokens, [2, 4])
+
+
+@pytest.mark.parametrize("directions", ["separate", "shared"])
+def test_a_convolution_over_the_grid_runs_in_short_types_and_as_torchs_operators(directions):
+    mixer = make_mixer(d_conv=(3, 3), directions=directions).float()
+    tokens = torch.randn(2, 17, 24)
+    expected = mixer(tokens, [3, 5])
+    with timm.layers.set_exportable(True):
+        torch.testing.assert_close(mixer(tokens, [3, 5]), expected, rtol=1e-4, atol=1e-5)
+    with torch.autocast("cpu", torch.bfloat16):
+        y = mixer(tokens, [3, 5])
+    assert y.dtype == torch.bfloat16 and (y.float() - expected).abs().max() < 0.05 * expected.abs().max()
 
 
 def test_two_directions_see_the_whole_sequence_and_one_only_its_past():

@@ -6,14 +6,14 @@ import torch
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from vilonghorn.layers import PatchEmbed, insert_class_token, prefix_first
+from vilonghorn.layers import PatchEmbed, insert_class_tokens, prefix_first
 
 
 @given(patches=st.integers(1, 40))
 def test_the_class_token_is_at_half_the_patches_and_comes_out_first(patches):
     tokens = torch.arange(2 * patches * 3.0).reshape(2, patches, 3)
     class_token = torch.full((1, 1, 3), -1.0)
-    scanned = insert_class_token(tokens, class_token)
+    scanned = insert_class_tokens(tokens, class_token)
     assert scanned.shape == (2, patches + 1, 3)
     assert torch.equal(scanned[:, patches // 2], class_token[0].expand(2, 3))
     assert torch.equal(prefix_first(scanned), torch.cat([class_token.expand(2, 1, 3), tokens], 1))

@@ -56,3 +56,34 @@ def test_overlapping_patches_are_the_equations_at_another_stride():
     model = timm.create_model("vim_nano", img_size=64, stride=8, num_classes=10).eval()
     model.load_state_dict(vim.checkpoint_filter_fn(weights, model), strict=True)
     assert error(model(images(64)), composition.vim(weights, images(64), stride=8)) < TOLERANCE
+
+
+ALTERNATE = ((False,), (True,))
+SWITCHES = {
+    "one direction a block": dict(reverse=ALTERNATE),
+    "filters over the grid": dict(d_conv=(3, 3)),
+    "wide filters over the grid, one direction a block": dict(d_conv=(3, 5), reverse=ALTERNATE),
+    "heads": dict(heads=8, rule="longhorn"),
+    "class tokens": dict(class_tokens=4),
+    "class tokens, patches read": dict(class_tokens=2, global_pool="avg"),
+    "MLPs": dict(mlp_ratio=1.3),
+    "all": dict(
+        reverse=ALTERNATE, d_conv=(3, 3), heads=4, class_tokens=3, mlp_ratio=0.7, expand=3, rule="longhorn_exact"
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SWITCHES)
+def test_a_switch_and_all_its_gradients_are_its_equations(name):
+    kwargs = {"rule": "longhorn_exact", "global_pool": "token", "reverse": (False, True), **SWITCHES[name]}
+    model = stirred(
+        "vilonghorn_nano", img_size=(12, 20), patch_size=4, embed_dim=16, depth=2, num_classes=3, **kwargs
+    ).double()
+    flags = kwargs["reverse"] if kwargs["reverse"] is ALTERNATE else (kwargs["reverse"],)
+    batch, leaves = torch.randn(2, 3, 12, 20, dtype=torch.float64), dict(model.named_parameters())
+    expected = composition.switched(leaves, batch, kwargs["rule"], flags, kwargs["global_pool"])
+    ours, theirs = (torch.autograd.grad(y.square().sum(), list(leaves.values())) for y in (model(batch), expected))
+    assert error(model(batch), expected) < 1e-12
+    wrong = {name: error(a, b) for name, a, b in zip(leaves, ours, theirs)}
+    assert max(wrong.values()) < 1e-9, wrong
+    assert error(model.float()(batch.float()), expected) < TOLERANCE  # the fused block, where it applies

@@ -10,9 +10,11 @@ from torch._dynamo.testing import CompileCounter
 from torch.export import Dim, export
 
 import vilonghorn  # noqa: F401  (registers the models)
+from vilonghorn.models.weights import fit_state_dict
 
 NANOS = ["vilonghorn_nano", "vilonghorn_nano_exact", "vilonghorn_nano_shared", "vim_nano"]
 SMALL = dict(img_size=32, patch_size=8, embed_dim=32)
+SWITCHES = dict(reverse=[[False], [True]], d_conv=(3, 3), heads=4, class_tokens=2, mlp_ratio=1.0)
 
 
 def images(*shape, seed=1):
@@ -21,6 +23,8 @@ def images(*shape, seed=1):
 
 def make(name, **kwargs):
     torch.manual_seed(0)
+    if name == "switches":
+        name, kwargs = "vilonghorn_nano_exact", SWITCHES | kwargs
     return timm.create_model(name, num_classes=7, **kwargs).eval()
 
 
@@ -50,7 +54,7 @@ def test_a_size_of_225x230_is_padded_at_the_bottom_and_at_the_right(name):
     assert maps[0].shape == (2, 96, 15, 15)
 
 
-@pytest.mark.parametrize("name", ["vilonghorn_nano", "vilonghorn_nano_shared", "vim_nano"])
+@pytest.mark.parametrize("name", ["switches", "vilonghorn_nano_shared", "vim_nano"])
 @torch.no_grad()
 def test_an_exported_program_takes_any_batch_and_size(name):
     model = make(name, img_size=64, depth=2, dynamic_img_size=True)
@@ -136,7 +140,7 @@ def test_a_symbolic_trace_computes_the_same():
 
 
 @pytest.mark.parametrize(
-    "options", [{}, dict(global_pool="map"), dict(rule="mamba"), dict(directions="shared", scalar_beta=True)]
+    "options", [{}, dict(global_pool="map"), dict(rule="mamba"), SWITCHES | dict(directions="shared", heads=1)]
 )
 def test_a_scripted_model_computes_and_trains_the_same(options):
     model = make("vilonghorn_nano", img_size=64, depth=2, **options)
@@ -149,7 +153,34 @@ def test_a_scripted_model_computes_and_trains_the_same(options):
         torch.testing.assert_close(b, a, rtol=1e-3, atol=1e-5)
 
 
-@pytest.mark.parametrize("name", ["vilonghorn_nano", "vilonghorn_nano_shared", "vim_nano"])
+def test_the_switches_together_keep_the_contract():
+    model = make("switches", depth=2, dynamic_img_size=True, drop_path_rate=0.1, **SMALL)
+    assert model.num_prefix_tokens == 2 and model(images(2, 3, 32, 32)).shape == (2, 7)
+    batch = images(2, 3, 48, 24)
+    expected, tokens = model(batch), model.forward_features(batch)
+    torch.testing.assert_close(model.head(tokens[:, :2].mean(1)), expected)
+    [(maps, prefix)] = model.forward_intermediates(
+        batch, 1, return_prefix_tokens=True, norm=True, intermediates_only=True
+    )
+    torch.testing.assert_close(torch.cat([prefix, maps.flatten(2).mT], 1), tokens)
+    resized = make("switches", depth=2, **(SMALL | dict(img_size=(48, 24))))
+    resized.load_state_dict(fit_state_dict(model.state_dict(), resized))
+    torch.testing.assert_close(resized(batch), expected)
+    names = timm.layers.get_graph_node_names(model)[1]
+    traced = timm.layers.create_feature_extractor(model, return_nodes=[names[-1]])
+    torch.testing.assert_close(next(iter(traced(batch).values())), expected)
+    groups = timm.models.group_parameters(model, model.group_matcher(), reverse=True)
+    assert groups["cls_token"] == 0 and groups["blocks.1.mlp.fc2.weight"] == groups["blocks.1.norm2.weight"] == 2
+    gradients = []
+    for enable in (False, True):
+        model.train().set_grad_checkpointing(enable)
+        torch.manual_seed(3)
+        loss = model(batch).square().sum()
+        gradients.append([loss, *torch.autograd.grad(loss, list(model.parameters()))])
+    assert all(map(torch.equal, *gradients)) and all(gradient.any() for gradient in gradients[0])
+
+
+@pytest.mark.parametrize("name", ["switches", "vilonghorn_nano_shared", "vim_nano"])
 def test_a_jit_trace_computes_the_same(name):
     model = make(name, depth=2, **SMALL)
     traced = torch.jit.trace(model, images(2, 3, 32, 32))
@@ -187,9 +218,18 @@ def test_images_that_do_not_fit_are_told_what_does(batch, message):
         (dict(reverse=True), "reverse is True, expected a tuple with True or False for each direction"),
         (dict(drop_path_rate=-0.1), "drop_path_rate is -0.1, expected a probability, 0 to 1"),
         (dict(drop_path_rate=1.5), "drop_path_rate is 1.5, expected a probability, 0 to 1"),
-        (dict(embed_dim=0), "in_chans is 3 and embed_dim 0, expected at least 1"),
-        (dict(in_chans=0), "in_chans is 0 and embed_dim 96, expected at least 1"),
+        (dict(embed_dim=0), "embed_dim is 0, expected at least 1"),
+        (dict(in_chans=0), "in_chans is 0, expected at least 1"),
         (dict(patch_size=0), r"patch_size is \(0, 0\), expected at least one pixel"),
+        (dict(d_conv=(3, 2)), r"d_conv is \(3, 2\), expected a number of tokens, or an odd height and an odd width"),
+        (dict(d_conv=(9, 9)), "d_conv is 81, expected an integer from 1 to 64"),
+        (
+            dict(d_conv=(3, 3), patch_drop_rate=0.5),
+            r"patch_drop_rate is 0.5, expected 0: d_conv=\(3, 3\) needs the whole",
+        ),
+        (dict(reverse=(False, (True,))), r"reverse is False, expected a tuple with True or False for each direction"),
+        (dict(class_tokens=0), "class_tokens is 0, expected at least 1"),
+        (dict(mlp_ratio=-1), "mlp_ratio is -1, expected a width in units of dim, or 0 for no MLP"),
     ],
 )
 def test_a_size_that_no_model_has_is_refused_when_it_is_made(options, message):

@@ -60,7 +60,7 @@ def test_models_of_stride_8_scan_729_overlapping_patches(name):
 
 def test_ablations_are_made_by_keyword_and_change_what_they_say():
     width, rank, depth = 192, 6, 6
-    models = [timm.create_model("vilonghorn_nano", scalar_beta=scalar) for scalar in (False, True)]
+    models = [timm.create_model("vilonghorn_nano", heads=heads) for heads in (None, 1)]
     vector, scalar = (sum(p.numel() for p in model.parameters()) for model in models)
     assert vector - scalar == depth * 2 * (width - 1) * (rank + 1)
 

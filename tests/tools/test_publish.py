@@ -14,7 +14,7 @@ from vilonghorn.tools import publish
 KWARGS = {
     "vilonghorn_nano": dict(img_size=(32, 64), num_classes=4, in_chans=1),
     "vilonghorn_nano_exact": dict(img_size=32, stride=8, num_classes=3),
-    "vilonghorn_nano_shared": dict(img_size=32, scalar_beta=True, global_pool="avg"),
+    "vilonghorn_nano_shared": dict(img_size=32, heads=1, global_pool="avg"),
     "vim_nano": dict(img_size=32, depth=2),
 }
 
@@ -69,7 +69,7 @@ def test_the_card_says_what_how_and_how_well(tmp_path):
     card = publish.make_card(model, "me/photos", {"top-1 (%)": 76.1}, license="cc-by-4.0", dataset="photos")
     publish.save_pretrained(model, tmp_path / "photos", card)
     text = (tmp_path / "photos" / "README.md").read_text()
-    for said in ("license: cc-by-4.0", "vilonghorn_nano_shared", "directions='shared'", "scalar_beta=True", "32 x 32"):
+    for said in ("license: cc-by-4.0", "vilonghorn_nano_shared", "directions='shared'", "heads=1", "32 x 32"):
         assert said in text
     for said in ("top-1 (%): 76.1", 'create_model("hf-hub:me/photos", pretrained=True)', "datasets:\n- photos"):
         assert said in text

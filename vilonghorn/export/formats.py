@@ -1,6 +1,7 @@
 """Captures a model as a graph of torch's operators, and writes the graph as ONNX, torch.export or AOTInductor."""
 
 import json
+import math
 import re
 import zipfile
 from collections.abc import Callable
@@ -31,9 +32,12 @@ def trunk(model: nn.Module) -> VisionSSM:
 
 
 def min_grid(model: nn.Module) -> int:
-    """Fewest rows and columns of patches of an image. torch.export specialises the size 1, also of the coarsest map."""
+    """Fewest rows and columns of patches of an image. torch.export specialises the size 1, also of the coarsest map and
+    of the runs of patches between class tokens.
+    """
     model = trunk(model)
-    return 1 + max(level["reduction"] for level in model.feature_info) // max(model.patch_embed.stride)
+    coarsest = max(level["reduction"] for level in model.feature_info) // max(model.patch_embed.stride)
+    return 1 + max(coarsest, math.isqrt(2 * model.class_tokens + 1))
 
 
 def image_size(model: nn.Module, rows: int, columns: int) -> tuple[int, int]:

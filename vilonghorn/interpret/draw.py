@@ -93,7 +93,8 @@ def make_sheet(
         usable = max(1, len(model.blocks) - (kind == "cam" and model.global_pool == "token"))
         blocks = sorted({round(i) for i in np.linspace(0, usable - 1, MAX_BLOCKS)})
     blocks = [block_index(model, block) for block in blocks]
-    directions = ["backward" if flag else "forward" for flag in model.blocks[0].mixer.reverse]
+    by_direction = (set(flags) for flags in zip(*(model.blocks[b].mixer.reverse for b in blocks)))
+    directions = ["in turn" if len(f) > 1 else "backward" if True in f else "forward" for f in by_direction]
     if kind == "field" and patch is None:
         patch = (grid[0] // 2, grid[1] // 2)
     token, name, box = CLASS_TOKEN, "the class token", None

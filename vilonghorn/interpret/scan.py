@@ -49,7 +49,8 @@ def scan_inputs(mixer: Mixer, tokens: Tensor) -> ScanInputs:
     projected = torch.einsum("gbld,gpd->gblp", u, weights["x_proj"])
     low, k, q = projected.split([mixer.dt_rank, N, N], dim=-1)
     dt = torch.einsum("gblr,gdr->gbld", low, weights["dt_proj"]) + weights["dt_bias"][:, None, None]
-    gate = step_size(mixer.rule, dt.expand_as(u), k)  # a scalar beta is one number for all channels
+    dt = dt.repeat_interleave(u.shape[-1] // dt.shape[-1], -1)  # a head has one beta for its channels
+    gate = step_size(mixer.rule, dt, k)
     A = -weights["A_log"].exp() if mixer.rule == "mamba" else None
     u, gate, k, q, A, D = (t if t is None else t.expand(G, *t.shape[1:]) for t in (u, gate, k, q, A, weights["D"]))
     return ScanInputs(mixer.rule, mixer.reverse, u, gate, k, q, z, A, D)

@@ -1,8 +1,9 @@
 """The layers of a vision state-space model: mixer, residual block, patch embedding, feature pyramid."""
 
-from .block import Block
+from ..ops.scan_order import insert_class_tokens, prefix_first
+from .block import Block, Blocks
 from .mixer import Mixer
 from .norm import RMSNorm, to_fp32
-from .patch_embed import PatchEmbed, insert_class_token, prefix_first
+from .patch_embed import PatchEmbed, to_ints
 from .pyramid import SimpleFeaturePyramid
 from .stem import StemEmbed

@@ -1,10 +1,10 @@
-"""The residual block: norm, mixer, stochastic depth, and a residual stream in float32."""
+"""The residual block: norm, mixer, perhaps norm and MLP, stochastic depth, and a residual stream in float32."""
 
 from collections.abc import Callable
 from typing import Any
 
 import torch
-from timm.layers import DropPath
+from timm.layers import DropPath, SwiGLUPacked
 from torch import Tensor, nn
 
 from ..ops._torch import has_global_hooks
@@ -15,7 +15,7 @@ from .norm import RMSNorm
 
 
 class Block(nn.Module):
-    """x + drop_path(mixer(norm(x))).
+    """x + drop_path(mixer(norm(x))), and with an MLP then x + drop_path(mlp(norm2(x))).
 
     Vim (arXiv 2401.09417) adds a branch to its residual at the start of the next block: the same sums, in the same
     order. Its drop-path rate of block i acts on the branch of block i - 1, so that the rates of the branches are the
@@ -27,6 +27,7 @@ class Block(nn.Module):
         dim: int,
         *,
         drop_path: float = 0.0,
+        mlp_ratio: float = 0.0,
         norm_layer: Callable[..., nn.Module] = RMSNorm,
         mixer_layer: Callable[..., Mixer] = Mixer,
         device=None,
@@ -36,34 +37,60 @@ class Block(nn.Module):
         """
         Args:
             dim: width of the tokens.
-            drop_path: probability that a sample skips the branch in training.
+            drop_path: probability that a sample skips a branch in training.
+            mlp_ratio: hidden width of a gated MLP (SwiGLU, arXiv 2002.05202), in units of dim. Default: no MLP.
             norm_layer: makes the norm from `dim`.
             mixer_layer: makes the mixer from `dim` and `mixer`.
             device: of the parameters.
             dtype: of the parameters.
             mixer: further arguments of `mixer_layer`.
+
+        Raises:
+            ValueError: a negative `mlp_ratio`.
         """
         super().__init__()
+        if mlp_ratio < 0:
+            raise ValueError(f"mlp_ratio is {mlp_ratio}, expected a width in units of dim, or 0 for no MLP")
         dd = {"device": device, "dtype": dtype}
         self.norm = norm_layer(dim, **dd)
         self.mixer = mixer_layer(dim, **mixer, **dd)
         self.drop_path = DropPath(drop_path) if drop_path > 0 else nn.Identity()
+        self.norm2: nn.Module | None = None
+        self.mlp: nn.Module | None = None
+        if mlp_ratio > 0:
+            self.norm2 = norm_layer(dim, **dd)
+            self.mlp = SwiGLUPacked(dim, 2 * max(1, round(mlp_ratio * dim)), bias=False, **dd)
+        self.reset_parameters()
 
-    def forward(self, x: Tensor) -> Tensor:
+    @torch.no_grad()
+    def reset_parameters(self) -> None:
+        """Initialises the MLP's output as the mixer's."""
+        if self.mlp is not None:
+            bound = (self.mlp.fc2.in_features * self.mixer.depth) ** -0.5  # type: ignore[union-attr, operator]
+            nn.init.uniform_(self.mlp.fc2.weight, -bound, bound)  # type: ignore[union-attr, arg-type]
+
+    def forward(self, x: Tensor, grid: list[int] | None = None) -> Tensor:
         """
         Args:
             x: residual stream, (B, L, dim), float32 even where the parameters have a shorter dtype.
+            grid: of the mixer, if it needs one.
 
         Returns:
-            The stream with the branch added, same shape and dtype.
+            The stream with the branches added, same shape and dtype.
         """
+        dtype = self.mixer.D.dtype
         if not torch.jit.is_scripting() and self.is_fused(x):
-            return self._forward_fused(x)
-        return x + self.drop_path(self.mixer(self.norm(x.to(self.mixer.D.dtype))))
+            x = self._forward_fused(x)
+        else:
+            normed = self.norm(x.to(dtype))
+            x = x + self.drop_path(self.mixer(normed) if grid is None else self.mixer(normed, grid))
+        if self.mlp is not None and self.norm2 is not None:
+            x = x + self.drop_path(self.mlp(self.norm2(x.to(dtype))))
+        return x
 
     @torch.jit.unused
     def is_fused(self, x: Tensor) -> bool:
-        """Whether one operator runs the whole block: eager or in `native_export`, float32 on a CPU, and every submodule
+        """Whether one operator runs norm and mixer: eager or in `native_export`, float32 on a CPU, and each submodule
         as it was made.
         """
         norm: Any = self.norm
@@ -76,6 +103,7 @@ class Block(nn.Module):
             mixer.has_plain_projections()
             and (is_plain(drop_path, DropPath) or is_plain(drop_path, nn.Identity))
             and mixer.scan_norm is None
+            and mixer.conv_weight.dim() == 3
             and not mixer.exportable
             and prefers_block(
                 [x, norm.weight, mixer.in_proj.weight, mixer.out_proj.weight, *mixer._parameters.values()]
@@ -99,3 +127,13 @@ class Block(nn.Module):
             residual=not drops,
         )
         return x + self.drop_path(y) if drops else y
+
+
+class Blocks(nn.Sequential):
+    """Blocks in sequence, on one grid."""
+
+    def forward(self, x: Tensor, grid: list[int] | None = None) -> Tensor:
+        """Takes and returns what `Block` does."""
+        for module in self:
+            x = module(x, grid)
+        return x

@@ -35,7 +35,8 @@ class Mixer(nn.Module):
 
     k and q are what Mamba calls B and C. With directions="shared", Longhorn's own bidirectional form, all directions
     share one set of parameters (G = 1 in these shapes) and a causal convolution, and each output has its own
-    RMSNorm, with weights scan_norm, (directions, D). With scalar_beta, dt_proj is (G, 1, R) and dt_bias (G, 1).
+    RMSNorm, with weights scan_norm, (directions, D). With heads=H, dt_proj is (G, H, R) and dt_bias (G, H). With
+    d_conv=(height, width), conv_weight is (G, D, height, width) and works on the grid of patches (`conv2d_silu`).
 
     Initialisation follows Mamba (arXiv 2312.00752) and, for the Longhorn rules, Longhorn (arXiv 2407.14207).
     """
@@ -47,9 +48,9 @@ class Mixer(nn.Module):
         rule: str = "longhorn",
         reverse: Sequence[bool] = (False, True),
         directions: str = "separate",
-        scalar_beta: bool = False,
+        heads: int | None = None,
         d_state: int = 16,
-        d_conv: int = 4,
+        d_conv: int | Sequence[int] = 4,
         expand: int = 2,
         dt_rank: int | None = None,
         depth: int = 1,
@@ -62,18 +63,19 @@ class Mixer(nn.Module):
             rule: state update, "longhorn", "longhorn_exact" or "mamba" (see `vilonghorn.ops.scan`).
             reverse: a flag for each direction: True reads the sequence from its end.
             directions: "separate": own parameters, averaged; or "shared": one set of parameters, normalised and summed.
-            scalar_beta: one beta for each token instead of one for each channel; an ablation of Longhorn's rules.
+            heads: number of heads, runs of D / heads channels with one beta, for Longhorn's rules. Default: a beta for
+                each channel.
             d_state: N, state size of a channel.
-            d_conv: K, kernel size of the convolution.
+            d_conv: K, kernel size of the causal convolution in tokens; or height and width, odd, of one over the grid.
             expand: D / dim.
             dt_rank: R. Default: ceil(dim / 16).
-            depth: number of mixers in the network; the initial out_proj is divided by sqrt(depth).
+            depth: number of residual branches in the network; the initial out_proj is divided by sqrt(depth).
             device: of the parameters.
             dtype: of the parameters.
 
         Raises:
-            ValueError: an unknown rule or value of `directions`, a scalar beta of rule "mamba", no direction, or a size
-                outside its range.
+            ValueError: an unknown rule or value of `directions`, heads of rule "mamba", no direction, or a size outside
+                its range.
             TypeError: flags other than True and False.
         """
         super().__init__()
@@ -84,16 +86,21 @@ class Mixer(nn.Module):
             raise ValueError("reverse is empty, expected one flag for each direction")
         if directions not in DIRECTIONS:
             raise ValueError(f"directions is {directions!r}, expected one of {', '.join(map(repr, DIRECTIONS))}")
-        if scalar_beta and rule == "mamba":
-            raise ValueError("scalar_beta is for the rules 'longhorn' and 'longhorn_exact'; rule 'mamba' has no beta")
+        if heads is not None and rule == "mamba":
+            raise ValueError("heads are for the rules 'longhorn' and 'longhorn_exact'; rule 'mamba' has no beta")
+        kernel = tuple(d_conv) if isinstance(d_conv, (tuple, list)) else (d_conv,)
+        if len(kernel) > 1 and (len(kernel) > 2 or not all(isinstance(k, int) and k > 0 and k % 2 for k in kernel)):
+            raise ValueError(f"d_conv is {d_conv}, expected a number of tokens, or an odd height and an odd width")
         rank = math.ceil(dim / 16) if dt_rank is None else dt_rank
-        sizes = dict(dim=dim, d_state=d_state, d_conv=d_conv, expand=expand, dt_rank=rank)
+        sizes = dict(dim=dim, d_state=d_state, d_conv=math.prod(kernel), expand=expand, dt_rank=rank)
         limits = dict(d_state=MAX_STATE, d_conv=MAX_CONV)
         for name, size in sizes.items():
             if not isinstance(size, int) or not 1 <= size <= limits.get(name, size):
                 raise ValueError(
                     f"{name} is {size!r}, expected an integer from 1 {f'to {limits[name]}' if name in limits else 'on'}"
                 )
+        if heads is not None and (heads not in range(1, expand * dim + 1) or expand * dim % heads):
+            raise ValueError(f"heads is {heads}, expected a divisor of the inner width {expand * dim}")
         dd = {"device": device, "dtype": dtype}
         self.dim = dim
         self.rule = rule
@@ -101,20 +108,20 @@ class Mixer(nn.Module):
         self.flags: list[int] = flags  # `reverse` for TorchScript, whose tracer takes no lists of booleans
         self.d_state = d_state
         self.d_inner = expand * dim
+        self.heads = self.d_inner if heads is None else heads
         self.dt_rank = rank
         self.depth = depth
-        self.scalar_beta = scalar_beta
         self.exportable = is_exportable()
 
         shared = directions == "shared"
         sets, width = 1 if shared else len(self.reverse), self.d_inner
-        steps, rows = 1 if scalar_beta else width, self.dt_rank + 2 * d_state
+        rows = self.dt_rank + 2 * d_state
         self.in_proj = nn.Linear(dim, 2 * width, bias=False, **dd)
-        self.conv_weight = nn.Parameter(torch.empty(sets, width, d_conv, **dd))
+        self.conv_weight = nn.Parameter(torch.empty(sets, width, *kernel, **dd))
         self.conv_bias = nn.Parameter(torch.empty(sets, width, **dd))
         self.x_proj = nn.Parameter(torch.empty(sets, rows, width, **dd))
-        self.dt_proj = nn.Parameter(torch.empty(sets, steps, self.dt_rank, **dd))
-        self.dt_bias = nn.Parameter(torch.empty(sets, steps, **dd))
+        self.dt_proj = nn.Parameter(torch.empty(sets, self.heads, self.dt_rank, **dd))
+        self.dt_bias = nn.Parameter(torch.empty(sets, self.heads, **dd))
         if rule == "mamba":
             self.A_log = nn.Parameter(torch.empty(sets, width, d_state, **dd))
         else:
@@ -132,8 +139,8 @@ class Mixer(nn.Module):
         """Initialises every parameter, those of the two linear layers included."""
         fan_in = {
             self.in_proj.weight: self.dim,
-            self.conv_weight: self.conv_weight.shape[-1],
-            self.conv_bias: self.conv_weight.shape[-1],
+            self.conv_weight: self.conv_weight[0, 0].numel(),
+            self.conv_bias: self.conv_weight[0, 0].numel(),
             self.x_proj: self.d_inner,
             self.dt_proj: self.dt_rank,
             self.out_proj.weight: self.d_inner * self.depth,
@@ -153,21 +160,22 @@ class Mixer(nn.Module):
         step = step.clamp(min=DT_FLOOR)
         self.dt_bias.copy_(step + torch.log(-torch.expm1(-step)))  # the inverse of softplus
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, grid: list[int] | None = None) -> Tensor:
         """
         Args:
             x: tokens, (B, L, dim).
+            grid: rows and columns of the patches among them, for a convolution over the grid.
 
         Returns:
             Mixed tokens, (B, L, dim).
         """
         if not torch.jit.is_scripting() and self._is_autocast(x):
-            return self._autocast_forward(x)
+            return self._autocast_forward(x, grid)
         xz = self.in_proj(x)
         if not torch.jit.is_scripting() and self._is_exportable():
-            y = self._exportable_inner(xz)
+            y = self._exportable_inner(xz, grid)
         else:
-            y = torch.ops.vilonghorn.mamba_inner(xz, *self.inner_weights(), self.scan_norm, self.rule, self.flags)
+            y = torch.ops.vilonghorn.mamba_inner(xz, *self.inner_weights(), self.scan_norm, self.rule, self.flags, grid)
         return self.out_proj(y)
 
     @torch.jit.unused
@@ -175,8 +183,8 @@ class Mixer(nn.Module):
         return self.exportable or is_exportable()
 
     @torch.jit.unused
-    def _exportable_inner(self, xz: Tensor) -> Tensor:
-        return exportable_inner(xz, *self.inner_weights(), self.scan_norm, self.rule, self.flags)
+    def _exportable_inner(self, xz: Tensor, grid: list[int] | None) -> Tensor:
+        return exportable_inner(xz, *self.inner_weights(), self.scan_norm, self.rule, self.flags, grid)
 
     @torch.jit.unused
     def _is_autocast(self, x: Tensor) -> bool:
@@ -193,7 +201,7 @@ class Mixer(nn.Module):
         return all(is_plain(layer, nn.Linear) and layer.bias is None for layer in (self.in_proj, self.out_proj))
 
     @torch.jit.unused
-    def _autocast_forward(self, x: Tensor) -> Tensor:
+    def _autocast_forward(self, x: Tensor, grid: list[int] | None) -> Tensor:
         """`forward` with all projections converted at once: one launch instead of four, and one in backward."""
         conv_weight, conv_bias, x_proj, dt_proj, *others = self.inner_weights()
         weights = (self.in_proj.weight, x_proj, dt_proj, self.out_proj.weight)
@@ -201,7 +209,7 @@ class Mixer(nn.Module):
         parts = short.split([weight.numel() for weight in weights])
         in_proj, x_proj, dt_proj, out_proj = (part.view(w.shape) for part, w in zip(parts, weights))
         inner = (conv_weight, conv_bias, x_proj, dt_proj, *others)
-        y = torch.ops.vilonghorn.mamba_inner(F.linear(x, in_proj), *inner, self.scan_norm, self.rule, self.flags)
+        y = torch.ops.vilonghorn.mamba_inner(F.linear(x, in_proj), *inner, self.scan_norm, self.rule, self.flags, grid)
         return F.linear(y, out_proj)
 
     def inner_weights(self) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor | None, Tensor]:
@@ -211,16 +219,18 @@ class Mixer(nn.Module):
             A = -torch.exp(to_fp32(self.A_log))
         dt_proj: Tensor = self.dt_proj
         dt_bias: Tensor = self.dt_bias
-        if self.scalar_beta:
-            dt_proj, dt_bias = dt_proj.expand(-1, self.d_inner, -1), dt_bias.expand(-1, self.d_inner)
+        if self.heads != self.d_inner:
+            channels = self.d_inner // self.heads
+            dt_proj, dt_bias = dt_proj.repeat_interleave(channels, 1), dt_bias.repeat_interleave(channels, 1)
         return self.conv_weight, self.conv_bias, self.x_proj, dt_proj, dt_bias, A, self.D
 
     def extra_repr(self) -> str:
         """Rule, directions and sizes, for print."""
         form = "separate" if self.scan_norm is None else "shared"
-        ablation = ", scalar_beta=True" if self.scalar_beta else ""
         sizes = f"d_inner={self.d_inner}, d_state={self.d_state}"
-        return f"rule={self.rule!r}, reverse={self.reverse}, directions={form!r}, {sizes}{ablation}"
+        sizes += "" if self.heads == self.d_inner else f", heads={self.heads}"
+        sizes += "" if self.conv_weight.dim() == 3 else f", d_conv={tuple(self.conv_weight.shape[2:])}"
+        return f"rule={self.rule!r}, reverse={self.reverse}, directions={form!r}, {sizes}"
 
 
 @register_notrace_function

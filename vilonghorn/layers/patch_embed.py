@@ -1,7 +1,4 @@
-"""Patch embedding, and the class token in the middle of the scanned sequence.
-
-Outside the blocks, tokens and positions are prefix first (class token, then patches in raster order), as in timm.
-"""
+"""Patch embedding."""
 
 from typing import Final
 
@@ -184,22 +181,8 @@ def padding(size: tuple[int, int], patch_size: tuple[int, int], stride: tuple[in
     return short_h if short_h > 0 else short_h % stride[0], short_w if short_w > 0 else short_w % stride[1]
 
 
-def insert_class_token(patches: Tensor, class_token: Tensor) -> Tensor:
-    """Inserts the class token at index M // 2 of the patches: the order of the scan.
-
-    Args:
-        patches: (B, M, C).
-        class_token: (1, 1, C).
-
-    Returns:
-        (B, M + 1, C).
-    """
-    middle = patches.shape[1] // 2
-    class_token = class_token.expand(patches.shape[0], -1, -1)
-    return torch.cat([patches[:, :middle], class_token, patches[:, middle:]], dim=1)
-
-
-def prefix_first(x: Tensor) -> Tensor:
-    """Inverse of `insert_class_token`: (B, M + 1, C) in scan order to class token first, then patches."""
-    middle = (x.shape[1] - 1) // 2
-    return torch.cat([x[:, middle : middle + 1], x[:, :middle], x[:, middle + 1 :]], dim=1)
+@register_notrace_function
+def to_ints(sizes: tuple[int, int]) -> list[int]:
+    """Sizes as a list of integers: torch.jit.trace makes them tensors."""
+    rows, columns = sizes
+    return [int(rows), int(columns)] if torch.jit.is_tracing() else [rows, columns]

@@ -10,8 +10,6 @@ from typing import Any, Final
 
 import torch
 from timm.layers import (
-    AttentionPoolLatent,
-    AttentionPoolPrr,
     PatchDropout,
     calculate_drop_path_rates,
     get_device_dtype,
@@ -21,21 +19,21 @@ from timm.layers import (
     resample_abs_pos_embed,
     trunc_normal_,
 )
-from timm.models import checkpoint, checkpoint_seq
+from timm.models import checkpoint
 from torch import Tensor, nn
 
-from ..layers import Block, Mixer, PatchEmbed, RMSNorm, StemEmbed, insert_class_token, prefix_first, to_fp32
+from ..layers import Block, Blocks, Mixer, PatchEmbed, RMSNorm, StemEmbed, to_fp32, to_ints
+from ..ops.scan_order import insert_class_tokens, prefix_first
 from ._timm import feature_take_indices, update_model_input_size
+from .head import init_classifier, make_attn_pool, make_classifier
 from .mismatch import mismatch_hint
-
-ATTN_POOL_HEAD_DIM = 64  # as in timm's vision transformers
 
 
 class VisionSSM(nn.Module):
     """Vision backbone of bidirectional state-space blocks.
 
-    Tokens go in and out prefix first (class token, then patches in raster order), as in timm's VisionTransformer. So do
-    the rows of `pos_embed`. Only the scanned sequence has the class token in its middle.
+    Tokens go in and out prefix first (P class tokens, then patches in raster order), as in timm's VisionTransformer. So
+    do the rows of `pos_embed`. Only the scanned sequence has the class token in its middle, or several evenly spread.
     """
 
     dynamic_img_size: Final[bool]
@@ -52,15 +50,17 @@ class VisionSSM(nn.Module):
         num_classes: int = 1000,
         global_pool: str = "token",
         pos_embed: str = "learn",
+        class_tokens: int = 1,
         embed_dim: int = 192,
         depth: int = 24,
         rule: str = "longhorn",
-        reverse: Sequence[bool] = (False, True),
+        reverse: Sequence[bool] | Sequence[Sequence[bool]] = (False, True),
         directions: str = "separate",
-        scalar_beta: bool = False,
+        heads: int | None = None,
         d_state: int = 16,
-        d_conv: int = 4,
+        d_conv: int | tuple[int, int] = 4,
         expand: int = 2,
+        mlp_ratio: float = 0.0,
         drop_rate: float = 0.0,
         pos_drop_rate: float = 0.0,
         patch_drop_rate: float = 0.0,
@@ -83,15 +83,18 @@ class VisionSSM(nn.Module):
             num_classes: classes of the head; 0 for no head.
             global_pool: input of the head: "token", "avg", "avgmax", "max", "map", "prr" (attention), "" (all tokens).
             pos_embed: "learn", or "none" for no positions.
+            class_tokens: learned tokens, evenly spread over the scanned sequence. Pooling by "token" averages them.
             embed_dim: width of the tokens.
             depth: number of blocks.
             rule: state update, "longhorn", "longhorn_exact" or "mamba" (see `vilonghorn.ops.scan`).
-            reverse: a flag for each direction of a block: True reads the sequence from its end.
+            reverse: a flag for each direction of a block: True reads the sequence from its end. Or several such tuples,
+                which the blocks take in turn: ((False,), (True,)) alternates.
             directions: "separate" for parameters of their own, or "shared" as in Longhorn's bidirectional reference.
-            scalar_beta: ablation of Longhorn's rules: one beta per token instead of one per channel.
+            heads: heads of a mixer, with one beta each, for Longhorn's rules. Default: one beta per channel.
             d_state: state size of a channel.
-            d_conv: kernel size of a mixer's convolution, in tokens.
+            d_conv: kernel size of a mixer's causal convolution, in tokens; or height and width of one over the patches.
             expand: inner width of a mixer, in units of embed_dim.
+            mlp_ratio: hidden width of a gated MLP after each mixer, in units of embed_dim. Default: no MLPs.
             drop_rate: dropout before the head.
             pos_drop_rate: dropout after the positions are added.
             patch_drop_rate: fraction of the patches that a sample drops in training; the others keep their order.
@@ -112,14 +115,18 @@ class VisionSSM(nn.Module):
             raise ValueError(f"pos_embed is {pos_embed!r}, expected 'learn' or 'none'")
         if not 0 <= drop_path_rate <= 1:
             raise ValueError(f"drop_path_rate is {drop_path_rate}, expected a probability, 0 to 1")
-        if in_chans < 1 or embed_dim < 1:
-            raise ValueError(f"in_chans is {in_chans} and embed_dim {embed_dim}, expected at least 1")
+        for name, size in (("in_chans", in_chans), ("embed_dim", embed_dim), ("class_tokens", class_tokens)):
+            if size < 1:
+                raise ValueError(f"{name} is {size}, expected at least 1")
+        self.has_conv2d = not isinstance(d_conv, int)
+        if self.has_conv2d and patch_drop_rate > 0:
+            raise ValueError(f"patch_drop_rate is {patch_drop_rate}, expected 0: d_conv={d_conv} needs the whole grid")
         self._check_pool(global_pool)
         dd = {"device": device, "dtype": dtype}
         norm_layer = get_norm_layer(norm_layer) or RMSNorm
         self.in_chans = in_chans
         self.num_features = self.head_hidden_size = self.embed_dim = embed_dim
-        self.num_prefix_tokens = 1
+        self.num_prefix_tokens = self.class_tokens = class_tokens
         self.dynamic_img_size = dynamic_img_size
         self.grad_checkpointing = False
 
@@ -133,32 +140,28 @@ class VisionSSM(nn.Module):
             dynamic_img_pad=dynamic_img_pad,
             **dd,
         )
-        self.cls_token = nn.Parameter(torch.empty(1, 1, embed_dim, **dd))
+        self.cls_token = nn.Parameter(torch.empty(1, class_tokens, embed_dim, **dd))
         if pos_embed == "learn":
-            self.pos_embed = nn.Parameter(torch.empty(1, 1 + self.patch_embed.num_patches, embed_dim, **dd))
+            self.pos_embed = nn.Parameter(torch.empty(1, class_tokens + self.patch_embed.num_patches, embed_dim, **dd))
         else:
             self.register_parameter("pos_embed", None)
         self.pos_drop = nn.Dropout(pos_drop_rate)
         self.patch_drop = PatchDropout(patch_drop_rate, 0, ordered=True) if patch_drop_rate > 0 else nn.Identity()
 
-        mixer: dict[str, Any] = dict(rule=rule, reverse=reverse, directions=directions, scalar_beta=scalar_beta)
-        mixer |= dict(d_state=d_state, d_conv=d_conv, expand=expand, depth=depth, mixer_layer=mixer_layer)
+        mixer: dict[str, Any] = dict(rule=rule, directions=directions, heads=heads, d_state=d_state, d_conv=d_conv)
+        mixer |= dict(expand=expand, depth=2 * depth if mlp_ratio else depth, mixer_layer=mixer_layer)
+        block = partial(Block, embed_dim, mlp_ratio=mlp_ratio, norm_layer=norm_layer, **mixer, **dd)
+        nested = isinstance(reverse, (tuple, list)) and any(isinstance(flags, (tuple, list)) for flags in reverse)
+        in_turn: Any = reverse if nested else [reverse]
         rates: list = calculate_drop_path_rates(drop_path_rate, depth)
-        blocks = (Block(embed_dim, drop_path=rate, norm_layer=norm_layer, **mixer, **dd) for rate in rates)
-        self.blocks = nn.Sequential(*blocks)
+        blocks = (block(drop_path=r, reverse=in_turn[i % len(in_turn)]) for i, r in enumerate(rates))
+        self.blocks: nn.Sequential = Blocks(*blocks)
         reduction = self.patch_embed.feat_ratio()
         self.feature_info = [dict(module=f"blocks.{i}", num_chs=embed_dim, reduction=reduction) for i in range(depth)]
         self.norm = norm_layer(embed_dim, **dd)
 
         self.num_classes, self.global_pool = num_classes, global_pool
-        max_heads = max(1, embed_dim // ATTN_POOL_HEAD_DIM)
-        num_heads = max(n for n in range(1, max_heads + 1) if embed_dim % n == 0)
-        attention: dict[str, Any] = dict(num_heads=num_heads, norm_layer=norm_layer, **dd)
-        self.attn_pool: nn.Module | None = None
-        if global_pool == "map":
-            self.attn_pool = AttentionPoolLatent(embed_dim, **attention)
-        elif global_pool == "prr":
-            self.attn_pool = AttentionPoolPrr(embed_dim, pool_type="token", **attention)
+        self.attn_pool = make_attn_pool(global_pool, embed_dim, norm_layer, **dd)
         self.head_drop = nn.Dropout(drop_rate)
         self.head = make_classifier(self.num_features, num_classes, **dd)
         self.init_weights(needs_reset=False)
@@ -254,7 +257,8 @@ class VisionSSM(nn.Module):
         new_grid = self.patch_embed.grid_size
         if self.pos_embed is not None and new_grid != old_grid:
             with torch.no_grad():
-                rows = resample_abs_pos_embed(self.pos_embed, new_size=list(new_grid), old_size=list(old_grid))
+                sizes = dict(new_size=list(new_grid), old_size=list(old_grid))
+                rows = resample_abs_pos_embed(self.pos_embed, num_prefix_tokens=self.class_tokens, **sizes)
             self.pos_embed = nn.Parameter(rows, requires_grad=self.pos_embed.requires_grad)
         if patch_size is not None:
             for info in self.feature_info:
@@ -262,21 +266,29 @@ class VisionSSM(nn.Module):
         update_model_input_size(self, self.patch_embed.img_size, patch_size=patch_size)
 
     def _embed(self, x: Tensor) -> Tensor:
-        """(B, in_chans, H, W) images to the residual stream (B, M + 1, C), class token in the middle."""
+        """(B, in_chans, H, W) images to the residual stream, (B, P + M, C) in the order of the scan."""
         H, W = x.shape[-2:]
-        x = self.patch_embed(x)
-        pos = self.pos_embed
+        x, pos = self.patch_embed(x), self.pos_embed
         token: Tensor = self.cls_token
         if pos is not None:
             if self.dynamic_img_size:
                 H, W = self.patch_embed.dynamic_feat_size((H, W))
-                pos = resample_abs_pos_embed(pos, new_size=[H, W], old_size=list(self.patch_embed.grid_size))
-            x, token = x + pos[:, 1:], token + pos[:, :1]
-        return to_fp32(insert_class_token(self.patch_drop(self.pos_drop(x)), self.pos_drop(token)))
+                grid = list(self.patch_embed.grid_size)
+                pos = resample_abs_pos_embed(pos, new_size=[H, W], old_size=grid, num_prefix_tokens=self.class_tokens)
+            x, token = x + pos[:, self.class_tokens :], token + pos[:, : self.class_tokens]
+        x = self.patch_drop(self.pos_drop(x))
+        return to_fp32(insert_class_tokens(x, self.pos_drop(token), self.class_tokens))
+
+    def _grid(self, x: Tensor) -> list[int] | None:
+        """Rows and columns of patches of images, if convolutions need them."""
+        if not self.has_conv2d:
+            return None
+        H, W = x.shape[-2:]
+        return to_ints(self.patch_embed.dynamic_feat_size((H, W)))
 
     def _norm_tokens(self, x: Tensor) -> Tensor:
         """The residual stream (float32) to normed tokens in the parameters' dtype, prefix first."""
-        return self.norm(prefix_first(x).to(self.cls_token.dtype))
+        return self.norm(prefix_first(x, self.class_tokens).to(self.cls_token.dtype))
 
     def forward_intermediates(
         self,
@@ -294,7 +306,7 @@ class VisionSSM(nn.Module):
         Args:
             x: images, (B, in_chans, H, W).
             indices: blocks to return: the last n if an int, all if None.
-            return_prefix_tokens: pair each feature with its class token, (B, 1, C).
+            return_prefix_tokens: pair each feature with its class tokens, (B, P, C).
             norm: apply the final norm to the features.
             stop_early: do not run the blocks after the last chosen one.
             output_fmt: "NCHW" for maps (B, C, h, w), "NLC" for tokens (B, M, C).
@@ -312,14 +324,15 @@ class VisionSSM(nn.Module):
             raise ValueError(f"output_fmt is {output_fmt!r}, expected 'NCHW' or 'NLC'")
         take_indices, max_index = feature_take_indices(len(self.blocks), indices)
         H, W = x.shape[-2:]
-        x = self._embed(x)
+        x, grid = self._embed(x), self._grid(x)
         intermediates = []
         for i, block in enumerate(self.blocks[: max_index + 1] if stop_early else self.blocks):
-            x = checkpoint(block, x) if self.grad_checkpointing else block(x)
+            x = checkpoint(block, x, grid) if self.grad_checkpointing else block(x, grid)
             if i in take_indices:
-                intermediates.append(self._norm_tokens(x) if norm else prefix_first(x).to(self.cls_token.dtype))
-        prefix = [tokens[:, :1] for tokens in intermediates]
-        features = [tokens[:, 1:] for tokens in intermediates]
+                tokens = prefix_first(x, self.class_tokens).to(self.cls_token.dtype)
+                intermediates.append(self.norm(tokens) if norm else tokens)
+        prefix = [tokens[:, : self.class_tokens] for tokens in intermediates]
+        features = [tokens[:, self.class_tokens :] for tokens in intermediates]
         if output_fmt == "NCHW":
             grid_size = self.patch_embed.dynamic_feat_size((H, W))
             features = [tokens.unflatten(1, grid_size).permute(0, 3, 1, 2).contiguous() for tokens in features]
@@ -355,24 +368,27 @@ class VisionSSM(nn.Module):
         return take_indices
 
     def forward_features(self, x: Tensor) -> Tensor:
-        """(B, in_chans, H, W) images to (B, 1 + M, C) normed tokens: class token, then patches in raster order."""
+        """(B, in_chans, H, W) images to (B, P + M, C) normed tokens: class tokens, then patches in raster order."""
         return self.forward_tokens(x)
 
     def forward_tokens(self, x: Tensor) -> Tensor:
         """As `forward_features` of the plain trunk, also in subclasses whose features are maps."""
-        x = self._embed(x)
+        x, grid = self._embed(x), self._grid(x)
         if self.grad_checkpointing and not torch.jit.is_scripting():
-            x = checkpoint_seq(self.blocks, x)
+            for block in self.blocks:
+                x = checkpoint(block, x, grid)
         else:
-            x = self.blocks(x)
+            x = self.blocks(x, grid)
         return self._norm_tokens(x)
 
     def pool(self, x: Tensor, pool_type: str | None = None) -> Tensor:
-        """(B, 1 + M, C) tokens to (B, C), by `pool_type` or the model's own pooling; "" keeps the tokens."""
-        if self.attn_pool is not None:
-            if pool_type is None:
-                return self.attn_pool(x if self.global_pool == "prr" else x[:, 1:])
-        return global_pool_nlc(x, self.global_pool if pool_type is None else pool_type)
+        """(B, P + M, C) tokens to (B, C), by `pool_type` or the model's own pooling; "" keeps the tokens."""
+        if self.attn_pool is not None and pool_type is None:
+            return self.attn_pool(x if self.global_pool == "prr" else x[:, self.class_tokens :])
+        kind = self.global_pool if pool_type is None else pool_type
+        if kind == "token" and self.class_tokens > 1:
+            return x[:, : self.class_tokens].mean(1)
+        return global_pool_nlc(x, kind, num_prefix_tokens=self.class_tokens)
 
     def forward_head(self, x: Tensor, pre_logits: bool = False) -> Tensor:
         """Tokens of `forward_features` to logits, (B, num_classes), or pooled features with `pre_logits`."""
@@ -382,19 +398,3 @@ class VisionSSM(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """(B, in_chans, H, W) images to (B, num_classes) logits."""
         return self.forward_head(self.forward_features(x))
-
-
-def make_classifier(num_features: int, num_classes: int, device=None, dtype=None) -> nn.Module:
-    """A linear head, or `nn.Identity` for 0 classes. Raises ValueError for a negative number."""
-    if num_classes < 0:
-        raise ValueError(f"num_classes is {num_classes}, expected 0 for no classifier, or more")
-    head = nn.Linear(num_features, num_classes, device=device, dtype=dtype) if num_classes else nn.Identity()
-    init_classifier(head)
-    return head
-
-
-def init_classifier(head: nn.Module) -> None:
-    """Initialises a linear head with small weights and zero bias."""
-    if isinstance(head, nn.Linear):
-        trunc_normal_(head.weight, std=0.02)
-        nn.init.zeros_(head.bias)

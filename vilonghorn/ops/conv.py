@@ -1,4 +1,4 @@
-"""`conv_silu`: the short depthwise convolution before the scan, for all directions at once."""
+"""`conv_silu`: the short depthwise convolution before the scan, for all directions at once; `conv2d_silu` on a grid."""
 
 from collections.abc import Sequence
 
@@ -9,6 +9,7 @@ from torch import Tensor
 
 from .backends import BACKENDS, Backend, choose_conv
 from .register import register_op
+from .scan_order import insert_class_tokens, prefix_first
 from .validate import ConvArguments, autocast_dtype, check_flags, validate_conv
 
 
@@ -72,6 +73,42 @@ def conv_silu_reference(x: Tensor, weight: Tensor, bias: Tensor, reverse: Sequen
             y = y + w[:, j] * (after[:, K - 1 - j :][:, :L] if flag else before[:, j : j + L])
         outputs.append(F.silu(y))
     return torch.stack(outputs).to(dtype)
+
+
+def conv2d_silu(x: Tensor, weight: Tensor, bias: Tensor, grid: Sequence[int]) -> Tensor:
+    """Depthwise convolution over the grid of patches, then SiLU, with G filters a channel; in plain torch.
+
+    Source: Vision-LSTM v2 (Alkin et al., arXiv 2406.04303), which has no class token. Here a class token is an image of
+    one pixel: the middle of the filter is its weight.
+
+    Args:
+        x: tokens in the order of the scan, (B, L, D): patches of the grid, the others are class tokens.
+        weight: (G, D, height, width), odd.
+        bias: (G, D).
+        grid: rows and columns of patches.
+
+    Returns:
+        y, (G, B, L, D), of x's dtype (of the autocast dtype under autocast).
+
+    Raises:
+        ValueError: the grid has more patches than there are tokens.
+    """
+    (rows, columns), (G, D, height, width) = grid, weight.shape
+    num_class_tokens = x.shape[1] - rows * columns
+    if num_class_tokens < 0:
+        raise ValueError(
+            f"conv2d_silu: {x.shape[1]} tokens, expected the {rows} x {columns} patches of the grid or more"
+        )
+    dtype = autocast_dtype(x) or x.dtype
+    x, weight, bias = prefix_first(x, num_class_tokens).to(dtype), weight.to(dtype), bias.to(dtype)
+    tokens, patches = x[:, :num_class_tokens], x[:, num_class_tokens:]
+    filters = weight.transpose(0, 1).flatten(0, 1)[:, None]  # of channel 0 for each direction, then of channel 1, ...
+    maps = patches.mT.unflatten(2, (rows, columns))
+    maps = F.conv2d(maps, filters, bias.mT.flatten(), padding=(height // 2, width // 2), groups=D)
+    patches = maps.flatten(2).unflatten(1, (D, G)).permute(2, 0, 3, 1)
+    tokens = tokens * weight[:, None, None, :, height // 2, width // 2] + bias[:, None, None]
+    y = insert_class_tokens(patches.flatten(0, 1), tokens.flatten(0, 1), num_class_tokens)
+    return F.silu(y).unflatten(0, (G, -1))
 
 
 def _kernel(args: ConvArguments) -> Backend:

@@ -42,9 +42,9 @@ def _conv(a: Any) -> int:
 
 def _inner_parts(a: Any) -> tuple[int, int, int]:
     """Convolution; projections to dt, k and q; recurrence."""
-    (B, L, _), (G, D, K), (_, P, _), R = a[0], a.conv_weight, a.x_proj, a.dt_proj[-1]
+    (B, L, _), (G, D, *kernel), (_, P, _), R = a[0], a.conv_weight, a.x_proj, a.dt_proj[-1]
     recurrence = _recurrence(a.rule, G, B, L, D, (P - R) // 2)
-    return 2 * G * B * L * D * K, 2 * G * B * L * D * (P + R), recurrence
+    return 2 * G * B * L * D * math.prod(kernel), 2 * G * B * L * D * (P + R), recurrence
 
 
 def mamba_inner_flops(a: Any, scan_norm: Sequence[int] | None = None) -> int:

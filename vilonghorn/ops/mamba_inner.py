@@ -13,7 +13,7 @@ from timm.layers import is_exportable
 from torch import Tensor
 
 from .backends import choose_conv, cpu, cuda
-from .conv import conv_silu, conv_silu_scan_order, flip_reversed
+from .conv import conv2d_silu, conv_silu, conv_silu_scan_order, flip_reversed
 from .norm import rms_norm
 from .register import register_op
 from .scan import scan
@@ -34,6 +34,7 @@ def mamba_inner(
     scan_norm: Tensor | None = None,
     rule: str = "longhorn",
     reverse: Sequence[bool] = (False, True),
+    grid: Sequence[int] | None = None,
 ) -> Tensor:
     """Mixes tokens along their sequence in G directions and gates the result.
 
@@ -48,7 +49,8 @@ def mamba_inner(
 
     Args:
         xz: values and gates side by side, (B, L, 2D), float32, bfloat16, float16 or float64, any strides.
-        conv_weight: (S, D, K), the last of K for the present token; K from 1 to 64 (4 is specialised).
+        conv_weight: (S, D, K), the last of K for the present token; K from 1 to 64 (4 is specialised). Or of
+            `conv2d_silu`, (S, D, height, width), which is composed: there is no kernel.
         conv_bias: (S, D).
         x_proj: (S, R + 2N, D): rows of dt's factor, k and q; N from 1 to 64 (16 is specialised).
         dt_proj: (S, D, R), R at least 1.
@@ -58,6 +60,7 @@ def mamba_inner(
         scan_norm: weights of each direction's RMSNorm, (G, D), for shared directions. Default: separate directions.
         rule: "longhorn" (default), "longhorn_exact" or "mamba".
         reverse: a flag for each direction: True reads from the last token to the first.
+        grid: rows and columns of patches, for `conv2d_silu`.
 
     Returns:
         y, (B, L, D), of xz's dtype (of the autocast dtype under autocast where it is composed).
@@ -67,10 +70,20 @@ def mamba_inner(
         TypeError: a dtype outside float32, bfloat16, float16 and float64, or flags other than True and False.
     """
     flags = check_flags("mamba_inner", reverse)
-    weights = (conv_weight, conv_bias, x_proj, dt_proj, dt_bias, A, D)
+    weights = (conv_weight.flatten(2), conv_bias, x_proj, dt_proj, dt_bias, A, D)
     args = MambaInnerArguments(xz, *weights, rule, flags if scan_norm is None else [0])
+    conv: Callable[..., Tensor] = conv_silu
+    if is_2d := conv_weight.dim() == 4:
+        if grid is None:
+            raise ValueError(
+                f"mamba_inner: conv_weight {tuple(conv_weight.shape)} is a filter over a grid of patches, but grid is "
+                "None; give grid=(rows, columns), or a convolution over the sequence (an integer d_conv)"
+            )
+        conv = lambda x, weight, bias, reverse: conv2d_silu(x, conv_weight, bias, grid)  # noqa: E731
     if scan_norm is not None:
-        return _shared(args, scan_norm, reverse)
+        return _shared(args, scan_norm, reverse, conv)
+    if is_2d:
+        return mamba_inner_composed(args, conv=conv)
     if is_exportable():
         return _exportable(args)
     if cpu.unavailable(xz.device.type) is None:
@@ -82,9 +95,11 @@ def mamba_inner(
     return mamba_inner_composed(args)
 
 
-def mamba_inner_composed(args: MambaInnerArguments, backend: str | None = None) -> Tensor:
+def mamba_inner_composed(
+    args: MambaInnerArguments, backend: str | None = None, conv: Callable[..., Tensor] = conv_silu
+) -> Tensor:
     """`mamba_inner` with separate directions, composed of smaller operators; `backend` as in `scan`."""
-    z, *activations = _projections(args)
+    z, *activations = _projections(args, conv)
     A, D, bias, rule, reverse = args.A, args.D, args.dt_bias, args.rule, [bool(flag) for flag in args.reverse]
     return scan(*activations, z=z, A=A, D=D, dt_bias=bias, rule=rule, reverse=reverse, reduce="mean", backend=backend)
 
@@ -98,8 +113,10 @@ def _exportable(args: MambaInnerArguments) -> Tensor:
     return sum(others, first) * F.silu(z) / len(reverse)
 
 
-def _shared(args: MambaInnerArguments, scan_norm: Tensor, reverse: Sequence[bool]) -> Tensor:
-    z, *activations = _projections(args)
+def _shared(
+    args: MambaInnerArguments, scan_norm: Tensor, reverse: Sequence[bool], conv: Callable[..., Tensor]
+) -> Tensor:
+    z, *activations = _projections(args, conv)
     G, D = len(reverse), z.shape[-1]
     if scan_norm.shape != (G, D):
         raise ValueError(f"mamba_inner: scan_norm has shape {tuple(scan_norm.shape)}, expected (G, D) = {(G, D)}")
@@ -110,7 +127,7 @@ def _shared(args: MambaInnerArguments, scan_norm: Tensor, reverse: Sequence[bool
     return sum(others, first) * F.silu(z)
 
 
-def _projections(args: MambaInnerArguments, conv: Callable[..., Tensor] = conv_silu) -> tuple[Tensor, ...]:
+def _projections(args: MambaInnerArguments, conv: Callable[..., Tensor]) -> tuple[Tensor, ...]:
     """z, (B, L, D); u and dt, (S, B, L, D); k and q, (S, B, L, N)."""
     _, B, L, _, N, _, R = validate_mamba_inner(args)
     x, z = args.xz.chunk(2, dim=-1)
@@ -163,6 +180,6 @@ _run_cuda = register_op(
 torch.library.define(
     "vilonghorn::mamba_inner",
     "(Tensor xz, Tensor conv_weight, Tensor conv_bias, Tensor x_proj, Tensor dt_proj, Tensor dt_bias, Tensor? A, "
-    "Tensor D, Tensor? scan_norm, str rule, int[] reverse) -> Tensor",
+    "Tensor D, Tensor? scan_norm, str rule, int[] reverse, SymInt[]? grid=None) -> Tensor",
 )
 torch.library.impl("vilonghorn::mamba_inner", "CompositeImplicitAutograd", mamba_inner)
