@@ -1,10 +1,13 @@
 """Maps over the image: that numbers stand at the right tokens, and are what autograd and plain algebra say."""
 
+from types import SimpleNamespace
+
 import pytest
 import timm
 import torch
 from oracle import oracle
 
+from vilonghorn.interpret.draw import make_sheet
 from vilonghorn.interpret.model import attention, grad_cam, memory, pca, receptive_field, reshape_transform, scans
 from vilonghorn.interpret.scan import attention_rows
 from vilonghorn.interpret.tokens import patch_token, scan_position, to_map
@@ -24,9 +27,16 @@ def make(name="vilonghorn_nano", **kwargs):
 IMAGES = torch.randn(2, 3, 12, 20, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
 
 
-@pytest.mark.parametrize("name", ["vilonghorn_nano", "vilonghorn_nano_exact", "vim_nano"])
-def test_maps_of_a_model_reproduce_what_its_block_adds(name):
-    model = make(name)
+@pytest.mark.parametrize(
+    "name, options",
+    [
+        ("vilonghorn_nano", {}),
+        ("vilonghorn_nano_exact", dict(reverse=((False,), (True,)), heads=4)),
+        ("vim_nano", {}),
+    ],
+)
+def test_maps_of_a_model_reproduce_what_its_block_adds(name, options):
+    model = make(name, **options)
     scan = scans(model, IMAGES, [1])[0]
     y = scan.z * torch.sigmoid(scan.z)
     rows = attention_rows(scan, channels="none")
@@ -34,6 +44,19 @@ def test_maps_of_a_model_reproduce_what_its_block_adds(name):
     entered = model.blocks[0](model._embed(IMAGES))
     added = model.blocks[1](entered) - entered
     torch.testing.assert_close(y @ model.blocks[1].mixer.out_proj.weight.mT, added, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("options", [dict(class_tokens=2), dict(d_conv=(3, 3))])
+def test_models_that_the_maps_do_not_know_are_refused(options):
+    with pytest.raises(ValueError, match="maps are only made of models with one class token and an integer d_conv"):
+        scans(make(**options), IMAGES, [1])
+
+
+def test_directions_are_named_also_where_blocks_alternate():
+    loaded = SimpleNamespace(model=make(reverse=((False,), (True,)), num_classes=0), device="cpu")
+    for blocks, label in (([0, 2], "forward"), ([1], "backward"), ([0, 1], "in turn")):
+        sheet = make_sheet(loaded, IMAGES[0], "memory", blocks=blocks)
+        assert [row.label for row in sheet.rows] == [f"{label}:\nhalf-life", "left at the\nclass token"]
 
 
 def test_tokens_are_counted_prefix_first():

@@ -4,6 +4,6 @@ from ..ops.scan_order import insert_class_tokens, prefix_first
 from .block import Block, Blocks
 from .mixer import Mixer
 from .norm import RMSNorm, to_fp32
-from .patch_embed import PatchEmbed, to_ints
+from .patch_embed import PatchEmbed
 from .pyramid import SimpleFeaturePyramid
 from .stem import StemEmbed

@@ -179,10 +179,3 @@ def padding(size: tuple[int, int], patch_size: tuple[int, int], stride: tuple[in
     """Rows and columns to add so that the image is a whole number of patches."""
     short_h, short_w = patch_size[0] - size[0], patch_size[1] - size[1]
     return short_h if short_h > 0 else short_h % stride[0], short_w if short_w > 0 else short_w % stride[1]
-
-
-@register_notrace_function
-def to_ints(sizes: tuple[int, int]) -> list[int]:
-    """Sizes as a list of integers: torch.jit.trace makes them tensors."""
-    rows, columns = sizes
-    return [int(rows), int(columns)] if torch.jit.is_tracing() else [rows, columns]

@@ -22,8 +22,8 @@ from timm.layers import (
 from timm.models import checkpoint
 from torch import Tensor, nn
 
-from ..layers import Block, Blocks, Mixer, PatchEmbed, RMSNorm, StemEmbed, to_fp32, to_ints
-from ..ops.scan_order import insert_class_tokens, prefix_first
+from ..layers import Block, Blocks, Mixer, PatchEmbed, RMSNorm, StemEmbed, to_fp32
+from ..ops.scan_order import as_list, insert_class_tokens, prefix_first
 from ._timm import feature_take_indices, update_model_input_size
 from .head import init_classifier, make_attn_pool, make_classifier
 from .mismatch import mismatch_hint
@@ -284,7 +284,7 @@ class VisionSSM(nn.Module):
         if not self.has_conv2d:
             return None
         H, W = x.shape[-2:]
-        return to_ints(self.patch_embed.dynamic_feat_size((H, W)))
+        return as_list(self.patch_embed.dynamic_feat_size((H, W)))
 
     def _norm_tokens(self, x: Tensor) -> Tensor:
         """The residual stream (float32) to normed tokens in the parameters' dtype, prefix first."""

@@ -93,7 +93,7 @@ def conv2d_silu(x: Tensor, weight: Tensor, bias: Tensor, grid: Sequence[int]) ->
     Raises:
         ValueError: the grid has more patches than there are tokens.
     """
-    (rows, columns), (G, D, height, width) = grid, weight.shape
+    (rows, columns), (height, width) = grid, weight.shape[2:]
     num_class_tokens = x.shape[1] - rows * columns
     if num_class_tokens < 0:
         raise ValueError(
@@ -101,14 +101,13 @@ def conv2d_silu(x: Tensor, weight: Tensor, bias: Tensor, grid: Sequence[int]) ->
         )
     dtype = autocast_dtype(x) or x.dtype
     x, weight, bias = prefix_first(x, num_class_tokens).to(dtype), weight.to(dtype), bias.to(dtype)
-    tokens, patches = x[:, :num_class_tokens], x[:, num_class_tokens:]
-    filters = weight.transpose(0, 1).flatten(0, 1)[:, None]  # of channel 0 for each direction, then of channel 1, ...
-    maps = patches.mT.unflatten(2, (rows, columns))
-    maps = F.conv2d(maps, filters, bias.mT.flatten(), padding=(height // 2, width // 2), groups=D)
-    patches = maps.flatten(2).unflatten(1, (D, G)).permute(2, 0, 3, 1)
-    tokens = tokens * weight[:, None, None, :, height // 2, width // 2] + bias[:, None, None]
-    y = insert_class_tokens(patches.flatten(0, 1), tokens.flatten(0, 1), num_class_tokens)
-    return F.silu(y).unflatten(0, (G, -1))
+    tokens, maps = x[:, :num_class_tokens], x[:, num_class_tokens:].mT.unflatten(2, (rows, columns))
+    outputs = []
+    for w, b in zip(weight.unbind(0), bias.unbind(0)):
+        y = F.conv2d(maps, w[:, None], b, padding=(height // 2, width // 2), groups=w.shape[0]).flatten(2).mT
+        y = insert_class_tokens(y, tokens * w[:, height // 2, width // 2] + b, num_class_tokens)
+        outputs.append(F.silu(y))
+    return torch.stack(outputs)
 
 
 def _kernel(args: ConvArguments) -> Backend:

@@ -1,6 +1,7 @@
-"""Order of the scan: class tokens evenly among the patches. One class token is in the middle, as in Vim."""
+"""Order of the scan: class tokens evenly among the patches of a grid. One class token is in the middle, as in Vim."""
 
 import torch
+from timm.layers import register_notrace_function
 from torch import Tensor
 
 
@@ -36,3 +37,10 @@ def prefix_first(x: Tensor, num_class_tokens: int = 1) -> Tensor:
         patches += [x[:, start:end]]
         start = end + 1
     return torch.cat(tokens + patches + [x[:, start:]], dim=1)
+
+
+@register_notrace_function
+def as_list(grid: tuple[int, int]) -> list[int]:
+    """Rows and columns as operators take them: torch.jit.trace makes tensors of sizes."""
+    rows, columns = grid
+    return [int(rows), int(columns)] if torch.jit.is_tracing() else [rows, columns]
