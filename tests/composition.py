@@ -81,7 +81,12 @@ def longhorn_mixer(layer: dict[str, Tensor], tokens: Tensor, rule: str) -> Tenso
 
 
 def switched(
-    weights: dict[str, Tensor], images: Tensor, rule: str, in_turn: tuple[tuple[bool, ...], ...], pool: str
+    weights: dict[str, Tensor],
+    images: Tensor,
+    rule: str,
+    in_turn: tuple[tuple[bool, ...], ...],
+    pool: str,
+    heading_average: bool = False,
 ) -> Tensor:
     """Logits of Vision Longhorn with any of its switches, which the shapes of a float64 state dict tell.
 
@@ -98,7 +103,11 @@ def switched(
         layer = {
             name.removeprefix(f"blocks.{i}."): value for name, value in w.items() if name.startswith(f"blocks.{i}.")
         }
-        normed = norm(stream, layer["norm.weight"], 1e-5)
+        tokens, ends = stream, [-1] * heading_average  # token -1 is the average
+        if heading_average:
+            average = sum(stream.unbind(1)) / stream.shape[1]
+            tokens = torch.stack([average, *stream.unbind(1), average], 1)
+        normed = norm(tokens, layer["norm.weight"], 1e-5)
         x, z = (normed @ layer["mixer.in_proj.weight"].T).chunk(2, -1)
         flags, total = in_turn[i % len(in_turn)], 0
         for g, backwards in enumerate(flags):
@@ -107,12 +116,13 @@ def switched(
             if filters.dim() == 2:
                 u = causal_conv(turn(x), filters[:, None], bias)
             else:
-                u = turn(grid_conv(x, filters, bias, grid, order))
+                u = turn(grid_conv(x, filters, bias, grid, ends + order + ends))
             beta, k, q = gates(u, layer["mixer.x_proj"][g], layer["mixer.dt_proj"][g], layer["mixer.dt_bias"][g])
             heads = beta.shape[-1]
             beta = torch.stack([beta[..., channel * heads // u.shape[-1]] for channel in range(u.shape[-1])], -1)
             total = total + turn(online_learner(u, beta, k, q, rule) + layer["mixer.D"][g] * u)
-        stream = stream + (total / len(flags) * silu(z)) @ layer["mixer.out_proj.weight"].T
+        branch = (total / len(flags) * silu(z)) @ layer["mixer.out_proj.weight"].T
+        stream = stream + branch[:, len(ends) : len(ends) + len(order)]
         if "mlp.fc1.weight" in layer:
             gate, value = (norm(stream, layer["norm2.weight"], 1e-5) @ layer["mlp.fc1.weight"].T).chunk(2, -1)
             stream = stream + (silu(gate) * value) @ layer["mlp.fc2.weight"].T
@@ -131,21 +141,17 @@ def scan_order(patches: int, count: int) -> list[int]:
 
 
 def grid_conv(x: Tensor, weight: Tensor, bias: Tensor, grid: tuple[int, int], order: list[int]) -> Tensor:
-    """Depthwise, over the patches around a patch, then SiLU; a class token has no neighbours. weight: (D, h, w)."""
-    (height, width), count, place = (
-        weight.shape[1:],
-        len(order) - grid[0] * grid[1],
-        {t: i for i, t in enumerate(order)},
-    )
-    outputs = []
-    for token in order:
+    """Depthwise, over the patches around a patch, then SiLU; other tokens have no neighbours. weight: (D, h, w)."""
+    (height, width), outputs = weight.shape[1:], []
+    place, count = {token: i for i, token in enumerate(order)}, max(order) + 1 - grid[0] * grid[1]
+    for at, token in enumerate(order):
         total = bias
         for i in range(height):
             for j in range(width):
                 row, column = divmod(token - count, grid[1])
                 row, column = row + i - height // 2, column + j - width // 2
                 if token < count and (i, j) == (height // 2, width // 2):
-                    total = total + weight[:, i, j] * x[:, place[token]]
+                    total = total + weight[:, i, j] * x[:, at]
                 if token >= count and 0 <= row < grid[0] and 0 <= column < grid[1]:
                     total = total + weight[:, i, j] * x[:, place[count + row * grid[1] + column]]
         outputs.append(silu(total))

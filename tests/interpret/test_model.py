@@ -46,9 +46,9 @@ def test_maps_of_a_model_reproduce_what_its_block_adds(name, options):
     torch.testing.assert_close(y @ model.blocks[1].mixer.out_proj.weight.mT, added, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("options", [dict(class_tokens=2), dict(d_conv=(3, 3))])
+@pytest.mark.parametrize("options", [dict(class_tokens=2), dict(d_conv=(3, 3)), dict(heading_average=True)])
 def test_models_that_the_maps_do_not_know_are_refused(options):
-    with pytest.raises(ValueError, match="maps are only made of models with one class token and an integer d_conv"):
+    with pytest.raises(ValueError, match="maps are only made of models with {'class_tokens': 1, 'has_conv2d': False"):
         scans(make(**options), IMAGES, [1])
 
 

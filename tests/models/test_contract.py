@@ -14,7 +14,7 @@ from vilonghorn.models.weights import fit_state_dict
 
 NANOS = ["vilonghorn_nano", "vilonghorn_nano_exact", "vilonghorn_nano_shared", "vim_nano"]
 SMALL = dict(img_size=32, patch_size=8, embed_dim=32)
-SWITCHES = dict(reverse=[[False], [True]], d_conv=(3, 3), heads=4, class_tokens=2, mlp_ratio=1.0)
+SWITCHES = dict(reverse=[[False], [True]], d_conv=(3, 3), heads=4, class_tokens=2, mlp_ratio=1.0, heading_average=True)
 
 
 def images(*shape, seed=1):

@@ -18,11 +18,11 @@ def check_backbone(model: Module) -> None:
     """Raises TypeError if the model is not of this library, ValueError if it has what the maps do not know."""
     if not isinstance(model, VisionSSM):
         raise TypeError(f"the model is a {type(model).__name__}, expected a vilonghorn_* or vim_* backbone")
-    if model.class_tokens > 1 or model.has_conv2d:
-        raise ValueError(
-            f"the model has class_tokens={model.class_tokens} and has_conv2d={model.has_conv2d}; maps are only made of "
-            "models with one class token and an integer d_conv"
-        )
+    given = dict(class_tokens=model.class_tokens, has_conv2d=model.has_conv2d)
+    given |= dict(heading_average=model.blocks[0].heading_average)
+    expected = dict(class_tokens=1, has_conv2d=False, heading_average=False)
+    if given != expected:
+        raise ValueError(f"the model has {given}; maps are only made of models with {expected}")
 
 
 def check_classifier(model: VisionSSM) -> None:

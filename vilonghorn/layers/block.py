@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 from timm.layers import DropPath, SwiGLUPacked
+from timm.models import checkpoint
 from torch import Tensor, nn
 
 from ..ops._torch import has_global_hooks
@@ -28,6 +29,7 @@ class Block(nn.Module):
         *,
         drop_path: float = 0.0,
         mlp_ratio: float = 0.0,
+        heading_average: bool = False,
         norm_layer: Callable[..., nn.Module] = RMSNorm,
         mixer_layer: Callable[..., Mixer] = Mixer,
         device=None,
@@ -39,6 +41,8 @@ class Block(nn.Module):
             dim: width of the tokens.
             drop_path: probability that a sample skips a branch in training.
             mlp_ratio: hidden width of a gated MLP (SwiGLU, arXiv 2002.05202), in units of dim. Default: no MLP.
+            heading_average: the mixer reads the average token before the first and after the last token, so that each
+                direction begins with it (Adventurer, arXiv 2410.07599, whose blocks have one direction).
             norm_layer: makes the norm from `dim`.
             mixer_layer: makes the mixer from `dim` and `mixer`.
             device: of the parameters.
@@ -55,6 +59,7 @@ class Block(nn.Module):
         self.norm = norm_layer(dim, **dd)
         self.mixer = mixer_layer(dim, **mixer, **dd)
         self.drop_path = DropPath(drop_path) if drop_path > 0 else nn.Identity()
+        self.heading_average = heading_average
         self.norm2: nn.Module | None = None
         self.mlp: nn.Module | None = None
         if mlp_ratio > 0:
@@ -79,11 +84,16 @@ class Block(nn.Module):
             The stream with the branches added, same shape and dtype.
         """
         dtype = self.mixer.D.dtype
+        if self.heading_average:
+            average = x.mean(1, keepdim=True)
+            x, grid = torch.cat([average, x, average], 1), None if grid is None else grid + [1]
         if not torch.jit.is_scripting() and self.is_fused(x):
             x = self._forward_fused(x)
         else:
             normed = self.norm(x.to(dtype))
             x = x + self.drop_path(self.mixer(normed) if grid is None else self.mixer(normed, grid))
+        if self.heading_average:
+            x = x[:, 1:-1]
         if self.mlp is not None and self.norm2 is not None:
             x = x + self.drop_path(self.mlp(self.norm2(x.to(dtype))))
         return x
@@ -132,8 +142,11 @@ class Block(nn.Module):
 class Blocks(nn.Sequential):
     """Blocks in sequence, on one grid."""
 
-    def forward(self, x: Tensor, grid: list[int] | None = None) -> Tensor:
-        """Takes and returns what `Block` does."""
+    def forward(self, x: Tensor, grid: list[int] | None = None, checkpointing: bool = False) -> Tensor:
+        """Takes and returns what `Block` does; with `checkpointing` keeps only the input of each block for backward."""
         for module in self:
-            x = module(x, grid)
+            if checkpointing and not torch.jit.is_scripting():
+                x = checkpoint(module, x, grid)
+            else:
+                x = module(x, grid)
         return x

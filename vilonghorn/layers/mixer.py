@@ -164,7 +164,7 @@ class Mixer(nn.Module):
         """
         Args:
             x: tokens, (B, L, dim).
-            grid: rows and columns of the patches among them, for a convolution over the grid.
+            grid: as in `conv2d_silu`, for a convolution over the grid.
 
         Returns:
             Mixed tokens, (B, L, dim).

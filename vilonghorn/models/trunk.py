@@ -61,6 +61,7 @@ class VisionSSM(nn.Module):
         d_conv: int | tuple[int, int] = 4,
         expand: int = 2,
         mlp_ratio: float = 0.0,
+        heading_average: bool = False,
         drop_rate: float = 0.0,
         pos_drop_rate: float = 0.0,
         patch_drop_rate: float = 0.0,
@@ -95,6 +96,7 @@ class VisionSSM(nn.Module):
             d_conv: kernel size of a mixer's causal convolution, in tokens; or height and width of one over the patches.
             expand: inner width of a mixer, in units of embed_dim.
             mlp_ratio: hidden width of a gated MLP after each mixer, in units of embed_dim. Default: no MLPs.
+            heading_average: each mixer reads the average token before the first token and after the last one.
             drop_rate: dropout before the head.
             pos_drop_rate: dropout after the positions are added.
             patch_drop_rate: fraction of the patches that a sample drops in training; the others keep their order.
@@ -150,7 +152,8 @@ class VisionSSM(nn.Module):
 
         mixer: dict[str, Any] = dict(rule=rule, directions=directions, heads=heads, d_state=d_state, d_conv=d_conv)
         mixer |= dict(expand=expand, depth=2 * depth if mlp_ratio else depth, mixer_layer=mixer_layer)
-        block = partial(Block, embed_dim, mlp_ratio=mlp_ratio, norm_layer=norm_layer, **mixer, **dd)
+        others: dict[str, Any] = dict(mlp_ratio=mlp_ratio, heading_average=heading_average, norm_layer=norm_layer)
+        block = partial(Block, embed_dim, **mixer, **others, **dd)
         nested = isinstance(reverse, (tuple, list)) and any(isinstance(flags, (tuple, list)) for flags in reverse)
         in_turn: Any = reverse if nested else [reverse]
         rates: list = calculate_drop_path_rates(drop_path_rate, depth)
@@ -374,12 +377,7 @@ class VisionSSM(nn.Module):
     def forward_tokens(self, x: Tensor) -> Tensor:
         """As `forward_features` of the plain trunk, also in subclasses whose features are maps."""
         x, grid = self._embed(x), self._grid(x)
-        if self.grad_checkpointing and not torch.jit.is_scripting():
-            for block in self.blocks:
-                x = checkpoint(block, x, grid)
-        else:
-            x = self.blocks(x, grid)
-        return self._norm_tokens(x)
+        return self._norm_tokens(self.blocks(x, grid, self.grad_checkpointing))
 
     def pool(self, x: Tensor, pool_type: str | None = None) -> Tensor:
         """(B, P + M, C) tokens to (B, C), by `pool_type` or the model's own pooling; "" keeps the tokens."""

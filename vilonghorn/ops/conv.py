@@ -82,10 +82,10 @@ def conv2d_silu(x: Tensor, weight: Tensor, bias: Tensor, grid: Sequence[int]) ->
     one pixel: the middle of the filter is its weight.
 
     Args:
-        x: tokens in the order of the scan, (B, L, D): patches of the grid, the others are class tokens.
+        x: tokens in the order of the scan, (B, L, D): patches of the grid, class tokens, and E tokens at each end.
         weight: (G, D, height, width), odd.
         bias: (G, D).
-        grid: rows and columns of patches.
+        grid: rows and columns of patches, and E if it is not 0. These tokens are convolved as class tokens are.
 
     Returns:
         y, (G, B, L, D), of x's dtype (of the autocast dtype under autocast).
@@ -93,19 +93,23 @@ def conv2d_silu(x: Tensor, weight: Tensor, bias: Tensor, grid: Sequence[int]) ->
     Raises:
         ValueError: the grid has more patches than there are tokens.
     """
-    (rows, columns), (height, width) = grid, weight.shape[2:]
-    num_class_tokens = x.shape[1] - rows * columns
+    (rows, columns, ends), (height, width) = (*grid, 0)[:3], weight.shape[2:]
+    num_class_tokens = x.shape[1] - rows * columns - 2 * ends
     if num_class_tokens < 0:
         raise ValueError(
             f"conv2d_silu: {x.shape[1]} tokens, expected the {rows} x {columns} patches of the grid or more"
         )
     dtype = autocast_dtype(x) or x.dtype
-    x, weight, bias = prefix_first(x, num_class_tokens).to(dtype), weight.to(dtype), bias.to(dtype)
+    x, weight, bias = x.to(dtype), weight.to(dtype), bias.to(dtype)
+    first, x, last = x.tensor_split((ends, x.shape[1] - ends), 1)
+    x = prefix_first(x, num_class_tokens)
     tokens, maps = x[:, :num_class_tokens], x[:, num_class_tokens:].mT.unflatten(2, (rows, columns))
     outputs = []
     for w, b in zip(weight.unbind(0), bias.unbind(0)):
         y = F.conv2d(maps, w[:, None], b, padding=(height // 2, width // 2), groups=w.shape[0]).flatten(2).mT
-        y = insert_class_tokens(y, tokens * w[:, height // 2, width // 2] + b, num_class_tokens)
+        center = w[:, height // 2, width // 2]
+        y = insert_class_tokens(y, tokens * center + b, num_class_tokens)
+        y = torch.cat([first * center + b, y, last * center + b], 1) if ends else y
         outputs.append(F.silu(y))
     return torch.stack(outputs)
 

@@ -60,7 +60,7 @@ def mamba_inner(
         scan_norm: weights of each direction's RMSNorm, (G, D), for shared directions. Default: separate directions.
         rule: "longhorn" (default), "longhorn_exact" or "mamba".
         reverse: a flag for each direction: True reads from the last token to the first.
-        grid: rows and columns of patches, for `conv2d_silu`.
+        grid: as in `conv2d_silu`.
 
     Returns:
         y, (B, L, D), of xz's dtype (of the autocast dtype under autocast where it is composed).
@@ -70,10 +70,11 @@ def mamba_inner(
         TypeError: a dtype outside float32, bfloat16, float16 and float64, or flags other than True and False.
     """
     flags = check_flags("mamba_inner", reverse)
-    weights = (conv_weight.flatten(2), conv_bias, x_proj, dt_proj, dt_bias, A, D)
+    is_2d = conv_weight.dim() == 4
+    weights = (conv_weight.flatten(2) if is_2d else conv_weight, conv_bias, x_proj, dt_proj, dt_bias, A, D)
     args = MambaInnerArguments(xz, *weights, rule, flags if scan_norm is None else [0])
     conv: Callable[..., Tensor] = conv_silu
-    if is_2d := conv_weight.dim() == 4:
+    if is_2d:
         if grid is None:
             raise ValueError(
                 f"mamba_inner: conv_weight {tuple(conv_weight.shape)} is a filter over a grid of patches, but grid is "
