@@ -2,7 +2,7 @@
 
 `vilonghorn_*` uses the diagonal update that the paper trains, `vilonghorn_*_exact` the closed form before its diagonal
 approximation, and `vilonghorn_*_shared` the diagonal update with directions that share their projections.
-`*_stride8` has overlapping patches, `*_sfp` a feature pyramid.
+`*_stride8` has overlapping patches, `*_sfp` a feature pyramid. All arguments and their defaults are in `trunk.py`.
 """
 
 from timm.models import generate_default_cfgs, register_model

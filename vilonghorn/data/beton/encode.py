@@ -10,6 +10,9 @@ from PIL import Image
 from ..images import MIN_SIDE, UnreadableImage, to_rgb
 from .format import MODES, SAMPLE
 
+JPEG_QUALITY = 90  # by default
+JPEG_SIZE = 0.08  # of the raw size, at least, of a photograph at that quality; for the check of the disk's space
+
 
 class MapDataset(Protocol):
     """What can be written: an indexable of (PIL image or uint8 array, integer label)."""

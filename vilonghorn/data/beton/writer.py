@@ -28,11 +28,10 @@ from ..names import class_names_problem
 from ..rng import uniform
 from ..threads import available_cpus, in_order
 from . import format as fmt
-from .encode import MapDataset, encode_sample, stored_size
+from .encode import JPEG_QUALITY, JPEG_SIZE, MapDataset, encode_sample, stored_size
 
 MIN_PAGE = 8 << 20  # bytes; FFCV's default. An image lies within one page.
 MAX_RESOLUTION = 16384  # pixels; keeps a page below the 4 GiB that the header can name
-JPEG_SIZE = 0.08  # of the raw size, at least, of a photograph at quality 90; for the check of the disk's space
 SHOWN = 10  # names of one kind in a message or in the manifest; the others are only counted
 
 
@@ -43,7 +42,7 @@ def write_beton(
     mode: str = "raw",
     max_resolution: int = 500,
     max_pixels: int = MAX_PIXELS,
-    jpeg_quality: int = 90,
+    jpeg_quality: int = JPEG_QUALITY,
     compress_probability: float = 0.5,
     classes: Sequence[str] | None = None,
     workers: int | None = None,
