@@ -9,10 +9,9 @@ counted with the emulator of `kernels/`. Prints one JSON line for a pass of each
 - kernels: name, million bytes, and billion operations of a matrix product or attention;
 - kept_mb (forward): what it saves for backward beside the parameters.
 
-Other lines have the main launch of a scan: blocks, threads and bytes of shared memory of a block.
-
-`python docs/performance/block.py --save` in a checkout also writes docs/performance/block.json for
-`python docs/performance/make.py`. Needs Triton and a C++ compiler. Uses private parts of torch 2.11 to 2.15.
+Other lines have the main launch of a scan: blocks, threads and bytes of shared memory of a block. --save in a checkout
+also writes docs/performance/block.json for `python docs/performance/make.py`. Needs Triton and a C++ compiler. Uses
+private parts of torch 2.11 to 2.15.
 """
 
 from __future__ import annotations
@@ -69,12 +68,13 @@ def build_block(name: str) -> nn.Module:
     return DeiTBlock(WIDTH, HEADS, qkv_bias=True) if name == DEIT else Block(WIDTH, rule=name)
 
 
-def count_block(name: str, inner: dict[str, Any]) -> list[dict[str, Any]]:
+def count_block(name: str, inner: dict[str, Any], depth: int) -> list[dict[str, Any]]:
     """The rows of forward and backward of a block.
 
     Args:
         name: a rule, or "deit".
         inner: of `inner_costs`.
+        depth: blocks, one after the other.
     """
     from torch._functorch import config as functorch_config
     from torch._inductor import config
@@ -93,7 +93,8 @@ def count_block(name: str, inner: dict[str, Any]) -> list[dict[str, Any]]:
         # Traced as on a CPU, because autograd refuses CUDA tensors without a driver, then moved to the made-up GPU.
         backend = functools.partial(compile_fx, inner_compile=functools.partial(lower, rows, inner))
         x = torch.empty(BATCH, TOKENS, WIDTH, requires_grad=True)
-        torch.compile(build_block(name), fullgraph=True, backend=backend)(x)
+        blocks = nn.Sequential(*(build_block(name) for _ in range(depth)))
+        torch.compile(blocks, fullgraph=True, backend=backend)(x)
     return [dict(block=name, torch=torch.__version__.partition("+")[0]) | row for row in rows]
 
 
@@ -236,13 +237,14 @@ def count_code(code: str, nodes: Sequence[Any], operators: Sequence[tuple], inne
             f"the code launches {generated} kernels and calls {called} operators, the graph {len(kernels)} and "
             f"{len(operators)}: adapt count_code to torch {torch.__version__}"
         )
-    counts = {}
+    counts, launches = {}, generated
     for row in operators:
         counts[row[0]], inner_rows = inner.get(row[0], (1, [row]))
+        launches += counts[row[0]]
         kernels += inner_rows
     scans = sum(size for name, size, _ in kernels if "scan" in name)
     return dict(
-        launches=generated + sum(counts.values()),
+        launches=launches,
         inner=counts,
         mb=round((sum(size for _, size, _ in kernels) - scans) / 1e6, 1),
         scan_mb=round(scans / 1e6, 1),
@@ -273,8 +275,7 @@ def emulated_kernels() -> Iterator[Callable[[], list[tuple[int, int, int]]]]:
     Raises:
         RuntimeError: there is no C++ compiler.
     """
-    compiler = shutil.which("g++") or shutil.which("clang++")
-    if compiler is None:
+    if (compiler := shutil.which("g++") or shutil.which("clang++")) is None:
         raise RuntimeError("no C++ compiler is installed, which the emulator needs: install g++ or clang++")
     plan = (ctypes.c_int64 * 1024)()
 
@@ -315,8 +316,7 @@ class Recorder(TorchDispatchMode):
 
 def inner_costs(rule: str, launches: Callable) -> dict[str, tuple[int, list[tuple[str, int, int]]]]:
     """Launches and rows (as of `count_code`) inside the operators of a mixer, with `emulated_kernels`."""
-    mixer, recorder, kernels = Block(WIDTH, rule=rule).mixer, Recorder(), []
-    recorder.rows = []
+    mixer, recorder, recorder.rows = Block(WIDTH, rule=rule).mixer, Recorder(), []
     xz = torch.zeros(BATCH, TOKENS, 2 * mixer.d_inner, dtype=torch.bfloat16)
     conv_weight, conv_bias, x_proj, dt_proj, *others = mixer.inner_weights()
     args = MambaInnerArguments(xz, conv_weight, conv_bias, x_proj.to(xz), dt_proj.to(xz), *others, rule, [0, 1])
@@ -325,15 +325,14 @@ def inner_costs(rule: str, launches: Callable) -> dict[str, tuple[int, list[tupl
         def call(*args: Any, **kwargs: Any) -> Any:
             result = function(*args, **kwargs)
             tensors = {id(t): t for t in tree_leaves((args, kwargs, result)) if is_tensor(t)}
-            kernels.append((label, sum(t.nbytes for t in tensors.values()), 0))
+            recorder.rows.append((label, sum(t.nbytes for t in tensors.values()), 0))
             return result
 
         return call
 
     def cost() -> tuple[int, list[tuple[str, int, int]]]:
-        found = len(launches()) + len(recorder.rows), [*recorder.rows, *kernels]
-        recorder.rows.clear(), kernels.clear()
-        return found
+        rows, recorder.rows = recorder.rows, []
+        return len(launches()) + sum(name not in names.values() for name, *_ in rows), rows
 
     names = dict(forward="scan", backward="scan_backward", conv_forward="conv_silu", conv_backward="conv_silu_backward")
     functions = {name: recorded(getattr(cuda, name), label) for name, label in names.items()}
@@ -365,12 +364,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     blocks = (*RULES, DEIT)
     parser.add_argument("blocks", nargs="*", default=blocks, metavar="BLOCK", help=f"{', '.join(blocks)}; default: all")
+    parser.add_argument("--depth", type=int, default=1, help="blocks that are compiled together; default: 1")
     parser.add_argument("--save", action="store_true", help=f"write {FILE} too")
     args = parser.parse_args(argv)
     if unknown := set(args.blocks) - set(blocks):
         parser.error(f"cannot count {', '.join(sorted(unknown))}: expected {', '.join(blocks)}")
-    if args.save and set(args.blocks) != set(blocks):
-        parser.error("--save is for all blocks: leave out their names")
+    if args.save and (set(args.blocks) != set(blocks) or args.depth != 1):
+        parser.error("--save is for all blocks, each by itself: leave out their names and --depth")
     if args.save and not FILE.parent.is_dir():
         parser.error(f"{FILE.parent} does not exist: run this in the root of a checkout")
     found: dict[str, list[dict[str, Any]]] = dict(blocks=[], scans=[])
@@ -387,7 +387,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                 inner = inner_costs(name, launches)
                 for batch, tokens, channels in SCANS if args.save else SCANS[:1]:
                     add("scans", scan_launches(name, batch, tokens, channels, launches))
-        add("blocks", count_block(name, inner))
+        add("blocks", count_block(name, inner, args.depth))
     if args.save:
         lines = (f'"{key}": [\n' + ",\n".join(map(json.dumps, rows)) + "\n]" for key, rows in found.items())
         with atomic_write(FILE) as file:
