@@ -5,9 +5,9 @@ from functools import partial
 import convolutions
 import pytest
 import torch
-from oracle import compare, conv_inputs, inputs, value_and_grads
+from oracle import compare, conv_inputs, inputs, mixer, mixer_inputs, value_and_grads
 
-from vilonghorn.ops import backends, conv_silu, scan
+from vilonghorn.ops import backends, conv_silu, mamba_inner, scan
 from vilonghorn.ops.validate import RULES
 
 if not torch.cuda.is_available():
@@ -79,3 +79,13 @@ def test_a_convolution_repeats_bit_for_bit(backend):
     run = partial(value_and_grads, partial(conv_silu, backend=backend), values, reverse=(False, True))
     first, again = run(), run()
     assert all(torch.equal(first[name], again[name]) for name in first)
+
+
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("shape", [(1, 1, 1, 2, 1, 1, 1), (2, 2, 63, 40, 16, 3, 4), (3, 1, 33, 70, 5, 4, 3)], ids=str)
+def test_a_mixer_agrees_with_the_oracle(shape, rule):
+    def run(A=None, **values):
+        return mamba_inner(A=A, **values)
+
+    values, flags = mixer_inputs(*shape, rule=rule), (False, True, True)[: shape[0]]
+    compare(run, values, 5e-6, truth=mixer, device="cuda", rule=rule, reverse=flags)
