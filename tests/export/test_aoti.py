@@ -80,7 +80,7 @@ class Operators(nn.Module):
 
 @pytest.fixture(scope="module", autouse=True)
 def quick_compiler():
-    with torch._inductor.config.patch({"aot_inductor.compile_wrapper_opt_level": "O0", "cpp.vec_isa_ok": False}):
+    with torch._inductor.config.patch({"aot_inductor.compile_wrapper_opt_level": "O0"}):
         yield
 
 
