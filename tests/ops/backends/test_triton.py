@@ -9,7 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-import numpy
+import interpreter
 import pytest
 import torch
 from oracle import inputs
@@ -18,7 +18,7 @@ from vilonghorn.ops import backends, scan
 from vilonghorn.ops.backends import triton as triton_backend
 from vilonghorn.ops.validate import MAX_STATE, RULES
 
-triton = pytest.importorskip("triton")
+pytest.importorskip("triton")
 CASES = Path(__file__).parent.with_name("interpreted_triton.py")
 
 
@@ -36,14 +36,7 @@ def runs():
         process.kill()
 
 
-def release(module):
-    return tuple(map(int, module.__version__.split(".")[:2]))
-
-
-@pytest.mark.skipif(
-    release(triton) < (3, 7) and release(numpy) >= (2, 5),
-    reason="the interpreter of Triton 3.6 needs numpy<2.5: it converts arrays of one element to numbers",
-)
+@interpreter.needed
 @pytest.mark.parametrize("rule", RULES)
 def test_the_interpreted_kernels_pass_their_tests(rule, runs):
     output, _ = runs[rule].communicate()

@@ -6,12 +6,14 @@ import subprocess
 import sys
 from pathlib import Path
 
+import interpreter
 import pytest
 
 pytest.importorskip("triton.backends.nvidia")
 FOLDER = Path(__file__).parents[1]
 
 
+@interpreter.needed
 def test_the_interpreted_kernels_pass_their_tests():
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(FOLDER / "interpreted_conv.py")]
     result = subprocess.run(command, env=os.environ | {"TRITON_INTERPRET": "1"}, capture_output=True, text=True)
