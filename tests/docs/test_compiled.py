@@ -37,7 +37,7 @@ MODELLED_LIMITS = {
     ("longhorn_exact", "backward"): 360,
 }
 TRITON_LIMITS = dict(forward=250, backward=780)
-TRITON_36_LIMITS = dict(forward=340, backward=990)  # of the compiler of Triton 3.6, which also spills a few values
+TRITON_36_LIMITS = dict(forward=340, backward=990)  # of the compiler of Triton 3.6, which also spills values
 
 
 @pytest.fixture(scope="module")
@@ -104,7 +104,7 @@ def test_the_cuda_kernels_spill_nothing_in_a_step_and_issue_few_instructions(arc
 def test_the_triton_kernels_issue_few_instructions(architecture, compile_kernels):
     pytest.importorskip("triton.backends.nvidia")
     is_old = metadata.version("triton").startswith("3.6.")
-    limits, stack = (TRITON_36_LIMITS, 24) if is_old else (TRITON_LIMITS, 0)
+    limits, stack = (TRITON_36_LIMITS, 160) if is_old else (TRITON_LIMITS, 0)
     rows = compile_kernels("triton", architecture)
     assert len(rows) == 3 * 6  # three rules: forward and backward, with and without a split, summary and join
     for row in rows:

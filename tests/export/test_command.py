@@ -36,6 +36,7 @@ def test_the_command_exports_what_a_run_left_and_times_it(images, tmp_path, monk
     [
         (command.VerificationError("it differs"), 1, "it differs; nothing was written"),
         (KeyboardInterrupt(), 130, "interrupted; nothing was written"),
+        (OSError("full"), 1, "vilonghorn_nano.pt2 cannot be written (full); nothing was written"),
     ],
 )
 def test_a_failed_export_is_reported(error, status, sentence, checkpoint, monkeypatch, capsys):
@@ -55,6 +56,7 @@ def test_a_failed_export_is_reported(error, status, sentence, checkpoint, monkey
         (["--img-size", "16"], "fewer than 2 patches"),
         (["--img-size", "32", "32", "32"], "expected one side, or height and width"),
         (["--output", "model.onnx"], "ends in .pt2"),
+        (["--output", "model.aoti.pt2"], "ends in .pt2"),
         (["--output", "nowhere/model.pt2"], "a folder that exists"),
         (["--checkpoint", "nothing.pth"], "there is no such file"),
         (["--checkpoint", "junk.pth"], "junk.pth is not a checkpoint that timm reads"),

@@ -63,6 +63,8 @@ def test_a_pyramid_without_classes_and_an_unknown_index_are_refused(capsys):
             "vilonghorn_nano_sfp has no classes, and would return a pooled vector: give --features",
         ),
         (["vilonghorn_nano", "--features", "6"], "--features is [6]: feature index 6 is out of range (0 to 5)"),
+        (["vilonghorn_nano", "--features", "3", "0"], "--features is [3, 0], expected different indices in ascending"),
+        (["vilonghorn_nano", "--features", "0", "-6"], "expected different indices in ascending order"),
     ):
         with pytest.raises(SystemExit):
             main([*argv, "--to", "onnx"])

@@ -60,6 +60,17 @@ def test_an_export_that_fails_leaves_nothing(small, tmp_path, write_pt2):
     assert not any(tmp_path.iterdir())
 
 
+@pytest.mark.parametrize(
+    "kind, weights, sentence",
+    [("foo", "fp32", "kind is 'foo'"), ("ort", "int4", "weights 'int4'"), ("ort", "int8", "head.bias holds NaN")],
+)
+def test_bad_arguments_are_named(kind, weights, sentence, small, tmp_path):
+    model = small()
+    model.head.bias[0] = torch.nan
+    with pytest.raises(ValueError, match=sentence):
+        export(model, kind, tmp_path / "model", weights)
+
+
 def test_an_error_is_relative_to_large_outputs_and_infinite_for_garbage():
     expected = torch.tensor([[3.0, -10.0]])
     assert verify.max_error(expected + torch.tensor([[0.0, 0.5]]), expected) == pytest.approx(0.05)

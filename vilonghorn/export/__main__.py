@@ -17,7 +17,7 @@ from torch._inductor.exc import InvalidCxxCompiler
 
 from ..commands import make_parser
 from . import bench
-from .check import check
+from .check import check, kind_of
 from .formats import FORMATS, libraries
 from .model import load_for_export
 from .native import aoti_functions
@@ -65,8 +65,8 @@ def parse(argv: Sequence[str] | None) -> tuple[argparse.Namespace, nn.Module | N
         parser.error("expected MODEL and --to, or --check FILE")
     default = Path(Path(options.model).resolve().name + FORMATS[options.to].suffix)
     output = options.output = options.output or default
-    if output.suffix != default.suffix:
-        parser.error(f"--output is {output}, expected a name that ends in {default.suffix}")
+    if kind_of(output) != options.to:
+        parser.error(f"--output is {output}, expected a name that ends in {FORMATS[options.to].suffix}")
     if output.is_dir() or not output.absolute().parent.is_dir():
         parser.error(f"--output is {output}, expected a file in a folder that exists")
     missing = [name for name in ONNX_PACKAGES if importlib.util.find_spec(name) is None]
@@ -111,6 +111,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         errors = export(model, options.to, options.output, options.weights)
     except VerificationError as error:
         print(f"{error}; nothing was written", file=sys.stderr)
+        return 1
+    except OSError as error:
+        print(f"{options.output} cannot be written ({error}); nothing was written", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         print("interrupted; nothing was written", file=sys.stderr)

@@ -8,17 +8,10 @@ from .native import DOMAIN, INTERFACE, ort_library
 from .runtime import load
 
 
-def kind_of(path: Path) -> str:
-    """The format of a file, by its name.
-
-    Raises:
-        ValueError: a name that no format has.
-    """
-    for kind in sorted(FORMATS, key=lambda kind: -len(FORMATS[kind].suffix)):
-        if path.name.endswith(FORMATS[kind].suffix):
-            return kind
-    suffixes = ", ".join(form.suffix for form in FORMATS.values())
-    raise ValueError(f"--check is {path}, expected a name that ends in one of {suffixes}")
+def kind_of(path: Path) -> str | None:
+    """The format of a file, by its name; None for other names."""
+    kinds = sorted(FORMATS, key=lambda kind: -len(FORMATS[kind].suffix))
+    return next((kind for kind in kinds if path.name.endswith(FORMATS[kind].suffix)), None)
 
 
 def check(path: Path) -> tuple[list[str], bool]:
@@ -29,6 +22,9 @@ def check(path: Path) -> tuple[list[str], bool]:
         FileNotFoundError: there is no such file.
     """
     kind = kind_of(path)
+    if kind is None:
+        suffixes = ", ".join(form.suffix for form in FORMATS.values())
+        raise ValueError(f"--check is {path}, expected a name that ends in one of {suffixes}")
     if not path.is_file():
         raise FileNotFoundError(f"--check is {path}, but there is no such file")
     if FORMATS[kind].is_onnx:
@@ -48,12 +44,11 @@ def check(path: Path) -> tuple[list[str], bool]:
 def _describe_onnx(path: Path) -> tuple[list[str], str | None]:
     """Lines about an ONNX file, and the library that it needs, if any."""
     import onnx
-    from google.protobuf.message import DecodeError
 
     try:
         model = onnx.load(path)
-    except DecodeError as error:
-        raise ValueError(f"{path} is not an ONNX file ({error})") from error
+    except Exception as error:  # of protobuf, or of onnx for a file of weights that is missing
+        raise ValueError(f"{path} is not an ONNX file that can be read ({error})") from error
     lines = [f"{path}: ONNX, opset " + ", ".join(f"{o.version} of {o.domain or 'ONNX'}" for o in model.opset_import)]
     for title, values in (("input", model.graph.input), ("output", model.graph.output)):
         for value in values:
@@ -63,6 +58,8 @@ def _describe_onnx(path: Path) -> tuple[list[str], str | None]:
     if not nodes:
         return [*lines, "needs onnxruntime, or another runtime of ONNX"], None
     found = {attribute.name: onnx.helper.get_attribute_value(attribute) for attribute in nodes[0].attribute}
+    if not (isinstance(found.get("interface"), int) and isinstance(found.get("version"), bytes)):
+        raise ValueError(f"{path}: its node {nodes[0].op_type} lacks interface or version; export the model again")
     interface, version, library = found["interface"], found["version"].decode(), ort_library()
     return [
         *lines,

@@ -68,6 +68,11 @@ def load_for_export(
         raise ValueError(f"{checkpoint} does not hold weights of {name} ({one_line(error)[:300]})") from error
     except AssertionError as error:  # of timm, for an index
         raise ValueError(f"--features is {list(features or ())}: {error}") from error
+    indices = list(model.out_indices) if isinstance(model, FeatureGetterNet) else []
+    if indices != sorted(set(indices)):
+        raise ValueError(
+            f"--features is {features}, expected different indices in ascending order, as maps are returned"
+        )
     if isinstance(model, PyramidSSM) and model.num_classes == 0:
         raise ValueError(f"{name} has no classes, and would return a pooled vector: give --features for its maps")
     embed, least = trunk(model).patch_embed, min_grid(model)

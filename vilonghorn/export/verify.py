@@ -1,5 +1,6 @@
 """Exports a model to a file that appears only after its outputs were compared with the model's."""
 
+import os
 import subprocess
 import sys
 import tempfile
@@ -25,7 +26,7 @@ class VerificationError(Exception):
     """The exported file does not run without this library, or its outputs differ from the model's."""
 
 
-def export(model: nn.Module, kind: str, path: Path, weights: str = "fp32") -> Errors:
+def export(model: nn.Module, kind: str, path: str | os.PathLike, weights: str = "fp32") -> Errors:
     """Writes a model to `path`, only after `verify` has accepted the file; otherwise `path` stays as it was.
 
     The model is of `load_for_export`, `kind` one of `FORMATS`, `weights` one of `WEIGHTS`; the folder of `path` exists.
@@ -33,8 +34,14 @@ def export(model: nn.Module, kind: str, path: Path, weights: str = "fp32") -> Er
 
     Raises:
         VerificationError: as `verify`.
-        ValueError: a weight is too large for float16, or the format takes float32 weights only.
+        ValueError: an unknown format or type of weights, a weight that is not finite or too large for float16, or a
+            format that takes float32 weights only.
     """
+    if kind not in FORMATS or weights not in WEIGHTS:
+        raise ValueError(f"kind is {kind!r} and weights {weights!r}, expected one of {[*FORMATS]} and of {WEIGHTS}")
+    if broken := [name for name, parameter in model.named_parameters() if not parameter.isfinite().all()]:
+        raise ValueError(f"{broken[0]} holds NaN or infinity, expected finite weights; export an earlier checkpoint")
+    path = Path(path)
     if weights != "fp32" and not FORMATS[kind].is_onnx:
         raise ValueError(f"weights is {weights!r}, expected 'fp32' with {kind!r}; 'onnx' and 'ort' take {WEIGHTS}")
     model = round_weights(model, weights)
