@@ -63,18 +63,18 @@ def parse(argv: Sequence[str] | None) -> tuple[argparse.Namespace, nn.Module | N
         return options, None
     if not (options.model and options.to):
         parser.error("expected MODEL and --to, or --check FILE")
-    default = Path(Path(options.model).resolve().name + FORMATS[options.to].suffix)
-    output = options.output = options.output or default
+    form = FORMATS[options.to]
+    output = options.output = options.output or Path(Path(options.model).resolve().name + form.suffix)
     if kind_of(output) != options.to:
-        parser.error(f"--output is {output}, expected a name that ends in {FORMATS[options.to].suffix}")
+        parser.error(f"--output is {output}, expected a name that ends in {form.suffix}")
     if output.is_dir() or not output.absolute().parent.is_dir():
         parser.error(f"--output is {output}, expected a file in a folder that exists")
     missing = [name for name in ONNX_PACKAGES if importlib.util.find_spec(name) is None]
-    if FORMATS[options.to].is_onnx and missing:
+    if form.is_onnx and missing:
         parser.error(
             f"--to {options.to} needs {', '.join(missing)}, not installed here: pip install 'vilonghorn[export]'"
         )
-    if options.weights != "fp32" and not FORMATS[options.to].is_onnx:
+    if options.weights != "fp32" and not form.is_onnx:
         takes = f"expected fp32 with --to {options.to}; ONNX files take {', '.join(WEIGHTS)}"
         parser.error(f"--weights is {options.weights}, {takes}")
     try:

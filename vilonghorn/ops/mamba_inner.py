@@ -6,6 +6,7 @@ every gradient in place. Elsewhere they are composed of `conv_silu`, products an
 """
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -88,7 +89,7 @@ def mamba_inner(
     if is_exportable():
         return _exportable(args)
     if cpu.unavailable(xz.device.type) is None:
-        return _run(args)
+        return _run_cpu(args)
     validate_mamba_inner(args)
     dtype = autocast_dtype(xz) or xz.dtype
     if choose_conv(xz.device.type, dtype, None) == cuda.NAME and cuda.takes_mamba_inner(args, dtype):
@@ -139,24 +140,13 @@ def _projections(args: MambaInnerArguments, conv: Callable[..., Tensor]) -> tupl
     return z, u, *(t.unflatten(1, (B, L)) for t in (dt, k, q))
 
 
-def _fake(args: MambaInnerArguments, save: bool) -> tuple[Tensor, Tensor, Tensor]:
+def _fake_cpu(args: MambaInnerArguments, save: bool) -> tuple[Tensor, Tensor, Tensor]:
     G, B, L, D, N, _, R = sizes = args.sizes
     dtype = torch.promote_types(args.xz.dtype, torch.float32)
     projected = (G, B, L, R + 2 * N) if save else (0,)
     checkpoints = sizes.num_checkpoints(cpu.CHUNK, cpu.LANES) if save else 0
     new = args.xz.new_empty
     return new(B, L, D), new(projected, dtype=dtype), new(checkpoints, dtype=dtype)
-
-
-_run = register_op(
-    "mamba_inner_cpu",
-    MambaInnerArguments,
-    validate_mamba_inner,
-    num_saved=2,
-    forward=cpu.mamba_inner_forward,
-    fake=_fake,
-    backward=lambda dy, saved, args, wanted: cpu.mamba_inner_backward(dy, args, *saved),
-)
 
 
 def _fake_cuda(args: MambaInnerArguments, save: bool) -> tuple[Tensor, ...]:
@@ -167,15 +157,20 @@ def _fake_cuda(args: MambaInnerArguments, save: bool) -> tuple[Tensor, ...]:
     return new(B, L, D), *map(new, shapes), new(checkpoints, dtype=torch.float32)
 
 
-_run_cuda = register_op(
-    "mamba_inner_cuda",
-    MambaInnerArguments,
-    validate_mamba_inner,
-    num_saved=4,
-    forward=cuda.mamba_inner_forward,
-    fake=_fake_cuda,
-    backward=lambda dy, saved, args, wanted: cuda.mamba_inner_backward(dy, args, *saved),
-)
+def _register(backend: Any, num_saved: int, fake: Callable) -> Callable[[MambaInnerArguments], Tensor]:
+    return register_op(
+        f"mamba_inner_{backend.NAME}",
+        MambaInnerArguments,
+        validate_mamba_inner,
+        num_saved=num_saved,
+        forward=backend.mamba_inner_forward,
+        fake=fake,
+        backward=lambda dy, saved, args, wanted: backend.mamba_inner_backward(dy, args, *saved),
+    )
+
+
+_run_cpu = _register(cpu, 2, _fake_cpu)
+_run_cuda = _register(cuda, 4, _fake_cuda)
 
 # A composite operator: torch.fx and TorchScript see one call, autograd and compilers see what it runs.
 torch.library.define(
