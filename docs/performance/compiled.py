@@ -155,7 +155,7 @@ def _forward_stage(compiled: Kernel) -> list[int]:
     while i <= loop[-1]:
         path.append(i)
         skipped = "".join(line for _, line in compiled.code[i + 1 : jumps.get(i, i)])
-        rare = "BAR." in skipped or len(re.findall(r"STG\.E (?:desc|\[)", skipped)) > 3
+        rare = "BAR." in skipped or len(re.findall(r"STG\.E(?:\.U16)? (?:desc|\[)", skipped)) > 3
         taken = re.match(r"\s*BRA 0x", compiled.code[i][1]) or (rare and skipped.count("FFMA") < 16)
         i = jumps[i] if i in jumps and taken else i + 1
     return path
@@ -191,13 +191,14 @@ def _backward_chunk(compiled: Kernel, rule: str) -> list[int]:
             path.append(position)
             target = jumps.get(position, loop[-1] + 1)
             text = "".join(line for _, line in compiled.code[position + 1 : target])
-            loads = "LDG.E.128" in text
+            loads = len(re.findall(r"LDG\.E\.(?:64|128) ", text)) >= 4
             if any(position < other[0] < target for other in nested):
                 taken = False
             elif "FFMA" in text:  # a state less
                 taken = shorter and "STS.128" in text
             else:
-                taken = "BAR." in text or not loads and text.count("LDG.E R") > 3 or loads and not restores
+                single = len(re.findall(r"LDG\.E(?:\.U16)? R", text)) > 3
+                taken = "BAR." in text or not loads and single or loads and not restores
             taken = taken or re.match(r"\s*BRA 0x", compiled.code[position][1])
             position = target if target <= loop[-1] and taken else position + 1
         return path

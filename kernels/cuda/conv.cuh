@@ -13,11 +13,6 @@
 
 namespace vilonghorn {
 
-template <> struct alignas(8) Vector<bfloat16, 4> {  // as that of two
-  uint32_t bits[2];
-  VL_DEVICE float operator[](int c) const { return from_bits(c % 2 ? bits[c / 2] & 0xffff0000u : bits[c / 2] << 16); }
-};
-
 namespace conv {
 
 constexpr int kTaps = 4;       // the specialised K

@@ -104,15 +104,16 @@ template <> struct alignas(4) Vector<bfloat16, 2> {  // bfloat16 is the upper ha
   VL_DEVICE float operator[](int c) const { return from_bits(c ? bits & 0xffff0000u : bits << 16); }
 };
 typedef Vector<float, 4> Quad;
+template <> struct alignas(8) Vector<bfloat16, 4> {  // as that of two
+  uint32_t bits[2];
+  VL_DEVICE float operator[](int c) const { return from_bits(c % 2 ? bits[c / 2] & 0xffff0000u : bits[c / 2] << 16); }
+};
 
 template <class T, int COUNT> VL_DEVICE Vector<T, COUNT> load(const T *p) { return *(const Vector<T, COUNT> *)p; }
 // Copies element by element: an array whose address is cast would be placed in memory, not in registers.
-VL_DEVICE void load_quad(const float *p, float *values) {
-  const Quad quad = *(const Quad *)p;
-  VL_UNROLL for (int j = 0; j < 4; j++) values[j] = quad.v[j];
-}
-VL_DEVICE void store_quad(float *p, const float *values) {
-  *(Quad *)p = Quad{{values[0], values[1], values[2], values[3]}};
+template <class T> VL_DEVICE void load_quad(const T *p, float *values) {
+  const Vector<T, 4> quad = *(const Vector<T, 4> *)p;
+  VL_UNROLL for (int j = 0; j < 4; j++) values[j] = quad[j];
 }
 template <class T, int COUNT> VL_DEVICE void store(T *p, const float (&values)[COUNT]) {
   struct alignas(sizeof(T) * COUNT) {
@@ -120,6 +121,10 @@ template <class T, int COUNT> VL_DEVICE void store(T *p, const float (&values)[C
   } out;
   VL_UNROLL for (int c = 0; c < COUNT; c++) out.v[c] = from_fp32<T>(values[c]);
   *(decltype(out) *)p = out;
+}
+template <class T> VL_DEVICE void store_quad(T *p, const float *values) {
+  const float quad[4] = {values[0], values[1], values[2], values[3]};
+  store(p, quad);
 }
 
 // log(1 + e) for e >= 0, with a small relative error also for small e.

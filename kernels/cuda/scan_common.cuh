@@ -7,6 +7,7 @@
 // the second one completes it. The teams synchronize once, in the middle. A scan that is split over time has one block
 // per segment of each sequence (scan_split.cuh).
 #pragma once
+#include <type_traits>
 #include "scan_stage.cuh"
 
 namespace vilonghorn {
@@ -137,42 +138,48 @@ VL_DEVICE void step(float (&s)[kStates], float gate, float x, const float (&k)[k
   }
 }
 
-// A lane's states in a row of `states` x `width` floats. Lanes with all 16 states store four states side by side, so
-// that an access has 16 bytes; even and odd channels of a tile are apart, so that adjacent lanes access adjacent
-// memory. `order` is xored with the states' numbers: 0, or the order of the backward kernel.
-struct StateRow {
-  float *data;
+// A lane's states in a row of `states` x `width` numbers. Lanes with all 16 states store four states side by side in
+// one access; even and odd channels of a tile are apart, so that adjacent lanes access adjacent memory. `order` is
+// xored with the states' numbers: 0, or the order of the backward kernel.
+template <class T> struct StateRow {
+  T *data;
   int left, width;
   int64_t size;  // of a row
   VL_DEVICE StateRow(void *rows, int64_t row, const VlScan &a, int channel, int part) {
     left = (int)a.states - part * kStates, width = width_of(a), size = a.states * width;
     const int lane = channel / kPadding * kPadding + channel % 2 * (kPadding / 2) + channel % kPadding / 2;
-    data = (float *)rows + row * size + part * kStates * width + lane * (left < kStates ? 1 : 4);
+    data = (T *)rows + row * size + part * kStates * width + lane * (left < kStates ? 1 : 4);
   }
   VL_DEVICE static int width_of(const VlScan &a) { return ((int)a.channels + kPadding - 1) / kPadding * kPadding; }
   template <int CHANNELS> VL_DEVICE void save(const float (&s)[CHANNELS][kStates]) const {
     VL_UNROLL for (int c = 0; c < CHANNELS; c++) if (left >= kStates) VL_UNROLL for (int n = 0; n < kStates; n += 4)
         store_quad(data + c * 4 * (kPadding / 2) + n * width, s[c] + n);
-    else VL_UNROLL for (int n = 0; n < kStates; n++) if (n < left) data[c * (kPadding / 2) + n * width] = s[c][n]; }
+    else VL_UNROLL for (int n = 0; n < kStates; n++) if (n < left) data[c * (kPadding / 2) + n * width] =
+        from_fp32<T>(s[c][n]);
+  }
   template <int CHANNELS> VL_DEVICE void restore(float (&s)[CHANNELS][kStates], int order) const {
     VL_UNROLL for (int c = 0; c < CHANNELS; c++) if (left >= kStates) VL_UNROLL for (int n = 0; n < kStates; n += 4)
         load_quad(data + c * 4 * (kPadding / 2) + (n ^ order) * width, s[c] + n);
     else VL_UNROLL for (int n = 0; n < kStates; n++) s[c][n] =
-        (n ^ order) < left ? data[c * (kPadding / 2) + (n ^ order) * width] : 0.f;
+        (n ^ order) < left ? to_fp32(data[c * (kPadding / 2) + (n ^ order) * width]) : 0.f;
   }
   VL_DEVICE void move(int rows) { data += rows * size; }
 };
 
+// Checkpoints beside activations of type T. float16 has too short a range for states.
+template <class T> using Checkpoint = StateRow<std::conditional_t<std::is_same_v<T, bfloat16>, bfloat16, float>>;
+
 // The states before step `first` of a segment; `first` is a multiple of kChunk.
-VL_DEVICE StateRow checkpoint(const VlScan &a, const Warp &warp, int g, int first, int channel, int part) {
+template <class T>
+VL_DEVICE Checkpoint<T> checkpoint(const VlScan &a, const Warp &warp, int g, int first, int channel, int part) {
   const int64_t chunks = (a.length + kChunk - 1) / kChunk, row = (g * a.batch + warp.sequence) * chunks;
-  return StateRow(a.checkpoints, row + (warp.begin + first) / kChunk, a, channel, part);
+  return Checkpoint<T>(a.checkpoints, row + (warp.begin + first) / kChunk, a, channel, part);
 }
 
 // The state (or its gradient) that a segment of a split scan starts from.
-VL_DEVICE StateRow segment_start(const Job &job, const Warp &warp, int g, int channel) {
+VL_DEVICE StateRow<float> segment_start(const Job &job, const Warp &warp, int g, int channel) {
   const int64_t row = (g * job.scan.batch + warp.sequence) * job.segments + warp.segment;
-  return StateRow(job.split.starts, row, job.scan, channel, 0);
+  return StateRow<float>(job.split.starts, row, job.scan, channel, 0);
 }
 
 }  // namespace vilonghorn

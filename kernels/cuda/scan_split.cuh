@@ -88,7 +88,7 @@ __global__ void __launch_bounds__(kWarp, 12) scan_summary(const __grid_constant_
     }
   }
   const int64_t row = ((g * a.batch + b) * job.segments + warp.segment) * kRuns<RULE> + run;
-  StateRow(job.split.summaries, row, a, channel, 0).save(s);
+  StateRow<float>(job.split.summaries, row, a, channel, 0).save(s);
 }
 
 // Computes the start states from the summaries, segment by segment. Four lanes share a channel, with four states each.
@@ -96,7 +96,7 @@ template <int RULE> __global__ void __launch_bounds__(kWarp) scan_join(const __g
   constexpr int QUADS = kStates / 4, CHANNELS = kWarp / QUADS, PREFETCH = RULE == VL_LONGHORN_EXACT ? 1 : 8;
   constexpr int BASIS_RUNS = kRuns<RULE> - 1;
   const VlScan &a = job.scan;
-  const int lane = threadIdx.x, width = StateRow::width_of(a), size = kStates * width;  // of a row
+  const int lane = threadIdx.x, width = StateRow<float>::width_of(a), size = kStates * width;  // of a row
   const int quad = lane / CHANNELS, column = 4 * (blockIdx.x % job.tiles * CHANNELS + lane % CHANNELS);
   const int64_t sequence = blockIdx.x / job.tiles;  // of a direction
   const bool reversed = is_reversed(job, (int)(sequence / a.batch)) != (a.dy.data != nullptr);

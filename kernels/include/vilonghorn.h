@@ -10,7 +10,7 @@
 #define VILONGHORN_H
 #include <stdint.h>
 
-enum { VL_ABI = 11 }; /* Increase it with every change of a struct or function: the caller compares it with ours. */
+enum { VL_ABI = 12 }; /* Increase it with every change of a struct or function: the caller compares it with ours. */
 enum { VL_LONGHORN = 0, VL_LONGHORN_EXACT = 1, VL_MAMBA = 2 };
 enum { VL_FLOAT32 = 0, VL_FLOAT64 = 1, VL_BFLOAT16 = 2, VL_FLOAT16 = 3 };
 enum { VL_MAX_STATES = 64 };
@@ -32,7 +32,8 @@ typedef struct {
   const void *A;           /* (G, D, N), VL_MAMBA only */
   const void *D, *dt_bias; /* (G, D), optional */
   void *y;                 /* (G, B, L, D), with mean (B, L, D). CPU backward with z and mean: optional float output */
-  void *checkpoints;       /* (G, B, ceil(L / chunk), N, padded D), private layout; optional in forward */
+  void *checkpoints;       /* (G, B, ceil(L / chunk), N, padded D), private layout; optional in forward; CUDA: bfloat16
+                              for VL_BFLOAT16, else float */
   void *accumulator;       /* (B, L, D) float workspace where G > 1; in a mixer's backward (B, L, 2 D), for dx and dz;
                               in CUDA backward (B, L, dz_step).
                               The CPU library needs it only for 16-bit dtypes. */

@@ -32,11 +32,11 @@ CUDA_LIMITS = {
 # Microseconds of both directions for 128 images of vilonghorn_tiny on an H200, by the model of predict.py.
 MODELLED_LIMITS = {
     ("longhorn", "forward"): 85,
-    ("longhorn", "backward"): 370,
+    ("longhorn", "backward"): 375,
     ("longhorn_exact", "forward"): 86,
-    ("longhorn_exact", "backward"): 360,
+    ("longhorn_exact", "backward"): 375,
 }
-TRITON_LIMITS = dict(forward=250, backward=780)
+TRITON_LIMITS = dict(forward=260, backward=790)  # with Triton 3.8; 3.9 needs a twentieth less
 TRITON_36_LIMITS = dict(forward=340, backward=990)  # of the compiler of Triton 3.6, which also spills values
 
 
@@ -97,7 +97,7 @@ def test_the_cuda_kernels_spill_nothing_in_a_step_and_issue_few_instructions(arc
     for row in rows:
         # With six blocks a multiprocessor, a few values of the loops around the steps do not fit in registers.
         crowded = architecture >= 90 and row["kernel"] == "backward" and row["states"] == 16 and row["rule"] != "mamba"
-        check(row, CUDA_LIMITS.get(row["kernel"], {}).get(row["rule"], 0), 16 if crowded else 0)
+        check(row, CUDA_LIMITS.get(row["kernel"], {}).get(row["rule"], 0), 24 if crowded else 0)
 
 
 @pytest.mark.parametrize("architecture", compiled.ARCHITECTURES)

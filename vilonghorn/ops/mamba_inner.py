@@ -154,7 +154,8 @@ def _fake_cuda(args: MambaInnerArguments, save: bool) -> tuple[Tensor, ...]:
     new = args.xz.new_empty
     shapes = [(G, B, L, D), (G, B * L, R + 2 * N), (G, B, L, D)] if save else [(0,)] * 3
     checkpoints = sizes.num_checkpoints(cuda.CHUNK, cuda.LANES) if save else 0
-    return new(B, L, D), *map(new, shapes), new(checkpoints, dtype=torch.float32)
+    checkpoint_dtype = torch.bfloat16 if args.xz.dtype == torch.bfloat16 else torch.float32
+    return new(B, L, D), *map(new, shapes), new(checkpoints, dtype=checkpoint_dtype)
 
 
 def _register(backend: Any, num_saved: int, fake: Callable) -> Callable[[MambaInnerArguments], Tensor]:

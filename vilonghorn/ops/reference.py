@@ -139,6 +139,11 @@ def scan_reference(args: ScanArguments) -> Tensor:
     return finish(torch.stack(outputs) if outputs else tokens.x, args)
 
 
+def checkpoint_dtype(args: ScanArguments) -> torch.dtype:
+    """Dtype of the saved states."""
+    return args.compute_dtype
+
+
 def forward(args: ScanArguments, save: bool) -> tuple[Tensor, Tensor]:
     """Runs a scan; see `Backend`. The saved states are (ceil(L / CHUNK), G, B, N, D) in one dimension."""
     tokens = prepare(args)

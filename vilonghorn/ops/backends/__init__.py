@@ -23,6 +23,9 @@ class Backend(Protocol):
     def unavailable(self, device_type: str, dtype: torch.dtype = torch.float32) -> str | None:
         """Why it cannot run on that device type and dtype, or None if it can."""
 
+    def checkpoint_dtype(self, args: ScanArguments) -> torch.dtype:
+        """Dtype of the saved states."""
+
     def forward(self, args: ScanArguments, save: bool) -> tuple[Tensor, Tensor]:
         """Runs a scan of validated arguments.
 

@@ -18,7 +18,7 @@ from torch import Tensor
 from ... import __version__
 from ..validate import RULES, ConvArguments, ScanArguments
 
-ABI = 11  # VL_ABI
+ABI = 12  # VL_ABI
 _INT, _LONG, _POINTER = ctypes.c_int32, ctypes.c_int64, ctypes.c_void_p
 _DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)  # in the order of VL_FLOAT32, ...
 
@@ -226,12 +226,12 @@ class ScanParams(Params):
         struct.A, struct.D, struct.dt_bias = map(self.parameter, args[5:8])
         self.checkpoint_shape = args.sizes.checkpoint_shape(chunk, lanes)
 
-    def forward_outputs(self, save: bool) -> tuple[Tensor, Tensor]:
+    def forward_outputs(self, save: bool, checkpoint_dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """Allocates y and the checkpoints, an empty tensor without `save`."""
         y = self.output("y", self.args.output_shape)
         if not save:
-            return y, torch.empty(0, dtype=self.compute_dtype, device=self.device)
-        return y, self.output("checkpoints", (math.prod(self.checkpoint_shape),), self.compute_dtype)
+            return y, torch.empty(0, dtype=checkpoint_dtype, device=self.device)
+        return y, self.output("checkpoints", (math.prod(self.checkpoint_shape),), checkpoint_dtype)
 
     def backward_outputs(self, dy: Tensor, checkpoints: Tensor) -> tuple[Tensor | None, ...]:
         """Sets the inputs of backward; allocates dx, ddt, dk, dq and dz. Channel splits are axis 0 of dk and dq."""

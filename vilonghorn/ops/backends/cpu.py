@@ -71,10 +71,15 @@ def multiply_adds(rounds: int, isa: int) -> int:
     return library.vl_multiply_adds(isa, rounds)
 
 
+def checkpoint_dtype(args: ScanArguments) -> torch.dtype:
+    """Dtype of the saved states."""
+    return args.compute_dtype
+
+
 def forward(args: ScanArguments, save: bool) -> tuple[Tensor, Tensor]:
     """Runs a scan; see `Backend`."""
     params = _set_parallelism(ScanParams(args, args.x.dtype, CHUNK, LANES))
-    y, checkpoints = params.forward_outputs(save)
+    y, checkpoints = params.forward_outputs(save, checkpoint_dtype(args))
     _alloc_accumulator(params, args.reduce == "mean")
     _run(library.vl_scan_forward, params.struct)
     return y, checkpoints

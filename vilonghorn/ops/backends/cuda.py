@@ -67,13 +67,22 @@ def _unavailable_on(device: int) -> str | None:
     return f"the library does not run here: {library.vl_cuda_error(error).decode()}" if error else None
 
 
+def _kernel_dtype(args: ScanArguments) -> torch.dtype:
+    return args.x.dtype if args.sizes.N <= SHORT_DTYPE_STATES else torch.float32
+
+
+def checkpoint_dtype(args: ScanArguments) -> torch.dtype:
+    """Dtype of the saved states: bfloat16 where the kernel runs in it, which halves their memory, else float32."""
+    return torch.bfloat16 if _kernel_dtype(args) == torch.bfloat16 else torch.float32
+
+
 def forward(args: ScanArguments, save: bool) -> tuple[Tensor, Tensor]:
     """Runs a scan; see `Backend`."""
     if args.x.shape[-1] % 2:
         y, checkpoints = forward(_pad_to_even(args), save)
         return y[..., :-1].contiguous(), checkpoints
     params = _CudaParams(args)
-    y, checkpoints = params.forward_outputs(save)
+    y, checkpoints = params.forward_outputs(save, checkpoint_dtype(args))
     params.run(_open()[0].vl_cuda_scan_forward, accumulate=args.reduce == "mean")
     return y.to(args.x.dtype), checkpoints
 
@@ -197,7 +206,7 @@ class _CudaParams(ScanParams):
         if len(args.reverse) > MAX_DIRECTIONS:
             raise ValueError(f"scan: the CUDA kernels take up to {MAX_DIRECTIONS} directions, not {len(args.reverse)}")
         states, self.channels = args.k.shape[-1], args.x.shape[-1]
-        super().__init__(args, args.x.dtype if states <= SHORT_DTYPE_STATES else torch.float32, CHUNK, LANES)
+        super().__init__(args, _kernel_dtype(args), CHUNK, LANES)
         self.split = splits.Split(None, 1)
         if states == SPLIT_STATES:
             warps = splits.multiprocessors(self.device) * RESIDENT_WARPS[args.rule]

@@ -87,13 +87,19 @@ def tile_of(states: int) -> Tile:
     return Tile(held, min(lanes, max(1, 16 // held)), lanes, 32 // lanes)
 
 
+def checkpoint_dtype(args: ScanArguments) -> torch.dtype:
+    """Dtype of the saved states: bfloat16 for bfloat16 inputs, which halves their memory."""
+    return torch.bfloat16 if args.x.dtype == torch.bfloat16 else torch.float32
+
+
 def forward(args: ScanArguments, save: bool) -> tuple[Tensor, Tensor]:
     """Runs a scan; see `Backend`. With a split, the steps between checkpoints are counted in each segment."""
     from .kernels import scan_forward
 
     params = _Params(args)
     y = torch.empty(args.output_shape, dtype=args.x.dtype, device=args.x.device)
-    checkpoints = params.empty(args.sizes.num_checkpoints(CHUNK, LANES) if save else 0)
+    num_saved = args.sizes.num_checkpoints(CHUNK, LANES) if save else 0
+    checkpoints = args.x.new_empty(num_saved, dtype=checkpoint_dtype(args))
     tensors = (y, params.sums_for(y), checkpoints if save else None, params.starts())
     params.launch(scan_forward, params.grid, *params.inputs, *tensors)
     return y, checkpoints

@@ -77,11 +77,12 @@ def tile_offsets(p, row, CONFIG: tl.constexpr):
 
 @triton.jit
 def load_tile(base, p, row, CONFIG: tl.constexpr):
-    """The program's tile of a row, zero where `base` is None."""
+    """The program's tile of a row, in float32, zero where `base` is None."""
     if base is None:
         return zero_tile(CONFIG)
     else:
-        return tl.load(base + tile_offsets(p, row, CONFIG), of_channels(p.c_mask) & of_states(p.n_mask), 0.0)
+        tile = tl.load(base + tile_offsets(p, row, CONFIG), of_channels(p.c_mask) & of_states(p.n_mask), 0.0)
+        return tile.to(tl.float32)
 
 
 @triton.jit
