@@ -25,7 +25,7 @@ from jsonargparse.typing import PositiveInt
 
 from vilonghorn.bench.interleaved import run_interleaved
 from vilonghorn.bench.report import figure, ratio
-from vilonghorn.data.files import atomic_write
+from vilonghorn.data.files import atomic_write, write_json
 from vilonghorn.export.formats import FORMATS, OPSET, libraries
 from vilonghorn.export.model import load_for_export
 from vilonghorn.export.runtime import load
@@ -162,8 +162,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = parser.parse_args(argv)
     if not options.page:
         report = measure((224, 512), (1, 8), (1, 2), options.rounds)
-        with atomic_write(JSON, "w") as file:
-            file.write(json.dumps(report, indent=0) + "\n")
+        write_json(JSON, report)
     text = fill(PAGE.read_text(encoding="utf-8"), json.loads(JSON.read_text(encoding="utf-8")))
     with atomic_write(PAGE, "w") as file:
         file.write(text)

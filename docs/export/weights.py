@@ -8,7 +8,6 @@ file with float32 weights; the files take turns.
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 import tempfile
 from functools import partial
@@ -19,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from vilonghorn.bench.interleaved import Steps, run_interleaved
+from vilonghorn.data.files import write_json
 from vilonghorn.engine import load_config
 from vilonghorn.engine.build import autocast, build_loader
 from vilonghorn.engine.evaluate import evaluate
@@ -104,7 +104,7 @@ def main() -> None:
     options = parser.parse_args()
     rows = [row for run in options.runs for row in measure(run, options.time)]
     machine = dict(processor=processor(), threads=torch.get_num_threads(), torch=torch.__version__)
-    FIGURES.write_text(json.dumps(dict(machine=machine, files=rows), indent=1) + "\n")
+    write_json(FIGURES, dict(machine=machine, files=rows))
     PAGE.write_text(fill_page(PAGE.read_text(), "weights", f"{table(rows)}\n\n{TEXT}"))
     print(table(rows))
 

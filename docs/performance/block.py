@@ -39,7 +39,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from vilonghorn.data.files import atomic_write
+from vilonghorn.data.files import write_json
 from vilonghorn.layers import Block
 from vilonghorn.ops import scan
 from vilonghorn.ops.backends import cpu, cuda, splits
@@ -389,9 +389,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                     add("scans", scan_launches(name, batch, tokens, channels, launches))
         add("blocks", count_block(name, inner, args.depth))
     if args.save:
-        lines = (f'"{key}": [\n' + ",\n".join(map(json.dumps, rows)) + "\n]" for key, rows in found.items())
-        with atomic_write(FILE) as file:
-            file.write(("{" + ",\n".join(lines) + "}\n").encode())
+        write_json(FILE, found)
         print(f"Wrote {FILE}. Now run python docs/performance/make.py")
     return 0
 

@@ -28,7 +28,7 @@ from unittest import mock
 
 import torch
 
-from vilonghorn.data.files import atomic_write
+from vilonghorn.data.files import write_json
 from vilonghorn.ops.validate import RULES, ScanArguments
 
 FILE = Path("docs/performance/kernels.json")
@@ -310,10 +310,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.error(str(error))
     if args.save:
         nvcc = subprocess.run(["nvcc", "--version"], capture_output=True, text=True, check=True).stdout
-        head = json.dumps(dict(nvcc=re.search(r"release ([\d.]+)", nvcc)[1], triton=version("triton")))
-        with atomic_write(FILE) as file:
-            lines = ",\n".join(map(json.dumps, rows))
-            file.write(f'{head[:-1]}, "rows": [\n{lines}\n]}}\n'.encode())
+        write_json(FILE, dict(nvcc=re.search(r"release ([\d.]+)", nvcc)[1], triton=version("triton"), rows=rows))
         print(f"Wrote {FILE}. Now run python docs/performance/make.py")
     return 0
 

@@ -21,7 +21,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from vilonghorn.data.files import atomic_write
+from vilonghorn.data.files import write_json
 
 FOLDER = Path("docs/performance")
 MULTIPROCESSORS, SCHEDULERS, REGISTERS, SHARED, MAX_BLOCKS = 132, 4, 65536, 233472, 32
@@ -156,8 +156,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         for line in lines:
             print(json.dumps(line, ensure_ascii=False))
     if args.save:
-        with atomic_write(FOLDER / "gpu.json", "w") as file:
-            file.write(json.dumps(found, indent=1, ensure_ascii=False) + "\n")
+        write_json(FOLDER / "gpu.json", found)
     return 0
 
 

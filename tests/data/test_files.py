@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
 
 import pytest
 
-from vilonghorn.data.files import atomic_write
+from vilonghorn.data.files import atomic_write, write_json
 
 
 @pytest.mark.parametrize(("mode", "content"), [("wb", b"n\xc3\xa9w\n"), ("w", "néw\n")])
@@ -44,3 +45,11 @@ def test_content_and_folder_are_flushed_to_the_disk_around_the_renaming(tmp_path
     with atomic_write(tmp_path / "a") as file:
         file.write(b"new")
     assert done == [os.stat(tmp_path / "a").st_ino, "replace", os.stat(tmp_path).st_ino]
+
+
+def test_json_has_a_line_for_each_entry_and_each_row(tmp_path):
+    values = {"name": "é", "sizes": [1, 2], "rows": [{"a": 1, "b": [0.5]}, {"a": 2}], "none": []}
+    write_json(tmp_path / "a.json", values)
+    text = (tmp_path / "a.json").read_text(encoding="utf-8")
+    assert json.loads(text) == values
+    assert text.splitlines()[:5] == ["{", ' "name": "é",', ' "sizes": [1, 2],', ' "rows": [', '  {"a": 1, "b": [0.5]},']

@@ -7,7 +7,6 @@ mamba_ssm, the models and timm's DeiT. Prints tables, a profile, and on a CPU wh
 
 import argparse
 import datetime
-import json
 import sys
 import time
 from collections.abc import Sequence
@@ -20,7 +19,7 @@ from jsonargparse.typing import PositiveInt
 from torch.profiler import ProfilerActivity, profile
 
 from ..commands import make_parser
-from ..data.files import atomic_write
+from ..data.files import write_json
 from ..tools.env import machine
 from ..tools.markdown import markdown
 from . import candidates, report
@@ -67,8 +66,7 @@ class Benchmark:
     def save(self) -> None:
         """Writes the files that the options name."""
         if self.options.json:
-            with atomic_write(self.options.json, "w") as file:
-                file.write(json.dumps(self.report, indent=1, allow_nan=False) + "\n")
+            write_json(self.options.json, self.report)
 
     def scan(self) -> None:
         """Every rule and backend, with the rates of the roofline measured in the same rounds."""

@@ -1,9 +1,10 @@
 """Atomic writing of files and folders: written beside the target, flushed to the disk, then renamed to it."""
 
 import errno
+import json
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any, Literal
@@ -33,6 +34,20 @@ def atomic_write(path: str | os.PathLike, mode: Literal["wb", "w"] = "wb") -> It
     finally:
         partial.unlink(missing_ok=True)
     sync_folder(path.parent)
+
+
+def write_json(path: str | os.PathLike, values: Mapping[str, Any]) -> None:
+    """Writes a JSON object by `atomic_write`: a line for each entry, and in lists of objects a line for each object."""
+
+    def text(value: Any) -> str:
+        return json.dumps(value, ensure_ascii=False)
+
+    def lines(value: Any) -> str:
+        rows = isinstance(value, list) and value and all(isinstance(row, Mapping) for row in value)
+        return "[\n  " + ",\n  ".join(map(text, value)) + "\n ]" if rows else text(value)
+
+    with atomic_write(path, "w") as file:
+        file.write("{\n" + ",\n".join(f" {text(key)}: {lines(value)}" for key, value in values.items()) + "\n}\n")
 
 
 @contextmanager

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ..data.files import atomic_write
+from ..data.files import write_json
 from .plan import Cell, Study
 
 CONFIDENCE = 0.95
@@ -61,11 +61,7 @@ class Report:
 
 def write_report(report: Report, path: Path) -> None:
     """Writes the JSON file of a study, a line for each run; its folder exists."""
-    values = asdict(report)
-    cells = ",\n".join(f"  {json.dumps(cell)}" for cell in values.pop("cells"))
-    lines = [f' "{name}": {json.dumps(value)}' for name, value in values.items()]
-    with atomic_write(path, "w") as file:
-        file.write("{\n" + ",\n".join(lines) + f',\n "cells": [\n{cells}\n ]\n}}\n')
+    write_json(path, asdict(report))
 
 
 def read_report(path: Path) -> Report:
