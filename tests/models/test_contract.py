@@ -67,7 +67,7 @@ def test_an_exported_program_takes_any_batch_and_size(name):
 @torch.no_grad()
 def test_an_exported_program_pads_any_size():
     model = make("vilonghorn_nano", img_size=64, depth=2, dynamic_img_size=True, dynamic_img_pad=True)
-    sizes = {0: Dim("batch"), 2: Dim("height", min=17, max=640), 3: Dim("width", min=17, max=640)}
+    sizes = dict.fromkeys((0, 2, 3), Dim.DYNAMIC)  # torch 2.11 cannot solve for named dimensions from 17 pixels
     program = export(model, (images(2, 3, 70, 90),), dynamic_shapes=(sizes,)).module()
     for shape in ((1, 3, 225, 230), (3, 3, 64, 33)):
         torch.testing.assert_close(program(images(*shape)), model(images(*shape)), rtol=1e-4, atol=1e-5)

@@ -29,7 +29,8 @@ def operator_arguments(values, rule, reverse, reduce, save, backend):
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("reduce", ["none", "mean"])
 def test_opcheck_passes(reduce, rule, backend):
-    values = {n: v.requires_grad_() for n, v in inputs(2, 1, 18, 3, 4, rule=rule, gate=rule == "longhorn").items()}
+    # Checkpoints hold 16 channels or a multiple of them. What pads fewer channels is not set, so it may differ.
+    values = {n: v.requires_grad_() for n, v in inputs(2, 1, 18, 16, 4, rule=rule, gate=rule == "longhorn").items()}
     arguments = operator_arguments(values, rule, (False, True), reduce, True, backend)
     torch.library.opcheck(torch.ops.vilonghorn.scan.default, arguments)
     *tensors, rule, reverse, reduce, backend, _ = (a.detach() if isinstance(a, torch.Tensor) else a for a in arguments)
