@@ -43,7 +43,8 @@ def save_state(path: Path, state: dict[str, Any]) -> None:
     """Saves a state made of tensors, numbers, strings and containers of them."""
     buffer = BytesIO()  # torch.save to a file hides why it cannot be written
     torch.save(state, buffer)
-    write_file(path, HEADER, hashlib.sha256(buffer.getbuffer()).digest(), buffer.getbuffer())
+    with buffer.getbuffer() as data:  # Python 3.12.1 crashes later where the traceback of an error holds this memory
+        write_file(path, HEADER, hashlib.sha256(data).digest(), data)
 
 
 def load_state(path: Path) -> dict[str, Any]:

@@ -53,7 +53,7 @@ def save_figure(path: Path, figure: Figure) -> None:
     """Saves a figure as PNG, atomically."""
     buffer = BytesIO()
     figure.savefig(buffer, format="png", dpi=100)
-    write_file(path, buffer.getbuffer())
+    write_file(path, buffer.getvalue())
 
 
 def shorten(text: str, length: int) -> str:
