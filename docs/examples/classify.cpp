@@ -2,7 +2,7 @@
 // width), normalised as in training, from standard input, and prints its scores.
 //
 //   g++ -std=c++17 classify.cpp -I ONNXRUNTIME/include -L ONNXRUNTIME/lib -l onnxruntime -o classify
-//   ./classify vilonghorn_tiny.ort.onnx libvilonghorn_cpu.so 224 224 < image.f32
+//   ./classify vilonghorn_tiny.ort.onnx ./libvilonghorn_cpu.so 224 224 < image.f32
 #include <onnxruntime_c_api.h>
 
 #include <cstdio>
@@ -18,11 +18,12 @@ static void check(OrtStatus *status) {
 }
 
 int main(int count, char **arguments) {
-  if (count != 5) return fprintf(stderr, "usage: classify MODEL LIBRARY HEIGHT WIDTH < IMAGE\n"), 2;
+  if (count != 5 || atoi(arguments[3]) < 1 || atoi(arguments[4]) < 1)
+    return fprintf(stderr, "usage: classify MODEL LIBRARY HEIGHT WIDTH < IMAGE\n"), 2;
   const int64_t shape[] = {1, 3, atoi(arguments[3]), atoi(arguments[4])};
   std::vector<float> image(shape[1] * shape[2] * shape[3]);
-  if (fread(image.data(), sizeof(float), image.size(), stdin) != image.size())
-    return fprintf(stderr, "the image is smaller than 3x%sx%s numbers\n", arguments[3], arguments[4]), 2;
+  if (fread(image.data(), sizeof(float), image.size(), stdin) != image.size() || getchar() != EOF)
+    return fprintf(stderr, "expected 3x%sx%s numbers of float32\n", arguments[3], arguments[4]), 2;
 
   OrtEnv *env;
   OrtSessionOptions *options;

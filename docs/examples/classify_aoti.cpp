@@ -11,11 +11,12 @@
 #include <cstdlib>
 
 int main(int count, char **arguments) try {
-  if (count != 4) return fprintf(stderr, "usage: classify MODEL HEIGHT WIDTH < IMAGE\n"), 2;
+  if (count != 4 || atoi(arguments[2]) < 1 || atoi(arguments[3]) < 1)
+    return fprintf(stderr, "usage: classify MODEL HEIGHT WIDTH < IMAGE\n"), 2;
   const int64_t height = atoi(arguments[2]), width = atoi(arguments[3]);
   std::vector<float> image(3 * height * width);
-  if (fread(image.data(), sizeof(float), image.size(), stdin) != image.size())
-    return fprintf(stderr, "the image is smaller than 3x%sx%s numbers\n", arguments[2], arguments[3]), 2;
+  if (fread(image.data(), sizeof(float), image.size(), stdin) != image.size() || getchar() != EOF)
+    return fprintf(stderr, "expected 3x%sx%s numbers of float32\n", arguments[2], arguments[3]), 2;
 
   torch::inductor::AOTIModelPackageLoader model(arguments[1]);
   const at::Tensor scores = model.run({at::from_blob(image.data(), {1, 3, height, width})})[0];

@@ -107,7 +107,7 @@ template <int RULE, class T, int LANES> struct Backward {
     prefetch_sums(adds);
     int first = (length - 1) / kChunk * kChunk, stop = length - first;
     begin_chunk(first);
-    checkpoint<T>(a, warp, g, first, channel, part).restore(s, order);
+    checkpoint<RULE, T>(a, warp, g, first, channel, part).restore(s, order);
     VL_ROLL for (int u = 0; u < stop; u++) recompute_step(s, u);  // the last state
     VL_ROLL for (;;) {
       VL_ROLL for (int high = stop, low; high > 0; high = low) {
@@ -167,7 +167,7 @@ template <int RULE, class T, int LANES> struct Backward {
   VL_DEVICE void recompute_states(int first, int low, bool stored, int slot) {
     float r[CHANNELS][kStates];
     if (stored) load_states(r, 0);
-    else checkpoint<T>(a, warp, g, first, channel, part).restore(r, order);
+    else checkpoint<RULE, T>(a, warp, g, first, channel, part).restore(r, order);
     VL_ROLL for (int done = stored ? low : 0; done < low; done += RUN) {
       if (done) save_states(r, 0);
       VL_UNROLL for (int j = 0; j < RUN; j++) recompute_step(r, done + j);

@@ -1,4 +1,4 @@
-// Shared by the forward and the backward kernel of the CUDA scan: launch geometry, staging of tokens, one step.
+// Shared by the forward and the backward kernel of the CUDA scan: launch geometry, gates, one step, saved states.
 //
 // A warp processes one tile of channels of one sequence in one direction, step by step, with the states in registers. A
 // lane holds up to 16 states of each of its channels; for more states, LANES = 4 lanes share a channel. If the
@@ -166,14 +166,17 @@ template <class T> struct StateRow {
   VL_DEVICE void move(int rows) { data += rows * size; }
 };
 
-// Checkpoints beside activations of type T. float16 has too short a range for states.
-template <class T> using Checkpoint = StateRow<std::conditional_t<std::is_same_v<T, bfloat16>, bfloat16, float>>;
+// Checkpoints beside activations of type T. The exact rule takes small differences of a state, which bfloat16 would
+// lose, and float16 has too short a range.
+template <int RULE, class T>
+using Checkpoint =
+    StateRow<std::conditional_t<std::is_same_v<T, bfloat16> && RULE != VL_LONGHORN_EXACT, bfloat16, float>>;
 
 // The states before step `first` of a segment; `first` is a multiple of kChunk.
-template <class T>
-VL_DEVICE Checkpoint<T> checkpoint(const VlScan &a, const Warp &warp, int g, int first, int channel, int part) {
+template <int RULE, class T>
+VL_DEVICE Checkpoint<RULE, T> checkpoint(const VlScan &a, const Warp &warp, int g, int first, int channel, int part) {
   const int64_t chunks = (a.length + kChunk - 1) / kChunk, row = (g * a.batch + warp.sequence) * chunks;
-  return Checkpoint<T>(a.checkpoints, row + (warp.begin + first) / kChunk, a, channel, part);
+  return Checkpoint<RULE, T>(a.checkpoints, row + (warp.begin + first) / kChunk, a, channel, part);
 }
 
 // The state (or its gradient) that a segment of a split scan starts from.

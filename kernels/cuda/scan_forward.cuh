@@ -36,7 +36,7 @@ template <int RULE, class T, int LANES> struct Forward {
   CopyTokens tokens;
   Copy x, dt, z;
   SumCopy sums;
-  Checkpoint<T> checkpoints;
+  Checkpoint<RULE, T> checkpoints;
   bool writes;
   float s[CHANNELS][kStates], A[CHANNELS][kStates], D[CHANNELS], bias[CHANNELS];
   float gates[kStage][CHANNELS];  // of the current stage
@@ -49,7 +49,7 @@ template <int RULE, class T, int LANES> struct Forward {
         tokens(a.k, a.q, g, warp.sequence, warp.first(reversed), reversed, (int)a.states, job.wide_tokens, warp.lane),
         x(copy_of<T>(job, warp, a.x, g)), dt(copy_of<T>(job, warp, a.dt, g)), z(copy_of<T>(job, warp, a.z, g)),
         sums(copy_of<float>(job, warp, sums_of(a), g)),
-        checkpoints(checkpoint<T>(a, warp, g, 0, warp.tile * TILE + column, part)) {
+        checkpoints(checkpoint<RULE, T>(a, warp, g, 0, warp.tile * TILE + column, part)) {
     const int channels = (int)a.channels, channel = warp.tile * TILE + column;
     const bool active = channel < channels;
     const int d = active ? channel : 0;  // inactive lanes compute channel 0 and write nothing

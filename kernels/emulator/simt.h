@@ -203,6 +203,7 @@ template <> inline float16 from_fp32<float16>(float x) {
   const uint16_t sign = signbit(x) ? 0x8000 : 0;
   const float size = fabsf(x);
   if (x != x) return {0x7fff};
+  if (size == 0.f) return {sign};
   if (size >= 65520.f) return {(uint16_t)(sign | 0x7c00)};
   int exponent;
   frexpf(size, &exponent);

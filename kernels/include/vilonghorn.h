@@ -1,16 +1,18 @@
 /* The C interface of the kernels: plain structs of pointers and strides, without torch or Python.
  *
  * Shapes: G directions, B batch, L length, D channels, N states, S channel splits, R dt_rank, P = R + 2 N.
- * Inputs (VlInput) have strides in elements; their last dimension is contiguous. All other tensors are contiguous. A
- * null pointer means that an optional tensor is absent. Activations (x, dt, k, q, z, y, dy, dx, ddt, dz) have type
- * `dtype`. All other tensors are double when dtype is VL_FLOAT64, else float. The CUDA library supports every dtype but
- * VL_FLOAT64.
+ * Inputs (VlInput) have strides in elements; their last dimension is contiguous. A null pointer means that an
+ * optional tensor is absent. Activations (x, dt, k, q, z, y, dy, dx, ddt, dz) have type `dtype`. Unless a field says
+ * otherwise, all other tensors are contiguous, and double when dtype is VL_FLOAT64, else float. The CUDA library
+ * supports every dtype but VL_FLOAT64.
  */
 #ifndef VILONGHORN_H
 #define VILONGHORN_H
 #include <stdint.h>
 
-enum { VL_ABI = 12 }; /* Increase it with every change of a struct or function: the caller compares it with ours. */
+enum {
+  VL_ABI = 12
+}; /* Increase it with every change of a struct, function or tensor: the caller compares it with ours. */
 enum { VL_LONGHORN = 0, VL_LONGHORN_EXACT = 1, VL_MAMBA = 2 };
 enum { VL_FLOAT32 = 0, VL_FLOAT64 = 1, VL_BFLOAT16 = 2, VL_FLOAT16 = 3 };
 enum { VL_MAX_STATES = 64 };
@@ -33,7 +35,7 @@ typedef struct {
   const void *D, *dt_bias; /* (G, D), optional */
   void *y;                 /* (G, B, L, D), with mean (B, L, D). CPU backward with z and mean: optional float output */
   void *checkpoints;       /* (G, B, ceil(L / chunk), N, padded D), private layout; optional in forward; CUDA: bfloat16
-                              for VL_BFLOAT16, else float */
+                              for VL_BFLOAT16 except with VL_LONGHORN_EXACT, else float */
   void *accumulator;       /* (B, L, D) float workspace where G > 1; in a mixer's backward (B, L, 2 D), for dx and dz;
                               in CUDA backward (B, L, dz_step).
                               The CPU library needs it only for 16-bit dtypes. */

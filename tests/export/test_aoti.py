@@ -127,6 +127,8 @@ def test_a_file_holds_the_kernels_and_says_where_they_are_missing(exported, imag
         for name in whole.namelist():
             if name != kernels:
                 part.writestr(name, whole.read(name))
+    assert main(["--check", str(path)]) == 2
+    assert "holds no kernels of vilonghorn" in capfd.readouterr().err
     run = runtime.load("aoti", str(path))
     with pytest.raises(RuntimeError) as raised:
         run(images(1, 3, 32, 32))

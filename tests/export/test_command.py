@@ -51,14 +51,18 @@ def test_a_failed_export_is_reported(error, status, sentence, checkpoint, monkey
 @pytest.mark.parametrize(
     "argv, sentence",
     [
-        (["resnet18"], "resnet18 is not one of this library's models: .*vilonghorn_tiny"),
+        (
+            ["resnet18"],
+            "resnet18 is neither the directory of a run nor one of this library's models: .*vilonghorn_tiny",
+        ),
         (["--img-size", "225"], "225x225 is not a whole number of 16x16 patches"),
-        (["--img-size", "16"], "fewer than 2 patches"),
+        (["--img-size", "16"], "fewer than 2 patches .*: give a larger --img-size"),
         (["--img-size", "32", "32", "32"], "expected one side, or height and width"),
         (["--output", "model.onnx"], "ends in .pt2"),
-        (["--output", "model.aoti.pt2"], "ends in .pt2"),
+        (["--output", "model.aoti.pt2"], "ends in .pt2, and not in .aoti.pt2"),
         (["--output", "nowhere/model.pt2"], "a folder that exists"),
-        (["--checkpoint", "nothing.pth"], "there is no such file"),
+        (["--checkpoint", "nothing.pth"], "nothing.pth, expected a file"),
+        (["--checkpoint", "number.pth"], "number.pth: .*values that are not tensors: head.weight is of type int"),
         (["--checkpoint", "junk.pth"], "junk.pth is not a checkpoint that timm reads"),
         (["--checkpoint", "other.safetensors"], "holds weights of vim_nano, not of vilonghorn_nano"),
         (["--checkpoint", "nonfinite-0.safetensors"], "holds weights of no model, not of vilonghorn_nano"),
@@ -75,6 +79,7 @@ def test_bad_input_gets_a_sentence_and_no_work(argv, sentence, small, tmp_path, 
     save_weights(tmp_path / "other.safetensors", state, dict(model="vim_nano", kwargs={}))
     save_weights(tmp_path / "nonfinite-0.safetensors", {"images": torch.zeros(1)}, {"loss": "nan"})
     torch.save(state, tmp_path / "other.pth")
+    torch.save({"head.weight": 5}, tmp_path / "number.pth")
     name = [] if argv[0] == "resnet18" else ["vilonghorn_nano"]
     with pytest.raises(SystemExit) as ended:
         main([*name, *argv, "--to", "pt2"])

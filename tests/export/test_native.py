@@ -130,7 +130,7 @@ def test_what_a_file_needs_is_said(exported, tmp_path, monkeypatch, capsys):
         (tmp_path / name).write_bytes(b"no graph")
     for name, sentence in (
         ("junk.onnx", "is not an ONNX file that can be read"),
-        ("junk.pt2", "junk.pt2 is not a torch.export file (not a ZIP archive)"),
+        ("junk.pt2", "junk.pt2 is not of the format torch.export (not a ZIP archive)"),
         ("junk.txt", "ends in one of .onnx, .ort.onnx, .pt2, .aoti.pt2"),
         ("nothing.pt2", "there is no such file"),
     ):

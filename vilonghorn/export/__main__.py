@@ -66,7 +66,8 @@ def parse(argv: Sequence[str] | None) -> tuple[argparse.Namespace, nn.Module | N
     form = FORMATS[options.to]
     output = options.output = options.output or Path(Path(options.model).resolve().name + form.suffix)
     if kind_of(output) != options.to:
-        parser.error(f"--output is {output}, expected a name that ends in {form.suffix}")
+        longer = [f", and not in {f.suffix}" for f in FORMATS.values() if f.suffix.endswith(f".{form.suffix[1:]}", 1)]
+        parser.error(f"--output is {output}, expected a name that ends in {form.suffix}{''.join(longer)}")
     if output.is_dir() or not output.absolute().parent.is_dir():
         parser.error(f"--output is {output}, expected a file in a folder that exists")
     missing = [name for name in ONNX_PACKAGES if importlib.util.find_spec(name) is None]
@@ -98,6 +99,9 @@ def report_check(path: Path) -> int:
     except (ValueError, OSError) as error:
         print(error, file=sys.stderr)
         return 2
+    except ModuleNotFoundError as error:
+        print(f"{error}: pip install 'vilonghorn[export]'", file=sys.stderr)
+        return 2
     print("\n".join(lines))
     return 0 if loads else 1
 
@@ -123,7 +127,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     megabytes = options.output.stat().st_size / 1e6
     print(f"{options.output}: {FORMATS[options.to].title}, {megabytes:.1f} MB, checked without vilonghorn")
     if options.bench is not None:
-        bench.report(model, options.to, options.output, options.bench or [1])
+        try:
+            bench.report(model, options.to, options.output, options.bench or [1])
+        except RuntimeError as error:
+            print(f"{options.output} was written, but {error}", file=sys.stderr)
+            return 1
     return 0
 
 

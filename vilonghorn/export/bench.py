@@ -25,7 +25,7 @@ def report(model: nn.Module, kind: str, path: Path, batch_sizes: Sequence[int]) 
     candidates = {name: partial(_steps, name, source, shape, batch_sizes) for name, source in sources.items()}
     for step, rows in run_interleaved(candidates, list(map(str, batch_sizes)), ROUNDS, threads=threads).items():
         if problem := next((row["problem"] for row in rows.values() if row["problem"]), None):
-            raise RuntimeError(f"the file could not be timed: {problem}")
+            raise RuntimeError(f"batch {step} could not be timed: {problem}")
         eager, exported = (statistics.median(rows[name]["ms"]) for name in ("eager", kind))
         times = f"eager {eager:.1f} ms, {kind} {exported:.1f} ms: {exported / eager:.2f} times"
         print(f"batch {step}: {times} (medians of {ROUNDS} rounds)")

@@ -4,7 +4,7 @@ import zipfile
 from pathlib import Path
 
 from .formats import FORMATS
-from .native import DOMAIN, INTERFACE, ort_library
+from .native import AOTI_LIBRARY, DOMAIN, INTERFACE, ort_library
 from .runtime import load
 
 
@@ -18,8 +18,9 @@ def check(path: Path) -> tuple[list[str], bool]:
     """Returns lines about an exported file, and whether it loads here.
 
     Raises:
-        ValueError: a name that no format has, or a file that is not of the format that its name says.
+        ValueError: a name that no format has, or a file that is not of the format that its name says, or not complete.
         FileNotFoundError: there is no such file.
+        ModuleNotFoundError: a file of ONNX, without the packages of ONNX.
     """
     kind = kind_of(path)
     if kind is None:
@@ -29,11 +30,15 @@ def check(path: Path) -> tuple[list[str], bool]:
         raise FileNotFoundError(f"--check is {path}, but there is no such file")
     if FORMATS[kind].is_onnx:
         lines, library = _describe_onnx(path)
-    elif zipfile.is_zipfile(path):
-        needs = "; it holds the kernels of vilonghorn" if kind == "aoti" else ""
-        lines, library = [f"{path}: {FORMATS[kind].title}", f"needs torch{needs}"], None
-    else:  # torch would print a traceback
-        raise ValueError(f"{path} is not a {FORMATS[kind].title} file (not a ZIP archive)")
+    elif not zipfile.is_zipfile(path):  # torch would print a traceback
+        raise ValueError(f"{path} is not of the format {FORMATS[kind].title} (not a ZIP archive)")
+    elif kind == "aoti":
+        with zipfile.ZipFile(path) as package:
+            if not any(name.endswith(f"/{AOTI_LIBRARY}") for name in package.namelist()):
+                raise ValueError(f"{path} holds no kernels of vilonghorn ({AOTI_LIBRARY}): export the model again")
+        lines, library = [f"{path}: {FORMATS[kind].title}", "needs torch; it holds the kernels of vilonghorn"], None
+    else:
+        lines, library = [f"{path}: {FORMATS[kind].title}", "needs torch"], None
     try:
         load(kind, str(path), library)
     except Exception as error:  # of every kind that torch or onnxruntime raises

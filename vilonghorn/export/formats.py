@@ -6,6 +6,7 @@ import re
 import zipfile
 from collections.abc import Callable
 from contextlib import nullcontext
+from io import BytesIO
 from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
 
@@ -186,7 +187,9 @@ def write_ort(program: ExportedProgram, path: Path, metadata: dict[str, str]) ->
 
 def write_pt2(program: ExportedProgram, path: Path, metadata: dict[str, str]) -> None:
     """Writes the graph and the weights."""
-    torch.export.save(program, path, extra_files=metadata)
+    buffer = BytesIO()  # as in verify.py
+    torch.export.save(program, buffer, extra_files=metadata)
+    path.write_bytes(buffer.getvalue())
 
 
 def write_aoti(program: ExportedProgram, path: Path, metadata: dict[str, str]) -> None:

@@ -14,6 +14,7 @@ from ..engine.build import one_line
 from ..engine.checkpoint import RunDirectory, load_weights
 from ..models import PyramidSSM, VisionSSM
 from ..models._timm import FeatureGetterNet
+from ..models.weights import unwrap
 from ..tools.loaded_model import preprocessing
 from .formats import min_grid, trunk
 
@@ -46,7 +47,9 @@ def load_for_export(
         name, checkpoint, config = _find_in_run(name, str(checkpoint or "best"))
     ours = [m for m in timm.list_models() if model_entrypoint(m).__module__.startswith("vilonghorn.")]
     if name not in ours:
-        raise ValueError(f"{name} is not one of this library's models: {', '.join(ours)}")
+        raise ValueError(
+            f"{name} is neither the directory of a run nor one of this library's models: {', '.join(ours)}"
+        )
     weights, kwargs, classes = (None, {}, None) if checkpoint is None else _read_checkpoint(name, Path(checkpoint))
     overlay = config | dict(label_names=classes, state_dict=weights, num_classes=kwargs.get("num_classes", 1000))
     if "img_size" in kwargs:
@@ -78,7 +81,9 @@ def load_for_export(
     embed, least = trunk(model).patch_embed, min_grid(model)
     if min(embed.grid_size) < least:
         size = embed.img_size
-        raise ValueError(f"images of {size} pixels are fewer than {least} patches high or wide")
+        raise ValueError(
+            f"images of {size} pixels are fewer than {least} patches high or wide: give a larger --img-size"
+        )
     return model.eval().float().requires_grad_(False)
 
 
@@ -93,15 +98,19 @@ def _find_in_run(run: str, which: str) -> tuple[str, Path, dict[str, Any]]:
 def _read_checkpoint(name: str, path: Path) -> tuple[dict[str, torch.Tensor], dict[str, Any], list[str] | None]:
     """Reads a state dict, and the arguments of its model and the names of its classes as far as the file has them."""
     if not path.is_file():
-        raise FileNotFoundError(f"--checkpoint is {path}, but there is no such file")
+        raise FileNotFoundError(f"--checkpoint is {path}, expected a file; of a run, give the directory as MODEL")
     try:
         weights = load_state_dict(str(path), use_ema=True, weights_only=True)
     except Exception as error:  # a reader can raise almost anything on a file of another kind
         raise ValueError(f"{path} is not a checkpoint that timm reads ({type(error).__name__})") from error
     try:
+        weights = unwrap(weights)
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from error
+    try:
         _, record = load_weights(path)
     except ValueError:  # not written by this library; the head has a row for each class
-        return weights, {"num_classes": len(weights.get("head.weight", ()))}, None
+        return weights, {"num_classes": sum(weights["head.weight"].shape[:1]) if "head.weight" in weights else 0}, None
     if record.get("model") != name:
         raise ValueError(f"{path} holds weights of {record.get('model', 'no model')}, not of {name}")
     kwargs = {key: value for key, value in record["kwargs"].items() if key not in TRAINING_KWARGS}

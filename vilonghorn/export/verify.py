@@ -5,6 +5,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
+from io import BytesIO
 from pathlib import Path
 
 import torch
@@ -70,7 +71,9 @@ def verify(model: nn.Module, kind: str, path: Path, tolerance: float = TOLERANCE
     rows, columns = (max(least, side) for side in embed.grid_size)
     sizes = [image_size(model, *grid) for grid in ((rows, columns), (max(least, 3 * rows // 4), columns + 3))]
     images = [torch.randn(b, embed.in_chans, *size, generator=generator) for size in sizes for b in BATCH_SIZES]
-    torch.save(images, inputs)
+    buffer = BytesIO()  # torch.save to a file hides why it cannot be written
+    torch.save(images, buffer)
+    inputs.write_bytes(buffer.getvalue())
     command = [sys.executable, runtime.__file__, kind, str(path), str(inputs), str(outputs), *libraries(kind)]
     process = subprocess.run(command, capture_output=True, text=True)
     if process.returncode != 0:

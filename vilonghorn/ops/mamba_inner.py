@@ -18,7 +18,7 @@ from .conv import conv2d_silu, conv_silu, conv_silu_scan_order, flip_reversed
 from .norm import rms_norm
 from .register import register_op
 from .scan import scan
-from .validate import MambaInnerArguments, autocast_dtype, check_flags, validate_mamba_inner
+from .validate import MambaInnerArguments, autocast_dtype, check_flags, saved_state_dtype, validate_mamba_inner
 
 SCAN_NORM_EPS = 1e-6
 
@@ -154,8 +154,8 @@ def _fake_cuda(args: MambaInnerArguments, save: bool) -> tuple[Tensor, ...]:
     new = args.xz.new_empty
     shapes = [(G, B, L, D), (G, B * L, R + 2 * N), (G, B, L, D)] if save else [(0,)] * 3
     checkpoints = sizes.num_checkpoints(cuda.CHUNK, cuda.LANES) if save else 0
-    checkpoint_dtype = torch.bfloat16 if args.xz.dtype == torch.bfloat16 else torch.float32
-    return new(B, L, D), *map(new, shapes), new(checkpoints, dtype=checkpoint_dtype)
+    dtype = saved_state_dtype(cuda.kernel_dtype(args.xz.dtype, N), args.rule)
+    return new(B, L, D), *map(new, shapes), new(checkpoints, dtype=dtype)
 
 
 def _register(backend: Any, num_saved: int, fake: Callable) -> Callable[[MambaInnerArguments], Tensor]:

@@ -71,6 +71,15 @@ class ScanArguments(NamedTuple):
         return torch.promote_types(self.x.dtype, torch.float32)
 
 
+def saved_state_dtype(dtype: torch.dtype, rule: str) -> torch.dtype:
+    """Dtype in which kernels on GPUs save states beside activations of a dtype.
+
+    bfloat16 halves the memory. The exact rule takes small differences of a state, which it would lose.
+    """
+    short = dtype == torch.bfloat16 and rule != "longhorn_exact"
+    return dtype if short else torch.promote_types(dtype, torch.float32)
+
+
 def _mixer_sizes(args: "MambaInnerArguments | BlockArguments") -> Sizes:
     (B, L, _), (G, D, K), R = args[0].shape, args.conv_weight.shape, args.dt_proj.shape[-1]
     return Sizes(G, B, L, D, (args.x_proj.shape[1] - R) // 2, K, R)

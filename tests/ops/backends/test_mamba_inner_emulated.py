@@ -10,7 +10,13 @@ from vilonghorn.ops.validate import RULES, MambaInnerArguments
 
 NAMES = MambaInnerArguments._fields[:8]
 # G, B, L, D, N, R, K
-SHAPES = [(1, 1, 1, 2, 1, 1, 1), (2, 2, 21, 6, 3, 2, 4), (3, 1, 17, 70, 16, 5, 4), (2, 1, 9, 34, 20, 3, 2)]
+SHAPES = [
+    (1, 1, 1, 2, 1, 1, 1),
+    (2, 2, 1, 6, 16, 2, 4),
+    (2, 2, 21, 6, 3, 2, 4),
+    (3, 1, 17, 70, 16, 5, 4),
+    (2, 1, 9, 34, 20, 3, 2),
+]
 
 
 @pytest.fixture(autouse=True)

@@ -12,15 +12,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..validate import ConvArguments, MambaInnerArguments, ScanArguments
+from ..validate import ConvArguments, MambaInnerArguments, ScanArguments, saved_state_dtype
 from . import splits
 from .bindings import Input, ScanParams, Split, conv_params, open_library
 
 NAME = "cuda"
 CHUNK = 8  # steps between two saved states
 LANES = 64  # channels of a saved state are padded to the tile of a warp
-SHORT_DTYPE_STATES = 16  # up to here kernels exist for every dtype
+SHORT_DTYPE_STATES = 16  # up to here kernels exist for every dtype of DTYPES
 SPLIT_STATES = 16  # VL_SPLIT_STATES
+ALIGNMENT = 16  # bytes that kernels read of saved states in one access
 RESIDENT_WARPS = dict(longhorn=12, longhorn_exact=12, mamba=8)  # of a multiprocessor: registers allow no more on sm_90
 MAX_DIRECTIONS = 64
 MAX_STRIDE = 2**31 - 1
@@ -67,13 +68,14 @@ def _unavailable_on(device: int) -> str | None:
     return f"the library does not run here: {library.vl_cuda_error(error).decode()}" if error else None
 
 
-def _kernel_dtype(args: ScanArguments) -> torch.dtype:
-    return args.x.dtype if args.sizes.N <= SHORT_DTYPE_STATES else torch.float32
+def kernel_dtype(dtype: torch.dtype, states: int) -> torch.dtype:
+    """Dtype of a kernel's activations."""
+    return dtype if states <= SHORT_DTYPE_STATES else torch.float32
 
 
 def checkpoint_dtype(args: ScanArguments) -> torch.dtype:
-    """Dtype of the saved states: bfloat16 where the kernel runs in it, which halves their memory, else float32."""
-    return torch.bfloat16 if _kernel_dtype(args) == torch.bfloat16 else torch.float32
+    """Dtype of the saved states."""
+    return saved_state_dtype(kernel_dtype(args.x.dtype, args.sizes.N), args.rule)
 
 
 def forward(args: ScanArguments, save: bool) -> tuple[Tensor, Tensor]:
@@ -102,6 +104,8 @@ def backward(
         cut = zip(grads, args[:8])
         return tuple(None if t is None else grad[tuple(map(slice, t.shape))].contiguous() for grad, t in cut)
     params = _CudaParams(args)
+    if checkpoints.data_ptr() % ALIGNMENT:  # part of a larger tensor, which a hook for saved tensors may return
+        checkpoints = checkpoints.clone()
     struct, dtypes = params.struct, [params.dtype] * 5 + [torch.float32] * 3
     struct.dy, struct.checkpoints = params.activation(dy), params.pointer(checkpoints)
     grads = [
@@ -166,8 +170,8 @@ def mamba_inner_backward(
     dxz = torch.empty_like(args.xz, memory_format=torch.contiguous_format)
     dprojected = torch.empty_like(projected)
     dx, dz = dxz.chunk(2, -1)
-    dlow, *dtokens = dprojected.split([R, N, N], -1)
-    dk, dq = (t.unflatten(1, (B, L)) for t in dtokens)
+    dlow = dprojected[..., :R]
+    dk, dq = dprojected.unflatten(1, (B, L))[..., R:].split(N, -1)
     scan = _scan_within(args, u, projected, dt)
     du, ddt, *_, dA, dD, ddt_bias = backward(dy, scan, checkpoints, dict(k=dk, q=dq, z=dz))
     rows, ddt = du.flatten(1, 2), ddt.flatten(1, 2)
@@ -206,7 +210,7 @@ class _CudaParams(ScanParams):
         if len(args.reverse) > MAX_DIRECTIONS:
             raise ValueError(f"scan: the CUDA kernels take up to {MAX_DIRECTIONS} directions, not {len(args.reverse)}")
         states, self.channels = args.k.shape[-1], args.x.shape[-1]
-        super().__init__(args, _kernel_dtype(args), CHUNK, LANES)
+        super().__init__(args, kernel_dtype(args.x.dtype, states), CHUNK, LANES)
         self.split = splits.Split(None, 1)
         if states == SPLIT_STATES:
             warps = splits.multiprocessors(self.device) * RESIDENT_WARPS[args.rule]

@@ -14,11 +14,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ...validate import RULES, ConvArguments, ScanArguments
+from ...validate import RULES, ConvArguments, ScanArguments, saved_state_dtype
 from .. import splits
 
 NAME = "triton"
-CHUNK = 8  # steps between two saved states: they cost 4 N / CHUNK bytes a token and channel
+CHUNK = 8  # steps between two saved states, N numbers a channel each
 LANES = 32  # channels of a saved state are padded to a multiple of this, the widest block of a program
 HELD = {"longhorn": 4, "longhorn_exact": 4, "mamba": 3}  # states that backward holds in registers: more would spill
 HELD_SPLIT = HELD | {"mamba": 2}  # with a split over time, which needs registers for the start of a segment
@@ -88,8 +88,8 @@ def tile_of(states: int) -> Tile:
 
 
 def checkpoint_dtype(args: ScanArguments) -> torch.dtype:
-    """Dtype of the saved states: bfloat16 for bfloat16 inputs, which halves their memory."""
-    return torch.bfloat16 if args.x.dtype == torch.bfloat16 else torch.float32
+    """Dtype of the saved states."""
+    return saved_state_dtype(args.x.dtype, args.rule)
 
 
 def forward(args: ScanArguments, save: bool) -> tuple[Tensor, Tensor]:

@@ -38,10 +38,10 @@ def scan_forward(
 ):
     """Writes y, and into `checkpoints` the state before every CHUNK-th token.
 
-    In memory a tile is (blocks, N, CR * CL): A is (directions,) + tiles, `checkpoints` (directions, batch, chunks) +
-    tiles, both float32. With MEAN a program runs all directions in turn and adds them up in `sums`, (batch, length,
-    channels), float32. With `segment_steps`, a multiple of CHUNK, a program runs one segment, from its state in
-    `starts`, (directions, batch, segments) + tiles.
+    In memory a tile is (blocks, N, CR * CL): A, float32, is (directions,) + tiles, `checkpoints`, float32 or bfloat16,
+    (directions, batch, chunks) + tiles. With MEAN a program runs all directions in turn and adds them up in `sums`,
+    (batch, length, channels), float32. With `segment_steps`, a multiple of CHUNK, a program runs one segment, from its
+    state in `starts`, (directions, batch, segments) + tiles.
     """
     p = this_program(channels, length, segment_steps, CONFIG)
     for member in range(CONFIG.DIRECTIONS if CONFIG.MEAN else 1):
