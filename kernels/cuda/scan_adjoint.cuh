@@ -60,7 +60,7 @@ template <int COUNT> VL_DEVICE void exchange(float (&v)[8], int lane) {
 
 // Sums dk and dq over the lanes: in each stage two lanes exchange halves, and each continues with the half it keeps. A
 // lane ends with LANES sums in dk: of dk, or of dq if bit 2 of the lane is set; the grad_e bits select the states.
-// `d_norm`: the lane's gradient of |k|^2 times two, whose product with k is part of dk.
+// `d_norm`: the lane's factor of k in dk, from the gradient of |k|^2.
 template <int RULE, int LANES>
 VL_DEVICE void sum_tokens(float (&dk)[kStates], float (&dq)[kStates], const float (&k)[kStates], float d_norm,
                           int lane) {

@@ -237,7 +237,7 @@ template <int RULE, class T, int LANES> struct Backward {
     }
     load_token(shared.rows[u].key, k);
     load_states(s, slot);
-    float d_norm = 0.f;  // gradient of |k|^2, times two
+    float d_norm = 0.f;  // gradient of |k|^2, divided by KEY_SCALE^2
     const Floats gates = shared.gates[u][lane].value, slopes = shared.gates[u][lane].slope;
     VL_UNROLL for (int c = 0; c < CHANNELS; c++) {
       float de;  // multiplied by the gate for longhorn
@@ -254,9 +254,9 @@ template <int RULE, class T, int LANES> struct Backward {
       if (gated && !finishes) store<float>(sums_at(dz), share);
     }
     const int left = (int)a.states - (part * kStates + order + lane % 4 / LANES * LANES);
-    const float scale = lane & 4 ? 1.f : KEY_SCALE * KEY_SCALE;
+    const float factor = lane & 4 ? 1.f : KEY_SCALE * KEY_SCALE;
     sum_tokens<RULE, LANES>(dk, dq, k, RULE == VL_LONGHORN ? d_norm : 2.f * d_norm, lane);
-    VL_UNROLL for (int j = 0; j < LANES; j++) if (j < left) dtokens[j] = scale * dk[j];
+    VL_UNROLL for (int j = 0; j < LANES; j++) if (j < left) dtokens[j] = factor * dk[j];
     dx += dx_step, dz += dz_step, dtokens += dtokens_step;
   }
 

@@ -1,5 +1,5 @@
-// Copies of a scan's inputs to shared memory, asynchronous: a stage of kStage steps is copied while the steps before it
-// are computed.
+// Copies of a scan's inputs to shared memory, asynchronous, in stages of kStage steps. The forward kernel copies a
+// stage while it computes the steps before it.
 #pragma once
 #include "../include/vilonghorn.h"
 #include "device.cuh"
@@ -74,7 +74,6 @@ template <class T, int LANES> struct TokenCopy {
       pin(data);
     }
   }
-  VL_DEVICE void move(int stages) { data += stages * (kStage / kRows) * stride; }
   // Converts a stage to the `key` and `query` of rows, as floats, zero beyond the last state, and computes |k|^2.
   // SCALE: factor of the keys, applied after their norm.
   template <int SCALE, class Row> VL_DEVICE void convert(const Rows &copied, Row *rows, float *key_norm) const {

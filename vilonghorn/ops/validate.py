@@ -76,8 +76,7 @@ def saved_state_dtype(dtype: torch.dtype, rule: str) -> torch.dtype:
 
     bfloat16 halves the memory. The exact rule takes small differences of a state, which it would lose.
     """
-    short = dtype == torch.bfloat16 and rule != "longhorn_exact"
-    return dtype if short else torch.promote_types(dtype, torch.float32)
+    return torch.bfloat16 if dtype == torch.bfloat16 and rule != "longhorn_exact" else torch.float32
 
 
 def _mixer_sizes(args: "MambaInnerArguments | BlockArguments") -> Sizes:
