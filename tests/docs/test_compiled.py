@@ -37,7 +37,8 @@ MODELLED_LIMITS = {
     ("longhorn_exact", "backward"): 375,
 }
 TRITON_LIMITS = dict(forward=260, backward=790)  # with Triton 3.8; 3.9 needs a twentieth less
-TRITON_36_LIMITS = dict(forward=340, backward=990)  # of the compiler of Triton 3.6, which also spills values
+TRITON_36_LIMITS = dict(forward=340, backward=990)  # of the compiler of Triton 3.6
+TRITON_STACK = {"3.6": 160, "3.8": 24}  # bytes that compilers of Triton spill in backward; 3.9 spills nothing
 
 
 @pytest.fixture(scope="module")
@@ -103,8 +104,8 @@ def test_the_cuda_kernels_spill_nothing_in_a_step_and_issue_few_instructions(arc
 @pytest.mark.parametrize("architecture", compiled.ARCHITECTURES)
 def test_the_triton_kernels_issue_few_instructions(architecture, compile_kernels):
     pytest.importorskip("triton.backends.nvidia")
-    is_old = metadata.version("triton").startswith("3.6.")
-    limits, stack = (TRITON_36_LIMITS, 160) if is_old else (TRITON_LIMITS, 0)
+    version = metadata.version("triton")[:3]
+    limits, stack = TRITON_36_LIMITS if version == "3.6" else TRITON_LIMITS, TRITON_STACK.get(version, 0)
     rows = compile_kernels("triton", architecture)
     assert len(rows) == 3 * 6  # three rules: forward and backward, with and without a split, summary and join
     for row in rows:
