@@ -10,9 +10,7 @@
 #define VILONGHORN_H
 #include <stdint.h>
 
-enum {
-  VL_ABI = 12
-}; /* Increase it with every change of a struct, function or tensor: the caller compares it with ours. */
+enum { VL_ABI = 12 }; /* Increase it with every change of a struct, function or tensor: the caller compares it. */
 enum { VL_LONGHORN = 0, VL_LONGHORN_EXACT = 1, VL_MAMBA = 2 };
 enum { VL_FLOAT32 = 0, VL_FLOAT64 = 1, VL_BFLOAT16 = 2, VL_FLOAT16 = 3 };
 enum { VL_MAX_STATES = 64 };
