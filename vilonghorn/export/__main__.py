@@ -66,8 +66,9 @@ def parse(argv: Sequence[str] | None) -> tuple[argparse.Namespace, nn.Module | N
     form = FORMATS[options.to]
     output = options.output = options.output or Path(Path(options.model).resolve().name + form.suffix)
     if kind_of(output) != options.to:
-        longer = [f", and not in {f.suffix}" for f in FORMATS.values() if f.suffix.endswith(f".{form.suffix[1:]}", 1)]
-        parser.error(f"--output is {output}, expected a name that ends in {form.suffix}{''.join(longer)}")
+        longer = [f.suffix for f in FORMATS.values() if f is not form and f.suffix.endswith(form.suffix)]
+        but = f", and not in {', '.join(longer)}" if longer else ""
+        parser.error(f"--output is {output}, expected a name that ends in {form.suffix}{but}")
     if output.is_dir() or not output.absolute().parent.is_dir():
         parser.error(f"--output is {output}, expected a file in a folder that exists")
     missing = [name for name in ONNX_PACKAGES if importlib.util.find_spec(name) is None]

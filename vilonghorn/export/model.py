@@ -110,7 +110,8 @@ def _read_checkpoint(name: str, path: Path) -> tuple[dict[str, torch.Tensor], di
     try:
         _, record = load_weights(path)
     except ValueError:  # not written by this library; the head has a row for each class
-        return weights, {"num_classes": sum(weights["head.weight"].shape[:1]) if "head.weight" in weights else 0}, None
+        head = weights.get("head.weight")
+        return weights, {"num_classes": 0 if head is None or head.dim() == 0 else len(head)}, None
     if record.get("model") != name:
         raise ValueError(f"{path} holds weights of {record.get('model', 'no model')}, not of {name}")
     kwargs = {key: value for key, value in record["kwargs"].items() if key not in TRAINING_KWARGS}
