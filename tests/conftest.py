@@ -1,5 +1,7 @@
 """Settings shared by all tests. This folder is on the import path: `from oracle import oracle` works."""
 
+import importlib.util
+
 import hypothesis
 import pytest
 import torch
@@ -9,6 +11,17 @@ hypothesis.settings.register_profile("vilonghorn", deadline=None, max_examples=2
 hypothesis.settings.load_profile("vilonghorn")
 
 torch.set_num_threads(2)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    if importlib.util.find_spec("ffcv") is None:
+        for item in items:
+            if "needs_ffcv" in item.keywords:
+                item.add_marker(pytest.mark.skip(reason="reads a .beton, which needs FFCV (the extra [ffcv])"))
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "needs_ffcv: reads the pixels of a .beton")
 
 
 @pytest.fixture(params=[1, 5])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,17 +10,6 @@ import pytest
 from PIL import Image
 
 from vilonghorn.data import write_beton
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    if importlib.util.find_spec("ffcv") is None:
-        for item in items:
-            if "needs_ffcv" in item.keywords:
-                item.add_marker(pytest.mark.skip(reason="reads a .beton, which needs FFCV (the extra [ffcv])"))
-
-
-def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line("markers", "needs_ffcv: reads the pixels of a .beton")
 
 
 @pytest.fixture(scope="session")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 from pathlib import Path
 
@@ -17,7 +16,7 @@ from vilonghorn.engine.train import train as main
 ROOT = Path(__file__).parents[2]
 
 
-@pytest.mark.skipif(importlib.util.find_spec("ffcv") is None, reason="reads a .beton, which needs FFCV")
+@pytest.mark.needs_ffcv
 def test_write_check_train_validate_and_fine_tune_at_stride_8(tmp_path, capsys):
     odd = make_imagenet(tmp_path)
     train, val = str(tmp_path / "train.beton"), str(tmp_path / "val.beton")

@@ -32,6 +32,7 @@ def study(write):
     return read_study(write())
 
 
+@pytest.mark.needs_ffcv
 def test_a_cell_that_diverges_leaves_that_as_its_result(write, tmp_path):
     study = read_study(write(recipe__run={"device": "cpu", "max_skipped": 0}))
     write_data(study, tmp_path, "recall")
@@ -40,6 +41,7 @@ def test_a_cell_that_diverges_leaves_that_as_its_result(write, tmp_path):
     assert "not finite" in result["diverged"] and result["tests"] is None and "seconds" in result
 
 
+@pytest.mark.needs_ffcv
 def test_short_epochs_make_up_a_pass(tmp_path, study):
     write_data(study, tmp_path, "recall")
     file = data_file(tmp_path, study.tasks["recall"].dataset("train"))
@@ -56,6 +58,7 @@ def test_short_epochs_make_up_a_pass(tmp_path, study):
         ShortEpochs(loader, 9)
 
 
+@pytest.mark.needs_ffcv
 def test_the_results_of_a_cell_are_those_of_the_engine(study, tmp_path):
     write_data(study, tmp_path, "recall")
     cell = Cell("recall", "longhorn", 0.01, 1)
@@ -93,6 +96,7 @@ def test_the_hash_of_a_cell_is_of_its_plan_alone(write, study, tmp_path):
     assert len({found, *hashes}) == len(changes) + 1
 
 
+@pytest.mark.needs_ffcv
 def test_a_stopped_cell_is_resumed_and_ends_as_if_it_had_not_been_stopped(study, tmp_path, monkeypatch):
     write_data(study, tmp_path, "recall")
     cell, undisturbed = Cell("recall", "longhorn", 0.01, 1), tmp_path / "undisturbed"

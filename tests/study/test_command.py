@@ -163,6 +163,7 @@ def test_a_missing_study_is_named_with_those_there_are(write, capsys):
     assert "there is no study" in capsys.readouterr().err
 
 
+@pytest.mark.needs_ffcv
 def test_a_study_runs_to_its_end_is_never_run_again_and_refuses_another_plan(write, tmp_path, capsys, monkeypatch):
     small = dict(
         tasks__copy__candidates=["longhorn"], tasks__recall__candidates=["longhorn"], tasks__recall__sweep=[0.01]

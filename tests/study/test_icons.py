@@ -75,6 +75,7 @@ def test_authors_are_in_one_split_and_halve_the_held_out_images(icons):
         len(Icons("train", count=13, **options))
 
 
+@pytest.mark.needs_ffcv
 def test_a_cell_is_trained_and_tested_in_two_sizes_from_one_file(write, tmp_path):
     study = read_study(write())
     cell, tests = Cell("icons", "longhorn", 0.01, 0), study.tasks["icons"].test_datasets()

@@ -169,6 +169,7 @@ def test_the_test_digits_are_those_that_the_embedded_digits_hold_out(tmp_path):
     assert {image.convert("RGB").tobytes() for image, _ in map(Digits("test").__getitem__, range(355))} == held_out
 
 
+@pytest.mark.needs_ffcv
 def test_a_loader_gives_the_pixels_that_were_painted(tmp_path):
     """With crops of the whole image, in training and in measuring: a mosaic must not be resampled."""
     task = Recall("train", pairs=2, grid=4, count=24)
