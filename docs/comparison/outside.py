@@ -1,0 +1,309 @@
+"""Tasks of token sequences with published figures: parity, MQAR and MAD, with the mixers of this library used causally.
+
+    python docs/comparison/outside.py            # all tasks
+    python docs/comparison/outside.py parity mqar64
+
+in the root of a checkout. A finished run is a line of docs/comparison/outside.json and is not run again. The tables are
+made by `tables`, for docs/comparison/make.py.
+
+Sources of the tasks: parity in Grazzi et al., arXiv 2411.12537; MQAR in Arora et al., arXiv 2312.04927; the others in
+MAD, Poli et al., arXiv 2403.17844. Training is cut: see `Task.epochs`. One learning rate and one seed a run.
+"""
+
+import json
+import math
+import sys
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from numpy.random import Generator, default_rng
+from timm.layers import SwiGLU
+from torch import Tensor, nn
+
+from vilonghorn.data.files import write_json
+from vilonghorn.layers import Mixer
+from vilonghorn.ops import conv_silu
+from vilonghorn.study.__main__ import revision
+from vilonghorn.tools.markdown import markdown
+
+RESULTS = Path("docs/comparison/outside.json")
+IGNORE = -100  # a target without a loss
+DECODED = "compression"  # the task whose tokens are all decoded from the last one
+
+Arrays = tuple[np.ndarray, np.ndarray]  # tokens and targets, (count, length) each
+
+
+def parity(rng: Generator, count: int, training: bool, length: int = 40) -> Arrays:
+    """Bits; the target is the parity of all bits so far, in tests of the whole sequence."""
+    bits = rng.integers(0, 2, (count, length))
+    targets = bits.cumsum(1) % 2
+    if not training:
+        targets[:, :-1] = IGNORE
+    return bits, targets
+
+
+def mqar(rng: Generator, count: int, training: bool, length: int, pairs: int, vocabulary: int = 8192) -> Arrays:
+    """Pairs of key and value, then each key once more, at gaps of a power law; the target is its value."""
+    half, context = vocabulary // 2, 2 * pairs
+    keys = np.stack([rng.choice(half - 1, pairs, replace=False) + 1 for _ in range(count)])
+    values = np.stack([rng.choice(half, pairs, replace=False) + half for _ in range(count)])
+    space = (length - context) // 2
+    log_p = -0.99 * np.log(np.arange(1, space + 1))
+    gaps = np.argsort(-(log_p + rng.gumbel(size=(count, space))), axis=1)[:, :pairs]  # without replacement
+    tokens, targets = np.zeros((count, length), np.int64), np.full((count, length), IGNORE)
+    tokens[:, 0:context:2], tokens[:, 1:context:2] = keys, values
+    np.put_along_axis(tokens, context + 2 * gaps, keys, 1)
+    np.put_along_axis(targets, context + 2 * gaps, values, 1)
+    return tokens, targets
+
+
+def recall(rng: Generator, count: int, training: bool, length: int = 128, noise: float = 0.0) -> Arrays:
+    """Pairs of one of 8 keys and its value, which differs between sequences; noise replaces pairs by other tokens.
+
+    Training has the next token as target everywhere, tests have the value of each key that has been seen.
+    """
+    pairs = length // 2
+    rows = np.arange(count)[:, None]
+    keys, table = rng.integers(0, 8, (count, pairs)), rng.integers(8, 16, (count, 8))
+    noisy = rng.random((count, pairs)) < noise
+    noisy[rows[:, 0], rng.integers(0, pairs - 1, count)] = False
+    noisy[:, -1] = False
+    shown = np.where(noisy, -1, keys)
+    seen = np.stack([(shown[:, :i] == keys[:, i : i + 1]).any(1) for i in range(pairs)], 1) & ~noisy
+    for row in np.flatnonzero(~seen[:, -1]):  # the last key is one that has been seen
+        keys[row, -1] = rng.choice(shown[row, :-1][shown[row, :-1] >= 0])
+    seen[:, -1] = True
+    sequence = np.stack([keys, table[rows, keys]], 2)
+    sequence = np.where(noisy[:, :, None], rng.integers(16, 32, sequence.shape), sequence).reshape(count, length)
+    targets = sequence.copy()
+    if not training:
+        targets[:, 0::2] = IGNORE
+        targets[:, 1::2][~seen] = IGNORE
+    return sequence[:, :-1], targets[:, 1:]
+
+
+def copying(rng: Generator, count: int, training: bool, length: int = 256, copied: int = 16) -> Arrays:
+    """Tokens among blanks (14), then a mark (15) and blanks, whose targets are the tokens in their order."""
+    blanks = length - 2 * copied - 1
+    copy = rng.integers(0, 14, (count, copied))
+    tokens, targets = np.full((count, length), 14), np.full((count, length), IGNORE)
+    before = np.sort(rng.integers(0, copied, (count, blanks)), 1)  # number of tokens before each blank
+    place = np.arange(copied) + np.stack([(before <= i).sum(1) for i in range(copied)], 1)
+    np.put_along_axis(tokens, place, copy, 1)
+    tokens[:, copied + blanks] = 15
+    targets[:, -copied:] = copy
+    return tokens, targets
+
+
+def memorization(rng: Generator, count: int, training: bool, length: int = 32) -> Arrays:
+    """Keys, each followed by a mark (255), whose target is the key's value, equal in all sequences."""
+    values = default_rng(12345).permutation(np.arange(127, 255))[:127]
+    keys = rng.integers(0, 127, (count, length // 2))
+    tokens = np.stack([keys, np.full_like(keys, 255)], 2).reshape(count, length)
+    targets = np.stack([np.full_like(keys, IGNORE), values[keys]], 2).reshape(count, length)
+    return tokens, targets
+
+
+def compression(rng: Generator, count: int, training: bool, length: int = 32) -> Arrays:
+    """Random tokens and a mark (15), from whose output all tokens are decoded."""
+    tokens = np.concatenate([rng.integers(0, 15, (count, length - 1)), np.full((count, 1), 15)], 1)
+    return tokens, tokens
+
+
+class Task(NamedTuple):
+    """A task, its model and its training."""
+
+    make: Callable[..., Arrays]
+    vocabulary: int
+    tests: dict[str, dict[str, int]] = {"accuracy": {}}  # changed arguments of `make` by name of the figure
+    width: int = 128
+    mlps: bool = True  # a gated MLP after each of the two mixers
+    train: int = 12_800  # sequences; 0: new ones in each epoch, of 12,800
+    test: int = 1_280
+    batch: int = 128
+    epochs: int = 20
+    published: int = 200  # epochs of the published setting
+    rate: float = 1e-3
+    rules: tuple[str, ...] = ("mamba", "longhorn", "longhorn_exact")
+
+
+MQAR = dict(vocabulary=8192, width=64, mlps=False, train=100_000, test=3_000, epochs=8, published=64, rate=5e-3)
+TASKS = {
+    "parity": Task(
+        parity, 2, {"40": {"length": 40}, "256": {"length": 256}}, width=64, train=0, epochs=20, published=0,
+        rules=("mamba", "longhorn", "longhorn_exact", "longhorn_exact, eps up to 2"),
+    ),
+    "mqar64": Task(partial(mqar, length=64, pairs=4), **MQAR),
+    "mqar128": Task(partial(mqar, length=128, pairs=8), **MQAR),
+    "compression": Task(compression, 16),
+    "memorization": Task(memorization, 256, train=256, epochs=200),
+    "in-context recall": Task(recall, 16),
+    "noisy recall": Task(partial(recall, noise=0.2), 32),
+    "selective copying": Task(copying, 16),
+}  # fmt: skip
+
+
+class WideMixer(Mixer):
+    """A causal `Mixer` of rule "longhorn_exact" with twice its eps, in plain torch: eigenvalues from -1 to 1."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, L, dim) tokens to mixed tokens, same shape."""
+        N = self.d_state
+        x, z = self.in_proj(x).chunk(2, dim=-1)
+        u = conv_silu(x, self.conv_weight, self.conv_bias, reverse=self.reverse)[0]  # (B, L, D)
+        low, k, q = F.linear(u, self.x_proj[0]).split([self.dt_rank, N, N], dim=-1)
+        dt = F.linear(low, self.dt_proj[0], self.dt_bias[0])
+        eps = 2 / (1 + k.square().sum(-1, keepdim=True) + torch.exp(-dt))
+        state, outputs = u.new_zeros(len(u), N, u.shape[-1]), []
+        for x_t, eps_t, k_t, q_t in zip(u.unbind(1), eps.unbind(1), k.unbind(1), q.unbind(1)):
+            error = x_t - torch.einsum("bn,bnd->bd", k_t, state)
+            state = state + k_t.unsqueeze(2) * (eps_t * error).unsqueeze(1)
+            outputs.append(torch.einsum("bn,bnd->bd", q_t, state))
+        return self.out_proj((torch.stack(outputs, 1) + self.D[0] * u) * F.silu(z))
+
+
+class Sequences(nn.Module):
+    """Two causal mixers, each with a gated MLP if `mlps`, between an embedding of tokens and a classifier of each."""
+
+    def __init__(self, task: Task, rule: str, decode: bool) -> None:
+        super().__init__()
+        width, name = task.width, rule.split(",")[0]
+        kind = Mixer if name == rule else WideMixer
+        self.embed = nn.Embedding(task.vocabulary, width)
+        self.branches = nn.ModuleList()
+        for _ in range(2):
+            mixer = kind(width, rule=name, reverse=(False,), depth=4)
+            self.branches.append(nn.Sequential(nn.RMSNorm(width), mixer))
+            if task.mlps:
+                self.branches.append(nn.Sequential(nn.RMSNorm(width), SwiGLU(width, 8 * width // 3, bias=False)))
+        nn.init.normal_(self.embed.weight, std=0.02)
+        layers = (nn.RMSNorm(width), nn.Linear(width, width), nn.GELU())
+        self.decoder = nn.Sequential(*layers, nn.RMSNorm(width), nn.Linear(width, width), nn.GELU()) if decode else None
+        self.head = nn.Sequential(nn.RMSNorm(width), nn.Linear(width, task.vocabulary))
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """(B, L) tokens to features (B, L, width), which `head` classifies."""
+        x = self.embed(tokens)
+        for branch in self.branches:
+            x = x + branch(x)
+        if self.decoder is not None:
+            x = self.decoder(x[:, -1:] + positions(tokens.shape[1], x.shape[2]))
+        return x
+
+
+def positions(length: int, width: int) -> Tensor:
+    """Sines and cosines, (length, width)."""
+    angles = torch.arange(length)[:, None] * torch.exp(torch.arange(0, width, 2) * (-math.log(1e4) / width))
+    return torch.cat([angles.sin(), angles.cos()], 1)
+
+
+def batches(tokens: Tensor, targets: Tensor, size: int, rng: Generator) -> Iterator[tuple[Tensor, Tensor]]:
+    """Whole batches in random order."""
+    for index in torch.from_numpy(rng.permutation(len(tokens))).split(size)[: max(1, len(tokens) // size)]:
+        yield tokens[index], targets[index]
+
+
+def tensors(arrays: Arrays) -> tuple[Tensor, Tensor]:
+    """Arrays as tensors."""
+    return torch.from_numpy(arrays[0]).long(), torch.from_numpy(arrays[1]).long()
+
+
+def train(name: str, rule: str, seed: int = 0) -> dict:
+    """Trains a model with AdamW (weight decay 0.1) and a cosine to 0; returns the fields of its run."""
+    task, rng, start = TASKS[name], default_rng([seed, 0]), time.monotonic()
+    torch.manual_seed(seed)
+    model = Sequences(task, rule, decode=name == DECODED)
+    groups = [[p for p in model.parameters() if (p.dim() > 1) == decayed] for decayed in (True, False)]
+    optimizer = torch.optim.AdamW(
+        [{"params": groups[0], "weight_decay": 0.1}, {"params": groups[1], "weight_decay": 0.0}], lr=task.rate
+    )
+    count = task.train or 12_800
+    updates = task.epochs * max(1, count // task.batch)
+    warmup = torch.optim.lr_scheduler.LinearLR(optimizer, 0.01, total_iters=updates // 20)
+    cosine = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, updates - updates // 20)
+    schedule = torch.optim.lr_scheduler.SequentialLR(optimizer, [warmup, cosine], [updates // 20])
+    data, curve = tensors(task.make(rng, count, True)), []
+    for epoch in range(task.epochs):
+        if not task.train and epoch:
+            data = tensors(task.make(rng, count, True))
+        for tokens, targets in batches(*data, task.batch, rng):
+            asked = targets != IGNORE
+            loss = F.cross_entropy(model.head(model(tokens)[asked]), targets[asked])
+            optimizer.zero_grad()
+            loss.backward()
+            nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+            schedule.step()
+        if (epoch + 1) % max(1, task.epochs // 10) == 0:
+            curve.append(round(loss.item(), 4))
+    tests = {figure: round(accuracy(model, task, options), 3) for figure, options in task.tests.items()}
+    row = {"task": name, "rule": rule, "seed": seed, "rate": task.rate, "epochs": task.epochs, "tests": tests}
+    size = sum(p.numel() for p in model.parameters())
+    return row | {"loss": curve, "parameters": size, "seconds": round(time.monotonic() - start), "commit": revision()}
+
+
+@torch.no_grad()
+def accuracy(model: nn.Module, task: Task, options: dict[str, int]) -> float:
+    """Right tokens of those asked for, in percent, on test sequences."""
+    tokens, targets = tensors(task.make(default_rng(1), task.test, False, **options))
+    right = asked = 0
+    for some, expected in zip(tokens.split(task.batch), targets.split(task.batch)):
+        found = expected != IGNORE
+        right += (model.head(model(some)[found]).argmax(1) == expected[found]).sum().item()
+        asked += found.sum().item()
+    return 100 * right / asked
+
+
+# Published figures. MAD: Yang et al., "Parallelizing Linear Transformers with the Delta Rule over Sequence Length"
+# (arXiv 2406.06484), which repeats MAD's own and adds DeltaNet.
+PUBLISHED = {
+    "compression": {"Transformer": 51.6, "Mamba": 52.7, "DeltaNet": 42.2},
+    "memorization": {"Transformer": 85.2, "Mamba": 89.5, "DeltaNet": 52.8},
+    "in-context recall": {"Transformer": 94.1, "Mamba": 90.4, "DeltaNet": 100.0},
+    "noisy recall": {"Transformer": 86.8, "Mamba": 90.1, "DeltaNet": 100.0},
+    "selective copying": {"Transformer": 99.6, "Mamba": 86.3, "DeltaNet": 100.0},
+}
+TITLES = {"mamba": "Mamba", "longhorn": "Longhorn", "longhorn_exact": "Longhorn exact"}
+
+
+def tables() -> str:
+    """A row for each task: our accuracies, then the published ones."""
+    runs = json.loads(RESULTS.read_text(encoding="utf-8"))["runs"]
+    lines = []
+    for name, task in TASKS.items():
+        for figure in task.tests:
+            line = {"task": name if figure == "accuracy" else f"{name}, length {figure}"}
+            line["epochs, ours / published"] = f"{task.epochs} / {task.published or 'not stated'}"
+            for run in runs:
+                if run["task"] == name:
+                    title = TITLES.get(run["rule"], "Longhorn exact, eps up to 2")
+                    line[f"{title}, ours"] = f"{run['tests'][figure]:.1f}"
+            line |= {f"{title}, published": f"{value:.1f}" for title, value in PUBLISHED.get(name, {}).items()}
+            lines.append(line)
+    columns = sorted({column for line in lines for column in line}, key=lambda c: (c.endswith("published"), c))
+    first = ["task", "epochs, ours / published"]
+    columns = first + [column for column in columns if column not in first]
+    return markdown([{column: line.get(column, "–") for column in columns} for line in lines])
+
+
+def main(names: list[str]) -> None:
+    """Trains what is missing, and keeps each finished run."""
+    runs = json.loads(RESULTS.read_text(encoding="utf-8"))["runs"] if RESULTS.exists() else []
+    for name in names or TASKS:
+        for rule in TASKS[name].rules:
+            if not any((run["task"], run["rule"]) == (name, rule) for run in runs):
+                runs.append(train(name, rule))
+                print(runs[-1], flush=True)
+                write_json(RESULTS, {"command": ["python", "docs/comparison/outside.py"], "runs": runs})
+
+
+if __name__ == "__main__":
+    if unknown := set(sys.argv[1:]) - set(TASKS):
+        sys.exit(f"{', '.join(sorted(unknown))}: expected some of {', '.join(TASKS)}")
+    main(sys.argv[1:])

@@ -1,0 +1,91 @@
+"""The tasks with published figures: every answer is in its sequence, and the mixer follows its equation."""
+
+import importlib.util
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from numpy.random import default_rng
+
+ROOT = Path(__file__).parents[2]
+spec = importlib.util.spec_from_file_location("outside", ROOT / "docs" / "comparison" / "outside.py")
+outside = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(outside)
+
+
+def answer(name, tokens, place):
+    """What a reader of the tokens up to `place` answers."""
+    before = tokens[: place + 1].tolist()
+    if name == "parity":
+        return sum(before) % 2
+    if name == "selective copying":
+        return [token for token in before[: before.index(15)] if token != 14][len(before) - 2 - before.index(15)]
+    first = before.index(before[place])  # the key, as it was seen first
+    return before[first + 1]
+
+
+@pytest.mark.parametrize("name", ["parity", "mqar64", "mqar128", "in-context recall", "noisy recall"])
+def test_a_reader_of_the_sequence_finds_each_answer(name):
+    tokens, targets = outside.TASKS[name].make(default_rng(3), 50, False)
+    places = np.argwhere(targets != outside.IGNORE)
+    assert {row for row, _ in places} == set(range(50))
+    for row, place in places:
+        assert answer(name, tokens[row], place) == targets[row, place]
+    if name == "noisy recall":
+        assert 0.1 < (tokens >= 16).mean() < 0.3
+
+
+def test_copied_tokens_are_asked_in_their_order():
+    tokens, targets = outside.TASKS["selective copying"].make(default_rng(3), 20, False)
+    for row, wanted in zip(tokens, targets):
+        assert row.tolist().count(15) == 1 and len(row) == 256
+        assert row[row < 14].tolist() == wanted[wanted >= 0].tolist() == wanted[-16:].tolist()
+
+
+def test_memorized_values_are_one_for_each_key_in_training_and_test():
+    seen = {}
+    for training in (True, False):
+        tokens, targets = outside.TASKS["memorization"].make(default_rng(int(training)), 300, training)
+        for key, value in zip(tokens[:, 0::2].ravel().tolist(), targets[:, 1::2].ravel().tolist()):
+            assert seen.setdefault(key, value) == value
+    assert len(seen) == len(set(seen.values())) == 127
+
+
+@torch.no_grad()
+def test_the_wide_mixer_follows_its_equation_one_channel_at_a_time():
+    torch.manual_seed(0)
+    mixer = outside.WideMixer(6, rule="longhorn_exact", reverse=(False,), d_state=3, d_conv=1, dtype=torch.float64)
+    tokens = torch.randn(2, 7, 6, dtype=torch.float64)
+    x, z = mixer.in_proj(tokens).chunk(2, dim=-1)
+    u = torch.nn.functional.silu(x * mixer.conv_weight[0, :, 0] + mixer.conv_bias[0])
+    low, k, q = (u @ mixer.x_proj[0].T).split([mixer.dt_rank, 3, 3], dim=-1)
+    dt = low @ mixer.dt_proj[0].T + mixer.dt_bias[0]
+    y, lowest = torch.zeros_like(u), 1.0
+    for b in range(2):
+        for d in range(12):
+            state = [0.0] * 3
+            for t in range(7):
+                key = k[b, t].tolist()
+                beta = 1 / (1 + math.exp(-dt[b, t, d]))
+                eps = 2 * beta / (1 + beta * sum(v * v for v in key))
+                lowest = min(lowest, 1 - eps * sum(v * v for v in key))
+                error = u[b, t, d].item() - sum(s * v for s, v in zip(state, key))
+                state = [s + eps * error * v for s, v in zip(state, key)]
+                y[b, t, d] = sum(s * v for s, v in zip(state, q[b, t].tolist())) + mixer.D[0, d] * u[b, t, d]
+    expected = mixer.out_proj(y * torch.nn.functional.silu(z))
+    torch.testing.assert_close(mixer(tokens), expected, rtol=1e-9, atol=1e-12)
+    assert lowest > -1
+
+
+def test_a_run_is_kept_and_not_made_again(tmp_path, monkeypatch, capsys):
+    task = outside.TASKS["memorization"]._replace(epochs=3, train=64, test=32, width=32, rules=("longhorn",))
+    monkeypatch.setattr(outside, "TASKS", {"memorization": task})
+    monkeypatch.setattr(outside, "RESULTS", tmp_path / "outside.json")
+    outside.main([])
+    assert capsys.readouterr().out.count("'task': 'memorization'") == 1
+    outside.main([])
+    assert capsys.readouterr().out == ""
+    table = outside.tables()
+    assert "| memorization | 3 / 200 |" in table and "| 89.5 |" in table
