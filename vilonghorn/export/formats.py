@@ -23,7 +23,7 @@ from . import native
 from .weights import ShortWeights, int8_layers
 
 # Of ONNX: torch's exporter is written for it, and it is the first with an antialiased Resize. LinearAttention of opset
-# 27, with a head for each channel, could replace Scan: "gated" for longhorn and mamba, "delta" for longhorn_exact.
+# 27 could replace Scan, but onnxruntime 1.32 expands it into a Scan, which takes several times as long as the chunks.
 OPSET = 18
 
 

@@ -19,8 +19,9 @@ def check_backbone(model: Module) -> None:
     if not isinstance(model, VisionSSM):
         raise TypeError(f"the model is a {type(model).__name__}, expected a vilonghorn_* or vim_* backbone")
     given = dict(class_tokens=model.class_tokens, has_conv2d=model.has_conv2d)
-    given |= dict(heading_average=model.blocks[0].heading_average)
-    expected = dict(class_tokens=1, has_conv2d=False, heading_average=False)
+    block = model.blocks[0]
+    given |= dict(heading_average=block.heading_average, max_eps=block.mixer.max_eps)
+    expected = dict(class_tokens=1, has_conv2d=False, heading_average=False, max_eps=1.0)
     if given != expected:
         raise ValueError(f"the model has {given}; maps are only made of models with {expected}")
 

@@ -114,6 +114,7 @@ class Block(nn.Module):
             and (is_plain(drop_path, DropPath) or is_plain(drop_path, nn.Identity))
             and mixer.scan_norm is None
             and mixer.conv_weight.dim() == 3
+            and mixer.max_eps == 1
             and not mixer.exportable
             and prefers_block(
                 [x, norm.weight, mixer.in_proj.weight, mixer.out_proj.weight, *mixer._parameters.values()]

@@ -49,6 +49,7 @@ class Mixer(nn.Module):
         reverse: Sequence[bool] = (False, True),
         directions: str = "separate",
         heads: int | None = None,
+        max_eps: float = 1.0,
         d_state: int = 16,
         d_conv: int | Sequence[int] = 4,
         expand: int = 2,
@@ -65,6 +66,7 @@ class Mixer(nn.Module):
             directions: "separate": own parameters, averaged; or "shared": one set of parameters, normalised and summed.
             heads: number of heads, runs of D / heads channels with one beta, for Longhorn's rules. Default: a beta for
                 each channel.
+            max_eps: factor of eps, up to 2, for rule "longhorn_exact" with heads (see `scan_chunked`).
             d_state: N, state size of a channel.
             d_conv: K, kernel size of the causal convolution in tokens; or height and width, odd, of one over the grid.
             expand: D / dim.
@@ -88,6 +90,13 @@ class Mixer(nn.Module):
             raise ValueError(f"directions is {directions!r}, expected one of {', '.join(map(repr, DIRECTIONS))}")
         if heads is not None and rule == "mamba":
             raise ValueError("heads are for the rules 'longhorn' and 'longhorn_exact'; rule 'mamba' has no beta")
+        if not 0 < max_eps <= 2:
+            raise ValueError(f"max_eps is {max_eps}, expected more than 0 and at most 2")
+        if max_eps != 1 and (rule, directions, heads is None) != ("longhorn_exact", "separate", False):
+            raise ValueError(
+                f"max_eps is {max_eps} with rule {rule!r}, {directions} directions and heads {heads}; expected rule "
+                "'longhorn_exact', separate directions and a number of heads"
+            )
         kernel = tuple(d_conv) if isinstance(d_conv, (tuple, list)) else (d_conv,)
         if len(kernel) > 1 and (len(kernel) > 2 or not all(isinstance(k, int) and k > 0 and k % 2 for k in kernel)):
             raise ValueError(f"d_conv is {d_conv}, expected a number of tokens, or an odd height and an odd width")
@@ -108,7 +117,8 @@ class Mixer(nn.Module):
         self.flags: list[int] = flags  # `reverse` for TorchScript, whose tracer takes no lists of booleans
         self.d_state = d_state
         self.d_inner = expand * dim
-        self.heads = self.d_inner if heads is None else heads
+        self.heads = heads
+        self.max_eps = float(max_eps)
         self.dt_rank = rank
         self.depth = depth
         self.exportable = is_exportable()
@@ -120,8 +130,9 @@ class Mixer(nn.Module):
         self.conv_weight = nn.Parameter(torch.empty(sets, width, *kernel, **dd))
         self.conv_bias = nn.Parameter(torch.empty(sets, width, **dd))
         self.x_proj = nn.Parameter(torch.empty(sets, rows, width, **dd))
-        self.dt_proj = nn.Parameter(torch.empty(sets, self.heads, self.dt_rank, **dd))
-        self.dt_bias = nn.Parameter(torch.empty(sets, self.heads, **dd))
+        steps = self.d_inner if heads is None else heads
+        self.dt_proj = nn.Parameter(torch.empty(sets, steps, self.dt_rank, **dd))
+        self.dt_bias = nn.Parameter(torch.empty(sets, steps, **dd))
         if rule == "mamba":
             self.A_log = nn.Parameter(torch.empty(sets, width, d_state, **dd))
         else:
@@ -175,7 +186,9 @@ class Mixer(nn.Module):
         if not torch.jit.is_scripting() and self._is_exportable():
             y = self._exportable_inner(xz, grid)
         else:
-            y = torch.ops.vilonghorn.mamba_inner(xz, *self.inner_weights(), self.scan_norm, self.rule, self.flags, grid)
+            y = torch.ops.vilonghorn.mamba_inner(
+                xz, *self.inner_weights(), self.scan_norm, self.rule, self.flags, grid, self.heads, self.max_eps
+            )
         return self.out_proj(y)
 
     @torch.jit.unused
@@ -184,7 +197,8 @@ class Mixer(nn.Module):
 
     @torch.jit.unused
     def _exportable_inner(self, xz: Tensor, grid: list[int] | None) -> Tensor:
-        return exportable_inner(xz, *self.inner_weights(), self.scan_norm, self.rule, self.flags, grid)
+        form = (self.rule, self.flags, grid, self.heads, self.max_eps)
+        return exportable_inner(xz, *self.inner_weights(), self.scan_norm, *form)
 
     @torch.jit.unused
     def _is_autocast(self, x: Tensor) -> bool:
@@ -209,7 +223,8 @@ class Mixer(nn.Module):
         parts = short.split([weight.numel() for weight in weights])
         in_proj, x_proj, dt_proj, out_proj = (part.view(w.shape) for part, w in zip(parts, weights))
         inner = (conv_weight, conv_bias, x_proj, dt_proj, *others)
-        y = torch.ops.vilonghorn.mamba_inner(F.linear(x, in_proj), *inner, self.scan_norm, self.rule, self.flags, grid)
+        form = (self.rule, self.flags, grid, self.heads, self.max_eps)
+        y = torch.ops.vilonghorn.mamba_inner(F.linear(x, in_proj), *inner, self.scan_norm, *form)
         return F.linear(y, out_proj)
 
     def inner_weights(self) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor | None, Tensor]:
@@ -219,7 +234,7 @@ class Mixer(nn.Module):
             A = -torch.exp(to_fp32(self.A_log))
         dt_proj: Tensor = self.dt_proj
         dt_bias: Tensor = self.dt_bias
-        if self.heads != self.d_inner:
+        if self.heads is not None:
             channels = self.d_inner // self.heads
             dt_proj, dt_bias = dt_proj.repeat_interleave(channels, 1), dt_bias.repeat_interleave(channels, 1)
         return self.conv_weight, self.conv_bias, self.x_proj, dt_proj, dt_bias, A, self.D
@@ -228,7 +243,8 @@ class Mixer(nn.Module):
         """Rule, directions and sizes, for print."""
         form = "separate" if self.scan_norm is None else "shared"
         sizes = f"d_inner={self.d_inner}, d_state={self.d_state}"
-        sizes += "" if self.heads == self.d_inner else f", heads={self.heads}"
+        sizes += "" if self.heads is None else f", heads={self.heads}"
+        sizes += "" if self.max_eps == 1 else f", max_eps={self.max_eps:g}"
         sizes += "" if self.conv_weight.dim() == 3 else f", d_conv={tuple(self.conv_weight.shape[2:])}"
         return f"rule={self.rule!r}, reverse={self.reverse}, directions={form!r}, {sizes}"
 

@@ -57,6 +57,7 @@ class VisionSSM(nn.Module):
         reverse: Sequence[bool] | Sequence[Sequence[bool]] = (False, True),
         directions: str = "separate",
         heads: int | None = None,
+        max_eps: float = 1.0,
         d_state: int = 16,
         d_conv: int | tuple[int, int] = 4,
         expand: int = 2,
@@ -92,6 +93,7 @@ class VisionSSM(nn.Module):
                 which the blocks take in turn: ((False,), (True,)) alternates.
             directions: "separate" for parameters of their own, or "shared" as in Longhorn's bidirectional reference.
             heads: heads of a mixer, with one beta each, for Longhorn's rules. Default: one beta per channel.
+            max_eps: factor of eps, up to 2, for rule "longhorn_exact" with heads.
             d_state: state size of a channel.
             d_conv: kernel size of a mixer's causal convolution, in tokens; or height and width of one over the patches.
             expand: inner width of a mixer, in units of embed_dim.
@@ -151,7 +153,7 @@ class VisionSSM(nn.Module):
         self.patch_drop = PatchDropout(patch_drop_rate, 0, ordered=True) if patch_drop_rate > 0 else nn.Identity()
 
         mixer: dict[str, Any] = dict(rule=rule, directions=directions, heads=heads, d_state=d_state, d_conv=d_conv)
-        mixer |= dict(expand=expand, depth=2 * depth if mlp_ratio else depth, mixer_layer=mixer_layer)
+        mixer |= dict(max_eps=max_eps, expand=expand, depth=2 * depth if mlp_ratio else depth, mixer_layer=mixer_layer)
         others: dict[str, Any] = dict(mlp_ratio=mlp_ratio, heading_average=heading_average, norm_layer=norm_layer)
         block = partial(Block, embed_dim, **mixer, **others, **dd)
         nested = isinstance(reverse, (tuple, list)) and any(isinstance(flags, (tuple, list)) for flags in reverse)

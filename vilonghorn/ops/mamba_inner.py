@@ -14,9 +14,10 @@ from timm.layers import is_exportable
 from torch import Tensor
 
 from .backends import choose_conv, cpu, cuda
+from .chunked import scan_chunked
 from .conv import conv2d_silu, conv_silu, conv_silu_scan_order, flip_reversed
 from .norm import rms_norm
-from .register import register_op
+from .register import is_native_export, register_op
 from .scan import scan
 from .validate import MambaInnerArguments, autocast_dtype, check_flags, saved_state_dtype, validate_mamba_inner
 
@@ -36,6 +37,8 @@ def mamba_inner(
     rule: str = "longhorn",
     reverse: Sequence[bool] = (False, True),
     grid: Sequence[int] | None = None,
+    heads: int | None = None,
+    max_eps: float = 1.0,
 ) -> Tensor:
     """Mixes tokens along their sequence in G directions and gates the result.
 
@@ -62,12 +65,16 @@ def mamba_inner(
         rule: "longhorn" (default), "longhorn_exact" or "mamba".
         reverse: a flag for each direction: True reads from the last token to the first.
         grid: as in `conv2d_silu`.
+        heads: number of runs of channels that share their rows of dt_proj and dt_bias, for `scan_chunked`. It runs
+            separate directions of rule "longhorn_exact" where max_eps is not 1, and where timm's `set_exportable` is
+            on. Default: not used.
+        max_eps: as in `scan_chunked`, which needs `heads`.
 
     Returns:
         y, (B, L, D), of xz's dtype (of the autocast dtype under autocast where it is composed).
 
     Raises:
-        ValueError: shapes, devices or a rule that do not fit.
+        ValueError: shapes, devices, heads or a rule that do not fit.
         TypeError: a dtype outside float32, bfloat16, float16 and float64, or flags other than True and False.
     """
     flags = check_flags("mamba_inner", reverse)
@@ -82,6 +89,14 @@ def mamba_inner(
                 "None; give grid=(rows, columns), or a convolution over the sequence (an integer d_conv)"
             )
         conv = lambda x, weight, bias, reverse: conv2d_silu(x, conv_weight, bias, grid)  # noqa: E731
+    if max_eps != 1 or heads is not None and is_exportable() and not is_native_export():
+        if heads is not None and rule == "longhorn_exact" and scan_norm is None:
+            return _chunked(args, heads, max_eps, conv)
+        if max_eps != 1:
+            raise ValueError(
+                f"mamba_inner: max_eps is {max_eps} with rule {rule!r} and heads {heads}; expected rule "
+                "'longhorn_exact', a number of heads, and separate directions"
+            )
     if scan_norm is not None:
         return _shared(args, scan_norm, reverse, conv)
     if is_2d:
@@ -113,6 +128,15 @@ def _exportable(args: MambaInnerArguments) -> Tensor:
     y = scan(*activations, A=args.A, D=args.D, dt_bias=args.dt_bias, rule=args.rule, reverse=reverse)
     first, *others = flip_reversed(y, args.reverse)
     return sum(others, first) * F.silu(z) / len(reverse)
+
+
+def _chunked(args: MambaInnerArguments, heads: int, max_eps: float, conv: Callable[..., Tensor]) -> Tensor:
+    z, u, dt, k, q = _projections(args, conv)
+    first = slice(None, None, u.shape[-1] // heads)  # channel of each head
+    reverse = [bool(flag) for flag in args.reverse]
+    D, bias = args.D, args.dt_bias[:, first]
+    y = scan_chunked(u, dt[..., first], k, q, D=D, dt_bias=bias, reverse=reverse, max_eps=max_eps)
+    return y.mean(0) * F.silu(z)
 
 
 def _shared(
@@ -177,6 +201,7 @@ _run_cuda = _register(cuda, 4, _fake_cuda)
 torch.library.define(
     "vilonghorn::mamba_inner",
     "(Tensor xz, Tensor conv_weight, Tensor conv_bias, Tensor x_proj, Tensor dt_proj, Tensor dt_bias, Tensor? A, "
-    "Tensor D, Tensor? scan_norm, str rule, int[] reverse, SymInt[]? grid=None) -> Tensor",
+    "Tensor D, Tensor? scan_norm, str rule, int[] reverse, SymInt[]? grid=None, int? heads=None, float max_eps=1.0) "
+    "-> Tensor",
 )
 torch.library.impl("vilonghorn::mamba_inner", "CompositeImplicitAutograd", mamba_inner)

@@ -1,0 +1,106 @@
+"""The exact rule with one beta for a head, in chunks of tokens: products of matrices, and a loop over chunks only.
+
+Within a chunk, the numbers that the tokens add to the state solve a triangular system (WY form, Yang et al., arXiv
+2406.06484), because all channels of a head share keys and eps. In plain torch, for any device; autograd derives it.
+"""
+
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ._torch import captured_loop
+from .conv import flip_reversed
+from .reference import step_size
+from .validate import autocast_dtype
+
+CHUNK = 16  # tokens; a power of two
+
+
+def scan_chunked(
+    x: Tensor,
+    dt: Tensor,
+    k: Tensor,
+    q: Tensor,
+    *,
+    D: Tensor | None = None,
+    dt_bias: Tensor | None = None,
+    reverse: Sequence[bool] = (False,),
+    max_eps: float = 1.0,
+    chunk: int = CHUNK,
+) -> Tensor:
+    """Runs `scan` with rule "longhorn_exact" for heads: runs of channels with one dt.
+
+    Args:
+        x: values, (G, B, L, D).
+        dt: steps before bias and gate, (G, B, L, H); H divides D.
+        k: keys, (G, B, L, N).
+        q: queries, (G, B, L, N).
+        D: skip weights, (G, D). Default: no skip.
+        dt_bias: bias of dt, (G, H). Default: none.
+        reverse: a flag for each direction.
+        max_eps: factor of eps, up to 2. A token leaves 1 - eps |k|^2 of what the state holds along k, so with 2 down to
+            -1 of it (Grazzi et al., arXiv 2411.12537).
+        chunk: tokens of a chunk, a power of two. The result is the same up to rounding.
+
+    Returns:
+        y, (G, B, L, D), of x's dtype; sums are float32 (float64 for float64 inputs).
+
+    Raises:
+        ValueError: H does not divide D.
+    """
+    if autocast_dtype(x) is not None:  # states stay in float32
+        with torch.autocast(x.device.type, enabled=False):
+            return scan_chunked(x, dt, k, q, D=D, dt_bias=dt_bias, reverse=reverse, max_eps=max_eps, chunk=chunk)
+    (_, _, L, width), H, N, dtype = x.shape, dt.shape[-1], k.shape[-1], x.dtype
+    if width % H:
+        raise ValueError(f"scan_chunked: dt has {H} heads, expected a divisor of the {width} channels")
+    compute = torch.promote_types(dtype, torch.float32)
+    skip = 0.0 if D is None else D.to(compute)[:, None, None] * x.to(compute)
+    x, dt, k, q = (torch.stack(flip_reversed(t.to(compute), reverse)) for t in (x, dt, k, q))
+    dt = dt if dt_bias is None else dt + dt_bias.to(compute)[:, None, None]
+    eps = max_eps * step_size("longhorn_exact", dt, k)
+    missing = -L % chunk  # tokens that add nothing fill the last chunk
+    missing += 0 if isinstance(L, int) else chunk  # an exported graph is for two chunks or more
+    x, eps, k, q = (F.pad(t, (0, 0, 0, missing)).unflatten(2, (-1, chunk)) for t in (x, eps, k, q))
+    x = x.unflatten(-1, (H, -1)).transpose(3, 4)  # (G, B, chunks, H, C, P)
+    k, q, eps = k.unsqueeze(3), q.unsqueeze(3), eps.mT.unsqueeze(-1)  # (..., 1, C, N) twice, (..., H, C, 1)
+    # Token i adds k_i u_i^T to the state. u solves (1 + tril(eps k k^T)) u = eps (x - k S), S being that of the start.
+    inverse = invert_unit_triangular((eps * (k @ k.mT)).tril(-1))
+    added = inverse @ (eps * torch.cat([x, k.expand(*x.shape[:-1], N)], -1))
+    seen = (q @ k.mT).tril() @ added
+    u, w = added.split([x.shape[-1], N], -1)
+    y, read = seen.split([x.shape[-1], N], -1)
+    kept = torch.eye(N, dtype=compute, device=x.device) - k.mT @ w  # (..., N, N)
+    y = y + (q - read) @ _states(kept, k.mT @ u)
+    y = y.transpose(3, 4).flatten(4).flatten(2, 3)[:, :, :L]
+    return (torch.stack(flip_reversed(y, reverse)) + skip).to(dtype)
+
+
+def _states(kept: Tensor, added: Tensor) -> Tensor:
+    """The states before each chunk, (G, B, chunks, H, N, P): S <- kept S + added, (..., N, N) and (..., N, P)."""
+    state, states = torch.zeros_like(added[:, :, 0]), []
+    if not isinstance(added.shape[2], int):  # an exported graph for any number of tokens
+        changing = tuple(t.movedim(2, 0).clone(memory_format=torch.contiguous_format) for t in (kept, added))
+        return captured_loop(lambda s, chunk: (chunk[0] @ s + chunk[1], s.clone()), state, changing)[1].movedim(0, 2)
+    for keep, add in zip(kept.unbind(2), added.unbind(2)):
+        states.append(state)
+        state = keep @ state + add
+    return torch.stack(states, 2)
+
+
+def invert_unit_triangular(lower: Tensor) -> Tensor:
+    """The inverse of 1 + lower, (..., C, C) with C a power of two and zeros from the diagonal on.
+
+    The blocks on the diagonal are inverted, of 1, 2, 4, ... rows: two of them and the block below the first, A, give
+    ((X, 0), (-Y A X, Y)). Nothing grows, as powers of `lower` could.
+    """
+    C = lower.shape[-1]
+    row, column = torch.arange(C, device=lower.device).unsqueeze(1), torch.arange(C, device=lower.device)
+    inverse, size = torch.eye(C, dtype=lower.dtype, device=lower.device), 1
+    while size < C:
+        below = (row // size == column // size + 1) & (row // size % 2 == 1)
+        inverse = inverse - inverse @ (lower * below) @ inverse
+        size *= 2
+    return inverse
