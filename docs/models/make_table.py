@@ -25,7 +25,7 @@ MARK = re.compile(r"(<!-- models[^>]*-->\n).*?(<!-- end of models -->)", re.DOTA
 SIZES = (224, 512)
 ORDER = ("nano", "tiny", "small", "base")
 FAMILIES = ("vilonghorn", "vim")
-TOKENS = ("", "stride8", "sfp")
+TOKENS = ("", "stride8", "patch8", "sfp")
 
 
 class Cost(NamedTuple):

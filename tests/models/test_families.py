@@ -3,6 +3,7 @@
 import pytest
 import timm
 import torch
+from PIL import Image, ImageDraw
 from timm.models import get_pretrained_cfg
 
 import vilonghorn  # noqa: F401  (registers the models)
@@ -41,9 +42,11 @@ def test_the_families_are_listed_by_timm():
     names += [
         *(f"{name}_sfp" for name in names),
         *(f"{name}_stride8" for name in names if name[:4] in ("tiny", "smal")),
+        "nano_patch8",
     ]
     assert set(timm.list_models(module="vilonghorn")) == {f"vilonghorn_{name}" for name in names}
-    assert set(timm.list_models(module="vim")) == {f"vim_{n}" for n in names if "exact" not in n and "shared" not in n}
+    vim = {f"vim_{name}" for name in names if not any(form in name for form in ("exact", "shared", "patch8"))}
+    assert set(timm.list_models(module="vim")) == vim
     assert timm.models.model_entrypoint("vim_tiny") is vilonghorn.models.vim.vim_tiny
     assert "stride=8" in vilonghorn.models.vilonghorn.vilonghorn_tiny_shared_stride8.__doc__
 
@@ -123,6 +126,26 @@ def test_vim_fetches_its_authors_files(name, repository, file, monkeypatch):
     with pytest.raises(Asked) as asked:
         timm.create_model(name, pretrained=True)
     assert asked.value.args == (repository, file)
+
+
+def test_weights_in_the_package_name_what_is_drawn():
+    image = Image.new("RGB", (64, 64), "white")
+    draw = ImageDraw.Draw(image)
+    draw.line([(32, 8), (32, 56)], "black", 6)
+    draw.line([(8, 32), (56, 32)], "black", 6)
+    loaded = vilonghorn.load("vilonghorn_nano_patch8.icons480", device="cpu")
+    with torch.no_grad():
+        scores = loaded.model(loaded.transform(image)[None])[0]
+    assert loaded.class_name(int(scores.argmax())) in ("add", "plus")
+    assert loaded.model.patch_embed.grid_size == (8, 8) and len(loaded.class_names) == 480 == len(scores)
+
+
+def test_weights_in_the_package_are_a_start_for_other_classes_and_sizes():
+    own = dict(num_classes=3, img_size=96, in_chans=1)
+    model = timm.create_model("vilonghorn_nano_patch8", pretrained=True, **own)
+    source = timm.create_model("vilonghorn_nano_patch8", pretrained=True)
+    assert torch.equal(model.blocks[2].mixer.x_proj, source.blocks[2].mixer.x_proj)
+    assert model(torch.zeros(1, 1, 96, 96)).shape == (1, 3)
 
 
 def test_unknown_arguments_and_names_are_refused():

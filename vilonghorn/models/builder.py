@@ -1,9 +1,10 @@
 """Sizes, default configurations and construction of the registered models."""
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, TypeVar
 
-from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
+from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD, IMAGENET_INCEPTION_MEAN, IMAGENET_INCEPTION_STD
 from timm.models import build_model_with_cfg, resolve_pretrained_cfg
 
 from ._transformers import keep_names
@@ -19,6 +20,10 @@ BASE = dict(embed_dim=768, depth=24)
 # With a feature pyramid; the larger sizes have the default of 256 channels.
 NANO_SFP = NANO | dict(pyramid_channels=64)
 TINY_SFP = TINY | dict(pyramid_channels=128)
+# For small images.
+PATCH8 = dict(patch_size=8, global_pool="avg")
+
+WEIGHTS = Path(__file__).parents[1] / "weights"
 
 Model = TypeVar("Model", bound=VisionSSM)
 
@@ -39,6 +44,19 @@ def default_cfg(**entries: Any) -> dict[str, Any]:
         "license": "apache-2.0",
         **entries,
     }
+
+
+def icons_cfg(name: str) -> dict[str, Any]:
+    """Configuration of weights in this package, trained on icons at 64 px: docs/models/icons480.md."""
+    return default_cfg(
+        file=str(WEIGHTS / f"{name}.icons480.safetensors"),
+        num_classes=480,
+        label_names=tuple((WEIGHTS / "icons480.txt").read_text(encoding="utf-8").splitlines()),
+        input_size=(3, 64, 64),
+        crop_pct=1.0,
+        mean=IMAGENET_INCEPTION_MEAN,
+        std=IMAGENET_INCEPTION_STD,
+    )
 
 
 def build_model(

@@ -2,12 +2,13 @@
 
 `vilonghorn_*` uses the diagonal update that the paper trains, `vilonghorn_*_exact` the closed form before its diagonal
 approximation, and `vilonghorn_*_shared` the diagonal update with directions that share their projections.
-`*_stride8` has overlapping patches, `*_sfp` a feature pyramid. All arguments and their defaults are in `trunk.py`.
+`*_stride8` has overlapping patches, `*_patch8` patches of 8 pixels, `*_sfp` a feature pyramid. All arguments and their
+defaults are in `trunk.py`.
 """
 
 from timm.models import generate_default_cfgs, register_model
 
-from .builder import BASE, NANO, NANO_SFP, SMALL, TINY, TINY_SFP, build_model, default_cfg
+from .builder import BASE, NANO, NANO_SFP, PATCH8, SMALL, TINY, TINY_SFP, build_model, default_cfg, icons_cfg
 from .pyramid import PyramidSSM
 from .trunk import VisionSSM
 
@@ -20,6 +21,7 @@ default_cfgs = generate_default_cfgs(
     {
         **{name: default_cfg() for name in _NAMES},
         **{f"{name}_stride8": default_cfg() for name in _NAMES if "tiny" in name or "small" in name},
+        "vilonghorn_nano_patch8.icons480": icons_cfg("vilonghorn_nano_patch8"),
         **{f"{name}_sfp": default_cfg(num_classes=0, fixed_input_size=False) for name in _NAMES},
     }
 )
@@ -131,6 +133,12 @@ def vilonghorn_tiny_shared_stride8(pretrained: bool = False, **kwargs) -> Vision
 def vilonghorn_small_shared_stride8(pretrained: bool = False, **kwargs) -> VisionSSM:
     """Vision Longhorn small, shared directions, overlapping patches (stride=8)."""
     return build_model(VisionSSM, "vilonghorn_small_shared_stride8", pretrained, SMALL | SHARED | STRIDE8 | kwargs)
+
+
+@register_model
+def vilonghorn_nano_patch8(pretrained: bool = False, **kwargs) -> VisionSSM:
+    """Vision Longhorn nano, patches of 8 pixels (patch_size=8), average of the patches (global_pool="avg")."""
+    return build_model(VisionSSM, "vilonghorn_nano_patch8", pretrained, NANO | PATCH8 | kwargs)
 
 
 @register_model

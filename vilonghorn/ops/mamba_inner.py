@@ -105,10 +105,11 @@ def mamba_inner(
         return _exportable(args)
     if cpu.unavailable(xz.device.type) is None:
         return _run_cpu(args)
-    validate_mamba_inner(args)
     dtype = autocast_dtype(xz) or xz.dtype
-    if choose_conv(xz.device.type, dtype, None) == cuda.NAME and cuda.takes_mamba_inner(args, dtype):
-        return _run_cuda(args._replace(xz=xz.to(dtype), x_proj=x_proj.to(dtype), dt_proj=dt_proj.to(dtype)))
+    if choose_conv(xz.device.type, dtype, None) == cuda.NAME:
+        validate_mamba_inner(args)
+        if cuda.takes_mamba_inner(args, dtype):
+            return _run_cuda(args._replace(xz=xz.to(dtype), x_proj=x_proj.to(dtype), dt_proj=dt_proj.to(dtype)))
     return mamba_inner_composed(args)
 
 

@@ -1,0 +1,85 @@
+"""Makes the weights in vilonghorn/weights from the runs of the study `icons`, and docs/models/icons480.json from them.
+
+    python docs/models/icons480.py runs/studies/icons docs/comparison/partial/icons.json
+
+in the root of a checkout, where data/icons is. Of a rule, the run with the best validation top-1 at its chosen rate
+is taken. Its last weights are rounded to float16, and measured on the test split through `timm.create_model`.
+"""
+
+import json
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import timm
+import torch
+
+import vilonghorn  # noqa: F401  (registers the models)
+from vilonghorn.data.files import atomic_write, write_json
+from vilonghorn.engine import evaluate, load_config
+from vilonghorn.engine.build import autocast, build_loader
+from vilonghorn.engine.checkpoint import RunDirectory, load_weights, save_weights
+from vilonghorn.models.builder import WEIGHTS
+from vilonghorn.study.cell import data_file, run_directory, scores
+from vilonghorn.study.plan import Cell
+from vilonghorn.study.results import read_report
+from vilonghorn.tools.markdown import fill_page, markdown
+
+NAMES = {"longhorn": "vilonghorn_nano_patch8"}  # by candidate of the study
+TASK = "icons"
+RESULTS = Path("docs/models/icons480.json")
+PAGE = Path("docs/models/icons480.md")
+
+
+def main(folder: Path, results: Path) -> None:
+    """Writes the weights, their class names, the figures and the table of the page."""
+    report, rows = read_report(results), []
+    for candidate, name in NAMES.items():
+        run = max(report.tested(TASK, candidate).values(), key=lambda run: run["val"]["top1"])
+        cell = Cell(TASK, candidate, run["rate"], run["seed"])
+        directory = run_directory(folder, cell)
+        weights, record = load_weights(RunDirectory(directory).weights("last"))
+        half = {name: value.half() for name, value in weights.items()}
+        if wrong := [name for name, value in half.items() if not torch.isfinite(value).all()]:
+            raise ValueError(f"{directory}: {', '.join(wrong)} are beyond float16")
+        file = WEIGHTS / f"{name}.icons480.safetensors"
+        save_weights(file, half, {"model": name, "study": report.study, "rate": cell.rate, "seed": cell.seed})
+        with atomic_write(WEIGHTS / "icons480.txt", "w") as target:
+            target.write("".join(f"{label}\n" for label in record["class_names"]))
+        test = report.plan.tasks[TASK].test_datasets()["64"]
+        config = load_config(directory / "config.yaml")
+        config = replace(config, data=replace(config.data, val=str(data_file(folder, test))))
+        loader = build_loader(config, torch.device("cpu"), training=False)
+        model = timm.create_model(name, pretrained=True, pretrained_cfg_overlay={"file": str(file)})
+        measured = evaluate({"model": model}, loader, amp=autocast("off", torch.device("cpu")))["model"]
+        row = {"model": f"{name}.icons480", "rate": cell.rate, "seed": cell.seed, "commit": run["commit"]}
+        row |= {"parameters": run["parameters"], "bytes": file.stat().st_size, "images": loader.num_samples}
+        rows.append(row | scores(measured))
+        print(rows[-1], flush=True)
+    write_json(RESULTS, {"command": ["python", "docs/models/icons480.py", *map(str, (folder, results))], "rows": rows})
+    write_page()
+
+
+def write_page() -> None:
+    """Puts the table of the figures into the page."""
+    lines = [
+        {
+            "model": f"`{row['model']}`",
+            "parameters": f"{row['parameters']:,}",
+            "file, MB": f"{row['bytes'] / 1e6:.2f}",
+            "top-1, %": f"{row['top1']:.1f}",
+            "top-5, %": f"{row['top5']:.1f}",
+            "learning rate": f"{row['rate']:g}",
+            "seed": str(row["seed"]),
+        }
+        for row in json.loads(RESULTS.read_text(encoding="utf-8"))["rows"]
+    ]
+    text = fill_page(PAGE.read_text(encoding="utf-8"), "weights", markdown(lines))
+    with atomic_write(PAGE, "w") as target:
+        target.write(text)
+
+
+if __name__ == "__main__":
+    if len(sys.argv) != 3:
+        sys.exit(__doc__)
+    main(*map(Path, sys.argv[1:]))
