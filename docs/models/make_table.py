@@ -75,7 +75,7 @@ def table() -> str:
     lines = []
     for name in names():
         model = timm.create_model(name, device="meta")
-        mixer, (H, W) = model.blocks[0].mixer, model.patch_embed.grid_size
+        mixer, (H, W) = model.blocks[0].mixer, model.patch_embed.dynamic_feat_size((224, 224))
         costs = {size: cost(name, size) for size in SIZES}
         line = {
             "model": f"`{name}`",
