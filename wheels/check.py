@@ -25,7 +25,8 @@ def check(wheel: Path) -> str:
     wrong, sizes = [], []
     with zipfile.ZipFile(wheel) as archive:
         names = {name for name in archive.namelist() if not name.endswith("/")}
-        sources = {path.relative_to(ROOT).as_posix() for path in (ROOT / "vilonghorn").rglob("*.py")}
+        files = *(ROOT / "vilonghorn").rglob("*.py"), *(ROOT / "vilonghorn" / "weights").iterdir()
+        sources = {path.relative_to(ROOT).as_posix() for path in files}
         sources |= {"vilonghorn/py.typed", *(f"vilonghorn/_lib/{name}.h" for name in ("vilonghorn", "vilonghorn_aoti"))}
         wrong += [f"{name} is missing" for name in sorted(sources - names)]
         wrong += [f"{name} is no part of the package" for name in names if not name.startswith("vilonghorn")]
