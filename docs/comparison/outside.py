@@ -3,8 +3,8 @@
     python docs/comparison/outside.py            # all tasks
     python docs/comparison/outside.py parity mqar64
 
-in the root of a checkout. A finished run is a line of docs/comparison/outside.json and is not run again. The tables are
-made by `tables`, for docs/comparison/make.py.
+in the root of a checkout. A finished run is a line of docs/comparison/outside.json and is not run again. `tables`
+makes a table of the runs; no page has it yet. The published figures are still to be checked against their source.
 
 Sources of the tasks: parity in Grazzi et al., arXiv 2411.12537; MQAR in Arora et al., arXiv 2312.04927; the others in
 MAD, Poli et al., arXiv 2403.17844. Training is cut: see `Task.epochs`. One learning rate and one seed a run.
@@ -24,6 +24,7 @@ import torch
 import torch.nn.functional as F
 from numpy.random import Generator, default_rng
 from timm.layers import SwiGLU
+from timm.optim import create_optimizer_v2
 from torch import Tensor, nn
 
 from vilonghorn.data.files import write_json
@@ -199,10 +200,7 @@ def train(name: str, rule: str, seed: int = 0) -> dict:
     task, rng, start = TASKS[name], default_rng([seed, 0]), time.monotonic()
     torch.manual_seed(seed)
     model = Sequences(task, rule, decode=name == DECODED)
-    groups = [[p for p in model.parameters() if (p.dim() > 1) == decayed] for decayed in (True, False)]
-    optimizer = torch.optim.AdamW(
-        [{"params": groups[0], "weight_decay": 0.1}, {"params": groups[1], "weight_decay": 0.0}], lr=task.rate
-    )
+    optimizer = create_optimizer_v2(model, opt="adamw", lr=task.rate, weight_decay=0.1)
     count = task.train or 12_800
     updates = task.epochs * max(1, count // task.batch)
     warmup = torch.optim.lr_scheduler.LinearLR(optimizer, 0.01, total_iters=updates // 20)

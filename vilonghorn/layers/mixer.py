@@ -14,7 +14,7 @@ from torch import Tensor, fx, nn
 
 from ..ops.backends import cpu
 from ..ops.mamba_inner import mamba_inner
-from ..ops.validate import MAX_CONV, MAX_STATE, RULES, autocast_dtype, check_flags
+from ..ops.validate import MAX_CONV, MAX_STATE, RULES, autocast_dtype, check_flags, check_max_eps
 from .norm import to_fp32
 
 # Range and lower limit of Mamba's initial step sizes, softplus(dt_bias).
@@ -90,13 +90,7 @@ class Mixer(nn.Module):
             raise ValueError(f"directions is {directions!r}, expected one of {', '.join(map(repr, DIRECTIONS))}")
         if heads is not None and rule == "mamba":
             raise ValueError("heads are for the rules 'longhorn' and 'longhorn_exact'; rule 'mamba' has no beta")
-        if not 0 < max_eps <= 2:
-            raise ValueError(f"max_eps is {max_eps}, expected more than 0 and at most 2")
-        if max_eps != 1 and (rule, directions, heads is None) != ("longhorn_exact", "separate", False):
-            raise ValueError(
-                f"max_eps is {max_eps} with rule {rule!r}, {directions} directions and heads {heads}; expected rule "
-                "'longhorn_exact', separate directions and a number of heads"
-            )
+        check_max_eps(max_eps, rule, heads, directions == "shared")
         kernel = tuple(d_conv) if isinstance(d_conv, (tuple, list)) else (d_conv,)
         if len(kernel) > 1 and (len(kernel) > 2 or not all(isinstance(k, int) and k > 0 and k % 2 for k in kernel)):
             raise ValueError(f"d_conv is {d_conv}, expected a number of tokens, or an odd height and an odd width")

@@ -66,7 +66,7 @@ def scan_chunked(
     x, eps, k, q = (F.pad(t, (0, 0, 0, missing)).unflatten(2, (-1, chunk)) for t in (x, eps, k, q))
     x = x.unflatten(-1, (H, -1)).transpose(3, 4)  # (G, B, chunks, H, C, P)
     k, q, eps = k.unsqueeze(3), q.unsqueeze(3), eps.mT.unsqueeze(-1)  # (..., 1, C, N) twice, (..., H, C, 1)
-    # Token i adds k_i u_i^T to the state. u solves (1 + tril(eps k k^T)) u = eps (x - k S), S being that of the start.
+    # Token i adds k_i u_i^T to the state. With S, the state before the chunk, (1 + tril(eps k k^T)) u = eps (x - k S).
     inverse = invert_unit_triangular((eps * (k @ k.mT)).tril(-1))
     added = inverse @ (eps * torch.cat([x, k.expand(*x.shape[:-1], N)], -1))
     seen = (q @ k.mT).tril() @ added

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from .backends import BACKENDS, Backend, choose_conv
 from .register import register_op
-from .scan_order import insert_class_tokens, prefix_first
+from .scan_order import insert_class_tokens, split_class_tokens
 from .validate import ConvArguments, autocast_dtype, check_flags, validate_conv
 
 
@@ -102,9 +102,8 @@ def conv2d_silu(x: Tensor, weight: Tensor, bias: Tensor, grid: Sequence[int]) ->
     dtype = autocast_dtype(x) or x.dtype
     x, weight, bias = x.to(dtype), weight.to(dtype), bias.to(dtype)
     first, x, last = x.tensor_split((ends, x.shape[1] - ends), 1)
-    x = prefix_first(x, num_class_tokens)
-    tokens, maps = x[:, :num_class_tokens], x[:, num_class_tokens:].mT.unflatten(2, (rows, columns))
-    maps = maps.contiguous(memory_format=torch.channels_last)  # a view is several times slower
+    tokens, patches = split_class_tokens(x, num_class_tokens)
+    maps = patches.mT.unflatten(2, (rows, columns))  # contiguous in channels_last: others are several times slower
     outputs = []
     for w, b in zip(weight.unbind(0), bias.unbind(0)):
         y = F.conv2d(maps, w[:, None], b, padding=(height // 2, width // 2), groups=w.shape[0]).flatten(2).mT

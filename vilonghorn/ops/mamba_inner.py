@@ -19,7 +19,14 @@ from .conv import conv2d_silu, conv_silu, conv_silu_scan_order, flip_reversed
 from .norm import rms_norm
 from .register import is_native_export, register_op
 from .scan import scan
-from .validate import MambaInnerArguments, autocast_dtype, check_flags, saved_state_dtype, validate_mamba_inner
+from .validate import (
+    MambaInnerArguments,
+    autocast_dtype,
+    check_flags,
+    check_max_eps,
+    saved_state_dtype,
+    validate_mamba_inner,
+)
 
 SCAN_NORM_EPS = 1e-6
 
@@ -89,14 +96,10 @@ def mamba_inner(
                 "None; give grid=(rows, columns), or a convolution over the sequence (an integer d_conv)"
             )
         conv = lambda x, weight, bias, reverse: conv2d_silu(x, conv_weight, bias, grid)  # noqa: E731
-    if max_eps != 1 or heads is not None and is_exportable() and not is_native_export():
-        if heads is not None and rule == "longhorn_exact" and scan_norm is None:
+    check_max_eps(max_eps, rule, heads, scan_norm is not None)
+    if heads is not None and rule == "longhorn_exact" and scan_norm is None:
+        if max_eps != 1 or is_exportable() and not is_native_export():
             return _chunked(args, heads, max_eps, conv)
-        if max_eps != 1:
-            raise ValueError(
-                f"mamba_inner: max_eps is {max_eps} with rule {rule!r} and heads {heads}; expected rule "
-                "'longhorn_exact', a number of heads, and separate directions"
-            )
     if scan_norm is not None:
         return _shared(args, scan_norm, reverse, conv)
     if is_2d:

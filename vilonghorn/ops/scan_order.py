@@ -28,6 +28,18 @@ def insert_class_tokens(patches: Tensor, class_tokens: Tensor, num_class_tokens:
 
 def prefix_first(x: Tensor, num_class_tokens: int = 1) -> Tensor:
     """Inverse of `insert_class_tokens`: (B, P + M, C) in scan order to class tokens first, then patches."""
+    tokens, patches = _parts(x, num_class_tokens)
+    return torch.cat(tokens + patches, dim=1)
+
+
+def split_class_tokens(x: Tensor, num_class_tokens: int = 1) -> tuple[Tensor, Tensor]:
+    """The class tokens (B, P, C) and the patches (B, M, C), each contiguous, of x (B, P + M, C) in scan order."""
+    tokens, patches = _parts(x, num_class_tokens)
+    return torch.cat(tokens + [x[:, :0]], dim=1), torch.cat(patches, dim=1)
+
+
+def _parts(x: Tensor, num_class_tokens: int) -> tuple[list[Tensor], list[Tensor]]:
+    """The class tokens, and the runs of patches between them."""
     tokens: list[Tensor] = []
     patches: list[Tensor] = []
     start = 0
@@ -36,7 +48,7 @@ def prefix_first(x: Tensor, num_class_tokens: int = 1) -> Tensor:
         tokens += [x[:, end : end + 1]]
         patches += [x[:, start:end]]
         start = end + 1
-    return torch.cat(tokens + patches + [x[:, start:]], dim=1)
+    return tokens, patches + [x[:, start:]]
 
 
 @register_notrace_function
