@@ -1,9 +1,10 @@
 """Makes the weights in vilonghorn/weights from the runs of the study `icons`, and docs/models/icons480.json from them.
 
-    python docs/models/icons480.py runs/studies/icons docs/comparison/partial/icons.json
+    python docs/models/icons480.py runs/studies/icons docs/comparison/icons.json
 
-in the root of a checkout, where data/icons is. Of a rule, the run with the best validation top-1 at its chosen rate
-is taken. Its last weights are rounded to float16, and measured on the test split through `timm.create_model`.
+in the root of a checkout, where data/icons is. Of each rule, of the runs in the folder at the chosen rate, the one with
+the best validation top-1 is taken. Its last weights are rounded to float16, and measured on the test split through
+`timm.create_model`. Weights that are there are kept: remove their file to make them anew.
 """
 
 import json
@@ -21,11 +22,14 @@ from vilonghorn.engine.build import autocast, build_loader
 from vilonghorn.engine.checkpoint import RunDirectory, load_weights, save_weights
 from vilonghorn.models.builder import WEIGHTS
 from vilonghorn.study.cell import data_file, run_directory, scores
-from vilonghorn.study.plan import Cell
-from vilonghorn.study.results import read_report
+from vilonghorn.study.results import cell_of, read_report
 from vilonghorn.tools.markdown import fill_page, markdown
 
-NAMES = {"longhorn": "vilonghorn_nano_patch8"}  # by candidate of the study
+NAMES = {  # by candidate of the study
+    "longhorn": "vilonghorn_nano_patch8",
+    "exact": "vilonghorn_nano_exact_patch8",
+    "mamba": "vim_nano_patch8",
+}
 TASK = "icons"
 RESULTS = Path("docs/models/icons480.json")
 PAGE = Path("docs/models/icons480.md")
@@ -33,16 +37,20 @@ PAGE = Path("docs/models/icons480.md")
 
 def main(folder: Path, results: Path) -> None:
     """Writes the weights, their class names, the figures and the table of the page."""
-    report, rows = read_report(results), []
+    report = read_report(results)
+    rows = {row["model"]: row for row in json.loads(RESULTS.read_text(encoding="utf-8"))["rows"]}
     for candidate, name in NAMES.items():
-        run = max(report.tested(TASK, candidate).values(), key=lambda run: run["val"]["top1"])
-        cell = Cell(TASK, candidate, run["rate"], run["seed"])
+        file = WEIGHTS / f"{name}.icons480.safetensors"
+        if file.exists():
+            continue
+        runs = [(run["val"]["top1"], cell_of(run), run) for run in report.tested(TASK, candidate).values()]
+        runs = [found for found in runs if run_directory(folder, found[1]).exists()]
+        _, cell, run = max(runs, key=lambda found: found[0])
         directory = run_directory(folder, cell)
         weights, record = load_weights(RunDirectory(directory).weights("last"))
         half = {name: value.half() for name, value in weights.items()}
         if wrong := [name for name, value in half.items() if not torch.isfinite(value).all()]:
             raise ValueError(f"{directory}: {', '.join(wrong)} are beyond float16")
-        file = WEIGHTS / f"{name}.icons480.safetensors"
         save_weights(file, half, {"model": name, "study": report.study, "rate": cell.rate, "seed": cell.seed})
         with atomic_write(WEIGHTS / "icons480.txt", "w") as target:
             target.write("".join(f"{label}\n" for label in record["class_names"]))
@@ -54,9 +62,10 @@ def main(folder: Path, results: Path) -> None:
         measured = evaluate({"model": model}, loader, amp=autocast("off", torch.device("cpu")))["model"]
         row = {"model": f"{name}.icons480", "rate": cell.rate, "seed": cell.seed, "commit": run["commit"]}
         row |= {"parameters": run["parameters"], "bytes": file.stat().st_size, "images": loader.num_samples}
-        rows.append(row | scores(measured))
-        print(rows[-1], flush=True)
-    write_json(RESULTS, {"command": ["python", "docs/models/icons480.py", *map(str, (folder, results))], "rows": rows})
+        rows[file.stem] = row | scores(measured)
+        print(rows[file.stem], flush=True)
+    command = ["python", "docs/models/icons480.py", *map(str, (folder, results))]
+    write_json(RESULTS, {"command": command, "rows": [rows[f"{name}.icons480"] for name in NAMES.values()]})
     write_page()
 
 

@@ -43,9 +43,10 @@ def test_the_families_are_listed_by_timm():
         *(f"{name}_sfp" for name in names),
         *(f"{name}_stride8" for name in names if name[:4] in ("tiny", "smal")),
         "nano_patch8",
+        "nano_exact_patch8",
     ]
     assert set(timm.list_models(module="vilonghorn")) == {f"vilonghorn_{name}" for name in names}
-    vim = {f"vim_{name}" for name in names if not any(form in name for form in ("exact", "shared", "patch8"))}
+    vim = {f"vim_{name}" for name in names if not any(form in name for form in ("exact", "shared"))}
     assert set(timm.list_models(module="vim")) == vim
     assert timm.models.model_entrypoint("vim_tiny") is vilonghorn.models.vim.vim_tiny
     assert "stride=8" in vilonghorn.models.vilonghorn.vilonghorn_tiny_shared_stride8.__doc__
@@ -128,12 +129,13 @@ def test_vim_fetches_its_authors_files(name, repository, file, monkeypatch):
     assert asked.value.args == (repository, file)
 
 
-def test_weights_in_the_package_name_what_is_drawn():
+@pytest.mark.parametrize("name", ["vilonghorn_nano_patch8", "vilonghorn_nano_exact_patch8", "vim_nano_patch8"])
+def test_weights_in_the_package_name_what_is_drawn(name):
     image = Image.new("RGB", (64, 64), "white")
     draw = ImageDraw.Draw(image)
     draw.line([(32, 8), (32, 56)], "black", 6)
     draw.line([(8, 32), (56, 32)], "black", 6)
-    loaded = vilonghorn.load("vilonghorn_nano_patch8.icons480", device="cpu")
+    loaded = vilonghorn.load(f"{name}.icons480", device="cpu")
     with torch.no_grad():
         scores = loaded.model(loaded.transform(image)[None])[0]
     assert loaded.class_name(int(scores.argmax())) in ("add", "plus")

@@ -21,7 +21,7 @@ default_cfgs = generate_default_cfgs(
     {
         **{name: default_cfg() for name in _NAMES},
         **{f"{name}_stride8": default_cfg() for name in _NAMES if "tiny" in name or "small" in name},
-        "vilonghorn_nano_patch8.icons480": icons_cfg("vilonghorn_nano_patch8"),
+        **{f"{name}.icons480": icons_cfg(name) for name in ("vilonghorn_nano_patch8", "vilonghorn_nano_exact_patch8")},
         **{f"{name}_sfp": default_cfg(num_classes=0, fixed_input_size=False) for name in _NAMES},
     }
 )
@@ -139,6 +139,12 @@ def vilonghorn_small_shared_stride8(pretrained: bool = False, **kwargs) -> Visio
 def vilonghorn_nano_patch8(pretrained: bool = False, **kwargs) -> VisionSSM:
     """Vision Longhorn nano, patches of 8 pixels (patch_size=8), average of the patches (global_pool="avg")."""
     return build_model(VisionSSM, "vilonghorn_nano_patch8", pretrained, NANO | PATCH8 | kwargs)
+
+
+@register_model
+def vilonghorn_nano_exact_patch8(pretrained: bool = False, **kwargs) -> VisionSSM:
+    """Vision Longhorn nano, exact rule, patches of 8 pixels, average of the patches."""
+    return build_model(VisionSSM, "vilonghorn_nano_exact_patch8", pretrained, NANO | EXACT | PATCH8 | kwargs)
 
 
 @register_model

@@ -10,7 +10,7 @@ from timm.models import generate_default_cfgs, register_model
 from torch import Tensor
 
 from ..layers import insert_class_tokens, prefix_first
-from .builder import BASE, NANO, NANO_SFP, SMALL, TINY, TINY_SFP, Model, build_model, default_cfg
+from .builder import BASE, NANO, NANO_SFP, PATCH8, SMALL, TINY, TINY_SFP, Model, build_model, default_cfg, icons_cfg
 from .pyramid import PyramidSSM
 from .trunk import VisionSSM
 from .weights import fit_state_dict, unwrap
@@ -41,6 +41,7 @@ default_cfgs = generate_default_cfgs(
         "vim_base.in1k": _hub(*_BASE),
         "vim_tiny_stride8.in1k": _hub(*_TINY_STRIDE8),
         "vim_small_stride8": default_cfg(),
+        "vim_nano_patch8.icons480": icons_cfg("vim_nano_patch8"),
         "vim_nano_sfp": default_cfg(**_SFP),
         "vim_tiny_sfp.in1k": _hub(*_TINY, **_SFP),
         "vim_small_sfp.in1k": _hub(*_SMALL, **_SFP),
@@ -173,6 +174,12 @@ def vim_tiny_stride8(pretrained: bool = False, **kwargs) -> VisionSSM:
 def vim_small_stride8(pretrained: bool = False, **kwargs) -> VisionSSM:
     """Vision Mamba small, overlapping patches (stride=8)."""
     return _build(VisionSSM, "vim_small_stride8", pretrained, SMALL | dict(stride=8) | kwargs)
+
+
+@register_model
+def vim_nano_patch8(pretrained: bool = False, **kwargs) -> VisionSSM:
+    """Vision Mamba nano, patches of 8 pixels, average of the patches; embed_dim=92, for Longhorn's parameters."""
+    return _build(VisionSSM, "vim_nano_patch8", pretrained, NANO | PATCH8 | dict(embed_dim=92) | kwargs)
 
 
 @register_model
