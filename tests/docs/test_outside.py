@@ -57,7 +57,13 @@ def test_a_run_is_kept_and_not_made_again(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(outside, "RESULTS", tmp_path / "outside.json")
     outside.main([])
     assert capsys.readouterr().out.count("'task': 'memorization'") == 1
+    (run,) = outside.read_runs()
+    assert run["epochs"] == len(run["validation"]) == 3 and 0 <= run["tests"]["accuracy"] <= 100
     outside.main([])
-    assert capsys.readouterr().out == ""
-    table = outside.tables()
-    assert "| memorization | at most 3 / 200 |" in table and "| 89.6 |" in table
+    assert capsys.readouterr().out == "" and outside.read_runs() == [run]
+
+
+def test_training_ends_when_enough_is_right(monkeypatch):
+    task = outside.TASKS["memorization"]._replace(epochs=9, train=32, test=16, width=32, enough=0)
+    monkeypatch.setattr(outside, "TASKS", {"memorization": task})
+    assert outside.train("memorization", "longhorn")["epochs"] == 1
