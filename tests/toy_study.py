@@ -73,8 +73,6 @@ def toy_report(ours=(90.0, 92.0, 94.0), theirs=(70.0, 75.0, 74.0), **changes) ->
             commit="0123456789abcdef+",
             seconds=36.0,
             val=dict(top1=50.0 + seed, loss=1.0),
-            ms_per_image=2.0 + seed,
-            kept_bytes_per_image=3e6,
             curve=[dict(images=100, top1=30.0), dict(images=200, top1=value)],
             tests=dict(test=dict(top1=value, chance=10.0), large=dict(top1=value / 2, chance=10.0)),
         )

@@ -1,7 +1,8 @@
 """Makes docs/comparison.md, its plots and the comparison in the README: `python docs/comparison/make.py`.
 
 Figures come from docs/comparison/NAME.json, which `python -m vilonghorn.study NAME --json docs/comparison/NAME.json`
-writes, and from the benchmark's docs/performance/cpu-*.json. The text is text.md; $studies and $cost stand for tables.
+writes; outside.json, cost.json and published.json; and the benchmark's docs/performance/cpu-*.json. The text is
+text.md: $NAME stands for a table, ${STUDY/TASK/TEST} for the mean accuracies on a test set.
 """
 
 from __future__ import annotations
@@ -18,22 +19,24 @@ from typing import Any
 
 import numpy as np
 from matplotlib.figure import Figure
+from matplotlib.ticker import EngFormatter
 
 from vilonghorn.data.files import atomic_write
 from vilonghorn.study.plots import colour, draw, save_figures
 from vilonghorn.study.results import Interval, Report, interval, read_report
-from vilonghorn.study.tables import NONE, listed, participants, render
+from vilonghorn.study.tables import NONE, listed, participants, render, score
 from vilonghorn.tools.markdown import markdown
 
 ROOT = Path(__file__).parents[2]
 FOLDER, PAGE, README = ROOT / "docs" / "comparison", ROOT / "docs" / "comparison.md", ROOT / "README.md"
-HEADLINE = "long"  # the study and the table that the README shows
+STUDIES = ("icons", "recall")  # in the order of the page
+HEADLINE = ("recall", "long")  # the study and the table that the README shows
 MARK = re.compile(r"(<!-- comparison[^>]*-->\n).*?(<!-- end of comparison -->)", re.DOTALL)
 
 
 def read_reports(folder: Path) -> list[Report]:
-    """The committed studies, by file name. The page marks those that are not finished."""
-    return [read_report(path) for path in sorted(folder.glob("*.json"))]
+    """The committed studies, in the order of the page, which marks those that are not finished."""
+    return [read_report(folder / f"{name}.json") for name in STUDIES]
 
 
 def page(reports: Sequence[Report], benchmarks: Path) -> str:
@@ -43,16 +46,45 @@ def page(reports: Sequence[Report], benchmarks: Path) -> str:
         reports: the studies.
         benchmarks: folder with the reports of the benchmark.
     """
-    studies = "\n\n".join(section(report) for report in reports)
-    runs = [json.loads(path.read_text(encoding="utf-8")) for path in sorted(benchmarks.glob("cpu-*.json"))]
-    return Template((FOLDER / "text.md").read_text(encoding="utf-8")).substitute(studies=studies, cost=cost(runs))
+    runs = [load(path) for path in sorted(benchmarks.glob("cpu-*.json"))]
+    figures = Figures({report.study: report for report in reports})
+    figures["studies"] = "\n\n".join(section(report) for report in reports)
+    figures["outside"] = outside(load(FOLDER / "outside.json")["runs"], load(FOLDER / "published.json")["figures"])
+    figures["step"] = step_cost(load(FOLDER / "cost.json"))
+    figures["cost"] = cost(runs)
+    return Text((FOLDER / "text.md").read_text(encoding="utf-8")).substitute(figures)
+
+
+def load(path: Path) -> dict[str, Any]:
+    """Reads a JSON file."""
+    return json.loads(path.read_text(encoding="utf-8"))
+
+
+class Text(Template):
+    """A template in which ${...} may have slashes."""
+
+    braceidpattern = r"[\w/]+"
+
+
+class Figures(dict):
+    """What stands for a name in the text; for STUDY/TASK/TEST the mean accuracies of the candidates on a test set."""
+
+    def __init__(self, reports: dict[str, Report]) -> None:
+        super().__init__()
+        self.reports = reports
+
+    def __missing__(self, key: str) -> str:
+        study, task, test = key.split("/")
+        report = self.reports[study]
+        found = {report.title(name): report.accuracies(task, test, name) for name in report.plan.names(task)}
+        return listed(f"{title} {score(values, report.plan.seeds)}%" for title, values in found.items() if values)
 
 
 def section(report: Report) -> str:
     """The tables and plots of a study."""
     parts = [f"## Study `{report.study}`", render(report, "comparison/")]
     parts += ["### Training images to an accuracy", f"![Curves](comparison/{report.study}-curves.svg)"]
-    return "\n\n".join([*parts, efficiency(report), "### Cost of a training image", costs(report)])
+    return "\n\n".join([*parts, efficiency(report)])
 
 
 def efficiency(report: Report) -> str:
@@ -107,17 +139,45 @@ def geometric_ratio(ours: dict[int, float | None], theirs: dict[int, float | Non
     return found._replace(mean=math.exp(found.mean), std=math.nan, low=low, high=high)
 
 
-def costs(report: Report) -> str:
-    """Medians over the tested runs: milliseconds, and megabytes that autograd keeps, per training image."""
-    rows = []
-    for task in report.plan.tasks:
-        rows.append({"ms (MB kept for backward) per image": task})
-        for name in report.plan.names(task):
-            cells = [cell for cell in report.tested(task, name).values() if cell["ms_per_image"]]
-            ms, kept = ([cell[key] for cell in cells] for key in ("ms_per_image", "kept_bytes_per_image"))
-            text = f"{statistics.median(ms):.2f} ({statistics.median(kept) / 1e6:.2f})" if cells else NONE
-            rows[-1][report.title(name)] = text
-    return markdown(rows)
+RULES = {  # of outside.json
+    "mamba": "Mamba, ours",
+    "longhorn": "Longhorn, ours",
+    "longhorn_exact": "Longhorn exact, ours",
+    "longhorn_exact, eps up to 2": "exact, eps up to 2, ours",
+}
+
+
+def outside(runs: Sequence[dict[str, Any]], published: dict[str, dict[str, float]]) -> str:
+    """A row for each task of outside.py: our accuracies, then the published ones."""
+    titles, lines = {title: f"{title}, published" for row in published.values() for title in row}, {}
+    for run in runs:
+        for figure, accuracy in run["tests"].items():
+            name = run["task"] if figure == "accuracy" else f"{run['task']}, length {figure}"
+            lines.setdefault((run["task"], name), {})[RULES[run["rule"]]] = f"{accuracy:.1f} ({run['epochs']})"
+    return markdown(
+        [
+            {"task": name}
+            | {title: line.get(title, NONE) for title in RULES.values()}
+            | {head: f"{published.get(task, {}).get(title, NONE)}" for title, head in titles.items()}
+            for (task, name), line in lines.items()
+        ]
+    )
+
+
+def step_cost(found: dict[str, Any]) -> str:
+    """Time of a training step and peak memory, from cost.json."""
+    first = statistics.median(found["rows"][0]["ms"])
+    return markdown(
+        [
+            {
+                "candidate": row["candidate"],
+                "ms for an image": f"{statistics.median(row['ms']) / found['batch']:.2f}",
+                "to the first": f"{statistics.median(row['ms']) / first:.2f}",
+                "peak memory, GB": f"{row['memory_gb']:.2f}",
+            }
+            for row in found["rows"]
+        ]
+    )
 
 
 def curves_figure(report: Report) -> Figure:
@@ -135,6 +195,7 @@ def curves_figure(report: Report) -> Figure:
                 mean = [statistics.fmean(point["top1"] for point in epoch) for epoch in zip(*curves)]
                 axes.plot(images, mean, label=report.title(name), color=colour(report, name), marker=".")
         axes.set(title=task, xlabel="training images", ylabel="validation top-1, %", ylim=(0, 101))
+        axes.xaxis.set_major_formatter(EngFormatter(sep=""))
         axes.grid(alpha=0.3)
     for axes in panels[len(tasks) :]:
         axes.set_axis_off()
@@ -173,20 +234,21 @@ def readme(text: str, reports: Sequence[Report]) -> str:
     """
     if not MARK.search(text):
         raise ValueError("the README lacks the marks <!-- comparison --> and <!-- end of comparison -->")
-    shown = next((report for report in reports if report.study == HEADLINE), None)
+    shown = next((report for report in reports if report.study == HEADLINE[0]), None)
     return MARK.sub(lambda match: f"{match[1]}{headline(shown)}\n{match[2]}", text) if shown else text
 
 
 def headline(report: Report) -> str:
     """The plot of a table, and its means over the seeds."""
-    table, means = report.plan.tables[HEADLINE], []
-    for name in participants(report, HEADLINE):
-        values = [list(report.accuracies(task, test, name).values()) for task, test, _ in table.points]
+    name, means = HEADLINE[1], []
+    table = report.plan.tables[name]
+    for candidate in participants(report, name):
+        values = [list(report.accuracies(task, test, candidate).values()) for task, test, _ in table.points]
         means.append(
-            f"{report.title(name)} {listed(f'{interval(value).mean:.1f}%' if value else NONE for value in values)}"
+            f"{report.title(candidate)} {listed(f'{interval(value).mean:.1f}%' if value else NONE for value in values)}"
         )
     return (
-        f"![{table.title}](docs/comparison/{report.study}-{HEADLINE}.svg)\n\nTest accuracy at "
+        f"![{table.title}](docs/comparison/{report.study}-{name}.svg)\n\nTest accuracy at "
         f"{listed(f'{x:g}' for _, _, x in table.points)} {table.axis}, means of {len(report.plan.seeds)} seeds: "
         f"{'; '.join(means)}."
     )

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 import torch
 
-from vilonghorn.data import check_beton, create_loader
+from vilonghorn.data import create_loader
 from vilonghorn.data.digits import SPLITS, load_split
-from vilonghorn.study.tasks import COLOURS, Digits, Recall, main, make_task, write_task
+from vilonghorn.study.tasks import COLOURS, Recall, make_task, write_task
 
 datasets = pytest.importorskip("sklearn.datasets", reason="the digits come with scikit-learn")
 stats = pytest.importorskip("scipy.stats", reason="scipy comes with scikit-learn")
@@ -162,11 +162,11 @@ def test_distractors_say_nothing():
 
 def test_the_test_digits_are_those_that_the_embedded_digits_hold_out(tmp_path):
     from vilonghorn.data import ImageFolder
-    from vilonghorn.data.digits import write_digits
+    from vilonghorn.data.digits import enlarge, write_digits
 
     write_digits(tmp_path / "digits")
     held_out = {image.tobytes() for image, _ in ImageFolder(tmp_path / "digits" / "val")}
-    assert {image.convert("RGB").tobytes() for image, _ in map(Digits("test").__getitem__, range(355))} == held_out
+    assert {enlarge(image, 32).convert("RGB").tobytes() for image in load_split("test").images} == held_out
 
 
 @pytest.mark.needs_ffcv
@@ -187,20 +187,6 @@ def test_a_loader_gives_the_pixels_that_were_painted(tmp_path):
         assert sorted(found) == expected
 
 
-def test_the_command_writes_all_splits_and_refuses_what_cannot_be(tmp_path, capsys):
-    target = tmp_path / "tasks" / "recall"
-    options = ["--pairs", "3", "--train", "20", "--val", "6", "--test", "5"]
-    assert main(["recall", str(target), *options]) == 0
-    assert [check_beton(target / f"{split}.beton").num_samples for split in SPLITS] == [20, 6, 5]
-    assert "5 images" in capsys.readouterr().out
-    assert main(["recall", str(target), *options]) == 1
-    assert "exists" in capsys.readouterr().err
-    assert main(["digits", str(tmp_path / "digits"), "--side", "16"]) == 0
-    assert check_beton(tmp_path / "digits" / "val.beton").num_samples == 357
-    assert main(["recall", str(tmp_path / "x"), "--pairs", "9"]) == 1
-    assert "pairs 9: expected 1 to 7" in capsys.readouterr().err and not (tmp_path / "x").exists()
-
-
 @pytest.mark.parametrize(
     "options, message",
     [
@@ -218,8 +204,8 @@ def test_what_cannot_be_is_refused(options, message):
 
 def test_unknown_names_are_refused():
     with pytest.raises(ValueError, match="split 'validation': expected one of train, val, test"):
-        Digits("validation")
-    with pytest.raises(ValueError, match="task 'copy': expected one of digits, icons, recall"):
+        Recall("validation")
+    with pytest.raises(ValueError, match="task 'copy': expected one of icons, recall"):
         make_task("copy", "train")
     with pytest.raises(IndexError):
         Recall("val", count=3)[3]

@@ -6,7 +6,6 @@ A cell leaves RUN (directory of the engine's run), RUN.txt (its output) and RUN.
 
 import hashlib
 import json
-import statistics
 from collections.abc import Iterator
 from contextlib import closing, redirect_stderr, redirect_stdout
 from dataclasses import asdict, replace
@@ -19,7 +18,6 @@ import yaml
 
 from ..engine import Config, Trainer, evaluate, load_config, load_run
 from ..engine.build import autocast, build_loader, pick_device
-from ..engine.dry_run import activation_bytes
 from ..tools.compare import read_run
 from .match import match_size
 from .plan import Cell, Study, merge
@@ -107,8 +105,7 @@ def run_cell(study: Study, folder: Path, cell: Cell, commit: str | None) -> dict
     Returns:
         The fields of the cell; "plan" (see `plan_hash`), "commit", "parameters", "seconds" (of training), "tests"
         (top1, top5 and loss by test set; None if it diverged), and either "diverged" (the reason) or "val" (top1, top5
-        and loss), "skipped" (updates), "ms_per_image", "kept_bytes_per_image" (by autograd), and "curve" ("images" seen
-        and validation "top1" of each epoch).
+        and loss), "skipped" (updates), and "curve" ("images" seen and validation "top1" of each epoch).
 
     Raises:
         Interrupted: a signal stopped it; the run is saved.
@@ -129,10 +126,8 @@ def run_cell(study: Study, folder: Path, cell: Cell, commit: str | None) -> dict
             outcome = trainer.fit()
         except FloatingPointError as error:
             return results | {"seconds": round(trainer.progress.seconds, 1), "tests": None, "diverged": str(error)}
-        kept = activation_bytes(trainer.train_state)
     run = read_run(directory)
     batch = config.data.batch_size * config.optimizer.accumulate
-    speeds = [record["images_per_second"] for record in run["train"] if "images_per_second" in record]
     curve = [
         {"images": record["update"] * batch, "top1": round(record["model"]["top1"], 3)} for record in run["epochs"]
     ]
@@ -140,8 +135,6 @@ def run_cell(study: Study, folder: Path, cell: Cell, commit: str | None) -> dict
         "val": scores(outcome),
         "skipped": outcome["skipped"],
         "seconds": round(outcome["seconds"], 1),
-        "ms_per_image": round(1e3 / statistics.median(speeds), 4) if speeds else None,
-        "kept_bytes_per_image": round(kept),
         "curve": curve,
         "tests": measure(study, config, cell, folder),
     }

@@ -8,7 +8,7 @@ import timm
 import torch
 import yaml
 
-from . import ablations  # noqa: F401  (registers its models)
+from .. import models  # noqa: F401  (registers them with timm)
 from .plan import Study
 
 TOLERANCE = 0.03  # allowed relative difference in parameters
@@ -35,11 +35,11 @@ def match_size(study: Study, task: str, candidate: str) -> tuple[dict[str, Any],
         values = np.arange(low, high + step / 2, step).tolist()
         choices = [{name: int(value) if value.is_integer() else value} for value in values]
     size, choice = min(((count(candidate, **c), c) for c in choices), key=lambda pair: abs(pair[0] - target))
-    if abs(size / target - 1) > TOLERANCE and not study.candidates[candidate].any_size:
+    if abs(size / target - 1) > TOLERANCE:
         raise ValueError(
             f"{candidate} has {size:,} parameters on task {task}, {size / target - 1:+.1%} against {study.reference}, "
             f"and at most {TOLERANCE:.0%} is allowed: give it an argument to match, such as "
-            "embed_dim: [56, 72, 1], or any_size: true"
+            "embed_dim: [56, 72, 1]"
         )
     return kwargs(candidate, **choice), size
 

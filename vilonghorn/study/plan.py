@@ -22,14 +22,13 @@ class Candidate:
     kwargs: dict[str, Any] = field(default_factory=dict)
     # At most one argument: its smallest value, largest value and step, to match the parameters of the reference.
     match: dict[str, tuple[float, float, float]] = field(default_factory=dict)
-    any_size: bool = False  # the number of parameters may differ from that of the reference
 
 
 @dataclass
 class TaskPlan:
     """A task and how it is trained."""
 
-    kind: str  # "digits", "icons" or "recall", see `make_task`
+    kind: str  # "icons" or "recall", see `make_task`
     options: dict[str, Any] = field(default_factory=dict)  # of the dataset
     count: dict[str, int] = field(default_factory=dict)  # number of samples by split, see `make_task`
     kwargs: dict[str, Any] = field(default_factory=dict)  # arguments of every model
@@ -40,6 +39,7 @@ class TaskPlan:
     rates_of: str | None = None  # another task whose chosen learning rates are used, instead of `sweep`
     min_lr_ratio: float | None = None  # final learning rate divided by the peak; None: `min_lr` of the recipe
     candidates: list[str] | None = None  # those that take part; None: all
+    seeds: list[int] | None = None  # of the runs that are tested; None: those of the study
     tests: dict[str, dict[str, Any]] = field(default_factory=lambda: {"test": {}})  # changed options by test set
     test_count: dict[str, int] = field(default_factory=dict)  # changed number of samples by test set
 
@@ -105,6 +105,10 @@ class Study:
     def names(self, task: str) -> list[str]:
         """The candidates of a task."""
         return self.tasks[task].candidates or list(self.candidates)
+
+    def seeds_of(self, task: str) -> list[int]:
+        """The seeds of the runs of a task that are tested."""
+        return self.tasks[task].seeds or self.seeds
 
     def pairs(self) -> Iterator[tuple[str, str]]:
         """All pairs of a task and a candidate."""

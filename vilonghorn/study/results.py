@@ -35,7 +35,7 @@ class Report:
         """The runs of a candidate on a task at its chosen rate, by seed, without those that diverged."""
         key = task, candidate, choose_rate(self.plan, self.cells, task, candidate)
         cells = (cell for cell in self.cells if (cell["task"], cell["candidate"], cell["rate"]) == key)
-        return {cell["seed"]: cell for cell in cells if cell["seed"] in self.plan.seeds and cell["tests"]}
+        return {cell["seed"]: cell for cell in cells if cell["seed"] in self.plan.seeds_of(task) and cell["tests"]}
 
     def accuracies(self, task: str, test: str, candidate: str, metric: str = "top1") -> dict[int, float]:
         """Test accuracy in percent, by seed; `metric` is "top1" or "top5"."""
@@ -130,7 +130,7 @@ def remaining_cells(study: Study, cells: Sequence[dict[str, Any]], tasks: Iterab
             rates = sweep_runs(study, cells, task, name)
             wanted |= dict.fromkeys(Cell(task, name, rate, seed) for rate in rates for seed in study.sweep_seeds)
         rates = {name: choose_rate(study, cells, task, name) for name in study.names(task)}
-        for seed in study.seeds:
+        for seed in study.seeds_of(task):
             wanted |= dict.fromkeys(Cell(task, name, rate, seed) for name, rate in rates.items() if rate is not None)
     done = {cell_of(cell) for cell in cells}
     return [cell for cell in wanted if cell not in done]

@@ -1,73 +1,23 @@
-"""The tasks of the studies. Those made of scikit-learn's handwritten digits can be written as three `.beton` files.
+"""The tasks of the studies: recall in mosaics of scikit-learn's handwritten digits, and icons.
 
-    python -m vilonghorn.study.tasks digits DST
-    python -m vilonghorn.study.tasks recall DST --pairs 8 --grid 6
-
-write DST/{train,val,test}.beton. The splits share no original digit (see `load_split`). Sample i of a split depends
-only on the options, the split and i.
+The splits of mosaics share no original digit (see `load_split`). Sample i of a split depends only on the options, the
+split and i.
 """
 
-import sys
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from jsonargparse import ArgumentParser
-from PIL import Image
 
 from ..data.beton.writer import write_beton
-from ..data.digits import PIXELS, SPLITS, enlarge, load_split
+from ..data.digits import PIXELS, SPLITS, load_split
 from .icons import Icons
 
-__all__ = ["Digits", "KINDS", "Recall", "Task", "make_task", "write_task"]
+__all__ = ["KINDS", "Recall", "Task", "make_task", "write_task"]
 
 COLOURS = ((1, 0, 0), (0, 1, 0), (0, 0, 1), (1, 1, 0), (1, 0, 1), (0, 1, 1))  # red, green, blue, yellow, magenta, cyan
 CLASSES = [str(digit) for digit in range(10)]
-
-
-@dataclass(frozen=True)
-class Digits:
-    """Classification of digits: every original of a split once, in grey.
-
-    Args:
-        split: "train", "val" or "test".
-        side: height and width in pixels, bicubic from 8.
-    """
-
-    split: str
-    side: int = 32
-
-    def __post_init__(self):
-        load_split(self.split)
-        if self.side < 2:
-            raise ValueError(f"side {self.side}: expected at least 2 pixels")
-
-    @property
-    def classes(self) -> list[str]:
-        """Names of the classes."""
-        return CLASSES
-
-    @property
-    def num_classes(self) -> int:
-        """Number of classes."""
-        return len(CLASSES)
-
-    def check(self) -> None:
-        """Does nothing: scikit-learn has the data."""
-
-    @property
-    def chance(self) -> float:
-        """Accuracy of a guess."""
-        return 0.1
-
-    def __len__(self) -> int:
-        return len(load_split(self.split).labels)
-
-    def __getitem__(self, index: int) -> tuple[Image.Image, int]:
-        digits = load_split(self.split)
-        return enlarge(digits.images[index], self.side), int(digits.labels[index])
 
 
 class Mosaic(NamedTuple):
@@ -194,18 +144,18 @@ class Recall:
         return rows.reshape(self.side, self.side, 3), mosaic.label
 
 
-Task = Digits | Icons | Recall
-KINDS = {"digits": Digits, "icons": Icons, "recall": Recall}
+Task = Icons | Recall
+KINDS = {"icons": Icons, "recall": Recall}
 
 
 def make_task(kind: str, split: str, count: int | None = None, **options: Any) -> Task:
     """A split of a task as a map-style dataset of (image, label).
 
     Args:
-        kind: "digits", "icons" or "recall".
+        kind: "icons" or "recall".
         split: "train", "val" or "test".
-        count: number of images; None: 1024 mosaics, all icons. Digits have no count.
-        options: of `Digits`, `Icons` or `Recall`.
+        count: number of images; None: 1024 mosaics, all icons.
+        options: of `Icons` or `Recall`.
 
     Raises:
         TypeError, ValueError: an unknown kind or option, or a value out of range.
@@ -218,36 +168,3 @@ def make_task(kind: str, split: str, count: int | None = None, **options: Any) -
 def write_task(dataset: Task, path: Path) -> None:
     """Writes a split of a task as a `.beton` file of raw pixels into a folder that exists; see `write_beton`."""
     write_beton(dataset, path, max_resolution=max(500, dataset.side), workers=1, progress=False)
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs the command; returns its exit status: 0, or 1 for a task that cannot be made or written."""
-    parser = ArgumentParser("python -m vilonghorn.study.tasks", description="Writes a task as three .beton files.")
-    kinds = parser.add_subcommands(dest="kind")
-    for kind, task in (("digits", Digits), ("recall", Recall)):
-        command = ArgumentParser(description=task.__doc__.split("\n")[0])
-        command.add_argument("target", metavar="DST", type=Path, help="folder for train.beton, val.beton, test.beton")
-        command.add_class_arguments(task, as_group=False, skip={"split", "count"})
-        for split in SPLITS if task is Recall else ():
-            command.add_argument(
-                f"--{split}", type=int, default=Recall.count, help=f"number of mosaics in the {split} split"
-            )
-        kinds.add_subcommand(kind, command)
-    options = parser.parse_args(arguments).as_dict()
-    kind = options["kind"]
-    target, *counts = (options[kind].pop(name, None) for name in ("target", *SPLITS))
-    try:
-        datasets = [make_task(kind, split, count, **options[kind]) for split, count in zip(SPLITS, counts)]
-        target.mkdir(parents=True, exist_ok=True)
-        for dataset in datasets:
-            path = target / f"{dataset.split}.beton"
-            write_task(dataset, path)
-            print(f"{path}: {len(dataset)} images, chance {dataset.chance:.1%}, {dataset}")
-    except (OSError, ValueError, ImportError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,0 +1,54 @@
+"""Times a training step of the candidates of the study `icons`: `python docs/comparison/cost.py` writes cost.json.
+
+On an idle machine, one thread, in the root of a checkout. The data are random; forward and backward are timed.
+"""
+
+from functools import partial
+from pathlib import Path
+
+import timm
+import torch
+import torch.nn.functional as F
+
+from vilonghorn.bench.interleaved import Steps, run_interleaved
+from vilonghorn.data.files import write_json
+from vilonghorn.study.match import match_size
+from vilonghorn.study.plan import read_study
+from vilonghorn.tools.env import machine
+
+PLAN, RESULTS = Path("configs/studies/icons.yaml"), Path("docs/comparison/cost.json")
+TASK, STEP, ROUNDS, RESTARTS = "icons", "forward + backward", 15, 3
+
+
+def make_steps(name: str, batch: int) -> Steps:
+    """The training step of a candidate."""
+    study = read_study(PLAN)
+    task = study.tasks[TASK].dataset("train")
+    kwargs, _ = match_size(study, TASK, name)
+    model = timm.create_model(
+        study.candidates[name].model, img_size=task.side, num_classes=task.num_classes, **kwargs
+    ).train()
+    images = torch.randn(batch, 3, task.side, task.side)
+    labels = torch.randint(task.num_classes, (batch,))
+
+    def step() -> None:
+        model.zero_grad()
+        F.cross_entropy(model(images), labels).backward()
+
+    return {STEP: step}
+
+
+def main() -> None:
+    """Times the candidates in turn, and writes all rounds."""
+    study = read_study(PLAN)
+    batch = study.recipe["data"]["batch_size"]
+    candidates = {study.candidates[name].title: partial(make_steps, name, batch) for name in study.names(TASK)}
+    rows = run_interleaved(candidates, [STEP], ROUNDS, threads=1, restarts=RESTARTS)[STEP]
+    report = {"command": ["python", "docs/comparison/cost.py"], "machine": machine(), "batch": batch}
+    write_json(RESULTS, report | {"rows": [{"candidate": title, **row} for title, row in rows.items()]})
+    for title, row in rows.items():
+        print(title, row["problem"] or f"{min(row['ms']) / batch:.2f} ms an image")
+
+
+if __name__ == "__main__":
+    main()
