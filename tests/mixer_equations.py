@@ -9,7 +9,6 @@ from vilonghorn.layers import Mixer
 def written_out(mixer, tokens):
     """The mixer's output from its parameters, by the equations."""
     shared, rank, N = mixer.scan_norm is not None, mixer.dt_rank, mixer.d_state
-    learned_A = mixer.rule == "mamba" and mixer.A_log is None
     x, z = F.linear(tokens, mixer.in_proj.weight).chunk(2, -1)
     total = 0
     for g, backwards in enumerate(mixer.reverse):
@@ -19,16 +18,15 @@ def written_out(mixer, tokens):
         taps = mixer.conv_weight[s][:, None]
         u = F.silu(F.conv1d(F.pad(u.mT, (taps.shape[-1] - 1, 0)), taps, mixer.conv_bias[s], groups=len(taps)).mT)
         u = turn(u) if shared else u
-        low, k, q, *rates = F.linear(u, mixer.x_proj[s]).split([rank, N, N] + [N] * learned_A, -1)
+        low, k, q = F.linear(u, mixer.x_proj[s]).split([rank, N, N], -1)
         dt = F.linear(low, mixer.dt_proj[s], mixer.dt_bias[s])  # one number a token for each head
         dt = torch.cat([part.expand(-1, -1, u.shape[2] // dt.shape[2]) for part in dt.split(1, -1)], -1)
         state, outputs = u.new_zeros(len(u), u.shape[2], N), []
         for t in range(u.shape[1]):
             u_t, k_t, dt_t = u[:, t, :, None], k[:, t, None], dt[:, t, :, None]
             if mixer.rule == "mamba":
-                exponent = -rates[0][:, t, None] if rates else -torch.exp(mixer.A_log[s])
                 delta = F.softplus(dt_t)
-                state = torch.exp(delta * exponent) * state + delta * u_t * k_t
+                state = torch.exp(-delta * torch.exp(mixer.A_log[s])) * state + delta * u_t * k_t
             else:
                 eps = mixer.max_eps / (1 / torch.sigmoid(dt_t) + k_t.square().sum(-1, keepdim=True))
                 recalled = state * k_t if mixer.rule == "longhorn" else (state * k_t).sum(-1, keepdim=True)
@@ -41,9 +39,9 @@ def written_out(mixer, tokens):
     return F.linear(total * F.silu(z), mixer.out_proj.weight)
 
 
-def make_mixer(dim=24, seed=0, kind=Mixer, **kwargs):
+def make_mixer(dim=24, seed=0, **kwargs):
     torch.manual_seed(seed)
-    mixer = kind(dim, dtype=torch.float64, **kwargs)
+    mixer = Mixer(dim, dtype=torch.float64, **kwargs)
     with torch.no_grad():  # away from the start, where parts that are 0 or 1 would hide mistakes
         for name, parameter in mixer.named_parameters():
             if name in ("D", "dt_bias", "conv_bias", "scan_norm"):

@@ -16,8 +16,7 @@ def oracle(x, dt, k, q, *, z=None, A=None, D=None, dt_bias=None, rule="longhorn"
     for g, flag in enumerate(reverse):
         order = (lambda t: t.flip(1)) if flag else (lambda t: t)
         step = order(dt[g]) if dt_bias is None else order(dt[g]) + dt_bias[g]
-        rates = None if A is None else order(A[g]) if A.dim() == 4 else A[g]
-        y = _one_direction(order(x[g]), step, order(k[g]), order(q[g]), rates, rule)
+        y = _one_direction(order(x[g]), step, order(k[g]), order(q[g]), None if A is None else A[g], rule)
         if D is not None:
             y = y + D[g] * order(x[g])
         outputs.append(order(y))
@@ -41,8 +40,7 @@ def _one_direction(x: Tensor, dt: Tensor, k: Tensor, q: Tensor, A: Tensor | None
             recalled = torch.einsum("bdn,bn->bd", state, k[:, t])
             state = state + torch.einsum("bd,bn->bdn", eps[:, t] * (x[:, t] - recalled), k[:, t])
         else:
-            rate = A[:, t, None] if A.dim() == 3 else A
-            decay = torch.exp(delta[:, t, :, None] * rate)
+            decay = torch.exp(delta[:, t, :, None] * A)
             state = decay * state + torch.einsum("bd,bn->bdn", delta[:, t] * x[:, t], k[:, t])
         outputs.append(torch.einsum("bdn,bn->bd", state, q[:, t]))
     return torch.stack(outputs, 1)

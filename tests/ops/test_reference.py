@@ -6,8 +6,8 @@ from oracle import compare, error, inputs, mixer, mixer_inputs, oracle
 from timm.layers import set_exportable
 from torch import nn
 
-from vilonghorn.ops import backends, mamba_inner, scan
-from vilonghorn.ops.reference import CHUNK, scan_reference
+from vilonghorn.ops import mamba_inner, scan
+from vilonghorn.ops.reference import scan_reference
 from vilonghorn.ops.validate import RULES, ScanArguments
 
 # G, B, L, D, N, R, K
@@ -30,33 +30,11 @@ def exportable_scan(x, dt, k, q, *, z=None, A=None, D=None, dt_bias=None, rule, 
         return scan(x, dt, k, q, z=z, A=A, D=D, dt_bias=dt_bias, rule=rule, reverse=reverse, reduce=reduce)
 
 
-def rates_of_tokens(L, dtype=torch.float64):
-    """Inputs of rule "mamba" with decay rates of each token."""
-    values = inputs(2, 2, L, 3, 2, rule="mamba", dtype=dtype)
-    return values | dict(A=values["k"] - 1)
-
-
 @pytest.mark.parametrize("rule", RULES)
 def test_the_differentiable_scan_agrees_with_the_oracle(rule):
     values = inputs(2, 2, 19, 6, 4, rule=rule, dtype=torch.float64)
     function = lambda **given: scan_reference(ScanArguments(**given))  # noqa: E731
     compare(function, values, 1e-12, rule=rule, reverse=(True, False), reduce="mean")
-
-
-@pytest.mark.parametrize("L", [1, CHUNK, 2 * CHUNK + 3])
-def test_decay_rates_of_each_token_agree_with_the_oracle(L):
-    options = dict(rule="mamba", reverse=(True, False), reduce="mean")
-    compare(scan, rates_of_tokens(L), 1e-12, **options)  # no other backend takes them
-    compare(lambda **given: scan_reference(ScanArguments(**given)), rates_of_tokens(L), 1e-12, **options)
-
-
-def test_decay_rates_of_each_token_keep_torchs_rules_and_are_refused_by_other_backends():
-    values = rates_of_tokens(5, torch.float32)
-    tensors = [values[name].requires_grad_() for name in ("x", "dt", "k", "q", "z", "A", "D", "dt_bias")]
-    torch.library.opcheck(torch.ops.vilonghorn.scan.default, (*tensors, "mamba", [0, 1], "mean", None, True))
-    if backends("cpu")["cpu"] == "ready":
-        with pytest.raises(RuntimeError, match="A of each token"):
-            scan(**values, rule="mamba", reverse=(False, True), backend="cpu")
 
 
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=str)

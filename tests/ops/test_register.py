@@ -25,11 +25,6 @@ def run_scan(x):
     return scan(**VALUES | dict(x=x.expand(2, 1, 3, 4)), reverse=(False, True))
 
 
-def run_token_decay(x):
-    values = VALUES | dict(x=x.expand(2, 1, 3, 4), A=-VALUES["k"])
-    return scan(**values, rule="mamba", reverse=(False, True), backend="reference")
-
-
 def run_mamba_inner(x):
     return mamba_inner(**MIXER | dict(xz=torch.cat([x, x], -1)), A=None)
 
@@ -40,7 +35,6 @@ def run_conv(x):
 
 OPERATORS = {
     "scan": run_scan,
-    "scan_with_rates_of_tokens": run_token_decay,
     "mamba_inner": pytest.param(run_mamba_inner, marks=native_only),
     "conv_silu": pytest.param(run_conv, marks=native_only),
     "rms_norm": pytest.param(lambda x: rms_norm(x, torch.ones(4)), marks=native_only),

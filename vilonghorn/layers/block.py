@@ -31,7 +31,6 @@ class Block(nn.Module):
         mlp_ratio: float = 0.0,
         heading_average: bool = False,
         norm_layer: Callable[..., nn.Module] = RMSNorm,
-        mixer_layer: Callable[..., Mixer] = Mixer,
         device=None,
         dtype=None,
         **mixer: Any,
@@ -44,10 +43,9 @@ class Block(nn.Module):
             heading_average: the mixer reads the average token before the first and after the last token, so that each
                 direction begins with it (Adventurer, arXiv 2410.07599, whose blocks have one direction).
             norm_layer: makes the norm from `dim`.
-            mixer_layer: makes the mixer from `dim` and `mixer`.
             device: of the parameters.
             dtype: of the parameters.
-            mixer: further arguments of `mixer_layer`.
+            mixer: further arguments of `Mixer`.
 
         Raises:
             ValueError: a negative `mlp_ratio`.
@@ -57,7 +55,7 @@ class Block(nn.Module):
             raise ValueError(f"mlp_ratio is {mlp_ratio}, expected a width in units of dim, or 0 for no MLP")
         dd = {"device": device, "dtype": dtype}
         self.norm = norm_layer(dim, **dd)
-        self.mixer = mixer_layer(dim, **mixer, **dd)
+        self.mixer = Mixer(dim, **mixer, **dd)
         self.drop_path = DropPath(drop_path) if drop_path > 0 else nn.Identity()
         self.heading_average = heading_average
         self.norm2: nn.Module | None = None

@@ -22,7 +22,7 @@ from timm.layers import (
 from timm.models import checkpoint
 from torch import Tensor, nn
 
-from ..layers import Block, Blocks, Mixer, PatchEmbed, RMSNorm, StemEmbed, to_fp32
+from ..layers import Block, Blocks, PatchEmbed, RMSNorm, StemEmbed, to_fp32
 from ..ops.scan_order import as_list, insert_class_tokens, prefix_first
 from ._timm import feature_take_indices, update_model_input_size
 from .head import init_classifier, make_attn_pool, make_classifier
@@ -70,7 +70,6 @@ class VisionSSM(nn.Module):
         dynamic_img_size: bool = False,
         dynamic_img_pad: bool = False,
         norm_layer: str | Callable[..., nn.Module] | None = None,
-        mixer_layer: Callable[..., Mixer] = Mixer,
         device=None,
         dtype=None,
     ) -> None:
@@ -106,7 +105,6 @@ class VisionSSM(nn.Module):
             dynamic_img_size: accept any image size; positions are resampled at each call.
             dynamic_img_pad: pad images to a whole number of patches.
             norm_layer: a class, a partial or a name of timm's. Default: RMSNorm, eps 1e-5.
-            mixer_layer: makes a block's mixer, with the arguments of `Mixer`.
             device: of the parameters.
             dtype: of the parameters.
 
@@ -153,7 +151,7 @@ class VisionSSM(nn.Module):
         self.patch_drop = PatchDropout(patch_drop_rate, 0, ordered=True) if patch_drop_rate > 0 else nn.Identity()
 
         mixer: dict[str, Any] = dict(rule=rule, directions=directions, heads=heads, d_state=d_state, d_conv=d_conv)
-        mixer |= dict(max_eps=max_eps, expand=expand, depth=2 * depth if mlp_ratio else depth, mixer_layer=mixer_layer)
+        mixer |= dict(max_eps=max_eps, expand=expand, depth=2 * depth if mlp_ratio else depth)
         others: dict[str, Any] = dict(mlp_ratio=mlp_ratio, heading_average=heading_average, norm_layer=norm_layer)
         block = partial(Block, embed_dim, **mixer, **others, **dd)
         nested = isinstance(reverse, (tuple, list)) and any(isinstance(flags, (tuple, list)) for flags in reverse)

@@ -5,7 +5,6 @@ the state of every CHUNK-th token only. All are slow: one pass over time in Pyth
 """
 
 from collections.abc import Iterator
-from itertools import repeat
 from typing import NamedTuple
 
 import torch
@@ -79,24 +78,21 @@ class Tokens(NamedTuple):
     gate: Tensor  # (L, G, B, 1, D)
     k: Tensor  # (L, G, B, N, 1)
     q: Tensor  # (L, G, B, N, 1)
-    A: Tensor | None  # constant: (G, 1, N, D); one for each token: (L, G, B, N, 1)
+    A: Tensor | None  # (G, 1, N, D)
 
     def initial_state(self) -> Tensor:
         """Zeros, (G, B, N, D)."""
         return self.x.new_zeros(*self.x.shape[1:3], self.k.shape[3], self.x.shape[4])
 
     def each(self) -> Iterator[tuple[Tensor, ...]]:
-        """x, gate, k, q and A of one token after the other."""
-        rates = self.A.unbind(0) if self.A is not None and self.A.dim() == 5 else repeat(self.A)
-        return zip(*(t.unbind(0) for t in self[:4]), rates)
+        """x, gate, k and q of one token after the other."""
+        return zip(*(t.unbind(0) for t in self[:4]))
 
 
 def prepare(args: ScanArguments) -> Tokens:
     """The inputs of the recurrence, token by token."""
     x, k, q = (_to_time(t, args) for t in (args.x, args.k, args.q))
-    A = args.A
-    if A is not None:
-        A = _to_time(A, args).mT if A.dim() == 4 else A.to(x.dtype).mT.contiguous().unsqueeze(1)
+    A = None if args.A is None else args.A.to(x.dtype).mT.contiguous().unsqueeze(1)
     return Tokens(x, step_size(args.rule, _biased_dt(args), k), k.mT, q.mT, A)
 
 
@@ -124,14 +120,13 @@ def scan_reference(args: ScanArguments) -> Tensor:
         tokens = tokens._replace(q=tokens.q.mT)  # rows of queries save a node in the loop
 
     def run_token(state: Tensor, token: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
-        x, gate, k, q, A = token if len(token) == 5 else (*token, tokens.A)
-        state = step(args.rule, state, x, gate, k, A)
+        x, gate, k, q = token
+        state = step(args.rule, state, x, gate, k, tokens.A)
         return state, q @ state if rows else read(state, q)
 
     state, outputs = tokens.initial_state(), []
     if torch.compiler.is_compiling():
-        changing = tokens if args.A is not None and args.A.dim() == 4 else tokens[:4]
-        changing = tuple(t.clone(memory_format=torch.contiguous_format) for t in changing)  # export fails for views
+        changing = tuple(t.clone(memory_format=torch.contiguous_format) for t in tokens[:4])  # export fails for views
         return finish(captured_loop(run_token, state, changing, dim=0)[1], args)
     for token in tokens.each():  # unbound: the backward of x[t] would write zeros of the size of x for each t
         state, y = run_token(state, token)
@@ -148,10 +143,10 @@ def forward(args: ScanArguments, save: bool) -> tuple[Tensor, Tensor]:
     """Runs a scan; see `Backend`. The saved states are (ceil(L / CHUNK), G, B, N, D) in one dimension."""
     tokens = prepare(args)
     state, y, saved = tokens.initial_state(), torch.empty_like(tokens.x), []
-    for t, (x, gate, k, q, A) in enumerate(tokens.each()):
+    for t, (x, gate, k, q) in enumerate(tokens.each()):
         if save and t % CHUNK == 0:
             saved.append(state)
-        state = step(args.rule, state, x, gate, k, A)
+        state = step(args.rule, state, x, gate, k, tokens.A)
         y[t] = read(state, q)
     return finish(y, args).contiguous(), torch.stack(saved).flatten() if saved else y.new_empty(0)
 
@@ -173,24 +168,22 @@ def backward(dy: Tensor, args: ScanArguments, checkpoints: Tensor) -> tuple[Tens
     grad = tokens.initial_state()
     for start in reversed(range(0, len(each), CHUNK)):
         chunk, states = each[start : start + CHUNK], [checkpoints[start // CHUNK]]
-        for x, gate, k, _, A in chunk:
-            states.append(step(args.rule, states[-1], x, gate, k, A))
+        for x, gate, k, _ in chunk:
+            states.append(step(args.rule, states[-1], x, gate, k, tokens.A))
         for i in reversed(range(len(chunk))):
-            t, (x, gate, k, q, A) = start + i, chunk[i]
+            t, (x, gate, k, q) = start + i, chunk[i]
             y[t] = read(states[i + 1], q)
             dq[t] = (states[i + 1] * dread[t]).sum(-1, keepdim=True)
             grad = grad + q * dread[t]
-            grad, dx[t], dgate[t], dk[t], dA_t = step_adjoint(args.rule, grad, states[i], x, gate, k, A)
+            grad, dx[t], dgate[t], dk[t], dA_t = step_adjoint(args.rule, grad, states[i], x, gate, k, tokens.A)
             if dA is not None:
-                total = dA[t] if dA.dim() == 5 else dA
-                total += dA_t.sum_to_size(total.shape)
+                dA += dA_t.sum_to_size(dA.shape)
     ddt = _step_size_adjoint(args, tokens, dgate, dk)
     dx, ddt, dk, dq, y = (_from_time(t, args) for t in (dx, ddt, dk.mT, dq.mT, y))
     dD = None if args.D is None else (dy * args.x.to(dy.dtype)).sum((1, 2))
     dx = dx if args.D is None else dx + args.D.to(dy.dtype)[:, None, None] * dy
     dz = None if dz_dy is None else (dz_dy * _add_skip(y, args)).sum(0)
-    if dA is not None:
-        dA = _from_time(dA.mT, args) if dA.dim() == 5 else dA.squeeze(1).mT
+    dA = None if dA is None else dA.squeeze(1).mT
     grads = (dx, ddt, dk, dq, dz, dA, dD, None if args.dt_bias is None else ddt.sum((1, 2)))
     return tuple(None if v is None else v.to(t.dtype).contiguous() for v, t in zip(grads, args[:8]))
 

@@ -48,8 +48,7 @@ def scan(
         k: keys, (G, B, L, N), N from 1 to 64 (16 is specialised).
         q: queries, (G, B, L, N).
         z: gate shared by the directions, (B, L, D). Default: no gate.
-        A: decay rates, negative, (G, D, N); for rule "mamba" alone, which needs it. Rates of each token, (G, B, L, N),
-            run on backend "reference" only.
+        A: decay rates, negative, (G, D, N); for rule "mamba" alone, which needs it.
         D: skip weights, (G, D). Default: no skip.
         dt_bias: bias of dt, (G, D). Default: none.
         rule: "longhorn" (default), "longhorn_exact" or "mamba".

@@ -46,7 +46,7 @@ class ScanArguments(NamedTuple):
     k: Annotated[Tensor, "G B L N"]
     q: Annotated[Tensor, "G B L N"]
     z: Annotated[Tensor | None, "B L D"] = None
-    A: Annotated[Tensor | None, "G D N", "G B L N"] = None  # rule "mamba" only: by channel, or by token
+    A: Annotated[Tensor | None, "G D N"] = None  # rule "mamba" only
     D: Annotated[Tensor | None, "G D"] = None
     dt_bias: Annotated[Tensor | None, "G D"] = None
     rule: str = "longhorn"

@@ -67,9 +67,6 @@ def choose(args: ScanArguments, name: str | None) -> Backend:
     Raises ValueError if no backend has that name, RuntimeError if the one named cannot run this scan.
     """
     device_type, dtype = args.x.device.type, args.x.dtype
-    of_tokens = args.A is not None and args.A.dim() == 4
-    if of_tokens and name in (None, "reference"):
-        return reference  # no kernel takes decay rates of each token
     if name is None:
         chosen = next(b for b in BACKENDS.values() if b.unavailable(device_type, dtype) is None)
         if chosen is reference and device_type != "meta" and (device_type, dtype) not in _warned:
@@ -79,9 +76,7 @@ def choose(args: ScanArguments, name: str | None) -> Backend:
             slow = "in plain torch, which is many times slower than a native kernel. No kernel can run:"
             warnings.warn(f"vilonghorn scans {dtype} on {device_type!r} {slow}{reasons}", stacklevel=2)
         return chosen
-    return _require(
-        "scan", name, device_type, dtype, "A of each token, (G, B, L, N), runs on 'reference' only" * of_tokens
-    )
+    return _require("scan", name, device_type, dtype)
 
 
 @torch.compiler.assume_constant_result
@@ -92,11 +87,10 @@ def choose_conv(device_type: str, dtype: torch.dtype, name: str | None) -> str:
     return _require("conv_silu", name, device_type, dtype).NAME
 
 
-def _require(operator: str, name: str, device_type: str, dtype: torch.dtype, reason: str = "") -> Backend:
-    """The backend of that name, or an error if it cannot run here, or if there is another `reason`."""
+def _require(operator: str, name: str, device_type: str, dtype: torch.dtype) -> Backend:
+    """The backend of that name, or an error if it cannot run here."""
     if name not in BACKENDS:
         raise ValueError(f"{operator}: no backend {name!r}; there are {', '.join(map(repr, BACKENDS))}")
-    reason = BACKENDS[name].unavailable(device_type, dtype) or reason
-    if reason:
+    if reason := BACKENDS[name].unavailable(device_type, dtype):
         raise RuntimeError(f"{operator}: backend {name!r} cannot run {dtype} on {device_type!r}: {reason}")
     return BACKENDS[name]
