@@ -44,10 +44,12 @@ def main() -> None:
     batch = study.recipe["data"]["batch_size"]
     candidates = {study.candidates[name].title: partial(make_steps, name, batch) for name in study.names(TASK)}
     rows = run_interleaved(candidates, [STEP], ROUNDS, threads=1, restarts=RESTARTS)[STEP]
+    if problems := [f"{title}: {row['problem']}" for title, row in rows.items() if row["problem"]]:
+        raise RuntimeError("; ".join(problems))
     report = {"command": ["python", "docs/comparison/cost.py"], "machine": machine(), "batch": batch}
     write_json(RESULTS, report | {"rows": [{"candidate": title, **row} for title, row in rows.items()]})
     for title, row in rows.items():
-        print(title, row["problem"] or f"{min(row['ms']) / batch:.2f} ms an image")
+        print(f"{title} {min(row['ms']) / batch:.2f} ms an image")
 
 
 if __name__ == "__main__":

@@ -43,9 +43,12 @@ def main(folder: Path, results: Path) -> None:
         file = WEIGHTS / f"{name}.icons480.safetensors"
         if file.exists():
             continue
-        runs = [(run["val"]["top1"], cell_of(run), run) for run in report.tested(TASK, candidate).values()]
-        runs = [found for found in runs if run_directory(folder, found[1]).exists()]
-        _, cell, run = max(runs, key=lambda found: found[0])
+        runs = report.tested(TASK, candidate).values()
+        runs = [run for run in runs if run_directory(folder, cell_of(run)).exists()]
+        if not runs:
+            raise FileNotFoundError(f"{folder} has no run of {candidate} at its chosen rate: run the study there")
+        run = max(runs, key=lambda run: run["val"]["top1"])
+        cell = cell_of(run)
         directory = run_directory(folder, cell)
         weights, record = load_weights(RunDirectory(directory).weights("last"))
         half = {name: value.half() for name, value in weights.items()}

@@ -24,6 +24,7 @@ TINY_SFP = TINY | dict(pyramid_channels=128)
 PATCH8 = dict(patch_size=8, global_pool="avg")
 
 WEIGHTS = Path(__file__).parents[1] / "weights"
+ICON_NAMES = tuple((WEIGHTS / "icons480.txt").read_text(encoding="utf-8").splitlines())  # of the classes
 
 Model = TypeVar("Model", bound=VisionSSM)
 
@@ -51,7 +52,7 @@ def icons_cfg(name: str) -> dict[str, Any]:
     return default_cfg(
         file=str(WEIGHTS / f"{name}.icons480.safetensors"),
         num_classes=480,
-        label_names=tuple((WEIGHTS / "icons480.txt").read_text(encoding="utf-8").splitlines()),
+        label_names=ICON_NAMES,
         input_size=(3, 64, 64),
         crop_pct=1.0,
         mean=IMAGENET_INCEPTION_MEAN,
