@@ -90,6 +90,12 @@ def test_a_rate_that_diverged_comes_last(study):
     assert choose_rate(study, results, "recall", "longhorn") == 0.001
 
 
+def test_a_candidate_may_have_rates_of_its_own(write):
+    study = read_study(write(candidates__vit__sweep=[0.5]))
+    rates = {(cell.task, cell.candidate, cell.rate) for cell in remaining(study, [])}
+    assert rates == {("recall", "longhorn", 0.001), ("recall", "longhorn", 0.01), ("recall", "vit", 0.5)}
+
+
 def test_a_sweep_is_widened_until_the_best_rate_is_inside(write):
     study = read_study(write(tasks__recall__candidates=["longhorn"], tasks__recall__widen=3))
     best, results = 0.0002, []

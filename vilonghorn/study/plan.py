@@ -22,6 +22,7 @@ class Candidate:
     kwargs: dict[str, Any] = field(default_factory=dict)
     # At most one argument: its smallest value, largest value and step, to match the parameters of the reference.
     match: dict[str, tuple[float, float, float]] = field(default_factory=dict)
+    sweep: list[float] = field(default_factory=list)  # learning rates in place of those of a task that has a sweep
 
 
 @dataclass

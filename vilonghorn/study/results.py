@@ -83,15 +83,15 @@ def sweep_runs(
 ) -> dict[float, list[dict[str, Any]]]:
     """The finished runs that choose the learning rate of a candidate on a task, by rate in ascending order.
 
-    The rates are those of the plan, and those that it is widened by: while the best rate is the first or the last, and
-    `widen` allows, one more follows beyond it, at the ratio of the two rates at that end.
+    The rates are those of the candidate, or else of the task, and those that they are widened by: while the best rate
+    is the first or the last, and `widen` allows, one more follows beyond it, at the ratio of the two rates at that end.
     """
     plan = study.tasks[task]
     found: dict[float, list[dict[str, Any]]] = {}
     for cell in cells:
         if (cell["task"], cell["candidate"]) == (task, candidate) and cell["seed"] in study.sweep_seeds:
             found.setdefault(cell["rate"], []).append(cell)
-    rates = sorted(plan.sweep)
+    rates = sorted(plan.sweep and (study.candidates[candidate].sweep or plan.sweep))
     for _ in range(plan.widen if len(rates) > 1 else 0):
         best = best_rate(study, {rate: found.get(rate, []) for rate in rates})
         if best == rates[0]:
