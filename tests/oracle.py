@@ -57,6 +57,22 @@ def convolution(x, weight, bias, reverse):
     return torch.stack(outputs)
 
 
+def grid_convolution(x, weight, bias, grid):
+    """F.conv2d over the patches, with SiLU. A token between or around them sees the middle of the filter only."""
+    x, weight, bias, (rows, columns, ends) = x.double(), weight.double(), bias.double(), (*grid, 0)[:3]
+    patches, (height, width) = rows * columns, weight.shape[2:]
+    others = x.shape[1] - 2 * ends - patches
+    between = [ends + patches * (i + 1) // (others + 1) + i for i in range(others)]
+    places = torch.tensor([t for t in range(ends, x.shape[1] - ends) if t not in between])
+    maps = x[:, places].mT.unflatten(2, (rows, columns))
+    outputs = []
+    for w, b in zip(weight, bias):
+        y = F.conv2d(maps, w[:, None], b, padding=(height // 2, width // 2), groups=len(w)).flatten(2).mT
+        alone = x * w[:, height // 2, width // 2] + b
+        outputs.append(F.silu(alone.index_copy(1, places, y)))
+    return torch.stack(outputs)
+
+
 def conv_inputs(G, B, L, D, K, dtype=torch.float32) -> dict[str, Tensor]:
     """Random arguments of a convolution."""
     generator = torch.Generator().manual_seed(0)
@@ -64,10 +80,12 @@ def conv_inputs(G, B, L, D, K, dtype=torch.float32) -> dict[str, Tensor]:
     return {n: torch.randn(shape, generator=generator, dtype=torch.float64).to(dtype) for n, shape in shapes.items()}
 
 
-def mixer(xz, conv_weight, conv_bias, x_proj, dt_proj, dt_bias, D, A=None, out_proj=None, *, rule, reverse):
+def mixer(xz, conv_weight, conv_bias, x_proj, dt_proj, dt_bias, D, A=None, out_proj=None, *, rule, reverse, grid=None):
     """Arguments as `vilonghorn.ops.mamba_inner`; the result is float64."""
     x, z = xz.double().split(xz.shape[-1] // 2, dim=-1)
-    rank, u = dt_proj.shape[-1], convolution(x, conv_weight, conv_bias, reverse)
+    on_grid = conv_weight.dim() == 4
+    u = (grid_convolution if on_grid else convolution)(x, conv_weight, conv_bias, grid if on_grid else reverse)
+    rank = dt_proj.shape[-1]
     states = (x_proj.shape[1] - rank) // 2
     projected = torch.einsum("gbld,gpd->gblp", u, x_proj.double())
     low, k, q = projected[..., :rank], projected[..., rank : rank + states], projected[..., rank + states :]
@@ -114,6 +132,15 @@ def block_inputs(G, B, L, D, N, R, K, dim, *, rule, seed=0, dtype=torch.float32)
     values["norm_weight"] = 1 + torch.randn(dim, generator=generator, dtype=torch.float64) / 4
     values["in_proj"] = torch.randn(2 * D, dim, generator=generator, dtype=torch.float64) * dim**-0.5
     return {name: value.to(dtype) for name, value in values.items()}
+
+
+def gated_mlp(x, norm_weight, in_proj, out_proj, *, eps=1e-5, residual=True):
+    """Arguments as `vilonghorn.ops.gated_mlp`; the result is float64."""
+    x, H = x.double(), out_proj.shape[1]
+    normed = x * norm_weight.double() / (x.square().mean(-1, keepdim=True) + eps).sqrt()
+    gate, value = normed @ in_proj.double()[:H].mT, normed @ in_proj.double()[H:].mT
+    branch = (gate / (1 + torch.exp(-gate)) * value) @ out_proj.double().mT
+    return x + branch if residual else branch
 
 
 def inputs(G, B, L, D, N, *, rule, gate=True, seed=0, dtype=torch.float32, key_scale=1.0) -> dict[str, Tensor]:

@@ -1,6 +1,6 @@
 // A residual block in one call: between separate calls, the caller would take time and evict data from the caches.
-#include "../include/vilonghorn.h"
 #include "arena.h"
+#include "jobs.h"
 
 namespace {
 
@@ -96,18 +96,7 @@ class Block {
     n.x = b.x, n.weight = b.norm_weight, n.y = normed, n.scale = scale;
     return n;
   }
-  VlMambaInner mix() const {
-    VlMambaInner m = {};
-    VlScan &s = m.scan;
-    s.directions = b.directions, s.batch = b.batch, s.length = b.length, s.channels = b.channels, s.states = b.states;
-    s.chunk = b.chunk, s.channel_splits = b.channel_splits, s.rule = b.rule, s.mean = 1, s.threads = b.threads,
-    s.reverse = b.reverse;
-    s.x = {b.xz, 0, b.length * width, width}, s.z = {(float *)b.xz + b.channels, 0, b.length * width, width};
-    s.A = b.A, s.D = b.D, s.dt_bias = b.dt_bias, s.y = y, s.checkpoints = b.checkpoints;
-    m.d_conv = b.d_conv, m.dt_rank = b.dt_rank, m.projected = b.projected;
-    m.conv_weight = b.conv_weight, m.conv_bias = b.conv_bias, m.x_proj = b.x_proj, m.dt_proj = b.dt_proj;
-    return m;
-  }
+  VlMambaInner mix() const { return vilonghorn::mixer_of(b, (float *)b.xz, b.length * width, y); }
 };
 
 typedef bool (Block::*const Stage)(int);
@@ -119,6 +108,8 @@ Stage backward_stages[] = {&Block::out_proj_backward, &Block::mamba_inner_backwa
 }  // namespace
 
 VL_EXPORT int vl_block_forward(const VlBlock *b, int stage, int isa) {
+  const bool int8 = b->in_proj_scale || b->out_proj_scale;
+  if (stage < 0 && b->channel_splits == 1 && !int8) return vilonghorn::block_of_sequences(*b, isa);
   return Block(*b).run(forward_stages, false, stage, isa);
 }
 VL_EXPORT int vl_block_backward(const VlBlock *b, int stage, int isa) {

@@ -62,7 +62,54 @@ VL_INLINE void convolve(Vector<T> *out, const Vector<T> *x, const ConvWeights<T>
   else convolve_n<T, 0>(out, x, w, d_conv, steps);
 }
 
-// Backward of the convolution, over chunks from last to first. dv: gradient of the convolution's output at steps
+// The convolution over a grid: taps[i * d_conv + j] is the element of x under tap j at step i.
+template <class T, int D_CONV>
+VL_INLINE void convolve_grid_n(Vector<T> *out, const Vector<T> *x, const ConvWeights<T> &w, const int32_t *taps,
+                               int64_t d_conv, int64_t steps) {
+  if (D_CONV) d_conv = D_CONV;
+  for (int64_t i = 0; i < steps; i++) {
+    Vector<T> v = w.bias;
+    VL_UNROLL for (int64_t j = 0; j < d_conv; j++) v += w.weight[j] * x[taps[i * d_conv + j]];
+    out[i] = v;
+  }
+}
+template <class T>
+VL_INLINE void convolve_grid(Vector<T> *out, const Vector<T> *x, const ConvWeights<T> &w, const int32_t *taps,
+                             int64_t d_conv, int64_t steps) {
+  if (d_conv == 9) convolve_grid_n<T, 9>(out, x, w, taps, d_conv, steps);
+  else convolve_grid_n<T, 0>(out, x, w, taps, d_conv, steps);
+}
+
+// Its backward over all tokens: dv and x have an element for each after one that is zero. A token whose tap j reads t
+// is under the opposite tap of t. Adds to `sums`, the weights' gradients; calls store(t, dx).
+template <class T, int D_CONV, class Store>
+VL_INLINE void convolve_grid_backward_n(ConvWeights<T> &sums, const Vector<T> *dv, const Vector<T> *x,
+                                        const ConvWeights<T> &w, const int32_t *taps, int64_t d_conv, int64_t tokens,
+                                        Store store) {
+  if (D_CONV) d_conv = D_CONV;
+  Vector<T> dweight[D_CONV ? D_CONV : kMaxConv], dbias = sums.bias;
+  VL_UNROLL for (int64_t j = 0; j < d_conv; j++) dweight[j] = sums.weight[j];
+  for (int64_t t = 0; t < tokens; t++, taps += d_conv) {
+    Vector<T> dx{};
+    VL_UNROLL for (int64_t j = 0; j < d_conv; j++) {
+      dx += w.weight[j] * dv[taps[d_conv - 1 - j]];
+      dweight[j] += dv[t + 1] * x[taps[j]];
+    }
+    dbias += dv[t + 1];
+    store(t, dx);
+  }
+  VL_UNROLL for (int64_t j = 0; j < d_conv; j++) sums.weight[j] = dweight[j];
+  sums.bias = dbias;
+}
+template <class T, class Store>
+VL_INLINE void convolve_grid_backward(ConvWeights<T> &sums, const Vector<T> *dv, const Vector<T> *x,
+                                      const ConvWeights<T> &w, const int32_t *taps, int64_t d_conv, int64_t tokens,
+                                      Store store) {
+  if (d_conv == 9) convolve_grid_backward_n<T, 9>(sums, dv, x, w, taps, d_conv, tokens, store);
+  else convolve_grid_backward_n<T, 0>(sums, dv, x, w, taps, d_conv, tokens, store);
+}
+
+// Backward of the causal convolution, over chunks from last to first. dv: gradient of the convolution's output at steps
 // 0 ... steps + d_conv - 2; steps beyond the chunk belong to the next chunk. Adds to `sums`, the weights' gradients.
 template <class T, int D_CONV>
 VL_INLINE void convolve_backward_n(Vector<T> *dx, ConvWeights<T> &sums, const Vector<T> *dv, const Vector<T> *window,

@@ -14,7 +14,7 @@
 #include <cpuid.h>
 #endif
 #include "arena.h"
-#include "jobs.h"
+#include "grid.h"
 #include "threads.h"
 
 namespace vilonghorn {
@@ -143,6 +143,7 @@ GompParallel gomp_parallel() {
 int64_t num_jobs(const VlNorm &a) { return norm_jobs(a); }
 int64_t num_jobs(const Sums &a) { return a.splits; }
 int64_t num_jobs(const Gemm &m) { return gemm_jobs(m); }
+int64_t num_jobs(const Mlp &m) { return mlp_jobs(m); }
 template <class Shape> int64_t num_jobs(const Shape &a) { return a.batch * a.channel_splits; }
 
 template <class Args>
@@ -166,7 +167,7 @@ int run(const Args &a, const Shape &shape, int isa, bool (*Jobs::*which)(const A
   return run(a, num_jobs(shape), shape.threads, isa, which);
 }
 
-thread_local Scratch addend_buffer, panel_buffer;  // of the calling thread
+thread_local Scratch addend_buffer, panel_buffer, value_buffer, neighbor_buffer;  // of the calling thread
 
 // The gradient of one parameter: its field (null if not wanted) and its number of elements.
 struct Gradient {
@@ -226,14 +227,26 @@ VL_EXPORT int vl_norm_backward(const VlNorm *given, int isa) {
   return sum_gradients(norm_jobs(a), a.dtype, a.threads, isa, {{a.dweight, a.channels}},
                        [&] { return run(a, a, isa, &Jobs::norm_backward); });
 }
+// Sets the neighbors of a grid, if there is one. False if memory ran out.
+static bool set_neighbors(VlGrid &grid, int64_t length, int64_t d_conv) {
+  if (!grid.rows) return true;
+  int32_t *neighbors = (int32_t *)neighbor_buffer.reserve(sizeof(int32_t) * length * (d_conv + 1));
+  if (!neighbors) return false;
+  fill_neighbors(grid, length, d_conv, neighbors, neighbors + length * d_conv);
+  grid.neighbors = neighbors;
+  return true;
+}
 // With one channel split, a job has all channels and computes its x_proj itself.
-VL_EXPORT int vl_mix_forward(const VlMambaInner *a, int isa) {
-  const bool split = a->scan.channel_splits > 1;
-  return (split && run(*a, a->scan, isa, &Jobs::x_proj_forward)) || run(*a, a->scan, isa, &Jobs::mamba_inner_forward);
+VL_EXPORT int vl_mix_forward(const VlMambaInner *given, int isa) {
+  VlMambaInner a = *given;
+  if (!set_neighbors(a.grid, a.scan.length, a.d_conv)) return 1;
+  const bool split = a.scan.channel_splits > 1;
+  return (split && run(a, a.scan, isa, &Jobs::x_proj_forward)) || run(a, a.scan, isa, &Jobs::mamba_inner_forward);
 }
 VL_EXPORT int vl_mix_backward(const VlMambaInner *given, int isa) {
   VlMambaInner a = *given;
   VlScan &s = a.scan;
+  if (!set_neighbors(a.grid, s.length, a.d_conv)) return 1;
   const int64_t channels = s.directions * s.channels, projected = a.dt_rank + 2 * s.states;
   return sum_gradients(s.batch, s.dtype, s.threads, isa,
                        {{a.dconv_weight, channels * a.d_conv},
@@ -248,12 +261,60 @@ VL_EXPORT int vl_mix_backward(const VlMambaInner *given, int isa) {
                                 (s.channel_splits > 1 && run(a, s, isa, &Jobs::x_proj_backward));
                        });
 }
+static int pack(const Gemm &m, int isa) {
+  const int64_t slabs = (m.depth + kPanelDepth - 1) / kPanelDepth;
+  return run(m, slabs * ((m.columns + kPanelColumns - 1) / kPanelColumns), m.threads, isa, &Jobs::gemm_pack);
+}
 VL_EXPORT int vl_matmul(const VlGemm *given, int isa) {
   const int64_t depth = given->b_scale ? (given->depth + 3) / 4 : given->depth;  // of `packed`
-  const int64_t slabs = (depth + kPanelDepth - 1) / kPanelDepth;
-  const int64_t panels = (given->columns + kPanelColumns - 1) / kPanelColumns;
-  const Gemm m = {*given, (float *)panel_buffer.reserve(sizeof(float) * depth * panels * kPanelColumns)};
+  const Gemm m = {*given, (float *)panel_buffer.reserve(sizeof(float) * panel_floats(depth, given->columns))};
   if (!m.packed) return 1;
+  const int64_t panels = (m.columns + kPanelColumns - 1) / kPanelColumns;
   if (m.b_scale) return run(m, panels, m.threads, isa, &Jobs::gemm_int8_pack) || run(m, m, isa, &Jobs::gemm_int8);
-  return run(m, slabs * panels, m.threads, isa, &Jobs::gemm_pack) || run(m, m, isa, &Jobs::gemm);
+  return pack(m, isa) || run(m, m, isa, &Jobs::gemm);
+}
+
+// The product of rows, which a job chooses, with b, which is (depth, columns).
+static Gemm of_rows(int threads, int64_t columns, int64_t depth, const void *b, int64_t b_depth, int64_t b_column) {
+  return {{0, columns, depth, threads, nullptr, b, depth, 1, b_depth, b_column, nullptr, nullptr, nullptr}, nullptr};
+}
+// Packs both weights of a block or an MLP and runs `which` for all rows.
+template <class Args> static int run_packed(Args &m, int isa, bool (*Jobs::*which)(const Args &, int64_t)) {
+  Gemm &in = m.by_in_proj, &out = m.by_out_proj;
+  const int64_t size = panel_floats(in.depth, in.columns);
+  in.packed = (float *)panel_buffer.reserve(sizeof(float) * (size + panel_floats(out.depth, out.columns)));
+  if (!in.packed) return 1;
+  out.packed = in.packed + size;
+  return pack(in, isa) || pack(out, isa) || run(m, m, isa, which);
+}
+int vilonghorn::block_of_sequences(const VlBlock &given, int isa) {
+  BlockOfSequences b(given);
+  b.y = (float *)value_buffer.reserve(sizeof(float) * b.batch * b.length * b.channels);
+  if (!b.y || !set_neighbors(b.grid, b.length, b.d_conv)) return 1;
+  b.by_in_proj = of_rows(b.threads, 2 * b.channels, b.dim, b.in_proj, 1, b.dim);
+  b.by_out_proj = of_rows(b.threads, b.dim, b.channels, b.out_proj, 1, b.channels);
+  return run_packed(b, isa, &Jobs::block_forward);
+}
+VL_EXPORT int vl_mlp_forward(const VlMlp *given, int isa) {
+  Mlp m(*given);
+  const int64_t dim = m.dim, H = m.hidden;
+  m.by_in_proj = of_rows(m.threads, 2 * H, dim, m.in_proj, 1, dim);
+  m.by_out_proj = of_rows(m.threads, dim, H, m.out_proj, 1, H);
+  return run_packed(m, isa, &Jobs::mlp_forward);
+}
+VL_EXPORT int vl_mlp_backward(const VlMlp *given, int isa) {
+  Mlp m(*given);
+  const int64_t dim = m.dim, H = m.hidden;
+  m.by_out_proj = of_rows(m.threads, H, dim, m.out_proj, H, 1);
+  m.by_in_proj = of_rows(m.threads, dim, 2 * H, m.in_proj, dim, 1);
+  const bool allocated = value_buffer.allocate([&](Arena &c) {
+    m.normed = c.next<float>(m.tokens * dim), m.dgv = c.next<float>(m.tokens * 2 * H),
+    m.y = c.next<float>(m.tokens * H);
+  });
+  if (!allocated) return 1;
+  const VlGemm din = {2 * H, dim, m.tokens, m.threads, m.dgv, m.normed, 1, 2 * H, dim, 1, nullptr, m.din_proj, nullptr};
+  const VlGemm dout = {dim, H, m.tokens, m.threads, m.dout, m.y, 1, dim, H, 1, nullptr, m.dout_proj, nullptr};
+  return sum_gradients(mlp_jobs(m), VL_FLOAT32, m.threads, isa, {{m.dnorm_weight, dim}},
+                       [&] { return run_packed(m, isa, &Jobs::mlp_backward); }) ||
+         (m.din_proj && vl_matmul(&din, isa)) || (m.dout_proj && vl_matmul(&dout, isa));
 }

@@ -3,6 +3,7 @@
 // A tile of out (ROWS x COLUMNS vectors) stays in registers over the depth. b is packed into panels of COLUMNS vectors,
 // so that tiles read it sequentially; a job uses a panel for all its rows before the next panel. Each element of out is
 // summed in the order of the depth, so the result does not depend on the number of jobs.
+#include "rows.h"
 #include "tile.h"
 
 using namespace vilonghorn;
@@ -114,4 +115,5 @@ bool VL_JOB(gemm_pack_job)(const Gemm &m, int64_t job) {
   return true;
 }
 bool VL_JOB(gemm_job)(const Gemm &m, int64_t job) { return multiply_rows(m, first_row(m, job), first_row(m, job + 1)); }
+bool VL_JOB(gemm_rows)(const Gemm &m) { return multiply_rows(m, 0, m.rows); }
 }  // namespace vilonghorn

@@ -24,6 +24,35 @@ struct Gemm : VlGemm {
                   // weights an element holds four steps of the depth.
 };
 constexpr int64_t kPanelColumns = 48, kPanelDepth = 512;
+static inline int64_t panel_floats(int64_t depth, int64_t columns) {
+  return depth * ((columns + kPanelColumns - 1) / kPanelColumns) * kPanelColumns;
+}
+
+// The scan and its projections in a block, whose sequences are `batch_step` elements apart in xz.
+static inline VlMambaInner mixer_of(const VlBlock &b, float *xz, int64_t batch_step, void *y) {
+  VlMambaInner m = {};
+  VlScan &s = m.scan;
+  s.directions = b.directions, s.batch = b.batch, s.length = b.length, s.channels = b.channels, s.states = b.states;
+  s.chunk = b.chunk, s.channel_splits = b.channel_splits, s.rule = b.rule, s.mean = 1, s.threads = b.threads;
+  s.reverse = b.reverse;
+  s.x = {xz, 0, batch_step, 2 * b.channels}, s.z = {xz + b.channels, 0, batch_step, 2 * b.channels};
+  s.A = b.A, s.D = b.D, s.dt_bias = b.dt_bias, s.y = y, s.checkpoints = b.checkpoints;
+  m.d_conv = b.d_conv, m.dt_rank = b.dt_rank, m.projected = b.projected, m.grid = b.grid;
+  m.conv_weight = b.conv_weight, m.conv_bias = b.conv_bias, m.x_proj = b.x_proj, m.dt_proj = b.dt_proj;
+  return m;
+}
+int block_of_sequences(const VlBlock &, int isa);  // forward; a job processes whole sequences
+
+struct BlockOfSequences : VlBlock {
+  explicit BlockOfSequences(const VlBlock &given) : VlBlock(given) {}
+  Gemm by_in_proj, by_out_proj;
+  float *y;  // (B, L, D)
+};
+struct Mlp : VlMlp {
+  explicit Mlp(const VlMlp &given) : VlMlp(given) {}
+  Gemm by_in_proj, by_out_proj;  // of all rows
+  float *normed, *dgv, *y;       // backward only: what the gradients of the weights are products of
+};
 
 // Where channel_splits > 1, x_proj_forward runs before mamba_inner_forward, and x_proj_backward after
 // mamba_inner_backward. gemm_pack runs before gemm, gemm_int8_pack before gemm_int8.
@@ -42,7 +71,10 @@ constexpr int64_t kPanelColumns = 48, kPanelDepth = 512;
   X(isa, gemm_pack, Gemm)                    \
   X(isa, gemm, Gemm)                         \
   X(isa, gemm_int8_pack, Gemm)               \
-  X(isa, gemm_int8, Gemm)
+  X(isa, gemm_int8, Gemm)                    \
+  X(isa, block_forward, BlockOfSequences)    \
+  X(isa, mlp_forward, Mlp)                   \
+  X(isa, mlp_backward, Mlp)
 
 // The functions of one instruction set. Each returns false if memory ran out.
 struct Jobs {
@@ -71,6 +103,13 @@ static inline int64_t gemm_jobs(const Gemm &m) {
   const int64_t most = share < 32 ? 32 : share < 128 ? share : 128;
   const int64_t jobs = (m.rows + most - 1) / most;
   return jobs > threads ? (jobs + threads - 1) / threads * threads : jobs;
+}
+// Jobs that share the rows of an MLP: what a job computes of its rows stays in its L2 cache.
+static inline int64_t mlp_jobs(const VlMlp &m) {
+  const int64_t fits = 196608 / (3 * m.hidden + m.dim), most = fits < 32 ? 32 : fits < 128 ? fits : 128;
+  const int64_t jobs = (m.tokens + most - 1) / most, threads = m.threads, share = (m.tokens + 31) / 32;
+  const int64_t even = (jobs + threads - 1) / threads * threads;
+  return even <= share ? even : jobs > share ? jobs : share;
 }
 // Jobs that share the rows of a norm: at least 8192 elements each; at most four per thread, as each adds a partial
 // gradient.

@@ -1,6 +1,7 @@
 // The convolution, SiLU and x_proj of a mixer, forward and backward, one chunk of steps (in cache) at a time.
 #pragma once
 #include "conv.h"
+#include "grid.h"
 #include "small_gemm.h"
 
 namespace {
@@ -26,22 +27,30 @@ template <class T> struct ConvProjection {
   const VlScan &a;
   const Blocks blocks;
   const int64_t n, C, P, d_conv, stride;  // stride: of the blocks of u, slope and du
-  V *u, *slope, *du;                      // [block][step]: convolved values, the slope of their SiLU, their gradient
-  V *window, *dv, *dx, *carry;            // [step + d_conv], [step + d_conv], [step], [block][d_conv]
-  ConvWeights<T> *weights, *sums;         // [block]: of the current direction, and their gradients
-  T *d_row;                               // [step][P]
-  V *dx_proj;                             // [block][P]
+  const bool on_grid;
+  const int64_t reach;             // on a grid: tokens of the window before and after a chunk
+  V *u, *slope, *du;               // [block][step]: convolved values, the slope of their SiLU, their gradient
+  V *window, *dv, *dx, *carry;     // [step + d_conv], [step + d_conv], [step], [block][d_conv]
+  ConvWeights<T> *weights, *sums;  // [block]: of the current direction, and their gradients
+  T *d_row;                        // [step][P]
+  V *dx_proj;                      // [block][P]
+  int32_t *taps;                   // on a grid: [step][d_conv], elements of the window
+  V *dvs, *xs;                     // on a grid: [block][1 + token], [1 + token]; the first is zero
 
   ConvProjection(const VlMambaInner &m, const Blocks &blocks)
       : m(m), a(m.scan), blocks(blocks), n(blocks.end - blocks.begin), C(a.chunk), P(projected_width(m)),
-        d_conv(m.d_conv), stride(C | 1) {}
+        d_conv(m.d_conv), stride(C | 1), on_grid(m.grid.rows > 0),
+        reach(on_grid ? vilonghorn::reach(m.grid, a.length, d_conv) : 0) {}
 
   int width(int64_t block) const { return a.channels - block * W < W ? (int)(a.channels - block * W) : W; }
 
   bool allocate(bool backward) {
     return projection_buffer.allocate([&](Arena &c) {
-      u = c.next<V>(n * stride), window = c.next<V>(C + d_conv), weights = c.next<ConvWeights<T>>(n);
+      u = c.next<V>(n * stride), weights = c.next<ConvWeights<T>>(n);
+      window = c.next<V>(on_grid ? 1 + C + 2 * reach : C + d_conv);
+      taps = on_grid ? c.next<int32_t>(C * d_conv) : nullptr;
       if (!backward) return;
+      dvs = on_grid ? c.next<V>(n * (1 + a.length)) : nullptr, xs = on_grid ? c.next<V>(1 + a.length) : nullptr;
       slope = c.next<V>(n * stride), du = c.next<V>(n * stride), dv = c.next<V>(C + d_conv), dx = c.next<V>(C);
       carry = c.next<V>(n * d_conv), sums = c.next<ConvWeights<T>>(n);
       d_row = c.next<T>(C * P), dx_proj = c.next<V>(n * P);
@@ -58,12 +67,35 @@ template <class T> struct ConvProjection {
     memset((void *)dx_proj, 0, sizeof(V) * n * P);
   }
 
+  // The vector of channels at d, at tokens begin ... end - 1.
+  void load_tokens(V *to, int64_t batch, int64_t begin, int64_t end, int64_t d, int count) const {
+    for (int64_t t = begin; t < end; t++) {
+      const int64_t at = batch * a.x.batch + t * a.x.step + d;
+      prefetch<T>(a.x.data, at, a.dtype);
+      to[t - begin] = load_as<T>(a.x.data, at, a.dtype, count);
+    }
+  }
+
   void convolve_chunk(const Steps &s, bool backward) {
+    const int64_t one = s.token(0), other = s.token(s.count - 1);
+    const int64_t begin = one < other ? one - reach : other - reach, end = (one < other ? other : one) + reach + 1;
+    const int64_t window_begin = begin < 0 ? 0 : begin, window_end = end < a.length ? end : a.length;
+    for (int64_t i = 0; on_grid && i < s.count; i++)
+      for (int64_t j = 0; j < d_conv; j++) {
+        const int32_t token = m.grid.neighbors[s.token(i) * d_conv + j];
+        taps[i * d_conv + j] = token ? (int32_t)(token - window_begin) : 0;
+      }
     for (int64_t i_block = 0; i_block < n; i_block++) {
       const int64_t block = blocks.begin + i_block;
       V *v = u + i_block * stride;
-      gather<T>(window, a.x, a.dtype, s, block * W, width(block), 1 - d_conv);
-      convolve<T>(v, window, weights[i_block], d_conv, s.count);
+      if (on_grid) {
+        window[0] = V{};
+        load_tokens(window + 1, s.batch, window_begin, window_end, block * W, width(block));
+        convolve_grid<T>(v, window, weights[i_block], taps, d_conv, s.count);
+      } else {
+        gather<T>(window, a.x, a.dtype, s, block * W, width(block), 1 - d_conv);
+        convolve<T>(v, window, weights[i_block], d_conv, s.count);
+      }
       silu<T>(v, backward ? slope + i_block * stride : nullptr, s.count, [&](int i) { return v[i]; });
     }
   }
@@ -81,31 +113,53 @@ template <class T> struct ConvProjection {
         const T *row = d_projected<T>(m, split, s, i);
         for (int64_t p = 0; p < P; p++) d_row[i * P + p] = split ? d_row[i * P + p] + row[p] : row[p];
       }
-    const bool first = s.direction == 0, last = s.direction == a.directions - 1;
     for (int64_t i_block = 0; i_block < n; i_block++) {
       const int64_t d = (blocks.begin + i_block) * W;
       const int count = width(blocks.begin + i_block);
       V *du = this->du + i_block * stride, *u = this->u + i_block * stride, *slope = this->slope + i_block * stride;
       combine<T>(du, d_row, P, (const T *)m.x_proj + s.direction * P * a.channels + d, a.channels, s.count, P, count);
       outer<T>(dx_proj + i_block * P, d_row, P, u, s.count, P);
+      if (on_grid) {  // backward of the convolution needs all tokens
+        for (int64_t i = 0; i < s.count; i++) dvs[i_block * (1 + a.length) + 1 + s.token(i)] = du[i] * slope[i];
+        continue;
+      }
       V *after = carry + i_block * d_conv;  // the first steps of the next chunk
       for (int64_t i = 0; i < s.count; i++) dv[i] = du[i] * slope[i];
       for (int64_t j = 0; j + 1 < d_conv; j++) dv[s.count + j] = after[j];
       gather<T>(window, a.x, a.dtype, s, d, count, 1 - d_conv);
       convolve_backward<T>(dx, sums[i_block], dv, window, weights[i_block], d_conv, s.count);
       for (int64_t j = 0; j + 1 < d_conv; j++) after[j] = dv[j];
-      for (int64_t i = 0; i < s.count; i++) {  // the sum over directions is in a.accumulator if dx is 16-bit
-        const int64_t at = (s.batch * a.length + s.token(i)) * a.dz_step + d;
-        T *partial = is_16bit(a.dtype) ? (T *)a.accumulator + at : (T *)m.dx + at;
-        const V total = first ? dx[i] : dx[i] + load(partial, count);
-        prefetch<T, true>(last && first ? m.dx : partial, last && first ? at : 0, last && first ? a.dtype : VL_FLOAT32);
-        if (last) store_as<T>(m.dx, at, a.dtype, total, count);
-        else store(partial, total, count);
-      }
+      for (int64_t i = 0; i < s.count; i++) add_dx(s.direction, s.batch, s.token(i), d, dx[i], count);
+    }
+  }
+
+  // The sum over directions is in a.accumulator if dx is 16-bit.
+  void add_dx(int64_t direction, int64_t batch, int64_t token, int64_t d, V dx, int count) {
+    const bool first = direction == 0, last = direction == a.directions - 1;
+    const int64_t at = (batch * a.length + token) * a.dz_step + d;
+    T *partial = is_16bit(a.dtype) ? (T *)a.accumulator + at : (T *)m.dx + at;
+    const V total = first ? dx : dx + load(partial, count);
+    prefetch<T, true>(last && first ? m.dx : partial, last && first ? at : 0, last && first ? a.dtype : VL_FLOAT32);
+    if (last) store_as<T>(m.dx, at, a.dtype, total, count);
+    else store(partial, total, count);
+  }
+
+  // After all chunks.
+  void convolve_backward_on_grid(int64_t g, int64_t batch) {
+    xs[0] = V{};
+    for (int64_t i = 0; i < n; i++) {
+      const int64_t d = (blocks.begin + i) * W;
+      const int count = width(blocks.begin + i);
+      V *dv = dvs + i * (1 + a.length);
+      dv[0] = V{};
+      load_tokens(xs + 1, batch, 0, a.length, d, count);
+      convolve_grid_backward<T>(sums[i], dv, xs, weights[i], m.grid.neighbors, d_conv, a.length,
+                                [&](int64_t t, V dx) { add_dx(g, batch, t, d, dx, count); });
     }
   }
 
   void store_gradients(int64_t g, int64_t batch) {
+    if (on_grid) convolve_backward_on_grid(g, batch);
     const int64_t at = batch * a.directions + g;
     for (int64_t i = 0; i < n; i++) {
       const int64_t d = (blocks.begin + i) * W;

@@ -1,5 +1,5 @@
 // RMS norm of rows: y = x / sqrt(mean(x^2) + eps) * weight. Forward saves 1 / sqrt(...) for backward.
-#include "jobs.h"
+#include "rows.h"
 #include "storage.h"
 
 using namespace vilonghorn;
@@ -12,8 +12,8 @@ template <class T> struct Norm {
   const VlNorm &a;
   const int64_t begin, end;
 
-  Norm(const VlNorm &a, int64_t job)
-      : a(a), begin(a.batch * job / norm_jobs(a)), end(a.batch * (job + 1) / norm_jobs(a)) {}
+  Norm(const VlNorm &a, int64_t begin, int64_t end) : a(a), begin(begin), end(end) {}
+  Norm(const VlNorm &a, int64_t job) : Norm(a, a.batch * job / norm_jobs(a), a.batch * (job + 1) / norm_jobs(a)) {}
   int width(int64_t d) const { return a.channels - d < W ? (int)(a.channels - d) : W; }
   V in(const void *p, int64_t row, int64_t d) const { return load_as<T>(p, row * a.channels + d, a.dtype, width(d)); }
   V weight(int64_t d) const { return load((const T *)a.weight + d, width(d)); }
@@ -37,7 +37,7 @@ template <class T> struct Norm {
     }
   }
 
-  bool backward(int64_t job) {
+  bool backward(int64_t job) {  // writes row `job` of the partial gradients of the weight
     const int64_t blocks = (a.channels + W - 1) / W;
     V *dweight = (V *)scratch.reserve(sizeof(V) * (blocks + 1));
     if (!dweight) return false;
@@ -75,4 +75,6 @@ bool VL_JOB(norm_forward_job)(const VlNorm &a, int64_t job) {
 bool VL_JOB(norm_backward_job)(const VlNorm &a, int64_t job) {
   return a.dtype == VL_FLOAT64 ? Norm<double>(a, job).backward(job) : Norm<float>(a, job).backward(job);
 }
+void VL_JOB(norm_rows)(const VlNorm &a) { Norm<float>(a, 0, a.batch).forward(); }
+bool VL_JOB(norm_rows_backward)(const VlNorm &a, int64_t job) { return Norm<float>(a, 0, a.batch).backward(job); }
 }  // namespace vilonghorn

@@ -19,7 +19,8 @@ VL_INLINE int lanes(int64_t columns, int j) {  // in use, of the panel's j-th ve
   return (int)(columns <= j * W ? 0 : least(columns - j * W, W));
 }
 // The rows of a job end where those of the next job begin. All but the last job have whole tiles.
-VL_INLINE int64_t first_row(const Gemm &m, int64_t job) {
-  return least((m.rows + ROWS - 1) / ROWS * job / gemm_jobs(m) * ROWS, m.rows);
+VL_INLINE int64_t first_row(int64_t rows, int64_t job, int64_t jobs) {
+  return least((rows + ROWS - 1) / ROWS * job / jobs * ROWS, rows);
 }
+VL_INLINE int64_t first_row(const Gemm &m, int64_t job) { return first_row(m.rows, job, gemm_jobs(m)); }
 }  // namespace

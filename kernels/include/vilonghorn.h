@@ -10,7 +10,7 @@
 #define VILONGHORN_H
 #include <stdint.h>
 
-enum { VL_ABI = 12 }; /* Increase it with every change of a struct, function or tensor: the caller compares it. */
+enum { VL_ABI = 13 }; /* Increase it with every change of a struct, function or tensor: the caller compares it. */
 enum { VL_LONGHORN = 0, VL_LONGHORN_EXACT = 1, VL_MAMBA = 2 };
 enum { VL_FLOAT32 = 0, VL_FLOAT64 = 1, VL_BFLOAT16 = 2, VL_FLOAT16 = 3 };
 enum { VL_MAX_STATES = 64 };
@@ -57,17 +57,27 @@ typedef struct {
   void *starts;    /* (G, B, segments, N, padded D) float */
 } VlSplit;
 
+/* A convolution over a grid of patches, with zeros around it. Tokens: `ends` others, the patches in raster order with
+ * the class tokens evenly between them, `ends` others. Of a token that is no patch, only the middle tap is used. */
+typedef struct {
+  int64_t rows, columns, ends; /* rows 0: no grid, the convolution is causal */
+  int64_t height;              /* of the filter, odd; its width is odd too */
+  const int32_t *neighbors;    /* set by the library: (L, d_conv), 1 + the token under a tap, 0 for none */
+} VlGrid;
+
 /* A mixer without its input and output projections: convolution with SiLU, x_proj, dt_proj, scan, gate.
  * scan.x is the input of the convolution, with direction stride 0. scan.dt, k, q and their gradients are absent. With
  * channel_splits > 1, scan.dx is a float workspace for the gradient of the convolution's output, (G, B, L, D). */
 typedef struct {
   VlScan scan;
   int64_t d_conv, dt_rank;
-  const void *conv_weight; /* (G, D, d_conv): the last tap applies to the current step */
-  const void *conv_bias;   /* (G, D) */
-  const void *x_proj;      /* (G, P, D): rows of the low-rank dt, k and q */
-  const void *dt_proj;     /* (G, D, R) */
-  void *projected;         /* (G, B, L, P): written by forward, read by backward */
+  VlGrid grid;
+  const void
+      *conv_weight; /* (G, D, d_conv): the last tap applies to the current step; with a grid (G, D, height, width) */
+  const void *conv_bias; /* (G, D) */
+  const void *x_proj;    /* (G, P, D): rows of the low-rank dt, k and q */
+  const void *dt_proj;   /* (G, D, R) */
+  void *projected;       /* (G, B, L, P): written by forward, read by backward */
   /* backward only */
   void *dprojected;                                     /* (S, G, B, L, P): workspace */
   void *dx;                                             /* (B, L, D), with token stride scan.dz_step */
@@ -127,6 +137,7 @@ typedef struct {
   int32_t rule, residual;
   int32_t threads;
   double eps;
+  VlGrid grid; /* as in VlMambaInner */
   const uint8_t *reverse;
   const void *x;                                                            /* (B, L, dim) */
   const void *norm_weight;                                                  /* (dim) */
@@ -142,6 +153,23 @@ typedef struct {
   /* forward only */
   const void *in_proj_scale, *out_proj_scale; /* (2 D), (dim), both optional: that weight is int8, as b of VlGemm */
 } VlBlock;
+
+/* A float gated MLP: out = x + (silu(g) * v) out_proj^T with (g, v) = norm(x) in_proj^T, or without "x +". */
+typedef struct {
+  int64_t tokens, dim, hidden;
+  int32_t residual, threads;
+  double eps;
+  const void *x;           /* (tokens, dim) */
+  const void *norm_weight; /* (dim) */
+  const void *in_proj;     /* (2 hidden, dim): rows of g, then v */
+  const void *out_proj;    /* (dim, hidden) */
+  void *out;               /* (tokens, dim) */
+  void *gv;                /* (tokens, 2 hidden): written by forward, read by backward; optional in forward */
+  /* backward only */
+  const void *dout;           /* (tokens, dim) */
+  void *dx, *dnorm_weight;    /* (tokens, dim), (dim) */
+  void *din_proj, *dout_proj; /* like the weights, optional */
+} VlMlp;
 
 #ifdef _WIN32
 #define VL_EXPORT __declspec(dllexport)
@@ -173,6 +201,8 @@ VL_EXPORT int vl_matmul(const VlGemm *, int isa);
 /* stage: the index of one stage in block.cpp, -1 for all stages. */
 VL_EXPORT int vl_block_forward(const VlBlock *, int stage, int isa);
 VL_EXPORT int vl_block_backward(const VlBlock *, int stage, int isa);
+VL_EXPORT int vl_mlp_forward(const VlMlp *, int isa);
+VL_EXPORT int vl_mlp_backward(const VlMlp *, int isa);
 /* Forward without a backward. The library sets chunk, channel_splits, xz and projected. */
 VL_EXPORT int vl_scan_infer(const VlScan *, int isa);
 VL_EXPORT int vl_block_infer(const VlBlock *, int isa);

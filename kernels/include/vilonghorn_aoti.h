@@ -96,8 +96,8 @@ void run(int failed) {
     AtenTensorHandle x, AtenTensorHandle norm_weight, AtenTensorHandle in_proj, AtenTensorHandle conv_weight,
     AtenTensorHandle conv_bias, AtenTensorHandle x_proj, AtenTensorHandle dt_proj, AtenTensorHandle dt_bias,
     const AtenTensorHandle *A, AtenTensorHandle D, AtenTensorHandle out_proj, const char *rule, const int64_t *reverse,
-    int64_t directions, double eps, int32_t residual, int32_t, AtenTensorHandle *out, AtenTensorHandle *xz,
-    AtenTensorHandle *projected, AtenTensorHandle *checkpoints) {
+    int64_t directions, double eps, int32_t residual, const int64_t *, int64_t, int32_t, AtenTensorHandle *out,
+    AtenTensorHandle *xz, AtenTensorHandle *projected, AtenTensorHandle *checkpoints) {
   using namespace vilonghorn;
   const Tensor in(x), norm(norm_weight), wide(in_proj), conv(conv_weight), bias(conv_bias), low(x_proj), rise(dt_proj),
       step(dt_bias), decay(A), skip(D), narrow(out_proj);

@@ -74,10 +74,13 @@ def test_hooks_see_and_change_what_a_part_takes_and_gives(part):
     assert part == "norm" or not torch.equal(block(x), before)
 
 
-@pytest.mark.parametrize("part", ["norm", "mixer", "mixer.in_proj", "mixer.out_proj", "drop_path"])
+PARTS = ["norm", "mixer", "mixer.in_proj", "mixer.out_proj", "norm2", "mlp", "mlp.fc1", "mlp.act", "mlp.fc2"]
+
+
+@pytest.mark.parametrize("part", PARTS)
 def test_a_part_whose_forward_was_replaced_is_called(part):
     """Tools that move weights about as they are needed replace `forward` of a module, rather than add hooks."""
-    block, x = Block(24), torch.randn(2, 7, 24)
+    block, x = Block(24, mlp_ratio=1.0), torch.randn(2, 7, 24)
     module, before, seen = block.get_submodule(part), block(x), []
     forward = module.forward
 
@@ -123,6 +126,15 @@ def test_the_stream_is_added_within_the_operator_unless_a_branch_may_be_dropped(
 def test_one_direction_and_heads_stay_one_operator(options):
     block, x = Block(24, **options), torch.randn(2, 7, 24)
     assert "vilonghorn::block" in operators(lambda: block(x))
+
+
+@needs_fused
+@pytest.mark.parametrize("drop_path, training", [(0.0, True), (0.5, True)])
+def test_an_mlp_is_one_operator_and_so_is_a_convolution_over_the_grid(drop_path, training):
+    block = Block(24, drop_path=drop_path, mlp_ratio=2.0, d_conv=(3, 3)).train(training)
+    names = operators(lambda: block(torch.randn(2, 7, 24), [2, 3]))
+    assert {"vilonghorn::block", "vilonghorn::gated_mlp"} <= names and ("aten::add" in names) == (drop_path > 0)
+    assert "aten::convolution" not in names and "aten::linear" not in names
 
 
 def test_an_mlp_is_a_second_branch_which_may_be_dropped_too():

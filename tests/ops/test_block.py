@@ -77,6 +77,9 @@ def test_every_instruction_set_agrees_with_the_oracle(rule, isa):
     values = block_inputs(2, 2, 37, 41, 16, 6, 4, 23, rule=rule)
     with mock.patch.object(native, "_isa", native.isa_levels()[isa]):
         compare(in_order, values, 3e-6, truth=residual_block, rule=rule, reverse=(True, False))
+        values = block_inputs(1, 2, 37, 41, 16, 6, 9, 23, rule=rule)
+        values["conv_weight"] = values["conv_weight"].unflatten(2, (3, 3))
+        compare(in_order, values, 3e-6, truth=residual_block, rule=rule, reverse=(True,), grid=(4, 9))
 
 
 @at_once
@@ -101,6 +104,26 @@ def test_at_once_it_is_its_parts(G, B, L, D, dim, N, R, K, rule, seed):
         rounding = 3 * float((parts[name] - truth).abs().max())
         atol = 1e-5 * max(1.0, float(truth.abs().max())) + rounding
         torch.testing.assert_close(once[name], truth, rtol=1e-5, atol=atol)
+
+
+@at_once
+@settings(max_examples=25, deadline=None)
+@given(
+    G=st.integers(1, 2),
+    B=st.integers(1, 4),
+    grid=st.tuples(st.integers(1, 12), st.integers(1, 12), st.integers(0, 2)),
+    class_tokens=st.integers(0, 4),
+    D=st.integers(1, 40),
+    filters=st.tuples(st.sampled_from([1, 3, 5]), st.sampled_from([1, 3, 5])),
+    rule=st.sampled_from(RULES),
+    seed=st.integers(0, 2**31),
+)
+def test_with_a_convolution_over_the_grid_it_agrees_with_the_oracle(G, B, grid, class_tokens, D, filters, rule, seed):
+    rows, columns, ends = grid
+    L, K = rows * columns + class_tokens + 2 * ends, filters[0] * filters[1]
+    values = block_inputs(G, B, L, D, 5, 2, K, 9, rule=rule, seed=seed)
+    values["conv_weight"] = values["conv_weight"].unflatten(2, filters)
+    compare(in_order, values, 1e-4, truth=residual_block, rule=rule, reverse=flags(G)[::-1], grid=grid)
 
 
 @at_once
@@ -179,14 +202,14 @@ def test_a_gradient_that_is_expanded_is_read_as_it_is():
 def test_the_operator_passes_torchs_checks(rule):
     values = block_inputs(2, 2, 40, 16, 3, 2, 4, 7, rule=rule)  # 16 channels: see test_scan_operator.py
     leaves = [values[name].requires_grad_() if name in values else None for name in NAMES]
-    torch.library.opcheck(torch.ops.vilonghorn.block.default, (*leaves, rule, [False, True], 1e-5, True, True))
+    torch.library.opcheck(torch.ops.vilonghorn.block.default, (*leaves, rule, [False, True], 1e-5, True, [], True))
 
 
 @at_once
 def test_its_fake_tells_the_strides_of_the_result():
     values = block_inputs(2, 2, 40, 5, 3, 2, 4, 7, rule="longhorn")
     values["x"] = values["x"].mT.contiguous().mT
-    args = (*(values.get(name) for name in NAMES), "longhorn", [False, True], 1e-5, True, False)
+    args = (*(values.get(name) for name in NAMES), "longhorn", [False, True], 1e-5, True, [], False)
     with torch.no_grad():
         torch.library.opcheck(torch.ops.vilonghorn.block.default, args, test_utils="test_faketensor")
 
@@ -195,9 +218,9 @@ def test_its_fake_tells_the_strides_of_the_result():
 def test_the_gradients_operator_has_a_fake_that_tells_its_shapes():
     values = block_inputs(2, 2, 40, 5, 3, 2, 4, 7, rule="longhorn")
     args = [values.get(name) for name in NAMES]
-    y, *saved = torch.ops.vilonghorn.block(*args, "longhorn", [False, True], 1e-5, True, True)
+    y, *saved = torch.ops.vilonghorn.block(*args, "longhorn", [False, True], 1e-5, True, [], True)
     wanted = [name in values and name != "in_proj" for name in NAMES]
-    call = (torch.ones_like(y), *saved, *args, "longhorn", [False, True], 1e-5, True, wanted)
+    call = (torch.ones_like(y), *saved, *args, "longhorn", [False, True], 1e-5, True, [], wanted)
     torch.library.opcheck(
         torch.ops.vilonghorn.block_backward.default, call, test_utils=("test_schema", "test_faketensor")
     )

@@ -142,7 +142,7 @@ def test_gradients_pass_torchs_own_check():
 def test_the_operator_passes_torchs_checks(rule):
     values = mixer_inputs(2, 2, 40, 16, 3, 2, 4, rule=rule)  # 16 channels: see test_scan_operator.py
     leaves = [values[name].requires_grad_() if name in values else None for name in NAMES]
-    torch.library.opcheck(torch.ops.vilonghorn.mamba_inner_cpu.default, (*leaves, rule, [False, True], True))
+    torch.library.opcheck(torch.ops.vilonghorn.mamba_inner_cpu.default, (*leaves, rule, [False, True], [], True))
 
 
 @fused

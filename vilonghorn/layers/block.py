@@ -1,15 +1,16 @@
 """The residual block: norm, mixer, perhaps norm and MLP, stochastic depth, and a residual stream in float32."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import torch
-from timm.layers import DropPath, SwiGLUPacked
+from timm.layers import DropPath, GluMlp, SwiGLUPacked
 from timm.models import checkpoint
 from torch import Tensor, nn
 
 from ..ops._torch import has_global_hooks
 from ..ops.block import block, prefers_block
+from ..ops.gated_mlp import gated_mlp
 from ..ops.register import is_native_export, is_tracing
 from .mixer import Mixer, is_plain
 from .norm import RMSNorm
@@ -86,14 +87,17 @@ class Block(nn.Module):
             average = x.mean(1, keepdim=True)
             x, grid = torch.cat([average, x, average], 1), None if grid is None else grid + [1]
         if not torch.jit.is_scripting() and self.is_fused(x):
-            x = self._forward_fused(x)
+            x = self._forward_fused(x, grid)
         else:
             normed = self.norm(x.to(dtype))
             x = x + self.drop_path(self.mixer(normed) if grid is None else self.mixer(normed, grid))
         if self.heading_average:
             x = x[:, 1:-1]
         if self.mlp is not None and self.norm2 is not None:
-            x = x + self.drop_path(self.mlp(self.norm2(x.to(dtype))))
+            if not torch.jit.is_scripting() and self.is_mlp_fused(x):
+                x = self._mlp_fused(x)
+            else:
+                x = x + self.drop_path(self.mlp(self.norm2(x.to(dtype))))
         return x
 
     @torch.jit.unused
@@ -102,16 +106,16 @@ class Block(nn.Module):
         as it was made.
         """
         norm: Any = self.norm
-        mixer, drop_path = self.mixer, self.drop_path
+        mixer = self.mixer
         if (is_tracing(x) or has_global_hooks()) and not is_native_export():
             return False
         if not (is_plain(norm, RMSNorm) and is_plain(mixer, Mixer)):
             return False
         return (
             mixer.has_plain_projections()
-            and (is_plain(drop_path, DropPath) or is_plain(drop_path, nn.Identity))
+            and self._has_plain_drop_path()
             and mixer.scan_norm is None
-            and mixer.conv_weight.dim() == 3
+            and (mixer.conv_weight.dim() == 3 or not is_native_export())
             and mixer.max_eps == 1
             and not mixer.exportable
             and prefers_block(
@@ -120,10 +124,10 @@ class Block(nn.Module):
         )
 
     @torch.jit.unused
-    def _forward_fused(self, x: Tensor) -> Tensor:
+    def _forward_fused(self, x: Tensor, grid: list[int] | None) -> Tensor:
         norm: Any = self.norm
         mixer = self.mixer
-        drops = self.drop_path.training and isinstance(self.drop_path, DropPath)
+        drops = self._drops()
         y = block(
             x,
             norm.weight,
@@ -134,8 +138,40 @@ class Block(nn.Module):
             reverse=mixer.reverse,
             eps=norm.eps,
             residual=not drops,
+            grid=grid,
         )
         return x + self.drop_path(y) if drops else y
+
+    @torch.jit.unused
+    def is_mlp_fused(self, x: Tensor) -> bool:
+        """Whether one operator runs norm and MLP: eager, and for the rest as `is_fused`."""
+        norm, mlp = cast(Any, self.norm2), cast(Any, self.mlp)
+        if is_tracing(x) or has_global_hooks():
+            return False
+        if not (is_plain(norm, RMSNorm) and is_plain(mlp, GluMlp) and not mlp.gate_last):
+            return False
+        parts = [(mlp.fc1, nn.Linear), (mlp.fc2, nn.Linear), (mlp.act, nn.SiLU), (mlp.norm, nn.Identity)]
+        return (
+            all(is_plain(part, kind) for part, kind in parts)
+            and all(is_plain(drop, nn.Dropout) and drop.p == 0 for drop in (mlp.drop1, mlp.drop2))
+            and self._has_plain_drop_path()
+            and mlp.fc1.bias is None
+            and mlp.fc2.bias is None
+            and not norm.exportable
+            and prefers_block([x, norm.weight, mlp.fc1.weight, mlp.fc2.weight])
+        )
+
+    @torch.jit.unused
+    def _mlp_fused(self, x: Tensor) -> Tensor:
+        norm, mlp, drops = cast(Any, self.norm2), cast(Any, self.mlp), self._drops()
+        y = gated_mlp(x, norm.weight, mlp.fc1.weight, mlp.fc2.weight, eps=norm.eps, residual=not drops)
+        return x + self.drop_path(y) if drops else y
+
+    def _has_plain_drop_path(self) -> bool:
+        return is_plain(self.drop_path, DropPath) or is_plain(self.drop_path, nn.Identity)
+
+    def _drops(self) -> bool:
+        return self.drop_path.training and isinstance(self.drop_path, DropPath)
 
 
 class Blocks(nn.Sequential):

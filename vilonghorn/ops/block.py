@@ -12,7 +12,7 @@ from torch import Tensor
 
 from .backends import cpu
 from .register import is_native_export, register_op
-from .validate import BlockArguments, autocast_dtype, check_flags, validate_block
+from .validate import BlockArguments, autocast_dtype, check_flags, validate_block, with_grid
 
 X86 = platform.machine().lower() in ("x86_64", "amd64")
 
@@ -34,6 +34,7 @@ def block(
     reverse: Sequence[bool] = (False, True),
     eps: float = 1e-5,
     residual: bool = True,
+    grid: Sequence[int] | None = None,
 ) -> Tensor:
     """Returns x + branch, branch = `mamba_inner`(`rms_norm`(x, norm_weight, eps) in_proj^T, ...) out_proj^T.
 
@@ -53,6 +54,7 @@ def block(
         reverse: as in `mamba_inner`.
         eps: added to the mean square.
         residual: whether x is added; else the branch alone.
+        grid: as in `mamba_inner`.
 
     Returns:
         (B, L, dim).
@@ -62,8 +64,9 @@ def block(
         TypeError: a dtype other than float32, or flags other than True and False.
         RuntimeError: the native library is not built.
     """
-    tensors = (x, norm_weight, in_proj, conv_weight, conv_bias, x_proj, dt_proj, dt_bias, A, D, out_proj)
-    return _run(BlockArguments(*tensors, rule, check_flags("block", reverse), float(eps), residual))
+    filters, grid_options = with_grid("block", conv_weight, grid, x.shape[1])
+    tensors = (x, norm_weight, in_proj, filters, conv_bias, x_proj, dt_proj, dt_bias, A, D, out_proj)
+    return _run(BlockArguments(*tensors, rule, check_flags("block", reverse), float(eps), residual, grid_options))
 
 
 def has_fast_block() -> bool:

@@ -10,7 +10,7 @@ from torch import Tensor
 from .backends import BACKENDS, Backend, choose_conv
 from .register import register_op
 from .scan_order import insert_class_tokens, split_class_tokens
-from .validate import ConvArguments, autocast_dtype, check_flags, validate_conv
+from .validate import ConvArguments, autocast_dtype, check_flags, check_grid, validate_conv
 
 
 def conv_silu(
@@ -94,11 +94,8 @@ def conv2d_silu(x: Tensor, weight: Tensor, bias: Tensor, grid: Sequence[int]) ->
         ValueError: the grid has more patches than there are tokens.
     """
     (rows, columns, ends), (height, width) = (*grid, 0)[:3], weight.shape[2:]
+    check_grid("conv2d_silu", x.shape[1], grid)
     num_class_tokens = x.shape[1] - rows * columns - 2 * ends
-    if num_class_tokens < 0:
-        raise ValueError(
-            f"conv2d_silu: {x.shape[1]} tokens, expected the {rows} x {columns} patches of the grid or more"
-        )
     dtype = autocast_dtype(x) or x.dtype
     x, weight, bias = x.to(dtype), weight.to(dtype), bias.to(dtype)
     first, x, last = x.tensor_split((ends, x.shape[1] - ends), 1)

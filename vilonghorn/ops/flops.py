@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 import torch
 from torch.utils.flop_counter import register_flop_formula
 
-from . import block, conv, mamba_inner, norm, scan  # noqa: F401  (they define the operators)
-from .validate import BlockArguments, ConvArguments, MambaInnerArguments, NormArguments, ScanArguments
+from . import block, conv, gated_mlp, mamba_inner, norm, scan  # noqa: F401  (they define the operators)
+from .validate import BlockArguments, ConvArguments, MambaInnerArguments, MlpArguments, NormArguments, ScanArguments
 
 # Per token, channel and state: decay, update and read (see `vilonghorn.ops.scan`).
 STEP = {
@@ -63,14 +63,14 @@ def _inner_backward(a: Any) -> int:
     return 3 * convolution + 2 * projections + 3 * recurrence
 
 
-def _block(a: Any) -> int:
-    return 2 * math.prod(a.x) * (a.in_proj[0] + a.out_proj[1]) + mamba_inner_flops(a)
+def _projections(a: Any) -> int:
+    return 2 * math.prod(a.x) * (a.in_proj[0] + a.out_proj[1])
 
 
-def _block_backward(a: Any, wanted: Sequence[int]) -> int:
+def _projections_backward(a: Any, wanted: Sequence[int]) -> int:
     needs = dict(zip(a._fields, wanted))  # each gradient of a weight costs as much as the product itself
     products = a.in_proj[0] * (1 + needs["in_proj"]) + a.out_proj[1] * (1 + needs["out_proj"])
-    return 2 * math.prod(a.x) * products + _inner_backward(a)
+    return 2 * math.prod(a.x) * products
 
 
 def _register(name: str, arguments: type[NamedTuple], forward: Callable, backward: Callable) -> None:
@@ -86,5 +86,11 @@ _register("scan", ScanArguments, _scan, lambda a, _: 3 * _scan(a))
 _register("conv_silu", ConvArguments, _conv, lambda a, _: 3 * _conv(a))
 for _name in ("mamba_inner_cpu", "mamba_inner_cuda"):
     _register(_name, MambaInnerArguments, mamba_inner_flops, lambda a, _: _inner_backward(a))
-_register("block", BlockArguments, _block, _block_backward)
+_register(
+    "block",
+    BlockArguments,
+    lambda a: _projections(a) + mamba_inner_flops(a),
+    lambda a, wanted: _projections_backward(a, wanted) + _inner_backward(a),
+)
+_register("gated_mlp", MlpArguments, _projections, _projections_backward)
 _register("rms_norm_cpu", NormArguments, lambda a: 0, lambda a, _: 0)

@@ -17,7 +17,7 @@ from .backends import choose_conv, cpu, cuda
 from .chunked import scan_chunked
 from .conv import conv2d_silu, conv_silu, conv_silu_scan_order, flip_reversed
 from .norm import rms_norm
-from .register import is_native_export, register_op
+from .register import is_native_export, is_tracing, register_op
 from .scan import scan
 from .validate import (
     MambaInnerArguments,
@@ -26,6 +26,7 @@ from .validate import (
     check_max_eps,
     saved_state_dtype,
     validate_mamba_inner,
+    with_grid,
 )
 
 SCAN_NORM_EPS = 1e-6
@@ -61,7 +62,7 @@ def mamba_inner(
     Args:
         xz: values and gates side by side, (B, L, 2D), float32, bfloat16, float16 or float64, any strides.
         conv_weight: (S, D, K), the last of K for the present token; K from 1 to 64 (4 is specialised). Or of
-            `conv2d_silu`, (S, D, height, width), which is composed: there is no kernel.
+            `conv2d_silu`, (S, D, height, width): one kernel on a CPU with the native library, else composed.
         conv_bias: (S, D).
         x_proj: (S, R + 2N, D): rows of dt's factor, k and q; N from 1 to 64 (16 is specialised).
         dt_proj: (S, D, R), R at least 1.
@@ -85,16 +86,11 @@ def mamba_inner(
         TypeError: a dtype outside float32, bfloat16, float16 and float64, or flags other than True and False.
     """
     flags = check_flags("mamba_inner", reverse)
-    is_2d = conv_weight.dim() == 4
-    weights = (conv_weight.flatten(2) if is_2d else conv_weight, conv_bias, x_proj, dt_proj, dt_bias, A, D)
+    filters, grid_options = with_grid("mamba_inner", conv_weight, grid, xz.shape[1])
+    weights = (filters, conv_bias, x_proj, dt_proj, dt_bias, A, D)
     args = MambaInnerArguments(xz, *weights, rule, flags if scan_norm is None else [0])
     conv: Callable[..., Tensor] = conv_silu
-    if is_2d:
-        if grid is None:
-            raise ValueError(
-                f"mamba_inner: conv_weight {tuple(conv_weight.shape)} is a filter over a grid of patches, but grid is "
-                "None; give grid=(rows, columns), or a convolution over the sequence (an integer d_conv)"
-            )
+    if grid is not None and grid_options:
         conv = lambda x, weight, bias, reverse: conv2d_silu(x, conv_weight, bias, grid)  # noqa: E731
     check_max_eps(max_eps, rule, heads, scan_norm is not None)
     if heads is not None and rule == "longhorn_exact" and scan_norm is None:
@@ -102,8 +98,10 @@ def mamba_inner(
             return _chunked(args, heads, max_eps, conv)
     if scan_norm is not None:
         return _shared(args, scan_norm, reverse, conv)
-    if is_2d:
-        return mamba_inner_composed(args, conv=conv)
+    if grid_options:
+        if is_tracing(xz) or cpu.unavailable(xz.device.type) is not None:
+            return mamba_inner_composed(args, conv=conv)
+        return _run_cpu(args._replace(grid=grid_options))
     if is_exportable():
         return _exportable(args)
     if cpu.unavailable(xz.device.type) is None:

@@ -97,6 +97,7 @@ class MambaInnerArguments(NamedTuple):
     D: Annotated[Tensor, "G D"]
     rule: str
     reverse: Sequence[int]
+    grid: Sequence[int] = ()  # of `with_grid`
 
     @property
     def sizes(self) -> Sizes:
@@ -122,6 +123,7 @@ class BlockArguments(NamedTuple):
     reverse: Sequence[int]
     eps: float
     residual: bool
+    grid: Sequence[int] = ()  # of `with_grid`
 
     @property
     def sizes(self) -> Sizes:
@@ -151,6 +153,17 @@ class NormArguments(NamedTuple):
     x: Tensor  # (..., C)
     weight: Tensor  # (C,)
     eps: float
+
+
+class MlpArguments(NamedTuple):
+    """Arguments of `vilonghorn.ops.gated_mlp`, which explains them."""
+
+    x: Tensor  # (..., dim)
+    norm_weight: Tensor  # (dim,)
+    in_proj: Tensor  # (2H, dim)
+    out_proj: Tensor  # (dim, H)
+    eps: float
+    residual: bool
 
 
 # By operator and tensor: the names of its dimensions, one list for each shape that it may have.
@@ -228,12 +241,33 @@ def validate_scan(args: ScanArguments) -> Sizes:
 def validate_block(args: BlockArguments) -> Sizes:
     """Checks the arguments of `block`, which is for float32 tokens on the CPU, and returns their sizes."""
     sizes = validate("block", args, ("x", "conv_weight", "x_proj", "dt_proj"))
-    for name, tensor in zip(args._fields, args[:11]):
-        if tensor is not None and tensor.dtype != torch.float32:
-            raise TypeError(f"block: {name} is {tensor.dtype}, expected torch.float32")
-    if not args.x.is_cpu or args.x.numel() == 0:
-        raise ValueError(f"block: x has shape {tuple(args.x.shape)} on {args.x.device}, expected tokens on the CPU")
+    _check_cpu_tokens("block", args, 11)
     return sizes
+
+
+def validate_gated_mlp(args: MlpArguments) -> None:
+    """Checks the arguments of `gated_mlp`, which is for float32 tokens on the CPU."""
+    dim, H = args.x.shape[-1:], args.out_proj.shape[-1:]
+    for name, tensor, expected in (
+        ("norm_weight", args.norm_weight, dim),
+        ("in_proj", args.in_proj, (2 * H.numel(), *dim)),
+        ("out_proj", args.out_proj, (*dim, *H)),
+    ):
+        if tensor.shape != torch.Size(expected):
+            x, given = tuple(args.x.shape), tuple(tensor.shape)
+            raise ValueError(f"gated_mlp: {name} has shape {given}, expected {tuple(expected)} to go with x {x}")
+    _check_cpu_tokens("gated_mlp", args, 4)
+
+
+def _check_cpu_tokens(operator: str, args: Any, num_tensors: int) -> None:
+    for name, tensor in zip(args._fields, args[:num_tensors]):
+        if tensor is not None and tensor.dtype != torch.float32:
+            raise TypeError(f"{operator}: {name} is {tensor.dtype}, expected torch.float32")
+        if tensor is not None and tensor.device != args.x.device:
+            raise ValueError(f"{operator}: {name} is on {tensor.device} but x is on {args.x.device}")
+    if not args.x.is_cpu or args.x.numel() == 0:
+        given = f"x has shape {tuple(args.x.shape)} on {args.x.device}"
+        raise ValueError(f"{operator}: {given}, expected tokens on the CPU")
 
 
 # Checks of the arguments of `mamba_inner` and `conv_silu`.
@@ -249,6 +283,36 @@ def validate_norm(args: NormArguments) -> None:
         raise ValueError(f"rms_norm: weight has shape {shape}, expected the last dimension of x {x_shape}")
     if weight.device != x.device:
         raise ValueError(f"rms_norm: weight is on {weight.device} but x is on {x.device}; move them to one device")
+
+
+def check_grid(operator: str, tokens: int, grid: Sequence[int]) -> None:
+    """Checks that so many tokens hold a grid of (rows, columns), or (rows, columns, tokens at each end)."""
+    rows, columns, ends = (*grid, 0)[:3]
+    if tokens < rows * columns + 2 * ends:
+        others = f" and {ends} tokens at each end" if ends else ""
+        raise ValueError(
+            f"{operator}: {tokens} tokens, expected the {rows} x {columns} patches of the grid{others} or more"
+        )
+
+
+def with_grid(operator: str, conv_weight: Tensor, grid: Sequence[int] | None, tokens: int) -> tuple[Tensor, list[int]]:
+    """The filter as the kernels take it, (G, D, K), and what they need to know of the grid.
+
+    This is nothing for a convolution over the sequence. For a filter (G, D, height, width) it is rows, columns, tokens
+    at each end, height and width; `grid` has the first two or three.
+
+    Raises:
+        ValueError: a filter over a grid without one, or too few tokens.
+    """
+    if conv_weight.dim() != 4:
+        return conv_weight, []
+    if grid is None:
+        raise ValueError(
+            f"{operator}: conv_weight {tuple(conv_weight.shape)} is a filter over a grid of patches, but grid is "
+            "None; give grid=(rows, columns), or a convolution over the sequence (an integer d_conv)"
+        )
+    check_grid(operator, tokens, grid)
+    return conv_weight.flatten(2), [*grid, *[0] * (3 - len(grid)), *conv_weight.shape[2:]]
 
 
 def check_flags(operator: str, reverse: Sequence[bool]) -> list[int]:

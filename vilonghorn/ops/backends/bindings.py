@@ -18,7 +18,7 @@ from torch import Tensor
 from ... import __version__
 from ..validate import RULES, ConvArguments, ScanArguments
 
-ABI = 12  # VL_ABI
+ABI = 13  # VL_ABI
 _INT, _LONG, _POINTER = ctypes.c_int32, ctypes.c_int64, ctypes.c_void_p
 _DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)  # in the order of VL_FLOAT32, ...
 
@@ -103,12 +103,19 @@ class Split(ctypes.Structure):
     _fields_ = [*_fields(_LONG, "segment_steps"), *_fields(_POINTER, "summaries starts")]
 
 
+class Grid(ctypes.Structure):
+    """A grid of patches."""
+
+    _fields_ = [*_fields(_LONG, "rows columns ends height"), *_fields(_POINTER, "neighbors")]
+
+
 class MambaInner(ctypes.Structure):
     """A mixer without its input and output projections."""
 
     _fields_ = [
         ("scan", Scan),
         *_fields(_LONG, "d_conv dt_rank"),
+        ("grid", Grid),
         *_fields(_POINTER, "conv_weight conv_bias x_proj dt_proj projected"),
         *_fields(_POINTER, "dprojected dx dconv_weight dconv_bias dx_proj ddt_proj"),
     ]
@@ -148,11 +155,23 @@ class Block(ctypes.Structure):
         *_fields(_LONG, "batch length dim directions channels states d_conv dt_rank chunk channel_splits"),
         *_fields(_INT, "rule residual threads"),
         ("eps", ctypes.c_double),
+        ("grid", Grid),
         ("reverse", ctypes.c_char_p),
         *_fields(_POINTER, "x norm_weight in_proj conv_weight conv_bias x_proj dt_proj dt_bias A D out_proj"),
         *_fields(_POINTER, "out xz projected checkpoints dout"),
         *_fields(_POINTER, "dx dnorm_weight din_proj dconv_weight dconv_bias dx_proj"),
         *_fields(_POINTER, "ddt_proj ddt_bias dA dD dout_proj in_proj_scale out_proj_scale"),
+    ]
+
+
+class Mlp(ctypes.Structure):
+    """A gated MLP with its norm."""
+
+    _fields_ = [
+        *_fields(_LONG, "tokens dim hidden"),
+        *_fields(_INT, "residual threads"),
+        ("eps", ctypes.c_double),
+        *_fields(_POINTER, "x norm_weight in_proj out_proj out gv dout dx dnorm_weight din_proj dout_proj"),
     ]
 
 

@@ -17,8 +17,17 @@ from torch import Tensor
 from torch.profiler import record_function
 
 from .._torch import is_profiling
-from ..validate import RULES, BlockArguments, ConvArguments, MambaInnerArguments, NormArguments, ScanArguments, Sizes
-from .bindings import Block, Input, MambaInner, Norm, Params, Scan, ScanParams, conv_params, open_library
+from ..validate import (
+    RULES,
+    BlockArguments,
+    ConvArguments,
+    MambaInnerArguments,
+    MlpArguments,
+    NormArguments,
+    ScanArguments,
+    Sizes,
+)
+from .bindings import Block, Grid, Input, MambaInner, Mlp, Norm, Params, Scan, ScanParams, conv_params, open_library
 
 NAME = "cpu"
 CHUNK = 64  # steps between two saved states: smaller costs memory, larger outgrows the cache in backward
@@ -206,6 +215,35 @@ def block_backward(
     return grads
 
 
+def gated_mlp_forward(args: MlpArguments, save: bool) -> tuple[Tensor, Tensor]:
+    """Runs `vilonghorn.ops.gated_mlp`; returns the result, and to save g and v, (..., 2H)."""
+    struct, _tensors = _mlp_struct(args)
+    gv = args.x.new_empty((*args.x.shape[:-1], 2 * struct.hidden) if save else 0)
+    out = args.x.new_empty(args.x.shape)  # allocated last, as in mamba_inner_forward
+    struct.out = out.data_ptr()
+    if save:
+        struct.gv = gv.data_ptr()
+    _run(library.vl_mlp_forward, struct)
+    return out, gv
+
+
+def gated_mlp_backward(
+    dout: Tensor, saved: Sequence[Tensor], args: MlpArguments, wanted: Sequence[int]
+) -> list[Tensor]:
+    """Gradients of the tensors of `args`, in their order; of the weights, empty ones where they are not `wanted`."""
+    struct, _tensors = _mlp_struct(args)
+    dout = dout.contiguous()
+    struct.dout, struct.gv = dout.data_ptr(), saved[0].data_ptr()
+    grads = []
+    for name, t, needed in zip(args._fields, args[:4], wanted):
+        skip = not needed and name in ("in_proj", "out_proj")
+        grads.append(t.new_empty(0 if skip else t.shape))
+        if not skip:
+            setattr(struct, "d" + name, grads[-1].data_ptr())
+    _run(library.vl_mlp_backward, struct)
+    return grads
+
+
 def num_channel_splits(jobs: int, channels: int, lanes: int, threads: int) -> int:
     """Into how many parts the channels of a sequence are split, so that the threads are evenly busy.
 
@@ -219,7 +257,7 @@ def _mamba_inner_params(args: MambaInnerArguments, sizes: Sizes, num_accumulated
     """The parameters of the scan within, and the struct around it."""
     G, B, L, D, N, K, R = sizes
     scan = Scan(G, B, L, D, N, CHUNK, 1, RULES.index(args.rule), True)
-    fused = MambaInner(scan, K, R)
+    fused = MambaInner(scan, K, R, Grid(*args.grid[:4]))
     params = Params(fused.scan, args.xz.dtype, args.reverse, args.xz.device)
     x = params.struct.x = params.activation(args.xz)
     params.struct.z = Input((x.data or 0) + D * params.dtype.itemsize, x.direction, x.batch, x.step)
@@ -248,9 +286,17 @@ def _block_struct(args: BlockArguments, sizes: Sizes) -> tuple[Block, list[Tenso
     (G, B, L, D, N, K, R), dim, threads = sizes, args.x.shape[-1], torch.get_num_threads()
     tensors = [None if t is None else t.contiguous() for t in args[:11]]
     splits = num_channel_splits(B, D, LANES, threads)
-    options = (RULES.index(args.rule), args.residual, threads, args.eps, bytes(args.reverse))
+    options = (RULES.index(args.rule), args.residual, threads, args.eps, Grid(*args.grid[:4]), bytes(args.reverse))
     pointers = (None if t is None else t.data_ptr() for t in tensors)
     return Block(B, L, dim, G, D, N, K, R, CHUNK, splits, *options, *pointers), tensors
+
+
+def _mlp_struct(args: MlpArguments) -> tuple[Mlp, list[Tensor]]:
+    """As `_block_struct`."""
+    tensors = [t.contiguous() for t in args[:4]]
+    (*_, dim), hidden = args.x.shape, args.out_proj.shape[1]
+    options = (args.residual, torch.get_num_threads(), args.eps)
+    return Mlp(args.x.numel() // dim, dim, hidden, *options, *(t.data_ptr() for t in tensors)), tensors
 
 
 def _set_parallelism(params: P) -> P:
