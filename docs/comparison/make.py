@@ -2,7 +2,8 @@
 
 Figures come from docs/comparison/NAME.json, which `python -m vilonghorn.study NAME --json docs/comparison/NAME.json`
 writes; outside.json, cost.json and published.json; and the benchmark's docs/performance/cpu-*.json. The text is
-text.md: $NAME stands for a table, ${STUDY/TASK/TEST} for the mean accuracies on a test set.
+text.md: $NAME stands for a table, ${STUDY/TASK/TEST} for the mean accuracies on a test set, and
+${STUDY/TASK/TEST/CANDIDATE} for that of one candidate.
 """
 
 from __future__ import annotations
@@ -24,12 +25,12 @@ from matplotlib.ticker import EngFormatter
 from vilonghorn.data.files import atomic_write
 from vilonghorn.study.plots import colour, draw, save_figures
 from vilonghorn.study.results import Interval, Report, interval, read_report
-from vilonghorn.study.tables import NONE, listed, participants, render, score
+from vilonghorn.study.tables import NONE, difference, listed, participants, render, score
 from vilonghorn.tools.markdown import markdown
 
 ROOT = Path(__file__).parents[2]
 FOLDER, PAGE, README = ROOT / "docs" / "comparison", ROOT / "docs" / "comparison.md", ROOT / "README.md"
-STUDIES = ("icons", "recall")  # in the order of the page
+STUDIES = ("icons", "recall", "v2")  # in the order of the page
 HEADLINE = ("recall", "long")  # the study and the table that the README shows
 MARK = re.compile(r"(<!-- comparison[^>]*-->\n).*?(<!-- end of comparison -->)", re.DOTALL)
 
@@ -50,6 +51,7 @@ def page(reports: Sequence[Report], benchmarks: Path) -> str:
     figures = Figures({report.study: report for report in reports})
     figures["studies"] = "\n\n".join(section(report) for report in reports)
     figures["outside"] = outside(load(FOLDER / "outside.json")["runs"], load(FOLDER / "published.json")["figures"])
+    figures["gains"] = gains(figures.reports["v2"], "icons", "64", "short_heads", ("longhorn", "mamba", "exact"))
     figures["step"] = step_cost(load(FOLDER / "cost.json"))
     figures["cost"] = cost(runs)
     return Text((FOLDER / "text.md").read_text(encoding="utf-8")).substitute(figures)
@@ -67,17 +69,32 @@ class Text(Template):
 
 
 class Figures(dict):
-    """What stands for a name in the text; for STUDY/TASK/TEST the mean accuracies of the candidates on a test set."""
+    """What stands for a name in the text; for STUDY/TASK/TEST the mean accuracies of the candidates on a test set, for
+    STUDY/TASK/TEST/CANDIDATE that of one.
+    """
 
     def __init__(self, reports: dict[str, Report]) -> None:
         super().__init__()
         self.reports = reports
 
     def __missing__(self, key: str) -> str:
-        study, task, test = key.split("/")
+        study, task, test, *candidate = key.split("/")
         report = self.reports[study]
+        if candidate:
+            mean, bracket, seeds = score(report.accuracies(task, test, *candidate), report.plan.seeds).partition(" (")
+            return f"{mean}%{bracket}{seeds}"
         found = {report.title(name): report.accuracies(task, test, name) for name in report.plan.names(task)}
         return listed(f"{title} {score(values, report.plan.seeds)}%" for title, values in found.items() if values)
+
+
+def gains(report: Report, task: str, test: str, candidate: str, others: Sequence[str]) -> str:
+    """Differences of a candidate to others, seed by seed, in points with their 95% intervals."""
+    ours, parts = report.accuracies(task, test, candidate), []
+    for other in others:
+        theirs = report.accuracies(task, test, other)
+        found = interval([ours[seed] - theirs[seed] for seed in sorted(set(ours) & set(theirs))])
+        parts.append(f"{difference(found, False)} to {report.title(other)}")
+    return listed(parts)
 
 
 def section(report: Report) -> str:

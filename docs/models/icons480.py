@@ -1,9 +1,10 @@
-"""Makes the weights in vilonghorn/weights from the runs of the study `icons`, and docs/models/icons480.json from them.
+"""Makes the weights in vilonghorn/weights from the runs of a study, and docs/models/icons480.json from them.
 
     python docs/models/icons480.py runs/studies/icons docs/comparison/icons.json
+    python docs/models/icons480.py runs/studies/v2 docs/comparison/v2.json
 
-in the root of a checkout, where data/icons is. Of each rule, of the runs in the folder at the chosen rate, the one with
-the best validation top-1 is taken. Its last weights are rounded to float16, and measured on the test split through
+in the root of a checkout, where data/icons is. Of each model, of the runs in the folder at the chosen rate, the one
+with the best validation top-1 is taken. Its last weights are rounded to float16, and measured on the test split through
 `timm.create_model`. Weights that are there are kept: remove their file to make them anew.
 """
 
@@ -25,12 +26,16 @@ from vilonghorn.study.cell import data_file, run_directory, scores
 from vilonghorn.study.results import cell_of, read_report
 from vilonghorn.tools.markdown import fill_page, markdown
 
-NAMES = {  # by candidate of the study
-    "longhorn": "vilonghorn_nano_patch8",
-    "exact": "vilonghorn_nano_exact_patch8",
-    "mamba": "vim_nano_patch8",
+NAMES = {  # by study and candidate
+    "icons": {
+        "longhorn": "vilonghorn_nano_patch8",
+        "exact": "vilonghorn_nano_exact_patch8",
+        "mamba": "vim_nano_patch8",
+    },
+    "v2": {"short_heads": "vilonghornv2_nano_patch8"},
 }
 TASK = "icons"
+COMMAND = ["python", "docs/models/icons480.py", "runs/studies/NAME", "docs/comparison/NAME.json"]
 RESULTS = Path("docs/models/icons480.json")
 PAGE = Path("docs/models/icons480.md")
 
@@ -39,7 +44,7 @@ def main(folder: Path, results: Path) -> None:
     """Writes the weights, their class names, the figures and the table of the page."""
     report = read_report(results)
     rows = {row["model"]: row for row in json.loads(RESULTS.read_text(encoding="utf-8"))["rows"]}
-    for candidate, name in NAMES.items():
+    for candidate, name in NAMES[report.study].items():
         file = WEIGHTS / f"{name}.icons480.safetensors"
         if file.exists():
             continue
@@ -67,8 +72,8 @@ def main(folder: Path, results: Path) -> None:
         row |= {"parameters": run["parameters"], "bytes": file.stat().st_size, "images": loader.num_samples}
         rows[file.stem] = row | scores(measured)
         print(rows[file.stem], flush=True)
-    command = ["python", "docs/models/icons480.py", *map(str, (folder, results))]
-    write_json(RESULTS, {"command": command, "rows": [rows[f"{name}.icons480"] for name in NAMES.values()]})
+    names = [f"{name}.icons480" for study in NAMES.values() for name in study.values()]
+    write_json(RESULTS, {"command": COMMAND, "rows": [rows[name] for name in names if name in rows]})
     write_page()
 
 

@@ -24,7 +24,7 @@ PAGE = Path("docs/models.md")
 MARK = re.compile(r"(<!-- models[^>]*-->\n).*?(<!-- end of models -->)", re.DOTALL)
 SIZES = (224, 512)
 ORDER = ("nano", "tiny", "small", "base")
-FAMILIES = ("vilonghorn", "vim")
+FAMILIES = ("vilonghorn", "vilonghornv2", "vim")
 TOKENS = ("", "stride8", "patch8", "sfp")
 
 
@@ -76,11 +76,12 @@ def table() -> str:
     for name in names():
         model = timm.create_model(name, device="meta")
         mixer, (H, W) = model.blocks[0].mixer, model.patch_embed.dynamic_feat_size((224, 224))
+        directions = "in turn" if len(mixer.reverse) == 1 else "separate" if mixer.scan_norm is None else "shared"
         costs = {size: cost(name, size) for size in SIZES}
         line = {
             "model": f"`{name}`",
             "rule": mixer.rule,
-            "directions": "separate" if mixer.scan_norm is None else "shared",
+            "directions": directions,
             "width x blocks": f"{model.embed_dim} x {len(model.blocks)}",
             "patches at 224": f"{H} x {W}",
             "parameters (M)": f"{sum(p.numel() for p in model.parameters()) / 1e6:.2f}",

@@ -1,8 +1,8 @@
 """Makes docs/performance.md from runs of the benchmark: `python docs/performance/make.py`, in the root of a checkout.
 
-Figures come from docs/performance/cpu-*.json, which `python -m vilonghorn.bench --json` writes, kernels.json and
-gpu.json; the text from text.md beside them, in which $names stand for tables. Also draws models.svg and speed.svg, and
-writes the tables of README.md and docs/choosing.md.
+Figures come from docs/performance/cpu-*.json, which `python -m vilonghorn.bench --json` writes, v2.json, kernels.json
+and gpu.json; the text from text.md beside them, in which $names stand for tables. Also draws models.svg and speed.svg,
+and writes the tables of README.md and docs/choosing.md.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def page(folder: Path) -> str:
         folder: with text.md, kernels.json, gpu.json and the runs.
     """
     runs = load_runs(folder)
-    kernels, gpu = (json.loads((folder / name).read_text()) for name in ("kernels.json", "gpu.json"))
+    kernels, gpu, v2 = (json.loads((folder / name).read_text()) for name in ("kernels.json", "gpu.json", "v2.json"))
     verdicts = list(zip(*([target["verdict"] for target in bench.targets(run)] for run in runs)))
     return Template((folder / "text.md").read_text()).substitute(
         machines="\n".join(f"{i}. {machine(run)}" for i, run in enumerate(runs, 1)),
@@ -49,6 +49,9 @@ def page(folder: Path) -> str:
         targets=merge([bench.target_lines(run) for run in runs], 2),
         scan=scan_tables(runs),
         models=merge([bench.model_lines(run) for run in runs], 3),
+        v2=markdown(bench.model_lines(v2)),
+        v2_to_first=v2_to_first(v2),
+        v2_machine=machine(v2 | dict(file="v2.json")),
         profiled="batch {batch}, {size} px, {ms:.0f} ms a step under the profiler".format(**runs[0]["profile"]),
         profile=markdown(bench.profile_lines(runs[0]["profile"])),
         instructions=kernel_table(kernels, "instructions", OFFICIAL),
@@ -133,6 +136,18 @@ def speed_table(runs: Sequence[dict[str, Any]]) -> str:
             line[step] = f"{join(map(bench.figure, ratios))} times its time"
         lines.append(line)
     return markdown(lines)
+
+
+def v2_to_first(run: dict[str, Any]) -> str:
+    """Time of the second family to that of the first, forward and with backward."""
+    models, parts = bench.by(run["models"], "model", "size"), []
+    for size in dict.fromkeys(row["size"] for row in run["models"]):
+        for kind in ("tiny", "small"):
+            rows = [[models.get((f"{f}_{kind}", size, t)) for f in ("vilonghornv2", "vilonghorn")] for t in STEPS]
+            if all(map(all, rows)):
+                forward, train = (bench.figure(bench.ratio(*pair)) for pair in rows)
+                parts.append(f"{forward} / {train} ({kind}, {size} px)")
+    return ", ".join(parts)
 
 
 def kernel_table(

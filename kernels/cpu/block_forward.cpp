@@ -1,4 +1,4 @@
-// A block, forward, one sequence in a job: what lies between its products stays in the cache.
+// A block, forward, one sequence in a job. Of a short sequence, what lies between the products stays in the cache.
 #include "arena.h"
 #include "rows.h"
 #include "tile.h"

@@ -145,7 +145,8 @@ typedef struct {
   const void *conv_weight, *conv_bias, *x_proj, *dt_proj, *dt_bias, *A, *D; /* as in VlMambaInner */
   const void *out_proj;                                                     /* (dim, D) */
   void *out;                                                                /* (B, L, dim) */
-  void *xz, *projected, *checkpoints; /* written by forward, read by backward; xz: (B, L, 2 D), others as above */
+  void *xz, *projected, *checkpoints; /* written by forward, read by backward; xz: (B, L, 2 D), others as above;
+                                         without checkpoints what xz holds is undefined */
   /* backward only */
   const void *dout; /* (B, L, dim) */
   void *dx;

@@ -96,9 +96,10 @@ void run(int failed) {
     AtenTensorHandle x, AtenTensorHandle norm_weight, AtenTensorHandle in_proj, AtenTensorHandle conv_weight,
     AtenTensorHandle conv_bias, AtenTensorHandle x_proj, AtenTensorHandle dt_proj, AtenTensorHandle dt_bias,
     const AtenTensorHandle *A, AtenTensorHandle D, AtenTensorHandle out_proj, const char *rule, const int64_t *reverse,
-    int64_t directions, double eps, int32_t residual, const int64_t *, int64_t, int32_t, AtenTensorHandle *out,
+    int64_t directions, double eps, int32_t residual, const int64_t *, int64_t grid, int32_t, AtenTensorHandle *out,
     AtenTensorHandle *xz, AtenTensorHandle *projected, AtenTensorHandle *checkpoints) {
   using namespace vilonghorn;
+  if (grid) fail("an exported block has no convolution over a grid: compose it of its parts");
   const Tensor in(x), norm(norm_weight), wide(in_proj), conv(conv_weight), bias(conv_bias), low(x_proj), rise(dt_proj),
       step(dt_bias), decay(A), skip(D), narrow(out_proj);
   const Options options(rule, reverse, directions);

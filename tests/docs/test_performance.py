@@ -28,12 +28,14 @@ def test_the_committed_page_and_readme_are_made_from_the_committed_runs():
 
 
 def test_the_first_lines_of_the_readme_are_true_of_every_run():
-    assert "less than a third of the time" in (ROOT / make.README).read_text().partition("\n## ")[0]
-    for run in make.load_runs(FOLDER):
+    runs, ratios = [*make.load_runs(FOLDER), json.loads((FOLDER / "v2.json").read_text())], []
+    for run in runs:
         models = make.bench.by(run["models"], "model", "size")
         for train in (False, True):
             ours, theirs = (models[name, 1024, train] for name in (make.bench.TINY, make.bench.DEIT_TINY))
-            assert make.bench.ratio(ours, theirs) < 1 / 3
+            ratios.append(make.bench.ratio(ours, theirs))
+    said = f"takes {min(ratios):.2f} to {max(ratios):.2f} of the time of timm's DeiT-Ti on three processors"
+    assert said in (ROOT / make.README).read_text().partition("\n## ")[0] and len(runs) == 3
 
 
 def report(speed: float) -> dict:
@@ -77,6 +79,7 @@ def test_the_command_writes_page_plot_and_readme_from_new_runs(tmp_path, monkeyp
         make.FOLDER / "text.md",
         make.FOLDER / "kernels.json",
         make.FOLDER / "gpu.json",
+        make.FOLDER / "v2.json",
         make.README,
         make.CHOOSING,
     ):

@@ -50,7 +50,7 @@ def read(*files: str, **overrides):
 
 
 def test_there_is_a_configuration_for_each_model_and_size():
-    kinds = {"vilonghorn_{}", "vilonghorn_{}_exact", "vim_{}", "deit_{}"}
+    kinds = {"vilonghorn_{}", "vilonghorn_{}_exact", "vilonghornv2_{}", "vim_{}", "deit_{}"}
     assert set(MODELS) == {kind.format(size) for kind in kinds for size in ("tiny", "small")}
 
 

@@ -138,7 +138,9 @@ def test_other_models_and_images_that_do_not_decode_are_refused(run, tmp_path, c
     assert "b.png: not a readable image" in capsys.readouterr().err
     leave_run(tmp_path / "vit", "vit_tiny_patch16_224", num_heads=2)
     assert main([str(tmp_path / "vit"), str(tmp_path / "a.png"), *out]) == 2
-    assert re.search("VisionTransformer, expected a vilonghorn_. or vim_. backbone", capsys.readouterr().err)
+    assert re.search(
+        "VisionTransformer, expected a vilonghorn_., vilonghornv2_. or vim_. backbone", capsys.readouterr().err
+    )
     with pytest.raises(SystemExit):
         main([str(run[0]), str(tmp_path / "a.png"), *out, "--patch", "3"])
     assert "'3' is not ROW,COLUMN" in capsys.readouterr().err

@@ -32,6 +32,7 @@ IMAGES = torch.randn(2, 3, 12, 20, generator=torch.Generator().manual_seed(1), d
     [
         ("vilonghorn_nano", {}),
         ("vilonghorn_nano_exact", dict(reverse=((False,), (True,)), heads=4)),
+        ("vilonghornv2_nano", dict(mlp_ratio=0, depth=3)),
         ("vim_nano", {}),
     ],
 )
@@ -41,14 +42,17 @@ def test_maps_of_a_model_reproduce_what_its_block_adds(name, options):
     y = scan.z * torch.sigmoid(scan.z)
     rows = attention_rows(scan, channels="none")
     y = y * (torch.einsum("gbtsd,gbsd->gbtd", rows, scan.values) + scan.D[:, None, None] * scan.values).mean(0)
-    entered = model.blocks[0](model._embed(IMAGES))
-    added = model.blocks[1](entered) - entered
+    grid = model._grid(IMAGES)
+    entered = model.blocks[0](model._embed(IMAGES), grid)
+    added = model.blocks[1](entered, grid) - entered
     torch.testing.assert_close(y @ model.blocks[1].mixer.out_proj.weight.mT, added, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("options", [dict(class_tokens=2), dict(d_conv=(3, 3)), dict(heading_average=True)])
+@pytest.mark.parametrize("options", [dict(class_tokens=2), dict(heading_average=True)])
 def test_models_that_the_maps_do_not_know_are_refused(options):
-    with pytest.raises(ValueError, match="maps are only made of models with {'class_tokens': 1, 'has_conv2d': False"):
+    with pytest.raises(
+        ValueError, match="maps are only made of models with {'class_tokens': 1, 'heading_average': False"
+    ):
         scans(make(**options), IMAGES, [1])
 
 
@@ -207,5 +211,5 @@ def test_what_cannot_be_mapped_is_refused():
     with pytest.raises(ValueError, match="channels is 'none', expected 'absolute' or 'mean'"):
         attention(model, IMAGES, [0], channels="none")
     other = timm.create_model("vit_tiny_patch16_224", img_size=32, depth=1)
-    with pytest.raises(TypeError, match="VisionTransformer, expected a vilonghorn_. or vim_. backbone"):
+    with pytest.raises(TypeError, match="VisionTransformer, expected a vilonghorn_., vilonghornv2_. or vim_. backbone"):
         attention(other, torch.zeros(1, 3, 32, 32), [0])

@@ -18,6 +18,10 @@ PARAMETERS = {  # 1000 classes, 224 px, patch 16; published or computed from the
     "vilonghorn_tiny_exact": 6.85,
     "vilonghorn_small_exact": 25.21,
     "vilonghorn_base_exact": 96.42,
+    "vilonghornv2_nano": 0.65,
+    "vilonghornv2_tiny": 6.76,
+    "vilonghornv2_small": 25.59,
+    "vilonghornv2_base": 99.45,
     "vilonghorn_tiny_shared": 6.29,
     "vilonghorn_small_shared": 23.64,
     "vilonghorn_base_shared": 91.52,
@@ -26,6 +30,7 @@ RULES = {
     "vilonghorn_nano": "longhorn",
     "vilonghorn_nano_exact": "longhorn_exact",
     "vilonghorn_nano_shared": "longhorn",
+    "vilonghornv2_nano": "longhorn_exact",
     "vim_nano": "mamba",
 }
 
@@ -46,6 +51,8 @@ def test_the_families_are_listed_by_timm():
         "nano_exact_patch8",
     ]
     assert set(timm.list_models(module="vilonghorn")) == {f"vilonghorn_{name}" for name in names}
+    v2 = {f"vilonghornv2_{name}" for name in names if "exact" not in name and "shared" not in name}
+    assert set(timm.list_models(module="vilonghornv2")) == v2
     vim = {f"vim_{name}" for name in names if not any(form in name for form in ("exact", "shared"))}
     assert set(timm.list_models(module="vim")) == vim
     assert timm.models.model_entrypoint("vim_tiny") is vilonghorn.models.vim.vim_tiny
@@ -62,6 +69,13 @@ def test_models_of_stride_8_scan_729_overlapping_patches(name):
     assert model.blocks[0].mixer.extra_repr() == plain.blocks[0].mixer.extra_repr()
 
 
+@pytest.mark.parametrize("size", ["nano", "tiny", "small", "base"])
+def test_the_second_family_has_the_parameters_of_the_first(size):
+    models = [timm.create_model(f"{family}_{size}", device="meta") for family in ("vilonghorn", "vilonghornv2")]
+    first, second = (sum(p.numel() for p in model.parameters()) for model in models)
+    assert abs(second / first - 1) < 0.05
+
+
 def test_ablations_are_made_by_keyword_and_change_what_they_say():
     width, rank, depth = 192, 6, 6
     models = [timm.create_model("vilonghorn_nano", heads=heads) for heads in (None, 1)]
@@ -73,7 +87,9 @@ def test_ablations_are_made_by_keyword_and_change_what_they_say():
 def test_each_family_runs_its_own_rule_at_224(name):
     model = timm.create_model(name).eval()
     assert {block.mixer.rule for block in model.blocks} == {RULES[name]}
-    assert {block.mixer.reverse for block in model.blocks} == {(False, True)}
+    two = [(False, True)] * len(model.blocks)
+    in_turn = [(False,), (True,)] * (len(model.blocks) // 2)
+    assert [block.mixer.reverse for block in model.blocks] == (in_turn if "v2" in name else two)
     with torch.no_grad():
         logits = model(torch.randn(1, 3, 224, 224))
     assert logits.shape == (1, 1000) and torch.isfinite(logits).all()

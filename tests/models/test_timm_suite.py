@@ -36,7 +36,7 @@ GENERAL = {  # tests that timm runs on every model of a vision transformer's kin
 
 
 def models():
-    names = timm.list_models(module="vilonghorn") + timm.list_models(module="vim")
+    names = [name for module in ("vilonghorn", "vilonghornv2", "vim") for name in timm.list_models(module=module)]
     return [name for name in names if FULL or "nano" in name or "tiny" in name]
 
 

@@ -1,5 +1,6 @@
 """A residual block, at once and in parts, against the float64 oracle."""
 
+import re
 from functools import partial
 from unittest import mock
 
@@ -123,7 +124,10 @@ def test_with_a_convolution_over_the_grid_it_agrees_with_the_oracle(G, B, grid, 
     L, K = rows * columns + class_tokens + 2 * ends, filters[0] * filters[1]
     values = block_inputs(G, B, L, D, 5, 2, K, 9, rule=rule, seed=seed)
     values["conv_weight"] = values["conv_weight"].unflatten(2, filters)
-    compare(in_order, values, 1e-4, truth=residual_block, rule=rule, reverse=flags(G)[::-1], grid=grid)
+    options = dict(rule=rule, reverse=flags(G)[::-1], grid=grid)
+    expected, actual = value_and_grads(residual_block, values, **options), value_and_grads(in_order, values, **options)
+    for name, truth in expected.items():
+        torch.testing.assert_close(actual[name], truth, rtol=1e-4, atol=1e-5 * max(1.0, float(truth.abs().max())))
 
 
 @at_once
@@ -290,3 +294,37 @@ def test_repetition_gives_the_same_bits(rule):
     values = block_inputs(2, 3, 70, 40, 16, 3, 4, 20, rule=rule)
     first, second = (value_and_grads(partial(in_order, rule=rule), values) for _ in range(2))
     assert all(torch.equal(first[name], second[name]) for name in first)
+
+
+GRIDS = {  # of 11 tokens, and what is wrong
+    (): "grid is (), expected rows and columns",
+    (0, 3): "grid is (0, 3, 0), expected rows and columns",
+    (3, 3, -1): "grid is (3, 3, -1), expected rows and columns",
+    (3, 3, 0, 1): "grid is (3, 3, 0, 1), expected rows and columns",
+    (3, 4): "11 tokens, expected the 3 x 4 patches of the grid or more",
+    (3, 3, 2): "11 tokens, expected the 3 x 3 patches of the grid and 2 tokens at each end or more",
+}
+
+
+@pytest.mark.parametrize("function", [block, in_parts], ids=["block", "mamba_inner"])
+def test_a_grid_that_does_not_fit_is_refused(function):
+    if function is block and not has_fast_block():
+        pytest.skip("needs the native CPU library")
+    values = block_inputs(1, 2, 11, 5, 3, 2, 9, 7, rule="longhorn")
+    options = dict(A=None, reverse=(False,))
+    values["conv_weight"] = values["conv_weight"].unflatten(2, (3, 3))
+    for grid, problem in GRIDS.items():
+        with pytest.raises(ValueError, match=re.escape(problem)):
+            function(**values, **options, grid=grid)
+    values["conv_weight"] = values["conv_weight"][..., :2]
+    with pytest.raises(ValueError, match="the filter is 3 x 2, expected an odd height and an odd width"):
+        function(**values, **options, grid=(3, 3))
+
+
+@at_once
+def test_the_operator_itself_refuses_a_grid_that_its_kernel_cannot_read():
+    values = block_inputs(1, 2, 11, 5, 3, 2, 9, 7, rule="longhorn")
+    args = [values.get(name) for name in NAMES]
+    for grid in ([3, 3], [4, 4, 0, 3, 3], [3, 3, 0, 3, 1]):
+        with pytest.raises(ValueError):
+            torch.ops.vilonghorn.block(*args, "longhorn", [False], 1e-5, True, grid, False)

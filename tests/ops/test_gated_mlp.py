@@ -71,3 +71,7 @@ def test_a_tensor_that_does_not_fit_is_named():
         gated_mlp(**values | dict(x=torch.randn(0, 8)))
     with pytest.raises(TypeError, match="x is torch.float64, expected torch.float32"):
         gated_mlp(**values | dict(x=values["x"].double()))
+    with pytest.raises(ValueError, match=r"out_proj \(8, 0\), expected"):
+        gated_mlp(values["x"], values["norm_weight"], torch.randn(0, 8), torch.randn(8, 0))
+    with pytest.raises(ValueError, match=r"x has shape \(\) and"):
+        gated_mlp(**values | dict(x=torch.randn(())))

@@ -22,8 +22,8 @@ LOOP, PEER = "torch loop", "mamba_ssm"
 MULTIPLY_ADDS, COPY = "multiply-adds", "copy"
 # Each family is compared to its first member.
 FAMILIES = (
-    ("deit_tiny_patch16_224", "vilonghorn_tiny", "vilonghorn_tiny_exact", "vim_tiny"),
-    ("deit_small_patch16_224", "vilonghorn_small"),
+    ("deit_tiny_patch16_224", "vilonghorn_tiny", "vilonghorn_tiny_exact", "vilonghornv2_tiny", "vim_tiny"),
+    ("deit_small_patch16_224", "vilonghorn_small", "vilonghornv2_small"),
 )
 BATCH = {"cpu": 8, "cuda": 128}  # images of 224 px; larger images come in smaller batches of about as many tokens
 LOOP_ROUNDS = 20_000  # rounds of the multiply-add loop in a call

@@ -18,7 +18,7 @@ from torch._inductor.exc import InvalidCxxCompiler
 from ..commands import make_parser
 from . import bench
 from .check import check, kind_of
-from .formats import FORMATS, libraries
+from .formats import FORMATS, OPSET, OPSETS, check_opset, libraries
 from .model import load_for_export
 from .native import aoti_functions
 from .verify import VerificationError, export
@@ -43,6 +43,8 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--features", type=int, nargs="*", metavar="INDEX", help=help)
     help = "type of the weights in the file; --to onnx and ort only (default: %(default)s)"
     parser.add_argument("--weights", choices=WEIGHTS, default="fp32", help=help)
+    help = "opset of ONNX: 18, or 27, whose LinearAttention computes vilonghornv2_* (default: %(default)s)"
+    parser.add_argument("--opset", type=int, choices=OPSETS, default=OPSET, help=help)
     help = f"file to write (default: NAME and {', '.join(form.suffix for form in FORMATS.values())})"
     parser.add_argument("--output", type=Path, help=help)
     help = "then time the file and the model (default: do not; without BATCH: 1)"
@@ -85,6 +87,7 @@ def parse(argv: Sequence[str] | None) -> tuple[argparse.Namespace, nn.Module | N
             aoti_functions()
         libraries(options.to)
         model = load_for_export(options.model, options.checkpoint, options.img_size, options.features)
+        check_opset(model, options.to, options.opset)
         shorten(model, options.weights)  # fails where a weight is too large
         return options, model
     except InvalidCxxCompiler:
@@ -113,7 +116,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if model is None:
         return report_check(options.check)
     try:
-        errors = export(model, options.to, options.output, options.weights)
+        errors = export(model, options.to, options.output, options.weights, options.opset)
     except VerificationError as error:
         print(f"{error}; nothing was written", file=sys.stderr)
         return 1

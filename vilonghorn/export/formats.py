@@ -18,13 +18,15 @@ from torch.export import Dim, ExportedProgram
 
 from ..models import VisionSSM
 from ..models._timm import FeatureGetterNet
+from ..ops.chunked import LINEAR_ATTENTION_OPSET, linear_attention
 from ..ops.register import native_export
 from . import native
 from .weights import ShortWeights, int8_layers
 
-# Of ONNX: torch's exporter is written for it, and it is the first with an antialiased Resize. LinearAttention of opset
-# 27 could replace Scan, but onnxruntime 1.32 expands it into a Scan, which takes several times as long as the chunks.
+# Of ONNX: torch's exporter is written for it, and it is the first with an antialiased Resize. 27 has LinearAttention,
+# which older runtimes lack, and which onnxruntime 1.32 expands into a Scan.
 OPSET = 18
+OPSETS = (OPSET, LINEAR_ATTENTION_OPSET)
 
 
 def trunk(model: nn.Module) -> VisionSSM:
@@ -48,10 +50,30 @@ def image_size(model: nn.Module, rows: int, columns: int) -> tuple[int, int]:
     return (rows - 1) * dy + height, (columns - 1) * dx + width
 
 
-def capture(model: nn.Module, keep_native: bool = False, weights: str = "fp32") -> ExportedProgram:
+def has_linear_attention(model: nn.Module) -> bool:
+    """Whether opset 27 has an operator for the scans of a model: separate directions of the exact rule with heads."""
+    mixers = [block.mixer for block in trunk(model).blocks]
+    return all(m.heads is not None and m.rule == "longhorn_exact" and m.scan_norm is None for m in mixers)
+
+
+def check_opset(model: nn.Module, kind: str, opset: int) -> None:
+    """Raises ValueError unless `opset` is 18, or 27 for a format and a model whose scans it has an operator for."""
+    if opset not in OPSETS:
+        raise ValueError(f"opset is {opset}, expected one of {', '.join(map(str, OPSETS))}")
+    if opset != OPSET and kind != "onnx":
+        raise ValueError(f"opset is {opset} with {kind!r}, expected {OPSET}; {opset} is for 'onnx'")
+    if opset != OPSET and not has_linear_attention(model):
+        raise ValueError(
+            f"opset is {opset}, expected {OPSET}: LinearAttention computes the exact rule with heads and separate "
+            "directions, as in vilonghornv2_*"
+        )
+
+
+def capture(model: nn.Module, keep_native: bool = False, weights: str = "fp32", opset: int = OPSET) -> ExportedProgram:
     """Captures a model of `load_for_export` for any number of images, and of patches in height and width.
 
-    With `keep_native`, blocks and scans are operators of this library, else of torch. `weights` is one of WEIGHTS.
+    With `keep_native`, blocks and scans are operators of this library, else of torch. `weights` is one of WEIGHTS. With
+    `opset` 27, scans are LinearAttention of ONNX, and only `write_onnx` can use the program.
     """
     embed, least, dims = trunk(model).patch_embed, min_grid(model), {0: Dim("batch", min=1)}
     for dim, name, step, patch in zip((2, 3), ("rows", "columns"), embed.stride, embed.patch_size):
@@ -63,7 +85,8 @@ def capture(model: nn.Module, keep_native: bool = False, weights: str = "fp32") 
     module: nn.Module = model
     if weights != "fp32":
         module = ShortWeights(model, weights, int8_layers(model) if keep_native and weights == "int8" else ())
-    with torch.no_grad(), set_exportable(True), native_export() if keep_native else nullcontext():
+    kept = native_export() if keep_native else linear_attention() if opset != OPSET else nullcontext()
+    with torch.no_grad(), set_exportable(True), kept:
         return torch.export.export(module, (images,), dynamic_shapes=(dims,), strict=False)
 
 
@@ -103,6 +126,8 @@ def write_onnx(
     onnx = torch.onnx.export(program, dynamo=True, opset_version=OPSET, verbose=False, optimize=False, **names)
     _simplify(onnx.model)
     edit(onnx.model.graph)
+    if any(node.op_type == "LinearAttention" for node in onnx.model.graph):
+        onnx.model.opset_imports[""] = LINEAR_ATTENTION_OPSET
     [images], outputs = onnx.model.graph.inputs, onnx.model.graph.outputs
     batch, channels, height, width = images.shape
     symbols = {str(batch): "batch", **dict(zip(re.findall(r"s\d+", f"{height} {width}"), ("rows", "columns")))}
@@ -220,8 +245,8 @@ class Format(NamedTuple):
 
 
 FORMATS = {
-    "onnx": Format(f"ONNX, opset {OPSET}", ".onnx", write_onnx),
-    "ort": Format(f"ONNX, opset {OPSET}, for onnxruntime with vilonghorn's library", ".ort.onnx", write_ort, True),
+    "onnx": Format("ONNX", ".onnx", write_onnx),
+    "ort": Format("ONNX for onnxruntime with vilonghorn's library", ".ort.onnx", write_ort, True),
     "pt2": Format("torch.export", ".pt2", write_pt2),
     "aoti": Format("AOTInductor", ".aoti.pt2", write_aoti, True),
 }

@@ -42,6 +42,8 @@ def _symbolic(op: str, inputs: tuple[Tensor | None, ...], shape: Sequence[int], 
 
 def _block(*args: Any) -> tuple[Tensor, ...]:
     block, x = BlockArguments(*args[:-1]), args[0]
+    if block.grid:
+        raise ValueError("an exported block has no convolution over a grid: compose it of its parts")
     options = dict(rule=block.rule, reverse=list(block.reverse), eps=block.eps, residual=int(block.residual))
     return _symbolic("Block", block[:11], x.shape, **options), *(x.new_empty(0) for _ in range(3))
 

@@ -25,7 +25,7 @@ def scans(model: VisionSSM, images: Tensor, blocks: Sequence[int]) -> list[ScanI
     found = {}
 
     def store(mixer, inputs):
-        found[mixer] = scan_inputs(mixer, inputs[0])
+        found[mixer] = scan_inputs(mixer, *inputs)
 
     with ExitStack() as hooks:
         for mixer in mixers:

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from ..layers import Mixer
 from ..ops import conv_silu
+from ..ops.conv import conv2d_silu
 from ..ops.reference import read, step, step_size
 
 REDUCTIONS = ("mean", "absolute", "none")
@@ -36,8 +37,8 @@ class ScanInputs(NamedTuple):
 
 
 @torch.no_grad()
-def scan_inputs(mixer: Mixer, tokens: Tensor) -> ScanInputs:
-    """Computes the inputs of a mixer's scan from its input (normed tokens), (B, L, dim), in scan order.
+def scan_inputs(mixer: Mixer, tokens: Tensor, grid: Sequence[int] | None = None) -> ScanInputs:
+    """Computes the inputs of a mixer's scan from its inputs: normed tokens, (B, L, dim), in scan order, and the grid.
 
     What the directions share is repeated for each.
     """
@@ -45,7 +46,11 @@ def scan_inputs(mixer: Mixer, tokens: Tensor) -> ScanInputs:
     dtype = torch.promote_types(mixer.D.dtype, torch.float32)
     weights = {name: p.detach().to(dtype) for name, p in mixer.named_parameters(recurse=False)}
     x, z = mixer.in_proj(tokens).to(dtype).chunk(2, dim=-1)
-    u = conv_silu(x, weights["conv_weight"], weights["conv_bias"], reverse=(False,) if shared else mixer.reverse)
+    filters, bias = weights["conv_weight"], weights["conv_bias"]
+    if grid is None:
+        u = conv_silu(x, filters, bias, reverse=(False,) if shared else mixer.reverse)
+    else:
+        u = conv2d_silu(x, filters, bias, grid)
     projected = torch.einsum("gbld,gpd->gblp", u, weights["x_proj"])
     low, k, q = projected.split([mixer.dt_rank, N, N], dim=-1)
     dt = torch.einsum("gblr,gdr->gbld", low, weights["dt_proj"]) + weights["dt_bias"][:, None, None]

@@ -17,11 +17,12 @@ CLASS_TOKEN = 0
 def check_backbone(model: Module) -> None:
     """Raises TypeError if the model is not of this library, ValueError if it has what the maps do not know."""
     if not isinstance(model, VisionSSM):
-        raise TypeError(f"the model is a {type(model).__name__}, expected a vilonghorn_* or vim_* backbone")
-    given = dict(class_tokens=model.class_tokens, has_conv2d=model.has_conv2d)
+        raise TypeError(
+            f"the model is a {type(model).__name__}, expected a vilonghorn_*, vilonghornv2_* or vim_* backbone"
+        )
     block = model.blocks[0]
-    given |= dict(heading_average=block.heading_average, max_eps=block.mixer.max_eps)
-    expected = dict(class_tokens=1, has_conv2d=False, heading_average=False, max_eps=1.0)
+    given = dict(class_tokens=model.class_tokens, heading_average=block.heading_average, max_eps=block.mixer.max_eps)
+    expected = dict(class_tokens=1, heading_average=False, max_eps=1.0)
     if given != expected:
         raise ValueError(f"the model has {given}; maps are only made of models with {expected}")
 

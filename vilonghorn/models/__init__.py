@@ -1,7 +1,7 @@
 """The models, registered with timm when this package is imported: `timm.create_model("vilonghorn_tiny")`."""
 
-from . import vilonghorn, vim
+from . import vilonghorn, vilonghornv2, vim
 from .pyramid import DetectionBackbone, PyramidSSM
 from .trunk import VisionSSM
 
-__all__ = ["DetectionBackbone", "PyramidSSM", "VisionSSM", "vilonghorn", "vim"]
+__all__ = ["DetectionBackbone", "PyramidSSM", "VisionSSM", "vilonghorn", "vilonghornv2", "vim"]

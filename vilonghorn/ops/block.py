@@ -64,7 +64,7 @@ def block(
         TypeError: a dtype other than float32, or flags other than True and False.
         RuntimeError: the native library is not built.
     """
-    filters, grid_options = with_grid("block", conv_weight, grid, x.shape[1])
+    filters, grid_options = with_grid("block", conv_weight, grid)
     tensors = (x, norm_weight, in_proj, filters, conv_bias, x_proj, dt_proj, dt_bias, A, D, out_proj)
     return _run(BlockArguments(*tensors, rule, check_flags("block", reverse), float(eps), residual, grid_options))
 

@@ -4,7 +4,9 @@ Within a chunk, the numbers that the tokens add to the state solve a triangular 
 2406.06484), because all channels of a head share keys and eps. In plain torch, for any device; autograd derives it.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -16,6 +18,20 @@ from .reference import step_size
 from .validate import autocast_dtype
 
 CHUNK = 16  # tokens; a power of two
+LINEAR_ATTENTION_OPSET = 27  # of ONNX
+
+_as_linear_attention = False
+
+
+@contextmanager
+def linear_attention() -> Iterator[None]:
+    """`scan_chunked` becomes one ONNX operator, LinearAttention of opset 27, in models that are exported."""
+    global _as_linear_attention
+    before, _as_linear_attention = _as_linear_attention, True
+    try:
+        yield
+    finally:
+        _as_linear_attention = before
 
 
 def scan_chunked(
@@ -61,6 +77,9 @@ def scan_chunked(
     x, dt, k, q = (torch.stack(flip_reversed(t.to(compute), reverse)) for t in (x, dt, k, q))
     dt = dt if dt_bias is None else dt + dt_bias.to(compute)[:, None, None]
     eps = max_eps * step_size("longhorn_exact", dt, k)
+    if _as_linear_attention:
+        y = _linear_attention(x, eps, k, q)
+        return (torch.stack(flip_reversed(y, reverse)) + skip).to(dtype)
     missing = -L % chunk  # tokens that add nothing fill the last chunk
     missing += 0 if isinstance(L, int) else chunk  # an exported graph is for two chunks or more
     x, eps, k, q = (F.pad(t, (0, 0, 0, missing)).unflatten(2, (-1, chunk)) for t in (x, eps, k, q))
@@ -76,6 +95,23 @@ def scan_chunked(
     y = y + (q - read) @ _states(kept, k.mT @ u)
     y = y.transpose(3, 4).flatten(4).flatten(2, 3)[:, :, :L]
     return (torch.stack(flip_reversed(y, reverse)) + skip).to(dtype)
+
+
+def _linear_attention(x: Tensor, eps: Tensor, k: Tensor, q: Tensor) -> Tensor:
+    """The operator of ONNX: its "delta" rule, with one key and query for all heads."""
+    H = eps.shape[-1]
+    q, k, values, beta = (t.flatten(0, 1) for t in (q.repeat(1, 1, 1, H), k.repeat(1, 1, 1, H), x, eps))
+    attributes: dict[str, Any] = dict(update_rule="delta", q_num_heads=H, kv_num_heads=H, scale=1.0)
+    state = (values.shape[0], H, k.shape[-1] // H, values.shape[-1] // H)  # after the last token, which nobody reads
+    y, _ = torch.onnx.ops.symbolic_multi_out(
+        "LinearAttention",
+        (q, k, values, None, None, beta),
+        attributes,
+        dtypes=(x.dtype, x.dtype),
+        shapes=(values.shape, state),
+        version=LINEAR_ATTENTION_OPSET,
+    )
+    return y.unflatten(0, x.shape[:2])
 
 
 def _states(kept: Tensor, added: Tensor) -> Tensor:

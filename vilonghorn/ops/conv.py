@@ -91,10 +91,12 @@ def conv2d_silu(x: Tensor, weight: Tensor, bias: Tensor, grid: Sequence[int]) ->
         y, (G, B, L, D), of x's dtype (of the autocast dtype under autocast).
 
     Raises:
-        ValueError: the grid has more patches than there are tokens.
+        ValueError: the grid has more patches than there are tokens, or a size of the filter is even.
     """
-    (rows, columns, ends), (height, width) = (*grid, 0)[:3], weight.shape[2:]
     check_grid("conv2d_silu", x.shape[1], grid)
+    (rows, columns, ends), (height, width) = (*grid, 0)[:3], weight.shape[2:]
+    if height % 2 == 0 or width % 2 == 0:
+        raise ValueError(f"conv2d_silu: the filter is {height} x {width}, expected an odd height and an odd width")
     num_class_tokens = x.shape[1] - rows * columns - 2 * ends
     dtype = autocast_dtype(x) or x.dtype
     x, weight, bias = x.to(dtype), weight.to(dtype), bias.to(dtype)

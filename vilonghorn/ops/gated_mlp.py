@@ -1,6 +1,7 @@
 """`gated_mlp`: the MLP of a residual block with its norm as one operator, on a CPU with the native library.
 
-What lies between its two products stays in the cache, but for what backward reads.
+It works on few rows at a time, so that what lies between its two products stays in the cache. What backward reads is
+also written to memory.
 """
 
 from torch import Tensor

@@ -86,7 +86,7 @@ def mamba_inner(
         TypeError: a dtype outside float32, bfloat16, float16 and float64, or flags other than True and False.
     """
     flags = check_flags("mamba_inner", reverse)
-    filters, grid_options = with_grid("mamba_inner", conv_weight, grid, xz.shape[1])
+    filters, grid_options = with_grid("mamba_inner", conv_weight, grid)
     weights = (filters, conv_bias, x_proj, dt_proj, dt_bias, A, D)
     args = MambaInnerArguments(xz, *weights, rule, flags if scan_norm is None else [0])
     conv: Callable[..., Tensor] = conv_silu

@@ -241,12 +241,18 @@ def validate_scan(args: ScanArguments) -> Sizes:
 def validate_block(args: BlockArguments) -> Sizes:
     """Checks the arguments of `block`, which is for float32 tokens on the CPU, and returns their sizes."""
     sizes = validate("block", args, ("x", "conv_weight", "x_proj", "dt_proj"))
+    _check_kernel_grid("block", sizes, args.grid)
     _check_cpu_tokens("block", args, 11)
     return sizes
 
 
 def validate_gated_mlp(args: MlpArguments) -> None:
     """Checks the arguments of `gated_mlp`, which is for float32 tokens on the CPU."""
+    if args.x.dim() < 1 or args.out_proj.dim() != 2 or args.out_proj.shape[1] < 1:
+        x, given = tuple(args.x.shape), tuple(args.out_proj.shape)
+        raise ValueError(
+            f"gated_mlp: x has shape {x} and out_proj {given}, expected (..., dim) and (dim, H), H at least 1"
+        )
     dim, H = args.x.shape[-1:], args.out_proj.shape[-1:]
     for name, tensor, expected in (
         ("norm_weight", args.norm_weight, dim),
@@ -270,8 +276,14 @@ def _check_cpu_tokens(operator: str, args: Any, num_tensors: int) -> None:
         raise ValueError(f"{operator}: {given}, expected tokens on the CPU")
 
 
-# Checks of the arguments of `mamba_inner` and `conv_silu`.
-validate_mamba_inner = partial(validate, "mamba_inner", sources=("xz", "conv_weight", "x_proj", "dt_proj"))
+def validate_mamba_inner(args: MambaInnerArguments) -> Sizes:
+    """Checks the arguments of `mamba_inner` and returns their sizes."""
+    sizes = validate("mamba_inner", args, ("xz", "conv_weight", "x_proj", "dt_proj"))
+    _check_kernel_grid("mamba_inner", sizes, args.grid)
+    return sizes
+
+
+# Checks of the arguments of `conv_silu`.
 validate_conv = partial(validate, "conv_silu", sources=("x", "weight"))
 
 
@@ -287,6 +299,10 @@ def validate_norm(args: NormArguments) -> None:
 
 def check_grid(operator: str, tokens: int, grid: Sequence[int]) -> None:
     """Checks that so many tokens hold a grid of (rows, columns), or (rows, columns, tokens at each end)."""
+    if len(grid) not in (2, 3) or any(size < least for size, least in zip(grid, (1, 1, 0))):
+        raise ValueError(
+            f"{operator}: grid is {tuple(grid)}, expected rows and columns, and perhaps tokens at each end"
+        )
     rows, columns, ends = (*grid, 0)[:3]
     if tokens < rows * columns + 2 * ends:
         others = f" and {ends} tokens at each end" if ends else ""
@@ -295,14 +311,14 @@ def check_grid(operator: str, tokens: int, grid: Sequence[int]) -> None:
         )
 
 
-def with_grid(operator: str, conv_weight: Tensor, grid: Sequence[int] | None, tokens: int) -> tuple[Tensor, list[int]]:
+def with_grid(operator: str, conv_weight: Tensor, grid: Sequence[int] | None) -> tuple[Tensor, list[int]]:
     """The filter as the kernels take it, (G, D, K), and what they need to know of the grid.
 
     This is nothing for a convolution over the sequence. For a filter (G, D, height, width) it is rows, columns, tokens
-    at each end, height and width; `grid` has the first two or three.
+    at each end, height and width; `grid` has the first two or three. Operators check it.
 
     Raises:
-        ValueError: a filter over a grid without one, or too few tokens.
+        ValueError: a filter over a grid without one.
     """
     if conv_weight.dim() != 4:
         return conv_weight, []
@@ -311,8 +327,17 @@ def with_grid(operator: str, conv_weight: Tensor, grid: Sequence[int] | None, to
             f"{operator}: conv_weight {tuple(conv_weight.shape)} is a filter over a grid of patches, but grid is "
             "None; give grid=(rows, columns), or a convolution over the sequence (an integer d_conv)"
         )
-    check_grid(operator, tokens, grid)
-    return conv_weight.flatten(2), [*grid, *[0] * (3 - len(grid)), *conv_weight.shape[2:]]
+    return conv_weight.flatten(2), [*grid, *[0] * (len(grid) == 2), *conv_weight.shape[2:]]
+
+
+def _check_kernel_grid(operator: str, sizes: Sizes, grid: Sequence[int]) -> None:
+    """Checks what `with_grid` makes."""
+    if not grid:
+        return
+    check_grid(operator, sizes.L, grid[:-2])
+    height, width = grid[-2:]
+    if len(grid) != 5 or height * width != sizes.K or not (height % 2 and width % 2):
+        raise ValueError(f"{operator}: the filter is {height} x {width}, expected an odd height and an odd width")
 
 
 def check_flags(operator: str, reverse: Sequence[bool]) -> list[int]:

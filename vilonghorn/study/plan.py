@@ -151,6 +151,8 @@ def _check(study: Study) -> None:
     for name, candidate in study.candidates.items():
         if len(candidate.match) > 1:
             raise ValueError(f"candidate {name} matches {', '.join(sorted(candidate.match))}; expected one argument")
+        if len(candidate.sweep) == 1 and any(task.widen for task in study.tasks.values()):
+            raise ValueError(f"candidate {name} has one rate in sweep, expected at least two, as a task has widen")
     for name, task in study.tasks.items():
         for candidate in study.names(name):
             known(candidate, study.candidates, "candidate")

@@ -70,7 +70,8 @@ def scores(report: Report, table: str) -> str:
             column: score(report.accuracies(task, test, name, metric), report.plan.seeds)
             for column, task, test in points
         }
-        rows.append({head: report.title(name), **texts})
+        if set(texts.values()) != {NONE}:
+            rows.append({head: report.title(name), **texts})
     chance = {head: "chance"}
     for column, task, test in points:
         if tested := [cell["tests"] for cell in report.cells if cell["task"] == task and cell["tests"]]:
@@ -99,8 +100,9 @@ def differences(report: Report, table: str) -> str:
             )
             for column, task, test in points
         }
-        rows.append({f"minus {report.title(reference)} [95% interval]": report.title(name), **texts})
-    return markdown(rows)
+        if set(texts.values()) != {NONE}:
+            rows.append({f"minus {report.title(reference)} [95% interval]": report.title(name), **texts})
+    return markdown(rows) if rows else "No differences: only one candidate has run."
 
 
 def difference(found: Interval | None, significant: bool) -> str:

@@ -1,0 +1,97 @@
+"""Vision Longhorn v2: the exact rule on a trunk of its own.
+
+A block scans in one direction, forwards and backwards in turn (Adventurer, arXiv 2410.07599). Its convolution is over
+the grid of patches (Vision-LSTM v2, arXiv 2406.04303), its inner width is that of the tokens, each of its 4 to 16 heads
+has one beta, and a gated MLP follows.
+From tiny on widths are 1.5 times those of `vilonghorn_*` and blocks half as many, for as many parameters. The average
+of the patches is classified. docs/comparison.md has what was measured of these switches.
+"""
+
+from timm.models import generate_default_cfgs, register_model
+
+from .builder import PATCH8, build_model, default_cfg, icons_cfg
+from .pyramid import PyramidSSM
+from .trunk import VisionSSM
+
+V2 = dict(rule="longhorn_exact", reverse=((False,), (True,)), d_conv=(3, 3), heads=4, expand=1, mlp_ratio=1.0)
+V2 |= dict(global_pool="avg")
+NANO = V2 | dict(embed_dim=128, depth=4, mlp_ratio=0.875)
+TINY = V2 | dict(embed_dim=288, depth=12)
+SMALL = V2 | dict(embed_dim=576, depth=12, heads=8)
+BASE = V2 | dict(embed_dim=1152, depth=12, heads=16)
+STRIDE8 = dict(stride=8)
+_NAMES = [f"vilonghornv2_{size}" for size in ("nano", "tiny", "small", "base")]
+default_cfgs = generate_default_cfgs(
+    {
+        **{name: default_cfg() for name in _NAMES},
+        **{f"{name}_stride8": default_cfg() for name in _NAMES[1:3]},
+        "vilonghornv2_nano_patch8.icons480": icons_cfg("vilonghornv2_nano_patch8"),
+        **{f"{name}_sfp": default_cfg(num_classes=0, fixed_input_size=False) for name in _NAMES},
+    }
+)
+
+
+@register_model
+def vilonghornv2_nano(pretrained: bool = False, **kwargs) -> VisionSSM:
+    """Vision Longhorn v2 nano."""
+    return build_model(VisionSSM, "vilonghornv2_nano", pretrained, NANO | kwargs)
+
+
+@register_model
+def vilonghornv2_tiny(pretrained: bool = False, **kwargs) -> VisionSSM:
+    """Vision Longhorn v2 tiny."""
+    return build_model(VisionSSM, "vilonghornv2_tiny", pretrained, TINY | kwargs)
+
+
+@register_model
+def vilonghornv2_small(pretrained: bool = False, **kwargs) -> VisionSSM:
+    """Vision Longhorn v2 small."""
+    return build_model(VisionSSM, "vilonghornv2_small", pretrained, SMALL | kwargs)
+
+
+@register_model
+def vilonghornv2_base(pretrained: bool = False, **kwargs) -> VisionSSM:
+    """Vision Longhorn v2 base."""
+    return build_model(VisionSSM, "vilonghornv2_base", pretrained, BASE | kwargs)
+
+
+@register_model
+def vilonghornv2_tiny_stride8(pretrained: bool = False, **kwargs) -> VisionSSM:
+    """Vision Longhorn v2 tiny, overlapping patches (stride=8)."""
+    return build_model(VisionSSM, "vilonghornv2_tiny_stride8", pretrained, TINY | STRIDE8 | kwargs)
+
+
+@register_model
+def vilonghornv2_small_stride8(pretrained: bool = False, **kwargs) -> VisionSSM:
+    """Vision Longhorn v2 small, overlapping patches (stride=8)."""
+    return build_model(VisionSSM, "vilonghornv2_small_stride8", pretrained, SMALL | STRIDE8 | kwargs)
+
+
+@register_model
+def vilonghornv2_nano_patch8(pretrained: bool = False, **kwargs) -> VisionSSM:
+    """Vision Longhorn v2 nano, patches of 8 pixels (patch_size=8)."""
+    return build_model(VisionSSM, "vilonghornv2_nano_patch8", pretrained, NANO | PATCH8 | dict(mlp_ratio=1.0) | kwargs)
+
+
+@register_model
+def vilonghornv2_nano_sfp(pretrained: bool = False, **kwargs) -> PyramidSSM:
+    """Vision Longhorn v2 nano, simple feature pyramid."""
+    return build_model(PyramidSSM, "vilonghornv2_nano_sfp", pretrained, NANO | dict(pyramid_channels=64) | kwargs)
+
+
+@register_model
+def vilonghornv2_tiny_sfp(pretrained: bool = False, **kwargs) -> PyramidSSM:
+    """Vision Longhorn v2 tiny, simple feature pyramid."""
+    return build_model(PyramidSSM, "vilonghornv2_tiny_sfp", pretrained, TINY | dict(pyramid_channels=128) | kwargs)
+
+
+@register_model
+def vilonghornv2_small_sfp(pretrained: bool = False, **kwargs) -> PyramidSSM:
+    """Vision Longhorn v2 small, simple feature pyramid."""
+    return build_model(PyramidSSM, "vilonghornv2_small_sfp", pretrained, SMALL | kwargs)
+
+
+@register_model
+def vilonghornv2_base_sfp(pretrained: bool = False, **kwargs) -> PyramidSSM:
+    """Vision Longhorn v2 base, simple feature pyramid."""
+    return build_model(PyramidSSM, "vilonghornv2_base_sfp", pretrained, BASE | kwargs)
