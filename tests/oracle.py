@@ -115,10 +115,15 @@ def mixer_inputs(G, B, L, D, N, R, K, *, rule, dim=None, seed=0, dtype=torch.flo
     return {name: value.to(dtype) for name, value in values.items()}
 
 
+def rms_norm(x, weight, eps):
+    """x, float64, normed over its last dimension."""
+    return x * weight.double() / (x.square().mean(-1, keepdim=True) + eps).sqrt()
+
+
 def residual_block(x, norm_weight, in_proj, *, residual=True, eps=1e-5, **mix):
     """Arguments as `vilonghorn.ops.block`; the result is float64."""
     x = x.double()
-    normed = x * norm_weight.double() / (x.square().mean(-1, keepdim=True) + eps).sqrt()
+    normed = rms_norm(x, norm_weight, eps)
     branch = mixer(normed @ in_proj.double().mT, **mix)
     return x + branch if residual else branch
 
@@ -137,7 +142,7 @@ def block_inputs(G, B, L, D, N, R, K, dim, *, rule, seed=0, dtype=torch.float32)
 def gated_mlp(x, norm_weight, in_proj, out_proj, *, eps=1e-5, residual=True):
     """Arguments as `vilonghorn.ops.gated_mlp`; the result is float64."""
     x, H = x.double(), out_proj.shape[1]
-    normed = x * norm_weight.double() / (x.square().mean(-1, keepdim=True) + eps).sqrt()
+    normed = rms_norm(x, norm_weight, eps)
     gate, value = normed @ in_proj.double()[:H].mT, normed @ in_proj.double()[H:].mT
     branch = (gate / (1 + torch.exp(-gate)) * value) @ out_proj.double().mT
     return x + branch if residual else branch

@@ -107,9 +107,9 @@ static inline int64_t gemm_jobs(const Gemm &m) {
 // Jobs that share the rows of an MLP: what a job computes of its rows stays in its L2 cache.
 static inline int64_t mlp_jobs(const VlMlp &m) {
   const int64_t fits = 196608 / (3 * m.hidden + m.dim), most = fits < 32 ? 32 : fits < 128 ? fits : 128;
-  const int64_t jobs = (m.tokens + most - 1) / most, threads = m.threads, share = (m.tokens + 31) / 32;
-  const int64_t even = (jobs + threads - 1) / threads * threads;
-  return even <= share ? even : jobs > share ? jobs : share;
+  const int64_t jobs = (m.tokens + most - 1) / most, smallest = (m.tokens + 31) / 32;  // smallest: of 32 rows each
+  const int64_t even = (jobs + m.threads - 1) / m.threads * m.threads;
+  return even < smallest ? even : smallest;
 }
 // Jobs that share the rows of a norm: at least 8192 elements each; at most four per thread, as each adds a partial
 // gradient.

@@ -20,6 +20,7 @@ BASE = dict(embed_dim=768, depth=24)
 # With a feature pyramid; the larger sizes have the default of 256 channels.
 NANO_SFP = NANO | dict(pyramid_channels=64)
 TINY_SFP = TINY | dict(pyramid_channels=128)
+STRIDE8 = dict(stride=8)  # overlapping patches
 # For small images.
 PATCH8 = dict(patch_size=8, global_pool="avg")
 

@@ -8,13 +8,12 @@ defaults are in `trunk.py`.
 
 from timm.models import generate_default_cfgs, register_model
 
-from .builder import BASE, NANO, NANO_SFP, PATCH8, SMALL, TINY, TINY_SFP, build_model, default_cfg, icons_cfg
+from .builder import BASE, NANO, NANO_SFP, PATCH8, SMALL, STRIDE8, TINY, TINY_SFP, build_model, default_cfg, icons_cfg
 from .pyramid import PyramidSSM
 from .trunk import VisionSSM
 
 EXACT = dict(rule="longhorn_exact")
 SHARED = dict(directions="shared")
-STRIDE8 = dict(stride=8)
 _FORMS = ("", "_exact", "_shared")
 _NAMES = [f"vilonghorn_{size}{form}" for size in ("nano", "tiny", "small", "base") for form in _FORMS]
 default_cfgs = generate_default_cfgs(

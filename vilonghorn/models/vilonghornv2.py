@@ -9,17 +9,16 @@ of the patches is classified. docs/comparison.md has what was measured of these 
 
 from timm.models import generate_default_cfgs, register_model
 
-from .builder import PATCH8, build_model, default_cfg, icons_cfg
+from .builder import PATCH8, STRIDE8, build_model, default_cfg, icons_cfg
 from .pyramid import PyramidSSM
 from .trunk import VisionSSM
 
-V2 = dict(rule="longhorn_exact", reverse=((False,), (True,)), d_conv=(3, 3), heads=4, expand=1, mlp_ratio=1.0)
-V2 |= dict(global_pool="avg")
+V2 = dict(rule="longhorn_exact", heads=4, reverse=((False,), (True,)), d_conv=(3, 3))
+V2 |= dict(expand=1, mlp_ratio=1.0, global_pool="avg")
 NANO = V2 | dict(embed_dim=128, depth=4, mlp_ratio=0.875)
 TINY = V2 | dict(embed_dim=288, depth=12)
 SMALL = V2 | dict(embed_dim=576, depth=12, heads=8)
 BASE = V2 | dict(embed_dim=1152, depth=12, heads=16)
-STRIDE8 = dict(stride=8)
 _NAMES = [f"vilonghornv2_{size}" for size in ("nano", "tiny", "small", "base")]
 default_cfgs = generate_default_cfgs(
     {

@@ -10,7 +10,20 @@ from timm.models import generate_default_cfgs, register_model
 from torch import Tensor
 
 from ..layers import insert_class_tokens, prefix_first
-from .builder import BASE, NANO, NANO_SFP, PATCH8, SMALL, TINY, TINY_SFP, Model, build_model, default_cfg, icons_cfg
+from .builder import (
+    BASE,
+    NANO,
+    NANO_SFP,
+    PATCH8,
+    SMALL,
+    STRIDE8,
+    TINY,
+    TINY_SFP,
+    Model,
+    build_model,
+    default_cfg,
+    icons_cfg,
+)
 from .pyramid import PyramidSSM
 from .trunk import VisionSSM
 from .weights import fit_state_dict, unwrap
@@ -167,13 +180,13 @@ def vim_base(pretrained: bool = False, **kwargs) -> VisionSSM:
 @register_model
 def vim_tiny_stride8(pretrained: bool = False, **kwargs) -> VisionSSM:
     """Vision Mamba tiny, overlapping patches (stride=8)."""
-    return _build(VisionSSM, "vim_tiny_stride8", pretrained, TINY | dict(stride=8) | kwargs)
+    return _build(VisionSSM, "vim_tiny_stride8", pretrained, TINY | STRIDE8 | kwargs)
 
 
 @register_model
 def vim_small_stride8(pretrained: bool = False, **kwargs) -> VisionSSM:
     """Vision Mamba small, overlapping patches (stride=8)."""
-    return _build(VisionSSM, "vim_small_stride8", pretrained, SMALL | dict(stride=8) | kwargs)
+    return _build(VisionSSM, "vim_small_stride8", pretrained, SMALL | STRIDE8 | kwargs)
 
 
 @register_model

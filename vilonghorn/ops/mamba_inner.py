@@ -90,8 +90,8 @@ def mamba_inner(
     weights = (filters, conv_bias, x_proj, dt_proj, dt_bias, A, D)
     args = MambaInnerArguments(xz, *weights, rule, flags if scan_norm is None else [0])
     conv: Callable[..., Tensor] = conv_silu
-    if grid is not None and grid_options:
-        conv = lambda x, weight, bias, reverse: conv2d_silu(x, conv_weight, bias, grid)  # noqa: E731
+    if grid_options:
+        conv = lambda x, weight, bias, reverse: conv2d_silu(x, conv_weight, bias, grid_options[:-2])  # noqa: E731
     check_max_eps(max_eps, rule, heads, scan_norm is not None)
     if heads is not None and rule == "longhorn_exact" and scan_norm is None:
         if max_eps != 1 or is_exportable() and not is_native_export():

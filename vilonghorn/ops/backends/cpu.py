@@ -202,15 +202,7 @@ def block_backward(
     dout = dout.contiguous()
     struct.dout = dout.data_ptr()
     struct.xz, struct.projected, struct.checkpoints = (t.data_ptr() for t in saved)
-    grads = []
-    for name, t, needed in zip(args._fields, args[:11], wanted):
-        if t is None:
-            grads.append(None)
-        elif not needed and name in ("in_proj", "out_proj"):
-            grads.append(t.new_empty(0))
-        else:
-            grads.append(t.new_empty(t.shape))
-            setattr(struct, "d" + name, grads[-1].data_ptr())
+    grads = _gradients(struct, args, 11, wanted)
     _run_stages(library.vl_block_backward, BACKWARD_STAGES, struct)
     return grads
 
@@ -229,17 +221,12 @@ def gated_mlp_forward(args: MlpArguments, save: bool) -> tuple[Tensor, Tensor]:
 
 def gated_mlp_backward(
     dout: Tensor, saved: Sequence[Tensor], args: MlpArguments, wanted: Sequence[int]
-) -> list[Tensor]:
+) -> list[Tensor | None]:
     """Gradients of the tensors of `args`, in their order; of the weights, empty ones where they are not `wanted`."""
     struct, _tensors = _mlp_struct(args)
     dout = dout.contiguous()
     struct.dout, struct.gv = dout.data_ptr(), saved[0].data_ptr()
-    grads = []
-    for name, t, needed in zip(args._fields, args[:4], wanted):
-        skip = not needed and name in ("in_proj", "out_proj")
-        grads.append(t.new_empty(0 if skip else t.shape))
-        if not skip:
-            setattr(struct, "d" + name, grads[-1].data_ptr())
+    grads = _gradients(struct, args, 4, wanted)
     _run(library.vl_mlp_backward, struct)
     return grads
 
@@ -289,6 +276,23 @@ def _block_struct(args: BlockArguments, sizes: Sizes) -> tuple[Block, list[Tenso
     options = (RULES.index(args.rule), args.residual, threads, args.eps, Grid(*args.grid[:4]), bytes(args.reverse))
     pointers = (None if t is None else t.data_ptr() for t in tensors)
     return Block(B, L, dim, G, D, N, K, R, CHUNK, splits, *options, *pointers), tensors
+
+
+def _gradients(
+    struct: Block | Mlp, args: BlockArguments | MlpArguments, num_tensors: int, wanted: Sequence[int]
+) -> list[Tensor | None]:
+    """Allocates what `block_backward` and `gated_mlp_backward` return, in the struct too."""
+    grads: list[Tensor | None] = []
+    for name, t, needed in zip(args._fields, args[:num_tensors], wanted):
+        if t is None:
+            grads.append(None)
+        elif not needed and name in ("in_proj", "out_proj"):
+            grads.append(t.new_empty(0))
+        else:
+            grad = t.new_empty(t.shape)
+            setattr(struct, "d" + name, grad.data_ptr())
+            grads.append(grad)
+    return grads
 
 
 def _mlp_struct(args: MlpArguments) -> tuple[Mlp, list[Tensor]]:
