@@ -121,6 +121,7 @@ def test_autocast_trains_close_to_float32():
 
 @pytest.mark.skipif(not (shutil.which("g++") or shutil.which("clang++")), reason="inductor needs a C++ compiler")
 def test_torch_compile_in_one_graph_equals_eager():
+    assert f"vilonghorn {vilonghorn.__version__};" in torch.compiler.config.cache_key_tag
     torch.compiler.reset()
     batch, model = images(2, 3, 32, 32), make("vilonghorn_nano", depth=1, **SMALL).train()
     compiled = torch.compile(model, fullgraph=True)

@@ -13,6 +13,12 @@ from timm.layers import is_exportable
 from torch import Tensor, fx
 from torch.autograd import forward_ad
 
+from .. import __version__
+
+# torch.compile's caches know an operator by its name alone: without this, code compiled for an earlier version, with
+# other arguments or other kernels, would run in this one.
+torch.compiler.config.cache_key_tag += f"vilonghorn {__version__};"
+
 SCHEMA_TYPES: dict[Any, str] = {kind: kind.__name__ for kind in (Tensor, bool, float, str)}
 SCHEMA_TYPES |= {Tensor | None: "Tensor?", str | None: "str?", Sequence[int]: "int[]"}
 
