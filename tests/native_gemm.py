@@ -1,10 +1,30 @@
 """The matrix products of the native library, and what products with int8 weights are."""
 
 import ctypes
+from collections.abc import Iterator
+from contextlib import contextmanager
 
+import pytest
 import torch
 
 from vilonghorn.ops.backends import cpu as native
+
+needs_amx = pytest.mark.skipif(
+    not native.has_bf16_products(), reason="the processor or the library lacks products of bfloat16 values"
+)
+
+
+@contextmanager
+def products(form: str) -> Iterator[None]:
+    """With products of torch's precision "high" or "medium", or those under "autocast" to bfloat16."""
+    before = torch.get_float32_matmul_precision()
+    if form != "autocast":
+        torch.set_float32_matmul_precision(form)
+    try:
+        with torch.autocast("cpu", torch.bfloat16, enabled=form == "autocast"):
+            yield
+    finally:
+        torch.set_float32_matmul_precision(before)
 
 
 class Gemm(ctypes.Structure):
@@ -16,21 +36,20 @@ class Gemm(ctypes.Structure):
         *((name, ctypes.c_void_p) for name in ("a", "b")),
         *((name, ctypes.c_int64) for name in ("a_row", "a_depth", "b_depth", "b_column")),
         *((name, ctypes.c_void_p) for name in ("add", "out", "b_scale")),
+        ("bf16_parts", ctypes.c_int32),
     ]
 
 
-def gemm(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    """The product that the kernel of a block computes."""
+def gemm(a: torch.Tensor, b: torch.Tensor, add: torch.Tensor | None = None, bf16_parts: int = 0) -> torch.Tensor:
+    """The product that the kernel of a block computes, a b + add."""
     a, b = (t if 1 in t.stride() else t.contiguous() for t in (a, b))
     (rows, depth), columns = a.shape, b.shape[1]
     out = a.new_empty(rows, columns)
     # The stride of a single column is arbitrary in torch.
     strides = [stride for t in (a, b) for stride in (t.stride(0), 1 if t.shape[1] == 1 else t.stride(1))]
-    pointers = (a.data_ptr(), b.data_ptr())
-    native._run(
-        native.library.vl_matmul,
-        Gemm(rows, columns, depth, torch.get_num_threads(), *pointers, *strides, None, out.data_ptr()),
-    )
+    pointers, results = (a.data_ptr(), b.data_ptr()), (None if add is None else add.data_ptr(), out.data_ptr(), None)
+    struct = Gemm(rows, columns, depth, torch.get_num_threads(), *pointers, *strides, *results, bf16_parts)
+    native._run(native.library.vl_matmul, struct)
     return out
 
 

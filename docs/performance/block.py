@@ -1,8 +1,8 @@
 """Counts what torch.compile makes of a training step of one block on a GPU, without a GPU: launches, bytes, memory.
 
 inductor generates the code of forward and backward for an H200 that is not there (bfloat16 autocast, 197 tokens, width
-192); the code is counted, not run. Operators of this library launch kernels and matrix products of their own, which are
-counted with the emulator of `kernels/`. Prints one JSON line for a pass of each block:
+192; of `vilonghornv2_tiny` 288); the code is counted, not run. Operators of this library launch kernels and matrix
+products of their own, which are counted with the emulator of `kernels/`. Prints one JSON line for a pass of each block:
 
 - launches: kernels of inductor, matrix products, and every kernel and torch operator inside an operator;
 - mb: million bytes that the launches read and write, each tensor once a launch, without the scan; scan_mb: the scan;
@@ -40,15 +40,16 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from vilonghorn.data.files import write_json
-from vilonghorn.layers import Block
+from vilonghorn.layers import Block, Blocks
 from vilonghorn.ops import scan
 from vilonghorn.ops.backends import cpu, cuda, splits
-from vilonghorn.ops.validate import RULES, MambaInnerArguments
+from vilonghorn.ops.validate import RULES, MambaInnerArguments, with_grid
 
 FILE = Path("docs/performance/block.json")
 KERNELS = Path(__file__).parents[2] / "kernels"
-BATCH, TOKENS, WIDTH, HEADS = 128, 197, 192, 3  # of the tiny models at 224 px
-DEIT = "deit"
+BATCH, TOKENS, WIDTH, HEADS, V2_WIDTH = 128, 197, 192, 3, 288  # of the tiny models at 224 px
+DEIT, V2 = "deit", "vilonghornv2"
+GRID = [14, 14]  # patches of V2, whose block has an MLP; the others need no grid
 # Batch, tokens and channels of scans: tiny and small at 224 px, tiny at 512 and 1024 px.
 SCANS = [(128, 197, 384), *((batch, 197, width) for width in (384, 768) for batch in (64, 256)), (128, 197, 768)]
 SCANS += [(128, 1025, 384), (64, 4097, 384)]
@@ -64,7 +65,10 @@ ATTENTION = "scaled_dot_product_flash_attention"
 
 
 def build_block(name: str) -> nn.Module:
-    """A block of `vilonghorn_tiny` with the rule `name`, or that of DeiT-Ti."""
+    """A block of `vilonghorn_tiny` with the rule `name`, that of `vilonghornv2_tiny`, or that of DeiT-Ti."""
+    if name == V2:
+        form = dict(rule="longhorn_exact", heads=4, d_conv=(3, 3), expand=1, mlp_ratio=1.0)
+        return Block(V2_WIDTH, reverse=(False,), **form)
     return DeiTBlock(WIDTH, HEADS, qkv_bias=True) if name == DEIT else Block(WIDTH, rule=name)
 
 
@@ -72,7 +76,7 @@ def count_block(name: str, inner: dict[str, Any], depth: int) -> list[dict[str, 
     """The rows of forward and backward of a block.
 
     Args:
-        name: a rule, or "deit".
+        name: a rule, "vilonghornv2", or "deit".
         inner: of `inner_costs`.
         depth: blocks, one after the other.
     """
@@ -92,9 +96,9 @@ def count_block(name: str, inner: dict[str, Any], depth: int) -> list[dict[str, 
 
         # Traced as on a CPU, because autograd refuses CUDA tensors without a driver, then moved to the made-up GPU.
         backend = functools.partial(compile_fx, inner_compile=functools.partial(lower, rows, inner))
-        x = torch.empty(BATCH, TOKENS, WIDTH, requires_grad=True)
-        blocks = nn.Sequential(*(build_block(name) for _ in range(depth)))
-        torch.compile(blocks, fullgraph=True, backend=backend)(x)
+        x = torch.empty(BATCH, TOKENS, V2_WIDTH if name == V2 else WIDTH, requires_grad=True)
+        blocks = (Blocks if name == V2 else nn.Sequential)(*(build_block(name) for _ in range(depth)))
+        torch.compile(blocks, fullgraph=True, backend=backend)(x, *[GRID] * (name == V2))
     return [dict(block=name, torch=torch.__version__.partition("+")[0]) | row for row in rows]
 
 
@@ -230,7 +234,7 @@ def count_code(code: str, nodes: Sequence[Any], operators: Sequence[tuple], inne
             size, products = node.get_read_write_buffers_sizes(), 0
         kernels.append((kernel_name(node), size, products))
     body = code.split("def call(")[1]
-    generated = len(re.findall(r"^ +(?:triton_\w+\.run|extern_kernels\.\w+)\(", body, re.MULTILINE))
+    generated = len(re.findall(r"^ +(?:triton_\w+\.run|extern_kernels\.\w+)\(|\.sum\(dim=", body, re.MULTILINE))
     called = len(re.findall(r"= torch\.ops\.[\w.]+\(", body))
     if (generated, called) != (len(kernels), len(operators)):
         raise RuntimeError(
@@ -314,12 +318,14 @@ class Recorder(TorchDispatchMode):
         return result
 
 
-def inner_costs(rule: str, launches: Callable) -> dict[str, tuple[int, list[tuple[str, int, int]]]]:
+def inner_costs(name: str, launches: Callable) -> dict[str, tuple[int, list[tuple[str, int, int]]]]:
     """Launches and rows (as of `count_code`) inside the operators of a mixer, with `emulated_kernels`."""
-    mixer, recorder, recorder.rows = Block(WIDTH, rule=rule).mixer, Recorder(), []
+    mixer, recorder, recorder.rows = build_block(name).mixer, Recorder(), []
     xz = torch.zeros(BATCH, TOKENS, 2 * mixer.d_inner, dtype=torch.bfloat16)
     conv_weight, conv_bias, x_proj, dt_proj, *others = mixer.inner_weights()
-    args = MambaInnerArguments(xz, conv_weight, conv_bias, x_proj.to(xz), dt_proj.to(xz), *others, rule, [0, 1])
+    filters, grid = with_grid(name, conv_weight, GRID)
+    weights = (filters, conv_bias, x_proj.to(xz), dt_proj.to(xz), *others)
+    args = MambaInnerArguments(xz, *weights, mixer.rule, list(map(int, mixer.reverse)), grid)
 
     def recorded(function: Callable, label: str) -> Callable:
         def call(*args: Any, **kwargs: Any) -> Any:
@@ -332,10 +338,12 @@ def inner_costs(rule: str, launches: Callable) -> dict[str, tuple[int, list[tupl
 
     def cost() -> tuple[int, list[tuple[str, int, int]]]:
         rows, recorder.rows = recorder.rows, []
-        return len(launches()) + sum(name not in names.values() for name, *_ in rows), rows
+        return len(launches()) + sum(name not in labels.values() for name, *_ in rows), rows
 
-    names = dict(forward="scan", backward="scan_backward", conv_forward="conv_silu", conv_backward="conv_silu_backward")
-    functions = {name: recorded(getattr(cuda, name), label) for name, label in names.items()}
+    labels = dict(
+        forward="scan", backward="scan_backward", conv_forward="conv_silu", conv_backward="conv_silu_backward"
+    )
+    functions = {name: recorded(getattr(cuda, name), label) for name, label in labels.items()}
     with torch.no_grad(), mock.patch.multiple(cuda, **functions), recorder:
         y, *saved = cuda.mamba_inner_forward(args, True)
         forward = cost()
@@ -362,7 +370,7 @@ def scan_launches(rule: str, batch: int, tokens: int, channels: int, launches: C
 def main(argv: Sequence[str] | None = None) -> int:
     """Counts, prints one line for each pass, and returns the exit status."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    blocks = (*RULES, DEIT)
+    blocks = (*RULES, V2, DEIT)
     parser.add_argument("blocks", nargs="*", default=blocks, metavar="BLOCK", help=f"{', '.join(blocks)}; default: all")
     parser.add_argument("--depth", type=int, default=1, help="blocks that are compiled together; default: 1")
     parser.add_argument("--save", action="store_true", help=f"write {FILE} too")
@@ -385,7 +393,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if name != DEIT:
             with emulated_kernels() as launches:
                 inner = inner_costs(name, launches)
-                for batch, tokens, channels in SCANS if args.save else SCANS[:1]:
+                for batch, tokens, channels in () if name == V2 else SCANS if args.save else SCANS[:1]:
                     add("scans", scan_launches(name, batch, tokens, channels, launches))
         add("blocks", count_block(name, inner, args.depth))
     if args.save:

@@ -1,6 +1,6 @@
 """Makes docs/performance.md from runs of the benchmark: `python docs/performance/make.py`, in the root of a checkout.
 
-Figures come from docs/performance/cpu-*.json, which `python -m vilonghorn.bench --json` writes, v2.json, kernels.json
+Figures come from docs/performance/cpu-*.json, which `python -m vilonghorn.bench --json` writes, v2*.json, kernels.json
 and gpu.json; the text from text.md beside them, in which $names stand for tables. Also draws models.svg and speed.svg,
 and writes the tables of README.md and docs/choosing.md.
 """
@@ -21,7 +21,7 @@ from matplotlib import rc_context
 from matplotlib.figure import Figure
 
 from vilonghorn.bench import report as bench
-from vilonghorn.bench.candidates import LOOP, STEPS
+from vilonghorn.bench.candidates import FAMILIES, LOOP, STEPS
 from vilonghorn.data.files import atomic_write
 from vilonghorn.tools.markdown import markdown
 
@@ -37,10 +37,12 @@ def page(folder: Path) -> str:
     """The text of docs/performance.md.
 
     Args:
-        folder: with text.md, kernels.json, gpu.json and the runs.
+        folder: with text.md and the files of figures.
     """
     runs = load_runs(folder)
-    kernels, gpu, v2 = (json.loads((folder / name).read_text()) for name in ("kernels.json", "gpu.json", "v2.json"))
+    kernels, gpu, v2, high = (
+        json.loads((folder / f"{name}.json").read_text()) for name in ("kernels", "gpu", "v2", "v2-high")
+    )
     verdicts = list(zip(*([target["verdict"] for target in bench.targets(run)] for run in runs)))
     return Template((folder / "text.md").read_text()).substitute(
         machines="\n".join(f"{i}. {machine(run)}" for i, run in enumerate(runs, 1)),
@@ -52,6 +54,8 @@ def page(folder: Path) -> str:
         v2=markdown(bench.model_lines(v2)),
         v2_to_first=v2_to_first(v2),
         v2_machine=machine(v2 | dict(file="v2.json")),
+        precision=precision_table({"highest": v2, "high": high}),
+        high_machine=machine(high | dict(file="v2-high.json")),
         profiled="batch {batch}, {size} px, {ms:.0f} ms a step under the profiler".format(**runs[0]["profile"]),
         profile=markdown(bench.profile_lines(runs[0]["profile"])),
         instructions=kernel_table(kernels, "instructions", OFFICIAL),
@@ -136,6 +140,20 @@ def speed_table(runs: Sequence[dict[str, Any]]) -> str:
             line[step] = f"{join(map(bench.figure, ratios))} times its time"
         lines.append(line)
     return markdown(lines)
+
+
+def precision_table(runs: dict[str, dict[str, Any]]) -> str:
+    """Time of each model to that of DeiT in the same run, forward / with backward, by the precision of the products."""
+    lines: dict[tuple[str, int], bench.Line] = {}
+    for precision, run in runs.items():
+        models = bench.by(run["models"], "model", "size")
+        first = {name: family[0] for family in FAMILIES for name in family}
+        for name, size in dict.fromkeys((row["model"], row["size"]) for row in run["models"]):
+            ratios = (bench.ratio(models.get((name, size, t)), models.get((first[name], size, t))) for t in STEPS)
+            if first[name] != name:
+                line = lines.setdefault((name, size), {"px": f"{size}", "model": f"`{name}`"})
+                line[precision] = join(bench.figure(value, bold_above=1) for value in ratios)
+    return markdown(list(lines.values()))
 
 
 def v2_to_first(run: dict[str, Any]) -> str:

@@ -87,7 +87,8 @@ class Block {
             int64_t p_depth, const void *q, int64_t q_depth, int64_t q_column, const void *add = nullptr,
             const void *q_scale = nullptr) {
     if (!out) return true;  // the caller does not want this gradient
-    const VlGemm m = {rows, columns, depth, b.threads, p, q, p_row, p_depth, q_depth, q_column, add, out, q_scale};
+    const VlGemm m = {rows,    columns, depth,    b.threads, p,   q,       p_row,
+                      p_depth, q_depth, q_column, add,       out, q_scale, b.bf16_parts};
     return !vl_matmul(&m, isa);
   }
   VlNorm norm() const {

@@ -12,6 +12,9 @@
 #endif
 #ifdef VILONGHORN_X86
 #include <cpuid.h>
+#ifdef __linux__
+#include <sys/syscall.h>
+#endif
 #endif
 #include "arena.h"
 #include "grid.h"
@@ -28,19 +31,30 @@ Jobs vnni_jobs() {  // v4 but for the products with int8 weights
   jobs.gemm_int8 = gemm_int8_job_vnni;
   return jobs;
 }
-const Jobs kJobs[] = {{VL_JOBS(VL_ENTRY, v2)}, {VL_JOBS(VL_ENTRY, v3)}, {VL_JOBS(VL_ENTRY, v4)}, vnni_jobs()};
-int64_t (*const kMultiplyAdds[])(int64_t) = {multiply_adds_v2, multiply_adds_v3, multiply_adds_v4, multiply_adds_v4};
-const char *const kNames[] = {"v2", "v3", "v4", "vnni"};
+const Jobs kJobs[] = {
+    {VL_JOBS(VL_ENTRY, v2)}, {VL_JOBS(VL_ENTRY, v3)}, {VL_JOBS(VL_ENTRY, v4)}, vnni_jobs(), vnni_jobs()};
+int64_t (*const kMultiplyAdds[])(int64_t) = {multiply_adds_v2, multiply_adds_v3, multiply_adds_v4, multiply_adds_v4,
+                                             multiply_adds_v4};
+const char *const kNames[] = {"v2", "v3", "v4", "vnni", "amx"};
+constexpr int kAmx = 4;
 // The last instruction set that processor and system support, or -1. zig's __builtin_cpu_supports always says no.
 int best_isa() {
-  unsigned a, b, c, d, e, saved;
+  unsigned a, b, c, d, d7, e, saved;
   const unsigned v3 = bit_AVX2 | bit_BMI2;
   const unsigned v4 = v3 | bit_AVX512F | bit_AVX512BW | bit_AVX512CD | bit_AVX512DQ | bit_AVX512VL;
   __cpuid(1, a, b, c, d);
-  if (!(c & bit_FMA) || !(c & bit_OSXSAVE) || !__get_cpuid_count(7, 0, &a, &b, &e, &d)) return c & bit_SSE4_2 ? 0 : -1;
+  if (!(c & bit_FMA) || !(c & bit_OSXSAVE) || !__get_cpuid_count(7, 0, &a, &b, &e, &d7)) return c & bit_SSE4_2 ? 0 : -1;
   asm("xgetbv" : "=a"(saved), "=d"(d) : "c"(0));
   if ((saved & 0x6) != 0x6 || (b & v3) != v3) return 0;
-  return (saved & 0xe6) != 0xe6 || (b & v4) != v4 ? 1 : e & bit_AVX512VNNI ? 3 : 2;
+  if ((saved & 0xe6) != 0xe6 || (b & v4) != v4) return 1;
+  if (!(e & bit_AVX512VNNI)) return 2;
+#ifdef __linux__
+  constexpr unsigned tiles = 0x60000, amx = 1 << 22 | 1 << 24, request = 0x1023;  // of AMX_BF16 and AMX_TILE
+  if ((saved & tiles) == tiles && (d7 & amx) == amx && __get_cpuid_count(7, 1, &a, &b, &c, &d) && a & bit_AVX512BF16 &&
+      !syscall(SYS_arch_prctl, request, 18))  // Linux gives a process the tiles when it asks for them
+    return kAmx;
+#endif
+  return 3;
 }
 bool runs(int isa) {
   static const int best = best_isa();  // cpuid is slow in virtual machines
@@ -50,6 +64,7 @@ bool runs(int isa) {
 const Jobs kJobs[] = {{VL_JOBS(VL_ENTRY, generic)}};
 int64_t (*const kMultiplyAdds[])(int64_t) = {multiply_adds_generic};
 const char *const kNames[] = {"generic"};
+constexpr int kAmx = 1;
 bool runs(int) { return true; }
 #endif
 constexpr int kNumIsas = sizeof kJobs / sizeof *kJobs;
@@ -146,11 +161,16 @@ int64_t num_jobs(const Gemm &m) { return gemm_jobs(m); }
 int64_t num_jobs(const Mlp &m) { return mlp_jobs(m); }
 template <class Shape> int64_t num_jobs(const Shape &a) { return a.batch * a.channel_splits; }
 
+int chosen(int isa) {  // isa, or the best one
+  for (int i = 0; i < kNumIsas && isa < 0; i++)
+    if (runs(kNumIsas - 1 - i)) isa = kNumIsas - 1 - i;
+  return isa;
+}
+int parts_for(int isa, int bf16_parts) { return chosen(isa) == kAmx ? bf16_parts : 0; }
+
 template <class Args>
 int run(const Args &a, int64_t jobs, int wanted, int isa, bool (*Jobs::*which)(const Args &, int64_t)) {
-  if (isa < 0)
-    for (int i = 0; i < kNumIsas; i++)
-      if (runs(i)) isa = i;
+  isa = chosen(isa);
   if (isa < 0 || isa >= kNumIsas || !runs(isa)) return 1;
   Work work;
   work.run = [&](int64_t job) { return (kJobs[isa].*which)(a, job); };
@@ -263,26 +283,28 @@ VL_EXPORT int vl_mix_backward(const VlMambaInner *given, int isa) {
 }
 static int pack(const Gemm &m, int isa) {
   const int64_t slabs = (m.depth + kPanelDepth - 1) / kPanelDepth;
-  return run(m, slabs * ((m.columns + kPanelColumns - 1) / kPanelColumns), m.threads, isa, &Jobs::gemm_pack);
+  return run(m, slabs * num_panels(m), m.threads, isa, &Jobs::gemm_pack);
 }
 VL_EXPORT int vl_matmul(const VlGemm *given, int isa) {
-  const int64_t depth = given->b_scale ? (given->depth + 3) / 4 : given->depth;  // of `packed`
-  const Gemm m = {*given, (float *)panel_buffer.reserve(sizeof(float) * panel_floats(depth, given->columns))};
+  Gemm m = {*given, nullptr};
+  m.bf16_parts = m.b_scale ? 0 : parts_for(isa, m.bf16_parts);
+  m.packed = (float *)panel_buffer.reserve(sizeof(float) * panel_floats(m));
   if (!m.packed) return 1;
-  const int64_t panels = (m.columns + kPanelColumns - 1) / kPanelColumns;
-  if (m.b_scale) return run(m, panels, m.threads, isa, &Jobs::gemm_int8_pack) || run(m, m, isa, &Jobs::gemm_int8);
+  if (m.b_scale)
+    return run(m, num_panels(m), m.threads, isa, &Jobs::gemm_int8_pack) || run(m, m, isa, &Jobs::gemm_int8);
   return pack(m, isa) || run(m, m, isa, &Jobs::gemm);
 }
 
 // The product of rows, which a job chooses, with b, which is (depth, columns).
-static Gemm of_rows(int threads, int64_t columns, int64_t depth, const void *b, int64_t b_depth, int64_t b_column) {
-  return {{0, columns, depth, threads, nullptr, b, depth, 1, b_depth, b_column, nullptr, nullptr, nullptr}, nullptr};
+static Gemm of_rows(int64_t columns, int64_t depth, const void *b, int64_t b_depth, int64_t b_column) {
+  return {{0, columns, depth, 1, nullptr, b, depth, 1, b_depth, b_column, nullptr, nullptr, nullptr, 0}, nullptr};
 }
 // Packs both weights of a block or an MLP and runs `which` for all rows.
 template <class Args> static int run_packed(Args &m, int isa, bool (*Jobs::*which)(const Args &, int64_t)) {
   Gemm &in = m.by_in_proj, &out = m.by_out_proj;
-  const int64_t size = panel_floats(in.depth, in.columns);
-  in.packed = (float *)panel_buffer.reserve(sizeof(float) * (size + panel_floats(out.depth, out.columns)));
+  in.threads = out.threads = m.threads, in.bf16_parts = out.bf16_parts = parts_for(isa, m.bf16_parts);
+  const int64_t size = panel_floats(in);
+  in.packed = (float *)panel_buffer.reserve(sizeof(float) * (size + panel_floats(out)));
   if (!in.packed) return 1;
   out.packed = in.packed + size;
   return pack(in, isa) || pack(out, isa) || run(m, m, isa, which);
@@ -291,29 +313,30 @@ int vilonghorn::block_of_sequences(const VlBlock &given, int isa) {
   BlockOfSequences b(given);
   b.y = (float *)value_buffer.reserve(sizeof(float) * b.batch * b.length * b.channels);
   if (!b.y || !set_neighbors(b.grid, b.length, b.d_conv)) return 1;
-  b.by_in_proj = of_rows(b.threads, 2 * b.channels, b.dim, b.in_proj, 1, b.dim);
-  b.by_out_proj = of_rows(b.threads, b.dim, b.channels, b.out_proj, 1, b.channels);
+  b.by_in_proj = of_rows(2 * b.channels, b.dim, b.in_proj, 1, b.dim);
+  b.by_out_proj = of_rows(b.dim, b.channels, b.out_proj, 1, b.channels);
   return run_packed(b, isa, &Jobs::block_forward);
 }
 VL_EXPORT int vl_mlp_forward(const VlMlp *given, int isa) {
   Mlp m(*given);
   const int64_t dim = m.dim, H = m.hidden;
-  m.by_in_proj = of_rows(m.threads, 2 * H, dim, m.in_proj, 1, dim);
-  m.by_out_proj = of_rows(m.threads, dim, H, m.out_proj, 1, H);
+  m.by_in_proj = of_rows(2 * H, dim, m.in_proj, 1, dim);
+  m.by_out_proj = of_rows(dim, H, m.out_proj, 1, H);
   return run_packed(m, isa, &Jobs::mlp_forward);
 }
 VL_EXPORT int vl_mlp_backward(const VlMlp *given, int isa) {
   Mlp m(*given);
   const int64_t dim = m.dim, H = m.hidden;
-  m.by_out_proj = of_rows(m.threads, H, dim, m.out_proj, H, 1);
-  m.by_in_proj = of_rows(m.threads, dim, 2 * H, m.in_proj, dim, 1);
+  m.by_out_proj = of_rows(H, dim, m.out_proj, H, 1);
+  m.by_in_proj = of_rows(dim, 2 * H, m.in_proj, dim, 1);
   const bool allocated = value_buffer.allocate([&](Arena &c) {
     m.normed = c.next<float>(m.tokens * dim), m.dgv = c.next<float>(m.tokens * 2 * H),
     m.y = c.next<float>(m.tokens * H);
   });
   if (!allocated) return 1;
-  const VlGemm din = {2 * H, dim, m.tokens, m.threads, m.dgv, m.normed, 1, 2 * H, dim, 1, nullptr, m.din_proj, nullptr};
-  const VlGemm dout = {dim, H, m.tokens, m.threads, m.dout, m.y, 1, dim, H, 1, nullptr, m.dout_proj, nullptr};
+  VlGemm din = {2 * H, dim, m.tokens, m.threads, m.dgv, m.normed, 1, 2 * H, dim, 1, nullptr, m.din_proj, nullptr, 0};
+  VlGemm dout = {dim, H, m.tokens, m.threads, m.dout, m.y, 1, dim, H, 1, nullptr, m.dout_proj, nullptr, 0};
+  din.bf16_parts = dout.bf16_parts = m.bf16_parts;
   return sum_gradients(mlp_jobs(m), VL_FLOAT32, m.threads, isa, {{m.dnorm_weight, dim}},
                        [&] { return run_packed(m, isa, &Jobs::mlp_backward); }) ||
          (m.din_proj && vl_matmul(&din, isa)) || (m.dout_proj && vl_matmul(&dout, isa));

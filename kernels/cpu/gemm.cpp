@@ -70,6 +70,9 @@ VL_INLINE void tile(float *out, int64_t out_row, const float *a, int64_t a_row, 
 // Computes rows [begin, end) of out. If a is contiguous along its rows, ROWS of them are packed side by side.
 bool multiply_rows(const Gemm &m, int64_t begin, int64_t end) {
   if (begin >= end) return true;
+#ifdef VL_AMX
+  if (m.bf16_parts) return VL_JOB(gemm_bf16_rows)(m, begin, end);
+#endif
   const bool pack = m.a_depth != 1;
   const int64_t tiles = (end - begin + ROWS - 1) / ROWS, panels = (m.columns + COLUMNS * W - 1) / (COLUMNS * W);
   float *packed = pack ? (float *)scratch.reserve(sizeof(float) * tiles * STRIDE) : nullptr;
@@ -110,6 +113,9 @@ bool multiply_rows(const Gemm &m, int64_t begin, int64_t end) {
 namespace vilonghorn {
 bool VL_JOB(gemm_pack_job)(const Gemm &m, int64_t job) {
   const int64_t slabs = (m.depth + DEPTH - 1) / DEPTH, first = job % slabs * DEPTH, wide = kPanelColumns / COLUMNS / W;
+#ifdef VL_AMX
+  if (m.bf16_parts) return VL_JOB(gemm_bf16_pack)(m, job / slabs, first, least(m.depth - first, DEPTH)), true;
+#endif
   for (int64_t panel = job / slabs * wide; panel < (job / slabs + 1) * wide; panel++)
     if (panel * COLUMNS * W < m.columns) pack_panel(m, panel, first, least(m.depth - first, DEPTH));
   return true;

@@ -20,12 +20,15 @@ struct Sums {
 };
 
 struct Gemm : VlGemm {
-  float *packed;  // b in panels: depth x columns, with the columns rounded up to a multiple of kPanelColumns. Of int8
-                  // weights an element holds four steps of the depth.
+  float *packed;  // b in panels: depth x columns, with the columns rounded up to whole panels. Of int8 weights an
+                  // element holds four steps of the depth.
 };
-constexpr int64_t kPanelColumns = 48, kPanelDepth = 512;
-static inline int64_t panel_floats(int64_t depth, int64_t columns) {
-  return depth * ((columns + kPanelColumns - 1) / kPanelColumns) * kPanelColumns;
+constexpr int64_t kPanelColumns = 48, kPanelDepth = 512, kTileDepth = 32, kTileColumns = 32;
+static inline int64_t panel_columns(const Gemm &m) { return m.bf16_parts ? kTileColumns : kPanelColumns; }
+static inline int64_t num_panels(const Gemm &m) { return (m.columns + panel_columns(m) - 1) / panel_columns(m); }
+static inline int64_t panel_floats(const Gemm &m) {
+  const int64_t steps = m.b_scale ? 4 : 1, unit = m.bf16_parts ? kTileDepth : 1;
+  return (m.depth + steps * unit - 1) / (steps * unit) * unit * num_panels(m) * panel_columns(m);
 }
 
 // The scan and its projections in a block, whose sequences are `batch_step` elements apart in xz.
@@ -82,6 +85,9 @@ struct Jobs {
   VL_JOBS(VL_FIELD, )
 };
 
+#if defined(VILONGHORN_X86) && defined(__linux__) && defined(__AVX512F__)
+#define VL_AMX  // this instruction set may run products with bf16_parts
+#endif
 #define VL_DECLARE(isa, name, Params) bool name##_job_##isa(const Params &, int64_t);
 #define VL_DECLARE_JOBS(isa) VL_JOBS(VL_DECLARE, isa) int64_t multiply_adds_##isa(int64_t);
 #ifdef VILONGHORN_X86

@@ -1,7 +1,7 @@
 // The exported functions of the CUDA library for the convolution: select a kernel and launch it.
 //
 // Directions run in pairs of opposite ones, one launch for a pair; those left over run alone.
-#include "conv.cuh"
+#include "conv_grid.cuh"
 
 namespace vilonghorn {
 namespace conv {
@@ -71,6 +71,14 @@ int run_walk(const Walk &walk, const Geometry &at, bool backward, void *stream) 
   return cudaErrorInvalidValue;
 }
 
+// The sums of the weights' partial gradients.
+int reduce(const VlConv &a, int64_t rows, void *stream) {
+  const int64_t columns = a.directions * (a.d_conv + 1) * a.channels;
+  const dim3 threads(32, kReduceRows);
+  return launch(conv_reduce, Reduction{a, rows}, divide_up(columns, 32), threads, 32 * kReduceRows * sizeof(float),
+                stream);
+}
+
 int run_conv(const VlConv &a, bool backward, int device, void *stream) {
   // This library contains its own CUDA runtime, with its own current device.
   if (const int error = cudaSetDevice(device)) return error;
@@ -92,22 +100,75 @@ int run_conv(const VlConv &a, bool backward, int device, void *stream) {
     walk.alone = walks == 1, walk.adds = i > 0, walk.finishes = i + 1 == walks;
     if (const int error = run_walk(walk, at, backward, stream)) return error;
   }
-  if (!backward) return cudaSuccess;
-  const int64_t columns = a.directions * (a.d_conv + 1) * a.channels;
-  const dim3 threads(32, kReduceRows);
-  return launch(conv_reduce, Reduction{a, at.rows}, divide_up(columns, 32), threads, 32 * kReduceRows * sizeof(float),
-                stream);
+  return backward ? reduce(a, at.rows, stream) : (int)cudaSuccess;
 }
 
 }  // namespace
 }  // namespace conv
+
+namespace conv_grid {
+namespace {
+
+constexpr int kVector = 2, kSegment = 32;
+
+struct Geometry {
+  dim3 threads;
+  int vector, segment, segments, tiles;
+  int64_t rows;
+  Geometry(const VlConv &a, bool backward) {
+    const int bytes = a.dtype == VL_FLOAT32 ? 4 : 2;
+    const VlInput dx = {a.dx, 0, 0, a.dx_step};
+    const bool aligned =
+        a.channels % kVector == 0 && conv::is_aligned(a.x, kVector, bytes) &&
+        (!backward || (conv::is_aligned(a.dy, kVector, bytes) && conv::is_aligned(dx, kVector, bytes)));
+    vector = aligned ? kVector : 1;
+    const int64_t others = a.length - a.grid.rows * a.grid.columns, columns = divide_up(a.channels, vector);
+    const int64_t steps = a.grid.columns > others ? a.grid.columns : others;
+    segments = (int)divide_up(steps, kSegment), segment = (int)divide_up(steps, segments);
+    tiles = (int)divide_up(columns, conv::kMaxChannelThreads);
+    threads.x = (unsigned)divide_up(columns, tiles), threads.y = kThreads / threads.x;
+    rows = divide_up(a.batch * (a.grid.rows + 1) * segments, threads.y);
+  }
+};
+
+template <class T, int VECTOR> int run(const Walk &walk, const Geometry &at, bool backward, void *stream) {
+  const int64_t blocks = at.rows * at.tiles;
+  if (blocks > INT32_MAX) return cudaErrorInvalidValue;
+  if (!backward) return launch(conv_grid_forward<T, VECTOR>, walk, blocks, at.threads, 0, stream);
+  const size_t shared = (kTaps + 1) * VECTOR * at.threads.x * at.threads.y * sizeof(float);
+  if (const int error = launch(conv_grid_backward<T, VECTOR>, walk, blocks, at.threads, shared, stream)) return error;
+  return launch(conv_grid_dx<T, VECTOR>, walk, blocks, at.threads, 0, stream);
+}
+template <class T> int run_vector(const Walk &walk, const Geometry &at, bool backward, void *stream) {
+  return at.vector == kVector ? run<T, kVector>(walk, at, backward, stream) : run<T, 1>(walk, at, backward, stream);
+}
+
+int run_grid(const VlConv &a, bool backward, int device, void *stream) {
+  if (a.d_conv != kTaps || a.grid.height != 3) return cudaErrorInvalidValue;
+  if (const int error = cudaSetDevice(device)) return error;
+  const Geometry at(a, backward);
+  for (int g = 0; g < a.directions; g++) {
+    const Walk walk = {a, g, g > 0, g + 1 == a.directions, at.segment, at.segments, at.tiles};
+    const int error = a.dtype == VL_FLOAT32    ? run_vector<float>(walk, at, backward, stream)
+                      : a.dtype == VL_BFLOAT16 ? run_vector<bfloat16>(walk, at, backward, stream)
+                      : a.dtype == VL_FLOAT16  ? run_vector<float16>(walk, at, backward, stream)
+                                               : cudaErrorInvalidValue;
+    if (error) return error;
+  }
+  return backward ? conv::reduce(a, at.rows, stream) : (int)cudaSuccess;
+}
+
+}  // namespace
+}  // namespace conv_grid
 }  // namespace vilonghorn
 
 using namespace vilonghorn;
-VL_EXPORT int64_t vl_cuda_conv_rows(const VlConv *a) { return conv::Geometry(*a, true).rows; }
+VL_EXPORT int64_t vl_cuda_conv_rows(const VlConv *a) {
+  return a->grid.rows ? conv_grid::Geometry(*a, true).rows : conv::Geometry(*a, true).rows;
+}
 VL_EXPORT int vl_cuda_conv_forward(const VlConv *a, int device, void *stream) {
-  return conv::run_conv(*a, false, device, stream);
+  return (a->grid.rows ? conv_grid::run_grid : conv::run_conv)(*a, false, device, stream);
 }
 VL_EXPORT int vl_cuda_conv_backward(const VlConv *a, int device, void *stream) {
-  return conv::run_conv(*a, true, device, stream);
+  return (a->grid.rows ? conv_grid::run_grid : conv::run_conv)(*a, true, device, stream);
 }

@@ -10,7 +10,7 @@
 #define VILONGHORN_H
 #include <stdint.h>
 
-enum { VL_ABI = 13 }; /* Increase it with every change of a struct, function or tensor: the caller compares it. */
+enum { VL_ABI = 14 }; /* Increase it with every change of a struct, function or tensor: the caller compares it. */
 enum { VL_LONGHORN = 0, VL_LONGHORN_EXACT = 1, VL_MAMBA = 2 };
 enum { VL_FLOAT32 = 0, VL_FLOAT64 = 1, VL_BFLOAT16 = 2, VL_FLOAT16 = 3 };
 enum { VL_MAX_STATES = 64 };
@@ -62,7 +62,7 @@ typedef struct {
 typedef struct {
   int64_t rows, columns, ends; /* rows 0: no grid, the convolution is causal */
   int64_t height;              /* of the filter, odd; its width is odd too */
-  const int32_t *neighbors;    /* set by the library: (L, d_conv), 1 + the token under a tap, 0 for none */
+  const int32_t *neighbors;    /* set by the CPU library: (L, d_conv), 1 + the token under a tap, 0 for none */
 } VlGrid;
 
 /* A mixer without its input and output projections: convolution with SiLU, x_proj, dt_proj, scan, gate.
@@ -90,6 +90,7 @@ typedef struct {
   int32_t dtype, threads;
   const uint8_t *reverse;
   VlInput x;          /* (B, L, D): direction stride 0 */
+  VlGrid grid;        /* CUDA: for a filter of 3 x 3, whose weight is (G, D, 3, 3); `reverse` is not used then */
   const void *weight; /* (G, D, d_conv): the last tap applies to the current step */
   const void *bias;   /* (G, D) */
   void *y;            /* (G, B, L, D) */
@@ -100,7 +101,9 @@ typedef struct {
   void *dweight, *dbias; /* (G, D, d_conv), (G, D) */
   /* CUDA backward only: workspaces */
   void *partials; /* (vl_cuda_conv_rows(), G, d_conv + 1, D) float */
-  void *sums;     /* (B, L, D) float, where more than one direction is reversed, or more than one is not */
+  void *sums;     /* (B, L, D) float, where more than one direction is reversed, or more than one is not; with a grid
+                     where G > 1 */
+  void *dv;       /* (B, L, D) of `dtype`, with a grid */
 } VlConv;
 
 typedef struct {
@@ -128,6 +131,7 @@ typedef struct {
   void *out;
   const void *b_scale; /* (columns), optional: b is int8 and stands for b * b_scale; a, whose rows are contiguous, is
                           rounded to int8 row by row; b is contiguous along the depth */
+  int32_t bf16_parts;  /* bfloat16 values, 1 or 2, whose sum stands for a float of a and b; 0, and without AMX: float */
 } VlGemm;
 
 /* A float residual block: out = x + inner(norm(x) in_proj^T) out_proj^T, or without "x +". */
@@ -135,7 +139,7 @@ typedef struct {
   int64_t batch, length, dim;
   int64_t directions, channels, states, d_conv, dt_rank, chunk, channel_splits; /* as in VlMambaInner */
   int32_t rule, residual;
-  int32_t threads;
+  int32_t threads, bf16_parts; /* bf16_parts: as in VlGemm */
   double eps;
   VlGrid grid; /* as in VlMambaInner */
   const uint8_t *reverse;
@@ -158,7 +162,7 @@ typedef struct {
 /* A float gated MLP: out = x + (silu(g) * v) out_proj^T with (g, v) = norm(x) in_proj^T, or without "x +". */
 typedef struct {
   int64_t tokens, dim, hidden;
-  int32_t residual, threads;
+  int32_t residual, threads, bf16_parts; /* bf16_parts: as in VlGemm */
   double eps;
   const void *x;           /* (tokens, dim) */
   const void *norm_weight; /* (dim) */
@@ -184,10 +188,10 @@ VL_EXPORT int vl_abi(void); /* VL_ABI of this library */
 
 /* The CPU library. isa: index of an instruction set, -1 for the best one that this processor supports. Functions that
  * return int return 0, or 1 if the instruction set is not available or memory ran out; outputs are then undefined. */
-VL_EXPORT int vl_levels(void); /* number of instruction sets in this build, ascending */
-VL_EXPORT const char *vl_level_name(
-    int isa);                         /* "v2", "v3", "v4", "vnni" (v4 and AVX512_VNNI) on x86-64, else "generic" */
-VL_EXPORT int vl_level_runs(int isa); /* not 0 if this processor supports it */
+VL_EXPORT int vl_levels(void);                /* number of instruction sets in this build, ascending */
+VL_EXPORT const char *vl_level_name(int isa); /* "v2", "v3", "v4", "vnni" (v4 and AVX512_VNNI), "amx" (vnni and
+                                                 AMX_BF16) on x86-64, else "generic" */
+VL_EXPORT int vl_level_runs(int isa);         /* not 0 if this processor supports it */
 VL_EXPORT int64_t vl_multiply_adds(int isa, int64_t rounds); /* runs multiply-adds; returns their number */
 VL_EXPORT const char *vl_threading(void); /* "gomp" where torch's OpenMP threads are used, else "std" */
 VL_EXPORT int vl_scan_forward(const VlScan *, int isa);

@@ -96,8 +96,8 @@ void run(int failed) {
     AtenTensorHandle x, AtenTensorHandle norm_weight, AtenTensorHandle in_proj, AtenTensorHandle conv_weight,
     AtenTensorHandle conv_bias, AtenTensorHandle x_proj, AtenTensorHandle dt_proj, AtenTensorHandle dt_bias,
     const AtenTensorHandle *A, AtenTensorHandle D, AtenTensorHandle out_proj, const char *rule, const int64_t *reverse,
-    int64_t directions, double eps, int32_t residual, const int64_t *, int64_t grid, int32_t, AtenTensorHandle *out,
-    AtenTensorHandle *xz, AtenTensorHandle *projected, AtenTensorHandle *checkpoints) {
+    int64_t directions, double eps, int32_t residual, int32_t bf16, const int64_t *, int64_t grid, int32_t,
+    AtenTensorHandle *out, AtenTensorHandle *xz, AtenTensorHandle *projected, AtenTensorHandle *checkpoints) {
   using namespace vilonghorn;
   if (grid) fail("an exported block has no convolution over a grid: compose it of its parts");
   const Tensor in(x), norm(norm_weight), wide(in_proj), conv(conv_weight), bias(conv_bias), low(x_proj), rise(dt_proj),
@@ -109,6 +109,7 @@ void run(int failed) {
   b.directions = directions, b.channels = conv.sizes[1], b.d_conv = conv.sizes[2], b.dt_rank = rise.sizes[2];
   b.states = (low.sizes[1] - b.dt_rank) / 2;
   b.rule = options.rule, b.residual = residual, b.threads = options.threads, b.eps = eps;
+  b.bf16_parts = bf16 ? 1 : 0;
   b.reverse = options.reverse.data();
   b.x = in.data, b.norm_weight = norm.data, b.in_proj = wide.data, b.conv_weight = conv.data, b.conv_bias = bias.data;
   b.x_proj = low.data, b.dt_proj = rise.data, b.dt_bias = step.data, b.A = decay.data, b.D = skip.data;

@@ -107,7 +107,7 @@ def test_bounds_follow_the_rates_of_the_rounds():
 @pytest.mark.skipif(not kernels.isa_levels(), reason="the CPU kernels are not built")
 def test_roofline_candidates_do_the_work_that_they_state():
     level, _ = list(kernels.isa_levels().items())[-1]
-    lanes = {"v2": 4, "v3": 8, "v4": 16, "vnni": 16, "generic": 4}[level]
+    lanes = {"v2": 4, "v3": 8, "v4": 16, "vnni": 16, "amx": 16, "generic": 4}[level]
     found = candidates.roofline_candidates(WORKLOAD, "cpu", threads=2)
     work, make = found[candidates.MULTIPLY_ADDS]
     assert make()[STEPS[True]]() == work == 2 * candidates.LOOP_ROUNDS * 64 * 12 * lanes

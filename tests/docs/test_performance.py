@@ -80,6 +80,7 @@ def test_the_command_writes_page_plot_and_readme_from_new_runs(tmp_path, monkeyp
         make.FOLDER / "kernels.json",
         make.FOLDER / "gpu.json",
         make.FOLDER / "v2.json",
+        make.FOLDER / "v2-high.json",
         make.README,
         make.CHOOSING,
     ):

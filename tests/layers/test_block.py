@@ -1,15 +1,22 @@
 """The residual block: its sums, their type, and stochastic depth."""
 
+import shutil
 from functools import partial
 
 import pytest
 import torch
+from native_gemm import needs_amx, products
 from timm.layers import set_exportable
 from torch import nn
+from torch._dynamo.utils import counters
 
-from vilonghorn.layers import Block, to_fp32
+from vilonghorn.layers import Block, Blocks, to_fp32
+from vilonghorn.ops.backends import cpu
 from vilonghorn.ops.block import has_fast_block
 
+needs_compiler = pytest.mark.skipif(
+    not (shutil.which("g++") or shutil.which("clang++")), reason="inductor needs a C++ compiler"
+)
 norm_layer = partial(nn.RMSNorm, eps=1e-5)
 
 
@@ -150,7 +157,8 @@ def test_an_mlp_is_a_second_branch_which_may_be_dropped_too():
 
 @needs_fused
 @pytest.mark.parametrize("case", ["float64", "bfloat16", "autocast", "no sample", "shared", "bias", "exportable"])
-def test_what_the_operator_does_not_take_is_composed(case):
+def test_what_the_operator_does_not_take_is_composed(case, monkeypatch):
+    monkeypatch.setattr(cpu, "has_bf16_products", lambda: False)
     x = torch.zeros(0, 7, 24) if case == "no sample" else torch.randn(2, 7, 24)
     with set_exportable(case == "exportable"):
         block = Block(24, directions="shared" if case == "shared" else "separate")
@@ -164,3 +172,34 @@ def test_what_the_operator_does_not_take_is_composed(case):
         assert "vilonghorn::block" not in operators(lambda: block(x))
         y = block(x)
     assert y.shape == x.shape and y.dtype == x.dtype and y.isfinite().all()
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=needs_compiler)])
+def test_training_on_grids_of_any_size_compiles_once(backend):
+    torch._dynamo.reset()
+    counters.clear()
+    form = dict(rule="longhorn_exact", d_conv=(3, 3), expand=1, heads=2, mlp_ratio=1.0)
+    blocks = Blocks(*(Block(8, reverse=(flag,), **form) for flag in (False, True)))
+    compiled = torch.compile(blocks, fullgraph=True, dynamic=True, backend=backend)
+    for batch, rows, columns in ((2, 4, 6), (3, 9, 5), (4, 7, 8)):
+        x = torch.randn(batch, rows * columns + 1, 8, requires_grad=True)
+        expected, actual = (function(x, [rows, columns]) for function in (blocks, compiled))
+        torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-5)
+        grads = (torch.autograd.grad(y.square().sum(), [x, *blocks.parameters()]) for y in (expected, actual))
+        for a, b in zip(*grads):
+            torch.testing.assert_close(b, a, rtol=1e-3, atol=1e-4)
+    assert counters["stats"]["unique_graphs"] == 1
+
+
+@needs_amx
+def test_under_autocast_the_operators_take_bfloat16_factors():
+    block, x = Block(24, mlp_ratio=1.0), torch.randn(2, 7, 24)
+    expected = block(x)
+    with products("autocast"):
+        assert {"vilonghorn::block", "vilonghorn::gated_mlp"} <= operators(lambda: block(x))
+        y = block(x)
+    y.square().sum().backward()
+    torch.testing.assert_close(y, expected, rtol=2e-2, atol=2e-2)
+    assert y.dtype == torch.float32 and not torch.equal(y, expected)
+    with products("medium"):
+        assert torch.equal(block(x), y)

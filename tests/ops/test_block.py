@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from native_gemm import needs_amx, products
 from oracle import block_inputs, compare, residual_block, value_and_grads
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -81,6 +82,18 @@ def test_every_instruction_set_agrees_with_the_oracle(rule, isa):
         values = block_inputs(1, 2, 37, 41, 16, 6, 9, 23, rule=rule)
         values["conv_weight"] = values["conv_weight"].unflatten(2, (3, 3))
         compare(in_order, values, 3e-6, truth=residual_block, rule=rule, reverse=(True,), grid=(4, 9))
+
+
+@needs_amx
+@pytest.mark.parametrize("form", ["high", "medium", "autocast"])
+def test_its_products_follow_torchs_precision_and_autocast(form):
+    values = block_inputs(2, 2, 61, 70, 16, 6, 4, 51, rule="longhorn")
+    tolerance = 1e-4 if form == "high" else 2e-2
+    exact = in_order(**values)
+    with products(form):
+        compare(in_order, values, tolerance, truth=residual_block, rule="longhorn", reverse=(False, True))
+        shorter = in_order(**values)
+    assert shorter.dtype == torch.float32 and not torch.equal(shorter, exact)
 
 
 @at_once
@@ -206,14 +219,16 @@ def test_a_gradient_that_is_expanded_is_read_as_it_is():
 def test_the_operator_passes_torchs_checks(rule):
     values = block_inputs(2, 2, 40, 16, 3, 2, 4, 7, rule=rule)  # 16 channels: see test_scan_operator.py
     leaves = [values[name].requires_grad_() if name in values else None for name in NAMES]
-    torch.library.opcheck(torch.ops.vilonghorn.block.default, (*leaves, rule, [False, True], 1e-5, True, [], True))
+    torch.library.opcheck(
+        torch.ops.vilonghorn.block.default, (*leaves, rule, [False, True], 1e-5, True, False, [], True)
+    )
 
 
 @at_once
 def test_its_fake_tells_the_strides_of_the_result():
     values = block_inputs(2, 2, 40, 5, 3, 2, 4, 7, rule="longhorn")
     values["x"] = values["x"].mT.contiguous().mT
-    args = (*(values.get(name) for name in NAMES), "longhorn", [False, True], 1e-5, True, [], False)
+    args = (*(values.get(name) for name in NAMES), "longhorn", [False, True], 1e-5, True, False, [], False)
     with torch.no_grad():
         torch.library.opcheck(torch.ops.vilonghorn.block.default, args, test_utils="test_faketensor")
 
@@ -222,9 +237,9 @@ def test_its_fake_tells_the_strides_of_the_result():
 def test_the_gradients_operator_has_a_fake_that_tells_its_shapes():
     values = block_inputs(2, 2, 40, 5, 3, 2, 4, 7, rule="longhorn")
     args = [values.get(name) for name in NAMES]
-    y, *saved = torch.ops.vilonghorn.block(*args, "longhorn", [False, True], 1e-5, True, [], True)
+    y, *saved = torch.ops.vilonghorn.block(*args, "longhorn", [False, True], 1e-5, True, False, [], True)
     wanted = [name in values and name != "in_proj" for name in NAMES]
-    call = (torch.ones_like(y), *saved, *args, "longhorn", [False, True], 1e-5, True, [], wanted)
+    call = (torch.ones_like(y), *saved, *args, "longhorn", [False, True], 1e-5, True, False, [], wanted)
     torch.library.opcheck(
         torch.ops.vilonghorn.block_backward.default, call, test_utils=("test_schema", "test_faketensor")
     )
@@ -327,4 +342,4 @@ def test_the_operator_itself_refuses_a_grid_that_its_kernel_cannot_read():
     args = [values.get(name) for name in NAMES]
     for grid in ([3, 3], [4, 4, 0, 3, 3], [3, 3, 0, 3, 1]):
         with pytest.raises(ValueError):
-            torch.ops.vilonghorn.block(*args, "longhorn", [False], 1e-5, True, grid, False)
+            torch.ops.vilonghorn.block(*args, "longhorn", [False], 1e-5, True, False, grid, False)

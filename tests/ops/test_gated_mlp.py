@@ -8,6 +8,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from native_gemm import needs_amx, products
 from oracle import compare, value_and_grads
 
 from vilonghorn.ops import gated_mlp
@@ -43,6 +44,17 @@ def test_it_agrees_with_the_oracle_at_any_size(tokens, dim, hidden, seed):
     expected, actual = value_and_grads(oracle.gated_mlp, values), value_and_grads(gated_mlp, values)
     for name, truth in expected.items():
         torch.testing.assert_close(actual[name], truth, rtol=1e-5, atol=1e-5 * max(1.0, float(truth.abs().max())))
+
+
+@needs_amx
+@pytest.mark.parametrize("form", ["high", "medium", "autocast"])
+def test_its_products_follow_torchs_precision_and_autocast(form):
+    values = mlp_inputs(150, 41, hidden=70)
+    exact = gated_mlp(**values)
+    with products(form):
+        compare(gated_mlp, values, 1e-4 if form == "high" else 2e-2, truth=oracle.gated_mlp)
+        shorter = gated_mlp(**values)
+    assert shorter.dtype == torch.float32 and not torch.equal(shorter, exact)
 
 
 def test_without_gradients_the_result_is_the_same():

@@ -33,6 +33,7 @@ ROUNDS, QUICK_ROUNDS = 11, 4
 RESTARTS, QUICK_RESTARTS = 3, 2
 SCAN_TIMES = 3  # as many rounds of the scans, which are short
 PROFILED_STEPS = 3
+PRECISIONS = ("highest", "high", "medium", "bf16")
 
 
 class Benchmark:
@@ -99,7 +100,9 @@ class Benchmark:
         self.report |= dict(models=[], growth=[])
         for key, names, group_sizes in groups:
             cells = [
-                dict(model=name, size=size, batch=self.batch(size), compiled=options.compile)
+                dict(
+                    model=name, size=size, batch=self.batch(size), precision=options.precision, compiled=options.compile
+                )
                 for size in group_sizes
                 for name in names
             ]
@@ -128,7 +131,8 @@ class Benchmark:
         options = self.options
         size = (options.size or SIZES)[0]
         batch = self.batch(size)
-        step = candidates.model_steps(report.TINY, batch, size, options.device, options.compile)[STEPS[True]]
+        form = (options.precision, options.device, options.compile)
+        step = candidates.model_steps(report.TINY, batch, size, *form)[STEPS[True]]
         own = "self_cpu_time_total" if options.device == "cpu" else "self_device_time_total"
         step()
         with profile(activities=[getattr(ProfilerActivity, options.device.upper())]) as profiler:
@@ -161,6 +165,12 @@ def build_parser() -> argparse.ArgumentParser:
     add("--size", type=PositiveInt, nargs="+", help="sides of the images in pixels (default: 224 to 1248)")
     add("--batch", type=PositiveInt, help="images in a batch (default: by size)")
     add("--threads", type=PositiveInt, default=threads, help="CPU threads (default: as many as torch uses)")
+    add(
+        "--precision",
+        choices=PRECISIONS,
+        help="of products in models: torch's float32 matmul precision, or autocast to bf16 "
+        "(default: highest, on a GPU bf16)",
+    )
     add("--compile", action="store_true", help="compile the models block by block")
     add("--json", type=Path, help="also write all figures to this file, as they come (default: none)")
     return parser
@@ -177,6 +187,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     if options.json and not options.json.absolute().parent.is_dir():
         parser.error(f"{options.json}: there is no folder {options.json.absolute().parent}")
     options.device = options.device or ("cuda" if torch.cuda.is_available() else "cpu")
+    options.precision = options.precision or ("bf16" if options.device == "cuda" else "highest")
     options.size = sorted(options.size or [])
     options.what = [subject for subject in SUBJECTS if subject in (options.what or SUBJECTS)]
     options.rounds = options.rounds or (QUICK_ROUNDS if options.quick else ROUNDS)

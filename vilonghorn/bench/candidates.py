@@ -197,13 +197,19 @@ def bounds(
     return dict(compute_bound_ms=compute, memory_bound_ms=[moved / rate * 1e3 for rate in rates[COPY]])
 
 
-def model_steps(model: str, batch: int, size: int, device: str = "cpu", compiled: bool = False) -> Steps:
-    """A model of timm at random weights: inference, and a loss with its gradients. bfloat16 autocast on a GPU."""
+def model_steps(
+    model: str, batch: int, size: int, precision: str = "highest", device: str = "cpu", compiled: bool = False
+) -> Steps:
+    """A model of timm at random weights: inference, and a loss with its gradients.
+
+    `precision` is "bf16", autocast to it, or the argument of `torch.set_float32_matmul_precision`.
+    """
     torch.manual_seed(0)
+    torch.set_float32_matmul_precision("highest" if precision == "bf16" else precision)
     net = timm.create_model(model, img_size=size).to(device)
     images = torch.randn(batch, 3, size, size, device=device)
     targets = torch.randint(net.num_classes, (batch,), device=device)
-    autocast = partial(torch.autocast, device, torch.bfloat16, enabled=device == "cuda")
+    autocast = partial(torch.autocast, device, torch.bfloat16, enabled=precision == "bf16")
     if compiled:  # block by block, because a model at once takes minutes
         for block in net.blocks:
             block.compile()

@@ -56,6 +56,9 @@ def block(
         residual: whether x is added; else the branch alone.
         grid: as in `mamba_inner`.
 
+    Under autocast to bfloat16, in_proj and out_proj are products of bfloat16 values, summed in float32, where the
+    processor has AMX. Without autocast `torch.set_float32_matmul_precision` chooses, see `vilonghorn.ops.backends.cpu`.
+
     Returns:
         (B, L, dim).
 
@@ -66,7 +69,8 @@ def block(
     """
     filters, grid_options = with_grid("block", conv_weight, grid)
     tensors = (x, norm_weight, in_proj, filters, conv_bias, x_proj, dt_proj, dt_bias, A, D, out_proj)
-    return _run(BlockArguments(*tensors, rule, check_flags("block", reverse), float(eps), residual, grid_options))
+    form = (check_flags("block", reverse), float(eps), residual, autocast_dtype(x) == torch.bfloat16, grid_options)
+    return _run(BlockArguments(*tensors, rule, *form))
 
 
 def has_fast_block() -> bool:
@@ -81,7 +85,7 @@ def prefers_block(tensors: Sequence[Tensor | None]) -> bool:
         (has_fast_block() or is_native_export())
         and all(t is None or t.is_cpu and t.dtype == torch.float32 for t in tensors)
         and tokens.numel() > 0
-        and autocast_dtype(tokens) is None
+        and (autocast_dtype(tokens) is None or autocast_dtype(tokens) == torch.bfloat16 and cpu.has_bf16_products())
     )
 
 

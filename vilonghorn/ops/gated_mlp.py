@@ -4,11 +4,12 @@ It works on few rows at a time, so that what lies between its two products stays
 also written to memory.
 """
 
+import torch
 from torch import Tensor
 
 from .backends import cpu
 from .register import register_op
-from .validate import MlpArguments, validate_gated_mlp
+from .validate import MlpArguments, autocast_dtype, validate_gated_mlp
 
 
 def gated_mlp(
@@ -25,6 +26,8 @@ def gated_mlp(
         eps: added to the mean square.
         residual: whether x is added.
 
+    Under autocast, and with `torch.set_float32_matmul_precision`, its products are those of `vilonghorn.ops.block`.
+
     Returns:
         As x.
 
@@ -33,7 +36,9 @@ def gated_mlp(
         TypeError: a dtype other than float32.
         RuntimeError: the native library is not built.
     """
-    return _run(MlpArguments(x, norm_weight, in_proj, out_proj, float(eps), residual))
+    return _run(
+        MlpArguments(x, norm_weight, in_proj, out_proj, float(eps), residual, autocast_dtype(x) == torch.bfloat16)
+    )
 
 
 def _forward(args: MlpArguments, save: bool) -> tuple[Tensor, Tensor]:

@@ -17,7 +17,7 @@ from .backends import choose_conv, cpu, cuda
 from .chunked import scan_chunked
 from .conv import conv2d_silu, conv_silu, conv_silu_scan_order, flip_reversed
 from .norm import rms_norm
-from .register import is_native_export, is_tracing, register_op
+from .register import is_native_export, register_op
 from .scan import scan
 from .validate import (
     MambaInnerArguments,
@@ -98,20 +98,17 @@ def mamba_inner(
             return _chunked(args, heads, max_eps, conv)
     if scan_norm is not None:
         return _shared(args, scan_norm, reverse, conv)
-    if grid_options:
-        if is_tracing(xz) or cpu.unavailable(xz.device.type) is not None:
-            return mamba_inner_composed(args, conv=conv)
-        return _run_cpu(args._replace(grid=grid_options))
     if is_exportable():
-        return _exportable(args)
+        return mamba_inner_composed(args, conv=conv) if grid_options else _exportable(args)
+    in_kernel = args._replace(grid=grid_options)
     if cpu.unavailable(xz.device.type) is None:
-        return _run_cpu(args)
+        return _run_cpu(in_kernel)
     dtype = autocast_dtype(xz) or xz.dtype
     if choose_conv(xz.device.type, dtype, None) == cuda.NAME:
-        validate_mamba_inner(args)
-        if cuda.takes_mamba_inner(args, dtype):
-            return _run_cuda(args._replace(xz=xz.to(dtype), x_proj=x_proj.to(dtype), dt_proj=dt_proj.to(dtype)))
-    return mamba_inner_composed(args)
+        validate_mamba_inner(in_kernel)
+        if cuda.takes_mamba_inner(in_kernel, dtype):
+            return _run_cuda(in_kernel._replace(xz=xz.to(dtype), x_proj=x_proj.to(dtype), dt_proj=dt_proj.to(dtype)))
+    return mamba_inner_composed(args, conv=conv)
 
 
 def mamba_inner_composed(

@@ -20,7 +20,7 @@ from .. import __version__
 torch.compiler.config.cache_key_tag += f"vilonghorn {__version__};"
 
 SCHEMA_TYPES: dict[Any, str] = {kind: kind.__name__ for kind in (Tensor, bool, float, str)}
-SCHEMA_TYPES |= {Tensor | None: "Tensor?", str | None: "str?", Sequence[int]: "int[]"}
+SCHEMA_TYPES |= {Tensor | None: "Tensor?", str | None: "str?", Sequence[int]: "SymInt[]"}
 
 
 def register_op(

@@ -123,6 +123,7 @@ class BlockArguments(NamedTuple):
     reverse: Sequence[int]
     eps: float
     residual: bool
+    bf16: bool
     grid: Sequence[int] = ()  # of `with_grid`
 
     @property
@@ -164,6 +165,7 @@ class MlpArguments(NamedTuple):
     out_proj: Tensor  # (dim, H)
     eps: float
     residual: bool
+    bf16: bool
 
 
 # By operator and tensor: the names of its dimensions, one list for each shape that it may have.

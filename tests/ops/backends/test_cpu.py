@@ -44,4 +44,5 @@ def test_the_library_finds_the_instruction_sets_that_the_processor_has():
     needs = {"v2": {"sse4_2"}, "v3": {"avx2", "bmi2", "fma"}}
     needs["v4"] = needs["v3"] | {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"}
     needs["vnni"] = needs["v4"] | {"avx512_vnni"}
+    needs["amx"] = needs["vnni"] | {"amx_tile", "amx_bf16", "avx512_bf16"}
     assert list(cpu.isa_levels()) == [name for name, wanted in needs.items() if wanted <= flags]

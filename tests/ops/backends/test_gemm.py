@@ -6,7 +6,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from native_gemm import gemm, gemm_int8, int8_product
+from native_gemm import gemm, gemm_int8, int8_product, needs_amx
 
 from vilonghorn.ops.backends import cpu as native
 
@@ -34,21 +34,58 @@ def test_every_instruction_set_multiplies(isa, rows, columns, depth, a_layout, b
         torch.testing.assert_close(gemm(a, b).double(), expected, rtol=1e-5, atol=1e-4 * depth**0.5)
 
 
+def bf16_product(a: torch.Tensor, b: torch.Tensor, parts: int) -> torch.Tensor:
+    """In float64, the product of factors that are sums of `parts` bfloat16 values, without that of the second parts."""
+    (a1, a2), (b1, b2) = ((t.bfloat16().double(), (t - t.bfloat16()).bfloat16().double()) for t in (a, b))
+    return a1 @ b1 if parts == 1 else a1 @ (b1 + b2) + a2 @ b1
+
+
+@needs_amx
+@pytest.mark.parametrize("parts", [1, 2])
+@settings(max_examples=40, deadline=None)
+@given(
+    st.integers(1, 300),
+    st.integers(1, 110),
+    st.sampled_from([1, 2, 15, 16, 31, 33, 192, 511, 513, 1100]),
+    layouts,
+    layouts,
+    st.booleans(),
+)
+def test_a_product_of_bf16_parts_is_that_of_their_sums(parts, rows, columns, depth, a_layout, b_layout, adds):
+    a, b = matrix(rows, depth, a_layout), matrix(depth, columns, b_layout)
+    add = torch.randn(rows, columns) if adds else None
+    expected = bf16_product(a, b, parts) + (0 if add is None else add)
+    actual = gemm(a, b, add, parts).double()
+    torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-5 * depth**0.5)
+    bound = 1e-5 * depth**0.5 + (2**-6.9, 2**-14)[parts - 1] * (a.abs().double() @ b.abs().double())
+    assert ((actual - a.double() @ b.double() - (0 if add is None else add)).abs() <= bound).all()
+
+
+@needs_amx
+@pytest.mark.parametrize("parts", [1, 2])
+def test_a_product_of_bf16_parts_keeps_what_is_not_finite(parts):
+    a = torch.ones(5, 40)
+    a[1, 3], a[3, 38] = torch.nan, torch.inf
+    product = gemm(a, torch.ones(40, 4), None, parts)
+    assert product[[0, 2, 4]].equal(torch.full((3, 4), 40.0)) and not product[[1, 3]].isfinite().any()
+
+
 @needs_native
+@pytest.mark.parametrize("parts", [0, 1, 2])
 @settings(max_examples=20, deadline=None)
 @given(st.integers(2, 300), st.integers(1, 100), st.integers(1, 600), layouts, st.integers(0, 299))
-def test_a_row_depends_on_neither_threads_nor_other_rows(rows, columns, depth, layout, row):
+def test_a_row_depends_on_neither_threads_nor_other_rows(parts, rows, columns, depth, layout, row):
     a, b, before = matrix(rows, depth, layout), torch.randn(depth, columns), torch.get_num_threads()
     results = []
     try:
         for threads in (1, 2, 5):
             torch.set_num_threads(threads)
-            results.append(gemm(a, b))
+            results.append(gemm(a, b, None, parts))
     finally:
         torch.set_num_threads(before)
     assert torch.equal(results[0], results[1]) and torch.equal(results[0], results[2])
     row %= rows
-    assert torch.equal(gemm(a[row : row + 1].contiguous(), b)[0], results[0][row])
+    assert torch.equal(gemm(a[row : row + 1].contiguous(), b, None, parts)[0], results[0][row])
 
 
 @needs_native

@@ -1,8 +1,11 @@
 """`mamba_inner` on a GPU without a GPU: its kernels, compiled for the emulator in `kernels/`, against the oracle."""
 
+import importlib
+
 import pytest
 import torch
 from oracle import compare, mixer, mixer_inputs, value_and_grads
+from torch._dynamo.testing import CompileCounterWithBackend
 
 from vilonghorn.ops import mamba_inner
 from vilonghorn.ops.backends import cpu as native
@@ -37,6 +40,50 @@ def test_it_agrees_with_the_oracle(shape, rule):
     compare(in_order, mixer_inputs(*shape, rule=rule), 2e-6, truth=mixer, rule=rule, reverse=flags)
 
 
+# G, B, D, then rows and columns of the grid, class tokens, and tokens at each end
+GRIDS = [
+    (1, 2, 70, 4, 5, 1, 0),
+    (2, 1, 6, 1, 1, 0, 0),
+    (3, 3, 4, 3, 2, 4, 1),
+    (2, 1, 2, 2, 37, 2, 2),
+    (1, 1, 8, 5, 1, 0, 1),
+    (1, 2, 64, 2, 3, 70, 0),
+]
+
+
+@pytest.mark.parametrize("rule", ["longhorn_exact", "mamba"])
+@pytest.mark.parametrize("G, B, D, rows, columns, class_tokens, ends", GRIDS)
+def test_with_a_convolution_over_the_grid_it_agrees_with_the_oracle(
+    G, B, D, rows, columns, class_tokens, ends, rule, monkeypatch
+):
+    monkeypatch.setattr(
+        importlib.import_module("vilonghorn.ops.mamba_inner"), "conv2d_silu", None
+    )  # of the composed form
+    values = mixer_inputs(G, B, rows * columns + class_tokens + 2 * ends, D, 3, 2, 9, rule=rule)
+    values["conv_weight"] = values["conv_weight"].unflatten(2, (3, 3))
+    flags = (False, True, True)[:G]
+    compare(in_order, values, 2e-6, truth=mixer, rule=rule, reverse=flags, grid=(rows, columns, ends))
+    if D > 8:  # a slice whose channels are not aligned in pairs
+        wide = torch.cat([values["xz"][..., :1], values["xz"]], -1)
+        options = dict(rule=rule, reverse=flags, grid=(rows, columns, ends))
+        expected = in_order(**values, **options)
+        assert torch.equal(in_order(**values | {"xz": wide[..., 1:]}, **options), expected)
+
+
+@pytest.mark.parametrize("dtype, tolerance", [(torch.bfloat16, 3e-2), (torch.float16, 4e-3)], ids=str)
+def test_over_the_grid_short_types_cost_their_rounding(dtype, tolerance):
+    values = mixer_inputs(2, 2, 21, 40, 16, 3, 9, rule="longhorn")
+    values["conv_weight"] = values["conv_weight"].unflatten(2, (3, 3))
+    values["xz"] = values["xz"].to(dtype)
+    compare(in_order, values, tolerance, truth=mixer, rule="longhorn", reverse=(False, True), grid=(4, 5))
+
+
+def test_another_filter_over_the_grid_is_composed():
+    values = mixer_inputs(1, 2, 12, 4, 3, 2, 5, rule="longhorn")
+    values["conv_weight"] = values["conv_weight"].unflatten(2, (1, 5))
+    compare(in_order, values, 2e-6, truth=mixer, rule="longhorn", reverse=(True,), grid=(3, 4))
+
+
 @pytest.mark.parametrize("shape", [(2, 1, 9, 5, 3, 2, 4), (2, 1, 9, 6, 20, 2, 4)], ids=str)
 def test_shapes_that_the_operator_does_not_take_are_composed(shape):
     values = mixer_inputs(*shape, rule="mamba")
@@ -61,6 +108,23 @@ def test_compiled_equals_eager_bit_for_bit_whatever_the_order_of_the_threads(rul
     compiled = torch.compile(in_order, fullgraph=True, dynamic=True, backend="aot_eager")
     second = value_and_grads(compiled, values, rule=rule, reverse=(False, True))
     assert all(torch.equal(first[name], second[name]) for name in first)
+
+
+@pytest.mark.parametrize("sizes", [[(4, 5)], [(4, 5), (7, 3), (2, 9)]], ids=str)
+def test_over_the_grid_compiled_equals_eager_bit_for_bit(sizes, gpu):
+    counter = CompileCounterWithBackend("aot_eager")
+    torch._dynamo.reset()
+    compiled = torch.compile(in_order, fullgraph=True, dynamic=len(sizes) > 1, backend=counter)
+    for rows, columns in sizes:
+        values = mixer_inputs(1, 2, rows * columns + 1, 34, 16, 3, 9, rule="longhorn")
+        values["conv_weight"] = values["conv_weight"].unflatten(2, (3, 3))
+        options = dict(reverse=(True,), grid=(rows, columns))
+        gpu.vl_emulator_order(0)
+        first = value_and_grads(in_order, values, **options)
+        gpu.vl_emulator_order(1)
+        second = value_and_grads(compiled, values, **options)
+        assert all(torch.equal(first[name], second[name]) for name in first)
+    assert counter.frame_count < max(2, len(sizes))  # sizes are symbols
 
 
 @pytest.mark.parametrize("rule", ["longhorn", "mamba"])

@@ -18,7 +18,7 @@ from torch import Tensor
 from ... import __version__
 from ..validate import RULES, ConvArguments, ScanArguments
 
-ABI = 13  # VL_ABI
+ABI = 14  # VL_ABI
 _INT, _LONG, _POINTER = ctypes.c_int32, ctypes.c_int64, ctypes.c_void_p
 _DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)  # in the order of VL_FLOAT32, ...
 
@@ -140,11 +140,12 @@ class Conv(ctypes.Structure):
         *_fields(_INT, "dtype threads"),
         ("reverse", ctypes.c_char_p),
         *_fields(Input, "x"),
+        ("grid", Grid),
         *_fields(_POINTER, "weight bias y"),
         *_fields(Input, "dy"),
         *_fields(_POINTER, "dx"),
         *_fields(_LONG, "dx_step"),
-        *_fields(_POINTER, "dweight dbias partials sums"),
+        *_fields(_POINTER, "dweight dbias partials sums dv"),
     ]
 
 
@@ -153,7 +154,7 @@ class Block(ctypes.Structure):
 
     _fields_ = [
         *_fields(_LONG, "batch length dim directions channels states d_conv dt_rank chunk channel_splits"),
-        *_fields(_INT, "rule residual threads"),
+        *_fields(_INT, "rule residual threads bf16_parts"),
         ("eps", ctypes.c_double),
         ("grid", Grid),
         ("reverse", ctypes.c_char_p),
@@ -169,7 +170,7 @@ class Mlp(ctypes.Structure):
 
     _fields_ = [
         *_fields(_LONG, "tokens dim hidden"),
-        *_fields(_INT, "residual threads"),
+        *_fields(_INT, "residual threads bf16_parts"),
         ("eps", ctypes.c_double),
         *_fields(_POINTER, "x norm_weight in_proj out_proj out gv dout dx dnorm_weight din_proj dout_proj"),
     ]
@@ -224,10 +225,10 @@ class Params:
         return None if of is None else self.output(name, of.shape, self.compute_dtype, struct)
 
 
-def conv_params(args: ConvArguments) -> Params:
-    """The inputs of a convolution."""
+def conv_params(args: ConvArguments, grid: Sequence[int] = ()) -> Params:
+    """The inputs of a convolution, or of one over a grid as in `MambaInnerArguments`."""
     G, B, L, D, _, K, _ = args.sizes
-    params = Params(Conv(G, B, L, D, K, dx_step=D), args.x.dtype, args.reverse, args.x.device)
+    params = Params(Conv(G, B, L, D, K, dx_step=D, grid=Grid(*grid[:4])), args.x.dtype, args.reverse, args.x.device)
     params.struct.x = params.activation(args.x)
     params.struct.weight, params.struct.bias = params.parameter(args.weight), params.parameter(args.bias)
     return params

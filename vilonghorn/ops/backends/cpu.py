@@ -1,7 +1,11 @@
 """The CPU backend: calls the compiled kernels of `kernels/cpu` for the scan, the mixer around it and a whole block.
 
 The library picks the best instruction set that the processor supports. The environment variable VILONGHORN_ISA chooses
-another: "v2", "v3", "v4" or "vnni" (v4 with AVX512_VNNI) on x86-64, "generic" elsewhere.
+another: "v2", "v3", "v4", "vnni" (v4 with AVX512_VNNI) or "amx" (vnni with AMX_BF16) on x86-64, "generic" elsewhere.
+
+With "amx", blocks and MLPs follow `torch.set_float32_matmul_precision`: at "high" the products of their linear layers
+are three products of bfloat16 values with float32 sums (about 16 bits of mantissa), at "medium" one (8 bits). At
+"highest", the default, and without AMX they are float32.
 
 Some kernels need working memory. The calling thread keeps it for later calls, in the size of its largest call.
 """
@@ -33,6 +37,7 @@ NAME = "cpu"
 CHUNK = 64  # steps between two saved states: smaller costs memory, larger outgrows the cache in backward
 LANES = 16  # channels of a saved state are padded to the widest vector
 ISA_VARIABLE = "VILONGHORN_ISA"
+BF16_PARTS = {"highest": 0, "high": 2, "medium": 1}  # of a float32 factor, by torch's precision
 P = TypeVar("P", bound=Params)
 # Stages of a block, by the numbers that the library gives them.
 FORWARD_STAGES = ("norm", "in_proj", "mamba_inner", "out_proj")
@@ -73,6 +78,12 @@ def _levels(library: ctypes.CDLL) -> dict[str, int]:
 
 library, _reason = _open()
 _isa = isa_levels().get(os.environ.get(ISA_VARIABLE, ""), -1)  # -1: the best
+
+
+def has_bf16_products() -> bool:
+    """Whether the instruction set in use has products of bfloat16 values."""
+    levels = [*isa_levels()]
+    return bool(levels) and levels[_isa] == "amx"
 
 
 def multiply_adds(rounds: int, isa: int) -> int:
@@ -273,7 +284,8 @@ def _block_struct(args: BlockArguments, sizes: Sizes) -> tuple[Block, list[Tenso
     (G, B, L, D, N, K, R), dim, threads = sizes, args.x.shape[-1], torch.get_num_threads()
     tensors = [None if t is None else t.contiguous() for t in args[:11]]
     splits = num_channel_splits(B, D, LANES, threads)
-    options = (RULES.index(args.rule), args.residual, threads, args.eps, Grid(*args.grid[:4]), bytes(args.reverse))
+    form = (RULES.index(args.rule), args.residual, threads, _bf16_parts(args.bf16), args.eps)
+    options = (*form, Grid(*args.grid[:4]), bytes(args.reverse))
     pointers = (None if t is None else t.data_ptr() for t in tensors)
     return Block(B, L, dim, G, D, N, K, R, CHUNK, splits, *options, *pointers), tensors
 
@@ -299,8 +311,12 @@ def _mlp_struct(args: MlpArguments) -> tuple[Mlp, list[Tensor]]:
     """As `_block_struct`."""
     tensors = [t.contiguous() for t in args[:4]]
     (*_, dim), hidden = args.x.shape, args.out_proj.shape[1]
-    options = (args.residual, torch.get_num_threads(), args.eps)
+    options = (args.residual, torch.get_num_threads(), _bf16_parts(args.bf16), args.eps)
     return Mlp(args.x.numel() // dim, dim, hidden, *options, *(t.data_ptr() for t in tensors)), tensors
+
+
+def _bf16_parts(bf16: bool) -> int:
+    return 1 if bf16 else BF16_PARTS[torch.get_float32_matmul_precision()]
 
 
 def _set_parallelism(params: P) -> P:

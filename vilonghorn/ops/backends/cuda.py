@@ -6,7 +6,7 @@ of 16 states are split over time (see `splits`).
 
 import ctypes
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 import torch.nn.functional as F
@@ -24,6 +24,7 @@ SPLIT_STATES = 16  # VL_SPLIT_STATES
 ALIGNMENT = 16  # bytes that kernels read of saved states in one access
 RESIDENT_WARPS = dict(longhorn=12, longhorn_exact=12, mamba=8)  # of a multiprocessor: registers allow no more on sm_90
 MAX_DIRECTIONS = 64
+GRID_FILTER = (3, 3)  # the only one with kernels
 MAX_STRIDE = 2**31 - 1
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
@@ -119,26 +120,30 @@ def backward(
     return tuple(None if t is None else grad.to(t.dtype) for grad, t in zip(grads, args))
 
 
-def conv_forward(args: ConvArguments) -> Tensor:
-    """Runs `vilonghorn.ops.conv_silu`."""
-    params = conv_params(args)
+def conv_forward(args: ConvArguments, grid: Sequence[int] = ()) -> Tensor:
+    """Runs `vilonghorn.ops.conv_silu`, or with a grid as in `MambaInnerArguments` the convolution over it."""
+    params = conv_params(args, grid)
     y = params.output("y", (len(args.reverse), *args.x.shape))
     if y.numel():
         _queue("conv_silu", _open()[0].vl_cuda_conv_forward, params.device, params.struct)
     return y
 
 
-def conv_backward(dy: Tensor, args: ConvArguments, dx: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
+def conv_backward(
+    dy: Tensor, args: ConvArguments, dx: Tensor | None = None, grid: Sequence[int] = ()
+) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of x, weight and bias; that of x is written to `dx` if it is given, whose channels are contiguous."""
     if dy.numel() == 0:
         return tuple(torch.zeros_like(t, memory_format=torch.contiguous_format) for t in args[:3])
-    (G, D, K), library, params = args.weight.shape, _open()[0], conv_params(args)
+    (G, D, K), library, params = args.weight.shape, _open()[0], conv_params(args, grid)
     params.struct.dy = params.activation(dy)
     dx = params.output("dx", args.x.shape, out=dx)
     params.struct.dx_step = dx.stride(1)
     dweight, dbias = params.gradient("dweight", args.weight), params.gradient("dbias", args.bias)
     params.output("partials", (library.vl_cuda_conv_rows(ctypes.byref(params.struct)), G, K + 1, D), torch.float32)
-    if max(sum(args.reverse), G - sum(args.reverse)) > 1:
+    if grid:
+        params.output("dv", args.x.shape)
+    if (G if grid else max(sum(args.reverse), G - sum(args.reverse))) > 1:
         params.output("sums", args.x.shape, torch.float32)
     _queue("conv_silu", library.vl_cuda_conv_backward, params.device, params.struct)
     return dx, dweight.to(args.weight.dtype), dbias.to(args.bias.dtype)
@@ -146,7 +151,8 @@ def conv_backward(dy: Tensor, args: ConvArguments, dx: Tensor | None = None) -> 
 
 def takes_mamba_inner(args: MambaInnerArguments, dtype: torch.dtype) -> bool:
     """Whether `mamba_inner_forward` takes validated arguments with xz converted to `dtype`."""
-    return args.sizes.D % 2 == 0 and (args.sizes.N <= SHORT_DTYPE_STATES or dtype == torch.float32)
+    fits = args.sizes.D % 2 == 0 and (args.sizes.N <= SHORT_DTYPE_STATES or dtype == torch.float32)
+    return fits and (not args.grid or tuple(args.grid[-2:]) == GRID_FILTER)
 
 
 def mamba_inner_forward(args: MambaInnerArguments, save: bool) -> tuple[Tensor, ...]:
@@ -154,7 +160,7 @@ def mamba_inner_forward(args: MambaInnerArguments, save: bool) -> tuple[Tensor, 
 
     x_proj and dt_proj have xz's dtype.
     """
-    u = conv_forward(_conv_within(args))
+    u = conv_forward(_conv_within(args), args.grid)
     projected = torch.bmm(u.flatten(1, 2), args.x_proj.mT)  # (G, B * L, R + 2N)
     dt = torch.bmm(projected[..., : args.sizes.R], args.dt_proj.mT).view_as(u)
     y, checkpoints = forward(_scan_within(args, u, projected, dt), save)
@@ -177,7 +183,7 @@ def mamba_inner_backward(
     rows, ddt = du.flatten(1, 2), ddt.flatten(1, 2)
     torch.bmm(ddt, args.dt_proj, out=dlow)
     rows.baddbmm_(dprojected, args.x_proj)  # into du
-    _, dconv_weight, dconv_bias = conv_backward(du, _conv_within(args), dx)
+    _, dconv_weight, dconv_bias = conv_backward(du, _conv_within(args), dx, args.grid)
     dx_proj = torch.bmm(dprojected.mT, u.flatten(1, 2))
     ddt_proj = torch.bmm(ddt.mT, projected[..., :R])
     return dxz, dconv_weight, dconv_bias, dx_proj, ddt_proj, ddt_bias, dA, dD

@@ -1,0 +1,202 @@
+// The depthwise 3 x 3 convolution over a grid of patches, with SiLU: one kernel forward; backward one for the gradients
+// of its sums and weights, and one for that of its input. A launch runs one direction.
+//
+// A thread has VECTOR adjacent channels and walks along part of a row of patches. It keeps the 3 x 3 inputs around a
+// patch, and each step reads three more. Tokens that are no patches are a further row; of their window only the middle
+// is not 0.
+#pragma once
+#include "conv.cuh"
+
+namespace vilonghorn {
+namespace conv_grid {
+
+using conv::kThreads;
+constexpr int kTaps = 9, kMiddle = 4;
+
+// The kernel argument.
+struct Walk {
+  VlConv conv;
+  int direction;
+  bool adds, finishes;    // dx adds to the sums of earlier directions; dx is complete after this one
+  int segment, segments;  // steps of a thread, and threads that share a row
+  int tiles;              // blocks that share the channels
+};
+
+// The tokens of the patches from `patch` on.
+struct Patches {
+  const VlGrid &grid;
+  int64_t patch, others;
+  int64_t before, next;  // class tokens before the patch; the patch that follows one more of them
+  VL_DEVICE Patches(const VlConv &a, int64_t patch)
+      : grid(a.grid), patch(patch), others(a.length - grid.rows * grid.columns - 2 * grid.ends) {
+    const int64_t count = grid.rows * grid.columns;
+    before = patch < 0 ? 0 : ((patch + 1) * (others + 1) - 1) / count;
+    before = before < others ? before : others;
+    next = bound();
+  }
+  VL_DEVICE int64_t bound() const {
+    return before < others ? grid.rows * grid.columns * (before + 1) / (others + 1) : INT64_MAX;
+  }
+  VL_DEVICE int64_t token() {
+    while (patch >= next) before++, next = bound();
+    return grid.ends + patch + before;
+  }
+};
+
+// Where a thread is: its channels, and its steps in a row of a sequence.
+struct Place {
+  int channel, begin, end;
+  int64_t batch, row, block_row;  // block_row: of the blocks with the same channels
+  bool active;
+  VL_DEVICE Place(const Walk &walk, int vector) : block_row(blockIdx.x / walk.tiles) {
+    const VlConv &a = walk.conv;
+    channel = (int)(blockIdx.x % walk.tiles * blockDim.x + threadIdx.x) * vector;
+    const int64_t item = block_row * blockDim.y + threadIdx.y, rows = a.grid.rows + 1;
+    batch = item / walk.segments / rows, row = item / walk.segments % rows;
+    const int64_t steps = row < a.grid.rows ? a.grid.columns : a.length - a.grid.rows * a.grid.columns;
+    begin = (int)(item % walk.segments) * walk.segment;
+    end = begin + walk.segment < steps ? begin + walk.segment : (int)steps;
+    active = channel < a.channels && batch < a.batch;
+  }
+};
+
+// Calls visit(token, window) at each step, with the inputs (height, width, VECTOR) around the token. `x`: token 0.
+template <class T, int VECTOR, class Visit>
+VL_DEVICE void walk_row(const VlConv &a, const Place &place, const T *x, int64_t step, Visit visit) {
+  const VlGrid &grid = a.grid;
+  float window[kTaps][VECTOR] = {};
+  const auto read = [&](int tap, int64_t token) {
+    const Vector<T, VECTOR> in = load<T, VECTOR>(x + token * step);
+    VL_UNROLL for (int c = 0; c < VECTOR; c++) window[tap][c] = in[c];
+  };
+  if (place.row == grid.rows) {
+    const int64_t patches = grid.rows * grid.columns, others = a.length - patches - 2 * grid.ends;
+    VL_ROLL for (int i = place.begin; i < place.end; i++) {
+      const int64_t o = i - grid.ends;  // of the class tokens
+      const int64_t token = o < 0 ? i : o < others ? i + patches * (o + 1) / (others + 1) : i + patches;
+      read(kMiddle, token);
+      visit(token, window);
+    }
+    return;
+  }
+  if (place.begin >= place.end) return;
+  const int64_t first = place.row * grid.columns + place.begin, read_first = first - (place.begin > 0);
+  Patches above(a, read_first - grid.columns), here(a, read_first), below(a, read_first + grid.columns), own(a, first);
+  const bool has_above = place.row > 0, has_below = place.row + 1 < grid.rows;
+  const auto shift_and_read = [&](bool inside) {  // the next column of patches, or zeros beside the grid
+    VL_UNROLL for (int j = 0; j < kTaps; j++) VL_UNROLL for (int c = 0; c < VECTOR; c++) window[j][c] =
+        j % 3 < 2 ? window[j + 1][c] : 0.f;
+    if (inside && has_above) read(2, above.token());
+    if (inside) read(5, here.token());
+    if (inside && has_below) read(8, below.token());
+    above.patch++, here.patch++, below.patch++;
+  };
+  if (place.begin > 0) shift_and_read(true);
+  shift_and_read(true);
+  VL_ROLL for (int c = place.begin; c < place.end; c++, own.patch++) {
+    shift_and_read(c + 1 < grid.columns);
+    visit(own.token(), window);
+  }
+}
+
+// Nine weights of each channel of a thread; `flipped`: those by which a token reaches the results around it.
+template <int VECTOR>
+VL_DEVICE void load_weights(float (&weight)[kTaps][VECTOR], const Walk &walk, int channel, bool flipped) {
+  VL_UNROLL for (int c = 0; c < VECTOR; c++) VL_UNROLL for (int j = 0; j < kTaps; j++) weight[j][c] =
+      ((const float *)walk.conv
+           .weight)[(walk.direction * walk.conv.channels + channel + c) * kTaps + (flipped ? kTaps - 1 - j : j)];
+}
+template <int VECTOR>
+VL_DEVICE float weighted(float sum, const float (&weight)[kTaps][VECTOR], const float (&window)[kTaps][VECTOR], int c) {
+  VL_UNROLL for (int j = 0; j < kTaps; j++) sum = fmaf(weight[j][c], window[j][c], sum);
+  return sum;
+}
+template <class T> VL_DEVICE const T *input(const VlInput &in, int64_t direction, const Place &place) {
+  return (const T *)in.data + direction * in.direction + place.batch * in.batch + place.channel;
+}
+
+template <class T, int VECTOR>
+__global__ void __launch_bounds__(kThreads) conv_grid_forward(const __grid_constant__ Walk walk) {
+  const VlConv &a = walk.conv;
+  const Place place(walk, VECTOR);
+  if (!place.active) return;
+  float weight[kTaps][VECTOR], bias[VECTOR];
+  load_weights(weight, walk, place.channel, false);
+  VL_UNROLL for (int c = 0; c < VECTOR; c++) bias[c] =
+      ((const float *)a.bias)[walk.direction * a.channels + place.channel + c];
+  T *const y = (T *)a.y + (walk.direction * a.batch + place.batch) * a.length * a.channels + place.channel;
+  walk_row<T, VECTOR>(a, place, input<T>(a.x, 0, place), a.x.step,
+                      [&](int64_t token, const float (&window)[kTaps][VECTOR]) {
+                        float out[VECTOR];
+                        VL_UNROLL for (int c = 0; c < VECTOR; c++) {
+                          out[c] = weighted(bias[c], weight, window, c);
+                          out[c] *= sigmoid(out[c]);
+                        }
+                        store<T>(y + token * a.channels, out);
+                      });
+}
+
+// Writes dv, the gradient of the weighted sums, and the sums of the weights' gradients over the tokens of this block.
+template <class T, int VECTOR>
+__global__ void __launch_bounds__(kThreads) conv_grid_backward(const __grid_constant__ Walk walk) {
+  VL_SHARED(shared);
+  const VlConv &a = walk.conv;
+  const Place place(walk, VECTOR);
+  const int threads = blockDim.x * blockDim.y, thread = threadIdx.y * blockDim.x + threadIdx.x;
+  float gradient[kTaps + 1][VECTOR] = {};  // of the weights, then of the bias
+  if (place.active) {
+    float weight[kTaps][VECTOR], bias[VECTOR];
+    load_weights(weight, walk, place.channel, false);
+    VL_UNROLL for (int c = 0; c < VECTOR; c++) bias[c] =
+        ((const float *)a.bias)[walk.direction * a.channels + place.channel + c];
+    const T *const dy = input<T>(a.dy, walk.direction, place);
+    T *const dv = (T *)a.dv + place.batch * a.length * a.channels + place.channel;
+    walk_row<T, VECTOR>(
+        a, place, input<T>(a.x, 0, place), a.x.step, [&](int64_t token, const float (&window)[kTaps][VECTOR]) {
+          const Vector<T, VECTOR> dout = load<T, VECTOR>(dy + token * a.dy.step);
+          float out[VECTOR];
+          VL_UNROLL for (int c = 0; c < VECTOR; c++) {
+            out[c] = conv::silu_gradient(weighted(bias[c], weight, window, c), dout[c]);
+            VL_UNROLL for (int j = 0; j < kTaps; j++) gradient[j][c] = fmaf(out[c], window[j][c], gradient[j][c]);
+            gradient[kTaps][c] += out[c];
+          }
+          store<T>(dv + token * a.channels, out);
+        });
+  }
+  float *const gradients = (float *)shared;  // (taps + 1, threads, VECTOR)
+  VL_UNROLL for (int j = 0; j <= kTaps; j++) VL_UNROLL for (int c = 0; c < VECTOR; c++)
+      gradients[(j * threads + thread) * VECTOR + c] = gradient[j][c];
+  sync_block();
+  // Each row of threads sums some of the gradients over the rows, in their order.
+  if (place.channel >= a.channels) return;
+  VL_ROLL for (int j = threadIdx.y; j <= kTaps; j += blockDim.y) {
+    float sum[VECTOR] = {};
+    VL_ROLL for (int y = 0; y < (int)blockDim.y; y++) VL_UNROLL for (int c = 0; c < VECTOR; c++) sum[c] +=
+        gradients[(j * threads + y * (int)blockDim.x + (int)threadIdx.x) * VECTOR + c];
+    const int64_t row = (place.block_row * a.directions + walk.direction) * (kTaps + 1) + j;
+    store<float>((float *)a.partials + row * a.channels + place.channel, sum);
+  }
+}
+
+// Writes dx from dv, or adds to the sums of earlier directions.
+template <class T, int VECTOR>
+__global__ void __launch_bounds__(kThreads) conv_grid_dx(const __grid_constant__ Walk walk) {
+  const VlConv &a = walk.conv;
+  const Place place(walk, VECTOR);
+  if (!place.active) return;
+  float weight[kTaps][VECTOR];
+  load_weights(weight, walk, place.channel, true);
+  const int64_t first = place.batch * a.length;
+  walk_row<T, VECTOR>(a, place, (const T *)a.dv + first * a.channels + place.channel, a.channels,
+                      [&](int64_t token, const float (&window)[kTaps][VECTOR]) {
+                        float out[VECTOR];
+                        float *const sums = (float *)a.sums + (first + token) * a.channels + place.channel;
+                        VL_UNROLL for (int c = 0; c < VECTOR; c++) out[c] =
+                            weighted(walk.adds ? sums[c] : 0.f, weight, window, c);
+                        if (walk.finishes) store<T>((T *)a.dx + (first + token) * a.dx_step + place.channel, out);
+                        else store<float>(sums, out);
+                      });
+}
+
+}  // namespace conv_grid
+}  // namespace vilonghorn
