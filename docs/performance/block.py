@@ -41,13 +41,14 @@ from torch.utils._pytree import tree_leaves
 
 from vilonghorn.data.files import write_json
 from vilonghorn.layers import Block, Blocks
+from vilonghorn.models.vilonghornv2 import TINY as V2_TINY
 from vilonghorn.ops import scan
 from vilonghorn.ops.backends import cpu, cuda, splits
 from vilonghorn.ops.validate import RULES, MambaInnerArguments, with_grid
 
 FILE = Path("docs/performance/block.json")
 KERNELS = Path(__file__).parents[2] / "kernels"
-BATCH, TOKENS, WIDTH, HEADS, V2_WIDTH = 128, 197, 192, 3, 288  # of the tiny models at 224 px
+BATCH, TOKENS, WIDTH, HEADS = 128, 197, 192, 3  # of the tiny models at 224 px
 DEIT, V2 = "deit", "vilonghornv2"
 GRID = [14, 14]  # patches of V2, whose block has an MLP; the others need no grid
 # Batch, tokens and channels of scans: tiny and small at 224 px, tiny at 512 and 1024 px.
@@ -67,8 +68,8 @@ ATTENTION = "scaled_dot_product_flash_attention"
 def build_block(name: str) -> nn.Module:
     """A block of `vilonghorn_tiny` with the rule `name`, that of `vilonghornv2_tiny`, or that of DeiT-Ti."""
     if name == V2:
-        form = dict(rule="longhorn_exact", heads=4, d_conv=(3, 3), expand=1, mlp_ratio=1.0)
-        return Block(V2_WIDTH, reverse=(False,), **form)
+        form = {name: V2_TINY[name] for name in ("rule", "heads", "d_conv", "expand", "mlp_ratio")}
+        return Block(V2_TINY["embed_dim"], reverse=(False,), **form)
     return DeiTBlock(WIDTH, HEADS, qkv_bias=True) if name == DEIT else Block(WIDTH, rule=name)
 
 
@@ -96,7 +97,7 @@ def count_block(name: str, inner: dict[str, Any], depth: int) -> list[dict[str, 
 
         # Traced as on a CPU, because autograd refuses CUDA tensors without a driver, then moved to the made-up GPU.
         backend = functools.partial(compile_fx, inner_compile=functools.partial(lower, rows, inner))
-        x = torch.empty(BATCH, TOKENS, V2_WIDTH if name == V2 else WIDTH, requires_grad=True)
+        x = torch.empty(BATCH, TOKENS, V2_TINY["embed_dim"] if name == V2 else WIDTH, requires_grad=True)
         blocks = (Blocks if name == V2 else nn.Sequential)(*(build_block(name) for _ in range(depth)))
         torch.compile(blocks, fullgraph=True, backend=backend)(x, *[GRID] * (name == V2))
     return [dict(block=name, torch=torch.__version__.partition("+")[0]) | row for row in rows]

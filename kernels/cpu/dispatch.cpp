@@ -39,19 +39,22 @@ const char *const kNames[] = {"v2", "v3", "v4", "vnni", "amx"};
 constexpr int kAmx = 4;
 // The last instruction set that processor and system support, or -1. zig's __builtin_cpu_supports always says no.
 int best_isa() {
-  unsigned a, b, c, d, d7, e, saved;
+  unsigned a, b, c, d, features, e, saved;
   const unsigned v3 = bit_AVX2 | bit_BMI2;
   const unsigned v4 = v3 | bit_AVX512F | bit_AVX512BW | bit_AVX512CD | bit_AVX512DQ | bit_AVX512VL;
   __cpuid(1, a, b, c, d);
-  if (!(c & bit_FMA) || !(c & bit_OSXSAVE) || !__get_cpuid_count(7, 0, &a, &b, &e, &d7)) return c & bit_SSE4_2 ? 0 : -1;
+  if (!(c & bit_FMA) || !(c & bit_OSXSAVE) || !__get_cpuid_count(7, 0, &a, &b, &e, &features))
+    return c & bit_SSE4_2 ? 0 : -1;
   asm("xgetbv" : "=a"(saved), "=d"(d) : "c"(0));
   if ((saved & 0x6) != 0x6 || (b & v3) != v3) return 0;
   if ((saved & 0xe6) != 0xe6 || (b & v4) != v4) return 1;
   if (!(e & bit_AVX512VNNI)) return 2;
 #ifdef __linux__
-  constexpr unsigned tiles = 0x60000, amx = 1 << 22 | 1 << 24, request = 0x1023;  // of AMX_BF16 and AMX_TILE
-  if ((saved & tiles) == tiles && (d7 & amx) == amx && __get_cpuid_count(7, 1, &a, &b, &c, &d) && a & bit_AVX512BF16 &&
-      !syscall(SYS_arch_prctl, request, 18))  // Linux gives a process the tiles when it asks for them
+  constexpr unsigned tiles = 0x60000, amx = 1 << 22 | 1 << 24;  // AMX_BF16 and AMX_TILE
+  constexpr int request = 0x1023, tile_data = 18;               // ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA
+  if ((saved & tiles) == tiles && (features & amx) == amx && __get_cpuid_count(7, 1, &a, &b, &c, &d) &&
+      a & bit_AVX512BF16 &&
+      !syscall(SYS_arch_prctl, request, tile_data))  // Linux gives a process the tiles when it asks for them
     return kAmx;
 #endif
   return 3;
@@ -64,7 +67,7 @@ bool runs(int isa) {
 const Jobs kJobs[] = {{VL_JOBS(VL_ENTRY, generic)}};
 int64_t (*const kMultiplyAdds[])(int64_t) = {multiply_adds_generic};
 const char *const kNames[] = {"generic"};
-constexpr int kAmx = 1;
+constexpr int kAmx = 1;  // not in kJobs
 bool runs(int) { return true; }
 #endif
 constexpr int kNumIsas = sizeof kJobs / sizeof *kJobs;
@@ -334,9 +337,10 @@ VL_EXPORT int vl_mlp_backward(const VlMlp *given, int isa) {
     m.y = c.next<float>(m.tokens * H);
   });
   if (!allocated) return 1;
-  VlGemm din = {2 * H, dim, m.tokens, m.threads, m.dgv, m.normed, 1, 2 * H, dim, 1, nullptr, m.din_proj, nullptr, 0};
-  VlGemm dout = {dim, H, m.tokens, m.threads, m.dout, m.y, 1, dim, H, 1, nullptr, m.dout_proj, nullptr, 0};
-  din.bf16_parts = dout.bf16_parts = m.bf16_parts;
+  const int32_t parts = m.bf16_parts;
+  const VlGemm din = {2 * H, dim, m.tokens, m.threads, m.dgv,      m.normed, 1,
+                      2 * H, dim, 1,        nullptr,   m.din_proj, nullptr,  parts};
+  const VlGemm dout = {dim, H, m.tokens, m.threads, m.dout, m.y, 1, dim, H, 1, nullptr, m.dout_proj, nullptr, parts};
   return sum_gradients(mlp_jobs(m), VL_FLOAT32, m.threads, isa, {{m.dnorm_weight, dim}},
                        [&] { return run_packed(m, isa, &Jobs::mlp_backward); }) ||
          (m.din_proj && vl_matmul(&din, isa)) || (m.dout_proj && vl_matmul(&dout, isa));

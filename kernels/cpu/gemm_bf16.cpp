@@ -12,9 +12,10 @@ using namespace vilonghorn;
 
 namespace {
 
-constexpr int64_t SIDE = 16, STEPS = 32, BLOCK = 32;  // BLOCK: rows and columns of four tiles of out
-constexpr int64_t TILE = SIDE * STEPS;                // bfloat16 of a tile
-constexpr int64_t AT_ONCE = 128;                      // rows of a that are packed at once: they stay in the L2 cache
+constexpr int64_t SIDE = 16, STEPS = kTileDepth;
+constexpr int64_t BLOCK = kTileColumns;  // rows and columns of four tiles of out
+constexpr int64_t TILE = SIDE * STEPS;   // bfloat16 of a tile
+constexpr int64_t AT_ONCE = 128;         // rows of a that are packed at once: they stay in the L2 cache
 
 typedef uint16_t Bf16;
 
@@ -103,7 +104,7 @@ void pack_block(Bf16 *to, int64_t parts, const float *from, int64_t across, int6
                         count - i < 0 ? 0 : least(count - i, SIDE), least(depth - d, STEPS));
 }
 
-// Runs `use` with the place of tile T, or with a copy of its part that is within `rows` and `columns`.
+// Tile T of sums, of which `rows` and `columns` exist. If these are fewer than a tile has, it goes through a copy.
 template <int T> VL_INLINE void load_sums(const float *from, int64_t stride, int64_t rows, int64_t columns) {
   if (rows >= SIDE && columns >= SIDE) return load_tile<T>(from, stride * sizeof(float));
   V edge[SIDE];

@@ -143,17 +143,20 @@ template <class T> int run_vector(const Walk &walk, const Geometry &at, bool bac
   return at.vector == kVector ? run<T, kVector>(walk, at, backward, stream) : run<T, 1>(walk, at, backward, stream);
 }
 
+int run_walk(const Walk &walk, const Geometry &at, bool backward, void *stream) {
+  if (walk.conv.dtype == VL_FLOAT32) return run_vector<float>(walk, at, backward, stream);
+  if (walk.conv.dtype == VL_BFLOAT16) return run_vector<bfloat16>(walk, at, backward, stream);
+  if (walk.conv.dtype == VL_FLOAT16) return run_vector<float16>(walk, at, backward, stream);
+  return cudaErrorInvalidValue;
+}
+
 int run_grid(const VlConv &a, bool backward, int device, void *stream) {
   if (a.d_conv != kTaps || a.grid.height != 3) return cudaErrorInvalidValue;
   if (const int error = cudaSetDevice(device)) return error;
   const Geometry at(a, backward);
   for (int g = 0; g < a.directions; g++) {
     const Walk walk = {a, g, g > 0, g + 1 == a.directions, at.segment, at.segments, at.tiles};
-    const int error = a.dtype == VL_FLOAT32    ? run_vector<float>(walk, at, backward, stream)
-                      : a.dtype == VL_BFLOAT16 ? run_vector<bfloat16>(walk, at, backward, stream)
-                      : a.dtype == VL_FLOAT16  ? run_vector<float16>(walk, at, backward, stream)
-                                               : cudaErrorInvalidValue;
-    if (error) return error;
+    if (const int error = run_walk(walk, at, backward, stream)) return error;
   }
   return backward ? conv::reduce(a, at.rows, stream) : (int)cudaSuccess;
 }

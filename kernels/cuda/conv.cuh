@@ -116,6 +116,15 @@ template <class T, int VECTOR> VL_DEVICE Vector<T, VECTOR> load_if(bool conditio
   return out;
 }
 
+// Row `to` of the partial gradients: the sum of those of this block, (i, threads, VECTOR), over its rows, in their
+// order.
+template <int VECTOR> VL_DEVICE void sum_rows(const VlConv &a, const float *gradients, int i, int64_t to, int channel) {
+  float sum[VECTOR] = {};
+  VL_ROLL for (int y = 0; y < (int)blockDim.y; y++) VL_UNROLL for (int c = 0; c < VECTOR; c++) sum[c] +=
+      gradients[((i * (int)blockDim.y + y) * (int)blockDim.x + (int)threadIdx.x) * VECTOR + c];
+  store<float>((float *)a.partials + to * a.channels + channel, sum);
+}
+
 VL_DEVICE float silu_gradient(float v, float dy) {
   const float gate = sigmoid(v), y = v * gate;
   return dy * (fmaf(-y, gate, y) + gate);
@@ -247,15 +256,11 @@ __global__ void __launch_bounds__(kThreads, K ? 4 : 1) conv_backward(const __gri
     if (PAIR) gradients[((2 * taps + 1) * threads + thread) * VECTOR + c] = dbias2[c];
   }
   sync_block();
-  // Each row of threads sums some of the gradients over the rows, in their order.
+  // Each row of threads sums some of the gradients.
   if (place.channel >= a.channels) return;
   VL_ROLL for (int i = threadIdx.y; i < (1 + PAIR) * (taps + 1); i += blockDim.y) {
-    const int member = i / (taps + 1), j = i % (taps + 1);
-    float sum[VECTOR] = {};
-    VL_ROLL for (int y = 0; y < (int)blockDim.y; y++) VL_UNROLL for (int c = 0; c < VECTOR; c++) sum[c] +=
-        gradients[((i * (int)blockDim.y + y) * (int)blockDim.x + (int)threadIdx.x) * VECTOR + c];
-    const int64_t row = (place.row * a.directions + walk.direction[member]) * (taps + 1) + j;
-    store<float>((float *)a.partials + row * a.channels + place.channel, sum);
+    const int64_t group = place.row * a.directions + walk.direction[i / (taps + 1)];
+    sum_rows<VECTOR>(a, gradients, i, group * (taps + 1) + i % (taps + 1), place.channel);
   }
 }
 

@@ -22,24 +22,23 @@ struct Walk {
   int tiles;              // blocks that share the channels
 };
 
+VL_DEVICE int64_t patches_of(const VlConv &a) { return a.grid.rows * a.grid.columns; }
+VL_DEVICE int64_t class_tokens_of(const VlConv &a) { return a.length - patches_of(a) - 2 * a.grid.ends; }
+
 // The tokens of the patches from `patch` on.
 struct Patches {
-  const VlGrid &grid;
+  const VlConv &a;
   int64_t patch, others;
   int64_t before, next;  // class tokens before the patch; the patch that follows one more of them
-  VL_DEVICE Patches(const VlConv &a, int64_t patch)
-      : grid(a.grid), patch(patch), others(a.length - grid.rows * grid.columns - 2 * grid.ends) {
-    const int64_t count = grid.rows * grid.columns;
-    before = patch < 0 ? 0 : ((patch + 1) * (others + 1) - 1) / count;
+  VL_DEVICE Patches(const VlConv &a, int64_t patch) : a(a), patch(patch), others(class_tokens_of(a)) {
+    before = patch < 0 ? 0 : ((patch + 1) * (others + 1) - 1) / patches_of(a);
     before = before < others ? before : others;
     next = bound();
   }
-  VL_DEVICE int64_t bound() const {
-    return before < others ? grid.rows * grid.columns * (before + 1) / (others + 1) : INT64_MAX;
-  }
+  VL_DEVICE int64_t bound() const { return before < others ? patches_of(a) * (before + 1) / (others + 1) : INT64_MAX; }
   VL_DEVICE int64_t token() {
     while (patch >= next) before++, next = bound();
-    return grid.ends + patch + before;
+    return a.grid.ends + patch + before;
   }
 };
 
@@ -53,7 +52,7 @@ struct Place {
     channel = (int)(blockIdx.x % walk.tiles * blockDim.x + threadIdx.x) * vector;
     const int64_t item = block_row * blockDim.y + threadIdx.y, rows = a.grid.rows + 1;
     batch = item / walk.segments / rows, row = item / walk.segments % rows;
-    const int64_t steps = row < a.grid.rows ? a.grid.columns : a.length - a.grid.rows * a.grid.columns;
+    const int64_t steps = row < a.grid.rows ? a.grid.columns : a.length - patches_of(a);
     begin = (int)(item % walk.segments) * walk.segment;
     end = begin + walk.segment < steps ? begin + walk.segment : (int)steps;
     active = channel < a.channels && batch < a.batch;
@@ -70,7 +69,7 @@ VL_DEVICE void walk_row(const VlConv &a, const Place &place, const T *x, int64_t
     VL_UNROLL for (int c = 0; c < VECTOR; c++) window[tap][c] = in[c];
   };
   if (place.row == grid.rows) {
-    const int64_t patches = grid.rows * grid.columns, others = a.length - patches - 2 * grid.ends;
+    const int64_t patches = patches_of(a), others = class_tokens_of(a);
     VL_ROLL for (int i = place.begin; i < place.end; i++) {
       const int64_t o = i - grid.ends;  // of the class tokens
       const int64_t token = o < 0 ? i : o < others ? i + patches * (o + 1) / (others + 1) : i + patches;
@@ -99,18 +98,22 @@ VL_DEVICE void walk_row(const VlConv &a, const Place &place, const T *x, int64_t
   }
 }
 
-// Nine weights of each channel of a thread; `flipped`: those by which a token reaches the results around it.
-template <int VECTOR>
-VL_DEVICE void load_weights(float (&weight)[kTaps][VECTOR], const Walk &walk, int channel, bool flipped) {
-  VL_UNROLL for (int c = 0; c < VECTOR; c++) VL_UNROLL for (int j = 0; j < kTaps; j++) weight[j][c] =
-      ((const float *)walk.conv
-           .weight)[(walk.direction * walk.conv.channels + channel + c) * kTaps + (flipped ? kTaps - 1 - j : j)];
-}
-template <int VECTOR>
-VL_DEVICE float weighted(float sum, const float (&weight)[kTaps][VECTOR], const float (&window)[kTaps][VECTOR], int c) {
-  VL_UNROLL for (int j = 0; j < kTaps; j++) sum = fmaf(weight[j][c], window[j][c], sum);
-  return sum;
-}
+// The filter of each channel of a thread; `flipped`: the weights by which a token reaches the results around it.
+template <int VECTOR> struct Filter {
+  float weight[kTaps][VECTOR], bias[VECTOR];
+  VL_DEVICE Filter(const Walk &walk, int channel, bool flipped) {
+    VL_UNROLL for (int c = 0; c < VECTOR; c++) {
+      const int64_t row = walk.direction * walk.conv.channels + channel + c;
+      bias[c] = ((const float *)walk.conv.bias)[row];
+      VL_UNROLL for (int j = 0; j < kTaps; j++) weight[j][c] =
+          ((const float *)walk.conv.weight)[row * kTaps + (flipped ? kTaps - 1 - j : j)];
+    }
+  }
+  VL_DEVICE float add(float sum, const float (&window)[kTaps][VECTOR], int c) const {
+    VL_UNROLL for (int j = 0; j < kTaps; j++) sum = fmaf(weight[j][c], window[j][c], sum);
+    return sum;
+  }
+};
 template <class T> VL_DEVICE const T *input(const VlInput &in, int64_t direction, const Place &place) {
   return (const T *)in.data + direction * in.direction + place.batch * in.batch + place.channel;
 }
@@ -120,16 +123,13 @@ __global__ void __launch_bounds__(kThreads) conv_grid_forward(const __grid_const
   const VlConv &a = walk.conv;
   const Place place(walk, VECTOR);
   if (!place.active) return;
-  float weight[kTaps][VECTOR], bias[VECTOR];
-  load_weights(weight, walk, place.channel, false);
-  VL_UNROLL for (int c = 0; c < VECTOR; c++) bias[c] =
-      ((const float *)a.bias)[walk.direction * a.channels + place.channel + c];
+  const Filter<VECTOR> filter(walk, place.channel, false);
   T *const y = (T *)a.y + (walk.direction * a.batch + place.batch) * a.length * a.channels + place.channel;
   walk_row<T, VECTOR>(a, place, input<T>(a.x, 0, place), a.x.step,
                       [&](int64_t token, const float (&window)[kTaps][VECTOR]) {
                         float out[VECTOR];
                         VL_UNROLL for (int c = 0; c < VECTOR; c++) {
-                          out[c] = weighted(bias[c], weight, window, c);
+                          out[c] = filter.add(filter.bias[c], window, c);
                           out[c] *= sigmoid(out[c]);
                         }
                         store<T>(y + token * a.channels, out);
@@ -145,10 +145,7 @@ __global__ void __launch_bounds__(kThreads) conv_grid_backward(const __grid_cons
   const int threads = blockDim.x * blockDim.y, thread = threadIdx.y * blockDim.x + threadIdx.x;
   float gradient[kTaps + 1][VECTOR] = {};  // of the weights, then of the bias
   if (place.active) {
-    float weight[kTaps][VECTOR], bias[VECTOR];
-    load_weights(weight, walk, place.channel, false);
-    VL_UNROLL for (int c = 0; c < VECTOR; c++) bias[c] =
-        ((const float *)a.bias)[walk.direction * a.channels + place.channel + c];
+    const Filter<VECTOR> filter(walk, place.channel, false);
     const T *const dy = input<T>(a.dy, walk.direction, place);
     T *const dv = (T *)a.dv + place.batch * a.length * a.channels + place.channel;
     walk_row<T, VECTOR>(
@@ -156,7 +153,7 @@ __global__ void __launch_bounds__(kThreads) conv_grid_backward(const __grid_cons
           const Vector<T, VECTOR> dout = load<T, VECTOR>(dy + token * a.dy.step);
           float out[VECTOR];
           VL_UNROLL for (int c = 0; c < VECTOR; c++) {
-            out[c] = conv::silu_gradient(weighted(bias[c], weight, window, c), dout[c]);
+            out[c] = conv::silu_gradient(filter.add(filter.bias[c], window, c), dout[c]);
             VL_UNROLL for (int j = 0; j < kTaps; j++) gradient[j][c] = fmaf(out[c], window[j][c], gradient[j][c]);
             gradient[kTaps][c] += out[c];
           }
@@ -167,14 +164,11 @@ __global__ void __launch_bounds__(kThreads) conv_grid_backward(const __grid_cons
   VL_UNROLL for (int j = 0; j <= kTaps; j++) VL_UNROLL for (int c = 0; c < VECTOR; c++)
       gradients[(j * threads + thread) * VECTOR + c] = gradient[j][c];
   sync_block();
-  // Each row of threads sums some of the gradients over the rows, in their order.
+  // Each row of threads sums some of the gradients.
   if (place.channel >= a.channels) return;
   VL_ROLL for (int j = threadIdx.y; j <= kTaps; j += blockDim.y) {
-    float sum[VECTOR] = {};
-    VL_ROLL for (int y = 0; y < (int)blockDim.y; y++) VL_UNROLL for (int c = 0; c < VECTOR; c++) sum[c] +=
-        gradients[(j * threads + y * (int)blockDim.x + (int)threadIdx.x) * VECTOR + c];
-    const int64_t row = (place.block_row * a.directions + walk.direction) * (kTaps + 1) + j;
-    store<float>((float *)a.partials + row * a.channels + place.channel, sum);
+    const int64_t group = place.block_row * a.directions + walk.direction;
+    conv::sum_rows<VECTOR>(a, gradients, j, group * (kTaps + 1) + j, place.channel);
   }
 }
 
@@ -184,15 +178,14 @@ __global__ void __launch_bounds__(kThreads) conv_grid_dx(const __grid_constant__
   const VlConv &a = walk.conv;
   const Place place(walk, VECTOR);
   if (!place.active) return;
-  float weight[kTaps][VECTOR];
-  load_weights(weight, walk, place.channel, true);
+  const Filter<VECTOR> filter(walk, place.channel, true);
   const int64_t first = place.batch * a.length;
   walk_row<T, VECTOR>(a, place, (const T *)a.dv + first * a.channels + place.channel, a.channels,
                       [&](int64_t token, const float (&window)[kTaps][VECTOR]) {
                         float out[VECTOR];
                         float *const sums = (float *)a.sums + (first + token) * a.channels + place.channel;
                         VL_UNROLL for (int c = 0; c < VECTOR; c++) out[c] =
-                            weighted(walk.adds ? sums[c] : 0.f, weight, window, c);
+                            filter.add(walk.adds ? sums[c] : 0.f, window, c);
                         if (walk.finishes) store<T>((T *)a.dx + (first + token) * a.dx_step + place.channel, out);
                         else store<float>(sums, out);
                       });

@@ -85,7 +85,7 @@ def prefers_block(tensors: Sequence[Tensor | None]) -> bool:
         (has_fast_block() or is_native_export())
         and all(t is None or t.is_cpu and t.dtype == torch.float32 for t in tensors)
         and tokens.numel() > 0
-        and (autocast_dtype(tokens) is None or autocast_dtype(tokens) == torch.bfloat16 and cpu.has_bf16_products())
+        and ((short := autocast_dtype(tokens)) is None or short == torch.bfloat16 and cpu.has_bf16_products())
     )
 
 

@@ -56,16 +56,14 @@ GRIDS = [
 def test_with_a_convolution_over_the_grid_it_agrees_with_the_oracle(
     G, B, D, rows, columns, class_tokens, ends, rule, monkeypatch
 ):
-    monkeypatch.setattr(
-        importlib.import_module("vilonghorn.ops.mamba_inner"), "conv2d_silu", None
-    )  # of the composed form
+    module = importlib.import_module("vilonghorn.ops.mamba_inner")
+    monkeypatch.setattr(module, "conv2d_silu", None)  # the composed form would call it
     values = mixer_inputs(G, B, rows * columns + class_tokens + 2 * ends, D, 3, 2, 9, rule=rule)
     values["conv_weight"] = values["conv_weight"].unflatten(2, (3, 3))
-    flags = (False, True, True)[:G]
-    compare(in_order, values, 2e-6, truth=mixer, rule=rule, reverse=flags, grid=(rows, columns, ends))
+    options = dict(rule=rule, reverse=(False, True, True)[:G], grid=(rows, columns, ends))
+    compare(in_order, values, 2e-6, truth=mixer, **options)
     if D > 8:  # a slice whose channels are not aligned in pairs
         wide = torch.cat([values["xz"][..., :1], values["xz"]], -1)
-        options = dict(rule=rule, reverse=flags, grid=(rows, columns, ends))
         expected = in_order(**values, **options)
         assert torch.equal(in_order(**values | {"xz": wide[..., 1:]}, **options), expected)
 
