@@ -81,33 +81,23 @@ def longhorn_mixer(layer: dict[str, Tensor], tokens: Tensor, rule: str) -> Tenso
 
 
 def switched(
-    weights: dict[str, Tensor],
-    images: Tensor,
-    rule: str,
-    in_turn: tuple[tuple[bool, ...], ...],
-    pool: str,
-    heading_average: bool = False,
+    weights: dict[str, Tensor], images: Tensor, rule: str, in_turn: tuple[tuple[bool, ...], ...], pool: str
 ) -> Tensor:
     """Logits of Vision Longhorn with any of its switches, which the shapes of a float64 state dict tell.
 
-    `in_turn` has the flags of block i at i modulo its length. Class tokens are placed, and convolutions over the grid
-    are summed, one token at a time.
+    `in_turn` has the flags of block i at i modulo its length. Convolutions over the grid are summed token by token.
     """
     w, size = weights, weights["patch_embed.proj.weight"].shape[-1]
-    grid, count = (images.shape[2] // size, images.shape[3] // size), w["cls_token"].shape[1]
-    patches = embed(images, w["patch_embed.proj.weight"], w["patch_embed.proj.bias"], size) + w["pos_embed"][:, count:]
-    class_tokens = (w["cls_token"] + w["pos_embed"][:, :count]).expand(len(images), -1, -1)
-    order = scan_order(grid[0] * grid[1], count)  # token 0 to count - 1 are class tokens
-    stream = torch.cat([class_tokens, patches], 1)[:, order]
+    grid = (images.shape[2] // size, images.shape[3] // size)
+    middle = grid[0] * grid[1] // 2  # place of the class token
+    patches = embed(images, w["patch_embed.proj.weight"], w["patch_embed.proj.bias"], size) + w["pos_embed"][:, 1:]
+    class_token = (w["cls_token"] + w["pos_embed"][:, :1]).expand(len(images), -1, -1)
+    stream = torch.cat([patches[:, :middle], class_token, patches[:, middle:]], 1)
     for i in range(depth(w, "blocks.")):
         layer = {
             name.removeprefix(f"blocks.{i}."): value for name, value in w.items() if name.startswith(f"blocks.{i}.")
         }
-        tokens, ends = stream, [-1] * heading_average  # token -1 is the average
-        if heading_average:
-            average = sum(stream.unbind(1)) / stream.shape[1]
-            tokens = torch.stack([average, *stream.unbind(1), average], 1)
-        normed = norm(tokens, layer["norm.weight"], 1e-5)
+        normed = norm(stream, layer["norm.weight"], 1e-5)
         x, z = (normed @ layer["mixer.in_proj.weight"].T).chunk(2, -1)
         flags, total = in_turn[i % len(in_turn)], 0
         for g, backwards in enumerate(flags):
@@ -116,44 +106,37 @@ def switched(
             if filters.dim() == 2:
                 u = causal_conv(turn(x), filters[:, None], bias)
             else:
-                u = turn(grid_conv(x, filters, bias, grid, ends + order + ends))
+                u = turn(grid_conv(x, filters, bias, grid))
             beta, k, q = gates(u, layer["mixer.x_proj"][g], layer["mixer.dt_proj"][g], layer["mixer.dt_bias"][g])
             heads = beta.shape[-1]
             beta = torch.stack([beta[..., channel * heads // u.shape[-1]] for channel in range(u.shape[-1])], -1)
             total = total + turn(online_learner(u, beta, k, q, rule) + layer["mixer.D"][g] * u)
-        branch = (total / len(flags) * silu(z)) @ layer["mixer.out_proj.weight"].T
-        stream = stream + branch[:, len(ends) : len(ends) + len(order)]
+        stream = stream + (total / len(flags) * silu(z)) @ layer["mixer.out_proj.weight"].T
         if "mlp.fc1.weight" in layer:
             gate, value = (norm(stream, layer["norm2.weight"], 1e-5) @ layer["mlp.fc1.weight"].T).chunk(2, -1)
             stream = stream + (silu(gate) * value) @ layer["mlp.fc2.weight"].T
     last = norm(stream, w["norm.weight"], 1e-5)
-    read = [place for place, token in enumerate(order) if (token < count) == (pool == "token")]
+    read = [t for t in range(last.shape[1]) if (t == middle) == (pool == "token")]
     return last[:, read].mean(1) @ w["head.weight"].T + w["head.bias"]
 
 
-def scan_order(patches: int, count: int) -> list[int]:
-    """Numbers of the tokens, class tokens first, in the order of the scan: class tokens end equal runs of patches."""
-    order = []
-    for patch in range(patches + 1):
-        order += [i for i in range(count) if patches * (i + 1) // (count + 1) == patch]
-        order += [count + patch] if patch < patches else []
-    return order
-
-
-def grid_conv(x: Tensor, weight: Tensor, bias: Tensor, grid: tuple[int, int], order: list[int]) -> Tensor:
-    """Depthwise, over the patches around a patch, then SiLU; other tokens have no neighbours. weight: (D, h, w)."""
-    (height, width), outputs = weight.shape[1:], []
-    place, count = {token: i for i, token in enumerate(order)}, max(order) + 1 - grid[0] * grid[1]
-    for at, token in enumerate(order):
+def grid_conv(x: Tensor, weight: Tensor, bias: Tensor, grid: tuple[int, int]) -> Tensor:
+    """Depthwise, over the patches around a patch, then SiLU; the class token has no neighbours. weight: (D, h, w)."""
+    (rows, columns), (height, width), outputs = grid, weight.shape[1:], []
+    middle = rows * columns // 2
+    patches = [t for t in range(rows * columns + 1) if t != middle]
+    for t in range(rows * columns + 1):
         total = bias
         for i in range(height):
             for j in range(width):
-                row, column = divmod(token - count, grid[1])
-                row, column = row + i - height // 2, column + j - width // 2
-                if token < count and (i, j) == (height // 2, width // 2):
-                    total = total + weight[:, i, j] * x[:, at]
-                if token >= count and 0 <= row < grid[0] and 0 <= column < grid[1]:
-                    total = total + weight[:, i, j] * x[:, place[count + row * grid[1] + column]]
+                if t == middle:
+                    seen = t if (i, j) == (height // 2, width // 2) else None
+                else:
+                    row, column = divmod(patches.index(t), columns)
+                    row, column = row + i - height // 2, column + j - width // 2
+                    seen = patches[row * columns + column] if 0 <= row < rows and 0 <= column < columns else None
+                if seen is not None:
+                    total = total + weight[:, i, j] * x[:, seen]
         outputs.append(silu(total))
     return torch.stack(outputs, 1)
 

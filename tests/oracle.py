@@ -58,13 +58,11 @@ def convolution(x, weight, bias, reverse):
 
 
 def grid_convolution(x, weight, bias, grid):
-    """F.conv2d over the patches, with SiLU. A token between or around them sees the middle of the filter only."""
-    x, weight, bias, (rows, columns, ends) = x.double(), weight.double(), bias.double(), (*grid, 0)[:3]
-    patches, (height, width) = rows * columns, weight.shape[2:]
-    others = x.shape[1] - 2 * ends - patches
-    between = [ends + patches * (i + 1) // (others + 1) + i for i in range(others)]
-    places = torch.tensor([t for t in range(ends, x.shape[1] - ends) if t not in between])
-    maps = x[:, places].mT.unflatten(2, (rows, columns))
+    """F.conv2d over the patches, with SiLU. A class token in their middle sees the middle of the filter only."""
+    x, weight, bias, (height, width) = x.double(), weight.double(), bias.double(), weight.shape[2:]
+    patches = grid[0] * grid[1]
+    places = torch.tensor([t for t in range(x.shape[1]) if x.shape[1] == patches or t != patches // 2])
+    maps = x[:, places].mT.unflatten(2, tuple(grid))
     outputs = []
     for w, b in zip(weight, bias):
         y = F.conv2d(maps, w[:, None], b, padding=(height // 2, width // 2), groups=len(w)).flatten(2).mT

@@ -51,6 +51,7 @@ def page(reports: Sequence[Report], benchmarks: Path) -> str:
     figures = Figures({report.study: report for report in reports})
     figures["studies"] = "\n\n".join(section(report) for report in reports)
     figures["outside"] = outside(load(FOLDER / "outside.json")["runs"], load(FOLDER / "published.json")["figures"])
+    figures["exact_seed1"] = f"{figures.reports['v2'].accuracies('icons', '64', 'exact')[1]:.1f}%"
     figures["gains"] = gains(figures.reports["v2"], "icons", "64", "short_heads", ("longhorn", "mamba", "exact"))
     figures["step"] = step_cost(load(FOLDER / "cost.json"))
     figures["cost"] = cost(runs)

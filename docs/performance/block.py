@@ -1,7 +1,7 @@
 """Counts what torch.compile makes of a training step of one block on a GPU, without a GPU: launches, bytes, memory.
 
 inductor generates the code of forward and backward for an H200 that is not there (bfloat16 autocast, 197 tokens, width
-192; of `vilonghornv2_tiny` 288); the code is counted, not run. Operators of this library launch kernels and matrix
+192; of `vilonghornv2_tiny` 384); the code is counted, not run. Operators of this library launch kernels and matrix
 products of their own, which are counted with the emulator of `kernels/`. Prints one JSON line for a pass of each block:
 
 - launches: kernels of inductor, matrix products, and every kernel and torch operator inside an operator;

@@ -40,9 +40,8 @@ def page(folder: Path) -> str:
         folder: with text.md and the files of figures.
     """
     runs = load_runs(folder)
-    kernels, gpu, v2, high = (
-        json.loads((folder / f"{name}.json").read_text()) for name in ("kernels", "gpu", "v2", "v2-high")
-    )
+    names = ("kernels", "gpu", "v2", "v2-highest", "v2-high")
+    kernels, gpu, v2, highest, high = (json.loads((folder / f"{name}.json").read_text()) for name in names)
     verdicts = list(zip(*([target["verdict"] for target in bench.targets(run)] for run in runs)))
     return Template((folder / "text.md").read_text()).substitute(
         machines="\n".join(f"{i}. {machine(run)}" for i, run in enumerate(runs, 1)),
@@ -54,7 +53,8 @@ def page(folder: Path) -> str:
         v2=markdown(bench.model_lines(v2)),
         v2_to_first=v2_to_first(v2),
         v2_machine=machine(v2 | dict(file="v2.json")),
-        precision=precision_table({"highest": v2, "high": high}),
+        precision=precision_table({"highest": highest, "high": high}),
+        highest_machine=machine(highest | dict(file="v2-highest.json")),
         high_machine=machine(high | dict(file="v2-high.json")),
         profiled="batch {batch}, {size} px, {ms:.0f} ms a step under the profiler".format(**runs[0]["profile"]),
         profile=markdown(bench.profile_lines(runs[0]["profile"])),

@@ -109,6 +109,7 @@ Stage backward_stages[] = {&Block::out_proj_backward, &Block::mamba_inner_backwa
 }  // namespace
 
 VL_EXPORT int vl_block_forward(const VlBlock *b, int stage, int isa) {
+  // Other forms run one stage after the other: a stage by itself, channels shared by jobs, products with int8 weights.
   const bool int8 = b->in_proj_scale || b->out_proj_scale;
   if (stage < 0 && b->channel_splits == 1 && !int8) return vilonghorn::block_of_sequences(*b, isa);
   return Block(*b).run(forward_stages, false, stage, isa);

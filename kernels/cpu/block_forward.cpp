@@ -1,10 +1,10 @@
-// A block, forward, one sequence in a job. Of a short sequence, what lies between the products stays in the cache.
+// A block, forward, one sequence in a job. For a short sequence, the values between the products stay in the cache.
 #include "arena.h"
 #include "rows.h"
 #include "tile.h"
 
 namespace {
-constexpr int64_t TILE = 128;  // rows of the norm that in_proj takes at once
+constexpr int64_t kNormRows = 256;  // that in_proj takes at once
 }
 
 namespace vilonghorn {
@@ -13,13 +13,13 @@ bool VL_JOB(block_forward_job)(const BlockOfSequences &b, int64_t job) {
   const float *x = (const float *)b.x + job * L * dim;
   float *normed, *scale, *xz, *y = b.y + job * L * b.channels;
   const bool allocated = scratch.allocate([&](Arena &c) {
-    normed = c.next<float>(TILE * dim), scale = c.next<float>(TILE);
+    normed = c.next<float>(kNormRows * dim), scale = c.next<float>(kNormRows);
     xz = b.checkpoints ? (float *)b.xz + job * L * width : c.next<float>(L * width);
   });
   if (!allocated) return false;
-  for (int64_t first = 0; first < L; first += TILE) {
+  for (int64_t first = 0; first < L; first += kNormRows) {
     VlNorm norm = {};
-    norm.batch = least(L - first, TILE), norm.channels = dim, norm.eps = b.eps;
+    norm.batch = least(L - first, kNormRows), norm.channels = dim, norm.eps = b.eps;
     norm.x = x + first * dim, norm.weight = b.norm_weight, norm.y = normed, norm.scale = scale;
     VL_JOB(norm_rows)(norm);
     Gemm in = b.by_in_proj;

@@ -253,9 +253,9 @@ VL_EXPORT int vl_norm_backward(const VlNorm *given, int isa) {
 // Sets the neighbors of a grid, if there is one. False if memory ran out.
 static bool set_neighbors(VlGrid &grid, int64_t length, int64_t d_conv) {
   if (!grid.rows) return true;
-  int32_t *neighbors = (int32_t *)neighbor_buffer.reserve(sizeof(int32_t) * length * (d_conv + 1));
+  int32_t *neighbors = (int32_t *)neighbor_buffer.reserve(sizeof(int32_t) * length * d_conv);
   if (!neighbors) return false;
-  fill_neighbors(grid, length, d_conv, neighbors, neighbors + length * d_conv);
+  fill_neighbors(grid, length, d_conv, neighbors);
   grid.neighbors = neighbors;
   return true;
 }

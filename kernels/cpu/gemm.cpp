@@ -13,6 +13,9 @@ namespace {
 constexpr int64_t DEPTH = kPanelDepth;         // of a panel, which fits into the L2 cache
 constexpr int64_t STRIDE = DEPTH * ROWS + 16;  // of packed rows of a; 16: so that they map to different cache sets
 constexpr int AHEAD = 16;                      // prefetch distance in steps of the depth
+template <int N> struct Constant {
+  static constexpr int value = N;
+};
 
 // Packs rows first ... first + depth - 1 of a panel of b as (depth, COLUMNS) vectors, zero beyond the last column.
 void pack_panel(const Gemm &m, int64_t panel, int64_t first, int64_t depth) {
@@ -38,31 +41,33 @@ void pack_panel(const Gemm &m, int64_t panel, int64_t first, int64_t depth) {
     }
 }
 
-// One tile: out (+)= a b over one panel. `fresh`: start from zero, not from out. `add` is added last.
-template <int R>
+// One tile: out (+)= a b over one panel. `fresh`: start from zero, not from out. `add` is added last. C: vectors of a
+// row, fewer than COLUMNS where the columns end. `next`: part of the next panel, to bring into the L2 cache.
+template <int R, int C>
 VL_INLINE void tile(float *out, int64_t out_row, const float *a, int64_t a_row, int64_t a_depth, const V *b,
-                    int64_t depth, bool fresh, const float *add, int64_t columns) {
-  V sum[R * COLUMNS];
+                    int64_t depth, bool fresh, const float *add, int64_t columns, const char *next, int64_t next_step) {
+  V sum[R * C];
   VL_UNROLL for (int r = 0; r < R; r++) {
-    VL_UNROLL for (int j = 0; j < COLUMNS; j++) {
+    VL_UNROLL for (int j = 0; j < C; j++) {
       const float *at = out + r * out_row + j * W;
       __builtin_prefetch(at, 1);  // the stores of a tile come at once and would wait for their cache lines
       if (add) __builtin_prefetch(add + r * out_row + j * W);
-      sum[r * COLUMNS + j] = fresh ? V{} : load(at, lanes(columns, j));
+      sum[r * C + j] = fresh ? V{} : load(at, lanes(columns, j));
     }
   }
   for (int64_t d = 0; d < depth; d++, b += COLUMNS, a += a_depth) {
-    const V b0 = b[0], b1 = b[1], b2 = b[2];
+    V row[C];
+    VL_UNROLL for (int j = 0; j < C; j++) row[j] = b[j];
+    __builtin_prefetch(next, 0, 2), next += next_step;
     VL_UNROLL for (int r = 0; r < R; r++) {
       const V x = splat(a[r * a_row]);
-      sum[r * COLUMNS] += x * b0, sum[r * COLUMNS + 1] += x * b1, sum[r * COLUMNS + 2] += x * b2;
+      VL_UNROLL for (int j = 0; j < C; j++) sum[r * C + j] += x * row[j];
     }
   }
   VL_UNROLL for (int r = 0; r < R; r++) {
-    VL_UNROLL for (int j = 0; j < COLUMNS; j++) {
+    VL_UNROLL for (int j = 0; j < C; j++) {
       const int64_t at = r * out_row + j * W;
-      store(out + at, add ? sum[r * COLUMNS + j] + load(add + at, lanes(columns, j)) : sum[r * COLUMNS + j],
-            lanes(columns, j));
+      store(out + at, add ? sum[r * C + j] + load(add + at, lanes(columns, j)) : sum[r * C + j], lanes(columns, j));
     }
   }
 }
@@ -91,18 +96,32 @@ bool multiply_rows(const Gemm &m, int64_t begin, int64_t end) {
     for (int64_t panel = 0; panel < panels; panel++) {
       const int64_t column = panel * COLUMNS * W, columns = m.columns - column;
       const V *b = (const V *)m.packed + (panel * m.depth + first) * COLUMNS;
-      for (int64_t r = 0; r < end - begin;) {
-        const int64_t at = (begin + r) * m.columns + column;
-        float *out = (float *)m.out + at;
-        const float *add = m.add && first + depth == m.depth ? (const float *)m.add + at : nullptr;
-        const float *rows = pack ? packed + r / ROWS * STRIDE + r % ROWS : a + r * m.a_row;
-        const int64_t left = end - begin - r, a_row = pack ? 1 : m.a_row, a_depth = pack ? ROWS : 1;
-        if (left >= ROWS)
-          tile<ROWS>(out, m.columns, rows, a_row, a_depth, b, depth, first == 0, add, columns), r += ROWS;
-        else if (left >= 4) tile<4>(out, m.columns, rows, a_row, a_depth, b, depth, first == 0, add, columns), r += 4;
-        else if (left >= 2) tile<2>(out, m.columns, rows, a_row, a_depth, b, depth, first == 0, add, columns), r += 2;
-        else tile<1>(out, m.columns, rows, a_row, a_depth, b, depth, first == 0, add, columns), r += 1;
-      }
+      const bool is_last = panel + 1 == panels;
+      const char *next = (const char *)(is_last ? b : b + m.depth * COLUMNS);
+      const int64_t next_step = is_last ? 0 : sizeof(V) * COLUMNS / tiles;  // bytes; each tile prefetches as many
+      const auto multiply_panel = [&](auto vectors) {
+        constexpr int C = decltype(vectors)::value;
+        for (int64_t r = 0; r < end - begin;) {
+          const int64_t at = (begin + r) * m.columns + column;
+          float *out = (float *)m.out + at;
+          const float *add = m.add && first + depth == m.depth ? (const float *)m.add + at : nullptr;
+          const float *rows = pack ? packed + r / ROWS * STRIDE + r % ROWS : a + r * m.a_row;
+          const int64_t left = end - begin - r, a_row = pack ? 1 : m.a_row, a_depth = pack ? ROWS : 1;
+          const auto multiply = [&](auto count) {
+            constexpr int R = decltype(count)::value;
+            tile<R, C>(out, m.columns, rows, a_row, a_depth, b, depth, first == 0, add, columns,
+                       next + r / ROWS * depth * next_step, next_step),
+                r += R;
+          };
+          if (left >= ROWS) multiply(Constant<ROWS>());
+          else if (left >= 4) multiply(Constant<4>());
+          else if (left >= 2) multiply(Constant<2>());
+          else multiply(Constant<1>());
+        }
+      };
+      if (columns > 2 * W) multiply_panel(Constant<COLUMNS>());
+      else if (columns > W) multiply_panel(Constant<2>());
+      else multiply_panel(Constant<1>());
     }
   }
   return true;

@@ -2,9 +2,9 @@
 // rounded value, the second what the rounding left. Two parts of each factor make three products, and about 16 bits of
 // mantissa; the product of both second parts is left out.
 //
-// A tile of a has 16 rows, and of b 16 columns, by 32 steps of the depth: 16 lines of 16 pairs of steps. Both are
-// packed as such tiles. Four tiles of out, 32 x 32, stay in registers over a slab of the depth. Each element of out is
-// summed in the order of the depth, so the result does not depend on the number of jobs.
+// A tile register has 16 lines of 64 bytes. A line of a is a row with 32 steps of the depth. A line of b is a pair of
+// steps for 16 columns. Both are packed as such tiles. Four tiles of out, 32 x 32, stay in registers over a slab of the
+// depth. Each element of out is summed in the order of the depth, so the result does not depend on the number of jobs.
 #include "tile.h"
 #ifdef VL_AMX
 
@@ -99,7 +99,7 @@ void pack_block(Bf16 *to, int64_t parts, const float *from, int64_t across, int6
                 int64_t depth) {
   for (int64_t d = 0; d < depth; d += STEPS)
     for (int64_t i = 0; i < BLOCK; i += SIDE, to += parts * TILE)
-      if (i < count || !OF_A)
+      if (i < count || !OF_A)  // rows beyond the last are not loaded; columns are, and must be zero
         pack_tile<OF_A>(to, parts, from + i * across + d * along, across, along,
                         count - i < 0 ? 0 : least(count - i, SIDE), least(depth - d, STEPS));
 }

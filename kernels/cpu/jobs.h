@@ -1,5 +1,5 @@
-// The jobs of the CPU library. One job processes one sequence and one split of its channels. The job functions are
-// compiled once per instruction set (VILONGHORN_ISA). Their sources include C headers only: the linker may keep an
+// The jobs of the CPU library. A job processes a sequence and a split of its channels, or some rows. The job functions
+// are compiled once per instruction set (VILONGHORN_ISA). Their sources include C headers only: the linker may keep an
 // inline function of the C++ library that was compiled for AVX-512, and every processor would then run it.
 #pragma once
 #include "../include/vilonghorn.h"

@@ -1,4 +1,5 @@
-// The tiles of gemm.cpp and gemm_int8.cpp: ROWS rows of COLUMNS vectors of out, which stay in registers over the depth.
+// The tiles of a product of floats or int8, ROWS rows of COLUMNS vectors of out, which stay in registers over the
+// depth; and what all products share.
 #pragma once
 #include "jobs.h"
 #include "vectors.h"
@@ -18,7 +19,7 @@ VL_INLINE int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
 VL_INLINE int lanes(int64_t columns, int j) {  // in use, of the panel's j-th vector
   return (int)(columns <= j * W ? 0 : least(columns - j * W, W));
 }
-// The rows of a job end where those of the next job begin. All but the last job have whole tiles.
+// The rows of a job end where those of the next job begin, at a multiple of ROWS.
 VL_INLINE int64_t first_row(int64_t rows, int64_t job, int64_t jobs) {
   return least((rows + ROWS - 1) / ROWS * job / jobs * ROWS, rows);
 }

@@ -122,8 +122,7 @@ struct Geometry {
         a.channels % kVector == 0 && conv::is_aligned(a.x, kVector, bytes) &&
         (!backward || (conv::is_aligned(a.dy, kVector, bytes) && conv::is_aligned(dx, kVector, bytes)));
     vector = aligned ? kVector : 1;
-    const int64_t others = a.length - a.grid.rows * a.grid.columns, columns = divide_up(a.channels, vector);
-    const int64_t steps = a.grid.columns > others ? a.grid.columns : others;
+    const int64_t columns = divide_up(a.channels, vector), steps = a.grid.columns;
     segments = (int)divide_up(steps, kSegment), segment = (int)divide_up(steps, segments);
     tiles = (int)divide_up(columns, conv::kMaxChannelThreads);
     threads.x = (unsigned)divide_up(columns, tiles), threads.y = kThreads / threads.x;

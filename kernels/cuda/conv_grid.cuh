@@ -1,9 +1,8 @@
-// The depthwise 3 x 3 convolution over a grid of patches, with SiLU: one kernel forward; backward one for the gradients
-// of its sums and weights, and one for that of its input. A launch runs one direction.
+// The depthwise 3 x 3 convolution over a grid of patches, with SiLU. Backward is two kernels: one for the gradients of
+// the weights and of the sums before SiLU, one for the gradient of the input. A launch runs one direction.
 //
 // A thread has VECTOR adjacent channels and walks along part of a row of patches. It keeps the 3 x 3 inputs around a
-// patch, and each step reads three more. Tokens that are no patches are a further row; of their window only the middle
-// is not 0.
+// patch, and each step reads three more. A class token is a further row; of its window only the middle is not 0.
 #pragma once
 #include "conv.cuh"
 
@@ -23,24 +22,11 @@ struct Walk {
 };
 
 VL_DEVICE int64_t patches_of(const VlConv &a) { return a.grid.rows * a.grid.columns; }
-VL_DEVICE int64_t class_tokens_of(const VlConv &a) { return a.length - patches_of(a) - 2 * a.grid.ends; }
-
-// The tokens of the patches from `patch` on.
-struct Patches {
-  const VlConv &a;
-  int64_t patch, others;
-  int64_t before, next;  // class tokens before the patch; the patch that follows one more of them
-  VL_DEVICE Patches(const VlConv &a, int64_t patch) : a(a), patch(patch), others(class_tokens_of(a)) {
-    before = patch < 0 ? 0 : ((patch + 1) * (others + 1) - 1) / patches_of(a);
-    before = before < others ? before : others;
-    next = bound();
-  }
-  VL_DEVICE int64_t bound() const { return before < others ? patches_of(a) * (before + 1) / (others + 1) : INT64_MAX; }
-  VL_DEVICE int64_t token() {
-    while (patch >= next) before++, next = bound();
-    return a.grid.ends + patch + before;
-  }
-};
+// The token of a patch: a class token, if there is one, stands before the middle patch.
+VL_DEVICE int64_t token_of(const VlConv &a, int64_t patch) {
+  const int64_t patches = patches_of(a);
+  return patch + (a.length > patches && patch >= patches / 2);
+}
 
 // Where a thread is: its channels, and its steps in a row of a sequence.
 struct Place {
@@ -68,33 +54,28 @@ VL_DEVICE void walk_row(const VlConv &a, const Place &place, const T *x, int64_t
     const Vector<T, VECTOR> in = load<T, VECTOR>(x + token * step);
     VL_UNROLL for (int c = 0; c < VECTOR; c++) window[tap][c] = in[c];
   };
-  if (place.row == grid.rows) {
-    const int64_t patches = patches_of(a), others = class_tokens_of(a);
-    VL_ROLL for (int i = place.begin; i < place.end; i++) {
-      const int64_t o = i - grid.ends;  // of the class tokens
-      const int64_t token = o < 0 ? i : o < others ? i + patches * (o + 1) / (others + 1) : i + patches;
-      read(kMiddle, token);
-      visit(token, window);
-    }
+  if (place.begin >= place.end) return;
+  if (place.row == grid.rows) {  // the class token, of which there is at most one
+    const int64_t token = patches_of(a) / 2;
+    read(kMiddle, token);
+    visit(token, window);
     return;
   }
-  if (place.begin >= place.end) return;
-  const int64_t first = place.row * grid.columns + place.begin, read_first = first - (place.begin > 0);
-  Patches above(a, read_first - grid.columns), here(a, read_first), below(a, read_first + grid.columns), own(a, first);
+  int64_t patch = place.row * grid.columns + place.begin, next = patch - (place.begin > 0);  // own, and to read
   const bool has_above = place.row > 0, has_below = place.row + 1 < grid.rows;
   const auto shift_and_read = [&](bool inside) {  // the next column of patches, or zeros beside the grid
     VL_UNROLL for (int j = 0; j < kTaps; j++) VL_UNROLL for (int c = 0; c < VECTOR; c++) window[j][c] =
         j % 3 < 2 ? window[j + 1][c] : 0.f;
-    if (inside && has_above) read(2, above.token());
-    if (inside) read(5, here.token());
-    if (inside && has_below) read(8, below.token());
-    above.patch++, here.patch++, below.patch++;
+    if (inside && has_above) read(2, token_of(a, next - grid.columns));
+    if (inside) read(5, token_of(a, next));
+    if (inside && has_below) read(8, token_of(a, next + grid.columns));
+    next++;
   };
   if (place.begin > 0) shift_and_read(true);
   shift_and_read(true);
-  VL_ROLL for (int c = place.begin; c < place.end; c++, own.patch++) {
+  VL_ROLL for (int c = place.begin; c < place.end; c++, patch++) {
     shift_and_read(c + 1 < grid.columns);
-    visit(own.token(), window);
+    visit(token_of(a, patch), window);
   }
 }
 

@@ -10,7 +10,7 @@
 #define VILONGHORN_H
 #include <stdint.h>
 
-enum { VL_ABI = 14 }; /* Increase it with every change of a struct, function or tensor: the caller compares it. */
+enum { VL_ABI = 15 }; /* Increase it with every change of a struct, function or tensor: the caller compares it. */
 enum { VL_LONGHORN = 0, VL_LONGHORN_EXACT = 1, VL_MAMBA = 2 };
 enum { VL_FLOAT32 = 0, VL_FLOAT64 = 1, VL_BFLOAT16 = 2, VL_FLOAT16 = 3 };
 enum { VL_MAX_STATES = 64 };
@@ -57,12 +57,12 @@ typedef struct {
   void *starts;    /* (G, B, segments, N, padded D) float */
 } VlSplit;
 
-/* A convolution over a grid of patches, with zeros around it. Tokens: `ends` others, the patches in raster order with
- * the class tokens evenly between them, `ends` others. Of a token that is no patch, only the middle tap is used. */
+/* A convolution over a grid of patches, with zeros around it. The tokens are the patches in raster order; a further one
+ * is a class token before patch rows * columns / 2, of which only the middle tap is used. */
 typedef struct {
-  int64_t rows, columns, ends; /* rows 0: no grid, the convolution is causal */
-  int64_t height;              /* of the filter, odd; its width is odd too */
-  const int32_t *neighbors;    /* set by the CPU library: (L, d_conv), 1 + the token under a tap, 0 for none */
+  int64_t rows, columns;    /* rows 0: no grid, the convolution is causal */
+  int64_t height;           /* of the filter, odd; its width is odd too */
+  const int32_t *neighbors; /* set by the CPU library: (L, d_conv), 1 + the token under a tap, 0 for none */
 } VlGrid;
 
 /* A mixer without its input and output projections: convolution with SiLU, x_proj, dt_proj, scan, gate.

@@ -12,10 +12,6 @@ REASONS = {
 }
 
 
-def test_the_smallest_grid_has_two_patches_between_class_tokens(small):
-    assert [formats.min_grid(small(depth=1, class_tokens=count)) for count in (1, 3, 12)] == [2, 3, 6]
-
-
 @pytest.mark.parametrize("kind, stride", [("onnx", 4), ("ort", 8), ("pt2", 4)])
 def test_a_size_that_would_be_cropped_is_refused(kind, stride, small, images, tmp_path):
     if kind == "ort" and cpu.library is None:

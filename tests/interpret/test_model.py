@@ -11,7 +11,7 @@ from vilonghorn.interpret.draw import make_sheet
 from vilonghorn.interpret.model import attention, grad_cam, memory, pca, receptive_field, reshape_transform, scans
 from vilonghorn.interpret.scan import attention_rows
 from vilonghorn.interpret.tokens import patch_token, scan_position, to_map
-from vilonghorn.layers import insert_class_tokens
+from vilonghorn.layers import insert_class_token
 
 SIZE = dict(img_size=(12, 20), patch_size=4, depth=3, embed_dim=16, num_classes=5)  # 3 x 5 patches: an odd number
 
@@ -48,12 +48,9 @@ def test_maps_of_a_model_reproduce_what_its_block_adds(name, options):
     torch.testing.assert_close(y @ model.blocks[1].mixer.out_proj.weight.mT, added, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("options", [dict(class_tokens=2), dict(heading_average=True)])
-def test_models_that_the_maps_do_not_know_are_refused(options):
-    with pytest.raises(
-        ValueError, match="maps are only made of models with {'class_tokens': 1, 'heading_average': False"
-    ):
-        scans(make(**options), IMAGES, [1])
+def test_models_that_the_maps_do_not_know_are_refused():
+    with pytest.raises(ValueError, match="the model has max_eps=2; maps are only made of models with max_eps=1"):
+        scans(make(rule="longhorn_exact", heads=2, max_eps=2), IMAGES, [1])
 
 
 def test_directions_are_named_also_where_blocks_alternate():
@@ -65,7 +62,7 @@ def test_directions_are_named_also_where_blocks_alternate():
 
 def test_tokens_are_counted_prefix_first():
     patches = torch.arange(1, 16).view(1, 15, 1)
-    sequence = insert_class_tokens(patches, torch.zeros(1, 1, 1, dtype=torch.long)).flatten().tolist()
+    sequence = insert_class_token(patches, torch.zeros(1, 1, 1, dtype=torch.long)).flatten().tolist()
     assert [sequence[scan_position(token, 15)] for token in range(16)] == list(range(16))
     with pytest.raises(ValueError, match="token is 16, expected 0 .the class token. to 15"):
         scan_position(16, 15)

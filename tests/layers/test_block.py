@@ -128,9 +128,7 @@ def test_the_stream_is_added_within_the_operator_unless_a_branch_may_be_dropped(
 
 
 @needs_fused
-@pytest.mark.parametrize(
-    "options", [dict(reverse=[True]), dict(reverse=(False,), heads=3, mlp_ratio=2.0, heading_average=True)]
-)
+@pytest.mark.parametrize("options", [dict(reverse=[True]), dict(reverse=(False,), heads=3, mlp_ratio=2.0)])
 def test_one_direction_and_heads_stay_one_operator(options):
     block, x = Block(24, **options), torch.randn(2, 7, 24)
     assert "vilonghorn::block" in operators(lambda: block(x))

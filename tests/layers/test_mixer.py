@@ -122,8 +122,11 @@ def test_contradictory_forms_are_refused():
         Mixer(32, rule="longhorn_exact", max_eps=2)
     with pytest.raises(ValueError, match="max_eps is 2.5, expected more than 0 and at most 2"):
         Mixer(32, rule="longhorn_exact", heads=1, max_eps=2.5)
-    with pytest.raises(ValueError, match="heads is 5, expected a divisor of the inner width 64"):
-        Mixer(32, heads=5)
+    for heads in (5, -1, 2.0, "4"):
+        with pytest.raises(ValueError, match=f"heads is {heads!r}, expected a divisor of the inner width 64"):
+            Mixer(32, heads=heads)
+    assert [Mixer(64, heads=heads).dt_rank for heads in (None, 2, 128)] == [4, 2, 4]
+    assert Mixer(64, heads=2, dt_rank=3).dt_rank == 3
 
 
 def test_a_convolution_over_the_grid_needs_a_grid_that_fits():
@@ -131,14 +134,14 @@ def test_a_convolution_over_the_grid_needs_a_grid_that_fits():
     assert mixer(tokens, [2, 3]).shape == tokens.shape
     with pytest.raises(ValueError, match=r"grid is None; give grid=\(rows, columns\)"):
         mixer(tokens)
-    with pytest.raises(ValueError, match="7 tokens, expected the 2 x 4 patches of the grid or more"):
+    with pytest.raises(ValueError, match="7 tokens, expected 8, the patches of a 2 x 4 grid, or 9 with a class token"):
         mixer(tokens, [2, 4])
 
 
 @pytest.mark.parametrize("directions", ["separate", "shared"])
 def test_a_convolution_over_the_grid_runs_in_short_types_and_as_torchs_operators(directions):
     mixer = make_mixer(d_conv=(3, 3), directions=directions).float()
-    tokens = torch.randn(2, 17, 24)
+    tokens = torch.randn(2, 16, 24)
     expected = mixer(tokens, [3, 5])
     with timm.layers.set_exportable(True):
         torch.testing.assert_close(mixer(tokens, [3, 5]), expected, rtol=1e-4, atol=1e-5)

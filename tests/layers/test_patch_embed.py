@@ -6,27 +6,17 @@ import torch
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from vilonghorn.layers import PatchEmbed, insert_class_tokens, prefix_first
+from vilonghorn.layers import PatchEmbed, insert_class_token, prefix_first
 
 
 @given(patches=st.integers(1, 40))
 def test_the_class_token_is_at_half_the_patches_and_comes_out_first(patches):
     tokens = torch.arange(2 * patches * 3.0).reshape(2, patches, 3)
     class_token = torch.full((1, 1, 3), -1.0)
-    scanned = insert_class_tokens(tokens, class_token)
+    scanned = insert_class_token(tokens, class_token)
     assert scanned.shape == (2, patches + 1, 3)
     assert torch.equal(scanned[:, patches // 2], class_token[0].expand(2, 3))
     assert torch.equal(prefix_first(scanned), torch.cat([class_token.expand(2, 1, 3), tokens], 1))
-
-
-@given(patches=st.integers(1, 40), count=st.integers(0, 7))
-def test_class_tokens_are_evenly_spread_and_come_out_first(patches, count):
-    tokens = torch.arange(2 * (patches + count) * 3.0).reshape(2, patches + count, 3)
-    scanned = insert_class_tokens(tokens[:, count:], tokens[:, :count], count)
-    assert torch.equal(prefix_first(scanned, count), tokens)
-    at = [-1] + [i for i, row in enumerate(scanned[0]) if row[0] < 3 * count] + [patches + count]
-    runs = [b - a - 1 for a, b in zip(at, at[1:])]
-    assert len(runs) == count + 1 and max(runs) - min(runs) <= 1
 
 
 def test_without_overlap_it_is_timms_patch_embedding():

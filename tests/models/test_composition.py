@@ -64,13 +64,9 @@ SWITCHES = {
     "filters over the grid": dict(d_conv=(3, 3)),
     "wide filters over the grid, one direction a block": dict(d_conv=(3, 5), reverse=ALTERNATE),
     "heads": dict(heads=8, rule="longhorn"),
-    "class tokens": dict(class_tokens=4),
-    "class tokens, patches read": dict(class_tokens=2, global_pool="avg"),
+    "patches read": dict(global_pool="avg"),
     "MLPs": dict(mlp_ratio=1.3),
-    "heading average": dict(heading_average=True),
-    "all": dict(
-        reverse=ALTERNATE, d_conv=(3, 3), heads=4, class_tokens=3, mlp_ratio=0.7, expand=3, heading_average=True
-    ),
+    "all": dict(reverse=ALTERNATE, d_conv=(3, 3), heads=4, mlp_ratio=0.7, expand=3),
 }
 
 
@@ -82,7 +78,7 @@ def test_a_switch_and_all_its_gradients_are_its_equations(name):
     ).double()
     flags = kwargs["reverse"] if kwargs["reverse"] is ALTERNATE else (kwargs["reverse"],)
     batch, leaves = torch.randn(2, 3, 12, 20, dtype=torch.float64), dict(model.named_parameters())
-    options = kwargs["rule"], flags, kwargs["global_pool"], kwargs.get("heading_average", False)
+    options = kwargs["rule"], flags, kwargs["global_pool"]
     expected = composition.switched(leaves, batch, *options)
     ours, theirs = (torch.autograd.grad(y.square().sum(), list(leaves.values())) for y in (model(batch), expected))
     assert error(model(batch), expected) < 1e-12

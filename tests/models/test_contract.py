@@ -14,7 +14,7 @@ from vilonghorn.models.weights import fit_state_dict
 
 NANOS = ["vilonghorn_nano", "vilonghorn_nano_exact", "vilonghorn_nano_shared", "vilonghornv2_nano", "vim_nano"]
 SMALL = dict(img_size=32, patch_size=8, embed_dim=32)
-SWITCHES = dict(reverse=[[False], [True]], d_conv=(3, 3), class_tokens=2, mlp_ratio=1.0, heading_average=True)
+SWITCHES = dict(reverse=[[False], [True]], d_conv=(3, 3), mlp_ratio=1.0)
 
 
 def images(*shape, seed=1):
@@ -157,10 +157,10 @@ def test_a_scripted_model_computes_and_trains_the_same(options):
 def test_the_switches_together_keep_the_contract():
     model = make("switches", depth=2, dynamic_img_size=True, drop_path_rate=0.1, **SMALL)
     assert "heads=4, max_eps=2, d_conv=(3, 3)" in model.blocks[1].mixer.extra_repr()
-    assert model.num_prefix_tokens == 2 and model(images(2, 3, 32, 32)).shape == (2, 7)
+    assert model(images(2, 3, 32, 32)).shape == (2, 7)
     batch = images(2, 3, 48, 24)
     expected, tokens = model(batch), model.forward_features(batch)
-    torch.testing.assert_close(model.head(tokens[:, :2].mean(1)), expected)
+    torch.testing.assert_close(model.head(tokens[:, 0]), expected)
     [(maps, prefix)] = model.forward_intermediates(
         batch, 1, return_prefix_tokens=True, norm=True, intermediates_only=True
     )
@@ -230,7 +230,6 @@ def test_images_that_do_not_fit_are_told_what_does(batch, message):
             r"patch_drop_rate is 0.5, expected 0: d_conv=\(3, 3\) needs the whole",
         ),
         (dict(reverse=(False, (True,))), r"reverse is False, expected a tuple with True or False for each direction"),
-        (dict(class_tokens=0), "class_tokens is 0, expected at least 1"),
         (dict(mlp_ratio=-1), "mlp_ratio is -1, expected a width in units of dim, or 0 for no MLP"),
     ],
 )

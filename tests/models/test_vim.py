@@ -124,9 +124,7 @@ def test_only_a_vim_goes_out(name):
         vim.to_official(timm.create_model(name).state_dict())
 
 
-@pytest.mark.parametrize(
-    "options", [dict(directions="shared"), dict(class_tokens=2), dict(d_conv=(3, 3)), dict(mlp_ratio=1.0)]
-)
+@pytest.mark.parametrize("options", [dict(directions="shared"), dict(d_conv=(3, 3)), dict(mlp_ratio=1.0)])
 def test_a_vim_of_another_form_does_not_go_out(options):
     with pytest.raises(ValueError, match="not that of a vim_"):
         vim.to_official(timm.create_model("vim_nano", depth=1, **options).state_dict())

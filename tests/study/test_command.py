@@ -10,6 +10,7 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from toy_study import write_plan
@@ -120,6 +121,20 @@ def test_candidates_have_the_parameters_of_the_reference(study, write):
         match_size(read_study(write(candidates__vit__match={})), "recall", "vit")
     with pytest.raises(ValueError, match="timm cannot make vit_colossal"):
         match_size(read_study(write(candidates__vit__model="vit_colossal")), "recall", "vit")
+
+
+def test_of_a_removed_candidate_no_run_is_started_and_finished_ones_stay(write, tmp_path):
+    study = read_study(write(candidates__vit=dict(title="ViT", model="gone", kwargs={"gone": 1}, removed=True)))
+    assert {cell.candidate for cell in remaining(study, [])} == {"longhorn"}
+    cell = Cell("recall", "vit", 0.001, 0)
+    row = {**result(cell), "plan": plan_hash(study, tmp_path, cell)}
+    report = SimpleNamespace(plan=study, cells=[row])
+    command.check_unchanged(report, tmp_path, tmp_path / "results.json")
+    study.candidates["vit"].kwargs["gone"] = 2
+    with pytest.raises(ValueError, match="has another recipe, model, data or tests than the study"):
+        command.check_unchanged(report, tmp_path, tmp_path / "results.json")
+    with pytest.raises(ValueError, match="candidate longhorn is removed: .* take another reference"):
+        read_study(write(candidates__longhorn__removed=True))
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,6 @@
 """Captures a model as a graph of torch's operators, and writes the graph as ONNX, torch.export or AOTInductor."""
 
 import json
-import math
 import re
 import zipfile
 from collections.abc import Callable
@@ -35,12 +34,9 @@ def trunk(model: nn.Module) -> VisionSSM:
 
 
 def min_grid(model: nn.Module) -> int:
-    """Fewest rows and columns of patches of an image. torch.export specialises the size 1, also of the coarsest map and
-    of the runs of patches between class tokens.
-    """
+    """Fewest rows and columns of patches of an image. torch.export specialises the size 1, also of the coarsest map."""
     model = trunk(model)
-    coarsest = max(level["reduction"] for level in model.feature_info) // max(model.patch_embed.stride)
-    return 1 + max(coarsest, math.isqrt(2 * model.class_tokens + 1))
+    return 1 + max(level["reduction"] for level in model.feature_info) // max(model.patch_embed.stride)
 
 
 def image_size(model: nn.Module, rows: int, columns: int) -> tuple[int, int]:

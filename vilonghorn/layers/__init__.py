@@ -1,6 +1,6 @@
 """The layers of a vision state-space model: mixer, residual block, patch embedding, feature pyramid."""
 
-from ..ops.scan_order import insert_class_tokens, prefix_first
+from ..ops.scan_order import insert_class_token, prefix_first
 from .block import Block, Blocks
 from .mixer import Mixer
 from .norm import RMSNorm, to_fp32

@@ -30,7 +30,6 @@ class Block(nn.Module):
         *,
         drop_path: float = 0.0,
         mlp_ratio: float = 0.0,
-        heading_average: bool = False,
         norm_layer: Callable[..., nn.Module] = RMSNorm,
         device=None,
         dtype=None,
@@ -41,8 +40,6 @@ class Block(nn.Module):
             dim: width of the tokens.
             drop_path: probability that a sample skips a branch in training.
             mlp_ratio: hidden width of a gated MLP (SwiGLU, arXiv 2002.05202), in units of dim. Default: no MLP.
-            heading_average: the mixer reads the average token before the first and after the last token, so that each
-                direction begins with it (Adventurer, arXiv 2410.07599, whose blocks have one direction).
             norm_layer: makes the norm from `dim`.
             device: of the parameters.
             dtype: of the parameters.
@@ -58,7 +55,6 @@ class Block(nn.Module):
         self.norm = norm_layer(dim, **dd)
         self.mixer = Mixer(dim, **mixer, **dd)
         self.drop_path = DropPath(drop_path) if drop_path > 0 else nn.Identity()
-        self.heading_average = heading_average
         self.norm2: nn.Module | None = None
         self.mlp: nn.Module | None = None
         if mlp_ratio > 0:
@@ -83,16 +79,11 @@ class Block(nn.Module):
             The stream with the branches added, same shape and dtype.
         """
         dtype = self.mixer.D.dtype
-        if self.heading_average:
-            average = x.mean(1, keepdim=True)
-            x, grid = torch.cat([average, x, average], 1), None if grid is None else grid + [1]
         if not torch.jit.is_scripting() and self.is_fused(x):
             x = self._forward_fused(x, grid)
         else:
             normed = self.norm(x.to(dtype))
             x = x + self.drop_path(self.mixer(normed) if grid is None else self.mixer(normed, grid))
-        if self.heading_average:
-            x = x[:, 1:-1]
         if self.mlp is not None and self.norm2 is not None:
             if not torch.jit.is_scripting() and self.is_mlp_fused(x):
                 x = self._mlp_fused(x)

@@ -34,7 +34,7 @@ class Mixer(nn.Module):
         A_log (G, D, N)            rule "mamba" only    D (G, D)       out_proj.weight (dim, D)
 
     k and q are what Mamba calls B and C. With directions="shared", Longhorn's own bidirectional form, all directions
-    share one set of parameters (G = 1 in these shapes) and a causal convolution, and each output has its own
+    share one set of parameters (G = 1 in these shapes) and one convolution, and each output has its own
     RMSNorm, with weights scan_norm, (directions, D). With heads=H, dt_proj is (G, H, R) and dt_bias (G, H). With
     d_conv=(height, width), conv_weight is (G, D, height, width) and works on the grid of patches (`conv2d_silu`).
 
@@ -70,7 +70,7 @@ class Mixer(nn.Module):
             d_state: N, state size of a channel.
             d_conv: K, kernel size of the causal convolution in tokens; or height and width, odd, of one over the grid.
             expand: D / dim.
-            dt_rank: R. Default: ceil(dim / 16).
+            dt_rank: R. Default: ceil(dim / 16), or the number of heads if it is smaller.
             depth: number of residual branches in the network; the initial out_proj is divided by sqrt(depth).
             device: of the parameters.
             dtype: of the parameters.
@@ -94,31 +94,32 @@ class Mixer(nn.Module):
         kernel = tuple(d_conv) if isinstance(d_conv, (tuple, list)) else (d_conv,)
         if len(kernel) > 1 and (len(kernel) > 2 or not all(isinstance(k, int) and k > 0 and k % 2 for k in kernel)):
             raise ValueError(f"d_conv is {d_conv}, expected a number of tokens, or an odd height and an odd width")
-        rank = math.ceil(dim / 16) if dt_rank is None else dt_rank
-        sizes = dict(dim=dim, d_state=d_state, d_conv=math.prod(kernel), expand=expand, dt_rank=rank)
+        sizes = dict(dim=dim, d_state=d_state, d_conv=math.prod(kernel), expand=expand)
+        sizes |= {} if dt_rank is None else dict(dt_rank=dt_rank)
         limits = dict(d_state=MAX_STATE, d_conv=MAX_CONV)
         for name, size in sizes.items():
             if not isinstance(size, int) or not 1 <= size <= limits.get(name, size):
                 raise ValueError(
                     f"{name} is {size!r}, expected an integer from 1 {f'to {limits[name]}' if name in limits else 'on'}"
                 )
-        if heads is not None and (heads not in range(1, expand * dim + 1) or expand * dim % heads):
-            raise ValueError(f"heads is {heads}, expected a divisor of the inner width {expand * dim}")
+        width = expand * dim
+        if heads is not None and (not isinstance(heads, int) or not 1 <= heads <= width or width % heads):
+            raise ValueError(f"heads is {heads!r}, expected a divisor of the inner width {width}")
         dd = {"device": device, "dtype": dtype}
         self.dim = dim
         self.rule = rule
         self.reverse = tuple(map(bool, flags))
         self.flags: list[int] = flags  # `reverse` for TorchScript, whose tracer takes no lists of booleans
         self.d_state = d_state
-        self.d_inner = expand * dim
+        self.d_inner = width
         self.heads = heads
         self.max_eps = float(max_eps)
-        self.dt_rank = rank
+        self.dt_rank = dt_rank or min(math.ceil(dim / 16), heads or width)
         self.depth = depth
         self.exportable = is_exportable()
 
         shared = directions == "shared"
-        sets, width = 1 if shared else len(self.reverse), self.d_inner
+        sets = 1 if shared else len(self.reverse)
         rows = self.dt_rank + 2 * d_state
         self.in_proj = nn.Linear(dim, 2 * width, bias=False, **dd)
         self.conv_weight = nn.Parameter(torch.empty(sets, width, *kernel, **dd))

@@ -29,8 +29,8 @@ def infer_arguments(weights: Mapping[str, Any]) -> dict[str, int]:
         weights: a state dict.
 
     Returns:
-        `num_classes`, `patch_size`, `embed_dim`, `depth`, `class_tokens`, and `img_size` if images are square and
-        patches do not overlap; without those that cannot be told.
+        `num_classes`, `patch_size`, `embed_dim`, `depth`, and `img_size` if images are square and patches do not
+        overlap; without those that cannot be told.
     """
     shapes: dict[str, tuple[int, ...]] = {
         name: tuple(value.shape) for name, value in weights.items() if isinstance(value, Tensor)
@@ -47,9 +47,7 @@ def infer_arguments(weights: Mapping[str, Any]) -> dict[str, int]:
         found["embed_dim"] = patches[0]
     if blocks := {name.split(".")[1] for name in shapes if name.startswith("blocks.")}:
         found["depth"] = len(blocks)
-    if len(tokens := shapes.get("cls_token", ())) == 3:
-        found["class_tokens"] = tokens[1]
-    num_patches = positions[1] - found.get("class_tokens", 1) if len(positions) == 3 else 0
+    num_patches = positions[1] - 1 if len(positions) == 3 and shapes.get("cls_token", ())[:2] == (1, 1) else 0
     if is_square and num_patches > 0 and math.isqrt(num_patches) ** 2 == num_patches:
         found["img_size"] = math.isqrt(num_patches) * patches[2]
     return found

@@ -98,7 +98,7 @@ class PyramidSSM(VisionSSM):
     def forward_features(self, x: Tensor) -> list[Tensor]:
         """(B, in_chans, H, W) images to a map (B, pyramid_channels, ceil(H / s), ceil(W / s)) for each stride s."""
         H, W = x.shape[-2:]
-        tokens = self.forward_tokens(x)[:, self.class_tokens :]
+        tokens = self.forward_tokens(x)[:, 1:]
         h, w = self.patch_embed.dynamic_feat_size((H, W))
         padded: tuple[int, int] | None = None
         if self.patch_embed.dynamic_img_pad:

@@ -1,7 +1,7 @@
-"""`VisionSSM`, the trunk of every model in this package.
+"""`VisionSSM`, the class of every model in this package. It follows timm's contract for backbones.
 
-The trunk is that of Vision Mamba (Zhu et al., arXiv 2401.09417): patch tokens with a class token in the middle, learned
-positions, and residual blocks that differ only by the rule of their scan. It follows timm's contract for backbones.
+Its defaults are the trunk of Vision Mamba (Zhu et al., arXiv 2401.09417): patch tokens, a class token in their middle,
+learned positions, and residual blocks. Keywords change directions, convolution, heads and MLPs of the blocks.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -23,17 +23,17 @@ from timm.models import checkpoint
 from torch import Tensor, nn
 
 from ..layers import Block, Blocks, PatchEmbed, RMSNorm, StemEmbed, to_fp32
-from ..ops.scan_order import as_list, insert_class_tokens, prefix_first
+from ..ops.scan_order import as_list, insert_class_token, prefix_first
 from ._timm import feature_take_indices, update_model_input_size
 from .head import init_classifier, make_attn_pool, make_classifier
 from .mismatch import mismatch_hint
 
 
 class VisionSSM(nn.Module):
-    """Vision backbone of bidirectional state-space blocks.
+    """Vision backbone of state-space blocks.
 
-    Tokens go in and out prefix first (P class tokens, then patches in raster order), as in timm's VisionTransformer. So
-    do the rows of `pos_embed`. Only the scanned sequence has the class token in its middle, or several evenly spread.
+    Tokens go in and out prefix first (the class token, then M patches in raster order), as in timm's
+    VisionTransformer. So do the rows of `pos_embed`. Only the scanned sequence has the class token in its middle.
     """
 
     dynamic_img_size: Final[bool]
@@ -50,7 +50,6 @@ class VisionSSM(nn.Module):
         num_classes: int = 1000,
         global_pool: str = "token",
         pos_embed: str = "learn",
-        class_tokens: int = 1,
         embed_dim: int = 192,
         depth: int = 24,
         rule: str = "longhorn",
@@ -60,9 +59,9 @@ class VisionSSM(nn.Module):
         max_eps: float = 1.0,
         d_state: int = 16,
         d_conv: int | tuple[int, int] = 4,
+        dt_rank: int | None = None,
         expand: int = 2,
         mlp_ratio: float = 0.0,
-        heading_average: bool = False,
         drop_rate: float = 0.0,
         pos_drop_rate: float = 0.0,
         patch_drop_rate: float = 0.0,
@@ -84,7 +83,6 @@ class VisionSSM(nn.Module):
             num_classes: classes of the head; 0 for no head.
             global_pool: input of the head: "token", "avg", "avgmax", "max", "map", "prr" (attention), "" (all tokens).
             pos_embed: "learn", or "none" for no positions.
-            class_tokens: learned tokens, evenly spread over the scanned sequence. Pooling by "token" averages them.
             embed_dim: width of the tokens.
             depth: number of blocks.
             rule: state update, "longhorn", "longhorn_exact" or "mamba" (see `vilonghorn.ops.scan`).
@@ -95,9 +93,9 @@ class VisionSSM(nn.Module):
             max_eps: factor of eps, up to 2, for rule "longhorn_exact" with heads.
             d_state: state size of a channel.
             d_conv: kernel size of a mixer's causal convolution, in tokens; or height and width of one over the patches.
+            dt_rank: rank of a mixer's step. Default: ceil(embed_dim / 16), or the number of heads if it is smaller.
             expand: inner width of a mixer, in units of embed_dim.
             mlp_ratio: hidden width of a gated MLP after each mixer, in units of embed_dim. Default: no MLPs.
-            heading_average: each mixer reads the average token before the first token and after the last one.
             drop_rate: dropout before the head.
             pos_drop_rate: dropout after the positions are added.
             patch_drop_rate: fraction of the patches that a sample drops in training; the others keep their order.
@@ -117,7 +115,7 @@ class VisionSSM(nn.Module):
             raise ValueError(f"pos_embed is {pos_embed!r}, expected 'learn' or 'none'")
         if not 0 <= drop_path_rate <= 1:
             raise ValueError(f"drop_path_rate is {drop_path_rate}, expected a probability, 0 to 1")
-        for name, size in (("in_chans", in_chans), ("embed_dim", embed_dim), ("class_tokens", class_tokens)):
+        for name, size in (("in_chans", in_chans), ("embed_dim", embed_dim)):
             if size < 1:
                 raise ValueError(f"{name} is {size}, expected at least 1")
         self.has_conv2d = not isinstance(d_conv, int)
@@ -128,7 +126,7 @@ class VisionSSM(nn.Module):
         norm_layer = get_norm_layer(norm_layer) or RMSNorm
         self.in_chans = in_chans
         self.num_features = self.head_hidden_size = self.embed_dim = embed_dim
-        self.num_prefix_tokens = self.class_tokens = class_tokens
+        self.num_prefix_tokens = 1
         self.dynamic_img_size = dynamic_img_size
         self.grad_checkpointing = False
 
@@ -142,18 +140,18 @@ class VisionSSM(nn.Module):
             dynamic_img_pad=dynamic_img_pad,
             **dd,
         )
-        self.cls_token = nn.Parameter(torch.empty(1, class_tokens, embed_dim, **dd))
+        self.cls_token = nn.Parameter(torch.empty(1, 1, embed_dim, **dd))
         if pos_embed == "learn":
-            self.pos_embed = nn.Parameter(torch.empty(1, class_tokens + self.patch_embed.num_patches, embed_dim, **dd))
+            self.pos_embed = nn.Parameter(torch.empty(1, 1 + self.patch_embed.num_patches, embed_dim, **dd))
         else:
             self.register_parameter("pos_embed", None)
         self.pos_drop = nn.Dropout(pos_drop_rate)
         self.patch_drop = PatchDropout(patch_drop_rate, 0, ordered=True) if patch_drop_rate > 0 else nn.Identity()
 
-        mixer: dict[str, Any] = dict(rule=rule, directions=directions, heads=heads, d_state=d_state, d_conv=d_conv)
-        mixer |= dict(max_eps=max_eps, expand=expand, depth=2 * depth if mlp_ratio else depth)
-        others: dict[str, Any] = dict(mlp_ratio=mlp_ratio, heading_average=heading_average, norm_layer=norm_layer)
-        block = partial(Block, embed_dim, **mixer, **others, **dd)
+        branches = 2 * depth if mlp_ratio else depth
+        mixer: dict[str, Any] = dict(rule=rule, directions=directions, heads=heads, max_eps=max_eps, depth=branches)
+        mixer |= dict(d_state=d_state, d_conv=d_conv, dt_rank=dt_rank, expand=expand)
+        block = partial(Block, embed_dim, mlp_ratio=mlp_ratio, norm_layer=norm_layer, **mixer, **dd)
         nested = isinstance(reverse, (tuple, list)) and any(isinstance(flags, (tuple, list)) for flags in reverse)
         in_turn: Any = reverse if nested else [reverse]
         rates: list = calculate_drop_path_rates(drop_path_rate, depth)
@@ -261,7 +259,7 @@ class VisionSSM(nn.Module):
         if self.pos_embed is not None and new_grid != old_grid:
             with torch.no_grad():
                 sizes = dict(new_size=list(new_grid), old_size=list(old_grid))
-                rows = resample_abs_pos_embed(self.pos_embed, num_prefix_tokens=self.class_tokens, **sizes)
+                rows = resample_abs_pos_embed(self.pos_embed, num_prefix_tokens=1, **sizes)
             self.pos_embed = nn.Parameter(rows, requires_grad=self.pos_embed.requires_grad)
         if patch_size is not None:
             for info in self.feature_info:
@@ -269,7 +267,7 @@ class VisionSSM(nn.Module):
         update_model_input_size(self, self.patch_embed.img_size, patch_size=patch_size)
 
     def _embed(self, x: Tensor) -> Tensor:
-        """(B, in_chans, H, W) images to the residual stream, (B, P + M, C) in the order of the scan."""
+        """(B, in_chans, H, W) images to the residual stream, (B, 1 + M, C) in the order of the scan."""
         H, W = x.shape[-2:]
         x, pos = self.patch_embed(x), self.pos_embed
         token: Tensor = self.cls_token
@@ -277,10 +275,10 @@ class VisionSSM(nn.Module):
             if self.dynamic_img_size:
                 H, W = self.patch_embed.dynamic_feat_size((H, W))
                 grid = list(self.patch_embed.grid_size)
-                pos = resample_abs_pos_embed(pos, new_size=[H, W], old_size=grid, num_prefix_tokens=self.class_tokens)
-            x, token = x + pos[:, self.class_tokens :], token + pos[:, : self.class_tokens]
+                pos = resample_abs_pos_embed(pos, new_size=[H, W], old_size=grid, num_prefix_tokens=1)
+            x, token = x + pos[:, 1:], token + pos[:, :1]
         x = self.patch_drop(self.pos_drop(x))
-        return to_fp32(insert_class_tokens(x, self.pos_drop(token), self.class_tokens))
+        return to_fp32(insert_class_token(x, self.pos_drop(token)))
 
     def _grid(self, x: Tensor) -> list[int] | None:
         """Rows and columns of patches of images, if convolutions need them."""
@@ -291,7 +289,7 @@ class VisionSSM(nn.Module):
 
     def _norm_tokens(self, x: Tensor) -> Tensor:
         """The residual stream (float32) to normed tokens in the parameters' dtype, prefix first."""
-        return self.norm(prefix_first(x, self.class_tokens).to(self.cls_token.dtype))
+        return self.norm(prefix_first(x).to(self.cls_token.dtype))
 
     def forward_intermediates(
         self,
@@ -309,7 +307,7 @@ class VisionSSM(nn.Module):
         Args:
             x: images, (B, in_chans, H, W).
             indices: blocks to return: the last n if an int, all if None.
-            return_prefix_tokens: pair each feature with its class tokens, (B, P, C).
+            return_prefix_tokens: pair each feature with its class token, (B, 1, C).
             norm: apply the final norm to the features.
             stop_early: do not run the blocks after the last chosen one.
             output_fmt: "NCHW" for maps (B, C, h, w), "NLC" for tokens (B, M, C).
@@ -332,10 +330,10 @@ class VisionSSM(nn.Module):
         for i, block in enumerate(self.blocks[: max_index + 1] if stop_early else self.blocks):
             x = checkpoint(block, x, grid) if self.grad_checkpointing else block(x, grid)
             if i in take_indices:
-                tokens = prefix_first(x, self.class_tokens).to(self.cls_token.dtype)
+                tokens = prefix_first(x).to(self.cls_token.dtype)
                 intermediates.append(self.norm(tokens) if norm else tokens)
-        prefix = [tokens[:, : self.class_tokens] for tokens in intermediates]
-        features = [tokens[:, self.class_tokens :] for tokens in intermediates]
+        prefix = [tokens[:, :1] for tokens in intermediates]
+        features = [tokens[:, 1:] for tokens in intermediates]
         if output_fmt == "NCHW":
             grid_size = self.patch_embed.dynamic_feat_size((H, W))
             features = [tokens.unflatten(1, grid_size).permute(0, 3, 1, 2).contiguous() for tokens in features]
@@ -371,7 +369,7 @@ class VisionSSM(nn.Module):
         return take_indices
 
     def forward_features(self, x: Tensor) -> Tensor:
-        """(B, in_chans, H, W) images to (B, P + M, C) normed tokens: class tokens, then patches in raster order."""
+        """(B, in_chans, H, W) images to (B, 1 + M, C) normed tokens: class token, then patches in raster order."""
         return self.forward_tokens(x)
 
     def forward_tokens(self, x: Tensor) -> Tensor:
@@ -380,13 +378,11 @@ class VisionSSM(nn.Module):
         return self._norm_tokens(self.blocks(x, grid, self.grad_checkpointing))
 
     def pool(self, x: Tensor, pool_type: str | None = None) -> Tensor:
-        """(B, P + M, C) tokens to (B, C), by `pool_type` or the model's own pooling; "" keeps the tokens."""
+        """(B, 1 + M, C) tokens to (B, C), by `pool_type` or the model's own pooling; "" keeps the tokens."""
         if self.attn_pool is not None and pool_type is None:
-            return self.attn_pool(x if self.global_pool == "prr" else x[:, self.class_tokens :])
+            return self.attn_pool(x if self.global_pool == "prr" else x[:, 1:])
         kind = self.global_pool if pool_type is None else pool_type
-        if kind == "token" and self.class_tokens > 1:
-            return x[:, : self.class_tokens].mean(1)
-        return global_pool_nlc(x, kind, num_prefix_tokens=self.class_tokens)
+        return global_pool_nlc(x, kind, num_prefix_tokens=1)
 
     def forward_head(self, x: Tensor, pre_logits: bool = False) -> Tensor:
         """Tokens of `forward_features` to logits, (B, num_classes), or pooled features with `pre_logits`."""

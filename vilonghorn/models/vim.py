@@ -9,7 +9,7 @@ import torch
 from timm.models import generate_default_cfgs, register_model
 from torch import Tensor
 
-from ..layers import insert_class_tokens, prefix_first
+from ..layers import insert_class_token, prefix_first
 from .builder import (
     BASE,
     NANO,
@@ -104,18 +104,17 @@ def to_official(state_dict: dict[str, Tensor]) -> dict[str, Tensor]:
         stacked is None
         or len(stacked) != 2
         or any(name in state_dict for name in switches)
-        or state_dict["cls_token"].shape[1] != 1
         or state_dict["blocks.0.mixer.conv_weight"].dim() != 3
     ):
         raise ValueError(
             "this state dict is not that of a vim_* model: expected blocks.0.mixer.A_log with two separate directions, "
-            "one class token, causal convolutions and no MLPs; the official format has nothing else"
+            "causal convolutions and no MLPs; the official format has nothing else"
         )
     official: dict[str, Tensor] = {}
     for key, value in state_dict.items():
         names = _official_names(key)
         if key == "pos_embed":
-            value = insert_class_tokens(value[:, 1:], value[:, :1])
+            value = insert_class_token(value[:, 1:], value[:, :1])
         elif key.endswith("conv_weight"):
             value = value.unsqueeze(2)
         official.update(zip(names, value if len(names) == 2 else [value]))

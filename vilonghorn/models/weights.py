@@ -65,10 +65,10 @@ def fit_state_dict(checkpoint: dict[str, Any], model: VisionSSM) -> dict[str, Te
     if weight is not None and weight.dim() == 4 and weight.numel() > 0 and not isinstance(model.patch_embed, StemEmbed):
         patch_size = (weight.shape[2], weight.shape[3])  # a stem's projection is 1x1
         fitted["patch_embed.proj.weight"] = resample_patch_embed(weight, list(model.patch_embed.patch_size))
-    if pos is not None and pos.dim() == 3 and pos.shape[1] > model.class_tokens:
-        old_grid = _source_grid(model, patch_size, pos.shape[1] - model.class_tokens)
+    if pos is not None and pos.dim() == 3 and pos.shape[1] > 1:
+        old_grid = _source_grid(model, patch_size, pos.shape[1] - 1)
         sizes: dict[str, Any] = dict(new_size=list(model.patch_embed.grid_size), old_size=list(old_grid), verbose=True)
-        fitted["pos_embed"] = resample_abs_pos_embed(pos, num_prefix_tokens=model.class_tokens, **sizes)
+        fitted["pos_embed"] = resample_abs_pos_embed(pos, num_prefix_tokens=1, **sizes)
     _check_fit(fitted, model)
     return fitted
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from .backends import BACKENDS, Backend, choose_conv
 from .register import register_op
-from .scan_order import insert_class_tokens, split_class_tokens
+from .scan_order import insert_class_token, prefix_first
 from .validate import ConvArguments, autocast_dtype, check_flags, check_grid, validate_conv
 
 
@@ -82,33 +82,33 @@ def conv2d_silu(x: Tensor, weight: Tensor, bias: Tensor, grid: Sequence[int]) ->
     one pixel: the middle of the filter is its weight.
 
     Args:
-        x: tokens in the order of the scan, (B, L, D): patches of the grid, class tokens, and E tokens at each end.
+        x: tokens in the order of the scan, (B, L, D): the patches of the grid, perhaps with a class token.
         weight: (G, D, height, width), odd.
         bias: (G, D).
-        grid: rows and columns of patches, and E if it is not 0. These tokens are convolved as class tokens are.
+        grid: rows and columns of patches.
 
     Returns:
         y, (G, B, L, D), of x's dtype (of the autocast dtype under autocast).
 
     Raises:
-        ValueError: the grid has more patches than there are tokens, or a size of the filter is even.
+        ValueError: tokens that are not the patches of the grid and at most one more, or a filter of an even size.
     """
     check_grid("conv2d_silu", x.shape[1], grid)
-    (rows, columns, ends), (height, width) = (*grid, 0)[:3], weight.shape[2:]
+    (rows, columns), (height, width) = grid, weight.shape[2:]
     if height % 2 == 0 or width % 2 == 0:
         raise ValueError(f"conv2d_silu: the filter is {height} x {width}, expected an odd height and an odd width")
-    num_class_tokens = x.shape[1] - rows * columns - 2 * ends
+    has_class_token = x.shape[1] > rows * columns
     dtype = autocast_dtype(x) or x.dtype
     x, weight, bias = x.to(dtype), weight.to(dtype), bias.to(dtype)
-    first, x, last = x.tensor_split((ends, x.shape[1] - ends), 1)
-    tokens, patches = split_class_tokens(x, num_class_tokens)
+    if has_class_token:
+        x = prefix_first(x)
+    class_token, patches = (x[:, :1], x[:, 1:]) if has_class_token else (None, x)
     maps = patches.mT.unflatten(2, (rows, columns))  # contiguous in channels_last: others are several times slower
     outputs = []
     for w, b in zip(weight.unbind(0), bias.unbind(0)):
         y = F.conv2d(maps, w[:, None], b, padding=(height // 2, width // 2), groups=w.shape[0]).flatten(2).mT
-        center = w[:, height // 2, width // 2]
-        y = insert_class_tokens(y, tokens * center + b, num_class_tokens)
-        y = torch.cat([first * center + b, y, last * center + b], 1) if ends else y
+        if class_token is not None:
+            y = insert_class_token(y, class_token * w[:, height // 2, width // 2] + b)
         outputs.append(F.silu(y))
     return torch.stack(outputs)
 

@@ -74,13 +74,13 @@ def mamba_inner(
         rule: "longhorn" (default), "longhorn_exact" or "mamba".
         reverse: a flag for each direction: True reads from the last token to the first.
         grid: as in `conv2d_silu`.
-        heads: number of runs of channels that share their rows of dt_proj and dt_bias, for `scan_chunked`. It runs
+        heads: number of runs of channels that share their rows of dt_proj and dt_bias, for `scan_chunked`, which runs
             separate directions of rule "longhorn_exact" where max_eps is not 1, and where timm's `set_exportable` is
             on. Default: not used.
         max_eps: as in `scan_chunked`, which needs `heads`.
 
     Returns:
-        y, (B, L, D), of xz's dtype (of the autocast dtype under autocast where it is composed).
+        y, (B, L, D), of xz's dtype (under autocast of its dtype, but not on a CPU with the native library).
 
     Raises:
         ValueError: shapes, devices, heads or a rule that do not fit.
@@ -89,34 +89,28 @@ def mamba_inner(
     flags = check_flags("mamba_inner", reverse)
     filters, grid_options = with_grid("mamba_inner", conv_weight, grid)
     weights = (filters, conv_bias, x_proj, dt_proj, dt_bias, A, D)
-    args = MambaInnerArguments(xz, *weights, rule, flags if scan_norm is None else [0])
-    conv: Callable[..., Tensor] = conv_silu
-    if grid_options:
-        conv = lambda x, weight, bias, reverse: conv2d_silu(x, conv_weight, bias, grid_options[:-2])  # noqa: E731
+    args = MambaInnerArguments(xz, *weights, rule, flags if scan_norm is None else [0], grid_options)
     check_max_eps(max_eps, rule, heads, scan_norm is not None)
     if heads is not None and rule == "longhorn_exact" and scan_norm is None:
         if max_eps != 1 or is_exportable() and not is_native_export():
-            return _chunked(args, heads, max_eps, conv)
+            return _chunked(args, heads, max_eps)
     if scan_norm is not None:
-        return _shared(args, scan_norm, reverse, conv)
+        return _shared(args, scan_norm, reverse)
     if is_exportable():
-        return mamba_inner_composed(args, conv=conv) if grid_options else _exportable(args)
-    in_kernel = args._replace(grid=grid_options)
+        return mamba_inner_composed(args) if grid_options else _exportable(args)
     if cpu.unavailable(xz.device.type) is None:
-        return _run_cpu(in_kernel)
+        return _run_cpu(args)
     dtype = autocast_dtype(xz) or xz.dtype
     if choose_conv(xz.device.type, dtype, None) == cuda.NAME:
-        validate_mamba_inner(in_kernel)
-        if cuda.takes_mamba_inner(in_kernel, dtype):
-            return _run_cuda(in_kernel._replace(xz=xz.to(dtype), x_proj=x_proj.to(dtype), dt_proj=dt_proj.to(dtype)))
-    return mamba_inner_composed(args, conv=conv)
+        validate_mamba_inner(args)
+        if cuda.takes_mamba_inner(args, dtype):
+            return _run_cuda(args._replace(xz=xz.to(dtype), x_proj=x_proj.to(dtype), dt_proj=dt_proj.to(dtype)))
+    return mamba_inner_composed(args)
 
 
-def mamba_inner_composed(
-    args: MambaInnerArguments, backend: str | None = None, conv: Callable[..., Tensor] = conv_silu
-) -> Tensor:
+def mamba_inner_composed(args: MambaInnerArguments, backend: str | None = None) -> Tensor:
     """`mamba_inner` with separate directions, composed of smaller operators; `backend` as in `scan`."""
-    z, *activations = _projections(args, conv)
+    z, *activations = _projections(args)
     A, D, bias, rule, reverse = args.A, args.D, args.dt_bias, args.rule, [bool(flag) for flag in args.reverse]
     return scan(*activations, z=z, A=A, D=D, dt_bias=bias, rule=rule, reverse=reverse, reduce="mean", backend=backend)
 
@@ -130,8 +124,8 @@ def _exportable(args: MambaInnerArguments) -> Tensor:
     return sum(others, first) * F.silu(z) / len(reverse)
 
 
-def _chunked(args: MambaInnerArguments, heads: int, max_eps: float, conv: Callable[..., Tensor]) -> Tensor:
-    z, u, dt, k, q = _projections(args, conv)
+def _chunked(args: MambaInnerArguments, heads: int, max_eps: float) -> Tensor:
+    z, u, dt, k, q = _projections(args)
     first = slice(None, None, u.shape[-1] // heads)  # channel of each head
     reverse = [bool(flag) for flag in args.reverse]
     D, bias = args.D, args.dt_bias[:, first]
@@ -139,10 +133,8 @@ def _chunked(args: MambaInnerArguments, heads: int, max_eps: float, conv: Callab
     return y.mean(0) * F.silu(z)
 
 
-def _shared(
-    args: MambaInnerArguments, scan_norm: Tensor, reverse: Sequence[bool], conv: Callable[..., Tensor]
-) -> Tensor:
-    z, *activations = _projections(args, conv)
+def _shared(args: MambaInnerArguments, scan_norm: Tensor, reverse: Sequence[bool]) -> Tensor:
+    z, *activations = _projections(args)
     G, D = len(reverse), z.shape[-1]
     if scan_norm.shape != (G, D):
         raise ValueError(f"mamba_inner: scan_norm has shape {tuple(scan_norm.shape)}, expected (G, D) = {(G, D)}")
@@ -153,11 +145,15 @@ def _shared(
     return sum(others, first) * F.silu(z)
 
 
-def _projections(args: MambaInnerArguments, conv: Callable[..., Tensor]) -> tuple[Tensor, ...]:
-    """z, (B, L, D); u and dt, (S, B, L, D); k and q, (S, B, L, N)."""
+def _projections(args: MambaInnerArguments, conv: Callable[..., Tensor] = conv_silu) -> tuple[Tensor, ...]:
+    """z, (B, L, D); u and dt, (S, B, L, D); k and q, (S, B, L, N). `conv` is that over a sequence."""
     _, B, L, _, N, _, R = validate_mamba_inner(args)
     x, z = args.xz.chunk(2, dim=-1)
-    u = conv(x, args.conv_weight, args.conv_bias, reverse=[bool(flag) for flag in args.reverse])
+    if args.grid:
+        rows, columns, height, width = args.grid
+        u = conv2d_silu(x, args.conv_weight.unflatten(2, (height, width)), args.conv_bias, (rows, columns))
+    else:
+        u = conv(x, args.conv_weight, args.conv_bias, reverse=[bool(flag) for flag in args.reverse])
     projected = torch.bmm(u.flatten(1, 2), args.x_proj.mT.to(u.dtype))  # (S, B * L, R + 2N)
     low, k, q = projected.split([R, N, N], dim=-1)
     dt = torch.bmm(low, args.dt_proj.mT.to(low.dtype))

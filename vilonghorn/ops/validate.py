@@ -168,10 +168,10 @@ class MlpArguments(NamedTuple):
     bf16: bool
 
 
-# By operator and tensor: the names of its dimensions, one list for each shape that it may have.
+# By operator and tensor: the names of its dimensions.
 _SHAPES = {
     arguments: {
-        name: [shape.split() for shape in hint.__metadata__]
+        name: hint.__metadata__[0].split()
         for name, hint in get_type_hints(arguments, include_extras=True).items()
         if hasattr(hint, "__metadata__")
     }
@@ -195,7 +195,7 @@ def validate(operator: str, args: Any, sources: Sequence[str]) -> Sizes:
     if hasattr(args, "rule"):
         _check_rule(operator, args.rule, args.A)
     for name in sources:
-        tensor, dimensions = getattr(args, name), shapes[name][0]
+        tensor, dimensions = getattr(args, name), shapes[name]
         if tensor.dim() != len(dimensions):
             given = tuple(tensor.shape)
             raise ValueError(f"{operator}: {name} has shape {given}, expected ({', '.join(dimensions)})")
@@ -204,10 +204,9 @@ def validate(operator: str, args: Any, sources: Sequence[str]) -> Sizes:
     if G < 1 or len(args.reverse) != G:
         raise ValueError(f"{operator}: reverse has {len(args.reverse)} flags for {G} directions, expected one for each")
     values = sizes._asdict() | {"2D": 2 * D, "R+2N": R + 2 * N, "dim": args[0].shape[-1]}
-    for name, options in shapes.items():
+    for name, dimensions in shapes.items():
         if (tensor := getattr(args, name)) is None:
             continue
-        dimensions = options[-1] if tensor.dim() == len(options[-1]) else options[0]
         expected = tuple([values[dimension] for dimension in dimensions])
         if tensor.shape != expected:
             fits = " and ".join(f"{source} {tuple(getattr(args, source).shape)}" for source in sources)
@@ -255,15 +254,12 @@ def validate_gated_mlp(args: MlpArguments) -> None:
         raise ValueError(
             f"gated_mlp: x has shape {x} and out_proj {given}, expected (..., dim) and (dim, H), H at least 1"
         )
-    dim, H = args.x.shape[-1:], args.out_proj.shape[-1:]
-    for name, tensor, expected in (
-        ("norm_weight", args.norm_weight, dim),
-        ("in_proj", args.in_proj, (2 * H.numel(), *dim)),
-        ("out_proj", args.out_proj, (*dim, *H)),
-    ):
-        if tensor.shape != torch.Size(expected):
-            x, given = tuple(args.x.shape), tuple(tensor.shape)
-            raise ValueError(f"gated_mlp: {name} has shape {given}, expected {tuple(expected)} to go with x {x}")
+    dim, H = args.x.shape[-1], args.out_proj.shape[1]
+    for name, expected in (("norm_weight", (dim,)), ("in_proj", (2 * H, dim)), ("out_proj", (dim, H))):
+        if (given := tuple(getattr(args, name).shape)) != expected:
+            raise ValueError(
+                f"gated_mlp: {name} has shape {given}, expected {expected} to go with x {tuple(args.x.shape)}"
+            )
     _check_cpu_tokens("gated_mlp", args, 4)
 
 
@@ -300,24 +296,23 @@ def validate_norm(args: NormArguments) -> None:
 
 
 def check_grid(operator: str, tokens: int, grid: Sequence[int]) -> None:
-    """Checks that so many tokens hold a grid of (rows, columns), or (rows, columns, tokens at each end)."""
-    if len(grid) not in (2, 3) or any(size < least for size, least in zip(grid, (1, 1, 0))):
+    """Checks that so many tokens are the patches of a grid, perhaps with a class token."""
+    if len(grid) != 2 or any(size < 1 for size in grid):
+        raise ValueError(f"{operator}: grid is {tuple(grid)}, expected rows and columns")
+    rows, columns = grid
+    patches = rows * columns
+    if tokens not in (patches, patches + 1):
         raise ValueError(
-            f"{operator}: grid is {tuple(grid)}, expected rows and columns, and perhaps tokens at each end"
-        )
-    rows, columns, ends = (*grid, 0)[:3]
-    if tokens < rows * columns + 2 * ends:
-        others = f" and {ends} tokens at each end" if ends else ""
-        raise ValueError(
-            f"{operator}: {tokens} tokens, expected the {rows} x {columns} patches of the grid{others} or more"
+            f"{operator}: {tokens} tokens, expected {patches}, the patches of a {rows} x {columns} grid, or "
+            f"{patches + 1} with a class token"
         )
 
 
 def with_grid(operator: str, conv_weight: Tensor, grid: Sequence[int] | None) -> tuple[Tensor, list[int]]:
     """The filter as the kernels take it, (G, D, K), and what they need to know of the grid.
 
-    This is nothing for a convolution over the sequence. For a filter (G, D, height, width) it is rows, columns, tokens
-    at each end, height and width; `grid` has the first two or three. Operators check it.
+    This is nothing for a convolution over the sequence. For a filter (G, D, height, width) it is rows, columns, height
+    and width. Operators check it.
 
     Raises:
         ValueError: a filter over a grid without one.
@@ -329,7 +324,7 @@ def with_grid(operator: str, conv_weight: Tensor, grid: Sequence[int] | None) ->
             f"{operator}: conv_weight {tuple(conv_weight.shape)} is a filter over a grid of patches, but grid is "
             "None; give grid=(rows, columns), or a convolution over the sequence (an integer d_conv)"
         )
-    return conv_weight.flatten(2), [*grid, *[0] * (len(grid) == 2), *conv_weight.shape[2:]]
+    return conv_weight.flatten(2), [*grid, *conv_weight.shape[2:]]
 
 
 def _check_kernel_grid(operator: str, sizes: Sizes, grid: Sequence[int]) -> None:
@@ -338,7 +333,7 @@ def _check_kernel_grid(operator: str, sizes: Sizes, grid: Sequence[int]) -> None
         return
     check_grid(operator, sizes.L, grid[:-2])
     height, width = grid[-2:]
-    if len(grid) != 5 or height * width != sizes.K or not (height % 2 and width % 2):
+    if len(grid) != 4 or height * width != sizes.K or not (height % 2 and width % 2):
         raise ValueError(f"{operator}: the filter is {height} x {width}, expected an odd height and an odd width")
 
 

@@ -15,7 +15,7 @@ TOLERANCE = 0.03  # allowed relative difference in parameters
 
 
 def match_size(study: Study, task: str, candidate: str) -> tuple[dict[str, Any], int]:
-    """The arguments of a candidate on a task, and its number of parameters.
+    """The arguments of a candidate on a task, and its number of parameters (0 for a candidate that is `removed`).
 
     Raises:
         ValueError: timm cannot make the model, or no value of `match` brings it within 3% of the reference.
@@ -29,6 +29,8 @@ def match_size(study: Study, task: str, candidate: str) -> tuple[dict[str, Any],
         head = dict(num_classes=dataset.num_classes, img_size=dataset.side)
         return _num_parameters(study.candidates[name].model, yaml.safe_dump({**kwargs(name, **more), **head}))
 
+    if study.candidates[candidate].removed:
+        return kwargs(candidate), 0
     target = count(study.reference)
     choices: list[dict[str, float]] = [{}]
     for name, (low, high, step) in study.candidates[candidate].match.items():

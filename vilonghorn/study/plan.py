@@ -23,6 +23,7 @@ class Candidate:
     # At most one argument: its smallest value, largest value and step, to match the parameters of the reference.
     match: dict[str, tuple[float, float, float]] = field(default_factory=dict)
     sweep: list[float] = field(default_factory=list)  # learning rates in place of those of a task that has a sweep
+    removed: bool = False  # this version lacks an argument of the model: finished runs count, no others are started
 
 
 @dataclass
@@ -149,6 +150,10 @@ def _check(study: Study) -> None:
 
     known(study.reference, study.candidates, "candidate")
     for name, candidate in study.candidates.items():
+        if candidate.removed and (candidate.match or name == study.reference):
+            raise ValueError(
+                f"candidate {name} is removed: give the value of its match in kwargs, and take another reference"
+            )
         if len(candidate.match) > 1:
             raise ValueError(f"candidate {name} matches {', '.join(sorted(candidate.match))}; expected one argument")
         if len(candidate.sweep) == 1 and any(task.widen for task in study.tasks.values()):

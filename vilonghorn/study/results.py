@@ -133,7 +133,7 @@ def remaining_cells(study: Study, cells: Sequence[dict[str, Any]], tasks: Iterab
         for seed in study.seeds_of(task):
             wanted |= dict.fromkeys(Cell(task, name, rate, seed) for name, rate in rates.items() if rate is not None)
     done = {cell_of(cell) for cell in cells}
-    return [cell for cell in wanted if cell not in done]
+    return [cell for cell in wanted if cell not in done and not study.candidates[cell.candidate].removed]
 
 
 def cell_of(result: dict[str, Any]) -> Cell:

@@ -115,7 +115,7 @@ def difference(found: Interval | None, significant: bool) -> str:
 
 def rates(report: Report) -> str:
     """Validation accuracy by learning rate; the chosen one is bold, and marked where it is the first or the last."""
-    rows = []
+    rows, notes = [], []
     for task, name in report.plan.pairs():
         runs = sweep_runs(report.plan, report.cells, task, name)
         chosen = choose_rate(report.plan, report.cells, task, name)
@@ -125,6 +125,7 @@ def rates(report: Report) -> str:
             diverged = any("diverged" in cell for cell in cells)
             text = "diverged" if diverged else f"{mean_validation(cells, 'top1'):.1f}" if cells else NONE
             edge = " (edge)" if len(runs) > 1 and rate in (min(runs), max(runs)) else ""
+            if edge and rate == chosen:
+                notes = ["Edge: the chosen rate is the smallest or the largest tried; a better one may lie beyond."]
             rows[-1][f"{rate:g}"] = f"**{text}**{edge}" if rate == chosen else text
-    note = "Edge: the chosen rate is the smallest or the largest tried; a better one may lie beyond."
-    return f"{markdown(rows)}\n\n{note}"
+    return "\n\n".join([markdown(rows), *notes])

@@ -18,7 +18,7 @@ from torch import Tensor
 from ... import __version__
 from ..validate import RULES, ConvArguments, ScanArguments
 
-ABI = 14  # VL_ABI
+ABI = 15  # VL_ABI
 _INT, _LONG, _POINTER = ctypes.c_int32, ctypes.c_int64, ctypes.c_void_p
 _DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)  # in the order of VL_FLOAT32, ...
 
@@ -106,7 +106,7 @@ class Split(ctypes.Structure):
 class Grid(ctypes.Structure):
     """A grid of patches."""
 
-    _fields_ = [*_fields(_LONG, "rows columns ends height"), *_fields(_POINTER, "neighbors")]
+    _fields_ = [*_fields(_LONG, "rows columns height"), *_fields(_POINTER, "neighbors")]
 
 
 class MambaInner(ctypes.Structure):
