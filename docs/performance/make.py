@@ -145,9 +145,9 @@ def speed_table(runs: Sequence[dict[str, Any]]) -> str:
 def precision_table(runs: dict[str, dict[str, Any]]) -> str:
     """Time of each model to that of DeiT in the same run, forward / with backward, by the precision of the products."""
     lines: dict[tuple[str, int], bench.Line] = {}
+    first = {name: family[0] for family in FAMILIES for name in family}
     for precision, run in runs.items():
         models = bench.by(run["models"], "model", "size")
-        first = {name: family[0] for family in FAMILIES for name in family}
         for name, size in dict.fromkeys((row["model"], row["size"]) for row in run["models"]):
             ratios = (bench.ratio(models.get((name, size, t)), models.get((first[name], size, t))) for t in STEPS)
             if first[name] != name:

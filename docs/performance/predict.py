@@ -22,11 +22,12 @@ from pathlib import Path
 from typing import Any
 
 from vilonghorn.data.files import write_json
+from vilonghorn.models.vilonghornv2 import TINY as V2_TINY
 
 FOLDER = Path("docs/performance")
 MULTIPROCESSORS, SCHEDULERS, REGISTERS, SHARED, MAX_BLOCKS = 132, 4, 65536, 233472, 32
 CLOCK, BANDWIDTH, PRODUCTS, ATTENTION = 1.98e9, 4.0e12, 600e12, 300e12
-DEPTH = {"longhorn": 24, "longhorn_exact": 24, "mamba": 24, "vilonghornv2": 8, "deit": 12}
+DEPTH = {"longhorn": 24, "longhorn_exact": 24, "mamba": 24, "vilonghornv2": V2_TINY["depth"], "deit": 12}
 BATCH, TOKENS, CHANNELS = 128, 197, 384  # of block.json
 SIZES = {224: (128, 197), 512: (128, 1025), 1024: (64, 4097)}  # batch and tokens by pixels
 PASSES = ("forward", "backward")

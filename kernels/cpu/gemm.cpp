@@ -44,8 +44,8 @@ void pack_panel(const Gemm &m, int64_t panel, int64_t first, int64_t depth) {
 // One tile: out (+)= a b over one panel. `fresh`: start from zero, not from out. `add` is added last. C: vectors of a
 // row, fewer than COLUMNS where the columns end. `next`: part of the next panel, to bring into the L2 cache.
 template <int R, int C>
-VL_INLINE void tile(float *out, int64_t out_row, const float *a, int64_t a_row, int64_t a_depth, const V *b,
-                    int64_t depth, bool fresh, const float *add, int64_t columns, const char *next, int64_t next_step) {
+void tile(float *out, int64_t out_row, const float *a, int64_t a_row, int64_t a_depth, const V *b, int64_t depth,
+          bool fresh, const float *add, int64_t columns, const char *next, int64_t next_step) {
   V sum[R * C];
   VL_UNROLL for (int r = 0; r < R; r++) {
     VL_UNROLL for (int j = 0; j < C; j++) {
@@ -99,29 +99,24 @@ bool multiply_rows(const Gemm &m, int64_t begin, int64_t end) {
       const bool is_last = panel + 1 == panels;
       const char *next = (const char *)(is_last ? b : b + m.depth * COLUMNS);
       const int64_t next_step = is_last ? 0 : sizeof(V) * COLUMNS / tiles;  // bytes; each tile prefetches as many
-      const auto multiply_panel = [&](auto vectors) {
-        constexpr int C = decltype(vectors)::value;
-        for (int64_t r = 0; r < end - begin;) {
-          const int64_t at = (begin + r) * m.columns + column;
-          float *out = (float *)m.out + at;
-          const float *add = m.add && first + depth == m.depth ? (const float *)m.add + at : nullptr;
-          const float *rows = pack ? packed + r / ROWS * STRIDE + r % ROWS : a + r * m.a_row;
-          const int64_t left = end - begin - r, a_row = pack ? 1 : m.a_row, a_depth = pack ? ROWS : 1;
-          const auto multiply = [&](auto count) {
-            constexpr int R = decltype(count)::value;
-            tile<R, C>(out, m.columns, rows, a_row, a_depth, b, depth, first == 0, add, columns,
-                       next + r / ROWS * depth * next_step, next_step),
-                r += R;
-          };
-          if (left >= ROWS) multiply(Constant<ROWS>());
-          else if (left >= 4) multiply(Constant<4>());
-          else if (left >= 2) multiply(Constant<2>());
-          else multiply(Constant<1>());
-        }
-      };
-      if (columns > 2 * W) multiply_panel(Constant<COLUMNS>());
-      else if (columns > W) multiply_panel(Constant<2>());
-      else multiply_panel(Constant<1>());
+      for (int64_t r = 0; r < end - begin;) {
+        const int64_t at = (begin + r) * m.columns + column;
+        float *out = (float *)m.out + at;
+        const float *add = m.add && first + depth == m.depth ? (const float *)m.add + at : nullptr;
+        const float *rows = pack ? packed + r / ROWS * STRIDE + r % ROWS : a + r * m.a_row;
+        const int64_t left = end - begin - r, a_row = pack ? 1 : m.a_row, a_depth = pack ? ROWS : 1;
+        const auto multiply = [&](auto count) {
+          constexpr int R = decltype(count)::value;
+          const auto run = columns > 2 * W ? tile<R, COLUMNS> : columns > W ? tile<R, 2> : tile<R, 1>;
+          run(out, m.columns, rows, a_row, a_depth, b, depth, first == 0, add, columns,
+              next + r / ROWS * depth * next_step, next_step);
+          r += R;
+        };
+        if (left >= ROWS) multiply(Constant<ROWS>());
+        else if (left >= 4) multiply(Constant<4>());
+        else if (left >= 2) multiply(Constant<2>());
+        else multiply(Constant<1>());
+      }
     }
   }
   return true;

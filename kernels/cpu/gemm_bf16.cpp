@@ -166,8 +166,8 @@ void VL_JOB(gemm_bf16_pack)(const Gemm &m, int64_t panel, int64_t first, int64_t
 }
 
 bool VL_JOB(gemm_bf16_rows)(const Gemm &m, int64_t begin, int64_t end) {
-  const int64_t parts = m.bf16_parts, block = 2 * parts * TILE, all_steps = (m.depth + STEPS - 1) / STEPS;
-  const int64_t slab = kPanelDepth / STEPS * block;  // of packed rows
+  const int64_t parts = m.bf16_parts, step_size = 2 * parts * TILE, all_steps = (m.depth + STEPS - 1) / STEPS;
+  const int64_t slab = kPanelDepth / STEPS * step_size;  // of packed rows
   Bf16 *packed = (Bf16 *)scratch.reserve(sizeof(Bf16) * AT_ONCE / BLOCK * slab);
   if (!packed) return false;
   const Tiles tiles;
@@ -180,7 +180,7 @@ bool VL_JOB(gemm_bf16_rows)(const Gemm &m, int64_t begin, int64_t end) {
         pack_block<true>(packed + r / BLOCK * slab, parts, a + r * m.a_row, m.a_row, m.a_depth, least(count - r, BLOCK),
                          depth);
       for (int64_t column = 0; column < m.columns; column += BLOCK) {
-        const Bf16 *b = (const Bf16 *)m.packed + (column / BLOCK * all_steps + first / STEPS) * block;
+        const Bf16 *b = (const Bf16 *)m.packed + (column / BLOCK * all_steps + first / STEPS) * step_size;
         for (int64_t r = 0; r < count; r += BLOCK) {
           const int64_t at = (top + r) * m.columns + column, rows = count - r, columns = m.columns - column;
           float *out = (float *)m.out + at;

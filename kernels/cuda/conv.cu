@@ -57,17 +57,18 @@ template <class T, int K, bool PAIR> int run(const Walk &walk, const Geometry &a
   return launch(kernel, walk, blocks, at.threads, shared, stream);
 }
 
-template <class T> int run_dtype(const Walk &walk, const Geometry &at, bool backward, void *stream) {
+template <class T> int run_walk(const Walk &walk, const Geometry &at, bool backward, void *stream) {
   const bool pair = walk.direction[1] >= 0;
   if (at.vector > 1 && pair) return run<T, kTaps, true>(walk, at, backward, stream);
   if (at.vector > 1) return run<T, kTaps, false>(walk, at, backward, stream);
   return pair ? run<T, 0, true>(walk, at, backward, stream) : run<T, 0, false>(walk, at, backward, stream);
 }
 
-int run_walk(const Walk &walk, const Geometry &at, bool backward, void *stream) {
-  if (walk.conv.dtype == VL_FLOAT32) return run_dtype<float>(walk, at, backward, stream);
-  if (walk.conv.dtype == VL_BFLOAT16) return run_dtype<bfloat16>(walk, at, backward, stream);
-  if (walk.conv.dtype == VL_FLOAT16) return run_dtype<float16>(walk, at, backward, stream);
+// run(T()), where T is the type of x and y.
+template <class Run> int with_type(const VlConv &a, Run run) {
+  if (a.dtype == VL_FLOAT32) return run(float());
+  if (a.dtype == VL_BFLOAT16) return run(bfloat16());
+  if (a.dtype == VL_FLOAT16) return run(float16());
   return cudaErrorInvalidValue;
 }
 
@@ -98,7 +99,8 @@ int run_conv(const VlConv &a, bool backward, int device, void *stream) {
     walk.direction[0] = (int)next[walk.reversed];
     walk.direction[1] = i < count[0] && i < count[1] ? (int)next[1] : -1;
     walk.alone = walks == 1, walk.adds = i > 0, walk.finishes = i + 1 == walks;
-    if (const int error = run_walk(walk, at, backward, stream)) return error;
+    const auto run = [&](auto zero) { return run_walk<decltype(zero)>(walk, at, backward, stream); };
+    if (const int error = with_type(a, run)) return error;
   }
   return backward ? reduce(a, at.rows, stream) : (int)cudaSuccess;
 }
@@ -138,15 +140,8 @@ template <class T, int VECTOR> int run(const Walk &walk, const Geometry &at, boo
   if (const int error = launch(conv_grid_backward<T, VECTOR>, walk, blocks, at.threads, shared, stream)) return error;
   return launch(conv_grid_dx<T, VECTOR>, walk, blocks, at.threads, 0, stream);
 }
-template <class T> int run_vector(const Walk &walk, const Geometry &at, bool backward, void *stream) {
+template <class T> int run_walk(const Walk &walk, const Geometry &at, bool backward, void *stream) {
   return at.vector == kVector ? run<T, kVector>(walk, at, backward, stream) : run<T, 1>(walk, at, backward, stream);
-}
-
-int run_walk(const Walk &walk, const Geometry &at, bool backward, void *stream) {
-  if (walk.conv.dtype == VL_FLOAT32) return run_vector<float>(walk, at, backward, stream);
-  if (walk.conv.dtype == VL_BFLOAT16) return run_vector<bfloat16>(walk, at, backward, stream);
-  if (walk.conv.dtype == VL_FLOAT16) return run_vector<float16>(walk, at, backward, stream);
-  return cudaErrorInvalidValue;
 }
 
 int run_grid(const VlConv &a, bool backward, int device, void *stream) {
@@ -155,7 +150,8 @@ int run_grid(const VlConv &a, bool backward, int device, void *stream) {
   const Geometry at(a, backward);
   for (int g = 0; g < a.directions; g++) {
     const Walk walk = {a, g, g > 0, g + 1 == a.directions, at.segment, at.segments, at.tiles};
-    if (const int error = run_walk(walk, at, backward, stream)) return error;
+    const auto run = [&](auto zero) { return run_walk<decltype(zero)>(walk, at, backward, stream); };
+    if (const int error = conv::with_type(a, run)) return error;
   }
   return backward ? conv::reduce(a, at.rows, stream) : (int)cudaSuccess;
 }

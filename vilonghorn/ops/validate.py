@@ -333,7 +333,7 @@ def _check_kernel_grid(operator: str, sizes: Sizes, grid: Sequence[int]) -> None
         return
     check_grid(operator, sizes.L, grid[:-2])
     height, width = grid[-2:]
-    if len(grid) != 4 or height * width != sizes.K or not (height % 2 and width % 2):
+    if height * width != sizes.K or not (height % 2 and width % 2):
         raise ValueError(f"{operator}: the filter is {height} x {width}, expected an odd height and an odd width")
 
 

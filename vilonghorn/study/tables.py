@@ -124,8 +124,10 @@ def rates(report: Report) -> str:
         for rate, cells in runs.items():
             diverged = any("diverged" in cell for cell in cells)
             text = "diverged" if diverged else f"{mean_validation(cells, 'top1'):.1f}" if cells else NONE
-            edge = " (edge)" if len(runs) > 1 and rate in (min(runs), max(runs)) else ""
-            if edge and rate == chosen:
-                notes = ["Edge: the chosen rate is the smallest or the largest tried; a better one may lie beyond."]
-            rows[-1][f"{rate:g}"] = f"**{text}**{edge}" if rate == chosen else text
+            if rate == chosen:
+                text = f"**{text}**"
+                if len(runs) > 1 and rate in (min(runs), max(runs)):
+                    text += " (edge)"
+                    notes = ["Edge: the chosen rate is the smallest or the largest tried; a better one may lie beyond."]
+            rows[-1][f"{rate:g}"] = text
     return "\n\n".join([markdown(rows), *notes])

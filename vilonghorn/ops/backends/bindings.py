@@ -108,6 +108,11 @@ class Grid(ctypes.Structure):
 
     _fields_ = [*_fields(_LONG, "rows columns height"), *_fields(_POINTER, "neighbors")]
 
+    @classmethod
+    def of(cls, grid: Sequence[int]) -> "Grid":
+        """The grid that `with_grid` describes; the width of the filter follows from its number of taps."""
+        return cls(*grid[:3])
+
 
 class MambaInner(ctypes.Structure):
     """A mixer without its input and output projections."""
@@ -228,7 +233,7 @@ class Params:
 def conv_params(args: ConvArguments, grid: Sequence[int] = ()) -> Params:
     """The inputs of a convolution, or of one over a grid as in `MambaInnerArguments`."""
     G, B, L, D, _, K, _ = args.sizes
-    params = Params(Conv(G, B, L, D, K, dx_step=D, grid=Grid(*grid[:4])), args.x.dtype, args.reverse, args.x.device)
+    params = Params(Conv(G, B, L, D, K, dx_step=D, grid=Grid.of(grid)), args.x.dtype, args.reverse, args.x.device)
     params.struct.x = params.activation(args.x)
     params.struct.weight, params.struct.bias = params.parameter(args.weight), params.parameter(args.bias)
     return params

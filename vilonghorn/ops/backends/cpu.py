@@ -255,7 +255,7 @@ def _mamba_inner_params(args: MambaInnerArguments, sizes: Sizes, num_accumulated
     """The parameters of the scan within, and the struct around it."""
     G, B, L, D, N, K, R = sizes
     scan = Scan(G, B, L, D, N, CHUNK, 1, RULES.index(args.rule), True)
-    fused = MambaInner(scan, K, R, Grid(*args.grid[:3]))
+    fused = MambaInner(scan, K, R, Grid.of(args.grid))
     params = Params(fused.scan, args.xz.dtype, args.reverse, args.xz.device)
     x = params.struct.x = params.activation(args.xz)
     params.struct.z = Input((x.data or 0) + D * params.dtype.itemsize, x.direction, x.batch, x.step)
@@ -285,7 +285,7 @@ def _block_struct(args: BlockArguments, sizes: Sizes) -> tuple[Block, list[Tenso
     tensors = [None if t is None else t.contiguous() for t in args[:11]]
     splits = num_channel_splits(B, D, LANES, threads)
     form = (RULES.index(args.rule), args.residual, threads, _bf16_parts(args.bf16), args.eps)
-    options = (*form, Grid(*args.grid[:3]), bytes(args.reverse))
+    options = (*form, Grid.of(args.grid), bytes(args.reverse))
     pointers = (None if t is None else t.data_ptr() for t in tensors)
     return Block(B, L, dim, G, D, N, K, R, CHUNK, splits, *options, *pointers), tensors
 
