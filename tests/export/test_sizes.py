@@ -12,11 +12,19 @@ REASONS = {
 }
 
 
-@pytest.mark.parametrize("kind, stride", [("onnx", 4), ("ort", 8), ("pt2", 4)])
-def test_a_size_that_would_be_cropped_is_refused(kind, stride, small, images, tmp_path):
+@pytest.mark.parametrize(
+    "kind, name, stride",
+    [
+        ("onnx", "vilonghorn_nano", 4),
+        ("ort", "vilonghorn_nano", 8),
+        ("pt2", "vilonghorn_nano", 4),
+        ("pt2", "vilonghornv2_nano", 4),
+    ],
+)
+def test_a_size_that_would_be_cropped_is_refused_and_no_other(kind, name, stride, small, images, tmp_path):
     if kind == "ort" and cpu.library is None:
         pytest.skip("the native library is not built")
-    form, model = formats.FORMATS[kind], small(depth=1, stride=stride)
+    form, model = formats.FORMATS[kind], small(name, depth=1, stride=stride)
     path = tmp_path / f"model{form.suffix}"
     form.write(formats.capture(model, form.native), path, formats.describe(model))
     run = runtime.load(kind, str(path), *formats.libraries(kind))
@@ -25,4 +33,5 @@ def test_a_size_that_would_be_cropped_is_refused(kind, stride, small, images, tm
         sizes = height, width, *(fits + stride if side == over else fits for side in (height, width))
         with pytest.raises(Exception, match=f"(?s){REASONS[kind].format(*sizes)}"):
             run(images(2, 3, height, width))
-    assert run(images(2, 3, fits, fits)).shape == (2, 5)
+    for batch in (1, 2):
+        assert run(images(batch, 3, fits, fits)).shape == (batch, 5)
