@@ -30,7 +30,7 @@ from vilonghorn.tools.markdown import markdown
 
 ROOT = Path(__file__).parents[2]
 FOLDER, PAGE, README = ROOT / "docs" / "comparison", ROOT / "docs" / "comparison.md", ROOT / "README.md"
-STUDIES = ("icons", "recall", "v2")  # in the order of the page
+STUDIES = ("icons", "icons_large", "recall", "v2")  # in the order of the page
 HEADLINE = ("recall", "long")  # the study and the table that the README shows
 MARK = re.compile(r"(<!-- comparison[^>]*-->\n).*?(<!-- end of comparison -->)", re.DOTALL)
 
@@ -101,8 +101,15 @@ def gains(report: Report, task: str, test: str, candidate: str, others: Sequence
 def section(report: Report) -> str:
     """The tables and plots of a study."""
     parts = [f"## Study `{report.study}`", render(report, "comparison/")]
-    parts += ["### Training images to an accuracy", f"![Curves](comparison/{report.study}-curves.svg)"]
-    return "\n\n".join([*parts, efficiency(report)])
+    if has_curves(report):
+        parts += ["### Training images to an accuracy", f"![Curves](comparison/{report.study}-curves.svg)"]
+        parts += [efficiency(report)]
+    return "\n\n".join(parts)
+
+
+def has_curves(report: Report) -> bool:
+    """Whether a run has more than one epoch."""
+    return any(len(cell.get("curve", ())) > 1 for cell in report.cells)
 
 
 def efficiency(report: Report) -> str:
@@ -223,8 +230,9 @@ def curves_figure(report: Report) -> Figure:
 
 
 def draw_all(report: Report, folder: Path) -> list[Path]:
-    """Draws the plots of a study's tables and its curves; returns the files."""
-    return draw(report, folder) + save_figures(report, {"curves": curves_figure(report)}, folder)
+    """Draws the plots of a study's tables, and its curves if it has them; returns the files."""
+    curves = {"curves": curves_figure(report)} if has_curves(report) else {}
+    return draw(report, folder) + save_figures(report, curves, folder)
 
 
 def cost(runs: Sequence[dict]) -> str:
