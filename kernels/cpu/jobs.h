@@ -112,7 +112,8 @@ static inline int64_t gemm_jobs(const Gemm &m) {
 }
 // Jobs that share the rows of an MLP: what a job computes of its rows stays in its L2 cache.
 static inline int64_t mlp_jobs(const VlMlp &m) {
-  const int64_t fits = 196608 / (3 * m.hidden + m.dim), most = fits < 32 ? 32 : fits < 128 ? fits : 128;
+  constexpr int64_t kCacheFloats = 3 << 16;  // 768 KiB of an L2 cache
+  const int64_t fits = kCacheFloats / (3 * m.hidden + m.dim), most = fits < 32 ? 32 : fits < 128 ? fits : 128;
   const int64_t jobs = (m.tokens + most - 1) / most, smallest = (m.tokens + 31) / 32;  // smallest: of 32 rows each
   const int64_t even = (jobs + m.threads - 1) / m.threads * m.threads;
   return even < smallest ? even : smallest;
