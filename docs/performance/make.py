@@ -46,7 +46,7 @@ def page(folder: Path) -> str:
     return Template((folder / "text.md").read_text()).substitute(
         machines="\n".join(f"{i}. {machine(run)}" for i, run in enumerate(runs, 1)),
         met=f"{sum(set(same) == {'met'} for same in verdicts)} of {len(verdicts)}",
-        speed=speed_table(runs),
+        speed=speed_table(runs, v2),
         targets=merge([bench.target_lines(run) for run in runs], 2),
         scan=scan_tables(runs),
         models=merge([bench.model_lines(run) for run in runs], 3),
@@ -121,8 +121,8 @@ def scan_tables(runs: Sequence[dict[str, Any]]) -> str:
     return "\n\n".join(f"{name}:\n\n{table}" for name, table in merged.items())
 
 
-def speed_table(runs: Sequence[dict[str, Any]]) -> str:
-    """The scan against the torch loop, the models against DeiT."""
+def speed_table(runs: Sequence[dict[str, Any]], v2: dict[str, Any]) -> str:
+    """The scan against the torch loop, the models against DeiT; the second family of a run of its own."""
     scans = [bench.by(run["scan"], "rule", "backend") for run in runs]
     models = [bench.by(run["models"], "model", "size") for run in runs]
     lines = []
@@ -132,14 +132,19 @@ def speed_table(runs: Sequence[dict[str, Any]]) -> str:
             faster = (bench.ratio(scan.get((rule, LOOP, train)), scan.get((rule, "cpu", train))) for scan in scans)
             line[step] = f"{join(bench.figure(value, 0) for value in faster)} times faster"
         lines.append(line)
-    sizes = [(bench.TINY, bench.DEIT_TINY, size) for size in (224, 512, 1024)] + [(bench.SMALL, bench.DEIT_SMALL, 224)]
-    for ours, theirs, size in sizes:
-        line = {" ": f"`{ours}`, {size} px", "compared to": f"timm's `{theirs}`"}
-        for train, step in STEPS.items():
-            ratios = (bench.ratio(run.get((ours, size, train)), run.get((theirs, size, train))) for run in models)
-            line[step] = f"{join(map(bench.figure, ratios))} times its time"
-        lines.append(line)
+    for family, found in (("vilonghorn", models), ("vilonghornv2", [bench.by(v2["models"], "model", "size")])):
+        lines += [to_deit(f"{family}_tiny", bench.DEIT_TINY, size, found) for size in (224, 512, 1024)]
+        lines.append(to_deit(f"{family}_small", bench.DEIT_SMALL, 224, found))
     return markdown(lines)
+
+
+def to_deit(ours: str, theirs: str, size: int, models: Sequence[dict[tuple, dict[str, Any]]]) -> bench.Line:
+    """The time of a model to that of DeiT, a figure of each run."""
+    line = {" ": f"`{ours}`, {size} px", "compared to": f"timm's `{theirs}`"}
+    for train, step in STEPS.items():
+        ratios = (bench.ratio(run.get((ours, size, train)), run.get((theirs, size, train))) for run in models)
+        line[step] = f"{join(map(bench.figure, ratios))} times its time"
+    return line
 
 
 def precision_table(runs: dict[str, dict[str, Any]]) -> str:
@@ -205,10 +210,10 @@ def fill(text: str, folder: Path) -> str:
     Raises:
         ValueError: the page has no markers.
     """
-    runs = load_runs(folder)
+    runs, v2 = load_runs(folder), json.loads((folder / "v2.json").read_text())
     found = runs[0]["machine"]
     made = f"{found['cpu']}, {found['threads']} threads, float32, a figure of each of {len(runs)} runs:\n\n"
-    tables = dict(speed=speed_table(runs), ratios=ratio_table(runs))
+    tables = dict(speed=speed_table(runs, v2), ratios=ratio_table(runs))
     text, count = MARK.subn(lambda match: f"{match[1]}{made}{tables[match[2]]}\n{match[3]}", text)
     if not count:
         marks = ", ".join(f"<!-- {name} --> and <!-- end of {name} -->" for name in tables)
