@@ -51,7 +51,7 @@ def page(reports: Sequence[Report], benchmarks: Path) -> str:
     figures = Figures({report.study: report for report in reports})
     figures["studies"] = "\n\n".join(section(report) for report in reports)
     figures["outside"] = outside(load(FOLDER / "outside.json")["runs"], load(FOLDER / "published.json")["figures"])
-    figures["exact_seed1"] = f"{figures.reports['v2'].accuracies('icons', '64', 'exact')[1]:.1f}%"
+    figures["switches"] = switches(figures.reports["v2"], "icons", "64")
     figures["gains"] = gains(figures.reports["v2"], "icons", "64", "short_heads", ("longhorn", "mamba", "exact"))
     figures["step"] = step_cost(load(FOLDER / "cost.json"))
     figures["cost"] = cost(runs)
@@ -86,6 +86,19 @@ class Figures(dict):
             return f"{mean}%{bracket}{seeds}"
         found = {report.title(name): report.accuracies(task, test, name) for name in report.plan.names(task)}
         return listed(f"{title} {score(values, report.plan.seeds)}%" for title, values in found.items() if values)
+
+
+def switches(report: Report, task: str, test: str) -> str:
+    """Accuracy of the candidates of `v2`, single switches first, and the differences from the reference."""
+    alone = ("exact", "conv2d", "mlp", "alternate", "expand", "heads", "wide", "registers", "heading")
+    rows = []
+    for name in sorted(report.plan.names(task), key=lambda name: name not in alone):
+        accuracies = report.accuracies(task, test, name)
+        found = report.difference(task, test, name) if name != report.plan.reference else None
+        if accuracies:
+            top1 = score(accuracies, report.plan.seeds)
+            rows.append({"candidate": report.title(name), "top-1, %": top1, "difference": difference(found, False)})
+    return markdown(rows)
 
 
 def gains(report: Report, task: str, test: str, candidate: str, others: Sequence[str]) -> str:
