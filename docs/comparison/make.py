@@ -90,7 +90,7 @@ class Figures(dict):
 
 def switches(report: Report, task: str, test: str) -> str:
     """Accuracy of the candidates of `v2`, single switches first, and the differences from the reference."""
-    alone = ("exact", "conv2d", "mlp", "alternate", "expand", "heads", "wide", "registers", "heading")
+    alone = ("exact", "conv2d", "mlp", "alternate", "expand", "heads", "registers", "heading")
     rows = []
     for name in sorted(report.plan.names(task), key=lambda name: name not in alone):
         accuracies = report.accuracies(task, test, name)
