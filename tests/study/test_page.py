@@ -127,7 +127,14 @@ def test_every_score_of_a_study_comes_from_its_report():
         assert scores and not set(scores) & set(after)
 
 
-def test_a_study_without_results_has_a_section_and_plots_too(tmp_path):
+@pytest.mark.parametrize("epochs", [None, 1, 2])
+def test_a_study_has_curves_where_an_epoch_follows_another(epochs, tmp_path):
     report = toy_report(finished=False, cells=[])
-    assert "The study is not finished" in make.section(report)
-    assert [path.name for path in make.draw_all(report, tmp_path)] == ["toy-recall.svg", "toy-curves.svg"]
+    if epochs:
+        report = toy_report()
+        for cell in report.cells:
+            cell["curve"] = [{"images": 10 * (i + 1), "top1": 5.0} for i in range(epochs)]
+    assert ("The study is not finished" in make.section(report)) == (epochs is None)
+    assert ("Training images to an accuracy" in make.section(report)) == (epochs == 2)
+    curves = ["toy-curves.svg"] if epochs == 2 else []
+    assert [path.name for path in make.draw_all(report, tmp_path)] == ["toy-recall.svg", *curves]
