@@ -3,7 +3,7 @@
 Figures come from docs/comparison/NAME.json, which `python -m vilonghorn.study NAME --json docs/comparison/NAME.json`
 writes; outside.json, cost.json and published.json; and the benchmark's docs/performance/cpu-*.json. The text is
 text.md: $NAME stands for a table, ${STUDY/TASK/TEST} for the mean accuracies on a test set, and
-${STUDY/TASK/TEST/CANDIDATE} for that of one candidate.
+${STUDY/TASK/TEST/CANDIDATE/OTHER} for the difference of two candidates.
 """
 
 from __future__ import annotations
@@ -52,7 +52,6 @@ def page(reports: Sequence[Report], benchmarks: Path) -> str:
     figures["studies"] = "\n\n".join(section(report) for report in reports)
     figures["outside"] = outside(load(FOLDER / "outside.json")["runs"], load(FOLDER / "published.json")["figures"])
     figures["switches"] = switches(figures.reports["v2"], "icons", "64")
-    figures["gains"] = gains(figures.reports["v2"], "icons", "64", "short_heads", ("longhorn", "mamba", "exact"))
     figures["step"] = step_cost(load(FOLDER / "cost.json"))
     figures["cost"] = cost(runs)
     return Text((FOLDER / "text.md").read_text(encoding="utf-8")).substitute(figures)
@@ -70,8 +69,9 @@ class Text(Template):
 
 
 class Figures(dict):
-    """What stands for a name in the text; for STUDY/TASK/TEST the mean accuracies of the candidates on a test set, for
-    STUDY/TASK/TEST/CANDIDATE that of one.
+    """What stands for a name in the text; for STUDY/TASK/TEST the mean accuracies of the candidates on a test set; for
+    STUDY/TASK/TEST/CANDIDATE/OTHER the difference of two, seed by seed, in points, with its 95% interval. Seeds may
+    follow, as in .../1/2/3; without them it is of all that both have.
     """
 
     def __init__(self, reports: dict[str, Report]) -> None:
@@ -79,36 +79,26 @@ class Figures(dict):
         self.reports = reports
 
     def __missing__(self, key: str) -> str:
-        study, task, test, *candidate = key.split("/")
+        study, task, test, *names = key.split("/")
         report = self.reports[study]
-        if candidate:
-            mean, bracket, seeds = score(report.accuracies(task, test, *candidate), report.plan.seeds).partition(" (")
-            return f"{mean}%{bracket}{seeds}"
+        if names:
+            ours, theirs = (report.accuracies(task, test, name) for name in names[:2])
+            seeds = set(map(int, names[2:])) or set(ours) & set(theirs)
+            return difference(interval([ours[seed] - theirs[seed] for seed in sorted(seeds)]), False)
         found = {report.title(name): report.accuracies(task, test, name) for name in report.plan.names(task)}
         return listed(f"{title} {score(values, report.plan.seeds)}%" for title, values in found.items() if values)
 
 
 def switches(report: Report, task: str, test: str) -> str:
-    """Accuracy of the candidates of `v2`, single switches first, and the differences from the reference."""
-    alone = ("exact", "conv2d", "mlp", "alternate", "expand", "heads", "registers", "heading")
+    """Accuracy of each candidate on a test set, and the difference from the reference."""
     rows = []
-    for name in sorted(report.plan.names(task), key=lambda name: name not in alone):
+    for name in report.plan.names(task):
         accuracies = report.accuracies(task, test, name)
         found = report.difference(task, test, name) if name != report.plan.reference else None
         if accuracies:
             top1 = score(accuracies, report.plan.seeds)
             rows.append({"candidate": report.title(name), "top-1, %": top1, "difference": difference(found, False)})
     return markdown(rows)
-
-
-def gains(report: Report, task: str, test: str, candidate: str, others: Sequence[str]) -> str:
-    """Differences of a candidate to others, seed by seed, in points with their 95% intervals."""
-    ours, parts = report.accuracies(task, test, candidate), []
-    for other in others:
-        theirs = report.accuracies(task, test, other)
-        found = interval([ours[seed] - theirs[seed] for seed in sorted(set(ours) & set(theirs))])
-        parts.append(f"{difference(found, False)} to {report.title(other)}")
-    return listed(parts)
 
 
 def section(report: Report) -> str:

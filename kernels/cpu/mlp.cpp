@@ -10,8 +10,8 @@ namespace {
 struct Rows {
   const Mlp &m;
   const int64_t begin, count, H;
-  float *normed, *scale, *gv, *y, *dx;  // forward: a gv of the caller is used if there is one; backward: gv holds its
-                                        // gradient, y first its own and then the value
+  float *normed, *scale, *gv, *y, *dx;  // forward: a gv of the caller is used if there is one; backward: gv is the
+                                        // gradient of gv; y is that of y, and then y itself
 
   Rows(const Mlp &m, int64_t job)
       : m(m), begin(first_row(m.tokens, job, mlp_jobs(m))), count(first_row(m.tokens, job + 1, mlp_jobs(m)) - begin),

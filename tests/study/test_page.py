@@ -89,6 +89,11 @@ def test_accuracies_in_the_text_are_means_of_the_report():
     figures = make.Figures({"toy": toy_report()})
     assert figures["toy/recall/large"] == "Longhorn 46.0 ± 1.0%, ViT 36.5 ± 1.3%"
     assert make.Text("at 64: ${toy/recall/large}.").substitute(figures).endswith("36.5 ± 1.3%.")
+    points = {name: figures.reports["toy"].accuracies("recall", "large", name) for name in ("longhorn", "vit")}
+    for seeds in (tuple(points["vit"]), tuple(points["vit"])[:2]):
+        low = np.mean([points["vit"][seed] - points["longhorn"][seed] for seed in seeds])
+        assert figures["/".join(["toy/recall/large/vit/longhorn", *map(str, seeds)])].startswith(f"{low:+.1f} [")
+    assert figures["toy/recall/large/vit/longhorn"].startswith("-9.5 [")
     with pytest.raises(KeyError):
         figures["other/recall/large"]
 
