@@ -1,4 +1,4 @@
-"""Times a training step of the candidates of the study `icons`: `python docs/comparison/cost.py` writes cost.json.
+"""Times a training step of the candidates of `icons` and `v2`: `python docs/comparison/cost.py` writes cost.json.
 
 On an idle machine, one thread, in the root of a checkout. The data are random; forward and backward are timed.
 """
@@ -13,16 +13,16 @@ import torch.nn.functional as F
 from vilonghorn.bench.interleaved import Steps, run_interleaved
 from vilonghorn.data.files import write_json
 from vilonghorn.study.match import match_size
-from vilonghorn.study.plan import read_study
+from vilonghorn.study.plan import Study, read_study
 from vilonghorn.tools.env import machine
 
-PLAN, RESULTS = Path("configs/studies/icons.yaml"), Path("docs/comparison/cost.json")
+PLANS = (Path("configs/studies/icons.yaml"), Path("configs/studies/v2.yaml"))  # of models for the same images
+RESULTS = Path("docs/comparison/cost.json")
 TASK, STEP, ROUNDS, RESTARTS = "icons", "forward + backward", 15, 3
 
 
-def make_steps(name: str, batch: int) -> Steps:
+def make_steps(study: Study, name: str, batch: int) -> Steps:
     """The training step of a candidate."""
-    study = read_study(PLAN)
     task = study.tasks[TASK].dataset("train")
     kwargs, _ = match_size(study, TASK, name)
     model = timm.create_model(
@@ -40,9 +40,14 @@ def make_steps(name: str, batch: int) -> Steps:
 
 def main() -> None:
     """Times the candidates in turn, and writes all rounds."""
-    study = read_study(PLAN)
-    batch = study.recipe["data"]["batch_size"]
-    candidates = {study.candidates[name].title: partial(make_steps, name, batch) for name in study.names(TASK)}
+    studies = [read_study(plan) for plan in PLANS]
+    batch = studies[0].recipe["data"]["batch_size"]
+    candidates = {
+        study.candidates[name].title: partial(make_steps, study, name, batch)
+        for study in studies
+        for name in study.names(TASK)
+        if not study.candidates[name].removed
+    }
     rows = run_interleaved(candidates, [STEP], ROUNDS, threads=1, restarts=RESTARTS)[STEP]
     if problems := [f"{title}: {row['problem']}" for title, row in rows.items() if row["problem"]]:
         raise RuntimeError("; ".join(problems))

@@ -176,6 +176,15 @@ def test_the_rate_at_the_end_is_a_share_of_the_cells_own(write, tmp_path):
     assert ends == [study.recipe["schedule"].get("min_lr"), 0.002]
 
 
+def test_a_candidates_recipe_overrides_that_of_the_task(write, tmp_path):
+    recipes = dict(
+        tasks__copy__recipe={"schedule": {"epochs": 5}}, candidates__longhorn__recipe={"schedule": {"epochs": 3}}
+    )
+    study = read_study(write(**recipes))
+    for task, candidate, epochs in (("copy", "longhorn", 3), ("copy", "vit", 5), ("recall", "longhorn", 3)):
+        assert run_config(study, tmp_path, Cell(task, candidate, 0.004, 1))["schedule"]["epochs"] == epochs
+
+
 def test_a_study_takes_over_what_it_does_not_say(write, tmp_path):
     write()
     (tmp_path / "larger.yaml").write_text("{base: toy.yaml, seeds: [7, 8], recipe: {schedule: {epochs: 9}}}")

@@ -42,16 +42,17 @@ def run_config(study: Study, folder: Path, cell: Cell) -> dict[str, dict[str, An
     """The configuration of a cell's run, by section."""
     task = study.tasks[cell.task]
     train, val = task.dataset("train"), task.dataset("val")
+    candidate = study.candidates[cell.candidate]
     kwargs, _ = match_size(study, cell.task, cell.candidate)
     own = {
         "data": {"train": str(data_file(folder, train)), "val": str(data_file(folder, val)), "image_size": train.side},
-        "model": {"name": study.candidates[cell.candidate].model, "kwargs": kwargs},
+        "model": {"name": candidate.model, "kwargs": kwargs},
         "optimizer": {"lr": cell.rate, "lr_batch": None},
         "run": {"dir": str(run_directory(folder, cell)), "seed": cell.seed, "tensorboard": False},
     }
     if task.min_lr_ratio is not None:
         own["schedule"] = {"min_lr": task.min_lr_ratio * cell.rate}
-    return merge(study.recipe, task.recipe, own)
+    return merge(study.recipe, task.recipe, candidate.recipe, own)
 
 
 def run_directory(folder: Path, cell: Cell) -> Path:

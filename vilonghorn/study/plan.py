@@ -23,6 +23,7 @@ class Candidate:
     # At most one argument: its smallest value, largest value and step, to match the parameters of the reference.
     match: dict[str, tuple[float, float, float]] = field(default_factory=dict)
     sweep: list[float] = field(default_factory=list)  # learning rates in place of those of a task that has a sweep
+    recipe: dict[str, dict[str, Any]] = field(default_factory=dict)  # changes to the recipe of the study and the task
     removed: bool = False  # this version lacks an argument of the model: finished runs count, no others are started
 
 
