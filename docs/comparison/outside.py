@@ -89,6 +89,37 @@ def recall(rng: Generator, count: int, training: bool, length: int = 128, noise:
     return sequence[:, :-1], targets[:, 1:]
 
 
+def fuzzy(rng: Generator, count: int, training: bool, length: int = 128, longest: int = 3) -> Arrays:
+    """Keys of 1 to 3 different tokens of 7, in tests always 3, each with a value of 1 to 3 different tokens of 8, which
+    differs between sequences; the last key was seen before. Padded at the front (15). Targets as in `recall`.
+    """
+
+    def key() -> tuple[int, ...]:
+        return tuple(rng.permutation(7)[: rng.integers(longest) + 1 if training else longest].tolist())
+
+    def value() -> tuple[int, ...]:
+        return tuple((7 + rng.permutation(8)[: rng.integers(longest) + 1]).tolist())
+
+    tokens, targets = np.full((count, length + 1), 15), np.full((count, length + 1), IGNORE)
+    for row in range(count):
+        asked, last = key(), False
+        values, seen, sequence, wanted = {asked: value()}, set(), [], []
+        end = length - len(asked + values[asked]) - 2 * longest
+        start = rng.integers(
+            end - 2 * longest + 1
+        )  # the key that is asked at the end appears in the first pair after it
+        while not last:
+            last = len(sequence) >= end
+            found = asked if last or (len(sequence) >= start and asked not in seen) else key()
+            answer = values.setdefault(found, value())
+            sequence += found + answer
+            wanted += [IGNORE] * len(found) + (list(answer) if found in seen else [IGNORE] * len(answer))
+            seen.add(found)
+        tokens[row, -len(sequence) :] = sequence
+        targets[row, -len(sequence) :] = sequence if training else wanted
+    return tokens[:, :-1], targets[:, 1:]
+
+
 def copying(rng: Generator, count: int, training: bool, length: int = 256, copied: int = 16) -> Arrays:
     """Tokens among blanks (14), then a mark (15) and blanks, whose targets are the tokens in their order."""
     blanks = length - 2 * copied - 1
@@ -146,6 +177,7 @@ TASKS = {
     "in-context recall": Task(recall, 16),
     "mqar128": Task(partial(mqar, length=128, pairs=8), **MQAR),
     "noisy recall": Task(partial(recall, noise=0.2), 32),
+    "fuzzy recall": Task(fuzzy, 16),
     "selective copying": Task(copying, 16),
 }  # fmt: skip
 
