@@ -30,7 +30,7 @@ from vilonghorn.tools.markdown import markdown
 
 ROOT = Path(__file__).parents[2]
 FOLDER, PAGE, README = ROOT / "docs" / "comparison", ROOT / "docs" / "comparison.md", ROOT / "README.md"
-STUDIES = ("icons", "icons_large", "recall", "v2")  # in the order of the page
+STUDIES = ("icons", "icons_large", "recall", "v2", "v2_recall")  # in the order of the page
 HEADLINE = ("recall", "long")  # the study and the table that the README shows
 MARK = re.compile(r"(<!-- comparison[^>]*-->\n).*?(<!-- end of comparison -->)", re.DOTALL)
 
@@ -51,8 +51,9 @@ def page(reports: Sequence[Report], benchmarks: Path) -> str:
     figures = Figures({report.study: report for report in reports})
     figures["studies"] = "\n\n".join(section(report) for report in reports)
     figures["outside"] = outside(load(FOLDER / "outside.json")["runs"], load(FOLDER / "published.json")["figures"])
-    figures["switches"] = switches(figures.reports["v2"], "icons", "64")
-    figures["step"] = step_cost(load(FOLDER / "cost.json"))
+    step = load(FOLDER / "cost.json")
+    figures["switches"] = switches(figures.reports["v2"], figures.reports["v2_recall"], step)
+    figures["step"] = step_cost(step)
     figures["cost"] = cost(runs)
     return Text((FOLDER / "text.md").read_text(encoding="utf-8")).substitute(figures)
 
@@ -89,15 +90,26 @@ class Figures(dict):
         return listed(f"{title} {score(values, report.plan.seeds)}%" for title, values in found.items() if values)
 
 
-def switches(report: Report, task: str, test: str) -> str:
-    """Accuracy of each candidate on a test set, and the difference from the reference."""
-    rows = []
-    for name in report.plan.names(task):
-        accuracies = report.accuracies(task, test, name)
-        found = report.difference(task, test, name) if name != report.plan.reference else None
-        if accuracies:
-            top1 = score(accuracies, report.plan.seeds)
-            rows.append({"candidate": report.title(name), "top-1, %": top1, "difference": difference(found, False)})
+def switches(icons: Report, recall: Report, cost: dict[str, Any]) -> str:
+    """A row for each candidate of v2 and of v2_recall: top-1 on icons, the difference from the reference, recall at two
+    lengths, and the time of a training step to that of the reference, from cost.json.
+    """
+    reference, task, rows = icons.title(icons.plan.reference), "long4_same_rate", []
+    times = {row["candidate"]: statistics.median(row["ms"]) for row in cost["rows"]}
+    for name in dict.fromkeys([*icons.plan.candidates, *recall.plan.candidates]):
+        title = (icons if name in icons.plan.candidates else recall).title(name)
+        on_icons = icons.accuracies("icons", "64", name) if name in icons.plan.candidates else {}
+        found = icons.difference("icons", "64", name) if on_icons and title != reference else None
+        row = {
+            "candidate": title,
+            "icons, %": score(on_icons, icons.plan.seeds),
+            "difference": difference(found, False),
+        }
+        for length in ("16", "4096"):
+            known = recall.accuracies(task, length, name) if name in recall.plan.candidates else {}
+            row[f"recall, {int(length):,} tiles, %"] = score(known, recall.plan.seeds)
+        row["time of a step"] = f"{times[title] / times[reference]:.2f}" if title in times else NONE
+        rows.append(row)
     return markdown(rows)
 
 

@@ -122,6 +122,21 @@ def test_a_training_step_costs_what_was_measured():
     assert lines[2:] == ["| a | 2.00 | 1.00 | 1.50 |", "| b | 1.00 | 0.50 | 1.50 |"]
 
 
+def test_a_row_of_switches_says_what_the_reports_say(reports):
+    icons, recall = (next(r for r in reports if r.study == name) for name in ("v2", "v2_recall"))
+    times = [{"candidate": title, "ms": ms} for title, ms in (("Longhorn exact", [4.0]), ("Four heads", [2, 6, 5, 4]))]
+    rows = [line.strip("| ").split(" | ") for line in make.switches(icons, recall, {"rows": times}).splitlines()[2:]]
+    (found,) = (row for row in rows if row[0] == "Four heads")
+    cells = [[c for c in r.cells if c["candidate"] == "heads" and c["tests"]] for r in (icons, recall)]
+    tests = [(cells[0], "64", found[1]), (cells[1], "16", found[3]), (cells[1], "4096", found[4])]
+    for runs, test, text in tests:
+        assert text.startswith(f"{np.mean([run['tests'][test]['top1'] for run in runs]):.1f}")
+    reference = {c["seed"]: c["tests"]["64"]["top1"] for c in icons.cells if c["candidate"] == "exact"}
+    gains = [c["tests"]["64"]["top1"] - reference[c["seed"]] for c in cells[0] if c["seed"] in reference]
+    assert found[2].startswith(f"{np.mean(gains):+.1f}") and found[5] == "1.12"
+    assert {len(row) for row in rows} == {6} and [row[5] for row in rows if row[0] == "Mamba"] == [make.NONE]
+
+
 def test_every_score_of_a_study_comes_from_its_report():
     for report, other in zip(make.read_reports(make.FOLDER), make.read_reports(make.FOLDER)):
         for cell in other.cells:
