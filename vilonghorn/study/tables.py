@@ -109,7 +109,8 @@ def difference(found: Interval | None, significant: bool) -> str:
     """A mean difference with its confidence interval; bold if it is significant."""
     if found is None:
         return NONE
-    text = f"{found.mean:+.1f}" + (f" [{found.low:+.1f}, {found.high:+.1f}]" if found.count > 1 else "")
+    mean, low, high = (f"{value:+.1f}".replace("-0.0", "+0.0") for value in found[:1] + found[2:4])
+    text = mean + (f" [{low}, {high}]" if found.count > 1 else "")
     return f"**{text}**" if significant else text
 
 
