@@ -46,7 +46,7 @@ def main() -> None:
         study.candidates[name].title: partial(make_steps, study, name, batch)
         for study in studies
         for name in study.names(TASK)
-        if not study.candidates[name].removed
+        if not (study.candidates[name].removed or study.candidates[name].recipe)  # another recipe has the same step
     }
     rows = run_interleaved(candidates, [STEP], ROUNDS, threads=1, restarts=RESTARTS)[STEP]
     if problems := [f"{title}: {row['problem']}" for title, row in rows.items() if row["problem"]]:

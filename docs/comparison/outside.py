@@ -105,16 +105,14 @@ def fuzzy(rng: Generator, count: int, training: bool, length: int = 128, longest
         asked, last = key(), False
         values, seen, sequence, wanted = {asked: value()}, set(), [], []
         end = length - len(asked + values[asked]) - 2 * longest
-        start = rng.integers(
-            end - 2 * longest + 1
-        )  # the key that is asked at the end appears in the first pair after it
+        start = rng.integers(end - 2 * longest + 1)  # the first pair from here on has the key that is asked at the end
         while not last:
             last = len(sequence) >= end
-            found = asked if last or (len(sequence) >= start and asked not in seen) else key()
-            answer = values.setdefault(found, value())
-            sequence += found + answer
-            wanted += [IGNORE] * len(found) + (list(answer) if found in seen else [IGNORE] * len(answer))
-            seen.add(found)
+            shown = asked if last or (len(sequence) >= start and asked not in seen) else key()
+            answer = values.setdefault(shown, value())
+            sequence += shown + answer
+            wanted += [IGNORE] * len(shown) + (list(answer) if shown in seen else [IGNORE] * len(answer))
+            seen.add(shown)
         tokens[row, -len(sequence) :] = sequence
         targets[row, -len(sequence) :] = sequence if training else wanted
     return tokens[:, :-1], targets[:, 1:]

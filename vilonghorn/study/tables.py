@@ -109,7 +109,7 @@ def difference(found: Interval | None, significant: bool) -> str:
     """A mean difference with its confidence interval; bold if it is significant."""
     if found is None:
         return NONE
-    mean, low, high = (f"{value:+.1f}".replace("-0.0", "+0.0") for value in found[:1] + found[2:4])
+    mean, low, high = (f"{value:+.1f}".replace("-0.0", "+0.0") for value in (found.mean, found.low, found.high))
     text = mean + (f" [{low}, {high}]" if found.count > 1 else "")
     return f"**{text}**" if significant else text
 
