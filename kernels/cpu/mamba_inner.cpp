@@ -17,6 +17,7 @@ template <class T> bool x_proj_forward(const VlMambaInner &m, int64_t job) {
       const Steps s(g, job / a.channel_splits, a.length, a.chunk, c, a.reverse[g]);
       projection.convolve_chunk(s, false);
       projection.project_chunk(s);
+      if (projection.keeps_convolved()) projection.store_convolved(s);
     }
   }
   return true;

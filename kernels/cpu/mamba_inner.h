@@ -100,6 +100,25 @@ template <class T> struct ConvProjection {
     }
   }
 
+  // Between x_proj and the scans of the splits, y keeps the convolved values, if there is one direction.
+  bool keeps_convolved() const { return a.channel_splits > 1 && a.directions == 1 && !is_16bit(a.dtype); }
+  template <class Copy> void each_convolved(const Steps &s, Copy copy) {
+    for (int64_t i_block = 0; i_block < n; i_block++) {
+      const int64_t block = blocks.begin + i_block;
+      for (int64_t i = 0; i < s.count; i++) {
+        T *at = (T *)a.y + (s.batch * a.length + s.token(i)) * a.channels + block * W;
+        prefetch<T, true>(at, 0, a.dtype);
+        copy(u[i_block * stride + i], at, width(block));
+      }
+    }
+  }
+  void store_convolved(const Steps &s) {
+    each_convolved(s, [](V &u, T *at, int count) { store(at, u, count); });
+  }
+  void load_convolved(const Steps &s) {
+    each_convolved(s, [](V &u, T *at, int count) { u = load(at, count); });
+  }
+
   // Requires all channels in one job.
   void project_chunk(const Steps &s) {
     dots<T>(projected<T>(m, s, 0), s.reverse ? -P : P, u, stride, (const T *)m.x_proj + s.direction * P * a.channels,

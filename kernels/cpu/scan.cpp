@@ -49,9 +49,10 @@ template <class T, int NS> struct Scan {
   }
 
   // Working memory. [block]: the blocks (vectors of channels) of this job; [step]: the steps of a chunk.
-  V *state, *A;       // [block][n]: the states, or their gradients
-  V *x, *y, *dt, *z;  // [step]; z: after SiLU, reuses dt, which only the gates read
-  Gate<T> *gates;     // [step]
+  V *state, *A;        // [block][n]: the states, or their gradients
+  V *x, *y, *dt, *z;   // [step]; z: after SiLU, reuses dt, which only the gates read
+  Gate<T> *gates;      // [step]
+  bool *shares_gates;  // [block]: the channels of a block have the step sizes, and so the gates, of the block before it
   Keys<T> keys;
   T *dt_low_rank;                                // [step][dt_rank]: low-rank dt of a mixer
   V *dt_proj;                                    // [dt_rank][block]
@@ -68,6 +69,7 @@ template <class T, int NS> struct Scan {
       x = c.next<V>(C), y = c.next<V>(C), dt = c.next<V>(C), z = dt, gates = c.next<Gate<T>>(C);
       keys = {c.next<T>(C * n), c.next<T>(C * n), c.next<T>(C * n), c.next<T>(C * n), c.next<T>(C)};
       dt_low_rank = c.next<T>(C * dt_rank()), dt_proj = c.next<V>(dt_rank() * n_blocks);
+      shares_gates = c.next<bool>(n_blocks);
       if (!backward) return;
       dx = c.next<V>(C), dy = c.next<V>(C), ddt = c.next<V>(C), z_slope = c.next<V>(C);
       dD = c.next<V>(n_blocks), dbias = c.next<V>(n_blocks), dA = c.next<V>(n_blocks * n);
@@ -83,11 +85,21 @@ template <class T, int NS> struct Scan {
       const int64_t i = block - blocks.begin, row = g * a.channels + block * W;
       if (mix)
         load_columns(dt_proj + i, n_blocks, (const T *)mix->dt_proj + row * mix->dt_rank, mix->dt_rank, width(block));
+      shares_gates[i] = mix && i > 0 && has_equal_steps(g, i);
       if (RULE != VL_MAMBA) continue;
       V *of_block = A + i * n_states;
       load_columns(of_block, 1, (const T *)a.A + row * n_states, n_states, width(block));
       for (int n = 0; n < n_states; n++) of_block[n] *= T(kLog2e);
     }
+  }
+
+  // Whether dt_proj and dt_bias of block i are those of block i - 1, as where one head has both.
+  bool has_equal_steps(int64_t g, int64_t i) const {
+    const V bias = parameter(a.dt_bias, g, blocks.begin + i), before = parameter(a.dt_bias, g, blocks.begin + i - 1);
+    bool equal = !memcmp(&bias, &before, sizeof(V));
+    for (int64_t r = 0; equal && r < mix->dt_rank; r++)
+      equal = !memcmp(dt_proj + r * n_blocks + i, dt_proj + r * n_blocks + i - 1, sizeof(V));
+    return equal;
   }
 
   // Loads one element.
@@ -124,6 +136,7 @@ template <class T, int NS> struct Scan {
     const V bias = parameter(a.dt_bias, s.direction, block);
     if (mix) {
       x = projection.u + (block - blocks.begin) * projection.stride;
+      if (shares_gates[block - blocks.begin]) return;
       for (int64_t i = 0; i < s.count; i++) dt[i] = bias;
       combine<T>(dt, dt_low_rank, mix->dt_rank, (const T *)(dt_proj + (block - blocks.begin)), n_blocks * W, s.count,
                  mix->dt_rank, W);
@@ -150,7 +163,8 @@ template <class T, int NS> struct Scan {
       load_weights<RULE>(g);
       for (int64_t c = 0; c < chunks; c++) {
         const Steps s(g, b, L, C, c, a.reverse[g]);
-        if (mix) projection.convolve_chunk(s, false);
+        if (mix && projection.keeps_convolved()) projection.load_convolved(s);
+        else if (mix) projection.convolve_chunk(s, false);
         if (mix && all_channels) projection.project_chunk(s);
         load_keys(s, false);
         for (int64_t block = blocks.begin; block < blocks.end; block++) forward_block<RULE>(s, block);
