@@ -17,7 +17,7 @@ from .trunk import VisionSSM
 V2 = dict(rule="longhorn_exact", heads=4, reverse=((False,), (True,)), d_conv=(3, 3))
 V2 |= dict(expand=1, global_pool="avg")
 NANO = V2 | dict(embed_dim=128, depth=4, mlp_ratio=0.875)
-LARGER = V2 | dict(depth=8, mlp_ratio=0.625)
+LARGER = V2 | dict(depth=8, mlp_ratio=7 / 12)  # hidden widths are multiples of 32, as tensor cores prefer
 TINY = LARGER | dict(embed_dim=384)
 SMALL = LARGER | dict(embed_dim=768, heads=8)
 BASE = LARGER | dict(embed_dim=1536, heads=16)
