@@ -176,7 +176,7 @@ TASKS = {
     "mqar128": Task(partial(mqar, length=128, pairs=8), **MQAR),
     "noisy recall": Task(partial(recall, noise=0.2), 32),
     "fuzzy recall": Task(fuzzy, 16),
-    "selective copying": Task(copying, 16),
+    "selective copying": Task(copying, 16, epochs=10),  # of twice the length
 }  # fmt: skip
 
 
