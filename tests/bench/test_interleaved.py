@@ -74,17 +74,19 @@ def test_restarts_share_the_rounds_and_the_order_alternates(monkeypatch):
     assert [what for name, what in calls if name == "a"].count("warm_up") == 2
 
 
-def test_short_steps_are_repeated_and_long_ones_are_not():
-    clock = SimpleNamespace(now=0.0)
-    steps = dict(
-        short=lambda: setattr(clock, "now", clock.now + 0.004), long=lambda: setattr(clock, "now", clock.now + 1)
-    )
-    candidate = interleaved._Candidate(lambda: steps, "cpu", lambda: clock.now)
-    candidate.warm_up("short")
-    assert candidate.repeats == 5 and candidate.measure()[0] == pytest.approx(4)
-    candidate.warm_up("long")
-    before = clock.now
-    assert candidate.measure()[0] == pytest.approx(1000) and clock.now - before == pytest.approx(1)
+@pytest.mark.parametrize(("seconds", "calls"), [(0.004, 6), (1, 2)])
+def test_short_steps_are_repeated_and_each_sample_follows_an_untimed_call(seconds, calls):
+    clock = SimpleNamespace(now=0.0, late=0.0)
+
+    def step():
+        clock.now += seconds + clock.late
+        clock.late = 0.0
+
+    candidate = interleaved._Candidate(lambda: dict(step=step), "cpu", lambda: clock.now)
+    candidate.warm_up("step")
+    before, clock.late = clock.now, 0.5  # the first call after those of another candidate
+    assert candidate.measure()[0] == pytest.approx(seconds * 1e3)
+    assert clock.now - before == pytest.approx(seconds * calls + 0.5)
 
 
 def test_on_a_gpu_events_surround_each_call(monkeypatch):

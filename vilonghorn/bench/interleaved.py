@@ -116,8 +116,7 @@ class _Candidate:
         self.repeats = max(1, round(SAMPLE_SECONDS * 1e3 / ms))
 
     def measure(self) -> Sample:
-        if self.repeats > 1:
-            self.call()  # refill the caches, which the other candidates have used
+        self.call()  # untimed: the first call after those of other candidates takes up to 20 ms longer
         ms, peak = self.time(), peak_bytes(self.device)
         return ms, None if peak is None else (peak - self.before) / 1e9
 
