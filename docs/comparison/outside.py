@@ -175,8 +175,8 @@ TASKS = {
     "in-context recall": Task(recall, 16),
     "mqar128": Task(partial(mqar, length=128, pairs=8), **MQAR),
     "noisy recall": Task(partial(recall, noise=0.2), 32),
-    "fuzzy recall": Task(fuzzy, 16),
-    "selective copying": Task(copying, 16, epochs=10),  # of twice the length
+    "fuzzy recall": Task(fuzzy, 16, epochs=10),
+    "selective copying": Task(copying, 16, epochs=10),
 }  # fmt: skip
 
 
