@@ -46,6 +46,7 @@ TARGETS = (
     ("ort", PEER, 512, None, 1.0),
 )
 LOAD_SECONDS = 0.2
+CELLS = {224: (1, 8), 512: (1,)}  # batches by image side
 
 Row = dict[str, Any]
 
@@ -80,12 +81,12 @@ def make_load(source: tuple[str, str]) -> dict[str, Callable[[], object]]:
     return {"load": partial(load, *source, *libraries(source[0]))}
 
 
-def measure(sides: Sequence[int], batches: Sequence[int], threads: Sequence[int], rounds: int) -> dict[str, Any]:
+def measure(threads: Sequence[int], rounds: int) -> dict[str, Any]:
     """Times everything; returns the report that is saved as JSON."""
     rows: list[Row] = []
     with tempfile.TemporaryDirectory() as folder:
-        files = write_files(Path(folder), sides)
-        for count, side in product(threads, sides):
+        files = write_files(Path(folder), list(CELLS))
+        for count, (side, batches) in product(threads, CELLS.items()):
             cells = [(side, batch) for batch in batches]
             sources = {"eager": None} | {name: found[side] for name, found in files.items()}
             candidates = {name: partial(make_steps, source, cells) for name, source in sources.items()}
@@ -99,7 +100,8 @@ def measure(sides: Sequence[int], batches: Sequence[int], threads: Sequence[int]
                         key = dict(candidate=name, side=side, batch=batch, threads=count, clock=clock)
                         rows.append(key | dict(ms=[round(ms, 3) for ms in row["ms"]]))
                         print(*key.values(), f"{statistics.median(row['ms']):.1f} ms", flush=True)
-        loads = {name: partial(make_load, found[sides[0]]) for name, found in files.items()}
+        first = {name: found[min(CELLS)] for name, found in files.items()}
+        loads = {name: partial(make_load, file) for name, file in first.items()}
         found = run_interleaved(loads, ["load"], rounds, threads=threads[-1])["load"]
         return dict(
             command="python docs/export/speed.py",
@@ -107,7 +109,7 @@ def measure(sides: Sequence[int], batches: Sequence[int], threads: Sequence[int]
             machine=f"{processor()}, torch {torch.__version__}",
             rounds=rounds,
             load_seconds={name: round(statistics.median(row["ms"]) / 1e3, 3) for name, row in found.items()},
-            megabytes={name: round(Path(found[sides[0]][1]).stat().st_size / 1e6, 1) for name, found in files.items()},
+            megabytes={name: round(Path(path).stat().st_size / 1e6, 1) for name, (_, path) in first.items()},
             rows=rows,
         )
 
@@ -161,7 +163,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--page", action="store_true", help="write the tables of the last measurement again")
     options = parser.parse_args(argv)
     if not options.page:
-        report = measure((224, 512), (1, 8), (1, 2), options.rounds)
+        report = measure((1, 2), options.rounds)
         write_json(JSON, report)
     text = fill(PAGE.read_text(encoding="utf-8"), json.loads(JSON.read_text(encoding="utf-8")))
     with atomic_write(PAGE, "w") as file:
