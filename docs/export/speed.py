@@ -46,12 +46,12 @@ TARGETS = (
     ("ort", PEER, 512, None, 1.0),
 )
 LOAD_SECONDS = 0.2
-CELLS = {224: (1, 8), 512: (1,)}  # batches by image side
+CELLS = {224: (1, 8), 512: (1,)}  # batch sizes by image side
 
 Row = dict[str, Any]
 
 
-def write_files(folder: Path, sides: Sequence[int]) -> dict[str, dict[int, tuple[str, str]]]:
+def write_files(folder: Path) -> dict[str, dict[int, tuple[str, str]]]:
     """Writes the files; returns the format and path of each candidate for each side of an image.
 
     A file of this library takes all sizes. DeiT's is written for each size: timm's position embedding is fixed.
@@ -60,8 +60,8 @@ def write_files(folder: Path, sides: Sequence[int]) -> dict[str, dict[int, tuple
     for name, (kind, weights) in FILES.items():
         path = folder / f"{MODEL}_{weights}{FORMATS[kind].suffix}"
         export(load_for_export(MODEL), kind, path, weights)
-        files[name] = dict.fromkeys(sides, (kind, str(path)))
-    for side in sides:
+        files[name] = dict.fromkeys(CELLS, (kind, str(path)))
+    for side in CELLS:
         path, model = folder / f"{PEER}_{side}.onnx", timm.create_model(PEER, img_size=side).eval()
         images, batch = torch.randn(2, 3, side, side), torch.export.Dim("batch")
         options = dict(input_names=["images"], opset_version=OPSET, verbose=False, external_data=False)
@@ -85,7 +85,7 @@ def measure(threads: Sequence[int], rounds: int) -> dict[str, Any]:
     """Times everything; returns the report that is saved as JSON."""
     rows: list[Row] = []
     with tempfile.TemporaryDirectory() as folder:
-        files = write_files(Path(folder), list(CELLS))
+        files = write_files(Path(folder))
         for count, (side, batches) in product(threads, CELLS.items()):
             cells = [(side, batch) for batch in batches]
             sources = {"eager": None} | {name: found[side] for name, found in files.items()}

@@ -116,7 +116,7 @@ class _Candidate:
         self.repeats = max(1, round(SAMPLE_SECONDS * 1e3 / ms))
 
     def measure(self) -> Sample:
-        self.call()  # untimed: threads of the last candidate may still spin, those of onnxruntime for 20 ms
+        self.call()  # untimed: refills the caches; threads of the last candidate may spin longer than the pause
         ms, peak = self.time(), peak_bytes(self.device)
         return ms, None if peak is None else (peak - self.before) / 1e9
 
