@@ -60,9 +60,8 @@ def test_anything_else_under_the_name_is_left_alone(tmp_path):
     assert [p.name for p in tmp_path.rglob("*")] == ["mine", "notes.txt"]
 
 
-def test_a_missing_parent_folder_is_refused(tmp_path):
-    with pytest.raises(FileNotFoundError, match="gone: no such folder"):
-        write_digits(tmp_path / "gone" / "digits")
+def test_missing_parent_folders_are_made(tmp_path):
+    assert write_digits(tmp_path / "new" / "data" / "digits")
 
 
 def test_a_failure_on_the_way_leaves_nothing(tmp_path, monkeypatch):

@@ -82,7 +82,6 @@ def write_digits(target: str | os.PathLike) -> bool:
 
     Raises:
         FileExistsError: `target` exists and is not this dataset.
-        FileNotFoundError: the folder of `target` does not exist.
         ImportError: scikit-learn is not installed.
     """
     target = Path(target)

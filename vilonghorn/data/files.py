@@ -54,20 +54,18 @@ def write_json(path: str | os.PathLike, values: Mapping[str, Any]) -> None:
 def atomic_folder(path: str | os.PathLike) -> Iterator[Path]:
     """Makes the folder `NAME.PID.partial` beside `path`, and renames it to `path` when the block ends without error.
 
-    A block that raises leaves nothing. A process that is killed inside the block leaves the partial folder.
+    Folders above it that are missing are made, too. A block that raises leaves nothing else. A process that is killed
+    inside the block leaves the partial folder.
 
     Raises:
         FileExistsError: `path` exists.
-        FileNotFoundError: the folder of `path` does not exist.
     """
     path = Path(path)
     if path.exists():
         raise FileExistsError(f"{path}: exists; remove it or give another name")
-    if not path.parent.is_dir():
-        raise FileNotFoundError(f"{path.parent}: no such folder to write {path.name} into; make it first")
     partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
     try:
-        partial.mkdir()
+        partial.mkdir(parents=True)
         yield partial
         if hasattr(os, "sync"):
             os.sync()

