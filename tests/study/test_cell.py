@@ -17,7 +17,7 @@ pytest.importorskip("sklearn", reason="the tasks are made of the digits that com
 
 from vilonghorn.data import create_loader  # noqa: E402
 from vilonghorn.engine import Interrupted  # noqa: E402
-from vilonghorn.study.cell import ShortEpochs, data_file, plan_hash, run_cell, write_data  # noqa: E402
+from vilonghorn.study.cell import MixedSizes, ShortEpochs, data_file, plan_hash, run_cell, write_data  # noqa: E402
 from vilonghorn.study.match import match_size  # noqa: E402
 from vilonghorn.study.plan import Cell, read_study  # noqa: E402
 
@@ -59,6 +59,38 @@ def test_short_epochs_make_up_a_pass(tmp_path, study):
 
 
 @pytest.mark.needs_ffcv
+def test_batches_of_mixed_sizes_are_the_loaders_scaled(tmp_path, study):
+    write_data(study, tmp_path, "recall")
+    file = data_file(tmp_path, study.tasks["recall"].dataset("train"))
+    loader = create_loader(file, batch_size=2, image_size=32, training=True, workers=1)
+    mixed = MixedSizes(loader, [8, 16, 32], seed=1)
+    found, again, other = list(mixed.epoch(1)), list(mixed.epoch(1, start=3)), list(mixed.epoch(2))
+    assert len(found) == len(mixed) == len(loader)
+    assert {images.shape[-1] for images, _ in found} == {8, 16, 32}
+    assert [i.shape for i, _ in found] != [i.shape for i, _ in other]
+    assert all(torch.equal(a, b) for a, b in zip([i for i, _ in found[3:]], [i for i, _ in again], strict=True))
+    for (images, targets), (whole, expected) in zip(found, loader.epoch(1), strict=True):
+        assert torch.equal(targets, expected)
+        torch.testing.assert_close(images.mean((2, 3)), whole.mean((2, 3)), rtol=0.1, atol=0.05)
+        assert images.shape != whole.shape or torch.equal(images, whole)
+
+
+@pytest.mark.needs_ffcv
+def test_a_cell_trains_at_mixed_sizes(write, tmp_path):
+    cell, sides = Cell("recall", "longhorn", 0.01, 1), dict(tasks__recall__sides=[16, 32])
+    study = read_study(write(**sides, tasks__recall__kwargs={"dynamic_img_size": True}))
+    write_data(study, tmp_path, "recall")
+    found = run_cell(study, tmp_path, cell, None)
+    assert set(found["tests"]) == {"test", "large"}
+    assert [point["images"] for point in found["curve"]] == [16, 32, 48, 64]
+    fixed = tmp_path / "fixed"
+    fixed.mkdir()
+    (fixed / "data").symlink_to(tmp_path / "data")
+    with pytest.raises(ValueError, match="image is 16x16, expected 32x32; give img_size= or dynamic_img_size"):
+        run_cell(read_study(write(**sides)), fixed, cell, None)
+
+
+@pytest.mark.needs_ffcv
 def test_the_results_of_a_cell_are_those_of_the_engine(study, tmp_path):
     write_data(study, tmp_path, "recall")
     cell = Cell("recall", "longhorn", 0.01, 1)
@@ -88,6 +120,7 @@ def test_the_hash_of_a_cell_is_of_its_plan_alone(write, study, tmp_path):
         dict(trunk={"embed_dim": 24, "depth": 1, "patch_size": 8}),
         dict(tasks__recall__count={"train": 35, "val": 8, "test": 8}),
         dict(tasks__recall__parts=4),
+        dict(tasks__recall__sides=[16, 32]),
         dict(tasks__recall__test_count={"large": 4}),
         dict(tasks__recall__tests={"test": {}, "large": {"grid": 6}}),
     ]

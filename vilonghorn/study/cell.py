@@ -6,14 +6,16 @@ A cell leaves RUN (directory of the engine's run), RUN.txt (its output) and RUN.
 
 import hashlib
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing, redirect_stderr, redirect_stdout
 from dataclasses import asdict, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+import torch.nn.functional as F
 import yaml
 
 from ..engine import Config, Trainer, evaluate, load_config, load_run
@@ -66,7 +68,8 @@ def plan_hash(study: Study, folder: Path, cell: Cell) -> str:
     config["data"] |= {"train": repr(task.dataset("train")), "val": repr(task.dataset("val"))}
     del config["run"]["dir"]
     tests = {name: [repr(dataset), dataset.side] for name, dataset in task.test_datasets().items()}
-    text = json.dumps({"config": config, "parts": task.parts, "tests": tests}, sort_keys=True)
+    mixed = {"sides": task.sides} if task.sides else {}  # a hash of an earlier version has no such key
+    text = json.dumps({"config": config, "parts": task.parts, "tests": tests, **mixed}, sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
@@ -100,6 +103,34 @@ class ShortEpochs:
             yield from islice(batches, self.length - start)
 
 
+class MixedSizes:
+    """A loader whose batches are scaled to one of several sizes, drawn evenly for each batch.
+
+    Args:
+        loader: of training data, images as large as the largest size.
+        sides: heights and widths in pixels.
+        seed: of the sizes; they depend on it, the epoch and the number of the batch.
+    """
+
+    def __init__(self, loader: Any, sides: Sequence[int], seed: int) -> None:
+        self.loader, self.sides, self.seed = loader, sides, seed
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.loader, name)
+
+    def __len__(self) -> int:
+        return len(self.loader)
+
+    def epoch(self, epoch: int, start: int = 0) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        """The batches of an epoch from number `start` on."""
+        with closing(self.loader.epoch(epoch, start=start)) as batches:
+            for number, (images, targets) in enumerate(batches, start):
+                side = int(np.random.default_rng([self.seed, epoch, number]).choice(self.sides))
+                if side != images.shape[-1]:
+                    images = F.interpolate(images, size=side, mode="bilinear", antialias=True)
+                yield images, targets
+
+
 def run_cell(study: Study, folder: Path, cell: Cell, commit: str | None) -> dict[str, Any]:
     """Trains a cell, or resumes its training, and measures its final weights on the test sets. Divergence is a result.
 
@@ -121,6 +152,8 @@ def run_cell(study: Study, folder: Path, cell: Cell, commit: str | None) -> dict
     with open(f"{directory}.txt", "a", encoding="utf-8") as output, redirect_stdout(output), redirect_stderr(output):
         config = load_config(config_file)
         loader = build_loader(config, pick_device(config.run.device), training=True)
+        if sides := study.tasks[cell.task].sides:
+            loader = MixedSizes(loader, sides, cell.seed)
         loader = ShortEpochs(loader, study.tasks[cell.task].parts)
         trainer = Trainer(config, train=loader, resume="auto")
         try:

@@ -36,6 +36,7 @@ class TaskPlan:
     count: dict[str, int] = field(default_factory=dict)  # number of samples by split, see `make_task`
     kwargs: dict[str, Any] = field(default_factory=dict)  # arguments of every model
     recipe: dict[str, dict[str, Any]] = field(default_factory=dict)  # changes to the recipe of the study
+    sides: list[int] = field(default_factory=list)  # of training images, one for each batch; see `MixedSizes`
     parts: int = 1  # epochs that one pass over the training data is divided into; each ends with a validation
     sweep: list[float] = field(default_factory=list)  # learning rates to choose from by validation accuracy
     widen: int = 0  # rates added, one by one, beyond the end of `sweep` at which the best rate lies
@@ -178,8 +179,10 @@ def _check(study: Study) -> None:
                 raise ValueError(
                     f"task {name} takes its rates from {task.rates_of}, which has no sweep for all candidates of {name}"
                 )
-        for split in ("train", "val"):
-            task.dataset(split)
+        side = task.dataset("train").side
+        if task.sides and not (min(task.sides) >= 1 and max(task.sides) <= side):
+            raise ValueError(f"task {name}: sides are {task.sides}, expected 1 to {side}, the side of its images")
+        task.dataset("val")
         task.test_datasets()
     for table in study.tables.values():
         for task, test, _ in table.points:
