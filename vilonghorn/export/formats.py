@@ -81,7 +81,7 @@ def capture(model: nn.Module, keep_native: bool = False, weights: str = "fp32", 
     module: nn.Module = model
     if weights != "fp32":
         module = ShortWeights(model, weights, int8_layers(model) if keep_native and weights == "int8" else ())
-    kept = native_export() if keep_native else linear_attention() if opset != OPSET else nullcontext()
+    kept = native_export.on() if keep_native else linear_attention.on() if opset != OPSET else nullcontext()
     with torch.no_grad(), set_exportable(True), kept:
         return torch.export.export(module, (images,), dynamic_shapes=(dims,), strict=False)
 

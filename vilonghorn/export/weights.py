@@ -83,7 +83,7 @@ def int8_layers(model: nn.Module) -> dict[str, nn.Linear]:
     These are in_proj and out_proj of each block that is one operator.
     """
     found = {}
-    with native_export():
+    with native_export.on():
         for name, block in model.named_modules():
             if isinstance(block, Block) and block.is_fused(torch.zeros(1, 1, block.mixer.dim)):
                 found[f"{name}.mixer.in_proj.weight"] = block.mixer.in_proj

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from ..ops._torch import has_global_hooks
 from ..ops.block import block, prefers_block
 from ..ops.gated_mlp import gated_mlp
-from ..ops.register import is_native_export, is_tracing
+from ..ops.register import is_tracing, native_export
 from .mixer import Mixer, is_plain
 from .norm import RMSNorm
 
@@ -98,7 +98,7 @@ class Block(nn.Module):
         """
         norm: Any = self.norm
         mixer = self.mixer
-        if (is_tracing(x) or has_global_hooks()) and not is_native_export():
+        if (is_tracing(x) or has_global_hooks()) and not native_export.is_on:
             return False
         if not (is_plain(norm, RMSNorm) and is_plain(mixer, Mixer)):
             return False
@@ -106,7 +106,7 @@ class Block(nn.Module):
             mixer.has_plain_projections()
             and self._has_plain_drop_path()
             and mixer.scan_norm is None
-            and (mixer.conv_weight.dim() == 3 or not is_native_export())
+            and (mixer.conv_weight.dim() == 3 or not native_export.is_on)
             and mixer.max_eps == 1
             and not mixer.exportable
             and prefers_block(

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from .backends import cpu
-from .register import is_native_export, register_op
+from .register import native_export, register_op
 from .validate import BlockArguments, autocast_dtype, check_flags, validate_block, with_grid
 
 X86 = platform.machine().lower() in ("x86_64", "amd64")
@@ -82,7 +82,7 @@ def prefers_block(tensors: Sequence[Tensor | None]) -> bool:
     """Whether `block` takes these tensors, tokens first, and is faster than its parts."""
     tokens: Any = tensors[0]
     return (
-        (has_fast_block() or is_native_export())
+        (has_fast_block() or native_export.is_on)
         and all(t is None or t.is_cpu and t.dtype == torch.float32 for t in tensors)
         and tokens.numel() > 0
         and ((short := autocast_dtype(tokens)) is None or short == torch.bfloat16 and cpu.has_bf16_products())

@@ -4,8 +4,7 @@ Within a chunk, the numbers that the tokens add to the state solve a triangular 
 2406.06484), because all channels of a head share keys and eps. In plain torch, for any device; autograd derives it.
 """
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -15,23 +14,13 @@ from torch import Tensor
 from ._torch import captured_loop
 from .conv import flip_reversed
 from .reference import step_size
+from .register import Switch
 from .validate import autocast_dtype
 
 CHUNK = 16  # tokens; a power of two
 LINEAR_ATTENTION_OPSET = 27  # of ONNX
 
-_as_linear_attention = False
-
-
-@contextmanager
-def linear_attention() -> Iterator[None]:
-    """`scan_chunked` becomes one ONNX operator, LinearAttention of opset 27, in models that are exported."""
-    global _as_linear_attention
-    before, _as_linear_attention = _as_linear_attention, True
-    try:
-        yield
-    finally:
-        _as_linear_attention = before
+linear_attention = Switch()  # exports have one ONNX operator, LinearAttention of opset 27, for `scan_chunked`
 
 
 def scan_chunked(
@@ -77,7 +66,7 @@ def scan_chunked(
     x, dt, k, q = (torch.stack(flip_reversed(t.to(compute), reverse)) for t in (x, dt, k, q))
     dt = dt if dt_bias is None else dt + dt_bias.to(compute)[:, None, None]
     eps = max_eps * step_size("longhorn_exact", dt, k)
-    if _as_linear_attention:
+    if linear_attention.is_on:
         y = _linear_attention(x, eps, k, q)
         return (torch.stack(flip_reversed(y, reverse)) + skip).to(dtype)
     missing = -L % chunk  # tokens that add nothing fill the last chunk

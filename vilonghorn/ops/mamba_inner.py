@@ -17,7 +17,7 @@ from .backends import choose_conv, cpu, cuda
 from .chunked import scan_chunked
 from .conv import conv2d_silu, conv_silu, conv_silu_scan_order, flip_reversed
 from .norm import rms_norm
-from .register import is_native_export, register_op
+from .register import native_export, register_op
 from .scan import scan
 from .validate import (
     MambaInnerArguments,
@@ -92,7 +92,7 @@ def mamba_inner(
     args = MambaInnerArguments(xz, *weights, rule, flags if scan_norm is None else [0], grid_options)
     check_max_eps(max_eps, rule, heads, scan_norm is not None)
     if heads is not None and rule == "longhorn_exact" and scan_norm is None:
-        if max_eps != 1 or is_exportable() and not is_native_export():
+        if max_eps != 1 or is_exportable() and not native_export.is_on:
             return _chunked(args, heads, max_eps)
     if scan_norm is not None:
         return _shared(args, scan_norm, reverse)

@@ -126,23 +126,23 @@ def register_op(
     return run
 
 
-_native_export = False  # global: Dynamo of torch 2.11 reads no ContextVar
+class Switch:
+    """A flag that is set within `with switch.on():`. It is no ContextVar, which Dynamo of torch 2.11 cannot read."""
+
+    def __init__(self) -> None:
+        self.is_on = False
+
+    @contextmanager
+    def on(self) -> Iterator[None]:
+        """Sets the flag in the block of a with statement."""
+        before, self.is_on = self.is_on, True
+        try:
+            yield
+        finally:
+            self.is_on = before
 
 
-@contextmanager
-def native_export() -> Iterator[None]:
-    """Exports keep blocks and scans as operators of this library, for a runtime that has them too."""
-    global _native_export
-    before, _native_export = _native_export, True
-    try:
-        yield
-    finally:
-        _native_export = before
-
-
-def is_native_export() -> bool:
-    """Whether `native_export` is on."""
-    return _native_export
+native_export = Switch()  # exports keep blocks and scans as operators of this library, for a runtime that has them
 
 
 def needs_grad(tensors: Sequence[Tensor | None]) -> bool:

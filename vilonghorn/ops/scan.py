@@ -11,7 +11,7 @@ from torch import Tensor
 
 from .backends import choose
 from .reference import scan_reference
-from .register import is_native_export, register_op
+from .register import native_export, register_op
 from .validate import ScanArguments, autocast_dtype, check_flags, validate_scan
 
 
@@ -74,7 +74,7 @@ def scan(
         x, dt, k, q = x.to(dtype), dt.to(dtype), k.to(dtype), q.to(dtype)
         z = None if z is None else z.to(dtype)
     args = ScanArguments(x, dt, k, q, z, A, D, dt_bias, rule, flags, reduce, backend)
-    if backend is None and is_exportable() and not is_native_export():
+    if backend is None and is_exportable() and not native_export.is_on:
         validate_scan(args)
         return scan_reference(args)
     return _run(args)
