@@ -82,6 +82,6 @@ def test_the_backends_of_a_gpu_come_in_the_order_of_preference(monkeypatch):
     monkeypatch.setattr(triton_backend, "unavailable", lambda device_type, dtype=None: None)
     with FakeTensorMode():
         args = ScanArguments(*(torch.empty(1, device="cuda"),) * 4)
-        assert choose(args, None) is triton_backend
+        assert choose(args) is triton_backend
         monkeypatch.setattr(cuda, "unavailable", lambda device_type, dtype=None: None)
-        assert choose(args, None) is cuda
+        assert choose(args) is cuda

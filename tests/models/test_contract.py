@@ -223,6 +223,7 @@ def test_images_that_do_not_fit_are_told_what_does(batch, message):
         (dict(embed_dim=0), "embed_dim is 0, expected at least 1"),
         (dict(in_chans=0), "in_chans is 0, expected at least 1"),
         (dict(patch_size=0), r"patch_size is \(0, 0\), expected at least one pixel"),
+        (dict(d_conv=(4,)), r"d_conv is \(4,\), expected a number of tokens, or an odd height and an odd width"),
         (dict(d_conv=(3, 2)), r"d_conv is \(3, 2\), expected a number of tokens, or an odd height and an odd width"),
         (dict(d_conv=(9, 9)), "d_conv is 81, expected an integer from 1 to 64"),
         (

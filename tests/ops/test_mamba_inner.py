@@ -93,6 +93,14 @@ def test_channels_with_equal_steps_agree_with_the_oracle(rule, isa):
         compare(in_order, values, 2e-6, truth=mixer, rule=rule, reverse=(True, False))
 
 
+@pytest.mark.parametrize("heads", [0, -4, 6, 17])
+def test_heads_that_do_not_divide_the_channels_are_refused(heads):
+    values = mixer_inputs(1, 1, 5, 16, 3, 2, 4, rule="longhorn_exact")
+    options = dict(rule="longhorn_exact", reverse=(False,), max_eps=1.5)
+    with pytest.raises(ValueError, match=f"mamba_inner: heads is {heads}, expected a divisor of the 16 channels"):
+        mamba_inner(**values, A=None, **options, heads=heads)
+
+
 @fused
 @pytest.mark.parametrize("dtype, tolerance", [(torch.bfloat16, 1e-2), (torch.float16, 2e-3)], ids=str)
 @pytest.mark.parametrize("rule", RULES)

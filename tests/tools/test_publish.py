@@ -138,6 +138,22 @@ def test_a_run_is_published_with_its_classes_and_preprocessing(tmp_path, capsys)
     assert config["pretrained_cfg"]["input_size"] == [3, 16, 16]
     assert "top-1 (%)" in (tmp_path / "out" / "README.md").read_text()
     timm.create_model(f"local-dir:{tmp_path / 'out'}", pretrained=True)
+
+
+def test_a_folder_that_cannot_be_uploaded_is_complete(tmp_path, monkeypatch, capsys):
+    kwargs = "--model.kwargs={depth: 1, embed_dim: 32}"
+    toy_run.toy_trainer(tmp_path / "run", "--model.name=vilonghorn_nano", kwargs, "--schedule.epochs=2").fit()
+
+    def fail(*_):
+        raise OSError("no token")
+
+    monkeypatch.setattr(publish, "push_folder", fail)
+    with pytest.raises(SystemExit) as ended:
+        publish.main([str(tmp_path / "run"), str(tmp_path / "out"), "--push", "me/photos"])
+    out = tmp_path / "out"
+    sentence = f"{out} is complete, but was not uploaded (no token); upload it: hf upload me/photos {out} ."
+    assert ended.value.code == 2 and sentence in " ".join(capsys.readouterr().err.split())
+    timm.create_model(f"local-dir:{out}", pretrained=True)
     with pytest.raises(SystemExit):
         publish.main([str(tmp_path / "nothing"), str(tmp_path / "other")])
     assert "there are no weights" in capsys.readouterr().err

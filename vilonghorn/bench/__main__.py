@@ -47,7 +47,7 @@ class Benchmark:
         )
 
     def run(self) -> bool:
-        """Measures the subjects and writes the files. Returns whether everything was measured."""
+        """Measures the subjects and writes the file of `--json`. Returns whether everything was measured."""
         print(", ".join(f"{key} {value}" for key, value in self.report["machine"].items()))
         try:
             for subject in self.options.what:
@@ -65,7 +65,7 @@ class Benchmark:
         return not problems
 
     def save(self) -> None:
-        """Writes the files that the options name."""
+        """Writes the file of `--json`, if there is one."""
         if self.options.json:
             write_json(self.options.json, self.report)
 

@@ -1,10 +1,10 @@
-"""Tables, targets and the plot of the benchmark, from the report that it saves as JSON.
+"""Tables and targets of the benchmark, from the report that it saves as JSON.
 
 The report is one object with `command`, `date`, `machine`, `finished`, `seconds` by subject, and lists of rows. A row
 has `train` (with backward); `ms`, `memory_gb` and `problem` of `run_interleaved`; and
 
     scan     workload, rule, backend; compute_bound_ms and memory_bound_ms, the roofline of each round
-    models   model, size (pixels), batch, compiled
+    models   model, size (pixels), batch, compiled, precision
     growth   as models: one model at its smallest and its largest size, timed against each other
 
 `rates` has multiply-adds and copied bytes a second, by workload and step; `profile` one training step; `targets` the

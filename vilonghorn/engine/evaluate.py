@@ -33,7 +33,7 @@ def evaluate(
         loader: the held-out data, or the share of this process.
         amp: autocast context.
         on_batch: called after each batch, equally often in every process; may raise to stop.
-        dist: the processes that share the data; None: only this one.
+        dist: the processes that share the data. Default: those of torchrun's environment.
 
     Returns:
         Name to {"top1": percent, "top5": percent, "loss": mean cross-entropy}. Images whose scores contain NaN count as

@@ -14,11 +14,11 @@ import torch
 from torch import Tensor
 
 from ..layers import Mixer
-from ..ops import conv_silu
-from ..ops.conv import conv2d_silu
+from ..ops.mamba_inner import projections
 from ..ops.reference import read, step, step_size
+from ..ops.validate import MambaInnerArguments, with_grid
 
-REDUCTIONS = ("mean", "absolute", "none")
+CHANNELS = ("mean", "absolute", "none")
 MAX_STATES = 2**23  # numbers in the states computed at once: with more tokens, fewer channels at once
 
 
@@ -42,22 +42,15 @@ def scan_inputs(mixer: Mixer, tokens: Tensor, grid: Sequence[int] | None = None)
 
     What the directions share is repeated for each.
     """
-    shared, N, G = mixer.scan_norm is not None, mixer.d_state, len(mixer.reverse)
+    shared, G = mixer.scan_norm is not None, len(mixer.reverse)
     dtype = torch.promote_types(mixer.D.dtype, torch.float32)
-    weights = {name: p.detach().to(dtype) for name, p in mixer.named_parameters(recurse=False)}
-    x, z = mixer.in_proj(tokens).to(dtype).chunk(2, dim=-1)
-    filters, bias = weights["conv_weight"], weights["conv_bias"]
-    if grid is None:
-        u = conv_silu(x, filters, bias, reverse=(False,) if shared else mixer.reverse)
-    else:
-        u = conv2d_silu(x, filters, bias, grid)
-    projected = torch.einsum("gbld,gpd->gblp", u, weights["x_proj"])
-    low, k, q = projected.split([mixer.dt_rank, N, N], dim=-1)
-    dt = torch.einsum("gblr,gdr->gbld", low, weights["dt_proj"]) + weights["dt_bias"][:, None, None]
-    dt = dt.repeat_interleave(u.shape[-1] // dt.shape[-1], -1)  # a head has one beta for its channels
-    gate = step_size(mixer.rule, dt, k)
-    A = -weights["A_log"].exp() if mixer.rule == "mamba" else None
-    u, gate, k, q, A, D = (t if t is None else t.expand(G, *t.shape[1:]) for t in (u, gate, k, q, A, weights["D"]))
+    filters, *others = (t if t is None else t.to(dtype) for t in mixer.inner_weights())
+    filters, grid_options = with_grid("scan_inputs", filters, grid)
+    xz, flags = mixer.in_proj(tokens).to(dtype), [0] if shared else mixer.flags
+    args = MambaInnerArguments(xz, filters, *others, mixer.rule, flags, grid_options)
+    z, u, dt, k, q = projections(args)
+    gate = step_size(mixer.rule, dt + args.dt_bias[:, None, None], k)
+    u, gate, k, q, A, D = (t if t is None else t.expand(G, *t.shape[1:]) for t in (u, gate, k, q, args.A, args.D))
     return ScanInputs(mixer.rule, mixer.reverse, u, gate, k, q, z, A, D)
 
 
@@ -79,8 +72,8 @@ def attention_rows(scan: ScanInputs, queries: Sequence[int] | None = None, chann
     Raises:
         ValueError: a query that is not in the sequence or is given twice, or an unknown value of `channels`.
     """
-    if channels not in REDUCTIONS:
-        raise ValueError(f"channels is {channels!r}, expected one of {', '.join(map(repr, REDUCTIONS))}")
+    if channels not in CHANNELS:
+        raise ValueError(f"channels is {channels!r}, expected one of {', '.join(map(repr, CHANNELS))}")
     G, B, L, width = scan.values.shape
     queries = list(range(L) if queries is None else queries)
     if not set(queries) <= set(range(L)) or len(set(queries)) != len(queries):
@@ -156,7 +149,7 @@ def _tokens(scan: ScanInputs, g: int, part: slice) -> Iterator[tuple[int, Tensor
 def _slices(scan: ScanInputs, tokens: int) -> Iterator[tuple[int, slice]]:
     """Directions and slices of channels, so that the states of `tokens` tokens have at most MAX_STATES numbers."""
     G, B, _, width = scan.values.shape
-    step = max(1, MAX_STATES // max(1, B * tokens * scan.k.shape[-1]))
+    size = max(1, MAX_STATES // max(1, B * tokens * scan.k.shape[-1]))
     for g in range(G):
-        for start in range(0, width, step):
-            yield g, slice(start, min(start + step, width))
+        for start in range(0, width, size):
+            yield g, slice(start, min(start + size, width))

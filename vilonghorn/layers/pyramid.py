@@ -41,7 +41,7 @@ class SimpleFeaturePyramid(nn.Module):
         super().__init__()
         dd = {"device": device, "dtype": dtype}
         for out in strides:
-            if not math.log2(out / stride).is_integer():
+            if out <= 0 or not math.log2(out / stride).is_integer():
                 raise ValueError(f"strides are {stride} and {out}, expected a ratio that is a power of two")
         self.strides = {str(i): out for i, out in enumerate(strides)}
         self.levels = nn.ModuleDict(

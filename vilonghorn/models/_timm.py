@@ -2,12 +2,11 @@
 
 from timm.models._features import FeatureGetterNet, feature_take_indices
 from timm.models._hub import generate_readme
-from timm.models._input import get_model_input_config, update_model_input_size
+from timm.models._input import update_model_input_size
 
 __all__ = [
     "FeatureGetterNet",
     "feature_take_indices",
     "generate_readme",
-    "get_model_input_config",
     "update_model_input_size",
 ]

@@ -89,12 +89,6 @@ def prefers_block(tensors: Sequence[Tensor | None]) -> bool:
     )
 
 
-def _forward(args: BlockArguments, save: bool) -> tuple[Tensor, ...]:
-    if (reason := cpu.unavailable("cpu")) is not None:
-        raise RuntimeError(f"block: {reason}")
-    return cpu.block_forward(args, save)
-
-
 def _fake(args: BlockArguments, save: bool) -> tuple[Tensor, ...]:
     G, B, L, D, N, _, R = sizes = args.sizes
     shapes = (B, L, 2 * D), (G, B, L, R + 2 * N), (sizes.num_checkpoints(cpu.CHUNK, cpu.LANES),)
@@ -102,5 +96,11 @@ def _fake(args: BlockArguments, save: bool) -> tuple[Tensor, ...]:
 
 
 _run = register_op(
-    "block", BlockArguments, validate_block, num_saved=3, forward=_forward, fake=_fake, backward=cpu.block_backward
+    "block",
+    BlockArguments,
+    validate_block,
+    num_saved=3,
+    forward=cpu.block_forward,
+    fake=_fake,
+    backward=cpu.block_backward,
 )

@@ -12,9 +12,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ._torch import captured_loop
-from .conv import flip_reversed
 from .reference import step_size
 from .register import Switch
+from .scan_order import flip_reversed
 from .validate import autocast_dtype
 
 CHUNK = 16  # tokens; a power of two

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from .backends import BACKENDS, Backend, choose_conv
 from .register import register_op
-from .scan_order import insert_class_token, prefix_first
+from .scan_order import flip_reversed, insert_class_token, prefix_first
 from .validate import ConvArguments, autocast_dtype, check_flags, check_grid, validate_conv
 
 
@@ -54,11 +54,6 @@ def conv_silu_scan_order(x: Tensor, weight: Tensor, bias: Tensor, reverse: Seque
     flipped = torch.cat([x.flip(1) if flag else x for flag in reverse], dim=-1)  # (B, L, G * D)
     [y] = conv_silu_reference(flipped, weight.flatten(0, 1)[None], bias.flatten()[None], [0]).unbind(0)
     return y.unflatten(2, weight.shape[:2]).permute(2, 0, 1, 3)
-
-
-def flip_reversed(y: Tensor, reverse: Sequence[int]) -> list[Tensor]:
-    """The G directions of y, (G, B, L, D), those with reverse[g] flipped along the tokens."""
-    return [y_g.flip(1) if flag else y_g for y_g, flag in zip(y.unbind(0), reverse)]
 
 
 def conv_silu_reference(x: Tensor, weight: Tensor, bias: Tensor, reverse: Sequence[int]) -> Tensor:

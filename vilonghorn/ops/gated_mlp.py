@@ -41,12 +41,6 @@ def gated_mlp(
     )
 
 
-def _forward(args: MlpArguments, save: bool) -> tuple[Tensor, Tensor]:
-    if (reason := cpu.unavailable("cpu")) is not None:
-        raise RuntimeError(f"gated_mlp: {reason}")
-    return cpu.gated_mlp_forward(args, save)
-
-
 def _fake(args: MlpArguments, save: bool) -> tuple[Tensor, Tensor]:
     gv = (*args.x.shape[:-1], args.in_proj.shape[0]) if save else 0
     return args.x.new_empty(args.x.shape), args.x.new_empty(gv)
@@ -57,7 +51,7 @@ _run = register_op(
     MlpArguments,
     validate_gated_mlp,
     num_saved=1,
-    forward=_forward,
+    forward=cpu.gated_mlp_forward,
     fake=_fake,
     backward=cpu.gated_mlp_backward,
 )

@@ -15,10 +15,11 @@ from torch import Tensor
 
 from .backends import choose_conv, cpu, cuda
 from .chunked import scan_chunked
-from .conv import conv2d_silu, conv_silu, conv_silu_scan_order, flip_reversed
+from .conv import conv2d_silu, conv_silu, conv_silu_scan_order
 from .norm import rms_norm
 from .register import native_export, register_op
 from .scan import scan
+from .scan_order import flip_reversed
 from .validate import (
     MambaInnerArguments,
     autocast_dtype,
@@ -91,6 +92,8 @@ def mamba_inner(
     weights = (filters, conv_bias, x_proj, dt_proj, dt_bias, A, D)
     args = MambaInnerArguments(xz, *weights, rule, flags if scan_norm is None else [0], grid_options)
     check_max_eps(max_eps, rule, heads, scan_norm is not None)
+    if heads is not None and (heads < 1 or D.shape[-1] % heads):
+        raise ValueError(f"mamba_inner: heads is {heads}, expected a divisor of the {D.shape[-1]} channels")
     if heads is not None and rule == "longhorn_exact" and scan_norm is None:
         if max_eps != 1 or is_exportable() and not native_export.is_on:
             return _chunked(args, heads, max_eps)
@@ -110,14 +113,14 @@ def mamba_inner(
 
 def mamba_inner_composed(args: MambaInnerArguments, backend: str | None = None) -> Tensor:
     """`mamba_inner` with separate directions, composed of smaller operators; `backend` as in `scan`."""
-    z, *activations = _projections(args)
+    z, *activations = projections(args)
     A, D, bias, rule, reverse = args.A, args.D, args.dt_bias, args.rule, [bool(flag) for flag in args.reverse]
     return scan(*activations, z=z, A=A, D=D, dt_bias=bias, rule=rule, reverse=reverse, reduce="mean", backend=backend)
 
 
 def _exportable(args: MambaInnerArguments) -> Tensor:
     """`mamba_inner_composed` with few nodes in a graph: each reversed direction is flipped once, and once back."""
-    z, *activations = _projections(args, conv_silu_scan_order)
+    z, *activations = projections(args, conv_silu_scan_order)
     reverse = [False] * len(args.reverse)
     y = scan(*activations, A=args.A, D=args.D, dt_bias=args.dt_bias, rule=args.rule, reverse=reverse)
     first, *others = flip_reversed(y, args.reverse)
@@ -125,7 +128,7 @@ def _exportable(args: MambaInnerArguments) -> Tensor:
 
 
 def _chunked(args: MambaInnerArguments, heads: int, max_eps: float) -> Tensor:
-    z, u, dt, k, q = _projections(args)
+    z, u, dt, k, q = projections(args)
     first = slice(None, None, u.shape[-1] // heads)  # channel of each head
     reverse = [bool(flag) for flag in args.reverse]
     D, bias = args.D, args.dt_bias[:, first]
@@ -134,7 +137,7 @@ def _chunked(args: MambaInnerArguments, heads: int, max_eps: float) -> Tensor:
 
 
 def _shared(args: MambaInnerArguments, scan_norm: Tensor, reverse: Sequence[bool]) -> Tensor:
-    z, *activations = _projections(args)
+    z, *activations = projections(args)
     G, D = len(reverse), z.shape[-1]
     if scan_norm.shape != (G, D):
         raise ValueError(f"mamba_inner: scan_norm has shape {tuple(scan_norm.shape)}, expected (G, D) = {(G, D)}")
@@ -145,7 +148,7 @@ def _shared(args: MambaInnerArguments, scan_norm: Tensor, reverse: Sequence[bool
     return sum(others, first) * F.silu(z)
 
 
-def _projections(args: MambaInnerArguments, conv: Callable[..., Tensor] = conv_silu) -> tuple[Tensor, ...]:
+def projections(args: MambaInnerArguments, conv: Callable[..., Tensor] = conv_silu) -> tuple[Tensor, ...]:
     """z, (B, L, D); u and dt, (S, B, L, D); k and q, (S, B, L, N). `conv` is that over a sequence."""
     _, B, L, _, N, _, R = validate_mamba_inner(args)
     x, z = args.xz.chunk(2, dim=-1)

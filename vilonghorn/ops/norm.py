@@ -45,7 +45,7 @@ _run = register_op(
     num_saved=1,
     forward=cpu.norm_forward,
     fake=_fake,
-    backward=lambda dy, saved, args, wanted: cpu.norm_backward(dy, args.x, args.weight, *saved),
+    backward=lambda dy, saved, args, wanted: cpu.norm_backward(dy, args, *saved),
 )
 
 # A composite operator: torch.fx and TorchScript see one call, autograd and compilers see what it runs.

@@ -13,6 +13,7 @@ from timm.layers import is_exportable
 from torch import Tensor
 
 from ._torch import captured_loop
+from .scan_order import flip_reversed
 from .validate import ScanArguments, autocast_dtype
 
 NAME = "reference"
@@ -199,9 +200,7 @@ def _from_time(t: Tensor, args: ScanArguments) -> Tensor:
 
 
 def _flip(t: Tensor, args: ScanArguments) -> Tensor:
-    if not any(args.reverse):
-        return t
-    return torch.stack([t_g.flip(1) if flag else t_g for t_g, flag in zip(t.unbind(0), args.reverse)])
+    return torch.stack(flip_reversed(t, args.reverse)) if any(args.reverse) else t
 
 
 def _biased_dt(args: ScanArguments) -> Tensor:

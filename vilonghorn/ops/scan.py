@@ -82,7 +82,7 @@ def scan(
 
 def _fake(args: ScanArguments, save: bool) -> tuple[Tensor, Tensor]:
     # Checkpoints have one dimension: torch.compile would guard on whether their number of chunks is 1.
-    backend = choose(args, args.backend)
+    backend = choose(args)
     num_saved = args.sizes.num_checkpoints(backend.CHUNK, backend.LANES) if save else 0
     return args.x.new_empty(args.output_shape), args.x.new_empty(num_saved, dtype=backend.checkpoint_dtype(args))
 
@@ -92,7 +92,7 @@ _run = register_op(
     ScanArguments,
     validate_scan,
     num_saved=1,
-    forward=lambda args, save: choose(args, args.backend).forward(args, save),
+    forward=lambda args, save: choose(args).forward(args, save),
     fake=_fake,
-    backward=lambda dy, saved, args, wanted: choose(args, args.backend).backward(dy, args, *saved),
+    backward=lambda dy, saved, args, wanted: choose(args).backward(dy, args, *saved),
 )

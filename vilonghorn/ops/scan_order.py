@@ -1,5 +1,7 @@
 """Order of the scan: patches in raster order, with a class token in their middle, as in Vim."""
 
+from collections.abc import Sequence
+
 import torch
 from timm.layers import register_notrace_function
 from torch import Tensor
@@ -24,6 +26,11 @@ def prefix_first(x: Tensor) -> Tensor:
     """Inverse of `insert_class_token`: (B, 1 + M, C) in the order of the scan to class token first, then patches."""
     middle = (x.shape[1] - 1) // 2
     return torch.cat([x[:, middle : middle + 1], x[:, :middle], x[:, middle + 1 :]], dim=1)
+
+
+def flip_reversed(y: Tensor, reverse: Sequence[int]) -> list[Tensor]:
+    """The G directions of y, (G, B, L, D), those with reverse[g] flipped along the tokens."""
+    return [y_g.flip(1) if flag else y_g for y_g, flag in zip(y.unbind(0), reverse)]
 
 
 @register_notrace_function

@@ -12,8 +12,6 @@ from multiprocessing.connection import Connection
 
 import torch
 
-__all__ = ["worker_pool"]
-
 GRACE_SECONDS = 30  # time for a worker to save a training run before it is killed
 
 

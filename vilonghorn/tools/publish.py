@@ -15,12 +15,13 @@ from typing import Any
 import timm
 import torch
 from huggingface_hub import HfApi
+from timm.models import get_model_input_config
 from torch import nn
 
 from ..commands import make_parser
 from ..engine import load_config, load_run
 from ..models import VisionSSM
-from ..models._timm import generate_readme, get_model_input_config
+from ..models._timm import generate_readme
 from .loaded_model import preprocessing
 
 USAGE = """```python
@@ -131,7 +132,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.error(str(error))
     print(f'{options.folder}: timm.create_model("local-dir:{options.folder}", pretrained=True)')
     if options.push:
-        print(push_folder(options.folder, options.push, options.private))
+        try:
+            print(push_folder(options.folder, options.push, options.private))
+        except OSError as error:
+            command = f"hf upload {options.push} {options.folder} ."
+            parser.error(f"{options.folder} is complete, but was not uploaded ({error}); upload it: {command}")
     return 0
 
 

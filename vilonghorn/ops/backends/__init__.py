@@ -61,13 +61,13 @@ def backends(device: str | torch.device = "cpu") -> dict[str, str]:
     return {name: backend.unavailable(device_type) or "ready" for name, backend in BACKENDS.items()}
 
 
-def choose(args: ScanArguments, name: str | None) -> Backend:
-    """The backend that runs a scan: the one named, or the first that can.
+def choose(args: ScanArguments) -> Backend:
+    """The backend that runs a scan: the one that it names, or the first that can.
 
     Raises ValueError if no backend has that name, RuntimeError if the one named cannot run this scan.
     """
     device_type, dtype = args.x.device.type, args.x.dtype
-    if name is None:
+    if args.backend is None:
         chosen = next(b for b in BACKENDS.values() if b.unavailable(device_type, dtype) is None)
         if chosen is reference and device_type != "meta" and (device_type, dtype) not in _warned:
             _warned.add((device_type, dtype))
@@ -76,7 +76,7 @@ def choose(args: ScanArguments, name: str | None) -> Backend:
             slow = "in plain torch, which is many times slower than a native kernel. No kernel can run:"
             warnings.warn(f"vilonghorn scans {dtype} on {device_type!r} {slow}{reasons}", stacklevel=2)
         return chosen
-    return _require("scan", name, device_type, dtype)
+    return _require("scan", args.backend, device_type, dtype)
 
 
 @torch.compiler.assume_constant_result

@@ -167,20 +167,20 @@ def conv_backward(dy: Tensor, args: ConvArguments) -> tuple[Tensor, Tensor, Tens
 
 def norm_forward(args: NormArguments, save: bool) -> tuple[Tensor, Tensor]:
     """Runs `vilonghorn.ops.rms_norm`; returns y, and to save 1 / sqrt(mean(x^2) + eps) of each row."""
-    params, shape = _norm_params(*args), args.x.shape
+    params, shape = _norm_params(args), args.x.shape
     y, scale = params.output("y", shape), params.output("scale", shape[:-1], params.compute_dtype)
     _run(library.vl_norm_forward, params.struct)
     return y, scale if save else scale.new_empty(0)
 
 
-def norm_backward(dy: Tensor, x: Tensor, weight: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
+def norm_backward(dy: Tensor, args: NormArguments, scale: Tensor) -> tuple[Tensor, Tensor]:
     """Gradients of x and weight."""
-    params = _norm_params(x, weight, 0.0)
-    params.struct.scale, params.struct.dy = params.pointer(scale), params.pointer(dy.to(x.dtype).contiguous())
-    dx = params.output("dx", x.shape)
-    dweight = params.gradient("dweight", weight)
+    params = _norm_params(args)
+    params.struct.scale, params.struct.dy = params.pointer(scale), params.pointer(dy.to(args.x.dtype).contiguous())
+    dx = params.output("dx", args.x.shape)
+    dweight = params.gradient("dweight", args.weight)
     _run(library.vl_norm_backward, params.struct)
-    return dx, dweight.to(weight.dtype)
+    return dx, dweight.to(args.weight.dtype)
 
 
 def block_forward(args: BlockArguments, save: bool) -> tuple[Tensor, ...]:
@@ -190,6 +190,7 @@ def block_forward(args: BlockArguments, save: bool) -> tuple[Tensor, ...]:
     (G, B, L, R + 2N); and the checkpoints, in one dimension.
     """
     G, B, L, D, N, _, R = sizes = args.sizes
+    _require("block")
     struct, _tensors = _block_struct(args, sizes)
     new = args.x.new_empty
     xz, projected = new(B, L, 2 * D), new(G, B, L, R + 2 * N)
@@ -220,6 +221,7 @@ def block_backward(
 
 def gated_mlp_forward(args: MlpArguments, save: bool) -> tuple[Tensor, Tensor]:
     """Runs `vilonghorn.ops.gated_mlp`; returns the result, and to save g and v, (..., 2H)."""
+    _require("gated_mlp")
     struct, _tensors = _mlp_struct(args)
     gv = args.x.new_empty((*args.x.shape[:-1], 2 * struct.hidden) if save else 0)
     out = args.x.new_empty(args.x.shape)  # allocated last, as in mamba_inner_forward
@@ -240,6 +242,11 @@ def gated_mlp_backward(
     grads = _gradients(struct, args, 4, wanted)
     _run(library.vl_mlp_backward, struct)
     return grads
+
+
+def _require(operator: str) -> None:
+    if (reason := unavailable("cpu")) is not None:
+        raise RuntimeError(f"{operator}: {reason}")
 
 
 def num_channel_splits(jobs: int, channels: int, lanes: int, threads: int) -> int:
@@ -271,8 +278,8 @@ def _conv_params(args: ConvArguments) -> Params:
     return _set_parallelism(conv_params(args))
 
 
-def _norm_params(x: Tensor, weight: Tensor, eps: float) -> Params:
-    C = x.shape[-1]
+def _norm_params(args: NormArguments) -> Params:
+    (x, weight, eps), C = args, args.x.shape[-1]
     struct = Norm(x.numel() // C, C, threads=torch.get_num_threads(), eps=eps)
     params = Params(struct, x.dtype, (), x.device)
     struct.x, struct.weight = params.pointer(x.contiguous()), params.parameter(weight)
