@@ -7,6 +7,7 @@ import math
 import pytest
 import timm
 import torch
+from safetensors.torch import save_file
 from timm.layers import DropPath
 from toy_run import toy_config
 
@@ -99,6 +100,13 @@ def test_published_weights_that_cannot_be_downloaded_are_named(tmp_path, monkeyp
     with pytest.raises(OSError, match="weights of vit_tiny_patch16_224 cannot be .*model.weights") as raised:
         build.build_model(config, 4)
     assert "\n" not in str(raised.value)
+
+
+def test_weights_for_a_model_of_which_timm_knows_no_classifier_are_refused(tmp_path, monkeypatch):
+    save_file({"weight": torch.zeros(1)}, tmp_path / "a.safetensors")
+    monkeypatch.setattr(timm, "get_pretrained_cfg", lambda name: None)
+    with pytest.raises(ValueError, match="timm has no configuration of my_backbone, which names its classifier"):
+        build.init_weights("my_backbone", str(tmp_path / "a.safetensors"))
 
 
 def test_keywords_that_the_model_does_not_have_are_named(tmp_path):

@@ -1,6 +1,7 @@
 """The exported model has the checkpoint's weights, classes and image size."""
 
 import json
+from pathlib import Path
 
 import pytest
 import timm
@@ -8,6 +9,7 @@ import torch
 from left_run import NAMES, SIDE, leave_run
 from PIL import Image
 
+import vilonghorn
 from vilonghorn.export import load_for_export
 from vilonghorn.export.formats import describe
 from vilonghorn.tools.loaded_model import load_model
@@ -41,6 +43,20 @@ def test_a_run_is_its_best_or_last_weights_with_its_classes_and_preprocessing(tm
     torch.testing.assert_close(load_for_export(tmp_path / "run", "last")(batch), loaded(batch), rtol=0, atol=0)
     with pytest.raises(ValueError, match="expected best or last: .*run is the directory of a run"):
         load_for_export(tmp_path / "run", "best.safetensors")
+
+
+def test_the_weights_of_the_package_are_exported_by_their_tag_and_from_their_file(images):
+    name, batch = "vilonghorn_nano_patch8", images(2, 3, 64, 64)
+    expected = timm.create_model(f"{name}.icons480", pretrained=True).eval()
+    (file,) = (Path(vilonghorn.__file__).parent / "weights").glob(f"{name}.icons480.safetensors")
+    for model, tagged in ((load_for_export(f"{name}.icons480"), True), (load_for_export(name, file), False)):
+        torch.testing.assert_close(model(batch), expected(batch).detach(), rtol=0, atol=1e-6)
+        found = {key: json.loads(value) for key, value in describe(model).items()}
+        data = json.loads(json.dumps(timm.data.resolve_model_data_config(expected)))
+        assert found["preprocessing"] == data and found["model"] == name
+        assert found["classes"] == (list(expected.pretrained_cfg["label_names"]) if tagged else None)
+    with pytest.raises(ValueError, match=r"vilonghorn_nano\.icons: Invalid pretrained tag"):
+        load_for_export("vilonghorn_nano.icons")
 
 
 def test_random_weights_have_no_names_of_classes():

@@ -105,7 +105,7 @@ def test_short_weights_are_for_onnx_files(small, tmp_path, capsys):
         export(small(), "aoti", tmp_path / "model.aoti.pt2", "int8")
     with pytest.raises(SystemExit):
         main(["vilonghorn_nano", "--to", "pt2", "--weights", "int8"])
-    assert "--weights is int8, expected fp32 with --to pt2; ONNX files take fp32, fp16, int8" in capsys.readouterr().err
+    assert "weights is 'int8', expected 'fp32' with 'pt2'; 'onnx' and 'ort' take" in capsys.readouterr().err
 
 
 @needs_native

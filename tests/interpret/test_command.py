@@ -57,6 +57,11 @@ def test_a_sheet_has_the_maps_of_each_block_and_direction(run):
     assert make_sheet(loaded, image, "pca").prediction is None
 
 
+def test_a_model_that_scores_each_token_has_maps_without_a_prediction():
+    loaded = load_model("vilonghorn_nano", "random", dict(global_pool="", img_size=32, num_classes=5, depth=2))
+    assert make_sheet(loaded, torch.randn(3, 32, 32), "attention").prediction is None
+
+
 def test_a_class_is_named_by_its_name_or_number(run, tmp_path, capsys):
     command = [str(run[0]), str(tmp_path / "a.png"), "--what", "cam", "--out", str(tmp_path / "cam.png"), "--class"]
     for name in ("eel", "4"):

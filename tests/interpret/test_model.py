@@ -51,6 +51,8 @@ def test_maps_of_a_model_reproduce_what_its_block_adds(name, options):
 def test_models_that_the_maps_do_not_know_are_refused():
     with pytest.raises(ValueError, match="the model has max_eps=2; maps are only made of models with max_eps=1"):
         scans(make(rule="longhorn_exact", heads=2, max_eps=2), IMAGES, [1])
+    with pytest.raises(ValueError, match="the blocks have different numbers of directions"):
+        memory(make(reverse=((False,), (False, True))), IMAGES, [0, 1])
 
 
 def test_directions_are_named_also_where_blocks_alternate():
@@ -194,6 +196,8 @@ def test_grad_cam_of_a_pyramids_classifier_looks_through_its_maps():
     for name in ("vilonghorn_nano_sfp", "vilonghorn_nano"):
         with pytest.raises(ValueError, match="the model has no classifier .num_classes is 0."):
             grad_cam(make(name, num_classes=0), IMAGES)
+    with pytest.raises(ValueError, match="the model scores each token .global_pool is ''."):
+        grad_cam(make(global_pool=""), IMAGES)
 
 
 def test_what_cannot_be_mapped_is_refused():

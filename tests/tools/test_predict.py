@@ -3,6 +3,7 @@
 import json
 import re
 
+import composition
 import pytest
 import timm
 import torch
@@ -120,6 +121,15 @@ def test_weights_in_a_file_bring_their_names_if_they_have_any(run, tmp_path, cap
     assert capsys.readouterr().out.startswith(f"{tmp_path / 'a.png'}: {predictions[0]['class']} ")
 
 
+def test_a_file_of_vims_authors_is_read(tmp_path):
+    weights = composition.official_weights(dim=32, depth=2, classes=6, patches=4)
+    torch.save({"model": weights}, tmp_path / "official.pth")
+    kwargs = dict(num_classes=6, img_size=32, depth=2, embed_dim=32)
+    loaded, image = load_model("vim_nano", str(tmp_path / "official.pth"), kwargs), torch.randn(2, 3, 32, 32)
+    expected = composition.vim(weights, image)
+    torch.testing.assert_close(loaded.model(image).double(), expected, rtol=0, atol=1e-4)
+
+
 def test_published_weights_bring_the_names_of_their_classes():
     names = _pretrained_class_names(timm.create_model(NANO, img_size=32))
     assert len(names) == 1000 and names[0] == "tench, Tinca tinca" and "toilet tissue" in names[999]
@@ -133,6 +143,7 @@ def test_published_weights_bring_the_names_of_their_classes():
     "arguments, sentence",
     [
         (["runs/none-so-far"], "runs/none-so-far is neither .* timm knows; none of the [0-9]+ known names is near it$"),
+        (["vilonghorn_nano.icons"], r"vilonghorn_nano\.icons: Invalid pretrained tag \(icons\)"),
         (["vilonghorn_nanno"], "vilonghorn_nanno is neither .* nearest known are .*vilonghorn_nano"),
         ([NANO], "^error: no pretrained weights for vilonghorn_nano: none are published yet; give a run"),
         ([NANO, "--checkpoint", "nowhere.pth"], "there are no weights nowhere.pth"),
@@ -159,11 +170,12 @@ def test_a_model_that_cannot_be_asked_gets_one_sentence(run, tmp_path, arguments
 
 def test_weights_that_give_no_numbers_are_refused(tmp_path, capsys):
     model = leave_run(tmp_path / "run")
-    state = {name: value * float("nan") for name, value in model.state_dict().items()}
-    torch.save(state, tmp_path / "nan.pth")
+    state, sentences = model.state_dict(), ("hold NaN or infinity", "not finite numbers")
     make_image(tmp_path / "a.png", 1)
-    assert main([NANO, str(tmp_path / "a.png"), "--checkpoint", str(tmp_path / "nan.pth"), *KWARGS]) == 2
-    assert "not finite numbers" in capsys.readouterr().err
+    for value, sentence in zip((float("nan"), 3e38), sentences):  # the second overflows in a sum
+        torch.save(state | {"head.weight": torch.full_like(state["head.weight"], value)}, tmp_path / "a.pth")
+        assert main([NANO, str(tmp_path / "a.png"), "--checkpoint", str(tmp_path / "a.pth"), *KWARGS]) == 2
+        assert sentence in capsys.readouterr().err
 
 
 def test_a_folder_is_searched_in_order_and_a_file_taken_whatever_its_name(tmp_path):

@@ -136,6 +136,11 @@ def init_weights(model: str, source: str) -> dict[str, Any]:
     if not weights or not all(isinstance(value, torch.Tensor) for value in weights.values()):
         raise ValueError(f"model.weights is {source}, which holds no weights but {list(weights)[:4]}")
     cfg = timm.get_pretrained_cfg(model.partition(".")[0])
+    if cfg is None:
+        raise ValueError(
+            f"model.weights is {source}, but timm has no configuration of {model}, which names its classifier: "
+            "register the model with default_cfgs"
+        )
     head = weights.get(f"{to_ntuple(1)(cfg.classifier)[0]}.weight")
     classes = {} if head is None else {"num_classes": head.shape[0]}
     return {"state_dict": weights, **classes}

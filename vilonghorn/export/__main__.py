@@ -18,7 +18,7 @@ from torch._inductor.exc import InvalidCxxCompiler
 from ..commands import make_parser
 from . import bench
 from .check import check, kind_of
-from .formats import FORMATS, OPSET, OPSETS, check_opset, libraries
+from .formats import FORMATS, OPSET, OPSETS, check_opset, check_weights, libraries
 from .model import load_for_export
 from .native import aoti_functions
 from .verify import VerificationError, export
@@ -31,11 +31,11 @@ def build_parser() -> argparse.ArgumentParser:
     """The parser of the command, also of its completion."""
     about = "Export a model to a file that runs without vilonghorn. " + __doc__.split("\n\n")[1]
     parser = make_parser("export", about, "runs/photos --to onnx", "vilonghorn_tiny --to pt2 --checkpoint weights.pth")
-    help = "directory of a run, or a model of this library, such as vilonghorn_tiny"
+    help = "directory of a run, or a model of this library, such as vilonghorn_tiny, also with a tag"
     parser.add_argument("model", metavar="MODEL", nargs="?", help=help)
     formats = ", ".join(f"{kind}: {form.title}" for kind, form in FORMATS.items())
     parser.add_argument("--to", choices=FORMATS, help=f"format of the file (no default); {formats}")
-    help = "run: best (default) or last; model: a file of a run or one that timm reads (default: random weights)"
+    help = "run: best (default) or last; model: a file of a run or one that timm reads (default: of the tag, or random)"
     parser.add_argument("--checkpoint", metavar="WHICH", help=help)
     help = "side, or height and width, of the position embedding, in pixels (default: the checkpoint's or model's)"
     parser.add_argument("--img-size", type=int, nargs="+", help=help)
@@ -78,10 +78,8 @@ def parse(argv: Sequence[str] | None) -> tuple[argparse.Namespace, nn.Module | N
         parser.error(
             f"--to {options.to} needs {', '.join(missing)}, not installed here: pip install 'vilonghorn[export]'"
         )
-    if options.weights != "fp32" and not form.is_onnx:
-        takes = f"expected fp32 with --to {options.to}; ONNX files take {', '.join(WEIGHTS)}"
-        parser.error(f"--weights is {options.weights}, {takes}")
     try:
+        check_weights(options.to, options.weights)
         if options.to == "aoti":
             cpp_builder.get_cpp_compiler()
             aoti_functions()

@@ -20,7 +20,7 @@ from ..models._timm import FeatureGetterNet
 from ..ops.chunked import LINEAR_ATTENTION_OPSET, linear_attention
 from ..ops.register import native_export
 from . import native
-from .weights import ShortWeights, int8_layers
+from .weights import WEIGHTS, ShortWeights, int8_layers
 
 # Of ONNX: torch's exporter is written for it, and it is the first with an antialiased Resize. 27 has LinearAttention,
 # which older runtimes lack, and which onnxruntime 1.32 expands into a Scan.
@@ -63,6 +63,12 @@ def check_opset(model: nn.Module, kind: str, opset: int) -> None:
             f"opset is {opset}, expected {OPSET}: LinearAttention computes the exact rule with heads and separate "
             "directions, as in vilonghornv2_*"
         )
+
+
+def check_weights(kind: str, weights: str) -> None:
+    """Raises ValueError unless a format takes a type of weights."""
+    if weights != "fp32" and not FORMATS[kind].is_onnx:
+        raise ValueError(f"weights is {weights!r}, expected 'fp32' with {kind!r}; 'onnx' and 'ort' take {WEIGHTS}")
 
 
 def capture(model: nn.Module, keep_native: bool = False, weights: str = "fp32", opset: int = OPSET) -> ExportedProgram:

@@ -30,9 +30,9 @@ def load_for_export(
     """Makes a model for any image size, in evaluation mode, with frozen float32 parameters.
 
     Args:
-        name: directory of a run, or a registered model of this library.
+        name: directory of a run, or a registered model of this library, with a tag for pretrained weights.
         checkpoint: of a run "best" (default) or "last"; of a model weights of a run, whose record has the model's
-            arguments, or a state dict that timm reads. Default: random weights.
+            arguments, or a state dict that timm reads. Default: those of the tag, or random weights.
         img_size: side, or height and width, of the position embedding. Default: the checkpoint's, or else the model's.
         features: blocks, or levels of a pyramid, whose maps the model returns in a list, in place of logits, as with
             timm's `features_only=True, out_indices=features`; an empty list for the model's default. Default: logits.
@@ -46,11 +46,12 @@ def load_for_export(
     if Path(name).is_dir():
         name, checkpoint, config = _find_in_run(name, str(checkpoint or "best"))
     ours = [m for m in timm.list_models() if model_entrypoint(m).__module__.startswith("vilonghorn.")]
-    if name not in ours:
+    base, _, tag = name.partition(".")
+    if base not in ours:
         raise ValueError(
             f"{name} is neither the directory of a run nor one of this library's models: {', '.join(ours)}"
         )
-    weights, kwargs, classes = (None, {}, None) if checkpoint is None else _read_checkpoint(name, Path(checkpoint))
+    weights, kwargs, classes = (None, {}, None) if checkpoint is None else _read_checkpoint(base, Path(checkpoint))
     overlay = config | dict(label_names=classes, state_dict=weights, num_classes=kwargs.get("num_classes", 1000))
     if "img_size" in kwargs:
         overlay["input_size"] = (kwargs.get("in_chans", 3), *to_2tuple(kwargs["img_size"]))
@@ -60,12 +61,16 @@ def load_for_export(
         kwargs["img_size"] = (img_size[0], img_size[-1])
     if weights is not None:
         kwargs |= dict(pretrained=True, pretrained_cfg_overlay=overlay)
+    elif tag:
+        kwargs |= dict(pretrained=True)
     kwargs |= dict(dynamic_img_size=True, dynamic_img_pad=False)
     if features is not None:
         kwargs |= dict(features_only=True) | (dict(out_indices=tuple(features)) if features else {})
     try:
         model = timm.create_model(name, **kwargs)
     except (RuntimeError, TypeError) as error:
+        if tag and weights is None:
+            raise ValueError(f"{name}: {error}") from error
         if weights is None:
             raise
         raise ValueError(f"{checkpoint} does not hold weights of {name} ({one_line(error)[:300]})") from error
@@ -92,7 +97,8 @@ def _find_in_run(run: str, which: str) -> tuple[str, Path, dict[str, Any]]:
     if which not in ("best", "last"):
         raise ValueError(f"--checkpoint is {which!r}, expected best or last: {run} is the directory of a run")
     path = RunDirectory(run).weights(which)
-    return load_weights(path)[1].get("model", ""), path, preprocessing(load_config(Path(run) / "config.yaml").data)
+    _, record = load_weights(path, tensors=False)
+    return record.get("model", ""), path, preprocessing(load_config(Path(run) / "config.yaml").data)
 
 
 def _read_checkpoint(name: str, path: Path) -> tuple[dict[str, torch.Tensor], dict[str, Any], list[str] | None]:
@@ -108,8 +114,10 @@ def _read_checkpoint(name: str, path: Path) -> tuple[dict[str, torch.Tensor], di
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from error
     try:
-        _, record = load_weights(path)
-    except ValueError:  # not written by this library; the head has a row for each class
+        _, record = load_weights(path, tensors=False)
+    except ValueError:
+        record = {}
+    if "kwargs" not in record:  # not written by a run of this library; the head has a row for each class
         head = weights.get("head.weight")
         return weights, {"num_classes": 0 if head is None or head.dim() == 0 else len(head)}, None
     if record.get("model") != name:

@@ -104,7 +104,7 @@ def make_sheet(
         box = (patch[1] * dx, patch[0] * dy, width, height)
 
     prediction = None
-    if model.num_classes:
+    if model.num_classes and model.global_pool:
         with torch.no_grad():
             probabilities = model(images).float().softmax(1)[0]
         best = int(probabilities.argmax())

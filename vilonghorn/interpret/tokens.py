@@ -22,12 +22,16 @@ def check_backbone(model: Module) -> None:
         )
     if (max_eps := model.blocks[0].mixer.max_eps) != 1:
         raise ValueError(f"the model has max_eps={max_eps:g}; maps are only made of models with max_eps=1")
+    if len({len(block.mixer.reverse) for block in model.blocks}) > 1:
+        raise ValueError("the blocks have different numbers of directions; maps need the same number in each")
 
 
 def check_classifier(model: VisionSSM) -> None:
-    """Raises ValueError if the model has no classifier."""
+    """Raises ValueError if the model has no classifier, or one that scores each token."""
     if model.num_classes == 0:
         raise ValueError("the model has no classifier (num_classes is 0), so there is no class to explain")
+    if model.global_pool == "":
+        raise ValueError("the model scores each token (global_pool is ''), so the image has no score to explain")
 
 
 def grid_of(model: VisionSSM, images: Tensor) -> tuple[int, int]:

@@ -10,13 +10,11 @@ from typing import Any
 
 import timm
 import torch
-import yaml
 from jsonargparse.typing import PositiveInt
 from PIL import Image
 from safetensors import SafetensorError
 from timm.data import ImageNetInfo, create_transform, infer_imagenet_subset, resolve_model_data_config
 from timm.layers import to_2tuple
-from timm.models import load_checkpoint
 from timm.utils import ParseKwargs
 from torch import Tensor, nn
 
@@ -30,7 +28,7 @@ from ..engine.evaluate import name_weights
 
 REMOTE = ("hf-hub:", "hf_hub:", "local-dir:")  # prefixes of names that timm looks up outside its registry
 OWN_WEIGHTS = {"pretrained_cfg", "pretrained_cfg_overlay"}  # arguments of a timm model that can name weights
-USER_ERRORS = (ValueError, OSError, ImportError, yaml.YAMLError)  # a command prints these as one line
+USER_ERRORS = (ValueError, OSError, ImportError)  # a command prints these as one line
 
 
 @dataclass(frozen=True)
@@ -130,7 +128,7 @@ def load_model(
     name = str(name)
     if Path(name).is_dir():
         loaded = _from_run(name, checkpoint or "best", model_kwargs)
-    elif name.startswith(REMOTE) or name.partition(".")[0] in timm.list_models():
+    elif name.startswith(REMOTE) or timm.is_model(name):
         loaded = _from_timm(name, checkpoint or "pretrained", model_kwargs or {})
     else:
         known = nearest(name, timm.list_models())
@@ -167,7 +165,10 @@ def _from_timm(name: str, checkpoint: str, model_kwargs: dict[str, Any]) -> Load
     file = None if checkpoint in ("pretrained", "random") else Path(checkpoint)
     if file is not None and not file.is_file():
         raise FileNotFoundError(f"there are no weights {file}: --checkpoint takes a file, pretrained or random")
-    cfg = None if name.startswith(REMOTE) else timm.get_pretrained_cfg(name)
+    try:
+        cfg = None if name.startswith(REMOTE) else timm.get_pretrained_cfg(name)
+    except RuntimeError as error:
+        raise ValueError(f"{name}: {error}") from error
     if checkpoint == "pretrained" and cfg and not cfg.has_weights and not model_kwargs.keys() & OWN_WEIGHTS:
         remedy = "give a run's directory as MODEL, or a file of weights by --checkpoint"
         raise ValueError(f"no pretrained weights for {name}: none are published yet; {remedy}")
@@ -180,12 +181,14 @@ def _from_timm(name: str, checkpoint: str, model_kwargs: dict[str, Any]) -> Load
     if getattr(model, "in_chans", 3) != 3:
         raise ValueError(f"{name} takes images of {model.in_chans} channels, expected 3: files are read as RGB")
     if file is not None:
+        classes = {"num_classes": model.num_classes}
+        arguments = model_kwargs | classes | {"pretrained_cfg_overlay": {"file": str(file), **classes}}
         try:
-            load_checkpoint(model, str(file))
+            model = timm.create_model(name, pretrained=True, **arguments)
         except (*MODEL_ERRORS, OSError, EOFError, pickle.UnpicklingError, SafetensorError) as error:
             raise ValueError(f"{file} does not hold weights of {name} ({one_line(error)})") from error
         with suppress(ValueError):  # not written by a run of this library
-            class_names = load_weights(file)[1].get("class_names")
+            class_names = load_weights(file, tensors=False)[1].get("class_names")
     if class_names is not None and len(class_names) != model.num_classes:
         raise ValueError(f"{name} has {model.num_classes} classes but its weights come with {len(class_names)} names")
     size = {"input_size": (3, *to_2tuple(model_kwargs["img_size"]))} if "img_size" in model_kwargs else {}
