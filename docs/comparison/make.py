@@ -40,18 +40,14 @@ def read_reports(folder: Path) -> list[Report]:
     return [read_report(folder / f"{name}.json") for name in STUDIES]
 
 
-def page(reports: Sequence[Report], benchmarks: Path) -> str:
-    """The text of docs/comparison.md.
-
-    Args:
-        reports: the studies.
-        benchmarks: folder with the reports of the benchmark.
-    """
-    runs = [load(path) for path in sorted(benchmarks.glob("cpu-*.json"))]
+def page(reports: Sequence[Report]) -> str:
+    """The text of docs/comparison.md, from the studies and the other JSON files."""
+    runs = [load(path) for path in sorted((ROOT / "docs" / "performance").glob("cpu-*.json"))]
     figures = Figures({report.study: report for report in reports})
     figures["studies"] = "\n\n".join(section(report) for report in reports)
     figures["outside"] = outside(load(FOLDER / "outside.json")["runs"], load(FOLDER / "published.json")["figures"])
     step = load(FOLDER / "cost.json")
+    figures["larger"] = larger(figures.reports["icons"], figures.reports["icons_large"])
     figures["switches"] = switches(figures.reports["v2"], figures.reports["v2_recall"], step)
     figures["step"] = step_cost(step)
     figures["cost"] = cost(runs)
@@ -86,8 +82,24 @@ class Figures(dict):
             ours, theirs = (report.accuracies(task, test, name) for name in names[:2])
             seeds = set(map(int, names[2:])) or set(ours) & set(theirs)
             return difference(interval([ours[seed] - theirs[seed] for seed in sorted(seeds)]), False)
-        found = {report.title(name): report.accuracies(task, test, name) for name in report.plan.names(task)}
-        return listed(f"{title} {score(values, report.plan.seeds)}%" for title, values in found.items() if values)
+        found = {report.title(name): score(report, task, test, name) for name in report.plan.names(task)}
+        return listed(f"{title} {text}%" for title, text in found.items() if text != NONE)
+
+
+def larger(icons: Report, large: Report) -> str:
+    """Top-1 on icons by their size, a row for each candidate and each training of icons and icons_large."""
+    trainings = {
+        "64": (icons, "icons"),
+        "64, then 128": (large, "icons128"),
+        "64, then 64, 96 or 128": (large, "icons_mixed"),
+    }
+    rows = []
+    for name in icons.plan.candidates:
+        for sizes, (report, task) in trainings.items():
+            texts = {f"{side} pixels": score(report, task, side, name) for side in ("64", "96", "128", "256")}
+            if set(texts.values()) != {NONE}:
+                rows.append({"candidate": icons.title(name), "trained at, pixels": sizes, **texts})
+    return markdown(rows)
 
 
 def switches(icons: Report, recall: Report, cost: dict[str, Any]) -> str:
@@ -98,16 +110,15 @@ def switches(icons: Report, recall: Report, cost: dict[str, Any]) -> str:
     times = {row["candidate"]: statistics.median(row["ms"]) for row in cost["rows"]}
     for name in dict.fromkeys([*icons.plan.candidates, *recall.plan.candidates]):
         title = (icons if name in icons.plan.candidates else recall).title(name)
-        on_icons = icons.accuracies("icons", "64", name) if name in icons.plan.candidates else {}
-        found = icons.difference("icons", "64", name) if on_icons and title != reference else None
+        on_icons = score(icons, "icons", "64", name)
+        found = icons.difference("icons", "64", name) if on_icons != NONE and title != reference else None
         row = {
             "candidate": title,
-            "icons, %": score(on_icons, icons.plan.seeds),
+            "icons, %": on_icons,
             "difference": difference(found, False),
         }
         for length in ("16", "4096"):
-            known = recall.accuracies(task, length, name) if name in recall.plan.candidates else {}
-            row[f"recall, {int(length):,} tiles, %"] = score(known, recall.plan.seeds)
+            row[f"recall, {int(length):,} tiles, %"] = score(recall, task, length, name)
         row["time of a step"] = f"{times[title] / times[reference]:.2f}" if title in times else NONE
         rows.append(row)
     return markdown(rows)
@@ -183,7 +194,7 @@ RULES = {  # of outside.json
     "mamba": "Mamba, ours",
     "longhorn": "Longhorn, ours",
     "longhorn_exact": "Longhorn exact, ours",
-    "longhorn_exact, eps up to 2": "exact, eps up to 2, ours",
+    "longhorn_exact, eps up to 2": "exact, four heads, eps up to 2, ours",
 }
 
 
@@ -275,8 +286,8 @@ def readme(text: str, reports: Sequence[Report]) -> str:
     """
     if not MARK.search(text):
         raise ValueError("the README lacks the marks <!-- comparison --> and <!-- end of comparison -->")
-    shown = next((report for report in reports if report.study == HEADLINE[0]), None)
-    return MARK.sub(lambda match: f"{match[1]}{headline(shown)}\n{match[2]}", text) if shown else text
+    shown = next(report for report in reports if report.study == HEADLINE[0])
+    return MARK.sub(lambda match: f"{match[1]}{headline(shown)}\n{match[2]}", text)
 
 
 def headline(report: Report) -> str:
@@ -301,11 +312,8 @@ def main() -> None:
     parser.parse_args()
     try:
         reports = read_reports(FOLDER)
-        texts = {
-            PAGE: page(reports, ROOT / "docs" / "performance"),
-            README: readme(README.read_text(encoding="utf-8"), reports),
-        }
-    except ValueError as error:
+        texts = {PAGE: page(reports), README: readme(README.read_text(encoding="utf-8"), reports)}
+    except (OSError, ValueError) as error:
         parser.error(str(error))
     for path, text in texts.items():
         with atomic_write(path, "w") as file:

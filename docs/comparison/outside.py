@@ -35,7 +35,6 @@ from vilonghorn.study.__main__ import revision
 RESULTS = Path("docs/comparison/outside.json")
 IGNORE = -100  # a target without a loss
 TEST, VALIDATION = 1, 2  # seeds of sequences; those of training are lists
-DECODED = "compression"  # the task whose tokens are all decoded from the last one
 
 Arrays = tuple[np.ndarray, np.ndarray]  # tokens and targets, (count, length) each
 
@@ -154,6 +153,7 @@ class Task(NamedTuple):
     tests: dict[str, dict[str, int]] = {"accuracy": {}}  # changed arguments of `make` by name of the figure
     width: int = 128
     mlps: bool = True  # a gated MLP after each of the two mixers
+    decode: bool = False  # all tokens from the output of the last one
     train: int = 12_800  # sequences; 0: new ones in each epoch, of 12,800
     test: int = 1_280
     batch: int = 128
@@ -163,17 +163,17 @@ class Task(NamedTuple):
     rules: tuple[str, ...] = ("mamba", "longhorn", "longhorn_exact")
 
 
-MQAR = dict(vocabulary=8192, width=64, mlps=False, train=100_000, test=3_000, epochs=8, rate=5e-3)
 TASKS = {
     "parity": Task(
-        parity, 2, {"40": {"length": 40}, "256": {"length": 256}}, width=64, train=0, epochs=30, enough=101,
+        parity, 2, {"40": {"length": 40}, "256": {"length": 256}}, width=64, train=0, epochs=30, enough=math.inf,
         rules=("mamba", "longhorn", "longhorn_exact", "longhorn_exact, eps up to 2"),
     ),
-    "mqar64": Task(partial(mqar, length=64, pairs=4), **MQAR),
+    "mqar64": Task(
+        partial(mqar, length=64, pairs=4), 8192, width=64, mlps=False, train=100_000, test=3_000, epochs=8, rate=5e-3
+    ),
     "memorization": Task(memorization, 256, train=256, epochs=200),
-    "compression": Task(compression, 16),
+    "compression": Task(compression, 16, decode=True),
     "in-context recall": Task(recall, 16),
-    "mqar128": Task(partial(mqar, length=128, pairs=8), **MQAR),
     "noisy recall": Task(partial(recall, noise=0.2), 32),
     "fuzzy recall": Task(fuzzy, 16, epochs=10),
     "selective copying": Task(copying, 16, epochs=10),
@@ -183,7 +183,7 @@ TASKS = {
 class Sequences(nn.Module):
     """Two causal mixers, each with a gated MLP if `mlps`, between an embedding of tokens and a classifier of each."""
 
-    def __init__(self, task: Task, rule: str, decode: bool) -> None:
+    def __init__(self, task: Task, rule: str) -> None:
         super().__init__()
         width, name = task.width, rule.split(",")[0]
         wide = dict(heads=4, max_eps=2.0) if name != rule else {}
@@ -196,7 +196,9 @@ class Sequences(nn.Module):
                 self.branches.append(nn.Sequential(nn.RMSNorm(width), SwiGLU(width, 8 * width // 3, bias=False)))
         nn.init.normal_(self.embed.weight, std=0.02)
         layers = (nn.RMSNorm(width), nn.Linear(width, width), nn.GELU())
-        self.decoder = nn.Sequential(*layers, nn.RMSNorm(width), nn.Linear(width, width), nn.GELU()) if decode else None
+        self.decoder = (
+            nn.Sequential(*layers, nn.RMSNorm(width), nn.Linear(width, width), nn.GELU()) if task.decode else None
+        )
         self.head = nn.Sequential(nn.RMSNorm(width), nn.Linear(width, task.vocabulary))
 
     def forward(self, tokens: Tensor) -> Tensor:
@@ -217,7 +219,7 @@ def positions(length: int, width: int) -> Tensor:
 
 def batches(tokens: Tensor, targets: Tensor, size: int, rng: Generator) -> Iterator[tuple[Tensor, Tensor]]:
     """Whole batches in random order."""
-    for index in torch.from_numpy(rng.permutation(len(tokens))).split(size)[: max(1, len(tokens) // size)]:
+    for index in torch.from_numpy(rng.permutation(len(tokens))).split(size)[: len(tokens) // size]:
         yield tokens[index], targets[index]
 
 
@@ -230,10 +232,10 @@ def train(name: str, rule: str, seed: int = 0) -> dict:
     """Trains a model with AdamW (weight decay 0.1) and a cosine to 0; returns the fields of its run."""
     task, rng, start = TASKS[name], default_rng([seed, 0]), time.monotonic()
     torch.manual_seed(seed)
-    model = Sequences(task, rule, decode=name == DECODED)
+    model = Sequences(task, rule)
     optimizer = create_optimizer_v2(model, opt="adamw", lr=task.rate, weight_decay=0.1)
     count = task.train or 12_800
-    updates = task.epochs * max(1, count // task.batch)
+    updates = task.epochs * (count // task.batch)
     warmup = torch.optim.lr_scheduler.LinearLR(optimizer, 0.01, total_iters=updates // 20)
     cosine = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, updates - updates // 20)
     schedule = torch.optim.lr_scheduler.SequentialLR(optimizer, [warmup, cosine], [updates // 20])

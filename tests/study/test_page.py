@@ -26,7 +26,7 @@ def reports():
 
 def test_the_committed_page_is_made_of_the_committed_studies(reports):
     text = make.PAGE.read_text()
-    assert text == make.page(reports, ROOT / "docs" / "performance"), REMEDY
+    assert text == make.page(reports), REMEDY
     for picture in re.findall(r"!\[[^]]*\]\(([^)]+)\)", text):
         assert (ROOT / "docs" / picture).is_file(), picture
 
@@ -105,7 +105,7 @@ def test_published_figures_stand_beside_ours():
         dict(task="mqar64", rule="longhorn", epochs=2, tests={"accuracy": 99.0}),
     ]
     head, _, *lines = make.outside(runs, {"parity": {"Mamba": 50.0, "DeltaNet": 50.9}}).splitlines()
-    ours = "task | Mamba, ours | Longhorn, ours | Longhorn exact, ours | exact, eps up to 2, ours"
+    ours = "task | Mamba, ours | Longhorn, ours | Longhorn exact, ours | exact, four heads, eps up to 2, ours"
     assert head == f"| {ours} | Mamba, published | DeltaNet, published |"
     assert lines == [
         "| parity, length 40 | 50.0 (30) | – | – | 100.0 (3) | 50.0 | 50.9 |",
@@ -120,6 +120,19 @@ def test_a_training_step_costs_what_was_measured():
     ]
     lines = make.step_cost({"batch": 4, "rows": rows}).splitlines()
     assert lines[2:] == ["| a | 2.00 | 1.00 | 1.50 |", "| b | 1.00 | 0.50 | 1.50 |"]
+
+
+def test_a_row_of_larger_icons_says_what_the_reports_say(reports):
+    icons, large = (next(r for r in reports if r.study == name) for name in ("icons", "icons_large"))
+    rows = [line.strip("| ").split(" | ") for line in make.larger(icons, large).splitlines()[2:]]
+    assert len(rows) == 10 and {len(row) for row in rows} == {6}
+    trained = icons.tested("icons", "mamba").values()
+    again = [cell for cell in large.cells if (cell["task"], cell["candidate"]) == ("icons128", "mamba")]
+    for runs, sizes in ((trained, "64"), (again, "64, then 128")):
+        (found,) = (row for row in rows if row[:2] == ["Mamba", sizes])
+        for side, text in zip(("64", "96", "128", "256"), found[2:]):
+            means = [run["tests"][side]["top1"] for run in runs if side in run["tests"]]
+            assert text.startswith(f"{np.mean(means):.1f} ±") if means else text == make.NONE
 
 
 def test_a_row_of_switches_says_what_the_reports_say(reports):

@@ -1,17 +1,16 @@
 """The plots of a study: test accuracy along the axis of each table."""
 
-from collections import Counter
-from itertools import cycle
 from pathlib import Path
 
-from matplotlib import rc_context
+from matplotlib import colormaps, rc_context
+from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 
 from ..data.files import atomic_write
 from .results import Report, interval
 from .tables import METRICS, participants
 
-STYLES = ("-", "--", ":", "-.")
+COLOURS = [to_hex(colormaps["tab20"](i)) for i in (*range(0, 20, 2), *range(1, 20, 2))]  # saturated ones first
 
 
 def draw(report: Report, folder: Path) -> list[Path]:
@@ -30,28 +29,22 @@ def save_figures(report: Report, figures: dict[str, Figure], folder: Path) -> li
 
 
 def colour(report: Report, candidate: str) -> str:
-    """The colour of a candidate in all plots."""
-    return f"C{list(report.plan.candidates).index(candidate)}"
+    """The colour of a candidate in all plots of its study."""
+    return COLOURS[list(report.plan.candidates).index(candidate) % len(COLOURS)]
 
 
 def table_figure(report: Report, table: str) -> Figure:
-    """Mean and standard deviation over seeds; a line for each candidate and each task with several points."""
+    """Mean and standard deviation over seeds; a line for each candidate."""
     plan = report.plan.tables[table]
-    num_points = Counter(task for task, _, _ in plan.points)
-    lines: dict[str, list[tuple[str, str, float]]] = {}
-    for point in plan.points:
-        lines.setdefault(point[0] if num_points[point[0]] > 1 else "", []).append(point)
     figure = Figure(figsize=(7.5, 4.6), layout="constrained")
     axes = figure.subplots()
     for name in participants(report, table):
-        for style, (task, points) in zip(cycle(STYLES), lines.items()):
-            values = [(x, list(report.accuracies(of, test, name, plan.metric).values())) for of, test, x in points]
-            found = sorted((x, interval(accuracies)) for x, accuracies in values if accuracies)
-            if found:
-                label = report.title(name) + (f", {task}" if task and len(lines) > 1 else "")
-                x, mean, std = zip(*((x, v.mean, v.std if v.count > 1 else 0) for x, v in found))
-                look = dict(color=colour(report, name), ls=style, marker="o", ms=4, capsize=2)
-                axes.errorbar(x, mean, std, label=label, **look)
+        values = [(x, list(report.accuracies(task, test, name, plan.metric).values())) for task, test, x in plan.points]
+        found = sorted((x, interval(accuracies)) for x, accuracies in values if accuracies)
+        if found:
+            x, mean, std = zip(*((x, v.mean, v.std if v.count > 1 else 0) for x, v in found))
+            look = dict(color=colour(report, name), marker="o", ms=4, capsize=2)
+            axes.errorbar(x, mean, std, label=report.title(name), **look)
     if plan.log:
         along = sorted({x for _, _, x in plan.points})
         axes.set_xscale("log", base=2)

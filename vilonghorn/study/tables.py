@@ -55,10 +55,9 @@ def participants(report: Report, table: str) -> list[str]:
 
 
 def columns(report: Report, table: str) -> list[tuple[str, str, str]]:
-    """Heading, task and test set of each point; the heading names the task where two points have the same position."""
+    """Heading, task and test set of each point."""
     plan = report.plan.tables[table]
-    ambiguous = len({x for _, _, x in plan.points}) < len(plan.points)
-    return [(f"{plan.axis} {x:g}" + (f" ({task})" if ambiguous else ""), task, test) for task, test, x in plan.points]
+    return [(f"{plan.axis} {x:g}", task, test) for task, test, x in plan.points]
 
 
 def scores(report: Report, table: str) -> str:
@@ -66,10 +65,7 @@ def scores(report: Report, table: str) -> str:
     metric, points, rows = report.plan.tables[table].metric, columns(report, table), []
     head = f"test {METRICS[metric]}, %"
     for name in participants(report, table):
-        texts = {
-            column: score(report.accuracies(task, test, name, metric), report.plan.seeds)
-            for column, task, test in points
-        }
+        texts = {column: score(report, task, test, name, metric) for column, task, test in points}
         if set(texts.values()) != {NONE}:
             rows.append({head: report.title(name), **texts})
     chance = {head: "chance"}
@@ -80,13 +76,16 @@ def scores(report: Report, table: str) -> str:
     return markdown([*rows, chance])
 
 
-def score(accuracies: dict[int, float], seeds: list[int]) -> str:
-    """Mean and standard deviation over the tested seeds."""
+def score(report: Report, task: str, test: str, candidate: str, metric: str = "top1") -> str:
+    """Mean and standard deviation of a test accuracy in percent; their number where not all seeds of the study ran."""
+    plan = report.plan
+    planned = candidate in plan.names(task) and test in plan.tasks[task].tests
+    accuracies = report.accuracies(task, test, candidate, metric) if planned else {}
     if not accuracies:
         return NONE
-    found = interval(list(accuracies.values()))
+    found, wanted = interval(list(accuracies.values())), len(plan.seeds)
     text = f"{found.mean:.1f}" + (f" ± {found.std:.1f}" if found.count > 1 else "")
-    return text + (f" ({found.count} of {len(seeds)} seeds)" if found.count != len(seeds) else "")
+    return text + (f" ({found.count} of {wanted} seeds)" if found.count != wanted else "")
 
 
 def differences(report: Report, table: str) -> str:
@@ -117,11 +116,13 @@ def difference(found: Interval | None, significant: bool) -> str:
 def rates(report: Report) -> str:
     """Validation accuracy by learning rate; the chosen one is bold, and marked where it is the first or the last."""
     rows, notes = [], []
+    tried = sorted({rate for pair in report.plan.pairs() for rate in sweep_runs(report.plan, report.cells, *pair)})
     for task, name in report.plan.pairs():
         runs = sweep_runs(report.plan, report.cells, task, name)
         chosen = choose_rate(report.plan, report.cells, task, name)
         if runs:
-            rows.append({"validation top-1, %": f"{task}, {report.title(name)}"})
+            row = {"validation top-1, %": f"{task}, {report.title(name)}"}
+            rows.append(row | dict.fromkeys((f"{rate:g}" for rate in tried), ""))
         for rate, cells in runs.items():
             diverged = any("diverged" in cell for cell in cells)
             text = "diverged" if diverged else f"{mean_validation(cells, 'top1'):.1f}" if cells else NONE
