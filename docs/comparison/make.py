@@ -47,6 +47,7 @@ def page(reports: Sequence[Report]) -> str:
     figures["studies"] = "\n\n".join(section(report) for report in reports)
     figures["outside"] = outside(load(FOLDER / "outside.json")["runs"], load(FOLDER / "published.json")["figures"])
     step = load(FOLDER / "cost.json")
+    figures["unlearned"] = unlearned(figures.reports["recall"])
     figures["larger"] = larger(figures.reports["icons"], figures.reports["icons_large"])
     figures["switches"] = switches(figures.reports["v2"], figures.reports["v2_recall"], step)
     figures["step"] = step_cost(step)
@@ -84,6 +85,15 @@ class Figures(dict):
             return difference(interval([ours[seed] - theirs[seed] for seed in sorted(seeds)]), False)
         found = {report.title(name): score(report, task, test, name) for name in report.plan.names(task)}
         return listed(f"{title} {text}%" for title, text in found.items() if text != NONE)
+
+
+def unlearned(recall: Report) -> str:
+    """The runs of each rule on four pairs, at all state sizes, and on six, that ended below 90% on the test."""
+    tasks, texts = [*(task for task, _, _ in recall.plan.tables["state"].points), "recall6"], []
+    for name in recall.plan.candidates:
+        found = [accuracy for task in tasks for accuracy in recall.accuracies(task, "test", name).values()]
+        texts.append(f"{recall.title(name)} {sum(accuracy < 90 for accuracy in found)} of {len(found)}")
+    return listed(texts)
 
 
 def larger(icons: Report, large: Report) -> str:

@@ -122,6 +122,18 @@ def test_a_training_step_costs_what_was_measured():
     assert lines[2:] == ["| a | 2.00 | 1.00 | 1.50 |", "| b | 1.00 | 0.50 | 1.50 |"]
 
 
+def test_runs_that_did_not_learn_are_counted(reports):
+    recall, rates = next(r for r in reports if r.study == "recall"), {"longhorn": 0.016, "mamba": 0.008, "exact": 0.004}
+    tasks = ["recall6", "recall4", *(f"recall4_state{size}" for size in (4, 8, 32, 64))]
+    found = {name: [] for name in rates}
+    for cell in recall.cells:
+        if cell["task"] in tasks and cell["rate"] == rates[cell["candidate"]]:
+            found[cell["candidate"]].append(cell["tests"]["test"]["top1"])
+    counts = {name: (sum(np.array(values) < 90), len(values)) for name, values in found.items()}
+    expected = [f"{recall.title(name)} {below} of {runs}" for name, (below, runs) in counts.items()]
+    assert make.unlearned(recall) == ", ".join(expected) and {runs for _, runs in counts.values()} == {30}
+
+
 def test_a_row_of_larger_icons_says_what_the_reports_say(reports):
     icons, large = (next(r for r in reports if r.study == name) for name in ("icons", "icons_large"))
     rows = [line.strip("| ").split(" | ") for line in make.larger(icons, large).splitlines()[2:]]
