@@ -116,11 +116,11 @@ def _read_checkpoint(name: str, path: Path) -> tuple[dict[str, torch.Tensor], di
     try:
         _, record = load_weights(path, tensors=False)
     except ValueError:
-        record = {}
-    if "kwargs" not in record:  # not written by a run of this library; the head has a row for each class
+        record = None
+    if record is not None and record.get("model") != name:
+        raise ValueError(f"{path} holds weights of {record.get('model', 'no model')}, not of {name}")
+    if record is None or "kwargs" not in record:  # not of a run of this library; the head has a row for each class
         head = weights.get("head.weight")
         return weights, {"num_classes": 0 if head is None or head.dim() == 0 else len(head)}, None
-    if record.get("model") != name:
-        raise ValueError(f"{path} holds weights of {record.get('model', 'no model')}, not of {name}")
     kwargs = {key: value for key, value in record["kwargs"].items() if key not in TRAINING_KWARGS}
     return weights, kwargs, record.get("class_names")
