@@ -48,7 +48,7 @@ def test_a_run_is_its_best_or_last_weights_with_its_classes_and_preprocessing(tm
 def test_the_weights_of_the_package_are_exported_by_their_tag_and_from_their_file(images):
     name, batch = "vilonghorn_nano_patch8", images(2, 3, 64, 64)
     expected = timm.create_model(f"{name}.icons480", pretrained=True).eval()
-    (file,) = (Path(vilonghorn.__file__).parent / "weights").glob(f"{name}.icons480.safetensors")
+    file = Path(vilonghorn.__file__).parent / "weights" / f"{name}.icons480.safetensors"
     for model, tagged in ((load_for_export(f"{name}.icons480"), True), (load_for_export(name, file), False)):
         torch.testing.assert_close(model(batch), expected(batch).detach(), rtol=0, atol=1e-6)
         found = {key: json.loads(value) for key, value in describe(model).items()}

@@ -138,6 +138,9 @@ def test_a_run_is_published_with_its_classes_and_preprocessing(tmp_path, capsys)
     assert config["pretrained_cfg"]["input_size"] == [3, 16, 16]
     assert "top-1 (%)" in (tmp_path / "out" / "README.md").read_text()
     timm.create_model(f"local-dir:{tmp_path / 'out'}", pretrained=True)
+    with pytest.raises(SystemExit):
+        publish.main([str(tmp_path / "nothing"), str(tmp_path / "other")])
+    assert "there are no weights" in capsys.readouterr().err
 
 
 def test_a_folder_that_cannot_be_uploaded_is_complete(tmp_path, monkeypatch, capsys):
@@ -154,9 +157,6 @@ def test_a_folder_that_cannot_be_uploaded_is_complete(tmp_path, monkeypatch, cap
     sentence = f"{out} is complete, but was not uploaded (no token); upload it: hf upload me/photos {out} ."
     assert ended.value.code == 2 and sentence in " ".join(capsys.readouterr().err.split())
     timm.create_model(f"local-dir:{out}", pretrained=True)
-    with pytest.raises(SystemExit):
-        publish.main([str(tmp_path / "nothing"), str(tmp_path / "other")])
-    assert "there are no weights" in capsys.readouterr().err
 
 
 def test_a_run_whose_classes_have_no_names_is_published_with_its_interpolation(tmp_path, monkeypatch):

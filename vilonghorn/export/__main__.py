@@ -35,7 +35,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("model", metavar="MODEL", nargs="?", help=help)
     formats = ", ".join(f"{kind}: {form.title}" for kind, form in FORMATS.items())
     parser.add_argument("--to", choices=FORMATS, help=f"format of the file (no default); {formats}")
-    help = "run: best (default) or last; model: a file of a run or one that timm reads (default: of the tag, or random)"
+    help = "run: best (default) or last; model: a file of a run or one that timm reads (default: the tag's, or random)"
     parser.add_argument("--checkpoint", metavar="WHICH", help=help)
     help = "side, or height and width, of the position embedding, in pixels (default: the checkpoint's or model's)"
     parser.add_argument("--img-size", type=int, nargs="+", help=help)

@@ -30,7 +30,7 @@ def load_for_export(
     """Makes a model for any image size, in evaluation mode, with frozen float32 parameters.
 
     Args:
-        name: directory of a run, or a registered model of this library, with a tag for pretrained weights.
+        name: directory of a run, or a registered model of this library; with a tag, its pretrained weights.
         checkpoint: of a run "best" (default) or "last"; of a model weights of a run, whose record has the model's
             arguments, or a state dict that timm reads. Default: those of the tag, or random weights.
         img_size: side, or height and width, of the position embedding. Default: the checkpoint's, or else the model's.
@@ -69,11 +69,11 @@ def load_for_export(
     try:
         model = timm.create_model(name, **kwargs)
     except (RuntimeError, TypeError) as error:
-        if tag and weights is None:
+        if weights is not None:
+            raise ValueError(f"{checkpoint} does not hold weights of {name} ({one_line(error)[:300]})") from error
+        if tag:
             raise ValueError(f"{name}: {error}") from error
-        if weights is None:
-            raise
-        raise ValueError(f"{checkpoint} does not hold weights of {name} ({one_line(error)[:300]})") from error
+        raise
     except AssertionError as error:  # of timm, for an index
         raise ValueError(f"--features is {list(features or ())}: {error}") from error
     indices = list(model.out_indices) if isinstance(model, FeatureGetterNet) else []

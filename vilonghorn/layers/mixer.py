@@ -92,8 +92,8 @@ class Mixer(nn.Module):
             raise ValueError("heads are for the rules 'longhorn' and 'longhorn_exact'; rule 'mamba' has no beta")
         check_max_eps(max_eps, rule, heads, directions == "shared")
         kernel = tuple(d_conv) if isinstance(d_conv, (tuple, list)) else (d_conv,)
-        is_grid, is_odd = kernel != (d_conv,), all(isinstance(k, int) and k > 0 and k % 2 for k in kernel)
-        if is_grid and (len(kernel) != 2 or not is_odd):
+        is_grid = len(kernel) == 2 and all(isinstance(k, int) and k > 0 and k % 2 for k in kernel)
+        if kernel != (d_conv,) and not is_grid:
             raise ValueError(f"d_conv is {d_conv}, expected a number of tokens, or an odd height and an odd width")
         sizes = dict(dim=dim, d_state=d_state, d_conv=math.prod(kernel), expand=expand)
         sizes |= {} if dt_rank is None else dict(dt_rank=dt_rank)

@@ -116,9 +116,9 @@ def difference(found: Interval | None, significant: bool) -> str:
 def rates(report: Report) -> str:
     """Validation accuracy by learning rate; the chosen one is bold, and marked where it is the first or the last."""
     rows, notes = [], []
-    tried = sorted({rate for pair in report.plan.pairs() for rate in sweep_runs(report.plan, report.cells, *pair)})
-    for task, name in report.plan.pairs():
-        runs = sweep_runs(report.plan, report.cells, task, name)
+    sweeps = {pair: sweep_runs(report.plan, report.cells, *pair) for pair in report.plan.pairs()}
+    tried = sorted({rate for runs in sweeps.values() for rate in runs})
+    for (task, name), runs in sweeps.items():
         chosen = choose_rate(report.plan, report.cells, task, name)
         if runs:
             row = {"validation top-1, %": f"{task}, {report.title(name)}"}

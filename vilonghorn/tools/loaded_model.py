@@ -172,21 +172,23 @@ def _from_timm(name: str, checkpoint: str, model_kwargs: dict[str, Any]) -> Load
     if checkpoint == "pretrained" and cfg and not cfg.has_weights and not model_kwargs.keys() & OWN_WEIGHTS:
         remedy = "give a run's directory as MODEL, or a file of weights by --checkpoint"
         raise ValueError(f"no pretrained weights for {name}: none are published yet; {remedy}")
+    arguments = dict(model_kwargs)
+    if file is not None:  # as pretrained weights, which timm converts and resamples
+        overlay = model_kwargs.get("pretrained_cfg_overlay", {}) | {"file": str(file)}
+        if "num_classes" in model_kwargs:  # timm drops a head of another number of classes
+            overlay["num_classes"] = model_kwargs["num_classes"]
+        arguments["pretrained_cfg_overlay"] = overlay
     try:
-        model = timm.create_model(name, pretrained=checkpoint == "pretrained", **model_kwargs)
+        model = timm.create_model(name, pretrained=checkpoint != "random", **arguments)
         class_names = _pretrained_class_names(model) if checkpoint == "pretrained" else None
-    except (*MODEL_ERRORS, OSError) as error:
-        arguments = f"{checkpoint} weights and {model_kwargs}"
-        raise ValueError(f"timm cannot make {name} with {arguments} ({one_line(error)})") from error
+    except (*MODEL_ERRORS, OSError, EOFError, pickle.UnpicklingError, SafetensorError) as error:
+        if file is not None:
+            raise ValueError(f"{file} does not hold weights of {name} ({one_line(error)})") from error
+        given = f"{checkpoint} weights and {model_kwargs}"
+        raise ValueError(f"timm cannot make {name} with {given} ({one_line(error)})") from error
     if getattr(model, "in_chans", 3) != 3:
         raise ValueError(f"{name} takes images of {model.in_chans} channels, expected 3: files are read as RGB")
     if file is not None:
-        classes = {"num_classes": model.num_classes}
-        arguments = model_kwargs | classes | {"pretrained_cfg_overlay": {"file": str(file), **classes}}
-        try:
-            model = timm.create_model(name, pretrained=True, **arguments)
-        except (*MODEL_ERRORS, OSError, EOFError, pickle.UnpicklingError, SafetensorError) as error:
-            raise ValueError(f"{file} does not hold weights of {name} ({one_line(error)})") from error
         with suppress(ValueError):  # not written by a run of this library
             class_names = load_weights(file, tensors=False)[1].get("class_names")
     if class_names is not None and len(class_names) != model.num_classes:
