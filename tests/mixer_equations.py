@@ -28,7 +28,7 @@ def written_out(mixer, tokens):
                 delta = F.softplus(dt_t)
                 state = torch.exp(-delta * torch.exp(mixer.A_log[s])) * state + delta * u_t * k_t
             else:
-                eps = mixer.max_eps / (1 / torch.sigmoid(dt_t) + k_t.square().sum(-1, keepdim=True))
+                eps = 1 / (1 / torch.sigmoid(dt_t) + k_t.square().sum(-1, keepdim=True))
                 recalled = state * k_t if mixer.rule == "longhorn" else (state * k_t).sum(-1, keepdim=True)
                 state = state + eps * (u_t - recalled) * k_t
             outputs.append((state * q[:, t, None]).sum(-1) + mixer.D[s] * u[:, t])

@@ -77,8 +77,9 @@ def test_memorized_values_are_one_for_each_key_in_training_and_test():
 
 
 def test_a_run_is_kept_and_not_made_again(tmp_path, monkeypatch, capsys):
-    task = outside.TASKS["memorization"]._replace(epochs=3, train=64, test=32, batch=32, width=32, rules=("longhorn",))
+    task = outside.TASKS["memorization"]._replace(epochs=3, train=64, test=32, batch=32, width=32)
     monkeypatch.setattr(outside, "TASKS", {"memorization": task})
+    monkeypatch.setattr(outside, "RULES", ["longhorn"])
     monkeypatch.setattr(outside, "RESULTS", tmp_path / "outside.json")
     outside.main([])
     assert capsys.readouterr().out.count("'task': 'memorization'") == 1
@@ -91,4 +92,5 @@ def test_a_run_is_kept_and_not_made_again(tmp_path, monkeypatch, capsys):
 def test_training_ends_when_enough_is_right(monkeypatch):
     task = outside.TASKS["memorization"]._replace(epochs=9, train=32, test=16, batch=16, width=32, enough=0)
     monkeypatch.setattr(outside, "TASKS", {"memorization": task})
+    monkeypatch.setattr(outside, "RULES", ["longhorn"])
     assert outside.train("memorization", "longhorn")["epochs"] == 1

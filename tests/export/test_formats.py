@@ -15,7 +15,7 @@ SIZES = [(1, 3, 32, 32), (3, 3, 16, 64), (7, 3, 40, 24)]
     [
         ("vilonghorn_nano", {}, 150),
         ("vilonghorn_nano_exact", dict(stride=4), 150),
-        ("vilonghorn_nano_exact", dict(heads=2, max_eps=1.5), 350),
+        ("vilonghorn_nano_exact", dict(heads=2), 350),
     ],
 )
 def test_onnxruntime_computes_the_model_for_any_batch_and_size(name, kwargs, nodes, small, images, tmp_path):
@@ -35,7 +35,7 @@ def test_onnxruntime_computes_the_model_for_any_batch_and_size(name, kwargs, nod
 
 
 def test_opset_27_has_an_operator_for_the_exact_rule_with_heads(small, images, tmp_path):
-    model, path = small("vilonghornv2_nano", depth=2, max_eps=1.5), tmp_path / "model.onnx"
+    model, path = small("vilonghornv2_nano", depth=2), tmp_path / "model.onnx"
     assert len(export(model, "onnx", path, opset=27)) == 6
     written = onnx.load(path)
     onnx.checker.check_model(written, full_check=True)

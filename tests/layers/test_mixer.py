@@ -23,7 +23,6 @@ FORMS = {
     "shared, mamba": dict(rule="mamba", directions="shared"),
     "scalar beta": dict(heads=1),
     "heads": dict(rule="longhorn_exact", heads=2),
-    "eps up to 2": dict(rule="longhorn_exact", heads=2, max_eps=2),
     "scalar beta, shared": dict(heads=1, directions="shared"),
 }
 
@@ -118,10 +117,6 @@ def test_contradictory_forms_are_refused():
         Mixer(32, directions="both")
     with pytest.raises(ValueError, match="rule 'mamba' has no beta"):
         Mixer(32, rule="mamba", heads=1)
-    with pytest.raises(ValueError, match="max_eps is 2 with rule 'longhorn_exact', separate directions and heads None"):
-        Mixer(32, rule="longhorn_exact", max_eps=2)
-    with pytest.raises(ValueError, match="max_eps is 2.5, expected more than 0 and at most 2"):
-        Mixer(32, rule="longhorn_exact", heads=1, max_eps=2.5)
     for heads in (5, -1, 2.0, "4"):
         with pytest.raises(ValueError, match=f"heads is {heads!r}, expected a divisor of the inner width 64"):
             Mixer(32, heads=heads)

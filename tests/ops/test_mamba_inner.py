@@ -96,7 +96,7 @@ def test_channels_with_equal_steps_agree_with_the_oracle(rule, isa):
 @pytest.mark.parametrize("heads", [0, -4, 6, 17])
 def test_heads_that_do_not_divide_the_channels_are_refused(heads):
     values = mixer_inputs(1, 1, 5, 16, 3, 2, 4, rule="longhorn_exact")
-    options = dict(rule="longhorn_exact", reverse=(False,), max_eps=1.5)
+    options = dict(rule="longhorn_exact", reverse=(False,))
     with pytest.raises(ValueError, match=f"mamba_inner: heads is {heads}, expected a divisor of the 16 channels"):
         mamba_inner(**values, A=None, **options, heads=heads)
 

@@ -20,8 +20,6 @@ def check_backbone(model: Module) -> None:
         raise TypeError(
             f"the model is a {type(model).__name__}, expected a vilonghorn_*, vilonghornv2_* or vim_* backbone"
         )
-    if (max_eps := model.blocks[0].mixer.max_eps) != 1:
-        raise ValueError(f"the model has max_eps={max_eps:g}; maps are only made of models with max_eps=1")
     if len({len(block.mixer.reverse) for block in model.blocks}) > 1:
         raise ValueError("the blocks have different numbers of directions; maps need the same number in each")
 

@@ -107,7 +107,6 @@ class Block(nn.Module):
             and self._has_plain_drop_path()
             and mixer.scan_norm is None
             and (mixer.conv_weight.dim() == 3 or not native_export.is_on)
-            and mixer.max_eps == 1
             and not mixer.exportable
             and prefers_block(
                 [x, norm.weight, mixer.in_proj.weight, mixer.out_proj.weight, *mixer._parameters.values()]

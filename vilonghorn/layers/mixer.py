@@ -14,7 +14,7 @@ from torch import Tensor, fx, nn
 
 from ..ops.backends import cpu
 from ..ops.mamba_inner import mamba_inner
-from ..ops.validate import MAX_CONV, MAX_STATE, RULES, autocast_dtype, check_flags, check_max_eps
+from ..ops.validate import MAX_CONV, MAX_STATE, RULES, autocast_dtype, check_flags
 from .norm import to_fp32
 
 # Range and lower limit of Mamba's initial step sizes, softplus(dt_bias).
@@ -49,7 +49,6 @@ class Mixer(nn.Module):
         reverse: Sequence[bool] = (False, True),
         directions: str = "separate",
         heads: int | None = None,
-        max_eps: float = 1.0,
         d_state: int = 16,
         d_conv: int | Sequence[int] = 4,
         expand: int = 2,
@@ -66,7 +65,6 @@ class Mixer(nn.Module):
             directions: "separate": own parameters, averaged; or "shared": one set of parameters, normalised and summed.
             heads: number of heads, runs of D / heads channels with one beta, for Longhorn's rules. Default: a beta for
                 each channel.
-            max_eps: factor of eps, up to 2, for rule "longhorn_exact" with heads (see `scan_chunked`).
             d_state: N, state size of a channel.
             d_conv: K, kernel size of the causal convolution in tokens; or height and width, odd, of one over the grid.
             expand: D / dim.
@@ -90,7 +88,6 @@ class Mixer(nn.Module):
             raise ValueError(f"directions is {directions!r}, expected one of {', '.join(map(repr, DIRECTIONS))}")
         if heads is not None and rule == "mamba":
             raise ValueError("heads are for the rules 'longhorn' and 'longhorn_exact'; rule 'mamba' has no beta")
-        check_max_eps(max_eps, rule, heads, directions == "shared")
         kernel = tuple(d_conv) if isinstance(d_conv, (tuple, list)) else (d_conv,)
         is_grid = len(kernel) == 2 and all(isinstance(k, int) and k > 0 and k % 2 for k in kernel)
         if kernel != (d_conv,) and not is_grid:
@@ -114,7 +111,6 @@ class Mixer(nn.Module):
         self.d_state = d_state
         self.d_inner = width
         self.heads = heads
-        self.max_eps = float(max_eps)
         self.dt_rank = dt_rank or min(math.ceil(dim / 16), heads or width)
         self.depth = depth
         self.exportable = is_exportable()
@@ -183,7 +179,7 @@ class Mixer(nn.Module):
             y = self._exportable_inner(xz, grid)
         else:
             y = torch.ops.vilonghorn.mamba_inner(
-                xz, *self.inner_weights(), self.scan_norm, self.rule, self.flags, grid, self.heads, self.max_eps
+                xz, *self.inner_weights(), self.scan_norm, self.rule, self.flags, grid, self.heads
             )
         return self.out_proj(y)
 
@@ -193,7 +189,7 @@ class Mixer(nn.Module):
 
     @torch.jit.unused
     def _exportable_inner(self, xz: Tensor, grid: list[int] | None) -> Tensor:
-        form = (self.rule, self.flags, grid, self.heads, self.max_eps)
+        form = (self.rule, self.flags, grid, self.heads)
         return exportable_inner(xz, *self.inner_weights(), self.scan_norm, *form)
 
     @torch.jit.unused
@@ -219,7 +215,7 @@ class Mixer(nn.Module):
         parts = short.split([weight.numel() for weight in weights])
         in_proj, x_proj, dt_proj, out_proj = (part.view(w.shape) for part, w in zip(parts, weights))
         inner = (conv_weight, conv_bias, x_proj, dt_proj, *others)
-        form = (self.rule, self.flags, grid, self.heads, self.max_eps)
+        form = (self.rule, self.flags, grid, self.heads)
         y = torch.ops.vilonghorn.mamba_inner(F.linear(x, in_proj), *inner, self.scan_norm, *form)
         return F.linear(y, out_proj)
 
@@ -240,7 +236,6 @@ class Mixer(nn.Module):
         form = "separate" if self.scan_norm is None else "shared"
         sizes = f"d_inner={self.d_inner}, d_state={self.d_state}"
         sizes += "" if self.heads is None else f", heads={self.heads}"
-        sizes += "" if self.max_eps == 1 else f", max_eps={self.max_eps:g}"
         sizes += "" if self.conv_weight.dim() == 3 else f", d_conv={tuple(self.conv_weight.shape[2:])}"
         return f"rule={self.rule!r}, reverse={self.reverse}, directions={form!r}, {sizes}"
 

@@ -56,7 +56,6 @@ class VisionSSM(nn.Module):
         reverse: Sequence[bool] | Sequence[Sequence[bool]] = (False, True),
         directions: str = "separate",
         heads: int | None = None,
-        max_eps: float = 1.0,
         d_state: int = 16,
         d_conv: int | tuple[int, int] = 4,
         dt_rank: int | None = None,
@@ -90,7 +89,6 @@ class VisionSSM(nn.Module):
                 which the blocks take in turn: ((False,), (True,)) alternates.
             directions: "separate" for parameters of their own, or "shared" as in Longhorn's bidirectional reference.
             heads: heads of a mixer, with one beta each, for Longhorn's rules. Default: one beta per channel.
-            max_eps: factor of eps, up to 2, for rule "longhorn_exact" with heads.
             d_state: state size of a channel.
             d_conv: kernel size of a mixer's causal convolution, in tokens; or height and width of one over the patches.
             dt_rank: rank of a mixer's step. Default: ceil(embed_dim / 16), or the number of heads if it is smaller.
@@ -149,7 +147,7 @@ class VisionSSM(nn.Module):
         self.patch_drop = PatchDropout(patch_drop_rate, 0, ordered=True) if patch_drop_rate > 0 else nn.Identity()
 
         branches = 2 * depth if mlp_ratio else depth
-        mixer: dict[str, Any] = dict(rule=rule, directions=directions, heads=heads, max_eps=max_eps, depth=branches)
+        mixer: dict[str, Any] = dict(rule=rule, directions=directions, heads=heads, depth=branches)
         mixer |= dict(d_state=d_state, d_conv=d_conv, dt_rank=dt_rank, expand=expand)
         block = partial(Block, embed_dim, mlp_ratio=mlp_ratio, norm_layer=norm_layer, **mixer, **dd)
         nested = isinstance(reverse, (tuple, list)) and any(isinstance(flags, (tuple, list)) for flags in reverse)

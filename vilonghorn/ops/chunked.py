@@ -32,7 +32,6 @@ def scan_chunked(
     D: Tensor | None = None,
     dt_bias: Tensor | None = None,
     reverse: Sequence[bool] = (False,),
-    max_eps: float = 1.0,
     chunk: int = CHUNK,
 ) -> Tensor:
     """Runs `scan` with rule "longhorn_exact" for heads: runs of channels with one dt.
@@ -45,8 +44,6 @@ def scan_chunked(
         D: skip weights, (G, D). Default: no skip.
         dt_bias: bias of dt, (G, H). Default: none.
         reverse: a flag for each direction.
-        max_eps: factor of eps, up to 2. A token leaves 1 - eps |k|^2 of what the state holds along k, so with 2 down to
-            -1 of it (Grazzi et al., arXiv 2411.12537).
         chunk: tokens of a chunk, a power of two. The result is the same up to rounding.
 
     Returns:
@@ -57,7 +54,7 @@ def scan_chunked(
     """
     if autocast_dtype(x) is not None:  # states stay in float32
         with torch.autocast(x.device.type, enabled=False):
-            return scan_chunked(x, dt, k, q, D=D, dt_bias=dt_bias, reverse=reverse, max_eps=max_eps, chunk=chunk)
+            return scan_chunked(x, dt, k, q, D=D, dt_bias=dt_bias, reverse=reverse, chunk=chunk)
     (_, _, L, width), H, N, dtype = x.shape, dt.shape[-1], k.shape[-1], x.dtype
     if width % H:
         raise ValueError(f"scan_chunked: dt has {H} heads, expected a divisor of the {width} channels")
@@ -65,7 +62,7 @@ def scan_chunked(
     skip = 0.0 if D is None else D.to(compute)[:, None, None] * x.to(compute)
     x, dt, k, q = (torch.stack(flip_reversed(t.to(compute), reverse)) for t in (x, dt, k, q))
     dt = dt if dt_bias is None else dt + dt_bias.to(compute)[:, None, None]
-    eps = max_eps * step_size("longhorn_exact", dt, k)
+    eps = step_size("longhorn_exact", dt, k)
     if linear_attention.is_on:
         y = _linear_attention(x, eps, k, q)
         return (torch.stack(flip_reversed(y, reverse)) + skip).to(dtype)

@@ -24,7 +24,6 @@ from .validate import (
     MambaInnerArguments,
     autocast_dtype,
     check_flags,
-    check_max_eps,
     saved_state_dtype,
     validate_mamba_inner,
     with_grid,
@@ -47,7 +46,6 @@ def mamba_inner(
     reverse: Sequence[bool] = (False, True),
     grid: Sequence[int] | None = None,
     heads: int | None = None,
-    max_eps: float = 1.0,
 ) -> Tensor:
     """Mixes tokens along their sequence in G directions and gates the result.
 
@@ -76,9 +74,7 @@ def mamba_inner(
         reverse: a flag for each direction: True reads from the last token to the first.
         grid: as in `conv2d_silu`.
         heads: number of runs of channels that share their rows of dt_proj and dt_bias, for `scan_chunked`, which runs
-            separate directions of rule "longhorn_exact" where max_eps is not 1, and where timm's `set_exportable` is
-            on. Default: not used.
-        max_eps: as in `scan_chunked`, which needs `heads`.
+            separate directions of rule "longhorn_exact" where timm's `set_exportable` is on. Default: not used.
 
     Returns:
         y, (B, L, D), of xz's dtype (under autocast of its dtype, but not on a CPU with the native library).
@@ -91,15 +87,13 @@ def mamba_inner(
     filters, grid_options = with_grid("mamba_inner", conv_weight, grid)
     weights = (filters, conv_bias, x_proj, dt_proj, dt_bias, A, D)
     args = MambaInnerArguments(xz, *weights, rule, flags if scan_norm is None else [0], grid_options)
-    check_max_eps(max_eps, rule, heads, scan_norm is not None)
     if heads is not None and (heads < 1 or D.shape[-1] % heads):
         raise ValueError(f"mamba_inner: heads is {heads}, expected a divisor of the {D.shape[-1]} channels")
-    if heads is not None and rule == "longhorn_exact" and scan_norm is None:
-        if max_eps != 1 or is_exportable() and not native_export.is_on:
-            return _chunked(args, heads, max_eps)
     if scan_norm is not None:
         return _shared(args, scan_norm, reverse)
     if is_exportable():
+        if heads is not None and rule == "longhorn_exact" and not native_export.is_on:
+            return _chunked(args, heads)
         return mamba_inner_composed(args) if grid_options else _exportable(args)
     if cpu.unavailable(xz.device.type) is None:
         return _run_cpu(args)
@@ -127,13 +121,12 @@ def _exportable(args: MambaInnerArguments) -> Tensor:
     return sum(others, first) * F.silu(z) / len(reverse)
 
 
-def _chunked(args: MambaInnerArguments, heads: int, max_eps: float) -> Tensor:
+def _chunked(args: MambaInnerArguments, heads: int) -> Tensor:
     z, u, dt, k, q = projections(args)
     first = slice(None, None, u.shape[-1] // heads)  # channel of each head
     reverse = [bool(flag) for flag in args.reverse]
     D, bias = args.D, args.dt_bias[:, first]
-    y = scan_chunked(u, dt[..., first], k, q, D=D, dt_bias=bias, reverse=reverse, max_eps=max_eps)
-    return y.mean(0) * F.silu(z)
+    return scan_chunked(u, dt[..., first], k, q, D=D, dt_bias=bias, reverse=reverse).mean(0) * F.silu(z)
 
 
 def _shared(args: MambaInnerArguments, scan_norm: Tensor, reverse: Sequence[bool]) -> Tensor:
@@ -200,7 +193,6 @@ _run_cuda = _register(cuda, 4, _fake_cuda)
 torch.library.define(
     "vilonghorn::mamba_inner",
     "(Tensor xz, Tensor conv_weight, Tensor conv_bias, Tensor x_proj, Tensor dt_proj, Tensor dt_bias, Tensor? A, "
-    "Tensor D, Tensor? scan_norm, str rule, int[] reverse, SymInt[]? grid=None, int? heads=None, float max_eps=1.0) "
-    "-> Tensor",
+    "Tensor D, Tensor? scan_norm, str rule, int[] reverse, SymInt[]? grid=None, int? heads=None) -> Tensor",
 )
 torch.library.impl("vilonghorn::mamba_inner", "CompositeImplicitAutograd", mamba_inner)

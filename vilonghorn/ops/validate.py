@@ -344,17 +344,6 @@ def check_flags(operator: str, reverse: Sequence[bool]) -> list[int]:
     return [int(flag) for flag in reverse]
 
 
-def check_max_eps(max_eps: float, rule: str, heads: int | None, shared: bool) -> None:
-    """Checks a factor of eps, which is 1 but for what `scan_chunked` runs."""
-    if not 0 < max_eps <= 2:
-        raise ValueError(f"max_eps is {max_eps}, expected more than 0 and at most 2")
-    if max_eps != 1 and (rule != "longhorn_exact" or heads is None or shared):
-        raise ValueError(
-            f"max_eps is {max_eps} with rule {rule!r}, {'shared' if shared else 'separate'} directions and heads "
-            f"{heads}; expected rule 'longhorn_exact', separate directions and a number of heads"
-        )
-
-
 def autocast_dtype(x: Tensor) -> torch.dtype | None:
     """The dtype that autocast gives activations like x, or None. float64 stays float64, as in torch's own operators."""
     device_type = x.device.type
