@@ -11,7 +11,6 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import re
 import statistics
 from collections.abc import Sequence
 from pathlib import Path
@@ -26,13 +25,12 @@ from vilonghorn.data.files import atomic_write
 from vilonghorn.study.plots import colour, draw, save_figures
 from vilonghorn.study.results import Interval, Report, interval, read_report
 from vilonghorn.study.tables import NONE, difference, listed, participants, render, score
-from vilonghorn.tools.markdown import markdown
+from vilonghorn.tools.markdown import fill_page, markdown
 
 ROOT = Path(__file__).parents[2]
 FOLDER, PAGE, README = ROOT / "docs" / "comparison", ROOT / "docs" / "comparison.md", ROOT / "README.md"
 STUDIES = ("icons", "icons_large", "recall", "v2", "v2_recall")  # in the order of the page
 HEADLINE = ("recall", "long")  # the study and the table that the README shows
-MARK = re.compile(r"(<!-- comparison[^>]*-->\n).*?(<!-- end of comparison -->)", re.DOTALL)
 
 
 def read_reports(folder: Path) -> list[Report]:
@@ -289,15 +287,8 @@ def cost(runs: Sequence[dict]) -> str:
 
 
 def readme(text: str, reports: Sequence[Report]) -> str:
-    """The README with the plot and the means of one table between its marks.
-
-    Raises:
-        ValueError: the README has no marks.
-    """
-    if not MARK.search(text):
-        raise ValueError("the README lacks the marks <!-- comparison --> and <!-- end of comparison -->")
-    shown = next(report for report in reports if report.study == HEADLINE[0])
-    return MARK.sub(lambda match: f"{match[1]}{headline(shown)}\n{match[2]}", text)
+    """The README with the plot and the means of one table between its marks."""
+    return fill_page(text, "comparison", headline(next(report for report in reports if report.study == HEADLINE[0])))
 
 
 def headline(report: Report) -> str:

@@ -6,7 +6,6 @@ saves for one image, all on fake tensors.
 
 from __future__ import annotations
 
-import re
 import sys
 from pathlib import Path
 from typing import NamedTuple
@@ -18,10 +17,9 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from vilonghorn.data.files import atomic_write
 from vilonghorn.engine.dry_run import saved_bytes
-from vilonghorn.tools.markdown import markdown
+from vilonghorn.tools.markdown import fill_page, markdown
 
 PAGE = Path("docs/models.md")
-MARK = re.compile(r"(<!-- models[^>]*-->\n).*?(<!-- end of models -->)", re.DOTALL)
 SIZES = (224, 512)
 ORDER = ("nano", "tiny", "small", "base")
 FAMILIES = ("vilonghorn", "vilonghornv2", "vim")
@@ -92,25 +90,11 @@ def table() -> str:
     return markdown(lines)
 
 
-def page(text: str) -> str:
-    """The page with the table of the registry as it is now.
-
-    Raises:
-        ValueError: the page has no markers.
-    """
-    if not MARK.search(text):
-        raise ValueError(
-            f"{PAGE} lacks the markers <!-- models --> and <!-- end of models -->: put them around its table"
-        )
-    made = table()
-    return MARK.sub(lambda match: f"{match[1]}{made}\n{match[2]}", text)
-
-
 def main() -> int:
     """Writes the page; returns the exit status."""
     if not PAGE.is_file():
         sys.exit(f"error: there is no {PAGE} here: run it in the root of a checkout")
-    text = page(PAGE.read_text(encoding="utf-8"))
+    text = fill_page(PAGE.read_text(encoding="utf-8"), "models", table())
     with atomic_write(PAGE, "w") as file:
         file.write(text)
     return 0

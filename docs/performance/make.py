@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import math
-import re
 import shlex
 import sys
 from collections.abc import Iterable, Sequence
@@ -23,12 +22,12 @@ from matplotlib.figure import Figure
 from vilonghorn.bench import report as bench
 from vilonghorn.bench.candidates import FAMILIES, LOOP, STEPS
 from vilonghorn.data.files import atomic_write
-from vilonghorn.tools.markdown import markdown
+from vilonghorn.tools.markdown import fill_page, markdown
 
 PAGE, FOLDER, README = Path("docs/performance.md"), Path("docs/performance"), Path("README.md")
 CHOOSING = Path("docs/choosing.md")
+TABLES = {README: "speed", CHOOSING: "ratios"}
 PLOT, SPEED_PLOT = FOLDER / "models.svg", FOLDER / "speed.svg"
-MARK = re.compile(r"(<!-- (speed|ratios)\b[^>]*-->\n).*?(<!-- end of \2 -->)", re.DOTALL)
 # Instructions of the authors' own kernels, counted in the same way: forward, backward.
 OFFICIAL = {("longhorn", 90): (1050, 2000), ("mamba", 90): (871, 1790)}
 
@@ -204,21 +203,12 @@ def ratio_table(runs: Sequence[dict[str, Any]]) -> str:
     return markdown(lines)
 
 
-def fill(text: str, folder: Path) -> str:
-    """A page with the tables of the runs between its markers.
-
-    Raises:
-        ValueError: the page has no markers.
-    """
+def fill(text: str, name: str, folder: Path) -> str:
+    """A page with the table `name` of the runs, "speed" or "ratios", between its marks."""
     runs, v2 = load_runs(folder), json.loads((folder / "v2.json").read_text())
     found = runs[0]["machine"]
     made = f"{found['cpu']}, {found['threads']} threads, float32, a figure of each of {len(runs)} runs:\n\n"
-    tables = dict(speed=speed_table(runs, v2), ratios=ratio_table(runs))
-    text, count = MARK.subn(lambda match: f"{match[1]}{made}{tables[match[2]]}\n{match[3]}", text)
-    if not count:
-        marks = ", ".join(f"<!-- {name} --> and <!-- end of {name} -->" for name in tables)
-        raise ValueError(f"a page lacks the markers of its table; put one of these pairs around it: {marks}")
-    return text
+    return fill_page(text, name, made + (speed_table(runs, v2) if name == "speed" else ratio_table(runs)))
 
 
 def draw_models(path: Path, run: dict[str, Any]) -> None:
@@ -275,7 +265,7 @@ def main() -> int:
     if not (FOLDER / "text.md").is_file():
         sys.exit(f"error: there is no {FOLDER / 'text.md'} here: run it in the root of a checkout")
     try:
-        texts = {PAGE: page(FOLDER)} | {path: fill(path.read_text(), FOLDER) for path in (README, CHOOSING)}
+        texts = {PAGE: page(FOLDER)} | {path: fill(path.read_text(), name, FOLDER) for path, name in TABLES.items()}
     except ValueError as error:
         sys.exit(f"error: {error}")
     for path, text in texts.items():

@@ -93,6 +93,7 @@ def test_an_interrupted_run_saves_what_it_measured(monkeypatch, tmp_path, capsys
     [
         (["scam"], "expected scan, models, profile"),
         (["--rounds", "0"], "--rounds: invalid PositiveInt value: '0'"),
+        (["--size", "224", "300"], "--size 300: expected a multiple of 16 pixels"),
         (["--json", "no/such/folder/bench.json"], "there is no folder"),
         pytest.param(
             ["--device", "cuda"],

@@ -26,6 +26,8 @@ def test_classes_and_samples_are_sorted_and_labels_count_the_classes(folder):
 def test_nested_images_count_and_hidden_and_foreign_files_do_not(tmp_path, photo):
     (tmp_path / "a" / "deep").mkdir(parents=True)
     (tmp_path / ".cache").mkdir()
+    (tmp_path / "a" / ".thumbnails").mkdir()
+    photo(0).save(tmp_path / "a" / ".thumbnails" / "x.png")
     photo(0).save(tmp_path / "a" / "deep" / "x.PNG")
     photo(0).save(tmp_path / ".cache" / "y.png")
     (tmp_path / "a" / "notes.txt").write_text("no image")

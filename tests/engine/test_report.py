@@ -92,7 +92,7 @@ def test_fewer_images_than_cells_are_drawn_once_each(tmp_path, titles):
 
 def test_long_names_do_not_overlap_and_the_picture_names_its_weights(tmp_path, monkeypatch):
     figures = []
-    monkeypatch.setattr(report, "save_figure", lambda path, figure: figures.append(figure))
+    monkeypatch.setattr(report, "png", lambda figure: figures.append(figure) or b"")
     for names in (["W" * 80, "n02123045 tabby, tabby cat " * 4], ["cat", "dog"]):
         sample = [(torch.zeros(3, 8, 8), i % 2, 1) for i in range(12)]
         found = Predictions(torch.tensor([[3, 2], [4, 5]]), names, [(torch.zeros(3, 8, 8), 0, 1)] * 3, sample)
@@ -165,7 +165,8 @@ def test_the_worst_classes_are_told_with_what_they_are_taken_for():
     assert [row["name"] for row in rows] == ["cat", "owl"]
     assert rows[0] == {"name": "cat", "images": 4, "top1": 25.0, "predicted": {"dog": 2, "owl": 1}}
     assert rows[1]["predicted"] == {"cat": 1} and rows[1]["top1"] == 75.0
-    assert [row["name"] for row in worst_classes(Predictions(confusion, names, [], []), count=1)] == ["cat"]
+    many = worst_classes(Predictions(1 - torch.eye(12, 13).long(), [*map(str, range(12))], [], []))
+    assert len(many) == 10
 
 
 def test_every_prediction_is_counted_once():

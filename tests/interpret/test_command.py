@@ -1,5 +1,7 @@
 """Sheets of maps and the command that draws them: the right numbers in the right cells, and what is refused."""
 
+import errno
+import os
 import re
 from dataclasses import replace
 
@@ -123,6 +125,8 @@ def test_the_command_writes_a_picture(run, tmp_path, what, capsys):
         (["--what", "cam", "--class", "6"], "expected one of 0 to 5"),
         (["--what", "cam", "--class", "eal"], "has no class 'eal'; the nearest known are eel"),
         (["--what", "cam", "--blocks", "-1"], "take an earlier block"),
+        (["--what", "pca", "--patch", "1,1"], "--patch is for attention and field, not for --what pca"),
+        (["--class", "6"], "--class is for cam, not for --what attention"),
         (["--checkpoint", "last"], "there are no weights"),
     ],
 )
@@ -134,6 +138,16 @@ def test_what_cannot_be_drawn_gets_one_sentence_and_no_file(run, tmp_path, argum
     lines = capsys.readouterr().err.splitlines()
     assert len(lines) == 1 and sentence in lines[0]
     assert set(tmp_path.rglob("*")) == before
+
+
+def test_a_full_disk_is_no_reason_to_resume_a_run(run, tmp_path, monkeypatch, capsys):
+    def full(path):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+
+    monkeypatch.setattr("vilonghorn.interpret.__main__.atomic_write", full)
+    assert main([str(run[0]), str(tmp_path / "a.png"), "--out", str(tmp_path / "out.png")]) == 2
+    err = capsys.readouterr().err
+    assert "No space left on device" in err and "resume" not in err
 
 
 def test_other_models_and_images_that_do_not_decode_are_refused(run, tmp_path, capsys):

@@ -40,7 +40,7 @@ def test_maps_of_a_model_reproduce_what_its_block_adds(name, options):
     model = make(name, **options)
     scan = scans(model, IMAGES, [1])[0]
     y = scan.z * torch.sigmoid(scan.z)
-    rows = attention_rows(scan, channels="none")
+    rows = attention_rows(scan, per_channel=True)
     y = y * (torch.einsum("gbtsd,gbsd->gbtd", rows, scan.values) + scan.D[:, None, None] * scan.values).mean(0)
     grid = model._grid(IMAGES)
     entered = model.blocks[0](model._embed(IMAGES), grid)
@@ -71,10 +71,9 @@ def test_tokens_are_counted_prefix_first():
         patch_token((3, 5), 3, 0)
 
 
-@pytest.mark.parametrize("channels", ["absolute", "mean"])
-def test_attention_is_each_directions_gradient_at_the_tokens_place_on_the_image(channels):
+def test_attention_is_each_directions_gradient_at_the_tokens_place_on_the_image():
     model, tokens = make(), [0, 7, 12]
-    weights = attention(model, IMAGES, [0, -1], tokens, channels)
+    weights = attention(model, IMAGES, [0, -1], tokens)
     assert weights.shape == (2, 2, 2, 3, 16)
     for b, scan in enumerate(scans(model, IMAGES, [0, 2])):
         # The oracle takes dt, not its gate: for the gates' sake k is made part of them.
@@ -83,7 +82,7 @@ def test_attention_is_each_directions_gradient_at_the_tokens_place_on_the_image(
         y = oracle(values, torch.logit(beta), scan.k, scan.q, rule="longhorn", reverse=scan.reverse)
         for i, token in enumerate(tokens):
             (gradient,) = torch.autograd.grad(y[:, :, scan_position(token, 15)].sum(), values, retain_graph=True)
-            expected = (gradient.abs() if channels == "absolute" else gradient).mean(-1)
+            expected = gradient.abs().mean(-1)
             for other in range(16):
                 actual = weights[b, :, :, i, other]
                 torch.testing.assert_close(actual, expected[..., scan_position(other, 15)], rtol=1e-8, atol=1e-12)
@@ -207,8 +206,6 @@ def test_what_cannot_be_mapped_is_refused():
         grad_cam(model, IMAGES, [9, 0])
     with pytest.raises(ValueError, match="block is 3, expected -3 to 2: the model has 3 blocks"):
         attention(model, IMAGES, [3])
-    with pytest.raises(ValueError, match="channels is 'none', expected 'absolute' or 'mean'"):
-        attention(model, IMAGES, [0], channels="none")
     other = timm.create_model("vit_tiny_patch16_224", img_size=32, depth=1)
     with pytest.raises(TypeError, match="VisionTransformer, expected a vilonghorn_., vilonghornv2_. or vim_. backbone"):
         attention(other, torch.zeros(1, 3, 32, 32), [0])

@@ -48,7 +48,7 @@ def test_rows_times_the_values_are_the_scan_and_the_whole_layer(rule, reverse):
     for dtype, tolerance in ((torch.float64, 1e-10), (torch.float32, 2e-5)):
         mixer, tokens, values = made(rule, reverse, dtype)
         scan = scan_inputs(mixer, tokens)
-        rows = attention_rows(scan, channels="none").double()
+        rows = attention_rows(scan, per_channel=True).double()
         expected, u = scan_of_oracle(values, rule, reverse)
         y = torch.einsum("gbtsd,gbsd->gbtd", rows, u) + values["D"].double()[:, None, None] * u
         torch.testing.assert_close(y, expected, rtol=tolerance, atol=tolerance)
@@ -68,7 +68,7 @@ def test_rows_are_what_autograd_says_of_the_values_alone(rule):
     dt = torch.einsum("gblr,gdr->gbld", low, values["dt_proj"])
     free = u.detach().requires_grad_()  # gates, keys and queries stay
     y = oracle(free, dt, k, q, A=values.get("A"), dt_bias=values["dt_bias"], rule=rule, reverse=mixer.reverse)
-    rows = attention_rows(scan_inputs(mixer, tokens), [4], channels="none")[:, :, 0]
+    rows = attention_rows(scan_inputs(mixer, tokens), [4], per_channel=True)[:, :, 0]
     torch.testing.assert_close(rows, torch.autograd.grad(y[:, :, 4].sum(), free)[0], rtol=1e-10, atol=1e-12)
 
 
@@ -77,11 +77,11 @@ def test_rows_are_what_autograd_says_of_the_values_alone(rule):
 def test_chosen_rows_and_averages_are_those_of_every_row(rule, carried, monkeypatch):
     monkeypatch.setattr(interpret_scan, "MAX_STATES", carried)
     scan = scan_inputs(*made(rule)[:2])
-    every = attention_rows(scan, channels="none")
+    every = attention_rows(scan, per_channel=True)
     queries = [7, 0, 10, 3]
-    assert torch.equal(attention_rows(scan, queries, "none"), every[:, :, queries])
-    torch.testing.assert_close(attention_rows(scan, queries), every[:, :, queries].mean(-1))
-    torch.testing.assert_close(attention_rows(scan, channels="absolute"), every.abs().mean(-1))
+    assert torch.equal(attention_rows(scan, queries, per_channel=True), every[:, :, queries])
+    torch.testing.assert_close(attention_rows(scan, queries), every[:, :, queries].abs().mean(-1))
+    torch.testing.assert_close(attention_rows(scan), every.abs().mean(-1))
     assert every[0].flatten(3).abs().sum((0, 3)).triu(1).eq(0).all()  # forward: nothing from later tokens
     assert every[1].flatten(3).abs().sum((0, 3)).tril(-1).eq(0).all()
 
@@ -90,11 +90,6 @@ def test_chosen_rows_and_averages_are_those_of_every_row(rule, carried, monkeypa
 def test_queries_outside_the_sequence_are_refused(queries, message):
     with pytest.raises(ValueError, match=message):
         attention_rows(scan_inputs(*made("longhorn")[:2]), queries)
-
-
-def test_an_unknown_way_with_channels_is_refused():
-    with pytest.raises(ValueError, match="'median'.*'mean', 'absolute', 'none'"):
-        attention_rows(scan_inputs(*made("longhorn")[:2]), channels="median")
 
 
 @pytest.mark.parametrize("carried", [interpret_scan.MAX_STATES, 1])
@@ -142,7 +137,7 @@ def test_rows_reproduce_the_layer_in_every_form(form, carried, monkeypatch):
         torch.nn.init.normal_(parameter, std=0.5)
     tokens = torch.randn(B, L, DIM, dtype=torch.float64)
     scan = scan_inputs(mixer, tokens)
-    y = torch.einsum("gbtsd,gbsd->gbtd", attention_rows(scan, channels="none"), scan.values)
+    y = torch.einsum("gbtsd,gbsd->gbtd", attention_rows(scan, per_channel=True), scan.values)
     y = y + scan.D[:, None, None] * scan.values
     if mixer.scan_norm is None:
         y = y.mean(0)

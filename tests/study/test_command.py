@@ -168,6 +168,16 @@ def test_a_plan_that_cannot_be_is_refused(changes, message, write):
         read_study(write(**changes))
 
 
+def test_an_empty_plan_and_a_base_without_a_recipe_are_refused(tmp_path):
+    (tmp_path / "empty.yaml").write_text("")
+    with pytest.raises(ValueError, match="title"):
+        read_study(tmp_path / "empty.yaml")
+    (tmp_path / "more.yaml").write_text("base: empty.yaml\ntitle: More.")
+    (tmp_path / "empty.yaml").write_text("title: Empty.")
+    with pytest.raises(ValueError, match="reference"):
+        read_study(tmp_path / "more.yaml")
+
+
 def test_the_rate_at_the_end_is_a_share_of_the_cells_own(write, tmp_path):
     study = read_study(write(tasks__copy__min_lr_ratio=0.5))
     ends = [
@@ -271,6 +281,13 @@ def test_a_place_for_the_results_that_is_not_there_is_refused_before_any_work(wr
     assert command.main([str(write()), "--dir", str(folder), "--json", str(target)]) == 2
     assert f"{target.parent}: no such folder to write toy.json into" in capsys.readouterr().err
     assert not folder.exists()
+
+
+def test_a_missing_package_is_named_before_any_work(write, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(command, "find_spec", lambda name: None)
+    assert command.main([str(write()), "--dir", str(tmp_path / "runs")]) == 2
+    assert "scipy, which comes with scikit-learn; run: pip install scikit-learn" in capsys.readouterr().err
+    assert not (tmp_path / "runs").exists()
 
 
 def test_results_that_another_study_writes_are_left_alone(write, tmp_path, capsys):

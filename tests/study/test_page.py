@@ -34,7 +34,7 @@ def test_the_committed_page_is_made_of_the_committed_studies(reports):
 def test_the_readmes_comparison_is_made_of_the_committed_studies(reports):
     text = make.README.read_text()
     assert text == make.readme(text, reports), REMEDY
-    with pytest.raises(ValueError, match="lacks the marks <!-- comparison -->"):
+    with pytest.raises(ValueError, match="lacks the lines <!-- comparison -->"):
         make.readme("# A README", reports)
 
 

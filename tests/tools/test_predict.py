@@ -9,7 +9,7 @@ import timm
 import torch
 from left_run import NAMES, leave_run, make_image
 
-from vilonghorn.tools.loaded_model import _pretrained_class_names, load_model
+from vilonghorn.tools.loaded_model import _pretrained_class_names, key_value, load_model
 from vilonghorn.tools.predict import find_images, main
 
 NANO = "vilonghorn_nano"
@@ -107,13 +107,13 @@ def test_weights_in_a_file_bring_their_names_if_they_have_any(run, tmp_path, cap
     image = make_image(tmp_path / "a.png", 1)
     torch.save(model.state_dict(), tmp_path / "plain.pth")
     for file, named in ((directory / "best.safetensors", True), (tmp_path / "plain.pth", False)):
-        command = [NANO, str(tmp_path / "a.png"), "--json", "--checkpoint", str(file), *KWARGS]
-        assert main(command) == 0
+        command = [NANO, str(tmp_path / "a.png"), "--json", "--checkpoint", str(file)]
+        assert main(command if named else [*command, *KWARGS]) == 0  # the file of a run has its model's arguments
         predictions = json.loads(capsys.readouterr().out)["predictions"]
         # The registered model normalises as for ImageNet, the run did not.
         mean, std = (torch.tensor(v)[:, None, None] for v in ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)))
         pixels = image[0] * torch.tensor((0.5, 0.6, 0.7))[:, None, None] + torch.tensor((0.5, 0.4, 0.3))[:, None, None]
-        loaded = load_model(NANO, str(file), ARGUMENTS)
+        loaded = load_model(NANO, str(file), {} if named else ARGUMENTS)
         assert loaded.mean == (0.485, 0.456, 0.406) and loaded.transform.transforms[0].size == 18  # crop_pct 0.875
         assert torch.allclose(loaded.denormalize((pixels - mean) / std), pixels.permute(1, 2, 0), atol=1e-6)
         assert [p["name"] for p in predictions] == ([NAMES[p["class"]] for p in predictions] if named else [None] * 5)
@@ -147,7 +147,8 @@ def test_published_weights_bring_the_names_of_their_classes():
         (["vilonghorn_nanno"], "vilonghorn_nanno is neither .* nearest known are .*vilonghorn_nano"),
         ([NANO], "^error: no pretrained weights for vilonghorn_nano: none are published yet; give a run"),
         ([NANO, "--checkpoint", "nowhere.pth"], "there are no weights nowhere.pth"),
-        ([NANO, "--checkpoint", "{run}/best.safetensors"], "best.safetensors does not hold weights of vilonghorn_nano"),
+        ([NANO, "--checkpoint", "{run}/best.safetensors", "--model-kwargs", "depth=3"], "does not hold weights of vil"),
+        (["vim_nano", "--checkpoint", "{run}/best.safetensors"], "holds weights of vilonghorn_nano, not of vim_nano"),
         ([NANO, "--checkpoint", "{run}/config.yaml"], "config.yaml does not hold weights of vilonghorn_nano"),
         ([NANO, "--checkpoint", "random", "--model-kwargs", "hue=3"], "cannot make vilonghorn_nano .*hue"),
         ([NANO, "--checkpoint", "random", "--model-kwargs", "in_chans=1"], "images of 1 channels"),
@@ -166,6 +167,18 @@ def test_a_model_that_cannot_be_asked_gets_one_sentence(run, tmp_path, arguments
     lines = [line for line in err.splitlines() if line]
     assert out == "" and len(lines) == 1
     assert re.search(sentence, lines[0]), lines[0]
+
+
+@pytest.mark.parametrize("given", ["img_size", "a.jpg", "=3"])
+def test_an_argument_of_the_model_without_a_value_is_refused(given, capsys):
+    with pytest.raises(SystemExit):
+        main([NANO, "--model-kwargs", "depth=2", given])
+    assert f"'{given}' is not KEY=VALUE; give images and other arguments before it" in capsys.readouterr().err
+
+
+def test_arguments_of_the_model_are_literals_or_strings():
+    values = {"a=3": 3, "b=[0.5, 2]": [0.5, 2], "c=avg": "avg", "d=true": True, "e=None": None, "f=x=y": "x=y"}
+    assert dict(map(key_value, values)) == dict(zip("abcdef", values.values()))
 
 
 def test_weights_that_give_no_numbers_are_refused(tmp_path, capsys):

@@ -184,6 +184,8 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
         parser.error(f"cannot measure {', '.join(sorted(unknown))}: expected {', '.join(SUBJECTS)}")
     if options.device == "cuda" and not torch.cuda.is_available():
         parser.error("--device cuda: torch finds no GPU")
+    if odd := [size for size in options.size or [] if size % 16]:
+        parser.error(f"--size {odd[0]}: expected a multiple of 16 pixels, the patches of the models")
     if options.json and not options.json.absolute().parent.is_dir():
         parser.error(f"{options.json}: there is no folder {options.json.absolute().parent}")
     options.device = options.device or ("cuda" if torch.cuda.is_available() else "cpu")

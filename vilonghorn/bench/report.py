@@ -123,12 +123,12 @@ def model_lines(report: Report) -> list[Line]:
     return lines
 
 
-def profile_lines(profile: Row, most: int = 12) -> list[Line]:
-    """The operators of one training step that take the most time of their own."""
+def profile_lines(profile: Row) -> list[Line]:
+    """The 12 operators of one training step that take the most time of their own."""
     return [
         {"operator": f"`{op['op']}`", "calls": f"{op['calls']:.0f}", "ms": f"{op['ms']:.1f}"}
         | {"share": f"{op['ms'] / profile['ms']:.0%}"}
-        for op in profile["ops"][:most]
+        for op in profile["ops"][:12]
     ]
 
 

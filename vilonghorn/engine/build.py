@@ -22,6 +22,7 @@ from .checkpoint import RunDirectory, load_weights
 from .config import Config
 from .distributed import Distributed
 
+TRAINING_KWARGS = ("drop_rate", "pos_drop_rate", "drop_path_rate")  # recorded by a run, not used in inference
 # What models raise if they do not support their arguments or images.
 MODEL_ERRORS = (TypeError, ValueError, RuntimeError, AssertionError, AttributeError, KeyError, IndexError)
 
@@ -32,11 +33,14 @@ def one_line(error: Exception) -> str:
 
 
 def pick_device(name: str, dist: Distributed | None = None) -> torch.device:
-    """The device of a name; "auto" is the accelerator if there is one, else the CPU. Each process has its own GPU."""
+    """The device of a name; "auto" is CUDA if it is there, else the CPU, as no kernel runs elsewhere.
+
+    Each process has its own GPU.
+    """
     dist = dist or Distributed()
     try:
-        auto = torch.accelerator.current_accelerator(check_available=True) if name == "auto" else torch.device(name)
-        device = auto or torch.device("cpu")
+        auto = "cuda" if torch.cuda.is_available() else "cpu"
+        device = torch.device(auto if name == "auto" else name)
         if device.type == "cuda" and dist.local_size > 1:
             if name not in ("auto", "cuda"):
                 raise ValueError(f"run.device is {name!r} for {dist.local_size} processes: make it auto or cuda")

@@ -6,7 +6,6 @@ import platform
 from contextlib import closing
 from dataclasses import dataclass
 from importlib import metadata
-from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,6 @@ import torch
 import yaml
 from jinja2 import Template
 from matplotlib.figure import Figure
-from matplotlib.text import Text
 from torch import nn
 
 from .. import __version__, ops
@@ -23,6 +21,7 @@ from .checkpoint import RunDirectory, write_file
 from .config import Config
 from .distributed import Distributed
 from .evaluate import name_weights, top_classes
+from .figures import fit_text, png
 from .train_state import TrainState
 
 PACKAGES = ("torch", "torchvision", "timm", "triton", "numpy", "ffcv", "numba", "safetensors")
@@ -49,34 +48,6 @@ def describe_environment(device: torch.device) -> dict[str, Any]:
     }
 
 
-def save_figure(path: Path, figure: Figure) -> None:
-    """Saves a figure as PNG, atomically."""
-    buffer = BytesIO()
-    figure.savefig(buffer, format="png", dpi=100)
-    write_file(path, buffer.getvalue())
-
-
-def shorten(text: str, length: int) -> str:
-    """Cuts a text in its middle to at most `length` characters."""
-    return text if len(text) <= length else text[: length // 2] + "…" + text[len(text) - (length - 1) // 2 :]
-
-
-def fit_text(text: Text, width: float, height: float, smallest: float = 6.0) -> None:
-    """Fits a text into a box of inches, whatever the font: smaller letters down to `smallest` points, then fewer."""
-
-    def excess() -> float:
-        box = text.get_window_extent()
-        return max(box.width / width, box.height / height) / text.get_figure(root=True).dpi
-
-    while excess() > 1 and text.get_fontsize() > smallest:
-        text.set_fontsize(max(smallest, 0.97 * text.get_fontsize() / excess()))
-    lines = text.get_text().split("\n")
-    for length in range(max(map(len, lines)), 1, -1):
-        if excess() <= 1:
-            break
-        text.set_text("\n".join(shorten(line, length - 1) for line in lines))
-
-
 def draw_curves(path: Path, records: list[dict[str, Any]], updates_per_epoch: int) -> None:
     """Draws loss, top-1 and learning rate over epochs, from the lines of a log."""
     train = [record for record in records if record["kind"] == "train"]
@@ -95,7 +66,7 @@ def draw_curves(path: Path, records: list[dict[str, Any]], updates_per_epoch: in
         axes.grid(alpha=0.3)
         if axes.get_legend_handles_labels()[0]:
             axes.legend()
-    save_figure(path, figure)
+    write_file(path, png(figure))
 
 
 @dataclass
@@ -135,8 +106,8 @@ def predict(model: nn.Module, loader: Any, amp: torch.autocast, dist: Distribute
     return Predictions(total, [*names, "NaN"], mistakes, sample)
 
 
-def worst_classes(predictions: Predictions, count: int = 10) -> list[dict[str, Any]]:
-    """The classes with the lowest accuracy, worst first, without those that have no mistake.
+def worst_classes(predictions: Predictions) -> list[dict[str, Any]]:
+    """The ten classes with the lowest accuracy, worst first, without those that have no mistake.
 
     Each has its `name`, `images`, `top1` in percent, and `predicted`, its three most frequent wrong predictions.
     """
@@ -148,7 +119,7 @@ def worst_classes(predictions: Predictions, count: int = 10) -> list[dict[str, A
         predicted = {names[i]: n for i, n in zip(classes.tolist(), counts.tolist()) if n}
         top1 = 100 * int(confusion[label, label]) / images
         rows.append({"name": names[label], "images": images, "top1": top1, "predicted": predicted})
-    return sorted(rows, key=lambda row: row["top1"])[:count]
+    return sorted(rows, key=lambda row: row["top1"])[:10]
 
 
 def draw_predictions(
@@ -176,7 +147,7 @@ def draw_predictions(
             title = names[truth] if guess == truth else f"{names[guess]},\nnot {names[truth]}"
             color = "black" if guess == truth else "red"
             fit_text(axes.set_title(title, fontsize=8, pad=2, color=color, parse_math=False), 1.0, 0.3)
-    save_figure(path, figure)
+    write_file(path, png(figure))
 
 
 def write_report(

@@ -10,15 +10,13 @@ from timm.layers import to_2tuple
 from timm.models import load_state_dict, model_entrypoint
 
 from ..engine import load_config
-from ..engine.build import one_line
+from ..engine.build import TRAINING_KWARGS, one_line
 from ..engine.checkpoint import RunDirectory, load_weights
 from ..models import PyramidSSM, VisionSSM
 from ..models._timm import FeatureGetterNet
 from ..models.weights import unwrap
 from ..tools.loaded_model import preprocessing
 from .formats import min_grid, trunk
-
-TRAINING_KWARGS = ("drop_rate", "pos_drop_rate", "drop_path_rate")  # recorded by a run, not used in inference
 
 
 def load_for_export(

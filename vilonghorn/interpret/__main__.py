@@ -10,8 +10,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ..commands import make_parser
+from ..data.files import atomic_write
 from ..data.images import read_image
-from ..engine.report import save_figure
+from ..engine.figures import png
 from ..tools.loaded_model import USER_ERRORS, add_arguments, add_max_pixels, from_options
 from .draw import KINDS, draw, make_sheet
 
@@ -44,11 +45,17 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise ValueError(f"--out is {out}, expected a name that ends in .png")
         if not out.parent.is_dir():
             raise FileNotFoundError(f"--out is {out}, but there is no folder {out.parent}")
+        if options.patch is not None and options.what not in ("attention", "field"):
+            raise ValueError(f"--patch is for attention and field, not for --what {options.what}")
+        if options.target is not None and options.what != "cam":
+            raise ValueError(f"--class is for cam, not for --what {options.what}")
         picture, loaded = read_image(options.image, options.max_pixels), from_options(options)
         image = loaded.transform(picture)
         target = None if options.target is None else loaded.class_index(options.target)
         sheet = make_sheet(loaded, image, options.what, blocks=options.blocks, patch=options.patch, target=target)
-        save_figure(out, draw(sheet, loaded.denormalize(image)))
+        figure = draw(sheet, loaded.denormalize(image))
+        with atomic_write(out) as file:
+            file.write(png(figure))
     except (*USER_ERRORS, TypeError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

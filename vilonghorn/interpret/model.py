@@ -39,17 +39,14 @@ def attention(
     images: Tensor,
     blocks: Sequence[int],
     tokens: Sequence[int] = (CLASS_TOKEN,),
-    channels: str = "absolute",
 ) -> Tensor:
     """Returns the implicit attention of `tokens` to all tokens, (blocks, G, B, tokens, 1 + M), without the skip D.
 
-    `channels` is "absolute" or "mean", as `attention_rows` has it.
+    Its magnitude is averaged over the channels.
     """
-    if channels not in ("absolute", "mean"):
-        raise ValueError(f"channels is {channels!r}, expected 'absolute' or 'mean'")
     h, w = grid_of(model, images)
     positions = [scan_position(token, h * w) for token in tokens]
-    rows = [attention_rows(scan, positions, channels) for scan in scans(model, images, blocks)]
+    rows = [attention_rows(scan, positions) for scan in scans(model, images, blocks)]
     return from_scan_order(torch.stack(rows))
 
 

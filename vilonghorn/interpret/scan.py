@@ -18,7 +18,6 @@ from ..ops.mamba_inner import projections
 from ..ops.reference import read, step, step_size
 from ..ops.validate import MambaInnerArguments, with_grid
 
-CHANNELS = ("mean", "absolute", "none")
 MAX_STATES = 2**23  # numbers in the states computed at once: with more tokens, fewer channels at once
 
 
@@ -55,31 +54,29 @@ def scan_inputs(mixer: Mixer, tokens: Tensor, grid: Sequence[int] | None = None)
 
 
 @torch.no_grad()
-def attention_rows(scan: ScanInputs, queries: Sequence[int] | None = None, channels: str = "mean") -> Tensor:
+def attention_rows(scan: ScanInputs, queries: Sequence[int] | None = None, per_channel: bool = False) -> Tensor:
     """Rows of the matrices M, without the skip D, which adds to their diagonals only.
 
     Args:
         scan: of `scan_inputs`.
         queries: positions t in the sequence, from 0, without repetition. Default: all L.
-        channels: "mean" averages M over the channels, "absolute" averages its magnitude, "none" keeps every channel:
-            only then does the result hold L numbers for each query and channel.
+        per_channel: keep the rows of every channel instead of the mean of their magnitudes. Only then does the result
+            hold L numbers for each query and channel.
 
     Returns:
-        M[t, s] for each query t and every s: (G, B, T, L), or (G, B, T, L, D) with "none". With rows of every channel,
+        M[t, s] for each query t and every s: (G, B, T, L), or (G, B, T, L, D) with `per_channel`. With these,
         `(rows * values[:, :, None]).sum(3)` plus D times the queries' own values is the scan's y, before the directions
         are averaged (or normed and summed, where they are shared) and gated by z.
 
     Raises:
-        ValueError: a query that is not in the sequence or is given twice, or an unknown value of `channels`.
+        ValueError: a query that is not in the sequence or is given twice.
     """
-    if channels not in CHANNELS:
-        raise ValueError(f"channels is {channels!r}, expected one of {', '.join(map(repr, CHANNELS))}")
     G, B, L, width = scan.values.shape
     queries = list(range(L) if queries is None else queries)
     if not set(queries) <= set(range(L)) or len(set(queries)) != len(queries):
         raise ValueError(f"queries are {queries}, expected different positions from 0 to {L - 1}")
     shape = (G, B, len(queries), L)
-    rows = scan.values.new_zeros((*shape, width) if channels == "none" else shape)
+    rows = scan.values.new_zeros((*shape, width) if per_channel else shape)
     for g, part in _slices(scan, len(queries)):
         # q of each query after the maps of its earlier tokens; zero until the query's own position is reached.
         carried = scan.gate.new_zeros(B, len(queries), scan.q.shape[-1], part.stop - part.start)
@@ -87,10 +84,10 @@ def attention_rows(scan: ScanInputs, queries: Sequence[int] | None = None, chann
             if s in queries:
                 carried[:, queries.index(s)] = q.squeeze(1)
             row = (gate * read(carried, k)).squeeze(2)  # (B, T, D)
-            if channels == "none":
+            if per_channel:
                 rows[g, :, :, s, part] = row
             else:
-                rows[g, :, :, s] += (row.abs() if channels == "absolute" else row).sum(-1) / width
+                rows[g, :, :, s] += row.abs().sum(-1) / width
             carried = step(scan.rule, carried, 0.0, gate, k, A)
     return rows
 

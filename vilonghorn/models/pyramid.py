@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torchvision.ops.feature_pyramid_network import ExtraFPNBlock, LastLevelMaxPool
+from torchvision.ops.feature_pyramid_network import LastLevelMaxPool
 
 from ..layers import SimpleFeaturePyramid
 from ._timm import feature_take_indices
@@ -165,13 +165,12 @@ class PyramidSSM(VisionSSM):
 
 
 class DetectionBackbone(nn.Module):
-    """A backbone for torchvision's detectors: maps by name, "0" the finest, and `out_channels`."""
+    """A backbone for torchvision's detectors: maps by name, "0" to "pool", and `out_channels`."""
 
-    def __init__(self, model: nn.Module, extra_blocks: ExtraFPNBlock | None = None) -> None:
+    def __init__(self, model: nn.Module) -> None:
         """
         Args:
             model: `timm.create_model("..._sfp", features_only=True)`.
-            extra_blocks: makes coarser maps from the last. Default: torchvision's `LastLevelMaxPool`, named "pool".
 
         Raises:
             ValueError: maps with different numbers of channels, or several at one stride.
@@ -190,7 +189,7 @@ class DetectionBackbone(nn.Module):
             )
         self.model, self.out_channels = model, channels[0]
         self.names = [str(i) for i in range(len(channels))]
-        self.extra_blocks = LastLevelMaxPool() if extra_blocks is None else extra_blocks
+        self.extra_blocks = LastLevelMaxPool()
 
     def forward(self, x: Tensor) -> dict[str, Tensor]:
         """(B, in_chans, H, W) images to maps (B, out_channels, h, w), by name."""

@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from concurrent.futures.process import BrokenProcessPool
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -163,6 +164,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     folder = options.dir or Path("runs/studies") / path.stem
     file = options.json or folder / "results.json"
     try:
+        if find_spec("scipy") is None:  # of the tables, after hours of runs
+            raise ImportError("the tables need scipy, which comes with scikit-learn; run: pip install scikit-learn")
         study = read_study(path)
         for pair in study.pairs():
             match_size(study, *pair)
@@ -185,7 +188,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (Interrupted, KeyboardInterrupt):
         print("interrupted: run the same command to resume", file=sys.stderr)
         return 130
-    except (OSError, RuntimeError, ValueError) as error:
+    except (ImportError, OSError, RuntimeError, ValueError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     text = render(report) + "\n"

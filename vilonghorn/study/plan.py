@@ -132,10 +132,10 @@ def read_study(path: Path) -> Study:
     parser = ArgumentParser(exit_on_error=False)
     parser.add_class_arguments(Study, "study")
     try:
-        plan = load_yaml(path)
+        plan = load_yaml(path) or {}
         if "base" in plan:
             base = load_yaml(path.parent / plan.pop("base"))
-            plan = {**base, **plan, "recipe": merge(base["recipe"], plan.get("recipe", {}))}
+            plan = {**base, **plan, "recipe": merge(base.get("recipe", {}), plan.get("recipe", {}))}
         study = Study(**parser.parse_object({"study": plan}).study.as_dict())
         _check(study)
     except (ArgumentError, TypeError, ValueError, yaml.YAMLError) as error:

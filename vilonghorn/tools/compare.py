@@ -12,9 +12,10 @@ import yaml
 from matplotlib.figure import Figure
 
 from ..commands import make_parser
+from ..data.files import atomic_write
 from ..engine.checkpoint import RunDirectory, read_log
 from ..engine.config import flatten
-from ..engine.report import save_figure
+from ..engine.figures import png
 from .markdown import markdown
 
 
@@ -74,7 +75,8 @@ def draw(path: Path, runs: Sequence[dict[str, Any]]) -> None:
         axes.set(title=title, xlabel="epoch")
         axes.grid(alpha=0.3)
     figure.axes[0].legend(fontsize=8)
-    save_figure(path, figure)
+    with atomic_write(path) as file:
+        file.write(png(figure))
 
 
 def build_parser() -> argparse.ArgumentParser:

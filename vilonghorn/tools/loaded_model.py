@@ -1,6 +1,7 @@
 """Loads a classifier with its preprocessing and class names, for the commands predict, web and interpret."""
 
 import argparse
+import ast
 import pickle
 from collections.abc import Callable
 from contextlib import suppress
@@ -15,13 +16,12 @@ from PIL import Image
 from safetensors import SafetensorError
 from timm.data import ImageNetInfo, create_transform, infer_imagenet_subset, resolve_model_data_config
 from timm.layers import to_2tuple
-from timm.utils import ParseKwargs
 from torch import Tensor, nn
 
 from ..data.images import MAX_PIXELS
 from ..data.names import printable
 from ..engine import load_config, load_run
-from ..engine.build import MODEL_ERRORS, one_line, pick_device
+from ..engine.build import MODEL_ERRORS, TRAINING_KWARGS, one_line, pick_device
 from ..engine.checkpoint import load_weights
 from ..engine.config import DataConfig, nearest
 from ..engine.evaluate import name_weights
@@ -81,8 +81,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     help = "run: best (default) or last; timm model: pretrained (default), random, or a file of weights"
     parser.add_argument("--checkpoint", metavar="WHICH", help=help)
     help = "arguments of a timm model, such as num_classes=10 img_size=64 patch_size=4 (default: none)"
-    parser.add_argument("--model-kwargs", nargs="+", default={}, action=ParseKwargs, metavar="KEY=VALUE", help=help)
+    parser.add_argument("--model-kwargs", nargs="+", default=[], type=key_value, metavar="KEY=VALUE", help=help)
     parser.add_argument("--device", default="auto", help="auto (default), cpu, cuda, cuda:1, ...")
+
+
+def key_value(text: str) -> tuple[str, Any]:
+    """The key and the value of KEY=VALUE, a Python literal or else a string."""
+    key, equals, value = text.partition("=")
+    if not (key and equals):
+        raise argparse.ArgumentTypeError(f"{text!r} is not KEY=VALUE; give images and other arguments before it")
+    try:
+        return key, ast.literal_eval(value)
+    except (SyntaxError, ValueError):
+        return key, {"true": True, "false": False}.get(value.lower(), value)
 
 
 def add_max_pixels(parser: argparse.ArgumentParser) -> None:
@@ -93,7 +104,7 @@ def add_max_pixels(parser: argparse.ArgumentParser) -> None:
 
 def from_options(options: argparse.Namespace) -> LoadedModel:
     """Loads the model that a command line with `add_arguments` names."""
-    return load_model(options.model, options.checkpoint, options.model_kwargs, options.device)
+    return load_model(options.model, options.checkpoint, dict(options.model_kwargs), options.device)
 
 
 def load_model(
@@ -172,6 +183,14 @@ def _from_timm(name: str, checkpoint: str, model_kwargs: dict[str, Any]) -> Load
     if checkpoint == "pretrained" and cfg and not cfg.has_weights and not model_kwargs.keys() & OWN_WEIGHTS:
         remedy = "give a run's directory as MODEL, or a file of weights by --checkpoint"
         raise ValueError(f"no pretrained weights for {name}: none are published yet; {remedy}")
+    record: dict[str, Any] = {}
+    if file is not None:
+        with suppress(ValueError):  # not written by a run of this library
+            record = load_weights(file, tensors=False)[1]
+        if record.get("model", name) != name:
+            raise ValueError(f"{file} holds weights of {record['model']}, not of {name}")
+        recorded = {k: value for k, value in record.get("kwargs", {}).items() if k not in TRAINING_KWARGS}
+        model_kwargs = recorded | model_kwargs
     arguments = dict(model_kwargs)
     if file is not None:  # as pretrained weights, which timm converts and resamples
         overlay = model_kwargs.get("pretrained_cfg_overlay", {}) | {"file": str(file)}
@@ -189,8 +208,7 @@ def _from_timm(name: str, checkpoint: str, model_kwargs: dict[str, Any]) -> Load
     if getattr(model, "in_chans", 3) != 3:
         raise ValueError(f"{name} takes images of {model.in_chans} channels, expected 3: files are read as RGB")
     if file is not None:
-        with suppress(ValueError):  # not written by a run of this library
-            class_names = load_weights(file, tensors=False)[1].get("class_names")
+        class_names = record.get("class_names")
     if class_names is not None and len(class_names) != model.num_classes:
         raise ValueError(f"{name} has {model.num_classes} classes but its weights come with {len(class_names)} names")
     size = {"input_size": (3, *to_2tuple(model_kwargs["img_size"]))} if "img_size" in model_kwargs else {}

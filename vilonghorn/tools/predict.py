@@ -22,7 +22,7 @@ from torch.utils.data import DataLoader
 from tqdm import tqdm
 
 from ..commands import make_parser
-from ..data.images import EXTENSIONS, MAX_PIXELS, read_image
+from ..data.images import EXTENSIONS, MAX_PIXELS, images_under, read_image
 from ..data.names import printable
 from ..engine.build import MODEL_ERRORS, one_line
 from .loaded_model import USER_ERRORS, LoadedModel, add_arguments, add_max_pixels, from_options
@@ -33,12 +33,8 @@ def find_images(names: Sequence[str]) -> list[str]:
 
     A folder without images stays in the list, so that `predict` reports it.
     """
-    files = []
-    for folder in map(Path, names):
-        images = [path for path in folder.rglob("*") if path.suffix.lower() in EXTENSIONS and path.is_file()]
-        hidden = {path for path in images if any(part.startswith(".") for part in path.relative_to(folder).parts)}
-        files += sorted(str(path) for path in images if path not in hidden) or [str(folder)]
-    return files
+    found = [sorted(images_under(name)) if Path(name).is_dir() else [] for name in names]
+    return [file for name, files in zip(names, found) for file in files or [name]]
 
 
 @torch.inference_mode()

@@ -38,8 +38,7 @@ def make_card(
     model: nn.Module,
     name: str,
     metrics: Mapping[str, Any] | None = None,
-    license: str = "apache-2.0",
-    dataset: str | None = None,
+    license: str = "other",
 ) -> str:
     """Returns a model card in Markdown for a repository "owner/name" or a folder.
 
@@ -53,8 +52,6 @@ def make_card(
     }
     if isinstance(model, VisionSSM):
         details["Mixer"] = model.blocks[0].mixer.extra_repr()
-    if dataset:
-        details["Dataset"] = dataset
     details["Metrics"] = dict(metrics) if metrics else "none given"
     description = "An image backbone, made with Vision Longhorn and timm."
     card = dict(license=license, description=description, details=details, usage=USAGE.format(name=name))
@@ -111,6 +108,8 @@ def build_parser() -> argparse.ArgumentParser:
         "--push", metavar="OWNER/NAME", help="also upload to this repository of the Hub (default: none)"
     )
     parser.add_argument("--private", action="store_true", help="make a new repository private")
+    help = "licence of the weights, an identifier of the Hub such as apache-2.0 (default: other)"
+    parser.add_argument("--license", default="other", help=help)
     return parser
 
 
@@ -126,7 +125,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         config: dict[str, Any] = dict(data_config=preprocessing(data))
         if record.get("class_names"):
             config["model_config"] = dict(label_names=list(record["class_names"]))
-        card = make_card(model, options.push or Path(options.folder).name, metrics)
+        card = make_card(model, options.push or Path(options.folder).name, metrics, options.license)
         save_pretrained(model, options.folder, card, **config)
     except (OSError, ValueError) as error:
         parser.error(str(error))
@@ -134,7 +133,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if options.push:
         try:
             print(push_folder(options.folder, options.push, options.private))
-        except OSError as error:
+        except (OSError, ValueError) as error:  # ValueError: a name that the Hub refuses
             command = f"hf upload {options.push} {options.folder} ."
             parser.error(f"{options.folder} is complete, but was not uploaded ({error}); upload it: {command}")
     return 0

@@ -19,6 +19,7 @@ from ..commands import make_parser
 from ..data.beton.format import check_beton, read_sample
 from ..data.images import MAX_PIXELS, ImageFolder, read_image
 from ..data.names import printable
+from ..engine.figures import png
 from ..interpret import EXPLANATIONS, KINDS, check_backbone, draw, make_sheet
 from .loaded_model import USER_ERRORS, LoadedModel, add_arguments, add_max_pixels, from_options
 from .predict import predict
@@ -45,11 +46,9 @@ def analyze(
     if "error" in result:
         raise ValueError(result["error"])
     image = loaded.transform(read_image(file, max_pixels))
-    buffer = BytesIO()
     figure = draw(make_sheet(loaded, image, kind, target=target), loaded.denormalize(image), columns)
-    figure.savefig(buffer, format="png", dpi=100)
     probabilities = {loaded.class_name(p["class"]): p["probability"] for p in result["predictions"]}
-    return probabilities, Image.open(buffer, formats=["PNG"])
+    return probabilities, Image.open(BytesIO(png(figure)), formats=["PNG"])
 
 
 def find_examples(val: Path | None, max_pixels: int = MAX_PIXELS) -> list[Image.Image]:

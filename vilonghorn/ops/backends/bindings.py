@@ -266,13 +266,3 @@ class ScanParams(Params):
         dx, ddt = (self.output(name, args.x.shape) for name in ("dx", "ddt"))
         dk, dq = (self.output(name, k_shape, self.compute_dtype) for name in ("dk", "dq"))
         return dx, ddt, dk, dq, None if args.z is None else self.output("dz", args.z.shape)
-
-    def gradients(self, outputs: Sequence[Tensor | None]) -> tuple[Tensor | None, ...]:
-        """The kernel's gradients in the dtypes of the tensors, summed over an axis in front of theirs."""
-
-        def reduce(grad: Tensor, t: Tensor) -> Tensor:
-            if grad.dim() > t.dim():
-                grad = grad[0] if len(grad) == 1 else grad.sum(0)
-            return grad.to(t.dtype)
-
-        return tuple(None if grad is None else reduce(grad, t) for grad, t in zip(outputs, self.args))

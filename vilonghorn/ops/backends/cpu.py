@@ -112,7 +112,11 @@ def backward(dy: Tensor, args: ScanArguments, checkpoints: Tensor) -> tuple[Tens
     outputs = *params.backward_outputs(dy, checkpoints), *(params.gradient(name, p) for name, p in parameters)
     _alloc_accumulator(params, args.z is not None)
     _run(library.vl_scan_backward, params.struct)
-    return params.gradients(outputs)
+    split = params.struct.channel_splits > 1  # dk and dq have an axis of the parts to sum
+    return tuple(
+        None if grad is None else (grad.sum(0) if split and name in ("k", "q") else grad).to(t.dtype)
+        for name, grad, t in zip(args._fields, outputs, args)
+    )
 
 
 def mamba_inner_forward(args: MambaInnerArguments, save: bool) -> tuple[Tensor, Tensor, Tensor]:
