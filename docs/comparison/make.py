@@ -29,7 +29,7 @@ from vilonghorn.tools.markdown import fill_page, markdown
 
 ROOT = Path(__file__).parents[2]
 FOLDER, PAGE, README = ROOT / "docs" / "comparison", ROOT / "docs" / "comparison.md", ROOT / "README.md"
-STUDIES = ("icons", "icons_large", "recall", "v2", "v2_recall")  # in the order of the page
+STUDIES = ("icons", "icons_large", "recall", "v2", "v2_recall", "v2_shape")  # in the order of the page
 HEADLINE = ("recall", "long")  # the study and the table that the README shows
 
 

@@ -134,7 +134,7 @@ def read_study(path: Path) -> Study:
     try:
         plan = load_yaml(path) or {}
         if "base" in plan:
-            base = load_yaml(path.parent / plan.pop("base"))
+            base = load_yaml(path.parent / plan.pop("base")) or {}
             plan = {**base, **plan, "recipe": merge(base.get("recipe", {}), plan.get("recipe", {}))}
         study = Study(**parser.parse_object({"study": plan}).study.as_dict())
         _check(study)
