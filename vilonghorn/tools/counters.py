@@ -26,7 +26,7 @@ def thop_ops() -> dict[type, Callable]:
 
 def _count_mamba_inner(inputs: Sequence[Any], outputs: Sequence[Any]) -> float:
     """Multiply-adds of a traced `vilonghorn::mamba_inner`, from its values in the graph."""
-    *shapes, scan_norm, rule, reverse, _, _, _ = (
+    *shapes, scan_norm, rule, reverse, _, _ = (
         value.type().sizes() if isinstance(value.type(), torch.TensorType) else value.toIValue() for value in inputs
     )
     return mamba_inner_flops(MambaInnerArguments(*shapes, rule, reverse), scan_norm) / 2
