@@ -9,7 +9,8 @@ import timm
 import torch
 from left_run import NAMES, leave_run, make_image
 
-from vilonghorn.tools.loaded_model import _pretrained_class_names, key_value, load_model
+from vilonghorn.engine.checkpoint import save_weights
+from vilonghorn.tools.loaded_model import _pretrained_class_names, key_value, load_model, read_record
 from vilonghorn.tools.predict import find_images, main
 
 NANO = "vilonghorn_nano"
@@ -167,6 +168,14 @@ def test_a_model_that_cannot_be_asked_gets_one_sentence(run, tmp_path, arguments
     lines = [line for line in err.splitlines() if line]
     assert out == "" and len(lines) == 1
     assert re.search(sentence, lines[0]), lines[0]
+
+
+def test_a_run_of_a_model_with_a_tag_is_a_run_of_the_model(tmp_path):
+    file = tmp_path / "best.safetensors"
+    save_weights(file, {}, dict(model=f"{NANO}.icons480", kwargs=dict(depth=2, drop_path_rate=0.1)))
+    assert read_record(file, NANO)["kwargs"] == dict(depth=2)
+    with pytest.raises(ValueError, match=r"holds weights of vilonghorn_nano\.icons480, not of vim_nano"):
+        read_record(file, "vim_nano")
 
 
 @pytest.mark.parametrize("given", ["img_size", "a.jpg", "=3"])

@@ -4,7 +4,7 @@ The writer of `.beton` files and the folder loader both use it, so that they hav
 """
 
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -83,7 +83,7 @@ class ImageFolder(ImageFiles):
             raise ValueError(f"{root}: the name of class folder '{printable(odd)}' is not UTF-8; rename the folder")
         if _SPLITS.issuperset(name.lower() for name in classes):
             raise ValueError(f"{root}: holds splits ({', '.join(classes)}), not classes; give one of them")
-        files = [sorted(images_under(folder, above)) for folder in folders]
+        files = [sorted(images_under(folder, set(above))) for folder in folders]
         empty = [name for name, found in zip(classes, files) if not found]
         if empty:
             raise ValueError(
@@ -94,12 +94,12 @@ class ImageFolder(ImageFiles):
         super().__init__(root, classes, [path for found in files for path in found], labels, max_pixels)
 
 
-def images_under(folder: str | os.PathLike, skip: Iterable[str] = ()) -> Iterator[str]:
-    """Image files in a folder at any depth, without hidden files and folders; `skip` are real paths of folders."""
-    return _images_under(folder, set(skip))
+def images_under(folder: str | os.PathLike, visited: set[str] | None = None) -> Iterator[str]:
+    """Image files in a folder at any depth, without hidden files and folders.
 
-
-def _images_under(folder: str | os.PathLike, visited: set[str]) -> Iterator[str]:
+    `visited` holds the real paths of folders to skip; those read are added.
+    """
+    visited = set() if visited is None else visited
     real = os.path.realpath(folder)
     if real in visited:
         return
@@ -112,7 +112,7 @@ def _images_under(folder: str | os.PathLike, visited: set[str]) -> Iterator[str]
         # Of a link, os.path tells it, which returns False for one that leads to itself; entry raises an error.
         link = entry.is_symlink()
         if os.path.isdir(entry.path) if link else entry.is_dir():
-            yield from _images_under(entry.path, visited)
+            yield from images_under(entry.path, visited)
         elif entry.name.lower().endswith(EXTENSIONS):
             # A dangling link is kept, so that reading it names it.
             if (os.path.isfile(entry.path) or not os.path.exists(entry.path)) if link else entry.is_file():

@@ -22,7 +22,6 @@ from .checkpoint import RunDirectory, load_weights
 from .config import Config
 from .distributed import Distributed
 
-TRAINING_KWARGS = ("drop_rate", "pos_drop_rate", "drop_path_rate")  # recorded by a run, not used in inference
 # What models raise if they do not support their arguments or images.
 MODEL_ERRORS = (TypeError, ValueError, RuntimeError, AssertionError, AttributeError, KeyError, IndexError)
 

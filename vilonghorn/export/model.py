@@ -10,12 +10,12 @@ from timm.layers import to_2tuple
 from timm.models import load_state_dict, model_entrypoint
 
 from ..engine import load_config
-from ..engine.build import TRAINING_KWARGS, one_line
+from ..engine.build import one_line
 from ..engine.checkpoint import RunDirectory, load_weights
 from ..models import PyramidSSM, VisionSSM
 from ..models._timm import FeatureGetterNet
 from ..models.weights import unwrap
-from ..tools.loaded_model import preprocessing
+from ..tools.loaded_model import preprocessing, read_record
 from .formats import min_grid, trunk
 
 
@@ -111,14 +111,8 @@ def _read_checkpoint(name: str, path: Path) -> tuple[dict[str, torch.Tensor], di
         weights = unwrap(weights)
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from error
-    try:
-        _, record = load_weights(path, tensors=False)
-    except ValueError:
-        record = None
-    if record is not None and record.get("model") != name:
-        raise ValueError(f"{path} holds weights of {record.get('model', 'no model')}, not of {name}")
-    if record is None or "kwargs" not in record:  # not of a run of this library; the head has a row for each class
+    record = read_record(path, name)
+    if "kwargs" not in record:  # not of a run of this library; the head has a row for each class
         head = weights.get("head.weight")
         return weights, {"num_classes": 0 if head is None or head.dim() == 0 else len(head)}, None
-    kwargs = {key: value for key, value in record["kwargs"].items() if key not in TRAINING_KWARGS}
-    return weights, kwargs, record.get("class_names")
+    return weights, record["kwargs"], record.get("class_names")

@@ -4,7 +4,6 @@ import argparse
 import ast
 import pickle
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,12 +20,13 @@ from torch import Tensor, nn
 from ..data.images import MAX_PIXELS
 from ..data.names import printable
 from ..engine import load_config, load_run
-from ..engine.build import MODEL_ERRORS, TRAINING_KWARGS, one_line, pick_device
+from ..engine.build import MODEL_ERRORS, one_line, pick_device
 from ..engine.checkpoint import load_weights
 from ..engine.config import DataConfig, nearest
 from ..engine.evaluate import name_weights
 
 REMOTE = ("hf-hub:", "hf_hub:", "local-dir:")  # prefixes of names that timm looks up outside its registry
+TRAINING_KWARGS = ("drop_rate", "pos_drop_rate", "drop_path_rate")  # recorded by a run, not used in inference
 OWN_WEIGHTS = {"pretrained_cfg", "pretrained_cfg_overlay"}  # arguments of a timm model that can name weights
 USER_ERRORS = (ValueError, OSError, ImportError)  # a command prints these as one line
 
@@ -172,6 +172,27 @@ def _from_run(name: str, checkpoint: str, model_kwargs: dict[str, Any] | None) -
     return LoadedModel(title, model, transform, mean, std, names, record["model"], weights, Path(config.val))
 
 
+def read_record(file: Path, model: str | None) -> dict[str, Any]:
+    """What a run recorded in a file of weights, with `kwargs` without those for training. Empty for other files.
+
+    `model` is the expected name, without a tag. With None any model is accepted, as are models from outside timm's
+    registry.
+
+    Raises:
+        ValueError: the weights are of another model.
+    """
+    try:
+        _, record = load_weights(file, tensors=False)
+    except ValueError:
+        return {}
+    recorded = record.get("model", "no model")
+    if model is not None and not recorded.startswith(REMOTE) and recorded.partition(".")[0] != model:
+        raise ValueError(f"{file} holds weights of {recorded}, not of {model}")
+    if "kwargs" in record:
+        record["kwargs"] = {key: value for key, value in record["kwargs"].items() if key not in TRAINING_KWARGS}
+    return record
+
+
 def _from_timm(name: str, checkpoint: str, model_kwargs: dict[str, Any]) -> LoadedModel:
     file = None if checkpoint in ("pretrained", "random") else Path(checkpoint)
     if file is not None and not file.is_file():
@@ -183,14 +204,8 @@ def _from_timm(name: str, checkpoint: str, model_kwargs: dict[str, Any]) -> Load
     if checkpoint == "pretrained" and cfg and not cfg.has_weights and not model_kwargs.keys() & OWN_WEIGHTS:
         remedy = "give a run's directory as MODEL, or a file of weights by --checkpoint"
         raise ValueError(f"no pretrained weights for {name}: none are published yet; {remedy}")
-    record: dict[str, Any] = {}
-    if file is not None:
-        with suppress(ValueError):  # not written by a run of this library
-            record = load_weights(file, tensors=False)[1]
-        if record.get("model", name) != name:
-            raise ValueError(f"{file} holds weights of {record['model']}, not of {name}")
-        recorded = {k: value for k, value in record.get("kwargs", {}).items() if k not in TRAINING_KWARGS}
-        model_kwargs = recorded | model_kwargs
+    record = {} if file is None else read_record(file, None if name.startswith(REMOTE) else name.partition(".")[0])
+    model_kwargs = record.get("kwargs", {}) | model_kwargs
     arguments = dict(model_kwargs)
     if file is not None:  # as pretrained weights, which timm converts and resamples
         overlay = model_kwargs.get("pretrained_cfg_overlay", {}) | {"file": str(file)}
