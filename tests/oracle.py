@@ -4,6 +4,8 @@ differentiate. Shares no code with the package: sigmoid, softplus, padding and f
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -135,6 +137,14 @@ def block_inputs(G, B, L, D, N, R, K, dim, *, rule, seed=0, dtype=torch.float32)
     values["norm_weight"] = 1 + torch.randn(dim, generator=generator, dtype=torch.float64) / 4
     values["in_proj"] = torch.randn(2 * D, dim, generator=generator, dtype=torch.float64) * dim**-0.5
     return {name: value.to(dtype) for name, value in values.items()}
+
+
+def mlp_inputs(*shape: int, hidden: int, seed: int = 0) -> dict[str, Tensor]:
+    """Random arguments of a gated MLP, scaled as its initialisation does."""
+    generator, dim = torch.Generator().manual_seed(seed), shape[-1]
+    normal = partial(torch.randn, generator=generator)
+    weights = dict(in_proj=normal(2 * hidden, dim) * dim**-0.5, out_proj=normal(dim, hidden) * hidden**-0.5)
+    return dict(x=normal(*shape), norm_weight=1 + normal(dim) / 4, **weights)
 
 
 def gated_mlp(x, norm_weight, in_proj, out_proj, *, eps=1e-5, residual=True):

@@ -6,6 +6,7 @@
 #include <functional>
 #include <mutex>
 #include <thread>
+#include <vector>
 #if defined(__unix__) || defined(__APPLE__)
 #include <dlfcn.h>
 #include <unistd.h>
@@ -72,19 +73,29 @@ bool runs(int) { return true; }
 #endif
 constexpr int kNumIsas = sizeof kJobs / sizeof *kJobs;
 
-// Numbered jobs, processed by several threads: each free thread takes the next job.
+// Numbered jobs, processed by several threads. A thread begins with its own portion of consecutive jobs, the same in
+// each call, so that its rows stay in its caches from one call to the next. Then it takes jobs of the other portions.
 struct Work {
-  std::function<bool(int64_t)> run;
-  int64_t jobs;
-  std::atomic<int64_t> next{0};
+  struct alignas(64) Portion {  // of one thread, in a cache line of its own
+    std::atomic<int64_t> next;
+    int64_t end;
+  };
+  const std::function<bool(int64_t)> run;
+  std::vector<Portion> portions;
   std::atomic<bool> ok{true};
+
+  Work(std::function<bool(int64_t)> run, int64_t jobs, int threads) : run(std::move(run)), portions(threads) {
+    for (int i = 0; i < threads; i++) portions[i].next = jobs * i / threads, portions[i].end = jobs * (i + 1) / threads;
+  }
   static void run_job(void *self, size_t job) {
     Work &w = *(Work *)self;
     if (!w.run(job)) w.ok = false;
   }
-  static void run_jobs(void *self) {
-    Work &w = *(Work *)self;
-    for (int64_t job; (job = w.next.fetch_add(1)) < w.jobs;) run_job(self, job);
+  void run_jobs(size_t thread) {
+    for (size_t i = 0; i < portions.size(); i++) {
+      Portion &p = portions[(thread + i) % portions.size()];
+      for (int64_t job; (job = p.next.fetch_add(1)) < p.end;) run_job(this, job);
+    }
   }
 };
 
@@ -93,14 +104,14 @@ class Pool {
  public:
   void run(Work &work, int threads) {
     std::unique_lock<std::mutex> caller(caller_, std::try_to_lock);
-    if (!caller) return Work::run_jobs(&work);  // a second caller does not wait, but runs its jobs alone
+    if (!caller) return work.run_jobs(0);  // a second caller does not wait, but runs its jobs alone
     grow(threads - 1);
     {
       std::lock_guard<std::mutex> lock(mutex_);
       work_ = &work, wanted_ = threads - 1, busy_ = 0;
     }
     wake_.notify_all();
-    Work::run_jobs(&work);
+    work.run_jobs(0);
     std::unique_lock<std::mutex> lock(mutex_);
     wanted_ = 0;  // threads that have not woken up yet are not needed
     done_.wait(lock, [&] { return busy_ == 0; });
@@ -109,16 +120,16 @@ class Pool {
 
  private:
   void grow(int threads) {
-    for (; started_ < threads; started_++) std::thread([this] { serve(); }).detach();
+    while (started_ < threads) std::thread([this, thread = ++started_] { serve(thread); }).detach();
   }
-  void serve() {
+  void serve(int thread) {
     std::unique_lock<std::mutex> lock(mutex_);
     for (;;) {
       wake_.wait(lock, [&] { return wanted_ > 0; });
       wanted_--, busy_++;
       Work *work = work_;
       lock.unlock();
-      Work::run_jobs(work);
+      work->run_jobs(thread);
       lock.lock();
       if (--busy_ == 0) done_.notify_one();
     }
@@ -144,18 +155,22 @@ Pool &pool() {
 
 // torch's OpenMP threads keep spinning after each operator; a second pool would compete with them for the cores. GNU
 // OpenMP, which torch loads on Linux, runs jobs here, unless VILONGHORN_THREADING=std selects our own threads.
-typedef void (*GompParallel)(void (*)(void *), void *, unsigned threads, unsigned flags);
-GompParallel gomp_parallel() {
+struct Gomp {
+  void (*parallel)(void (*)(void *), void *, unsigned threads, unsigned flags) = nullptr;
+  int (*thread)() = nullptr;
+};
+const Gomp &gomp() {
+  static const Gomp found = [] {
+    Gomp g;
 #if defined(__unix__) || defined(__APPLE__)
-  static const GompParallel found = [] {
     const char *threading = getenv("VILONGHORN_THREADING");
-    const bool own = threading && !strcmp(threading, "std");
-    return own ? nullptr : (GompParallel)dlsym(RTLD_DEFAULT, "GOMP_parallel");
+    if (threading && !strcmp(threading, "std")) return g;
+    g.thread = (decltype(g.thread))dlsym(RTLD_DEFAULT, "omp_get_thread_num");
+    if (g.thread) g.parallel = (decltype(g.parallel))dlsym(RTLD_DEFAULT, "GOMP_parallel");
+#endif
+    return g;
   }();
   return found;
-#else
-  return nullptr;
-#endif
 }
 
 int64_t num_jobs(const VlNorm &a) { return norm_jobs(a); }
@@ -175,13 +190,11 @@ template <class Args>
 int run(const Args &a, int64_t jobs, int wanted, int isa, bool (*Jobs::*which)(const Args &, int64_t)) {
   isa = chosen(isa);
   if (isa < 0 || isa >= kNumIsas || !runs(isa)) return 1;
-  Work work;
-  work.run = [&](int64_t job) { return (kJobs[isa].*which)(a, job); };
-  work.jobs = jobs;
-  const int threads = (int)(wanted < jobs ? wanted : jobs);
+  const int threads = (int)(jobs < 1 || wanted < 1 ? 1 : wanted < jobs ? wanted : jobs);
+  Work work([&](int64_t job) { return (kJobs[isa].*which)(a, job); }, jobs, threads);
   if (caller_threads && jobs > 1) caller_threads->parallel_for(Work::run_job, jobs, &work);
-  else if (threads <= 1) Work::run_jobs(&work);
-  else if (gomp_parallel()) gomp_parallel()(Work::run_jobs, &work, threads, 0);
+  else if (threads == 1) work.run_jobs(0);
+  else if (gomp().parallel) gomp().parallel([](void *w) { ((Work *)w)->run_jobs(gomp().thread()); }, &work, threads, 0);
   else pool().run(work, threads);
   return work.ok ? 0 : 1;
 }
@@ -228,7 +241,7 @@ VL_EXPORT int vl_level_runs(int isa) { return isa >= 0 && isa < kNumIsas && runs
 VL_EXPORT int64_t vl_multiply_adds(int isa, int64_t rounds) {
   return vl_level_runs(isa) ? kMultiplyAdds[isa](rounds) : 0;
 }
-VL_EXPORT const char *vl_threading(void) { return gomp_parallel() ? "gomp" : "std"; }
+VL_EXPORT const char *vl_threading(void) { return gomp().parallel ? "gomp" : "std"; }
 VL_EXPORT int vl_scan_forward(const VlScan *a, int isa) { return run(*a, *a, isa, &Jobs::scan_forward); }
 VL_EXPORT int vl_scan_backward(const VlScan *given, int isa) {
   VlScan a = *given;

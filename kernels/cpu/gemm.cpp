@@ -35,7 +35,11 @@ void pack_panel(const Gemm &m, int64_t panel, int64_t first, int64_t depth) {
     for (int64_t d = 0; d < depth; d += W) {  // b is contiguous along its columns
       V square[W];
       const int count = lanes(m.columns - column, j), here = (int)least(depth - d, W);
-      for (int c = 0; c < W; c++) square[c] = c < count ? load(b + (j * W + c) * m.b_column + d, here) : V{};
+      for (int c = 0; c < W; c++) {
+        const float *at = b + (j * W + c) * m.b_column + d;
+        square[c] = c < count ? load(at, here) : V{};
+        __builtin_prefetch(at + W * m.b_column);  // of the next W columns
+      }
       transpose<float>(square);
       for (int i = 0; i < here; i++) to[(d + i) * COLUMNS + j] = square[i];
     }

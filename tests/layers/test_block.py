@@ -143,6 +143,35 @@ def test_an_mlp_is_one_operator_and_so_is_a_convolution_over_the_grid(drop_path,
     assert "aten::convolution" not in names and "aten::linear" not in names
 
 
+@needs_fused
+@pytest.mark.parametrize(
+    "change", ["nothing", "training", "gradients", "hook", "block hook", "dropped", "norm", "vmap"]
+)
+def test_without_gradients_all_blocks_are_one_operator_if_each_is_as_it_was_made(change):
+    drop_path = 0.0 if change == "training" else 0.5
+    blocks = Blocks(*(Block(24, mlp_ratio=1.0 * i, d_conv=(3, 3), drop_path=drop_path) for i in range(3)))
+    blocks.train(change in ("training", "dropped"))
+    x = torch.randn(2, 7, 24)
+    if change == "hook":
+        blocks[2].mlp.fc1.register_forward_hook(lambda module, inputs, output: output)
+    if change == "block hook":
+        blocks[0].register_forward_pre_hook(lambda module, inputs: None)
+    if change == "norm":
+        blocks[1].norm2 = nn.RMSNorm(24, eps=1e-5)
+
+    def run():
+        with torch.set_grad_enabled(change == "gradients"):
+            y = torch.vmap(lambda t: blocks(t[None], [2, 3])[0])(x) if change == "vmap" else blocks(x, [2, 3])
+        return y
+
+    assert ("vilonghorn::blocks" in operators(run)) == (change in ("nothing", "training"))
+    if change != "dropped":
+        expected = x
+        for block in blocks:  # with gradients: one by one
+            expected = block(expected, [2, 3])
+        torch.testing.assert_close(run(), expected)
+
+
 def test_an_mlp_is_a_second_branch_which_may_be_dropped_too():
     block, x = Block(24, mlp_ratio=1.5, depth=4), torch.randn(2, 7, 24)
     assert block.mlp.fc1.weight.shape == (72, 24) and block.mlp.fc2.weight.shape == (24, 36)

@@ -9,20 +9,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from native_gemm import needs_amx, products
-from oracle import compare, value_and_grads
+from oracle import compare, mlp_inputs, value_and_grads
 
 from vilonghorn.ops import gated_mlp
 from vilonghorn.ops.backends import cpu as native
 
 pytestmark = pytest.mark.skipif(native.unavailable("cpu") is not None, reason="needs the native CPU library")
 hold = partial(compare, gated_mlp, tolerance=3e-6, truth=oracle.gated_mlp)
-
-
-def mlp_inputs(*shape: int, hidden: int, seed: int = 0) -> dict[str, torch.Tensor]:
-    generator, dim = torch.Generator().manual_seed(seed), shape[-1]
-    normal = partial(torch.randn, generator=generator)
-    weights = dict(in_proj=normal(2 * hidden, dim) * dim**-0.5, out_proj=normal(dim, hidden) * hidden**-0.5)
-    return dict(x=normal(*shape), norm_weight=1 + normal(dim) / 4, **weights)
 
 
 @pytest.mark.parametrize("residual", [True, False])

@@ -85,7 +85,7 @@ def int8_layers(model: nn.Module) -> dict[str, nn.Linear]:
     found = {}
     with native_export.on():
         for name, block in model.named_modules():
-            if isinstance(block, Block) and block.is_fused(torch.zeros(1, 1, block.mixer.dim)):
+            if isinstance(block, Block) and block.fused_weights(torch.zeros(1, 1, block.mixer.dim)):
                 found[f"{name}.mixer.in_proj.weight"] = block.mixer.in_proj
                 found[f"{name}.mixer.out_proj.weight"] = block.mixer.out_proj
     return found

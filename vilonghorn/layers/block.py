@@ -8,8 +8,9 @@ from timm.layers import DropPath, GluMlp, SwiGLUPacked
 from timm.models import checkpoint
 from torch import Tensor, nn
 
-from ..ops._torch import has_global_hooks
-from ..ops.block import block, prefers_block
+from ..ops._torch import has_global_hooks, is_batched
+from ..ops.block import block, fit_block, prefers_block
+from ..ops.blocks import BlockForm, blocks
 from ..ops.gated_mlp import gated_mlp
 from ..ops.register import is_tracing, native_export
 from .mixer import Mixer, is_plain
@@ -78,84 +79,97 @@ class Block(nn.Module):
         Returns:
             The stream with the branches added, same shape and dtype.
         """
-        dtype = self.mixer.D.dtype
-        if not torch.jit.is_scripting() and self.is_fused(x):
-            x = self._forward_fused(x, grid)
-        else:
-            normed = self.norm(x.to(dtype))
-            x = x + self.drop_path(self.mixer(normed) if grid is None else self.mixer(normed, grid))
-        if self.mlp is not None and self.norm2 is not None:
-            if not torch.jit.is_scripting() and self.is_mlp_fused(x):
-                x = self._mlp_fused(x)
-            else:
-                x = x + self.drop_path(self.mlp(self.norm2(x.to(dtype))))
-        return x
+        mixed: Tensor | None = None
+        if not torch.jit.is_scripting():
+            mixed = self._mix_fused(x, grid)
+        if mixed is None:
+            normed = self.norm(x.to(self.mixer.D.dtype))
+            mixed = x + self.drop_path(self.mixer(normed) if grid is None else self.mixer(normed, grid))
+        if self.mlp is None or self.norm2 is None:
+            return mixed
+        y: Tensor | None = None
+        if not torch.jit.is_scripting():
+            y = self._mlp_fused(mixed)
+        return mixed + self.drop_path(self.mlp(self.norm2(mixed.to(self.mixer.D.dtype)))) if y is None else y
 
     @torch.jit.unused
-    def is_fused(self, x: Tensor) -> bool:
-        """Whether one operator runs norm and mixer: eager or in `native_export`, float32 on a CPU, and each submodule
-        as it was made.
+    def _mix_fused(self, x: Tensor, grid: list[int] | None) -> Tensor | None:
+        """Norm and mixer by one operator; None where `fused_weights` returns None."""
+        weights = self.fused_weights(x)
+        if weights is None:
+            return None
+        mixer, drops = self.mixer, self._drops()
+        form = dict(rule=mixer.rule, reverse=mixer.reverse, eps=self.norm.eps, grid=grid)
+        y = block(x, *weights, **form, residual=not drops)  # type: ignore[arg-type]
+        return x + self.drop_path(y) if drops else y
+
+    @torch.jit.unused
+    def _mlp_fused(self, x: Tensor) -> Tensor | None:
+        """Norm and MLP by one operator; None where `_fused_mlp_weights` returns None."""
+        weights = self._fused_mlp_weights(x)
+        if weights is None:
+            return None
+        drops = self._drops()
+        y = gated_mlp(x, *weights, eps=self.norm2.eps, residual=not drops)  # type: ignore[union-attr, arg-type]
+        return x + self.drop_path(y) if drops else y
+
+    @torch.jit.unused
+    def inference_form(self, x: Tensor) -> BlockForm | None:
+        """The block as `vilonghorn.ops.blocks` takes it, or None where it does not run."""
+        weights = None if self._drops() or not is_plain(self, Block) else self.fused_weights(x)
+        mlp_weights = (None, None, None) if self.mlp is None else self._fused_mlp_weights(x)
+        if weights is None or mlp_weights is None:
+            return None
+        eps = 0.0 if self.norm2 is None else self.norm2.eps
+        return BlockForm(weights, mlp_weights, self.mixer.rule, self.mixer.reverse, self.norm.eps, eps)  # type: ignore
+
+    @torch.jit.unused
+    def fused_weights(self, x: Tensor) -> tuple[Tensor | None, ...] | None:
+        """The weights of norm and mixer as `vilonghorn.ops.block` takes them, or None where it does not run.
+
+        It runs eager or in `native_export`, in float32 on a CPU, if each submodule is as it was made.
         """
-        norm: Any = self.norm
-        mixer = self.mixer
+        norm, mixer = cast(Any, self.norm), self.mixer
         if (is_tracing(x) or has_global_hooks()) and not native_export.is_on:
-            return False
-        if not (is_plain(norm, RMSNorm) and is_plain(mixer, Mixer)):
-            return False
-        return (
-            mixer.has_plain_projections()
+            return None
+        is_as_made = (
+            prefers_block(x)
+            and is_plain(norm, RMSNorm)
+            and is_plain(mixer, Mixer)
+            and mixer.has_plain_projections()
             and self._has_plain_drop_path()
             and mixer.scan_norm is None
             and (mixer.conv_weight.dim() == 3 or not native_export.is_on)
             and not mixer.exportable
-            and prefers_block(
-                [x, norm.weight, mixer.in_proj.weight, mixer.out_proj.weight, *mixer._parameters.values()]
-            )
         )
+        if not is_as_made:
+            return None
+        weights = (norm.weight, mixer.in_proj.weight, *mixer.inner_weights(), mixer.out_proj.weight)
+        return weights if fit_block(weights) else None
 
     @torch.jit.unused
-    def _forward_fused(self, x: Tensor, grid: list[int] | None) -> Tensor:
-        norm: Any = self.norm
-        mixer = self.mixer
-        drops = self._drops()
-        y = block(
-            x,
-            norm.weight,
-            mixer.in_proj.weight,
-            *mixer.inner_weights(),
-            mixer.out_proj.weight,
-            rule=mixer.rule,
-            reverse=mixer.reverse,
-            eps=norm.eps,
-            residual=not drops,
-            grid=grid,
-        )
-        return x + self.drop_path(y) if drops else y
+    def _fused_mlp_weights(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor] | None:
+        """The weights of norm and MLP as `vilonghorn.ops.gated_mlp` takes them, or None where it does not run.
 
-    @torch.jit.unused
-    def is_mlp_fused(self, x: Tensor) -> bool:
-        """Whether one operator runs norm and MLP: eager, and for the rest as `is_fused`."""
+        It runs eager, and for the rest as in `fused_weights`.
+        """
         norm, mlp = cast(Any, self.norm2), cast(Any, self.mlp)
         if is_tracing(x) or has_global_hooks():
-            return False
-        if not (is_plain(norm, RMSNorm) and is_plain(mlp, GluMlp) and not mlp.gate_last):
-            return False
-        parts = [(mlp.fc1, nn.Linear), (mlp.fc2, nn.Linear), (mlp.act, nn.SiLU), (mlp.norm, nn.Identity)]
-        return (
+            return None
+        if not (prefers_block(x) and is_plain(norm, RMSNorm) and is_plain(mlp, GluMlp) and not mlp.gate_last):
+            return None
+        fc1, fc2 = mlp.fc1, mlp.fc2
+        parts = ((fc1, nn.Linear), (fc2, nn.Linear), (mlp.act, nn.SiLU), (mlp.norm, nn.Identity))
+        is_as_made = (
             all(is_plain(part, kind) for part, kind in parts)
             and all(is_plain(drop, nn.Dropout) and drop.p == 0 for drop in (mlp.drop1, mlp.drop2))
             and self._has_plain_drop_path()
-            and mlp.fc1.bias is None
-            and mlp.fc2.bias is None
+            and fc1.bias is None
+            and fc2.bias is None
             and not norm.exportable
-            and prefers_block([x, norm.weight, mlp.fc1.weight, mlp.fc2.weight])
         )
-
-    @torch.jit.unused
-    def _mlp_fused(self, x: Tensor) -> Tensor:
-        norm, mlp, drops = cast(Any, self.norm2), cast(Any, self.mlp), self._drops()
-        y = gated_mlp(x, norm.weight, mlp.fc1.weight, mlp.fc2.weight, eps=norm.eps, residual=not drops)
-        return x + self.drop_path(y) if drops else y
+        weights = (norm.weight, fc1.weight, fc2.weight)
+        return weights if is_as_made and fit_block(weights) else None
 
     def _has_plain_drop_path(self) -> bool:
         return is_plain(self.drop_path, DropPath) or is_plain(self.drop_path, nn.Identity)
@@ -169,9 +183,26 @@ class Blocks(nn.Sequential):
 
     def forward(self, x: Tensor, grid: list[int] | None = None, checkpointing: bool = False) -> Tensor:
         """Takes and returns what `Block` does; with `checkpointing` keeps only the input of each block for backward."""
+        if not torch.jit.is_scripting():
+            y = self._at_once(x, grid)
+            if y is not None:
+                return y
         for module in self:
             if checkpointing and not torch.jit.is_scripting():
                 x = checkpoint(module, x, grid)
             else:
                 x = module(x, grid)
         return x
+
+    @torch.jit.unused
+    def _at_once(self, x: Tensor, grid: list[int] | None) -> Tensor | None:
+        """All blocks by one operator, in inference where each of them is fused; else None."""
+        if torch.is_grad_enabled() or is_tracing(x) or native_export.is_on or is_batched(x):
+            return None
+        forms = []
+        for module in self:
+            form = module.inference_form(x) if isinstance(module, Block) else None
+            if form is None:
+                return None
+            forms.append(form)
+        return blocks(x, forms, grid=grid) if forms else None

@@ -5,7 +5,6 @@ One call replaces a dozen, and neither the normalised tokens nor the branch need
 
 import platform
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -78,15 +77,19 @@ def has_fast_block() -> bool:
     return X86 and cpu.unavailable("cpu") is None
 
 
-def prefers_block(tensors: Sequence[Tensor | None]) -> bool:
-    """Whether `block` takes these tensors, tokens first, and is faster than its parts."""
-    tokens: Any = tensors[0]
+def prefers_block(x: Tensor) -> bool:
+    """Whether `block` takes such tokens, and is faster than its parts."""
     return (
         (has_fast_block() or native_export.is_on)
-        and all(t is None or t.is_cpu and t.dtype == torch.float32 for t in tensors)
-        and tokens.numel() > 0
-        and ((short := autocast_dtype(tokens)) is None or short == torch.bfloat16 and cpu.has_bf16_products())
+        and fit_block((x,))
+        and x.numel() > 0
+        and ((short := autocast_dtype(x)) is None or short == torch.bfloat16 and cpu.has_bf16_products())
     )
+
+
+def fit_block(tensors: Sequence[Tensor | None]) -> bool:
+    """Whether `block` takes tensors of this dtype on this device."""
+    return all([t is None or t.is_cpu and t.dtype == torch.float32 for t in tensors])
 
 
 def _fake(args: BlockArguments, save: bool) -> tuple[Tensor, ...]:

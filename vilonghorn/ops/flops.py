@@ -12,8 +12,15 @@ from typing import Any, NamedTuple
 import torch
 from torch.utils.flop_counter import register_flop_formula
 
-from . import block, conv, gated_mlp, mamba_inner, norm, scan  # noqa: F401  (they define the operators)
-from .validate import BlockArguments, ConvArguments, MambaInnerArguments, MlpArguments, NormArguments, ScanArguments
+from . import block, blocks, conv, gated_mlp, mamba_inner, norm, scan  # noqa: F401  (they define the operators)
+from .validate import (
+    BlockArguments,
+    ConvArguments,
+    MambaInnerArguments,
+    MlpArguments,
+    NormArguments,
+    ScanArguments,
+)
 
 # Per token, channel and state: decay, update and read (see `vilonghorn.ops.scan`).
 STEP = {
@@ -94,3 +101,14 @@ _register(
 )
 _register("gated_mlp", MlpArguments, _projections, _projections_backward)
 _register("rms_norm_cpu", NormArguments, lambda a: 0, lambda a, _: 0)
+
+
+@register_flop_formula(torch.ops.vilonghorn.blocks, get_raw=True)
+def _blocks(*args: Any, **_: Any) -> int:
+    total = 0
+    for mixer, mlp in blocks.split(*args):
+        a: Any = BlockArguments(*(t.shape if isinstance(t, torch.Tensor) else t for t in mixer))
+        total += _projections(a) + mamba_inner_flops(a)
+        if mlp is not None:
+            total += 2 * mlp.x.numel() * (mlp.in_proj.shape[0] + mlp.out_proj.shape[1])
+    return total

@@ -204,17 +204,17 @@ def validate(operator: str, args: Any, sources: Sequence[str]) -> Sizes:
     if G < 1 or len(args.reverse) != G:
         raise ValueError(f"{operator}: reverse has {len(args.reverse)} flags for {G} directions, expected one for each")
     values = sizes._asdict() | {"2D": 2 * D, "R+2N": R + 2 * N, "dim": args[0].shape[-1]}
-    for name, dimensions in shapes.items():
-        if (tensor := getattr(args, name)) is None:
+    device = args[0].device
+    for (name, dimensions), tensor in zip(shapes.items(), args):  # tensors are the first arguments
+        if tensor is None:
             continue
         expected = tuple([values[dimension] for dimension in dimensions])
         if tensor.shape != expected:
             fits = " and ".join(f"{source} {tuple(getattr(args, source).shape)}" for source in sources)
             given = tuple(tensor.shape)
             raise ValueError(f"{operator}: {name} has shape {given}, expected {expected} to go with {fits}")
-        if tensor.device != args[0].device:
-            first, device = args._fields[0], args[0].device
-            raise ValueError(f"{operator}: {name} is on {tensor.device} but {first} is on {device}")
+        if tensor.device != device:
+            raise ValueError(f"{operator}: {name} is on {tensor.device} but {args._fields[0]} is on {device}")
         if tensor.dtype not in DTYPES:
             raise TypeError(f"{operator}: {name} is {tensor.dtype}, expected one of {', '.join(map(str, DTYPES))}")
     limits = [("N", N, MAX_STATE), ("K", K, MAX_CONV)]

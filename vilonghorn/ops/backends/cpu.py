@@ -11,9 +11,11 @@ Some kernels need working memory. The calling thread keeps it for later calls, i
 """
 
 import ctypes
+import itertools
 import math
 import os
 from collections.abc import Sequence
+from contextlib import nullcontext
 from typing import TypeVar
 
 import torch
@@ -246,6 +248,31 @@ def gated_mlp_backward(
     grads = _gradients(struct, args, 4, wanted)
     _run(library.vl_mlp_backward, struct)
     return grads
+
+
+def blocks_forward(pairs: Sequence[tuple[BlockArguments, MlpArguments | None]]) -> Tensor:
+    """Runs blocks, each with its MLP or None, one after the other. All calls are prepared before the first one runs."""
+    _require("blocks")
+    x, sizes = pairs[0][0].x.contiguous(), [args.sizes for args, _ in pairs]
+    xz = x.new_empty(max(B * L * 2 * D for _, B, L, D, *_ in sizes))
+    projected = x.new_empty(max(G * B * L * (R + 2 * N) for G, B, L, _, N, _, R in sizes))
+    streams = x.new_empty(x.shape), x.new_empty(x.shape)
+    calls: list[tuple[Block | Mlp, list]] = []
+    for (args, mlp), size in zip(pairs, sizes):
+        struct, tensors = _block_struct(args, size)
+        struct.xz, struct.projected = xz.data_ptr(), projected.data_ptr()
+        calls += [(struct, tensors)] if mlp is None else [(struct, tensors), _mlp_struct(mlp)]
+    given = x
+    for (struct, _), out in zip(calls, itertools.cycle(streams)):
+        struct.x, struct.out = given.data_ptr(), out.data_ptr()
+        given = out
+    for struct, _ in calls:
+        if isinstance(struct, Block):
+            _run_stages(library.vl_block_forward, FORWARD_STAGES, struct)
+        else:
+            with record_function("vilonghorn::gated_mlp") if is_profiling() else nullcontext():
+                _run(library.vl_mlp_forward, struct)
+    return given
 
 
 def _require(operator: str) -> None:
