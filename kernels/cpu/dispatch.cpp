@@ -73,8 +73,8 @@ bool runs(int) { return true; }
 #endif
 constexpr int kNumIsas = sizeof kJobs / sizeof *kJobs;
 
-// Numbered jobs, processed by several threads. A thread begins with its own portion of consecutive jobs, the same in
-// each call, so that its rows stay in its caches from one call to the next. Then it takes jobs of the other portions.
+// Numbered jobs, processed by several threads. A thread begins with its own portion of consecutive jobs: in calls with
+// as many jobs and threads it has the same rows, which stay in its caches. Then it takes jobs of the other portions.
 struct Work {
   struct alignas(64) Portion {  // of one thread, in a cache line of its own
     std::atomic<int64_t> next;

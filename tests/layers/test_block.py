@@ -143,10 +143,11 @@ def test_an_mlp_is_one_operator_and_so_is_a_convolution_over_the_grid(drop_path,
     assert "aten::convolution" not in names and "aten::linear" not in names
 
 
+CHANGES = "nothing training gradients hook block_hook dropped norm no_norm compiled vmap vmap_of_weights".split()
+
+
 @needs_fused
-@pytest.mark.parametrize(
-    "change", ["nothing", "training", "gradients", "hook", "block hook", "dropped", "norm", "vmap"]
-)
+@pytest.mark.parametrize("change", CHANGES)
 def test_without_gradients_all_blocks_are_one_operator_if_each_is_as_it_was_made(change):
     drop_path = 0.0 if change == "training" else 0.5
     blocks = Blocks(*(Block(24, mlp_ratio=1.0 * i, d_conv=(3, 3), drop_path=drop_path) for i in range(3)))
@@ -154,17 +155,27 @@ def test_without_gradients_all_blocks_are_one_operator_if_each_is_as_it_was_made
     x = torch.randn(2, 7, 24)
     if change == "hook":
         blocks[2].mlp.fc1.register_forward_hook(lambda module, inputs, output: output)
-    if change == "block hook":
+    if change == "block_hook":
         blocks[0].register_forward_pre_hook(lambda module, inputs: None)
     if change == "norm":
         blocks[1].norm2 = nn.RMSNorm(24, eps=1e-5)
+    if change == "no_norm":
+        blocks[1].norm2 = None
+    if change == "compiled":
+        blocks[1].compile(backend="eager")
+    name = "1.mixer.in_proj.weight"
+    weight = blocks.get_parameter(name).detach()
 
     def run():
         with torch.set_grad_enabled(change == "gradients"):
-            y = torch.vmap(lambda t: blocks(t[None], [2, 3])[0])(x) if change == "vmap" else blocks(x, [2, 3])
-        return y
+            if change == "vmap":
+                return torch.vmap(lambda t: blocks(t[None], [2, 3])[0])(x)
+            if change == "vmap_of_weights":
+                call = torch.func.functional_call
+                return torch.vmap(lambda w: call(blocks, {name: w}, (x, [2, 3])))(weight[None])[0]
+            return blocks(x, [2, 3])
 
-    assert ("vilonghorn::blocks" in operators(run)) == (change in ("nothing", "training"))
+    assert ("vilonghorn::blocks" in operators(run)) == (change in ("nothing", "training", "no_norm"))
     if change != "dropped":
         expected = x
         for block in blocks:  # with gradients: one by one

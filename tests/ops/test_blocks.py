@@ -103,3 +103,33 @@ def test_what_does_not_fit_is_refused():
         blocks(x.double(), [form])
     with forward_ad.dual_level(), pytest.raises(RuntimeError, match="has no forward-mode derivative"):
         blocks(forward_ad.make_dual(x, x), [form])
+
+
+def test_a_list_that_is_not_complete_is_refused_and_so_is_a_gradient():
+    form, x = make_form(1, 5, 3, 2, 4, 7, "longhorn", hidden=6), torch.randn(2, 9, 7)
+    norm = form.mlp_weights[0]
+    for wrong in (dict(reverse=()), dict(reverse=(True, False)), dict(weights=form.weights[1:])):
+        with pytest.raises(ValueError, match="blocks: block 1 has .* expected 10, 3 and "):
+            blocks(x, [form, form._replace(**wrong)])
+    with pytest.raises(ValueError, match="without an MLP its weights are None"):
+        blocks(x, [form._replace(mlp_weights=(norm, None, None))])
+    with pytest.raises(ValueError, match="0 weights and 0 epsilons for 0 blocks, expected at least one block"):
+        blocks(x, [])
+    with pytest.raises(RuntimeError, match=r"has no gradient; use torch.no_grad\(\)"):
+        blocks(x.requires_grad_(), [form])
+
+
+def test_a_negated_view_is_read_as_its_values():
+    form, x = make_form(1, 5, 3, 2, 4, 7, "longhorn"), torch.randn(2, 9, 7)
+    norm, in_proj, *others = form.weights
+    negated = form._replace(weights=(norm, torch._neg_view(-in_proj), *others))
+    assert torch.equal(blocks(x, [negated]), blocks(x, [form]))
+
+
+def test_tokens_that_are_not_contiguous_are_copied_once():
+    forms = [make_form(1, 8, 3, 2, 4, 16, "longhorn", hidden=2, seed=i) for i in range(8)]
+    x = torch.randn(4, 300, 16)
+    with torch.profiler.profile(profile_memory=True) as profile:
+        blocks(x.mT.contiguous().mT, forms)
+    allocated = sum(event.self_cpu_memory_usage for event in profile.events() if event.self_cpu_memory_usage > 0)
+    assert allocated < 8 * x.nbytes  # the tokens twice, two streams, xz, projections

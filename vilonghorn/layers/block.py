@@ -9,7 +9,7 @@ from timm.models import checkpoint
 from torch import Tensor, nn
 
 from ..ops._torch import has_global_hooks, is_batched
-from ..ops.block import block, fit_block, prefers_block
+from ..ops.block import are_float32_on_cpu, block, prefers_block
 from ..ops.blocks import BlockForm, blocks
 from ..ops.gated_mlp import gated_mlp
 from ..ops.register import is_tracing, native_export
@@ -90,7 +90,9 @@ class Block(nn.Module):
         y: Tensor | None = None
         if not torch.jit.is_scripting():
             y = self._mlp_fused(mixed)
-        return mixed + self.drop_path(self.mlp(self.norm2(mixed.to(self.mixer.D.dtype)))) if y is None else y
+        if y is None:
+            y = mixed + self.drop_path(self.mlp(self.norm2(mixed.to(self.mixer.D.dtype))))
+        return y
 
     @torch.jit.unused
     def _mix_fused(self, x: Tensor, grid: list[int] | None) -> Tensor | None:
@@ -115,17 +117,18 @@ class Block(nn.Module):
 
     @torch.jit.unused
     def inference_form(self, x: Tensor) -> BlockForm | None:
-        """The block as `vilonghorn.ops.blocks` takes it, or None where it does not run."""
+        """The block as `vilonghorn.ops.blocks` takes it, or None where that operator does not run."""
         weights = None if self._drops() or not is_plain(self, Block) else self.fused_weights(x)
-        mlp_weights = (None, None, None) if self.mlp is None else self._fused_mlp_weights(x)
+        has_mlp = self.mlp is not None and self.norm2 is not None
+        mlp_weights = self._fused_mlp_weights(x) if has_mlp else (None, None, None)
         if weights is None or mlp_weights is None:
             return None
-        eps = 0.0 if self.norm2 is None else self.norm2.eps
+        eps = self.norm2.eps if has_mlp else 0.0  # type: ignore[union-attr]
         return BlockForm(weights, mlp_weights, self.mixer.rule, self.mixer.reverse, self.norm.eps, eps)  # type: ignore
 
     @torch.jit.unused
     def fused_weights(self, x: Tensor) -> tuple[Tensor | None, ...] | None:
-        """The weights of norm and mixer as `vilonghorn.ops.block` takes them, or None where it does not run.
+        """The weights of norm and mixer as `vilonghorn.ops.block` takes them, or None where that operator does not run.
 
         It runs eager or in `native_export`, in float32 on a CPU, if each submodule is as it was made.
         """
@@ -145,11 +148,11 @@ class Block(nn.Module):
         if not is_as_made:
             return None
         weights = (norm.weight, mixer.in_proj.weight, *mixer.inner_weights(), mixer.out_proj.weight)
-        return weights if fit_block(weights) else None
+        return weights if are_float32_on_cpu(weights) else None
 
     @torch.jit.unused
     def _fused_mlp_weights(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor] | None:
-        """The weights of norm and MLP as `vilonghorn.ops.gated_mlp` takes them, or None where it does not run.
+        """The weights of norm and MLP as `vilonghorn.ops.gated_mlp` takes them, or None where that does not run.
 
         It runs eager, and for the rest as in `fused_weights`.
         """
@@ -169,7 +172,7 @@ class Block(nn.Module):
             and not norm.exportable
         )
         weights = (norm.weight, fc1.weight, fc2.weight)
-        return weights if is_as_made and fit_block(weights) else None
+        return weights if is_as_made and are_float32_on_cpu(weights) else None
 
     def _has_plain_drop_path(self) -> bool:
         return is_plain(self.drop_path, DropPath) or is_plain(self.drop_path, nn.Identity)
@@ -203,6 +206,8 @@ class Blocks(nn.Sequential):
         for module in self:
             form = module.inference_form(x) if isinstance(module, Block) else None
             if form is None:
+                return None
+            if any(weight is not None and is_batched(weight) for weight in (*form.weights, *form.mlp_weights)):
                 return None
             forms.append(form)
         return blocks(x, forms, grid=grid) if forms else None

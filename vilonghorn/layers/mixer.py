@@ -249,8 +249,9 @@ def exportable_inner(xz: Tensor, *args: Any) -> Tensor:
 
 
 def is_plain(module: nn.Module, kind: type) -> bool:
-    """Exact type, no hooks of its own, no overridden forward."""
+    """Exact type, no hooks of its own, no overridden forward, not compiled by itself."""
     has_hooks = (
         module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or module._backward_pre_hooks
     )
-    return type(module) is kind and not has_hooks and "forward" not in module.__dict__
+    is_own = "forward" not in module.__dict__ and module._compiled_call_impl is None
+    return type(module) is kind and not has_hooks and is_own

@@ -78,17 +78,17 @@ def has_fast_block() -> bool:
 
 
 def prefers_block(x: Tensor) -> bool:
-    """Whether `block` takes such tokens, and is faster than its parts."""
+    """Whether `block` takes the tokens x, and is faster than its parts."""
     return (
         (has_fast_block() or native_export.is_on)
-        and fit_block((x,))
+        and are_float32_on_cpu((x,))
         and x.numel() > 0
         and ((short := autocast_dtype(x)) is None or short == torch.bfloat16 and cpu.has_bf16_products())
     )
 
 
-def fit_block(tensors: Sequence[Tensor | None]) -> bool:
-    """Whether `block` takes tensors of this dtype on this device."""
+def are_float32_on_cpu(tensors: Sequence[Tensor | None]) -> bool:
+    """Whether `block` takes tensors of their dtype and device."""
     return all([t is None or t.is_cpu and t.dtype == torch.float32 for t in tensors])
 
 

@@ -1,7 +1,7 @@
 """`blocks`: blocks with their MLPs, one after the other, as one operator: inference on a CPU with the native library.
 
-After the products of a block the code and data of Python are no longer in the caches. One operator for all blocks does
-what is to be done in Python before the first, and needs memory for two streams of tokens only.
+After the products of a block, the code and data of Python are no longer in the caches. One operator for all blocks
+prepares every call before the first product, and keeps two streams of tokens and the xz of one block.
 """
 
 from collections.abc import Sequence
@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from .backends import cpu
+from .register import needs_grad
 from .validate import (
     BlockArguments,
     MlpArguments,
@@ -49,17 +50,28 @@ def blocks(x: Tensor, forms: Sequence[BlockForm], *, grid: Sequence[int] | None 
         (B, L, dim).
 
     Raises:
-        ValueError: as `block` and `gated_mlp`.
+        ValueError: as `block` and `gated_mlp`; no block, or weights of a block that are not complete.
         TypeError: as `block` and `gated_mlp`.
-        RuntimeError: the native library is not built, or forward-mode differentiation.
+        RuntimeError: the native library is not built, or a gradient is wanted.
     """
+    for i, form in enumerate(forms):
+        given = len(form.weights), len(form.mlp_weights), len(form.reverse)
+        expected = NUM_WEIGHTS - 3, 3, len(form.weights[2]) if len(form.weights) > 2 else 1  # type: ignore[arg-type]
+        if given != expected or form.mlp_weights.count(None) not in (0, 3):
+            raise ValueError(
+                f"blocks: block {i} has {given[0]} weights, {given[1]} of its MLP and {given[2]} flags in reverse, "
+                f"expected {expected[0]}, {expected[1]} and {expected[2]}; without an MLP its weights are None"
+            )
+    weights = [w if w is None else w.resolve_neg() for form in forms for w in (*form.weights, *form.mlp_weights)]
+    if needs_grad([x, *weights]):
+        raise RuntimeError(f"{NAME} has no gradient; use torch.no_grad(), or call the blocks one by one")
     if forward_ad.unpack_dual(x).primal is not x:
         raise RuntimeError(f"{NAME} has no forward-mode derivative; use reverse mode")
-    weights = [weight for form in forms for weight in (*form.weights, *form.mlp_weights)]
     reverse = [flag for form in forms for flag in check_flags("block", form.reverse)]
     eps = [float(value) for form in forms for value in (form.eps, form.mlp_eps)]
     rules = [form.rule for form in forms]
-    return torch.ops.vilonghorn.blocks(x, weights, rules, reverse, eps, autocast_dtype(x) == torch.bfloat16, grid or [])
+    sizes = [] if grid is None else [int(size) for size in grid]
+    return torch.ops.vilonghorn.blocks(x, weights, rules, reverse, eps, autocast_dtype(x) == torch.bfloat16, sizes)
 
 
 def split(
@@ -71,35 +83,44 @@ def split(
     bf16: bool,
     grid: Sequence[int],
 ) -> list[tuple[BlockArguments, MlpArguments | None]]:
-    """The arguments of the operator to those of `block` and `gated_mlp`, with the tokens x for all."""
-    pairs, first = [], 0
+    """Splits the arguments of the operator into those of `block` and `gated_mlp` for each block, all with the tokens x.
+
+    Raises:
+        ValueError: no block, or lists that are not as long as the blocks need.
+    """
+    if not rules or len(weights) != NUM_WEIGHTS * len(rules) or len(eps) != 2 * len(rules):
+        raise ValueError(
+            f"blocks: {len(weights)} weights and {len(eps)} epsilons for {len(rules)} blocks, expected at least one "
+            f"block, and {NUM_WEIGHTS} weights and 2 epsilons for each"
+        )
+    pairs, flag = [], 0
     for i, rule in enumerate(rules):
         own: Any = weights[i * NUM_WEIGHTS : (i + 1) * NUM_WEIGHTS]
         norm, in_proj, conv, *inner, mlp_norm, mlp_in, mlp_out = own
         filters, grid_options = with_grid("block", conv, grid or None)
-        flags, first = reverse[first : first + len(filters)], first + len(filters)
+        flags, flag = reverse[flag : flag + len(filters)], flag + len(filters)
         form: Any = (rule, flags, eps[2 * i], True, bf16, grid_options)
         mlp = None if mlp_norm is None else MlpArguments(x, mlp_norm, mlp_in, mlp_out, eps[2 * i + 1], True, bf16)
         pairs.append((BlockArguments(x, norm, in_proj, filters, *inner, *form), mlp))
     return pairs
 
 
-def _validated(*args) -> list[tuple[BlockArguments, MlpArguments | None]]:
-    pairs = split(*args)
-    for block, mlp in pairs:
-        validate_block(block)
+def _validated(x: Tensor, *others: Any) -> list[tuple[BlockArguments, MlpArguments | None]]:
+    pairs = split(x.contiguous(), *others)
+    for mixer, mlp in pairs:
+        validate_block(mixer)
         if mlp is not None:
             validate_gated_mlp(mlp)
     return pairs
 
 
-def _forward(*args) -> Tensor:
+def _forward(*args: Any) -> Tensor:
     return cpu.blocks_forward(_validated(*args))
 
 
-def _fake(*args) -> Tensor:
-    (first, _), *_ = _validated(*args)
-    return first.x.new_empty(first.x.shape)
+def _fake(x: Tensor, *others: Any) -> Tensor:
+    _validated(x, *others)
+    return x.new_empty(x.shape)
 
 
 torch.library.define(

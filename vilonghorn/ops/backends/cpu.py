@@ -251,9 +251,12 @@ def gated_mlp_backward(
 
 
 def blocks_forward(pairs: Sequence[tuple[BlockArguments, MlpArguments | None]]) -> Tensor:
-    """Runs blocks, each with its MLP or None, one after the other. All calls are prepared before the first one runs."""
+    """Runs blocks, each with its MLP or None, one after the other, on contiguous tokens.
+
+    All calls are prepared before the first one runs.
+    """
     _require("blocks")
-    x, sizes = pairs[0][0].x.contiguous(), [args.sizes for args, _ in pairs]
+    x, sizes = pairs[0][0].x, [args.sizes for args, _ in pairs]
     xz = x.new_empty(max(B * L * 2 * D for _, B, L, D, *_ in sizes))
     projected = x.new_empty(max(G * B * L * (R + 2 * N) for G, B, L, _, N, _, R in sizes))
     streams = x.new_empty(x.shape), x.new_empty(x.shape)
