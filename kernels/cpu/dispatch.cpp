@@ -1,4 +1,5 @@
 // The exported functions of the CPU library: select the instruction set and run the jobs on threads.
+#include <algorithm>
 #include <atomic>
 #include <condition_variable>
 #include <cstdlib>
@@ -81,7 +82,7 @@ struct Work {
     int64_t end;
   };
   const std::function<bool(int64_t)> run;
-  std::vector<Portion> portions;
+  std::vector<Portion> portions;  // not used by caller_threads
   std::atomic<bool> ok{true};
 
   Work(std::function<bool(int64_t)> run, int64_t jobs, int threads) : run(std::move(run)), portions(threads) {
@@ -157,7 +158,7 @@ Pool &pool() {
 // OpenMP, which torch loads on Linux, runs jobs here, unless VILONGHORN_THREADING=std selects our own threads.
 struct Gomp {
   void (*parallel)(void (*)(void *), void *, unsigned threads, unsigned flags) = nullptr;
-  int (*thread)() = nullptr;
+  int (*thread_number)() = nullptr;
 };
 const Gomp &gomp() {
   static const Gomp found = [] {
@@ -165,8 +166,8 @@ const Gomp &gomp() {
 #if defined(__unix__) || defined(__APPLE__)
     const char *threading = getenv("VILONGHORN_THREADING");
     if (threading && !strcmp(threading, "std")) return g;
-    g.thread = (decltype(g.thread))dlsym(RTLD_DEFAULT, "omp_get_thread_num");
-    if (g.thread) g.parallel = (decltype(g.parallel))dlsym(RTLD_DEFAULT, "GOMP_parallel");
+    g.thread_number = (decltype(g.thread_number))dlsym(RTLD_DEFAULT, "omp_get_thread_num");
+    if (g.thread_number) g.parallel = (decltype(g.parallel))dlsym(RTLD_DEFAULT, "GOMP_parallel");
 #endif
     return g;
   }();
@@ -190,11 +191,12 @@ template <class Args>
 int run(const Args &a, int64_t jobs, int wanted, int isa, bool (*Jobs::*which)(const Args &, int64_t)) {
   isa = chosen(isa);
   if (isa < 0 || isa >= kNumIsas || !runs(isa)) return 1;
-  const int threads = (int)(jobs < 1 || wanted < 1 ? 1 : wanted < jobs ? wanted : jobs);
+  const int threads = (int)std::max<int64_t>(1, std::min<int64_t>(wanted, jobs));
   Work work([&](int64_t job) { return (kJobs[isa].*which)(a, job); }, jobs, threads);
   if (caller_threads && jobs > 1) caller_threads->parallel_for(Work::run_job, jobs, &work);
   else if (threads == 1) work.run_jobs(0);
-  else if (gomp().parallel) gomp().parallel([](void *w) { ((Work *)w)->run_jobs(gomp().thread()); }, &work, threads, 0);
+  else if (gomp().parallel)
+    gomp().parallel([](void *w) { ((Work *)w)->run_jobs(gomp().thread_number()); }, &work, threads, 0);
   else pool().run(work, threads);
   return work.ok ? 0 : 1;
 }

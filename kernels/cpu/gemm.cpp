@@ -38,7 +38,7 @@ void pack_panel(const Gemm &m, int64_t panel, int64_t first, int64_t depth) {
       for (int c = 0; c < W; c++) {
         const float *at = b + (j * W + c) * m.b_column + d;
         square[c] = c < count ? load(at, here) : V{};
-        __builtin_prefetch(at + W * m.b_column);  // of the next W columns; beyond b it does nothing
+        __builtin_prefetch(at + W * m.b_column);  // of the next W columns; a prefetch beyond b does nothing
       }
       transpose<float>(square);
       for (int i = 0; i < here; i++) to[(d + i) * COLUMNS + j] = square[i];

@@ -47,7 +47,7 @@ def read_files(package: str | os.PathLike, pattern: str) -> Iterator[tuple[str, 
                 for member in archive:
                     name = member.name.partition("/")[2]  # below package/
                     if member.isfile() and re.fullmatch(pattern, name):
-                        yield name, archive.extractfile(member).read()  # type: ignore[union-attr]
+                        yield name, archive.extractfile(member).read()
             while content.read(1 << 20):  # to the end of the file, where gzip tells whether it is complete
                 pass
     except (tarfile.TarError, EOFError, zlib.error, OSError) as error:

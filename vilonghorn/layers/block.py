@@ -205,9 +205,7 @@ class Blocks(nn.Sequential):
         forms = []
         for module in self:
             form = module.inference_form(x) if isinstance(module, Block) else None
-            if form is None:
-                return None
-            if any(weight is not None and is_batched(weight) for weight in (*form.weights, *form.mlp_weights)):
+            if form is None or any(w is not None and is_batched(w) for w in (*form.weights, *form.mlp_weights)):
                 return None
             forms.append(form)
         return blocks(x, forms, grid=grid) if forms else None

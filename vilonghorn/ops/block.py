@@ -88,7 +88,7 @@ def prefers_block(x: Tensor) -> bool:
 
 
 def are_float32_on_cpu(tensors: Sequence[Tensor | None]) -> bool:
-    """Whether `block` takes tensors of their dtype and device."""
+    """Whether all tensors are float32 and on the CPU, as `block` needs them. None counts as such a tensor."""
     return all([t is None or t.is_cpu and t.dtype == torch.float32 for t in tensors])
 
 

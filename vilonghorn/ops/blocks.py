@@ -9,10 +9,9 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.autograd import forward_ad
 
 from .backends import cpu
-from .register import needs_grad
+from .register import needs_grad, refuse_forward_mode
 from .validate import (
     BlockArguments,
     MlpArguments,
@@ -65,8 +64,7 @@ def blocks(x: Tensor, forms: Sequence[BlockForm], *, grid: Sequence[int] | None 
     weights = [w if w is None else w.resolve_neg() for form in forms for w in (*form.weights, *form.mlp_weights)]
     if needs_grad([x, *weights]):
         raise RuntimeError(f"{NAME} has no gradient; use torch.no_grad(), or call the blocks one by one")
-    if forward_ad.unpack_dual(x).primal is not x:
-        raise RuntimeError(f"{NAME} has no forward-mode derivative; use reverse mode")
+    refuse_forward_mode(NAME, x)
     reverse = [flag for form in forms for flag in check_flags("block", form.reverse)]
     eps = [float(value) for form in forms for value in (form.eps, form.mlp_eps)]
     rules = [form.rule for form in forms]
@@ -86,19 +84,20 @@ def split(
     """Splits the arguments of the operator into those of `block` and `gated_mlp` for each block, all with the tokens x.
 
     Raises:
-        ValueError: no block, or lists that are not as long as the blocks need.
+        ValueError: no block, or another number of weights or epsilons than the blocks have.
     """
     if not rules or len(weights) != NUM_WEIGHTS * len(rules) or len(eps) != 2 * len(rules):
         raise ValueError(
             f"blocks: {len(weights)} weights and {len(eps)} epsilons for {len(rules)} blocks, expected at least one "
             f"block, and {NUM_WEIGHTS} weights and 2 epsilons for each"
         )
-    pairs, flag = [], 0
+    pairs, first_flag = [], 0
     for i, rule in enumerate(rules):
         own: Any = weights[i * NUM_WEIGHTS : (i + 1) * NUM_WEIGHTS]
         norm, in_proj, conv, *inner, mlp_norm, mlp_in, mlp_out = own
         filters, grid_options = with_grid("block", conv, grid or None)
-        flags, flag = reverse[flag : flag + len(filters)], flag + len(filters)
+        flags = reverse[first_flag : first_flag + len(filters)]
+        first_flag += len(filters)
         form: Any = (rule, flags, eps[2 * i], True, bf16, grid_options)
         mlp = None if mlp_norm is None else MlpArguments(x, mlp_norm, mlp_in, mlp_out, eps[2 * i + 1], True, bf16)
         pairs.append((BlockArguments(x, norm, in_proj, filters, *inner, *form), mlp))

@@ -13,14 +13,7 @@ import torch
 from torch.utils.flop_counter import register_flop_formula
 
 from . import block, blocks, conv, gated_mlp, mamba_inner, norm, scan  # noqa: F401  (they define the operators)
-from .validate import (
-    BlockArguments,
-    ConvArguments,
-    MambaInnerArguments,
-    MlpArguments,
-    NormArguments,
-    ScanArguments,
-)
+from .validate import BlockArguments, ConvArguments, MambaInnerArguments, MlpArguments, NormArguments, ScanArguments
 
 # Per token, channel and state: decay, update and read (see `vilonghorn.ops.scan`).
 STEP = {
@@ -80,6 +73,15 @@ def _projections_backward(a: Any, wanted: Sequence[int]) -> int:
     return 2 * math.prod(a.x) * products
 
 
+def _block(a: Any) -> int:
+    return _projections(a) + mamba_inner_flops(a)
+
+
+def _shapes(arguments: Any) -> Any:
+    """The arguments with shapes in place of tensors."""
+    return type(arguments)(*(t.shape if isinstance(t, torch.Tensor) else t for t in arguments))
+
+
 def _register(name: str, arguments: type[NamedTuple], forward: Callable, backward: Callable) -> None:
     last = slice(-1 - len(arguments._fields), -1)  # before them saved tensors, after them `save` or `wanted`
     register_flop_formula(getattr(torch.ops.vilonghorn, name))(lambda *args, **_: forward(arguments(*args[last])))
@@ -96,7 +98,7 @@ for _name in ("mamba_inner_cpu", "mamba_inner_cuda"):
 _register(
     "block",
     BlockArguments,
-    lambda a: _projections(a) + mamba_inner_flops(a),
+    _block,
     lambda a, wanted: _projections_backward(a, wanted) + _inner_backward(a),
 )
 _register("gated_mlp", MlpArguments, _projections, _projections_backward)
@@ -105,10 +107,6 @@ _register("rms_norm_cpu", NormArguments, lambda a: 0, lambda a, _: 0)
 
 @register_flop_formula(torch.ops.vilonghorn.blocks, get_raw=True)
 def _blocks(*args: Any, **_: Any) -> int:
-    total = 0
-    for mixer, mlp in blocks.split(*args):
-        a: Any = BlockArguments(*(t.shape if isinstance(t, torch.Tensor) else t for t in mixer))
-        total += _projections(a) + mamba_inner_flops(a)
-        if mlp is not None:
-            total += 2 * mlp.x.numel() * (mlp.in_proj.shape[0] + mlp.out_proj.shape[1])
-    return total
+    pairs = blocks.split(*args)
+    mlps = [_projections(_shapes(mlp)) for _, mlp in pairs if mlp is not None]
+    return sum(_block(_shapes(mixer)) for mixer, _ in pairs) + sum(mlps)

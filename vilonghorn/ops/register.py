@@ -62,8 +62,7 @@ def register_op(
 
     def forward_with(function: Callable) -> Callable:
         def call(*args):
-            if forward_ad.unpack_dual(args[0]).primal is not args[0]:  # a view in forward mode only
-                raise RuntimeError(f"{qualified} has no forward-mode derivative; use reverse mode")
+            refuse_forward_mode(qualified, args[0])
             named = arguments(*args[:-1])
             validate(named)
             return function(named, args[-1])
@@ -124,6 +123,12 @@ def register_op(
         return results[0] if num_saved else results
 
     return run
+
+
+def refuse_forward_mode(operator: str, x: Tensor) -> None:
+    """Raises RuntimeError if torch differentiates in forward mode."""
+    if forward_ad.unpack_dual(x).primal is not x:  # a view in forward mode only
+        raise RuntimeError(f"{operator} has no forward-mode derivative; use reverse mode")
 
 
 class Switch:
