@@ -1,17 +1,25 @@
 """The norm module beside torch's own."""
 
+import pytest
 import torch
+from timm.layers import set_exportable
 from torch import nn
 
 from vilonghorn.layers.norm import RMSNorm
 
 
-def test_equals_torchs_module_and_reads_its_state():
+@pytest.mark.parametrize("exportable", [False, True])
+@pytest.mark.parametrize("dtype, tolerance", [(torch.float32, 1e-6), (torch.float16, 3e-3)], ids=str)
+def test_equals_torchs_module_and_reads_its_state(exportable, dtype, tolerance):
     torch.manual_seed(0)
-    ours, torchs, x = RMSNorm(40), nn.RMSNorm(40, eps=1e-5), torch.randn(3, 7, 40)
+    ours, torchs = (make(40, eps=1e-5, dtype=dtype) for make in (RMSNorm, nn.RMSNorm))
+    x = torch.randn(3, 7, 40, dtype=dtype)
     torchs.weight.data.normal_()
     ours.load_state_dict(torchs.state_dict())
-    torch.testing.assert_close(ours(x), torchs(x), rtol=1e-6, atol=1e-6)
+    with set_exportable(exportable):
+        torch.testing.assert_close(ours(x), torchs(x), rtol=tolerance, atol=tolerance)
+        with pytest.raises(ValueError, match="expected the last dimension of x"):
+            ours(x[..., :1])
 
 
 def test_keeps_its_input_and_a_number_a_row_for_backward():

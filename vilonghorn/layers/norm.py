@@ -1,9 +1,12 @@
 """RMSNorm with the library's operator, which on the CPU saves half of what torch's saves for backward."""
 
+from typing import cast
+
 import torch
-import torch.nn.functional as F
 from timm.layers import is_exportable, register_notrace_function
 from torch import Tensor, nn
+
+from ..ops.norm import rms_norm_exportable
 
 
 class RMSNorm(nn.RMSNorm):
@@ -23,7 +26,7 @@ class RMSNorm(nn.RMSNorm):
     def forward(self, x: Tensor) -> Tensor:
         """Normalises x, (..., dim)."""
         if not torch.jit.is_scripting() and self._is_exportable():
-            return F.rms_norm(x, self.weight.shape, self.weight, self.eps)
+            return rms_norm_exportable(x, self.weight, cast(float, self.eps))
         return torch.ops.vilonghorn.rms_norm(x, self.weight, self.eps)
 
     @torch.jit.unused

@@ -73,12 +73,10 @@ def scan_chunked(
     k, q, eps = k.unsqueeze(3), q.unsqueeze(3), eps.mT.unsqueeze(-1)  # (..., 1, C, N) twice, (..., H, C, 1)
     # Token i adds k_i u_i^T to the state. With S, the state before the chunk, (1 + tril(eps k k^T)) u = eps (x - k S).
     inverse = invert_unit_triangular((eps * (k @ k.mT)).tril(-1))
-    added = inverse @ (eps * torch.cat([x, k.expand(*x.shape[:-1], N)], -1))
-    seen = (q @ k.mT).tril() @ added
-    u, w = added.split([x.shape[-1], N], -1)
-    y, read = seen.split([x.shape[-1], N], -1)
+    u, w = inverse @ (eps * x), inverse @ (eps * k)
+    seen = (q @ k.mT).tril()
     kept = torch.eye(N, dtype=compute, device=x.device) - k.mT @ w  # (..., N, N)
-    y = y + (q - read) @ _states(kept, k.mT @ u)
+    y = seen @ u + (q - seen @ w) @ _states(kept, k.mT @ u)
     y = y.transpose(3, 4).flatten(4).flatten(2, 3)[:, :, :L]
     return (torch.stack(flip_reversed(y, reverse)) + skip).to(dtype)
 
@@ -120,9 +118,12 @@ def invert_unit_triangular(lower: Tensor) -> Tensor:
     """
     C = lower.shape[-1]
     row, column = torch.arange(C, device=lower.device).unsqueeze(1), torch.arange(C, device=lower.device)
-    inverse, size = torch.eye(C, dtype=lower.dtype, device=lower.device), 1
+
+    def below(size: int) -> Tensor:
+        return lower * ((row // size == column // size + 1) & (row // size % 2 == 1))
+
+    inverse, size = torch.eye(C, dtype=lower.dtype, device=lower.device) - below(1), 2
     while size < C:
-        below = (row // size == column // size + 1) & (row // size % 2 == 1)
-        inverse = inverse - inverse @ (lower * below) @ inverse
+        inverse = inverse - inverse @ below(size) @ inverse
         size *= 2
     return inverse

@@ -117,16 +117,20 @@ def _exportable(args: MambaInnerArguments) -> Tensor:
     z, *activations = projections(args, conv_silu_scan_order)
     reverse = [False] * len(args.reverse)
     y = scan(*activations, A=args.A, D=args.D, dt_bias=args.dt_bias, rule=args.rule, reverse=reverse)
-    first, *others = flip_reversed(y, args.reverse)
-    return sum(others, first) * F.silu(z) / len(reverse)
+    return _gated_mean(flip_reversed(y, args.reverse), z)
 
 
 def _chunked(args: MambaInnerArguments, heads: int) -> Tensor:
-    z, u, dt, k, q = projections(args)
-    first = slice(None, None, u.shape[-1] // heads)  # channel of each head
+    first = slice(None, None, args.D.shape[-1] // heads)  # channel of each head
+    z, *activations = projections(args, channels=first)
     reverse = [bool(flag) for flag in args.reverse]
-    D, bias = args.D, args.dt_bias[:, first]
-    return scan_chunked(u, dt[..., first], k, q, D=D, dt_bias=bias, reverse=reverse).mean(0) * F.silu(z)
+    y = scan_chunked(*activations, D=args.D, dt_bias=args.dt_bias[:, first], reverse=reverse)
+    return _gated_mean(y.unbind(0), z)
+
+
+def _gated_mean(directions: Sequence[Tensor], z: Tensor) -> Tensor:
+    first, *others = directions
+    return sum(others, first) * F.silu(z) / len(directions)
 
 
 def _shared(args: MambaInnerArguments, scan_norm: Tensor, reverse: Sequence[bool]) -> Tensor:
@@ -141,8 +145,10 @@ def _shared(args: MambaInnerArguments, scan_norm: Tensor, reverse: Sequence[bool
     return sum(others, first) * F.silu(z)
 
 
-def projections(args: MambaInnerArguments, conv: Callable[..., Tensor] = conv_silu) -> tuple[Tensor, ...]:
-    """z, (B, L, D); u and dt, (S, B, L, D); k and q, (S, B, L, N). `conv` is that over a sequence."""
+def projections(
+    args: MambaInnerArguments, conv: Callable[..., Tensor] = conv_silu, channels: slice = slice(None)
+) -> tuple[Tensor, ...]:
+    """z, (B, L, D); u and dt, (S, B, L, D), dt of `channels` only; k and q, (S, B, L, N). `conv` is over a sequence."""
     _, B, L, _, N, _, R = validate_mamba_inner(args)
     x, z = args.xz.chunk(2, dim=-1)
     if args.grid:
@@ -152,7 +158,7 @@ def projections(args: MambaInnerArguments, conv: Callable[..., Tensor] = conv_si
         u = conv(x, args.conv_weight, args.conv_bias, reverse=[bool(flag) for flag in args.reverse])
     projected = torch.bmm(u.flatten(1, 2), args.x_proj.mT.to(u.dtype))  # (S, B * L, R + 2N)
     low, k, q = projected.split([R, N, N], dim=-1)
-    dt = torch.bmm(low, args.dt_proj.mT.to(low.dtype))
+    dt = torch.bmm(low, args.dt_proj[:, channels].mT.to(low.dtype))
     return z, u, *(t.unflatten(1, (B, L)) for t in (dt, k, q))
 
 

@@ -13,7 +13,8 @@ from .validate import DTYPES, NormArguments, validate_norm
 def rms_norm(x: Tensor, weight: Tensor, eps: float = 1e-5) -> Tensor:
     """Returns x / sqrt(mean(x^2) + eps) * weight over the last dimension (Zhang and Sennrich, arXiv 1910.07467).
 
-    Runs the native kernel on a CPU that has it, else `torch.nn.functional.rms_norm`.
+    Runs the native kernel on a CPU that has it, else `torch.nn.functional.rms_norm`; `rms_norm_exportable` where timm's
+    `set_exportable` is on.
 
     Args:
         x: (..., C), float32, bfloat16, float16 or float64; sums are float32 (float64 for float64).
@@ -26,10 +27,20 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float = 1e-5) -> Tensor:
     Raises:
         ValueError: weight is not as long as the last dimension of x, or on another device.
     """
-    if is_exportable() or cpu.unavailable(x.device.type) is not None or x.dtype not in DTYPES or x.numel() == 0:
+    if is_exportable():
+        return rms_norm_exportable(x, weight, eps)
+    if cpu.unavailable(x.device.type) is not None or x.dtype not in DTYPES or x.numel() == 0:
         validate_norm(NormArguments(x, weight, eps))
         return F.rms_norm(x, weight.shape, weight.to(x.dtype), eps)
     return _run(NormArguments(x, weight, eps))
+
+
+def rms_norm_exportable(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """`rms_norm` in the operations that onnxruntime fuses into one. torch.onnx writes others for torch's rms_norm."""
+    validate_norm(NormArguments(x, weight, eps))
+    wide = x.to(torch.promote_types(x.dtype, torch.float32))
+    normed = wide / (wide.pow(2).mean(-1, keepdim=True) + eps).sqrt()
+    return normed.to(x.dtype) * weight.to(x.dtype)
 
 
 def _fake(args: NormArguments, save: bool) -> tuple[Tensor, Tensor]:
