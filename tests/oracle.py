@@ -173,9 +173,22 @@ def inputs(G, B, L, D, N, *, rule, gate=True, seed=0, dtype=torch.float32, key_s
     return {name: value.to(dtype) for name, value in values.items()}
 
 
-def value_and_grads(function, values: dict[str, Tensor], **options) -> dict[str, Tensor]:
+def heads_inputs(G, B, L, D, N, heads, **options) -> dict[str, Tensor]:
+    """Random arguments of a scan with one dt for a head; options as of `inputs`."""
+    values = inputs(G, B, L, D, N, rule="longhorn_exact", **options)
+    return {n: v[..., :heads] if n in ("dt", "dt_bias") else v for n, v in values.items() if n != "z"}
+
+
+def heads_oracle(x, dt, k, q, *, D=None, dt_bias=None, reverse=(False,)):
+    """Arguments as `vilonghorn.ops.chunked.scan_chunked`; the result is float64."""
+    dt, dt_bias = (None if t is None else t.repeat_interleave(x.shape[-1] // t.shape[-1], -1) for t in (dt, dt_bias))
+    return oracle(x, dt, k, q, D=D, dt_bias=dt_bias, rule="longhorn_exact", reverse=reverse)
+
+
+def value_and_grads(function, values: dict[str, Tensor], keep_strides: bool = False, **options) -> dict[str, Tensor]:
     """y and the gradient of every input for one fixed random cotangent, by name, in float64."""
-    leaves = {name: value.detach().clone().requires_grad_() for name, value in values.items()}
+    copies = (value.detach() if keep_strides else value.detach().clone() for value in values.values())
+    leaves = {name: copy.requires_grad_() for name, copy in zip(values, copies)}
     y = function(**leaves, **options)
     cotangent = torch.randn(y.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
     y.backward(cotangent.to(y))

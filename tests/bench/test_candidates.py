@@ -57,6 +57,18 @@ def test_two_directions_are_averaged():
     assert error(y, oracle(**inputs, rule="longhorn", reverse=(False, True), reduce="mean")) < 1e-6
 
 
+@pytest.mark.parametrize("directions", [1, 2])
+def test_chunks_are_the_exact_rule_with_one_dt_for_a_head(directions):
+    workload = WORKLOAD._replace(D=8, directions=directions)
+    inputs, _ = candidates.scan_inputs("longhorn_exact", workload, "cpu")
+    inputs |= {name: inputs[name][..., : candidates.HEADS].repeat_interleave(2, -1) for name in ("dt", "dt_bias")}
+    options = dict(reverse=(False, True), reduce="mean") if directions == 2 else {}
+    expected = oracle(**inputs, rule="longhorn_exact", **options)
+    steps = candidates.scan_steps("longhorn_exact", candidates.CHUNKS, workload, "cpu")
+    assert error(steps[STEPS[False]](), expected) < 1e-6
+    assert len(steps[STEPS[True]]()) == len(inputs)
+
+
 def test_a_model_infers_without_and_learns_with_gradients(monkeypatch):
     made, create = [], candidates.timm.create_model
     monkeypatch.setattr(candidates.timm, "create_model", lambda *a, **k: made.append(create(*a, **k)) or made[-1])

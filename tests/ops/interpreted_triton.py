@@ -9,11 +9,12 @@ from functools import partial
 import pairwise
 import pytest
 import torch
-from oracle import error, inputs, oracle, value_and_grads
+from oracle import compare, error, heads_inputs, heads_oracle, inputs, oracle, value_and_grads
 
 from vilonghorn.ops import scan
 from vilonghorn.ops.backends import splits
 from vilonghorn.ops.backends import triton as triton_backend
+from vilonghorn.ops.chunked import scan_chunked
 
 RULE = os.environ["VILONGHORN_RULE"]
 SMALL = dict(rule=RULE, reverse=(True, False), reduce="mean")
@@ -35,6 +36,16 @@ SPLITS = [
     (3, (2, 2, 17, 3, 2), (False, True), "none", True),
     (5, (1, 1, 37, 3, 2), (True,), "mean", False),
 ]
+# (G, B, L, D, N), heads and reverse of `scan_chunked`, whose chunks have 16 tokens and whose programs 32 channels
+CHUNKED = [
+    ((1, 2, 1, 3, 1), 1, (False,)),
+    ((2, 1, 33, 40, 16), 1, (True, False)),
+    ((1, 2, 17, 6, 5), 3, (True,)),
+    ((1, 1, 16, 2, 64), 2, (False,)),
+    ((3, 1, 18, 68, 3), 2, (True, True, False)),
+    ((2, 1, 0, 4, 3), 2, (True, False)),
+]
+chunked = pytest.mark.skipif(RULE != "longhorn_exact", reason="only the exact rule has heads in chunks")
 WHOLE_AND_SPLIT = pytest.mark.parametrize("length, states, segments", [(3, 16, 1), (9, 2, 2)])
 
 
@@ -138,11 +149,7 @@ def test_strides_do_not_matter():
     values["k"], values["q"], values["x"] = joined.split([4, 4, 5], -1)  # slices, as of a projection
     values["dt"] = values["dt"].mT.contiguous().mT  # the last dimension is not contiguous
     values["z"] = values["z"].transpose(0, 1).contiguous().transpose(0, 1)
-    leaves = {name: value.detach().requires_grad_() for name, value in values.items()}
-    y = scan(**leaves, **SMALL, backend="triton")
-    cotangent = torch.randn(y.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
-    y.backward(cotangent.to(y.dtype))
-    assert_equal({"y": y.detach().double(), **{n: v.grad.double() for n, v in leaves.items()}}, expected)
+    assert_equal(value_and_grads(partial(scan, backend="triton"), values, keep_strides=True, **SMALL), expected)
 
 
 @WHOLE_AND_SPLIT
@@ -187,3 +194,69 @@ def test_a_nan_is_not_swallowed():
         values = inputs(1, 1, 2, 3, 4, rule=RULE)
         values[name].view(-1)[0] = torch.nan
         assert scan(**values, rule=RULE, backend="triton")[0, 0, :, 0].isnan().any(), name
+
+
+@chunked
+@pytest.mark.parametrize("shape, heads, reverse", CHUNKED, ids=str)
+def test_chunks_agree_with_the_oracle(shape, heads, reverse):
+    values = heads_inputs(*shape, heads)
+    if shape[2] == 0:
+        results = value_and_grads(scan_chunked, values, reverse=reverse)
+        assert all((result == 0).all() for result in results.values())
+        return
+    compare(scan_chunked, values, 2e-6, truth=heads_oracle, reverse=reverse)
+
+
+# The interpreter computes all products in float32, and cuts float32 to bfloat16, where a GPU rounds.
+@chunked
+@pytest.mark.parametrize("dtype, tolerance", [(torch.bfloat16, 8e-3), (torch.float16, 1e-3)], ids=str)
+def test_chunks_of_half_precision_are_close(dtype, tolerance):
+    compare(scan_chunked, heads_inputs(2, 1, 33, 6, 5, 2, dtype=dtype), tolerance, truth=heads_oracle, reverse=(0, 1))
+
+
+@chunked
+def test_chunks_read_slices_and_wide_indices_right(monkeypatch):
+    values, reverse = heads_inputs(2, 2, 17, 6, 5, 3), (True, False)
+    expected = value_and_grads(scan_chunked, values, reverse=reverse)
+    joined = torch.cat([values["k"], values["q"], values["x"]], -1)
+    values["k"], values["q"], values["x"] = joined.split([5, 5, 6], -1)
+    monkeypatch.setattr(triton_backend, "INDEX_LIMIT", 0)
+    assert_equal(value_and_grads(scan_chunked, values, keep_strides=True, reverse=reverse), expected)
+
+
+@chunked
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_the_operator_of_chunks_passes_opcheck(dtype):
+    values = heads_inputs(2, 1, 17, 6, 5, 2, dtype=dtype)
+    tensors = [values[name].requires_grad_() for name in ("x", "dt", "k", "q", "D", "dt_bias")]
+    torch.library.opcheck(torch.ops.vilonghorn.scan_chunked_triton.default, (*tensors, [0, 1], True))
+
+
+@chunked
+def test_chunks_keep_float32_keys_beside_half_precision():
+    values = heads_inputs(1, 1, 17, 4, 3, 2)
+    values |= dict(x=values["x"].half(), k=values["k"] * 1e5)  # more than float16 holds
+    compare(scan_chunked, values, 1e-3, truth=heads_oracle)
+
+
+@chunked
+def test_chunks_round_a_result_in_half_precision_once():
+    values = heads_inputs(1, 1, 17, 4, 3, 2, dtype=torch.float16)
+    expected = scan_chunked(**{name: value.float() for name, value in values.items()})
+    torch.testing.assert_close(scan_chunked(**values), expected.half(), rtol=0, atol=0)
+
+
+@chunked
+def test_chunks_compile_in_one_graph():
+    values = heads_inputs(2, 1, 17, 6, 5, 2)
+    compiled = torch.compile(scan_chunked, fullgraph=True, dynamic=True, backend="aot_eager")
+    actual, expected = (value_and_grads(f, values, reverse=(False, True)) for f in (compiled, scan_chunked))
+    assert_equal(actual, expected)
+
+
+@chunked
+def test_a_nan_in_chunks_is_not_swallowed():
+    for name in heads_inputs(1, 1, 17, 4, 3, 2):
+        values = heads_inputs(1, 1, 17, 4, 3, 2)
+        values[name][..., 0] = torch.nan
+        assert scan_chunked(**values)[0, 0, :, 0].isnan().any(), name

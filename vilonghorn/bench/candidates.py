@@ -1,7 +1,7 @@
 """What the benchmark times: the scan, its roofline, and models."""
 
 import importlib.util
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import NamedTuple
@@ -14,11 +14,13 @@ from torch import Tensor
 from .. import models  # noqa: F401  (registers them with timm)
 from ..ops import backends, scan
 from ..ops.backends import cpu as kernels
+from ..ops.chunked import scan_chunked
 from ..ops.validate import RULES
 from .interleaved import Factory, Steps
 
 STEPS = {False: "forward", True: "forward + backward"}  # by whether a row's `train` is set
 LOOP, PEER = "torch loop", "mamba_ssm"
+CHUNKS, HEADS = "triton, chunks", 4  # heads of `vilonghornv2_tiny`, whose channels share dt
 MULTIPLY_ADDS, COPY = "multiply-adds", "copy"
 # Each family is compared to its first member.
 FAMILIES = (
@@ -65,10 +67,15 @@ WORKLOADS = {
 
 
 def scan_candidates(workload: Workload, device: str) -> dict[tuple[str, str], Factory]:
-    """By rule and backend: every compiled backend; on a CPU the usual torch loop, on a GPU mamba_ssm if installed."""
+    """By rule and backend: every compiled backend; on a CPU the usual torch loop, on a GPU heads in chunks.
+
+    On a GPU also mamba_ssm if installed.
+    """
     names = [name for name, state in backends(device).items() if state == "ready" and name != "reference"]
     names = [LOOP, *names] if device == "cpu" else names
     found = {(rule, name): partial(scan_steps, rule, name, workload, device) for rule in RULES for name in names}
+    if device == "cuda" and "triton" in names:
+        found["longhorn_exact", CHUNKS] = partial(scan_steps, "longhorn_exact", CHUNKS, workload, device)
     if device == "cuda" and workload.directions == 1 and importlib.util.find_spec(PEER):
         found["mamba", PEER] = partial(scan_steps, "mamba", PEER, workload, device)
     return found
@@ -89,13 +96,16 @@ def scan_inputs(rule: str, workload: Workload, device: str) -> tuple[dict[str, T
 
 
 def scan_steps(rule: str, backend: str, workload: Workload, device: str) -> Steps:
-    """One scan by a backend of the library, by the loop in torch, or by mamba_ssm."""
+    """One scan by a backend of the library, in chunks, by the loop in torch, or by mamba_ssm."""
     inputs, dy = scan_inputs(rule, workload, device)
+    reverse, reduce = (False, True)[: workload.directions], "none" if workload.directions == 1 else "mean"
     if backend in (LOOP, PEER):
         inputs, dy = {name: value if name == "z" else value[0] for name, value in inputs.items()}, dy[0]
         function: Callable[..., Tensor] = partial(torch_loop, rule=rule)
+    elif backend == CHUNKS:
+        inputs |= {name: inputs[name][..., :HEADS] for name in ("dt", "dt_bias")}
+        function = partial(gated_chunks, reverse=reverse, reduce=reduce)
     else:
-        reverse, reduce = (False, True)[: workload.directions], "none" if workload.directions == 1 else "mean"
         function = partial(scan, rule=rule, reverse=reverse, reduce=reduce, backend=backend)
     if backend == PEER:  # its layout is (B, D, L)
         from mamba_ssm.ops.selective_scan_interface import selective_scan_fn
@@ -115,6 +125,12 @@ def scan_steps(rule: str, backend: str, workload: Workload, device: str) -> Step
     if device == "cuda":
         return {STEPS[False]: cuda_graph(forward), STEPS[True]: cuda_graph(train)}
     return {STEPS[False]: forward, STEPS[True]: train}
+
+
+def gated_chunks(x, dt, k, q, z, D, dt_bias, *, reverse: Sequence[bool], reduce: str) -> Tensor:
+    """`scan` of the exact rule with one dt for a head, in chunks; gate and mean are torch's."""
+    y = scan_chunked(x, dt, k, q, D=D, dt_bias=dt_bias, reverse=reverse) * F.silu(z)
+    return y if reduce == "none" else y.mean(0)
 
 
 def cuda_graph(call: Callable[[], object]) -> Callable[[], None]:

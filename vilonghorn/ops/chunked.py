@@ -1,7 +1,8 @@
 """The exact rule with one beta for a head, in chunks of tokens: products of matrices, and a loop over chunks only.
 
 Within a chunk, the numbers that the tokens add to the state solve a triangular system (WY form, Yang et al., arXiv
-2406.06484), because all channels of a head share keys and eps. In plain torch, for any device; autograd derives it.
+2406.06484), because all channels of a head share keys and eps. Plain torch, differentiated by autograd, or Triton
+kernels where Triton runs.
 """
 
 from collections.abc import Sequence
@@ -9,13 +10,15 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from timm.layers import is_exportable
 from torch import Tensor
 
 from ._torch import captured_loop
+from .backends import triton
 from .reference import step_size
-from .register import Switch
+from .register import Switch, register_op
 from .scan_order import flip_reversed
-from .validate import autocast_dtype
+from .validate import ChunkArguments, autocast_dtype, check_flags, validate_chunks
 
 CHUNK = 16  # tokens; a power of two
 LINEAR_ATTENTION_OPSET = 27  # of ONNX
@@ -44,30 +47,60 @@ def scan_chunked(
         D: skip weights, (G, D). Default: no skip.
         dt_bias: bias of dt, (G, H). Default: none.
         reverse: a flag for each direction.
-        chunk: tokens of a chunk, a power of two. The result is the same up to rounding.
+        chunk: tokens of a chunk, a power of two; in Triton always 16. The result is the same up to rounding.
 
     Returns:
-        y, (G, B, L, D), of x's dtype; sums are float32 (float64 for float64 inputs).
+        y, (G, B, L, D), of x's dtype; sums are float32 (float64 for float64 inputs). With bfloat16 x, Triton rounds
+        the factors of products to TF32.
 
     Raises:
-        ValueError: H does not divide D.
+        ValueError: shapes, devices, heads, or a number of flags that do not fit; N above 64.
+        TypeError: a dtype outside float32, bfloat16, float16 and float64, or flags other than True and False.
     """
+    args = ChunkArguments(x, dt, k, q, D, dt_bias, check_flags("scan_chunked", reverse))
+    if not is_exportable() and _runs_triton(x.device.type, x.dtype):
+        return _run_triton(args)
+    validate_chunks(args)
     if autocast_dtype(x) is not None:  # states stay in float32
         with torch.autocast(x.device.type, enabled=False):
-            return scan_chunked(x, dt, k, q, D=D, dt_bias=dt_bias, reverse=reverse, chunk=chunk)
-    (_, _, L, width), H, N, dtype = x.shape, dt.shape[-1], k.shape[-1], x.dtype
-    if width % H:
-        raise ValueError(f"scan_chunked: dt has {H} heads, expected a divisor of the {width} channels")
+            return _in_torch(args, chunk)
+    return _in_torch(args, chunk)
+
+
+@torch.compiler.assume_constant_result
+def _runs_triton(device_type: str, dtype: torch.dtype) -> bool:
+    return triton.unavailable(device_type, dtype) is None
+
+
+def _fake_triton(args: ChunkArguments, save: bool) -> tuple[Tensor, Tensor]:
+    states = triton.chunk_states(args) if save else (0,)
+    return args.x.new_empty(args.x.shape), args.x.new_empty(states, dtype=torch.float32)
+
+
+_run_triton = register_op(
+    "scan_chunked_triton",
+    ChunkArguments,
+    validate_chunks,
+    num_saved=1,
+    forward=triton.chunks_forward,
+    fake=_fake_triton,
+    backward=lambda dy, saved, args, wanted: triton.chunks_backward(dy, args, *saved),
+)
+
+
+def _in_torch(args: ChunkArguments, chunk: int) -> Tensor:
+    x, dt, k, q, D, dt_bias, reverse = args
+    (_, _, L, _), H, N, dtype = x.shape, dt.shape[-1], k.shape[-1], x.dtype
     compute = torch.promote_types(dtype, torch.float32)
     skip = 0.0 if D is None else D.to(compute)[:, None, None] * x.to(compute)
-    x, dt, k, q = (torch.stack(flip_reversed(t.to(compute), reverse)) for t in (x, dt, k, q))
-    dt = dt if dt_bias is None else dt + dt_bias.to(compute)[:, None, None]
-    eps = step_size("longhorn_exact", dt, k)
+    dt = dt.to(compute) if dt_bias is None else dt.to(compute) + dt_bias.to(compute)[:, None, None]
+    eps = step_size("longhorn_exact", dt, k.to(compute))
+    x, eps, k, q = (torch.stack(flip_reversed(t.to(compute), reverse)) for t in (x, eps, k, q))
     if linear_attention.is_on:
         y = _linear_attention(x, eps, k, q)
         return (torch.stack(flip_reversed(y, reverse)) + skip).to(dtype)
     missing = -L % chunk  # tokens that add nothing fill the last chunk
-    missing += 0 if isinstance(L, int) else chunk  # an exported graph is for two chunks or more
+    missing += 0 if isinstance(L, int) and L else chunk  # an exported graph is for two chunks or more
     x, eps, k, q = (F.pad(t, (0, 0, 0, missing)).unflatten(2, (-1, chunk)) for t in (x, eps, k, q))
     x = x.unflatten(-1, (H, -1)).transpose(3, 4)  # (G, B, chunks, H, C, P)
     k, q, eps = k.unsqueeze(3), q.unsqueeze(3), eps.mT.unsqueeze(-1)  # (..., 1, C, N) twice, (..., H, C, 1)

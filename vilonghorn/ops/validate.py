@@ -148,6 +148,24 @@ class ConvArguments(NamedTuple):
         return Sizes(G, B, L, D, K=K)
 
 
+class ChunkArguments(NamedTuple):
+    """Arguments of `vilonghorn.ops.chunked.scan_chunked`, which explains them."""
+
+    x: Annotated[Tensor, "G B L D"]
+    dt: Annotated[Tensor, "G B L H"]
+    k: Annotated[Tensor, "G B L N"]
+    q: Annotated[Tensor, "G B L N"]
+    D: Annotated[Tensor | None, "G D"]
+    dt_bias: Annotated[Tensor | None, "G H"]
+    reverse: Sequence[int]
+
+    @property
+    def sizes(self) -> Sizes:
+        """Sizes that the shapes say, unchecked."""
+        G, B, L, D = self.x.shape
+        return Sizes(G, B, L, D, self.k.shape[-1])
+
+
 class NormArguments(NamedTuple):
     """Arguments of `vilonghorn.ops.rms_norm`, which explains them."""
 
@@ -175,7 +193,7 @@ _SHAPES = {
         for name, hint in get_type_hints(arguments, include_extras=True).items()
         if hasattr(hint, "__metadata__")
     }
-    for arguments in (ScanArguments, MambaInnerArguments, BlockArguments, ConvArguments)
+    for arguments in (ScanArguments, MambaInnerArguments, BlockArguments, ConvArguments, ChunkArguments)
 }
 
 
@@ -204,6 +222,8 @@ def validate(operator: str, args: Any, sources: Sequence[str]) -> Sizes:
     if G < 1 or len(args.reverse) != G:
         raise ValueError(f"{operator}: reverse has {len(args.reverse)} flags for {G} directions, expected one for each")
     values = sizes._asdict() | {"2D": 2 * D, "R+2N": R + 2 * N, "dim": args[0].shape[-1]}
+    if isinstance(args, ChunkArguments):
+        values["H"] = args.dt.shape[-1]
     device = args[0].device
     for (name, dimensions), tensor in zip(shapes.items(), args):  # tensors are the first arguments
         if tensor is None:
@@ -236,6 +256,14 @@ def validate_scan(args: ScanArguments) -> Sizes:
     for name, activation in zip(args._fields[1:5], args[1:5]):
         if activation is not None and activation.dtype != args.x.dtype:
             raise TypeError(f"scan: {name} is {activation.dtype} but x is {args.x.dtype}; expected one dtype")
+    return sizes
+
+
+def validate_chunks(args: ChunkArguments) -> Sizes:
+    """Checks the arguments of `scan_chunked` and returns their sizes."""
+    sizes, heads = validate("scan_chunked", args, ("x", "dt", "k")), args.dt.shape[-1]
+    if not heads or sizes.D % heads:
+        raise ValueError(f"scan_chunked: dt has {heads} heads, expected a divisor of the {sizes.D} channels")
     return sizes
 
 

@@ -5,9 +5,10 @@ from functools import partial
 import convolutions
 import pytest
 import torch
-from oracle import compare, conv_inputs, inputs, mixer, mixer_inputs, value_and_grads
+from oracle import compare, conv_inputs, heads_inputs, heads_oracle, inputs, mixer, mixer_inputs, value_and_grads
 
 from vilonghorn.ops import backends, conv_silu, mamba_inner, scan
+from vilonghorn.ops.chunked import scan_chunked
 from vilonghorn.ops.validate import RULES
 
 if not torch.cuda.is_available():
@@ -33,6 +34,13 @@ def test_a_backend_agrees_with_the_oracle(shape, rule, reduce, gate, dtype, back
     options = dict(rule=rule, reverse=(False, True, True)[: shape[0]], reduce=reduce)
     values = inputs(*shape, rule=rule, gate=gate, dtype=dtype)
     compare(partial(scan, backend=backend), values, TOLERANCE[dtype], device="cuda", **options)
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+@pytest.mark.parametrize("shape, heads", [((2, 2, 197, 384, 16), 4), ((1, 1, 33, 40, 5), 1)], ids=str)
+def test_chunks_in_triton_agree_with_the_oracle(shape, heads, dtype):
+    reverse, values = (True, False)[: shape[0]], heads_inputs(*shape, heads, dtype=dtype)
+    compare(scan_chunked, values, max(TOLERANCE[dtype], 1e-5), device="cuda", truth=heads_oracle, reverse=reverse)
 
 
 @every_backend

@@ -7,14 +7,14 @@ import functools
 import importlib.util
 import os
 from collections import namedtuple
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ...validate import RULES, ConvArguments, ScanArguments, saved_state_dtype
+from ...validate import RULES, ChunkArguments, ConvArguments, ScanArguments, saved_state_dtype
 from .. import splits
 
 NAME = "triton"
@@ -32,6 +32,7 @@ CONV_STEPS = 4  # tokens that are loaded at once
 CONV_TAPS = 8  # with more, values do not fit into registers, and code grows: one token and channel of a lane at once
 CONV_PROGRAMS = 4096  # segments are halved until there are this many warps
 CONV_BLOCKS = (128, 64)  # channels of a segment's program, forward and backward
+CHUNK_TOKENS = 16  # of a product of `chunks`
 INDEX_LIMIT = 2**31  # elements of one sequence; from here on offsets have 64 bits
 
 
@@ -188,15 +189,87 @@ def _conv_launch(args: ConvArguments, block: int) -> tuple[int, Callable]:
     return programs, launch
 
 
+ChunkInputs = namedtuple("ChunkInputs", "x dt k q D dt_bias")
+ChunkOutputs = namedtuple("ChunkOutputs", "x dt k q D")
+ChunkConfig = namedtuple("ChunkConfig", "CHUNK DOUBLINGS BLOCK INDEX N PADDED PRECISION")
+
+
+def chunks_forward(args: ChunkArguments, save: bool) -> tuple[Tensor, Tensor]:
+    """Runs `vilonghorn.ops.chunked.scan_chunked`, and with `save` returns the states before chunks."""
+    from .chunks import chunks_forward as kernel
+
+    y = torch.empty(args.x.shape, dtype=args.x.dtype, device=args.x.device)
+    states = torch.empty(chunk_states(args) if save else 0, dtype=torch.float32, device=args.x.device)
+    _, launch = _chunk_launch(args)
+    launch(kernel, y, states if save else None)
+    return y, states
+
+
+def chunks_backward(dy: Tensor, args: ChunkArguments, states: Tensor) -> tuple[Tensor | None, ...]:
+    """Gradients of x, dt, k, q, D and dt_bias."""
+    from .chunks import chunks_backward as kernel
+
+    (G, B, L, D, N, *_), (programs, launch) = args.sizes, _chunk_launch(args)
+    dx = torch.empty(args.x.shape, dtype=args.x.dtype, device=args.x.device)
+    sizes = ((programs, G, B, L), (programs, G, B, L, N), (programs, G, B, L, N), (B, G, D))
+    new = torch.empty if args.x.numel() else torch.zeros  # nothing is launched for no tokens
+    ddt, dk, dq, dD = (new(size, dtype=torch.float32, device=args.x.device) for size in sizes)
+    launch(kernel, dy.contiguous(), states, ChunkOutputs(dx, ddt, dk, dq, None if args.D is None else dD))
+    H = args.dt.shape[-1]
+    ddt = ddt.unflatten(0, (H, programs // H)).sum(1).movedim(0, -1)
+    grads = (dx, ddt, dk.sum(0), dq.sum(0), dD.sum(0), ddt.sum((1, 2)))
+    return tuple(None if t is None else grad.to(t.dtype).contiguous() for grad, t in zip(grads, args))
+
+
+def chunk_states(args: ChunkArguments) -> tuple[int, ...]:
+    """Shape of the states before each chunk."""
+    G, B, L, D, N, *_ = args.sizes
+    return G, B, -(-L // CHUNK_TOKENS), N, D
+
+
+def _chunk_launch(args: ChunkArguments) -> tuple[int, Callable]:
+    """The number of programs for the channels of a sequence, and a function that launches a kernel with its tensors."""
+    G, B, L, D, N, *_ = args.sizes
+    H = args.dt.shape[-1]
+    inputs = ChunkInputs(*(None if t is None else _rows(t) for t in args[:6]))
+    strides = ChunkInputs(*((0,) if t is None else t.stride()[:-1] for t in inputs))
+    # bfloat16 fits into TF32. Other products are three of TF32, which need more registers.
+    block, precision = (32, "tf32") if args.x.dtype == torch.bfloat16 else (16, "tf32x3")
+    if torch.version.hip:
+        precision = "ieee"
+    padded, doublings = max(16, 1 << (N - 1).bit_length()), CHUNK_TOKENS.bit_length() - 1
+    index = _index_type(L * D, L * N, *(L * stride[-1] + D for stride in strides[:4]))
+    config = ChunkConfig(CHUNK_TOKENS, doublings, block, index, N, padded, precision)
+    programs, reverse = H * -(-(D // H) // block), _direction_bits("scan_chunked", args.reverse)
+
+    def launch(kernel, *tensors) -> None:
+        if args.x.numel():
+            with torch.cuda.device_of(args.x):
+                scalars = (L, D // H, D, reverse)
+                kernel[(B, programs, G)](inputs, strides, *tensors, *scalars, config, num_warps=1, num_stages=2)
+
+    return programs, launch
+
+
+def _direction_bits(operator: str, reverse: Sequence[int]) -> int:
+    """Flags as bits of one integer: bit g is that of direction g."""
+    if len(reverse) > MAX_DIRECTIONS:
+        raise ValueError(f"{operator}: {len(reverse)} directions, backend {NAME!r} runs at most {MAX_DIRECTIONS}")
+    return sum(flag << g for g, flag in enumerate(reverse))
+
+
+def _index_type(*reach: int) -> Any:
+    """Triton's type for offsets within a sequence, given how far they reach."""
+    import triton.language as tl
+
+    return tl.int32 if max(reach) < INDEX_LIMIT else tl.int64
+
+
 class _Params:
     """The arguments that the kernels share; `dy` is given for backward."""
 
     def __init__(self, args: ScanArguments, dy: Tensor | None = None):
-        import triton.language as tl
-
         G, B, L, D, N, *_ = args.sizes
-        if G > MAX_DIRECTIONS:
-            raise ValueError(f"scan: {G} directions, backend {NAME!r} runs at most {MAX_DIRECTIONS}")
         self.args, self.tile = args, tile_of(N)
         self.blocks = -(-D // self.tile.channels)
         device = splits.Device(splits.multiprocessors(args.x.device) * RESIDENT_WARPS, self.tile.channels)
@@ -208,12 +281,8 @@ class _Params:
         inputs = Inputs(*activations, *(None if t is None else _rows(t) for t in args[6:8]))
         strides = Inputs(*((0, 0, 0) if t is None else t.stride()[:-1] for t in inputs))
         self.inputs = (inputs, strides, None if args.A is None else self.tiles(args.A))
-        reverse = sum(flag << g for g, flag in enumerate(args.reverse))  # bit g is the flag of direction g
-        self.scalars = (D, L, steps, reverse)
-        reach = (
-            max(L * stride[-1] for stride in strides[:6]) + D
-        )  # a row of the largest input, counted within one sequence
-        index = tl.int32 if max(reach, L * D) < INDEX_LIMIT else tl.int64
+        self.scalars = (D, L, steps, _direction_bits("scan", args.reverse))
+        index = _index_type(L * D, *(L * stride[-1] + D for stride in strides[:6]))
         held = (HELD if steps is None else HELD_SPLIT)[args.rule]
         self.config = Config(RULES.index(args.rule), G, mean, CHUNK, held, index, N, self.tile)
 

@@ -1,9 +1,10 @@
-"""What `test_triton_conv.py` runs in a process of its own: compiles the convolution in Triton without a GPU.
+"""Compiles the convolution and the chunks of heads in Triton without a GPU, as `test_triton_compiled.py` does.
 
-Prints one JSON line for each kernel and architecture.
+Prints one JSON line for each kernel, type of x and architecture.
 """
 
 import importlib.util
+import itertools
 import json
 import tempfile
 from pathlib import Path
@@ -15,7 +16,7 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime import JITFunction, driver
 
 from vilonghorn.ops.backends import triton as backend
-from vilonghorn.ops.validate import ConvArguments
+from vilonghorn.ops.validate import ChunkArguments, ConvArguments
 
 SCRIPT = Path(__file__).parents[2] / "docs" / "performance" / "compiled.py"
 spec = importlib.util.spec_from_file_location("compiled", SCRIPT)
@@ -24,23 +25,36 @@ spec.loader.exec_module(compiled)
 
 run, kernels = JITFunction.run, {}
 x = torch.empty(2, 50, 256, dtype=torch.bfloat16)[..., :128]
-args = ConvArguments(x, torch.empty(2, 128, 4), torch.empty(2, 128), (0, 1))
+conv = ConvArguments(x, torch.empty(2, 128, 4), torch.empty(2, 128), (0, 1))
+
+
+def chunks(dtype):
+    k, q = torch.empty(1, 2, 50, 32, dtype=dtype).chunk(2, -1)
+    x, dt = (torch.empty(1, 2, 50, size, dtype=dtype) for size in (384, 4))
+    return ChunkArguments(x, dt, k, q, torch.empty(1, 384), torch.empty(1, 4), (0,))
+
+
+CASES = [("bfloat16", backend.conv_forward, backend.conv_backward, conv)]
+for name in ("bfloat16", "float32"):
+    CASES.append((name, backend.chunks_forward, backend.chunks_backward, chunks(getattr(torch, name))))
 
 
 def compile_only(kernel, *arguments, **options):
     kernels[kernel.__name__] = run(kernel, *arguments, **options | dict(warmup=True))
 
 
-for architecture in compiled.ARCHITECTURES:
+for architecture, (dtype, forward, backward, args) in itertools.product(compiled.ARCHITECTURES, CASES):
     current = dict(get_current_target=GPUTarget("cuda", architecture, 32), get_current_device=architecture)
     calls = {name: lambda value=value: value for name, value in current.items()}
     driver.set_active(SimpleNamespace(**calls, get_current_stream=lambda device: 0))
     with mock.patch.object(JITFunction, "run", compile_only):
-        backend.conv_backward(backend.conv_forward(args), args)
+        y, *saved = [forward(args)] if args is conv else forward(args, True)
+        backward(y, args, *saved)
     for name, kernel in kernels.items():
         with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
             file.write(kernel.asm["cubin"])
             file.flush()
             [code] = compiled.disassemble(Path(file.name)).values()
-        row = dict(code.resources, name=name, architecture=architecture, loop=max(map(len, code.loops())))
-        print(json.dumps(row))
+        loop = max(map(len, code.loops()))
+        print(json.dumps(dict(code.resources, name=name, dtype=dtype, architecture=architecture, loop=loop)))
+    kernels.clear()

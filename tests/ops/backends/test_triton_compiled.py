@@ -1,0 +1,35 @@
+"""The Triton kernels of convolution and chunks, compiled without a GPU, in a process of their own."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("triton.backends.nvidia")
+SCRIPT = Path(__file__).parents[1] / "compiled_triton.py"
+# By kernel and dtype: tokens times channels of a lane in a turn of its loop, the most instructions for each of them,
+# the most registers, and the most stack, bytes.
+LIMITS = {
+    ("conv_forward", "bfloat16"): (16, 48, 136, 0),
+    ("conv_backward", "bfloat16"): (8, 95, 136, 0),
+    ("chunks_forward", "bfloat16"): (16, 65, 230, 0),
+    ("chunks_backward", "bfloat16"): (16, 125, 255, 32),
+    ("chunks_forward", "float32"): (8, 300, 255, 0),
+    ("chunks_backward", "float32"): (8, 550, 255, 192),
+}
+
+
+def test_the_kernels_spill_little_and_issue_few_instructions(tmp_path):
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    environment |= dict(TRITON_CACHE_DIR=str(tmp_path), PYTHONPATH=os.pathsep.join(path for path in sys.path if path))
+    result = subprocess.run([sys.executable, str(SCRIPT)], env=environment, capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
+    rows = [json.loads(line) for line in result.stdout.splitlines()]
+    assert len(rows) == 2 * len(LIMITS)
+    for row in rows:
+        work, instructions, registers, stack = LIMITS[row["name"], row["dtype"]]
+        assert row["loop"] / work <= instructions and row["registers"] <= registers, row
+        assert row["stack"] <= stack and row["local"] == 0, row
