@@ -133,8 +133,9 @@ def test_torch_compile_in_one_graph_equals_eager():
         torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-4)
 
 
-def test_a_symbolic_trace_computes_the_same():
-    batch, model = images(2, 3, 32, 32), make("vilonghorn_nano", depth=3, **SMALL)
+@pytest.mark.parametrize("exportable", [False, True])
+def test_a_symbolic_trace_computes_the_same(exportable):
+    batch, model = images(2, 3, 32, 32), make("vilonghorn_nano", depth=3, exportable=exportable, **SMALL)
     names = timm.layers.get_graph_node_names(model)[1]
     traced = timm.layers.create_feature_extractor(model, return_nodes=[names[-1]])
     torch.testing.assert_close(next(iter(traced(batch).values())), model(batch))

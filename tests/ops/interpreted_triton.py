@@ -10,6 +10,7 @@ import pairwise
 import pytest
 import torch
 from oracle import compare, error, heads_inputs, heads_oracle, inputs, oracle, value_and_grads
+from torch.utils.flop_counter import FlopCounterMode
 
 from vilonghorn.ops import scan
 from vilonghorn.ops.backends import splits
@@ -230,6 +231,9 @@ def test_the_operator_of_chunks_passes_opcheck(dtype):
     values = heads_inputs(2, 1, 17, 6, 5, 2, dtype=dtype)
     tensors = [values[name].requires_grad_() for name in ("x", "dt", "k", "q", "D", "dt_bias")]
     torch.library.opcheck(torch.ops.vilonghorn.scan_chunked_triton.default, (*tensors, [0, 1], True))
+    with FlopCounterMode(display=False) as counter:
+        torch.ops.vilonghorn.scan_chunked_triton(*tensors, [0, 1], False)
+    assert counter.get_total_flops() == 2 * 17 * (2 * (4 * 16 * 5 + 6 * 2 * 16 * 16) + 6 * (6 * 5 + 4 * 16 + 2))
 
 
 @chunked

@@ -61,6 +61,7 @@ def test_no_tokens_give_an_empty_result():
         (dict(dt_bias=torch.ones(2, 1)), r"dt_bias has shape \(2, 1\), expected \(2, 4\)"),
         (dict(dt=torch.ones(1, 1, 5, 4)), r"dt has shape \(1, 1, 5, 4\), expected \(2, 1, 5, 4\)"),
         (dict(x=torch.ones(1, 5, 8)), r"x has shape \(1, 5, 8\), expected \(G, B, L, D\)"),
+        (dict(chunk=0), "chunk is 0, expected a power of two"),
         (dict(k=torch.ones(2, 1, 5, 65), q=torch.ones(2, 1, 5, 65)), "N is 65, expected 1 to 64"),
     ],
     ids=str,
@@ -69,3 +70,5 @@ def test_what_does_not_fit_is_refused(change, message):
     values = heads_inputs(2, 1, 5, 8, 2, 4) | dict(reverse=(False, True)) | change
     with pytest.raises(ValueError, match=message):
         scan_chunked(**values)
+    with pytest.raises(TypeError, match="q is None, expected a tensor"):
+        scan_chunked(**values | dict(q=None))

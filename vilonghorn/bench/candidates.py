@@ -103,7 +103,7 @@ def scan_steps(rule: str, backend: str, workload: Workload, device: str) -> Step
         inputs, dy = {name: value if name == "z" else value[0] for name, value in inputs.items()}, dy[0]
         function: Callable[..., Tensor] = partial(torch_loop, rule=rule)
     elif backend == CHUNKS:
-        inputs |= {name: inputs[name][..., :HEADS] for name in ("dt", "dt_bias")}
+        inputs |= {name: inputs[name][..., :HEADS].contiguous() for name in ("dt", "dt_bias")}
         function = partial(gated_chunks, reverse=reverse, reduce=reduce)
     else:
         function = partial(scan, rule=rule, reverse=reverse, reduce=reduce, backend=backend)

@@ -20,7 +20,7 @@ from .register import Switch, register_op
 from .scan_order import flip_reversed
 from .validate import ChunkArguments, autocast_dtype, check_flags, validate_chunks
 
-CHUNK = 16  # tokens; a power of two
+CHUNK = triton.CHUNK_TOKENS
 LINEAR_ATTENTION_OPSET = 27  # of ONNX
 
 linear_attention = Switch()  # exports have one ONNX operator, LinearAttention of opset 27, for `scan_chunked`
@@ -47,20 +47,25 @@ def scan_chunked(
         D: skip weights, (G, D). Default: no skip.
         dt_bias: bias of dt, (G, H). Default: none.
         reverse: a flag for each direction.
-        chunk: tokens of a chunk, a power of two; in Triton always 16. The result is the same up to rounding.
+        chunk: tokens of a chunk in plain torch, a power of two. Triton's kernels use 16. The result is the same up to
+            rounding, but a NaN or an infinity reaches the earlier tokens of its chunk, too.
 
     Returns:
         y, (G, B, L, D), of x's dtype; sums are float32 (float64 for float64 inputs). With bfloat16 x, Triton rounds
         the factors of products to TF32.
 
     Raises:
-        ValueError: shapes, devices, heads, or a number of flags that do not fit; N above 64.
-        TypeError: a dtype outside float32, bfloat16, float16 and float64, or flags other than True and False.
+        ValueError: shapes, devices, heads, or a number of flags that do not fit; N above 64; a chunk that is no power
+            of two.
+        TypeError: a tensor is missing, a dtype outside float32, bfloat16, float16 and float64, or flags other than
+            True and False.
     """
     args = ChunkArguments(x, dt, k, q, D, dt_bias, check_flags("scan_chunked", reverse))
+    validate_chunks(args)
+    if chunk not in (1, 2, 4, 8, 16, 32, 64, 128):
+        raise ValueError(f"scan_chunked: chunk is {chunk}, expected a power of two, 128 at most")
     if not is_exportable() and _runs_triton(x.device.type, x.dtype):
         return _run_triton(args)
-    validate_chunks(args)
     if autocast_dtype(x) is not None:  # states stay in float32
         with torch.autocast(x.device.type, enabled=False):
             return _in_torch(args, chunk)
@@ -100,7 +105,7 @@ def _in_torch(args: ChunkArguments, chunk: int) -> Tensor:
         y = _linear_attention(x, eps, k, q)
         return (torch.stack(flip_reversed(y, reverse)) + skip).to(dtype)
     missing = -L % chunk  # tokens that add nothing fill the last chunk
-    missing += 0 if isinstance(L, int) and L else chunk  # an exported graph is for two chunks or more
+    missing += 0 if isinstance(L, int) and L else chunk  # for no tokens, one chunk; an exported graph needs two
     x, eps, k, q = (F.pad(t, (0, 0, 0, missing)).unflatten(2, (-1, chunk)) for t in (x, eps, k, q))
     x = x.unflatten(-1, (H, -1)).transpose(3, 4)  # (G, B, chunks, H, C, P)
     k, q, eps = k.unsqueeze(3), q.unsqueeze(3), eps.mT.unsqueeze(-1)  # (..., 1, C, N) twice, (..., H, C, 1)

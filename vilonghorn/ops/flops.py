@@ -12,8 +12,16 @@ from typing import Any, NamedTuple
 import torch
 from torch.utils.flop_counter import register_flop_formula
 
-from . import block, blocks, conv, gated_mlp, mamba_inner, norm, scan  # noqa: F401  (they define the operators)
-from .validate import BlockArguments, ConvArguments, MambaInnerArguments, MlpArguments, NormArguments, ScanArguments
+from . import block, blocks, chunked, conv, gated_mlp, mamba_inner, norm, scan  # noqa: F401  (they define the operators)
+from .validate import (
+    BlockArguments,
+    ChunkArguments,
+    ConvArguments,
+    MambaInnerArguments,
+    MlpArguments,
+    NormArguments,
+    ScanArguments,
+)
 
 # Per token, channel and state: decay, update and read (see `vilonghorn.ops.scan`).
 STEP = {
@@ -34,6 +42,12 @@ def _recurrence(rule: str, G: int, B: int, L: int, D: int, N: int) -> int:
 def _scan(a: Any) -> int:
     G, B, L, D = a.x
     return _recurrence(a.rule, G, B, L, D, a.k[-1])
+
+
+def _chunks(a: Any) -> int:
+    (G, B, L, D), N, heads, C = a.x, a.k[-1], a.dt[-1], chunked.CHUNK
+    # k k^T, q k^T and six products for the inverse; three products with the state and two with the added numbers
+    return G * B * L * (heads * (4 * C * N + 12 * C * C) + D * (6 * N + 4 * C + SKIP))
 
 
 def _conv(a: Any) -> int:
@@ -92,6 +106,7 @@ def _register(name: str, arguments: type[NamedTuple], forward: Callable, backwar
 
 # Backward of a scan runs it again and takes two gradients of each product; that of a convolution does the same.
 _register("scan", ScanArguments, _scan, lambda a, _: 3 * _scan(a))
+_register("scan_chunked_triton", ChunkArguments, _chunks, lambda a, _: 3 * _chunks(a))
 _register("conv_silu", ConvArguments, _conv, lambda a, _: 3 * _conv(a))
 for _name in ("mamba_inner_cpu", "mamba_inner_cuda"):
     _register(_name, MambaInnerArguments, mamba_inner_flops, lambda a, _: _inner_backward(a))

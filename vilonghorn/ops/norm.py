@@ -2,7 +2,7 @@
 
 import torch
 import torch.nn.functional as F
-from timm.layers import is_exportable
+from timm.layers import is_exportable, register_notrace_function
 from torch import Tensor
 
 from .backends import cpu
@@ -35,12 +35,14 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float = 1e-5) -> Tensor:
     return _run(NormArguments(x, weight, eps))
 
 
+@register_notrace_function
 def rms_norm_exportable(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """`rms_norm` in the operations that onnxruntime fuses into one. torch.onnx writes others for torch's rms_norm."""
     validate_norm(NormArguments(x, weight, eps))
+    if x.dtype not in DTYPES:
+        raise TypeError(f"rms_norm: x is {x.dtype}, expected one of {', '.join(map(str, DTYPES))}")
     wide = x.to(torch.promote_types(x.dtype, torch.float32))
-    normed = wide / (wide.pow(2).mean(-1, keepdim=True) + eps).sqrt()
-    return normed.to(x.dtype) * weight.to(x.dtype)
+    return (wide / (wide.pow(2).mean(-1, keepdim=True) + eps).sqrt() * weight).to(x.dtype)
 
 
 def _fake(args: NormArguments, save: bool) -> tuple[Tensor, Tensor]:

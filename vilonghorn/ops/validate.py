@@ -247,9 +247,7 @@ def validate(operator: str, args: Any, sources: Sequence[str]) -> Sizes:
 
 def validate_scan(args: ScanArguments) -> Sizes:
     """Checks the arguments of a scan and returns their sizes."""
-    for name, tensor in zip(args._fields, args[:4]):  # the dispatcher accepts None
-        if tensor is None:
-            raise TypeError(f"scan: {name} is None, expected a tensor")
+    _check_activations("scan", args)
     if args.reduce not in REDUCTIONS:
         raise ValueError(f"scan: reduce is {args.reduce!r}, expected one of {', '.join(map(repr, REDUCTIONS))}")
     sizes = validate("scan", args, ("x", "k"))
@@ -259,8 +257,15 @@ def validate_scan(args: ScanArguments) -> Sizes:
     return sizes
 
 
+def _check_activations(operator: str, args: "ScanArguments | ChunkArguments") -> None:
+    for name, tensor in zip(args._fields, args[:4]):  # the dispatcher accepts None
+        if tensor is None:
+            raise TypeError(f"{operator}: {name} is None, expected a tensor")
+
+
 def validate_chunks(args: ChunkArguments) -> Sizes:
     """Checks the arguments of `scan_chunked` and returns their sizes."""
+    _check_activations("scan_chunked", args)
     sizes, heads = validate("scan_chunked", args, ("x", "dt", "k")), args.dt.shape[-1]
     if not heads or sizes.D % heads:
         raise ValueError(f"scan_chunked: dt has {heads} heads, expected a divisor of the {sizes.D} channels")

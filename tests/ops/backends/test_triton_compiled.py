@@ -15,10 +15,10 @@ SCRIPT = Path(__file__).parents[1] / "compiled_triton.py"
 LIMITS = {
     ("conv_forward", "bfloat16"): (16, 48, 136, 0),
     ("conv_backward", "bfloat16"): (8, 95, 136, 0),
-    ("chunks_forward", "bfloat16"): (16, 65, 230, 0),
+    ("chunks_forward", "bfloat16"): (16, 65, 255, 0),
     ("chunks_backward", "bfloat16"): (16, 125, 255, 32),
     ("chunks_forward", "float32"): (8, 300, 255, 0),
-    ("chunks_backward", "float32"): (8, 550, 255, 192),
+    ("chunks_backward", "float32"): (8, 550, 255, 256),
 }
 
 

@@ -32,7 +32,7 @@ CONV_STEPS = 4  # tokens that are loaded at once
 CONV_TAPS = 8  # with more, values do not fit into registers, and code grows: one token and channel of a lane at once
 CONV_PROGRAMS = 4096  # segments are halved until there are this many warps
 CONV_BLOCKS = (128, 64)  # channels of a segment's program, forward and backward
-CHUNK_TOKENS = 16  # of a product of `chunks`
+CHUNK_TOKENS = 16  # tokens of a chunk of `scan_chunked`, a power of two
 INDEX_LIMIT = 2**31  # elements of one sequence; from here on offsets have 64 bits
 
 
@@ -189,6 +189,7 @@ def _conv_launch(args: ConvArguments, block: int) -> tuple[int, Callable]:
     return programs, launch
 
 
+# Fields in the order of `ChunkArguments`
 ChunkInputs = namedtuple("ChunkInputs", "x dt k q D dt_bias")
 ChunkOutputs = namedtuple("ChunkOutputs", "x dt k q D")
 ChunkConfig = namedtuple("ChunkConfig", "CHUNK DOUBLINGS BLOCK INDEX N PADDED PRECISION")
@@ -211,9 +212,9 @@ def chunks_backward(dy: Tensor, args: ChunkArguments, states: Tensor) -> tuple[T
 
     (G, B, L, D, N, *_), (programs, launch) = args.sizes, _chunk_launch(args)
     dx = torch.empty(args.x.shape, dtype=args.x.dtype, device=args.x.device)
-    sizes = ((programs, G, B, L), (programs, G, B, L, N), (programs, G, B, L, N), (B, G, D))
+    shapes = ((programs, G, B, L), (programs, G, B, L, N), (programs, G, B, L, N), (B, G, D))
     new = torch.empty if args.x.numel() else torch.zeros  # nothing is launched for no tokens
-    ddt, dk, dq, dD = (new(size, dtype=torch.float32, device=args.x.device) for size in sizes)
+    ddt, dk, dq, dD = (new(shape, dtype=torch.float32, device=args.x.device) for shape in shapes)
     launch(kernel, dy.contiguous(), states, ChunkOutputs(dx, ddt, dk, dq, None if args.D is None else dD))
     H = args.dt.shape[-1]
     ddt = ddt.unflatten(0, (H, programs // H)).sum(1).movedim(0, -1)
@@ -231,9 +232,10 @@ def _chunk_launch(args: ChunkArguments) -> tuple[int, Callable]:
     """The number of programs for the channels of a sequence, and a function that launches a kernel with its tensors."""
     G, B, L, D, N, *_ = args.sizes
     H = args.dt.shape[-1]
-    inputs = ChunkInputs(*(None if t is None else _rows(t) for t in args[:6]))
+    inputs = ChunkInputs(*(None if t is None else _rows(t) for t in args[: len(ChunkInputs._fields)]))
     strides = ChunkInputs(*((0,) if t is None else t.stride()[:-1] for t in inputs))
-    # bfloat16 fits into TF32. Other products are three of TF32, which need more registers.
+    # With bfloat16 x, factors of products are rounded to TF32. Else a product is three of TF32, as exact as float32,
+    # and needs more registers.
     block, precision = (32, "tf32") if args.x.dtype == torch.bfloat16 else (16, "tf32x3")
     if torch.version.hip:
         precision = "ieee"

@@ -12,12 +12,12 @@ import triton.language as tl
 from .rules import MAX_EXPONENT
 from .tiles import channel_parameter, input_rows, load_row, output_row, store_row
 
-# What a program works on: direction and sequence; the head with the block's channels, (1, BLOCK), and the states,
-# (1, N), with their masks; pointers to the sequence's tokens; the head's bias of dt; whether tokens are read backwards.
+# What a program works on. c: channels of the block, (1, BLOCK); n: states, (1, PADDED); rows: pointers to the tokens of
+# the sequence; bias: that of dt; backwards: 1 if the last token is read first.
 Program = namedtuple("Program", "g b head c n c_mask n_mask rows bias backwards length")
-# A chunk of C tokens in scan order: their positions, (C, 1), and which exist; x, (C, BLOCK); the gate eps and the
-# derivative of its logarithm by dt, (C, 1); k and q, (C, N), zeros like x for tokens that do not exist; k k^T; the
-# inverse of 1 + tril(eps k k^T, -1); and tril(q k^T). Numbers are float32.
+# C tokens in scan order; float32. t: positions, (C, 1); exists: mask of them; x: (C, BLOCK); eps: gate, (C, 1); slope:
+# derivative of log eps by dt, (C, 1); k, q: (C, N); kk: k k^T; inverse: of 1 + tril(eps k k^T, -1); seen: tril(q k^T).
+# x, k and q are 0 where a token does not exist.
 Chunk = namedtuple("Chunk", "t exists x eps slope k q kk inverse seen")
 
 
@@ -29,16 +29,17 @@ def product(a, b, CONFIG: tl.constexpr):  # noqa: D103
 @triton.jit
 def this_program(inputs, strides, length, width, reverse, CONFIG: tl.constexpr):  # noqa: D103
     b, g = tl.program_id(0).to(tl.int64), tl.program_id(2).to(tl.int64)
-    blocks = tl.cdiv(width, CONFIG.BLOCK)
-    head, local = tl.program_id(1) // blocks, (tl.program_id(1) % blocks) * CONFIG.BLOCK + tl.arange(0, CONFIG.BLOCK)
+    block, blocks = tl.program_id(1), tl.cdiv(width, CONFIG.BLOCK)
+    head, block = block // blocks, block % blocks
+    local = block * CONFIG.BLOCK + tl.arange(0, CONFIG.BLOCK)[None, :]  # channels of the head
     n = tl.arange(0, CONFIG.PADDED)[None, :]
     bias = 0.0
     if inputs.dt_bias is not None:
         bias = tl.load(inputs.dt_bias + g * strides.dt_bias[0] + head).to(tl.float32)
-    masks = (local[None, :] < width, n < CONFIG.N)
+    masks = (local < width, n < CONFIG.N)
     rows = input_rows(inputs, strides, g, b)
     backwards = ((reverse >> g) & 1).to(CONFIG.INDEX)
-    return Program(g, b, head, head * width + local[None, :], n, *masks, rows, bias, backwards, length)
+    return Program(g, b, head, head * width + local, n, *masks, rows, bias, backwards, length)
 
 
 @triton.jit
@@ -55,9 +56,8 @@ def load_chunk(i, p, CONFIG: tl.constexpr):
     eps = 1.0 / (1.0 + tl.sum(k * k, 1, keep_dims=True) + decay)
     kk = product(k, tl.trans(k), CONFIG)
     lower = tl.where(row > column, eps * kk, 0.0)
-    # As `chunked.invert_unit_triangular`.
-    below = (row // 2 == column // 2) & (row > column)
-    inverse = tl.where(row == column, 1.0, 0.0) - tl.where(below, lower, 0.0)
+    # As `chunked.invert_unit_triangular`: blocks of 2^j rows, of which those of one row need no products.
+    inverse = tl.where(row == column, 1.0, 0.0) - tl.where((row == column + 1) & (row % 2 == 1), lower, 0.0)
     for j in tl.static_range(1, CONFIG.DOUBLINGS):
         below = (row // 2**j == column // 2**j + 1) & (row // 2**j % 2 == 1)
         inverse -= product(product(inverse, tl.where(below, lower, 0.0), CONFIG), inverse, CONFIG)
@@ -94,7 +94,7 @@ def chunks_forward(inputs, strides, y, states, length, width, channels, reverse,
 
 @triton.jit(do_not_specialize=["length", "reverse"])
 def chunks_backward(inputs, strides, dy, states, outputs, length, width, channels, reverse, CONFIG: tl.constexpr):
-    """Writes the gradients of x, of D for each sequence, and of dt, k and q the part of each program's channels."""
+    """Writes dx; dD of each sequence; and each program's share of ddt, dk and dq, which the caller sums."""
     p = this_program(inputs, strides, length, width, reverse, CONFIG)
     row, column = tl.arange(0, CONFIG.CHUNK)[:, None], tl.arange(0, CONFIG.CHUNK)[None, :]
     sequence = p.g * tl.num_programs(0) + p.b
