@@ -24,6 +24,7 @@ def test_chunks_and_all_gradients_equal_the_equations(reverse, batch, length, wi
     values = heads_inputs(len(reverse), batch, length, heads * width, d_state, heads, dtype=torch.float64)
     expected = value_and_grads(heads_oracle, values, reverse=reverse)
     actual = value_and_grads(partial(scan_chunked, chunk=chunk), values, reverse=reverse)
+    torch.testing.assert_close(actual["y"], expected["y"], rtol=1e-9, atol=1e-11)
     torch.testing.assert_close(actual, expected, rtol=1e-8, atol=1e-10)
 
 

@@ -212,18 +212,18 @@ def validate(operator: str, args: Any, sources: Sequence[str]) -> Sizes:
     shapes = _SHAPES[type(args)]
     if hasattr(args, "rule"):
         _check_rule(operator, args.rule, args.A)
+    values: dict[str, int] = {}  # by name of a dimension
     for name in sources:
         tensor, dimensions = getattr(args, name), shapes[name]
         if tensor.dim() != len(dimensions):
             given = tuple(tensor.shape)
             raise ValueError(f"{operator}: {name} has shape {given}, expected ({', '.join(dimensions)})")
+        values.update(zip(dimensions, tensor.shape))
     sizes = args.sizes
     G, _, _, D, N, K, R = sizes
     if G < 1 or len(args.reverse) != G:
         raise ValueError(f"{operator}: reverse has {len(args.reverse)} flags for {G} directions, expected one for each")
-    values = sizes._asdict() | {"2D": 2 * D, "R+2N": R + 2 * N, "dim": args[0].shape[-1]}
-    if isinstance(args, ChunkArguments):
-        values["H"] = args.dt.shape[-1]
+    values |= sizes._asdict() | {"2D": 2 * D, "R+2N": R + 2 * N}
     device = args[0].device
     for (name, dimensions), tensor in zip(shapes.items(), args):  # tensors are the first arguments
         if tensor is None:

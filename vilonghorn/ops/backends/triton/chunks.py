@@ -9,7 +9,7 @@ from collections import namedtuple
 import triton
 import triton.language as tl
 
-from .rules import MAX_EXPONENT
+from .rules import exp_minus
 from .tiles import channel_parameter, input_rows, load_row, output_row, store_row
 
 # What a program works on. c: channels of the block, (1, BLOCK); n: states, (1, PADDED); rows: pointers to the tokens of
@@ -52,7 +52,7 @@ def load_chunk(i, p, CONFIG: tl.constexpr):
     dt = load_row(p.rows.dt, t, p.head, exists).to(tl.float32) + p.bias
     k = load_row(p.rows.k, t, p.n, exists & p.n_mask).to(tl.float32)
     q = load_row(p.rows.q, t, p.n, exists & p.n_mask).to(tl.float32)
-    decay = tl.exp(tl.minimum(-dt, MAX_EXPONENT, propagate_nan=tl.PropagateNan.ALL))
+    decay = exp_minus(dt)
     eps = 1.0 / (1.0 + tl.sum(k * k, 1, keep_dims=True) + decay)
     kk = product(k, tl.trans(k), CONFIG)
     lower = tl.where(row > column, eps * kk, 0.0)

@@ -27,12 +27,18 @@ def softplus(v):
 
 
 @triton.jit
+def exp_minus(dt):
+    """exp(-dt), cut where float32 would overflow."""
+    return tl.exp(tl.minimum(-dt, MAX_EXPONENT, propagate_nan=tl.PropagateNan.ALL))
+
+
+@triton.jit
 def gate(dt, k, RULE: tl.constexpr):
     """Gate of every channel, (CR, CL); beta / (1 + beta |k|^2) is written so that nothing cancels."""
     if RULE == MAMBA:
         return softplus(dt)
     else:
-        return 1.0 / (1.0 + tl.sum(k * k) + tl.exp(tl.minimum(-dt, MAX_EXPONENT, propagate_nan=tl.PropagateNan.ALL)))
+        return 1.0 / (1.0 + tl.sum(k * k) + exp_minus(dt))
 
 
 @triton.jit
@@ -85,4 +91,4 @@ def gate_slope(e, dt, RULE: tl.constexpr):
     if RULE == MAMBA:
         return sigmoid(dt)
     else:
-        return e * tl.exp(tl.minimum(-dt, MAX_EXPONENT, propagate_nan=tl.PropagateNan.ALL))
+        return e * exp_minus(dt)
