@@ -1,4 +1,4 @@
-"""Settings shared by all tests. This folder is on the import path: `from oracle import oracle` works."""
+"""Settings shared by all tests. The folder helpers/ is on the import path: `from oracle import oracle` works."""
 
 import importlib.util
 

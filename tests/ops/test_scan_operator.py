@@ -134,7 +134,7 @@ def test_no_states_are_kept_without_gradients():
 @pytest.mark.skipif(native.unavailable("cpu") is not None, reason="native CPU library not built")
 def test_the_librarys_own_threads_serve_several_callers_and_a_forked_child():
     """Without OpenMP to share, the library has a pool; a child of a fork has none of its threads and makes its own."""
-    script = Path(__file__).with_name("own_threads.py")
+    script = Path(__file__).parents[1] / "helpers" / "own_threads.py"
     environment = os.environ | {"VILONGHORN_THREADING": "std"}
     run = subprocess.run([sys.executable, script], env=environment, capture_output=True, text=True, timeout=120)
     assert run.returncode == 0, run.stderr

@@ -19,7 +19,7 @@ from vilonghorn.ops.backends import triton as triton_backend
 from vilonghorn.ops.validate import MAX_STATE, RULES
 
 pytest.importorskip("triton")
-CASES = Path(__file__).parent.with_name("interpreted_triton.py")
+CASES = Path(__file__).parents[2] / "helpers" / "interpreted_triton.py"
 
 
 @pytest.fixture(scope="module")

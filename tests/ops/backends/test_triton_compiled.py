@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 pytest.importorskip("triton.backends.nvidia")
-SCRIPT = Path(__file__).parents[1] / "compiled_triton.py"
+SCRIPT = Path(__file__).parents[2] / "helpers" / "compiled_triton.py"
 # By kernel and dtype: tokens times channels of a lane in a turn of its loop, the most instructions for each of them,
 # the most registers, and the most stack, bytes.
 LIMITS = {

@@ -9,7 +9,7 @@ import interpreter
 import pytest
 
 pytest.importorskip("triton")
-FOLDER = Path(__file__).parents[1]
+FOLDER = Path(__file__).parents[2] / "helpers"
 
 
 @interpreter.needed

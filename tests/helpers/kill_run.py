@@ -1,4 +1,4 @@
-"""Kills a job of two processes at random moments until it is done: python tests/kill_run.py 20
+"""Kills a job of two processes at random moments until it is done: python tests/helpers/kill_run.py 20
 
 Even kills hit one process, and torchrun --max-restarts restarts the job; odd ones hit the whole job, which is then
 started by the same command. The weights must be bitwise those of an undisturbed job.
@@ -20,7 +20,7 @@ from rank_run import some_digits
 
 from vilonghorn.engine.checkpoint import load_state
 
-SCRIPT = Path(__file__).parents[1] / "train_imagenet.py"
+SCRIPT = Path(__file__).parents[2] / "train_imagenet.py"
 EVERY = 3  # updates between checkpoints
 UPDATES = 10  # an epoch: 160 digits, two processes, batches of 8
 
