@@ -18,6 +18,9 @@ def written_out(mixer, tokens):
         taps = mixer.conv_weight[s][:, None]
         u = F.silu(F.conv1d(F.pad(u.mT, (taps.shape[-1] - 1, 0)), taps, mixer.conv_bias[s], groups=len(taps)).mT)
         u = turn(u) if shared else u
+        if mixer.rule == "none":
+            total = total + turn(u) / len(mixer.reverse)
+            continue
         low, k, q = F.linear(u, mixer.x_proj[s]).split([rank, N, N], -1)
         dt = F.linear(low, mixer.dt_proj[s], mixer.dt_bias[s])  # one number a token for each head
         dt = torch.cat([part.expand(-1, -1, u.shape[2] // dt.shape[2]) for part in dt.split(1, -1)], -1)
@@ -46,5 +49,6 @@ def make_mixer(dim=24, seed=0, **kwargs):
         for name, parameter in mixer.named_parameters():
             if name in ("D", "dt_bias", "conv_bias", "scan_norm"):
                 parameter.add_(torch.randn_like(parameter) * 0.5)
-        mixer.x_proj.mul_(2)
+        if mixer.x_proj is not None:
+            mixer.x_proj.mul_(2)
     return mixer

@@ -4,11 +4,11 @@ differentiate. Shares no code with the package: sigmoid, softplus, padding and f
 
 from __future__ import annotations
 
-from functools import partial
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+KERNEL_RULES = ("longhorn", "longhorn_exact", "mamba")  # that every backend runs
 
 
 def oracle(x, dt, k, q, *, z=None, A=None, D=None, dt_bias=None, rule="longhorn", reverse=(False,), reduce="none"):
@@ -80,38 +80,46 @@ def conv_inputs(G, B, L, D, K, dtype=torch.float32) -> dict[str, Tensor]:
     return {n: torch.randn(shape, generator=generator, dtype=torch.float64).to(dtype) for n, shape in shapes.items()}
 
 
-def mixer(xz, conv_weight, conv_bias, x_proj, dt_proj, dt_bias, D, A=None, out_proj=None, *, rule, reverse, grid=None):
+def mixer(
+    xz, conv_weight, conv_bias, x_proj=None, dt_proj=None, dt_bias=None, D=None, A=None, *, rule, reverse, grid=None
+):
     """Arguments as `vilonghorn.ops.mamba_inner`; the result is float64."""
     x, z = xz.double().split(xz.shape[-1] // 2, dim=-1)
     on_grid = conv_weight.dim() == 4
     u = (grid_convolution if on_grid else convolution)(x, conv_weight, conv_bias, grid if on_grid else reverse)
-    rank = dt_proj.shape[-1]
+    if rule == "none":
+        return u.sum(0) / len(reverse) * z / (1 + torch.exp(-z))
+    rank, share = dt_proj.shape[-1], u.shape[-1] // dt_proj.shape[1]
     states = (x_proj.shape[1] - rank) // 2
     projected = torch.einsum("gbld,gpd->gblp", u, x_proj.double())
     low, k, q = projected[..., :rank], projected[..., rank : rank + states], projected[..., rank + states :]
+    dt_proj, dt_bias = (t.repeat_interleave(share, 1) for t in (dt_proj, dt_bias))  # one step for a head
     dt = torch.einsum("gblr,gdr->gbld", low, dt_proj.double())
-    y = oracle(u, dt, k, q, z=z, A=A, D=D, dt_bias=dt_bias, rule=rule, reverse=reverse, reduce="mean")
-    return y if out_proj is None else y @ out_proj.double().mT
+    return oracle(u, dt, k, q, z=z, A=A, D=D, dt_bias=dt_bias, rule=rule, reverse=reverse, reduce="mean")
 
 
-def mixer_inputs(G, B, L, D, N, R, K, *, rule, dim=None, seed=0, dtype=torch.float32) -> dict[str, Tensor]:
-    """Random arguments of a mixer, scaled as its initialisation does; with its output projection if `dim` is given."""
+def mixer_inputs(
+    G, B, L, D, N, R, K, *, rule, heads=None, filters=None, seed=0, dtype=torch.float32
+) -> dict[str, Tensor]:
+    """Random arguments of a mixer, scaled as its initialisation does. `filters`: the size of one over the grid."""
     generator = torch.Generator().manual_seed(seed)
 
     def normal(*shape: int) -> Tensor:
         return torch.randn(*shape, generator=generator, dtype=torch.float64)
 
+    H = heads or D
     values = dict(xz=normal(B, L, 2 * D), conv_weight=normal(G, D, K) * K**-0.5, conv_bias=normal(G, D) / 4)
-    values |= dict(
-        x_proj=normal(G, R + 2 * N, D) * 2 * D**-0.5,
-        dt_proj=normal(G, D, R) * R**-0.5,
-        dt_bias=normal(G, D),
-        D=normal(G, D),
-    )
+    if rule != "none":
+        values |= dict(
+            x_proj=normal(G, R + 2 * N, D) * 2 * D**-0.5,
+            dt_proj=normal(G, H, R) * R**-0.5,
+            dt_bias=normal(G, H),
+            D=normal(G, D),
+        )
     if rule == "mamba":
         values["A"] = -4 * torch.rand(G, D, N, generator=generator, dtype=torch.float64)
-    if dim is not None:
-        values["out_proj"] = normal(dim, D) * D**-0.5
+    if filters is not None:
+        values["conv_weight"] = values["conv_weight"].unflatten(2, filters)
     return {name: value.to(dtype) for name, value in values.items()}
 
 
@@ -120,40 +128,51 @@ def rms_norm(x, weight, eps):
     return x * weight.double() / (x.square().mean(-1, keepdim=True) + eps).sqrt()
 
 
-def residual_block(x, norm_weight, in_proj, *, residual=True, eps=1e-5, **mix):
+def residual_block(
+    x,
+    norm_weight,
+    in_proj,
+    out_proj,
+    mlp_norm_weight=None,
+    mlp_in_proj=None,
+    mlp_out_proj=None,
+    *,
+    drop_scales=None,
+    eps=1e-5,
+    mlp_eps=1e-5,
+    **inner,
+):
     """Arguments as `vilonghorn.ops.block`; the result is float64."""
-    x = x.double()
-    normed = rms_norm(x, norm_weight, eps)
-    branch = mixer(normed @ in_proj.double().mT, **mix)
-    return x + branch if residual else branch
+    x, out_proj = x.double(), out_proj.double()
+    scales = [1.0, 1.0] if drop_scales is None else drop_scales.double()[:, :, None, None]
+    x = x + scales[0] * mixer(rms_norm(x, norm_weight, eps) @ in_proj.double().mT, **inner) @ out_proj.mT
+    if mlp_in_proj is None:
+        return x
+    gate, value = (rms_norm(x, mlp_norm_weight, mlp_eps) @ mlp_in_proj.double().mT).chunk(2, -1)
+    return x + scales[1] * (gate / (1 + torch.exp(-gate)) * value) @ mlp_out_proj.double().mT
 
 
-def block_inputs(G, B, L, D, N, R, K, dim, *, rule, seed=0, dtype=torch.float32) -> dict[str, Tensor]:
-    """Random arguments of a residual block, scaled as its initialisation does."""
+def block_inputs(
+    G, B, L, D, N, R, K, dim, *, hidden=0, rule="longhorn", heads=None, filters=None, seed=0, dtype=torch.float32
+) -> dict[str, Tensor]:
+    """Random arguments of a residual block, scaled as its initialisation does; with an MLP if `hidden` is not 0."""
     generator = torch.Generator().manual_seed(seed + 1)
-    values = mixer_inputs(G, B, L, D, N, R, K, rule=rule, dim=dim, seed=seed, dtype=torch.float64)
+    options = dict(rule=rule, heads=heads, filters=filters, seed=seed, dtype=torch.float64)
+    values = mixer_inputs(G, B, L, D, N, R, K, **options)
     del values["xz"]
-    values["x"] = torch.randn(B, L, dim, generator=generator, dtype=torch.float64)
-    values["norm_weight"] = 1 + torch.randn(dim, generator=generator, dtype=torch.float64) / 4
-    values["in_proj"] = torch.randn(2 * D, dim, generator=generator, dtype=torch.float64) * dim**-0.5
+
+    def normal(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=generator, dtype=torch.float64)
+
+    values |= dict(x=normal(B, L, dim), norm_weight=1 + normal(dim) / 4)
+    values |= dict(in_proj=normal(2 * D, dim) * dim**-0.5, out_proj=normal(dim, D) * D**-0.5)
+    if hidden:
+        values |= dict(
+            mlp_norm_weight=1 + normal(dim) / 4,
+            mlp_in_proj=normal(2 * hidden, dim) * dim**-0.5,
+            mlp_out_proj=normal(dim, hidden) * hidden**-0.5,
+        )
     return {name: value.to(dtype) for name, value in values.items()}
-
-
-def mlp_inputs(*shape: int, hidden: int, seed: int = 0) -> dict[str, Tensor]:
-    """Random arguments of a gated MLP, scaled as its initialisation does."""
-    generator, dim = torch.Generator().manual_seed(seed), shape[-1]
-    normal = partial(torch.randn, generator=generator)
-    weights = dict(in_proj=normal(2 * hidden, dim) * dim**-0.5, out_proj=normal(dim, hidden) * hidden**-0.5)
-    return dict(x=normal(*shape), norm_weight=1 + normal(dim) / 4, **weights)
-
-
-def gated_mlp(x, norm_weight, in_proj, out_proj, *, eps=1e-5, residual=True):
-    """Arguments as `vilonghorn.ops.gated_mlp`; the result is float64."""
-    x, H = x.double(), out_proj.shape[1]
-    normed = rms_norm(x, norm_weight, eps)
-    gate, value = normed @ in_proj.double()[:H].mT, normed @ in_proj.double()[H:].mT
-    branch = (gate / (1 + torch.exp(-gate)) * value) @ out_proj.double().mT
-    return x + branch if residual else branch
 
 
 def inputs(G, B, L, D, N, *, rule, gate=True, seed=0, dtype=torch.float32, key_scale=1.0) -> dict[str, Tensor]:

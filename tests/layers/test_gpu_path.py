@@ -6,11 +6,13 @@ import torch
 from torch._subclasses import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from oracle import KERNEL_RULES
+
 from vilonghorn.layers import Block
 from vilonghorn.ops.backends import choose, cuda
 from vilonghorn.ops.backends import cpu as native
 from vilonghorn.ops.backends import triton as triton_backend
-from vilonghorn.ops.validate import RULES, ScanArguments
+from vilonghorn.ops.validate import ScanArguments
 
 
 class Record(TorchDispatchMode):
@@ -35,7 +37,7 @@ def passes_of(rule: str, device: str, autocast: bool):
 
 
 @pytest.mark.skipif(not torch.backends.cuda.is_built(), reason="this build of torch knows no GPUs")
-@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("rule", KERNEL_RULES)
 def test_a_block_on_a_gpu_is_a_convolution_and_a_scan_among_plain_operators(rule, monkeypatch):
     monkeypatch.setattr(triton_backend, "unavailable", lambda device_type, dtype=None: None)
     with FakeTensorMode(), Record() as record:
@@ -47,7 +49,7 @@ def test_a_block_on_a_gpu_is_a_convolution_and_a_scan_among_plain_operators(rule
 
 
 @pytest.mark.filterwarnings("ignore:vilonghorn scans")
-@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("rule", KERNEL_RULES)
 def test_under_autocast_activations_are_bfloat16_and_parameters_of_gates_float32(rule, monkeypatch):
     """On a CPU without its library, which takes the same way; torch has no autocast for a GPU that is not there."""
     monkeypatch.setattr(native, "_reason", "not built")

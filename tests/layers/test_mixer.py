@@ -12,19 +12,22 @@ from hypothesis import strategies as st
 from mixer_equations import make_mixer, written_out
 
 import vilonghorn  # noqa: F401  (registers the models)
+from oracle import KERNEL_RULES
+
 from vilonghorn.layers import Mixer
 from vilonghorn.ops.backends import cpu
-from vilonghorn.ops.validate import RULES
 
 FORMS = {
-    **{rule: dict(rule=rule) for rule in RULES},
-    "shared": dict(directions="shared"),
-    "shared, exact": dict(rule="longhorn_exact", directions="shared"),
-    "shared, mamba": dict(rule="mamba", directions="shared"),
-    "scalar beta": dict(heads=1),
-    "heads": dict(rule="longhorn_exact", heads=2),
-    "scalar beta, shared": dict(heads=1, directions="shared"),
+    **{rule: dict(rule=rule) for rule in KERNEL_RULES},
+    "shared": dict(shared_directions=True),
+    "shared, exact": dict(rule="longhorn_exact", shared_directions=True),
+    "shared, mamba": dict(rule="mamba", shared_directions=True),
+    "scalar beta": dict(num_heads=1),
+    "heads": dict(rule="longhorn_exact", num_heads=2),
+    "scalar beta, shared": dict(num_heads=1, shared_directions=True),
+    "no rule": dict(rule=None),
 }
+WITH_RULE = [form for form in FORMS if form != "no rule"]
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -73,11 +76,11 @@ def results(mixer, tokens):
     return [y, *torch.autograd.grad(y.float().square().sum(), list(mixer.parameters()))]
 
 
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("form", WITH_RULE)
 def test_weights_that_autocast_converts_at_once_give_the_same_bits(form, monkeypatch):
     monkeypatch.setattr(cpu, "unavailable", lambda *_: "as on a GPU")
-    monkeypatch.setattr(sys.modules["vilonghorn.ops.backends"], "_warned", {("cpu", torch.bfloat16)})
     mixer, tokens = make_mixer(**FORMS[form]).float(), torch.randn(2, 13, 24)
+    monkeypatch.setattr(sys.modules["vilonghorn.ops.backends"], "_warned", {("cpu", torch.bfloat16, mixer.rule)})
     casts = []
     monkeypatch.setattr(torch, "cat", lambda *args, cat=torch.cat: casts.append(args) or cat(*args))
     at_once = results(mixer, tokens)
@@ -103,7 +106,10 @@ def test_a_form_made_on_meta_is_whole_after_reset(form):
 @pytest.mark.parametrize("form", FORMS)
 def test_a_model_of_a_form_traces_and_trains(form):
     torch.manual_seed(0)
-    model = timm.create_model("vilonghorn_nano", img_size=32, patch_size=8, depth=2, **FORMS[form])
+    options = dict(FORMS[form])
+    options |= dict(directions="shared") if options.pop("shared_directions", False) else {}
+    options |= dict(heads=options.pop("num_heads", None))
+    model = timm.create_model("vilonghorn_nano", img_size=32, patch_size=8, depth=2, **options)
     images = torch.randn(2, 3, 32, 32)
     names = timm.layers.get_graph_node_names(model)[1]
     traced = timm.layers.create_feature_extractor(model.eval(), return_nodes=[names[-1]])
@@ -113,15 +119,16 @@ def test_a_model_of_a_form_traces_and_trains(form):
 
 
 def test_contradictory_forms_are_refused():
-    with pytest.raises(ValueError, match="directions is 'both', expected one of 'separate', 'shared'"):
-        Mixer(32, directions="both")
-    with pytest.raises(ValueError, match="rule 'mamba' has no beta"):
-        Mixer(32, rule="mamba", heads=1)
+    with pytest.raises(ValueError, match="shared_directions is True, expected False: without a rule"):
+        Mixer(32, rule=None, shared_directions=True)
+    for rule in ("mamba", None):
+        with pytest.raises(ValueError, match=f"num_heads is 1, expected None: rule {rule!r} has no heads"):
+            Mixer(32, rule=rule, num_heads=1)
     for heads in (5, -1, 2.0, "4"):
         with pytest.raises(ValueError, match=f"heads is {heads!r}, expected a divisor of the inner width 64"):
-            Mixer(32, heads=heads)
-    assert [Mixer(64, heads=heads).dt_rank for heads in (None, 2, 128)] == [4, 2, 4]
-    assert Mixer(64, heads=2, dt_rank=3).dt_rank == 3
+            Mixer(32, num_heads=heads)
+    assert [Mixer(64, num_heads=heads).dt_rank for heads in (None, 2, 128)] == [4, 2, 4]
+    assert Mixer(64, num_heads=2, dt_rank=3).dt_rank == 3
 
 
 def test_a_convolution_over_the_grid_needs_a_grid_that_fits():
@@ -133,9 +140,9 @@ def test_a_convolution_over_the_grid_needs_a_grid_that_fits():
         mixer(tokens, [2, 4])
 
 
-@pytest.mark.parametrize("directions", ["separate", "shared"])
-def test_a_convolution_over_the_grid_runs_in_short_types_and_as_torchs_operators(directions):
-    mixer = make_mixer(d_conv=(3, 3), directions=directions).float()
+@pytest.mark.parametrize("form", ["longhorn", "shared", "heads", "no rule"])
+def test_a_convolution_over_the_grid_runs_in_short_types_and_as_torchs_operators(form):
+    mixer = make_mixer(d_conv=(3, 3), **FORMS[form]).float()
     tokens = torch.randn(2, 16, 24)
     expected = mixer(tokens, [3, 5])
     with timm.layers.set_exportable(True):
@@ -171,9 +178,9 @@ def test_mamba_starts_with_its_own_decays_and_log_uniform_steps():
     assert abs(share - 0.5) < 0.08
 
 
-@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("rule", KERNEL_RULES)
 def test_linear_weights_start_uniform_at_the_scale_of_their_inputs(rule):
-    mixer = Mixer(64, rule=rule, depth=9)
+    mixer = Mixer(64, rule=rule, num_branches=9)
     bounds = {
         mixer.in_proj.weight: 1 / math.sqrt(64),
         mixer.conv_weight: 1 / math.sqrt(4),

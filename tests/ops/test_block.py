@@ -1,117 +1,115 @@
 """A residual block, at once and in parts, against the float64 oracle."""
 
 import re
-from functools import partial
 from unittest import mock
 
 import pytest
 import torch
 import torch.nn.functional as F
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from native_gemm import needs_amx, products
-from oracle import block_inputs, compare, residual_block, value_and_grads
+from oracle import KERNEL_RULES, block_inputs, compare, error, residual_block, value_and_grads
 from torch.utils.flop_counter import FlopCounterMode
 
 from vilonghorn.ops import block, mamba_inner, rms_norm
 from vilonghorn.ops.backends import cpu as native
 from vilonghorn.ops.block import has_fast_block
-from vilonghorn.ops.validate import RULES, BlockArguments
+from vilonghorn.ops.validate import BlockArguments
 
-NAMES = BlockArguments._fields[:11]
-# G, B, L, D, N, R, K, dim
+NAMES = BlockArguments._fields[:15]
+OPTIONS = ([False, True], 1e-5, 1e-5, False, [])  # of the operator, after the rule
+# G, B, L, D, N, R, K, dim, hidden
 SHAPES = [
-    (1, 1, 1, 3, 2, 1, 1, 4),
-    (2, 2, 2, 5, 3, 2, 4, 3),
-    (2, 1, 63, 40, 16, 3, 4, 50),
-    (3, 2, 33, 17, 5, 1, 2, 8),
-    (2, 3, 65, 48, 16, 12, 4, 24),
-    (1, 7, 40, 33, 64, 5, 7, 16),
+    (1, 1, 1, 3, 2, 1, 1, 4, 0),
+    (2, 2, 2, 5, 3, 2, 4, 3, 1),
+    (2, 1, 63, 40, 16, 3, 4, 50, 0),
+    (3, 2, 33, 17, 5, 1, 2, 8, 65),
+    (2, 3, 65, 48, 16, 12, 4, 24, 7),
+    (1, 7, 40, 33, 64, 5, 7, 16, 0),
 ]
-at_once = pytest.mark.skipif(not has_fast_block(), reason="needs the native CPU library on an x86 processor")
+RULES_AND_NONE = (*KERNEL_RULES, "none")
+pytestmark = pytest.mark.skipif(not has_fast_block(), reason="needs the native CPU library on an x86 processor")
 
 
 def flags(G):
     return (False, True, True)[:G]
 
 
-def in_order(A=None, **values):
-    """`block` with every tensor by name."""
-    return block(A=A, **values)
+def full(values) -> dict:
+    """The arguments of `block`, with None for those absent."""
+    return dict.fromkeys(NAMES) | values
 
 
-def in_parts(x, norm_weight, in_proj, out_proj, A=None, *, residual=True, **values):
-    branch = F.linear(mamba_inner(F.linear(rms_norm(x, norm_weight), in_proj), A=A, **values), out_proj)
-    return x + branch if residual else branch
+def in_order(**values):
+    return block(**full(values))
 
 
-def operators(function) -> set[str]:
-    """Names of our operators that were called."""
-    with torch.profiler.profile() as profile:
-        function()
-    return {
-        event.key.removeprefix("vilonghorn::")
-        for event in profile.key_averages()
-        if event.key.startswith("vilonghorn::")
-    }
+def in_parts(x, norm_weight, in_proj, out_proj, mlp_norm_weight=None, mlp_in_proj=None, mlp_out_proj=None, **inner):
+    absent = dict.fromkeys(("x_proj", "dt_proj", "dt_bias", "A", "D"))
+    x = x + F.linear(mamba_inner(F.linear(rms_norm(x, norm_weight), in_proj), **absent | inner), out_proj)
+    if mlp_in_proj is None:
+        return x
+    gate, value = F.linear(rms_norm(x, mlp_norm_weight), mlp_in_proj).chunk(2, -1)
+    return x + F.linear(F.silu(gate) * value, mlp_out_proj)
 
 
-@at_once
-@pytest.mark.parametrize("residual", [True, False])
-@pytest.mark.parametrize("rule", RULES)
+def small(rule="longhorn", hidden=0):
+    return block_inputs(2, 2, 9, 5, 3, 2, 4, 7, hidden=hidden, rule=rule)
+
+
+@pytest.mark.parametrize("rule", RULES_AND_NONE)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_it_agrees_with_the_oracle_on_any_number_of_threads(shape, rule, residual, threads):
-    values = block_inputs(*shape, rule=rule)
-    compare(in_order, values, 3e-6, truth=residual_block, rule=rule, reverse=flags(shape[0]), residual=residual)
+def test_it_agrees_with_the_oracle_on_any_number_of_threads(shape, rule, threads):
+    *sizes, hidden = shape
+    values = block_inputs(*sizes, hidden=hidden, rule=rule)
+    compare(in_order, values, 3e-6, truth=residual_block, rule=rule, reverse=flags(shape[0]))
 
 
-@at_once
-@pytest.mark.parametrize("rule", RULES)
-def test_it_agrees_with_the_oracle_at_the_size_of_an_image(rule):
-    values = block_inputs(2, 1, 197, 384, 16, 12, 4, 192, rule=rule)
+@pytest.mark.parametrize("rule, hidden", [("longhorn", 0), ("longhorn_exact", 264), ("mamba", 0), ("none", 0)])
+def test_it_agrees_with_the_oracle_at_the_size_of_an_image(rule, hidden):
+    values = block_inputs(2, 1, 197, 384, 16, 12, 4, 192, hidden=hidden, rule=rule)
     compare(in_order, values, 3e-6, truth=residual_block, rule=rule, reverse=(False, True))
 
 
-@at_once
-@pytest.mark.parametrize("isa", native.isa_levels())
-@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("isa", native.isas())
+@pytest.mark.parametrize("rule", RULES_AND_NONE)
 def test_every_instruction_set_agrees_with_the_oracle(rule, isa):
-    values = block_inputs(2, 2, 37, 41, 16, 6, 4, 23, rule=rule)
-    with mock.patch.object(native, "_isa", native.isa_levels()[isa]):
+    with mock.patch.object(native, "_isa", native.isas()[isa]):
+        values = block_inputs(2, 2, 37, 41, 16, 6, 4, 23, hidden=37, rule=rule)
         compare(in_order, values, 3e-6, truth=residual_block, rule=rule, reverse=(True, False))
-        values = block_inputs(1, 2, 37, 41, 16, 6, 9, 23, rule=rule)
-        values["conv_weight"] = values["conv_weight"].unflatten(2, (3, 3))
+        values = block_inputs(1, 2, 37, 41, 16, 6, 9, 23, rule=rule, filters=(3, 3))
         compare(in_order, values, 3e-6, truth=residual_block, rule=rule, reverse=(True,), grid=(4, 9))
 
 
 @needs_amx
-@pytest.mark.parametrize("form", ["high", "medium", "autocast"])
-def test_its_products_follow_torchs_precision_and_autocast(form):
-    values = block_inputs(2, 2, 61, 70, 16, 6, 4, 51, rule="longhorn")
-    tolerance = 1e-4 if form == "high" else 2e-2
+@pytest.mark.parametrize("precision", ["high", "medium", "autocast"])
+def test_its_products_follow_torchs_precision_and_autocast(precision):
+    values = block_inputs(2, 2, 61, 70, 16, 6, 4, 51, hidden=70)
     exact = in_order(**values)
-    with products(form):
+    with products(precision):
+        tolerance = 1e-4 if precision == "high" else 2e-2
         compare(in_order, values, tolerance, truth=residual_block, rule="longhorn", reverse=(False, True))
         shorter = in_order(**values)
     assert shorter.dtype == torch.float32 and not torch.equal(shorter, exact)
 
 
-@at_once
-@settings(max_examples=25, deadline=None)
 @given(
     G=st.integers(1, 3),
     B=st.integers(1, 4),
     L=st.integers(1, 70),
-    D=st.integers(1, 70),
+    heads=st.tuples(st.integers(1, 5), st.integers(1, 35)),
     dim=st.integers(1, 70),
     N=st.integers(1, 20),
     R=st.integers(1, 9),
     K=st.integers(1, 6),
-    rule=st.sampled_from(RULES),
+    hidden=st.integers(0, 80),
+    rule=st.sampled_from(RULES_AND_NONE),
     seed=st.integers(0, 2**31),
 )
-def test_at_once_it_is_its_parts(G, B, L, D, dim, N, R, K, rule, seed):
-    values = block_inputs(G, B, L, D, N, R, K, dim, rule=rule, seed=seed)
+def test_at_once_it_is_its_parts(G, B, L, heads, dim, N, R, K, hidden, rule, seed):
+    H, D = heads[0] if rule.startswith("longhorn") else None, heads[0] * heads[1]
+    values = block_inputs(G, B, L, D, N, R, K, dim, hidden=hidden, rule=rule, heads=H, seed=seed)
     once, parts = (value_and_grads(f, values, rule=rule, reverse=flags(G)) for f in (in_order, in_parts))
     exact = value_and_grads(in_parts, {k: v.double() for k, v in values.items()}, rule=rule, reverse=flags(G))
     for name, truth in exact.items():  # sums that cancel are as inexact in parts
@@ -120,8 +118,6 @@ def test_at_once_it_is_its_parts(G, B, L, D, dim, N, R, K, rule, seed):
         torch.testing.assert_close(once[name], truth, rtol=1e-5, atol=atol)
 
 
-@at_once
-@settings(max_examples=25, deadline=None)
 @given(
     G=st.integers(1, 2),
     B=st.integers(1, 4),
@@ -129,64 +125,85 @@ def test_at_once_it_is_its_parts(G, B, L, D, dim, N, R, K, rule, seed):
     class_tokens=st.integers(0, 1),
     D=st.integers(1, 40),
     filters=st.tuples(st.sampled_from([1, 3, 5]), st.sampled_from([1, 3, 5])),
-    rule=st.sampled_from(RULES),
+    rule=st.sampled_from(RULES_AND_NONE),
     seed=st.integers(0, 2**31),
 )
 def test_with_a_convolution_over_the_grid_it_agrees_with_the_oracle(G, B, grid, class_tokens, D, filters, rule, seed):
     L, K = grid[0] * grid[1] + class_tokens, filters[0] * filters[1]
-    values = block_inputs(G, B, L, D, 5, 2, K, 9, rule=rule, seed=seed)
-    values["conv_weight"] = values["conv_weight"].unflatten(2, filters)
+    values = block_inputs(G, B, L, D, 5, 2, K, 9, rule=rule, filters=filters, seed=seed)
     options = dict(rule=rule, reverse=flags(G)[::-1], grid=grid)
     expected, actual = value_and_grads(residual_block, values, **options), value_and_grads(in_order, values, **options)
     for name, truth in expected.items():
         torch.testing.assert_close(actual[name], truth, rtol=1e-4, atol=1e-5 * max(1.0, float(truth.abs().max())))
 
 
-@at_once
-def test_it_is_one_operator():
-    values = block_inputs(2, 2, 9, 5, 3, 2, 4, 7, rule="longhorn")
-    stages = {f"block/{stage}" for stage in native.FORWARD_STAGES}
-    assert operators(lambda: in_order(**values)) == {"block", *stages}
+@pytest.mark.parametrize("rule", ["longhorn_exact", "none"])
+@pytest.mark.parametrize("hidden", [0, 11])
+def test_drop_scales_are_factors_of_each_samples_branches(hidden, rule, threads):
+    values = block_inputs(2, 4, 35, 12, 3, 2, 4, 10, hidden=hidden, rule=rule)
+    scales = torch.tensor([[0.0, 2.0, 0.0, 1.25], [2.0, 0.0, 0.0, 1.25]][: 1 + (hidden > 0)])
+    options = dict(rule=rule, reverse=(False, True), drop_scales=scales)
+    compare(in_order, values, 3e-6, truth=residual_block, **options)
+    y = in_order(**values, **options)
+    assert torch.equal(y[2], values["x"][2])  # every branch is dropped
+    ones = in_order(**values, **options | dict(drop_scales=torch.ones_like(scales)))
+    torch.testing.assert_close(ones, in_order(**values, rule=rule))
 
 
-@at_once
+@given(
+    batch=st.integers(1, 3),
+    length=st.integers(1, 70),
+    sizes=st.tuples(*[st.integers(1, most) for most in (2, 36, 8, 4, 4)]),
+    dim=st.integers(1, 30),
+    blocks=st.lists(st.tuples(st.integers(0, 40), st.sampled_from(RULES_AND_NONE)), min_size=1, max_size=4),
+    seed=st.integers(0, 2**31),
+)
+def test_blocks_at_once_are_the_operator_of_each(batch, length, sizes, dim, blocks, seed):
+    x = torch.randn(batch, dim, length, generator=torch.Generator().manual_seed(seed)).mT  # not contiguous
+    arguments, expected, before = [], x, x.clone()
+    for i, (hidden, rule) in enumerate(blocks):
+        G, *others = sizes
+        values = block_inputs(G, batch, length, *others, dim, hidden=hidden, rule=rule, seed=seed + i) | dict(x=x)
+        options = (rule, [1, 0][:G], 1e-3, 0.1, False)
+        arguments.append(BlockArguments(**full(values), **dict(zip(BlockArguments._fields[15:], options))))
+        given = values | dict(x=expected, rule=rule, reverse=(True, False)[:G], eps=1e-3, mlp_eps=0.1)
+        expected = in_order(**given)
+    assert torch.equal(native.blocks_forward(arguments), expected) and torch.equal(x, before)
+
+
 def test_a_profile_names_the_stages_and_changes_nothing():
-    values = block_inputs(2, 2, 9, 5, 3, 2, 4, 7, rule="longhorn")
+    values, results = small(hidden=3), []
     expected = value_and_grads(in_order, values)
-    results = []
-    seen = operators(lambda: results.append(value_and_grads(in_order, values)))
+    with torch.profiler.profile() as profile:
+        results.append(value_and_grads(in_order, values))
+    seen = {event.key.removeprefix("vilonghorn::") for event in profile.key_averages()}
     assert seen >= {f"block/{stage}" for stage in (*native.FORWARD_STAGES, *native.BACKWARD_STAGES)}
     assert all(torch.equal(results[0][name], expected[name]) for name in expected)
 
 
-@at_once
-def test_what_is_kept_is_what_backward_reads():
+@pytest.mark.parametrize("hidden", [0, 3])
+def test_what_is_kept_is_what_backward_reads(hidden):
     G, B, L, D, N, R, K, dim = 2, 2, 70, 5, 3, 2, 4, 7
-    leaves = {
-        name: value.requires_grad_() for name, value in block_inputs(G, B, L, D, N, R, K, dim, rule="longhorn").items()
-    }
+    leaves = {n: v.requires_grad_() for n, v in block_inputs(G, B, L, D, N, R, K, dim, hidden=hidden).items()}
     weights, saved = {id(value) for value in leaves.values()}, []
     with torch.autograd.graph.saved_tensors_hooks(lambda t: saved.append(t) or t, lambda t: t):
         in_order(**leaves)
-    states = G * B * 2 * N * 16
-    assert sorted(t.numel() for t in saved if id(t) not in weights) == sorted(
-        [B * L * 2 * D, G * B * L * (R + 2 * N), states]
-    )
+    expected = [B * L * 2 * D, G * B * L * (R + 2 * N), G * B * 2 * N * 16]
+    expected += [B * L * dim, B * L * 2 * hidden] if hidden else [0, 0]
+    assert sorted(t.numel() for t in saved if id(t) not in weights) == sorted(expected)
 
 
-@at_once
 def test_what_is_kept_may_come_back_with_other_strides():
-    values = block_inputs(2, 2, 9, 5, 3, 2, 4, 7, rule="mamba")
+    values = small("mamba", hidden=3)
     expected = value_and_grads(in_order, values, rule="mamba")
     with torch.autograd.graph.saved_tensors_hooks(lambda t: t, lambda t: torch.stack([t, t + 1], -1)[..., 0]):
         actual = value_and_grads(in_order, values, rule="mamba")
     assert all(torch.equal(actual[name], expected[name]) for name in expected)
 
 
-@at_once
-@pytest.mark.parametrize("frozen", NAMES)
+@pytest.mark.parametrize("frozen", NAMES[:14])
 def test_a_frozen_part_gets_no_gradient(frozen):
-    values = block_inputs(2, 2, 9, 5, 3, 2, 4, 7, rule="mamba")
+    values = small("mamba", hidden=3)
     expected = value_and_grads(in_order, values, rule="mamba")
     leaves = {name: value.clone().requires_grad_(name != frozen) for name, value in values.items()}
     y = in_order(**leaves, rule="mamba")
@@ -196,76 +213,57 @@ def test_a_frozen_part_gets_no_gradient(frozen):
         assert leaf.grad is None if name == frozen else torch.equal(leaf.grad.double(), expected[name])
 
 
-@at_once
-def test_strided_arguments_are_read_as_they_are():
-    values = block_inputs(2, 2, 9, 5, 3, 2, 4, 7, rule="mamba")
+def test_strided_arguments_and_gradients_are_read_as_they_are():
+    values = small("mamba", hidden=3)
     strided = {name: value.mT.contiguous().mT if value.dim() > 1 else value for name, value in values.items()}
     first, second = (value_and_grads(in_order, v, rule="mamba") for v in (values, strided))
     assert all(torch.equal(first[name], second[name]) for name in first)
-
-
-@at_once
-def test_a_gradient_that_is_expanded_is_read_as_it_is():
-    values = block_inputs(2, 2, 9, 5, 3, 2, 4, 7, rule="longhorn")
     leaves = [value.requires_grad_() for value in values.values()]
-    y = in_order(**values)
-    first = torch.autograd.grad(y, leaves, torch.ones(()).expand(y.shape), retain_graph=True)
-    assert all(map(torch.equal, first, torch.autograd.grad(y, leaves, torch.ones(y.shape))))
+    y = in_order(**values, rule="mamba")
+    grads = torch.autograd.grad(y, leaves, torch.ones(()).expand(y.shape), retain_graph=True)
+    assert all(map(torch.equal, grads, torch.autograd.grad(y, leaves, torch.ones(y.shape))))
 
 
-@at_once
-@pytest.mark.parametrize("rule", ["longhorn", "mamba"])
-def test_the_operator_passes_torchs_checks(rule):
-    values = block_inputs(2, 2, 40, 16, 3, 2, 4, 7, rule=rule)  # 16 channels: see test_scan_operator.py
-    leaves = [values[name].requires_grad_() if name in values else None for name in NAMES]
-    torch.library.opcheck(
-        torch.ops.vilonghorn.block.default, (*leaves, rule, [False, True], 1e-5, True, False, [], True)
-    )
-
-
-@at_once
-def test_its_fake_tells_the_strides_of_the_result():
-    values = block_inputs(2, 2, 40, 5, 3, 2, 4, 7, rule="longhorn")
-    values["x"] = values["x"].mT.contiguous().mT
-    args = (*(values.get(name) for name in NAMES), "longhorn", [False, True], 1e-5, True, False, [], False)
+@pytest.mark.parametrize("rule, hidden", [("longhorn", 3), ("mamba", 0), ("none", 3)])
+def test_the_operator_passes_torchs_checks(rule, hidden):
+    values = block_inputs(2, 2, 40, 16, 3, 2, 4, 7, hidden=hidden, rule=rule)  # 16 channels: see test_scan_operator.py
+    leaves = [value if value is None else value.requires_grad_() for value in full(values).values()]
+    torch.library.opcheck(torch.ops.vilonghorn.block.default, (*leaves, rule, *OPTIONS, True))
+    values["x"] = values["x"].detach().mT.contiguous().mT
+    args = (*full(values).values(), rule, *OPTIONS, False)
     with torch.no_grad():
         torch.library.opcheck(torch.ops.vilonghorn.block.default, args, test_utils="test_faketensor")
 
 
-@at_once
 def test_the_gradients_operator_has_a_fake_that_tells_its_shapes():
-    values = block_inputs(2, 2, 40, 5, 3, 2, 4, 7, rule="longhorn")
-    args = [values.get(name) for name in NAMES]
-    y, *saved = torch.ops.vilonghorn.block(*args, "longhorn", [False, True], 1e-5, True, False, [], True)
+    values = small(hidden=3)
+    args = (*full(values).values(), "longhorn", *OPTIONS)
+    y, *saved = torch.ops.vilonghorn.block(*args, True)
     wanted = [name in values and name != "in_proj" for name in NAMES]
-    call = (torch.ones_like(y), *saved, *args, "longhorn", [False, True], 1e-5, True, False, [], wanted)
     torch.library.opcheck(
-        torch.ops.vilonghorn.block_backward.default, call, test_utils=("test_schema", "test_faketensor")
+        torch.ops.vilonghorn.block_backward.default,
+        (torch.ones_like(y), *saved, *args, wanted),
+        test_utils=("test_schema", "test_faketensor"),
     )
 
 
-@at_once
 def test_a_second_derivative_is_refused():
-    values = {
-        name: value.requires_grad_() for name, value in block_inputs(2, 2, 9, 5, 3, 2, 4, 7, rule="longhorn").items()
-    }
+    values = {name: value.requires_grad_() for name, value in small().items()}
     (dx,) = torch.autograd.grad(in_order(**values).square().sum(), values["x"], create_graph=True)
     with pytest.raises(RuntimeError, match="can be differentiated once only"):
         dx.sum().backward()
 
 
-@at_once
 def test_a_result_may_be_changed_in_place():
-    values = block_inputs(2, 2, 9, 5, 3, 2, 4, 7, rule="longhorn")
+    values = small(hidden=3)
     once, twice = value_and_grads(in_order, values), value_and_grads(lambda **v: in_order(**v).mul_(2), values)
     for name in once:
         torch.testing.assert_close(twice[name], 2 * once[name])
 
 
-@at_once
 def test_flops_are_those_of_the_parts():
-    values = block_inputs(2, 3, 11, 16, 4, 2, 4, 6, rule="mamba")
-    for frozen in (set(), {"in_proj", "out_proj"}):
+    values = block_inputs(2, 3, 11, 16, 4, 2, 4, 6, hidden=5, rule="mamba")
+    for frozen in (set(), {"in_proj", "out_proj", "mlp_in_proj"}):
         leaves = {name: value.clone().requires_grad_(name not in frozen) for name, value in values.items()}
         counts = []
         for function in (in_order, in_parts):
@@ -283,31 +281,42 @@ def test_flops_are_those_of_the_parts():
     [
         (dict(rule="gru"), ValueError, "rule is 'gru'"),
         (dict(rule="mamba"), ValueError, "needs A"),
+        (dict(rule="none"), TypeError, "x_proj is given; rule 'none' takes no weights of a scan"),
+        (dict(D=None), TypeError, "D is None"),
         (dict(norm_weight=torch.ones(5)), ValueError, r"norm_weight has shape \(5,\), expected \(7,\)"),
         (dict(x=torch.zeros(9, 7)), ValueError, r"x has shape \(9, 7\), expected \(B, L, dim\)"),
         (dict(x=torch.zeros(0, 9, 7)), ValueError, r"x has shape \(0, 9, 7\) on cpu, expected tokens on the CPU"),
         (dict(x=torch.zeros(2, 9, 7).double()), TypeError, "x is torch.float64, expected torch.float32"),
         (dict(in_proj=torch.zeros(10, 6)), ValueError, r"in_proj has shape \(10, 6\), expected \(10, 7\)"),
         (dict(dt_bias=torch.zeros(2, 4)), ValueError, "dt_bias has shape"),
+        (dict(dt_proj=torch.zeros(2, 3, 2)), ValueError, "dt has 3 heads, expected a divisor of the 5 channels"),
         (dict(x_proj=torch.zeros(2, 9, 5)), ValueError, "x_proj has shape"),
         (dict(out_proj=torch.zeros(1, 5)), ValueError, r"out_proj has shape \(1, 5\), expected \(7, 5\)"),
+        (dict(mlp_in_proj=None), ValueError, "some weights of the MLP are None"),
+        (dict(mlp_in_proj=torch.zeros(6, 8)), ValueError, r"mlp_in_proj has shape \(6, 8\), expected \(6, 7\)"),
+        (dict(drop_scales=torch.ones(1, 2)), ValueError, "drop_scales has 1 rows"),
+        (dict(drop_scales=torch.ones(2, 3)), ValueError, r"drop_scales has shape \(2, 3\), expected \(2, 2\)"),
         (dict(reverse=(False,)), ValueError, "reverse has 1 flags for 2 directions"),
         (dict(reverse=(0.5, 1.0)), TypeError, "reverse is .*, expected a tuple with True or False"),
         (dict(D=torch.zeros(2, 5, device="meta")), (ValueError, RuntimeError), "meta"),
     ],
 )
 def test_arguments_that_do_not_fit_are_named(change, exception, message):
-    values = block_inputs(2, 2, 9, 5, 3, 2, 4, 7, rule="longhorn")
     with pytest.raises(exception, match=message):
-        in_order(**values | change)
+        in_order(**small(hidden=3) | change)
 
 
-@at_once
-@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("rule", RULES_AND_NONE)
 def test_repetition_gives_the_same_bits(rule):
-    values = block_inputs(2, 3, 70, 40, 16, 3, 4, 20, rule=rule)
-    first, second = (value_and_grads(partial(in_order, rule=rule), values) for _ in range(2))
+    values = block_inputs(2, 3, 70, 40, 16, 3, 4, 20, hidden=9, rule=rule)
+    first, second = (value_and_grads(in_order, values, rule=rule) for _ in range(2))
     assert all(torch.equal(first[name], second[name]) for name in first)
+
+
+def test_without_gradients_the_result_is_the_same():
+    values = block_inputs(2, 2, 100, 30, 16, 3, 4, 24, hidden=30)
+    expected = in_order(**{name: value.clone().requires_grad_() for name, value in values.items()})
+    assert error(in_order(**values), expected) < 1e-6
 
 
 GRIDS = {  # of 11 tokens, and what is wrong
@@ -319,25 +328,19 @@ GRIDS = {  # of 11 tokens, and what is wrong
 }
 
 
-@pytest.mark.parametrize("function", [block, in_parts], ids=["block", "mamba_inner"])
+@pytest.mark.parametrize("function", [in_order, in_parts], ids=["block", "mamba_inner"])
 def test_a_grid_that_does_not_fit_is_refused(function):
-    if function is block and not has_fast_block():
-        pytest.skip("needs the native CPU library")
-    values = block_inputs(1, 2, 11, 5, 3, 2, 9, 7, rule="longhorn")
-    options = dict(A=None, reverse=(False,))
-    values["conv_weight"] = values["conv_weight"].unflatten(2, (3, 3))
+    values = block_inputs(1, 2, 11, 5, 3, 2, 9, 7, filters=(3, 3))
     for grid, problem in GRIDS.items():
         with pytest.raises(ValueError, match=re.escape(problem)):
-            function(**values, **options, grid=grid)
+            function(**values, reverse=(False,), grid=grid)
     values["conv_weight"] = values["conv_weight"][..., :2]
     with pytest.raises(ValueError, match="the filter is 3 x 2, expected an odd height and an odd width"):
-        function(**values, **options, grid=(2, 5))
+        function(**values, reverse=(False,), grid=(2, 5))
 
 
-@at_once
 def test_the_operator_itself_refuses_a_grid_that_its_kernel_cannot_read():
-    values = block_inputs(1, 2, 11, 5, 3, 2, 9, 7, rule="longhorn")
-    args = [values.get(name) for name in NAMES]
+    args = full(block_inputs(1, 2, 11, 5, 3, 2, 9, 7)).values()
     for grid in ([3, 3], [4, 4, 3, 3], [2, 5, 3, 1]):
         with pytest.raises(ValueError):
-            torch.ops.vilonghorn.block(*args, "longhorn", [False], 1e-5, True, False, grid, False)
+            torch.ops.vilonghorn.block(*args, "longhorn", [False], 1e-5, 1e-5, False, grid, False)

@@ -11,7 +11,7 @@ from vilonghorn.ops import conv_silu, mamba_inner, scan
 from vilonghorn.ops.mamba_inner import mamba_inner_composed
 from vilonghorn.ops.validate import MambaInnerArguments
 
-RULES = {"longhorn": 7, "longhorn_exact": 6, "mamba": 7}  # operations for a token, channel and number of state
+STEP = {"longhorn": 7, "longhorn_exact": 6, "mamba": 7}  # operations for a token, channel and number of state
 
 
 def flops(function, *args, **kwargs) -> int:
@@ -32,10 +32,10 @@ def test_vim_tiny_has_the_published_1_5_gflops():
     assert round(counted / 2e9, 1) == 1.5
 
 
-@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("rule", STEP)
 def test_a_scan_counts_its_recurrence_forwards_and_thrice_backwards(rule):
     values = {name: value.requires_grad_() for name, value in inputs(2, 3, 5, 7, 4, rule=rule).items()}
-    expected = 2 * 3 * 5 * 7 * (RULES[rule] * 4 + 2)
+    expected = 2 * 3 * 5 * 7 * (STEP[rule] * 4 + 2)
     assert flops(lambda: scan(**values, rule=rule, reverse=(False, True))) == expected
     backward = flops(lambda: scan(**values, rule=rule, reverse=(False, True)).sum().backward()) - expected
     assert backward == 3 * expected

@@ -10,12 +10,11 @@ from pathlib import Path
 import pytest
 import torch
 import torch._dynamo.testing
-from oracle import error, inputs, value_and_grads
+from oracle import KERNEL_RULES, error, inputs, value_and_grads
 
 from vilonghorn.ops import backends, scan
 from vilonghorn.ops.backends import _warned, bindings
 from vilonghorn.ops.backends import cpu as native
-from vilonghorn.ops.validate import RULES
 
 BACKENDS = [name for name in ("cpu", "reference") if backends("cpu")[name] == "ready"]
 
@@ -26,7 +25,7 @@ def operator_arguments(values, rule, reverse, reduce, save, backend):
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("rule", KERNEL_RULES)
 @pytest.mark.parametrize("reduce", ["none", "mean"])
 def test_opcheck_passes(reduce, rule, backend):
     # Checkpoints hold 16 channels or a multiple of them. What pads fewer channels is not set, so it may differ.
@@ -56,7 +55,7 @@ def test_on_the_meta_device_shapes_come_out_without_a_warning():
     assert y.shape == (1, 9, 5) and y.device.type == "meta"
 
 
-@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("rule", KERNEL_RULES)
 def test_compiled_with_dynamic_shapes_equals_eager_in_one_graph(rule):
     torch._dynamo.reset()
     counter = torch._dynamo.testing.CompileCounterWithBackend("aot_eager")

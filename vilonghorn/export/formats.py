@@ -1,31 +1,26 @@
 """Captures a model as a graph of torch's operators, and writes the graph as ONNX, torch.export or AOTInductor."""
 
+import copy
 import json
 import re
 import zipfile
 from collections.abc import Callable
-from contextlib import nullcontext
 from io import BytesIO
 from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
 
 import torch
 from timm.data import resolve_model_data_config
-from timm.layers import set_exportable
 from torch import nn
 from torch.export import Dim, ExportedProgram
 
+from ..layers.exportable import make_exportable
 from ..models import VisionSSM
 from ..models._timm import FeatureGetterNet
-from ..ops.chunked import LINEAR_ATTENTION_OPSET, linear_attention
-from ..ops.register import native_export
 from . import native
-from .weights import WEIGHTS, ShortWeights, int8_layers
+from .weights import WEIGHTS, ShortWeights
 
-# Of ONNX: torch's exporter is written for it, and it is the first with an antialiased Resize. 27 has LinearAttention,
-# which older runtimes lack, and which onnxruntime 1.32 expands into a Scan.
-OPSET = 18
-OPSETS = (OPSET, LINEAR_ATTENTION_OPSET)
+OPSET = 18  # of ONNX: torch's exporter is written for it, and it is the first with an antialiased Resize
 
 
 def trunk(model: nn.Module) -> VisionSSM:
@@ -46,36 +41,16 @@ def image_size(model: nn.Module, rows: int, columns: int) -> tuple[int, int]:
     return (rows - 1) * dy + height, (columns - 1) * dx + width
 
 
-def has_linear_attention(model: nn.Module) -> bool:
-    """Whether opset 27 has an operator for the scans of a model: separate directions of the exact rule with heads."""
-    mixers = [block.mixer for block in trunk(model).blocks]
-    return all(m.heads is not None and m.rule == "longhorn_exact" and m.scan_norm is None for m in mixers)
-
-
-def check_opset(model: nn.Module, kind: str, opset: int) -> None:
-    """Raises ValueError unless `opset` is 18, or 27 for a format and a model whose scans it has an operator for."""
-    if opset not in OPSETS:
-        raise ValueError(f"opset is {opset}, expected one of {', '.join(map(str, OPSETS))}")
-    if opset != OPSET and kind != "onnx":
-        raise ValueError(f"opset is {opset} with {kind!r}, expected {OPSET}; {opset} is for 'onnx'")
-    if opset != OPSET and not has_linear_attention(model):
-        raise ValueError(
-            f"opset is {opset}, expected {OPSET}: LinearAttention computes the exact rule with heads and separate "
-            "directions, as in vilonghornv2_*"
-        )
-
-
 def check_weights(kind: str, weights: str) -> None:
     """Raises ValueError unless a format takes a type of weights."""
     if weights != "fp32" and not FORMATS[kind].is_onnx:
         raise ValueError(f"weights is {weights!r}, expected 'fp32' with {kind!r}; 'onnx' and 'ort' take {WEIGHTS}")
 
 
-def capture(model: nn.Module, keep_native: bool = False, weights: str = "fp32", opset: int = OPSET) -> ExportedProgram:
+def capture(model: nn.Module, keep_native: bool = False, weights: str = "fp32") -> ExportedProgram:
     """Captures a model of `load_for_export` for any number of images, and of patches in height and width.
 
-    With `keep_native`, blocks and scans are operators of this library, else of torch. `weights` is one of WEIGHTS. With
-    `opset` 27, scans are LinearAttention of ONNX, and only `write_onnx` can use the program.
+    With `keep_native`, blocks and scans are operators of this library, else of torch. `weights` is one of WEIGHTS.
     """
     embed, least, dims = trunk(model).patch_embed, min_grid(model), {0: Dim("batch", min=1)}
     for dim, name, step, patch in zip((2, 3), ("rows", "columns"), embed.stride, embed.patch_size):
@@ -84,11 +59,12 @@ def capture(model: nn.Module, keep_native: bool = False, weights: str = "fp32", 
         dims[dim] = size + (patch - step) if patch > step else size
     # Primes, because Inductor fixes a size that equals another one, as 64 pixels do 64 channels.
     images = torch.zeros(2, embed.in_chans, *image_size(model, max(least, 11), max(least, 13)))
-    module: nn.Module = model
+    module = copy.deepcopy(model)
+    module = native.use_operators(module) if keep_native else make_exportable(module)
     if weights != "fp32":
-        module = ShortWeights(model, weights, int8_layers(model) if keep_native and weights == "int8" else ())
-    kept = native_export.on() if keep_native else linear_attention.on() if opset != OPSET else nullcontext()
-    with torch.no_grad(), set_exportable(True), kept:
+        in_int8 = native.int8_layers(module) if weights == "int8" else ()
+        module = ShortWeights(module, weights, in_int8)
+    with torch.no_grad():
         return torch.export.export(module, (images,), dynamic_shapes=(dims,), strict=False)
 
 
@@ -128,8 +104,6 @@ def write_onnx(
     onnx = torch.onnx.export(program, dynamo=True, opset_version=OPSET, verbose=False, optimize=False, **names)
     _simplify(onnx.model)
     edit(onnx.model.graph)
-    if any(node.op_type == "LinearAttention" for node in onnx.model.graph):
-        onnx.model.opset_imports[""] = LINEAR_ATTENTION_OPSET
     [images], outputs = onnx.model.graph.inputs, onnx.model.graph.outputs
     batch, channels, height, width = images.shape
     symbols = {str(batch): "batch", **dict(zip(re.findall(r"s\d+", f"{height} {width}"), ("rows", "columns")))}

@@ -6,10 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from .. import __version__
+from ..layers import Block, fused
+from ..layers.exportable import ExportableMixer, make_exportable
 from ..ops.backends import cpu
+from ..ops.block import run_block
 from ..ops.validate import BlockArguments, ScanArguments
 from .weights import quantize
 
@@ -33,6 +36,45 @@ def ort_library() -> Path:
     return Path(cpu.library._name)
 
 
+class NativeBlock(Block):
+    """A block whose norm and mixer are one operator in the exported graph."""
+
+    def forward(self, x: Tensor, grid: list[int] | None = None) -> Tensor:
+        """As `Block.forward`."""
+        args = fused.block_arguments(self, x, grid, False)
+        x = run_block(args._replace(mlp_norm_weight=None, mlp_in_proj=None, mlp_out_proj=None))
+        return x if self.mlp is None else x + self.mlp(self.norm2(x))
+
+
+class NativeMixer(ExportableMixer):
+    """A mixer whose scan is one operator in the exported graph."""
+
+    scan_backend = cpu.NAME
+
+
+def use_operators(model: nn.Module) -> nn.Module:
+    """Replaces the classes of blocks and mixers in a model, in place, and returns it."""
+    blocks = [module for module in model.modules() if type(module) is Block and _is_one_operator(module)]
+    make_exportable(model)
+    for module in model.modules():
+        if type(module) is ExportableMixer:
+            module.__class__ = NativeMixer
+    for block in blocks:
+        block.__class__ = NativeBlock
+    return model
+
+
+def _is_one_operator(block: Block) -> bool:
+    args = fused.block_arguments(block, torch.empty(0), [1, 1], False)
+    return not args.conv_grid and fused.is_as_made(block) and fused.takes(block, args)
+
+
+def int8_layers(model: nn.Module) -> list[str]:
+    """Names of the weights that `--to ort --weights int8` multiplies in int8: of in_proj and out_proj in a NativeBlock."""
+    blocks = [name for name, module in model.named_modules() if isinstance(module, NativeBlock)]
+    return [f"{name}.mixer.{layer}.weight" for name in blocks for layer in ("in_proj", "out_proj")]
+
+
 def _symbolic(op: str, inputs: tuple[Tensor | None, ...], shape: Sequence[int], **attrs: Any) -> Tensor:
     attrs |= dict(interface=INTERFACE, version=__version__)
     return torch.onnx.ops.symbolic(
@@ -42,10 +84,8 @@ def _symbolic(op: str, inputs: tuple[Tensor | None, ...], shape: Sequence[int], 
 
 def _block(*args: Any) -> tuple[Tensor, ...]:
     block, x = BlockArguments(*args[:-1]), args[0]
-    if block.grid:
-        raise ValueError("an exported block has no convolution over a grid: compose it of its parts")
-    options = dict(rule=block.rule, reverse=list(block.reverse), eps=block.eps, residual=int(block.residual))
-    return _symbolic("Block", block[:11], x.shape, **options), *(x.new_empty(0) for _ in range(3))
+    options = dict(rule=block.rule, reverse=list(block.reverse), eps=block.eps)
+    return _symbolic("Block", block[:11], x.shape, **options), *(x.new_empty(0) for _ in range(5))
 
 
 def _scan(*args: Any) -> tuple[Tensor, ...]:

@@ -15,9 +15,7 @@ from ..data.files import atomic_write
 from . import runtime
 from .formats import (
     FORMATS,
-    OPSET,
     capture,
-    check_opset,
     check_weights,
     describe,
     image_size,
@@ -38,30 +36,28 @@ class VerificationError(Exception):
     """The exported file does not run without this library, or its outputs differ from the model's."""
 
 
-def export(model: nn.Module, kind: str, path: str | os.PathLike, weights: str = "fp32", opset: int = OPSET) -> Errors:
+def export(model: nn.Module, kind: str, path: str | os.PathLike, weights: str = "fp32") -> Errors:
     """Writes a model to `path`, only after `verify` has accepted the file; otherwise `path` stays as it was.
 
     The model is of `load_for_export`, `kind` one of `FORMATS`, `weights` one of `WEIGHTS`; the folder of `path` exists.
-    `opset` of ONNX is 18, or 27 to write the scans as LinearAttention.
     A file with short weights is compared with a model that has the same ones.
 
     Raises:
         VerificationError: as `verify`.
-        ValueError: an unknown format or type of weights, a weight that is not finite or too large for float16, a
-            format that takes float32 weights only, or opset 27 where LinearAttention is not what the model computes.
+        ValueError: an unknown format or type of weights, a weight that is not finite or too large for float16, or a
+            format that takes float32 weights only.
     """
-    check_opset(model, kind, opset)
     if kind not in FORMATS or weights not in WEIGHTS:
         raise ValueError(f"kind is {kind!r} and weights {weights!r}, expected one of {[*FORMATS]} and of {WEIGHTS}")
     if broken := [name for name, parameter in model.named_parameters() if not parameter.isfinite().all()]:
-        raise ValueError(f"{broken[0]} holds NaN or infinity, expected finite weights; export an earlier checkpoint")
+        raise ValueError(f"{broken[0]} contains NaN or infinity, expected finite weights; export an earlier checkpoint")
     path = Path(path)
     check_weights(kind, weights)
     model = round_weights(model, weights)
     tolerance = INT8_TOLERANCE if FORMATS[kind].native and weights == "int8" else TOLERANCE
     with tempfile.TemporaryDirectory(prefix=f".{path.name}.", dir=path.parent) as folder:
         unverified = Path(folder, f"model{FORMATS[kind].suffix}")
-        program = capture(model, FORMATS[kind].native, weights, opset)
+        program = capture(model, FORMATS[kind].native, weights)
         FORMATS[kind].write(program, unverified, describe(model, weights))
         errors = verify(model, kind, unverified, tolerance)
         with atomic_write(path) as file:

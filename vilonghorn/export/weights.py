@@ -11,8 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from ..layers import Block, Mixer
-from ..ops.register import native_export
+from ..layers import Mixer
 
 WEIGHTS = ("fp32", "fp16", "int8")
 
@@ -75,20 +74,6 @@ def round_weights(model: nn.Module, weights: str) -> nn.Module:
     for name, parts in shorten(model, weights).items():
         parameters[name].copy_(restore(*parts))
     return model
-
-
-def int8_layers(model: nn.Module) -> dict[str, nn.Linear]:
-    """The layers that `--to ort --weights int8` multiplies in int8, by the names of their weights.
-
-    These are in_proj and out_proj of each block that is one operator.
-    """
-    found = {}
-    with native_export.on():
-        for name, block in model.named_modules():
-            if isinstance(block, Block) and block.fused_weights(torch.zeros(1, 1, block.mixer.dim)):
-                found[f"{name}.mixer.in_proj.weight"] = block.mixer.in_proj
-                found[f"{name}.mixer.out_proj.weight"] = block.mixer.out_proj
-    return found
 
 
 class ShortWeights(nn.Module):

@@ -9,18 +9,16 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from timm.layers import is_exportable, register_notrace_function, set_exportable
 from torch import Tensor, fx, nn
 
 from ..ops.backends import cpu
-from ..ops.mamba_inner import mamba_inner
-from ..ops.validate import MAX_CONV, MAX_STATE, RULES, autocast_dtype, check_flags
+from ..ops.rules import NO_RULE, find_rule
+from ..ops.validate import MAX_CONV, MAX_STATE, autocast_dtype, check_flags
+from .fused import is_unchanged
 from .norm import to_fp32
 
 # Range and lower limit of Mamba's initial step sizes, softplus(dt_bias).
 DT_MIN, DT_MAX, DT_FLOOR = 1e-3, 1e-1, 1e-4
-
-DIRECTIONS = ("separate", "shared")
 
 
 class Mixer(nn.Module):
@@ -33,10 +31,11 @@ class Mixer(nn.Module):
         x_proj (G, R + 2N, D)      rows: dt, k, q       dt_proj (G, D, R), dt_bias (G, D)
         A_log (G, D, N)            rule "mamba" only    D (G, D)       out_proj.weight (dim, D)
 
-    k and q are what Mamba calls B and C. With directions="shared", Longhorn's own bidirectional form, all directions
-    share one set of parameters (G = 1 in these shapes) and one convolution, and each output has its own
-    RMSNorm, with weights scan_norm, (directions, D). With heads=H, dt_proj is (G, H, R) and dt_bias (G, H). With
-    d_conv=(height, width), conv_weight is (G, D, height, width) and works on the grid of patches (`conv2d_silu`).
+    k and q are what Mamba calls B and C. With shared_directions, Longhorn's own bidirectional form, all directions share
+    one set of parameters (G = 1 in these shapes) and one convolution, and each output has its own RMSNorm, with weights
+    scan_norm, (directions, D). With num_heads=H, dt_proj is (G, H, R) and dt_bias (G, H). With d_conv=(height, width),
+    conv_weight is (G, D, height, width) and works on the grid of patches (`conv2d_silu`). With rule=None there is no
+    scan: the gated convolution block of MambaOut (arXiv 2405.07992), without x_proj, dt_proj, dt_bias and D.
 
     Initialisation follows Mamba (arXiv 2312.00752) and, for the Longhorn rules, Longhorn (arXiv 2407.14207).
     """
@@ -45,49 +44,49 @@ class Mixer(nn.Module):
         self,
         dim: int,
         *,
-        rule: str = "longhorn",
+        rule: str | None = "longhorn",
         reverse: Sequence[bool] = (False, True),
-        directions: str = "separate",
-        heads: int | None = None,
+        shared_directions: bool = False,
+        num_heads: int | None = None,
         d_state: int = 16,
         d_conv: int | Sequence[int] = 4,
         expand: int = 2,
         dt_rank: int | None = None,
-        depth: int = 1,
+        num_branches: int = 1,
         device=None,
         dtype=None,
     ) -> None:
         """
         Args:
             dim: width of the tokens.
-            rule: state update, "longhorn", "longhorn_exact" or "mamba" (see `vilonghorn.ops.scan`).
+            rule: state update, "longhorn", "longhorn_exact" or "mamba" (see `vilonghorn.ops.scan`); None for no scan.
             reverse: a flag for each direction: True reads the sequence from its end.
-            directions: "separate": own parameters, averaged; or "shared": one set of parameters, normalised and summed.
-            heads: number of heads, runs of D / heads channels with one beta, for Longhorn's rules. Default: a beta for
-                each channel.
+            shared_directions: whether the directions share one set of parameters and are normalised and summed. Default:
+                each has its own parameters, and they are averaged.
+            num_heads: heads of D / num_heads channels that share dt, for Longhorn's rules. Default: a dt for each
+                channel.
             d_state: N, state size of a channel.
             d_conv: K, kernel size of the causal convolution in tokens; or height and width, odd, of one over the grid.
             expand: D / dim.
             dt_rank: R. Default: ceil(dim / 16), or the number of heads if it is smaller.
-            depth: number of residual branches in the network; the initial out_proj is divided by sqrt(depth).
+            num_branches: residual branches in the network; the initial out_proj is divided by sqrt(num_branches).
             device: of the parameters.
             dtype: of the parameters.
 
         Raises:
-            ValueError: an unknown rule or value of `directions`, heads of rule "mamba", no direction, or a size outside
-                its range.
+            ValueError: an unknown rule, heads or shared directions of a rule without them, no direction, or a size
+                outside its range.
             TypeError: flags other than True and False.
         """
         super().__init__()
         flags = check_flags("Mixer", reverse)
-        if rule not in RULES:
-            raise ValueError(f"rule is {rule!r}, expected one of {', '.join(map(repr, RULES))}")
+        record = None if rule in (None, NO_RULE) else find_rule("Mixer", rule)
         if len(reverse) == 0:
             raise ValueError("reverse is empty, expected one flag for each direction")
-        if directions not in DIRECTIONS:
-            raise ValueError(f"directions is {directions!r}, expected one of {', '.join(map(repr, DIRECTIONS))}")
-        if heads is not None and rule == "mamba":
-            raise ValueError("heads are for the rules 'longhorn' and 'longhorn_exact'; rule 'mamba' has no beta")
+        if num_heads is not None and not (record and record.has_heads):
+            raise ValueError(f"num_heads is {num_heads}, expected None: rule {rule!r} has no heads")
+        if shared_directions and record is None:
+            raise ValueError("shared_directions is True, expected False: without a rule there is nothing to share")
         kernel = tuple(d_conv) if isinstance(d_conv, (tuple, list)) else (d_conv,)
         is_grid = len(kernel) == 2 and all(isinstance(k, int) and k > 0 and k % 2 for k in kernel)
         if kernel != (d_conv,) and not is_grid:
@@ -101,39 +100,32 @@ class Mixer(nn.Module):
                     f"{name} is {size!r}, expected an integer from 1 {f'to {limits[name]}' if name in limits else 'on'}"
                 )
         width = expand * dim
-        if heads is not None and (not isinstance(heads, int) or not 1 <= heads <= width or width % heads):
-            raise ValueError(f"heads is {heads!r}, expected a divisor of the inner width {width}")
+        heads = width if num_heads is None else num_heads
+        if not isinstance(heads, int) or not 1 <= heads <= width or width % heads:
+            raise ValueError(f"num_heads is {num_heads!r}, expected a divisor of the inner width {width}")
         dd = {"device": device, "dtype": dtype}
         self.dim = dim
-        self.rule = rule
+        self.rule: str = NO_RULE if record is None else record.name
         self.reverse = tuple(map(bool, flags))
         self.flags: list[int] = flags  # `reverse` for TorchScript, whose tracer takes no lists of booleans
         self.d_state = d_state
         self.d_inner = width
-        self.heads = heads
-        self.dt_rank = dt_rank or min(math.ceil(dim / 16), heads or width)
-        self.depth = depth
-        self.exportable = is_exportable()
+        self.num_heads = num_heads
+        self.dt_rank = dt_rank or min(math.ceil(dim / 16), heads)
+        self.num_branches = num_branches
 
-        shared = directions == "shared"
-        sets = 1 if shared else len(self.reverse)
-        rows = self.dt_rank + 2 * d_state
+        sets = 1 if shared_directions else len(self.reverse)
+        shapes: dict[str, tuple[int, ...] | None] = dict.fromkeys(("x_proj", "dt_proj", "dt_bias", "A_log", "D"))
+        if record is not None:
+            shapes["x_proj"] = (sets, self.dt_rank + 2 * d_state, width)
+            shapes |= dict(dt_proj=(sets, heads, self.dt_rank), dt_bias=(sets, heads), D=(sets, width))
+            shapes["A_log"] = (sets, width, d_state) if record.has_decay else None
+        shapes["scan_norm"] = (len(self.reverse), width) if shared_directions else None
         self.in_proj = nn.Linear(dim, 2 * width, bias=False, **dd)
         self.conv_weight = nn.Parameter(torch.empty(sets, width, *kernel, **dd))
         self.conv_bias = nn.Parameter(torch.empty(sets, width, **dd))
-        self.x_proj = nn.Parameter(torch.empty(sets, rows, width, **dd))
-        steps = self.d_inner if heads is None else heads
-        self.dt_proj = nn.Parameter(torch.empty(sets, steps, self.dt_rank, **dd))
-        self.dt_bias = nn.Parameter(torch.empty(sets, steps, **dd))
-        if rule == "mamba":
-            self.A_log = nn.Parameter(torch.empty(sets, width, d_state, **dd))
-        else:
-            self.register_parameter("A_log", None)
-        self.D = nn.Parameter(torch.empty(sets, width, **dd))
-        if shared:
-            self.scan_norm = nn.Parameter(torch.empty(len(self.reverse), width, **dd))
-        else:
-            self.register_parameter("scan_norm", None)
+        for name, shape in shapes.items():
+            self.register_parameter(name, None if shape is None else nn.Parameter(torch.empty(shape, **dd)))
         self.out_proj = nn.Linear(width, dim, bias=False, **dd)
         self.reset_parameters()
 
@@ -146,19 +138,20 @@ class Mixer(nn.Module):
             self.conv_bias: self.conv_weight[0, 0].numel(),
             self.x_proj: self.d_inner,
             self.dt_proj: self.dt_rank,
-            self.out_proj.weight: self.d_inner * self.depth,
+            self.out_proj.weight: self.d_inner * self.num_branches,
         }
         for parameter, fan in fan_in.items():  # what nn.Linear and nn.Conv1d do, for stacked weights
-            nn.init.uniform_(parameter, -(fan**-0.5), fan**-0.5)
-        nn.init.ones_(self.D)
-        if self.scan_norm is not None:
-            nn.init.ones_(self.scan_norm)
-        if self.rule != "mamba":
-            nn.init.zeros_(self.dt_bias)
+            if parameter is not None:
+                nn.init.uniform_(parameter, -(fan**-0.5), fan**-0.5)
+        for ones in (self.D, self.scan_norm):
+            if ones is not None:
+                nn.init.ones_(ones)
+        if self.A_log is None:
+            if self.dt_bias is not None:
+                nn.init.zeros_(self.dt_bias)
             return
         dd: dict[str, Any] = {"device": self.dt_bias.device, "dtype": torch.float32}
-        if self.A_log is not None:
-            self.A_log.copy_(torch.arange(1, self.d_state + 1, **dd).log().expand_as(self.A_log))
+        self.A_log.copy_(torch.arange(1, self.d_state + 1, **dd).log().expand_as(self.A_log))
         step = torch.empty(self.dt_bias.shape, **dd).uniform_(math.log(DT_MIN), math.log(DT_MAX)).exp()
         step = step.clamp(min=DT_FLOOR)
         self.dt_bias.copy_(step + torch.log(-torch.expm1(-step)))  # the inverse of softplus
@@ -174,37 +167,20 @@ class Mixer(nn.Module):
         """
         if not torch.jit.is_scripting() and self._is_autocast(x):
             return self._autocast_forward(x, grid)
-        xz = self.in_proj(x)
-        if not torch.jit.is_scripting() and self._is_exportable():
-            y = self._exportable_inner(xz, grid)
-        else:
-            y = torch.ops.vilonghorn.mamba_inner(
-                xz, *self.inner_weights(), self.scan_norm, self.rule, self.flags, grid, self.heads
-            )
+        y = torch.ops.vilonghorn.mamba_inner(
+            self.in_proj(x), *self.inner_weights(), self.scan_norm, self.rule, self.flags, grid
+        )
         return self.out_proj(y)
-
-    @torch.jit.unused
-    def _is_exportable(self) -> bool:
-        return self.exportable or is_exportable()
-
-    @torch.jit.unused
-    def _exportable_inner(self, xz: Tensor, grid: list[int] | None) -> Tensor:
-        form = (self.rule, self.flags, grid, self.heads)
-        return exportable_inner(xz, *self.inner_weights(), self.scan_norm, *form)
 
     @torch.jit.unused
     def _is_autocast(self, x: Tensor) -> bool:
         """Whether autocast converts the projections' weights; a CPU with the native library runs in float32."""
-        if isinstance(x, fx.Proxy) or torch.jit.is_tracing() or self._is_exportable():
+        if isinstance(x, fx.Proxy) or torch.jit.is_tracing() or self.x_proj is None:
             return False
         dtype = autocast_dtype(x)
         converts = dtype is not None and dtype != self.x_proj.dtype and cpu.unavailable(x.device.type) is not None
-        return converts and self.has_plain_projections()
-
-    @torch.jit.unused
-    def has_plain_projections(self) -> bool:
-        """Whether in_proj and out_proj are no more than their weights, as they were made."""
-        return all(is_plain(layer, nn.Linear) and layer.bias is None for layer in (self.in_proj, self.out_proj))
+        layers = (self.in_proj, self.out_proj)
+        return converts and all(is_unchanged(layer, nn.Linear) and layer.bias is None for layer in layers)
 
     @torch.jit.unused
     def _autocast_forward(self, x: Tensor, grid: list[int] | None) -> Tensor:
@@ -215,43 +191,20 @@ class Mixer(nn.Module):
         parts = short.split([weight.numel() for weight in weights])
         in_proj, x_proj, dt_proj, out_proj = (part.view(w.shape) for part, w in zip(parts, weights))
         inner = (conv_weight, conv_bias, x_proj, dt_proj, *others)
-        form = (self.rule, self.flags, grid, self.heads)
-        y = torch.ops.vilonghorn.mamba_inner(F.linear(x, in_proj), *inner, self.scan_norm, *form)
-        return F.linear(y, out_proj)
+        options = (self.scan_norm, self.rule, self.flags, grid)
+        return F.linear(torch.ops.vilonghorn.mamba_inner(F.linear(x, in_proj), *inner, *options), out_proj)
 
-    def inner_weights(self) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor | None, Tensor]:
+    def inner_weights(self) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None, Tensor | None, Tensor | None, Tensor | None]:
         """conv_weight, conv_bias, x_proj, dt_proj, dt_bias, A and D, as `vilonghorn.ops.mamba_inner` takes them."""
         A: Tensor | None = None
         if self.A_log is not None:
             A = -torch.exp(to_fp32(self.A_log))
-        dt_proj: Tensor = self.dt_proj
-        dt_bias: Tensor = self.dt_bias
-        if self.heads is not None:
-            channels = self.d_inner // self.heads
-            dt_proj, dt_bias = dt_proj.repeat_interleave(channels, 1), dt_bias.repeat_interleave(channels, 1)
-        return self.conv_weight, self.conv_bias, self.x_proj, dt_proj, dt_bias, A, self.D
+        return self.conv_weight, self.conv_bias, self.x_proj, self.dt_proj, self.dt_bias, A, self.D
 
     def extra_repr(self) -> str:
         """Rule, directions and sizes, for print."""
-        form = "separate" if self.scan_norm is None else "shared"
+        directions = "separate" if self.scan_norm is None else "shared"
         sizes = f"d_inner={self.d_inner}, d_state={self.d_state}"
-        sizes += "" if self.heads is None else f", heads={self.heads}"
+        sizes += "" if self.num_heads is None else f", num_heads={self.num_heads}"
         sizes += "" if self.conv_weight.dim() == 3 else f", d_conv={tuple(self.conv_weight.shape[2:])}"
-        return f"rule={self.rule!r}, reverse={self.reverse}, directions={form!r}, {sizes}"
-
-
-@register_notrace_function
-def exportable_inner(xz: Tensor, *args: Any) -> Tensor:
-    """`vilonghorn.ops.mamba_inner` in torch's own operators."""
-    with set_exportable(True):
-        y = mamba_inner(xz, *args)
-    return y
-
-
-def is_plain(module: nn.Module, kind: type) -> bool:
-    """Exact type, no hooks of its own, no overridden forward, not compiled by itself."""
-    has_hooks = (
-        module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or module._backward_pre_hooks
-    )
-    is_own = "forward" not in module.__dict__ and module._compiled_call_impl is None
-    return type(module) is kind and not has_hooks and is_own
+        return f"rule={self.rule!r}, reverse={self.reverse}, directions={directions!r}, {sizes}"

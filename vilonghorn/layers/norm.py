@@ -1,12 +1,8 @@
 """RMSNorm with the library's operator, which on the CPU saves half of what torch's saves for backward."""
 
-from typing import cast
-
 import torch
-from timm.layers import is_exportable, register_notrace_function
+from timm.layers import register_notrace_function
 from torch import Tensor, nn
-
-from ..ops.norm import rms_norm_exportable
 
 
 class RMSNorm(nn.RMSNorm):
@@ -21,17 +17,10 @@ class RMSNorm(nn.RMSNorm):
             dtype: of the weight.
         """
         super().__init__(dim, eps=eps, device=device, dtype=dtype)
-        self.exportable = is_exportable()
 
     def forward(self, x: Tensor) -> Tensor:
         """Normalises x, (..., dim)."""
-        if not torch.jit.is_scripting() and self._is_exportable():
-            return rms_norm_exportable(x, self.weight, cast(float, self.eps))
         return torch.ops.vilonghorn.rms_norm(x, self.weight, self.eps)
-
-    @torch.jit.unused
-    def _is_exportable(self) -> bool:
-        return self.exportable or is_exportable()
 
 
 @register_notrace_function

@@ -147,7 +147,10 @@ class VisionSSM(nn.Module):
         self.patch_drop = PatchDropout(patch_drop_rate, 0, ordered=True) if patch_drop_rate > 0 else nn.Identity()
 
         branches = 2 * depth if mlp_ratio else depth
-        mixer: dict[str, Any] = dict(rule=rule, directions=directions, heads=heads, depth=branches)
+        if directions not in ("separate", "shared"):
+            raise ValueError(f"directions is {directions!r}, expected 'separate' or 'shared'")
+        mixer: dict[str, Any] = dict(rule=rule, shared_directions=directions == "shared", num_heads=heads)
+        mixer |= dict(num_branches=branches)
         mixer |= dict(d_state=d_state, d_conv=d_conv, dt_rank=dt_rank, expand=expand)
         block = partial(Block, embed_dim, mlp_ratio=mlp_ratio, norm_layer=norm_layer, **mixer, **dd)
         nested = isinstance(reverse, (tuple, list)) and any(isinstance(flags, (tuple, list)) for flags in reverse)

@@ -4,9 +4,9 @@ from . import flops
 from .backends import backends
 from .block import block
 from .conv import conv_silu
-from .gated_mlp import gated_mlp
 from .mamba_inner import mamba_inner
 from .norm import rms_norm
+from .rules import Rule, register_rule
 from .scan import scan
 
-__all__ = ["backends", "block", "conv_silu", "flops", "gated_mlp", "mamba_inner", "rms_norm", "scan"]
+__all__ = ["Rule", "backends", "block", "conv_silu", "flops", "mamba_inner", "register_rule", "rms_norm", "scan"]

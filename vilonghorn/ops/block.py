@@ -1,6 +1,6 @@
-"""`block`: a whole residual block as one operator, on a CPU with the native library.
+"""`block`: a residual block as one operator on a CPU with the native library: norm, mixer, and perhaps a gated MLP.
 
-One call replaces a dozen, and neither the normalised tokens nor the branch need memory of their own.
+One call replaces a dozen, and what lies between their products stays in the cache.
 """
 
 import platform
@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from .backends import cpu
-from .register import native_export, register_op
-from .validate import BlockArguments, autocast_dtype, check_flags, validate_block, with_grid
+from .register import register_op
+from .validate import BlockArguments, autocast_dtype, check_flags, flatten_filter, validate_block
 
 X86 = platform.machine().lower() in ("x86_64", "amd64")
 
@@ -22,20 +22,28 @@ def block(
     in_proj: Tensor,
     conv_weight: Tensor,
     conv_bias: Tensor,
-    x_proj: Tensor,
-    dt_proj: Tensor,
-    dt_bias: Tensor,
+    x_proj: Tensor | None,
+    dt_proj: Tensor | None,
+    dt_bias: Tensor | None,
     A: Tensor | None,
-    D: Tensor,
+    D: Tensor | None,
     out_proj: Tensor,
+    mlp_norm_weight: Tensor | None = None,
+    mlp_in_proj: Tensor | None = None,
+    mlp_out_proj: Tensor | None = None,
+    drop_scales: Tensor | None = None,
     *,
     rule: str = "longhorn",
     reverse: Sequence[bool] = (False, True),
     eps: float = 1e-5,
-    residual: bool = True,
+    mlp_eps: float = 1e-5,
     grid: Sequence[int] | None = None,
 ) -> Tensor:
-    """Returns x + branch, branch = `mamba_inner`(`rms_norm`(x, norm_weight, eps) in_proj^T, ...) out_proj^T.
+    """Adds the branch of a mixer to x, then that of an MLP, if its weights are given.
+
+    The first branch is `mamba_inner`(`rms_norm`(x, norm_weight, eps) in_proj^T, ...) out_proj^T. The second is
+    (silu(g) * v) mlp_out_proj^T with (g, v) = `rms_norm`(x, mlp_norm_weight, mlp_eps) mlp_in_proj^T (SwiGLU, Shazeer,
+    arXiv 2002.05202).
 
     Args:
         x: tokens, (B, L, dim), float32 on the CPU like all tensors here.
@@ -44,18 +52,22 @@ def block(
         conv_weight: as the following ones, in `mamba_inner` with separate directions.
         conv_bias: (G, D).
         x_proj: (G, R + 2N, D).
-        dt_proj: (G, D, R).
-        dt_bias: (G, D).
+        dt_proj: (G, H, R).
+        dt_bias: (G, H).
         A: (G, D, N), for rule "mamba" only, else None.
         D: (G, D).
         out_proj: (dim, D).
+        mlp_norm_weight: (dim,), or None, as the following two, for no MLP.
+        mlp_in_proj: (2M, dim), rows of g, then v.
+        mlp_out_proj: (dim, M).
+        drop_scales: factors of each sample's branches, (1, B), with an MLP (2, B): stochastic depth. Default: 1.
         rule: as in `mamba_inner`.
         reverse: as in `mamba_inner`.
         eps: added to the mean square.
-        residual: whether x is added; else the branch alone.
+        mlp_eps: the same for the MLP's norm.
         grid: as in `mamba_inner`.
 
-    Under autocast to bfloat16, in_proj and out_proj are products of bfloat16 values, summed in float32, where the
+    Under autocast to bfloat16, the products of linear layers are of bfloat16 values, summed in float32, where the
     processor has AMX. Without autocast `torch.set_float32_matmul_precision` chooses, see `vilonghorn.ops.backends.cpu`.
 
     Returns:
@@ -63,13 +75,14 @@ def block(
 
     Raises:
         ValueError: shapes, devices or a rule that do not fit, or no tokens.
-        TypeError: a dtype other than float32, or flags other than True and False.
-        RuntimeError: the native library is not built.
+        TypeError: a dtype other than float32, weights that are missing, or flags other than True and False.
+        RuntimeError: the native library is not built, or has no kernel for the rule.
     """
-    filters, grid_options = with_grid("block", conv_weight, grid)
-    tensors = (x, norm_weight, in_proj, filters, conv_bias, x_proj, dt_proj, dt_bias, A, D, out_proj)
-    form = (check_flags("block", reverse), float(eps), residual, autocast_dtype(x) == torch.bfloat16, grid_options)
-    return _run(BlockArguments(*tensors, rule, *form))
+    scan_weights = (x_proj, dt_proj, dt_bias, A, D)
+    mlp = (mlp_norm_weight, mlp_in_proj, mlp_out_proj)
+    filters, conv_grid = flatten_filter("block", conv_weight, grid)
+    tensors = (x, norm_weight, in_proj, filters, conv_bias, *scan_weights, out_proj, *mlp, drop_scales)
+    return run_block(BlockArguments(*tensors, rule, check_flags("block", reverse), eps, mlp_eps, runs_bf16(x), conv_grid))
 
 
 def has_fast_block() -> bool:
@@ -79,30 +92,38 @@ def has_fast_block() -> bool:
 
 def prefers_block(x: Tensor) -> bool:
     """Whether `block` takes the tokens x, and is faster than its parts."""
+    dtype = autocast_dtype(x)
     return (
-        (has_fast_block() or native_export.is_on)
-        and are_float32_on_cpu((x,))
+        has_fast_block()
+        and is_float32_on_cpu(x)
         and x.numel() > 0
-        and ((short := autocast_dtype(x)) is None or short == torch.bfloat16 and cpu.has_bf16_products())
+        and (dtype is None or dtype == torch.bfloat16 and cpu.has_bf16_products())
     )
 
 
-def are_float32_on_cpu(tensors: Sequence[Tensor | None]) -> bool:
-    """Whether all tensors are float32 and on the CPU, as `block` needs them. None counts as such a tensor."""
-    return all([t is None or t.is_cpu and t.dtype == torch.float32 for t in tensors])
+def is_float32_on_cpu(t: Tensor) -> bool:
+    """Whether `block` takes a tensor: float32, on the CPU, of torch's own class, without a lazy negation."""
+    return t.dtype == torch.float32 and t.is_cpu and type(t) in (Tensor, torch.nn.Parameter) and not t.is_neg()
+
+
+def runs_bf16(x: Tensor) -> bool:
+    """Whether autocast asks for products of bfloat16 values."""
+    return autocast_dtype(x) == torch.bfloat16
 
 
 def _fake(args: BlockArguments, save: bool) -> tuple[Tensor, ...]:
-    G, B, L, D, N, _, R = sizes = args.sizes
-    shapes = (B, L, 2 * D), (G, B, L, R + 2 * N), (sizes.num_checkpoints(cpu.CHUNK, cpu.LANES),)
+    G, B, L, D, N, _, R, _ = sizes = args.sizes
+    shapes = [(B, L, 2 * D), (G, B, L, R + 2 * N), (sizes.num_saved_states(cpu.CHUNK, cpu.LANES),)]
+    no_mlp = args.mlp_in_proj is None
+    shapes += [(0,), (0,)] if no_mlp else [tuple(args.x.shape), (B, L, args.mlp_in_proj.shape[0])]
     return args.x.new_empty(args.x.shape), *(args.x.new_empty(shape if save else 0) for shape in shapes)
 
 
-_run = register_op(
+run_block = register_op(
     "block",
     BlockArguments,
     validate_block,
-    num_saved=3,
+    num_saved=5,
     forward=cpu.block_forward,
     fake=_fake,
     backward=cpu.block_backward,

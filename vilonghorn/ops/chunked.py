@@ -6,24 +6,19 @@ kernels where Triton runs.
 """
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 import torch.nn.functional as F
-from timm.layers import is_exportable
 from torch import Tensor
 
 from ._torch import captured_loop
 from .backends import triton
-from .reference import step_size
-from .register import Switch, register_op
+from .register import register_op
+from .rules import RULES
 from .scan_order import flip_reversed
 from .validate import ChunkArguments, autocast_dtype, check_flags, validate_chunks
 
 CHUNK = triton.CHUNK_TOKENS
-LINEAR_ATTENTION_OPSET = 27  # of ONNX
-
-linear_attention = Switch()  # exports have one ONNX operator, LinearAttention of opset 27, for `scan_chunked`
 
 
 def scan_chunked(
@@ -61,15 +56,9 @@ def scan_chunked(
             True and False.
     """
     args = ChunkArguments(x, dt, k, q, D, dt_bias, check_flags("scan_chunked", reverse))
-    validate_chunks(args)
     if chunk not in (1, 2, 4, 8, 16, 32, 64, 128):
         raise ValueError(f"scan_chunked: chunk is {chunk}, expected a power of two, 128 at most")
-    if not is_exportable() and _runs_triton(x.device.type, x.dtype):
-        return _run_triton(args)
-    if autocast_dtype(x) is not None:  # states stay in float32
-        with torch.autocast(x.device.type, enabled=False):
-            return _in_torch(args, chunk)
-    return _in_torch(args, chunk)
+    return _run_triton(args) if _runs_triton(x.device.type, x.dtype) else scan_chunked_in_torch(args, chunk)
 
 
 @torch.compiler.assume_constant_result
@@ -93,17 +82,19 @@ _run_triton = register_op(
 )
 
 
-def _in_torch(args: ChunkArguments, chunk: int) -> Tensor:
+def scan_chunked_in_torch(args: ChunkArguments, chunk: int = CHUNK) -> Tensor:
+    """`scan_chunked` in torch's own operators; a captured graph holds one loop over any number of chunks."""
+    if autocast_dtype(args.x) is not None:  # states stay in float32
+        with torch.autocast(args.x.device.type, enabled=False):
+            return scan_chunked_in_torch(args, chunk)
+    validate_chunks(args)
     x, dt, k, q, D, dt_bias, reverse = args
     (_, _, L, _), H, N, dtype = x.shape, dt.shape[-1], k.shape[-1], x.dtype
     compute = torch.promote_types(dtype, torch.float32)
     skip = 0.0 if D is None else D.to(compute)[:, None, None] * x.to(compute)
     dt = dt.to(compute) if dt_bias is None else dt.to(compute) + dt_bias.to(compute)[:, None, None]
-    eps = step_size("longhorn_exact", dt, k.to(compute))
+    eps = RULES["longhorn_exact"].gate(dt, k.to(compute))
     x, eps, k, q = (torch.stack(flip_reversed(t.to(compute), reverse)) for t in (x, eps, k, q))
-    if linear_attention.is_on:
-        y = _linear_attention(x, eps, k, q)
-        return (torch.stack(flip_reversed(y, reverse)) + skip).to(dtype)
     missing = -L % chunk  # tokens that add nothing fill the last chunk
     missing += 0 if isinstance(L, int) and L else chunk  # for no tokens, one chunk; an exported graph needs two
     x, eps, k, q = (F.pad(t, (0, 0, 0, missing)).unflatten(2, (-1, chunk)) for t in (x, eps, k, q))
@@ -117,23 +108,6 @@ def _in_torch(args: ChunkArguments, chunk: int) -> Tensor:
     y = seen @ u + (q - seen @ w) @ _states(kept, k.mT @ u)
     y = y.transpose(3, 4).flatten(4).flatten(2, 3)[:, :, :L]
     return (torch.stack(flip_reversed(y, reverse)) + skip).to(dtype)
-
-
-def _linear_attention(x: Tensor, eps: Tensor, k: Tensor, q: Tensor) -> Tensor:
-    """The operator of ONNX: its "delta" rule, with one key and query for all heads."""
-    H = eps.shape[-1]
-    q, k, values, beta = (t.flatten(0, 1) for t in (q.repeat(1, 1, 1, H), k.repeat(1, 1, 1, H), x, eps))
-    attributes: dict[str, Any] = dict(update_rule="delta", q_num_heads=H, kv_num_heads=H, scale=1.0)
-    state = (values.shape[0], H, k.shape[-1] // H, values.shape[-1] // H)  # after the last token, which nobody reads
-    y, _ = torch.onnx.ops.symbolic_multi_out(
-        "LinearAttention",
-        (q, k, values, None, None, beta),
-        attributes,
-        dtypes=(x.dtype, x.dtype),
-        shapes=(values.shape, state),
-        version=LINEAR_ATTENTION_OPSET,
-    )
-    return y.unflatten(0, x.shape[:2])
 
 
 def _states(kept: Tensor, added: Tensor) -> Tensor:
@@ -152,7 +126,7 @@ def invert_unit_triangular(lower: Tensor) -> Tensor:
     """The inverse of 1 + lower, (..., C, C) with C a power of two and zeros from the diagonal on.
 
     The blocks on the diagonal are inverted, of 1, 2, 4, ... rows: two of them and the block below the first, A, give
-    ((X, 0), (-Y A X, Y)). Nothing grows, as powers of `lower` could.
+    ((X, 0), (-Y A X, Y)). Unlike a power series, this does not overflow.
     """
     C = lower.shape[-1]
     row, column = torch.arange(C, device=lower.device).unsqueeze(1), torch.arange(C, device=lower.device)

@@ -4,11 +4,10 @@ from collections.abc import Sequence
 
 import torch
 import torch.nn.functional as F
-from timm.layers import is_exportable
 from torch import Tensor
 
 from .backends import BACKENDS, Backend, choose_conv
-from .register import register_op
+from .register import is_exporting, register_op
 from .scan_order import flip_reversed, insert_class_token, prefix_first
 from .validate import ConvArguments, autocast_dtype, check_flags, check_grid, validate_conv
 
@@ -40,7 +39,7 @@ def conv_silu(
     """
     x = x.to(autocast_dtype(x) or x.dtype)
     args = ConvArguments(x, weight, bias, check_flags("conv_silu", reverse), backend)
-    if backend is None and is_exportable():
+    if backend is None and is_exporting():
         return torch.stack(flip_reversed(conv_silu_scan_order(*args[:4]), args.reverse))
     if choose_conv(x.device.type, x.dtype, backend) == "reference":
         validate_conv(args)
@@ -112,7 +111,8 @@ def _kernel(args: ConvArguments) -> Backend:
     name = choose_conv(args.x.device.type, args.x.dtype, args.backend)
     if name == "reference":
         raise RuntimeError(
-            f"conv_silu: no kernel runs {args.x.dtype} on {args.x.device.type!r}; call `conv_silu` instead"
+            f"conv_silu: no kernel runs {args.x.dtype} on {args.x.device.type!r}; call vilonghorn.ops.conv_silu, which "
+            "falls back to torch"
         )
     return BACKENDS[name]
 

@@ -12,23 +12,10 @@ from typing import Any, NamedTuple
 import torch
 from torch.utils.flop_counter import register_flop_formula
 
-from . import block, blocks, chunked, conv, gated_mlp, mamba_inner, norm, scan  # noqa: F401  (they define the operators)
-from .validate import (
-    BlockArguments,
-    ChunkArguments,
-    ConvArguments,
-    MambaInnerArguments,
-    MlpArguments,
-    NormArguments,
-    ScanArguments,
-)
+from . import block, chunked, conv, mamba_inner, norm, scan  # noqa: F401  (they define the operators)
+from .rules import NO_RULE, RULES
+from .validate import BlockArguments, ChunkArguments, ConvArguments, MambaInnerArguments, NormArguments, ScanArguments
 
-# Per token, channel and state: decay, update and read (see `vilonghorn.ops.scan`).
-STEP = {
-    "longhorn": 7,  # eps k^2; 1 - it; times s; eps x k; their sum; times q, summed
-    "longhorn_exact": 6,  # s k, summed; u k; their sum; times q, summed
-    "mamba": 7,  # delta A; its exponential; times s; delta x B; their sum; times C, summed
-}
 SKIP = 2  # D x, added; per token and channel
 
 
@@ -36,7 +23,7 @@ SKIP = 2  # D x, added; per token and channel
 
 
 def _recurrence(rule: str, G: int, B: int, L: int, D: int, N: int) -> int:
-    return G * B * L * D * (STEP[rule] * N + SKIP)
+    return G * B * L * D * (RULES[rule].flops * N + SKIP)
 
 
 def _scan(a: Any) -> int:
@@ -56,9 +43,13 @@ def _conv(a: Any) -> int:
 
 def _inner_parts(a: Any) -> tuple[int, int, int]:
     """Convolution; projections to dt, k and q; recurrence."""
-    (B, L, _), (G, D, *kernel), (_, P, _), R = a[0], a.conv_weight, a.x_proj, a.dt_proj[-1]
+    (B, L, _), (G, D, *kernel) = a[0], a.conv_weight
+    convolution = 2 * G * B * L * D * math.prod(kernel)
+    if a.rule == NO_RULE:
+        return convolution, 0, 0
+    (_, P, _), (_, H, R) = a.x_proj, a.dt_proj
     recurrence = _recurrence(a.rule, G, B, L, D, (P - R) // 2)
-    return 2 * G * B * L * D * math.prod(kernel), 2 * G * B * L * D * (P + R), recurrence
+    return convolution, 2 * G * B * L * (D * P + H * R), recurrence
 
 
 def mamba_inner_flops(a: Any, scan_norm: Sequence[int] | None = None) -> int:
@@ -77,23 +68,20 @@ def _inner_backward(a: Any) -> int:
     return 3 * convolution + 2 * projections + 3 * recurrence
 
 
-def _projections(a: Any) -> int:
-    return 2 * math.prod(a.x) * (a.in_proj[0] + a.out_proj[1])
-
-
-def _projections_backward(a: Any, wanted: Sequence[int]) -> int:
-    needs = dict(zip(a._fields, wanted))  # each gradient of a weight costs as much as the product itself
-    products = a.in_proj[0] * (1 + needs["in_proj"]) + a.out_proj[1] * (1 + needs["out_proj"])
-    return 2 * math.prod(a.x) * products
+def _linear_layers(a: Any) -> dict[str, int]:
+    """FLOPs of a block's linear layers, by the names of their weights."""
+    names = ("in_proj", "out_proj", "mlp_in_proj", "mlp_out_proj")
+    weights = {name: getattr(a, name) for name in names if getattr(a, name) is not None}
+    return {name: 2 * math.prod(a.x[:2]) * math.prod(shape) for name, shape in weights.items()}
 
 
 def _block(a: Any) -> int:
-    return _projections(a) + mamba_inner_flops(a)
+    return sum(_linear_layers(a).values()) + mamba_inner_flops(a)
 
 
-def _shapes(arguments: Any) -> Any:
-    """The arguments with shapes in place of tensors."""
-    return type(arguments)(*(t.shape if isinstance(t, torch.Tensor) else t for t in arguments))
+def _block_backward(a: Any, wanted: Sequence[int]) -> int:
+    needs = dict(zip(a._fields, wanted))  # each gradient of a weight costs as much as the product itself
+    return sum(flops * (1 + needs[name]) for name, flops in _linear_layers(a).items()) + _inner_backward(a)
 
 
 def _register(name: str, arguments: type[NamedTuple], forward: Callable, backward: Callable) -> None:
@@ -110,18 +98,5 @@ _register("scan_chunked_triton", ChunkArguments, _chunks, lambda a, _: 3 * _chun
 _register("conv_silu", ConvArguments, _conv, lambda a, _: 3 * _conv(a))
 for _name in ("mamba_inner_cpu", "mamba_inner_cuda"):
     _register(_name, MambaInnerArguments, mamba_inner_flops, lambda a, _: _inner_backward(a))
-_register(
-    "block",
-    BlockArguments,
-    _block,
-    lambda a, wanted: _projections_backward(a, wanted) + _inner_backward(a),
-)
-_register("gated_mlp", MlpArguments, _projections, _projections_backward)
+_register("block", BlockArguments, _block, _block_backward)
 _register("rms_norm_cpu", NormArguments, lambda a: 0, lambda a, _: 0)
-
-
-@register_flop_formula(torch.ops.vilonghorn.blocks, get_raw=True)
-def _blocks(*args: Any, **_: Any) -> int:
-    pairs = blocks.split(*args)
-    mlps = [_projections(_shapes(mlp)) for _, mlp in pairs if mlp is not None]
-    return sum(_block(_shapes(mixer)) for mixer, _ in pairs) + sum(mlps)

@@ -1,7 +1,6 @@
-"""The recurrence in plain torch, stated once: one step, its adjoint, and the loops over tokens.
+"""The reference backend: the recurrence in plain torch, for any device and rule, one pass over time in Python.
 
-`scan_reference` is differentiable and can be exported. `forward` and `backward` are a backend for any device; they save
-the state of every CHUNK-th token only. All are slow: one pass over time in Python.
+Forward saves the state of every CHUNK-th token. Backward recomputes a chunk from its state and differentiates it.
 """
 
 from collections.abc import Iterator
@@ -9,67 +8,21 @@ from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
-from timm.layers import is_exportable
 from torch import Tensor
+from torch.func import vjp
 
-from ._torch import captured_loop
+from .rules import RULES, read
 from .scan_order import flip_reversed
-from .validate import ScanArguments, autocast_dtype
+from .validate import ScanArguments
 
 NAME = "reference"
 CHUNK = 16  # steps between two saved states: backward holds at most this many states at once
 LANES = 1  # channels of a saved state are padded to a multiple of this
-MAX_EXPONENT = 80.0  # exp(80) is finite in float32, and a gate of exp(-80) is zero for every purpose
 
 
 def unavailable(device_type: str, dtype: torch.dtype = torch.float32) -> str | None:
     """None: the reference runs wherever torch does."""
     return None
-
-
-def step_size(rule: str, dt: Tensor, k: Tensor) -> Tensor:
-    """The gate of a token, given dt with its bias (..., D) and k (..., N): Mamba's delta, or eps of Longhorn."""
-    if rule == "mamba":
-        return F.softplus(dt)
-    # beta / (1 + beta |k|^2) with beta = sigmoid(dt), written so that nothing cancels
-    return 1 / (1 + k.square().sum(-1, keepdim=True) + torch.exp((-dt).clamp(max=MAX_EXPONENT)))
-
-
-def step(rule: str, state: Tensor, x: Tensor | float, gate: Tensor, k: Tensor, A: Tensor | None) -> Tensor:
-    """The state (..., N, D) after a token. With x = 0 a step is a linear map of the state, and a symmetric one.
-
-    x and gate are rows (..., 1, D), k is a column (..., N, 1). A, for rule "mamba" only, broadcasts to (..., N, D).
-    """
-    if rule == "longhorn":
-        return state + gate * k * (x - k * state)
-    if rule == "longhorn_exact":
-        return state + gate * (x - read(state, k)) * k
-    return torch.exp(gate * A) * state + gate * x * k
-
-
-def read(state: Tensor, q: Tensor) -> Tensor:
-    """The product of a state (..., N, D) and a query (..., N, 1), summed over N: (..., 1, D)."""
-    if is_exportable():
-        return q.mT @ state  # one node of a graph
-    return (q * state).sum(-2, keepdim=True)  # a product might run in TF32
-
-
-def step_adjoint(
-    rule: str, grad: Tensor, state: Tensor, x: Tensor, gate: Tensor, k: Tensor, A: Tensor | None
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor | None]:
-    """Gradients of `state`, before a step, and of x, gate, k and A, given `grad`, that of the state after the step."""
-    dx = gate * read(grad, k)
-    if rule == "mamba":
-        dlog = grad * torch.exp(gate * A) * state  # gradient of gate * A
-        dgate = x * read(grad, k) + (dlog * A).sum(-2, keepdim=True)
-        dk, dA = (grad * gate * x).sum(-1, keepdim=True), dlog * gate
-    else:
-        exact = rule == "longhorn_exact"
-        error = x - (read(state, k) if exact else k * state)
-        dgate = read(grad * error, k)
-        dk = (grad * gate * error - state * (dx if exact else grad * gate * k)).sum(-1, keepdim=True)
-        dA = None
-    return step(rule, grad, 0.0, gate, k, A), dx, dgate, dk, dA
 
 
 class Tokens(NamedTuple):
@@ -85,57 +38,41 @@ class Tokens(NamedTuple):
         """Zeros, (G, B, N, D)."""
         return self.x.new_zeros(*self.x.shape[1:3], self.k.shape[3], self.x.shape[4])
 
-    def each(self) -> Iterator[tuple[Tensor, ...]]:
-        """x, gate, k and q of one token after the other."""
-        return zip(*(t.unbind(0) for t in self[:4]))
+    def chunks(self) -> Iterator["Tokens"]:
+        """CHUNK tokens at a time."""
+        for parts in zip(*(t.split(CHUNK) for t in self[:4])):
+            yield Tokens(*parts, self.A)
 
 
 def prepare(args: ScanArguments) -> Tokens:
     """The inputs of the recurrence, token by token."""
-    x, k, q = (_to_time(t, args) for t in (args.x, args.k, args.q))
+    x, dt, k, q = (_to_time(t, args) for t in args[:4])
+    if args.dt_bias is not None:
+        dt = dt + args.dt_bias.to(dt.dtype)[:, None, None]
     A = None if args.A is None else args.A.to(x.dtype).mT.contiguous().unsqueeze(1)
-    return Tokens(x, step_size(args.rule, _biased_dt(args), k), k.mT, q.mT, A)
+    return Tokens(x, RULES[args.rule].gate(dt, k), k.mT, q.mT, A)
 
 
 def finish(y: Tensor, args: ScanArguments) -> Tensor:
     """The scan's result, given what was read at each token, (L, G, B, 1, D): skip, mean and gate by z."""
-    y = _add_skip(_from_time(y, args), args)
+    y = _flip(y.squeeze(-2).movedim(0, 2), args)
+    if args.D is not None:
+        y = y + args.D.to(y.dtype)[:, None, None] * args.x.to(y.dtype)
     if args.reduce == "mean":
         y = y.mean(0)
     return (y if args.z is None else y * F.silu(args.z.to(y.dtype))).to(args.x.dtype)
 
 
-def scan_reference(args: ScanArguments) -> Tensor:
-    """Runs `vilonghorn.ops.scan` in torch's own operators, differentiably.
-
-    A captured graph holds one loop over any number of tokens (torch's `scan`, an ONNX Scan). An exported graph has no
-    gradients. `args` are validated.
-    """
-    if autocast_dtype(args.x) is not None:  # states stay in float32
-        with torch.autocast(args.x.device.type, enabled=False):
-            return scan_reference(args)
-    if torch.compiler.is_exporting():  # the exporters cannot decompose a captured loop that has gradients
-        args = ScanArguments(*(t.detach() if isinstance(t, Tensor) else t for t in args))
-    tokens, rows = prepare(args), torch.compiler.is_compiling() and is_exportable()
-    if rows:
-        tokens = tokens._replace(q=tokens.q.mT)  # rows of queries save a node in the loop
-
-    def run_token(state: Tensor, token: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
-        x, gate, k, q = token
-        state = step(args.rule, state, x, gate, k, tokens.A)
-        return state, q @ state if rows else read(state, q)
-
-    state, outputs = tokens.initial_state(), []
-    if torch.compiler.is_compiling():
-        changing = tuple(t.clone(memory_format=torch.contiguous_format) for t in tokens[:4])  # export fails for views
-        return finish(captured_loop(run_token, state, changing, dim=0)[1], args)
-    for token in tokens.each():  # unbound: the backward of x[t] would write zeros of the size of x for each t
-        state, y = run_token(state, token)
-        outputs.append(y)
-    return finish(torch.stack(outputs) if outputs else tokens.x, args)
+def run_tokens(rule: str, state: Tensor, tokens: Tokens) -> tuple[Tensor, Tensor]:
+    """The state after the tokens, and what was read at each, (tokens, G, B, 1, D)."""
+    step, outputs = RULES[rule].step, []
+    for x, gate, k, q in zip(*(t.unbind(0) for t in tokens[:4])):  # x[t] in a loop would be slow to differentiate
+        state = step(state, x, gate, k, tokens.A)
+        outputs.append(read(state, q))
+    return state, torch.stack(outputs)
 
 
-def checkpoint_dtype(args: ScanArguments) -> torch.dtype:
+def saved_state_dtype(args: ScanArguments) -> torch.dtype:
     """Dtype of the saved states."""
     return args.compute_dtype
 
@@ -143,50 +80,45 @@ def checkpoint_dtype(args: ScanArguments) -> torch.dtype:
 def forward(args: ScanArguments, save: bool) -> tuple[Tensor, Tensor]:
     """Runs a scan; see `Backend`. The saved states are (ceil(L / CHUNK), G, B, N, D) in one dimension."""
     tokens = prepare(args)
-    state, y, saved = tokens.initial_state(), torch.empty_like(tokens.x), []
-    for t, (x, gate, k, q) in enumerate(tokens.each()):
-        if save and t % CHUNK == 0:
-            saved.append(state)
-        state = step(args.rule, state, x, gate, k, tokens.A)
-        y[t] = read(state, q)
-    return finish(y, args).contiguous(), torch.stack(saved).flatten() if saved else y.new_empty(0)
+    state, outputs, saved = tokens.initial_state(), [tokens.x[:0]], []
+    for chunk in tokens.chunks():
+        saved.append(state)
+        state, y = run_tokens(args.rule, state, chunk)
+        outputs.append(y)
+    states = torch.stack(saved).flatten() if save and len(tokens.x) else state.new_empty(0)
+    return finish(torch.cat(outputs), args).contiguous(), states
 
 
-def backward(dy: Tensor, args: ScanArguments, checkpoints: Tensor) -> tuple[Tensor | None, ...]:
-    """Gradients of a scan; see `Backend`.
+def backward(dy: Tensor, args: ScanArguments, saved_states: Tensor) -> tuple[Tensor | None, ...]:
+    """Gradients of a scan; see `Backend`."""
+    given = [i for i, t in enumerate(args[:8]) if t is not None]
 
-    From the last token to the first, the gradient of the state takes up q dy, then goes back through `step_adjoint`.
-    States are recomputed from the checkpoints, one chunk at a time.
-    """
-    tokens = prepare(args)
-    checkpoints = checkpoints.view(-(-len(tokens.x) // CHUNK), *tokens.initial_state().shape)
-    each = list(tokens.each())
-    dz_dy, dy = _gate_adjoint(dy.to(tokens.x.dtype), args)  # dy: (G, B, L, D)
-    dread = _to_time(dy, args)
-    y, dx, dgate = (torch.empty_like(tokens.x) for _ in range(3))
-    dk, dq = torch.empty_like(tokens.k), torch.empty_like(tokens.q)
-    dA = None if tokens.A is None else torch.zeros_like(tokens.A)
-    grad = tokens.initial_state()
-    for start in reversed(range(0, len(each), CHUNK)):
-        chunk, states = each[start : start + CHUNK], [checkpoints[start // CHUNK]]
-        for x, gate, k, _ in chunk:
-            states.append(step(args.rule, states[-1], x, gate, k, tokens.A))
-        for i in reversed(range(len(chunk))):
-            t, (x, gate, k, q) = start + i, chunk[i]
-            y[t] = read(states[i + 1], q)
-            dq[t] = (states[i + 1] * dread[t]).sum(-1, keepdim=True)
-            grad = grad + q * dread[t]
-            grad, dx[t], dgate[t], dk[t], dA_t = step_adjoint(args.rule, grad, states[i], x, gate, k, tokens.A)
-            if dA is not None:
-                dA += dA_t.sum_to_size(dA.shape)
-    ddt = _step_size_adjoint(args, tokens, dgate, dk)
-    dx, ddt, dk, dq, y = (_from_time(t, args) for t in (dx, ddt, dk.mT, dq.mT, y))
-    dD = None if args.D is None else (dy * args.x.to(dy.dtype)).sum((1, 2))
-    dx = dx if args.D is None else dx + args.D.to(dy.dtype)[:, None, None] * dy
-    dz = None if dz_dy is None else (dz_dy * _add_skip(y, args)).sum(0)
-    dA = None if dA is None else dA.squeeze(1).mT
-    grads = (dx, ddt, dk, dq, dz, dA, dD, None if args.dt_bias is None else ddt.sum((1, 2)))
-    return tuple(None if v is None else v.to(t.dtype).contiguous() for v, t in zip(grads, args[:8]))
+    def with_inputs(inputs: tuple[Tensor, ...]) -> ScanArguments:
+        return ScanArguments(*(inputs[given.index(i)] if i in given else t for i, t in enumerate(args)))
+
+    inputs = tuple(args[i] for i in given)
+    tokens, prepare_vjp = vjp(lambda *inputs: _present(prepare(with_inputs(inputs))), *inputs)
+    tokens = Tokens(*tokens, *[None] * (5 - len(tokens)))
+    chunks, states = list(tokens.chunks()), saved_states.view(-1, *tokens.initial_state().shape)
+    y = torch.cat([tokens.x[:0], *(run_tokens(args.rule, *pair)[1] for pair in zip(states, chunks))])
+    dy_read, *direct = vjp(lambda y, *inputs: finish(y, with_inputs(inputs)), y, *inputs)[1](dy)
+
+    dstate, dchunks, dA = tokens.initial_state(), [], tokens.A
+    dA = None if dA is None else torch.zeros_like(dA)
+    for state, chunk, dy_chunk in reversed(list(zip(states, chunks, dy_read.split(CHUNK)))):
+        _, chunk_vjp = vjp(lambda s, *t: run_tokens(args.rule, s, Tokens(*t, *[None] * (5 - len(t)))), state, *_present(chunk))
+        dstate, *dtokens = chunk_vjp((dstate, dy_chunk))
+        dchunks.insert(0, dtokens[:4])
+        dA = None if dA is None else dA + dtokens[4]
+    dtokens = [torch.cat(parts) for parts in zip(*dchunks)] if dchunks else [torch.zeros_like(t) for t in tokens[:4]]
+    grads: list[Tensor | None] = [None] * 8
+    for i, through_scan, past_scan in zip(given, prepare_vjp(_present((*dtokens, dA))), direct):
+        grads[i] = (through_scan + past_scan).contiguous()
+    return tuple(grads)
+
+
+def _present(tensors: tuple[Tensor | None, ...]) -> tuple[Tensor, ...]:
+    return tuple(t for t in tensors if t is not None)
 
 
 def _to_time(t: Tensor, args: ScanArguments) -> Tensor:
@@ -194,39 +126,5 @@ def _to_time(t: Tensor, args: ScanArguments) -> Tensor:
     return _flip(t.to(args.compute_dtype), args).movedim(2, 0).unsqueeze(-2)
 
 
-def _from_time(t: Tensor, args: ScanArguments) -> Tensor:
-    """The inverse of `_to_time`."""
-    return _flip(t.squeeze(-2).movedim(0, 2), args)
-
-
 def _flip(t: Tensor, args: ScanArguments) -> Tensor:
     return torch.stack(flip_reversed(t, args.reverse)) if any(args.reverse) else t
-
-
-def _biased_dt(args: ScanArguments) -> Tensor:
-    dt = _to_time(args.dt, args)
-    return dt if args.dt_bias is None else dt + args.dt_bias.to(dt.dtype)[:, None, None]
-
-
-def _step_size_adjoint(args: ScanArguments, tokens: Tokens, dgate: Tensor, dk: Tensor) -> Tensor:
-    """The gradient of dt. Adds to dk, in place, what comes through |k|^2 in the gate."""
-    dt, gate = _biased_dt(args), tokens.gate
-    if args.rule == "mamba":
-        return dgate * torch.sigmoid(dt)
-    dk -= 2 * tokens.k * (dgate * gate * gate).sum(-1, keepdim=True)
-    return dgate * gate * (gate * torch.exp((-dt).clamp(max=MAX_EXPONENT)))
-
-
-def _add_skip(y: Tensor, args: ScanArguments) -> Tensor:
-    return y if args.D is None else y + args.D.to(y.dtype)[:, None, None] * args.x.to(y.dtype)
-
-
-def _gate_adjoint(dy: Tensor, args: ScanArguments) -> tuple[Tensor | None, Tensor]:
-    """What multiplies the scan's own y in dz, and dy before z and the mean, (G, B, L, D)."""
-    if args.reduce == "mean":
-        dy = (dy / len(args.reverse)).expand(args.x.shape)
-    if args.z is None:
-        return None, dy
-    z = args.z.to(dy.dtype)
-    sigmoid = torch.sigmoid(z)
-    return dy * sigmoid * (1 + z * (1 - sigmoid)), dy * z * sigmoid

@@ -4,12 +4,11 @@ All operators of this library have one form. Their arguments are a NamedTuple: t
 result is differentiable, the others are saved for backward. They can be differentiated once, in reverse mode.
 """
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, get_type_hints
 
 import torch
-from timm.layers import is_exportable
+from timm.layers import is_exportable as is_exporting
 from torch import Tensor, fx
 from torch.autograd import forward_ad
 
@@ -131,25 +130,6 @@ def refuse_forward_mode(operator: str, x: Tensor) -> None:
         raise RuntimeError(f"{operator} has no forward-mode derivative; use reverse mode")
 
 
-class Switch:
-    """A flag that is set within `with switch.on():`. It is no ContextVar, which Dynamo of torch 2.11 cannot read."""
-
-    def __init__(self) -> None:
-        self.is_on = False
-
-    @contextmanager
-    def on(self) -> Iterator[None]:
-        """Sets the flag in the block of a with statement."""
-        before, self.is_on = self.is_on, True
-        try:
-            yield
-        finally:
-            self.is_on = before
-
-
-native_export = Switch()  # exports keep blocks and scans as operators of this library, for a runtime that has them
-
-
 def needs_grad(tensors: Sequence[Tensor | None]) -> bool:
     """Whether forward saves tensors for backward. A traced graph may be trained later, and so always saves them."""
     return torch.jit.is_tracing() or torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
@@ -157,4 +137,4 @@ def needs_grad(tensors: Sequence[Tensor | None]) -> bool:
 
 def is_tracing(x: Tensor) -> bool:
     """Whether torch compiles, exports or traces this call."""
-    return torch.compiler.is_compiling() or torch.jit.is_tracing() or is_exportable() or isinstance(x, fx.Proxy)
+    return torch.compiler.is_compiling() or torch.jit.is_tracing() or is_exporting() or isinstance(x, fx.Proxy)

@@ -6,12 +6,14 @@ The backends compute it, and `backends.choose` picks one. Autograd, `torch.compi
 
 from collections.abc import Sequence
 
-from timm.layers import is_exportable
+import torch
 from torch import Tensor
 
+from ._torch import captured_loop
 from .backends import choose
-from .reference import scan_reference
-from .register import native_export, register_op
+from .reference import finish, prepare
+from .register import is_exporting, register_op
+from .rules import RULES
 from .validate import ScanArguments, autocast_dtype, check_flags, validate_scan
 
 
@@ -48,14 +50,14 @@ def scan(
         k: keys, (G, B, L, N), N from 1 to 64 (16 is specialised).
         q: queries, (G, B, L, N).
         z: gate shared by the directions, (B, L, D). Default: no gate.
-        A: decay rates, negative, (G, D, N); for rule "mamba" alone, which needs it.
+        A: decay rates, negative, (G, D, N); for rule "mamba" only, which needs it.
         D: skip weights, (G, D). Default: no skip.
         dt_bias: bias of dt, (G, D). Default: none.
         rule: "longhorn" (default), "longhorn_exact" or "mamba".
         reverse: a flag for each direction: True scans from the last token to the first.
         reduce: "none" (default) keeps the directions apart, "mean" averages them before the gate.
         backend: a name of `vilonghorn.ops.backends()` to insist on; default: the first that can run on x's device,
-            or `scan_reference` while timm's `set_exportable` is on.
+            or `scan_exportable` while timm's `set_exportable` is on.
 
     Returns:
         y, of x's dtype: (G, B, L, D), or (B, L, D) with reduce="mean".
@@ -74,17 +76,44 @@ def scan(
         x, dt, k, q = x.to(dtype), dt.to(dtype), k.to(dtype), q.to(dtype)
         z = None if z is None else z.to(dtype)
     args = ScanArguments(x, dt, k, q, z, A, D, dt_bias, rule, flags, reduce, backend)
-    if backend is None and is_exportable() and not native_export.is_on:
-        validate_scan(args)
-        return scan_reference(args)
-    return _run(args)
+    return scan_exportable(args) if backend is None and is_exporting() else _run(args)
+
+
+def scan_exportable(args: ScanArguments) -> Tensor:
+    """Runs `scan` in torch's own operators, differentiably.
+
+    A captured graph holds one loop over any number of tokens (torch's `scan`, an ONNX Scan). An exported graph has no
+    gradients.
+    """
+    if autocast_dtype(args.x) is not None:  # states stay in float32
+        with torch.autocast(args.x.device.type, enabled=False):
+            return scan_exportable(args)
+    validate_scan(args)
+    if torch.compiler.is_exporting():  # the exporters cannot decompose a captured loop that has gradients
+        args = ScanArguments(*(t.detach() if isinstance(t, Tensor) else t for t in args))
+    step, tokens = RULES[args.rule].step, prepare(args)
+    changing = (*tokens[:3], tokens.q.mT)  # a row times the state is one node of the loop
+
+    def run_token(state: Tensor, token: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
+        x, gate, k, q = token
+        state = step(state, x, gate, k, tokens.A)
+        return state, q @ state
+
+    state, outputs = tokens.initial_state(), []
+    if torch.compiler.is_compiling():
+        changing = tuple(t.clone(memory_format=torch.contiguous_format) for t in changing)  # export fails for views
+        return finish(captured_loop(run_token, state, changing, dim=0)[1], args)
+    for token in zip(*(t.unbind(0) for t in changing)):
+        state, y = run_token(state, token)
+        outputs.append(y)
+    return finish(torch.stack(outputs) if outputs else tokens.x, args)
 
 
 def _fake(args: ScanArguments, save: bool) -> tuple[Tensor, Tensor]:
-    # Checkpoints have one dimension: torch.compile would guard on whether their number of chunks is 1.
+    # Saved states have one dimension: torch.compile would guard on whether their number of chunks is 1.
     backend = choose(args)
-    num_saved = args.sizes.num_checkpoints(backend.CHUNK, backend.LANES) if save else 0
-    return args.x.new_empty(args.output_shape), args.x.new_empty(num_saved, dtype=backend.checkpoint_dtype(args))
+    num_saved = args.sizes.num_saved_states(backend.CHUNK, backend.LANES) if save else 0
+    return args.x.new_empty(args.output_shape), args.x.new_empty(num_saved, dtype=backend.saved_state_dtype(args))
 
 
 _run = register_op(

@@ -5,13 +5,13 @@ Backends and kernels receive validated arguments, and read their sizes from `arg
 
 import math
 from collections.abc import Sequence
-from functools import partial
 from typing import Annotated, Any, NamedTuple, get_type_hints
 
 import torch
 from torch import Tensor
 
-RULES = ("longhorn", "longhorn_exact", "mamba")
+from .rules import NO_RULE, find_rule
+
 REDUCTIONS = ("none", "mean")
 MAX_STATE = 64  # N
 MAX_CONV = 64  # K
@@ -26,16 +26,17 @@ class Sizes(NamedTuple):
     L: int  # tokens
     D: int  # channels
     N: int = 1  # state size
-    K: int = 1  # tokens in the convolution
+    K: int = 1  # taps of the convolution
     R: int = 1  # rank of dt
+    H: int = 1  # heads, whose channels share dt
 
-    def checkpoint_shape(self, chunk: int, lanes: int) -> tuple[int, int, int, int, int]:
+    def saved_state_shape(self, chunk: int, lanes: int) -> tuple[int, int, int, int, int]:
         """Shape of the states before every `chunk`-th step, with channels padded to a multiple of `lanes`."""
         return self.G, self.B, (self.L + chunk - 1) // chunk, self.N, (self.D + lanes - 1) // lanes * lanes
 
-    def num_checkpoints(self, chunk: int, lanes: int) -> int:
-        """Number of elements in a tensor of `checkpoint_shape`."""
-        return math.prod(self.checkpoint_shape(chunk, lanes))
+    def num_saved_states(self, chunk: int, lanes: int) -> int:
+        """Number of elements in a tensor of `saved_state_shape`."""
+        return math.prod(self.saved_state_shape(chunk, lanes))
 
 
 class ScanArguments(NamedTuple):
@@ -46,7 +47,7 @@ class ScanArguments(NamedTuple):
     k: Annotated[Tensor, "G B L N"]
     q: Annotated[Tensor, "G B L N"]
     z: Annotated[Tensor | None, "B L D"] = None
-    A: Annotated[Tensor | None, "G D N"] = None  # rule "mamba" only
+    A: Annotated[Tensor | None, "G D N"] = None
     D: Annotated[Tensor | None, "G D"] = None
     dt_bias: Annotated[Tensor | None, "G D"] = None
     rule: str = "longhorn"
@@ -71,33 +72,20 @@ class ScanArguments(NamedTuple):
         return torch.promote_types(self.x.dtype, torch.float32)
 
 
-def saved_state_dtype(dtype: torch.dtype, rule: str) -> torch.dtype:
-    """Dtype in which kernels on GPUs save states beside activations of a dtype.
-
-    bfloat16 halves the memory. The exact rule takes small differences of a state, which it would lose.
-    """
-    return torch.bfloat16 if dtype == torch.bfloat16 and rule != "longhorn_exact" else torch.float32
-
-
-def _mixer_sizes(args: "MambaInnerArguments | BlockArguments") -> Sizes:
-    (B, L, _), (G, D, K), R = args[0].shape, args.conv_weight.shape, args.dt_proj.shape[-1]
-    return Sizes(G, B, L, D, (args.x_proj.shape[1] - R) // 2, K, R)
-
-
 class MambaInnerArguments(NamedTuple):
     """Arguments of `vilonghorn.ops.mamba_inner` with separate directions, which explains them."""
 
     xz: Annotated[Tensor, "B L 2D"]
     conv_weight: Annotated[Tensor, "G D K"]
     conv_bias: Annotated[Tensor, "G D"]
-    x_proj: Annotated[Tensor, "G R+2N D"]
-    dt_proj: Annotated[Tensor, "G D R"]
-    dt_bias: Annotated[Tensor, "G D"]
+    x_proj: Annotated[Tensor | None, "G R+2N D"]
+    dt_proj: Annotated[Tensor | None, "G H R"]
+    dt_bias: Annotated[Tensor | None, "G H"]
     A: Annotated[Tensor | None, "G D N"]
-    D: Annotated[Tensor, "G D"]
+    D: Annotated[Tensor | None, "G D"]
     rule: str
     reverse: Sequence[int]
-    grid: Sequence[int] = ()  # of `with_grid`
+    conv_grid: Sequence[int] = ()  # of `flatten_filter`
 
     @property
     def sizes(self) -> Sizes:
@@ -113,23 +101,35 @@ class BlockArguments(NamedTuple):
     in_proj: Annotated[Tensor, "2D dim"]
     conv_weight: Annotated[Tensor, "G D K"]
     conv_bias: Annotated[Tensor, "G D"]
-    x_proj: Annotated[Tensor, "G R+2N D"]
-    dt_proj: Annotated[Tensor, "G D R"]
-    dt_bias: Annotated[Tensor, "G D"]
+    x_proj: Annotated[Tensor | None, "G R+2N D"]
+    dt_proj: Annotated[Tensor | None, "G H R"]
+    dt_bias: Annotated[Tensor | None, "G H"]
     A: Annotated[Tensor | None, "G D N"]
-    D: Annotated[Tensor, "G D"]
+    D: Annotated[Tensor | None, "G D"]
     out_proj: Annotated[Tensor, "dim D"]
+    mlp_norm_weight: Annotated[Tensor | None, "dim"]
+    mlp_in_proj: Annotated[Tensor | None, "2M dim"]
+    mlp_out_proj: Annotated[Tensor | None, "dim M"]
+    drop_scales: Annotated[Tensor | None, "branches B"]
     rule: str
     reverse: Sequence[int]
     eps: float
-    residual: bool
+    mlp_eps: float
     bf16: bool
-    grid: Sequence[int] = ()  # of `with_grid`
+    conv_grid: Sequence[int] = ()  # of `flatten_filter`
 
     @property
     def sizes(self) -> Sizes:
         """Sizes that the shapes say, unchecked."""
         return _mixer_sizes(self)
+
+
+def _mixer_sizes(args: "MambaInnerArguments | BlockArguments") -> Sizes:
+    (B, L, _), (G, D, K) = args[0].shape, args.conv_weight.shape
+    if args.x_proj is None or args.dt_proj is None:
+        return Sizes(G, B, L, D, 0, K, 0, 0)
+    _, H, R = args.dt_proj.shape
+    return Sizes(G, B, L, D, (args.x_proj.shape[1] - R) // 2, K, R, H)
 
 
 class ConvArguments(NamedTuple):
@@ -163,7 +163,7 @@ class ChunkArguments(NamedTuple):
     def sizes(self) -> Sizes:
         """Sizes that the shapes say, unchecked."""
         G, B, L, D = self.x.shape
-        return Sizes(G, B, L, D, self.k.shape[-1])
+        return Sizes(G, B, L, D, self.k.shape[-1], H=self.dt.shape[-1])
 
 
 class NormArguments(NamedTuple):
@@ -174,19 +174,7 @@ class NormArguments(NamedTuple):
     eps: float
 
 
-class MlpArguments(NamedTuple):
-    """Arguments of `vilonghorn.ops.gated_mlp`, which explains them."""
-
-    x: Tensor  # (..., dim)
-    norm_weight: Tensor  # (dim,)
-    in_proj: Tensor  # (2H, dim)
-    out_proj: Tensor  # (dim, H)
-    eps: float
-    residual: bool
-    bf16: bool
-
-
-# By operator and tensor: the names of its dimensions.
+# By operator: name and dimensions of each tensor, which are the first arguments.
 _SHAPES = {
     arguments: {
         name: hint.__metadata__[0].split()
@@ -203,15 +191,13 @@ def validate(operator: str, args: Any, sources: Sequence[str]) -> Sizes:
     Args:
         operator: its name, for errors.
         args: its arguments, a NamedTuple of this module.
-        sources: the tensors that `args.sizes` reads.
+        sources: the tensors that the sizes come from.
 
     Raises:
-        ValueError: a rule, shape, size, device or number of flags that does not fit.
-        TypeError: a tensor is missing or its dtype is not one of DTYPES.
+        ValueError: a shape, size, device or number of flags that does not fit.
+        TypeError: a dtype that is not one of DTYPES.
     """
     shapes = _SHAPES[type(args)]
-    if hasattr(args, "rule"):
-        _check_rule(operator, args.rule, args.A)
     values: dict[str, int] = {}  # by name of a dimension
     for name in sources:
         tensor, dimensions = getattr(args, name), shapes[name]
@@ -220,15 +206,18 @@ def validate(operator: str, args: Any, sources: Sequence[str]) -> Sizes:
             raise ValueError(f"{operator}: {name} has shape {given}, expected ({', '.join(dimensions)})")
         values.update(zip(dimensions, tensor.shape))
     sizes = args.sizes
-    G, _, _, D, N, K, R = sizes
+    G, _, _, D, N, K, R, H = sizes
     if G < 1 or len(args.reverse) != G:
         raise ValueError(f"{operator}: reverse has {len(args.reverse)} flags for {G} directions, expected one for each")
-    values |= sizes._asdict() | {"2D": 2 * D, "R+2N": R + 2 * N}
+    values.update(zip(sizes._fields, sizes))
+    values.update({"2D": 2 * D, "R+2N": R + 2 * N, "2M": 2 * values.get("M", 0)})
+    if (scales := getattr(args, "drop_scales", None)) is not None:
+        values["branches"] = len(scales)
     device = args[0].device
-    for (name, dimensions), tensor in zip(shapes.items(), args):  # tensors are the first arguments
+    for (name, dimensions), tensor in zip(shapes.items(), args):
         if tensor is None:
             continue
-        expected = tuple([values[dimension] for dimension in dimensions])
+        expected = tuple([values.get(dimension, -1) for dimension in dimensions])
         if tensor.shape != expected:
             fits = " and ".join(f"{source} {tuple(getattr(args, source).shape)}" for source in sources)
             given = tuple(tensor.shape)
@@ -237,11 +226,12 @@ def validate(operator: str, args: Any, sources: Sequence[str]) -> Sizes:
             raise ValueError(f"{operator}: {name} is on {tensor.device} but {args._fields[0]} is on {device}")
         if tensor.dtype not in DTYPES:
             raise TypeError(f"{operator}: {name} is {tensor.dtype}, expected one of {', '.join(map(str, DTYPES))}")
-    limits = [("N", N, MAX_STATE), ("K", K, MAX_CONV)]
-    limits += [("D", D, D), ("R", R, R)] if "dt_proj" in shapes else []
-    for name, size, most in limits:
-        if not 1 <= size <= most:
-            raise ValueError(f"{operator}: {name} is {size}, expected {f'1 to {most}' if most > 1 else 'at least 1'}")
+    has_heads = "H" in (*shapes.get("dt_proj", ()), *shapes.get("dt", ()))
+    if has_heads and R and (H < 1 or D % H):
+        raise ValueError(f"{operator}: dt has {H} heads, expected a divisor of the {D} channels")
+    for name, size, limit in (("N", N, MAX_STATE), ("K", K, MAX_CONV)):
+        if not 1 <= size <= limit and not (name == "N" and getattr(args, "rule", "") == NO_RULE):
+            raise ValueError(f"{operator}: {name} is {size}, expected 1 to {limit}")
     return sizes
 
 
@@ -250,6 +240,7 @@ def validate_scan(args: ScanArguments) -> Sizes:
     _check_activations("scan", args)
     if args.reduce not in REDUCTIONS:
         raise ValueError(f"scan: reduce is {args.reduce!r}, expected one of {', '.join(map(repr, REDUCTIONS))}")
+    _check_decay("scan", args.rule, args.A)
     sizes = validate("scan", args, ("x", "k"))
     for name, activation in zip(args._fields[1:5], args[1:5]):
         if activation is not None and activation.dtype != args.x.dtype:
@@ -257,65 +248,15 @@ def validate_scan(args: ScanArguments) -> Sizes:
     return sizes
 
 
-def _check_activations(operator: str, args: "ScanArguments | ChunkArguments") -> None:
-    for name, tensor in zip(args._fields, args[:4]):  # the dispatcher accepts None
-        if tensor is None:
-            raise TypeError(f"{operator}: {name} is None, expected a tensor")
-
-
 def validate_chunks(args: ChunkArguments) -> Sizes:
     """Checks the arguments of `scan_chunked` and returns their sizes."""
     _check_activations("scan_chunked", args)
-    sizes, heads = validate("scan_chunked", args, ("x", "dt", "k")), args.dt.shape[-1]
-    if not heads or sizes.D % heads:
-        raise ValueError(f"scan_chunked: dt has {heads} heads, expected a divisor of the {sizes.D} channels")
-    return sizes
+    return validate("scan_chunked", args, ("x", "dt", "k"))
 
 
-def validate_block(args: BlockArguments) -> Sizes:
-    """Checks the arguments of `block`, which is for float32 tokens on the CPU, and returns their sizes."""
-    sizes = validate("block", args, ("x", "conv_weight", "x_proj", "dt_proj"))
-    _check_kernel_grid("block", sizes, args.grid)
-    _check_cpu_tokens("block", args, 11)
-    return sizes
-
-
-def validate_gated_mlp(args: MlpArguments) -> None:
-    """Checks the arguments of `gated_mlp`, which is for float32 tokens on the CPU."""
-    if args.x.dim() < 1 or args.out_proj.dim() != 2 or args.out_proj.shape[1] < 1:
-        x, given = tuple(args.x.shape), tuple(args.out_proj.shape)
-        raise ValueError(
-            f"gated_mlp: x has shape {x} and out_proj {given}, expected (..., dim) and (dim, H), H at least 1"
-        )
-    dim, H = args.x.shape[-1], args.out_proj.shape[1]
-    for name, expected in (("norm_weight", (dim,)), ("in_proj", (2 * H, dim)), ("out_proj", (dim, H))):
-        if (given := tuple(getattr(args, name).shape)) != expected:
-            raise ValueError(
-                f"gated_mlp: {name} has shape {given}, expected {expected} to go with x {tuple(args.x.shape)}"
-            )
-    _check_cpu_tokens("gated_mlp", args, 4)
-
-
-def _check_cpu_tokens(operator: str, args: Any, num_tensors: int) -> None:
-    for name, tensor in zip(args._fields, args[:num_tensors]):
-        if tensor is not None and tensor.dtype != torch.float32:
-            raise TypeError(f"{operator}: {name} is {tensor.dtype}, expected torch.float32")
-        if tensor is not None and tensor.device != args.x.device:
-            raise ValueError(f"{operator}: {name} is on {tensor.device} but x is on {args.x.device}")
-    if not args.x.is_cpu or args.x.numel() == 0:
-        given = f"x has shape {tuple(args.x.shape)} on {args.x.device}"
-        raise ValueError(f"{operator}: {given}, expected tokens on the CPU")
-
-
-def validate_mamba_inner(args: MambaInnerArguments) -> Sizes:
-    """Checks the arguments of `mamba_inner` and returns their sizes."""
-    sizes = validate("mamba_inner", args, ("xz", "conv_weight", "x_proj", "dt_proj"))
-    _check_kernel_grid("mamba_inner", sizes, args.grid)
-    return sizes
-
-
-# Checks of the arguments of `conv_silu`.
-validate_conv = partial(validate, "conv_silu", sources=("x", "weight"))
+def validate_conv(args: ConvArguments) -> Sizes:
+    """Checks the arguments of `conv_silu` and returns their sizes."""
+    return validate("conv_silu", args, ("x", "weight"))
 
 
 def validate_norm(args: NormArguments) -> None:
@@ -326,6 +267,64 @@ def validate_norm(args: NormArguments) -> None:
         raise ValueError(f"rms_norm: weight has shape {shape}, expected the last dimension of x {x_shape}")
     if weight.device != x.device:
         raise ValueError(f"rms_norm: weight is on {weight.device} but x is on {x.device}; move them to one device")
+
+
+def validate_mamba_inner(args: MambaInnerArguments) -> Sizes:
+    """Checks the arguments of `mamba_inner` and returns their sizes."""
+    return _validate_mixer("mamba_inner", args, ("xz", "conv_weight"))
+
+
+def validate_block(args: BlockArguments) -> Sizes:
+    """Checks the arguments of `block`, which is for float32 tokens on the CPU, and returns their sizes."""
+    mlp = args[11:14]
+    if mlp.count(None) not in (0, 3):
+        raise ValueError("block: some weights of the MLP are None, expected all three or none")
+    sources = ("x", "conv_weight") if mlp[2] is None else ("x", "conv_weight", "mlp_out_proj")
+    sizes = _validate_mixer("block", args, sources)
+    branches, scales = 1 if mlp[0] is None else 2, args.drop_scales
+    if scales is not None and len(scales) != branches:
+        raise ValueError(f"block: drop_scales has {len(scales)} rows, expected one for each of {branches} branches")
+    for name, tensor in zip(args._fields, args[:15]):
+        if tensor is not None and tensor.dtype != torch.float32:
+            raise TypeError(f"block: {name} is {tensor.dtype}, expected torch.float32")
+    if not args.x.is_cpu or args.x.numel() == 0:
+        raise ValueError(f"block: x has shape {tuple(args.x.shape)} on {args.x.device}, expected tokens on the CPU")
+    return sizes
+
+
+def _validate_mixer(operator: str, args: MambaInnerArguments | BlockArguments, sources: tuple[str, ...]) -> Sizes:
+    scan_weights = dict(x_proj=args.x_proj, dt_proj=args.dt_proj, dt_bias=args.dt_bias, D=args.D)
+    if args.rule == NO_RULE:
+        scan_weights["A"] = args.A
+    else:
+        _check_decay(operator, args.rule, args.A)
+        sources = (*sources, "x_proj", "dt_proj")
+    for name, weight in scan_weights.items():
+        if (weight is None) != (args.rule == NO_RULE):
+            raise TypeError(
+                f"{operator}: {name} is {'None' if weight is None else 'given'}; rule {NO_RULE!r} takes no weights of a "
+                "scan, every other rule x_proj, dt_proj, dt_bias and D"
+            )
+    sizes = validate(operator, args, sources)
+    if args.conv_grid:
+        check_grid(operator, sizes.L, args.conv_grid[:-2])
+        height, width = args.conv_grid[-2:]
+        if height * width != sizes.K or not (height % 2 and width % 2):
+            raise ValueError(f"{operator}: the filter is {height} x {width}, expected an odd height and an odd width")
+    return sizes
+
+
+def _check_activations(operator: str, args: ScanArguments | ChunkArguments) -> None:
+    for name, tensor in zip(args._fields, args[:4]):  # the dispatcher accepts None
+        if tensor is None:
+            raise TypeError(f"{operator}: {name} is None, expected a tensor")
+
+
+def _check_decay(operator: str, name: str, A: Tensor | None) -> None:
+    rule = find_rule(operator, name)
+    if (A is None) == rule.has_decay:
+        needs = "needs A of shape (G, D, N)" if rule.has_decay else "has no decay rates, but A is given"
+        raise ValueError(f"{operator}: rule {name!r} {needs}")
 
 
 def check_grid(operator: str, tokens: int, grid: Sequence[int]) -> None:
@@ -341,11 +340,11 @@ def check_grid(operator: str, tokens: int, grid: Sequence[int]) -> None:
         )
 
 
-def with_grid(operator: str, conv_weight: Tensor, grid: Sequence[int] | None) -> tuple[Tensor, list[int]]:
-    """The filter as the kernels take it, (G, D, K), and what they need to know of the grid.
+def flatten_filter(operator: str, conv_weight: Tensor, grid: Sequence[int] | None) -> tuple[Tensor, list[int]]:
+    """Flattens a filter over the grid, (G, D, height, width), to (G, D, K).
 
-    This is nothing for a convolution over the sequence. For a filter (G, D, height, width) it is rows, columns, height
-    and width. Operators check it.
+    Returns:
+        The filter, and [rows, columns, height, width]; a filter over the sequence as it is, and [].
 
     Raises:
         ValueError: a filter over a grid without one.
@@ -358,16 +357,6 @@ def with_grid(operator: str, conv_weight: Tensor, grid: Sequence[int] | None) ->
             "None; give grid=(rows, columns), or a convolution over the sequence (an integer d_conv)"
         )
     return conv_weight.flatten(2), [*grid, *conv_weight.shape[2:]]
-
-
-def _check_kernel_grid(operator: str, sizes: Sizes, grid: Sequence[int]) -> None:
-    """Checks what `with_grid` makes."""
-    if not grid:
-        return
-    check_grid(operator, sizes.L, grid[:-2])
-    height, width = grid[-2:]
-    if height * width != sizes.K or not (height % 2 and width % 2):
-        raise ValueError(f"{operator}: the filter is {height} x {width}, expected an odd height and an odd width")
 
 
 def check_flags(operator: str, reverse: Sequence[bool]) -> list[int]:
@@ -385,9 +374,9 @@ def autocast_dtype(x: Tensor) -> torch.dtype | None:
     return torch.get_autocast_dtype(device_type) if torch.is_autocast_enabled(device_type) else None
 
 
-def _check_rule(operator: str, rule: str, A: Tensor | None) -> None:
-    if rule not in RULES:
-        raise ValueError(f"{operator}: rule is {rule!r}, expected one of {', '.join(map(repr, RULES))}")
-    if (A is None) == (rule == "mamba"):
-        needs = "needs A of shape (G, D, N)" if rule == "mamba" else "takes no A (only rule 'mamba' does)"
-        raise ValueError(f"{operator}: rule {rule!r} {needs}")
+def kernel_state_dtype(dtype: torch.dtype, rule: str) -> torch.dtype:
+    """Dtype in which kernels on GPUs save states beside activations of a dtype.
+
+    bfloat16 halves the memory. The exact rule takes small differences of a state, which it would lose.
+    """
+    return torch.bfloat16 if dtype == torch.bfloat16 and rule != "longhorn_exact" else torch.float32

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from .. import reference
+from ..rules import NO_RULE, find_rule
 from ..validate import ConvArguments, ScanArguments
 from . import cpu as native
 from . import cuda
@@ -23,7 +24,7 @@ class Backend(Protocol):
     def unavailable(self, device_type: str, dtype: torch.dtype = torch.float32) -> str | None:
         """Why it cannot run on that device type and dtype, or None if it can."""
 
-    def checkpoint_dtype(self, args: ScanArguments) -> torch.dtype:
+    def saved_state_dtype(self, args: ScanArguments) -> torch.dtype:
         """Dtype of the saved states."""
 
     def forward(self, args: ScanArguments, save: bool) -> tuple[Tensor, Tensor]:
@@ -33,7 +34,7 @@ class Backend(Protocol):
         layout of the states is the backend's own; there are `args.sizes.num_checkpoints(CHUNK, LANES)` numbers.
         """
 
-    def backward(self, dy: Tensor, args: ScanArguments, checkpoints: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(self, dy: Tensor, args: ScanArguments, saved_states: Tensor) -> tuple[Tensor | None, ...]:
         """Gradients of x, dt, k, q, z, A, D and dt_bias, contiguous and of their dtypes; None for those absent."""
 
     def conv_forward(self, args: ConvArguments) -> Tensor:
@@ -45,7 +46,7 @@ class Backend(Protocol):
 
 # In the order of preference: the first that can run a tensor's device type and dtype is taken.
 BACKENDS: dict[str, Backend] = {module.NAME: module for module in (native, cuda, triton_backend, reference)}
-_warned: set[tuple[str, torch.dtype]] = set()  # combinations of device type and dtype
+_warned: set[tuple[str, torch.dtype, str]] = set()  # combinations of device type, dtype and rule
 
 
 def backends(device: str | torch.device = "cpu") -> dict[str, str]:
@@ -67,16 +68,29 @@ def choose(args: ScanArguments) -> Backend:
     Raises ValueError if no backend has that name, RuntimeError if the one named cannot run this scan.
     """
     device_type, dtype = args.x.device.type, args.x.dtype
-    if args.backend is None:
-        chosen = next(b for b in BACKENDS.values() if b.unavailable(device_type, dtype) is None)
-        if chosen is reference and device_type != "meta" and (device_type, dtype) not in _warned:
-            _warned.add((device_type, dtype))
-            others = [(n, b) for n, b in BACKENDS.items() if b is not chosen]
-            reasons = "".join(f"\n  {n}: {b.unavailable(device_type, dtype)}" for n, b in others)
-            slow = "in plain torch, which is many times slower than a native kernel. No kernel can run:"
-            warnings.warn(f"vilonghorn scans {dtype} on {device_type!r} {slow}{reasons}", stacklevel=2)
-        return chosen
-    return _require("scan", args.backend, device_type, dtype)
+    if args.backend is not None:
+        backend = _require("scan", args.backend, device_type, dtype)
+        if not has_rule(args.backend, args.rule):
+            raise RuntimeError(f"scan: backend {args.backend!r} has no kernel for rule {args.rule!r}; use 'reference'")
+        return backend
+
+    def reason(name: str) -> str | None:
+        return BACKENDS[name].unavailable(device_type, dtype) or (None if has_rule(name, args.rule) else "lacks the rule")
+
+    chosen = next(name for name in BACKENDS if reason(name) is None)
+    if chosen == reference.NAME and device_type != "meta" and (device_type, dtype, args.rule) not in _warned:
+        _warned.add((device_type, dtype, args.rule))
+        slow = f"{dtype} on {device_type!r} in plain torch, which is many times slower than a native kernel"
+        lines = "".join(f"\n  {name}: {reason(name)}" for name in BACKENDS if name != chosen)
+        warnings.warn(f"vilonghorn scans rule {args.rule!r}, {slow}. No kernel can run:{lines}", stacklevel=2)
+    return BACKENDS[chosen]
+
+
+def has_rule(backend: str, rule: str) -> bool:
+    """Whether a backend has a kernel for a rule; the reference runs every rule."""
+    if rule == NO_RULE:  # of a mixer only
+        return backend == native.NAME
+    return backend == reference.NAME or backend in find_rule("scan", rule).backends
 
 
 @torch.compiler.assume_constant_result

@@ -14,14 +14,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ...validate import RULES, ChunkArguments, ConvArguments, ScanArguments, saved_state_dtype
-from .. import splits
+from ...rules import RULES
+from ...validate import ChunkArguments, ConvArguments, ScanArguments, kernel_state_dtype
+from .. import segments
 
 NAME = "triton"
 CHUNK = 8  # steps between two saved states, N numbers a channel each
 LANES = 32  # channels of a saved state are padded to a multiple of this, the widest block of a program
 HELD = {"longhorn": 4, "longhorn_exact": 4, "mamba": 3}  # states that backward holds in registers: more would spill
-HELD_SPLIT = HELD | {"mamba": 2}  # with a split over time, which needs registers for the start of a segment
+HELD_SEGMENTS = HELD | {"mamba": 2}  # over segments of time, which need registers for their start
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 MAX_DIRECTIONS = 62  # their flags are bits of one integer
 OPTIONS = {"num_warps": 1, "enable_fp_fusion": True}
@@ -88,25 +89,25 @@ def tile_of(states: int) -> Tile:
     return Tile(held, min(lanes, max(1, 16 // held)), lanes, 32 // lanes)
 
 
-def checkpoint_dtype(args: ScanArguments) -> torch.dtype:
+def saved_state_dtype(args: ScanArguments) -> torch.dtype:
     """Dtype of the saved states."""
-    return saved_state_dtype(args.x.dtype, args.rule)
+    return kernel_state_dtype(args.x.dtype, args.rule)
 
 
 def forward(args: ScanArguments, save: bool) -> tuple[Tensor, Tensor]:
-    """Runs a scan; see `Backend`. With a split, the steps between checkpoints are counted in each segment."""
+    """Runs a scan; see `Backend`. With segments, the steps between saved states are counted in each."""
     from .kernels import scan_forward
 
     params = _Params(args)
     y = torch.empty(args.output_shape, dtype=args.x.dtype, device=args.x.device)
-    num_saved = args.sizes.num_checkpoints(CHUNK, LANES) if save else 0
-    checkpoints = args.x.new_empty(num_saved, dtype=checkpoint_dtype(args))
-    tensors = (y, params.sums_for(y), checkpoints if save else None, params.starts())
+    num_saved = args.sizes.num_saved_states(CHUNK, LANES) if save else 0
+    saved_states = args.x.new_empty(num_saved, dtype=saved_state_dtype(args))
+    tensors = (y, params.sums_for(y), saved_states if save else None, params.starts())
     params.launch(scan_forward, params.grid, *params.inputs, *tensors)
-    return y, checkpoints
+    return y, saved_states
 
 
-def backward(dy: Tensor, args: ScanArguments, checkpoints: Tensor) -> tuple[Tensor | None, ...]:
+def backward(dy: Tensor, args: ScanArguments, saved_states: Tensor) -> tuple[Tensor | None, ...]:
     """Gradients of a scan; see `Backend`."""
     from .kernels import scan_backward
 
@@ -124,7 +125,7 @@ def backward(dy: Tensor, args: ScanArguments, checkpoints: Tensor) -> tuple[Tens
     dA = None if args.A is None else params.empty(rows, G, params.blocks, N, width)
     dD, ddt_bias = (None if t is None else params.empty(rows, G, params.blocks * width) for t in args[6:8])
     outputs = Outputs(dx, ddt, dk, dq, dz, dD, ddt_bias, sums)
-    params.launch(scan_backward, params.grid, *params.inputs, checkpoints, params.starts(), dA, outputs)
+    params.launch(scan_backward, params.grid, *params.inputs, saved_states, params.starts(), dA, outputs)
 
     dk, dq = dk.sum(0), dq.sum(0)
     dz = dz.sum(0) if dz is not None and args.reduce == "none" else dz
@@ -274,8 +275,8 @@ class _Params:
         G, B, L, D, N, *_ = args.sizes
         self.args, self.tile = args, tile_of(N)
         self.blocks = -(-D // self.tile.channels)
-        device = splits.Device(splits.multiprocessors(args.x.device) * RESIDENT_WARPS, self.tile.channels)
-        steps, self.num_segments = splits.split(args, device, CHUNK)
+        device = segments.Device(segments.multiprocessors(args.x.device) * RESIDENT_WARPS, self.tile.channels)
+        steps, self.num_segments = segments.split(args, device, CHUNK)
         mean = args.reduce == "mean"
         self.grid = (B * self.num_segments, self.blocks, 1 if mean else G)  # with mean, a program runs all directions
 
@@ -285,8 +286,8 @@ class _Params:
         self.inputs = (inputs, strides, None if args.A is None else self.tiles(args.A))
         self.scalars = (D, L, steps, _direction_bits("scan", args.reverse))
         index = _index_type(L * D, *(L * stride[-1] + D for stride in strides[:6]))
-        held = (HELD if steps is None else HELD_SPLIT)[args.rule]
-        self.config = Config(RULES.index(args.rule), G, mean, CHUNK, held, index, N, self.tile)
+        held = (HELD if steps is None else HELD_SEGMENTS)[args.rule]
+        self.config = Config(RULES[args.rule].number, G, mean, CHUNK, held, index, N, self.tile)
 
     def empty(self, *shape: int) -> Tensor:
         return torch.empty(shape, dtype=torch.float32, device=self.args.x.device)
@@ -309,7 +310,7 @@ class _Params:
         from .kernels import scan_join, scan_summary
 
         G, B, _, _, N, *_ = self.args.sizes
-        runs, tile = 1 + splits.basis_runs(self.args.rule, N), (self.blocks, N, self.tile.channels)
+        runs, tile = 1 + segments.basis_runs(self.args.rule, N), (self.blocks, N, self.tile.channels)
         summaries = self.empty(G, B, self.num_segments, runs, *tile)
         starts = self.empty(G, B, self.num_segments, *tile)
         self.launch(scan_summary, (*self.grid[:2], G * runs), *self.inputs, summaries)

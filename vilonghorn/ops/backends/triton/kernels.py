@@ -1,6 +1,6 @@
 """The kernels of the Triton scan, for every rule, direction, reduction and type. Imports triton.
 
-`scan_summary` and `scan_join` split a scan over time (see `splits`). The linear part of a step is symmetric in every
+`scan_summary` and `scan_join` split a scan over time (see `segments`). The linear part of a step is symmetric in every
 rule, so the same runs against time serve the gradient.
 """
 
@@ -31,14 +31,14 @@ from .tiles import (
 
 @triton.jit(
     do_not_specialize=["length", "segment_steps", "reverse"],
-    do_not_specialize_on_alignment=["A", "checkpoints", "starts"],
+    do_not_specialize_on_alignment=["A", "saved_states", "starts"],
 )
 def scan_forward(
-    inputs, strides, A, y, sums, checkpoints, starts, channels, length, segment_steps, reverse, CONFIG: tl.constexpr
+    inputs, strides, A, y, sums, saved_states, starts, channels, length, segment_steps, reverse, CONFIG: tl.constexpr
 ):
-    """Writes y, and into `checkpoints` the state before every CHUNK-th token.
+    """Writes y, and into `saved_states` the state before every CHUNK-th token.
 
-    In memory a tile is (blocks, N, CR * CL): A, float32, is (directions,) + tiles, `checkpoints`, float32 or bfloat16,
+    In memory a tile is (blocks, N, CR * CL): A, float32, is (directions,) + tiles, `saved_states`, float32 or bfloat16,
     (directions, batch, chunks) + tiles. With MEAN a program runs all directions in turn and adds them up in `sums`,
     (batch, length, channels), float32. With `segment_steps`, a multiple of CHUNK, a program runs one segment, from its
     state in `starts`, (directions, batch, segments) + tiles.
@@ -56,7 +56,7 @@ def scan_forward(
         earlier, later, written = sum_masks(sums, g, p, CONFIG)
         if sums is not None:
             sums_row = output_row(sums, p.b, length, channels)
-        if checkpoints is not None:
+        if saved_states is not None:
             chunk = sequence * tl.cdiv(length, CONFIG.CHUNK) + p.begin // CONFIG.CHUNK
         skip = channel_parameter(inputs.D, strides.D, g, p)
         bias = channel_parameter(inputs.dt_bias, strides.dt_bias, g, p)
@@ -67,9 +67,9 @@ def scan_forward(
         c_here, n_here = token_masks(p, p.size > 0, CONFIG)
         x_next, dt_next, k_next = load_token(rows, t, p, c_here, n_here)
         for i in range(p.size):
-            if checkpoints is not None:
+            if saved_states is not None:
                 if i % CONFIG.CHUNK == 0:
-                    store_tile(checkpoints, p, chunk, state, CONFIG)
+                    store_tile(saved_states, p, chunk, state, CONFIG)
                     chunk += 1
             q_t = load_row(rows.q, t, p.n, p.n_mask).to(tl.float32)
             if inputs.z is not None:
@@ -95,14 +95,14 @@ def scan_forward(
 
 @triton.jit(
     do_not_specialize=["length", "segment_steps", "reverse"],
-    do_not_specialize_on_alignment=["A", "checkpoints", "starts", "dA"],
+    do_not_specialize_on_alignment=["A", "saved_states", "starts", "dA"],
 )
 def scan_backward(
-    inputs, strides, A, checkpoints, starts, dA, outputs, channels, length, segment_steps, reverse, CONFIG: tl.constexpr
+    inputs, strides, A, saved_states, starts, dA, outputs, channels, length, segment_steps, reverse, CONFIG: tl.constexpr
 ):
     """Writes the gradients: the adjoint recurrence from the last token to the first, HELD tokens at a time.
 
-    The states of HELD tokens are recomputed from the checkpoint before them and kept in registers. In `outputs`, k and
+    The states of HELD tokens are recomputed from the saved state before them and kept in registers. In `outputs`, k and
     q are (blocks, directions, batch, length, N), D and dt_bias are (segments, directions, blocks * CR * CL) with the
     segments of all sequences; dA is (segments, directions) + tiles. They are float32; the caller sums over their first
     axis. `sums` is as in `scan_forward`, for z. With `segment_steps`, `starts` holds gradients of the state.
@@ -137,7 +137,7 @@ def scan_backward(
             start = (parts - 1 - part) * HELD
             chunk = start // CONFIG.CHUNK
             saved = sequence * tl.cdiv(length, CONFIG.CHUNK) + p.begin // CONFIG.CHUNK + chunk
-            state = load_tile(checkpoints, p, saved, CONFIG)
+            state = load_tile(saved_states, p, saved, CONFIG)
             for i in range(chunk * CONFIG.CHUNK, start):
                 x_t, dt_t, k_t = load_token(rows, origin + move * i, p, p.c_mask, p.n_mask)
                 k_t = k_t.to(tl.float32)

@@ -1,0 +1,40 @@
+"""Layers of models made for export: torch's own operators, with few nodes in the captured graph."""
+
+from typing import cast
+
+from timm.layers import register_notrace_function
+from torch import Tensor, nn
+
+from ..ops.mamba_inner import mamba_inner_exportable
+from ..ops.norm import rms_norm_exportable
+from .mixer import Mixer
+from .norm import RMSNorm
+
+register_notrace_function(mamba_inner_exportable)
+
+
+class ExportableNorm(RMSNorm):
+    """`RMSNorm` in the operations that onnxruntime fuses into one."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Normalises x, (..., dim)."""
+        return rms_norm_exportable(x, self.weight, cast(float, self.eps))
+
+
+class ExportableMixer(Mixer):
+    """`Mixer` in torch's own operators."""
+
+    scan_backend: str | None = None  # of `mamba_inner_exportable`
+
+    def forward(self, x: Tensor, grid: list[int] | None = None) -> Tensor:
+        """As `Mixer.forward`."""
+        options = (self.scan_norm, self.rule, self.flags, grid, self.scan_backend)
+        return self.out_proj(mamba_inner_exportable(self.in_proj(x), *self.inner_weights(), *options))
+
+
+def make_exportable(model: nn.Module) -> nn.Module:
+    """Replaces the classes of norms and mixers in a model, in place, and returns it."""
+    classes: dict[type, type] = {RMSNorm: ExportableNorm, Mixer: ExportableMixer}
+    for module in model.modules():
+        module.__class__ = classes.get(type(module), type(module))
+    return model
