@@ -73,11 +73,11 @@ def test_it_agrees_with_the_oracle_at_the_size_of_an_image(rule):
 
 
 @at_once
-@pytest.mark.parametrize("isa", native.isa_levels())
+@pytest.mark.parametrize("isa", native.isas())
 @pytest.mark.parametrize("rule", RULES)
 def test_every_instruction_set_agrees_with_the_oracle(rule, isa):
     values = block_inputs(2, 2, 37, 41, 16, 6, 4, 23, rule=rule)
-    with mock.patch.object(native, "_isa", native.isa_levels()[isa]):
+    with mock.patch.object(native, "_isa", native.isas()[isa]):
         compare(in_order, values, 3e-6, truth=residual_block, rule=rule, reverse=(True, False))
         values = block_inputs(1, 2, 37, 41, 16, 6, 9, 23, rule=rule)
         values["conv_weight"] = values["conv_weight"].unflatten(2, (3, 3))

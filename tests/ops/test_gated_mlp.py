@@ -24,9 +24,9 @@ def test_it_agrees_with_the_oracle_on_any_number_of_threads(shape, hidden, resid
     hold(mlp_inputs(*shape, hidden=hidden), residual=residual)
 
 
-@pytest.mark.parametrize("isa", native.isa_levels())
+@pytest.mark.parametrize("isa", native.isas())
 def test_every_instruction_set_agrees_with_the_oracle(isa):
-    with mock.patch.object(native, "_isa", native.isa_levels()[isa]):
+    with mock.patch.object(native, "_isa", native.isas()[isa]):
         hold(mlp_inputs(3, 41, 23, hidden=37))
 
 

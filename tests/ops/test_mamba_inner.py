@@ -73,23 +73,23 @@ def test_the_fused_mixer_agrees_with_the_oracle_at_the_size_of_an_image(rule):
 
 
 @fused
-@pytest.mark.parametrize("isa", native.isa_levels())
+@pytest.mark.parametrize("isa", native.isas())
 @pytest.mark.parametrize("states", [16, 3])
 @pytest.mark.parametrize("rule", RULES)
 def test_every_instruction_set_agrees_with_the_oracle(rule, states, isa):
     values = mixer_inputs(2, 2, 37, 41, states, 6, 4, rule=rule)
-    with mock.patch.object(native, "_isa", native.isa_levels()[isa]):
+    with mock.patch.object(native, "_isa", native.isas()[isa]):
         compare(in_order, values, 2e-6, truth=mixer, rule=rule, reverse=(True, False))
 
 
 @fused
-@pytest.mark.parametrize("isa", native.isa_levels())
+@pytest.mark.parametrize("isa", native.isas())
 @pytest.mark.parametrize("rule", RULES)
 def test_channels_with_equal_steps_agree_with_the_oracle(rule, isa):
     values = mixer_inputs(2, 1, 70, 90, 16, 3, 4, rule=rule)
     head = torch.arange(90) // 40 * 40  # heads of 40, 40 and 10 channels
     values |= {name: values[name][:, head].contiguous() for name in ("dt_proj", "dt_bias")}
-    with mock.patch.object(native, "_isa", native.isa_levels()[isa]):
+    with mock.patch.object(native, "_isa", native.isas()[isa]):
         compare(in_order, values, 2e-6, truth=mixer, rule=rule, reverse=(True, False))
 
 

@@ -15,7 +15,7 @@ from .weights import quantize
 
 DOMAIN = "vilonghorn"
 OPSET_VERSION = 1
-INTERFACE = 1  # kInterface of kernels/ort/node.h, which explains it
+INTERFACE = 2  # kInterface of kernels/ort/node.h, which explains it
 AOTI_LIBRARY = "vilonghorn.kernels"  # in a package of AOTInductor, which takes a name in .so for that of the model
 
 
@@ -42,10 +42,10 @@ def _symbolic(op: str, inputs: tuple[Tensor | None, ...], shape: Sequence[int], 
 
 def _block(*args: Any) -> tuple[Tensor, ...]:
     block, x = BlockArguments(*args[:-1]), args[0]
-    if block.grid:
+    if block.conv_grid:
         raise ValueError("an exported block has no convolution over a grid: compose it of its parts")
-    options = dict(rule=block.rule, reverse=list(block.reverse), eps=block.eps, residual=int(block.residual))
-    return _symbolic("Block", block[:11], x.shape, **options), *(x.new_empty(0) for _ in range(3))
+    options = dict(rule=block.rule, reverse=list(block.reverse), eps=block.eps)
+    return _symbolic("Block", block[:11], x.shape, **options), *(x.new_empty(0) for _ in range(5))
 
 
 def _scan(*args: Any) -> tuple[Tensor, ...]:

@@ -135,7 +135,7 @@ def scan_reference(args: ScanArguments) -> Tensor:
     return finish(torch.stack(outputs) if outputs else tokens.x, args)
 
 
-def checkpoint_dtype(args: ScanArguments) -> torch.dtype:
+def saved_state_dtype(args: ScanArguments) -> torch.dtype:
     """Dtype of the saved states."""
     return args.compute_dtype
 

@@ -83,8 +83,8 @@ def scan(
 def _fake(args: ScanArguments, save: bool) -> tuple[Tensor, Tensor]:
     # Checkpoints have one dimension: torch.compile would guard on whether their number of chunks is 1.
     backend = choose(args)
-    num_saved = args.sizes.num_checkpoints(backend.CHUNK, backend.LANES) if save else 0
-    return args.x.new_empty(args.output_shape), args.x.new_empty(num_saved, dtype=backend.checkpoint_dtype(args))
+    num_saved = args.sizes.num_saved_states(backend.CHUNK, backend.LANES) if save else 0
+    return args.x.new_empty(args.output_shape), args.x.new_empty(num_saved, dtype=backend.saved_state_dtype(args))
 
 
 _run = register_op(

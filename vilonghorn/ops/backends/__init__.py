@@ -23,17 +23,17 @@ class Backend(Protocol):
     def unavailable(self, device_type: str, dtype: torch.dtype = torch.float32) -> str | None:
         """Why it cannot run on that device type and dtype, or None if it can."""
 
-    def checkpoint_dtype(self, args: ScanArguments) -> torch.dtype:
+    def saved_state_dtype(self, args: ScanArguments) -> torch.dtype:
         """Dtype of the saved states."""
 
     def forward(self, args: ScanArguments, save: bool) -> tuple[Tensor, Tensor]:
         """Runs a scan of validated arguments.
 
         Returns y, and with `save` the states before every CHUNK-th step in one dimension, else an empty tensor. The
-        layout of the states is the backend's own; there are `args.sizes.num_checkpoints(CHUNK, LANES)` numbers.
+        layout of the states is the backend's own; there are `args.sizes.num_saved_states(CHUNK, LANES)` numbers.
         """
 
-    def backward(self, dy: Tensor, args: ScanArguments, checkpoints: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(self, dy: Tensor, args: ScanArguments, saved_states: Tensor) -> tuple[Tensor | None, ...]:
         """Gradients of x, dt, k, q, z, A, D and dt_bias, contiguous and of their dtypes; None for those absent."""
 
     def conv_forward(self, args: ConvArguments) -> Tensor:

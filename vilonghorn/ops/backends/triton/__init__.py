@@ -14,8 +14,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ...validate import RULES, ChunkArguments, ConvArguments, ScanArguments, saved_state_dtype
-from .. import splits
+from ... import validate
+from ...validate import RULES, ChunkArguments, ConvArguments, ScanArguments
+from .. import segments
 
 NAME = "triton"
 CHUNK = 8  # steps between two saved states, N numbers a channel each
@@ -88,9 +89,9 @@ def tile_of(states: int) -> Tile:
     return Tile(held, min(lanes, max(1, 16 // held)), lanes, 32 // lanes)
 
 
-def checkpoint_dtype(args: ScanArguments) -> torch.dtype:
+def saved_state_dtype(args: ScanArguments) -> torch.dtype:
     """Dtype of the saved states."""
-    return saved_state_dtype(args.x.dtype, args.rule)
+    return validate.saved_state_dtype(args.x.dtype, args.rule)
 
 
 def forward(args: ScanArguments, save: bool) -> tuple[Tensor, Tensor]:
@@ -99,8 +100,8 @@ def forward(args: ScanArguments, save: bool) -> tuple[Tensor, Tensor]:
 
     params = _Params(args)
     y = torch.empty(args.output_shape, dtype=args.x.dtype, device=args.x.device)
-    num_saved = args.sizes.num_checkpoints(CHUNK, LANES) if save else 0
-    checkpoints = args.x.new_empty(num_saved, dtype=checkpoint_dtype(args))
+    num_saved = args.sizes.num_saved_states(CHUNK, LANES) if save else 0
+    checkpoints = args.x.new_empty(num_saved, dtype=saved_state_dtype(args))
     tensors = (y, params.sums_for(y), checkpoints if save else None, params.starts())
     params.launch(scan_forward, params.grid, *params.inputs, *tensors)
     return y, checkpoints
@@ -274,8 +275,8 @@ class _Params:
         G, B, L, D, N, *_ = args.sizes
         self.args, self.tile = args, tile_of(N)
         self.blocks = -(-D // self.tile.channels)
-        device = splits.Device(splits.multiprocessors(args.x.device) * RESIDENT_WARPS, self.tile.channels)
-        steps, self.num_segments = splits.split(args, device, CHUNK)
+        device = segments.Device(segments.multiprocessors(args.x.device) * RESIDENT_WARPS, self.tile.channels)
+        steps, self.num_segments = segments.split(args, device, CHUNK)
         mean = args.reduce == "mean"
         self.grid = (B * self.num_segments, self.blocks, 1 if mean else G)  # with mean, a program runs all directions
 
@@ -309,7 +310,7 @@ class _Params:
         from .kernels import scan_join, scan_summary
 
         G, B, _, _, N, *_ = self.args.sizes
-        runs, tile = 1 + splits.basis_runs(self.args.rule, N), (self.blocks, N, self.tile.channels)
+        runs, tile = 1 + segments.basis_runs(self.args.rule, N), (self.blocks, N, self.tile.channels)
         summaries = self.empty(G, B, self.num_segments, runs, *tile)
         starts = self.empty(G, B, self.num_segments, *tile)
         self.launch(scan_summary, (*self.grid[:2], G * runs), *self.inputs, summaries)

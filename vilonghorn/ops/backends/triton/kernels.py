@@ -1,6 +1,6 @@
 """The kernels of the Triton scan, for every rule, direction, reduction and type. Imports triton.
 
-`scan_summary` and `scan_join` split a scan over time (see `splits`). The linear part of a step is symmetric in every
+`scan_summary` and `scan_join` split a scan over time (see `segments`). The linear part of a step is symmetric in every
 rule, so the same runs against time serve the gradient.
 """
 

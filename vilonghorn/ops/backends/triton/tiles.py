@@ -1,7 +1,7 @@
 """What the Triton kernels share: the layout of states, the part of a program, and how rows are read. Imports triton.
 
 A program is one warp. It owns a block of channels of one sequence, holds their states in registers and runs through
-time, or through one segment of it (see `splits`).
+time, or through one segment of it (see `segments`).
 """
 
 from collections import namedtuple
