@@ -11,7 +11,6 @@ from torch import Tensor, nn
 from ..ops._torch import has_global_hooks, is_batched
 from ..ops.block import are_float32_on_cpu, block, prefers_block
 from ..ops.blocks import BlockForm, blocks
-from ..ops.gated_mlp import gated_mlp
 from ..ops.register import is_tracing, native_export
 from .mixer import Mixer, is_plain
 from .norm import RMSNorm
@@ -87,12 +86,7 @@ class Block(nn.Module):
             mixed = x + self.drop_path(self.mixer(normed) if grid is None else self.mixer(normed, grid))
         if self.mlp is None or self.norm2 is None:
             return mixed
-        y: Tensor | None = None
-        if not torch.jit.is_scripting():
-            y = self._mlp_fused(mixed)
-        if y is None:
-            y = mixed + self.drop_path(self.mlp(self.norm2(mixed.to(self.mixer.D.dtype))))
-        return y
+        return mixed + self.drop_path(self.mlp(self.norm2(mixed.to(self.mixer.D.dtype))))
 
     @torch.jit.unused
     def _mix_fused(self, x: Tensor, grid: list[int] | None) -> Tensor | None:
@@ -102,18 +96,7 @@ class Block(nn.Module):
             return None
         mixer, drops = self.mixer, self._drops()
         form = dict(rule=mixer.rule, reverse=mixer.reverse, eps=self.norm.eps, grid=grid)
-        y = block(x, *weights, **form, residual=not drops)  # type: ignore[arg-type]
-        return x + self.drop_path(y) if drops else y
-
-    @torch.jit.unused
-    def _mlp_fused(self, x: Tensor) -> Tensor | None:
-        """Norm and MLP by one operator; None where `_fused_mlp_weights` returns None."""
-        weights = self._fused_mlp_weights(x)
-        if weights is None:
-            return None
-        drops = self._drops()
-        y = gated_mlp(x, *weights, eps=self.norm2.eps, residual=not drops)  # type: ignore[union-attr, arg-type]
-        return x + self.drop_path(y) if drops else y
+        return None if drops else block(x, *weights, **form)  # type: ignore[arg-type]
 
     @torch.jit.unused
     def inference_form(self, x: Tensor) -> BlockForm | None:

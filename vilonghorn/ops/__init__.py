@@ -4,9 +4,8 @@ from . import flops
 from .backends import backends
 from .block import block
 from .conv import conv_silu
-from .gated_mlp import gated_mlp
 from .mamba_inner import mamba_inner
 from .norm import rms_norm
 from .scan import scan
 
-__all__ = ["backends", "block", "conv_silu", "flops", "gated_mlp", "mamba_inner", "rms_norm", "scan"]
+__all__ = ["backends", "block", "conv_silu", "flops", "mamba_inner", "rms_norm", "scan"]

@@ -32,7 +32,6 @@ def block(
     rule: str = "longhorn",
     reverse: Sequence[bool] = (False, True),
     eps: float = 1e-5,
-    residual: bool = True,
     grid: Sequence[int] | None = None,
 ) -> Tensor:
     """Returns x + branch, branch = `mamba_inner`(`rms_norm`(x, norm_weight, eps) in_proj^T, ...) out_proj^T.
@@ -52,7 +51,6 @@ def block(
         rule: as in `mamba_inner`.
         reverse: as in `mamba_inner`.
         eps: added to the mean square.
-        residual: whether x is added; else the branch alone.
         grid: as in `mamba_inner`.
 
     Under autocast to bfloat16, in_proj and out_proj are products of bfloat16 values, summed in float32, where the
@@ -68,8 +66,8 @@ def block(
     """
     filters, grid_options = with_grid("block", conv_weight, grid)
     tensors = (x, norm_weight, in_proj, filters, conv_bias, x_proj, dt_proj, dt_bias, A, D, out_proj)
-    form = (check_flags("block", reverse), float(eps), residual, autocast_dtype(x) == torch.bfloat16, grid_options)
-    return _run(BlockArguments(*tensors, rule, *form))
+    form = (check_flags("block", reverse), float(eps), 0.0, autocast_dtype(x) == torch.bfloat16, grid_options)
+    return _run(BlockArguments(*tensors, None, None, None, None, rule, *form))
 
 
 def has_fast_block() -> bool:
@@ -94,7 +92,9 @@ def are_float32_on_cpu(tensors: Sequence[Tensor | None]) -> bool:
 
 def _fake(args: BlockArguments, save: bool) -> tuple[Tensor, ...]:
     G, B, L, D, N, _, R = sizes = args.sizes
-    shapes = (B, L, 2 * D), (G, B, L, R + 2 * N), (sizes.num_checkpoints(cpu.CHUNK, cpu.LANES),)
+    hidden = 0 if args.mlp_out_proj is None else args.mlp_out_proj.shape[1]
+    shapes = (B, L, 2 * D), (G, B, L, R + 2 * N), (sizes.num_saved_states(cpu.CHUNK, cpu.LANES),)
+    shapes += (tuple(args.x.shape), (B, L, 2 * hidden)) if hidden else ((0,), (0,))
     return args.x.new_empty(args.x.shape), *(args.x.new_empty(shape if save else 0) for shape in shapes)
 
 
@@ -102,7 +102,7 @@ _run = register_op(
     "block",
     BlockArguments,
     validate_block,
-    num_saved=3,
+    num_saved=5,
     forward=cpu.block_forward,
     fake=_fake,
     backward=cpu.block_backward,

@@ -14,11 +14,9 @@ from .backends import cpu
 from .register import needs_grad, refuse_forward_mode
 from .validate import (
     BlockArguments,
-    MlpArguments,
     autocast_dtype,
     check_flags,
     validate_block,
-    validate_gated_mlp,
     with_grid,
 )
 
@@ -80,7 +78,7 @@ def split(
     eps: Sequence[float],
     bf16: bool,
     grid: Sequence[int],
-) -> list[tuple[BlockArguments, MlpArguments | None]]:
+) -> list[BlockArguments]:
     """Splits the arguments of the operator into those of `block` and `gated_mlp` for each block, all with the tokens x.
 
     Raises:
@@ -98,18 +96,15 @@ def split(
         filters, grid_options = with_grid("block", conv, grid or None)
         flags = reverse[first_flag : first_flag + len(filters)]
         first_flag += len(filters)
-        form: Any = (rule, flags, eps[2 * i], True, bf16, grid_options)
-        mlp = None if mlp_norm is None else MlpArguments(x, mlp_norm, mlp_in, mlp_out, eps[2 * i + 1], True, bf16)
-        pairs.append((BlockArguments(x, norm, in_proj, filters, *inner, *form), mlp))
+        form: Any = (mlp_norm, mlp_in, mlp_out, None, rule, flags, eps[2 * i], eps[2 * i + 1], bf16, grid_options)
+        pairs.append(BlockArguments(x, norm, in_proj, filters, *inner, *form))
     return pairs
 
 
-def _validated(x: Tensor, *others: Any) -> list[tuple[BlockArguments, MlpArguments | None]]:
+def _validated(x: Tensor, *others: Any) -> list[BlockArguments]:
     pairs = split(x.contiguous(), *others)
-    for mixer, mlp in pairs:
-        validate_block(mixer)
-        if mlp is not None:
-            validate_gated_mlp(mlp)
+    for args in pairs:
+        validate_block(args)
     return pairs
 
 

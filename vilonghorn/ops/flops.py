@@ -12,13 +12,12 @@ from typing import Any, NamedTuple
 import torch
 from torch.utils.flop_counter import register_flop_formula
 
-from . import block, blocks, chunked, conv, gated_mlp, mamba_inner, norm, scan  # noqa: F401  (they define the operators)
+from . import block, blocks, chunked, conv, mamba_inner, norm, scan  # noqa: F401  (they define the operators)
 from .validate import (
     BlockArguments,
     ChunkArguments,
     ConvArguments,
     MambaInnerArguments,
-    MlpArguments,
     NormArguments,
     ScanArguments,
 )
@@ -56,7 +55,10 @@ def _conv(a: Any) -> int:
 
 def _inner_parts(a: Any) -> tuple[int, int, int]:
     """Convolution; projections to dt, k and q; recurrence."""
-    (B, L, _), (G, D, *kernel), (_, P, _), R = a[0], a.conv_weight, a.x_proj, a.dt_proj[-1]
+    (B, L, _), (G, D, *kernel) = a[0], a.conv_weight
+    if a.rule == "none":
+        return 2 * G * B * L * D * math.prod(kernel), 0, 0
+    (_, P, _), R = a.x_proj, a.dt_proj[-1]
     recurrence = _recurrence(a.rule, G, B, L, D, (P - R) // 2)
     return 2 * G * B * L * D * math.prod(kernel), 2 * G * B * L * D * (P + R), recurrence
 
@@ -78,7 +80,8 @@ def _inner_backward(a: Any) -> int:
 
 
 def _projections(a: Any) -> int:
-    return 2 * math.prod(a.x) * (a.in_proj[0] + a.out_proj[1])
+    hidden = 0 if a.mlp_out_proj is None else a.mlp_out_proj[1]
+    return 2 * math.prod(a.x) * (a.in_proj[0] + a.out_proj[1] + 3 * hidden)
 
 
 def _projections_backward(a: Any, wanted: Sequence[int]) -> int:
@@ -116,12 +119,9 @@ _register(
     _block,
     lambda a, wanted: _projections_backward(a, wanted) + _inner_backward(a),
 )
-_register("gated_mlp", MlpArguments, _projections, _projections_backward)
 _register("rms_norm_cpu", NormArguments, lambda a: 0, lambda a, _: 0)
 
 
 @register_flop_formula(torch.ops.vilonghorn.blocks, get_raw=True)
 def _blocks(*args: Any, **_: Any) -> int:
-    pairs = blocks.split(*args)
-    mlps = [_projections(_shapes(mlp)) for _, mlp in pairs if mlp is not None]
-    return sum(_block(_shapes(mixer)) for mixer, _ in pairs) + sum(mlps)
+    return sum(_block(_shapes(a)) for a in blocks.split(*args))

@@ -151,8 +151,8 @@ def projections(
     """z, (B, L, D); u and dt, (S, B, L, D), dt of `channels` only; k and q, (S, B, L, N). `conv` is over a sequence."""
     _, B, L, _, N, _, R = validate_mamba_inner(args)
     x, z = args.xz.chunk(2, dim=-1)
-    if args.grid:
-        rows, columns, height, width = args.grid
+    if args.conv_grid:
+        rows, columns, height, width = args.conv_grid
         u = conv2d_silu(x, args.conv_weight.unflatten(2, (height, width)), args.conv_bias, (rows, columns))
     else:
         u = conv(x, args.conv_weight, args.conv_bias, reverse=[bool(flag) for flag in args.reverse])
@@ -166,7 +166,7 @@ def _fake_cpu(args: MambaInnerArguments, save: bool) -> tuple[Tensor, Tensor, Te
     G, B, L, D, N, _, R = sizes = args.sizes
     dtype = torch.promote_types(args.xz.dtype, torch.float32)
     projected = (G, B, L, R + 2 * N) if save else (0,)
-    checkpoints = sizes.num_checkpoints(cpu.CHUNK, cpu.LANES) if save else 0
+    checkpoints = sizes.num_saved_states(cpu.CHUNK, cpu.LANES) if save else 0
     new = args.xz.new_empty
     return new(B, L, D), new(projected, dtype=dtype), new(checkpoints, dtype=dtype)
 
@@ -175,7 +175,7 @@ def _fake_cuda(args: MambaInnerArguments, save: bool) -> tuple[Tensor, ...]:
     G, B, L, D, N, _, R = sizes = args.sizes
     new = args.xz.new_empty
     shapes = [(G, B, L, D), (G, B * L, R + 2 * N), (G, B, L, D)] if save else [(0,)] * 3
-    checkpoints = sizes.num_checkpoints(cuda.CHUNK, cuda.LANES) if save else 0
+    checkpoints = sizes.num_saved_states(cuda.CHUNK, cuda.LANES) if save else 0
     dtype = saved_state_dtype(cuda.kernel_dtype(args.xz.dtype, N), args.rule)
     return new(B, L, D), *map(new, shapes), new(checkpoints, dtype=dtype)
 

@@ -11,7 +11,7 @@ from typing import Annotated, Any, NamedTuple, get_type_hints
 import torch
 from torch import Tensor
 
-RULES = ("longhorn", "longhorn_exact", "mamba")
+RULES = ("longhorn", "longhorn_exact", "mamba")  # of a scan; a mixer and a block also have "none"
 REDUCTIONS = ("none", "mean")
 MAX_STATE = 64  # N
 MAX_CONV = 64  # K
@@ -29,13 +29,13 @@ class Sizes(NamedTuple):
     K: int = 1  # tokens in the convolution
     R: int = 1  # rank of dt
 
-    def checkpoint_shape(self, chunk: int, lanes: int) -> tuple[int, int, int, int, int]:
+    def saved_state_shape(self, chunk: int, lanes: int) -> tuple[int, int, int, int, int]:
         """Shape of the states before every `chunk`-th step, with channels padded to a multiple of `lanes`."""
         return self.G, self.B, (self.L + chunk - 1) // chunk, self.N, (self.D + lanes - 1) // lanes * lanes
 
-    def num_checkpoints(self, chunk: int, lanes: int) -> int:
-        """Number of elements in a tensor of `checkpoint_shape`."""
-        return math.prod(self.checkpoint_shape(chunk, lanes))
+    def num_saved_states(self, chunk: int, lanes: int) -> int:
+        """Number of elements in a tensor of `saved_state_shape`."""
+        return math.prod(self.saved_state_shape(chunk, lanes))
 
 
 class ScanArguments(NamedTuple):
@@ -80,7 +80,10 @@ def saved_state_dtype(dtype: torch.dtype, rule: str) -> torch.dtype:
 
 
 def _mixer_sizes(args: "MambaInnerArguments | BlockArguments") -> Sizes:
-    (B, L, _), (G, D, K), R = args[0].shape, args.conv_weight.shape, args.dt_proj.shape[-1]
+    (B, L, _), (G, D, K) = args[0].shape, args.conv_weight.shape
+    if args.dt_proj is None or args.x_proj is None:
+        return Sizes(G, B, L, D, 0, K, 0)
+    R = args.dt_proj.shape[-1]
     return Sizes(G, B, L, D, (args.x_proj.shape[1] - R) // 2, K, R)
 
 
@@ -90,14 +93,14 @@ class MambaInnerArguments(NamedTuple):
     xz: Annotated[Tensor, "B L 2D"]
     conv_weight: Annotated[Tensor, "G D K"]
     conv_bias: Annotated[Tensor, "G D"]
-    x_proj: Annotated[Tensor, "G R+2N D"]
-    dt_proj: Annotated[Tensor, "G D R"]
-    dt_bias: Annotated[Tensor, "G D"]
+    x_proj: Annotated[Tensor | None, "G R+2N D"]
+    dt_proj: Annotated[Tensor | None, "G H R"]
+    dt_bias: Annotated[Tensor | None, "G H"]
     A: Annotated[Tensor | None, "G D N"]
-    D: Annotated[Tensor, "G D"]
+    D: Annotated[Tensor | None, "G D"]
     rule: str
     reverse: Sequence[int]
-    grid: Sequence[int] = ()  # of `with_grid`
+    conv_grid: Sequence[int] = ()  # of `with_grid`
 
     @property
     def sizes(self) -> Sizes:
@@ -113,18 +116,22 @@ class BlockArguments(NamedTuple):
     in_proj: Annotated[Tensor, "2D dim"]
     conv_weight: Annotated[Tensor, "G D K"]
     conv_bias: Annotated[Tensor, "G D"]
-    x_proj: Annotated[Tensor, "G R+2N D"]
-    dt_proj: Annotated[Tensor, "G D R"]
-    dt_bias: Annotated[Tensor, "G D"]
+    x_proj: Annotated[Tensor | None, "G R+2N D"]
+    dt_proj: Annotated[Tensor | None, "G H R"]
+    dt_bias: Annotated[Tensor | None, "G H"]
     A: Annotated[Tensor | None, "G D N"]
-    D: Annotated[Tensor, "G D"]
+    D: Annotated[Tensor | None, "G D"]
     out_proj: Annotated[Tensor, "dim D"]
+    mlp_norm_weight: Annotated[Tensor | None, "dim"]
+    mlp_in_proj: Annotated[Tensor | None, "2M dim"]
+    mlp_out_proj: Annotated[Tensor | None, "dim M"]
+    drop_scales: Annotated[Tensor | None, "branches B"]
     rule: str
     reverse: Sequence[int]
     eps: float
-    residual: bool
+    mlp_eps: float
     bf16: bool
-    grid: Sequence[int] = ()  # of `with_grid`
+    conv_grid: Sequence[int] = ()  # of `with_grid`
 
     @property
     def sizes(self) -> Sizes:
@@ -174,18 +181,6 @@ class NormArguments(NamedTuple):
     eps: float
 
 
-class MlpArguments(NamedTuple):
-    """Arguments of `vilonghorn.ops.gated_mlp`, which explains them."""
-
-    x: Tensor  # (..., dim)
-    norm_weight: Tensor  # (dim,)
-    in_proj: Tensor  # (2H, dim)
-    out_proj: Tensor  # (dim, H)
-    eps: float
-    residual: bool
-    bf16: bool
-
-
 # By operator and tensor: the names of its dimensions.
 _SHAPES = {
     arguments: {
@@ -212,6 +207,8 @@ def validate(operator: str, args: Any, sources: Sequence[str]) -> Sizes:
     shapes = _SHAPES[type(args)]
     if hasattr(args, "rule"):
         _check_rule(operator, args.rule, args.A)
+    if getattr(args, "rule", "") == "none":
+        sources = [name for name in sources if name not in ("x_proj", "dt_proj")]
     values: dict[str, int] = {}  # by name of a dimension
     for name in sources:
         tensor, dimensions = getattr(args, name), shapes[name]
@@ -224,6 +221,9 @@ def validate(operator: str, args: Any, sources: Sequence[str]) -> Sizes:
     if G < 1 or len(args.reverse) != G:
         raise ValueError(f"{operator}: reverse has {len(args.reverse)} flags for {G} directions, expected one for each")
     values |= sizes._asdict() | {"2D": 2 * D, "R+2N": R + 2 * N}
+    if isinstance(args, BlockArguments):
+        hidden = 0 if args.mlp_out_proj is None else args.mlp_out_proj.shape[1]
+        values |= {"M": hidden, "2M": 2 * hidden, "branches": 1 + (hidden > 0)}
     device = args[0].device
     for (name, dimensions), tensor in zip(shapes.items(), args):  # tensors are the first arguments
         if tensor is None:
@@ -240,7 +240,7 @@ def validate(operator: str, args: Any, sources: Sequence[str]) -> Sizes:
     limits = [("N", N, MAX_STATE), ("K", K, MAX_CONV)]
     limits += [("D", D, D), ("R", R, R)] if "dt_proj" in shapes else []
     for name, size, most in limits:
-        if not 1 <= size <= most:
+        if not (name in "NR" and getattr(args, "rule", "") == "none") and not 1 <= size <= most:
             raise ValueError(f"{operator}: {name} is {size}, expected {f'1 to {most}' if most > 1 else 'at least 1'}")
     return sizes
 
@@ -275,25 +275,9 @@ def validate_chunks(args: ChunkArguments) -> Sizes:
 def validate_block(args: BlockArguments) -> Sizes:
     """Checks the arguments of `block`, which is for float32 tokens on the CPU, and returns their sizes."""
     sizes = validate("block", args, ("x", "conv_weight", "x_proj", "dt_proj"))
-    _check_kernel_grid("block", sizes, args.grid)
-    _check_cpu_tokens("block", args, 11)
+    _check_kernel_grid("block", sizes, args.conv_grid)
+    _check_cpu_tokens("block", args, 15)
     return sizes
-
-
-def validate_gated_mlp(args: MlpArguments) -> None:
-    """Checks the arguments of `gated_mlp`, which is for float32 tokens on the CPU."""
-    if args.x.dim() < 1 or args.out_proj.dim() != 2 or args.out_proj.shape[1] < 1:
-        x, given = tuple(args.x.shape), tuple(args.out_proj.shape)
-        raise ValueError(
-            f"gated_mlp: x has shape {x} and out_proj {given}, expected (..., dim) and (dim, H), H at least 1"
-        )
-    dim, H = args.x.shape[-1], args.out_proj.shape[1]
-    for name, expected in (("norm_weight", (dim,)), ("in_proj", (2 * H, dim)), ("out_proj", (dim, H))):
-        if (given := tuple(getattr(args, name).shape)) != expected:
-            raise ValueError(
-                f"gated_mlp: {name} has shape {given}, expected {expected} to go with x {tuple(args.x.shape)}"
-            )
-    _check_cpu_tokens("gated_mlp", args, 4)
 
 
 def _check_cpu_tokens(operator: str, args: Any, num_tensors: int) -> None:
@@ -310,7 +294,7 @@ def _check_cpu_tokens(operator: str, args: Any, num_tensors: int) -> None:
 def validate_mamba_inner(args: MambaInnerArguments) -> Sizes:
     """Checks the arguments of `mamba_inner` and returns their sizes."""
     sizes = validate("mamba_inner", args, ("xz", "conv_weight", "x_proj", "dt_proj"))
-    _check_kernel_grid("mamba_inner", sizes, args.grid)
+    _check_kernel_grid("mamba_inner", sizes, args.conv_grid)
     return sizes
 
 
@@ -386,7 +370,7 @@ def autocast_dtype(x: Tensor) -> torch.dtype | None:
 
 
 def _check_rule(operator: str, rule: str, A: Tensor | None) -> None:
-    if rule not in RULES:
+    if rule not in RULES and (rule != "none" or operator not in ("mamba_inner", "block")):
         raise ValueError(f"{operator}: rule is {rule!r}, expected one of {', '.join(map(repr, RULES))}")
     if (A is None) == (rule == "mamba"):
         needs = "needs A of shape (G, D, N)" if rule == "mamba" else "takes no A (only rule 'mamba' does)"
