@@ -255,7 +255,8 @@ class _CudaParams(ScanParams):
         steps, count = self.segments
         struct = Segments(steps or 0)
         if steps:
-            (G, B, _, N, width), runs = self.saved_state_shape, 1 + segments.basis_runs(self.args.rule, N)
+            G, B, _, N, width = self.saved_state_shape
+            runs = 1 + segments.basis_runs(self.args.rule, N)
             self.output("summaries", (G, B, count, runs, N, width), torch.float32, struct)
             self.output("starts", (G, B, count, N, width), torch.float32, struct)
         if self.struct.dx:
