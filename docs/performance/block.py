@@ -43,7 +43,7 @@ from vilonghorn.data.files import write_json
 from vilonghorn.layers import Block, Blocks
 from vilonghorn.models.vilonghornv2 import TINY as V2_TINY
 from vilonghorn.ops import scan
-from vilonghorn.ops.backends import cpu, cuda, splits
+from vilonghorn.ops.backends import cpu, cuda, segments
 from vilonghorn.ops.validate import RULES, MambaInnerArguments, with_grid
 
 FILE = Path("docs/performance/block.json")
@@ -301,7 +301,7 @@ def emulated_kernels() -> Iterator[Callable[[], list[tuple[int, int, int]]]]:
             composed_operators(),
             mock.patch.object(cuda, "_open", lambda: (library, None)),
             mock.patch.object(cuda, "_call", lambda function, device, *structs: function(*structs, 0, None)),
-            mock.patch.object(splits, "multiprocessors", lambda _: H200.multi_processor_count),
+            mock.patch.object(segments, "multiprocessors", lambda _: H200.multi_processor_count),
         ):
             yield launches
 

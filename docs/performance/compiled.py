@@ -242,7 +242,7 @@ def compile_triton(architecture: int, rule: str, split: bool) -> dict[str, Any]:
     from triton.backends.compiler import GPUTarget
     from triton.runtime import JITFunction, driver
 
-    from vilonghorn.ops.backends import splits
+    from vilonghorn.ops.backends import segments
     from vilonghorn.ops.backends import triton as backend
 
     target = SimpleNamespace(
@@ -266,7 +266,7 @@ def compile_triton(architecture: int, rule: str, split: bool) -> dict[str, Any]:
     driver.set_active(target)
     with (
         mock.patch.object(JITFunction, "run", compile_only),
-        mock.patch.object(splits, "num_segments", lambda args, device: 1 + split),
+        mock.patch.object(segments, "num_segments", lambda args, device: 1 + split),
     ):
         y, checkpoints = backend.forward(args, save=True)
         backend.backward(y, args, checkpoints)

@@ -1,16 +1,21 @@
 // A residual block in one call: between separate calls, the caller would take time and evict data from the caches.
+#include <algorithm>
+#include <numeric>
+
 #include "arena.h"
 #include "jobs.h"
 
+using namespace vilonghorn;
+
 namespace {
 
-thread_local Scratch workspace;
+thread_local Scratch workspace, infer_workspace;
 
 class Block {
  public:
   const VlBlock &b;
   const int64_t tokens, width, projected, sequences;  // width: columns of xz; sequences: batch * directions
-  float *normed, *scale, *y, *dy, *dxz, *dnormed, *dprojected, *dx;
+  float *normed, *scale, *y, *dy, *dxz, *dnormed, *dprojected, *dx, *dmid;
 
   explicit Block(const VlBlock &b)
       : b(b), tokens(b.batch * b.length), width(2 * b.channels), projected(b.dt_rank + 2 * b.states),
@@ -26,6 +31,7 @@ class Block {
       dxz = c.next<float>(tokens * width);
       dprojected = c.next<float>(b.channel_splits * sequences * b.length * projected);
       dx = b.channel_splits > 1 ? c.next<float>(sequences * b.length * b.channels) : nullptr;
+      dmid = b.hidden ? c.next<float>(tokens * b.dim) : (float *)b.dout;
     });
   }
 
@@ -45,37 +51,38 @@ class Block {
     return gemm(isa, b.xz, tokens, width, b.dim, normed, b.dim, 1, b.in_proj, 1, b.dim, nullptr, b.in_proj_scale);
   }
   bool mamba_inner_forward(int isa) {
-    const VlMambaInner m = mix();
-    return !vl_mix_forward(&m, isa);
+    const VlMambaInner m = mamba_inner();
+    return !vl_mamba_inner_forward(&m, isa);
   }
   bool out_proj_forward(int isa) {
-    const void *add = b.residual ? b.x : nullptr;
-    return gemm(isa, b.out, tokens, b.dim, b.channels, y, b.channels, 1, b.out_proj, 1, b.channels, add,
-                b.out_proj_scale);
+    return gemm(isa, b.hidden ? b.mid : b.out, tokens, b.dim, b.channels, y, b.channels, 1, b.out_proj, 1, b.channels,
+                b.x, b.out_proj_scale);
   }
+  bool mlp_forward(int isa) { return !b.hidden || !vilonghorn::mlp_forward(b, isa); }
 
+  bool mlp_backward(int isa) { return !b.hidden || !vilonghorn::mlp_backward(b, dmid, isa); }
   bool out_proj_backward(int isa) {
-    return gemm(isa, dy, tokens, b.channels, b.dim, b.dout, b.dim, 1, b.out_proj, b.channels, 1);
+    return gemm(isa, dy, tokens, b.channels, b.dim, dmid, b.dim, 1, b.out_proj, b.channels, 1);
   }
   bool mamba_inner_backward(int isa) {
-    VlMambaInner m = mix();
+    VlMambaInner m = mamba_inner();
     VlScan &s = m.scan;
     s.dy = {dy, 0, b.length * b.channels, b.channels};
     s.dx = dx, s.dz = dxz + b.channels, s.dz_step = width;
     m.dprojected = dprojected, m.dx = dxz;
     m.dconv_weight = b.dconv_weight, m.dconv_bias = b.dconv_bias, m.dx_proj = b.dx_proj, m.ddt_proj = b.ddt_proj;
     s.ddt_bias = b.ddt_bias, s.dD = b.dD, s.dA = b.dA;
-    return !vl_mix_backward(&m, isa);
+    return !vl_mamba_inner_backward(&m, isa);
   }
   bool out_proj_gradient(int isa) {
-    return gemm(isa, b.dout_proj, b.dim, b.channels, tokens, b.dout, 1, b.dim, y, b.channels, 1);
+    return gemm(isa, b.dout_proj, b.dim, b.channels, tokens, dmid, 1, b.dim, y, b.channels, 1);
   }
   bool in_proj_backward(int isa) {
     return gemm(isa, dnormed, tokens, b.dim, width, dxz, width, 1, b.in_proj, b.dim, 1);
   }
   bool norm_backward(int isa) {  // repeats forward, which did not save `scale` and `normed`
     VlNorm n = norm();
-    n.dy = dnormed, n.add = b.residual ? b.dout : nullptr, n.dx = b.dx, n.dweight = b.dnorm_weight;
+    n.dy = dnormed, n.add = dmid, n.dx = b.dx, n.dweight = b.dnorm_weight;
     return !vl_norm_forward(&n, isa) && !vl_norm_backward(&n, isa);
   }
   bool in_proj_gradient(int isa) {
@@ -97,23 +104,56 @@ class Block {
     n.x = b.x, n.weight = b.norm_weight, n.y = normed, n.scale = scale;
     return n;
   }
-  VlMambaInner mix() const { return vilonghorn::mixer_of(b, (float *)b.xz, b.length * width, y); }
+  VlMambaInner mamba_inner() const { return mamba_inner_of(b, (float *)b.xz, b.length * width, y); }
 };
 
 typedef bool (Block::*const Stage)(int);
 Stage forward_stages[] = {&Block::norm_forward, &Block::in_proj_forward, &Block::mamba_inner_forward,
-                          &Block::out_proj_forward};
-Stage backward_stages[] = {&Block::out_proj_backward, &Block::mamba_inner_backward, &Block::out_proj_gradient,
-                           &Block::in_proj_backward,  &Block::norm_backward,        &Block::in_proj_gradient};
+                          &Block::out_proj_forward, &Block::mlp_forward};
+Stage backward_stages[] = {&Block::mlp_backward,      &Block::out_proj_backward, &Block::mamba_inner_backward,
+                           &Block::out_proj_gradient, &Block::in_proj_backward,  &Block::norm_backward,
+                           &Block::in_proj_gradient};
+
+bool has_rule(const VlBlock &b) { return b.rule >= VL_LONGHORN && b.rule <= VL_NONE; }
+
+// A job may process a whole sequence. Otherwise all jobs run one stage after the other: where they share the channels,
+// for int8 weights, and for a single stage.
+bool is_of_sequences(const VlBlock &b, int stage) {
+  return stage < 0 && b.channel_splits == 1 && !b.in_proj_scale && !b.out_proj_scale;
+}
+
+constexpr int64_t kChunk = 64, kLanes = 16;  // as in vilonghorn/ops/backends/cpu.py
+
+// Threads share the sequences, and where these are few also parts of their channels.
+int64_t num_channel_splits(int64_t sequences, int64_t channels, int64_t threads) {
+  const int64_t wanted = sequences >= 4 * threads ? 1 : threads / std::gcd(sequences, threads);
+  return std::max<int64_t>(1, std::min(wanted, (channels + kLanes - 1) / kLanes));
+}
 
 }  // namespace
 
 VL_EXPORT int vl_block_forward(const VlBlock *b, int stage, int isa) {
-  // Other forms run one stage after the other: a stage by itself, channels shared by jobs, products with int8 weights.
-  const bool int8 = b->in_proj_scale || b->out_proj_scale;
-  if (stage < 0 && b->channel_splits == 1 && !int8) return vilonghorn::block_of_sequences(*b, isa);
-  return Block(*b).run(forward_stages, false, stage, isa);
+  if (!has_rule(*b)) return VL_UNKNOWN_RULE;
+  if (!is_of_sequences(*b, stage)) return Block(*b).run(forward_stages, false, stage, isa);
+  return mixer_of_sequences(*b, isa) || (b->hidden && mlp_forward(*b, isa));
 }
 VL_EXPORT int vl_block_backward(const VlBlock *b, int stage, int isa) {
-  return Block(*b).run(backward_stages, true, stage, isa);
+  return has_rule(*b) ? Block(*b).run(backward_stages, true, stage, isa) : VL_UNKNOWN_RULE;
+}
+VL_EXPORT int vl_scan_infer(const VlScan *given, int isa) {
+  VlScan s = *given;
+  s.chunk = kChunk, s.channel_splits = num_channel_splits(s.batch, s.channels, s.threads);
+  return vl_scan_forward(&s, isa);
+}
+VL_EXPORT int vl_block_infer(const VlBlock *given, int isa) {
+  VlBlock b = *given;
+  b.chunk = kChunk, b.channel_splits = num_channel_splits(b.batch, b.channels, b.threads), b.save = 0;
+  const int64_t tokens = b.batch * b.length;
+  if (!infer_workspace.allocate([&](Arena &a) {
+        b.xz = is_of_sequences(b, -1) ? nullptr : a.next<float>(tokens * 2 * b.channels);
+        b.projected = a.next<float>(b.directions * tokens * (b.dt_rank + 2 * b.states));
+        b.mid = b.hidden ? a.next<float>(tokens * b.dim) : nullptr;
+      }))
+    return 1;
+  return vl_block_forward(&b, -1, isa);
 }

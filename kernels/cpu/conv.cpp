@@ -19,12 +19,12 @@ template <class T> struct Conv {
       const int64_t d = block * W;
       const int count = a.channels - d < W ? (int)(a.channels - d) : W;
       for (int64_t g = 0; g < a.directions; g++) {
-        ConvWeights<T> d_conv;
-        d_conv.load(a.weight, a.bias, g, a.d_conv, a.channels, d, count);
+        ConvWeights<T> weights;
+        weights.load(a.weight, a.bias, g, a.d_conv, a.channels, d, count);
         for (int64_t c = 0; c < chunks; c++) {
           const Steps s(g, b, a.length, kChunk, c, a.reverse[g]);
           gather<T>(window, a.x, a.dtype, s, d, count, 1 - a.d_conv);
-          convolve<T>(y, window, d_conv, a.d_conv, s.count);
+          convolve_causal<T>(y, window, weights, a.d_conv, s.count);
           silu<T>(y, nullptr, s.count, [&](int i) { return y[i]; });
           for (int64_t i = 0; i < s.count; i++)
             store_as<T>(a.y, ((g * a.batch + b) * a.length + s.token(i)) * a.channels + d, a.dtype, y[i], count);
@@ -45,19 +45,19 @@ template <class T> struct Conv {
       const int count = a.channels - d < W ? (int)(a.channels - d) : W;
       memset((void *)total, 0, sizeof(V) * a.length);
       for (int64_t g = 0; g < a.directions; g++) {
-        ConvWeights<T> d_conv;
-        d_conv.load(a.weight, a.bias, g, a.d_conv, a.channels, d, count);
+        ConvWeights<T> weights;
+        weights.load(a.weight, a.bias, g, a.d_conv, a.channels, d, count);
         ConvWeights<T> sums{};
         V after[kMaxConv] = {};
         for (int64_t c = chunks - 1; c >= 0; c--) {
           const Steps s(g, b, a.length, kChunk, c, a.reverse[g]);
           gather<T>(window, a.x, a.dtype, s, d, count, 1 - a.d_conv);
-          convolve<T>(v, window, d_conv, a.d_conv, s.count);
+          convolve_causal<T>(v, window, weights, a.d_conv, s.count);
           gather<T>(dv, a.dy, a.dtype, s, d, count);
           silu<T>(v, slope, s.count, [&](int i) { return v[i]; });
           for (int64_t i = 0; i < s.count; i++) dv[i] *= slope[i];
           for (int64_t j = 0; j + 1 < a.d_conv; j++) dv[s.count + j] = after[j];
-          convolve_backward<T>(dx, sums, dv, window, d_conv, a.d_conv, s.count);
+          convolve_causal_backward<T>(dx, sums, dv, window, weights, a.d_conv, s.count);
           for (int64_t j = 0; j + 1 < a.d_conv; j++) after[j] = dv[j];
           for (int64_t i = 0; i < s.count; i++) total[s.token(i)] += dx[i];
         }

@@ -46,94 +46,86 @@ template <class T> struct ConvWeights {  // of one vector of channels
   }
 };
 
-// x[i]: the input at step i - (d_conv - 1); out[i]: the convolution at step i, before SiLU.
-template <class T, int D_CONV>
-VL_INLINE void convolve_n(Vector<T> *out, const Vector<T> *x, const ConvWeights<T> &w, int64_t d_conv, int64_t steps) {
+// The convolution before SiLU at each step. x(i, j, d_conv): the input under tap j at step i. D_CONV: a number of taps
+// that is specialised.
+template <class T, int D_CONV, class Read>
+VL_INLINE void convolve_taps(Vector<T> *out, const ConvWeights<T> &w, int64_t d_conv, int64_t steps, Read x) {
   if (D_CONV) d_conv = D_CONV;
   for (int64_t i = 0; i < steps; i++) {
     Vector<T> v = w.bias;
-    VL_UNROLL for (int64_t j = 0; j < d_conv; j++) v += w.weight[j] * x[i + j];
+    VL_UNROLL for (int64_t j = 0; j < d_conv; j++) v += w.weight[j] * x(i, j, d_conv);
     out[i] = v;
   }
 }
-template <class T>
-VL_INLINE void convolve(Vector<T> *out, const Vector<T> *x, const ConvWeights<T> &w, int64_t d_conv, int64_t steps) {
-  if (d_conv == 4) convolve_n<T, 4>(out, x, w, d_conv, steps);
-  else convolve_n<T, 0>(out, x, w, d_conv, steps);
+template <class T, int D_CONV, class Read>
+VL_INLINE void convolve(Vector<T> *out, const ConvWeights<T> &w, int64_t d_conv, int64_t steps, Read x) {
+  if (d_conv == D_CONV) convolve_taps<T, D_CONV>(out, w, d_conv, steps, x);
+  else convolve_taps<T, 0>(out, w, d_conv, steps, x);
 }
 
-// The convolution over a grid: taps[i * d_conv + j] is the element of x under tap j at step i.
-template <class T, int D_CONV>
-VL_INLINE void convolve_grid_n(Vector<T> *out, const Vector<T> *x, const ConvWeights<T> &w, const int32_t *taps,
-                               int64_t d_conv, int64_t steps) {
-  if (D_CONV) d_conv = D_CONV;
-  for (int64_t i = 0; i < steps; i++) {
-    Vector<T> v = w.bias;
-    VL_UNROLL for (int64_t j = 0; j < d_conv; j++) v += w.weight[j] * x[taps[i * d_conv + j]];
-    out[i] = v;
-  }
-}
-template <class T>
-VL_INLINE void convolve_grid(Vector<T> *out, const Vector<T> *x, const ConvWeights<T> &w, const int32_t *taps,
-                             int64_t d_conv, int64_t steps) {
-  if (d_conv == 9) convolve_grid_n<T, 9>(out, x, w, taps, d_conv, steps);
-  else convolve_grid_n<T, 0>(out, x, w, taps, d_conv, steps);
-}
-
-// Its backward over all tokens: dv and x have an element for each after one that is zero. A token whose tap j reads t
-// is under the opposite tap of t. Adds to `sums`, the weights' gradients; calls store(t, dx).
-template <class T, int D_CONV, class Store>
-VL_INLINE void convolve_grid_backward_n(ConvWeights<T> &sums, const Vector<T> *dv, const Vector<T> *x,
-                                        const ConvWeights<T> &w, const int32_t *taps, int64_t d_conv, int64_t tokens,
-                                        Store store) {
+// Backward. dv(i): gradient of the convolution's output at step i. opposite(i, j, d_conv): that of the step whose tap j
+// reads step i. Adds to `sums`, the weights' gradients; calls store(i, dx).
+template <class T, int D_CONV, class Gradient, class Opposite, class Read, class Store>
+VL_INLINE void convolve_taps_backward(ConvWeights<T> &sums, const ConvWeights<T> &w, int64_t d_conv, int64_t steps,
+                                      Gradient dv, Opposite opposite, Read x, Store store) {
   if (D_CONV) d_conv = D_CONV;
   Vector<T> dweight[D_CONV ? D_CONV : kMaxConv], dbias = sums.bias;
   VL_UNROLL for (int64_t j = 0; j < d_conv; j++) dweight[j] = sums.weight[j];
-  for (int64_t t = 0; t < tokens; t++, taps += d_conv) {
+  for (int64_t i = 0; i < steps; i++) {
     Vector<T> dx{};
     VL_UNROLL for (int64_t j = 0; j < d_conv; j++) {
-      dx += w.weight[j] * dv[taps[d_conv - 1 - j]];
-      dweight[j] += dv[t + 1] * x[taps[j]];
+      dx += w.weight[j] * opposite(i, j, d_conv);
+      dweight[j] += dv(i) * x(i, j, d_conv);
     }
-    dbias += dv[t + 1];
-    store(t, dx);
+    dbias += dv(i);
+    store(i, dx);
   }
   VL_UNROLL for (int64_t j = 0; j < d_conv; j++) sums.weight[j] = dweight[j];
   sums.bias = dbias;
 }
+template <class T, int D_CONV, class Gradient, class Opposite, class Read, class Store>
+VL_INLINE void convolve_backward(ConvWeights<T> &sums, const ConvWeights<T> &w, int64_t d_conv, int64_t steps,
+                                 Gradient dv, Opposite opposite, Read x, Store store) {
+  if (d_conv == D_CONV) convolve_taps_backward<T, D_CONV>(sums, w, d_conv, steps, dv, opposite, x, store);
+  else convolve_taps_backward<T, 0>(sums, w, d_conv, steps, dv, opposite, x, store);
+}
+
+// The causal convolution. window[i]: the input at step i - (d_conv - 1).
+template <class T>
+VL_INLINE void convolve_causal(Vector<T> *out, const Vector<T> *window, const ConvWeights<T> &w, int64_t d_conv,
+                               int64_t steps) {
+  convolve<T, 4>(out, w, d_conv, steps, [&](int64_t i, int64_t j, int64_t) VL_LAMBDA { return window[i + j]; });
+}
+// Its backward, over chunks from last to first. dv: at steps 0 ... steps + d_conv - 2; steps beyond the chunk belong to
+// the next chunk.
+template <class T>
+VL_INLINE void convolve_causal_backward(Vector<T> *dx, ConvWeights<T> &sums, const Vector<T> *dv,
+                                        const Vector<T> *window, const ConvWeights<T> &w, int64_t d_conv,
+                                        int64_t steps) {
+  convolve_backward<T, 4>(
+      sums, w, d_conv, steps, [&](int64_t i) VL_LAMBDA { return dv[i]; },
+      [&](int64_t i, int64_t j, int64_t d_conv) VL_LAMBDA { return dv[i + d_conv - 1 - j]; },
+      [&](int64_t i, int64_t j, int64_t) VL_LAMBDA { return window[i + j]; },
+      [&](int64_t i, Vector<T> value) VL_LAMBDA { dx[i] = value; });
+}
+
+// The convolution over a grid: taps[i * d_conv + j] is the element of x under tap j at step i.
+template <class T>
+VL_INLINE void convolve_grid(Vector<T> *out, const Vector<T> *x, const ConvWeights<T> &w, const int32_t *taps,
+                             int64_t d_conv, int64_t steps) {
+  convolve<T, 9>(out, w, d_conv, steps,
+                 [&](int64_t i, int64_t j, int64_t d_conv) VL_LAMBDA { return x[taps[i * d_conv + j]]; });
+}
+// Its backward over all tokens: dv and x have an element for each after one that is zero. A token whose tap j reads t
+// is under the opposite tap of t.
 template <class T, class Store>
 VL_INLINE void convolve_grid_backward(ConvWeights<T> &sums, const Vector<T> *dv, const Vector<T> *x,
                                       const ConvWeights<T> &w, const int32_t *taps, int64_t d_conv, int64_t tokens,
                                       Store store) {
-  if (d_conv == 9) convolve_grid_backward_n<T, 9>(sums, dv, x, w, taps, d_conv, tokens, store);
-  else convolve_grid_backward_n<T, 0>(sums, dv, x, w, taps, d_conv, tokens, store);
-}
-
-// Backward of the causal convolution, over chunks from last to first. dv: gradient of the convolution's output at steps
-// 0 ... steps + d_conv - 2; steps beyond the chunk belong to the next chunk. Adds to `sums`, the weights' gradients.
-template <class T, int D_CONV>
-VL_INLINE void convolve_backward_n(Vector<T> *dx, ConvWeights<T> &sums, const Vector<T> *dv, const Vector<T> *window,
-                                   const ConvWeights<T> &w, int64_t d_conv, int64_t steps) {
-  if (D_CONV) d_conv = D_CONV;
-  Vector<T> dweight[D_CONV ? D_CONV : kMaxConv], dbias = sums.bias;
-  VL_UNROLL for (int64_t j = 0; j < d_conv; j++) dweight[j] = sums.weight[j];
-  for (int64_t i = 0; i < steps; i++) {
-    Vector<T> d{};
-    VL_UNROLL for (int64_t j = 0; j < d_conv; j++) {
-      d += w.weight[j] * dv[i + d_conv - 1 - j];
-      dweight[j] += dv[i] * window[i + j];
-    }
-    dx[i] = d;
-    dbias += dv[i];
-  }
-  VL_UNROLL for (int64_t j = 0; j < d_conv; j++) sums.weight[j] = dweight[j];
-  sums.bias = dbias;
-}
-template <class T>
-VL_INLINE void convolve_backward(Vector<T> *dx, ConvWeights<T> &sums, const Vector<T> *dv, const Vector<T> *window,
-                                 const ConvWeights<T> &w, int64_t d_conv, int64_t steps) {
-  if (d_conv == 4) convolve_backward_n<T, 4>(dx, sums, dv, window, w, d_conv, steps);
-  else convolve_backward_n<T, 0>(dx, sums, dv, window, w, d_conv, steps);
+  convolve_backward<T, 9>(
+      sums, w, d_conv, tokens, [&](int64_t t) VL_LAMBDA { return dv[t + 1]; },
+      [&](int64_t t, int64_t j, int64_t d_conv) VL_LAMBDA { return dv[taps[t * d_conv + d_conv - 1 - j]]; },
+      [&](int64_t t, int64_t j, int64_t d_conv) VL_LAMBDA { return x[taps[t * d_conv + j]]; }, store);
 }
 
 }  // namespace

@@ -19,7 +19,7 @@
 #endif
 #endif
 #include "arena.h"
-#include "grid.h"
+#include "conv_grid.h"
 #include "threads.h"
 
 namespace vilonghorn {
@@ -177,7 +177,6 @@ const Gomp &gomp() {
 int64_t num_jobs(const VlNorm &a) { return norm_jobs(a); }
 int64_t num_jobs(const Sums &a) { return a.splits; }
 int64_t num_jobs(const Gemm &m) { return gemm_jobs(m); }
-int64_t num_jobs(const Mlp &m) { return mlp_jobs(m); }
 template <class Shape> int64_t num_jobs(const Shape &a) { return a.batch * a.channel_splits; }
 
 int chosen(int isa) {  // isa, or the best one
@@ -207,66 +206,74 @@ int run(const Args &a, const Shape &shape, int isa, bool (*Jobs::*which)(const A
 
 thread_local Scratch addend_buffer, panel_buffer, value_buffer, neighbor_buffer;  // of the calling thread
 
-// The gradient of one parameter: its field (null if not wanted) and its number of elements.
+// The gradient of one parameter: its field (null if not wanted), its number of elements, and that of partial gradients.
 struct Gradient {
   void *&field;
-  int64_t size;
+  int64_t size, count;
 };
 
-// Runs `work` with the gradient fields redirected to a buffer, where each of `count` jobs writes its own partial
-// gradient. Then sums these into the caller's tensors.
+// Runs `work` with the gradient fields redirected to a buffer, where jobs write partial gradients. Then sums these into
+// the caller's tensors.
 typedef std::initializer_list<Gradient> Gradients;
-template <class Run> int sum_gradients(int64_t count, int dtype, int threads, int isa, Gradients gradients, Run work) {
+template <class Run> int sum_gradients(int dtype, int threads, int isa, Gradients gradients, Run work) {
   constexpr int64_t kGrain = 16384;  // minimum number of elements per thread
   const int64_t bytes = dtype == VL_FLOAT64 ? 8 : 4;
   int64_t total = 0, wanted = 0;
-  for (const Gradient &g : gradients) total += g.field ? count * g.size : 0;
+  for (const Gradient &g : gradients) total += g.field ? g.count * g.size : 0;
   char *at = (char *)addend_buffer.reserve(bytes * total);
   if (total > 0 && !at) return 1;
   Sum each[8];
   for (const Gradient &g : gradients)
-    if (g.field) each[wanted++] = {at, g.field, g.size}, g.field = at, at += bytes * count * g.size;
+    if (g.field) each[wanted++] = {at, g.field, g.count, g.size}, g.field = at, at += bytes * g.count * g.size;
   if (work()) return 1;
   const int64_t splits = total < kGrain ? 1 : total / kGrain < threads ? total / kGrain : threads;
-  const Sums sums = {each, wanted, count, splits, dtype, threads};
+  const Sums sums = {each, wanted, splits, dtype, threads};
   return run(sums, sums, isa, &Jobs::sum);
 }
+
+bool is_recurrence(int rule) { return rule >= VL_LONGHORN && rule <= VL_MAMBA; }
+bool is_rule(int rule) { return is_recurrence(rule) || rule == VL_NONE; }
 
 }  // namespace
 }  // namespace vilonghorn
 
 using namespace vilonghorn;
 VL_EXPORT int vl_abi(void) { return VL_ABI; }
-VL_EXPORT int vl_levels(void) { return kNumIsas; }
-VL_EXPORT const char *vl_level_name(int isa) { return isa >= 0 && isa < kNumIsas ? kNames[isa] : ""; }
-VL_EXPORT int vl_level_runs(int isa) { return isa >= 0 && isa < kNumIsas && runs(isa); }
+VL_EXPORT int vl_isas(void) { return kNumIsas; }
+VL_EXPORT const char *vl_isa_name(int isa) { return isa >= 0 && isa < kNumIsas ? kNames[isa] : ""; }
+VL_EXPORT int vl_isa_runs(int isa) { return isa >= 0 && isa < kNumIsas && runs(isa); }
 VL_EXPORT int64_t vl_multiply_adds(int isa, int64_t rounds) {
-  return vl_level_runs(isa) ? kMultiplyAdds[isa](rounds) : 0;
+  return vl_isa_runs(isa) ? kMultiplyAdds[isa](rounds) : 0;
 }
 VL_EXPORT const char *vl_threading(void) { return gomp().parallel ? "gomp" : "std"; }
-VL_EXPORT int vl_scan_forward(const VlScan *a, int isa) { return run(*a, *a, isa, &Jobs::scan_forward); }
+VL_EXPORT int vl_scan_forward(const VlScan *a, int isa) {
+  return is_recurrence(a->rule) ? run(*a, *a, isa, &Jobs::scan_forward) : VL_UNKNOWN_RULE;
+}
 VL_EXPORT int vl_scan_backward(const VlScan *given, int isa) {
   VlScan a = *given;
-  const int64_t channels = a.directions * a.channels;
-  return sum_gradients(a.batch, a.dtype, a.threads, isa,
-                       {{a.dA, channels * a.states}, {a.dD, channels}, {a.ddt_bias, channels}},
-                       [&] { return run(a, a, isa, &Jobs::scan_backward); });
+  if (!is_recurrence(a.rule)) return VL_UNKNOWN_RULE;
+  const int64_t channels = a.directions * a.channels, B = a.batch;
+  return sum_gradients(
+      a.dtype, a.threads, isa,
+      {{a.dA, channels * a.states, B}, {a.dD, channels, B}, {a.ddt_bias, channels, B * a.channel_splits}},
+      [&] { return run(a, a, isa, &Jobs::scan_backward); });
 }
 VL_EXPORT int vl_conv_forward(const VlConv *a, int isa) { return run(*a, *a, isa, &Jobs::conv_forward); }
 VL_EXPORT int vl_conv_backward(const VlConv *given, int isa) {
   VlConv a = *given;
   const int64_t channels = a.directions * a.channels;
-  return sum_gradients(a.batch, a.dtype, a.threads, isa, {{a.dweight, channels * a.d_conv}, {a.dbias, channels}},
+  return sum_gradients(a.dtype, a.threads, isa,
+                       {{a.dweight, channels * a.d_conv, a.batch}, {a.dbias, channels, a.batch}},
                        [&] { return run(a, a, isa, &Jobs::conv_backward); });
 }
 VL_EXPORT int vl_norm_forward(const VlNorm *a, int isa) { return run(*a, *a, isa, &Jobs::norm_forward); }
 VL_EXPORT int vl_norm_backward(const VlNorm *given, int isa) {
   VlNorm a = *given;
-  return sum_gradients(norm_jobs(a), a.dtype, a.threads, isa, {{a.dweight, a.channels}},
+  return sum_gradients(a.dtype, a.threads, isa, {{a.dweight, a.channels, norm_jobs(a)}},
                        [&] { return run(a, a, isa, &Jobs::norm_backward); });
 }
 // Sets the neighbors of a grid, if there is one. False if memory ran out.
-static bool set_neighbors(VlGrid &grid, int64_t length, int64_t d_conv) {
+static bool set_neighbors(VlConvGrid &grid, int64_t length, int64_t d_conv) {
   if (!grid.rows) return true;
   int32_t *neighbors = (int32_t *)neighbor_buffer.reserve(sizeof(int32_t) * length * d_conv);
   if (!neighbors) return false;
@@ -275,28 +282,32 @@ static bool set_neighbors(VlGrid &grid, int64_t length, int64_t d_conv) {
   return true;
 }
 // With one channel split, a job has all channels and computes its x_proj itself.
-VL_EXPORT int vl_mix_forward(const VlMambaInner *given, int isa) {
+static bool has_x_proj_jobs(const VlScan &s) { return s.channel_splits > 1 && s.rule != VL_NONE; }
+VL_EXPORT int vl_mamba_inner_forward(const VlMambaInner *given, int isa) {
   VlMambaInner a = *given;
-  if (!set_neighbors(a.grid, a.scan.length, a.d_conv)) return 1;
-  const bool split = a.scan.channel_splits > 1;
-  return (split && run(a, a.scan, isa, &Jobs::x_proj_forward)) || run(a, a.scan, isa, &Jobs::mamba_inner_forward);
+  if (!is_rule(a.scan.rule)) return VL_UNKNOWN_RULE;
+  if (!set_neighbors(a.conv_grid, a.scan.length, a.d_conv)) return 1;
+  return (has_x_proj_jobs(a.scan) && run(a, a.scan, isa, &Jobs::x_proj_forward)) ||
+         run(a, a.scan, isa, &Jobs::mamba_inner_forward);
 }
-VL_EXPORT int vl_mix_backward(const VlMambaInner *given, int isa) {
+VL_EXPORT int vl_mamba_inner_backward(const VlMambaInner *given, int isa) {
   VlMambaInner a = *given;
   VlScan &s = a.scan;
-  if (!set_neighbors(a.grid, s.length, a.d_conv)) return 1;
-  const int64_t channels = s.directions * s.channels, projected = a.dt_rank + 2 * s.states;
-  return sum_gradients(s.batch, s.dtype, s.threads, isa,
-                       {{a.dconv_weight, channels * a.d_conv},
-                        {a.dconv_bias, channels},
-                        {a.dx_proj, channels * projected},
-                        {a.ddt_proj, channels * a.dt_rank},
-                        {s.ddt_bias, channels},
-                        {s.dA, channels * s.states},
-                        {s.dD, channels}},
+  if (!is_rule(s.rule)) return VL_UNKNOWN_RULE;
+  if (!set_neighbors(a.conv_grid, s.length, a.d_conv)) return 1;
+  const int64_t channels = s.directions * s.channels, heads = s.directions * a.num_heads, B = s.batch;
+  const int64_t projected = a.dt_rank + 2 * s.states, jobs = B * s.channel_splits;
+  return sum_gradients(s.dtype, s.threads, isa,
+                       {{a.dconv_weight, channels * a.d_conv, B},
+                        {a.dconv_bias, channels, B},
+                        {a.dx_proj, channels * projected, B},
+                        {a.ddt_proj, heads * a.dt_rank, jobs},
+                        {s.ddt_bias, heads, jobs},
+                        {s.dA, channels * s.states, B},
+                        {s.dD, channels, B}},
                        [&] {
                          return run(a, s, isa, &Jobs::mamba_inner_backward) ||
-                                (s.channel_splits > 1 && run(a, s, isa, &Jobs::x_proj_backward));
+                                (has_x_proj_jobs(s) && run(a, s, isa, &Jobs::x_proj_backward));
                        });
 }
 static int pack(const Gemm &m, int isa) {
@@ -317,46 +328,45 @@ VL_EXPORT int vl_matmul(const VlGemm *given, int isa) {
 static Gemm of_rows(int64_t columns, int64_t depth, const void *b, int64_t b_depth, int64_t b_column) {
   return {{0, columns, depth, 1, nullptr, b, depth, 1, b_depth, b_column, nullptr, nullptr, nullptr, 0}, nullptr};
 }
-// Packs both weights of a block or an MLP and runs `which` for all rows.
-template <class Args> static int run_packed(Args &m, int isa, bool (*Jobs::*which)(const Args &, int64_t)) {
+// Packs both weights of a part of a block and runs its jobs.
+static int run_packed(BlockPart &m, int64_t jobs, int isa, bool (*Jobs::*which)(const BlockPart &, int64_t)) {
   Gemm &in = m.by_in_proj, &out = m.by_out_proj;
   in.threads = out.threads = m.threads, in.bf16_parts = out.bf16_parts = parts_for(isa, m.bf16_parts);
   const int64_t size = panel_floats(in);
   in.packed = (float *)panel_buffer.reserve(sizeof(float) * (size + panel_floats(out)));
   if (!in.packed) return 1;
   out.packed = in.packed + size;
-  return pack(in, isa) || pack(out, isa) || run(m, m, isa, which);
+  return pack(in, isa) || pack(out, isa) || run(m, jobs, m.threads, isa, which);
 }
-int vilonghorn::block_of_sequences(const VlBlock &given, int isa) {
-  BlockOfSequences b(given);
+int vilonghorn::mixer_of_sequences(const VlBlock &given, int isa) {
+  BlockPart b(given);
   b.y = (float *)value_buffer.reserve(sizeof(float) * b.batch * b.length * b.channels);
-  if (!b.y || !set_neighbors(b.grid, b.length, b.d_conv)) return 1;
+  if (!b.y || !set_neighbors(b.conv_grid, b.length, b.d_conv)) return 1;
   b.by_in_proj = of_rows(2 * b.channels, b.dim, b.in_proj, 1, b.dim);
   b.by_out_proj = of_rows(b.dim, b.channels, b.out_proj, 1, b.channels);
-  return run_packed(b, isa, &Jobs::block_forward);
+  return run_packed(b, b.batch, isa, &Jobs::mixer_forward);
 }
-VL_EXPORT int vl_mlp_forward(const VlMlp *given, int isa) {
-  Mlp m(*given);
-  const int64_t dim = m.dim, H = m.hidden;
-  m.by_in_proj = of_rows(2 * H, dim, m.in_proj, 1, dim);
-  m.by_out_proj = of_rows(dim, H, m.out_proj, 1, H);
-  return run_packed(m, isa, &Jobs::mlp_forward);
+int vilonghorn::mlp_forward(const VlBlock &given, int isa) {
+  BlockPart m(given);
+  m.by_in_proj = of_rows(2 * m.hidden, m.dim, m.mlp_in_proj, 1, m.dim);
+  m.by_out_proj = of_rows(m.dim, m.hidden, m.mlp_out_proj, 1, m.hidden);
+  return run_packed(m, mlp_jobs(m), isa, &Jobs::mlp_forward);
 }
-VL_EXPORT int vl_mlp_backward(const VlMlp *given, int isa) {
-  Mlp m(*given);
-  const int64_t dim = m.dim, H = m.hidden;
-  m.by_out_proj = of_rows(H, dim, m.out_proj, H, 1);
-  m.by_in_proj = of_rows(dim, 2 * H, m.in_proj, dim, 1);
+int vilonghorn::mlp_backward(const VlBlock &given, float *dmid, int isa) {
+  BlockPart m(given);
+  const int64_t tokens = m.batch * m.length, dim = m.dim, H = m.hidden;
+  m.by_out_proj = of_rows(H, dim, m.mlp_out_proj, H, 1);
+  m.by_in_proj = of_rows(dim, 2 * H, m.mlp_in_proj, dim, 1);
+  m.dmid = dmid;
   const bool allocated = value_buffer.allocate([&](Arena &c) {
-    m.normed = c.next<float>(m.tokens * dim), m.dgv = c.next<float>(m.tokens * 2 * H),
-    m.y = c.next<float>(m.tokens * H);
+    m.normed = c.next<float>(tokens * dim), m.dgv = c.next<float>(tokens * 2 * H), m.y = c.next<float>(tokens * H);
   });
   if (!allocated) return 1;
-  const int32_t parts = m.bf16_parts;
-  const VlGemm din = {2 * H, dim, m.tokens, m.threads, m.dgv,      m.normed, 1,
-                      2 * H, dim, 1,        nullptr,   m.din_proj, nullptr,  parts};
-  const VlGemm dout = {dim, H, m.tokens, m.threads, m.dout, m.y, 1, dim, H, 1, nullptr, m.dout_proj, nullptr, parts};
-  return sum_gradients(mlp_jobs(m), VL_FLOAT32, m.threads, isa, {{m.dnorm_weight, dim}},
-                       [&] { return run_packed(m, isa, &Jobs::mlp_backward); }) ||
-         (m.din_proj && vl_matmul(&din, isa)) || (m.dout_proj && vl_matmul(&dout, isa));
+  const VlGemm din = {2 * H, dim, tokens, m.threads, m.dgv,          m.normed, 1,
+                      2 * H, dim, 1,      nullptr,   m.dmlp_in_proj, nullptr,  m.bf16_parts};
+  const VlGemm dout = {dim, H, tokens, m.threads, m.dout,          m.y,     1,
+                       dim, H, 1,      nullptr,   m.dmlp_out_proj, nullptr, m.bf16_parts};
+  return sum_gradients(VL_FLOAT32, m.threads, isa, {{m.dmlp_norm_weight, dim, mlp_jobs(m)}},
+                       [&] { return run_packed(m, mlp_jobs(m), isa, &Jobs::mlp_backward); }) ||
+         (m.dmlp_in_proj && vl_matmul(&din, isa)) || (m.dmlp_out_proj && vl_matmul(&dout, isa));
 }

@@ -9,12 +9,11 @@ namespace vilonghorn {
 struct Sum {
   const void *addends;  // (count, size)
   void *sum;            // (size)
-  int64_t size;
+  int64_t count, size;
 };
 struct Sums {
   const Sum *each;
   int64_t sums;    // length of `each`
-  int64_t count;   // addends of each sum
   int64_t splits;  // jobs that share the elements of each sum
   int32_t dtype, threads;
 };
@@ -32,30 +31,31 @@ static inline int64_t panel_floats(const Gemm &m) {
 }
 
 // The scan and its projections in a block, whose sequences are `batch_step` elements apart in xz.
-static inline VlMambaInner mixer_of(const VlBlock &b, float *xz, int64_t batch_step, void *y) {
+static inline VlMambaInner mamba_inner_of(const VlBlock &b, float *xz, int64_t batch_step, void *y) {
   VlMambaInner m = {};
   VlScan &s = m.scan;
   s.directions = b.directions, s.batch = b.batch, s.length = b.length, s.channels = b.channels, s.states = b.states;
   s.chunk = b.chunk, s.channel_splits = b.channel_splits, s.rule = b.rule, s.mean = 1, s.threads = b.threads;
   s.reverse = b.reverse;
   s.x = {xz, 0, batch_step, 2 * b.channels}, s.z = {xz + b.channels, 0, batch_step, 2 * b.channels};
-  s.A = b.A, s.D = b.D, s.dt_bias = b.dt_bias, s.y = y, s.checkpoints = b.checkpoints;
-  m.d_conv = b.d_conv, m.dt_rank = b.dt_rank, m.projected = b.projected, m.grid = b.grid;
+  s.A = b.A, s.D = b.D, s.dt_bias = b.dt_bias, s.y = y, s.saved_states = b.save ? b.saved_states : nullptr;
+  m.d_conv = b.d_conv, m.dt_rank = b.dt_rank, m.num_heads = b.num_heads, m.conv_grid = b.conv_grid;
   m.conv_weight = b.conv_weight, m.conv_bias = b.conv_bias, m.x_proj = b.x_proj, m.dt_proj = b.dt_proj;
+  m.drop_scales = b.drop_scales, m.projected = b.projected;
   return m;
 }
-int block_of_sequences(const VlBlock &, int isa);  // forward; a job processes whole sequences
 
-struct BlockOfSequences : VlBlock {
-  explicit BlockOfSequences(const VlBlock &given) : VlBlock(given) {}
+// A part of a block, the mixer or the MLP, as products of rows.
+struct BlockPart : VlBlock {
+  explicit BlockPart(const VlBlock &given) : VlBlock(given) {}
   Gemm by_in_proj, by_out_proj;
-  float *y;  // (B, L, D)
+  float *y;             // (B, L, D), or in backward of the MLP (B, L, hidden)
+  float *normed, *dgv;  // backward of the MLP: (B, L, dim), (B, L, 2 hidden)
+  float *dmid;          // backward of the MLP: (B, L, dim)
 };
-struct Mlp : VlMlp {
-  explicit Mlp(const VlMlp &given) : VlMlp(given) {}
-  Gemm by_in_proj, by_out_proj;  // of all rows
-  float *normed, *dgv, *y;       // backward only: what the gradients of the weights are products of
-};
+int mixer_of_sequences(const VlBlock &, int isa);  // forward; a job processes whole sequences
+int mlp_forward(const VlBlock &, int isa);
+int mlp_backward(const VlBlock &, float *dmid, int isa);
 
 // Where channel_splits > 1, x_proj_forward runs before mamba_inner_forward, and x_proj_backward after
 // mamba_inner_backward. gemm_pack runs before gemm, gemm_int8_pack before gemm_int8.
@@ -75,9 +75,9 @@ struct Mlp : VlMlp {
   X(isa, gemm, Gemm)                         \
   X(isa, gemm_int8_pack, Gemm)               \
   X(isa, gemm_int8, Gemm)                    \
-  X(isa, block_forward, BlockOfSequences)    \
-  X(isa, mlp_forward, Mlp)                   \
-  X(isa, mlp_backward, Mlp)
+  X(isa, mixer_forward, BlockPart)           \
+  X(isa, mlp_forward, BlockPart)             \
+  X(isa, mlp_backward, BlockPart)
 
 // The functions of one instruction set. Each returns false if memory ran out.
 struct Jobs {
@@ -111,10 +111,11 @@ static inline int64_t gemm_jobs(const Gemm &m) {
   return jobs > threads ? (jobs + threads - 1) / threads * threads : jobs;
 }
 // Jobs that share the rows of an MLP: what a job computes of its rows stays in its L2 cache.
-static inline int64_t mlp_jobs(const VlMlp &m) {
+static inline int64_t mlp_jobs(const VlBlock &m) {
   constexpr int64_t kCacheFloats = 3 << 16;  // 768 KiB of an L2 cache
   const int64_t fits = kCacheFloats / (3 * m.hidden + m.dim), most = fits < 32 ? 32 : fits < 128 ? fits : 128;
-  const int64_t jobs = (m.tokens + most - 1) / most, smallest = (m.tokens + 31) / 32;  // smallest: of 32 rows each
+  const int64_t tokens = m.batch * m.length;
+  const int64_t jobs = (tokens + most - 1) / most, smallest = (tokens + 31) / 32;  // smallest: of 32 rows each
   const int64_t even = (jobs + m.threads - 1) / m.threads * m.threads;
   return even < smallest ? even : smallest;
 }

@@ -1,7 +1,7 @@
 // The convolution, SiLU and x_proj of a mixer, forward and backward, one chunk of steps (in cache) at a time.
 #pragma once
 #include "conv.h"
-#include "grid.h"
+#include "conv_grid.h"
 #include "small_gemm.h"
 
 namespace {
@@ -39,8 +39,8 @@ template <class T> struct ConvProjection {
 
   ConvProjection(const VlMambaInner &m, const Blocks &blocks)
       : m(m), a(m.scan), blocks(blocks), n(blocks.end - blocks.begin), C(a.chunk), P(projected_width(m)),
-        d_conv(m.d_conv), stride(C | 1), on_grid(m.grid.rows > 0),
-        reach(on_grid ? vilonghorn::reach(m.grid, a.length, d_conv) : 0) {}
+        d_conv(m.d_conv), stride(C | 1), on_grid(m.conv_grid.rows > 0),
+        reach(on_grid ? vilonghorn::reach(m.conv_grid, a.length, d_conv) : 0) {}
 
   int width(int64_t block) const { return a.channels - block * W < W ? (int)(a.channels - block * W) : W; }
 
@@ -82,7 +82,7 @@ template <class T> struct ConvProjection {
     const int64_t window_begin = begin < 0 ? 0 : begin, window_end = end < a.length ? end : a.length;
     for (int64_t i = 0; on_grid && i < s.count; i++)
       for (int64_t j = 0; j < d_conv; j++) {
-        const int32_t token = m.grid.neighbors[s.token(i) * d_conv + j];
+        const int32_t token = m.conv_grid.neighbors[s.token(i) * d_conv + j];
         taps[i * d_conv + j] = token ? (int32_t)(token - window_begin) : 0;
       }
     for (int64_t i_block = 0; i_block < n; i_block++) {
@@ -94,14 +94,14 @@ template <class T> struct ConvProjection {
         convolve_grid<T>(v, window, weights[i_block], taps, d_conv, s.count);
       } else {
         gather<T>(window, a.x, a.dtype, s, block * W, width(block), 1 - d_conv);
-        convolve<T>(v, window, weights[i_block], d_conv, s.count);
+        convolve_causal<T>(v, window, weights[i_block], d_conv, s.count);
       }
       silu<T>(v, backward ? slope + i_block * stride : nullptr, s.count, [&](int i) { return v[i]; });
     }
   }
 
   // Between x_proj and the scans of the splits, y keeps the convolved values, if there is one direction.
-  bool keeps_convolved() const { return a.channel_splits > 1 && a.directions == 1 && !is_16bit(a.dtype); }
+  bool keeps_convolved() const { return a.channel_splits > 1 && a.directions == 1 && !is_16bit(a.dtype) && P; }
   template <class Copy> void each_convolved(const Steps &s, Copy copy) {
     for (int64_t i_block = 0; i_block < n; i_block++) {
       const int64_t block = blocks.begin + i_block;
@@ -119,7 +119,7 @@ template <class T> struct ConvProjection {
     each_convolved(s, [](V &u, T *at, int count) { u = load(at, count); });
   }
 
-  // Requires all channels in one job.
+  // x_proj. Requires all channels in one job.
   void project_chunk(const Steps &s) {
     dots<T>(projected<T>(m, s, 0), s.reverse ? -P : P, u, stride, (const T *)m.x_proj + s.direction * P * a.channels,
             a.channels, s.count, P, a.channels);
@@ -128,7 +128,7 @@ template <class T> struct ConvProjection {
   // From `du` and the complete gradients of the projections to the gradients of the input and the weights.
   void backward_chunk(const Steps &s) {
     for (int64_t i = 0; i < s.count; i++)
-      for (int64_t split = 0; split < a.channel_splits; split++) {
+      for (int64_t split = 0; P && split < a.channel_splits; split++) {
         const T *row = d_projected<T>(m, split, s, i);
         for (int64_t p = 0; p < P; p++) d_row[i * P + p] = split ? d_row[i * P + p] + row[p] : row[p];
       }
@@ -136,8 +136,10 @@ template <class T> struct ConvProjection {
       const int64_t d = (blocks.begin + i_block) * W;
       const int count = width(blocks.begin + i_block);
       V *du = this->du + i_block * stride, *u = this->u + i_block * stride, *slope = this->slope + i_block * stride;
-      combine<T>(du, d_row, P, (const T *)m.x_proj + s.direction * P * a.channels + d, a.channels, s.count, P, count);
-      outer<T>(dx_proj + i_block * P, d_row, P, u, s.count, P);
+      if (P) {
+        combine<T>(du, d_row, P, (const T *)m.x_proj + s.direction * P * a.channels + d, a.channels, s.count, P, count);
+        outer<T>(dx_proj + i_block * P, d_row, P, u, s.count, P);
+      }
       if (on_grid) {  // backward of the convolution needs all tokens
         for (int64_t i = 0; i < s.count; i++) dvs[i_block * (1 + a.length) + 1 + s.token(i)] = du[i] * slope[i];
         continue;
@@ -146,7 +148,7 @@ template <class T> struct ConvProjection {
       for (int64_t i = 0; i < s.count; i++) dv[i] = du[i] * slope[i];
       for (int64_t j = 0; j + 1 < d_conv; j++) dv[s.count + j] = after[j];
       gather<T>(window, a.x, a.dtype, s, d, count, 1 - d_conv);
-      convolve_backward<T>(dx, sums[i_block], dv, window, weights[i_block], d_conv, s.count);
+      convolve_causal_backward<T>(dx, sums[i_block], dv, window, weights[i_block], d_conv, s.count);
       for (int64_t j = 0; j + 1 < d_conv; j++) after[j] = dv[j];
       for (int64_t i = 0; i < s.count; i++) add_dx(s.direction, s.batch, s.token(i), d, dx[i], count);
     }
@@ -172,7 +174,7 @@ template <class T> struct ConvProjection {
       V *dv = dvs + i * (1 + a.length);
       dv[0] = V{};
       load_tokens(xs + 1, batch, 0, a.length, d, count);
-      convolve_grid_backward<T>(sums[i], dv, xs, weights[i], m.grid.neighbors, d_conv, a.length,
+      convolve_grid_backward<T>(sums[i], dv, xs, weights[i], m.conv_grid.neighbors, d_conv, a.length,
                                 [&](int64_t t, V dx) { add_dx(g, batch, t, d, dx, count); });
     }
   }

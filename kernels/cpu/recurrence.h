@@ -17,7 +17,7 @@ template <class T> struct Gate {
 template <class T, int RULE, bool SLOPE, class Read>
 VL_INLINE void compute_gates(Gate<T> *gates, const T *k_squared, int steps, Read dt) {
   typedef Vector<T> V;
-  interleave(steps, [&](auto some, int i) __attribute__((always_inline)) {
+  interleave(steps, [&](auto some, int i) VL_LAMBDA {
     constexpr int M = some.count;
     V v[M], e[M];
     VL_EACH v[m] = dt(i + m);
@@ -71,7 +71,7 @@ template <class T, int NS> struct Recurrence {
       VL_UNROLL for (int n = 0; n < n_states; n++) s[n] += u * k[n];
     } else {
       const V ex = e * x;
-      interleave(n_states, [&](auto some, int n) __attribute__((always_inline)) {
+      interleave(n_states, [&](auto some, int n) VL_LAMBDA {
         constexpr int M = some.count;
         V a[M];
         VL_EACH a[m] = e * A[n + m];  // A is multiplied by log2(e)

@@ -2,7 +2,7 @@
 //
 // All channels of a job process one chunk before the next one, so that the data they share (keys, queries and, in
 // backward, their gradients) stay in cache. Forward can save the states before every chunk. Backward processes the
-// chunks from last to first: it recomputes the states from the checkpoint, then goes backward with their gradient.
+// chunks from last to first: it recomputes the states from the saved ones, then goes backward with their gradient.
 #include "jobs.h"
 #include "mamba_inner.h"
 #include "recurrence.h"
@@ -29,19 +29,21 @@ template <class T, int NS> struct Scan {
   static constexpr int W = kLanes<T>, MAX = NS ? NS : VL_MAX_STATES;
 
   const VlScan &a;
-  const VlMambaInner *mix;  // not null: x and dt come from the projections of a mixer
+  const VlMambaInner *mixer;  // not null: x and dt come from the projections of a mixer
   const States<NS> n_states;
-  const int64_t b, split, L, C, chunks;
+  const int64_t job, b, split, L, C, chunks;
   const Blocks blocks;
   const int64_t n_blocks;
-  const bool all_channels;  // this job has all channels, so it computes x_proj itself
+  const bool is_alone;  // this job needs no results of the other splits, so it runs the mixer's projections itself
+  const int64_t heads, head_channels;  // H; channels of a head, which share dt in a mixer
   ConvProjection<T> projection;
 
-  Scan(const VlScan &a, const VlMambaInner *mix, int64_t job)
-      : a(a), mix(mix), n_states(a.states), b(job / a.channel_splits), split(job % a.channel_splits), L(a.length),
-        C(a.chunk), chunks((L + C - 1) / C), blocks(a.channels, W, a.channel_splits, split),
-        n_blocks(blocks.end - blocks.begin), all_channels(a.channel_splits == 1),
-        projection(mix ? *mix : no_mixer, blocks) {}
+  Scan(const VlScan &a, const VlMambaInner *mixer, int64_t job)
+      : a(a), mixer(mixer), n_states(a.states), job(job), b(job / a.channel_splits), split(job % a.channel_splits),
+        L(a.length), C(a.chunk), chunks((L + C - 1) / C), blocks(a.channels, W, a.channel_splits, split),
+        n_blocks(blocks.end - blocks.begin), is_alone(a.channel_splits == 1 || a.rule == VL_NONE),
+        heads(mixer ? mixer->num_heads : a.channels), head_channels(heads ? a.channels / heads : 1),
+        projection(mixer ? *mixer : no_mixer, blocks) {}
 
   int width(int64_t block) const { return a.channels - block * W < W ? (int)(a.channels - block * W) : W; }
   V parameter(const void *p, int64_t g, int64_t block) const {
@@ -52,7 +54,8 @@ template <class T, int NS> struct Scan {
   V *state, *A;        // [block][n]: the states, or their gradients
   V *x, *y, *dt, *z;   // [step]; z: after SiLU, reuses dt, which only the gates read
   Gate<T> *gates;      // [step]
-  bool *shares_gates;  // [block]: the channels of a block have the step sizes, and so the gates, of the block before it
+  V *dt_bias;          // [block]
+  bool *shares_gates;  // [block]: the block is in the head of the block before it, and so has its gates
   Keys<T> keys;
   T *dt_low_rank;                                // [step][dt_rank]: low-rank dt of a mixer
   V *dt_proj;                                    // [dt_rank][block]
@@ -60,46 +63,44 @@ template <class T, int NS> struct Scan {
   Trace<T> trace;
   typename R::Sums sums;
   V *all_ddt, *d_dt_proj;  // of a mixer: [block][step], [block][dt_rank]
-  int64_t dt_rank() const { return mix ? mix->dt_rank : 0; }
+  int64_t dt_rank() const { return mixer ? mixer->dt_rank : 0; }
   bool allocate(bool backward) {
     const int64_t n = (int)n_states;
-    if (mix && !projection.allocate(backward)) return false;
+    if (mixer && !projection.allocate(backward)) return false;
     return scratch.allocate([&](Arena &c) {
       state = c.next<V>(n_blocks * n), A = c.next<V>(n_blocks * n);
       x = c.next<V>(C), y = c.next<V>(C), dt = c.next<V>(C), z = dt, gates = c.next<Gate<T>>(C);
       keys = {c.next<T>(C * n), c.next<T>(C * n), c.next<T>(C * n), c.next<T>(C * n), c.next<T>(C)};
       dt_low_rank = c.next<T>(C * dt_rank()), dt_proj = c.next<V>(dt_rank() * n_blocks);
-      shares_gates = c.next<bool>(n_blocks);
+      dt_bias = c.next<V>(n_blocks), shares_gates = c.next<bool>(n_blocks);
       if (!backward) return;
       dx = c.next<V>(C), dy = c.next<V>(C), ddt = c.next<V>(C), z_slope = c.next<V>(C);
       dD = c.next<V>(n_blocks), dbias = c.next<V>(n_blocks), dA = c.next<V>(n_blocks * n);
       trace = {c.next<V>((C + 1) * n), c.next<V>(C * n), c.next<V>(C)};
       sums = {c.next<V>(C * n), c.next<V>((C + 1) * n) + n, c.next<V>(C), dA};
-      if (mix) all_ddt = c.next<V>(n_blocks * projection.stride), d_dt_proj = c.next<V>(n_blocks * dt_rank());
+      if (mixer) all_ddt = c.next<V>(n_blocks * projection.stride), d_dt_proj = c.next<V>(n_blocks * dt_rank());
     });
   }
 
-  // The weights of a direction: dt_proj, and A times log2(e), so that exp(delta A) is one exp2.
+  // The weights of a direction: dt_proj and dt_bias of each channel, and A times log2(e), so that exp(delta A) is one
+  // exp2.
   template <int RULE> void load_weights(int64_t g) {
+    const int64_t R = dt_rank();
     for (int64_t block = blocks.begin; block < blocks.end; block++) {
-      const int64_t i = block - blocks.begin, row = g * a.channels + block * W;
-      if (mix)
-        load_columns(dt_proj + i, n_blocks, (const T *)mix->dt_proj + row * mix->dt_rank, mix->dt_rank, width(block));
-      shares_gates[i] = mix && i > 0 && has_equal_steps(g, i);
+      const int64_t i = block - blocks.begin, d = block * W, count = width(block);
+      dt_bias[i] = V{};
+      for (int64_t r = 0; r < R; r++) dt_proj[r * n_blocks + i] = V{};
+      for (int64_t l = 0; l < count; l++) {
+        const int64_t row = g * heads + (d + l) / head_channels;
+        if (a.dt_bias) dt_bias[i][l] = ((const T *)a.dt_bias)[row];
+        for (int64_t r = 0; r < R; r++) dt_proj[r * n_blocks + i][l] = ((const T *)mixer->dt_proj)[row * R + r];
+      }
+      shares_gates[i] = mixer && i > 0 && (d - W) / head_channels == (d + count - 1) / head_channels;
       if (RULE != VL_MAMBA) continue;
       V *of_block = A + i * n_states;
-      load_columns(of_block, 1, (const T *)a.A + row * n_states, n_states, width(block));
+      load_columns(of_block, 1, (const T *)a.A + (g * a.channels + d) * n_states, n_states, (int)count);
       for (int n = 0; n < n_states; n++) of_block[n] *= T(kLog2e);
     }
-  }
-
-  // Whether dt_proj and dt_bias of block i are those of block i - 1, as where one head has both.
-  bool has_equal_steps(int64_t g, int64_t i) const {
-    const V bias = parameter(a.dt_bias, g, blocks.begin + i), before = parameter(a.dt_bias, g, blocks.begin + i - 1);
-    bool equal = !memcmp(&bias, &before, sizeof(V));
-    for (int64_t r = 0; equal && r < mix->dt_rank; r++)
-      equal = !memcmp(dt_proj + r * n_blocks + i, dt_proj + r * n_blocks + i - 1, sizeof(V));
-    return equal;
   }
 
   // Loads one element.
@@ -110,11 +111,11 @@ template <class T, int NS> struct Scan {
   void load_keys(const Steps &s, bool products) {
     for (int64_t i = 0; i < s.count; i++) {
       T *k = keys.k + i * n_states, *q = keys.q + i * n_states, total = 0;
-      if (mix) {
-        const T *row = projected<T>(*mix, s, i);
-        memcpy(dt_low_rank + i * mix->dt_rank, row, sizeof(T) * mix->dt_rank);
-        memcpy(k, row + mix->dt_rank, sizeof(T) * n_states);
-        memcpy(q, row + mix->dt_rank + n_states, sizeof(T) * n_states);
+      if (mixer) {
+        const T *row = projected<T>(*mixer, s, i);
+        memcpy(dt_low_rank + i * mixer->dt_rank, row, sizeof(T) * mixer->dt_rank);
+        memcpy(k, row + mixer->dt_rank, sizeof(T) * n_states);
+        memcpy(q, row + mixer->dt_rank + n_states, sizeof(T) * n_states);
       } else if (a.dtype == VL_FLOAT32 || a.dtype == VL_FLOAT64) {
         memcpy(k, (const T *)a.k.data + offset(a.k, s, i), sizeof(T) * n_states);
         memcpy(q, (const T *)a.q.data + offset(a.q, s, i), sizeof(T) * n_states);
@@ -131,15 +132,15 @@ template <class T, int NS> struct Scan {
 
   // Values and gates of one block; with SLOPES also the gates' derivatives, for backward.
   template <int RULE, bool SLOPES> VL_FLATTEN void load_values(const Steps &s, int64_t block) {
-    const int64_t d = block * W;
+    const int64_t d = block * W, i_block = block - blocks.begin;
     const int count = width(block);
-    const V bias = parameter(a.dt_bias, s.direction, block);
-    if (mix) {
-      x = projection.u + (block - blocks.begin) * projection.stride;
-      if (shares_gates[block - blocks.begin]) return;
+    const V bias = dt_bias[i_block];
+    if (mixer) {
+      x = projection.u + i_block * projection.stride;
+      if (RULE == VL_NONE || shares_gates[i_block]) return;
       for (int64_t i = 0; i < s.count; i++) dt[i] = bias;
-      combine<T>(dt, dt_low_rank, mix->dt_rank, (const T *)(dt_proj + (block - blocks.begin)), n_blocks * W, s.count,
-                 mix->dt_rank, W);
+      combine<T>(dt, dt_low_rank, mixer->dt_rank, (const T *)(dt_proj + i_block), n_blocks * W, s.count, mixer->dt_rank,
+                 W);
       compute_gates<T, RULE, SLOPES>(gates, keys.k_squared, s.count, [&](int i) { return dt[i]; });
     } else {
       gather<T>(x, a.x, a.dtype, s, d, count);
@@ -148,49 +149,61 @@ template <class T, int NS> struct Scan {
     }
   }
 
-  // The checkpoint of one (direction, sequence, chunk, block): n_states vectors.
-  T *checkpoint(const Steps &s, int64_t block) const {
+  // The factor of the sum over the directions.
+  T scale() const {
+    const T mean = a.mean ? T(1) / a.directions : T(1);
+    return mixer && mixer->drop_scales ? mean * ((const T *)mixer->drop_scales)[b] : mean;
+  }
+
+  // The saved states of one (direction, sequence, chunk, block): n_states vectors.
+  T *saved_states(const Steps &s, int64_t block) const {
     const int64_t wide = 64 / (int64_t)sizeof(T), padded = (a.channels + wide - 1) / wide * wide;
-    return (T *)a.checkpoints + ((s.direction * a.batch + b) * chunks + s.first / C) * n_states * padded +
+    return (T *)a.saved_states + ((s.direction * a.batch + b) * chunks + s.first / C) * n_states * padded +
            block * n_states * W;
   }
 
   template <int RULE> bool forward() {
     if (!allocate(false)) return false;
     for (int64_t g = 0; g < a.directions; g++) {
-      if (mix) projection.begin_direction(g, false);
+      if (mixer) projection.begin_direction(g, false);
       clear(state, n_blocks * n_states);
-      load_weights<RULE>(g);
+      if constexpr (RULE != VL_NONE) load_weights<RULE>(g);
       for (int64_t c = 0; c < chunks; c++) {
         const Steps s(g, b, L, C, c, a.reverse[g]);
-        if (mix && projection.keeps_convolved()) projection.load_convolved(s);
-        else if (mix) projection.convolve_chunk(s, false);
-        if (mix && all_channels) projection.project_chunk(s);
-        load_keys(s, false);
+        if (mixer && projection.keeps_convolved()) projection.load_convolved(s);
+        else if (mixer) projection.convolve_chunk(s, false);
+        if constexpr (RULE != VL_NONE) {
+          if (mixer && is_alone) projection.project_chunk(s);
+          load_keys(s, false);
+        }
         for (int64_t block = blocks.begin; block < blocks.end; block++) forward_block<RULE>(s, block);
       }
     }
     return true;
   }
 
-  template <int RULE> VL_FLATTEN void forward_block(const Steps &s, int64_t block) {
+  // Advances the states of one block and computes its y.
+  template <int RULE> VL_FLATTEN void forward_states(const Steps &s, int64_t block) {
     const int n_states = this->n_states;
-    load_values<RULE, false>(s, block);
     V *saved = state + (block - blocks.begin) * n_states, h[MAX];
     VL_UNROLL for (int n = 0; n < n_states; n++) h[n] = saved[n];
-    if (a.checkpoints) {
-      T *p = checkpoint(s, block);
+    if (a.saved_states) {
+      T *p = saved_states(s, block);
       VL_UNROLL for (int n = 0; n < n_states; n++) store(p + n * W, h[n]);
     }
     R::template forward_steps<RULE, false>(h, y, x, gates, keys, A + (block - blocks.begin) * n_states, s.count,
                                            n_states, {});
     VL_UNROLL for (int n = 0; n < n_states; n++) saved[n] = h[n];
+  }
 
+  template <int RULE> VL_FLATTEN void forward_block(const Steps &s, int64_t block) {
+    load_values<RULE, false>(s, block);
+    if constexpr (RULE != VL_NONE) forward_states<RULE>(s, block);
     const int64_t d = block * W;
     const int count = width(block);
     const bool first = !a.mean || s.direction == 0, last = !a.mean || s.direction == a.directions - 1;
     const V D = parameter(a.D, s.direction, block);
-    const T scale = a.mean ? T(1) / a.directions : T(1);
+    const T scale = this->scale();
     const int64_t rows = (a.mean ? b : s.direction * a.batch + b) * L;
     T *partial = (T *)(is_16bit(a.dtype) ? a.accumulator : a.y);  // sum over the previous directions
     const Steps shared(0, s);                                     // all directions share z
@@ -198,7 +211,7 @@ template <class T, int NS> struct Scan {
     if (gated) silu<T>(z, nullptr, s.count, [&](int i) { return read_row<T>(a.z, a.dtype, shared, i, d, count); });
     for (int64_t i = 0; i < s.count; i++) {
       const int64_t at = (rows + s.token(i)) * a.channels + d;
-      V total = y[i] + D * x[i];
+      V total = RULE == VL_NONE ? x[i] : y[i] + D * x[i];
       if (!first) total += load(partial + at, count);
       prefetch<T, true>(last && first ? a.y : partial, at, last && first ? a.dtype : VL_FLOAT32);
       if (!last) {
@@ -218,18 +231,18 @@ template <class T, int NS> struct Scan {
         clear(sums.norm, C);  // store_key_gradients clears them again
     for (int64_t g = 0; g < a.directions; g++) {
       clear(state, n_blocks * n), clear(dD, n_blocks), clear(dbias, n_blocks), clear(dA, n_blocks * n);
-      if (mix) projection.begin_direction(g, true), clear(d_dt_proj, n_blocks * dt_rank());
-      load_weights<RULE>(g);
+      if (mixer) projection.begin_direction(g, true), clear(d_dt_proj, n_blocks * dt_rank());
+      if constexpr (RULE != VL_NONE) load_weights<RULE>(g);
       for (int64_t c = chunks - 1; c >= 0; c--) {
         const Steps s(g, b, L, C, c, a.reverse[g]);
-        if (mix) projection.convolve_chunk(s, true);
-        load_keys(s, true);
+        if (mixer) projection.convolve_chunk(s, true);
+        if constexpr (RULE != VL_NONE) load_keys(s, true);
         for (int64_t block = blocks.begin; block < blocks.end; block++) backward_block<RULE>(s, block);
-        store_key_gradients<RULE>(s);
-        if (mix && all_channels) projection.backward_chunk(s);
+        if constexpr (RULE != VL_NONE) store_key_gradients<RULE>(s);
+        if (mixer && is_alone) projection.backward_chunk(s);
       }
-      if (mix && all_channels) projection.store_gradients(g, b);
-      store_parameter_gradients<RULE>(g);
+      if (mixer && is_alone) projection.store_gradients(g, b);
+      if constexpr (RULE != VL_NONE) store_parameter_gradients<RULE>(g);
     }
     return true;
   }
@@ -239,21 +252,24 @@ template <class T, int NS> struct Scan {
     const int64_t i_block = block - blocks.begin, d = block * W;
     const int count = width(block);
     load_values<RULE, true>(s, block);
-    V h[MAX];
-    const T *p = checkpoint(s, block);
-    VL_UNROLL for (int n = 0; n < n_states; n++) h[n] = load(p + n * W);
-    R::template forward_steps<RULE, true>(h, y, x, gates, keys, A + i_block * n_states, s.count, n_states, trace);
+    if constexpr (RULE != VL_NONE) {
+      V h[MAX];
+      const T *p = saved_states(s, block);
+      VL_UNROLL for (int n = 0; n < n_states; n++) h[n] = load(p + n * W);
+      R::template forward_steps<RULE, true>(h, y, x, gates, keys, A + i_block * n_states, s.count, n_states, trace);
+    }
 
-    const Steps shared(0, s);  // all directions share z
+    if (RULE == VL_NONE) dy = projection.du + i_block * projection.stride;  // the gradient of the convolution's output
+    const Steps shared(0, s);                                               // all directions share z
     const V D = parameter(a.D, s.direction, block);
-    const T scale = a.mean ? T(1) / a.directions : T(1);
+    const T scale = this->scale();
     if (a.z.data) silu<T>(z, z_slope, s.count, [&](int i) { return read_row<T>(a.z, a.dtype, shared, i, d, count); });
     for (int64_t i = 0; i < s.count; i++) {
       dy[i] = read_row<T>(a.dy, a.dtype, s, i, d, count) * scale;
       if (a.z.data) {  // dz needs a sum over directions, which is stored in dz until the last one
         const int64_t row = b * L + s.token(i), at = row * a.dz_step + d;
         T *partial = is_16bit(a.dtype) ? (T *)a.accumulator + at + a.dz_step - a.channels : (T *)a.dz + at;
-        V sum = y[i] + D * x[i];
+        V sum = RULE == VL_NONE ? x[i] : y[i] + D * x[i];
         if (!a.mean) sum *= dy[i];  // with mean, dy is the same for all directions
         if (s.direction > 0) sum += load(partial, count);
         prefetch<T, true>(partial, 0, VL_FLOAT32);
@@ -267,10 +283,18 @@ template <class T, int NS> struct Scan {
         }
         dy[i] *= z[i];
       }
-      dD[i_block] += dy[i] * x[i];
+      if (RULE != VL_NONE) dD[i_block] += dy[i] * x[i];
     }
 
-    if (mix) dx = projection.du + i_block * projection.stride, ddt = all_ddt + i_block * projection.stride;
+    if constexpr (RULE != VL_NONE) backward_states<RULE>(s, block, D);
+  }
+
+  // From dy to the gradients of x and dt, and the sums of the other gradients.
+  template <int RULE> VL_FLATTEN void backward_states(const Steps &s, int64_t block, V D) {
+    const int n_states = this->n_states;
+    const int64_t i_block = block - blocks.begin, d = block * W;
+    const int count = width(block);
+    if (mixer) dx = projection.du + i_block * projection.stride, ddt = all_ddt + i_block * projection.stride;
     V G[MAX], *saved = state + i_block * n_states;
     VL_UNROLL for (int n = 0; n < n_states; n++) G[n] = saved[n];
     const typename R::Sums here = {sums.dk, sums.dq, sums.norm, dA + i_block * n_states};
@@ -282,13 +306,14 @@ template <class T, int NS> struct Scan {
     for (int64_t i = 0; i < s.count; i++) {
       dbias[i_block] += ddt[i];
       dx[i] += D * dy[i];
-      if (all_channels && mix) continue;  // dx is projection.du
+      if (is_alone && mixer) continue;  // dx is projection.du
       const int64_t at = (rows + s.token(i)) * a.channels + d;
-      store_as<T>(a.dx, at, mix ? VL_FLOAT32 : a.dtype, dx[i], count), prefetch<T, true>(a.dx, at, a.dtype);
-      if (mix) continue;
+      store_as<T>(a.dx, at, mixer ? VL_FLOAT32 : a.dtype, dx[i], count), prefetch<T, true>(a.dx, at, a.dtype);
+      if (mixer) continue;
       store_as<T>(a.ddt, at, a.dtype, ddt[i], count), prefetch<T, true>(a.ddt, at, a.dtype);
     }
-    if (mix) outer<T>(d_dt_proj + i_block * mix->dt_rank, dt_low_rank, mix->dt_rank, ddt, s.count, mix->dt_rank);
+    if (mixer)
+      outer<T>(d_dt_proj + i_block * mixer->dt_rank, dt_low_rank, mixer->dt_rank, ddt, s.count, mixer->dt_rank);
   }
 
   static void clear(V *v, int64_t count) { memset((void *)v, 0, sizeof(V) * count); }
@@ -302,8 +327,8 @@ template <class T, int NS> struct Scan {
     T row[VL_MAX_STATES];
     for (int64_t i = 0; i < s.count; i++) {
       const int64_t at = (((split * a.directions + s.direction) * a.batch + b) * L + s.token(i)) * n_states;
-      T *dk = mix ? d_projected<T>(*mix, split, s, i) + mix->dt_rank : (T *)a.dk + at;
-      T *dq = mix ? dk + n_states : (T *)a.dq + at, norm = 0;
+      T *dk = mixer ? d_projected<T>(*mixer, split, s, i) + mixer->dt_rank : (T *)a.dk + at;
+      T *dq = mixer ? dk + n_states : (T *)a.dq + at, norm = 0;
       move_sums(sums.dk + i * n_states, n_states, dk);
       move_sums(sums.dq + i * n_states, n_states, dq);
       if (RULE == VL_MAMBA) continue;
@@ -311,36 +336,47 @@ template <class T, int NS> struct Scan {
       norm = row[0];
       for (int n = 0; n < n_states; n++) dk[n] -= norm * keys.two_k[i * n_states + n];
     }
-    if (!mix) return;
-    const int64_t step = s.reverse ? -projected_width(*mix) : projected_width(*mix);
-    dots<T>(d_projected<T>(*mix, split, s, 0), step, all_ddt, projection.stride, (const T *)dt_proj, n_blocks * W,
-            s.count, mix->dt_rank, n_blocks * W);
+    if (!mixer) return;
+    const int64_t step = s.reverse ? -projected_width(*mixer) : projected_width(*mixer);
+    dots<T>(d_projected<T>(*mixer, split, s, 0), step, all_ddt, projection.stride, (const T *)dt_proj, n_blocks * W,
+            s.count, mixer->dt_rank, n_blocks * W);
   }
 
+  // Of dt_proj and dt_bias a job adds up the rows of each head. Other jobs of its sequence may have part of a head.
   template <int RULE> void store_parameter_gradients(int64_t g) {
+    const int64_t R = dt_rank(), rows = (job * a.directions + g) * heads;
+    T *d_bias = a.ddt_bias ? (T *)a.ddt_bias + rows : nullptr,
+      *d_proj = mixer ? (T *)mixer->ddt_proj + rows * R : nullptr;
+    if (d_bias) memset((void *)d_bias, 0, sizeof(T) * heads);
+    if (d_proj) memset((void *)d_proj, 0, sizeof(T) * heads * R);
     for (int64_t block = blocks.begin; block < blocks.end; block++) {
       const int64_t i = block - blocks.begin, d = block * W, at = (b * a.directions + g) * a.channels + d;
       const int count = width(block);
       if (a.dD) store((T *)a.dD + at, dD[i], count);
-      if (a.ddt_bias) store((T *)a.ddt_bias + at, dbias[i], count);
       if (RULE == VL_MAMBA) store_columns((T *)a.dA + at * n_states, dA + i * n_states, n_states, count);
-      if (mix) store_columns((T *)mix->ddt_proj + at * mix->dt_rank, d_dt_proj + i * mix->dt_rank, mix->dt_rank, count);
+      for (int l = 0; l < count; l++) {
+        const int64_t head = (d + l) / head_channels;
+        if (d_bias) d_bias[head] += dbias[i][l];
+        for (int64_t r = 0; r < R; r++) d_proj[head * R + r] += d_dt_proj[i * R + r][l];
+      }
     }
   }
 };
 
 // Selects a template instance: 16 float states are specialised, other sizes share a loop.
-template <class T, int NS> bool run(const VlScan &a, const VlMambaInner *mix, int64_t job, bool forward) {
-  Scan<T, NS> scan(a, mix, job);
+template <class T, int NS> bool run(const VlScan &a, const VlMambaInner *mixer, int64_t job, bool forward) {
+  Scan<T, NS> scan(a, mixer, job);
   if (a.rule == VL_LONGHORN)
     return forward ? scan.template forward<VL_LONGHORN>() : scan.template backward<VL_LONGHORN>();
   if (a.rule == VL_LONGHORN_EXACT)
     return forward ? scan.template forward<VL_LONGHORN_EXACT>() : scan.template backward<VL_LONGHORN_EXACT>();
+  if constexpr (NS == 0)
+    if (a.rule == VL_NONE) return forward ? scan.template forward<VL_NONE>() : scan.template backward<VL_NONE>();
   return forward ? scan.template forward<VL_MAMBA>() : scan.template backward<VL_MAMBA>();
 }
-bool run_typed(const VlScan &a, const VlMambaInner *mix, int64_t job, bool forward) {
-  if (a.dtype == VL_FLOAT64) return run<double, 0>(a, mix, job, forward);
-  return a.states == 16 ? run<float, 16>(a, mix, job, forward) : run<float, 0>(a, mix, job, forward);
+bool run_typed(const VlScan &a, const VlMambaInner *mixer, int64_t job, bool forward) {
+  if (a.dtype == VL_FLOAT64) return run<double, 0>(a, mixer, job, forward);
+  return a.states == 16 ? run<float, 16>(a, mixer, job, forward) : run<float, 0>(a, mixer, job, forward);
 }
 
 }  // namespace

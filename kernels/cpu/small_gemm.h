@@ -51,7 +51,7 @@ VL_INLINE void dots_tile(T *out, int64_t out_step, const Vector<T> *u, int64_t c
   Vector<T> sum[ROWS * COLUMNS];
   VL_UNROLL for (int j = 0; j < ROWS * COLUMNS; j++) sum[j] = Vector<T>{};
   const int64_t whole = channels / W * W;
-  auto add = [&](int64_t d, int width) __attribute__((always_inline)) {
+  auto add = [&](int64_t d, int width) VL_LAMBDA {
     Vector<T> row[ROWS];
     VL_UNROLL for (int r = 0; r < ROWS; r++) row[r] = u[d / W * column + r];
     VL_UNROLL for (int c = 0; c < COLUMNS; c++) {

@@ -1,4 +1,4 @@
-// Sums the partial gradients of parameters: one addend per sequence, or per range of rows.
+// Sums the partial gradients of parameters: one addend per sequence, split of its channels, or range of rows.
 #include "jobs.h"
 #include "vectors.h"
 
@@ -13,7 +13,7 @@ template <class T> void add(const Sums &a, const Sum &s, int64_t job) {
     const int64_t at = block * W;
     const int width = s.size - at < W ? (int)(s.size - at) : W;
     Vector<T> total{};
-    for (int64_t i = 0; i < a.count; i++) total += load((const T *)s.addends + i * s.size + at, width);
+    for (int64_t i = 0; i < s.count; i++) total += load((const T *)s.addends + i * s.size + at, width);
     store((T *)s.sum + at, total, width);
   }
 }

@@ -10,6 +10,7 @@
 
 #define VL_FLATTEN inline __attribute__((always_inline))
 #define VL_INLINE static VL_FLATTEN
+#define VL_LAMBDA __attribute__((always_inline))
 #define VL_UNROLL _Pragma("GCC unroll 16")
 
 namespace {
@@ -198,7 +199,7 @@ VL_INLINE Vector<double> log1pv(Vector<double> e) {
 
 // value[i] = silu(z(i)), which may alias z; slope[i] = silu'(z(i)) unless slope is null
 template <class T, class Read> VL_INLINE void silu(Vector<T> *value, Vector<T> *slope, int count, Read z) {
-  interleave(count, [&](auto some, int i) __attribute__((always_inline)) {
+  interleave(count, [&](auto some, int i) VL_LAMBDA {
     constexpr int M = some.count;
     Vector<T> v[M], sigmoid[M];
     VL_EACH v[m] = z(i + m);

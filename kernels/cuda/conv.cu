@@ -124,11 +124,11 @@ struct Geometry {
         a.channels % kVector == 0 && conv::is_aligned(a.x, kVector, bytes) &&
         (!backward || (conv::is_aligned(a.dy, kVector, bytes) && conv::is_aligned(dx, kVector, bytes)));
     vector = aligned ? kVector : 1;
-    const int64_t columns = divide_up(a.channels, vector), steps = a.grid.columns;
+    const int64_t columns = divide_up(a.channels, vector), steps = a.conv_grid.columns;
     segments = (int)divide_up(steps, kSegment), segment = (int)divide_up(steps, segments);
     tiles = (int)divide_up(columns, conv::kMaxChannelThreads);
     threads.x = (unsigned)divide_up(columns, tiles), threads.y = kThreads / threads.x;
-    rows = divide_up(a.batch * (a.grid.rows + 1) * segments, threads.y);
+    rows = divide_up(a.batch * (a.conv_grid.rows + 1) * segments, threads.y);
   }
 };
 
@@ -145,7 +145,7 @@ template <class T> int run_walk(const Walk &walk, const Geometry &at, bool backw
 }
 
 int run_grid(const VlConv &a, bool backward, int device, void *stream) {
-  if (a.d_conv != kTaps || a.grid.height != 3) return cudaErrorInvalidValue;
+  if (a.d_conv != kTaps || a.conv_grid.height != 3) return cudaErrorInvalidValue;
   if (const int error = cudaSetDevice(device)) return error;
   const Geometry at(a, backward);
   for (int g = 0; g < a.directions; g++) {
@@ -162,11 +162,11 @@ int run_grid(const VlConv &a, bool backward, int device, void *stream) {
 
 using namespace vilonghorn;
 VL_EXPORT int64_t vl_cuda_conv_rows(const VlConv *a) {
-  return a->grid.rows ? conv_grid::Geometry(*a, true).rows : conv::Geometry(*a, true).rows;
+  return a->conv_grid.rows ? conv_grid::Geometry(*a, true).rows : conv::Geometry(*a, true).rows;
 }
 VL_EXPORT int vl_cuda_conv_forward(const VlConv *a, int device, void *stream) {
-  return (a->grid.rows ? conv_grid::run_grid : conv::run_conv)(*a, false, device, stream);
+  return (a->conv_grid.rows ? conv_grid::run_grid : conv::run_conv)(*a, false, device, stream);
 }
 VL_EXPORT int vl_cuda_conv_backward(const VlConv *a, int device, void *stream) {
-  return (a->grid.rows ? conv_grid::run_grid : conv::run_conv)(*a, true, device, stream);
+  return (a->conv_grid.rows ? conv_grid::run_grid : conv::run_conv)(*a, true, device, stream);
 }

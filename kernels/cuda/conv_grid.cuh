@@ -21,7 +21,7 @@ struct Walk {
   int tiles;              // blocks that share the channels
 };
 
-VL_DEVICE int64_t patches_of(const VlConv &a) { return a.grid.rows * a.grid.columns; }
+VL_DEVICE int64_t patches_of(const VlConv &a) { return a.conv_grid.rows * a.conv_grid.columns; }
 // The token of a patch: a class token, if there is one, stands before the middle patch.
 VL_DEVICE int64_t token_of(const VlConv &a, int64_t patch) {
   const int64_t patches = patches_of(a);
@@ -36,9 +36,9 @@ struct Place {
   VL_DEVICE Place(const Walk &walk, int vector) : block_row(blockIdx.x / walk.tiles) {
     const VlConv &a = walk.conv;
     channel = (int)(blockIdx.x % walk.tiles * blockDim.x + threadIdx.x) * vector;
-    const int64_t item = block_row * blockDim.y + threadIdx.y, rows = a.grid.rows + 1;
+    const int64_t item = block_row * blockDim.y + threadIdx.y, rows = a.conv_grid.rows + 1;
     batch = item / walk.segments / rows, row = item / walk.segments % rows;
-    const int64_t steps = row < a.grid.rows ? a.grid.columns : a.length - patches_of(a);
+    const int64_t steps = row < a.conv_grid.rows ? a.conv_grid.columns : a.length - patches_of(a);
     begin = (int)(item % walk.segments) * walk.segment;
     end = begin + walk.segment < steps ? begin + walk.segment : (int)steps;
     active = channel < a.channels && batch < a.batch;
@@ -48,7 +48,7 @@ struct Place {
 // Calls visit(token, window) at each step, with the inputs (height, width, VECTOR) around the token. `x`: token 0.
 template <class T, int VECTOR, class Visit>
 VL_DEVICE void walk_row(const VlConv &a, const Place &place, const T *x, int64_t step, Visit visit) {
-  const VlGrid &grid = a.grid;
+  const VlConvGrid &grid = a.conv_grid;
   float window[kTaps][VECTOR] = {};
   const auto read = [&](int tap, int64_t token) {
     const Vector<T, VECTOR> in = load<T, VECTOR>(x + token * step);

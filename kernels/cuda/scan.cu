@@ -4,7 +4,7 @@
 #include "scan_backward.cuh"
 #include "scan_forward.cuh"
 #include "scan_reduce.cuh"
-#include "scan_split.cuh"
+#include "scan_segments.cuh"
 
 namespace vilonghorn {
 namespace {
@@ -19,13 +19,13 @@ bool is_aligned(const VlInput &in, int64_t bytes, int64_t size) {  // of `size` 
   return (uintptr_t)in.data % bytes == 0 && (in.direction | in.batch | in.step) * size % bytes == 0;
 }
 
-int segments_of(const VlScan &a, const VlSplit &split) {
-  return split.segment_steps ? (int)divide_up(a.length, split.segment_steps) : 1;
+int count(const VlScan &a, const VlSegments &segments) {
+  return segments.steps ? (int)divide_up(a.length, segments.steps) : 1;
 }
 
 // The sums that backward computes at last, and where their partial sums are in the workspace.
-Sums plan_sums(const VlScan &a, int segments) {
-  const int64_t rows = a.batch * segments, tiles = divide_up(a.channels, tile_of(a, true));
+Sums plan_sums(const VlScan &a, int num_segments) {
+  const int64_t rows = a.batch * num_segments, tiles = divide_up(a.channels, tile_of(a, true));
   const int64_t tokens = a.directions * a.batch * a.length * a.states, channels = a.directions * a.channels;
   Sums sums = {{{a.dk, tiles, tokens, a.states, a.dk_step},
                 {a.dq, tiles, tokens, a.states, a.dk_step},
@@ -44,11 +44,11 @@ Sums plan_sums(const VlScan &a, int segments) {
 }
 
 // Computes the state that each segment starts from.
-template <int RULE, class T> int run_split(Job job, void *stream) {
+template <int RULE, class T> int start_segments(Job job, void *stream) {
   const VlScan &a = job.scan;
   const int64_t sequences = a.directions * a.batch;
-  job.tiles = (int)divide_up(a.channels, kWarp * kSplitChannels);
-  const int64_t blocks = job.tiles * job.segments * sequences * kRuns<RULE>;
+  job.tiles = (int)divide_up(a.channels, kWarp * kRunChannels);
+  const int64_t blocks = job.tiles * job.num_segments * sequences * kRuns<RULE>;
   if (blocks > INT32_MAX) return cudaErrorInvalidValue;
   if (const int error = launch(scan_summary<RULE, T>, job, blocks, dim3(kWarp), sizeof(SummaryShared<T>), stream))
     return error;
@@ -58,15 +58,15 @@ template <int RULE, class T> int run_split(Job job, void *stream) {
 
 // `sums`: of backward; null for forward.
 template <int RULE, class T, int LANES> int run(const Job &job, const Sums *sums, void *stream) {
-  const int64_t blocks = (int64_t)job.tiles * job.segments * job.scan.batch * (job.fused ? 1 : job.scan.directions);
+  const int64_t blocks = (int64_t)job.tiles * job.num_segments * job.scan.batch * (job.fused ? 1 : job.scan.directions);
   const dim3 threads(kWarp, job.teams);
   if (blocks <= 0 || blocks > INT32_MAX) return cudaErrorInvalidValue;
   typedef typename Forward<RULE, T, LANES>::Shared ForwardShared;
   typedef typename Backward<RULE, T, LANES>::Shared BackwardShared;
   const size_t shared = job.teams * (sums ? sizeof(BackwardShared) : sizeof(ForwardShared));
   const auto kernel = sums ? scan_backward<RULE, T, LANES> : scan_forward<RULE, T, LANES>;
-  if (job.segments > 1)
-    if (const int error = run_split<RULE, T>(job, stream)) return error;
+  if (job.num_segments > 1)
+    if (const int error = start_segments<RULE, T>(job, stream)) return error;
   const int error = launch(kernel, job, blocks, threads, shared, stream);
   if (error || !sums) return error;
   if (sums->all_blocks > INT32_MAX) return cudaErrorInvalidValue;
@@ -75,21 +75,21 @@ template <int RULE, class T, int LANES> int run(const Job &job, const Sums *sums
 }
 
 template <int RULE> int run_rule(const Job &job, const Sums *sums, void *stream) {
-  const int split = lanes_per_channel(job.scan), dtype = job.scan.dtype;
-  if (dtype == VL_FLOAT32 && split == 1) return run<RULE, float, 1>(job, sums, stream);
-  if (dtype == VL_FLOAT32 && split == 4) return run<RULE, float, 4>(job, sums, stream);
-  if (dtype == VL_BFLOAT16 && split == 1) return run<RULE, bfloat16, 1>(job, sums, stream);
-  if (dtype == VL_FLOAT16 && split == 1) return run<RULE, float16, 1>(job, sums, stream);
+  const int lanes = lanes_per_channel(job.scan), dtype = job.scan.dtype;
+  if (dtype == VL_FLOAT32 && lanes == 1) return run<RULE, float, 1>(job, sums, stream);
+  if (dtype == VL_FLOAT32 && lanes == 4) return run<RULE, float, 4>(job, sums, stream);
+  if (dtype == VL_BFLOAT16 && lanes == 1) return run<RULE, bfloat16, 1>(job, sums, stream);
+  if (dtype == VL_FLOAT16 && lanes == 1) return run<RULE, float16, 1>(job, sums, stream);
   return cudaErrorInvalidValue;
 }
 
-int run_scan(const VlScan &a, const VlSplit &split, bool backward, int device, void *stream) {
+int run_scan(const VlScan &a, const VlSegments &segments, bool backward, int device, void *stream) {
+  if (a.rule < 0 || a.rule > VL_MAMBA) return VL_UNKNOWN_RULE;
   if (a.directions > 64 || a.states > VL_MAX_STATES || a.chunk != kChunk || a.channels % 2)
     return cudaErrorInvalidValue;
-  if (split.segment_steps && (split.segment_steps % kChunk || a.states != VL_SPLIT_STATES))
-    return cudaErrorInvalidValue;
-  const int segments = segments_of(a, split);
-  Job job = {a, split, segments, 0, a.mean ? 1.f / a.directions : 1.f, 0, 0, 1, false};
+  if (segments.steps && (segments.steps % kChunk || a.states != VL_SEGMENT_STATES)) return cudaErrorInvalidValue;
+  const int num_segments = count(a, segments);
+  Job job = {a, segments, num_segments, 0, a.mean ? 1.f / a.directions : 1.f, 0, 0, 1, false};
   for (int g = 0; g < a.directions; g++) job.reversed |= (uint64_t)(a.reverse[g] != 0) << g;
   const int tile = tile_of(a, backward);
   job.tiles = (int)divide_up(a.channels, tile);
@@ -101,7 +101,7 @@ int run_scan(const VlScan &a, const VlSplit &split, bool backward, int device, v
   if (job.fused && job.reversed != 0 && job.reversed != all) job.teams = 2;
   // This library contains its own CUDA runtime, with its own current device.
   if (const int error = cudaSetDevice(device)) return error;
-  const Sums sums = plan_sums(a, segments), *const given = backward ? &sums : nullptr;
+  const Sums sums = plan_sums(a, num_segments), *const given = backward ? &sums : nullptr;
   void **const outputs[kSums] = {&job.scan.dk, &job.scan.dq, &job.scan.dA, &job.scan.dD, &job.scan.ddt_bias};
   for (int i = 0; i < kSums; i++) *outputs[i] = (void *)sums.of[i].partials;
   if (a.rule == VL_LONGHORN) return run_rule<VL_LONGHORN>(job, given, stream);
@@ -119,13 +119,15 @@ VL_EXPORT int vl_cuda_check(int device) {
   cudaFuncAttributes attributes;
   return cudaFuncGetAttributes(&attributes, scan_forward<VL_LONGHORN, float, 1>);
 }
-VL_EXPORT const char *vl_cuda_error(int error) { return cudaGetErrorString((cudaError_t)error); }
-VL_EXPORT int64_t vl_cuda_scan_partials(const VlScan *a, const VlSplit *split) {
-  return plan_sums(*a, segments_of(*a, *split)).size;
+VL_EXPORT const char *vl_cuda_error(int error) {
+  return error == VL_UNKNOWN_RULE ? "the kernels do not implement this rule" : cudaGetErrorString((cudaError_t)error);
 }
-VL_EXPORT int vl_cuda_scan_forward(const VlScan *a, const VlSplit *split, int device, void *stream) {
-  return run_scan(*a, *split, false, device, stream);
+VL_EXPORT int64_t vl_cuda_scan_partials(const VlScan *a, const VlSegments *segments) {
+  return plan_sums(*a, count(*a, *segments)).size;
 }
-VL_EXPORT int vl_cuda_scan_backward(const VlScan *a, const VlSplit *split, int device, void *stream) {
-  return run_scan(*a, *split, true, device, stream);
+VL_EXPORT int vl_cuda_scan_forward(const VlScan *a, const VlSegments *segments, int device, void *stream) {
+  return run_scan(*a, *segments, false, device, stream);
+}
+VL_EXPORT int vl_cuda_scan_backward(const VlScan *a, const VlSegments *segments, int device, void *stream) {
+  return run_scan(*a, *segments, true, device, stream);
 }

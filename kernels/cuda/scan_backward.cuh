@@ -1,7 +1,7 @@
 // The backward kernel of the CUDA scan: the adjoint recurrence, from the last step to the first.
 //
 // For each chunk it computes the gates, then goes back in runs of a few steps: it recomputes the states before the
-// steps of a run from the checkpoint into shared memory, and applies the adjoint step by step. dk and dq are sums over
+// steps of a run from the saved state into shared memory, and applies the adjoint step by step. dk and dq are sums over
 // channels: each warp sums its own channels, `scan_reduce` sums over warps. There are no atomic additions, so results
 // are deterministic.
 #pragma once
@@ -82,7 +82,7 @@ template <int RULE, class T, int LANES> struct Backward {
         grad[c][n] = dA[c][n] = 0.f;
       }
     }
-    if (LANES == 1 && job.segments > 1) segment_start(job, warp, g, channel).restore(grad, order);
+    if (LANES == 1 && job.num_segments > 1) segment_start(job, warp, g, channel).restore(grad, order);
     scale = active ? job.scale : 0.f;
     const int64_t t = steps[length - 1], row = (b * a.length + t) * channels + d;
     const int64_t row_of_direction = row + g * a.batch * a.length * channels;
@@ -107,7 +107,7 @@ template <int RULE, class T, int LANES> struct Backward {
     prefetch_sums(adds);
     int first = (length - 1) / kChunk * kChunk, stop = length - first;
     begin_chunk(first);
-    checkpoint<RULE, T>(a, warp, g, first, channel, part).restore(s, order);
+    saved_state<RULE, T>(a, warp, g, first, channel, part).restore(s, order);
     VL_ROLL for (int u = 0; u < stop; u++) recompute_step(s, u);  // the last state
     VL_ROLL for (;;) {
       VL_ROLL for (int high = stop, low; high > 0; high = low) {
@@ -163,11 +163,11 @@ template <int RULE, class T, int LANES> struct Backward {
 
   // Stores the states before the RUN steps from `low` of the chunk in shared memory, the first of them at `slot`. For
   // the last run of a full chunk also the one before step RUN, at slot 0: the next run starts from it (`stored`), the
-  // others from the checkpoint. States after the last step of the chunk may be among them; nobody reads those.
+  // others from the saved state. States after the last step of the chunk may be among them; nobody reads those.
   VL_DEVICE void recompute_states(int first, int low, bool stored, int slot) {
     float r[CHANNELS][kStates];
     if (stored) load_states(r, 0);
-    else checkpoint<RULE, T>(a, warp, g, first, channel, part).restore(r, order);
+    else saved_state<RULE, T>(a, warp, g, first, channel, part).restore(r, order);
     VL_ROLL for (int done = stored ? low : 0; done < low; done += RUN) {
       if (done) save_states(r, 0);
       VL_UNROLL for (int j = 0; j < RUN; j++) recompute_step(r, done + j);
@@ -262,7 +262,7 @@ template <int RULE, class T, int LANES> struct Backward {
 
   VL_DEVICE void finish() {
     if (!active) return;
-    const int64_t row = ((b * job.segments + warp.segment) * a.directions + g) * a.channels + d;
+    const int64_t row = ((b * job.num_segments + warp.segment) * a.directions + g) * a.channels + d;
     VL_UNROLL for (int c = 0; c < CHANNELS; c++) {
       if (a.dD && part == 0) ((float *)a.dD)[row + c] = dD[c];
       if (a.ddt_bias && part == 0) ((float *)a.ddt_bias)[row + c] = dbias[c];

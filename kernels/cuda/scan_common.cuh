@@ -5,21 +5,21 @@
 // directions of a sequence contribute to one result, one block processes all of them with up to two teams (warps): one
 // scans from the first step, the other from the last. The first team at a step stores its partial sum in the workspace,
 // the second one completes it. The teams synchronize once, in the middle. A scan that is split over time has one block
-// per segment of each sequence (scan_split.cuh).
+// per segment of each sequence (scan_segments.cuh).
 #pragma once
 #include <type_traits>
 #include "scan_stage.cuh"
 
 namespace vilonghorn {
 
-constexpr int kChunk = 8;     // steps between two checkpoints
-constexpr int kPadding = 64;  // checkpoints hold a multiple of this many channels
+constexpr int kChunk = 8;     // steps between two saved states
+constexpr int kPadding = 64;  // saved states hold a multiple of this many channels
 
 // The kernel argument: the caller's parameters and the launch geometry.
 struct Job {
   VlScan scan;
-  VlSplit split;
-  int segments;       // per sequence; 1 without a split
+  VlSegments segments;
+  int num_segments;   // per sequence; 1 if the scan is not split
   uint64_t reversed;  // bit g: direction g scans from the last step to the first
   float scale;        // of the sum over directions: 1 / directions with `mean`, else 1
   int tiles;          // tiles of channels
@@ -38,10 +38,10 @@ struct Warp {
     tile = blockIdx.x % job.tiles;
     unsigned rest = blockIdx.x / job.tiles;
     segment = begin = 0, length = (int)job.scan.length;
-    if (may_be_split && job.segments > 1) {
-      segment = rest % job.segments, rest /= job.segments;
-      begin = segment * (int)job.split.segment_steps, length -= begin;
-      if (segment + 1 < job.segments) length = (int)job.split.segment_steps;
+    if (may_be_split && job.num_segments > 1) {
+      segment = rest % job.num_segments, rest /= job.num_segments;
+      begin = segment * (int)job.segments.steps, length -= begin;
+      if (segment + 1 < job.num_segments) length = (int)job.segments.steps;
     }
     sequence = rest % (unsigned)job.scan.batch;
     direction = rest / (unsigned)job.scan.batch;
@@ -166,23 +166,23 @@ template <class T> struct StateRow {
   VL_DEVICE void move(int rows) { data += rows * size; }
 };
 
-// Checkpoints beside activations of type T. The exact rule takes small differences of a state, which bfloat16 would
+// Saved states beside activations of type T. The exact rule takes small differences of a state, which bfloat16 would
 // lose, and float16 has too short a range.
 template <int RULE, class T>
-using Checkpoint =
+using SavedState =
     StateRow<std::conditional_t<std::is_same_v<T, bfloat16> && RULE != VL_LONGHORN_EXACT, bfloat16, float>>;
 
 // The states before step `first` of a segment; `first` is a multiple of kChunk.
 template <int RULE, class T>
-VL_DEVICE Checkpoint<RULE, T> checkpoint(const VlScan &a, const Warp &warp, int g, int first, int channel, int part) {
+VL_DEVICE SavedState<RULE, T> saved_state(const VlScan &a, const Warp &warp, int g, int first, int channel, int part) {
   const int64_t chunks = (a.length + kChunk - 1) / kChunk, row = (g * a.batch + warp.sequence) * chunks;
-  return Checkpoint<RULE, T>(a.checkpoints, row + (warp.begin + first) / kChunk, a, channel, part);
+  return SavedState<RULE, T>(a.saved_states, row + (warp.begin + first) / kChunk, a, channel, part);
 }
 
 // The state (or its gradient) that a segment of a split scan starts from.
 VL_DEVICE StateRow<float> segment_start(const Job &job, const Warp &warp, int g, int channel) {
-  const int64_t row = (g * job.scan.batch + warp.sequence) * job.segments + warp.segment;
-  return StateRow<float>(job.split.starts, row, job.scan, channel, 0);
+  const int64_t row = (g * job.scan.batch + warp.sequence) * job.num_segments + warp.segment;
+  return StateRow<float>(job.segments.starts, row, job.scan, channel, 0);
 }
 
 }  // namespace vilonghorn

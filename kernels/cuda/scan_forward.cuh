@@ -36,7 +36,7 @@ template <int RULE, class T, int LANES> struct Forward {
   CopyTokens tokens;
   Copy x, dt, z;
   SumCopy sums;
-  Checkpoint<RULE, T> checkpoints;
+  SavedState<RULE, T> saved_states;
   bool writes;
   float s[CHANNELS][kStates], A[CHANNELS][kStates], D[CHANNELS], bias[CHANNELS];
   float gates[kStage][CHANNELS];  // of the current stage
@@ -49,7 +49,7 @@ template <int RULE, class T, int LANES> struct Forward {
         tokens(a.k, a.q, g, warp.sequence, warp.first(reversed), reversed, (int)a.states, job.wide_tokens, warp.lane),
         x(copy_of<T>(job, warp, a.x, g)), dt(copy_of<T>(job, warp, a.dt, g)), z(copy_of<T>(job, warp, a.z, g)),
         sums(copy_of<float>(job, warp, sums_of(a), g)),
-        checkpoints(checkpoint<RULE, T>(a, warp, g, 0, warp.tile * TILE + column, part)) {
+        saved_states(saved_state<RULE, T>(a, warp, g, 0, warp.tile * TILE + column, part)) {
     const int channels = (int)a.channels, channel = warp.tile * TILE + column;
     const bool active = channel < channels;
     const int d = active ? channel : 0;  // inactive lanes compute channel 0 and write nothing
@@ -64,7 +64,7 @@ template <int RULE, class T, int LANES> struct Forward {
         A[c][n] = RULE == VL_MAMBA && state < a.states ? ((const float *)a.A)[row * a.states + state] * kLog2e : 0.f;
       }
     }
-    if (LANES == 1 && job.segments > 1) segment_start(job, warp, g, channel).restore(s, 0);
+    if (LANES == 1 && job.num_segments > 1) segment_start(job, warp, g, channel).restore(s, 0);
     const int64_t sequence = (a.mean ? 0 : g * a.batch) + warp.sequence;
     at = (sequence * a.length + warp.first(reversed)) * channels + d;
     at_step = reversed ? -channels : channels;
@@ -134,7 +134,7 @@ template <int RULE, class T, int LANES> struct Forward {
     VL_UNROLL for (int u = 0; u < kStage; u++) VL_UNROLL for (int c = 0; c < CHANNELS; c++) gates[u][c] =
         gate<RULE>(dts[u][c] + bias[c], norms[u]).value;
     sync_warp();  // before the next copies
-    if (a.checkpoints && first % kChunk == 0) checkpoints.save(s), checkpoints.move(1);
+    if (a.saved_states && first % kChunk == 0) saved_states.save(s), saved_states.move(1);
   }
 
   template <bool FINISHES> VL_DEVICE void all_steps(int buffer, bool adds) {

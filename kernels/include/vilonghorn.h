@@ -1,6 +1,6 @@
 /* The C interface of the kernels: plain structs of pointers and strides, without torch or Python.
  *
- * Shapes: G directions, B batch, L length, D channels, N states, S channel splits, R dt_rank, P = R + 2 N.
+ * Shapes: G directions, B batch, L length, D channels, H heads, N states, S channel splits, R dt_rank, P = R + 2 N.
  * Inputs (VlInput) have strides in elements; their last dimension is contiguous. A null pointer means that an
  * optional tensor is absent. Activations (x, dt, k, q, z, y, dy, dx, ddt, dz) have type `dtype`. Unless a field says
  * otherwise, all other tensors are contiguous, and double when dtype is VL_FLOAT64, else float. The CUDA library
@@ -10,10 +10,14 @@
 #define VILONGHORN_H
 #include <stdint.h>
 
-enum { VL_ABI = 15 }; /* Increase it with every change of a struct, function or tensor: the caller compares it. */
-enum { VL_LONGHORN = 0, VL_LONGHORN_EXACT = 1, VL_MAMBA = 2 };
+enum { VL_ABI = 16 }; /* Increase it with every change of a struct, function or tensor: the caller compares it. */
+/* VL_NONE, without a recurrence, is for VlMambaInner and VlBlock on the CPU: y is the mean over the directions of the
+ * convolution with SiLU, times silu(z). x_proj, dt_proj, dt_bias, A and D are absent; states, dt_rank and heads are 0.
+ */
+enum { VL_LONGHORN = 0, VL_LONGHORN_EXACT = 1, VL_MAMBA = 2, VL_NONE = 3 };
 enum { VL_FLOAT32 = 0, VL_FLOAT64 = 1, VL_BFLOAT16 = 2, VL_FLOAT16 = 3 };
 enum { VL_MAX_STATES = 64 };
+enum { VL_UNKNOWN_RULE = -1 }; /* what a function returns that does not implement the rule */
 
 typedef struct {
   const void *data;
@@ -22,7 +26,7 @@ typedef struct {
 
 typedef struct {
   int64_t directions, batch, length, channels, states;
-  int64_t chunk;          /* steps between two checkpoints */
+  int64_t chunk;          /* steps between two saved states */
   int64_t channel_splits; /* number of jobs that share the channels of a sequence */
   int32_t rule, mean;     /* mean: y is the mean over the directions */
   int32_t dtype, threads;
@@ -32,7 +36,7 @@ typedef struct {
   const void *A;           /* (G, D, N), VL_MAMBA only */
   const void *D, *dt_bias; /* (G, D), optional */
   void *y;                 /* (G, B, L, D), with mean (B, L, D). CPU backward with z and mean: optional float output */
-  void *checkpoints;       /* (G, B, ceil(L / chunk), N, padded D), private layout; optional in forward; CUDA: bfloat16
+  void *saved_states;      /* (G, B, ceil(L / chunk), N, padded D), private layout; optional in forward; CUDA: bfloat16
                               for VL_BFLOAT16 except with VL_LONGHORN_EXACT, else float */
   void *accumulator;       /* (B, L, D) float workspace where G > 1; in a mixer's backward (B, L, 2 D), for dx and dz;
                               in CUDA backward (B, L, dz_step).
@@ -48,14 +52,14 @@ typedef struct {
   void *partials;           /* CUDA: vl_cuda_scan_partials() floats of workspace */
 } VlScan;
 
-/* How the CUDA library splits a scan of VL_SPLIT_STATES states over time: into segments of `segment_steps` image steps,
- * a multiple of `chunk`; the last segment may be shorter. 0 means no split. */
-enum { VL_SPLIT_STATES = 16 };
+/* How the CUDA library splits a scan of VL_SEGMENT_STATES states over time: into segments of `steps` image steps, a
+ * multiple of `chunk`; the last segment may be shorter. 0 means no split. */
+enum { VL_SEGMENT_STATES = 16 };
 typedef struct {
-  int64_t segment_steps;
+  int64_t steps;
   void *summaries; /* (G, B, segments, runs, N, padded D) float; runs: 17 for VL_LONGHORN_EXACT, else 2 */
   void *starts;    /* (G, B, segments, N, padded D) float */
-} VlSplit;
+} VlSegments;
 
 /* A convolution over a grid of patches, with zeros around it. The tokens are the patches in raster order; a further one
  * is a class token before patch rows * columns / 2, of which only the middle tap is used. */
@@ -63,21 +67,23 @@ typedef struct {
   int64_t rows, columns;    /* rows 0: no grid, the convolution is causal */
   int64_t height;           /* of the filter, odd; its width is odd too */
   const int32_t *neighbors; /* set by the CPU library: (L, d_conv), 1 + the token under a tap, 0 for none */
-} VlGrid;
+} VlConvGrid;
 
 /* A mixer without its input and output projections: convolution with SiLU, x_proj, dt_proj, scan, gate.
  * scan.x is the input of the convolution, with direction stride 0. scan.dt, k, q and their gradients are absent. With
- * channel_splits > 1, scan.dx is a float workspace for the gradient of the convolution's output, (G, B, L, D). */
+ * channel_splits > 1, scan.dx is a float workspace for the gradient of the convolution's output, (G, B, L, D). The
+ * channels of a head, D / H consecutive ones, share the rows of dt_proj and of scan.dt_bias, which is (G, H). */
 typedef struct {
   VlScan scan;
-  int64_t d_conv, dt_rank;
-  VlGrid grid;
+  int64_t d_conv, dt_rank, num_heads;
+  VlConvGrid conv_grid;
   const void
       *conv_weight; /* (G, D, d_conv): the last tap applies to the current step; with a grid (G, D, height, width) */
-  const void *conv_bias; /* (G, D) */
-  const void *x_proj;    /* (G, P, D): rows of the low-rank dt, k and q */
-  const void *dt_proj;   /* (G, D, R) */
-  void *projected;       /* (G, B, L, P): written by forward, read by backward */
+  const void *conv_bias;   /* (G, D) */
+  const void *x_proj;      /* (G, P, D): rows of the low-rank dt, k and q */
+  const void *dt_proj;     /* (G, H, R) */
+  const void *drop_scales; /* (B), optional: factors of y */
+  void *projected;         /* (G, B, L, P): written by forward, read by backward */
   /* backward only */
   void *dprojected;                                     /* (S, G, B, L, P): workspace */
   void *dx;                                             /* (B, L, D), with token stride scan.dz_step */
@@ -89,11 +95,11 @@ typedef struct {
   int64_t channel_splits;
   int32_t dtype, threads;
   const uint8_t *reverse;
-  VlInput x;          /* (B, L, D): direction stride 0 */
-  VlGrid grid;        /* CUDA: for a filter of 3 x 3, whose weight is (G, D, 3, 3); `reverse` is not used then */
-  const void *weight; /* (G, D, d_conv): the last tap applies to the current step */
-  const void *bias;   /* (G, D) */
-  void *y;            /* (G, B, L, D) */
+  VlInput x;            /* (B, L, D): direction stride 0 */
+  VlConvGrid conv_grid; /* CUDA: for a filter of 3 x 3, whose weight is (G, D, 3, 3); `reverse` is not used then */
+  const void *weight;   /* (G, D, d_conv): the last tap applies to the current step */
+  const void *bias;     /* (G, D) */
+  void *y;              /* (G, B, L, D) */
   /* backward only */
   VlInput dy;
   void *dx;              /* (B, L, D) */
@@ -134,47 +140,40 @@ typedef struct {
   int32_t bf16_parts;  /* bfloat16 values, 1 or 2, whose sum stands for a float of a and b; 0, and without AMX: float */
 } VlGemm;
 
-/* A float residual block: out = x + inner(norm(x) in_proj^T) out_proj^T, or without "x +". */
+/* A float residual block: mid = x + inner(norm(x) in_proj^T) out_proj^T, then with a gated MLP of `hidden` channels
+ * out = mid + (silu(g) * v) mlp_out_proj^T with (g, v) = norm(mid) mlp_in_proj^T, else out = mid. drop_scales are
+ * factors of what a sample adds to the stream. */
 typedef struct {
   int64_t batch, length, dim;
-  int64_t directions, channels, states, d_conv, dt_rank, chunk, channel_splits; /* as in VlMambaInner */
-  int32_t rule, residual;
-  int32_t threads, bf16_parts; /* bf16_parts: as in VlGemm */
-  double eps;
-  VlGrid grid; /* as in VlMambaInner */
+  int64_t directions, channels, states, d_conv, dt_rank, num_heads, chunk, channel_splits; /* as in VlMambaInner */
+  int64_t hidden;                                                                          /* 0: no MLP */
+  int32_t rule, threads, bf16_parts; /* bf16_parts: as in VlGemm */
+  int32_t save;                      /* not 0: forward writes what backward reads */
+  double eps, mlp_eps;
+  VlConvGrid conv_grid; /* as in VlMambaInner */
   const uint8_t *reverse;
   const void *x;                                                            /* (B, L, dim) */
   const void *norm_weight;                                                  /* (dim) */
   const void *in_proj;                                                      /* (2 D, dim) */
   const void *conv_weight, *conv_bias, *x_proj, *dt_proj, *dt_bias, *A, *D; /* as in VlMambaInner */
   const void *out_proj;                                                     /* (dim, D) */
-  void *out;                                                                /* (B, L, dim) */
-  void *xz, *projected, *checkpoints; /* written by forward, read by backward; xz: (B, L, 2 D), others as above;
-                                         without checkpoints what xz holds is undefined */
-  /* backward only */
-  const void *dout; /* (B, L, dim) */
-  void *dx;
-  void *dnorm_weight, *din_proj, *dconv_weight, *dconv_bias, *dx_proj, *ddt_proj, *ddt_bias, *dA, *dD, *dout_proj;
+  const void *mlp_norm_weight;                                              /* (dim) */
+  const void *mlp_in_proj;                                                  /* (2 hidden, dim): rows of g, then v */
+  const void *mlp_out_proj;                                                 /* (dim, hidden) */
+  const void *drop_scales; /* (1 + (hidden > 0), B), optional: of the mixer, of the MLP */
+  void *out;               /* (B, L, dim); with an MLP it may be x */
+  void *xz, *projected;    /* (B, L, 2 D), (G, B, L, P) */
+  void *saved_states;      /* as in VlScan; with `save` */
+  void *mid;               /* (B, L, dim); with an MLP */
+  void *gv;                /* (B, L, 2 hidden); with an MLP and `save` */
+  /* backward only: the gradient of out, and those of the tensors. Those of in_proj, out_proj, mlp_in_proj and
+   * mlp_out_proj are optional. */
+  const void *dout;
+  void *dx, *dnorm_weight, *din_proj, *dconv_weight, *dconv_bias, *dx_proj, *ddt_proj, *ddt_bias, *dA, *dD, *dout_proj;
+  void *dmlp_norm_weight, *dmlp_in_proj, *dmlp_out_proj;
   /* forward only */
   const void *in_proj_scale, *out_proj_scale; /* (2 D), (dim), both optional: that weight is int8, as b of VlGemm */
 } VlBlock;
-
-/* A float gated MLP: out = x + (silu(g) * v) out_proj^T with (g, v) = norm(x) in_proj^T, or without "x +". */
-typedef struct {
-  int64_t tokens, dim, hidden;
-  int32_t residual, threads, bf16_parts; /* bf16_parts: as in VlGemm */
-  double eps;
-  const void *x;           /* (tokens, dim) */
-  const void *norm_weight; /* (dim) */
-  const void *in_proj;     /* (2 hidden, dim): rows of g, then v */
-  const void *out_proj;    /* (dim, hidden) */
-  void *out;               /* (tokens, dim) */
-  void *gv;                /* (tokens, 2 hidden): written by forward, read by backward; optional in forward */
-  /* backward only */
-  const void *dout;           /* (tokens, dim) */
-  void *dx, *dnorm_weight;    /* (tokens, dim), (dim) */
-  void *din_proj, *dout_proj; /* like the weights, optional */
-} VlMlp;
 
 #ifdef _WIN32
 #define VL_EXPORT __declspec(dllexport)
@@ -187,39 +186,39 @@ extern "C" {
 VL_EXPORT int vl_abi(void); /* VL_ABI of this library */
 
 /* The CPU library. isa: index of an instruction set, -1 for the best one that this processor supports. Functions that
- * return int return 0, or 1 if the instruction set is not available or memory ran out; outputs are then undefined. */
-VL_EXPORT int vl_levels(void);                /* number of instruction sets in this build, ascending */
-VL_EXPORT const char *vl_level_name(int isa); /* "v2", "v3", "v4", "vnni" (v4 and AVX512_VNNI), "amx" (vnni and
-                                                 AMX_BF16) on x86-64, else "generic" */
-VL_EXPORT int vl_level_runs(int isa);         /* not 0 if this processor supports it */
+ * return int return 0, VL_UNKNOWN_RULE, or 1 if the instruction set is not available or memory ran out; outputs are
+ * then undefined. */
+VL_EXPORT int vl_isas(void);                /* number of instruction sets in this build, ascending */
+VL_EXPORT const char *vl_isa_name(int isa); /* "v2", "v3", "v4", "vnni" (v4 and AVX512_VNNI), "amx" (vnni and
+                                               AMX_BF16) on x86-64, else "generic" */
+VL_EXPORT int vl_isa_runs(int isa);         /* not 0 if this processor supports it */
 VL_EXPORT int64_t vl_multiply_adds(int isa, int64_t rounds); /* runs multiply-adds; returns their number */
 VL_EXPORT const char *vl_threading(void); /* "gomp" where torch's OpenMP threads are used, else "std" */
 VL_EXPORT int vl_scan_forward(const VlScan *, int isa);
 VL_EXPORT int vl_scan_backward(const VlScan *, int isa);
 VL_EXPORT int vl_conv_forward(const VlConv *, int isa);
 VL_EXPORT int vl_conv_backward(const VlConv *, int isa);
-VL_EXPORT int vl_mix_forward(const VlMambaInner *, int isa);
-VL_EXPORT int vl_mix_backward(const VlMambaInner *, int isa);
+VL_EXPORT int vl_mamba_inner_forward(const VlMambaInner *, int isa);
+VL_EXPORT int vl_mamba_inner_backward(const VlMambaInner *, int isa);
 VL_EXPORT int vl_norm_forward(const VlNorm *, int isa);
 VL_EXPORT int vl_norm_backward(const VlNorm *, int isa);
 VL_EXPORT int vl_matmul(const VlGemm *, int isa);
 /* stage: the index of one stage in block.cpp, -1 for all stages. */
 VL_EXPORT int vl_block_forward(const VlBlock *, int stage, int isa);
 VL_EXPORT int vl_block_backward(const VlBlock *, int stage, int isa);
-VL_EXPORT int vl_mlp_forward(const VlMlp *, int isa);
-VL_EXPORT int vl_mlp_backward(const VlMlp *, int isa);
-/* Forward without a backward. The library sets chunk, channel_splits, xz and projected. */
+/* Forward without a backward. The library sets chunk, channel_splits, xz, projected and mid. */
 VL_EXPORT int vl_scan_infer(const VlScan *, int isa);
 VL_EXPORT int vl_block_infer(const VlBlock *, int isa);
 
 /* The CUDA library. All tensors are in device memory and not empty. In a scan x, dt, z and dy are aligned to two
  * elements, their strides and the channels are even, their step strides are below 2^31, and there are at most 64
- * directions. Kernels are queued on `stream`. Functions that return int return 0 or an error of the CUDA runtime. */
+ * directions. Kernels are queued on `stream`. Functions that return int return 0, VL_UNKNOWN_RULE or an error of the
+ * CUDA runtime. */
 VL_EXPORT int vl_cuda_check(int device); /* an error if the device cannot run this build */
 VL_EXPORT const char *vl_cuda_error(int error);
-VL_EXPORT int64_t vl_cuda_scan_partials(const VlScan *, const VlSplit *); /* the size of `partials` */
-VL_EXPORT int vl_cuda_scan_forward(const VlScan *, const VlSplit *, int device, void *stream);
-VL_EXPORT int vl_cuda_scan_backward(const VlScan *, const VlSplit *, int device, void *stream);
+VL_EXPORT int64_t vl_cuda_scan_partials(const VlScan *, const VlSegments *); /* the size of `partials` */
+VL_EXPORT int vl_cuda_scan_forward(const VlScan *, const VlSegments *, int device, void *stream);
+VL_EXPORT int vl_cuda_scan_backward(const VlScan *, const VlSegments *, int device, void *stream);
 /* The convolution takes every alignment, stride and number of directions. Aligned to 16 bytes it is fastest. */
 VL_EXPORT int64_t vl_cuda_conv_rows(const VlConv *); /* the number of rows of `partials` */
 VL_EXPORT int vl_cuda_conv_forward(const VlConv *, int device, void *stream);

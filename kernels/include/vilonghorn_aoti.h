@@ -77,9 +77,9 @@ struct Options {
   std::vector<uint8_t> reverse;
 
   Options(const std::string &name, const int64_t *flags, int64_t directions) : reverse(flags, flags + directions) {
-    const std::string rules[] = {"longhorn", "longhorn_exact", "mamba"};  // VL_LONGHORN, ...
-    while (rule < 3 && rules[rule] != name) rule++;
-    if (rule == 3) fail("rule is " + name + ", expected longhorn, longhorn_exact or mamba");
+    const std::string rules[] = {"longhorn", "longhorn_exact", "mamba", "none"};  // VL_LONGHORN, ...
+    while (rule < 4 && rules[rule] != name) rule++;
+    if (rule == 4) fail("rule is " + name + ", expected longhorn, longhorn_exact, mamba or none");
     uint32_t count = 1;
     AOTI_TORCH_ERROR_CODE_CHECK(torch_get_num_threads(&count));
     threads = count;
@@ -87,6 +87,7 @@ struct Options {
 };
 
 void run(int failed) {
+  if (failed == VL_UNKNOWN_RULE) fail("the kernels do not implement this rule");
   if (failed) fail("out of memory, or no instruction set that runs here");
 }
 }  // namespace
@@ -94,28 +95,37 @@ void run(int failed) {
 
 [[maybe_unused]] static AOTITorchError aoti_torch_cpu_block(
     AtenTensorHandle x, AtenTensorHandle norm_weight, AtenTensorHandle in_proj, AtenTensorHandle conv_weight,
-    AtenTensorHandle conv_bias, AtenTensorHandle x_proj, AtenTensorHandle dt_proj, AtenTensorHandle dt_bias,
-    const AtenTensorHandle *A, AtenTensorHandle D, AtenTensorHandle out_proj, const char *rule, const int64_t *reverse,
-    int64_t directions, double eps, int32_t residual, int32_t bf16, const int64_t *, int64_t grid, int32_t,
-    AtenTensorHandle *out, AtenTensorHandle *xz, AtenTensorHandle *projected, AtenTensorHandle *checkpoints) {
+    AtenTensorHandle conv_bias, const AtenTensorHandle *x_proj, const AtenTensorHandle *dt_proj,
+    const AtenTensorHandle *dt_bias, const AtenTensorHandle *A, const AtenTensorHandle *D, AtenTensorHandle out_proj,
+    const AtenTensorHandle *mlp_norm_weight, const AtenTensorHandle *mlp_in_proj, const AtenTensorHandle *mlp_out_proj,
+    const AtenTensorHandle *drop_scales, const char *rule, const int64_t *reverse, int64_t directions, double eps,
+    double mlp_eps, int32_t bf16, const int64_t *conv_grid, int64_t grid_sizes, int32_t, AtenTensorHandle *out,
+    AtenTensorHandle *xz, AtenTensorHandle *projected, AtenTensorHandle *saved_states, AtenTensorHandle *mid,
+    AtenTensorHandle *gv) {
   using namespace vilonghorn;
-  if (grid) fail("an exported block has no convolution over a grid: compose it of its parts");
   const Tensor in(x), norm(norm_weight), wide(in_proj), conv(conv_weight), bias(conv_bias), low(x_proj), rise(dt_proj),
-      step(dt_bias), decay(A), skip(D), narrow(out_proj);
+      step(dt_bias), decay(A), skip(D), narrow(out_proj), mlp_norm(mlp_norm_weight), mlp_wide(mlp_in_proj),
+      mlp_narrow(mlp_out_proj), drop(drop_scales);
   const Options options(rule, reverse, directions);
-  RAIIAtenTensorHandle y = empty(in.sizes), none[3] = {empty({0}), empty({0}), empty({0})};
+  RAIIAtenTensorHandle y = empty(in.sizes);
   VlBlock b = {};
   b.batch = in.sizes[0], b.length = in.sizes[1], b.dim = in.sizes[2];
-  b.directions = directions, b.channels = conv.sizes[1], b.d_conv = conv.sizes[2], b.dt_rank = rise.sizes[2];
-  b.states = (low.sizes[1] - b.dt_rank) / 2;
-  b.rule = options.rule, b.residual = residual, b.threads = options.threads, b.eps = eps;
-  b.bf16_parts = bf16 ? 1 : 0;
+  b.directions = directions, b.channels = conv.sizes[1], b.d_conv = conv.sizes[2];
+  if (rise.data) {
+    b.num_heads = rise.sizes[1], b.dt_rank = rise.sizes[2];
+    b.states = (low.sizes[1] - b.dt_rank) / 2;
+  }
+  b.hidden = mlp_narrow.data ? mlp_narrow.sizes[1] : 0;
+  b.rule = options.rule, b.threads = options.threads, b.eps = eps, b.mlp_eps = mlp_eps, b.bf16_parts = bf16 ? 1 : 0;
+  if (grid_sizes) b.conv_grid = {conv_grid[0], conv_grid[1], conv_grid[2], nullptr};
   b.reverse = options.reverse.data();
   b.x = in.data, b.norm_weight = norm.data, b.in_proj = wide.data, b.conv_weight = conv.data, b.conv_bias = bias.data;
   b.x_proj = low.data, b.dt_proj = rise.data, b.dt_bias = step.data, b.A = decay.data, b.D = skip.data;
-  b.out_proj = narrow.data, b.out = y.data_ptr();
+  b.out_proj = narrow.data, b.mlp_norm_weight = mlp_norm.data, b.mlp_in_proj = mlp_wide.data;
+  b.mlp_out_proj = mlp_narrow.data, b.drop_scales = drop.data, b.out = y.data_ptr();
   run(kernel<decltype(vl_block_infer)>("vl_block_infer")(&b, -1));
-  *out = y.release(), *xz = none[0].release(), *projected = none[1].release(), *checkpoints = none[2].release();
+  *out = y.release();
+  for (AtenTensorHandle *saved : {xz, projected, saved_states, mid, gv}) *saved = empty({0}).release();
   return AOTI_TORCH_SUCCESS;
 }
 
@@ -125,7 +135,7 @@ void run(int failed) {
                                                            const AtenTensorHandle *dt_bias, const char *rule,
                                                            const int64_t *reverse, int64_t directions,
                                                            const char *reduce, const char **, int32_t,
-                                                           AtenTensorHandle *out, AtenTensorHandle *checkpoints) {
+                                                           AtenTensorHandle *out, AtenTensorHandle *saved_states) {
   using namespace vilonghorn;
   const Tensor values(x, true), steps(dt, true), keys(k, true), queries(q, true), gate(z, true), decay(A), skip(D),
       bias(dt_bias);
@@ -139,6 +149,6 @@ void run(int failed) {
   s.x = values.input(), s.dt = steps.input(), s.k = keys.input(), s.q = queries.input(), s.z = gate.input();
   s.A = decay.data, s.D = skip.data, s.dt_bias = bias.data, s.y = y.data_ptr();
   run(kernel<decltype(vl_scan_infer)>("vl_scan_infer")(&s, -1));
-  *out = y.release(), *checkpoints = none.release();
+  *out = y.release(), *saved_states = none.release();
   return AOTI_TORCH_SUCCESS;
 }

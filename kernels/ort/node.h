@@ -17,7 +17,7 @@ namespace {
 
 // Increase it with every change of an operator's inputs, attributes or meaning. Equals INTERFACE in
 // vilonghorn/export/native.py, which writes it into every node.
-constexpr int64_t kInterface = 1;
+constexpr int64_t kInterface = 2;
 constexpr int64_t kMaxConv = 64;      // as in vilonghorn/ops/validate.py
 constexpr uint32_t kApiVersion = 17;  // of onnxruntime: the first with KernelContext_ParallelFor
 
@@ -49,9 +49,9 @@ class Node {
            text(info, "version") + "; this library, of vilonghorn " VILONGHORN_VERSION ", has interface " +
            std::to_string(kInterface) + ". Load the library of that version, or export the model again");
     const std::string given = text(info, "rule"),
-                      rules[] = {"longhorn", "longhorn_exact", "mamba"};  // VL_LONGHORN, ...
-    while (rule < 3 && rules[rule] != given) rule++;
-    if (rule == 3) fail("rule is '" + given + "', expected longhorn, longhorn_exact or mamba");
+                      rules[] = {"longhorn", "longhorn_exact", "mamba", "none"};  // VL_LONGHORN, ...
+    while (rule < 4 && rules[rule] != given) rule++;
+    if (rule == 4) fail("rule is '" + given + "', expected longhorn, longhorn_exact, mamba or none");
     size_t count = 0;
     check(api.KernelInfoGetAttributeArray_int64(info, "reverse", nullptr, &count));
     std::vector<int64_t> flags(count);

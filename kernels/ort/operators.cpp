@@ -4,40 +4,34 @@
 
 namespace {
 
-// `vilonghorn.ops.block`. INT8: in_proj and out_proj are int8, with a scale for each row.
+// `vilonghorn.ops.block` without its MLP. INT8: in_proj and out_proj are int8, with a scale for each row.
 template <bool INT8> struct Block : Node {
   static constexpr const char *kName = INT8 ? "BlockInt8" : "Block";
-  static constexpr Input kInputs[] = {{"x", "BLE"},
-                                      {"norm_weight", "E"},
-                                      {"in_proj", "WE", false, INT8},
-                                      {"conv_weight", "GDK"},
-                                      {"conv_bias", "GD"},
-                                      {"x_proj", "GPD"},
-                                      {"dt_proj", "GDR"},
-                                      {"dt_bias", "GD"},
-                                      {"A", "GDN", true},
-                                      {"D", "GD"},
-                                      {"out_proj", "ED", false, INT8},
-                                      {"in_proj_scale", "W"},
-                                      {"out_proj_scale", "E"}};
+  static constexpr Input kInputs[] = {
+      {"x", "BLE"},           {"norm_weight", "E"},    {"in_proj", "WE", false, INT8},  {"conv_weight", "GDK"},
+      {"conv_bias", "GD"},    {"x_proj", "GPD", true}, {"dt_proj", "GHR", true},        {"dt_bias", "GH", true},
+      {"A", "GDN", true},     {"D", "GD", true},       {"out_proj", "ED", false, INT8}, {"in_proj_scale", "W"},
+      {"out_proj_scale", "E"}};
   static constexpr size_t kNumInputs = INT8 ? 13 : 11;
   float eps = 0;
-  bool residual;
 
   Block(const OrtApi &api, const OrtKernelInfo *info) : Node(kName, api, info) {
     check(api.KernelInfoGetAttribute_float(info, "eps", &eps));
-    residual = integer(info, "residual");
   }
   int run(OrtKernelContext *context, int threads) const {
     Sizes n;
     const std::vector<const void *> in = read(kInputs, kNumInputs, context, n);
     const int64_t states = (n['P'] - n['R']) / 2;
-    if (n['W'] != 2 * n['D'] || n['P'] != n['R'] + 2 * states || states < 1 || (n['N'] && n['N'] != states))
-      fail("in_proj has " + std::to_string(n['W']) + " rows and x_proj " + std::to_string(n['P']) +
-           ", which do not fit D = " + std::to_string(n['D']) + ", R = " + std::to_string(n['R']) + " and A");
+    const bool has_all = in[5] && in[6] && in[7] && in[9] && !in[8] == (rule != VL_MAMBA);
+    const bool fits =
+        has_all && n['P'] == n['R'] + 2 * states && states >= 1 && n['D'] % n['H'] == 0 && (!in[8] || n['N'] == states);
+    if (n['W'] != 2 * n['D'] || !(rule == VL_NONE ? !in[5] : fits))
+      fail("in_proj has " + std::to_string(n['W']) + " rows, x_proj " + std::to_string(n['P']) + " and dt_proj " +
+           std::to_string(n['H']) + ", which do not fit the rule, D = " + std::to_string(n['D']) +
+           ", R = " + std::to_string(n['R']) + " and A");
     VlBlock b = {};
     b.batch = n['B'], b.length = n['L'], b.dim = n['E'], b.directions = n['G'], b.channels = n['D'], b.states = states;
-    b.d_conv = n['K'], b.dt_rank = n['R'], b.rule = rule, b.residual = residual, b.threads = threads, b.eps = eps,
+    b.d_conv = n['K'], b.dt_rank = n['R'], b.num_heads = n['H'], b.rule = rule, b.threads = threads, b.eps = eps;
     b.reverse = reverse.data();
     b.x = in[0], b.norm_weight = in[1], b.in_proj = in[2], b.conv_weight = in[3], b.conv_bias = in[4];
     b.x_proj = in[5], b.dt_proj = in[6], b.dt_bias = in[7], b.A = in[8], b.D = in[9], b.out_proj = in[10];

@@ -116,9 +116,9 @@ def test_bounds_follow_the_rates_of_the_rounds():
     assert found == dict(compute_bound_ms=None, memory_bound_ms=[moved / 1e6, moved / 2e6])
 
 
-@pytest.mark.skipif(not kernels.isa_levels(), reason="the CPU kernels are not built")
+@pytest.mark.skipif(not kernels.isas(), reason="the CPU kernels are not built")
 def test_roofline_candidates_do_the_work_that_they_state():
-    level, _ = list(kernels.isa_levels().items())[-1]
+    level, _ = list(kernels.isas().items())[-1]
     lanes = {"v2": 4, "v3": 8, "v4": 16, "vnni": 16, "amx": 16, "generic": 4}[level]
     found = candidates.roofline_candidates(WORKLOAD, "cpu", threads=2)
     work, make = found[candidates.MULTIPLY_ADDS]

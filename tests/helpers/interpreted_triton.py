@@ -13,7 +13,7 @@ from oracle import compare, heads_inputs, heads_oracle, inputs, oracle, value_an
 from torch.utils.flop_counter import FlopCounterMode
 
 from vilonghorn.ops import scan
-from vilonghorn.ops.backends import splits
+from vilonghorn.ops.backends import segments
 from vilonghorn.ops.backends import triton as triton_backend
 from vilonghorn.ops.chunked import scan_chunked
 
@@ -60,7 +60,7 @@ def poisoned_memory(monkeypatch):
 @pytest.fixture
 def split(monkeypatch):
     """Has every scan split over time into a number of segments."""
-    return lambda count: monkeypatch.setattr(splits, "num_segments", lambda args, device: count)
+    return lambda count: monkeypatch.setattr(segments, "num_segments", lambda args, device: count)
 
 
 def run(values, **options):

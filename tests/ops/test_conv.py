@@ -37,10 +37,10 @@ def test_values_and_gradients_agree_with_torchs_convolution(shape, dtype, tolera
 
 
 @pytest.mark.skipif(native.unavailable("cpu") is not None, reason="native CPU library not built")
-@pytest.mark.parametrize("isa", native.isa_levels())
+@pytest.mark.parametrize("isa", native.isas())
 @pytest.mark.parametrize("d_conv", [4, 3])
 def test_every_instruction_set_agrees_with_torchs_convolution(d_conv, isa):
-    with mock.patch.object(native, "_isa", native.isa_levels()[isa]):
+    with mock.patch.object(native, "_isa", native.isas()[isa]):
         compare(conv_silu, conv_inputs(2, 2, 21, 37, d_conv), 1e-6, truth=convolution, reverse=(True, False))
 
 

@@ -35,10 +35,10 @@ def test_agrees_with_float64(shape, dtype):
 
 
 @fused
-@pytest.mark.parametrize("isa", native.isa_levels())
+@pytest.mark.parametrize("isa", native.isas())
 @pytest.mark.parametrize("channels", [16, 41])
 def test_every_instruction_set_agrees_with_float64(channels, isa):
-    with mock.patch.object(native, "_isa", native.isa_levels()[isa]):
+    with mock.patch.object(native, "_isa", native.isas()[isa]):
         compare(rms_norm, inputs(9, channels), 1e-6, truth=truth)
 
 

@@ -48,12 +48,12 @@ def test_a_backend_agrees_with_the_oracle_at_the_size_of_an_image(rule, backend)
 
 
 @needs_native
-@pytest.mark.parametrize("isa", native.isa_levels())
+@pytest.mark.parametrize("isa", native.isas())
 @pytest.mark.parametrize("states", [16, 3])
 @pytest.mark.parametrize("rule", KERNEL_RULES)
 def test_every_instruction_set_agrees_with_the_oracle(rule, states, isa):
     values = inputs(2, 2, 37, 41, states, rule=rule)
-    with mock.patch.object(native, "_isa", native.isa_levels()[isa]):
+    with mock.patch.object(native, "_isa", native.isas()[isa]):
         compare(partial(scan, backend="cpu"), values, 1e-6, rule=rule, reverse=(False, True), reduce="mean")
 
 

@@ -172,7 +172,7 @@ def roofline_candidates(workload: Workload, device: str, threads: int) -> dict[s
     On a CPU multiply-adds in registers; on every device a copy of as many bytes as the scan moves.
     """
     moved, found = scan_bytes("longhorn", False, workload, device), {}
-    if device == "cpu" and (levels := kernels.isa_levels()):
+    if device == "cpu" and (levels := kernels.isas()):
         best = max(levels.values())
         work = threads * LOOP_ROUNDS * kernels.multiply_adds(1, best)
         found[MULTIPLY_ADDS] = work, partial(multiply_add_steps, threads, best)

@@ -18,7 +18,7 @@ from .weights import quantize
 
 DOMAIN = "vilonghorn"
 OPSET_VERSION = 1
-INTERFACE = 1  # kInterface of kernels/ort/node.h, which explains it
+INTERFACE = 2  # kInterface of kernels/ort/node.h, which explains it
 AOTI_LIBRARY = "vilonghorn.kernels"  # in a package of AOTInductor, which takes a name in .so for that of the model
 
 

@@ -40,8 +40,8 @@ class Tokens(NamedTuple):
 
     def chunks(self) -> Iterator["Tokens"]:
         """CHUNK tokens at a time."""
-        for parts in zip(*(t.split(CHUNK) for t in self[:4])):
-            yield Tokens(*parts, self.A)
+        for start in range(0, len(self.x), CHUNK):
+            yield Tokens(*(t[start : start + CHUNK] for t in self[:4]), self.A)
 
 
 def prepare(args: ScanArguments) -> Tokens:
@@ -85,7 +85,7 @@ def forward(args: ScanArguments, save: bool) -> tuple[Tensor, Tensor]:
         saved.append(state)
         state, y = run_tokens(args.rule, state, chunk)
         outputs.append(y)
-    states = torch.stack(saved).flatten() if save and len(tokens.x) else state.new_empty(0)
+    states = torch.stack(saved).flatten() if save and saved else state.new_empty(0)
     return finish(torch.cat(outputs), args).contiguous(), states
 
 
@@ -99,7 +99,8 @@ def backward(dy: Tensor, args: ScanArguments, saved_states: Tensor) -> tuple[Ten
     inputs = tuple(args[i] for i in given)
     tokens, prepare_vjp = vjp(lambda *inputs: _present(prepare(with_inputs(inputs))), *inputs)
     tokens = Tokens(*tokens, *[None] * (5 - len(tokens)))
-    chunks, states = list(tokens.chunks()), saved_states.view(-1, *tokens.initial_state().shape)
+    chunks = list(tokens.chunks())
+    states = saved_states.view(len(chunks), *tokens.initial_state().shape)
     y = torch.cat([tokens.x[:0], *(run_tokens(args.rule, *pair)[1] for pair in zip(states, chunks))])
     dy_read, *direct = vjp(lambda y, *inputs: finish(y, with_inputs(inputs)), y, *inputs)[1](dy)
 

@@ -58,7 +58,7 @@ def machine(device: str = "cpu") -> dict[str, object]:
 
 def report() -> dict[str, Any]:
     """All that `vilonghorn env` prints, as plain values by topic."""
-    levels = [*cpu.isa_levels()]
+    levels = [*cpu.isas()]
     libraries = {name: open_library(name, "a compiler")[0] for name in (cpu.NAME, cuda.NAME)}
     gpus = [torch.cuda.get_device_properties(i) for i in range(torch.cuda.device_count())]
     return dict(

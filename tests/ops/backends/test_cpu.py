@@ -11,7 +11,7 @@ import pytest
 
 from vilonghorn.ops.backends import cpu
 
-pytestmark = pytest.mark.skipif(not cpu.isa_levels(), reason="the native CPU library is not built")
+pytestmark = pytest.mark.skipif(not cpu.isas(), reason="the native CPU library is not built")
 REPORT = """
 import torch, vilonghorn
 from vilonghorn.ops import scan
@@ -27,7 +27,7 @@ def start(isa: str) -> subprocess.Popen:
 
 
 def test_the_environment_variable_chooses_and_the_first_scan_says_that_its_value_is_wrong():
-    first, index = next(iter(cpu.isa_levels().items()))
+    first, index = next(iter(cpu.isas().items()))
     processes = [start(first), start("v9")]
     (chosen, _), (wrong, error) = (process.communicate() for process in processes)
     assert chosen == f"{index} None\n"
@@ -45,4 +45,4 @@ def test_the_library_finds_the_instruction_sets_that_the_processor_has():
     needs["v4"] = needs["v3"] | {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"}
     needs["vnni"] = needs["v4"] | {"avx512_vnni"}
     needs["amx"] = needs["vnni"] | {"amx_tile", "amx_bf16", "avx512_bf16"}
-    assert list(cpu.isa_levels()) == [name for name, wanted in needs.items() if wanted <= flags]
+    assert list(cpu.isas()) == [name for name, wanted in needs.items() if wanted <= flags]

@@ -11,7 +11,7 @@ import torch
 from oracle import compare, inputs, value_and_grads
 
 from vilonghorn.ops import scan
-from vilonghorn.ops.backends import cuda, splits
+from vilonghorn.ops.backends import cuda, segments
 from vilonghorn.ops.validate import RULES
 
 pytestmark = pytest.mark.usefixtures("emulator")
@@ -73,7 +73,7 @@ def test_the_kernels_agree_with_the_oracle(shape, reverse, rule, reduce, gate):
 def test_a_split_scan_agrees_with_the_oracle_and_repeats_bit_for_bit(
     count, shape, reverse, reduce, gate, rule, emulator, monkeypatch
 ):
-    monkeypatch.setattr(splits, "num_segments", lambda args, device: count)
+    monkeypatch.setattr(segments, "num_segments", lambda args, device: count)
     values = inputs(*shape, 16, rule=rule, gate=gate)
     options = dict(rule=rule, reverse=reverse, reduce=reduce)
     compare(emulated, values, 1e-6, **options)
@@ -85,13 +85,13 @@ def test_a_split_scan_agrees_with_the_oracle_and_repeats_bit_for_bit(
 
 @pytest.mark.parametrize("rule", RULES)
 def test_a_split_scan_of_short_types_rounds_as_others_do(rule, monkeypatch):
-    monkeypatch.setattr(splits, "num_segments", lambda args, device: 2)
+    monkeypatch.setattr(segments, "num_segments", lambda args, device: 2)
     values = inputs(2, 1, 19, 36, 16, rule=rule, dtype=torch.bfloat16)
     compare(emulated, values, pairwise.TOLERANCE["bfloat16"], rule=rule, reverse=(False, True), reduce="mean")
 
 
 def test_only_scans_of_16_states_are_split(monkeypatch):
-    monkeypatch.setattr(splits, "num_segments", lambda args, device: 2)
+    monkeypatch.setattr(segments, "num_segments", lambda args, device: 2)
     compare(emulated, inputs(2, 1, 19, 6, 5, rule="mamba"), 1e-6, rule="mamba", reverse=(False, True))
 
 

@@ -40,7 +40,7 @@ def generic(tmp_path_factory):
         library, reason = native._open()
         assert reason is None
         patch.setattr(native, "library", library)
-        assert list(native.isa_levels()) == ["generic"]
+        assert list(native.isas()) == ["generic"]
         yield
 
 

@@ -31,7 +31,7 @@ class Backend(Protocol):
         """Runs a scan of validated arguments.
 
         Returns y, and with `save` the states before every CHUNK-th step in one dimension, else an empty tensor. The
-        layout of the states is the backend's own; there are `args.sizes.num_checkpoints(CHUNK, LANES)` numbers.
+        layout of the states is the backend's own; there are `args.sizes.num_saved_states(CHUNK, LANES)` numbers.
         """
 
     def backward(self, dy: Tensor, args: ScanArguments, saved_states: Tensor) -> tuple[Tensor | None, ...]:

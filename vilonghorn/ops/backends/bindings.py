@@ -16,10 +16,13 @@ import torch
 from torch import Tensor
 
 from ... import __version__
-from ..validate import RULES, ConvArguments, ScanArguments
+from ..rules import NO_RULE, RULES
+from ..validate import ConvArguments, ScanArguments
 
-ABI = 15  # VL_ABI
+ABI = 16  # VL_ABI
 _INT, _LONG, _POINTER = ctypes.c_int32, ctypes.c_int64, ctypes.c_void_p
+_NONE = 3  # VL_NONE
+UNKNOWN_RULE = -1  # VL_UNKNOWN_RULE
 _DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)  # in the order of VL_FLOAT32, ...
 
 
@@ -73,6 +76,11 @@ def _fields(ctype: type, names: str) -> list[tuple[str, type]]:
     return [(name, ctype) for name in names.split()]
 
 
+def rule_number(rule: str) -> int:
+    """The number of a rule in the libraries; they answer that of a rule that they lack with UNKNOWN_RULE."""
+    return _NONE if rule == NO_RULE else RULES[rule].number
+
+
 class Input(ctypes.Structure):
     """An activation with strides in elements; its last dimension is contiguous."""
 
@@ -87,7 +95,7 @@ class Scan(ctypes.Structure):
         *_fields(_INT, "rule mean dtype threads"),
         ("reverse", ctypes.c_char_p),
         *_fields(Input, "x dt k q z"),
-        *_fields(_POINTER, "A D dt_bias y checkpoints accumulator"),
+        *_fields(_POINTER, "A D dt_bias y saved_states accumulator"),
         *_fields(Input, "dy"),
         *_fields(_POINTER, "dx ddt dk dq"),
         *_fields(_LONG, "dk_step"),
@@ -97,21 +105,21 @@ class Scan(ctypes.Structure):
     ]
 
 
-class Split(ctypes.Structure):
+class Segments(ctypes.Structure):
     """How a scan on a GPU is split over time."""
 
-    _fields_ = [*_fields(_LONG, "segment_steps"), *_fields(_POINTER, "summaries starts")]
+    _fields_ = [*_fields(_LONG, "steps"), *_fields(_POINTER, "summaries starts")]
 
 
-class Grid(ctypes.Structure):
+class ConvGrid(ctypes.Structure):
     """A grid of patches."""
 
     _fields_ = [*_fields(_LONG, "rows columns height"), *_fields(_POINTER, "neighbors")]
 
     @classmethod
-    def of(cls, grid: Sequence[int]) -> "Grid":
-        """The grid that `with_grid` describes; the width of the filter follows from its number of taps."""
-        return cls(*grid[:3])
+    def of(cls, conv_grid: Sequence[int]) -> "ConvGrid":
+        """From rows, columns, height and width of the filter, or nothing; the width follows from the number of taps."""
+        return cls(*conv_grid[:3])
 
 
 class MambaInner(ctypes.Structure):
@@ -119,9 +127,9 @@ class MambaInner(ctypes.Structure):
 
     _fields_ = [
         ("scan", Scan),
-        *_fields(_LONG, "d_conv dt_rank"),
-        ("grid", Grid),
-        *_fields(_POINTER, "conv_weight conv_bias x_proj dt_proj projected"),
+        *_fields(_LONG, "d_conv dt_rank num_heads"),
+        ("conv_grid", ConvGrid),
+        *_fields(_POINTER, "conv_weight conv_bias x_proj dt_proj drop_scales projected"),
         *_fields(_POINTER, "dprojected dx dconv_weight dconv_bias dx_proj ddt_proj"),
     ]
 
@@ -145,7 +153,7 @@ class Conv(ctypes.Structure):
         *_fields(_INT, "dtype threads"),
         ("reverse", ctypes.c_char_p),
         *_fields(Input, "x"),
-        ("grid", Grid),
+        ("conv_grid", ConvGrid),
         *_fields(_POINTER, "weight bias y"),
         *_fields(Input, "dy"),
         *_fields(_POINTER, "dx"),
@@ -154,30 +162,26 @@ class Conv(ctypes.Structure):
     ]
 
 
+BLOCK_TENSORS = (
+    "x norm_weight in_proj conv_weight conv_bias x_proj dt_proj dt_bias A D out_proj "
+    "mlp_norm_weight mlp_in_proj mlp_out_proj"
+).split()
+
+
 class Block(ctypes.Structure):
-    """A residual block."""
+    """A residual block, with or without an MLP."""
 
     _fields_ = [
-        *_fields(_LONG, "batch length dim directions channels states d_conv dt_rank chunk channel_splits"),
-        *_fields(_INT, "rule residual threads bf16_parts"),
-        ("eps", ctypes.c_double),
-        ("grid", Grid),
+        *_fields(_LONG, "batch length dim directions channels states d_conv dt_rank num_heads chunk channel_splits"),
+        *_fields(_LONG, "hidden"),
+        *_fields(_INT, "rule threads bf16_parts save"),
+        *_fields(ctypes.c_double, "eps mlp_eps"),
+        ("conv_grid", ConvGrid),
         ("reverse", ctypes.c_char_p),
-        *_fields(_POINTER, "x norm_weight in_proj conv_weight conv_bias x_proj dt_proj dt_bias A D out_proj"),
-        *_fields(_POINTER, "out xz projected checkpoints dout"),
-        *_fields(_POINTER, "dx dnorm_weight din_proj dconv_weight dconv_bias dx_proj"),
-        *_fields(_POINTER, "ddt_proj ddt_bias dA dD dout_proj in_proj_scale out_proj_scale"),
-    ]
-
-
-class Mlp(ctypes.Structure):
-    """A gated MLP with its norm."""
-
-    _fields_ = [
-        *_fields(_LONG, "tokens dim hidden"),
-        *_fields(_INT, "residual threads bf16_parts"),
-        ("eps", ctypes.c_double),
-        *_fields(_POINTER, "x norm_weight in_proj out_proj out gv dout dx dnorm_weight din_proj dout_proj"),
+        *((name, _POINTER) for name in BLOCK_TENSORS),
+        *_fields(_POINTER, "drop_scales out xz projected saved_states mid gv dout"),
+        *(("d" + name, _POINTER) for name in BLOCK_TENSORS),
+        *_fields(_POINTER, "in_proj_scale out_proj_scale"),
     ]
 
 
@@ -230,10 +234,11 @@ class Params:
         return None if of is None else self.output(name, of.shape, self.compute_dtype, struct)
 
 
-def conv_params(args: ConvArguments, grid: Sequence[int] = ()) -> Params:
+def conv_params(args: ConvArguments, conv_grid: Sequence[int] = ()) -> Params:
     """The inputs of a convolution, or of one over a grid as in `MambaInnerArguments`."""
-    G, B, L, D, _, K, _ = args.sizes
-    params = Params(Conv(G, B, L, D, K, dx_step=D, grid=Grid.of(grid)), args.x.dtype, args.reverse, args.x.device)
+    G, B, L, D, _, K, *_ = args.sizes
+    struct = Conv(G, B, L, D, K, dx_step=D, conv_grid=ConvGrid.of(conv_grid))
+    params = Params(struct, args.x.dtype, args.reverse, args.x.device)
     params.struct.x = params.activation(args.x)
     params.struct.weight, params.struct.bias = params.parameter(args.weight), params.parameter(args.bias)
     return params
@@ -244,24 +249,24 @@ class ScanParams(Params):
 
     def __init__(self, args: ScanArguments, dtype: torch.dtype, chunk: int, lanes: int):
         G, B, L, D, N, *_ = args.sizes
-        struct = Scan(G, B, L, D, N, chunk, 1, RULES.index(args.rule), args.reduce == "mean", dk_step=N, dz_step=D)
+        struct = Scan(G, B, L, D, N, chunk, 1, rule_number(args.rule), args.reduce == "mean", dk_step=N, dz_step=D)
         super().__init__(struct, dtype, args.reverse, args.x.device)
         self.args = args
         struct.x, struct.dt, struct.k, struct.q, struct.z = map(self.activation, args[:5])
         struct.A, struct.D, struct.dt_bias = map(self.parameter, args[5:8])
-        self.checkpoint_shape = args.sizes.checkpoint_shape(chunk, lanes)
+        self.saved_state_shape = args.sizes.saved_state_shape(chunk, lanes)
 
-    def forward_outputs(self, save: bool, checkpoint_dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """Allocates y and the checkpoints, an empty tensor without `save`."""
+    def forward_outputs(self, save: bool, saved_state_dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """Allocates y and the saved states, an empty tensor without `save`."""
         y = self.output("y", self.args.output_shape)
         if not save:
-            return y, torch.empty(0, dtype=checkpoint_dtype, device=self.device)
-        return y, self.output("checkpoints", (math.prod(self.checkpoint_shape),), checkpoint_dtype)
+            return y, torch.empty(0, dtype=saved_state_dtype, device=self.device)
+        return y, self.output("saved_states", (math.prod(self.saved_state_shape),), saved_state_dtype)
 
-    def backward_outputs(self, dy: Tensor, checkpoints: Tensor) -> tuple[Tensor | None, ...]:
+    def backward_outputs(self, dy: Tensor, saved_states: Tensor) -> tuple[Tensor | None, ...]:
         """Sets the inputs of backward; allocates dx, ddt, dk, dq and dz. Channel splits are axis 0 of dk and dq."""
         args, struct = self.args, self.struct
-        struct.dy, struct.checkpoints = self.activation(dy), self.pointer(checkpoints)
+        struct.dy, struct.saved_states = self.activation(dy), self.pointer(saved_states)
         k_shape = args.k.shape if struct.channel_splits == 1 else (struct.channel_splits, *args.k.shape)
         dx, ddt = (self.output(name, args.x.shape) for name in ("dx", "ddt"))
         dk, dq = (self.output(name, k_shape, self.compute_dtype) for name in ("dk", "dq"))

@@ -3,19 +3,16 @@
 The library picks the best instruction set that the processor supports. The environment variable VILONGHORN_ISA chooses
 another: "v2", "v3", "v4", "vnni" (v4 with AVX512_VNNI) or "amx" (vnni with AMX_BF16) on x86-64, "generic" elsewhere.
 
-With "amx", blocks and MLPs follow `torch.set_float32_matmul_precision`: at "high" the products of their linear layers
-are three products of bfloat16 values with float32 sums (about 16 bits of mantissa), at "medium" one (8 bits). At
+With "amx", blocks follow `torch.set_float32_matmul_precision`: at "high" the products of their linear layers are three products of bfloat16 values with float32 sums (about 16 bits of mantissa), at "medium" one (8 bits). At
 "highest", the default, and without AMX they are float32.
 
 Some kernels need working memory. The calling thread keeps it for later calls, in the size of its largest call.
 """
 
 import ctypes
-import itertools
 import math
 import os
 from collections.abc import Sequence
-from contextlib import nullcontext
 from typing import TypeVar
 
 import torch
@@ -23,17 +20,23 @@ from torch import Tensor
 from torch.profiler import record_function
 
 from .._torch import is_profiling
-from ..validate import (
-    RULES,
-    BlockArguments,
-    ConvArguments,
-    MambaInnerArguments,
-    MlpArguments,
-    NormArguments,
-    ScanArguments,
-    Sizes,
+from ..rules import NO_RULE
+from ..validate import BlockArguments, ConvArguments, MambaInnerArguments, NormArguments, ScanArguments
+from .bindings import (
+    BLOCK_TENSORS,
+    UNKNOWN_RULE,
+    Block,
+    ConvGrid,
+    Input,
+    MambaInner,
+    Norm,
+    Params,
+    Scan,
+    ScanParams,
+    conv_params,
+    open_library,
+    rule_number,
 )
-from .bindings import Block, Grid, Input, MambaInner, Mlp, Norm, Params, Scan, ScanParams, conv_params, open_library
 
 NAME = "cpu"
 CHUNK = 64  # steps between two saved states: smaller costs memory, larger outgrows the cache in backward
@@ -42,10 +45,12 @@ ISA_VARIABLE = "VILONGHORN_ISA"
 BF16_PARTS = {"highest": 0, "high": 2, "medium": 1}  # of a float32 factor, by torch's precision
 P = TypeVar("P", bound=Params)
 # Stages of a block, by the numbers that the library gives them.
-FORWARD_STAGES = ("norm", "in_proj", "mamba_inner", "out_proj")
+FORWARD_STAGES = ("norm", "in_proj", "mamba_inner", "out_proj", "mlp")
 BACKWARD_STAGES = (
-    "out_proj_backward mamba_inner_backward out_proj_gradient in_proj_backward norm_backward in_proj_gradient".split()
-)
+    "mlp_backward out_proj_backward mamba_inner_backward out_proj_gradient in_proj_backward norm_backward "
+    "in_proj_gradient"
+).split()
+MLP_STAGES = ("mlp", "mlp_backward")
 
 
 def _open() -> tuple[ctypes.CDLL | None, str | None]:
@@ -53,13 +58,13 @@ def _open() -> tuple[ctypes.CDLL | None, str | None]:
     library, reason = open_library(NAME, "a C++ compiler")
     if library is None:
         return None, reason
-    library.vl_level_name.restype = library.vl_threading.restype = ctypes.c_char_p
+    library.vl_isa_name.restype = library.vl_threading.restype = ctypes.c_char_p
     library.vl_multiply_adds.argtypes, library.vl_multiply_adds.restype = (ctypes.c_int, ctypes.c_int64), ctypes.c_int64
-    if not any(library.vl_level_runs(isa) for isa in range(library.vl_levels())):
+    if not any(library.vl_isa_runs(isa) for isa in range(library.vl_isas())):
         return None, "the library was built for instruction sets that this processor does not support"
-    name, levels = os.environ.get(ISA_VARIABLE), _levels(library)
-    if name and name not in levels:
-        return library, f"{ISA_VARIABLE} is {name!r}, expected one of {', '.join(map(repr, levels))}"
+    name, supported = os.environ.get(ISA_VARIABLE), _isas(library)
+    if name and name not in supported:
+        return library, f"{ISA_VARIABLE} is {name!r}, expected one of {', '.join(map(repr, supported))}"
     return library, None
 
 
@@ -68,19 +73,19 @@ def unavailable(device_type: str, dtype: torch.dtype = torch.float32) -> str | N
     return "runs on the CPU only" if device_type != "cpu" else _reason
 
 
-def isa_levels() -> dict[str, int]:
+def isas() -> dict[str, int]:
     """The instruction sets of the library that this processor supports, ascending: name to index in the library."""
-    return {} if library is None else _levels(library)
+    return {} if library is None else _isas(library)
 
 
-def _levels(library: ctypes.CDLL) -> dict[str, int]:
-    supported = (isa for isa in range(library.vl_levels()) if library.vl_level_runs(isa))
-    return {library.vl_level_name(isa).decode(): isa for isa in supported}
+def _isas(library: ctypes.CDLL) -> dict[str, int]:
+    supported = (isa for isa in range(library.vl_isas()) if library.vl_isa_runs(isa))
+    return {library.vl_isa_name(isa).decode(): isa for isa in supported}
 
 
 library, _reason = _open()
-_isa = isa_levels().get(os.environ.get(ISA_VARIABLE, ""), -1)  # -1: the best
-_amx = isa_levels().get("amx")  # the best one where the processor has it
+_isa = isas().get(os.environ.get(ISA_VARIABLE, ""), -1)  # -1: the best
+_amx = isas().get("amx")  # the best one where the processor has it
 
 
 def has_bf16_products() -> bool:
@@ -93,7 +98,7 @@ def multiply_adds(rounds: int, isa: int) -> int:
     return library.vl_multiply_adds(isa, rounds)
 
 
-def checkpoint_dtype(args: ScanArguments) -> torch.dtype:
+def saved_state_dtype(args: ScanArguments) -> torch.dtype:
     """Dtype of the saved states."""
     return args.compute_dtype
 
@@ -101,17 +106,17 @@ def checkpoint_dtype(args: ScanArguments) -> torch.dtype:
 def forward(args: ScanArguments, save: bool) -> tuple[Tensor, Tensor]:
     """Runs a scan; see `Backend`."""
     params = _set_parallelism(ScanParams(args, args.x.dtype, CHUNK, LANES))
-    y, checkpoints = params.forward_outputs(save, checkpoint_dtype(args))
+    y, saved_states = params.forward_outputs(save, saved_state_dtype(args))
     _alloc_accumulator(params, args.reduce == "mean")
     _run(library.vl_scan_forward, params.struct)
-    return y, checkpoints
+    return y, saved_states
 
 
-def backward(dy: Tensor, args: ScanArguments, checkpoints: Tensor) -> tuple[Tensor | None, ...]:
+def backward(dy: Tensor, args: ScanArguments, saved_states: Tensor) -> tuple[Tensor | None, ...]:
     """Gradients of a scan; see `Backend`."""
     params = _set_parallelism(ScanParams(args, args.x.dtype, CHUNK, LANES))
     parameters = zip(("dA", "dD", "ddt_bias"), args[5:8])
-    outputs = *params.backward_outputs(dy, checkpoints), *(params.gradient(name, p) for name, p in parameters)
+    outputs = *params.backward_outputs(dy, saved_states), *(params.gradient(name, p) for name, p in parameters)
     _alloc_accumulator(params, args.z is not None)
     _run(library.vl_scan_backward, params.struct)
     split = params.struct.channel_splits > 1  # dk and dq have an axis of the parts to sum
@@ -122,34 +127,34 @@ def backward(dy: Tensor, args: ScanArguments, checkpoints: Tensor) -> tuple[Tens
 
 
 def mamba_inner_forward(args: MambaInnerArguments, save: bool) -> tuple[Tensor, Tensor, Tensor]:
-    """Runs `vilonghorn.ops.mamba_inner`; returns y, and to save the projections (G, B, L, R + 2N) and checkpoints."""
-    G, B, L, D, N, _, R = sizes = args.sizes
-    params, fused = _mamba_inner_params(args, sizes)
-    dtype, num_saved = params.compute_dtype, sizes.num_checkpoints(CHUNK, LANES)
-    checkpoints = params.output("checkpoints", (num_saved,), dtype) if save else args.xz.new_empty(0, dtype=dtype)
-    projected = params.output("projected", (G, B, L, R + 2 * N), dtype, fused)
+    """Runs `vilonghorn.ops.mamba_inner`; returns y, and to save the projections (G, B, L, R + 2N) and the states."""
+    G, B, L, D, N, _, R, _ = args.sizes
+    params, inner = _mamba_inner_params(args)
+    dtype, num_saved = params.compute_dtype, args.sizes.num_saved_states(CHUNK, LANES)
+    saved_states = params.output("saved_states", (num_saved,), dtype) if save else args.xz.new_empty(0, dtype=dtype)
+    projected = params.output("projected", (G, B, L, R + 2 * N), dtype, inner)
     y = params.output("y", (B, L, D))  # allocated last: freed first, it does not fragment the heap
-    _run(library.vl_mix_forward, fused)
-    return y, projected if save else projected.new_empty(0), checkpoints
+    _run(library.vl_mamba_inner_forward, inner)
+    return y, projected if save else projected.new_empty(0), saved_states
 
 
 def mamba_inner_backward(
-    dy: Tensor, args: MambaInnerArguments, projected: Tensor, checkpoints: Tensor
+    dy: Tensor, args: MambaInnerArguments, projected: Tensor, saved_states: Tensor
 ) -> tuple[Tensor | None, ...]:
     """Gradients of the tensors of `args`, in their order; None for those absent."""
-    G, B, L, D, *_ = sizes = args.sizes
-    params, fused = _mamba_inner_params(args, sizes, num_accumulated=2)
+    G, B, L, D = args.sizes[:4]
+    params, inner = _mamba_inner_params(args, num_accumulated=2)
     scan, dtype = params.struct, params.compute_dtype
-    scan.dy, scan.checkpoints = params.activation(dy), params.pointer(checkpoints)
-    fused.projected = params.pointer(projected)
-    params.output("dprojected", (scan.channel_splits, *projected.shape), dtype, fused)
-    if scan.channel_splits > 1:
+    scan.dy, scan.saved_states = params.activation(dy), params.pointer(saved_states)
+    inner.projected = params.pointer(projected)
+    params.output("dprojected", (scan.channel_splits, *projected.shape), dtype, inner)
+    if scan.channel_splits > 1 and args.rule != NO_RULE:
         params.output("dx", (G, B, L, D), dtype)
-    dxz = params.output("dx", (B, L, 2 * D), struct=fused)
+    dxz = params.output("dx", (B, L, 2 * D), struct=inner)
     scan.dz, scan.dz_step = dxz.data_ptr() + D * dxz.element_size(), 2 * D
     weights = list(zip(args._fields[1:8], args[1:8]))
-    grads = [params.gradient(f"d{name}", w, scan if hasattr(scan, f"d{name}") else fused) for name, w in weights]
-    _run(library.vl_mix_backward, fused)
+    grads = [params.gradient(f"d{name}", w, scan if hasattr(scan, f"d{name}") else inner) for name, w in weights]
+    _run(library.vl_mamba_inner_backward, inner)
     return dxz, *(None if grad is None else grad.to(w.dtype) for grad, (_, w) in zip(grads, weights))
 
 
@@ -192,90 +197,65 @@ def norm_backward(dy: Tensor, args: NormArguments, scale: Tensor) -> tuple[Tenso
 def block_forward(args: BlockArguments, save: bool) -> tuple[Tensor, ...]:
     """Runs `vilonghorn.ops.block`.
 
-    Returns the result, and with `save` what backward reads, else empty tensors: xz, (B, L, 2D); the projections,
-    (G, B, L, R + 2N); and the checkpoints, in one dimension.
+    Returns the result, and what backward reads: xz, (B, L, 2D); the projections, (G, B, L, R + 2N); the saved states,
+    in one dimension; and with an MLP its input and both halves of its hidden values, (B, L, 2M). Without `save`, or
+    without an MLP, they are empty.
     """
-    G, B, L, D, N, _, R = sizes = args.sizes
     _require("block")
-    struct, _tensors = _block_struct(args, sizes)
-    new = args.x.new_empty
+    G, B, L, D, N, _, R, _ = args.sizes
+    new, hidden = args.x.new_empty, _hidden(args)
     xz, projected = new(B, L, 2 * D), new(G, B, L, R + 2 * N)
-    checkpoints = new(sizes.num_checkpoints(CHUNK, LANES) if save else 0)
-    out = new(args.x.shape)  # allocated last, as in mamba_inner_forward
-    struct.out, struct.xz, struct.projected = out.data_ptr(), xz.data_ptr(), projected.data_ptr()
-    if save:
-        struct.checkpoints = checkpoints.data_ptr()
+    saved_states = new(args.sizes.num_saved_states(CHUNK, LANES) if save else 0)
+    mid = new(args.x.shape if hidden else 0)
+    gv = new((B, L, 2 * hidden) if save and hidden else 0)
+    outputs = (new(args.x.shape), xz, projected, saved_states, mid, gv)
+    x = args.x.contiguous()
+    struct, _tensors = _block_struct(args, x, [t.data_ptr() for t in outputs], save)
     _run_stages(library.vl_block_forward, FORWARD_STAGES, struct)
-    return (out, xz, projected, checkpoints) if save else (out, new(0), new(0), checkpoints)
+    return outputs if save else (outputs[0], *(new(0) for _ in outputs[1:]))
 
 
 def block_backward(
     dout: Tensor, saved: Sequence[Tensor], args: BlockArguments, wanted: Sequence[int]
 ) -> list[Tensor | None]:
-    """Gradients of the tensors of `args`, in their order; None for those absent.
+    """Gradients of the tensors of `args`, in their order; None for those absent and for drop_scales.
 
-    The weights of the two linear layers get empty gradients where they are not `wanted`.
+    The weights of the linear layers get empty gradients where they are not `wanted`.
     """
-    struct, _tensors = _block_struct(args, args.sizes)
-    dout = dout.contiguous()
-    struct.dout = dout.data_ptr()
-    struct.xz, struct.projected, struct.checkpoints = (t.data_ptr() for t in saved)
-    grads = _gradients(struct, args, 11, wanted)
+    grads: list[Tensor | None] = []
+    for name, t, needed in zip(BLOCK_TENSORS, args, wanted):
+        skipped = not needed and name.endswith(("in_proj", "out_proj"))
+        grads.append(None if t is None else t.new_empty(0 if skipped else t.shape))
+    x, dout = args.x.contiguous(), dout.contiguous()
+    outputs = [0, *(t.data_ptr() for t in saved), dout.data_ptr()]
+    outputs += [0 if grad is None else grad.data_ptr() for grad in grads]
+    struct, _tensors = _block_struct(args, x, outputs, True)
     _run_stages(library.vl_block_backward, BACKWARD_STAGES, struct)
-    return grads
+    return [*grads, None]
 
 
-def gated_mlp_forward(args: MlpArguments, save: bool) -> tuple[Tensor, Tensor]:
-    """Runs `vilonghorn.ops.gated_mlp`; returns the result, and to save g and v, (..., 2H)."""
-    _require("gated_mlp")
-    struct, _tensors = _mlp_struct(args)
-    gv = args.x.new_empty((*args.x.shape[:-1], 2 * struct.hidden) if save else 0)
-    out = args.x.new_empty(args.x.shape)  # allocated last, as in mamba_inner_forward
-    struct.out = out.data_ptr()
-    if save:
-        struct.gv = gv.data_ptr()
-    _run(library.vl_mlp_forward, struct)
-    return out, gv
+def blocks_forward(blocks: Sequence[BlockArguments]) -> Tensor:
+    """Runs blocks one after the other, on the tokens of the first one.
 
-
-def gated_mlp_backward(
-    dout: Tensor, saved: Sequence[Tensor], args: MlpArguments, wanted: Sequence[int]
-) -> list[Tensor | None]:
-    """Gradients of the tensors of `args`, in their order; of the weights, empty ones where they are not `wanted`."""
-    struct, _tensors = _mlp_struct(args)
-    dout = dout.contiguous()
-    struct.dout, struct.gv = dout.data_ptr(), saved[0].data_ptr()
-    grads = _gradients(struct, args, 4, wanted)
-    _run(library.vl_mlp_backward, struct)
-    return grads
-
-
-def blocks_forward(pairs: Sequence[tuple[BlockArguments, MlpArguments | None]]) -> Tensor:
-    """Runs blocks, each with its MLP or None, one after the other, on contiguous tokens.
-
-    All calls are prepared before the first one runs.
+    Returning to Python between blocks costs time (cold caches), so all calls are prepared before the first one runs.
     """
     _require("blocks")
-    x, sizes = pairs[0][0].x, [args.sizes for args, _ in pairs]
+    x, sizes = blocks[0].x.contiguous(), [args.sizes for args in blocks]
     xz = x.new_empty(max(B * L * 2 * D for _, B, L, D, *_ in sizes))
-    projected = x.new_empty(max(G * B * L * (R + 2 * N) for G, B, L, _, N, _, R in sizes))
+    projected = x.new_empty(max(G * B * L * (R + 2 * N) for G, B, L, _, N, _, R, _ in sizes))
     streams = x.new_empty(x.shape), x.new_empty(x.shape)
-    calls: list[tuple[Block | Mlp, list]] = []
-    for (args, mlp), size in zip(pairs, sizes):
-        struct, tensors = _block_struct(args, size)
-        struct.xz, struct.projected = xz.data_ptr(), projected.data_ptr()
-        calls += [(struct, tensors)] if mlp is None else [(struct, tensors), _mlp_struct(mlp)]
-    given = x
-    for (struct, _), out in zip(calls, itertools.cycle(streams)):
-        struct.x, struct.out = given.data_ptr(), out.data_ptr()
-        given = out
+    calls = []
+    for args in blocks:
+        mid, out = streams[::-1] if x is streams[0] else streams
+        if not _hidden(args):
+            mid, out = out, mid
+        # With an MLP, the result may overwrite x, which is read by the mixer only.
+        pointers = [t.data_ptr() for t in (out, xz, projected)]
+        calls.append(_block_struct(args, x, [*pointers, 0, mid.data_ptr()]))
+        x = out
     for struct, _ in calls:
-        if isinstance(struct, Block):
-            _run_stages(library.vl_block_forward, FORWARD_STAGES, struct)
-        else:
-            with record_function("vilonghorn::gated_mlp") if is_profiling() else nullcontext():
-                _run(library.vl_mlp_forward, struct)
-    return given
+        _run_stages(library.vl_block_forward, FORWARD_STAGES, struct)
+    return x
 
 
 def _require(operator: str) -> None:
@@ -292,20 +272,25 @@ def num_channel_splits(jobs: int, channels: int, lanes: int, threads: int) -> in
     return max(1, min(wanted, -(-channels // lanes)))
 
 
-def _mamba_inner_params(args: MambaInnerArguments, sizes: Sizes, num_accumulated: int = 1) -> tuple[Params, MambaInner]:
+def _mamba_inner_params(args: MambaInnerArguments, num_accumulated: int = 1) -> tuple[Params, MambaInner]:
     """The parameters of the scan within, and the struct around it."""
-    G, B, L, D, N, K, R = sizes
-    scan = Scan(G, B, L, D, N, CHUNK, 1, RULES.index(args.rule), True)
-    fused = MambaInner(scan, K, R, Grid.of(args.grid))
-    params = Params(fused.scan, args.xz.dtype, args.reverse, args.xz.device)
+    G, B, L, D, N, K, R, H = args.sizes
+    scan = Scan(G, B, L, D, N, CHUNK, 1, rule_number(args.rule), True)
+    inner = MambaInner(scan, K, R, H, ConvGrid.of(args.conv_grid))
+    params = Params(inner.scan, args.xz.dtype, args.reverse, args.xz.device)
     x = params.struct.x = params.activation(args.xz)
     params.struct.z = Input((x.data or 0) + D * params.dtype.itemsize, x.direction, x.batch, x.step)
     params.struct.A, params.struct.D, params.struct.dt_bias = map(params.parameter, (args.A, args.D, args.dt_bias))
-    fused.conv_weight, fused.conv_bias = params.parameter(args.conv_weight), params.parameter(args.conv_bias)
-    fused.x_proj, fused.dt_proj = params.parameter(args.x_proj), params.parameter(args.dt_proj)
+    inner.conv_weight, inner.conv_bias = params.parameter(args.conv_weight), params.parameter(args.conv_bias)
+    inner.x_proj, inner.dt_proj = params.parameter(args.x_proj), params.parameter(args.dt_proj)
     _set_parallelism(params)
     _alloc_accumulator(params, True, num_accumulated)
-    return params, fused
+    return params, inner
+
+
+def _hidden(args: BlockArguments) -> int:
+    """Width of the MLP, or 0."""
+    return 0 if args.mlp_out_proj is None else args.mlp_out_proj.shape[1]
 
 
 def _conv_params(args: ConvArguments) -> Params:
@@ -320,44 +305,22 @@ def _norm_params(args: NormArguments) -> Params:
     return params
 
 
-def _block_struct(args: BlockArguments, sizes: Sizes) -> tuple[Block, list[Tensor | None]]:
-    """The struct, and the tensors it points to, which the caller must hold during the call."""
-    (G, B, L, D, N, K, R), dim, threads = sizes, args.x.shape[-1], torch.get_num_threads()
-    tensors = [None if t is None else t.contiguous() for t in args[:11]]
-    splits = num_channel_splits(B, D, LANES, threads)
-    form = (RULES.index(args.rule), args.residual, threads, _bf16_parts(args.bf16), args.eps)
-    options = (*form, Grid.of(args.grid), bytes(args.reverse))
-    pointers = (None if t is None else t.data_ptr() for t in tensors)
-    return Block(B, L, dim, G, D, N, K, R, CHUNK, splits, *options, *pointers), tensors
+def _block_struct(
+    args: BlockArguments, x: Tensor, outputs: Sequence[int], save: bool = False
+) -> tuple[Block, list[Tensor | None]]:
+    """The struct, and the tensors it points to, which the caller must hold during the call, like x and the outputs.
 
-
-def _gradients(
-    struct: Block | Mlp, args: BlockArguments | MlpArguments, num_tensors: int, wanted: Sequence[int]
-) -> list[Tensor | None]:
-    """Allocates what `block_backward` and `gated_mlp_backward` return, in the struct too."""
-    grads: list[Tensor | None] = []
-    for name, t, needed in zip(args._fields, args[:num_tensors], wanted):
-        if t is None:
-            grads.append(None)
-        elif not needed and name in ("in_proj", "out_proj"):
-            grads.append(t.new_empty(0))
-        else:
-            grad = t.new_empty(t.shape)
-            setattr(struct, "d" + name, grad.data_ptr())
-            grads.append(grad)
-    return grads
-
-
-def _mlp_struct(args: MlpArguments) -> tuple[Mlp, list[Tensor]]:
-    """As `_block_struct`."""
-    tensors = [t.contiguous() for t in args[:4]]
-    (*_, dim), hidden = args.x.shape, args.out_proj.shape[1]
-    options = (args.residual, torch.get_num_threads(), _bf16_parts(args.bf16), args.eps)
-    return Mlp(args.x.numel() // dim, dim, hidden, *options, *(t.data_ptr() for t in tensors)), tensors
-
-
-def _bf16_parts(bf16: bool) -> int:
-    return 1 if bf16 else BF16_PARTS[torch.get_float32_matmul_precision()]
+    `outputs` are the pointers of the struct from `out` on.
+    """
+    G, B, L, D, N, K, R, H = args.sizes
+    threads = torch.get_num_threads()
+    bf16_parts = 1 if args.bf16 else BF16_PARTS[torch.get_float32_matmul_precision()]
+    sizes = (B, L, x.shape[-1], G, D, N, K, R, H, CHUNK, num_channel_splits(B, D, LANES, threads))
+    options = (rule_number(args.rule), threads, bf16_parts, save, args.eps, args.mlp_eps)
+    tensors = [None if t is None else t.contiguous() for t in args[1:15]]
+    pointers = [None if t is None else t.data_ptr() for t in tensors]
+    grid, reverse = ConvGrid.of(args.conv_grid), bytes(args.reverse)
+    return Block(*sizes, _hidden(args), *options, grid, reverse, x.data_ptr(), *pointers, *outputs), tensors
 
 
 def _set_parallelism(params: P) -> P:
@@ -376,7 +339,10 @@ def _alloc_accumulator(params: Params, shared: bool, num_results: int = 1) -> No
 
 
 def _run(function, struct: ctypes.Structure, *stage: int) -> None:
-    if function(ctypes.byref(struct), *stage, _isa):
+    code = function(ctypes.byref(struct), *stage, _isa)
+    if code == UNKNOWN_RULE:
+        raise RuntimeError("the CPU library has no kernel for this rule; use backend='reference'")
+    if code:
         raise RuntimeError("the CPU kernel could not run: out of memory")
 
 
@@ -385,5 +351,6 @@ def _run_stages(function, stages: Sequence[str], struct: Block) -> None:
     if not is_profiling():
         return _run(function, struct, -1)
     for number, stage in enumerate(stages):
-        with record_function(f"vilonghorn::block/{stage}"):
-            _run(function, struct, number)
+        if struct.hidden or stage not in MLP_STAGES:
+            with record_function(f"vilonghorn::block/{stage}"):
+                _run(function, struct, number)

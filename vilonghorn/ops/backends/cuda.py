@@ -1,7 +1,7 @@
 """The CUDA backend: calls the compiled kernels of `kernels/cuda` for NVIDIA GPUs, on torch's stream.
 
 There are no kernels for float64. In a scan with more than 16 states, activations are converted to float32. Only scans
-of 16 states are split over time (see `splits`).
+of 16 states are split over time (see `segments`).
 """
 
 import ctypes
@@ -12,15 +12,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..validate import ConvArguments, MambaInnerArguments, ScanArguments, saved_state_dtype
-from . import splits
-from .bindings import Input, ScanParams, Split, conv_params, open_library
+from ..validate import ConvArguments, MambaInnerArguments, ScanArguments, kernel_state_dtype
+from . import segments
+from .bindings import Input, ScanParams, Segments, conv_params, open_library
 
 NAME = "cuda"
 CHUNK = 8  # steps between two saved states
 LANES = 64  # channels of a saved state are padded to the tile of a warp
 SHORT_DTYPE_STATES = 16  # up to here kernels exist for every dtype of DTYPES
-SPLIT_STATES = 16  # VL_SPLIT_STATES
+SEGMENT_STATES = 16  # VL_SEGMENT_STATES
 ALIGNMENT = 16  # bytes that kernels read of saved states in one access
 RESIDENT_WARPS = dict(longhorn=12, longhorn_exact=12, mamba=8)  # of a multiprocessor: registers allow no more on sm_90
 MAX_DIRECTIONS = 64
@@ -74,24 +74,24 @@ def kernel_dtype(dtype: torch.dtype, states: int) -> torch.dtype:
     return dtype if states <= SHORT_DTYPE_STATES else torch.float32
 
 
-def checkpoint_dtype(args: ScanArguments) -> torch.dtype:
+def saved_state_dtype(args: ScanArguments) -> torch.dtype:
     """Dtype of the saved states."""
-    return saved_state_dtype(kernel_dtype(args.x.dtype, args.sizes.N), args.rule)
+    return kernel_state_dtype(kernel_dtype(args.x.dtype, args.sizes.N), args.rule)
 
 
 def forward(args: ScanArguments, save: bool) -> tuple[Tensor, Tensor]:
     """Runs a scan; see `Backend`."""
     if args.x.shape[-1] % 2:
-        y, checkpoints = forward(_pad_to_even(args), save)
-        return y[..., :-1].contiguous(), checkpoints
+        y, saved_states = forward(_pad_to_even(args), save)
+        return y[..., :-1].contiguous(), saved_states
     params = _CudaParams(args)
-    y, checkpoints = params.forward_outputs(save, checkpoint_dtype(args))
+    y, saved_states = params.forward_outputs(save, saved_state_dtype(args))
     params.run(_open()[0].vl_cuda_scan_forward, accumulate=args.reduce == "mean")
-    return y.to(args.x.dtype), checkpoints
+    return y.to(args.x.dtype), saved_states
 
 
 def backward(
-    dy: Tensor, args: ScanArguments, checkpoints: Tensor, out: Mapping[str, Tensor] = {}
+    dy: Tensor, args: ScanArguments, saved_states: Tensor, out: Mapping[str, Tensor] = {}
 ) -> tuple[Tensor | None, ...]:
     """Gradients of a scan; see `Backend`.
 
@@ -101,14 +101,14 @@ def backward(
     if args.x.numel() == 0:
         return tuple(None if t is None else torch.zeros_like(t) for t in args[:8])
     if args.x.shape[-1] % 2:
-        grads = backward(F.pad(dy, (0, 1)), _pad_to_even(args), checkpoints)
+        grads = backward(F.pad(dy, (0, 1)), _pad_to_even(args), saved_states)
         cut = zip(grads, args[:8])
         return tuple(None if t is None else grad[tuple(map(slice, t.shape))].contiguous() for grad, t in cut)
     params = _CudaParams(args)
-    if checkpoints.data_ptr() % ALIGNMENT:  # part of a larger tensor, which a hook for saved tensors may return
-        checkpoints = checkpoints.clone()
+    if saved_states.data_ptr() % ALIGNMENT:  # part of a larger tensor, which a hook for saved tensors may return
+        saved_states = saved_states.clone()
     struct, dtypes = params.struct, [params.dtype] * 5 + [torch.float32] * 3
-    struct.dy, struct.checkpoints = params.activation(dy), params.pointer(checkpoints)
+    struct.dy, struct.saved_states = params.activation(dy), params.pointer(saved_states)
     grads = [
         None if t is None else params.output(f"d{name}", t.shape, dtype, out=out.get(name))
         for name, t, dtype in zip(args._fields, args[:8], dtypes)
@@ -120,9 +120,9 @@ def backward(
     return tuple(None if t is None else grad.to(t.dtype) for grad, t in zip(grads, args))
 
 
-def conv_forward(args: ConvArguments, grid: Sequence[int] = ()) -> Tensor:
-    """Runs `vilonghorn.ops.conv_silu`, or with a grid as in `MambaInnerArguments` the convolution over it."""
-    params = conv_params(args, grid)
+def conv_forward(args: ConvArguments, conv_grid: Sequence[int] = ()) -> Tensor:
+    """Runs `vilonghorn.ops.conv_silu`, or with a `conv_grid` as in `MambaInnerArguments` the convolution over it."""
+    params = conv_params(args, conv_grid)
     y = params.output("y", (len(args.reverse), *args.x.shape))
     if y.numel():
         _queue("conv_silu", _open()[0].vl_cuda_conv_forward, params.device, params.struct)
@@ -130,20 +130,20 @@ def conv_forward(args: ConvArguments, grid: Sequence[int] = ()) -> Tensor:
 
 
 def conv_backward(
-    dy: Tensor, args: ConvArguments, dx: Tensor | None = None, grid: Sequence[int] = ()
+    dy: Tensor, args: ConvArguments, dx: Tensor | None = None, conv_grid: Sequence[int] = ()
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of x, weight and bias; that of x is written to `dx` if it is given, whose channels are contiguous."""
     if dy.numel() == 0:
         return tuple(torch.zeros_like(t, memory_format=torch.contiguous_format) for t in args[:3])
-    (G, D, K), library, params = args.weight.shape, _open()[0], conv_params(args, grid)
+    (G, D, K), library, params = args.weight.shape, _open()[0], conv_params(args, conv_grid)
     params.struct.dy = params.activation(dy)
     dx = params.output("dx", args.x.shape, out=dx)
     params.struct.dx_step = dx.stride(1)
     dweight, dbias = params.gradient("dweight", args.weight), params.gradient("dbias", args.bias)
     params.output("partials", (library.vl_cuda_conv_rows(ctypes.byref(params.struct)), G, K + 1, D), torch.float32)
-    if grid:
+    if conv_grid:
         params.output("dv", args.x.shape)
-    if (G if grid else max(sum(args.reverse), G - sum(args.reverse))) > 1:
+    if (G if conv_grid else max(sum(args.reverse), G - sum(args.reverse))) > 1:
         params.output("sums", args.x.shape, torch.float32)
     _queue("conv_silu", library.vl_cuda_conv_backward, params.device, params.struct)
     return dx, dweight.to(args.weight.dtype), dbias.to(args.bias.dtype)
@@ -152,41 +152,53 @@ def conv_backward(
 def takes_mamba_inner(args: MambaInnerArguments, dtype: torch.dtype) -> bool:
     """Whether `mamba_inner_forward` takes validated arguments with xz converted to `dtype`."""
     fits = args.sizes.D % 2 == 0 and (args.sizes.N <= SHORT_DTYPE_STATES or dtype == torch.float32)
-    return fits and (not args.grid or tuple(args.grid[-2:]) == GRID_FILTER)
+    return args.rule in RESIDENT_WARPS and fits and (not args.conv_grid or tuple(args.conv_grid[-2:]) == GRID_FILTER)
 
 
 def mamba_inner_forward(args: MambaInnerArguments, save: bool) -> tuple[Tensor, ...]:
-    """Runs `vilonghorn.ops.mamba_inner`; returns y, and to save u, the projections, dt and checkpoints.
+    """Runs `vilonghorn.ops.mamba_inner`; returns y, and to save u, the projections, dt and the saved states.
 
     x_proj and dt_proj have xz's dtype.
     """
-    u = conv_forward(_conv_within(args), args.grid)
+    args = _with_channel_steps(args)
+    u = conv_forward(_conv_within(args), args.conv_grid)
     projected = torch.bmm(u.flatten(1, 2), args.x_proj.mT)  # (G, B * L, R + 2N)
     dt = torch.bmm(projected[..., : args.sizes.R], args.dt_proj.mT).view_as(u)
-    y, checkpoints = forward(_scan_within(args, u, projected, dt), save)
-    saved = u, projected, dt, checkpoints
+    y, saved_states = forward(_scan_within(args, u, projected, dt), save)
+    saved = u, projected, dt, saved_states
     return y, *(saved if save else (t.new_empty(0) for t in saved))
 
 
 def mamba_inner_backward(
-    dy: Tensor, args: MambaInnerArguments, u: Tensor, projected: Tensor, dt: Tensor, checkpoints: Tensor
+    dy: Tensor, args: MambaInnerArguments, u: Tensor, projected: Tensor, dt: Tensor, saved_states: Tensor
 ) -> tuple[Tensor | None, ...]:
     """Gradients of the tensors of `args`, in their order; None for those absent."""
-    _, B, L, _, N, _, R = args.sizes
+    heads, args = args.dt_proj.shape[1], _with_channel_steps(args)
+    _, B, L, D, N, _, R, _ = args.sizes
     dxz = torch.empty_like(args.xz, memory_format=torch.contiguous_format)
     dprojected = torch.empty_like(projected)
     dx, dz = dxz.chunk(2, -1)
     dlow = dprojected[..., :R]
     dk, dq = dprojected.unflatten(1, (B, L))[..., R:].split(N, -1)
     scan = _scan_within(args, u, projected, dt)
-    du, ddt, *_, dA, dD, ddt_bias = backward(dy, scan, checkpoints, dict(k=dk, q=dq, z=dz))
+    du, ddt, *_, dA, dD, ddt_bias = backward(dy, scan, saved_states, dict(k=dk, q=dq, z=dz))
     rows, ddt = du.flatten(1, 2), ddt.flatten(1, 2)
     torch.bmm(ddt, args.dt_proj, out=dlow)
     rows.baddbmm_(dprojected, args.x_proj)  # into du
-    _, dconv_weight, dconv_bias = conv_backward(du, _conv_within(args), dx, args.grid)
+    _, dconv_weight, dconv_bias = conv_backward(du, _conv_within(args), dx, args.conv_grid)
     dx_proj = torch.bmm(dprojected.mT, u.flatten(1, 2))
     ddt_proj = torch.bmm(ddt.mT, projected[..., :R])
+    if heads < D:
+        ddt_proj, ddt_bias = (t.unflatten(1, (heads, -1)).sum(2) for t in (ddt_proj, ddt_bias))
     return dxz, dconv_weight, dconv_bias, dx_proj, ddt_proj, ddt_bias, dA, dD
+
+
+def _with_channel_steps(args: MambaInnerArguments) -> MambaInnerArguments:
+    """Repeats the rows of dt_proj and dt_bias for the channels of each head: the kernels have a dt for each channel."""
+    dt_proj, dt_bias = args.dt_proj, args.dt_bias
+    if (repeats := args.sizes.D // dt_proj.shape[1]) == 1:
+        return args
+    return args._replace(dt_proj=dt_proj.repeat_interleave(repeats, 1), dt_bias=dt_bias.repeat_interleave(repeats, 1))
 
 
 def _conv_within(args: MambaInnerArguments) -> ConvArguments:
@@ -194,7 +206,7 @@ def _conv_within(args: MambaInnerArguments) -> ConvArguments:
 
 
 def _scan_within(args: MambaInnerArguments, u: Tensor, projected: Tensor, dt: Tensor) -> ScanArguments:
-    _, B, L, _, N, _, R = args.sizes
+    _, B, L, _, N, _, R, _ = args.sizes
     k, q = projected[..., R:].unflatten(1, (B, L)).split(N, -1)
     z = args.xz.chunk(2, -1)[1]
     return ScanArguments(u, dt, k, q, z, args.A, args.D, args.dt_bias, args.rule, args.reverse, "mean")
@@ -217,10 +229,10 @@ class _CudaParams(ScanParams):
             raise ValueError(f"scan: the CUDA kernels take up to {MAX_DIRECTIONS} directions, not {len(args.reverse)}")
         states, self.channels = args.k.shape[-1], args.x.shape[-1]
         super().__init__(args, kernel_dtype(args.x.dtype, states), CHUNK, LANES)
-        self.split = splits.Split(None, 1)
-        if states == SPLIT_STATES:
-            warps = splits.multiprocessors(self.device) * RESIDENT_WARPS[args.rule]
-            self.split = splits.split(args, splits.Device(warps, channels=LANES, direction_warps=2), CHUNK)
+        self.segments = segments.Segments(None, 1)
+        if states == SEGMENT_STATES:
+            warps = segments.multiprocessors(self.device) * RESIDENT_WARPS.get(args.rule, 1)
+            self.segments = segments.split(args, segments.Device(warps, channels=LANES, direction_warps=2), CHUNK)
 
     def activation(self, t: Tensor | None) -> Input:
         """As `Params.activation`; copies tensors whose pairs of channels are not aligned."""
@@ -239,16 +251,17 @@ class _CudaParams(ScanParams):
         if accumulate and self.struct.directions > 1:
             tokens, channels = self.struct.batch * self.struct.length, self.struct.channels
             self.output("accumulator", (tokens, self.struct.dz_step if self.struct.dx else channels), torch.float32)
-        split = Split(self.split.steps or 0)
-        if self.split.steps:
-            (G, B, _, N, width), segments = self.checkpoint_shape, self.split.num_segments
-            runs = 1 + splits.basis_runs(self.args.rule, N)
-            self.output("summaries", (G, B, segments, runs, N, width), torch.float32, split)
-            self.output("starts", (G, B, segments, N, width), torch.float32, split)
+        steps, count = self.segments
+        struct = Segments(steps or 0)
+        if steps:
+            G, B, _, N, width = self.saved_state_shape
+            runs = 1 + segments.basis_runs(self.args.rule, N)
+            self.output("summaries", (G, B, count, runs, N, width), torch.float32, struct)
+            self.output("starts", (G, B, count, N, width), torch.float32, struct)
         if self.struct.dx:
-            size = _open()[0].vl_cuda_scan_partials(ctypes.byref(self.struct), ctypes.byref(split))
+            size = _open()[0].vl_cuda_scan_partials(ctypes.byref(self.struct), ctypes.byref(struct))
             self.output("partials", (size,), torch.float32)
-        _queue("scan", function, self.device, self.struct, split)
+        _queue("scan", function, self.device, self.struct, struct)
 
 
 def _queue(operator: str, function: Callable, device: torch.device, *structs: ctypes.Structure) -> None:

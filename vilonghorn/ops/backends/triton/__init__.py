@@ -169,7 +169,7 @@ def _conv_parameters(args: ConvArguments) -> tuple[Tensor, Tensor]:
 
 def _conv_launch(args: ConvArguments, block: int) -> tuple[int, Callable]:
     """The number of programs for each block of channels, and a function that launches a kernel with its tensors."""
-    G, B, L, D, _, K, _ = args.sizes
+    G, B, L, D, _, K, *_ = args.sizes
     steps = CONV_STEPS
     if K > CONV_TAPS:
         block, steps = min(block, 32), 1

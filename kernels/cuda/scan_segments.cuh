@@ -10,8 +10,8 @@
 
 namespace vilonghorn {
 
-static_assert(VL_SPLIT_STATES == kStates, "in a run, a lane holds all states of a channel");
-constexpr int kSplitChannels = 2;  // channels per lane in a run
+static_assert(VL_SEGMENT_STATES == kStates, "in a run, a lane holds all states of a channel");
+constexpr int kRunChannels = 2;  // channels per lane in a run
 
 template <int RULE> constexpr int kRuns = 1 + (RULE == VL_LONGHORN_EXACT ? kStates : 1);
 
@@ -26,7 +26,7 @@ template <class T> struct SummaryShared {
 // One run over one segment, by one warp. The block index of the direction encodes the run and the direction.
 template <int RULE, class T>
 __global__ void __launch_bounds__(kWarp, 12) scan_summary(const __grid_constant__ Job job) {
-  constexpr int CHANNELS = kSplitChannels;
+  constexpr int CHANNELS = kRunChannels;
   typedef Vector<T, CHANNELS> Elements;
   VL_SHARED(shared);
   auto &memory = *(SummaryShared<T> *)shared;
@@ -87,8 +87,8 @@ __global__ void __launch_bounds__(kWarp, 12) scan_summary(const __grid_constant_
       step<RULE, 1>(s[c], gate<RULE>(dt[c] + bias[c], memory.key_norm[u]).value, input, key, A[c]);
     }
   }
-  const int64_t row = ((g * a.batch + b) * job.segments + warp.segment) * kRuns<RULE> + run;
-  StateRow<float>(job.split.summaries, row, a, channel, 0).save(s);
+  const int64_t row = ((g * a.batch + b) * job.num_segments + warp.segment) * kRuns<RULE> + run;
+  StateRow<float>(job.segments.summaries, row, a, channel, 0).save(s);
 }
 
 // Computes the start states from the summaries, segment by segment. Four lanes share a channel, with four states each.
@@ -101,21 +101,21 @@ template <int RULE> __global__ void __launch_bounds__(kWarp) scan_join(const __g
   const int64_t sequence = blockIdx.x / job.tiles;  // of a direction
   const bool reversed = is_reversed(job, (int)(sequence / a.batch)) != (a.dy.data != nullptr);
   const float *summaries =
-      (const float *)job.split.summaries + sequence * job.segments * (1 + BASIS_RUNS) * size + column;
-  float *starts = (float *)job.split.starts + sequence * job.segments * size + column;
+      (const float *)job.segments.summaries + sequence * job.num_segments * (1 + BASIS_RUNS) * size + column;
+  float *starts = (float *)job.segments.starts + sequence * job.num_segments * size + column;
   float s[4] = {};
-  VL_ROLL for (int first = 0; first < job.segments; first += PREFETCH) {
+  VL_ROLL for (int first = 0; first < job.num_segments; first += PREFETCH) {
     float after[PREFETCH][4], response[PREFETCH][BASIS_RUNS][4];
     VL_UNROLL for (int j = 0; j < PREFETCH; j++) {
-      const int i = first + j < job.segments ? first + j : job.segments - 1;
-      const float *summary = summaries + (int64_t)(reversed ? job.segments - 1 - i : i) * (1 + BASIS_RUNS) * size;
+      const int i = first + j < job.num_segments ? first + j : job.num_segments - 1;
+      const float *summary = summaries + (int64_t)(reversed ? job.num_segments - 1 - i : i) * (1 + BASIS_RUNS) * size;
       load_quad(summary + quad * 4 * width, after[j]);
       VL_UNROLL for (int p = 0; p < BASIS_RUNS; p++)  // in the order of the unit vectors' states
           load_quad(summary + (1 + (BASIS_RUNS > 1 ? p ^ quad * 4 : p)) * size + quad * 4 * width, response[j][p]);
     }
     VL_UNROLL for (int j = 0; j < PREFETCH; j++) {
-      if (first + j >= job.segments) break;
-      const int segment = reversed ? job.segments - 1 - first - j : first + j;
+      if (first + j >= job.num_segments) break;
+      const int segment = reversed ? job.num_segments - 1 - first - j : first + j;
       store_quad(starts + (int64_t)segment * size + quad * 4 * width, s);
       float next[4];
       VL_UNROLL for (int n = 0; n < 4; n++) next[n] = after[j][n];

@@ -4,12 +4,12 @@
 
 namespace vilonghorn {
 // The largest distance between a token and one that its taps read.
-static inline int64_t reach(const VlGrid &g, int64_t length, int64_t d_conv) {
+static inline int64_t reach(const VlConvGrid &g, int64_t length, int64_t d_conv) {
   const int64_t distance = g.height / 2 * g.columns + d_conv / g.height / 2 + 1;  // 1: the class token
   return distance < length ? distance : length;
 }
-// Fills `neighbors`, (length, d_conv), of VlGrid.
-static inline void fill_neighbors(const VlGrid &g, int64_t length, int64_t d_conv, int32_t *neighbors) {
+// Fills `neighbors`, (length, d_conv), of VlConvGrid.
+static inline void fill_neighbors(const VlConvGrid &g, int64_t length, int64_t d_conv, int32_t *neighbors) {
   const int64_t patches = g.rows * g.columns, width = d_conv / g.height, middle = patches / 2;
   const bool has_class_token = length > patches;
   const auto token = [&](int64_t patch) { return patch + (has_class_token && patch >= middle); };

@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import torch
 
+from ..rules import RULES
 from ..validate import ScanArguments
 
 MAX_SEGMENTS = 64
@@ -25,25 +26,25 @@ class Device(NamedTuple):
     direction_warps: int = 1  # warps that share the directions with reduce="mean"
 
 
-class Split(NamedTuple):
-    """Segments of `steps` steps each, in image order; the last may be shorter. steps is None without a split."""
+class Segments(NamedTuple):
+    """Segments of `steps` steps each, in image order; the last may be shorter. `steps` is None without a split."""
 
     steps: int | None
-    num_segments: int
+    count: int
 
 
 def basis_runs(rule: str, states: int) -> int:
     """Number of runs that find the linear part of a segment's map: one if it is diagonal."""
-    return states if rule == "longhorn_exact" else 1
+    return states if RULES[rule].couples_states else 1
 
 
-def split(args: ScanArguments, device: Device, chunk: int) -> Split:
-    """The split of a scan; the steps of a segment are a multiple of `chunk`, the steps between checkpoints."""
+def split(args: ScanArguments, device: Device, chunk: int) -> Segments:
+    """The segments of a scan; their steps are a multiple of `chunk`, the steps between saved states."""
     L, count = args.x.shape[2], num_segments(args, device)
     if count == 1:
-        return Split(None, 1)
+        return Segments(None, 1)
     steps = -(-L // (count * chunk)) * chunk
-    return Split(steps, -(-L // steps))
+    return Segments(steps, -(-L // steps))
 
 
 def num_segments(args: ScanArguments, device: Device) -> int:

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from vilonghorn.ops.backends import splits
+from vilonghorn.ops.backends import segments
 from vilonghorn.ops.validate import RULES, ScanArguments
 
 TRITON = dict(channels=32)  # of a warp
@@ -18,7 +18,7 @@ def arguments(B, L, *, D=384, rule="longhorn", reduce="mean", reverse=(False, Tr
 
 
 def count(B, L, *, backend, processors=132, **options):
-    return splits.num_segments(arguments(B, L, **options), splits.Device(8 * processors, **backend))
+    return segments.num_segments(arguments(B, L, **options), segments.Device(8 * processors, **backend))
 
 
 @both
@@ -36,16 +36,16 @@ def test_a_long_sequence_alone_is_split_so_far_as_the_machine_has_room(reduce, b
     assert found["longhorn"] == found["mamba"] > found["longhorn_exact"] > 1  # exact pays more for its summaries
     counts = [count(1, 6084, reduce=reduce, processors=p, backend=backend) for p in (1, 8, 32, 132)]
     assert counts == sorted(counts) and counts[0] == 1
-    assert 6084 // found["longhorn"] >= splits.MIN_STEPS
+    assert 6084 // found["longhorn"] >= segments.MIN_STEPS
 
 
 @pytest.mark.parametrize("length, wanted", [(6084, 64), (197, 3), (16, 2), (9, 2), (8, 4)])
 def test_segments_are_whole_chunks_and_cover_the_sequence(length, wanted, monkeypatch):
-    monkeypatch.setattr(splits, "num_segments", lambda args, device: wanted)
-    span, found = splits.split(arguments(1, length), splits.Device(1, 32), chunk=8)
+    monkeypatch.setattr(segments, "num_segments", lambda args, device: wanted)
+    span, found = segments.split(arguments(1, length), segments.Device(1, 32), chunk=8)
     assert span % 8 == 0 and found <= wanted
     assert (found - 1) * span < length <= found * span
 
 
 def test_a_scan_that_is_not_split_has_no_span():
-    assert splits.split(arguments(128, 197), splits.Device(1056, 32), chunk=8) == (None, 1)
+    assert segments.split(arguments(128, 197), segments.Device(1056, 32), chunk=8) == (None, 1)
