@@ -201,7 +201,7 @@ def test_without_gradients_all_blocks_are_one_call_if_each_is_as_it_was_made(cha
     if change == "norm":
         blocks[1].norm2 = nn.RMSNorm(24, eps=1e-5)
     if change == "wrapped":
-        blocks[1].mixer = Wrapped(blocks[1].mixer)
+        blocks[2].mixer = Wrapped(blocks[2].mixer)
     if change == "compiled":
         blocks[1].compile(backend="eager")
     name = "1.mixer.in_proj.weight"

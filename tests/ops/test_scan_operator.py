@@ -149,7 +149,7 @@ BAD = {
         r"reverse is \(nan,\), expected a tuple with True or False",
     ),
     "a flag alone": (dict(reverse=True), TypeError, "reverse is True, expected a tuple"),
-    "superfluous A": (dict(A=torch.zeros(1, 6, 16)), ValueError, "takes no A"),
+    "superfluous A": (dict(A=torch.zeros(1, 6, 16)), ValueError, "has no decay rates"),
     "missing A": (dict(rule="mamba"), ValueError, "needs A"),
     "shape of q": (
         dict(q=torch.zeros(1, 2, 9, 8)),

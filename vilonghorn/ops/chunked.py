@@ -56,6 +56,7 @@ def scan_chunked(
             True and False.
     """
     args = ChunkArguments(x, dt, k, q, D, dt_bias, check_flags("scan_chunked", reverse))
+    validate_chunks(args)
     if chunk not in (1, 2, 4, 8, 16, 32, 64, 128):
         raise ValueError(f"scan_chunked: chunk is {chunk}, expected a power of two, 128 at most")
     return _run_triton(args) if _runs_triton(x.device.type, x.dtype) else scan_chunked_in_torch(args, chunk)
@@ -87,7 +88,6 @@ def scan_chunked_in_torch(args: ChunkArguments, chunk: int = CHUNK) -> Tensor:
     if autocast_dtype(args.x) is not None:  # states stay in float32
         with torch.autocast(args.x.device.type, enabled=False):
             return scan_chunked_in_torch(args, chunk)
-    validate_chunks(args)
     x, dt, k, q, D, dt_bias, reverse = args
     (_, _, L, _), H, N, dtype = x.shape, dt.shape[-1], k.shape[-1], x.dtype
     compute = torch.promote_types(dtype, torch.float32)

@@ -3,14 +3,14 @@
 Forward saves the state of every CHUNK-th token. Backward recomputes a chunk from its state and differentiates it.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.func import vjp
 
+from ._torch import autograd_in_kernel
 from .rules import RULES, read
 from .scan_order import flip_reversed
 from .validate import ScanArguments
@@ -91,35 +91,36 @@ def forward(args: ScanArguments, save: bool) -> tuple[Tensor, Tensor]:
 
 def backward(dy: Tensor, args: ScanArguments, saved_states: Tensor) -> tuple[Tensor | None, ...]:
     """Gradients of a scan; see `Backend`."""
-    given = [i for i, t in enumerate(args[:8]) if t is not None]
+    with autograd_in_kernel(), torch.enable_grad():
+        args = ScanArguments(*(_leaf(t) if isinstance(t, Tensor) else t for t in args))
+        inputs = [t for t in args[:8] if t is not None]
+        tokens = prepare(args)
+        chunks = [Tokens(*map(_leaf, chunk)) for chunk in tokens.chunks()]
+        states = saved_states.view(len(chunks), *tokens.initial_state().shape)
+        with torch.no_grad():
+            y = [run_tokens(args.rule, state, chunk)[1] for state, chunk in zip(states, chunks)]
+        y = _leaf(torch.cat([tokens.x[:0], *y]))
+        dy_read, *direct = _grad([finish(y, args)], [y, *inputs], [dy])
 
-    def with_inputs(inputs: tuple[Tensor, ...]) -> ScanArguments:
-        return ScanArguments(*(inputs[given.index(i)] if i in given else t for i, t in enumerate(args)))
-
-    inputs = tuple(args[i] for i in given)
-    tokens, prepare_vjp = vjp(lambda *inputs: _present(prepare(with_inputs(inputs))), *inputs)
-    tokens = Tokens(*tokens, *[None] * (5 - len(tokens)))
-    chunks = list(tokens.chunks())
-    states = saved_states.view(len(chunks), *tokens.initial_state().shape)
-    y = torch.cat([tokens.x[:0], *(run_tokens(args.rule, *pair)[1] for pair in zip(states, chunks))])
-    dy_read, *direct = vjp(lambda y, *inputs: finish(y, with_inputs(inputs)), y, *inputs)[1](dy)
-
-    dstate, dchunks, dA = tokens.initial_state(), [], tokens.A
-    dA = None if dA is None else torch.zeros_like(dA)
-    for state, chunk, dy_chunk in reversed(list(zip(states, chunks, dy_read.split(CHUNK)))):
-        _, chunk_vjp = vjp(lambda s, *t: run_tokens(args.rule, s, Tokens(*t, *[None] * (5 - len(t)))), state, *_present(chunk))
-        dstate, *dtokens = chunk_vjp((dstate, dy_chunk))
-        dchunks.insert(0, dtokens[:4])
-        dA = None if dA is None else dA + dtokens[4]
-    dtokens = [torch.cat(parts) for parts in zip(*dchunks)] if dchunks else [torch.zeros_like(t) for t in tokens[:4]]
-    grads: list[Tensor | None] = [None] * 8
-    for i, through_scan, past_scan in zip(given, prepare_vjp(_present((*dtokens, dA))), direct):
-        grads[i] = (through_scan + past_scan).contiguous()
-    return tuple(grads)
+        dstate = tokens.initial_state()
+        dchunks: list[list[Tensor]] = []
+        for state, chunk, dy_chunk in reversed(list(zip(states, chunks, dy_read.split(CHUNK)))):
+            state, given = _leaf(state), [t for t in chunk if t is not None]
+            dstate, *dchunk = _grad(run_tokens(args.rule, state, chunk), [state, *given], [dstate, dy_chunk])
+            dchunks.insert(0, dchunk)
+        dtokens = [torch.cat(parts) for parts in zip(*(dchunk[:4] for dchunk in dchunks))]
+        dtokens += [sum(parts) for parts in zip(*(dchunk[4:] for dchunk in dchunks))]  # of A
+        through = _grad([t for t in tokens if t is not None], inputs, dtokens) if dchunks else direct
+    grads = iter([(a + b).contiguous() for a, b in zip(through, direct)])
+    return tuple(None if t is None else next(grads) for t in args[:8])
 
 
-def _present(tensors: tuple[Tensor | None, ...]) -> tuple[Tensor, ...]:
-    return tuple(t for t in tensors if t is not None)
+def _leaf(t: Tensor | None) -> Tensor | None:
+    return None if t is None else t.detach().requires_grad_()
+
+
+def _grad(outputs: Sequence[Tensor], inputs: Sequence[Tensor], grads: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    return torch.autograd.grad(outputs, inputs, grads, allow_unused=True, materialize_grads=True)
 
 
 def _to_time(t: Tensor, args: ScanArguments) -> Tensor:

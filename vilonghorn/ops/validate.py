@@ -209,6 +209,8 @@ def validate(operator: str, args: Any, sources: Sequence[str]) -> Sizes:
     G, _, _, D, N, K, R, H = sizes
     if G < 1 or len(args.reverse) != G:
         raise ValueError(f"{operator}: reverse has {len(args.reverse)} flags for {G} directions, expected one for each")
+    if R and (H < 1 or D % H):
+        raise ValueError(f"{operator}: dt has {H} heads, expected a divisor of the {D} channels")
     values.update(zip(sizes._fields, sizes))
     values.update({"2D": 2 * D, "R+2N": R + 2 * N, "2M": 2 * values.get("M", 0)})
     if (scales := getattr(args, "drop_scales", None)) is not None:
@@ -226,9 +228,6 @@ def validate(operator: str, args: Any, sources: Sequence[str]) -> Sizes:
             raise ValueError(f"{operator}: {name} is on {tensor.device} but {args._fields[0]} is on {device}")
         if tensor.dtype not in DTYPES:
             raise TypeError(f"{operator}: {name} is {tensor.dtype}, expected one of {', '.join(map(str, DTYPES))}")
-    has_heads = "H" in (*shapes.get("dt_proj", ()), *shapes.get("dt", ()))
-    if has_heads and R and (H < 1 or D % H):
-        raise ValueError(f"{operator}: dt has {H} heads, expected a divisor of the {D} channels")
     for name, size, limit in (("N", N, MAX_STATE), ("K", K, MAX_CONV)):
         if not 1 <= size <= limit and not (name == "N" and getattr(args, "rule", "") == NO_RULE):
             raise ValueError(f"{operator}: {name} is {size}, expected 1 to {limit}")

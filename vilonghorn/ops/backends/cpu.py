@@ -240,7 +240,8 @@ def blocks_forward(blocks: Sequence[BlockArguments]) -> Tensor:
     Returning to Python between blocks costs time (cold caches), so all calls are prepared before the first one runs.
     """
     _require("blocks")
-    x, sizes = blocks[0].x.contiguous(), [args.sizes for args in blocks]
+    tokens, sizes = blocks[0].x.contiguous(), [args.sizes for args in blocks]  # `tokens` is held to the end
+    x = tokens
     xz = x.new_empty(max(B * L * 2 * D for _, B, L, D, *_ in sizes))
     projected = x.new_empty(max(G * B * L * (R + 2 * N) for G, B, L, _, N, _, R, _ in sizes))
     streams = x.new_empty(x.shape), x.new_empty(x.shape)
