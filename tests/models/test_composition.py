@@ -34,20 +34,20 @@ def test_vim_tiny_with_a_file_of_its_authors_is_vim():
     assert error(model.double()(images().double()), expected) < 1e-12
 
 
-@pytest.mark.parametrize("name, form", [("vilonghorn_tiny", "longhorn"), ("vilonghorn_tiny_shared", "shared")])
+@pytest.mark.parametrize(
+    "name, rule, size",
+    [
+        ("vilonghorn_tiny", "longhorn", 224),
+        ("vilonghorn_tiny_shared", "longhorn", 224),
+        ("vilonghorn_nano_exact", "longhorn_exact", 64),
+    ],
+)
 @torch.no_grad()
-def test_vilonghorn_tiny_is_its_equations(name, form):
-    model = stirred(name)
-    expected = composition.vilonghorn(model.state_dict(), images(), form)
-    assert error(model(images()), expected) < TOLERANCE
-    assert error(model.double()(images().double()), expected) < 1e-12
-
-
-@torch.no_grad()
-def test_the_exact_form_is_its_equations():
-    model = stirred("vilonghorn_nano_exact", img_size=64)
-    expected = composition.vilonghorn(model.state_dict(), images(64), "longhorn_exact")
-    assert error(model(images(64)), expected) < TOLERANCE
+def test_a_model_is_its_equations(name, rule, size):
+    model = stirred(name, img_size=size)
+    expected = composition.vilonghorn(model.state_dict(), images(size), rule)
+    assert error(model(images(size)), expected) < TOLERANCE
+    assert error(model.double()(images(size).double()), expected) < 1e-12
 
 
 @torch.no_grad()
@@ -79,7 +79,7 @@ def test_a_switch_and_all_its_gradients_are_its_equations(name):
     flags = kwargs["reverse"] if kwargs["reverse"] is ALTERNATE else (kwargs["reverse"],)
     batch, leaves = torch.randn(2, 3, 12, 20, dtype=torch.float64), dict(model.named_parameters())
     options = kwargs["rule"], flags, kwargs["global_pool"]
-    expected = composition.switched(leaves, batch, *options)
+    expected = composition.vilonghorn(leaves, batch, *options)
     ours, theirs = (torch.autograd.grad(y.square().sum(), list(leaves.values())) for y in (model(batch), expected))
     assert error(model(batch), expected) < 1e-12
     wrong = {name: error(a, b) for name, a, b in zip(leaves, ours, theirs)}

@@ -64,11 +64,6 @@ def test_without_positions_it_is_the_model_whose_positions_are_nought(dynamic, i
     torch.testing.assert_close(without(large), learned(large))
 
 
-def test_an_unknown_kind_of_positions_is_refused():
-    with pytest.raises(ValueError, match="pos_embed is 'rope', expected 'learn' or 'none'"):
-        small(pos_embed="rope")
-
-
 def test_pooling_reads_what_it_says(images):
     model = small()
     tokens = model.forward_features(images)
@@ -87,20 +82,19 @@ def test_pooling_reads_what_it_says(images):
         torch.testing.assert_close(model(images), model.head(features))
 
 
-@pytest.mark.parametrize("pool", ["map", "prr"])
-def test_pooling_by_attention_reads_every_patch_and_can_be_taken_out(pool, images):
-    model = small(global_pool=pool)
+def test_pooling_by_attention_reads_every_patch_and_can_be_removed(images):
+    model = small(global_pool="map")
     patches = images.clone().requires_grad_()
     tokens = model.forward_features(patches).detach().requires_grad_()
     pooled = model.forward_head(tokens, pre_logits=True)
     assert pooled.shape == (2, 32) and torch.equal(model(images), model.head(pooled))
     pooled.sum().backward()
     assert (tokens.grad[:, 1:].abs().sum(-1) > 0).all()
-    with pytest.raises(ValueError, match=f"global_pool '{'prr' if pool == 'map' else 'map'}' has layers"):
-        model.reset_classifier(5, "prr" if pool == "map" else "map")
     model.reset_classifier(5, "avg")
     assert model.attn_pool is None
     torch.testing.assert_close(model.forward_head(tokens, pre_logits=True), tokens[:, 1:].mean(1))
+    with pytest.raises(ValueError, match="global_pool 'map' has layers that this model .global_pool 'avg'. lacks"):
+        model.reset_classifier(5, "map")
 
 
 def test_dropped_patches_are_left_out_in_training_alone(images):
@@ -111,7 +105,7 @@ def test_dropped_patches_are_left_out_in_training_alone(images):
     assert model.forward_features(images)[:, 0].requires_grad
 
 
-@pytest.mark.parametrize("pool", ["catavgmax", "cls", None])
+@pytest.mark.parametrize("pool", ["catavgmax", "prr", None])
 def test_an_unknown_pooling_is_refused_with_the_known_ones(pool):
     with pytest.raises(ValueError, match="expected one of 'token', 'avg'"):
         small(global_pool=pool)
@@ -170,13 +164,6 @@ def test_every_parameter_takes_part(rule, images):
     assert all(p.grad is not None and p.grad.abs().sum() > 0 for p in model.parameters())
 
 
-def test_padding_takes_sizes_that_are_no_multiple_of_the_patch():
-    dynamic = small(dynamic_img_size=True, dynamic_img_pad=True)
-    assert dynamic.forward_features(torch.randn(1, 3, 33, 23)).shape == (1, 1 + 5 * 3, 32)
-    fixed = small(img_size=(33, 23), dynamic_img_pad=True)
-    assert fixed.forward_features(torch.randn(1, 3, 33, 23)).shape == (1, 1 + 5 * 3, 32)
-
-
 def test_set_input_size_gives_the_output_of_dynamic_resampling():
     model = small(dynamic_img_size=True)
     images = torch.randn(1, 3, 48, 64)
@@ -219,8 +206,3 @@ def test_a_model_on_meta_runs_and_has_no_buffers():
     model = small(device="meta")
     assert model(torch.empty(2, 3, 32, 32, device="meta")).shape == (2, 5)
     assert not list(model.buffers())
-
-
-def test_an_unknown_rule_is_refused():
-    with pytest.raises(ValueError, match="'transformer'.*'longhorn_exact'"):
-        small(rule="transformer")
