@@ -33,6 +33,22 @@ RULES = {
 }
 
 
+BY_KEYWORD = [  # names that docs/models.md replaces by keywords, with the parameters that they had, in millions
+    ("vilonghorn_base", dict(directions="shared"), 91.52),
+    ("vilonghorn_small_shared", dict(stride=8), 23.84),
+    ("vilonghorn_tiny_sfp", dict(directions="shared"), 6.92),
+    ("vilonghorn_small_sfp", dict(embed_dim=768), 101.21),
+    ("vilonghornv2_small", dict(stride=8), 24.66),
+    ("vilonghornv2_small_sfp", dict(embed_dim=1536, heads=16), 105.96),
+]
+
+
+@pytest.mark.parametrize("name, keywords, millions", BY_KEYWORD)
+def test_keywords_give_the_models_without_a_name(name, keywords, millions):
+    model = timm.create_model(name, device="meta", **keywords)
+    assert round(sum(p.numel() for p in model.parameters()) / 1e6, 2) == millions
+
+
 @pytest.mark.parametrize("name", PARAMETERS)
 def test_parameter_counts_are_the_published_ones(name):
     count = sum(p.numel() for p in timm.create_model(name, device="meta").parameters())

@@ -54,7 +54,7 @@ def fit_state_dict(checkpoint: dict[str, Any], model: VisionSSM) -> dict[str, Te
     fitted = unwrap(checkpoint)
     if wrong := [name for name, value in fitted.items() if not torch.isfinite(value).all()]:
         raise ValueError(
-            f"{len(wrong)} of {len(fitted)} tensors of this checkpoint contain NaN or infinity: {_some(wrong)}; "
+            f"{len(wrong)} of {len(fitted)} tensors of this checkpoint hold NaN or infinity ({_some(wrong)}); "
             "expected finite weights; take an earlier checkpoint"
         )
     if isinstance(model, PyramidSSM) and not any(name.startswith("pyramid.") for name in fitted):
