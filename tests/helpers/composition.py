@@ -182,7 +182,7 @@ def depth(weights: dict[str, Tensor], prefix: str) -> int:
     return 1 + max(int(name.split(".")[1]) for name in weights if name.startswith(prefix))
 
 
-def stir(weights: dict[str, Tensor], seed: int = 0) -> dict[str, Tensor]:
+def perturb(weights: dict[str, Tensor], seed: int = 0) -> dict[str, Tensor]:
     """A copy with every number moved, so that no weight that starts at 0 or 1 hides a mistake."""
     generator = torch.Generator().manual_seed(seed)
     return {

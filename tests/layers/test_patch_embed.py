@@ -29,7 +29,7 @@ def test_without_overlap_it_is_timms_patch_embedding():
 
 
 @given(height=st.integers(1, 40), width=st.integers(1, 40), patch=st.integers(1, 9), stride=st.integers(1, 9))
-def test_padding_covers_every_pixel_and_the_grid_is_foretold(height, width, patch, stride):
+def test_padding_covers_every_pixel_and_the_grid_is_known_before(height, width, patch, stride):
     assume(stride <= patch)
     embed = PatchEmbed((height, width), patch, stride, in_chans=1, embed_dim=1, dynamic_img_pad=True)
     torch.nn.init.ones_(embed.proj.weight)

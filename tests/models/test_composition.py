@@ -16,11 +16,11 @@ def images(size=224):
     return torch.randn(1, 3, size, size, generator=torch.Generator().manual_seed(1))
 
 
-def stirred(name, **kwargs):
+def perturbed(name, **kwargs):
     """A model, and its weights away from their start."""
     torch.manual_seed(0)
     model = timm.create_model(name, **kwargs).eval()
-    model.load_state_dict(composition.stir(model.state_dict()))
+    model.load_state_dict(composition.perturb(model.state_dict()))
     return model
 
 
@@ -44,7 +44,7 @@ def test_vim_tiny_with_a_file_of_its_authors_is_vim():
 )
 @torch.no_grad()
 def test_a_model_is_its_equations(name, rule, size):
-    model = stirred(name, img_size=size)
+    model = perturbed(name, img_size=size)
     expected = composition.vilonghorn(model.state_dict(), images(size), rule)
     assert error(model(images(size)), expected) < TOLERANCE
     assert error(model.double()(images(size).double()), expected) < 1e-12
@@ -73,7 +73,7 @@ SWITCHES = {
 @pytest.mark.parametrize("name", SWITCHES)
 def test_a_switch_and_all_its_gradients_are_its_equations(name):
     kwargs = {"rule": "longhorn_exact", "global_pool": "token", "reverse": (False, True), **SWITCHES[name]}
-    model = stirred(
+    model = perturbed(
         "vilonghorn_nano", img_size=(12, 20), patch_size=4, embed_dim=16, depth=2, num_classes=3, **kwargs
     ).double()
     flags = kwargs["reverse"] if kwargs["reverse"] is ALTERNATE else (kwargs["reverse"],)

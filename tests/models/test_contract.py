@@ -11,7 +11,7 @@ from torch.export import Dim, export
 
 import vilonghorn  # noqa: F401  (registers the models)
 
-NANOS = ["vilonghorn_nano", "vilonghorn_nano_exact", "vilonghorn_nano_shared", "vilonghornv2_nano", "vim_nano"]
+NANOS = ["vilonghorn_nano", "vilonghorn_nano_shared", "vilonghornv2_nano", "vim_nano"]
 SMALL = dict(img_size=32, patch_size=8, embed_dim=32)
 
 

@@ -134,7 +134,7 @@ def test_keywords_make_the_model_of_another_name_and_take_its_weights(name, base
     assert torch.equal(again(images), model(images))
 
 
-@pytest.mark.parametrize("name", ["vilonghorn_tiny", "vilonghorn_small_exact", "vim_nano"])
+@pytest.mark.parametrize("name", ["vilonghorn_tiny", "vilonghorn_small_exact", "vilonghorn_tiny_sfp", "vim_nano"])
 def test_pretrained_is_refused_while_there_is_nothing_to_load(name):
     with pytest.raises(RuntimeError, match=f"no pretrained weights for {name}"):
         timm.create_model(name, pretrained=True, device="meta")
@@ -147,6 +147,7 @@ def test_pretrained_is_refused_while_there_is_nothing_to_load(name):
         ("vim_tiny", "hustvl/Vim-tiny-midclstok", "vim_t_midclstok_76p1acc.pth"),
         ("vim_small", "hustvl/Vim-small-midclstok", "vim_s_midclstok_80p5acc.pth"),
         ("vim_base", "hustvl/Vim-base-midclstok", "vim_b_midclstok_81p9acc.pth"),
+        ("vim_tiny_sfp", "hustvl/Vim-tiny-midclstok", "vim_t_midclstok_76p1acc.pth"),
         ("vim_tiny_stride8", "hustvl/Vim-tiny-midclstok", "vim_t_midclstok_ft_78p3acc.pth"),
     ],
 )

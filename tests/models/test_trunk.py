@@ -51,7 +51,7 @@ def test_the_model_is_vims_trunk_composed_by_hand(rule, images):
 
 
 @pytest.mark.parametrize("dynamic", [False, True])
-def test_without_positions_it_is_the_model_whose_positions_are_nought(dynamic, images):
+def test_without_positions_it_is_the_model_whose_positions_are_zero(dynamic, images):
     learned, without = small(dynamic_img_size=dynamic), small(pos_embed="none", dynamic_img_size=dynamic)
     assert without.pos_embed is None and "pos_embed" not in without.state_dict()
     torch.nn.init.zeros_(learned.pos_embed)
@@ -177,7 +177,7 @@ def test_set_input_size_gives_the_output_of_dynamic_resampling():
     assert model(images).shape == (1, 5)
 
 
-def test_resampling_positions_lifts_the_class_row_out():
+def test_resampling_positions_keeps_the_row_of_the_class_token():
     model = small()
     with torch.no_grad():
         model.pos_embed.fill_(2.0)[:, 0] = 7.0
@@ -188,7 +188,7 @@ def test_resampling_positions_lifts_the_class_row_out():
 
 
 @pytest.mark.parametrize("rule", RULES)
-def test_a_model_made_on_meta_is_whole_after_init_weights(rule, images):
+def test_a_model_made_on_meta_is_initialised_by_init_weights(rule, images):
     model = small(rule=rule, device="meta", dtype=torch.float64)
     assert all(t.is_meta and t.dtype == torch.float64 for t in model.parameters())
     model = model.to_empty(device="cpu")

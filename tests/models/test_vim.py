@@ -43,7 +43,7 @@ def test_the_official_keys_and_shapes_load_strictly_and_come_back_exactly(name, 
     assert all(torch.equal(back[key], weights[key]) for key in weights)
 
 
-def test_a_model_goes_out_and_comes_back_exactly():
+def test_a_model_is_written_and_read_exactly():
     model = timm.create_model("vim_nano", img_size=48)
     state_dict = model.state_dict()
     wrapped = {f"module.{key}": value for key, value in vim.to_official(state_dict).items()}
@@ -59,7 +59,7 @@ def test_position_rows_are_in_the_order_of_the_sequence_there():
     assert vim.to_official(model.state_dict())["pos_embed"][0, :, 0].tolist() == [1, 2, 3, 4, 0, 5, 6, 7, 8, 9]
 
 
-def test_a_file_of_224_px_loads_into_another_size_with_the_class_row_lifted_out(weights, path):
+def test_a_file_of_224_px_loads_into_another_size_with_the_row_of_the_class_token_kept(weights, path):
     model = load(path, img_size=(96, 160), num_classes=10)
     pos = weights["pos_embed"]
     assert torch.equal(model.pos_embed[:, 0], pos[:, 98])

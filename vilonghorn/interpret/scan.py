@@ -105,32 +105,32 @@ def retention(scan: ScanInputs) -> Tensor:
         where s is after t in the direction's time.
     """
     G, B, L, width = scan.values.shape
-    kept = scan.values.new_zeros(G, B, L, L)
-    written = scan.k.norm(dim=-1).clamp_min(torch.finfo(scan.k.dtype).tiny)  # (G, B, L)
+    fractions = scan.values.new_zeros(G, B, L, L)
+    key_norms = scan.k.norm(dim=-1).clamp_min(torch.finfo(scan.k.dtype).tiny)  # (G, B, L)
     for g, part in _slices(scan, L):
         carried = scan.gate.new_zeros(B, L, scan.k.shape[-1], part.stop - part.start)
-        sources = []  # positions of the tokens in `carried`
+        positions: list[int] = []  # of the tokens in `carried`
         for t, gate, k, _, A in _tokens(scan, g, part):
-            past = len(sources)
+            past = len(positions)
             carried[:, :past] = step(scan.rule, carried[:, :past], 0.0, gate, k, A)
             carried[:, past] = k.squeeze(1)
-            sources.append(t)
+            positions.append(t)
             remaining = carried[:, : past + 1].norm(dim=-2).sum(-1) / width
-            kept[g].select(1, t)[:, sources] += remaining / written[g][:, sources]
-    return kept
+            fractions[g].select(1, t)[:, positions] += remaining / key_norms[g][:, positions]
+    return fractions
 
 
-def half_life(kept: Tensor, reverse: Sequence[bool]) -> Tensor:
+def half_life(fractions: Tensor, reverse: Sequence[bool]) -> Tensor:
     """Number of tokens until less than half of a token remains in the state, from the result of `retention`.
 
     Returns (G, B, L): at least 1; infinite where more than half remains at the end of the sequence.
     """
     half_lives = []
-    later = torch.ones(kept.shape[-2:], dtype=torch.bool, device=kept.device).tril()  # t >= s
-    for fraction, flag in zip(kept, reverse):
+    later = torch.ones(fractions.shape[-2:], dtype=torch.bool, device=fractions.device).tril()  # t >= s
+    for fraction, flag in zip(fractions, reverse):
         fraction = fraction.flip(1, 2) if flag else fraction  # (B, t, s) in the direction's own time
         consecutive = ((fraction >= 0.5) | ~later).long().cumprod(1)
-        tokens = (consecutive * later).sum(1).to(kept.dtype).masked_fill(consecutive[:, -1].bool(), torch.inf)
+        tokens = (consecutive * later).sum(1).to(fractions.dtype).masked_fill(consecutive[:, -1].bool(), torch.inf)
         half_lives.append(tokens.flip(1) if flag else tokens)
     return torch.stack(half_lives)
 

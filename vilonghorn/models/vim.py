@@ -84,11 +84,11 @@ def to_official(state_dict: dict[str, Tensor]) -> dict[str, Tensor]:
         ValueError: not the state dict of a `vim_*` model.
     """
     stacked = state_dict.get("blocks.0.mixer.A_log")
-    switches = ("blocks.0.mixer.scan_norm", "blocks.0.norm2.weight")
+    not_in_vim = ("blocks.0.mixer.scan_norm", "blocks.0.norm2.weight")
     if (
         stacked is None
         or len(stacked) != 2
-        or any(name in state_dict for name in switches)
+        or any(name in state_dict for name in not_in_vim)
         or state_dict["blocks.0.mixer.conv_weight"].dim() != 3
     ):
         raise ValueError(
