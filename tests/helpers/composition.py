@@ -20,9 +20,7 @@ def vim(weights: dict[str, Tensor], images: Tensor, stride: int = 16) -> Tensor:
     hidden = torch.cat([patches[:, :middle], class_token, patches[:, middle:]], 1) + w["pos_embed"]  # in sequence order
     residual = torch.zeros_like(hidden)
     for i in range(depth(w, "layers.")):
-        layer = {
-            name.removeprefix(f"layers.{i}."): value for name, value in w.items() if name.startswith(f"layers.{i}.")
-        }
+        layer = of_layer(w, f"layers.{i}.")
         residual = residual + hidden  # add, then norm
         hidden = vim_mixer(layer, norm(residual, layer["norm.weight"], 1e-5))
     last = norm(residual + hidden, w["norm_f.weight"], 1e-5)[:, middle]
@@ -50,74 +48,57 @@ def vim_mixer(layer: dict[str, Tensor], tokens: Tensor) -> Tensor:
     return (total / 2) @ layer["mixer.out_proj.weight"].T
 
 
-def vilonghorn(weights: dict[str, Tensor], images: Tensor, form: str, stride: int = 16) -> Tensor:
-    """Logits of Vision Longhorn, from its state dict; form "longhorn", "longhorn_exact" or "shared"."""
-    w = {name: value.double() for name, value in weights.items()}
-    patches = embed(images, w["patch_embed.proj.weight"], w["patch_embed.proj.bias"], stride)
-    middle = patches.shape[1] // 2
-    patches, class_token = patches + w["pos_embed"][:, 1:], w["cls_token"] + w["pos_embed"][:, :1]  # prefix first
-    stream = torch.cat([patches[:, :middle], class_token.expand(len(images), -1, -1), patches[:, middle:]], 1)
-    for i in range(depth(w, "blocks.")):
-        layer = {
-            name.removeprefix(f"blocks.{i}."): value for name, value in w.items() if name.startswith(f"blocks.{i}.")
-        }
-        normed = norm(stream, layer["norm.weight"], 1e-5)
-        stream = stream + (shared_mixer(layer, normed) if form == "shared" else longhorn_mixer(layer, normed, form))
-    last = norm(stream, w["norm.weight"], 1e-5)[:, middle]
-    return last @ w["head.weight"].T + w["head.bias"]
-
-
-def longhorn_mixer(layer: dict[str, Tensor], tokens: Tensor, rule: str) -> Tensor:
-    """Vim's block with Longhorn's scan: directions with parameters of their own, averaged, gated."""
-    x, z = (tokens @ layer["mixer.in_proj.weight"].T).chunk(2, -1)
-    outputs = []
-    for g in range(2):
-        u = x.flip(1) if g == 1 else x
-        u = causal_conv(u, layer["mixer.conv_weight"][g].unsqueeze(1), layer["mixer.conv_bias"][g])
-        beta, k, q = gates(u, layer["mixer.x_proj"][g], layer["mixer.dt_proj"][g], layer["mixer.dt_bias"][g])
-        y = online_learner(u, beta, k, q, rule) + layer["mixer.D"][g] * u
-        outputs.append(y.flip(1) if g == 1 else y)
-    return (sum(outputs) / 2 * silu(z)) @ layer["mixer.out_proj.weight"].T
-
-
-def switched(
-    weights: dict[str, Tensor], images: Tensor, rule: str, in_turn: tuple[tuple[bool, ...], ...], pool: str
+def vilonghorn(
+    weights: dict[str, Tensor],
+    images: Tensor,
+    rule: str,
+    reverse: tuple[tuple[bool, ...], ...] = ((False, True),),
+    pool: str = "token",
 ) -> Tensor:
-    """Logits of Vision Longhorn with any of its switches, which the shapes of a float64 state dict tell.
+    """Logits of Vision Longhorn, from its state dict, whose shapes tell the keywords of the model.
 
-    `in_turn` has the flags of block i at i modulo its length. Convolutions over the grid are summed token by token.
+    `reverse` has the flags of block i at i modulo its length. Convolutions over the grid are summed token by token.
     """
-    w, size = weights, weights["patch_embed.proj.weight"].shape[-1]
+    w = {name: value.double() for name, value in weights.items()}
+    size = w["patch_embed.proj.weight"].shape[-1]
     grid = (images.shape[2] // size, images.shape[3] // size)
     middle = grid[0] * grid[1] // 2  # place of the class token
     patches = embed(images, w["patch_embed.proj.weight"], w["patch_embed.proj.bias"], size) + w["pos_embed"][:, 1:]
     class_token = (w["cls_token"] + w["pos_embed"][:, :1]).expand(len(images), -1, -1)
     stream = torch.cat([patches[:, :middle], class_token, patches[:, middle:]], 1)
     for i in range(depth(w, "blocks.")):
-        layer = {
-            name.removeprefix(f"blocks.{i}."): value for name, value in w.items() if name.startswith(f"blocks.{i}.")
-        }
+        layer = of_layer(w, f"blocks.{i}.")
         normed = norm(stream, layer["norm.weight"], 1e-5)
-        x, z = (normed @ layer["mixer.in_proj.weight"].T).chunk(2, -1)
-        flags, total = in_turn[i % len(in_turn)], 0
-        for g, backwards in enumerate(flags):
-            turn = (lambda t: t.flip(1)) if backwards else (lambda t: t)
-            filters, bias = layer["mixer.conv_weight"][g], layer["mixer.conv_bias"][g]
-            if filters.dim() == 2:
-                u = causal_conv(turn(x), filters[:, None], bias)
-            else:
-                u = turn(grid_conv(x, filters, bias, grid))
-            beta, k, q = gates(u, layer["mixer.x_proj"][g], layer["mixer.dt_proj"][g], layer["mixer.dt_bias"][g])
-            heads = beta.shape[-1]
-            beta = torch.stack([beta[..., channel * heads // u.shape[-1]] for channel in range(u.shape[-1])], -1)
-            total = total + turn(online_learner(u, beta, k, q, rule) + layer["mixer.D"][g] * u)
-        stream = stream + (total / len(flags) * silu(z)) @ layer["mixer.out_proj.weight"].T
+        if "mixer.scan_norm" in layer:
+            stream = stream + shared_mixer(layer, normed)
+        else:
+            stream = stream + longhorn_mixer(layer, normed, rule, reverse[i % len(reverse)], grid)
         if "mlp.fc1.weight" in layer:
             gate, value = (norm(stream, layer["norm2.weight"], 1e-5) @ layer["mlp.fc1.weight"].T).chunk(2, -1)
             stream = stream + (silu(gate) * value) @ layer["mlp.fc2.weight"].T
     last = norm(stream, w["norm.weight"], 1e-5)
     read = [t for t in range(last.shape[1]) if (t == middle) == (pool == "token")]
     return last[:, read].mean(1) @ w["head.weight"].T + w["head.bias"]
+
+
+def longhorn_mixer(
+    layer: dict[str, Tensor], tokens: Tensor, rule: str, reverse: tuple[bool, ...], grid: tuple[int, int]
+) -> Tensor:
+    """Vim's block with Longhorn's scan: directions with parameters of their own, averaged, gated."""
+    x, z = (tokens @ layer["mixer.in_proj.weight"].T).chunk(2, -1)
+    total = 0
+    for g, backwards in enumerate(reverse):
+        turn = (lambda t: t.flip(1)) if backwards else (lambda t: t)
+        filters, bias = layer["mixer.conv_weight"][g], layer["mixer.conv_bias"][g]
+        if filters.dim() == 2:
+            u = causal_conv(turn(x), filters[:, None], bias)
+        else:
+            u = turn(grid_conv(x, filters, bias, grid))
+        beta, k, q = gates(u, layer["mixer.x_proj"][g], layer["mixer.dt_proj"][g], layer["mixer.dt_bias"][g])
+        heads = beta.shape[-1]
+        beta = torch.stack([beta[..., channel * heads // u.shape[-1]] for channel in range(u.shape[-1])], -1)
+        total = total + turn(online_learner(u, beta, k, q, rule) + layer["mixer.D"][g] * u)
+    return (total / len(reverse) * silu(z)) @ layer["mixer.out_proj.weight"].T
 
 
 def grid_conv(x: Tensor, weight: Tensor, bias: Tensor, grid: tuple[int, int]) -> Tensor:
@@ -193,11 +174,15 @@ def silu(x: Tensor) -> Tensor:
     return x / (1 + torch.exp(-x))
 
 
+def of_layer(weights: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    return {name.removeprefix(prefix): value for name, value in weights.items() if name.startswith(prefix)}
+
+
 def depth(weights: dict[str, Tensor], prefix: str) -> int:
     return 1 + max(int(name.split(".")[1]) for name in weights if name.startswith(prefix))
 
 
-def stir(weights: dict[str, Tensor], seed: int = 0) -> dict[str, Tensor]:
+def perturb(weights: dict[str, Tensor], seed: int = 0) -> dict[str, Tensor]:
     """A copy with every number moved, so that no weight that starts at 0 or 1 hides a mistake."""
     generator = torch.Generator().manual_seed(seed)
     return {

@@ -31,7 +31,7 @@ IMAGES = torch.randn(2, 3, 12, 20, generator=torch.Generator().manual_seed(1), d
     "name, options",
     [
         ("vilonghorn_nano", {}),
-        ("vilonghorn_nano_exact", dict(reverse=((False,), (True,)), heads=4)),
+        ("vilonghorn_nano_exact", dict(reverse=((False,), (True,)), num_heads=4)),
         ("vilonghornv2_nano", dict(mlp_ratio=0, depth=3)),
         ("vim_nano", {}),
     ],

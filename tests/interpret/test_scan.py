@@ -59,19 +59,6 @@ def test_rows_times_the_values_are_the_scan_and_the_whole_layer(rule, reverse):
         torch.testing.assert_close(mixer(tokens).double(), whole, rtol=tolerance, atol=tolerance)
 
 
-@pytest.mark.parametrize("rule", RULES)
-def test_rows_are_what_autograd_says_of_the_values_alone(rule):
-    mixer, tokens, values = made(rule)
-    x, _ = values["xz"].split(D, dim=-1)
-    u = convolution(x, values["conv_weight"], values["conv_bias"], mixer.reverse)
-    low, k, q = torch.einsum("gbld,gpd->gblp", u, values["x_proj"]).split([R, N, N], dim=-1)
-    dt = torch.einsum("gblr,gdr->gbld", low, values["dt_proj"])
-    free = u.detach().requires_grad_()  # gates, keys and queries stay
-    y = oracle(free, dt, k, q, A=values.get("A"), dt_bias=values["dt_bias"], rule=rule, reverse=mixer.reverse)
-    rows = attention_rows(scan_inputs(mixer, tokens), [4], per_channel=True)[:, :, 0]
-    torch.testing.assert_close(rows, torch.autograd.grad(y[:, :, 4].sum(), free)[0], rtol=1e-10, atol=1e-12)
-
-
 @pytest.mark.parametrize("carried", [interpret_scan.MAX_STATES, 1, 3 * B * L * N])
 @pytest.mark.parametrize("rule", RULES)
 def test_chosen_rows_and_averages_are_those_of_every_row(rule, carried, monkeypatch):
@@ -119,11 +106,11 @@ def test_what_is_left_of_a_token_is_what_the_matrices_of_later_tokens_leave(rule
 
 
 FORMS = {
-    "shared": dict(directions="shared"),
-    "shared, exact": dict(rule="longhorn_exact", directions="shared", reverse=(True, False, True)),
-    "shared, mamba": dict(rule="mamba", directions="shared"),
-    "scalar beta": dict(heads=1),
-    "scalar beta, shared": dict(heads=1, directions="shared"),
+    "shared": dict(shared_directions=True),
+    "shared, exact": dict(rule="longhorn_exact", shared_directions=True, reverse=(True, False, True)),
+    "shared, mamba": dict(rule="mamba", shared_directions=True),
+    "scalar beta": dict(num_heads=1),
+    "scalar beta, shared": dict(num_heads=1, shared_directions=True),
 }
 
 

@@ -29,7 +29,7 @@ def test_without_overlap_it_is_timms_patch_embedding():
 
 
 @given(height=st.integers(1, 40), width=st.integers(1, 40), patch=st.integers(1, 9), stride=st.integers(1, 9))
-def test_padding_covers_every_pixel_and_the_grid_is_foretold(height, width, patch, stride):
+def test_padding_covers_every_pixel_and_the_grid_is_known_before(height, width, patch, stride):
     assume(stride <= patch)
     embed = PatchEmbed((height, width), patch, stride, in_chans=1, embed_dim=1, dynamic_img_pad=True)
     torch.nn.init.ones_(embed.proj.weight)
@@ -71,6 +71,9 @@ def test_sizes_that_do_not_fit_are_refused_by_name():
             r"channels come first.*permute\(0, 3, 1, 2\).*shape is \[2, 32, 32, 3\]",
         ),
         (torch.zeros(3, 32, 32), ValueError, r"shape \[3, 32, 32\].*a batch of one.*images\[None\]"),
+        (torch.zeros(2, 1, 32, 32), ValueError, "images have 1 channels, expected 3; give in_chans=1"),
+        (torch.zeros(0, 3, 32, 32), ValueError, r"shape \[0, 3, 32, 32\], expected at least one image"),
+        (torch.zeros(2, 3, 0, 8), ValueError, r"shape \[2, 3, 0, 8\], expected at least one image"),
         (torch.zeros(2, 3, 32, 32).byte(), TypeError, r"torch.uint8.*convert to float in \[0, 1\] and normalise"),
         (torch.zeros(2, 3, 32, 32).bool(), TypeError, "torch.bool"),
         (torch.zeros(2, 3, 32, 32).double(), TypeError, r"torch.float64.*torch.float32.*\.float\(\).*\.double\(\)"),

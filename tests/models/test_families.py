@@ -17,14 +17,12 @@ PARAMETERS = {  # 1000 classes, 224 px, patch 16; published or computed from the
     "vilonghorn_base": 96.42,
     "vilonghorn_tiny_exact": 6.85,
     "vilonghorn_small_exact": 25.21,
-    "vilonghorn_base_exact": 96.42,
     "vilonghornv2_nano": 0.65,
     "vilonghornv2_tiny": 6.51,
     "vilonghornv2_small": 24.25,
     "vilonghornv2_base": 93.43,
     "vilonghorn_tiny_shared": 6.29,
     "vilonghorn_small_shared": 23.64,
-    "vilonghorn_base_shared": 91.52,
 }
 RULES = {
     "vilonghorn_nano": "longhorn",
@@ -35,6 +33,22 @@ RULES = {
 }
 
 
+BY_KEYWORD = [  # names that docs/models.md replaces by keywords, with the parameters that they had, in millions
+    ("vilonghorn_base", dict(shared_directions=True), 91.52),
+    ("vilonghorn_small_shared", dict(stride=8), 23.84),
+    ("vilonghorn_tiny_sfp", dict(shared_directions=True), 6.92),
+    ("vilonghorn_small_sfp", dict(embed_dim=768), 101.21),
+    ("vilonghornv2_small", dict(stride=8), 24.66),
+    ("vilonghornv2_small_sfp", dict(embed_dim=1536, num_heads=16), 105.96),
+]
+
+
+@pytest.mark.parametrize("name, keywords, millions", BY_KEYWORD)
+def test_keywords_give_the_models_without_a_name(name, keywords, millions):
+    model = timm.create_model(name, device="meta", **keywords)
+    assert round(sum(p.numel() for p in model.parameters()) / 1e6, 2) == millions
+
+
 @pytest.mark.parametrize("name", PARAMETERS)
 def test_parameter_counts_are_the_published_ones(name):
     count = sum(p.numel() for p in timm.create_model(name, device="meta").parameters())
@@ -43,20 +57,14 @@ def test_parameter_counts_are_the_published_ones(name):
 
 
 def test_the_families_are_listed_by_timm():
-    names = [*(f"{size}{form}" for size in ("nano", "tiny", "small", "base") for form in ("", "_exact", "_shared"))]
-    names += [
-        *(f"{name}_sfp" for name in names),
-        *(f"{name}_stride8" for name in names if name[:4] in ("tiny", "smal")),
-        "nano_patch8",
-        "nano_exact_patch8",
-    ]
-    assert set(timm.list_models(module="vilonghorn")) == {f"vilonghorn_{name}" for name in names}
-    v2 = {f"vilonghornv2_{name}" for name in names if "exact" not in name and "shared" not in name}
-    assert set(timm.list_models(module="vilonghornv2")) == v2
-    vim = {f"vim_{name}" for name in names if not any(form in name for form in ("exact", "shared"))}
-    assert set(timm.list_models(module="vim")) == vim
+    names = {"nano", "tiny", "small", "base", "nano_patch8", "nano_sfp", "tiny_sfp", "small_sfp", "tiny_stride8"}
+    forms = {f"{size}_{form}" for size in ("nano", "tiny", "small") for form in ("exact", "shared")}
+    first = names | forms | {"small_stride8", "nano_exact_patch8"}
+    assert set(timm.list_models(module="vilonghorn")) == {f"vilonghorn_{name}" for name in first}
+    assert set(timm.list_models(module="vilonghornv2")) == {f"vilonghornv2_{name}" for name in names}
+    assert set(timm.list_models(module="vim")) == {f"vim_{name}" for name in names | {"base_sfp"}}
     assert timm.models.model_entrypoint("vim_tiny") is vilonghorn.models.vim.vim_tiny
-    assert "stride=8" in vilonghorn.models.vilonghorn.vilonghorn_tiny_shared_stride8.__doc__
+    assert "stride=8" in vilonghorn.models.vilonghorn.vilonghorn_tiny_stride8.__doc__
 
 
 @pytest.mark.parametrize("name", [name for name in timm.list_models() if name.endswith("_stride8") and "vi" in name])
@@ -74,13 +82,6 @@ def test_the_second_family_has_the_parameters_of_the_first(size):
     models = [timm.create_model(f"{family}_{size}", device="meta") for family in ("vilonghorn", "vilonghornv2")]
     first, second = (sum(p.numel() for p in model.parameters()) for model in models)
     assert abs(second / first - 1) < 0.05
-
-
-def test_ablations_are_made_by_keyword_and_change_what_they_say():
-    width, rank, depth = 192, 6, 6
-    models = [timm.create_model("vilonghorn_nano", heads=heads) for heads in (None, 1)]
-    vector, scalar = (sum(p.numel() for p in model.parameters()) for model in models)
-    assert vector - scalar == depth * 2 * (2 * rank * width - 2)  # x_proj, dt_proj and dt_bias of two directions
 
 
 @pytest.mark.parametrize("name", RULES)
@@ -113,7 +114,27 @@ def test_variants_are_made_by_keyword():
     assert model.patch_embed.grid_size == (7, 3) and model.blocks[0].mixer.A_log is not None
 
 
-@pytest.mark.parametrize("name", ["vilonghorn_tiny", "vilonghorn_base_exact", "vim_nano", "vim_small_stride8"])
+@pytest.mark.parametrize(
+    "name, base, keywords",
+    [
+        ("vilonghorn_nano_exact_patch8", "vilonghorn_nano_patch8", dict(rule="longhorn_exact")),
+        ("vilonghorn_nano_exact_patch8", "vilonghorn_nano_exact", dict(patch_size=8, global_pool="avg")),
+        ("vilonghornv2_nano_patch8", "vilonghornv2_nano", dict(patch_size=8, mlp_ratio=1.0)),
+        ("vim_nano_patch8", "vilonghorn_nano_patch8", dict(rule="mamba", embed_dim=92)),
+    ],
+)
+@torch.no_grad()
+def test_keywords_make_the_model_of_another_name_and_take_its_weights(name, base, keywords):
+    model = timm.create_model(name, pretrained=True).eval()
+    cfg = model.pretrained_cfg
+    overlay = dict(file=cfg["file"], num_classes=480, input_size=(3, 64, 64))
+    sizes = dict(img_size=64, num_classes=480)
+    again = timm.create_model(base, pretrained=True, pretrained_cfg_overlay=overlay, **sizes, **keywords).eval()
+    images = torch.randn(1, 3, 64, 64)
+    assert torch.equal(again(images), model(images))
+
+
+@pytest.mark.parametrize("name", ["vilonghorn_tiny", "vilonghorn_small_exact", "vilonghorn_tiny_sfp", "vim_nano"])
 def test_pretrained_is_refused_while_there_is_nothing_to_load(name):
     with pytest.raises(RuntimeError, match=f"no pretrained weights for {name}"):
         timm.create_model(name, pretrained=True, device="meta")
@@ -126,6 +147,7 @@ def test_pretrained_is_refused_while_there_is_nothing_to_load(name):
         ("vim_tiny", "hustvl/Vim-tiny-midclstok", "vim_t_midclstok_76p1acc.pth"),
         ("vim_small", "hustvl/Vim-small-midclstok", "vim_s_midclstok_80p5acc.pth"),
         ("vim_base", "hustvl/Vim-base-midclstok", "vim_b_midclstok_81p9acc.pth"),
+        ("vim_tiny_sfp", "hustvl/Vim-tiny-midclstok", "vim_t_midclstok_76p1acc.pth"),
         ("vim_tiny_stride8", "hustvl/Vim-tiny-midclstok", "vim_t_midclstok_ft_78p3acc.pth"),
     ],
 )

@@ -49,16 +49,13 @@ def test_indices_choose_blocks_and_stopping_early_runs_no_more(model, images):
     assert torch.equal(early[0], everything[0]) and torch.equal(early[1], everything[1])
 
 
-def test_prefix_tokens_come_beside_the_maps(model, images):
-    features = model.forward_intermediates(images, return_prefix_tokens=True, norm=True, intermediates_only=True)
+def test_prefix_tokens_come_beside_the_maps_or_in_a_dictionary(model, images):
     final = model.forward_features(images)
+    features = model.forward_intermediates(images, return_prefix_tokens=True, norm=True, intermediates_only=True)
     assert torch.equal(features[-1][1], final[:, :1])
-
-
-def test_the_dictionary_holds_what_was_asked_for(model, images):
     full = model.forward_intermediates(images, indices=2, return_prefix_tokens=True, output_dict=True)
     assert full.keys() == {"image_features", "image_intermediates", "image_intermediates_prefix"}
-    assert torch.equal(full["image_features"], model.forward_features(images))
+    assert torch.equal(full["image_features"], final)
     assert [tuple(t.shape) for t in full["image_intermediates_prefix"]] == [(2, 1, 32)] * 2
     bare = model.forward_intermediates(images, output_dict=True, intermediates_only=True)
     assert bare.keys() == {"image_intermediates"}

@@ -61,7 +61,7 @@ def test_timms_own_tests_pass_on_our_models(source, tmp_path, capsys):
     names, report = models(), tmp_path / "report.xml"
     environment = {
         **os.environ,
-        "PYTHONPATH": os.pathsep.join([str(ROOT / "tests"), str(ROOT), os.environ.get("PYTHONPATH", "")]),
+        "PYTHONPATH": os.pathsep.join([str(ROOT / "tests" / "helpers"), str(ROOT), os.environ.get("PYTHONPATH", "")]),
         "VILONGHORN_MODELS": " ".join(names),
         "VILONGHORN_DEPTH": "" if FULL else "3",
         "VILONGHORN_TMP": str(tmp_path),

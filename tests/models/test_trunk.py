@@ -51,7 +51,7 @@ def test_the_model_is_vims_trunk_composed_by_hand(rule, images):
 
 
 @pytest.mark.parametrize("dynamic", [False, True])
-def test_without_positions_it_is_the_model_whose_positions_are_nought(dynamic, images):
+def test_without_positions_it_is_the_model_whose_positions_are_zero(dynamic, images):
     learned, without = small(dynamic_img_size=dynamic), small(pos_embed="none", dynamic_img_size=dynamic)
     assert without.pos_embed is None and "pos_embed" not in without.state_dict()
     torch.nn.init.zeros_(learned.pos_embed)
@@ -62,11 +62,6 @@ def test_without_positions_it_is_the_model_whose_positions_are_nought(dynamic, i
     for model in (learned, without):
         model.set_input_size((48, 40))
     torch.testing.assert_close(without(large), learned(large))
-
-
-def test_an_unknown_kind_of_positions_is_refused():
-    with pytest.raises(ValueError, match="pos_embed is 'rope', expected 'learn' or 'none'"):
-        small(pos_embed="rope")
 
 
 def test_pooling_reads_what_it_says(images):
@@ -87,20 +82,19 @@ def test_pooling_reads_what_it_says(images):
         torch.testing.assert_close(model(images), model.head(features))
 
 
-@pytest.mark.parametrize("pool", ["map", "prr"])
-def test_pooling_by_attention_reads_every_patch_and_can_be_taken_out(pool, images):
-    model = small(global_pool=pool)
+def test_pooling_by_attention_reads_every_patch_and_can_be_removed(images):
+    model = small(global_pool="map")
     patches = images.clone().requires_grad_()
     tokens = model.forward_features(patches).detach().requires_grad_()
     pooled = model.forward_head(tokens, pre_logits=True)
     assert pooled.shape == (2, 32) and torch.equal(model(images), model.head(pooled))
     pooled.sum().backward()
     assert (tokens.grad[:, 1:].abs().sum(-1) > 0).all()
-    with pytest.raises(ValueError, match=f"global_pool '{'prr' if pool == 'map' else 'map'}' has layers"):
-        model.reset_classifier(5, "prr" if pool == "map" else "map")
     model.reset_classifier(5, "avg")
     assert model.attn_pool is None
     torch.testing.assert_close(model.forward_head(tokens, pre_logits=True), tokens[:, 1:].mean(1))
+    with pytest.raises(ValueError, match="global_pool 'map' has layers that this model .global_pool 'avg'. lacks"):
+        model.reset_classifier(5, "map")
 
 
 def test_dropped_patches_are_left_out_in_training_alone(images):
@@ -111,7 +105,7 @@ def test_dropped_patches_are_left_out_in_training_alone(images):
     assert model.forward_features(images)[:, 0].requires_grad
 
 
-@pytest.mark.parametrize("pool", ["catavgmax", "cls", None])
+@pytest.mark.parametrize("pool", ["catavgmax", "prr", None])
 def test_an_unknown_pooling_is_refused_with_the_known_ones(pool):
     with pytest.raises(ValueError, match="expected one of 'token', 'avg'"):
         small(global_pool=pool)
@@ -170,13 +164,6 @@ def test_every_parameter_takes_part(rule, images):
     assert all(p.grad is not None and p.grad.abs().sum() > 0 for p in model.parameters())
 
 
-def test_padding_takes_sizes_that_are_no_multiple_of_the_patch():
-    dynamic = small(dynamic_img_size=True, dynamic_img_pad=True)
-    assert dynamic.forward_features(torch.randn(1, 3, 33, 23)).shape == (1, 1 + 5 * 3, 32)
-    fixed = small(img_size=(33, 23), dynamic_img_pad=True)
-    assert fixed.forward_features(torch.randn(1, 3, 33, 23)).shape == (1, 1 + 5 * 3, 32)
-
-
 def test_set_input_size_gives_the_output_of_dynamic_resampling():
     model = small(dynamic_img_size=True)
     images = torch.randn(1, 3, 48, 64)
@@ -190,7 +177,7 @@ def test_set_input_size_gives_the_output_of_dynamic_resampling():
     assert model(images).shape == (1, 5)
 
 
-def test_resampling_positions_lifts_the_class_row_out():
+def test_resampling_positions_keeps_the_row_of_the_class_token():
     model = small()
     with torch.no_grad():
         model.pos_embed.fill_(2.0)[:, 0] = 7.0
@@ -201,7 +188,7 @@ def test_resampling_positions_lifts_the_class_row_out():
 
 
 @pytest.mark.parametrize("rule", RULES)
-def test_a_model_made_on_meta_is_whole_after_init_weights(rule, images):
+def test_a_model_made_on_meta_is_initialised_by_init_weights(rule, images):
     model = small(rule=rule, device="meta", dtype=torch.float64)
     assert all(t.is_meta and t.dtype == torch.float64 for t in model.parameters())
     model = model.to_empty(device="cpu")
@@ -219,8 +206,3 @@ def test_a_model_on_meta_runs_and_has_no_buffers():
     model = small(device="meta")
     assert model(torch.empty(2, 3, 32, 32, device="meta")).shape == (2, 5)
     assert not list(model.buffers())
-
-
-def test_an_unknown_rule_is_refused():
-    with pytest.raises(ValueError, match="'transformer'.*'longhorn_exact'"):
-        small(rule="transformer")

@@ -15,8 +15,8 @@ from torch import Tensor
 
 from ..layers import Mixer
 from ..ops.mamba_inner import projections
-from ..ops.reference import read, step, step_size
-from ..ops.validate import MambaInnerArguments, with_grid
+from ..ops.rules import RULES, read
+from ..ops.validate import MambaInnerArguments, flatten_filter
 
 MAX_STATES = 2**23  # numbers in the states computed at once: with more tokens, fewer channels at once
 
@@ -39,16 +39,19 @@ class ScanInputs(NamedTuple):
 def scan_inputs(mixer: Mixer, tokens: Tensor, grid: Sequence[int] | None = None) -> ScanInputs:
     """Computes the inputs of a mixer's scan from its inputs: normed tokens, (B, L, dim), in scan order, and the grid.
 
-    What the directions share is repeated for each.
+    What the directions share is repeated for each. Raises ValueError for a mixer without a rule.
     """
+    if mixer.rule not in RULES:
+        raise ValueError(f"the mixer has rule {mixer.rule!r}, expected one with a scan: {', '.join(RULES)}")
     shared, G = mixer.scan_norm is not None, len(mixer.reverse)
     dtype = torch.promote_types(mixer.D.dtype, torch.float32)
     filters, *others = (t if t is None else t.to(dtype) for t in mixer.inner_weights())
-    filters, grid_options = with_grid("scan_inputs", filters, grid)
+    filters, conv_grid = flatten_filter("scan_inputs", filters, grid)
     xz, flags = mixer.in_proj(tokens).to(dtype), [0] if shared else mixer.flags
-    args = MambaInnerArguments(xz, filters, *others, mixer.rule, flags, grid_options)
+    args = MambaInnerArguments(xz, filters, *others, mixer.rule, flags, conv_grid)
     z, u, dt, k, q = projections(args)
-    gate = step_size(mixer.rule, dt + args.dt_bias[:, None, None], k)
+    dt = (dt + args.dt_bias[:, None, None]).repeat_interleave(u.shape[-1] // dt.shape[-1], -1)
+    gate = RULES[mixer.rule].gate(dt, k)
     u, gate, k, q, A, D = (t if t is None else t.expand(G, *t.shape[1:]) for t in (u, gate, k, q, args.A, args.D))
     return ScanInputs(mixer.rule, mixer.reverse, u, gate, k, q, z, A, D)
 
@@ -88,7 +91,7 @@ def attention_rows(scan: ScanInputs, queries: Sequence[int] | None = None, per_c
                 rows[g, :, :, s, part] = row
             else:
                 rows[g, :, :, s] += row.abs().sum(-1) / width
-            carried = step(scan.rule, carried, 0.0, gate, k, A)
+            carried = RULES[scan.rule].step(carried, 0.0, gate, k, A)
     return rows
 
 
@@ -105,32 +108,32 @@ def retention(scan: ScanInputs) -> Tensor:
         where s is after t in the direction's time.
     """
     G, B, L, width = scan.values.shape
-    kept = scan.values.new_zeros(G, B, L, L)
-    written = scan.k.norm(dim=-1).clamp_min(torch.finfo(scan.k.dtype).tiny)  # (G, B, L)
+    fractions = scan.values.new_zeros(G, B, L, L)
+    key_norms = scan.k.norm(dim=-1).clamp_min(torch.finfo(scan.k.dtype).tiny)  # (G, B, L)
     for g, part in _slices(scan, L):
         carried = scan.gate.new_zeros(B, L, scan.k.shape[-1], part.stop - part.start)
-        sources = []  # positions of the tokens in `carried`
+        positions: list[int] = []  # of the tokens in `carried`
         for t, gate, k, _, A in _tokens(scan, g, part):
-            past = len(sources)
-            carried[:, :past] = step(scan.rule, carried[:, :past], 0.0, gate, k, A)
+            past = len(positions)
+            carried[:, :past] = RULES[scan.rule].step(carried[:, :past], 0.0, gate, k, A)
             carried[:, past] = k.squeeze(1)
-            sources.append(t)
+            positions.append(t)
             remaining = carried[:, : past + 1].norm(dim=-2).sum(-1) / width
-            kept[g].select(1, t)[:, sources] += remaining / written[g][:, sources]
-    return kept
+            fractions[g].select(1, t)[:, positions] += remaining / key_norms[g][:, positions]
+    return fractions
 
 
-def half_life(kept: Tensor, reverse: Sequence[bool]) -> Tensor:
+def half_life(fractions: Tensor, reverse: Sequence[bool]) -> Tensor:
     """Number of tokens until less than half of a token remains in the state, from the result of `retention`.
 
     Returns (G, B, L): at least 1; infinite where more than half remains at the end of the sequence.
     """
     half_lives = []
-    later = torch.ones(kept.shape[-2:], dtype=torch.bool, device=kept.device).tril()  # t >= s
-    for fraction, flag in zip(kept, reverse):
+    later = torch.ones(fractions.shape[-2:], dtype=torch.bool, device=fractions.device).tril()  # t >= s
+    for fraction, flag in zip(fractions, reverse):
         fraction = fraction.flip(1, 2) if flag else fraction  # (B, t, s) in the direction's own time
         consecutive = ((fraction >= 0.5) | ~later).long().cumprod(1)
-        tokens = (consecutive * later).sum(1).to(kept.dtype).masked_fill(consecutive[:, -1].bool(), torch.inf)
+        tokens = (consecutive * later).sum(1).to(fractions.dtype).masked_fill(consecutive[:, -1].bool(), torch.inf)
         half_lives.append(tokens.flip(1) if flag else tokens)
     return torch.stack(half_lives)
 

@@ -194,7 +194,9 @@ class Mixer(nn.Module):
         options = (self.scan_norm, self.rule, self.flags, grid)
         return F.linear(torch.ops.vilonghorn.mamba_inner(F.linear(x, in_proj), *inner, *options), out_proj)
 
-    def inner_weights(self) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None, Tensor | None, Tensor | None, Tensor | None]:
+    def inner_weights(
+        self,
+    ) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None, Tensor | None, Tensor | None, Tensor | None]:
         """conv_weight, conv_bias, x_proj, dt_proj, dt_bias, A and D, as `vilonghorn.ops.mamba_inner` takes them."""
         A: Tensor | None = None
         if self.A_log is not None:

@@ -1,17 +1,16 @@
 """Patch embedding."""
 
-from typing import Final
+from typing import Any
 
+import timm.layers
 import torch
 import torch.nn.functional as F
-from timm.layers import register_notrace_function, resample_patch_embed, to_2tuple
+from timm.layers import register_notrace_function, to_2tuple
 from torch import Tensor, nn
 
 
-class PatchEmbed(nn.Module):
+class PatchEmbed(timm.layers.PatchEmbed):
     """Image to tokens by one convolution: timm's `PatchEmbed` with a stride, so that patches may overlap."""
-
-    dynamic_img_pad: Final[bool]
 
     def __init__(
         self,
@@ -40,24 +39,17 @@ class PatchEmbed(nn.Module):
         Raises:
             ValueError: a stride outside 1..patch_size, or an image that is not a whole number of patches.
         """
-        super().__init__()
-        self.strict_img_size = strict_img_size
-        self.dynamic_img_pad = dynamic_img_pad
-        self._set_sizes(to_2tuple(img_size), to_2tuple(patch_size), to_2tuple(patch_size if stride is None else stride))
+        sizes = to_2tuple(img_size), to_2tuple(patch_size), to_2tuple(patch_size if stride is None else stride)
+        check_sizes(*sizes, dynamic_img_pad)
+        options: dict[str, Any] = dict(device=device, dtype=dtype)
+        options |= dict(strict_img_size=strict_img_size, dynamic_img_pad=dynamic_img_pad)
+        super().__init__(img_size, sizes[1], in_chans, embed_dim, **options)
         self.in_chans = in_chans
         self.backbone: nn.Module = nn.Identity()  # the stem of `StemEmbed`
-        self.proj = nn.Conv2d(
-            in_chans, embed_dim, kernel_size=self.patch_size, stride=self.stride, device=device, dtype=dtype
-        )
+        self.proj.stride = sizes[2]
+        self._set_sizes(*sizes)
 
     def _set_sizes(self, img_size: tuple[int, int], patch_size: tuple[int, int], stride: tuple[int, int]) -> None:
-        """Sets the sizes and the grid; changes nothing if the sizes do not fit each other."""
-        if min(patch_size) < 1:
-            raise ValueError(f"patch_size is {patch_size}, expected at least one pixel in height and width")
-        if not all(1 <= s <= p for s, p in zip(stride, patch_size)):
-            raise ValueError(f"stride is {stride}, expected 1 to the patch size {patch_size}")
-        if not self.dynamic_img_pad:
-            check_image_size(img_size, patch_size, stride)
         self.img_size, self.patch_size, self.stride = img_size, patch_size, stride
         self.grid_size = self.dynamic_feat_size(img_size)
         self.num_patches = self.grid_size[0] * self.grid_size[1]
@@ -74,15 +66,14 @@ class PatchEmbed(nn.Module):
         Raises:
             ValueError: sizes that do not fit each other.
         """
-        old_patch, new_patch = self.patch_size, to_2tuple(self.patch_size if patch_size is None else patch_size)
-        new_stride = new_patch if self.stride == old_patch else self.stride
-        self._set_sizes(to_2tuple(self.img_size if img_size is None else img_size), new_patch, new_stride)
-        if new_patch != old_patch:
-            weight = self.proj.weight
-            with torch.no_grad():
-                resampled = resample_patch_embed(weight, list(new_patch))
-            self.proj.weight = nn.Parameter(resampled, requires_grad=weight.requires_grad)
-            self.proj.kernel_size, self.proj.stride = self.patch_size, self.stride
+        new_patch = to_2tuple(self.patch_size if patch_size is None else patch_size)
+        stride = new_patch if self.stride == self.patch_size else self.stride
+        sizes = to_2tuple(self.img_size if img_size is None else img_size), new_patch, stride
+        check_sizes(*sizes, self.dynamic_img_pad)
+        if new_patch != self.patch_size:
+            super().set_input_size(patch_size=new_patch)
+            self.proj.stride = stride
+        self._set_sizes(*sizes)
 
     def feat_ratio(self, as_scalar: bool = True) -> tuple[int, int] | int:
         """Stride of the token grid, in pixels."""
@@ -121,7 +112,17 @@ class PatchEmbed(nn.Module):
         if self.dynamic_img_pad:
             pad_h, pad_w = self.padding((H, W))
             x = F.pad(x, (0, pad_w, 0, pad_h))
-        return self.proj(self.backbone(x)).flatten(2).transpose(1, 2)
+        return self.norm(self.proj(self.backbone(x)).flatten(2).transpose(1, 2))
+
+
+def check_sizes(img_size: tuple[int, int], patch_size: tuple[int, int], stride: tuple[int, int], pad: bool) -> None:
+    """Raises ValueError if a model cannot have these sizes."""
+    if min(patch_size) < 1:
+        raise ValueError(f"patch_size is {patch_size}, expected at least one pixel in height and width")
+    if not all(1 <= s <= p for s, p in zip(stride, patch_size)):
+        raise ValueError(f"stride is {stride}, expected 1 to the patch size {patch_size}")
+    if not pad:
+        check_image_size(img_size, patch_size, stride)
 
 
 @register_notrace_function
@@ -138,6 +139,8 @@ def check_images(x: Tensor, in_chans: int, weight: Tensor) -> None:
             f"images have {x.shape[1]} channels, expected {in_chans}; {remedy}; "
             f"their shape is {list(x.shape)}, expected (batch, channels, height, width)"
         )
+    if x.shape[0] == 0 or x.shape[2] == 0 or x.shape[3] == 0:
+        raise ValueError(f"images have shape {list(x.shape)}, expected at least one image of at least one pixel")
     if not x.is_floating_point():
         raise TypeError(
             f"images are {x.dtype}, expected floating point; convert to float in [0, 1] and normalise by the mean and "
@@ -149,8 +152,6 @@ def check_images(x: Tensor, in_chans: int, weight: Tensor) -> None:
             f"images are {x.dtype} and the weights of the model {weight.dtype}, expected one dtype; "
             "convert both by .float(), or both by .double()"
         )
-    if x.shape[0] == 0 or x.shape[2] == 0 or x.shape[3] == 0:
-        raise ValueError(f"images have shape {list(x.shape)}, expected at least one image of at least one pixel")
 
 
 @register_notrace_function

@@ -4,7 +4,6 @@ The output of a stem has one position per patch, as in timm's `HybridEmbed`; a 1
 """
 
 import math
-from typing import Any
 
 import timm
 import torch
@@ -22,8 +21,8 @@ class StemEmbed(PatchEmbed):
     ) -> None:
         """
         Args:
-            stem: "conv" for `conv_stem`; the name of a timm model with features at stride `patch_size`; or a module
-                from images (B, in_chans, H, W) to such a map, or to a list that ends with it.
+            stem: "conv" for stride-2 convolutions; the name of a timm model with features at stride `patch_size`; or a
+                module from images (B, in_chans, H, W) to such a map, or to a list that ends with it.
             args: of `PatchEmbed`; stride is None or `patch_size`, which is the stride of the stem's map.
             in_chans: image channels.
             embed_dim: width of the tokens.
@@ -44,26 +43,20 @@ class StemEmbed(PatchEmbed):
         if stem == "conv":
             stem = conv_stem(patch, in_chans, embed_dim, **dd)
         elif isinstance(stem, str):
-            stem = timm.create_model(
-                stem, features_only=True, out_indices=(_stage(stem, patch),), in_chans=in_chans, **dd
-            )
-        self.backbone, channels = self._run_once(stem, **dd)
-        self.proj = nn.Conv2d(channels, embed_dim, 1, **dd)
-
-    def _run_once(self, stem: nn.Module, device=None, dtype=None) -> tuple[nn.Module, int]:
-        """Runs the stem once, and returns it (with one map as its output) and its number of channels."""
-        training, side = stem.training, 4 * self.patch_size[0]
+            stem = timm_stem(stem, patch, in_chans, **dd)
+        is_training, side = stem.training, 4 * patch
         with torch.no_grad():
-            output = stem.eval()(torch.zeros(1, self.in_chans, side, side, device=device, dtype=dtype))
-        stem.train(training)
+            output = stem.eval()(torch.zeros(1, in_chans, side, side, **dd))
+        stem.train(is_training)
         if isinstance(output, (list, tuple)):
             stem, output = nn.Sequential(stem, LastMap()), output[-1]
         if output.dim() != 4 or output.shape[2:] != (4, 4):
             raise ValueError(
                 f"the stem returns {list(output.shape)} for an image of {side}x{side} pixels, expected a map "
-                f"[1, channels, 4, 4] at stride {self.patch_size[0]}; use another stem or patch_size"
+                f"[1, channels, 4, 4] at stride {patch}; use another stem or patch_size"
             )
-        return stem, output.shape[1]
+        del self.proj  # the stem comes before it in the order of parameters
+        self.backbone, self.proj = stem, nn.Conv2d(output.shape[1], embed_dim, 1, **dd)
 
     def set_input_size(
         self, img_size: int | tuple[int, int] | None = None, patch_size: int | tuple[int, int] | None = None
@@ -87,17 +80,8 @@ class LastMap(nn.Module):
 def conv_stem(patch_size: int, in_chans: int, embed_dim: int, device=None, dtype=None) -> nn.Sequential:
     """3x3 convolutions of stride 2, each with a norm and a ReLU (Xiao et al., arXiv 2106.14881).
 
-    The last one has embed_dim channels; each one before it has half the channels of the next.
-
-    Args:
-        patch_size: a power of two, at least 2.
-        in_chans: image channels.
-        embed_dim: channels of the map, (B, embed_dim, H / patch_size, W / patch_size).
-        device: of the parameters.
-        dtype: of the parameters.
-
-    Raises:
-        ValueError: another patch size.
+    The last one has embed_dim channels; each one before it has half the channels of the next. Raises ValueError if
+    `patch_size` is not a power of two, at least 2.
     """
     dd = {"device": device, "dtype": dtype}
     if patch_size < 2 or not math.log2(patch_size).is_integer():
@@ -112,11 +96,9 @@ def conv_stem(patch_size: int, in_chans: int, embed_dim: int, device=None, dtype
     return nn.Sequential(*layers)
 
 
-def _stage(name: str, stride: int) -> int:
-    """Index of a timm model's features at `stride`."""
-    with torch.device("meta"):
-        info: Any = timm.create_model(name, features_only=True).feature_info
-    reductions = info.reduction()
+def timm_stem(name: str, stride: int, in_chans: int, **dd) -> nn.Module:
+    """A timm model's features at `stride`. Raises ValueError if it has none."""
+    reductions = timm.create_model(name, features_only=True, device="meta").feature_info.reduction()  # type: ignore
     if stride not in reductions:
         raise ValueError(f"{name} has features at strides {reductions}, none at {stride}; give a patch_size among them")
-    return reductions.index(stride)
+    return timm.create_model(name, features_only=True, out_indices=(reductions.index(stride),), in_chans=in_chans, **dd)

@@ -1,14 +1,18 @@
-"""Sizes, default configurations and construction of the registered models."""
+"""Sizes, default configurations and construction of the registered models, and of their feature extractors."""
 
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
+import torch
 from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD, IMAGENET_INCEPTION_MEAN, IMAGENET_INCEPTION_STD
+from timm.layers import is_exportable
 from timm.models import build_model_with_cfg, resolve_pretrained_cfg
+from torch import Tensor
 
+from ..layers.exportable import make_exportable
+from ._timm import FeatureGetterNet
 from ._transformers import keep_names
-from .features import Features, PyramidFeatures
 from .pyramid import PyramidSSM
 from .trunk import VisionSSM
 from .weights import fit_state_dict
@@ -17,12 +21,9 @@ NANO = dict(embed_dim=96, depth=6)
 TINY = dict(embed_dim=192, depth=24)
 SMALL = dict(embed_dim=384, depth=24)
 BASE = dict(embed_dim=768, depth=24)
-# With a feature pyramid; the larger sizes have the default of 256 channels.
-NANO_SFP = NANO | dict(pyramid_channels=64)
-TINY_SFP = TINY | dict(pyramid_channels=128)
 STRIDE8 = dict(stride=8)  # overlapping patches
-# For small images.
-PATCH8 = dict(patch_size=8, global_pool="avg")
+PATCH8 = dict(patch_size=8, global_pool="avg")  # for small images
+SFP: dict[str, Any] = dict(num_classes=0, fixed_input_size=False)  # entries of the configuration of a feature pyramid
 
 WEIGHTS = Path(__file__).parents[1] / "weights"
 ICON_NAMES = tuple((WEIGHTS / "icons480.txt").read_text(encoding="utf-8").splitlines())  # of the classes
@@ -87,6 +88,10 @@ def build_model(
             f"output_stride is {output_stride}, expected 32: {variant} has no stages to dilate; take maps at strides 4 "
             "to 32 from a model whose name ends in _sfp, and a decoder that reads them, such as smp's Unet or UPerNet"
         )
+    if "heads" in kwargs:  # in records of runs of version 0.1, as is `directions`
+        kwargs["num_heads"] = kwargs.pop("heads")
+    if "directions" in kwargs:
+        kwargs["shared_directions"] = kwargs.pop("directions") == "shared"
     if kwargs.get("features_only"):
         keep_names()
     if pretrained:
@@ -97,7 +102,7 @@ def build_model(
                 "weights, or name your own file with pretrained_cfg_overlay=dict(file=...)"
             )
     feature_cls = PyramidFeatures if issubclass(model_cls, PyramidSSM) else Features
-    return build_model_with_cfg(
+    model = build_model_with_cfg(
         model_cls,
         variant,
         pretrained,
@@ -105,3 +110,26 @@ def build_model(
         feature_cfg=dict(out_indices=model_cls.num_default_features, feature_cls=feature_cls),
         **kwargs,
     )
+    return make_exportable(model) if is_exportable() else model
+
+
+class Features(FeatureGetterNet):
+    """Returns the maps of chosen blocks or levels of `model`, in a list: timm's, with layer groups and weight decay."""
+
+    @torch.jit.ignore
+    def no_weight_decay(self) -> set[str]:
+        """As `VisionSSM.no_weight_decay`."""
+        return {f"model.{name}" for name in self.model.no_weight_decay()}  # type: ignore[operator]
+
+    @torch.jit.ignore
+    def group_matcher(self, coarse: bool = False) -> dict[str, str | list]:
+        """As `VisionSSM.group_matcher`."""
+        return self.model.group_matcher(coarse)  # type: ignore[operator]
+
+
+class PyramidFeatures(Features):
+    """`Features` of a `PyramidSSM`, which TorchScript compiles."""
+
+    def forward(self, x: Tensor) -> list[Tensor]:
+        """(B, in_chans, H, W) images to the maps of the chosen levels; the others were removed."""
+        return self.model.forward_features(x)  # type: ignore[operator]

@@ -78,12 +78,6 @@ class PyramidSSM(VisionSSM):
         self.num_features = self.head_hidden_size = pyramid_channels
         self.reset_classifier(num_classes)
 
-    @torch.jit.ignore
-    def group_matcher(self, coarse: bool = False) -> dict[str, str | list]:
-        """Patterns that sort parameters by depth; the pyramid has the depth of the final norm."""
-        groups = super().group_matcher(coarse)
-        return {**groups, "blocks": [*groups["blocks"], (r"^(?:model\.)?pyramid", (99999,))]}
-
     def set_input_size(
         self, img_size: int | tuple[int, int] | None = None, patch_size: int | tuple[int, int] | None = None
     ) -> None:

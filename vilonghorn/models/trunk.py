@@ -4,12 +4,13 @@ Its defaults are the trunk of Vision Mamba (Zhu et al., arXiv 2401.09417): patch
 learned positions, and residual blocks. Keywords change directions, convolution, heads and MLPs of the blocks.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Final
 
 import torch
 from timm.layers import (
+    AttentionPoolLatent,
     PatchDropout,
     calculate_drop_path_rates,
     get_device_dtype,
@@ -25,8 +26,6 @@ from torch import Tensor, nn
 from ..layers import Block, Blocks, PatchEmbed, RMSNorm, StemEmbed, to_fp32
 from ..ops.scan_order import as_list, insert_class_token, prefix_first
 from ._timm import feature_take_indices, update_model_input_size
-from .head import init_classifier, make_attn_pool, make_classifier
-from .mismatch import mismatch_hint
 
 
 class VisionSSM(nn.Module):
@@ -38,7 +37,7 @@ class VisionSSM(nn.Module):
 
     dynamic_img_size: Final[bool]
     num_default_features = 3  # feature maps of `features_only=True`
-    pools: tuple[str, ...] = ("token", "avg", "avgmax", "max", "map", "prr", "")
+    pools: tuple[str, ...] = ("token", "avg", "avgmax", "max", "map", "")
 
     def __init__(
         self,
@@ -54,8 +53,8 @@ class VisionSSM(nn.Module):
         depth: int = 24,
         rule: str = "longhorn",
         reverse: Sequence[bool] | Sequence[Sequence[bool]] = (False, True),
-        directions: str = "separate",
-        heads: int | None = None,
+        shared_directions: bool = False,
+        num_heads: int | None = None,
         d_state: int = 16,
         d_conv: int | tuple[int, int] = 4,
         dt_rank: int | None = None,
@@ -80,15 +79,15 @@ class VisionSSM(nn.Module):
                 module. Its output has one position per patch. Default: no stem.
             in_chans: image channels.
             num_classes: classes of the head; 0 for no head.
-            global_pool: input of the head: "token", "avg", "avgmax", "max", "map", "prr" (attention), "" (all tokens).
+            global_pool: input of the head: "token", "avg", "avgmax", "max", "map" (attention), "" (all tokens).
             pos_embed: "learn", or "none" for no positions.
             embed_dim: width of the tokens.
             depth: number of blocks.
             rule: state update, "longhorn", "longhorn_exact" or "mamba" (see `vilonghorn.ops.scan`).
             reverse: a flag for each direction of a block: True reads the sequence from its end. Or several such tuples,
                 which the blocks take in turn: ((False,), (True,)) alternates.
-            directions: "separate" for parameters of their own, or "shared" as in Longhorn's bidirectional reference.
-            heads: heads of a mixer, with one beta each, for Longhorn's rules. Default: one beta per channel.
+            shared_directions: whether directions share their parameters, as in Longhorn's bidirectional reference.
+            num_heads: heads of a mixer, with one step each, for Longhorn's rules. Default: one step per channel.
             d_state: state size of a channel.
             d_conv: kernel size of a mixer's causal convolution, in tokens; or height and width of one over the patches.
             dt_rank: rank of a mixer's step. Default: ceil(embed_dim / 16), or the number of heads if it is smaller.
@@ -105,7 +104,7 @@ class VisionSSM(nn.Module):
             dtype: of the parameters.
 
         Raises:
-            ValueError: an unknown rule, pooling, kind of positions or value of `directions`, or sizes that do not fit
+            ValueError: an unknown rule, pooling or kind of positions, or sizes that do not fit
                 each other.
         """
         super().__init__()
@@ -146,12 +145,9 @@ class VisionSSM(nn.Module):
         self.pos_drop = nn.Dropout(pos_drop_rate)
         self.patch_drop = PatchDropout(patch_drop_rate, 0, ordered=True) if patch_drop_rate > 0 else nn.Identity()
 
-        branches = 2 * depth if mlp_ratio else depth
-        if directions not in ("separate", "shared"):
-            raise ValueError(f"directions is {directions!r}, expected 'separate' or 'shared'")
-        mixer: dict[str, Any] = dict(rule=rule, shared_directions=directions == "shared", num_heads=heads)
-        mixer |= dict(num_branches=branches)
+        mixer: dict[str, Any] = dict(rule=rule, shared_directions=shared_directions, num_heads=num_heads)
         mixer |= dict(d_state=d_state, d_conv=d_conv, dt_rank=dt_rank, expand=expand)
+        mixer |= dict(num_branches=2 * depth if mlp_ratio else depth)
         block = partial(Block, embed_dim, mlp_ratio=mlp_ratio, norm_layer=norm_layer, **mixer, **dd)
         nested = isinstance(reverse, (tuple, list)) and any(isinstance(flags, (tuple, list)) for flags in reverse)
         in_turn: Any = reverse if nested else [reverse]
@@ -163,9 +159,13 @@ class VisionSSM(nn.Module):
         self.norm = norm_layer(embed_dim, **dd)
 
         self.num_classes, self.global_pool = num_classes, global_pool
-        self.attn_pool = make_attn_pool(global_pool, embed_dim, norm_layer, **dd)
+        self.attn_pool: nn.Module | None = None
+        if global_pool == "map":
+            at_most = max(1, embed_dim // 64)  # heads of 64 channels or more, as in timm's vision transformers
+            pool_heads = max(n for n in range(1, at_most + 1) if embed_dim % n == 0)
+            self.attn_pool = AttentionPoolLatent(embed_dim, num_heads=pool_heads, norm_layer=norm_layer, **dd)
         self.head_drop = nn.Dropout(drop_rate)
-        self.head = make_classifier(self.num_features, num_classes, **dd)
+        self.head = self._make_head(num_classes, **dd)
         self.init_weights(needs_reset=False)
 
     @torch.jit.ignore
@@ -183,7 +183,7 @@ class VisionSSM(nn.Module):
         trunc_normal_(self.cls_token, std=0.02)
         lecun_normal_(self.patch_embed.proj.weight)
         nn.init.zeros_(self.patch_embed.proj.bias)  # type: ignore[arg-type]
-        init_classifier(self.head)
+        self._init_head(self.head)
 
     @torch.jit.ignore
     def no_weight_decay(self) -> set[str]:
@@ -196,20 +196,13 @@ class VisionSSM(nn.Module):
         """Patterns that sort parameters by depth, also of a feature extractor (`model.`). `coarse` has no effect."""
         return dict(
             stem=r"^(?:model\.)?(?:cls_token|pos_embed|patch_embed)",
-            blocks=[(r"^(?:model\.)?blocks\.(\d+)", None), (r"^(?:model\.)?norm", (99999,))],
+            blocks=[(r"^(?:model\.)?blocks\.(\d+)", None), (r"^(?:model\.)?(?:norm|pyramid)", (99999,))],
         )
 
     @torch.jit.ignore
     def set_grad_checkpointing(self, enable: bool = True) -> None:
         """Keeps only the input of each block, and computes the block again in backward."""
         self.grad_checkpointing = enable
-
-    def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
-        """As `nn.Module.load_state_dict`; its RuntimeError names the arguments of the model that the weights are of."""
-        try:
-            return super().load_state_dict(state_dict, strict, assign)
-        except RuntimeError as error:
-            raise RuntimeError(f"{error}{mismatch_hint(self.state_dict(), state_dict)}") from error
 
     def get_classifier(self) -> nn.Module:
         """The last layer, from features to logits."""
@@ -220,23 +213,36 @@ class VisionSSM(nn.Module):
 
         Args:
             num_classes: classes of the new head; 0 for no head.
-            global_pool: new pooling; None keeps the present one. As in timm's models, attention pooling ("map", "prr")
-                can be removed here but not added.
+            global_pool: new pooling; None keeps the present one. As in timm's models, attention pooling ("map") can be
+                removed here but not added.
 
         Raises:
             ValueError: an unknown pooling, an added attention pooling, or a negative number of classes.
         """
         pool = self.global_pool if global_pool is None else global_pool
         self._check_pool(pool)
-        if pool != self.global_pool and pool in ("map", "prr"):
+        if pool == "map" and self.attn_pool is None:
             raise ValueError(
-                f"global_pool {pool!r} has layers that this model (global_pool {self.global_pool!r}) lacks; "
-                f"make a new model with global_pool={pool!r}"
+                f"global_pool 'map' has layers that this model (global_pool {self.global_pool!r}) lacks; "
+                "make a new model with global_pool='map'"
             )
-        head = make_classifier(self.num_features, num_classes, **get_device_dtype(self))
+        head = self._make_head(num_classes, **get_device_dtype(self))
         if pool != self.global_pool:
             self.attn_pool = None
         self.num_classes, self.global_pool, self.head = num_classes, pool, head.train(self.training)
+
+    def _make_head(self, num_classes: int, device=None, dtype=None) -> nn.Module:
+        if num_classes < 0:
+            raise ValueError(f"num_classes is {num_classes}, expected 0 for no classifier, or more")
+        head = nn.Linear(self.num_features, num_classes, device=device, dtype=dtype) if num_classes else nn.Identity()
+        return self._init_head(head)
+
+    @staticmethod
+    def _init_head(head: nn.Module) -> nn.Module:
+        if isinstance(head, nn.Linear):
+            trunc_normal_(head.weight, std=0.02)
+            nn.init.zeros_(head.bias)
+        return head
 
     def _check_pool(self, global_pool: str) -> None:
         if global_pool not in self.pools:
@@ -381,7 +387,7 @@ class VisionSSM(nn.Module):
     def pool(self, x: Tensor, pool_type: str | None = None) -> Tensor:
         """(B, 1 + M, C) tokens to (B, C), by `pool_type` or the model's own pooling; "" keeps the tokens."""
         if self.attn_pool is not None and pool_type is None:
-            return self.attn_pool(x if self.global_pool == "prr" else x[:, 1:])
+            return self.attn_pool(x[:, 1:])
         kind = self.global_pool if pool_type is None else pool_type
         return global_pool_nlc(x, kind, num_prefix_tokens=1)
 

@@ -11,24 +11,22 @@ of tiny's width.
 
 from timm.models import generate_default_cfgs, register_model
 
-from .builder import PATCH8, STRIDE8, build_model, default_cfg, icons_cfg
+from .builder import PATCH8, SFP, STRIDE8, build_model, default_cfg, icons_cfg
 from .pyramid import PyramidSSM
 from .trunk import VisionSSM
 
-V2 = dict(rule="longhorn_exact", heads=4, reverse=((False,), (True,)), d_conv=(3, 3))
+V2 = dict(rule="longhorn_exact", num_heads=4, reverse=((False,), (True,)), d_conv=(3, 3))
 V2 |= dict(expand=1, global_pool="avg")
 NANO = V2 | dict(embed_dim=128, depth=4, mlp_ratio=0.875)
 LARGER = V2 | dict(depth=8, mlp_ratio=7 / 12)  # hidden widths are multiples of 32, as tensor cores prefer
 TINY = LARGER | dict(embed_dim=384)
-SMALL = LARGER | dict(embed_dim=768, heads=8)
-BASE = LARGER | dict(embed_dim=1536, heads=16)
-_NAMES = [f"vilonghornv2_{size}" for size in ("nano", "tiny", "small", "base")]
+SMALL = LARGER | dict(embed_dim=768, num_heads=8)
+BASE = LARGER | dict(embed_dim=1536, num_heads=16)
 default_cfgs = generate_default_cfgs(
     {
-        **{name: default_cfg() for name in _NAMES},
-        **{f"{name}_stride8": default_cfg() for name in _NAMES[1:3]},
+        **{f"vilonghornv2_{name}": default_cfg() for name in ("nano", "tiny", "small", "base", "tiny_stride8")},
+        **{f"vilonghornv2_{size}_sfp": default_cfg(**SFP) for size in ("nano", "tiny", "small")},
         "vilonghornv2_nano_patch8.icons480": icons_cfg("vilonghornv2_nano_patch8"),
-        **{f"{name}_sfp": default_cfg(num_classes=0, fixed_input_size=False) for name in _NAMES},
     }
 )
 
@@ -64,12 +62,6 @@ def vilonghornv2_tiny_stride8(pretrained: bool = False, **kwargs) -> VisionSSM:
 
 
 @register_model
-def vilonghornv2_small_stride8(pretrained: bool = False, **kwargs) -> VisionSSM:
-    """Vision Longhorn v2 small, overlapping patches (stride=8)."""
-    return build_model(VisionSSM, "vilonghornv2_small_stride8", pretrained, SMALL | STRIDE8 | kwargs)
-
-
-@register_model
 def vilonghornv2_nano_patch8(pretrained: bool = False, **kwargs) -> VisionSSM:
     """Vision Longhorn v2 nano, patches of 8 pixels (patch_size=8)."""
     return build_model(VisionSSM, "vilonghornv2_nano_patch8", pretrained, NANO | PATCH8 | dict(mlp_ratio=1.0) | kwargs)
@@ -91,9 +83,3 @@ def vilonghornv2_tiny_sfp(pretrained: bool = False, **kwargs) -> PyramidSSM:
 def vilonghornv2_small_sfp(pretrained: bool = False, **kwargs) -> PyramidSSM:
     """Vision Longhorn v2 small, simple feature pyramid."""
     return build_model(PyramidSSM, "vilonghornv2_small_sfp", pretrained, SMALL | kwargs)
-
-
-@register_model
-def vilonghornv2_base_sfp(pretrained: bool = False, **kwargs) -> PyramidSSM:
-    """Vision Longhorn v2 base, simple feature pyramid."""
-    return build_model(PyramidSSM, "vilonghornv2_base_sfp", pretrained, BASE | kwargs)

@@ -10,20 +10,7 @@ from timm.models import generate_default_cfgs, register_model
 from torch import Tensor
 
 from ..layers import insert_class_token, prefix_first
-from .builder import (
-    BASE,
-    NANO,
-    NANO_SFP,
-    PATCH8,
-    SMALL,
-    STRIDE8,
-    TINY,
-    TINY_SFP,
-    Model,
-    build_model,
-    default_cfg,
-    icons_cfg,
-)
+from .builder import BASE, NANO, PATCH8, SFP, SMALL, STRIDE8, TINY, Model, build_model, default_cfg, icons_cfg
 from .pyramid import PyramidSSM
 from .trunk import VisionSSM
 from .weights import fit_state_dict, unwrap
@@ -41,7 +28,6 @@ def _hub(repository: str, file: str, **entries: Any) -> dict[str, Any]:
 
 
 MAMBA = dict(rule="mamba")
-_SFP: dict[str, Any] = dict(num_classes=0, fixed_input_size=False)
 _TINY = ("Vim-tiny-midclstok", "vim_t_midclstok_76p1acc.pth")
 _TINY_STRIDE8 = ("Vim-tiny-midclstok", "vim_t_midclstok_ft_78p3acc.pth")
 _SMALL = ("Vim-small-midclstok", "vim_s_midclstok_80p5acc.pth")
@@ -53,12 +39,11 @@ default_cfgs = generate_default_cfgs(
         "vim_small.in1k": _hub(*_SMALL),
         "vim_base.in1k": _hub(*_BASE),
         "vim_tiny_stride8.in1k": _hub(*_TINY_STRIDE8),
-        "vim_small_stride8": default_cfg(),
         "vim_nano_patch8.icons480": icons_cfg("vim_nano_patch8"),
-        "vim_nano_sfp": default_cfg(**_SFP),
-        "vim_tiny_sfp.in1k": _hub(*_TINY, **_SFP),
-        "vim_small_sfp.in1k": _hub(*_SMALL, **_SFP),
-        "vim_base_sfp.in1k": _hub(*_BASE, **_SFP),
+        "vim_nano_sfp": default_cfg(**SFP),
+        "vim_tiny_sfp.in1k": _hub(*_TINY, **SFP),
+        "vim_small_sfp.in1k": _hub(*_SMALL, **SFP),
+        "vim_base_sfp.in1k": _hub(*_BASE, **SFP),
     }
 )
 
@@ -99,11 +84,11 @@ def to_official(state_dict: dict[str, Tensor]) -> dict[str, Tensor]:
         ValueError: not the state dict of a `vim_*` model.
     """
     stacked = state_dict.get("blocks.0.mixer.A_log")
-    switches = ("blocks.0.mixer.scan_norm", "blocks.0.norm2.weight")
+    not_in_vim = ("blocks.0.mixer.scan_norm", "blocks.0.norm2.weight")
     if (
         stacked is None
         or len(stacked) != 2
-        or any(name in state_dict for name in switches)
+        or any(name in state_dict for name in not_in_vim)
         or state_dict["blocks.0.mixer.conv_weight"].dim() != 3
     ):
         raise ValueError(
@@ -183,12 +168,6 @@ def vim_tiny_stride8(pretrained: bool = False, **kwargs) -> VisionSSM:
 
 
 @register_model
-def vim_small_stride8(pretrained: bool = False, **kwargs) -> VisionSSM:
-    """Vision Mamba small, overlapping patches (stride=8)."""
-    return _build(VisionSSM, "vim_small_stride8", pretrained, SMALL | STRIDE8 | kwargs)
-
-
-@register_model
 def vim_nano_patch8(pretrained: bool = False, **kwargs) -> VisionSSM:
     """Vision Mamba nano, patches of 8 pixels, average of the patches; embed_dim=92, for Longhorn's parameters."""
     return _build(VisionSSM, "vim_nano_patch8", pretrained, NANO | PATCH8 | dict(embed_dim=92) | kwargs)
@@ -197,13 +176,13 @@ def vim_nano_patch8(pretrained: bool = False, **kwargs) -> VisionSSM:
 @register_model
 def vim_nano_sfp(pretrained: bool = False, **kwargs) -> PyramidSSM:
     """Vision Mamba nano, simple feature pyramid."""
-    return _build(PyramidSSM, "vim_nano_sfp", pretrained, NANO_SFP | kwargs)
+    return _build(PyramidSSM, "vim_nano_sfp", pretrained, NANO | dict(pyramid_channels=64) | kwargs)
 
 
 @register_model
 def vim_tiny_sfp(pretrained: bool = False, **kwargs) -> PyramidSSM:
     """Vision Mamba tiny, simple feature pyramid."""
-    return _build(PyramidSSM, "vim_tiny_sfp", pretrained, TINY_SFP | kwargs)
+    return _build(PyramidSSM, "vim_tiny_sfp", pretrained, TINY | dict(pyramid_channels=128) | kwargs)
 
 
 @register_model

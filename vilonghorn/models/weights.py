@@ -28,7 +28,7 @@ def unwrap(checkpoint: dict[str, Any]) -> dict[str, Tensor]:
     others = [f"{name} is of type {type(v).__name__}" for name, v in state_dict.items() if not isinstance(v, Tensor)]
     if others:
         raise ValueError(
-            f"this checkpoint holds values that are not tensors: {_some(others)}; give a state dict, alone or under "
+            f"this checkpoint has values that are not tensors: {_some(others)}; give a state dict, alone or under "
             "'model' or 'state_dict'"
         )
     return state_dict

@@ -82,7 +82,9 @@ def block(
     mlp = (mlp_norm_weight, mlp_in_proj, mlp_out_proj)
     filters, conv_grid = flatten_filter("block", conv_weight, grid)
     tensors = (x, norm_weight, in_proj, filters, conv_bias, *scan_weights, out_proj, *mlp, drop_scales)
-    return run_block(BlockArguments(*tensors, rule, check_flags("block", reverse), eps, mlp_eps, runs_bf16(x), conv_grid))
+    return run_block(
+        BlockArguments(*tensors, rule, check_flags("block", reverse), eps, mlp_eps, runs_bf16(x), conv_grid)
+    )
 
 
 def has_fast_block() -> bool:

@@ -75,7 +75,9 @@ def choose(args: ScanArguments) -> Backend:
         return backend
 
     def reason(name: str) -> str | None:
-        return BACKENDS[name].unavailable(device_type, dtype) or (None if has_rule(name, args.rule) else "lacks the rule")
+        return BACKENDS[name].unavailable(device_type, dtype) or (
+            None if has_rule(name, args.rule) else "lacks the rule"
+        )
 
     chosen = next(name for name in BACKENDS if reason(name) is None)
     if chosen == reference.NAME and device_type != "meta" and (device_type, dtype, args.rule) not in _warned:

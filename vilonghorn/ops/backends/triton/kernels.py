@@ -98,7 +98,18 @@ def scan_forward(
     do_not_specialize_on_alignment=["A", "saved_states", "starts", "dA"],
 )
 def scan_backward(
-    inputs, strides, A, saved_states, starts, dA, outputs, channels, length, segment_steps, reverse, CONFIG: tl.constexpr
+    inputs,
+    strides,
+    A,
+    saved_states,
+    starts,
+    dA,
+    outputs,
+    channels,
+    length,
+    segment_steps,
+    reverse,
+    CONFIG: tl.constexpr,
 ):
     """Writes the gradients: the adjoint recurrence from the last token to the first, HELD tokens at a time.
 
