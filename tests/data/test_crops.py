@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
+from vilonghorn.data.loaders.ffcv import ATTEMPTS, center_crops, random_crops
 
-from vilonghorn.data.crops import ATTEMPTS, center_crops, random_crops
 from vilonghorn.data.rng import uniform
 
 sides = st.integers(2, 600)

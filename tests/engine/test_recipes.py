@@ -139,7 +139,7 @@ def test_a_base_that_cannot_be_read_is_named(tmp_path, text, message):
     [
         ("--augmentation.auto_augment=randy", "auto_augment 'randy': not a policy of timm"),
         ("--augmentation.start_size=300", "start_size is 300, above the image size"),
-        ("--augmentation.ramp=[5, 2]", "the smaller bound comes first"),
+        ("--augmentation.ramp=[5, 2]", "give the smaller bound first"),
         ("--augmentation.start_size=128", r"start_size is 128 but augmentation.ramp is \[0, 0\]"),
         ("--optimizer.layer_decay=1.5", "optimizer.layer_decay is 1.5; it must lie in"),
         ("--augmentation.repeats=0", "augmentation.repeats is 0; it must lie in"),
