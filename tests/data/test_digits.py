@@ -1,7 +1,5 @@
 """The digits are scikit-learn's, split the same way every time, and written whole or not at all."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from PIL import Image

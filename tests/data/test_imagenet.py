@@ -1,7 +1,5 @@
 """ImageNet's flat validation folder gets the labels of class folders, by the devkit or by a table, or a clear error."""
 
-from __future__ import annotations
-
 import os
 
 import numpy as np

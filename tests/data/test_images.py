@@ -1,7 +1,5 @@
 """Image folders are listed in order and refused clearly; every kind of image becomes the right RGB."""
 
-from __future__ import annotations
-
 import os
 import struct
 import zlib

@@ -1,7 +1,5 @@
 """Draws depend on nothing but (seed, epoch, view) and are uniform; orders show what they are meant to show."""
 
-from __future__ import annotations
-
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st

@@ -1,7 +1,5 @@
 """The parts of a run, as the configuration asks for them."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

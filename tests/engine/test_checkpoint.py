@@ -1,7 +1,5 @@
 """Checkpoints: whole or not there, and readable without trust."""
 
-from __future__ import annotations
-
 import errno
 import os
 

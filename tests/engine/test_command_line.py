@@ -1,7 +1,5 @@
 """Training as a person runs it: on an image folder, stopped, resumed, measured, and given nonsense."""
 
-from __future__ import annotations
-
 import os
 import re
 import signal

@@ -1,7 +1,5 @@
 """Configuration: read, overridden, refused in one sentence."""
 
-from __future__ import annotations
-
 import re
 import shlex
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Several processes train as one: the same updates, the same counts, one of them writing."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,7 +1,5 @@
 """The dry run: its figures against counts made by hand, and its refusals."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from toy_run import toy_config

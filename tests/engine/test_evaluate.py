@@ -1,7 +1,5 @@
 """Measuring: on numbers counted by hand, and on what a run left."""
 
-from __future__ import annotations
-
 import sys
 
 import pytest

@@ -1,7 +1,5 @@
 """The ImageNet configurations follow the published recipe; runs start from the weights of other runs."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """What is drawn and logged."""
 
-from __future__ import annotations
-
 import base64
 from html import escape
 

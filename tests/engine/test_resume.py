@@ -1,7 +1,5 @@
 """A run that is killed, stopped or crashed goes on, and ends as if nothing had happened."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -1,7 +1,5 @@
 """The loop: what one update does, what an epoch leaves, what is refused before it."""
 
-from __future__ import annotations
-
 import json
 import math
 import os

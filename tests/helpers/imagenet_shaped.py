@@ -1,7 +1,5 @@
 """A folder in the form of ImageNet: classes by WordNet number, some odd images, and flat validation images."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

@@ -4,8 +4,6 @@ Even kills hit one process, and torchrun --max-restarts restarts the job; odd on
 started by the same command. The weights must be bitwise those of an undisturbed job.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import random

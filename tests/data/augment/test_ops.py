@@ -1,7 +1,5 @@
 """Operations on a batch do what timm does with PIL, image by image, on any strides; erasing is timm's."""
 
-from __future__ import annotations
-
 import random
 
 import numpy as np

@@ -1,19 +1,17 @@
 """Options of a loader are checked with a message that names them, and can be taken from sections of a configuration."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import pytest
 import torch
-from vilonghorn.data.loaders.config import (
-    TransformConfig,
-    ImageConfig,
-    LoaderConfig,
-    check_intervals,
-)
 
 from vilonghorn.data import create_loader
+from vilonghorn.data.loaders.config import (
+    ImageConfig,
+    LoaderConfig,
+    TransformConfig,
+    check_intervals,
+)
 
 TRAIN = {"batch_size": 4, "image_size": 16, "training": True, "seed": 3, "workers": 1}
 

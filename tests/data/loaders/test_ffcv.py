@@ -1,7 +1,5 @@
 """What comes through FFCV is what was written: against PIL, against FFCV's own loader, and from damaged files."""
 
-from __future__ import annotations
-
 import gc
 import io
 import shutil
@@ -12,10 +10,10 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from vilonghorn.data.loaders.ffcv import center_crops
 
 from vilonghorn.data import check_beton, create_loader, write_beton
 from vilonghorn.data.beton.format import MODES, manifest_path
+from vilonghorn.data.loaders.ffcv import center_crops
 
 pytestmark = pytest.mark.needs_ffcv
 EVAL = {"batch_size": 4, "image_size": 16, "training": False, "mean": (0, 0, 0), "std": (1 / 255,) * 3}

@@ -1,7 +1,5 @@
 """Worker processes ignore signals: the training process handles them."""
 
-from __future__ import annotations
-
 import multiprocessing
 import os
 import signal

@@ -1,7 +1,5 @@
 """Both loaders keep one contract: order, resume, independence of workers, shapes, normalisation, errors, clean ends."""
 
-from __future__ import annotations
-
 import importlib.util
 import multiprocessing
 import random

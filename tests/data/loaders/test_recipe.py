@@ -1,7 +1,5 @@
 """The loader's part of the recipe: ranks, repeated augmentation, growing images, interpolation, erasing."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch
