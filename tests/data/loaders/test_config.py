@@ -51,9 +51,6 @@ TRAIN = {"batch_size": 4, "image_size": 16, "training": True, "seed": 3, "worker
 def test_an_option_out_of_range_is_refused_by_name(folder, options, named):
     with pytest.raises(ValueError, match=named):
         create_loader(folder, **{**TRAIN, **options})
-
-
-def test_an_unknown_option_is_refused_by_name(folder):
     with pytest.raises(TypeError, match="hflap"):
         create_loader(folder, **TRAIN, hflap=0.5)
 
