@@ -246,11 +246,6 @@ def nearest(name: str, known: Iterable[str]) -> str:
     """The end of an error message about an unknown `name`: the most similar known names."""
     known = list(known)
     close = [k for k in known if k.rpartition(".")[2] == name.lstrip("-").rpartition(".")[2]]
-    close += [k for k in difflib.get_close_matches(name, known, n=3, cutoff=0.5) if k not in close]
-    if close:
+    if close := close or difflib.get_close_matches(name, known, n=3, cutoff=0.5):
         return f"did you mean {' or '.join(close[:4])}?"
-    return (
-        f"expected one of {', '.join(known)}"
-        if len(known) <= 40
-        else f"none of the {len(known)} known names is similar"
-    )
+    return f"expected one of {', '.join(known)}" if len(known) <= 40 else f"none of {len(known)} known names is similar"
