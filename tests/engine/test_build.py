@@ -47,13 +47,6 @@ def test_the_warm_up_of_a_short_run_is_a_fifth_of_it(epochs, warmup):
     assert second - first == pytest.approx((peak - low) / (20 * warmup))
 
 
-def test_equal_bounds_make_the_rate_constant():
-    config = Config()
-    config.schedule.epochs, config.schedule.warmup_epochs = 5, 0
-    config.schedule.min_lr = config.optimizer.lr = 1e-5
-    assert rates(config, 3) == pytest.approx([1e-5] * 15)
-
-
 def test_vectors_and_the_models_own_exceptions_take_no_weight_decay(tmp_path):
     config = toy_config(tmp_path, "--optimizer.weight_decay=0.07")
     model = build.build_model(config, 4)

@@ -237,14 +237,10 @@ def test_other_data_and_updates_of_other_batches_are_refused(tmp_path, monkeypat
     same = "number of processes"
     with pytest.raises(ValueError, match=f"batches per update is 1 .* started with 2: .* same .*accumulate and {same}"):
         toy_trainer(tmp_path, train=ToyLoader(40), resume=True)
-    with pytest.raises(
-        ValueError, match=r"images is 48 \(.*train.beton\) but .* started with 40: .* same data"
-    ):
+    with pytest.raises(ValueError, match=r"images is 48 \(.*train.beton\) but .* started with 40: .* same data"):
         toy_trainer(tmp_path, two, resume=True)
     val.fingerprint = "checks"
-    with pytest.raises(
-        ValueError, match="fingerprint of data.val is checks .*val.beton.* started with stri"
-    ):
+    with pytest.raises(ValueError, match="fingerprint of data.val is checks .*val.beton.* started with stri"):
         toy_trainer(tmp_path, two, resume=True, train=ToyLoader(40), val=val)
     monkeypatch.setattr(ToyLoader, "__len__", lambda loader: 4)  # whole batches of two processes, together
     with pytest.raises(ValueError, match=f"batches is 4 .* started with 5: resume with the same .*{same}"):

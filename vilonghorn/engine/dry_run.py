@@ -9,7 +9,7 @@ from torch import nn
 from .build import build_loader, pick_device, scale_rates
 from .config import Config
 from .distributed import Distributed
-from .train_state import Batch, StepCounter, TrainState
+from .train_state import StepCounter, TrainState
 
 SECONDS = 5.0  # shortest duration of the speed measurement, after the warm-up
 
@@ -53,42 +53,35 @@ def dry_run(
     state = TrainState(config, classes, device)
     state.setup(dist, steps.updates_per_epoch)
     each = activation_bytes(state)
-    speed, peak, source = _measure(state)
+    speed, peak, source = measure_speed(state)
     if images_per_second:
         speed, source = images_per_second, "as given by --images-per-second"
     weights = sum(p.nbytes for p in state.model.parameters())
     moments = (value for values in state.optimizer.state.values() for value in values.values())
     optimizer = sum(value.nbytes for value in moments if isinstance(value, torch.Tensor))
     memory = dict(weights=weights, gradients=weights, optimizer=optimizer, average=weights if state.ema else 0)
-    parameters = sum(p.numel() for p in state.model.parameters())
     parts = ", ".join(f"{name} {_bytes(count)}" for name, count in memory.items())
+    parameters = sum(p.numel() for p in state.model.parameters())
     highest = f"\n           {_bytes(peak)} at most in an update, in total (measured)" if peak else ""
-    scaled, updates, used = (
-        scale_rates(config, size * steps.batches_per_update),
-        steps.updates_per_epoch,
-        steps.batches * size,
-    )
-    schedule, epochs = scaled.schedule, config.schedule.epochs
+    scaled, schedule = scale_rates(config, size * steps.batches_per_update), config.schedule
+    updates, epochs, used = steps.updates_per_epoch, schedule.epochs, steps.batches * size
+    seconds = used * epochs / (speed * processes)
+    duration = f"{seconds / 3600:,.1f} hours" if seconds >= 3600 else f"{seconds / 60:,.1f} minutes"
     return f"""\
 images     {images:,} an epoch, {images - used:,} of them unused: they do not fill a batch
 updates    {size} images x {steps.accumulate} accumulated x {processes} processes = \
 {size * steps.batches_per_update:,} images; {updates:,} an epoch, {updates * epochs:,} in {epochs} epochs
-rate       {schedule.warmup_lr:.3g} to {scaled.optimizer.lr:.3g} in the first {schedule.warmup * updates:,.0f} \
-updates, then half a cosine to {schedule.min_lr:.3g}
+rate       {scaled.schedule.warmup_lr:.3g} to {scaled.optimizer.lr:.3g} in the first {schedule.warmup * updates:,.0f} \
+updates, then half a cosine to {scaled.schedule.min_lr:.3g}
 memory     {_bytes(sum(memory.values()))} in each process for {parameters / 1e6:.2f} M parameters: {parts} (counted)
            {_bytes(each * size)} for the activations of {size} images, {_bytes(each)} each (what autograd saves here, \
 counted; kernels and communication need more){highest}
-time       {_duration(used * epochs / (speed * processes))} at {speed:,.1f} images/s a process ({source}), if \
+time       {duration} at {speed:,.1f} images/s a process ({source}), if \
 decoding, communication and evaluation cost nothing"""
 
 
 def _bytes(count: float) -> str:
     return f"{count / 2**30:.2f} GiB" if count >= 2**30 else f"{count / 2**20:.1f} MiB"
-
-
-def _duration(seconds: float) -> str:
-    size, unit = next((s, u) for s, u in ((3600, "hours"), (60, "minutes"), (0, "seconds")) if seconds >= s)
-    return f"{seconds / max(size, 1):,.1f} {unit}"
 
 
 def saved_bytes(model: nn.Module, images: torch.Tensor, *, with_images: bool = True) -> int:
@@ -110,26 +103,22 @@ def saved_bytes(model: nn.Module, images: torch.Tensor, *, with_images: bool = T
 
 def activation_bytes(state: TrainState) -> float:
     """Bytes that autograd saves per image in training: half the difference between four images and two."""
-    state.model.train()
+    size, device = state.config.data.image_size, state.device
     with state.amp:
-        two, four = (saved_bytes(state.model, _noise(state, count)[0]) for count in (2, 4))
+        two, four = (saved_bytes(state.model.train(), torch.randn(n, 3, size, size, device=device)) for n in (2, 4))
     return (four - two) / 2
 
 
-def _noise(state: TrainState, count: int) -> Batch:
-    size = state.config.data.image_size
-    images = torch.randn(count, 3, size, size, device=state.device)
-    return images, torch.randint(state.num_classes, (count,), device=state.device)
-
-
-def _measure(state: TrainState) -> tuple[float, int | None, str]:
+def measure_speed(state: TrainState) -> tuple[float, int | None, str]:
     """Images per second, peak memory of the GPU in bytes (None on a CPU), and what was measured."""
     from torch.utils.benchmark import Timer  # its import warns where there is nvcc and no GPU
 
-    on_gpu, size, threads = state.device.type == "cuda", state.config.data.batch_size, torch.get_num_threads()
-    count = size if on_gpu else min(8, size)
-    name = torch.cuda.get_device_name(state.device) if on_gpu else f"this CPU with {threads} thread(s)"
-    batch, updates = _noise(state, count), itertools.count(1)
+    data, device, threads = state.config.data, state.device, torch.get_num_threads()
+    on_gpu = device.type == "cuda"
+    count = data.batch_size if on_gpu else min(8, data.batch_size)
+    images = torch.randn(count, 3, data.image_size, data.image_size, device=device)
+    batch = images, torch.randint(state.num_classes, (count,), device=device)
+    updates = itertools.count(1)
 
     def update() -> None:
         state.backward(iter([batch]), [(0, 0, 0)])
@@ -138,5 +127,6 @@ def _measure(state: TrainState) -> tuple[float, int | None, str]:
     state.model.train()
     timer = Timer("update()", globals={"update": update}, num_threads=threads)
     speed = count / timer.blocked_autorange(min_run_time=SECONDS).median
-    peak = torch.cuda.max_memory_allocated(state.device) if on_gpu else None
+    peak = torch.cuda.max_memory_allocated(device) if on_gpu else None
+    name = torch.cuda.get_device_name(device) if on_gpu else f"this CPU with {threads} thread(s)"
     return speed, peak, f"measured here: updates of {count} images of noise on {name}"

@@ -155,12 +155,6 @@ def test_hflip_mirrors_and_whole_crops_keep_the_picture(make, kind):
     assert 5 <= sum(flipped) <= 19
 
 
-def test_images_need_not_be_square(make, kind):
-    for options in (TRAIN, EVAL):
-        images, _ = next(make(kind, **{**options, "image_size": (12, 20)}, workers=0).epoch(0))
-        assert images.shape == (4, 3, 12, 20)
-
-
 @pytest.mark.needs_ffcv
 def test_folder_and_beton_give_the_same_training_order(make):
     labels = [torch.cat([y for _, y in stream(make(kind, **TRAIN, workers=0), 4)]) for kind in ("folder", "beton")]

@@ -19,7 +19,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
-from typing import Any, BinaryIO, Protocol
+from typing import Any, BinaryIO
 
 import numpy as np
 from PIL import Image
@@ -37,15 +37,8 @@ MAX_RESOLUTION = 16384  # pixels; keeps a page below the 4 GiB that the header c
 SHOWN = 10  # names of one kind in a message or in the manifest; the others are only counted
 
 
-class MapDataset(Protocol):
-    """What can be written: an indexable of (PIL image or uint8 array, integer label)."""
-
-    def __len__(self) -> int: ...
-    def __getitem__(self, index: int) -> tuple[Any, Any]: ...
-
-
 def write_beton(
-    source: str | os.PathLike | MapDataset,
+    source: str | os.PathLike | Sequence[tuple[Any, int]],
     path: str | os.PathLike,
     *,
     mode: str = "raw",
@@ -109,7 +102,12 @@ def write_beton(
             raw_bytes, unreadable, converted = _read_headers(source, max_resolution, workers, progress)
             if unreadable and not skip_unreadable:
                 raise _refusal(unreadable)
-            _check_space(path, raw_bytes * (1 - jpeg_share + jpeg_share * JPEG_SIZE))
+            needed, free = raw_bytes * (1 - jpeg_share + jpeg_share * JPEG_SIZE), shutil.disk_usage(path.parent).free
+            if needed > free:
+                raise OSError(
+                    f"{path}: needs about {needed / 1e9:.1f} GB and its disk has {free / 1e9:.1f} GB free; "
+                    "free some, write elsewhere, or take mode 'jpg' or a lower max_resolution"
+                )
         if len(source) == 0:
             raise ValueError("the dataset to write is empty; expected at least one sample")
         classes = getattr(source, "classes", None) if classes is None else classes
@@ -184,7 +182,7 @@ def encode_sample(
     """The row of metadata, without the pointer, and the image data of a sample called `name` in errors.
 
     `quality` is that of a JPEG; None stores 8-bit pixels. Raises TypeError or ValueError if the image or the label is
-    not as `MapDataset` says, or the label is not below `num_classes`.
+    not as `write_beton` says, or the label is not below `num_classes`.
     """
     try:
         label = operator.index(label)
@@ -268,15 +266,6 @@ def _check_target(path: Path, overwrite: bool) -> None:
         raise FileExistsError(f"{path}: exists; give another name, or --overwrite (overwrite=True) to replace it")
     for left in path.parent.glob(f"{glob.escape(path.name)}.*.partial"):
         warnings.warn(f"{left}: left by a writer that was killed; delete it", stacklevel=3)
-
-
-def _check_space(path: Path, needed: float) -> None:
-    free = shutil.disk_usage(path.parent).free
-    if needed > free:
-        raise OSError(
-            f"{path}: needs about {needed / 1e9:.1f} GB and its disk has {free / 1e9:.1f} GB free; "
-            "free some, write elsewhere, or take mode 'jpg' or a lower max_resolution"
-        )
 
 
 def _write(
