@@ -108,7 +108,7 @@ def test_weights_that_no_run_left_are_refused_in_one_sentence(tmp_path, spoil):
     weights = timm.create_model("vit_tiny_patch16_224", **kwargs).state_dict()
     record = {"model": "vit_tiny_patch16_224", "kwargs": spoil.get("kwargs", kwargs), "weights": "ema", "epoch": 1}
     save_weights(tmp_path / "best.safetensors", spoil.get("weights", weights), spoil.get("record", record))
-    with pytest.raises(ValueError, match="best.safetensors does not hold the weights and the record") as raised:
+    with pytest.raises(ValueError, match="best.safetensors does not contain weights and record") as raised:
         load_run(tmp_path)
     assert "\n" not in str(raised.value)
 

@@ -12,7 +12,7 @@ import numpy as np
 from PIL import Image, ImageOps, UnidentifiedImageError
 
 EXTENSIONS = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".ppm", ".pgm", ".tif", ".tiff")
-FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "PPM", "TIFF", "GIF")  # whatever a file's extension says
+FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "PPM", "TIFF", "GIF")  # by content; the extension does not count
 MAX_PIXELS = 89_478_485  # above, PIL warns of an image that is small as a file and fills the memory
 MIN_SIDE = 2  # pixels; a centre crop of half of one pixel is empty, and FFCV aborts the process on an empty crop
 ORIENTATION = 0x0112  # the EXIF tag; 1 is upright
@@ -29,7 +29,7 @@ def printable(name: str) -> str:
 
 
 def is_utf8(name: str) -> bool:
-    """Whether a name can be written as UTF-8. Python holds other bytes of a file name as lone surrogates."""
+    """Whether a name can be written as UTF-8. Python keeps other bytes of a file name as lone surrogates."""
     return not any("\ud800" <= c <= "\udfff" for c in name)
 
 
@@ -69,7 +69,7 @@ class ImageFolder(ImageFiles):
 
     Raises:
         FileNotFoundError, NotADirectoryError: there is no such folder.
-        ValueError: it has no class folders, holds the splits of a dataset, or one of its classes has no image or a name
+        ValueError: it has no class folders, has the splits of a dataset, or one of its classes has no image or a name
             that is not UTF-8.
     """
 

@@ -43,7 +43,7 @@ def save_state(path: Path, state: dict[str, Any]) -> None:
     """Saves a state made of tensors, numbers, strings and containers of them."""
     buffer = BytesIO()  # torch.save to a file hides why it cannot be written
     torch.save(state, buffer)
-    with buffer.getbuffer() as data:  # Python 3.12.1 crashes later where the traceback of an error holds this memory
+    with buffer.getbuffer() as data:  # Python 3.12.1 crashes if the traceback of an error keeps this memory
         write_file(path, HEADER, hashlib.sha256(data).digest(), data)
 
 
@@ -210,7 +210,7 @@ class RunDirectory:
                 raise
 
     def check_is_free(self, allow_started: bool = False) -> None:
-        """Raises FileExistsError if the directory holds a run, or any file that a run would overwrite.
+        """Raises FileExistsError if there is a run in the directory, or any file that a run would overwrite.
 
         `allow_started` allows the files of a run that was killed before its first checkpoint.
         """

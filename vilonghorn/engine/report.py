@@ -28,7 +28,7 @@ from .train_state import TrainState
 PACKAGES = ("torch", "torchvision", "timm", "triton", "numpy", "ffcv", "numba", "safetensors")
 COLUMNS, ROWS = 10, 5  # of the picture of predictions
 SMALLEST = 6.0  # points of a letter
-Shown = tuple[torch.Tensor, int, int]  # image (3, H, W), normalised; predicted class; true class
+Example = tuple[torch.Tensor, int, int]  # image (3, H, W), normalised; predicted class; true class
 
 
 def describe_environment(device: torch.device) -> dict[str, Any]:
@@ -63,7 +63,7 @@ def shorten(text: str, length: int) -> str:
 
 
 def fit_text(text: Text, width: float, height: float) -> None:
-    """Fits a text into a box of inches, whatever the font: smaller letters down to `SMALLEST`, then fewer."""
+    """Fits a text into a box of inches: reduces the font down to `SMALLEST`, then leaves out letters."""
 
     def excess() -> float:
         box = text.get_window_extent()
@@ -106,8 +106,8 @@ class Predictions:
     # (classes, classes + 1) int64: counts by true class (row) and predicted class (column); the last column is of NaN.
     confusion: torch.Tensor
     names: list[str]  # of the columns
-    mistakes: list[Shown]  # the first images that are classified wrongly
-    sample: list[Shown]  # evenly spaced images, without those
+    mistakes: list[Example]  # the first images that are classified wrongly
+    sample: list[Example]  # evenly spaced images, without those
 
 
 @torch.no_grad()
@@ -116,7 +116,7 @@ def predict(model: nn.Module, loader: Any, amp: torch.autocast, dist: Distribute
     dist, classes = dist or Distributed(), loader.num_classes
     model.eval()
     own = len(range(dist.rank, loader.num_samples, dist.world_size))
-    wanted = set(torch.linspace(0, own - 1, COLUMNS * (ROWS - 1)).long().tolist())
+    sampled = set(torch.linspace(0, own - 1, COLUMNS * (ROWS - 1)).long().tolist())
     confusion = torch.zeros(classes, classes + 1, dtype=torch.int64)
     sample, mistakes, index = [], [], 0
     with closing(loader.epoch(0)) as batches:
@@ -128,7 +128,7 @@ def predict(model: nn.Module, loader: Any, amp: torch.autocast, dist: Distribute
                 confusion[truth, guess] += 1
                 if guess != truth and len(mistakes) < COLUMNS:
                     mistakes.append((image.float().cpu(), guess, truth))
-                elif index in wanted:
+                elif index in sampled:
                     sample.append((image.float().cpu(), guess, truth))
                 index += 1
     total = torch.tensor(dist.sum(confusion.flatten().tolist())).long().view_as(confusion)

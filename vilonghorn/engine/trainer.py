@@ -37,7 +37,7 @@ class Trainer:
 
     Raises:
         ValueError: the configuration, the data, or the checkpoint to resume from does not fit.
-        FileExistsError: `config.run.dir` holds a run, or a file that a run would overwrite.
+        FileExistsError: there is a run in `config.run.dir`, or a file that a run would overwrite.
         BlockingIOError: another process is training there.
         FileNotFoundError: there is no checkpoint to resume from, or no data.
         PeerFailed: another process of this run failed for one of these reasons, or died.

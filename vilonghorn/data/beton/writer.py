@@ -80,9 +80,9 @@ def write_beton(
     """
     path = Path(path)
     workers = available_cpus() if workers is None else workers
-    shares = {"raw": 0.0, "jpg": 1.0, "proportion": compress_probability}
-    if mode not in shares:
-        raise ValueError(f"mode {mode!r}: expected {', '.join(shares)}")
+    fractions = {"raw": 0.0, "jpg": 1.0, "proportion": compress_probability}
+    if mode not in fractions:
+        raise ValueError(f"mode {mode!r}: expected {', '.join(fractions)}")
     for name, value, low, high in (
         ("max_resolution", max_resolution, MIN_SIDE, MAX_RESOLUTION),
         ("jpeg_quality", jpeg_quality, 1, 100),
@@ -93,7 +93,7 @@ def write_beton(
             raise ValueError(f"{name} {value}: expected {low} to {high}")
     with only_writer(path):
         _check_target(path, overwrite)
-        jpeg_share = shares[mode]
+        jpeg_fraction = fractions[mode]
         if isinstance(source, (str, os.PathLike)):
             source = ImageFolder(source, max_pixels)
         unreadable: dict[int, str] = {}  # by sample index, why its image cannot be used
@@ -102,7 +102,8 @@ def write_beton(
             raw_bytes, unreadable, converted = _read_headers(source, max_resolution, workers, progress)
             if unreadable and not skip_unreadable:
                 raise _refusal(unreadable)
-            needed, free = raw_bytes * (1 - jpeg_share + jpeg_share * JPEG_SIZE), shutil.disk_usage(path.parent).free
+            needed = raw_bytes * (1 - jpeg_fraction + jpeg_fraction * JPEG_SIZE)
+            free = shutil.disk_usage(path.parent).free
             if needed > free:
                 raise OSError(
                     f"{path}: needs about {needed / 1e9:.1f} GB and its disk has {free / 1e9:.1f} GB free; "
@@ -119,7 +120,7 @@ def write_beton(
         def encode(index: int) -> tuple[np.ndarray, bytes] | None:
             if index in unreadable:
                 return None
-            quality = jpeg_quality if uniform(0, -1, np.array([index]), 1)[0, 0] < jpeg_share else None
+            quality = jpeg_quality if uniform(0, -1, np.array([index]), 1)[0, 0] < jpeg_fraction else None
             try:
                 image, label = source[index]
                 return encode_sample(image, label, f"sample {index}", max_resolution, quality, limit)
@@ -155,7 +156,7 @@ def write_beton(
                     "mode": mode,
                     "max_resolution": max_resolution,
                     "jpeg_quality": jpeg_quality,
-                    "compress_probability": jpeg_share,
+                    "compress_probability": jpeg_fraction,
                 },
             }
             os.fsync(file.fileno())  # what can fail or take long is done before either of the two files is replaced

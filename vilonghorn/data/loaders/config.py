@@ -101,8 +101,8 @@ class TransformConfig:
         first = tuple(round(side * self.start_size / min(image_size)) for side in image_size)
         if epoch <= self.ramp[0]:
             return first
-        share = np.interp(epoch, self.ramp, (self.start_size / min(image_size), 1.0))
-        steps = (round(side * share / SIZE_STEP) * SIZE_STEP for side in image_size)
+        fraction = np.interp(epoch, self.ramp, (self.start_size / min(image_size), 1.0))
+        steps = (round(side * fraction / SIZE_STEP) * SIZE_STEP for side in image_size)
         return tuple(min(side, max(least, step)) for side, least, step in zip(image_size, first, steps))
 
     def check_transforms(self, image_size: int, mean: Sequence[float], section: str = "") -> None:
@@ -139,7 +139,7 @@ class LoaderConfig(TransformConfig, ImageConfig):
         seed: of order and augmentation
         device: where batches go
         rank: number of this process
-        world_size: number of processes, each of which reads its share of every batch
+        world_size: number of processes, each of which reads a part of every batch
     """
 
     training: bool
