@@ -20,7 +20,7 @@ from timm.data.auto_augment import NAME_TO_OP
 from vilonghorn.data import ImageFolder, create_loader, write_beton
 from vilonghorn.data.augment import ops
 from vilonghorn.data.augment.policy import Policy
-from vilonghorn.data.crops import center_crops
+from vilonghorn.data.loaders.ffcv import center_crops
 from vilonghorn.tools.markdown import markdown
 
 

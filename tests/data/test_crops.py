@@ -1,12 +1,10 @@
 """Crops stay inside their images, follow the law they are meant to, and depend on nothing but (seed, epoch, sample)."""
 
-from __future__ import annotations
-
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vilonghorn.data.crops import ATTEMPTS, center_crops, random_crops
+from vilonghorn.data.loaders.ffcv import ATTEMPTS, center_crops, random_crops
 from vilonghorn.data.rng import uniform
 
 sides = st.integers(2, 600)

@@ -1,7 +1,5 @@
 """A file that is written atomically is the new one or the old one, never a part."""
 
-from __future__ import annotations
-
 import json
 import os
 

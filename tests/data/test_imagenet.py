@@ -1,15 +1,12 @@
 """ImageNet's flat validation folder gets the labels of class folders, by the devkit or by a table, or a clear error."""
 
-from __future__ import annotations
-
 import os
 
 import numpy as np
 import pytest
 from scipy.io import savemat
 
-from vilonghorn.data import check_beton, flat_images
-from vilonghorn.data.beton.__main__ import main
+from vilonghorn.data import flat_images
 
 # By class number; sorted, n01 is label 0, n02 label 1, n03 label 2.
 SYNSETS = ["n02", "n03", "n01"]
@@ -60,13 +57,6 @@ def test_labels_are_positions_among_the_sorted_names(flat, devkit, source):
     assert images.labels.tolist() == LABELS
 
 
-def test_the_command_writes_a_flat_folder(flat, devkit, tmp_path, capsys):
-    path = tmp_path / "val.beton"
-    assert main([str(flat), str(path), "--labels", str(devkit), "--quiet"]) == 0
-    assert "5 images, 3 classes" in capsys.readouterr().out
-    assert check_beton(path).labels.tolist() == LABELS and check_beton(path).classes == ["n01", "n02", "n03"]
-
-
 def test_a_class_without_an_image_keeps_its_label(flat, devkit):
     for i in (1, 5):
         os.remove(flat / f"ILSVRC2012_val_{i:08d}.JPEG")
@@ -74,37 +64,42 @@ def test_a_class_without_an_image_keeps_its_label(flat, devkit):
     assert images.classes == ["n01", "n02", "n03"] and images.labels.tolist() == [1, 1, 2]
 
 
+KIT = "expected the folder of the devkit with data/ILSVRC2012_validation_ground_truth.txt .*meta.mat.*synsets.txt"
+TRUTH = "ILSVRC2012_devkit_t12/data/ILSVRC2012_validation_ground_truth.txt"
+
+
 @pytest.mark.parametrize(
-    "case", ["no meta", "no truth", "no labels", "image missing", "number", "broken", "short table"]
+    ("file", "content", "message"),
+    [
+        ("ILSVRC2012_devkit_t12/data/meta.mat", None, KIT),
+        (TRUTH, None, KIT),
+        (
+            "val/ILSVRC2012_val_00000003.JPEG",
+            None,
+            "4 images for the 5 lines of .*the first .*00000004.JPEG",
+        ),
+        (TRUTH, b"3 1 1 4 3", "'4' is not a class number; expected 1 to 3"),
+        ("ILSVRC2012_devkit_t12/data/meta.mat", b"MATLAB 5.0 MAT-file" + bytes(200), "meta.mat: not the devkit's"),
+        ("ILSVRC2012_devkit_t12/data/synsets.txt", b"n02\nn02\nn01\n", "the names of its classes are not distinct"),
+    ],
 )
-def test_what_does_not_fit_is_named_with_what_is_expected(flat, devkit, case):
-    labels, truth = devkit, devkit / "data" / "ILSVRC2012_validation_ground_truth.txt"
-    named = "expected the folder of the devkit with data/ILSVRC2012_validation_ground_truth.txt .*meta.mat.*synsets.txt"
-    if case == "no meta":
-        os.remove(devkit / "data" / "meta.mat")
-    elif case == "no truth":
-        os.remove(truth)
-    elif case == "no labels":
-        labels = devkit / "gone"
-    elif case == "image missing":
-        os.remove(flat / "ILSVRC2012_val_00000003.JPEG")
-        named = "4 images for the 5 lines of .*the first that does not fit is ILSVRC2012_val_00000004.JPEG"
-    elif case == "number":
-        truth.write_text("3 1 1 4 3")
-        named = "'4' is not a class number; expected 1 to 3"
-    elif case == "broken":
-        (devkit / "data" / "meta.mat").write_bytes(b"MATLAB 5.0 MAT-file" + bytes(200))
-        named = "meta.mat: not the devkit's"
+def test_what_does_not_fit_is_named_with_what_is_expected(flat, devkit, tmp_path, file, content, message):
+    if content is None:
+        os.remove(tmp_path / file)
     else:
-        labels = table(devkit)
-        labels.write_text(labels.read_text().replace("00000002", "00000009"))
-        named = "no line for 1 of the 5 images, the first ILSVRC2012_val_00000002.JPEG"
-    with pytest.raises((ValueError, FileNotFoundError), match=named):
+        (tmp_path / file).write_bytes(content)
+    with pytest.raises((ValueError, FileNotFoundError), match=message):
+        flat_images(flat, devkit)
+
+
+def test_labels_and_images_that_are_missing_are_named(flat, devkit, tmp_path):
+    with pytest.raises(FileNotFoundError, match=KIT):
+        flat_images(flat, devkit / "gone")
+    labels = table(devkit)
+    labels.write_text(labels.read_text().replace("00000002", "00000009"))
+    with pytest.raises(ValueError, match="no line for 1 of the 5 images, the first ILSVRC2012_val_00000002.JPEG"):
         flat_images(flat, labels)
-
-
-@pytest.mark.parametrize("make", [lambda p: None, lambda p: p.mkdir()])
-def test_a_folder_without_images_is_named(tmp_path, devkit, make):
-    make(tmp_path / "empty")
-    with pytest.raises((ValueError, NotADirectoryError), match="empty: no"):
-        flat_images(tmp_path / "empty", devkit)
+    with pytest.raises(NotADirectoryError, match="nowhere: no"):
+        flat_images(tmp_path / "nowhere", devkit)
+    with pytest.raises(ValueError, match="data: no images in it"):
+        flat_images(devkit / "data", devkit)

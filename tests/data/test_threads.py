@@ -1,7 +1,5 @@
 """Threads work ahead, but only so far; results and errors come in order; a closed iterator leaves no thread behind."""
 
-from __future__ import annotations
-
 import threading
 import time
 

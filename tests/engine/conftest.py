@@ -1,7 +1,5 @@
 """One thread for the small models of these tests, and no pictures where a test does not ask for them."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import pytest

@@ -1,7 +1,5 @@
 """Checkpoints: whole or not there, and readable without trust."""
 
-from __future__ import annotations
-
 import errno
 import os
 
@@ -24,28 +22,6 @@ def test_a_state_comes_back_equal(tmp_path):
     assert loaded["text"] == state["text"] and loaded["numbers"][1:2] == [2.5]
 
 
-@pytest.mark.parametrize("moment", ["fsync", "replace"])
-def test_a_crash_inside_a_write_leaves_the_old_file(tmp_path, monkeypatch, moment):
-    def crash(*arguments):
-        raise OSError("crash")
-
-    save_state(tmp_path / "last.pt", {**STATE, "number": 1})
-    with monkeypatch.context() as patch, pytest.raises(OSError, match="crash"):
-        patch.setattr(os, moment, crash)
-        save_state(tmp_path / "last.pt", {**STATE, "number": 2})
-    assert load_state(tmp_path / "last.pt")["number"] == 1
-    assert [file.name for file in tmp_path.iterdir()] == ["last.pt"]
-
-
-def test_a_state_is_on_the_disk_before_its_name_is(tmp_path, monkeypatch):
-    calls = []
-    for name in ("fsync", "replace"):
-        original = getattr(os, name)
-        monkeypatch.setattr(os, name, lambda *a, name=name, original=original: (calls.append(name), original(*a)))
-    save_state(tmp_path / "last.pt", STATE)
-    assert calls == ["fsync", "replace", "fsync"]
-
-
 def test_a_state_that_holds_code_is_not_run(tmp_path):
     class Bomb:
         def __reduce__(self):
@@ -59,7 +35,7 @@ def test_a_state_that_holds_code_is_not_run(tmp_path):
 
 def test_a_truncated_a_foreign_and_a_missing_state_are_told_apart(tmp_path):
     path = tmp_path / "last.pt"
-    with pytest.raises(FileNotFoundError, match="holds no last.pt"):
+    with pytest.raises(FileNotFoundError, match="there is no last.pt in"):
         load_state(path)
     save_state(path, {**STATE, "tensor": torch.zeros(1000)})
     path.write_bytes(path.read_bytes()[:1500])
@@ -116,11 +92,11 @@ def test_missing_and_broken_weights_are_named(tmp_path):
     with pytest.raises(ValueError, match="not a safetensors file"):
         load_weights(tmp_path / "best.safetensors")
     safetensors.torch.save_file({"a": torch.zeros(1)}, tmp_path / "best.safetensors")
-    with pytest.raises(ValueError, match="holds no record of a run"):
+    with pytest.raises(ValueError, match="has no record of a run"):
         load_weights(tmp_path / "best.safetensors")
     for record in ("not JSON", "[1]"):
         safetensors.torch.save_file({"a": torch.zeros(1)}, tmp_path / "best.safetensors", {"vilonghorn": record})
-        with pytest.raises(ValueError, match="holds no record of a run"):
+        with pytest.raises(ValueError, match="has no record of a run"):
             load_weights(tmp_path / "best.safetensors")
 
 

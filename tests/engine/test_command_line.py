@@ -1,7 +1,5 @@
 """Training as a person runs it: on an image folder, stopped, resumed, measured, and given nonsense."""
 
-from __future__ import annotations
-
 import os
 import re
 import signal
@@ -94,19 +92,14 @@ def test_an_error_is_one_sentence_and_an_exit_code(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("argv", "error", "words"),
     [
-        (
-            ["--data.train=nowhere"],
-            FileNotFoundError,
-            "data.train is nowhere, but there is no /.*/nowhere: expected a folder",
-        ),
+        (["--data.train=nowhere"], FileNotFoundError, "data.train is nowhere, but .* /.*/nowhere: expected a folder"),
         (["--data.val=a/b"], FileNotFoundError, "data.val is a/b, .* or the .beton file"),
         (["--run.dir="], ValueError, "run.dir is ''"),
-        (["--model.name=vilonghorn_nano", "--model.pretrained=true"], ValueError, "no weights of vilonghorn_nano are"),
         (["--model.num_classes=7"], ValueError, "model.num_classes is 7 but the data has 2"),
         (["--resume=a", "--evaluate=b"], ValueError, "--resume and --evaluate contradict"),
         (["--resume=a"], ValueError, "--resume a and --run.dir .* contradict"),
         (["--evaluate=a"], ValueError, "--evaluate a and --run.dir .* contradict"),
-        (["--lr=1"], ValueError, "no option --lr; the nearest known are --optimizer.lr"),
+        (["--lr=1"], ValueError, r"no option --lr; did you mean --optimizer.lr\?"),
         ([f"--config={sys.executable}"], ValueError, "python.* is not YAML"),
         ([f"--run.dir={__file__}"], NotADirectoryError, "test_command_line.py is a file.*--run.dir"),
         (["--model.kwargs.in_chans=1"], ValueError, "does not turn images"),
@@ -128,8 +121,9 @@ def test_what_cannot_run_is_refused_and_nothing_is_written(data, tmp_path, argv,
         (["--resume="], ValueError, "--resume is empty"),
         (["--evaluate", ""], ValueError, "--evaluate is empty"),
         (["--resume=nowhere", "--overwrite"], ValueError, "--resume and --overwrite contradict"),
-        (["--resume=nowhere"], FileNotFoundError, "nowhere holds no run"),
-        (["--evaluate=nowhere"], FileNotFoundError, "nowhere holds no run"),
+        (["--auto-resume", "--overwrite"], ValueError, "--auto-resume and --overwrite contradict"),
+        (["--resume=nowhere"], FileNotFoundError, "nowhere is not the directory of a run"),
+        (["--evaluate=nowhere"], FileNotFoundError, "nowhere is not the directory of a run"),
     ],
 )
 def test_a_run_to_take_up_that_is_empty_missing_or_to_be_replaced_is_refused(argv, error, words):
@@ -137,16 +131,19 @@ def test_a_run_to_take_up_that_is_empty_missing_or_to_be_replaced_is_refused(arg
         train(argv)
 
 
-def test_to_go_on_if_there_is_a_run_and_to_replace_it_contradict_each_other(monkeypatch):
-    with pytest.raises(ValueError, match="--auto-resume and --overwrite contradict"):
-        train(["--auto-resume", "--overwrite"])
-    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
-    with pytest.raises(ValueError, match="restarted by torchrun, --overwrite would replace this run itself"):
-        train(["--overwrite"])
+def test_help_names_every_key_with_its_meaning_and_the_default_is_the_digits(capsys):
+    for option in ("--help", "--print_config"):
+        with pytest.raises(SystemExit, match="0"):
+            train([option])
+    text, _, config = capsys.readouterr().out.partition("\ndata:")
+    assert all(f"--{key} " in text for key in FIELDS)
+    assert "--resume" in text and "peak learning rate" in text
+    config = yaml.safe_load(f"data:{config}")
+    assert config["model"]["name"] == "vilonghorn_nano" and config["data"]["train"].endswith("digits/train.beton")
 
 
 @pytest.mark.filterwarnings("ignore:FFCV is not installed")
-def test_what_torchrun_starts_again_goes_on_by_itself(data, tmp_path, capsys, monkeypatch):
+def test_a_run_that_torchrun_restarts_resumes(data, tmp_path, capsys, monkeypatch):
     train([*data, f"--run.dir={tmp_path}/run"])
     monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
     before = (tmp_path / "run/last.safetensors").read_bytes()
@@ -154,38 +151,20 @@ def test_what_torchrun_starts_again_goes_on_by_itself(data, tmp_path, capsys, mo
     assert (tmp_path / "run/last.safetensors").read_bytes() == before
     lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("held-out")]
     assert len(lines) == 4 and lines[:2] == lines[2:]
-
-
-def test_help_names_every_key_with_its_meaning(capsys):
-    with pytest.raises(SystemExit) as raised:
-        train(["--help"])
-    assert raised.value.code == 0
-    text = capsys.readouterr().out
-    assert all(f"--{key} " in text for key in FIELDS)
-    assert "--resume" in text and "peak learning rate" in text
-
-
-def test_the_default_configuration_is_the_embedded_digits(capsys):
-    with pytest.raises(SystemExit):
-        train(["--print_config"])
-    config = yaml.safe_load(capsys.readouterr().out)
-    assert config["model"]["name"] == "vilonghorn_nano" and config["data"]["train"].endswith("digits/train.beton")
+    with pytest.raises(ValueError, match="restarted by torchrun, --overwrite would replace this run itself"):
+        train([*data, "--overwrite"])
 
 
 def test_a_configuration_is_found_by_its_name_and_a_file_of_that_name_comes_first(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "photos").mkdir()  # a folder of photographs is no configuration
     assert load_config("photos") == load_config(configs_folder() / "photos.yaml")
-    assert load_config("imagenet/vim_tiny").model.name == "vim_tiny"
     (tmp_path / "photos.yaml").write_text("model: {name: vim_nano}")
     assert load_config("photos.yaml").model.name == "vim_nano"
     assert load_config("photos").model.name == "vilonghorn_nano"
-    with pytest.raises(FileNotFoundError, match="no configuration imagenet/vim_tin.* nearest known are imagenet/vim_t"):
+    with pytest.raises(FileNotFoundError, match="no configuration imagenet/vim_tin.* did you mean imagenet/vim_tiny"):
         load_config("imagenet/vim_tin")
     assert config_names() and not [name for name in config_names() if name.startswith("studies")]
-
-
-def test_the_installed_configurations_are_taken_where_there_are_some(tmp_path, monkeypatch):
     monkeypatch.setattr(command_line, "__file__", str(tmp_path / "vilonghorn/engine/command_line.py"))
     assert configs_folder() == tmp_path / "configs"
     (tmp_path / "vilonghorn/configs").mkdir(parents=True)

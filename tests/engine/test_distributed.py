@@ -1,18 +1,11 @@
 """Several processes train as one: the same updates, the same counts, one of them writing."""
 
-from __future__ import annotations
-
 import json
 
 import pytest
 from rank_run import ended, some_digits, start_ranks, train
 
 from vilonghorn.engine.checkpoint import load_weights
-
-
-@pytest.fixture(scope="module")
-def digits(tmp_path_factory) -> list[str]:
-    return some_digits(tmp_path_factory.mktemp("ranks"))
 
 
 def log_of(directory, kind):
@@ -40,21 +33,10 @@ def assert_same_course(directory, reference):
         assert (own[name] - value).abs().max() < 1e-4, name
 
 
-@pytest.fixture(scope="module")
-def alone(digits, tmp_path_factory):
-    directory = tmp_path_factory.mktemp("alone")
-    train([*digits, "--data.batch_size=32", f"--run.dir={directory}"])
-    return directory
-
-
-def test_two_processes_take_the_course_of_one_with_the_same_global_batch(digits, alone, tmp_path):
-    options = [*digits, "--data.batch_size=16", f"--run.dir={tmp_path}"]
+def test_two_processes_that_accumulate_two_batches_take_the_course_of_one_process(tmp_path):
+    digits = some_digits(tmp_path)
+    train([*digits, "--data.batch_size=32", f"--run.dir={tmp_path}/one"])
+    options = [*digits, "--data.batch_size=8", "--optimizer.accumulate=2", f"--run.dir={tmp_path}/two"]
     assert ended(start_ranks(2, train, options)) == [0, 0]
-    assert len(log_of(tmp_path, "train")) == 10
-    assert_same_course(tmp_path, alone)
-
-
-def test_accumulation_and_processes_multiply(digits, alone, tmp_path):
-    options = [*digits, "--data.batch_size=8", "--optimizer.accumulate=2", f"--run.dir={tmp_path}"]
-    assert ended(start_ranks(2, train, options)) == [0, 0]
-    assert_same_course(tmp_path, alone)
+    assert len(log_of(tmp_path / "two", "train")) == 10
+    assert_same_course(tmp_path / "two", tmp_path / "one")

@@ -1,7 +1,5 @@
 """The way of ImageNet, from folders to a fine-tuned model, with the commands that a person types."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Processes that are killed, stopped or short of disk take the others with them, and what they did is not lost."""
 
-from __future__ import annotations
-
 import os
 import random
 import signal

@@ -1,13 +1,10 @@
 """The ImageNet configurations follow the published recipe; runs start from the weights of other runs."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest
 import timm
 import torch
-import yaml
 from composition import official_weights
 from safetensors.torch import save_file
 from timm.layers import DropPath
@@ -87,12 +84,6 @@ def test_fine_tuning_keeps_its_rate():
         assert optimizer.param_groups[0]["lr"] == pytest.approx(1e-5)
 
 
-def test_a_few_photographs_make_enough_updates_and_short_runs_warm_up_shortly():
-    config = read("photos.yaml", **{"schedule.epochs": 10})
-    assert 200 // config.data.batch_size >= 20 and config.augmentation.repeats == config.optimizer.accumulate == 1
-    assert config.schedule.warmup == 2
-
-
 def test_photographs_start_from_the_official_file(tmp_path):
     official = official_weights(dim=192, depth=2)
     torch.save({"model": official}, tmp_path / "official.pth")
@@ -132,22 +123,6 @@ def test_a_base_that_cannot_be_read_is_named(tmp_path, text, message):
     (tmp_path / "x.yaml").write_text(text)
     with pytest.raises((ValueError, FileNotFoundError), match=message):
         load_config(tmp_path / "x.yaml")
-
-
-@pytest.mark.parametrize(
-    ("option", "message"),
-    [
-        ("--augmentation.auto_augment=randy", "auto_augment 'randy': not a policy of timm"),
-        ("--augmentation.start_size=300", "start_size is 300, above the image size"),
-        ("--augmentation.ramp=[5, 2]", "the smaller bound comes first"),
-        ("--augmentation.start_size=128", r"start_size is 128 but augmentation.ramp is \[0, 0\]"),
-        ("--optimizer.layer_decay=1.5", "optimizer.layer_decay is 1.5; it must lie in"),
-        ("--augmentation.repeats=0", "augmentation.repeats is 0; it must lie in"),
-    ],
-)
-def test_an_option_of_the_recipe_out_of_range_is_named(option, message):
-    with pytest.raises(ValueError, match=message):
-        parse(build_parser(), [option])
 
 
 @pytest.fixture
@@ -194,7 +169,7 @@ def test_stride_8_takes_the_weights_of_stride_16_with_positions_resampled(traine
         (None, "there is no .*x.pth"),
         (b"", "which is not a file of weights"),
         (b"\x80nonsense", "which is not a file of weights"),
-        ({"a": 3}, "which holds no weights"),
+        ({"a": 3}, "which contains no tensors; found keys"),
     ],
 )
 def test_what_are_no_weights_is_named(tmp_path, content, message):
@@ -207,7 +182,7 @@ def test_what_are_no_weights_is_named(tmp_path, content, message):
         init_weights("vilonghorn_nano", str(file))
 
 
-@pytest.mark.parametrize("name", ["levit_128s", "efficientformer_l1", "xception41"])
+@pytest.mark.parametrize("name", ["levit_128s", "xception41"])
 def test_the_head_of_any_model_is_found(tmp_path, name):
     """timm drops the head of a file whose number of classes it does not know."""
     model = timm.create_model(name, num_classes=5)
@@ -236,9 +211,3 @@ def test_layer_decay_gives_lower_layers_smaller_rates(tmp_path):
     assert rate["head.weight"] == 1.0
     assert rate["patch_embed.proj.weight"] < rate["blocks"][0] < rate["blocks"][1] < 1.0
     assert rate["blocks"][0] == rate["blocks"][1] / 2
-
-
-def test_a_recorded_configuration_holds_the_whole_recipe(tmp_path):
-    config = read("imagenet/vim_tiny.yaml", "imagenet/epochs_30.yaml")
-    (tmp_path / "config.yaml").write_text(yaml.safe_dump(config.to_dict()))
-    assert load_config(tmp_path / "config.yaml").to_dict() == config.to_dict()

@@ -1,7 +1,5 @@
 """What is drawn and logged."""
 
-from __future__ import annotations
-
 import base64
 from html import escape
 
@@ -73,23 +71,6 @@ def test_mistakes_come_first_and_are_named(tmp_path, titles):
     assert 30 <= len(titles) - 2 <= 40
 
 
-def test_names_that_look_like_formulas_are_drawn_as_they_are(tmp_path, titles):
-    images = Images([0, 1, 1], [0, 1, 0])
-    images.class_names = ["$\\cat$", "$x_{$"]
-    draw(tmp_path / "predictions.png", images)
-    assert sorted(label for label, _ in titles) == ["$\\cat$", "$x_{$", "$x_{$,\nnot $\\cat$"]
-
-
-def test_more_mistakes_than_a_row_holds_are_still_told_apart(tmp_path, titles):
-    draw(tmp_path / "predictions.png", Images([0] * 60, [1] * 60))
-    assert all(label == "cat,\nnot dog" and style["color"] == "red" for label, style in titles)
-
-
-def test_fewer_images_than_cells_are_drawn_once_each(tmp_path, titles):
-    draw(tmp_path / "predictions.png", Images([0, 1, 1], [0, 1, 0]))
-    assert sorted(label for label, _ in titles) == ["cat", "dog", "dog,\nnot cat"]
-
-
 def test_long_names_do_not_overlap_and_the_picture_names_its_weights(tmp_path, monkeypatch):
     figures = []
     monkeypatch.setattr(report, "png", lambda figure: figures.append(figure) or b"")
@@ -126,9 +107,7 @@ def test_a_log_is_cut_back_to_the_size_that_a_checkpoint_noted(tmp_path):
     assert read_log(path) == []
 
 
-@pytest.mark.parametrize(
-    "damage", [b"", b"\0\0\0", b"[1]", b"null", b'{"kind": "tra', b'{"kind": "train"}', b'{"kind": "\xff"}']
-)
+@pytest.mark.parametrize("damage", [b"\0\0\0", b"[1]", b'{"kind": "tra', b'{"kind": "train"}', b'{"kind": "\xff"}'])
 def test_a_damaged_line_of_a_log_is_named_and_left_out(tmp_path, damage):
     path = tmp_path / "log.jsonl"
     log, line = Log(path, 0), dict(kind="train", epoch=1, update=1, loss=2.0, lr=1e-3)
@@ -138,14 +117,6 @@ def test_a_damaged_line_of_a_log_is_named_and_left_out(tmp_path, damage):
     with pytest.warns(UserWarning, match="line 2 of .*log.jsonl is damaged") as warned:
         assert read_log(path) == [line, line]
     assert len(warned) == 1
-
-
-def test_a_log_that_lost_its_end_loses_no_other_line(tmp_path):
-    path, line = tmp_path / "log.jsonl", dict(kind="train", epoch=1, update=1, loss=2.0, lr=1e-3)
-    path.write_bytes(b'{"kind": "tr')
-    Log(path, 10**6).write(**line)
-    with pytest.warns(UserWarning, match="line 1 of .*log.jsonl is damaged"):
-        assert read_log(path) == [line]
 
 
 def test_a_run_with_a_damaged_line_in_its_log_resumes_and_is_drawn(tmp_path, pictures):
@@ -208,3 +179,10 @@ def test_the_page_of_a_run_holds_its_results_its_pictures_and_its_configuration(
     assert escape((tmp_path / "config.yaml").read_text()) in page
     assert "&lt;a&gt;" in page and "<a>" not in page
     assert "\\x1b[31m" in page and "\x1b" not in page
+
+
+def test_a_few_images_with_names_that_look_like_formulas_are_drawn_once_each(tmp_path, titles):
+    images = Images([0, 1, 1], [0, 1, 0])
+    images.class_names = ["$\\cat$", "$x_{$"]
+    draw(tmp_path / "predictions.png", images)
+    assert sorted(label for label, _ in titles) == ["$\\cat$", "$x_{$", "$x_{$,\nnot $\\cat$"]

@@ -1,7 +1,5 @@
 """The loop: what one update does, what an epoch leaves, what is refused before it."""
 
-from __future__ import annotations
-
 import json
 import math
 import os
@@ -15,7 +13,6 @@ from toy_run import ToyLoader, toy_trainer
 
 from vilonghorn.engine import Interrupted
 from vilonghorn.engine.checkpoint import load_state, load_weights
-from vilonghorn.engine.train_state import seed_all
 
 PLAIN = ["--augmentation.mixup=0", "--augmentation.cutmix=0", "--model.drop_path=0", "--optimizer.clip_grad=null"]
 
@@ -85,12 +82,6 @@ def test_accumulated_batches_make_the_gradient_of_their_union(tmp_path):
     assert trainer.steps.updates_per_epoch == 3 and trainer.update == 1
 
 
-def test_the_last_update_of_an_epoch_takes_the_batches_that_are_left(tmp_path):
-    trainer = toy_trainer(tmp_path, "--optimizer.accumulate=4", "--schedule.epochs=2", "--run.log_updates=1")
-    trainer.fit()
-    assert [record["update"] for record in log_of(tmp_path, "train")] == [1, 2, 3, 4]
-
-
 def test_the_gradient_is_clipped_to_its_norm(tmp_path):
     trainer = toy_trainer(tmp_path, "--optimizer.clip_grad=0.01")
     norms = []
@@ -113,13 +104,6 @@ def test_the_average_follows_its_recurrence(tmp_path):
     for name, value in trainer.train_state.ema.module.state_dict().items():
         torch.testing.assert_close(value, expected[name])
     assert isinstance(trainer.train_state.ema, ModelEmaV3)
-
-
-def test_without_an_average_the_model_itself_counts(tmp_path):
-    result = toy_trainer(tmp_path, "--ema.decay=0", "--schedule.epochs=2").fit()
-    assert result["weights"] == "model"
-    assert all("ema" not in record for record in log_of(tmp_path, "epoch"))
-    assert load_state(tmp_path / "last.pt")["ema"] is None
 
 
 def test_an_update_that_is_not_finite_is_skipped_and_counted(tmp_path):
@@ -151,46 +135,6 @@ def test_too_many_skipped_updates_in_a_row_end_the_run_in_a_state_to_resume(tmp_
     state = load_state(tmp_path / "last.pt")
     assert all(torch.isfinite(value).all() for value in state["model"].values())
     assert state["progress"]["batch"] == 4
-
-
-def test_a_loss_without_any_finite_update_is_null_in_the_log(tmp_path):
-    toy_trainer(tmp_path, "--schedule.epochs=2", train=Poisoned(set(range(6)))).fit()
-    first = log_of(tmp_path, "train")[0]
-    assert first["loss"] is None and first["grad_norm"] is None
-    assert log_of(tmp_path, "epoch")[0]["train_loss"] is None
-
-
-def test_chance_depends_on_the_position_alone():
-    seed_all(3, 1, 4)
-    first = torch.rand(4)
-    torch.rand(9)
-    seed_all(3, 1, 4)
-    assert torch.equal(first, torch.rand(4))
-    seed_all(3, 4, 1)
-    assert not torch.equal(first, torch.rand(4))
-
-
-def test_two_runs_of_one_seed_are_equal_and_of_another_are_not(tmp_path):
-    for name, seed in (("a", 0), ("b", 0), ("c", 1)):
-        toy_trainer(tmp_path / name, "--schedule.epochs=2", f"--run.seed={seed}").fit()
-    a, b, c = ((tmp_path / name / "last.safetensors").read_bytes() for name in "abc")
-    assert a == b and a != c
-
-
-def test_a_directory_that_holds_a_run_is_not_written_over(tmp_path):
-    toy_trainer(tmp_path, "--schedule.epochs=2").fit()
-    before = {file: file.read_bytes() for file in tmp_path.rglob("*.*")}
-    with pytest.raises(FileExistsError, match="holds a run.*--resume.*--run.dir.*--overwrite"):
-        toy_trainer(tmp_path, "--schedule.epochs=3")
-    assert before == {file: file.read_bytes() for file in tmp_path.rglob("*.*")}
-
-
-@pytest.mark.parametrize("name", "best.safetensors config.yaml environment.json log.jsonl curves.png".split())
-def test_any_file_that_a_run_would_write_over_is_kept(tmp_path, name):
-    (tmp_path / name).write_text("mine")
-    with pytest.raises(FileExistsError, match=f"holds a {name}.*--run.dir.*--overwrite"):
-        toy_trainer(tmp_path)
-    assert (tmp_path / name).read_text() == "mine" and len(list(tmp_path.iterdir())) == 1
 
 
 def test_overwrite_leaves_nothing_of_the_former_run_and_nothing_else_alone_is_touched(tmp_path):
@@ -262,31 +206,6 @@ def test_a_scaled_loss_makes_the_gradient_of_the_loss_itself(tmp_path):
     assert norms["fp16"] == pytest.approx(norms["off"], rel=2e-2)
 
 
-def test_a_run_of_few_updates_an_epoch_warns_once_and_names_what_to_lower(tmp_path, recwarn):
-    options = ["--data.batch_size=16", "--optimizer.accumulate=2", "--augmentation.repeats=3"]
-    trainer = toy_trainer(tmp_path / "few", *options)
-    (warning,) = [str(w.message) for w in recwarn if "update(s)" in str(w.message)]
-    assert "48 images has only 3 update(s)" in warning
-    assert all(word in warning for word in ("batch_size (16)", "accumulate (2)", "repeats (3)"))
-    recwarn.clear()
-    trainer.fit()
-    toy_trainer(tmp_path / "few", *options, resume=True)  # a resumed run cannot change them
-    toy_trainer(tmp_path / "small")  # few images in small batches: nothing to lower
-    many = ToyLoader(160)
-    toy_trainer(tmp_path / "many", "--data.batch_size=16", train=many)  # 20 batches
-    assert not [w for w in recwarn if "update(s)" in str(w.message)]
-
-
-def test_the_rate_grows_with_the_images_of_an_update(tmp_path):
-    rates = {}
-    for accumulate in (1, 4):
-        options = ["--optimizer.lr=1e-3", "--optimizer.lr_batch=8", f"--optimizer.accumulate={accumulate}"]
-        trainer = toy_trainer(tmp_path / str(accumulate), *options)
-        trainer.train_state.scheduler.step_update(trainer.steps.updates_per_epoch)  # the end of the warm-up
-        rates[accumulate] = trainer.train_state.lr
-    assert rates[4] == pytest.approx(4 * rates[1])
-
-
 def test_events_for_tensorboard_hold_what_the_log_holds_and_forget_what_was_lost(tmp_path):
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
@@ -309,7 +228,38 @@ def test_events_for_tensorboard_hold_what_the_log_holds_and_forget_what_was_lost
     assert [event.step for event in events.Scalars("epoch/ema/top1")] == [6, 12]
 
 
-def test_the_log_tells_the_speed_and_the_wait_for_data(tmp_path):
-    toy_trainer(tmp_path, "--schedule.epochs=2").fit()
-    for record in log_of(tmp_path, "train"):
-        assert record["images_per_second"] > 0 and 0 <= record["data_wait"] <= 1
+def test_a_run_of_few_updates_an_epoch_warns_once(tmp_path, recwarn):
+    options = ["--data.batch_size=16", "--optimizer.accumulate=2", "--augmentation.repeats=3"]
+    toy_trainer(tmp_path / "few", *options)
+    (warning,) = [str(w.message) for w in recwarn if "update(s)" in str(w.message)]
+    assert "48 images has only 3 update(s): lower data.batch_size, optimizer.accumulate or augm" in warning
+    recwarn.clear()
+    toy_trainer(tmp_path / "few", *options, resume=True)  # a resumed run cannot change them
+    toy_trainer(tmp_path / "small")  # few images in small batches: nothing to lower
+    toy_trainer(tmp_path / "many", "--data.batch_size=16", train=ToyLoader(160))  # 20 batches
+    assert not [w for w in recwarn if "update(s)" in str(w.message)]
+
+
+@pytest.mark.parametrize("name", ["last.pt", "best.safetensors", "config.yaml", "log.jsonl", "curves.png"])
+def test_a_directory_with_a_run_or_a_file_of_one_is_not_written_over(tmp_path, name):
+    (tmp_path / name).write_text("mine")
+    what = "a run in .*--resume" if name == "last.pt" else f"a {name} in"
+    with pytest.raises(FileExistsError, match=f"there is {what}.*--run.dir.*--overwrite"):
+        toy_trainer(tmp_path)
+    assert (tmp_path / name).read_text() == "mine" and len(list(tmp_path.iterdir())) == 1
+
+
+def test_a_run_without_a_finite_update_logs_null_and_its_seed_decides_its_weights(tmp_path):
+    options = ["--schedule.epochs=2", "--ema.decay=0", "--optimizer.accumulate=4", "--run.log_updates=1"]
+    for name, seed in (("a", 0), ("b", 0), ("c", 1)):
+        run = toy_trainer(tmp_path / name, *options, f"--run.seed={seed}", train=Poisoned(set(range(6))))
+        assert run.fit()["weights"] == "model"
+    a, b, c = ((tmp_path / name / "last.safetensors").read_bytes() for name in "abc")
+    assert a == b and a != c
+    first, *_ = lines = log_of(tmp_path / "a", "train")
+    assert [record["update"] for record in lines] == [1, 2, 3, 4]  # 6 batches: 4 and 2 of them
+    assert all(record["images_per_second"] > 0 and 0 <= record["data_wait"] <= 1 for record in lines)
+    assert first["loss"] is None and first["grad_norm"] is None
+    epoch = log_of(tmp_path / "a", "epoch")[0]
+    assert epoch["train_loss"] is None and "ema" not in epoch
+    assert load_state(tmp_path / "a/last.pt")["ema"] is None

@@ -1,22 +1,14 @@
-"""Ways in which a `.beton` can be damaged or strange, and a reader of one in a process that a watchdog can end."""
+"""Ways in which a `.beton` can be damaged or unusual, and what its check or its loader says of it."""
 
-from __future__ import annotations
-
-import multiprocessing
 import os
 import shutil
-import threading
 from collections.abc import Callable
-from multiprocessing.connection import Connection
 from pathlib import Path
 
 import numpy as np
 
 from vilonghorn.data import check_beton, create_loader
 from vilonghorn.data.beton import format as fmt
-
-LIMIT = 300  # seconds; imports take some, on a busy machine many, and a file less than one
-BATCH = 4
 
 
 def overwrite(path: Path, offset: int, data: bytes) -> None:
@@ -38,15 +30,10 @@ def set_sample(path: Path, index: int, **values: int) -> None:
     overwrite(path, at, row.tobytes())
 
 
-def image_at(path: Path, index: int) -> tuple[int, int]:
-    """Offset and size in bytes of the data of an image."""
-    beton = check_beton(path)
-    return int(beton.images["data_ptr"][index]), int(beton.sizes[index])
-
-
 def fill_image(path: Path, index: int, start: float, stop: float, byte: bytes = b"\0") -> None:
-    """Overwrites a share of the data of an image."""
-    at, size = image_at(path, index)
+    """Overwrites a fraction of the data of an image."""
+    beton = check_beton(path)
+    at, size = int(beton.images["data_ptr"][index]), int(beton.sizes[index])
     first, last = int(size * start), int(size * stop)
     overwrite(path, at + first, byte * (last - first))
 
@@ -68,123 +55,56 @@ def turn_to_line(path: Path) -> None:
     set_sample(path, 2, width=1, height=int(row["width"]) * int(row["height"]))
 
 
-# Name: (kind of file, what is done to it, what its reader has to say of it)
-DAMAGE: dict[str, tuple[str, Callable[[Path], None], str]] = {
-    "an empty file": (
-        "jpg",
-        lambda p: p.write_bytes(b""),
-        "BetonError: .*not a .beton file of version 2: an empty file",
-    ),
-    "a text": ("jpg", lambda p: p.write_text("hello"), "BetonError: .*not a .beton file"),
-    "a picture": ("jpg", lambda p: p.write_bytes(b"\xff\xd8\xff\xe0" + bytes(4000)), "BetonError: .*not a .beton file"),
-    "cut off in the header": ("jpg", lambda p: os.truncate(p, 30), "BetonError: .*damaged .beton"),
-    "cut off in the metadata": ("jpg", lambda p: os.truncate(p, fmt.TABLES_AT + 99), "BetonError: .*damaged .beton"),
-    "cut off in the images": ("jpg", lambda p: os.truncate(p, table_at(p) - 999), "BetonError: .*damaged .beton"),
-    "cut off in the table": ("jpg", lambda p: os.truncate(p, os.path.getsize(p) - 7), "BetonError: .*damaged .beton"),
-    "left by a killed writer": ("jpg", lambda p: overwrite(p, 16, bytes(8)), "BetonError: .*unfinished"),
-    "no samples": ("jpg", lambda p: overwrite(p, 8, bytes(8)), "BetonError: .*no sample"),
-    "an unknown field": ("jpg", lambda p: overwrite(p, fmt.HEADER.itemsize, b"\x07"), "BetonError: .*not an RGB image"),
-    "a name not in ASCII": ("jpg", lambda p: overwrite(p, fmt.HEADER.itemsize + 3, b"\xd3"), "BetonError: .*in ASCII"),
-    "a negative label": ("jpg", lambda p: set_sample(p, 2, label=-1), "BetonError: .*negative label"),
-    "an enormous label": ("jpg", lambda p: set_sample(p, 2, label=2**40), "BetonError: .*label 1099511627776"),
-    "an image of no width": ("jpg", lambda p: set_sample(p, 2, width=0), "BetonError: .*empty image"),
-    "an unknown mode": ("jpg", lambda p: set_sample(p, 2, mode=9), "BetonError: .*unknown mode"),
-    "an image elsewhere": (
-        "jpg",
-        lambda p: set_sample(p, 2, data_ptr=2**50),
-        "BetonError: .*sample 2 .*another position",
-    ),
-    "a raw image too large": ("raw", lambda p: set_sample(p, 2, width=9999), "BetonError: .*not 3 x width x height"),
-    "a JPEG without header": (
-        "jpg",
-        lambda p: fill_image(p, 2, 0, 0.2),
-        "ValueError: .*sample 2: its JPEG data are damaged",
-    ),
-    "a JPEG without body": (
-        "jpg",
-        lambda p: fill_image(p, 2, 0.6, 1),
-        "ValueError: .*sample 2: its JPEG data are damaged",
-    ),
-    "a JPEG of 0xff": (
-        "jpg",
-        lambda p: fill_image(p, 2, 0, 1, b"\xff"),
-        "ValueError: .*sample 2: its JPEG data are damaged",
-    ),
+# What `check_beton` refuses, by name: kind of file, damage, message.
+REFUSED: dict[str, tuple[str, Callable[[Path], None], str]] = {
+    "an empty file": ("jpg", lambda p: p.write_bytes(b""), "not a .beton file of version 2: an empty file"),
+    "a text": ("jpg", lambda p: p.write_text("hello"), "not a .beton file of version 2: .*; give a .beton or an image"),
+    "a picture": ("jpg", lambda p: p.write_bytes(b"\xff\xd8\xff\xe0" + bytes(4000)), "not a .beton file"),
+    "zeros": ("jpg", lambda p: p.write_bytes(bytes(5000)), "not a .beton file"),
+    "cut off in the header": ("jpg", lambda p: os.truncate(p, 30), "damaged .beton"),
+    "something behind the end": ("raw", lambda p: overwrite(p, p.stat().st_size, bytes(24)), "its size is .* bytes"),
+    "left by a killed writer": ("jpg", lambda p: overwrite(p, 16, bytes(8)), "unfinished"),
+    "no samples": ("jpg", lambda p: overwrite(p, 8, bytes(8)), "no sample"),
+    "an unknown field": ("jpg", lambda p: overwrite(p, fmt.HEADER.itemsize, b"\x07"), "not an RGB image"),
+    "a name not in ASCII": ("jpg", lambda p: overwrite(p, fmt.HEADER.itemsize + 3, b"\xd3"), "in ASCII"),
+    "a negative label": ("jpg", lambda p: set_sample(p, 2, label=-1), "negative label"),
+    "a large label": ("jpg", lambda p: set_sample(p, 2, label=2**24), "label 16777216"),
+    "the largest label": ("jpg", lambda p: set_sample(p, 2, label=2**63 - 1), "label 9223372036854775807"),
+    "an image of no width": ("jpg", lambda p: set_sample(p, 2, width=0), "empty image"),
+    "an unknown mode": ("jpg", lambda p: set_sample(p, 2, mode=9), "unknown mode"),
+    "an image elsewhere": ("jpg", lambda p: set_sample(p, 2, data_ptr=2**50), "sample 2 .*another position"),
+    "a raw image too large": ("raw", lambda p: set_sample(p, 2, width=9999), "not 3 x width x height"),
     "an enormous JPEG": (
         "jpg",
         lambda p: set_sample(p, 2, width=65535, height=65535),
-        "BetonError: .*sample 2 .*65535x65535 pixels.*too few bytes",
+        "sample 2 .*65535x65535 pixels.*too few bytes",
     ),
-    "a JPEG of another size": ("jpg", swap_images, "ValueError: .*sample 3: its JPEG"),
+}
+# What only decoding finds, or what is unusual and read: kind of file, damage, what `read_all` says.
+DECODED: dict[str, tuple[str, Callable[[Path], None], str]] = {
+    "a JPEG without header": ("jpg", lambda p: fill_image(p, 2, 0, 0.2), "sample 2: its JPEG data are damaged"),
+    "a JPEG without body": ("jpg", lambda p: fill_image(p, 2, 0.6, 1), "sample 2: its JPEG data are damaged"),
+    "a JPEG of 0xff": ("jpg", lambda p: fill_image(p, 2, 0, 1, b"\xff"), "sample 2: its JPEG data are damaged"),
+    "a JPEG of another size": ("jpg", swap_images, "sample 3: its JPEG"),
     "an image of one column": ("raw", turn_to_line, "27 samples"),
     "raw noise": ("raw", lambda p: fill_image(p, 2, 0, 1, b"\x5a"), "27 samples"),
     "nothing": ("jpg", lambda p: None, "27 samples"),
 }
 
 
-def read_all(path: Path, options: dict) -> str:
-    """Reads a file as training and evaluation do, and says how many samples it had or which error it gave."""
+def read_all(path: Path, **options) -> str:
+    """Reads a file as training and evaluation do. Returns how many samples it had, or its error."""
     try:
         for training in (False, True):
-            loader = create_loader(path, batch_size=BATCH, image_size=16, training=training, drop_last=False, **options)
+            loader = create_loader(path, batch_size=4, image_size=16, training=training, drop_last=False, **options)
             count = sum(len(targets) for images, targets in loader.epoch(0) if bool(images.isfinite().all()))
         return f"{count} samples"
     except (ValueError, OSError) as error:
         return f"{type(error).__name__}: {error}"
 
 
-def abort(path: Path, options: dict) -> str:
-    """Dies, as a process does in which FFCV meets damage that nobody looked for."""
-    os.abort()
-
-
-def hang(path: Path, options: dict) -> str:
-    """Waits for ever, as FFCV does when a thread of its own dies."""
-    threading.Event().wait()
-
-
-def serve(connection: Connection) -> None:
-    while True:
-        function, path, options = connection.recv()
-        connection.send(function(path, options))
-
-
-class Watched:
-    """A process that reads one file after the other, so that only the first waits for imports; ended if it hangs."""
-
-    def __init__(self):
-        self.process = None
-
-    def outcome(self, path: Path, function: Callable = read_all, limit: float = LIMIT, **options) -> str:
-        """What a function says of a file in the process, or that it hung or died."""
-        if self.process is None:
-            context = multiprocessing.get_context("spawn")
-            self.connection, theirs = context.Pipe()
-            self.process = context.Process(target=serve, args=(theirs,), daemon=True)
-            self.process.start()
-            theirs.close()
-        self.connection.send((function, path, options))
-        try:
-            if self.connection.poll(limit):
-                return self.connection.recv()
-            self.end()
-            return f"hung for {limit} seconds"
-        except EOFError:
-            return f"died with exit code {self.end(kill=False)}"
-
-    def end(self, kill: bool = True) -> int | None:
-        """Ends the process; the next file gets a new one. Returns its exit code."""
-        if self.process is None:
-            return None
-        if kill:
-            self.process.kill()
-        self.process.join()
-        code, self.process = self.process.exitcode, None
-        return code
-
-
 def damaged_copy(source: Path, folder: Path, damage: Callable[[Path], None]) -> Path:
-    """A copy, without its manifest, to which something is done."""
+    """A damaged copy without its manifest."""
     path = Path(shutil.copy(source, folder / "copy.beton"))
     damage(path)
     return path

@@ -1,7 +1,5 @@
 """A folder in the form of ImageNet: classes by WordNet number, some odd images, and flat validation images."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np
@@ -28,10 +26,10 @@ def make_imagenet(root: Path) -> dict[str, int]:
     """Makes root/train/nXXXXXXXX/*.JPEG, root/val/*.JPEG and root/devkit/data with meta.mat and the ground truth.
 
     Returns:
-        How many of the training images are gray, CMYK, turned by EXIF data, PNG by content, and corrupt.
+        How many of the training images are gray, CMYK, turned by EXIF data, and corrupt.
     """
     rng = np.random.default_rng(0)
-    odd = {"gray": 0, "CMYK": 0, "turned": 0, "PNG": 0, "corrupt": 0}
+    odd = {"gray": 0, "CMYK": 0, "turned": 0, "corrupt": 0}
     for label, name in enumerate(sorted(SYNSETS)):
         (root / "train" / name).mkdir(parents=True)
         for i in range(TRAIN):
@@ -45,8 +43,6 @@ def make_imagenet(root: Path) -> dict[str, int]:
                 exif[0x0112] = 6
                 image, kind = image.rotate(90, expand=True), "turned"
                 options["exif"] = exif
-            elif i == 4:
-                kind, options = "PNG", {"format": "PNG"}
             else:
                 kind = None
             file = root / "train" / name / f"{name}_{i}.JPEG"

@@ -4,8 +4,6 @@ Even kills hit one process, and torchrun --max-restarts restarts the job; odd on
 started by the same command. The weights must be bitwise those of an undisturbed job.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import random
@@ -16,15 +14,13 @@ import tempfile
 import time
 from pathlib import Path
 
-from rank_run import some_digits
+from rank_run import ended, some_digits, start_ranks, train
 
 from vilonghorn.engine.checkpoint import load_state
 
 SCRIPT = Path(__file__).parents[2] / "train_imagenet.py"
 EVERY = 3  # updates between checkpoints
 UPDATES = 10  # an epoch: 160 digits, two processes, batches of 8
-
-
 CHANCE = [  # all random augmentation
     "--model.drop_path=0.1",
     "--augmentation.scale=[0.7, 1]",
@@ -72,9 +68,7 @@ def wait_for(directory: Path, update: int, job: subprocess.Popen) -> None:
     """Waits until a job has logged an update."""
     while logged(directory) < update:
         if job.poll() is not None:
-            raise RuntimeError(
-                f"the job ended with {job.returncode} before update {update}: {job.stdout.read().decode()}"
-            )
+            raise RuntimeError(f"the job ended with {job.returncode} before update {update}: {job.stdout.read()}")
         time.sleep(0.01)
 
 
@@ -115,9 +109,7 @@ def prove(folder: Path, kills: int, seed: int) -> int:
     epochs = 2 + kills // 5
     options = job_options(folder, epochs)
     undisturbed, killed = folder / "undisturbed", folder / "killed"
-    job = torchrun([*options, f"--run.dir={undisturbed}"], 0)
-    output = job.communicate()[0].decode()
-    assert job.returncode == 0, output
+    assert ended(start_ranks(2, train, ["--config=digits", *options, f"--run.dir={undisturbed}"])) == [0, 0]
     kill_again_and_again(killed, options, kills, epochs, random.Random(seed))
     for name in ("last.safetensors", "best.safetensors"):
         assert (killed / name).read_bytes() == (undisturbed / name).read_bytes(), name

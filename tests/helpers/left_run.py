@@ -1,7 +1,5 @@
 """A run's directory as training leaves it, with random weights, and image files that suit it."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

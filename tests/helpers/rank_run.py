@@ -1,7 +1,5 @@
 """Several processes that train together, for the tests of the engine: a small model on some embedded digits."""
 
-from __future__ import annotations
-
 import errno
 import multiprocessing
 import os

@@ -1,7 +1,5 @@
 """A run of a second for the tests of the engine: synthetic data, a model of two blocks, and ways to kill it."""
 
-from __future__ import annotations
-
 import multiprocessing
 import os
 import signal

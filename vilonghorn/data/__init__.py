@@ -5,15 +5,15 @@ from .beton.writer import write_beton
 from .imagenet import flat_images
 from .images import ImageFolder
 from .loaders import create_loader
+from .loaders.config import LoaderConfig
 from .loaders.loader import Loader
-from .loaders.settings import LoaderSettings
 
 __all__ = [
     "Beton",
     "BetonError",
     "ImageFolder",
     "Loader",
-    "LoaderSettings",
+    "LoaderConfig",
     "check_beton",
     "create_loader",
     "flat_images",

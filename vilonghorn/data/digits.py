@@ -19,19 +19,12 @@ SIDE = 32  # side of a written image, bicubic: a model with patch size 4 sees 64
 
 
 class Digits(NamedTuple):
-    """The digits of a split, in scikit-learn's order.
+    """The digits of a split, in scikit-learn's order."""
 
-    Attributes:
-        indices: (n,) positions in `sklearn.datasets.load_digits`.
-        images: (n, 8, 8) uint8, 0 is the background and 255 full ink.
-        labels: (n,) int64, 0 to 9.
-        by_label: for each label, the positions in this split of its images.
-    """
-
-    indices: np.ndarray
-    images: np.ndarray
-    labels: np.ndarray
-    by_label: tuple[np.ndarray, ...]
+    indices: np.ndarray  # (n,) positions in `sklearn.datasets.load_digits`
+    images: np.ndarray  # (n, 8, 8) uint8, 0 is the background and 255 full ink
+    labels: np.ndarray  # (n,) int64, 0 to 9
+    by_label: tuple[np.ndarray, ...]  # for each label, the positions in this split of its images
 
 
 @lru_cache

@@ -77,10 +77,10 @@ def atomic_folder(path: str | os.PathLike) -> Iterator[Path]:
 
 @contextmanager
 def only_writer(path: Path) -> Iterator[None]:
-    """Holds a lock beside `path`, which the system releases if the process is killed.
+    """Locks a file beside `path`; the system releases the lock if the process is killed.
 
     Raises:
-        FileExistsError: another process holds it.
+        FileExistsError: another process has locked it.
         FileNotFoundError: the folder of `path` does not exist.
     """
     if not path.parent.is_dir():
@@ -93,7 +93,7 @@ def only_writer(path: Path) -> Iterator[None]:
     try:
         yield
     finally:
-        with suppress(OSError):  # Windows has no need of it, and refuses
+        with suppress(OSError):  # fails on Windows, where it is not needed
             os.unlink(lock.lock_file)
         lock.release()
 

@@ -11,10 +11,8 @@ from pathlib import Path
 import numpy as np
 from PIL import Image, ImageOps, UnidentifiedImageError
 
-from .names import is_utf8, printable
-
 EXTENSIONS = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".ppm", ".pgm", ".tif", ".tiff")
-FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "PPM", "TIFF", "GIF")  # whatever a file's extension says
+FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "PPM", "TIFF", "GIF")  # by content; the extension does not count
 MAX_PIXELS = 89_478_485  # above, PIL warns of an image that is small as a file and fills the memory
 MIN_SIDE = 2  # pixels; a centre crop of half of one pixel is empty, and FFCV aborts the process on an empty crop
 ORIENTATION = 0x0112  # the EXIF tag; 1 is upright
@@ -23,6 +21,16 @@ _SPLITS = {"train", "training", "val", "valid", "validation", "test"}
 
 class UnreadableImage(ValueError):
     """An image that cannot be decoded, or is too small; the message names it."""
+
+
+def printable(name: str) -> str:
+    """Escapes control characters, which a terminal obeys, and bytes that are not UTF-8, as repr does."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in name)
+
+
+def is_utf8(name: str) -> bool:
+    """Whether a name can be written as UTF-8. Python keeps other bytes of a file name as lone surrogates."""
+    return not any("\ud800" <= c <= "\udfff" for c in name)
 
 
 class ImageFiles:
@@ -52,9 +60,8 @@ class ImageFiles:
 class ImageFolder(ImageFiles):
     """The image files of `root/class/**/image`, both levels in sorted order.
 
-    Skipped are hidden files, hidden class folders, files without the extension of an image, and what is neither a
-    regular file nor a link to one. Links to folders are followed, but not to a folder above, and each folder is read
-    once for a class.
+    Hidden files and folders and files without the extension of an image are skipped. Links to folders are followed, but
+    not to a folder above, and each folder is read once for a class.
 
     Args:
         root: a folder with one folder of images for each class.
@@ -62,16 +69,15 @@ class ImageFolder(ImageFiles):
 
     Raises:
         FileNotFoundError, NotADirectoryError: there is no such folder.
-        ValueError: it has no class folders, holds the splits of a dataset, or one of its classes has no image or a name
+        ValueError: it has no class folders, has the splits of a dataset, or one of its classes has no image or a name
             that is not UTF-8.
     """
 
     def __init__(self, root: str | os.PathLike, max_pixels: int = MAX_PIXELS):
         root = Path(root)
-        if not root.exists():
-            raise FileNotFoundError(f"{root}: no such folder; expected one with a folder of images for each class")
         if not root.is_dir():
-            raise NotADirectoryError(f"{root}: not a folder; expected one with a folder of images for each class")
+            kind, what = (NotADirectoryError, "not a") if root.exists() else (FileNotFoundError, "no such")
+            raise kind(f"{root}: {what} folder; expected one with a folder of images for each class")
         real = Path(os.path.realpath(root))
         above = {str(real), *map(str, real.parents)}
         inside = (p for p in root.iterdir() if p.is_dir() and not p.name.startswith("."))
@@ -82,7 +88,7 @@ class ImageFolder(ImageFiles):
         if (odd := next((name for name in classes if not is_utf8(name)), None)) is not None:
             raise ValueError(f"{root}: the name of class folder '{printable(odd)}' is not UTF-8; rename the folder")
         if _SPLITS.issuperset(name.lower() for name in classes):
-            raise ValueError(f"{root}: holds splits ({', '.join(classes)}), not classes; give one of them")
+            raise ValueError(f"{root}: its folders are splits ({', '.join(classes)}), not classes; give one of them")
         files = [sorted(images_under(folder, set(above))) for folder in folders]
         empty = [name for name, found in zip(classes, files) if not found]
         if empty:
@@ -97,26 +103,22 @@ class ImageFolder(ImageFiles):
 def images_under(folder: str | os.PathLike, visited: set[str] | None = None) -> Iterator[str]:
     """Image files in a folder at any depth, without hidden files and folders.
 
-    `visited` holds the real paths of folders to skip; those read are added.
+    `visited` are the real paths of folders to skip; those read are added.
     """
+
+    def fail(error: OSError) -> None:
+        raise error  # os.walk would leave out a folder that it cannot read
+
     visited = set() if visited is None else visited
-    real = os.path.realpath(folder)
-    if real in visited:
-        return
-    visited.add(real)
-    with os.scandir(folder) as scan:
-        entries = sorted(scan, key=lambda entry: entry.name)  # decides which of two links to one folder counts
-    for entry in entries:
-        if entry.name.startswith("."):
+    for parent, folders, files in os.walk(folder, onerror=fail, followlinks=True):
+        if (real := os.path.realpath(parent)) in visited:
+            folders.clear()
             continue
-        # Of a link, os.path tells it, which returns False for one that leads to itself; entry raises an error.
-        link = entry.is_symlink()
-        if os.path.isdir(entry.path) if link else entry.is_dir():
-            yield from images_under(entry.path, visited)
-        elif entry.name.lower().endswith(EXTENSIONS):
-            # A dangling link is kept, so that reading it names it.
-            if (os.path.isfile(entry.path) or not os.path.exists(entry.path)) if link else entry.is_file():
-                yield entry.path
+        visited.add(real)
+        folders[:] = sorted(name for name in folders if not name.startswith("."))  # the first of two links counts
+        for name in files:
+            if name.lower().endswith(EXTENSIONS) and not name.startswith("."):
+                yield os.path.join(parent, name)
 
 
 @contextmanager
@@ -132,12 +134,14 @@ def open_image(path: str, max_pixels: int = MAX_PIXELS) -> Iterator[Image.Image]
         UnreadableImage: it is not there, not an image, too small or too large, or anything fails inside the block.
     """
     name = printable(path)
-    remedy = "shrink it or, if you trust the file, raise max_pixels (--max-pixels, --data.max_pixels)"
     if not os.path.lexists(path):
         raise UnreadableImage(f"{name}: there is no such file")
+    remedy = "shrink it or, if you trust the file, raise max_pixels (--max-pixels, --data.max_pixels)"
     if Image.MAX_IMAGE_PIXELS is not None:
         Image.MAX_IMAGE_PIXELS = max(Image.MAX_IMAGE_PIXELS, max_pixels)
     try:
+        if not os.path.isfile(path):  # opening a named pipe would wait for ever
+            raise ValueError("not a file")
         with Image.open(path, formats=FORMATS) as image:
             width, height = image.size
             if min(image.size) < MIN_SIDE:
@@ -150,11 +154,10 @@ def open_image(path: str, max_pixels: int = MAX_PIXELS) -> Iterator[Image.Image]
         raise
     except Image.DecompressionBombError as error:  # PIL's own check, of twice MAX_IMAGE_PIXELS
         raise UnreadableImage(f"{name}: too many pixels ({error}); {remedy}") from error
-    except UnidentifiedImageError as error:
-        what = f"its content is none of {', '.join(FORMATS)}"
-        raise UnreadableImage(f"{name}: not a readable image ({what}); convert, repair or remove it") from error
     except Exception as error:  # decoders raise nearly any exception on a damaged file
-        raise UnreadableImage(f"{name}: not a readable image ({error}); repair or remove it") from error
+        unknown = isinstance(error, UnidentifiedImageError)
+        reason = f"its content is none of {', '.join(FORMATS)}" if unknown else error
+        raise UnreadableImage(f"{name}: not a readable image ({reason}); convert, repair or remove it") from error
 
 
 def read_header(path: str, max_pixels: int = MAX_PIXELS) -> tuple[int, int, list[str]]:

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 VIEW = 1 << 40  # view = sample + repetition * VIEW
-# Start of the draws of each user in a view's stream; they do not overlap.
+# Offsets in the stream of a view, by use; the ranges do not overlap.
 CROP, AUGMENT, JITTER, ERASE = 0, 64, 128, 192
 
 
@@ -28,21 +28,21 @@ def _mix(x: np.ndarray) -> np.ndarray:
     return x ^ (x >> np.uint64(31))
 
 
-def uniform(seed: int, epoch: int, views: np.ndarray, draws: int, start: int = 0) -> np.ndarray:
-    """Uniform numbers in [0, 1), (B, draws) float64: SplitMix64 streams keyed by (seed, epoch, view).
+def uniform(seed: int, epoch: int, views: np.ndarray, count: int, start: int = 0) -> np.ndarray:
+    """Uniform numbers in [0, 1), (B, count) float64: SplitMix64 streams keyed by (seed, epoch, view).
 
     Args:
         seed: of the run.
         epoch: the epoch.
         views: (B,) views, or sample indices.
-        draws: numbers for each view.
+        count: numbers for each view.
         start: numbers of the stream to skip.
     """
     golden = np.uint64(0x9E3779B97F4A7C15)
     key = np.zeros(len(views), np.uint64)
     for part in (np.int64(seed), np.int64(epoch), np.asarray(views).astype(np.int64)):
         key = _mix((key ^ np.asarray(part).astype(np.uint64)) + golden)
-    stream = key[:, None] + golden * np.arange(start + 1, start + draws + 1, dtype=np.uint64)
+    stream = key[:, None] + golden * np.arange(start + 1, start + count + 1, dtype=np.uint64)
     return (_mix(stream) >> np.uint64(11)) * 2.0**-53
 
 

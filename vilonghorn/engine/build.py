@@ -16,7 +16,7 @@ from timm.scheduler.scheduler import Scheduler
 from torch import nn
 
 from ..data import create_loader
-from ..data.loaders.settings import LoaderSettings
+from ..data.loaders.config import LoaderConfig
 from ..data.threads import available_cpus
 from .checkpoint import RunDirectory, load_weights
 from .config import Config
@@ -75,8 +75,7 @@ def build_loader(config: Config, device: torch.device | str, *, training: bool, 
     if data.workers is None and dist.local_size > 1:
         options["workers"] = max(1, available_cpus() // dist.local_size)
     sections = [data, config.augmentation] if training else [data]
-    settings = LoaderSettings.from_sections(*sections, training=training, **options)
-    return create_loader(source, settings)
+    return create_loader(source, LoaderConfig.from_sections(*sections, training=training, **options))
 
 
 def check_classes(name: str, num_classes: int, class_names: Sequence[str] | None, val: str, loader: Any) -> None:
@@ -137,7 +136,7 @@ def init_weights(model: str, source: str) -> dict[str, Any]:
     except Exception as error:  # readers of other formats raise almost any error
         raise ValueError(f"model.weights is {source}, which is not a file of weights ({one_line(error)})") from error
     if not weights or not all(isinstance(value, torch.Tensor) for value in weights.values()):
-        raise ValueError(f"model.weights is {source}, which holds no weights but {list(weights)[:4]}")
+        raise ValueError(f"model.weights is {source}, which contains no tensors; found keys {list(weights)[:4]}")
     cfg = timm.get_pretrained_cfg(model.partition(".")[0])
     if cfg is None:
         raise ValueError(

@@ -27,7 +27,7 @@ FORMAT = 3
 HEADER = f"vilonghorn state, format {FORMAT}\n".encode()  # followed by a SHA-256 and the data of torch.save
 RESUME = "resume from the last checkpoint: --resume {path.parent}"  # after a full disk
 STATE_KEYS = frozenset("config data model ema optimizer scaler progress".split())
-LOG_KEYS = {  # that curves and tables read, by the kind of line
+LOG_KEYS = {  # keys that curves and tables read, by the kind of line
     "train": frozenset("epoch update loss lr".split()),
     "epoch": frozenset("epoch train_loss model skipped seconds".split()),
 }
@@ -43,7 +43,7 @@ def save_state(path: Path, state: dict[str, Any]) -> None:
     """Saves a state made of tensors, numbers, strings and containers of them."""
     buffer = BytesIO()  # torch.save to a file hides why it cannot be written
     torch.save(state, buffer)
-    with buffer.getbuffer() as data:  # Python 3.12.1 crashes later where the traceback of an error holds this memory
+    with buffer.getbuffer() as data:  # Python 3.12.1 crashes if the traceback of an error keeps this memory
         write_file(path, HEADER, hashlib.sha256(data).digest(), data)
 
 
@@ -53,7 +53,7 @@ def load_state(path: Path) -> dict[str, Any]:
     Raises FileNotFoundError, or ValueError if the file is not such a state, is damaged, or has another format.
     """
     if not path.is_file():
-        raise FileNotFoundError(f"{path.parent} holds no {path.name}")
+        raise FileNotFoundError(f"there is no {path.name} in {path.parent}")
     with open(path, "rb") as file:
         header, digest, data = file.read(len(HEADER)), file.read(hashlib.sha256().digest_size), file.read()
     if header != HEADER:
@@ -91,7 +91,7 @@ def load_weights(path: Path, *, tensors: bool = True) -> tuple[dict[str, torch.T
     except json.JSONDecodeError:
         record = None
     if not isinstance(record, dict):
-        raise ValueError(f"{path} holds no record of a run: expected weights that a run of vilonghorn has saved")
+        raise ValueError(f"{path} has no record of a run: expected weights that a run of vilonghorn has saved")
     return weights, record
 
 
@@ -101,15 +101,15 @@ def read_log(path: Path) -> list[dict[str, Any]]:
     for number, line in enumerate(path.read_bytes().split(b"\n")[:-1], 1):
         try:
             record = json.loads(line)
-            if missing := LOG_KEYS[record["kind"]] - record.keys():
-                raise KeyError(*missing)
+            if not LOG_KEYS[record["kind"]] <= record.keys():
+                raise KeyError(record["kind"])
             records.append(record)
         except (ValueError, KeyError, TypeError, AttributeError):
             damaged.append(number)
     if damaged:
-        more = f", and so are {len(damaged) - 1} later ones" if len(damaged) > 1 else ""
+        more = f" (and {len(damaged) - 1} more)" if len(damaged) > 1 else ""
         remedy = "curves and tables leave it out; training does not need it, so you may delete it"
-        warnings.warn(f"line {damaged[0]} of {path} is damaged{more}: {remedy}", stacklevel=2)
+        warnings.warn(f"line {damaged[0]} of {path}{more} is damaged: {remedy}", stacklevel=2)
     return records
 
 
@@ -120,8 +120,6 @@ class Log:
         self.path = path
         self.file = open(path, "ab")
         self.file.truncate(min(size, self.file.tell()))
-        if (lines := path.read_bytes()) and not lines.endswith(b"\n"):  # damaged: the file has lost its end
-            self.file.write(b"\n")
 
     def write(self, **record: Any) -> None:
         """Appends one line."""
@@ -174,7 +172,7 @@ class RunDirectory:
         Raises FileNotFoundError if there is neither, and ValueError if none can be read.
         """
         if not self.has_state:
-            raise FileNotFoundError(f"{self.path} holds no {self.state.name}, so there is no run to resume in it")
+            raise FileNotFoundError(f"there is no {self.state.name} in {self.path}, so there is no run to resume")
         reasons: list[str] = []
         for file in (self.state, self.previous):
             try:
@@ -186,18 +184,9 @@ class RunDirectory:
                 self.state_is_damaged = True
                 warnings.warn(f"{reasons[0]}. Resuming from the checkpoint before it, {file.name}", stacklevel=2)
             return state
-        raise ValueError(f"{'; '.join(reasons)}. The run cannot be resumed. {self._describe_best()}")
-
-    def _describe_best(self) -> str:
-        """What can be done with a run without checkpoints."""
-        try:
-            record = load_weights(self.weights("best"))[1]
-            best = f"(epoch {record['epoch']}, top-1 {record['top1']:.2f}%)"
-        except (OSError, ValueError, KeyError):
-            return "Its best weights cannot be read either: start again by --overwrite"
-        return (
-            f"Its best weights {best} can be read: evaluate them by --evaluate {self.path}, or start another run from "
-            f"them by --model.weights {self.path} --run.dir; --overwrite starts again and deletes them"
+        raise ValueError(
+            f"{'; '.join(reasons)}. The run cannot be resumed: evaluate its best weights by --evaluate {self.path}, "
+            f"start another run from them by --model.weights {self.path}, or delete them and start again by --overwrite"
         )
 
     def records(self) -> dict[str, dict[str, Any]]:
@@ -221,18 +210,18 @@ class RunDirectory:
                 raise
 
     def check_is_free(self, allow_started: bool = False) -> None:
-        """Raises FileExistsError if the directory holds a run, or any file that a run would overwrite.
+        """Raises FileExistsError if there is a run in the directory, or any file that a run would overwrite.
 
         `allow_started` allows the files of a run that was killed before its first checkpoint.
         """
         remedy = "choose another --run.dir, or replace it by --overwrite"
         if self.has_state:
-            raise FileExistsError(f"{self.path} holds a run: resume it by --resume {self.path}, {remedy}")
+            raise FileExistsError(f"there is a run in {self.path}: resume it by --resume {self.path}, {remedy}")
         started = (self.config, self.environment, self.events)
         for file in filter(Path.exists, (*started, *self.results)):
             is_started = file in started or (file == self.log_file and not file.stat().st_size)
             if not (allow_started and is_started):
-                raise FileExistsError(f"{self.path} holds a {file.name}, which a run would overwrite: {remedy}")
+                raise FileExistsError(f"there is a {file.name} in {self.path}, which a run would overwrite: {remedy}")
 
     def open(self, config: dict[str, Any], environment: dict[str, Any], log_size: int | None) -> None:
         """Prepares the directory for training, and writes configuration and environment.

@@ -3,7 +3,6 @@
 import argparse
 import sys
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -24,28 +23,18 @@ def build_parser(**options: Any) -> ArgumentParser:
     parser.add_argument("--config", action=ActionConfigFile, help=help)
     for name, section in SECTIONS.items():
         parser.add_class_arguments(section, name)
-    parser.add_argument("--resume", metavar="RUN", help="resume the run in this directory, with its configuration")
-    parser.add_argument("--auto-resume", action="store_true", help="resume the run in --run.dir if there is one")
-    parser.add_argument(
-        "--overwrite", action="store_true", help="delete the results of the run in --run.dir and start again"
-    )
-    parser.add_argument("--evaluate", metavar="RUN", help="evaluate the run in this directory, without training")
-    parser.add_argument("--checkpoint", choices=["best", "last"], default="best", help="weights for --evaluate")
-    parser.add_argument(
-        "--dry-run",
-        action="store_true",
-        help="print configuration, updates, memory and time of the run, and train nothing",
-    )
-    help = (
-        "number of processes of the run, for --dry-run; null: those of torchrun, or one for each GPU, or one on a CPU"
-    )
-    parser.add_argument("--processes", type=PositiveInt | None, default=None, help=help)
-    parser.add_argument(
-        "--train-images", type=PositiveInt, help="number of training images, for --dry-run without the data"
-    )
-    parser.add_argument(
-        "--images-per-second", type=PositiveFloat, help="speed of one process, for --dry-run; null: measured"
-    )
+    add = parser.add_argument
+    add("--resume", metavar="RUN", help="resume the run in this directory, with its configuration")
+    add("--auto-resume", action="store_true", help="resume the run in --run.dir if there is one")
+    add("--overwrite", action="store_true", help="delete the results of the run in --run.dir and start again")
+    add("--evaluate", metavar="RUN", help="evaluate the run in this directory, without training")
+    add("--checkpoint", choices=["best", "last"], default="best", help="weights for --evaluate")
+    help = "print configuration, updates, memory and time of the run, and train nothing"
+    add("--dry-run", action="store_true", help=help)
+    help = "processes of the run, for --dry-run; null: those of torchrun, or one for each GPU, or one on a CPU"
+    add("--processes", type=PositiveInt | None, default=None, help=help)
+    add("--train-images", type=PositiveInt, help="number of training images, for --dry-run without the data")
+    add("--images-per-second", type=PositiveFloat, help="speed of one process, for --dry-run; null: measured")
     return parser
 
 
@@ -59,20 +48,15 @@ def parse(parser: ArgumentParser, argv: Sequence[str]) -> tuple[Config, Namespac
     first = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     first.add_argument("--config", action="append", default=[])
     files, argv = first.parse_known_args(argv)
-    keys = [key if key in FIELDS else key.replace("_", "-") for key in parser.get_defaults().keys()]
-    known = [f"--{key}" for key in (*keys, *SECTIONS, "help", "print_config")]
-    for word in argv:
-        option, _, value = word.partition("=") if word.startswith("--") else ("", "", word)
-        if option and option not in known and not option.startswith("--model.kwargs."):
-            raise ValueError(f"there is no option {option}; {nearest(option, known)}")
-        if value.startswith("{"):
-            with suppress(yaml.YAMLError):  # of which the parser says more
-                parse_yaml(value, option or "an option")
     layers = [yaml.safe_dump(layer) for name in files.config for layer in read_layers(find_config(name))]
     try:
         values = parser.parse_args([*(f"--config={layer}" for layer in layers), *argv])
     except ArgumentError as error:
-        raise ValueError(" ".join(str(error).replace("Parser key ", "").split())) from error
+        message = " ".join(str(error).replace("Parser key ", "").split())
+        if message.startswith("unrecognized arguments: "):
+            option = message.split()[2].partition("=")[0]
+            message = f"there is no option {option}; {nearest(option, parser._option_string_actions)}"
+        raise ValueError(message) from error
     config = Config(**{name: section(**vars(values[name])) for name, section in SECTIONS.items()})
     check(config)
     return config, values
@@ -110,7 +94,7 @@ def complete(argv: Sequence[str], default: str | Path) -> list[str]:
     if "config" in given:
         return [*argv, f"--run.dir={run}"]
     if not (file := Path(run) / "config.yaml").is_file():
-        raise FileNotFoundError(f"{run} holds no run: there is no {file}")
+        raise FileNotFoundError(f"{run} is not the directory of a run: there is no {file}")
     return [f"--config={file}", *argv, f"--run.dir={run}"]
 
 
@@ -157,14 +141,8 @@ class UniqueKeyLoader(yaml.SafeLoader):
 
 def load_yaml(file: Path) -> Any:
     """Reads a YAML file. Raises yaml.YAMLError, or ValueError for a key that is there twice."""
-    return parse_yaml(file.read_bytes(), str(file))
-
-
-def parse_yaml(text: str | bytes, name: str) -> Any:
-    """Reads YAML that is called `name` in errors, as `load_yaml`."""
-    loader = UniqueKeyLoader(text)
-    loader.name = name
-    return loader.get_single_data()
+    with open(file, "rb") as stream:
+        return yaml.load(stream, UniqueKeyLoader)
 
 
 def read_layers(file: Path, *derived: Path) -> list[dict[str, Any]]:
@@ -212,6 +190,6 @@ def run(main: Callable[[Sequence[str]], None], argv: Sequence[str]) -> int:
         message, status = f"error: {error}", 2
     if message and dist.is_main:
         print(message, file=sys.stderr)
-    if status != 2:  # after an error, do not wait for the other processes: the exit of this one ends them
+    if status != 2:  # after an error, exiting without shutdown ends the other processes
         dist.shutdown()
     return status

@@ -10,14 +10,12 @@ from typing import Any, Literal
 import timm
 
 from .. import models  # noqa: F401  (registers our models with timm)
-from ..data.loaders.settings import AugmentationSettings, ImageSettings, check_augmentation, check_intervals, within
+from ..data.loaders.config import ImageConfig, TransformConfig, check_intervals, within
 
 
 @dataclass
-class DataConfig(ImageSettings):
-    """The data of a run: files, batches and preprocessing.
-
-    `ImageSettings` has the other keys.
+class DataConfig(ImageConfig):
+    """The data of a run: files, batches and preprocessing. `ImageConfig` has the other keys.
 
     Args:
         train: a .beton file or an image folder (one folder per class) to train on
@@ -35,7 +33,7 @@ class ModelConfig:
     Args:
         name: name of any timm model, ours included
         num_classes: number of classes; null: as many as the data has
-        drop_path: stochastic depth rate of the last block; null: the default of the model
+        drop_path: stochastic depth rate of the last block; null: the default of the model, 0 for ours
         pretrained: start from the published weights
         weights: start from these weights: directory of a run (its best), or a file; positions, patch embedding and head
             are fitted to the model as timm does
@@ -101,10 +99,8 @@ class ScheduleConfig:
 
 
 @dataclass
-class AugmentationConfig(AugmentationSettings):
-    """Augmentation of the training data.
-
-    `AugmentationSettings` has the other keys, with defaults of no augmentation.
+class AugmentationConfig(TransformConfig):
+    """Augmentation of the training data. `TransformConfig` has the other keys.
 
     Args:
         mixup: alpha of mixup; 0: off
@@ -205,7 +201,7 @@ def check(config: Config) -> None:
         if isinstance(value, str) and not value.strip():  # an empty path would be the current folder
             raise ValueError(f"{key} is {value!r}, expected a name or a path; its default is {FIELDS[key].default!r}")
     data, model, augmentation = config.data, config.model, config.augmentation
-    check_augmentation(augmentation, data.image_size, data.mean, "augmentation.")
+    augmentation.check_transforms(data.image_size, data.mean, "augmentation.")
     epochs, warmup = config.schedule.epochs, config.schedule.warmup
     if warmup >= epochs:
         raise ValueError(
@@ -250,7 +246,6 @@ def nearest(name: str, known: Iterable[str]) -> str:
     """The end of an error message about an unknown `name`: the most similar known names."""
     known = list(known)
     close = [k for k in known if k.rpartition(".")[2] == name.lstrip("-").rpartition(".")[2]]
-    close += [k for k in difflib.get_close_matches(name, known, n=3, cutoff=0.5) if k not in close]
-    if close:
-        return f"the nearest known are {', '.join(close[:4])}"
-    return f"known are {', '.join(known)}" if len(known) <= 40 else f"none of the {len(known)} known names is near it"
+    if close := close or difflib.get_close_matches(name, known, n=3, cutoff=0.5):
+        return f"did you mean {' or '.join(close[:4])}?"
+    return f"expected one of {', '.join(known)}" if len(known) <= 40 else f"none of {len(known)} known names is similar"

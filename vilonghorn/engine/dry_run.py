@@ -1,11 +1,10 @@
-"""`--dry-run`: the updates, memory and time of a run, counted and measured before it is started."""
+"""`--dry-run`: the updates, memory and time of a run, counted and measured before it starts."""
 
 import itertools
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
 from torch import nn
-from torch.utils.flop_counter import FlopCounterMode
 
 from .build import build_loader, pick_device, scale_rates
 from .config import Config
@@ -15,61 +14,13 @@ from .train_state import StepCounter, TrainState
 SECONDS = 5.0  # shortest duration of the speed measurement, after the warm-up
 
 
-@dataclass
-class Estimate:
-    """The cost of a run."""
-
-    config: Config  # with learning rates scaled to the global batch
-    images: int  # training images
-    steps: StepCounter
-    parameters: int
-    memory: dict[str, int]  # bytes of "weights", "gradients", "optimizer" and "average", in each process
-    activations: float  # bytes kept for the backward pass, per image
-    peak: int | None  # bytes of GPU memory in an update; None on a CPU
-    flops: float  # of a forward pass, per image; a multiply-add counts as two
-    speed: float  # images per second of one process
-    speed_source: str
-
-    def __str__(self) -> str:
-        """The estimate as text, with the source of each number."""
-        steps, schedule, size = self.steps, self.config.schedule, self.config.data.batch_size
-        epochs, updates, used = schedule.epochs, steps.updates_per_epoch, steps.batches * size
-        seconds = used * epochs / (self.speed * steps.world_size)
-        memory = ", ".join(f"{name} {_mebibytes(count)}" for name, count in self.memory.items())
-        peak = self.peak and f"\n           {_mebibytes(self.peak)} at most in an update, in total (measured)"
-        return f"""\
-images     {self.images:,} an epoch, {self.images - used:,} of them unused: they do not fill a batch
-updates    {size} images x {steps.accumulate} accumulated x {steps.world_size} processes = \
-{size * steps.batches_per_update:,} images; {updates:,} an epoch, {updates * epochs:,} in {epochs} epochs
-rate       {schedule.warmup_lr:.3g} to {self.config.optimizer.lr:.3g} in the first \
-{schedule.warmup * updates:,.0f} updates, then half a cosine to {schedule.min_lr:.3g}
-memory     {_mebibytes(sum(self.memory.values()))} in each process for {self.parameters / 1e6:.2f} M parameters: \
-{memory} (counted)
-           {_mebibytes(self.activations * size)} for the activations of {size} images, \
-{_mebibytes(self.activations)} each (what autograd saves here, counted; kernels and communication \
-need more){peak or ""}
-work       {self.flops / 1e9:.2f} GFLOPs an image forward (counted), 3 times that in training: \
-{3 * self.flops * used * epochs / 1e18:.3g} exaFLOPs in all
-time       {_duration(seconds)} at {self.speed:,.1f} images/s a process ({self.speed_source}), if decoding, \
-communication and evaluation cost nothing"""
-
-
-def _mebibytes(count: float) -> str:
-    return f"{count / 2**30:.2f} GiB" if count >= 2**30 else f"{count / 2**20:.1f} MiB"
-
-
-def _duration(seconds: float) -> str:
-    size, unit = next((s, u) for s, u in ((3600, "hours"), (60, "minutes"), (1, "seconds")) if seconds >= s or s == 1)
-    return f"{seconds / size:,.1f} {unit}"
-
-
 def dry_run(
     config: Config,
     processes: int | None = None,
     train_images: int | None = None,
     images_per_second: float | None = None,
-) -> Estimate:
-    """Builds the model of a run and makes some updates on noise, to estimate its cost.
+) -> str:
+    """Builds the model of a run and makes some updates on noise. Returns its cost as text, with each number's source.
 
     Args:
         config: the run.
@@ -98,36 +49,39 @@ def dry_run(
     steps = StepCounter(images // (size * processes), config.optimizer.accumulate, processes)
     if not steps.rounds:
         raise ValueError(f"{images} images do not fill a batch of {size} in each of {processes} processes")
+
     state = TrainState(config, classes, device)
     state.setup(dist, steps.updates_per_epoch)
-    activations = activation_bytes(state)
-    with FlopCounterMode(display=False) as counter, torch.no_grad():
-        state.model.eval()(_noise(state, 2)[0])
-    speed, peak, source = _measure(state)
+    each = activation_bytes(state)
+    speed, peak, source = measure_speed(state)
     if images_per_second:
         speed, source = images_per_second, "as given by --images-per-second"
     weights = sum(p.nbytes for p in state.model.parameters())
     moments = (value for values in state.optimizer.state.values() for value in values.values())
     optimizer = sum(value.nbytes for value in moments if isinstance(value, torch.Tensor))
-    return Estimate(
-        config=scale_rates(config, size * steps.batches_per_update),
-        images=images,
-        steps=steps,
-        parameters=sum(p.numel() for p in state.model.parameters()),
-        memory=dict(weights=weights, gradients=weights, optimizer=optimizer, average=weights if state.ema else 0),
-        activations=activations,
-        peak=peak,
-        flops=counter.get_total_flops() / 2,
-        speed=speed,
-        speed_source=source,
-    )
+    memory = dict(weights=weights, gradients=weights, optimizer=optimizer, average=weights if state.ema else 0)
+    parts = ", ".join(f"{name} {_bytes(count)}" for name, count in memory.items())
+    parameters = sum(p.numel() for p in state.model.parameters())
+    highest = f"\n           {_bytes(peak)} at most in an update, in total (measured)" if peak else ""
+    scaled, schedule = scale_rates(config, size * steps.batches_per_update), config.schedule
+    updates, epochs, used = steps.updates_per_epoch, schedule.epochs, steps.batches * size
+    seconds = used * epochs / (speed * processes)
+    duration = f"{seconds / 3600:,.1f} hours" if seconds >= 3600 else f"{seconds / 60:,.1f} minutes"
+    return f"""\
+images     {images:,} an epoch, {images - used:,} of them unused: they do not fill a batch
+updates    {size} images x {steps.accumulate} accumulated x {processes} processes = \
+{size * steps.batches_per_update:,} images; {updates:,} an epoch, {updates * epochs:,} in {epochs} epochs
+rate       {scaled.schedule.warmup_lr:.3g} to {scaled.optimizer.lr:.3g} in the first {schedule.warmup * updates:,.0f} \
+updates, then half a cosine to {scaled.schedule.min_lr:.3g}
+memory     {_bytes(sum(memory.values()))} in each process for {parameters / 1e6:.2f} M parameters: {parts} (counted)
+           {_bytes(each * size)} for the activations of {size} images, {_bytes(each)} each (what autograd saves here, \
+counted; kernels and communication need more){highest}
+time       {duration} at {speed:,.1f} images/s a process ({source}), if \
+decoding, communication and evaluation cost nothing"""
 
 
-def _noise(state: TrainState, count: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Random images (count, 3, H, W) and targets (count,)."""
-    size = state.config.data.image_size
-    images = torch.randn(count, 3, size, size, device=state.device)
-    return images, torch.randint(state.num_classes, (count,), device=state.device)
+def _bytes(count: float) -> str:
+    return f"{count / 2**30:.2f} GiB" if count >= 2**30 else f"{count / 2**20:.1f} MiB"
 
 
 def saved_bytes(model: nn.Module, images: torch.Tensor, *, with_images: bool = True) -> int:
@@ -149,27 +103,30 @@ def saved_bytes(model: nn.Module, images: torch.Tensor, *, with_images: bool = T
 
 def activation_bytes(state: TrainState) -> float:
     """Bytes that autograd saves per image in training: half the difference between four images and two."""
-    state.model.train()
+    size, device = state.config.data.image_size, state.device
     with state.amp:
-        two, four = (saved_bytes(state.model, _noise(state, count)[0]) for count in (2, 4))
+        two, four = (saved_bytes(state.model.train(), torch.randn(n, 3, size, size, device=device)) for n in (2, 4))
     return (four - two) / 2
 
 
-def _measure(state: TrainState) -> tuple[float, int | None, str]:
-    """Images per second, peak memory of the GPU in bytes (None on a CPU), and what was measured, in words."""
+def measure_speed(state: TrainState) -> tuple[float, int | None, str]:
+    """Images per second, peak memory of the GPU in bytes (None on a CPU), and what was measured."""
     from torch.utils.benchmark import Timer  # its import warns where there is nvcc and no GPU
 
-    on_gpu, device = state.device.type == "cuda", state.device
-    count = state.config.data.batch_size if on_gpu else min(8, state.config.data.batch_size)
-    name = torch.cuda.get_device_name(device) if on_gpu else f"this CPU with {torch.get_num_threads()} thread(s)"
-    batch, updates = _noise(state, count), itertools.count(1)
+    data, device, threads = state.config.data, state.device, torch.get_num_threads()
+    on_gpu = device.type == "cuda"
+    count = data.batch_size if on_gpu else min(8, data.batch_size)
+    images = torch.randn(count, 3, data.image_size, data.image_size, device=device)
+    batch = images, torch.randint(state.num_classes, (count,), device=device)
+    updates = itertools.count(1)
 
     def update() -> None:
         state.backward(iter([batch]), [(0, 0, 0)])
         state.step(next(updates), skip=False)
 
     state.model.train()
-    timer = Timer("update()", globals={"update": update}, num_threads=torch.get_num_threads())
+    timer = Timer("update()", globals={"update": update}, num_threads=threads)
     speed = count / timer.blocked_autorange(min_run_time=SECONDS).median
     peak = torch.cuda.max_memory_allocated(device) if on_gpu else None
+    name = torch.cuda.get_device_name(device) if on_gpu else f"this CPU with {threads} thread(s)"
     return speed, peak, f"measured here: updates of {count} images of noise on {name}"

@@ -30,10 +30,10 @@ def evaluate(
 
     Args:
         models: name to model, on the loader's device; left in evaluation mode.
-        loader: the held-out data, or the share of this process.
+        loader: the held-out data, or the part of this process.
         amp: autocast context.
         on_batch: called after each batch, equally often in every process; may raise to stop.
-        dist: the processes that share the data. Default: those of torchrun's environment.
+        dist: the processes among which the data is divided. Default: those of torchrun's environment.
 
     Returns:
         Name to {"top1": percent, "top5": percent, "loss": mean cross-entropy}. Images whose scores contain NaN count as
@@ -97,7 +97,7 @@ def load_run(directory: str | Path, checkpoint: str = "best") -> tuple[nn.Module
         model = timm.create_model(record["model"], **record["kwargs"])
         model.load_state_dict(weights)
     except (KeyError, TypeError, AttributeError, RuntimeError, AssertionError) as error:
-        raise ValueError(f"{path} does not hold the weights and the record of a run ({one_line(error)})") from error
+        raise ValueError(f"{path} does not contain weights and record of a run ({one_line(error)})") from error
     return model.eval(), record
 
 

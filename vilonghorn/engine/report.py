@@ -6,6 +6,7 @@ import platform
 from contextlib import closing
 from dataclasses import dataclass
 from importlib import metadata
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -13,20 +14,21 @@ import torch
 import yaml
 from jinja2 import Template
 from matplotlib.figure import Figure
+from matplotlib.text import Text
 from torch import nn
 
 from .. import __version__, ops
-from ..data.names import printable
+from ..data.images import printable
 from .checkpoint import RunDirectory, write_file
 from .config import Config
 from .distributed import Distributed
 from .evaluate import name_weights, top_classes
-from .figures import fit_text, png
 from .train_state import TrainState
 
 PACKAGES = ("torch", "torchvision", "timm", "triton", "numpy", "ffcv", "numba", "safetensors")
 COLUMNS, ROWS = 10, 5  # of the picture of predictions
-Shown = tuple[torch.Tensor, int, int]  # image (3, H, W), normalised; predicted class; true class
+SMALLEST = 6.0  # points of a letter
+Example = tuple[torch.Tensor, int, int]  # image (3, H, W), normalised; predicted class; true class
 
 
 def describe_environment(device: torch.device) -> dict[str, Any]:
@@ -46,6 +48,34 @@ def describe_environment(device: torch.device) -> dict[str, Any]:
         "cpu_threads": torch.get_num_threads(),
         "scan_backends": ops.backends(device),
     }
+
+
+def png(figure: Figure) -> bytes:
+    """The bytes of a PNG file."""
+    buffer = BytesIO()
+    figure.savefig(buffer, format="png", dpi=100)
+    return buffer.getvalue()
+
+
+def shorten(text: str, length: int) -> str:
+    """Cuts a text in its middle to at most `length` characters."""
+    return text if len(text) <= length else text[: length // 2] + "…" + text[len(text) - (length - 1) // 2 :]
+
+
+def fit_text(text: Text, width: float, height: float) -> None:
+    """Fits a text into a box of inches: reduces the font down to `SMALLEST`, then leaves out letters."""
+
+    def excess() -> float:
+        box = text.get_window_extent()
+        return max(box.width / width, box.height / height) / text.get_figure(root=True).dpi
+
+    while excess() > 1 and text.get_fontsize() > SMALLEST:
+        text.set_fontsize(max(SMALLEST, 0.97 * text.get_fontsize() / excess()))
+    lines = text.get_text().split("\n")
+    for length in range(max(map(len, lines)), 1, -1):
+        if excess() <= 1:
+            break
+        text.set_text("\n".join(shorten(line, length - 1) for line in lines))
 
 
 def draw_curves(path: Path, records: list[dict[str, Any]], updates_per_epoch: int) -> None:
@@ -76,8 +106,8 @@ class Predictions:
     # (classes, classes + 1) int64: counts by true class (row) and predicted class (column); the last column is of NaN.
     confusion: torch.Tensor
     names: list[str]  # of the columns
-    mistakes: list[Shown]  # the first images that are classified wrongly
-    sample: list[Shown]  # evenly spaced images, without those
+    mistakes: list[Example]  # the first images that are classified wrongly
+    sample: list[Example]  # evenly spaced images, without those
 
 
 @torch.no_grad()
@@ -86,21 +116,21 @@ def predict(model: nn.Module, loader: Any, amp: torch.autocast, dist: Distribute
     dist, classes = dist or Distributed(), loader.num_classes
     model.eval()
     own = len(range(dist.rank, loader.num_samples, dist.world_size))
-    wanted = set(torch.linspace(0, own - 1, COLUMNS * (ROWS - 1)).long().tolist())
+    sampled = set(torch.linspace(0, own - 1, COLUMNS * (ROWS - 1)).long().tolist())
     confusion = torch.zeros(classes, classes + 1, dtype=torch.int64)
-    sample, mistakes, start = [], [], 0
+    sample, mistakes, index = [], [], 0
     with closing(loader.epoch(0)) as batches:
         for images, targets in batches:
             with amp:
                 logits = model(images)
-            targets, predicted = targets.cpu(), top_classes(logits.float())[:, 0].cpu() % (classes + 1)
-            confusion.index_put_((targets, predicted), torch.tensor(1), accumulate=True)
-            for i, (guess, truth) in enumerate(zip(predicted.tolist(), targets.tolist())):
+            predicted = top_classes(logits.float())[:, 0].cpu() % (classes + 1)  # -1, of NaN, to the last column
+            for image, guess, truth in zip(images, predicted.tolist(), targets.tolist()):
+                confusion[truth, guess] += 1
                 if guess != truth and len(mistakes) < COLUMNS:
-                    mistakes.append((images[i].float().cpu(), guess, truth))
-                elif start + i in wanted:
-                    sample.append((images[i].float().cpu(), guess, truth))
-            start += len(images)
+                    mistakes.append((image.float().cpu(), guess, truth))
+                elif index in sampled:
+                    sample.append((image.float().cpu(), guess, truth))
+                index += 1
     total = torch.tensor(dist.sum(confusion.flatten().tolist())).long().view_as(confusion)
     names = [printable(name) for name in loader.class_names or map(str, range(classes))]
     return Predictions(total, [*names, "NaN"], mistakes, sample)
@@ -137,15 +167,16 @@ def draw_predictions(
     total, right = int(predictions.confusion.sum()), int(predictions.confusion.trace())
     title = f"{weights}: {total - right} of {total} held-out images are wrong (red), the others are a sample"
     fit_text(figure.suptitle(title, y=1 - 0.1 / figure.get_figheight()), 1.1 * COLUMNS - 0.2, 0.25)
-    for i, cell in enumerate(cells):
+    for i, cell in enumerate(cells, 1):
         if cell is not None:
             image, guess, truth = cell
-            axes = figure.add_subplot(rows, COLUMNS, i + 1)
+            axes = figure.add_subplot(rows, COLUMNS, i)
             axes.set_axis_off()
             pixels = image.permute(1, 2, 0) * torch.tensor(std) + torch.tensor(mean)
             axes.imshow(pixels.clamp(0, 1).numpy())
-            title = names[truth] if guess == truth else f"{names[guess]},\nnot {names[truth]}"
-            color = "black" if guess == truth else "red"
+            title, color = (
+                (names[truth], "black") if guess == truth else (f"{names[guess]},\nnot {names[truth]}", "red")
+            )
             fit_text(axes.set_title(title, fontsize=8, pad=2, color=color, parse_math=False), 1.0, 0.3)
     write_file(path, png(figure))
 

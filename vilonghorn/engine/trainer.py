@@ -37,7 +37,7 @@ class Trainer:
 
     Raises:
         ValueError: the configuration, the data, or the checkpoint to resume from does not fit.
-        FileExistsError: `config.run.dir` holds a run, or a file that a run would overwrite.
+        FileExistsError: there is a run in `config.run.dir`, or a file that a run would overwrite.
         BlockingIOError: another process is training there.
         FileNotFoundError: there is no checkpoint to resume from, or no data.
         PeerFailed: another process of this run failed for one of these reasons, or died.
@@ -181,7 +181,7 @@ class Trainer:
 
     def _raise_nonfinite(self, positions: Sequence[Sequence[int]], loss: float) -> None:
         """Saves the batches of this process at `positions`, read and mixed again, and raises FloatingPointError."""
-        (_, epoch, first), *_ = positions
+        _, epoch, first = positions[0]
         with closing(self.train_loader.epoch(epoch, start=first // self.dist.world_size)) as stream:
             batches = [self.train_state.mix(batch, position) for position, batch in zip(positions, stream)]
         images, targets = map(torch.cat, zip(*batches))
@@ -195,20 +195,12 @@ class Trainer:
         )
 
     def _warn_of_few_updates(self) -> None:
-        """Warns if an epoch has few updates because of options that can be lowered, and names those."""
-        config, updates = self.config, self.steps.updates_per_epoch
-        sizes = {
-            "data.batch_size": (config.data.batch_size, SMALL_BATCH),
-            "optimizer.accumulate": (config.optimizer.accumulate, 1),
-            "augmentation.repeats": (config.augmentation.repeats, 1),
-        }
-        high = [f"{key} ({value})" for key, (value, low) in sizes.items() if value > low]
-        if self.dist.is_main and updates < FEW_UPDATES and high:
-            warnings.warn(
-                f"an epoch of {self.train_loader.num_samples} images has only {updates} update(s), too few to learn "
-                f"much from: lower {', '.join(high)}",
-                stacklevel=3,
-            )
+        """Warns if an epoch has few updates, and the batch of an update can be made smaller."""
+        images, updates = self.train_loader.num_samples, self.steps.updates_per_epoch
+        batch = self.config.data.batch_size * self.config.optimizer.accumulate * self.config.augmentation.repeats
+        if self.dist.is_main and updates < FEW_UPDATES and batch > SMALL_BATCH:
+            remedy = "lower data.batch_size, optimizer.accumulate or augmentation.repeats"
+            warnings.warn(f"an epoch of {images} images has only {updates} update(s): {remedy}", stacklevel=3)
 
     def _position(self) -> str:
         """The position of the run and the command to resume it, for the message of an interruption."""
@@ -264,14 +256,11 @@ class Trainer:
 
 def check_data(config: Config, old: dict[str, Any], new: dict[str, Any]) -> None:
     """Raises ValueError if a resumed run does not have the same data, or not the same batches per update."""
-    train, val, same = config.data.train, config.data.val, "resume with the same data"
-    for key, what, hint in (
-        ("batches_per_update", "number of batches per update", "change optimizer.accumulate or the processes"),
-        ("images", f"number of images of {train}", same),
-        ("classes", f"number of classes of {train}", same),
-        ("batches", f"number of batches of {train}", "resume with as many processes as it had"),
-        ("train", f"fingerprint of {train}", same),
-        ("val", f"fingerprint of {val}", same),
-    ):
-        if old[key] != new[key]:
-            raise ValueError(f"the {what} is {new[key]} but the run was started with {old[key]}: {hint}")
+    for key, value in new.items():
+        if old[key] != value:
+            what = f"fingerprint of data.{key}" if key in ("train", "val") else f"number of {key.replace('_', ' ')}"
+            batches = key in ("batches", "batches_per_update")
+            remedy = "optimizer.accumulate and number of processes" if batches else "data"
+            source = config.data.val if key == "val" else config.data.train
+            change = f"is {value} ({source}) but the run was started with {old[key]}"
+            raise ValueError(f"the {what} {change}: resume with the same {remedy}")

@@ -12,7 +12,7 @@ from pathlib import Path
 from ..commands import make_parser
 from ..data.files import atomic_write
 from ..data.images import read_image
-from ..engine.figures import png
+from ..engine.report import png
 from ..tools.loaded_model import USER_ERRORS, add_arguments, add_max_pixels, from_options
 from .draw import KINDS, draw, make_sheet
 

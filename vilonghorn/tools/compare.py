@@ -15,7 +15,7 @@ from ..commands import make_parser
 from ..data.files import atomic_write
 from ..engine.checkpoint import RunDirectory, read_log
 from ..engine.config import flatten
-from ..engine.figures import png
+from ..engine.report import png
 from .markdown import markdown
 
 

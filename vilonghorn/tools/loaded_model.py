@@ -17,8 +17,7 @@ from timm.data import ImageNetInfo, create_transform, infer_imagenet_subset, res
 from timm.layers import to_2tuple
 from torch import Tensor, nn
 
-from ..data.images import MAX_PIXELS
-from ..data.names import printable
+from ..data.images import MAX_PIXELS, printable
 from ..engine import load_config, load_run
 from ..engine.build import MODEL_ERRORS, one_line, pick_device
 from ..engine.checkpoint import load_weights

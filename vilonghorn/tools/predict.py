@@ -22,8 +22,7 @@ from torch.utils.data import DataLoader
 from tqdm import tqdm
 
 from ..commands import make_parser
-from ..data.images import EXTENSIONS, MAX_PIXELS, images_under, read_image
-from ..data.names import printable
+from ..data.images import EXTENSIONS, MAX_PIXELS, images_under, printable, read_image
 from ..engine.build import MODEL_ERRORS, one_line
 from .loaded_model import USER_ERRORS, LoadedModel, add_arguments, add_max_pixels, from_options
 

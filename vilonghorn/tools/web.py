@@ -17,9 +17,8 @@ from PIL import Image
 
 from ..commands import make_parser
 from ..data.beton.format import check_beton, read_sample
-from ..data.images import MAX_PIXELS, ImageFolder, read_image
-from ..data.names import printable
-from ..engine.figures import png
+from ..data.images import MAX_PIXELS, ImageFolder, printable, read_image
+from ..engine.report import png
 from ..interpret import EXPLANATIONS, KINDS, check_backbone, draw, make_sheet
 from .loaded_model import USER_ERRORS, LoadedModel, add_arguments, add_max_pixels, from_options
 from .predict import predict

@@ -1,7 +1,5 @@
 """What is drawn for a batch has the law of timm's own policies, which here write down what they would do."""
 
-from __future__ import annotations
-
 import random
 from collections import Counter, defaultdict
 

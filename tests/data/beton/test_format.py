@@ -1,18 +1,16 @@
 """Whatever is wrong with a `.beton`, the check says so in one sentence; what FFCV writes passes."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil
 
 import numpy as np
 import pytest
-from damage import DAMAGE, damaged_copy, overwrite, set_sample, table_at
+from damage import REFUSED, damaged_copy, overwrite, table_at
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from vilonghorn.data import BetonError, check_beton, create_loader
+from vilonghorn.data import BetonError, check_beton
 from vilonghorn.data.beton import format as fmt
 
 
@@ -31,37 +29,20 @@ def test_a_file_cut_off_anywhere_is_refused(copy):
             check_beton(copy)
 
 
-def test_a_file_with_something_behind_it_is_refused(copy):
-    with open(copy, "ab") as file:
-        file.write(bytes(fmt.REGION.itemsize))
-    with pytest.raises(BetonError, match="its size is .* bytes; its header says"):
-        check_beton(copy)
-
-
-def test_a_cut_off_file_is_refused_before_ffcv_sees_it(copy):
-    os.truncate(copy, os.path.getsize(copy) - 24)
-    with pytest.raises(BetonError, match="damaged .beton"):
-        create_loader(copy, batch_size=4, image_size=16, training=False)
-
-
-@pytest.mark.parametrize("content", [b"", b"\x89PNG\r\n\x1a\n" + bytes(3000), b"\xff" * 3000, b"hello", bytes(5000)])
-def test_a_foreign_file_is_refused(tmp_path, content):
-    (tmp_path / "x.beton").write_bytes(content)
-    with pytest.raises(BetonError, match="x.beton: not a .beton file of version 2: .*; give a .beton or an image"):
-        check_beton(tmp_path / "x.beton")
-
-
 def test_a_missing_file_is_named_with_the_command_that_writes_it(tmp_path):
     with pytest.raises(FileNotFoundError, match="x.beton: no such file; write it with: vilonghorn beton"):
         check_beton(tmp_path / "x.beton")
 
 
-@pytest.mark.parametrize("name", [name for name, case in DAMAGE.items() if "Beton" in case[2]])
+@pytest.mark.parametrize("name", REFUSED)
 def test_tables_that_contradict_each_other_or_the_file_are_refused(name, raw_beton, jpg_beton, tmp_path):
-    kind, damage, expected = DAMAGE[name]
+    kind, damage, expected = REFUSED[name]
     path = damaged_copy({"raw": raw_beton, "jpg": jpg_beton}[kind], tmp_path, damage)
-    with pytest.raises(BetonError, match=expected.removeprefix("BetonError: ")):
+    with pytest.raises(BetonError, match=expected) as raised:
         check_beton(path)
+    message = str(raised.value)
+    if "damaged .beton" in message:
+        assert message.endswith(f"; write it again: vilonghorn beton SRC {path} --overwrite")
 
 
 @settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
@@ -100,24 +81,18 @@ def test_without_a_manifest_any_changed_bytes_give_the_clear_error_or_none(copy,
     overwrite(copy, offset, good)
 
 
-def test_a_changed_pixel_is_seen_by_the_check_of_the_images(copy, raw_beton):
+def test_a_changed_pixel_is_seen_by_the_check_of_the_images(copy, raw_beton, jpg_beton):
+    with pytest.raises(BetonError, match="cannot be checked without copy.beton.json"):
+        check_beton(copy, images=True)
+    shutil.copy(fmt.manifest_path(jpg_beton), fmt.manifest_path(copy))
+    with pytest.raises(BetonError, match="copy.beton.json: does not describe copy.beton"):
+        check_beton(copy)
     shutil.copy(fmt.manifest_path(raw_beton), fmt.manifest_path(copy))
     check_beton(copy, images=True)
     overwrite(copy, table_at(copy) - 5, b"\x00\xff")
     check_beton(copy)
     with pytest.raises(BetonError, match="image data are not those that were written"):
         check_beton(copy, images=True)
-
-
-def test_the_images_cannot_be_checked_without_a_manifest(copy):
-    with pytest.raises(BetonError, match="cannot be checked without copy.beton.json"):
-        check_beton(copy, images=True)
-
-
-def test_the_manifest_of_another_file_is_refused(copy, jpg_beton):
-    shutil.copy(fmt.manifest_path(jpg_beton), fmt.manifest_path(copy))
-    with pytest.raises(BetonError, match="copy.beton.json: does not describe copy.beton"):
-        check_beton(copy)
 
 
 @pytest.mark.parametrize("content", ["", "[]", "{}", '{"sha256": 3}', json.dumps({"sha256": {"tables": "x"}})])
@@ -142,26 +117,34 @@ def test_what_cannot_be_a_manifest_is_named_and_not_waited_for(copy, kind):
 
 @pytest.fixture
 def manifest(copy, raw_beton):
-    """Writes the manifest of the copy with some entries changed, and without checksums of names and images."""
+    """Writes the manifest of the copy with some entries changed; None leaves an entry out."""
 
     def write(**changes):
         good = json.loads(fmt.manifest_path(raw_beton).read_text())
-        del good["sha256"]["classes"], good["crc32"]
-        fmt.manifest_path(copy).write_text(json.dumps({**good, **changes}))
+        if "classes" in changes:
+            del good["sha256"]["classes"]
+        changed = {key: value for key, value in {**good, **changes}.items() if value is not None or key == "classes"}
+        fmt.manifest_path(copy).write_text(json.dumps(changed))
 
     return write
 
 
-@pytest.mark.parametrize("classes", [5, "cde", {"c": 0, "d": 1, "e": 2}, ["c", "d", 3], ["c", "d", "d"], ["c", None]])
-def test_classes_that_are_not_distinct_names_are_refused(copy, manifest, classes):
-    manifest(classes=classes)
-    with pytest.raises(BetonError, match="copy.beton.json: .*distinct names.*; delete it or write both again"):
-        check_beton(copy)
-
-
-def test_fewer_class_names_than_labels_are_refused(copy, manifest):
-    manifest(classes=["cat", "dog"], class_counts=[8, 9])
-    with pytest.raises(BetonError, match="copy.beton.json: 2 class names for labels up to 2; delete it or write both"):
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        *(
+            ({"classes": classes}, "distinct names")
+            for classes in (5, "cde", {"c": 0, "d": 1, "e": 2}, ["c", "d", 3], ["c", "d", "d"], ["c", None])
+        ),
+        ({"classes": ["cat", "dog"]}, "2 class names for labels up to 2"),
+        ({"crc32": "AAAAAAAA"}, "(not the manifest|2 checksums for 27 images)"),
+        ({"crc32": "?"}, "not the manifest"),
+        ({"crc32": 5}, "not the manifest"),
+    ],
+)
+def test_a_manifest_that_contradicts_the_file_is_refused(copy, manifest, changes, message):
+    manifest(**changes)
+    with pytest.raises(BetonError, match=f"copy.beton.json: .*{message}.*; delete it or write both again"):
         check_beton(copy)
 
 
@@ -171,44 +154,13 @@ def test_a_changed_class_name_is_seen(copy, raw_beton):
         check_beton(copy)
 
 
-@pytest.mark.parametrize("crc32", ["AAAA", "AAAAAAAA", "?", 5])
-def test_checksums_that_are_not_one_for_each_image_are_refused(copy, manifest, crc32):
-    manifest(crc32=crc32)
-    with pytest.raises(BetonError, match="copy.beton.json: (not the manifest|2 checksums for 27 images).*; delete it"):
-        check_beton(copy)
-
-
-def test_a_manifest_without_checksums_passes(copy, manifest):
-    manifest()
-    assert check_beton(copy, images=True).checksums is None
-
-
-@pytest.mark.parametrize("counts", [[8, 9], [8, 10, 9], [8, 9, 10, 0], 27, None])
-def test_class_counts_that_are_not_those_of_the_labels_are_refused(copy, manifest, counts):
-    manifest(class_counts=counts)
-    with pytest.raises(BetonError, match="copy.beton.json: .*class_counts.*; delete it or write both again"):
-        check_beton(copy)
-
-
-def test_a_class_without_images_and_a_manifest_without_names_pass(copy, manifest):
-    manifest(classes=["cat", "dog", "eel", "fox"], class_counts=[8, 9, 10, 0])
+def test_a_class_without_images_and_manifests_without_names_or_checksums_pass(copy, manifest):
+    manifest(classes=["cat", "dog", "eel", "fox"])
     assert check_beton(copy).num_classes == 4
     manifest(classes=None)
     assert check_beton(copy).classes is None and check_beton(copy).num_classes == 3
-
-
-@pytest.mark.parametrize("label", [2**24, 2**40, 2**63 - 1])
-def test_a_label_beyond_any_number_of_classes_is_refused(copy, label):
-    set_sample(copy, 5, label=label)
-    with pytest.raises(BetonError, match=f"copy.beton: damaged .beton: sample 5 .label {label}, .*; write it again"):
-        check_beton(copy)
-
-
-def test_the_remedy_for_a_damaged_file_is_a_command_that_names_it(copy):
-    os.truncate(copy, os.path.getsize(copy) - 1)
-    with pytest.raises(BetonError) as error:
-        check_beton(copy)
-    assert str(error.value).endswith(f"; write it again: vilonghorn beton SRC {copy} --overwrite")
+    manifest(crc32=None)
+    assert check_beton(copy, images=True).checksums is None
 
 
 @pytest.mark.needs_ffcv

@@ -1,7 +1,7 @@
 """Augmentation of a batch on its device: policy and colour jitter on bytes, random erasing on normalised images.
 
-Crops and flips are done before, in the loaders, and mixup and cutmix after, by the trainer. How an image is augmented
-depends on (seed, epoch, view) alone, not on its batch.
+Loaders crop and flip before it; the trainer applies mixup and cutmix after it (`TrainState.mix`). How an image is
+augmented depends on (seed, epoch, view) alone, not on its batch.
 """
 
 import random
@@ -16,7 +16,7 @@ from . import ops
 from .policy import Policy
 
 if TYPE_CHECKING:
-    from ..loaders.settings import LoaderSettings
+    from ..loaders.config import LoaderConfig
 
 JITTERS = ("Brightness", "Contrast", "Color")
 
@@ -24,15 +24,15 @@ JITTERS = ("Brightness", "Contrast", "Color")
 class Augmentation:
     """The augmentation of a loader's batches."""
 
-    def __init__(self, settings: "LoaderSettings"):
-        self.seed, self.device, training = settings.seed, torch.device(settings.device), settings.training
-        policy = settings.auto_augment if training else None
-        self.policy = Policy(policy, settings.mean) if policy else None
+    def __init__(self, config: "LoaderConfig"):
+        self.seed, self.device, training = config.seed, torch.device(config.device), config.training
+        policy = config.auto_augment if training else None
+        self.policy = Policy(policy, config.mean) if policy else None
         # Off beside a policy other than 3-Augment, as in timm.
-        self.jitter = settings.color_jitter if training and (not policy or "3a" in policy) else 0.0
+        self.jitter = config.color_jitter if training and (not policy or "3a" in policy) else 0.0
         self.erasing = None
-        if training and settings.erase:
-            self.erasing = RandomErasing(settings.erase, mode="pixel", device=str(self.device))
+        if training and config.erase:
+            self.erasing = RandomErasing(config.erase, mode="pixel", device=str(self.device))
 
     def on_bytes(self, images: torch.Tensor, epoch: int, views: np.ndarray) -> torch.Tensor:
         """Applies the policy, then the colour jitter.
@@ -80,10 +80,9 @@ class Augmentation:
 
 
 def jitter(strength: float, seed: int, epoch: int, views: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Draws a colour jitter as torchvision does: factors uniform in 1 +- strength, in a random order.
+    """A random colour jitter as of torchvision: factors uniform in 1 +- strength, in a random order.
 
-    Returns:
-        factors (B, 3) of brightness, contrast and saturation, and order (B, 3), which of them comes when.
+    Returns factors (B, 3) of brightness, contrast and saturation, and the order (B, 3) in which they are applied.
     """
-    draws = uniform(seed, epoch, views, 6, JITTER)
-    return 1 + strength * (2 * draws[:, :3] - 1), draws[:, 3:].argsort(axis=1)
+    uniforms = uniform(seed, epoch, views, 6, JITTER)
+    return 1 + strength * (2 * uniforms[:, :3] - 1), uniforms[:, 3:].argsort(axis=1)

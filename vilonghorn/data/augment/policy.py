@@ -1,7 +1,7 @@
 """Draws which operations of timm's RandAugment and AutoAugment policies each image of a batch gets, and how strong.
 
-timm parses the policy's name and holds its operations, probabilities and magnitudes. The numbers are drawn here, for a
-whole batch from (seed, epoch, view), because timm draws for one image at a time from Python's global generator.
+timm parses the policy's name into operations, probabilities and magnitudes. Random numbers are drawn here, for a whole
+batch from (seed, epoch, view), because timm draws for one image at a time from Python's global generator.
 """
 
 import math
@@ -16,7 +16,7 @@ from timm.data.auto_augment import AugmentOp, auto_augment_transform, rand_augme
 from ..rng import AUGMENT, JITTER, uniform
 
 FULL = 10  # timm's full magnitude
-DRAWS = 5  # for each operation of a view: which, whether, magnitude, sign, and one for the operation itself
+DRAWS = 5  # random numbers for each operation of a view: which, whether, magnitude, sign, and one for the operation
 MAX_LAYERS = (JITTER - AUGMENT) // DRAWS
 
 
@@ -96,23 +96,23 @@ class Policy:
 
     def plan(self, seed: int, epoch: int, views: np.ndarray) -> Iterator[Step]:
         """Draws the operations on a batch with `views` (B,), in their order."""
-        draws = uniform(seed, epoch, views, len(self.layers) * DRAWS, AUGMENT).reshape(len(views), -1, DRAWS)
+        uniforms = uniform(seed, epoch, views, len(self.layers) * DRAWS, AUGMENT).reshape(len(views), -1, DRAWS)
         for layer, ops in enumerate(self.layers):
-            choice = (draws[:, layer if self._independent else 0, 0] * len(ops)).astype(np.int64)
+            choice = (uniforms[:, layer if self._independent else 0, 0] * len(ops)).astype(np.int64)
             for index, op in enumerate(ops):
-                rows = np.flatnonzero((choice == index) & (draws[:, layer, 1] < op.prob)) if op else ()
+                rows = np.flatnonzero((choice == index) & (uniforms[:, layer, 1] < op.prob)) if op else ()
                 if len(rows) > 0:
-                    _, _, magnitude, sign, number = draws[rows, layer].T
+                    _, _, magnitude, sign, number = uniforms[rows, layer].T
                     argument, signs = ARGUMENTS[op.name], np.where(sign < 0.5, -1.0, 1.0)
                     yield Step(op.name, rows, argument(_levels(op, magnitude), signs, number) if argument else None)
 
 
-def _levels(op: AugmentOp, draws: np.ndarray) -> np.ndarray:
+def _levels(op: AugmentOp, uniforms: np.ndarray) -> np.ndarray:
     """Magnitudes (n,) of an operation: fixed, normal around it, or uniform up to it (mstd 100 and more)."""
     if op.magnitude_std == math.inf:
-        levels = op.magnitude * draws
+        levels = op.magnitude * uniforms
     elif op.magnitude_std > 0:
-        levels = op.magnitude + op.magnitude_std * normal(draws)
+        levels = op.magnitude + op.magnitude_std * normal(uniforms)
     else:
-        levels = np.full(len(draws), float(op.magnitude))
+        levels = np.full(len(uniforms), float(op.magnitude))
     return np.clip(levels, 0, op.magnitude_max or FULL)

@@ -9,6 +9,7 @@ import base64
 import hashlib
 import json
 import os
+from collections import Counter
 from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
@@ -17,7 +18,7 @@ from typing import BinaryIO
 import numpy as np
 from PIL import Image
 
-from ..names import class_names_problem
+from ..images import is_utf8, printable
 
 VERSION = 2
 HEADER = np.dtype(
@@ -192,27 +193,35 @@ def _read_manifest(path: Path, digest: str, labels: np.ndarray) -> tuple[dict | 
         raise BetonError(f"{beside}: not a file, but the manifest of {path.name} has this name; delete or rename it")
     try:
         manifest = json.loads(beside.read_text(encoding="utf-8"))
-        tables, _ = manifest["sha256"]["tables"], manifest["sha256"]["images"]
-        classes, counts = manifest["classes"], manifest["class_counts"]
-        names = manifest["sha256"].get("classes")
-        crc32 = manifest.get("crc32")
+        tables, _, classes = manifest["sha256"]["tables"], manifest["sha256"]["images"], manifest["classes"]
+        names, crc32 = manifest["sha256"].get("classes"), manifest.get("crc32")
         checksums = None if crc32 is None else np.frombuffer(base64.b64decode(crc32, validate=True), CHECKSUM)
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise BetonError(f"{beside}: not the manifest of a .beton ({error!r}); delete it or write both again") from None
-    problem = class_names_problem(classes)
     if tables != digest:
         problem = f"does not describe {path.name}, but another file"
-    elif problem is None and classes is not None and len(classes) <= labels.max():
-        problem = f"{len(classes)} class names for labels up to {labels.max()}"
-    elif problem is None and counts != np.bincount(labels, minlength=len(classes or ())).tolist():
-        problem = "its class_counts are not those of the labels"
-    elif problem is None and names not in (None, digest_of_names(classes)):
-        problem = "its class names are not those that were written"
-    elif problem is None and checksums is not None and len(checksums) != len(labels):
-        problem = f"{len(checksums)} checksums for {len(labels)} images"
+    elif (problem := class_names_problem(classes)) is None:
+        if classes is not None and len(classes) <= labels.max():
+            problem = f"{len(classes)} class names for labels up to {labels.max()}"
+        elif names not in (None, digest_of_names(classes)):
+            problem = "its class names are not those that were written"
+        elif checksums is not None and len(checksums) != len(labels):
+            problem = f"{len(checksums)} checksums for {len(labels)} images"
     if problem is not None:
         raise BetonError(f"{beside}: {problem}; delete it or write both again")
     return manifest, checksums
+
+
+def class_names_problem(classes: object) -> str | None:
+    """What is wrong with class names, which are None or a list of distinct strings; None if nothing is."""
+    if classes is None:
+        return None
+    if not isinstance(classes, list) or not all(isinstance(name, str) for name in classes):
+        return "the classes are not a list of distinct names"
+    if (odd := next((name for name in classes if not is_utf8(name)), None)) is not None:
+        return f"the class name {printable(odd)!r} is not UTF-8"
+    twice = next((name for name, count in Counter(classes).items() if count > 1), None)
+    return None if twice is None else f"the classes are not distinct names: {twice!r} occurs twice"
 
 
 def digest_of_names(classes: list[str] | None) -> str:

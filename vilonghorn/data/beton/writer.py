@@ -7,8 +7,10 @@ process, and its bytes do not depend on the number of workers.
 import base64
 import glob
 import hashlib
+import io
 import json
 import math
+import operator
 import os
 import shutil
 import warnings
@@ -17,32 +19,32 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import numpy as np
+from PIL import Image
 from tqdm import tqdm
 
 from ..files import atomic_write, explain_full_disk, only_writer
-from ..images import MAX_PIXELS, MIN_SIDE, ImageFiles, ImageFolder, UnreadableImage, read_header
-from ..names import class_names_problem
+from ..images import MAX_PIXELS, MIN_SIDE, ImageFiles, ImageFolder, UnreadableImage, read_header, to_rgb
 from ..rng import uniform
 from ..threads import available_cpus, in_order
 from . import format as fmt
-from .encode import JPEG_QUALITY, JPEG_SIZE, MapDataset, encode_sample, stored_size
 
 MIN_PAGE = 8 << 20  # bytes; FFCV's default. An image lies within one page.
+JPEG_SIZE = 0.08  # smallest size of a photograph as JPEG, of its raw size; for the check of the free space
 MAX_RESOLUTION = 16384  # pixels; keeps a page below the 4 GiB that the header can name
 SHOWN = 10  # names of one kind in a message or in the manifest; the others are only counted
 
 
 def write_beton(
-    source: str | os.PathLike | MapDataset,
+    source: str | os.PathLike | Sequence[tuple[Any, int]],
     path: str | os.PathLike,
     *,
     mode: str = "raw",
     max_resolution: int = 500,
     max_pixels: int = MAX_PIXELS,
-    jpeg_quality: int = JPEG_QUALITY,
+    jpeg_quality: int = 90,
     compress_probability: float = 0.5,
     classes: Sequence[str] | None = None,
     workers: int | None = None,
@@ -78,9 +80,9 @@ def write_beton(
     """
     path = Path(path)
     workers = available_cpus() if workers is None else workers
-    shares = {"raw": 0.0, "jpg": 1.0, "proportion": compress_probability}
-    if mode not in shares:
-        raise ValueError(f"mode {mode!r}: expected {', '.join(shares)}")
+    fractions = {"raw": 0.0, "jpg": 1.0, "proportion": compress_probability}
+    if mode not in fractions:
+        raise ValueError(f"mode {mode!r}: expected {', '.join(fractions)}")
     for name, value, low, high in (
         ("max_resolution", max_resolution, MIN_SIDE, MAX_RESOLUTION),
         ("jpeg_quality", jpeg_quality, 1, 100),
@@ -91,7 +93,7 @@ def write_beton(
             raise ValueError(f"{name} {value}: expected {low} to {high}")
     with only_writer(path):
         _check_target(path, overwrite)
-        jpeg_share = shares[mode]
+        jpeg_fraction = fractions[mode]
         if isinstance(source, (str, os.PathLike)):
             source = ImageFolder(source, max_pixels)
         unreadable: dict[int, str] = {}  # by sample index, why its image cannot be used
@@ -100,19 +102,25 @@ def write_beton(
             raw_bytes, unreadable, converted = _read_headers(source, max_resolution, workers, progress)
             if unreadable and not skip_unreadable:
                 raise _refusal(unreadable)
-            _check_space(path, raw_bytes * (1 - jpeg_share + jpeg_share * JPEG_SIZE))
+            needed = raw_bytes * (1 - jpeg_fraction + jpeg_fraction * JPEG_SIZE)
+            free = shutil.disk_usage(path.parent).free
+            if needed > free:
+                raise OSError(
+                    f"{path}: needs about {needed / 1e9:.1f} GB and its disk has {free / 1e9:.1f} GB free; "
+                    "free some, write elsewhere, or take mode 'jpg' or a lower max_resolution"
+                )
         if len(source) == 0:
             raise ValueError("the dataset to write is empty; expected at least one sample")
         classes = getattr(source, "classes", None) if classes is None else classes
         classes = None if classes is None else list(classes)
-        if (problem := class_names_problem(classes)) is not None:
+        if (problem := fmt.class_names_problem(classes)) is not None:
             raise ValueError(f"{problem}; give classes=[...], one string for each label")
         limit = len(classes) if classes is not None else fmt.MAX_CLASSES
 
         def encode(index: int) -> tuple[np.ndarray, bytes] | None:
             if index in unreadable:
                 return None
-            quality = jpeg_quality if uniform(0, -1, np.array([index]), 1)[0, 0] < jpeg_share else None
+            quality = jpeg_quality if uniform(0, -1, np.array([index]), 1)[0, 0] < jpeg_fraction else None
             try:
                 image, label = source[index]
                 return encode_sample(image, label, f"sample {index}", max_resolution, quality, limit)
@@ -148,13 +156,69 @@ def write_beton(
                     "mode": mode,
                     "max_resolution": max_resolution,
                     "jpeg_quality": jpeg_quality,
-                    "compress_probability": jpeg_share,
+                    "compress_probability": jpeg_fraction,
                 },
             }
             os.fsync(file.fileno())  # what can fail or take long is done before either of the two files is replaced
             with atomic_write(fmt.manifest_path(path), "w") as beside:
                 beside.write(json.dumps(manifest, indent=1) + "\n")
         return fmt.check_beton(path)
+
+
+def stored_size(width: int, height: int, max_resolution: int, name: str) -> tuple[int, int]:
+    """(width, height) at which an image is stored. Raises UnreadableImage if a side would have less than 2 pixels."""
+    shrink = min(1.0, max_resolution / max(width, height))
+    stored = round(width * shrink), round(height * shrink)
+    if min(stored) < MIN_SIDE:
+        raise UnreadableImage(
+            f"{name}: {width}x{height} pixels are stored as {stored[0]}x{stored[1]}, and each side must have at least "
+            f"{MIN_SIDE}; remove the image or raise max_resolution"
+        )
+    return stored
+
+
+def encode_sample(
+    image: Any, label: Any, name: str, max_resolution: int, quality: int | None, num_classes: int
+) -> tuple[np.ndarray, bytes]:
+    """The row of metadata, without the pointer, and the image data of a sample called `name` in errors.
+
+    `quality` is that of a JPEG; None stores 8-bit pixels. Raises TypeError or ValueError if the image or the label is
+    not as `write_beton` says, or the label is not below `num_classes`.
+    """
+    try:
+        label = operator.index(label)
+    except TypeError:
+        raise TypeError(f"{name}: label {label!r} is a {type(label).__name__}; expected an integer") from None
+    if not 0 <= label < num_classes:
+        raise ValueError(f"{name}: label {label}; expected 0 to {num_classes - 1}")
+    image = _as_rgb(image, name)
+    size = stored_size(*image.size, max_resolution, name)
+    if size != image.size:
+        image = image.resize(size, Image.Resampling.BICUBIC, reducing_gap=3.0)
+    if quality is None:
+        mode, data = "raw", image.tobytes()
+    else:
+        buffer = io.BytesIO()
+        image.save(buffer, "JPEG", quality=quality)
+        mode, data = "jpg", buffer.getvalue()
+    row = np.zeros((), fmt.SAMPLE)  # zeros, because the bytes between the fields are written, too
+    row["label"], row["image"] = label, (fmt.MODES[mode], *size, 0)
+    return row, data
+
+
+def _as_rgb(image: Any, name: str) -> Image.Image:
+    if isinstance(image, np.ndarray):
+        if image.dtype != np.uint8 or image.shape[2:] not in ((), (1,), (3,)) or image.ndim < 2 or image.size == 0:
+            raise ValueError(
+                f"{name}: array {image.shape} of {image.dtype}; expected uint8 of shape (H, W), (H, W, 1) or (H, W, 3)"
+            )
+        image = Image.fromarray(image.squeeze(2) if image.shape[2:] == (1,) else image)
+    if not isinstance(image, Image.Image):
+        raise TypeError(f"{name}: image is a {type(image).__name__}; expected a PIL image or a uint8 numpy array")
+    try:
+        return to_rgb(image)
+    except (OSError, ValueError) as error:
+        raise UnreadableImage(f"{name}: not a usable image ({error})") from error
 
 
 def _read_headers(
@@ -203,15 +267,6 @@ def _check_target(path: Path, overwrite: bool) -> None:
         raise FileExistsError(f"{path}: exists; give another name, or --overwrite (overwrite=True) to replace it")
     for left in path.parent.glob(f"{glob.escape(path.name)}.*.partial"):
         warnings.warn(f"{left}: left by a writer that was killed; delete it", stacklevel=3)
-
-
-def _check_space(path: Path, needed: float) -> None:
-    free = shutil.disk_usage(path.parent).free
-    if needed > free:
-        raise OSError(
-            f"{path}: needs about {needed / 1e9:.1f} GB and its disk has {free / 1e9:.1f} GB free; "
-            "free some, write elsewhere, or take mode 'jpg' or a lower max_resolution"
-        )
 
 
 def _write(

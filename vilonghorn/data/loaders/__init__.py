@@ -10,11 +10,11 @@ from typing import Any
 from ..beton.format import check_beton
 from ..images import ImageFolder
 from ..threads import available_cpus
+from .config import LoaderConfig
 from .loader import Loader
-from .settings import LoaderSettings
 
 
-def create_loader(source: str | os.PathLike, settings: LoaderSettings | None = None, **options: Any) -> Loader:
+def create_loader(source: str | os.PathLike, config: LoaderConfig | None = None, **options: Any) -> Loader:
     """Makes a loader of normalised batches, the same for both kinds of source.
 
     Training takes seeded random resized crops and flips in a shuffled order, and augments them on the device; otherwise
@@ -22,8 +22,8 @@ def create_loader(source: str | os.PathLike, settings: LoaderSettings | None = N
 
     Args:
         source: a `.beton` file, or an image folder (`root/class/image`).
-        settings: the options; default: from `options` alone.
-        options: fields of `LoaderSettings`, which replace those of `settings`.
+        config: the options; default: from `options` alone.
+        options: fields of `LoaderConfig`, which replace those of `config`.
 
     Returns:
         A loader; `loader.epoch(e)` iterates over (images, targets).
@@ -34,21 +34,21 @@ def create_loader(source: str | os.PathLike, settings: LoaderSettings | None = N
         TypeError: an option is unknown, or a required one is missing.
         ValueError: an option is out of range, the folder has no images, or the `.beton` is damaged (BetonError).
     """
-    settings = LoaderSettings(**options) if settings is None else replace(settings, **options)
+    config = LoaderConfig(**options) if config is None else replace(config, **options)
     source = Path(source)
     from_folder = source.is_dir()
-    if settings.workers is None:
-        settings = replace(settings, workers=min(8, available_cpus()) if from_folder else available_cpus())
-    if settings.interpolation is None:
-        by_area = settings.training and not from_folder
-        settings = replace(settings, interpolation="area" if by_area else "bicubic")
+    if config.workers is None:
+        config = replace(config, workers=min(8, available_cpus()) if from_folder else available_cpus())
+    if config.interpolation is None:
+        by_area = config.training and not from_folder
+        config = replace(config, interpolation="area" if by_area else "bicubic")
     if from_folder:
         from .folder import FolderLoader
 
         if importlib.util.find_spec("ffcv") is None:
             message = "FFCV is not installed: reading images from their folder with PIL, which is slower than a .beton"
             warnings.warn(message, stacklevel=1)  # from this line, so that it is shown once
-        return FolderLoader(ImageFolder(source, settings.max_pixels), settings)
+        return FolderLoader(ImageFolder(source, config.max_pixels), config)
     beton = check_beton(source)
     try:
         from .ffcv import FFCVLoader
@@ -57,4 +57,4 @@ def create_loader(source: str | os.PathLike, settings: LoaderSettings | None = N
             f"{source}: reading a .beton needs FFCV, which cannot be imported ({error}); run ./setup.sh in a clone of "
             "vilonghorn, which builds it (vilonghorn[ffcv] has only what FFCV imports), or give the image folder"
         ) from error
-    return FFCVLoader(beton, settings)
+    return FFCVLoader(beton, config)

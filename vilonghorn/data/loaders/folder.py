@@ -16,28 +16,28 @@ from torch.utils.data import DataLoader, Dataset, default_collate
 
 from ..images import ImageFolder
 from ..rng import global_rng_kept, sample_of, uniform
+from .config import LoaderConfig
 from .loader import Batch, Loader
-from .settings import LoaderSettings
 
 
 class FolderLoader(Loader):
-    """Batches of an image folder. `settings.workers` is a number of processes; 0 reads in this one."""
+    """Batches of an image folder. `config.workers` is a number of processes; 0 reads in this one."""
 
-    def __init__(self, folder: ImageFolder, settings: LoaderSettings):
+    def __init__(self, folder: ImageFolder, config: LoaderConfig):
         names = "\n".join(os.path.relpath(path, folder.root) for path in folder.paths)
         fingerprint = hashlib.sha256(names.encode(errors="surrogateescape")).hexdigest()
-        super().__init__(settings, folder.labels, folder.classes, str(folder.root), fingerprint)
+        super().__init__(config, folder.labels, folder.classes, str(folder.root), fingerprint)
         self._folder = folder
 
     def _read(self, epoch: int, batches: list[np.ndarray]) -> Iterator[Batch]:
         # An unreadable sample is returned in place of its batch: a worker's exception would carry its traceback.
         for batch in DataLoader(
-            SeededDataset(self._folder, self.settings, epoch),
+            SeededDataset(self._folder, self.config, epoch),
             batch_sampler=[views.tolist() for views in batches],
-            num_workers=self.settings.workers,
+            num_workers=self.config.workers,
             collate_fn=_collate,
             worker_init_fn=_ignore_signals,
-            pin_memory=self.settings.device.type == "cuda",
+            pin_memory=self.config.device.type == "cuda",
             generator=torch.Generator(),  # the default would draw from torch's global generator
         ):
             if isinstance(batch, ValueError):
@@ -60,17 +60,17 @@ def _collate(samples: list) -> Batch | ValueError:
 class SeededDataset(Dataset):
     """(uint8 image (3, H, W), label) of an epoch by view, cropped and flipped by timm, or the error of reading it."""
 
-    def __init__(self, folder: ImageFolder, settings: LoaderSettings, epoch: int):
-        self.folder, self.seed, self.epoch = folder, settings.seed, epoch
+    def __init__(self, folder: ImageFolder, config: LoaderConfig, epoch: int):
+        self.folder, self.seed, self.epoch = folder, config.seed, epoch
         self.transform = create_transform(
-            settings.size_at(epoch),
-            is_training=settings.training,
-            scale=settings.scale,
-            ratio=settings.ratio,
-            hflip=settings.hflip,
+            config.size_at(epoch),
+            is_training=config.training,
+            scale=config.scale,
+            ratio=config.ratio,
+            hflip=config.hflip,
             color_jitter=None,
-            interpolation="box" if settings.interpolation == "area" else settings.interpolation,
-            crop_pct=settings.crop_pct,
+            interpolation="box" if config.interpolation == "area" else config.interpolation,
+            crop_pct=config.crop_pct,
             use_prefetcher=True,  # leaves uint8, which is normalised on the device
         )
 

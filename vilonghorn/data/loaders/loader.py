@@ -1,4 +1,4 @@
-"""The base class of loaders: the samples of an epoch and of a rank, and the last steps of a batch, on its device."""
+"""The base class of loaders: the samples of an epoch and of a rank, and augmentation of a batch on its device."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
@@ -9,7 +9,7 @@ import torch
 
 from ..augment import Augmentation
 from ..rng import training_order
-from .settings import LoaderSettings
+from .config import LoaderConfig
 
 Batch = tuple[torch.Tensor, torch.Tensor]
 
@@ -32,26 +32,26 @@ class Loader(ABC):
     """
 
     def __init__(
-        self, settings: LoaderSettings, labels: np.ndarray, class_names: list[str] | None, name: str, fingerprint: str
+        self, config: LoaderConfig, labels: np.ndarray, class_names: list[str] | None, name: str, fingerprint: str
     ):
-        self.settings = settings
+        self.config = config
         self.num_samples = len(labels)
         self.num_classes = len(class_names) if class_names is not None else int(labels.max()) + 1
         self.class_names = class_names
-        self.batch_size = settings.batch_size
+        self.batch_size = config.batch_size
         self.fingerprint = fingerprint
-        global_batch = settings.batch_size * settings.world_size
-        if settings.drop_last and self.num_samples < global_batch:
-            ranks = f" on each of {settings.world_size} ranks" if settings.world_size > 1 else ""
+        global_batch = config.batch_size * config.world_size
+        if config.drop_last and self.num_samples < global_batch:
+            ranks = f" on each of {config.world_size} ranks" if config.world_size > 1 else ""
             raise ValueError(
                 f"{name}: its {self.num_samples} images do not fill a batch of {self.batch_size}{ranks}: lower "
                 "batch_size (in Python, drop_last=False keeps a batch that is not full)"
             )
-        used = self.num_samples // global_batch * global_batch if settings.drop_last else self.num_samples
-        self._of_rank = slice(settings.rank, used, settings.world_size)
-        self._augmentation = Augmentation(settings)
-        self._device = settings.device
-        mean, std = (torch.tensor(values, dtype=torch.float64) for values in (settings.mean, settings.std))
+        used = self.num_samples // global_batch * global_batch if config.drop_last else self.num_samples
+        self._of_rank = slice(config.rank, used, config.world_size)
+        self._augmentation = Augmentation(config)
+        self._device = config.device
+        mean, std = (torch.tensor(values, dtype=torch.float64) for values in (config.mean, config.std))
         self._factor = (1 / (255 * std)).to(self._device, torch.float32)
         self._shift = (-mean / std).to(self._device, torch.float32)
         self._stream = torch.cuda.Stream(self._device) if self._device.type == "cuda" else None
@@ -78,15 +78,14 @@ class Loader(ABC):
             raise ValueError(f"epoch {epoch}: expected 0 or more")
         if not 0 <= start <= len(self):
             raise ValueError(f"start {start}: expected 0 to {len(self)}, the batches of an epoch")
-        settings = self.settings
-        if settings.training:
-            views = training_order(self.num_samples, settings.seed, epoch, settings.repeats)
-        else:
-            views = np.arange(self.num_samples)
-        return self._batches(epoch, views[self._of_rank][start * self.batch_size :])
+        return self._batches(epoch, start)
 
-    def _batches(self, epoch: int, views: np.ndarray) -> Iterator[Batch]:
-        parts = [views[at : at + self.batch_size] for at in range(0, len(views), self.batch_size)]
+    def _batches(self, epoch: int, start: int) -> Iterator[Batch]:
+        config, views = self.config, np.arange(self.num_samples)
+        if config.training:
+            views = training_order(self.num_samples, config.seed, epoch, config.repeats)
+        views, size = views[self._of_rank], self.batch_size
+        parts = [views[at : at + size] for at in range(start * size, len(views), size)]
         with closing(self._read(epoch, parts)) as batches:
             made = (self._on_device(*batch, epoch, part) for batch, part in zip(batches, parts))
             yield from made if self._stream is None else self._one_ahead(made)

@@ -1,7 +1,6 @@
-"""The options of a loader: declared, documented and checked once.
+"""The options of a loader, their defaults and ranges.
 
-`ImageSettings` and `AugmentationSettings` are also the keys of the sections `data` and `augmentation` of the engine's
-configuration, which adds its own to them.
+The sections `data` and `augmentation` of a run's configuration extend `ImageConfig` and `TransformConfig`.
 """
 
 import operator
@@ -38,7 +37,7 @@ def check_intervals(options: Any, section: str = "") -> None:
 
 
 @dataclass
-class ImageSettings:
+class ImageConfig:
     """How images are read.
 
     Args:
@@ -67,7 +66,7 @@ class ImageSettings:
 
 
 @dataclass
-class AugmentationSettings:
+class TransformConfig:
     """How training images are cropped and augmented.
 
     Args:
@@ -102,38 +101,35 @@ class AugmentationSettings:
         first = tuple(round(side * self.start_size / min(image_size)) for side in image_size)
         if epoch <= self.ramp[0]:
             return first
-        share = np.interp(epoch, self.ramp, (self.start_size / min(image_size), 1.0))
-        steps = (round(side * share / SIZE_STEP) * SIZE_STEP for side in image_size)
+        fraction = np.interp(epoch, self.ramp, (self.start_size / min(image_size), 1.0))
+        steps = (round(side * fraction / SIZE_STEP) * SIZE_STEP for side in image_size)
         return tuple(min(side, max(least, step)) for side, least, step in zip(image_size, first, steps))
 
+    def check_transforms(self, image_size: int, mean: Sequence[float], section: str = "") -> None:
+        """Checks what intervals cannot say: bounds in order, start_size with its ramp, and the name of the policy.
 
-def check_augmentation(
-    augmentation: AugmentationSettings, image_size: int, mean: Sequence[float], section: str = ""
-) -> None:
-    """Checks what intervals cannot say: bounds in order, start_size with its ramp, and the name of the policy.
-
-    Raises:
-        ValueError: an option contradicts another, `image_size` or `mean`; `section` precedes its name.
-    """
-    for name in ("scale", "ratio", "ramp"):
-        low, high = getattr(augmentation, name)
-        if low > high:
-            raise ValueError(f"{section}{name} is {[low, high]}; the smaller bound comes first")
-    start, ramp = augmentation.start_size, list(augmentation.ramp)
-    if start and start > image_size:
-        raise ValueError(f"{section}start_size is {start}, above the image size, which is {image_size}")
-    if start and not ramp[1]:
-        raise ValueError(
-            f"{section}start_size is {start} but {section}ramp is {ramp}, so that no image would have it: "
-            "give the epochs between which images grow"
-        )
-    if augmentation.auto_augment:
-        Policy(augmentation.auto_augment, mean)
+        Raises:
+            ValueError: an option contradicts another, `image_size` or `mean`; `section` precedes its name.
+        """
+        for name in ("scale", "ratio", "ramp"):
+            low, high = getattr(self, name)
+            if low > high:
+                raise ValueError(f"{section}{name} is {[low, high]}; give the smaller bound first")
+        start, ramp = self.start_size, list(self.ramp)
+        if start and start > image_size:
+            raise ValueError(f"{section}start_size is {start}, above the image size, which is {image_size}")
+        if start and not ramp[1]:
+            raise ValueError(
+                f"{section}start_size is {start} but {section}ramp is {ramp}, so that no image would have it: "
+                "give the epochs between which images grow"
+            )
+        if self.auto_augment:
+            Policy(self.auto_augment, mean)
 
 
 @dataclass(kw_only=True)
-class LoaderSettings(AugmentationSettings, ImageSettings):
-    """All options of a loader. `ImageSettings` and `AugmentationSettings` describe the inherited ones.
+class LoaderConfig(TransformConfig, ImageConfig):
+    """All options of a loader. `ImageConfig` and `TransformConfig` describe the inherited ones.
 
     Args:
         training: shuffled random crops, augmented; else centre crops in the order of the source
@@ -143,7 +139,7 @@ class LoaderSettings(AugmentationSettings, ImageSettings):
         seed: of order and augmentation
         device: where batches go
         rank: number of this process
-        world_size: number of processes, each of which reads its share of every batch
+        world_size: number of processes, each of which reads a part of every batch
     """
 
     training: bool
@@ -166,7 +162,7 @@ class LoaderSettings(AugmentationSettings, ImageSettings):
             self.drop_last = self.training
         self.device = torch.device(self.device)
         check_intervals(self)
-        check_augmentation(self, min(self.image_size), self.mean)
+        self.check_transforms(min(self.image_size), self.mean)
         if self.interpolation not in (None, "area", "bicubic"):
             raise ValueError(f"interpolation is {self.interpolation!r}; expected area or bicubic")
         if not 0 <= self.rank < self.world_size:
@@ -175,7 +171,7 @@ class LoaderSettings(AugmentationSettings, ImageSettings):
             raise ValueError("drop_last=False in training on several ranks: they would make unequal numbers of updates")
 
     @classmethod
-    def from_sections(cls, *sections: ImageSettings | AugmentationSettings, **options: Any) -> "LoaderSettings":
+    def from_sections(cls, *sections: ImageConfig | TransformConfig, **options: Any) -> "LoaderConfig":
         """Takes the options of a loader from sections of a configuration; what comes later wins."""
         names = {option.name for option in fields(cls)}
         taken = {name: value for section in sections for name, value in vars(section).items() if name in names}
