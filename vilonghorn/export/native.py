@@ -70,7 +70,7 @@ def _is_one_operator(block: Block) -> bool:
 
 
 def int8_layers(model: nn.Module) -> list[str]:
-    """Names of the weights that `--to ort --weights int8` multiplies in int8: of in_proj and out_proj in a NativeBlock."""
+    """Names of the weights that `--to ort --weights int8` multiplies in int8, those of each NativeBlock."""
     blocks = [name for name, module in model.named_modules() if isinstance(module, NativeBlock)]
     return [f"{name}.mixer.{layer}.weight" for name in blocks for layer in ("in_proj", "out_proj")]
 
