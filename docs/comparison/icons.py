@@ -1,25 +1,26 @@
-"""Icons of the npm package @iconify/json as an image folder: an icon's name is its class, whole sets are held out.
+"""Icons of the npm package @iconify/json as an image folder: `python docs/comparison/icons.py OUT`.
 
-The package has 243 icon sets, each a JSON file of SVG with its licence. resvg-py draws them, black on white.
+The package has 243 icon sets, each a JSON file of SVG with its licence. resvg-py draws them, black on white. The name of
+an icon is its class. All sets of an author are in one split.
 """
 
 import hashlib
 import io
 import json
-import os
 import re
+import sys
 from collections import Counter, defaultdict
 from collections.abc import Iterable
-from concurrent.futures import Executor
 from itertools import groupby
-from typing import Any, Literal, NamedTuple
+from pathlib import Path
+from typing import Any, NamedTuple
 
+from npm import check_package, main, new_dataset, read_files
 from PIL import Image
 from tqdm import tqdm
 
-from .npm import check_package, is_written, new_dataset, read_files
-
 PACKAGE, VERSION = "@iconify/json", "2.2.535"
+HELD_OUT = 0.2  # fraction of the authors in the split "val"
 LICENCES = frozenset(  # SPDX; others (GPL, NC, none, unknown) are left out
     "Apache-2.0 BSD-3-Clause CC-BY-3.0 CC-BY-4.0 CC-BY-SA-3.0 CC-BY-SA-4.0 CC0-1.0 ISC MIT MPL-2.0 OFL-1.1 "
     "Unlicense".split()
@@ -29,7 +30,6 @@ STYLES = frozenset(  # the last words of a name that say how an icon is drawn: h
     "color duo stroke o s b i r l 1 2 3 4 12 16 20 24 28 32 48".split()
 )
 NAME = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*")  # Iconify's rule for names of sets and icons; safe as a file's name
-
 EXTERNAL = re.compile(r"""<(image|feImage)\b[^>]*href\s*=\s*["'](?!\s*(#|data:))""")  # resvg opens files of the machine
 
 
@@ -53,9 +53,9 @@ def label_of(name: str) -> str:
     return "-".join(words)
 
 
-def split_of(key: str, held_out: float) -> str:
-    """The split, "train" or "val", by a hash of the name of a set or author; `held_out` is a multiple of 0.1."""
-    return "val" if int(hashlib.sha1(key.encode()).hexdigest(), 16) % 10 < round(10 * held_out) else "train"
+def split_of(author: str) -> str:
+    """The split, "train" or "val", by a hash of the author's name."""
+    return "val" if int(hashlib.sha1(author.encode()).hexdigest(), 16) % 10 < 10 * HELD_OUT else "train"
 
 
 def draw(svg: str) -> bytes | str:
@@ -76,7 +76,7 @@ def draw(svg: str) -> bytes | str:
     return file.getvalue()
 
 
-def read_sets(package: str | os.PathLike) -> tuple[dict[str, dict[str, Any]], dict[str, str]]:
+def read_sets(package: Path) -> tuple[dict[str, dict[str, Any]], dict[str, str]]:
     """The sets that may be used, by prefix, without the drawings, which are half a gigabyte; and why not the others."""
     sets, left_out = {}, {}
     for file, data in read_files(package, r"json/[^/]+\.json"):
@@ -95,11 +95,11 @@ def read_sets(package: str | os.PathLike) -> tuple[dict[str, dict[str, Any]], di
         elif licence not in LICENCES:
             left_out[file] = f"licence {licence}"
         else:
-            sets[prefix] = about | {"licence": licence, "names": names}
+            sets[prefix] = about | {"licence": licence, "split": split_of(about["author"]), "names": names}
     return sets, left_out
 
 
-def read_svgs(package: str | os.PathLike, icons: Iterable[Icon], pixels: int) -> dict[Icon, str]:
+def read_svgs(package: Path, icons: Iterable[Icon], pixels: int) -> dict[Icon, str]:
     """The icons as SVG documents of `pixels` in width and height; an oblong icon is centred."""
     by_file, svgs = defaultdict(list), {}
     for icon in icons:
@@ -118,81 +118,49 @@ def read_svgs(package: str | os.PathLike, icons: Iterable[Icon], pixels: int) ->
     return svgs
 
 
-def write_icons(
-    package: str | os.PathLike,
-    target: str | os.PathLike,
-    *,
-    pixels: int = 64,
-    min_sets: int = 30,
-    held_out: float = 0.2,
-    split_by: Literal["set", "author"] = "set",
-    beton: bool = True,
-    pool: Executor | None = None,
-    progress: bool = True,
-) -> bool:
+def write_icons(package: Path, target: Path, *, pixels: int = 64, min_sets: int = 30, beton: bool = True) -> None:
     """Writes icons as `target/{train,val}/CLASS/SET_ICON.png`, `target/{train,val}.beton` and `target/manifest.json`.
 
-    A class is a name that stands in at least `min_sets` sets, without its words of style, and that has images in both
-    splits. Of equal pictures the first is kept, in the order of class, set and icon. The manifest names the sets with
-    licences and authors, and all that was left out, with the reason. Returns whether anything was written.
+    A class is a name that at least `min_sets` sets have, without its words of style, with images in both splits. Of
+    equal pictures the first is kept, in the order of class, set and icon. The manifest names the sets with licences and
+    authors, and all that was left out, with the reason.
 
     Args:
-        package: the tarball of `npm pack @iconify/json@2.2.535`, or its folder.
+        package: the tarball of `npm pack @iconify/json@2.2.535`.
         target: the folder to make.
-        pixels: width and height of the images, 8 to 1024.
-        min_sets: number of sets in which the name of a class stands, at least 2.
-        held_out: fraction of the sets in the split "val", a multiple of 0.1 from 0.1 to 0.9.
-        split_by: "set": a hash of a set's name decides its split; "author": of its author's name, so that all sets of
-            an author are in one split.
+        pixels: width and height of the images.
+        min_sets: number of sets that have the name of a class.
         beton: write the `.beton` files.
-        pool: draws the icons; default: this process does.
-        progress: show progress bars.
 
     Raises:
-        FileExistsError: `target` exists and is not this dataset.
-        FileNotFoundError, ValueError: the package or an option is not as described.
+        FileExistsError: `target` exists.
+        FileNotFoundError, ValueError: the package is not as described.
         ImportError: resvg-py is not installed.
     """
-    for name, value, low, high in (("pixels", pixels, 8, 1024), ("min_sets", min_sets, 2, 1000)):
-        if not low <= value <= high:
-            raise ValueError(f"{name} {value}: expected {low} to {high}")
-    if held_out not in [tenths / 10 for tenths in range(1, 10)]:
-        raise ValueError(f"held_out {held_out}: expected 0.1, 0.2, ... or 0.9")
-    if split_by not in ("set", "author"):
-        raise ValueError(f"split_by {split_by!r}: expected set or author")
     try:
         import resvg_py
     except ImportError as error:
-        raise ImportError("resvg-py draws the icons; run: pip install 'vilonghorn[icons]'") from error
+        raise ImportError("resvg-py draws the icons; run: pip install 'vilonghorn[comparison]'") from error
     check_package(package, PACKAGE, VERSION)
-    settings = {"pixels": pixels, "min_sets": min_sets, "held_out": held_out, "split_by": split_by}
+    settings = {"pixels": pixels, "min_sets": min_sets, "held_out": HELD_OUT, "split_by": "author"}
     made_from = {"package": PACKAGE, "version": VERSION, "resvg-py": resvg_py.__version__, **settings}
-    if is_written(target, made_from, beton):
-        return False
-
     sets, sets_left_out = read_sets(package)
-    if not sets:
-        raise ValueError(f"{package}: no icon set in it (json/*.json) that can be used; run npm pack again")
     by_label = defaultdict(list)
     for prefix, found in sets.items():
-        found["split"] = split_of(prefix if split_by == "set" else found["author"], held_out)
         for name in found.pop("names"):
             by_label[label_of(name)].append(Icon(label_of(name), prefix, name, found["split"]))
     wanted = [icons for icons in by_label.values() if len({icon.prefix for icon in icons}) >= min_sets]
     icons = sorted(icon for icons in wanted for icon in icons)
-    if not icons:
-        raise ValueError(f"{package}: no name stands in {min_sets} of its {len(sets)} sets; give a lower --min-sets")
     svgs = read_svgs(package, icons, pixels)
-    drawn = (pool.map if pool else map)(draw, [svgs[icon] for icon in icons], **{"chunksize": 64} if pool else {})
-    bar = tqdm(zip(icons, drawn), total=len(icons), desc="drawing", unit="img", disable=not progress)
 
     first_of: dict[bytes, Icon] = {}
     kept, copies, icons_left_out, classes_left_out = Counter(), {}, {}, {}
     manifest = {"made_from": made_from, "sets": sets, "sets_left_out": sets_left_out}
-    with new_dataset(target, manifest, beton, progress) as folder:
-        for label, group in groupby(bar, key=lambda pair: pair[0].label):
+    with new_dataset(target, manifest, beton) as folder:
+        for label, group in groupby(tqdm(icons, desc="drawing", unit="img", disable=None), key=lambda icon: icon.label):
             pictures: dict[bytes, Icon] = {}
-            for icon, png in group:
+            for icon in group:
+                png = draw(svgs[icon])
                 if isinstance(png, str):
                     icons_left_out[str(icon)] = png
                 elif first := first_of.get(png) or pictures.get(png):
@@ -209,8 +177,11 @@ def write_icons(
                 file.write_bytes(png)
                 kept[icon.prefix] += 1
         if not kept:
-            raise ValueError(f"{package}: no class has images in both splits; give a lower --min-sets")
+            raise ValueError(f"{package}: none of its {len(sets)} usable sets gives a class; run npm pack again")
         for prefix, found in sets.items():
             found["images"] = kept[prefix]
         manifest |= {"classes_left_out": classes_left_out, "icons_left_out": icons_left_out, "copies_left_out": copies}
-    return True
+
+
+if __name__ == "__main__":
+    sys.exit(main(write_icons, __doc__, f"iconify-json-{VERSION}.tgz"))
