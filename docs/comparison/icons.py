@@ -1,7 +1,7 @@
 """Icons of the npm package @iconify/json as an image folder: `python docs/comparison/icons.py OUT`.
 
-The package has 243 icon sets, each a JSON file of SVG with its licence. resvg-py draws them, black on white. The name of
-an icon is its class. All sets of an author are in one split.
+The package has 243 icon sets, each a JSON file of SVG with its licence. resvg-py draws them, black on white. The name
+of an icon is its class. All sets of an author are in one split.
 """
 
 import hashlib

@@ -40,7 +40,7 @@ class Recall:
 
     A pair is a key (a coloured digit) and a value (a white digit) in neighbouring tiles. The last tile is the query: a
     key again, as another original of the same digit. The label is the value of the key. Pairs stand in random places.
-    The other tiles are empty, or hold dark digits on white ground with `distractors`. The splits share no original digit.
+    The other tiles are empty, or hold dark digits on white ground with `distractors`. The splits share no digit.
 
     Nothing but recall finds the label. Keys, query and places are uniform and independent of the values, so the query
     alone gives an accuracy of 1/10. Each digit is a value pairs / 10 times, rounded down or up, so the tiles without

@@ -7,7 +7,6 @@ import math
 import numpy as np
 import pytest
 from toy_study import toy_report as report
-
 from vilonghorn.study import results, tables
 from vilonghorn.study.plots import draw
 

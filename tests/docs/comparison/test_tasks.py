@@ -7,10 +7,10 @@ from functools import cache
 import numpy as np
 import pytest
 import torch
+from vilonghorn.study.tasks import COLOURS, Recall, make_task, write_task
 
 from vilonghorn.data import create_loader
 from vilonghorn.data.digits import SPLITS, load_split
-from vilonghorn.study.tasks import COLOURS, Recall, make_task, write_task
 
 datasets = pytest.importorskip("sklearn.datasets", reason="the digits come with scikit-learn")
 stats = pytest.importorskip("scipy.stats", reason="scipy comes with scikit-learn")
