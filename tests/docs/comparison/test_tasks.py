@@ -1,13 +1,19 @@
-"""Tasks made of digits: labels are right, splits are disjoint, and there is no shortcut to the label."""
+"""Tasks: labels are right, splits are disjoint, there is no shortcut to the label, and missing icons are named."""
 
 from __future__ import annotations
 
+import json
 from functools import cache
 
 import numpy as np
 import pytest
 import torch
-from vilonghorn.study.tasks import COLOURS, Recall, make_task, write_task
+from PIL import Image
+from study import command
+from study.plan import read_study
+from study.tasks import COLOURS, Icons, Recall, list_icons, make_task, write_task
+from study.training import data_file, write_data
+from toy_study import write_plan
 
 from vilonghorn.data import create_loader
 from vilonghorn.data.digits import SPLITS, load_split
@@ -68,13 +74,6 @@ def test_the_label_is_what_a_reader_of_the_picture_finds(form):
         assert len(pairs) == task.pairs and str(pairs[query]) == task.classes[label]
 
 
-def test_the_query_is_another_original_than_its_key():
-    task = Recall("test", pairs=4, grid=4, count=200)
-    for mosaic in map(task.mosaic, range(200)):
-        key = mosaic.tiles[2 * mosaic.slots[mosaic.query]]
-        assert mosaic.tiles[-1] != key and load_split("test").labels[mosaic.tiles[-1]] == load_split("test").labels[key]
-
-
 def test_splits_share_no_original():
     parts = [load_split(split) for split in SPLITS]
     assert [len(part.labels) for part in parts] == [1085, 357, 355]
@@ -111,62 +110,34 @@ def within(hits: np.ndarray, chance: float) -> bool:
     return abs(hits.mean() - chance) < 4 * (chance * (1 - chance) / len(hits)) ** 0.5
 
 
-def test_the_query_alone_says_nothing():
-    """The most frequent label of a key in one half of the mosaics is right once in ten in the other half."""
-    task, drawn = mosaics(pairs=4, grid=4, colours=1)
-    keys = np.array([m.keys[m.query] for m in drawn])
-    labels = np.array([m.label for m in drawn])
+def test_neither_the_query_nor_its_place_nor_the_tile_beside_it_tells_the_label():
+    task, drawn = mosaics(pairs=4, grid=4, colours=1, distractors=True)
+    keys, labels = np.array([m.keys[m.query] for m in drawn]), np.array([m.label for m in drawn])
     table = np.zeros((10, 10))
     np.add.at(table, (keys[:3000], labels[:3000]), 1)
-    assert within(table.argmax(axis=1)[keys[3000:]] == labels[3000:], 0.1)
+    assert within(table.argmax(axis=1)[keys[3000:]] == labels[3000:], 0.1)  # the most frequent label of a key
     assert uniform(np.bincount(labels, minlength=10)) and uniform(np.bincount(keys, minlength=10))
     assert stats.chi2_contingency(table).pvalue > 1e-3  # the two are independent
+    assert uniform(np.bincount([m.slots[m.query] for m in drawn], minlength=task.room))
+    order = [(np.sort(m.slots) == m.slots[m.query]).argmax() for m in drawn]
+    assert uniform(np.bincount(order, minlength=4))  # first, second, ... of the pairs in raster order
+    beside = load_split("train").labels[[m.tiles[-2] for m in drawn]]  # never a tile of a pair
+    assert within(beside == labels, 0.1)
 
 
-@pytest.mark.parametrize(
-    "pairs, grid, chance", [(2, 4, 1 / 2), (4, 4, 1 / 4), (8, 6, 1 / 8), (16, 6, 2 / 16), (32, 10, 4 / 32)]
-)
+@pytest.mark.parametrize("pairs, grid, chance", [(2, 4, 1 / 2), (4, 4, 1 / 4), (16, 6, 2 / 16)])
 def test_all_tiles_without_their_places_leave_a_guess_among_the_values(pairs, grid, chance):
-    """Of the values that are there, the most frequent ones are asked for as often as all are: `chance`, and no more.
-
-    Nor does the key that is asked for help to choose among them: its rank among the values is uniform whatever it is.
-    """
+    """The most frequent values are asked for as often as all are, and the key does not help to choose among them."""
     task, drawn = mosaics(2500, pairs=pairs, grid=grid, colours=4)
-    assert task.chance == chance
     counts = np.array([np.bincount(m.values, minlength=10) for m in drawn])
     labels = np.array([m.label for m in drawn])
-    assert set(counts.max(axis=1)) == {counts.max()}  # as different as they can be: none stands out in some mosaics
+    assert task.chance == chance and set(counts.max(axis=1)) == {counts.max()}
     assert within(counts.argmax(axis=1) == labels, chance)
     if pairs < 10:
         ranks = np.array([(np.sort(m.values) == m.label).argmax() for m in drawn])
-        colour = np.array([m.keys[m.query] // 10 for m in drawn])
         table = np.zeros((4, pairs))
-        np.add.at(table, (colour, ranks), 1)
+        np.add.at(table, (np.array([m.keys[m.query] // 10 for m in drawn]), ranks), 1)
         assert uniform(table.sum(axis=0)) and stats.chi2_contingency(table).pvalue > 1e-3
-
-
-def test_no_place_is_asked_for_more_than_another():
-    task, drawn = mosaics(pairs=4, grid=4)
-    places = np.array([m.slots[m.query] for m in drawn])
-    assert uniform(np.bincount(places, minlength=task.room))
-    order = np.array([(np.sort(m.slots) == m.slots[m.query]).argmax() for m in drawn])
-    assert uniform(np.bincount(order, minlength=4))  # first, second, ... of the pairs in raster order
-
-
-def test_distractors_say_nothing():
-    task, drawn = mosaics(3000, pairs=2, grid=4, distractors=True)
-    digits = load_split("train").labels
-    beside = np.array([digits[m.tiles[-2]] for m in drawn])  # the tile before the query is never a pair's
-    assert within(beside == np.array([m.label for m in drawn]), 0.1)
-
-
-def test_the_test_digits_are_those_that_the_embedded_digits_hold_out(tmp_path):
-    from vilonghorn.data import ImageFolder
-    from vilonghorn.data.digits import enlarge, write_digits
-
-    write_digits(tmp_path / "digits")
-    held_out = {image.tobytes() for image, _ in ImageFolder(tmp_path / "digits" / "val")}
-    assert {enlarge(image, 32).convert("RGB").tobytes() for image in load_split("test").images} == held_out
 
 
 @pytest.mark.needs_ffcv
@@ -197,15 +168,72 @@ def test_a_loader_gives_the_pixels_that_were_painted(tmp_path):
         (dict(count=0), "count 0"),
     ],
 )
-def test_what_cannot_be_is_refused(options, message):
+def test_a_task_that_cannot_be_is_refused(options, message):
     with pytest.raises(ValueError, match=message):
         make_task("recall", "train", **options)
 
 
-def test_unknown_names_are_refused():
-    with pytest.raises(ValueError, match="split 'validation': expected one of train, val, test"):
-        Recall("validation")
-    with pytest.raises(ValueError, match="task 'copy': expected one of icons, recall"):
-        make_task("copy", "train")
-    with pytest.raises(IndexError):
-        Recall("val", count=3)[3]
+CLASSES = ("arrow", "bell")
+HELD_OUT = {"Ann": 5, "Bob": 3, "Cy": 2, "Di": 1}  # author: icons of a class; Ann has two sets
+
+
+@pytest.fixture
+def icons(tmp_path):
+    """A folder as icons.py writes it: 12 images for training, 22 held out, of 8 x 8 pixels."""
+    folder, sets = tmp_path / "icons", {}
+    by_set = {"eve": ("Eve", "train", 6)}
+    by_set |= {author.lower(): (author, "val", count) for author, count in HELD_OUT.items()}
+    by_set["ann"], by_set["ann-fill"] = ("Ann", "val", 3), ("Ann", "val", 2)
+    rng = np.random.default_rng(0)
+    for prefix, (author, split, count) in by_set.items():
+        sets[prefix] = {"author": author}
+        for name in CLASSES:
+            (folder / split / name).mkdir(parents=True, exist_ok=True)
+            for i in range(count):
+                picture = Image.fromarray(rng.integers(256, size=(8, 8, 3), dtype=np.uint8))
+                picture.save(folder / split / name / f"{prefix}_{name}-{i}.png")
+    made_from = {"version": "2.2.535", "pixels": 8, "min_sets": 30, "held_out": 0.2, "split_by": "author"}
+    (folder / "manifest.json").write_text(json.dumps({"made_from": made_from, "sets": sets}))
+    list_icons.cache_clear()
+    return folder
+
+
+def test_authors_are_in_one_split_and_halve_the_held_out_icons(icons):
+    options = dict(folder=str(icons), pixels=8, num_classes=2)
+    splits = {split: Icons(split, **options) for split in SPLITS}
+    authors = {
+        split: {file.name.partition("_")[0].removesuffix("-fill") for file, _ in dataset.files}
+        for split, dataset in splits.items()
+    }
+    assert authors == {"train": {"eve"}, "val": {"ann", "di"}, "test": {"bob", "cy"}}
+    assert {split: len(dataset) for split, dataset in splits.items()} == {"train": 12, "val": 12, "test": 10}
+    image, label = splits["test"][9]
+    assert label == 1 and image.tobytes() == Image.open(icons / "val" / "bell" / "cy_bell-1.png").tobytes()
+    assert splits["val"].classes == list(CLASSES) and splits["val"].chance == 0.5
+    assert [label for _, label in Icons("train", count=4, **options).files] == [0, 0, 1, 1]
+    with pytest.raises(ValueError, match="count 13: split train of .* has 12 icons"):
+        len(Icons("train", count=13, **options))
+
+
+def test_a_study_without_the_icons_says_how_to_make_them_and_runs_its_other_tasks(icons, tmp_path, capsys):
+    options = {"folder": str(icons), "side": 16, "pixels": 8, "num_classes": 2}
+    task = {"kind": "icons", "options": options, "sweep": [0.01], "candidates": ["longhorn"]}
+    task |= {"tests": {"16": {}, "32": {"side": 32}}, "test_count": {"32": 5}}
+    recall = dict(tasks__recall__candidates=["longhorn"], tasks__recall__sweep=[0.01])
+    path = write_plan(tmp_path / "toy.yaml", tasks__icons=task, **recall)
+    study = read_study(path)
+    write_data(study, tmp_path, "icons")
+    assert len(list((tmp_path / "data").glob("*.beton"))) == 4  # train, val, all of test, 5 of test
+    tests = study.tasks["icons"].test_datasets()
+    assert data_file(tmp_path, Icons("test", side=99, pixels=8, num_classes=2)) == data_file(tmp_path, tests["16"])
+    arguments = [str(path), "--dir", str(tmp_path / "runs"), "--list"]
+    assert command.main(arguments) == 0
+    assert "icons/longhorn/rate0.01-seed0" in capsys.readouterr().out.splitlines()
+    manifest = (icons / "manifest.json").read_text()
+    (icons / "manifest.json").write_text(manifest.replace("author", "set", 1))
+    assert command.main(arguments) == 2 and "was made with {'split_by': 'set'}" in capsys.readouterr().err
+    icons.rename(tmp_path / "away")
+    assert command.main(arguments) == 0
+    printed = capsys.readouterr()
+    assert printed.out == "recall/longhorn/rate0.01-seed0\n"
+    assert f"no icons in {icons}; make them: npm pack @iconify/json@2.2.535 && python docs" in printed.err
