@@ -2,7 +2,7 @@
 
     python docs/comparison/make.py
 
-A page is a template of templates/, in which ${KIND/ARGUMENT/...} stands for what the method KIND of `Figures` returns.
+A page is a template of templates/, in which ${KIND/ARGUMENT/...} stands for a figure or a table, see `Figures`.
 The figures come from the results of the studies (STUDY.json, see study/), outside.json, cost.json and published.json.
 """
 
@@ -56,7 +56,12 @@ class Page(Template):
 
 
 class Figures(dict):
-    """What stands for KIND/ARGUMENT/... in the pages: the result of the method KIND; `study` is the name of a study."""
+    """What stands for KIND/ARGUMENT/... in the pages: what a function of TABLES or a method of that name returns.
+
+    The first argument of TABLES, `difference` and `images` is the name of a study.
+    """
+
+    TABLES = {"summary": summary, "scores": scores, "differences": differences, "rates": rates, "score": score}
 
     def __init__(self, reports: dict[str, Report]) -> None:
         super().__init__()
@@ -64,29 +69,11 @@ class Figures(dict):
 
     def __missing__(self, key: str) -> str:
         kind, *arguments = key.split("/")
+        if kind in self.TABLES:
+            return self.TABLES[kind](self.reports[arguments[0]], *arguments[1:])
         if not hasattr(Figures, kind):
             raise KeyError(f"there is no kind of figure {kind!r}, of {key}")
         return getattr(self, kind)(*arguments)
-
-    def summary(self, study: str) -> str:
-        """What was run, where, and by which command."""
-        return summary(self.reports[study])
-
-    def scores(self, study: str, table: str) -> str:
-        """A table of means and standard deviations."""
-        return scores(self.reports[study], table)
-
-    def differences(self, study: str, table: str) -> str:
-        """A table of differences from the reference."""
-        return differences(self.reports[study], table)
-
-    def rates(self, study: str) -> str:
-        """A table of validation accuracy by learning rate."""
-        return rates(self.reports[study])
-
-    def score(self, study: str, task: str, test: str, candidate: str) -> str:
-        """Mean and standard deviation on a test set, in percent."""
-        return score(self.reports[study], task, test, candidate)
 
     def difference(self, study: str, task: str, test: str, one: str, other: str, *seeds: str) -> str:
         """Difference of two candidates, seed by seed, in points, with its 95% interval; `seeds`: all that both have."""
@@ -138,16 +125,13 @@ class Figures(dict):
 
     def cost(self) -> str:
         """Time of a training step of the candidates of icons, divided by that of Longhorn, and peak memory."""
-        times, memory = step_times(), {row["candidate"]: row["memory_gb"] for row in load("cost.json")["rows"]}
-        titles = [candidate.title for candidate in self.reports["icons"].plan.candidates.values()]
+        times, titles = step_times(), {candidate.title for candidate in self.reports["icons"].plan.candidates.values()}
+        rows = [row for row in load("cost.json")["rows"] if row["candidate"] in titles]
+        ratios = [f"{times[row['candidate']] / times['Longhorn']:.2f}" for row in rows]
         return markdown(
             [
-                {
-                    "candidate": title,
-                    "time of a step": f"{times[title] / times[titles[0]]:.2f}",
-                    "peak memory, GB": f"{memory[title]:.2f}",
-                }
-                for title in titles
+                {"candidate": row["candidate"], "time of a step": ratio, "peak memory, GB": f"{row['memory_gb']:.2f}"}
+                for row, ratio in zip(rows, ratios)
             ]
         )
 
@@ -241,7 +225,8 @@ def headline(report: Report, name: str) -> str:
 def pages(reports: dict[str, Report]) -> dict[Path, str]:
     """The text of all pages, by file."""
     templates, figures = sorted((FOLDER / "templates").glob("*.md")), Figures(reports)
-    texts = {page_of(file): Page(file.read_text(encoding="utf-8")).substitute(figures) for file in templates}
+    note = "\n<!-- python docs/comparison/make.py makes this page of docs/comparison/templates -->\n"
+    texts = {page_of(file): Page(file.read_text(encoding="utf-8")).substitute(figures) + note for file in templates}
     study, table = PLOTS[0]
     readme = fill_page(README.read_text(encoding="utf-8"), "comparison", headline(reports[study], table))
     return texts | {README: readme}

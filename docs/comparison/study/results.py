@@ -163,7 +163,7 @@ class Interval(NamedTuple):
 
 def interval(values: Sequence[float]) -> Interval:
     """Mean, standard deviation, confidence interval and two-sided p-value of at least one value."""
-    from scipy.stats import t  # a dependency of scikit-learn, which has the digits
+    from scipy.stats import t  # of the extra [comparison]
 
     mean, count = statistics.fmean(values), len(values)
     if count == 1:

@@ -158,8 +158,8 @@ def figure(report: Report, table: str) -> Figure:
         found = sorted((x, interval(accuracies)) for x, accuracies in values if accuracies)
         if found:
             x, mean, std = zip(*((x, v.mean, v.std if v.count > 1 else 0) for x, v in found))
-            look = dict(color=f"C{number}", ls="-" if number < 10 else "--", marker="o", ms=4, capsize=2)
-            axes.errorbar(x, mean, std, label=report.title(name), **look)
+            style = dict(color=f"C{number}", ls="-" if number < 10 else "--", marker="o", ms=4, capsize=2)
+            axes.errorbar(x, mean, std, label=report.title(name), **style)
     if plan.log:
         along = sorted({x for _, _, x in plan.points})
         axes.set_xscale("log", base=2)
