@@ -11,7 +11,6 @@ import torch
 from vilonghorn.engine.dry_run import saved_bytes
 from vilonghorn.models import vim
 from vilonghorn.ops import backends
-from vilonghorn.tools.markdown import fill_page
 
 ROOT = Path(__file__).parents[2]
 spec = importlib.util.spec_from_file_location("make_table", ROOT / "docs" / "models" / "make_table.py")
@@ -23,8 +22,12 @@ spec.loader.exec_module(make_table)
     backends()["cpu"] != "ready", reason="the page's memory is that of the CPU kernels, which are not built"
 )
 def test_the_committed_page_is_made_of_the_registry():
-    text = (ROOT / make_table.PAGE).read_text(encoding="utf-8")
-    assert fill_page(text, "models", make_table.table()) == text, "run python docs/models/make_table.py"
+    text, names = (ROOT / make_table.PAGE).read_text(encoding="utf-8"), make_table.names()
+    lines = re.search("<!-- models.*?<!-- end of models", text, re.DOTALL)[0].splitlines()
+    listed = [line.split("`")[1] for line in lines if line.startswith("| `")]
+    assert listed == names, "run python docs/models/make_table.py"
+    for row in make_table.table(names[::6]).splitlines():  # some, because all take a minute
+        assert row in lines, "run python docs/models/make_table.py"
 
 
 def test_every_registered_model_is_in_the_table_once():
