@@ -1,6 +1,6 @@
 """Times a training step of the candidates of `icons` and `v2`: `python docs/comparison/cost.py` writes cost.json.
 
-On an idle machine, one thread, in the root of a checkout. The data are random; forward and backward are timed.
+On an idle machine, one thread. The data are random; forward and backward are timed.
 """
 
 from functools import partial
@@ -9,15 +9,15 @@ from pathlib import Path
 import timm
 import torch
 import torch.nn.functional as F
+from study.plan import Study, match_size, read_study
 
 from vilonghorn.bench.interleaved import Steps, run_interleaved
 from vilonghorn.data.files import write_json
-from vilonghorn.study.match import match_size
-from vilonghorn.study.plan import Study, read_study
 from vilonghorn.tools.env import machine
 
-PLANS = (Path("configs/studies/icons.yaml"), Path("configs/studies/v2.yaml"))  # of models for the same images
-RESULTS = Path("docs/comparison/cost.json")
+FOLDER = Path(__file__).parent
+PLANS = ("icons", "v2")  # of models for the same images
+RESULTS = FOLDER / "cost.json"
 TASK, STEP, ROUNDS, RESTARTS = "icons", "forward + backward", 15, 3
 
 
@@ -40,7 +40,7 @@ def make_steps(study: Study, name: str, batch: int) -> Steps:
 
 def main() -> None:
     """Times the candidates in turn, and writes all rounds."""
-    studies = [read_study(plan) for plan in PLANS]
+    studies = [read_study(FOLDER / "plans" / f"{plan}.yaml") for plan in PLANS]
     batch = studies[0].recipe["data"]["batch_size"]
     candidates = {
         study.candidates[name].title: partial(make_steps, study, name, batch)

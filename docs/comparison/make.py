@@ -1,12 +1,10 @@
-"""Makes docs/comparison.md, its plots and the comparison in the README: `python docs/comparison/make.py`.
+"""Makes docs/comparison.md, the pages beside this file, their plots and the README's comparison, from the JSON files.
 
-Figures come from docs/comparison/NAME.json, which `python -m vilonghorn.study NAME --json docs/comparison/NAME.json`
-writes; outside.json, cost.json and published.json; and the benchmark's docs/performance/cpu-*.json. The text is
-text.md: $NAME stands for a table, ${STUDY/TASK/TEST} for the mean accuracies on a test set, and
-${STUDY/TASK/TEST/CANDIDATE/OTHER} for the difference of two candidates.
+    python docs/comparison/make.py
+
+A page is a template of templates/, in which ${KIND/ARGUMENT/...} stands for a figure or a table, see `Figures`.
+The figures come from the results of the studies (STUDY.json, see study/), outside.json, cost.json and published.json.
 """
-
-from __future__ import annotations
 
 import argparse
 import json
@@ -18,153 +16,166 @@ from string import Template
 from typing import Any
 
 import numpy as np
-from matplotlib.figure import Figure
-from matplotlib.ticker import EngFormatter
+from study.results import Interval, Report, interval, read_report
+from study.tables import NONE, difference, differences, draw, listed, participants, rates, score, scores, summary
 
 from vilonghorn.data.files import atomic_write
-from vilonghorn.study.plots import colour, draw, save_figures
-from vilonghorn.study.results import Interval, Report, interval, read_report
-from vilonghorn.study.tables import NONE, difference, listed, participants, render, score
 from vilonghorn.tools.markdown import fill_page, markdown
 
-ROOT = Path(__file__).parents[2]
-FOLDER, PAGE, README = ROOT / "docs" / "comparison", ROOT / "docs" / "comparison.md", ROOT / "README.md"
-STUDIES = ("icons", "icons_large", "recall", "v2", "v2_recall", "v2_shape")  # in the order of the page
-HEADLINE = ("recall", "long")  # the study and the table that the README shows
+FOLDER = Path(__file__).parent
+README = FOLDER.parents[1] / "README.md"
+STUDIES = ("icons", "icons_large", "recall", "v2", "v2_recall", "v2_shape")
+PLOTS = (("recall", "long"), ("recall", "same_rate"), ("icons", "top1"))  # study and table; the README shows the first
+RULES = {  # of outside.json
+    "mamba": "Mamba, ours",
+    "longhorn": "Longhorn, ours",
+    "longhorn_exact": "Longhorn exact, ours",
+    "longhorn_exact, eps up to 2": "exact, four heads, eps up to 2, ours",
+}
 
 
-def read_reports(folder: Path) -> list[Report]:
-    """The committed studies, in the order of the page, which marks those that are not finished."""
-    return [read_report(folder / f"{name}.json") for name in STUDIES]
+def read_reports() -> dict[str, Report]:
+    """The committed studies by name."""
+    return {name: read_report(FOLDER / f"{name}.json") for name in STUDIES}
 
 
-def page(reports: Sequence[Report]) -> str:
-    """The text of docs/comparison.md, from the studies and the other JSON files."""
-    runs = [load(path) for path in sorted((ROOT / "docs" / "performance").glob("cpu-*.json"))]
-    figures = Figures({report.study: report for report in reports})
-    figures["studies"] = "\n\n".join(section(report) for report in reports)
-    figures["outside"] = outside(load(FOLDER / "outside.json")["runs"], load(FOLDER / "published.json")["figures"])
-    figures["unlearned"] = unlearned(figures.reports["recall"])
-    figures["larger"] = larger(figures.reports["icons"], figures.reports["icons_large"])
-    step = load(FOLDER / "cost.json")
-    figures["switches"] = switches(figures.reports["v2"], figures.reports["v2_recall"], step)
-    figures["step"] = step_cost(step)
-    figures["cost"] = cost(runs)
-    return Text((FOLDER / "text.md").read_text(encoding="utf-8")).substitute(figures)
+def load(name: str) -> dict[str, Any]:
+    """Reads a JSON file beside this one."""
+    return json.loads((FOLDER / name).read_text(encoding="utf-8"))
 
 
-def load(path: Path) -> dict[str, Any]:
-    """Reads a JSON file."""
-    return json.loads(path.read_text(encoding="utf-8"))
+def page_of(template: Path) -> Path:
+    """The page that is made of a template."""
+    return FOLDER.parent / template.name if template.stem == FOLDER.name else FOLDER / template.name
 
 
-class Text(Template):
+class Page(Template):
     """A template in which ${...} may have slashes."""
 
     braceidpattern = r"[\w/]+"
 
 
 class Figures(dict):
-    """What stands for a name in the text; for STUDY/TASK/TEST the mean accuracies of the candidates on a test set; for
-    STUDY/TASK/TEST/CANDIDATE/OTHER the difference of two, seed by seed, in points, with its 95% interval. Seeds may
-    follow, as in .../1/2/3; without them it is of all that both have.
+    """What stands for KIND/ARGUMENT/... in the pages: what a function of TABLES or a method of that name returns.
+
+    The first argument of TABLES, `difference` and `images` is the name of a study.
     """
+
+    TABLES = {"summary": summary, "scores": scores, "differences": differences, "rates": rates, "score": score}
 
     def __init__(self, reports: dict[str, Report]) -> None:
         super().__init__()
         self.reports = reports
 
     def __missing__(self, key: str) -> str:
-        study, task, test, *names = key.split("/")
-        report = self.reports[study]
-        if names:
-            ours, theirs = (report.accuracies(task, test, name) for name in names[:2])
-            seeds = set(map(int, names[2:])) or set(ours) & set(theirs)
-            return difference(interval([ours[seed] - theirs[seed] for seed in sorted(seeds)]), False)
-        found = {report.title(name): score(report, task, test, name) for name in report.plan.names(task)}
-        return listed(f"{title} {text}%" for title, text in found.items() if text != NONE)
+        kind, *arguments = key.split("/")
+        if kind in self.TABLES:
+            return self.TABLES[kind](self.reports[arguments[0]], *arguments[1:])
+        if not hasattr(Figures, kind):
+            raise KeyError(f"there is no kind of figure {kind!r}, of {key}")
+        return getattr(self, kind)(*arguments)
 
+    def difference(self, study: str, task: str, test: str, one: str, other: str, *seeds: str) -> str:
+        """Difference of two candidates, seed by seed, in points, with its 95% interval; `seeds`: all that both have."""
+        ours, theirs = (self.reports[study].accuracies(task, test, name) for name in (one, other))
+        chosen = set(map(int, seeds)) or set(ours) & set(theirs)
+        return difference(interval([ours[seed] - theirs[seed] for seed in sorted(chosen)]), False)
 
-def unlearned(recall: Report) -> str:
-    """The runs of each rule on four pairs, at all state sizes, and on six, that ended below 90% on the test."""
-    tasks, texts = [*(task for task, _, _ in recall.plan.tables["state"].points), "recall6"], []
-    for name in recall.plan.candidates:
-        found = [accuracy for task in tasks for accuracy in recall.accuracies(task, "test", name).values()]
-        texts.append(f"{recall.title(name)} {sum(accuracy < 90 for accuracy in found)} of {len(found)}")
-    return listed(texts)
+    def unlearned(self) -> str:
+        """The runs of each rule on four pairs, at all state sizes, and on six, that ended below 90% on the test."""
+        recall, texts = self.reports["recall"], []
+        tasks = [*(task for task, _, _ in recall.plan.tables["state"].points), "recall6"]
+        for name in recall.plan.candidates:
+            found = [accuracy for task in tasks for accuracy in recall.accuracies(task, "test", name).values()]
+            texts.append(f"{recall.title(name)} {sum(accuracy < 90 for accuracy in found)} of {len(found)}")
+        return listed(texts)
 
-
-def larger(icons: Report, large: Report) -> str:
-    """Top-1 on icons by their size, a row for each candidate and each training of icons and icons_large."""
-    trainings = {
-        "64": (icons, "icons"),
-        "64, then 128": (large, "icons128"),
-        "64, then 64, 96 or 128": (large, "icons_mixed"),
-    }
-    rows = []
-    for name in icons.plan.candidates:
-        for sizes, (report, task) in trainings.items():
-            texts = {f"{side} pixels": score(report, task, side, name) for side in ("64", "96", "128", "256")}
-            if set(texts.values()) != {NONE}:
-                rows.append({"candidate": icons.title(name), "trained at, pixels": sizes, **texts})
-    return markdown(rows)
-
-
-def switches(icons: Report, recall: Report, cost: dict[str, Any]) -> str:
-    """A row for each candidate of v2 and of v2_recall: top-1 on icons, the difference from the reference, recall at two
-    lengths, and the time of a training step to that of the reference, from cost.json.
-    """
-    reference, task, rows = icons.title(icons.plan.reference), "long4_same_rate", []
-    times = {row["candidate"]: statistics.median(row["ms"]) for row in cost["rows"]}
-    for name in dict.fromkeys([*icons.plan.candidates, *recall.plan.candidates]):
-        title = (icons if name in icons.plan.candidates else recall).title(name)
-        on_icons = score(icons, "icons", "64", name)
-        found = icons.difference("icons", "64", name) if on_icons != NONE and title != reference else None
-        row = {
-            "candidate": title,
-            "icons, %": on_icons,
-            "difference": difference(found, False),
+    def larger(self) -> str:
+        """Top-1 on icons by their size, a row for each candidate and each training of icons and icons_large."""
+        icons, large, rows = self.reports["icons"], self.reports["icons_large"], []
+        trainings = {
+            "64": (icons, "icons"),
+            "64, then 128": (large, "icons128"),
+            "64, then 64, 96 or 128": (large, "icons_mixed"),
         }
-        for length in ("16", "4096"):
-            row[f"recall, {int(length):,} tiles, %"] = score(recall, task, length, name)
-        row["time of a step"] = f"{times[title] / times[reference]:.2f}" if title in times else NONE
-        rows.append(row)
-    return markdown(rows)
+        for name in icons.plan.candidates:
+            for sizes, (report, task) in trainings.items():
+                texts = {f"{side} pixels": score(report, task, side, name) for side in ("64", "96", "128", "256")}
+                if set(texts.values()) != {NONE}:
+                    rows.append({"candidate": icons.title(name), "trained at, pixels": sizes, **texts})
+        return markdown(rows)
+
+    def switches(self, *names: str) -> str:
+        """Candidates of v2 and v2_recall: top-1 on icons, recall at two lengths, and time of a training step.
+
+        `names`: those that are listed; without them all. Time is divided by that of the reference, from cost.json.
+        """
+        icons, recall, rows = self.reports["v2"], self.reports["v2_recall"], []
+        reference, times = icons.title(icons.plan.reference), step_times()
+        for name in names or dict.fromkeys([*icons.plan.candidates, *recall.plan.candidates]):
+            title = (icons if name in icons.plan.candidates else recall).title(name)
+            known = name in icons.plan.candidates and title != reference
+            row = {"candidate": title, "icons, %": score(icons, "icons", "64", name)}
+            row["difference"] = difference(icons.difference("icons", "64", name) if known else None, False)
+            for length in ("16", "4096"):
+                row[f"recall, {int(length):,} tiles, %"] = score(recall, "long4_same_rate", length, name)
+            row["time of a step"] = f"{times[title] / times[reference]:.2f}" if title in times else NONE
+            rows.append(row)
+        return markdown(rows)
+
+    def cost(self) -> str:
+        """Time of a training step of the candidates of icons, divided by that of Longhorn, and peak memory."""
+        times, titles = step_times(), {candidate.title for candidate in self.reports["icons"].plan.candidates.values()}
+        rows = [row for row in load("cost.json")["rows"] if row["candidate"] in titles]
+        ratios = [f"{times[row['candidate']] / times['Longhorn']:.2f}" for row in rows]
+        return markdown(
+            [
+                {"candidate": row["candidate"], "time of a step": ratio, "peak memory, GB": f"{row['memory_gb']:.2f}"}
+                for row, ratio in zip(rows, ratios)
+            ]
+        )
+
+    def outside(self) -> str:
+        """A row for each task of outside.py: our accuracies, with the epochs of training, then the published ones."""
+        published = load("published.json")["figures"]
+        titles, lines = {title: f"{title}, published" for row in published.values() for title in row}, {}
+        for run in load("outside.json")["runs"]:
+            for figure, accuracy in run["tests"].items():
+                name = run["task"] if figure == "accuracy" else f"{run['task']}, length {figure}"
+                lines.setdefault((run["task"], name), {})[RULES[run["rule"]]] = f"{accuracy:.1f} ({run['epochs']})"
+        return markdown(
+            [
+                {"task": name}
+                | {title: line.get(title, NONE) for title in RULES.values()}
+                | {head: f"{published.get(task, {}).get(title, NONE)}" for title, head in titles.items()}
+                for (task, name), line in lines.items()
+            ]
+        )
+
+    def images(self, study: str, *tasks: str) -> str:
+        """Training images until validation accuracy first reached each threshold, and the ratio to the reference."""
+        report, rows = self.reports[study], []
+        reference = report.plan.reference
+        for task in tasks:
+            for threshold in report.plan.thresholds:
+                images = {name: images_to(report, task, name, threshold) for name in report.plan.names(task)}
+                row = {"task": task, "to": f"{threshold:g}%"}
+                for name, seeds in images.items():
+                    reached = [value for value in seeds.values() if value]
+                    text = f"{statistics.fmean(reached):,.0f}" if reached else NONE
+                    text += f" ({len(reached)} of {len(seeds)} seeds)" if 0 < len(reached) < len(seeds) else ""
+                    ratio = geometric_ratio(seeds, images[reference]) if name != reference else None
+                    if ratio is not None:
+                        bounds = f" [{ratio.low:.2f}, {ratio.high:.2f}]" if ratio.count > 1 else ""
+                        text += f", {ratio.mean:.2f}x{bounds}"
+                    row[report.title(name)] = text
+                rows.append(row)
+        return markdown(rows)
 
 
-def section(report: Report) -> str:
-    """The tables and plots of a study."""
-    parts = [f"## Study `{report.study}`", render(report, "comparison/")]
-    if has_curves(report):
-        parts += ["### Training images to an accuracy", f"![Curves](comparison/{report.study}-curves.svg)"]
-        parts += [efficiency(report)]
-    return "\n\n".join(parts)
-
-
-def has_curves(report: Report) -> bool:
-    """Whether a run has more than one epoch."""
-    return any(len(cell.get("curve", ())) > 1 for cell in report.cells)
-
-
-def efficiency(report: Report) -> str:
-    """Training images until validation accuracy first reached each threshold, and the ratio to the reference."""
-    plan, rows = report.plan, []
-    for task in plan.tasks:
-        for threshold in plan.thresholds:
-            images = {name: images_to(report, task, name, threshold) for name in plan.names(task)}
-            if not any(value for seeds in images.values() for value in seeds.values()):
-                continue
-            rows.append({"task": task, "to": f"{threshold:g}%"})
-            for name, seeds in images.items():
-                reached = [value for value in seeds.values() if value]
-                text = f"{statistics.fmean(reached):,.0f}" if reached else NONE
-                text += f" ({len(reached)} of {len(seeds)} seeds)" if 0 < len(reached) < len(seeds) else ""
-                ratio = geometric_ratio(seeds, images[plan.reference]) if name != plan.reference else None
-                if ratio is not None:
-                    bounds = f" [{ratio.low:.2f}, {ratio.high:.2f}]" if ratio.count > 1 else ""
-                    text += f", {ratio.mean:.2f}x{bounds}"
-                rows[-1][report.title(name)] = text
-    return markdown(rows) if rows else "No candidate reached any of the thresholds."
+def step_times() -> dict[str, float]:
+    """Median time of a training step in ms by the title of a candidate."""
+    return {row["candidate"]: statistics.median(row["ms"]) for row in load("cost.json")["rows"]}
 
 
 def images_to(report: Report, task: str, candidate: str, accuracy: float) -> dict[int, float | None]:
@@ -198,108 +209,12 @@ def geometric_ratio(ours: dict[int, float | None], theirs: dict[int, float | Non
     return found._replace(mean=math.exp(found.mean), std=math.nan, low=low, high=high)
 
 
-RULES = {  # of outside.json
-    "mamba": "Mamba, ours",
-    "longhorn": "Longhorn, ours",
-    "longhorn_exact": "Longhorn exact, ours",
-    "longhorn_exact, eps up to 2": "exact, four heads, eps up to 2, ours",
-}
-
-
-def outside(runs: Sequence[dict[str, Any]], published: dict[str, dict[str, float]]) -> str:
-    """A row for each task of outside.py: our accuracies, then the published ones."""
-    titles, lines = {title: f"{title}, published" for row in published.values() for title in row}, {}
-    for run in runs:
-        for figure, accuracy in run["tests"].items():
-            name = run["task"] if figure == "accuracy" else f"{run['task']}, length {figure}"
-            lines.setdefault((run["task"], name), {})[RULES[run["rule"]]] = f"{accuracy:.1f} ({run['epochs']})"
-    return markdown(
-        [
-            {"task": name}
-            | {title: line.get(title, NONE) for title in RULES.values()}
-            | {head: f"{published.get(task, {}).get(title, NONE)}" for title, head in titles.items()}
-            for (task, name), line in lines.items()
-        ]
-    )
-
-
-def step_cost(found: dict[str, Any]) -> str:
-    """Time of a training step and peak memory, from cost.json."""
-    first = statistics.median(found["rows"][0]["ms"])
-    return markdown(
-        [
-            {
-                "candidate": row["candidate"],
-                "ms for an image": f"{statistics.median(row['ms']) / found['batch']:.2f}",
-                "to the first": f"{statistics.median(row['ms']) / first:.2f}",
-                "peak memory, GB": f"{row['memory_gb']:.2f}",
-            }
-            for row in found["rows"]
-        ]
-    )
-
-
-def curves_figure(report: Report) -> Figure:
-    """Mean validation accuracy over training images, a panel for each task."""
-    tasks = list(report.plan.tasks)
-    columns = min(3, len(tasks))
-    rows = -(-len(tasks) // columns)
-    figure = Figure(figsize=(4.6 * columns, 3.6 * rows), layout="constrained")
-    panels = figure.subplots(rows, columns, squeeze=False).ravel()
-    for axes, task in zip(panels, tasks):
-        for name in report.plan.names(task):
-            curves = [cell["curve"] for cell in report.tested(task, name).values()]
-            if curves:
-                images = [point["images"] for point in curves[0]]
-                mean = [statistics.fmean(point["top1"] for point in epoch) for epoch in zip(*curves)]
-                axes.plot(images, mean, label=report.title(name), color=colour(report, name), marker=".")
-        axes.set(title=task, xlabel="training images", ylabel="validation top-1, %", ylim=(0, 101))
-        axes.xaxis.set_major_formatter(EngFormatter(sep=""))
-        axes.grid(alpha=0.3)
-    for axes in panels[len(tasks) :]:
-        axes.set_axis_off()
-    handles = {line.get_label(): line for axes in panels for line in axes.get_lines()}
-    figure.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=4, fontsize="small")
-    return figure
-
-
-def draw_all(report: Report, folder: Path) -> list[Path]:
-    """Draws the plots of a study's tables, and its curves if it has them; returns the files."""
-    curves = {"curves": curves_figure(report)} if has_curves(report) else {}
-    return draw(report, folder) + save_figures(report, curves, folder)
-
-
-def cost(runs: Sequence[dict]) -> str:
-    """Time and memory of a training step by image size, a figure for each run of the benchmark."""
-    found: dict[int, dict[str, list[str]]] = {}
-    for run in runs:
-        for row in run["models"]:
-            if row["train"] and row["ms"]:
-                text = f"{statistics.median(row['ms']) / row['batch']:.0f} ({row['memory_gb']:.2f})"
-                found.setdefault(row["size"], {}).setdefault(f"`{row['model']}`", []).append(text)
-    models = dict.fromkeys(model for row in found.values() for model in row)
-    rows = [
-        {"px": f"{size}", "tokens": f"{(size // 16) ** 2:,}"}
-        | {model: " / ".join(found[size].get(model, [NONE])) for model in models}
-        for size in sorted(found)
-    ]
-    return markdown(rows)
-
-
-def readme(text: str, reports: Sequence[Report]) -> str:
-    """The README with the plot and the means of one table between its marks."""
-    return fill_page(text, "comparison", headline(next(report for report in reports if report.study == HEADLINE[0])))
-
-
-def headline(report: Report) -> str:
-    """The plot of a table, and its means over the seeds."""
-    name, means = HEADLINE[1], []
-    table = report.plan.tables[name]
+def headline(report: Report, name: str) -> str:
+    """The README's part: the plot of a table, and its means over the seeds."""
+    table, means = report.plan.tables[name], []
     for candidate in participants(report, name):
         values = [list(report.accuracies(task, test, candidate).values()) for task, test, _ in table.points]
-        means.append(
-            f"{report.title(candidate)} {listed(f'{interval(value).mean:.1f}%' if value else NONE for value in values)}"
-        )
+        means.append(f"{report.title(candidate)} {listed(f'{statistics.fmean(value):.1f}%' for value in values)}")
     return (
         f"![{table.title}](docs/comparison/{report.study}-{name}.svg)\n\nTest accuracy at "
         f"{listed(f'{x:g}' for _, _, x in table.points)} {table.axis}, means of {len(report.plan.seeds)} seeds: "
@@ -307,20 +222,26 @@ def headline(report: Report) -> str:
     )
 
 
+def pages(reports: dict[str, Report]) -> dict[Path, str]:
+    """The text of all pages, by file."""
+    templates, figures = sorted((FOLDER / "templates").glob("*.md")), Figures(reports)
+    note = "\n<!-- python docs/comparison/make.py makes this page of docs/comparison/templates -->\n"
+    texts = {page_of(file): Page(file.read_text(encoding="utf-8")).substitute(figures) + note for file in templates}
+    study, table = PLOTS[0]
+    readme = fill_page(README.read_text(encoding="utf-8"), "comparison", headline(reports[study], table))
+    return texts | {README: readme}
+
+
 def main() -> None:
-    """Writes the page, its plots and the README's part."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.parse_args()
-    try:
-        reports = read_reports(FOLDER)
-        texts = {PAGE: page(reports), README: readme(README.read_text(encoding="utf-8"), reports)}
-    except (OSError, ValueError) as error:
-        parser.error(str(error))
-    for path, text in texts.items():
+    """Writes the pages, the plots and the README's part."""
+    argparse.ArgumentParser(description=__doc__.splitlines()[0]).parse_args()
+    reports = read_reports()
+    for path, text in pages(reports).items():
         with atomic_write(path, "w") as file:
             file.write(text)
-    plots = [plot for report in reports for plot in draw_all(report, FOLDER)]
-    print(f"wrote {PAGE.name}, {README.name} and {len(plots)} plots from {len(reports)} studies")
+        print(path)
+    for study, table in PLOTS:
+        print(draw(reports[study], table, FOLDER))
 
 
 if __name__ == "__main__":

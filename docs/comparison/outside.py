@@ -3,8 +3,8 @@
     python docs/comparison/outside.py            # all tasks
     python docs/comparison/outside.py parity mqar64
 
-in the root of a checkout. A finished run is a line of docs/comparison/outside.json and is not run again; several
-processes may train different tasks. make.py makes a table of the runs and of the figures in published.json.
+A finished run is a line of outside.json and is not run again; several processes may train different tasks. make.py
+makes a table of the runs and of the figures in published.json.
 
 Sources of the tasks: parity in Grazzi et al., arXiv 2411.12537; MQAR in Arora et al., arXiv 2312.04927; the others in
 MAD, Poli et al., arXiv 2403.17844. Training is cut: see `Task.epochs`. It ends early at 99% of the validation answers,
@@ -18,22 +18,22 @@ import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from numpy.random import Generator, default_rng
+from study.command import revision
 from timm.layers import SwiGLU
 from timm.optim import create_optimizer_v2
 from torch import Tensor, nn
 
 from vilonghorn.data.files import write_json
 from vilonghorn.layers import Mixer
-from vilonghorn.ops.validate import RULES
-from vilonghorn.study.__main__ import revision
 
-RESULTS = Path("docs/comparison/outside.json")
+RESULTS = Path(__file__).with_name("outside.json")
+RULES = ("longhorn", "longhorn_exact", "mamba")
 IGNORE = -100  # a target without a loss
 TEST, VALIDATION = 1, 2  # seeds of sequences; those of training are lists
 
@@ -215,15 +215,16 @@ def positions(length: int, width: int) -> Tensor:
     return torch.cat([angles.sin(), angles.cos()], 1)
 
 
+def sequences(task: Task, *arguments: Any, **options: int) -> tuple[Tensor, Tensor]:
+    """The tokens and targets that `task.make` returns, as tensors."""
+    tokens, targets = task.make(*arguments, **options)
+    return torch.from_numpy(tokens).long(), torch.from_numpy(targets).long()
+
+
 def batches(tokens: Tensor, targets: Tensor, size: int, rng: Generator) -> Iterator[tuple[Tensor, Tensor]]:
     """Whole batches in random order."""
     for index in torch.from_numpy(rng.permutation(len(tokens))).split(size)[: len(tokens) // size]:
         yield tokens[index], targets[index]
-
-
-def tensors(arrays: Arrays) -> tuple[Tensor, Tensor]:
-    """Arrays as tensors."""
-    return torch.from_numpy(arrays[0]).long(), torch.from_numpy(arrays[1]).long()
 
 
 def train(name: str, rule: str, seed: int = 0) -> dict:
@@ -237,10 +238,10 @@ def train(name: str, rule: str, seed: int = 0) -> dict:
     warmup = torch.optim.lr_scheduler.LinearLR(optimizer, 0.01, total_iters=updates // 20)
     cosine = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, updates - updates // 20)
     schedule = torch.optim.lr_scheduler.SequentialLR(optimizer, [warmup, cosine], [updates // 20])
-    data, curve = tensors(task.make(rng, count, True)), []
+    data, curve = sequences(task, rng, count, True), []
     for epoch in range(task.epochs):
         if not task.train and epoch:
-            data = tensors(task.make(rng, count, True))
+            data = sequences(task, rng, count, True)
         for tokens, targets in batches(*data, task.batch, rng):
             asked = targets != IGNORE
             loss = F.cross_entropy(model.head(model(tokens)[asked]), targets[asked])
@@ -262,7 +263,7 @@ def train(name: str, rule: str, seed: int = 0) -> dict:
 @torch.no_grad()
 def accuracy(model: nn.Module, task: Task, seed: int, count: int | None = None, **options: int) -> float:
     """Right tokens of those asked for, in percent, on the sequences of a seed; `count` is `task.test` by default."""
-    tokens, targets = tensors(task.make(default_rng(seed), count or task.test, False, **options))
+    tokens, targets = sequences(task, default_rng(seed), count or task.test, False, **options)
     right = asked = 0
     for some, expected in zip(tokens.split(task.batch), targets.split(task.batch)):
         found = expected != IGNORE

@@ -33,8 +33,8 @@ PAGE, FIGURES = Path("docs/export.md"), Path("docs/export/weights.json")
 ROUNDS = 15
 TEXT = """`python docs/export/weights.py runs/digits runs/mnist` made this table: size, and top-1 on held-out images,
 through onnxruntime. `runs/digits` is of `vilonghorn train --config digits`; `runs/mnist` is of the images that
-`vilonghorn data mnist` writes, with the options `--config digits --schedule.epochs 3 --schedule.warmup_epochs 1`. With
-`--time` the script also measures the latency of one image, as a ratio to float32 weights."""
+`docs/comparison/mnist.py` writes, with the options `--config digits --schedule.epochs 3 --schedule.warmup_epochs 1`.
+With `--time` the script also measures the latency of one image, as a ratio to float32 weights."""
 
 
 class Exported(nn.Module):

@@ -13,8 +13,12 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).parents[1] / "comparison"))  # of study
+
 import timm
 import torch
+from study.results import cell_of, read_report
+from study.training import data_file, run_directory, scores
 
 import vilonghorn  # noqa: F401  (registers the models)
 from vilonghorn.data.files import atomic_write, write_json
@@ -22,8 +26,6 @@ from vilonghorn.engine import evaluate, load_config
 from vilonghorn.engine.build import autocast, build_loader
 from vilonghorn.engine.checkpoint import RunDirectory, load_weights, save_weights
 from vilonghorn.models.builder import WEIGHTS
-from vilonghorn.study.cell import data_file, run_directory, scores
-from vilonghorn.study.results import cell_of, read_report
 from vilonghorn.tools.markdown import fill_page, markdown
 
 NAMES = {  # by study and candidate

@@ -7,6 +7,7 @@ saves for one image, all on fake tensors.
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -68,10 +69,10 @@ def count(name: str, size: int, **kwargs: int) -> Cost:
         return Cost(counter.get_total_flops() / 2e9, saved_bytes(model, image, with_images=False) / 1e6)
 
 
-def table() -> str:
-    """The table, in Markdown."""
+def table(models: Sequence[str]) -> str:
+    """The table of some models, in Markdown."""
     lines = []
-    for name in names():
+    for name in models:
         model = timm.create_model(name, device="meta")
         mixer, (H, W) = model.blocks[0].mixer, model.patch_embed.dynamic_feat_size((224, 224))
         directions = "in turn" if len(mixer.reverse) == 1 else "separate" if mixer.scan_norm is None else "shared"
@@ -94,7 +95,7 @@ def main() -> int:
     """Writes the page; returns the exit status."""
     if not PAGE.is_file():
         sys.exit(f"error: there is no {PAGE} here: run it in the root of a checkout")
-    text = fill_page(PAGE.read_text(encoding="utf-8"), "models", table())
+    text = fill_page(PAGE.read_text(encoding="utf-8"), "models", table(names()))
     with atomic_write(PAGE, "w") as file:
         file.write(text)
     return 0

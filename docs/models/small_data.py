@@ -3,8 +3,8 @@
     python docs/models/small_data.py digits=data/digits mnist=data/mnist stamps=/usr/share/tuxpaint/stamps
 
 in the root of a checkout writes docs/models/small_data.json and the table of docs/models/icons480.md. A folder has
-train/CLASS and val/CLASS, or CLASS, of which every fifth image is held out. `vilonghorn data digits` and `vilonghorn
-data mnist` make the first two; the stamps are in Debian's package tuxpaint-stamps-default.
+train/CLASS and val/CLASS, or CLASS, of which every fifth image is held out. `vilonghorn data digits` and
+docs/comparison/mnist.py make the first two; the stamps are in Debian's package tuxpaint-stamps-default.
 
 Of the held-out images, half choose the learning rate (with the first seed) and half are the test.
 """

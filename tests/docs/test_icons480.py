@@ -5,7 +5,6 @@ import json
 from pathlib import Path
 
 import pytest
-import torch
 from PIL import Image
 
 pytest.importorskip("sklearn")
@@ -47,12 +46,3 @@ def test_images_are_read_on_white_ground_and_every_fifth_is_held_out(tmp_path):
     assert (train.pixels[0] == 255).all()  # clear
     dark = train.pixels[-1, 0]  # as wide as the canvas and half as high
     assert (dark[18:46] == 0).all() and (dark[:16] == 255).all() and (dark[48:] == 255).all()
-
-
-def test_histograms_count_the_colours():
-    script = load("small_data")
-    pixels = torch.zeros(2, 3, 64, 64, dtype=torch.uint8)
-    pixels[1, 0, :32] = 255
-    found = script.colours(script.Images(pixels, torch.tensor([0, 1])))
-    assert found.shape == (2, 512) and found[0, 0] == 1
-    assert found[1, 0] ** 2 == pytest.approx(0.5) and found[1, 7 * 64] ** 2 == pytest.approx(0.5)

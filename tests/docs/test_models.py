@@ -11,7 +11,6 @@ import torch
 from vilonghorn.engine.dry_run import saved_bytes
 from vilonghorn.models import vim
 from vilonghorn.ops import backends
-from vilonghorn.tools.markdown import fill_page
 
 ROOT = Path(__file__).parents[2]
 spec = importlib.util.spec_from_file_location("make_table", ROOT / "docs" / "models" / "make_table.py")
@@ -23,8 +22,12 @@ spec.loader.exec_module(make_table)
     backends()["cpu"] != "ready", reason="the page's memory is that of the CPU kernels, which are not built"
 )
 def test_the_committed_page_is_made_of_the_registry():
-    text = (ROOT / make_table.PAGE).read_text(encoding="utf-8")
-    assert fill_page(text, "models", make_table.table()) == text, "run python docs/models/make_table.py"
+    text, names = (ROOT / make_table.PAGE).read_text(encoding="utf-8"), make_table.names()
+    lines = re.search("<!-- models.*?<!-- end of models", text, re.DOTALL)[0].splitlines()
+    listed = [line.split("`")[1] for line in lines if line.startswith("| `")]
+    assert listed == names, "run python docs/models/make_table.py"
+    for row in make_table.table(names[::6]).splitlines():  # some, because all take a minute
+        assert row in lines, "run python docs/models/make_table.py"
 
 
 def test_every_registered_model_is_in_the_table_once():
@@ -35,19 +38,13 @@ def test_every_registered_model_is_in_the_table_once():
     assert names[:4] == ["vilonghorn_nano", "vilonghorn_tiny", "vilonghorn_small", "vilonghorn_base"]
 
 
-@pytest.mark.parametrize("name", ["vilonghorn_nano", "vim_nano", "vilonghorn_nano_shared"])
+@pytest.mark.parametrize("name", ["vilonghorn_nano", "vim_nano"])
 def test_the_cost_estimated_from_two_blocks_is_that_of_all(name):
     estimated = make_table.cost(name, 96)
     assert estimated == pytest.approx(make_table.count(name, 96), rel=1e-9)
     model = timm.create_model(name, img_size=96).train()
     saved = saved_bytes(model, torch.randn(1, 3, 96, 96), with_images=False)
     assert saved / 1e6 == pytest.approx(estimated.training_mb)
-
-
-def test_another_folder_is_refused(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(SystemExit, match="run it in the root of a checkout"):
-        make_table.main()
 
 
 def test_what_the_page_shows_runs(tmp_path, monkeypatch, capsys):

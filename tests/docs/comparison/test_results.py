@@ -1,0 +1,152 @@
+"""Tables, plots and pages say what statistics and the results say."""
+
+from __future__ import annotations
+
+import math
+import re
+from pathlib import Path
+
+import make
+import numpy as np
+import pytest
+from study import results, tables
+from toy_study import toy_report as report
+
+scipy_stats = pytest.importorskip("scipy.stats", reason="the statistics (the extra [comparison])")
+ROOT = Path(__file__).parents[3]
+REMEDY = "run python docs/comparison/make.py"
+
+
+@pytest.fixture(scope="module")
+def reports():
+    return make.read_reports()
+
+
+def test_intervals_are_students():
+    values = [3.0, 4.5, 2.2, 7.1]
+    found, test = results.interval(values), scipy_stats.ttest_1samp(values, 0)
+    assert (found.low, found.high) == pytest.approx(tuple(test.confidence_interval(0.95)))
+    assert found.std == pytest.approx(np.std(values, ddof=1)) and found.pvalue == pytest.approx(test.pvalue)
+    one = results.interval([3.0])
+    assert one.mean == 3 and math.isnan(one.std) and math.isnan(one.pvalue)
+    assert results.interval([3.0, 3.0]) == (3, 0, 3, 3, 2, 0) and results.interval([0.0, 0.0]).pvalue == 1
+
+
+def test_holms_correction_rejects_step_by_step():
+    """By definition: the k-th smallest of m p-values is rejected while it is below level / (m - k + 1)."""
+    rng = np.random.default_rng(0)
+    for values in (rng.uniform(size=9) ** 4, [0.01, 0.04, 0.03, 0.005], [0.02, 0.02], [0.9], []):
+        adjusted = results.holm(list(values))
+        for level in (0.01, 0.03, 0.05, 0.2, 0.6):
+            rejected, order = set(), np.argsort(values, kind="stable")
+            for k, index in enumerate(order):
+                if values[index] > level / (len(order) - k):
+                    break
+                rejected.add(index)
+            assert {i for i, value in enumerate(adjusted) if value <= level} == rejected
+
+
+def test_differences_are_paired_by_seed_and_bold_where_holms_correction_leaves_them():
+    found = report(ours=(10.0, 20.0, 1.0), theirs=(9.0, 17.0)).difference("recall", "test", "vit")
+    assert found.mean == -2 and found.count == 2
+    assert report(theirs=()).difference("recall", "test", "vit") is None
+    pvalue = scipy_stats.ttest_1samp([-20, -17, -20], 0).pvalue  # of both test sets: one is half of the other
+    expected = {("recall", test, "vit", "top1"): 2 * pvalue for test in ("test", "large")}
+    assert report().adjusted() == pytest.approx(expected)
+    low, high = scipy_stats.ttest_1samp([-1, -0.8, -0.9], 0).confidence_interval(0.95)
+    assert f"| ViT | **-0.9 [{low:+.1f}, {high:+.1f}]** |" in tables.render(report(theirs=(89.0, 91.2, 93.1)))
+    made = report(theirs=(88.5, 91.2, 93.1))  # a p-value between 0.025 and 0.05
+    assert "| ViT | -1.1 [" in tables.render(made)
+
+
+def test_tables_say_what_the_runs_say():
+    made = report()
+    text = tables.render(made)
+    assert "| Longhorn | 92.0 ± 2.0 | 46.0 ± 1.0 |" in text and "| chance | 10.0 | 10.0 |" in text
+    assert "| recall, Longhorn | **50.0** (edge) | diverged | diverged |" in text
+    assert "seeds 0, 1, 2, for the learning rates 0." in text and "not finished" not in text
+    made.plan.tables["recall"].metric = "top5"
+    for cell in made.cells:
+        for test in (cell["tests"] or {}).values():
+            test["top5"] = test["top1"] + 1
+    assert "| Longhorn | 93.0 ± 2.0 | 47.0 ± 1.0 |" in (text := tables.render(made)) and "| chance | 50.0 |" in text
+
+
+def test_seeds_that_diverged_are_named_and_left_out():
+    made = report(finished=False)
+    for name in ("val", "curve"):
+        del made.cells[4][name]
+    made.cells[4] |= {"diverged": "11 updates in a row", "tests": None}
+    text = tables.render(made)
+    assert "Diverged and left out: vit on recall, seed 1" in text and "**The study is not finished" in text
+    assert "| ViT | 72.0 ± 2.8 (2 of 3 seeds) |" in text
+    assert make.images_to(made, "recall", "vit", 60).keys() == {0, 2}
+
+
+def test_images_to_an_accuracy_are_interpolated_and_their_ratio_is_a_geometric_mean():
+    curve = [dict(images=100, top1=30.0), dict(images=200, top1=50.0), dict(images=300, top1=40.0)]
+    expected = {30: 100, 20: 50, 45: 175, 51: None, 5: 0}
+    assert {accuracy: make.first_reached(curve, accuracy, 10) for accuracy in expected} == expected
+    found = make.geometric_ratio({1: 200.0, 2: 800.0, 3: None}, {1: 100.0, 2: 100.0, 3: 100.0})
+    assert found.mean == pytest.approx(4) and found.count == 2
+    assert make.geometric_ratio({1: None}, {1: 5.0}) is None
+    reached = np.mean([100 + 100 * 30 / (value - 30) for value in (90, 92, 94)])
+    assert f"| recall | 60% | {reached:,.0f} |" in make.Figures({"toy": report()}).images("toy", "recall")
+
+
+def test_figures_in_the_text_are_those_of_the_runs():
+    figures = make.Figures({"toy": report()})
+    text = make.Page("at 64: ${score/toy/recall/large/vit}%").substitute(figures)
+    assert text == "at 64: 36.5 ± 1.3%"
+    points = {name: figures.reports["toy"].accuracies("recall", "large", name) for name in ("longhorn", "vit")}
+    for seeds in (tuple(points["vit"]), tuple(points["vit"])[:2]):
+        low = np.mean([points["vit"][seed] - points["longhorn"][seed] for seed in seeds])
+        key = "/".join(["difference/toy/recall/large/vit/longhorn", *map(str, seeds)])
+        assert figures[key].startswith(f"{low:+.1f} [")
+    with pytest.raises(KeyError, match="no kind of figure 'median'"):
+        figures["median/toy"]
+
+
+def test_runs_that_did_not_learn_are_counted(reports):
+    recall, rates = reports["recall"], {"longhorn": 0.016, "mamba": 0.008, "exact": 0.004}
+    tasks = ["recall6", "recall4", *(f"recall4_state{size}" for size in (4, 8, 32, 64))]
+    found = {name: [] for name in rates}
+    for cell in recall.cells:
+        if cell["task"] in tasks and cell["rate"] == rates[cell["candidate"]]:
+            found[cell["candidate"]].append(cell["tests"]["test"]["top1"])
+    expected = [f"{recall.title(name)} {sum(np.array(v) < 90)} of {len(v)}" for name, v in found.items()]
+    assert make.Figures(reports).unlearned() == ", ".join(expected)
+
+
+def test_a_row_of_switches_says_what_the_runs_say(reports, monkeypatch):
+    monkeypatch.setattr(make, "step_times", lambda: {"Longhorn exact": 4.0, "Four heads": 4.5})
+    lines = make.Figures(reports).switches("exact", "heads", "mamba").splitlines()[2:]
+    rows = {line.strip("| ").split(" | ")[0]: line.strip("| ").split(" | ") for line in lines}
+    found, cells = rows["Four heads"], {}
+    for name in ("v2", "v2_recall"):
+        cells[name] = [c for c in reports[name].cells if c["candidate"] == "heads" and c["tests"]]
+    for runs, test, text in (("v2", "64", found[1]), ("v2_recall", "16", found[3]), ("v2_recall", "4096", found[4])):
+        assert text.startswith(f"{np.mean([run['tests'][test]['top1'] for run in cells[runs]]):.1f}")
+    reference = {c["seed"]: c["tests"]["64"]["top1"] for c in reports["v2"].cells if c["candidate"] == "exact"}
+    gains = [c["tests"]["64"]["top1"] - reference[c["seed"]] for c in cells["v2"] if c["seed"] in reference]
+    assert found[2].startswith(f"{np.mean(gains):+.1f}") and found[5] == "1.12" and rows["Mamba"][5] == make.NONE
+
+
+def test_the_committed_pages_are_made_of_the_committed_results_and_can_be_read(reports):
+    for path, text in make.pages(reports).items():
+        assert path.read_text(encoding="utf-8") == text, REMEDY
+        if path != make.README:
+            assert len(text.splitlines()) <= 200
+            links = re.findall(r"\]\((?!\w+:|#)([^)#\s]+)", text)
+            assert [link for link in links if not (path.parent / link).exists()] == []
+
+
+def test_the_committed_plots_are_made_of_the_committed_results(reports, tmp_path):
+    """Compares texts only, as the paths depend on the version of matplotlib."""
+    for study, table in make.PLOTS:
+        made = tables.draw(reports[study], table, tmp_path)
+        committed, new = (re.findall("<text[^>]*>([^<]*)", p.read_text()) for p in (make.FOLDER / made.name, made))
+        assert committed == new and new, REMEDY
+        first = made.read_bytes()
+        assert tables.draw(reports[study], table, tmp_path).read_bytes() == first
+    assert {file.name for file in make.FOLDER.glob("*.svg")} == {f"{study}-{table}.svg" for study, table in make.PLOTS}

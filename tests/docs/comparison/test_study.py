@@ -1,0 +1,212 @@
+"""A study chooses learning rates on the validation split, tests once, and reuses what is finished."""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+from concurrent.futures import Future
+from contextlib import contextmanager, nullcontext
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+
+import make
+import pytest
+from study import command
+from study.plan import Cell, match_size, read_study
+from study.results import cell_of, choose_rate, read_report, remaining_cells, sweep_runs
+from study.training import plan_hash
+from toy_study import write_plan
+
+from vilonghorn.data.files import only_writer
+
+pytest.importorskip("sklearn", reason="the tasks are made of the digits that come with scikit-learn")
+
+
+@pytest.fixture
+def write(tmp_path):
+    return partial(write_plan, tmp_path / "toy.yaml")
+
+
+@pytest.fixture
+def study(write):
+    return read_study(write())
+
+
+def result(cell, top1=0.0, loss=1.0, **more):
+    """The results of a finished cell."""
+    tests = {"test": {"top1": top1}, "large": {"top1": top1}}
+    return {**asdict(cell), "val": {"top1": top1, "loss": loss}, "seconds": 1.0, "tests": tests, **more}
+
+
+def remaining(study, results, tasks=None):
+    return remaining_cells(study, results, study.tasks if tasks is None else tasks)
+
+
+def test_a_sweep_comes_first_then_the_seeds_at_the_best_rate(study):
+    sweep = remaining(study, [])
+    assert [(cell.candidate, cell.rate, cell.seed) for cell in sweep] == [
+        (name, rate, 0) for name in ("longhorn", "vit") for rate in (0.001, 0.01)
+    ]
+    results = [result(cell, top1=90 if cell.rate == 0.01 else 80) for cell in sweep[:3]]
+    assert choose_rate(study, results, "recall", "longhorn") == 0.01
+    assert choose_rate(study, results, "recall", "vit") is None  # one of its rates is not run yet
+    assert remaining(study, results, ["recall", "copy"]) == [
+        sweep[3],
+        Cell("recall", "longhorn", 0.01, 1),  # the seed of the sweep is run already
+        Cell("copy", "longhorn", 0.01, 0),  # takes its rate from the sweep of another task
+        Cell("copy", "longhorn", 0.01, 1),
+    ]
+    results.append(result(sweep[3], top1=85))
+    while left := remaining(study, results):
+        results += [result(cell) for cell in left]
+    assert len(results) == 8
+
+
+def test_of_equal_rates_the_smaller_loss_counts_and_one_that_diverged_comes_last(study):
+    results = [result(cell, top1=50, loss=1 + cell.rate) for cell in remaining(study, [])]
+    assert choose_rate(study, results, "recall", "vit") == 0.001
+    results[0] = {**asdict(Cell("recall", "longhorn", 0.001, 0)), "seconds": 1.0, "tests": None, "diverged": "why"}
+    assert choose_rate(study, results, "recall", "longhorn") == 0.01
+
+
+def test_a_sweep_is_widened_until_the_best_rate_is_inside(write):
+    study = read_study(write(tasks__recall__candidates=["longhorn"], tasks__recall__widen=3, tasks__copy__seeds=[7]))
+    best, results = 0.0002, []
+    for expected in ([0.001, 0.01], [0.0001], [1e-05], []):
+        new = [cell for cell in remaining(study, results, ["recall"]) if cell.seed == 0]
+        assert [cell.rate for cell in new] == expected
+        results += [result(cell, top1=100 - abs(math.log10(cell.rate / best))) for cell in new]
+    assert choose_rate(study, results, "recall", "longhorn") == 0.0001
+    assert remaining(study, results, ["copy"]) == [Cell("copy", "longhorn", 0.0001, 7)]
+    study.tasks["recall"].widen = 1  # the best rate may stay at the end
+    assert list(sweep_runs(study, results, "recall", "longhorn")) == [0.0001, 0.001, 0.01]
+
+
+def test_candidates_have_the_parameters_of_the_reference_and_may_have_rates_of_their_own(study, write):
+    ours, (kwargs, theirs) = match_size(study, "recall", "longhorn")[1], match_size(study, "recall", "vit")
+    assert abs(theirs / ours - 1) < 0.03 and kwargs["num_heads"] == 2
+    with pytest.raises(ValueError, match=r"vit has [\d,]+ parameters on task recall, [+-].*at most 3% is allowed"):
+        match_size(read_study(write(candidates__vit__match={})), "recall", "vit")
+    with pytest.raises(ValueError, match="timm cannot make vit_colossal"):
+        match_size(read_study(write(candidates__vit__model="vit_colossal")), "recall", "vit")
+    rates = {(cell.candidate, cell.rate) for cell in remaining(read_study(write(candidates__vit__sweep=[0.5])), [])}
+    assert rates == {("longhorn", 0.001), ("longhorn", 0.01), ("vit", 0.5)}
+
+
+def test_of_a_removed_candidate_no_run_is_started_and_finished_ones_stay(write, tmp_path):
+    study = read_study(write(candidates__vit=dict(title="ViT", model="gone", kwargs={"gone": 1}, removed=True)))
+    assert {cell.candidate for cell in remaining(study, [])} == {"longhorn"}
+    cell = Cell("recall", "vit", 0.001, 0)
+    report = SimpleNamespace(plan=study, cells=[{**result(cell), "plan": plan_hash(study, tmp_path, cell)}])
+    command.check_unchanged(report, tmp_path, tmp_path / "results.json")
+    study.candidates["vit"].kwargs["gone"] = 2
+    with pytest.raises(ValueError, match="has another recipe, model, data or tests than the plan"):
+        command.check_unchanged(report, tmp_path, tmp_path / "results.json")
+
+
+@pytest.mark.parametrize(
+    "changes, message",
+    [
+        (dict(reference="mamba"), "there is no candidate 'mamba'; expected one of longhorn, vit"),
+        (dict(tasks__copy__rates_of="digits"), "there is no task 'digits'"),
+        (dict(tasks__copy__sweep=[0.1]), "task copy: give either sweep"),
+        (dict(tasks__copy__candidates=["vit"]), "task copy lacks the reference longhorn"),
+        (dict(tasks__recall__candidates=["longhorn"], tasks__copy__candidates=["longhorn", "vit"]), "has no sweep for"),
+        (dict(tasks__recall__options__pairs=20), "pairs 20: expected 1 to 7"),
+        (dict(tables__recall__points=[["recall", "huge", 1]]), "there is no test set 'huge'"),
+        (dict(tasks__copy__epochs=3), "epochs"),
+        (dict(tables__recall__metric="top2"), "metric"),
+        (dict(tasks__copy__sides=[8, 24]), r"sides are \[8, 24\], expected 1 to 16, the side of its images"),
+        (dict(tasks__copy__min_lr_ratio=1.5), "min_lr_ratio"),
+        (dict(seeds=[1, 1]), "a standard deviation needs at least two"),
+    ],
+)
+def test_a_plan_that_cannot_be_is_refused(changes, message, write):
+    with pytest.raises(ValueError, match=message):
+        read_study(write(**changes))
+
+
+def test_a_plan_takes_over_what_it_does_not_say(write, tmp_path):
+    write()
+    (tmp_path / "larger.yaml").write_text("{base: toy.yaml, seeds: [7, 8], recipe: {schedule: {epochs: 9}}}")
+    larger = read_study(tmp_path / "larger.yaml")
+    assert larger.seeds == [7, 8] and larger.tasks == read_study(tmp_path / "toy.yaml").tasks
+    assert larger.recipe["schedule"] == {"epochs": 9, "warmup_epochs": 1} and larger.recipe["ema"] == {"decay": 0.0}
+    (tmp_path / "empty.yaml").write_text("")
+    with pytest.raises(ValueError, match="title"):
+        read_study(tmp_path / "empty.yaml")
+
+
+@pytest.mark.needs_ffcv
+def test_a_study_runs_to_its_end_is_never_run_again_and_refuses_another_plan(write, tmp_path, capsys, monkeypatch):
+    small = dict(tasks__recall__candidates=["longhorn"], tasks__recall__sweep=[0.01], tasks__copy__seeds=[0])
+    path, folder, target = write(**small), tmp_path / "runs", tmp_path / "toy.json"
+    arguments = [str(path), "--dir", str(folder), "--processes", "1", "--json", str(target)]
+    assert command.main([*arguments, "--list"]) == 0
+    assert capsys.readouterr().out == "recall/longhorn/rate0.01-seed0\n"
+    assert command.main(arguments) == 0
+    report = json.loads(target.read_text())
+    assert report["finished"] and len(report["cells"]) == 3 and all(cell["tests"] for cell in report["cells"])
+    assert sum(line.startswith("  {") for line in target.read_text().splitlines()) == 3  # a line for each run
+    assert "### Recall" in capsys.readouterr().out and (folder / "toy-recall.svg").is_file()
+
+    monkeypatch.setattr(command, "worker_pool", lambda workers: nullcontext())  # has no `submit`
+    shutil.rmtree(folder)  # the JSON file is all that is needed
+    assert command.main(arguments) == 0
+    assert json.loads(target.read_text())["cells"] == report["cells"]
+    write(**small, recipe__optimizer={"weight_decay": 0.3})
+    assert command.main([*arguments, "--list"]) == 2
+    assert f"{target}: run recall/longhorn/rate0.01-seed0 has another recipe" in capsys.readouterr().err
+    target.write_text("[]")
+    assert command.main(arguments) == 2
+    assert "toy.json is not the JSON file of a study (TypeError" in capsys.readouterr().err
+
+
+def test_runs_that_ended_before_an_error_are_kept(write, tmp_path, capsys, monkeypatch):
+    study = read_study(write())
+    first, second, *_ = remaining(study, [])
+    futures = {cell: Future() for cell in (first, second)}
+
+    @contextmanager
+    def pool(workers):
+        futures[first].set_exception(ValueError("no room"))
+        try:
+            yield SimpleNamespace(submit=lambda call, plan, folder, cell, commit: futures[cell])
+        finally:
+            futures[second].set_result(result(second, top1=12.0, plan=plan_hash(study, tmp_path, second)))
+
+    monkeypatch.setattr(command, "worker_pool", pool)
+    monkeypatch.setattr(command, "write_data", lambda *arguments: None)
+    arguments = [str(tmp_path / "toy.yaml"), "--dir", str(tmp_path / "runs"), "--processes", "2"]
+    assert command.main(arguments) == 2
+    assert capsys.readouterr().err == "error: no room\n"
+    report = read_report(tmp_path / "runs" / "results.json")
+    assert [cell_of(cell) for cell in report.cells] == [second] and not report.finished
+
+
+def test_errors_of_the_user_are_one_sentence(write, tmp_path, capsys, monkeypatch):
+    arguments, file = [str(write()), "--dir", str(tmp_path / "runs"), "--json"], tmp_path / "results.json"
+    assert command.main([str(tmp_path / "other.yaml")]) == 2
+    assert "there is no plan" in capsys.readouterr().err
+    assert command.main([*arguments, str(tmp_path / "nowhere" / "toy.json")]) == 2
+    assert "no such folder to write toy.json into" in capsys.readouterr().err
+    with only_writer(file):
+        assert command.main([*arguments, str(file)]) == 2
+    assert "is being written by another process" in capsys.readouterr().err and not file.exists()
+    assert not (tmp_path / "runs").exists()
+    monkeypatch.setattr(command, "run", lambda *arguments: (_ for _ in ()).throw(KeyboardInterrupt))
+    assert command.main([*arguments, str(file)]) == 130
+    assert "run the same command to resume" in capsys.readouterr().err
+
+
+def test_the_committed_plans_can_be_run_and_the_committed_results_are_theirs():
+    for file in sorted(command.PLANS.glob("*.yaml")):
+        study = read_study(file)
+        for pair in study.pairs():
+            match_size(study, *pair)
+        if file.stem in make.STUDIES:
+            report = SimpleNamespace(plan=study, cells=read_report(make.FOLDER / f"{file.stem}.json").cells)
+            command.check_unchanged(report, Path("anywhere"), file)

@@ -1,1 +1,0 @@
-"""Comparisons of models on small tasks: plan, train, test, tables and plots."""
