@@ -3,10 +3,9 @@ operators to fuse."""
 
 import pytest
 import torch
+from oracle import KERNEL_RULES
 from torch._subclasses import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
-
-from oracle import KERNEL_RULES
 
 from vilonghorn.layers import Block
 from vilonghorn.ops.backends import choose, cuda

@@ -10,10 +10,9 @@ import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
 from mixer_equations import make_mixer, written_out
-
-import vilonghorn  # noqa: F401  (registers the models)
 from oracle import KERNEL_RULES
 
+import vilonghorn  # noqa: F401  (registers the models)
 from vilonghorn.layers import Mixer
 from vilonghorn.ops.backends import cpu
 

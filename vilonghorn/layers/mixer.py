@@ -31,8 +31,8 @@ class Mixer(nn.Module):
         x_proj (G, R + 2N, D)      rows: dt, k, q       dt_proj (G, D, R), dt_bias (G, D)
         A_log (G, D, N)            rule "mamba" only    D (G, D)       out_proj.weight (dim, D)
 
-    k and q are what Mamba calls B and C. With shared_directions, Longhorn's own bidirectional form, all directions share
-    one set of parameters (G = 1 in these shapes) and one convolution, and each output has its own RMSNorm, with weights
+    k and q are what Mamba calls B and C. With shared_directions, Longhorn's own bidirectional form, directions share one
+    set of parameters (G = 1 in these shapes) and one convolution, and each output has its own RMSNorm, with weights
     scan_norm, (directions, D). With num_heads=H, dt_proj is (G, H, R) and dt_bias (G, H). With d_conv=(height, width),
     conv_weight is (G, D, height, width) and works on the grid of patches (`conv2d_silu`). With rule=None there is no
     scan: the gated convolution block of MambaOut (arXiv 2405.07992), without x_proj, dt_proj, dt_bias and D.
@@ -61,7 +61,7 @@ class Mixer(nn.Module):
             dim: width of the tokens.
             rule: state update, "longhorn", "longhorn_exact" or "mamba" (see `vilonghorn.ops.scan`); None for no scan.
             reverse: a flag for each direction: True reads the sequence from its end.
-            shared_directions: whether the directions share one set of parameters and are normalised and summed. Default:
+            shared_directions: whether directions share one set of parameters and are normalised and summed. Default:
                 each has its own parameters, and they are averaged.
             num_heads: heads of D / num_heads channels that share dt, for Longhorn's rules. Default: a dt for each
                 channel.

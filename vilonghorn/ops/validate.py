@@ -301,8 +301,8 @@ def _validate_mixer(operator: str, args: MambaInnerArguments | BlockArguments, s
     for name, weight in scan_weights.items():
         if (weight is None) != (args.rule == NO_RULE):
             raise TypeError(
-                f"{operator}: {name} is {'None' if weight is None else 'given'}; rule {NO_RULE!r} takes no weights of a "
-                "scan, every other rule x_proj, dt_proj, dt_bias and D"
+                f"{operator}: {name} is {'None' if weight is None else 'given'}; rule {NO_RULE!r} takes no weights of "
+                "a scan, every other rule x_proj, dt_proj, dt_bias and D"
             )
     sizes = validate(operator, args, sources)
     if args.conv_grid:

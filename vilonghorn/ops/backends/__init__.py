@@ -76,7 +76,7 @@ def choose(args: ScanArguments) -> Backend:
 
     def reason(name: str) -> str | None:
         return BACKENDS[name].unavailable(device_type, dtype) or (
-            None if has_rule(name, args.rule) else "lacks the rule"
+            None if has_rule(name, args.rule) else "has no kernel for this rule"
         )
 
     chosen = next(name for name in BACKENDS if reason(name) is None)

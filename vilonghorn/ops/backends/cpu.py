@@ -3,8 +3,9 @@
 The library picks the best instruction set that the processor supports. The environment variable VILONGHORN_ISA chooses
 another: "v2", "v3", "v4", "vnni" (v4 with AVX512_VNNI) or "amx" (vnni with AMX_BF16) on x86-64, "generic" elsewhere.
 
-With "amx", blocks follow `torch.set_float32_matmul_precision`: at "high" the products of their linear layers are three products of bfloat16 values with float32 sums (about 16 bits of mantissa), at "medium" one (8 bits). At
-"highest", the default, and without AMX they are float32.
+With "amx", blocks follow `torch.set_float32_matmul_precision`: at "high" the products of their linear layers are three
+products of bfloat16 values with float32 sums (about 16 bits of mantissa), at "medium" one (8 bits). At "highest", the
+default, and without AMX they are float32.
 
 Some kernels need working memory. The calling thread keeps it for later calls, in the size of its largest call.
 """
