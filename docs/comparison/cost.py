@@ -12,9 +12,9 @@ import torch.nn.functional as F
 
 from vilonghorn.bench.interleaved import Steps, run_interleaved
 from vilonghorn.data.files import write_json
+from vilonghorn.engine.environment import machine
 from vilonghorn.study.match import match_size
 from vilonghorn.study.plan import Study, read_study
-from vilonghorn.tools.env import machine
 
 PLANS = (Path("configs/studies/icons.yaml"), Path("configs/studies/v2.yaml"))  # of models for the same images
 RESULTS = Path("docs/comparison/cost.json")

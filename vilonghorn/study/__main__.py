@@ -18,13 +18,13 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from ..commands import make_parser
+from ..cli import make_parser
 from ..data.files import atomic_write, only_writer
 from ..data.threads import available_cpus
 from ..engine import Interrupted
 from ..engine.command_line import configs_folder
-from ..tools.env import machine
-from ..tools.processes import worker_pool
+from ..engine.environment import machine
+from ..engine.processes import worker_pool
 from .cell import plan_hash, run_cell, write_data
 from .match import match_size
 from .plan import Cell, Study, read_study

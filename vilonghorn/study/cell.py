@@ -20,7 +20,7 @@ import yaml
 
 from ..engine import Config, Trainer, evaluate, load_config, load_run
 from ..engine.build import autocast, build_loader, pick_device
-from ..tools.compare import read_run
+from ..engine.checkpoint import RunDirectory, read_log
 from .match import match_size
 from .plan import Cell, Study, merge
 from .tasks import Task, write_task
@@ -160,11 +160,9 @@ def run_cell(study: Study, folder: Path, cell: Cell, commit: str | None) -> dict
             outcome = trainer.fit()
         except FloatingPointError as error:
             return results | {"seconds": round(trainer.progress.seconds, 1), "tests": None, "diverged": str(error)}
-    run = read_run(directory)
+    epochs = [record for record in read_log(RunDirectory(directory).log_file) if record["kind"] == "epoch"]
     batch = config.data.batch_size * config.optimizer.accumulate
-    curve = [
-        {"images": record["update"] * batch, "top1": round(record["model"]["top1"], 3)} for record in run["epochs"]
-    ]
+    curve = [{"images": record["update"] * batch, "top1": round(record["model"]["top1"], 3)} for record in epochs]
     return results | {
         "val": scores(outcome),
         "skipped": outcome["skipped"],

@@ -1,18 +1,14 @@
-"""The command `vilonghorn train`: trains, resumes or evaluates an image classifier, or estimates the cost of a run."""
+"""Trains, resumes or evaluates an image classifier, or estimates the cost of a run: `vilonghorn train`."""
 
-import sys
 from collections.abc import Sequence
 
 import yaml
 from jsonargparse import ArgumentParser
 
-from . import command_line
-from .checkpoint import RunDirectory
-from .command_line import complete, configs_folder, parse
-from .distributed import Distributed
-from .dry_run import dry_run
-from .evaluate import evaluate_run, summarize
-from .trainer import Trainer
+from ..engine import Distributed, Trainer, command_line, evaluate_run
+from ..engine.checkpoint import RunDirectory
+from ..engine.dry_run import dry_run
+from ..engine.evaluate import summarize
 
 USAGE = """vilonghorn train [--config NAME] [--SECTION.KEY VALUE ...]
 
@@ -30,6 +26,11 @@ def build_parser() -> ArgumentParser:
     return command_line.build_parser(prog="vilonghorn train", description="Train an image classifier.", usage=USAGE)
 
 
+def main(argv: Sequence[str]) -> int:
+    """Runs the command; returns its exit status: 0, 2 for an error of the user, 128 plus the number of a signal."""
+    return command_line.run(train, argv)
+
+
 def train(argv: Sequence[str]) -> None:
     """Trains, evaluates, or estimates the cost of a run.
 
@@ -38,8 +39,8 @@ def train(argv: Sequence[str]) -> None:
         Interrupted: a signal stopped the run, which is saved.
     """
     dist = Distributed()
-    config, options = parse(build_parser(), complete(argv, configs_folder() / "digits.yaml"))
-
+    argv = command_line.complete(argv, command_line.configs_folder() / "digits.yaml")
+    config, options = command_line.parse(build_parser(), argv)
     if options.dry_run:
         if dist.is_main:
             cost = dry_run(config, options.processes, options.train_images, options.images_per_second)
@@ -50,7 +51,7 @@ def train(argv: Sequence[str]) -> None:
         lines = [summarize(config.run.dir, options.checkpoint, result["record"], result)]
     else:
         if dist.restarts and options.overwrite:
-            raise ValueError("restarted by torchrun, --overwrite would replace this run itself: use --resume")
+            raise ValueError("restarted by torchrun, --overwrite would delete the results of this run: use --resume")
         resume = options.resume is not None or ("auto" if options.auto_resume or dist.restarts else False)
         trainer = Trainer(config, resume=resume, overwrite=options.overwrite)
         if trainer.progress.epoch == config.schedule.epochs and dist.is_main:
@@ -61,8 +62,3 @@ def train(argv: Sequence[str]) -> None:
         lines = [summarize(config.run.dir, name, found, {**found, "images": images}) for name, found in records.items()]
     if dist.is_main:
         print(*lines, sep="\n")
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """Runs the command; returns its exit status: 0, 2 for an error of the user, 128 plus the number of a signal."""
-    return command_line.run(train, sys.argv[1:] if argv is None else argv)

@@ -3,7 +3,6 @@
 import argparse
 import json
 import statistics
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -11,16 +10,38 @@ from typing import Any
 import yaml
 from matplotlib.figure import Figure
 
-from ..commands import make_parser
 from ..data.files import atomic_write
 from ..engine.checkpoint import RunDirectory, read_log
 from ..engine.config import flatten
 from ..engine.figures import png
-from .markdown import markdown
+from ..engine.markdown import markdown
+from . import make_parser
 
 
-def read_run(path: str | Path) -> dict[str, Any]:
-    """The name, flat config, environment, and log records of a run, of averaged weights if it has them.
+def build_parser() -> argparse.ArgumentParser:
+    """The parser of the command, also of its completion."""
+    about = "Print a table of runs, and the configuration keys in which they differ."
+    parser = make_parser("compare", about, "runs/a runs/b", "runs/imagenet/* --plot compare.png")
+    parser.add_argument("runs", metavar="RUN", nargs="+", help="directory of a run, finished or not")
+    help = "write a picture of top-1 and losses to this file (default: none)"
+    parser.add_argument("--plot", metavar="PNG", type=Path, help=help)
+    return parser
+
+
+def main(argv: Sequence[str]) -> int:
+    """Runs the command; returns 0."""
+    options = build_parser().parse_args(argv)
+    runs = [read_run(path) for path in dict.fromkeys(options.runs)]
+    print(markdown([row(run) for run in runs]))
+    if rows := differences(runs):
+        print("\nWhat differs:\n\n" + markdown(rows))
+    if options.plot:
+        draw(options.plot, runs)
+    return 0
+
+
+def read_run(path: str) -> dict[str, Any]:
+    """The name, flat config, number of processes, and log records of a run, of averaged weights if it has them.
 
     Raises:
         FileNotFoundError: there is no run.
@@ -29,24 +50,25 @@ def read_run(path: str | Path) -> dict[str, Any]:
     run = RunDirectory(path)
     for file in (run.config, run.environment, run.log_file):
         if not file.is_file():
-            raise FileNotFoundError(f"{path} holds no run: there is no {file.name}")
+            raise FileNotFoundError(f"{path} is not the directory of a run: there is no {file.name}")
     try:
         config = flatten(yaml.safe_load(run.config.read_text(encoding="utf-8")))
-        environment = json.loads(run.environment.read_text(encoding="utf-8"))
+        processes = json.loads(run.environment.read_text(encoding="utf-8")).get("processes", 1)
         records = read_log(run.log_file)
         train, epochs = ([record for record in records if record["kind"] == kind] for kind in ("train", "epoch"))
         epochs = [{**record, **(record.get("ema") or record["model"])} for record in epochs]
     except (ValueError, KeyError, TypeError, AttributeError, yaml.YAMLError) as error:
         raise ValueError(f"{path} is not the directory of a run ({type(error).__name__}: {error})") from error
-    return dict(name=str(path), config=config, environment=environment, train=train, epochs=epochs)
+    return dict(name=path, config=config, processes=processes, train=train, epochs=epochs)
 
 
 def row(run: dict[str, Any]) -> dict[str, str]:
     """The table's row of a run."""
-    config, epochs, processes = run["config"], run["epochs"], run["environment"].get("processes", 1)
+    config, epochs = run["config"], run["epochs"]
     finished = epochs[-1]["epoch"] if epochs else 0
+    images = config["data.batch_size"] * config["optimizer.accumulate"] * run["processes"]
     values = {"run": run["name"], "model": config["model.name"], "epochs": f"{finished}/{config['schedule.epochs']}"}
-    values["images an update"] = str(config["data.batch_size"] * config["optimizer.accumulate"] * processes)
+    values["images an update"] = str(images)
     if epochs:
         last, best = epochs[-1], max(epochs, key=lambda record: record["top1"])
         values |= {"top-1": f"{last['top1']:.2f}", "top-5": f"{last['top5']:.2f}", "loss": f"{last['loss']:.4f}"}
@@ -77,34 +99,3 @@ def draw(path: Path, runs: Sequence[dict[str, Any]]) -> None:
     figure.axes[0].legend(fontsize=8)
     with atomic_write(path) as file:
         file.write(png(figure))
-
-
-def build_parser() -> argparse.ArgumentParser:
-    """The parser of the command, also of its completion."""
-    about = "Print a table of runs, and the configuration keys in which they differ."
-    parser = make_parser("compare", about, "runs/a runs/b", "runs/imagenet/* --plot compare.png")
-    parser.add_argument("runs", metavar="RUN", nargs="+", help="directory of a run, finished or not")
-    parser.add_argument(
-        "--plot", metavar="PNG", type=Path, help="write a picture of top-1 and losses to this file (default: none)"
-    )
-    return parser
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs the command; returns its exit status: 0, or 2 for a directory that holds no run."""
-    options = build_parser().parse_args(arguments)
-    try:
-        runs = [read_run(path) for path in dict.fromkeys(options.runs)]
-        print(markdown([row(run) for run in runs]))
-        if rows := differences(runs):
-            print("\nWhat differs:\n\n" + markdown(rows))
-        if options.plot:
-            draw(options.plot, runs)
-    except (ValueError, OSError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

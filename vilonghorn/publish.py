@@ -1,14 +1,9 @@
-"""Publishes a model as a folder, or as a repository of the Hugging Face Hub, that timm and transformers load.
+"""Saves a model as a folder, or repository of the Hugging Face Hub, that timm and transformers load."""
 
-`vilonghorn publish RUN FOLDER` publishes what `vilonghorn train` trained.
-"""
-
-import argparse
 import json
 import os
-import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +13,8 @@ from huggingface_hub import HfApi
 from timm.models import get_model_input_config
 from torch import nn
 
-from ..commands import make_parser
-from ..engine import load_config, load_run
-from ..models import VisionSSM
-from ..models._timm import generate_readme
-from .loaded_model import preprocessing
+from .models import VisionSSM
+from .models._timm import generate_readme
 
 USAGE = """```python
 import timm, vilonghorn
@@ -40,9 +32,13 @@ def make_card(
     metrics: Mapping[str, Any] | None = None,
     license: str = "other",
 ) -> str:
-    """Returns a model card in Markdown for a repository "owner/name" or a folder.
+    """Returns a model card in Markdown.
 
-    `metrics` were measured with these weights, such as {"top-1 (%)": 76.1}; `license` is its identifier on the Hub.
+    Args:
+        model: a timm model.
+        name: of the repository, "owner/name", or of the folder.
+        metrics: measured with these weights, such as {"top-1 (%)": 76.1}.
+        license: its identifier on the Hub.
     """
     details = {
         "Architecture": model.pretrained_cfg["architecture"],
@@ -72,7 +68,7 @@ def save_pretrained(model: nn.Module, folder: str | Path, card: str, **config: A
     if folder.exists():
         raise FileExistsError(f"{folder} exists already: choose another folder, or remove it")
     if wrong := [name for name, value in state.items() if not torch.isfinite(value).all()]:
-        raise ValueError(f"{', '.join(wrong[:3])} hold NaN or infinity: such weights are not published")
+        raise ValueError(f"{', '.join(wrong[:3])} contain NaN or infinity: such weights are not published")
     folder.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=f".{folder.name}.", dir=folder.parent) as temporary:
         partial = Path(temporary, folder.name)
@@ -94,50 +90,3 @@ def push_folder(folder: str | Path, repo_id: str, private: bool = False) -> str:
     repo_id = api.create_repo(repo_id, private=private, exist_ok=True).repo_id
     settings = dict(ignore_patterns=["README.md"] if api.file_exists(repo_id, "README.md") else None)
     return api.upload_folder(repo_id=repo_id, folder_path=folder, commit_message="Add model", **settings).commit_url
-
-
-def build_parser() -> argparse.ArgumentParser:
-    """The parser of the command, also of its completion."""
-    examples = ("runs/photos published/photos", "runs/photos published/photos --push me/photos --private")
-    about = "Make a folder of a run that timm and transformers load, and upload it to the Hugging Face Hub if --push."
-    parser = make_parser("publish", about, *examples)
-    parser.add_argument("run", metavar="RUN", help="directory of the run")
-    parser.add_argument("folder", metavar="FOLDER", help="folder to make; it must not exist")
-    parser.add_argument("--checkpoint", choices=("best", "last"), default="best", help="weights (default: best)")
-    parser.add_argument(
-        "--push", metavar="OWNER/NAME", help="also upload to this repository of the Hub (default: none)"
-    )
-    parser.add_argument("--private", action="store_true", help="make a new repository private")
-    help = "licence of the weights, an identifier of the Hub such as apache-2.0 (default: other)"
-    parser.add_argument("--license", default="other", help=help)
-    return parser
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """Runs the command; returns its exit status."""
-    parser = build_parser()
-    options = parser.parse_args(argv)
-    try:
-        model, record = load_run(options.run, options.checkpoint)
-        data = load_config(Path(options.run) / "config.yaml").data
-        metrics = {"top-1 (%)": f"{record['top1']:.2f}", "top-5 (%)": f"{record['top5']:.2f}"}
-        metrics |= {"measured on": data.val, "weights": f"{record['weights']} of epoch {record['epoch']}"}
-        config: dict[str, Any] = dict(data_config=preprocessing(data))
-        if record.get("class_names"):
-            config["model_config"] = dict(label_names=list(record["class_names"]))
-        card = make_card(model, options.push or Path(options.folder).name, metrics, options.license)
-        save_pretrained(model, options.folder, card, **config)
-    except (OSError, ValueError) as error:
-        parser.error(str(error))
-    print(f'{options.folder}: timm.create_model("local-dir:{options.folder}", pretrained=True)')
-    if options.push:
-        try:
-            print(push_folder(options.folder, options.push, options.private))
-        except (OSError, ValueError) as error:  # ValueError: a name that the Hub refuses
-            command = f"hf upload {options.push} {options.folder} ."
-            parser.error(f"{options.folder} is complete, but was not uploaded ({error}); upload it: {command}")
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

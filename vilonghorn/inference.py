@@ -1,34 +1,33 @@
-"""Loads a classifier with its preprocessing and class names, for the commands predict, web and interpret."""
+"""Loads a classifier with its preprocessing and class names, and classifies image files with it."""
 
-import argparse
-import ast
+import os
 import pickle
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import timm
 import torch
-from jsonargparse.typing import PositiveInt
 from PIL import Image
 from safetensors import SafetensorError
 from timm.data import ImageNetInfo, create_transform, infer_imagenet_subset, resolve_model_data_config
 from timm.layers import to_2tuple
 from torch import Tensor, nn
+from torch.utils.data import DataLoader
 
-from ..data.images import MAX_PIXELS
-from ..data.names import printable
-from ..engine import load_config, load_run
-from ..engine.build import MODEL_ERRORS, one_line, pick_device
-from ..engine.checkpoint import load_weights
-from ..engine.config import DataConfig, nearest
-from ..engine.evaluate import name_weights
+from .data.images import EXTENSIONS, MAX_PIXELS, read_image
+from .data.names import printable
+from .engine import load_config, load_run
+from .engine.build import MODEL_ERRORS, one_line, pick_device
+from .engine.checkpoint import load_weights
+from .engine.config import DataConfig, nearest
+from .engine.evaluate import name_weights
 
 REMOTE = ("hf-hub:", "hf_hub:", "local-dir:")  # prefixes of names that timm looks up outside its registry
 TRAINING_KWARGS = ("drop_rate", "pos_drop_rate", "drop_path_rate")  # recorded by a run, not used in inference
 OWN_WEIGHTS = {"pretrained_cfg", "pretrained_cfg_overlay"}  # arguments of a timm model that can name weights
-USER_ERRORS = (ValueError, OSError, ImportError)  # a command prints these as one line
 
 
 @dataclass(frozen=True)
@@ -71,49 +70,17 @@ class LoadedModel:
         try:
             return int(name)
         except ValueError:
-            known = nearest(name, names) if names else "the classes have numbers only"
-            raise ValueError(f"{self.name} has no class {name!r}; {known}") from None
+            hint = nearest(name, names) if names else "the classes have numbers only"
+            raise ValueError(f"{self.name} has no class {name!r}; {hint}") from None
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds MODEL, --checkpoint, --model-kwargs and --device to a command line."""
-    parser.add_argument("model", metavar="MODEL", help="directory of a run, or name of a timm model")
-    help = "run: best (default) or last; timm model: pretrained (default), random, or a file of weights"
-    parser.add_argument("--checkpoint", metavar="WHICH", help=help)
-    help = "arguments of a timm model, such as num_classes=10 img_size=64 patch_size=4 (default: none)"
-    parser.add_argument("--model-kwargs", nargs="+", default=[], type=key_value, metavar="KEY=VALUE", help=help)
-    parser.add_argument("--device", default="auto", help="auto (default), cpu, cuda, cuda:1, ...")
-
-
-def key_value(text: str) -> tuple[str, Any]:
-    """The key and the value of KEY=VALUE, a Python literal or else a string."""
-    key, equals, value = text.partition("=")
-    if not (key and equals):
-        raise argparse.ArgumentTypeError(f"{text!r} is not KEY=VALUE; give images and other arguments before it")
-    try:
-        return key, ast.literal_eval(value)
-    except (SyntaxError, ValueError):
-        return key, {"true": True, "false": False}.get(value.lower(), value)
-
-
-def add_max_pixels(parser: argparse.ArgumentParser) -> None:
-    """Adds --max-pixels to a command line that reads image files."""
-    help = "refuse image files of more pixels (width times height), which fill the memory (default: %(default)s)"
-    parser.add_argument("--max-pixels", type=PositiveInt, default=MAX_PIXELS, metavar="N", help=help)
-
-
-def from_options(options: argparse.Namespace) -> LoadedModel:
-    """Loads the model that a command line with `add_arguments` names."""
-    return load_model(options.model, options.checkpoint, dict(options.model_kwargs), options.device)
-
-
-def load_model(
+def load(
     name: str | Path,
     checkpoint: str | None = None,
     model_kwargs: dict[str, Any] | None = None,
     device: str = "auto",
 ) -> LoadedModel:
-    """Loads a classifier with its preprocessing and class names. It is `vilonghorn.load`, too.
+    """Loads a classifier with its preprocessing and class names.
 
     Example::
 
@@ -138,14 +105,52 @@ def load_model(
     """
     name = str(name)
     if Path(name).is_dir():
-        loaded = _from_run(name, checkpoint or "best", model_kwargs)
+        loaded = _load_run(name, checkpoint or "best", model_kwargs)
     elif name.startswith(REMOTE) or timm.is_model(name):
-        loaded = _from_timm(name, checkpoint or "pretrained", model_kwargs or {})
+        loaded = _load_timm(name, checkpoint or "pretrained", model_kwargs or {})
     else:
-        known = nearest(name, timm.list_models())
-        raise ValueError(f"{name} is neither the directory of a run nor a model that timm knows; {known}")
+        hint = nearest(name, timm.list_models())
+        raise ValueError(f"{name} is neither the directory of a run nor a model that timm knows; {hint}")
     loaded.model.to(pick_device(device)).eval()
     return loaded
+
+
+@torch.inference_mode()
+def predict(
+    loaded: LoadedModel,
+    files: Sequence[str],
+    *,
+    top: int = 5,
+    batch_size: int = 32,
+    workers: int = 0,
+    max_pixels: int = MAX_PIXELS,
+) -> Iterator[dict[str, Any]]:
+    """Classifies image files in batches.
+
+    Args:
+        loaded: the model, of `load`.
+        files: paths of images.
+        top: number of classes for each image.
+        batch_size: images in a batch.
+        workers: processes that read images; with 0 this process reads them.
+        max_pixels: a file of more pixels is an error.
+
+    Yields:
+        For each file, in order: {"image": file, "predictions": [{"class": number, "name": its name or None,
+        "probability": 0 to 1}, ...]}, the most probable first; or {"image": file, "error": sentence}.
+
+    Raises:
+        ValueError: the model has no classes, does not take the images, or returns scores that are not finite.
+    """
+    if getattr(loaded.model, "num_classes", None) == 0:
+        raise ValueError(f"{loaded.name} has no classifier: give it num_classes, and weights for them")
+    read = partial(_read_batch, loaded.transform, max_pixels)
+    for batch in DataLoader(files, batch_size, num_workers=workers, collate_fn=read):
+        images = [image for _, image in batch if isinstance(image, Tensor)]
+        predictions = iter(_classify(loaded, torch.stack(images), top) if images else [])
+        for file, image in batch:
+            result = {"error": image} if isinstance(image, str) else {"predictions": next(predictions)}
+            yield {"image": file, **result}
 
 
 def preprocessing(data: DataConfig) -> dict[str, Any]:
@@ -157,19 +162,6 @@ def preprocessing(data: DataConfig) -> dict[str, Any]:
         crop_pct=data.crop_pct,
         interpolation={"area": "box"}.get(data.interpolation, data.interpolation),
     )
-
-
-def _from_run(name: str, checkpoint: str, model_kwargs: dict[str, Any] | None) -> LoadedModel:
-    if checkpoint not in ("best", "last"):
-        raise ValueError(f"--checkpoint is {checkpoint!r}, expected best or last: {name} is the directory of a run")
-    if model_kwargs:
-        raise ValueError(f"{name} is the directory of a run, which has its own arguments: leave out --model-kwargs")
-    model, record = load_run(name, checkpoint)
-    config, title = load_config(Path(name) / "config.yaml").data, f"{name} ({record['model']}, {checkpoint})"
-    data, weights = preprocessing(config), f"run {Path(name).resolve().name}, {name_weights(checkpoint, record)}"
-    transform = create_transform(**data, is_training=False)
-    names, mean, std = record.get("class_names"), data["mean"], data["std"]
-    return LoadedModel(title, model, transform, mean, std, names, record["model"], weights, Path(config.val))
 
 
 def read_record(file: Path, model: str | None) -> dict[str, Any]:
@@ -193,7 +185,28 @@ def read_record(file: Path, model: str | None) -> dict[str, Any]:
     return record
 
 
-def _from_timm(name: str, checkpoint: str, model_kwargs: dict[str, Any]) -> LoadedModel:
+def _load_run(name: str, checkpoint: str, model_kwargs: dict[str, Any] | None) -> LoadedModel:
+    if checkpoint not in ("best", "last"):
+        raise ValueError(f"--checkpoint is {checkpoint!r}, expected best or last: {name} is the directory of a run")
+    if model_kwargs:
+        raise ValueError(f"{name} is the directory of a run, which has its own arguments: leave out --model-kwargs")
+    model, record = load_run(name, checkpoint)
+    config = load_config(Path(name) / "config.yaml").data
+    data = preprocessing(config)
+    return LoadedModel(
+        name=f"{name} ({record['model']}, {checkpoint})",
+        model=model,
+        transform=create_transform(**data, is_training=False),
+        mean=data["mean"],
+        std=data["std"],
+        class_names=record.get("class_names"),
+        architecture=record["model"],
+        weights=f"run {Path(name).resolve().name}, {name_weights(checkpoint, record)}",
+        val=Path(config.val),
+    )
+
+
+def _load_timm(name: str, checkpoint: str, model_kwargs: dict[str, Any]) -> LoadedModel:
     file = None if checkpoint in ("pretrained", "random") else Path(checkpoint)
     if file is not None and not file.is_file():
         raise FileNotFoundError(f"there are no weights {file}: --checkpoint takes a file, pretrained or random")
@@ -214,7 +227,7 @@ def _from_timm(name: str, checkpoint: str, model_kwargs: dict[str, Any]) -> Load
         arguments["pretrained_cfg_overlay"] = overlay
     try:
         model = timm.create_model(name, pretrained=checkpoint != "random", **arguments)
-        class_names = _pretrained_class_names(model) if checkpoint == "pretrained" else None
+        class_names = _pretrained_class_names(model) if checkpoint == "pretrained" else record.get("class_names")
     except (*MODEL_ERRORS, OSError, EOFError, pickle.UnpicklingError, SafetensorError) as error:
         if file is not None:
             raise ValueError(f"{file} does not hold weights of {name} ({one_line(error)})") from error
@@ -222,16 +235,20 @@ def _from_timm(name: str, checkpoint: str, model_kwargs: dict[str, Any]) -> Load
         raise ValueError(f"timm cannot make {name} with {given} ({one_line(error)})") from error
     if getattr(model, "in_chans", 3) != 3:
         raise ValueError(f"{name} takes images of {model.in_chans} channels, expected 3: files are read as RGB")
-    if file is not None:
-        class_names = record.get("class_names")
     if class_names is not None and len(class_names) != model.num_classes:
         raise ValueError(f"{name} has {model.num_classes} classes but its weights come with {len(class_names)} names")
     size = {"input_size": (3, *to_2tuple(model_kwargs["img_size"]))} if "img_size" in model_kwargs else {}
     data = resolve_model_data_config(model, size)
-    transform, mean, std = create_transform(**data, is_training=False), data["mean"], data["std"]
-    weights = f"{checkpoint} weights" if file is None else f"weights of {file.name}"
-    architecture = Path(name).name if name.startswith("local-dir:") else name
-    return LoadedModel(f"{name} ({checkpoint})", model, transform, mean, std, class_names, architecture, weights)
+    return LoadedModel(
+        name=f"{name} ({checkpoint})",
+        model=model,
+        transform=create_transform(**data, is_training=False),
+        mean=data["mean"],
+        std=data["std"],
+        class_names=class_names,
+        architecture=Path(name).name if name.startswith("local-dir:") else name,
+        weights=f"{checkpoint} weights" if file is None else f"weights of {file.name}",
+    )
 
 
 def _pretrained_class_names(model: nn.Module) -> list[str] | None:
@@ -243,3 +260,37 @@ def _pretrained_class_names(model: nn.Module) -> list[str] | None:
         return list(cfg["label_names"])
     subset = infer_imagenet_subset(model)
     return subset and ImageNetInfo(subset).label_descriptions()
+
+
+def _read_batch(
+    transform: Callable[[Image.Image], Tensor], max_pixels: int, files: Sequence[str]
+) -> list[tuple[str, Tensor | str]]:
+    """Pairs each file with the model's input, or with a sentence on why it cannot be read."""
+    batch: list[tuple[str, Tensor | str]] = []
+    for file in files:
+        try:
+            if os.path.isdir(file):
+                expected = f"expected names that end in {', '.join(EXTENSIONS)}"
+                raise ValueError(f"{printable(file)}: no image in this folder; {expected}")
+            batch.append((file, transform(read_image(file, max_pixels))))
+        except ValueError as error:
+            batch.append((file, str(error)))
+    return batch
+
+
+def _classify(loaded: LoadedModel, images: Tensor, top: int) -> list[list[dict[str, Any]]]:
+    """The predictions of each image of a batch (B, 3, H, W)."""
+    try:
+        scores = loaded.model(images.to(loaded.device)).float()
+    except MODEL_ERRORS as error:
+        raise ValueError(f"{loaded.name} does not take images {tuple(images.shape)} ({one_line(error)})") from error
+    if scores.dim() != 2:
+        raise ValueError(f"{loaded.name} returns scores {tuple(scores.shape)}, expected (images, classes)")
+    if not scores.isfinite().all():
+        raise ValueError(f"{loaded.name} returns scores that are not finite numbers: its weights are damaged")
+    values, classes = scores.softmax(1).topk(min(top, scores.shape[1]))
+    names = loaded.class_names
+    return [
+        [{"class": c, "name": None if names is None else names[c], "probability": p} for c, p in zip(*pair)]
+        for pair in zip(classes.tolist(), values.tolist())
+    ]

@@ -1,14 +1,13 @@
 """The script that completes the commands and their options in a shell: `vilonghorn completion bash`."""
 
 import argparse
-import sys
 from collections.abc import Sequence
 from importlib import import_module
 
 import shtab
 
-from ..commands import COMMANDS, make_parser
 from ..engine.command_line import config_names
+from . import COMMANDS, make_parser
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -20,14 +19,14 @@ def build_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+def main(argv: Sequence[str]) -> int:
     """Runs the command; returns 0."""
     shell = build_parser().parse_args(argv).shell
     parser, names = argparse.ArgumentParser(prog="vilonghorn"), " ".join(config_names())
     commands = parser.add_subparsers()
-    for name, (module, help) in COMMANDS.items():
+    for name, help in COMMANDS.items():
         commands.add_parser(name, help=help)
-        command = commands.choices[name] = import_module(f"vilonghorn.{module}").build_parser()
+        command = commands.choices[name] = import_module(f"{__package__}.{name}").build_parser()
         for action in command._actions:
             if "--config" in action.option_strings:
                 action.complete = {"bash": "_vilonghorn_config", "zsh": f"({names})"}
@@ -36,7 +35,3 @@ def main(argv: Sequence[str] | None = None) -> int:
     preamble = {"bash": f'_vilonghorn_config() {{ compgen -W "{names}" -f -- "$1"; }}'}
     print(shtab.complete(parser, shell, preamble=preamble))
     return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,11 +1,6 @@
-"""A web page that classifies a dropped image and draws its maps: `vilonghorn web MODEL`.
-
-It shows the most probable classes and the maps of `vilonghorn.interpret`. It needs gradio (`pip install
-'vilonghorn[web]'`), listens to this machine only unless --host is given, and loads nothing from other machines.
-"""
+"""Serves a page that classifies a dropped image and draws its maps: `vilonghorn web MODEL`."""
 
 import argparse
-import sys
 from collections.abc import Sequence
 from html import escape
 from io import BytesIO
@@ -15,16 +10,38 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from ..commands import make_parser
 from ..data.beton.format import check_beton, read_sample
 from ..data.images import MAX_PIXELS, ImageFolder, read_image
 from ..data.names import printable
 from ..engine.figures import png
-from ..interpret import EXPLANATIONS, KINDS, check_backbone, draw, make_sheet
-from .loaded_model import USER_ERRORS, LoadedModel, add_arguments, add_max_pixels, from_options
-from .predict import predict
+from ..inference import LoadedModel, predict
+from ..interpret import EXPLANATIONS, KINDS, draw, make_sheet
+from . import make_parser
+from .arguments import add_max_pixels, add_model, load_backbone
 
 NARROW = 700  # CSS pixels; on a narrower page, fewer maps are side by side
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The parser of the command, also of its completion."""
+    about = "Serve a page that shows the most probable classes of an image and the maps of `vilonghorn interpret`. It "
+    about += "needs gradio (`pip install 'vilonghorn[web]'`), listens to this machine only unless --host is given, and "
+    about += "loads nothing from other machines."
+    parser = make_parser("web", about, "runs/photos", "runs/photos --checkpoint last --port 8080")
+    add_model(parser)
+    parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
+    parser.add_argument("--port", type=int, help="default: the first free one from 7860")
+    add_max_pixels(parser)
+    return parser
+
+
+def main(argv: Sequence[str]) -> int:
+    """Runs the command until it is interrupted."""
+    options = build_parser().parse_args(argv)
+    page = build_page(load_backbone(options), options.max_pixels)
+    print(f"the page is at {launch(page, options.host, options.port)} until you press Ctrl+C", flush=True)
+    page.block_thread()
+    return 0
 
 
 def analyze(
@@ -69,14 +86,12 @@ def find_examples(val: Path | None, max_pixels: int = MAX_PIXELS) -> list[Image.
 
 
 def build_page(loaded: LoadedModel, max_pixels: int = MAX_PIXELS) -> Any:
-    """Builds the page of a model, for `launch`. It refuses images of more than `max_pixels`.
+    """Builds the page of a model of this library. It refuses images of more than `max_pixels`.
 
     Raises:
         ImportError: gradio is not installed.
-        TypeError: the model is not of this library.
         ValueError: the held-out data of the run, from which the examples are, are damaged.
     """
-    check_backbone(loaded.model)
     try:
         import gradio as gr
     except ImportError as error:
@@ -95,7 +110,7 @@ def build_page(loaded: LoadedModel, max_pixels: int = MAX_PIXELS) -> Any:
         return EXPLANATIONS[kind], gr.update(visible=kind == "cam")
 
     numbers = [("most probable", -1)] + [(loaded.class_name(i), i) for i in range(loaded.model.num_classes)]
-    with gr.Blocks(title=loaded.architecture, analytics_enabled=False) as blocks:
+    with gr.Blocks(title=loaded.architecture, analytics_enabled=False) as page:
         gr.HTML(f"<h1>{escape(loaded.architecture)}</h1>{escape(printable(loaded.weights))}", padding=False)
         with gr.Row():
             with gr.Column():
@@ -117,40 +132,13 @@ def build_page(loaded: LoadedModel, max_pixels: int = MAX_PIXELS) -> Any:
         changes = [file.change, kind.input, target.input]
         settings = dict(js="(...inputs) => [...inputs.slice(0, 3), window.innerWidth]", concurrency_limit=1)
         gr.on(changes, show, [file, kind, target, width], [classes, maps], concurrency_id="model", **settings)
-    return blocks
+    return page
 
 
-def launch(blocks: Any, host: str = "127.0.0.1", port: int | None = None) -> str:
-    """Serves a page in background threads, until `blocks.close()` or the end of the process; returns its URL.
+def launch(page: Any, host: str = "127.0.0.1", port: int | None = None) -> str:
+    """Serves a page in background threads, until `page.close()` or the end of the process; returns its URL.
 
     The default port is the first free one from 7860. Raises OSError if the address or the port is not available.
     """
     settings = dict(share=False, ssr_mode=False, footer_links=[], max_file_size="50mb", quiet=True)
-    return blocks.launch(server_name=host, server_port=port, prevent_thread_lock=True, **settings)[1]
-
-
-def build_parser() -> argparse.ArgumentParser:
-    """The parser of the command, also of its completion."""
-    parser = make_parser("web", __doc__.split("\n\n")[1], "runs/photos", "runs/photos --checkpoint last --port 8080")
-    add_arguments(parser)
-    parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default: 127.0.0.1)")
-    parser.add_argument("--port", type=int, help="default: the first free one from 7860")
-    add_max_pixels(parser)
-    return parser
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """Runs the command until it is interrupted; returns 2 if the page cannot be served."""
-    options = build_parser().parse_args(argv)
-    try:
-        blocks = build_page(from_options(options), options.max_pixels)
-        print(f"the page is at {launch(blocks, options.host, options.port)} until you press Ctrl+C", flush=True)
-    except (*USER_ERRORS, TypeError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    blocks.block_thread()
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+    return page.launch(server_name=host, server_port=port, prevent_thread_lock=True, **settings)[1]
