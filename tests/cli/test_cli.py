@@ -9,17 +9,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from left_run import NAMES, leave_run, make_image
-from PIL import Image
 
 import vilonghorn
-from vilonghorn import commands
-from vilonghorn.commands import COMMANDS, main
-from vilonghorn.tools import completion, env, evaluate
+from vilonghorn.cli import COMMANDS, MOVED, env, main
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 EXEMPT = ("check", "labels", "model_kwargs", "push", "to")  # options without a default
-CODE = "import sys; from vilonghorn.commands import main; status = main(sys.argv[1:]); print('torch' in sys.modules)"
+CODE = "import sys; from vilonghorn.cli import main; status = main(sys.argv[1:]); print('torch' in sys.modules)"
 
 
 def python(*arguments: str) -> subprocess.CompletedProcess:
@@ -35,23 +31,9 @@ def script(tmp_path_factory) -> str:
     return str(path)
 
 
-@pytest.mark.parametrize(
-    "arguments, status, words",
-    [
-        (["--help"], 0, "classify image files"),
-        (["--version"], 0, f"vilonghorn {vilonghorn.__version__}"),
-        ([], 2, "classify image files"),
-        (["predcit"], 2, "error: there is no command 'predcit'; the nearest known are predict"),
-        (["xyzzy"], 2, "there is no command 'xyzzy'; known are train, evaluate"),
-    ],
-)
-def test_help_and_a_misspelt_command_are_answered_without_torch(script, arguments, status, words):
-    found = python(script, *arguments)
-    assert found.returncode == status and words in found.stdout + found.stderr
-    assert found.stdout.endswith("False\n")
-
-
-def test_a_closed_pipe_ends_a_command_in_silence(script):
+def test_help_needs_no_torch_and_a_closed_pipe_is_no_error(script):
+    found = python(script, "--help")
+    assert found.returncode == 0 and "classify image files" in found.stdout and found.stdout.endswith("False\n")
     reader, writer = os.pipe()
     os.close(reader)
     found = subprocess.run([sys.executable, script, "--help"], stdout=writer, stderr=subprocess.PIPE, text=True)
@@ -61,8 +43,33 @@ def test_a_closed_pipe_ends_a_command_in_silence(script):
 
 def test_python_m_is_the_same_command():
     found = python("-X", "importtime", "-m", "vilonghorn", "evaluat")
-    assert found.returncode == 2 and "nearest known are evaluate" in found.stderr
+    assert found.returncode == 2 and "error: there is no command 'evaluat'; did you mean evaluate?" in found.stderr
     assert " torch\n" not in found.stderr
+
+
+def test_the_version_is_printed(capsys):
+    assert main(["--version"]) == 0 and capsys.readouterr().out == f"vilonghorn {vilonghorn.__version__}\n"
+
+
+@pytest.mark.parametrize(
+    "arguments, words",
+    [
+        ([], "error: give a command"),
+        (["xyzzy"], "there is no command 'xyzzy'; expected one of train, evaluate"),
+        (["study", "recall", "--list"], "`vilonghorn study` has moved: in a clone of the repository, run `python docs/"),
+        (["data", "icons", "a.tgz", "out"], "run `python docs/comparison/icons.py OUT`"),
+        (["data", "mnist", "a.tgz", "out"], "run `python docs/comparison/mnist.py OUT`"),
+    ],
+)
+def test_what_is_no_command_gets_one_sentence(arguments, words, capsys):
+    assert main(arguments) == 2
+    err = capsys.readouterr().err
+    assert words in err and err.count("\n") == 1
+
+
+def test_moved_commands_are_where_the_table_says():
+    for command in MOVED.values():
+        assert (ROOT / command.split()[1]).exists(), command
 
 
 @pytest.mark.parametrize(
@@ -73,19 +80,18 @@ def test_python_m_is_the_same_command():
         (["-m", "train"], ["python", "-u", "-m", "vilonghorn", "train"], True),
         (["-m"], ["python", "-mvilonghorn"], True),
         (["-m", "vilonghorn"], ["python", "-m", "pytest", "vilonghorn"], False),
-        (["-m"], ["python", "-m", "vilonghorn.tools.predict"], False),
         (["-c"], ["python", "-c", "import vilonghorn"], False),
         ([], [], False),
     ],
 )
-def test_only_the_command_itself_puts_off_the_import_of_torch(argv, orig_argv, expected, monkeypatch):
+def test_only_the_command_itself_delays_the_import_of_torch(argv, orig_argv, expected, monkeypatch):
     monkeypatch.setattr(sys, "argv", argv)
     monkeypatch.setattr(sys, "orig_argv", orig_argv)
-    assert commands.is_program() == expected
+    assert vilonghorn._is_command() == expected
 
 
 def test_training_lets_idle_threads_sleep_unless_the_user_says_otherwise(monkeypatch):
-    monkeypatch.setitem(COMMANDS, "train", ("tools.env", "replaced"))
+    monkeypatch.setitem(sys.modules, "vilonghorn.cli.train", env)
     monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
     assert main(["env"]) == 0 and "OMP_WAIT_POLICY" not in os.environ
     assert main(["train"]) == 0 and os.environ["OMP_WAIT_POLICY"] == "PASSIVE"
@@ -95,7 +101,7 @@ def test_training_lets_idle_threads_sleep_unless_the_user_says_otherwise(monkeyp
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_help_has_examples_and_says_defaults(name):
-    parser = import_module(f"vilonghorn.{COMMANDS[name][0]}").build_parser()
+    parser = import_module(f"vilonghorn.cli.{name}").parser
     text = parser.format_help()
     assert text.startswith(f"usage: vilonghorn {name} ") and f"examples:\n  vilonghorn {name}" in text
     for action in parser._actions if name != "train" else ():  # jsonargparse says them by itself
@@ -104,30 +110,33 @@ def test_help_has_examples_and_says_defaults(name):
 
 
 def test_a_command_whose_packages_are_missing_is_one_sentence(monkeypatch, capsys):
-    monkeypatch.delitem(sys.modules, "vilonghorn.tools.completion")
+    monkeypatch.delitem(sys.modules, "vilonghorn.cli.completion", raising=False)
     monkeypatch.setitem(sys.modules, "shtab", None)
     assert main(["completion", "bash"]) == 2
     assert capsys.readouterr().err.startswith("error: vilonghorn completion cannot start: import of shtab halted")
 
 
-def test_evaluate_is_the_evaluation_of_train(monkeypatch):
+def test_ctrl_c_ends_a_command(monkeypatch, capsys):
+    def interrupt():
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(env, "report", interrupt)
+    assert main(["env"]) == 130 and capsys.readouterr().err == "interrupted\n"
+
+
+def test_evaluate_is_the_evaluation_of_train(tmp_path, monkeypatch, capsys):
+    assert main(["evaluate", str(tmp_path)]) == 2
+    assert "there is no" in capsys.readouterr().err
     given = []
-    monkeypatch.setattr(evaluate.train, "main", lambda argv: given.append(argv) or 0)
+    monkeypatch.setattr("vilonghorn.cli.train.main", given.append)
     assert main(["evaluate", "runs/a"]) == 0
     assert main(["evaluate", "runs/a", "--data.val", "b", "--checkpoint", "last"]) == 0
-    assert given == [
-        ["--evaluate", "runs/a", "--checkpoint", "best"],
-        ["--evaluate", "runs/a", "--checkpoint", "last", "--data.val", "b"],
-    ]
-
-
-def test_evaluate_refuses_what_train_refuses(tmp_path, capsys):
-    assert main(["evaluate", str(tmp_path)]) == 2
-    assert "holds no run" in capsys.readouterr().err
+    command = ["--evaluate", "runs/a", "--checkpoint"]
+    assert given == [[*command, "best"], [*command, "last", "--data.val", "b"]]
 
 
 def test_bash_completes_commands_options_names_and_files(tmp_path, capsys):
-    assert completion.main(["bash"]) == 0
+    assert main(["completion", "bash"]) == 0
     (tmp_path / "completion").write_text(capsys.readouterr().out)
     (tmp_path / "photos.yaml").touch()
     ask = """
@@ -146,13 +155,13 @@ done"""
         "last",
         "completion",
     ], found.stderr
-    assert completion.main(["zsh"]) == 0 and capsys.readouterr().out.startswith("#compdef vilonghorn")
+    assert main(["completion", "zsh"]) == 0 and capsys.readouterr().out.startswith("#compdef vilonghorn")
 
 
 def test_a_report_of_the_environment_says_what_runs_and_why_not(monkeypatch, capsys):
     monkeypatch.setenv("VILONGHORN_TEST", "1")
     monkeypatch.setenv("HF_TOKEN", "secret")
-    assert env.main(["--json"]) == 0
+    assert main(["env", "--json"]) == 0
     text = capsys.readouterr().out
     found = json.loads(text)
     assert found["versions"]["torch"] == torch.__version__ and found["versions"]["vilonghorn"] == vilonghorn.__version__
@@ -162,23 +171,7 @@ def test_a_report_of_the_environment_says_what_runs_and_why_not(monkeypatch, cap
     if found["libraries"]["cpu"]:
         assert Path(found["libraries"]["cpu"]).is_file()
         assert found["processor"]["chosen"] in found["processor"]["instruction_sets"]
-    assert env.main([]) == 0
-    assert f"\n  torch: {torch.__version__}\n" in capsys.readouterr().out
-
-
-def test_a_report_of_the_environment_says_that_no_kernel_runs(monkeypatch):
     monkeypatch.setattr(env.cpu, "_reason", "VILONGHORN_ISA is 'v9', expected ...")
-    found = env.report()
-    assert found["processor"]["chosen"] is None and found["backends"]["cpu"]["cpu"].startswith("VILONGHORN_ISA is 'v9'")
-
-
-def test_load_gives_the_model_of_a_run_ready_for_photographs(tmp_path):
-    model, image = leave_run(tmp_path / "run"), make_image(tmp_path / "a.png", 1)
-    loaded = vilonghorn.load(tmp_path / "run")
-    assert loaded.class_names == NAMES and not loaded.model.training
-    given = loaded.transform(Image.open(tmp_path / "a.png"))
-    torch.testing.assert_close(loaded.model(given[None]), model(image), rtol=0, atol=1e-5)
-    with pytest.raises(FileNotFoundError, match="last"):
-        vilonghorn.load(tmp_path / "run", checkpoint="last")
-    with pytest.raises(AttributeError, match="no attribute 'laod'"):
-        vilonghorn.laod  # noqa: B018
+    assert main(["env"]) == 0
+    text = capsys.readouterr().out
+    assert f"\n  torch: {torch.__version__}\n" in text and "chosen: null" in text and "cpu: VILONGHORN_ISA is 'v9'" in text

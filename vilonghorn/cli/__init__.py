@@ -1,7 +1,7 @@
 """The command `vilonghorn`, also `python -m vilonghorn`: the table of its commands.
 
-A command is the module of its name in this folder, with `build_parser()` and `main(argv)`. It is imported when it is
-chosen, by this table alone. Nothing here imports torch.
+A command is the module of its name in this folder, with `parser` and `main(argv)`, which returns the exit status (None
+is 0). It is imported when it is chosen, by this table alone. Nothing here imports torch.
 """
 
 import argparse
@@ -55,7 +55,7 @@ def make_parser(name: str, description: str, *examples: str) -> argparse.Argumen
     """The parser of `vilonghorn NAME`. Its help begins with a description and ends with examples of arguments."""
     return argparse.ArgumentParser(
         prog=f"vilonghorn {name}",
-        description=textwrap.fill(description, 100),
+        description=textwrap.fill(" ".join(description.split()), 100),
         epilog="\n  ".join(["examples:", *(f"vilonghorn {name} {example}".rstrip() for example in examples)]),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -113,4 +113,4 @@ def _run(name: str, arguments: list[str]) -> int:
     except (ImportError, ValueError) as error:  # a package is missing, or an environment variable is wrong
         print(f"error: vilonghorn {name} cannot start: {error}", file=sys.stderr)
         return 2
-    return command.main(arguments)
+    return command.main(arguments) or 0

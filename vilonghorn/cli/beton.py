@@ -1,6 +1,5 @@
-"""Writes an image folder to a `.beton` file: `vilonghorn beton SRC DST`. Checks one: `vilonghorn beton --check PATH`."""
+"""Writes an image folder (SRC/class/image) to a .beton file, which FFCV reads quickly, or checks one."""
 
-import argparse
 import json
 import sys
 from collections.abc import Sequence
@@ -12,41 +11,35 @@ from ..data.imagenet import flat_images
 from . import make_parser
 from .arguments import add_max_pixels
 
-DEFAULTS = write_beton.__kwdefaults__
 OPTIONS = ("mode", "max_resolution", "jpeg_quality", "compress_probability", "workers", "skip_unreadable", "overwrite")
 
-
-def build_parser() -> argparse.ArgumentParser:
-    """The parser of the command, also of its completion."""
-    about = "Write an image folder (SRC/class/image) to a .beton file, which FFCV reads quickly, or check one."
-    parser = make_parser("beton", about, "photos/train photos/train.beton", "--check photos/train.beton")
-    add = parser.add_argument
-    add("source", nargs="?", metavar="SRC", help="folder with one folder of images for each class")
-    add("target", nargs="?", metavar="DST", help="the .beton file to write")
-    add("--check", metavar="PATH", help="check this .beton, all image data included, and write nothing")
-    help = "SRC is ImageNet's flat validation folder, and PATH has its classes: the folder of the devkit "
-    help += "(ILSVRC2012_devkit_t12, with data/ILSVRC2012_validation_ground_truth.txt and data/meta.mat or "
-    help += "data/synsets.txt), or the table LOC_val_solution.csv"
-    add("--labels", metavar="PATH", help=help)
-    add("--mode", help="how images are stored: raw (pixels), jpg, or proportion (some as JPEG) (default: %(default)s)")
-    help = "longest side in pixels; larger images are shrunk (default: %(default)s)"
-    add("--max-resolution", type=int, help=help)
-    add_max_pixels(parser)
-    add("--jpeg-quality", type=int, help="1 (smallest file) to 100 (best image) (default: %(default)s)")
-    help = "fraction of images stored as JPEG in mode proportion (default: %(default)s)"
-    add("--compress-probability", type=float, help=help)
-    add("--workers", type=int, help="encoding threads (default: one for each CPU)")
-    help = "leave out images that cannot be decoded, and list them in DST.json (default: stop at the first)"
-    add("--skip-unreadable", action="store_true", help=help)
-    add("--overwrite", action="store_true", help="replace an existing DST")
-    add("--quiet", action="store_true", help="no progress bar")
-    parser.set_defaults(**{name: DEFAULTS[name] for name in OPTIONS})
-    return parser
+parser = make_parser("beton", __doc__, "photos/train photos/train.beton", "--check photos/train.beton")
+add = parser.add_argument
+add("source", nargs="?", metavar="SRC", help="folder with one folder of images for each class")
+add("target", nargs="?", metavar="DST", help="the .beton file to write")
+add("--check", metavar="PATH", help="check this .beton, all image data included, and write nothing")
+help = "SRC is ImageNet's flat validation folder, and PATH has its classes: the folder of the devkit "
+help += "(ILSVRC2012_devkit_t12, with data/ILSVRC2012_validation_ground_truth.txt and data/meta.mat or "
+help += "data/synsets.txt), or the table LOC_val_solution.csv"
+add("--labels", metavar="PATH", help=help)
+add("--mode", help="how images are stored: raw (pixels), jpg, or proportion (some as JPEG) (default: %(default)s)")
+help = "longest side in pixels; larger images are shrunk (default: %(default)s)"
+add("--max-resolution", type=int, help=help)
+add_max_pixels(parser)
+add("--jpeg-quality", type=int, help="1 (smallest file) to 100 (best image) (default: %(default)s)")
+help = "fraction of images stored as JPEG in mode proportion (default: %(default)s)"
+add("--compress-probability", type=float, help=help)
+add("--workers", type=int, help="encoding threads (default: one for each CPU)")
+help = "leave out images that cannot be decoded, and list them in DST.json (default: stop at the first)"
+add("--skip-unreadable", action="store_true", help=help)
+add("--overwrite", action="store_true", help="replace an existing DST")
+add("--quiet", action="store_true", help="no progress bar")
+# The defaults are those of the function.
+parser.set_defaults(**{name: write_beton.__kwdefaults__[name] for name in OPTIONS})
 
 
-def main(argv: Sequence[str]) -> int:
-    """Runs the command; returns 0."""
-    parser = build_parser()
+def main(argv: Sequence[str]) -> None:
+    """Runs the command."""
     options = parser.parse_args(argv)
     check, source, target = options.check, options.source, options.target
     if (check is None) != (source is not None and target is not None):
@@ -63,7 +56,6 @@ def main(argv: Sequence[str]) -> int:
         note = _summary(manifest_path(beton.path))
     size = beton.path.stat().st_size / 1e6
     print(f"{beton.path}: {beton.num_samples} images, {beton.num_classes} classes, {size:.1f} MB: {note}")
-    return 0
 
 
 def _summary(manifest: Path) -> str:

@@ -1,6 +1,5 @@
-"""Compares runs by results, speed, configuration and curves: `vilonghorn compare runs/a runs/b`."""
+"""Prints a table of runs, and the configuration keys in which they differ."""
 
-import argparse
 import json
 import statistics
 from collections.abc import Sequence
@@ -17,27 +16,21 @@ from ..engine.figures import png
 from ..engine.markdown import markdown
 from . import make_parser
 
-
-def build_parser() -> argparse.ArgumentParser:
-    """The parser of the command, also of its completion."""
-    about = "Print a table of runs, and the configuration keys in which they differ."
-    parser = make_parser("compare", about, "runs/a runs/b", "runs/imagenet/* --plot compare.png")
-    parser.add_argument("runs", metavar="RUN", nargs="+", help="directory of a run, finished or not")
-    help = "write a picture of top-1 and losses to this file (default: none)"
-    parser.add_argument("--plot", metavar="PNG", type=Path, help=help)
-    return parser
+parser = make_parser("compare", __doc__, "runs/a runs/b", "runs/imagenet/* --plot compare.png")
+parser.add_argument("runs", metavar="RUN", nargs="+", help="directory of a run, finished or not")
+help = "write a picture of top-1 and losses to this file (default: none)"
+parser.add_argument("--plot", metavar="PNG", type=Path, help=help)
 
 
-def main(argv: Sequence[str]) -> int:
-    """Runs the command; returns 0."""
-    options = build_parser().parse_args(argv)
+def main(argv: Sequence[str]) -> None:
+    """Runs the command."""
+    options = parser.parse_args(argv)
     runs = [read_run(path) for path in dict.fromkeys(options.runs)]
     print(markdown([row(run) for run in runs]))
     if rows := differences(runs):
         print("\nWhat differs:\n\n" + markdown(rows))
     if options.plot:
         draw(options.plot, runs)
-    return 0
 
 
 def read_run(path: str) -> dict[str, Any]:

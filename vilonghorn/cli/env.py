@@ -1,6 +1,5 @@
-"""Prints what a bug report needs: versions, processor, GPU, kernels, settings. `vilonghorn env`."""
+"""Prints what a bug report needs: versions, processor, GPU, kernels and why some cannot run, settings."""
 
-import argparse
 import json
 import os
 import platform
@@ -50,16 +49,11 @@ def report() -> dict[str, Any]:
     )
 
 
-def build_parser() -> argparse.ArgumentParser:
-    """The parser of the command, also of its completion."""
-    about = "Print what a bug report needs: versions, processor, GPU, kernels and why some cannot run, settings."
-    parser = make_parser("env", about, "", "--json > machine.json")
-    parser.add_argument("--json", action="store_true", help="as JSON (default: as YAML)")
-    return parser
+parser = make_parser("env", __doc__, "", "--json > machine.json")
+parser.add_argument("--json", action="store_true", help="as JSON (default: as YAML)")
 
 
-def main(argv: Sequence[str]) -> int:
-    """Runs the command; returns 0."""
-    as_json, found = build_parser().parse_args(argv).json, report()
+def main(argv: Sequence[str]) -> None:
+    """Runs the command."""
+    as_json, found = parser.parse_args(argv).json, report()
     print(json.dumps(found, indent=1) if as_json else yaml.safe_dump(found, sort_keys=False, width=1000).strip())
-    return 0

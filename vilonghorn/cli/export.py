@@ -1,4 +1,8 @@
-"""Exports a model for other runtimes: `vilonghorn export RUN --to onnx|ort|pt2|aoti`."""
+"""Exports a model to a file that runs without vilonghorn.
+
+The file takes any number of images, of any size that is a whole number of patches. It is first compared with the model
+in a process that cannot import this library. If it differs, nothing is written and the exit status is 1.
+"""
 
 import argparse
 import sys
@@ -23,38 +27,33 @@ from . import make_parser
 ONNX_PACKAGES = ("onnx", "onnxscript", "onnxruntime")
 
 
-def build_parser() -> argparse.ArgumentParser:
-    """The parser of the command, also of its completion."""
-    about = "Export a model to a file that runs without vilonghorn. The file takes any number of images, of any size "
-    about += "that is a whole number of patches. It is first compared with the model in a process that cannot import "
-    about += "this library. If it differs, nothing is written and the exit status is 1."
-    parser = make_parser("export", about, "runs/photos --to onnx", "vilonghorn_tiny --to pt2 --checkpoint weights.pth")
-    help = "directory of a run, or a model of this library, such as vilonghorn_tiny, also with a tag"
-    parser.add_argument("model", metavar="MODEL", nargs="?", help=help)
-    formats = ", ".join(f"{kind}: {form.title}" for kind, form in FORMATS.items())
-    parser.add_argument("--to", choices=FORMATS, help=f"format of the file (no default); {formats}")
-    help = "run: best (default) or last; model: a file of a run or one that timm reads (default: the tag's, or random)"
-    parser.add_argument("--checkpoint", metavar="WHICH", help=help)
-    help = "side, or height and width, of the position embedding, in pixels (default: the checkpoint's or model's)"
-    parser.add_argument("--img-size", type=int, nargs="+", help=help)
-    help = "export maps instead of logits: of these blocks, or levels of a pyramid (without INDEX: the model's default)"
-    parser.add_argument("--features", type=int, nargs="*", metavar="INDEX", help=help)
-    help = "type of the weights in the file; --to onnx and ort only (default: %(default)s)"
-    parser.add_argument("--weights", choices=WEIGHTS, default="fp32", help=help)
-    help = "opset of ONNX: 18, or 27, whose LinearAttention computes vilonghornv2_* (default: %(default)s)"
-    parser.add_argument("--opset", type=int, choices=OPSETS, default=OPSET, help=help)
-    help = f"file to write (default: NAME and {', '.join(form.suffix for form in FORMATS.values())})"
-    parser.add_argument("--output", type=Path, help=help)
-    help = "then time the file and the model (default: do not; without BATCH: 1)"
-    parser.add_argument("--bench", type=PositiveInt, nargs="*", metavar="BATCH", help=help)
-    help = "say what an exported file needs and whether it loads here (default: export MODEL)"
-    parser.add_argument("--check", type=Path, metavar="FILE", help=help)
-    return parser
+PT2 = "vilonghorn_tiny --to pt2 --checkpoint weights.pth"
+parser = make_parser("export", __doc__, "runs/photos --to onnx", PT2)
+help = "directory of a run, or a model of this library, such as vilonghorn_tiny, also with a tag"
+parser.add_argument("model", metavar="MODEL", nargs="?", help=help)
+formats = ", ".join(f"{kind}: {form.title}" for kind, form in FORMATS.items())
+parser.add_argument("--to", choices=FORMATS, help=f"format of the file (no default); {formats}")
+help = "run: best (default) or last; model: a file of a run or one that timm reads (default: the tag's, or random)"
+parser.add_argument("--checkpoint", metavar="WHICH", help=help)
+help = "side, or height and width, of the position embedding, in pixels (default: the checkpoint's or model's)"
+parser.add_argument("--img-size", type=int, nargs="+", help=help)
+help = "export maps instead of logits: of these blocks, or levels of a pyramid (without INDEX: the model's default)"
+parser.add_argument("--features", type=int, nargs="*", metavar="INDEX", help=help)
+help = "type of the weights in the file; --to onnx and ort only (default: %(default)s)"
+parser.add_argument("--weights", choices=WEIGHTS, default="fp32", help=help)
+help = "opset of ONNX: 18, or 27, whose LinearAttention computes vilonghornv2_* (default: %(default)s)"
+parser.add_argument("--opset", type=int, choices=OPSETS, default=OPSET, help=help)
+help = f"file to write (default: NAME and {', '.join(form.suffix for form in FORMATS.values())})"
+parser.add_argument("--output", type=Path, help=help)
+help = "then time the file and the model (default: do not; without BATCH: 1)"
+parser.add_argument("--bench", type=PositiveInt, nargs="*", metavar="BATCH", help=help)
+help = "say what an exported file needs and whether it loads here (default: export MODEL)"
+parser.add_argument("--check", type=Path, metavar="FILE", help=help)
 
 
 def main(argv: Sequence[str]) -> int:
     """Runs the command; returns 0, or 1 if the file differs from the model, does not load or cannot be timed."""
-    options = build_parser().parse_args(argv)
+    options = parser.parse_args(argv)
     if options.check:
         try:
             lines, loads = check(options.check)

@@ -1,4 +1,8 @@
-"""Draws what a backbone does with an image: `vilonghorn interpret MODEL IMAGE --what KIND --out FILE`."""
+"""Draws what a backbone does with an image.
+
+KIND is attention (which tokens the scan reads a token's output from), field (which pixels a token depends on), memory
+(how long the state remembers a token), pca (principal components of the features) or cam (Grad-CAM of a class).
+"""
 
 import argparse
 from collections.abc import Sequence
@@ -12,30 +16,32 @@ from . import make_parser
 from .arguments import add_max_pixels, add_model, load_backbone
 
 
-def build_parser() -> argparse.ArgumentParser:
-    """The parser of the command, also of its completion."""
-    about = "Draw what a backbone does with an image. KIND is attention (which tokens the scan reads a token's output "
-    about += "from), field (which pixels a token depends on), memory (how long the state remembers a token), pca "
-    about += "(principal components of the features) or cam (Grad-CAM of a class)."
-    cam = "runs/photos a.jpg --what cam --class cat --out cam.png"
-    parser = make_parser("interpret", about, "runs/photos a.jpg --out maps.png", cam)
-    add_model(parser)
-    parser.add_argument("image", metavar="IMAGE", help="image file")
-    parser.add_argument("--what", choices=KINDS, default="attention", metavar="KIND", help="default: attention")
-    parser.add_argument("--out", type=Path, required=True, metavar="FILE.png", help="picture to write")
-    help = "numbers from 0, -1 is the last (default: up to six, evenly spaced)"
-    parser.add_argument("--blocks", type=int, nargs="+", metavar="N", help=help)
-    help = "patch for attention (default: the class token) or field (default: the middle patch)"
-    parser.add_argument("--patch", type=_patch, metavar="ROW,COLUMN", help=help)
-    help = "class of cam by name or number (default: most probable)"
-    parser.add_argument("--class", dest="target", metavar="NAME", help=help)
-    add_max_pixels(parser)
-    return parser
+def _patch(text: str) -> tuple[int, int]:
+    try:
+        row, column = map(int, text.split(","))
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not ROW,COLUMN, such as 3,4") from None
+    return row, column
 
 
-def main(argv: Sequence[str]) -> int:
-    """Runs the command; returns 0."""
-    options = build_parser().parse_args(argv)
+CAM = "runs/photos a.jpg --what cam --class cat --out cam.png"
+parser = make_parser("interpret", __doc__, "runs/photos a.jpg --out maps.png", CAM)
+add_model(parser)
+parser.add_argument("image", metavar="IMAGE", help="image file")
+parser.add_argument("--what", choices=KINDS, default="attention", metavar="KIND", help="default: attention")
+parser.add_argument("--out", type=Path, required=True, metavar="FILE.png", help="picture to write")
+help = "numbers from 0, -1 is the last (default: up to six, evenly spaced)"
+parser.add_argument("--blocks", type=int, nargs="+", metavar="N", help=help)
+help = "patch for attention (default: the class token) or field (default: the middle patch)"
+parser.add_argument("--patch", type=_patch, metavar="ROW,COLUMN", help=help)
+help = "class of cam by name or number (default: most probable)"
+parser.add_argument("--class", dest="target", metavar="NAME", help=help)
+add_max_pixels(parser)
+
+
+def main(argv: Sequence[str]) -> None:
+    """Runs the command."""
+    options = parser.parse_args(argv)
     out = options.out
     if out.suffix.lower() != ".png":
         raise ValueError(f"--out is {out}, expected a name that ends in .png")
@@ -53,12 +59,3 @@ def main(argv: Sequence[str]) -> int:
     with atomic_write(out) as file:
         file.write(png(figure))
     print(f"{out}: {sheet.title}; blocks {', '.join(map(str, sheet.blocks))} of {loaded.name}; {options.image}")
-    return 0
-
-
-def _patch(text: str) -> tuple[int, int]:
-    try:
-        row, column = map(int, text.split(","))
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is not ROW,COLUMN, such as 3,4") from None
-    return row, column

@@ -1,6 +1,8 @@
-"""Classifies image files: `vilonghorn predict MODEL IMAGE...`."""
+"""Prints a line with the most probable classes of each image.
 
-import argparse
+An image that cannot be read is reported on standard error, the others are still classified, and the exit status is 1.
+"""
+
 import json
 import sys
 from collections.abc import Sequence
@@ -15,21 +17,15 @@ from ..inference import predict
 from . import make_parser
 from .arguments import add_max_pixels, add_model, load_model
 
-
-def build_parser() -> argparse.ArgumentParser:
-    """The parser of the command, also of its completion."""
-    about = "Print a line with the most probable classes of each image. An image that cannot be read is reported on "
-    about += "standard error, the others are still classified, and the exit status is 1."
-    parser = make_parser("predict", about, "runs/photos holiday/ --top 3", "vim_tiny a.jpg b.jpg --json")
-    add_model(parser)
-    parser.add_argument("images", nargs="+", metavar="IMAGE", help="image file, or folder of images at any depth")
-    parser.add_argument("--top", type=PositiveInt, default=5, help="number of classes to print per image (default: 5)")
-    parser.add_argument("--batch-size", type=PositiveInt, default=32, help="images in a batch (default: 32)")
-    help = "processes that read images (default: 0, the main process reads)"
-    parser.add_argument("--workers", type=NonNegativeInt, default=0, help=help)
-    parser.add_argument("--json", action="store_true", help="print one JSON object per image and line (default: text)")
-    add_max_pixels(parser)
-    return parser
+parser = make_parser("predict", __doc__, "runs/photos holiday/ --top 3", "vim_tiny a.jpg b.jpg --json")
+add_model(parser)
+parser.add_argument("images", nargs="+", metavar="IMAGE", help="image file, or folder of images at any depth")
+parser.add_argument("--top", type=PositiveInt, default=5, help="number of classes to print per image (default: 5)")
+parser.add_argument("--batch-size", type=PositiveInt, default=32, help="images in a batch (default: 32)")
+help = "processes that read images (default: 0, the main process reads)"
+parser.add_argument("--workers", type=NonNegativeInt, default=0, help=help)
+parser.add_argument("--json", action="store_true", help="print one JSON object per image and line (default: text)")
+add_max_pixels(parser)
 
 
 def find_images(names: Sequence[str]) -> list[str]:
@@ -43,7 +39,7 @@ def find_images(names: Sequence[str]) -> list[str]:
 
 def main(argv: Sequence[str]) -> int:
     """Runs the command; returns 0, or 1 if an image could not be read."""
-    options = build_parser().parse_args(argv)
+    options = parser.parse_args(argv)
     loaded, files = load_model(options), find_images(options.images)
     settings = {name: getattr(options, name) for name in ("top", "batch_size", "workers", "max_pixels")}
     failed = False

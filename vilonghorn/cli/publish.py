@@ -1,6 +1,5 @@
-"""Publishes the model of a run for timm and transformers: `vilonghorn publish RUN FOLDER`."""
+"""Makes a folder of a run that timm and transformers load, and uploads it to the Hugging Face Hub if --push."""
 
-import argparse
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -11,25 +10,20 @@ from ..publish import make_card, push_folder, save_pretrained
 from . import make_parser
 from .arguments import add_run
 
-
-def build_parser() -> argparse.ArgumentParser:
-    """The parser of the command, also of its completion."""
-    examples = ("runs/photos published/photos", "runs/photos published/photos --push me/photos --private")
-    about = "Make a folder of a run that timm and transformers load, and upload it to the Hugging Face Hub if --push."
-    parser = make_parser("publish", about, *examples)
-    add_run(parser)
-    parser.add_argument("folder", metavar="FOLDER", help="folder to make; it must not exist")
-    help = "also upload to this repository of the Hub (default: none)"
-    parser.add_argument("--push", metavar="OWNER/NAME", help=help)
-    parser.add_argument("--private", action="store_true", help="make a new repository private")
-    help = "licence of the weights, an identifier of the Hub such as apache-2.0 (default: %(default)s)"
-    parser.add_argument("--license", default="other", help=help)
-    return parser
+PUSH = "runs/photos published/photos --push me/photos --private"
+parser = make_parser("publish", __doc__, "runs/photos published/photos", PUSH)
+add_run(parser)
+parser.add_argument("folder", metavar="FOLDER", help="folder to make; it must not exist")
+help = "also upload to this repository of the Hub (default: none)"
+parser.add_argument("--push", metavar="OWNER/NAME", help=help)
+parser.add_argument("--private", action="store_true", help="make a new repository private")
+help = "licence of the weights, an identifier of the Hub such as apache-2.0 (default: %(default)s)"
+parser.add_argument("--license", default="other", help=help)
 
 
-def main(argv: Sequence[str]) -> int:
-    """Runs the command; returns 0."""
-    options = build_parser().parse_args(argv)
+def main(argv: Sequence[str]) -> None:
+    """Runs the command."""
+    options = parser.parse_args(argv)
     folder, (model, record) = options.folder, load_run(options.run, options.checkpoint)
     data = load_config(Path(options.run) / "config.yaml").data
     metrics = {"top-1 (%)": f"{record['top1']:.2f}", "top-5 (%)": f"{record['top5']:.2f}"}
@@ -46,4 +40,3 @@ def main(argv: Sequence[str]) -> int:
         except (OSError, ValueError) as error:  # ValueError: a name that the Hub refuses
             command = f"hf upload {options.push} {folder} ."
             raise OSError(f"{folder} is complete, but was not uploaded ({error}); upload it: {command}") from error
-    return 0

@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 
 import yaml
-from jsonargparse import ArgumentParser
 
 from ..engine import Distributed, Trainer, command_line, evaluate_run
 from ..engine.checkpoint import RunDirectory
@@ -19,11 +18,7 @@ examples:
   vilonghorn train --config photos --dry-run             updates, memory and time of a run
   vilonghorn train                                       handwritten digits: --config digits
   torchrun --nproc-per-node=8 -m vilonghorn train ...    on eight GPUs: docs/training.md"""
-
-
-def build_parser() -> ArgumentParser:
-    """The parser of the command, also of its completion."""
-    return command_line.build_parser(prog="vilonghorn train", description="Train an image classifier.", usage=USAGE)
+parser = command_line.build_parser(prog="vilonghorn train", description="Train an image classifier.", usage=USAGE)
 
 
 def main(argv: Sequence[str]) -> int:
@@ -40,7 +35,7 @@ def train(argv: Sequence[str]) -> None:
     """
     dist = Distributed()
     argv = command_line.complete(argv, command_line.configs_folder() / "digits.yaml")
-    config, options = command_line.parse(build_parser(), argv)
+    config, options = command_line.parse(parser, argv)
     if options.dry_run:
         if dist.is_main:
             cost = dry_run(config, options.processes, options.train_images, options.images_per_second)

@@ -1,6 +1,9 @@
-"""Serves a page that classifies a dropped image and draws its maps: `vilonghorn web MODEL`."""
+"""Serves a page that shows the most probable classes of an image and the maps of `vilonghorn interpret`.
 
-import argparse
+It needs gradio (`pip install 'vilonghorn[web]'`), listens to this machine only unless --host is given, and loads
+nothing from other machines.
+"""
+
 from collections.abc import Sequence
 from html import escape
 from io import BytesIO
@@ -22,26 +25,19 @@ from .arguments import add_max_pixels, add_model, load_backbone
 NARROW = 700  # CSS pixels; on a narrower page, fewer maps are side by side
 
 
-def build_parser() -> argparse.ArgumentParser:
-    """The parser of the command, also of its completion."""
-    about = "Serve a page that shows the most probable classes of an image and the maps of `vilonghorn interpret`. It "
-    about += "needs gradio (`pip install 'vilonghorn[web]'`), listens to this machine only unless --host is given, and "
-    about += "loads nothing from other machines."
-    parser = make_parser("web", about, "runs/photos", "runs/photos --checkpoint last --port 8080")
-    add_model(parser)
-    parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
-    parser.add_argument("--port", type=int, help="default: the first free one from 7860")
-    add_max_pixels(parser)
-    return parser
+parser = make_parser("web", __doc__, "runs/photos", "runs/photos --checkpoint last --port 8080")
+add_model(parser)
+parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
+parser.add_argument("--port", type=int, help="default: the first free one from 7860")
+add_max_pixels(parser)
 
 
-def main(argv: Sequence[str]) -> int:
+def main(argv: Sequence[str]) -> None:
     """Runs the command until it is interrupted."""
-    options = build_parser().parse_args(argv)
+    options = parser.parse_args(argv)
     page = build_page(load_backbone(options), options.max_pixels)
     print(f"the page is at {launch(page, options.host, options.port)} until you press Ctrl+C", flush=True)
     page.block_thread()
-    return 0
 
 
 def analyze(
