@@ -13,19 +13,18 @@ import torch
 from left_run import NAMES, leave_run, make_image
 from PIL import Image
 
+from vilonghorn import load
+from vilonghorn.cli import main, web
 from vilonghorn.data.beton.writer import write_beton
 from vilonghorn.interpret.draw import EXPLANATIONS, draw, make_sheet
-from vilonghorn.tools import web
-from vilonghorn.tools.loaded_model import load_model
 
-KWARGS = dict(num_classes=6, img_size=16, patch_size=4, depth=2, embed_dim=32)  # of `leave_run`
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 
 
 @pytest.fixture
 def loaded(tmp_path):
     leave_run(tmp_path / "run")
-    return load_model(str(tmp_path / "run"))
+    return load(tmp_path / "run")
 
 
 @pytest.fixture
@@ -141,14 +140,6 @@ def test_examples_are_one_image_of_each_class_of_a_folder_or_a_beton(val, tmp_pa
         web.find_examples(tmp_path / "val.beton")
 
 
-def test_the_page_names_a_model_and_its_weights(loaded, tmp_path):
-    assert (loaded.architecture, loaded.weights) == ("vilonghorn_nano", "run run, best weights (ema, epoch 3)")
-    random = load_model("vilonghorn_nano", "random", dict(depth=1))
-    assert (random.architecture, random.weights, random.val) == ("vilonghorn_nano", "random weights", None)
-    loaded = load_model("vilonghorn_nano", str(tmp_path / "run" / "best.safetensors"), KWARGS)
-    assert loaded.weights == "weights of best.safetensors"
-
-
 def test_what_the_page_says_needs_no_page(loaded, tmp_path):
     image = make_image(tmp_path / "a.png", 3)
     classes, picture = web.analyze(loaded, str(tmp_path / "a.png"), "memory")
@@ -166,9 +157,9 @@ def test_what_the_page_says_needs_no_page(loaded, tmp_path):
 
 def test_without_gradio_or_with_another_model_there_is_a_sentence(tmp_path, monkeypatch, capsys):
     leave_run(tmp_path / "vit", "vit_tiny_patch16_224", num_heads=2)
-    assert web.main([str(tmp_path / "vit")]) == 2
+    assert main(["web", str(tmp_path / "vit")]) == 2
     assert "VisionTransformer, expected a vilonghorn_" in capsys.readouterr().err
     leave_run(tmp_path / "run")
     monkeypatch.setitem(sys.modules, "gradio", None)
-    assert web.main([str(tmp_path / "run")]) == 2
+    assert main(["web", str(tmp_path / "run")]) == 2
     assert "pip install 'vilonghorn[web]'" in capsys.readouterr().err

@@ -7,9 +7,9 @@ import os
 import numpy as np
 import pytest
 from scipy.io import savemat
+from vilonghorn.data.beton.__main__ import main
 
 from vilonghorn.data import check_beton, flat_images
-from vilonghorn.data.beton.__main__ import main
 
 # By class number; sorted, n01 is label 0, n02 label 1, n03 label 2.
 SYNSETS = ["n02", "n03", "n01"]

@@ -9,9 +9,9 @@ import timm
 import torch
 
 from vilonghorn.engine.dry_run import saved_bytes
+from vilonghorn.engine.markdown import fill_page
 from vilonghorn.models import vim
 from vilonghorn.ops import backends
-from vilonghorn.engine.markdown import fill_page
 
 ROOT = Path(__file__).parents[2]
 spec = importlib.util.spec_from_file_location("make_table", ROOT / "docs" / "models" / "make_table.py")

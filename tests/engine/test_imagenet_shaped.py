@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 from imagenet_shaped import SYNSETS, TRAIN, VAL, make_imagenet
 from safetensors import safe_open
+from vilonghorn.engine.train import train as main
 
 from vilonghorn.data import check_beton
 from vilonghorn.data.beton import __main__ as beton
-from vilonghorn.engine.train import train as main
 
 ROOT = Path(__file__).parents[2]
 

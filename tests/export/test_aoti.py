@@ -11,10 +11,10 @@ import pytest
 import torch
 from oracle import block_inputs, error, inputs, oracle, residual_block
 from torch import nn
+from vilonghorn.export.__main__ import main
 
 from vilonghorn import ops
 from vilonghorn.export import export, formats, native, runtime
-from vilonghorn.export.__main__ import main
 from vilonghorn.ops.backends import cpu
 
 ROOT = Path(__file__).parents[2]

@@ -6,9 +6,9 @@ import onnxruntime
 import pytest
 import timm
 import torch
+from vilonghorn.export.__main__ import main
 
 from vilonghorn.export import export, formats, load_for_export, runtime
-from vilonghorn.export.__main__ import main
 from vilonghorn.ops.backends import cpu
 
 TRUNK = ("vilonghorn_nano", dict(depth=2, out_indices=(0, -1)), ["rows", "columns"])

@@ -8,11 +8,11 @@ import timm
 import torch
 from left_run import NAMES, SIDE, leave_run
 from PIL import Image
+from vilonghorn.tools.loaded_model import load_model
 
 import vilonghorn
 from vilonghorn.export import load_for_export
 from vilonghorn.export.formats import describe
-from vilonghorn.tools.loaded_model import load_model
 
 
 def test_a_checkpoint_fits_another_image_size_and_a_state_dict_tells_its_classes(checkpoint, small, images, tmp_path):

@@ -10,9 +10,9 @@ import onnx
 import onnxruntime
 import pytest
 import torch
+from vilonghorn.export.__main__ import main
 
 from vilonghorn.export import export, formats, ort_library, runtime
-from vilonghorn.export.__main__ import main
 from vilonghorn.ops.backends import cpu
 
 ROOT = Path(__file__).parents[2]

@@ -11,9 +11,9 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from vilonghorn.export.__main__ import main
 
 from vilonghorn.export import VerificationError, export, formats, native, runtime
-from vilonghorn.export.__main__ import main
 from vilonghorn.export.weights import quantize
 from vilonghorn.ops.backends import cpu
 

@@ -1,9 +1,4 @@
-"""Sheets of maps and the command that draws them: the right numbers in the right cells, and what is refused."""
-
-import errno
-import os
-import re
-from dataclasses import replace
+"""Sheets of maps and their figures: the right numbers in the right cells."""
 
 import numpy as np
 import pytest
@@ -11,11 +6,10 @@ import torch
 from left_run import leave_run, make_image
 from PIL import Image
 
-from vilonghorn.interpret.__main__ import main
+from vilonghorn import load
 from vilonghorn.interpret.draw import KINDS, Row, Sheet, draw, make_sheet
 from vilonghorn.interpret.model import attention, grad_cam, memory, pca, receptive_field
 from vilonghorn.interpret.tokens import to_map
-from vilonghorn.tools.loaded_model import load_model
 
 GRID = (4, 4)
 
@@ -25,7 +19,7 @@ def run(tmp_path):
     """A run's directory, and its loaded with an image (3, 16, 16)."""
     leave_run(tmp_path / "run", depth=3)
     image = make_image(tmp_path / "a.png", 1)[0]
-    return tmp_path / "run", load_model(str(tmp_path / "run")), image
+    return tmp_path / "run", load(tmp_path / "run"), image
 
 
 def test_a_sheet_has_the_maps_of_each_block_and_direction(run):
@@ -60,23 +54,12 @@ def test_a_sheet_has_the_maps_of_each_block_and_direction(run):
 
 
 def test_a_model_that_scores_each_token_has_maps_without_a_prediction():
-    loaded = load_model("vilonghorn_nano", "random", dict(global_pool="", img_size=32, num_classes=5, depth=2))
+    loaded = load("vilonghorn_nano", "random", dict(global_pool="", img_size=32, num_classes=5, depth=2))
     assert make_sheet(loaded, torch.randn(3, 32, 32), "attention").prediction is None
 
 
-def test_a_class_is_named_by_its_name_or_number(run, tmp_path, capsys):
-    command = [str(run[0]), str(tmp_path / "a.png"), "--what", "cam", "--out", str(tmp_path / "cam.png"), "--class"]
-    for name in ("eel", "4"):
-        assert main([*command, name]) == 0
-        assert "Grad-CAM of class eel" in capsys.readouterr().out
-    digits = replace(run[1], class_names=["1", "0"])
-    assert [digits.class_index(name) for name in ("1", "0", "3")] == [0, 1, 3]  # a name comes before a number
-    with pytest.raises(ValueError, match="no class 'cat'; the classes have numbers only"):
-        replace(digits, class_names=None).class_index("cat")
-
-
 def test_deep_models_show_blocks_at_even_distances():
-    loaded = load_model("vilonghorn_nano", "random", dict(img_size=16, patch_size=8, depth=24, embed_dim=16))
+    loaded = load("vilonghorn_nano", "random", dict(img_size=16, patch_size=8, depth=24, embed_dim=16))
     assert make_sheet(loaded, torch.zeros(3, 16, 16), "field").blocks == [0, 5, 9, 14, 18, 23]
 
 
@@ -105,62 +88,3 @@ def test_a_figure_shows_each_map_in_its_cell(run):
     bars = [child for line in cells for child in line[-1].child_axes]
     assert [bar.get_ylabel() for bar in bars] == ["of maximum", "tokens"]
     assert [bar.get_ylim() for bar in bars] == [(0, 1), (0, 6)]
-
-
-@pytest.mark.parametrize("what", KINDS)
-def test_the_command_writes_a_picture(run, tmp_path, what, capsys):
-    out = tmp_path / f"{what}.png"
-    assert main([str(run[0]), str(tmp_path / "a.png"), "--what", what, "--out", str(out), "--blocks", "0", "-2"]) == 0
-    assert capsys.readouterr().out.startswith(f"{out}: ") and Image.open(out).size[0] > 500
-    assert np.asarray(Image.open(out)).std() > 10  # not an empty page
-
-
-@pytest.mark.parametrize(
-    "arguments, sentence",
-    [
-        (["--out", "{tmp}/a.jpg"], "expected a name that ends in .png"),
-        (["--out", "{tmp}/no/a.png"], "but there is no folder"),
-        (["--blocks", "3"], "block is 3, expected -3 to 2"),
-        (["--patch", "4,0"], "patch 4,0 is not on the image's grid of 4 rows and 4 columns"),
-        (["--what", "cam", "--class", "6"], "expected one of 0 to 5"),
-        (["--what", "cam", "--class", "eal"], "has no class 'eal'; the nearest known are eel"),
-        (["--what", "cam", "--blocks", "-1"], "take an earlier block"),
-        (["--what", "pca", "--patch", "1,1"], "--patch is for attention and field, not for --what pca"),
-        (["--class", "6"], "--class is for cam, not for --what attention"),
-        (["--checkpoint", "last"], "there are no weights"),
-    ],
-)
-def test_what_cannot_be_drawn_gets_one_sentence_and_no_file(run, tmp_path, arguments, sentence, capsys):
-    out = [] if "--out" in arguments else ["--out", str(tmp_path / "out.png")]
-    before = set(tmp_path.rglob("*"))
-    options = [argument.format(tmp=tmp_path) for argument in arguments]
-    assert main([str(run[0]), str(tmp_path / "a.png"), *out, *options]) == 2
-    lines = capsys.readouterr().err.splitlines()
-    assert len(lines) == 1 and sentence in lines[0]
-    assert set(tmp_path.rglob("*")) == before
-
-
-def test_a_full_disk_is_no_reason_to_resume_a_run(run, tmp_path, monkeypatch, capsys):
-    def full(path):
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
-
-    monkeypatch.setattr("vilonghorn.interpret.__main__.atomic_write", full)
-    assert main([str(run[0]), str(tmp_path / "a.png"), "--out", str(tmp_path / "out.png")]) == 2
-    err = capsys.readouterr().err
-    assert "No space left on device" in err and "resume" not in err
-
-
-def test_other_models_and_images_that_do_not_decode_are_refused(run, tmp_path, capsys):
-    (tmp_path / "b.png").write_bytes(b"no image")
-    out = ["--out", str(tmp_path / "out.png")]
-    assert main([str(run[0]), str(tmp_path / "b.png"), *out]) == 2
-    assert "b.png: not a readable image" in capsys.readouterr().err
-    leave_run(tmp_path / "vit", "vit_tiny_patch16_224", num_heads=2)
-    assert main([str(tmp_path / "vit"), str(tmp_path / "a.png"), *out]) == 2
-    assert re.search(
-        "VisionTransformer, expected a vilonghorn_., vilonghornv2_. or vim_. backbone", capsys.readouterr().err
-    )
-    with pytest.raises(SystemExit):
-        main([str(run[0]), str(tmp_path / "a.png"), *out, "--patch", "3"])
-    assert "'3' is not ROW,COLUMN" in capsys.readouterr().err
-    assert not (tmp_path / "out.png").exists()
