@@ -7,8 +7,8 @@ import os
 import numpy as np
 import pytest
 from scipy.io import savemat
-from vilonghorn.data.beton.__main__ import main
 
+from vilonghorn.cli import main
 from vilonghorn.data import check_beton, flat_images
 
 # By class number; sorted, n01 is label 0, n02 label 1, n03 label 2.
@@ -62,7 +62,7 @@ def test_labels_are_positions_among_the_sorted_names(flat, devkit, source):
 
 def test_the_command_writes_a_flat_folder(flat, devkit, tmp_path, capsys):
     path = tmp_path / "val.beton"
-    assert main([str(flat), str(path), "--labels", str(devkit), "--quiet"]) == 0
+    assert main(["beton", str(flat), str(path), "--labels", str(devkit), "--quiet"]) == 0
     assert "5 images, 3 classes" in capsys.readouterr().out
     assert check_beton(path).labels.tolist() == LABELS and check_beton(path).classes == ["n01", "n02", "n03"]
 

@@ -14,8 +14,8 @@ import pytest
 import yaml
 from PIL import Image
 from toy_run import OPTIONS
-from vilonghorn.engine.train import train
 
+from vilonghorn.cli.train import train
 from vilonghorn.engine import command_line
 from vilonghorn.engine.command_line import config_names, configs_folder, load_config, run
 from vilonghorn.engine.config import FIELDS
