@@ -27,7 +27,6 @@ from .engine.evaluate import name_weights
 
 REMOTE = ("hf-hub:", "hf_hub:", "local-dir:")  # prefixes of names that timm looks up outside its registry
 TRAINING_KWARGS = ("drop_rate", "pos_drop_rate", "drop_path_rate")  # recorded by a run, not used in inference
-OWN_WEIGHTS = {"pretrained_cfg", "pretrained_cfg_overlay"}  # arguments of a timm model that can name weights
 
 
 @dataclass(frozen=True)
@@ -208,15 +207,6 @@ def _load_run(name: str, checkpoint: str, model_kwargs: dict[str, Any] | None) -
 
 def _load_timm(name: str, checkpoint: str, model_kwargs: dict[str, Any]) -> LoadedModel:
     file = None if checkpoint in ("pretrained", "random") else Path(checkpoint)
-    if file is not None and not file.is_file():
-        raise FileNotFoundError(f"there are no weights {file}: --checkpoint takes a file, pretrained or random")
-    try:
-        cfg = None if name.startswith(REMOTE) else timm.get_pretrained_cfg(name)
-    except RuntimeError as error:
-        raise ValueError(f"{name}: {error}") from error
-    if checkpoint == "pretrained" and cfg and not cfg.has_weights and not model_kwargs.keys() & OWN_WEIGHTS:
-        remedy = "give a run's directory as MODEL, or a file of weights by --checkpoint"
-        raise ValueError(f"no pretrained weights for {name}: none are published yet; {remedy}")
     record = {} if file is None else read_record(file, None if name.startswith(REMOTE) else name.partition(".")[0])
     model_kwargs = record.get("kwargs", {}) | model_kwargs
     arguments = dict(model_kwargs)
@@ -231,8 +221,8 @@ def _load_timm(name: str, checkpoint: str, model_kwargs: dict[str, Any]) -> Load
     except (*MODEL_ERRORS, OSError, EOFError, pickle.UnpicklingError, SafetensorError) as error:
         if file is not None:
             raise ValueError(f"{file} does not hold weights of {name} ({one_line(error)})") from error
-        given = f"{checkpoint} weights and {model_kwargs}"
-        raise ValueError(f"timm cannot make {name} with {given} ({one_line(error)})") from error
+        hint = "--checkpoint takes a file, pretrained or random"
+        raise ValueError(f"timm cannot make {name} with {checkpoint} weights ({one_line(error)}); {hint}") from error
     if getattr(model, "in_chans", 3) != 3:
         raise ValueError(f"{name} takes images of {model.in_chans} channels, expected 3: files are read as RGB")
     if class_names is not None and len(class_names) != model.num_classes:
