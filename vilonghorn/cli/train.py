@@ -46,7 +46,7 @@ def train(argv: Sequence[str]) -> None:
         lines = [summarize(config.run.dir, options.checkpoint, result["record"], result)]
     else:
         if dist.restarts and options.overwrite:
-            raise ValueError("restarted by torchrun, --overwrite would delete the results of this run: use --resume")
+            raise ValueError("restarted by torchrun, --overwrite would replace this run itself: use --resume")
         resume = options.resume is not None or ("auto" if options.auto_resume or dist.restarts else False)
         trainer = Trainer(config, resume=resume, overwrite=options.overwrite)
         if trainer.progress.epoch == config.schedule.epochs and dist.is_main:
