@@ -26,12 +26,12 @@ from jsonargparse.typing import PositiveInt
 from vilonghorn.bench.interleaved import run_interleaved
 from vilonghorn.bench.report import figure, ratio
 from vilonghorn.data.files import atomic_write, write_json
+from vilonghorn.engine.environment import processor
+from vilonghorn.engine.markdown import fill_page, markdown
 from vilonghorn.export.formats import FORMATS, OPSET, libraries
 from vilonghorn.export.model import load_for_export
 from vilonghorn.export.runtime import load
 from vilonghorn.export.verify import export
-from vilonghorn.tools.env import processor
-from vilonghorn.tools.markdown import fill_page, markdown
 
 PAGE, JSON = Path("docs/export.md"), Path("docs/export/speed.json")
 MODEL, PEER = "vilonghorn_tiny", "deit_tiny_patch16_224"

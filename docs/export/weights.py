@@ -21,13 +21,13 @@ from vilonghorn.bench.interleaved import Steps, run_interleaved
 from vilonghorn.data.files import write_json
 from vilonghorn.engine import load_config
 from vilonghorn.engine.build import autocast, build_loader
+from vilonghorn.engine.environment import processor
 from vilonghorn.engine.evaluate import evaluate
+from vilonghorn.engine.markdown import fill_page, markdown
 from vilonghorn.export import export, load_for_export
 from vilonghorn.export.formats import FORMATS, libraries, trunk
 from vilonghorn.export.runtime import load
 from vilonghorn.export.weights import WEIGHTS
-from vilonghorn.tools.env import processor
-from vilonghorn.tools.markdown import fill_page, markdown
 
 PAGE, FIGURES = Path("docs/export.md"), Path("docs/export/weights.json")
 ROUNDS = 15

@@ -25,8 +25,8 @@ from vilonghorn.data.files import atomic_write, write_json
 from vilonghorn.engine import evaluate, load_config
 from vilonghorn.engine.build import autocast, build_loader
 from vilonghorn.engine.checkpoint import RunDirectory, load_weights, save_weights
+from vilonghorn.engine.markdown import fill_page, markdown
 from vilonghorn.models.builder import WEIGHTS
-from vilonghorn.tools.markdown import fill_page, markdown
 
 NAMES = {  # by study and candidate
     "icons": {

@@ -22,7 +22,7 @@ from matplotlib.figure import Figure
 from vilonghorn.bench import report as bench
 from vilonghorn.bench.candidates import FAMILIES, LOOP, STEPS
 from vilonghorn.data.files import atomic_write
-from vilonghorn.tools.markdown import fill_page, markdown
+from vilonghorn.engine.markdown import fill_page, markdown
 
 PAGE, FOLDER, README = Path("docs/performance.md"), Path("docs/performance"), Path("README.md")
 CHOOSING = Path("docs/choosing.md")

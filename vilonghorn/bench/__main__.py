@@ -18,10 +18,10 @@ import torch
 from jsonargparse.typing import PositiveInt
 from torch.profiler import ProfilerActivity, profile
 
-from ..commands import make_parser
+from ..cli import make_parser
 from ..data.files import write_json
-from ..tools.env import machine
-from ..tools.markdown import markdown
+from ..engine.environment import machine
+from ..engine.markdown import markdown
 from . import candidates, report
 from .candidates import FAMILIES, STEPS, WORKLOADS
 from .interleaved import Factory, Row, run_interleaved

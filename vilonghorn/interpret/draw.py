@@ -16,7 +16,7 @@ from matplotlib.ticker import MaxNLocator
 from torch import Tensor
 
 from ..engine.report import fit_text, shorten
-from ..tools.loaded_model import LoadedModel
+from ..inference import LoadedModel
 from .model import attention, grad_cam, memory, pca, receptive_field
 from .tokens import CLASS_TOKEN, block_index, check_classifier, grid_of, patch_token, to_map
 

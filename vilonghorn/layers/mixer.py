@@ -31,7 +31,7 @@ class Mixer(nn.Module):
         x_proj (G, R + 2N, D)      rows: dt, k, q       dt_proj (G, D, R), dt_bias (G, D)
         A_log (G, D, N)            rule "mamba" only    D (G, D)       out_proj.weight (dim, D)
 
-    k and q are what Mamba calls B and C. With shared_directions, Longhorn's own bidirectional form, directions share one
+    k and q are what Mamba calls B and C. With shared_directions, Longhorn's bidirectional form, directions share one
     set of parameters (G = 1 in these shapes) and one convolution, and each output has its own RMSNorm, with weights
     scan_norm, (directions, D). With num_heads=H, dt_proj is (G, H, R) and dt_bias (G, H). With d_conv=(height, width),
     conv_weight is (G, D, height, width) and works on the grid of patches (`conv2d_silu`). With rule=None there is no

@@ -9,7 +9,7 @@ from matplotlib import rc_context
 from matplotlib.figure import Figure
 
 from vilonghorn.data.files import atomic_write
-from vilonghorn.tools.markdown import markdown
+from vilonghorn.engine.markdown import markdown
 
 from .results import Interval, Report, choose_rate, interval, mean_validation, sweep_runs
 
