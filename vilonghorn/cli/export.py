@@ -17,7 +17,7 @@ from torch._inductor.exc import InvalidCxxCompiler
 
 from ..export import bench
 from ..export.check import check, kind_of
-from ..export.formats import FORMATS, OPSET, OPSETS, check_opset, check_weights, libraries
+from ..export.formats import FORMATS, check_weights, libraries
 from ..export.model import load_for_export
 from ..export.native import aoti_functions
 from ..export.verify import VerificationError, export
@@ -41,8 +41,6 @@ help = "export maps instead of logits: of these blocks, or levels of a pyramid (
 parser.add_argument("--features", type=int, nargs="*", metavar="INDEX", help=help)
 help = "type of the weights in the file; --to onnx and ort only (default: %(default)s)"
 parser.add_argument("--weights", choices=WEIGHTS, default="fp32", help=help)
-help = "opset of ONNX: 18, or 27, whose LinearAttention computes vilonghornv2_* (default: %(default)s)"
-parser.add_argument("--opset", type=int, choices=OPSETS, default=OPSET, help=help)
 help = f"file to write (default: NAME and {', '.join(form.suffix for form in FORMATS.values())})"
 parser.add_argument("--output", type=Path, help=help)
 help = "then time the file and the model (default: do not; without BATCH: 1)"
@@ -63,7 +61,7 @@ def main(argv: Sequence[str]) -> int:
         return 0 if loads else 1
     model = prepare(options)
     try:
-        errors = export(model, options.to, options.output, options.weights, options.opset)
+        errors = export(model, options.to, options.output, options.weights)
     except VerificationError as error:
         print(f"{error}; nothing was written", file=sys.stderr)
         return 1
@@ -110,6 +108,5 @@ def prepare(options: argparse.Namespace) -> nn.Module:
             raise ValueError(str(error)) from error
     libraries(options.to)
     model = load_for_export(options.model, options.checkpoint, options.img_size, options.features)
-    check_opset(model, options.to, options.opset)
     shorten(model, options.weights)  # fails where a weight is too large
     return model

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from .backends import choose_conv, cpu, cuda, has_rule
 from .chunked import scan_chunked_in_torch
-from .conv import conv2d_silu, conv_silu, conv_silu_scan_order
+from .conv import conv2d_silu, conv_silu, conv_silu_exportable, conv_silu_scan_order
 from .norm import rms_norm, rms_norm_exportable
 from .register import is_exporting, register_op
 from .rules import NO_RULE
@@ -159,12 +159,12 @@ def _exportable(
         return scan_exportable(ScanArguments(x, dt, k, q, **options))
 
     if scan_norm is not None:
-        return _shared(args, scan_norm, reverse, run_scan, rms_norm_exportable)
+        return _shared(args, scan_norm, reverse, run_scan, rms_norm_exportable, conv_silu_exportable)
     if args.rule == NO_RULE:
         z, u = convolve(args, conv_silu_scan_order)
         return _gated_mean(u.unbind(0) if args.conv_grid else flip_reversed(u, args.reverse), z)
     if args.rule == "longhorn_exact" and args.sizes.H < args.sizes.D and scan_backend is None:
-        z, *activations = projections(args)
+        z, *activations = projections(args, conv_silu_exportable)
         y = scan_chunked_in_torch(ChunkArguments(*activations, args.D, args.dt_bias, args.reverse))
         return _gated_mean(y.unbind(0), z)
     in_order = not args.conv_grid  # conv_silu_scan_order has flipped the tokens
@@ -187,9 +187,14 @@ def _to_channels(t: Tensor | None, args: MambaInnerArguments, dim: int) -> Tenso
 
 
 def _shared(
-    args: MambaInnerArguments, scan_norm: Tensor, reverse: Sequence[bool], run_scan: Callable, norm: Callable
+    args: MambaInnerArguments,
+    scan_norm: Tensor,
+    reverse: Sequence[bool],
+    run_scan: Callable[..., Tensor],
+    norm: Callable[..., Tensor],
+    conv: Callable[..., Tensor] = conv_silu,
 ) -> Tensor:
-    z, u, dt, k, q = projections(args)
+    z, u, dt, k, q = projections(args, conv)
     G = len(reverse)
     u, dt, k, q = (t.expand(G, -1, -1, -1) for t in (u, _to_channels(dt, args, -1), k, q))  # type: ignore[union-attr]
     weights = (args.A, args.D, _to_channels(args.dt_bias, args, 1))
