@@ -58,12 +58,11 @@ int mlp_forward(const VlBlock &, int isa);
 int mlp_backward(const VlBlock &, float *dmid, int isa);
 
 // Where channel_splits > 1, x_proj_forward runs before mamba_inner_forward, and x_proj_backward after
-// mamba_inner_backward. gemm_pack runs before gemm, gemm_int8_pack before gemm_int8.
+// mamba_inner_backward. By themselves, they are a convolution. gemm_pack runs before gemm, gemm_int8_pack before
+// gemm_int8.
 #define VL_JOBS(X, isa)                      \
   X(isa, scan_forward, VlScan)               \
   X(isa, scan_backward, VlScan)              \
-  X(isa, conv_forward, VlConv)               \
-  X(isa, conv_backward, VlConv)              \
   X(isa, x_proj_forward, VlMambaInner)       \
   X(isa, mamba_inner_forward, VlMambaInner)  \
   X(isa, mamba_inner_backward, VlMambaInner) \
