@@ -51,11 +51,10 @@ def test_a_block_agrees_with_the_oracle(rule, threads):
 
 
 @rules
-@dtypes
-def test_a_mixer_agrees_with_the_oracle(rule, dtype, threads):
-    values = mixer_inputs(2, 3, 70, 41, 16, 6, 4, rule=rule, dtype=dtype)
+def test_a_mixer_in_double_precision_agrees_with_the_oracle(rule, threads):
+    values = mixer_inputs(2, 3, 70, 41, 16, 6, 4, rule=rule, dtype=torch.float64)
     options = dict(rule=rule, reverse=[False, True])
-    compare(native_block.mamba_inner, values, TOLERANCE[dtype], truth=native_block.mamba_inner_truth, **options)
+    compare(native_block.mamba_inner, values, 1e-12, truth=native_block.mamba_inner_truth, **options)
 
 
 @rules
