@@ -40,7 +40,7 @@ block = differentiable(BlockArguments, 15, cpu.block_forward, cpu.block_backward
 mamba_inner = differentiable(
     MambaInnerArguments,
     8,
-    lambda args, save: cpu.mamba_inner_forward(args, save),
+    cpu.mamba_inner_forward,
     lambda dy, saved, args, wanted: cpu.mamba_inner_backward(dy, args, *saved),
 )
 

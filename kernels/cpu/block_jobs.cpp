@@ -1,13 +1,14 @@
-// The gated MLP of a block with its norm and residual. A job does all for its rows, whose values between the two
-// products stay in its cache; only the gradients of the weights are products over all rows, and dispatch.cpp runs them
-// afterwards.
+// The jobs of a block, forward its mixer and both ways its gated MLP, each with norm and residual. What lies between
+// two products stays in the cache: a job has one sequence of the mixer, or some rows of the MLP. The gradients of the
+// MLP's weights are products over all rows, which dispatch.cpp runs afterwards.
 #include "arena.h"
-#include "rows.h"
 #include "tile.h"
 
 namespace {
 
-// The rows of one job, and its working memory.
+constexpr int64_t kNormRows = 256;  // that in_proj of the mixer takes at once
+
+// The rows of one job of the MLP, and its working memory.
 struct Rows {
   const BlockPart &m;
   const int64_t tokens, begin, count, H;
@@ -100,6 +101,29 @@ struct Rows {
 }  // namespace
 
 namespace vilonghorn {
+bool VL_JOB(mixer_forward_job)(const BlockPart &b, int64_t job) {
+  const int64_t L = b.length, dim = b.dim, width = 2 * b.channels;
+  const float *x = (const float *)b.x + job * L * dim;
+  float *normed, *scale, *xz, *y = b.y + job * L * b.channels;
+  const bool allocated = scratch.allocate([&](Arena &c) {
+    normed = c.next<float>(kNormRows * dim), scale = c.next<float>(kNormRows);
+    xz = b.save ? (float *)b.xz + job * L * width : c.next<float>(L * width);
+  });
+  if (!allocated) return false;
+  for (int64_t first = 0; first < L; first += kNormRows) {
+    VlNorm norm = {};
+    norm.batch = least(L - first, kNormRows), norm.channels = dim, norm.eps = b.eps;
+    norm.x = x + first * dim, norm.weight = b.norm_weight, norm.y = normed, norm.scale = scale;
+    VL_JOB(norm_rows)(norm);
+    Gemm in = b.by_in_proj;
+    in.rows = norm.batch, in.a = normed, in.out = xz + first * width;
+    if (!VL_JOB(gemm_rows)(in)) return false;
+  }
+  if (!VL_JOB(mamba_inner_forward_job)(mamba_inner_of(b, xz, 0, b.y), job)) return false;
+  Gemm out = b.by_out_proj;
+  out.rows = L, out.a = y, out.out = (float *)(b.hidden ? b.mid : b.out) + job * L * dim, out.add = x;
+  return VL_JOB(gemm_rows)(out);
+}
 bool VL_JOB(mlp_forward_job)(const BlockPart &m, int64_t job) { return Rows(m, job).forward(); }
 bool VL_JOB(mlp_backward_job)(const BlockPart &m, int64_t job) { return Rows(m, job).backward(job); }
 }  // namespace vilonghorn
