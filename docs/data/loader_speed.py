@@ -19,7 +19,7 @@ from PIL import Image
 from tqdm import tqdm
 
 from vilonghorn.data import ImageFolder, Loader, create_loader, write_beton
-from vilonghorn.tools.markdown import markdown
+from vilonghorn.bench.tables import markdown
 
 MODES = ("jpg", "proportion", "raw")
 POLICY = "rand-m9-mstd0.5-inc1"

@@ -21,7 +21,7 @@ from vilonghorn.data import ImageFolder, create_loader, write_beton
 from vilonghorn.data.augment import ops
 from vilonghorn.data.augment.policy import Policy
 from vilonghorn.data.crops import center_crops
-from vilonghorn.tools.markdown import markdown
+from vilonghorn.bench.tables import markdown
 
 
 def report_pixels(folder: Path, temporary: Path, size: int, most: int = 64) -> None:

@@ -31,7 +31,7 @@ from vilonghorn.export.model import load_for_export
 from vilonghorn.export.runtime import load
 from vilonghorn.export.verify import export
 from vilonghorn.tools.env import processor
-from vilonghorn.tools.markdown import fill_page, markdown
+from vilonghorn.bench.tables import fill_page, markdown
 
 PAGE, JSON = Path("docs/export.md"), Path("docs/export/speed.json")
 MODEL, PEER = "vilonghorn_tiny", "deit_tiny_patch16_224"

@@ -27,7 +27,7 @@ from vilonghorn.export.formats import FORMATS, libraries, trunk
 from vilonghorn.export.runtime import load
 from vilonghorn.export.weights import WEIGHTS
 from vilonghorn.tools.env import processor
-from vilonghorn.tools.markdown import fill_page, markdown
+from vilonghorn.bench.tables import fill_page, markdown
 
 PAGE, FIGURES = Path("docs/export.md"), Path("docs/export/weights.json")
 ROUNDS = 15

@@ -24,7 +24,7 @@ from vilonghorn.engine.checkpoint import RunDirectory, load_weights, save_weight
 from vilonghorn.models.builder import WEIGHTS
 from vilonghorn.study.cell import data_file, run_directory, scores
 from vilonghorn.study.results import cell_of, read_report
-from vilonghorn.tools.markdown import fill_page, markdown
+from vilonghorn.bench.tables import fill_page, markdown
 
 NAMES = {  # by study and candidate
     "icons": {

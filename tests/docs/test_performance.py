@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from vilonghorn.bench.candidates import FAMILIES
-from vilonghorn.tools.markdown import fill_page
+from vilonghorn.bench.tables import fill_page
 
 ROOT = Path(__file__).parents[2]
 spec = importlib.util.spec_from_file_location("make_performance", ROOT / "docs" / "performance" / "make.py")

@@ -5,7 +5,7 @@ import shlex
 from collections.abc import Iterable
 from typing import Any
 
-from ..tools.markdown import markdown
+from ..bench.tables import markdown
 from .results import Interval, Report, choose_rate, interval, mean_validation, sweep_runs
 
 NONE = "–"
