@@ -46,7 +46,7 @@ def tables(folder: Path) -> dict[Path, dict[str, str]]:
     page = dict(
         speed=speed,
         runs="\n".join(map(machine_line, [*runs, v2])),
-        scan=merge([scan_lines(run["scan"]) for run in runs], 3),
+        scan=merge([[dict(list(line.items())[1:]) for line in scan_lines(run["scan"])] for run in runs], 2),
         ratios=ratios,
         models=markdown(model_lines(v2["models"])),
         precision=precision_table(dict(highest=highest, high=high)),
