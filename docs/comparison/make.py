@@ -21,11 +21,11 @@ import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter
 
+from vilonghorn.bench.tables import fill_page, markdown
 from vilonghorn.data.files import atomic_write
 from vilonghorn.study.plots import colour, draw, save_figures
 from vilonghorn.study.results import Interval, Report, interval, read_report
 from vilonghorn.study.tables import NONE, difference, listed, participants, render, score
-from vilonghorn.bench.tables import fill_page, markdown
 
 ROOT = Path(__file__).parents[2]
 FOLDER, PAGE, README = ROOT / "docs" / "comparison", ROOT / "docs" / "comparison.md", ROOT / "README.md"

@@ -17,6 +17,7 @@ import timm
 import torch
 
 import vilonghorn  # noqa: F401  (registers the models)
+from vilonghorn.bench.tables import fill_page, markdown
 from vilonghorn.data.files import atomic_write, write_json
 from vilonghorn.engine import evaluate, load_config
 from vilonghorn.engine.build import autocast, build_loader
@@ -24,7 +25,6 @@ from vilonghorn.engine.checkpoint import RunDirectory, load_weights, save_weight
 from vilonghorn.models.builder import WEIGHTS
 from vilonghorn.study.cell import data_file, run_directory, scores
 from vilonghorn.study.results import cell_of, read_report
-from vilonghorn.bench.tables import fill_page, markdown
 
 NAMES = {  # by study and candidate
     "icons": {

@@ -8,10 +8,10 @@ import pytest
 import timm
 import torch
 
+from vilonghorn.bench.tables import fill_page
 from vilonghorn.engine.dry_run import saved_bytes
 from vilonghorn.models import vim
 from vilonghorn.ops import backends
-from vilonghorn.bench.tables import fill_page
 
 ROOT = Path(__file__).parents[2]
 spec = importlib.util.spec_from_file_location("make_table", ROOT / "docs" / "models" / "make_table.py")

@@ -9,6 +9,7 @@ import datetime
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from jsonargparse.typing import PositiveInt
@@ -93,6 +94,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     date = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
     report = dict(command=["vilonghorn", "bench", *argv], date=date, machine=machine(options.device))
     print(", ".join(f"{key} {value}" for key, value in report["machine"].items()))
+    try:
+        problems = run(options, report)
+    except KeyboardInterrupt:
+        print("\ninterrupted" + (f": {options.json} has what was measured" if options.json else ""))
+        return 130
+    print("".join(f"not measured: {problem}\n" for problem in problems), end="")
+    return 1 if problems else 0
+
+
+def run(options: argparse.Namespace, report: dict[str, Any]) -> list[str]:
+    """Measures, prints the tables, and adds the rows to the report; returns what could not be measured."""
     problems = []
     for subject in [options.what] if options.what else SUBJECTS:
         report[subject] = []
@@ -103,8 +115,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                 write_json(options.json, report)
             print(f"\n{markdown(SUBJECTS[subject](rows))}", flush=True)
             problems += [f"{row.get('model') or row['rule']}: {row['problem']}" for row in rows if row["problem"]]
-    print("".join(f"not measured: {problem}\n" for problem in dict.fromkeys(problems)), end="")
-    return 1 if problems else 0
+    return list(dict.fromkeys(problems))
 
 
 if __name__ == "__main__":
