@@ -21,11 +21,11 @@ from study.results import cell_of, read_report
 from study.training import data_file, run_directory, scores
 
 import vilonghorn  # noqa: F401  (registers the models)
+from vilonghorn.bench.tables import fill_page, markdown
 from vilonghorn.data.files import atomic_write, write_json
 from vilonghorn.engine import evaluate, load_config
 from vilonghorn.engine.build import autocast, build_loader
 from vilonghorn.engine.checkpoint import RunDirectory, load_weights, save_weights
-from vilonghorn.engine.markdown import fill_page, markdown
 from vilonghorn.models.builder import WEIGHTS
 
 NAMES = {  # by study and candidate

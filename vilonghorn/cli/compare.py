@@ -9,10 +9,10 @@ from typing import Any
 import yaml
 from matplotlib.figure import Figure
 
+from ..bench.tables import markdown
 from ..data.files import atomic_write
 from ..engine.checkpoint import RunDirectory, read_log
 from ..engine.config import flatten
-from ..engine.markdown import markdown
 from ..engine.report import png
 from . import make_parser
 
