@@ -14,8 +14,7 @@ from torch import Tensor, fx, nn
 from ..ops.backends import cpu
 from ..ops.rules import NO_RULE, find_rule
 from ..ops.validate import MAX_CONV, MAX_STATE, autocast_dtype, check_flags
-from .fused import is_unchanged
-from .norm import to_fp32
+from .fused import decay_rates, is_unchanged
 
 # Range and lower limit of Mamba's initial step sizes, softplus(dt_bias).
 DT_MIN, DT_MAX, DT_FLOOR = 1e-3, 1e-1, 1e-4
@@ -200,7 +199,7 @@ class Mixer(nn.Module):
         """conv_weight, conv_bias, x_proj, dt_proj, dt_bias, A and D, as `vilonghorn.ops.mamba_inner` takes them."""
         A: Tensor | None = None
         if self.A_log is not None:
-            A = -torch.exp(to_fp32(self.A_log))
+            A = decay_rates(self.A_log)
         return self.conv_weight, self.conv_bias, self.x_proj, self.dt_proj, self.dt_bias, A, self.D
 
     def extra_repr(self) -> str:

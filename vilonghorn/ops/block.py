@@ -13,6 +13,7 @@ from .backends import cpu
 from .register import register_op
 from .validate import BlockArguments, autocast_dtype, check_flags, flatten_filter, validate_block
 
+_OWN_CLASSES = (torch.nn.Parameter, Tensor)  # a subclass may store something else
 X86 = platform.machine().lower() in ("x86_64", "amd64")
 
 
@@ -105,7 +106,7 @@ def prefers_block(x: Tensor) -> bool:
 
 def is_float32_on_cpu(t: Tensor) -> bool:
     """Whether `block` takes a tensor: float32, on the CPU, of torch's own class, without a lazy negation."""
-    return t.dtype == torch.float32 and t.is_cpu and type(t) in (Tensor, torch.nn.Parameter) and not t.is_neg()
+    return t.dtype is torch.float32 and t.is_cpu and type(t) in _OWN_CLASSES and not t.is_neg()
 
 
 def runs_bf16(x: Tensor) -> bool:

@@ -3,8 +3,9 @@
 Backends and kernels receive validated arguments, and read their sizes from `args.sizes`.
 """
 
+import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Annotated, Any, NamedTuple, get_type_hints
 
 import torch
@@ -15,6 +16,7 @@ from .rules import NO_RULE, find_rule
 REDUCTIONS = ("none", "mean")
 MAX_STATE = 64  # N
 MAX_CONV = 64  # K
+MAX_REMEMBERED = 4096  # combinations of shapes
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
 
@@ -185,6 +187,34 @@ _SHAPES = {
 }
 
 
+def remembered(check: Callable[[Any], object]) -> Callable[[Any], None]:
+    """A check of arguments that passes at once what has passed before with equal shapes, types and options."""
+    passed: set[tuple] = set()
+
+    @functools.wraps(check)
+    def wrapper(args: Any) -> None:
+        if torch.compiler.is_compiling():
+            check(args)
+            return
+        given = tuple([(a.shape, a.dtype, a.device) if isinstance(a, Tensor) else _hashable(a) for a in args])
+        try:
+            has_passed = given in passed
+        except TypeError:  # symbolic sizes
+            check(args)
+            return
+        if not has_passed:
+            check(args)
+            if len(passed) >= MAX_REMEMBERED:
+                passed.clear()
+            passed.add(given)
+
+    return wrapper
+
+
+def _hashable(option: Any) -> Any:
+    return tuple(option) if isinstance(option, list) else option
+
+
 def validate(operator: str, args: Any, sources: Sequence[str]) -> Sizes:
     """Checks the arguments of an operator and returns their sizes.
 
@@ -234,8 +264,9 @@ def validate(operator: str, args: Any, sources: Sequence[str]) -> Sizes:
     return sizes
 
 
-def validate_scan(args: ScanArguments) -> Sizes:
-    """Checks the arguments of a scan and returns their sizes."""
+@remembered
+def validate_scan(args: ScanArguments) -> None:
+    """Checks the arguments of a scan."""
     _check_activations("scan", args)
     if args.reduce not in REDUCTIONS:
         raise ValueError(f"scan: reduce is {args.reduce!r}, expected one of {', '.join(map(repr, REDUCTIONS))}")
@@ -247,17 +278,20 @@ def validate_scan(args: ScanArguments) -> Sizes:
     return sizes
 
 
-def validate_chunks(args: ChunkArguments) -> Sizes:
-    """Checks the arguments of `scan_chunked` and returns their sizes."""
+@remembered
+def validate_chunks(args: ChunkArguments) -> None:
+    """Checks the arguments of `scan_chunked`."""
     _check_activations("scan_chunked", args)
-    return validate("scan_chunked", args, ("x", "dt", "k"))
+    validate("scan_chunked", args, ("x", "dt", "k"))
 
 
-def validate_conv(args: ConvArguments) -> Sizes:
-    """Checks the arguments of `conv_silu` and returns their sizes."""
-    return validate("conv_silu", args, ("x", "weight"))
+@remembered
+def validate_conv(args: ConvArguments) -> None:
+    """Checks the arguments of `conv_silu`."""
+    validate("conv_silu", args, ("x", "weight"))
 
 
+@remembered
 def validate_norm(args: NormArguments) -> None:
     """Checks shapes and devices of `rms_norm`."""
     x, weight, _ = args
@@ -268,13 +302,15 @@ def validate_norm(args: NormArguments) -> None:
         raise ValueError(f"rms_norm: weight is on {weight.device} but x is on {x.device}; move them to one device")
 
 
-def validate_mamba_inner(args: MambaInnerArguments) -> Sizes:
-    """Checks the arguments of `mamba_inner` and returns their sizes."""
-    return _validate_mixer("mamba_inner", args, ("xz", "conv_weight"))
+@remembered
+def validate_mamba_inner(args: MambaInnerArguments) -> None:
+    """Checks the arguments of `mamba_inner`."""
+    _validate_mixer("mamba_inner", args, ("xz", "conv_weight"))
 
 
-def validate_block(args: BlockArguments) -> Sizes:
-    """Checks the arguments of `block`, which is for float32 tokens on the CPU, and returns their sizes."""
+@remembered
+def validate_block(args: BlockArguments) -> None:
+    """Checks the arguments of `block`, which is for float32 tokens on the CPU,."""
     mlp = args[11:14]
     if mlp.count(None) not in (0, 3):
         raise ValueError("block: some weights of the MLP are None, expected all three or none")
