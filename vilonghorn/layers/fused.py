@@ -79,13 +79,14 @@ def block_arguments(block: Any, x: Tensor, grid: list[int] | None, bf16: bool) -
     *inner, A_log, D = [mixer._parameters[name] for name in INNER_WEIGHTS]
     inner += [None if A_log is None else decay_rates(A_log), D]
     weights, mlp_eps = [layer._parameters["weight"] for layer in (norm, mixer.in_proj, mixer.out_proj)], 0.0
-    mlp_weights = (None, None, None)
+    mlp_weights: Any = (None, None, None)
     if mlp is not None:
         mlp_weights = [layer._parameters["weight"] for layer in (block.norm2, mlp.fc1, mlp.fc2)]
         mlp_eps = block.norm2.eps
     inner[0], conv_grid = flatten_filter("block", inner[0], grid)
     tensors = (x, *weights[:2], *inner, weights[2], *mlp_weights, None)
-    return BlockArguments(*tensors, mixer.rule, mixer.flags, norm.eps, mlp_eps, bf16, conv_grid)
+    arguments: Any = (*tensors, mixer.rule, mixer.flags, norm.eps, mlp_eps, bf16, conv_grid)
+    return BlockArguments(*arguments)
 
 
 def takes(block: Any, args: BlockArguments) -> bool:

@@ -5,7 +5,7 @@ One module for every rule and number of directions. Annotations are types, not s
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
@@ -38,6 +38,14 @@ class Mixer(nn.Module):
 
     Initialisation follows Mamba (arXiv 2312.00752) and, for the Longhorn rules, Longhorn (arXiv 2407.14207).
     """
+
+    if TYPE_CHECKING:  # registered by their names
+        x_proj: Tensor | None
+        dt_proj: Tensor | None
+        dt_bias: Tensor | None
+        A_log: Tensor | None
+        D: Tensor | None
+        scan_norm: Tensor | None
 
     def __init__(
         self,
@@ -145,9 +153,10 @@ class Mixer(nn.Module):
         for ones in (self.D, self.scan_norm):
             if ones is not None:
                 nn.init.ones_(ones)
+        if self.dt_bias is None:
+            return
         if self.A_log is None:
-            if self.dt_bias is not None:
-                nn.init.zeros_(self.dt_bias)
+            nn.init.zeros_(self.dt_bias)
             return
         dd: dict[str, Any] = {"device": self.dt_bias.device, "dtype": torch.float32}
         self.A_log.copy_(torch.arange(1, self.d_state + 1, **dd).log().expand_as(self.A_log))
@@ -185,7 +194,7 @@ class Mixer(nn.Module):
     def _autocast_forward(self, x: Tensor, grid: list[int] | None) -> Tensor:
         """`forward` with all projections converted at once: one launch instead of four, and one in backward."""
         conv_weight, conv_bias, x_proj, dt_proj, *others = self.inner_weights()
-        weights = (self.in_proj.weight, x_proj, dt_proj, self.out_proj.weight)
+        weights: Any = (self.in_proj.weight, x_proj, dt_proj, self.out_proj.weight)
         short = torch.cat([weight.flatten() for weight in weights]).to(autocast_dtype(x))
         parts = short.split([weight.numel() for weight in weights])
         in_proj, x_proj, dt_proj, out_proj = (part.view(w.shape) for part, w in zip(parts, weights))

@@ -117,8 +117,8 @@ def runs_bf16(x: Tensor) -> bool:
 def _fake(args: BlockArguments, save: bool) -> tuple[Tensor, ...]:
     G, B, L, D, N, _, R, _ = sizes = args.sizes
     shapes = [(B, L, 2 * D), (G, B, L, R + 2 * N), (sizes.num_saved_states(cpu.CHUNK, cpu.LANES),)]
-    no_mlp = args.mlp_in_proj is None
-    shapes += [(0,), (0,)] if no_mlp else [tuple(args.x.shape), (B, L, args.mlp_in_proj.shape[0])]
+    mlp_in_proj = args.mlp_in_proj
+    shapes += [(0,), (0,)] if mlp_in_proj is None else [tuple(args.x.shape), (B, L, mlp_in_proj.shape[0])]
     return args.x.new_empty(args.x.shape), *(args.x.new_empty(shape if save else 0) for shape in shapes)
 
 

@@ -5,6 +5,7 @@ The backends compute it, and `backends.choose` picks one. Autograd, `torch.compi
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -90,9 +91,10 @@ def scan_exportable(args: ScanArguments) -> Tensor:
             return scan_exportable(args)
     validate_scan(args)
     if torch.compiler.is_exporting():  # the exporters cannot decompose a captured loop that has gradients
-        args = ScanArguments(*(t.detach() if isinstance(t, Tensor) else t for t in args))
+        detached: Any = [t.detach() if isinstance(t, Tensor) else t for t in args]
+        args = ScanArguments(*detached)
     step, tokens = RULES[args.rule].step, prepare(args)
-    changing = (*tokens[:3], tokens.q.mT)  # a row times the state is one node of the loop
+    changing: tuple[Tensor, ...] = (*tokens[:3], tokens.q.mT)  # a row times the state is one node of the loop
 
     def run_token(state: Tensor, token: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
         x, gate, k, q = token

@@ -271,11 +271,10 @@ def validate_scan(args: ScanArguments) -> None:
     if args.reduce not in REDUCTIONS:
         raise ValueError(f"scan: reduce is {args.reduce!r}, expected one of {', '.join(map(repr, REDUCTIONS))}")
     _check_decay("scan", args.rule, args.A)
-    sizes = validate("scan", args, ("x", "k"))
+    validate("scan", args, ("x", "k"))
     for name, activation in zip(args._fields[1:5], args[1:5]):
         if activation is not None and activation.dtype != args.x.dtype:
             raise TypeError(f"scan: {name} is {activation.dtype} but x is {args.x.dtype}; expected one dtype")
-    return sizes
 
 
 @remembered
@@ -315,7 +314,7 @@ def validate_block(args: BlockArguments) -> None:
     if mlp.count(None) not in (0, 3):
         raise ValueError("block: some weights of the MLP are None, expected all three or none")
     sources = ("x", "conv_weight") if mlp[2] is None else ("x", "conv_weight", "mlp_out_proj")
-    sizes = _validate_mixer("block", args, sources)
+    _validate_mixer("block", args, sources)
     branches, scales = 1 if mlp[0] is None else 2, args.drop_scales
     if scales is not None and len(scales) != branches:
         raise ValueError(f"block: drop_scales has {len(scales)} rows, expected one for each of {branches} branches")
@@ -324,10 +323,9 @@ def validate_block(args: BlockArguments) -> None:
             raise TypeError(f"block: {name} is {tensor.dtype}, expected torch.float32")
     if not args.x.is_cpu or args.x.numel() == 0:
         raise ValueError(f"block: x has shape {tuple(args.x.shape)} on {args.x.device}, expected tokens on the CPU")
-    return sizes
 
 
-def _validate_mixer(operator: str, args: MambaInnerArguments | BlockArguments, sources: tuple[str, ...]) -> Sizes:
+def _validate_mixer(operator: str, args: MambaInnerArguments | BlockArguments, sources: tuple[str, ...]) -> None:
     scan_weights = dict(x_proj=args.x_proj, dt_proj=args.dt_proj, dt_bias=args.dt_bias, D=args.D)
     if args.rule == NO_RULE:
         scan_weights["A"] = args.A
@@ -346,7 +344,6 @@ def _validate_mixer(operator: str, args: MambaInnerArguments | BlockArguments, s
         height, width = args.conv_grid[-2:]
         if height * width != sizes.K or not (height % 2 and width % 2):
             raise ValueError(f"{operator}: the filter is {height} x {width}, expected an odd height and an odd width")
-    return sizes
 
 
 def _check_activations(operator: str, args: ScanArguments | ChunkArguments) -> None:
