@@ -12,10 +12,11 @@ from timm.layers import DropPath
 from torch import Tensor, nn
 
 from ..ops._torch import functorch_transform, has_global_hooks, num_dispatch_modes
+from ..ops.arguments import BlockArguments
 from ..ops.backends import cpu, has_rule
 from ..ops.block import is_float32_on_cpu, prefers_block, run_block, runs_bf16
 from ..ops.register import is_tracing, needs_grad
-from ..ops.validate import BlockArguments, flatten_filter, validate_block
+from ..ops.validate import flatten_filter, validate_block
 from .norm import RMSNorm, to_fp32
 
 INNER_WEIGHTS = ("conv_weight", "conv_bias", "x_proj", "dt_proj", "dt_bias", "A_log", "D")

@@ -9,9 +9,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from .arguments import BlockArguments
 from .backends import cpu
 from .register import register_op
-from .validate import BlockArguments, autocast_dtype, check_flags, flatten_filter, validate_block
+from .validate import autocast_dtype, check_flags, flatten_filter, validate_block
 
 _OWN_CLASSES = (torch.nn.Parameter, Tensor)  # a subclass may store something else
 X86 = platform.machine().lower() in ("x86_64", "amd64")

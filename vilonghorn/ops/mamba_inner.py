@@ -12,24 +12,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from .arguments import ChunkArguments, MambaInnerArguments, ScanArguments
 from .backends import choose_conv, cpu, cuda, has_rule
 from .chunked import scan_chunked_in_torch
 from .conv import conv2d_silu, conv_silu, conv_silu_exportable, conv_silu_scan_order
 from .norm import rms_norm, rms_norm_exportable
 from .register import is_exporting, register_op
-from .rules import NO_RULE
+from .rules import NO_RULE, kernel_state_dtype
 from .scan import scan, scan_exportable
 from .scan_order import flip_reversed
-from .validate import (
-    ChunkArguments,
-    MambaInnerArguments,
-    ScanArguments,
-    autocast_dtype,
-    check_flags,
-    flatten_filter,
-    kernel_state_dtype,
-    validate_mamba_inner,
-)
+from .validate import autocast_dtype, check_flags, flatten_filter, validate_mamba_inner
 
 SCAN_NORM_EPS = 1e-6
 

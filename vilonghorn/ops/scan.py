@@ -11,11 +11,12 @@ import torch
 from torch import Tensor
 
 from ._torch import captured_loop
+from .arguments import ScanArguments
 from .backends import choose
 from .reference import finish, prepare
 from .register import is_exporting, register_op
 from .rules import RULES
-from .validate import ScanArguments, autocast_dtype, check_flags, validate_scan
+from .validate import autocast_dtype, check_flags, validate_scan
 
 
 def scan(
