@@ -17,7 +17,7 @@ from ..ops.backends import cpu, has_rule
 from ..ops.block import is_float32_on_cpu, prefers_block, run_block, runs_bf16
 from ..ops.register import is_tracing, needs_grad
 from ..ops.validate import flatten_filter, validate_block
-from .norm import RMSNorm, to_fp32
+from .norm import RMSNorm, decay_rates
 
 INNER_WEIGHTS = ("conv_weight", "conv_bias", "x_proj", "dt_proj", "dt_bias", "A_log", "D")
 
@@ -66,11 +66,6 @@ def is_as_made(block: nn.Module) -> bool:
         if _children(module) != children or not is_unchanged(module, kind):
             return False
     return True
-
-
-def decay_rates(A_log: Tensor) -> Tensor:
-    """A, negative, in float32 or wider."""
-    return -torch.exp(to_fp32(A_log))
 
 
 def block_arguments(block: Any, x: Tensor, grid: list[int] | None, bf16: bool) -> BlockArguments:
