@@ -94,27 +94,16 @@ def mamba_inner(
     return mamba_inner_composed(args)
 
 
-def mamba_inner_exportable(
-    xz: Tensor,
-    conv_weight: Tensor,
-    conv_bias: Tensor,
-    x_proj: Tensor | None,
-    dt_proj: Tensor | None,
-    dt_bias: Tensor | None,
-    A: Tensor | None,
-    D: Tensor | None,
-    scan_norm: Tensor | None = None,
-    rule: str = "longhorn",
-    reverse: Sequence[bool] = (False, True),
-    grid: Sequence[int] | None = None,
-    scan_backend: str | None = None,
-) -> Tensor:
+def mamba_inner_exportable(xz: Tensor, *others: Any, scan_backend: str | None = None) -> Tensor:
     """`mamba_inner` in torch's own operators, with few nodes in a captured graph.
 
-    With `scan_backend` the scan is the operator of this library, for a runtime that has it.
+    Args:
+        xz: as of `mamba_inner`.
+        others: all further arguments of `mamba_inner`, in their order.
+        scan_backend: if given, the scan is the operator of this library, for a runtime that has it.
     """
-    args = _arguments(xz, conv_weight, conv_bias, x_proj, dt_proj, dt_bias, A, D, scan_norm, rule, reverse, grid)
-    return _exportable(args, scan_norm, reverse, scan_backend)
+    scan_norm, _, reverse, _ = others[7:]
+    return _exportable(_arguments(xz, *others), scan_norm, reverse, scan_backend)
 
 
 def _arguments(xz: Tensor, conv_weight: Tensor, *others: Any) -> MambaInnerArguments:
