@@ -66,7 +66,7 @@ def use_operators(model: nn.Module) -> nn.Module:
 
 def _is_one_operator(block: Block) -> bool:
     args = fused.block_arguments(block, torch.empty(0), [1, 1], False)
-    return not args.conv_grid and fused.is_as_made(block) and fused.takes(block, args)
+    return not args.conv_grid and fused.is_unmodified(block) and fused.weights_fit(block, args)
 
 
 def int8_layers(model: nn.Module) -> list[str]:
