@@ -43,8 +43,9 @@ from vilonghorn.data.files import write_json
 from vilonghorn.layers import Block
 from vilonghorn.models.vilonghornv2 import TINY as V2_TINY
 from vilonghorn.ops import scan
+from vilonghorn.ops.arguments import MambaInnerArguments
 from vilonghorn.ops.backends import cpu, cuda, segments
-from vilonghorn.ops.validate import RULES, MambaInnerArguments, with_grid
+from vilonghorn.ops.validate import RULES, with_grid
 
 FILE = Path(__file__).with_name("block.json")
 KERNELS = Path(__file__).parents[2] / "kernels"

@@ -30,7 +30,8 @@ import stalls
 import torch
 
 from vilonghorn.data.files import write_json
-from vilonghorn.ops.validate import RULES, ScanArguments
+from vilonghorn.ops.arguments import ScanArguments
+from vilonghorn.ops.validate import RULES
 
 FILE = Path(__file__).with_name("kernels.json")
 SOURCE = Path(__file__).parents[2] / "kernels" / "cuda" / "scan.cu"

@@ -102,7 +102,7 @@ def build_model(
                 "weights, or name your own file with pretrained_cfg_overlay=dict(file=...)"
             )
     feature_cls = PyramidFeatures if issubclass(model_cls, PyramidSSM) else Features
-    model = build_model_with_cfg(
+    model: Any = build_model_with_cfg(
         model_cls,
         variant,
         pretrained,
@@ -110,7 +110,9 @@ def build_model(
         feature_cfg=dict(out_indices=model_cls.num_default_features, feature_cls=feature_cls),
         **kwargs,
     )
-    return make_exportable(model) if is_exportable() else model
+    if is_exportable():
+        make_exportable(model)
+    return model
 
 
 class Features(FeatureGetterNet):

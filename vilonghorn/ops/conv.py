@@ -6,10 +6,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from .arguments import ConvArguments
 from .backends import BACKENDS, Backend, choose_conv
 from .register import is_exporting, register_op
 from .scan_order import flip_reversed, insert_class_token, prefix_first
-from .validate import ConvArguments, autocast_dtype, check_flags, check_grid, validate_conv
+from .validate import autocast_dtype, check_flags, check_grid, validate_conv
 
 
 def conv_silu(

@@ -9,7 +9,7 @@ from torch._dynamo.testing import CompileCounterWithBackend
 
 from vilonghorn.ops import mamba_inner
 from vilonghorn.ops.backends import cpu, cuda
-from vilonghorn.ops.validate import MambaInnerArguments
+from vilonghorn.ops.arguments import MambaInnerArguments
 
 NAMES = MambaInnerArguments._fields[:8]
 # G, B, L, D, N, R, K, and heads

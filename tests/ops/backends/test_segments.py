@@ -5,7 +5,7 @@ import torch
 from oracle import KERNEL_RULES
 
 from vilonghorn.ops.backends import segments
-from vilonghorn.ops.validate import ScanArguments
+from vilonghorn.ops.arguments import ScanArguments
 
 TRITON = dict(channels=32)  # of a warp
 CUDA = dict(channels=64, direction_warps=2)

@@ -21,8 +21,8 @@ from torch import Tensor
 from torch.profiler import record_function
 
 from .._torch import is_profiling
+from ..arguments import BlockArguments, ConvArguments, MambaInnerArguments, NormArguments, ScanArguments
 from ..rules import NO_RULE
-from ..validate import BlockArguments, ConvArguments, MambaInnerArguments, NormArguments, ScanArguments
 from .bindings import (
     BLOCK_TENSORS,
     UNKNOWN_RULE,
