@@ -12,11 +12,11 @@ from pathlib import Path
 import interpreter
 import pytest
 import torch
-from oracle import inputs
+from oracle import KERNEL_RULES, inputs
 
 from vilonghorn.ops import backends, scan
 from vilonghorn.ops.backends import triton as triton_backend
-from vilonghorn.ops.validate import MAX_STATE, RULES
+from vilonghorn.ops.validate import MAX_STATE
 
 pytest.importorskip("triton")
 CASES = Path(__file__).parents[2] / "helpers" / "interpreted_triton.py"
@@ -25,7 +25,7 @@ CASES = Path(__file__).parents[2] / "helpers" / "interpreted_triton.py"
 @pytest.fixture(scope="module")
 def runs():
     started = {}
-    for rule in RULES:
+    for rule in KERNEL_RULES:
         environment = os.environ | {"TRITON_INTERPRET": "1", "VILONGHORN_RULE": rule}
         command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(CASES)]
         started[rule] = subprocess.Popen(
@@ -37,7 +37,7 @@ def runs():
 
 
 @interpreter.needed
-@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("rule", KERNEL_RULES)
 def test_the_interpreted_kernels_pass_their_tests(rule, runs):
     output, _ = runs[rule].communicate()
     assert runs[rule].returncode == 0 and " passed" in output, output
