@@ -1,8 +1,8 @@
 """Decides whether a block runs as the native operator `vilonghorn::block`, and calls it.
 
 It runs where it is faster than its parts. `can_run_now`: eager, float32 tokens on an x86-64 CPU with the native
-library. `is_unmodified`: the block is as `Block` made it. `weights_fit`: float32, no bias, no dropout. Every other block
-is composed of its modules.
+library. `is_unmodified`: the block is as `Block` made it. `weights_fit`: float32, no bias, no dropout. Every other
+block is composed of its modules.
 """
 
 from collections.abc import Iterable

@@ -17,8 +17,8 @@ from . import triton as triton_backend
 class Backend(Protocol):
     """What a backend provides.
 
-    A new one is a module with these names, an entry of `BACKENDS` before `reference`, and its name in `Rule.backends` of
-    the rules that it runs (`ops/rules.py`).
+    A new one is a module with these names, an entry of `BACKENDS` before `reference`, and its name in `Rule.backends`
+    of the rules that it runs (`ops/rules.py`).
     """
 
     NAME: str  # for `scan(..., backend=NAME)`
