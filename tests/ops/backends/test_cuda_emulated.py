@@ -11,9 +11,9 @@ import torch
 from oracle import KERNEL_RULES, compare, error, inputs, oracle, value_and_grads
 
 from vilonghorn.ops import scan
+from vilonghorn.ops.arguments import ScanArguments
 from vilonghorn.ops.backends import cuda, segments
 from vilonghorn.ops.rules import RULES
-from vilonghorn.ops.arguments import ScanArguments
 
 pytestmark = pytest.mark.usefixtures("emulator")
 
