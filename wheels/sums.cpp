@@ -60,7 +60,7 @@ int main(int count, char **arguments) {
         scan.chunk = chunk, scan.channel_splits = 1, scan.rule = rule, scan.threads = threads, scan.reverse = reverse;
         scan.x = {x.data(), B * L * D, L * D, D}, scan.dt = {dt.data(), B * L * D, L * D, D}, scan.dy = scan.x;
         scan.k = {k.data(), B * L * N, L * N, N}, scan.q = {q.data(), B * L * N, L * N, N};
-        scan.y = y.data(), scan.checkpoints = saved.data(), scan.dx = dx.data(), scan.ddt = ddt.data();
+        scan.y = y.data(), scan.saved_states = saved.data(), scan.dx = dx.data(), scan.ddt = ddt.data();
         scan.dk = dk.data(), scan.dq = dq.data(), scan.dz_step = D;
         if (rule == VL_MAMBA) scan.A = A.data(), scan.dA = dA.data();
         if (vl_scan_forward_(&scan, isa) || vl_scan_backward_(&scan, isa))
