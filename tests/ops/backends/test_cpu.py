@@ -12,9 +12,9 @@ import torch
 from oracle import KERNEL_RULES, block_inputs, compare, inputs, mixer, mixer_inputs
 
 from vilonghorn.ops import mamba_inner
+from vilonghorn.ops.arguments import BlockArguments, MambaInnerArguments, ScanArguments
 from vilonghorn.ops.backends import cpu
 from vilonghorn.ops.rules import RULES
-from vilonghorn.ops.arguments import BlockArguments, MambaInnerArguments, ScanArguments
 
 pytestmark = pytest.mark.skipif(not cpu.isas(), reason="the native CPU library is not built")
 REPORT = """

@@ -23,8 +23,8 @@ from oracle import (
 )
 
 from vilonghorn.ops import block, conv_silu, mamba_inner, scan
-from vilonghorn.ops.backends import bindings, cpu
 from vilonghorn.ops.arguments import BlockArguments
+from vilonghorn.ops.backends import bindings, cpu
 
 KERNELS = Path(__file__).parents[3] / "kernels"
 COMPILER = shutil.which("clang++") or shutil.which("g++")

@@ -8,8 +8,8 @@ from oracle import KERNEL_RULES, compare, mixer, mixer_inputs, value_and_grads
 from torch._dynamo.testing import CompileCounterWithBackend
 
 from vilonghorn.ops import mamba_inner
-from vilonghorn.ops.backends import cpu, cuda
 from vilonghorn.ops.arguments import MambaInnerArguments
+from vilonghorn.ops.backends import cpu, cuda
 
 NAMES = MambaInnerArguments._fields[:8]
 # G, B, L, D, N, R, K, and heads

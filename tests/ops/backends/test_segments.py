@@ -4,8 +4,8 @@ import pytest
 import torch
 from oracle import KERNEL_RULES
 
-from vilonghorn.ops.backends import segments
 from vilonghorn.ops.arguments import ScanArguments
+from vilonghorn.ops.backends import segments
 
 TRITON = dict(channels=32)  # of a warp
 CUDA = dict(channels=64, direction_warps=2)
