@@ -266,7 +266,7 @@ class ScanParams(Params):
     ) -> list[Tensor | None]:
         """Sets the inputs of backward, and allocates the gradients of the tensors, in their order.
 
-        dk and dq have `key_dtype`, and channel splits as axis 0. `out` may hold tensors for the gradients of k, q and z.
+        dk and dq have `key_dtype`, and channel splits as axis 0. `out` may hold tensors for those of k, q and z.
         """
         struct, grads = self.struct, []
         struct.dy, struct.saved_states = self.activation(dy), self.pointer(saved_states)
