@@ -104,7 +104,7 @@ def test_half_precision_gives_the_float32_result_of_the_same_inputs_rounded(rule
 def test_rounding_saved_states_to_bfloat16_costs_less_than_rounding_results_does(rule, count, split):
     split(count)
     values = inputs(2, 1, 67, 64, 16, rule=rule, dtype=torch.bfloat16)
-    compare(emulated, values, 3e-3, rule=rule, reverse=(False, True), reduce="mean")
+    compare(emulated, values, 4e-3, rule=rule, reverse=(False, True), reduce="mean")
 
 
 @pytest.mark.parametrize("rule", KERNEL_RULES)
@@ -177,7 +177,6 @@ def test_an_error_of_the_runtime_is_raised_with_its_text(monkeypatch):
 @pytest.mark.parametrize(
     "change, exception, message",
     [
-        (dict(dtype=torch.float64), TypeError, "float64"),
         (dict(G=65), ValueError, "64 directions, not 65"),
         (dict(step=2**31), ValueError, "2147483648 elements apart"),
     ],

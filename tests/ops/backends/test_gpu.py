@@ -2,9 +2,9 @@
 
 from functools import partial
 
-import convolutions
 import pytest
 import torch
+from convolutions import CASES, hold, test_slices_of_wider_tensors_give_what_their_copies_give  # noqa: F401
 from oracle import (
     KERNEL_RULES,
     compare,
@@ -26,14 +26,22 @@ if not torch.cuda.is_available():
 BACKENDS = [name for name in ("cuda", "triton") if backends("cuda")[name] == "ready"]
 TOLERANCE = {torch.float32: 2e-6, torch.bfloat16: 8e-3, torch.float16: 1e-3}
 SHAPES = [(1, 1, 1, 1, 16), (2, 2, 63, 40, 16), (3, 1, 65, 8, 5), (1, 1, 40, 33, 64), (2, 2, 197, 384, 16)]
-every_backend = pytest.mark.parametrize("backend", BACKENDS)
+
+
+@pytest.fixture(params=BACKENDS)
+def backend(request) -> str:
+    return request.param
+
+
+@pytest.fixture
+def device() -> str:
+    return "cuda"
 
 
 def on_gpu(values: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     return {name: value.cuda() for name, value in values.items()}
 
 
-@every_backend
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
 @pytest.mark.parametrize("gate", [True, False], ids=["gated", "plain"])
 @pytest.mark.parametrize("reduce", ["none", "mean"])
@@ -52,7 +60,6 @@ def test_chunks_in_triton_agree_with_the_oracle(shape, heads, dtype):
     compare(scan_chunked, values, max(TOLERANCE[dtype], 1e-5), device="cuda", truth=heads_oracle, reverse=reverse)
 
 
-@every_backend
 @pytest.mark.parametrize("rule", KERNEL_RULES)
 def test_a_repetition_on_another_stream_gives_the_same_bits(rule, backend):
     values = on_gpu(inputs(2, 4, 197, 384, 16, rule=rule, dtype=torch.bfloat16))
@@ -67,7 +74,6 @@ def test_a_repetition_on_another_stream_gives_the_same_bits(rule, backend):
     assert all(torch.equal(again[name], expected[name]) for name in expected)
 
 
-@every_backend
 def test_slices_of_a_projection_are_read_right(backend):
     packed = torch.randn(2, 2, 50, 12 + 32, device="cuda", generator=torch.Generator("cuda").manual_seed(0))
     _, k, q = packed.split([12, 16, 16], -1)
@@ -77,20 +83,12 @@ def test_slices_of_a_projection_are_read_right(backend):
     assert torch.equal(sliced, dense)
 
 
-@every_backend
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
-@pytest.mark.parametrize("shape, reverse", [*convolutions.CASES, ((2, 2, 197, 384, 4), (False, True))], ids=str)
+@pytest.mark.parametrize("shape, reverse", [*CASES, ((2, 2, 197, 384, 4), (False, True))], ids=str)
 def test_a_convolution_agrees_with_the_oracle(shape, reverse, dtype, backend):
-    convolutions.hold(backend, shape, reverse, dtype, device="cuda")
+    hold(backend, shape, reverse, dtype, device="cuda")
 
 
-@every_backend
-@pytest.mark.parametrize("offset", [8, 4, 2, 1])
-def test_a_convolution_reads_slices_right(offset, backend):
-    convolutions.hold_slices(backend, offset, device="cuda")
-
-
-@every_backend
 def test_a_convolution_repeats_bit_for_bit(backend):
     values = on_gpu(conv_inputs(2, 32, 197, 384, 4))
     run = partial(value_and_grads, partial(conv_silu, backend=backend), values, reverse=(False, True))
