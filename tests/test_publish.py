@@ -12,7 +12,7 @@ from vilonghorn import publish
 KWARGS = {
     "vilonghorn_nano": dict(img_size=(32, 64), num_classes=4, in_chans=1),
     "vilonghorn_nano_exact": dict(img_size=32, stride=8, num_classes=3),
-    "vilonghorn_nano_shared": dict(img_size=32, heads=1, global_pool="avg"),
+    "vilonghorn_nano_shared": dict(img_size=32, num_heads=1, global_pool="avg"),
     "vim_nano": dict(img_size=32, depth=2),
 }
 

@@ -44,7 +44,7 @@ CALLS = [  # function, its oracle, tensors, options
         block,
         residual_block,
         strided(block_inputs(1, 7, 40, 33, 64, 5, 7, 16, rule="longhorn_exact"), x=(0, 1)),
-        dict(rule="longhorn_exact", reverse=(False,), eps=0.1, residual=False),
+        dict(rule="longhorn_exact", reverse=(False,), eps=0.1),
     ),
     (
         block,

@@ -15,7 +15,7 @@ SIZES = [(1, 3, 32, 32), (3, 3, 16, 64), (7, 3, 40, 24)]
     [
         ("vilonghorn_nano", {}, 150),
         ("vilonghorn_nano_exact", dict(stride=4), 150),
-        ("vilonghorn_nano_exact", dict(heads=2), 350),
+        ("vilonghorn_nano_exact", dict(num_heads=2), 350),
     ],
 )
 def test_onnxruntime_computes_the_model_for_any_batch_and_size(name, kwargs, nodes, small, images, tmp_path):

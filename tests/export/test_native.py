@@ -48,10 +48,10 @@ def edit(path, change):
 @pytest.mark.parametrize(
     "name, kwargs, operators",
     [
-        ("vilonghorn_nano", dict(depth=2, heads=1, reverse=(True, False, True)), ["Block"] * 2),
+        ("vilonghorn_nano", dict(depth=2, num_heads=1, reverse=(True, False, True)), ["Block"] * 2),
         ("vilonghorn_nano_exact", dict(stride=4, d_state=5, d_conv=3, embed_dim=20, expand=3), ["Block"]),
         ("vilonghorn_nano_shared", dict(d_state=3), ["Scan"]),
-        ("vim_nano", dict(norm_layer="layernorm", directions="shared"), ["Scan"]),
+        ("vim_nano", dict(norm_layer="layernorm", shared_directions=True), ["Scan"]),
     ],
 )
 def test_blocks_and_scans_are_operators_that_compute_the_model(name, kwargs, operators, small, images, tmp_path):

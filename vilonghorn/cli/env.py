@@ -25,7 +25,7 @@ VARIABLES = re.compile("VILONGHORN_|OMP_|GOMP_|KMP_|MKL_|CUDA_|TRITON_|PYTHONPAT
 
 def report() -> dict[str, Any]:
     """All that `vilonghorn env` prints, as plain values by topic."""
-    isas = [*cpu.isa_levels()]
+    isas = [*cpu.isas()]
     libraries = {name: open_library(name, "a compiler")[0] for name in (cpu.NAME, cuda.NAME)}
     gpus = [torch.cuda.get_device_properties(i) for i in range(torch.cuda.device_count())]
     return dict(
