@@ -40,7 +40,6 @@ def report() -> dict[str, Any]:
             chosen=(os.environ.get(cpu.ISA_VARIABLE) or isas[-1]) if cpu.unavailable("cpu") is None else None,
         ),
         gpus=[f"{gpu.name}, {gpu.total_memory / 2**30:.0f} GiB, compute {gpu.major}.{gpu.minor}" for gpu in gpus],
-        cuda_of_torch=torch.version.cuda,
         backends={device: backends(device) for device in ("cpu", "cuda")},
         libraries={name: library and library._name for name, library in libraries.items()},
         vilonghorn=str(Path(__file__).parents[1]),
