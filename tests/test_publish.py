@@ -68,7 +68,7 @@ def test_the_card_says_what_how_and_how_well():
 def test_nothing_is_written_over_and_nothing_is_half_there(tmp_path, monkeypatch):
     model = make("vim_nano")
     (tmp_path / "taken").mkdir()
-    with pytest.raises(FileExistsError, match="taken exists already"):
+    with pytest.raises(FileExistsError, match="taken: exists"):
         publish.save_pretrained(model, tmp_path / "taken", publish.make_card(model, "x"))
     with torch.no_grad():
         model.blocks[1].mixer.D[0, 0] = math.nan
