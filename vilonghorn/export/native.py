@@ -127,11 +127,17 @@ def aoti_functions() -> dict[Any, list[str]]:
     They open the library as AOTI_LIBRARY, beside the compiled model.
 
     Raises:
-        FileNotFoundError: as `ort_library`, or the library is older than this package.
-        NotImplementedError: on Windows.
+        OSError: there is no C++ compiler, no `ort_library`, or one that is older than this package; or this is Windows.
     """
+    from torch._inductor.cpp_builder import get_cpp_compiler
+    from torch._inductor.exc import InvalidCxxCompiler
+
     if sys.platform == "win32":
-        raise NotImplementedError("AOTInductor runs exported blocks on Linux and macOS; take --to ort or onnx here")
+        raise OSError("AOTInductor runs exported blocks on Linux and macOS; take --to ort or onnx here")
+    try:
+        get_cpp_compiler()
+    except InvalidCxxCompiler:
+        raise FileNotFoundError("--to aoti needs a C++ compiler: install g++ or set CXX") from None
     folder, name = ort_library().parent, "vilonghorn_aoti.h"
     if not (folder / name).exists():
         raise FileNotFoundError(f"{folder / name} is missing: the library beside it is older, install vilonghorn again")
