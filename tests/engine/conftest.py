@@ -4,8 +4,8 @@ from collections.abc import Iterator
 
 import pytest
 import torch
-
 import vilonghorn.engine.logging
+
 import vilonghorn.engine.trainer
 
 

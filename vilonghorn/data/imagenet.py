@@ -10,11 +10,9 @@ from .images import EXTENSIONS, MAX_PIXELS, ImageFiles
 
 GROUND_TRUTH = "ILSVRC2012_validation_ground_truth.txt"
 META = "meta.mat"
-SYNSETS = "synsets.txt"
 EXPECTED = (
     f"expected the folder of the devkit with data/{GROUND_TRUTH} (line i: the class number of image i) and "
-    f"data/{META}, or in its place data/{SYNSETS} (line n: the name of class number n, such as n02119789), or a table "
-    "with a line for each image (NAME,CLASS), such as LOC_val_solution.csv"
+    f"data/{META}, or a table with a line for each image (NAME,CLASS), such as LOC_val_solution.csv"
 )
 
 
@@ -52,7 +50,7 @@ def _read_devkit(folder: Path, names: list[str]) -> tuple[list[str], list[str]]:
     truth = data / GROUND_TRUTH
     if not truth.is_file():
         raise FileNotFoundError(f"{truth}: no such file; {EXPECTED}")
-    synsets = _read_synsets(data)
+    synsets = _read_synsets(data / META)
     numbers = truth.read_text(encoding="ascii", errors="replace").split()
     bad = next((n for n in numbers if not n.isdecimal() or not 1 <= int(n) <= len(synsets)), None)
     if bad is not None:
@@ -67,28 +65,20 @@ def _read_devkit(folder: Path, names: list[str]) -> tuple[list[str], list[str]]:
     return synsets, [synsets[int(n) - 1] for n in numbers]
 
 
-def _read_synsets(data: Path) -> list[str]:
+def _read_synsets(meta: Path) -> list[str]:
     """Names of the classes, in the order of their numbers."""
-    meta = data / META
-    if (data / SYNSETS).is_file():
-        lines = (data / SYNSETS).read_text(encoding="utf-8").splitlines()
-        synsets = [line.split()[0] for line in lines if line.strip()]
-    elif meta.is_file():
-        try:
-            from scipy.io import loadmat
-
-            rows = loadmat(str(meta), squeeze_me=True)["synsets"]
-            leaves = sorted((int(row["ILSVRC2012_ID"]), str(row["WNID"])) for row in rows if row["num_children"] == 0)
-        except ImportError as error:
-            raise ImportError(f"{meta}: reading it needs SciPy (pip install scipy), or {SYNSETS}") from error
-        except Exception as error:  # SciPy raises nearly any exception on a damaged file
-            raise ValueError(f"{meta}: not the devkit's ({error!r}); {EXPECTED}") from error
-        synsets = [name for _, name in leaves]
-    else:
+    if not meta.is_file():
         raise FileNotFoundError(f"{meta}: no such file; {EXPECTED}")
-    if not synsets or len(set(synsets)) < len(synsets):
-        raise ValueError(f"{data}: the names of its classes are not distinct; {EXPECTED}")
-    return synsets
+    try:
+        from scipy.io import loadmat
+
+        rows = loadmat(str(meta), squeeze_me=True)["synsets"]
+        leaves = sorted((int(row["ILSVRC2012_ID"]), str(row["WNID"])) for row in rows if row["num_children"] == 0)
+    except ImportError as error:
+        raise ImportError(f"{meta}: reading it needs SciPy; run: pip install scipy") from error
+    except Exception as error:  # SciPy raises nearly any exception on a damaged file
+        raise ValueError(f"{meta}: not the devkit's ({error!r}); {EXPECTED}") from error
+    return [name for _, name in leaves]
 
 
 def _read_table(file: Path, names: list[str]) -> tuple[list[str], list[str]]:

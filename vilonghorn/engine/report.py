@@ -1,14 +1,15 @@
-"""The pictures and the HTML page of a run: environment, curves, predictions."""
+"""What a run shows: progress bar and logs (rank 0 only), and at the end its pictures and an HTML page."""
 
 import base64
-import os
-import platform
-from contextlib import closing
+import math
+import time
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
-from importlib import metadata
+from datetime import timedelta
 from io import BytesIO
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import yaml
@@ -16,38 +17,121 @@ from jinja2 import Template
 from matplotlib.figure import Figure
 from matplotlib.text import Text
 from torch import nn
+from tqdm import tqdm
 
-from .. import __version__, ops
+from ..data.files import explain_full_disk
 from ..data.images import printable
-from .checkpoint import RunDirectory, write_file
+from .checkpoint import RESUME, RunDirectory, read_log, write_file
 from .config import Config
 from .distributed import Distributed
 from .evaluate import name_weights, top_classes
-from .train_state import TrainState
+from .train_state import Progress, StepCounter, TrainState
 
-PACKAGES = ("torch", "torchvision", "timm", "triton", "numpy", "ffcv", "numba", "safetensors")
+T = TypeVar("T")
+SECONDS_BETWEEN_CURVES = 60
 COLUMNS, ROWS = 10, 5  # of the picture of predictions
 SMALLEST = 6.0  # points of a letter
 Example = tuple[torch.Tensor, int, int]  # image (3, H, W), normalised; predicted class; true class
 
 
-def describe_environment(device: torch.device) -> dict[str, Any]:
-    """Versions of Python and packages, device, threads and scan backends."""
-    versions: dict[str, str | None] = {"vilonghorn": __version__, "python": platform.python_version()}
-    for name in PACKAGES:
-        try:
-            versions[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            versions[name] = None
-    return {
-        "versions": versions,
-        "platform": platform.platform(),
-        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else platform.machine(),
-        "device_type": device.type,
-        "cpu_count": os.cpu_count(),
-        "cpu_threads": torch.get_num_threads(),
-        "scan_backends": ops.backends(device),
-    }
+def mean_loss(losses: list[float]) -> float | None:
+    """The mean of the finite losses; None if there is none."""
+    finite = [loss for loss in losses if math.isfinite(loss)]
+    return sum(finite) / len(finite) if finite else None
+
+
+class RunLogger:
+    """The progress bar, the JSON log, TensorBoard events, curves, and the printed lines of a run.
+
+    Does nothing unless `enabled`. TensorBoard events after `update`, from which the run resumes, are hidden.
+    """
+
+    def __init__(self, config: Config, directory: RunDirectory, steps: StepCounter, update: int, enabled: bool) -> None:
+        self.config, self.directory, self.steps, self.enabled, self.events = config, directory, steps, enabled, None
+        self.drawn = time.monotonic()
+        self._reset_speed()
+        if enabled and config.run.tensorboard:
+            from torch.utils.tensorboard import SummaryWriter  # slow to import
+
+            self.events = SummaryWriter(directory.events, purge_step=update + 1)
+
+    def _reset_speed(self) -> None:
+        self.images, self.waited, self.since = 0, 0.0, time.monotonic()
+
+    def _speed(self) -> dict[str, float]:
+        """Images per second, and the fraction of time spent waiting for data, since the last reset."""
+        elapsed = max(time.monotonic() - self.since, 1e-9)
+        return {"images_per_second": round(self.images / elapsed, 2), "data_wait": round(self.waited / elapsed, 4)}
+
+    @contextmanager
+    def epoch(self, stream: Iterator[T], progress: Progress) -> Iterator[Iterator[T]]:
+        """Shows the progress bar of an epoch, and yields its batches; the time to get each counts as waiting."""
+        title, size = f"epoch {progress.epoch + 1}/{self.config.schedule.epochs}", self.config.data.batch_size
+        count = {"total": self.steps.batches * size, "initial": progress.batch * size, "unit": "img"}
+        disable = None if self.enabled else True  # None: only on a terminal
+        self._reset_speed()
+        with tqdm(desc=title, leave=False, disable=disable, **count) as self.bar:
+            yield self._timed(stream)
+
+    def _timed(self, stream: Iterator[T]) -> Iterator[T]:
+        start = time.monotonic()
+        for item in stream:
+            self.waited += time.monotonic() - start
+            yield item
+            start = time.monotonic()
+
+    def log_update(self, progress: Progress, loss: float, grad_norm: float, lr: float, batches: int) -> None:
+        """Advances the progress bar by an update, and writes a log line every `run.log_updates` and after an epoch."""
+        size, every, losses = self.config.data.batch_size, self.config.run.log_updates, progress.losses
+        self.images += batches * size
+        if not self.bar.disable:
+            images_left = ((self.config.schedule.epochs - progress.epoch) * self.steps.batches - progress.batch) * size
+            rate, waited = self.bar.format_dict["rate"], self._speed()["data_wait"]
+            left = timedelta(seconds=round(images_left / rate)) if rate else "?"
+            shown = {"loss": f"{loss:.3f}", "lr": f"{lr:.2e}", "data": f"{waited:.0%}", "run": f"{left}"}
+            self.bar.set_postfix(shown, refresh=False)
+        self.bar.update(batches * size)
+        if len(losses) % every == 0 or progress.batch == self.steps.batches:
+            loss = mean_loss(losses[(len(losses) - 1) // every * every :])
+            self.write("train", progress, loss=loss, lr=lr, grad_norm=grad_norm if math.isfinite(grad_norm) else None)
+
+    def write(self, kind: str, progress: Progress, **values: Any) -> None:
+        """Writes a line of kind "train" or "epoch" to the log, and its numbers as TensorBoard events."""
+        if not self.enabled:
+            return
+        update = self.steps.update(progress)
+        speed = self._speed() if kind == "train" else {}
+        self._reset_speed()
+        record = {**values, "skipped": progress.skipped, "seconds": round(progress.seconds, 3), **speed}
+        self.directory.write_log(kind=kind, epoch=progress.epoch + 1, update=update, **record)
+        if self.events:
+            with explain_full_disk(self.directory.events, RESUME):
+                for name, value in record.items():
+                    for part, number in value.items() if isinstance(value, dict) else [(None, value)]:
+                        if isinstance(number, (int, float)):
+                            self.events.add_scalar(f"{kind}/{name}" + (f"/{part}" if part else ""), number, update)
+
+    def log_epoch(self, progress: Progress, train_loss: float | None) -> None:
+        """Prints a line on an evaluated epoch, and updates the curves at most once a minute."""
+        if time.monotonic() - self.drawn > SECONDS_BETWEEN_CURVES:
+            self.draw_curves()
+        if self.enabled:
+            loss = "not finite" if train_loss is None else f"{train_loss:.3f}"
+            shown = ", ".join(f"{name} {values['top1']:.2f}%" for name, values in progress.results.items())
+            title = f"epoch {progress.epoch}/{self.config.schedule.epochs}"
+            print(f"{title}: training loss {loss}, held-out top-1 {shown}, {progress.seconds:.0f} s", flush=True)
+
+    def draw_curves(self) -> None:
+        """Draws the curves of the log."""
+        if self.enabled:
+            draw_curves(self.directory.curves, read_log(self.directory.log_file), self.steps.updates_per_epoch)
+        self.drawn = time.monotonic()
+
+    def close(self) -> None:
+        """Writes the last TensorBoard events."""
+        if self.events:
+            with explain_full_disk(self.directory.events, RESUME):
+                self.events.close()
 
 
 def png(figure: Figure) -> bytes:
