@@ -26,36 +26,19 @@ def printable(name: str) -> str:
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in name)
 
 
-class ImageFiles:
-    """A map-style dataset of (RGB image, label) over image files. An image is opened when it is indexed.
+class ImageFolder:
+    """A map-style dataset of (RGB image, label) over `root/class/**/image`, both levels in sorted order.
 
-    Attributes:
-        root: the folder of the files.
-        classes: class names by label.
-        paths: image files.
-        labels: (N,) int64.
-        max_pixels: larger images are refused when they are opened.
-    """
-
-    def __init__(
-        self, root: Path, classes: list[str], paths: list[str], labels: np.ndarray, max_pixels: int = MAX_PIXELS
-    ):
-        self.root, self.classes, self.paths, self.labels = root, classes, paths, labels
-        self.max_pixels = max_pixels
-
-    def __len__(self) -> int:
-        return len(self.paths)
-
-    def __getitem__(self, index: int) -> tuple[Image.Image, int]:
-        return read_image(self.paths[index], self.max_pixels), int(self.labels[index])
-
-
-class ImageFolder(ImageFiles):
-    """The image files of `root/class/**/image`, both levels in sorted order; see `images_under`.
+    An image is opened when it is indexed. See `images_under` for the files that are taken.
 
     Args:
         root: a folder with one folder of images for each class.
         max_pixels: width times height above which an image is refused when it is opened.
+
+    Attributes:
+        classes: class names by label.
+        paths: image files.
+        labels: (N,) int64.
 
     Raises:
         FileNotFoundError, NotADirectoryError: there is no such folder.
@@ -69,6 +52,7 @@ class ImageFolder(ImageFiles):
             raise kind(f"{root}: {what} folder; expected one with a folder of images for each class")
         folders = sorted(path for path in root.iterdir() if path.is_dir() and not path.name.startswith("."))
         classes = [folder.name for folder in folders]
+        self.root, self.classes, self.max_pixels = root, classes, max_pixels
         if not folders:
             raise ValueError(f"{root}: no class folders in it; expected {root}/CLASS/IMAGE for each class")
         if _SPLITS.issuperset(name.lower() for name in classes):
@@ -79,8 +63,14 @@ class ImageFolder(ImageFiles):
                 f"{root}: no image in class folder {printable(', '.join(empty[:5]))}{', ...' * (len(empty) > 5)}; "
                 f"add images ({' '.join(EXTENSIONS)}) or remove the folder"
             )
-        labels = np.repeat(np.arange(len(files), dtype=np.int64), [len(found) for found in files])
-        super().__init__(root, classes, [path for found in files for path in found], labels, max_pixels)
+        self.paths = [path for found in files for path in found]
+        self.labels = np.repeat(np.arange(len(files), dtype=np.int64), [len(found) for found in files])
+
+    def __len__(self) -> int:
+        return len(self.paths)
+
+    def __getitem__(self, index: int) -> tuple[Image.Image, int]:
+        return read_image(self.paths[index], self.max_pixels), int(self.labels[index])
 
 
 def images_under(folder: str | os.PathLike) -> Iterator[str]:

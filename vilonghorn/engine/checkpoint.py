@@ -165,10 +165,9 @@ class RunDirectory:
         remedy = "choose another --run.dir, or replace it by --overwrite"
         if self.state.exists():
             raise FileExistsError(f"there is a run in {self.path}: resume it by --resume {self.path}, {remedy}")
-        started = (self.config, self.environment, self.events)
+        started = (self.config, self.environment, self.events, self.log_file)
         for file in filter(Path.exists, (*started, *self.results)):
-            is_started = file in started or (file == self.log_file and not file.stat().st_size)
-            if not (allow_started and is_started):
+            if not (allow_started and file in started):
                 raise FileExistsError(f"there is a {file.name} in {self.path}, which a run would overwrite: {remedy}")
 
     def open(self, config: dict[str, Any], environment: dict[str, Any], log_size: int | None) -> None:

@@ -5,7 +5,6 @@ import math
 import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
-from dataclasses import dataclass
 from datetime import timedelta
 from io import BytesIO
 from pathlib import Path
@@ -23,7 +22,6 @@ from ..data.files import explain_full_disk
 from ..data.images import printable
 from .checkpoint import RESUME, RunDirectory, read_log, write_file
 from .config import Config
-from .distributed import Distributed
 from .evaluate import name_weights, top_classes
 from .train_state import Progress, StepCounter, TrainState
 
@@ -183,107 +181,64 @@ def draw_curves(path: Path, records: list[dict[str, Any]], updates_per_epoch: in
     write_file(path, png(figure))
 
 
-@dataclass
-class Predictions:
-    """Predictions of a model on held-out images."""
-
-    # (classes, classes + 1) int64: counts by true class (row) and predicted class (column); the last column is of NaN.
-    confusion: torch.Tensor
-    names: list[str]  # of the columns
-    mistakes: list[Example]  # the first images that are classified wrongly
-    sample: list[Example]  # evenly spaced images, without those
-
-
 @torch.no_grad()
-def predict(model: nn.Module, loader: Any, amp: torch.autocast, dist: Distributed | None = None) -> Predictions:
-    """Classifies all held-out images. With several processes, mistakes and sample are those of this one."""
-    dist, classes = dist or Distributed(), loader.num_classes
+def predict_examples(model: nn.Module, loader: Any, amp: torch.autocast) -> list[Example | None]:
+    """Classifies the held-out images of this process. Returns examples for `draw_predictions`.
+
+    The first images that are classified wrongly, at most a row, filled up with None; then evenly spaced other images.
+    """
     model.eval()
-    own = len(range(dist.rank, loader.num_samples, dist.world_size))
-    sampled = set(torch.linspace(0, own - 1, COLUMNS * (ROWS - 1)).long().tolist())
-    confusion = torch.zeros(classes, classes + 1, dtype=torch.int64)
+    sampled = set(torch.linspace(0, len(loader) * loader.batch_size - 1, COLUMNS * (ROWS - 1)).long().tolist())
     sample, mistakes, index = [], [], 0
     with closing(loader.epoch(0)) as batches:
         for images, targets in batches:
             with amp:
                 logits = model(images)
-            predicted = top_classes(logits.float())[:, 0].cpu() % (classes + 1)  # -1, of NaN, to the last column
-            for image, guess, truth in zip(images, predicted.tolist(), targets.tolist()):
-                confusion[truth, guess] += 1
+            for image, guess, truth in zip(images, top_classes(logits.float())[:, 0].tolist(), targets.tolist()):
                 if guess != truth and len(mistakes) < COLUMNS:
                     mistakes.append((image.float().cpu(), guess, truth))
                 elif index in sampled:
                     sample.append((image.float().cpu(), guess, truth))
                 index += 1
-    total = torch.tensor(dist.sum(confusion.flatten().tolist())).long().view_as(confusion)
-    names = [printable(name) for name in loader.class_names or map(str, range(classes))]
-    return Predictions(total, [*names, "NaN"], mistakes, sample)
+    return [*mistakes, *[None] * (-len(mistakes) % COLUMNS), *sample]
 
 
-def worst_classes(predictions: Predictions) -> list[dict[str, Any]]:
-    """The ten classes with the lowest accuracy, worst first, without those that have no mistake.
-
-    Each has its `name`, `images`, `top1` in percent, and `predicted`, its three most frequent wrong predictions.
-    """
-    confusion, names, rows = predictions.confusion, predictions.names, []
-    wrong = confusion.clone().fill_diagonal_(0)
-    for label in wrong.sum(1).nonzero().flatten().tolist():
-        counts, classes = wrong[label].topk(min(3, len(names)))
-        images = int(confusion[label].sum())
-        predicted = {names[i]: n for i, n in zip(classes.tolist(), counts.tolist()) if n}
-        top1 = 100 * int(confusion[label, label]) / images
-        rows.append({"name": names[label], "images": images, "top1": top1, "predicted": predicted})
-    return sorted(rows, key=lambda row: row["top1"])[:10]
-
-
-def draw_predictions(
-    path: Path, predictions: Predictions, mean: tuple[float, ...], std: tuple[float, ...], weights: str
-) -> None:
-    """Draws held-out images with their labels: mistakes in the first row, if there are any, then the sample.
-
-    `mean` and `std` are those with which the loader normalises images; `weights` is the name of the predicting weights.
-    """
-    names, mistakes = predictions.names, predictions.mistakes
-    cells = mistakes + [None] * (-len(mistakes) % COLUMNS) + predictions.sample
-    rows = -(-len(cells) // COLUMNS)
+def draw_predictions(path: Path, examples: list[Example | None], names: list[str], config: Config, title: str) -> None:
+    """Draws held-out images with their classes, black if the prediction is right; `names` are those of the classes."""
+    rows = -(-len(examples) // COLUMNS)
     figure = Figure(figsize=(1.1 * COLUMNS, 1.4 * rows + 0.5))
     figure.subplots_adjust(0.01, 0.1 / figure.get_figheight(), 0.99, 1 - 0.75 / figure.get_figheight(), hspace=0.4)
-    total, right = int(predictions.confusion.sum()), int(predictions.confusion.trace())
-    title = f"{weights}: {total - right} of {total} held-out images are wrong (red), the others are a sample"
     fit_text(figure.suptitle(title, y=1 - 0.1 / figure.get_figheight()), 1.1 * COLUMNS - 0.2, 0.25)
-    for i, cell in enumerate(cells, 1):
-        if cell is not None:
-            image, guess, truth = cell
+    mean, std = torch.tensor(config.data.mean), torch.tensor(config.data.std)
+    for i, example in enumerate(examples, 1):
+        if example is not None:
+            image, guess, truth = example
             axes = figure.add_subplot(rows, COLUMNS, i)
             axes.set_axis_off()
-            pixels = image.permute(1, 2, 0) * torch.tensor(std) + torch.tensor(mean)
-            axes.imshow(pixels.clamp(0, 1).numpy())
-            title, color = (
-                (names[truth], "black") if guess == truth else (f"{names[guess]},\nnot {names[truth]}", "red")
-            )
-            fit_text(axes.set_title(title, fontsize=8, pad=2, color=color, parse_math=False), 1.0, 0.3)
+            axes.imshow((image.permute(1, 2, 0) * std + mean).clamp(0, 1).numpy())
+            predicted = names[guess] if guess >= 0 else "NaN"
+            text, color = (predicted, "black") if guess == truth else (f"{predicted},\nnot {names[truth]}", "red")
+            fit_text(axes.set_title(text, fontsize=8, pad=2, color=color, parse_math=False), 1.0, 0.3)
     write_file(path, png(figure))
 
 
-def write_report(
-    directory: RunDirectory, config: Config, state: TrainState, val: Any, dist: Distributed, result: dict[str, Any]
-) -> None:
-    """Draws the predictions of a finished run, and writes an HTML page. All processes must call it."""
-    predictions = predict(state.models[state.weights], val, state.amp, dist)
-    if dist.is_main:
-        weights = name_weights("last", {"weights": result["weights"], "epoch": result["epochs"]})
-        draw_predictions(directory.predictions, predictions, config.data.mean, config.data.std, weights)
-        template = Template(Path(__file__).with_name("report.html").read_text(encoding="utf-8"), autoescape=True)
-        html = template.render(
-            name=config.model.name,
-            directory=directory.path,
-            records=directory.records(),
-            weights=weights,
-            result=result,
-            worst=worst_classes(predictions),
-            curves=base64.b64encode(directory.curves.read_bytes()).decode(),
-            predictions=base64.b64encode(directory.predictions.read_bytes()).decode(),
-            config=yaml.safe_dump(config.to_dict(), sort_keys=False),
-            environment=directory.environment.read_text(encoding="utf-8"),
-        )
-        write_file(directory.report, html.encode())
+def write_report(directory: RunDirectory, config: Config, state: TrainState, val: Any, result: dict[str, Any]) -> None:
+    """Draws predictions of a finished run, and writes an HTML page."""
+    weights = name_weights("last", {"weights": result["weights"], "epoch": result["epochs"]})
+    names = [printable(name) for name in val.class_names or map(str, range(val.num_classes))]
+    examples = predict_examples(state.models[state.weights], val, state.amp)
+    title = f"held-out images by the {weights}: mistakes (red), then a sample"
+    draw_predictions(directory.predictions, examples, names, config, title)
+    template = Template(Path(__file__).with_name("report.html").read_text(encoding="utf-8"), autoescape=True)
+    html = template.render(
+        name=config.model.name,
+        directory=directory.path,
+        records=directory.records(),
+        weights=weights,
+        result=result,
+        curves=base64.b64encode(directory.curves.read_bytes()).decode(),
+        predictions=base64.b64encode(directory.predictions.read_bytes()).decode(),
+        config=yaml.safe_dump(config.to_dict(), sort_keys=False),
+        environment=directory.environment.read_text(encoding="utf-8"),
+    )
+    write_file(directory.report, html.encode())

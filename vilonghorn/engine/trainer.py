@@ -89,7 +89,8 @@ class Trainer:
         weights, images = self.train_state.weights, self.val_loader.num_samples
         result = {**progress.results[weights], "weights": weights, "epochs": progress.epoch, "images": images}
         result |= {"best": progress.best, "skipped": progress.skipped, "seconds": progress.seconds}
-        write_report(self.directory, self.config, self.train_state, self.val_loader, self.dist, result)
+        if self.dist.is_main:
+            write_report(self.directory, self.config, self.train_state, self.val_loader, result)
         return result
 
     def train_epoch(self, stop: StopRequest) -> None:
@@ -125,8 +126,8 @@ class Trainer:
         progress.skipped_in_row = progress.skipped_in_row + 1 if skip else 0
         if progress.skipped_in_row > self.config.run.max_skipped:
             raise FloatingPointError(
-                f"{progress.skipped_in_row} updates in a row, up to update {self.update}, had a loss or gradient that is "
-                f"not finite (the last: loss {loss}, gradient norm {norm}): lower optimizer.lr, or set run.amp to off"
+                f"{progress.skipped_in_row} updates in a row, up to update {self.update} (loss {loss}), had a loss or "
+                "gradient that is not finite: lower optimizer.lr, or set run.amp to off"
             )
         return loss, norm
 

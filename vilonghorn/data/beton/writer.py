@@ -22,7 +22,7 @@ from PIL import Image
 from tqdm import tqdm
 
 from ..files import atomic_write, explain_full_disk, only_writer
-from ..images import MAX_PIXELS, MIN_SIDE, ImageFiles, ImageFolder, UnreadableImage, printable, to_rgb
+from ..images import MAX_PIXELS, MIN_SIDE, ImageFolder, UnreadableImage, printable, to_rgb
 from ..threads import available_cpus, in_order
 from . import format as fmt
 
@@ -49,9 +49,9 @@ def write_beton(
     The file gets its final name only when it is complete and checked; an error leaves an older file as it was.
 
     Args:
-        source: an image folder (`root/class/image`), or a map-style dataset of (image, label), such as `flat_images`
-            gives, where an image is a PIL image or a uint8 array (H, W), (H, W, 1) or (H, W, 3), and a label a
-            non-negative integer. A dataset is read from several threads unless `workers` is 1.
+        source: an image folder (`root/class/image`), or a map-style dataset of (image, label), where an image is a PIL
+            image or a uint8 array (H, W), (H, W, 1) or (H, W, 3), and a label a non-negative integer. A dataset is
+            read from several threads unless `workers` is 1.
         path: the file to write; its folder exists.
         mode: "raw" (8-bit pixels, fastest to read) or "jpg".
         max_resolution: larger images are shrunk until no side has more pixels.
@@ -96,7 +96,7 @@ def write_beton(
         unreadable: dict[int, str] = {}  # by sample index, why its image cannot be used
 
         def encode(index: int) -> tuple[np.ndarray, bytes] | None:
-            name = printable(source.paths[index]) if isinstance(source, ImageFiles) else f"sample {index}"
+            name = printable(source.paths[index]) if isinstance(source, ImageFolder) else f"sample {index}"
             try:
                 image, label = source[index]
                 return encode_sample(image, label, name, max_resolution, quality, limit)
