@@ -13,8 +13,7 @@ import torch
 import yaml
 
 from ..data.threads import available_cpus
-from ..engine.environment import processor
-from ..engine.report import describe_environment
+from ..engine.environment import describe_environment, processor
 from ..ops import backends
 from ..ops.backends import cpu, cuda
 from ..ops.backends.bindings import open_library
