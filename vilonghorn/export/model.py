@@ -8,12 +8,12 @@ import timm
 import torch
 from timm.layers import to_2tuple
 from timm.models import load_state_dict, model_entrypoint
+from timm.models._features import FeatureGetterNet
 
 from ..engine import load_config
 from ..engine.build import one_line
 from ..engine.checkpoint import RunDirectory, load_weights
 from ..models import PyramidSSM, VisionSSM
-from ..models._timm import FeatureGetterNet
 from ..models.weights import unwrap
 from ..tools.loaded_model import preprocessing, read_record
 from .formats import min_grid, trunk

@@ -16,12 +16,12 @@ import timm
 import torch
 from huggingface_hub import HfApi
 from timm.models import get_model_input_config
+from timm.models._hub import generate_readme
 from torch import nn
 
 from ..commands import make_parser
 from ..engine import load_config, load_run
 from ..models import VisionSSM
-from ..models._timm import generate_readme
 from .loaded_model import preprocessing
 
 USAGE = """```python
