@@ -13,8 +13,7 @@ from PIL import Image
 
 from vilonghorn.interpret.__main__ import main
 from vilonghorn.interpret.draw import KINDS, Row, Sheet, draw, make_sheet
-from vilonghorn.interpret.model import attention, grad_cam, memory, pca, receptive_field
-from vilonghorn.interpret.tokens import to_map
+from vilonghorn.interpret.model import attention, grad_cam, memory, pca, receptive_field, to_map
 from vilonghorn.tools.loaded_model import load_model
 
 GRID = (4, 4)

@@ -5,7 +5,6 @@ import torch
 from oracle import convolution, mixer_inputs, oracle
 from oracle import mixer as oracle_mixer
 
-from vilonghorn.interpret import scan as interpret_scan
 from vilonghorn.interpret.scan import attention_rows, half_life, retention, scan_inputs
 from vilonghorn.layers import Mixer
 
@@ -59,10 +58,8 @@ def test_rows_times_the_values_are_the_scan_and_the_whole_layer(rule, reverse):
         torch.testing.assert_close(mixer(tokens).double(), whole, rtol=tolerance, atol=tolerance)
 
 
-@pytest.mark.parametrize("carried", [interpret_scan.MAX_STATES, 1, 3 * B * L * N])
 @pytest.mark.parametrize("rule", RULES)
-def test_chosen_rows_and_averages_are_those_of_every_row(rule, carried, monkeypatch):
-    monkeypatch.setattr(interpret_scan, "MAX_STATES", carried)
+def test_chosen_rows_and_averages_are_those_of_every_row(rule):
     scan = scan_inputs(*made(rule)[:2])
     every = attention_rows(scan, per_channel=True)
     queries = [7, 0, 10, 3]
@@ -79,10 +76,8 @@ def test_queries_outside_the_sequence_are_refused(queries, message):
         attention_rows(scan_inputs(*made("longhorn")[:2]), queries)
 
 
-@pytest.mark.parametrize("carried", [interpret_scan.MAX_STATES, 1])
 @pytest.mark.parametrize("rule", RULES)
-def test_what_is_left_of_a_token_is_what_the_matrices_of_later_tokens_leave(rule, carried, monkeypatch):
-    monkeypatch.setattr(interpret_scan, "MAX_STATES", carried)
+def test_what_is_left_of_a_token_is_what_the_matrices_of_later_tokens_leave(rule):
     scan = scan_inputs(*made(rule)[:2])
     kept = retention(scan)
     eye = torch.eye(N, dtype=torch.float64)
@@ -114,10 +109,8 @@ FORMS = {
 }
 
 
-@pytest.mark.parametrize("carried", [interpret_scan.MAX_STATES, 1])
 @pytest.mark.parametrize("form", FORMS)
-def test_rows_reproduce_the_layer_in_every_form(form, carried, monkeypatch):
-    monkeypatch.setattr(interpret_scan, "MAX_STATES", carried)
+def test_rows_reproduce_the_layer_in_every_form(form):
     torch.manual_seed(0)
     mixer = Mixer(DIM, d_state=N, d_conv=K, dt_rank=R, expand=D // DIM, dtype=torch.float64, **FORMS[form])
     for parameter in mixer.parameters():
