@@ -47,7 +47,7 @@ build/docs/.ready: pyproject.toml
 	@touch $@
 
 $(DATA)/%.beton: | .venv/.ready $(DATA)
-	$(VENV) -m vilonghorn.data.beton $(DATA)/$* $@
+	$(VENV) -m vilonghorn beton $(DATA)/$* $@
 
 $(DATA): | .venv/.ready
 	@mkdir -p $(@D)

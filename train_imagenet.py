@@ -3,9 +3,9 @@
 import os
 import sys
 
-os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # before torch is imported: see vilonghorn/commands.py
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # before torch is imported: see vilonghorn/cli/__init__.py
 
-from vilonghorn.engine.train import main  # noqa: E402
+from vilonghorn.cli import main  # noqa: E402
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(["train", *sys.argv[1:]]))

@@ -1,25 +1,32 @@
 """Vision Longhorn: vision backbones of bidirectional state-space blocks. The import registers the models with timm."""
 
+import sys
 from importlib import import_module
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"  # before the imports: bindings.py compares it with the installed one
+__all__ = ["load", "models", "predict"]
 
-from .commands import is_program
+
+def _is_command() -> bool:
+    """Whether this process is `vilonghorn ...` or `python -m vilonghorn ...`."""
+    if sys.argv[:1] == ["-m"]:  # Python imports the package of the module that it is to run
+        return sys.orig_argv[-len(sys.argv)] in ("vilonghorn", "-mvilonghorn")
+    return Path(*sys.argv[:1]).stem == "vilonghorn"
+
 
 if TYPE_CHECKING:
     from . import models
-    from .tools.loaded_model import load_model as load
-elif not is_program():  # the command imports torch, and with it the models, only once it needs them
+    from .inference import load, predict
+elif not _is_command():  # a command imports torch, and with it the models, only if it needs them
     from . import models
-
-__all__ = ["load", "models"]
 
 
 def __getattr__(name: str) -> Any:
-    """`load`, and in the command `models`, when they are first used."""
-    if name == "load":
-        return import_module(".tools.loaded_model", __name__).load_model
+    """`load` and `predict`, and in a command `models`, when they are first used."""
+    if name in ("load", "predict"):
+        return getattr(import_module(".inference", __name__), name)
     if name == "models":
         return import_module(".models", __name__)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -13,7 +13,7 @@ from study.plan import Study, match_size, read_study
 
 from vilonghorn.bench.interleaved import Steps, run_interleaved
 from vilonghorn.data.files import write_json
-from vilonghorn.tools.env import machine
+from vilonghorn.engine.environment import machine
 
 FOLDER = Path(__file__).parent
 PLANS = ("icons", "v2")  # of models for the same images

@@ -19,8 +19,8 @@ import numpy as np
 from study.results import Interval, Report, interval, read_report
 from study.tables import NONE, difference, differences, draw, listed, participants, rates, score, scores, summary
 
+from vilonghorn.bench.tables import fill_page, markdown
 from vilonghorn.data.files import atomic_write
-from vilonghorn.tools.markdown import fill_page, markdown
 
 FOLDER = Path(__file__).parent
 README = FOLDER.parents[1] / "README.md"

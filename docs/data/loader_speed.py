@@ -18,8 +18,8 @@ from jsonargparse.typing import PositiveInt
 from PIL import Image
 from tqdm import tqdm
 
+from vilonghorn.bench.tables import markdown
 from vilonghorn.data import ImageFolder, Loader, create_loader, write_beton
-from vilonghorn.tools.markdown import markdown
 
 MODES = ("jpg", "proportion", "raw")
 POLICY = "rand-m9-mstd0.5-inc1"

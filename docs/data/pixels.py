@@ -17,11 +17,11 @@ from loader_speed import POLICY, make_photos
 from PIL import Image
 from timm.data.auto_augment import NAME_TO_OP
 
+from vilonghorn.bench.tables import markdown
 from vilonghorn.data import ImageFolder, create_loader, write_beton
 from vilonghorn.data.augment import ops
 from vilonghorn.data.augment.policy import Policy
 from vilonghorn.data.loaders.ffcv import center_crops
-from vilonghorn.tools.markdown import markdown
 
 
 def report_pixels(folder: Path, temporary: Path, size: int, most: int = 64) -> None:

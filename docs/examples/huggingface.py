@@ -35,8 +35,8 @@ from transformers import (
 )
 
 import vilonghorn  # noqa: F401  (registers the models)
+from vilonghorn import publish
 from vilonghorn.data.digits import every_fifth
-from vilonghorn.tools import publish
 
 
 @register_model

@@ -21,12 +21,12 @@ from study.results import cell_of, read_report
 from study.training import data_file, run_directory, scores
 
 import vilonghorn  # noqa: F401  (registers the models)
+from vilonghorn.bench.tables import fill_page, markdown
 from vilonghorn.data.files import atomic_write, write_json
 from vilonghorn.engine import evaluate, load_config
 from vilonghorn.engine.build import autocast, build_loader
 from vilonghorn.engine.checkpoint import RunDirectory, load_weights, save_weights
 from vilonghorn.models.builder import WEIGHTS
-from vilonghorn.tools.markdown import fill_page, markdown
 
 NAMES = {  # by study and candidate
     "icons": {

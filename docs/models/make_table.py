@@ -16,9 +16,9 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.flop_counter import FlopCounterMode
 
+from vilonghorn.bench.tables import fill_page, markdown
 from vilonghorn.data.files import atomic_write
 from vilonghorn.engine.dry_run import saved_bytes
-from vilonghorn.tools.markdown import fill_page, markdown
 
 PAGE = Path("docs/models.md")
 SIZES = (224, 512)

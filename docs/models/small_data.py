@@ -29,8 +29,8 @@ from timm.optim import create_optimizer_v2
 from torch import Tensor
 
 import vilonghorn  # noqa: F401  (registers the models)
+from vilonghorn.bench.tables import fill_page, markdown
 from vilonghorn.data.files import atomic_write, write_json
-from vilonghorn.tools.markdown import fill_page, markdown
 
 RESULTS = Path("docs/models/small_data.json")
 PAGE = Path("docs/models/icons480.md")

@@ -40,13 +40,14 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from vilonghorn.data.files import write_json
-from vilonghorn.layers import Block, Blocks
+from vilonghorn.layers import Block
 from vilonghorn.models.vilonghornv2 import TINY as V2_TINY
 from vilonghorn.ops import scan
+from vilonghorn.ops.arguments import MambaInnerArguments
 from vilonghorn.ops.backends import cpu, cuda, segments
-from vilonghorn.ops.validate import RULES, MambaInnerArguments, with_grid
+from vilonghorn.ops.validate import RULES, with_grid
 
-FILE = Path("docs/performance/block.json")
+FILE = Path(__file__).with_name("block.json")
 KERNELS = Path(__file__).parents[2] / "kernels"
 BATCH, TOKENS, WIDTH, HEADS = 128, 197, 192, 3  # of the tiny models at 224 px
 DEIT, V2 = "deit", "vilonghornv2"
@@ -73,13 +74,12 @@ def build_block(name: str) -> nn.Module:
     return DeiTBlock(WIDTH, HEADS, qkv_bias=True) if name == DEIT else Block(WIDTH, rule=name)
 
 
-def count_block(name: str, inner: dict[str, Any], depth: int) -> list[dict[str, Any]]:
+def count_block(name: str, inner: dict[str, Any]) -> list[dict[str, Any]]:
     """The rows of forward and backward of a block.
 
     Args:
         name: a rule, "vilonghornv2", or "deit".
         inner: of `inner_costs`.
-        depth: blocks, one after the other.
     """
     from torch._functorch import config as functorch_config
     from torch._inductor import config
@@ -98,8 +98,7 @@ def count_block(name: str, inner: dict[str, Any], depth: int) -> list[dict[str, 
         # Traced as on a CPU, because autograd refuses CUDA tensors without a driver, then moved to the made-up GPU.
         backend = functools.partial(compile_fx, inner_compile=functools.partial(lower, rows, inner))
         x = torch.empty(BATCH, TOKENS, V2_TINY["embed_dim"] if name == V2 else WIDTH, requires_grad=True)
-        blocks = (Blocks if name == V2 else nn.Sequential)(*(build_block(name) for _ in range(depth)))
-        torch.compile(blocks, fullgraph=True, backend=backend)(x, *[GRID] * (name == V2))
+        torch.compile(build_block(name), fullgraph=True, backend=backend)(x, *[GRID] * (name == V2))
     return [dict(block=name, torch=torch.__version__.partition("+")[0]) | row for row in rows]
 
 
@@ -135,7 +134,7 @@ def made_up_gpu() -> Iterator[None]:
 
 @contextlib.contextmanager
 def composed_operators() -> Iterator[None]:
-    """Takes the way of a GPU with the CUDA library on tensors of a CPU."""
+    """Runs the operators of a GPU with the CUDA library on tensors of a CPU."""
     with (
         mock.patch.object(cpu, "unavailable", lambda *_: "counted as on a GPU"),
         mock.patch.object(cuda, "unavailable", lambda *_: None),
@@ -180,14 +179,9 @@ def lower(
 def kept_bytes(graph: fx.GraphModule, inputs: Sequence[Any], parameters: Sequence[int]) -> int:
     """Bytes of what forward returns for backward, each storage once, without parameters and the block's result."""
     [result, *saved] = graph.graph.output_node().args[0]
-    known = {storage(inputs[i]) for i in parameters}
-    kept = {storage(t): t.untyped_storage().nbytes() for node in saved if isinstance(t := node.meta["val"], Tensor)}
-    return sum(size for key, size in kept.items() if key not in known)
-
-
-def storage(t: Tensor) -> int:
-    """What identifies the memory of a fake tensor."""
-    return t.untyped_storage()._cdata
+    known = {inputs[i].untyped_storage()._cdata for i in parameters}
+    storages = [t.untyped_storage() for node in saved if isinstance(t := node.meta["val"], Tensor)]
+    return sum({s._cdata: s.nbytes() for s in storages if s._cdata not in known}.values())
 
 
 def operator_costs(graph: fx.GraphModule) -> list[tuple[str, int, int]]:
@@ -373,15 +367,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     blocks = (*RULES, V2, DEIT)
     parser.add_argument("blocks", nargs="*", default=blocks, metavar="BLOCK", help=f"{', '.join(blocks)}; default: all")
-    parser.add_argument("--depth", type=int, default=1, help="blocks that are compiled together; default: 1")
     parser.add_argument("--save", action="store_true", help=f"write {FILE} too")
     args = parser.parse_args(argv)
     if unknown := set(args.blocks) - set(blocks):
         parser.error(f"cannot count {', '.join(sorted(unknown))}: expected {', '.join(blocks)}")
-    if args.save and (set(args.blocks) != set(blocks) or args.depth != 1):
-        parser.error("--save is for all blocks, each by itself: leave out their names and --depth")
-    if args.save and not FILE.parent.is_dir():
-        parser.error(f"{FILE.parent} does not exist: run this in the root of a checkout")
+    if args.save and set(args.blocks) != set(blocks):
+        parser.error("--save is for all blocks: leave out their names")
     found: dict[str, list[dict[str, Any]]] = dict(blocks=[], scans=[])
 
     def add(key: str, rows: Iterable[dict[str, Any]]) -> None:
@@ -396,10 +387,10 @@ def main(argv: Sequence[str] | None = None) -> int:
                 inner = inner_costs(name, launches)
                 for batch, tokens, channels in () if name == V2 else SCANS if args.save else SCANS[:1]:
                     add("scans", scan_launches(name, batch, tokens, channels, launches))
-        add("blocks", count_block(name, inner, args.depth))
+        add("blocks", count_block(name, inner))
     if args.save:
         write_json(FILE, found)
-        print(f"Wrote {FILE}. Now run python docs/performance/make.py")
+        print(f"Wrote {FILE}: now run python docs/performance/make.py")
     return 0
 
 

@@ -26,12 +26,14 @@ from types import SimpleNamespace
 from typing import Any, NamedTuple
 from unittest import mock
 
+import stalls
 import torch
 
 from vilonghorn.data.files import write_json
-from vilonghorn.ops.validate import RULES, ScanArguments
+from vilonghorn.ops.arguments import ScanArguments
+from vilonghorn.ops.validate import RULES
 
-FILE = Path("docs/performance/kernels.json")
+FILE = Path(__file__).with_name("kernels.json")
 SOURCE = Path(__file__).parents[2] / "kernels" / "cuda" / "scan.cu"
 ARCHITECTURES = (80, 90)
 BACKENDS = ("cuda", "triton")
@@ -124,23 +126,23 @@ def cuda(architecture: int) -> list[dict[str, Any]]:
             row = dict(backend="cuda", architecture=architecture, **form, states=64 if lanes == "4" else 16)
             row |= compiled.resources
             if kernel in ("forward", "backward") and row["states"] == 16:
-                row["instructions"] = _cuda_instructions(compiled, kernel, row["rule"])
-                if architecture == 90 and row["dtype"] == "bfloat16":
-                    row["cycles"] = _cuda_cycles(compiled, kernel, row["rule"])
+                row |= _cuda_counts(compiled, kernel, row["rule"], architecture == 90 and row["dtype"] == "bfloat16")
             rows.append(row)
     return sorted(rows, key=lambda row: str(list(row.items())[:5]))
 
 
-def _cuda_instructions(compiled: Kernel, kernel: str, rule: str) -> int:
-    """Instructions of a step, with its share of the loops around the steps, along the path of `_cuda_path`."""
+def _cuda_counts(compiled: Kernel, kernel: str, rule: str, modelled: bool) -> dict[str, Any]:
+    """Instructions of a step, with its share of the loops around the steps, along the path that a warp executes.
+
+    If `modelled`, also cycles of a step of each warp, where 1 to 6 warps share a scheduler. Both are upper estimates.
+    """
     channels = 1 if (kernel, rule) == ("backward", "mamba") else 2  # of a lane
-    path, steps = _cuda_path(compiled, kernel, rule)
-    return round(len(path) / steps / channels)
-
-
-def _cuda_path(compiled: Kernel, kernel: str, rule: str) -> tuple[list[int], int]:
-    """Positions of the instructions that a warp executes for a number of steps, and that number: an upper estimate."""
-    return (_forward_stage(compiled), STAGE) if kernel == "forward" else (_backward_chunk(compiled, rule), CHUNK)
+    path, steps = (_forward_stage(compiled), STAGE) if kernel == "forward" else (_backward_chunk(compiled, rule), CHUNK)
+    counts: dict[str, Any] = dict(instructions=round(len(path) / steps / channels))
+    if modelled:
+        trace = [stalls.decode(compiled.code[i][1], compiled.control[i]) for i in path]
+        counts["cycles"] = [round(stalls.cycles(trace, warps) / steps, 1) for warps in range(1, 7)]
+    return counts
 
 
 def _forward_stage(compiled: Kernel) -> list[int]:
@@ -208,15 +210,6 @@ def _backward_chunk(compiled: Kernel, rule: str) -> list[int]:
         nested = {nest: count * walk(nest, {}) for nest, count in zip(nests, (turns, steps))}
         runs += walk(run, nested, restores, steps < RUNS[rule][-1][2])
     return walk(chunk, {run: runs})
-
-
-def _cuda_cycles(compiled: Kernel, kernel: str, rule: str) -> list[float]:
-    """Modelled cycles of a step of each warp, where 1 to 6 warps share a scheduler: an upper estimate."""
-    from stalls import cycles, decode
-
-    path, steps = _cuda_path(compiled, kernel, rule)
-    trace = [decode(compiled.code[i][1], compiled.control[i]) for i in path]
-    return [round(cycles(trace, warps) / steps, 1) for warps in range(1, 7)]
 
 
 def triton(architecture: int) -> Iterator[dict[str, Any]]:
@@ -296,8 +289,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parser.parse_args(argv)
     if os.environ.get("TRITON_INTERPRET") == "1":
         parser.error("Triton does not compile while it interprets: unset TRITON_INTERPRET")
-    if args.save and not FILE.parent.is_dir():
-        parser.error(f"{FILE.parent} does not exist: run this in the root of a checkout")
     rows = []
     try:
         with tempfile.TemporaryDirectory() as cache:
@@ -311,7 +302,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if args.save:
         nvcc = subprocess.run(["nvcc", "--version"], capture_output=True, text=True, check=True).stdout
         write_json(FILE, dict(nvcc=re.search(r"release ([\d.]+)", nvcc)[1], triton=version("triton"), rows=rows))
-        print(f"Wrote {FILE}. Now run python docs/performance/make.py")
+        print(f"Wrote {FILE}: now run python docs/performance/make.py")
     return 0
 
 

@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# Builds mamba_ssm's selective scan, the peer of `python -m vilonghorn.bench scan`, into build/peers:
+# Builds mamba_ssm's selective scan, which `gpu_day.py peers` times beside ours, into build/peers:
 #   PYTHON=python3.12 ARCH=90 JOBS=4 docs/performance/peers.sh       in the root of a checkout, with a network and nvcc
 # PYTHON needs the torch that will load it, of the CUDA release that nvcc has. No GPU is needed. Then
-#   PYTHONPATH=build/peers python -m vilonghorn.bench scan --device cuda
-# also times it, on a machine with the same Python and torch. It is built for bfloat16 and real A, as the benchmark calls
+#   PYTHONPATH=build/peers python docs/performance/gpu_day.py peers
+# times it, on a machine with the same Python and torch. It is built for bfloat16 and real A, as gpu_day.py calls
 # it. The source is downloaded from PyPI; none of it is kept here.
 set -euo pipefail
 PYTHON=${PYTHON:-python3} ARCH=${ARCH:-90} JOBS=${JOBS:-1}

@@ -8,26 +8,24 @@ No GPU has confirmed this model:
 - Any other launch takes the longer of its bytes at 4 TB/s and its matrix products at 600 TFLOP/s (attention: 300).
 - A training step is 24 blocks of `vilonghorn_tiny`, or 12 of DeiT-Ti. Stem, head, loss and optimiser are left out, and
   so is the time between launches. Bytes grow with the tokens, operations of attention with their square.
-
---save also writes docs/performance/gpu.json for `python docs/performance/make.py`.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from vilonghorn.data.files import write_json
+from vilonghorn.bench.tables import Line, markdown
 from vilonghorn.models.vilonghornv2 import TINY as V2_TINY
 
-FOLDER = Path("docs/performance")
+FOLDER = Path(__file__).parent
 MULTIPROCESSORS, SCHEDULERS, REGISTERS, SHARED, MAX_BLOCKS = 132, 4, 65536, 233472, 32
 CLOCK, BANDWIDTH, PRODUCTS, ATTENTION = 1.98e9, 4.0e12, 600e12, 300e12
 DEPTH = {"longhorn": 24, "longhorn_exact": 24, "mamba": 24, "vilonghornv2": V2_TINY["depth"], "deit": 12}
+RULES = ("longhorn", "longhorn_exact", "mamba")
 BATCH, TOKENS, CHANNELS = 128, 197, 384  # of block.json
 SIZES = {224: (128, 197), 512: (128, 1025), 1024: (64, 4097)}  # batch and tokens by pixels
 PASSES = ("forward", "backward")
@@ -70,7 +68,7 @@ class Model:
         self.scans = counts["scans"]
         self.kernels = {(row["rule"], row["kernel"]): row for row in rows if "cycles" in row}
 
-    def scan(self, rule: str, direction: str, batch: int, tokens: int, channels: int) -> dict[str, float]:
+    def scan(self, rule: str, direction: str, batch: int, tokens: int, channels: int = CHANNELS) -> dict[str, float]:
         """`scan_time` of both directions, with the time of its bytes as the least."""
         sizes = dict(batch=batch, tokens=tokens, channels=channels, rule=rule) | {"pass": direction}
         [launch] = (row for row in self.scans if sizes.items() <= row.items())
@@ -84,13 +82,10 @@ class Model:
         scale, time = batch * tokens / (BATCH * TOKENS), 0.0
         for name, mb, gflop in self.blocks[block, direction]["kernels"]:
             if "scan" in name:
-                time += self.scan(block, direction, batch, tokens, CHANNELS)["us"]
+                time += self.scan(block, direction, batch, tokens)["us"]
                 continue
-            attention = "attention" in name
-            seconds = (
-                gflop * 1e9 * scale * (tokens / TOKENS if attention else 1) / (ATTENTION if attention else PRODUCTS)
-            )
-            time += 1e6 * max(scale * mb * 1e6 / BANDWIDTH, seconds)
+            peak, growth = (ATTENTION, tokens / TOKENS) if "attention" in name else (PRODUCTS, 1)
+            time += 1e6 * scale * max(mb * 1e6 / BANDWIDTH, gflop * 1e9 * growth / peak)
         return time
 
     def images(self, block: str, batch: int, tokens: int) -> float:
@@ -99,22 +94,17 @@ class Model:
         return batch / step * 1e6
 
 
-def tables(folder: Path) -> dict[str, list[dict[str, Any]]]:
-    """The tables of the page, in the order of their lines."""
+def predictions(folder: Path) -> dict[str, list[Line]]:
+    """The tables of docs/performance/gpu.md, by the name of their marks."""
     model = Model(folder)
-    rules = [rule for rule in DEPTH if rule in {row["rule"] for row in model.scans}]
-    return dict(
-        block=list(block_lines(model, [*rules, "vilonghornv2", "deit"])),
-        scan=list(scan_lines(model, rules)),
-        images=list(image_lines(model, rules)),
-    )
+    return {name: list(lines(model)) for name, lines in TABLES.items()}
 
 
-def block_lines(model: Model, blocks: Sequence[str]) -> Iterator[dict[str, Any]]:
+def block_lines(model: Model) -> Iterator[Line]:
     """Launches, bytes and memory of a training block."""
-    for block in blocks:
+    for block in DEPTH:
         rows = [model.blocks[block, direction] for direction in PASSES]
-        line: dict[str, Any] = {"block": block}
+        line = {"block": block}
         line["launches, forward / backward"] = " / ".join(str(row["launches"]) for row in rows)
         line["MB beside the scan"] = " / ".join(f"{row['mb']:.0f}" for row in rows)
         line["MB kept"] = f"{rows[0]['kept_mb']:.0f}"
@@ -126,41 +116,31 @@ def block_lines(model: Model, blocks: Sequence[str]) -> Iterator[dict[str, Any]]
         yield line
 
 
-def scan_lines(model: Model, rules: Sequence[str]) -> Iterator[dict[str, Any]]:
+def scan_lines(model: Model) -> Iterator[Line]:
     """Modelled times of both directions, and the waves of backward by batch."""
-    for rule in rules:
-        found = [model.scan(rule, direction, BATCH, TOKENS, CHANNELS) for direction in PASSES]
-        line: dict[str, Any] = {"rule": rule, "µs, forward / backward": " / ".join(f"{row['us']:.0f}" for row in found)}
+    for rule in RULES:
+        times = (f"{model.scan(rule, direction, BATCH, TOKENS)['us']:.0f}" for direction in PASSES)
+        line = {"rule": rule, "µs, forward / backward": " / ".join(times)}
         for name, channels in (("tiny", CHANNELS), ("small", 2 * CHANNELS)):
-            waves = [model.scan(rule, "backward", batch, TOKENS, channels)["waves"] for batch in (64, 128, 256)]
+            waves = (model.scan(rule, "backward", batch, TOKENS, channels)["waves"] for batch in (64, 128, 256))
             line[f"waves of backward, {name}, batch 64 / 128 / 256"] = " / ".join(f"{n:.2f}" for n in waves)
         yield line
 
 
-def image_lines(model: Model, rules: Sequence[str]) -> Iterator[dict[str, Any]]:
+def image_lines(model: Model) -> Iterator[Line]:
     """Predicted images a second of training, beside DeiT-Ti."""
     for size, (batch, tokens) in SIZES.items():
-        deit = model.images("deit", batch, tokens)
-        line: dict[str, Any] = {"px": str(size), "batch": str(batch), "DeiT-Ti": f"{deit:,.0f}"}
-        for rule in rules:
-            images = model.images(rule, batch, tokens)
-            line[rule] = f"{images:,.0f} ({images / deit:.2f})"
-        yield line
+        images = {block: model.images(block, batch, tokens) for block in (*RULES, "deit")}
+        line = {"px": str(size), "batch": str(batch), "DeiT-Ti": f"{images['deit']:,.0f}"}
+        yield line | {rule: f"{images[rule]:,.0f} ({images[rule] / images['deit']:.2f})" for rule in RULES}
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Prints the tables as JSON lines and returns the exit status."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--save", action="store_true", help=f"write {FOLDER / 'gpu.json'} too")
-    args = parser.parse_args(argv)
-    if missing := [str(FOLDER / name) for name in ("block.json", "kernels.json") if not (FOLDER / name).is_file()]:
-        parser.error(f"{', '.join(missing)} not found: run this in the root of a checkout, after block.py --save")
-    found = tables(FOLDER)
-    for lines in found.values():
-        for line in lines:
-            print(json.dumps(line, ensure_ascii=False))
-    if args.save:
-        write_json(FOLDER / "gpu.json", found)
+TABLES = {"blocks": block_lines, "scans": scan_lines, "images": image_lines}
+
+
+def main() -> int:
+    """Prints the tables; returns the exit status."""
+    print("\n\n".join(markdown(lines) for lines in predictions(FOLDER).values()))
     return 0
 
 

@@ -258,14 +258,6 @@ VL_EXPORT int vl_scan_backward(const VlScan *given, int isa) {
       {{a.dA, channels * a.states, B}, {a.dD, channels, B}, {a.ddt_bias, channels, B * a.channel_splits}},
       [&] { return run(a, a, isa, &Jobs::scan_backward); });
 }
-VL_EXPORT int vl_conv_forward(const VlConv *a, int isa) { return run(*a, *a, isa, &Jobs::conv_forward); }
-VL_EXPORT int vl_conv_backward(const VlConv *given, int isa) {
-  VlConv a = *given;
-  const int64_t channels = a.directions * a.channels;
-  return sum_gradients(a.dtype, a.threads, isa,
-                       {{a.dweight, channels * a.d_conv, a.batch}, {a.dbias, channels, a.batch}},
-                       [&] { return run(a, a, isa, &Jobs::conv_backward); });
-}
 VL_EXPORT int vl_norm_forward(const VlNorm *a, int isa) { return run(*a, *a, isa, &Jobs::norm_forward); }
 VL_EXPORT int vl_norm_backward(const VlNorm *given, int isa) {
   VlNorm a = *given;
@@ -309,6 +301,28 @@ VL_EXPORT int vl_mamba_inner_backward(const VlMambaInner *given, int isa) {
                          return run(a, s, isa, &Jobs::mamba_inner_backward) ||
                                 (has_x_proj_jobs(s) && run(a, s, isa, &Jobs::x_proj_backward));
                        });
+}
+// A convolution as a mixer without x_proj and scan.
+static VlMambaInner mamba_inner_of(const VlConv &a) {
+  VlMambaInner m = {};
+  VlScan &s = m.scan;
+  s.directions = a.directions, s.batch = a.batch, s.length = a.length, s.channels = a.channels;
+  s.chunk = 32, s.channel_splits = a.channel_splits, s.dtype = a.dtype, s.threads = a.threads, s.reverse = a.reverse;
+  s.x = a.x, s.y = a.y, s.dy = a.dy, s.dz_step = a.dx_step, s.accumulator = a.sums;
+  m.d_conv = a.d_conv, m.conv_weight = a.weight, m.conv_bias = a.bias;
+  m.dx = a.dx, m.dconv_weight = a.dweight, m.dconv_bias = a.dbias;
+  return m;
+}
+VL_EXPORT int vl_conv_forward(const VlConv *a, int isa) {
+  const VlMambaInner m = mamba_inner_of(*a);
+  return run(m, m.scan, isa, &Jobs::x_proj_forward);
+}
+VL_EXPORT int vl_conv_backward(const VlConv *a, int isa) {
+  VlMambaInner m = mamba_inner_of(*a);
+  const int64_t channels = a->directions * a->channels;
+  return sum_gradients(a->dtype, a->threads, isa,
+                       {{m.dconv_weight, channels * a->d_conv, a->batch}, {m.dconv_bias, channels, a->batch}},
+                       [&] { return run(m, m.scan, isa, &Jobs::x_proj_backward); });
 }
 static int pack(const Gemm &m, int isa) {
   const int64_t slabs = (m.depth + kPanelDepth - 1) / kPanelDepth;

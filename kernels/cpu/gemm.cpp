@@ -3,7 +3,6 @@
 // A tile of out (ROWS x COLUMNS vectors) stays in registers over the depth. b is packed into panels of COLUMNS vectors,
 // so that tiles read it sequentially; a job uses a panel for all its rows before the next panel. Each element of out is
 // summed in the order of the depth, so the result does not depend on the number of jobs.
-#include "rows.h"
 #include "tile.h"
 
 using namespace vilonghorn;

@@ -58,12 +58,11 @@ int mlp_forward(const VlBlock &, int isa);
 int mlp_backward(const VlBlock &, float *dmid, int isa);
 
 // Where channel_splits > 1, x_proj_forward runs before mamba_inner_forward, and x_proj_backward after
-// mamba_inner_backward. gemm_pack runs before gemm, gemm_int8_pack before gemm_int8.
+// mamba_inner_backward. By themselves, they are a convolution. gemm_pack runs before gemm, gemm_int8_pack before
+// gemm_int8.
 #define VL_JOBS(X, isa)                      \
   X(isa, scan_forward, VlScan)               \
   X(isa, scan_backward, VlScan)              \
-  X(isa, conv_forward, VlConv)               \
-  X(isa, conv_backward, VlConv)              \
   X(isa, x_proj_forward, VlMambaInner)       \
   X(isa, mamba_inner_forward, VlMambaInner)  \
   X(isa, mamba_inner_backward, VlMambaInner) \
@@ -101,6 +100,14 @@ VL_DECLARE_JOBS(generic)
 #define VL_PASTE_(name, isa) name##_##isa
 #define VL_PASTE(name, isa) VL_PASTE_(name, isa)
 #define VL_JOB(name) VL_PASTE(name, VILONGHORN_ISA)
+
+#ifdef VILONGHORN_ISA                  // products and norms of a few rows, for a job that does more with them
+bool VL_JOB(gemm_rows)(const Gemm &);  // all rows; b is packed already
+void VL_JOB(gemm_bf16_pack)(const Gemm &, int64_t panel, int64_t first, int64_t depth);
+bool VL_JOB(gemm_bf16_rows)(const Gemm &, int64_t begin, int64_t end);  // where bf16_parts is not 0
+void VL_JOB(norm_rows)(const VlNorm &);
+bool VL_JOB(norm_rows_backward)(const VlNorm &, int64_t job);
+#endif
 
 // Jobs that share the rows of a product, 32 to 128 rows each: fewer do not pay for packing, more exceed the cache. A
 // multiple of the threads, for equal work.

@@ -1,5 +1,5 @@
 // The convolution and x_proj of a mixer as separate jobs, for channel_splits > 1: the scan of one split needs the
-// projections of all channels, and their gradients need the scans of all splits.
+// projections of all channels, and their gradients need the scans of all splits. A convolution alone has no x_proj.
 #include "mamba_inner.h"
 #include "jobs.h"
 
@@ -17,28 +17,29 @@ template <class T> bool x_proj_forward(const VlMambaInner &m, int64_t job) {
       const Steps s(g, job / a.channel_splits, a.length, a.chunk, c, a.reverse[g]);
       projection.convolve_chunk(s, false);
       projection.project_chunk(s);
-      if (projection.keeps_convolved()) projection.store_convolved(s);
+      if (projection.keeps_convolved() || !projection.P) projection.store_convolved(s);
     }
   }
   return true;
 }
 
-// Backward of convolution and x_proj for one split of the channels. a.dx holds the gradients from the scan.
+// Backward of convolution and x_proj for one split of the channels. a.dx holds the gradients from the scan, or a.dy
+// those of a convolution alone.
 template <class T> bool x_proj_backward(const VlMambaInner &m, int64_t job) {
   const VlScan &a = m.scan;
   const int64_t b = job / a.channel_splits, chunks = (a.length + a.chunk - 1) / a.chunk;
   ConvProjection<T> projection(m, Blocks(a.channels, kLanes<T>, a.channel_splits, job % a.channel_splits));
   if (!projection.allocate(true)) return false;
+  const VlInput given =
+      projection.P ? VlInput{a.dx, a.batch * a.length * a.channels, a.length * a.channels, a.channels} : a.dy;
   for (int64_t g = 0; g < a.directions; g++) {
     projection.begin_direction(g, true);
     for (int64_t c = chunks - 1; c >= 0; c--) {
       const Steps s(g, b, a.length, a.chunk, c, a.reverse[g]);
       projection.convolve_chunk(s, true);
-      for (int64_t i = 0; i < s.count; i++)
-        for (int64_t block = projection.blocks.begin; block < projection.blocks.end; block++)
-          projection.du[(block - projection.blocks.begin) * projection.stride + i] =
-              load((const T *)a.dx + ((g * a.batch + b) * a.length + s.token(i)) * a.channels + block * kLanes<T>,
-                   projection.width(block));
+      for (int64_t block = projection.blocks.begin; block < projection.blocks.end; block++)
+        gather<T>(projection.du + (block - projection.blocks.begin) * projection.stride, given,
+                  projection.P ? VL_FLOAT32 : a.dtype, s, block * kLanes<T>, projection.width(block));
       projection.backward_chunk(s);
     }
     projection.store_gradients(g, b);

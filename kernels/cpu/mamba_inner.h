@@ -106,21 +106,23 @@ template <class T> struct ConvProjection {
     for (int64_t i_block = 0; i_block < n; i_block++) {
       const int64_t block = blocks.begin + i_block;
       for (int64_t i = 0; i < s.count; i++) {
-        T *at = (T *)a.y + (s.batch * a.length + s.token(i)) * a.channels + block * W;
-        prefetch<T, true>(at, 0, a.dtype);
+        const int64_t row = (s.direction * a.batch + s.batch) * a.length + s.token(i),
+                      at = row * a.channels + block * W;
+        prefetch<T, true>(a.y, at, a.dtype);
         copy(u[i_block * stride + i], at, width(block));
       }
     }
   }
   void store_convolved(const Steps &s) {
-    each_convolved(s, [](V &u, T *at, int count) { store(at, u, count); });
+    each_convolved(s, [&](V &u, int64_t at, int count) { store_as<T>(a.y, at, a.dtype, u, count); });
   }
   void load_convolved(const Steps &s) {
-    each_convolved(s, [](V &u, T *at, int count) { u = load(at, count); });
+    each_convolved(s, [&](V &u, int64_t at, int count) { u = load((const T *)a.y + at, count); });
   }
 
   // x_proj. Requires all channels in one job.
   void project_chunk(const Steps &s) {
+    if (!P) return;
     dots<T>(projected<T>(m, s, 0), s.reverse ? -P : P, u, stride, (const T *)m.x_proj + s.direction * P * a.channels,
             a.channels, s.count, P, a.channels);
   }

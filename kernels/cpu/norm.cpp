@@ -1,5 +1,5 @@
 // RMS norm of rows: y = x / sqrt(mean(x^2) + eps) * weight. Forward saves 1 / sqrt(...) for backward.
-#include "rows.h"
+#include "jobs.h"
 #include "storage.h"
 
 using namespace vilonghorn;

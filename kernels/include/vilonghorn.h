@@ -105,11 +105,11 @@ typedef struct {
   void *dx;              /* (B, L, D) */
   int64_t dx_step;       /* stride between the tokens of dx; D if contiguous */
   void *dweight, *dbias; /* (G, D, d_conv), (G, D) */
-  /* CUDA backward only: workspaces */
+  /* backward only: workspaces, of which the CPU library uses `sums` alone */
   void *partials; /* (vl_cuda_conv_rows(), G, d_conv + 1, D) float */
-  void *sums;     /* (B, L, D) float, where more than one direction is reversed, or more than one is not; with a grid
-                     where G > 1 */
-  void *dv;       /* (B, L, D) of `dtype`, with a grid */
+  void *sums; /* (B, L, D) float, where more than one direction is reversed, or more than one is not; with a grid, and
+                 in the CPU library for 16-bit dtypes, where G > 1 */
+  void *dv;   /* (B, L, D) of `dtype`, with a grid */
 } VlConv;
 
 typedef struct {

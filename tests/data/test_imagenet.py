@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 from scipy.io import savemat
 
-from vilonghorn.data import flat_images
+from vilonghorn.cli import main
+from vilonghorn.data import check_beton, flat_images
 
 # By class number; sorted, n01 is label 0, n02 label 1, n03 label 2.
 SYNSETS = ["n02", "n03", "n01"]
@@ -55,6 +56,13 @@ def test_labels_are_positions_among_the_sorted_names(flat, devkit, source):
     assert images.classes == ["n01", "n02", "n03"]
     assert [os.path.basename(path)[-9:-5] for path in images.paths] == ["0001", "0002", "0003", "0004", "0005"]
     assert images.labels.tolist() == LABELS
+
+
+def test_the_command_writes_a_flat_folder(flat, devkit, tmp_path, capsys):
+    path = tmp_path / "val.beton"
+    assert main(["beton", str(flat), str(path), "--labels", str(devkit), "--quiet"]) == 0
+    assert "5 images, 3 classes" in capsys.readouterr().out
+    assert check_beton(path).labels.tolist() == LABELS and check_beton(path).classes == ["n01", "n02", "n03"]
 
 
 def test_a_class_without_an_image_keeps_its_label(flat, devkit):

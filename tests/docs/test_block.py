@@ -1,6 +1,5 @@
 """What torch.compile makes of a training block for a GPU: launches, bytes and memory do not rise."""
 
-import importlib.util
 import json
 import os
 import shutil
@@ -49,11 +48,3 @@ def test_the_committed_launches_of_a_scan_are_those_of_the_kernels(rows):
     committed = json.loads((FOLDER / "block.json").read_text())["scans"]
     for row in (row for row in rows if "blocks" in row):
         assert row in committed, "run python docs/performance/block.py --save"
-
-
-def test_the_committed_predictions_follow_from_the_committed_counts():
-    spec = importlib.util.spec_from_file_location("predict", FOLDER / "predict.py")
-    predict = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(predict)
-    committed = json.loads((FOLDER / "gpu.json").read_text())
-    assert committed == predict.tables(FOLDER), "run python docs/performance/predict.py --save"

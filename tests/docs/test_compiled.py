@@ -1,6 +1,5 @@
 """The GPU kernels compile without a GPU, keep their states in registers, and issue few instructions per step."""
 
-import importlib.util
 import json
 import os
 import shutil
@@ -14,14 +13,10 @@ import pytest
 SCRIPT = Path(__file__).parents[2] / "docs" / "performance" / "compiled.py"
 
 
-def load(name):
-    spec = importlib.util.spec_from_file_location(name, SCRIPT.with_name(f"{name}.py"))
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-compiled, predict, stalls = map(load, ("compiled", "predict", "stalls"))
+sys.path.append(str(SCRIPT.parent))
+import compiled  # noqa: E402
+import predict  # noqa: E402
+import stalls  # noqa: E402
 
 pytestmark = pytest.mark.skipif(compiled.cuobjdump() is None, reason="cuobjdump is not installed")
 # Instructions for 32 channels and one step.

@@ -1,14 +1,22 @@
-"""The script of a day on a GPU says how it is called, and that there is no GPU."""
+"""The scripts of a day on a GPU say how they are called and that there is no GPU, and peers get the same work."""
 
+import importlib
 import os
 import subprocess
 import sys
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 import torch
+from oracle import error, oracle
+
+from vilonghorn.bench import candidates
+from vilonghorn.bench.interleaved import STEPS
+from vilonghorn.ops import scan
 
 ROOT = Path(__file__).parents[2]
+WORKLOAD = candidates.Workload(2, 17, 8, 4)
 
 
 def run(*arguments):
@@ -27,3 +35,36 @@ def test_a_stage_without_a_gpu_says_so():
 def test_an_unknown_stage_is_answered_with_the_known_ones():
     result = run("measure")
     assert result.returncode == 2 and "gpu_day.sh build-check" in result.stdout and "Traceback" not in result.stderr
+
+
+@pytest.fixture
+def gpu_day(monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "docs" / "performance"))
+    return importlib.import_module("gpu_day")
+
+
+def selective_scan(u, delta, A, B, C, D=None, z=None, delta_bias=None, delta_softplus=False):
+    """The interface of mamba_ssm over our scan: its tensors are (B, D, L) and (B, N, L)."""
+    assert delta_softplus and all(t.is_contiguous() for t in (u, delta, B, C))
+    x, dt, k, q = (t.mT[None] for t in (u, delta, B, C))
+    return scan(x, dt, k, q, z=z.mT, A=A[None], D=D[None], dt_bias=delta_bias[None], rule="mamba")[0].mT
+
+
+def test_mamba_ssm_gets_the_same_work(gpu_day, monkeypatch):
+    interface = ModuleType("mamba_ssm.ops.selective_scan_interface")
+    interface.selective_scan_fn = selective_scan
+    for module in (ModuleType("mamba_ssm"), ModuleType("mamba_ssm.ops"), interface):
+        monkeypatch.setitem(sys.modules, module.__name__, module)
+    peer = gpu_day.mamba_ssm_steps(WORKLOAD, "cpu")
+    loop = candidates.scan_steps("mamba", candidates.LOOP, WORKLOAD, "cpu")
+    torch.testing.assert_close(peer[STEPS[False]]().mT, loop[STEPS[False]]())
+    for actual, wanted in zip(peer[STEPS[True]](), loop[STEPS[True]](), strict=True):
+        torch.testing.assert_close(actual.mT if wanted.ndim == 3 else actual, wanted, rtol=1e-4, atol=1e-5)
+
+
+def test_chunks_are_the_exact_rule_with_one_dt_for_a_head(gpu_day):
+    inputs, _ = candidates.scan_inputs("longhorn_exact", WORKLOAD, "cpu")
+    inputs |= {name: inputs[name][..., : gpu_day.HEADS].repeat_interleave(2, -1) for name in ("dt", "dt_bias")}
+    steps = gpu_day.chunk_steps(WORKLOAD, "cpu")
+    assert error(steps[STEPS[False]](), oracle(**inputs, rule="longhorn_exact")) < 1e-6
+    assert len(steps[STEPS[True]]()) == len(inputs)

@@ -13,11 +13,11 @@ import yaml
 from PIL import Image
 from toy_run import OPTIONS
 
+from vilonghorn.cli.train import train
 from vilonghorn.engine import command_line
 from vilonghorn.engine.command_line import config_names, configs_folder, load_config, run
 from vilonghorn.engine.config import FIELDS
 from vilonghorn.engine.logging import RunLogger
-from vilonghorn.engine.train import train
 
 SCRIPT = Path(__file__).parents[2] / "train_imagenet.py"
 RESUME = "vilonghorn train --resume"

@@ -4,9 +4,9 @@ import pytest
 import torch
 from toy_run import toy_config
 
+from vilonghorn.cli.train import train
 from vilonghorn.engine import build
 from vilonghorn.engine import dry_run as dry
-from vilonghorn.engine.train import train
 from vilonghorn.engine.train_state import TrainState
 
 

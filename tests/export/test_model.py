@@ -10,9 +10,9 @@ from left_run import NAMES, SIDE, leave_run
 from PIL import Image
 
 import vilonghorn
+from vilonghorn import load
 from vilonghorn.export import load_for_export
 from vilonghorn.export.formats import describe
-from vilonghorn.tools.loaded_model import load_model
 
 
 def test_a_checkpoint_fits_another_image_size_and_a_state_dict_tells_its_classes(checkpoint, small, images, tmp_path):
@@ -35,7 +35,7 @@ def test_a_run_is_its_best_or_last_weights_with_its_classes_and_preprocessing(tm
     assert found["model"] == "vilonghorn_nano" and found["classes"] == NAMES
     transform = timm.data.create_transform(**found["preprocessing"], is_training=False)
     for photograph in (Image.new("RGB", size, (200, 100, 50)) for size in ((30, 20), (16, 16))):
-        torch.testing.assert_close(transform(photograph), load_model(tmp_path / "run").transform(photograph))
+        torch.testing.assert_close(transform(photograph), load(tmp_path / "run").transform(photograph))
 
     (tmp_path / "run/best.safetensors").rename(tmp_path / "run/last.safetensors")
     with pytest.raises(FileNotFoundError, match="best.safetensors"):

@@ -11,8 +11,8 @@ import onnxruntime
 import pytest
 import torch
 
+from vilonghorn.cli import main
 from vilonghorn.export import export, formats, ort_library, runtime
-from vilonghorn.export.__main__ import main
 from vilonghorn.ops.backends import cpu
 
 ROOT = Path(__file__).parents[2]
@@ -100,7 +100,7 @@ def test_a_file_and_a_library_of_other_versions_are_refused_by_name(exported, tm
     sentence = "vilonghorn.Block: the model needs interface 77 of the operators, as of vilonghorn 9.8.7"
     with pytest.raises(Exception, match=sentence):
         open_session(path)
-    assert main(["--check", str(path)]) == 1
+    assert main(["export", "--check", str(path)]) == 1
     assert sentence in capfd.readouterr().out
 
 
@@ -118,7 +118,7 @@ def test_an_input_that_does_not_fit_is_named(exported, images):
 
 def test_what_a_file_needs_is_said(exported, tmp_path, monkeypatch, capsys):
     path = exported[1]
-    assert main(["--check", str(path)]) == 0
+    assert main(["export", "--check", str(path)]) == 0
     out = capsys.readouterr().out
     assert "input images: float32, batch x 3 x height x width\noutput output: float32, batch x 5\n" in out
     assert str(ort_library()) in out and out.endswith("it loads here\n")
@@ -134,7 +134,7 @@ def test_what_a_file_needs_is_said(exported, tmp_path, monkeypatch, capsys):
         ("junk.txt", "ends in one of .onnx, .ort.onnx, .pt2, .aoti.pt2"),
         ("nothing.pt2", "there is no such file"),
     ):
-        assert main(["--check", str(tmp_path / name)]) == 2
+        assert main(["export", "--check", str(tmp_path / name)]) == 2
         assert sentence in capsys.readouterr().err
 
 

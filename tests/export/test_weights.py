@@ -12,8 +12,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from vilonghorn.cli import main
 from vilonghorn.export import VerificationError, export, formats, native, runtime
-from vilonghorn.export.__main__ import main
 from vilonghorn.export.weights import quantize
 from vilonghorn.ops.backends import cpu
 
@@ -94,8 +94,7 @@ def test_a_weight_that_float16_cannot_hold_is_refused(checkpoint, tmp_path, monk
     torch.save(model.state_dict(), tmp_path / "large.pth")
     monkeypatch.chdir(tmp_path)
     options = ["--to", "onnx", "--weights", "fp16", "--checkpoint", "large.pth", "--img-size", "32"]
-    with pytest.raises(SystemExit):
-        main(["vilonghorn_nano", *options])
+    assert main(["export", "vilonghorn_nano", *options]) == 2
     capsys.readouterr()
     assert not [*tmp_path.glob("*.onnx")]
 
@@ -103,8 +102,7 @@ def test_a_weight_that_float16_cannot_hold_is_refused(checkpoint, tmp_path, monk
 def test_short_weights_are_for_onnx_files(small, tmp_path, capsys):
     with pytest.raises(ValueError, match="weights is 'int8', expected 'fp32' with 'aoti'"):
         export(small(), "aoti", tmp_path / "model.aoti.pt2", "int8")
-    with pytest.raises(SystemExit):
-        main(["vilonghorn_nano", "--to", "pt2", "--weights", "int8"])
+    assert main(["export", "vilonghorn_nano", "--to", "pt2", "--weights", "int8"]) == 2
     assert "weights is 'int8', expected 'fp32' with 'pt2'; 'onnx' and 'ort' take" in capsys.readouterr().err
 
 

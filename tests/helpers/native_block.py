@@ -4,8 +4,8 @@ import torch
 from oracle import block_inputs, convolution, gated_mlp, grid_convolution, mixer, mlp_inputs, rms_norm
 from torch import Tensor
 
+from vilonghorn.ops.arguments import BlockArguments, MambaInnerArguments
 from vilonghorn.ops.backends import cpu
-from vilonghorn.ops.validate import BlockArguments, MambaInnerArguments
 
 RULES = ("longhorn", "longhorn_exact", "mamba", "none")
 RECURRENT = ("x_proj", "dt_proj", "dt_bias", "D")  # weights that rule "none" does not have
@@ -40,7 +40,7 @@ block = differentiable(BlockArguments, 15, cpu.block_forward, cpu.block_backward
 mamba_inner = differentiable(
     MambaInnerArguments,
     8,
-    lambda args, save: cpu.mamba_inner_forward(args, save),
+    cpu.mamba_inner_forward,
     lambda dy, saved, args, wanted: cpu.mamba_inner_backward(dy, args, *saved),
 )
 

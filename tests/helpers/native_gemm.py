@@ -7,10 +7,10 @@ from contextlib import contextmanager
 import pytest
 import torch
 
-from vilonghorn.ops.backends import cpu as native
+from vilonghorn.ops.backends import cpu
 
 needs_amx = pytest.mark.skipif(
-    not native.has_bf16_products(), reason="the processor or the library lacks products of bfloat16 values"
+    not cpu.has_bf16_products(), reason="the processor or the library lacks products of bfloat16 values"
 )
 
 
@@ -49,7 +49,7 @@ def gemm(a: torch.Tensor, b: torch.Tensor, add: torch.Tensor | None = None, bf16
     strides = [stride for t in (a, b) for stride in (t.stride(0), 1 if t.shape[1] == 1 else t.stride(1))]
     pointers, results = (a.data_ptr(), b.data_ptr()), (None if add is None else add.data_ptr(), out.data_ptr(), None)
     struct = Gemm(rows, columns, depth, torch.get_num_threads(), *pointers, *strides, *results, bf16_parts)
-    native._run(native.library.vl_matmul, struct)
+    cpu._run(cpu.library.vl_matmul, struct)
     return out
 
 
@@ -60,7 +60,7 @@ def gemm_int8(a: torch.Tensor, b: torch.Tensor, scale: torch.Tensor, add: torch.
     tensors = [None if t is None else t.data_ptr() for t in (add, out, scale)]
     pointers = (a.data_ptr(), b.data_ptr(), a.stride(0), 1, 1, depth)
     struct = Gemm(rows, columns, depth, torch.get_num_threads(), *pointers, *tensors)
-    native._run(native.library.vl_matmul, struct)
+    cpu._run(cpu.library.vl_matmul, struct)
     return out
 
 

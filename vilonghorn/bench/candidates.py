@@ -1,7 +1,6 @@
-"""What the benchmark times: the scan, its roofline, and models."""
+"""What the benchmark times: the scan, the usual loop in torch, the roofline of the machine, and models."""
 
-import importlib.util
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import NamedTuple
@@ -13,26 +12,23 @@ from torch import Tensor
 
 from .. import models  # noqa: F401  (registers them with timm)
 from ..ops import backends, scan
-from ..ops.backends import cpu as kernels
-from ..ops.chunked import scan_chunked
-from ..ops.validate import RULES
-from .interleaved import Factory, Steps
+from ..ops.backends import cpu
+from ..ops.rules import RULES
+from .interleaved import STEPS, Factory, Row, Steps
 
-STEPS = {False: "forward", True: "forward + backward"}  # by whether a row's `train` is set
-LOOP, PEER = "torch loop", "mamba_ssm"
-CHUNKS, HEADS = "triton, chunks", 4  # heads of `vilonghornv2_tiny`, whose channels share dt
-MULTIPLY_ADDS, COPY = "multiply-adds", "copy"
+Candidate = tuple[Row, Factory]  # what names its rows, and its factory
+
+LOOP, ROOFLINE = "torch loop", "roofline"
 # Each family is compared to its first member.
 FAMILIES = (
     ("deit_tiny_patch16_224", "vilonghorn_tiny", "vilonghorn_tiny_exact", "vilonghornv2_tiny", "vim_tiny"),
     ("deit_small_patch16_224", "vilonghorn_small", "vilonghornv2_small"),
 )
-BATCH = {"cpu": 8, "cuda": 128}  # images of 224 px; larger images come in smaller batches of about as many tokens
-LOOP_ROUNDS = 20_000  # rounds of the multiply-add loop in a call
+BATCH = {"cpu": 8, "cuda": 128}  # images of 224 px
 
 # Multiply-add slots of one token: (for each state of a channel, for the channel). A slot is one lane of an instruction
 # that multiplies, adds or both; an exponential counts 12, a division 10. Backward recomputes the states from
-# checkpoints. Loads, stores and sums over channels are not counted.
+# saved states. Loads, stores and sums over channels are not counted.
 SLOTS = {
     # s += (e k) (x - s k), y += s q; gate and SiLU: an exponential and a division each
     ("longhorn", False): (4, 46),
@@ -53,10 +49,7 @@ class Workload(NamedTuple):
     L: int
     D: int
     N: int
-    directions: int = 1
-
-    def __str__(self) -> str:
-        return f"B={self.B} L={self.L} D={self.D} N={self.N}, {self.directions} direction{'s' * (self.directions > 1)}"
+    G: int = 1
 
 
 # A tiny model at 224 px; on a GPU also its two directions at once, and one image of 1248 px, which is split over time.
@@ -66,19 +59,22 @@ WORKLOADS = {
 }
 
 
-def scan_candidates(workload: Workload, device: str) -> dict[tuple[str, str], Factory]:
-    """By rule and backend: every compiled backend; on a CPU the usual torch loop, on a GPU heads in chunks.
-
-    On a GPU also mamba_ssm if installed.
-    """
-    names = [name for name, state in backends(device).items() if state == "ready" and name != "reference"]
-    names = [LOOP, *names] if device == "cpu" else names
-    found = {(rule, name): partial(scan_steps, rule, name, workload, device) for rule in RULES for name in names}
-    if device == "cuda" and "triton" in names:
-        found["longhorn_exact", CHUNKS] = partial(scan_steps, "longhorn_exact", CHUNKS, workload, device)
-    if device == "cuda" and workload.directions == 1 and importlib.util.find_spec(PEER):
-        found["mamba", PEER] = partial(scan_steps, "mamba", PEER, workload, device)
-    return found
+def scan_candidates(device: str, threads: int) -> Iterator[list[Candidate]]:
+    """Yields for each workload, by rule: the roofline, on a CPU the usual torch loop, every backend with kernels."""
+    names = [LOOP] * (device == "cpu")
+    names += [name for name, state in backends(device).items() if state == "ready" and name != "reference"]
+    for workload in WORKLOADS[device]:
+        sizes = " ".join(f"{name}={size}" for name, size in workload._asdict().items())
+        yield [
+            (
+                dict(workload=sizes, rule=rule, backend=name),
+                partial(roofline_steps, rule, workload, device, threads)
+                if name == ROOFLINE
+                else partial(scan_steps, rule, name, workload, device),
+            )
+            for rule in RULES
+            for name in (ROOFLINE, *names)
+        ]
 
 
 def scan_inputs(rule: str, workload: Workload, device: str) -> tuple[dict[str, Tensor], Tensor]:
@@ -96,23 +92,17 @@ def scan_inputs(rule: str, workload: Workload, device: str) -> tuple[dict[str, T
 
 
 def scan_steps(rule: str, backend: str, workload: Workload, device: str) -> Steps:
-    """One scan by a backend of the library, in chunks, by the loop in torch, or by mamba_ssm."""
+    """A scan by a backend of the library, or by the loop in torch."""
     inputs, dy = scan_inputs(rule, workload, device)
-    reverse, reduce = (False, True)[: workload.directions], "none" if workload.directions == 1 else "mean"
-    if backend in (LOOP, PEER):
-        inputs, dy = {name: value if name == "z" else value[0] for name, value in inputs.items()}, dy[0]
-        function: Callable[..., Tensor] = partial(torch_loop, rule=rule)
-    elif backend == CHUNKS:
-        inputs |= {name: inputs[name][..., :HEADS].contiguous() for name in ("dt", "dt_bias")}
-        function = partial(gated_chunks, reverse=reverse, reduce=reduce)
-    else:
-        function = partial(scan, rule=rule, reverse=reverse, reduce=reduce, backend=backend)
-    if backend == PEER:  # its layout is (B, D, L)
-        from mamba_ssm.ops.selective_scan_interface import selective_scan_fn
+    if backend == LOOP:
+        inputs = {name: value if name == "z" else value[0] for name, value in inputs.items()}
+        return function_steps(partial(torch_loop, rule=rule), inputs, dy[0])
+    reverse, reduce = (False, True)[: workload.G], "none" if workload.G == 1 else "mean"
+    return function_steps(partial(scan, rule=rule, reverse=reverse, reduce=reduce, backend=backend), inputs, dy)
 
-        names = dict(x="u", dt="delta", k="B", q="C", dt_bias="delta_bias")
-        function, dy = partial(selective_scan_fn, delta_softplus=True), dy.mT.contiguous()
-        inputs = {names.get(n, n): t.mT.contiguous() if t.ndim == 3 else t for n, t in inputs.items()}
+
+def function_steps(function: Callable[..., Tensor], inputs: Mapping[str, Tensor], dy: Tensor) -> Steps:
+    """A function of named tensors, and its gradients; on a GPU as CUDA graphs, which leave out the time of Python."""
     leaves = {name: value.clone().requires_grad_() for name, value in inputs.items()}
 
     def forward() -> Tensor:
@@ -122,19 +112,12 @@ def scan_steps(rule: str, backend: str, workload: Workload, device: str) -> Step
     def train() -> tuple[Tensor, ...]:
         return torch.autograd.grad(function(**leaves), list(leaves.values()), dy)
 
-    if device == "cuda":
-        return {STEPS[False]: cuda_graph(forward), STEPS[True]: cuda_graph(train)}
-    return {STEPS[False]: forward, STEPS[True]: train}
-
-
-def gated_chunks(x, dt, k, q, z, D, dt_bias, *, reverse: Sequence[bool], reduce: str) -> Tensor:
-    """`scan` of the exact rule with one dt for a head, in chunks; gate and mean are torch's."""
-    y = scan_chunked(x, dt, k, q, D=D, dt_bias=dt_bias, reverse=reverse) * F.silu(z)
-    return y if reduce == "none" else y.mean(0)
+    steps = {STEPS[False]: forward, STEPS[True]: train}
+    return {step: cuda_graph(call) for step, call in steps.items()} if dy.is_cuda else steps
 
 
 def cuda_graph(call: Callable[[], object]) -> Callable[[], None]:
-    """Captures a call as a CUDA graph, so that its time excludes launches from Python; returns the replay."""
+    """Captures a call as a CUDA graph; returns the replay."""
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
@@ -166,69 +149,52 @@ def torch_loop(x, dt, k, q, z, D, dt_bias, A=None, *, rule: str) -> Tensor:
     return (torch.stack(outputs, 1) + D * x) * F.silu(z)
 
 
-def roofline_candidates(workload: Workload, device: str, threads: int) -> dict[str, tuple[int, Factory]]:
-    """By name, what a call does and its factory.
+def roofline_steps(rule: str, workload: Workload, device: str, threads: int) -> Steps:
+    """The work of a scan at the peak of the machine, which bounds its time.
 
-    On a CPU multiply-adds in registers; on every device a copy of as many bytes as the scan moves.
+    On a CPU as many multiply-adds in registers of all threads; on a GPU a copy of as many bytes, each tensor once.
+
+    Raises:
+        RuntimeError: the CPU kernels, which have that loop, are not built.
     """
-    moved, found = scan_bytes("longhorn", False, workload, device), {}
-    if device == "cpu" and (levels := kernels.isas()):
-        best = max(levels.values())
-        work = threads * LOOP_ROUNDS * kernels.multiply_adds(1, best)
-        found[MULTIPLY_ADDS] = work, partial(multiply_add_steps, threads, best)
-    return found | {COPY: (moved, partial(copy_steps, moved, device))}
-
-
-def multiply_add_steps(threads: int, isa: int) -> Steps:
-    """Multiply-adds of the CPU kernels' own loop for an instruction set, on all threads."""
-    pool = ThreadPoolExecutor(threads)
-    call = partial(kernels.multiply_adds, isa=isa)
-    return dict.fromkeys(STEPS.values(), lambda: sum(pool.map(call, [LOOP_ROUNDS] * threads)))
-
-
-def copy_steps(moved: int, device: str) -> Steps:
-    """A copy that reads and writes `moved` bytes together."""
-    source = torch.ones(moved // 8, device=device)
-    return dict.fromkeys(STEPS.values(), partial(torch.empty_like(source).copy_, source))
-
-
-def scan_bytes(rule: str, train: bool, workload: Workload, device: str) -> int:
-    """Bytes of a scan that moves each tensor once; backward reads inputs and dy, and writes gradients."""
     B, L, D, N, G = workload
-    width = 4 if device == "cpu" else 2
-    y = width * B * L * D
-    inputs = 2 * G * y + 2 * width * G * B * L * N + y  # x, dt; k, q; z
-    inputs += 4 * G * D * (2 + N * (rule == "mamba"))  # D, dt_bias; A
-    return 3 * inputs + 2 * y if train else inputs + y
+    if device == "cuda":
+        y = 2 * B * L * D  # bytes of the result, and of each x and dt
+        inputs = (2 * G + 1) * y + 4 * G * B * L * N + 4 * G * D * (2 + N * (rule == "mamba"))
+        sources = [torch.ones(moved // 8, device=device) for moved in (inputs + y, 3 * inputs + 2 * y)]
+        return {step: partial(torch.empty_like(t).copy_, t) for step, t in zip(STEPS.values(), sources)}
+    if not (isas := cpu.isas()):
+        raise RuntimeError("the peak of this CPU is not measured, because the CPU kernels are not built")
+    multiply_adds, pool = partial(cpu.multiply_adds, isa=max(isas.values())), ThreadPoolExecutor(threads)
+
+    def call(train: bool) -> int:
+        per_state, per_channel = SLOTS[rule, train]
+        slots = G * B * L * D * (per_state * N + per_channel)
+        return sum(pool.map(multiply_adds, [round(slots / threads / multiply_adds(1))] * threads))
+
+    return {step: partial(call, train) for train, step in STEPS.items()}
 
 
-def bounds(
-    rule: str, train: bool, workload: Workload, device: str, rates: dict[str, list[float]]
-) -> dict[str, list[float] | None]:
-    """The roofline of a scan: milliseconds of its multiply-adds and of its bytes, at the rates of each round."""
-    B, L, D, N, directions = workload
-    per_state, per_channel = SLOTS[rule, train]
-    slots, moved = directions * B * L * D * (per_state * N + per_channel), scan_bytes(rule, train, workload, device)
-    compute = [slots / rate * 1e3 for rate in rates[MULTIPLY_ADDS]] if MULTIPLY_ADDS in rates else None
-    return dict(compute_bound_ms=compute, memory_bound_ms=[moved / rate * 1e3 for rate in rates[COPY]])
+def model_candidates(
+    names: Sequence[str], size: int, batch: int | None, precision: str, device: str, compiled: bool
+) -> list[Candidate]:
+    """Models for images of `size` pixels a side; by default as many images as have about the tokens of 8 of 224 px.
 
-
-def model_steps(
-    model: str, batch: int, size: int, precision: str = "highest", device: str = "cpu", compiled: bool = False
-) -> Steps:
-    """A model of timm at random weights: inference, and a loss with its gradients.
-
-    `precision` is "bf16", autocast to it, or the argument of `torch.set_float32_matmul_precision`.
+    On a GPU of 128. `precision` is "bf16", autocast to it, or the argument of `torch.set_float32_matmul_precision`.
     """
+    batch = batch or max(1, round(BATCH[device] * 196 / (size // 16) ** 2))
+    cells = [dict(model=name, size=size, batch=batch, precision=precision, compiled=compiled) for name in names]
+    return [(cell, partial(model_steps, device=device, **cell)) for cell in cells]
+
+
+def model_steps(model: str, size: int, batch: int, precision: str, device: str, compiled: bool) -> Steps:
+    """A model of timm at random weights: inference, and a loss with its gradients."""
     torch.manual_seed(0)
     torch.set_float32_matmul_precision("highest" if precision == "bf16" else precision)
     net = timm.create_model(model, img_size=size).to(device)
     images = torch.randn(batch, 3, size, size, device=device)
     targets = torch.randint(net.num_classes, (batch,), device=device)
     autocast = partial(torch.autocast, device, torch.bfloat16, enabled=precision == "bf16")
-    if compiled:  # block by block, because a model at once takes minutes
-        for block in net.blocks:
-            block.compile()
 
     def forward() -> None:
         net.eval()
@@ -243,12 +209,9 @@ def model_steps(
         net.zero_grad()
 
     steps = {STEPS[False]: forward, STEPS[True]: train}
-    if compiled:  # here, because the setups of all candidates run at once
+    if compiled:  # block by block, because a model at once takes minutes; here, because all setups run at once
+        for block in net.blocks:
+            block.compile()
         for step in steps.values():
             step()
     return steps
-
-
-def default_batch(size: int, device: str) -> int:
-    """Images of `size` pixels a side that have about as many tokens as the usual batch at 224 px."""
-    return max(1, round(BATCH[device] * 196 / (size // 16) ** 2))

@@ -2,25 +2,24 @@
 
 import gc
 import re
-import statistics
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import wait
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from ..tools.processes import worker_pool
+from ..engine.processes import worker_pool
 
 Steps = Mapping[str, Callable[[], object]]  # by name, what a candidate can run
 Factory = Callable[[], Steps]
 Row = dict[str, Any]
-Sample = tuple[float, float | None]  # milliseconds of a call, and the peak of memory in GB
 
+STEPS = {False: "forward", True: "forward + backward"}  # of the scan and the models, by whether a row's `train` is set
 SAMPLE_SECONDS = 0.02  # short steps are repeated until a sample takes this long
 PAUSE_SECONDS = 0.005  # before a sample, because threads of the last candidate may still spin
-FLUSH_BYTES = 256 << 20  # more than the last-level cache of a GPU
 
 
 def run_interleaved(
@@ -31,7 +30,6 @@ def run_interleaved(
     threads: int,
     device: str = "cpu",
     restarts: int = 1,
-    clock: Callable[[], float] = time.perf_counter,
 ) -> dict[str, dict[str, Row]]:
     """Times candidates in turn, so that a disturbance of the machine affects all candidates of a round.
 
@@ -40,129 +38,82 @@ def run_interleaved(
     Args:
         candidates: by name, a picklable function that makes the candidate's steps in its process.
         steps: names of the steps. Every candidate has all of them.
-        rounds: samples of each step.
+        rounds: samples of each step. `torch.utils.benchmark.Timer` takes them, and calls each step untimed before.
         threads: torch threads of each process.
-        device: "cpu", or "cuda" to time by CUDA events.
+        device: "cpu" or "cuda".
         restarts: processes of each candidate, one after the other, which share the rounds, because memory placement
             affects the speed of a process.
-        clock: seconds on a CPU: `time.perf_counter`, or `time.process_time`, the processor time of all threads.
 
     Returns:
         By step and candidate: `ms`, the time of one call in each round; `memory_gb`, the peak of memory above what the
         process held before it made the candidate, or None where the system does not measure it; and `problem`, or
         None. With a problem, `ms` and `memory_gb` are None.
     """
-    samples: dict[tuple[str, str], list[Sample]] = {(step, name): [] for step in steps for name in candidates}
-    problems: dict[tuple[str, str], str] = {}
-
-    @contextmanager
-    def problem_of(name: str, *steps: str) -> Iterator[None]:
-        try:
-            yield
-        except Exception as error:  # the candidate's own, or BrokenProcessPool
-            problem = f"{type(error).__name__}: {' '.join(str(error).split())[:500]}"
-            problems.update({(step, name): problem for step in steps})
-
+    rows = {step: {name: dict(ms=[], memory_gb=None, problem=None) for name in candidates} for step in steps}
     for restart in range(min(restarts, rounds)):
         with ExitStack() as stack:
-            names = [name for name in candidates if any((step, name) not in problems for step in steps)]
-            pools = {name: stack.enter_context(worker_pool(1, threads=threads)) for name in names}
-            setups = {name: pool.submit(_setup, candidates[name], device, clock) for name, pool in pools.items()}
-            for name, setup in setups.items():
-                with problem_of(name, *steps):
-                    setup.result()
+            pools = {name: stack.enter_context(worker_pool(1, threads=threads)) for name in candidates}
+            setups = {name: pools[name].submit(_setup, make, device) for name, make in candidates.items()}
+            wait(setups.values())
             for step in steps:
-                for name in names:
-                    if (step, name) not in problems:
-                        with problem_of(name, step):
-                            pools[name].submit(_call, "warm_up", step).result()
-                for round_, _ in enumerate(range(restart, rounds, restarts)):
-                    for name in names[:: -1 if round_ % 2 else 1]:
-                        if (step, name) not in problems:
-                            time.sleep(PAUSE_SECONDS)
-                            with problem_of(name, step):
-                                samples[step, name].append(pools[name].submit(_call, "measure").result())
-
-    def row(key: tuple[str, str]) -> Row:
-        if key in problems:
-            return dict(ms=None, memory_gb=None, problem=problems[key])
-        ms, peaks = zip(*samples[key])
-        return dict(ms=list(ms), memory_gb=None if None in peaks else max(peaks), problem=None)
-
-    return {step: {name: row((step, name)) for name in candidates} for step in steps}
+                for i, _ in enumerate(range(restart, rounds, restarts)):
+                    for name in list(candidates)[:: -1 if i % 2 else 1]:
+                        row = rows[step][name]
+                        if row["problem"]:
+                            continue
+                        time.sleep(PAUSE_SECONDS)
+                        try:
+                            setups[name].result()
+                            ms, peak = pools[name].submit(_measure, step, device).result()
+                        except Exception as error:  # the candidate's own, or BrokenProcessPool
+                            problem = f"{type(error).__name__}: {' '.join(str(error).split())[:500]}"
+                            row.update(ms=None, memory_gb=None, problem=problem)
+                        else:
+                            row["ms"].append(ms)
+                            row["memory_gb"] = peak if peak is None else max(peak, row["memory_gb"] or 0)
+    return rows
 
 
-class _Candidate:
-    """The candidate of this process."""
-
-    def __init__(self, factory: Factory, device: str, clock: Callable[[], float]):
-        torch.manual_seed(0)
-        self.device, self.clock = device, clock
-        # Trigger lazy initialisation before measuring RSS. Freeing 28 MiB makes malloc keep pages, as in training.
-        torch.nn.Linear(8, 8, device=device)(torch.ones(8, 8, device=device)).sum().backward()
-        torch.empty(7 << 20)
-        self.flush = torch.empty(FLUSH_BYTES, dtype=torch.int8, device=device) if device == "cuda" else None
-        self.before = peak_bytes(device, reset=True)
-        self.steps = factory()
-
-    def warm_up(self, step: str) -> None:
-        """Chooses a step. Its first call is the warm-up, and a second one where the first is short."""
-        self.call, self.repeats = self.steps[step], 1
-        gc.collect()
-        peak_bytes(self.device, reset=True)
-        ms = self.time()
-        if ms < 250:
-            ms = min(ms, self.time())
-        self.repeats = max(1, round(SAMPLE_SECONDS * 1e3 / ms))
-
-    def measure(self) -> Sample:
-        self.call()  # untimed: refills the caches; threads of the last candidate may spin longer than the pause
-        ms, peak = self.time(), peak_bytes(self.device)
-        return ms, None if peak is None else (peak - self.before) / 1e9
-
-    def time(self) -> float:
-        """Milliseconds of a call: the mean of all repeats on a CPU, their median on a GPU."""
-        if self.device == "cpu":
-            start = self.clock()
-            for _ in range(self.repeats):
-                self.call()
-            return (self.clock() - start) * 1e3 / self.repeats
-        pairs = [[torch.cuda.Event(enable_timing=True) for _ in range(2)] for _ in range(self.repeats)]
-        for start, end in pairs:
-            self.flush.zero_()  # inputs come from memory, and the CPU gets ahead of the GPU
-            start.record()
-            self.call()
-            end.record()
-        torch.cuda.synchronize()
-        return statistics.median(start.elapsed_time(end) for start, end in pairs)
+_steps: Steps  # of the candidate of this process
+_bytes_before: int | None
 
 
-_candidate: _Candidate
+def _setup(factory: Factory, device: str) -> None:
+    """Makes the candidate of this process."""
+    global _steps, _bytes_before
+    torch.manual_seed(0)
+    # Trigger lazy initialisation before measuring RSS. Freeing 28 MiB makes malloc keep pages, as in training.
+    torch.nn.Linear(8, 8, device=device)(torch.ones(8, 8, device=device)).sum().backward()
+    torch.empty(7 << 20)
+    peak_bytes(device)
+    _bytes_before = peak_bytes(device)
+    _steps = factory()
+    gc.collect()
 
 
-def _setup(factory: Factory, device: str, clock: Callable[[], float]) -> None:
-    global _candidate
-    _candidate = _Candidate(factory, device, clock)
+def _measure(step: str, device: str) -> tuple[float, float | None]:
+    """Milliseconds of a call, and the peak of memory in GB."""
+    from torch.utils.benchmark import Timer  # its import warns of a missing GPU where there is nvcc
+
+    timer = Timer("step()", globals=dict(step=_steps[step]), num_threads=torch.get_num_threads())
+    peak_bytes(device)
+    ms = 1e3 * timer.blocked_autorange(min_run_time=SAMPLE_SECONDS).median
+    peak = peak_bytes(device)
+    return ms, None if peak is None else (peak - _bytes_before) / 1e9
 
 
-def _call(method: str, *arguments: str) -> Sample | None:
-    return getattr(_candidate, method)(*arguments)
+def peak_bytes(device: str = "cpu") -> int | None:
+    """Peak of this process's memory since the last call, in bytes; then a new peak starts from the present size.
 
-
-def peak_bytes(device: str = "cpu", reset: bool = False) -> int | None:
-    """Peak of this process's memory in bytes: resident memory, or allocated memory of a GPU; None where not Linux.
-
-    Args:
-        device: "cpu" or "cuda".
-        reset: start a new peak from the present size first.
+    It is resident memory, or allocated memory of a GPU; None on a CPU where not Linux.
     """
     if device == "cuda":
-        if reset:
-            torch.cuda.reset_peak_memory_stats()
-        return torch.cuda.max_memory_allocated()
+        peak = torch.cuda.max_memory_allocated()
+        torch.cuda.reset_peak_memory_stats()
+        return peak
     process = Path("/proc/self")
     if not (process / "clear_refs").exists():
         return None
-    if reset:
-        (process / "clear_refs").write_text("5")
-    return int(re.search(r"VmHWM:\s*(\d+)", (process / "status").read_text())[1]) * 1024
+    peak = int(re.search(r"VmHWM:\s*(\d+)", (process / "status").read_text())[1]) * 1024
+    (process / "clear_refs").write_text("5")
+    return peak

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from ..bench.interleaved import run_interleaved
-from ..tools.env import processor
+from ..engine.environment import processor
 from .formats import libraries, trunk
 from .runtime import load
 

@@ -13,9 +13,9 @@ from timm.models._features import FeatureGetterNet
 from ..engine import load_config
 from ..engine.build import one_line
 from ..engine.checkpoint import RunDirectory, load_weights
+from ..inference import preprocessing, read_record
 from ..models import PyramidSSM, VisionSSM
 from ..models.weights import unwrap
-from ..tools.loaded_model import preprocessing, read_record
 from .formats import min_grid, trunk
 
 

@@ -11,9 +11,9 @@ from torch import Tensor, nn
 from .. import __version__
 from ..layers import Block, fused
 from ..layers.exportable import ExportableMixer, make_exportable
+from ..ops.arguments import BlockArguments, ScanArguments
 from ..ops.backends import cpu
 from ..ops.block import run_block
-from ..ops.validate import BlockArguments, ScanArguments
 from .weights import quantize
 
 DOMAIN = "vilonghorn"

@@ -16,7 +16,7 @@ from matplotlib.ticker import MaxNLocator
 from torch import Tensor
 
 from ..engine.report import fit_text, shorten
-from ..tools.loaded_model import LoadedModel
+from ..inference import LoadedModel
 from .model import (
     CLASS_TOKEN,
     attention,

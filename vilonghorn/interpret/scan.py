@@ -14,9 +14,10 @@ import torch
 from torch import Tensor
 
 from ..layers import Mixer
+from ..ops.arguments import MambaInnerArguments
 from ..ops.mamba_inner import projections
 from ..ops.rules import RULES, read
-from ..ops.validate import MambaInnerArguments, flatten_filter
+from ..ops.validate import flatten_filter
 
 
 class ScanInputs(NamedTuple):

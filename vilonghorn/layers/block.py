@@ -80,10 +80,10 @@ class Block(nn.Module):
             y = self._fused(x, grid)
             if y is not None:
                 return y
-        normed = self.norm(x.to(self.norm.weight.dtype) if hasattr(self.norm, "weight") else x)
+        normed = self.norm(x.to(self.norm.weight.dtype) if hasattr(self.norm, "weight") else x)  # type: ignore[arg-type]
         x = x + self.drop_path(self.mixer(normed) if grid is None else self.mixer(normed, grid))
         if self.mlp is not None and self.norm2 is not None:
-            normed = self.norm2(x.to(self.norm2.weight.dtype) if hasattr(self.norm2, "weight") else x)
+            normed = self.norm2(x.to(self.norm2.weight.dtype) if hasattr(self.norm2, "weight") else x)  # type: ignore
             x = x + self.drop_path(self.mlp(normed))
         return x
 

@@ -1,6 +1,6 @@
 """Layers of models made for export: torch's own operators, with few nodes in the captured graph."""
 
-from typing import cast
+from typing import Any, cast
 
 from timm.layers import register_notrace_function
 from torch import Tensor, nn
@@ -28,7 +28,7 @@ class ExportableMixer(Mixer):
 
     def forward(self, x: Tensor, grid: list[int] | None = None) -> Tensor:
         """As `Mixer.forward`."""
-        options = (self.scan_norm, self.rule, self.flags, grid, self.scan_backend)
+        options: Any = (self.scan_norm, self.rule, self.flags, grid, self.scan_backend)
         return self.out_proj(mamba_inner_exportable(self.in_proj(x), *self.inner_weights(), *options))
 
 

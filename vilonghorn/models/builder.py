@@ -102,7 +102,7 @@ def build_model(
                 "weights, or name your own file with pretrained_cfg_overlay=dict(file=...)"
             )
     feature_cls = PyramidFeatures if issubclass(model_cls, PyramidSSM) else Features
-    model = build_model_with_cfg(
+    model: Any = build_model_with_cfg(
         model_cls,
         variant,
         pretrained,

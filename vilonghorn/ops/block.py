@@ -9,10 +9,12 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from .arguments import BlockArguments
 from .backends import cpu
 from .register import register_op
-from .validate import BlockArguments, autocast_dtype, check_flags, flatten_filter, validate_block
+from .validate import autocast_dtype, check_flags, flatten_filter, validate_block
 
+_OWN_CLASSES = (torch.nn.Parameter, Tensor)  # a subclass may store something else
 X86 = platform.machine().lower() in ("x86_64", "amd64")
 
 
@@ -105,7 +107,7 @@ def prefers_block(x: Tensor) -> bool:
 
 def is_float32_on_cpu(t: Tensor) -> bool:
     """Whether `block` takes a tensor: float32, on the CPU, of torch's own class, without a lazy negation."""
-    return t.dtype == torch.float32 and t.is_cpu and type(t) in (Tensor, torch.nn.Parameter) and not t.is_neg()
+    return t.dtype is torch.float32 and t.is_cpu and type(t) in _OWN_CLASSES and not t.is_neg()
 
 
 def runs_bf16(x: Tensor) -> bool:
@@ -116,8 +118,8 @@ def runs_bf16(x: Tensor) -> bool:
 def _fake(args: BlockArguments, save: bool) -> tuple[Tensor, ...]:
     G, B, L, D, N, _, R, _ = sizes = args.sizes
     shapes = [(B, L, 2 * D), (G, B, L, R + 2 * N), (sizes.num_saved_states(cpu.CHUNK, cpu.LANES),)]
-    no_mlp = args.mlp_in_proj is None
-    shapes += [(0,), (0,)] if no_mlp else [tuple(args.x.shape), (B, L, args.mlp_in_proj.shape[0])]
+    mlp_in_proj = args.mlp_in_proj
+    shapes += [(0,), (0,)] if mlp_in_proj is None else [tuple(args.x.shape), (B, L, mlp_in_proj.shape[0])]
     return args.x.new_empty(args.x.shape), *(args.x.new_empty(shape if save else 0) for shape in shapes)
 
 

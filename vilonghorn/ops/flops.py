@@ -13,8 +13,8 @@ import torch
 from torch.utils.flop_counter import register_flop_formula
 
 from . import block, chunked, conv, mamba_inner, norm, scan  # noqa: F401  (they define the operators)
+from .arguments import BlockArguments, ChunkArguments, ConvArguments, MambaInnerArguments, NormArguments, ScanArguments
 from .rules import NO_RULE, RULES
-from .validate import BlockArguments, ChunkArguments, ConvArguments, MambaInnerArguments, NormArguments, ScanArguments
 
 SKIP = 2  # D x, added; per token and channel
 

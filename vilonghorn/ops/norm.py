@@ -5,9 +5,10 @@ import torch.nn.functional as F
 from timm.layers import register_notrace_function
 from torch import Tensor
 
+from .arguments import NormArguments
 from .backends import cpu
 from .register import is_exporting, register_op
-from .validate import DTYPES, NormArguments, validate_norm
+from .validate import DTYPES, validate_norm
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float = 1e-5) -> Tensor:

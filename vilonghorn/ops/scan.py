@@ -5,16 +5,18 @@ The backends compute it, and `backends.choose` picks one. Autograd, `torch.compi
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from ._torch import captured_loop
+from .arguments import ScanArguments
 from .backends import choose
 from .reference import finish, prepare
 from .register import is_exporting, register_op
 from .rules import RULES
-from .validate import ScanArguments, autocast_dtype, check_flags, validate_scan
+from .validate import autocast_dtype, check_flags, validate_scan
 
 
 def scan(
@@ -90,9 +92,10 @@ def scan_exportable(args: ScanArguments) -> Tensor:
             return scan_exportable(args)
     validate_scan(args)
     if torch.compiler.is_exporting():  # the exporters cannot decompose a captured loop that has gradients
-        args = ScanArguments(*(t.detach() if isinstance(t, Tensor) else t for t in args))
+        detached: Any = [t.detach() if isinstance(t, Tensor) else t for t in args]
+        args = ScanArguments(*detached)
     step, tokens = RULES[args.rule].step, prepare(args)
-    changing = (*tokens[:3], tokens.q.mT)  # a row times the state is one node of the loop
+    changing: tuple[Tensor, ...] = (*tokens[:3], tokens.q.mT)  # a row times the state is one node of the loop
 
     def run_token(state: Tensor, token: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
         x, gate, k, q = token

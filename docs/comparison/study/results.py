@@ -23,7 +23,7 @@ class Report:
     command: list[str]
     commit: str | None  # of the report; each cell has its own
     date: str  # UTC, ISO 8601
-    machine: dict[str, Any]  # see `vilonghorn.tools.env.machine`
+    machine: dict[str, Any]  # see `vilonghorn.engine.environment.machine`
     finished: bool
     plan: Study
     cells: list[dict[str, Any]]  # one finished run each: fields of `Cell`, and its results, see `run_cell`

@@ -8,8 +8,8 @@ from typing import Any
 from matplotlib import rc_context
 from matplotlib.figure import Figure
 
+from vilonghorn.bench.tables import markdown
 from vilonghorn.data.files import atomic_write
-from vilonghorn.tools.markdown import markdown
 
 from .results import Interval, Report, choose_rate, interval, mean_validation, sweep_runs
 

@@ -8,11 +8,9 @@ import sys
 from pathlib import Path
 
 import pytest
-import torch
 
 import vilonghorn
 from vilonghorn.ops.backends import bindings
-from vilonghorn.ops.validate import ConvArguments
 
 LIBRARY = bindings.library_path("cpu")
 PACKAGE = Path(vilonghorn.__file__).parent
@@ -108,10 +106,3 @@ def test_the_first_scan_of_a_clone_that_is_not_built_warns_once_with_the_command
     printed = run(code, tmp_path)
     assert printed.count("in plain torch, which is many times slower") == 1
     assert f"{sys.executable} -m pip install --editable {tmp_path / 'clone'}\n" in printed
-
-
-def test_a_convolution_over_the_grid_has_its_sizes_and_no_neighbors():
-    args = ConvArguments(torch.zeros(1, 21, 2), torch.zeros(1, 2, 9), torch.zeros(1, 2), [0])
-    for grid, expected in (([4, 5, 3, 3], (4, 5, 3, None)), ([], (0, 0, 0, None))):
-        found = bindings.conv_params(args, grid).struct.conv_grid
-        assert (found.rows, found.columns, found.height, found.neighbors) == expected

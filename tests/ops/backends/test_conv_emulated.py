@@ -8,7 +8,7 @@ import torch
 from oracle import conv_inputs, value_and_grads
 
 from vilonghorn.ops import conv_silu
-from vilonghorn.ops.backends import cpu as native
+from vilonghorn.ops.backends import cpu
 
 pytestmark = pytest.mark.usefixtures("emulator")
 emulated = partial(conv_silu, backend="cuda")
@@ -83,7 +83,7 @@ def test_the_operators_pass_opcheck():
 
 
 def test_compiled_equals_eager_in_one_graph_that_chooses_the_kernel(monkeypatch):
-    monkeypatch.setattr(native, "_reason", "not built")
+    monkeypatch.setattr(cpu, "_reason", "not built")
     torch._dynamo.reset()
     values, run = conv_inputs(2, 2, 9, 8, 4), partial(conv_silu, reverse=(False, True))
     compiled = torch.compile(run, fullgraph=True, dynamic=True, backend="aot_eager")

@@ -12,7 +12,7 @@ from oracle import compare, inputs, value_and_grads
 
 from vilonghorn.ops import scan
 from vilonghorn.ops.backends import cuda, segments
-from vilonghorn.ops.validate import RULES
+from vilonghorn.ops.validate import RULES, ScanArguments
 
 pytestmark = pytest.mark.usefixtures("emulator")
 
@@ -220,6 +220,14 @@ def test_an_error_of_the_runtime_is_raised_with_its_text(monkeypatch):
     monkeypatch.setattr(cuda, "CHUNK", 4)  # which the kernels were not compiled for
     with pytest.raises(RuntimeError, match="invalid argument"):
         emulated(**inputs(1, 1, 3, 4, 16, rule="longhorn"))
+
+
+def test_a_rule_that_the_kernels_lack_is_an_error():
+    values = inputs(1, 1, 3, 4, 16, rule="longhorn")
+    args = ScanArguments(**values, rule="none")
+    for call in (lambda: cuda.forward(args, True), lambda: cuda.backward(values["x"], args, torch.zeros(4096))):
+        with pytest.raises(RuntimeError, match="scan: .*the kernels do not implement this rule"):
+            call()
 
 
 def test_without_a_device_the_backend_says_why(monkeypatch):

@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from native_gemm import gemm, gemm_int8, int8_product, needs_amx
 
-from vilonghorn.ops.backends import cpu as native
+from vilonghorn.ops.backends import cpu
 
-needs_native = pytest.mark.skipif(native.library is None, reason="the native library is not built")
+needs_native = pytest.mark.skipif(cpu.library is None, reason="the native library is not built")
 layouts = st.tuples(st.booleans(), st.integers(0, 3))
 
 
@@ -22,7 +22,7 @@ def matrix(rows: int, columns: int, layout: tuple[bool, int]) -> torch.Tensor:
 
 
 @needs_native
-@pytest.mark.parametrize("isa", native.isas())
+@pytest.mark.parametrize("isa", cpu.isas())
 @settings(max_examples=40, deadline=None)
 @given(
     st.integers(1, 150), st.integers(1, 110), st.sampled_from([1, 2, 15, 16, 31, 192, 511, 513, 1100]), layouts, layouts
@@ -30,7 +30,7 @@ def matrix(rows: int, columns: int, layout: tuple[bool, int]) -> torch.Tensor:
 def test_every_instruction_set_multiplies(isa, rows, columns, depth, a_layout, b_layout):
     a, b = matrix(rows, depth, a_layout), matrix(depth, columns, b_layout)
     expected = a.double() @ b.double()
-    with mock.patch.object(native, "_isa", native.isas()[isa]):
+    with mock.patch.object(cpu, "_isa", cpu.isas()[isa]):
         torch.testing.assert_close(gemm(a, b).double(), expected, rtol=1e-5, atol=1e-4 * depth**0.5)
 
 
@@ -89,7 +89,7 @@ def test_a_row_depends_on_neither_threads_nor_other_rows(parts, rows, columns, d
 
 
 @needs_native
-@pytest.mark.parametrize("isa", native.isas())
+@pytest.mark.parametrize("isa", cpu.isas())
 @settings(max_examples=40, deadline=None)
 @given(
     st.integers(1, 150),
@@ -106,7 +106,7 @@ def test_every_instruction_set_multiplies_int8_to_the_same_bits(isa, rows, colum
     b = torch.randint(-127, 128, (columns, depth), generator=generator, dtype=torch.int8)
     scale = torch.rand(columns, generator=generator)
     add = torch.randn(rows, columns, generator=generator) if adds else None
-    with mock.patch.object(native, "_isa", native.isas()[isa]):
+    with mock.patch.object(cpu, "_isa", cpu.isas()[isa]):
         actual = gemm_int8(a, b, scale, add)
     assert torch.equal(actual, int8_product(a, b, scale, add))
     exact = a.double() @ (b.double() * scale.double()[:, None]).t() + (0 if add is None else add)

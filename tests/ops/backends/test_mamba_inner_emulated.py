@@ -4,11 +4,12 @@ import importlib
 
 import pytest
 import torch
+from native_block import RECURRENT, differentiable, mamba_inner_truth
 from oracle import compare, mixer, mixer_inputs, value_and_grads
 from torch._dynamo.testing import CompileCounterWithBackend
 
 from vilonghorn.ops import mamba_inner
-from vilonghorn.ops.backends import cpu as native
+from vilonghorn.ops.backends import cpu, cuda
 from vilonghorn.ops.validate import RULES, MambaInnerArguments
 
 NAMES = MambaInnerArguments._fields[:8]
@@ -25,7 +26,7 @@ SHAPES = [
 @pytest.fixture(autouse=True)
 def gpu(emulator, monkeypatch):
     """No native library: the way of a GPU."""
-    monkeypatch.setattr(native, "_reason", "not built")
+    monkeypatch.setattr(cpu, "_reason", "not built")
     return emulator
 
 
@@ -38,6 +39,22 @@ def in_order(A=None, **values):
 def test_it_agrees_with_the_oracle(shape, rule):
     flags = (False, True, True)[: shape[0]]
     compare(in_order, mixer_inputs(*shape, rule=rule), 2e-6, truth=mixer, rule=rule, reverse=flags)
+
+
+@pytest.mark.parametrize("heads", [1, 5])
+def test_heads_agree_with_the_oracle(heads):
+    values = mixer_inputs(2, 2, 21, 70, 16, 5, 4, rule="longhorn_exact")
+    values |= {name: values[name][:, :heads].contiguous() for name in ("dt_proj", "dt_bias")}
+    backward = lambda dy, saved, args, wanted: cuda.mamba_inner_backward(dy, args, *saved)  # noqa: E731
+    run = differentiable(MambaInnerArguments, 8, cuda.mamba_inner_forward, backward)
+    options = dict(rule="longhorn_exact", reverse=[False, True])
+    compare(run, values, 2e-6, truth=mamba_inner_truth, **options)
+
+
+def test_a_mixer_without_a_rule_is_not_taken():
+    values = {name: v for name, v in mixer_inputs(1, 1, 5, 4, 3, 2, 4, rule="none").items() if name not in RECURRENT}
+    args = MambaInnerArguments(**values, **dict.fromkeys((*RECURRENT, "A")), rule="none", reverse=[0])
+    assert not cuda.takes_mamba_inner(args, torch.float32)
 
 
 # G, B, D, then rows and columns of the grid, and class tokens

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from .. import reference
+from ..arguments import ConvArguments, ScanArguments
 from ..rules import NO_RULE, find_rule
-from ..validate import ConvArguments, ScanArguments
 from . import cpu as native
 from . import cuda
 from . import triton as triton_backend

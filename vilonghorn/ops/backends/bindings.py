@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 from ... import __version__
+from ..arguments import ConvArguments, ScanArguments
 from ..rules import NO_RULE, RULES
-from ..validate import ConvArguments, ScanArguments
 
 ABI = 16  # VL_ABI
 _INT, _LONG, _POINTER = ctypes.c_int32, ctypes.c_int64, ctypes.c_void_p

@@ -21,8 +21,8 @@ from torch import Tensor
 from torch.profiler import record_function
 
 from .._torch import is_profiling
+from ..arguments import BlockArguments, ConvArguments, MambaInnerArguments, NormArguments, ScanArguments
 from ..rules import NO_RULE
-from ..validate import BlockArguments, ConvArguments, MambaInnerArguments, NormArguments, ScanArguments
 from .bindings import (
     BLOCK_TENSORS,
     UNKNOWN_RULE,
@@ -171,6 +171,8 @@ def conv_backward(dy: Tensor, args: ConvArguments) -> tuple[Tensor, Tensor, Tens
     """Gradients of x, weight and bias."""
     params = _conv_params(args)
     params.struct.dy = params.activation(dy)
+    if len(args.weight) > 1 and params.dtype != params.compute_dtype:
+        params.output("sums", args.x.shape, params.compute_dtype)
     dx = params.output("dx", args.x.shape)
     dweight, dbias = params.gradient("dweight", args.weight), params.gradient("dbias", args.bias)
     _run(library.vl_conv_backward, params.struct)

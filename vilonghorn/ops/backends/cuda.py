@@ -12,7 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..validate import ConvArguments, MambaInnerArguments, ScanArguments, kernel_state_dtype
+from ..arguments import ConvArguments, MambaInnerArguments, ScanArguments
+from ..rules import kernel_state_dtype
 from . import segments
 from .bindings import Input, ScanParams, Segments, conv_params, open_library
 

@@ -1,0 +1,181 @@
+"""The command `vilonghorn`: its table, its help, what it refuses, completion, and what a bug report needs."""
+
+import json
+import os
+import subprocess
+import sys
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+import torch
+
+import vilonghorn
+from vilonghorn.cli import COMMANDS, MOVED, env, main
+
+ROOT = Path(__file__).parents[2]
+EXEMPT = ("check", "labels", "model_kwargs", "push", "to")  # options without a default
+CODE = "import sys; from vilonghorn.cli import main; status = main(sys.argv[1:]); print('torch' in sys.modules)"
+
+
+def python(*arguments: str) -> subprocess.CompletedProcess:
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    return subprocess.run([sys.executable, *arguments], capture_output=True, text=True, env=environment)
+
+
+@pytest.fixture(scope="module")
+def script(tmp_path_factory) -> str:
+    """What pip makes of the entry point, and prints last whether torch was imported."""
+    path = tmp_path_factory.mktemp("bin") / "vilonghorn"
+    path.write_text(CODE + "; sys.exit(status)")
+    return str(path)
+
+
+def test_help_needs_no_torch_and_a_closed_pipe_is_no_error(script):
+    found = python(script, "--help")
+    assert found.returncode == 0 and "classify image files" in found.stdout and found.stdout.endswith("False\n")
+    reader, writer = os.pipe()
+    os.close(reader)
+    found = subprocess.run([sys.executable, script, "--help"], stdout=writer, stderr=subprocess.PIPE, text=True)
+    os.close(writer)
+    assert (found.returncode, found.stderr) == (141, "")
+
+
+def test_python_m_is_the_same_command():
+    found = python("-X", "importtime", "-m", "vilonghorn", "evaluat")
+    assert found.returncode == 2 and "error: there is no command 'evaluat'; did you mean evaluate?" in found.stderr
+    assert " torch\n" not in found.stderr
+
+
+def test_the_version_is_printed(capsys):
+    assert main(["--version"]) == 0 and capsys.readouterr().out == f"vilonghorn {vilonghorn.__version__}\n"
+
+
+@pytest.mark.parametrize(
+    "arguments, words",
+    [
+        ([], "error: give a command"),
+        (["xyzzy"], "there is no command 'xyzzy'; expected one of train, evaluate"),
+        (
+            ["study", "recall", "--list"],
+            "`vilonghorn study` has moved: in a clone of the repository, run `python",
+        ),
+        (["data", "icons", "a.tgz", "out"], "run `python docs/comparison/icons.py OUT`"),
+        (["data", "mnist", "a.tgz", "out"], "run `python docs/comparison/mnist.py OUT`"),
+    ],
+)
+def test_what_is_no_command_gets_one_sentence(arguments, words, capsys):
+    assert main(arguments) == 2
+    err = capsys.readouterr().err
+    assert words in err and err.count("\n") == 1
+
+
+def test_moved_commands_are_where_the_table_says():
+    for command in MOVED.values():
+        assert (ROOT / command.split()[1]).exists(), command
+
+
+@pytest.mark.parametrize(
+    "argv, orig_argv, expected",
+    [
+        (["/usr/bin/vilonghorn", "train"], ["python", "/usr/bin/vilonghorn", "train"], True),
+        ([r"vilonghorn.exe"], ["vilonghorn.exe"], True),
+        (["-m", "train"], ["python", "-u", "-m", "vilonghorn", "train"], True),
+        (["-m"], ["python", "-mvilonghorn"], True),
+        (["-m", "vilonghorn"], ["python", "-m", "pytest", "vilonghorn"], False),
+        (["-c"], ["python", "-c", "import vilonghorn"], False),
+        ([], [], False),
+    ],
+)
+def test_only_the_command_itself_delays_the_import_of_torch(argv, orig_argv, expected, monkeypatch):
+    monkeypatch.setattr(sys, "argv", argv)
+    monkeypatch.setattr(sys, "orig_argv", orig_argv)
+    assert vilonghorn._is_command() == expected
+
+
+def test_training_lets_idle_threads_sleep_unless_the_user_says_otherwise(monkeypatch):
+    monkeypatch.setitem(sys.modules, "vilonghorn.cli.train", env)
+    monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
+    assert main(["env"]) == 0 and "OMP_WAIT_POLICY" not in os.environ
+    assert main(["train"]) == 0 and os.environ["OMP_WAIT_POLICY"] == "PASSIVE"
+    monkeypatch.setenv("OMP_WAIT_POLICY", "ACTIVE")
+    assert main(["train"]) == 0 and os.environ["OMP_WAIT_POLICY"] == "ACTIVE"
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_help_has_examples_and_says_defaults(name):
+    parser = import_module(f"vilonghorn.cli.{name}").parser
+    text = parser.format_help()
+    assert text.startswith(f"usage: vilonghorn {name} ") and f"examples:\n  vilonghorn {name}" in text
+    for action in parser._actions if name != "train" else ():  # jsonargparse says them by itself
+        flag = action.nargs == 0 or action.required or not action.option_strings
+        assert flag or "default" in action.help or action.dest in EXEMPT, action
+
+
+def test_a_command_whose_packages_are_missing_is_one_sentence(monkeypatch, capsys):
+    monkeypatch.delitem(sys.modules, "vilonghorn.cli.completion", raising=False)
+    monkeypatch.setitem(sys.modules, "shtab", None)
+    assert main(["completion", "bash"]) == 2
+    assert capsys.readouterr().err.startswith("error: vilonghorn completion cannot start: import of shtab halted")
+
+
+def test_ctrl_c_ends_a_command(monkeypatch, capsys):
+    def interrupt():
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(env, "report", interrupt)
+    assert main(["env"]) == 130 and capsys.readouterr().err == "interrupted\n"
+
+
+def test_evaluate_is_the_evaluation_of_train(tmp_path, monkeypatch, capsys):
+    assert main(["evaluate", str(tmp_path)]) == 2
+    assert "there is no" in capsys.readouterr().err
+    given = []
+    monkeypatch.setattr("vilonghorn.cli.train.main", given.append)
+    assert main(["evaluate", "runs/a"]) == 0
+    assert main(["evaluate", "runs/a", "--data.val", "b", "--checkpoint", "last"]) == 0
+    command = ["--evaluate", "runs/a", "--checkpoint"]
+    assert given == [[*command, "best"], [*command, "last", "--data.val", "b"]]
+
+
+def test_bash_completes_commands_options_names_and_files(tmp_path, capsys):
+    assert main(["completion", "bash"]) == 0
+    (tmp_path / "completion").write_text(capsys.readouterr().out)
+    (tmp_path / "photos.yaml").touch()
+    ask = """
+source ./completion
+for line in "vilonghorn ex" "vilonghorn train --optimizer.l" "vilonghorn train --config ph" \
+    "vilonghorn evaluate runs/a --checkpoint l" "vilonghorn predict comp"; do
+  COMP_WORDS=($line); COMP_CWORD=$((${#COMP_WORDS[@]} - 1))
+  _shtab_vilonghorn vilonghorn "${COMP_WORDS[-1]}" "${COMP_WORDS[-2]}"
+  echo $(printf '%s\\n' "${COMPREPLY[@]}" | sort)
+done"""
+    found = subprocess.run(["bash", "-c", ask], cwd=tmp_path, capture_output=True, text=True)
+    assert found.stdout.splitlines() == [
+        "export",
+        "--optimizer.layer_decay --optimizer.lr --optimizer.lr_batch",
+        "photos photos.yaml photos_finetune",
+        "last",
+        "completion",
+    ], found.stderr
+    assert main(["completion", "zsh"]) == 0 and capsys.readouterr().out.startswith("#compdef vilonghorn")
+
+
+def test_a_report_of_the_environment_says_what_runs_and_why_not(monkeypatch, capsys):
+    monkeypatch.setenv("VILONGHORN_TEST", "1")
+    monkeypatch.setenv("HF_TOKEN", "secret")
+    assert main(["env", "--json"]) == 0
+    text = capsys.readouterr().out
+    found = json.loads(text)
+    assert found["versions"]["torch"] == torch.__version__ and found["versions"]["vilonghorn"] == vilonghorn.__version__
+    assert found["backends"]["cpu"]["reference"] == "ready" and set(found["backends"]) == {"cpu", "cuda"}
+    assert found["variables"]["VILONGHORN_TEST"] == "1" and "secret" not in text
+    assert found["vilonghorn"] == str(ROOT / "vilonghorn")
+    if found["libraries"]["cpu"]:
+        assert Path(found["libraries"]["cpu"]).is_file()
+        assert found["processor"]["chosen"] in found["processor"]["instruction_sets"]
+    monkeypatch.setattr(env.cpu, "_reason", "VILONGHORN_ISA is 'v9', expected ...")
+    assert main(["env"]) == 0
+    text = capsys.readouterr().out
+    for line in (f"\n  torch: {torch.__version__}\n", "chosen: null", "cpu: VILONGHORN_ISA is 'v9'"):
+        assert line in text

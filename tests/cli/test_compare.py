@@ -1,0 +1,56 @@
+"""Runs side by side."""
+
+import pytest
+from toy_run import toy_trainer
+
+from vilonghorn.cli import main
+from vilonghorn.cli.compare import differences, read_run, row
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    root = tmp_path_factory.mktemp("runs")
+    results = {}
+    for name, options in (("a", ()), ("b", ("--optimizer.lr=4e-3", "--ema.decay=0"))):
+        results[str(root / name)] = toy_trainer(root / name, "--schedule.epochs=2", *options).fit()
+    return results
+
+
+def test_the_command_prints_what_training_said_and_what_differs(runs, tmp_path, capsys):
+    for path, result in runs.items():
+        line = row(read_run(path))
+        assert line["top-1"] == f"{result['top1']:.2f}" and line["loss"] == f"{result['loss']:.4f}"
+        assert line["best top-1"] == f"{result['best']['top1']:.2f} (epoch {result['best']['epoch']})"
+        assert line["epochs"] == "2/2" and line["images an update"] == "8" and float(line["images/s"]) > 0
+    a, b = runs
+    assert differences([read_run(path) for path in runs]) == [
+        {"key": "optimizer.lr", a: "0.002", b: "0.004"},
+        {"key": "ema.decay", a: "0.9", b: "0.0"},
+    ]
+    assert main(["compare", *runs, "--plot", str(tmp_path / "compare.png")]) == 0
+    out = capsys.readouterr().out
+    assert all(f"| {path} |" in out for path in runs) and "What differs" in out
+    assert (tmp_path / "compare.png").read_bytes()[:4] == b"\x89PNG"
+
+
+def test_runs_in_progress_and_damaged_lines_are_read_as_far_as_they_go(tmp_path, capsys):
+    trainer = toy_trainer(tmp_path, "--schedule.epochs=2")
+    assert main(["compare", str(tmp_path)]) == 0
+    assert "0/2" in capsys.readouterr().out
+    trainer.fit()
+    log = tmp_path / "log.jsonl"
+    lines = log.read_bytes().split(b"\n")
+    number = next(i for i, line in enumerate(lines) if b'"epoch": 1' in line and b'"kind": "epoch"' in line)
+    lines[number] = lines[number].replace(b'"model"', b'"modem"')
+    log.write_bytes(b"\n".join(lines) + b'{"kind": "tr')
+    with pytest.warns(UserWarning, match=f"line {number + 1} of .*log.jsonl is damaged"):
+        assert row(read_run(str(tmp_path)))["epochs"] == "2/2"
+
+
+def test_what_is_no_run_is_named(runs, tmp_path, capsys):
+    assert main(["compare", *runs, str(tmp_path)]) == 2
+    assert f"{tmp_path} is not the directory of a run: there is no config.yaml" in capsys.readouterr().err
+    for name in ("config.yaml", "environment.json", "log.jsonl"):
+        (tmp_path / name).write_text("[1]\n")
+    assert main(["compare", str(tmp_path)]) == 2
+    assert f"{tmp_path} is not the directory of a run" in capsys.readouterr().err

@@ -1,0 +1,104 @@
+"""`vilonghorn export` exports what a run left, and refuses bad input before work starts."""
+
+import json
+import re
+
+import pytest
+import timm
+import torch
+from left_run import NAMES, leave_run
+
+from vilonghorn.cli import export as command
+from vilonghorn.cli import main
+from vilonghorn.engine.checkpoint import save_weights
+from vilonghorn.export import bench, load_for_export, runtime
+
+RANDOM = ["export", "vilonghorn_nano", "--img-size", "32"]
+
+
+def test_the_command_exports_what_a_run_left_and_times_it(tmp_path, monkeypatch, capsys):
+    leave_run(tmp_path / "runs/pets", depth=1)
+    monkeypatch.chdir(tmp_path)
+    model, classes = load_for_export("runs/pets"), {"classes": ""}
+    monkeypatch.setattr(bench, "ROUNDS", 3)
+    assert main(["export", "runs/pets", "--to", "pt2", "--bench", "2"]) == 0
+    out = capsys.readouterr().out
+    assert out.count("differs from the model by") == 6 and "pets.pt2: torch.export" in out
+    found = re.search(r"batch 2: eager ([\d.]+) ms, pt2 ([\d.]+) ms: ([\d.]+) times", out)
+    eager, exported, times = map(float, found.groups())
+    assert eager > 0 and times == pytest.approx(exported / eager, rel=0.2, abs=0.1)
+    torch.export.load("pets.pt2", extra_files=classes)
+    assert json.loads(classes["classes"]) == NAMES
+    run = runtime.load("pt2", "pets.pt2")
+    for shape in [(1, 3, 32, 32), (3, 3, 16, 64), (7, 3, 40, 24)]:
+        images = torch.randn(shape)
+        torch.testing.assert_close(run(images), model(images), rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "error, status, sentence",
+    [
+        (command.VerificationError("it differs"), 1, "it differs; nothing was written"),
+        (OSError("no space left"), 2, "error: no space left"),
+        (KeyboardInterrupt(), 130, "interrupted"),
+    ],
+)
+def test_a_failed_export_is_reported(error, status, sentence, monkeypatch, capsys):
+    def fail(*_):
+        raise error
+
+    monkeypatch.setattr(command, "export", fail)
+    assert main([*RANDOM, "--to", "pt2"]) == status
+    assert capsys.readouterr().err == sentence + "\n"
+
+
+@pytest.mark.parametrize(
+    "argv, sentence",
+    [
+        (
+            ["resnet18"],
+            "resnet18 is neither the directory of a run nor one of this library's models: .*vilonghorn_tiny",
+        ),
+        (["--img-size", "225"], "225x225 is not a whole number of 16x16 patches"),
+        (["--img-size", "16"], "fewer than 2 patches .*: give a larger --img-size"),
+        (["--img-size", "32", "32", "32"], "expected one side, or height and width"),
+        (["--output", "model.onnx"], "ends in .pt2"),
+        (["--output", "model.aoti.pt2"], "ends in .pt2, and not in .aoti.pt2"),
+        (["--output", "nowhere/model.pt2"], "a folder that exists"),
+        (["--checkpoint", "nothing.pth"], "nothing.pth, expected a file"),
+        (["--checkpoint", "number.pth"], "number.pth: .*values that are not tensors: head.weight is of type int"),
+        (["--checkpoint", "junk.pth"], "junk.pth is not a checkpoint that timm reads"),
+        (["--checkpoint", "other.safetensors"], "holds weights of vim_nano, not of vilonghorn_nano"),
+        (["--checkpoint", "nonfinite-0.safetensors"], "holds weights of no model, not of vilonghorn_nano"),
+        (["--checkpoint", "other.pth"], "this checkpoint does not fit the model: .*expected"),
+        (["--bench", "0"], "argument --bench: invalid PositiveInt value: '0'"),
+    ],
+    ids=lambda value: value[-1] if isinstance(value, list) else "",
+)
+def test_bad_input_gets_a_sentence_and_no_work(argv, sentence, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(command, "export", lambda *_: pytest.fail("work was begun"))
+    (tmp_path / "junk.pth").write_text("no weights")
+    state = timm.create_model("vim_nano", img_size=32, depth=1, num_classes=5).state_dict()
+    save_weights(tmp_path / "other.safetensors", state, dict(model="vim_nano", kwargs={}))
+    save_weights(tmp_path / "nonfinite-0.safetensors", {"images": torch.zeros(1)}, {"loss": "nan"})
+    torch.save(state, tmp_path / "other.pth")
+    torch.save({"head.weight": 5}, tmp_path / "number.pth")
+    name = [] if argv[0] == "resnet18" else ["vilonghorn_nano"]
+    try:
+        status = main(["export", *name, *argv, "--to", "pt2"])
+    except SystemExit as ended:  # of argparse
+        status = ended.code
+    assert status == 2 and re.search(sentence, capsys.readouterr().err)
+
+
+def test_what_is_not_installed_is_named(monkeypatch, capsys):
+    monkeypatch.setattr(command, "find_spec", lambda name: None if name == "onnxscript" else name)
+    assert main([*RANDOM, "--to", "onnx"]) == 2
+    assert "error: --to onnx needs onnxscript; run: pip install 'vilonghorn[export]'" in capsys.readouterr().err
+    monkeypatch.setenv("CXX", "/nowhere/c++")
+    with torch._inductor.config.patch({"cpp.cxx": ("/nowhere/c++",)}):
+        assert main([*RANDOM, "--to", "aoti"]) == 2
+    assert "needs a C++ compiler" in capsys.readouterr().err
+    assert main(["export", "vilonghorn_nano"]) == 2
+    assert "expected MODEL and --to, or --check FILE" in capsys.readouterr().err

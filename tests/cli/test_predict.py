@@ -1,0 +1,103 @@
+"""`vilonghorn predict` prints what the model says, and names what it cannot read."""
+
+import json
+import re
+
+import pytest
+import torch
+from left_run import NAMES, leave_run, make_image
+
+from vilonghorn.cli import main
+from vilonghorn.cli.arguments import key_value
+from vilonghorn.cli.predict import find_images
+
+
+@pytest.fixture
+def run(tmp_path):
+    return str(tmp_path / "run"), leave_run(tmp_path / "run")
+
+
+def expected(model, image, top=5):
+    """Names and probabilities, computed without the command."""
+    with torch.no_grad():
+        values, classes = model(image).softmax(1)[0].sort(descending=True)
+    return [(NAMES[c], pytest.approx(p, abs=1e-5)) for c, p in zip(classes.tolist()[:top], values.tolist())]
+
+
+def test_files_and_folders_get_what_the_model_says_of_each(run, tmp_path, capsys):
+    directory, model = run
+    files = ["z.png", "in/a.png", "in/b/c.png", "in/d.PNG"]
+    inputs = {name: make_image(tmp_path / name, seed) for seed, name in enumerate(files)}
+    make_image(tmp_path / "in/.hidden/e.png", 9)
+    (tmp_path / "in/notes.txt").write_text("no image")
+    names = [str(tmp_path / "z.png"), str(tmp_path / "in")]
+    assert main(["predict", directory, *names, "--json", "--batch-size", "3", "--workers", "1"]) == 0
+    out, err = capsys.readouterr()
+    results = [json.loads(line) for line in out.splitlines()]
+    assert [r["image"] for r in results] == [str(tmp_path / name) for name in inputs]
+    for result, image in zip(results, inputs.values()):
+        assert [(p["name"], p["probability"]) for p in result["predictions"]] == expected(model, image)
+        assert all(NAMES[p["class"]] == p["name"] for p in result["predictions"])
+    assert err == ""
+
+    assert main(["predict", directory, str(tmp_path / "z.png"), "--top", "2"]) == 0
+    (first, p), (second, q) = expected(model, inputs["z.png"], 2)
+    named = f"{first} {100 * p.expected:.1f}%, {second} {100 * q.expected:.1f}%"
+    assert capsys.readouterr().out == f"{tmp_path / 'z.png'}: {named}\n"
+
+
+def test_what_cannot_be_read_is_named_and_the_rest_go_on(run, tmp_path, capsys):
+    for seed, name in enumerate(["1.png", "2.png", "3.png"]):
+        make_image(tmp_path / "in" / name, seed)
+    (tmp_path / "in/2.png").write_bytes((tmp_path / "in/2.png").read_bytes()[:200])
+    (tmp_path / "empty").mkdir()
+    command = ["predict", run[0], *(str(tmp_path / name) for name in ("in", "missing.png", "empty"))]
+    for batch_size in ("1", "8"):
+        assert main([*command, "--json", "--batch-size", batch_size]) == 1
+        out, err = capsys.readouterr()
+        results = [json.loads(line) for line in out.splitlines()]
+        assert ["predictions" in r for r in results] == [True, False, True, False, False]
+        words = ("2.png: not a readable image", "missing.png: there is no such file", "empty: no image in this folder")
+        for result, sentence in zip([results[1], *results[3:]], words):
+            assert sentence in result["error"] and f"error: {result['error']}" in err
+    assert main([*command, "--max-pixels", "255"]) == 1
+    out, err = capsys.readouterr()
+    assert out == "" and "1.png: 16x16 pixels are more than the limit of 255 pixels" in err
+
+
+def test_names_are_printed_escaped_and_given_to_json_as_they_are(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("left_run.NAMES", ["\x1b[31m"] * 6)
+    leave_run(tmp_path / "run")
+    image = tmp_path / "\x1b[2J.png"
+    make_image(image, 0)
+    assert main(["predict", str(tmp_path / "run"), str(tmp_path), "--top", "1"]) == 0
+    assert re.search(r"/\\x1b\[2J.png: \\x1b\[31m [0-9.]+%\n$", capsys.readouterr().out)
+    assert main(["predict", str(tmp_path / "run"), str(image), "--json"]) == 0
+    result = json.loads(capsys.readouterr().out)
+    assert result["image"] == str(image) and result["predictions"][0]["name"] == "\x1b[31m"
+
+
+def test_a_model_that_cannot_be_used_gets_one_sentence(tmp_path, capsys):
+    assert main(["predict", "vilonghorn_nanno", str(tmp_path / "a.png")]) == 2
+    out, err = capsys.readouterr()
+    assert out == "" and err.startswith("error: vilonghorn_nanno is neither") and err.count("\n") == 1
+
+
+@pytest.mark.parametrize("given", ["img_size", "a.jpg", "=3"])
+def test_an_argument_of_the_model_without_a_value_is_refused(given, capsys):
+    with pytest.raises(SystemExit):
+        main(["predict", "vilonghorn_nano", "--model-kwargs", "depth=2", given])
+    assert f"'{given}' is not KEY=VALUE; give images and other arguments before it" in capsys.readouterr().err
+
+
+def test_arguments_of_the_model_are_literals_or_strings():
+    values = {"a=3": 3, "b=[0.5, 2]": [0.5, 2], "c=avg": "avg", "d=true": True, "e=None": None, "f=x=y": "x=y"}
+    assert dict(map(key_value, values)) == dict(zip("abcdef", values.values()))
+
+
+def test_a_folder_is_searched_in_order_and_a_file_taken_whatever_its_name(tmp_path):
+    for name in ("b/2.png", "b/10.jpg", "a/x.webp"):
+        make_image(tmp_path / name, 0)
+    odd = tmp_path / "photo.data"
+    inside = [str(tmp_path / name) for name in ("a/x.webp", "b/10.jpg", "b/2.png")]
+    assert find_images([str(odd), str(tmp_path)]) == [str(odd), *inside]

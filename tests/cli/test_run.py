@@ -1,0 +1,47 @@
+"""Scripts that know timm alone run on our models, unedited."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from vilonghorn.cli import main
+
+SCRIPT = '''
+"""What timm's train.py does first."""
+import argparse
+
+import timm
+import torch
+from beside import SIZE
+
+parser = argparse.ArgumentParser()
+parser.add_argument("data")
+parser.add_argument("--model")
+parser.add_argument("--model-kwargs", nargs="*", default=[])
+
+if __name__ == "__main__":
+    args = parser.parse_args()
+    kwargs = dict(pair.split("=") for pair in args.model_kwargs)
+    model = timm.create_model(args.model, img_size=SIZE, **{key: int(value) for key, value in kwargs.items()})
+    print(parser.prog, args.data, tuple(model(torch.zeros(1, 3, SIZE, SIZE)).shape))
+    raise ValueError("of the script")
+'''
+
+
+def test_a_script_finds_our_models_its_arguments_and_its_neighbours_and_its_errors_pass(tmp_path):
+    (tmp_path / "beside.py").write_text("SIZE = 32\n")
+    (tmp_path / "train.py").write_text(SCRIPT)
+    command = [sys.executable, "-m", "vilonghorn", "run", tmp_path / "train.py", "photos", "--model", "vim_nano"]
+    command += ["--model-kwargs", "num_classes=3", "depth=1"]
+    result = subprocess.run(command, cwd=Path(__file__).parents[2], capture_output=True, text=True)
+    assert result.stdout == "train.py photos (1, 3)\n", result.stderr
+    assert result.returncode == 1 and "Traceback" in result.stderr and result.stderr.endswith("of the script\n")
+
+
+@pytest.mark.parametrize("arguments, words", [([], "usage:"), (["no.py"], "there is no script no.py")])
+def test_without_a_script_the_usage_is_shown(arguments, words, capsys):
+    with pytest.raises(SystemExit, match="^2$"):
+        main(["run", *arguments])
+    assert words in capsys.readouterr().err

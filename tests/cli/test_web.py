@@ -1,0 +1,165 @@
+"""The page, in a real browser: what it shows is what the model says, and what it says of a file that is no image."""
+
+import io
+import re
+import shutil
+import sys
+from dataclasses import replace
+from urllib.request import urlopen
+
+import numpy as np
+import pytest
+import torch
+from left_run import NAMES, leave_run, make_image
+from PIL import Image
+
+from vilonghorn import load
+from vilonghorn.cli import main, web
+from vilonghorn.data.beton.writer import write_beton
+from vilonghorn.interpret.draw import EXPLANATIONS, draw, make_sheet
+
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+
+
+@pytest.fixture
+def loaded(tmp_path):
+    leave_run(tmp_path / "run")
+    return load(tmp_path / "run")
+
+
+@pytest.fixture
+def val(tmp_path):
+    """An image folder of two classes."""
+    for seed, name in enumerate(("ant/1.png", "ant/2.png", "bee/1.png")):
+        make_image(tmp_path / "val" / name, seed)
+    return tmp_path / "val"
+
+
+@pytest.fixture
+def address(loaded, val):
+    """Of a page that is being served, with examples from `val`."""
+    pytest.importorskip("gradio", reason="the page needs gradio: pip install 'vilonghorn[web]'")
+    blocks = web.build_page(replace(loaded, val=val))
+    yield web.launch(blocks)
+    blocks.close()
+
+
+@pytest.fixture
+def tab(address):
+    """A browser's tab that shows the page; it may talk to the page's server alone."""
+    playwright = pytest.importorskip("playwright.sync_api", reason="needs playwright: pip install 'vilonghorn[test]'")
+    if CHROMIUM is None:
+        pytest.skip("no Chromium here: apt-get install chromium")
+    asked = []
+    with playwright.sync_playwright() as started:
+        browser = started.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        tab = browser.new_page()
+        tab.set_default_timeout(120_000)
+        tab.on("request", lambda request: asked.append(request.url))
+        tab.goto(address)
+        yield tab
+        browser.close()
+    assert asked and all(url.startswith((address, "data:", "blob:")) for url in asked)
+
+
+def shown_maps(tab, other_than=None):
+    """Address and pixels of the picture of maps, once there is one."""
+    loaded = "const i = document.querySelector('#maps img'); return i && i.complete && i.naturalWidth"
+    script = f"old => {{ {loaded} && i.src !== old && i.src }}"
+    address = tab.wait_for_function(script, arg=other_than).json_value()
+    return address, np.asarray(Image.open(io.BytesIO(urlopen(address).read())).convert("RGB"))
+
+
+def drawn(loaded, image, what, target=None, columns=None):
+    buffer, sheet = io.BytesIO(), make_sheet(loaded, image, what, target=target)
+    draw(sheet, loaded.denormalize(image), columns).savefig(buffer, format="png", dpi=100)
+    return np.asarray(Image.open(buffer).convert("RGB"))
+
+
+def test_a_dropped_image_gets_its_classes_and_maps_and_a_bad_one_a_sentence(loaded, tab, tmp_path):
+    image = make_image(tmp_path / "a.png", 3)
+    with torch.no_grad():
+        values, classes = loaded.model(image).softmax(1)[0].topk(5)
+    tab.wait_for_function("document.title === 'vilonghorn_nano'")
+    assert tab.inner_text("h1") == "vilonghorn_nano"
+    assert "run run, best weights (ema, epoch 3)" in tab.inner_text("body") and str(tmp_path) not in tab.content()
+    assert tab.inner_text("#explanation") == EXPLANATIONS["attention"] and not tab.is_visible("#target")
+    tab.set_input_files("input[type=file]", tmp_path / "a.png")
+    source, pixels = shown_maps(tab)
+    assert np.array_equal(pixels, drawn(loaded, image[0], "attention"))
+    text = tab.inner_text("body")
+    for c, p in zip(classes.tolist(), values.tolist()):
+        assert re.search(rf"{NAMES[c]}\s+{round(100 * p)}%", text), text
+
+    tab.get_by_text("Grad-CAM").click()
+    source, pixels = shown_maps(tab, source)
+    assert np.array_equal(pixels, drawn(loaded, image[0], "cam"))
+    assert tab.inner_text("#explanation") == EXPLANATIONS["cam"]
+    tab.click("#target input")
+    tab.get_by_role("option", name="fox").click()
+    source, pixels = shown_maps(tab, source)
+    assert np.array_equal(pixels, drawn(loaded, image[0], "cam", NAMES.index("fox")))
+
+    tab.get_by_label("Remove Image").click()
+    tab.wait_for_selector("#maps img", state="detached")
+    (tmp_path / "b.png").write_bytes((tmp_path / "a.png").read_bytes()[:100])
+    tab.set_input_files("input[type=file]", tmp_path / "b.png")
+    assert tab.wait_for_selector("text=b.png: not a readable image").is_visible()
+
+
+def test_a_narrow_page_has_examples_and_shows_narrow_pictures_whole(loaded, tab, tmp_path):
+    tab.set_viewport_size({"width": 390, "height": 800})
+    examples = tab.locator("#examples img")
+    examples.nth(1).click()
+    _, pixels = shown_maps(tab)
+    image = make_image(tmp_path / "again.png", 2)  # the first of the second class
+    assert examples.count() == 2 and np.array_equal(pixels, drawn(loaded, image[0], "attention", columns=2))
+    assert tab.evaluate("document.documentElement.scrollWidth") == 390
+    upload, classes, maps = (tab.locator(name).bounding_box() for name in ("#image", "#classes", "#maps img"))
+    assert upload["y"] + upload["height"] < classes["y"] < maps["y"]
+    assert all(
+        box["x"] >= 0 and box["x"] + box["width"] <= 390 and box["width"] > 280 for box in (upload, classes, maps)
+    )
+
+
+def test_examples_are_one_image_of_each_class_of_a_folder_or_a_beton(val, tmp_path):
+    expected = [np.asarray(Image.open(val / name)) for name in ("ant/1.png", "bee/1.png")]
+    write_beton(val, tmp_path / "val.beton", mode="raw")
+    for source in (val, tmp_path / "val.beton"):
+        assert all(map(np.array_equal, map(np.asarray, web.find_examples(source)), expected))
+        assert len(web.find_examples(source)) == 2
+    make_image(val / "bee" / "0.png", 7)
+    Image.new("RGB", (2000, 1000)).save(val / "ant" / "0.png")
+    assert [image.size for image in web.find_examples(val)] == [(512, 256), (16, 16)]
+    for i in range(9):
+        make_image(val / f"class {i}" / "0.png", i)
+    assert len(web.find_examples(val)) == 6
+    assert web.find_examples(None) == web.find_examples(tmp_path / "moved") == []
+    (tmp_path / "val.beton").write_bytes(b"no beton")
+    with pytest.raises(ValueError, match="not a .beton"):
+        web.find_examples(tmp_path / "val.beton")
+
+
+def test_what_the_page_says_needs_no_page(loaded, tmp_path):
+    image = make_image(tmp_path / "a.png", 3)
+    classes, picture = web.analyze(loaded, str(tmp_path / "a.png"), "memory")
+    with torch.no_grad():
+        expected = loaded.model(image).softmax(1)[0]
+    assert len(classes) == 5 and sorted(classes.values(), reverse=True) == list(classes.values())
+    assert classes == {name: pytest.approx(expected[NAMES.index(name)].item(), abs=1e-6) for name in classes}
+    assert np.array_equal(np.asarray(picture.convert("RGB")), drawn(loaded, image[0], "memory"))
+    (tmp_path / "b.png").write_bytes(b"no image")
+    with pytest.raises(ValueError, match="b.png: not a readable image"):
+        web.analyze(loaded, str(tmp_path / "b.png"), "memory")
+    with pytest.raises(ValueError, match="a.png: 16x16 pixels are more than the limit"):
+        web.analyze(loaded, str(tmp_path / "a.png"), "memory", max_pixels=255)
+
+
+def test_without_gradio_or_with_another_model_there_is_a_sentence(tmp_path, monkeypatch, capsys):
+    leave_run(tmp_path / "vit", "vit_tiny_patch16_224", num_heads=2)
+    assert main(["web", str(tmp_path / "vit")]) == 2
+    assert "VisionTransformer, expected a vilonghorn_" in capsys.readouterr().err
+    leave_run(tmp_path / "run")
+    monkeypatch.setitem(sys.modules, "gradio", None)
+    assert main(["web", str(tmp_path / "run")]) == 2
+    assert "pip install 'vilonghorn[web]'" in capsys.readouterr().err

@@ -1,0 +1,128 @@
+"""`vilonghorn.load` and `vilonghorn.predict`: runs, timm's models and files of weights, with their classes."""
+
+import re
+from dataclasses import replace
+
+import composition
+import pytest
+import timm
+import torch
+from left_run import NAMES, leave_run, make_image
+from PIL import Image
+
+import vilonghorn
+from vilonghorn import load, predict
+from vilonghorn.engine.checkpoint import save_weights
+from vilonghorn.inference import _pretrained_class_names, read_record
+
+NANO = "vilonghorn_nano"
+KWARGS = dict(num_classes=6, img_size=16, patch_size=4, depth=2, embed_dim=32)  # of `leave_run`
+
+
+@pytest.fixture
+def run(tmp_path):
+    return tmp_path / "run", leave_run(tmp_path / "run")
+
+
+def test_a_run_is_loaded_ready_for_photographs(run, tmp_path):
+    directory, model = run
+    image, loaded = make_image(tmp_path / "a.png", 1), load(directory)
+    assert loaded.class_names == NAMES and not loaded.model.training and loaded.architecture == NANO
+    assert loaded.weights == "run run, best weights (ema, epoch 3)"
+    given = loaded.transform(Image.open(tmp_path / "a.png"))
+    torch.testing.assert_close(loaded.model(given[None]), model(image), rtol=0, atol=1e-5)
+    with pytest.raises(ValueError, match="abacus"):
+        load(directory, device="abacus")
+    with pytest.raises(AttributeError, match="no attribute 'laod'"):
+        vilonghorn.laod  # noqa: B018
+
+
+def test_weights_in_a_file_bring_their_names_if_they_have_any(run, tmp_path):
+    directory, model = run
+    image = make_image(tmp_path / "a.png", 1)
+    torch.save(model.state_dict(), tmp_path / "plain.pth")
+    # The registered model normalises as for ImageNet, the run did not.
+    mean, std = (torch.tensor(v)[:, None, None] for v in ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)))
+    pixels = image[0] * torch.tensor((0.5, 0.6, 0.7))[:, None, None] + torch.tensor((0.5, 0.4, 0.3))[:, None, None]
+    # The file of a run has the arguments of its model.
+    for file, kwargs in ((directory / "best.safetensors", None), (tmp_path / "plain.pth", KWARGS)):
+        loaded = load(NANO, str(file), kwargs)
+        assert loaded.mean == (0.485, 0.456, 0.406) and loaded.transform.transforms[0].size == 18  # crop_pct 0.875
+        assert torch.allclose(loaded.denormalize((pixels - mean) / std), pixels.permute(1, 2, 0), atol=1e-6)
+        assert loaded.weights == f"weights of {file.name}"
+        (result,) = predict(loaded, [str(tmp_path / "a.png")])
+        names = [p["name"] for p in result["predictions"]]
+        assert names == [None if kwargs else NAMES[p["class"]] for p in result["predictions"]]
+    assert loaded.class_name(3) == "3"
+
+
+def test_a_file_of_vims_authors_is_read(tmp_path):
+    weights = composition.official_weights(dim=32, depth=2, classes=6, patches=4)
+    torch.save({"model": weights}, tmp_path / "official.pth")
+    kwargs = dict(num_classes=6, img_size=32, depth=2, embed_dim=32)
+    loaded, image = load("vim_nano", str(tmp_path / "official.pth"), kwargs), torch.randn(2, 3, 32, 32)
+    torch.testing.assert_close(loaded.model(image).double(), composition.vim(weights, image), rtol=0, atol=1e-4)
+
+
+def test_published_weights_bring_the_names_of_their_classes():
+    names = _pretrained_class_names(timm.create_model(NANO, img_size=32))
+    assert len(names) == 1000 and names[0] == "tench, Tinca tinca" and "toilet tissue" in names[999]
+    assert _pretrained_class_names(timm.create_model(NANO, img_size=32, num_classes=10)) is None
+    cfg = dict(num_classes=2, label_names=("a", "b"))
+    own = timm.create_model(NANO, img_size=32, num_classes=2, pretrained_cfg_overlay=cfg)
+    assert _pretrained_class_names(own) == ["a", "b"]
+
+
+def test_a_class_is_found_by_its_name_or_number(run):
+    loaded = load(run[0])
+    digits = replace(loaded, class_names=["1", "0"])
+    assert loaded.class_index("eel") == loaded.class_index("4") == 4
+    assert [digits.class_index(name) for name in ("1", "0", "3")] == [0, 1, 3]  # a name comes before a number
+    with pytest.raises(ValueError, match="no class 'eal'; .*eel"):
+        loaded.class_index("eal")
+    with pytest.raises(ValueError, match="no class 'cat'; the classes have numbers only"):
+        replace(digits, class_names=None).class_index("cat")
+
+
+@pytest.mark.parametrize(
+    "name, checkpoint, kwargs, sentence",
+    [
+        ("runs/none-so-far", None, None, "runs/none-so-far is neither .* nor a model that timm knows; "),
+        ("vilonghorn_nano.icons", None, None, r"cannot make vilonghorn_nano\.icons .*Invalid pretrained tag"),
+        ("vilonghorn_nanno", None, None, "vilonghorn_nanno is neither .*vilonghorn_nano"),
+        (NANO, None, None, "no pretrained weights for vilonghorn_nano: none are published yet"),
+        (NANO, "nowhere.pth", None, "there are no weights nowhere.pth"),
+        (NANO, "{run}/best.safetensors", dict(depth=3), "does not hold weights of vil"),
+        ("vim_nano", "{run}/best.safetensors", None, "holds weights of vilonghorn_nano, not of vim_nano"),
+        (NANO, "{run}/config.yaml", None, "config.yaml does not hold weights of vilonghorn_nano"),
+        (NANO, "random", dict(hue=3), "cannot make vilonghorn_nano .*hue"),
+        (NANO, "random", dict(in_chans=1), "images of 1 channels"),
+        ("{run}", "first", None, "--checkpoint is 'first', expected best or last"),
+        ("{run}", "last", None, "there are no weights .*last.safetensors"),
+        ("{run}", None, dict(depth=3), "leave out --model-kwargs"),
+    ],
+)
+def test_a_model_that_cannot_be_loaded_is_refused(run, name, checkpoint, kwargs, sentence):
+    name, checkpoint = (given and given.format(run=run[0]) for given in (name, checkpoint))
+    with pytest.raises((ValueError, OSError)) as refused:
+        load(name, checkpoint, kwargs)
+    assert re.search(sentence, str(refused.value)), refused.value
+
+
+def test_a_run_of_a_model_with_a_tag_is_a_run_of_the_model(tmp_path):
+    file = tmp_path / "best.safetensors"
+    save_weights(file, {}, dict(model=f"{NANO}.icons480", kwargs=dict(depth=2, drop_path_rate=0.1)))
+    assert read_record(file, NANO)["kwargs"] == dict(depth=2)
+    with pytest.raises(ValueError, match=r"holds weights of vilonghorn_nano\.icons480, not of vim_nano"):
+        read_record(file, "vim_nano")
+
+
+def test_models_without_classes_or_finite_scores_predict_nothing(run, tmp_path):
+    make_image(tmp_path / "a.png", 1)
+    state, files = run[1].state_dict(), [str(tmp_path / "a.png")]
+    for value, sentence in ((float("nan"), "(contain|hold) NaN or infinity"), (3e38, "not finite numbers")):
+        torch.save(state | {"head.weight": torch.full_like(state["head.weight"], value)}, tmp_path / "a.pth")
+        with pytest.raises(ValueError, match=sentence):  # of the file, or of a sum that overflows
+            list(predict(load(NANO, str(tmp_path / "a.pth"), KWARGS), files))
+    with pytest.raises(ValueError, match="has no classifier"):
+        list(predict(load(NANO, "random", dict(num_classes=0, img_size=32)), files))

@@ -1,0 +1,113 @@
+"""What is published loads again, exactly: with timm, with transformers, and after the Hub."""
+
+import math
+from types import SimpleNamespace
+
+import pytest
+import timm
+import torch
+
+from vilonghorn import publish
+
+KWARGS = {
+    "vilonghorn_nano": dict(img_size=(32, 64), num_classes=4, in_chans=1),
+    "vilonghorn_nano_exact": dict(img_size=32, stride=8, num_classes=3),
+    "vilonghorn_nano_shared": dict(img_size=32, heads=1, global_pool="avg"),
+    "vim_nano": dict(img_size=32, depth=2),
+}
+
+
+def make(name, **kwargs):
+    torch.manual_seed(0)
+    return timm.create_model(name, **{**KWARGS[name], **kwargs}).eval()
+
+
+def images(model):
+    return torch.randn(2, model.in_chans, *model.patch_embed.img_size, generator=torch.Generator().manual_seed(1))
+
+
+@pytest.mark.parametrize("name", KWARGS)
+def test_a_folder_loads_exactly_with_timm_and_transformers(name, tmp_path):
+    model, saved = make(name), tmp_path / "saved"
+    labels, x = [f"class {i}" for i in range(model.num_classes)], images(model)
+    publish.save_pretrained(model, saved, publish.make_card(model, "me/saved"), model_config=dict(label_names=labels))
+    loaded = timm.create_model(f"local-dir:{saved}", pretrained=True).eval()
+    assert loaded.state_dict().keys() == model.state_dict().keys()
+    assert all(torch.equal(a, b) for a, b in zip(loaded.state_dict().values(), model.state_dict().values()))
+    assert torch.equal(loaded(x), model(x))
+    assert not any(path.name.startswith(".") for path in tmp_path.iterdir())
+    transformers = pytest.importorskip("transformers", reason="needs transformers: pip install vilonghorn[downstream]")
+    classifier = transformers.AutoModelForImageClassification.from_pretrained(saved).eval()
+    assert torch.equal(classifier(x).logits, model(x))
+    assert classifier.config.id2label[model.num_classes - 1] == labels[-1]
+    backbone = transformers.AutoModel.from_pretrained(saved).eval()
+    assert torch.equal(backbone(x).last_hidden_state, model.forward_features(x))
+
+
+def test_a_model_changed_after_it_was_made_loads_as_it_is_now(tmp_path):
+    model = make("vilonghorn_nano")
+    model.set_input_size(img_size=(48, 48))
+    model.reset_classifier(7, "avg")
+    publish.save_pretrained(model, tmp_path / "saved", publish.make_card(model, "saved"))
+    loaded = timm.create_model(f"local-dir:{tmp_path / 'saved'}", pretrained=True).eval()
+    assert loaded.num_classes == 7 and torch.equal(loaded(images(model)), model(images(model)))
+    assert timm.data.resolve_data_config(model=loaded)["input_size"] == (1, 48, 48)
+
+
+def test_the_card_says_what_how_and_how_well():
+    model = make("vilonghorn_nano_shared")
+    text = publish.make_card(model, "me/photos", {"top-1 (%)": 76.1}, license="cc-by-4.0")
+    for said in ("license: cc-by-4.0", "vilonghorn_nano_shared", model.blocks[0].mixer.extra_repr(), "32 x 32"):
+        assert said in text
+    for said in ("top-1 (%): 76.1", 'create_model("hf-hub:me/photos", pretrained=True)'):
+        assert said in text
+    card = publish.make_card(timm.create_model("vit_tiny_patch16_224", img_size=32, depth=1), "me/vit")
+    assert "vit_tiny_patch16_224" in card and "Mixer" not in card and "- **Metrics:** none given" in card
+
+
+def test_nothing_is_written_over_and_nothing_is_half_there(tmp_path, monkeypatch):
+    model = make("vim_nano")
+    (tmp_path / "taken").mkdir()
+    with pytest.raises(FileExistsError, match="taken exists already"):
+        publish.save_pretrained(model, tmp_path / "taken", publish.make_card(model, "x"))
+    with torch.no_grad():
+        model.blocks[1].mixer.D[0, 0] = math.nan
+    with pytest.raises(ValueError, match="blocks.1.mixer.D contain NaN or infinity"):
+        publish.save_pretrained(model, tmp_path / "saved", publish.make_card(model, "x"))
+
+    def fail(*_):
+        raise OSError("no space left")
+
+    monkeypatch.setattr(publish.json, "dumps", fail)
+    with pytest.raises(OSError, match="no space left"):
+        publish.save_pretrained(make("vim_nano"), tmp_path / "saved", publish.make_card(model, "x"))
+    assert [path.name for path in tmp_path.iterdir()] == ["taken"]
+
+
+def test_the_hub_gets_what_a_folder_has(monkeypatch, tmp_path):
+    uploaded = {}
+
+    class Hub:
+        def __init__(self, **_):
+            pass
+
+        def create_repo(self, repo_id, private, exist_ok):
+            return SimpleNamespace(repo_id=repo_id)
+
+        def file_exists(self, repo_id, name):
+            return False
+
+        def upload_folder(self, repo_id, folder_path, commit_message, ignore_patterns):
+            uploaded.update({path.name: path.read_bytes() for path in folder_path.iterdir()}, ignored=ignore_patterns)
+            return SimpleNamespace(commit_url=f"https://huggingface.co/{repo_id}/commit/1")
+
+    monkeypatch.setattr(publish, "HfApi", Hub)
+    model = make("vim_nano")
+    card = publish.make_card(model, "me/vim")
+    publish.save_pretrained(model, tmp_path / "vim", card)
+    assert publish.push_folder(tmp_path / "vim", "me/vim") == "https://huggingface.co/me/vim/commit/1"
+    assert uploaded.pop("ignored") is None
+    assert uploaded == {path.name: path.read_bytes() for path in (tmp_path / "vim").iterdir()}
+    monkeypatch.setattr(Hub, "file_exists", lambda *_: True)
+    publish.push_folder(tmp_path / "vim", "me/vim")
+    assert uploaded["ignored"] == ["README.md"]  # somebody wrote it

@@ -1,0 +1,85 @@
+"""Tables in Markdown of the rows of `run_interleaved`. A row also has `train`, and what was measured."""
+
+import math
+import re
+import statistics
+from collections.abc import Sequence
+
+from .candidates import FAMILIES, LOOP, ROOFLINE
+from .interleaved import STEPS, Row
+
+Line = dict[str, str]  # of a table: text by column
+
+
+def scan_lines(rows: Sequence[Row]) -> list[Line]:
+    """By workload, rule and backend: time, speed against the torch loop, and time to the roofline."""
+    scans, lines = by(rows, "workload", "rule", "backend"), {}
+    for (workload, rule, backend, train), row in scans.items():
+        line = lines.setdefault((workload, rule, backend), dict(workload=workload, rule=rule, backend=backend))
+        line[f"{STEPS[train]}: ms"] = figure(median(row))
+        if loop := scans.get((workload, rule, LOOP, train)):
+            line[f"{STEPS[train]}: times faster than the loop"] = figure(ratio(loop, row), 1)
+        line[f"{STEPS[train]}: to the roofline"] = figure(ratio(row, scans.get((workload, rule, ROOFLINE, train))))
+    return list(lines.values())
+
+
+def model_lines(rows: Sequence[Row]) -> list[Line]:
+    """By size and model: time and peak memory, and both against the first of the family, in bold above 1."""
+    models, lines = by(rows, "model", "size"), {}
+    first = {name: family[0] for family in FAMILIES for name in family}
+    for (name, size, train), row in models.items():
+        line = lines.setdefault((name, size), dict(px=f"{size}", batch=f"{row['batch']}", model=f"`{name}`"))
+        deit = models.get((first.get(name), size, train))
+        line[f"{STEPS[train]}: ms"] = figure(median(row), 1)
+        line[f"{STEPS[train]}: to DeiT"] = figure(ratio(row, deit), bold_above=1)
+        if train:
+            line["peak memory: GB"] = figure(row["memory_gb"])
+            line["peak memory: to DeiT"] = figure(ratio(row, deit, "memory_gb"), bold_above=1)
+    return list(lines.values())
+
+
+def by(rows: Sequence[Row], *keys: str) -> dict[tuple, Row]:
+    """Rows with figures, by the values of some keys and by `train`."""
+    return {(*(row[key] for key in keys), row["train"]): row for row in rows if row["ms"]}
+
+
+def ratio(row: Row | None, other: Row | None, key: str = "ms") -> float | None:
+    """The median over rounds of a row's `ms` to another's `key`, or the ratio of `memory_gb`; None if one is absent."""
+    if not (row and other and row["ms"] and other.get(key)):
+        return None
+    if key == "memory_gb":
+        return row[key] / other[key]
+    return statistics.median(a / b for a, b in zip(row["ms"], other[key]))
+
+
+def median(row: Row | None) -> float | None:
+    """The median time of a row, None without one."""
+    return statistics.median(row["ms"]) if row else None
+
+
+def figure(value: float | None, digits: int = 2, bold_above: float = math.inf) -> str:
+    """A figure as text, "-" for None."""
+    if value is None:
+        return "-"
+    text = f"{value:.{digits if value < 100 else 0}f}"
+    return f"**{text}**" if value > bold_above else text
+
+
+def markdown(lines: Sequence[Line]) -> str:
+    """A Markdown table; lines may lack columns."""
+    columns = list(dict.fromkeys(column for line in lines for column in line))
+    cells = [columns, ["---"] * len(columns), *([line.get(column, "") for column in columns] for line in lines)]
+    return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in cells)
+
+
+def fill_page(text: str, name: str, content: str) -> str:
+    """A page with `content` between its lines <!-- NAME --> and <!-- end of NAME -->.
+
+    Raises:
+        ValueError: the page lacks these lines.
+    """
+    marks = re.compile(rf"(<!-- {name}\b[^>]*-->\n).*?(<!-- end of {name} -->)", re.DOTALL)
+    text, count = marks.subn(lambda match: f"{match[1]}{content}\n{match[2]}", text)
+    if not count:
+        raise ValueError(f"the page lacks the lines <!-- {name} --> and <!-- end of {name} -->")
+    return text

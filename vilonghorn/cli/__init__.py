@@ -1,0 +1,116 @@
+"""The command `vilonghorn`, also `python -m vilonghorn`: the table of its commands.
+
+A command is the module of its name in this folder, with `parser` and `main(argv)`, which returns the exit status (None
+is 0). It is imported when it is chosen, by this table alone. Nothing here imports torch.
+"""
+
+import argparse
+import difflib
+import os
+import sys
+import textwrap
+from collections.abc import Sequence
+from importlib import import_module
+
+from .. import __version__
+
+COMMANDS = {
+    "train": "train an image classifier, resume a run, or estimate its cost",
+    "evaluate": "measure a trained run on held-out images",
+    "predict": "classify image files",
+    "interpret": "draw what a model does with an image",
+    "export": "write a model as ONNX, torch.export or AOTInductor",
+    "beton": "write an image folder to a .beton file, or check one",
+    "data": "write scikit-learn's digits as an image folder",
+    "compare": "compare runs: results, speed, configuration, curves",
+    "bench": "time the scan and the models on this machine",
+    "publish": "make a folder or Hugging Face repository of a run, for timm and transformers",
+    "web": "serve a web page that classifies images and draws maps",
+    "run": "run a script that imports timm only, with the models of this package",
+    "env": "print what a bug report needs",
+    "completion": "print the script that completes commands and options in bash or zsh",
+}
+MOVED = {  # former commands
+    "study": "python docs/comparison/study PLAN",
+    "data icons": "python docs/comparison/icons.py OUT",
+    "data mnist": "python docs/comparison/mnist.py OUT",
+}
+HELP = """\
+usage: vilonghorn COMMAND ...
+       vilonghorn COMMAND --help
+       vilonghorn --version
+
+Vision Longhorn: image classifiers of state-space blocks.
+
+commands:
+{commands}
+
+examples:
+  vilonghorn train --config photos --data.train photos/train --data.val photos/val
+  vilonghorn predict runs/photos holiday/
+"""
+
+
+def make_parser(name: str, description: str, *examples: str) -> argparse.ArgumentParser:
+    """The parser of `vilonghorn NAME`. Its help begins with a description and ends with examples of arguments."""
+    return argparse.ArgumentParser(
+        prog=f"vilonghorn {name}",
+        description=textwrap.fill(" ".join(description.split()), 100),
+        epilog="\n  ".join(["examples:", *(f"vilonghorn {name} {example}".rstrip() for example in examples)]),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs a command, and prints an error that the user can fix as one line.
+
+    Args:
+        argv: the command and its arguments (default: those of the process).
+
+    Returns:
+        The exit status: that of the command; 2 for an error of the user; 130 after Ctrl+C; 141, as after SIGPIPE, if
+        the reader of the output has closed the pipe, such as `head`.
+    """
+    name, *arguments = (sys.argv[1:] if argv is None else argv) or [""]
+    try:
+        try:
+            return _run(name, arguments)
+        finally:
+            print(end="", flush=True)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes it again when it exits
+        return 141
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return 130
+    except (ImportError, OSError, ValueError) as error:
+        if name == "run":  # an error of the user's script
+            raise
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+
+
+def _run(name: str, arguments: list[str]) -> int:
+    if name == "--version":
+        print(f"vilonghorn {__version__}")
+        return 0
+    if name in ("", "-h", "--help"):
+        print(HELP.format(commands="\n".join(f"  {command:<12}{line}" for command, line in COMMANDS.items())))
+        if name:
+            return 0
+        raise ValueError("give a command")
+    for words in (name, " ".join([name, *arguments[:1]])):
+        if words in MOVED:
+            raise ValueError(f"`vilonghorn {words}` has moved: in a clone of the repository, run `{MOVED[words]}`")
+    if name not in COMMANDS:
+        close = difflib.get_close_matches(name, COMMANDS)
+        hint = f"did you mean {' or '.join(close)}?" if close else f"expected one of {', '.join(COMMANDS)}"
+        raise ValueError(f"there is no command {name!r}; {hint}")
+    if name in ("train", "evaluate"):  # before torch is imported: its idle threads leave the cores to the decoders
+        os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    try:
+        command = import_module(f".{name}", __name__)
+    except (ImportError, ValueError) as error:  # a package is missing, or an environment variable is wrong
+        print(f"error: vilonghorn {name} cannot start: {error}", file=sys.stderr)
+        return 2
+    return command.main(arguments) or 0

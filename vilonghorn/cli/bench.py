@@ -1,0 +1,112 @@
+"""Times the scan and the models, on a GPU where there is one.
+
+Candidates run interleaved, each in its own process: the scan of every rule, the usual loop in torch and the roofline;
+the models and timm's DeiT. The exit status is 1 if a measurement fails.
+"""
+
+import argparse
+import datetime
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from jsonargparse.typing import PositiveInt
+
+from ..bench.candidates import FAMILIES, Candidate, model_candidates, scan_candidates
+from ..bench.interleaved import STEPS, Row, run_interleaved
+from ..bench.tables import markdown, model_lines, scan_lines
+from ..data.files import write_json
+from ..engine.environment import machine
+from . import make_parser
+
+SIZES, QUICK_SIZES = (224, 384, 512, 768, 1024, 1248), (224, 512)  # pixels
+ROUNDS, QUICK_ROUNDS = 11, 4
+RESTARTS, QUICK_RESTARTS = 3, 2
+SUBJECTS = {"scan": scan_lines, "models": model_lines}
+PRECISIONS = ("highest", "high", "medium", "bf16")
+
+
+parser = make_parser("bench", __doc__, "--quick", "models --size 224 512 --json figures.json")
+parser.add_argument("what", nargs="?", choices=tuple(SUBJECTS), help="what to time (default: both)")
+parser.add_argument("--device", choices=("cpu", "cuda"), help="default: cuda where torch finds a GPU, else cpu")
+parser.add_argument("--quick", action="store_true", help="fewer sizes, rounds and restarts")
+help = f"timed samples of each measurement (default: {ROUNDS}, --quick: {QUICK_ROUNDS})"
+parser.add_argument("--rounds", type=PositiveInt, help=help)
+help = "sides of the images in pixels (default: 224 to 1248)"
+parser.add_argument("--size", type=PositiveInt, nargs="+", help=help)
+parser.add_argument("--batch", type=PositiveInt, help="images in a batch (default: by size)")
+help = "CPU threads (default: as many as torch uses)"
+parser.add_argument("--threads", type=PositiveInt, default=torch.get_num_threads(), help=help)
+help = "torch's float32 matmul precision of models, or autocast to bf16 (default: highest, on a GPU bf16)"
+parser.add_argument("--precision", choices=PRECISIONS, help=help)
+parser.add_argument("--compile", action="store_true", help="compile the models block by block")
+help = "also write all figures to this file, as they come (default: none)"
+parser.add_argument("--json", type=Path, help=help)
+
+
+def candidates(options: argparse.Namespace, subject: str) -> Iterator[list[Candidate]]:
+    """Yields the candidates that run interleaved."""
+    if subject == "scan":
+        yield from scan_candidates(options.device, options.threads)
+        return
+    tiny, small = FAMILIES
+    for names, size in [*((tiny, size) for size in options.size), (small, options.size[0])]:
+        settings = (options.batch, options.precision, options.device, options.compile)
+        yield model_candidates(names, size, *settings)
+
+
+def measure(options: argparse.Namespace, cells: Sequence[Candidate]) -> list[Row]:
+    """The rows of candidates for both steps."""
+    limits = dict(threads=options.threads, device=options.device, restarts=options.restarts)
+    made = {str(cell): factory for cell, factory in cells}
+    found = run_interleaved(made, list(STEPS.values()), options.rounds, **limits)
+    return [cell | dict(train=train) | found[step][str(cell)] for train, step in STEPS.items() for cell, _ in cells]
+
+
+def parse(argv: Sequence[str]) -> argparse.Namespace:
+    """The options, with the defaults that depend on other options."""
+    options = parser.parse_args(argv)
+    if options.device == "cuda" and not torch.cuda.is_available():
+        parser.error("--device cuda: torch finds no GPU")
+    if odd := [size for size in options.size or [] if size % 16]:
+        parser.error(f"--size {odd[0]}: expected a multiple of 16 pixels, the patches of the models")
+    if options.json and not options.json.absolute().parent.is_dir():
+        parser.error(f"--json {options.json}: there is no folder {options.json.absolute().parent}")
+    options.device = options.device or ("cuda" if torch.cuda.is_available() else "cpu")
+    options.precision = options.precision or ("bf16" if options.device == "cuda" else "highest")
+    options.size = sorted(options.size or (QUICK_SIZES if options.quick else SIZES))
+    options.rounds = options.rounds or (QUICK_ROUNDS if options.quick else ROUNDS)
+    options.restarts = QUICK_RESTARTS if options.quick else RESTARTS
+    return options
+
+
+def main(argv: Sequence[str]) -> int:
+    """Runs the command; returns its exit status."""
+    options = parse(argv)
+    torch.set_num_threads(options.threads)
+    date = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
+    report = dict(command=["vilonghorn", "bench", *argv], date=date, machine=machine(options.device))
+    print(", ".join(f"{key} {value}" for key, value in report["machine"].items()))
+    try:
+        problems = run(options, report)
+    except KeyboardInterrupt:
+        print("\ninterrupted" + (f": {options.json} has what was measured" if options.json else ""))
+        return 130
+    print("".join(f"not measured: {problem}\n" for problem in problems), end="")
+    return 1 if problems else 0
+
+
+def run(options: argparse.Namespace, report: dict[str, Any]) -> list[str]:
+    """Measures, prints the tables, and adds the rows to the report; returns what could not be measured."""
+    problems = []
+    for subject in [options.what] if options.what else SUBJECTS:
+        report[subject] = []
+        for cells in candidates(options, subject):
+            rows = measure(options, cells)
+            report[subject] += rows
+            if options.json:
+                write_json(options.json, report)
+            print(f"\n{markdown(SUBJECTS[subject](rows))}", flush=True)
+            problems += [f"{row.get('model') or row['rule']}: {row['problem']}" for row in rows if row["problem"]]
+    return list(dict.fromkeys(problems))

@@ -1,0 +1,94 @@
+"""Prints a table of runs, and the configuration keys in which they differ."""
+
+import json
+import statistics
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+from matplotlib.figure import Figure
+
+from ..bench.tables import markdown
+from ..data.files import atomic_write
+from ..engine.checkpoint import RunDirectory, read_log
+from ..engine.config import flatten
+from ..engine.report import png
+from . import make_parser
+
+parser = make_parser("compare", __doc__, "runs/a runs/b", "runs/imagenet/* --plot compare.png")
+parser.add_argument("runs", metavar="RUN", nargs="+", help="directory of a run, finished or not")
+help = "write a picture of top-1 and losses to this file (default: none)"
+parser.add_argument("--plot", metavar="PNG", type=Path, help=help)
+
+
+def main(argv: Sequence[str]) -> None:
+    """Runs the command."""
+    options = parser.parse_args(argv)
+    runs = [read_run(path) for path in dict.fromkeys(options.runs)]
+    print(markdown([row(run) for run in runs]))
+    if rows := differences(runs):
+        print("\nWhat differs:\n\n" + markdown(rows))
+    if options.plot:
+        draw(options.plot, runs)
+
+
+def read_run(path: str) -> dict[str, Any]:
+    """The name, flat config, number of processes, and log records of a run, of averaged weights if it has them.
+
+    Raises:
+        FileNotFoundError: there is no run.
+        ValueError: its files are not those of a run.
+    """
+    run = RunDirectory(path)
+    for file in (run.config, run.environment, run.log_file):
+        if not file.is_file():
+            raise FileNotFoundError(f"{path} is not the directory of a run: there is no {file.name}")
+    try:
+        config = flatten(yaml.safe_load(run.config.read_text(encoding="utf-8")))
+        processes = json.loads(run.environment.read_text(encoding="utf-8")).get("processes", 1)
+        records = read_log(run.log_file)
+        train, epochs = ([record for record in records if record["kind"] == kind] for kind in ("train", "epoch"))
+        epochs = [{**record, **(record.get("ema") or record["model"])} for record in epochs]
+    except (ValueError, KeyError, TypeError, AttributeError, yaml.YAMLError) as error:
+        raise ValueError(f"{path} is not the directory of a run ({type(error).__name__}: {error})") from error
+    return dict(name=path, config=config, processes=processes, train=train, epochs=epochs)
+
+
+def row(run: dict[str, Any]) -> dict[str, str]:
+    """The table's row of a run."""
+    config, epochs = run["config"], run["epochs"]
+    finished = epochs[-1]["epoch"] if epochs else 0
+    images = config["data.batch_size"] * config["optimizer.accumulate"] * run["processes"]
+    values = {"run": run["name"], "model": config["model.name"], "epochs": f"{finished}/{config['schedule.epochs']}"}
+    values["images an update"] = str(images)
+    if epochs:
+        last, best = epochs[-1], max(epochs, key=lambda record: record["top1"])
+        values |= {"top-1": f"{last['top1']:.2f}", "top-5": f"{last['top5']:.2f}", "loss": f"{last['loss']:.4f}"}
+        values["best top-1"] = f"{best['top1']:.2f} (epoch {best['epoch']})"
+        values |= {"skipped": f"{last['skipped']}", "hours": f"{last['seconds'] / 3600:.3f}"}
+    if speeds := [r["images_per_second"] for r in run["train"] if "images_per_second" in r]:
+        values["images/s"] = f"{statistics.median(speeds):.1f}"
+    return values
+
+
+def differences(runs: Sequence[dict[str, Any]]) -> list[dict[str, str]]:
+    """The configuration keys whose values differ, with the value of every run."""
+    keys = dict.fromkeys(key for run in runs for key in run["config"] if key not in ("run.dir", "run.device"))
+    rows = [{"key": key, **{run["name"]: json.dumps(run["config"].get(key)) for run in runs}} for key in keys]
+    return [row for row in rows if len(set(list(row.values())[1:])) > 1]
+
+
+def draw(path: Path, runs: Sequence[dict[str, Any]]) -> None:
+    """Plots the curves over epochs as PNG."""
+    figure = Figure(figsize=(14, 4.2), layout="constrained")
+    names = {"validation top-1, %": "top1", "validation loss": "loss", "training loss": "train_loss"}
+    for axes, (title, name) in zip(figure.subplots(1, 3), names.items()):
+        for run in runs:
+            points = [(record["epoch"], record[name]) for record in run["epochs"] if record[name] is not None]
+            axes.plot(*zip(*points) if points else ([], []), marker=".", label=run["name"].replace("$", r"\$"))
+        axes.set(title=title, xlabel="epoch")
+        axes.grid(alpha=0.3)
+    figure.axes[0].legend(fontsize=8)
+    with atomic_write(path) as file:
+        file.write(png(figure))

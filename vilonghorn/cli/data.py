@@ -1,0 +1,20 @@
+"""Writes scikit-learn's 1,797 handwritten digits as an image folder, every fifth of each class held out."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from ..data.digits import write_digits
+from . import make_parser
+
+parser = make_parser("data", __doc__, "digits data/digits")
+parser.add_argument("dataset", choices=["digits"], help="needs scikit-learn, but no download")
+parser.add_argument("target", metavar="DST", type=Path, help="the folder to make, with DST/train and DST/val")
+
+
+def main(argv: Sequence[str]) -> None:
+    """Runs the command."""
+    target = parser.parse_args(argv).target
+    written = write_digits(target)
+    train, val = (len(list(target.glob(f"{part}/*/*.png"))) for part in ("train", "val"))
+    images = f"10 classes, {train:,} training and {val:,} held-out images"
+    print(f"{target}: {images if written else 'already complete, nothing written'}")

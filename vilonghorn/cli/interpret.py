@@ -1,0 +1,61 @@
+"""Draws what a backbone does with an image.
+
+KIND is attention (which tokens the scan reads a token's output from), field (which pixels a token depends on), memory
+(how long the state remembers a token), pca (principal components of the features) or cam (Grad-CAM of a class).
+"""
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+
+from ..data.files import atomic_write
+from ..data.images import read_image
+from ..engine.report import png
+from ..interpret import KINDS, draw, make_sheet
+from . import make_parser
+from .arguments import add_max_pixels, add_model, load_backbone
+
+
+def _patch(text: str) -> tuple[int, int]:
+    try:
+        row, column = map(int, text.split(","))
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not ROW,COLUMN, such as 3,4") from None
+    return row, column
+
+
+CAM = "runs/photos a.jpg --what cam --class cat --out cam.png"
+parser = make_parser("interpret", __doc__, "runs/photos a.jpg --out maps.png", CAM)
+add_model(parser)
+parser.add_argument("image", metavar="IMAGE", help="image file")
+parser.add_argument("--what", choices=KINDS, default="attention", metavar="KIND", help="default: attention")
+parser.add_argument("--out", type=Path, required=True, metavar="FILE.png", help="picture to write")
+help = "numbers from 0, -1 is the last (default: up to six, evenly spaced)"
+parser.add_argument("--blocks", type=int, nargs="+", metavar="N", help=help)
+help = "patch for attention (default: the class token) or field (default: the middle patch)"
+parser.add_argument("--patch", type=_patch, metavar="ROW,COLUMN", help=help)
+help = "class of cam by name or number (default: most probable)"
+parser.add_argument("--class", dest="target", metavar="NAME", help=help)
+add_max_pixels(parser)
+
+
+def main(argv: Sequence[str]) -> None:
+    """Runs the command."""
+    options = parser.parse_args(argv)
+    out = options.out
+    if out.suffix.lower() != ".png":
+        raise ValueError(f"--out is {out}, expected a name that ends in .png")
+    if not out.parent.is_dir():
+        raise FileNotFoundError(f"--out is {out}, but there is no folder {out.parent}")
+    if options.patch is not None and options.what not in ("attention", "field"):
+        raise ValueError(f"--patch is for attention and field, not for --what {options.what}")
+    if options.target is not None and options.what != "cam":
+        raise ValueError(f"--class is for cam, not for --what {options.what}")
+    picture, loaded = read_image(options.image, options.max_pixels), load_backbone(options)
+    image = loaded.transform(picture)
+    target = None if options.target is None else loaded.class_index(options.target)
+    sheet = make_sheet(loaded, image, options.what, blocks=options.blocks, patch=options.patch, target=target)
+    figure = draw(sheet, loaded.denormalize(image))
+    with atomic_write(out) as file:
+        file.write(png(figure))
+    print(f"{out}: {sheet.title}; blocks {', '.join(map(str, sheet.blocks))} of {loaded.name}; {options.image}")

@@ -1,0 +1,56 @@
+"""Prints a line with the most probable classes of each image.
+
+An image that cannot be read is reported on standard error, the others are still classified, and the exit status is 1.
+"""
+
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from jsonargparse.typing import NonNegativeInt, PositiveInt
+from tqdm import tqdm
+
+from ..data.images import images_under, printable
+from ..inference import predict
+from . import make_parser
+from .arguments import add_max_pixels, add_model, load_model
+
+parser = make_parser("predict", __doc__, "runs/photos holiday/ --top 3", "vim_tiny a.jpg b.jpg --json")
+add_model(parser)
+parser.add_argument("images", nargs="+", metavar="IMAGE", help="image file, or folder of images at any depth")
+parser.add_argument("--top", type=PositiveInt, default=5, help="number of classes to print per image (default: 5)")
+parser.add_argument("--batch-size", type=PositiveInt, default=32, help="images in a batch (default: 32)")
+help = "processes that read images (default: 0, the main process reads)"
+parser.add_argument("--workers", type=NonNegativeInt, default=0, help=help)
+parser.add_argument("--json", action="store_true", help="print one JSON object per image and line (default: text)")
+add_max_pixels(parser)
+
+
+def find_images(names: Sequence[str]) -> list[str]:
+    """Replaces each folder by the image files in it at any depth, sorted, without hidden files and folders.
+
+    A folder without images stays in the list, so that `predict` reports it.
+    """
+    found = [sorted(images_under(name)) if Path(name).is_dir() else [] for name in names]
+    return [file for name, files in zip(names, found) for file in files or [name]]
+
+
+def main(argv: Sequence[str]) -> int:
+    """Runs the command; returns 0, or 1 if an image could not be read."""
+    options = parser.parse_args(argv)
+    loaded, files = load_model(options), find_images(options.images)
+    settings = {name: getattr(options, name) for name in ("top", "batch_size", "workers", "max_pixels")}
+    failed = False
+    with tqdm(total=len(files), unit="img", disable=None if len(files) > 1 else True) as bar:
+        for result in predict(loaded, files, **settings):
+            if "error" in result:
+                failed = True
+                bar.write(f"error: {result['error']}", file=sys.stderr)
+            if options.json:
+                bar.write(json.dumps(result))
+            elif "error" not in result:
+                named = [f"{loaded.class_name(p['class'])} {p['probability']:.1%}" for p in result["predictions"]]
+                bar.write(f"{printable(result['image'])}: {', '.join(named)}")
+            bar.update()
+    return 1 if failed else 0

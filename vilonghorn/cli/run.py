@@ -1,0 +1,28 @@
+"""Registers the models, then runs a script that imports timm only, such as timm's train.py.
+
+The script sees its own arguments and folder, as with `python train.py`. With torchrun:
+`torchrun --nproc-per-node 8 -m vilonghorn run train.py ...`.
+"""
+
+import argparse
+import runpy
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from .. import models  # noqa: F401  (registers the models)
+from . import make_parser
+
+parser = make_parser("run", __doc__, "train.py data/imagenet --model vilonghorn_tiny")
+parser.add_argument("script", metavar="SCRIPT", type=Path, help="a Python file, such as timm's train.py")
+parser.add_argument("arguments", metavar="...", nargs=argparse.REMAINDER, help="arguments of the script")
+
+
+def main(argv: Sequence[str]) -> None:
+    """Runs the script in `argv[0]` with the other arguments. Its errors pass through."""
+    options = parser.parse_args(argv)
+    if not options.script.is_file():
+        parser.error(f"there is no script {options.script}: expected a Python file, such as timm's train.py")
+    sys.argv = [str(options.script), *options.arguments]
+    sys.path.insert(0, str(options.script.resolve().parent))
+    runpy.run_path(str(options.script), run_name="__main__")

@@ -1,0 +1,59 @@
+"""Trains, resumes or evaluates an image classifier, or estimates the cost of a run: `vilonghorn train`."""
+
+from collections.abc import Sequence
+
+import yaml
+
+from ..engine import Distributed, Trainer, command_line, evaluate_run
+from ..engine.checkpoint import RunDirectory
+from ..engine.dry_run import dry_run
+from ..engine.evaluate import summarize
+
+USAGE = """vilonghorn train [--config NAME] [--SECTION.KEY VALUE ...]
+
+examples:
+  vilonghorn train --config photos --data.train DIR --data.val DIR --run.dir runs/mine
+  vilonghorn train --config FILE.yaml --optimizer.lr 1e-3
+  vilonghorn train --resume runs/mine                    resume from the last checkpoint
+  vilonghorn train --config photos --dry-run             updates, memory and time of a run
+  vilonghorn train                                       handwritten digits: --config digits
+  torchrun --nproc-per-node=8 -m vilonghorn train ...    on eight GPUs: docs/training.md"""
+parser = command_line.build_parser(prog="vilonghorn train", description="Train an image classifier.", usage=USAGE)
+
+
+def main(argv: Sequence[str]) -> int:
+    """Runs the command; returns its exit status: 0, 2 for an error of the user, 128 plus the number of a signal."""
+    return command_line.run(train, argv)
+
+
+def train(argv: Sequence[str]) -> None:
+    """Trains, evaluates, or estimates the cost of a run.
+
+    Raises:
+        ValueError, OSError, ImportError, FloatingPointError: errors that the user can fix.
+        Interrupted: a signal stopped the run, which is saved.
+    """
+    dist = Distributed()
+    argv = command_line.complete(argv, command_line.configs_folder() / "digits.yaml")
+    config, options = command_line.parse(parser, argv)
+    if options.dry_run:
+        if dist.is_main:
+            cost = dry_run(config, options.processes, options.train_images, options.images_per_second)
+            print(f"{yaml.safe_dump(config.to_dict(), sort_keys=False)}\n{cost}")
+        return
+    if options.evaluate is not None:
+        result = evaluate_run(options.evaluate, config, options.checkpoint)
+        lines = [summarize(config.run.dir, options.checkpoint, result["record"], result)]
+    else:
+        if dist.restarts and options.overwrite:
+            raise ValueError("restarted by torchrun, --overwrite would replace this run itself: use --resume")
+        resume = options.resume is not None or ("auto" if options.auto_resume or dist.restarts else False)
+        trainer = Trainer(config, resume=resume, overwrite=options.overwrite)
+        if trainer.progress.epoch == config.schedule.epochs and dist.is_main:
+            more = f"train on from its weights by --model.weights {config.run.dir} and another --run.dir"
+            print(f"the run in {config.run.dir} was finished, after {config.schedule.epochs} epoch(s): {more}")
+        images = trainer.fit()["images"]
+        records = RunDirectory(config.run.dir).records()
+        lines = [summarize(config.run.dir, name, found, {**found, "images": images}) for name, found in records.items()]
+    if dist.is_main:
+        print(*lines, sep="\n")

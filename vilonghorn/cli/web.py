@@ -1,0 +1,139 @@
+"""Serves a page that shows the most probable classes of an image and the maps of `vilonghorn interpret`.
+
+It needs gradio (`pip install 'vilonghorn[web]'`), listens to this machine only unless --host is given, and loads
+nothing from other machines.
+"""
+
+from collections.abc import Sequence
+from html import escape
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+from ..data.beton.format import check_beton, read_sample
+from ..data.images import MAX_PIXELS, ImageFolder, printable, read_image
+from ..engine.report import png
+from ..inference import LoadedModel, predict
+from ..interpret import EXPLANATIONS, KINDS, draw, make_sheet
+from . import make_parser
+from .arguments import add_max_pixels, add_model, load_backbone
+
+NARROW = 700  # CSS pixels; on a narrower page, fewer maps are side by side
+
+
+parser = make_parser("web", __doc__, "runs/photos", "runs/photos --checkpoint last --port 8080")
+add_model(parser)
+parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
+parser.add_argument("--port", type=int, help="default: the first free one from 7860")
+add_max_pixels(parser)
+
+
+def main(argv: Sequence[str]) -> None:
+    """Runs the command until it is interrupted."""
+    options = parser.parse_args(argv)
+    page = build_page(load_backbone(options), options.max_pixels)
+    print(f"the page is at {launch(page, options.host, options.port)} until you press Ctrl+C", flush=True)
+    page.block_thread()
+
+
+def analyze(
+    loaded: LoadedModel,
+    file: str,
+    kind: str,
+    target: int | None = None,
+    columns: int | None = None,
+    max_pixels: int = MAX_PIXELS,
+) -> tuple[dict[str, float], Image.Image]:
+    """Returns the five most probable classes of an image file with their probabilities, and the picture of its maps.
+
+    `target` is the class of Grad-CAM (default: the most probable one), `columns` as `draw` has it.
+
+    Raises:
+        ValueError: the image does not decode or has more than `max_pixels`, or the model does not take it.
+    """
+    (result,) = predict(loaded, [file], max_pixels=max_pixels)
+    if "error" in result:
+        raise ValueError(result["error"])
+    image = loaded.transform(read_image(file, max_pixels))
+    figure = draw(make_sheet(loaded, image, kind, target=target), loaded.denormalize(image), columns)
+    probabilities = {loaded.class_name(p["class"]): p["probability"] for p in result["predictions"]}
+    return probabilities, Image.open(BytesIO(png(figure)), formats=["PNG"])
+
+
+def find_examples(val: Path | None, max_pixels: int = MAX_PIXELS) -> list[Image.Image]:
+    """Returns one image of each of up to six classes of a run's held-out data; none if they are no longer there.
+
+    Raises:
+        ValueError: they are damaged.
+    """
+    if val is None or not val.exists():
+        return []
+    data = ImageFolder(val, max_pixels) if val.is_dir() else check_beton(val)
+    _, first = np.unique(data.labels, return_index=True)
+    chosen = first[np.unique(np.linspace(0, len(first) - 1, 6).round().astype(int))].tolist()
+    images = [data[i][0] if isinstance(data, ImageFolder) else read_sample(data, i) for i in chosen]
+    for image in images:
+        image.thumbnail((512, 512))
+    return images
+
+
+def build_page(loaded: LoadedModel, max_pixels: int = MAX_PIXELS) -> Any:
+    """Builds the page of a model of this library. It refuses images of more than `max_pixels`.
+
+    Raises:
+        ImportError: gradio is not installed.
+        ValueError: the held-out data of the run, from which the examples are, are damaged.
+    """
+    try:
+        import gradio as gr
+    except ImportError as error:
+        raise ImportError("the page needs gradio; run: pip install 'vilonghorn[web]'") from error
+
+    def show(file: str | None, kind: str, target: int, width: int) -> tuple[Any, Any]:
+        if file is None:
+            return None, None
+        try:
+            target, columns = None if target < 0 else target, 2 if width < NARROW else None
+            return analyze(loaded, file, kind, target, columns, max_pixels)
+        except ValueError as error:
+            raise gr.Error(str(error).replace(file, Path(file).name), print_exception=False) from error
+
+    def explain(kind: str) -> tuple[str, Any]:
+        return EXPLANATIONS[kind], gr.update(visible=kind == "cam")
+
+    numbers = [("most probable", -1)] + [(loaded.class_name(i), i) for i in range(loaded.model.num_classes)]
+    with gr.Blocks(title=loaded.architecture, analytics_enabled=False) as page:
+        gr.HTML(f"<h1>{escape(loaded.architecture)}</h1>{escape(printable(loaded.weights))}", padding=False)
+        with gr.Row():
+            with gr.Column():
+                options = dict(sources=["upload", "clipboard"], label="image", height=300, format="png")
+                file = gr.Image(type="filepath", elem_id="image", **options)
+                # Pass on the uploaded file itself, so that read_image decodes or refuses it, not gradio.
+                file.preprocess = lambda sent: None if sent is None else sent.path
+                if examples := find_examples(loaded.val, max_pixels):
+                    gr.Examples([[image] for image in examples], [file], label="examples", elem_id="examples")
+            classes = gr.Label(label="classes", num_top_classes=5, elem_id="classes")
+        kind = gr.Radio([(title, kind) for kind, title in KINDS.items()], value="attention", label="maps")
+        explanation = gr.Markdown(EXPLANATIONS["attention"], elem_id="explanation")
+        target = gr.Dropdown(numbers, value=-1, label="class", visible=False, elem_id="target")
+        width = gr.Number(0, visible=False)
+        buttons = ["download", "fullscreen"]
+        maps = gr.Image(format="png", interactive=False, show_label=False, elem_id="maps", buttons=buttons)
+        kind.input(explain, kind, [explanation, target], queue=False, show_progress="hidden")
+        # One request at a time: Grad-CAM hooks the model while it runs.
+        changes = [file.change, kind.input, target.input]
+        settings = dict(js="(...inputs) => [...inputs.slice(0, 3), window.innerWidth]", concurrency_limit=1)
+        gr.on(changes, show, [file, kind, target, width], [classes, maps], concurrency_id="model", **settings)
+    return page
+
+
+def launch(page: Any, host: str = "127.0.0.1", port: int | None = None) -> str:
+    """Serves a page in background threads, until `page.close()` or the end of the process; returns its URL.
+
+    The default port is the first free one from 7860. Raises OSError if the address or the port is not available.
+    """
+    settings = dict(share=False, ssr_mode=False, footer_links=[], max_file_size="50mb", quiet=True)
+    return page.launch(server_name=host, server_port=port, prevent_thread_lock=True, **settings)[1]

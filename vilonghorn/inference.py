@@ -1,0 +1,285 @@
+"""Loads a classifier with its preprocessing and class names, and classifies image files with it."""
+
+import os
+import pickle
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import timm
+import torch
+from PIL import Image
+from safetensors import SafetensorError
+from timm.data import ImageNetInfo, create_transform, infer_imagenet_subset, resolve_model_data_config
+from timm.layers import to_2tuple
+from torch import Tensor, nn
+from torch.utils.data import DataLoader
+
+from .data.images import EXTENSIONS, MAX_PIXELS, printable, read_image
+from .engine import load_config, load_run
+from .engine.build import MODEL_ERRORS, one_line, pick_device
+from .engine.checkpoint import load_weights
+from .engine.config import DataConfig, nearest
+from .engine.evaluate import name_weights
+
+REMOTE = ("hf-hub:", "hf_hub:", "local-dir:")  # prefixes of names that timm looks up outside its registry
+TRAINING_KWARGS = ("drop_rate", "pos_drop_rate", "drop_path_rate")  # recorded by a run, not used in inference
+
+
+@dataclass(frozen=True)
+class LoadedModel:
+    """A classifier in evaluation mode, on its device."""
+
+    name: str  # what the user called it, and its weights
+    model: nn.Module
+    transform: Callable[[Image.Image], Tensor]  # from an RGB image to the model's input (3, H, W), normalised
+    mean: tuple[float, ...]  # of each channel, as `transform` uses it
+    std: tuple[float, ...]
+    class_names: list[str] | None  # None if unknown
+    architecture: str  # name of the timm model
+    weights: str  # what they are, and of which run, without the folders above it
+    val: Path | None = None  # held-out data of a run
+
+    @property
+    def device(self) -> torch.device:
+        """Device of the model."""
+        return next(self.model.parameters()).device
+
+    def denormalize(self, image: Tensor) -> Tensor:
+        """Converts the model's input (3, H, W) to pixels (H, W, 3) in [0, 1], on the CPU."""
+        mean, std = (torch.tensor(values)[:, None, None] for values in (self.mean, self.std))
+        return (image.cpu() * std + mean).clamp(0, 1).permute(1, 2, 0)
+
+    def class_name(self, index: int) -> str:
+        """Returns the name of a class as it can be printed (see `printable`), or its number if it has no name."""
+        return str(index) if self.class_names is None else printable(self.class_names[index])
+
+    def class_index(self, name: str) -> int:
+        """Returns the number of a class, from its name or its number as text; a name comes first.
+
+        Raises:
+            ValueError: no class has this name, and it is not a number.
+        """
+        names = self.class_names or []
+        if name in names:
+            return names.index(name)
+        try:
+            return int(name)
+        except ValueError:
+            hint = nearest(name, names) if names else "the classes have numbers only"
+            raise ValueError(f"{self.name} has no class {name!r}; {hint}") from None
+
+
+def load(
+    name: str | Path,
+    checkpoint: str | None = None,
+    model_kwargs: dict[str, Any] | None = None,
+    device: str = "auto",
+) -> LoadedModel:
+    """Loads a classifier with its preprocessing and class names.
+
+    Example::
+
+        photos = vilonghorn.load("runs/photos")
+        image = photos.transform(Image.open("a.jpg").convert("RGB"))  # (3, H, W)
+        with torch.inference_mode():
+            scores = photos.model(image[None].to(photos.device))[0]  # (classes,)
+        print(photos.class_name(int(scores.argmax())))
+
+    Args:
+        name: directory of a run, or a name that `timm.create_model` takes.
+        checkpoint: of a run "best" (default) or "last"; of a timm model a file, "pretrained" (default) or "random".
+        model_kwargs: arguments of `timm.create_model`, none for a run.
+        device: "auto" (default: a GPU if there is one), "cpu", "cuda", "cuda:1", ...
+
+    Returns:
+        The model in evaluation mode on its device, the transform of images to its input, and the names of its classes.
+
+    Raises:
+        FileNotFoundError: there are no such weights.
+        ValueError: unknown model, weights of another model, or arguments that do not fit.
+    """
+    name = str(name)
+    if Path(name).is_dir():
+        loaded = _load_run(name, checkpoint or "best", model_kwargs)
+    elif name.startswith(REMOTE) or timm.is_model(name):
+        loaded = _load_timm(name, checkpoint or "pretrained", model_kwargs or {})
+    else:
+        hint = nearest(name, timm.list_models())
+        raise ValueError(f"{name} is neither the directory of a run nor a model that timm knows; {hint}")
+    loaded.model.to(pick_device(device)).eval()
+    return loaded
+
+
+@torch.inference_mode()
+def predict(
+    loaded: LoadedModel,
+    files: Sequence[str],
+    *,
+    top: int = 5,
+    batch_size: int = 32,
+    workers: int = 0,
+    max_pixels: int = MAX_PIXELS,
+) -> Iterator[dict[str, Any]]:
+    """Classifies image files in batches.
+
+    Args:
+        loaded: the model, of `load`.
+        files: paths of images.
+        top: number of classes for each image.
+        batch_size: images in a batch.
+        workers: processes that read images; with 0 this process reads them.
+        max_pixels: a file of more pixels is an error.
+
+    Yields:
+        For each file, in order: {"image": file, "predictions": [{"class": number, "name": its name or None,
+        "probability": 0 to 1}, ...]}, the most probable first; or {"image": file, "error": sentence}.
+
+    Raises:
+        ValueError: the model has no classes, does not take the images, or returns scores that are not finite.
+    """
+    if getattr(loaded.model, "num_classes", None) == 0:
+        raise ValueError(f"{loaded.name} has no classifier: give it num_classes, and weights for them")
+    read = partial(_read_batch, loaded.transform, max_pixels)
+    for batch in DataLoader(files, batch_size, num_workers=workers, collate_fn=read):
+        images = [image for _, image in batch if isinstance(image, Tensor)]
+        predictions = iter(_classify(loaded, torch.stack(images), top) if images else [])
+        for file, image in batch:
+            result = {"error": image} if isinstance(image, str) else {"predictions": next(predictions)}
+            yield {"image": file, **result}
+
+
+def preprocessing(data: DataConfig) -> dict[str, Any]:
+    """Returns the arguments of `timm.data.create_transform` that repeat a run's validation transform."""
+    return dict(
+        input_size=(3, data.image_size, data.image_size),
+        mean=tuple(data.mean),
+        std=tuple(data.std),
+        crop_pct=data.crop_pct,
+        interpolation={"area": "box"}.get(data.interpolation, data.interpolation),
+    )
+
+
+def read_record(file: Path, model: str | None) -> dict[str, Any]:
+    """What a run recorded in a file of weights, with `kwargs` without those for training. Empty for other files.
+
+    `model` is the expected name, without a tag. With None any model is accepted, as are models from outside timm's
+    registry.
+
+    Raises:
+        ValueError: the weights are of another model.
+    """
+    try:
+        _, record = load_weights(file, tensors=False)
+    except ValueError:
+        return {}
+    recorded = record.get("model", "no model")
+    if model is not None and not recorded.startswith(REMOTE) and recorded.partition(".")[0] != model:
+        raise ValueError(f"{file} holds weights of {recorded}, not of {model}")
+    if "kwargs" in record:
+        record["kwargs"] = {key: value for key, value in record["kwargs"].items() if key not in TRAINING_KWARGS}
+    return record
+
+
+def _load_run(name: str, checkpoint: str, model_kwargs: dict[str, Any] | None) -> LoadedModel:
+    if checkpoint not in ("best", "last"):
+        raise ValueError(f"--checkpoint is {checkpoint!r}, expected best or last: {name} is the directory of a run")
+    if model_kwargs:
+        raise ValueError(f"{name} is the directory of a run, which has its own arguments: leave out --model-kwargs")
+    model, record = load_run(name, checkpoint)
+    config = load_config(Path(name) / "config.yaml").data
+    data = preprocessing(config)
+    return LoadedModel(
+        name=f"{name} ({record['model']}, {checkpoint})",
+        model=model,
+        transform=create_transform(**data, is_training=False),
+        mean=data["mean"],
+        std=data["std"],
+        class_names=record.get("class_names"),
+        architecture=record["model"],
+        weights=f"run {Path(name).resolve().name}, {name_weights(checkpoint, record)}",
+        val=Path(config.val),
+    )
+
+
+def _load_timm(name: str, checkpoint: str, model_kwargs: dict[str, Any]) -> LoadedModel:
+    file = None if checkpoint in ("pretrained", "random") else Path(checkpoint)
+    record = {} if file is None else read_record(file, None if name.startswith(REMOTE) else name.partition(".")[0])
+    model_kwargs = record.get("kwargs", {}) | model_kwargs
+    arguments = dict(model_kwargs)
+    if file is not None:  # as pretrained weights, which timm converts and resamples
+        overlay = model_kwargs.get("pretrained_cfg_overlay", {}) | {"file": str(file)}
+        if "num_classes" in model_kwargs:  # timm drops a head of another number of classes
+            overlay["num_classes"] = model_kwargs["num_classes"]
+        arguments["pretrained_cfg_overlay"] = overlay
+    try:
+        model = timm.create_model(name, pretrained=checkpoint != "random", **arguments)
+        class_names = _pretrained_class_names(model) if checkpoint == "pretrained" else record.get("class_names")
+    except (*MODEL_ERRORS, OSError, EOFError, pickle.UnpicklingError, SafetensorError) as error:
+        if file is not None:
+            raise ValueError(f"{file} does not hold weights of {name} ({one_line(error)})") from error
+        hint = "--checkpoint takes a file, pretrained or random"
+        raise ValueError(f"timm cannot make {name} with {checkpoint} weights ({one_line(error)}); {hint}") from error
+    if getattr(model, "in_chans", 3) != 3:
+        raise ValueError(f"{name} takes images of {model.in_chans} channels, expected 3: files are read as RGB")
+    if class_names is not None and len(class_names) != model.num_classes:
+        raise ValueError(f"{name} has {model.num_classes} classes but its weights come with {len(class_names)} names")
+    size = {"input_size": (3, *to_2tuple(model_kwargs["img_size"]))} if "img_size" in model_kwargs else {}
+    data = resolve_model_data_config(model, size)
+    return LoadedModel(
+        name=f"{name} ({checkpoint})",
+        model=model,
+        transform=create_transform(**data, is_training=False),
+        mean=data["mean"],
+        std=data["std"],
+        class_names=class_names,
+        architecture=Path(name).name if name.startswith("local-dir:") else name,
+        weights=f"{checkpoint} weights" if file is None else f"weights of {file.name}",
+    )
+
+
+def _pretrained_class_names(model: nn.Module) -> list[str] | None:
+    """Class names of published weights: from their configuration, or of the ImageNet subset with as many classes."""
+    cfg = model.pretrained_cfg
+    if model.num_classes != cfg.get("num_classes"):
+        return None
+    if cfg.get("label_names"):
+        return list(cfg["label_names"])
+    subset = infer_imagenet_subset(model)
+    return subset and ImageNetInfo(subset).label_descriptions()
+
+
+def _read_batch(
+    transform: Callable[[Image.Image], Tensor], max_pixels: int, files: Sequence[str]
+) -> list[tuple[str, Tensor | str]]:
+    """Pairs each file with the model's input, or with a sentence on why it cannot be read."""
+    batch: list[tuple[str, Tensor | str]] = []
+    for file in files:
+        try:
+            if os.path.isdir(file):
+                expected = f"expected names that end in {', '.join(EXTENSIONS)}"
+                raise ValueError(f"{printable(file)}: no image in this folder; {expected}")
+            batch.append((file, transform(read_image(file, max_pixels))))
+        except ValueError as error:
+            batch.append((file, str(error)))
+    return batch
+
+
+def _classify(loaded: LoadedModel, images: Tensor, top: int) -> list[list[dict[str, Any]]]:
+    """The predictions of each image of a batch (B, 3, H, W)."""
+    try:
+        scores = loaded.model(images.to(loaded.device)).float()
+    except MODEL_ERRORS as error:
+        raise ValueError(f"{loaded.name} does not take images {tuple(images.shape)} ({one_line(error)})") from error
+    if scores.dim() != 2:
+        raise ValueError(f"{loaded.name} returns scores {tuple(scores.shape)}, expected (images, classes)")
+    if not scores.isfinite().all():
+        raise ValueError(f"{loaded.name} returns scores that are not finite numbers: its weights are damaged")
+    values, classes = scores.softmax(1).topk(min(top, scores.shape[1]))
+    names = loaded.class_names
+    return [
+        [{"class": c, "name": None if names is None else names[c], "probability": p} for c, p in zip(*pair)]
+        for pair in zip(classes.tolist(), values.tolist())
+    ]

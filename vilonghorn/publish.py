@@ -1,0 +1,92 @@
+"""Saves a model as a folder, or repository of the Hugging Face Hub, that timm and transformers load."""
+
+import json
+import os
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import timm
+import torch
+from huggingface_hub import HfApi
+from timm.models import get_model_input_config
+from timm.models._hub import generate_readme
+from torch import nn
+
+from .models import VisionSSM
+
+USAGE = """```python
+import timm, vilonghorn
+
+model = timm.create_model("hf-hub:{name}", pretrained=True).eval()  # of a folder: "local-dir:PATH"
+transform = timm.data.create_transform(**timm.data.resolve_data_config(model=model))
+```
+With transformers, once vilonghorn is imported: `AutoModelForImageClassification.from_pretrained("{name}")`.
+`pip install vilonghorn` brings the models; features, other image sizes and fine-tuning are as in timm."""
+
+
+def make_card(
+    model: nn.Module,
+    name: str,
+    metrics: Mapping[str, Any] | None = None,
+    license: str = "other",
+) -> str:
+    """Returns a model card in Markdown.
+
+    Args:
+        model: a timm model.
+        name: of the repository, "owner/name", or of the folder.
+        metrics: measured with these weights, such as {"top-1 (%)": 76.1}.
+        license: its identifier on the Hub.
+    """
+    details = {
+        "Architecture": model.pretrained_cfg["architecture"],
+        "Parameters (M)": f"{sum(p.numel() for p in model.parameters()) / 1e6:.2f}",
+        "Image size": " x ".join(map(str, get_model_input_config(model)["input_size"][-2:])),
+        "Classes": model.num_classes,
+    }
+    if isinstance(model, VisionSSM):
+        details["Mixer"] = model.blocks[0].mixer.extra_repr()
+    details["Metrics"] = dict(metrics) if metrics else "none given"
+    description = "An image backbone, made with Vision Longhorn and timm."
+    card = dict(license=license, description=description, details=details, usage=USAGE.format(name=name))
+    return generate_readme(card, name)
+
+
+def save_pretrained(model: nn.Module, folder: str | Path, card: str, **config: Any) -> None:
+    """Writes weights, config.json and README.md for `timm.create_model("local-dir:FOLDER", pretrained=True)`.
+
+    The folder appears complete or not at all. `config` has further arguments of `timm.models.save_for_hf`, such as
+    model_config=dict(label_names=...).
+
+    Raises:
+        FileExistsError: `folder` exists.
+        ValueError: weights that are not finite.
+    """
+    folder, state = Path(folder), model.state_dict()
+    if folder.exists():
+        raise FileExistsError(f"{folder} exists already: choose another folder, or remove it")
+    if wrong := [name for name, value in state.items() if not torch.isfinite(value).all()]:
+        raise ValueError(f"{', '.join(wrong[:3])} contain NaN or infinity: such weights are not published")
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=f".{folder.name}.", dir=folder.parent) as temporary:
+        partial = Path(temporary, folder.name)
+        timm.models.save_for_hf(model, partial, safe_serialization=True, **config)
+        # timm 1.0.31 writes num_classes twice, and transformers' TimmWrapper then fails to load the model.
+        written = json.loads((partial / "config.json").read_text(encoding="utf-8"))
+        written.get("model_args", {}).pop("num_classes", None)
+        (partial / "config.json").write_text(json.dumps(written, indent=2), encoding="utf-8")
+        (partial / "README.md").write_text(card, encoding="utf-8")
+        os.replace(partial, folder)
+
+
+def push_folder(folder: str | Path, repo_id: str, private: bool = False) -> str:
+    """Uploads a folder of `save_pretrained` to the Hugging Face Hub and returns the URL of the commit.
+
+    The repository "owner/name" is created if needed; its README is kept. The token is that of `hf auth login`.
+    """
+    api = HfApi(library_name="timm", library_version=timm.__version__)
+    repo_id = api.create_repo(repo_id, private=private, exist_ok=True).repo_id
+    settings = dict(ignore_patterns=["README.md"] if api.file_exists(repo_id, "README.md") else None)
+    return api.upload_folder(repo_id=repo_id, folder_path=folder, commit_message="Add model", **settings).commit_url

@@ -1,1 +1,0 @@
-"""Commands of `vilonghorn`, see `vilonghorn/commands.py`."""
