@@ -133,7 +133,11 @@ def test_torch_compile_in_one_graph_equals_eager():
 
 @pytest.mark.parametrize(
     "name, options",
-    [("vilonghorn_nano", {}), ("vilonghorn_nano", dict(exportable=True)), ("vilonghornv2_nano", dict(dynamic_img_size=True))],
+    [
+        ("vilonghorn_nano", {}),
+        ("vilonghorn_nano", dict(exportable=True)),
+        ("vilonghornv2_nano", dict(dynamic_img_size=True)),
+    ],
 )
 def test_a_symbolic_trace_computes_the_same(name, options):
     batch, model = images(2, 3, 32, 32), make(name, depth=3, **options, **SMALL)
