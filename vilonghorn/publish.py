@@ -9,11 +9,11 @@ import timm
 import torch
 from huggingface_hub import HfApi
 from timm.models import get_model_input_config
+from timm.models._hub import generate_readme
 from torch import nn
 
 from .data.files import atomic_folder
 from .models import VisionSSM
-from .models._timm import generate_readme
 
 USAGE = """```python
 import timm, vilonghorn

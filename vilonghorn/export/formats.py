@@ -11,12 +11,12 @@ from typing import Any, NamedTuple
 
 import torch
 from timm.data import resolve_model_data_config
+from timm.models._features import FeatureGetterNet
 from torch import nn
 from torch.export import Dim, ExportedProgram
 
 from ..layers.exportable import make_exportable
 from ..models import VisionSSM
-from ..models._timm import FeatureGetterNet
 from . import native
 from .weights import WEIGHTS, ShortWeights
 

@@ -5,10 +5,10 @@ from pathlib import Path
 from typing import Any
 
 import timm
+from timm.models._features import FeatureGetterNet
 
 from ..inference import create_model, find_run, is_ours, preprocessing
 from ..models import PyramidSSM, VisionSSM
-from ..models._timm import FeatureGetterNet
 from .formats import min_grid, trunk
 
 
