@@ -13,7 +13,6 @@ from ..layers import Block, fused
 from ..layers.exportable import ExportableMixer, make_exportable
 from ..ops.arguments import BlockArguments, ScanArguments
 from ..ops.backends import cpu
-from ..ops.block import run_block
 from .weights import quantize
 
 DOMAIN = "vilonghorn"
@@ -42,7 +41,7 @@ class NativeBlock(Block):
     def forward(self, x: Tensor, grid: list[int] | None = None) -> Tensor:
         """As `Block.forward`."""
         args = fused.block_arguments(self, x, grid, False)
-        x = run_block(args._replace(mlp_norm_weight=None, mlp_in_proj=None, mlp_out_proj=None))
+        x = cpu.run_block(args._replace(mlp_norm_weight=None, mlp_in_proj=None, mlp_out_proj=None))
         return x if self.mlp is None else x + self.mlp(self.norm2(x))
 
 

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from ..ops._torch import functorch_transform, has_global_hooks, num_dispatch_modes
 from ..ops.arguments import BlockArguments
 from ..ops.backends import cpu, has_rule
-from ..ops.block import is_float32_on_cpu, prefers_block, run_block, runs_bf16
+from ..ops.block import is_float32_on_cpu, prefers_block, runs_bf16
 from ..ops.register import is_tracing, needs_grad
 from ..ops.validate import flatten_filter, validate_block
 from .norm import RMSNorm, decay_rates
@@ -117,7 +117,7 @@ def run_one(block: Any, x: Tensor, grid: list[int] | None) -> Tensor | None:
         return None
     if _drops(block):
         args = args._replace(drop_scales=_drop_scales(block, x))
-    return run_block(args)
+    return cpu.run_block(args)
 
 
 def run_all(blocks: Iterable[Any], x: Tensor, grid: list[int] | None) -> Tensor | None:

@@ -11,8 +11,7 @@ from torch import Tensor
 
 from .arguments import BlockArguments
 from .backends import cpu
-from .register import register_op
-from .validate import autocast_dtype, check_flags, flatten_filter, validate_block
+from .validate import autocast_dtype, check_flags, flatten_filter
 
 _OWN_CLASSES = (torch.nn.Parameter, Tensor)  # a subclass may store something else
 X86 = platform.machine().lower() in ("x86_64", "amd64")
@@ -84,7 +83,7 @@ def block(
     mlp = (mlp_norm_weight, mlp_in_proj, mlp_out_proj)
     filters, conv_grid = flatten_filter("block", conv_weight, grid)
     tensors = (x, norm_weight, in_proj, filters, conv_bias, *scan_weights, out_proj, *mlp, drop_scales)
-    return run_block(
+    return cpu.run_block(
         BlockArguments(*tensors, rule, check_flags("block", reverse), eps, mlp_eps, runs_bf16(x), conv_grid)
     )
 
@@ -113,22 +112,3 @@ def is_float32_on_cpu(t: Tensor) -> bool:
 def runs_bf16(x: Tensor) -> bool:
     """Whether autocast asks for products of bfloat16 values."""
     return autocast_dtype(x) == torch.bfloat16
-
-
-def _fake(args: BlockArguments, save: bool) -> tuple[Tensor, ...]:
-    G, B, L, D, N, _, R, _ = sizes = args.sizes
-    shapes = [(B, L, 2 * D), (G, B, L, R + 2 * N), (sizes.num_saved_states(cpu.CHUNK, cpu.LANES),)]
-    mlp_in_proj = args.mlp_in_proj
-    shapes += [(0,), (0,)] if mlp_in_proj is None else [tuple(args.x.shape), (B, L, mlp_in_proj.shape[0])]
-    return args.x.new_empty(args.x.shape), *(args.x.new_empty(shape if save else 0) for shape in shapes)
-
-
-run_block = register_op(
-    "block",
-    BlockArguments,
-    validate_block,
-    num_saved=5,
-    forward=cpu.block_forward,
-    fake=_fake,
-    backward=cpu.block_backward,
-)

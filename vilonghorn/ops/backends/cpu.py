@@ -22,7 +22,9 @@ from torch.profiler import record_function
 
 from .._torch import is_profiling
 from ..arguments import BlockArguments, ConvArguments, MambaInnerArguments, NormArguments, ScanArguments
+from ..register import register_op
 from ..rules import NO_RULE
+from ..validate import validate_block
 from .bindings import (
     BLOCK_TENSORS,
     UNKNOWN_RULE,
@@ -351,3 +353,23 @@ def _run_stages(function, stages: Sequence[str], struct: Block) -> None:
         if struct.hidden or stage not in MLP_STAGES:
             with record_function(f"vilonghorn::block/{stage}"):
                 _run(function, struct, number)
+
+
+def _fake_block(args: BlockArguments, save: bool) -> tuple[Tensor, ...]:
+    G, B, L, D, N, _, R, _ = sizes = args.sizes
+    shapes = [(B, L, 2 * D), (G, B, L, R + 2 * N), (sizes.num_saved_states(CHUNK, LANES),)]
+    mlp_in_proj = args.mlp_in_proj
+    shapes += [(0,), (0,)] if mlp_in_proj is None else [tuple(args.x.shape), (B, L, mlp_in_proj.shape[0])]
+    return args.x.new_empty(args.x.shape), *(args.x.new_empty(shape if save else 0) for shape in shapes)
+
+
+# The operator `vilonghorn::block` with its gradient; `vilonghorn.ops.block` explains its arguments.
+run_block = register_op(
+    "block",
+    BlockArguments,
+    validate_block,
+    num_saved=5,
+    forward=block_forward,
+    fake=_fake_block,
+    backward=block_backward,
+)
