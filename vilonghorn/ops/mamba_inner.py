@@ -17,7 +17,7 @@ from .backends import choose_conv, cpu, cuda, has_rule
 from .chunked import scan_chunked_in_torch
 from .conv import conv2d_silu, conv_silu, conv_silu_exportable, conv_silu_scan_order
 from .norm import rms_norm, rms_norm_exportable
-from .register import is_exporting, register_op
+from .register import is_timm_exporting, register_op
 from .rules import NO_RULE, kernel_state_dtype
 from .scan import scan, scan_exportable
 from .scan_order import flip_reversed
@@ -40,7 +40,7 @@ def mamba_inner(
     reverse: Sequence[bool] = (False, True),
     grid: Sequence[int] | None = None,
 ) -> Tensor:
-    """Mixes tokens along their sequence in G directions and gates the result.
+    """Mixes tokens along their sequence in G directions and gates the result, by any rule (the name is of mamba_ssm).
 
     Separate directions (S = G sets of parameters): x and z are the halves of xz. For each direction
     u = `conv_silu`(x), (low, k, q) = u x_proj^T, dt = low dt_proj^T, then `scan`(u, dt, k, q, z=z, ..., reduce="mean").
@@ -79,7 +79,7 @@ def mamba_inner(
             True and False.
     """
     args = _arguments(xz, conv_weight, conv_bias, x_proj, dt_proj, dt_bias, A, D, scan_norm, rule, reverse, grid)
-    if is_exporting():
+    if is_timm_exporting():
         return _exportable(args, scan_norm, reverse)
     if scan_norm is not None:
         return _shared(args, scan_norm, reverse, scan, rms_norm)
