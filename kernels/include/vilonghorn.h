@@ -115,7 +115,7 @@ typedef struct {
   int64_t dx_step;       /* stride between the tokens of dx; D if contiguous */
   void *dweight, *dbias; /* (G, D, d_conv), (G, D) */
   /* backward only: workspaces, of which the CPU library uses `sums` alone */
-  void *partials; /* (vl_cuda_conv_rows(), G, d_conv + 1, D) float */
+  void *partials; /* CUDA: vl_cuda_conv_rows() * G * D * (d_conv + 1) floats */
   void *sums; /* (B, L, D) float, where more than one direction is reversed, or more than one is not; with a grid, and
                  in the CPU library for 16-bit dtypes, where G > 1 */
   void *dv;   /* (B, L, D) of `dtype`, with a grid */

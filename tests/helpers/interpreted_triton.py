@@ -67,7 +67,7 @@ PAIRS = [case for case in pairwise.CASES if case.rule == RULE and case.L * case.
 
 @pytest.mark.parametrize("case", PAIRS, ids=str)
 def test_all_pairs_of_choices_agree_with_the_oracle(case):
-    pairwise.hold(partial(scan, backend="triton"), case)
+    pairwise.check(partial(scan, backend="triton"), case)
 
 
 @pytest.mark.parametrize("shape, reverse, reduce, gated, count", CASES, ids=str)
@@ -213,13 +213,6 @@ def test_chunks_keep_float32_keys_beside_half_precision():
     values = heads_inputs(1, 1, 17, 4, 3, 2)
     values |= dict(x=values["x"].half(), k=values["k"] * 1e5)  # more than float16 holds
     compare(scan_chunked, values, 1e-3, truth=heads_oracle)
-
-
-@chunked
-def test_chunks_round_a_result_in_half_precision_once():
-    values = heads_inputs(1, 1, 17, 4, 3, 2, dtype=torch.float16)
-    expected = scan_chunked(**{name: value.float() for name, value in values.items()})
-    torch.testing.assert_close(scan_chunked(**values), expected.half(), rtol=0, atol=0)
 
 
 @chunked

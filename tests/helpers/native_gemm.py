@@ -40,34 +40,31 @@ class Gemm(ctypes.Structure):
     ]
 
 
-def gemm(a: torch.Tensor, b: torch.Tensor, add: torch.Tensor | None = None, bf16_parts: int = 0) -> torch.Tensor:
-    """The product that the kernel of a block computes, a b + add."""
+def gemm(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    add: torch.Tensor | None = None,
+    bf16_parts: int = 0,
+    b_scale: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """The product that the kernel of a block computes, a b + add; int8 columns of b have a scale each."""
     a, b = (t if 1 in t.stride() else t.contiguous() for t in (a, b))
     (rows, depth), columns = a.shape, b.shape[1]
-    out = a.new_empty(rows, columns)
+    out = a.new_full((rows, columns), torch.nan)
     # The stride of a single column is arbitrary in torch.
     strides = [stride for t in (a, b) for stride in (t.stride(0), 1 if t.shape[1] == 1 else t.stride(1))]
-    pointers, results = (a.data_ptr(), b.data_ptr()), (None if add is None else add.data_ptr(), out.data_ptr(), None)
-    struct = Gemm(rows, columns, depth, torch.get_num_threads(), *pointers, *strides, *results, bf16_parts)
-    cpu._run(cpu.library.vl_matmul, struct)
-    return out
-
-
-def gemm_int8(a: torch.Tensor, b: torch.Tensor, scale: torch.Tensor, add: torch.Tensor | None) -> torch.Tensor:
-    """a (b scale)^T + add, with int8 rows of b and a scale for each."""
-    (rows, depth), columns = a.shape, len(b)
-    out = torch.full((rows, columns), torch.nan)
-    tensors = [None if t is None else t.data_ptr() for t in (add, out, scale)]
-    pointers = (a.data_ptr(), b.data_ptr(), a.stride(0), 1, 1, depth)
-    struct = Gemm(rows, columns, depth, torch.get_num_threads(), *pointers, *tensors)
-    cpu._run(cpu.library.vl_matmul, struct)
+    factors, others = ([None if t is None else t.data_ptr() for t in ts] for ts in ((a, b), (add, out, b_scale)))
+    cpu._run(
+        cpu.library.vl_matmul,
+        Gemm(rows, columns, depth, torch.get_num_threads(), *factors, *strides, *others, bf16_parts),
+    )
     return out
 
 
 def int8_product(
     a: torch.Tensor, b: torch.Tensor, scale: torch.Tensor, add: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """`gemm_int8` by integers of torch: rows of a in 127 steps of their largest magnitude."""
+    """a (b scale)^T + add in integers, with int8 rows of b; rows of a in 127 steps of their largest magnitude."""
     largest = a.abs().amax(1, keepdim=True)
     factor = torch.full_like(largest, 127) / largest  # 127 / largest multiplies by a rounded reciprocal
     integers = (a * torch.where(largest > 0, factor, 0)).round().long()

@@ -64,8 +64,8 @@ def all_pairs() -> set[tuple]:
     return {((a, x), (b, y)) for (a, xs), (b, ys) in chosen for x in xs for y in ys}
 
 
-def hold(scan: Callable, case: Case) -> None:
-    """Holds y and every gradient of `scan` to the oracle."""
+def check(scan: Callable, case: Case) -> None:
+    """Compares y and every gradient of `scan` with the oracle."""
     rule, L, D, reverse, reduce, gate, dtype = case
     values = inputs(len(reverse), 1, L, D, 16, rule=rule, gate=gate, dtype=getattr(torch, dtype))
     compare(scan, values, TOLERANCE[dtype], rule=rule, reverse=reverse, reduce=reduce)

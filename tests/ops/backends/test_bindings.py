@@ -46,14 +46,6 @@ def tree(tmp_path, monkeypatch) -> Path:
 
 
 @built
-def test_a_source_tree_takes_the_library_of_the_installed_package(site, tree):
-    library = install(site)
-    shutil.copy(LIBRARY, library)
-    opened, reason = bindings.open_library("cpu", "a C++ compiler")
-    assert reason is None and opened._name == str(library)
-
-
-@built
 def test_a_source_tree_refuses_the_library_of_another_version_and_says_what_to_run(site, tree):
     shutil.copy(LIBRARY, install(site, version="0.0.1"))
     opened, reason = bindings.open_library("cpu", "a C++ compiler")

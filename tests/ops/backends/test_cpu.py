@@ -71,15 +71,16 @@ def test_a_mixer_with_heads_over_a_grid_agrees_with_the_oracle_in_every_dtype(dt
 def test_a_rule_that_the_library_lacks_is_an_error(number, monkeypatch):
     monkeypatch.setitem(RULES, "gru", RULES["longhorn"]._replace(name="gru", number=number))
 
-    def arguments(kind, values, *options):
-        names = [name for name in kind._fields if name not in ("rule", "reverse", "eps", "mlp_eps", "bf16")]
-        tensors = {name: values.get(name) for name in names[:-1]}
-        return kind(**tensors, **dict(zip(("rule", "reverse", "eps", "mlp_eps", "bf16"), ("gru", [0], *options))))
+    def tensors(kind, count, values):
+        return (values.get(name) for name in kind._fields[:count])
 
-    values = inputs(1, 1, 3, 4, 2, rule="longhorn")
-    scan, saved = ScanArguments(**values, rule="gru"), [torch.zeros(1000)] * 5
-    inner = arguments(MambaInnerArguments, mixer_inputs(1, 1, 3, 4, 2, 1, 2, rule="longhorn"))
-    block = arguments(BlockArguments, block_inputs(1, 1, 3, 4, 2, 1, 2, 5, hidden=6), 1e-5, 1e-5, False)
+    values, saved = inputs(1, 1, 3, 4, 2, rule="longhorn"), [torch.zeros(1000)] * 5
+    scan = ScanArguments(**values, rule="gru")
+    inner = MambaInnerArguments(
+        *tensors(MambaInnerArguments, 8, mixer_inputs(1, 1, 3, 4, 2, 1, 2, rule="longhorn")), "gru", [0]
+    )
+    block_values = block_inputs(1, 1, 3, 4, 2, 1, 2, 5, hidden=6)
+    block = BlockArguments(*tensors(BlockArguments, 15, block_values), "gru", [0], 1e-5, 1e-5, False)
     for call in (
         lambda: cpu.forward(scan, True),
         lambda: cpu.forward(scan._replace(rule="none"), True),

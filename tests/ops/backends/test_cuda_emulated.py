@@ -55,7 +55,7 @@ def test_a_nan_is_not_swallowed(rule):
 
 @pytest.mark.parametrize("case", pairwise.CASES, ids=str)
 def test_all_pairs_of_choices_agree_with_the_oracle(case):
-    pairwise.hold(emulated, case)
+    pairwise.check(emulated, case)
 
 
 def test_the_cases_hold_every_pair_of_choices():

@@ -36,7 +36,7 @@ def open_library(name: str, requirement: str) -> tuple[ctypes.CDLL | None, str |
     """Opens the library of a backend; returns it and None, or None and the reason why it is not available.
 
     In a clone after `pip install .`, Python imports the source tree, which has no libraries, in place of the installed
-    package. Then those of the installed package serve, if it has the same version. `requirement` is what a machine
+    package. It then opens those of the installed package, if that has the same version. `requirement` is what a machine
     needs to build the library.
     """
     path = library_path(name)

@@ -108,18 +108,16 @@ def saved_state_dtype(args: ScanArguments) -> torch.dtype:
 
 def forward(args: ScanArguments, save: bool) -> tuple[Tensor, Tensor]:
     """Runs a scan; see `Backend`."""
-    params = _set_parallelism(ScanParams(args, args.x.dtype, CHUNK, LANES))
+    params = _share_work(ScanParams(args, args.x.dtype, CHUNK, LANES), args.reduce == "mean")
     y, saved_states = params.forward_outputs(save, saved_state_dtype(args))
-    _alloc_accumulator(params, args.reduce == "mean")
     _run(library.vl_scan_forward, params.struct)
     return y, saved_states
 
 
 def backward(dy: Tensor, args: ScanArguments, saved_states: Tensor) -> tuple[Tensor | None, ...]:
     """Gradients of a scan; see `Backend`."""
-    params = _set_parallelism(ScanParams(args, args.x.dtype, CHUNK, LANES))
+    params = _share_work(ScanParams(args, args.x.dtype, CHUNK, LANES), args.z is not None)
     grads = params.backward_outputs(dy, saved_states, params.compute_dtype)
-    _alloc_accumulator(params, args.z is not None)
     _run(library.vl_scan_backward, params.struct)
     if params.struct.channel_splits > 1:
         grads[2], grads[3] = grads[2].sum(0), grads[3].sum(0)
@@ -160,7 +158,7 @@ def mamba_inner_backward(
 
 def conv_forward(args: ConvArguments) -> Tensor:
     """Runs `vilonghorn.ops.conv_silu`."""
-    params = _set_parallelism(conv_params(args))
+    params = _share_work(conv_params(args))
     y = params.output("y", (len(args.weight), *args.x.shape))
     _run(library.vl_conv_forward, params.struct)
     return y
@@ -168,7 +166,7 @@ def conv_forward(args: ConvArguments) -> Tensor:
 
 def conv_backward(dy: Tensor, args: ConvArguments) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of x, weight and bias."""
-    params = _set_parallelism(conv_params(args))
+    params = _share_work(conv_params(args))
     params.struct.dy = params.activation(dy)
     if len(args.weight) > 1 and params.dtype != params.compute_dtype:
         params.output("sums", args.x.shape, params.compute_dtype)
@@ -286,8 +284,7 @@ def _mamba_inner_params(args: MambaInnerArguments, num_accumulated: int = 1) -> 
     params.struct.A, params.struct.D, params.struct.dt_bias = map(params.parameter, (args.A, args.D, args.dt_bias))
     inner.conv_weight, inner.conv_bias = params.parameter(args.conv_weight), params.parameter(args.conv_bias)
     inner.x_proj, inner.dt_proj = params.parameter(args.x_proj), params.parameter(args.dt_proj)
-    _set_parallelism(params)
-    _alloc_accumulator(params, True, num_accumulated)
+    _share_work(params, num_accumulated)
     return params, inner
 
 
@@ -322,19 +319,17 @@ def _block_struct(
     return Block(*sizes, _hidden(args), *options, grid, reverse, x.data_ptr(), *pointers, *outputs), tensors
 
 
-def _set_parallelism(params: P) -> P:
-    """Threads share the sequences, and where these are few also parts of their channels."""
+def _share_work(params: P, num_sums: int = 0) -> P:
+    """Threads share the sequences, and where these are few also parts of their channels.
+
+    Allocates memory for `num_sums` float32 sums over directions, if their results have a shorter dtype.
+    """
     s, threads = params.struct, torch.get_num_threads()
     lanes = LANES // 2 if params.dtype == torch.float64 else LANES
     s.threads, s.channel_splits = threads, num_channel_splits(s.batch, s.channels, lanes, threads)
+    if num_sums and s.directions > 1 and params.dtype != params.compute_dtype:
+        params.output("accumulator", (s.batch, s.length, num_sums * s.channels), params.compute_dtype)
     return params
-
-
-def _alloc_accumulator(params: Params, shared: bool, num_results: int = 1) -> None:
-    """Memory for float32 sums over directions, if they have `shared` results of a shorter dtype."""
-    s = params.struct
-    if shared and s.directions > 1 and params.dtype != params.compute_dtype:
-        params.output("accumulator", (s.batch, s.length, num_results * s.channels), params.compute_dtype)
 
 
 def _run(function, struct: ctypes.Structure, *stage: int) -> None:
