@@ -12,7 +12,7 @@ from vilonghorn.data.augment import jitter
 from vilonghorn.data.augment.policy import ARGUMENTS, Policy
 
 MEAN = (0.485, 0.456, 0.406)
-COUNT = 8000
+COUNT = 20000
 NAMES = [
     "rand-m9-mstd0.5-inc1",
     "rand-m7-mstd101-inc1",
