@@ -179,15 +179,6 @@ def test_a_checkpoint_that_is_not_of_this_run_is_refused_in_one_sentence(tmp_pat
     assert "\n" not in str(raised.value)
 
 
-def test_auto_starts_a_run_and_then_goes_on_with_it(tmp_path, uninterrupted):
-    with pytest.raises(Interrupted):
-        toy_trainer(tmp_path, *OPTIONS, train=Signalling(signal.SIGUSR1, 2, 3), resume="auto").fit()
-    trainer = toy_trainer(tmp_path, *OPTIONS, resume="auto")
-    assert (trainer.progress.epoch, trainer.progress.batch) == (2, 4)
-    trainer.fit()
-    assert_same_end(tmp_path, uninterrupted)
-
-
 def test_auto_starts_anew_what_was_killed_before_its_first_checkpoint_but_spares_other_files(tmp_path):
     toy_trainer(tmp_path / "killed")
     (tmp_path / "killed/last.pt").unlink()
