@@ -177,7 +177,7 @@ def _(case):
     create_loader(case.images(), training=True, batch_size=64, image_size=16, workers=0)
 
 
-@by("an epoch of ... images has only ... update(s), too few to learn much from: lower ...")
+@by("an epoch of ... images has only ... update(s): lower ...")
 def _(case):
     train = ToyLoader(32, batch_size=32)
     toy_trainer(case.folder / "new", "--data.batch_size=32", "--augmentation.repeats=2", train=train)
@@ -193,7 +193,7 @@ def _(case):
     toy_trainer(case.folder / "new", "--run.max_skipped=0", train=NaNLoader()).fit()
 
 
-@by("... holds a run: resume it by --resume ...")
+@by("there is a run in ...: resume it by --resume ...")
 def _(case):
     toy_trainer(case.run)
 
