@@ -15,8 +15,8 @@ import torch
 from triton.backends.compiler import GPUTarget
 from triton.runtime import JITFunction, driver
 
+from vilonghorn.ops.arguments import ChunkArguments, ConvArguments
 from vilonghorn.ops.backends import triton as backend
-from vilonghorn.ops.validate import ChunkArguments, ConvArguments
 
 sys.path.append(str(Path(__file__).parents[2] / "docs" / "performance"))
 import compiled  # noqa: E402

@@ -1,11 +1,11 @@
-"""Vim, Vision Longhorn and its shared form in float64, written from the papers' equations without this package.
+"""Vim, Vision Longhorn and its shared form in float64, of the oracle's equations and without this package.
 
-Weights are a dictionary, Vim's with its authors' names. One image, direction and token is computed at a time,
-as in the equations. Reverse directions are flipped, scanned and flipped back.
+Weights are a dictionary, Vim's with its authors' names.
 """
 
 from __future__ import annotations
 
+import oracle
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -17,35 +17,18 @@ def vim(weights: dict[str, Tensor], images: Tensor, stride: int = 16) -> Tensor:
     patches = embed(images, w["patch_embed.proj.weight"], w["patch_embed.proj.bias"], stride)
     middle = patches.shape[1] // 2
     class_token = w["cls_token"].expand(len(images), -1, -1)
-    hidden = torch.cat([patches[:, :middle], class_token, patches[:, middle:]], 1) + w["pos_embed"]  # in sequence order
-    residual = torch.zeros_like(hidden)
+    stream = torch.cat([patches[:, :middle], class_token, patches[:, middle:]], 1) + w["pos_embed"]  # in sequence order
     for i in range(depth(w, "layers.")):
-        layer = of_layer(w, f"layers.{i}.")
-        residual = residual + hidden  # add, then norm
-        hidden = vim_mixer(layer, norm(residual, layer["norm.weight"], 1e-5))
-    last = norm(residual + hidden, w["norm_f.weight"], 1e-5)[:, middle]
+        layer = of_layer(w, f"layers.{i}.mixer.")
+        names = dict(conv_weight="conv1d{}.weight", conv_bias="conv1d{}.bias", x_proj="x_proj{}.weight", D="D{}")
+        names |= dict(dt_proj="dt_proj{}.weight", dt_bias="dt_proj{}.bias", A="A{}_log")
+        both = {ours: torch.stack([layer[name.format(b)] for b in ("", "_b")]) for ours, name in names.items()}
+        both |= dict(conv_weight=both["conv_weight"].squeeze(2), A=-both["A"].exp())
+        projections = (layer["in_proj.weight"], layer["out_proj.weight"])
+        options = dict(rule="mamba", reverse=(False, True))
+        stream = oracle.residual_block(stream, w[f"layers.{i}.norm.weight"], *projections, **both, **options)
+    last = oracle.rms_norm(stream, w["norm_f.weight"], 1e-5)[:, middle]
     return last @ w["head.weight"].T + w["head.bias"]
-
-
-def vim_mixer(layer: dict[str, Tensor], tokens: Tensor) -> Tensor:
-    """Block "v2": two branches with parameters of their own, each gated, their sum halved."""
-    x, z = (tokens @ layer["mixer.in_proj.weight"].T).chunk(2, -1)
-    total = 0
-    for suffix, backwards in (("", False), ("_b", True)):
-        A = -torch.exp(layer["mixer.A_log" if not backwards else "mixer.A_b_log"])
-        u, gate = (x.flip(1), z.flip(1)) if backwards else (x, z)
-        u = causal_conv(u, layer[f"mixer.conv1d{suffix}.weight"], layer[f"mixer.conv1d{suffix}.bias"])
-        rank = layer["mixer.dt_proj.weight"].shape[1]
-        low, B, C = (u @ layer[f"mixer.x_proj{suffix}.weight"].T).split([rank, 16, 16], -1)
-        dt = low @ layer[f"mixer.dt_proj{suffix}.weight"].T + layer[f"mixer.dt_proj{suffix}.bias"]
-        delta = torch.log1p(torch.exp(dt))
-        state, outputs = u.new_zeros(len(u), u.shape[2], 16), []
-        for t in range(u.shape[1]):
-            state = torch.exp(delta[:, t, :, None] * A) * state + (delta[:, t] * u[:, t])[..., None] * B[:, t, None]
-            outputs.append((state * C[:, t, None]).sum(-1) + layer[f"mixer.D{suffix}"] * u[:, t])
-        y = torch.stack(outputs, 1) * silu(gate)
-        total = total + (y.flip(1) if backwards else y)
-    return (total / 2) @ layer["mixer.out_proj.weight"].T
 
 
 def vilonghorn(
@@ -57,7 +40,7 @@ def vilonghorn(
 ) -> Tensor:
     """Logits of Vision Longhorn, from its state dict, whose shapes tell the keywords of the model.
 
-    `reverse` has the flags of block i at i modulo its length. Convolutions over the grid are summed token by token.
+    `reverse` has the flags of block i at i modulo its length.
     """
     w = {name: value.double() for name, value in weights.items()}
     size = w["patch_embed.proj.weight"].shape[-1]
@@ -67,111 +50,39 @@ def vilonghorn(
     class_token = (w["cls_token"] + w["pos_embed"][:, :1]).expand(len(images), -1, -1)
     stream = torch.cat([patches[:, :middle], class_token, patches[:, middle:]], 1)
     for i in range(depth(w, "blocks.")):
-        layer = of_layer(w, f"blocks.{i}.")
-        normed = norm(stream, layer["norm.weight"], 1e-5)
+        layer, flags = of_layer(w, f"blocks.{i}."), reverse[i % len(reverse)]
         if "mixer.scan_norm" in layer:
-            stream = stream + shared_mixer(layer, normed)
-        else:
-            stream = stream + longhorn_mixer(layer, normed, rule, reverse[i % len(reverse)], grid)
-        if "mlp.fc1.weight" in layer:
-            gate, value = (norm(stream, layer["norm2.weight"], 1e-5) @ layer["mlp.fc1.weight"].T).chunk(2, -1)
-            stream = stream + (silu(gate) * value) @ layer["mlp.fc2.weight"].T
-    last = norm(stream, w["norm.weight"], 1e-5)
+            stream = stream + shared_mixer(
+                of_layer(layer, "mixer."), oracle.rms_norm(stream, layer["norm.weight"], 1e-5)
+            )
+            continue
+        names = ("conv_weight", "conv_bias", "x_proj", "dt_proj", "dt_bias", "D")
+        inner = {name: layer[f"mixer.{name}"] for name in names}
+        mlp = [layer.get(name) for name in ("norm2.weight", "mlp.fc1.weight", "mlp.fc2.weight")]
+        projections = (layer["mixer.in_proj.weight"], layer["mixer.out_proj.weight"])
+        options = dict(rule=rule, reverse=flags, grid=grid)
+        stream = oracle.residual_block(stream, layer["norm.weight"], *projections, *mlp, **inner, **options)
+    last = oracle.rms_norm(stream, w["norm.weight"], 1e-5)
     read = [t for t in range(last.shape[1]) if (t == middle) == (pool == "token")]
     return last[:, read].mean(1) @ w["head.weight"].T + w["head.bias"]
 
 
-def longhorn_mixer(
-    layer: dict[str, Tensor], tokens: Tensor, rule: str, reverse: tuple[bool, ...], grid: tuple[int, int]
-) -> Tensor:
-    """Vim's block with Longhorn's scan: directions with parameters of their own, averaged, gated."""
-    x, z = (tokens @ layer["mixer.in_proj.weight"].T).chunk(2, -1)
-    total = 0
-    for g, backwards in enumerate(reverse):
-        turn = (lambda t: t.flip(1)) if backwards else (lambda t: t)
-        filters, bias = layer["mixer.conv_weight"][g], layer["mixer.conv_bias"][g]
-        if filters.dim() == 2:
-            u = causal_conv(turn(x), filters[:, None], bias)
-        else:
-            u = turn(grid_conv(x, filters, bias, grid))
-        beta, k, q = gates(u, layer["mixer.x_proj"][g], layer["mixer.dt_proj"][g], layer["mixer.dt_bias"][g])
-        heads = beta.shape[-1]
-        beta = torch.stack([beta[..., channel * heads // u.shape[-1]] for channel in range(u.shape[-1])], -1)
-        total = total + turn(online_learner(u, beta, k, q, rule) + layer["mixer.D"][g] * u)
-    return (total / len(reverse) * silu(z)) @ layer["mixer.out_proj.weight"].T
-
-
-def grid_conv(x: Tensor, weight: Tensor, bias: Tensor, grid: tuple[int, int]) -> Tensor:
-    """Depthwise, over the patches around a patch, then SiLU; the class token has no neighbours. weight: (D, h, w)."""
-    (rows, columns), (height, width), outputs = grid, weight.shape[1:], []
-    middle = rows * columns // 2
-    patches = [t for t in range(rows * columns + 1) if t != middle]
-    for t in range(rows * columns + 1):
-        total = bias
-        for i in range(height):
-            for j in range(width):
-                if t == middle:
-                    seen = t if (i, j) == (height // 2, width // 2) else None
-                else:
-                    row, column = divmod(patches.index(t), columns)
-                    row, column = row + i - height // 2, column + j - width // 2
-                    seen = patches[row * columns + column] if 0 <= row < rows and 0 <= column < columns else None
-                if seen is not None:
-                    total = total + weight[:, i, j] * x[:, seen]
-        outputs.append(silu(total))
-    return torch.stack(outputs, 1)
-
-
 def shared_mixer(layer: dict[str, Tensor], tokens: Tensor) -> Tensor:
     """Longhorn's bidirectional reference: shared convolution, projections, bias and skip; a norm per direction; sum."""
-    x, z = (tokens @ layer["mixer.in_proj.weight"].T).chunk(2, -1)
-    u = causal_conv(x, layer["mixer.conv_weight"][0].unsqueeze(1), layer["mixer.conv_bias"][0])
-    beta, k, q = gates(u, layer["mixer.x_proj"][0], layer["mixer.dt_proj"][0], layer["mixer.dt_bias"][0])
-    forwards = online_learner(u, beta, k, q, "longhorn") + layer["mixer.D"][0] * u
-    backwards = online_learner(*(t.flip(1) for t in (u, beta, k, q)), "longhorn").flip(1) + layer["mixer.D"][0] * u
-    normed = sum(norm(y, weight, 1e-6) for y, weight in zip((forwards, backwards), layer["mixer.scan_norm"]))
-    return (normed * silu(z)) @ layer["mixer.out_proj.weight"].T
-
-
-def gates(u: Tensor, x_proj: Tensor, dt_proj: Tensor, dt_bias: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """beta, key and query of every token; x_proj's rows are those of dt's low rank, k and q."""
-    low, k, q = (u @ x_proj.T).split([dt_proj.shape[1], 16, 16], -1)
-    return 1 / (1 + torch.exp(-(low @ dt_proj.T + dt_bias))), k, q
-
-
-def online_learner(x: Tensor, beta: Tensor, k: Tensor, q: Tensor, rule: str) -> Tensor:
-    """Longhorn (arXiv 2407.14207): each step solves min |S - S_before|^2 + |S k - x|^2_beta, by rows of S."""
-    S, outputs = x.new_zeros(len(x), x.shape[2], 16), []
-    for t in range(x.shape[1]):
-        k_t, squared = k[:, t, None], (k[:, t] ** 2).sum(-1, keepdim=True)
-        eps = (beta[:, t] / (1 + beta[:, t] * squared))[..., None]
-        if rule == "longhorn":
-            S = (1 - eps * k_t**2) * S + eps * x[:, t, :, None] * k_t
-        else:
-            S = S - eps * (S * k_t).sum(-1, keepdim=True) * k_t + eps * x[:, t, :, None] * k_t
-        outputs.append((S * q[:, t, None]).sum(-1))
-    return torch.stack(outputs, 1)
+    x, z = (tokens @ layer["in_proj.weight"].T).chunk(2, -1)
+    u = oracle.convolution(x, layer["conv_weight"], layer["conv_bias"], (False,))
+    low, k, q = (u @ layer["x_proj"][0].T).split([layer["dt_proj"].shape[2], 16, 16], -1)
+    arguments = [t.expand(2, *t.shape[1:]) for t in (u, low @ layer["dt_proj"][0].T, k, q)]
+    D, dt_bias = (layer[name].expand(2, -1) for name in ("D", "dt_bias"))
+    y = oracle.oracle(*arguments, D=D, dt_bias=dt_bias, rule="longhorn", reverse=(False, True))
+    y = sum(oracle.rms_norm(y_g, weight, 1e-6) for y_g, weight in zip(y, layer["scan_norm"]))
+    return (y * F.silu(z)) @ layer["out_proj.weight"].T
 
 
 def embed(images: Tensor, weight: Tensor, bias: Tensor, stride: int) -> Tensor:
     """(B, M, C) patches in raster order, as the products that a convolution is."""
     columns = F.unfold(images.double(), weight.shape[-2:], stride=stride)
     return (weight.flatten(1) @ columns).mT + bias
-
-
-def causal_conv(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    """Depthwise, over the present token and those before it, then SiLU. weight: (D, 1, K)."""
-    K = weight.shape[-1]
-    padded = F.pad(x, (0, 0, K - 1, 0))
-    return silu(bias + sum(weight[:, 0, j] * padded[:, j : j + x.shape[1]] for j in range(K)))
-
-
-def norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    return x / torch.sqrt((x * x).mean(-1, keepdim=True) + eps) * weight
-
-
-def silu(x: Tensor) -> Tensor:
-    return x / (1 + torch.exp(-x))
 
 
 def of_layer(weights: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:

@@ -8,9 +8,19 @@ import torch
 from oracle import oracle
 
 from vilonghorn.interpret.draw import make_sheet
-from vilonghorn.interpret.model import attention, grad_cam, memory, pca, receptive_field, reshape_transform, scans
+from vilonghorn.interpret.model import (
+    attention,
+    grad_cam,
+    memory,
+    patch_token,
+    pca,
+    receptive_field,
+    reshape_transform,
+    scan_position,
+    scans,
+    to_map,
+)
 from vilonghorn.interpret.scan import attention_rows
-from vilonghorn.interpret.tokens import patch_token, scan_position, to_map
 from vilonghorn.layers import insert_class_token
 
 SIZE = dict(img_size=(12, 20), patch_size=4, depth=3, embed_dim=16, num_classes=5)  # 3 x 5 patches: an odd number

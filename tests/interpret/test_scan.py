@@ -1,71 +1,61 @@
-"""Implicit attention and memory of a scan against the float64 oracle, which knows only the recurrence."""
+"""Implicit attention and memory of a scan against the mixer's own output and the matrices of each token."""
+
+import itertools
 
 import pytest
 import torch
-from oracle import convolution, mixer_inputs, oracle
-from oracle import mixer as oracle_mixer
 
-from vilonghorn.interpret import scan as interpret_scan
 from vilonghorn.interpret.scan import attention_rows, half_life, retention, scan_inputs
 from vilonghorn.layers import Mixer
 
 RULES = ("longhorn", "longhorn_exact", "mamba")
-REVERSES = ((False, True), (True,), (False,), (True, True, False))
-B, L, D, N, R, K, DIM = 2, 11, 6, 4, 3, 4, 3
+REVERSES = ((False, True), (True,), (True, True, False))
+B, L, D, N, DIM = 2, 11, 6, 4, 3
 
 
-def made(rule, reverse=(False, True), dtype=torch.float64):
-    """A mixer with arbitrary weights, tokens for it, and the oracle's arguments of the same."""
-    values = mixer_inputs(len(reverse), B, L, D, N, R, K, rule=rule, dim=DIM, dtype=dtype)
-    mixer = Mixer(DIM, rule=rule, reverse=reverse, d_state=N, d_conv=K, dt_rank=R, expand=D // DIM, dtype=dtype)
-    generator = torch.Generator().manual_seed(7)
-    tokens = torch.randn(B, L, DIM, generator=generator, dtype=torch.float64).to(dtype)
-    in_proj = torch.randn(2 * D, DIM, generator=generator, dtype=torch.float64).to(dtype)
-    with torch.no_grad():
-        for name in ("conv_weight", "conv_bias", "x_proj", "dt_proj", "dt_bias", "D"):
-            getattr(mixer, name).copy_(values[name])
-        mixer.in_proj.weight.copy_(in_proj)
-        mixer.out_proj.weight.copy_(values["out_proj"])
-        if rule == "mamba":
-            mixer.A_log.copy_((-values["A"]).log())
-    values["xz"] = tokens @ in_proj.mT
-    return mixer, tokens, values
+def made(dtype=torch.float64, **options):
+    """A mixer with arbitrary weights, and tokens for it."""
+    torch.manual_seed(0)
+    mixer = Mixer(DIM, d_state=N, d_conv=4, dt_rank=3, expand=D // DIM, **options).double()
+    for parameter in mixer.parameters():
+        torch.nn.init.normal_(parameter, std=0.5)
+    return mixer.to(dtype), torch.randn(B, L, DIM, dtype=torch.float64).to(dtype)
 
 
-def scan_of_oracle(values, rule, reverse):
-    """y of every direction, (G, B, L, D), and the values that it is linear in, both by the oracle's equations."""
-    x, _ = values["xz"].double().split(D, dim=-1)
-    u = convolution(x, values["conv_weight"], values["conv_bias"], reverse)
-    low, k, q = torch.einsum("gbld,gpd->gblp", u, values["x_proj"].double()).split([R, N, N], dim=-1)
-    dt = torch.einsum("gblr,gdr->gbld", low, values["dt_proj"].double())
-    rest = dict(A=values.get("A"), D=values["D"], dt_bias=values["dt_bias"], rule=rule, reverse=reverse)
-    return oracle(u, dt, k, q, **rest), u
+def scan_of(rule):
+    return scan_inputs(*made(rule=rule))
 
 
-@pytest.mark.parametrize("reverse", REVERSES)
-@pytest.mark.parametrize("rule", RULES)
-def test_rows_times_the_values_are_the_scan_and_the_whole_layer(rule, reverse):
+FORMS = [dict(rule=rule, reverse=reverse) for rule, reverse in itertools.product(RULES, REVERSES)] + [
+    dict(shared_directions=True),
+    dict(rule="longhorn_exact", shared_directions=True, reverse=(True, False, True)),
+    dict(rule="mamba", shared_directions=True),
+    dict(num_heads=2),
+    dict(num_heads=1, shared_directions=True),
+]
+
+
+@pytest.mark.parametrize("form", FORMS, ids=str)
+@torch.no_grad()
+def test_rows_times_the_values_reproduce_the_layer(form):
     for dtype, tolerance in ((torch.float64, 1e-10), (torch.float32, 2e-5)):
-        mixer, tokens, values = made(rule, reverse, dtype)
+        mixer, tokens = made(dtype, **form)
         scan = scan_inputs(mixer, tokens)
-        rows = attention_rows(scan, per_channel=True).double()
-        expected, u = scan_of_oracle(values, rule, reverse)
-        y = torch.einsum("gbtsd,gbsd->gbtd", rows, u) + values["D"].double()[:, None, None] * u
-        torch.testing.assert_close(y, expected, rtol=tolerance, atol=tolerance)
-        z = scan.z.double()
-        layer = (y.mean(0) * z * torch.sigmoid(z)) @ values["out_proj"].double().mT
-        whole = oracle_mixer(**values, rule=rule, reverse=reverse)
-        torch.testing.assert_close(layer, whole, rtol=tolerance, atol=tolerance)
-        torch.testing.assert_close(mixer(tokens).double(), whole, rtol=tolerance, atol=tolerance)
+        y = torch.einsum("gbtsd,gbsd->gbtd", attention_rows(scan, per_channel=True), scan.values)
+        y = y + scan.D[:, None, None] * scan.values
+        if mixer.scan_norm is None:
+            y = y.mean(0)
+        else:
+            scales = torch.rsqrt(y.square().mean(-1, keepdim=True) + 1e-6)
+            y = sum(y_g * scale * weight for y_g, scale, weight in zip(y, scales, mixer.scan_norm))
+        layer = (y * scan.z * torch.sigmoid(scan.z)) @ mixer.out_proj.weight.mT
+        torch.testing.assert_close(layer, mixer(tokens), rtol=tolerance, atol=tolerance)
 
 
-@pytest.mark.parametrize("carried", [interpret_scan.MAX_STATES, 1, 3 * B * L * N])
 @pytest.mark.parametrize("rule", RULES)
-def test_chosen_rows_and_averages_are_those_of_every_row(rule, carried, monkeypatch):
-    monkeypatch.setattr(interpret_scan, "MAX_STATES", carried)
-    scan = scan_inputs(*made(rule)[:2])
+def test_chosen_rows_and_averages_are_those_of_every_row(rule):
+    scan, queries = scan_of(rule), [7, 0, 10, 3]
     every = attention_rows(scan, per_channel=True)
-    queries = [7, 0, 10, 3]
     assert torch.equal(attention_rows(scan, queries, per_channel=True), every[:, :, queries])
     torch.testing.assert_close(attention_rows(scan, queries), every[:, :, queries].abs().mean(-1))
     torch.testing.assert_close(attention_rows(scan), every.abs().mean(-1))
@@ -73,17 +63,17 @@ def test_chosen_rows_and_averages_are_those_of_every_row(rule, carried, monkeypa
     assert every[1].flatten(3).abs().sum((0, 3)).tril(-1).eq(0).all()
 
 
-@pytest.mark.parametrize("queries, message", [([11], "from 0 to 10"), ([-1], "from 0 to 10"), ([2, 2], "different")])
-def test_queries_outside_the_sequence_are_refused(queries, message):
-    with pytest.raises(ValueError, match=message):
-        attention_rows(scan_inputs(*made("longhorn")[:2]), queries)
+def test_queries_outside_the_sequence_and_mixers_without_a_scan_are_refused():
+    for queries in ([11], [-1], [2, 2]):
+        with pytest.raises(ValueError, match="expected different positions from 0 to 10"):
+            attention_rows(scan_of("longhorn"), queries)
+    with pytest.raises(ValueError, match="the mixer has rule 'none', expected one with a scan: longhorn, "):
+        scan_inputs(*made(rule=None))
 
 
-@pytest.mark.parametrize("carried", [interpret_scan.MAX_STATES, 1])
 @pytest.mark.parametrize("rule", RULES)
-def test_what_is_left_of_a_token_is_what_the_matrices_of_later_tokens_leave(rule, carried, monkeypatch):
-    monkeypatch.setattr(interpret_scan, "MAX_STATES", carried)
-    scan = scan_inputs(*made(rule)[:2])
+def test_what_is_left_of_a_token_is_what_the_matrices_of_later_tokens_leave(rule):
+    scan = scan_of(rule)
     kept = retention(scan)
     eye = torch.eye(N, dtype=torch.float64)
     for g, flag in enumerate(scan.reverse):
@@ -105,44 +95,9 @@ def test_what_is_left_of_a_token_is_what_the_matrices_of_later_tokens_leave(rule
             torch.testing.assert_close(kept[g, b], expected, rtol=1e-10, atol=1e-12)
 
 
-FORMS = {
-    "shared": dict(shared_directions=True),
-    "shared, exact": dict(rule="longhorn_exact", shared_directions=True, reverse=(True, False, True)),
-    "shared, mamba": dict(rule="mamba", shared_directions=True),
-    "scalar beta": dict(num_heads=1),
-    "scalar beta, shared": dict(num_heads=1, shared_directions=True),
-}
-
-
-@pytest.mark.parametrize("carried", [interpret_scan.MAX_STATES, 1])
-@pytest.mark.parametrize("form", FORMS)
-def test_rows_reproduce_the_layer_in_every_form(form, carried, monkeypatch):
-    monkeypatch.setattr(interpret_scan, "MAX_STATES", carried)
-    torch.manual_seed(0)
-    mixer = Mixer(DIM, d_state=N, d_conv=K, dt_rank=R, expand=D // DIM, dtype=torch.float64, **FORMS[form])
-    for parameter in mixer.parameters():
-        torch.nn.init.normal_(parameter, std=0.5)
-    tokens = torch.randn(B, L, DIM, dtype=torch.float64)
-    scan = scan_inputs(mixer, tokens)
-    y = torch.einsum("gbtsd,gbsd->gbtd", attention_rows(scan, per_channel=True), scan.values)
-    y = y + scan.D[:, None, None] * scan.values
-    if mixer.scan_norm is None:
-        y = y.mean(0)
-    else:
-        scales = torch.rsqrt(y.square().mean(-1, keepdim=True) + 1e-6)
-        y = sum(y_g * scale * weight for y_g, scale, weight in zip(y, scales, mixer.scan_norm))
-    layer = (y * scan.z * torch.sigmoid(scan.z)) @ mixer.out_proj.weight.mT
-    torch.testing.assert_close(layer, mixer(tokens), rtol=1e-9, atol=1e-10)
-
-
-def test_half_life_ends_with_the_first_token_that_finds_less_than_half_even_if_a_state_grows_again():
-    share = torch.tensor([[1, 0, 0, 0], [0.6, 1, 0, 0], [0.4, 2, 1, 0], [0.9, 0.7, 0.2, 1]]).view(1, 1, 4, 4)
-    assert half_life(share, (False,)).flatten().tolist() == [2, torch.inf, 1, torch.inf]
-
-
-def test_half_life_counts_the_tokens_that_find_half_or_more():
+def test_half_life_counts_the_tokens_until_the_first_that_finds_less_than_half():
     share = torch.zeros(2, 1, 4, 4)
-    share[0, 0] = torch.tensor([[1, 0, 0, 0], [0.6, 1, 0, 0], [0.5, 0.4, 1, 0], [0.4, 0.2, 0.7, 1]])
+    share[0, 0] = torch.tensor([[1, 0, 0, 0], [0.6, 1, 0, 0], [0.5, 0.4, 1, 0], [0.4, 2, 0.7, 1]])  # grows again
     share[1] = share[0].flip(1, 2)
     expected = torch.tensor([3, 1, torch.inf, torch.inf])
     assert torch.equal(half_life(share, (False, True))[:, 0], torch.stack([expected, expected.flip(0)]))

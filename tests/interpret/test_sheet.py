@@ -8,8 +8,7 @@ from PIL import Image
 
 from vilonghorn import load
 from vilonghorn.interpret.draw import KINDS, Row, Sheet, draw, make_sheet
-from vilonghorn.interpret.model import attention, grad_cam, memory, pca, receptive_field
-from vilonghorn.interpret.tokens import to_map
+from vilonghorn.interpret.model import attention, grad_cam, memory, pca, receptive_field, to_map
 
 GRID = (4, 4)
 

@@ -8,10 +8,10 @@ from torch._subclasses import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from vilonghorn.layers import Block
+from vilonghorn.ops.arguments import ScanArguments
 from vilonghorn.ops.backends import choose, cuda
 from vilonghorn.ops.backends import cpu as native
 from vilonghorn.ops.backends import triton as triton_backend
-from vilonghorn.ops.validate import ScanArguments
 
 
 class Record(TorchDispatchMode):

@@ -25,31 +25,6 @@ def images():
     return torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(1))
 
 
-def poison(model):
-    with torch.no_grad():
-        for tensor in [*model.parameters(), *model.buffers()]:
-            tensor.fill_(math.nan)
-
-
-@pytest.mark.parametrize("rule", RULES)
-def test_the_model_is_vims_trunk_composed_by_hand(rule, images):
-    model = small(rule=rule).double()
-    images = images.double()
-    x = F.conv2d(images, model.patch_embed.proj.weight, model.patch_embed.proj.bias, stride=8).flatten(2).mT
-    class_token = model.cls_token.expand(2, 1, 32)
-    in_sequence = torch.cat([model.pos_embed[:, 1:9], model.pos_embed[:, :1], model.pos_embed[:, 9:]], 1)
-    hidden = torch.cat([x[:, :8], class_token, x[:, 8:]], 1) + in_sequence
-    residual = 0.0
-    for block in model.blocks:
-        residual = residual + hidden
-        hidden = block.mixer(F.rms_norm(residual, (32,), block.norm.weight, 1e-5))
-    normed = F.rms_norm(residual + hidden, (32,), model.norm.weight, 1e-5)
-    torch.testing.assert_close(model(images), F.linear(normed[:, 8], model.head.weight, model.head.bias))
-    tokens = model.forward_features(images)
-    torch.testing.assert_close(tokens[:, 0], normed[:, 8])
-    torch.testing.assert_close(tokens[:, 1:], normed[:, [*range(8), *range(9, 17)]])
-
-
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_without_positions_it_is_the_model_whose_positions_are_zero(dynamic, images):
     learned, without = small(dynamic_img_size=dynamic), small(pos_embed="none", dynamic_img_size=dynamic)
@@ -105,35 +80,27 @@ def test_dropped_patches_are_left_out_in_training_alone(images):
     assert model.forward_features(images)[:, 0].requires_grad
 
 
-@pytest.mark.parametrize("pool", ["catavgmax", "prr", None])
-def test_an_unknown_pooling_is_refused_with_the_known_ones(pool):
-    with pytest.raises(ValueError, match="expected one of 'token', 'avg'"):
-        small(global_pool=pool)
-
-
 def test_reset_classifier_keeps_pooling_dtype_and_mode():
     model = small(global_pool="avg", dtype=torch.bfloat16).train()
     model.reset_classifier(7)
     assert model.num_classes == 7 and model.global_pool == "avg"
     assert model.get_classifier().weight.shape == (7, 32)
     assert model.get_classifier().weight.dtype == torch.bfloat16 and model.get_classifier().training
+    for wrong in ("catavgmax", "prr"):
+        with pytest.raises(ValueError, match="expected one of 'token', 'avg'"):
+            model.reset_classifier(7, wrong)
     model.eval().reset_classifier(0)
     assert isinstance(model.get_classifier(), torch.nn.Identity) and not model.head.training
 
 
 def test_the_attributes_of_a_timm_backbone_are_there():
-    model = small(in_chans=1, stride=4)
+    model = small(in_chans=1, stride=4, drop_path_rate=0.4)
     assert model.num_features == model.head_hidden_size == model.embed_dim == 32
     assert (model.in_chans, model.num_classes, model.num_prefix_tokens) == (1, 5, 1)
     assert [info["module"] for info in model.feature_info] == ["blocks.0", "blocks.1", "blocks.2"]
     assert {(info["num_chs"], info["reduction"]) for info in model.feature_info} == {(32, 4)}
     assert model.patch_embed.dynamic_feat_size((32, 48)) == (7, 11)
-
-
-def test_drop_path_rises_linearly_over_the_branches():
-    model = small(depth=5, drop_path_rate=0.4)
-    rates = [getattr(block.drop_path, "drop_prob", 0.0) for block in model.blocks]
-    assert rates == pytest.approx([0, 0.1, 0.2, 0.3, 0.4])
+    assert [getattr(block.drop_path, "drop_prob", 0) for block in model.blocks] == pytest.approx([0, 0.2, 0.4])
 
 
 def test_weight_decay_takes_the_matrices_and_nothing_else():
@@ -157,13 +124,6 @@ def test_layer_decay_groups_follow_the_depth():
     assert layer["norm.weight"] == 3 and layer["head.weight"] == 4
 
 
-@pytest.mark.parametrize("rule", RULES)
-def test_every_parameter_takes_part(rule, images):
-    model = small(rule=rule).train()
-    model(images).square().mean().backward()
-    assert all(p.grad is not None and p.grad.abs().sum() > 0 for p in model.parameters())
-
-
 def test_set_input_size_gives_the_output_of_dynamic_resampling():
     model = small(dynamic_img_size=True)
     images = torch.randn(1, 3, 48, 64)
@@ -172,37 +132,28 @@ def test_set_input_size_gives_the_output_of_dynamic_resampling():
     model.set_input_size(img_size=(48, 64))
     assert model.pos_embed.shape == (1, 1 + 6 * 8, 32) and not model.pos_embed.requires_grad
     torch.testing.assert_close(model(images), expected)
-    model.set_input_size(patch_size=16)
-    assert model.patch_embed.grid_size == (3, 4) and model.feature_info[0]["reduction"] == 16
-    assert model(images).shape == (1, 5)
-
-
-def test_resampling_positions_keeps_the_row_of_the_class_token():
-    model = small()
     with torch.no_grad():
         model.pos_embed.fill_(2.0)[:, 0] = 7.0
-    model.set_input_size(img_size=(16, 64))
-    assert model.pos_embed.shape == (1, 1 + 2 * 8, 32)
-    torch.testing.assert_close(model.pos_embed[:, 0], torch.full((1, 32), 7.0))
-    torch.testing.assert_close(model.pos_embed[:, 1:], torch.full((1, 16, 32), 2.0))
+    model.set_input_size(patch_size=16)
+    assert model.pos_embed[0, :, 0].tolist() == pytest.approx([7] + [2] * 12)  # the class token keeps its row
+    assert model.patch_embed.grid_size == (3, 4) and model.feature_info[0]["reduction"] == 16
+    assert model(images).shape == (1, 5)
 
 
 @pytest.mark.parametrize("rule", RULES)
 def test_a_model_made_on_meta_is_initialised_by_init_weights(rule, images):
     model = small(rule=rule, device="meta", dtype=torch.float64)
     assert all(t.is_meta and t.dtype == torch.float64 for t in model.parameters())
+    assert model(torch.empty(2, 3, 32, 32, device="meta", dtype=torch.float64)).shape == (2, 5)
+    assert not list(model.buffers())
     model = model.to_empty(device="cpu")
-    poison(model)
+    for parameter in model.parameters():
+        torch.nn.init.constant_(parameter, math.nan)
     torch.manual_seed(0)
     model.init_weights()
-    assert torch.isfinite(model(images.double())).all()
+    model(images.double()).square().mean().backward()
+    assert all(p.grad.isfinite().all() and p.grad.abs().sum() > 0 for p in model.parameters())
     fresh = small(rule=rule, dtype=torch.float64)
     for (name, a), b in zip(model.named_parameters(), fresh.parameters()):
         if a.numel() > 500:
             assert a.std().item() == pytest.approx(b.std().item(), rel=0.2), name
-
-
-def test_a_model_on_meta_runs_and_has_no_buffers():
-    model = small(device="meta")
-    assert model(torch.empty(2, 3, 32, 32, device="meta")).shape == (2, 5)
-    assert not list(model.buffers())

@@ -28,7 +28,7 @@ def path(weights, tmp_path):
     return tmp_path / "vim.pth"
 
 
-@pytest.mark.parametrize("name, dim", [("vim_tiny", 192), ("vim_small", 384), ("vim_base", 768)])
+@pytest.mark.parametrize("name, dim", [("vim_tiny", 192), ("vim_small", 384)])
 def test_the_official_keys_and_shapes_load_strictly_and_come_back_exactly(name, dim):
     shapes = composition.official_shapes(dim=dim)
     numbers = torch.arange(sum(torch.Size(shape).numel() for shape in shapes.values()), dtype=torch.float32)
@@ -59,32 +59,26 @@ def test_position_rows_are_in_the_order_of_the_sequence_there():
     assert vim.to_official(model.state_dict())["pos_embed"][0, :, 0].tolist() == [1, 2, 3, 4, 0, 5, 6, 7, 8, 9]
 
 
-def test_a_file_of_224_px_loads_into_another_size_with_the_row_of_the_class_token_kept(weights, path):
-    model = load(path, img_size=(96, 160), num_classes=10)
+def test_a_file_of_224_px_loads_into_other_sizes_strides_and_class_counts(weights, path):
     pos = weights["pos_embed"]
-    assert torch.equal(model.pos_embed[:, 0], pos[:, 98])
+    model = load(path, img_size=(96, 160), num_classes=10)
     patches = torch.cat([pos[:, :98], pos[:, 99:]], 1)
     expected = resample_abs_pos_embed(patches, [6, 10], [14, 14], num_prefix_tokens=0)
     torch.testing.assert_close(model.pos_embed[:, 1:], expected)
-
-
-def test_a_file_of_stride_16_loads_into_stride_8_and_another_class_count(weights, path):
-    model = load(path, stride=8, num_classes=3)
-    assert model.pos_embed.shape == (1, 730, 96) and model.head.weight.shape == (3, 96)
-    assert torch.equal(model.pos_embed[:, 0], weights["pos_embed"][:, 98])
-    assert torch.equal(model.blocks[5].mixer.D[1], weights["layers.5.mixer.D_b"])
+    overlapping = load(path, stride=8, num_classes=3)
+    assert overlapping.pos_embed.shape == (1, 730, 96) and overlapping.head.weight.shape == (3, 96)
+    for loaded in (model, overlapping):
+        assert torch.equal(loaded.pos_embed[:, 0], pos[:, 98])
+        assert torch.equal(loaded.blocks[5].mixer.D[1], weights["layers.5.mixer.D_b"])
 
 
 def test_a_file_that_does_not_fit_is_refused_with_three_mismatches_named(weights, path):
-    with pytest.raises(ValueError, match="this checkpoint does not fit the model") as refused:
-        load(path, name="vim_nano", embed_dim=48, num_classes=10)
-    assert str(refused.value).count("expected (") == 3
+    with pytest.raises(ValueError, match=r"this checkpoint does not fit the model: .*(expected \(.*){3}"):
+        load(path, embed_dim=48, num_classes=10)
     del weights["layers.2.mixer.A_b_log"]
-    model = timm.create_model("vim_nano", num_classes=10)
-    with pytest.raises(
-        ValueError, match="blocks.2.mixer.A_log is missing.*layers.2.mixer.A_log is .*, expected no such name"
-    ):
-        vim.checkpoint_filter_fn(weights, model)
+    message = "blocks.2.mixer.A_log is missing.*layers.2.mixer.A_log is .*, expected no such name"
+    with pytest.raises(ValueError, match=message):
+        vim.checkpoint_filter_fn(weights, timm.create_model("vim_nano", num_classes=10))
 
 
 @pytest.mark.parametrize(
@@ -92,21 +86,14 @@ def test_a_file_that_does_not_fit_is_refused_with_three_mismatches_named(weights
     [
         ("pos_embed", torch.zeros(()), r"pos_embed is \(\), expected \(1, 197, 96\)"),
         ("pos_embed", torch.zeros(1, 0, 96), r"pos_embed is \(1, 0, 96\), expected \(1, 197, 96\)"),
-        ("pos_embed", torch.zeros(1, 1, 96), r"pos_embed is \(1, 1, 96\), expected \(1, 197, 96\)"),
-        ("pos_embed", "rows", "values that are not tensors: pos_embed is of type str"),
         ("layers.1.mixer.D", 1, "values that are not tensors: layers.1.mixer.D is of type int"),
+        ("layers.3.mixer.D", torch.full((192,), torch.nan), r"hold NaN or infinity \(blocks.3.mixer.D\)"),
         ("patch_embed.proj.weight", torch.zeros(96, 3, 0, 0), r"patch_embed.proj.weight is \(96, 3, 0, 0\), expected"),
     ],
 )
-def test_an_odd_tensor_is_refused_by_name(weights, name, value, message):
+def test_a_damaged_tensor_is_refused_by_name(weights, name, value, message):
     weights[name] = value
     with pytest.raises(ValueError, match=message):
-        vim.checkpoint_filter_fn(weights, timm.create_model("vim_nano", num_classes=10))
-
-
-def test_weights_that_are_not_finite_are_refused_by_name(weights):
-    weights["layers.3.mixer.dt_proj_b.bias"][7] = float("nan")
-    with pytest.raises(ValueError, match=r"hold NaN or infinity \(blocks.3.mixer.dt_bias\)"):
         vim.checkpoint_filter_fn(weights, timm.create_model("vim_nano", num_classes=10))
 
 

@@ -13,9 +13,9 @@ from oracle import KERNEL_RULES, block_inputs, compare, error, residual_block, v
 from torch.utils.flop_counter import FlopCounterMode
 
 from vilonghorn.ops import block, mamba_inner, rms_norm
+from vilonghorn.ops.arguments import BlockArguments
 from vilonghorn.ops.backends import cpu as native
 from vilonghorn.ops.block import has_fast_block
-from vilonghorn.ops.validate import BlockArguments
 
 NAMES = BlockArguments._fields[:15]
 OPTIONS = ([False, True], 1e-5, 1e-5, False, [])  # of the operator, after the rule

@@ -112,7 +112,7 @@ def test_a_backend_that_does_not_exist_or_cannot_run_is_named():
 
 def test_the_operator_says_where_no_kernel_runs_it(monkeypatch):
     monkeypatch.setattr(native, "_reason", "not built")
-    with pytest.raises(RuntimeError, match="no kernel runs torch.float32 on 'cpu'; call `conv_silu` instead"):
+    with pytest.raises(RuntimeError, match="no kernel runs torch.float32 on 'cpu'; call vilonghorn.ops.conv_silu"):
         torch.ops.vilonghorn.conv_silu(*conv_inputs(1, 1, 5, 4, 4).values(), [0], None, False)
 
 

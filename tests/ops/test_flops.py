@@ -8,8 +8,8 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import vilonghorn  # noqa: F401  (registers the models)
 from vilonghorn.ops import conv_silu, mamba_inner, scan
+from vilonghorn.ops.arguments import MambaInnerArguments
 from vilonghorn.ops.mamba_inner import mamba_inner_composed
-from vilonghorn.ops.validate import MambaInnerArguments
 
 STEP = {"longhorn": 7, "longhorn_exact": 6, "mamba": 7}  # operations for a token, channel and number of state
 

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from oracle import KERNEL_RULES, compare, mixer, mixer_inputs, value_and_grads
 
 from vilonghorn.ops import mamba_inner
+from vilonghorn.ops.arguments import MambaInnerArguments
 from vilonghorn.ops.backends import cpu as native
 from vilonghorn.ops.mamba_inner import mamba_inner_composed
-from vilonghorn.ops.validate import MambaInnerArguments
 
 NAMES = MambaInnerArguments._fields[:8]
 # G, B, L, D, N, R, K

@@ -11,9 +11,8 @@ from torch import Tensor, nn
 from .. import __version__
 from ..layers import Block, fused
 from ..layers.exportable import ExportableMixer, make_exportable
+from ..ops.arguments import BlockArguments, ScanArguments
 from ..ops.backends import cpu
-from ..ops.block import run_block
-from ..ops.validate import BlockArguments, ScanArguments
 from .weights import quantize
 
 DOMAIN = "vilonghorn"
@@ -42,7 +41,7 @@ class NativeBlock(Block):
     def forward(self, x: Tensor, grid: list[int] | None = None) -> Tensor:
         """As `Block.forward`."""
         args = fused.block_arguments(self, x, grid, False)
-        x = run_block(args._replace(mlp_norm_weight=None, mlp_in_proj=None, mlp_out_proj=None))
+        x = cpu.run_block(args._replace(mlp_norm_weight=None, mlp_in_proj=None, mlp_out_proj=None))
         return x if self.mlp is None else x + self.mlp(self.norm2(x))
 
 
@@ -66,7 +65,7 @@ def use_operators(model: nn.Module) -> nn.Module:
 
 def _is_one_operator(block: Block) -> bool:
     args = fused.block_arguments(block, torch.empty(0), [1, 1], False)
-    return not args.conv_grid and fused.is_as_made(block) and fused.takes(block, args)
+    return not args.conv_grid and fused.is_unmodified(block) and fused.weights_fit(block, args)
 
 
 def int8_layers(model: nn.Module) -> list[str]:
@@ -127,11 +126,17 @@ def aoti_functions() -> dict[Any, list[str]]:
     They open the library as AOTI_LIBRARY, beside the compiled model.
 
     Raises:
-        FileNotFoundError: as `ort_library`, or the library is older than this package.
-        NotImplementedError: on Windows.
+        OSError: there is no C++ compiler, no `ort_library`, or one that is older than this package; or this is Windows.
     """
+    from torch._inductor.cpp_builder import get_cpp_compiler
+    from torch._inductor.exc import InvalidCxxCompiler
+
     if sys.platform == "win32":
-        raise NotImplementedError("AOTInductor runs exported blocks on Linux and macOS; take --to ort or onnx here")
+        raise OSError("AOTInductor runs exported blocks on Linux and macOS; take --to ort or onnx here")
+    try:
+        get_cpp_compiler()
+    except InvalidCxxCompiler:
+        raise FileNotFoundError("--to aoti needs a C++ compiler: install g++ or set CXX") from None
     folder, name = ort_library().parent, "vilonghorn_aoti.h"
     if not (folder / name).exists():
         raise FileNotFoundError(f"{folder / name} is missing: the library beside it is older, install vilonghorn again")

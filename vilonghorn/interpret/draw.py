@@ -17,8 +17,18 @@ from torch import Tensor
 
 from ..engine.report import fit_text, shorten
 from ..inference import LoadedModel
-from .model import attention, grad_cam, memory, pca, receptive_field
-from .tokens import CLASS_TOKEN, block_index, check_classifier, grid_of, patch_token, to_map
+from .model import (
+    CLASS_TOKEN,
+    attention,
+    block_index,
+    grad_cam,
+    grid_of,
+    memory,
+    patch_token,
+    pca,
+    receptive_field,
+    to_map,
+)
 
 KINDS = {
     "attention": "implicit attention",
@@ -126,11 +136,8 @@ def make_sheet(
         title = f"Receptive field: pixels on which {name} depends (root of the gradient's magnitude)"
     elif kind == "pca":
         rows = [Row("components", [pca(model, images, b)[0] for b in blocks])]
-        title = (
-            "Principal components: patches of similar colour have similar features (first three as red, green, blue)"
-        )
+        title = "Principal components as red, green and blue: patches of similar colour have similar features"
     else:
-        check_classifier(model)
         rows = [Row("Grad-CAM", [grad_cam(model, images, [target], b)[0] for b in blocks])]
         title = f"Grad-CAM of class {loaded.class_name(target)}: patches that raise its score"
     return Sheet(title, blocks, rows, box, prediction)
@@ -170,9 +177,8 @@ def draw(sheet: Sheet, picture: Tensor, columns: int | None = None) -> Figure:
         y += spacing * len(wrapped)
     frame = dict(xticks=[], yticks=[], xlim=(0, width), ylim=(height, 0))
     grid = dict(left=left / page_width, right=(right - column + w) / page_width, wspace=(column + 0.1) / w - 1)
-    grid |= dict(
-        top=1 - (top + above) / page_height, bottom=(0.1 + line - h) / page_height, hspace=(line + above) / h - 1
-    )
+    grid |= dict(top=1 - (top + above) / page_height, bottom=(0.1 + line - h) / page_height)
+    grid |= dict(hspace=(line + above) / h - 1)
     axes = figure.subplots(len(lines), per_line, squeeze=False, subplot_kw=frame, gridspec_kw=grid)
     if not columns:
         place = axes[0, 0].get_position()

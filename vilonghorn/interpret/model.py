@@ -1,8 +1,9 @@
 """Maps of a backbone: attention, memory, receptive field, principal components, Grad-CAM.
 
-Every function takes a backbone of this library and normalised images (B, 3, H, W) on its device. Tokens are numbered
-with the class token first (see `tokens`), blocks from 0, or from -1 at the end. The model stays in its mode; use
-evaluation mode unless dropout is wanted.
+Every function takes a backbone of this library and normalised images (B, 3, H, W) on its device. Token 0 is the class
+token, token 1 + row * columns + column is a patch; the scanned sequence has the class token in its middle instead
+("scan order"). Blocks are numbered from 0, or from -1 at the end. The model stays in its mode; use evaluation mode
+unless dropout is wanted.
 """
 
 from collections.abc import Callable, Sequence
@@ -10,11 +11,61 @@ from contextlib import ExitStack
 
 import torch
 from torch import Tensor
+from torch.nn import Module
 
 from ..layers import prefix_first
 from ..models import VisionSSM
 from .scan import ScanInputs, attention_rows, half_life, retention, scan_inputs
-from .tokens import CLASS_TOKEN, block_index, check_backbone, check_classifier, from_scan_order, grid_of, scan_position
+
+CLASS_TOKEN = 0
+
+
+def check_backbone(model: Module) -> None:
+    """Raises TypeError if the model is not of this library, ValueError if its blocks have different directions."""
+    if not isinstance(model, VisionSSM):
+        raise TypeError(
+            f"the model is a {type(model).__name__}, expected a vilonghorn_*, vilonghornv2_* or vim_* backbone"
+        )
+    if len({len(block.mixer.reverse) for block in model.blocks}) > 1:
+        raise ValueError("the blocks have different numbers of directions; maps need the same number in each")
+
+
+def grid_of(model: VisionSSM, images: Tensor) -> tuple[int, int]:
+    """Returns rows and columns of patches for images (B, 3, H, W); raises errors as `check_backbone`."""
+    check_backbone(model)
+    return model.patch_embed.dynamic_feat_size(tuple(images.shape[-2:]))
+
+
+def block_index(model: VisionSSM, block: int) -> int:
+    """Converts a block number from 0, or from -1 at the end, to one from 0; raises ValueError if there is none."""
+    depth = len(model.blocks)
+    if not -depth <= block < depth:
+        raise ValueError(f"block is {block}, expected {-depth} to {depth - 1}: the model has {depth} blocks")
+    return block % depth
+
+
+def patch_token(grid: tuple[int, int], row: int, column: int) -> int:
+    """Returns the token of a patch; raises ValueError if there is no such patch."""
+    if not (0 <= row < grid[0] and 0 <= column < grid[1]):
+        raise ValueError(f"patch {row},{column} is not on the image's grid of {grid[0]} rows and {grid[1]} columns")
+    return 1 + row * grid[1] + column
+
+
+def scan_position(token: int, num_patches: int) -> int:
+    """Returns the position of a token in scan order; raises ValueError if there is no such token."""
+    if not 0 <= token <= num_patches:
+        raise ValueError(f"token is {token}, expected 0 (the class token) to {num_patches}")
+    return int(from_scan_order(torch.arange(num_patches + 1)[None])[0, token])
+
+
+def from_scan_order(values: Tensor) -> Tensor:
+    """Reorders values of tokens (..., L) from scan order to class token first."""
+    return prefix_first(values.flatten(0, -2).unsqueeze(-1)).view_as(values)
+
+
+def to_map(values: Tensor, grid: tuple[int, int]) -> Tensor:
+    """Converts values of tokens (..., 1 + h * w), class token first, to a map of the patches (..., h, w)."""
+    return values[..., 1:].unflatten(-1, grid)
 
 
 @torch.no_grad()
@@ -35,10 +86,7 @@ def scans(model: VisionSSM, images: Tensor, blocks: Sequence[int]) -> list[ScanI
 
 
 def attention(
-    model: VisionSSM,
-    images: Tensor,
-    blocks: Sequence[int],
-    tokens: Sequence[int] = (CLASS_TOKEN,),
+    model: VisionSSM, images: Tensor, blocks: Sequence[int], tokens: Sequence[int] = (CLASS_TOKEN,)
 ) -> Tensor:
     """Returns the implicit attention of `tokens` to all tokens, (blocks, G, B, tokens, 1 + M), without the skip D.
 
@@ -46,8 +94,7 @@ def attention(
     """
     h, w = grid_of(model, images)
     positions = [scan_position(token, h * w) for token in tokens]
-    rows = [attention_rows(scan, positions) for scan in scans(model, images, blocks)]
-    return from_scan_order(torch.stack(rows))
+    return from_scan_order(torch.stack([attention_rows(scan, positions) for scan in scans(model, images, blocks)]))
 
 
 def memory(model: VisionSSM, images: Tensor, blocks: Sequence[int]) -> tuple[Tensor, Tensor]:
@@ -73,8 +120,7 @@ def receptive_field(model: VisionSSM, images: Tensor, block: int, token: int) ->
     """
     pixels = images.detach().clone().requires_grad_()
     with torch.enable_grad():
-        patches, prefix = _tokens_after(model, pixels, block)
-        (gradient,) = torch.autograd.grad(torch.cat([prefix, patches], 1)[:, token].sum(), pixels)
+        (gradient,) = torch.autograd.grad(_tokens_after(model, pixels, block)[:, token].sum(), pixels)
     return gradient.abs().sum(1)
 
 
@@ -86,8 +132,7 @@ def pca(model: VisionSSM, images: Tensor, block: int, components: int = 3) -> Te
     components than features, or than patches less one.
     """
     h, w = grid_of(model, images)
-    features, _ = _tokens_after(model, images, block)
-    flat = features.flatten(0, 1).double()
+    flat = _tokens_after(model, images, block)[:, 1:].flatten(0, 1).double()
     most = min(len(flat) - 1, flat.shape[1])
     if not 1 <= components <= most:
         raise ValueError(f"components is {components}, expected 1 to {most}")
@@ -95,7 +140,7 @@ def pca(model: VisionSSM, images: Tensor, block: int, components: int = 3) -> Te
     loadings = torch.linalg.svd(flat, full_matrices=False).Vh[:components]
     largest = loadings.gather(1, loadings.abs().argmax(1, keepdim=True))
     scores = flat @ (loadings * largest.sign()).mT
-    low, high = scores.amin(0), scores.amax(0)
+    low, high = scores.aminmax(dim=0)
     scores = (scores - low) / (high - low).clamp_min(torch.finfo(scores.dtype).tiny)
     return scores.float().view(len(images), h, w, components)
 
@@ -109,7 +154,10 @@ def grad_cam(model: VisionSSM, images: Tensor, classes: Sequence[int] | None = N
     Raises:
         ValueError: unknown class, no classifier, or a block whose patches the scores do not depend on.
     """
-    check_classifier(model)
+    if model.num_classes == 0:
+        raise ValueError("the model has no classifier (num_classes is 0), so there is no class to explain")
+    if model.global_pool == "":
+        raise ValueError("the model scores each token (global_pool is ''), so the image has no score to explain")
     grid, number = grid_of(model, images), block_index(model, block)
     outputs = []
 
@@ -124,8 +172,7 @@ def grad_cam(model: VisionSSM, images: Tensor, classes: Sequence[int] | None = N
         if len(classes) != len(images) or not all(0 <= c <= last for c in classes):
             raise ValueError(f"classes are {classes}, expected one of 0 to {last} for each image")
         (gradient,) = torch.autograd.grad(scores[range(len(images)), classes].sum(), outputs[0])
-    to_patches = reshape_transform(grid)
-    gradient, features = to_patches(gradient), to_patches(outputs[0].detach())
+    gradient, features = map(reshape_transform(grid), (gradient, outputs[0].detach()))
     if not gradient.any():
         raise ValueError(f"the scores do not depend on the patches after block {number}: take an earlier block")
     return (gradient.mean((2, 3), keepdim=True) * features).sum(1).relu()
@@ -139,9 +186,10 @@ def reshape_transform(grid: tuple[int, int]) -> Callable[[Tensor], Tensor]:
     return lambda tokens: prefix_first(tokens)[:, 1:].unflatten(1, grid).permute(0, 3, 1, 2)
 
 
-def _tokens_after(model: VisionSSM, images: Tensor, block: int) -> tuple[Tensor, Tensor]:
-    """Returns a block's output: patches (B, M, C) and class token (B, 1, C)."""
+def _tokens_after(model: VisionSSM, images: Tensor, block: int) -> Tensor:
+    """Returns a block's output, (B, 1 + M, C), class token first."""
     check_backbone(model)
     # The method of VisionSSM: a pyramid model overrides it and returns maps of the pyramid.
     options = dict(return_prefix_tokens=True, output_fmt="NLC", intermediates_only=True, stop_early=True)
-    return VisionSSM.forward_intermediates(model, images, [block_index(model, block)], **options)[0]
+    patches, prefix = VisionSSM.forward_intermediates(model, images, [block_index(model, block)], **options)[0]
+    return torch.cat([prefix, patches], 1)

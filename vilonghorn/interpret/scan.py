@@ -14,11 +14,10 @@ import torch
 from torch import Tensor
 
 from ..layers import Mixer
+from ..ops.arguments import MambaInnerArguments
 from ..ops.mamba_inner import projections
 from ..ops.rules import RULES, read
-from ..ops.validate import MambaInnerArguments, flatten_filter
-
-MAX_STATES = 2**23  # numbers in the states computed at once: with more tokens, fewer channels at once
+from ..ops.validate import flatten_filter
 
 
 class ScanInputs(NamedTuple):
@@ -80,17 +79,14 @@ def attention_rows(scan: ScanInputs, queries: Sequence[int] | None = None, per_c
         raise ValueError(f"queries are {queries}, expected different positions from 0 to {L - 1}")
     shape = (G, B, len(queries), L)
     rows = scan.values.new_zeros((*shape, width) if per_channel else shape)
-    for g, part in _slices(scan, len(queries)):
+    for g in range(G):
         # q of each query after the maps of its earlier tokens; zero until the query's own position is reached.
-        carried = scan.gate.new_zeros(B, len(queries), scan.q.shape[-1], part.stop - part.start)
-        for s, gate, k, q, A in reversed(list(_tokens(scan, g, part))):
+        carried = scan.gate.new_zeros(B, len(queries), scan.q.shape[-1], width)
+        for s, gate, k, q, A in reversed(list(_tokens(scan, g))):
             if s in queries:
                 carried[:, queries.index(s)] = q.squeeze(1)
             row = (gate * read(carried, k)).squeeze(2)  # (B, T, D)
-            if per_channel:
-                rows[g, :, :, s, part] = row
-            else:
-                rows[g, :, :, s] += row.abs().sum(-1) / width
+            rows[g, :, :, s] = row if per_channel else row.abs().mean(-1)
             carried = RULES[scan.rule].step(carried, 0.0, gate, k, A)
     return rows
 
@@ -110,16 +106,16 @@ def retention(scan: ScanInputs) -> Tensor:
     G, B, L, width = scan.values.shape
     fractions = scan.values.new_zeros(G, B, L, L)
     key_norms = scan.k.norm(dim=-1).clamp_min(torch.finfo(scan.k.dtype).tiny)  # (G, B, L)
-    for g, part in _slices(scan, L):
-        carried = scan.gate.new_zeros(B, L, scan.k.shape[-1], part.stop - part.start)
+    for g in range(G):
+        carried = scan.gate.new_zeros(B, L, scan.k.shape[-1], width)
         positions: list[int] = []  # of the tokens in `carried`
-        for t, gate, k, _, A in _tokens(scan, g, part):
+        for t, gate, k, _, A in _tokens(scan, g):
             past = len(positions)
             carried[:, :past] = RULES[scan.rule].step(carried[:, :past], 0.0, gate, k, A)
             carried[:, past] = k.squeeze(1)
             positions.append(t)
-            remaining = carried[:, : past + 1].norm(dim=-2).sum(-1) / width
-            fractions[g].select(1, t)[:, positions] += remaining / key_norms[g][:, positions]
+            remaining = carried[:, : past + 1].norm(dim=-2).mean(-1)
+            fractions[g, :, t, positions] = remaining / key_norms[g][:, positions]
     return fractions
 
 
@@ -138,18 +134,9 @@ def half_life(fractions: Tensor, reverse: Sequence[bool]) -> Tensor:
     return torch.stack(half_lives)
 
 
-def _tokens(scan: ScanInputs, g: int, part: slice) -> Iterator[tuple[int, Tensor, Tensor, Tensor, Tensor | None]]:
+def _tokens(scan: ScanInputs, g: int) -> Iterator[tuple[int, Tensor, Tensor, Tensor, Tensor | None]]:
     """Position, gate, k, q and A of each token in the direction's own time, as `step` takes them for (B, T, N, D)."""
     positions = range(scan.values.shape[2])
-    A = None if scan.A is None else scan.A[g, part].mT
+    A = None if scan.A is None else scan.A[g].mT
     for t in reversed(positions) if scan.reverse[g] else positions:
-        yield t, scan.gate[g, :, t, None, None, part], scan.k[g, :, t, None, :, None], scan.q[g, :, t, None, :, None], A
-
-
-def _slices(scan: ScanInputs, tokens: int) -> Iterator[tuple[int, slice]]:
-    """Directions and slices of channels, so that the states of `tokens` tokens have at most MAX_STATES numbers."""
-    G, B, _, width = scan.values.shape
-    size = max(1, MAX_STATES // max(1, B * tokens * scan.k.shape[-1]))
-    for g in range(G):
-        for start in range(0, width, size):
-            yield g, slice(start, min(start + size, width))
+        yield t, scan.gate[g, :, t, None, None], scan.k[g, :, t, None, :, None], scan.q[g, :, t, None, :, None], A

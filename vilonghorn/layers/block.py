@@ -16,9 +16,8 @@ from .norm import RMSNorm
 class Block(nn.Module):
     """x + drop_path(mixer(norm(x))), and with an MLP then x + drop_path(mlp(norm2(x))).
 
-    Vim (arXiv 2401.09417) adds a branch to its residual at the start of the next block: the same sums, in the same
-    order. Its drop-path rate of block i acts on the branch of block i - 1, so that the rates of the branches are the
-    usual linear ones.
+    Vim (arXiv 2401.09417) adds the branch of block i - 1 at the start of block i, and drops it at the rate of block i.
+    The result is the same as here, with rates that rise linearly.
     """
 
     def __init__(
@@ -80,10 +79,10 @@ class Block(nn.Module):
             y = self._fused(x, grid)
             if y is not None:
                 return y
-        normed = self.norm(x.to(self.norm.weight.dtype) if hasattr(self.norm, "weight") else x)
+        normed = self.norm(x.to(self.norm.weight.dtype) if hasattr(self.norm, "weight") else x)  # type: ignore[arg-type]
         x = x + self.drop_path(self.mixer(normed) if grid is None else self.mixer(normed, grid))
         if self.mlp is not None and self.norm2 is not None:
-            normed = self.norm2(x.to(self.norm2.weight.dtype) if hasattr(self.norm2, "weight") else x)
+            normed = self.norm2(x.to(self.norm2.weight.dtype) if hasattr(self.norm2, "weight") else x)  # type: ignore
             x = x + self.drop_path(self.mlp(normed))
         return x
 

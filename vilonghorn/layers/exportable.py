@@ -28,8 +28,8 @@ class ExportableMixer(Mixer):
 
     def forward(self, x: Tensor, grid: list[int] | None = None) -> Tensor:
         """As `Mixer.forward`."""
-        options = (self.scan_norm, self.rule, self.flags, grid, self.scan_backend)
-        return self.out_proj(mamba_inner_exportable(self.in_proj(x), *self.inner_weights(), *options))
+        arguments = (*self.inner_weights(), self.scan_norm, self.rule, self.flags, grid)
+        return self.out_proj(mamba_inner_exportable(self.in_proj(x), *arguments, scan_backend=self.scan_backend))
 
 
 def make_exportable(model: nn.Module) -> nn.Module:

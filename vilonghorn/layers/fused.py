@@ -1,35 +1,47 @@
 """Decides whether a block runs as the native operator `vilonghorn::block`, and calls it.
 
-It runs where it is faster than its parts: eager, on float32 tokens on a CPU, for a block that is as `Block` made it.
-Every other block is composed of its modules.
+It runs where it is faster than its parts. `can_run_now`: eager, float32 tokens on an x86-64 CPU with the native
+library. `is_unmodified`: the block is as `Block` made it. `weights_fit`: float32, no bias, no dropout. Every other
+block is composed of its modules.
 """
 
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from timm.layers import DropPath
 from torch import Tensor, nn
 
 from ..ops._torch import functorch_transform, has_global_hooks, num_dispatch_modes
+from ..ops.arguments import BlockArguments
 from ..ops.backends import cpu, has_rule
-from ..ops.block import is_float32_on_cpu, prefers_block, run_block, runs_bf16
+from ..ops.block import is_float32_on_cpu, prefers_block, runs_bf16
 from ..ops.register import is_tracing, needs_grad
-from ..ops.validate import BlockArguments, flatten_filter, validate_block
-from .norm import RMSNorm
+from ..ops.validate import flatten_filter, validate_block
+from .norm import RMSNorm, decay_rates
 
-# Of each module of a block: itself (None for the block, which would never be freed), its class, its children.
-Structure = list[tuple[nn.Module | None, type, tuple[nn.Module | None, ...]]]
+INNER_WEIGHTS = ("conv_weight", "conv_bias", "x_proj", "dt_proj", "dt_bias", "A_log", "D")
 
 
-def describe(block: Any) -> Structure:
-    """What a block consists of, for `is_as_made`; an empty list if the operator never runs it."""
-    norms = [norm for norm in (block.norm, block.norm2) if norm is not None]
-    fits = all(type(norm) is RMSNorm for norm in norms) and block.mixer.scan_norm is None
-    if not (fits and has_rule(cpu.NAME, block.mixer.rule)):
-        return []
-    modules = ((None if module is block else module, module) for module in block.modules())
-    return [(kept, type(module), tuple(module._modules.values())) for kept, module in modules]
+class Structure(NamedTuple):
+    """What a block was made of. It does not hold the block itself, which would then never be freed."""
+
+    kind: type  # of the block
+    children: tuple[nn.Module | None, ...]  # of the block
+    parts: list[tuple[nn.Module, type, tuple[nn.Module | None, ...]]]  # below: each module, its class, its children
+
+
+def describe(block: Any) -> Structure | None:
+    """What a new block is made of, for `is_unmodified`; None if the operator never runs it."""
+    are_rms_norms = all(type(norm) is RMSNorm for norm in (block.norm, block.norm2) if norm is not None)
+    if not (are_rms_norms and block.mixer.scan_norm is None and has_rule(cpu.NAME, block.mixer.rule)):
+        return None
+    parts = [part for part in block.modules() if part is not block]
+    return Structure(type(block), _children(block), [(part, type(part), _children(part)) for part in parts])
+
+
+def _children(module: nn.Module) -> tuple[nn.Module | None, ...]:
+    return tuple(module.__dict__["_modules"].values())
 
 
 def is_unchanged(module: nn.Module, kind: type) -> bool:
@@ -46,51 +58,66 @@ def is_unchanged(module: nn.Module, kind: type) -> bool:
     )
 
 
-def is_as_made(block: Any) -> bool:
+def is_unmodified(block: nn.Module) -> bool:
     """Whether no module of the block was replaced or changed."""
-    for module, kind, children in block.structure:
-        module = block if module is None else module
-        if tuple(module.__dict__["_modules"].values()) != children or not is_unchanged(module, kind):
+    made: Structure | None = block.__dict__.get("structure")
+    if made is None or _children(block) != made.children or not is_unchanged(block, made.kind):
+        return False
+    for module, kind, children in made.parts:
+        if _children(module) != children or not is_unchanged(module, kind):
             return False
-    return len(block.structure) > 0
+    return True
 
 
 def block_arguments(block: Any, x: Tensor, grid: list[int] | None, bf16: bool) -> BlockArguments:
     """The block's weights and options as the operator takes them, without drop scales."""
+    # Parameters come from their dictionaries: an attribute of a module takes five times as long.
     norm, mixer, mlp = block.norm, block.mixer, block.mlp
-    weights = (norm.weight, mixer.in_proj.weight, *mixer.inner_weights(), mixer.out_proj.weight)
-    mlp_weights = (None, None, None) if mlp is None else (block.norm2.weight, mlp.fc1.weight, mlp.fc2.weight)
-    mlp_eps = 0.0 if mlp is None else block.norm2.eps
-    filters, conv_grid = flatten_filter("block", weights[2], grid)
-    tensors = (x, *weights[:2], filters, *weights[3:], *mlp_weights, None)
-    return BlockArguments(*tensors, mixer.rule, mixer.flags, norm.eps, mlp_eps, bf16, conv_grid)
+    *inner, A_log, D = [mixer._parameters[name] for name in INNER_WEIGHTS]
+    inner += [None if A_log is None else decay_rates(A_log), D]
+    weights, mlp_eps = [layer._parameters["weight"] for layer in (norm, mixer.in_proj, mixer.out_proj)], 0.0
+    mlp_weights: Any = (None, None, None)
+    if mlp is not None:
+        mlp_weights = [layer._parameters["weight"] for layer in (block.norm2, mlp.fc1, mlp.fc2)]
+        mlp_eps = block.norm2.eps
+    inner[0], conv_grid = flatten_filter("block", inner[0], grid)
+    tensors = (x, *weights[:2], *inner, weights[2], *mlp_weights, None)
+    arguments: Any = (*tensors, mixer.rule, mixer.flags, norm.eps, mlp_eps, bf16, conv_grid)
+    return BlockArguments(*arguments)
 
 
-def takes(block: Any, args: BlockArguments) -> bool:
+def weights_fit(block: Any, args: BlockArguments) -> bool:
     """Whether the operator computes the block: float32 weights on a CPU, no bias, no dropout in the MLP."""
     mixer, mlp = block.mixer, block.mlp
-    if mixer.in_proj.bias is not None or mixer.out_proj.bias is not None:
-        return False
-    if mlp is not None and not (mlp.fc1.bias is None and mlp.fc2.bias is None and mlp.drop1.p == mlp.drop2.p == 0):
-        return False
-    return all([t is None or is_float32_on_cpu(t) for t in args[1:14]])
+    layers = [mixer.in_proj, mixer.out_proj]
+    if mlp is not None:
+        layers += [mlp.fc1, mlp.fc2]
+        if mlp.drop1.p or mlp.drop2.p:
+            return False
+    for layer in layers:
+        if layer._parameters["bias"] is not None:
+            return False
+    for weight in args[1:14]:
+        if weight is not None and not is_float32_on_cpu(weight):
+            return False
+    return True
 
 
-def runs_here(x: Tensor) -> bool:
+def can_run_now(x: Tensor) -> bool:
     """Whether the operator takes the tokens x, here and now."""
     return not is_tracing(x) and not has_global_hooks() and prefers_block(x)
 
 
 def run_one(block: Any, x: Tensor, grid: list[int] | None) -> Tensor | None:
     """A block by the operator; None where that does not run."""
-    if not (runs_here(x) and is_as_made(block)):
+    if not (can_run_now(x) and is_unmodified(block)):
         return None
     args = block_arguments(block, x, grid, runs_bf16(x))
-    if not takes(block, args):
+    if not weights_fit(block, args):
         return None
-    if isinstance(block.drop_path, DropPath) and block.drop_path.training:
+    if _drops(block):
         args = args._replace(drop_scales=_drop_scales(block, x))
-    return run_block(args)
+    return cpu.run_block(args)
 
 
 def run_all(blocks: Iterable[Any], x: Tensor, grid: list[int] | None) -> Tensor | None:
@@ -99,19 +126,22 @@ def run_all(blocks: Iterable[Any], x: Tensor, grid: list[int] | None) -> Tensor 
     Returning to Python between blocks costs time (cold caches). Modes of torch that see operators, such as a counter of
     FLOPs, see none here, so this does not run under them.
     """
-    if not runs_here(x) or num_dispatch_modes() or functorch_transform() is not None:
+    if not can_run_now(x) or num_dispatch_modes() or functorch_transform() is not None:
         return None
     bf16, arguments = runs_bf16(x), []
     for block in blocks:
-        is_dropping = isinstance(getattr(block, "drop_path", None), DropPath) and block.drop_path.training
-        if is_dropping or not hasattr(block, "structure") or not is_as_made(block):
+        if not is_unmodified(block) or _drops(block):
             return None
         args = block_arguments(block, x, grid, bf16)
-        if needs_grad(args[:14]) or not takes(block, args):
+        if needs_grad(args[:14]) or not weights_fit(block, args):
             return None
         validate_block(args)
         arguments.append(args)
     return cpu.blocks_forward(arguments) if arguments else None
+
+
+def _drops(block: Any) -> bool:
+    return isinstance(block.drop_path, DropPath) and block.drop_path.training
 
 
 def _drop_scales(block: Any, x: Tensor) -> Tensor:

@@ -5,7 +5,7 @@ One module for every rule and number of directions. Annotations are types, not s
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
@@ -15,7 +15,7 @@ from ..ops.backends import cpu
 from ..ops.rules import NO_RULE, find_rule
 from ..ops.validate import MAX_CONV, MAX_STATE, autocast_dtype, check_flags
 from .fused import is_unchanged
-from .norm import to_fp32
+from .norm import decay_rates
 
 # Range and lower limit of Mamba's initial step sizes, softplus(dt_bias).
 DT_MIN, DT_MAX, DT_FLOOR = 1e-3, 1e-1, 1e-4
@@ -39,6 +39,14 @@ class Mixer(nn.Module):
 
     Initialisation follows Mamba (arXiv 2312.00752) and, for the Longhorn rules, Longhorn (arXiv 2407.14207).
     """
+
+    if TYPE_CHECKING:  # registered by their names
+        x_proj: Tensor | None
+        dt_proj: Tensor | None
+        dt_bias: Tensor | None
+        A_log: Tensor | None
+        D: Tensor | None
+        scan_norm: Tensor | None
 
     def __init__(
         self,
@@ -146,9 +154,10 @@ class Mixer(nn.Module):
         for ones in (self.D, self.scan_norm):
             if ones is not None:
                 nn.init.ones_(ones)
+        if self.dt_bias is None:
+            return
         if self.A_log is None:
-            if self.dt_bias is not None:
-                nn.init.zeros_(self.dt_bias)
+            nn.init.zeros_(self.dt_bias)
             return
         dd: dict[str, Any] = {"device": self.dt_bias.device, "dtype": torch.float32}
         self.A_log.copy_(torch.arange(1, self.d_state + 1, **dd).log().expand_as(self.A_log))
@@ -186,7 +195,7 @@ class Mixer(nn.Module):
     def _autocast_forward(self, x: Tensor, grid: list[int] | None) -> Tensor:
         """`forward` with all projections converted at once: one launch instead of four, and one in backward."""
         conv_weight, conv_bias, x_proj, dt_proj, *others = self.inner_weights()
-        weights = (self.in_proj.weight, x_proj, dt_proj, self.out_proj.weight)
+        weights: Any = (self.in_proj.weight, x_proj, dt_proj, self.out_proj.weight)
         short = torch.cat([weight.flatten() for weight in weights]).to(autocast_dtype(x))
         parts = short.split([weight.numel() for weight in weights])
         in_proj, x_proj, dt_proj, out_proj = (part.view(w.shape) for part, w in zip(parts, weights))
@@ -200,7 +209,7 @@ class Mixer(nn.Module):
         """conv_weight, conv_bias, x_proj, dt_proj, dt_bias, A and D, as `vilonghorn.ops.mamba_inner` takes them."""
         A: Tensor | None = None
         if self.A_log is not None:
-            A = -torch.exp(to_fp32(self.A_log))
+            A = decay_rates(self.A_log)
         return self.conv_weight, self.conv_bias, self.x_proj, self.dt_proj, self.dt_bias, A, self.D
 
     def extra_repr(self) -> str:

@@ -1,16 +1,17 @@
-"""Patch embedding."""
+"""Patch embedding: timm's `PatchEmbed` with a stride, so that patches may overlap."""
 
 from typing import Any
 
 import timm.layers
-import torch
 import torch.nn.functional as F
-from timm.layers import register_notrace_function, to_2tuple
+from timm.layers import _assert, register_notrace_function, to_2tuple
 from torch import Tensor, nn
 
 
 class PatchEmbed(timm.layers.PatchEmbed):
-    """Image to tokens by one convolution: timm's `PatchEmbed` with a stride, so that patches may overlap."""
+    """Image to tokens by one convolution."""
+
+    stride: tuple[int, int]
 
     def __init__(
         self,
@@ -39,20 +40,21 @@ class PatchEmbed(timm.layers.PatchEmbed):
         Raises:
             ValueError: a stride outside 1..patch_size, or an image that is not a whole number of patches.
         """
-        sizes = to_2tuple(img_size), to_2tuple(patch_size), to_2tuple(patch_size if stride is None else stride)
-        check_sizes(*sizes, dynamic_img_pad)
-        options: dict[str, Any] = dict(device=device, dtype=dtype)
-        options |= dict(strict_img_size=strict_img_size, dynamic_img_pad=dynamic_img_pad)
-        super().__init__(img_size, sizes[1], in_chans, embed_dim, **options)
+        patch = to_2tuple(patch_size)
+        steps = patch if stride is None else to_2tuple(stride)
+        check_sizes(to_2tuple(img_size), patch, steps, dynamic_img_pad)
+        options: dict[str, Any] = dict(strict_img_size=strict_img_size, dynamic_img_pad=dynamic_img_pad)
+        super().__init__(None, patch, in_chans, embed_dim, **options, device=device, dtype=dtype)
         self.in_chans = in_chans
         self.backbone: nn.Module = nn.Identity()  # the stem of `StemEmbed`
-        self.proj.stride = sizes[2]
-        self._set_sizes(*sizes)
+        self.stride = self.proj.stride = steps
+        self.img_size, self.grid_size, self.num_patches = self._init_img_size(img_size)
 
-    def _set_sizes(self, img_size: tuple[int, int], patch_size: tuple[int, int], stride: tuple[int, int]) -> None:
-        self.img_size, self.patch_size, self.stride = img_size, patch_size, stride
-        self.grid_size = self.dynamic_feat_size(img_size)
-        self.num_patches = self.grid_size[0] * self.grid_size[1]
+    def _init_img_size(self, img_size: int | tuple[int, int] | None):
+        if img_size is None:
+            return None, None, None
+        rows, columns = self.dynamic_feat_size(to_2tuple(img_size))
+        return to_2tuple(img_size), (rows, columns), rows * columns
 
     def set_input_size(
         self, img_size: int | tuple[int, int] | None = None, patch_size: int | tuple[int, int] | None = None
@@ -66,14 +68,14 @@ class PatchEmbed(timm.layers.PatchEmbed):
         Raises:
             ValueError: sizes that do not fit each other.
         """
-        new_patch = to_2tuple(self.patch_size if patch_size is None else patch_size)
-        stride = new_patch if self.stride == self.patch_size else self.stride
-        sizes = to_2tuple(self.img_size if img_size is None else img_size), new_patch, stride
-        check_sizes(*sizes, self.dynamic_img_pad)
-        if new_patch != self.patch_size:
-            super().set_input_size(patch_size=new_patch)
+        patch = to_2tuple(patch_size or self.patch_size)
+        stride = patch if self.stride == self.patch_size else self.stride
+        check_sizes(to_2tuple(img_size or self.img_size), patch, stride, self.dynamic_img_pad)
+        self.stride = stride
+        if patch != self.patch_size:
+            super().set_input_size(patch_size=patch)
             self.proj.stride = stride
-        self._set_sizes(*sizes)
+        self.img_size, self.grid_size, self.num_patches = self._init_img_size(img_size or self.img_size)
 
     def feat_ratio(self, as_scalar: bool = True) -> tuple[int, int] | int:
         """Stride of the token grid, in pixels."""
@@ -83,89 +85,39 @@ class PatchEmbed(timm.layers.PatchEmbed):
         """Height and width of the token grid for an image size, padding included."""
         H, W = img_size
         if self.dynamic_img_pad:
-            pad_h, pad_w = self.padding(img_size)
+            pad_h, pad_w = padding(img_size, self.patch_size, self.stride)
             H, W = H + pad_h, W + pad_w
         return (H - self.patch_size[0]) // self.stride[0] + 1, (W - self.patch_size[1]) // self.stride[1] + 1
 
-    def padding(self, img_size: tuple[int, int]) -> tuple[int, int]:
-        """Rows and columns of padding for an image size."""
-        return padding(img_size, self.patch_size, self.stride)
-
     def forward(self, x: Tensor) -> Tensor:
-        """
-        Args:
-            x: images, (B, in_chans, H, W).
-
-        Returns:
-            Patch tokens in raster order, (B, M, embed_dim).
+        """(B, in_chans, H, W) images to (B, M, embed_dim) patch tokens in raster order.
 
         Raises:
-            ValueError: not a batch of images, another number of channels, or a size that does not fit.
-            TypeError: integers, or float64 where the weights are not, or the other way round.
+            AssertionError: another size than the model's, unless `strict_img_size` is False.
+            ValueError: a size that is not a whole number of patches.
         """
-        check_images(x, self.in_chans, self.proj.weight)
-        H, W = x.shape[-2:]
+        _, _, H, W = x.shape
         if self.strict_img_size:
-            check_same_size((H, W), self.img_size)
-        elif not self.dynamic_img_pad:
-            check_image_size((H, W), self.patch_size, self.stride)
+            _assert(H == self.img_size[0], f"Input height ({H}) doesn't match model ({self.img_size[0]}).")
+            _assert(W == self.img_size[1], f"Input width ({W}) doesn't match model ({self.img_size[1]}).")
         if self.dynamic_img_pad:
-            pad_h, pad_w = self.padding((H, W))
+            pad_h, pad_w = padding((H, W), self.patch_size, self.stride)
             x = F.pad(x, (0, pad_w, 0, pad_h))
+        elif not self.strict_img_size:
+            check_whole_patches((H, W), self.patch_size, self.stride)
         return self.norm(self.proj(self.backbone(x)).flatten(2).transpose(1, 2))
 
 
 def check_sizes(img_size: tuple[int, int], patch_size: tuple[int, int], stride: tuple[int, int], pad: bool) -> None:
     """Raises ValueError if a model cannot have these sizes."""
-    if min(patch_size) < 1:
-        raise ValueError(f"patch_size is {patch_size}, expected at least one pixel in height and width")
     if not all(1 <= s <= p for s, p in zip(stride, patch_size)):
         raise ValueError(f"stride is {stride}, expected 1 to the patch size {patch_size}")
     if not pad:
-        check_image_size(img_size, patch_size, stride)
+        check_whole_patches(img_size, patch_size, stride)
 
 
 @register_notrace_function
-def check_images(x: Tensor, in_chans: int, weight: Tensor) -> None:
-    """Raises ValueError if x is not a batch of images with `in_chans` channels, TypeError if its dtype does not fit."""
-    if x.dim() != 4:
-        remedy = "; give one image as a batch of one: images[None]" if x.dim() == 3 else ""
-        raise ValueError(f"images have shape {list(x.shape)}, expected (batch, channels, height, width){remedy}")
-    if x.shape[1] != in_chans:
-        remedy = f"give in_chans={x.shape[1]} to the model, or convert the images"
-        if x.shape[3] == in_chans:
-            remedy = "channels come first: images.permute(0, 3, 1, 2)"
-        raise ValueError(
-            f"images have {x.shape[1]} channels, expected {in_chans}; {remedy}; "
-            f"their shape is {list(x.shape)}, expected (batch, channels, height, width)"
-        )
-    if x.shape[0] == 0 or x.shape[2] == 0 or x.shape[3] == 0:
-        raise ValueError(f"images have shape {list(x.shape)}, expected at least one image of at least one pixel")
-    if not x.is_floating_point():
-        raise TypeError(
-            f"images are {x.dtype}, expected floating point; convert to float in [0, 1] and normalise by the mean and "
-            "standard deviation that the model was trained with"
-        )
-    # Other dtypes may differ from that of the weights under autocast.
-    if (x.dtype == torch.float64) != (weight.dtype == torch.float64):
-        raise TypeError(
-            f"images are {x.dtype} and the weights of the model {weight.dtype}, expected one dtype; "
-            "convert both by .float(), or both by .double()"
-        )
-
-
-@register_notrace_function
-def check_same_size(size: tuple[int, int], expected: tuple[int, int]) -> None:
-    """Raises ValueError if an image does not have the size that the model was made for."""
-    if size[0] != expected[0] or size[1] != expected[1]:
-        raise ValueError(
-            f"image is {size[0]}x{size[1]}, expected {expected[0]}x{expected[1]}; give img_size= or "
-            "dynamic_img_size=True to the model, or call its set_input_size"
-        )
-
-
-@register_notrace_function
-def check_image_size(size: tuple[int, int], patch_size: tuple[int, int], stride: tuple[int, int]) -> None:
+def check_whole_patches(size: tuple[int, int], patch_size: tuple[int, int], stride: tuple[int, int]) -> None:
     """Raises ValueError if an image is not a whole number of patches."""
     over_h, over_w = size[0] - patch_size[0], size[1] - patch_size[1]
     if over_h < 0 or over_w < 0 or over_h % stride[0] != 0 or over_w % stride[1] != 0:

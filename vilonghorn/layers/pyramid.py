@@ -40,13 +40,9 @@ class SimpleFeaturePyramid(nn.Module):
         """
         super().__init__()
         dd = {"device": device, "dtype": dtype}
-        for out in strides:
-            if out <= 0 or not math.log2(out / stride).is_integer():
-                raise ValueError(f"strides are {stride} and {out}, expected a ratio that is a power of two")
         self.strides = {str(i): out for i, out in enumerate(strides)}
-        self.levels = nn.ModuleDict(
-            {name: _level(in_channels, out_channels, stride, out, **dd) for name, out in self.strides.items()}
-        )
+        levels = {name: _level(in_channels, out_channels, stride, out, **dd) for name, out in self.strides.items()}
+        self.levels = nn.ModuleDict(levels)
 
     def forward(self, x: Tensor, padded: tuple[int, int] | None = None) -> dict[str, Tensor]:
         """
@@ -66,9 +62,10 @@ class SimpleFeaturePyramid(nn.Module):
         return maps
 
 
-def _level(in_channels: int, out_channels: int, stride: int, out: int, **dd) -> nn.Sequential:
+def _level(channels: int, out_channels: int, stride: int, out: int, **dd) -> nn.Sequential:
+    if not math.log2(out / stride).is_integer():
+        raise ValueError(f"strides are {stride} and {out}, expected a ratio that is a power of two")
     layers: list[nn.Module] = []
-    channels = in_channels
     while stride > out:
         if layers:
             layers += [LayerNorm2d(channels, **dd), nn.GELU()]

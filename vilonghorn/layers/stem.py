@@ -1,9 +1,10 @@
-"""Convolutional stems: a few convolutions or a timm backbone before the patch embedding.
+"""Convolutional stems: a few convolutions or a timm model before the patch embedding, as in timm's `HybridEmbed`.
 
-The output of a stem has one position per patch, as in timm's `HybridEmbed`; a 1x1 convolution turns it into tokens.
+The map of a stem has one position per patch, and images are padded before it, so that every size and stride works.
 """
 
 import math
+from typing import Any
 
 import timm
 import torch
@@ -14,18 +15,14 @@ from .patch_embed import PatchEmbed
 
 
 class StemEmbed(PatchEmbed):
-    """`PatchEmbed` with a stem before its convolution."""
+    """`PatchEmbed` with a stem, whose map a 1x1 convolution turns into tokens."""
 
-    def __init__(
-        self, stem: str | nn.Module, *args, in_chans: int = 3, embed_dim: int = 192, device=None, dtype=None, **kwargs
-    ) -> None:
+    def __init__(self, stem: str | nn.Module, *args: Any, device=None, dtype=None, **kwargs: Any) -> None:
         """
         Args:
             stem: "conv" for stride-2 convolutions; the name of a timm model with features at stride `patch_size`; or a
                 module from images (B, in_chans, H, W) to such a map, or to a list that ends with it.
             args: of `PatchEmbed`; stride is None or `patch_size`, which is the stride of the stem's map.
-            in_chans: image channels.
-            embed_dim: width of the tokens.
             device: of the parameters.
             dtype: of the parameters.
             kwargs: of `PatchEmbed`.
@@ -34,8 +31,8 @@ class StemEmbed(PatchEmbed):
             ValueError: a stem without a map at this stride, or an image that is not a whole number of patches.
         """
         dd = {"device": device, "dtype": dtype}
-        super().__init__(*args, in_chans=in_chans, embed_dim=embed_dim, **kwargs, **dd)  # type: ignore[misc]
-        patch = self.patch_size[0]
+        super().__init__(*args, **kwargs, **dd)  # type: ignore[misc]
+        patch, in_chans, embed_dim = self.patch_size[0], self.in_chans, self.proj.out_channels
         if self.patch_size != self.stride or patch != self.patch_size[1]:
             raise ValueError(
                 f"patch_size is {self.patch_size} and stride {self.stride}; a stem needs square patches without overlap"
@@ -62,7 +59,7 @@ class StemEmbed(PatchEmbed):
         self, img_size: int | tuple[int, int] | None = None, patch_size: int | tuple[int, int] | None = None
     ) -> None:
         """Changes the image size, in pixels. Raises ValueError for another patch size."""
-        if patch_size is not None and to_2tuple(patch_size) != self.patch_size:
+        if to_2tuple(patch_size or self.patch_size) != self.patch_size:
             raise ValueError(
                 f"patch_size is {patch_size}, but the stem's is {self.patch_size[0]}: make a new model for another"
             )
@@ -77,13 +74,12 @@ class LastMap(nn.Module):
         return x[-1]
 
 
-def conv_stem(patch_size: int, in_chans: int, embed_dim: int, device=None, dtype=None) -> nn.Sequential:
+def conv_stem(patch_size: int, in_chans: int, embed_dim: int, **dd) -> nn.Sequential:
     """3x3 convolutions of stride 2, each with a norm and a ReLU (Xiao et al., arXiv 2106.14881).
 
     The last one has embed_dim channels; each one before it has half the channels of the next. Raises ValueError if
     `patch_size` is not a power of two, at least 2.
     """
-    dd = {"device": device, "dtype": dtype}
     if patch_size < 2 or not math.log2(patch_size).is_integer():
         raise ValueError(
             f"patch_size is {patch_size}, expected a power of two, at least 2: each convolution halves the resolution"

@@ -8,16 +8,16 @@ import torch
 from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD, IMAGENET_INCEPTION_MEAN, IMAGENET_INCEPTION_STD
 from timm.layers import is_exportable
 from timm.models import build_model_with_cfg, resolve_pretrained_cfg
+from timm.models._features import FeatureGetterNet
 from torch import Tensor
 
 from ..layers.exportable import make_exportable
-from ._timm import FeatureGetterNet
 from ._transformers import keep_names
 from .pyramid import PyramidSSM
 from .trunk import VisionSSM
 from .weights import fit_state_dict
 
-NANO = dict(embed_dim=96, depth=6)
+NANO: dict[str, Any] = dict(embed_dim=96, depth=6)
 TINY = dict(embed_dim=192, depth=24)
 SMALL = dict(embed_dim=384, depth=24)
 BASE = dict(embed_dim=768, depth=24)
@@ -102,7 +102,7 @@ def build_model(
                 "weights, or name your own file with pretrained_cfg_overlay=dict(file=...)"
             )
     feature_cls = PyramidFeatures if issubclass(model_cls, PyramidSSM) else Features
-    model = build_model_with_cfg(
+    model: Any = build_model_with_cfg(
         model_cls,
         variant,
         pretrained,
@@ -110,7 +110,9 @@ def build_model(
         feature_cfg=dict(out_indices=model_cls.num_default_features, feature_cls=feature_cls),
         **kwargs,
     )
-    return make_exportable(model) if is_exportable() else model
+    if is_exportable():
+        make_exportable(model)
+    return model
 
 
 class Features(FeatureGetterNet):

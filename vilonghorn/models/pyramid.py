@@ -7,11 +7,13 @@ from collections import OrderedDict
 from typing import Any
 
 import torch
+from timm.layers import to_2tuple
+from timm.models._features import feature_take_indices
 from torch import Tensor, nn
 from torchvision.ops.feature_pyramid_network import LastLevelMaxPool
 
 from ..layers import SimpleFeaturePyramid
-from ._timm import feature_take_indices
+from ..layers.patch_embed import padding
 from .trunk import VisionSSM
 
 STRIDES = (4, 8, 16, 32)
@@ -56,14 +58,8 @@ class PyramidSSM(VisionSSM):
         if rate := trunk.get("patch_drop_rate"):
             raise ValueError(f"patch_drop_rate is {rate}, expected 0: a feature map needs every patch")
         dd = {"device": device, "dtype": dtype}
-        super().__init__(
-            num_classes=0,
-            global_pool=global_pool,
-            dynamic_img_size=dynamic_img_size,
-            dynamic_img_pad=dynamic_img_pad,
-            **trunk,
-            **dd,
-        )
+        trunk |= dict(dynamic_img_size=dynamic_img_size, dynamic_img_pad=dynamic_img_pad)
+        super().__init__(num_classes=0, global_pool=global_pool, **trunk, **dd)
         patch, stride = self.patch_embed.patch_size, self.patch_embed.stride
         if patch != stride or stride[0] != stride[1]:
             raise ValueError(
@@ -82,31 +78,12 @@ class PyramidSSM(VisionSSM):
         self, img_size: int | tuple[int, int] | None = None, patch_size: int | tuple[int, int] | None = None
     ) -> None:
         """Changes the image size, in pixels. Raises ValueError for another patch size; the pyramid is made for one."""
-        if patch_size not in (None, self.patch_embed.patch_size[0], self.patch_embed.patch_size):
+        if to_2tuple(patch_size or self.patch_embed.patch_size) != self.patch_embed.patch_size:
             raise ValueError(
                 f"patch_size is {patch_size}, but the pyramid is made for patches of {self.patch_embed.patch_size[0]} "
                 f"pixels; make a new model with patch_size={patch_size}"
             )
         super().set_input_size(img_size)
-
-    def forward_features(self, x: Tensor) -> list[Tensor]:
-        """(B, in_chans, H, W) images to a map (B, pyramid_channels, ceil(H / s), ceil(W / s)) for each stride s."""
-        H, W = x.shape[-2:]
-        tokens = self.forward_tokens(x)[:, 1:]
-        h, w = self.patch_embed.dynamic_feat_size((H, W))
-        padded: tuple[int, int] | None = None
-        if self.patch_embed.dynamic_img_pad:
-            padded = self.patch_embed.padding((H, W))
-        return list(self.pyramid(tokens.transpose(1, 2).unflatten(2, [h, w]), padded).values())
-
-    def pool(self, x: list[Tensor]) -> Tensor:
-        """Average of the average-pooled maps, (B, pyramid_channels)."""
-        return torch.stack([level.mean([2, 3]) for level in x]).mean(0)
-
-    def forward_head(self, x: list[Tensor], pre_logits: bool = False) -> Tensor:
-        """Maps of `forward_features` to logits, (B, num_classes), or pooled features with `pre_logits`."""
-        pooled = self.head_drop(self.pool(x))
-        return pooled if pre_logits else self.head(pooled)
 
     def forward_intermediates(
         self,
@@ -122,8 +99,8 @@ class PyramidSSM(VisionSSM):
         Args:
             x: images, (B, in_chans, H, W).
             indices: levels to return, 0 is the finest: the last n if an int, all if None.
-            norm: no effect; every map is normed.
-            stop_early: no effect; every map comes from the last block.
+            norm: no effect, as of `stop_early`: every map is made from the normed tokens of the last block.
+            stop_early: no effect.
             output_fmt: "NCHW".
             intermediates_only: do not return the final features, which are all maps.
 
@@ -140,15 +117,10 @@ class PyramidSSM(VisionSSM):
     def prune_intermediate_layers(
         self, indices: int | list[int] = 1, prune_norm: bool = False, prune_head: bool = True
     ) -> list[int]:
-        """Removes the layers that the chosen maps do not need.
+        """Removes the levels that are not among `indices` (the last n if an int), and the head.
 
-        Args:
-            indices: levels to keep: the last n if an int.
-            prune_norm: no effect; every map is made from normed tokens.
-            prune_head: also the head. A head that stays reads every level, so all levels stay.
-
-        Returns:
-            Indices of the chosen levels, counted from 0.
+        `prune_norm` has no effect. With `prune_head=False` all levels stay, because the head reads each of them.
+        Returns the indices of the chosen levels, counted from 0.
         """
         chosen, _ = feature_take_indices(len(STRIDES), indices)
         if prune_head:
@@ -156,6 +128,26 @@ class PyramidSSM(VisionSSM):
             for name in set(self.pyramid.levels) - {str(i) for i in chosen}:
                 del self.pyramid.levels[name]
         return chosen
+
+    def forward_features(self, x: Tensor) -> list[Tensor]:
+        """(B, in_chans, H, W) images to a map (B, pyramid_channels, ceil(H / s), ceil(W / s)) for each stride s."""
+        H, W = x.shape[-2:]
+        tokens, grid = self._embed(x), self._grid(x)
+        tokens = self._norm_tokens(self.blocks(tokens, grid, self.grad_checkpointing))[:, 1:]
+        h, w = self.patch_embed.dynamic_feat_size((H, W))
+        padded: tuple[int, int] | None = None
+        if self.patch_embed.dynamic_img_pad:
+            padded = padding((H, W), self.patch_embed.patch_size, self.patch_embed.stride)
+        return list(self.pyramid(tokens.transpose(1, 2).unflatten(2, [h, w]), padded).values())
+
+    def pool(self, x: list[Tensor]) -> Tensor:
+        """Average of the average-pooled maps, (B, pyramid_channels)."""
+        return torch.stack([level.mean([2, 3]) for level in x]).mean(0)
+
+    def forward_head(self, x: list[Tensor], pre_logits: bool = False) -> Tensor:
+        """Maps of `forward_features` to logits, (B, num_classes), or pooled features with `pre_logits`."""
+        pooled = self.head_drop(self.pool(x))
+        return pooled if pre_logits else self.head(pooled)
 
 
 class DetectionBackbone(nn.Module):
@@ -172,14 +164,10 @@ class DetectionBackbone(nn.Module):
         super().__init__()
         info: Any = model.feature_info
         channels, strides = info.channels(), info.reduction()
-        if len(set(channels)) > 1:
+        if len(set(channels)) > 1 or len(set(strides)) < len(strides):
             raise ValueError(
-                f"the maps have {channels} channels, expected equal numbers; use a model whose name ends in _sfp"
-            )
-        if len(set(strides)) < len(strides):
-            raise ValueError(
-                f"the maps have strides {strides}, expected a different stride for each; use a model whose name ends "
-                "in _sfp, or one map: out_indices=(-1,)"
+                f"the maps have {channels} channels and strides {strides}, expected equal channels and different "
+                "strides; use a model whose name ends in _sfp, or one map: out_indices=(-1,)"
             )
         self.model, self.out_channels = model, channels[0]
         self.names = [str(i) for i in range(len(channels))]

@@ -21,11 +21,12 @@ from timm.layers import (
     trunc_normal_,
 )
 from timm.models import checkpoint
+from timm.models._features import feature_take_indices
+from timm.models._input import update_model_input_size
 from torch import Tensor, nn
 
 from ..layers import Block, Blocks, PatchEmbed, RMSNorm, StemEmbed, to_fp32
 from ..ops.scan_order import as_list, insert_class_token, prefix_first
-from ._timm import feature_take_indices, update_model_input_size
 
 
 class VisionSSM(nn.Module):
@@ -104,21 +105,16 @@ class VisionSSM(nn.Module):
             dtype: of the parameters.
 
         Raises:
-            ValueError: an unknown rule, pooling or kind of positions, or sizes that do not fit
-                each other.
+            ValueError: an unknown rule, pooling or kind of positions, or sizes that do not fit each other.
         """
         super().__init__()
         if pos_embed not in ("learn", "none"):
             raise ValueError(f"pos_embed is {pos_embed!r}, expected 'learn' or 'none'")
         if not 0 <= drop_path_rate <= 1:
             raise ValueError(f"drop_path_rate is {drop_path_rate}, expected a probability, 0 to 1")
-        for name, size in (("in_chans", in_chans), ("embed_dim", embed_dim)):
-            if size < 1:
-                raise ValueError(f"{name} is {size}, expected at least 1")
         self.has_conv2d = not isinstance(d_conv, int)
         if self.has_conv2d and patch_drop_rate > 0:
             raise ValueError(f"patch_drop_rate is {patch_drop_rate}, expected 0: d_conv={d_conv} needs the whole grid")
-        self._check_pool(global_pool)
         dd = {"device": device, "dtype": dtype}
         norm_layer = get_norm_layer(norm_layer) or RMSNorm
         self.in_chans = in_chans
@@ -145,27 +141,41 @@ class VisionSSM(nn.Module):
         self.pos_drop = nn.Dropout(pos_drop_rate)
         self.patch_drop = PatchDropout(patch_drop_rate, 0, ordered=True) if patch_drop_rate > 0 else nn.Identity()
 
-        mixer: dict[str, Any] = dict(rule=rule, shared_directions=shared_directions, num_heads=num_heads)
-        mixer |= dict(d_state=d_state, d_conv=d_conv, dt_rank=dt_rank, expand=expand)
-        mixer |= dict(num_branches=2 * depth if mlp_ratio else depth)
-        block = partial(Block, embed_dim, mlp_ratio=mlp_ratio, norm_layer=norm_layer, **mixer, **dd)
         nested = isinstance(reverse, (tuple, list)) and any(isinstance(flags, (tuple, list)) for flags in reverse)
         in_turn: Any = reverse if nested else [reverse]
-        rates: list = calculate_drop_path_rates(drop_path_rate, depth)
-        blocks = (block(drop_path=r, reverse=in_turn[i % len(in_turn)]) for i, r in enumerate(rates))
+        rates: Any = calculate_drop_path_rates(drop_path_rate, depth)
+        blocks = [
+            Block(
+                embed_dim,
+                drop_path=rate,
+                mlp_ratio=mlp_ratio,
+                norm_layer=norm_layer,
+                rule=rule,
+                reverse=in_turn[i % len(in_turn)],
+                shared_directions=shared_directions,
+                num_heads=num_heads,
+                d_state=d_state,
+                d_conv=d_conv,
+                dt_rank=dt_rank,
+                expand=expand,
+                num_branches=2 * depth if mlp_ratio else depth,
+                **dd,
+            )
+            for i, rate in enumerate(rates)
+        ]
         self.blocks: nn.Sequential = Blocks(*blocks)
         reduction = self.patch_embed.feat_ratio()
         self.feature_info = [dict(module=f"blocks.{i}", num_chs=embed_dim, reduction=reduction) for i in range(depth)]
         self.norm = norm_layer(embed_dim, **dd)
 
-        self.num_classes, self.global_pool = num_classes, global_pool
+        self.global_pool = global_pool
         self.attn_pool: nn.Module | None = None
         if global_pool == "map":
             at_most = max(1, embed_dim // 64)  # heads of 64 channels or more, as in timm's vision transformers
             pool_heads = max(n for n in range(1, at_most + 1) if embed_dim % n == 0)
             self.attn_pool = AttentionPoolLatent(embed_dim, num_heads=pool_heads, norm_layer=norm_layer, **dd)
         self.head_drop = nn.Dropout(drop_rate)
-        self.head = self._make_head(num_classes, **dd)
+        self.reset_classifier(num_classes)
         self.init_weights(needs_reset=False)
 
     @torch.jit.ignore
@@ -183,7 +193,12 @@ class VisionSSM(nn.Module):
         trunc_normal_(self.cls_token, std=0.02)
         lecun_normal_(self.patch_embed.proj.weight)
         nn.init.zeros_(self.patch_embed.proj.bias)  # type: ignore[arg-type]
-        self._init_head(self.head)
+        self._init_head()
+
+    def _init_head(self) -> None:
+        if isinstance(self.head, nn.Linear):
+            trunc_normal_(self.head.weight, std=0.02)
+            nn.init.zeros_(self.head.bias)
 
     @torch.jit.ignore
     def no_weight_decay(self) -> set[str]:
@@ -217,36 +232,21 @@ class VisionSSM(nn.Module):
                 removed here but not added.
 
         Raises:
-            ValueError: an unknown pooling, an added attention pooling, or a negative number of classes.
+            ValueError: an unknown pooling, or an added attention pooling.
         """
         pool = self.global_pool if global_pool is None else global_pool
-        self._check_pool(pool)
+        if pool not in self.pools:
+            raise ValueError(f"global_pool is {pool!r}, expected one of {', '.join(map(repr, self.pools))}")
         if pool == "map" and self.attn_pool is None:
             raise ValueError(
                 f"global_pool 'map' has layers that this model (global_pool {self.global_pool!r}) lacks; "
                 "make a new model with global_pool='map'"
             )
-        head = self._make_head(num_classes, **get_device_dtype(self))
+        head = nn.Linear(self.num_features, num_classes, **get_device_dtype(self)) if num_classes else nn.Identity()
         if pool != self.global_pool:
             self.attn_pool = None
         self.num_classes, self.global_pool, self.head = num_classes, pool, head.train(self.training)
-
-    def _make_head(self, num_classes: int, device=None, dtype=None) -> nn.Module:
-        if num_classes < 0:
-            raise ValueError(f"num_classes is {num_classes}, expected 0 for no classifier, or more")
-        head = nn.Linear(self.num_features, num_classes, device=device, dtype=dtype) if num_classes else nn.Identity()
-        return self._init_head(head)
-
-    @staticmethod
-    def _init_head(head: nn.Module) -> nn.Module:
-        if isinstance(head, nn.Linear):
-            trunc_normal_(head.weight, std=0.02)
-            nn.init.zeros_(head.bias)
-        return head
-
-    def _check_pool(self, global_pool: str) -> None:
-        if global_pool not in self.pools:
-            raise ValueError(f"global_pool is {global_pool!r}, expected one of {', '.join(map(repr, self.pools))}")
+        self._init_head()
 
     def set_input_size(
         self, img_size: int | tuple[int, int] | None = None, patch_size: int | tuple[int, int] | None = None
@@ -377,10 +377,6 @@ class VisionSSM(nn.Module):
 
     def forward_features(self, x: Tensor) -> Tensor:
         """(B, in_chans, H, W) images to (B, 1 + M, C) normed tokens: class token, then patches in raster order."""
-        return self.forward_tokens(x)
-
-    def forward_tokens(self, x: Tensor) -> Tensor:
-        """As `forward_features` of the plain trunk, also in subclasses whose features are maps."""
         x, grid = self._embed(x), self._grid(x)
         return self._norm_tokens(self.blocks(x, grid, self.grad_checkpointing))
 

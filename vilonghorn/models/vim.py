@@ -18,20 +18,16 @@ from .weights import fit_state_dict, unwrap
 
 def _hub(repository: str, file: str, **entries: Any) -> dict[str, Any]:
     """Configuration of weights that Vim's authors publish on the Hugging Face Hub."""
-    hub = dict(
-        hf_hub_id=f"hustvl/{repository}",
-        hf_hub_filename=file,
-        origin_url=f"https://huggingface.co/hustvl/{repository}",
-        paper_ids="arXiv:2401.09417",
-    )
+    page = f"https://huggingface.co/{repository}"
+    hub = dict(hf_hub_id=repository, hf_hub_filename=file, origin_url=page, paper_ids="arXiv:2401.09417")
     return default_cfg(**hub, **entries)
 
 
 MAMBA = dict(rule="mamba")
-_TINY = ("Vim-tiny-midclstok", "vim_t_midclstok_76p1acc.pth")
-_TINY_STRIDE8 = ("Vim-tiny-midclstok", "vim_t_midclstok_ft_78p3acc.pth")
-_SMALL = ("Vim-small-midclstok", "vim_s_midclstok_80p5acc.pth")
-_BASE = ("Vim-base-midclstok", "vim_b_midclstok_81p9acc.pth")
+_TINY = ("hustvl/Vim-tiny-midclstok", "vim_t_midclstok_76p1acc.pth")
+_TINY_STRIDE8 = ("hustvl/Vim-tiny-midclstok", "vim_t_midclstok_ft_78p3acc.pth")
+_SMALL = ("hustvl/Vim-small-midclstok", "vim_s_midclstok_80p5acc.pth")
+_BASE = ("hustvl/Vim-base-midclstok", "vim_b_midclstok_81p9acc.pth")
 default_cfgs = generate_default_cfgs(
     {
         "vim_nano": default_cfg(),
@@ -83,14 +79,9 @@ def to_official(state_dict: dict[str, Tensor]) -> dict[str, Tensor]:
     Raises:
         ValueError: not the state dict of a `vim_*` model.
     """
-    stacked = state_dict.get("blocks.0.mixer.A_log")
-    not_in_vim = ("blocks.0.mixer.scan_norm", "blocks.0.norm2.weight")
-    if (
-        stacked is None
-        or len(stacked) != 2
-        or any(name in state_dict for name in not_in_vim)
-        or state_dict["blocks.0.mixer.conv_weight"].dim() != 3
-    ):
+    has_more = {"blocks.0.mixer.scan_norm", "blocks.0.norm2.weight"} & state_dict.keys()
+    stacked, filters = (state_dict.get(f"blocks.0.mixer.{name}", torch.empty(0)) for name in ("A_log", "conv_weight"))
+    if len(stacked) != 2 or filters.dim() != 3 or has_more:
         raise ValueError(
             "this state dict is not that of a vim_* model: expected blocks.0.mixer.A_log with two separate directions, "
             "causal convolutions and no MLPs; the official format has nothing else"

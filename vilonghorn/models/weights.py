@@ -8,7 +8,6 @@ from timm.layers import resample_abs_pos_embed, resample_patch_embed, to_2tuple
 from timm.models import clean_state_dict
 from torch import Tensor
 
-from ..layers import StemEmbed
 from .pyramid import PyramidSSM
 from .trunk import VisionSSM
 
@@ -62,13 +61,13 @@ def fit_state_dict(checkpoint: dict[str, Any], model: VisionSSM) -> dict[str, Te
         fitted = {name: value for name, value in fitted.items() if not name.startswith(("head.", "attn_pool."))} | own
     weight, pos = fitted.get("patch_embed.proj.weight"), fitted.get("pos_embed")
     patch_size = model.patch_embed.patch_size
-    if weight is not None and weight.dim() == 4 and weight.numel() > 0 and not isinstance(model.patch_embed, StemEmbed):
-        patch_size = (weight.shape[2], weight.shape[3])  # a stem's projection is 1x1
-        fitted["patch_embed.proj.weight"] = resample_patch_embed(weight, list(model.patch_embed.patch_size))
+    if weight is not None and weight.dim() == 4 and weight.numel() > 0:
+        patch_size = (weight.shape[2], weight.shape[3])
+        kernel_size = model.patch_embed.proj.kernel_size  # 1x1 after a stem
+        fitted["patch_embed.proj.weight"] = resample_patch_embed(weight, list(kernel_size))
     if pos is not None and pos.dim() == 3 and pos.shape[1] > 1:
-        old_grid = _source_grid(model, patch_size, pos.shape[1] - 1)
-        sizes: dict[str, Any] = dict(new_size=list(model.patch_embed.grid_size), old_size=list(old_grid), verbose=True)
-        fitted["pos_embed"] = resample_abs_pos_embed(pos, num_prefix_tokens=1, **sizes)
+        old_grid, new_grid = _source_grid(model, patch_size, pos.shape[1] - 1), model.patch_embed.grid_size
+        fitted["pos_embed"] = resample_abs_pos_embed(pos, list(new_grid), list(old_grid), num_prefix_tokens=1)
     _check_fit(fitted, model)
     return fitted
 
@@ -77,18 +76,16 @@ def _check_fit(state_dict: dict[str, Tensor], model: VisionSSM) -> None:
     """Checks names and shapes against the model's, except what timm adapts: head and input channels."""
     expected = {name: tuple(value.shape) for name, value in model.state_dict().items()}
     given = {name: tuple(value.shape) for name, value in state_dict.items()}
-    if model.num_classes != getattr(model, "pretrained_cfg", {}).get("num_classes", model.num_classes):
-        for name in ("head.weight", "head.bias"):
-            expected.pop(name, None), given.pop(name, None)
-    conv = "patch_embed.proj.weight"
-    if model.in_chans != getattr(model, "pretrained_cfg", {}).get("input_size", (model.in_chans,))[0] and conv in given:
-        expected[conv] = given[conv]
+    cfg, adapted = getattr(model, "pretrained_cfg", {}), set()
+    if model.num_classes != cfg.get("num_classes", model.num_classes):
+        adapted |= {"head.weight", "head.bias"}
+    if model.in_chans != cfg.get("input_size", (model.in_chans,))[0]:
+        adapted.add("patch_embed.proj.weight")
     wrong = [
-        f"{name} is {given.get(name, 'missing')}, expected {shape}"
-        for name, shape in expected.items()
-        if given.get(name) != shape
+        f"{name} is {given.get(name, 'missing')}, expected {expected.get(name, 'no such name')}"
+        for name in expected | given
+        if given.get(name) != expected.get(name) and name not in adapted
     ]
-    wrong += [f"{name} is {shape}, expected no such name" for name, shape in given.items() if name not in expected]
     if wrong:
         raise ValueError(
             f"this checkpoint does not fit the model: {len(wrong)} mismatches ({_some(wrong, '; ')}). Make the model "
@@ -102,10 +99,9 @@ def _some(items: list[str], separator: str = ", ") -> str:
 
 def _source_grid(model: VisionSSM, patch_size: tuple[int, int], num_patches: int) -> tuple[int, int]:
     """Grid of a checkpoint's positions: from its configuration, else the model's own, else square."""
-    args = getattr(model, "pretrained_model_args", {})
-    cfg = getattr(model, "pretrained_cfg", {})
-    size = to_2tuple(args.get("img_size") or cfg.get("input_size", (3, 224, 224))[-2:])
-    strides = [to_2tuple(args["stride"])] if args.get("stride") else [model.patch_embed.stride, patch_size]
+    args, cfg = getattr(model, "pretrained_model_args", {}), getattr(model, "pretrained_cfg", {})
+    size: Any = to_2tuple(args.get("img_size") or cfg.get("input_size", (3, 224, 224))[-2:])
+    strides: Any = [to_2tuple(args["stride"])] if args.get("stride") else [model.patch_embed.stride, patch_size]
     declared = [tuple((n - p) // s + 1 for n, p, s in zip(size, patch_size, stride)) for stride in strides]
     side = math.isqrt(num_patches)
     for grid in (*declared, model.patch_embed.grid_size, (side, side)):

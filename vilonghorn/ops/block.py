@@ -9,10 +9,11 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from .arguments import BlockArguments
 from .backends import cpu
-from .register import register_op
-from .validate import BlockArguments, autocast_dtype, check_flags, flatten_filter, validate_block
+from .validate import autocast_dtype, check_flags, flatten_filter
 
+_OWN_CLASSES = (torch.nn.Parameter, Tensor)  # a subclass may store something else
 X86 = platform.machine().lower() in ("x86_64", "amd64")
 
 
@@ -82,7 +83,7 @@ def block(
     mlp = (mlp_norm_weight, mlp_in_proj, mlp_out_proj)
     filters, conv_grid = flatten_filter("block", conv_weight, grid)
     tensors = (x, norm_weight, in_proj, filters, conv_bias, *scan_weights, out_proj, *mlp, drop_scales)
-    return run_block(
+    return cpu.run_block(
         BlockArguments(*tensors, rule, check_flags("block", reverse), eps, mlp_eps, runs_bf16(x), conv_grid)
     )
 
@@ -105,28 +106,9 @@ def prefers_block(x: Tensor) -> bool:
 
 def is_float32_on_cpu(t: Tensor) -> bool:
     """Whether `block` takes a tensor: float32, on the CPU, of torch's own class, without a lazy negation."""
-    return t.dtype == torch.float32 and t.is_cpu and type(t) in (Tensor, torch.nn.Parameter) and not t.is_neg()
+    return t.dtype is torch.float32 and t.is_cpu and type(t) in _OWN_CLASSES and not t.is_neg()
 
 
 def runs_bf16(x: Tensor) -> bool:
     """Whether autocast asks for products of bfloat16 values."""
     return autocast_dtype(x) == torch.bfloat16
-
-
-def _fake(args: BlockArguments, save: bool) -> tuple[Tensor, ...]:
-    G, B, L, D, N, _, R, _ = sizes = args.sizes
-    shapes = [(B, L, 2 * D), (G, B, L, R + 2 * N), (sizes.num_saved_states(cpu.CHUNK, cpu.LANES),)]
-    no_mlp = args.mlp_in_proj is None
-    shapes += [(0,), (0,)] if no_mlp else [tuple(args.x.shape), (B, L, args.mlp_in_proj.shape[0])]
-    return args.x.new_empty(args.x.shape), *(args.x.new_empty(shape if save else 0) for shape in shapes)
-
-
-run_block = register_op(
-    "block",
-    BlockArguments,
-    validate_block,
-    num_saved=5,
-    forward=cpu.block_forward,
-    fake=_fake,
-    backward=cpu.block_backward,
-)

@@ -12,11 +12,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ._torch import captured_loop
+from .arguments import ChunkArguments
 from .backends import triton
 from .register import register_op
 from .rules import RULES
 from .scan_order import flip_reversed
-from .validate import ChunkArguments, autocast_dtype, check_flags, validate_chunks
+from .validate import autocast_dtype, check_flags, validate_chunks
 
 CHUNK = triton.CHUNK_TOKENS
 

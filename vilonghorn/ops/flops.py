@@ -13,13 +13,13 @@ import torch
 from torch.utils.flop_counter import register_flop_formula
 
 from . import block, chunked, conv, mamba_inner, norm, scan  # noqa: F401  (they define the operators)
+from .arguments import BlockArguments, ChunkArguments, ConvArguments, MambaInnerArguments, NormArguments, ScanArguments
 from .rules import NO_RULE, RULES
-from .validate import BlockArguments, ChunkArguments, ConvArguments, MambaInnerArguments, NormArguments, ScanArguments
 
 SKIP = 2  # D x, added; per token and channel
 
 
-# Formulas take an operator's arguments with tensors as their shapes, and of backward which gradients are wanted.
+# A formula gets the arguments with each tensor replaced by its shape; one of a backward also gets `wanted`.
 
 
 def _recurrence(rule: str, G: int, B: int, L: int, D: int, N: int) -> int:

@@ -12,24 +12,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from .arguments import ChunkArguments, MambaInnerArguments, ScanArguments
 from .backends import choose_conv, cpu, cuda, has_rule
 from .chunked import scan_chunked_in_torch
 from .conv import conv2d_silu, conv_silu, conv_silu_exportable, conv_silu_scan_order
 from .norm import rms_norm, rms_norm_exportable
-from .register import is_exporting, register_op
-from .rules import NO_RULE
+from .register import is_timm_exporting, register_op
+from .rules import NO_RULE, kernel_state_dtype
 from .scan import scan, scan_exportable
 from .scan_order import flip_reversed
-from .validate import (
-    ChunkArguments,
-    MambaInnerArguments,
-    ScanArguments,
-    autocast_dtype,
-    check_flags,
-    flatten_filter,
-    kernel_state_dtype,
-    validate_mamba_inner,
-)
+from .validate import autocast_dtype, check_flags, flatten_filter, validate_mamba_inner
 
 SCAN_NORM_EPS = 1e-6
 
@@ -48,7 +40,7 @@ def mamba_inner(
     reverse: Sequence[bool] = (False, True),
     grid: Sequence[int] | None = None,
 ) -> Tensor:
-    """Mixes tokens along their sequence in G directions and gates the result.
+    """Mixes tokens along their sequence in G directions and gates the result, by any rule (the name is of mamba_ssm).
 
     Separate directions (S = G sets of parameters): x and z are the halves of xz. For each direction
     u = `conv_silu`(x), (low, k, q) = u x_proj^T, dt = low dt_proj^T, then `scan`(u, dt, k, q, z=z, ..., reduce="mean").
@@ -87,7 +79,7 @@ def mamba_inner(
             True and False.
     """
     args = _arguments(xz, conv_weight, conv_bias, x_proj, dt_proj, dt_bias, A, D, scan_norm, rule, reverse, grid)
-    if is_exporting():
+    if is_timm_exporting():
         return _exportable(args, scan_norm, reverse)
     if scan_norm is not None:
         return _shared(args, scan_norm, reverse, scan, rms_norm)
@@ -102,27 +94,16 @@ def mamba_inner(
     return mamba_inner_composed(args)
 
 
-def mamba_inner_exportable(
-    xz: Tensor,
-    conv_weight: Tensor,
-    conv_bias: Tensor,
-    x_proj: Tensor | None,
-    dt_proj: Tensor | None,
-    dt_bias: Tensor | None,
-    A: Tensor | None,
-    D: Tensor | None,
-    scan_norm: Tensor | None = None,
-    rule: str = "longhorn",
-    reverse: Sequence[bool] = (False, True),
-    grid: Sequence[int] | None = None,
-    scan_backend: str | None = None,
-) -> Tensor:
+def mamba_inner_exportable(xz: Tensor, *others: Any, scan_backend: str | None = None) -> Tensor:
     """`mamba_inner` in torch's own operators, with few nodes in a captured graph.
 
-    With `scan_backend` the scan is the operator of this library, for a runtime that has it.
+    Args:
+        xz: as of `mamba_inner`.
+        others: all further arguments of `mamba_inner`, in their order.
+        scan_backend: if given, the scan is the operator of this library, for a runtime that has it.
     """
-    args = _arguments(xz, conv_weight, conv_bias, x_proj, dt_proj, dt_bias, A, D, scan_norm, rule, reverse, grid)
-    return _exportable(args, scan_norm, reverse, scan_backend)
+    scan_norm, _, reverse, _ = others[7:]
+    return _exportable(_arguments(xz, *others), scan_norm, reverse, scan_backend)
 
 
 def _arguments(xz: Tensor, conv_weight: Tensor, *others: Any) -> MambaInnerArguments:
@@ -133,7 +114,8 @@ def _arguments(xz: Tensor, conv_weight: Tensor, *others: Any) -> MambaInnerArgum
         if scan_norm.shape != (expected := (len(flags), filters.shape[1])):
             raise ValueError(f"mamba_inner: scan_norm has shape {tuple(scan_norm.shape)}, expected (G, D) = {expected}")
         flags = [0]
-    return MambaInnerArguments(xz, filters, *weights, rule, flags, conv_grid)
+    arguments: Any = (xz, filters, *weights, rule, flags, conv_grid)
+    return MambaInnerArguments(*arguments)
 
 
 def mamba_inner_composed(args: MambaInnerArguments, backend: str | None = None) -> Tensor:
@@ -141,8 +123,8 @@ def mamba_inner_composed(args: MambaInnerArguments, backend: str | None = None) 
     if args.rule == NO_RULE:
         z, u = convolve(args)
         return _gated_mean(u.unbind(0), z)
-    z, u, dt, k, q = projections(args)
-    dt, dt_bias = (_to_channels(t, args, dim) for t, dim in ((dt, -1), (args.dt_bias, 1)))
+    z, u, dt_of_heads, k, q = projections(args)
+    dt, dt_bias = _to_channels(dt_of_heads, args, -1), _to_channels(args.dt_bias, args, 1)
     options: dict[str, Any] = dict(z=z, A=args.A, D=args.D, dt_bias=dt_bias, rule=args.rule, backend=backend)
     return scan(u, dt, k, q, reverse=[bool(flag) for flag in args.reverse], reduce="mean", **options)
 
@@ -165,11 +147,12 @@ def _exportable(
         return _gated_mean(u.unbind(0) if args.conv_grid else flip_reversed(u, args.reverse), z)
     if args.rule == "longhorn_exact" and args.sizes.H < args.sizes.D and scan_backend is None:
         z, *activations = projections(args, conv_silu_exportable)
-        y = scan_chunked_in_torch(ChunkArguments(*activations, args.D, args.dt_bias, args.reverse))
+        u, dt, k, q = activations
+        y = scan_chunked_in_torch(ChunkArguments(u, dt, k, q, args.D, args.dt_bias, args.reverse))
         return _gated_mean(y.unbind(0), z)
     in_order = not args.conv_grid  # conv_silu_scan_order has flipped the tokens
-    z, u, dt, k, q = projections(args, conv_silu_scan_order)
-    dt, dt_bias = (_to_channels(t, args, dim) for t, dim in ((dt, -1), (args.dt_bias, 1)))
+    z, u, dt_of_heads, k, q = projections(args, conv_silu_scan_order)
+    dt, dt_bias = _to_channels(dt_of_heads, args, -1), _to_channels(args.dt_bias, args, 1)
     flags = [False if in_order else bool(flag) for flag in args.reverse]
     y = run_scan(u, dt, k, q, A=args.A, D=args.D, dt_bias=dt_bias, rule=args.rule, reverse=flags)
     return _gated_mean(flip_reversed(y, args.reverse) if in_order else y.unbind(0), z)
@@ -180,7 +163,7 @@ def _gated_mean(directions: Sequence[Tensor], z: Tensor) -> Tensor:
     return sum(others, first) * F.silu(z) / len(directions)
 
 
-def _to_channels(t: Tensor | None, args: MambaInnerArguments, dim: int) -> Tensor | None:
+def _to_channels(t: Any, args: MambaInnerArguments, dim: int) -> Any:
     """Repeats what the channels of a head share."""
     _, _, _, D, *_, H = args.sizes
     return t if t is None or H == D else t.repeat_interleave(D // H, dim)
@@ -196,7 +179,7 @@ def _shared(
 ) -> Tensor:
     z, u, dt, k, q = projections(args, conv)
     G = len(reverse)
-    u, dt, k, q = (t.expand(G, -1, -1, -1) for t in (u, _to_channels(dt, args, -1), k, q))  # type: ignore[union-attr]
+    u, dt, k, q = (t.expand(G, -1, -1, -1) for t in (u, _to_channels(dt, args, -1), k, q))
     weights = (args.A, args.D, _to_channels(args.dt_bias, args, 1))
     A, skip, dt_bias = (None if t is None else t.expand(G, *t.shape[1:]) for t in weights)
     y = run_scan(u, dt, k, q, A=A, D=skip, dt_bias=dt_bias, rule=args.rule, reverse=reverse)
@@ -219,10 +202,11 @@ def projections(args: MambaInnerArguments, conv: Callable[..., Tensor] = conv_si
     """z, (B, L, D); u, (S, B, L, D), dt, (S, B, L, H), k and q, (S, B, L, N)."""
     z, u = convolve(args, conv)
     _, B, L, _, N, _, R, _ = args.sizes
-    x_proj, dt_proj = args.x_proj, args.dt_proj
-    projected = torch.bmm(u.flatten(1, 2), x_proj.mT.to(u.dtype))  # (S, B * L, R + 2N)  # type: ignore[union-attr]
+    x_proj: Any = args.x_proj
+    dt_proj: Any = args.dt_proj
+    projected = torch.bmm(u.flatten(1, 2), x_proj.mT.to(u.dtype))  # (S, B * L, R + 2N)
     low, k, q = projected.split([R, N, N], dim=-1)
-    dt = torch.bmm(low, dt_proj.mT.to(low.dtype))  # type: ignore[union-attr]
+    dt = torch.bmm(low, dt_proj.mT.to(low.dtype))
     return z, u, *(t.unflatten(1, (B, L)) for t in (dt, k, q))
 
 

@@ -11,9 +11,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ._torch import autograd_in_kernel
+from .arguments import ScanArguments
 from .rules import RULES, read
 from .scan_order import flip_reversed
-from .validate import ScanArguments
 
 NAME = "reference"
 CHUNK = 16  # steps between two saved states: backward holds at most this many states at once

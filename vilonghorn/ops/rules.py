@@ -51,13 +51,21 @@ def find_rule(operator: str, name: str) -> Rule:
     return RULES[name]
 
 
+def kernel_state_dtype(dtype: torch.dtype, rule: str) -> torch.dtype:
+    """Dtype in which kernels on GPUs save states beside activations of a dtype.
+
+    bfloat16 halves the memory. The exact rule takes small differences of a state, which it would lose.
+    """
+    return torch.bfloat16 if dtype == torch.bfloat16 and not RULES[rule].couples_states else torch.float32
+
+
 def read(state: Tensor, q: Tensor) -> Tensor:
     """The product of a state (..., N, D) and a query (..., N, 1), summed over N: (..., 1, D)."""
     return (q * state).sum(-2, keepdim=True)  # a matrix product might run in TF32
 
 
 def _longhorn_gate(dt: Tensor, k: Tensor) -> Tensor:
-    """eps = beta / (1 + beta |k|^2) with beta = sigmoid(dt), written so that nothing cancels."""
+    """For both Longhorn rules: beta / (1 + beta |k|^2) with beta = sigmoid(dt), written so that nothing cancels."""
     return 1 / (1 + k.square().sum(-1, keepdim=True) + torch.exp((-dt).clamp(max=MAX_EXPONENT)))
 
 

@@ -5,16 +5,18 @@ The backends compute it, and `backends.choose` picks one. Autograd, `torch.compi
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from ._torch import captured_loop
+from .arguments import ScanArguments
 from .backends import choose
 from .reference import finish, prepare
-from .register import is_exporting, register_op
+from .register import is_timm_exporting, register_op
 from .rules import RULES
-from .validate import ScanArguments, autocast_dtype, check_flags, validate_scan
+from .validate import autocast_dtype, check_flags, validate_scan
 
 
 def scan(
@@ -76,7 +78,7 @@ def scan(
         x, dt, k, q = x.to(dtype), dt.to(dtype), k.to(dtype), q.to(dtype)
         z = None if z is None else z.to(dtype)
     args = ScanArguments(x, dt, k, q, z, A, D, dt_bias, rule, flags, reduce, backend)
-    return scan_exportable(args) if backend is None and is_exporting() else _run(args)
+    return scan_exportable(args) if backend is None and is_timm_exporting() else _run(args)
 
 
 def scan_exportable(args: ScanArguments) -> Tensor:
@@ -90,9 +92,10 @@ def scan_exportable(args: ScanArguments) -> Tensor:
             return scan_exportable(args)
     validate_scan(args)
     if torch.compiler.is_exporting():  # the exporters cannot decompose a captured loop that has gradients
-        args = ScanArguments(*(t.detach() if isinstance(t, Tensor) else t for t in args))
+        detached: Any = [t.detach() if isinstance(t, Tensor) else t for t in args]
+        args = ScanArguments(*detached)
     step, tokens = RULES[args.rule].step, prepare(args)
-    changing = (*tokens[:3], tokens.q.mT)  # a row times the state is one node of the loop
+    changing: tuple[Tensor, ...] = (*tokens[:3], tokens.q.mT)  # a row times the state is one node of the loop
 
     def run_token(state: Tensor, token: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
         x, gate, k, q = token

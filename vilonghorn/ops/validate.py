@@ -1,188 +1,68 @@
-"""Arguments of the operators, their sizes, and the checks of both.
+"""Checks of the operators' arguments: shapes, types, devices, rules."""
 
-Backends and kernels receive validated arguments, and read their sizes from `args.sizes`.
-"""
-
-import math
-from collections.abc import Sequence
-from typing import Annotated, Any, NamedTuple, get_type_hints
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any, get_type_hints
 
 import torch
 from torch import Tensor
 
+from .arguments import (
+    BlockArguments,
+    ChunkArguments,
+    ConvArguments,
+    MambaInnerArguments,
+    NormArguments,
+    ScanArguments,
+    Sizes,
+)
 from .rules import NO_RULE, find_rule
 
 REDUCTIONS = ("none", "mean")
 MAX_STATE = 64  # N
 MAX_CONV = 64  # K
+MAX_REMEMBERED = 4096  # combinations of shapes
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
 
-class Sizes(NamedTuple):
-    """Sizes of a scan, and of the mixer around it."""
-
-    G: int  # directions
-    B: int  # batch
-    L: int  # tokens
-    D: int  # channels
-    N: int = 1  # state size
-    K: int = 1  # taps of the convolution
-    R: int = 1  # rank of dt
-    H: int = 1  # heads, whose channels share dt
-
-    def saved_state_shape(self, chunk: int, lanes: int) -> tuple[int, int, int, int, int]:
-        """Shape of the states before every `chunk`-th step, with channels padded to a multiple of `lanes`."""
-        return self.G, self.B, (self.L + chunk - 1) // chunk, self.N, (self.D + lanes - 1) // lanes * lanes
-
-    def num_saved_states(self, chunk: int, lanes: int) -> int:
-        """Number of elements in a tensor of `saved_state_shape`."""
-        return math.prod(self.saved_state_shape(chunk, lanes))
+def _shapes(arguments: type) -> dict[str, list[str]]:
+    """Name and dimensions of each tensor, which are the first arguments."""
+    hints = get_type_hints(arguments, include_extras=True).items()
+    return {name: hint.__metadata__[0].split() for name, hint in hints if hasattr(hint, "__metadata__")}
 
 
-class ScanArguments(NamedTuple):
-    """Arguments of `vilonghorn.ops.scan`, which explains them. Annotations have the shapes, here and below."""
-
-    x: Annotated[Tensor, "G B L D"]
-    dt: Annotated[Tensor, "G B L D"]
-    k: Annotated[Tensor, "G B L N"]
-    q: Annotated[Tensor, "G B L N"]
-    z: Annotated[Tensor | None, "B L D"] = None
-    A: Annotated[Tensor | None, "G D N"] = None
-    D: Annotated[Tensor | None, "G D"] = None
-    dt_bias: Annotated[Tensor | None, "G D"] = None
-    rule: str = "longhorn"
-    reverse: Sequence[int] = (False,)
-    reduce: str = "none"
-    backend: str | None = None
-
-    @property
-    def sizes(self) -> Sizes:
-        """Sizes that the shapes say, unchecked."""
-        G, B, L, D = self.x.shape
-        return Sizes(G, B, L, D, self.k.shape[-1])
-
-    @property
-    def output_shape(self) -> tuple[int, ...]:
-        """(G, B, L, D), or (B, L, D) with reduce="mean"."""
-        return tuple(self.x.shape[1:] if self.reduce == "mean" else self.x.shape)
-
-    @property
-    def compute_dtype(self) -> torch.dtype:
-        """Dtype of gates, state and accumulation: float32, or float64 for float64 inputs."""
-        return torch.promote_types(self.x.dtype, torch.float32)
-
-
-class MambaInnerArguments(NamedTuple):
-    """Arguments of `vilonghorn.ops.mamba_inner` with separate directions, which explains them."""
-
-    xz: Annotated[Tensor, "B L 2D"]
-    conv_weight: Annotated[Tensor, "G D K"]
-    conv_bias: Annotated[Tensor, "G D"]
-    x_proj: Annotated[Tensor | None, "G R+2N D"]
-    dt_proj: Annotated[Tensor | None, "G H R"]
-    dt_bias: Annotated[Tensor | None, "G H"]
-    A: Annotated[Tensor | None, "G D N"]
-    D: Annotated[Tensor | None, "G D"]
-    rule: str
-    reverse: Sequence[int]
-    conv_grid: Sequence[int] = ()  # of `flatten_filter`
-
-    @property
-    def sizes(self) -> Sizes:
-        """Sizes that the shapes say, unchecked."""
-        return _mixer_sizes(self)
-
-
-class BlockArguments(NamedTuple):
-    """Arguments of `vilonghorn.ops.block`, which explains them."""
-
-    x: Annotated[Tensor, "B L dim"]
-    norm_weight: Annotated[Tensor, "dim"]
-    in_proj: Annotated[Tensor, "2D dim"]
-    conv_weight: Annotated[Tensor, "G D K"]
-    conv_bias: Annotated[Tensor, "G D"]
-    x_proj: Annotated[Tensor | None, "G R+2N D"]
-    dt_proj: Annotated[Tensor | None, "G H R"]
-    dt_bias: Annotated[Tensor | None, "G H"]
-    A: Annotated[Tensor | None, "G D N"]
-    D: Annotated[Tensor | None, "G D"]
-    out_proj: Annotated[Tensor, "dim D"]
-    mlp_norm_weight: Annotated[Tensor | None, "dim"]
-    mlp_in_proj: Annotated[Tensor | None, "2M dim"]
-    mlp_out_proj: Annotated[Tensor | None, "dim M"]
-    drop_scales: Annotated[Tensor | None, "branches B"]
-    rule: str
-    reverse: Sequence[int]
-    eps: float
-    mlp_eps: float
-    bf16: bool
-    conv_grid: Sequence[int] = ()  # of `flatten_filter`
-
-    @property
-    def sizes(self) -> Sizes:
-        """Sizes that the shapes say, unchecked."""
-        return _mixer_sizes(self)
-
-
-def _mixer_sizes(args: "MambaInnerArguments | BlockArguments") -> Sizes:
-    (B, L, _), (G, D, K) = args[0].shape, args.conv_weight.shape
-    if args.x_proj is None or args.dt_proj is None:
-        return Sizes(G, B, L, D, 0, K, 0, 0)
-    _, H, R = args.dt_proj.shape
-    return Sizes(G, B, L, D, (args.x_proj.shape[1] - R) // 2, K, R, H)
-
-
-class ConvArguments(NamedTuple):
-    """Arguments of `vilonghorn.ops.conv_silu`, which explains them."""
-
-    x: Annotated[Tensor, "B L D"]
-    weight: Annotated[Tensor, "G D K"]
-    bias: Annotated[Tensor, "G D"]
-    reverse: Sequence[int]
-    backend: str | None = None
-
-    @property
-    def sizes(self) -> Sizes:
-        """Sizes that the shapes say, unchecked."""
-        (G, _, K), (B, L, D) = self.weight.shape, self.x.shape
-        return Sizes(G, B, L, D, K=K)
-
-
-class ChunkArguments(NamedTuple):
-    """Arguments of `vilonghorn.ops.chunked.scan_chunked`, which explains them."""
-
-    x: Annotated[Tensor, "G B L D"]
-    dt: Annotated[Tensor, "G B L H"]
-    k: Annotated[Tensor, "G B L N"]
-    q: Annotated[Tensor, "G B L N"]
-    D: Annotated[Tensor | None, "G D"]
-    dt_bias: Annotated[Tensor | None, "G H"]
-    reverse: Sequence[int]
-
-    @property
-    def sizes(self) -> Sizes:
-        """Sizes that the shapes say, unchecked."""
-        G, B, L, D = self.x.shape
-        return Sizes(G, B, L, D, self.k.shape[-1], H=self.dt.shape[-1])
-
-
-class NormArguments(NamedTuple):
-    """Arguments of `vilonghorn.ops.rms_norm`, which explains them."""
-
-    x: Tensor  # (..., C)
-    weight: Tensor  # (C,)
-    eps: float
-
-
-# By operator: name and dimensions of each tensor, which are the first arguments.
 _SHAPES = {
-    arguments: {
-        name: hint.__metadata__[0].split()
-        for name, hint in get_type_hints(arguments, include_extras=True).items()
-        if hasattr(hint, "__metadata__")
-    }
-    for arguments in (ScanArguments, MambaInnerArguments, BlockArguments, ConvArguments, ChunkArguments)
+    kind: _shapes(kind) for kind in (ScanArguments, MambaInnerArguments, BlockArguments, ConvArguments, ChunkArguments)
 }
+_REQUIRED = {kind: [name for name, hint in get_type_hints(kind).items() if hint is Tensor] for kind in _SHAPES}
+
+
+def remembered(check: Callable[[Any], object]) -> Callable[[Any], None]:
+    """A check of arguments that passes at once what has passed before with equal shapes, types and options."""
+    passed: set[tuple] = set()
+
+    @functools.wraps(check)
+    def wrapper(args: Any) -> None:
+        if torch.compiler.is_compiling():
+            check(args)
+            return
+        given = tuple([(a.shape, a.dtype, a.device) if isinstance(a, Tensor) else _hashable(a) for a in args])
+        try:
+            has_passed = given in passed
+        except TypeError:  # symbolic sizes
+            check(args)
+            return
+        if not has_passed:
+            check(args)
+            if len(passed) >= MAX_REMEMBERED:
+                passed.clear()
+            passed.add(given)
+
+    return wrapper
+
+
+def _hashable(option: Any) -> Any:
+    return tuple(option) if isinstance(option, list) else option
 
 
 def validate(operator: str, args: Any, sources: Sequence[str]) -> Sizes:
@@ -190,14 +70,17 @@ def validate(operator: str, args: Any, sources: Sequence[str]) -> Sizes:
 
     Args:
         operator: its name, for errors.
-        args: its arguments, a NamedTuple of this module.
+        args: its arguments, a NamedTuple of `arguments`.
         sources: the tensors that the sizes come from.
 
     Raises:
         ValueError: a shape, size, device or number of flags that does not fit.
-        TypeError: a dtype that is not one of DTYPES.
+        TypeError: a tensor is missing, or has a dtype that is not one of DTYPES.
     """
     shapes = _SHAPES[type(args)]
+    for name in _REQUIRED[type(args)]:
+        if getattr(args, name) is None:  # the dispatcher accepts None
+            raise TypeError(f"{operator}: {name} is None, expected a tensor")
     values: dict[str, int] = {}  # by name of a dimension
     for name in sources:
         tensor, dimensions = getattr(args, name), shapes[name]
@@ -234,30 +117,31 @@ def validate(operator: str, args: Any, sources: Sequence[str]) -> Sizes:
     return sizes
 
 
-def validate_scan(args: ScanArguments) -> Sizes:
-    """Checks the arguments of a scan and returns their sizes."""
-    _check_activations("scan", args)
+@remembered
+def validate_scan(args: ScanArguments) -> None:
+    """Checks the arguments of a scan."""
     if args.reduce not in REDUCTIONS:
         raise ValueError(f"scan: reduce is {args.reduce!r}, expected one of {', '.join(map(repr, REDUCTIONS))}")
     _check_decay("scan", args.rule, args.A)
-    sizes = validate("scan", args, ("x", "k"))
+    validate("scan", args, ("x", "k"))
     for name, activation in zip(args._fields[1:5], args[1:5]):
         if activation is not None and activation.dtype != args.x.dtype:
             raise TypeError(f"scan: {name} is {activation.dtype} but x is {args.x.dtype}; expected one dtype")
-    return sizes
 
 
-def validate_chunks(args: ChunkArguments) -> Sizes:
-    """Checks the arguments of `scan_chunked` and returns their sizes."""
-    _check_activations("scan_chunked", args)
-    return validate("scan_chunked", args, ("x", "dt", "k"))
+@remembered
+def validate_chunks(args: ChunkArguments) -> None:
+    """Checks the arguments of `scan_chunked`."""
+    validate("scan_chunked", args, ("x", "dt", "k"))
 
 
-def validate_conv(args: ConvArguments) -> Sizes:
-    """Checks the arguments of `conv_silu` and returns their sizes."""
-    return validate("conv_silu", args, ("x", "weight"))
+@remembered
+def validate_conv(args: ConvArguments) -> None:
+    """Checks the arguments of `conv_silu`."""
+    validate("conv_silu", args, ("x", "weight"))
 
 
+@remembered
 def validate_norm(args: NormArguments) -> None:
     """Checks shapes and devices of `rms_norm`."""
     x, weight, _ = args
@@ -268,18 +152,20 @@ def validate_norm(args: NormArguments) -> None:
         raise ValueError(f"rms_norm: weight is on {weight.device} but x is on {x.device}; move them to one device")
 
 
-def validate_mamba_inner(args: MambaInnerArguments) -> Sizes:
-    """Checks the arguments of `mamba_inner` and returns their sizes."""
-    return _validate_mixer("mamba_inner", args, ("xz", "conv_weight"))
+@remembered
+def validate_mamba_inner(args: MambaInnerArguments) -> None:
+    """Checks the arguments of `mamba_inner`."""
+    _validate_mixer("mamba_inner", args, ("xz", "conv_weight"))
 
 
-def validate_block(args: BlockArguments) -> Sizes:
-    """Checks the arguments of `block`, which is for float32 tokens on the CPU, and returns their sizes."""
+@remembered
+def validate_block(args: BlockArguments) -> None:
+    """Checks the arguments of `block`, float32 tokens on the CPU."""
     mlp = args[11:14]
     if mlp.count(None) not in (0, 3):
         raise ValueError("block: some weights of the MLP are None, expected all three or none")
     sources = ("x", "conv_weight") if mlp[2] is None else ("x", "conv_weight", "mlp_out_proj")
-    sizes = _validate_mixer("block", args, sources)
+    _validate_mixer("block", args, sources)
     branches, scales = 1 if mlp[0] is None else 2, args.drop_scales
     if scales is not None and len(scales) != branches:
         raise ValueError(f"block: drop_scales has {len(scales)} rows, expected one for each of {branches} branches")
@@ -288,10 +174,9 @@ def validate_block(args: BlockArguments) -> Sizes:
             raise TypeError(f"block: {name} is {tensor.dtype}, expected torch.float32")
     if not args.x.is_cpu or args.x.numel() == 0:
         raise ValueError(f"block: x has shape {tuple(args.x.shape)} on {args.x.device}, expected tokens on the CPU")
-    return sizes
 
 
-def _validate_mixer(operator: str, args: MambaInnerArguments | BlockArguments, sources: tuple[str, ...]) -> Sizes:
+def _validate_mixer(operator: str, args: MambaInnerArguments | BlockArguments, sources: tuple[str, ...]) -> None:
     scan_weights = dict(x_proj=args.x_proj, dt_proj=args.dt_proj, dt_bias=args.dt_bias, D=args.D)
     if args.rule == NO_RULE:
         scan_weights["A"] = args.A
@@ -310,13 +195,6 @@ def _validate_mixer(operator: str, args: MambaInnerArguments | BlockArguments, s
         height, width = args.conv_grid[-2:]
         if height * width != sizes.K or not (height % 2 and width % 2):
             raise ValueError(f"{operator}: the filter is {height} x {width}, expected an odd height and an odd width")
-    return sizes
-
-
-def _check_activations(operator: str, args: ScanArguments | ChunkArguments) -> None:
-    for name, tensor in zip(args._fields, args[:4]):  # the dispatcher accepts None
-        if tensor is None:
-            raise TypeError(f"{operator}: {name} is None, expected a tensor")
 
 
 def _check_decay(operator: str, name: str, A: Tensor | None) -> None:
@@ -371,11 +249,3 @@ def autocast_dtype(x: Tensor) -> torch.dtype | None:
     if device_type == "meta" or x.dtype == torch.float64:  # torch raises for meta, which has no autocast
         return None
     return torch.get_autocast_dtype(device_type) if torch.is_autocast_enabled(device_type) else None
-
-
-def kernel_state_dtype(dtype: torch.dtype, rule: str) -> torch.dtype:
-    """Dtype in which kernels on GPUs save states beside activations of a dtype.
-
-    bfloat16 halves the memory. The exact rule takes small differences of a state, which it would lose.
-    """
-    return torch.bfloat16 if dtype == torch.bfloat16 and rule != "longhorn_exact" else torch.float32

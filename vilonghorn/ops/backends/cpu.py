@@ -21,8 +21,10 @@ from torch import Tensor
 from torch.profiler import record_function
 
 from .._torch import is_profiling
+from ..arguments import BlockArguments, ConvArguments, MambaInnerArguments, NormArguments, ScanArguments
+from ..register import register_op
 from ..rules import NO_RULE
-from ..validate import BlockArguments, ConvArguments, MambaInnerArguments, NormArguments, ScanArguments
+from ..validate import validate_block
 from .bindings import (
     BLOCK_TENSORS,
     UNKNOWN_RULE,
@@ -116,15 +118,12 @@ def forward(args: ScanArguments, save: bool) -> tuple[Tensor, Tensor]:
 def backward(dy: Tensor, args: ScanArguments, saved_states: Tensor) -> tuple[Tensor | None, ...]:
     """Gradients of a scan; see `Backend`."""
     params = _set_parallelism(ScanParams(args, args.x.dtype, CHUNK, LANES))
-    parameters = zip(("dA", "dD", "ddt_bias"), args[5:8])
-    outputs = *params.backward_outputs(dy, saved_states), *(params.gradient(name, p) for name, p in parameters)
+    grads = params.backward_outputs(dy, saved_states, params.compute_dtype)
     _alloc_accumulator(params, args.z is not None)
     _run(library.vl_scan_backward, params.struct)
-    split = params.struct.channel_splits > 1  # dk and dq have an axis of the parts to sum
-    return tuple(
-        None if grad is None else (grad.sum(0) if split and name in ("k", "q") else grad).to(t.dtype)
-        for name, grad, t in zip(args._fields, outputs, args)
-    )
+    if params.struct.channel_splits > 1:
+        grads[2], grads[3] = grads[2].sum(0), grads[3].sum(0)
+    return tuple(None if grad is None else grad.to(t.dtype) for grad, t in zip(grads, args))
 
 
 def mamba_inner_forward(args: MambaInnerArguments, save: bool) -> tuple[Tensor, Tensor, Tensor]:
@@ -161,7 +160,7 @@ def mamba_inner_backward(
 
 def conv_forward(args: ConvArguments) -> Tensor:
     """Runs `vilonghorn.ops.conv_silu`."""
-    params = _conv_params(args)
+    params = _set_parallelism(conv_params(args))
     y = params.output("y", (len(args.weight), *args.x.shape))
     _run(library.vl_conv_forward, params.struct)
     return y
@@ -169,7 +168,7 @@ def conv_forward(args: ConvArguments) -> Tensor:
 
 def conv_backward(dy: Tensor, args: ConvArguments) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of x, weight and bias."""
-    params = _conv_params(args)
+    params = _set_parallelism(conv_params(args))
     params.struct.dy = params.activation(dy)
     if len(args.weight) > 1 and params.dtype != params.compute_dtype:
         params.output("sums", args.x.shape, params.compute_dtype)
@@ -297,10 +296,6 @@ def _hidden(args: BlockArguments) -> int:
     return 0 if args.mlp_out_proj is None else args.mlp_out_proj.shape[1]
 
 
-def _conv_params(args: ConvArguments) -> Params:
-    return _set_parallelism(conv_params(args))
-
-
 def _norm_params(args: NormArguments) -> Params:
     (x, weight, eps), C = args, args.x.shape[-1]
     struct = Norm(x.numel() // C, C, threads=torch.get_num_threads(), eps=eps)
@@ -358,3 +353,23 @@ def _run_stages(function, stages: Sequence[str], struct: Block) -> None:
         if struct.hidden or stage not in MLP_STAGES:
             with record_function(f"vilonghorn::block/{stage}"):
                 _run(function, struct, number)
+
+
+def _fake_block(args: BlockArguments, save: bool) -> tuple[Tensor, ...]:
+    G, B, L, D, N, _, R, _ = sizes = args.sizes
+    shapes = [(B, L, 2 * D), (G, B, L, R + 2 * N), (sizes.num_saved_states(CHUNK, LANES),)]
+    mlp_in_proj = args.mlp_in_proj
+    shapes += [(0,), (0,)] if mlp_in_proj is None else [tuple(args.x.shape), (B, L, mlp_in_proj.shape[0])]
+    return args.x.new_empty(args.x.shape), *(args.x.new_empty(shape if save else 0) for shape in shapes)
+
+
+# The operator `vilonghorn::block` with its gradient; `vilonghorn.ops.block` explains its arguments.
+run_block = register_op(
+    "block",
+    BlockArguments,
+    validate_block,
+    num_saved=5,
+    forward=block_forward,
+    fake=_fake_block,
+    backward=block_backward,
+)

@@ -10,8 +10,8 @@ from typing import NamedTuple
 
 import torch
 
+from ..arguments import ScanArguments
 from ..rules import RULES
-from ..validate import ScanArguments
 
 MAX_SEGMENTS = 64
 MIN_STEPS = 64  # of a segment: a shorter one costs more than it saves

@@ -14,8 +14,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ...rules import RULES
-from ...validate import ChunkArguments, ConvArguments, ScanArguments, kernel_state_dtype
+from ...arguments import ChunkArguments, ConvArguments, ScanArguments
+from ...rules import RULES, kernel_state_dtype
 from .. import segments
 
 NAME = "triton"
