@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from vilonghorn.data import ImageFolder
 from vilonghorn.data.digits import SPLITS, load_split, write_digits
 
 datasets = pytest.importorskip("sklearn.datasets", reason="the digits come with scikit-learn")
@@ -15,18 +14,6 @@ def digits(tmp_path_factory):
     target = tmp_path_factory.mktemp("embedded") / "new" / "digits"
     assert write_digits(target)
     return target
-
-
-def test_every_digit_is_in_one_split_under_its_label(digits):
-    train, val = ImageFolder(digits / "train"), ImageFolder(digits / "val")
-    assert train.classes == val.classes == [str(i) for i in range(10)]
-    assert len(train) == 1442 and len(val) == 355
-    labels = datasets.load_digits().target
-    indices = [int(path[-8:-4]) for path in train.paths + val.paths]
-    assert sorted(indices) == list(range(1797))
-    assert (labels[indices] == np.concatenate([train.labels, val.labels])).all()
-    for digit in range(10):
-        assert [i for i in indices[1442:] if labels[i] == digit] == np.flatnonzero(labels == digit)[4::5].tolist()
 
 
 def test_the_pictures_are_those_of_scikit_learn_at_32_pixels(digits):

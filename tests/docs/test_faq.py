@@ -117,7 +117,7 @@ def read_damaged(case, **options):
     next(create_loader(beton, training=False, batch_size=1, image_size=16, workers=1, **options).epoch(0))
 
 
-@by("an epoch of ... images has only ... update(s), too few to learn much from: lower ...")
+@by("an epoch of ... images has only ... update(s): lower ...")
 def _(case):
     train = ToyLoader(32, batch_size=32)
     toy_trainer(case.folder / "new", "--data.batch_size=32", "--augmentation.repeats=2", train=train)
@@ -163,7 +163,7 @@ PROVOKE |= {
     "... updates in a row, ..., had a loss or gradient that is not finite: lower optimizer.lr": lambda case: (
         toy_trainer(case.folder / "new", "--run.max_skipped=0", train=NaNLoader()).fit()
     ),
-    "... holds a run: resume it by --resume ...": lambda case: toy_trainer(case.run),
+    "there is a run in ...: resume it by --resume ...": lambda case: toy_trainer(case.run),
     "... was started with another ...: resume with the same": lambda case: toy_trainer(
         case.run, "--optimizer.lr=1", resume=True
     ),

@@ -3,9 +3,7 @@
 import math
 
 import pytest
-import timm
 import torch
-from safetensors.torch import save_file
 from timm.layers import DropPath
 from toy_run import toy_config
 
@@ -71,13 +69,6 @@ def test_the_rate_of_stochastic_depth_is_the_configured_one_or_else_the_models_d
     assert max(rates, default=0.0) == pytest.approx(expected)
 
 
-def test_weights_for_a_model_of_which_timm_knows_no_classifier_are_refused(tmp_path, monkeypatch):
-    save_file({"weight": torch.zeros(1)}, tmp_path / "a.safetensors")
-    monkeypatch.setattr(timm, "get_pretrained_cfg", lambda name: None)
-    with pytest.raises(ValueError, match="timm has no configuration of my_backbone, which names its classifier"):
-        build.init_weights("my_backbone", str(tmp_path / "a.safetensors"))
-
-
 @pytest.mark.parametrize(
     ("kwargs", "words"),
     [
@@ -129,11 +120,3 @@ def test_a_device_that_is_not_here_is_named():
     if not torch.cuda.is_available():
         with pytest.raises(ValueError, match="'cuda'"):
             build.pick_device("cuda")
-
-
-def test_mixing_is_off_where_both_kinds_are(tmp_path):
-    assert build.build_mixup(toy_config(tmp_path, "--augmentation.mixup=0", "--augmentation.cutmix=0"), 4) is None
-    mixup = build.build_mixup(toy_config(tmp_path, "--augmentation.mixup=0.3", "--augmentation.label_smoothing=0.2"), 4)
-    assert isinstance(mixup, timm.data.Mixup)
-    _, targets = mixup(torch.zeros(2, 3, 4, 4), torch.tensor([1, 1]))
-    torch.testing.assert_close(targets, torch.tensor([[0.05, 0.85, 0.05, 0.05]] * 2))

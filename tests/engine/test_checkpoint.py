@@ -85,15 +85,13 @@ def test_weights_are_what_timm_reads(tmp_path):
 
 
 def test_missing_and_broken_weights_are_named(tmp_path):
+    path = tmp_path / "best.safetensors"
     with pytest.raises(FileNotFoundError, match="best.safetensors"):
-        load_weights(tmp_path / "best.safetensors")
-    (tmp_path / "best.safetensors").write_bytes(b"no such thing")
+        load_weights(path)
+    path.write_bytes(b"no such thing")
     with pytest.raises(ValueError, match="not a safetensors file"):
-        load_weights(tmp_path / "best.safetensors")
-    safetensors.torch.save_file({"a": torch.zeros(1)}, tmp_path / "best.safetensors")
-    with pytest.raises(ValueError, match="has no record of a run"):
-        load_weights(tmp_path / "best.safetensors")
-    for record in ("not JSON", "[1]"):
-        safetensors.torch.save_file({"a": torch.zeros(1)}, tmp_path / "best.safetensors", {"vilonghorn": record})
-        with pytest.raises(ValueError, match="has no record of a run"):
-            load_weights(tmp_path / "best.safetensors")
+        load_weights(path)
+    for metadata in (None, {"vilonghorn": "not JSON"}, {"vilonghorn": "[1]"}):
+        safetensors.torch.save_file({"a": torch.zeros(1)}, path, metadata)
+        with pytest.raises(ValueError, match="record of a run"):
+            load_weights(path)

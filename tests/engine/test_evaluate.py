@@ -12,7 +12,6 @@ from toy_run import ToyLoader, toy_config, toy_trainer
 from vilonghorn.engine import evaluate, evaluate_run, load_run
 from vilonghorn.engine.build import autocast
 from vilonghorn.engine.checkpoint import save_weights
-from vilonghorn.engine.evaluate import summarize
 
 OFF = autocast("off", torch.device("cpu"))
 
@@ -111,12 +110,3 @@ def test_weights_that_no_run_left_are_refused_in_one_sentence(tmp_path, spoil):
     with pytest.raises(ValueError, match="best.safetensors does not contain weights and record") as raised:
         load_run(tmp_path)
     assert "\n" not in str(raised.value)
-
-
-def test_top5_is_left_out_where_it_is_always_100_percent():
-    result = dict(top1=50.0, top5=100.0, loss=1.0, images=4)
-    lines = [
-        summarize("a", "best", dict(kwargs=dict(num_classes=classes), weights="ema", epoch=1), result)
-        for classes in (5, 6)
-    ]
-    assert "top-1 50.00%, loss 1.0000 on" in lines[0] and "top-1 50.00%, top-5 100.00%, loss 1.0000 on" in lines[1]

@@ -188,26 +188,3 @@ def test_the_head_of_any_model_is_found(tmp_path, name):
     model = timm.create_model(name, num_classes=5)
     save_file(model.state_dict(), tmp_path / "x.safetensors")
     assert init_weights(name, str(tmp_path / "x.safetensors"))["num_classes"] == 5
-
-
-def test_weights_of_another_model_are_refused(trained, tmp_path):
-    _, sources = trained
-    kwargs = "--model.kwargs={patch_size: 8, depth: 3}"
-    with pytest.raises(ValueError, match="timm cannot make vilonghorn_nano .*is missing, expected"):
-        build_model(toy_config(tmp_path, *NANO, kwargs, f"--model.weights={sources['run']}"), 4)
-
-
-def test_layer_decay_gives_lower_layers_smaller_rates(tmp_path):
-    config = toy_config(
-        tmp_path, *NANO, "--optimizer.layer_decay=0.5", "--optimizer.lr=1.0", "--schedule.warmup_epochs=0"
-    )
-    model = build_model(config, 4)
-    optimizer = build_optimizer(config, model)
-    build_scheduler(config, optimizer, 10).step_update(0)
-    rates = {id(p): group["lr"] for group in optimizer.param_groups for p in group["params"]}
-    named = dict(model.named_parameters())
-    rate = {name: rates[id(named[name])] for name in ("patch_embed.proj.weight", "head.weight")}
-    rate["blocks"] = [rates[id(next(block.parameters()))] for block in model.blocks]
-    assert rate["head.weight"] == 1.0
-    assert rate["patch_embed.proj.weight"] < rate["blocks"][0] < rate["blocks"][1] < 1.0
-    assert rate["blocks"][0] == rate["blocks"][1] / 2

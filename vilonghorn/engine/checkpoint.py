@@ -82,10 +82,8 @@ def load_weights(path: Path, *, tensors: bool = True) -> tuple[dict[str, torch.T
         with safe_open(path, "pt") as file:
             weights = {name: file.get_tensor(name) for name in file.keys()} if tensors else {}
             record = json.loads((file.metadata() or {}).get("vilonghorn", "null"))
-    except SafetensorError as error:
-        raise ValueError(f"{path} is not a safetensors file: {error}") from error
-    except json.JSONDecodeError:
-        record = None
+    except (SafetensorError, json.JSONDecodeError) as error:
+        raise ValueError(f"{path} is not a safetensors file with a record of a run: {error}") from error
     if not isinstance(record, dict):
         raise ValueError(f"{path} has no record of a run: expected weights that a run of vilonghorn has saved")
     return weights, record

@@ -88,7 +88,7 @@ def complete(argv: Sequence[str], default: str | Path) -> list[str]:
     if given["run.dir"] not in (None, run):
         raise ValueError(f"the run is {run}, but --run.dir is {given['run.dir']}: leave out --run.dir")
     if not given["config"] and not (file := Path(run) / "config.yaml").is_file():
-        raise FileNotFoundError(f"{run!r} is not the directory of a run: there is no {file}")
+        raise FileNotFoundError(f"{run} is not the directory of a run: there is no {file}")
     return [*([] if given["config"] else [f"--config={file}"]), *argv, f"--run.dir={run}"]
 
 

@@ -45,15 +45,7 @@ def machine(device: str = "cpu") -> dict[str, Any]:
 
 
 def describe_environment(device: torch.device) -> dict[str, Any]:
-    """Versions of Python and packages, device, threads and scan backends."""
+    """Versions of Python and packages, the platform, and `machine` of the device."""
     versions = {"vilonghorn": __version__, "python": platform.python_version()}
     versions |= {name: metadata.version(name) if find_spec(name) else None for name in PACKAGES}
-    return {
-        "versions": versions,
-        "platform": platform.platform(),
-        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else platform.machine(),
-        "device_type": device.type,
-        "cpu_count": os.cpu_count(),
-        "cpu_threads": torch.get_num_threads(),
-        "scan_backends": ops.backends(device),
-    }
+    return {"versions": versions, "platform": platform.platform(), "device": device.type, **machine(device.type)}

@@ -12,7 +12,7 @@ from vilonghorn.data.augment import jitter
 from vilonghorn.data.augment.policy import ARGUMENTS, Policy
 
 MEAN = (0.485, 0.456, 0.406)
-COUNT = 8000
+COUNT = 20000
 NAMES = [
     "rand-m9-mstd0.5-inc1",
     "rand-m7-mstd101-inc1",
@@ -86,13 +86,6 @@ def test_three_augment_does_one_of_three_things_to_every_image():
     values = {name: [steps[0][1] for steps in done if steps[0][0] == name] for name in counts}
     assert set(values["Solarize"]) == {128} and set(values["Desaturate"]) == {1.0}
     assert kstest(values["GaussianBlurRand"], "uniform", (0.1, 1.9)).pvalue > 1e-4
-
-
-def test_the_plan_of_an_image_does_not_depend_on_its_batch():
-    policy, views = Policy("rand-m9-mstd0.5-inc1", MEAN), np.array([3, 99, 7])
-    alone = [(s.name, float(s.arguments[0])) for s in policy.plan(5, 2, views[1:2]) if s.arguments is not None]
-    steps = [step for step in policy.plan(5, 2, views) if 1 in step.rows and step.arguments is not None]
-    assert alone and alone == [(s.name, float(s.arguments[s.rows == 1][0])) for s in steps]
 
 
 def test_jitter_has_torchvisions_law():

@@ -63,24 +63,6 @@ def test_any_changed_byte_of_the_tables_is_seen_with_the_manifest(raw_beton, tmp
     check_beton(path)
 
 
-@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
-@given(data=st.data())
-def test_without_a_manifest_any_changed_bytes_give_the_clear_error_or_none(copy, data):
-    tables_end = fmt.TABLES_AT + 27 * fmt.SAMPLE.itemsize
-    offset = data.draw(st.integers(0, tables_end - 1) | st.integers(0, 24))
-    new = data.draw(st.binary(min_size=1, max_size=9))
-    with open(copy, "rb") as file:
-        file.seek(offset)
-        good = file.read(len(new))
-    overwrite(copy, offset, new)
-    try:
-        beton = check_beton(copy)
-        assert (beton.images["data_ptr"] + beton.sizes.astype(np.uint64) <= table_at(copy)).all()
-    except BetonError as error:
-        assert "copy.beton" in str(error)
-    overwrite(copy, offset, good)
-
-
 def test_a_changed_pixel_is_seen_by_the_check_of_the_images(copy, raw_beton, jpg_beton):
     with pytest.raises(BetonError, match="cannot be checked without copy.beton.json"):
         check_beton(copy, images=True)
@@ -108,7 +90,9 @@ def manifest(copy, raw_beton):
 
     def write(**changes):
         good = json.loads(fmt.manifest_path(raw_beton).read_text())
-        if "classes" in changes:
+        if "rename" in changes:
+            good["classes"][1] = changes["rename"]
+        elif "classes" in changes:
             del good["sha256"]["classes"]
         changed = {key: value for key, value in {**good, **changes}.items() if value is not None or key == "classes"}
         fmt.manifest_path(copy).write_text(json.dumps(changed))
@@ -121,19 +105,14 @@ def manifest(copy, raw_beton):
     [
         *(({"classes": classes}, "distinct names") for classes in (5, "cde", ["c", "d", 3], ["c", "d", "d"])),
         ({"classes": ["cat", "dog"]}, "fewer class names than labels, up to 2"),
-        ({"crc32": "AAAAAAAA"}, "expected 27 checksums"),
+        ({"crc32": "AAAAAA=="}, "expected 27 checksums"),
         ({"crc32": "?"}, "not the manifest"),
+        ({"rename": "dig"}, "its class names are not those that were written"),
     ],
 )
 def test_a_manifest_that_contradicts_the_file_is_refused(copy, manifest, changes, message):
     manifest(**changes)
     with pytest.raises(BetonError, match=f"copy.beton.json: .*{message}.*; delete it or write both again"):
-        check_beton(copy)
-
-
-def test_a_changed_class_name_is_seen(copy, raw_beton):
-    fmt.manifest_path(copy).write_text(fmt.manifest_path(raw_beton).read_text().replace('"dog"', '"dig"'))
-    with pytest.raises(BetonError, match="copy.beton.json: its class names are not those that were written; delete it"):
         check_beton(copy)
 
 
@@ -173,7 +152,7 @@ def test_a_file_of_ffcvs_own_writer_passes(tmp_path):
     writer = DatasetWriter(str(path), {"image": RGBImageField(), "label": IntField()}, num_workers=2)
     writer.from_indexed_dataset([(image, i % 7) for i, image in enumerate(images)])
     beton = check_beton(path)
-    assert beton.num_samples == 250 and beton.num_classes == 7 and beton.fields == ("image", "label")
+    assert beton.num_samples == 250 and beton.num_classes == 7
     assert (beton.labels == np.arange(250) % 7).all()
     at = int(beton.images["data_ptr"][200])
     assert (np.fromfile(path, np.uint8, 9 * 12 * 3, offset=at) == images[200].ravel()).all()

@@ -3,10 +3,8 @@
 import errno
 import io
 import json
-import multiprocessing
 import os
 import threading
-import time
 
 import numpy as np
 import pytest
@@ -202,29 +200,3 @@ def test_a_disk_that_fails_at_the_last_moment_leaves_the_old_file_and_its_manife
     if before:
         beton = check_beton(path, images=True)
         assert beton.classes == ["old"] and beton.num_samples == 1
-
-
-class Slow:
-    def __len__(self):
-        return 10_000
-
-    def __getitem__(self, index):
-        time.sleep(0.01)
-        return np.zeros((300, 300, 3), np.uint8), 0
-
-
-def test_a_writer_that_is_killed_leaves_the_old_file(tmp_path):
-    path, one = tmp_path / "x.beton", [(np.zeros((4, 4, 3), np.uint8), 0)]
-    write_beton(one, path, progress=False)
-    before = path.read_bytes()
-    process = multiprocessing.get_context("fork").Process(
-        target=write_beton, args=(Slow(), path), kwargs={"overwrite": True, "progress": False}
-    )
-    process.start()
-    while not any(p.stat().st_size > 9 << 20 for p in tmp_path.glob("*.partial")):
-        assert process.is_alive()
-        time.sleep(0.02)
-    process.kill()
-    process.join()
-    assert path.read_bytes() == before and len(list(tmp_path.glob("*.partial"))) == 1
-    write_beton(one, path, overwrite=True, progress=False)

@@ -67,15 +67,6 @@ def test_evaluation_takes_every_sample_once_in_the_order_of_the_source(make, kin
     assert same(batches, stream(loader, 7))
 
 
-def test_training_takes_each_sample_at_most_once_and_epochs_differ(make, kind):
-    loader = make(kind, **TRAIN, workers=0)
-    first, second = stream(loader, 0), stream(loader, 1)
-    counts = torch.bincount(torch.cat([targets for _, targets in first]), minlength=3)
-    assert counts.sum() == 24 and (counts <= torch.tensor([8, 9, 10])).all()
-    assert not same(first, second)
-    assert [y.tolist() for _, y in first] != [y.tolist() for _, y in second]
-
-
 def test_the_stream_repeats_and_does_not_depend_on_the_number_of_workers(make, kind):
     one = stream(make(kind, **TRAIN, workers=0), 5)
     assert same(one, stream(make(kind, **TRAIN, workers=0), 5))

@@ -47,7 +47,9 @@ def contrast(images: torch.Tensor, factor: torch.Tensor) -> torch.Tensor:
 
 def gaussian_blur(images: torch.Tensor, sigma: torch.Tensor) -> torch.Tensor:
     """Gaussian blur with reflected edges; `sigma` (n, 1, 1, 1) in pixels, at most 2."""
-    return torch.stack([tv.gaussian_blur(image, [13], [s]) for image, s in zip(images, sigma.flatten().tolist())])
+    return torch.stack(
+        [tv.gaussian_blur(image, [13, 13], [s, s]) for image, s in zip(images, sigma.flatten().tolist())]
+    )
 
 
 # From images and arguments (n, 1, 1, 1) to images.

@@ -42,7 +42,6 @@ class Beton:
     """The tables of a checked `.beton`.
 
     Attributes:
-        fields: names of the image and of the label field.
         images: (N,) rows of `IMAGE`.
         labels: (N,) int64, from 0 to `num_classes` - 1.
         sizes: (N,) int64, bytes of each image.
@@ -52,7 +51,6 @@ class Beton:
     """
 
     path: Path
-    fields: tuple[str, str]
     images: np.ndarray
     labels: np.ndarray
     sizes: np.ndarray
@@ -91,7 +89,7 @@ def check_beton(path: str | os.PathLike, *, images: bool = False) -> Beton:
     if not path.is_file():
         raise FileNotFoundError(f"{path}: no such file; write it with: vilonghorn beton FOLDER {path}")
     with open(path, "rb") as file:
-        fields, samples, regions, digest = _read_tables(path, file)
+        samples, regions, digest = _read_tables(path, file)
         sizes = _check_samples(path, samples, regions)
         manifest, checksums = _read_manifest(path, digest, samples["label"])
         if images:
@@ -102,7 +100,7 @@ def check_beton(path: str | os.PathLike, *, images: bool = False) -> Beton:
                 raise _damaged(path, "its image data are not those that were written")
     classes = manifest["classes"] if manifest else None
     labels = samples["label"].astype(np.int64)
-    return Beton(path, fields, samples["image"], labels, sizes, classes, checksums, digest)
+    return Beton(path, samples["image"], labels, sizes, classes, checksums, digest)
 
 
 def read_sample(beton: Beton, index: int) -> Image.Image:
@@ -122,8 +120,8 @@ def _damaged(path: Path, what: str) -> BetonError:
     return BetonError(f"{path}: damaged .beton: {what}; write it again: {command}")
 
 
-def _read_tables(path: Path, file: BinaryIO) -> tuple[tuple[str, str], np.ndarray, np.ndarray, str]:
-    """Names of the fields, metadata (N,) of `SAMPLE`, allocation table (N,) of `REGION`, and SHA-256 of all tables."""
+def _read_tables(path: Path, file: BinaryIO) -> tuple[np.ndarray, np.ndarray, str]:
+    """Metadata (N,) of `SAMPLE`, allocation table (N,) of `REGION`, and SHA-256 of all tables."""
     size = os.fstat(file.fileno()).st_size
     start = file.read(TABLES_AT)
     header = np.frombuffer(start[: HEADER.itemsize].ljust(HEADER.itemsize, b"\0"), HEADER)[0]
@@ -143,14 +141,11 @@ def _read_tables(path: Path, file: BinaryIO) -> tuple[tuple[str, str], np.ndarra
         raise _damaged(path, "it has no sample")
     if size != expected or TABLES_AT + num_samples * SAMPLE.itemsize > table:
         raise _damaged(path, f"its size is {size} bytes; its header says {expected}")
-    image, label = (name.decode("ascii", "replace") for name in fields["name"])
-    if not (image.isascii() and label.isascii() and image != label):  # FFCV fails on them
-        raise _damaged(path, f"its fields are called {image!r} and {label!r}, not by two names in ASCII")
     metadata = file.read(num_samples * SAMPLE.itemsize)
     file.seek(table)
     allocation = file.read()
     digest = hashlib.sha256(start + metadata + allocation).hexdigest()
-    return (image, label), np.frombuffer(metadata, SAMPLE), np.frombuffer(allocation, REGION), digest
+    return np.frombuffer(metadata, SAMPLE), np.frombuffer(allocation, REGION), digest
 
 
 def _check_samples(path: Path, samples: np.ndarray, regions: np.ndarray) -> np.ndarray:
