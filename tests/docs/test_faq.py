@@ -126,22 +126,22 @@ def _(case):
     nano("vim_nano", pretrained=True, pretrained_cfg_overlay=dict(file=weights(case.folder), num_classes=10))
 
 
-@by("images have 224 channels, expected 3")
+@by("Input width (3) doesn't match model (224)")
 def _(case):
     nano()(torch.zeros(2, 224, 224, 3))
 
 
-@by("image is 256x256, expected 224x224")
+@by("Input height (256) doesn't match model (224)")
 def _(case):
     nano()(torch.zeros(1, 3, 256, 256))
 
 
-@by("images are torch.uint8, expected floating point")
+@by("Input type (unsigned char) and bias type (float) should be the same")
 def _(case):
     nano()(torch.zeros(1, 3, 224, 224, dtype=torch.uint8))
 
 
-@by("images are torch.float64 and the weights of the model torch.float32, expected one dtype")
+@by("Input type (double) and bias type (float) should be the same")
 def _(case):
     nano()(torch.zeros(1, 3, 224, 224, dtype=torch.float64))
 
