@@ -12,7 +12,7 @@ from vilonghorn import publish
 KWARGS = {
     "vilonghorn_nano": dict(img_size=(32, 64), num_classes=4, in_chans=1),
     "vilonghorn_nano_exact": dict(img_size=32, stride=8, num_classes=3),
-    "vilonghorn_nano_shared": dict(img_size=32, heads=1, global_pool="avg"),
+    "vilonghorn_nano_shared": dict(img_size=32, num_heads=1, global_pool="avg"),
     "vim_nano": dict(img_size=32, depth=2),
 }
 
@@ -68,7 +68,7 @@ def test_the_card_says_what_how_and_how_well():
 def test_nothing_is_written_over_and_nothing_is_half_there(tmp_path, monkeypatch):
     model = make("vim_nano")
     (tmp_path / "taken").mkdir()
-    with pytest.raises(FileExistsError, match="taken exists already"):
+    with pytest.raises(FileExistsError, match="taken: exists"):
         publish.save_pretrained(model, tmp_path / "taken", publish.make_card(model, "x"))
     with torch.no_grad():
         model.blocks[1].mixer.D[0, 0] = math.nan

@@ -4,7 +4,7 @@ import os
 import pickle
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -14,17 +14,19 @@ from PIL import Image
 from safetensors import SafetensorError
 from timm.data import ImageNetInfo, create_transform, infer_imagenet_subset, resolve_model_data_config
 from timm.layers import to_2tuple
+from timm.models import load_state_dict, model_entrypoint
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from .data.images import EXTENSIONS, MAX_PIXELS, printable, read_image
 from .engine import load_config, load_run
 from .engine.build import MODEL_ERRORS, one_line, pick_device
-from .engine.checkpoint import load_weights
+from .engine.checkpoint import RunDirectory, load_weights
 from .engine.config import DataConfig, nearest
 from .engine.evaluate import name_weights
 
 REMOTE = ("hf-hub:", "hf_hub:", "local-dir:")  # prefixes of names that timm looks up outside its registry
+WITHOUT_FILE = ("pretrained", "random")  # weights of a timm model
 TRAINING_KWARGS = ("drop_rate", "pos_drop_rate", "drop_path_rate")  # recorded by a run, not used in inference
 
 
@@ -34,13 +36,16 @@ class LoadedModel:
 
     name: str  # what the user called it, and its weights
     model: nn.Module
-    transform: Callable[[Image.Image], Tensor]  # from an RGB image to the model's input (3, H, W), normalised
-    mean: tuple[float, ...]  # of each channel, as `transform` uses it
-    std: tuple[float, ...]
+    preprocessing: dict[str, Any]  # arguments of `timm.data.create_transform`
     class_names: list[str] | None  # None if unknown
     architecture: str  # name of the timm model
     weights: str  # what they are, and of which run, without the folders above it
     val: Path | None = None  # held-out data of a run
+
+    @cached_property
+    def transform(self) -> Callable[[Image.Image], Tensor]:
+        """Converts an RGB image to the model's input (3, H, W), resized, cropped and normalised."""
+        return create_transform(**self.preprocessing, is_training=False)
 
     @property
     def device(self) -> torch.device:
@@ -49,7 +54,7 @@ class LoadedModel:
 
     def denormalize(self, image: Tensor) -> Tensor:
         """Converts the model's input (3, H, W) to pixels (H, W, 3) in [0, 1], on the CPU."""
-        mean, std = (torch.tensor(values)[:, None, None] for values in (self.mean, self.std))
+        mean, std = (torch.tensor(self.preprocessing[name])[:, None, None] for name in ("mean", "std"))
         return (image.cpu() * std + mean).clamp(0, 1).permute(1, 2, 0)
 
     def class_name(self, index: int) -> str:
@@ -162,92 +167,112 @@ def preprocessing(data: DataConfig) -> dict[str, Any]:
     )
 
 
-def read_record(file: Path, model: str | None) -> dict[str, Any]:
-    """What a run recorded in a file of weights, with `kwargs` without those for training. Empty for other files.
-
-    `model` is the expected name, without a tag. With None any model is accepted, as are models from outside timm's
-    registry.
+def find_run(run: str, checkpoint: str) -> tuple[str, Path, DataConfig]:
+    """The model of a run, the file of its "best" or "last" weights, and its data.
 
     Raises:
-        ValueError: the weights are of another model.
+        ValueError: another checkpoint, or a file without the record of a run.
+        FileNotFoundError: there are no such weights.
+    """
+    if checkpoint not in ("best", "last"):
+        raise ValueError(f"--checkpoint is {checkpoint!r}, expected best or last: {run} is the directory of a run")
+    file = RunDirectory(run).weights(checkpoint)
+    _, record = load_weights(file, tensors=False)
+    return record.get("model", ""), file, load_config(Path(run) / "config.yaml").data
+
+
+def is_ours(name: str) -> bool:
+    """Whether this is the name of a registered model of this library, with or without a tag."""
+    return timm.is_model(name) and model_entrypoint(name).__module__.startswith("vilonghorn.")
+
+
+def create_model(name: str, checkpoint: str, model_kwargs: dict[str, Any]) -> tuple[nn.Module, list[str] | None]:
+    """Makes a timm model as `load`; returns it with the names of its classes, None if unknown.
+
+    A file of weights of a run has the arguments of its model. Of a state dict for a model of this library, the head
+    tells the number of classes. timm converts and resamples the weights.
+    """
+    file = None if checkpoint in WITHOUT_FILE else Path(checkpoint)
+    record = {} if file is None else _read_record(file, name)
+    kwargs = record.get("kwargs", {}) | model_kwargs
+    try:
+        if file is not None:
+            if "num_classes" not in kwargs and is_ours(name):
+                head = load_state_dict(str(file)).get("head.weight", torch.empty(0))
+                kwargs["num_classes"] = len(head) if isinstance(head, Tensor) else 0
+            # timm drops a head of another number of classes than that of the configuration.
+            overlay = {key: kwargs[key] for key in ("num_classes",) if key in kwargs} | {"file": str(file)}
+            if (size := record.get("kwargs", {}).get("img_size")) is not None:
+                overlay["input_size"] = (kwargs.get("in_chans", 3), *to_2tuple(size))
+            kwargs["pretrained_cfg_overlay"] = kwargs.get("pretrained_cfg_overlay", {}) | overlay
+        model = timm.create_model(name, pretrained=checkpoint != "random", **kwargs)
+        return model, _pretrained_class_names(model) if checkpoint == "pretrained" else record.get("class_names")
+    except (*MODEL_ERRORS, OSError, EOFError, pickle.UnpicklingError, SafetensorError) as error:
+        if file is not None:
+            raise ValueError(f"{file} does not contain weights of {name} ({one_line(error)})") from error
+        hint = "; --checkpoint takes a file, pretrained or random" if checkpoint == "pretrained" else ""
+        raise ValueError(f"timm cannot make {name} with {checkpoint} weights ({one_line(error)}){hint}") from error
+
+
+def _read_record(file: Path, name: str) -> dict[str, Any]:
+    """What a run recorded in a file of weights, with `kwargs` without those for training. Empty for other files.
+
+    Raises:
+        ValueError: the weights are of another model than `name`, as far as both are in timm's registry.
     """
     try:
         _, record = load_weights(file, tensors=False)
     except ValueError:
         return {}
-    recorded = record.get("model", "no model")
-    if model is not None and not recorded.startswith(REMOTE) and recorded.partition(".")[0] != model:
-        raise ValueError(f"{file} holds weights of {recorded}, not of {model}")
+    recorded, base = record.get("model", "no model"), name.partition(".")[0]
+    if not name.startswith(REMOTE) and not recorded.startswith(REMOTE) and recorded.partition(".")[0] != base:
+        raise ValueError(f"{file} contains weights of {recorded}, not of {base}")
     if "kwargs" in record:
         record["kwargs"] = {key: value for key, value in record["kwargs"].items() if key not in TRAINING_KWARGS}
     return record
 
 
 def _load_run(name: str, checkpoint: str, model_kwargs: dict[str, Any] | None) -> LoadedModel:
-    if checkpoint not in ("best", "last"):
-        raise ValueError(f"--checkpoint is {checkpoint!r}, expected best or last: {name} is the directory of a run")
     if model_kwargs:
         raise ValueError(f"{name} is the directory of a run, which has its own arguments: leave out --model-kwargs")
+    _, _, data = find_run(name, checkpoint)
     model, record = load_run(name, checkpoint)
-    config = load_config(Path(name) / "config.yaml").data
-    data = preprocessing(config)
     return LoadedModel(
         name=f"{name} ({record['model']}, {checkpoint})",
         model=model,
-        transform=create_transform(**data, is_training=False),
-        mean=data["mean"],
-        std=data["std"],
+        preprocessing=preprocessing(data),
         class_names=record.get("class_names"),
         architecture=record["model"],
         weights=f"run {Path(name).resolve().name}, {name_weights(checkpoint, record)}",
-        val=Path(config.val),
+        val=Path(data.val),
     )
 
 
 def _load_timm(name: str, checkpoint: str, model_kwargs: dict[str, Any]) -> LoadedModel:
-    file = None if checkpoint in ("pretrained", "random") else Path(checkpoint)
-    record = {} if file is None else read_record(file, None if name.startswith(REMOTE) else name.partition(".")[0])
-    model_kwargs = record.get("kwargs", {}) | model_kwargs
-    arguments = dict(model_kwargs)
-    if file is not None:  # as pretrained weights, which timm converts and resamples
-        overlay = model_kwargs.get("pretrained_cfg_overlay", {}) | {"file": str(file)}
-        if "num_classes" in model_kwargs:  # timm drops a head of another number of classes
-            overlay["num_classes"] = model_kwargs["num_classes"]
-        arguments["pretrained_cfg_overlay"] = overlay
-    try:
-        model = timm.create_model(name, pretrained=checkpoint != "random", **arguments)
-        class_names = _pretrained_class_names(model) if checkpoint == "pretrained" else record.get("class_names")
-    except (*MODEL_ERRORS, OSError, EOFError, pickle.UnpicklingError, SafetensorError) as error:
-        if file is not None:
-            raise ValueError(f"{file} does not hold weights of {name} ({one_line(error)})") from error
-        hint = "--checkpoint takes a file, pretrained or random"
-        raise ValueError(f"timm cannot make {name} with {checkpoint} weights ({one_line(error)}); {hint}") from error
+    model, class_names = create_model(name, checkpoint, model_kwargs)
     if getattr(model, "in_chans", 3) != 3:
         raise ValueError(f"{name} takes images of {model.in_chans} channels, expected 3: files are read as RGB")
     if class_names is not None and len(class_names) != model.num_classes:
         raise ValueError(f"{name} has {model.num_classes} classes but its weights come with {len(class_names)} names")
     size = {"input_size": (3, *to_2tuple(model_kwargs["img_size"]))} if "img_size" in model_kwargs else {}
-    data = resolve_model_data_config(model, size)
     return LoadedModel(
         name=f"{name} ({checkpoint})",
         model=model,
-        transform=create_transform(**data, is_training=False),
-        mean=data["mean"],
-        std=data["std"],
+        preprocessing=resolve_model_data_config(model, size),
         class_names=class_names,
         architecture=Path(name).name if name.startswith("local-dir:") else name,
-        weights=f"{checkpoint} weights" if file is None else f"weights of {file.name}",
+        weights=f"{checkpoint} weights" if checkpoint in WITHOUT_FILE else f"weights of {Path(checkpoint).name}",
     )
 
 
 def _pretrained_class_names(model: nn.Module) -> list[str] | None:
     """Class names of published weights: from their configuration, or of the ImageNet subset with as many classes."""
     cfg = model.pretrained_cfg
-    if model.num_classes != cfg.get("num_classes"):
+    if getattr(model, "num_classes", cfg.get("num_classes")) != cfg.get("num_classes"):
         return None
     if cfg.get("label_names"):
         return list(cfg["label_names"])
-    subset = infer_imagenet_subset(model)
+    subset = infer_imagenet_subset(cfg)
     return subset and ImageNetInfo(subset).label_descriptions()
 
 

@@ -1,8 +1,6 @@
 """Saves a model as a folder, or repository of the Hugging Face Hub, that timm and transformers load."""
 
 import json
-import os
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -14,6 +12,7 @@ from timm.models import get_model_input_config
 from timm.models._hub import generate_readme
 from torch import nn
 
+from .data.files import atomic_folder
 from .models import VisionSSM
 
 USAGE = """```python
@@ -64,21 +63,15 @@ def save_pretrained(model: nn.Module, folder: str | Path, card: str, **config: A
         FileExistsError: `folder` exists.
         ValueError: weights that are not finite.
     """
-    folder, state = Path(folder), model.state_dict()
-    if folder.exists():
-        raise FileExistsError(f"{folder} exists already: choose another folder, or remove it")
-    if wrong := [name for name, value in state.items() if not torch.isfinite(value).all()]:
+    if wrong := [name for name, value in model.state_dict().items() if not torch.isfinite(value).all()]:
         raise ValueError(f"{', '.join(wrong[:3])} contain NaN or infinity: such weights are not published")
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=f".{folder.name}.", dir=folder.parent) as temporary:
-        partial = Path(temporary, folder.name)
+    with atomic_folder(folder) as partial:
         timm.models.save_for_hf(model, partial, safe_serialization=True, **config)
         # timm 1.0.31 writes num_classes twice, and transformers' TimmWrapper then fails to load the model.
         written = json.loads((partial / "config.json").read_text(encoding="utf-8"))
         written.get("model_args", {}).pop("num_classes", None)
         (partial / "config.json").write_text(json.dumps(written, indent=2), encoding="utf-8")
         (partial / "README.md").write_text(card, encoding="utf-8")
-        os.replace(partial, folder)
 
 
 def push_folder(folder: str | Path, repo_id: str, private: bool = False) -> str:

@@ -39,14 +39,14 @@ int main(int count, char **arguments) {
   void *library = count == 2 ? open_library(arguments[1]) : nullptr;
   if (!library) return fprintf(stderr, "usage: sums LIBRARY, which must load\n"), 1;
 #define VL_FIND(name) auto name##_ = (decltype(&name))find(library, #name)
-  VL_FIND(vl_levels);
-  VL_FIND(vl_level_name);
-  VL_FIND(vl_level_runs);
+  VL_FIND(vl_isas);
+  VL_FIND(vl_isa_name);
+  VL_FIND(vl_isa_runs);
   VL_FIND(vl_scan_forward);
   VL_FIND(vl_scan_backward);
   const int64_t G = 2, B = 4, L = 200, D = 70, N = 16, chunk = 64, lanes = 16;
-  for (int isa = 0; isa < vl_levels_(); isa++) {
-    for (int rule = 0; rule < 3 && vl_level_runs_(isa); rule++) {
+  for (int isa = 0; isa < vl_isas_(); isa++) {
+    for (int rule = 0; rule < 3 && vl_isa_runs_(isa); rule++) {
       for (int threads : {1, 4}) {
         Array x = random_array(G * B * L * D, 1), dt = random_array(x.size(), 2), A = random_array(G * D * N, 3);
         Array k = random_array(G * B * L * N, 4), q = random_array(k.size(), 5), y(x.size()), dx(x.size()),
@@ -60,12 +60,12 @@ int main(int count, char **arguments) {
         scan.chunk = chunk, scan.channel_splits = 1, scan.rule = rule, scan.threads = threads, scan.reverse = reverse;
         scan.x = {x.data(), B * L * D, L * D, D}, scan.dt = {dt.data(), B * L * D, L * D, D}, scan.dy = scan.x;
         scan.k = {k.data(), B * L * N, L * N, N}, scan.q = {q.data(), B * L * N, L * N, N};
-        scan.y = y.data(), scan.checkpoints = saved.data(), scan.dx = dx.data(), scan.ddt = ddt.data();
+        scan.y = y.data(), scan.saved_states = saved.data(), scan.dx = dx.data(), scan.ddt = ddt.data();
         scan.dk = dk.data(), scan.dq = dq.data(), scan.dz_step = D;
         if (rule == VL_MAMBA) scan.A = A.data(), scan.dA = dA.data();
         if (vl_scan_forward_(&scan, isa) || vl_scan_backward_(&scan, isa))
           return fprintf(stderr, "the scan fails\n"), 1;
-        printf("%s rule %d threads %d:", vl_level_name_(isa), rule, threads);
+        printf("%s rule %d threads %d:", vl_isa_name_(isa), rule, threads);
         for (const Array *array : {&y, &dx, &ddt, &dk, &dq, &dA}) printf(" %.4f", sum(*array));
         printf("\n");
       }

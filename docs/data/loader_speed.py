@@ -21,7 +21,7 @@ from tqdm import tqdm
 from vilonghorn.bench.tables import markdown
 from vilonghorn.data import ImageFolder, Loader, create_loader, write_beton
 
-MODES = ("jpg", "proportion", "raw")
+MODES = ("jpg", "raw")
 POLICY = "rand-m9-mstd0.5-inc1"
 TIMM, OURS = "timm, PIL", "ours, jpg"
 TARGET = 1.3  # of timm's images a second, for a .beton of JPEG

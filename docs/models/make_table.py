@@ -18,7 +18,6 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from vilonghorn.bench.tables import fill_page, markdown
 from vilonghorn.data.files import atomic_write
-from vilonghorn.engine.dry_run import saved_bytes
 
 PAGE = Path("docs/models.md")
 SIZES = (224, 512)
@@ -66,7 +65,23 @@ def count(name: str, size: int, **kwargs: int) -> Cost:
         image = torch.empty(1, 3, size, size)
         with torch.no_grad(), FlopCounterMode(display=False) as counter:
             model(image)
-        return Cost(counter.get_total_flops() / 2e9, saved_bytes(model, image, with_images=False) / 1e6)
+        return Cost(counter.get_total_flops() / 2e9, saved_bytes(model, image) / 1e6)
+
+
+def saved_bytes(model: torch.nn.Module, images: torch.Tensor) -> int:
+    """Bytes that autograd saves for backward in a forward pass, without parameters and images."""
+    known = {tensor.untyped_storage()._cdata for tensor in (*model.parameters(), images)}
+    saved: dict[int, torch.UntypedStorage] = {}
+
+    def pack(tensor: torch.Tensor) -> torch.Tensor:
+        storage = tensor.untyped_storage()
+        if storage._cdata not in known:
+            saved[storage._cdata] = storage  # holding it keeps its address unique
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        scores = model(images)  # noqa: F841  (keeps the graph alive)
+    return sum(storage.nbytes() for storage in saved.values())
 
 
 def table(models: Sequence[str]) -> str:

@@ -45,7 +45,8 @@ from vilonghorn.models.vilonghornv2 import TINY as V2_TINY
 from vilonghorn.ops import scan
 from vilonghorn.ops.arguments import MambaInnerArguments
 from vilonghorn.ops.backends import cpu, cuda, segments
-from vilonghorn.ops.validate import RULES, with_grid
+from vilonghorn.ops.rules import RULES
+from vilonghorn.ops.validate import flatten_filter
 
 FILE = Path(__file__).with_name("block.json")
 KERNELS = Path(__file__).parents[2] / "kernels"
@@ -69,8 +70,8 @@ ATTENTION = "scaled_dot_product_flash_attention"
 def build_block(name: str) -> nn.Module:
     """A block of `vilonghorn_tiny` with the rule `name`, that of `vilonghornv2_tiny`, or that of DeiT-Ti."""
     if name == V2:
-        form = {name: V2_TINY[name] for name in ("rule", "heads", "d_conv", "expand", "mlp_ratio")}
-        return Block(V2_TINY["embed_dim"], reverse=(False,), **form)
+        options = {name: V2_TINY[name] for name in ("rule", "num_heads", "d_conv", "expand", "mlp_ratio")}
+        return Block(V2_TINY["embed_dim"], reverse=(False,), **options)
     return DeiTBlock(WIDTH, HEADS, qkv_bias=True) if name == DEIT else Block(WIDTH, rule=name)
 
 
@@ -210,7 +211,7 @@ def count_code(code: str, nodes: Sequence[Any], operators: Sequence[tuple], inne
     """Counts generated code and the scheduler's nodes that it was generated from.
 
     Raises:
-        RuntimeError: the two do not agree, because this torch generates code of another form.
+        RuntimeError: the two do not agree, because this torch generates other code.
     """
     from torch._inductor import ir, scheduler
 
@@ -318,7 +319,7 @@ def inner_costs(name: str, launches: Callable) -> dict[str, tuple[int, list[tupl
     mixer, recorder, recorder.rows = build_block(name).mixer, Recorder(), []
     xz = torch.zeros(BATCH, TOKENS, 2 * mixer.d_inner, dtype=torch.bfloat16)
     conv_weight, conv_bias, x_proj, dt_proj, *others = mixer.inner_weights()
-    filters, grid = with_grid(name, conv_weight, GRID)
+    filters, grid = flatten_filter(name, conv_weight, GRID)
     weights = (filters, conv_bias, x_proj.to(xz), dt_proj.to(xz), *others)
     args = MambaInnerArguments(xz, *weights, mixer.rule, list(map(int, mixer.reverse)), grid)
 

@@ -31,15 +31,15 @@ import torch
 
 from vilonghorn.data.files import write_json
 from vilonghorn.ops.arguments import ScanArguments
-from vilonghorn.ops.validate import RULES
+from vilonghorn.ops.rules import RULES
 
 FILE = Path(__file__).with_name("kernels.json")
 SOURCE = Path(__file__).parents[2] / "kernels" / "cuda" / "scan.cu"
 ARCHITECTURES = (80, 90)
 BACKENDS = ("cuda", "triton")
-CHUNK = 8  # steps between two checkpoints of the CUDA kernels
+CHUNK = 8  # steps between two saved states of the CUDA kernels
 # Runs of steps in a chunk of backward: turns of the loop that recomputes states before the run, whether the run starts
-# from the checkpoint, and its steps.
+# from the saved one, and its steps.
 RUNS = {rule: ((2, True, 2), (0, False, 3), (0, True, 3)) for rule in RULES} | {"mamba": ((1, True, 4), (0, True, 4))}
 STAGE = 4  # steps that forward unrolls
 
@@ -122,8 +122,10 @@ def cuda(architecture: int) -> list[dict[str, Any]]:
             pattern = r"scan_(\w+?)I(?:Li(\d)E)?(?:(f|13__nv_bfloat16|6__half)(?:Li(\d)E)?)?E"
             kernel, rule, dtype, lanes = re.search(pattern, symbol).groups()
             dtypes = {"13__nv_bfloat16": "bfloat16", "6__half": "float16"}
-            form = dict(kernel=kernel, rule=RULES[int(rule)] if rule else None, dtype=dtypes.get(dtype, "float32"))
-            row = dict(backend="cuda", architecture=architecture, **form, states=64 if lanes == "4" else 16)
+            options = dict(
+                kernel=kernel, rule=[*RULES][int(rule)] if rule else None, dtype=dtypes.get(dtype, "float32")
+            )
+            row = dict(backend="cuda", architecture=architecture, **options, states=64 if lanes == "4" else 16)
             row |= compiled.resources
             if kernel in ("forward", "backward") and row["states"] == 16:
                 row |= _cuda_counts(compiled, kernel, row["rule"], architecture == 90 and row["dtype"] == "bfloat16")
@@ -146,7 +148,7 @@ def _cuda_counts(compiled: Kernel, kernel: str, rule: str, modelled: bool) -> di
 
 
 def _forward_stage(compiled: Kernel) -> list[int]:
-    """Positions of the instructions that a full stage executes, with a checkpoint.
+    """Positions of the instructions that a full stage executes, with a saved state.
 
     Conditional branches are not taken, except around a barrier of the block and around accesses to single states.
     """
@@ -261,8 +263,8 @@ def compile_triton(architecture: int, rule: str, split: bool) -> dict[str, Any]:
         mock.patch.object(JITFunction, "run", compile_only),
         mock.patch.object(segments, "num_segments", lambda args, device: 1 + split),
     ):
-        y, checkpoints = backend.forward(args, save=True)
-        backend.backward(y, args, checkpoints)
+        y, saved_states = backend.forward(args, save=True)
+        backend.backward(y, args, saved_states)
     return compiled
 
 
@@ -271,10 +273,10 @@ def _triton_instructions(compiled: Kernel, name: str, rule: str) -> int:
     from vilonghorn.ops.backends.triton import CHUNK, HELD
 
     inner, *outer = compiled.loops()
-    if name == "forward":  # one loop over steps, which saves a checkpoint every CHUNK steps
+    if name == "forward":  # one loop over steps, which saves the state every CHUNK steps
         saving = sum(to - i - 1 for i, to in compiled.branches() if inner[0] <= i < to <= inner[-1])
         return round(len(inner) - saving + saving / CHUNK)
-    # a loop that recomputes states from a checkpoint, inside a loop over `held` steps
+    # a loop that recomputes states from a saved one, inside a loop over `held` steps
     held = HELD[rule]
     recomputed = sum(start % CHUNK for start in range(0, held * CHUNK, held)) / (held * CHUNK)
     return round((len(outer[0]) - len(inner)) / held + recomputed * len(inner))

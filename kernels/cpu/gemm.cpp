@@ -12,9 +12,6 @@ namespace {
 constexpr int64_t DEPTH = kPanelDepth;         // of a panel, which fits into the L2 cache
 constexpr int64_t STRIDE = DEPTH * ROWS + 16;  // of packed rows of a; 16: so that they map to different cache sets
 constexpr int AHEAD = 16;                      // prefetch distance in steps of the depth
-template <int N> struct Constant {
-  static constexpr int value = N;
-};
 
 // Packs rows first ... first + depth - 1 of a panel of b as (depth, COLUMNS) vectors, zero beyond the last column.
 void pack_panel(const Gemm &m, int64_t panel, int64_t first, int64_t depth) {
@@ -102,24 +99,16 @@ bool multiply_rows(const Gemm &m, int64_t begin, int64_t end) {
       const bool is_last = panel + 1 == panels;
       const char *next = (const char *)(is_last ? b : b + m.depth * COLUMNS);
       const int64_t next_step = is_last ? 0 : sizeof(V) * COLUMNS / tiles;  // bytes; each tile prefetches as many
-      for (int64_t r = 0; r < end - begin;) {
+      each_tile(end - begin, [&](auto count, int64_t r) {
+        constexpr int R = decltype(count)::value;
         const int64_t at = (begin + r) * m.columns + column;
         float *out = (float *)m.out + at;
         const float *add = m.add && first + depth == m.depth ? (const float *)m.add + at : nullptr;
         const float *rows = pack ? packed + r / ROWS * STRIDE + r % ROWS : a + r * m.a_row;
-        const int64_t left = end - begin - r, a_row = pack ? 1 : m.a_row, a_depth = pack ? ROWS : 1;
-        const auto multiply = [&](auto count) {
-          constexpr int R = decltype(count)::value;
-          const auto run = columns > 2 * W ? tile<R, COLUMNS> : columns > W ? tile<R, 2> : tile<R, 1>;
-          run(out, m.columns, rows, a_row, a_depth, b, depth, first == 0, add, columns,
-              next + r / ROWS * depth * next_step, next_step);
-          r += R;
-        };
-        if (left >= ROWS) multiply(Constant<ROWS>());
-        else if (left >= 4) multiply(Constant<4>());
-        else if (left >= 2) multiply(Constant<2>());
-        else multiply(Constant<1>());
-      }
+        const auto run = columns > 2 * W ? tile<R, COLUMNS> : columns > W ? tile<R, 2> : tile<R, 1>;
+        run(out, m.columns, rows, pack ? 1 : m.a_row, pack ? ROWS : 1, b, depth, first == 0, add, columns,
+            next + r / ROWS * depth * next_step, next_step);
+      });
     }
   }
   return true;
@@ -129,12 +118,11 @@ bool multiply_rows(const Gemm &m, int64_t begin, int64_t end) {
 
 namespace vilonghorn {
 bool VL_JOB(gemm_pack_job)(const Gemm &m, int64_t job) {
-  const int64_t slabs = (m.depth + DEPTH - 1) / DEPTH, first = job % slabs * DEPTH, wide = kPanelColumns / COLUMNS / W;
+  const int64_t slabs = (m.depth + DEPTH - 1) / DEPTH, first = job % slabs * DEPTH;
 #ifdef VL_AMX
   if (m.bf16_parts) return VL_JOB(gemm_bf16_pack)(m, job / slabs, first, least(m.depth - first, DEPTH)), true;
 #endif
-  for (int64_t panel = job / slabs * wide; panel < (job / slabs + 1) * wide; panel++)
-    if (panel * COLUMNS * W < m.columns) pack_panel(m, panel, first, least(m.depth - first, DEPTH));
+  each_panel(m, job / slabs, [&](int64_t panel) { pack_panel(m, panel, first, least(m.depth - first, DEPTH)); });
   return true;
 }
 bool VL_JOB(gemm_job)(const Gemm &m, int64_t job) { return multiply_rows(m, first_row(m, job), first_row(m, job + 1)); }

@@ -130,8 +130,8 @@ VL_INLINE void tile(const Gemm &m, int64_t row, int64_t column, const int8_t *a,
   }
 }
 
-// Computes rows [begin, end) of out.
-template <bool VNNI> bool multiply_rows(const Gemm &m, int64_t begin, int64_t end) {
+template <bool VNNI> bool multiply(const Gemm &m, int64_t job) {
+  const int64_t begin = first_row(m, job), end = first_row(m, job + 1);
   if (begin >= end) return true;
   const int64_t groups = (m.depth + 3) / 4, panels = (m.columns + COLUMNS * W - 1) / (COLUMNS * W);
   int8_t *bytes;
@@ -145,29 +145,18 @@ template <bool VNNI> bool multiply_rows(const Gemm &m, int64_t begin, int64_t en
   for (int64_t panel = 0; panel < panels; panel++) {
     const int64_t column = panel * COLUMNS * W;
     const I *b = (const I *)m.packed + panel * groups * COLUMNS;
-    for (int64_t r = 0; r < end - begin;) {
-      const int64_t left = end - begin - r;
-      const int8_t *a = bytes + r * 4 * groups;
-      if (left >= ROWS) tile<ROWS, VNNI>(m, begin + r, column, a, rows + r, b, groups), r += ROWS;
-      else if (left >= 4) tile<4, VNNI>(m, begin + r, column, a, rows + r, b, groups), r += 4;
-      else if (left >= 2) tile<2, VNNI>(m, begin + r, column, a, rows + r, b, groups), r += 2;
-      else tile<1, VNNI>(m, begin + r, column, a, rows + r, b, groups), r += 1;
-    }
+    each_tile(end - begin, [&](auto count, int64_t r) {
+      tile<decltype(count)::value, VNNI>(m, begin + r, column, bytes + r * 4 * groups, rows + r, b, groups);
+    });
   }
   return true;
-}
-
-template <bool VNNI> bool multiply(const Gemm &m, int64_t job) {
-  return multiply_rows<VNNI>(m, first_row(m, job), first_row(m, job + 1));
 }
 
 }  // namespace
 
 namespace vilonghorn {
 bool VL_JOB(gemm_int8_pack_job)(const Gemm &m, int64_t job) {
-  const int64_t wide = kPanelColumns / COLUMNS / W;
-  for (int64_t panel = job * wide; panel < (job + 1) * wide; panel++)
-    if (panel * COLUMNS * W < m.columns) pack_panel(m, panel, (m.depth + 3) / 4);
+  each_panel(m, job, [&](int64_t panel) { pack_panel(m, panel, (m.depth + 3) / 4); });
   return true;
 }
 bool VL_JOB(gemm_int8_job)(const Gemm &m, int64_t job) { return multiply<false>(m, job); }

@@ -24,4 +24,24 @@ VL_INLINE int64_t first_row(int64_t rows, int64_t job, int64_t jobs) {
   return least((rows + ROWS - 1) / ROWS * job / jobs * ROWS, rows);
 }
 VL_INLINE int64_t first_row(const Gemm &m, int64_t job) { return first_row(m.rows, job, gemm_jobs(m)); }
+
+// Calls tile(Constant<R>(), first row) for all rows, in tiles of R of them.
+template <int N> struct Constant {
+  static constexpr int value = N;
+};
+template <class Tile> VL_INLINE void each_tile(int64_t rows, Tile tile) {
+  for (int64_t r = 0; r < rows;) {
+    const int64_t left = rows - r;
+    if (left >= ROWS) tile(Constant<ROWS>(), r), r += ROWS;
+    else if (left >= 4) tile(Constant<4>(), r), r += 4;
+    else if (left >= 2) tile(Constant<2>(), r), r += 2;
+    else tile(Constant<1>(), r), r += 1;
+  }
+}
+// Calls pack(panel) for the panels that a job packs: those of kPanelColumns columns.
+template <class Pack> VL_INLINE void each_panel(const Gemm &m, int64_t job, Pack pack) {
+  constexpr int64_t wide = kPanelColumns / COLUMNS / W;
+  for (int64_t panel = job * wide; panel < (job + 1) * wide; panel++)
+    if (panel * COLUMNS * W < m.columns) pack(panel);
+}
 }  // namespace

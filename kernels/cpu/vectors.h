@@ -172,13 +172,9 @@ template <int M> VL_INLINE void exp2v(Vector<double> *z) {
 
 // log(1 + e) for 0 <= e <= 2^126; relative error below 3e-7, also for small e. NaN is not supported.
 VL_INLINE Vector<float> log1pv(Vector<float> e) {
-  const Vector<float> u = 1.f + e;
-  Bits<float> bits;
-  memcpy(&bits, &u, sizeof bits);
+  const Bits<float> bits = bit_cast<Bits<float>>(1.f + e);
   Bits<float> exponent = ((bits >> 23) & 255) - 127;
-  const Bits<float> mantissa_bits = (bits & 0x7fffff) | 0x3f800000;
-  Vector<float> m;
-  memcpy(&m, &mantissa_bits, sizeof m);
+  Vector<float> m = bit_cast<Vector<float>>((bits & 0x7fffff) | 0x3f800000);
   const Bits<float> upper = m > 1.41421356f;  // -1 where true
   m = upper ? m * .5f : m;
   exponent -= upper;

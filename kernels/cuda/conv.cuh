@@ -13,8 +13,6 @@
 
 namespace vilonghorn {
 
-namespace conv {
-
 constexpr int kTaps = 4;       // the specialised K
 constexpr int kMembers = 2;    // directions of a walk
 constexpr int kThreads = 128;  // of a block, at most
@@ -26,9 +24,11 @@ struct Walk {
   bool reversed;            // the first direction starts at the last token
   // There is no other walk; dx adds to the sums of earlier walks; dx is complete after this walk.
   bool alone, adds, finishes;
-  int segment, segments;  // tokens of a segment, and segments of a sequence
+  int segment, segments;  // tokens of a segment, and segments of a sequence, or of a row of a grid
   int tiles;              // blocks that share the channels
 };
+
+VL_DEVICE int64_t patches_of(const VlConv &a) { return a.conv_grid.rows * a.conv_grid.columns; }
 
 // K floats of each channel of a thread.
 template <int K, int VECTOR> struct Taps {
@@ -46,18 +46,25 @@ template <> struct Taps<0, 1> {
   VL_DEVICE float &operator()(int j, int) { return v[j * stride]; }
 };
 
-// Where a thread is: its channels, and its segment of a sequence in scan order of the first direction.
-struct Place {
+// Where a thread is: its channels, and its segment of a sequence in scan order of the first direction, or ON_GRID of a
+// row of patches, the last of which is the class token.
+template <bool ON_GRID> struct Place {
   int channel, begin, end;
-  int64_t batch, row;  // row: of the blocks with the same channels
+  int64_t batch, line, row;  // line: of the grid; row: of the blocks with the same channels
   bool active;
-  VL_DEVICE Place(const Walk &walk, int vector) : row(blockIdx.x / walk.tiles) {
+  VL_DEVICE Place(const Walk &walk, int vector) : line(0), row(blockIdx.x / walk.tiles) {
+    const VlConv &a = walk.conv;
     channel = (int)(blockIdx.x % walk.tiles * blockDim.x + threadIdx.x) * vector;
-    const int64_t item = row * blockDim.y + threadIdx.y;
+    const int64_t item = row * blockDim.y + threadIdx.y, lines = a.conv_grid.rows + 1;
+    int64_t steps = a.length;
     batch = item / walk.segments;
+    if (ON_GRID) {
+      line = batch % lines, batch /= lines;
+      steps = line + 1 < lines ? a.conv_grid.columns : a.length - patches_of(a);
+    }
     begin = (int)(item % walk.segments) * walk.segment;
-    end = begin + walk.segment < walk.conv.length ? begin + walk.segment : (int)walk.conv.length;
-    active = channel < walk.conv.channels && batch < walk.conv.batch;
+    end = begin + walk.segment < steps ? begin + walk.segment : (int)steps;
+    active = channel < a.channels && batch < a.batch;
   }
 };
 
@@ -70,11 +77,11 @@ template <class T> struct Row {
         step(walk.reversed ? -step : step) {}
   VL_DEVICE T *operator[](int p) const { return first + p * step; }
 };
-template <class T> VL_DEVICE Row<T> input_row(const VlInput &in, int g, const Place &place, const Walk &walk) {
+template <class T> VL_DEVICE Row<T> input_row(const VlInput &in, int g, const Place<false> &place, const Walk &walk) {
   const int64_t offset = g * in.direction + place.batch * in.batch + place.channel;
   return Row<T>((void *)in.data, offset, in.step, walk);
 }
-template <class T> VL_DEVICE Row<T> output_row(void *data, int64_t g, const Place &place, const Walk &walk) {
+template <class T> VL_DEVICE Row<T> output_row(void *data, int64_t g, const Place<false> &place, const Walk &walk) {
   const int64_t channels = walk.conv.channels, sequence = g * walk.conv.batch + place.batch;
   return Row<T>(data, sequence * walk.conv.length * channels + place.channel, channels, walk);
 }
@@ -116,13 +123,21 @@ template <class T, int VECTOR> VL_DEVICE Vector<T, VECTOR> load_if(bool conditio
   return out;
 }
 
-// Row `to` of the partial gradients: the sum of those of this block, (i, threads, VECTOR), over its rows, in their
-// order.
-template <int VECTOR> VL_DEVICE void sum_rows(const VlConv &a, const float *gradients, int i, int64_t to, int channel) {
-  float sum[VECTOR] = {};
-  VL_ROLL for (int y = 0; y < (int)blockDim.y; y++) VL_UNROLL for (int c = 0; c < VECTOR; c++) sum[c] +=
-      gradients[((i * (int)blockDim.y + y) * (int)blockDim.x + (int)threadIdx.x) * VECTOR + c];
-  store<float>((float *)a.partials + to * a.channels + channel, sum);
+// Sums the gradients of this block, (members, taps + 1, threads, VECTOR), over its rows, in their order. Each row of
+// threads has some of them. `partials`: (rows of blocks, G, D, taps), then of the bias (rows of blocks, G, D).
+template <int VECTOR> VL_DEVICE void sum_rows(const Walk &walk, const float *gradients, int channel, int64_t row) {
+  const VlConv &a = walk.conv;
+  const int taps = (int)a.d_conv, members = walk.direction[1] < 0 ? 1 : 2;
+  const int64_t weights = gridDim.x / walk.tiles * a.directions * a.channels * taps;
+  if (channel >= a.channels) return;
+  VL_ROLL for (int i = threadIdx.y; i < members * (taps + 1); i += blockDim.y) {
+    const int64_t at = (row * a.directions + walk.direction[i / (taps + 1)]) * a.channels + channel;
+    const int tap = i % (taps + 1), step = tap < taps ? taps : 1;
+    float sum[VECTOR] = {}, *const to = (float *)a.partials + (tap < taps ? at * taps + tap : weights + at);
+    VL_ROLL for (int y = 0; y < (int)blockDim.y; y++) VL_UNROLL for (int c = 0; c < VECTOR; c++) sum[c] +=
+        gradients[((i * (int)blockDim.y + y) * (int)blockDim.x + (int)threadIdx.x) * VECTOR + c];
+    VL_UNROLL for (int c = 0; c < VECTOR; c++) to[c * step] = sum[c];
+  }
 }
 
 VL_DEVICE float silu_gradient(float v, float dy) {
@@ -135,7 +150,7 @@ __global__ void __launch_bounds__(kThreads, K ? 4 : 1) conv_forward(const __grid
   VL_SHARED(shared);
   const VlConv &a = walk.conv;
   const int taps = K ? K : (int)a.d_conv, threads = blockDim.x * blockDim.y, unroll = K ? K : 1;
-  const Place place(walk, VECTOR);
+  const Place<false> place(walk, VECTOR);
   if (!place.active) return;
   float *memory = (float *)shared;
   Direction<K, VECTOR> first(memory, taps, threads), second(memory, PAIR ? taps : 0, threads);
@@ -176,7 +191,7 @@ __global__ void __launch_bounds__(kThreads, K ? 4 : 1) conv_backward(const __gri
   const VlConv &a = walk.conv;
   const int taps = K ? K : (int)a.d_conv, threads = blockDim.x * blockDim.y, unroll = K ? K : 1;
   const int thread = threadIdx.y * blockDim.x + threadIdx.x;
-  const Place place(walk, VECTOR);
+  const Place<false> place(walk, VECTOR);
   // Gradients of weights and bias, (members, K + 1, threads, VECTOR). K = 0 also computes there.
   float *const gradients = (float *)shared, *memory = gradients;
   Taps<K, VECTOR> dweight(memory, taps + 1, threads), dweight2(memory, PAIR ? taps + 1 : 0, threads);
@@ -256,37 +271,7 @@ __global__ void __launch_bounds__(kThreads, K ? 4 : 1) conv_backward(const __gri
     if (PAIR) gradients[((2 * taps + 1) * threads + thread) * VECTOR + c] = dbias2[c];
   }
   sync_block();
-  // Each row of threads sums some of the gradients.
-  if (place.channel >= a.channels) return;
-  VL_ROLL for (int i = threadIdx.y; i < (1 + PAIR) * (taps + 1); i += blockDim.y) {
-    const int64_t group = place.row * a.directions + walk.direction[i / (taps + 1)];
-    sum_rows<VECTOR>(a, gradients, i, group * (taps + 1) + i % (taps + 1), place.channel);
-  }
+  sum_rows<VECTOR>(walk, gradients, place.channel, place.row);
 }
 
-struct Reduction {
-  VlConv conv;
-  int64_t rows;
-};
-
-// dweight and dbias: the sums of `partials`, (rows, G, K + 1, D), over the rows, in a fixed order.
-__global__ void __launch_bounds__(32 * kReduceRows) conv_reduce(const __grid_constant__ Reduction reduction) {
-  VL_SHARED(shared);
-  const VlConv &a = reduction.conv;
-  const int64_t taps = a.d_conv, columns = a.directions * (taps + 1) * a.channels;
-  const int64_t column = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
-  const float *partials = (const float *)a.partials + column;
-  float *const sums = (float *)shared, sum = 0.f;
-  if (column < columns)
-    for (int64_t row = threadIdx.y; row < reduction.rows; row += kReduceRows) sum += partials[row * columns];
-  sums[threadIdx.y * blockDim.x + threadIdx.x] = sum;
-  sync_block();
-  if (threadIdx.y || column >= columns) return;
-  VL_UNROLL for (int y = 1; y < kReduceRows; y++) sum += sums[y * blockDim.x + threadIdx.x];
-  const int64_t d = column % a.channels, g = column / a.channels / (taps + 1), j = column / a.channels % (taps + 1);
-  if (j == taps) ((float *)a.dbias)[g * a.channels + d] = sum;
-  else ((float *)a.dweight)[(g * a.channels + d) * taps + j] = sum;
-}
-
-}  // namespace conv
 }  // namespace vilonghorn

@@ -7,64 +7,35 @@
 #include "conv.cuh"
 
 namespace vilonghorn {
-namespace conv_grid {
 
-using conv::kThreads;
-constexpr int kTaps = 9, kMiddle = 4;
+constexpr int kGridTaps = 9, kMiddle = 4;
 
-// The kernel argument.
-struct Walk {
-  VlConv conv;
-  int direction;
-  bool adds, finishes;    // dx adds to the sums of earlier directions; dx is complete after this one
-  int segment, segments;  // steps of a thread, and threads that share a row
-  int tiles;              // blocks that share the channels
-};
-
-VL_DEVICE int64_t patches_of(const VlConv &a) { return a.conv_grid.rows * a.conv_grid.columns; }
 // The token of a patch: a class token, if there is one, stands before the middle patch.
 VL_DEVICE int64_t token_of(const VlConv &a, int64_t patch) {
   const int64_t patches = patches_of(a);
   return patch + (a.length > patches && patch >= patches / 2);
 }
 
-// Where a thread is: its channels, and its steps in a row of a sequence.
-struct Place {
-  int channel, begin, end;
-  int64_t batch, row, block_row;  // block_row: of the blocks with the same channels
-  bool active;
-  VL_DEVICE Place(const Walk &walk, int vector) : block_row(blockIdx.x / walk.tiles) {
-    const VlConv &a = walk.conv;
-    channel = (int)(blockIdx.x % walk.tiles * blockDim.x + threadIdx.x) * vector;
-    const int64_t item = block_row * blockDim.y + threadIdx.y, rows = a.conv_grid.rows + 1;
-    batch = item / walk.segments / rows, row = item / walk.segments % rows;
-    const int64_t steps = row < a.conv_grid.rows ? a.conv_grid.columns : a.length - patches_of(a);
-    begin = (int)(item % walk.segments) * walk.segment;
-    end = begin + walk.segment < steps ? begin + walk.segment : (int)steps;
-    active = channel < a.channels && batch < a.batch;
-  }
-};
-
 // Calls visit(token, window) at each step, with the inputs (height, width, VECTOR) around the token. `x`: token 0.
 template <class T, int VECTOR, class Visit>
-VL_DEVICE void walk_row(const VlConv &a, const Place &place, const T *x, int64_t step, Visit visit) {
+VL_DEVICE void walk_row(const VlConv &a, const Place<true> &place, const T *x, int64_t step, Visit visit) {
   const VlConvGrid &grid = a.conv_grid;
-  float window[kTaps][VECTOR] = {};
+  float window[kGridTaps][VECTOR] = {};
   const auto read = [&](int tap, int64_t token) {
     const Vector<T, VECTOR> in = load<T, VECTOR>(x + token * step);
     VL_UNROLL for (int c = 0; c < VECTOR; c++) window[tap][c] = in[c];
   };
   if (place.begin >= place.end) return;
-  if (place.row == grid.rows) {  // the class token, of which there is at most one
+  if (place.line == grid.rows) {  // the class token, of which there is at most one
     const int64_t token = patches_of(a) / 2;
     read(kMiddle, token);
     visit(token, window);
     return;
   }
-  int64_t patch = place.row * grid.columns + place.begin, next = patch - (place.begin > 0);  // own, and to read
-  const bool has_above = place.row > 0, has_below = place.row + 1 < grid.rows;
+  int64_t patch = place.line * grid.columns + place.begin, next = patch - (place.begin > 0);  // own, and to read
+  const bool has_above = place.line > 0, has_below = place.line + 1 < grid.rows;
   const auto shift_and_read = [&](bool inside) {  // the next column of patches, or zeros beside the grid
-    VL_UNROLL for (int j = 0; j < kTaps; j++) VL_UNROLL for (int c = 0; c < VECTOR; c++) window[j][c] =
+    VL_UNROLL for (int j = 0; j < kGridTaps; j++) VL_UNROLL for (int c = 0; c < VECTOR; c++) window[j][c] =
         j % 3 < 2 ? window[j + 1][c] : 0.f;
     if (inside && has_above) read(2, token_of(a, next - grid.columns));
     if (inside) read(5, token_of(a, next));
@@ -81,33 +52,33 @@ VL_DEVICE void walk_row(const VlConv &a, const Place &place, const T *x, int64_t
 
 // The filter of each channel of a thread; `flipped`: the weights by which a token reaches the results around it.
 template <int VECTOR> struct Filter {
-  float weight[kTaps][VECTOR], bias[VECTOR];
+  float weight[kGridTaps][VECTOR], bias[VECTOR];
   VL_DEVICE Filter(const Walk &walk, int channel, bool flipped) {
     VL_UNROLL for (int c = 0; c < VECTOR; c++) {
-      const int64_t row = walk.direction * walk.conv.channels + channel + c;
+      const int64_t row = walk.direction[0] * walk.conv.channels + channel + c;
       bias[c] = ((const float *)walk.conv.bias)[row];
-      VL_UNROLL for (int j = 0; j < kTaps; j++) weight[j][c] =
-          ((const float *)walk.conv.weight)[row * kTaps + (flipped ? kTaps - 1 - j : j)];
+      VL_UNROLL for (int j = 0; j < kGridTaps; j++) weight[j][c] =
+          ((const float *)walk.conv.weight)[row * kGridTaps + (flipped ? kGridTaps - 1 - j : j)];
     }
   }
-  VL_DEVICE float add(float sum, const float (&window)[kTaps][VECTOR], int c) const {
-    VL_UNROLL for (int j = 0; j < kTaps; j++) sum = fmaf(weight[j][c], window[j][c], sum);
+  VL_DEVICE float add(float sum, const float (&window)[kGridTaps][VECTOR], int c) const {
+    VL_UNROLL for (int j = 0; j < kGridTaps; j++) sum = fmaf(weight[j][c], window[j][c], sum);
     return sum;
   }
 };
-template <class T> VL_DEVICE const T *input(const VlInput &in, int64_t direction, const Place &place) {
+template <class T> VL_DEVICE const T *input(const VlInput &in, int64_t direction, const Place<true> &place) {
   return (const T *)in.data + direction * in.direction + place.batch * in.batch + place.channel;
 }
 
 template <class T, int VECTOR>
 __global__ void __launch_bounds__(kThreads) conv_grid_forward(const __grid_constant__ Walk walk) {
   const VlConv &a = walk.conv;
-  const Place place(walk, VECTOR);
+  const Place<true> place(walk, VECTOR);
   if (!place.active) return;
   const Filter<VECTOR> filter(walk, place.channel, false);
-  T *const y = (T *)a.y + (walk.direction * a.batch + place.batch) * a.length * a.channels + place.channel;
+  T *const y = (T *)a.y + (walk.direction[0] * a.batch + place.batch) * a.length * a.channels + place.channel;
   walk_row<T, VECTOR>(a, place, input<T>(a.x, 0, place), a.x.step,
-                      [&](int64_t token, const float (&window)[kTaps][VECTOR]) {
+                      [&](int64_t token, const float (&window)[kGridTaps][VECTOR]) {
                         float out[VECTOR];
                         VL_UNROLL for (int c = 0; c < VECTOR; c++) {
                           out[c] = filter.add(filter.bias[c], window, c);
@@ -122,47 +93,42 @@ template <class T, int VECTOR>
 __global__ void __launch_bounds__(kThreads) conv_grid_backward(const __grid_constant__ Walk walk) {
   VL_SHARED(shared);
   const VlConv &a = walk.conv;
-  const Place place(walk, VECTOR);
+  const Place<true> place(walk, VECTOR);
   const int threads = blockDim.x * blockDim.y, thread = threadIdx.y * blockDim.x + threadIdx.x;
-  float gradient[kTaps + 1][VECTOR] = {};  // of the weights, then of the bias
+  float gradient[kGridTaps + 1][VECTOR] = {};  // of the weights, then of the bias
   if (place.active) {
     const Filter<VECTOR> filter(walk, place.channel, false);
-    const T *const dy = input<T>(a.dy, walk.direction, place);
+    const T *const dy = input<T>(a.dy, walk.direction[0], place);
     T *const dv = (T *)a.dv + place.batch * a.length * a.channels + place.channel;
     walk_row<T, VECTOR>(
-        a, place, input<T>(a.x, 0, place), a.x.step, [&](int64_t token, const float (&window)[kTaps][VECTOR]) {
+        a, place, input<T>(a.x, 0, place), a.x.step, [&](int64_t token, const float (&window)[kGridTaps][VECTOR]) {
           const Vector<T, VECTOR> dout = load<T, VECTOR>(dy + token * a.dy.step);
           float out[VECTOR];
           VL_UNROLL for (int c = 0; c < VECTOR; c++) {
-            out[c] = conv::silu_gradient(filter.add(filter.bias[c], window, c), dout[c]);
-            VL_UNROLL for (int j = 0; j < kTaps; j++) gradient[j][c] = fmaf(out[c], window[j][c], gradient[j][c]);
-            gradient[kTaps][c] += out[c];
+            out[c] = silu_gradient(filter.add(filter.bias[c], window, c), dout[c]);
+            VL_UNROLL for (int j = 0; j < kGridTaps; j++) gradient[j][c] = fmaf(out[c], window[j][c], gradient[j][c]);
+            gradient[kGridTaps][c] += out[c];
           }
           store<T>(dv + token * a.channels, out);
         });
   }
   float *const gradients = (float *)shared;  // (taps + 1, threads, VECTOR)
-  VL_UNROLL for (int j = 0; j <= kTaps; j++) VL_UNROLL for (int c = 0; c < VECTOR; c++)
+  VL_UNROLL for (int j = 0; j <= kGridTaps; j++) VL_UNROLL for (int c = 0; c < VECTOR; c++)
       gradients[(j * threads + thread) * VECTOR + c] = gradient[j][c];
   sync_block();
-  // Each row of threads sums some of the gradients.
-  if (place.channel >= a.channels) return;
-  VL_ROLL for (int j = threadIdx.y; j <= kTaps; j += blockDim.y) {
-    const int64_t group = place.block_row * a.directions + walk.direction;
-    conv::sum_rows<VECTOR>(a, gradients, j, group * (kTaps + 1) + j, place.channel);
-  }
+  sum_rows<VECTOR>(walk, (const float *)shared, place.channel, place.row);
 }
 
 // Writes dx from dv, or adds to the sums of earlier directions.
 template <class T, int VECTOR>
 __global__ void __launch_bounds__(kThreads) conv_grid_dx(const __grid_constant__ Walk walk) {
   const VlConv &a = walk.conv;
-  const Place place(walk, VECTOR);
+  const Place<true> place(walk, VECTOR);
   if (!place.active) return;
   const Filter<VECTOR> filter(walk, place.channel, true);
   const int64_t first = place.batch * a.length;
   walk_row<T, VECTOR>(a, place, (const T *)a.dv + first * a.channels + place.channel, a.channels,
-                      [&](int64_t token, const float (&window)[kTaps][VECTOR]) {
+                      [&](int64_t token, const float (&window)[kGridTaps][VECTOR]) {
                         float out[VECTOR];
                         float *const sums = (float *)a.sums + (first + token) * a.channels + place.channel;
                         VL_UNROLL for (int c = 0; c < VECTOR; c++) out[c] =
@@ -172,5 +138,4 @@ __global__ void __launch_bounds__(kThreads) conv_grid_dx(const __grid_constant__
                       });
 }
 
-}  // namespace conv_grid
 }  // namespace vilonghorn

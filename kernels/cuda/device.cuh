@@ -90,7 +90,6 @@ inline int launch(void (*kernel)(Args), const Args &args, int64_t blocks, dim3 t
 namespace vilonghorn {
 
 constexpr float kLog2e = 1.4426950408889634f, kLn2 = 0.6931471805599453f;
-constexpr int kReduceRows = 8;  // threads that share a column of a sum
 
 inline int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
 

@@ -3,7 +3,6 @@
 // Up to 16 states (padded with zeros) there is one kernel per dtype. Up to 64 states there is one for float.
 #include "scan_backward.cuh"
 #include "scan_forward.cuh"
-#include "scan_reduce.cuh"
 #include "scan_segments.cuh"
 
 namespace vilonghorn {
@@ -32,14 +31,7 @@ Sums plan_sums(const VlScan &a, int num_segments) {
                 {a.dA, rows, channels * a.states, channels * a.states},
                 {a.dD, rows, channels, channels},
                 {a.ddt_bias, rows, channels, channels}}};
-  for (int i = 0; i < kSums; i++) {
-    Sum &sum = sums.of[i];
-    if (!sum.out) continue;
-    sum.partials = (const float *)a.partials + sums.size;
-    sum.shared = sum.rows > kFewRows;
-    sums.size += sum.rows * sum.columns;
-    sums.all_blocks += sums.blocks[i] = divide_up(sum.columns, kWarp * (sum.shared ? 1 : kReduceRows));
-  }
+  sums.place(a.partials);
   return sums;
 }
 
@@ -68,10 +60,7 @@ template <int RULE, class T, int LANES> int run(const Job &job, const Sums *sums
   if (job.num_segments > 1)
     if (const int error = start_segments<RULE, T>(job, stream)) return error;
   const int error = launch(kernel, job, blocks, threads, shared, stream);
-  if (error || !sums) return error;
-  if (sums->all_blocks > INT32_MAX) return cudaErrorInvalidValue;
-  const dim3 reduce_threads(kWarp, kReduceRows);
-  return launch(scan_reduce<T>, *sums, sums->all_blocks, reduce_threads, kWarp * kReduceRows * sizeof(float), stream);
+  return error || !sums ? error : launch_reduce<T>(*sums, stream);
 }
 
 template <int RULE> int run_rule(const Job &job, const Sums *sums, void *stream) {

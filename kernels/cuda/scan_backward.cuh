@@ -2,7 +2,7 @@
 //
 // For each chunk it computes the gates, then goes back in runs of a few steps: it recomputes the states before the
 // steps of a run from the saved state into shared memory, and applies the adjoint step by step. dk and dq are sums over
-// channels: each warp sums its own channels, `scan_reduce` sums over warps. There are no atomic additions, so results
+// channels: each warp sums its own channels, `reduce_sums` sums over warps. There are no atomic additions, so results
 // are deterministic.
 #pragma once
 #include "scan_adjoint.cuh"
@@ -101,6 +101,7 @@ template <int RULE, class T, int LANES> struct Backward {
     if (a.z.data) next_z = load<T, CHANNELS>(z);
   }
 
+  VL_DEVICE static int unreached(int) { return 0; }  // the middle of a pass without a second half
   // `middle`: the number of steps in this team's second half.
   VL_DEVICE void run(const Pass &pass, int middle) {
     bool adds = pass.adds(false), finishes = pass.finishes(false);
@@ -284,19 +285,7 @@ constexpr int backward_blocks(int rule, int lanes) { return rule == VL_MAMBA || 
 template <int RULE, class T, int LANES>
 __global__ void __launch_bounds__(2 * kWarp, backward_blocks(RULE, LANES))
     scan_backward(const __grid_constant__ Job job) {
-  VL_SHARED(shared);
-  const Warp warp(job, LANES == 1, uniform(threadIdx.y));
-  auto &own = ((typename Backward<RULE, T, LANES>::Shared *)shared)[warp.team];
-  const int length = warp.length, passes = count_passes(job);
-  // As in forward, but the team that scans from the first step comes from the end.
-  const int middle = job.teams == 1 ? -1 : warp.team ? length - length / 2 : length / 2;
-  VL_ROLL for (int number = 0; number < passes; number++) {
-    const Pass pass(job, warp, number);
-    if (pass.direction >= 0) Backward<RULE, T, LANES>(job, warp, pass.direction, own).run(pass, middle);
-    if (job.teams == 1) continue;
-    if (pass.direction < 0 || middle == 0) sync_teams(job.teams * kWarp);
-    if (number + 1 < passes) sync_teams(job.teams * kWarp);
-  }
+  run_passes<Backward<RULE, T, LANES>>(job, Warp(job, LANES == 1, uniform(threadIdx.y)));
 }
 
 }  // namespace vilonghorn

@@ -98,6 +98,24 @@ VL_DEVICE int count_passes(const Job &job) {
   return reversed > straight ? reversed : straight;
 }
 
+// Runs the passes of a block's teams. The teams wait for each other in the middle of a pass and after it. Part: what a
+// warp does in one direction.
+template <class Part> VL_DEVICE void run_passes(const Job &job, const Warp &warp) {
+  VL_SHARED(shared);
+  auto &own = ((typename Part::Shared *)shared)[warp.team];
+  const int length = warp.length, passes = count_passes(job);
+  // The middle, in steps of this team; -1 with one team. Backward, the team that scans from the first step comes from
+  // the end.
+  const int middle = job.teams == 1 ? -1 : warp.team ? length - length / 2 : length / 2;
+  VL_ROLL for (int number = 0; number < passes; number++) {
+    const Pass pass(job, warp, number);
+    if (pass.direction >= 0) Part(job, warp, pass.direction, own).run(pass, middle);
+    if (job.teams == 1) continue;
+    if (pass.direction < 0 || middle == Part::unreached(length)) sync_teams(job.teams * kWarp);
+    if (number + 1 < passes) sync_teams(job.teams * kWarp);
+  }
+}
+
 struct Gate {
   float value, slope;  // slope: (d value / d dt) / value for longhorn, d value / d dt for mamba
 };

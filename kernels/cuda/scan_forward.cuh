@@ -78,6 +78,7 @@ template <int RULE, class T, int LANES> struct Forward {
     return {data, reversed ? -in.step : in.step, warp.tile * TILE, (int)job.scan.channels, warp.lane};
   }
 
+  VL_DEVICE static int unreached(int length) { return length; }  // the midpoint of a pass without a second half
   // `midpoint`: the step at which this team's second half begins.
   VL_DEVICE void run(const Pass &pass, int midpoint) {
     bool adds = pass.adds(false);
@@ -184,19 +185,7 @@ constexpr int forward_blocks(int rule, int lanes) { return lanes > 1 ? 4 : rule 
 template <int RULE, class T, int LANES>
 __global__ void __launch_bounds__(2 * kWarp, forward_blocks(RULE, LANES))
     scan_forward(const __grid_constant__ Job job) {
-  VL_SHARED(shared);
-  const Warp warp(job, LANES == 1, threadIdx.y);
-  auto &own = ((typename Forward<RULE, T, LANES>::Shared *)shared)[warp.team];
-  const int length = warp.length, passes = count_passes(job);
-  // The middle, in steps of this team; -1 with one team.
-  const int midpoint = job.teams == 1 ? -1 : warp.team ? length - length / 2 : length / 2;
-  VL_ROLL for (int number = 0; number < passes; number++) {
-    const Pass pass(job, warp, number);
-    if (pass.direction >= 0) Forward<RULE, T, LANES>(job, warp, pass.direction, own).run(pass, midpoint);
-    if (job.teams == 1) continue;
-    if (pass.direction < 0 || midpoint >= length) sync_teams(job.teams * kWarp);
-    if (number + 1 < passes) sync_teams(job.teams * kWarp);
-  }
+  run_passes<Forward<RULE, T, LANES>>(job, Warp(job, LANES == 1, threadIdx.y));
 }
 
 }  // namespace vilonghorn

@@ -2,13 +2,12 @@
 // stage while it computes the steps before it.
 #pragma once
 #include "../include/vilonghorn.h"
-#include "device.cuh"
+#include "reduce.cuh"
 
 namespace vilonghorn {
 
 constexpr int kStage = 4;    // steps that are copied together
 constexpr int kStates = 16;  // of a channel, in one lane
-constexpr int kWarp = 32;
 
 // Copies a tile's rows of an activation, or of partial sums, STEPS at a time. Pairs of channels are aligned.
 template <class T, int TILE, int STEPS = kStage> struct RowCopy {

@@ -185,11 +185,8 @@ static inline float from_bits(uint32_t bits) {
 }
 static inline float to_fp32(bfloat16 x) { return from_bits((uint32_t)x.bits << 16); }
 static inline float to_fp32(float16 x) {
-  const int exponent = x.bits >> 10 & 31, mantissa = x.bits & 1023;
-  const float size = exponent == 31 ? (mantissa ? NAN : INFINITY)
-                     : exponent     ? ldexpf((float)(1024 + mantissa), exponent - 25)
-                                    : ldexpf((float)mantissa, -24);
-  return x.bits >> 15 ? -size : size;
+  const uint32_t special = (x.bits & 0x7c00) == 0x7c00 ? 0x7f800000 : 0, bits = (x.bits & 0x7fffu) << 13 | special;
+  return copysignf(special ? from_bits(bits) : ldexpf(from_bits(bits), 112), x.bits >> 15 ? -1.f : 1.f);
 }
 template <class T> T from_fp32(float x);
 template <> inline float from_fp32<float>(float x) { return x; }
@@ -201,15 +198,11 @@ template <> inline bfloat16 from_fp32<bfloat16>(float x) {
 }
 template <> inline float16 from_fp32<float16>(float x) {
   const uint16_t sign = signbit(x) ? 0x8000 : 0;
-  const float size = fabsf(x);
   if (x != x) return {0x7fff};
-  if (size == 0.f) return {sign};
-  if (size >= 65520.f) return {(uint16_t)(sign | 0x7c00)};
-  int exponent;
-  frexpf(size, &exponent);
-  exponent = std::max(exponent, -13);  // of 1 <= size * 2^-(exponent - 1) < 2, or subnormal
-  const int mantissa = (int)nearbyintf(ldexpf(size, 11 - exponent));  // in units of the last place
-  return {(uint16_t)(sign | (((exponent + 13) << 10) + mantissa))};
+  if (fabsf(x) >= 65520.f) return {(uint16_t)(sign | 0x7c00)};
+  const int exponent = std::max(ilogbf(x), -14);                          // or subnormal
+  const int mantissa = (int)nearbyintf(ldexpf(fabsf(x), 10 - exponent));  // in units of the last place
+  return {(uint16_t)(sign | (((exponent + 14) << 10) + mantissa))};
 }
 
 template <class Args>

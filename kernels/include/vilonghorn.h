@@ -8,16 +8,25 @@
  */
 #ifndef VILONGHORN_H
 #define VILONGHORN_H
+#include <stddef.h>
 #include <stdint.h>
+#include <string.h>
 
 enum { VL_ABI = 16 }; /* Increase it with every change of a struct, function or tensor: the caller compares it. */
 /* VL_NONE, without a recurrence, is for VlMambaInner and VlBlock on the CPU: y is the mean over the directions of the
  * convolution with SiLU, times silu(z). x_proj, dt_proj, dt_bias, A and D are absent; states, dt_rank and heads are 0.
  */
 enum { VL_LONGHORN = 0, VL_LONGHORN_EXACT = 1, VL_MAMBA = 2, VL_NONE = 3 };
+enum { VL_UNKNOWN_RULE = -1 }; /* what a function returns that does not implement the rule */
+/* The number of a rule by its name. */
+static inline int vl_rule(const char *name) {
+  static const char *const names[] = {"longhorn", "longhorn_exact", "mamba", "none"};
+  for (int rule = 0; rule <= VL_NONE; rule++)
+    if (!strcmp(name, names[rule])) return rule;
+  return VL_UNKNOWN_RULE;
+}
 enum { VL_FLOAT32 = 0, VL_FLOAT64 = 1, VL_BFLOAT16 = 2, VL_FLOAT16 = 3 };
 enum { VL_MAX_STATES = 64 };
-enum { VL_UNKNOWN_RULE = -1 }; /* what a function returns that does not implement the rule */
 
 typedef struct {
   const void *data;
@@ -152,6 +161,7 @@ typedef struct {
   double eps, mlp_eps;
   VlConvGrid conv_grid; /* as in VlMambaInner */
   const uint8_t *reverse;
+  /* VL_BLOCK_TENSORS from x to drop_scales, in the order of the operator's arguments. */
   const void *x;                                                            /* (B, L, dim) */
   const void *norm_weight;                                                  /* (dim) */
   const void *in_proj;                                                      /* (2 D, dim) */
@@ -174,6 +184,7 @@ typedef struct {
   /* forward only */
   const void *in_proj_scale, *out_proj_scale; /* (2 D), (dim), both optional: that weight is int8, as b of VlGemm */
 } VlBlock;
+enum { VL_BLOCK_TENSORS = 15 };
 
 #ifdef _WIN32
 #define VL_EXPORT __declspec(dllexport)

@@ -73,13 +73,12 @@ struct Tensor {
 
 // The options of both operators.
 struct Options {
-  int32_t rule = 0, threads = 0;
+  int32_t rule, threads = 0;
   std::vector<uint8_t> reverse;
 
-  Options(const std::string &name, const int64_t *flags, int64_t directions) : reverse(flags, flags + directions) {
-    const std::string rules[] = {"longhorn", "longhorn_exact", "mamba", "none"};  // VL_LONGHORN, ...
-    while (rule < 4 && rules[rule] != name) rule++;
-    if (rule == 4) fail("rule is " + name + ", expected longhorn, longhorn_exact, mamba or none");
+  Options(const std::string &name, const int64_t *flags, int64_t directions)
+      : rule(vl_rule(name.c_str())), reverse(flags, flags + directions) {
+    if (rule < 0) fail("rule is " + name + ", expected longhorn, longhorn_exact, mamba or none");
     uint32_t count = 1;
     AOTI_TORCH_ERROR_CODE_CHECK(torch_get_num_threads(&count));
     threads = count;
@@ -103,26 +102,24 @@ void run(int failed) {
     AtenTensorHandle *xz, AtenTensorHandle *projected, AtenTensorHandle *saved_states, AtenTensorHandle *mid,
     AtenTensorHandle *gv) {
   using namespace vilonghorn;
-  const Tensor in(x), norm(norm_weight), wide(in_proj), conv(conv_weight), bias(conv_bias), low(x_proj), rise(dt_proj),
-      step(dt_bias), decay(A), skip(D), narrow(out_proj), mlp_norm(mlp_norm_weight), mlp_wide(mlp_in_proj),
-      mlp_narrow(mlp_out_proj), drop(drop_scales);
+  const Tensor tensors[VL_BLOCK_TENSORS] = {Tensor(x),           Tensor(norm_weight),  Tensor(in_proj),
+                                            Tensor(conv_weight), Tensor(conv_bias),    Tensor(x_proj),
+                                            Tensor(dt_proj),     Tensor(dt_bias),      Tensor(A),
+                                            Tensor(D),           Tensor(out_proj),     Tensor(mlp_norm_weight),
+                                            Tensor(mlp_in_proj), Tensor(mlp_out_proj), Tensor(drop_scales)};
+  const std::vector<int64_t> &in = tensors[0].sizes, &conv = tensors[3].sizes, &steps = tensors[6].sizes;
   const Options options(rule, reverse, directions);
-  RAIIAtenTensorHandle y = empty(in.sizes);
+  RAIIAtenTensorHandle y = empty(in);
   VlBlock b = {};
-  b.batch = in.sizes[0], b.length = in.sizes[1], b.dim = in.sizes[2];
-  b.directions = directions, b.channels = conv.sizes[1], b.d_conv = conv.sizes[2];
-  if (rise.data) {
-    b.num_heads = rise.sizes[1], b.dt_rank = rise.sizes[2];
-    b.states = (low.sizes[1] - b.dt_rank) / 2;
-  }
-  b.hidden = mlp_narrow.data ? mlp_narrow.sizes[1] : 0;
+  const void **const fields = (const void **)((char *)&b + offsetof(VlBlock, x));
+  for (int i = 0; i < VL_BLOCK_TENSORS; i++) fields[i] = tensors[i].data;
+  b.batch = in[0], b.length = in[1], b.dim = in[2];
+  b.directions = directions, b.channels = conv[1], b.d_conv = conv[2];
+  if (b.dt_proj) b.num_heads = steps[1], b.dt_rank = steps[2], b.states = (tensors[5].sizes[1] - steps[2]) / 2;
+  b.hidden = b.mlp_out_proj ? tensors[13].sizes[1] : 0;
   b.rule = options.rule, b.threads = options.threads, b.eps = eps, b.mlp_eps = mlp_eps, b.bf16_parts = bf16 ? 1 : 0;
   if (grid_sizes) b.conv_grid = {conv_grid[0], conv_grid[1], conv_grid[2], nullptr};
-  b.reverse = options.reverse.data();
-  b.x = in.data, b.norm_weight = norm.data, b.in_proj = wide.data, b.conv_weight = conv.data, b.conv_bias = bias.data;
-  b.x_proj = low.data, b.dt_proj = rise.data, b.dt_bias = step.data, b.A = decay.data, b.D = skip.data;
-  b.out_proj = narrow.data, b.mlp_norm_weight = mlp_norm.data, b.mlp_in_proj = mlp_wide.data;
-  b.mlp_out_proj = mlp_narrow.data, b.drop_scales = drop.data, b.out = y.data_ptr();
+  b.reverse = options.reverse.data(), b.out = y.data_ptr();
   run(kernel<decltype(vl_block_infer)>("vl_block_infer")(&b, -1));
   *out = y.release();
   for (AtenTensorHandle *saved : {xz, projected, saved_states, mid, gv}) *saved = empty({0}).release();

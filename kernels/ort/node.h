@@ -39,7 +39,7 @@ struct Sizes {
 class Node {
  public:
   const OrtApi &api;
-  int rule = 0;
+  int rule;
   std::vector<uint8_t> reverse;
 
   Node(const char *name, const OrtApi &api, const OrtKernelInfo *info) : api(api), name_(name) {
@@ -48,10 +48,8 @@ class Node {
       fail("the model needs interface " + std::to_string(interface) + " of the operators, as of vilonghorn " +
            text(info, "version") + "; this library, of vilonghorn " VILONGHORN_VERSION ", has interface " +
            std::to_string(kInterface) + ". Load the library of that version, or export the model again");
-    const std::string given = text(info, "rule"),
-                      rules[] = {"longhorn", "longhorn_exact", "mamba", "none"};  // VL_LONGHORN, ...
-    while (rule < 4 && rules[rule] != given) rule++;
-    if (rule == 4) fail("rule is '" + given + "', expected longhorn, longhorn_exact, mamba or none");
+    rule = vl_rule(text(info, "rule").c_str());
+    if (rule < 0) fail("rule is '" + text(info, "rule") + "', expected longhorn, longhorn_exact, mamba or none");
     size_t count = 0;
     check(api.KernelInfoGetAttributeArray_int64(info, "reverse", nullptr, &count));
     std::vector<int64_t> flags(count);

@@ -33,8 +33,7 @@ template <bool INT8> struct Block : Node {
     b.batch = n['B'], b.length = n['L'], b.dim = n['E'], b.directions = n['G'], b.channels = n['D'], b.states = states;
     b.d_conv = n['K'], b.dt_rank = n['R'], b.num_heads = n['H'], b.rule = rule, b.threads = threads, b.eps = eps;
     b.reverse = reverse.data();
-    b.x = in[0], b.norm_weight = in[1], b.in_proj = in[2], b.conv_weight = in[3], b.conv_bias = in[4];
-    b.x_proj = in[5], b.dt_proj = in[6], b.dt_bias = in[7], b.A = in[8], b.D = in[9], b.out_proj = in[10];
+    memcpy((char *)&b + offsetof(VlBlock, x), in.data(), 11 * sizeof in[0]);  // to out_proj
     if (INT8) b.in_proj_scale = in[11], b.out_proj_scale = in[12];
     b.out = output(context, {n['B'], n['L'], n['E']});
     return vl_block_infer(&b, -1);

@@ -37,7 +37,7 @@ def test_two_directions_are_averaged():
     assert error(y, oracle(**inputs, rule="longhorn", reverse=(False, True), reduce="mean")) < 1e-6
 
 
-@pytest.mark.skipif(not cpu.isa_levels(), reason="the CPU kernels are not built")
+@pytest.mark.skipif(not cpu.isas(), reason="the CPU kernels are not built")
 @pytest.mark.parametrize(
     "rule, train, ms", [("longhorn", False, 1.1), ("longhorn_exact", False, 1.0), ("longhorn", True, 4.9)]
 )

@@ -6,10 +6,10 @@ import statistics
 import pytest
 import torch
 
-from vilonghorn.bench import __main__ as command
 from vilonghorn.bench import candidates
 from vilonghorn.bench.candidates import Workload
 from vilonghorn.bench.interleaved import STEPS
+from vilonghorn.cli import bench as command
 
 FAMILIES = (("vim_nano", "vilonghorn_nano"), ("vilonghorn_nano_exact",))
 

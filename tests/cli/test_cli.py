@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from importlib import import_module
@@ -32,6 +33,7 @@ def script(tmp_path_factory) -> str:
 
 
 def test_help_needs_no_torch_and_a_closed_pipe_is_no_error(script):
+    assert python(script, "--version").stdout == f"vilonghorn {vilonghorn.__version__}\nFalse\n"
     found = python(script, "--help")
     assert found.returncode == 0 and "classify image files" in found.stdout and found.stdout.endswith("False\n")
     reader, writer = os.pipe()
@@ -47,32 +49,22 @@ def test_python_m_is_the_same_command():
     assert " torch\n" not in found.stderr
 
 
-def test_the_version_is_printed(capsys):
-    assert main(["--version"]) == 0 and capsys.readouterr().out == f"vilonghorn {vilonghorn.__version__}\n"
-
-
 @pytest.mark.parametrize(
     "arguments, words",
     [
         ([], "error: give a command"),
         (["xyzzy"], "there is no command 'xyzzy'; expected one of train, evaluate"),
-        (
-            ["study", "recall", "--list"],
-            "`vilonghorn study` has moved: in a clone of the repository, run `python",
+        *(
+            (name.split() + ["a.tgz"], f"`vilonghorn {name}` has moved: in a clone .*run `{MOVED[name]}`")
+            for name in MOVED
         ),
-        (["data", "icons", "a.tgz", "out"], "run `python docs/comparison/icons.py OUT`"),
-        (["data", "mnist", "a.tgz", "out"], "run `python docs/comparison/mnist.py OUT`"),
     ],
 )
 def test_what_is_no_command_gets_one_sentence(arguments, words, capsys):
     assert main(arguments) == 2
     err = capsys.readouterr().err
-    assert words in err and err.count("\n") == 1
-
-
-def test_moved_commands_are_where_the_table_says():
-    for command in MOVED.values():
-        assert (ROOT / command.split()[1]).exists(), command
+    assert re.search(words, err) and err.count("\n") == 1
+    assert all((ROOT / command.split()[1]).exists() for command in MOVED.values())
 
 
 @pytest.mark.parametrize(
@@ -116,15 +108,7 @@ def test_a_command_whose_packages_are_missing_is_one_sentence(monkeypatch, capsy
     monkeypatch.delitem(sys.modules, "vilonghorn.cli.completion", raising=False)
     monkeypatch.setitem(sys.modules, "shtab", None)
     assert main(["completion", "bash"]) == 2
-    assert capsys.readouterr().err.startswith("error: vilonghorn completion cannot start: import of shtab halted")
-
-
-def test_ctrl_c_ends_a_command(monkeypatch, capsys):
-    def interrupt():
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(env, "report", interrupt)
-    assert main(["env"]) == 130 and capsys.readouterr().err == "interrupted\n"
+    assert capsys.readouterr().err.startswith("error: import of shtab halted")
 
 
 def test_evaluate_is_the_evaluation_of_train(tmp_path, monkeypatch, capsys):
@@ -172,7 +156,6 @@ def test_a_report_of_the_environment_says_what_runs_and_why_not(monkeypatch, cap
     assert found["variables"]["VILONGHORN_TEST"] == "1" and "secret" not in text
     assert found["vilonghorn"] == str(ROOT / "vilonghorn")
     if found["libraries"]["cpu"]:
-        assert Path(found["libraries"]["cpu"]).is_file()
         assert found["processor"]["chosen"] in found["processor"]["instruction_sets"]
     monkeypatch.setattr(env.cpu, "_reason", "VILONGHORN_ISA is 'v9', expected ...")
     assert main(["env"]) == 0

@@ -49,7 +49,7 @@ def test_runs_in_progress_and_damaged_lines_are_read_as_far_as_they_go(tmp_path,
 
 def test_what_is_no_run_is_named(runs, tmp_path, capsys):
     assert main(["compare", *runs, str(tmp_path)]) == 2
-    assert f"{tmp_path} is not the directory of a run: there is no config.yaml" in capsys.readouterr().err
+    assert f"{tmp_path} is not the directory of a run (FileNotFoundError: " in capsys.readouterr().err
     for name in ("config.yaml", "environment.json", "log.jsonl"):
         (tmp_path / name).write_text("[1]\n")
     assert main(["compare", str(tmp_path)]) == 2

@@ -9,7 +9,7 @@ import pytest
 from PIL import EpsImagePlugin, Image
 
 from vilonghorn.data import ImageFolder
-from vilonghorn.data.images import UnreadableImage, read_header, read_image
+from vilonghorn.data.images import UnreadableImage, read_image
 
 
 def test_classes_and_samples_are_sorted_and_labels_count_the_classes(folder):
@@ -33,36 +33,6 @@ def test_nested_images_count_and_hidden_and_foreign_files_do_not(tmp_path, photo
     assert images.classes == ["a"] and len(images) == 1
 
 
-def test_links_that_lead_back_add_no_image_and_no_class_and_linked_folders_count_once(tmp_path, photo):
-    root, other = tmp_path / "root", tmp_path / "other"
-    for folder in (root / "a/deep", root / "b", other):
-        folder.mkdir(parents=True)
-        photo(0).save(folder / "x.png")
-    (root / "loop").symlink_to(root)
-    for number, target in enumerate((".", "..", "../..", "deep")):
-        (root / "a" / f"loop{number}").symlink_to(target)
-    (root / "a" / "deep" / "loop").symlink_to("..")
-    for name in ("first", "second"):
-        (root / "b" / name).symlink_to(other)
-    images = ImageFolder(root)
-    assert images.classes == ["a", "b"]
-    assert images.paths == [str(root / name) for name in ("a/deep/x.png", "b/first/x.png", "b/x.png")]
-
-
-def test_a_folder_that_cannot_be_listed_is_named(tmp_path, photo, monkeypatch):
-    (tmp_path / "a" / "deep").mkdir(parents=True)
-    photo(0).save(tmp_path / "a" / "x.png")
-
-    def scandir(path, scandir=os.scandir):
-        if str(path).endswith("deep"):
-            raise PermissionError(13, "Permission denied", str(path))
-        return scandir(path)
-
-    monkeypatch.setattr(os, "scandir", scandir)
-    with pytest.raises(PermissionError, match="deep"):
-        ImageFolder(tmp_path)
-
-
 @pytest.mark.parametrize(
     "make",
     [
@@ -79,10 +49,9 @@ def test_what_is_no_file_is_named_when_it_is_read(tmp_path, photo, make):
     make(tmp_path / "a" / "x.png")
     images = ImageFolder(tmp_path)
     assert images.classes == ["a"] and len(images) == 2 - (tmp_path / "a" / "x.png").is_dir()
-    with pytest.raises(UnreadableImage, match=r"x.png: not a readable image \(not a file\)"):
-        read_image(str(tmp_path / "a" / "x.png"))
-    with pytest.raises(UnreadableImage, match="gone.png: there is no such file$"):
-        read_image(str(tmp_path / "gone.png"))
+    for name in ("a/x.png", "gone.png"):
+        with pytest.raises(UnreadableImage, match=f"{name}: there is no such file$"):
+            read_image(str(tmp_path / name))
 
 
 @pytest.mark.parametrize(
@@ -103,14 +72,6 @@ def test_a_folder_without_images_of_classes_is_refused(tmp_path, files, folder, 
         ImageFolder(tmp_path / folder)
 
 
-@pytest.mark.skipif(os.name != "posix", reason="names of files are Unicode here")
-def test_a_class_folder_whose_name_is_not_utf8_is_named(tmp_path):
-    os.makedirs(os.fsencode(tmp_path) + b"/caf\xe9")
-    with pytest.raises(ValueError, match=r"the name of class folder 'caf\\udce9' is not UTF-8; rename") as error:
-        ImageFolder(tmp_path)
-    assert str(error.value).isascii()
-
-
 def test_control_characters_of_a_name_are_escaped_in_messages(tmp_path):
     (tmp_path / "a\x1b[31m").mkdir()
     with pytest.raises(ValueError, match=r"no image in class folder a\\x1b\[31m;"):
@@ -124,14 +85,13 @@ def test_control_characters_of_a_name_are_escaped_in_messages(tmp_path):
 EPS = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n%%EndComments\nshowpage\n%%EOF\n"
 
 
-@pytest.mark.parametrize("name", ["x.jpg", "x.png", "x.eps"])
+@pytest.mark.parametrize("name", ["x.jpg", "x.eps"])
 def test_ghostscript_is_never_run(tmp_path, monkeypatch, name):
     runs = []
     monkeypatch.setattr(EpsImagePlugin, "Ghostscript", lambda *a, **k: runs.append(a))
     (tmp_path / name).write_bytes(EPS)
-    for read in (read_header, read_image):
-        with pytest.raises(UnreadableImage, match=f"{name}: not a readable image .its content is none of JPEG, PNG, "):
-            read(str(tmp_path / name))
+    with pytest.raises(UnreadableImage, match=f"{name}: not a readable image .its content is none of JPEG, PNG, "):
+        read_image(str(tmp_path / name))
     assert not runs
 
 
@@ -142,15 +102,14 @@ def test_an_image_that_would_fill_the_memory_is_refused_with_the_option_that_adm
     data = (tmp_path / "x.png").read_bytes()
     header = b"IHDR" + struct.pack(">II", side, side) + data[24:29]
     (tmp_path / "x.png").write_bytes(data[:12] + header + struct.pack(">I", zlib.crc32(header)) + data[33:])
-    for read in (read_header, read_image):
-        with pytest.raises(UnreadableImage, match="x.png: .*pixels.*; shrink it or.*raise max_pixels .--max-pixels"):
-            read(str(tmp_path / "x.png"))
+    with pytest.raises(UnreadableImage, match="x.png: too many pixels.*; shrink it or.*raise max_pixels .--max-pixels"):
+        read_image(str(tmp_path / "x.png"))
 
 
 def test_the_limit_of_pixels_can_be_raised_even_above_that_of_pil(tmp_path, photo, monkeypatch):
     (tmp_path / "a").mkdir()
     photo(0, 20, 30).save(tmp_path / "a" / "x.png")
-    with pytest.raises(UnreadableImage, match="x.png: 20x30 pixels are more than the limit of 599 pixels"):
+    with pytest.raises(UnreadableImage, match="x.png: too many pixels .20x30 are more than the limit of 599"):
         ImageFolder(tmp_path, max_pixels=599)[0]
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 100)
     assert ImageFolder(tmp_path, max_pixels=600)[0][0].size == (20, 30)
@@ -195,7 +154,6 @@ def test_transparent_pixels_become_white(tmp_path, mode):
     TRANSPARENT[mode].save(tmp_path / "x.png", **({"transparency": key[mode]} if mode in key else {}))
     pixels = np.asarray(read_image(str(tmp_path / "x.png")))
     assert (pixels[1] == 255).all() and (pixels[0] < 100).all()
-    assert "transparent pixels" in read_header(str(tmp_path / "x.png"))[2]
 
 
 def test_a_truncated_image_and_one_of_one_pixel_are_named(tmp_path, photo):

@@ -33,8 +33,8 @@ def test_every_loader_is_timed_and_every_file_weighed(loader_speed, capsys, monk
     assert status == (0 if verdict == "met" else 1)
     assert out.count("| timm, PIL |") == out.count("| ours, jpg |") == out.count("| ours, folder |") == 1
     assert re.search(rf"\| ours, jpg \| \d+ \| (\d+) to \1 \| {reached} \|", out)  # the first round is not counted
-    assert [i for _, i in calls] == [0] * 6 + [1] * 6 + [0] * 6  # the last are those of the checksums
-    assert len(re.findall(r"\| (?:jpg|proportion|raw) \| [+-][\d.]+% \| [+-].*% to [+-].*% \|", out)) == 3
+    assert [i for _, i in calls] == [0] * 5 + [1] * 5 + [0] * 4  # the last are those of the checksums
+    assert len(re.findall(r"\| (?:jpg|raw) \| [+-][\d.]+% \| [+-].*% to [+-].*% \|", out)) == 2
     assert re.search(r"\| raw \| \d+ \| \d+ \| \d+ \|", out)
 
 

@@ -8,7 +8,6 @@ import pytest
 import timm
 import torch
 
-from vilonghorn.engine.dry_run import saved_bytes
 from vilonghorn.models import vim
 from vilonghorn.ops import backends
 
@@ -43,7 +42,7 @@ def test_the_cost_estimated_from_two_blocks_is_that_of_all(name):
     estimated = make_table.cost(name, 96)
     assert estimated == pytest.approx(make_table.count(name, 96), rel=1e-9)
     model = timm.create_model(name, img_size=96).train()
-    saved = saved_bytes(model, torch.randn(1, 3, 96, 96), with_images=False)
+    saved = make_table.saved_bytes(model, torch.randn(1, 3, 96, 96))
     assert saved / 1e6 == pytest.approx(estimated.training_mb)
 
 

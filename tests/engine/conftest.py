@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-import vilonghorn.engine.logging
+import vilonghorn.engine.report
 import vilonghorn.engine.trainer
 
 
@@ -27,5 +27,5 @@ def pictures() -> None:
 def few_pictures(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Drawing takes longer than training the small models."""
     if "pictures" not in request.fixturenames:
-        monkeypatch.setattr(vilonghorn.engine.logging, "draw_curves", lambda *arguments: None)
+        monkeypatch.setattr(vilonghorn.engine.report, "draw_curves", lambda *arguments: None)
         monkeypatch.setattr(vilonghorn.engine.trainer, "write_report", lambda *arguments: None)

@@ -10,7 +10,6 @@ from timm.layers import DropPath
 from toy_run import toy_config
 
 from vilonghorn.engine import Config, build
-from vilonghorn.engine.config import check
 
 
 def rates(config, updates_per_epoch):
@@ -35,16 +34,6 @@ def test_the_rate_warms_up_linearly_and_then_follows_half_a_cosine():
         assert values[t] == pytest.approx(low + (peak - low) * t / 14)
     for t in range(14, 70):
         assert values[t] == pytest.approx(floor + (peak - floor) * (1 + math.cos(math.pi * t / 70)) / 2)
-
-
-@pytest.mark.parametrize(("epochs", "warmup"), [(300, 5), (25, 5), (24, 4.8), (1, 0.2)])
-def test_the_warm_up_of_a_short_run_is_a_fifth_of_it(epochs, warmup):
-    config = Config()
-    config.schedule.epochs = epochs
-    check(config)
-    low, peak = config.schedule.warmup_lr, config.optimizer.lr
-    first, second = rates(config, 20)[:2]
-    assert second - first == pytest.approx((peak - low) / (20 * warmup))
 
 
 def test_vectors_and_the_models_own_exceptions_take_no_weight_decay(tmp_path):
@@ -80,17 +69,6 @@ def test_the_rate_of_stochastic_depth_is_the_configured_one_or_else_the_models_d
     built = build.build_model(toy_config(tmp_path, *model, "--data.image_size=32"), 4)
     rates = [module.drop_prob for module in built.modules() if isinstance(module, DropPath)]
     assert max(rates, default=0.0) == pytest.approx(expected)
-
-
-def test_published_weights_that_cannot_be_downloaded_are_named(tmp_path, monkeypatch):
-    def fail(*arguments, **kwargs):
-        raise FileNotFoundError("we cannot find the requested files in the local cache.\nPlease check your connection")
-
-    config = toy_config(tmp_path, "--model.pretrained=true")
-    monkeypatch.setattr(timm, "create_model", fail)
-    with pytest.raises(OSError, match="weights of vit_tiny_patch16_224 cannot be .*model.weights") as raised:
-        build.build_model(config, 4)
-    assert "\n" not in str(raised.value)
 
 
 def test_weights_for_a_model_of_which_timm_knows_no_classifier_are_refused(tmp_path, monkeypatch):
@@ -151,13 +129,6 @@ def test_a_device_that_is_not_here_is_named():
     if not torch.cuda.is_available():
         with pytest.raises(ValueError, match="'cuda'"):
             build.pick_device("cuda")
-
-
-def test_precision_is_bfloat16_where_it_is_asked_for():
-    layer, x = torch.nn.Linear(2, 2), torch.zeros(1, 2)
-    for amp, dtype in (("bf16", torch.bfloat16), ("off", torch.float32), ("auto", torch.float32)):
-        with build.autocast(amp, torch.device("cpu")):
-            assert layer(x).dtype == dtype
 
 
 def test_mixing_is_off_where_both_kinds_are(tmp_path):

@@ -1,6 +1,5 @@
 """Checkpoints: whole or not there, and readable without trust."""
 
-import errno
 import os
 
 import pytest
@@ -8,7 +7,7 @@ import safetensors.torch
 import timm
 import torch
 
-from vilonghorn.engine.checkpoint import STATE_KEYS, RunDirectory, load_state, load_weights, save_state, save_weights
+from vilonghorn.engine.checkpoint import STATE_KEYS, load_state, load_weights, save_state, save_weights
 
 STATE = dict.fromkeys(STATE_KEYS)
 
@@ -56,7 +55,7 @@ def test_one_flipped_bit_of_a_state_is_noticed(tmp_path):
     path = tmp_path / "last.pt"
     save_state(path, {**STATE, "tensor": torch.zeros(1000)})
     data = path.read_bytes()
-    for position in range(0, len(data), 97):
+    for position in range(0, len(data), 331):
         path.write_bytes(data[:position] + bytes([data[position] ^ 1]) + data[position + 1 :])
         with pytest.raises(ValueError, match="last.pt"):
             load_state(path)
@@ -98,17 +97,3 @@ def test_missing_and_broken_weights_are_named(tmp_path):
         safetensors.torch.save_file({"a": torch.zeros(1)}, tmp_path / "best.safetensors", {"vilonghorn": record})
         with pytest.raises(ValueError, match="has no record of a run"):
             load_weights(tmp_path / "best.safetensors")
-
-
-@pytest.mark.parametrize("linking", [True, False])
-def test_the_previous_state_is_kept_with_and_without_hard_links(tmp_path, monkeypatch, linking):
-    def link(*arguments):
-        raise OSError(errno.EPERM, "this file system has no hard links")
-
-    if not linking:
-        monkeypatch.setattr(os, "link", link)
-    directory = RunDirectory(tmp_path)
-    for number in range(3):
-        directory.save_state({**STATE, "number": number})
-    assert load_state(directory.previous)["number"] == 1 and load_state(directory.state)["number"] == 2
-    assert {file.name for file in tmp_path.iterdir()} == {"last.pt", "previous.pt"}

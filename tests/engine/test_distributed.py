@@ -1,42 +1,124 @@
-"""Several processes train as one: the same updates, the same counts, one of them writing."""
+"""Several processes train as one, and what is done is not lost when they are killed or stopped."""
 
 import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
 
 import pytest
-from rank_run import ended, some_digits, start_ranks, train
+from rank_run import ended, some_digits, start_ranks, train, train_to_status, train_with_other_data
 
-from vilonghorn.engine.checkpoint import load_weights
+from vilonghorn.engine.checkpoint import load_state, load_weights
+
+SCRIPT = Path(__file__).parents[2] / "train_imagenet.py"
+SIZE = 3  # processes; sums of three depend on the buckets of DistributedDataParallel
+EVERY, UPDATES = 3, 7  # updates between checkpoints, and in an epoch
+RANDOM = [  # all random augmentation
+    "--model.drop_path=0.1",
+    "--augmentation.scale=[0.7, 1]",
+    "--augmentation.auto_augment=rand-m9-mstd0.5-inc1",
+    "--augmentation.erase=0.25",
+    "--augmentation.repeats=3",
+    "--augmentation.mixup=0.2",
+    "--augmentation.cutmix=0.2",
+]
 
 
 def log_of(directory, kind):
-    records = [json.loads(line) for line in (directory / "log.jsonl").read_text().splitlines()]
-    return [record for record in records if record["kind"] == kind]
+    lines = (directory / "log.jsonl").read_text().splitlines() if (directory / "log.jsonl").exists() else []
+    return [record for record in map(json.loads, lines) if record["kind"] == kind]
 
 
-def assert_same_course(directory, reference):
+def test_two_processes_that_accumulate_two_batches_compute_the_same_as_one_process(tmp_path):
     """The same losses, gradients, rates and weights within the rounding of float32, and the very same counts."""
-    for kind, names in (("train", ("loss", "grad_norm", "lr")), ("epoch", ("train_loss",))):
-        pairs = list(zip(log_of(directory, kind), log_of(reference, kind), strict=True))
-        assert pairs
-        for own, other in pairs:
-            assert own["update"] == other["update"]
-            for name in names:
-                assert own[name] == pytest.approx(other[name], rel=2e-4), (kind, name)
-    for own, other in zip(log_of(directory, "epoch"), log_of(reference, "epoch")):
-        for weights in ("model", "ema"):
-            assert [own[weights][name] for name in ("top1", "top5")] == [
-                other[weights][name] for name in ("top1", "top5")
-            ]
-            assert own[weights]["loss"] == pytest.approx(other[weights]["loss"], rel=1e-4)
-    own, other = (load_weights(run / "last.safetensors")[0] for run in (directory, reference))
-    for name, value in other.items():
-        assert (own[name] - value).abs().max() < 1e-4, name
-
-
-def test_two_processes_that_accumulate_two_batches_take_the_course_of_one_process(tmp_path):
-    digits = some_digits(tmp_path)
-    train([*digits, "--data.batch_size=32", f"--run.dir={tmp_path}/one"])
-    options = [*digits, "--data.batch_size=8", "--optimizer.accumulate=2", f"--run.dir={tmp_path}/two"]
+    digits, one, two = some_digits(tmp_path), tmp_path / "one", tmp_path / "two"
+    train([*digits, "--data.batch_size=32", f"--run.dir={one}"])
+    options = [*digits, "--data.batch_size=8", "--optimizer.accumulate=2", f"--run.dir={two}"]
     assert ended(start_ranks(2, train, options)) == [0, 0]
-    assert len(log_of(tmp_path / "two", "train")) == 10
-    assert_same_course(tmp_path / "two", tmp_path / "one")
+    assert len(log_of(two, "train")) == 10
+    for kind, names in (("train", ("update", "loss", "grad_norm", "lr")), ("epoch", ("update", "train_loss"))):
+        for own, other in zip(log_of(two, kind), log_of(one, kind), strict=True):
+            assert [own[name] for name in names] == pytest.approx([other[name] for name in names], rel=2e-4)
+    for own, other in zip(log_of(two, "epoch"), log_of(one, "epoch")):
+        for weights in ("model", "ema"):
+            assert all(own[weights][name] == other[weights][name] for name in ("top1", "top5"))
+            assert own[weights]["loss"] == pytest.approx(other[weights]["loss"], rel=1e-4)
+    own, other = (load_weights(run / "last.safetensors")[0] for run in (two, one))
+    assert all((own[name] - value).abs().max() < 1e-4 for name, value in other.items())
+
+
+@pytest.fixture(scope="module")
+def options(tmp_path_factory) -> list[str]:
+    counts = ["--data.batch_size=8", f"--run.checkpoint_updates={EVERY}"]
+    return ["--config=digits", *some_digits(tmp_path_factory.mktemp("digits"), 17), *RANDOM, *counts]
+
+
+@pytest.fixture(scope="module")
+def undisturbed(options, tmp_path_factory):
+    directory = tmp_path_factory.mktemp("undisturbed")
+    assert ended(start_ranks(SIZE, train, [*options, f"--run.dir={directory}"])) == [0] * SIZE
+    assert len(log_of(directory, "train")) == 2 * UPDATES
+    return directory
+
+
+def assert_same_weights(directory, reference):
+    for name in ("last.safetensors", "best.safetensors"):
+        assert (directory / name).read_bytes() == (reference / name).read_bytes(), name
+
+
+def wait_for(directory, update, is_alive):
+    while len(log_of(directory, "train")) < update:
+        assert is_alive()
+        time.sleep(0.02)
+
+
+def start(options, directory, update, **arguments):
+    """Starts processes and waits until they have logged an update."""
+    processes = start_ranks(SIZE, train_to_status, [*options, f"--run.dir={directory}"], **arguments)
+    wait_for(directory, update, lambda: all(process.is_alive() for process in processes))
+    return processes
+
+
+def test_kills_of_one_process_and_of_all_change_nothing_and_lose_little(options, undisturbed, tmp_path):
+    for update, victims in ((4, 1), (9, SIZE)):
+        processes = start(options, tmp_path, update, resume="auto")
+        for victim in processes[:victims]:
+            os.kill(victim.pid, signal.SIGKILL)
+        assert ended(processes) == [-signal.SIGKILL] * victims + [2] * (SIZE - victims)
+        progress = load_state(tmp_path / "last.pt")["progress"]
+        assert update - (progress["epoch"] * UPDATES + progress["batch"] // SIZE) <= EVERY
+    assert ended(start(options, tmp_path, 0, resume="auto")) == [0] * SIZE
+    assert_same_weights(tmp_path, undisturbed)
+
+
+def test_a_signal_to_one_process_saves_and_stops_all(options, tmp_path):
+    processes = start(options, tmp_path, 4)
+    os.kill(processes[-1].pid, signal.SIGUSR1)
+    assert ended(processes) == [128 + signal.SIGUSR1] * SIZE
+    progress = load_state(tmp_path / "last.pt")["progress"]
+    assert progress["epoch"] == 1 or progress["batch"] >= 4 * SIZE
+
+
+def test_a_process_that_cannot_start_ends_the_others(options, tmp_path):
+    options = [*options, f"--run.dir={tmp_path}/run"]
+    assert ended(start_ranks(2, train_with_other_data, options)) == [2, 2]
+    assert not (tmp_path / "run").exists()
+
+
+def test_torchrun_restarts_processes_of_which_one_was_killed(options, undisturbed, tmp_path):
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={SIZE}"]
+    command += ["--max-restarts=1", str(SCRIPT), *options, "--auto-resume", f"--run.dir={tmp_path}"]
+    with open(tmp_path / "output", "w+") as output:
+        job = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT)
+        try:
+            wait_for(tmp_path, 5, lambda: job.poll() is None)
+            workers = Path(f"/proc/{job.pid}/task/{job.pid}/children").read_text().split()
+            os.kill(int(workers[1]), signal.SIGKILL)
+            assert job.wait(300) == 0, (tmp_path / "output").read_text()
+        finally:
+            job.terminate()
+            job.wait()
+    assert_same_weights(tmp_path, undisturbed)

@@ -179,23 +179,6 @@ def test_a_checkpoint_that_is_not_of_this_run_is_refused_in_one_sentence(tmp_pat
     assert "\n" not in str(raised.value)
 
 
-def test_a_damaged_checkpoint_is_made_good_by_the_one_before_it(tmp_path, uninterrupted):
-    with pytest.raises(Interrupted):
-        toy_trainer(tmp_path, *OPTIONS, train=Signalling(signal.SIGTERM, 1, 4)).fit()
-    state = tmp_path / "last.pt"
-    before = load_state(tmp_path / "previous.pt")["progress"]
-    assert (before["epoch"], before["batch"]) == (1, 4) and load_state(state)["progress"]["batch"] == 5
-    data = state.read_bytes()
-    state.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
-    with pytest.warns(UserWarning, match="last.pt is damaged.*Resuming from the checkpoint before it, previous.pt"):
-        trainer = toy_trainer(tmp_path, *OPTIONS, resume=True)
-    assert trainer.progress.batch == 4
-    trainer.save()
-    assert load_state(tmp_path / "previous.pt")["progress"]["batch"] == 4  # the damaged one does not take its place
-    trainer.fit()
-    assert_same_end(tmp_path, uninterrupted)
-
-
 def test_auto_starts_a_run_and_then_goes_on_with_it(tmp_path, uninterrupted):
     with pytest.raises(Interrupted):
         toy_trainer(tmp_path, *OPTIONS, train=Signalling(signal.SIGUSR1, 2, 3), resume="auto").fit()
@@ -228,37 +211,29 @@ def test_a_scaled_loss_resumes_with_its_scale(tmp_path):
     assert_same_end(tmp_path / "a", tmp_path / "b")
 
 
-def test_other_data_and_updates_of_other_batches_are_refused(tmp_path, monkeypatch):
-    two, val = "--optimizer.accumulate=2", ToyLoader(32, training=False)
+def test_other_data_and_updates_of_other_batches_are_refused(tmp_path):
     with pytest.raises(FileNotFoundError, match="there is no last.pt in"):
         toy_trainer(tmp_path / "nothing", resume=True)
     assert not (tmp_path / "nothing").exists()
+    two, val = "--optimizer.accumulate=2", ToyLoader(32, training=False)
     toy_trainer(tmp_path, two, train=ToyLoader(40))
-    same = "number of processes"
-    with pytest.raises(ValueError, match=f"batches per update is 1 .* started with 2: .* same .*accumulate and {same}"):
+    with pytest.raises(ValueError, match="batches per update is 1, .* started with 2: .* same optimizer.accumulate"):
         toy_trainer(tmp_path, train=ToyLoader(40), resume=True)
-    with pytest.raises(ValueError, match=r"images is 48 \(.*train.beton\) but .* started with 40: .* same data"):
+    with pytest.raises(ValueError, match=r"images is 48, .* started with 40: .* same data"):
         toy_trainer(tmp_path, two, resume=True)
     val.fingerprint = "checks"
-    with pytest.raises(ValueError, match="fingerprint of data.val is checks .*val.beton.* started with stri"):
+    with pytest.raises(ValueError, match="fingerprint of data.val .*val.beton. is checks, .* started with stri"):
         toy_trainer(tmp_path, two, resume=True, train=ToyLoader(40), val=val)
-    monkeypatch.setattr(ToyLoader, "__len__", lambda loader: 4)  # whole batches of two processes, together
-    with pytest.raises(ValueError, match=f"batches is 4 .* started with 5: resume with the same .*{same}"):
-        toy_trainer(tmp_path, two, resume=True, train=ToyLoader(40))
 
 
-def test_a_run_without_a_good_checkpoint_is_left_as_it_is(tmp_path):
-    toy_trainer(tmp_path, "--schedule.epochs=2").fit()
-    (tmp_path / "last.pt").rename(tmp_path / "away")
-    with pytest.warns(UserWarning, match="previous.pt"):
-        assert toy_trainer(tmp_path, "--schedule.epochs=2", resume=True).progress.epoch == 1
-    (tmp_path / "last.pt").write_bytes(b"")
-    os.truncate(tmp_path / "previous.pt", 1000)
-    before = {file: file.read_bytes() for file in tmp_path.iterdir()}
+def test_a_damaged_checkpoint_is_refused_with_the_weights_that_can_be_used(tmp_path):
+    toy_trainer(tmp_path, "--schedule.epochs=1").fit()
+    data = (tmp_path / "last.pt").read_bytes()
+    (tmp_path / "last.pt").write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
     for resume in (True, "auto"):
-        with pytest.raises(ValueError, match="last.pt is not the state.*previous.pt is damaged.*cannot") as raised:
-            toy_trainer(tmp_path, "--schedule.epochs=2", resume=resume)
-        message = str(raised.value)
-        assert "\n" not in message
-        assert all(f"{option} {tmp_path}" in message for option in ("--evaluate", "--model.weights"))
-    assert before == {file: file.read_bytes() for file in tmp_path.iterdir()}
+        with pytest.raises(ValueError, match="last.pt is damaged.*best.safetensors by --model.weights FILE"):
+            toy_trainer(tmp_path, "--schedule.epochs=1", resume=resume)
+    for name in ("last", "best"):
+        (tmp_path / f"{name}.safetensors").unlink()
+    with pytest.raises(ValueError, match="last.pt is damaged: its checksum is wrong: start again by --overwrite"):
+        toy_trainer(tmp_path, "--schedule.epochs=1", resume=True)

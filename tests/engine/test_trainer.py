@@ -12,7 +12,7 @@ from timm.utils import ModelEmaV3
 from toy_run import ToyLoader, toy_trainer
 
 from vilonghorn.engine import Interrupted
-from vilonghorn.engine.checkpoint import load_state, load_weights
+from vilonghorn.engine.checkpoint import load_state
 
 PLAIN = ["--augmentation.mixup=0", "--augmentation.cutmix=0", "--model.drop_path=0", "--optimizer.clip_grad=null"]
 
@@ -47,7 +47,7 @@ def test_a_run_learns_and_leaves_its_files(tmp_path, capsys, pictures):
     result = trainer.fit()
     assert result["top1"] > 80 and result["weights"] == "ema" and result["epochs"] == 20 and result["images"] == 32
     assert {file.name for file in tmp_path.iterdir()} == set(
-        ".lock last.pt previous.pt last.safetensors best.safetensors config.yaml environment.json log.jsonl curves.png "
+        ".lock last.pt last.safetensors best.safetensors config.yaml environment.json log.jsonl curves.png "
         "predictions.png report.html tensorboard".split()
     )
     assert (tmp_path / "curves.png").read_bytes()[:4] == (tmp_path / "predictions.png").read_bytes()[:4] == b"\x89PNG"
@@ -113,38 +113,27 @@ def test_an_update_that_is_not_finite_is_skipped_and_counted(tmp_path):
     model, ema = weights_of(trainer.train_state.model), weights_of(trainer.train_state.ema.module)
     moments = json.dumps(trainer.train_state.optimizer.state_dict()["state"], default=lambda tensor: tensor.tolist())
     trainer.make_update(stream, trainer.steps.next_batches(trainer.progress))
-    assert equal(weights_of(trainer.train_state.model), model) and equal(
-        weights_of(trainer.train_state.ema.module), ema
-    )
-    assert moments == json.dumps(
-        trainer.train_state.optimizer.state_dict()["state"], default=lambda tensor: tensor.tolist()
-    )
+    assert equal(weights_of(trainer.train_state.model), model)
+    assert equal(weights_of(trainer.train_state.ema.module), ema)
+    state = trainer.train_state.optimizer.state_dict()["state"]
+    assert moments == json.dumps(state, default=lambda tensor: tensor.tolist())
     assert (trainer.progress.skipped, trainer.progress.skipped_in_row) == (1, 1)
     trainer.make_update(stream, trainer.steps.next_batches(trainer.progress))
     assert not equal(weights_of(trainer.train_state.model), model)
     assert (trainer.progress.skipped, trainer.progress.skipped_in_row) == (1, 0)
+    (tmp_path / "notes.txt").write_text("mine")
     result = toy_trainer(tmp_path, overwrite=True, train=Poisoned({1, 4})).fit()
-    assert result["skipped"] == 2
+    assert result["skipped"] == 2 and (tmp_path / "notes.txt").exists()
     assert all(math.isfinite(record["loss"]) for record in log_of(tmp_path, "train"))
 
 
 def test_too_many_skipped_updates_in_a_row_end_the_run_in_a_state_to_resume(tmp_path):
     options = ["--run.max_skipped=2", "--run.checkpoint_updates=1"]
-    with pytest.raises(FloatingPointError, match="3 updates in a row.*epoch 1.*optimizer.lr"):
+    with pytest.raises(FloatingPointError, match="3 updates in a row, up to update 5 .loss nan.*optimizer.lr"):
         toy_trainer(tmp_path, *options, train=Poisoned({2, 3, 4})).fit()
     state = load_state(tmp_path / "last.pt")
     assert all(torch.isfinite(value).all() for value in state["model"].values())
     assert state["progress"]["batch"] == 4
-
-
-def test_overwrite_leaves_nothing_of_the_former_run_and_nothing_else_alone_is_touched(tmp_path):
-    toy_trainer(tmp_path, "--schedule.epochs=2").fit()
-    (tmp_path / "notes.txt").write_text("mine")
-    toy_trainer(tmp_path, "--schedule.epochs=3", overwrite=True)
-    assert {file.name for file in tmp_path.iterdir()} == set(
-        ".lock last.pt config.yaml environment.json log.jsonl notes.txt".split()
-    )
-    assert (tmp_path / "log.jsonl").read_bytes() == b""
 
 
 def test_data_that_does_not_fit_is_refused_before_anything_is_written(tmp_path):
@@ -184,28 +173,6 @@ def test_a_signal_inside_an_evaluation_resumes_with_that_evaluation(tmp_path):
     assert (tmp_path / "a/last.safetensors").read_bytes() == (tmp_path / "b/last.safetensors").read_bytes()
 
 
-def test_the_batch_of_the_last_skipped_update_is_left_for_inspection(tmp_path):
-    options = ["--run.max_skipped=1", "--optimizer.accumulate=2"]
-    trainer = toy_trainer(tmp_path, *options, train=Poisoned({2, 3, 5}))
-    seen = []
-    forward = trainer.train_state.forward
-    trainer.train_state.forward = lambda images: seen.append(images.clone()) or forward(images)
-    with pytest.raises(FloatingPointError, match="the last batch is in .*nonfinite-0.safetensors"):
-        trainer.fit()
-    left, record = load_weights(tmp_path / "nonfinite-0.safetensors")
-    assert torch.equal(left["images"], torch.cat(seen[-2:])) and not torch.isfinite(left["images"]).all()
-    assert left["targets"].shape == (16, 4) and record == {"loss": "nan"}
-
-
-def test_a_scaled_loss_makes_the_gradient_of_the_loss_itself(tmp_path):
-    batch = next(ToyLoader().epoch(0))
-    norms = {}
-    for amp in ("fp16", "off"):
-        trainer = toy_trainer(tmp_path / amp, *PLAIN, f"--run.amp={amp}")
-        _, norms[amp] = trainer.make_update(iter([batch]), range(1))
-    assert norms["fp16"] == pytest.approx(norms["off"], rel=2e-2)
-
-
 def test_events_for_tensorboard_hold_what_the_log_holds_and_forget_what_was_lost(tmp_path):
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
@@ -240,7 +207,7 @@ def test_a_run_of_few_updates_an_epoch_warns_once(tmp_path, recwarn):
     assert not [w for w in recwarn if "update(s)" in str(w.message)]
 
 
-@pytest.mark.parametrize("name", ["last.pt", "best.safetensors", "config.yaml", "log.jsonl", "curves.png"])
+@pytest.mark.parametrize("name", ["last.pt", "best.safetensors", "config.yaml", "log.jsonl"])
 def test_a_directory_with_a_run_or_a_file_of_one_is_not_written_over(tmp_path, name):
     (tmp_path / name).write_text("mine")
     what = "a run in .*--resume" if name == "last.pt" else f"a {name} in"

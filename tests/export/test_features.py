@@ -12,11 +12,8 @@ from vilonghorn.export import export, formats, load_for_export, runtime
 from vilonghorn.ops.backends import cpu
 
 TRUNK = ("vilonghorn_nano", dict(depth=2, out_indices=(0, -1)), ["rows", "columns"])
-PYRAMID = (
-    "vim_nano_sfp",
-    dict(img_size=64, patch_size=16, pyramid_channels=16, num_classes=0, dynamic_img_pad=False),
-    ["4*rows", "4*columns"],
-)
+PYRAMID_KWARGS = dict(img_size=64, patch_size=16, pyramid_channels=16, num_classes=0, dynamic_img_pad=False)
+PYRAMID = ("vim_nano_sfp", PYRAMID_KWARGS, ["4*rows", "4*columns"])
 
 
 @pytest.mark.parametrize("kind, model", [("onnx", PYRAMID), ("ort", TRUNK)])
@@ -58,13 +55,9 @@ def test_the_features_are_those_of_timm(images):
 
 def test_a_pyramid_without_classes_and_an_unknown_index_are_refused(capsys):
     for argv, sentence in (
-        (
-            ["vilonghorn_nano_sfp"],
-            "vilonghorn_nano_sfp has no classes, and would return a pooled vector: give --features",
-        ),
-        (["vilonghorn_nano", "--features", "6"], "--features is [6]: feature index 6 is out of range (0 to 5)"),
+        (["vilonghorn_nano_sfp"], "vilonghorn_nano_sfp has no classes, and would return a pooled vector"),
+        (["vilonghorn_nano", "--features", "6"], "feature index 6 is out of range (0 to 5)"),
         (["vilonghorn_nano", "--features", "3", "0"], "--features is [3, 0], expected different indices in ascending"),
-        (["vilonghorn_nano", "--features", "0", "-6"], "expected different indices in ascending order"),
     ):
         assert main(["export", *argv, "--to", "onnx"]) == 2
         assert sentence in capsys.readouterr().err

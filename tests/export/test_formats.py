@@ -1,11 +1,12 @@
-"""Exported files compute the model for image sizes and batch sizes that `verify` does not try."""
+"""Exported files compute the model for sizes that `verify` does not try, and refuse parts of patches."""
 
 import onnx
 import onnxruntime
 import pytest
 import torch
 
-from vilonghorn.export import export, formats
+from vilonghorn.export import export, formats, runtime
+from vilonghorn.ops.backends import cpu
 
 SIZES = [(1, 3, 32, 32), (3, 3, 16, 64), (7, 3, 40, 24)]
 
@@ -15,7 +16,7 @@ SIZES = [(1, 3, 32, 32), (3, 3, 16, 64), (7, 3, 40, 24)]
     [
         ("vilonghorn_nano", {}, 150),
         ("vilonghorn_nano_exact", dict(stride=4), 150),
-        ("vilonghorn_nano_exact", dict(heads=2), 350),
+        ("vilonghorn_nano_exact", dict(num_heads=2), 350),
     ],
 )
 def test_onnxruntime_computes_the_model_for_any_batch_and_size(name, kwargs, nodes, small, images, tmp_path):
@@ -32,3 +33,32 @@ def test_onnxruntime_computes_the_model_for_any_batch_and_size(name, kwargs, nod
     for shape in [*SIZES, (2, 3, 20, 36)][: len(SIZES) + ("stride" in kwargs)]:
         [actual] = session.run(None, {"images": images(*shape).numpy()})
         torch.testing.assert_close(torch.from_numpy(actual), model(images(*shape)), rtol=0, atol=1e-5)
+
+
+OF_ONNX = "images_must_be_whole_patches.*Input shape:.2,3,{},{}., requested shape:.2,3,{},{}."
+REASONS = {"onnx": OF_ONNX, "ort": OF_ONNX, "pt2": r"Guard failed: .*x.size\(\)\[\d\]\) % \d == 0"}
+
+
+@pytest.mark.parametrize(
+    "kind, name, stride",
+    [
+        ("onnx", "vilonghorn_nano", 4),
+        ("ort", "vilonghorn_nano", 8),
+        ("pt2", "vilonghorn_nano", 4),
+        ("pt2", "vilonghornv2_nano", 4),
+    ],
+)
+def test_a_size_that_would_be_cropped_is_refused_and_no_other(kind, name, stride, small, images, tmp_path):
+    if kind == "ort" and cpu.library is None:
+        pytest.skip("the native library is not built")
+    form, model = formats.FORMATS[kind], small(name, depth=1, stride=stride)
+    path = tmp_path / f"model{form.suffix}"
+    form.write(formats.capture(model, form.native), path, formats.describe(model))
+    run = runtime.load(kind, str(path), *formats.libraries(kind))
+    fits, over = 8 + 3 * stride, 8 + 3 * stride + 1
+    for height, width in ((fits, over), (over, fits)):
+        sizes = height, width, *(fits + stride if side == over else fits for side in (height, width))
+        with pytest.raises(Exception, match=f"(?s){REASONS[kind].format(*sizes)}"):
+            run(images(2, 3, height, width))
+    for batch in (1, 2):
+        assert run(images(batch, 3, fits, fits)).shape == (batch, 5)

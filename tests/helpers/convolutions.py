@@ -1,9 +1,12 @@
-"""What every GPU kernel of the convolution is held to, by an emulator, an interpreter or a GPU."""
+"""Tests of every GPU kernel of the convolution, for modules that run them by an emulator, an interpreter or a GPU.
 
-from __future__ import annotations
+Such a module imports the tests, and has a fixture `backend`, the name of the backend.
+"""
 
+import os
 from functools import partial
 
+import pytest
 import torch
 from oracle import compare, conv_inputs, convolution, value_and_grads
 
@@ -34,8 +37,14 @@ def hold(backend: str, shape, reverse, dtype=torch.float32, device: str = "cpu")
     compare(run, conv_inputs(*shape, dtype), TOLERANCE[dtype], device, truth=convolution, reverse=reverse)
 
 
-def hold_slices(backend: str, offset: int, device: str = "cpu") -> None:
-    """A slice of a wider bfloat16 tensor, of which every second image is left out, gives what a copy does."""
+@pytest.fixture
+def device() -> str:
+    """Where the kernels run."""
+    return "cpu"
+
+
+@pytest.mark.parametrize("offset", [8, 4, 2, 1])  # aligned to a vector, to that of backward, and to none
+def test_slices_of_wider_tensors_give_what_their_copies_give(offset, backend, device):
     values = {name: value.to(device) for name, value in conv_inputs(2, 2, 11, 8, 4).items()}
     values["x"] = values["x"].bfloat16()
     wide = torch.full((4, 11, 24), float("nan"), dtype=torch.bfloat16, device=device)
@@ -47,8 +56,7 @@ def hold_slices(backend: str, offset: int, device: str = "cpu") -> None:
         torch.testing.assert_close(actual[name], expected[name], rtol=1e-5, atol=1e-5)
 
 
-def hold_cotangents(backend: str) -> None:
-    """Cotangents that are broadcast, transposed or of another type are read right."""
+def test_cotangents_of_any_strides_are_read_right(backend):
     values = conv_inputs(2, 2, 5, 8, 4)
     leaves = [value.requires_grad_() for value in values.values()]
     y = conv_silu(**values, reverse=(False, True), backend=backend)
@@ -60,8 +68,10 @@ def hold_cotangents(backend: str) -> None:
             torch.testing.assert_close(a, e, rtol=1e-5, atol=1e-5)
 
 
-def hold_half(backend: str, dtype: torch.dtype, tolerance: float = 0.0) -> None:
-    """Short types round inputs and results once: else all is float32."""
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_half_precision_gives_the_float32_result_of_the_same_inputs_rounded(dtype, backend):
+    # The interpreter cuts float32 to bfloat16, where a GPU rounds: one unit in the last of 8 digits.
+    tolerance = 2**-7 if dtype == torch.bfloat16 and "TRITON_INTERPRET" in os.environ else 0
     values, results = conv_inputs(2, 1, 19, 8, 4), []
     x, dy = values["x"].to(dtype), torch.randn(2, 1, 19, 8).to(dtype)
     for kind in (dtype, torch.float32):
@@ -72,8 +82,7 @@ def hold_half(backend: str, dtype: torch.dtype, tolerance: float = 0.0) -> None:
         torch.testing.assert_close(half, full.to(half.dtype), rtol=tolerance, atol=0)
 
 
-def hold_nan(backend: str) -> None:
-    """A NaN reaches the outputs whose taps it is under, and no others."""
+def test_a_nan_reaches_the_outputs_whose_taps_it_is_under_and_no_others(backend):
     values = conv_inputs(2, 1, 12, 4, 4)
     values["x"][0, 5, 1] = torch.nan
     nan = conv_silu(**values, reverse=(False, True), backend=backend).isnan()
@@ -82,11 +91,10 @@ def hold_nan(backend: str) -> None:
     assert torch.equal(nan, expected)
 
 
-def hold_far_tokens(backend: str, path: str) -> None:
-    """Tokens so far apart that their offsets need 64 bits are read right; the file behind them is sparse."""
+def test_tokens_two_to_the_30_elements_apart_are_read_right(backend, tmp_path):
     values, step = conv_inputs(2, 1, 3, 4, 4), 2**30 + 4
     values["x"] = values["x"].bfloat16()
-    file = torch.from_file(path, shared=True, size=3 * step, dtype=torch.bfloat16)
+    file = torch.from_file(str(tmp_path / "sparse"), shared=True, size=3 * step, dtype=torch.bfloat16)
     far = values | dict(x=file.as_strided((1, 3, 4), (0, step, 1)).copy_(values["x"]))
     run = partial(conv_silu, reverse=(False, True), backend=backend)
     expected = value_and_grads(run, values)
@@ -97,8 +105,7 @@ def hold_far_tokens(backend: str, path: str) -> None:
     assert all(torch.equal(a.double(), e) for a, e in zip(results, expected.values()))
 
 
-def hold_opcheck(backend: str) -> None:
-    """The operator and its gradient pass torch's own checks."""
+def test_the_operators_pass_opcheck(backend):
     values = conv_inputs(2, 2, 5, 4, 4)
     leaves = [value.requires_grad_() for value in values.values()]
     torch.library.opcheck(torch.ops.vilonghorn.conv_silu.default, (*leaves, [0, 1], backend, True))
@@ -106,8 +113,13 @@ def hold_opcheck(backend: str) -> None:
     torch.library.opcheck(torch.ops.vilonghorn.conv_silu_backward.default, given)
 
 
-def hold_memory(backend: str) -> None:
-    """Backward is given the inputs and nothing else."""
+@pytest.mark.parametrize("shape", [(2, 0, 3, 4, 4), (1, 2, 0, 4, 4), (2, 1, 3, 0, 4)], ids=str)
+def test_empty_tensors_give_empty_results_and_zero_gradients(shape, backend):
+    run = partial(conv_silu, reverse=(False, True)[: shape[0]], backend=backend)
+    assert all((result == 0).all() for result in value_and_grads(run, conv_inputs(*shape)).values())
+
+
+def test_backward_is_given_the_inputs_and_nothing_else(backend):
     values, saved = conv_inputs(2, 1, 5, 4, 4), []
     leaves = [value.requires_grad_() for value in values.values()]
     with torch.autograd.graph.saved_tensors_hooks(lambda t: saved.append(t) or t, lambda t: t):

@@ -3,17 +3,15 @@
 Shared by the tests of the GPU kernels, which an emulator and an interpreter run.
 """
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
-from oracle import error, inputs, oracle, value_and_grads
+from oracle import KERNEL_RULES, compare, inputs
 
 CHOICES = dict(
-    rule=("longhorn", "longhorn_exact", "mamba"),
+    rule=KERNEL_RULES,
     L=(1, 2, 63, 197),
     D=(1, 5, 40, 384),
     reverse=((False,), (True,), (False, True)),
@@ -68,11 +66,6 @@ def all_pairs() -> set[tuple]:
 
 def hold(scan: Callable, case: Case) -> None:
     """Holds y and every gradient of `scan` to the oracle."""
-    values = inputs(
-        len(case.reverse), 1, case.L, case.D, 16, rule=case.rule, gate=case.gate, dtype=getattr(torch, case.dtype)
-    )
-    options = dict(rule=case.rule, reverse=case.reverse, reduce=case.reduce)
-    expected = value_and_grads(oracle, {name: value.double() for name, value in values.items()}, **options)
-    actual = value_and_grads(scan, values, **options)
-    wrong = {name: error(actual[name], expected[name]) for name in expected}
-    assert max(wrong.values()) < TOLERANCE[case.dtype], {name: f"{e:.1e}" for name, e in wrong.items()}
+    rule, L, D, reverse, reduce, gate, dtype = case
+    values = inputs(len(reverse), 1, L, D, 16, rule=rule, gate=gate, dtype=getattr(torch, dtype))
+    compare(scan, values, TOLERANCE[dtype], rule=rule, reverse=reverse, reduce=reduce)

@@ -1,6 +1,5 @@
 """Several processes that train together, for the tests of the engine: a small model on some embedded digits."""
 
-import errno
 import multiprocessing
 import os
 import signal
@@ -98,20 +97,6 @@ def ended(processes: list[Any], seconds: float = 600) -> list[int | None]:
 def train_to_status(options: list[str], **arguments: Any) -> None:
     """The same as a command, which ends this process with its exit status."""
     sys.exit(run(lambda argv: print(train(argv, **arguments)), options))
-
-
-def train_on_a_full_disk(options: list[str], nth: int) -> None:
-    """The same, where the disk is full when process 0 writes its n-th new version of last.pt."""
-    replace, left = os.replace, [nth]
-
-    def fail(source: Any, target: Any) -> None:
-        left[0] -= Path(target).name == "last.pt"
-        if left[0] < 0:
-            raise OSError(errno.ENOSPC, "No space left on device")
-        replace(source, target)
-
-    os.replace = fail
-    train_to_status(options)
 
 
 def train_with_other_data(options: list[str]) -> None:

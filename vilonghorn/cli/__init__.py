@@ -103,14 +103,9 @@ def _run(name: str, arguments: list[str]) -> int:
         if words in MOVED:
             raise ValueError(f"`vilonghorn {words}` has moved: in a clone of the repository, run `{MOVED[words]}`")
     if name not in COMMANDS:
-        close = difflib.get_close_matches(name, COMMANDS)
-        hint = f"did you mean {' or '.join(close)}?" if close else f"expected one of {', '.join(COMMANDS)}"
+        close = " or ".join(difflib.get_close_matches(name, COMMANDS))
+        hint = f"did you mean {close}?" if close else f"expected one of {', '.join(COMMANDS)}"
         raise ValueError(f"there is no command {name!r}; {hint}")
     if name in ("train", "evaluate"):  # before torch is imported: its idle threads leave the cores to the decoders
         os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-    try:
-        command = import_module(f".{name}", __name__)
-    except (ImportError, ValueError) as error:  # a package is missing, or an environment variable is wrong
-        print(f"error: vilonghorn {name} cannot start: {error}", file=sys.stderr)
-        return 2
-    return command.main(arguments) or 0
+    return import_module(f".{name}", __name__).main(arguments) or 0

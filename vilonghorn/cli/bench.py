@@ -8,7 +8,6 @@ import argparse
 import datetime
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
 from jsonargparse.typing import PositiveInt
@@ -25,7 +24,6 @@ ROUNDS, QUICK_ROUNDS = 11, 4
 RESTARTS, QUICK_RESTARTS = 3, 2
 SUBJECTS = {"scan": scan_lines, "models": model_lines}
 PRECISIONS = ("highest", "high", "medium", "bf16")
-
 
 parser = make_parser("bench", __doc__, "--quick", "models --size 224 512 --json figures.json")
 parser.add_argument("what", nargs="?", choices=tuple(SUBJECTS), help="what to time (default: both)")
@@ -82,23 +80,12 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Runs the command; returns its exit status."""
+    """Runs the command; returns 1 if something could not be measured, else 0."""
     options = parse(argv)
     torch.set_num_threads(options.threads)
     date = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
     report = dict(command=["vilonghorn", "bench", *argv], date=date, machine=machine(options.device))
     print(", ".join(f"{key} {value}" for key, value in report["machine"].items()))
-    try:
-        problems = run(options, report)
-    except KeyboardInterrupt:
-        print("\ninterrupted" + (f": {options.json} has what was measured" if options.json else ""))
-        return 130
-    print("".join(f"not measured: {problem}\n" for problem in problems), end="")
-    return 1 if problems else 0
-
-
-def run(options: argparse.Namespace, report: dict[str, Any]) -> list[str]:
-    """Measures, prints the tables, and adds the rows to the report; returns what could not be measured."""
     problems = []
     for subject in [options.what] if options.what else SUBJECTS:
         report[subject] = []
@@ -109,4 +96,5 @@ def run(options: argparse.Namespace, report: dict[str, Any]) -> list[str]:
                 write_json(options.json, report)
             print(f"\n{markdown(SUBJECTS[subject](rows))}", flush=True)
             problems += [f"{row.get('model') or row['rule']}: {row['problem']}" for row in rows if row["problem"]]
-    return list(dict.fromkeys(problems))
+    print("".join(f"not measured: {problem}\n" for problem in dict.fromkeys(problems)), end="")
+    return 1 if problems else 0

@@ -7,28 +7,21 @@ from pathlib import Path
 
 from ..data.beton.format import check_beton, manifest_path
 from ..data.beton.writer import write_beton
-from ..data.imagenet import flat_images
 from . import make_parser
 from .arguments import add_max_pixels
 
-OPTIONS = ("mode", "max_resolution", "jpeg_quality", "compress_probability", "workers", "skip_unreadable", "overwrite")
+OPTIONS = ("mode", "max_resolution", "jpeg_quality", "workers", "skip_unreadable", "overwrite")
 
 parser = make_parser("beton", __doc__, "photos/train photos/train.beton", "--check photos/train.beton")
 add = parser.add_argument
 add("source", nargs="?", metavar="SRC", help="folder with one folder of images for each class")
 add("target", nargs="?", metavar="DST", help="the .beton file to write")
 add("--check", metavar="PATH", help="check this .beton, all image data included, and write nothing")
-help = "SRC is ImageNet's flat validation folder, and PATH has its classes: the folder of the devkit "
-help += "(ILSVRC2012_devkit_t12, with data/ILSVRC2012_validation_ground_truth.txt and data/meta.mat or "
-help += "data/synsets.txt), or the table LOC_val_solution.csv"
-add("--labels", metavar="PATH", help=help)
-add("--mode", help="how images are stored: raw (pixels), jpg, or proportion (some as JPEG) (default: %(default)s)")
+add("--mode", help="how images are stored: raw (pixels) or jpg (default: %(default)s)")
 help = "longest side in pixels; larger images are shrunk (default: %(default)s)"
 add("--max-resolution", type=int, help=help)
 add_max_pixels(parser)
 add("--jpeg-quality", type=int, help="1 (smallest file) to 100 (best image) (default: %(default)s)")
-help = "fraction of images stored as JPEG in mode proportion (default: %(default)s)"
-add("--compress-probability", type=float, help=help)
 add("--workers", type=int, help="encoding threads (default: one for each CPU)")
 help = "leave out images that cannot be decoded, and list them in DST.json (default: stop at the first)"
 add("--skip-unreadable", action="store_true", help=help)
@@ -49,21 +42,16 @@ def main(argv: Sequence[str]) -> None:
         beton = check_beton(check, images=complete)
         note = "tables and image data" if complete else "tables only, because there is no manifest"
     else:
-        pixels = options.max_pixels
-        source = source if options.labels is None else flat_images(source, options.labels, pixels)
         chosen = {name: getattr(options, name) for name in OPTIONS}
-        beton = write_beton(source, target, max_pixels=pixels, progress=not options.quiet, **chosen)
+        beton = write_beton(source, target, max_pixels=options.max_pixels, progress=not options.quiet, **chosen)
         note = _summary(manifest_path(beton.path))
     size = beton.path.stat().st_size / 1e6
     print(f"{beton.path}: {beton.num_samples} images, {beton.num_classes} classes, {size:.1f} MB: {note}")
 
 
 def _summary(manifest: Path) -> str:
-    """What the writer converted and left out, in a few words; the reasons go to stderr."""
-    written = json.loads(manifest.read_text(encoding="utf-8"))
-    for reason in written["left_out"]:
+    """What the writer left out, in a few words; the reasons go to stderr."""
+    left_out = json.loads(manifest.read_text(encoding="utf-8"))["left_out"]
+    for reason in left_out:
         print(f"left out: {reason}", file=sys.stderr)
-    converted = ", ".join(f"{found['count']} {kind}" for kind, found in written["converted"].items())
-    counts = {"converted": converted, "left out": len(written["left_out"])}
-    words = [f"; {what} {count}" for what, count in counts.items() if count]
-    return "written and checked" + "".join(words) + f" (listed in {manifest.name})" * bool(words)
+    return "written and checked" + f"; left out {len(left_out)} (listed in {manifest.name})" * bool(left_out)

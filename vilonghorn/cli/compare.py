@@ -11,6 +11,7 @@ from matplotlib.figure import Figure
 
 from ..bench.tables import markdown
 from ..data.files import atomic_write
+from ..engine.build import one_line
 from ..engine.checkpoint import RunDirectory, read_log
 from ..engine.config import flatten
 from ..engine.report import png
@@ -37,21 +38,17 @@ def read_run(path: str) -> dict[str, Any]:
     """The name, flat config, number of processes, and log records of a run, of averaged weights if it has them.
 
     Raises:
-        FileNotFoundError: there is no run.
-        ValueError: its files are not those of a run.
+        ValueError: its files are missing, or not those of a run.
     """
     run = RunDirectory(path)
-    for file in (run.config, run.environment, run.log_file):
-        if not file.is_file():
-            raise FileNotFoundError(f"{path} is not the directory of a run: there is no {file.name}")
     try:
         config = flatten(yaml.safe_load(run.config.read_text(encoding="utf-8")))
         processes = json.loads(run.environment.read_text(encoding="utf-8")).get("processes", 1)
         records = read_log(run.log_file)
         train, epochs = ([record for record in records if record["kind"] == kind] for kind in ("train", "epoch"))
         epochs = [{**record, **(record.get("ema") or record["model"])} for record in epochs]
-    except (ValueError, KeyError, TypeError, AttributeError, yaml.YAMLError) as error:
-        raise ValueError(f"{path} is not the directory of a run ({type(error).__name__}: {error})") from error
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, yaml.YAMLError) as error:
+        raise ValueError(f"{path} is not the directory of a run ({one_line(error)})") from error
     return dict(name=path, config=config, processes=processes, train=train, epochs=epochs)
 
 

@@ -13,8 +13,7 @@ import torch
 import yaml
 
 from ..data.threads import available_cpus
-from ..engine.environment import processor
-from ..engine.report import describe_environment
+from ..engine.environment import describe_environment, processor
 from ..ops import backends
 from ..ops.backends import cpu, cuda
 from ..ops.backends.bindings import open_library
@@ -25,7 +24,7 @@ VARIABLES = re.compile("VILONGHORN_|OMP_|GOMP_|KMP_|MKL_|CUDA_|TRITON_|PYTHONPAT
 
 def report() -> dict[str, Any]:
     """All that `vilonghorn env` prints, as plain values by topic."""
-    isas = [*cpu.isa_levels()]
+    isas = [*cpu.isas()]
     libraries = {name: open_library(name, "a compiler")[0] for name in (cpu.NAME, cuda.NAME)}
     gpus = [torch.cuda.get_device_properties(i) for i in range(torch.cuda.device_count())]
     return dict(
@@ -40,7 +39,6 @@ def report() -> dict[str, Any]:
             chosen=(os.environ.get(cpu.ISA_VARIABLE) or isas[-1]) if cpu.unavailable("cpu") is None else None,
         ),
         gpus=[f"{gpu.name}, {gpu.total_memory / 2**30:.0f} GiB, compute {gpu.major}.{gpu.minor}" for gpu in gpus],
-        cuda_of_torch=torch.version.cuda,
         backends={device: backends(device) for device in ("cpu", "cuda")},
         libraries={name: library and library._name for name, library in libraries.items()},
         vilonghorn=str(Path(__file__).parents[1]),

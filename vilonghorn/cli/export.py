@@ -4,28 +4,30 @@ The file takes any number of images, of any size that is a whole number of patch
 in a process that cannot import this library. If it differs, nothing is written and the exit status is 1.
 """
 
-import argparse
+import statistics
 import sys
-from collections.abc import Sequence
-from importlib.util import find_spec
+import zipfile
+from collections.abc import Callable, Sequence
+from functools import partial
+from importlib import import_module
 from pathlib import Path
 
+import torch
 from jsonargparse.typing import PositiveInt
 from torch import nn
-from torch._inductor import cpp_builder
-from torch._inductor.exc import InvalidCxxCompiler
 
-from ..export import bench
-from ..export.check import check, kind_of
-from ..export.formats import FORMATS, check_weights, libraries
+from ..bench.interleaved import run_interleaved
+from ..engine.environment import processor
+from ..export.formats import FORMATS, kind_of, libraries, trunk
 from ..export.model import load_for_export
 from ..export.native import aoti_functions
+from ..export.runtime import load
 from ..export.verify import VerificationError, export
-from ..export.weights import WEIGHTS, shorten
+from ..export.weights import WEIGHTS
 from . import make_parser
 
 ONNX_PACKAGES = ("onnx", "onnxscript", "onnxruntime")
-
+ROUNDS = 21  # of --bench
 
 PT2 = "vilonghorn_tiny --to pt2 --checkpoint weights.pth"
 parser = make_parser("export", __doc__, "runs/photos --to onnx", PT2)
@@ -53,60 +55,93 @@ def main(argv: Sequence[str]) -> int:
     """Runs the command; returns 0, or 1 if the file differs from the model, does not load or cannot be timed."""
     options = parser.parse_args(argv)
     if options.check:
-        try:
-            lines, loads = check(options.check)
-        except ModuleNotFoundError as error:
-            raise ImportError(f"{error}; run: pip install 'vilonghorn[export]'") from error
-        print("\n".join(lines))
-        return 0 if loads else 1
-    model = prepare(options)
+        return check(options.check)
+    if not (options.model and options.to):
+        raise ValueError("expected MODEL and --to, or --check FILE")
+    form = FORMATS[options.to]
+    output = options.output or Path(Path(options.model).resolve().name + form.suffix)
+    if (kind := kind_of(output)) != options.to:
+        other = f" ({FORMATS[kind].suffix} is for --to {kind})" if kind else ""
+        raise ValueError(f"--output is {output}, expected a name that ends in {form.suffix}{other}")
+    if output.is_dir() or not output.absolute().parent.is_dir():
+        raise ValueError(f"--output is {output}, expected a file in a folder that exists")
+    check_requirements(options.to)
+    model = load_for_export(options.model, options.checkpoint, options.img_size, options.features)
     try:
-        errors = export(model, options.to, options.output, options.weights)
+        errors = export(model, options.to, output, options.weights)
     except VerificationError as error:
         print(f"{error}; nothing was written", file=sys.stderr)
         return 1
     for shape, error in errors:
         print(f"images {'x'.join(map(str, shape))}: differs from the model by {error:.1e}")
-    megabytes = options.output.stat().st_size / 1e6
-    print(f"{options.output}: {FORMATS[options.to].title}, {megabytes:.1f} MB, checked without vilonghorn")
-    if options.bench is not None:
-        try:
-            bench.report(model, options.to, options.output, options.bench or [1])
-        except RuntimeError as error:
-            print(f"{options.output} was written, but {error}", file=sys.stderr)
-            return 1
+    megabytes = output.stat().st_size / 1e6
+    print(f"{output}: {form.title}, {megabytes:.1f} MB, checked without vilonghorn")
+    return 0 if options.bench is None else bench(model, options.to, output, options.bench or [1])
+
+
+def check_requirements(kind: str) -> None:
+    """Raises ImportError, OSError or ValueError if something that a format needs is missing."""
+    try:
+        for name in ONNX_PACKAGES if FORMATS[kind].is_onnx else ():
+            import_module(name)
+    except ModuleNotFoundError as error:
+        raise ImportError(f"--to {kind} needs {error.name}; run: pip install 'vilonghorn[export]'") from error
+    libraries(kind)
+    if kind == "aoti":
+        aoti_functions()
+
+
+def check(path: Path) -> int:
+    """Prints what an exported file needs, and whether it loads here; returns 0 if it does, else 1.
+
+    Raises:
+        ValueError: a name that no format has, or a file that is not of the format that its name says.
+        FileNotFoundError: there is no such file.
+    """
+    kind = kind_of(path)
+    if kind is None:
+        suffixes = ", ".join(form.suffix for form in FORMATS.values())
+        raise ValueError(f"--check is {path}, expected a name that ends in one of {suffixes}")
+    if not path.is_file():
+        raise FileNotFoundError(f"--check is {path}, but there is no such file")
+    form = FORMATS[kind]
+    if not (form.is_onnx or zipfile.is_zipfile(path)):  # torch would print a traceback
+        raise ValueError(f"{path} is not of the format {form.title} (not a ZIP archive)")
+    print(f"{path}: {form.title}; needs {form.needs}")
+    for library in libraries(kind):
+        print(f"the library of this installation is {library}")
+    try:
+        load(kind, str(path), *libraries(kind))
+    except Exception as error:  # of every kind that torch or onnxruntime raises
+        print(f"it does not load here: {error}")
+        return 1
+    print("it loads here")
     return 0
 
 
-def prepare(options: argparse.Namespace) -> nn.Module:
-    """Returns the model, once all that the export needs is known to be there. Sets a default for --output.
+def bench(model: nn.Module, kind: str, path: Path, batch_sizes: Sequence[int]) -> int:
+    """Prints median latencies of the model and of the file, interleaved, for images of the model's own size.
 
-    Raises:
-        ImportError, OSError, ValueError: something is missing or wrong.
+    Returns 1 if one of them cannot be timed, else 0.
     """
-    if not (options.model and options.to):
-        raise ValueError("expected MODEL and --to, or --check FILE")
-    form = FORMATS[options.to]
-    output = options.output = options.output or Path(Path(options.model).resolve().name + form.suffix)
-    if kind_of(output) != options.to:
-        longer = [f.suffix for f in FORMATS.values() if f is not form and f.suffix.endswith(form.suffix)]
-        but = f", and not in {', '.join(longer)}" if longer else ""
-        raise ValueError(f"--output is {output}, expected a name that ends in {form.suffix}{but}")
-    if output.is_dir() or not output.absolute().parent.is_dir():
-        raise ValueError(f"--output is {output}, expected a file in a folder that exists")
-    missing = [name for name in ONNX_PACKAGES if find_spec(name) is None]
-    if form.is_onnx and missing:
-        raise ImportError(f"--to {options.to} needs {', '.join(missing)}; run: pip install 'vilonghorn[export]'")
-    check_weights(options.to, options.weights)
-    if options.to == "aoti":
-        try:
-            cpp_builder.get_cpp_compiler()
-            aoti_functions()
-        except InvalidCxxCompiler:
-            raise ValueError("--to aoti needs a C++ compiler: install g++ or set CXX") from None
-        except NotImplementedError as error:
-            raise ValueError(str(error)) from error
-    libraries(options.to)
-    model = load_for_export(options.model, options.checkpoint, options.img_size, options.features)
-    shorten(model, options.weights)  # fails where a weight is too large
-    return model
+    embed, threads = trunk(model).patch_embed, torch.get_num_threads()
+    shape = (embed.in_chans, *embed.img_size)
+    print(f"\n{threads} threads of {processor()}, {shape[1]}x{shape[2]} px, float32")
+    sources = {"eager": model, kind: str(path)}
+    candidates = {name: partial(_steps, name, source, shape, batch_sizes) for name, source in sources.items()}
+    for step, rows in run_interleaved(candidates, list(map(str, batch_sizes)), ROUNDS, threads=threads).items():
+        if problems := [row["problem"] for row in rows.values() if row["problem"]]:
+            print(f"{path} was written, but batch {step} could not be timed: {problems[0]}", file=sys.stderr)
+            return 1
+        eager, exported = (statistics.median(rows[name]["ms"]) for name in sources)
+        times = f"eager {eager:.1f} ms, {kind} {exported:.1f} ms: {exported / eager:.2f} times"
+        print(f"batch {step}: {times} (medians of {ROUNDS} rounds)")
+    return 0
+
+
+def _steps(
+    kind: str, source: nn.Module | str, shape: tuple[int, ...], batch_sizes: Sequence[int]
+) -> dict[str, Callable[[], object]]:
+    """A forward pass of the model, or of the file, for each batch size."""
+    run = load(kind, source, *libraries(kind)) if isinstance(source, str) else source
+    return {str(size): partial(run, torch.randn(size, *shape)) for size in batch_sizes}

@@ -38,7 +38,7 @@ def train(argv: Sequence[str]) -> None:
     config, options = command_line.parse(parser, argv)
     if options.dry_run:
         if dist.is_main:
-            cost = dry_run(config, options.processes, options.train_images, options.images_per_second)
+            cost = dry_run(config, options.processes, options.train_images)
             print(f"{yaml.safe_dump(config.to_dict(), sort_keys=False)}\n{cost}")
         return
     if options.evaluate is not None:

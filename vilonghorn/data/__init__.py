@@ -2,7 +2,6 @@
 
 from .beton.format import Beton, BetonError, check_beton
 from .beton.writer import write_beton
-from .imagenet import flat_images
 from .images import ImageFolder
 from .loaders import create_loader
 from .loaders.config import LoaderConfig
@@ -16,6 +15,5 @@ __all__ = [
     "LoaderConfig",
     "check_beton",
     "create_loader",
-    "flat_images",
     "write_beton",
 ]

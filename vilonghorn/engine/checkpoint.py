@@ -6,7 +6,7 @@ import json
 import os
 import pickle
 import shutil
-import warnings
+from contextlib import suppress
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -27,10 +27,6 @@ FORMAT = 3
 HEADER = f"vilonghorn state, format {FORMAT}\n".encode()  # followed by a SHA-256 and the data of torch.save
 RESUME = "resume from the last checkpoint: --resume {path.parent}"  # after a full disk
 STATE_KEYS = frozenset("config data model ema optimizer scaler progress".split())
-LOG_KEYS = {  # keys that curves and tables read, by the kind of line
-    "train": frozenset("epoch update loss lr".split()),
-    "epoch": frozenset("epoch train_loss model skipped seconds".split()),
-}
 
 
 def write_file(path: Path, *parts: bytes | memoryview) -> None:
@@ -96,41 +92,12 @@ def load_weights(path: Path, *, tensors: bool = True) -> tuple[dict[str, torch.T
 
 
 def read_log(path: Path) -> list[dict[str, Any]]:
-    """The lines of a log. Leaves damaged lines out, with one warning; the last line may be incomplete."""
-    records, damaged = [], []
-    for number, line in enumerate(path.read_bytes().split(b"\n")[:-1], 1):
-        try:
-            record = json.loads(line)
-            if not LOG_KEYS[record["kind"]] <= record.keys():
-                raise KeyError(record["kind"])
-            records.append(record)
-        except (ValueError, KeyError, TypeError, AttributeError):
-            damaged.append(number)
-    if damaged:
-        more = f" (and {len(damaged) - 1} more)" if len(damaged) > 1 else ""
-        remedy = "curves and tables leave it out; training does not need it, so you may delete it"
-        warnings.warn(f"line {damaged[0]} of {path}{more} is damaged: {remedy}", stacklevel=2)
-    return records
-
-
-class Log:
-    """A log file of JSON lines. Opening it keeps the first `size` bytes."""
-
-    def __init__(self, path: Path, size: int) -> None:
-        self.path = path
-        self.file = open(path, "ab")
-        self.file.truncate(min(size, self.file.tell()))
-
-    def write(self, **record: Any) -> None:
-        """Appends one line."""
-        with explain_full_disk(self.path, RESUME):
-            self.file.write(json.dumps(record).encode() + b"\n")
-            self.file.flush()
-
-    def sync(self) -> int:
-        """Flushes the log to the disk and returns its size in bytes, which a checkpoint records."""
-        os.fsync(self.file.fileno())
-        return self.file.seek(0, os.SEEK_END)
+    """The lines of a log, each with `kind`, "train" or "epoch". Leaves out lines that are damaged or incomplete."""
+    records = []
+    for line in path.read_bytes().splitlines():
+        with suppress(ValueError):
+            records.append(json.loads(line))
+    return [record for record in records if isinstance(record, dict) and "kind" in record]
 
 
 class RunDirectory:
@@ -141,8 +108,6 @@ class RunDirectory:
         if self.path.is_file():
             raise NotADirectoryError(f"{path} is a file: choose a directory for --run.dir")
         self.state = self.path / "last.pt"
-        self.previous = self.path / "previous.pt"
-        self.state_is_damaged = False
         self.log_file = self.path / "log.jsonl"
         self.config = self.path / "config.yaml"
         self.environment = self.path / "environment.json"
@@ -156,38 +121,21 @@ class RunDirectory:
         return self.path / f"{checkpoint}.safetensors"
 
     @property
-    def has_state(self) -> bool:
-        """Whether there is a checkpoint to resume from."""
-        return self.state.exists() or self.previous.exists()
-
-    @property
     def results(self) -> tuple[Path, ...]:
         """The files that training writes, without configuration, environment and TensorBoard events."""
-        weights = self.weights("last"), self.weights("best"), *self.path.glob("nonfinite-*.safetensors")
-        return self.state, self.previous, *weights, self.log_file, self.curves, self.predictions, self.report
+        weights = self.weights("last"), self.weights("best")
+        return self.state, *weights, self.log_file, self.curves, self.predictions, self.report
 
     def load_state(self) -> dict[str, Any]:
-        """The state of the last checkpoint. If that is missing or damaged, warns and loads the one before it.
-
-        Raises FileNotFoundError if there is neither, and ValueError if none can be read.
-        """
-        if not self.has_state:
+        """The state of the last checkpoint; see the function `load_state`."""
+        if not self.state.exists():
             raise FileNotFoundError(f"there is no {self.state.name} in {self.path}, so there is no run to resume")
-        reasons: list[str] = []
-        for file in (self.state, self.previous):
-            try:
-                state = load_state(file)
-            except (FileNotFoundError, ValueError) as error:
-                reasons.append(str(error))
-                continue
-            if reasons:
-                self.state_is_damaged = True
-                warnings.warn(f"{reasons[0]}. Resuming from the checkpoint before it, {file.name}", stacklevel=2)
-            return state
-        raise ValueError(
-            f"{'; '.join(reasons)}. The run cannot be resumed: evaluate its best weights by --evaluate {self.path}, "
-            f"start another run from them by --model.weights {self.path}, or delete them and start again by --overwrite"
-        )
+        try:
+            return load_state(self.state)
+        except ValueError as error:
+            weights = [str(self.weights(name)) for name in ("last", "best") if self.weights(name).is_file()]
+            start = f"start from the weights of {' or '.join(weights)} by --model.weights FILE and another --run.dir"
+            raise ValueError(f"{error}: {start if weights else 'start again by --overwrite'}") from error
 
     def records(self) -> dict[str, dict[str, Any]]:
         """The records of the "best" and "last" weights, as far as there are such files."""
@@ -215,12 +163,11 @@ class RunDirectory:
         `allow_started` allows the files of a run that was killed before its first checkpoint.
         """
         remedy = "choose another --run.dir, or replace it by --overwrite"
-        if self.has_state:
+        if self.state.exists():
             raise FileExistsError(f"there is a run in {self.path}: resume it by --resume {self.path}, {remedy}")
-        started = (self.config, self.environment, self.events)
+        started = (self.config, self.environment, self.events, self.log_file)
         for file in filter(Path.exists, (*started, *self.results)):
-            is_started = file in started or (file == self.log_file and not file.stat().st_size)
-            if not (allow_started and is_started):
+            if not (allow_started and file in started):
                 raise FileExistsError(f"there is a {file.name} in {self.path}, which a run would overwrite: {remedy}")
 
     def open(self, config: dict[str, Any], environment: dict[str, Any], log_size: int | None) -> None:
@@ -238,15 +185,16 @@ class RunDirectory:
             partial.unlink()
         write_file(self.config, yaml.safe_dump(config, sort_keys=False).encode())
         write_file(self.environment, json.dumps(environment, indent=2).encode(), b"\n")
-        self.log = Log(self.log_file, log_size or 0)
+        self.log = open(self.log_file, "ab")
+        self.log.truncate(min(log_size or 0, self.log.tell()))
 
-    def save_state(self, state: dict[str, Any]) -> None:
-        """Replaces the last checkpoint and keeps the one before it."""
-        if self.state.exists() and not self.state_is_damaged:
-            self.previous.unlink(missing_ok=True)
-            try:
-                os.link(self.state, self.previous)
-            except OSError:  # the file system has no hard links
-                write_file(self.previous, self.state.read_bytes())
-        save_state(self.state, state)
-        self.state_is_damaged = False
+    def write_log(self, **record: Any) -> None:
+        """Appends a line of JSON to the log."""
+        with explain_full_disk(self.log_file, RESUME):
+            self.log.write(json.dumps(record).encode() + b"\n")
+            self.log.flush()
+
+    def sync_log(self) -> int:
+        """Flushes the log to the disk and returns its size in bytes, which a checkpoint records."""
+        os.fsync(self.log.fileno())
+        return self.log.seek(0, os.SEEK_END)

@@ -8,12 +8,10 @@ from typing import Any
 
 import yaml
 from jsonargparse import ActionConfigFile, ArgumentError, ArgumentParser, Namespace
-from jsonargparse.typing import PositiveFloat, PositiveInt
+from jsonargparse.typing import PositiveInt
 
-from .config import FIELDS, SECTIONS, Config, check, nearest
+from .config import FIELDS, SECTIONS, Config, check, flatten, nearest
 from .distributed import USER_ERRORS, Distributed, Interrupted
-
-CONTRADICTIONS = [("resume", "evaluate"), *((mode, "overwrite") for mode in ("resume", "evaluate", "auto-resume"))]
 
 
 def build_parser(**options: Any) -> ArgumentParser:
@@ -34,7 +32,6 @@ def build_parser(**options: Any) -> ArgumentParser:
     help = "processes of the run, for --dry-run; null: those of torchrun, or one for each GPU, or one on a CPU"
     add("--processes", type=PositiveInt | None, default=None, help=help)
     add("--train-images", type=PositiveInt, help="number of training images, for --dry-run without the data")
-    add("--images-per-second", type=PositiveFloat, help="speed of one process, for --dry-run; null: measured")
     return parser
 
 
@@ -70,32 +67,29 @@ def load_config(file: str | Path, *overrides: str) -> Config:
 def complete(argv: Sequence[str], default: str | Path) -> list[str]:
     """Adds to a command line the configuration and directory of the run that --resume or --evaluate names.
 
-    Without a run and without a file, the configuration is `default`. Raises ValueError if options are empty or
-    contradict each other, and FileNotFoundError if there is no such run.
+    Without a run and without a file, the configuration is `default`. Raises ValueError if options contradict each
+    other, and FileNotFoundError if there is no such run.
     """
-    first = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    for option in ("--resume", "--evaluate", "--config", "--run.dir"):
-        first.add_argument(option)
-    for option in ("--overwrite", "--auto-resume"):
-        first.add_argument(option, action="store_true", default=None)
-    values = vars(first.parse_known_args(argv)[0]).items()
-    given = {name.replace("_", "-"): value for name, value in values if value is not None}
-    for one, other in CONTRADICTIONS:
-        if one in given and other in given:
-            raise ValueError(f"--{one} and --{other} contradict each other: give one of them")
-    mode = next((name for name in ("resume", "evaluate") if name in given), None)
-    if mode is None:
-        return [*argv] if "config" in given else [f"--config={default}", *argv]
-    run = given[mode]
-    if not run:
-        raise ValueError(f"--{mode} is empty: give it the directory of a run")
-    if Path(directory := given.get("run.dir", run)) != Path(run):
-        raise ValueError(f"--{mode} {run} and --run.dir {directory} contradict each other: leave out --run.dir")
-    if "config" in given:
-        return [*argv, f"--run.dir={run}"]
-    if not (file := Path(run) / "config.yaml").is_file():
-        raise FileNotFoundError(f"{run} is not the directory of a run: there is no {file}")
-    return [f"--config={file}", *argv, f"--run.dir={run}"]
+    first = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
+    first.add_argument("--config")
+    first.add_argument("--run.dir")
+    modes = first.add_mutually_exclusive_group()
+    modes.add_argument("--resume")
+    modes.add_argument("--evaluate")
+    modes.add_argument("--overwrite", action="store_true")
+    modes.add_argument("--auto-resume", action="store_true")
+    try:
+        given = vars(first.parse_known_args(argv)[0])
+    except argparse.ArgumentError as error:
+        raise ValueError(str(error)) from error
+    run = given["evaluate"] if given["resume"] is None else given["resume"]
+    if run is None:
+        return [*argv] if given["config"] else [f"--config={default}", *argv]
+    if given["run.dir"] not in (None, run):
+        raise ValueError(f"the run is {run}, but --run.dir is {given['run.dir']}: leave out --run.dir")
+    if not given["config"] and not (file := Path(run) / "config.yaml").is_file():
+        raise FileNotFoundError(f"{run!r} is not the directory of a run: there is no {file}")
+    return [*([] if given["config"] else [f"--config={file}"]), *argv, f"--run.dir={run}"]
 
 
 def configs_folder() -> Path:
@@ -123,28 +117,6 @@ def find_config(name: str) -> Path:
     raise FileNotFoundError(f"there is no configuration {name}, file or name; {nearest(name, config_names())}")
 
 
-class UniqueKeyLoader(yaml.SafeLoader):
-    """Reads YAML, and raises ValueError if a mapping has a key twice, of which YAML would take the last one."""
-
-    def compose_mapping_node(self, anchor: str | None) -> yaml.MappingNode:
-        """The keys and values of a mapping, with their lines."""
-        node = super().compose_mapping_node(anchor)
-        lines: dict[str, int] = {}
-        for key in (key for key, _ in node.value if isinstance(key, yaml.ScalarNode)):
-            line = key.start_mark.line + 1
-            if key.value in lines:
-                twice = f"the key {key.value} in line {lines[key.value]} and again in line {line}"
-                raise ValueError(f"{self.name} has {twice}: remove one of them")
-            lines[key.value] = line
-        return node
-
-
-def load_yaml(file: Path) -> Any:
-    """Reads a YAML file. Raises yaml.YAMLError, or ValueError for a key that is there twice."""
-    with open(file, "rb") as stream:
-        return yaml.load(stream, UniqueKeyLoader)
-
-
 def read_layers(file: Path, *derived: Path) -> list[dict[str, Any]]:
     """Reads a YAML file and the files it is based on: the key `base` names another file, relative to its own.
 
@@ -156,21 +128,17 @@ def read_layers(file: Path, *derived: Path) -> list[dict[str, Any]]:
     if not file.is_file():
         raise FileNotFoundError(f"there is no configuration file {file}")
     try:
-        sections = load_yaml(file) or {}
+        sections = yaml.safe_load(file.read_bytes()) or {}
     except yaml.YAMLError as error:
         raise ValueError(f"{file} is not YAML in UTF-8: {' '.join(str(error).split())}") from error
-    expected = f"is not a section with keys; the sections are {', '.join(SECTIONS)}"
-    if not isinstance(sections, dict):
-        raise ValueError(f"{file}: {str(sections)!r} {expected}")
-    base = sections.pop("base", None)
+    base = sections.pop("base", None) if isinstance(sections, dict) else None
+    if not isinstance(sections, dict) or not all(isinstance(section, dict) for section in sections.values()):
+        raise ValueError(f"{file}: {str(sections)!r} is not sections with keys; the sections are {', '.join(SECTIONS)}")
     if not isinstance(base, str | None):
         raise ValueError(f"{file}: base is {base!r}; it must be the name of another YAML file")
-    for name, section in sections.items():
-        if name not in SECTIONS or not isinstance(section, dict):
-            raise ValueError(f"{file}: {name!r} {expected}")
-        for key in section:
-            if f"{name}.{key}" not in FIELDS:
-                raise ValueError(f"{file}: there is no key {name}.{key}; {nearest(f'{name}.{key}', FIELDS)}")
+    for key in flatten(sections):
+        if key not in FIELDS:
+            raise ValueError(f"{file}: there is no key {key}; {nearest(key, FIELDS)}")
     return [*(read_layers(file.parent / base, *derived, file.resolve()) if base is not None else []), sections]
 
 

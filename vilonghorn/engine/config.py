@@ -225,10 +225,6 @@ def check(config: Config) -> None:
             f"model.pretrained is true, but no weights of {model.name} are published: leave it false for random "
             "weights, or start from a file or a run by model.weights"
         )
-    if (size := model.kwargs.get("img_size", data.image_size)) != data.image_size:
-        raise ValueError(f"model.kwargs has img_size {size} but data.image_size is {data.image_size}")
-    if taken := {"num_classes", "drop_path_rate", "pretrained", "pretrained_cfg_overlay"} & set(model.kwargs):
-        raise ValueError(f"model.kwargs has {sorted(taken)}: use the other keys of the section model instead")
 
 
 def flatten(sections: dict[str, Any]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""The machine and the versions that a benchmark or a study records."""
+"""The machine and the versions that a run, a benchmark or a study records."""
 
 import os
 import platform
@@ -12,6 +12,8 @@ import timm
 import torch
 
 from .. import __version__, ops
+
+PACKAGES = ("torch", "torchvision", "timm", "triton", "numpy", "ffcv", "numba", "safetensors")
 
 
 def processor() -> str:
@@ -40,3 +42,18 @@ def machine(device: str = "cpu") -> dict[str, Any]:
         found |= dict(gpu=gpu.name, multiprocessors=gpu.multi_processor_count, cuda=torch.version.cuda)
         found |= {name: metadata.version(name) if find_spec(name) else "not installed" for name in peers}
     return found
+
+
+def describe_environment(device: torch.device) -> dict[str, Any]:
+    """Versions of Python and packages, device, threads and scan backends."""
+    versions = {"vilonghorn": __version__, "python": platform.python_version()}
+    versions |= {name: metadata.version(name) if find_spec(name) else None for name in PACKAGES}
+    return {
+        "versions": versions,
+        "platform": platform.platform(),
+        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else platform.machine(),
+        "device_type": device.type,
+        "cpu_count": os.cpu_count(),
+        "cpu_threads": torch.get_num_threads(),
+        "scan_backends": ops.backends(device),
+    }

@@ -1,14 +1,14 @@
-"""The pictures and the HTML page of a run: environment, curves, predictions."""
+"""What a run shows: progress bar and logs (rank 0 only), and at the end its pictures and an HTML page."""
 
 import base64
-import os
-import platform
-from contextlib import closing
-from dataclasses import dataclass
-from importlib import metadata
+import math
+import time
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from datetime import timedelta
 from io import BytesIO
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import yaml
@@ -16,38 +16,120 @@ from jinja2 import Template
 from matplotlib.figure import Figure
 from matplotlib.text import Text
 from torch import nn
+from tqdm import tqdm
 
-from .. import __version__, ops
+from ..data.files import explain_full_disk
 from ..data.images import printable
-from .checkpoint import RunDirectory, write_file
+from .checkpoint import RESUME, RunDirectory, read_log, write_file
 from .config import Config
-from .distributed import Distributed
 from .evaluate import name_weights, top_classes
-from .train_state import TrainState
+from .train_state import Progress, StepCounter, TrainState
 
-PACKAGES = ("torch", "torchvision", "timm", "triton", "numpy", "ffcv", "numba", "safetensors")
+T = TypeVar("T")
+SECONDS_BETWEEN_CURVES = 60
 COLUMNS, ROWS = 10, 5  # of the picture of predictions
 SMALLEST = 6.0  # points of a letter
 Example = tuple[torch.Tensor, int, int]  # image (3, H, W), normalised; predicted class; true class
 
 
-def describe_environment(device: torch.device) -> dict[str, Any]:
-    """Versions of Python and packages, device, threads and scan backends."""
-    versions: dict[str, str | None] = {"vilonghorn": __version__, "python": platform.python_version()}
-    for name in PACKAGES:
-        try:
-            versions[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            versions[name] = None
-    return {
-        "versions": versions,
-        "platform": platform.platform(),
-        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else platform.machine(),
-        "device_type": device.type,
-        "cpu_count": os.cpu_count(),
-        "cpu_threads": torch.get_num_threads(),
-        "scan_backends": ops.backends(device),
-    }
+def mean_loss(losses: list[float]) -> float | None:
+    """The mean of the finite losses; None if there is none."""
+    finite = [loss for loss in losses if math.isfinite(loss)]
+    return sum(finite) / len(finite) if finite else None
+
+
+class RunLogger:
+    """The progress bar, the JSON log, TensorBoard events, curves, and the printed lines of a run.
+
+    Does nothing unless `enabled`. TensorBoard events after `update`, from which the run resumes, are hidden.
+    """
+
+    def __init__(self, config: Config, directory: RunDirectory, steps: StepCounter, update: int, enabled: bool) -> None:
+        self.config, self.directory, self.steps, self.enabled, self.events = config, directory, steps, enabled, None
+        self.drawn = time.monotonic()
+        self._reset_speed()
+        if enabled and config.run.tensorboard:
+            from torch.utils.tensorboard import SummaryWriter  # slow to import
+
+            self.events = SummaryWriter(directory.events, purge_step=update + 1)
+
+    def _reset_speed(self) -> None:
+        self.images, self.waited, self.since = 0, 0.0, time.monotonic()
+
+    def _speed(self) -> dict[str, float]:
+        """Images per second, and the fraction of time spent waiting for data, since the last reset."""
+        elapsed = max(time.monotonic() - self.since, 1e-9)
+        return {"images_per_second": round(self.images / elapsed, 2), "data_wait": round(self.waited / elapsed, 4)}
+
+    @contextmanager
+    def epoch(self, stream: Iterator[T], progress: Progress) -> Iterator[Iterator[T]]:
+        """Shows the progress bar of an epoch, and yields its batches; the time to get each counts as waiting."""
+        title, size = f"epoch {progress.epoch + 1}/{self.config.schedule.epochs}", self.config.data.batch_size
+        count = {"total": self.steps.batches * size, "initial": progress.batch * size, "unit": "img"}
+        disable = None if self.enabled else True  # None: only on a terminal
+        self._reset_speed()
+        with tqdm(desc=title, leave=False, disable=disable, **count) as self.bar:
+            yield self._timed(stream)
+
+    def _timed(self, stream: Iterator[T]) -> Iterator[T]:
+        start = time.monotonic()
+        for item in stream:
+            self.waited += time.monotonic() - start
+            yield item
+            start = time.monotonic()
+
+    def log_update(self, progress: Progress, loss: float, grad_norm: float, lr: float, batches: int) -> None:
+        """Advances the progress bar by an update, and writes a log line every `run.log_updates` and after an epoch."""
+        size, every, losses = self.config.data.batch_size, self.config.run.log_updates, progress.losses
+        self.images += batches * size
+        if not self.bar.disable:
+            images_left = ((self.config.schedule.epochs - progress.epoch) * self.steps.batches - progress.batch) * size
+            rate, waited = self.bar.format_dict["rate"], self._speed()["data_wait"]
+            left = timedelta(seconds=round(images_left / rate)) if rate else "?"
+            shown = {"loss": f"{loss:.3f}", "lr": f"{lr:.2e}", "data": f"{waited:.0%}", "run": f"{left}"}
+            self.bar.set_postfix(shown, refresh=False)
+        self.bar.update(batches * size)
+        if len(losses) % every == 0 or progress.batch == self.steps.batches:
+            loss = mean_loss(losses[(len(losses) - 1) // every * every :])
+            self.write("train", progress, loss=loss, lr=lr, grad_norm=grad_norm if math.isfinite(grad_norm) else None)
+
+    def write(self, kind: str, progress: Progress, **values: Any) -> None:
+        """Writes a line of kind "train" or "epoch" to the log, and its numbers as TensorBoard events."""
+        if not self.enabled:
+            return
+        update = self.steps.update(progress)
+        speed = self._speed() if kind == "train" else {}
+        self._reset_speed()
+        record = {**values, "skipped": progress.skipped, "seconds": round(progress.seconds, 3), **speed}
+        self.directory.write_log(kind=kind, epoch=progress.epoch + 1, update=update, **record)
+        if self.events:
+            with explain_full_disk(self.directory.events, RESUME):
+                for name, value in record.items():
+                    for part, number in value.items() if isinstance(value, dict) else [(None, value)]:
+                        if isinstance(number, (int, float)):
+                            self.events.add_scalar(f"{kind}/{name}" + (f"/{part}" if part else ""), number, update)
+
+    def log_epoch(self, progress: Progress, train_loss: float | None) -> None:
+        """Prints a line on an evaluated epoch, and updates the curves at most once a minute."""
+        if time.monotonic() - self.drawn > SECONDS_BETWEEN_CURVES:
+            self.draw_curves()
+        if self.enabled:
+            loss = "not finite" if train_loss is None else f"{train_loss:.3f}"
+            shown = ", ".join(f"{name} {values['top1']:.2f}%" for name, values in progress.results.items())
+            title = f"epoch {progress.epoch}/{self.config.schedule.epochs}"
+            print(f"{title}: training loss {loss}, held-out top-1 {shown}, {progress.seconds:.0f} s", flush=True)
+
+    def draw_curves(self) -> None:
+        """Draws the curves of the log."""
+        if self.enabled:
+            draw_curves(self.directory.curves, read_log(self.directory.log_file), self.steps.updates_per_epoch)
+        self.drawn = time.monotonic()
+
+    def close(self) -> None:
+        """Writes the last TensorBoard events."""
+        if self.events:
+            with explain_full_disk(self.directory.events, RESUME):
+                self.events.close()
 
 
 def png(figure: Figure) -> bytes:
@@ -99,107 +181,64 @@ def draw_curves(path: Path, records: list[dict[str, Any]], updates_per_epoch: in
     write_file(path, png(figure))
 
 
-@dataclass
-class Predictions:
-    """Predictions of a model on held-out images."""
-
-    # (classes, classes + 1) int64: counts by true class (row) and predicted class (column); the last column is of NaN.
-    confusion: torch.Tensor
-    names: list[str]  # of the columns
-    mistakes: list[Example]  # the first images that are classified wrongly
-    sample: list[Example]  # evenly spaced images, without those
-
-
 @torch.no_grad()
-def predict(model: nn.Module, loader: Any, amp: torch.autocast, dist: Distributed | None = None) -> Predictions:
-    """Classifies all held-out images. With several processes, mistakes and sample are those of this one."""
-    dist, classes = dist or Distributed(), loader.num_classes
+def predict_examples(model: nn.Module, loader: Any, amp: torch.autocast) -> list[Example | None]:
+    """Classifies the held-out images of this process. Returns examples for `draw_predictions`.
+
+    The first images that are classified wrongly, at most a row, filled up with None; then evenly spaced other images.
+    """
     model.eval()
-    own = len(range(dist.rank, loader.num_samples, dist.world_size))
-    sampled = set(torch.linspace(0, own - 1, COLUMNS * (ROWS - 1)).long().tolist())
-    confusion = torch.zeros(classes, classes + 1, dtype=torch.int64)
+    sampled = set(torch.linspace(0, len(loader) * loader.batch_size - 1, COLUMNS * (ROWS - 1)).long().tolist())
     sample, mistakes, index = [], [], 0
     with closing(loader.epoch(0)) as batches:
         for images, targets in batches:
             with amp:
                 logits = model(images)
-            predicted = top_classes(logits.float())[:, 0].cpu() % (classes + 1)  # -1, of NaN, to the last column
-            for image, guess, truth in zip(images, predicted.tolist(), targets.tolist()):
-                confusion[truth, guess] += 1
+            for image, guess, truth in zip(images, top_classes(logits.float())[:, 0].tolist(), targets.tolist()):
                 if guess != truth and len(mistakes) < COLUMNS:
                     mistakes.append((image.float().cpu(), guess, truth))
                 elif index in sampled:
                     sample.append((image.float().cpu(), guess, truth))
                 index += 1
-    total = torch.tensor(dist.sum(confusion.flatten().tolist())).long().view_as(confusion)
-    names = [printable(name) for name in loader.class_names or map(str, range(classes))]
-    return Predictions(total, [*names, "NaN"], mistakes, sample)
+    return [*mistakes, *[None] * (-len(mistakes) % COLUMNS), *sample]
 
 
-def worst_classes(predictions: Predictions) -> list[dict[str, Any]]:
-    """The ten classes with the lowest accuracy, worst first, without those that have no mistake.
-
-    Each has its `name`, `images`, `top1` in percent, and `predicted`, its three most frequent wrong predictions.
-    """
-    confusion, names, rows = predictions.confusion, predictions.names, []
-    wrong = confusion.clone().fill_diagonal_(0)
-    for label in wrong.sum(1).nonzero().flatten().tolist():
-        counts, classes = wrong[label].topk(min(3, len(names)))
-        images = int(confusion[label].sum())
-        predicted = {names[i]: n for i, n in zip(classes.tolist(), counts.tolist()) if n}
-        top1 = 100 * int(confusion[label, label]) / images
-        rows.append({"name": names[label], "images": images, "top1": top1, "predicted": predicted})
-    return sorted(rows, key=lambda row: row["top1"])[:10]
-
-
-def draw_predictions(
-    path: Path, predictions: Predictions, mean: tuple[float, ...], std: tuple[float, ...], weights: str
-) -> None:
-    """Draws held-out images with their labels: mistakes in the first row, if there are any, then the sample.
-
-    `mean` and `std` are those with which the loader normalises images; `weights` is the name of the predicting weights.
-    """
-    names, mistakes = predictions.names, predictions.mistakes
-    cells = mistakes + [None] * (-len(mistakes) % COLUMNS) + predictions.sample
-    rows = -(-len(cells) // COLUMNS)
+def draw_predictions(path: Path, examples: list[Example | None], names: list[str], config: Config, title: str) -> None:
+    """Draws held-out images with their classes, black if the prediction is right; `names` are those of the classes."""
+    rows = -(-len(examples) // COLUMNS)
     figure = Figure(figsize=(1.1 * COLUMNS, 1.4 * rows + 0.5))
     figure.subplots_adjust(0.01, 0.1 / figure.get_figheight(), 0.99, 1 - 0.75 / figure.get_figheight(), hspace=0.4)
-    total, right = int(predictions.confusion.sum()), int(predictions.confusion.trace())
-    title = f"{weights}: {total - right} of {total} held-out images are wrong (red), the others are a sample"
     fit_text(figure.suptitle(title, y=1 - 0.1 / figure.get_figheight()), 1.1 * COLUMNS - 0.2, 0.25)
-    for i, cell in enumerate(cells, 1):
-        if cell is not None:
-            image, guess, truth = cell
+    mean, std = torch.tensor(config.data.mean), torch.tensor(config.data.std)
+    for i, example in enumerate(examples, 1):
+        if example is not None:
+            image, guess, truth = example
             axes = figure.add_subplot(rows, COLUMNS, i)
             axes.set_axis_off()
-            pixels = image.permute(1, 2, 0) * torch.tensor(std) + torch.tensor(mean)
-            axes.imshow(pixels.clamp(0, 1).numpy())
-            title, color = (
-                (names[truth], "black") if guess == truth else (f"{names[guess]},\nnot {names[truth]}", "red")
-            )
-            fit_text(axes.set_title(title, fontsize=8, pad=2, color=color, parse_math=False), 1.0, 0.3)
+            axes.imshow((image.permute(1, 2, 0) * std + mean).clamp(0, 1).numpy())
+            predicted = names[guess] if guess >= 0 else "NaN"
+            text, color = (predicted, "black") if guess == truth else (f"{predicted},\nnot {names[truth]}", "red")
+            fit_text(axes.set_title(text, fontsize=8, pad=2, color=color, parse_math=False), 1.0, 0.3)
     write_file(path, png(figure))
 
 
-def write_report(
-    directory: RunDirectory, config: Config, state: TrainState, val: Any, dist: Distributed, result: dict[str, Any]
-) -> None:
-    """Draws the predictions of a finished run, and writes an HTML page. All processes must call it."""
-    predictions = predict(state.models[state.weights], val, state.amp, dist)
-    if dist.is_main:
-        weights = name_weights("last", {"weights": result["weights"], "epoch": result["epochs"]})
-        draw_predictions(directory.predictions, predictions, config.data.mean, config.data.std, weights)
-        template = Template(Path(__file__).with_name("report.html").read_text(encoding="utf-8"), autoescape=True)
-        html = template.render(
-            name=config.model.name,
-            directory=directory.path,
-            records=directory.records(),
-            weights=weights,
-            result=result,
-            worst=worst_classes(predictions),
-            curves=base64.b64encode(directory.curves.read_bytes()).decode(),
-            predictions=base64.b64encode(directory.predictions.read_bytes()).decode(),
-            config=yaml.safe_dump(config.to_dict(), sort_keys=False),
-            environment=directory.environment.read_text(encoding="utf-8"),
-        )
-        write_file(directory.report, html.encode())
+def write_report(directory: RunDirectory, config: Config, state: TrainState, val: Any, result: dict[str, Any]) -> None:
+    """Draws predictions of a finished run, and writes an HTML page."""
+    weights = name_weights("last", {"weights": result["weights"], "epoch": result["epochs"]})
+    names = [printable(name) for name in val.class_names or map(str, range(val.num_classes))]
+    examples = predict_examples(state.models[state.weights], val, state.amp)
+    title = f"held-out images by the {weights}: mistakes (red), then a sample"
+    draw_predictions(directory.predictions, examples, names, config, title)
+    template = Template(Path(__file__).with_name("report.html").read_text(encoding="utf-8"), autoescape=True)
+    html = template.render(
+        name=config.model.name,
+        directory=directory.path,
+        records=directory.records(),
+        weights=weights,
+        result=result,
+        curves=base64.b64encode(directory.curves.read_bytes()).decode(),
+        predictions=base64.b64encode(directory.predictions.read_bytes()).decode(),
+        config=yaml.safe_dump(config.to_dict(), sort_keys=False),
+        environment=directory.environment.read_text(encoding="utf-8"),
+    )
+    write_file(directory.report, html.encode())

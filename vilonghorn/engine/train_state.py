@@ -115,11 +115,6 @@ class TrainState:
         """The learning rate of the last update."""
         return max(group["lr"] for group in self.optimizer.param_groups)  # layer decay lowers those of other layers
 
-    def mix(self, batch: Batch, position: Sequence[int]) -> Batch:
-        """Seeds all generators by the batch's position (seed, epoch, batch), and applies mixup or cutmix."""
-        seed_all(*position)
-        return self.mixup(*batch) if self.mixup else batch
-
     def backward(self, stream: Iterator[Batch], positions: Sequence[Sequence[int]]) -> tuple[float, float]:
         """Computes and clips the gradient of the mean loss over the batches of all processes.
 
@@ -129,7 +124,9 @@ class TrainState:
         smoothing = 0.0 if self.mixup else self.config.augmentation.label_smoothing  # Mixup smooths its targets
         losses = []
         for i, position in enumerate(positions, 1):
-            images, targets = self.mix(next(stream), position)
+            images, targets = next(stream)
+            seed_all(*position)
+            images, targets = self.mixup(images, targets) if self.mixup else (images, targets)
             accumulates = i < len(positions) and self.wrapped is not self.model
             with self.wrapped.no_sync() if accumulates else nullcontext():
                 with self.amp:

@@ -8,15 +8,13 @@ from contextlib import closing
 from dataclasses import asdict, replace
 from typing import Any, Literal
 
-import torch
-
 from .build import build_loader, check_classes, model_kwargs, one_line, pick_device
-from .checkpoint import RunDirectory, save_weights
+from .checkpoint import RunDirectory, save_state, save_weights
 from .config import Config, changed_keys, check
 from .distributed import Distributed, Interrupted, StopRequest
+from .environment import describe_environment
 from .evaluate import evaluate
-from .logging import RunLogger, mean_loss
-from .report import describe_environment, write_report
+from .report import RunLogger, mean_loss, write_report
 from .train_state import Batch, Progress, StepCounter, TrainState
 
 FEW_UPDATES = 20  # in an epoch
@@ -91,7 +89,8 @@ class Trainer:
         weights, images = self.train_state.weights, self.val_loader.num_samples
         result = {**progress.results[weights], "weights": weights, "epochs": progress.epoch, "images": images}
         result |= {"best": progress.best, "skipped": progress.skipped, "seconds": progress.seconds}
-        write_report(self.directory, self.config, self.train_state, self.val_loader, self.dist, result)
+        if self.dist.is_main:
+            write_report(self.directory, self.config, self.train_state, self.val_loader, result)
         return result
 
     def train_epoch(self, stop: StopRequest) -> None:
@@ -117,8 +116,8 @@ class Trainer:
         progress, dist, state = self.progress, self.dist, self.train_state
         state.scheduler.step_update(self.update)
         positions = [(self.config.run.seed, progress.epoch, batch) for batch in batches[dist.rank :: dist.world_size]]
-        own_loss, norm = state.backward(stream, positions)
-        loss = dist.sum([own_loss])[0] / dist.world_size
+        loss, norm = state.backward(stream, positions)
+        loss = dist.sum([loss])[0] / dist.world_size
         progress.batch = batches.stop
         skip = not (math.isfinite(loss) and math.isfinite(norm))
         state.step(self.update, skip)
@@ -126,7 +125,10 @@ class Trainer:
         progress.skipped += skip
         progress.skipped_in_row = progress.skipped_in_row + 1 if skip else 0
         if progress.skipped_in_row > self.config.run.max_skipped:
-            self._raise_nonfinite(positions, own_loss)
+            raise FloatingPointError(
+                f"{progress.skipped_in_row} updates in a row, up to update {self.update} (loss {loss}), had a loss or "
+                "gradient that is not finite: lower optimizer.lr, or set run.amp to off"
+            )
         return loss, norm
 
     def evaluate_epoch(self, stop: StopRequest) -> None:
@@ -167,9 +169,9 @@ class Trainer:
                 **progress.results[state.weights],
             }
             save_weights(self.directory.weights(name), state.models[state.weights].state_dict(), record)
-        progress.log_size = self.directory.log.sync()
+        progress.log_size = self.directory.sync_log()
         parts = {"config": self.config.to_dict(), "data": self.data, "progress": asdict(progress)}
-        self.directory.save_state({**parts, **state.state_dict()})
+        save_state(self.directory.state, {**parts, **state.state_dict()})
 
     def _checkpoint_is_due(self) -> bool:
         """Whether to save inside the epoch, by the number of updates or by the clock of process 0."""
@@ -178,21 +180,6 @@ class Trainer:
             return True
         is_late = time.monotonic() - self.saved > (run.checkpoint_seconds or math.inf)
         return self.dist.sum([float(self.dist.is_main and is_late)])[0] > 0
-
-    def _raise_nonfinite(self, positions: Sequence[Sequence[int]], loss: float) -> None:
-        """Saves the batches of this process at `positions`, read and mixed again, and raises FloatingPointError."""
-        _, epoch, first = positions[0]
-        with closing(self.train_loader.epoch(epoch, start=first // self.dist.world_size)) as stream:
-            batches = [self.train_state.mix(batch, position) for position, batch in zip(positions, stream)]
-        images, targets = map(torch.cat, zip(*batches))
-        file = self.directory.path / f"nonfinite-{self.dist.rank}.safetensors"
-        file.parent.mkdir(parents=True, exist_ok=True)  # on the other machines
-        save_weights(file, {"images": images, "targets": targets}, {"loss": str(loss)})
-        raise FloatingPointError(
-            f"{self.progress.skipped_in_row} updates in a row, up to batch {self.progress.batch} of epoch {epoch + 1}, "
-            "had a loss or gradient that is not finite: lower optimizer.lr, or set run.amp to off; "
-            f"the last batch is in {file}"
-        )
 
     def _warn_of_few_updates(self) -> None:
         """Warns if an epoch has few updates, and the batch of an update can be made smaller."""
@@ -211,10 +198,10 @@ class Trainer:
         """Builds and checks the parts of the run without writing anything; returns the state to resume from."""
         config, directory, dist = self.config, self.directory, self.dist
         is_auto = resume == "auto"
-        resume = directory.has_state if is_auto else resume
+        resume = directory.state.exists() if is_auto else resume
         if not (resume or overwrite):
             directory.check_is_free(allow_started=is_auto)
-        if resume and dist.is_main and directory.has_state:
+        if resume and dist.is_main and directory.state.exists():
             directory.lock()
         state = directory.load_state() if resume else None
         if state and (changed := changed_keys(state["config"], config.to_dict())):
@@ -256,11 +243,9 @@ class Trainer:
 
 def check_data(config: Config, old: dict[str, Any], new: dict[str, Any]) -> None:
     """Raises ValueError if a resumed run does not have the same data, or not the same batches per update."""
+    sources = {"train": f" of data.train ({config.data.train})", "val": f" of data.val ({config.data.val})"}
     for key, value in new.items():
         if old[key] != value:
-            what = f"fingerprint of data.{key}" if key in ("train", "val") else f"number of {key.replace('_', ' ')}"
-            batches = key in ("batches", "batches_per_update")
-            remedy = "optimizer.accumulate and number of processes" if batches else "data"
-            source = config.data.val if key == "val" else config.data.train
-            change = f"is {value} ({source}) but the run was started with {old[key]}"
-            raise ValueError(f"the {what} {change}: resume with the same {remedy}")
+            what = f"fingerprint{sources[key]}" if key in sources else f"number of {key.replace('_', ' ')}"
+            same = "resume with the same data, and the same optimizer.accumulate times processes"
+            raise ValueError(f"the {what} is {value}, but the run was started with {old[key]}: {same}")

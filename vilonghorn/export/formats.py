@@ -209,11 +209,18 @@ def write_aoti(program: ExportedProgram, path: Path, metadata: dict[str, str]) -
         package.write(native.ort_library(), str(PurePosixPath(code).with_name(native.AOTI_LIBRARY)))
 
 
+ORT_NEEDS = (
+    "onnxruntime 1.17 or later, and libvilonghorn_cpu of this version, registered with the session before it opens the "
+    "file. Where it is not registered, onnxruntime says: vilonghorn:Block(-1) is not a registered function/op"
+)
+
+
 class Format(NamedTuple):
     """A file format."""
 
     title: str
     suffix: str  # of file names
+    needs: str  # to run
     write: Callable[[ExportedProgram, Path, dict[str, str]], None]
     native: bool = False  # whether blocks and scans are operators of this library, else of torch
 
@@ -224,11 +231,17 @@ class Format(NamedTuple):
 
 
 FORMATS = {
-    "onnx": Format("ONNX", ".onnx", write_onnx),
-    "ort": Format("ONNX for onnxruntime with vilonghorn's library", ".ort.onnx", write_ort, True),
-    "pt2": Format("torch.export", ".pt2", write_pt2),
-    "aoti": Format("AOTInductor", ".aoti.pt2", write_aoti, True),
+    "onnx": Format("ONNX", ".onnx", "onnxruntime, or another runtime of ONNX", write_onnx),
+    "ort": Format("ONNX with operators of vilonghorn", ".ort.onnx", ORT_NEEDS, write_ort, True),
+    "pt2": Format("torch.export", ".pt2", "torch", write_pt2),
+    "aoti": Format("AOTInductor", ".aoti.pt2", "torch; it contains the kernels of vilonghorn", write_aoti, True),
 }
+
+
+def kind_of(path: Path) -> str | None:
+    """The format of a file, by its name; None for other names."""
+    kinds = [kind for kind, form in FORMATS.items() if path.name.endswith(form.suffix)]
+    return max(kinds, key=lambda kind: len(FORMATS[kind].suffix), default=None)
 
 
 def libraries(kind: str) -> list[str]:

@@ -66,7 +66,7 @@ def use_operators(model: nn.Module) -> nn.Module:
 
 def _is_one_operator(block: Block) -> bool:
     args = fused.block_arguments(block, torch.empty(0), [1, 1], False)
-    return not args.conv_grid and fused.is_as_made(block) and fused.takes(block, args)
+    return not args.conv_grid and fused.is_unmodified(block) and fused.weights_fit(block, args)
 
 
 def int8_layers(model: nn.Module) -> list[str]:
@@ -127,11 +127,17 @@ def aoti_functions() -> dict[Any, list[str]]:
     They open the library as AOTI_LIBRARY, beside the compiled model.
 
     Raises:
-        FileNotFoundError: as `ort_library`, or the library is older than this package.
-        NotImplementedError: on Windows.
+        OSError: there is no C++ compiler, no `ort_library`, or one that is older than this package; or this is Windows.
     """
+    from torch._inductor.cpp_builder import get_cpp_compiler
+    from torch._inductor.exc import InvalidCxxCompiler
+
     if sys.platform == "win32":
-        raise NotImplementedError("AOTInductor runs exported blocks on Linux and macOS; take --to ort or onnx here")
+        raise OSError("AOTInductor runs exported blocks on Linux and macOS; take --to ort or onnx here")
+    try:
+        get_cpp_compiler()
+    except InvalidCxxCompiler:
+        raise FileNotFoundError("--to aoti needs a C++ compiler: install g++ or set CXX") from None
     folder, name = ort_library().parent, "vilonghorn_aoti.h"
     if not (folder / name).exists():
         raise FileNotFoundError(f"{folder / name} is missing: the library beside it is older, install vilonghorn again")

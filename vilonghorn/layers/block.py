@@ -16,9 +16,8 @@ from .norm import RMSNorm
 class Block(nn.Module):
     """x + drop_path(mixer(norm(x))), and with an MLP then x + drop_path(mlp(norm2(x))).
 
-    Vim (arXiv 2401.09417) adds a branch to its residual at the start of the next block: the same sums, in the same
-    order. Its drop-path rate of block i acts on the branch of block i - 1, so that the rates of the branches are the
-    usual linear ones.
+    Vim (arXiv 2401.09417) adds the branch of block i - 1 at the start of block i, and drops it at the rate of block i.
+    The result is the same as here, with rates that rise linearly.
     """
 
     def __init__(

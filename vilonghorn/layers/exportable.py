@@ -1,6 +1,6 @@
 """Layers of models made for export: torch's own operators, with few nodes in the captured graph."""
 
-from typing import Any, cast
+from typing import cast
 
 from timm.layers import register_notrace_function
 from torch import Tensor, nn
@@ -28,8 +28,8 @@ class ExportableMixer(Mixer):
 
     def forward(self, x: Tensor, grid: list[int] | None = None) -> Tensor:
         """As `Mixer.forward`."""
-        options: Any = (self.scan_norm, self.rule, self.flags, grid, self.scan_backend)
-        return self.out_proj(mamba_inner_exportable(self.in_proj(x), *self.inner_weights(), *options))
+        arguments = (*self.inner_weights(), self.scan_norm, self.rule, self.flags, grid)
+        return self.out_proj(mamba_inner_exportable(self.in_proj(x), *arguments, scan_backend=self.scan_backend))
 
 
 def make_exportable(model: nn.Module) -> nn.Module:

@@ -1,7 +1,8 @@
 """Decides whether a block runs as the native operator `vilonghorn::block`, and calls it.
 
-It runs where it is faster than its parts: eager, on float32 tokens on a CPU, for a block that is as `Block` made it.
-Every other block is composed of its modules.
+It runs where it is faster than its parts. `can_run_now`: eager, float32 tokens on an x86-64 CPU with the native
+library. `is_unmodified`: the block is as `Block` made it. `weights_fit`: float32, no bias, no dropout. Every other
+block is composed of its modules.
 """
 
 from collections.abc import Iterable
@@ -17,7 +18,7 @@ from ..ops.backends import cpu, has_rule
 from ..ops.block import is_float32_on_cpu, prefers_block, run_block, runs_bf16
 from ..ops.register import is_tracing, needs_grad
 from ..ops.validate import flatten_filter, validate_block
-from .norm import RMSNorm, to_fp32
+from .norm import RMSNorm, decay_rates
 
 INNER_WEIGHTS = ("conv_weight", "conv_bias", "x_proj", "dt_proj", "dt_bias", "A_log", "D")
 
@@ -31,7 +32,7 @@ class Structure(NamedTuple):
 
 
 def describe(block: Any) -> Structure | None:
-    """What a new block is made of, for `is_as_made`; None if the operator never runs it."""
+    """What a new block is made of, for `is_unmodified`; None if the operator never runs it."""
     are_rms_norms = all(type(norm) is RMSNorm for norm in (block.norm, block.norm2) if norm is not None)
     if not (are_rms_norms and block.mixer.scan_norm is None and has_rule(cpu.NAME, block.mixer.rule)):
         return None
@@ -57,7 +58,7 @@ def is_unchanged(module: nn.Module, kind: type) -> bool:
     )
 
 
-def is_as_made(block: nn.Module) -> bool:
+def is_unmodified(block: nn.Module) -> bool:
     """Whether no module of the block was replaced or changed."""
     made: Structure | None = block.__dict__.get("structure")
     if made is None or _children(block) != made.children or not is_unchanged(block, made.kind):
@@ -66,11 +67,6 @@ def is_as_made(block: nn.Module) -> bool:
         if _children(module) != children or not is_unchanged(module, kind):
             return False
     return True
-
-
-def decay_rates(A_log: Tensor) -> Tensor:
-    """A, negative, in float32 or wider."""
-    return -torch.exp(to_fp32(A_log))
 
 
 def block_arguments(block: Any, x: Tensor, grid: list[int] | None, bf16: bool) -> BlockArguments:
@@ -90,7 +86,7 @@ def block_arguments(block: Any, x: Tensor, grid: list[int] | None, bf16: bool) -
     return BlockArguments(*arguments)
 
 
-def takes(block: Any, args: BlockArguments) -> bool:
+def weights_fit(block: Any, args: BlockArguments) -> bool:
     """Whether the operator computes the block: float32 weights on a CPU, no bias, no dropout in the MLP."""
     mixer, mlp = block.mixer, block.mlp
     layers = [mixer.in_proj, mixer.out_proj]
@@ -107,17 +103,17 @@ def takes(block: Any, args: BlockArguments) -> bool:
     return True
 
 
-def runs_here(x: Tensor) -> bool:
+def can_run_now(x: Tensor) -> bool:
     """Whether the operator takes the tokens x, here and now."""
     return not is_tracing(x) and not has_global_hooks() and prefers_block(x)
 
 
 def run_one(block: Any, x: Tensor, grid: list[int] | None) -> Tensor | None:
     """A block by the operator; None where that does not run."""
-    if not (runs_here(x) and is_as_made(block)):
+    if not (can_run_now(x) and is_unmodified(block)):
         return None
     args = block_arguments(block, x, grid, runs_bf16(x))
-    if not takes(block, args):
+    if not weights_fit(block, args):
         return None
     if _drops(block):
         args = args._replace(drop_scales=_drop_scales(block, x))
@@ -130,14 +126,14 @@ def run_all(blocks: Iterable[Any], x: Tensor, grid: list[int] | None) -> Tensor 
     Returning to Python between blocks costs time (cold caches). Modes of torch that see operators, such as a counter of
     FLOPs, see none here, so this does not run under them.
     """
-    if not runs_here(x) or num_dispatch_modes() or functorch_transform() is not None:
+    if not can_run_now(x) or num_dispatch_modes() or functorch_transform() is not None:
         return None
     bf16, arguments = runs_bf16(x), []
     for block in blocks:
-        if not is_as_made(block) or _drops(block):
+        if not is_unmodified(block) or _drops(block):
             return None
         args = block_arguments(block, x, grid, bf16)
-        if needs_grad(args[:14]) or not takes(block, args):
+        if needs_grad(args[:14]) or not weights_fit(block, args):
             return None
         validate_block(args)
         arguments.append(args)

@@ -14,7 +14,8 @@ from torch import Tensor, fx, nn
 from ..ops.backends import cpu
 from ..ops.rules import NO_RULE, find_rule
 from ..ops.validate import MAX_CONV, MAX_STATE, autocast_dtype, check_flags
-from .fused import decay_rates, is_unchanged
+from .fused import is_unchanged
+from .norm import decay_rates
 
 # Range and lower limit of Mamba's initial step sizes, softplus(dt_bias).
 DT_MIN, DT_MAX, DT_FLOOR = 1e-3, 1e-1, 1e-4

@@ -27,3 +27,9 @@ class RMSNorm(nn.RMSNorm):
 def to_fp32(x: Tensor) -> Tensor:
     """Converts x to float32, but keeps float64."""
     return x if x.dtype == torch.float64 else x.float()
+
+
+@register_notrace_function
+def decay_rates(A_log: Tensor) -> Tensor:
+    """A of rule "mamba", negative, in float32 or wider."""
+    return -torch.exp(to_fp32(A_log))

@@ -9,5 +9,5 @@ from torch.nn.modules.module import _has_any_global_hook as has_global_hooks  # 
 
 
 def autograd_in_kernel() -> _SetExcludeDispatchKeyGuard:
-    """A context in which autograd records, also within the kernel of an operator, where the dispatcher is below it."""
+    """Turns autograd on inside the kernel of an operator, where torch has turned it off."""
     return _SetExcludeDispatchKeyGuard(DispatchKey.AutogradFunctionality, False)

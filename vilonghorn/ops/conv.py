@@ -8,7 +8,7 @@ from torch import Tensor
 
 from .arguments import ConvArguments
 from .backends import BACKENDS, Backend, choose_conv
-from .register import is_exporting, register_op
+from .register import is_timm_exporting, register_op
 from .scan_order import flip_reversed, insert_class_token, prefix_first
 from .validate import autocast_dtype, check_flags, check_grid, validate_conv
 
@@ -40,7 +40,7 @@ def conv_silu(
     """
     x = x.to(autocast_dtype(x) or x.dtype)
     args = ConvArguments(x, weight, bias, check_flags("conv_silu", reverse), backend)
-    if backend is None and is_exporting():
+    if backend is None and is_timm_exporting():
         return conv_silu_exportable(*args[:4])
     if choose_conv(x.device.type, x.dtype, backend) == "reference":
         validate_conv(args)

@@ -19,7 +19,7 @@ from .rules import NO_RULE, RULES
 SKIP = 2  # D x, added; per token and channel
 
 
-# Formulas take an operator's arguments with tensors as their shapes, and of backward which gradients are wanted.
+# A formula gets the arguments with each tensor replaced by its shape; one of a backward also gets `wanted`.
 
 
 def _recurrence(rule: str, G: int, B: int, L: int, D: int, N: int) -> int:

@@ -17,7 +17,7 @@ from .backends import choose_conv, cpu, cuda, has_rule
 from .chunked import scan_chunked_in_torch
 from .conv import conv2d_silu, conv_silu, conv_silu_exportable, conv_silu_scan_order
 from .norm import rms_norm, rms_norm_exportable
-from .register import is_exporting, register_op
+from .register import is_timm_exporting, register_op
 from .rules import NO_RULE, kernel_state_dtype
 from .scan import scan, scan_exportable
 from .scan_order import flip_reversed
@@ -40,7 +40,7 @@ def mamba_inner(
     reverse: Sequence[bool] = (False, True),
     grid: Sequence[int] | None = None,
 ) -> Tensor:
-    """Mixes tokens along their sequence in G directions and gates the result.
+    """Mixes tokens along their sequence in G directions and gates the result, by any rule (the name is of mamba_ssm).
 
     Separate directions (S = G sets of parameters): x and z are the halves of xz. For each direction
     u = `conv_silu`(x), (low, k, q) = u x_proj^T, dt = low dt_proj^T, then `scan`(u, dt, k, q, z=z, ..., reduce="mean").
@@ -79,7 +79,7 @@ def mamba_inner(
             True and False.
     """
     args = _arguments(xz, conv_weight, conv_bias, x_proj, dt_proj, dt_bias, A, D, scan_norm, rule, reverse, grid)
-    if is_exporting():
+    if is_timm_exporting():
         return _exportable(args, scan_norm, reverse)
     if scan_norm is not None:
         return _shared(args, scan_norm, reverse, scan, rms_norm)
@@ -94,27 +94,16 @@ def mamba_inner(
     return mamba_inner_composed(args)
 
 
-def mamba_inner_exportable(
-    xz: Tensor,
-    conv_weight: Tensor,
-    conv_bias: Tensor,
-    x_proj: Tensor | None,
-    dt_proj: Tensor | None,
-    dt_bias: Tensor | None,
-    A: Tensor | None,
-    D: Tensor | None,
-    scan_norm: Tensor | None = None,
-    rule: str = "longhorn",
-    reverse: Sequence[bool] = (False, True),
-    grid: Sequence[int] | None = None,
-    scan_backend: str | None = None,
-) -> Tensor:
+def mamba_inner_exportable(xz: Tensor, *others: Any, scan_backend: str | None = None) -> Tensor:
     """`mamba_inner` in torch's own operators, with few nodes in a captured graph.
 
-    With `scan_backend` the scan is the operator of this library, for a runtime that has it.
+    Args:
+        xz: as of `mamba_inner`.
+        others: all further arguments of `mamba_inner`, in their order.
+        scan_backend: if given, the scan is the operator of this library, for a runtime that has it.
     """
-    args = _arguments(xz, conv_weight, conv_bias, x_proj, dt_proj, dt_bias, A, D, scan_norm, rule, reverse, grid)
-    return _exportable(args, scan_norm, reverse, scan_backend)
+    scan_norm, _, reverse, _ = others[7:]
+    return _exportable(_arguments(xz, *others), scan_norm, reverse, scan_backend)
 
 
 def _arguments(xz: Tensor, conv_weight: Tensor, *others: Any) -> MambaInnerArguments:

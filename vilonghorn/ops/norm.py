@@ -7,7 +7,7 @@ from torch import Tensor
 
 from .arguments import NormArguments
 from .backends import cpu
-from .register import is_exporting, register_op
+from .register import is_timm_exporting, register_op
 from .validate import DTYPES, validate_norm
 
 
@@ -28,7 +28,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float = 1e-5) -> Tensor:
     Raises:
         ValueError: weight is not as long as the last dimension of x, or on another device.
     """
-    if is_exporting():
+    if is_timm_exporting():
         return rms_norm_exportable(x, weight, eps)
     if cpu.unavailable(x.device.type) is not None or x.dtype not in DTYPES or x.numel() == 0:
         validate_norm(NormArguments(x, weight, eps))

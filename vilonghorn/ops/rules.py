@@ -65,7 +65,7 @@ def read(state: Tensor, q: Tensor) -> Tensor:
 
 
 def _longhorn_gate(dt: Tensor, k: Tensor) -> Tensor:
-    """eps = beta / (1 + beta |k|^2) with beta = sigmoid(dt), written so that nothing cancels."""
+    """For both Longhorn rules: beta / (1 + beta |k|^2) with beta = sigmoid(dt), written so that nothing cancels."""
     return 1 / (1 + k.square().sum(-1, keepdim=True) + torch.exp((-dt).clamp(max=MAX_EXPONENT)))
 
 

@@ -14,7 +14,7 @@ from ._torch import captured_loop
 from .arguments import ScanArguments
 from .backends import choose
 from .reference import finish, prepare
-from .register import is_exporting, register_op
+from .register import is_timm_exporting, register_op
 from .rules import RULES
 from .validate import autocast_dtype, check_flags, validate_scan
 
@@ -78,7 +78,7 @@ def scan(
         x, dt, k, q = x.to(dtype), dt.to(dtype), k.to(dtype), q.to(dtype)
         z = None if z is None else z.to(dtype)
     args = ScanArguments(x, dt, k, q, z, A, D, dt_bias, rule, flags, reduce, backend)
-    return scan_exportable(args) if backend is None and is_exporting() else _run(args)
+    return scan_exportable(args) if backend is None and is_timm_exporting() else _run(args)
 
 
 def scan_exportable(args: ScanArguments) -> Tensor:

@@ -70,7 +70,7 @@ def validate(operator: str, args: Any, sources: Sequence[str]) -> Sizes:
 
     Args:
         operator: its name, for errors.
-        args: its arguments, a NamedTuple of this module.
+        args: its arguments, a NamedTuple of `arguments`.
         sources: the tensors that the sizes come from.
 
     Raises:
@@ -160,7 +160,7 @@ def validate_mamba_inner(args: MambaInnerArguments) -> None:
 
 @remembered
 def validate_block(args: BlockArguments) -> None:
-    """Checks the arguments of `block`, which is for float32 tokens on the CPU,."""
+    """Checks the arguments of `block`, float32 tokens on the CPU."""
     mlp = args[11:14]
     if mlp.count(None) not in (0, 3):
         raise ValueError("block: some weights of the MLP are None, expected all three or none")

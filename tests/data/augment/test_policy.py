@@ -9,18 +9,15 @@ from scipy.stats import chisquare, ks_2samp, kstest
 from timm.data import auto_augment as timms
 
 from vilonghorn.data.augment import jitter
-from vilonghorn.data.augment.policy import ARGUMENTS, Policy, normal
-from vilonghorn.data.rng import uniform
+from vilonghorn.data.augment.policy import ARGUMENTS, Policy
 
 MEAN = (0.485, 0.456, 0.406)
-COUNT = 20000
+COUNT = 8000
 NAMES = [
     "rand-m9-mstd0.5-inc1",
-    "rand-m9-n3-p0.8",
     "rand-m7-mstd101-inc1",
     "rand-m14-mmax20-inc1",
     "original-mstd0.5",
-    "v0",
 ]
 
 
@@ -68,7 +65,7 @@ def test_operations_their_pairs_and_their_arguments_have_timms_distribution(name
 
 @pytest.mark.parametrize("name", [name for name in ARGUMENTS if ARGUMENTS[name] and name != "GaussianBlurRand"])
 def test_an_argument_is_timms_for_every_magnitude(name):
-    for level in np.linspace(0, 10, 101):
+    for level in np.linspace(0, 10, 21):
         expected = {round(timms.LEVEL_TO_ARG[name](level, {})[0], 9) for _ in range(24)}
         found = {round(float(ARGUMENTS[name](np.array([level]), sign, 0.3)[0]), 9) for sign in (-1.0, 1.0)}
         assert found == expected
@@ -96,12 +93,6 @@ def test_the_plan_of_an_image_does_not_depend_on_its_batch():
     alone = [(s.name, float(s.arguments[0])) for s in policy.plan(5, 2, views[1:2]) if s.arguments is not None]
     steps = [step for step in policy.plan(5, 2, views) if 1 in step.rows and step.arguments is not None]
     assert alone and alone == [(s.name, float(s.arguments[s.rows == 1][0])) for s in steps]
-
-
-def test_normal_numbers_are_normal():
-    draws = uniform(0, 0, np.arange(COUNT), 1)[:, 0]
-    assert kstest(normal(draws), "norm").pvalue > 1e-4
-    assert np.isfinite(normal(np.array([0.0, 1 - 2.0**-53]))).all()
 
 
 def test_jitter_has_torchvisions_law():

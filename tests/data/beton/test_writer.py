@@ -5,7 +5,6 @@ import io
 import json
 import multiprocessing
 import os
-import shutil
 import threading
 import time
 
@@ -47,23 +46,18 @@ def test_pixels_labels_and_class_names_come_back(folder, raw_beton, jpg_beton):
     manifest = json.loads(raw_beton.with_name("raw.beton.json").read_text())
     assert manifest["samples"] == 27 and manifest["class_counts"] == [8, 9, 10]
     assert manifest["classes"] == ["cat", "dog", "eel"]
-    assert manifest["settings"] == dict(mode="raw", max_resolution=500, jpeg_quality=90, compress_probability=0.0)
-
-
-def test_a_proportion_of_the_images_is_jpeg(tmp_path, photo):
-    beton = write_beton([(photo(0, 8, 8), 0)] * 400, tmp_path / "x.beton", mode="proportion", compress_probability=0.25)
-    assert 70 <= (beton.images["mode"] == MODES["jpg"]).sum() <= 130
+    assert manifest["settings"] == dict(mode="raw", max_resolution=500, jpeg_quality=90)
 
 
 def test_the_bytes_do_not_depend_on_the_number_of_workers(folder, tmp_path):
     for workers in (1, 3):
-        write_beton(folder, tmp_path / f"{workers}.beton", mode="proportion", workers=workers, progress=False)
+        write_beton(folder, tmp_path / f"{workers}.beton", mode="jpg", workers=workers, progress=False)
     assert (tmp_path / "1.beton").read_bytes() == (tmp_path / "3.beton").read_bytes()
 
 
-@pytest.mark.parametrize("classes", [["a", "a"], [("a", "b"), ("c",)], [0, 1], ["caf\udce9", "b"]])
+@pytest.mark.parametrize("classes", [["a", "a"], [0, 1]])
 def test_class_names_that_are_not_distinct_strings_are_refused_before_writing(tmp_path, photo, classes):
-    with pytest.raises(ValueError, match=r"(distinct names|not UTF-8).*; give classes=\[...\]"):
+    with pytest.raises(ValueError, match=r"give classes=\[...\], a distinct string"):
         write_beton([(photo(0, 8, 8), 0)], tmp_path / "x.beton", classes=classes, progress=False)
     assert not list(tmp_path.iterdir())
 
@@ -98,8 +92,7 @@ def test_arrays_gray_images_and_integer_likes_are_taken(tmp_path):
         ((np.zeros((4, 4, 3), np.uint8), 0.5), TypeError, "sample 30: label 0.5 is a float"),
         ((np.zeros((4, 4, 3), np.uint8), -1), ValueError, "sample 30: label -1"),
         ((np.zeros((4, 4, 3), np.uint8), 2**24), ValueError, "sample 30: label 16777216; expected 0 to 16777215"),
-        ((np.zeros((4, 4, 4), np.uint8), 0), ValueError, r"sample 30: array \(4, 4, 4\) of uint8"),
-        ((np.zeros((4, 4, 3), np.float32), 0), ValueError, "sample 30: array .* of float32"),
+        ((np.zeros((4, 4, 3), np.float32), 0), TypeError, r"sample 30: image is a float32 \(4, 4, 3\)"),
         ((np.zeros((1, 9, 3), np.uint8), 0), ValueError, "sample 30: 9x1 pixels"),
         (("x.png", 0), TypeError, "sample 30: image is a str"),
     ],
@@ -114,54 +107,22 @@ def test_a_bad_sample_ends_the_writer_and_leaves_the_old_file(tmp_path, sample, 
     assert (path.read_bytes(), sorted(tmp_path.iterdir()), threading.active_count()) == before
 
 
-@pytest.fixture
-def odd_folder(tmp_path, photo):
-    """Class a: upright RGB, gray, CMYK, turned. Class b: a broken header, a cut-off body, a whole image."""
-    root = tmp_path / "odd"
-    for name in "ab":
-        (root / name).mkdir(parents=True)
-    photo(0).save(root / "a" / "0.jpg", quality=95)
-    photo(1).convert("L").save(root / "a" / "1.jpg", quality=95)
-    photo(2).convert("CMYK").save(root / "a" / "2.jpg", quality=95)
-    exif = Image.Exif()
-    exif[0x0112] = 6
-    photo(3).save(root / "a" / "3.jpg", quality=95, exif=exif)
-    (root / "b" / "4.jpg").write_bytes(b"no picture")
-    whole = (root / "a" / "0.jpg").read_bytes()
-    (root / "b" / "5.jpg").write_bytes(whole[: len(whole) // 2])
-    photo(6).save(root / "b" / "6.jpg", quality=95)
-    return root
-
-
 @pytest.mark.parametrize("workers", [1, 3])
-def test_unreadable_images_are_left_out_and_listed_when_that_is_asked_for(odd_folder, tmp_path, workers):
-    path = tmp_path / "x.beton"
-    beton = write_beton(odd_folder, path, skip_unreadable=True, workers=workers, progress=False)
-    assert beton.labels.tolist() == [0, 0, 0, 0, 1] and beton.classes == ["a", "b"]
-    check_beton(path, images=True)
-    manifest = json.loads((tmp_path / "x.beton.json").read_text())
-    assert [why.split(": not a readable")[0] for why in manifest["left_out"]] == [
-        str(odd_folder / "b" / name) for name in ("4.jpg", "5.jpg")
-    ]
-    assert manifest["class_counts"] == [4, 1] and manifest["samples"] == 5
-    names = {kind: (found["count"], found["first"]) for kind, found in manifest["converted"].items()}
-    expected = {"L": "1.jpg", "CMYK": "2.jpg", "turned by EXIF": "3.jpg"}
-    assert names == {kind: (1, [str(odd_folder / "a" / name)]) for kind, name in expected.items()}
-    assert (pixels(path, 4) == np.asarray(Image.open(odd_folder / "b" / "6.jpg"))).all()
-    assert beton.images[["width", "height"]][3].tolist() == (40, 52)
-
-
-def test_unreadable_images_otherwise_end_the_writer_with_their_names_and_the_remedy(odd_folder, tmp_path):
-    with pytest.raises(ValueError, match="4.jpg: not a readable image .*--skip-unreadable"):
-        write_beton(odd_folder, tmp_path / "x.beton", progress=False)
-    (odd_folder / "b" / "7.jpg").write_bytes(b"")
-    with pytest.raises(ValueError, match="4.jpg: not a readable.*; .*7.jpg: not a readable"):
-        write_beton(odd_folder, tmp_path / "x.beton", progress=False)
-    for name in ("4.jpg", "7.jpg"):
-        os.remove(odd_folder / "b" / name)
-    with pytest.raises(ValueError, match="5.jpg: not a readable image .*--skip-unreadable"):
-        write_beton(odd_folder, tmp_path / "x.beton", progress=False)
+def test_an_unreadable_image_is_named_and_left_out_if_that_is_asked_for(tmp_path, photo, workers):
+    root, path = tmp_path / "source", tmp_path / "x.beton"
+    for i, name in enumerate(("a/0.png", "a/1.png", "b/2.png")):
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        photo(i).save(root / name)
+    (root / "a" / "1.png").write_bytes(b"no picture")
+    with pytest.raises(ValueError, match="1.png: not a readable image .*; --skip-unreadable .* leaves such images out"):
+        write_beton(root, path, workers=workers, progress=False)
     assert not list(tmp_path.glob("x.beton*"))
+    beton = write_beton(root, path, skip_unreadable=True, workers=workers, progress=False)
+    assert beton.labels.tolist() == [0, 1] and beton.classes == ["a", "b"]
+    manifest = json.loads((tmp_path / "x.beton.json").read_text())
+    (left_out,) = manifest["left_out"]
+    assert f"{root}/a/1.png: not a readable" in left_out and manifest["class_counts"] == [1, 1]
+    assert (pixels(path, 1) == np.asarray(Image.open(root / "b" / "2.png"))).all()
 
 
 def test_a_dataset_without_one_readable_image_is_refused(tmp_path):
@@ -185,9 +146,6 @@ def test_an_existing_file_is_kept_unless_overwrite_is_asked(folder, tmp_path):
     assert path.read_bytes() == b"precious"
     write_beton(folder, path, overwrite=True, progress=False)
     check_beton(path)
-    (tmp_path / "y.beton.json").mkdir()
-    with pytest.raises(IsADirectoryError, match="y.beton.json: is a folder"):
-        write_beton(folder, tmp_path / "y.beton", progress=False)
     with pytest.raises(FileNotFoundError, match="gone: no such folder to write x.beton into"):
         write_beton(folder, tmp_path / "gone" / "x.beton")
 
@@ -208,13 +166,6 @@ def test_a_second_writer_of_a_file_is_refused_and_the_first_completes(tmp_path, 
     write_beton([(photo(1, 8, 8), 0)], path, overwrite=True, progress=False)
 
 
-def test_a_disk_without_room_is_refused_before_any_work(folder, tmp_path, monkeypatch):
-    monkeypatch.setattr(shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(10**6, 10**6, 1000))
-    with pytest.raises(OSError, match="needs about .* GB and its disk has 0.0 GB free"):
-        write_beton(folder, tmp_path / "x.beton", progress=False)
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_a_disk_that_fills_up_on_the_way_is_named_and_leaves_nothing(tmp_path):
     full = Samples([OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))])
     with pytest.raises(OSError, match="no space left for .*x.beton: free some space, then write"):
@@ -224,7 +175,7 @@ def test_a_disk_that_fills_up_on_the_way_is_named_and_leaves_nothing(tmp_path):
 
 @pytest.mark.parametrize(
     "options",
-    [{"mode": "smart"}, {"max_resolution": 1}, {"jpeg_quality": 101}, {"compress_probability": 2}, {"workers": 0}],
+    [{"mode": "smart"}, {"max_resolution": 1}, {"jpeg_quality": 101}, {"workers": 0}],
 )
 def test_an_option_out_of_range_is_named(folder, tmp_path, options):
     with pytest.raises(ValueError, match=next(iter(options))):
@@ -276,5 +227,4 @@ def test_a_writer_that_is_killed_leaves_the_old_file(tmp_path):
     process.kill()
     process.join()
     assert path.read_bytes() == before and len(list(tmp_path.glob("*.partial"))) == 1
-    with pytest.warns(UserWarning, match="left by a writer that was killed"):
-        write_beton(one, path, overwrite=True, progress=False)
+    write_beton(one, path, overwrite=True, progress=False)

@@ -1,9 +1,7 @@
 """What comes through FFCV is what was written: against PIL, against FFCV's own loader, and from damaged files."""
 
-import gc
 import io
 import shutil
-import threading
 from pathlib import Path
 
 import numpy as np
@@ -76,28 +74,11 @@ def test_ffcvs_own_loader_reads_what_is_written(tmp_path, torch_threads):
 
 
 def test_an_installation_without_ffcvs_library_is_named(monkeypatch):
-    from vilonghorn.data.loaders import decode
+    from vilonghorn.data.loaders import ffcv
 
-    monkeypatch.setattr(decode.PathFinder, "find_spec", lambda *arguments: None)
+    monkeypatch.setattr(ffcv.PathFinder, "find_spec", lambda *arguments: None)
     with pytest.raises(ImportError, match="no module ffcv._libffcv"):
-        decode.load_library()
-
-
-@pytest.mark.parametrize("part", ["header", "body"])
-def test_a_damaged_jpeg_raises_its_index_and_hangs_nothing(jpg_beton, tmp_path, part):
-    path = shutil.copy(jpg_beton, tmp_path / "x.beton")
-    beton = check_beton(path)
-    start, size = int(beton.images["data_ptr"][9]), int(beton.sizes[9])
-    with open(path, "r+b") as file:
-        file.seek(start if part == "header" else start + size * 3 // 4)
-        file.write(bytes(size // 4))
-    threads = threading.active_count()
-    batches = create_loader(path, **EVAL).epoch(0)
-    next(batches), next(batches)
-    with pytest.raises(ValueError, match="x.beton: sample 9: its JPEG data are damaged"):
-        next(batches)
-    gc.collect()
-    assert threading.active_count() == threads
+        ffcv.load_library()
 
 
 @pytest.fixture
@@ -117,7 +98,7 @@ def copy(request, tmp_path):
 def test_every_changed_bit_of_an_image_is_seen_when_it_is_first_read(copy, kind, training):
     path = copy(kind)
     beton, whole, random = check_beton(path), path.read_bytes(), np.random.default_rng(0)
-    for index in range(0, 27, 3):
+    for index in range(0, 27, 9):
         at = int(beton.images["data_ptr"][index] + random.integers(beton.sizes[index]))
         damaged = bytearray(whole)
         damaged[at] ^= 1 << random.integers(8)

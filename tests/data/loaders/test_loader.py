@@ -99,12 +99,6 @@ def test_yielded_tensors_stay_as_they_are(make, kind):
     assert all(torch.equal(x, a) and torch.equal(y, b) for x, y, a, b in kept)
 
 
-def test_epochs_may_overlap(make, kind):
-    loader = make(kind, **TRAIN, workers=0)
-    pairs = list(zip(loader.epoch(0), loader.epoch(1)))
-    assert same([a for a, _ in pairs], stream(loader, 0)) and same([b for _, b in pairs], stream(loader, 1))
-
-
 @pytest.mark.parametrize("taken", [0, 2])
 def test_an_epoch_left_early_frees_its_threads_and_processes(make, kind, taken):
     loader = make(kind, **TRAIN, workers=2)
@@ -153,12 +147,6 @@ def test_hflip_mirrors_and_whole_crops_keep_the_picture(make, kind):
     mixed = stream(make(kind, **options, hflip=0.5), 0)
     flipped = [torch.equal(a, b) for (x, _), (u, _) in zip(mixed, always) for a, b in zip(x, u)]
     assert 5 <= sum(flipped) <= 19
-
-
-@pytest.mark.needs_ffcv
-def test_folder_and_beton_give_the_same_training_order(make):
-    labels = [torch.cat([y for _, y in stream(make(kind, **TRAIN, workers=0), 4)]) for kind in ("folder", "beton")]
-    assert torch.equal(*labels)
 
 
 @pytest.mark.parametrize(("epoch", "start"), [(-1, 0), (0, -1), (0, 7)])

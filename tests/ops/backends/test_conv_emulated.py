@@ -2,9 +2,10 @@
 
 from functools import partial
 
-import convolutions
 import pytest
 import torch
+from convolutions import *  # noqa: F403
+from convolutions import CASES, TOLERANCE, hold
 from oracle import conv_inputs, value_and_grads
 
 from vilonghorn.ops import conv_silu
@@ -12,18 +13,18 @@ from vilonghorn.ops.backends import cpu
 
 pytestmark = pytest.mark.usefixtures("emulator")
 emulated = partial(conv_silu, backend="cuda")
-DTYPES = pytest.mark.parametrize("dtype", convolutions.TOLERANCE, ids=str)
+LARGE = [((2, 1, 197, 384, 4), (False, True)), ((2, 1, 90, 3, 64), (False, True))]  # an image, and the most taps
 
 
-@DTYPES
-@pytest.mark.parametrize("shape, reverse", convolutions.CASES, ids=str)
+@pytest.fixture
+def backend() -> str:
+    return "cuda"
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+@pytest.mark.parametrize("shape, reverse", [*CASES, *LARGE], ids=str)
 def test_the_kernels_agree_with_the_oracle(shape, reverse, dtype):
-    convolutions.hold("cuda", shape, reverse, dtype)
-
-
-@pytest.mark.parametrize("shape", [(2, 1, 197, 384, 4), (2, 1, 90, 3, 64)], ids=str)
-def test_they_do_at_the_size_of_an_image_and_with_the_most_taps(shape):
-    convolutions.hold("cuda", shape, (False, True))
+    hold("cuda", shape, reverse, dtype)
 
 
 @pytest.mark.parametrize("shape", [(2, 3, 37, 40, 4), (3, 2, 37, 5, 3)], ids=str)
@@ -35,22 +36,12 @@ def test_results_are_bitwise_equal_whatever_the_order_of_the_threads(shape, emul
     assert all(torch.equal(first[name], second[name]) for name in first)
 
 
-@pytest.mark.parametrize("offset", [8, 4, 2, 1])  # aligned to a vector, to that of backward, and to none
-def test_slices_of_wider_tensors_give_what_their_copies_give(offset):
-    convolutions.hold_slices("cuda", offset)
-
-
 def test_a_slice_is_read_in_place(monkeypatch):
     x, weight, bias = conv_inputs(2, 2, 5, 8, 4).values()
     wide = torch.cat([x, x], -1)
     monkeypatch.setattr(torch.Tensor, "clone", None)
     monkeypatch.setattr(torch.Tensor, "contiguous", lambda t: t if t.is_contiguous() else pytest.fail("copied"))
     assert emulated(wide[..., 8:], weight, bias, reverse=(False, True)).isfinite().all()
-
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
-def test_half_precision_gives_the_float32_result_of_the_same_inputs_rounded(dtype):
-    convolutions.hold_half("cuda", dtype)
 
 
 def test_weights_that_are_not_aligned_are_read_right():
@@ -60,28 +51,6 @@ def test_weights_that_are_not_aligned_are_read_right():
     torch.testing.assert_close(emulated(**values, reverse=(False, True)), expected, rtol=1e-6, atol=1e-6)
 
 
-@pytest.mark.parametrize("shape", [(2, 0, 3, 4, 4), (1, 2, 0, 4, 4), (2, 1, 3, 0, 4)], ids=str)
-def test_empty_tensors_give_empty_results_and_zero_gradients(shape):
-    results = value_and_grads(emulated, conv_inputs(*shape), reverse=(False, True)[: shape[0]])
-    assert all((result == 0).all() for result in results.values())
-
-
-def test_cotangents_of_any_strides_are_read_right():
-    convolutions.hold_cotangents("cuda")
-
-
-def test_a_nan_reaches_the_outputs_whose_taps_it_is_under():
-    convolutions.hold_nan("cuda")
-
-
-def test_tokens_two_to_the_30_elements_apart_are_read_right(tmp_path):
-    convolutions.hold_far_tokens("cuda", str(tmp_path / "sparse"))
-
-
-def test_the_operators_pass_opcheck():
-    convolutions.hold_opcheck("cuda")
-
-
 def test_compiled_equals_eager_in_one_graph_that_chooses_the_kernel(monkeypatch):
     monkeypatch.setattr(cpu, "_reason", "not built")
     torch._dynamo.reset()
@@ -89,10 +58,6 @@ def test_compiled_equals_eager_in_one_graph_that_chooses_the_kernel(monkeypatch)
     compiled = torch.compile(run, fullgraph=True, dynamic=True, backend="aot_eager")
     expected, actual = value_and_grads(emulated, values, reverse=(False, True)), value_and_grads(compiled, values)
     assert all(torch.equal(actual[name], expected[name]) for name in expected)
-
-
-def test_backward_is_given_the_inputs_and_nothing_else():
-    convolutions.hold_memory("cuda")
 
 
 def test_an_error_of_the_runtime_is_raised_with_its_text():

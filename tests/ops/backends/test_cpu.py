@@ -1,4 +1,4 @@
-"""The choice of the CPU kernels' instruction set."""
+"""The choice of the CPU kernels' instruction set, types of a mixer, and rules that the library lacks."""
 
 import os
 import platform
@@ -8,8 +8,13 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
+from oracle import KERNEL_RULES, block_inputs, compare, inputs, mixer, mixer_inputs
 
+from vilonghorn.ops import mamba_inner
+from vilonghorn.ops.arguments import BlockArguments, MambaInnerArguments, ScanArguments
 from vilonghorn.ops.backends import cpu
+from vilonghorn.ops.rules import RULES
 
 pytestmark = pytest.mark.skipif(not cpu.isas(), reason="the native CPU library is not built")
 REPORT = """
@@ -46,3 +51,44 @@ def test_the_library_finds_the_instruction_sets_that_the_processor_has():
     needs["vnni"] = needs["v4"] | {"avx512_vnni"}
     needs["amx"] = needs["vnni"] | {"amx_tile", "amx_bf16", "avx512_bf16"}
     assert list(cpu.isas()) == [name for name, wanted in needs.items() if wanted <= flags]
+
+
+@pytest.mark.parametrize("rule", (*KERNEL_RULES, "none"))
+@pytest.mark.parametrize("dtype, tolerance", [(torch.float64, 1e-12), (torch.bfloat16, 1e-2), (torch.float16, 2e-3)])
+def test_a_mixer_with_heads_over_a_grid_agrees_with_the_oracle_in_every_dtype(dtype, tolerance, rule, threads):
+    weights = torch.float64 if dtype == torch.float64 else torch.float32
+    values = mixer_inputs(3, 2, 45, 42, 16, 3, 9, rule=rule, heads=7, filters=(3, 3), dtype=weights)
+    values["xz"] = values["xz"].to(dtype)
+    options = dict(rule=rule, reverse=(False, True, True), grid=(9, 5))
+
+    def run(**given):
+        return mamba_inner(**dict.fromkeys(MambaInnerArguments._fields[3:8]) | given)
+
+    compare(run, values, tolerance, truth=mixer, **options)
+
+
+@pytest.mark.parametrize("number", [-1, 4])
+def test_a_rule_that_the_library_lacks_is_an_error(number, monkeypatch):
+    monkeypatch.setitem(RULES, "gru", RULES["longhorn"]._replace(name="gru", number=number))
+
+    def arguments(kind, values, *options):
+        names = [name for name in kind._fields if name not in ("rule", "reverse", "eps", "mlp_eps", "bf16")]
+        tensors = {name: values.get(name) for name in names[:-1]}
+        return kind(**tensors, **dict(zip(("rule", "reverse", "eps", "mlp_eps", "bf16"), ("gru", [0], *options))))
+
+    values = inputs(1, 1, 3, 4, 2, rule="longhorn")
+    scan, saved = ScanArguments(**values, rule="gru"), [torch.zeros(1000)] * 5
+    inner = arguments(MambaInnerArguments, mixer_inputs(1, 1, 3, 4, 2, 1, 2, rule="longhorn"))
+    block = arguments(BlockArguments, block_inputs(1, 1, 3, 4, 2, 1, 2, 5, hidden=6), 1e-5, 1e-5, False)
+    for call in (
+        lambda: cpu.forward(scan, True),
+        lambda: cpu.forward(scan._replace(rule="none"), True),
+        lambda: cpu.backward(values["x"], scan, saved[0]),
+        lambda: cpu.mamba_inner_forward(inner, True),
+        lambda: cpu.mamba_inner_backward(values["x"][0], inner, *saved[:2]),
+        lambda: cpu.block_forward(block, False),
+        lambda: cpu.block_forward(block, True),
+        lambda: cpu.block_backward(block.x, saved, block, [1] * 15),
+    ):
+        with pytest.raises(RuntimeError, match="the CPU library has no kernel for this rule; use backend='reference'"):
+            call()

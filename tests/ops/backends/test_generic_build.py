@@ -7,23 +7,32 @@ import sys
 from functools import partial
 from pathlib import Path
 
-import native_block
 import pytest
 import torch
 from native_gemm import gemm_int8, int8_product
-from oracle import compare, convolution, error, inputs, mixer_inputs
+from oracle import (
+    KERNEL_RULES,
+    block_inputs,
+    compare,
+    conv_inputs,
+    convolution,
+    inputs,
+    mixer,
+    mixer_inputs,
+    residual_block,
+)
 
-from vilonghorn.ops import conv_silu, scan
+from vilonghorn.ops import block, conv_silu, mamba_inner, scan
+from vilonghorn.ops.arguments import BlockArguments
 from vilonghorn.ops.backends import bindings, cpu
-from vilonghorn.ops.validate import RULES
 
 KERNELS = Path(__file__).parents[3] / "kernels"
 COMPILER = shutil.which("clang++") or shutil.which("g++")
 pytestmark = pytest.mark.skipif(COMPILER is None, reason="needs a C++ compiler (clang++ or g++)")
 TOLERANCE = {torch.float32: 3e-6, torch.float64: 1e-12}
 STORED = TOLERANCE | {dtype: 2 * torch.finfo(dtype).eps for dtype in (torch.bfloat16, torch.float16)}
-dtypes = pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
-rules = pytest.mark.parametrize("rule", RULES)
+rules = pytest.mark.parametrize("rule", KERNEL_RULES)
+ABSENT = dict.fromkeys(BlockArguments._fields[5:10])
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -44,17 +53,18 @@ def generic(tmp_path_factory):
         yield
 
 
-@pytest.mark.parametrize("rule", native_block.RULES)
+@pytest.mark.parametrize("rule", (*KERNEL_RULES, "none"))
 def test_a_block_agrees_with_the_oracle(rule, threads):
-    values, options = native_block.inputs((2, 3, 70, 42, 16, 6, 4, 23), 7, 30, rule)
-    compare(native_block.block, values, TOLERANCE[torch.float32], truth=native_block.block_truth, **options)
+    values = block_inputs(2, 3, 70, 42, 16, 6, 4, 23, hidden=30, heads=7, rule=rule)
+    run = lambda **given: block(**ABSENT | given)  # noqa: E731
+    compare(run, values, TOLERANCE[torch.float32], truth=residual_block, rule=rule, reverse=(False, True))
 
 
 @rules
 def test_a_mixer_in_double_precision_agrees_with_the_oracle(rule, threads):
     values = mixer_inputs(2, 3, 70, 41, 16, 6, 4, rule=rule, dtype=torch.float64)
-    options = dict(rule=rule, reverse=[False, True])
-    compare(native_block.mamba_inner, values, 1e-12, truth=native_block.mamba_inner_truth, **options)
+    run = lambda **given: mamba_inner(**ABSENT | given)  # noqa: E731
+    compare(run, values, 1e-12, truth=mixer, rule=rule, reverse=(False, True))
 
 
 @rules
@@ -64,11 +74,9 @@ def test_a_scan_agrees_with_the_oracle(rule, dtype):
     compare(partial(scan, backend="cpu"), values, STORED[dtype], rule=rule, reverse=(False, True), reduce="mean")
 
 
-@dtypes
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
 def test_a_convolution_agrees_with_the_oracle(dtype):
-    x, weight, bias = (torch.randn(shape, dtype=dtype) for shape in ((2, 37, 21), (2, 21, 4), (2, 21)))
-    y = conv_silu(x, weight, bias, reverse=(False, True))
-    assert error(y, convolution(x, weight, bias, (False, True))) < TOLERANCE[dtype]
+    compare(conv_silu, conv_inputs(2, 2, 37, 21, 4, dtype), TOLERANCE[dtype], truth=convolution, reverse=(False, True))
 
 
 @pytest.mark.parametrize("depth", [1, 33, 192])

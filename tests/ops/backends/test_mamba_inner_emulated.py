@@ -4,22 +4,21 @@ import importlib
 
 import pytest
 import torch
-from native_block import RECURRENT, differentiable, mamba_inner_truth
-from oracle import compare, mixer, mixer_inputs, value_and_grads
+from oracle import KERNEL_RULES, compare, mixer, mixer_inputs, value_and_grads
 from torch._dynamo.testing import CompileCounterWithBackend
 
 from vilonghorn.ops import mamba_inner
+from vilonghorn.ops.arguments import MambaInnerArguments
 from vilonghorn.ops.backends import cpu, cuda
-from vilonghorn.ops.validate import RULES, MambaInnerArguments
 
 NAMES = MambaInnerArguments._fields[:8]
-# G, B, L, D, N, R, K
+# G, B, L, D, N, R, K, and heads
 SHAPES = [
-    (1, 1, 1, 2, 1, 1, 1),
-    (2, 2, 1, 6, 16, 2, 4),
-    (2, 2, 21, 6, 3, 2, 4),
-    (3, 1, 17, 70, 16, 5, 4),
-    (2, 1, 9, 34, 20, 3, 2),
+    ((1, 1, 1, 2, 1, 1, 1), None),
+    ((2, 2, 1, 6, 16, 2, 4), 1),
+    ((2, 2, 21, 6, 3, 2, 4), None),
+    ((3, 1, 17, 70, 16, 5, 4), 5),
+    ((2, 1, 9, 34, 20, 3, 2), None),
 ]
 
 
@@ -34,26 +33,16 @@ def in_order(A=None, **values):
     return mamba_inner(A=A, **values)
 
 
-@pytest.mark.parametrize("rule", RULES)
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_it_agrees_with_the_oracle(shape, rule):
-    flags = (False, True, True)[: shape[0]]
-    compare(in_order, mixer_inputs(*shape, rule=rule), 2e-6, truth=mixer, rule=rule, reverse=flags)
-
-
-@pytest.mark.parametrize("heads", [1, 5])
-def test_heads_agree_with_the_oracle(heads):
-    values = mixer_inputs(2, 2, 21, 70, 16, 5, 4, rule="longhorn_exact")
-    values |= {name: values[name][:, :heads].contiguous() for name in ("dt_proj", "dt_bias")}
-    backward = lambda dy, saved, args, wanted: cuda.mamba_inner_backward(dy, args, *saved)  # noqa: E731
-    run = differentiable(MambaInnerArguments, 8, cuda.mamba_inner_forward, backward)
-    options = dict(rule="longhorn_exact", reverse=[False, True])
-    compare(run, values, 2e-6, truth=mamba_inner_truth, **options)
+@pytest.mark.parametrize("rule", KERNEL_RULES)
+@pytest.mark.parametrize("shape, heads", SHAPES, ids=str)
+def test_it_agrees_with_the_oracle(shape, heads, rule):
+    values, flags = mixer_inputs(*shape, rule=rule, heads=heads), (False, True, True)[: shape[0]]
+    compare(in_order, values, 2e-6, truth=mixer, rule=rule, reverse=flags)
 
 
 def test_a_mixer_without_a_rule_is_not_taken():
-    values = {name: v for name, v in mixer_inputs(1, 1, 5, 4, 3, 2, 4, rule="none").items() if name not in RECURRENT}
-    args = MambaInnerArguments(**values, **dict.fromkeys((*RECURRENT, "A")), rule="none", reverse=[0])
+    values = mixer_inputs(1, 1, 5, 4, 3, 2, 4, rule="none")
+    args = MambaInnerArguments(**dict.fromkeys(NAMES) | values, rule="none", reverse=[0])
     assert not cuda.takes_mamba_inner(args, torch.float32)
 
 
@@ -68,8 +57,7 @@ def test_with_a_convolution_over_the_grid_it_agrees_with_the_oracle(
 ):
     module = importlib.import_module("vilonghorn.ops.mamba_inner")
     monkeypatch.setattr(module, "conv2d_silu", None)  # the composed form would call it
-    values = mixer_inputs(G, B, rows * columns + class_tokens, D, 3, 2, 9, rule=rule)
-    values["conv_weight"] = values["conv_weight"].unflatten(2, (3, 3))
+    values = mixer_inputs(G, B, rows * columns + class_tokens, D, 3, 2, 9, rule=rule, filters=(3, 3))
     options = dict(rule=rule, reverse=(False, True, True)[:G], grid=(rows, columns))
     compare(in_order, values, 2e-6, truth=mixer, **options)
     if D > 8:  # a slice whose channels are not aligned in pairs
@@ -78,17 +66,8 @@ def test_with_a_convolution_over_the_grid_it_agrees_with_the_oracle(
         assert torch.equal(in_order(**values | {"xz": wide[..., 1:]}, **options), expected)
 
 
-@pytest.mark.parametrize("dtype, tolerance", [(torch.bfloat16, 3e-2), (torch.float16, 4e-3)], ids=str)
-def test_over_the_grid_short_types_cost_their_rounding(dtype, tolerance):
-    values = mixer_inputs(2, 2, 21, 40, 16, 3, 9, rule="longhorn")
-    values["conv_weight"] = values["conv_weight"].unflatten(2, (3, 3))
-    values["xz"] = values["xz"].to(dtype)
-    compare(in_order, values, tolerance, truth=mixer, rule="longhorn", reverse=(False, True), grid=(4, 5))
-
-
 def test_another_filter_over_the_grid_is_composed():
-    values = mixer_inputs(1, 2, 12, 4, 3, 2, 5, rule="longhorn")
-    values["conv_weight"] = values["conv_weight"].unflatten(2, (1, 5))
+    values = mixer_inputs(1, 2, 12, 4, 3, 2, 5, rule="longhorn", filters=(1, 5))
     compare(in_order, values, 2e-6, truth=mixer, rule="longhorn", reverse=(True,), grid=(3, 4))
 
 
@@ -99,12 +78,12 @@ def test_shapes_that_the_operator_does_not_take_are_composed(shape):
     compare(in_order, values, 3e-2, truth=mixer, rule="mamba", reverse=(False, True))
 
 
-@pytest.mark.parametrize("dtype, tolerance", [(torch.bfloat16, 2e-2), (torch.float16, 3e-3)], ids=str)
-@pytest.mark.parametrize("rule", RULES)
-def test_short_types_cost_their_rounding(rule, dtype, tolerance):
-    values = mixer_inputs(2, 2, 19, 40, 16, 3, 4, rule=rule)
+@pytest.mark.parametrize("dtype, tolerance", [(torch.bfloat16, 3e-2), (torch.float16, 4e-3)], ids=str)
+@pytest.mark.parametrize("rule, grid", [*((rule, None) for rule in KERNEL_RULES), ("longhorn", (4, 5))])
+def test_short_types_cost_their_rounding(rule, grid, dtype, tolerance):
+    values = mixer_inputs(2, 2, 21, 40, 16, 3, 9 if grid else 4, rule=rule, filters=(3, 3) if grid else None)
     values["xz"] = values["xz"].to(dtype)
-    compare(in_order, values, tolerance, truth=mixer, rule=rule, reverse=(False, True))
+    compare(in_order, values, tolerance, truth=mixer, rule=rule, reverse=(False, True), grid=grid)
 
 
 @pytest.mark.parametrize("rule", ["longhorn", "mamba"])
@@ -124,8 +103,7 @@ def test_over_the_grid_compiled_equals_eager_bit_for_bit(sizes, gpu):
     torch._dynamo.reset()
     compiled = torch.compile(in_order, fullgraph=True, dynamic=len(sizes) > 1, backend=counter)
     for rows, columns in sizes:
-        values = mixer_inputs(1, 2, rows * columns + 1, 34, 16, 3, 9, rule="longhorn")
-        values["conv_weight"] = values["conv_weight"].unflatten(2, (3, 3))
+        values = mixer_inputs(1, 2, rows * columns + 1, 34, 16, 3, 9, rule="longhorn", filters=(3, 3))
         options = dict(reverse=(True,), grid=(rows, columns))
         gpu.vl_emulator_order(0)
         first = value_and_grads(in_order, values, **options)

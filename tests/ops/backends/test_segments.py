@@ -2,9 +2,10 @@
 
 import pytest
 import torch
+from oracle import KERNEL_RULES
 
+from vilonghorn.ops.arguments import ScanArguments
 from vilonghorn.ops.backends import segments
-from vilonghorn.ops.validate import RULES, ScanArguments
 
 TRITON = dict(channels=32)  # of a warp
 CUDA = dict(channels=64, direction_warps=2)
@@ -23,7 +24,7 @@ def count(B, L, *, backend, processors=132, **options):
 
 @both
 @reductions
-@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("rule", KERNEL_RULES)
 @pytest.mark.parametrize("B, L", [(128, 197), (64, 785), (32, 6084), (1, 197), (1, 1), (0, 197), (1, 0)])
 def test_a_scan_that_fills_the_machine_or_is_short_is_not_split(B, L, rule, reduce, backend):
     assert count(B, L, rule=rule, reduce=reduce, backend=backend) == 1
@@ -32,7 +33,7 @@ def test_a_scan_that_fills_the_machine_or_is_short_is_not_split(B, L, rule, redu
 @both
 @reductions
 def test_a_long_sequence_alone_is_split_so_far_as_the_machine_has_room(reduce, backend):
-    found = {rule: count(1, 6084, rule=rule, reduce=reduce, backend=backend) for rule in RULES}
+    found = {rule: count(1, 6084, rule=rule, reduce=reduce, backend=backend) for rule in KERNEL_RULES}
     assert found["longhorn"] == found["mamba"] > found["longhorn_exact"] > 1  # exact pays more for its summaries
     counts = [count(1, 6084, reduce=reduce, processors=p, backend=backend) for p in (1, 8, 32, 132)]
     assert counts == sorted(counts) and counts[0] == 1

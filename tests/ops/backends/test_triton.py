@@ -1,7 +1,7 @@
 """The Triton kernels under Triton's interpreter, and what their backend says of itself.
 
-Whether a kernel is interpreted is settled when triton is imported, so `interpreted_triton.py` runs in processes of its
-own, one for each rule.
+Whether a kernel is interpreted is settled when triton is imported, so these tests run in processes of their own, one
+for the convolution and one for each rule.
 """
 
 import os
@@ -12,23 +12,24 @@ from pathlib import Path
 import interpreter
 import pytest
 import torch
-from oracle import inputs
+from oracle import KERNEL_RULES, inputs
 
 from vilonghorn.ops import backends, scan
 from vilonghorn.ops.backends import triton as triton_backend
-from vilonghorn.ops.validate import MAX_STATE, RULES
+from vilonghorn.ops.validate import MAX_STATE
 
 pytest.importorskip("triton")
-CASES = Path(__file__).parents[2] / "helpers" / "interpreted_triton.py"
+FOLDER = Path(__file__).parents[2] / "helpers"
+RUNS = [("interpreted_conv.py", ""), *(("interpreted_triton.py", rule) for rule in KERNEL_RULES)]  # files and rules
 
 
 @pytest.fixture(scope="module")
-def runs():
+def processes():
     started = {}
-    for rule in RULES:
+    for file, rule in RUNS:
         environment = os.environ | {"TRITON_INTERPRET": "1", "VILONGHORN_RULE": rule}
-        command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(CASES)]
-        started[rule] = subprocess.Popen(
+        command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(FOLDER / file)]
+        started[file, rule] = subprocess.Popen(
             command, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
         )
     yield started
@@ -37,10 +38,10 @@ def runs():
 
 
 @interpreter.needed
-@pytest.mark.parametrize("rule", RULES)
-def test_the_interpreted_kernels_pass_their_tests(rule, runs):
-    output, _ = runs[rule].communicate()
-    assert runs[rule].returncode == 0 and " passed" in output, output
+@pytest.mark.parametrize("run", RUNS, ids=str)
+def test_the_interpreted_kernels_pass_their_tests(run, processes):
+    output, _ = processes[run].communicate()
+    assert processes[run].returncode == 0 and " passed" in output, output
 
 
 def test_the_backend_says_why_it_cannot_run():

@@ -1,6 +1,6 @@
 """Augmentation of a batch on its device: policy and colour jitter on bytes, random erasing on normalised images.
 
-Loaders crop and flip before it; the trainer applies mixup and cutmix after it (`TrainState.mix`). How an image is
+Loaders crop and flip before it; the trainer applies mixup and cutmix after it (`TrainState.backward`). How an image is
 augmented depends on (seed, epoch, view) alone, not on its batch.
 """
 

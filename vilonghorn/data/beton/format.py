@@ -9,7 +9,6 @@ import base64
 import hashlib
 import json
 import os
-from collections import Counter
 from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
@@ -17,8 +16,6 @@ from typing import BinaryIO
 
 import numpy as np
 from PIL import Image
-
-from ..images import is_utf8, printable
 
 VERSION = 2
 HEADER = np.dtype(
@@ -91,10 +88,8 @@ def check_beton(path: str | os.PathLike, *, images: bool = False) -> Beton:
         BetonError: the file is not a `.beton`, is damaged or unfinished, or its manifest describes another file.
     """
     path = Path(path)
-    if not path.exists():
-        raise FileNotFoundError(f"{path}: no such file; write it with: vilonghorn beton FOLDER {path}")
     if not path.is_file():
-        raise BetonError(f"{path}: not a file; expected a .beton")
+        raise FileNotFoundError(f"{path}: no such file; write it with: vilonghorn beton FOLDER {path}")
     with open(path, "rb") as file:
         fields, samples, regions, digest = _read_tables(path, file)
         sizes = _check_samples(path, samples, regions)
@@ -187,41 +182,32 @@ def _check_samples(path: Path, samples: np.ndarray, regions: np.ndarray) -> np.n
 def _read_manifest(path: Path, digest: str, labels: np.ndarray) -> tuple[dict | None, np.ndarray | None]:
     """The manifest beside a file, and the checksums of its samples; older manifests have none."""
     beside = manifest_path(path)
-    if not beside.exists():
-        return None, None
     if not beside.is_file():
-        raise BetonError(f"{beside}: not a file, but the manifest of {path.name} has this name; delete or rename it")
+        return None, None
     try:
         manifest = json.loads(beside.read_text(encoding="utf-8"))
         tables, _, classes = manifest["sha256"]["tables"], manifest["sha256"]["images"], manifest["classes"]
         names, crc32 = manifest["sha256"].get("classes"), manifest.get("crc32")
         checksums = None if crc32 is None else np.frombuffer(base64.b64decode(crc32, validate=True), CHECKSUM)
+        if not are_class_names(classes):
+            raise ValueError("the classes are not a list of distinct names")
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise BetonError(f"{beside}: not the manifest of a .beton ({error!r}); delete it or write both again") from None
-    if tables != digest:
-        problem = f"does not describe {path.name}, but another file"
-    elif (problem := class_names_problem(classes)) is None:
-        if classes is not None and len(classes) <= labels.max():
-            problem = f"{len(classes)} class names for labels up to {labels.max()}"
-        elif names not in (None, digest_of_names(classes)):
-            problem = "its class names are not those that were written"
-        elif checksums is not None and len(checksums) != len(labels):
-            problem = f"{len(checksums)} checksums for {len(labels)} images"
-    if problem is not None:
-        raise BetonError(f"{beside}: {problem}; delete it or write both again")
+    for wrong, problem in (
+        (tables != digest, f"does not describe {path.name}, but another file"),
+        (names not in (None, digest_of_names(classes)), "its class names are not those that were written"),
+        (classes is not None and len(classes) <= labels.max(), f"fewer class names than labels, up to {labels.max()}"),
+        (checksums is not None and len(checksums) != len(labels), f"expected {len(labels)} checksums, one an image"),
+    ):
+        if wrong:
+            raise BetonError(f"{beside}: {problem}; delete it or write both again")
     return manifest, checksums
 
 
-def class_names_problem(classes: object) -> str | None:
-    """What is wrong with class names, which are None or a list of distinct strings; None if nothing is."""
-    if classes is None:
-        return None
-    if not isinstance(classes, list) or not all(isinstance(name, str) for name in classes):
-        return "the classes are not a list of distinct names"
-    if (odd := next((name for name in classes if not is_utf8(name)), None)) is not None:
-        return f"the class name {printable(odd)!r} is not UTF-8"
-    twice = next((name for name, count in Counter(classes).items() if count > 1), None)
-    return None if twice is None else f"the classes are not distinct names: {twice!r} occurs twice"
+def are_class_names(classes: object) -> bool:
+    """Whether class names are None or a list of distinct strings."""
+    is_list = isinstance(classes, list) and all(isinstance(name, str) for name in classes)
+    return classes is None or (is_list and len(set(classes)) == len(classes))
 
 
 def digest_of_names(classes: list[str] | None) -> str:

@@ -11,7 +11,7 @@ from ..beton.format import check_beton
 from ..images import ImageFolder
 from ..threads import available_cpus
 from .config import LoaderConfig
-from .loader import Loader
+from .loader import FolderLoader, Loader
 
 
 def create_loader(source: str | os.PathLike, config: LoaderConfig | None = None, **options: Any) -> Loader:
@@ -43,8 +43,6 @@ def create_loader(source: str | os.PathLike, config: LoaderConfig | None = None,
         by_area = config.training and not from_folder
         config = replace(config, interpolation="area" if by_area else "bicubic")
     if from_folder:
-        from .folder import FolderLoader
-
         if importlib.util.find_spec("ffcv") is None:
             message = "FFCV is not installed: reading images from their folder with PIL, which is slower than a .beton"
             warnings.warn(message, stacklevel=1)  # from this line, so that it is shown once

@@ -15,7 +15,11 @@ from . import triton as triton_backend
 
 
 class Backend(Protocol):
-    """What a backend provides. A new one is a module with these names and an entry of `BACKENDS`."""
+    """What a backend provides.
+
+    A new one is a module with these names, an entry of `BACKENDS` before `reference`, and its name in `Rule.backends`
+    of the rules that it runs (`ops/rules.py`).
+    """
 
     NAME: str  # for `scan(..., backend=NAME)`
     CHUNK: int  # steps between two saved states
@@ -90,7 +94,7 @@ def choose(args: ScanArguments) -> Backend:
 
 def has_rule(backend: str, rule: str) -> bool:
     """Whether a backend has a kernel for a rule; the reference runs every rule."""
-    if rule == NO_RULE:  # of a mixer only
+    if rule == NO_RULE:  # a mixer without a scan: only the CPU library has it
         return backend == native.NAME
     return backend == reference.NAME or backend in find_rule("scan", rule).backends
 

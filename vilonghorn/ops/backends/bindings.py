@@ -8,7 +8,7 @@ import json
 import math
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
 
@@ -59,12 +59,10 @@ def open_library(name: str, requirement: str) -> tuple[ctypes.CDLL | None, str |
 def _how_to_build(root: Path, installed: metadata.Distribution | None, requirement: str) -> str:
     """What to run. `root` holds the package that was imported: a source tree, or the folder of installed packages."""
     if (root / "kernels").is_dir():
-        problem = "This source tree is not built, and no vilonghorn with this library is installed"
+        found = "no vilonghorn with this library is installed"
         if installed and installed.version != __version__:
-            problem = (
-                f"This source tree is not built, and the installed vilonghorn is {installed.version}, not {__version__}"
-            )
-        source = f"--editable {shlex.quote(str(root))}"
+            found = f"the installed vilonghorn is {installed.version}, not {__version__}"
+        problem, source = f"This source tree is not built, and {found}", f"--editable {shlex.quote(str(root))}"
     else:
         problem = f"vilonghorn was installed without it, as without {requirement} or with VILONGHORN_CPU=OFF"
         url = json.loads(installed and installed.read_text("direct_url.json") or "{}").get("url", "")
@@ -263,11 +261,18 @@ class ScanParams(Params):
             return y, torch.empty(0, dtype=saved_state_dtype, device=self.device)
         return y, self.output("saved_states", (math.prod(self.saved_state_shape),), saved_state_dtype)
 
-    def backward_outputs(self, dy: Tensor, saved_states: Tensor) -> tuple[Tensor | None, ...]:
-        """Sets the inputs of backward; allocates dx, ddt, dk, dq and dz. Channel splits are axis 0 of dk and dq."""
-        args, struct = self.args, self.struct
+    def backward_outputs(
+        self, dy: Tensor, saved_states: Tensor, key_dtype: torch.dtype, out: Mapping[str, Tensor] = {}
+    ) -> list[Tensor | None]:
+        """Sets the inputs of backward, and allocates the gradients of the tensors, in their order.
+
+        dk and dq have `key_dtype`, and channel splits as axis 0. `out` may hold tensors for those of k, q and z.
+        """
+        struct, grads = self.struct, []
         struct.dy, struct.saved_states = self.activation(dy), self.pointer(saved_states)
-        k_shape = args.k.shape if struct.channel_splits == 1 else (struct.channel_splits, *args.k.shape)
-        dx, ddt = (self.output(name, args.x.shape) for name in ("dx", "ddt"))
-        dk, dq = (self.output(name, k_shape, self.compute_dtype) for name in ("dk", "dq"))
-        return dx, ddt, dk, dq, None if args.z is None else self.output("dz", args.z.shape)
+        splits = (struct.channel_splits,) if struct.channel_splits > 1 else ()
+        kinds = dict.fromkeys(("x", "dt", "z"), ((), self.dtype)) | dict.fromkeys(("k", "q"), (splits, key_dtype))
+        for name, t in zip(self.args._fields[:8], self.args):
+            axes, dtype = kinds.get(name, ((), self.compute_dtype))
+            grads.append(None if t is None else self.output(f"d{name}", (*axes, *t.shape), dtype, out=out.get(name)))
+        return grads

@@ -116,15 +116,12 @@ def forward(args: ScanArguments, save: bool) -> tuple[Tensor, Tensor]:
 def backward(dy: Tensor, args: ScanArguments, saved_states: Tensor) -> tuple[Tensor | None, ...]:
     """Gradients of a scan; see `Backend`."""
     params = _set_parallelism(ScanParams(args, args.x.dtype, CHUNK, LANES))
-    parameters = zip(("dA", "dD", "ddt_bias"), args[5:8])
-    outputs = *params.backward_outputs(dy, saved_states), *(params.gradient(name, p) for name, p in parameters)
+    grads = params.backward_outputs(dy, saved_states, params.compute_dtype)
     _alloc_accumulator(params, args.z is not None)
     _run(library.vl_scan_backward, params.struct)
-    split = params.struct.channel_splits > 1  # dk and dq have an axis of the parts to sum
-    return tuple(
-        None if grad is None else (grad.sum(0) if split and name in ("k", "q") else grad).to(t.dtype)
-        for name, grad, t in zip(args._fields, outputs, args)
-    )
+    if params.struct.channel_splits > 1:
+        grads[2], grads[3] = grads[2].sum(0), grads[3].sum(0)
+    return tuple(None if grad is None else grad.to(t.dtype) for grad, t in zip(grads, args))
 
 
 def mamba_inner_forward(args: MambaInnerArguments, save: bool) -> tuple[Tensor, Tensor, Tensor]:
@@ -161,7 +158,7 @@ def mamba_inner_backward(
 
 def conv_forward(args: ConvArguments) -> Tensor:
     """Runs `vilonghorn.ops.conv_silu`."""
-    params = _conv_params(args)
+    params = _set_parallelism(conv_params(args))
     y = params.output("y", (len(args.weight), *args.x.shape))
     _run(library.vl_conv_forward, params.struct)
     return y
@@ -169,7 +166,7 @@ def conv_forward(args: ConvArguments) -> Tensor:
 
 def conv_backward(dy: Tensor, args: ConvArguments) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of x, weight and bias."""
-    params = _conv_params(args)
+    params = _set_parallelism(conv_params(args))
     params.struct.dy = params.activation(dy)
     if len(args.weight) > 1 and params.dtype != params.compute_dtype:
         params.output("sums", args.x.shape, params.compute_dtype)
@@ -295,10 +292,6 @@ def _mamba_inner_params(args: MambaInnerArguments, num_accumulated: int = 1) -> 
 def _hidden(args: BlockArguments) -> int:
     """Width of the MLP, or 0."""
     return 0 if args.mlp_out_proj is None else args.mlp_out_proj.shape[1]
-
-
-def _conv_params(args: ConvArguments) -> Params:
-    return _set_parallelism(conv_params(args))
 
 
 def _norm_params(args: NormArguments) -> Params:

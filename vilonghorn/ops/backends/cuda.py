@@ -108,15 +108,10 @@ def backward(
     params = _CudaParams(args)
     if saved_states.data_ptr() % ALIGNMENT:  # part of a larger tensor, which a hook for saved tensors may return
         saved_states = saved_states.clone()
-    struct, dtypes = params.struct, [params.dtype] * 5 + [torch.float32] * 3
-    struct.dy, struct.saved_states = params.activation(dy), params.pointer(saved_states)
-    grads = [
-        None if t is None else params.output(f"d{name}", t.shape, dtype, out=out.get(name))
-        for name, t, dtype in zip(args._fields, args[:8], dtypes)
-    ]
-    struct.dk_step = grads[2].stride(2)
+    grads = params.backward_outputs(dy, saved_states, params.dtype, out)
+    params.struct.dk_step = grads[2].stride(2)
     if args.z is not None:
-        struct.dz_step = grads[4].stride(1)
+        params.struct.dz_step = grads[4].stride(1)
     params.run(_open()[0].vl_cuda_scan_backward, accumulate=args.z is not None)
     return tuple(None if t is None else grad.to(t.dtype) for grad, t in zip(grads, args))
 
@@ -224,8 +219,6 @@ def _pad_to_even(args: ScanArguments) -> ScanArguments:
 
 class _CudaParams(ScanParams):
     def __init__(self, args: ScanArguments):
-        if args.x.dtype not in DTYPES:
-            raise TypeError(f"scan: the CUDA kernels take {', '.join(map(str, DTYPES))}, not {args.x.dtype}")
         if len(args.reverse) > MAX_DIRECTIONS:
             raise ValueError(f"scan: the CUDA kernels take up to {MAX_DIRECTIONS} directions, not {len(args.reverse)}")
         states, self.channels = args.k.shape[-1], args.x.shape[-1]

@@ -1,10 +1,12 @@
-// The last kernel of backward: it adds up partial sums in a fixed order, and rounds them to the caller's dtype.
+// The last kernel of backward: adds up partial sums in a fixed order, and rounds them to the caller's dtype.
 #pragma once
-#include "scan_common.cuh"
+#include "device.cuh"
 
 namespace vilonghorn {
 
-constexpr int kFewRows = 32;  // up to here a thread has a column alone
+constexpr int kWarp = 32;
+constexpr int kReduceRows = 8;  // threads that share a column of a sum
+constexpr int kFewRows = 32;    // up to here a thread has a column alone
 
 struct Sum {
   void *out;              // absent: nothing to sum
@@ -14,16 +16,28 @@ struct Sum {
   bool shared;  // kReduceRows threads share a column
 };
 
-// dk and dq, whose elements are T, then dA, dD and ddt_bias, which are floats.
+// Of a scan dk and dq, whose elements are T, then dA, dD and ddt_bias; of a convolution dweight and dbias: floats.
 constexpr int kSums = 5;
 struct Sums {
   Sum of[kSums];
   int64_t blocks[kSums];
   int64_t all_blocks, size;  // size: of all partial sums
+
+  // Places the partial sums one after the other in `workspace`.
+  void place(const void *workspace) {
+    for (int i = 0; i < kSums; i++) {
+      Sum &sum = of[i];
+      if (!sum.out) continue;
+      sum.partials = (const float *)workspace + size;
+      sum.shared = sum.rows > kFewRows;
+      size += sum.rows * sum.columns;
+      all_blocks += blocks[i] = divide_up(sum.columns, kWarp * (sum.shared ? 1 : kReduceRows));
+    }
+  }
 };
 
 template <class T>
-__global__ void __launch_bounds__(kWarp *kReduceRows) scan_reduce(const __grid_constant__ Sums sums) {
+__global__ void __launch_bounds__(kWarp *kReduceRows) reduce_sums(const __grid_constant__ Sums sums) {
   VL_SHARED(shared);
   int64_t block = blockIdx.x;
   int i = 0;
@@ -45,6 +59,12 @@ __global__ void __launch_bounds__(kWarp *kReduceRows) scan_reduce(const __grid_c
   const int64_t at = column / sum.width * sum.step + column % sum.width;
   if (i < 2) ((T *)sum.out)[at] = from_fp32<T>(total);
   else ((float *)sum.out)[at] = total;
+}
+
+template <class T> int launch_reduce(const Sums &sums, void *stream) {
+  if (sums.all_blocks > INT32_MAX) return cudaErrorInvalidValue;
+  const size_t shared = kWarp * kReduceRows * sizeof(float);
+  return launch(reduce_sums<T>, sums, sums.all_blocks, dim3(kWarp, kReduceRows), shared, stream);
 }
 
 }  // namespace vilonghorn
