@@ -50,7 +50,7 @@ def run(tmp_path_factory):
     return directory
 
 
-@by("vilonghorn scans torch.float32 on 'cpu' in plain torch, which is many times slower than a native kernel")
+@by("vilonghorn scans ... in plain torch, which is many times slower than a native kernel")
 def _(case):
     case.patch.setattr(cpu, "_reason", "not built")
     case.patch.setattr(sys.modules[backends.__module__], "_warned", set())
@@ -144,12 +144,12 @@ PROVOKE |= {
     "this checkpoint does not fit the model": lambda case: nano(
         "vim_nano", pretrained=True, pretrained_cfg_overlay=dict(file=weights(case.folder), num_classes=10)
     ),
-    "images have 224 channels, expected 3": lambda case: nano()(torch.zeros(2, 224, 224, 3)),
-    "image is 256x256, expected 224x224": lambda case: nano()(torch.zeros(1, 3, 256, 256)),
-    "images are torch.uint8, expected floating point": lambda case: nano()(
+    "Input width (3) doesn't match model (224)": lambda case: nano()(torch.zeros(2, 224, 224, 3)),
+    "Input height (256) doesn't match model (224)": lambda case: nano()(torch.zeros(1, 3, 256, 256)),
+    "Input type (unsigned char) and bias type (float) should be the same": lambda case: nano()(
         torch.zeros(1, 3, 224, 224, dtype=torch.uint8)
     ),
-    "images are torch.float64 and the weights of the model torch.float32, expected one dtype": lambda case: nano()(
+    "Input type (double) and bias type (float) should be the same": lambda case: nano()(
         torch.zeros(1, 3, 224, 224, dtype=torch.float64)
     ),
     "... its data are not those that were written; write the file again": lambda case: read_damaged(case),
