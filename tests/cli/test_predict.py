@@ -77,12 +77,6 @@ def test_names_are_printed_escaped_and_given_to_json_as_they_are(tmp_path, capsy
     assert result["image"] == str(image) and result["predictions"][0]["name"] == "\x1b[31m"
 
 
-def test_a_model_that_cannot_be_used_gets_one_sentence(tmp_path, capsys):
-    assert main(["predict", "vilonghorn_nanno", str(tmp_path / "a.png")]) == 2
-    out, err = capsys.readouterr()
-    assert out == "" and err.startswith("error: vilonghorn_nanno is neither") and err.count("\n") == 1
-
-
 @pytest.mark.parametrize("given", ["img_size", "a.jpg", "=3"])
 def test_an_argument_of_the_model_without_a_value_is_refused(given, capsys):
     with pytest.raises(SystemExit):

@@ -19,22 +19,14 @@ ROOT = Path(__file__).parents[2]
 WORKLOAD = candidates.Workload(2, 17, 8, 4)
 
 
-def run(*arguments):
-    command = ["bash", "docs/performance/gpu_day.sh", *arguments]
-    return subprocess.run(
-        command, cwd=ROOT, env=os.environ | dict(PYTHON=sys.executable), capture_output=True, text=True
-    )
-
-
-@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU, which the stage would occupy for minutes")
-def test_a_stage_without_a_gpu_says_so():
-    result = run("time")
-    assert result.returncode == 3 and "no GPU: torch finds none" in result.stdout, result
-
-
-def test_an_unknown_stage_is_answered_with_the_known_ones():
-    result = run("measure")
-    assert result.returncode == 2 and "gpu_day.sh build-check" in result.stdout and "Traceback" not in result.stderr
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU, which a stage would occupy for minutes")
+@pytest.mark.parametrize(
+    "stage, status, said", [("time", 3, "torch finds none"), ("measure", 2, "gpu_day.sh build-check")]
+)
+def test_a_stage_without_a_gpu_and_an_unknown_stage_say_so(stage, status, said):
+    command, environment = ["bash", "docs/performance/gpu_day.sh", stage], os.environ | dict(PYTHON=sys.executable)
+    result = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+    assert result.returncode == status and said in result.stdout and "Traceback" not in result.stderr, result
 
 
 @pytest.fixture

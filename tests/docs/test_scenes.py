@@ -54,9 +54,6 @@ def test_training_scenes_show_no_held_out_digit(scenes):
     chosen = every_fifth(digits.target, 4)
     assert np.array_equal(test.digits * 16, digits.images[chosen])
     assert np.array_equal(train.labels, digits.target[~chosen])
-
-
-def test_all_digits_appear(scenes):
     assert {int(label) for scene in scenes.DigitScenes(100) for label in scene.labels} == set(range(10))
 
 

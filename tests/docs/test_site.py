@@ -77,14 +77,13 @@ def test_the_site_builds_and_its_links_lead_to_pages_or_to_the_repository(build,
     assert 'id="vilonghorn.ops.scan.scan"' in html["api/ops"] and "state-space recurrence" in html["api/ops"]
 
 
+LINKS = "[a page](nowhere.md) [code](../vilonghorn/nowhere.py) [a section](models.md#nowhere)"
+REFERENCE = "::: vilonghorn.ops.nowhere"
+
+
 @pytest.mark.parametrize(
     "line, said",
-    [
-        ("[a page](nowhere.md)", "nowhere.md"),
-        ("[code](../vilonghorn/nowhere.py)", "nowhere.py"),
-        ("[a section](models.md#nowhere)", "#nowhere"),
-        ("::: vilonghorn.ops.nowhere", "vilonghorn.ops.nowhere could not be found"),
-    ],
+    [(LINKS, ["nowhere.md", "nowhere.py", "#nowhere"]), (REFERENCE, ["vilonghorn.ops.nowhere could not be found"])],
 )
 def test_a_broken_link_or_reference_stops_the_build(line, said, build, tmp_path):
     copy = tmp_path / "checkout"
@@ -95,4 +94,4 @@ def test_a_broken_link_or_reference_stops_the_build(line, said, build, tmp_path)
     (copy / "docs" / "models.md").write_text(f"# Models\n\n{line}\n")
     (copy / "vilonghorn").symlink_to(ROOT / "vilonghorn")
     found = build(copy)
-    assert found.returncode != 0 and said in found.stderr
+    assert found.returncode != 0 and all(part in found.stderr for part in said), found.stderr

@@ -30,7 +30,7 @@ def strided(values, **strides):
 
 
 def block_call(*sizes, rule, reverse, hidden=0, strides=(), **options):
-    values = strided(block_inputs(*sizes, rule=rule, hidden=hidden), **strides)
+    values = strided(block_inputs(*sizes, rule=rule, hidden=hidden), **dict(strides))
     return (
         lambda A=None, **tensors: ops.block(A=A, **tensors),
         residual_block,

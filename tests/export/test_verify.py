@@ -60,7 +60,7 @@ def test_an_export_that_fails_leaves_nothing(small, tmp_path, write_pt2):
 
 @pytest.mark.parametrize(
     "kind, weights, sentence",
-    [("foo", "fp32", "kind is 'foo'"), ("ort", "int4", "weights 'int4'"), ("ort", "int8", "head.bias holds NaN")],
+    [("foo", "fp32", "kind is 'foo'"), ("ort", "int4", "weights 'int4'"), ("ort", "int8", "head.bias contains NaN")],
 )
 def test_bad_arguments_are_named(kind, weights, sentence, small, tmp_path):
     model = small()
