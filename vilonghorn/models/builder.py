@@ -13,9 +13,9 @@ from torch import Tensor
 
 from ..layers.exportable import make_exportable
 from ._transformers import keep_names
+from .fit_weights import fit_state_dict
 from .pyramid import PyramidSSM
 from .trunk import VisionSSM
-from .weights import fit_state_dict
 
 NANO: dict[str, Any] = dict(embed_dim=96, depth=6)
 TINY = dict(embed_dim=192, depth=24)

@@ -11,9 +11,9 @@ from torch import Tensor
 
 from ..layers import insert_class_token, prefix_first
 from .builder import BASE, NANO, PATCH8, SFP, SMALL, STRIDE8, TINY, Model, build_model, default_cfg, icons_cfg
+from .fit_weights import fit_state_dict, unwrap
 from .pyramid import PyramidSSM
 from .trunk import VisionSSM
-from .weights import fit_state_dict, unwrap
 
 
 def _hub(repository: str, file: str, **entries: Any) -> dict[str, Any]:

@@ -8,7 +8,7 @@ import pytest
 from scipy.stats import chisquare, ks_2samp, kstest
 from timm.data import auto_augment as timms
 
-from vilonghorn.data.augment import jitter
+from vilonghorn.data.augment.batch import jitter
 from vilonghorn.data.augment.policy import ARGUMENTS, Policy
 
 MEAN = (0.485, 0.456, 0.406)

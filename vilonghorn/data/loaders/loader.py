@@ -114,7 +114,7 @@ class Loader(ABC):
             images, targets = images.pin_memory(), targets.pin_memory()
         with nullcontext() if self._stream is None else torch.cuda.stream(self._stream):
             images, targets = (tensor.to(self._device, non_blocking=True) for tensor in (images, targets))
-            images = self._augmentation.on_bytes(images, epoch, views)
+            images = self._augmentation.augment_bytes(images, epoch, views)
             return self._augmentation.erase(self._normalized(images), epoch, views), targets
 
     def _one_ahead(self, made: Iterator[Batch]) -> Iterator[Batch]:
