@@ -8,12 +8,13 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor
+from torch._subclasses import FakeTensor
 
 from .arguments import BlockArguments
 from .backends import cpu
 from .validate import autocast_dtype, check_flags, flatten_filter
 
-_OWN_CLASSES = (torch.nn.Parameter, Tensor)  # a subclass may store something else
+_OWN_CLASSES = (torch.nn.Parameter, Tensor, FakeTensor)  # other subclasses may store something else
 X86 = platform.machine().lower() in ("x86_64", "amd64")
 
 
