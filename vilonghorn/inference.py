@@ -200,8 +200,9 @@ def create_model(name: str, checkpoint: str, model_kwargs: dict[str, Any]) -> tu
             if "num_classes" not in kwargs and is_ours(name):
                 head = load_state_dict(str(file)).get("head.weight", torch.empty(0))
                 kwargs["num_classes"] = len(head) if isinstance(head, Tensor) else 0
-            # timm drops a head of another number of classes than that of the configuration.
-            overlay = {key: kwargs[key] for key in ("num_classes",) if key in kwargs} | {"file": str(file)}
+            overlay: dict[str, Any] = {"file": str(file)}
+            if "num_classes" in kwargs:  # timm drops a head of another number of classes than the configuration's
+                overlay["num_classes"] = kwargs["num_classes"]
             if (size := record.get("kwargs", {}).get("img_size")) is not None:
                 overlay["input_size"] = (kwargs.get("in_chans", 3), *to_2tuple(size))
             kwargs["pretrained_cfg_overlay"] = kwargs.get("pretrained_cfg_overlay", {}) | overlay

@@ -65,14 +65,14 @@ def test_a_model_that_fails_is_named_and_the_others_are_measured(monkeypatch, tm
     assert "not measured: no_such_model: Unknown model (no_such_model)" in capsys.readouterr().out
 
 
-def test_an_interrupted_run_has_saved_what_it_measured(monkeypatch, tmp_path, capsys):
+def test_an_interrupted_run_has_saved_what_it_measured(monkeypatch, tmp_path):
     def stop(rows):
         raise KeyboardInterrupt
 
     monkeypatch.setitem(command.SUBJECTS, "models", stop)
-    assert run("models", "--size", "32", "--rounds", "1", "--json", f"{tmp_path}/bench.json") == 130
+    with pytest.raises(KeyboardInterrupt):
+        run("models", "--size", "32", "--rounds", "1", "--json", f"{tmp_path}/bench.json")
     assert len(json.loads((tmp_path / "bench.json").read_text())["models"]) == 4
-    assert "has what was measured" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -82,15 +82,12 @@ def test_an_interrupted_run_has_saved_what_it_measured(monkeypatch, tmp_path, ca
         (["--rounds", "0"], "--rounds: invalid PositiveInt value: '0'"),
         (["--size", "224", "300"], "--size 300: expected a multiple of 16 pixels"),
         (["--json", "no/such/folder/bench.json"], "there is no folder"),
-        pytest.param(
-            ["--device", "cuda"],
-            "torch finds no GPU",
-            marks=pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU"),
-        ),
+        (["--device", "cuda"], "torch finds no GPU"),
     ],
     ids=str,
 )
-def test_wrong_options_are_refused(arguments, said, capsys):
+def test_wrong_options_are_refused(arguments, said, monkeypatch, capsys):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(SystemExit) as stop:
         command.main(arguments)
     assert stop.value.code == 2 and said in capsys.readouterr().err

@@ -20,20 +20,16 @@ def example(monkeypatch):
     return importlib.import_module
 
 
-@pytest.mark.parametrize("detector", DETECTORS)
-def test_a_detector_trains_and_is_measured(example, detector, tmp_path, capsys):
-    score = example("detect").main(["--model", detector, *BRIEF, "--picture", str(tmp_path / "picture.png")])
+@pytest.mark.parametrize("model", [*DETECTORS, *DECODERS])
+def test_a_detector_and_a_decoder_train_and_are_measured(example, model, tmp_path, capsys):
+    name, measure = (
+        ("detect", "top boxes ({:.1%})") if model in DETECTORS else ("segment", "mean IoU {:.3f} on 2 scenes")
+    )
+    if name == "segment":
+        pytest.importorskip("segmentation_models_pytorch", reason="pip install vilonghorn[downstream]")
+    score = example(name).main(["--model", model, *BRIEF, "--picture", str(tmp_path / "picture.png")])
     said = capsys.readouterr().out
-    assert 0 <= score <= 1 and "step 1/1: loss" in said and f"top boxes ({score:.1%})" in said
-    assert np.ptp(np.asarray(Image.open(tmp_path / "picture.png").convert("RGB"))) > 100
-
-
-@pytest.mark.parametrize("decoder", DECODERS)
-def test_a_decoder_trains_and_is_measured(example, decoder, tmp_path, capsys):
-    pytest.importorskip("segmentation_models_pytorch", reason="pip install vilonghorn[downstream]")
-    score = example("segment").main(["--model", decoder, *BRIEF, "--picture", str(tmp_path / "picture.png")])
-    said = capsys.readouterr().out
-    assert 0 <= score <= 1 and "step 1/1: loss" in said and f"mean IoU {score:.3f} on 2 scenes" in said
+    assert 0 <= score <= 1 and "step 1/1: loss" in said and measure.format(score) in said
     assert np.ptp(np.asarray(Image.open(tmp_path / "picture.png").convert("RGB"))) > 100
 
 
@@ -53,16 +49,8 @@ def test_transformers_trains_and_loads_our_models_exactly(example, task, capsys)
         ("detect", ["--picture", "no/where.png"], "--picture is no/where.png, expected the name of a .png in a folder"),
         ("detect", ["--backbone", "vilonghorn_nono"], "no fcos on vilonghorn_nono: Unknown model"),
         ("segment", ["--model", "dpt", "--side", "60"], "no dpt for scenes of 60 pixels: Wrong input shape height=60"),
-        (
-            "segment",
-            ["--model", "unet", "--backbone", "vilonghorn_nano"],
-            "a model whose name ends in _sfp; vilonghorn_nano",
-        ),
-        (
-            "segment",
-            ["--model", "dpt", "--backbone", "vim_nano_sfp"],
-            "dpt takes tokens, of a plain model; vim_nano_sfp",
-        ),
+        ("segment", ["--model", "unet", "--backbone", "vilonghorn_nano"], "name ends in _sfp; vilonghorn_nano"),
+        ("segment", ["--model", "dpt", "--backbone", "vim_nano_sfp"], "tokens, of a plain model; vim_nano_sfp"),
     ],
 )
 def test_what_cannot_work_gets_a_sentence_before_work_begins(example, name, arguments, sentence, capsys):

@@ -22,46 +22,32 @@ SIZES = [(1, 3, 32, 32), (3, 3, 16, 64), (7, 3, 40, 24), (2, 3, 20, 36)]
 pytestmark = pytest.mark.skipif(cpu.library is None, reason="the native library is not built")
 
 
-def strided(values, **strides):
-    """Stores tensors as the transposes of their last two dimensions, or of the two before the last."""
-    for name, (i, j) in strides.items():
-        values[name] = values[name].transpose(i, j).contiguous().transpose(i, j)
-    return values
+def strided(values, **dims):
+    """Stores tensors so that they are transposed in these dimensions."""
+    return values | {name: values[name].transpose(*pair).contiguous().transpose(*pair) for name, pair in dims.items()}
 
 
-def block_call(*sizes, rule, reverse, hidden=0, strides=(), **options):
-    values = strided(block_inputs(*sizes, rule=rule, hidden=hidden), **dict(strides))
-    return (
-        lambda A=None, **tensors: ops.block(A=A, **tensors),
-        residual_block,
-        values,
-        dict(rule=rule, reverse=reverse) | options,
-    )
+def block(A=None, **values):
+    return ops.block(A=A, **values)
 
 
-def scan_call(*sizes, rule, reverse, strides=(), gate=True, **options):
-    values = strided(inputs(*sizes, rule=rule, gate=gate), **dict(strides))
-    return ops.scan, oracle, values, dict(rule=rule, reverse=reverse) | options
-
-
+BLOCKS = [
+    strided(block_inputs(3, 2, 33, 17, 5, 1, 2, 8, rule="longhorn"), x=(1, 2), in_proj=(0, 1)),
+    strided(block_inputs(1, 7, 40, 33, 64, 5, 7, 16, rule="longhorn_exact"), x=(0, 1)),
+    block_inputs(2, 1, 63, 40, 16, 3, 4, 50, rule="mamba", hidden=24),
+]
+SCANS = [
+    strided(inputs(2, 3, 65, 17, 5, rule="mamba"), x=(1, 2), k=(2, 3), z=(0, 1), A=(1, 2)),
+    inputs(3, 1, 33, 40, 16, rule="longhorn", gate=False),
+    strided(inputs(1, 2, 9, 5, 3, rule="longhorn_exact"), dt=(0, 2), z=(1, 2)),
+]
 CALLS = [  # function, its oracle, tensors, options
-    block_call(
-        *(3, 2, 33, 17, 5, 1, 2, 8),
-        rule="longhorn",
-        reverse=(True, False, True),
-        strides=dict(x=(1, 2), in_proj=(0, 1)),
-    ),
-    block_call(*(1, 7, 40, 33, 64, 5, 7, 16), rule="longhorn_exact", reverse=(False,), eps=0.1, strides=dict(x=(0, 1))),
-    block_call(2, 1, 63, 40, 16, 3, 4, 50, rule="mamba", reverse=(False, True), hidden=24, mlp_eps=0.1),
-    scan_call(
-        *(2, 3, 65, 17, 5),
-        rule="mamba",
-        reverse=(False, True),
-        reduce="mean",
-        strides=dict(x=(1, 2), k=(2, 3), z=(0, 1), A=(1, 2)),
-    ),
-    scan_call(3, 1, 33, 40, 16, rule="longhorn", gate=False, reverse=(True, False, False)),
-    scan_call(1, 2, 9, 5, 3, rule="longhorn_exact", reverse=(True,), strides=dict(dt=(0, 2), z=(1, 2))),
+    (block, residual_block, BLOCKS[0], dict(rule="longhorn", reverse=(True, False, True))),
+    (block, residual_block, BLOCKS[1], dict(rule="longhorn_exact", reverse=(False,), eps=0.1)),
+    (block, residual_block, BLOCKS[2], dict(rule="mamba", reverse=(False, True), mlp_eps=0.1)),
+    (ops.scan, oracle, SCANS[0], dict(rule="mamba", reverse=(False, True), reduce="mean")),
+    (ops.scan, oracle, SCANS[1], dict(rule="longhorn", reverse=(True, False, False))),
+    (ops.scan, oracle, SCANS[2], dict(rule="longhorn_exact", reverse=(True,))),
 ]
 
 

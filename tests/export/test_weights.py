@@ -89,7 +89,7 @@ def test_numbers_are_nearest_multiples_of_a_scale_for_each_row(rows, columns, ex
 def test_a_weight_that_float16_cannot_hold_is_refused(checkpoint, tmp_path, monkeypatch, capsys):
     model = copy.deepcopy(checkpoint[1])
     model.head.weight[0, 0] = 1e5
-    with pytest.raises(ValueError, match="head.weight holds values that are infinite in float16"):
+    with pytest.raises(ValueError, match="head.weight contains values that are infinite in float16"):
         export(model, "onnx", tmp_path / "model.onnx", "fp16")
     torch.save(model.state_dict(), tmp_path / "large.pth")
     monkeypatch.chdir(tmp_path)

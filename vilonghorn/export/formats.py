@@ -18,7 +18,7 @@ from torch.export import Dim, ExportedProgram
 from ..layers.exportable import make_exportable
 from ..models import VisionSSM
 from . import native
-from .weights import WEIGHTS, ShortWeights
+from .weights import ShortWeights
 
 OPSET = 18  # of ONNX: torch's exporter is written for it, and it is the first with an antialiased Resize
 
@@ -39,12 +39,6 @@ def image_size(model: nn.Module, rows: int, columns: int) -> tuple[int, int]:
     embed = trunk(model).patch_embed
     (dy, dx), (height, width) = embed.stride, embed.patch_size
     return (rows - 1) * dy + height, (columns - 1) * dx + width
-
-
-def check_weights(kind: str, weights: str) -> None:
-    """Raises ValueError unless a format takes a type of weights."""
-    if weights != "fp32" and not FORMATS[kind].is_onnx:
-        raise ValueError(f"weights is {weights!r}, expected 'fp32' with {kind!r}; 'onnx' and 'ort' take {WEIGHTS}")
 
 
 def capture(model: nn.Module, keep_native: bool = False, weights: str = "fp32") -> ExportedProgram:

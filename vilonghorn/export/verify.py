@@ -13,16 +13,7 @@ from torch import Tensor, nn
 
 from ..data.files import atomic_write
 from . import runtime
-from .formats import (
-    FORMATS,
-    capture,
-    check_weights,
-    describe,
-    image_size,
-    libraries,
-    min_grid,
-    trunk,
-)
+from .formats import FORMATS, capture, describe, image_size, libraries, min_grid, trunk
 from .weights import WEIGHTS, round_weights
 
 TOLERANCE = 1e-4  # of `max_error`
@@ -51,8 +42,9 @@ def export(model: nn.Module, kind: str, path: str | os.PathLike, weights: str = 
         raise ValueError(f"kind is {kind!r} and weights {weights!r}, expected one of {[*FORMATS]} and of {WEIGHTS}")
     if broken := [name for name, parameter in model.named_parameters() if not parameter.isfinite().all()]:
         raise ValueError(f"{broken[0]} contains NaN or infinity, expected finite weights; export an earlier checkpoint")
+    if weights != "fp32" and not FORMATS[kind].is_onnx:
+        raise ValueError(f"weights is {weights!r}, expected 'fp32' with {kind!r}; 'onnx' and 'ort' take {WEIGHTS}")
     path = Path(path)
-    check_weights(kind, weights)
     model = round_weights(model, weights)
     tolerance = INT8_TOLERANCE if FORMATS[kind].native and weights == "int8" else TOLERANCE
     with tempfile.TemporaryDirectory(prefix=f".{path.name}.", dir=path.parent) as folder:

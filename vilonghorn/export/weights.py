@@ -44,7 +44,7 @@ def shorten(model: nn.Module, weights: str) -> dict[str, tuple[Tensor, ...]]:
         stored = {name: (parameter.half(),) for name, parameter in model.named_parameters()}
         if too_large := [name for name, (short,) in stored.items() if not short.isfinite().all()]:
             raise ValueError(
-                f"--weights fp16: {too_large[0]} holds values that are infinite in float16 (above 65504); "
+                f"--weights fp16: {too_large[0]} contains values that are infinite in float16 (above 65504); "
                 "export with --weights fp32 or int8"
             )
         return stored
@@ -77,7 +77,7 @@ def round_weights(model: nn.Module, weights: str) -> nn.Module:
 
 
 class ShortWeights(nn.Module):
-    """A model of `round_weights` to be captured: it holds short weights, and converts them in forward."""
+    """A model of `round_weights` to be captured: it has short weights, and converts them in forward."""
 
     def __init__(self, model: nn.Module, weights: str, skipped: Collection[str] = ()) -> None:
         """
