@@ -137,6 +137,7 @@ def test_torch_compile_in_one_graph_equals_eager():
         ("vilonghorn_nano", {}),
         ("vilonghorn_nano", dict(exportable=True)),
         ("vilonghornv2_nano", dict(dynamic_img_size=True)),
+        ("vim_nano_sfp", dict(pyramid_channels=16)),
     ],
 )
 def test_a_symbolic_trace_computes_the_same(name, options):

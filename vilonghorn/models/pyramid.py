@@ -13,7 +13,6 @@ from torch import Tensor, nn
 from torchvision.ops.feature_pyramid_network import LastLevelMaxPool
 
 from ..layers import SimpleFeaturePyramid
-from ..layers.patch_embed import padding
 from .trunk import VisionSSM
 
 STRIDES = (4, 8, 16, 32)
@@ -137,7 +136,7 @@ class PyramidSSM(VisionSSM):
         h, w = self.patch_embed.dynamic_feat_size((H, W))
         padded: tuple[int, int] | None = None
         if self.patch_embed.dynamic_img_pad:
-            padded = padding((H, W), self.patch_embed.patch_size, self.patch_embed.stride)
+            padded = self.patch_embed.padding((H, W))
         return list(self.pyramid(tokens.transpose(1, 2).unflatten(2, [h, w]), padded).values())
 
     def pool(self, x: list[Tensor]) -> Tensor:
