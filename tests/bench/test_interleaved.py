@@ -21,7 +21,7 @@ def test_a_step_that_fails_leaves_the_other_steps_and_candidates():
         no_second=partial(bench_candidates.failing, ("second",)),
         crashing=bench_candidates.crashing,
     )
-    found = run_interleaved(candidates, STEPS, rounds=3, threads=1, restarts=2)
+    found = run_interleaved(candidates, STEPS, rounds=3, threads=1)
     assert [list(rows) for rows in found.values()] == [list(candidates)] * 2
     right = found["first"]["right"]
     assert len(right["ms"]) == 3 and min(right["ms"]) >= 30 and right["problem"] is None
