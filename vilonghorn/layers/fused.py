@@ -126,7 +126,7 @@ def run_all(blocks: Iterable[Any], x: Tensor, grid: list[int] | None) -> Tensor 
     Returning to Python between blocks costs time (cold caches). Modes of torch that see operators, such as a counter of
     FLOPs, see none here, so this does not run under them.
     """
-    if needs_grad([x]) or not can_run_now(x) or num_dispatch_modes() or functorch_transform() is not None:
+    if not can_run_now(x) or needs_grad([x]) or num_dispatch_modes() or functorch_transform() is not None:
         return None
     bf16, arguments = runs_bf16(x), []
     for block in blocks:
