@@ -188,7 +188,7 @@ class Sequences(nn.Module):
         self.embed = nn.Embedding(task.vocabulary, width)
         self.branches = nn.ModuleList()
         for _ in range(2):
-            mixer = Mixer(width, rule=rule, reverse=(False,), depth=4)
+            mixer = Mixer(width, rule=rule, reverse=(False,), num_branches=4)
             self.branches.append(nn.Sequential(nn.RMSNorm(width), mixer))
             if task.mlps:
                 self.branches.append(nn.Sequential(nn.RMSNorm(width), SwiGLU(width, 8 * width // 3, bias=False)))

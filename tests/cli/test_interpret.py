@@ -42,7 +42,7 @@ def test_the_command_writes_a_picture(command, tmp_path, kind, capsys):
         (["--what", "pca", "--patch", "1,1"], "--patch is for attention and field, not for --what pca"),
         (["--class", "6"], "--class is for cam, not for --what attention"),
         (["--checkpoint", "last"], "there are no weights"),
-        (["--max-pixels", "255"], "a.png: 16x16 pixels are more than the limit of 255 pixels"),
+        (["--max-pixels", "255"], "a.png: too many pixels (16x16 are more than the limit of 255)"),
     ],
 )
 def test_what_cannot_be_drawn_gets_one_sentence_and_no_file(command, tmp_path, arguments, words, capsys):

@@ -62,7 +62,7 @@ def test_what_cannot_be_read_is_named_and_the_rest_go_on(run, tmp_path, capsys):
             assert sentence in result["error"] and f"error: {result['error']}" in err
     assert main([*command, "--max-pixels", "255"]) == 1
     out, err = capsys.readouterr()
-    assert out == "" and "1.png: 16x16 pixels are more than the limit of 255 pixels" in err
+    assert out == "" and "1.png: too many pixels (16x16 are more than the limit of 255)" in err
 
 
 def test_names_are_printed_escaped_and_given_to_json_as_they_are(tmp_path, capsys, monkeypatch):

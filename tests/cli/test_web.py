@@ -151,7 +151,7 @@ def test_what_the_page_says_needs_no_page(loaded, tmp_path):
     (tmp_path / "b.png").write_bytes(b"no image")
     with pytest.raises(ValueError, match="b.png: not a readable image"):
         web.analyze(loaded, str(tmp_path / "b.png"), "memory")
-    with pytest.raises(ValueError, match="a.png: 16x16 pixels are more than the limit"):
+    with pytest.raises(ValueError, match="a.png: too many pixels .16x16 are more than the limit of 255"):
         web.analyze(loaded, str(tmp_path / "a.png"), "memory", max_pixels=255)
 
 
