@@ -13,8 +13,8 @@ from torch._dynamo.utils import counters
 
 from vilonghorn.layers import Block, Blocks, to_fp32
 from vilonghorn.layers.exportable import make_exportable
+from vilonghorn.layers.fused import has_fast_block
 from vilonghorn.ops.backends import cpu
-from vilonghorn.ops.block import has_fast_block
 
 needs_compiler = pytest.mark.skipif(
     not (shutil.which("g++") or shutil.which("clang++")), reason="inductor needs a C++ compiler"

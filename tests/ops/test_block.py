@@ -12,10 +12,10 @@ from native_gemm import needs_amx, products
 from oracle import KERNEL_RULES, block_inputs, compare, error, residual_block, value_and_grads
 from torch.utils.flop_counter import FlopCounterMode
 
+from vilonghorn.layers.fused import has_fast_block
 from vilonghorn.ops import block, mamba_inner, rms_norm
 from vilonghorn.ops.arguments import BlockArguments
 from vilonghorn.ops.backends import cpu as native
-from vilonghorn.ops.block import has_fast_block
 
 NAMES = BlockArguments._fields[:15]
 OPTIONS = ([False, True], 1e-5, 1e-5, False, [])  # of the operator, after the rule

@@ -5,21 +5,25 @@ library. `is_unmodified`: the block is as `Block` made it. `weights_fit`: float3
 block is composed of its modules.
 """
 
+import platform
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 import torch
 from timm.layers import DropPath
 from torch import Tensor, nn
+from torch._subclasses import FakeTensor
 
 from ..ops._torch import functorch_transform, has_global_hooks, num_dispatch_modes
 from ..ops.arguments import BlockArguments
 from ..ops.backends import cpu, has_rule
-from ..ops.block import is_float32_on_cpu, prefers_block, runs_bf16
+from ..ops.block import runs_bf16
 from ..ops.register import is_tracing, needs_grad
-from ..ops.validate import flatten_filter, validate_block
+from ..ops.validate import autocast_dtype, flatten_filter, validate_block
 from .norm import RMSNorm, decay_rates
 
+X86 = platform.machine().lower() in ("x86_64", "amd64")
+CLASSES = (nn.Parameter, Tensor, FakeTensor)  # of tensors; other subclasses may store something else
 INNER_WEIGHTS = ("conv_weight", "conv_bias", "x_proj", "dt_proj", "dt_bias", "A_log", "D")
 
 
@@ -103,9 +107,22 @@ def weights_fit(block: Any, args: BlockArguments) -> bool:
     return True
 
 
+def is_float32_on_cpu(t: Tensor) -> bool:
+    """Whether the operator takes a tensor: float32, on the CPU, of torch's own class, without a lazy negation."""
+    return t.dtype is torch.float32 and t.is_cpu and type(t) in CLASSES and not t.is_neg()
+
+
+def has_fast_block() -> bool:
+    """Whether the operator runs here and is faster than its parts. On other processors torch's products are faster."""
+    return X86 and cpu.unavailable("cpu") is None
+
+
 def can_run_now(x: Tensor) -> bool:
-    """Whether the operator takes the tokens x, here and now."""
-    return not is_tracing(x) and not has_global_hooks() and prefers_block(x)
+    """Whether the operator takes the tokens x, and nothing needs to see the parts of a block."""
+    if is_tracing(x) or has_global_hooks() or not has_fast_block() or not is_float32_on_cpu(x) or not x.numel():
+        return False
+    dtype = autocast_dtype(x)
+    return dtype is None or dtype == torch.bfloat16 and cpu.has_bf16_products()
 
 
 def run_one(block: Any, x: Tensor, grid: list[int] | None) -> Tensor | None:

@@ -3,19 +3,14 @@
 One call replaces a dozen, and what lies between their products stays in the cache.
 """
 
-import platform
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor
-from torch._subclasses import FakeTensor
 
 from .arguments import BlockArguments
 from .backends import cpu
 from .validate import autocast_dtype, check_flags, flatten_filter
-
-_OWN_CLASSES = (torch.nn.Parameter, Tensor, FakeTensor)  # other subclasses may store something else
-X86 = platform.machine().lower() in ("x86_64", "amd64")
 
 
 def block(
@@ -87,27 +82,6 @@ def block(
     return cpu.run_block(
         BlockArguments(*tensors, rule, check_flags("block", reverse), eps, mlp_eps, runs_bf16(x), conv_grid)
     )
-
-
-def has_fast_block() -> bool:
-    """Whether `block` runs here and is faster than its parts. On other processors torch's products are faster."""
-    return X86 and cpu.unavailable("cpu") is None
-
-
-def prefers_block(x: Tensor) -> bool:
-    """Whether `block` takes the tokens x, and is faster than its parts."""
-    dtype = autocast_dtype(x)
-    return (
-        has_fast_block()
-        and is_float32_on_cpu(x)
-        and x.numel() > 0
-        and (dtype is None or dtype == torch.bfloat16 and cpu.has_bf16_products())
-    )
-
-
-def is_float32_on_cpu(t: Tensor) -> bool:
-    """Whether `block` takes a tensor: float32, on the CPU, of torch's own class, without a lazy negation."""
-    return t.dtype is torch.float32 and t.is_cpu and type(t) in _OWN_CLASSES and not t.is_neg()
 
 
 def runs_bf16(x: Tensor) -> bool:
