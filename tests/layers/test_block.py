@@ -1,8 +1,10 @@
 """The residual block: its sums, their type, and stochastic depth."""
 
 import copy
+import gc
 import pickle
 import shutil
+import weakref
 from functools import partial
 
 import pytest
@@ -10,6 +12,7 @@ import torch
 from native_gemm import needs_amx, products
 from torch import nn
 from torch._dynamo.utils import counters
+from torch.autograd import forward_ad
 
 from vilonghorn.layers import Block, Blocks, to_fp32
 from vilonghorn.layers.exportable import make_exportable
@@ -159,6 +162,88 @@ def test_a_copy_runs_with_its_own_weights_and_hooks(copied):
     assert torch.equal(other(x), x) and not torch.equal(block(x), x)
     other.mixer.register_forward_hook(lambda *_: torch.ones_like(x))
     assert torch.equal(other(x), x + 1) and not torch.equal(block(x), x + 1)
+
+
+class Doubled(Block):
+    def forward(self, x, grid=None):
+        return 2 * super().forward(x, grid)
+
+
+def change_scan_norm(block):
+    block.mixer.scan_norm = nn.Parameter(torch.full((1, 48), 0.5))
+
+
+def change_gate(block):
+    block.mlp.gate_last = True
+
+
+def change_weight(block):
+    weight = block.mixer.in_proj.weight.detach()
+    del block.mixer.in_proj.weight
+    block.mixer.in_proj.weight = 2 * weight
+
+
+@pytest.mark.parametrize("change", [change_scan_norm, change_gate, change_weight])
+def test_what_changed_after_construction_counts_with_and_without_gradients(change):
+    block, x = Block(24, mlp_ratio=1.0, reverse=(False,)), torch.randn(2, 7, 24)
+    before = block(x)
+    change(block)
+    normed = block.mixer(block.norm(x))
+    expected = x + normed
+    expected = expected + block.mlp(block.norm2(expected))
+    torch.testing.assert_close(block(x), expected)
+    with torch.no_grad():
+        torch.testing.assert_close(Blocks(block)(x), expected)
+    assert not torch.allclose(before, expected)
+
+
+def test_a_subclass_with_a_forward_of_its_own_is_called():
+    blocks, x = Blocks(Doubled(24), Block(24)), torch.randn(2, 7, 24)
+    with torch.no_grad():
+        assert torch.equal(blocks(x), blocks[1](2 * Block.forward(blocks[0], x)))
+
+
+@needs_fused
+def test_tensors_without_numbers_of_their_own_take_the_operators_way():
+    blocks, x = Blocks(Block(24), Block(24)), torch.randn(2, 7, 24)
+    with torch.no_grad():
+        zeros = torch._efficientzerotensor((2, 7, 24))
+        assert torch.equal(blocks(zeros), blocks(torch.zeros(2, 7, 24)))
+        assert torch.equal(blocks(torch._neg_view(-x)), blocks(x))
+        fake = torch._subclasses.FakeTensorMode(allow_non_fake_inputs=True).from_tensor(x)
+        with fake.fake_mode:
+            assert blocks(fake).shape == x.shape
+    with forward_ad.dual_level(), torch.no_grad(), pytest.raises(RuntimeError, match="no forward-mode derivative"):
+        blocks(forward_ad.make_dual(x, x))
+
+
+@needs_fused
+def test_a_grid_of_tensors_is_checked_each_time():
+    block, side = Block(24, d_conv=(3, 3)), torch.tensor(3)
+    block(torch.randn(1, 9, 24), [side, side])
+    side.fill_(400)
+    with pytest.raises(ValueError, match="9 tokens, expected 160000"):
+        block(torch.randn(1, 9, 24), [side, side])
+
+
+@pytest.mark.parametrize("part", ["mixer", "mlp"])
+def test_a_replaced_part_is_neither_kept_nor_saved(part):
+    block, x = Block(24, mlp_ratio=1.0), torch.randn(2, 7, 24)
+    old = weakref.ref(block.get_submodule(part))
+    setattr(block, part, nn.Identity())
+    assert len(pickle.dumps(block)) < len(pickle.dumps(Block(24, mlp_ratio=1.0)))
+    expected = block(x)
+    gc.collect()
+    assert old() is None and torch.equal(copy.deepcopy(block)(x), expected)
+
+
+@needs_fused
+def test_a_weight_of_another_shape_in_backward_is_an_error():
+    block, x = Block(24), torch.randn(2, 7, 24)
+    y = block(x)
+    block.mixer.out_proj.weight.data = torch.zeros(30, 60)
+    with pytest.raises((ValueError, RuntimeError), match="shape"):
+        y.sum().backward()
 
 
 class Wrapped(nn.Module):

@@ -57,7 +57,14 @@ class Block(nn.Module):
             self.norm2 = norm_layer(dim, **dd)
             self.mlp = SwiGLUPacked(dim, 2 * max(1, round(mlp_ratio * dim)), bias=False, **dd)
         self.reset_parameters()
-        self.structure = fused.describe(self)
+        self.structure = fused.describe(self) if type(self).forward is Block.forward else None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"structure": fused.is_unmodified(self)}  # parts that were replaced stay behind
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self.structure = fused.describe(self) if state.get("structure") else None
 
     @torch.no_grad()
     def reset_parameters(self) -> None:

@@ -14,7 +14,7 @@ from timm.layers import DropPath
 from torch import Tensor, nn
 from torch._subclasses import FakeTensor
 
-from ..ops._torch import functorch_transform, has_global_hooks, num_dispatch_modes
+from ..ops._torch import functorch_transform, has_global_hooks, in_forward_mode, num_dispatch_modes
 from ..ops.arguments import BlockArguments
 from ..ops.backends import cpu, has_rule
 from ..ops.block import runs_bf16
@@ -32,7 +32,8 @@ class Structure(NamedTuple):
 
     kind: type  # of the block
     children: tuple[nn.Module | None, ...]  # of the block
-    parts: list[tuple[nn.Module, type, tuple[nn.Module | None, ...]]]  # below: each module, its class, its children
+    # Each module below: itself, its class, its children, the names of its parameters.
+    parts: list[tuple[nn.Module, type, tuple[nn.Module | None, ...], tuple[str, ...]]]
 
 
 def describe(block: Any) -> Structure | None:
@@ -41,7 +42,8 @@ def describe(block: Any) -> Structure | None:
     if not (are_rms_norms and block.mixer.scan_norm is None and has_rule(cpu.NAME, block.mixer.rule)):
         return None
     parts = [part for part in block.modules() if part is not block]
-    return Structure(type(block), _children(block), [(part, type(part), _children(part)) for part in parts])
+    described = [(part, type(part), _children(part), tuple(part._parameters)) for part in parts]
+    return Structure(type(block), _children(block), described)
 
 
 def _children(module: nn.Module) -> tuple[nn.Module | None, ...]:
@@ -65,10 +67,13 @@ def is_unchanged(module: nn.Module, kind: type) -> bool:
 def is_unmodified(block: nn.Module) -> bool:
     """Whether no module of the block was replaced or changed."""
     made: Structure | None = block.__dict__.get("structure")
-    if made is None or _children(block) != made.children or not is_unchanged(block, made.kind):
+    if made is None or not is_unchanged(block, made.kind):
         return False
-    for module, kind, children in made.parts:
-        if _children(module) != children or not is_unchanged(module, kind):
+    if _children(block) != made.children or any([_children(part) != children for part, _, children, _ in made.parts]):
+        block.structure = None  # type: ignore[assignment]  # frees the parts that were replaced
+        return False
+    for module, kind, _, names in made.parts:
+        if tuple(module.__dict__["_parameters"]) != names or not is_unchanged(module, kind):
             return False
     return True
 
@@ -93,10 +98,12 @@ def block_arguments(block: Any, x: Tensor, grid: list[int] | None, bf16: bool) -
 def weights_fit(block: Any, args: BlockArguments) -> bool:
     """Whether the operator computes the block: float32 weights on a CPU, no bias, no dropout in the MLP."""
     mixer, mlp = block.mixer, block.mlp
+    if mixer._parameters["scan_norm"] is not None or not has_rule(cpu.NAME, mixer.rule):
+        return False
     layers = [mixer.in_proj, mixer.out_proj]
     if mlp is not None:
         layers += [mlp.fc1, mlp.fc2]
-        if mlp.drop1.p or mlp.drop2.p:
+        if mlp.drop1.p or mlp.drop2.p or mlp.gate_last:
             return False
     for layer in layers:
         if layer._parameters["bias"] is not None:
@@ -108,8 +115,13 @@ def weights_fit(block: Any, args: BlockArguments) -> bool:
 
 
 def is_float32_on_cpu(t: Tensor) -> bool:
-    """Whether the operator takes a tensor: float32, on the CPU, of torch's own class, without a lazy negation."""
-    return t.dtype is torch.float32 and t.is_cpu and type(t) in CLASSES and not t.is_neg()
+    """Whether the operator takes a tensor: float32, on the CPU, of torch's own class."""
+    return t.dtype is torch.float32 and t.is_cpu and type(t) in CLASSES
+
+
+def _is_in_memory(t: Tensor | None) -> bool:
+    """Whether the numbers of a tensor are where `data_ptr` says, for a call without the dispatcher."""
+    return t is None or not (t.is_neg() or t._is_zerotensor() or type(t) is FakeTensor)
 
 
 def has_fast_block() -> bool:
@@ -143,14 +155,14 @@ def run_all(blocks: Iterable[Any], x: Tensor, grid: list[int] | None) -> Tensor 
     Returning to Python between blocks costs time (cold caches). Modes of torch that see operators, such as a counter of
     FLOPs, see none here, so this does not run under them.
     """
-    if not can_run_now(x) or needs_grad([x]) or num_dispatch_modes() or functorch_transform() is not None:
+    if not can_run_now(x) or needs_grad([x]) or num_dispatch_modes() or functorch_transform() or in_forward_mode():
         return None
     bf16, arguments = runs_bf16(x), []
     for block in blocks:
         if not is_unmodified(block) or _drops(block):
             return None
         args = block_arguments(block, x, grid, bf16)
-        if needs_grad(args[:14]) or not weights_fit(block, args):
+        if needs_grad(args[:14]) or not (weights_fit(block, args) and all([_is_in_memory(t) for t in args[:14]])):
             return None
         validate_block(args)
         arguments.append(args)

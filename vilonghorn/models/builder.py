@@ -91,7 +91,9 @@ def build_model(
     if "heads" in kwargs:  # in records of runs of version 0.1, as is `directions`
         kwargs["num_heads"] = kwargs.pop("heads")
     if "directions" in kwargs:
-        kwargs["shared_directions"] = kwargs.pop("directions") == "shared"
+        if (directions := kwargs.pop("directions")) not in ("separate", "shared"):
+            raise ValueError(f"directions is {directions!r}, expected 'separate' or 'shared'")
+        kwargs["shared_directions"] = directions == "shared"
     if kwargs.get("features_only"):
         keep_names()
     if pretrained:

@@ -5,7 +5,13 @@ from torch._C import _len_torch_dispatch_stack as num_dispatch_modes  # noqa: F4
 from torch._C._functorch import peek_interpreter_stack as functorch_transform  # noqa: F401  (None: no vmap or grad)
 from torch._higher_order_ops.scan import scan as captured_loop  # noqa: F401  (a loop that export keeps as one node)
 from torch.autograd import _profiler_enabled as is_profiling  # noqa: F401  (a profile names the stages of a block)
+from torch.autograd import forward_ad
 from torch.nn.modules.module import _has_any_global_hook as has_global_hooks  # noqa: F401  (a fused call skips hooks)
+
+
+def in_forward_mode() -> bool:
+    """Whether torch differentiates in forward mode."""
+    return forward_ad._current_level >= 0
 
 
 def autograd_in_kernel() -> _SetExcludeDispatchKeyGuard:

@@ -70,6 +70,7 @@ def register_op(
 
     def run_backward(dy, *args):
         saved, args, wanted = args[:num_saved], arguments(*args[num_saved:-1]), args[-1]
+        validate(args)  # `.data` of a weight may have another shape by now
         return [grad for grad, want in zip(backward(dy, saved, args, wanted), wanted) if want]
 
     def fake_backward(dy, *args):

@@ -46,10 +46,10 @@ def remembered(check: Callable[[Any], object]) -> Callable[[Any], None]:
         if torch.compiler.is_compiling():
             check(args)
             return
-        given = tuple([(a.shape, a.dtype, a.device) if isinstance(a, Tensor) else _hashable(a) for a in args])
         try:
+            given = tuple([(a.shape, a.dtype, a.device) if isinstance(a, Tensor) else _hashable(a) for a in args])
             has_passed = given in passed
-        except TypeError:  # symbolic sizes
+        except TypeError:  # symbolic sizes, or sizes that are tensors
             check(args)
             return
         if not has_passed:
@@ -62,7 +62,11 @@ def remembered(check: Callable[[Any], object]) -> Callable[[Any], None]:
 
 
 def _hashable(option: Any) -> Any:
-    return tuple(option) if isinstance(option, list) else option
+    if not isinstance(option, (list, tuple)):
+        return option
+    if any([isinstance(value, Tensor) for value in option]):
+        raise TypeError("the hash of a tensor does not depend on its value")
+    return tuple(option)
 
 
 def validate(operator: str, args: Any, sources: Sequence[str]) -> Sizes:
