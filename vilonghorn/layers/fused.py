@@ -121,7 +121,7 @@ def is_float32_on_cpu(t: Tensor) -> bool:
 
 def _is_in_memory(t: Tensor | None) -> bool:
     """Whether the numbers of a tensor are where `data_ptr` says, for a call without the dispatcher."""
-    return t is None or not (t.is_neg() or t._is_zerotensor() or type(t) is FakeTensor)
+    return t is None or type(t) is nn.Parameter or not (t.is_neg() or t._is_zerotensor() or type(t) is FakeTensor)
 
 
 def has_fast_block() -> bool:
