@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from vilonghorn.cli import main
-from vilonghorn.export import export, formats, ort_library, runtime
+from vilonghorn.export import export, formats, native, ort_library, runtime
 from vilonghorn.ops.backends import cpu
 
 ROOT = Path(__file__).parents[2]
@@ -143,3 +143,12 @@ def test_a_program_in_cpp_classifies(exported, images, tmp_path):
         run = subprocess.run(command, stdin=image, capture_output=True, text=True, env=environment, check=True)
     scores = torch.tensor([float(line) for line in run.stdout.split()])
     torch.testing.assert_close(scores, exported[0](images(1, 3, 40, 24))[0], rtol=0, atol=1e-5)
+
+
+def test_a_block_that_a_user_changed_is_composed(small, images):
+    model = small("vilonghorn_nano", depth=2)
+    expected = model(images(2, 3, 32, 32))
+    torch.nn.utils.parametrizations.weight_norm(model.blocks[0].mixer.in_proj)  # it has no parameter `weight`
+    native.use_operators(model)
+    assert [type(block).__name__ for block in model.blocks] == ["Block", "NativeBlock"]
+    torch.testing.assert_close(model(images(2, 3, 32, 32)), expected)

@@ -64,8 +64,8 @@ def use_operators(model: nn.Module) -> nn.Module:
 
 
 def _is_one_operator(block: Block) -> bool:
-    args = fused.block_arguments(block, torch.empty(0), [1, 1], False)
-    return not args.conv_grid and fused.is_unmodified(block) and fused.weights_fit(block, args)
+    args = fused.checked_arguments(block, torch.empty(0), [1, 1], False)
+    return args is not None and not args.conv_grid
 
 
 def int8_layers(model: nn.Module) -> list[str]:

@@ -114,6 +114,14 @@ def weights_fit(block: Any, args: BlockArguments) -> bool:
     return True
 
 
+def checked_arguments(block: Any, x: Tensor, grid: list[int] | None, bf16: bool) -> BlockArguments | None:
+    """`block_arguments` of a block that the operator computes, else None."""
+    if not is_unmodified(block):
+        return None
+    args = block_arguments(block, x, grid, bf16)
+    return args if weights_fit(block, args) else None
+
+
 def is_float32_on_cpu(t: Tensor) -> bool:
     """Whether the operator takes a tensor: float32, on the CPU, of torch's own class."""
     return t.dtype is torch.float32 and t.is_cpu and type(t) in CLASSES
@@ -139,10 +147,8 @@ def can_run_now(x: Tensor) -> bool:
 
 def run_one(block: Any, x: Tensor, grid: list[int] | None) -> Tensor | None:
     """A block by the operator; None where that does not run."""
-    if not (can_run_now(x) and is_unmodified(block)):
-        return None
-    args = block_arguments(block, x, grid, runs_bf16(x))
-    if not weights_fit(block, args):
+    args = checked_arguments(block, x, grid, runs_bf16(x)) if can_run_now(x) else None
+    if args is None:
         return None
     if _drops(block):
         args = args._replace(drop_scales=_drop_scales(block, x))
@@ -159,10 +165,8 @@ def run_all(blocks: Iterable[Any], x: Tensor, grid: list[int] | None) -> Tensor 
         return None
     bf16, arguments = runs_bf16(x), []
     for block in blocks:
-        if not is_unmodified(block) or _drops(block):
-            return None
-        args = block_arguments(block, x, grid, bf16)
-        if needs_grad(args[:14]) or not (weights_fit(block, args) and all([_is_in_memory(t) for t in args[:14]])):
+        args = checked_arguments(block, x, grid, bf16)
+        if args is None or _drops(block) or needs_grad(args[:14]) or not all([_is_in_memory(t) for t in args[:14]]):
             return None
         validate_block(args)
         arguments.append(args)

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from ... import __version__
-from ..arguments import ConvArguments, ScanArguments
+from ..arguments import BlockArguments, ConvArguments, ScanArguments
 from ..rules import NO_RULE, RULES
 
 ABI = 16  # VL_ABI
@@ -75,7 +75,7 @@ def _fields(ctype: type, names: str) -> list[tuple[str, type]]:
 
 
 def rule_number(rule: str) -> int:
-    """The number of a rule in the libraries; they answer that of a rule that they lack with UNKNOWN_RULE."""
+    """The number of a rule in the libraries. A library returns UNKNOWN_RULE for a rule that it does not have."""
     return _NONE if rule == NO_RULE else RULES[rule].number
 
 
@@ -160,10 +160,7 @@ class Conv(ctypes.Structure):
     ]
 
 
-BLOCK_TENSORS = (
-    "x norm_weight in_proj conv_weight conv_bias x_proj dt_proj dt_bias A D out_proj "
-    "mlp_norm_weight mlp_in_proj mlp_out_proj"
-).split()
+BLOCK_TENSORS = BlockArguments._fields[:14]  # those that have a gradient
 
 
 class Block(ctypes.Structure):
