@@ -29,7 +29,7 @@ def test_a_run_is_loaded_ready_for_photographs(run, tmp_path):
     directory, model = run
     image, loaded = make_image(tmp_path / "a.png", 1), load(directory)
     assert loaded.class_names == NAMES and not loaded.model.training and loaded.architecture == NANO
-    assert loaded.weights == "run run, best weights (ema, epoch 3)"
+    assert loaded.weights == "best weights (ema, epoch 3) of run run"
     given = loaded.transform(Image.open(tmp_path / "a.png"))
     torch.testing.assert_close(loaded.model(given[None]), model(image), rtol=0, atol=1e-5)
     with pytest.raises(ValueError, match="abacus"):

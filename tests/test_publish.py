@@ -1,7 +1,6 @@
-"""What is published loads again, exactly: with timm, with transformers, and after the Hub."""
+"""What is published loads again, exactly: with timm and with transformers."""
 
 import math
-from types import SimpleNamespace
 
 import pytest
 import timm
@@ -82,32 +81,3 @@ def test_nothing_is_written_over_and_nothing_is_half_there(tmp_path, monkeypatch
     with pytest.raises(OSError, match="no space left"):
         publish.save_pretrained(make("vim_nano"), tmp_path / "saved", publish.make_card(model, "x"))
     assert [path.name for path in tmp_path.iterdir()] == ["taken"]
-
-
-def test_the_hub_gets_what_a_folder_has(monkeypatch, tmp_path):
-    uploaded = {}
-
-    class Hub:
-        def __init__(self, **_):
-            pass
-
-        def create_repo(self, repo_id, private, exist_ok):
-            return SimpleNamespace(repo_id=repo_id)
-
-        def file_exists(self, repo_id, name):
-            return False
-
-        def upload_folder(self, repo_id, folder_path, commit_message, ignore_patterns):
-            uploaded.update({path.name: path.read_bytes() for path in folder_path.iterdir()}, ignored=ignore_patterns)
-            return SimpleNamespace(commit_url=f"https://huggingface.co/{repo_id}/commit/1")
-
-    monkeypatch.setattr(publish, "HfApi", Hub)
-    model = make("vim_nano")
-    card = publish.make_card(model, "me/vim")
-    publish.save_pretrained(model, tmp_path / "vim", card)
-    assert publish.push_folder(tmp_path / "vim", "me/vim") == "https://huggingface.co/me/vim/commit/1"
-    assert uploaded.pop("ignored") is None
-    assert uploaded == {path.name: path.read_bytes() for path in (tmp_path / "vim").iterdir()}
-    monkeypatch.setattr(Hub, "file_exists", lambda *_: True)
-    publish.push_folder(tmp_path / "vim", "me/vim")
-    assert uploaded["ignored"] == ["README.md"]  # somebody wrote it

@@ -34,7 +34,6 @@ TRAINING_KWARGS = ("drop_rate", "pos_drop_rate", "drop_path_rate")  # recorded b
 class LoadedModel:
     """A classifier in evaluation mode, on its device."""
 
-    name: str  # what the user called it, and its weights
     model: nn.Module
     preprocessing: dict[str, Any]  # arguments of `timm.data.create_transform`
     class_names: list[str] | None  # None if unknown
@@ -46,6 +45,11 @@ class LoadedModel:
     def transform(self) -> Callable[[Image.Image], Tensor]:
         """Converts an RGB image to the model's input (3, H, W), resized, cropped and normalised."""
         return create_transform(**self.preprocessing, is_training=False)
+
+    @property
+    def name(self) -> str:
+        """The model and its weights, for messages."""
+        return f"{self.architecture} with {self.weights}"
 
     @property
     def device(self) -> torch.device:
@@ -239,12 +243,11 @@ def _load_run(name: str, checkpoint: str, model_kwargs: dict[str, Any] | None) -
     _, _, data = find_run(name, checkpoint)
     model, record = load_run(name, checkpoint)
     return LoadedModel(
-        name=f"{name} ({record['model']}, {checkpoint})",
         model=model,
         preprocessing=preprocessing(data),
         class_names=record.get("class_names"),
         architecture=record["model"],
-        weights=f"run {Path(name).resolve().name}, {name_weights(checkpoint, record)}",
+        weights=f"{name_weights(checkpoint, record)} of run {Path(name).resolve().name}",
         val=Path(data.val),
     )
 
@@ -257,7 +260,6 @@ def _load_timm(name: str, checkpoint: str, model_kwargs: dict[str, Any]) -> Load
         raise ValueError(f"{name} has {model.num_classes} classes but its weights come with {len(class_names)} names")
     size = {"input_size": (3, *to_2tuple(model_kwargs["img_size"]))} if "img_size" in model_kwargs else {}
     return LoadedModel(
-        name=f"{name} ({checkpoint})",
         model=model,
         preprocessing=resolve_model_data_config(model, size),
         class_names=class_names,

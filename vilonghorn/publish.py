@@ -7,7 +7,6 @@ from typing import Any
 
 import timm
 import torch
-from huggingface_hub import HfApi
 from timm.models import get_model_input_config
 from timm.models._hub import generate_readme
 from torch import nn
@@ -72,14 +71,3 @@ def save_pretrained(model: nn.Module, folder: str | Path, card: str, **config: A
         written.get("model_args", {}).pop("num_classes", None)
         (partial / "config.json").write_text(json.dumps(written, indent=2), encoding="utf-8")
         (partial / "README.md").write_text(card, encoding="utf-8")
-
-
-def push_folder(folder: str | Path, repo_id: str, private: bool = False) -> str:
-    """Uploads a folder of `save_pretrained` to the Hugging Face Hub and returns the URL of the commit.
-
-    The repository "owner/name" is created if needed; its README is kept. The token is that of `hf auth login`.
-    """
-    api = HfApi(library_name="timm", library_version=timm.__version__)
-    repo_id = api.create_repo(repo_id, private=private, exist_ok=True).repo_id
-    settings = dict(ignore_patterns=["README.md"] if api.file_exists(repo_id, "README.md") else None)
-    return api.upload_folder(repo_id=repo_id, folder_path=folder, commit_message="Add model", **settings).commit_url

@@ -1,4 +1,4 @@
-"""What gpu_day.sh runs beside `vilonghorn bench`: `python docs/performance/gpu_day.py peers|profile --json FILE`.
+"""What gpu_day.sh runs beside scan.py and `vilonghorn bench`: `docs/performance/gpu_day.py peers|profile --json FILE`.
 
 - peers: the scan of one direction beside mamba_ssm's kernel (if peers.sh built it), and of the exact rule beside its
   chunks of heads in Triton;
@@ -52,7 +52,7 @@ def chunk_steps(workload: Workload, device: str) -> Steps:
 
 def peers() -> dict[str, object]:
     """Times the scans interleaved; the rows by step and candidate."""
-    workload = WORKLOADS["cuda"][0]
+    workload = WORKLOADS["cuda"]
     made = {
         f"{rule}, cuda": partial(scan_steps, rule, "cuda", workload, "cuda") for rule in ("mamba", "longhorn_exact")
     }

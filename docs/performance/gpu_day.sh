@@ -68,7 +68,7 @@ time_all() {
   need_gpu time
   "$PYTHON" -W ignore -c "from mamba_ssm.ops.selective_scan_interface import selective_scan_fn" 2>/dev/null ||
     say "mamba_ssm's kernel is not here and is left out: docs/performance/peers.sh builds it into build/peers"
-  step 120 "scan" "$PYTHON" -m vilonghorn bench scan --device cuda --rounds 3 --quick --json "$OUT/gpu-scan.json"
+  step 120 "scan" "$PYTHON" docs/performance/scan.py --device cuda --rounds 3 --restarts 2 --json "$OUT/gpu-scan.json"
   step 80 "scan beside its peers" "$PYTHON" docs/performance/gpu_day.py peers --json "$OUT/gpu-peers.json"
   step 330 "models" "$PYTHON" -m vilonghorn bench models --device cuda --compile --rounds 3 --quick \
     --size 224 512 1024 --json "$OUT/gpu-models.json" ||
@@ -83,7 +83,7 @@ profile() {
   metrics+=,smsp__average_warps_issue_stalled_long_scoreboard_per_issue_active.ratio,dram__bytes.sum,launch__registers_per_thread
   if command -v ncu >/dev/null; then
     step 240 "ncu" ncu --target-processes all --csv --page raw --metrics "$metrics" --kernel-name regex:scan_ --launch-count 12 --log-file \
-      "$OUT/gpu-ncu.csv" "$PYTHON" -m vilonghorn bench scan --device cuda --rounds 1 --quick ||
+      "$OUT/gpu-ncu.csv" "$PYTHON" docs/performance/scan.py --device cuda --rounds 1 ||
       say "ncu needs permission to read counters: ERR_NVGPUCTRPERM in $OUT/gpu-ncu.csv means that it has none"
   else
     say "ncu is not installed: $OUT/gpu-profile.json has the times of the kernels"

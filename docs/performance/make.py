@@ -1,7 +1,7 @@
 """Fills the tables of performance.md, performance/gpu.md, choosing.md and README.md, and draws speed.svg.
 
 Run `python docs/performance/make.py` in the root of a checkout. Figures come from cpu-*.json and v2*.json, which
-`vilonghorn bench --json` writes, from kernels.json (compiled.py) and block.json (block.py).
+`vilonghorn bench --json` and scan.py write, from kernels.json (compiled.py) and block.json (block.py).
 """
 
 from __future__ import annotations
@@ -16,10 +16,12 @@ from typing import Any
 from matplotlib import rc_context
 from matplotlib.figure import Figure
 from predict import predictions
+from scan import LOOP
+from scan import table as scan_lines
 
-from vilonghorn.bench.candidates import FAMILIES, LOOP
+from vilonghorn.bench.candidates import FAMILIES
 from vilonghorn.bench.interleaved import STEPS
-from vilonghorn.bench.tables import Line, by, figure, fill_page, markdown, median, model_lines, ratio, scan_lines
+from vilonghorn.bench.tables import Line, by, figure, fill_page, markdown, median, model_lines, ratio
 from vilonghorn.data.files import atomic_write
 
 FOLDER = Path("docs/performance")

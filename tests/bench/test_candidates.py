@@ -1,49 +1,30 @@
-"""Candidates of a rule do the same work, and the roofline does as much."""
+"""Candidates of a rule do the same work, and models infer and learn."""
 
 import pytest
 import torch
 from oracle import error, oracle
 
 from vilonghorn.bench import candidates
-from vilonghorn.bench.candidates import ROOFLINE, Workload
+from vilonghorn.bench.candidates import Workload
 from vilonghorn.bench.interleaved import STEPS
 from vilonghorn.ops import backends
-from vilonghorn.ops.backends import cpu
 
 WORKLOAD = Workload(2, 17, 6, 4)
 
 
 def test_all_backends_of_a_rule_compute_the_same(monkeypatch):
-    monkeypatch.setitem(candidates.WORKLOADS, "cpu", [WORKLOAD])
-    [cells] = candidates.scan_candidates("cpu", threads=1)
+    monkeypatch.setitem(candidates.WORKLOADS, "cpu", WORKLOAD)
+    cells = candidates.scan_candidates("cpu")
     ready = {name for name, state in backends().items() if state == "ready"}
-    assert {cell["backend"] for cell, _ in cells} == {candidates.LOOP, ROOFLINE} | {"cpu"} & ready
+    assert {cell["backend"] for cell, _ in cells} == ready and cells[0][0]["backend"] == "reference"
+    gradients = {}
     for cell, make in cells:
-        if cell["backend"] == ROOFLINE:
-            continue
         inputs, _ = candidates.scan_inputs(cell["rule"], WORKLOAD, "cpu")
         expected, steps = oracle(**inputs, rule=cell["rule"]), make()
         y = steps[STEPS[False]]()
-        assert not y.requires_grad and error(y.view_as(expected), expected) < 1e-6
-        gradients = candidates.scan_steps(cell["rule"], "reference", WORKLOAD, "cpu")[STEPS[True]]()
-        for actual, wanted in zip(steps[STEPS[True]](), gradients, strict=True):
-            torch.testing.assert_close(actual.view_as(wanted), wanted, rtol=1e-4, atol=1e-5)
-
-
-def test_two_directions_are_averaged():
-    workload = WORKLOAD._replace(G=2)
-    inputs, _ = candidates.scan_inputs("longhorn", workload, "cpu")
-    y = candidates.scan_steps("longhorn", "reference", workload, "cpu")[STEPS[False]]()
-    assert error(y, oracle(**inputs, rule="longhorn", reverse=(False, True), reduce="mean")) < 1e-6
-
-
-@pytest.mark.skipif(not cpu.isas(), reason="the CPU kernels are not built")
-@pytest.mark.parametrize(
-    "rule, train, ms", [("longhorn", False, 1.1), ("longhorn_exact", False, 1.0), ("longhorn", True, 4.9)]
-)
-def test_the_roofline_does_the_multiply_adds_of_a_scan(rule, train, ms):
-    slots = candidates.roofline_steps(rule, Workload(8, 197, 384, 16), "cpu", 2)[STEPS[train]]()
-    assert slots / (117e9 / 2) * 1e3 == pytest.approx(ms, rel=0.04)  # at 117 GFLOP/s
+        assert not y.requires_grad and error(y, expected) < 1e-6
+        wanted = gradients.setdefault(cell["rule"], steps[STEPS[True]]())
+        torch.testing.assert_close(steps[STEPS[True]](), wanted, rtol=1e-4, atol=1e-5)
 
 
 def test_a_model_infers_without_and_learns_with_gradients(monkeypatch):

@@ -32,10 +32,10 @@ def run_here(made, steps, rounds, *, threads, device, restarts):
 def small(monkeypatch):
     """Scans and models that take no time."""
     threads = torch.get_num_threads()
-    monkeypatch.setattr(command, "run_interleaved", run_here)
-    monkeypatch.setitem(candidates.WORKLOADS, "cpu", [Workload(2, 17, 6, 4)])
+    monkeypatch.setattr(candidates, "run_interleaved", run_here)
+    monkeypatch.setitem(candidates.WORKLOADS, "cpu", Workload(2, 17, 6, 4))
     monkeypatch.setattr(command, "FAMILIES", FAMILIES)
-    monkeypatch.setattr(command, "SIZES", (32, 48))
+    monkeypatch.setitem(command.FULL, "size", [32, 48])
     yield
     torch.set_num_threads(threads)
 
@@ -51,7 +51,7 @@ def test_the_command_prints_and_writes_the_same_figures(tmp_path, capsys):
     cells = [(row["model"], row["size"], row["train"]) for row in report["models"]]
     families = ((FAMILIES[0], 32), (FAMILIES[0], 48), (FAMILIES[1], 32))
     assert cells == [(name, size, train) for names, size in families for train in STEPS for name in names]
-    [expected] = candidates.scan_candidates("cpu", 1)
+    expected = candidates.scan_candidates("cpu")
     assert [row["backend"] for row in report["scan"]] == 2 * [cell["backend"] for cell, _ in expected]
     for row in report["scan"] + report["models"]:
         assert len(row["ms"]) == 2 and f"| {statistics.median(row['ms']):.2f}"[:-1] in printed

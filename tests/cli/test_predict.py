@@ -9,7 +9,6 @@ from left_run import NAMES, leave_run, make_image
 
 from vilonghorn.cli import main
 from vilonghorn.cli.arguments import key_value
-from vilonghorn.cli.predict import find_images
 
 
 @pytest.fixture
@@ -87,11 +86,3 @@ def test_an_argument_of_the_model_without_a_value_is_refused(given, capsys):
 def test_arguments_of_the_model_are_literals_or_strings():
     values = {"a=3": 3, "b=[0.5, 2]": [0.5, 2], "c=avg": "avg", "d=true": True, "e=None": None, "f=x=y": "x=y"}
     assert dict(map(key_value, values)) == dict(zip("abcdef", values.values()))
-
-
-def test_a_folder_is_searched_in_order_and_a_file_taken_whatever_its_name(tmp_path):
-    for name in ("b/2.png", "b/10.jpg", "a/x.webp"):
-        make_image(tmp_path / name, 0)
-    odd = tmp_path / "photo.data"
-    inside = [str(tmp_path / name) for name in ("a/x.webp", "b/10.jpg", "b/2.png")]
-    assert find_images([str(odd), str(tmp_path)]) == [str(odd), *inside]

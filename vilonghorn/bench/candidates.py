@@ -1,7 +1,6 @@
-"""What the benchmark times: the scan, the usual loop in torch, the roofline of the machine, and models."""
+"""What `vilonghorn bench` times: the scan of every rule and backend, and models beside timm's DeiT."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import NamedTuple
 
@@ -12,34 +11,17 @@ from torch import Tensor
 
 from .. import models  # noqa: F401  (registers them with timm)
 from ..ops import backends, scan
-from ..ops.backends import cpu
 from ..ops.rules import RULES
-from .interleaved import STEPS, Factory, Row, Steps
+from .interleaved import STEPS, Factory, Row, Steps, run_interleaved
 
 Candidate = tuple[Row, Factory]  # what names its rows, and its factory
 
-LOOP, ROOFLINE = "torch loop", "roofline"
 # Each family is compared to its first member.
 FAMILIES = (
     ("deit_tiny_patch16_224", "vilonghorn_tiny", "vilonghorn_tiny_exact", "vilonghornv2_tiny", "vim_tiny"),
     ("deit_small_patch16_224", "vilonghorn_small", "vilonghornv2_small"),
 )
 BATCH = {"cpu": 8, "cuda": 128}  # images of 224 px
-
-# Multiply-add slots of one token: (for each state of a channel, for the channel). A slot is one lane of an instruction
-# that multiplies, adds or both; an exponential counts 12, a division 10. Backward recomputes the states from
-# saved states. Loads, stores and sums over channels are not counted.
-SLOTS = {
-    # s += (e k) (x - s k), y += s q; gate and SiLU: an exponential and a division each
-    ("longhorn", False): (4, 46),
-    ("longhorn", True): (4 + 19, 46 + 60),
-    # p += s k, s += u k, y += s q
-    ("longhorn_exact", False): (3, 46),
-    ("longhorn_exact", True): (3 + 12, 46 + 60),
-    # an exponential for each state; softplus has a logarithm besides
-    ("mamba", False): (15, 58),
-    ("mamba", True): (15 + 38, 58 + 80),
-}
 
 
 class Workload(NamedTuple):
@@ -52,29 +34,17 @@ class Workload(NamedTuple):
     G: int = 1
 
 
-# A tiny model at 224 px; on a GPU also its two directions at once, and one image of 1248 px, which is split over time.
-WORKLOADS = {
-    "cpu": [Workload(8, 197, 384, 16)],
-    "cuda": [Workload(128, 197, 384, 16), Workload(128, 197, 384, 16, 2), Workload(1, 6084, 384, 16, 2)],
-}
+WORKLOADS = {"cpu": Workload(8, 197, 384, 16), "cuda": Workload(128, 197, 384, 16)}  # a tiny model at 224 px
 
 
-def scan_candidates(device: str, threads: int) -> Iterator[list[Candidate]]:
-    """Yields for each workload, by rule: the roofline, on a CPU the usual torch loop, every backend with kernels."""
-    names = [LOOP] * (device == "cpu")
-    names += [name for name, state in backends(device).items() if state == "ready" and name != "reference"]
-    for workload in WORKLOADS[device]:
-        sizes = " ".join(f"{name}={size}" for name, size in workload._asdict().items())
-        yield [
-            (
-                dict(workload=sizes, rule=rule, backend=name),
-                partial(roofline_steps, rule, workload, device, threads)
-                if name == ROOFLINE
-                else partial(scan_steps, rule, name, workload, device),
-            )
-            for rule in RULES
-            for name in (ROOFLINE, *names)
-        ]
+def scan_candidates(device: str) -> list[Candidate]:
+    """The scan of each rule by every backend that runs on a device, the reference first."""
+    names = sorted((name for name, state in backends(device).items() if state == "ready"), key="reference".__ne__)
+    return [
+        (dict(rule=rule, backend=name), partial(scan_steps, rule, name, WORKLOADS[device], device))
+        for rule in RULES
+        for name in names
+    ]
 
 
 def scan_inputs(rule: str, workload: Workload, device: str) -> tuple[dict[str, Tensor], Tensor]:
@@ -92,11 +62,8 @@ def scan_inputs(rule: str, workload: Workload, device: str) -> tuple[dict[str, T
 
 
 def scan_steps(rule: str, backend: str, workload: Workload, device: str) -> Steps:
-    """A scan by a backend of the library, or by the loop in torch."""
+    """A scan by a backend of the library."""
     inputs, dy = scan_inputs(rule, workload, device)
-    if backend == LOOP:
-        inputs = {name: value if name == "z" else value[0] for name, value in inputs.items()}
-        return function_steps(partial(torch_loop, rule=rule), inputs, dy[0])
     reverse, reduce = (False, True)[: workload.G], "none" if workload.G == 1 else "mean"
     return function_steps(partial(scan, rule=rule, reverse=reverse, reduce=reduce, backend=backend), inputs, dy)
 
@@ -128,51 +95,6 @@ def cuda_graph(call: Callable[[], object]) -> Callable[[], None]:
     with torch.cuda.graph(graph):
         call()
     return graph.replay
-
-
-def torch_loop(x, dt, k, q, z, D, dt_bias, A=None, *, rule: str) -> Tensor:
-    """The usual scan in torch: coefficients first, then a loop over `unbind`. x, dt, z: (B, L, D); k, q: (B, L, N)."""
-    dt = dt + dt_bias
-    gate = F.softplus(dt) if rule == "mamba" else 1 / (1 + k.square().sum(-1, keepdim=True) + torch.exp(-dt))
-    state, outputs = x.new_zeros(x.shape[0], x.shape[2], k.shape[-1]), []
-    if rule == "longhorn_exact":
-        for x_t, gate_t, k_t, q_t in zip(x.unbind(1), gate.unbind(1), k.unbind(1), q.unbind(1)):
-            update = gate_t[..., None] * (x_t[..., None] - state @ k_t[..., None])
-            state = torch.baddbmm(state, update, k_t[:, None])
-            outputs.append((state @ q_t[..., None])[..., 0])
-    else:
-        decay = torch.exp(gate[..., None] * A) if rule == "mamba" else 1 - gate[..., None] * k.square()[..., None, :]
-        update = (gate * x)[..., None] * k[..., None, :]
-        for decay_t, update_t, q_t in zip(decay.unbind(1), update.unbind(1), q.unbind(1)):
-            state = torch.addcmul(update_t, decay_t, state)
-            outputs.append((state @ q_t[..., None])[..., 0])
-    return (torch.stack(outputs, 1) + D * x) * F.silu(z)
-
-
-def roofline_steps(rule: str, workload: Workload, device: str, threads: int) -> Steps:
-    """The work of a scan at the peak of the machine, which bounds its time.
-
-    On a CPU as many multiply-adds in registers of all threads; on a GPU a copy of as many bytes, each tensor once.
-
-    Raises:
-        RuntimeError: the CPU kernels, which have that loop, are not built.
-    """
-    B, L, D, N, G = workload
-    if device == "cuda":
-        y = 2 * B * L * D  # bytes of the result, and of each x and dt
-        inputs = (2 * G + 1) * y + 4 * G * B * L * N + 4 * G * D * (2 + N * (rule == "mamba"))
-        sources = [torch.ones(moved // 8, device=device) for moved in (inputs + y, 3 * inputs + 2 * y)]
-        return {step: partial(torch.empty_like(t).copy_, t) for step, t in zip(STEPS.values(), sources)}
-    if not (isas := cpu.isas()):
-        raise RuntimeError("the peak of this CPU is not measured, because the CPU kernels are not built")
-    multiply_adds, pool = partial(cpu.multiply_adds, isa=max(isas.values())), ThreadPoolExecutor(threads)
-
-    def call(train: bool) -> int:
-        per_state, per_channel = SLOTS[rule, train]
-        slots = G * B * L * D * (per_state * N + per_channel)
-        return sum(pool.map(multiply_adds, [round(slots / threads / multiply_adds(1))] * threads))
-
-    return {step: partial(call, train) for train, step in STEPS.items()}
 
 
 def model_candidates(
@@ -215,3 +137,11 @@ def model_steps(model: str, size: int, batch: int, precision: str, device: str, 
         for step in steps.values():
             step()
     return steps
+
+
+def measure(cells: Sequence[Candidate], rounds: int, restarts: int, threads: int, device: str) -> list[Row]:
+    """Times candidates by `run_interleaved`; a row of each for both steps."""
+    made = {str(cell): factory for cell, factory in cells}
+    steps = list(STEPS.values())
+    found = run_interleaved(made, steps, rounds, threads=threads, device=device, restarts=restarts)
+    return [cell | dict(train=train) | found[step][str(cell)] for train, step in STEPS.items() for cell, _ in cells]

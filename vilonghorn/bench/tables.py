@@ -5,27 +5,25 @@ import re
 import statistics
 from collections.abc import Sequence
 
-from .candidates import FAMILIES, LOOP, ROOFLINE
+from .candidates import FAMILIES
 from .interleaved import STEPS, Row
 
 Line = dict[str, str]  # of a table: text by column
 
 
 def scan_lines(rows: Sequence[Row]) -> list[Line]:
-    """By workload, rule and backend: time, speed against the torch loop, and time to the roofline."""
-    scans, lines = by(rows, "workload", "rule", "backend"), {}
-    for (workload, rule, backend, train), row in scans.items():
-        line = lines.setdefault((workload, rule, backend), dict(workload=workload, rule=rule, backend=backend))
+    """By rule and backend: time, and speed against the reference."""
+    scans, lines = by(rows, "rule", "backend"), dict[tuple[str, str], Line]()
+    for (rule, backend, train), row in scans.items():
+        line = lines.setdefault((rule, backend), dict(rule=rule, backend=backend))
         line[f"{STEPS[train]}: ms"] = figure(median(row))
-        if loop := scans.get((workload, rule, LOOP, train)):
-            line[f"{STEPS[train]}: times faster than the loop"] = figure(ratio(loop, row), 1)
-        line[f"{STEPS[train]}: to the roofline"] = figure(ratio(row, scans.get((workload, rule, ROOFLINE, train))))
+        line[f"{STEPS[train]}: times faster than reference"] = figure(ratio(scans.get((rule, "reference", train)), row))
     return list(lines.values())
 
 
 def model_lines(rows: Sequence[Row]) -> list[Line]:
     """By size and model: time and peak memory, and both against the first of the family, in bold above 1."""
-    models, lines = by(rows, "model", "size"), {}
+    models, lines = by(rows, "model", "size"), dict[tuple[str, int], Line]()
     first = {name: family[0] for family in FAMILIES for name in family}
     for (name, size, train), row in models.items():
         line = lines.setdefault((name, size), dict(px=f"{size}", batch=f"{row['batch']}", model=f"`{name}`"))

@@ -1,7 +1,7 @@
 """Times the scan and the models, on a GPU where there is one.
 
-Candidates run interleaved, each in its own process: the scan of every rule, the usual loop in torch and the roofline;
-the models and timm's DeiT. The exit status is 1 if a measurement fails.
+Candidates run interleaved, each in its own process: the scan of every rule and backend; the models and timm's DeiT. The
+exit status is 1 if a measurement fails.
 """
 
 import argparse
@@ -12,24 +12,21 @@ from pathlib import Path
 import torch
 from jsonargparse.typing import PositiveInt
 
-from ..bench.candidates import FAMILIES, Candidate, model_candidates, scan_candidates
-from ..bench.interleaved import STEPS, Row, run_interleaved
+from ..bench.candidates import FAMILIES, Candidate, measure, model_candidates, scan_candidates
 from ..bench.tables import markdown, model_lines, scan_lines
 from ..data.files import write_json
 from ..engine.environment import machine
 from . import make_parser
 
-SIZES, QUICK_SIZES = (224, 384, 512, 768, 1024, 1248), (224, 512)  # pixels
-ROUNDS, QUICK_ROUNDS = 11, 4
-RESTARTS, QUICK_RESTARTS = 3, 2
+FULL = dict(size=[224, 384, 512, 768, 1024, 1248], rounds=11, restarts=3)
+QUICK = dict(size=[224, 512], rounds=4, restarts=2)
 SUBJECTS = {"scan": scan_lines, "models": model_lines}
-PRECISIONS = ("highest", "high", "medium", "bf16")
 
 parser = make_parser("bench", __doc__, "--quick", "models --size 224 512 --json figures.json")
 parser.add_argument("what", nargs="?", choices=tuple(SUBJECTS), help="what to time (default: both)")
 parser.add_argument("--device", choices=("cpu", "cuda"), help="default: cuda where torch finds a GPU, else cpu")
 parser.add_argument("--quick", action="store_true", help="fewer sizes, rounds and restarts")
-help = f"timed samples of each measurement (default: {ROUNDS}, --quick: {QUICK_ROUNDS})"
+help = f"timed samples of each measurement (default: {FULL['rounds']}, --quick: {QUICK['rounds']})"
 parser.add_argument("--rounds", type=PositiveInt, help=help)
 help = "sides of the images in pixels (default: 224 to 1248)"
 parser.add_argument("--size", type=PositiveInt, nargs="+", help=help)
@@ -37,7 +34,7 @@ parser.add_argument("--batch", type=PositiveInt, help="images in a batch (defaul
 help = "CPU threads (default: as many as torch uses)"
 parser.add_argument("--threads", type=PositiveInt, default=torch.get_num_threads(), help=help)
 help = "torch's float32 matmul precision of models, or autocast to bf16 (default: highest, on a GPU bf16)"
-parser.add_argument("--precision", choices=PRECISIONS, help=help)
+parser.add_argument("--precision", choices=("highest", "high", "medium", "bf16"), help=help)
 parser.add_argument("--compile", action="store_true", help="compile the models block by block")
 help = "also write all figures to this file, as they come (default: none)"
 parser.add_argument("--json", type=Path, help=help)
@@ -46,20 +43,11 @@ parser.add_argument("--json", type=Path, help=help)
 def candidates(options: argparse.Namespace, subject: str) -> Iterator[list[Candidate]]:
     """Yields the candidates that run interleaved."""
     if subject == "scan":
-        yield from scan_candidates(options.device, options.threads)
+        yield scan_candidates(options.device)
         return
     tiny, small = FAMILIES
     for names, size in [*((tiny, size) for size in options.size), (small, options.size[0])]:
-        settings = (options.batch, options.precision, options.device, options.compile)
-        yield model_candidates(names, size, *settings)
-
-
-def measure(options: argparse.Namespace, cells: Sequence[Candidate]) -> list[Row]:
-    """The rows of candidates for both steps."""
-    limits = dict(threads=options.threads, device=options.device, restarts=options.restarts)
-    made = {str(cell): factory for cell, factory in cells}
-    found = run_interleaved(made, list(STEPS.values()), options.rounds, **limits)
-    return [cell | dict(train=train) | found[step][str(cell)] for train, step in STEPS.items() for cell, _ in cells]
+        yield model_candidates(names, size, options.batch, options.precision, options.device, options.compile)
 
 
 def parse(argv: Sequence[str]) -> argparse.Namespace:
@@ -71,12 +59,12 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
         parser.error(f"--size {odd[0]}: expected a multiple of 16 pixels, the patches of the models")
     if options.json and not options.json.absolute().parent.is_dir():
         parser.error(f"--json {options.json}: there is no folder {options.json.absolute().parent}")
-    options.device = options.device or ("cuda" if torch.cuda.is_available() else "cpu")
-    options.precision = options.precision or ("bf16" if options.device == "cuda" else "highest")
-    options.size = sorted(options.size or (QUICK_SIZES if options.quick else SIZES))
-    options.rounds = options.rounds or (QUICK_ROUNDS if options.quick else ROUNDS)
-    options.restarts = QUICK_RESTARTS if options.quick else RESTARTS
-    return options
+    device = options.device or ("cuda" if torch.cuda.is_available() else "cpu")
+    defaults = (QUICK if options.quick else FULL) | dict(
+        device=device, precision="bf16" if device == "cuda" else "highest"
+    )
+    given = {name: value for name, value in vars(options).items() if value is not None or name not in defaults}
+    return argparse.Namespace(**defaults | given)
 
 
 def main(argv: Sequence[str]) -> int:
@@ -90,7 +78,7 @@ def main(argv: Sequence[str]) -> int:
     for subject in [options.what] if options.what else SUBJECTS:
         report[subject] = []
         for cells in candidates(options, subject):
-            rows = measure(options, cells)
+            rows = measure(cells, options.rounds, options.restarts, options.threads, options.device)
             report[subject] += rows
             if options.json:
                 write_json(options.json, report)

@@ -3,35 +3,26 @@
 import json
 import statistics
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import yaml
-from matplotlib.figure import Figure
 
 from ..bench.tables import markdown
-from ..data.files import atomic_write
 from ..engine.build import one_line
 from ..engine.checkpoint import RunDirectory, read_log
 from ..engine.config import flatten
-from ..engine.report import png
 from . import make_parser
 
-parser = make_parser("compare", __doc__, "runs/a runs/b", "runs/imagenet/* --plot compare.png")
+parser = make_parser("compare", __doc__, "runs/a runs/b", "runs/imagenet/*")
 parser.add_argument("runs", metavar="RUN", nargs="+", help="directory of a run, finished or not")
-help = "write a picture of top-1 and losses to this file (default: none)"
-parser.add_argument("--plot", metavar="PNG", type=Path, help=help)
 
 
 def main(argv: Sequence[str]) -> None:
     """Runs the command."""
-    options = parser.parse_args(argv)
-    runs = [read_run(path) for path in dict.fromkeys(options.runs)]
+    runs = [read_run(path) for path in dict.fromkeys(parser.parse_args(argv).runs)]
     print(markdown([row(run) for run in runs]))
     if rows := differences(runs):
         print("\nWhat differs:\n\n" + markdown(rows))
-    if options.plot:
-        draw(options.plot, runs)
 
 
 def read_run(path: str) -> dict[str, Any]:
@@ -74,18 +65,3 @@ def differences(runs: Sequence[dict[str, Any]]) -> list[dict[str, str]]:
     keys = dict.fromkeys(key for run in runs for key in run["config"] if key not in ("run.dir", "run.device"))
     rows = [{"key": key, **{run["name"]: json.dumps(run["config"].get(key)) for run in runs}} for key in keys]
     return [row for row in rows if len(set(list(row.values())[1:])) > 1]
-
-
-def draw(path: Path, runs: Sequence[dict[str, Any]]) -> None:
-    """Plots the curves over epochs as PNG."""
-    figure = Figure(figsize=(14, 4.2), layout="constrained")
-    names = {"validation top-1, %": "top1", "validation loss": "loss", "training loss": "train_loss"}
-    for axes, (title, name) in zip(figure.subplots(1, 3), names.items()):
-        for run in runs:
-            points = [(record["epoch"], record[name]) for record in run["epochs"] if record[name] is not None]
-            axes.plot(*zip(*points) if points else ([], []), marker=".", label=run["name"].replace("$", r"\$"))
-        axes.set(title=title, xlabel="epoch")
-        axes.grid(alpha=0.3)
-    figure.axes[0].legend(fontsize=8)
-    with atomic_write(path) as file:
-        file.write(png(figure))

@@ -2,7 +2,6 @@
 
 import json
 import os
-import platform
 import re
 import sys
 from collections.abc import Sequence
@@ -13,7 +12,7 @@ import torch
 import yaml
 
 from ..data.threads import available_cpus
-from ..engine.environment import describe_environment, processor
+from ..engine.environment import describe_environment
 from ..ops import backends
 from ..ops.backends import cpu, cuda
 from ..ops.backends.bindings import open_library
@@ -24,25 +23,19 @@ VARIABLES = re.compile("VILONGHORN_|OMP_|GOMP_|KMP_|MKL_|CUDA_|TRITON_|PYTHONPAT
 
 def report() -> dict[str, Any]:
     """All that `vilonghorn env` prints, as plain values by topic."""
-    isas = [*cpu.isas()]
+    isas, gpus = [*cpu.isas()], map(torch.cuda.get_device_properties, range(torch.cuda.device_count()))
     libraries = {name: open_library(name, "a compiler")[0] for name in (cpu.NAME, cuda.NAME)}
-    gpus = [torch.cuda.get_device_properties(i) for i in range(torch.cuda.device_count())]
-    return dict(
-        versions=describe_environment(torch.device("cpu"))["versions"] | dict(torch=str(torch.__version__)),
-        system=f"{platform.platform()} {' '.join(platform.libc_ver())}".strip(),
-        processor=dict(
-            name=processor(),
-            cores=os.cpu_count(),
-            usable_cores=available_cpus(),
-            torch_threads=torch.get_num_threads(),
-            instruction_sets=isas,
-            chosen=(os.environ.get(cpu.ISA_VARIABLE) or isas[-1]) if cpu.unavailable("cpu") is None else None,
-        ),
+    found = describe_environment(torch.device("cpu"))
+    found["versions"]["torch"] = found["torch"] = str(torch.__version__)
+    return found | dict(
+        usable_cores=available_cpus(),
+        instruction_sets=isas,
+        chosen=(os.environ.get(cpu.ISA_VARIABLE) or isas[-1]) if cpu.unavailable("cpu") is None else None,
         gpus=[f"{gpu.name}, {gpu.total_memory / 2**30:.0f} GiB, compute {gpu.major}.{gpu.minor}" for gpu in gpus],
         backends={device: backends(device) for device in ("cpu", "cuda")},
         libraries={name: library and library._name for name, library in libraries.items()},
-        vilonghorn=str(Path(__file__).parents[1]),
-        python=sys.executable,
+        package=str(Path(__file__).parents[1]),
+        executable=sys.executable,
         variables={name: value for name, value in sorted(os.environ.items()) if VARIABLES.match(name)},
     )
 

@@ -4,21 +4,13 @@ The file takes any number of images, of any size that is a whole number of patch
 in a process that cannot import this library. If it differs, nothing is written and the exit status is 1.
 """
 
-import statistics
 import sys
 import zipfile
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
 
-import torch
-from jsonargparse.typing import PositiveInt
-from torch import nn
-
-from ..bench.interleaved import run_interleaved
-from ..engine.environment import processor
-from ..export.formats import FORMATS, kind_of, libraries, trunk
+from ..export.formats import FORMATS, kind_of, libraries
 from ..export.model import load_for_export
 from ..export.native import aoti_functions
 from ..export.runtime import load
@@ -27,7 +19,6 @@ from ..export.weights import WEIGHTS
 from . import make_parser
 
 ONNX_PACKAGES = ("onnx", "onnxscript", "onnxruntime")
-ROUNDS = 21  # of --bench
 
 PT2 = "vilonghorn_tiny --to pt2 --checkpoint weights.pth"
 parser = make_parser("export", __doc__, "runs/photos --to onnx", PT2)
@@ -45,14 +36,12 @@ help = "type of the weights in the file; --to onnx and ort only (default: %(defa
 parser.add_argument("--weights", choices=WEIGHTS, default="fp32", help=help)
 help = f"file to write (default: NAME and {', '.join(form.suffix for form in FORMATS.values())})"
 parser.add_argument("--output", type=Path, help=help)
-help = "then time the file and the model (default: do not; without BATCH: 1)"
-parser.add_argument("--bench", type=PositiveInt, nargs="*", metavar="BATCH", help=help)
 help = "say what an exported file needs and whether it loads here (default: export MODEL)"
 parser.add_argument("--check", type=Path, metavar="FILE", help=help)
 
 
 def main(argv: Sequence[str]) -> int:
-    """Runs the command; returns 0, or 1 if the file differs from the model, does not load or cannot be timed."""
+    """Runs the command; returns 0, or 1 if the file differs from the model or does not load."""
     options = parser.parse_args(argv)
     if options.check:
         return check(options.check)
@@ -76,7 +65,7 @@ def main(argv: Sequence[str]) -> int:
         print(f"images {'x'.join(map(str, shape))}: differs from the model by {error:.1e}")
     megabytes = output.stat().st_size / 1e6
     print(f"{output}: {form.title}, {megabytes:.1f} MB, checked without vilonghorn")
-    return 0 if options.bench is None else bench(model, options.to, output, options.bench or [1])
+    return 0
 
 
 def check_requirements(kind: str) -> None:
@@ -117,31 +106,3 @@ def check(path: Path) -> int:
         return 1
     print("it loads here")
     return 0
-
-
-def bench(model: nn.Module, kind: str, path: Path, batch_sizes: Sequence[int]) -> int:
-    """Prints median latencies of the model and of the file, interleaved, for images of the model's own size.
-
-    Returns 1 if one of them cannot be timed, else 0.
-    """
-    embed, threads = trunk(model).patch_embed, torch.get_num_threads()
-    shape = (embed.in_chans, *embed.img_size)
-    print(f"\n{threads} threads of {processor()}, {shape[1]}x{shape[2]} px, float32")
-    sources = {"eager": model, kind: str(path)}
-    candidates = {name: partial(_steps, name, source, shape, batch_sizes) for name, source in sources.items()}
-    for step, rows in run_interleaved(candidates, list(map(str, batch_sizes)), ROUNDS, threads=threads).items():
-        if problems := [row["problem"] for row in rows.values() if row["problem"]]:
-            print(f"{path} was written, but batch {step} could not be timed: {problems[0]}", file=sys.stderr)
-            return 1
-        eager, exported = (statistics.median(rows[name]["ms"]) for name in sources)
-        times = f"eager {eager:.1f} ms, {kind} {exported:.1f} ms: {exported / eager:.2f} times"
-        print(f"batch {step}: {times} (medians of {ROUNDS} rounds)")
-    return 0
-
-
-def _steps(
-    kind: str, source: nn.Module | str, shape: tuple[int, ...], batch_sizes: Sequence[int]
-) -> dict[str, Callable[[], object]]:
-    """A forward pass of the model, or of the file, for each batch size."""
-    run = load(kind, source, *libraries(kind)) if isinstance(source, str) else source
-    return {str(size): partial(run, torch.randn(size, *shape)) for size in batch_sizes}

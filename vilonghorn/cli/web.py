@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from ..data.beton.format import check_beton, read_sample
 from ..data.images import MAX_PIXELS, ImageFolder, printable, read_image
 from ..engine.report import png
 from ..inference import LoadedModel, predict
@@ -22,7 +21,6 @@ from . import make_parser
 from .arguments import add_max_pixels, add_model, load_backbone
 
 NARROW = 700  # CSS pixels; on a narrower page, fewer maps are side by side
-
 
 parser = make_parser("web", __doc__, "runs/photos", "runs/photos --checkpoint last --port 8080")
 add_model(parser)
@@ -63,21 +61,14 @@ def analyze(
     return probabilities, Image.open(BytesIO(png(figure)), formats=["PNG"])
 
 
-def find_examples(val: Path | None, max_pixels: int = MAX_PIXELS) -> list[Image.Image]:
-    """Returns one image of each of up to six classes of a run's held-out data; none if they are no longer there.
-
-    Raises:
-        ValueError: they are damaged.
-    """
-    if val is None or not val.exists():
+def find_examples(val: Path | None) -> list[list[str]]:
+    """One image file of each of up to six classes of a folder of held-out data; none if it is no longer there."""
+    if val is None or not val.is_dir():
         return []
-    data = ImageFolder(val, max_pixels) if val.is_dir() else check_beton(val)
+    data = ImageFolder(val)
     _, first = np.unique(data.labels, return_index=True)
-    chosen = first[np.unique(np.linspace(0, len(first) - 1, 6).round().astype(int))].tolist()
-    images = [data[i][0] if isinstance(data, ImageFolder) else read_sample(data, i) for i in chosen]
-    for image in images:
-        image.thumbnail((512, 512))
-    return images
+    chosen = np.unique(np.linspace(0, len(first) - 1, 6).round().astype(int))
+    return [[data.paths[i]] for i in first[chosen]]
 
 
 def build_page(loaded: LoadedModel, max_pixels: int = MAX_PIXELS) -> Any:
@@ -85,7 +76,7 @@ def build_page(loaded: LoadedModel, max_pixels: int = MAX_PIXELS) -> Any:
 
     Raises:
         ImportError: gradio is not installed.
-        ValueError: the held-out data of the run, from which the examples are, are damaged.
+        ValueError: the held-out data of the run, from which the examples are, has no images.
     """
     try:
         import gradio as gr
@@ -113,8 +104,8 @@ def build_page(loaded: LoadedModel, max_pixels: int = MAX_PIXELS) -> Any:
                 file = gr.Image(type="filepath", elem_id="image", **options)
                 # Pass on the uploaded file itself, so that read_image decodes or refuses it, not gradio.
                 file.preprocess = lambda sent: None if sent is None else sent.path
-                if examples := find_examples(loaded.val, max_pixels):
-                    gr.Examples([[image] for image in examples], [file], label="examples", elem_id="examples")
+                if examples := find_examples(loaded.val):
+                    gr.Examples(examples, [file], label="examples", elem_id="examples")
             classes = gr.Label(label="classes", num_top_classes=5, elem_id="classes")
         kind = gr.Radio([(title, kind) for kind, title in KINDS.items()], value="attention", label="maps")
         explanation = gr.Markdown(EXPLANATIONS["attention"], elem_id="explanation")
