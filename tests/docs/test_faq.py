@@ -134,9 +134,6 @@ PROVOKE |= {
     "no pretrained weights for vilonghorn_tiny: none are published yet": lambda case: timm.create_model(
         "vilonghorn_tiny", pretrained=True
     ),
-    "model.pretrained is true, but no weights of ... are published": lambda case: toy_config(
-        case.folder, "--model.name=vilonghorn_nano", "--model.pretrained=true", "--model.kwargs={}"
-    ),
     "size mismatch": lambda case: nano(checkpoint_path=weights(case.folder)),
     "Missing key(s) in state_dict": lambda case: nano(
         "vim_nano", num_classes=10, img_size=64, checkpoint_path=weights(case.folder)

@@ -4,21 +4,11 @@ import os
 
 import pytest
 import safetensors.torch
-import timm
 import torch
 
-from vilonghorn.engine.checkpoint import STATE_KEYS, load_state, load_weights, save_state, save_weights
+from vilonghorn.engine.checkpoint import STATE_KEYS, load_state, load_weights, save_state
 
 STATE = dict.fromkeys(STATE_KEYS)
-
-
-def test_a_state_comes_back_equal(tmp_path):
-    tensor = torch.randn(3, 4).bfloat16()
-    state = {**STATE, "tensor": tensor, "numbers": [1, 2.5, float("nan"), None], "text": {"a": ("b", True)}}
-    save_state(tmp_path / "last.pt", state)
-    loaded = load_state(tmp_path / "last.pt")
-    assert torch.equal(loaded["tensor"], state["tensor"])
-    assert loaded["text"] == state["text"] and loaded["numbers"][1:2] == [2.5]
 
 
 def test_a_state_that_holds_code_is_not_run(tmp_path):
@@ -38,7 +28,7 @@ def test_a_truncated_a_foreign_and_a_missing_state_are_told_apart(tmp_path):
         load_state(path)
     save_state(path, {**STATE, "tensor": torch.zeros(1000)})
     path.write_bytes(path.read_bytes()[:1500])
-    with pytest.raises(ValueError, match="last.pt is damaged"):
+    with pytest.raises(ValueError, match="last.pt is damaged.*best.safetensors by --model.weights"):
         load_state(path)
     path.write_bytes(b"")
     with pytest.raises(ValueError, match="not the state of a run"):
@@ -72,16 +62,6 @@ def test_a_full_disk_is_named_and_leaves_the_last_state(tmp_path, monkeypatch):
         save_state(path, {**STATE, "tensor": torch.ones(10)})
     assert load_state(path)["tensor"].sum() == 0
     assert [file.name for file in tmp_path.iterdir()] == ["last.pt"]
-
-
-def test_weights_are_what_timm_reads(tmp_path):
-    kwargs = dict(num_classes=4, img_size=16, patch_size=4, depth=1, embed_dim=32, num_heads=2)
-    model = timm.create_model("vit_tiny_patch16_224", **kwargs)
-    save_weights(tmp_path / "best.safetensors", model.state_dict(), {"epoch": 3})
-    read = timm.create_model("vit_tiny_patch16_224", checkpoint_path=str(tmp_path / "best.safetensors"), **kwargs)
-    assert all(torch.equal(a, b) for a, b in zip(model.state_dict().values(), read.state_dict().values()))
-    weights, record = load_weights(tmp_path / "best.safetensors")
-    assert set(weights) == set(model.state_dict()) and record == {"epoch": 3}
 
 
 def test_missing_and_broken_weights_are_named(tmp_path):

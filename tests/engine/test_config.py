@@ -5,7 +5,6 @@ import shlex
 from pathlib import Path
 
 import pytest
-import yaml
 
 from vilonghorn.engine import Config, build_parser, load_config, parse
 from vilonghorn.engine.config import FIELDS, changed_keys, check, flatten
@@ -20,8 +19,6 @@ def read(*argv):
 def test_defaults_are_a_valid_configuration():
     check(Config())
     assert read() == Config()
-    for name in ("vim_tiny", "vit_tiny_patch16_224.augreg_in21k"):  # of which there are weights
-        assert read(f"--model.name={name}", "--model.pretrained=true").model.pretrained
 
 
 def test_options_win_over_the_file_wherever_they_stand(tmp_path):
@@ -35,19 +32,11 @@ def test_options_win_over_the_file_wherever_they_stand(tmp_path):
         assert tuple(config.augmentation.scale) == (0.5, 1.0)
 
 
-def test_a_resolved_configuration_reads_back_equal(tmp_path):
-    config = read("--model.kwargs={patch_size: 4}", "--optimizer.clip_grad=null", "--data.workers=1")
-    (tmp_path / "config.yaml").write_text(yaml.safe_dump(config.to_dict()))
-    assert load_config(tmp_path / "config.yaml").to_dict() == config.to_dict()
-
-
 @pytest.mark.parametrize(
     ("argv", "words"),
     [
-        (["--optimizer.lrr=1"], ["--optimizer.lrr", "--optimizer.lr"]),
         (["--epochs=3"], ["--epochs", "--schedule.epochs"]),
         (["--model.name=vilonghorn_nanoo"], ["'vilonghorn_nanoo'", "vilonghorn_nano"]),
-        (["--model.name=vit_tiny_patch16_225"], ["vit_tiny_patch16_224"]),
         (["--optimizer.name=adamww"], ["'adamww'", "adamw"]),
         (["--schedule.epochs=0"], ["schedule.epochs is 0", "[1, inf)"]),
         (["--optimizer.lr=.nan"], ["optimizer.lr is nan", "(0, inf)"]),
@@ -58,15 +47,9 @@ def test_a_resolved_configuration_reads_back_equal(tmp_path):
         (["--data.batch_size=31"], ["data.batch_size is 31", "even"]),
         (["--model.kwargs={depth: ["], ["model.kwargs"]),
         (["--run.dir="], ["run.dir is ''", "'runs/default'"]),
-        ([f"--run.seed={2**63}"], ["run.seed is 9223372036854775808", "[0, 9223372036854775808)"]),
-        (
-            ["--model.name=vilonghorn_nano", "--model.pretrained=true"],
-            ["weights of vilonghorn_nano", "model.weights"],
-        ),
         (["--augmentation.auto_augment=randy"], ["auto_augment 'randy': not a policy of timm"]),
         (["--augmentation.ramp=[5, 2]"], ["augmentation.ramp", "give the smaller bound first"]),
         (["--augmentation.start_size=128"], ["start_size is 128 but augmentation.ramp is [0, 0]"]),
-        (["--model.name=vit_tiny_patch16_224.mine"], ["'vit_tiny_patch16_224.mine'", "tag"]),
     ],
 )
 def test_a_bad_option_is_refused_in_one_sentence_with_what_would_do(argv, words):
@@ -81,7 +64,6 @@ def test_a_bad_option_is_refused_in_one_sentence_with_what_would_do(argv, words)
     ("text", "words"),
     [
         ("optimizer: {learning_rate: 1}", ["optimizer.learning_rate"]),
-        ("schedule: {epoch: 1}", ["schedule.epoch", "schedule.epochs"]),
         ("optimiser: {lr: 1}", ["optimiser.lr", "optimizer.lr"]),
         ("epochs: 3", ["'epochs'", "schedule"]),
         ("just words", ["just words", "section"]),

@@ -1,6 +1,5 @@
 """Several processes train as one, and what is done is not lost when they are killed or stopped."""
 
-import json
 import os
 import signal
 import subprocess
@@ -11,7 +10,7 @@ from pathlib import Path
 import pytest
 from rank_run import ended, some_digits, start_ranks, train, train_to_status, train_with_other_data
 
-from vilonghorn.engine.checkpoint import load_state, load_weights
+from vilonghorn.engine.checkpoint import load_state, load_weights, read_log
 
 SCRIPT = Path(__file__).parents[2] / "train_imagenet.py"
 SIZE = 3  # processes; sums of three depend on the buckets of DistributedDataParallel
@@ -28,8 +27,8 @@ RANDOM = [  # all random augmentation
 
 
 def log_of(directory, kind):
-    lines = (directory / "log.jsonl").read_text().splitlines() if (directory / "log.jsonl").exists() else []
-    return [record for record in map(json.loads, lines) if record["kind"] == kind]
+    log = directory / "log.jsonl"
+    return [record for record in (read_log(log) if log.exists() else []) if record["kind"] == kind]
 
 
 def test_two_processes_that_accumulate_two_batches_compute_the_same_as_one_process(tmp_path):

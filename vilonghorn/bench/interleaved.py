@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from ..engine.processes import worker_pool
+from .processes import worker_pool
 
 Steps = Mapping[str, Callable[[], object]]  # by name, what a candidate can run
 Factory = Callable[[], Steps]

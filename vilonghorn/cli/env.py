@@ -12,7 +12,7 @@ import torch
 import yaml
 
 from ..data.threads import available_cpus
-from ..engine.environment import describe_environment
+from ..engine.environment import machine
 from ..ops import backends
 from ..ops.backends import cpu, cuda
 from ..ops.backends.bindings import open_library
@@ -25,9 +25,7 @@ def report() -> dict[str, Any]:
     """All that `vilonghorn env` prints, as plain values by topic."""
     isas, gpus = [*cpu.isas()], map(torch.cuda.get_device_properties, range(torch.cuda.device_count()))
     libraries = {name: open_library(name, "a compiler")[0] for name in (cpu.NAME, cuda.NAME)}
-    found = describe_environment(torch.device("cpu"))
-    found["versions"]["torch"] = found["torch"] = str(torch.__version__)
-    return found | dict(
+    return machine() | dict(
         usable_cores=available_cpus(),
         instruction_sets=isas,
         chosen=(os.environ.get(cpu.ISA_VARIABLE) or isas[-1]) if cpu.unavailable("cpu") is None else None,

@@ -34,8 +34,7 @@ def train(argv: Sequence[str]) -> None:
         Interrupted: a signal stopped the run, which is saved.
     """
     dist = Distributed()
-    argv = command_line.complete(argv, command_line.configs_folder() / "digits.yaml")
-    config, options = command_line.parse(parser, argv)
+    config, options = command_line.parse(parser, argv, "digits")
     if options.dry_run:
         if dist.is_main:
             cost = dry_run(config, options.processes, options.train_images)

@@ -1,7 +1,7 @@
 """Training and evaluation of any timm model: configuration, training loop, checkpoints, run directory and report."""
 
 from .build import build_model
-from .command_line import build_parser, complete, load_config, parse
+from .command_line import build_parser, load_config, parse
 from .config import Config
 from .distributed import Distributed, Interrupted
 from .evaluate import evaluate, evaluate_run, load_run
@@ -14,7 +14,6 @@ __all__ = [
     "Trainer",
     "build_model",
     "build_parser",
-    "complete",
     "evaluate",
     "evaluate_run",
     "load_config",

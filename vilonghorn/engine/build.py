@@ -1,4 +1,4 @@
-"""Builds the parts of a run from its configuration: device, precision, loaders, model, optimizer, schedule, mixup."""
+"""Builds the parts of a run from its configuration: device, precision, loaders, model, optimizer, schedule."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -7,7 +7,6 @@ from typing import Any
 
 import timm
 import torch
-from timm.data import Mixup
 from timm.layers import to_ntuple
 from timm.models import load_state_dict
 from timm.optim import create_optimizer_v2
@@ -196,13 +195,3 @@ def build_scheduler(config: Config, optimizer: torch.optim.Optimizer, updates_pe
     options = {"num_epochs": schedule.epochs, "warmup_epochs": schedule.warmup, "updates_per_epoch": updates_per_epoch}
     options |= {"warmup_lr": schedule.warmup_lr, "min_lr": schedule.min_lr}
     return create_scheduler_v2(optimizer, "cosine", step_on_epochs=False, **options)[0]
-
-
-def build_mixup(config: Config, num_classes: int) -> Mixup | None:
-    """Mixup and cutmix, with label smoothing; None if both are off."""
-    recipe = config.augmentation
-    if not (recipe.mixup or recipe.cutmix):
-        return None
-    probabilities = {"prob": recipe.mix_prob, "switch_prob": recipe.switch_prob}
-    smoothing = recipe.label_smoothing
-    return Mixup(recipe.mixup, recipe.cutmix, **probabilities, label_smoothing=smoothing, num_classes=num_classes)

@@ -26,6 +26,8 @@ except ImportError:  # Windows
 FORMAT = 3
 HEADER = f"vilonghorn state, format {FORMAT}\n".encode()  # followed by a SHA-256 and the data of torch.save
 RESUME = "resume from the last checkpoint: --resume {path.parent}"  # after a full disk
+STARTED = ("config.yaml", "environment.json", "tensorboard", "log.jsonl")  # there before the first checkpoint
+RESULTS = ("last.safetensors", "best.safetensors", "curves.png", "predictions.png", "report.html")
 STATE_KEYS = frozenset("config data model ema optimizer scaler progress".split())
 
 
@@ -50,18 +52,20 @@ def load_state(path: Path) -> dict[str, Any]:
     """
     if not path.is_file():
         raise FileNotFoundError(f"there is no {path.name} in {path.parent}")
+    remedy = f"start from {path.parent}/best.safetensors by --model.weights and another --run.dir, or by --overwrite"
     with open(path, "rb") as file:
         header, digest, data = file.read(len(HEADER)), file.read(hashlib.sha256().digest_size), file.read()
     if header != HEADER:
-        raise ValueError(f"{path} is not the state of a run that this version of vilonghorn reads (format {FORMAT})")
+        raise ValueError(f"{path} is not the state of a run that this version reads (format {FORMAT}): {remedy}")
     if hashlib.sha256(data).digest() != digest:
-        raise ValueError(f"{path} is damaged: its checksum is wrong")
+        raise ValueError(f"{path} is damaged: its checksum is wrong; {remedy}")
     try:
         state = torch.load(BytesIO(data), map_location="cpu", weights_only=True)
-    except (RuntimeError, EOFError, pickle.UnpicklingError) as error:
-        raise ValueError(f"{path} is not the state of a run: torch cannot read it") from error
+    except (RuntimeError, EOFError, pickle.UnpicklingError):
+        state = None
     if not isinstance(state, dict) or not STATE_KEYS <= state.keys():
-        raise ValueError(f"{path} is not the state of a run: expected a dict with {', '.join(sorted(STATE_KEYS))}")
+        expected = f"a dict with {', '.join(sorted(STATE_KEYS))} that torch reads"
+        raise ValueError(f"{path} is not the state of a run, expected {expected}: {remedy}")
     return state
 
 
@@ -109,31 +113,11 @@ class RunDirectory:
         self.log_file = self.path / "log.jsonl"
         self.config = self.path / "config.yaml"
         self.environment = self.path / "environment.json"
-        self.curves = self.path / "curves.png"
-        self.predictions = self.path / "predictions.png"
-        self.report = self.path / "report.html"
         self.events = self.path / "tensorboard"
 
     def weights(self, checkpoint: str) -> Path:
         """The file of the "last" or "best" weights."""
         return self.path / f"{checkpoint}.safetensors"
-
-    @property
-    def results(self) -> tuple[Path, ...]:
-        """The files that training writes, without configuration, environment and TensorBoard events."""
-        weights = self.weights("last"), self.weights("best")
-        return self.state, *weights, self.log_file, self.curves, self.predictions, self.report
-
-    def load_state(self) -> dict[str, Any]:
-        """The state of the last checkpoint; see the function `load_state`."""
-        if not self.state.exists():
-            raise FileNotFoundError(f"there is no {self.state.name} in {self.path}, so there is no run to resume")
-        try:
-            return load_state(self.state)
-        except ValueError as error:
-            weights = [str(self.weights(name)) for name in ("last", "best") if self.weights(name).is_file()]
-            start = f"start from the weights of {' or '.join(weights)} by --model.weights FILE and another --run.dir"
-            raise ValueError(f"{error}: {start if weights else 'start again by --overwrite'}") from error
 
     def records(self) -> dict[str, dict[str, Any]]:
         """The records of the "best" and "last" weights, as far as there are such files."""
@@ -163,10 +147,9 @@ class RunDirectory:
         remedy = "choose another --run.dir, or replace it by --overwrite"
         if self.state.exists():
             raise FileExistsError(f"there is a run in {self.path}: resume it by --resume {self.path}, {remedy}")
-        started = (self.config, self.environment, self.events, self.log_file)
-        for file in filter(Path.exists, (*started, *self.results)):
-            if not (allow_started and file in started):
-                raise FileExistsError(f"there is a {file.name} in {self.path}, which a run would overwrite: {remedy}")
+        for name in RESULTS if allow_started else (*STARTED, *RESULTS):
+            if (self.path / name).exists():
+                raise FileExistsError(f"there is a {name} in {self.path}, which a run would overwrite: {remedy}")
 
     def open(self, config: dict[str, Any], environment: dict[str, Any], log_size: int | None) -> None:
         """Prepares the directory for training, and writes configuration and environment.
@@ -177,8 +160,8 @@ class RunDirectory:
             self.path.mkdir(parents=True, exist_ok=True)
             self.lock()
             shutil.rmtree(self.events, ignore_errors=True)
-            for file in self.results:
-                file.unlink(missing_ok=True)
+            for name in ("last.pt", "log.jsonl", *RESULTS):
+                (self.path / name).unlink(missing_ok=True)
         for partial in self.path.glob("*.[0-9]*.partial"):  # of a process that was killed inside a write
             partial.unlink()
         write_file(self.config, yaml.safe_dump(config, sort_keys=False).encode())

@@ -35,17 +35,39 @@ def build_parser(**options: Any) -> ArgumentParser:
     return parser
 
 
-def parse(parser: ArgumentParser, argv: Sequence[str]) -> tuple[Config, Namespace]:
+def parse(parser: ArgumentParser, argv: Sequence[str], default: str | Path | None = None) -> tuple[Config, Namespace]:
     """Reads and checks a configuration; also returns all options. Options override files.
 
+    --resume RUN and --evaluate RUN take the configuration and the directory of that run. Without a run and without
+    --config, `default` is the file.
+
     Raises:
-        ValueError: an unknown key or name, or a value of a wrong type or range.
-        FileNotFoundError: there is no such configuration.
+        ValueError: an unknown key or name, a value of a wrong type or range, or options that contradict each other.
+        FileNotFoundError: there is no such configuration or run.
     """
-    first = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    first.add_argument("--config", action="append", default=[])
-    files, argv = first.parse_known_args(argv)
-    layers = [yaml.safe_dump(layer) for name in files.config for layer in read_layers(find_config(name))]
+    files = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    files.add_argument("--config", action="append", default=[])
+    options = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False, parents=[files])
+    options.add_argument("--run.dir", dest="dir")
+    modes = options.add_mutually_exclusive_group()
+    modes.add_argument("--resume")
+    modes.add_argument("--evaluate")
+    modes.add_argument("--overwrite", action="store_true")
+    modes.add_argument("--auto-resume", action="store_true")
+    try:
+        given, argv = options.parse_known_args(argv)[0], files.parse_known_args(argv)[1]
+    except argparse.ArgumentError as error:
+        raise ValueError(str(error)) from error
+    names, run = given.config, given.evaluate if given.resume is None else given.resume
+    if run is not None:
+        if given.dir not in (None, run):
+            raise ValueError(f"the run is {run}, but --run.dir is {given.dir}: leave out --run.dir")
+        default, argv = Path(run) / "config.yaml", [*argv, f"--run.dir={run}"]
+        if not names and not default.is_file():
+            raise FileNotFoundError(f"{run} is not the directory of a run: there is no {default}")
+    if not names and default is not None:
+        names = [str(default)]
+    layers = [yaml.safe_dump(layer) for name in names for layer in read_layers(find_config(name))]
     try:
         values = parser.parse_args([*(f"--config={layer}" for layer in layers), *argv])
     except ArgumentError as error:
@@ -61,35 +83,7 @@ def parse(parser: ArgumentParser, argv: Sequence[str]) -> tuple[Config, Namespac
 
 def load_config(file: str | Path, *overrides: str) -> Config:
     """Reads and checks a YAML configuration; `overrides` are options such as "--schedule.epochs=3"."""
-    return parse(build_parser(), [f"--config={file}", *overrides])[0]
-
-
-def complete(argv: Sequence[str], default: str | Path) -> list[str]:
-    """Adds to a command line the configuration and directory of the run that --resume or --evaluate names.
-
-    Without a run and without a file, the configuration is `default`. Raises ValueError if options contradict each
-    other, and FileNotFoundError if there is no such run.
-    """
-    first = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
-    first.add_argument("--config")
-    first.add_argument("--run.dir")
-    modes = first.add_mutually_exclusive_group()
-    modes.add_argument("--resume")
-    modes.add_argument("--evaluate")
-    modes.add_argument("--overwrite", action="store_true")
-    modes.add_argument("--auto-resume", action="store_true")
-    try:
-        given = vars(first.parse_known_args(argv)[0])
-    except argparse.ArgumentError as error:
-        raise ValueError(str(error)) from error
-    run = given["evaluate"] if given["resume"] is None else given["resume"]
-    if run is None:
-        return [*argv] if given["config"] else [f"--config={default}", *argv]
-    if given["run.dir"] not in (None, run):
-        raise ValueError(f"the run is {run}, but --run.dir is {given['run.dir']}: leave out --run.dir")
-    if not given["config"] and not (file := Path(run) / "config.yaml").is_file():
-        raise FileNotFoundError(f"{run} is not the directory of a run: there is no {file}")
-    return [*([] if given["config"] else [f"--config={file}"]), *argv, f"--run.dir={run}"]
+    return parse(build_parser(), overrides, file)[0]
 
 
 def configs_folder() -> Path:

@@ -212,19 +212,10 @@ def check(config: Config) -> None:
         raise ValueError(f"model.weights is {model.weights} and model.pretrained is true: give one of them")
     if (augmentation.mixup or augmentation.cutmix) and data.batch_size % 2:
         raise ValueError(f"data.batch_size is {data.batch_size}; mixup and cutmix pair images, so it must be even")
-    for section, known in ((model, timm.list_models()), (config.optimizer, timm.optim.list_optimizers())):
-        if section.name.partition(".")[0] not in known:
-            key = "model.name" if section is model else "optimizer.name"
-            raise ValueError(f"{key} is {section.name!r}, which timm does not know; {nearest(section.name, known)}")
-    try:
-        cfg = timm.get_pretrained_cfg(model.name)
-    except RuntimeError as error:
-        raise ValueError(f"model.name is {model.name!r}, which timm does not know: {error}") from error
-    if model.pretrained and not (cfg and cfg.has_weights or "pretrained_cfg" in model.kwargs):
-        raise ValueError(
-            f"model.pretrained is true, but no weights of {model.name} are published: leave it false for random "
-            "weights, or start from a file or a run by model.weights"
-        )
+    known_names = {"model.name": timm.list_models(), "optimizer.name": timm.optim.list_optimizers()}
+    for key, name in (("model.name", model.name), ("optimizer.name", config.optimizer.name)):
+        if name.partition(".")[0] not in known_names[key]:
+            raise ValueError(f"{key} is {name!r}, which timm does not know; {nearest(name, known_names[key])}")
 
 
 def flatten(sections: dict[str, Any]) -> dict[str, Any]:

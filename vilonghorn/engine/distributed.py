@@ -68,16 +68,10 @@ class Distributed:
 
     def sum(self, numbers: Sequence[float]) -> list[float]:
         """The sums of numbers (n,) over all processes, in float64."""
-        return self._reduce(torch.tensor(numbers, dtype=torch.float64), dist.ReduceOp.SUM)
-
-    def max(self, number: int) -> int:
-        """The largest of one number of each process."""
-        return self._reduce(torch.tensor(number), dist.ReduceOp.MAX)
-
-    def _reduce(self, values: torch.Tensor, op: dist.ReduceOp.RedOpType) -> list[float] | int:
+        values = torch.tensor(numbers, dtype=torch.float64)
         if self.world_size > 1:
             with self.peer_errors():
-                dist.all_reduce(values, op)
+                dist.all_reduce(values)
         return values.tolist()
 
     def run_on_all(self, function: Callable[[], T]) -> T:

@@ -22,23 +22,21 @@ def dry_run(config: Config, processes: int | None = None, train_images: int | No
         train_images: number of training images, with `model.num_classes` in place of the data; None: the data is read.
 
     Raises:
-        FileNotFoundError: there is neither the data nor `train_images`.
-        ValueError: there are too few images, or the number of classes is unknown.
+        FileNotFoundError: there is neither the data nor `train_images` with `model.num_classes`.
+        ValueError: there are too few images.
     """
     dist, device = Distributed(), pick_device(config.run.device)
     if processes is None:
         processes = max(dist.world_size, torch.cuda.device_count() if device.type == "cuda" else 1)
     dist.world_size = 1  # measured here, without the others
     images, classes, size = train_images, config.model.num_classes, config.data.batch_size
-    if images is None:
+    if images is None or classes is None:
         try:
             data = build_loader(replace(config, data=replace(config.data, workers=0)), "cpu", training=True)
         except FileNotFoundError as error:
             hint = "a dry run without the data needs --train-images and --model.num_classes"
             raise FileNotFoundError(f"{error}; {hint}") from error
         images, classes = data.num_samples, data.num_classes
-    elif classes is None:
-        raise ValueError("--train-images does not give the number of classes: give --model.num_classes, too")
     steps = StepCounter(images // (size * processes), config.optimizer.accumulate, processes)
     if not steps.rounds:
         raise ValueError(f"{images} images do not fill a batch of {size} in each of {processes} processes")
@@ -46,13 +44,8 @@ def dry_run(config: Config, processes: int | None = None, train_images: int | No
     state = TrainState(config, classes, device)
     state.setup(dist, steps.updates_per_epoch)
     speed, source = measure_speed(state)
-    weights = sum(p.nbytes for p in state.model.parameters())
-    moments = (value for values in state.optimizer.state.values() for value in values.values())
-    optimizer = sum(value.nbytes for value in moments if isinstance(value, torch.Tensor))
-    memory = dict(weights=weights, gradients=weights, optimizer=optimizer, average=weights if state.ema else 0)
-    parts = ", ".join(f"{name} {count / 2**20:.1f}" for name, count in memory.items())
-    highest = f"; {torch.cuda.max_memory_allocated(device) / 2**30:.2f} GiB at most" if device.type == "cuda" else ""
     parameters = sum(p.numel() for p in state.model.parameters())
+    memory = f", {torch.cuda.max_memory_allocated(device) / 2**30:.2f} GiB at most" if device.type == "cuda" else ""
     scaled, schedule = scale_rates(config, size * steps.batches_per_update), config.schedule
     updates, epochs, used = steps.updates_per_epoch, schedule.epochs, steps.batches * size
     return f"""\
@@ -61,8 +54,7 @@ updates    {size} images x {steps.accumulate} accumulated x {processes} processe
 {size * steps.batches_per_update:,} images; {updates:,} an epoch, {updates * epochs:,} in {epochs} epochs
 rate       {scaled.schedule.warmup_lr:.3g} to {scaled.optimizer.lr:.3g} in the first {schedule.warmup * updates:,.0f} \
 updates, then half a cosine to {scaled.schedule.min_lr:.3g}
-memory     {sum(memory.values()) / 2**20:.1f} MiB in each process for {parameters / 1e6:.2f} M parameters, \
-without activations: {parts}{highest}
+model      {parameters / 1e6:.2f} M parameters{memory}
 time       {used * epochs / (speed * processes) / 3600:,.1f} hours at {speed:,.1f} images/s a process ({source}), \
 without decoding, communication and evaluation"""
 

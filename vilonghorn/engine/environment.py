@@ -8,12 +8,11 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-import timm
 import torch
 
 from .. import __version__, ops
 
-PACKAGES = ("torch", "torchvision", "timm", "triton", "numpy", "ffcv", "numba", "safetensors")
+PACKAGES = ("torchvision", "timm", "triton", "numpy", "ffcv", "numba", "safetensors", "mamba_ssm")
 
 
 def processor() -> str:
@@ -23,29 +22,25 @@ def processor() -> str:
     return name[1].strip() if name else platform.processor()
 
 
+def versions() -> dict[str, str | None]:
+    """Versions of Python and of packages; None: not installed."""
+    found = {"python": platform.python_version(), "vilonghorn": __version__, "torch": str(torch.__version__)}
+    return found | {name: metadata.version(name) if find_spec(name) else None for name in PACKAGES}
+
+
 def machine(device: str = "cpu") -> dict[str, Any]:
-    """The machine, the versions and the settings of a benchmark or a study on "cpu" or "cuda"."""
+    """The machine, the versions and the settings of a run, a benchmark or a study on "cpu" or "cuda"."""
     found = dict(
         cpu=processor(),
         cores=os.cpu_count(),
         load=round(os.getloadavg()[0], 2) if hasattr(os, "getloadavg") else None,
         threads=torch.get_num_threads(),
-        python=platform.python_version(),
-        torch=torch.__version__,
-        timm=timm.__version__,
-        vilonghorn=__version__,
+        platform=platform.platform(),
+        **versions(),
         backends=ops.backends(device),
         omp_wait_policy=os.environ.get("OMP_WAIT_POLICY", "not set"),
     )
     if device == "cuda":
-        gpu, peers = torch.cuda.get_device_properties(device), ("triton", "mamba_ssm")
+        gpu = torch.cuda.get_device_properties(device)
         found |= dict(gpu=gpu.name, multiprocessors=gpu.multi_processor_count, cuda=torch.version.cuda)
-        found |= {name: metadata.version(name) if find_spec(name) else "not installed" for name in peers}
     return found
-
-
-def describe_environment(device: torch.device) -> dict[str, Any]:
-    """Versions of Python and packages, the platform, and `machine` of the device."""
-    versions = {"vilonghorn": __version__, "python": platform.python_version()}
-    versions |= {name: metadata.version(name) if find_spec(name) else None for name in PACKAGES}
-    return {"versions": versions, "platform": platform.platform(), "device": device.type, **machine(device.type)}

@@ -44,7 +44,7 @@ def evaluate(
     for model in models.values():
         model.eval()
     with closing(loader.epoch(0)) as batches:
-        for _ in range(dist.max(len(loader))):
+        for _ in range(int(dist.sum([dist.is_main * len(loader)])[0])):  # process 0 has the most batches
             images, targets = next(batches, (None, None))
             for name, model in models.items() if images is not None else ():
                 with amp:

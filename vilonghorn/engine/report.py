@@ -122,7 +122,8 @@ class RunLogger:
     def draw_curves(self) -> None:
         """Draws the curves of the log."""
         if self.enabled:
-            draw_curves(self.directory.curves, read_log(self.directory.log_file), self.steps.updates_per_epoch)
+            log = read_log(self.directory.log_file)
+            draw_curves(self.directory.path / "curves.png", log, self.steps.updates_per_epoch)
         self.drawn = time.monotonic()
 
     def close(self) -> None:
@@ -228,7 +229,8 @@ def write_report(directory: RunDirectory, config: Config, state: TrainState, val
     names = [printable(name) for name in val.class_names or map(str, range(val.num_classes))]
     examples = predict_examples(state.models[state.weights], val, state.amp)
     title = f"held-out images by the {weights}: mistakes (red), then a sample"
-    draw_predictions(directory.predictions, examples, names, config, title)
+    draw_predictions(directory.path / "predictions.png", examples, names, config, title)
+    pictures = {name: (directory.path / f"{name}.png").read_bytes() for name in ("curves", "predictions")}
     template = Template(Path(__file__).with_name("report.html").read_text(encoding="utf-8"), autoescape=True)
     html = template.render(
         name=config.model.name,
@@ -236,9 +238,8 @@ def write_report(directory: RunDirectory, config: Config, state: TrainState, val
         records=directory.records(),
         weights=weights,
         result=result,
-        curves=base64.b64encode(directory.curves.read_bytes()).decode(),
-        predictions=base64.b64encode(directory.predictions.read_bytes()).decode(),
+        pictures={name: base64.b64encode(content).decode() for name, content in pictures.items()},
         config=yaml.safe_dump(config.to_dict(), sort_keys=False),
         environment=directory.environment.read_text(encoding="utf-8"),
     )
-    write_file(directory.report, html.encode())
+    write_file(directory.path / "report.html", html.encode())

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 import torch.nn.functional as F
+from timm.data import Mixup
 from timm.utils import ModelEmaV3, random_seed
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
@@ -74,7 +75,10 @@ class TrainState:
         self.model = build.build_model(config, num_classes).to(device)
         build.check_model(config, self.model, num_classes, device)
         self.ema = ModelEmaV3(self.model, config.ema.decay, use_warmup=config.ema.warmup) if config.ema.decay else None
-        self.mixup = build.build_mixup(config, num_classes)
+        recipe = config.augmentation
+        options = {"prob": recipe.mix_prob, "switch_prob": recipe.switch_prob, "num_classes": num_classes}
+        mixup = Mixup(recipe.mixup, recipe.cutmix, label_smoothing=recipe.label_smoothing, **options)
+        self.mixup = mixup if recipe.mixup or recipe.cutmix else None
         self.scaler = torch.amp.GradScaler(device.type, enabled=config.run.amp == "fp16")
 
     def setup(self, dist: Distributed, updates_per_epoch: int) -> None:

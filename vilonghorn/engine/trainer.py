@@ -9,10 +9,10 @@ from dataclasses import asdict, replace
 from typing import Any, Literal
 
 from .build import build_loader, check_classes, model_kwargs, one_line, pick_device
-from .checkpoint import RunDirectory, save_state, save_weights
+from .checkpoint import RunDirectory, load_state, save_state, save_weights
 from .config import Config, changed_keys, check
 from .distributed import Distributed, Interrupted, StopRequest
-from .environment import describe_environment
+from .environment import machine
 from .evaluate import evaluate
 from .report import RunLogger, mean_loss, write_report
 from .train_state import Batch, Progress, StepCounter, TrainState
@@ -203,7 +203,7 @@ class Trainer:
             directory.check_is_free(allow_started=is_auto)
         if resume and dist.is_main and directory.state.exists():
             directory.lock()
-        state = directory.load_state() if resume else None
+        state = load_state(directory.state) if resume else None
         if state and (changed := changed_keys(state["config"], config.to_dict())):
             raise ValueError(f"{config.run.dir} was started with another {', '.join(changed)}: resume with the same")
         device = pick_device(config.run.device, dist)
@@ -236,7 +236,7 @@ class Trainer:
                 file, reason = self.directory.state, one_line(error)
                 raise ValueError(f"{file} is not the state of this run ({reason}): start a new run") from error
         if self.dist.is_main:
-            environment = {**describe_environment(self.train_state.device), "processes": self.dist.world_size}
+            environment = {**machine(self.train_state.device.type), "processes": self.dist.world_size}
             self.directory.open(self.config.to_dict(), environment, self.progress.log_size if state else None)
         self.logger = RunLogger(self.config, self.directory, self.steps, self.update, enabled=self.dist.is_main)
 

@@ -14,13 +14,13 @@ import psutil
 import pytest
 import torch
 
-from vilonghorn.engine.processes import worker_pool
+from vilonghorn.bench.processes import worker_pool
 
 # One worker sleeps; the other one saves on SIGTERM, as training does, and would then go on waiting for calls.
 PARENT = """
 import os, signal, sys, time
 from pathlib import Path
-from vilonghorn.engine.processes import worker_pool
+from vilonghorn.bench.processes import worker_pool
 
 def train(file):
     previous = signal.signal(signal.SIGTERM, lambda *_: None)
