@@ -52,7 +52,7 @@ def report_pixels(folder: Path, temporary: Path, size: int, most: int = 64) -> N
 
 
 def _box_average(image: Image.Image, size: int) -> np.ndarray:
-    top, bottom, left, right = center_crops(*np.array([[image.height], [image.width]]), (size, size), 0.875)[0].tolist()
+    top, bottom, left, right = center_crops(*np.array([[image.height], [image.width]]), 0.875)[0].tolist()
     averaged = image.resize((size, size), Image.Resampling.BOX, box=(left, top, right, bottom))
     return np.asarray(averaged, float).transpose(2, 0, 1)
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from vilonghorn.data.digits import SPLITS, load_split, write_digits
+from vilonghorn.data.digits import write_digits
 
 datasets = pytest.importorskip("sklearn.datasets", reason="the digits come with scikit-learn")
 
@@ -16,12 +16,16 @@ def digits(tmp_path_factory):
     return target
 
 
-def test_the_pictures_are_those_of_scikit_learn_at_32_pixels(digits):
-    path = digits / "train" / "0" / "0000.png"
-    image = Image.open(path)
+def test_the_pictures_are_those_of_scikit_learn_and_every_fifth_is_held_out(digits):
+    source, order = datasets.load_digits(), []
+    for label in range(10):
+        for position, index in enumerate(np.flatnonzero(source.target == label)):
+            order.append(digits / ("val" if position % 5 == 4 else "train") / str(label) / f"{index:04d}.png")
+    assert sorted(order) == sorted(digits.glob("*/*/*.png")) and len(list(digits.glob("val/*/*"))) == 355
+    image = Image.open(digits / "train" / "0" / "0000.png")
     assert image.size == (32, 32)
     small = np.asarray(image.resize((8, 8), Image.Resampling.BOX)).ravel()
-    similarity = [np.corrcoef(small, digit.ravel())[0, 1] for digit in datasets.load_digits().images]
+    similarity = [np.corrcoef(small, digit.ravel())[0, 1] for digit in source.images]
     assert np.argmax(similarity) == 0 and similarity[0] > 0.98
 
 
@@ -44,18 +48,3 @@ def test_what_is_there_is_left_alone(digits, tmp_path):
     with pytest.raises(FileExistsError, match="exists and is not the complete set of digits"):
         write_digits(tmp_path)
     assert [p.name for p in tmp_path.rglob("*")] == ["notes.txt"]
-
-
-def test_the_three_splits_share_no_digit_and_hold_what_was_written(digits):
-    splits = [load_split(split) for split in SPLITS]
-    assert [len(split.labels) for split in splits] == [1085, 357, 355]
-    assert np.array_equal(np.sort(np.concatenate([split.indices for split in splits])), np.arange(1797))
-    source = datasets.load_digits()
-    for split, folder in zip(splits, ("train", "train", "val")):
-        assert (split.labels == source.target[split.indices]).all()
-        assert (split.images == np.rint(source.images[split.indices] * (255 / 16))).all()
-        for label, positions in enumerate(split.by_label):
-            assert np.array_equal(positions, np.flatnonzero(split.labels == label))
-            assert all((digits / folder / str(label) / f"{split.indices[i]:04d}.png").exists() for i in positions)
-    with pytest.raises(ValueError, match="split 'all': expected one of train, val, test"):
-        load_split("all")

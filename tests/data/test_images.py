@@ -126,11 +126,6 @@ def test_a_gray_patch_is_the_same_rgb_from_every_mode(tmp_path, mode):
     assert np.abs(np.asarray(found).astype(int) - level).max() <= 2
 
 
-def test_sixteen_bit_gray_is_scaled_and_not_clipped(tmp_path):
-    Image.fromarray(np.full((4, 5), 0x8000, np.uint16)).save(tmp_path / "x.png")
-    assert np.asarray(read_image(str(tmp_path / "x.png"))).tolist() == np.full((4, 5, 3), 0x80).tolist()
-
-
 @pytest.mark.parametrize("dtype", [np.int32, np.float32])
 def test_pixels_of_32_bits_are_refused_as_their_range_is_unknown(tmp_path, dtype):
     Image.fromarray(np.full((4, 5), 200, dtype)).save(tmp_path / "x.tif")
@@ -153,7 +148,7 @@ def test_transparent_pixels_become_white(tmp_path, mode):
     key = {"L": 41, "I;16": 41 << 8, "P": 41, "RGB": (41, 50, 60)}
     TRANSPARENT[mode].save(tmp_path / "x.png", **({"transparency": key[mode]} if mode in key else {}))
     pixels = np.asarray(read_image(str(tmp_path / "x.png")))
-    assert (pixels[1] == 255).all() and (pixels[0] < 100).all()
+    assert (pixels[1] == 255).all() and ((pixels[0] >= 40) & (pixels[0] <= 60)).all()
 
 
 def test_a_truncated_image_and_one_of_one_pixel_are_named(tmp_path, photo):

@@ -13,7 +13,6 @@ from left_run import make_image
 from PIL import Image
 from toy_run import ToyLoader, toy_config, toy_trainer
 
-import vilonghorn.data.loaders as loaders
 from vilonghorn.data import create_loader, write_beton
 from vilonghorn.data.images import read_image
 from vilonghorn.engine.checkpoint import load_state
@@ -69,12 +68,6 @@ def _(case):
 def _(case):
     case.patch.setitem(sys.modules, "vilonghorn.data.loaders.ffcv", None)
     create_loader(case.beton(), training=False, batch_size=1, image_size=16)
-
-
-@by("FFCV is not installed: reading images from their folder with PIL, which is slower than a .beton")
-def _(case):
-    case.patch.setattr(loaders, "importlib", SimpleNamespace(util=SimpleNamespace(find_spec=lambda name: None)))
-    create_loader(case.images(), training=False, batch_size=1, image_size=16, workers=0)
 
 
 @by("VILONGHORN_ISA is ..., expected one of ...")

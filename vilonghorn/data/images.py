@@ -3,8 +3,10 @@
 The writer of `.beton` files and the folder loader both use it, so that they have the same samples in the same order.
 """
 
+import hashlib
 import os
 from collections.abc import Iterator
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -52,7 +54,7 @@ class ImageFolder:
             raise kind(f"{root}: {what} folder; expected one with a folder of images for each class")
         folders = sorted(path for path in root.iterdir() if path.is_dir() and not path.name.startswith("."))
         classes = [folder.name for folder in folders]
-        self.root, self.classes, self.max_pixels = root, classes, max_pixels
+        self.path, self.classes, self.max_pixels = root, classes, max_pixels
         if not folders:
             raise ValueError(f"{root}: no class folders in it; expected {root}/CLASS/IMAGE for each class")
         if _SPLITS.issuperset(name.lower() for name in classes):
@@ -65,6 +67,17 @@ class ImageFolder:
             )
         self.paths = [path for found in files for path in found]
         self.labels = np.repeat(np.arange(len(files), dtype=np.int64), [len(found) for found in files])
+
+    @property
+    def num_classes(self) -> int:
+        """Number of class folders."""
+        return len(self.classes)
+
+    @cached_property
+    def digest(self) -> str:
+        """SHA-256 of the names of the files."""
+        names = "\n".join(os.path.relpath(path, self.path) for path in self.paths)
+        return hashlib.sha256(names.encode(errors="surrogateescape")).hexdigest()
 
     def __len__(self) -> int:
         return len(self.paths)

@@ -58,9 +58,11 @@ def training_order(num_samples: int, seed: int, epoch: int, repeats: int = 1) ->
 
 
 @contextmanager
-def global_rng_kept(generator: torch.Generator = torch.default_generator) -> Iterator[None]:
-    """Restores the states of Python's generator and of a generator of torch, which timm's transforms use."""
+def seeded(seed: int, generator: torch.Generator = torch.default_generator) -> Iterator[None]:
+    """Seeds Python's generator and one of torch, from which timm's transforms draw, and restores them."""
     python, tensors = random.getstate(), generator.get_state()
+    random.seed(seed)
+    generator.manual_seed(seed)
     try:
         yield
     finally:

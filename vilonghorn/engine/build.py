@@ -151,7 +151,7 @@ def init_weights(model: str, source: str) -> dict[str, Any]:
 def check_model(config: Config, model: nn.Module, num_classes: int, device: torch.device) -> None:
     """Raises ValueError if a model does not turn images of every size in the run into class scores."""
     name, kwargs, training, last = config.model.name, config.model.kwargs, model.training, config.data.image_size
-    sizes = (config.augmentation.grown_size(e, (last, last))[0] for e in range(config.schedule.epochs))
+    sizes = (config.augmentation.grown_size(e, last) for e in range(config.schedule.epochs))
     for size in sorted({last, *sizes}):
         expected = f"{name} with {kwargs} does not turn images (2, 3, {size}, {size}) into scores (2, {num_classes})"
         try:

@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
+from digits import PIXELS, SPLITS, load_split
 from icons import PACKAGE, VERSION
 from npm import MANIFEST
 from PIL import Image
 
 from vilonghorn.data import write_beton
-from vilonghorn.data.digits import PIXELS, SPLITS, load_split
 
 COLOURS = ((1, 0, 0), (0, 1, 0), (0, 0, 1), (1, 1, 0), (1, 0, 1), (0, 1, 1))  # red, green, blue, yellow, magenta, cyan
 

@@ -126,22 +126,6 @@ def test_a_class_without_images_and_manifests_without_names_or_checksums_pass(co
 
 
 @pytest.mark.needs_ffcv
-def test_the_tables_are_those_of_ffcv():
-    from ffcv import types
-    from ffcv.fields import IntField, RGBImageField
-
-    assert types.CURRENT_VERSION == fmt.VERSION
-    for ours, theirs in [
-        (fmt.HEADER, types.HeaderType),
-        (fmt.FIELD, types.FieldDescType),
-        (fmt.REGION, types.ALLOC_TABLE_TYPE),
-        (fmt.SAMPLE, types.get_metadata_type([RGBImageField(), IntField()])),
-    ]:
-        assert ours.itemsize == theirs.itemsize
-        assert [v[1] for v in ours.fields.values()] == [v[1] for v in theirs.fields.values()]
-
-
-@pytest.mark.needs_ffcv
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_a_file_of_ffcvs_own_writer_passes(tmp_path):
     from ffcv.fields import IntField, RGBImageField
@@ -161,14 +145,12 @@ def test_a_file_of_ffcvs_own_writer_passes(tmp_path):
 def test_a_sample_is_decoded_without_ffcv(raw_beton, jpg_beton, tmp_path):
     raw, jpg = (check_beton(path) for path in (raw_beton, jpg_beton))
     for index in (0, raw.num_samples - 1):
-        exact, lossy = (np.asarray(fmt.read_sample(beton, index), dtype=float) for beton in (raw, jpg))
+        exact, lossy = (np.asarray(beton[index][0], dtype=float) for beton in (raw, jpg))
         row, data = raw.images[index], np.fromfile(raw_beton, np.uint8)
         start, stop = int(row["data_ptr"]), int(row["data_ptr"]) + 3 * int(row["height"]) * int(row["width"])
         assert np.array_equal(exact.ravel(), data[start:stop]) and exact.shape == (row["height"], row["width"], 3)
         assert lossy.shape == exact.shape and abs(lossy - exact).mean() < 12
     damaged = shutil.copy(jpg_beton, tmp_path / "damaged.beton")
-    with open(damaged, "r+b") as file:
-        file.seek(int(jpg.images[0]["data_ptr"]))
-        file.write(bytes(100))
+    overwrite(damaged, int(jpg.images[0]["data_ptr"]), bytes(100))
     with pytest.raises(BetonError, match="damaged .beton: image 0 does not decode"):
-        fmt.read_sample(check_beton(damaged), 0)
+        check_beton(damaged)[0]

@@ -1,29 +1,19 @@
 """What comes through FFCV is what was written: against PIL, against FFCV's own loader, and from damaged files."""
 
-import io
 import shutil
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from PIL import Image
+from damage import overwrite
 
 from vilonghorn.data import check_beton, create_loader, write_beton
-from vilonghorn.data.beton.format import MODES, manifest_path
+from vilonghorn.data.beton.format import manifest_path
 from vilonghorn.data.loaders.ffcv import center_crops
 
 pytestmark = pytest.mark.needs_ffcv
 EVAL = {"batch_size": 4, "image_size": 16, "training": False, "mean": (0, 0, 0), "std": (1 / 255,) * 3}
-
-
-def stored(beton, index):
-    """The image as PIL reads it from the file."""
-    row = beton.images[index]
-    data = beton.path.read_bytes()[int(row["data_ptr"]) :][: beton.sizes[index]]
-    if row["mode"] == MODES["jpg"]:
-        return Image.open(io.BytesIO(data))
-    return Image.frombytes("RGB", (int(row["width"]), int(row["height"])), data)
 
 
 def coverage(start, stop, size, pixels):
@@ -39,8 +29,8 @@ def test_centre_crops_agree_with_the_area_averages_of_what_pil_reads(mode, mean_
     loader = create_loader(path, **EVAL, interpolation="area")
     found = torch.cat([images for images, _ in loader.epoch(0)])
     for index in range(beton.num_samples):
-        image = stored(beton, index)
-        top, bottom, left, right = center_crops(*np.array([[image.height], [image.width]]), (16, 16), 0.875)[0].tolist()
+        image = beton[index][0]
+        top, bottom, left, right = center_crops(*np.array([[image.height], [image.width]]), 0.875)[0].tolist()
         rows, columns = coverage(top, bottom, 16, image.height), coverage(left, right, 16, image.width)
         expected = np.einsum("ih,jw,hwc->cij", rows, columns, np.asarray(image, float))
         error = np.abs(found[index].numpy() - expected)
@@ -73,14 +63,6 @@ def test_ffcvs_own_loader_reads_what_is_written(tmp_path, torch_threads):
     assert theirs[0][1].flatten().tolist() == list(range(5))
 
 
-def test_an_installation_without_ffcvs_library_is_named(monkeypatch):
-    from vilonghorn.data.loaders import ffcv
-
-    monkeypatch.setattr(ffcv.PathFinder, "find_spec", lambda *arguments: None)
-    with pytest.raises(ImportError, match="no module ffcv._libffcv"):
-        ffcv.load_library()
-
-
 @pytest.fixture
 def copy(request, tmp_path):
     """A copy of a file with its manifest."""
@@ -100,9 +82,8 @@ def test_every_changed_bit_of_an_image_is_seen_when_it_is_first_read(copy, kind,
     beton, whole, random = check_beton(path), path.read_bytes(), np.random.default_rng(0)
     for index in range(0, 27, 9):
         at = int(beton.images["data_ptr"][index] + random.integers(beton.sizes[index]))
-        damaged = bytearray(whole)
-        damaged[at] ^= 1 << random.integers(8)
-        path.write_bytes(damaged)
+        path.write_bytes(whole)
+        overwrite(path, at, bytes([whole[at] ^ 1 << random.integers(8)]))
         loader = create_loader(path, **{**EVAL, "training": training, "batch_size": 27})
         with pytest.raises(ValueError, match=f"x.beton: sample {index}: its data are not those that were written; wr"):
             next(loader.epoch(0))
@@ -113,9 +94,7 @@ def test_checksums_are_compared_once_and_not_at_all_if_that_is_chosen(copy):
     start = int(check_beton(path).images["data_ptr"][5])
     loader = create_loader(path, **EVAL, workers=1000)  # are taken down to the CPUs
     before = torch.cat([images for images, _ in loader.epoch(0)])
-    with open(path, "r+b") as file:
-        file.seek(start)
-        file.write(b"\0" * 3000)
+    overwrite(path, start, b"\0" * 3000)
     for reader in (loader, create_loader(path, **EVAL, checksums=False)):
         after = torch.cat([images for images, _ in reader.epoch(1)])
         assert (after != before).flatten(1).any(1).nonzero().flatten().tolist() == [5]

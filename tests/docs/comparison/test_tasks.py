@@ -8,6 +8,7 @@ from functools import cache
 import numpy as np
 import pytest
 import torch
+from digits import SPLITS, load_split
 from PIL import Image
 from study import command
 from study.plan import read_study
@@ -16,7 +17,6 @@ from study.training import data_file, write_data
 from toy_study import write_plan
 
 from vilonghorn.data import create_loader
-from vilonghorn.data.digits import SPLITS, load_split
 
 datasets = pytest.importorskip("sklearn.datasets", reason="the digits come with scikit-learn")
 stats = pytest.importorskip("scipy.stats", reason="scipy comes with scikit-learn")

@@ -75,7 +75,6 @@ class Policy:
         self.fill = tuple(min(255, round(255 * value)) for value in mean)
         self._independent = name.startswith("rand")  # else the first draw chooses a sequence of operations
         hparams = {"translate_const": 100, "img_mean": self.fill}
-        weighted = False
         try:
             for section in name.split("-")[1:]:
                 if not section.startswith("t") and not any(map(str.isdigit, section)):  # t: the name of a set
@@ -83,16 +82,18 @@ class Policy:
             if self._independent:
                 transform = rand_augment_transform(name, hparams)
                 layers = [transform.ops] * transform.num_layers
-                weighted = transform.choice_weights is not None
+                if transform.choice_weights is not None:
+                    raise ValueError("weights of operations are not supported")
             else:
-                layers = zip_longest(*auto_augment_transform(name, hparams).policy)
+                layers = list(zip_longest(*auto_augment_transform(name, hparams).policy))
+            if unknown := {op.name for layer in layers for op in layer if op} - ARGUMENTS.keys():
+                raise ValueError(f"{', '.join(sorted(unknown))} cannot be done on a batch")
+            if not 1 <= len(layers) <= MAX_LAYERS:
+                raise ValueError(f"{len(layers)} operations in a row; expected 1 to {MAX_LAYERS}")
         except (AssertionError, ValueError, IndexError) as error:
-            raise ValueError(f"auto_augment {name!r}: not a policy of timm ({error})") from None
-        self.layers: list[list[AugmentOp | None]] = [list(layer) for layer in layers]
-        unknown = sorted({op.name for layer in self.layers for op in layer if op and op.name not in ARGUMENTS})
-        if weighted or unknown or not 1 <= len(self.layers) <= MAX_LAYERS:
-            what = ", ".join(unknown) or ("weights" if weighted else f"{len(self.layers)} layers")
-            raise ValueError(f"auto_augment {name!r}: its {what} cannot be done on the batch; try rand-m9-mstd0.5-inc1")
+            remedy = "give a policy of timm such as rand-m9-mstd0.5-inc1"
+            raise ValueError(f"auto_augment {name!r}: {error}; {remedy}") from None
+        self.layers: Sequence[Sequence[AugmentOp | None]] = layers
 
     def plan(self, seed: int, epoch: int, views: np.ndarray) -> Iterator[Step]:
         """Draws the operations on a batch with `views` (B,), in their order."""

@@ -48,6 +48,8 @@ class Beton:
         classes: class names from the manifest beside the file, None without one.
         checksums: (N,) CRC-32 of the data of each image, from the manifest; None if it has none.
         digest: SHA-256 of the tables.
+
+    `beton[i]` decodes sample i with PIL: (RGB image, label). It raises BetonError if the image is damaged.
     """
 
     path: Path
@@ -67,6 +69,16 @@ class Beton:
     def num_classes(self) -> int:
         """Number of class names, without them the largest label plus one."""
         return len(self.classes) if self.classes is not None else int(self.labels.max()) + 1
+
+    def __getitem__(self, index: int) -> tuple[Image.Image, int]:
+        image, size = self.images[index], int(self.sizes[index])
+        data = np.fromfile(self.path, np.uint8, size, offset=int(image["data_ptr"]))
+        if image["mode"] == MODES["raw"]:
+            return Image.fromarray(data.reshape(image["height"], image["width"], 3)), int(self.labels[index])
+        try:
+            return Image.open(BytesIO(data), formats=["JPEG"]).convert("RGB"), int(self.labels[index])
+        except OSError as error:
+            raise _damaged(self.path, f"image {index} does not decode ({error})") from error
 
 
 def manifest_path(path: Path) -> Path:
@@ -101,18 +113,6 @@ def check_beton(path: str | os.PathLike, *, images: bool = False) -> Beton:
     classes = manifest["classes"] if manifest else None
     labels = samples["label"].astype(np.int64)
     return Beton(path, samples["image"], labels, sizes, classes, checksums, digest)
-
-
-def read_sample(beton: Beton, index: int) -> Image.Image:
-    """Decodes one image with PIL, as RGB; raises BetonError if it is damaged."""
-    image, size = beton.images[index], int(beton.sizes[index])
-    data = np.fromfile(beton.path, np.uint8, size, offset=int(image["data_ptr"]))
-    if image["mode"] == MODES["raw"]:
-        return Image.fromarray(data.reshape(image["height"], image["width"], 3))
-    try:
-        return Image.open(BytesIO(data), formats=["JPEG"]).convert("RGB")
-    except OSError as error:
-        raise _damaged(beton.path, f"image {index} does not decode ({error})") from error
 
 
 def _damaged(path: Path, what: str) -> BetonError:

@@ -99,7 +99,7 @@ def write_beton(
             name = printable(source.paths[index]) if isinstance(source, ImageFolder) else f"sample {index}"
             try:
                 image, label = source[index]
-                return encode_sample(image, label, name, max_resolution, quality, limit)
+                return _encode(image, label, name, max_resolution, quality, limit)
             except UnreadableImage as error:
                 if not skip_unreadable:
                     remedy = "--skip-unreadable (skip_unreadable=True) leaves such images out and lists them"
@@ -133,14 +133,10 @@ def write_beton(
         return fmt.check_beton(path)
 
 
-def encode_sample(
+def _encode(
     image: Any, label: Any, name: str, max_resolution: int, quality: int | None, num_classes: int
 ) -> tuple[np.ndarray, bytes]:
-    """The row of metadata, without the pointer, and the image data of a sample called `name` in errors.
-
-    `quality` is that of a JPEG; None stores 8-bit pixels. Raises TypeError or ValueError if the image or the label is
-    not as `write_beton` says, or the label is not below `num_classes`.
-    """
+    """The row of metadata, without the pointer, and the data of a sample: JPEG, or pixels if `quality` is None."""
     try:
         label = operator.index(label)
     except TypeError:

@@ -1,8 +1,6 @@
 """Loaders of normalised batches: from a `.beton` by FFCV, from an image folder by timm's transforms."""
 
-import importlib.util
 import os
-import warnings
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -43,9 +41,6 @@ def create_loader(source: str | os.PathLike, config: LoaderConfig | None = None,
         by_area = config.training and not from_folder
         config = replace(config, interpolation="area" if by_area else "bicubic")
     if from_folder:
-        if importlib.util.find_spec("ffcv") is None:
-            message = "FFCV is not installed: reading images from their folder with PIL, which is slower than a .beton"
-            warnings.warn(message, stacklevel=1)  # from this line, so that it is shown once
         return FolderLoader(ImageFolder(source, config.max_pixels), config)
     beton = check_beton(source)
     try:

@@ -94,16 +94,14 @@ class TransformConfig:
     start_size: int | None = within("[1, inf)", None)
     ramp: tuple[int, int] = within("[0, inf)", (0, 0))
 
-    def grown_size(self, epoch: int, image_size: tuple[int, int]) -> tuple[int, int]:
-        """(height, width) of the images of an epoch: start_size up to ramp[0], `image_size` from ramp[1] on."""
+    def grown_size(self, epoch: int, image_size: int) -> int:
+        """Height and width of the images of an epoch: start_size up to ramp[0], `image_size` from ramp[1] on."""
         if self.start_size is None or epoch >= self.ramp[1]:
             return image_size
-        first = tuple(round(side * self.start_size / min(image_size)) for side in image_size)
         if epoch <= self.ramp[0]:
-            return first
-        fraction = np.interp(epoch, self.ramp, (self.start_size / min(image_size), 1.0))
-        steps = (round(side * fraction / SIZE_STEP) * SIZE_STEP for side in image_size)
-        return tuple(min(side, max(least, step)) for side, least, step in zip(image_size, first, steps))
+            return self.start_size
+        step = round(np.interp(epoch, self.ramp, (self.start_size, image_size)) / SIZE_STEP) * SIZE_STEP
+        return min(image_size, max(self.start_size, step))
 
     def check_transforms(self, image_size: int, mean: Sequence[float], section: str = "") -> None:
         """Checks what intervals cannot say: bounds in order, start_size with its ramp, and the name of the policy.
@@ -132,10 +130,8 @@ class LoaderConfig(TransformConfig, ImageConfig):
     """All options of a loader. `ImageConfig` and `TransformConfig` describe the inherited ones.
 
     Args:
-        training: shuffled random crops, augmented; else centre crops in the order of the source
-        image_size: side of the images in pixels, or (height, width)
+        training: shuffled random crops, augmented, in full batches; else centre crops in the order of the source
         interpolation: None: area for training on a .beton, else bicubic
-        drop_last: leave out the last batch if it is not full; None: when training
         seed: of order and augmentation
         device: where batches go
         rank: number of this process
@@ -143,32 +139,24 @@ class LoaderConfig(TransformConfig, ImageConfig):
     """
 
     training: bool
-    image_size: int | tuple[int, int] = within("[1, inf)", 224)
     interpolation: Literal["area", "bicubic"] | None = None
-    drop_last: bool | None = None
     seed: int = within("[0, 9223372036854775808)", 0)  # 63 bits
     device: str | torch.device = "cpu"
     rank: int = 0
     world_size: int = 1
 
     def __post_init__(self):
-        if isinstance(self.image_size, int):
-            self.image_size = (self.image_size, self.image_size)
-        for name, length in {"image_size": 2, "mean": 3, "std": 3, "scale": 2, "ratio": 2, "ramp": 2}.items():
+        for name, length in {"mean": 3, "std": 3, "scale": 2, "ratio": 2, "ramp": 2}.items():
             setattr(self, name, value := tuple(getattr(self, name)))
             if len(value) != length:
                 raise ValueError(f"{name} is {value}; expected {length} numbers")
-        if self.drop_last is None:
-            self.drop_last = self.training
         self.device = torch.device(self.device)
         check_intervals(self)
-        self.check_transforms(min(self.image_size), self.mean)
+        self.check_transforms(self.image_size, self.mean)
         if self.interpolation not in (None, "area", "bicubic"):
             raise ValueError(f"interpolation is {self.interpolation!r}; expected area or bicubic")
         if not 0 <= self.rank < self.world_size:
             raise ValueError(f"rank is {self.rank} of {self.world_size}; expected 0 to {self.world_size - 1}")
-        if self.training and self.world_size > 1 and not self.drop_last:
-            raise ValueError("drop_last=False in training on several ranks: they would make unequal numbers of updates")
 
     @classmethod
     def from_sections(cls, *sections: ImageConfig | TransformConfig, **options: Any) -> "LoaderConfig":
@@ -177,6 +165,6 @@ class LoaderConfig(TransformConfig, ImageConfig):
         taken = {name: value for section in sections for name, value in vars(section).items() if name in names}
         return cls(**taken | options)
 
-    def size_at(self, epoch: int) -> tuple[int, int]:
-        """(height, width) of the images of an epoch."""
+    def size_at(self, epoch: int) -> int:
+        """Height and width of the images of an epoch."""
         return self.grown_size(epoch, self.image_size) if self.training else self.image_size

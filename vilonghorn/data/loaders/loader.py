@@ -3,9 +3,6 @@
 A loader chooses the samples of an epoch and of a rank, and augments a batch on its device.
 """
 
-import hashlib
-import os
-import random
 import signal
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
@@ -17,8 +14,9 @@ from timm.data import create_transform
 from torch.utils.data import DataLoader, Dataset, default_collate
 
 from ..augment import Augmentation
+from ..beton.format import Beton
 from ..images import ImageFolder
-from ..rng import global_rng_kept, sample_of, training_order, uniform
+from ..rng import sample_of, seeded, training_order, uniform
 from .config import LoaderConfig
 
 Batch = tuple[torch.Tensor, torch.Tensor]
@@ -41,23 +39,17 @@ class Loader(ABC):
         fingerprint: changes with the dataset: of a `.beton` the digest of its tables, of a folder that of its names.
     """
 
-    def __init__(
-        self, config: LoaderConfig, labels: np.ndarray, class_names: list[str] | None, name: str, fingerprint: str
-    ):
-        self.config = config
-        self.num_samples = len(labels)
-        self.num_classes = len(class_names) if class_names is not None else int(labels.max()) + 1
-        self.class_names = class_names
+    def __init__(self, data: ImageFolder | Beton, config: LoaderConfig):
+        self.data, self.config = data, config
+        self.num_samples, self.num_classes, self.class_names = len(data.labels), data.num_classes, data.classes
         self.batch_size = config.batch_size
-        self.fingerprint = fingerprint
+        self.fingerprint = data.digest
         global_batch = config.batch_size * config.world_size
-        if config.drop_last and self.num_samples < global_batch:
+        if config.training and self.num_samples < global_batch:
             ranks = f" on each of {config.world_size} ranks" if config.world_size > 1 else ""
-            raise ValueError(
-                f"{name}: its {self.num_samples} images do not fill a batch of {self.batch_size}{ranks}: lower "
-                "batch_size (in Python, drop_last=False keeps a batch that is not full)"
-            )
-        used = self.num_samples // global_batch * global_batch if config.drop_last else self.num_samples
+            few = f"its {self.num_samples} images do not fill a batch of {self.batch_size}{ranks}"
+            raise ValueError(f"{data.path}: {few}: lower batch_size")
+        used = self.num_samples // global_batch * global_batch if config.training else self.num_samples
         self._of_rank = slice(config.rank, used, config.world_size)
         self._augmentation = Augmentation(config)
         self._device = config.device
@@ -143,16 +135,10 @@ class FolderLoader(Loader):
     `config.workers` is a number of processes; 0 reads in this one.
     """
 
-    def __init__(self, folder: ImageFolder, config: LoaderConfig):
-        names = "\n".join(os.path.relpath(path, folder.root) for path in folder.paths)
-        fingerprint = hashlib.sha256(names.encode(errors="surrogateescape")).hexdigest()
-        super().__init__(config, folder.labels, folder.classes, str(folder.root), fingerprint)
-        self._folder = folder
-
     def _read(self, epoch: int, batches: list[np.ndarray]) -> Iterator[Batch]:
         # An unreadable sample is returned in place of its batch: a worker's exception would carry its traceback.
         for batch in DataLoader(
-            SeededDataset(self._folder, self.config, epoch),
+            SeededDataset(self.data, self.config, epoch),
             batch_sampler=[views.tolist() for views in batches],
             num_workers=self.config.workers,
             collate_fn=_collate,
@@ -201,7 +187,5 @@ class SeededDataset(Dataset):
         except ValueError as error:
             return ValueError(f"sample {index}: {error}")
         seed = int(uniform(self.seed, self.epoch, np.array([view]), 1)[0, 0] * 2**32)
-        with global_rng_kept():
-            random.seed(seed)
-            torch.default_generator.manual_seed(seed)
+        with seeded(seed):
             return torch.as_tensor(self.transform(image)), label
