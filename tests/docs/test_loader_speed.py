@@ -1,6 +1,4 @@
-"""The benchmark of the loaders measures what it says, on a few small images."""
-
-from __future__ import annotations
+"""The scripts of docs/data run on a few small images, and print what docs/data.md quotes."""
 
 import importlib
 import re
@@ -9,36 +7,35 @@ from pathlib import Path
 import pytest
 import torch
 
-from vilonghorn.data import ImageFolder
-
+pytest.importorskip("ffcv")
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 SMALL = ["--images", "16", "--size", "60", "50", "--image-size", "32", "--batch", "8", "--rounds", "1"]
 
 
 @pytest.fixture
-def loader_speed(monkeypatch):
+def script(monkeypatch):
+    """Imports a module of docs/data."""
     monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "docs" / "data"))
     threads = torch.get_num_threads()
-    yield importlib.import_module("loader_speed")
+    yield importlib.import_module
     torch.set_num_threads(threads)
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_every_loader_is_timed_and_every_file_weighed(loader_speed, capsys, monkeypatch):
-    pytest.importorskip("ffcv")
-    calls, measure = [], loader_speed.images_per_second
-    monkeypatch.setattr(loader_speed, "images_per_second", lambda *a: calls.append((type(a[0]), a[1])) or measure(*a))
-    status = loader_speed.main([*SMALL, "--workers", "1", "--crops-only"])
+def test_every_loader_is_timed_and_every_file_weighed(script, capsys):
+    status = script("loader_speed").main([*SMALL, "--workers", "1", "--crops-only"])
     out = capsys.readouterr().out
     reached, verdict = re.search(r"target: .*: ([\d.]+), (met|NOT MET)", out).groups()
     assert status == (0 if verdict == "met" else 1)
     assert out.count("| timm, PIL |") == out.count("| ours, jpg |") == out.count("| ours, folder |") == 1
     assert re.search(rf"\| ours, jpg \| \d+ \| (\d+) to \1 \| {reached} \|", out)  # the first round is not counted
-    assert [i for _, i in calls] == [0] * 5 + [1] * 5 + [0] * 4  # the last are those of the checksums
     assert len(re.findall(r"\| (?:jpg|raw) \| [+-][\d.]+% \| [+-].*% to [+-].*% \|", out)) == 2
-    assert re.search(r"\| raw \| \d+ \| \d+ \| \d+ \|", out)
 
 
-def test_made_photos_are_about_as_large_as_photographs(loader_speed, tmp_path):
-    loader_speed.make_photos(tmp_path, 4, 500, 400)
-    sizes = [len(open(path, "rb").read()) for path in ImageFolder(tmp_path).paths]
-    assert all(40_000 < size < 110_000 for size in sizes)
+def test_pixels_of_bicubic_crops_are_those_of_timm_and_of_operations_near(script, tmp_path, capsys):
+    pixels = script("pixels")
+    pixels.make_photos(tmp_path / "photos", 16, 220, 160)
+    pixels.report_pixels(tmp_path / "photos", tmp_path, 112)
+    out = capsys.readouterr().out
+    assert float(re.search(r"\| raw, bicubic \| ([\d.]+) \|", out)[1]) < 0.3
+    means = dict(re.findall(r"\| (\w+) \| ([\d.]+) \| [\d.]+ \|", out))
+    assert len(means) == 15 and float(means["Invert"]) == 0 and max(map(float, means.values())) < 1.5

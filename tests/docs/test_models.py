@@ -25,20 +25,13 @@ def test_the_committed_page_is_made_of_the_registry():
     lines = re.search("<!-- models.*?<!-- end of models", text, re.DOTALL)[0].splitlines()
     listed = [line.split("`")[1] for line in lines if line.startswith("| `")]
     assert listed == names, "run python docs/models/make_table.py"
+    modules = ("vilonghorn", "vilonghornv2", "vim")
+    assert sorted(listed) == sorted(name for module in modules for name in timm.list_models(module=module))
     for row in make_table.table(names[::6]).splitlines():  # some, because all take a minute
         assert row in lines, "run python docs/models/make_table.py"
 
 
-def test_every_registered_model_is_in_the_table_once():
-    names = make_table.names()
-    assert sorted(names) == sorted(
-        name for module in ("vilonghorn", "vilonghornv2", "vim") for name in timm.list_models(module=module)
-    )
-    assert names[:4] == ["vilonghorn_nano", "vilonghorn_tiny", "vilonghorn_small", "vilonghorn_base"]
-
-
-@pytest.mark.parametrize("name", ["vilonghorn_nano", "vim_nano"])
-def test_the_cost_estimated_from_two_blocks_is_that_of_all(name):
+def test_the_cost_estimated_from_two_blocks_is_that_of_all(name="vilonghorn_nano"):
     estimated = make_table.cost(name, 96)
     assert estimated == pytest.approx(make_table.count(name, 96), rel=1e-9)
     model = timm.create_model(name, img_size=96).train()

@@ -59,14 +59,3 @@ def test_new_runs_change_pages_and_plot_and_runs_with_gaps_are_refused(make, tmp
     (make.FOLDER / "cpu-1.json").write_text(json.dumps(run))
     with pytest.raises(SystemExit, match="1 rows without figures, such as 'out of memory'"):
         make.main()
-
-
-def test_a_line_that_one_run_lacks_is_a_dash(make):
-    first, second = [{"model": "a", "ms": "1"}, {"model": "b", "ms": "2"}], [{"model": "b", "ms": "3"}]
-    assert make.merge([first, second], 1).splitlines()[2:] == ["| a | 1 / - |", "| b | 2 / 3 |"]
-
-
-def test_a_wrong_folder_is_refused(make, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(SystemExit, match="run this in the root of a checkout"):
-        make.main()

@@ -1,16 +1,10 @@
 """Scenes of digits: boxes are those of the ink, nothing overlaps, and no held-out digit is trained on."""
 
-from __future__ import annotations
-
 import importlib
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
-from sklearn.datasets import load_digits
-
-from vilonghorn.data.digits import every_fifth
 
 
 @pytest.fixture
@@ -31,30 +25,14 @@ def test_boxes_and_classes_are_those_of_the_masks(scenes, train):
             for edge in (mask[top], mask[bottom - 1], mask[:, left], mask[:, right - 1]):
                 assert edge.any()
             assert (scene.semantic()[mask] == 1 + label).all()
-        grey, ink = scene.image.mean(0), scene.masks.any(0)
-        assert (scene.semantic()[~ink] == 0).all()
-        assert grey[ink].mean() > grey[~ink].mean() + 0.2
+        assert (scene.semantic()[~scene.masks.any(0)] == 0).all()
 
 
-def test_a_scene_is_reproducible_and_others_differ(scenes):
+def test_scenes_are_reproducible_and_show_no_held_out_digit_in_training(scenes):
     first, again = scenes.DigitScenes(10)[7], scenes.DigitScenes(8)[7]
     assert all(torch.equal(a, b) for a, b in zip(first, again))
-    for other in (
-        scenes.DigitScenes(10)[6],
-        scenes.DigitScenes(10, seed=1)[7],
-        scenes.DigitScenes(10, train=False)[7],
-    ):
-        assert not torch.equal(first.image, other.image)
-
-
-def test_training_scenes_show_no_held_out_digit(scenes):
-    digits = load_digits()
-    train, test = scenes.DigitScenes(1), scenes.DigitScenes(1, train=False)
-    assert (len(train.labels), len(test.labels)) == (1442, 355)
-    chosen = every_fifth(digits.target, 4)
-    assert np.array_equal(test.digits * 16, digits.images[chosen])
-    assert np.array_equal(train.labels, digits.target[~chosen])
-    assert {int(label) for scene in scenes.DigitScenes(100) for label in scene.labels} == set(range(10))
+    train, test = ({digit.tobytes() for digit in scenes.DigitScenes(1, train=part).digits} for part in (True, False))
+    assert (len(train), len(test)) == (1442, 355) and not train & test
 
 
 def test_a_side_or_an_index_out_of_range_is_refused(scenes):

@@ -1,6 +1,7 @@
 """The plan of a study: candidates, tasks, learning rates and seeds, read from YAML and checked."""
 
 import copy
+from bisect import bisect_left
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from functools import cache
@@ -216,6 +217,8 @@ def match_size(study: Study, task: str, candidate: str) -> tuple[dict[str, Any],
         ((name, (low, high, step)),) = study.candidates[candidate].match.items()
         values = np.arange(low, high + step / 2, step).tolist()
         choices = [{name: int(value) if value.is_integer() else value} for value in values]
+    near = bisect_left(choices, target, key=lambda choice: count(candidate, **choice))  # sizes rise with the argument
+    choices = choices[max(0, near - 1) : near + 1]
     size, choice = min(((count(candidate, **c), c) for c in choices), key=lambda pair: abs(pair[0] - target))
     if abs(size / target - 1) > TOLERANCE:
         raise ValueError(

@@ -65,11 +65,6 @@ def test_tables_say_what_the_runs_say():
     assert "| Longhorn | 92.0 ± 2.0 | 46.0 ± 1.0 |" in text and "| chance | 10.0 | 10.0 |" in text
     assert "| recall, Longhorn | **50.0** (edge) | diverged | diverged |" in text
     assert "seeds 0, 1, 2, for the learning rates 0." in text and "not finished" not in text
-    made.plan.tables["recall"].metric = "top5"
-    for cell in made.cells:
-        for test in (cell["tests"] or {}).values():
-            test["top5"] = test["top1"] + 1
-    assert "| Longhorn | 93.0 ± 2.0 | 47.0 ± 1.0 |" in (text := tables.render(made)) and "| chance | 50.0 |" in text
 
 
 def test_seeds_that_diverged_are_named_and_left_out():
@@ -98,38 +93,20 @@ def test_figures_in_the_text_are_those_of_the_runs():
     figures = make.Figures({"toy": report()})
     text = make.Page("at 64: ${score/toy/recall/large/vit}%").substitute(figures)
     assert text == "at 64: 36.5 ± 1.3%"
-    points = {name: figures.reports["toy"].accuracies("recall", "large", name) for name in ("longhorn", "vit")}
-    for seeds in (tuple(points["vit"]), tuple(points["vit"])[:2]):
-        low = np.mean([points["vit"][seed] - points["longhorn"][seed] for seed in seeds])
-        key = "/".join(["difference/toy/recall/large/vit/longhorn", *map(str, seeds)])
-        assert figures[key].startswith(f"{low:+.1f} [")
+    assert figures["difference/toy/recall/large/vit/longhorn/0/1"].startswith("-9.2 [")  # (35 - 45 + 37.5 - 46) / 2
     with pytest.raises(KeyError, match="no kind of figure 'median'"):
         figures["median/toy"]
-
-
-def test_runs_that_did_not_learn_are_counted(reports):
-    recall, rates = reports["recall"], {"longhorn": 0.016, "mamba": 0.008, "exact": 0.004}
-    tasks = ["recall6", "recall4", *(f"recall4_state{size}" for size in (4, 8, 32, 64))]
-    found = {name: [] for name in rates}
-    for cell in recall.cells:
-        if cell["task"] in tasks and cell["rate"] == rates[cell["candidate"]]:
-            found[cell["candidate"]].append(cell["tests"]["test"]["top1"])
-    expected = [f"{recall.title(name)} {sum(np.array(v) < 90)} of {len(v)}" for name, v in found.items()]
-    assert make.Figures(reports).unlearned() == ", ".join(expected)
 
 
 def test_a_row_of_switches_says_what_the_runs_say(reports, monkeypatch):
     monkeypatch.setattr(make, "step_times", lambda: {"Longhorn exact": 4.0, "Four heads": 4.5})
     lines = make.Figures(reports).switches("exact", "heads", "mamba").splitlines()[2:]
     rows = {line.strip("| ").split(" | ")[0]: line.strip("| ").split(" | ") for line in lines}
-    found, cells = rows["Four heads"], {}
-    for name in ("v2", "v2_recall"):
-        cells[name] = [c for c in reports[name].cells if c["candidate"] == "heads" and c["tests"]]
-    for runs, test, text in (("v2", "64", found[1]), ("v2_recall", "16", found[3]), ("v2_recall", "4096", found[4])):
-        assert text.startswith(f"{np.mean([run['tests'][test]['top1'] for run in cells[runs]]):.1f}")
-    reference = {c["seed"]: c["tests"]["64"]["top1"] for c in reports["v2"].cells if c["candidate"] == "exact"}
-    gains = [c["tests"]["64"]["top1"] - reference[c["seed"]] for c in cells["v2"] if c["seed"] in reference]
-    assert found[2].startswith(f"{np.mean(gains):+.1f}") and found[5] == "1.12" and rows["Mamba"][5] == make.NONE
+    found = rows["Four heads"]
+    for name, test, text in (("v2", "64", found[1]), ("v2_recall", "16", found[3]), ("v2_recall", "4096", found[4])):
+        cells = [cell for cell in reports[name].cells if cell["candidate"] == "heads" and cell["tests"]]
+        assert text.startswith(f"{np.mean([cell['tests'][test]['top1'] for cell in cells]):.1f}")
+    assert found[5] == "1.12" and rows["Mamba"][5] == make.NONE
 
 
 def test_the_committed_pages_are_made_of_the_committed_results_and_can_be_read(reports):

@@ -13,7 +13,7 @@ from PIL import Image
 from study import command
 from study.plan import read_study
 from study.tasks import COLOURS, Icons, Recall, list_icons, make_task, write_task
-from study.training import data_file, write_data
+from study.training import write_data
 from toy_study import write_plan
 
 from vilonghorn.data import create_loader
@@ -39,11 +39,7 @@ def originals() -> dict[bytes, int]:
 
 
 def read(picture: np.ndarray) -> tuple[dict, tuple, set]:
-    """Reads a mosaic from its pixels and the digits of scikit-learn alone.
-
-    Returns:
-        Key (colour, digit) to value; the key of the query; and the originals that were used.
-    """
+    """Key (colour, digit) to value, the key of the query, and the originals: from pixels and scikit-learn alone."""
     target = originals_of_sklearn().target
     grid = len(picture) // 8
     tiles = picture.reshape(grid, 8, grid, 8, 3).transpose(0, 2, 1, 3, 4).reshape(-1, 8, 8, 3)
@@ -52,10 +48,7 @@ def read(picture: np.ndarray) -> tuple[dict, tuple, set]:
         inverted = tile[0, 0].min() > 128 and (tile[..., 0] == tile[..., 1]).all() and (tile == 255).mean() > 0.2
         ink = tile.max(axis=2)
         colour = tuple((tile.max(axis=(0, 1)) > 0).astype(int))
-        if inverted or not ink.any():
-            seen.append(None)
-        else:
-            seen.append((colour, originals()[ink.tobytes()]))
+        seen.append(None if inverted or not ink.any() else (colour, originals()[ink.tobytes()]))
     pairs, white = {}, (1, 1, 1)
     for key, value in zip(seen[:-1:2], seen[1:-1:2]):
         if key is not None:
@@ -76,23 +69,11 @@ def test_the_label_is_what_a_reader_of_the_picture_finds(form):
 
 def test_splits_share_no_original():
     parts = [load_split(split) for split in SPLITS]
-    assert [len(part.labels) for part in parts] == [1085, 357, 355]
     assert sorted(np.concatenate([part.indices for part in parts])) == list(range(1797))
-    for part in parts:
-        assert (originals_of_sklearn().target[part.indices] == part.labels).all()
-    pictures = [{image.tobytes() for image in part.images} for part in parts]
-    assert not (pictures[0] & pictures[1] or pictures[0] & pictures[2] or pictures[1] & pictures[2])
     for split, part in zip(SPLITS, parts):
         task = Recall(split, pairs=4, grid=6, distractors=True, count=20)
         used = set().union(*(read(task[i][0])[2] for i in range(20)))
         assert used <= set(part.indices.tolist())
-
-
-def test_a_sample_depends_on_seed_split_and_number_alone():
-    one, more = Recall("val", count=3, seed=5), Recall("val", count=30, seed=5)
-    assert all((one[i][0] == more[i][0]).all() for i in (2, 0, 1))
-    assert len({Recall(split, seed=seed)[0][0].tobytes() for split in SPLITS for seed in (0, 1)}) == 6
-    assert len({more[i][0].tobytes() for i in range(30)}) == 30
 
 
 def mosaics(count: int = 6000, **options):
@@ -110,34 +91,22 @@ def within(hits: np.ndarray, chance: float) -> bool:
     return abs(hits.mean() - chance) < 4 * (chance * (1 - chance) / len(hits)) ** 0.5
 
 
-def test_neither_the_query_nor_its_place_nor_the_tile_beside_it_tells_the_label():
+def test_neither_the_query_nor_its_place_tells_the_label():
     task, drawn = mosaics(pairs=4, grid=4, colours=1, distractors=True)
     keys, labels = np.array([m.keys[m.query] for m in drawn]), np.array([m.label for m in drawn])
     table = np.zeros((10, 10))
-    np.add.at(table, (keys[:3000], labels[:3000]), 1)
-    assert within(table.argmax(axis=1)[keys[3000:]] == labels[3000:], 0.1)  # the most frequent label of a key
-    assert uniform(np.bincount(labels, minlength=10)) and uniform(np.bincount(keys, minlength=10))
+    np.add.at(table, (keys, labels), 1)
     assert stats.chi2_contingency(table).pvalue > 1e-3  # the two are independent
+    assert uniform(table.sum(axis=0)) and uniform(table.sum(axis=1))
     assert uniform(np.bincount([m.slots[m.query] for m in drawn], minlength=task.room))
-    order = [(np.sort(m.slots) == m.slots[m.query]).argmax() for m in drawn]
-    assert uniform(np.bincount(order, minlength=4))  # first, second, ... of the pairs in raster order
-    beside = load_split("train").labels[[m.tiles[-2] for m in drawn]]  # never a tile of a pair
-    assert within(beside == labels, 0.1)
 
 
 @pytest.mark.parametrize("pairs, grid, chance", [(2, 4, 1 / 2), (4, 4, 1 / 4), (16, 6, 2 / 16)])
 def test_all_tiles_without_their_places_leave_a_guess_among_the_values(pairs, grid, chance):
-    """The most frequent values are asked for as often as all are, and the key does not help to choose among them."""
     task, drawn = mosaics(2500, pairs=pairs, grid=grid, colours=4)
     counts = np.array([np.bincount(m.values, minlength=10) for m in drawn])
-    labels = np.array([m.label for m in drawn])
     assert task.chance == chance and set(counts.max(axis=1)) == {counts.max()}
-    assert within(counts.argmax(axis=1) == labels, chance)
-    if pairs < 10:
-        ranks = np.array([(np.sort(m.values) == m.label).argmax() for m in drawn])
-        table = np.zeros((4, pairs))
-        np.add.at(table, (np.array([m.keys[m.query] // 10 for m in drawn]), ranks), 1)
-        assert uniform(table.sum(axis=0)) and stats.chi2_contingency(table).pvalue > 1e-3
+    assert within(counts.argmax(axis=1) == np.array([m.label for m in drawn]), chance)
 
 
 @pytest.mark.needs_ffcv
@@ -173,26 +142,21 @@ def test_a_task_that_cannot_be_is_refused(options, message):
         make_task("recall", "train", **options)
 
 
-CLASSES = ("arrow", "bell")
-HELD_OUT = {"Ann": 5, "Bob": 3, "Cy": 2, "Di": 1}  # author: icons of a class; Ann has two sets
+SETS = {"eve": ("Eve", 6), "ann": ("Ann", 3), "ann-fill": ("Ann", 2), "bob": ("Bob", 3), "cy": ("Cy", 2), "di": ("Di", 1)}
 
 
 @pytest.fixture
 def icons(tmp_path):
-    """A folder as icons.py writes it: 12 images for training, 22 held out, of 8 x 8 pixels."""
-    folder, sets = tmp_path / "icons", {}
-    by_set = {"eve": ("Eve", "train", 6)}
-    by_set |= {author.lower(): (author, "val", count) for author, count in HELD_OUT.items()}
-    by_set["ann"], by_set["ann-fill"] = ("Ann", "val", 3), ("Ann", "val", 2)
-    rng = np.random.default_rng(0)
-    for prefix, (author, split, count) in by_set.items():
-        sets[prefix] = {"author": author}
-        for name in CLASSES:
-            (folder / split / name).mkdir(parents=True, exist_ok=True)
+    """A folder as icons.py writes it: Eve's 12 images for training, 22 held out, of 8 x 8 pixels."""
+    folder = tmp_path / "icons"
+    for number, (prefix, (author, count)) in enumerate(SETS.items()):
+        for name in ("arrow", "bell"):
+            target = folder / ("train" if author == "Eve" else "val") / name
+            target.mkdir(parents=True, exist_ok=True)
             for i in range(count):
-                picture = Image.fromarray(rng.integers(256, size=(8, 8, 3), dtype=np.uint8))
-                picture.save(folder / split / name / f"{prefix}_{name}-{i}.png")
+                Image.new("RGB", (8, 8), (number, i, 0)).save(target / f"{prefix}_{name}-{i}.png")
     made_from = {"version": "2.2.535", "pixels": 8, "min_sets": 30, "held_out": 0.2, "split_by": "author"}
+    sets = {prefix: {"author": author} for prefix, (author, _) in SETS.items()}
     (folder / "manifest.json").write_text(json.dumps({"made_from": made_from, "sets": sets}))
     list_icons.cache_clear()
     return folder
@@ -209,8 +173,7 @@ def test_authors_are_in_one_split_and_halve_the_held_out_icons(icons):
     assert {split: len(dataset) for split, dataset in splits.items()} == {"train": 12, "val": 12, "test": 10}
     image, label = splits["test"][9]
     assert label == 1 and image.tobytes() == Image.open(icons / "val" / "bell" / "cy_bell-1.png").tobytes()
-    assert splits["val"].classes == list(CLASSES) and splits["val"].chance == 0.5
-    assert [label for _, label in Icons("train", count=4, **options).files] == [0, 0, 1, 1]
+    assert splits["val"].classes == ["arrow", "bell"] and splits["val"].chance == 0.5
     with pytest.raises(ValueError, match="count 13: split train of .* has 12 icons"):
         len(Icons("train", count=13, **options))
 
@@ -224,8 +187,6 @@ def test_a_study_without_the_icons_says_how_to_make_them_and_runs_its_other_task
     study = read_study(path)
     write_data(study, tmp_path, "icons")
     assert len(list((tmp_path / "data").glob("*.beton"))) == 4  # train, val, all of test, 5 of test
-    tests = study.tasks["icons"].test_datasets()
-    assert data_file(tmp_path, Icons("test", side=99, pixels=8, num_classes=2)) == data_file(tmp_path, tests["16"])
     arguments = [str(path), "--dir", str(tmp_path / "runs"), "--list"]
     assert command.main(arguments) == 0
     assert "icons/longhorn/rate0.01-seed0" in capsys.readouterr().out.splitlines()
