@@ -1,4 +1,4 @@
-"""The GPU kernels compile without a GPU for sm_90, keep their states in registers, and issue few instructions a step."""
+"""The GPU kernels compile for sm_90 without a GPU, keep states in registers, and issue few instructions."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""The pages: links lead somewhere, and the reference is complete. `make docs` builds the site, and stops at a warning."""
+"""The pages: links lead somewhere, and the reference is complete. `make docs` builds the site."""
 
 import importlib
 import re
