@@ -1,7 +1,7 @@
 """Draws what a backbone does with an image.
 
-KIND is attention (which tokens the scan reads a token's output from), field (which pixels a token depends on), memory
-(how long the state remembers a token), pca (principal components of the features) or cam (Grad-CAM of a class).
+KIND is attention (which patches the scans read), field (which pixels a patch depends on), pca (principal components of
+the features) or cam (Grad-CAM of a class). The picture is one map over the image, or with --blocks one for each block.
 """
 
 import argparse
@@ -30,9 +30,9 @@ add_model(parser)
 parser.add_argument("image", metavar="IMAGE", help="image file")
 parser.add_argument("--what", choices=KINDS, default="attention", metavar="KIND", help="default: attention")
 parser.add_argument("--out", type=Path, required=True, metavar="FILE.png", help="picture to write")
-help = "numbers from 0, -1 is the last (default: up to six, evenly spaced)"
+help = "a map for each of these blocks; numbers from 0, -1 is the last (default: one map)"
 parser.add_argument("--blocks", type=int, nargs="+", metavar="N", help=help)
-help = "patch for attention (default: the class token) or field (default: the middle patch)"
+help = "patch for attention (default: what the head reads) or field (default: the middle patch)"
 parser.add_argument("--patch", type=_patch, metavar="ROW,COLUMN", help=help)
 help = "class of cam by name or number (default: most probable)"
 parser.add_argument("--class", dest="target", metavar="NAME", help=help)
@@ -58,4 +58,4 @@ def main(argv: Sequence[str]) -> None:
     figure = draw(sheet, loaded.denormalize(image))
     with atomic_write(out) as file:
         file.write(png(figure))
-    print(f"{out}: {sheet.title}; blocks {', '.join(map(str, sheet.blocks))} of {loaded.name}; {options.image}")
+    print(f"{out}: {sheet.title}; {', '.join(sheet.maps)} of {loaded.name}; {options.image}")

@@ -84,20 +84,15 @@ def describe(model: nn.Module, weights: str = "fp32") -> dict[str, str]:
     return {name: json.dumps(value) for name, value in found.items()}
 
 
-def write_onnx(
-    program: ExportedProgram, path: Path, metadata: dict[str, str], edit: Callable[[Any], None] = lambda _: None
-) -> None:
-    """Writes one ONNX file, from `images` (batch, channels, height, width) to `output`, or to maps.
-
-    `edit` changes the graph, an `onnx_ir.Graph`, first.
-    """
+def write_onnx(program: ExportedProgram, path: Path, metadata: dict[str, str]) -> None:
+    """Writes one ONNX file, from `images` (batch, channels, height, width) to `output`, or to maps."""
     from onnx_ir.passes.common import ClearMetadataAndDocStringPass
 
     outputs = [feature["name"] for feature in json.loads(metadata.get("features", "[]"))] or ["output"]
     names = dict(input_names=["images"], output_names=outputs)
-    onnx = torch.onnx.export(program, dynamo=True, opset_version=OPSET, verbose=False, optimize=False, **names)
-    _simplify(onnx.model)
-    edit(onnx.model.graph)
+    onnx = torch.onnx.export(program, dynamo=True, opset_version=OPSET, verbose=False, **names)
+    if metadata.get("weights") == '"int8"':
+        native.use_int8(onnx.model.graph)
     [images], outputs = onnx.model.graph.inputs, onnx.model.graph.outputs
     batch, channels, height, width = images.shape
     symbols = {str(batch): "batch", **dict(zip(re.findall(r"s\d+", f"{height} {width}"), ("rows", "columns")))}
@@ -109,35 +104,6 @@ def write_onnx(
     onnx.model.metadata_props.update(metadata)
     _refuse_part_patches(onnx.model.graph, *_image_sides(program))
     onnx.save(path, external_data=False)
-
-
-def _simplify(model: Any) -> None:
-    """Folds constants and removes what a graph does not need. `optimize=True` of torch's exporter does the same with
-    forty more rules, of little use for our graphs, in most of the time of an export.
-    """
-    from onnx_ir.passes import Sequential, common
-    from onnxscript import optimizer, rewriter
-    from onnxscript.rewriter.rules.common import (
-        materialize_reshape_shape_rule,
-        mul_by_1_rule,
-        no_op_cast_rule,
-        reshape_reshape_rule,
-        transpose_transpose_rule,
-    )
-
-    rules = [materialize_reshape_shape_rule, mul_by_1_rule, no_op_cast_rule, reshape_reshape_rule]
-    optimizer.inline(model)
-    for _ in range(2):
-        optimizer.fold_constants(model)
-        rewriter.rewrite(model, [*rules, transpose_transpose_rule])
-    Sequential(
-        common.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0),
-        common.LiftSubgraphInitializersToMainGraphPass(),
-        common.DeduplicateInitializersPass(),
-        common.CommonSubexpressionEliminationPass(),
-        common.OutputFixPass(),
-        common.NameFixPass(),
-    )(model)
 
 
 def _image_sides(program: ExportedProgram) -> list[tuple[int, int]]:
@@ -176,8 +142,7 @@ def _refuse_part_patches(graph: Any, *sides: tuple[int, int]) -> None:
 
 def write_ort(program: ExportedProgram, path: Path, metadata: dict[str, str]) -> None:
     """Writes an ONNX file whose blocks are operators of `native.ort_library()`."""
-    edit = dict(edit=native.use_int8) if json.loads(metadata["weights"]) == "int8" else {}
-    write_onnx(program.run_decompositions(native.SYMBOLS), path, metadata, **edit)
+    write_onnx(program.run_decompositions(native.SYMBOLS), path, metadata)
 
 
 def write_pt2(program: ExportedProgram, path: Path, metadata: dict[str, str]) -> None:

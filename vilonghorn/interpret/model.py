@@ -1,4 +1,4 @@
-"""Maps of a backbone: attention, memory, receptive field, principal components, Grad-CAM.
+"""Maps of a backbone: attention, receptive field, principal components, Grad-CAM.
 
 Every function takes a backbone of this library and normalised images (B, 3, H, W) on its device. Token 0 is the class
 token, token 1 + row * columns + column is a patch; the scanned sequence has the class token in its middle instead
@@ -6,16 +6,16 @@ token, token 1 + row * columns + column is a patch; the scanned sequence has the
 unless dropout is wanted.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 
 import torch
 from torch import Tensor
 from torch.nn import Module
 
-from ..layers import prefix_first
+from ..layers import insert_class_token, prefix_first
 from ..models import VisionSSM
-from .scan import ScanInputs, attention_rows, half_life, retention, scan_inputs
+from .scan import ScanInputs, attention_rows, scan_inputs
 
 CLASS_TOKEN = 0
 
@@ -51,13 +51,6 @@ def patch_token(grid: tuple[int, int], row: int, column: int) -> int:
     return 1 + row * grid[1] + column
 
 
-def scan_position(token: int, num_patches: int) -> int:
-    """Returns the position of a token in scan order; raises ValueError if there is no such token."""
-    if not 0 <= token <= num_patches:
-        raise ValueError(f"token is {token}, expected 0 (the class token) to {num_patches}")
-    return int(from_scan_order(torch.arange(num_patches + 1)[None])[0, token])
-
-
 def from_scan_order(values: Tensor) -> Tensor:
     """Reorders values of tokens (..., L) from scan order to class token first."""
     return prefix_first(values.flatten(0, -2).unsqueeze(-1)).view_as(values)
@@ -86,30 +79,23 @@ def scans(model: VisionSSM, images: Tensor, blocks: Sequence[int]) -> list[ScanI
 
 
 def attention(
-    model: VisionSSM, images: Tensor, blocks: Sequence[int], tokens: Sequence[int] = (CLASS_TOKEN,)
+    model: VisionSSM, images: Tensor, blocks: Sequence[int], tokens: Sequence[int] | None = (CLASS_TOKEN,)
 ) -> Tensor:
     """Returns the implicit attention of `tokens` to all tokens, (blocks, G, B, tokens, 1 + M), without the skip D.
 
-    Its magnitude is averaged over the channels.
+    Its magnitude is averaged over the channels. With None for `tokens` the average of the patches attends, which is
+    what a head with average pooling reads.
+
+    Raises:
+        ValueError: no such block or token.
     """
     h, w = grid_of(model, images)
-    positions = [scan_position(token, h * w) for token in tokens]
-    return from_scan_order(torch.stack([attention_rows(scan, positions) for scan in scans(model, images, blocks)]))
-
-
-def memory(model: VisionSSM, images: Tensor, blocks: Sequence[int]) -> tuple[Tensor, Tensor]:
-    """Returns how long the state remembers each token, in two tensors (blocks, G, B, 1 + M).
-
-    The first is the `half_life` in tokens, infinite if the sequence ends before. The second is the fraction
-    (`retention`) that remains when the class token is read, 0 for tokens read after it.
-    """
-    h, w = grid_of(model, images)
-    half_lives, fractions = [], []
-    for scan in scans(model, images, blocks):
-        kept = retention(scan)
-        half_lives.append(half_life(kept, scan.reverse))
-        fractions.append(kept[:, :, scan_position(CLASS_TOKEN, h * w)])
-    return from_scan_order(torch.stack(half_lives)), from_scan_order(torch.stack(fractions))
+    if wrong := [token for token in tokens or () if not 0 <= token <= h * w]:
+        raise ValueError(f"token is {wrong[0]}, expected 0 (the class token) to {h * w}")
+    every = torch.eye(1 + h * w)
+    weights = every[1:].mean(0, keepdim=True) if tokens is None else every[list(tokens)]
+    queries = insert_class_token(weights[:, 1:, None], weights[:, :1, None]).squeeze(2)
+    return from_scan_order(torch.stack([attention_rows(scan, queries) for scan in scans(model, images, blocks)]))
 
 
 def receptive_field(model: VisionSSM, images: Tensor, block: int, token: int) -> Tensor:
@@ -158,7 +144,8 @@ def grad_cam(model: VisionSSM, images: Tensor, classes: Sequence[int] | None = N
         raise ValueError("the model has no classifier (num_classes is 0), so there is no class to explain")
     if model.global_pool == "":
         raise ValueError("the model scores each token (global_pool is ''), so the image has no score to explain")
-    grid, number = grid_of(model, images), block_index(model, block)
+    check_backbone(model)
+    number = block_index(model, block)
     outputs = []
 
     def detach_output(module, inputs, output):
@@ -172,18 +159,11 @@ def grad_cam(model: VisionSSM, images: Tensor, classes: Sequence[int] | None = N
         if len(classes) != len(images) or not all(0 <= c <= last for c in classes):
             raise ValueError(f"classes are {classes}, expected one of 0 to {last} for each image")
         (gradient,) = torch.autograd.grad(scores[range(len(images)), classes].sum(), outputs[0])
-    gradient, features = map(reshape_transform(grid), (gradient, outputs[0].detach()))
+    size = tuple(images.shape[-2:])
+    gradient, features = (model.split_tokens(t, size)[1] for t in (gradient, outputs[0].detach()))
     if not gradient.any():
         raise ValueError(f"the scores do not depend on the patches after block {number}: take an earlier block")
     return (gradient.mean((2, 3), keepdim=True) * features).sum(1).relu()
-
-
-def reshape_transform(grid: tuple[int, int]) -> Callable[[Tensor], Tensor]:
-    """Returns a function from a block's output (B, 1 + h * w, C), in scan order, to maps (B, C, h, w) of the patches.
-
-    The package grad-cam needs it for target layers `model.blocks[i]`; `grid` is (h, w), `model.patch_embed.grid_size`.
-    """
-    return lambda tokens: prefix_first(tokens)[:, 1:].unflatten(1, grid).permute(0, 3, 1, 2)
 
 
 def _tokens_after(model: VisionSSM, images: Tensor, block: int) -> Tensor:

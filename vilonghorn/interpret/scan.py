@@ -1,4 +1,4 @@
-"""The implicit attention of a mixer's scan, and how long its state retains a token.
+"""The implicit attention of a mixer's scan.
 
 For fixed gates and keys every rule is linear in its values: y_t = sum_s M[t, s] x_s + D x_t, with one L x L matrix M
 for each direction and channel, triangular in the direction's own time (Ali et al., "The Hidden Attention of Mamba
@@ -56,82 +56,35 @@ def scan_inputs(mixer: Mixer, tokens: Tensor, grid: Sequence[int] | None = None)
 
 
 @torch.no_grad()
-def attention_rows(scan: ScanInputs, queries: Sequence[int] | None = None, per_channel: bool = False) -> Tensor:
+def attention_rows(scan: ScanInputs, queries: Tensor | None = None, per_channel: bool = False) -> Tensor:
     """Rows of the matrices M, without the skip D, which adds to their diagonals only.
 
     Args:
         scan: of `scan_inputs`.
-        queries: positions t in the sequence, from 0, without repetition. Default: all L.
+        queries: weights of the tokens that read, (T, L): row t of the result is the sum of weight times row of M. A row
+            of the identity is one token, a row of 1 / L the average of all. Default: the identity.
         per_channel: keep the rows of every channel instead of the mean of their magnitudes. Only then does the result
             hold L numbers for each query and channel.
 
     Returns:
-        M[t, s] for each query t and every s: (G, B, T, L), or (G, B, T, L, D) with `per_channel`. With these,
-        `(rows * values[:, :, None]).sum(3)` plus D times the queries' own values is the scan's y, before the directions
-        are averaged (or normed and summed, where they are shared) and gated by z.
-
-    Raises:
-        ValueError: a query that is not in the sequence or is given twice.
+        (G, B, T, L), or (G, B, T, L, D) with `per_channel`. With these and the identity,
+        `(rows * values[:, :, None]).sum(3)` plus D times the values is the scan's y, before the directions are averaged
+        (or normed and summed, where they are shared) and gated by z.
     """
     G, B, L, width = scan.values.shape
-    queries = list(range(L) if queries is None else queries)
-    if not set(queries) <= set(range(L)) or len(set(queries)) != len(queries):
-        raise ValueError(f"queries are {queries}, expected different positions from 0 to {L - 1}")
-    shape = (G, B, len(queries), L)
+    weights = torch.eye(L) if queries is None else queries
+    weights = weights.to(scan.values)
+    shape = (G, B, len(weights), L)
     rows = scan.values.new_zeros((*shape, width) if per_channel else shape)
     for g in range(G):
-        # q of each query after the maps of its earlier tokens; zero until the query's own position is reached.
-        carried = scan.gate.new_zeros(B, len(queries), scan.q.shape[-1], width)
+        # q of the queries' tokens after the maps of earlier tokens; zero until a query's first token is reached.
+        carried = scan.gate.new_zeros(B, len(weights), scan.q.shape[-1], width)
         for s, gate, k, q, A in reversed(list(_tokens(scan, g))):
-            if s in queries:
-                carried[:, queries.index(s)] = q.squeeze(1)
+            carried = carried + weights[:, s, None, None] * q
             row = (gate * read(carried, k)).squeeze(2)  # (B, T, D)
             rows[g, :, :, s] = row if per_channel else row.abs().mean(-1)
             carried = RULES[scan.rule].step(carried, 0.0, gate, k, A)
     return rows
-
-
-@torch.no_grad()
-def retention(scan: ScanInputs) -> Tensor:
-    """The fraction of each token that is still in the state when a later token is read, averaged over channels.
-
-    Token s adds gate_s x_s k_s to a channel's state. The maps of later tokens shrink it, and with rule "longhorn_exact"
-    also rotate it. After token t the fraction |T_t ... T_{s+1} k_s| / |k_s| remains, in the 2-norm over the N numbers
-    of a channel's state. It does not depend on the values.
-
-    Returns:
-        (G, B, L, L): at [.., t, s] the fraction of token s that remains after token t, in [0, 1]; 1 at t = s, and 0
-        where s is after t in the direction's time.
-    """
-    G, B, L, width = scan.values.shape
-    fractions = scan.values.new_zeros(G, B, L, L)
-    key_norms = scan.k.norm(dim=-1).clamp_min(torch.finfo(scan.k.dtype).tiny)  # (G, B, L)
-    for g in range(G):
-        carried = scan.gate.new_zeros(B, L, scan.k.shape[-1], width)
-        positions: list[int] = []  # of the tokens in `carried`
-        for t, gate, k, _, A in _tokens(scan, g):
-            past = len(positions)
-            carried[:, :past] = RULES[scan.rule].step(carried[:, :past], 0.0, gate, k, A)
-            carried[:, past] = k.squeeze(1)
-            positions.append(t)
-            remaining = carried[:, : past + 1].norm(dim=-2).mean(-1)
-            fractions[g, :, t, positions] = remaining / key_norms[g][:, positions]
-    return fractions
-
-
-def half_life(fractions: Tensor, reverse: Sequence[bool]) -> Tensor:
-    """Number of tokens until less than half of a token remains in the state, from the result of `retention`.
-
-    Returns (G, B, L): at least 1; infinite where more than half remains at the end of the sequence.
-    """
-    half_lives = []
-    later = torch.ones(fractions.shape[-2:], dtype=torch.bool, device=fractions.device).tril()  # t >= s
-    for fraction, flag in zip(fractions, reverse):
-        fraction = fraction.flip(1, 2) if flag else fraction  # (B, t, s) in the direction's own time
-        consecutive = ((fraction >= 0.5) | ~later).long().cumprod(1)
-        tokens = (consecutive * later).sum(1).to(fractions.dtype).masked_fill(consecutive[:, -1].bool(), torch.inf)
-        half_lives.append(tokens.flip(1) if flag else tokens)
-    return torch.stack(half_lives)
 
 
 def _tokens(scan: ScanInputs, g: int) -> Iterator[tuple[int, Tensor, Tensor, Tensor, Tensor | None]]:

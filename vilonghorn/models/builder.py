@@ -1,6 +1,5 @@
 """Sizes, default configurations and construction of the registered models, and of their feature extractors."""
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -9,12 +8,10 @@ from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD, IMAGENET_INCE
 from timm.layers import is_exportable
 from timm.models import build_model_with_cfg, resolve_pretrained_cfg
 from timm.models._features import FeatureGetterNet
-from torch import Tensor
 
 from ..layers.exportable import make_exportable
 from ._transformers import keep_names
-from .fit_weights import fit_state_dict
-from .pyramid import PyramidSSM
+from .fit_weights import checkpoint_filter_fn
 from .trunk import VisionSSM
 
 NANO: dict[str, Any] = dict(embed_dim=96, depth=6)
@@ -62,13 +59,7 @@ def icons_cfg(name: str) -> dict[str, Any]:
     )
 
 
-def build_model(
-    model_cls: type[Model],
-    variant: str,
-    pretrained: bool,
-    kwargs: dict[str, Any],
-    checkpoint_filter_fn: Callable = fit_state_dict,
-) -> Model:
+def build_model(model_cls: type[Model], variant: str, pretrained: bool, kwargs: dict[str, Any]) -> Model:
     """Builds a registered model, or its feature extractor with `features_only=True`.
 
     Args:
@@ -76,7 +67,6 @@ def build_model(
         variant: registered name.
         pretrained: load the registered weights, or those that a configuration in `kwargs` names.
         kwargs: arguments of timm's builder and of the model.
-        checkpoint_filter_fn: converts a checkpoint to the model's state dict.
 
     Raises:
         RuntimeError: `pretrained` where neither the registry nor the call names weights.
@@ -103,13 +93,12 @@ def build_model(
                 f"no pretrained weights for {variant}: none are published yet. Use pretrained=False for random "
                 "weights, or name your own file with pretrained_cfg_overlay=dict(file=...)"
             )
-    feature_cls = PyramidFeatures if issubclass(model_cls, PyramidSSM) else Features
     model: Any = build_model_with_cfg(
         model_cls,
         variant,
         pretrained,
         pretrained_filter_fn=checkpoint_filter_fn,
-        feature_cfg=dict(out_indices=model_cls.num_default_features, feature_cls=feature_cls),
+        feature_cfg=dict(out_indices=model_cls.num_default_features, feature_cls=Features),
         **kwargs,
     )
     if is_exportable():
@@ -129,11 +118,3 @@ class Features(FeatureGetterNet):
     def group_matcher(self, coarse: bool = False) -> dict[str, str | list]:
         """As `VisionSSM.group_matcher`."""
         return self.model.group_matcher(coarse)  # type: ignore[operator]
-
-
-class PyramidFeatures(Features):
-    """`Features` of a `PyramidSSM`, which TorchScript compiles."""
-
-    def forward(self, x: Tensor) -> list[Tensor]:
-        """(B, in_chans, H, W) images to the maps of the chosen levels; the others were removed."""
-        return self.model.forward_features(x)  # type: ignore[operator]

@@ -1,4 +1,4 @@
-"""Adapts a checkpoint to a model of another image size, patch size, stride or class count."""
+"""Adapts a checkpoint to a model of another image size, patch size, stride or class count; reads the files of Vim."""
 
 import math
 from typing import Any
@@ -8,10 +8,21 @@ from timm.layers import resample_abs_pos_embed, resample_patch_embed, to_2tuple
 from timm.models import clean_state_dict
 from torch import Tensor
 
+from ..layers import prefix_first
 from .pyramid import PyramidSSM
 from .trunk import VisionSSM
 
 MAX_LISTED = 3  # mismatches that an error names
+# Our parameter of both directions, stacked, to the parameters of Vim's authors of the forward and backward direction.
+PAIRS = {
+    "mixer.A_log": ("mixer.A_log", "mixer.A_b_log"),
+    "mixer.D": ("mixer.D", "mixer.D_b"),
+    "mixer.conv_weight": ("mixer.conv1d.weight", "mixer.conv1d_b.weight"),  # (D, 1, K) there
+    "mixer.conv_bias": ("mixer.conv1d.bias", "mixer.conv1d_b.bias"),
+    "mixer.x_proj": ("mixer.x_proj.weight", "mixer.x_proj_b.weight"),
+    "mixer.dt_proj": ("mixer.dt_proj.weight", "mixer.dt_proj_b.weight"),
+    "mixer.dt_bias": ("mixer.dt_proj.bias", "mixer.dt_proj_b.bias"),
+}
 
 
 def unwrap(checkpoint: dict[str, Any]) -> dict[str, Tensor]:
@@ -33,14 +44,14 @@ def unwrap(checkpoint: dict[str, Any]) -> dict[str, Tensor]:
     return state_dict
 
 
-def fit_state_dict(checkpoint: dict[str, Any], model: VisionSSM) -> dict[str, Tensor]:
+def checkpoint_filter_fn(checkpoint: dict[str, Any], model: VisionSSM) -> dict[str, Tensor]:
     """Resamples patch filters and positions where the model's grid differs, and checks all names and shapes.
 
     timm drops a head of another class count itself, where the model's configuration says that the counts differ. A
     model with a feature pyramid takes the trunk from a checkpoint without one, and keeps its own pyramid and head.
 
     Args:
-        checkpoint: state dict of a `VisionSSM`, alone or under "model" or "state_dict".
+        checkpoint: state dict of a `VisionSSM` or of Vim's authors, alone or under "model" or "state_dict".
         model: the model that will load it.
 
     Returns:
@@ -51,6 +62,8 @@ def fit_state_dict(checkpoint: dict[str, Any], model: VisionSSM) -> dict[str, Te
             grid.
     """
     fitted = unwrap(checkpoint)
+    if "layers.0.mixer.in_proj.weight" in fitted:
+        fitted = _from_official(fitted, model)
     if wrong := [name for name, value in fitted.items() if not torch.isfinite(value).all()]:
         raise ValueError(
             f"{len(wrong)} of {len(fitted)} tensors of this checkpoint hold NaN or infinity ({_some(wrong)}); "
@@ -58,7 +71,7 @@ def fit_state_dict(checkpoint: dict[str, Any], model: VisionSSM) -> dict[str, Te
         )
     if isinstance(model, PyramidSSM) and not any(name.startswith("pyramid.") for name in fitted):
         own = {name: value for name, value in model.state_dict().items() if name.startswith(("pyramid.", "head."))}
-        fitted = {name: value for name, value in fitted.items() if not name.startswith(("head.", "attn_pool."))} | own
+        fitted = {name: value for name, value in fitted.items() if not name.startswith("head.")} | own
     weight, pos = fitted.get("patch_embed.proj.weight"), fitted.get("pos_embed")
     patch_size = model.patch_embed.patch_size
     if weight is not None and weight.dim() == 4 and weight.numel() > 0:
@@ -111,3 +124,30 @@ def _source_grid(model: VisionSSM, patch_size: tuple[int, int], num_patches: int
         f"pos_embed has rows for {num_patches} patches, neither a square grid nor that of {size[0]}x{size[1]} pixels; "
         "give the image size of the weights with pretrained_cfg_overlay=dict(input_size=(channels, height, width))"
     )
+
+
+def _from_official(state_dict: dict[str, Tensor], model: VisionSSM) -> dict[str, Tensor]:
+    """Renames and stacks the authors' parameters. Unknown keys stay, so that the check names them."""
+    ours, rest = {}, dict(state_dict)
+    for key in model.state_dict():
+        names = _official_names(key)
+        values = [rest[name] for name in names if name in rest]
+        if len(values) < len(names) or values[0].shape != values[-1].shape:
+            continue
+        value = torch.stack(values) if len(names) == 2 else values[0]
+        if key == "pos_embed" and value.dim() == 3:
+            value = prefix_first(value)
+        elif key.endswith("conv_weight"):
+            value = value.squeeze(2)
+        ours[key] = value
+        for name in names:
+            del rest[name]
+    return ours | rest
+
+
+def _official_names(key: str) -> tuple[str, ...]:
+    """The authors' names of a parameter: two if it is stacked."""
+    if key.startswith("blocks."):
+        _, layer, name = key.split(".", 2)
+        return tuple(f"layers.{layer}.{official}" for official in PAIRS.get(name, (name,)))
+    return ("norm_f.weight" if key == "norm.weight" else key,)

@@ -3,7 +3,6 @@
 All maps come from the last block (`SimpleFeaturePyramid`), so weights of the plain trunk load.
 """
 
-from collections import OrderedDict
 from typing import Any
 
 import torch
@@ -48,14 +47,12 @@ class PyramidSSM(VisionSSM):
             dynamic_img_pad: pad images to a whole number of patches.
             device: of the parameters.
             dtype: of the parameters.
-            trunk: further arguments of `VisionSSM`, without `patch_drop_rate`: maps need every patch.
+            trunk: further arguments of `VisionSSM`.
 
         Raises:
-            ValueError: another pooling, dropped patches, overlapping patches, or a stride that is not a power of two.
+            ValueError: another pooling, overlapping patches, or a stride that is not a power of two.
             TypeError: an unknown argument.
         """
-        if rate := trunk.get("patch_drop_rate"):
-            raise ValueError(f"patch_drop_rate is {rate}, expected 0: a feature map needs every patch")
         dd = {"device": device, "dtype": dtype}
         trunk |= dict(dynamic_img_size=dynamic_img_size, dynamic_img_pad=dynamic_img_pad)
         super().__init__(num_classes=0, global_pool=global_pool, **trunk, **dd)
@@ -169,11 +166,10 @@ class DetectionBackbone(nn.Module):
                 "strides; use a model whose name ends in _sfp, or one map: out_indices=(-1,)"
             )
         self.model, self.out_channels = model, channels[0]
-        self.names = [str(i) for i in range(len(channels))]
         self.extra_blocks = LastLevelMaxPool()
 
     def forward(self, x: Tensor) -> dict[str, Tensor]:
         """(B, in_chans, H, W) images to maps (B, out_channels, h, w), by name."""
         maps = self.model(x)
-        maps, names = self.extra_blocks(maps, maps, list(self.names))
-        return OrderedDict([(name, level) for name, level in zip(names, maps)])  # as TorchScript takes it
+        maps, names = self.extra_blocks(maps, maps, [str(i) for i in range(len(maps))])
+        return dict(zip(names, maps))

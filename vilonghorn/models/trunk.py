@@ -10,14 +10,13 @@ from typing import Any, Final
 
 import torch
 from timm.layers import (
-    AttentionPoolLatent,
-    PatchDropout,
     calculate_drop_path_rates,
     get_device_dtype,
     get_norm_layer,
     global_pool_nlc,
     lecun_normal_,
     resample_abs_pos_embed,
+    to_2tuple,
     trunc_normal_,
 )
 from timm.models import checkpoint
@@ -38,7 +37,7 @@ class VisionSSM(nn.Module):
 
     dynamic_img_size: Final[bool]
     num_default_features = 3  # feature maps of `features_only=True`
-    pools: tuple[str, ...] = ("token", "avg", "avgmax", "max", "map", "")
+    pools: tuple[str, ...] = ("token", "avg", "avgmax", "max", "")
 
     def __init__(
         self,
@@ -63,7 +62,6 @@ class VisionSSM(nn.Module):
         mlp_ratio: float = 0.0,
         drop_rate: float = 0.0,
         pos_drop_rate: float = 0.0,
-        patch_drop_rate: float = 0.0,
         drop_path_rate: float = 0.0,
         dynamic_img_size: bool = False,
         dynamic_img_pad: bool = False,
@@ -80,7 +78,7 @@ class VisionSSM(nn.Module):
                 module. Its output has one position per patch. Default: no stem.
             in_chans: image channels.
             num_classes: classes of the head; 0 for no head.
-            global_pool: input of the head: "token", "avg", "avgmax", "max", "map" (attention), "" (all tokens).
+            global_pool: input of the head: "token", "avg", "avgmax", "max", "" (all tokens).
             pos_embed: "learn", or "none" for no positions.
             embed_dim: width of the tokens.
             depth: number of blocks.
@@ -96,7 +94,6 @@ class VisionSSM(nn.Module):
             mlp_ratio: hidden width of a gated MLP after each mixer, in units of embed_dim. Default: no MLPs.
             drop_rate: dropout before the head.
             pos_drop_rate: dropout after the positions are added.
-            patch_drop_rate: fraction of the patches that a sample drops in training; the others keep their order.
             drop_path_rate: stochastic depth of the last block; the rates rise linearly from 0 at the first.
             dynamic_img_size: accept any image size; positions are resampled at each call.
             dynamic_img_pad: pad images to a whole number of patches.
@@ -113,8 +110,6 @@ class VisionSSM(nn.Module):
         if not 0 <= drop_path_rate <= 1:
             raise ValueError(f"drop_path_rate is {drop_path_rate}, expected a probability, 0 to 1")
         self.has_conv2d = not isinstance(d_conv, int)
-        if self.has_conv2d and patch_drop_rate > 0:
-            raise ValueError(f"patch_drop_rate is {patch_drop_rate}, expected 0: d_conv={d_conv} needs the whole grid")
         dd = {"device": device, "dtype": dtype}
         norm_layer = get_norm_layer(norm_layer) or RMSNorm
         self.in_chans = in_chans
@@ -139,7 +134,6 @@ class VisionSSM(nn.Module):
         else:
             self.register_parameter("pos_embed", None)
         self.pos_drop = nn.Dropout(pos_drop_rate)
-        self.patch_drop = PatchDropout(patch_drop_rate, 0, ordered=True) if patch_drop_rate > 0 else nn.Identity()
 
         nested = isinstance(reverse, (tuple, list)) and any(isinstance(flags, (tuple, list)) for flags in reverse)
         in_turn: Any = reverse if nested else [reverse]
@@ -169,11 +163,6 @@ class VisionSSM(nn.Module):
         self.norm = norm_layer(embed_dim, **dd)
 
         self.global_pool = global_pool
-        self.attn_pool: nn.Module | None = None
-        if global_pool == "map":
-            at_most = max(1, embed_dim // 64)  # heads of 64 channels or more, as in timm's vision transformers
-            pool_heads = max(n for n in range(1, at_most + 1) if embed_dim % n == 0)
-            self.attn_pool = AttentionPoolLatent(embed_dim, num_heads=pool_heads, norm_layer=norm_layer, **dd)
         self.head_drop = nn.Dropout(drop_rate)
         self.reset_classifier(num_classes)
         self.init_weights(needs_reset=False)
@@ -228,23 +217,15 @@ class VisionSSM(nn.Module):
 
         Args:
             num_classes: classes of the new head; 0 for no head.
-            global_pool: new pooling; None keeps the present one. As in timm's models, attention pooling ("map") can be
-                removed here but not added.
+            global_pool: new pooling; None keeps the present one.
 
         Raises:
-            ValueError: an unknown pooling, or an added attention pooling.
+            ValueError: an unknown pooling.
         """
         pool = self.global_pool if global_pool is None else global_pool
         if pool not in self.pools:
             raise ValueError(f"global_pool is {pool!r}, expected one of {', '.join(map(repr, self.pools))}")
-        if pool == "map" and self.attn_pool is None:
-            raise ValueError(
-                f"global_pool 'map' has layers that this model (global_pool {self.global_pool!r}) lacks; "
-                "make a new model with global_pool='map'"
-            )
         head = nn.Linear(self.num_features, num_classes, **get_device_dtype(self)) if num_classes else nn.Identity()
-        if pool != self.global_pool:
-            self.attn_pool = None
         self.num_classes, self.global_pool, self.head = num_classes, pool, head.train(self.training)
         self._init_head()
 
@@ -284,8 +265,7 @@ class VisionSSM(nn.Module):
                 grid = list(self.patch_embed.grid_size)
                 pos = resample_abs_pos_embed(pos, new_size=[H, W], old_size=grid, num_prefix_tokens=1)
             x, token = x + pos[:, 1:], token + pos[:, :1]
-        x = self.patch_drop(self.pos_drop(x))
-        return to_fp32(insert_class_token(x, self.pos_drop(token)))
+        return to_fp32(insert_class_token(self.pos_drop(x), self.pos_drop(token)))
 
     def _grid(self, x: Tensor) -> list[int] | None:
         """Rows and columns of patches of images, if convolutions need them."""
@@ -297,6 +277,28 @@ class VisionSSM(nn.Module):
     def _norm_tokens(self, x: Tensor) -> Tensor:
         """The residual stream (float32) to normed tokens in the parameters' dtype, prefix first."""
         return self.norm(prefix_first(x).to(self.cls_token.dtype))
+
+    def split_tokens(self, x: Tensor, img_size: int | tuple[int, int] | None = None) -> tuple[Tensor, Tensor]:
+        """Converts what a hook on `blocks.i` sees, whose tokens are in the order of the scan.
+
+        Args:
+            x: input or output of a block, (B, 1 + M, C), or its gradient; the class token is in the middle.
+            img_size: height and width of the images, in pixels. Default: the model's image size.
+
+        Returns:
+            The class token (B, 1, C) and the feature map of the patches (B, C, h, w).
+
+        Raises:
+            ValueError: another number of tokens than images of this size have.
+        """
+        h, w = self.patch_embed.dynamic_feat_size(to_2tuple(img_size or self.patch_embed.img_size))
+        if x.dim() != 3 or x.shape[1] != 1 + h * w:
+            raise ValueError(
+                f"tokens have shape {tuple(x.shape)}, expected (B, {1 + h * w}, C) for {h} x {w} patches; give the "
+                "height and width of the images as img_size"
+            )
+        tokens = prefix_first(x)
+        return tokens[:, :1], tokens[:, 1:].transpose(1, 2).unflatten(2, (h, w))
 
     def forward_intermediates(
         self,
@@ -382,10 +384,7 @@ class VisionSSM(nn.Module):
 
     def pool(self, x: Tensor, pool_type: str | None = None) -> Tensor:
         """(B, 1 + M, C) tokens to (B, C), by `pool_type` or the model's own pooling; "" keeps the tokens."""
-        if self.attn_pool is not None and pool_type is None:
-            return self.attn_pool(x[:, 1:])
-        kind = self.global_pool if pool_type is None else pool_type
-        return global_pool_nlc(x, kind, num_prefix_tokens=1)
+        return global_pool_nlc(x, self.global_pool if pool_type is None else pool_type, num_prefix_tokens=1)
 
     def forward_head(self, x: Tensor, pre_logits: bool = False) -> Tensor:
         """Tokens of `forward_features` to logits, (B, num_classes), or pooled features with `pre_logits`."""
