@@ -69,9 +69,9 @@ def shown_maps(tab, other_than=None):
     return address, np.asarray(Image.open(io.BytesIO(urlopen(address).read())).convert("RGB"))
 
 
-def drawn(loaded, image, what, target=None, columns=None):
+def drawn(loaded, image, what, target=None):
     buffer, sheet = io.BytesIO(), make_sheet(loaded, image, what, target=target)
-    draw(sheet, loaded.denormalize(image), columns).savefig(buffer, format="png", dpi=100)
+    draw(sheet, loaded.denormalize(image)).savefig(buffer, format="png", dpi=100)
     return np.asarray(Image.open(buffer).convert("RGB"))
 
 
@@ -112,7 +112,7 @@ def test_a_narrow_page_has_examples_and_shows_narrow_pictures_whole(loaded, tab,
     examples.nth(1).click()
     _, pixels = shown_maps(tab)
     image = make_image(tmp_path / "again.png", 2)  # the first of the second class
-    assert examples.count() == 2 and np.array_equal(pixels, drawn(loaded, image[0], "attention", columns=2))
+    assert examples.count() == 2 and np.array_equal(pixels, drawn(loaded, image[0], "attention"))
     assert tab.evaluate("document.documentElement.scrollWidth") == 390
     upload, classes, maps = (tab.locator(name).bounding_box() for name in ("#image", "#classes", "#maps img"))
     assert upload["y"] + upload["height"] < classes["y"] < maps["y"]
@@ -131,17 +131,17 @@ def test_examples_are_an_image_of_each_of_six_classes_of_a_folder(val, tmp_path)
 
 def test_what_the_page_says_needs_no_page(loaded, tmp_path):
     image = make_image(tmp_path / "a.png", 3)
-    classes, picture = web.analyze(loaded, str(tmp_path / "a.png"), "memory")
+    classes, picture = web.analyze(loaded, str(tmp_path / "a.png"), "field")
     with torch.no_grad():
         expected = loaded.model(image).softmax(1)[0]
     assert len(classes) == 5 and sorted(classes.values(), reverse=True) == list(classes.values())
     assert classes == {name: pytest.approx(expected[NAMES.index(name)].item(), abs=1e-6) for name in classes}
-    assert np.array_equal(np.asarray(picture.convert("RGB")), drawn(loaded, image[0], "memory"))
+    assert np.array_equal(np.asarray(picture.convert("RGB")), drawn(loaded, image[0], "field"))
     (tmp_path / "b.png").write_bytes(b"no image")
     with pytest.raises(ValueError, match="b.png: not a readable image"):
-        web.analyze(loaded, str(tmp_path / "b.png"), "memory")
+        web.analyze(loaded, str(tmp_path / "b.png"), "field")
     with pytest.raises(ValueError, match="a.png: too many pixels .16x16 are more than the limit of 255"):
-        web.analyze(loaded, str(tmp_path / "a.png"), "memory", max_pixels=255)
+        web.analyze(loaded, str(tmp_path / "a.png"), "field", max_pixels=255)
 
 
 def test_without_gradio_or_with_another_model_there_is_a_sentence(tmp_path, monkeypatch, capsys):

@@ -57,7 +57,3 @@ def test_the_weights_of_the_package_are_exported_by_their_tag_and_from_their_fil
         assert found["classes"] == (list(expected.pretrained_cfg["label_names"]) if tagged else None)
     with pytest.raises(ValueError, match=r"cannot make vilonghorn_nano\.icons .*Invalid pretrained tag"):
         load_for_export("vilonghorn_nano.icons")
-
-
-def test_random_weights_have_no_names_of_classes():
-    assert json.loads(describe(load_for_export("vilonghorn_nano"))["classes"]) is None

@@ -86,22 +86,15 @@ def test_numbers_are_nearest_multiples_of_a_scale_for_each_row(rows, columns, ex
     assert (error <= largest / 127 * 0.50001).all()
 
 
-def test_a_weight_that_float16_cannot_hold_is_refused(checkpoint, tmp_path, monkeypatch, capsys):
-    model = copy.deepcopy(checkpoint[1])
+def test_a_weight_that_float16_cannot_hold_is_refused(small, tmp_path):
+    model = small()
     model.head.weight[0, 0] = 1e5
     with pytest.raises(ValueError, match="head.weight contains values that are infinite in float16"):
         export(model, "onnx", tmp_path / "model.onnx", "fp16")
-    torch.save(model.state_dict(), tmp_path / "large.pth")
-    monkeypatch.chdir(tmp_path)
-    options = ["--to", "onnx", "--weights", "fp16", "--checkpoint", "large.pth", "--img-size", "32"]
-    assert main(["export", "vilonghorn_nano", *options]) == 2
-    capsys.readouterr()
-    assert not [*tmp_path.glob("*.onnx")]
+    assert not [*tmp_path.iterdir()]
 
 
-def test_short_weights_are_for_onnx_files(small, tmp_path, capsys):
-    with pytest.raises(ValueError, match="weights is 'int8', expected 'fp32' with 'aoti'"):
-        export(small(), "aoti", tmp_path / "model.aoti.pt2", "int8")
+def test_short_weights_are_for_onnx_files(capsys):
     assert main(["export", "vilonghorn_nano", "--to", "pt2", "--weights", "int8"]) == 2
     assert "weights is 'int8', expected 'fp32' with 'pt2'; 'onnx' and 'ort' take" in capsys.readouterr().err
 

@@ -3,8 +3,7 @@
 Use it in timm's source: `pytest -p timm_plugin tests/test_models.py`, with our model names in VILONGHORN_MODELS. timm's
 tests choose models by `timm.list_models`, which this plugin replaces. Tests of features with a declared map size get no
 models, because our features are tokens; those tests also exclude timm's vision transformers.
-VILONGHORN_DEPTH limits the number of blocks. Downloads of official Vim weights are replaced by random weights in the
-official format.
+VILONGHORN_DEPTH limits the number of blocks. Downloads of official Vim weights are replaced by random weights.
 """
 
 from __future__ import annotations
@@ -18,7 +17,6 @@ import timm
 import torch
 
 import vilonghorn  # noqa: F401  (registers the models)
-from vilonghorn.models import vim
 
 OURS = os.environ["VILONGHORN_MODELS"].split()
 DEPTH = {"depth": int(os.environ["VILONGHORN_DEPTH"])} if os.environ.get("VILONGHORN_DEPTH") else {}
@@ -35,13 +33,13 @@ def list_models(filter="", module="", pretrained=False, exclude_filters="", incl
 
 @functools.cache
 def official_file(repo_id: str, filename: str) -> str:
-    """A file in the format of Vim's authors, with random weights."""
+    """A file of random weights in place of one of Vim's authors."""
     cfgs = {
         name: timm.models.get_pretrained_cfg(name) for name in OURS if name.startswith("vim_") and "_sfp" not in name
     }
     name = next(n for n, cfg in cfgs.items() if (cfg.hf_hub_id, cfg.hf_hub_filename) == (repo_id, filename))
     path = Path(tempfile.mkdtemp(dir=os.environ["VILONGHORN_TMP"]), filename)
-    torch.save({"model": vim.to_official(create_model(name.split(".")[0], **DEPTH).state_dict())}, path)
+    torch.save({"model": create_model(name.split(".")[0], **DEPTH).state_dict()}, path)
     return str(path)
 
 

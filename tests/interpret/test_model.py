@@ -1,27 +1,20 @@
 """Maps over the image: that numbers stand at the right tokens, and are what autograd and plain algebra say."""
 
-from types import SimpleNamespace
-
 import pytest
 import timm
 import torch
 from oracle import oracle
 
-from vilonghorn.interpret.draw import make_sheet
 from vilonghorn.interpret.model import (
     attention,
     grad_cam,
-    memory,
     patch_token,
     pca,
     receptive_field,
-    reshape_transform,
-    scan_position,
     scans,
-    to_map,
 )
 from vilonghorn.interpret.scan import attention_rows
-from vilonghorn.layers import insert_class_token, prefix_first
+from vilonghorn.layers import prefix_first
 
 SIZE = dict(img_size=(12, 20), patch_size=4, depth=3, embed_dim=16, num_classes=5)  # 3 x 5 patches: an odd number
 
@@ -35,6 +28,7 @@ def make(name="vilonghorn_nano", **kwargs):
 
 
 IMAGES = torch.randn(2, 3, 12, 20, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+PLACES = [7, *range(7), *range(8, 16)]  # in the order of the scan, of each token
 
 
 @pytest.mark.parametrize(
@@ -58,19 +52,7 @@ def test_maps_of_a_model_reproduce_what_its_block_adds(name, options):
     torch.testing.assert_close(y @ model.blocks[1].mixer.out_proj.weight.mT, added, rtol=1e-5, atol=1e-5)
 
 
-def test_directions_are_named_also_where_blocks_alternate():
-    loaded = SimpleNamespace(model=make(reverse=((False,), (True,)), num_classes=0), device="cpu")
-    for blocks, label in (([0, 2], "forward"), ([1], "backward"), ([0, 1], "in turn")):
-        sheet = make_sheet(loaded, IMAGES[0], "memory", blocks=blocks)
-        assert [row.label for row in sheet.rows] == [f"{label}:\nhalf-life", "left at the\nclass token"]
-
-
-def test_tokens_are_counted_prefix_first():
-    patches = torch.arange(1, 16).view(1, 15, 1)
-    sequence = insert_class_token(patches, torch.zeros(1, 1, 1, dtype=torch.long)).flatten().tolist()
-    assert [sequence[scan_position(token, 15)] for token in range(16)] == list(range(16))
-    with pytest.raises(ValueError, match="token is 16, expected 0 .the class token. to 15"):
-        scan_position(16, 15)
+def test_a_patch_has_its_token():
     assert patch_token((3, 5), 2, 4) == 15 and patch_token((3, 5), 0, 0) == 1
     with pytest.raises(ValueError, match="patch 3,0 is not on the image's grid of 3 rows and 5 columns"):
         patch_token((3, 5), 3, 0)
@@ -86,22 +68,19 @@ def test_attention_is_each_directions_gradient_at_the_tokens_place_on_the_image(
         values = scan.values.clone().requires_grad_()
         y = oracle(values, torch.logit(beta), scan.k, scan.q, rule="longhorn", reverse=scan.reverse)
         for i, token in enumerate(tokens):
-            (gradient,) = torch.autograd.grad(y[:, :, scan_position(token, 15)].sum(), values, retain_graph=True)
+            (gradient,) = torch.autograd.grad(y[:, :, PLACES[token]].sum(), values, retain_graph=True)
             expected = gradient.abs().mean(-1)
             for other in range(16):
                 actual = weights[b, :, :, i, other]
-                torch.testing.assert_close(actual, expected[..., scan_position(other, 15)], rtol=1e-8, atol=1e-12)
+                torch.testing.assert_close(actual, expected[..., PLACES[other]], rtol=1e-8, atol=1e-12)
 
 
-def test_memory_of_the_class_token_is_split_between_the_directions():
-    lives, shares = memory(make(), IMAGES, [0, 2])
-    assert lives.shape == shares.shape == (2, 2, 2, 16)
-    maps = to_map(shares, (3, 5)).flatten(3)  # patches in raster order; the class token stands before the eighth
-    assert (maps[:, 0, :, :7] > 0).all() and (maps[:, 0, :, 7:] == 0).all()
-    assert (maps[:, 1, :, :7] == 0).all() and (maps[:, 1, :, 7:] > 0).all()
-    torch.testing.assert_close(shares[..., 0], torch.ones_like(shares[..., 0]))
-    assert (lives >= 1).all()
-    assert (lives[:, 0, :, 15] == torch.inf).all() and (lives[:, 1, :, 1] == torch.inf).all()  # the last that is read
+def test_the_average_of_the_patches_attends_as_its_rows_do():
+    model = make()
+    [scan] = scans(model, IMAGES, [1])
+    rows = attention_rows(scan, per_channel=True)[:, :, [t for t in range(16) if t != 7]]
+    expected = prefix_first(rows.mean(2).abs().mean(-1).flatten(0, 1)[..., None]).view(2, 2, 16)
+    torch.testing.assert_close(attention(model, IMAGES, [1], None)[0, :, :, 0], expected)
 
 
 @pytest.mark.parametrize("token", [0, 9])
@@ -148,7 +127,6 @@ def test_grad_cam_weighs_features_by_the_mean_gradient_of_the_class():
     torch.testing.assert_close(grad_cam(model, IMAGES, classes), expected, rtol=1e-5, atol=1e-7)
     best = model(IMAGES).argmax(1).tolist()
     assert torch.equal(grad_cam(model, IMAGES), grad_cam(model, IMAGES, best))
-    assert reshape_transform((3, 5))(x).shape == (2, 16, 3, 5)
 
 
 @pytest.mark.parametrize("pad", [False, True])
@@ -167,8 +145,6 @@ def test_a_model_with_a_pyramid_has_the_maps_of_its_trunk(pad):
             attention(pyramid, images, [0, 2], [token]), attention(model, whole, [0, 2], [token])
         )
     torch.testing.assert_close(pca(pyramid, images, 2), pca(model, whole, 2))
-    for ours, theirs in zip(memory(pyramid, images, [1]), memory(model, whole, [1])):
-        torch.testing.assert_close(ours, theirs)
 
 
 def test_grad_cam_of_a_pyramids_classifier_looks_through_its_maps():
@@ -198,8 +174,10 @@ def test_what_cannot_be_mapped_is_refused():
         grad_cam(model, IMAGES, [9, 0])
     with pytest.raises(ValueError, match="block is 3, expected -3 to 2: the model has 3 blocks"):
         attention(model, IMAGES, [3])
+    with pytest.raises(ValueError, match="token is 16, expected 0 .the class token. to 15"):
+        attention(model, IMAGES, [0], [16])
     with pytest.raises(ValueError, match="the blocks have different numbers of directions"):
-        memory(make(reverse=((False,), (False, True))), IMAGES, [0, 1])
+        attention(make(reverse=((False,), (False, True))), IMAGES, [0, 1])
     other = timm.create_model("vit_tiny_patch16_224", img_size=32, depth=1)
     with pytest.raises(TypeError, match="VisionTransformer, expected a vilonghorn_., vilonghornv2_. or vim_. backbone"):
         attention(other, torch.zeros(1, 3, 32, 32), [0])

@@ -7,7 +7,7 @@ import torch
 from oracle import error
 
 import vilonghorn  # noqa: F401  (registers the models)
-from vilonghorn.models import vim
+from vilonghorn.models.fit_weights import checkpoint_filter_fn
 
 TOLERANCE = 1e-5  # of the logits, in the 2-norm
 
@@ -29,7 +29,7 @@ def perturbed(name, **kwargs):
 def test_vim_with_a_file_of_its_authors_is_vim(stride):
     weights = composition.official_weights(dim=192, depth=3, classes=10, patches=(96 // stride - 16 // stride + 1) ** 2)
     model = timm.create_model("vim_tiny", depth=3, img_size=96, stride=stride, num_classes=10).eval()
-    model.load_state_dict(vim.checkpoint_filter_fn({"model": weights}, model), strict=True)
+    model.load_state_dict(checkpoint_filter_fn({"model": weights}, model), strict=True)
     expected = composition.vim(weights, images(96, 96), stride)
     assert expected.std() > 0.1 and error(model(images(96, 96)), expected) < TOLERANCE
     assert error(model.double()(images(96, 96).double()), expected) < 1e-12

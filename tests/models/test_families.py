@@ -56,13 +56,6 @@ def test_the_families_are_listed_by_timm():
     assert "stride=8" in vilonghorn.models.vilonghorn.vilonghorn_tiny_stride8.__doc__
 
 
-@pytest.mark.parametrize("name", ["vilonghorn_small_stride8", "vilonghornv2_tiny_stride8", "vim_tiny_stride8"])
-def test_models_of_stride_8_scan_729_overlapping_patches(name):
-    model = timm.create_model(name, device="meta")
-    assert model.patch_embed.grid_size == (27, 27) and model.patch_embed.patch_size == (16, 16)
-    assert model.pos_embed.shape[1] == 730 and model.feature_info[0]["reduction"] == 8
-
-
 @pytest.mark.parametrize("name", RULES)
 def test_each_family_has_its_configuration_and_runs_its_own_rule_at_224(name):
     model = timm.create_model(name).eval()
@@ -76,14 +69,6 @@ def test_each_family_has_its_configuration_and_runs_its_own_rule_at_224(name):
     with torch.no_grad():
         logits = model(torch.randn(1, 3, 224, 224))
     assert logits.shape == (1, 1000) and torch.isfinite(logits).all()
-
-
-def test_variants_are_made_by_keyword():
-    model = timm.create_model(
-        "vilonghorn_nano", rule="mamba", img_size=(64, 32), patch_size=16, stride=8, in_chans=1, num_classes=3
-    )
-    assert model(torch.randn(2, 1, 64, 32)).shape == (2, 3)
-    assert model.patch_embed.grid_size == (7, 3) and model.blocks[0].mixer.A_log is not None
 
 
 @pytest.mark.parametrize(

@@ -37,12 +37,3 @@ def test_dpt_takes_an_even_number_of_patches_in_height_and_width():
         assert model(torch.randn(1, 3, 2 * side, 3 * side)).shape == (1, 3, 2 * side, 3 * side)
         with pytest.raises(RuntimeError, match="The size of tensor a .* must match the size of tensor b"):
             model(torch.randn(1, 3, 2 * side, 2 * side + patch_size))
-
-
-@torch.no_grad()
-def test_pan_needs_output_stride_32_and_deeplab_is_refused():
-    images = torch.randn(1, 3, 256, 320)
-    assert maps("pan", encoder_output_stride=32)(images).shape == (1, 3, 256, 320)
-    for decoder in ("pan", "deeplabv3", "deeplabv3plus"):
-        with pytest.raises(ValueError, match="output_stride is .*, expected 32: .* has no stages to dilate"):
-            maps(decoder)

@@ -61,18 +61,13 @@ def test_a_module_of_ones_own_is_a_stem_also_of_a_pyramid():
     assert [tuple(level.shape[2:]) for level in pyramid(images(50, 70))] == [(13, 18), (7, 9), (4, 5), (2, 3)]
 
 
-def test_a_hybrid_scripts_traces_and_is_made_on_meta():
-    for stem in STEMS:
-        model, batch = make(stem), images(64, 64)
-        torch.testing.assert_close(torch.jit.script(model)(batch), model(batch))
-        names = timm.layers.get_graph_node_names(model)[1]
-        traced = timm.layers.create_feature_extractor(model, return_nodes=[names[-1]])
-        torch.testing.assert_close(next(iter(traced(batch).values())), model(batch))
-        meta = make(stem, device="meta")
-        assert all(tensor.is_meta for tensor in meta.state_dict().values())
-        whole = meta.to_empty(device="cpu")
-        whole.init_weights()
-        assert torch.isfinite(whole(batch)).all()
+@pytest.mark.parametrize("stem", STEMS)
+def test_a_hybrid_is_made_on_meta(stem):
+    meta = make(stem, device="meta")
+    assert all(tensor.is_meta for tensor in meta.state_dict().values())
+    whole = meta.to_empty(device="cpu")
+    whole.init_weights()
+    assert torch.isfinite(whole(images(64, 64))).all()
 
 
 def test_a_hybrids_weights_load_again_at_another_size(tmp_path):

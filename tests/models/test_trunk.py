@@ -57,36 +57,13 @@ def test_pooling_reads_what_it_says(images):
         torch.testing.assert_close(model(images), model.head(features))
 
 
-def test_pooling_by_attention_reads_every_patch_and_can_be_removed(images):
-    model = small(global_pool="map")
-    patches = images.clone().requires_grad_()
-    tokens = model.forward_features(patches).detach().requires_grad_()
-    pooled = model.forward_head(tokens, pre_logits=True)
-    assert pooled.shape == (2, 32) and torch.equal(model(images), model.head(pooled))
-    pooled.sum().backward()
-    assert (tokens.grad[:, 1:].abs().sum(-1) > 0).all()
-    model.reset_classifier(5, "avg")
-    assert model.attn_pool is None
-    torch.testing.assert_close(model.forward_head(tokens, pre_logits=True), tokens[:, 1:].mean(1))
-    with pytest.raises(ValueError, match="global_pool 'map' has layers that this model .global_pool 'avg'. lacks"):
-        model.reset_classifier(5, "map")
-
-
-def test_dropped_patches_are_left_out_in_training_alone(images):
-    model = small(patch_drop_rate=0.5)
-    assert model.forward_features(images).shape[1] == 17
-    model.train()
-    assert model.forward_features(images).shape[1] == 1 + 8
-    assert model.forward_features(images)[:, 0].requires_grad
-
-
 def test_reset_classifier_keeps_pooling_dtype_and_mode():
     model = small(global_pool="avg", dtype=torch.bfloat16).train()
     model.reset_classifier(7)
     assert model.num_classes == 7 and model.global_pool == "avg"
     assert model.get_classifier().weight.shape == (7, 32)
     assert model.get_classifier().weight.dtype == torch.bfloat16 and model.get_classifier().training
-    for wrong in ("catavgmax", "prr"):
+    for wrong in ("catavgmax", "map"):
         with pytest.raises(ValueError, match="expected one of 'token', 'avg'"):
             model.reset_classifier(7, wrong)
     model.eval().reset_classifier(0)

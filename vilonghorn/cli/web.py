@@ -20,8 +20,6 @@ from ..interpret import EXPLANATIONS, KINDS, draw, make_sheet
 from . import make_parser
 from .arguments import add_max_pixels, add_model, load_backbone
 
-NARROW = 700  # CSS pixels; on a narrower page, fewer maps are side by side
-
 parser = make_parser("web", __doc__, "runs/photos", "runs/photos --checkpoint last --port 8080")
 add_model(parser)
 parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
@@ -42,12 +40,11 @@ def analyze(
     file: str,
     kind: str,
     target: int | None = None,
-    columns: int | None = None,
     max_pixels: int = MAX_PIXELS,
 ) -> tuple[dict[str, float], Image.Image]:
     """Returns the five most probable classes of an image file with their probabilities, and the picture of its maps.
 
-    `target` is the class of Grad-CAM (default: the most probable one), `columns` as `draw` has it.
+    `target` is the class of Grad-CAM (default: the most probable one).
 
     Raises:
         ValueError: the image does not decode or has more than `max_pixels`, or the model does not take it.
@@ -56,7 +53,7 @@ def analyze(
     if "error" in result:
         raise ValueError(result["error"])
     image = loaded.transform(read_image(file, max_pixels))
-    figure = draw(make_sheet(loaded, image, kind, target=target), loaded.denormalize(image), columns)
+    figure = draw(make_sheet(loaded, image, kind, target=target), loaded.denormalize(image))
     probabilities = {loaded.class_name(p["class"]): p["probability"] for p in result["predictions"]}
     return probabilities, Image.open(BytesIO(png(figure)), formats=["PNG"])
 
@@ -83,12 +80,11 @@ def build_page(loaded: LoadedModel, max_pixels: int = MAX_PIXELS) -> Any:
     except ImportError as error:
         raise ImportError("the page needs gradio; run: pip install 'vilonghorn[web]'") from error
 
-    def show(file: str | None, kind: str, target: int, width: int) -> tuple[Any, Any]:
+    def show(file: str | None, kind: str, target: int) -> tuple[Any, Any]:
         if file is None:
             return None, None
         try:
-            target, columns = None if target < 0 else target, 2 if width < NARROW else None
-            return analyze(loaded, file, kind, target, columns, max_pixels)
+            return analyze(loaded, file, kind, None if target < 0 else target, max_pixels)
         except ValueError as error:
             raise gr.Error(str(error).replace(file, Path(file).name), print_exception=False) from error
 
@@ -110,14 +106,12 @@ def build_page(loaded: LoadedModel, max_pixels: int = MAX_PIXELS) -> Any:
         kind = gr.Radio([(title, kind) for kind, title in KINDS.items()], value="attention", label="maps")
         explanation = gr.Markdown(EXPLANATIONS["attention"], elem_id="explanation")
         target = gr.Dropdown(numbers, value=-1, label="class", visible=False, elem_id="target")
-        width = gr.Number(0, visible=False)
         buttons = ["download", "fullscreen"]
         maps = gr.Image(format="png", interactive=False, show_label=False, elem_id="maps", buttons=buttons)
         kind.input(explain, kind, [explanation, target], queue=False, show_progress="hidden")
         # One request at a time: Grad-CAM hooks the model while it runs.
         changes = [file.change, kind.input, target.input]
-        settings = dict(js="(...inputs) => [...inputs.slice(0, 3), window.innerWidth]", concurrency_limit=1)
-        gr.on(changes, show, [file, kind, target, width], [classes, maps], concurrency_id="model", **settings)
+        gr.on(changes, show, [file, kind, target], [classes, maps], concurrency_id="model", concurrency_limit=1)
     return page
 
 

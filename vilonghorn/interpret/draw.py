@@ -9,11 +9,11 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from matplotlib.cm import ScalarMappable
-from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 from torch import Tensor
 
+from ..engine.report import fit_text, shorten
 from ..inference import LoadedModel
 from .model import CLASS_TOKEN, attention, block_index, grad_cam, grid_of, patch_token, pca, receptive_field, to_map
 
@@ -83,7 +83,9 @@ def make_sheet(
         chosen = [block_index(model, block) for block in blocks]
     if kind == "field" and patch is None:
         patch = (grid[0] // 2, grid[1] // 2)
-    tokens, reader, box = ([CLASS_TOKEN], "the class token", None) if reads_token else (None, "the average", None)
+    tokens, reader, box = [CLASS_TOKEN], "the class token", None
+    if not reads_token:
+        tokens, reader = None, "the average of the patches"
     if patch is not None:
         tokens, reader = [patch_token(grid, *patch)], f"patch {patch[0]},{patch[1]}"
         (dy, dx), (height, width) = model.patch_embed.stride, model.patch_embed.patch_size
@@ -125,24 +127,29 @@ def draw(sheet: Sheet, picture: Tensor) -> Figure:
     height, width = picture.shape[:2]
     columns = min(COLUMNS, len(sheet.maps))
     rows = -(-len(sheet.maps) // columns)
-    side = 6 if columns == 1 else 2.6  # inches of the longer side of a map
-    size = side * width / max(height, width), side * height / max(height, width)
-    figure = Figure(figsize=(max(4, columns * size[0] + 0.9), rows * (size[1] + 0.3) + 0.9), layout="constrained")
-    heading = [textwrap.fill(textwrap.shorten(sheet.prediction or "", 70), 30)] if sheet.prediction else []
-    title = textwrap.fill(sheet.title, 60 if columns == 1 else 90)
-    figure.suptitle("\n".join([*heading, title]), fontsize=10, parse_math=False)
-    axes = figure.subplots(rows, columns, squeeze=False, subplot_kw=dict(xticks=[], yticks=[]))
+    side, above = (5.8, 0.0) if columns == 1 else (2.4, 0.25)  # all sizes are in inches
+    w, h = (max(0.6, side * pixels / max(height, width)) for pixels in (width, height))
+    page_width, page_height = max(4, columns * (w + 0.1) + 0.1), 0.95 + rows * (h + above) + 0.55
+    frame = dict(left=0.1 / page_width, right=1 - 0.1 / page_width, wspace=0.1 / w, hspace=above / h)
+    frame |= dict(top=1 - (0.95 + above) / page_height, bottom=0.55 / page_height)
+    figure = Figure(figsize=(page_width, page_height))
+    axes = figure.subplots(rows, columns, squeeze=False, subplot_kw=dict(xticks=[], yticks=[]), gridspec_kw=frame)
+    title = textwrap.fill(shorten(sheet.title, 160), int(page_width / 0.08))
+    for text, size, top, room in ((shorten(sheet.prediction or "", 60), 16, 0.1, 0.35), (title, 9, 0.5, 0.4)):
+        drawn = figure.text(0.5, 1 - top / page_height, text, fontsize=size, ha="center", va="top", parse_math=False)
+        fit_text(drawn, page_width - 0.2, room)
     for axis in axes.flat[len(sheet.maps) :]:
         axis.set_axis_off()
     for axis, (name, values) in zip(axes.flat, sheet.maps.items()):
         axis.imshow(overlay(picture, values).numpy(), extent=(0, width, height, 0))
-        if len(sheet.maps) > 1:
-            axis.set_title(name, fontsize=9)
+        if columns > 1:
+            fit_text(axis.set_title(name, fontsize=9, pad=3), w, above - 0.05)
         if sheet.box is not None:
             axis.add_patch(Rectangle(sheet.box[:2], *sheet.box[2:], fill=False, edgecolor="white"))
     if values.dim() == 2:
-        bar = figure.colorbar(ScalarMappable(Normalize(0, 1), COLORMAP), ax=axes, ticks=[0, 1], shrink=0.5, aspect=30)
-        bar.set_label("of the maximum", fontsize=8, labelpad=-5)
+        place = (0.5 - 1 / page_width, 0.35 / page_height, 2 / page_width, 0.1 / page_height)
+        bar = figure.colorbar(ScalarMappable(cmap=COLORMAP), figure.add_axes(place), orientation="horizontal")
+        bar.set_ticks([0, 1], labels=["0", "largest"], fontsize=8)
     return figure
 
 
