@@ -16,10 +16,11 @@ from pathlib import Path
 
 import torch
 import torch.nn.functional as F
+from scan import WORKLOADS, Workload, function_steps, scan_inputs, scan_steps
 from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
-from vilonghorn.bench.candidates import WORKLOADS, Workload, function_steps, model_steps, scan_inputs, scan_steps
+from vilonghorn.bench.candidates import model_steps
 from vilonghorn.bench.interleaved import STEPS, Steps, run_interleaved
 from vilonghorn.data.files import write_json
 from vilonghorn.ops.chunked import scan_chunked
@@ -52,7 +53,7 @@ def chunk_steps(workload: Workload, device: str) -> Steps:
 
 def peers() -> dict[str, object]:
     """Times the scans interleaved; the rows by step and candidate."""
-    workload = WORKLOADS["cuda"]
+    workload = WORKLOADS["cuda"][0]
     made = {
         f"{rule}, cuda": partial(scan_steps, rule, "cuda", workload, "cuda") for rule in ("mamba", "longhorn_exact")
     }

@@ -70,9 +70,9 @@ time_all() {
     say "mamba_ssm's kernel is not here and is left out: docs/performance/peers.sh builds it into build/peers"
   step 120 "scan" "$PYTHON" docs/performance/scan.py --device cuda --rounds 3 --restarts 2 --json "$OUT/gpu-scan.json"
   step 80 "scan beside its peers" "$PYTHON" docs/performance/gpu_day.py peers --json "$OUT/gpu-peers.json"
-  step 330 "models" "$PYTHON" -m vilonghorn bench models --device cuda --compile --rounds 3 --quick \
+  step 330 "models" "$PYTHON" -m vilonghorn bench --device cuda --compile --rounds 3 --quick \
     --size 224 512 1024 --json "$OUT/gpu-models.json" ||
-    step 60 "models, not compiled, 224 px" "$PYTHON" -m vilonghorn bench models --device cuda --rounds 2 --quick --size 224 \
+    step 60 "models, not compiled, 224 px" "$PYTHON" -m vilonghorn bench --device cuda --rounds 2 --quick --size 224 \
       --json "$OUT/gpu-models-eager.json"
 }
 

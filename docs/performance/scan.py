@@ -9,34 +9,42 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from vilonghorn.bench.candidates import (
-    WORKLOADS,
-    Candidate,
-    Workload,
-    function_steps,
-    measure,
-    scan_inputs,
-    scan_steps,
-)
+from vilonghorn.bench.candidates import Candidate, measure
 from vilonghorn.bench.interleaved import STEPS, Row, Steps
 from vilonghorn.bench.tables import Line, by, figure, markdown, median, ratio
 from vilonghorn.data.files import write_json
-from vilonghorn.ops import backends
+from vilonghorn.ops import backends, scan
 from vilonghorn.ops.backends import cpu
 from vilonghorn.ops.rules import RULES
 
 LOOP, ROOFLINE = "torch loop", "roofline"
-# On a GPU also two directions at once, and one image of 1248 px, whose scan is split over time.
-MORE_WORKLOADS = {"cpu": [], "cuda": [Workload(128, 197, 384, 16, 2), Workload(1, 6084, 384, 16, 2)]}
+
+
+class Workload(NamedTuple):
+    """Sizes of a scan; each direction reads its own x."""
+
+    B: int
+    L: int
+    D: int
+    N: int
+    G: int = 1
+
+
+# A tiny model at 224 px; on a GPU also its two directions at once, and one image of 1248 px.
+WORKLOADS = {
+    "cpu": [Workload(8, 197, 384, 16)],
+    "cuda": [Workload(128, 197, 384, 16), Workload(128, 197, 384, 16, 2), Workload(1, 6084, 384, 16, 2)],
+}
 
 # Multiply-add slots of one token: (for each state of a channel, for the channel). A slot is one lane of an instruction
 # that multiplies, adds or both; an exponential counts 12, a division 10. Backward recomputes the states from
@@ -58,7 +66,7 @@ def candidates(device: str, threads: int) -> Iterator[list[Candidate]]:
     """Yields for each workload, by rule: the roofline, on a CPU the usual torch loop, every backend with kernels."""
     names = [ROOFLINE, LOOP][: 2 if device == "cpu" else 1]
     names += [name for name, state in backends(device).items() if state == "ready" and name != "reference"]
-    for workload in [WORKLOADS[device], *MORE_WORKLOADS[device]]:
+    for workload in WORKLOADS[device]:
         sizes = " ".join(f"{name}={size}" for name, size in workload._asdict().items())
         yield [
             (dict(workload=sizes, rule=rule, backend=name), partial(steps, rule, name, workload, device, threads))
@@ -76,6 +84,56 @@ def steps(rule: str, name: str, workload: Workload, device: str, threads: int) -
     inputs, dy = scan_inputs(rule, workload, device)
     inputs = {name: value if name == "z" else value[0] for name, value in inputs.items()}
     return function_steps(partial(torch_loop, rule=rule), inputs, dy[0])
+
+
+def scan_inputs(rule: str, workload: Workload, device: str) -> tuple[dict[str, Tensor], Tensor]:
+    """Inputs of a scan with gate, skip and bias, and a gradient of its result: float32 on a CPU, else bfloat16."""
+    B, L, D, N, G = workload
+    dtype = torch.float32 if device == "cpu" else torch.bfloat16
+    torch.manual_seed(0)
+    with torch.device(device):
+        x, dt, k, q = torch.randn(G, B, L, D), torch.randn(G, B, L, D) - 1, *torch.randn(2, G, B, L, N)
+        inputs = {name: t.to(dtype) for name, t in dict(x=x, dt=dt, k=k, q=q / 2, z=torch.randn(B, L, D)).items()}
+        inputs |= dict(D=torch.randn(G, D), dt_bias=torch.randn(G, D))  # parameters are float32
+        if rule == "mamba":
+            inputs["A"] = -4 * torch.rand(G, D, N)
+        return inputs, torch.randn(*[G] * (G == 1), B, L, D).to(dtype)
+
+
+def scan_steps(rule: str, backend: str, workload: Workload, device: str) -> Steps:
+    """A scan by a backend of the library."""
+    inputs, dy = scan_inputs(rule, workload, device)
+    reverse, reduce = (False, True)[: workload.G], "none" if workload.G == 1 else "mean"
+    return function_steps(partial(scan, rule=rule, reverse=reverse, reduce=reduce, backend=backend), inputs, dy)
+
+
+def function_steps(function: Callable[..., Tensor], inputs: Mapping[str, Tensor], dy: Tensor) -> Steps:
+    """A function of named tensors, and its gradients; on a GPU as CUDA graphs, which leave out the time of Python."""
+    leaves = {name: value.clone().requires_grad_() for name, value in inputs.items()}
+
+    def forward() -> Tensor:
+        with torch.no_grad():
+            return function(**inputs)
+
+    def train() -> tuple[Tensor, ...]:
+        return torch.autograd.grad(function(**leaves), list(leaves.values()), dy)
+
+    steps = {STEPS[False]: forward, STEPS[True]: train}
+    return {step: cuda_graph(call) for step, call in steps.items()} if dy.is_cuda else steps
+
+
+def cuda_graph(call: Callable[[], object]) -> Callable[[], None]:
+    """Captures a call as a CUDA graph; returns the replay."""
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        for _ in range(3):  # compile and warm up
+            call()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        call()
+    return graph.replay
 
 
 def torch_loop(

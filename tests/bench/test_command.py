@@ -7,7 +7,6 @@ import pytest
 import torch
 
 from vilonghorn.bench import candidates
-from vilonghorn.bench.candidates import Workload
 from vilonghorn.bench.interleaved import STEPS
 from vilonghorn.cli import bench as command
 
@@ -30,10 +29,9 @@ def run_here(made, steps, rounds, *, threads, device, restarts):
 
 @pytest.fixture(autouse=True)
 def small(monkeypatch):
-    """Scans and models that take no time."""
+    """Models that take no time."""
     threads = torch.get_num_threads()
     monkeypatch.setattr(candidates, "run_interleaved", run_here)
-    monkeypatch.setitem(candidates.WORKLOADS, "cpu", Workload(2, 17, 6, 4))
     monkeypatch.setattr(command, "FAMILIES", FAMILIES)
     monkeypatch.setitem(command.FULL, "size", [32, 48])
     yield
@@ -51,17 +49,15 @@ def test_the_command_prints_and_writes_the_same_figures(tmp_path, capsys):
     cells = [(row["model"], row["size"], row["train"]) for row in report["models"]]
     families = ((FAMILIES[0], 32), (FAMILIES[0], 48), (FAMILIES[1], 32))
     assert cells == [(name, size, train) for names, size in families for train in STEPS for name in names]
-    expected = candidates.scan_candidates("cpu")
-    assert [row["backend"] for row in report["scan"]] == 2 * [cell["backend"] for cell, _ in expected]
-    for row in report["scan"] + report["models"]:
+    for row in report["models"]:
         assert len(row["ms"]) == 2 and f"| {statistics.median(row['ms']):.2f}"[:-1] in printed
 
 
 def test_a_model_that_fails_is_named_and_the_others_are_measured(monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(command, "FAMILIES", (("vim_nano", "no_such_model"), ()))
-    assert run("models", "--size", "32", "--rounds", "1", "--json", f"{tmp_path}/bench.json") == 1
+    assert run("--size", "32", "--rounds", "1", "--json", f"{tmp_path}/bench.json") == 1
     report = json.loads((tmp_path / "bench.json").read_text())
-    assert [bool(row["ms"]) for row in report["models"]] == [True, False] * 2 and "scan" not in report
+    assert [bool(row["ms"]) for row in report["models"]] == [True, False] * 2
     assert "not measured: no_such_model: Unknown model (no_such_model)" in capsys.readouterr().out
 
 
@@ -69,16 +65,16 @@ def test_an_interrupted_run_has_saved_what_it_measured(monkeypatch, tmp_path):
     def stop(rows):
         raise KeyboardInterrupt
 
-    monkeypatch.setitem(command.SUBJECTS, "models", stop)
+    monkeypatch.setattr(command, "model_lines", stop)
     with pytest.raises(KeyboardInterrupt):
-        run("models", "--size", "32", "--rounds", "1", "--json", f"{tmp_path}/bench.json")
+        run("--size", "32", "--rounds", "1", "--json", f"{tmp_path}/bench.json")
     assert len(json.loads((tmp_path / "bench.json").read_text())["models"]) == 4
 
 
 @pytest.mark.parametrize(
     "arguments, said",
     [
-        (["scam"], "invalid choice: 'scam'"),
+        (["scam"], "unrecognized arguments: scam"),
         (["--rounds", "0"], "--rounds: invalid PositiveInt value: '0'"),
         (["--size", "224", "300"], "--size 300: expected a multiple of 16 pixels"),
         (["--json", "no/such/folder/bench.json"], "there is no folder"),

@@ -2,7 +2,7 @@
 
 import pytest
 
-from vilonghorn.bench.tables import fill_page, model_lines, ratio, scan_lines
+from vilonghorn.bench.tables import fill_page, model_lines, ratio
 
 
 def test_ratios_are_medians_of_the_rounds_ratios():
@@ -22,12 +22,6 @@ def test_losses_are_bold_and_a_row_without_figures_has_no_line():
     first, second = (list(line.values()) for line in model_lines(rows))
     assert first == ["224", "8", "`deit_small_patch16_224`", "300", "1.00", "300", "1.00", "1.00", "1.00"]
     assert second == ["224", "8", "`vilonghorn_small`", "330", "**1.10**", "330", "**1.10**", "1.10", "**1.10**"]
-
-
-def test_a_scan_is_compared_to_the_reference():
-    cell = dict(rule="mamba", train=False)
-    rows = [cell | dict(backend=name, ms=ms) for name, ms in dict(reference=[8.0] * 3, cpu=[2.0, 4.0, 1.0]).items()]
-    assert list(scan_lines(rows)[-1].values()) == ["mamba", "cpu", "2.00", "4.00"]
 
 
 def test_a_page_without_marks_is_refused():

@@ -151,7 +151,7 @@ def test_a_report_of_the_environment_says_what_runs_and_why_not(monkeypatch, cap
     assert main(["env", "--json"]) == 0
     text = capsys.readouterr().out
     found = json.loads(text)
-    assert found["versions"]["torch"] == torch.__version__ and found["versions"]["vilonghorn"] == vilonghorn.__version__
+    assert found["torch"] == torch.__version__ and found["vilonghorn"] == vilonghorn.__version__
     assert found["backends"]["cpu"]["reference"] == "ready" and set(found["backends"]) == {"cpu", "cuda"}
     assert found["variables"]["VILONGHORN_TEST"] == "1" and "secret" not in text
     assert found["package"] == str(ROOT / "vilonghorn")
@@ -160,5 +160,5 @@ def test_a_report_of_the_environment_says_what_runs_and_why_not(monkeypatch, cap
     monkeypatch.setattr(env.cpu, "_reason", "VILONGHORN_ISA is 'v9', expected ...")
     assert main(["env"]) == 0
     text = capsys.readouterr().out
-    for line in (f"\n  torch: {torch.__version__}\n", "chosen: null", "cpu: VILONGHORN_ISA is 'v9'"):
+    for line in (f"\ntorch: {torch.__version__}\n", "chosen: null", "cpu: VILONGHORN_ISA is 'v9'"):
         assert line in text

@@ -11,12 +11,11 @@ import pytest
 import torch
 from oracle import error, oracle
 
-from vilonghorn.bench import candidates
 from vilonghorn.bench.interleaved import STEPS
 from vilonghorn.ops import scan
 
 ROOT = Path(__file__).parents[2]
-WORKLOAD = candidates.Workload(2, 17, 8, 4)
+SIZES = (2, 17, 8, 4)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU, which a stage would occupy for minutes")
@@ -44,8 +43,8 @@ def test_mamba_ssm_gets_the_same_work(gpu_day, monkeypatch):
     interface.selective_scan_fn = selective_scan
     for module in (ModuleType("mamba_ssm"), ModuleType("mamba_ssm.ops"), interface):
         monkeypatch.setitem(sys.modules, module.__name__, module)
-    peer = gpu_day.mamba_ssm_steps(WORKLOAD, "cpu")
-    ours = candidates.scan_steps("mamba", "reference", WORKLOAD, "cpu")
+    peer = gpu_day.mamba_ssm_steps(gpu_day.Workload(*SIZES), "cpu")
+    ours = gpu_day.scan_steps("mamba", "reference", gpu_day.Workload(*SIZES), "cpu")
     torch.testing.assert_close(peer[STEPS[False]]().mT, ours[STEPS[False]]()[0])
     for actual, wanted in zip(peer[STEPS[True]](), ours[STEPS[True]](), strict=True):
         actual = actual.mT if actual.ndim == 3 else actual
@@ -53,8 +52,8 @@ def test_mamba_ssm_gets_the_same_work(gpu_day, monkeypatch):
 
 
 def test_chunks_are_the_exact_rule_with_one_dt_for_a_head(gpu_day):
-    inputs, _ = candidates.scan_inputs("longhorn_exact", WORKLOAD, "cpu")
+    inputs, _ = gpu_day.scan_inputs("longhorn_exact", gpu_day.Workload(*SIZES), "cpu")
     inputs |= {name: inputs[name][..., : gpu_day.HEADS].repeat_interleave(2, -1) for name in ("dt", "dt_bias")}
-    steps = gpu_day.chunk_steps(WORKLOAD, "cpu")
+    steps = gpu_day.chunk_steps(gpu_day.Workload(*SIZES), "cpu")
     assert error(steps[STEPS[False]](), oracle(**inputs, rule="longhorn_exact")) < 1e-6
     assert len(steps[STEPS[True]]()) == len(inputs)

@@ -7,12 +7,9 @@ import pytest
 import torch
 from oracle import error, oracle
 
-from vilonghorn.bench.candidates import WORKLOADS, Workload, scan_inputs, scan_steps
 from vilonghorn.bench.interleaved import STEPS
 from vilonghorn.ops.backends import cpu
 from vilonghorn.ops.rules import RULES
-
-WORKLOAD = Workload(2, 17, 6, 4)
 
 
 @pytest.fixture
@@ -21,12 +18,17 @@ def scan(monkeypatch):
     return importlib.import_module("scan")
 
 
+@pytest.fixture
+def small(scan):
+    return scan.Workload(2, 17, 6, 4)
+
+
 @pytest.mark.parametrize("rule", RULES)
-def test_the_loop_computes_what_the_scan_does(scan, rule):
-    inputs, _ = scan_inputs(rule, WORKLOAD, "cpu")
-    steps = scan.steps(rule, scan.LOOP, WORKLOAD, "cpu", threads=1)
+def test_the_loop_computes_what_the_scan_does(scan, small, rule):
+    inputs, _ = scan.scan_inputs(rule, small, "cpu")
+    steps = scan.steps(rule, scan.LOOP, small, "cpu", threads=1)
     assert error(steps[STEPS[False]](), oracle(**inputs, rule=rule)[0]) < 1e-6
-    gradients = scan_steps(rule, "reference", WORKLOAD, "cpu")[STEPS[True]]()
+    gradients = scan.scan_steps(rule, "reference", small, "cpu")[STEPS[True]]()
     for actual, wanted in zip(steps[STEPS[True]](), gradients, strict=True):
         torch.testing.assert_close(actual.view_as(wanted), wanted, rtol=1e-4, atol=1e-5)
 
@@ -36,14 +38,14 @@ def test_the_loop_computes_what_the_scan_does(scan, rule):
     "rule, train, ms", [("longhorn", False, 1.1), ("longhorn_exact", False, 1.0), ("longhorn", True, 4.9)]
 )
 def test_the_roofline_does_the_multiply_adds_of_a_scan(scan, rule, train, ms):
-    slots = scan.roofline_steps(rule, WORKLOADS["cpu"], "cpu", 2)[STEPS[train]]()
+    slots = scan.roofline_steps(rule, scan.WORKLOADS["cpu"][0], "cpu", 2)[STEPS[train]]()
     assert slots / (117e9 / 2) * 1e3 == pytest.approx(ms, rel=0.04)  # at 117 GFLOP/s
 
 
-def test_two_directions_are_averaged():
-    workload = WORKLOAD._replace(G=2)
-    inputs, _ = scan_inputs("longhorn", workload, "cpu")
-    y = scan_steps("longhorn", "reference", workload, "cpu")[STEPS[False]]()
+def test_two_directions_are_averaged(scan, small):
+    workload = small._replace(G=2)
+    inputs, _ = scan.scan_inputs("longhorn", workload, "cpu")
+    y = scan.scan_steps("longhorn", "reference", workload, "cpu")[STEPS[False]]()
     assert error(y, oracle(**inputs, rule="longhorn", reverse=(False, True), reduce="mean")) < 1e-6
 
 

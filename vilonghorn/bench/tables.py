@@ -11,16 +11,6 @@ from .interleaved import STEPS, Row
 Line = dict[str, str]  # of a table: text by column
 
 
-def scan_lines(rows: Sequence[Row]) -> list[Line]:
-    """By rule and backend: time, and speed against the reference."""
-    scans, lines = by(rows, "rule", "backend"), dict[tuple[str, str], Line]()
-    for (rule, backend, train), row in scans.items():
-        line = lines.setdefault((rule, backend), dict(rule=rule, backend=backend))
-        line[f"{STEPS[train]}: ms"] = figure(median(row))
-        line[f"{STEPS[train]}: times faster than reference"] = figure(ratio(scans.get((rule, "reference", train)), row))
-    return list(lines.values())
-
-
 def model_lines(rows: Sequence[Row]) -> list[Line]:
     """By size and model: time and peak memory, and both against the first of the family, in bold above 1."""
     models, lines = by(rows, "model", "size"), dict[tuple[str, int], Line]()

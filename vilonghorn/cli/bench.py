@@ -1,7 +1,6 @@
-"""Times the scan and the models, on a GPU where there is one.
+"""Times the models beside timm's DeiT, on a GPU where there is one.
 
-Candidates run interleaved, each in its own process: the scan of every rule and backend; the models and timm's DeiT. The
-exit status is 1 if a measurement fails.
+Models run interleaved, each in its own process. The exit status is 1 if a measurement fails.
 """
 
 import argparse
@@ -12,18 +11,16 @@ from pathlib import Path
 import torch
 from jsonargparse.typing import PositiveInt
 
-from ..bench.candidates import FAMILIES, Candidate, measure, model_candidates, scan_candidates
-from ..bench.tables import markdown, model_lines, scan_lines
+from ..bench.candidates import FAMILIES, Candidate, measure, model_candidates
+from ..bench.tables import markdown, model_lines
 from ..data.files import write_json
 from ..engine.environment import machine
 from . import make_parser
 
 FULL = dict(size=[224, 384, 512, 768, 1024, 1248], rounds=11, restarts=3)
 QUICK = dict(size=[224, 512], rounds=4, restarts=2)
-SUBJECTS = {"scan": scan_lines, "models": model_lines}
 
-parser = make_parser("bench", __doc__, "--quick", "models --size 224 512 --json figures.json")
-parser.add_argument("what", nargs="?", choices=tuple(SUBJECTS), help="what to time (default: both)")
+parser = make_parser("bench", __doc__, "--quick", "--size 224 512 --json figures.json")
 parser.add_argument("--device", choices=("cpu", "cuda"), help="default: cuda where torch finds a GPU, else cpu")
 parser.add_argument("--quick", action="store_true", help="fewer sizes, rounds and restarts")
 help = f"timed samples of each measurement (default: {FULL['rounds']}, --quick: {QUICK['rounds']})"
@@ -40,11 +37,8 @@ help = "also write all figures to this file, as they come (default: none)"
 parser.add_argument("--json", type=Path, help=help)
 
 
-def candidates(options: argparse.Namespace, subject: str) -> Iterator[list[Candidate]]:
+def candidates(options: argparse.Namespace) -> Iterator[list[Candidate]]:
     """Yields the candidates that run interleaved."""
-    if subject == "scan":
-        yield scan_candidates(options.device)
-        return
     tiny, small = FAMILIES
     for names, size in [*((tiny, size) for size in options.size), (small, options.size[0])]:
         yield model_candidates(names, size, options.batch, options.precision, options.device, options.compile)
@@ -72,17 +66,15 @@ def main(argv: Sequence[str]) -> int:
     options = parse(argv)
     torch.set_num_threads(options.threads)
     date = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
-    report = dict(command=["vilonghorn", "bench", *argv], date=date, machine=machine(options.device))
+    report = dict(command=["vilonghorn", "bench", *argv], date=date, machine=machine(options.device), models=[])
     print(", ".join(f"{key} {value}" for key, value in report["machine"].items()))
     problems = []
-    for subject in [options.what] if options.what else SUBJECTS:
-        report[subject] = []
-        for cells in candidates(options, subject):
-            rows = measure(cells, options.rounds, options.restarts, options.threads, options.device)
-            report[subject] += rows
-            if options.json:
-                write_json(options.json, report)
-            print(f"\n{markdown(SUBJECTS[subject](rows))}", flush=True)
-            problems += [f"{row.get('model') or row['rule']}: {row['problem']}" for row in rows if row["problem"]]
+    for cells in candidates(options):
+        rows = measure(cells, options.rounds, options.restarts, options.threads, options.device)
+        report["models"] += rows
+        if options.json:
+            write_json(options.json, report)
+        print(f"\n{markdown(model_lines(rows))}", flush=True)
+        problems += [f"{row['model']}: {row['problem']}" for row in rows if row["problem"]]
     print("".join(f"not measured: {problem}\n" for problem in dict.fromkeys(problems)), end="")
     return 1 if problems else 0
