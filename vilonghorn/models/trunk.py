@@ -5,7 +5,6 @@ learned positions, and residual blocks. Keywords change directions, convolution,
 """
 
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any, Final
 
 import torch
@@ -44,7 +43,7 @@ class VisionSSM(nn.Module):
         img_size: int | tuple[int, int] = 224,
         patch_size: int | tuple[int, int] = 16,
         stride: int | tuple[int, int] | None = None,
-        stem: str | nn.Module | None = None,
+        stem: str | None = None,
         in_chans: int = 3,
         num_classes: int = 1000,
         global_pool: str = "token",
@@ -74,8 +73,7 @@ class VisionSSM(nn.Module):
             img_size: image height and width, in pixels.
             patch_size: patch height and width, in pixels.
             stride: pixels from a patch to the next. Default: patch_size. A smaller stride makes patches overlap.
-            stem: layers before the patch embedding: "conv" for stride-2 convolutions, the name of a timm model, or a
-                module. Its output has one position per patch. Default: no stem.
+            stem: "conv" for 3x3 convolutions before the patch embedding (see `StemEmbed`). Default: no stem.
             in_chans: image channels.
             num_classes: classes of the head; 0 for no head.
             global_pool: input of the head: "token", "avg", "avgmax", "max", "" (all tokens).
@@ -107,6 +105,8 @@ class VisionSSM(nn.Module):
         super().__init__()
         if pos_embed not in ("learn", "none"):
             raise ValueError(f"pos_embed is {pos_embed!r}, expected 'learn' or 'none'")
+        if stem not in (None, "conv"):
+            raise ValueError(f"stem is {stem!r}, expected 'conv' or None")
         if not 0 <= drop_path_rate <= 1:
             raise ValueError(f"drop_path_rate is {drop_path_rate}, expected a probability, 0 to 1")
         self.has_conv2d = not isinstance(d_conv, int)
@@ -118,7 +118,7 @@ class VisionSSM(nn.Module):
         self.dynamic_img_size = dynamic_img_size
         self.grad_checkpointing = False
 
-        self.patch_embed = (PatchEmbed if stem is None else partial(StemEmbed, stem))(
+        self.patch_embed = (PatchEmbed if stem is None else StemEmbed)(
             img_size,
             patch_size,
             stride,
