@@ -217,20 +217,19 @@ def _backward_chunk(compiled: Kernel, rule: str) -> list[int]:
 
 def triton(architecture: int) -> Iterator[dict[str, Any]]:
     """Compiles the Triton kernels as the models call them, for one architecture; one row per kernel."""
-    for split, rule in itertools.product((False, True), RULES):
-        for name, kernel in compile_triton(architecture, rule, split).items():
+    for rule in RULES:
+        for name, kernel in compile_triton(architecture, rule).items():
             with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
                 file.write(kernel.asm["cubin"])
                 file.flush()
                 [compiled] = disassemble(Path(file.name)).values()
-            row = dict(backend="triton", architecture=architecture, kernel=name, rule=rule, split=split, dtype="bf16")
+            row = dict(backend="triton", architecture=architecture, kernel=name, rule=rule, dtype="bf16")
             row |= compiled.resources
-            if not split:
-                row["instructions"] = _triton_instructions(compiled, name, rule)
+            row["instructions"] = _triton_instructions(compiled, name, rule)
             yield row
 
 
-def compile_triton(architecture: int, rule: str, split: bool) -> dict[str, Any]:
+def compile_triton(architecture: int, rule: str) -> dict[str, Any]:
     """Calls a scan and its backward with a driver that compiles the kernels instead of running them.
 
     The call has bfloat16 inputs, the mean over two directions, 16 states, z, D, dt_bias, and slices as k and q.
@@ -238,7 +237,6 @@ def compile_triton(architecture: int, rule: str, split: bool) -> dict[str, Any]:
     from triton.backends.compiler import GPUTarget
     from triton.runtime import JITFunction, driver
 
-    from vilonghorn.ops.backends import segments
     from vilonghorn.ops.backends import triton as backend
 
     target = SimpleNamespace(
@@ -260,17 +258,14 @@ def compile_triton(architecture: int, rule: str, split: bool) -> dict[str, Any]:
     D_skip, dt_bias = torch.empty(2, G, D)
     args = ScanArguments(x, dt, k, q, x[0], A, D_skip, dt_bias, rule, (False, True), "mean")
     driver.set_active(target)
-    with (
-        mock.patch.object(JITFunction, "run", compile_only),
-        mock.patch.object(segments, "num_segments", lambda args, device: 1 + split),
-    ):
+    with mock.patch.object(JITFunction, "run", compile_only):
         y, saved_states = backend.forward(args, save=True)
         backend.backward(y, args, saved_states)
     return compiled
 
 
 def _triton_instructions(compiled: Kernel, name: str, rule: str) -> int:
-    """Instructions of a step of a kernel that is not split over time."""
+    """Instructions of a step."""
     from vilonghorn.ops.backends.triton import CHUNK, HELD
 
     inner, *outer = compiled.loops()

@@ -302,7 +302,7 @@ def test_without_gradients_all_blocks_are_one_call_if_each_is_as_it_was_made(cha
             return blocks(x, [2, 3])
 
     calls, at_once = [], cpu.blocks_forward
-    monkeypatch.setattr(cpu, "blocks_forward", lambda arguments: calls.append(arguments) or at_once(arguments))
+    monkeypatch.setattr(cpu, "blocks_forward", lambda *arguments: calls.append(arguments) or at_once(*arguments))
     run()
     assert len(calls) == (change in ("nothing", "training"))
     if change != "dropped":

@@ -168,7 +168,8 @@ def test_blocks_at_once_are_the_operator_of_each(batch, length, sizes, dim, bloc
         arguments.append(BlockArguments(**full(values), **dict(zip(BlockArguments._fields[15:], options))))
         given = values | dict(x=expected, rule=rule, reverse=(True, False)[:G], eps=1e-3, mlp_eps=0.1)
         expected = in_order(**given)
-    assert torch.equal(native.blocks_forward(arguments), expected) and torch.equal(x, before)
+    y = native.blocks_forward(arguments, [args.sizes for args in arguments])
+    assert torch.equal(y, expected) and torch.equal(x, before)
 
 
 def test_a_profile_names_the_stages_and_changes_nothing():

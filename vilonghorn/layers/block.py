@@ -60,7 +60,7 @@ class Block(nn.Module):
         self.structure = fused.describe(self) if type(self).forward is Block.forward else None
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"structure": fused.is_unmodified(self)}  # parts that were replaced stay behind
+        return self.__dict__ | {"structure": fused.unmodified(self) is not None}  # parts that were replaced stay behind
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)

@@ -1,8 +1,8 @@
 """Decides whether a block runs as the native operator `vilonghorn::block`, and calls it.
 
 It runs where it is faster than its parts. `can_run_now`: eager, float32 tokens on an x86-64 CPU with the native
-library. `is_unmodified`: the block is as `Block` made it. `weights_fit`: float32, no bias, no dropout. Every other
-block is composed of its modules.
+library. `unmodified`: the block is as `Block` made it. `checked_arguments`: no bias, no dropout. `fits`: float32
+weights. Every other block is composed of its modules.
 """
 
 import platform
@@ -24,6 +24,9 @@ from .norm import RMSNorm, decay_rates
 
 X86 = platform.machine().lower() in ("x86_64", "amd64")
 CLASSES = (nn.Parameter, Tensor, FakeTensor)  # of tensors; other subclasses may store something else
+IN_MEMORY = (nn.Parameter, type(None))  # of weights that are read without torch's dispatcher
+HOOKS = ("forward", "forward_pre", "backward", "backward_pre")
+NO_MLP = (None, None, None)
 INNER_WEIGHTS = ("conv_weight", "conv_bias", "x_proj", "dt_proj", "dt_bias", "A_log", "D")
 
 
@@ -31,105 +34,103 @@ class Structure(NamedTuple):
     """What a block was made of. It does not hold the block itself, which would then never be freed."""
 
     kind: type  # of the block
-    children: tuple[nn.Module | None, ...]  # of the block
-    # Each module below: itself, its class, its children, the names of its parameters.
-    parts: list[tuple[nn.Module, type, tuple[nn.Module | None, ...], tuple[str, ...]]]
+    children: list[nn.Module | None]  # of the block
+    # Each module below: itself, its class, its attributes, its children, the names of its parameters.
+    parts: list[tuple[nn.Module, type, dict[str, Any], list[nn.Module | None], list[str]]]
+    hooks: list[dict[int, Any]]  # of these modules
+    weights: list[tuple[dict[str, Any], str]]  # of `_weights`
+    absent: list[tuple[dict[str, Any], str]]  # parameters that are None where the operator runs
 
 
 def describe(block: Any) -> Structure | None:
-    """What a new block is made of, for `is_unmodified`; None if the operator never runs it."""
+    """What a new block is made of, for `unmodified`; None if the operator never runs it."""
     are_rms_norms = all(type(norm) is RMSNorm for norm in (block.norm, block.norm2) if norm is not None)
     if not (are_rms_norms and block.mixer.scan_norm is None and has_rule(cpu.NAME, block.mixer.rule)):
         return None
-    parts = [part for part in block.modules() if part is not block]
-    described = [(part, type(part), _children(part), tuple(part._parameters)) for part in parts]
-    return Structure(type(block), _children(block), described)
+    modules = [part for part in block.modules() if part is not block]
+    parts = [(m, type(m), m.__dict__, [*m._modules.values()], [*m._parameters]) for m in modules]
+    hooks = [m.__dict__[f"_{kind}_hooks"] for m in modules for kind in HOOKS]
+    mixer, mlp = block.mixer, block.mlp
+    layers = [mixer.in_proj, mixer.out_proj] + ([] if mlp is None else [mlp.fc1, mlp.fc2])
+    absent = [(layer._parameters, "bias") for layer in layers] + [(mixer._parameters, "scan_norm")]
+    return Structure(type(block), [*block._modules.values()], parts, hooks, _weights(block), absent)
 
 
-def _children(module: nn.Module) -> tuple[nn.Module | None, ...]:
-    return tuple(module.__dict__["_modules"].values())
+def _weights(block: Any) -> list[tuple[dict[str, Any], str]]:
+    """The block's weights in the operator's order, each as a dictionary of parameters and a key.
+
+    An attribute of a module takes five times as long.
+    """
+    norm, mixer, mlp = block.norm, block.mixer, block.mlp
+    weights = [(norm._parameters, "weight"), (mixer.in_proj._parameters, "weight")]
+    weights += [(mixer._parameters, name) for name in INNER_WEIGHTS]
+    layers = [mixer.out_proj] + ([] if mlp is None else [block.norm2, mlp.fc1, mlp.fc2])
+    return weights + [(layer._parameters, "weight") for layer in layers]
 
 
 def is_unchanged(module: nn.Module, kind: type) -> bool:
     """Exact type, no hooks, no overridden forward, not compiled by itself."""
     state = module.__dict__
-    return (
-        type(module) is kind
-        and not state["_forward_hooks"]
-        and not state["_forward_pre_hooks"]
-        and not state["_backward_hooks"]
-        and not state["_backward_pre_hooks"]
-        and module._compiled_call_impl is None
-        and "forward" not in state
-    )
+    return _is_plain(module, kind, state) and not any([state[f"_{name}_hooks"] for name in HOOKS])
 
 
-def is_unmodified(block: nn.Module) -> bool:
-    """Whether no module of the block was replaced or changed."""
+def _is_plain(module: nn.Module, kind: type, state: dict[str, Any]) -> bool:
+    return type(module) is kind and "forward" not in state and state.get("_compiled_call_impl") is None
+
+
+def unmodified(block: nn.Module) -> Structure | None:
+    """The block's structure, or None if one of its modules was replaced or changed."""
     made: Structure | None = block.__dict__.get("structure")
-    if made is None or not is_unchanged(block, made.kind):
-        return False
-    if _children(block) != made.children or any([_children(part) != children for part, _, children, _ in made.parts]):
+    if made is None or not is_unchanged(block, made.kind) or any(made.hooks):
+        return None
+    if [*block.__dict__["_modules"].values()] != made.children:
         block.structure = None  # type: ignore[assignment]  # frees the parts that were replaced
-        return False
-    for module, kind, _, names in made.parts:
-        if tuple(module.__dict__["_parameters"]) != names or not is_unchanged(module, kind):
-            return False
-    return True
+        return None
+    for module, kind, state, children, names in made.parts:
+        if [*state["_modules"].values()] != children:
+            block.structure = None  # type: ignore[assignment]
+            return None
+        if [*state["_parameters"]] != names or not _is_plain(module, kind, state):
+            return None
+    return made
 
 
-def block_arguments(block: Any, x: Tensor, grid: list[int] | None, bf16: bool) -> BlockArguments:
+def block_arguments(
+    block: Any, x: Tensor, grid: list[int] | None, bf16: bool, weights: list[Tensor | None] | None = None
+) -> BlockArguments:
     """The block's weights and options as the operator takes them, without drop scales."""
-    # Parameters come from their dictionaries: an attribute of a module takes five times as long.
-    norm, mixer, mlp = block.norm, block.mixer, block.mlp
-    *inner, A_log, D = [mixer._parameters[name] for name in INNER_WEIGHTS]
-    inner += [None if A_log is None else decay_rates(A_log), D]
-    weights, mlp_eps = [layer._parameters["weight"] for layer in (norm, mixer.in_proj, mixer.out_proj)], 0.0
-    mlp_weights: Any = (None, None, None)
-    if mlp is not None:
-        mlp_weights = [layer._parameters["weight"] for layer in (block.norm2, mlp.fc1, mlp.fc2)]
-        mlp_eps = block.norm2.eps
-    inner[0], conv_grid = flatten_filter("block", inner[0], grid)
-    tensors = (x, *weights[:2], *inner, weights[2], *mlp_weights, None)
-    arguments: Any = (*tensors, mixer.rule, mixer.flags, norm.eps, mlp_eps, bf16, conv_grid)
+    norm_weight, in_proj, conv_weight, conv_bias, x_proj, dt_proj, dt_bias, A_log, D, out_proj, *mlp = weights or [
+        owner[name] for owner, name in _weights(block)
+    ]
+    filters, conv_grid = flatten_filter("block", conv_weight, grid)  # type: ignore[arg-type]
+    A = None if A_log is None else decay_rates(A_log)
+    inner = (filters, conv_bias, x_proj, dt_proj, dt_bias, A, D)
+    modules = block.__dict__["_modules"]
+    state, mlp_eps = modules["mixer"].__dict__, modules["norm2"].eps if mlp else 0.0
+    options = (state["rule"], state["flags"], modules["norm"].eps, mlp_eps, bf16, conv_grid)
+    arguments: Any = (x, norm_weight, in_proj, *inner, out_proj, *(mlp or NO_MLP), None, *options)
     return BlockArguments(*arguments)
 
 
-def weights_fit(block: Any, args: BlockArguments) -> bool:
-    """Whether the operator computes the block: float32 weights on a CPU, no bias, no dropout in the MLP."""
-    mixer, mlp = block.mixer, block.mlp
-    if mixer._parameters["scan_norm"] is not None or not has_rule(cpu.NAME, mixer.rule):
-        return False
-    layers = [mixer.in_proj, mixer.out_proj]
-    if mlp is not None:
-        layers += [mlp.fc1, mlp.fc2]
-        if mlp.drop1.p or mlp.drop2.p or mlp.gate_last:
-            return False
-    for layer in layers:
-        if layer._parameters["bias"] is not None:
-            return False
-    for weight in args[1:14]:
-        if weight is not None and not is_float32_on_cpu(weight):
-            return False
-    return True
-
-
 def checked_arguments(block: Any, x: Tensor, grid: list[int] | None, bf16: bool) -> BlockArguments | None:
-    """`block_arguments` of a block that the operator computes, else None."""
-    if not is_unmodified(block):
+    """`block_arguments` of an unmodified block without biases and dropout in the MLP, else None."""
+    made = unmodified(block)
+    if made is None or any([owner[name] is not None for owner, name in made.absent]):
         return None
-    args = block_arguments(block, x, grid, bf16)
-    return args if weights_fit(block, args) else None
+    if (mlp := block.__dict__["_modules"].get("mlp")) is not None and (mlp.drop1.p or mlp.drop2.p or mlp.gate_last):
+        return None
+    args = block_arguments(block, x, grid, bf16, [owner[name] for owner, name in made.weights])
+    return args if has_rule(cpu.NAME, args.rule) else None
+
+
+def fits(args: BlockArguments) -> bool:
+    """Whether the operator takes the weights."""
+    return all([t is None or is_float32_on_cpu(t) for t in args[1:14]])
 
 
 def is_float32_on_cpu(t: Tensor) -> bool:
     """Whether the operator takes a tensor: float32, on the CPU, of torch's own class."""
     return t.dtype is torch.float32 and t.is_cpu and type(t) in CLASSES
-
-
-def _is_in_memory(t: Tensor | None) -> bool:
-    """Whether the numbers of a tensor are where `data_ptr` says, for a call without the dispatcher."""
-    return t is None or type(t) is nn.Parameter or not (t.is_neg() or t._is_zerotensor() or type(t) is FakeTensor)
 
 
 def has_fast_block() -> bool:
@@ -148,7 +149,7 @@ def can_run_now(x: Tensor) -> bool:
 def run_one(block: Any, x: Tensor, grid: list[int] | None) -> Tensor | None:
     """A block by the operator; None where that does not run."""
     args = checked_arguments(block, x, grid, runs_bf16(x)) if can_run_now(x) else None
-    if args is None:
+    if args is None or not fits(args):
         return None
     if _drops(block):
         args = args._replace(drop_scales=_drop_scales(block, x))
@@ -159,22 +160,31 @@ def run_all(blocks: Iterable[Any], x: Tensor, grid: list[int] | None) -> Tensor 
     """Blocks one after the other in one native call, without gradients; None where that does not run.
 
     Returning to Python between blocks costs time (cold caches). Modes of torch that see operators, such as a counter of
-    FLOPs, see none here, so this does not run under them.
+    FLOPs, see none here, so this does not run under them. Nor does it run for tensors whose numbers are not in their
+    memory: a lazily negated one, a fake one.
     """
     if not can_run_now(x) or needs_grad([x]) or num_dispatch_modes() or functorch_transform() or in_forward_mode():
         return None
-    bf16, arguments = runs_bf16(x), []
+    if type(x) is FakeTensor or x.is_neg() or x._is_zerotensor():
+        return None
+    bf16, arguments, sizes = runs_bf16(x), [], []
     for block in blocks:
         args = checked_arguments(block, x, grid, bf16)
-        if args is None or _drops(block) or needs_grad(args[:14]) or not all([_is_in_memory(t) for t in args[:14]]):
+        if args is None or _drops(block) or needs_grad(args[:14]):
             return None
-        validate_block(args)
+        if any([type(owner[name]) not in IN_MEMORY for owner, name in block.structure.weights]):
+            return None
+        known = validate_block.recall(args)
+        if known is None and not fits(args):
+            return None
         arguments.append(args)
-    return cpu.blocks_forward(arguments) if arguments else None
+        sizes.append(known or validate_block(args))
+    return cpu.blocks_forward(arguments, sizes) if arguments else None
 
 
 def _drops(block: Any) -> bool:
-    return isinstance(block.drop_path, DropPath) and block.drop_path.training
+    drop_path = block.__dict__["_modules"]["drop_path"]
+    return isinstance(drop_path, DropPath) and drop_path.training
 
 
 def _drop_scales(block: Any, x: Tensor) -> Tensor:

@@ -27,8 +27,8 @@ def conv_silu(
         weight: (G, D, K), the last of K for the present token; K from 1 to 64 (4 is specialised).
         bias: (G, D).
         reverse: a flag for each direction.
-        backend: "cpu", "cuda" or "triton" to insist on, or "reference" for plain torch; default: the first that can run
-            on x's device, or plain torch while timm's `set_exportable` is on.
+        backend: "cpu" or "cuda" to insist on, or "reference" for plain torch; default: the first that can run on x's
+            device, or plain torch while timm's `set_exportable` is on.
 
     Returns:
         y, (G, B, L, D), of x's dtype (of the autocast dtype under autocast).

@@ -1,5 +1,6 @@
 """Checks of the operators' arguments: shapes, types, devices, rules."""
 
+import contextlib
 import functools
 from collections.abc import Callable, Sequence
 from typing import Any, get_type_hints
@@ -37,28 +38,35 @@ _SHAPES = {
 _REQUIRED = {kind: [name for name, hint in get_type_hints(kind).items() if hint is Tensor] for kind in _SHAPES}
 
 
-def remembered(check: Callable[[Any], object]) -> Callable[[Any], None]:
-    """A check of arguments that passes at once what has passed before with equal shapes, types and options."""
-    passed: set[tuple] = set()
+class Remembered:
+    """A check of arguments, which returns their sizes. It recalls them for equal shapes, types and options."""
 
-    @functools.wraps(check)
-    def wrapper(args: Any) -> None:
+    def __init__(self, check: Callable[[Any], Sizes]):
+        self.check, self.passed = check, dict[tuple, Sizes]()
+        functools.update_wrapper(self, check)
+
+    def __call__(self, args: Any) -> Sizes:  # noqa: D102
         if torch.compiler.is_compiling():
-            check(args)
-            return
-        try:
-            given = tuple([(a.shape, a.dtype, a.device) if isinstance(a, Tensor) else _hashable(a) for a in args])
-            has_passed = given in passed
-        except TypeError:  # symbolic sizes, or sizes that are tensors
-            check(args)
-            return
-        if not has_passed:
-            check(args)
-            if len(passed) >= MAX_REMEMBERED:
-                passed.clear()
-            passed.add(given)
+            return self.check(args)
+        sizes = self.recall(args)
+        if sizes is None:
+            sizes = self.check(args)
+            if len(self.passed) >= MAX_REMEMBERED:
+                self.passed.clear()
+            with contextlib.suppress(TypeError):  # symbolic sizes and tensors have no hash
+                self.passed[_key(args)] = sizes
+        return sizes
 
-    return wrapper
+    def recall(self, args: Any) -> Sizes | None:
+        """The sizes of arguments like those that have passed before, else None."""
+        try:
+            return self.passed.get(_key(args))
+        except TypeError:
+            return None
+
+
+def _key(args: Any) -> tuple:
+    return tuple([(a.shape, a.dtype, a.device) if isinstance(a, Tensor) else _hashable(a) for a in args])
 
 
 def _hashable(option: Any) -> Any:
@@ -121,32 +129,33 @@ def validate(operator: str, args: Any, sources: Sequence[str]) -> Sizes:
     return sizes
 
 
-@remembered
-def validate_scan(args: ScanArguments) -> None:
+@Remembered
+def validate_scan(args: ScanArguments) -> Sizes:
     """Checks the arguments of a scan."""
     if args.reduce not in REDUCTIONS:
         raise ValueError(f"scan: reduce is {args.reduce!r}, expected one of {', '.join(map(repr, REDUCTIONS))}")
     _check_decay("scan", args.rule, args.A)
-    validate("scan", args, ("x", "k"))
+    sizes = validate("scan", args, ("x", "k"))
     for name, activation in zip(args._fields[1:5], args[1:5]):
         if activation is not None and activation.dtype != args.x.dtype:
             raise TypeError(f"scan: {name} is {activation.dtype} but x is {args.x.dtype}; expected one dtype")
+    return sizes
 
 
-@remembered
-def validate_chunks(args: ChunkArguments) -> None:
+@Remembered
+def validate_chunks(args: ChunkArguments) -> Sizes:
     """Checks the arguments of `scan_chunked`."""
-    validate("scan_chunked", args, ("x", "dt", "k"))
+    return validate("scan_chunked", args, ("x", "dt", "k"))
 
 
-@remembered
-def validate_conv(args: ConvArguments) -> None:
+@Remembered
+def validate_conv(args: ConvArguments) -> Sizes:
     """Checks the arguments of `conv_silu`."""
-    validate("conv_silu", args, ("x", "weight"))
+    return validate("conv_silu", args, ("x", "weight"))
 
 
-@remembered
-def validate_norm(args: NormArguments) -> None:
+@Remembered
+def validate_norm(args: NormArguments) -> Sizes:
     """Checks shapes and devices of `rms_norm`."""
     x, weight, _ = args
     if x.dim() < 1 or weight.shape != x.shape[-1:]:
@@ -154,22 +163,23 @@ def validate_norm(args: NormArguments) -> None:
         raise ValueError(f"rms_norm: weight has shape {shape}, expected the last dimension of x {x_shape}")
     if weight.device != x.device:
         raise ValueError(f"rms_norm: weight is on {weight.device} but x is on {x.device}; move them to one device")
+    return args.sizes
 
 
-@remembered
-def validate_mamba_inner(args: MambaInnerArguments) -> None:
+@Remembered
+def validate_mamba_inner(args: MambaInnerArguments) -> Sizes:
     """Checks the arguments of `mamba_inner`."""
-    _validate_mixer("mamba_inner", args, ("xz", "conv_weight"))
+    return _validate_mixer("mamba_inner", args, ("xz", "conv_weight"))
 
 
-@remembered
-def validate_block(args: BlockArguments) -> None:
+@Remembered
+def validate_block(args: BlockArguments) -> Sizes:
     """Checks the arguments of `block`, float32 tokens on the CPU."""
     mlp = args[11:14]
     if mlp.count(None) not in (0, 3):
         raise ValueError("block: some weights of the MLP are None, expected all three or none")
     sources = ("x", "conv_weight") if mlp[2] is None else ("x", "conv_weight", "mlp_out_proj")
-    _validate_mixer("block", args, sources)
+    sizes = _validate_mixer("block", args, sources)
     branches, scales = 1 if mlp[0] is None else 2, args.drop_scales
     if scales is not None and len(scales) != branches:
         raise ValueError(f"block: drop_scales has {len(scales)} rows, expected one for each of {branches} branches")
@@ -178,9 +188,10 @@ def validate_block(args: BlockArguments) -> None:
             raise TypeError(f"block: {name} is {tensor.dtype}, expected torch.float32")
     if not args.x.is_cpu or args.x.numel() == 0:
         raise ValueError(f"block: x has shape {tuple(args.x.shape)} on {args.x.device}, expected tokens on the CPU")
+    return sizes
 
 
-def _validate_mixer(operator: str, args: MambaInnerArguments | BlockArguments, sources: tuple[str, ...]) -> None:
+def _validate_mixer(operator: str, args: MambaInnerArguments | BlockArguments, sources: tuple[str, ...]) -> Sizes:
     scan_weights = dict(x_proj=args.x_proj, dt_proj=args.dt_proj, dt_bias=args.dt_bias, D=args.D)
     if args.rule == NO_RULE:
         scan_weights["A"] = args.A
@@ -199,6 +210,7 @@ def _validate_mixer(operator: str, args: MambaInnerArguments | BlockArguments, s
         height, width = args.conv_grid[-2:]
         if height * width != sizes.K or not (height % 2 and width % 2):
             raise ValueError(f"{operator}: the filter is {height} x {width}, expected an odd height and an odd width")
+    return sizes
 
 
 def _check_decay(operator: str, name: str, A: Tensor | None) -> None:

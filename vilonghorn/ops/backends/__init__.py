@@ -1,6 +1,7 @@
 """The backends of scan and convolution: what one provides, which of them run here, and the choice between them."""
 
 import warnings
+from collections.abc import Iterable
 from typing import Protocol
 
 import torch
@@ -42,7 +43,7 @@ class Backend(Protocol):
         """Gradients of x, dt, k, q, z, A, D and dt_bias, contiguous and of their dtypes; None for those absent."""
 
     def conv_forward(self, args: ConvArguments) -> Tensor:
-        """Runs `conv_silu` of validated arguments. Absent in `reference`, where torch differentiates it."""
+        """Runs `conv_silu` of validated arguments. Only those in `CONV_BACKENDS` have it."""
 
     def conv_backward(self, dy: Tensor, args: ConvArguments) -> tuple[Tensor, Tensor, Tensor]:
         """Gradients of x, weight and bias, contiguous and of their dtypes."""
@@ -50,6 +51,7 @@ class Backend(Protocol):
 
 # In the order of preference: the first that can run a tensor's device type and dtype is taken.
 BACKENDS: dict[str, Backend] = {module.NAME: module for module in (native, cuda, triton_backend, reference)}
+CONV_BACKENDS = (native.NAME, cuda.NAME)  # with a kernel of the convolution; elsewhere it is torch's
 _warned: set[tuple[str, torch.dtype, str]] = set()  # combinations of device type, dtype and rule
 
 
@@ -102,15 +104,16 @@ def has_rule(backend: str, rule: str) -> bool:
 @torch.compiler.assume_constant_result
 def choose_conv(device_type: str, dtype: torch.dtype, name: str | None) -> str:
     """The name of the backend that runs `conv_silu`: the one asked for, or the first that can. Raises as `choose`."""
+    names = (*CONV_BACKENDS, reference.NAME)
     if name is None:
-        return next(name for name, backend in BACKENDS.items() if backend.unavailable(device_type, dtype) is None)
-    return _require("conv_silu", name, device_type, dtype).NAME
+        return next(name for name in names if BACKENDS[name].unavailable(device_type, dtype) is None)
+    return _require("conv_silu", name, device_type, dtype, names).NAME
 
 
-def _require(operator: str, name: str, device_type: str, dtype: torch.dtype) -> Backend:
-    """The backend of that name, or an error if it cannot run here."""
-    if name not in BACKENDS:
-        raise ValueError(f"{operator}: no backend {name!r}; there are {', '.join(map(repr, BACKENDS))}")
+def _require(operator: str, name: str, device_type: str, dtype: torch.dtype, names: Iterable = BACKENDS) -> Backend:
+    """The backend of that name, one of `names`, or an error if it cannot run here."""
+    if name not in names:
+        raise ValueError(f"{operator}: no backend {name!r}; there are {', '.join(map(repr, names))}")
     if reason := BACKENDS[name].unavailable(device_type, dtype):
         raise RuntimeError(f"{operator}: backend {name!r} cannot run {dtype} on {device_type!r}: {reason}")
     return BACKENDS[name]

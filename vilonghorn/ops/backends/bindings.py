@@ -4,13 +4,16 @@ Structs and fields have the names of kernels/include/vilonghorn.h, without the p
 """
 
 import ctypes
+import functools
 import json
 import math
 import shlex
+import struct
 import sys
 from collections.abc import Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -161,23 +164,16 @@ class Conv(ctypes.Structure):
 
 
 BLOCK_TENSORS = BlockArguments._fields[:14]  # those that have a gradient
+BLOCK_OUTPUTS = 7 + len(BLOCK_TENSORS) + 2  # pointers from `out` on
+# VlBlock: sizes, options, eps, the grid, then the pointers. A ctypes.Structure takes three times as long to fill.
+BLOCK = struct.Struct(f"12q4i2d3qPP{len(BLOCK_TENSORS)}PP{BLOCK_OUTPUTS}P")
 
 
-class Block(ctypes.Structure):
-    """A residual block, with or without an MLP."""
-
-    _fields_ = [
-        *_fields(_LONG, "batch length dim directions channels states d_conv dt_rank num_heads chunk channel_splits"),
-        *_fields(_LONG, "hidden"),
-        *_fields(_INT, "rule threads bf16_parts save"),
-        *_fields(ctypes.c_double, "eps mlp_eps"),
-        ("conv_grid", ConvGrid),
-        ("reverse", ctypes.c_char_p),
-        *((name, _POINTER) for name in BLOCK_TENSORS),
-        *_fields(_POINTER, "drop_scales out xz projected saved_states mid gv dout"),
-        *(("d" + name, _POINTER) for name in BLOCK_TENSORS),
-        *_fields(_POINTER, "in_proj_scale out_proj_scale"),
-    ]
+@functools.cache
+def flags_address(reverse: tuple[int, ...]) -> tuple[int, Any]:
+    """The address of a constant array of flags, and the array."""
+    array = ctypes.create_string_buffer(bytes(reverse), len(reverse))
+    return ctypes.addressof(array), array
 
 
 class Params:

@@ -21,14 +21,15 @@ from torch import Tensor
 from torch.profiler import record_function
 
 from .._torch import is_profiling
-from ..arguments import BlockArguments, ConvArguments, MambaInnerArguments, NormArguments, ScanArguments
+from ..arguments import BlockArguments, ConvArguments, MambaInnerArguments, NormArguments, ScanArguments, Sizes
 from ..register import register_op
 from ..rules import NO_RULE
 from ..validate import validate_block
 from .bindings import (
+    BLOCK,
+    BLOCK_OUTPUTS,
     BLOCK_TENSORS,
     UNKNOWN_RULE,
-    Block,
     ConvGrid,
     Input,
     MambaInner,
@@ -37,6 +38,7 @@ from .bindings import (
     Scan,
     ScanParams,
     conv_params,
+    flags_address,
     open_library,
     rule_number,
 )
@@ -209,9 +211,8 @@ def block_forward(args: BlockArguments, save: bool) -> tuple[Tensor, ...]:
     mid = new(args.x.shape if hidden else 0)
     gv = new((B, L, 2 * hidden) if save and hidden else 0)
     outputs = (new(args.x.shape), xz, projected, saved_states, mid, gv)
-    x = args.x.contiguous()
-    struct, _tensors = _block_struct(args, x, [t.data_ptr() for t in outputs], save)
-    _run_stages(library.vl_block_forward, FORWARD_STAGES, struct)
+    call, _tensors = _pack_block(args, args.sizes, args.x.contiguous(), [t.data_ptr() for t in outputs], save)
+    _run_stages(library.vl_block_forward, FORWARD_STAGES, call, hidden > 0)
     return outputs if save else (outputs[0], *(new(0) for _ in outputs[1:]))
 
 
@@ -226,36 +227,35 @@ def block_backward(
     for name, t, needed in zip(BLOCK_TENSORS, args, wanted):
         skipped = not needed and name.endswith(("in_proj", "out_proj"))
         grads.append(None if t is None else t.new_empty(0 if skipped else t.shape))
-    x, dout = args.x.contiguous(), dout.contiguous()
+    dout = dout.contiguous()
     outputs = [0, *(t.data_ptr() for t in saved), dout.data_ptr()]
     outputs += [0 if grad is None else grad.data_ptr() for grad in grads]
-    struct, _tensors = _block_struct(args, x, outputs, True)
-    _run_stages(library.vl_block_backward, BACKWARD_STAGES, struct)
+    call, _tensors = _pack_block(args, args.sizes, args.x.contiguous(), outputs, True)
+    _run_stages(library.vl_block_backward, BACKWARD_STAGES, call, _hidden(args) > 0)
     return [*grads, None]
 
 
-def blocks_forward(blocks: Sequence[BlockArguments]) -> Tensor:
-    """Runs blocks one after the other, on the tokens of the first one.
+def blocks_forward(blocks: Sequence[BlockArguments], sizes: Sequence[Sizes]) -> Tensor:
+    """Runs blocks of validated arguments and their sizes one after the other, on the tokens of the first one.
 
     Returning to Python between blocks costs time (cold caches), so all calls are prepared before the first one runs.
     """
     _require("blocks")
-    tokens, sizes = blocks[0].x.contiguous(), [args.sizes for args in blocks]  # `tokens` is held to the end
-    x = tokens
+    x = blocks[0].x.contiguous()
     xz = x.new_empty(max(B * L * 2 * D for _, B, L, D, *_ in sizes))
     projected = x.new_empty(max(G * B * L * (R + 2 * N) for G, B, L, _, N, _, R, _ in sizes))
     streams = x.new_empty(x.shape), x.new_empty(x.shape)
     calls = []
-    for args in blocks:
+    for args, size in zip(blocks, sizes):
         mid, out = streams[::-1] if x is streams[0] else streams
         if not _hidden(args):
             mid, out = out, mid
         # With an MLP, the result may overwrite x, which is read by the mixer only.
         pointers = [t.data_ptr() for t in (out, xz, projected)]
-        calls.append(_block_struct(args, x, [*pointers, 0, mid.data_ptr()]))
+        calls.append((*_pack_block(args, size, x, [*pointers, 0, mid.data_ptr()]), _hidden(args) > 0))
         x = out
-    for struct, _ in calls:
-        _run_stages(library.vl_block_forward, FORWARD_STAGES, struct)
+    for call, _, has_mlp in calls:
+        _run_stages(library.vl_block_forward, FORWARD_STAGES, call, has_mlp)
     return x
 
 
@@ -301,22 +301,24 @@ def _norm_params(args: NormArguments) -> Params:
     return params
 
 
-def _block_struct(
-    args: BlockArguments, x: Tensor, outputs: Sequence[int], save: bool = False
-) -> tuple[Block, list[Tensor | None]]:
-    """The struct, and the tensors it points to, which the caller must hold during the call, like x and the outputs.
+def _pack_block(
+    args: BlockArguments, sizes: Sizes, x: Tensor, outputs: Sequence[int], save: bool = False
+) -> tuple[bytes, list[Tensor | None]]:
+    """A VlBlock, and the tensors it points to, which the caller must hold during the call, like `outputs`.
 
     `outputs` are the pointers of the struct from `out` on.
     """
-    G, B, L, D, N, K, R, H = args.sizes
+    G, B, L, D, N, K, R, H = sizes
     threads = torch.get_num_threads()
     bf16_parts = 1 if args.bf16 else BF16_PARTS[torch.get_float32_matmul_precision()]
-    sizes = (B, L, x.shape[-1], G, D, N, K, R, H, CHUNK, num_channel_splits(B, D, LANES, threads))
+    splits = num_channel_splits(B, D, LANES, threads)
+    numbers = (B, L, x.shape[-1], G, D, N, K, R, H, CHUNK, splits, _hidden(args))
     options = (rule_number(args.rule), threads, bf16_parts, save, args.eps, args.mlp_eps)
-    tensors = [None if t is None else t.contiguous() for t in args[1:15]]
-    pointers = [None if t is None else t.data_ptr() for t in tensors]
-    grid, reverse = ConvGrid.of(args.conv_grid), bytes(args.reverse)
-    return Block(*sizes, _hidden(args), *options, grid, reverse, x.data_ptr(), *pointers, *outputs), tensors
+    tensors = [x, *(None if t is None else t.contiguous() for t in args[1:15])]
+    pointers = [0 if t is None else t.data_ptr() for t in tensors]
+    grid, reverse = args.conv_grid[:3] or (0, 0, 0), flags_address(tuple(args.reverse))[0]
+    absent = [0] * (BLOCK_OUTPUTS - len(outputs))
+    return BLOCK.pack(*numbers, *options, *grid, 0, reverse, *pointers, *outputs, *absent), tensors
 
 
 def _share_work(params: P, num_sums: int = 0) -> P:
@@ -332,22 +334,22 @@ def _share_work(params: P, num_sums: int = 0) -> P:
     return params
 
 
-def _run(function, struct: ctypes.Structure, *stage: int) -> None:
-    code = function(ctypes.byref(struct), *stage, _isa)
+def _run(function, struct: ctypes.Structure | bytes, *stage: int) -> None:
+    code = function(struct if isinstance(struct, bytes) else ctypes.byref(struct), *stage, _isa)
     if code == UNKNOWN_RULE:
         raise RuntimeError("the CPU library has no kernel for this rule; use backend='reference'")
     if code:
         raise RuntimeError("the CPU kernel could not run: out of memory")
 
 
-def _run_stages(function, stages: Sequence[str], struct: Block) -> None:
+def _run_stages(function, stages: Sequence[str], call: bytes, has_mlp: bool) -> None:
     """Runs all stages in one call; while a profile is taken, each in a call that the profile names."""
     if not is_profiling():
-        return _run(function, struct, -1)
+        return _run(function, call, -1)
     for number, stage in enumerate(stages):
-        if struct.hidden or stage not in MLP_STAGES:
+        if has_mlp or stage not in MLP_STAGES:
             with record_function(f"vilonghorn::block/{stage}"):
-                _run(function, struct, number)
+                _run(function, call, number)
 
 
 def _fake_block(args: BlockArguments, save: bool) -> tuple[Tensor, ...]:

@@ -223,10 +223,10 @@ class _CudaParams(ScanParams):
             raise ValueError(f"scan: the CUDA kernels take up to {MAX_DIRECTIONS} directions, not {len(args.reverse)}")
         states, self.channels = args.k.shape[-1], args.x.shape[-1]
         super().__init__(args, kernel_dtype(args.x.dtype, states), CHUNK, LANES)
-        self.segments = segments.Segments(None, 1)
+        self.segments = (0, 1)
         if states == SEGMENT_STATES:
             warps = segments.multiprocessors(self.device) * RESIDENT_WARPS.get(args.rule, 1)
-            self.segments = segments.split(args, segments.Device(warps, channels=LANES, direction_warps=2), CHUNK)
+            self.segments = segments.split(args, warps, LANES, CHUNK)
 
     def activation(self, t: Tensor | None) -> Input:
         """As `Params.activation`; copies tensors whose pairs of channels are not aligned."""
@@ -246,7 +246,7 @@ class _CudaParams(ScanParams):
             tokens, channels = self.struct.batch * self.struct.length, self.struct.channels
             self.output("accumulator", (tokens, self.struct.dz_step if self.struct.dx else channels), torch.float32)
         steps, count = self.segments
-        struct = Segments(steps or 0)
+        struct = Segments(steps)
         if steps:
             G, B, _, N, width = self.saved_state_shape
             runs = 1 + segments.basis_runs(self.args.rule, N)

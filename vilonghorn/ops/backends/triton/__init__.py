@@ -14,25 +14,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ...arguments import ChunkArguments, ConvArguments, ScanArguments
+from ...arguments import ChunkArguments, ScanArguments
 from ...rules import RULES, kernel_state_dtype
-from .. import segments
 
 NAME = "triton"
 CHUNK = 8  # steps between two saved states, N numbers a channel each
 LANES = 32  # channels of a saved state are padded to a multiple of this, the widest block of a program
 HELD = {"longhorn": 4, "longhorn_exact": 4, "mamba": 3}  # states that backward holds in registers: more would spill
-HELD_SEGMENTS = HELD | {"mamba": 2}  # over segments of time, which need registers for their start
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 MAX_DIRECTIONS = 62  # their flags are bits of one integer
 OPTIONS = {"num_warps": 1, "enable_fp_fusion": True}
-RESIDENT_WARPS = 8  # of a multiprocessor, each a program: registers allow no more in backward
-CONV_SEGMENT = 64  # tokens of a segment of the convolution, at most
-CONV_ROWS = 4  # segments of a program, each one warp
-CONV_STEPS = 4  # tokens that are loaded at once
-CONV_TAPS = 8  # with more, values do not fit into registers, and code grows: one token and channel of a lane at once
-CONV_PROGRAMS = 4096  # segments are halved until there are this many warps
-CONV_BLOCKS = (128, 64)  # channels of a segment's program, forward and backward
 CHUNK_TOKENS = 16  # tokens of a chunk of `scan_chunked`, a power of two
 INDEX_LIMIT = 2**31  # elements of one sequence; from here on offsets have 64 bits
 
@@ -60,7 +51,6 @@ def _no_gpu() -> str | None:
 # Arguments of the kernels
 Inputs = namedtuple("Inputs", "x dt k q z dy D dt_bias")  # tensors, None if absent, or all their strides but the last
 Outputs = namedtuple("Outputs", "x dt k q z D dt_bias sums")  # gradients, and memory for sums over directions
-ConvInputs = namedtuple("ConvInputs", "x dy")
 Config = namedtuple("Config", "RULE DIRECTIONS MEAN CHUNK HELD INDEX N TILE")  # INDEX is the type of offsets
 
 
@@ -95,15 +85,14 @@ def saved_state_dtype(args: ScanArguments) -> torch.dtype:
 
 
 def forward(args: ScanArguments, save: bool) -> tuple[Tensor, Tensor]:
-    """Runs a scan; see `Backend`. With segments, the steps between saved states are counted in each."""
+    """Runs a scan; see `Backend`."""
     from .kernels import scan_forward
 
     params = _Params(args)
     y = torch.empty(args.output_shape, dtype=args.x.dtype, device=args.x.device)
     num_saved = args.sizes.num_saved_states(CHUNK, LANES) if save else 0
     saved_states = args.x.new_empty(num_saved, dtype=saved_state_dtype(args))
-    tensors = (y, params.sums_for(y), saved_states if save else None, params.starts())
-    params.launch(scan_forward, params.grid, *params.inputs, *tensors)
+    params.launch(scan_forward, y, params.sums_for(y), saved_states if save else None)
     return y, saved_states
 
 
@@ -121,11 +110,10 @@ def backward(dy: Tensor, args: ScanArguments, saved_states: Tensor) -> tuple[Ten
         sums = params.sums_for(dz)
     elif args.z is not None:
         dz = params.empty(G, B, L, D)
-    rows, width = B * params.num_segments, params.tile.channels
-    dA = None if args.A is None else params.empty(rows, G, params.blocks, N, width)
-    dD, ddt_bias = (None if t is None else params.empty(rows, G, params.blocks * width) for t in args[6:8])
-    outputs = Outputs(dx, ddt, dk, dq, dz, dD, ddt_bias, sums)
-    params.launch(scan_backward, params.grid, *params.inputs, saved_states, params.starts(), dA, outputs)
+    width = params.tile.channels
+    dA = None if args.A is None else params.empty(B, G, params.blocks, N, width)
+    dD, ddt_bias = (None if t is None else params.empty(B, G, params.blocks * width) for t in args[6:8])
+    params.launch(scan_backward, saved_states, dA, Outputs(dx, ddt, dk, dq, dz, dD, ddt_bias, sums))
 
     dk, dq = dk.sum(0), dq.sum(0)
     dz = dz.sum(0) if dz is not None and args.reduce == "none" else dz
@@ -133,61 +121,6 @@ def backward(dy: Tensor, args: ScanArguments, saved_states: Tensor) -> tuple[Ten
     dD, ddt_bias = (None if t is None else t.sum(0)[:, :D] for t in (dD, ddt_bias))
     grads = (dx, ddt, dk, dq, dz, dA, dD, ddt_bias)
     return tuple(None if g is None else g.to(t.dtype).contiguous() for g, t in zip(grads, args[:8]))
-
-
-ConvConfig = namedtuple("ConvConfig", "DIRECTIONS REVERSE K ROWS BLOCK STEPS")
-
-
-def conv_forward(args: ConvArguments) -> Tensor:
-    """Runs `vilonghorn.ops.conv_silu`."""
-    from .conv import conv_forward as kernel
-
-    y = torch.empty((len(args.reverse), *args.x.shape), dtype=args.x.dtype, device=args.x.device)
-    _, launch = _conv_launch(args, CONV_BLOCKS[0])
-    x = _rows(args.x)
-    launch(kernel, x, (0, *x.stride()[:2]), *_conv_parameters(args), y)
-    return y
-
-
-def conv_backward(dy: Tensor, args: ConvArguments) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of x, weight and bias."""
-    from .conv import conv_backward as kernel
-
-    (G, D, K), x, dy = args.weight.shape, _rows(args.x), _rows(dy.to(args.x.dtype))
-    programs, launch = _conv_launch(args, CONV_BLOCKS[1])
-    dx = torch.empty(args.x.shape, dtype=x.dtype, device=x.device)
-    partials = torch.empty((programs, G, K + 1, D), dtype=torch.float32, device=x.device)
-    strides = ConvInputs((0, *x.stride()[:2]), dy.stride()[:3])
-    launch(kernel, x, dy, strides, *_conv_parameters(args), dx, partials)
-    dweight, dbias = partials.sum(0).split([K, 1], 1)
-    return dx, dweight.mT.contiguous().to(args.weight.dtype), dbias[:, 0].contiguous().to(args.bias.dtype)
-
-
-def _conv_parameters(args: ConvArguments) -> tuple[Tensor, Tensor]:
-    return args.weight.float().contiguous(), args.bias.float().contiguous()
-
-
-def _conv_launch(args: ConvArguments, block: int) -> tuple[int, Callable]:
-    """The number of programs for each block of channels, and a function that launches a kernel with its tensors."""
-    G, B, L, D, _, K, *_ = args.sizes
-    steps = CONV_STEPS
-    if K > CONV_TAPS:
-        block, steps = min(block, 32), 1
-    block, segment = min(block, 1 << max(D - 1, 0).bit_length()), CONV_SEGMENT
-    blocks = -(-D // block)
-    while segment > 4 and B * -(-L // segment) * blocks < CONV_PROGRAMS:
-        segment //= 2
-    segments = -(-L // segment)
-    config = ConvConfig(G, sum(flag << g for g, flag in enumerate(args.reverse)), K, CONV_ROWS, block, steps)
-    programs = -(-B * segments // CONV_ROWS)
-
-    def launch(kernel, *tensors) -> None:
-        if args.x.numel():
-            with torch.cuda.device_of(args.x):
-                scalars = (B, L, D, -(-L // segments))
-                kernel[(programs, blocks)](*tensors, *scalars, config, num_warps=CONV_ROWS, enable_fp_fusion=True)
-
-    return programs, launch
 
 
 # Fields in the order of `ChunkArguments`
@@ -275,19 +208,16 @@ class _Params:
         G, B, L, D, N, *_ = args.sizes
         self.args, self.tile = args, tile_of(N)
         self.blocks = -(-D // self.tile.channels)
-        device = segments.Device(segments.multiprocessors(args.x.device) * RESIDENT_WARPS, self.tile.channels)
-        steps, self.num_segments = segments.split(args, device, CHUNK)
         mean = args.reduce == "mean"
-        self.grid = (B * self.num_segments, self.blocks, 1 if mean else G)  # with mean, a program runs all directions
+        self.grid = (B, self.blocks, 1 if mean else G)  # with mean, a program runs all directions
 
         activations = (None if t is None else _rows(t).expand(G, B, L, -1) for t in (*args[:5], dy))
         inputs = Inputs(*activations, *(None if t is None else _rows(t) for t in args[6:8]))
         strides = Inputs(*((0, 0, 0) if t is None else t.stride()[:-1] for t in inputs))
         self.inputs = (inputs, strides, None if args.A is None else self.tiles(args.A))
-        self.scalars = (D, L, steps, _direction_bits("scan", args.reverse))
+        self.scalars = (D, L, _direction_bits("scan", args.reverse))
         index = _index_type(L * D, *(L * stride[-1] + D for stride in strides[:6]))
-        held = (HELD if steps is None else HELD_SEGMENTS)[args.rule]
-        self.config = Config(RULES[args.rule].number, G, mean, CHUNK, held, index, N, self.tile)
+        self.config = Config(RULES[args.rule].number, G, mean, CHUNK, HELD[args.rule], index, N, self.tile)
 
     def empty(self, *shape: int) -> Tensor:
         return torch.empty(shape, dtype=torch.float32, device=self.args.x.device)
@@ -303,23 +233,9 @@ class _Params:
             return None
         return output if output.dtype == torch.float32 else self.empty(*output.shape)
 
-    def starts(self) -> Tensor | None:
-        """The state that each segment starts with, or in backward its gradient; None without a split."""
-        if self.num_segments == 1:
-            return None
-        from .kernels import scan_join, scan_summary
-
-        G, B, _, _, N, *_ = self.args.sizes
-        runs, tile = 1 + segments.basis_runs(self.args.rule, N), (self.blocks, N, self.tile.channels)
-        summaries = self.empty(G, B, self.num_segments, runs, *tile)
-        starts = self.empty(G, B, self.num_segments, *tile)
-        self.launch(scan_summary, (*self.grid[:2], G * runs), *self.inputs, summaries)
-        self.launch(scan_join, (B, self.blocks, G), self.inputs[0].dy is not None, summaries, starts)
-        return starts
-
-    def launch(self, kernel, grid: tuple[int, int, int], *arguments: Any) -> None:
+    def launch(self, kernel, *outputs: Any) -> None:
         with torch.cuda.device_of(self.args.x):
-            kernel[grid](*arguments, *self.scalars, self.config, **OPTIONS)
+            kernel[self.grid](*self.inputs, *outputs, *self.scalars, self.config, **OPTIONS)
 
 
 def _rows(t: Tensor) -> Tensor:

@@ -1,7 +1,7 @@
 """What the Triton kernels share: the layout of states, the part of a program, and how rows are read. Imports triton.
 
 A program is one warp. It owns a block of channels of one sequence, holds their states in registers and runs through
-time, or through one segment of it (see `segments`).
+time.
 """
 
 from collections import namedtuple
@@ -18,10 +18,9 @@ import triton.language as tl
 # interpreter does not combine a mask and a scalar by &.
 
 
-# What a program works on: its block of channels and its first direction (or run of `scan_summary`); channels in the
-# block and in all, (CR, CL), and states, (SR, SL), with their masks; the sequence b and its segment, with the segment's
-# first token in image order and length. Without a split the segment is the whole sequence.
-Program = namedtuple("Program", "block first local c n c_mask n_mask channels batch b num_segments segment begin size")
+# What a program works on: its block of channels and its first direction; channels in the block and in all, (CR, CL),
+# and states, (SR, SL), with their masks; the number of sequences, and its own sequence b.
+Program = namedtuple("Program", "block first local c n c_mask n_mask channels batch b")
 Rows = namedtuple("Rows", "x dt k q")  # of one sequence in one direction, as from `input_row`
 
 
@@ -46,21 +45,12 @@ def sum_channels(tile):  # noqa: D103
 
 
 @triton.jit
-def this_program(channels, length, segment_steps, CONFIG: tl.constexpr):
-    """The `Program` of this program. A reverse direction begins with the last segment."""
-    row, block, first = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+def this_program(channels, CONFIG: tl.constexpr):  # noqa: D103
+    b, block, first = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64), tl.program_id(2).to(tl.int64)
     local = tl.arange(0, CONFIG.TILE.CR)[:, None] * CONFIG.TILE.CL + tl.arange(0, CONFIG.TILE.CL)[None, :]
     n = tl.arange(0, CONFIG.TILE.SR)[:, None] + tl.arange(0, CONFIG.TILE.SL)[None, :] * CONFIG.TILE.SR
-    c = block * (CONFIG.TILE.CR * CONFIG.TILE.CL) + local
-    num_segments, segment, begin, size = 1, 0, 0, length
-    if segment_steps is not None:
-        num_segments = tl.cdiv(length, segment_steps)
-        segment = row % num_segments
-        begin = segment.to(CONFIG.INDEX) * segment_steps
-        size = tl.minimum(segment_steps, length - begin)
-    part = (tl.num_programs(0) // num_segments, (row // num_segments).to(tl.int64), num_segments, segment, begin, size)
-    block, first = block.to(tl.int64), first.to(tl.int64)
-    return Program(block, first, local, c, n, c < channels, n < CONFIG.N, channels, *part)
+    c = tl.program_id(1) * (CONFIG.TILE.CR * CONFIG.TILE.CL) + local
+    return Program(block, first, local, c, n, c < channels, n < CONFIG.N, channels, tl.num_programs(0), b)
 
 
 @triton.jit
