@@ -27,9 +27,12 @@ class Sizes(NamedTuple):
         """Shape of the states before every `chunk`-th step, with channels padded to a multiple of `lanes`."""
         return self.G, self.B, (self.L + chunk - 1) // chunk, self.N, (self.D + lanes - 1) // lanes * lanes
 
-    def num_saved_states(self, chunk: int, lanes: int) -> int:
-        """Number of elements in a tensor of `saved_state_shape`."""
-        return math.prod(self.saved_state_shape(chunk, lanes))
+    def empty_states(self, like: Tensor, chunk: int, lanes: int, dtype: torch.dtype, save: bool) -> Tensor:
+        """Memory for states of `saved_state_shape`, in one dimension, on the device of `like`; none without `save`.
+
+        With more dimensions, torch.compile would guard on a number of chunks of 1.
+        """
+        return like.new_empty(math.prod(self.saved_state_shape(chunk, lanes)) if save else 0, dtype=dtype)
 
 
 class ScanArguments(NamedTuple):

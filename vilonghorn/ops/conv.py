@@ -8,8 +8,8 @@ from torch import Tensor
 
 from .arguments import ConvArguments
 from .backends import BACKENDS, Backend, choose_conv
-from .register import is_timm_exporting, register_op
-from .scan_order import flip_reversed, insert_class_token, prefix_first
+from .register import register_op
+from .scan_order import insert_class_token, prefix_first
 from .validate import autocast_dtype, check_flags, check_grid, validate_conv
 
 
@@ -28,7 +28,7 @@ def conv_silu(
         bias: (G, D).
         reverse: a flag for each direction.
         backend: "cpu" or "cuda" to insist on, or "reference" for plain torch; default: the first that can run on x's
-            device, or plain torch while timm's `set_exportable` is on.
+            device.
 
     Returns:
         y, (G, B, L, D), of x's dtype (of the autocast dtype under autocast).
@@ -40,21 +40,14 @@ def conv_silu(
     """
     x = x.to(autocast_dtype(x) or x.dtype)
     args = ConvArguments(x, weight, bias, check_flags("conv_silu", reverse), backend)
-    if backend is None and is_timm_exporting():
-        return conv_silu_exportable(*args[:4])
     if choose_conv(x.device.type, x.dtype, backend) == "reference":
         validate_conv(args)
         return conv_silu_reference(*args[:4])
     return _run(args)
 
 
-def conv_silu_exportable(x: Tensor, weight: Tensor, bias: Tensor, reverse: Sequence[int]) -> Tensor:
-    """`conv_silu` in torch's own operators."""
-    return torch.stack(flip_reversed(conv_silu_scan_order(x, weight, bias, reverse), reverse))
-
-
 def conv_silu_scan_order(x: Tensor, weight: Tensor, bias: Tensor, reverse: Sequence[int]) -> Tensor:
-    """`conv_silu` with few nodes in a graph: one convolution, and y[g] in the order that direction g reads."""
+    """`conv_silu` in torch's operators with few nodes: one convolution. y[g] is in the order that direction g reads."""
     validate_conv(ConvArguments(x, weight, bias, reverse))
     flipped = torch.cat([x.flip(1) if flag else x for flag in reverse], dim=-1)  # (B, L, G * D)
     [y] = conv_silu_reference(flipped, weight.flatten(0, 1)[None], bias.flatten()[None], [0]).unbind(0)

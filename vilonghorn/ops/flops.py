@@ -52,15 +52,8 @@ def _inner_parts(a: Any) -> tuple[int, int, int]:
     return convolution, 2 * G * B * L * (D * P + H * R), recurrence
 
 
-def mamba_inner_flops(a: Any, scan_norm: Sequence[int] | None = None) -> int:
-    """Floating-point operations of `mamba_inner`, forward.
-
-    Args:
-        a: `MambaInnerArguments` with shapes in place of tensors.
-        scan_norm: shape of its `scan_norm`: each direction of it scans the one set of parameters.
-    """
-    convolution, projections, recurrence = _inner_parts(a)
-    return convolution + projections + recurrence * (1 if scan_norm is None else scan_norm[0])
+def _inner(a: Any) -> int:
+    return sum(_inner_parts(a))
 
 
 def _inner_backward(a: Any) -> int:
@@ -76,7 +69,7 @@ def _linear_layers(a: Any) -> dict[str, int]:
 
 
 def _block(a: Any) -> int:
-    return sum(_linear_layers(a).values()) + mamba_inner_flops(a)
+    return sum(_linear_layers(a).values()) + _inner(a)
 
 
 def _block_backward(a: Any, wanted: Sequence[int]) -> int:
@@ -97,6 +90,6 @@ _register("scan", ScanArguments, _scan, lambda a, _: 3 * _scan(a))
 _register("scan_chunked_triton", ChunkArguments, _chunks, lambda a, _: 3 * _chunks(a))
 _register("conv_silu", ConvArguments, _conv, lambda a, _: 3 * _conv(a))
 for _name in ("mamba_inner_cpu", "mamba_inner_cuda"):
-    _register(_name, MambaInnerArguments, mamba_inner_flops, lambda a, _: _inner_backward(a))
+    _register(_name, MambaInnerArguments, _inner, lambda a, _: _inner_backward(a))
 _register("block", BlockArguments, _block, _block_backward)
 _register("rms_norm_cpu", NormArguments, lambda a: 0, lambda a, _: 0)

@@ -15,10 +15,10 @@ from torch import Tensor
 from .arguments import ChunkArguments, MambaInnerArguments, ScanArguments
 from .backends import choose_conv, cpu, cuda, has_rule
 from .chunked import scan_chunked_in_torch
-from .conv import conv2d_silu, conv_silu, conv_silu_exportable, conv_silu_scan_order
+from .conv import conv2d_silu, conv_silu, conv_silu_scan_order
 from .norm import rms_norm, rms_norm_exportable
-from .register import is_timm_exporting, register_op
-from .rules import NO_RULE, kernel_state_dtype
+from .register import register_op
+from .rules import NO_RULE
 from .scan import scan, scan_exportable
 from .scan_order import flip_reversed
 from .validate import autocast_dtype, check_flags, flatten_filter, validate_mamba_inner
@@ -79,8 +79,6 @@ def mamba_inner(
             True and False.
     """
     args = _arguments(xz, conv_weight, conv_bias, x_proj, dt_proj, dt_bias, A, D, scan_norm, rule, reverse, grid)
-    if is_timm_exporting():
-        return _exportable(args, scan_norm, reverse)
     if scan_norm is not None:
         return _shared(args, scan_norm, reverse, scan, rms_norm)
     if cpu.unavailable(xz.device.type) is None and has_rule(cpu.NAME, rule):
@@ -125,36 +123,33 @@ def mamba_inner_composed(args: MambaInnerArguments, backend: str | None = None) 
         return _gated_mean(u.unbind(0), z)
     z, u, dt_of_heads, k, q = projections(args)
     dt, dt_bias = _to_channels(dt_of_heads, args, -1), _to_channels(args.dt_bias, args, 1)
-    options: dict[str, Any] = dict(z=z, A=args.A, D=args.D, dt_bias=dt_bias, rule=args.rule, backend=backend)
-    return scan(u, dt, k, q, reverse=[bool(flag) for flag in args.reverse], reduce="mean", **options)
+    options: dict[str, Any] = dict(z=z, A=args.A, D=args.D, dt_bias=dt_bias, rule=args.rule, reverse=args.reverse)
+    return scan(u, dt, k, q, reduce="mean", backend=backend, **options)
 
 
 def _exportable(
-    args: MambaInnerArguments, scan_norm: Tensor | None, reverse: Sequence[bool], scan_backend: str | None = None
+    args: MambaInnerArguments, scan_norm: Tensor | None, reverse: Sequence[bool], scan_backend: str | None
 ) -> Tensor:
     """`mamba_inner_exportable`. Each reversed direction is flipped once, and once back."""
 
     def run_scan(x: Tensor, dt: Tensor, k: Tensor, q: Tensor, **options: Any) -> Tensor:
         if scan_backend is not None:
             return scan(x, dt, k, q, backend=scan_backend, **options)
-        options["reverse"] = [int(flag) for flag in options["reverse"]]
         return scan_exportable(ScanArguments(x, dt, k, q, **options))
 
     if scan_norm is not None:
-        return _shared(args, scan_norm, reverse, run_scan, rms_norm_exportable, conv_silu_exportable)
-    if args.rule == NO_RULE:
-        z, u = convolve(args, conv_silu_scan_order)
-        return _gated_mean(u.unbind(0) if args.conv_grid else flip_reversed(u, args.reverse), z)
-    if args.rule == "longhorn_exact" and args.sizes.H < args.sizes.D and scan_backend is None:
-        z, *activations = projections(args, conv_silu_exportable)
-        u, dt, k, q = activations
-        y = scan_chunked_in_torch(ChunkArguments(u, dt, k, q, args.D, args.dt_bias, args.reverse))
-        return _gated_mean(y.unbind(0), z)
+        return _shared(args, scan_norm, reverse, run_scan, rms_norm_exportable, conv_silu_scan_order)
     in_order = not args.conv_grid  # conv_silu_scan_order has flipped the tokens
-    z, u, dt_of_heads, k, q = projections(args, conv_silu_scan_order)
-    dt, dt_bias = _to_channels(dt_of_heads, args, -1), _to_channels(args.dt_bias, args, 1)
-    flags = [False if in_order else bool(flag) for flag in args.reverse]
-    y = run_scan(u, dt, k, q, A=args.A, D=args.D, dt_bias=dt_bias, rule=args.rule, reverse=flags)
+    if args.rule == NO_RULE:
+        z, y = convolve(args, conv_silu_scan_order)
+    else:
+        z, u, dt, k, q = projections(args, conv_silu_scan_order)
+        flags = [0 if in_order else flag for flag in args.reverse]
+        if args.rule == "longhorn_exact" and args.sizes.H < args.sizes.D and scan_backend is None:
+            y = scan_chunked_in_torch(ChunkArguments(u, dt, k, q, args.D, args.dt_bias, flags))
+        else:
+            dt, dt_bias = _to_channels(dt, args, -1), _to_channels(args.dt_bias, args, 1)
+            y = run_scan(u, dt, k, q, A=args.A, D=args.D, dt_bias=dt_bias, rule=args.rule, reverse=flags)
     return _gated_mean(flip_reversed(y, args.reverse) if in_order else y.unbind(0), z)
 
 
@@ -192,7 +187,7 @@ def convolve(args: MambaInnerArguments, conv: Callable[..., Tensor] = conv_silu)
     validate_mamba_inner(args)
     x, z = args.xz.chunk(2, dim=-1)
     if not args.conv_grid:
-        return z, conv(x, args.conv_weight, args.conv_bias, reverse=[bool(flag) for flag in args.reverse])
+        return z, conv(x, args.conv_weight, args.conv_bias, reverse=args.reverse)
     rows, columns, height, width = args.conv_grid
     filters = args.conv_weight.unflatten(2, (height, width))
     return z, conv2d_silu(x, filters, args.conv_bias, (rows, columns))
@@ -210,38 +205,19 @@ def projections(args: MambaInnerArguments, conv: Callable[..., Tensor] = conv_si
     return z, u, *(t.unflatten(1, (B, L)) for t in (dt, k, q))
 
 
-def _fake_cpu(args: MambaInnerArguments, save: bool) -> tuple[Tensor, Tensor, Tensor]:
-    G, B, L, D, N, _, R, _ = sizes = args.sizes
-    dtype = torch.promote_types(args.xz.dtype, torch.float32)
-    projected = (G, B, L, R + 2 * N) if save else (0,)
-    states = sizes.num_saved_states(cpu.CHUNK, cpu.LANES) if save else 0
-    new = args.xz.new_empty
-    return new(B, L, D), new(projected, dtype=dtype), new(states, dtype=dtype)
-
-
-def _fake_cuda(args: MambaInnerArguments, save: bool) -> tuple[Tensor, ...]:
-    G, B, L, D, N, _, R, _ = sizes = args.sizes
-    new = args.xz.new_empty
-    shapes = [(G, B, L, D), (G, B * L, R + 2 * N), (G, B, L, D)] if save else [(0,)] * 3
-    states = sizes.num_saved_states(cuda.CHUNK, cuda.LANES) if save else 0
-    dtype = kernel_state_dtype(cuda.kernel_dtype(args.xz.dtype, N), args.rule)
-    return new(B, L, D), *map(new, shapes), new(states, dtype=dtype)
-
-
-def _register(backend: Any, num_saved: int, fake: Callable) -> Callable[[MambaInnerArguments], Tensor]:
+def _register(backend: Any, num_saved: int) -> Callable[[MambaInnerArguments], Tensor]:
     return register_op(
         f"mamba_inner_{backend.NAME}",
         MambaInnerArguments,
         validate_mamba_inner,
         num_saved=num_saved,
         forward=backend.mamba_inner_forward,
-        fake=fake,
+        fake=backend.mamba_inner_outputs,
         backward=lambda dy, saved, args, wanted: backend.mamba_inner_backward(dy, args, *saved),
     )
 
 
-_run_cpu = _register(cpu, 2, _fake_cpu)
-_run_cuda = _register(cuda, 4, _fake_cuda)
+_run_cpu, _run_cuda = _register(cpu, 2), _register(cuda, 4)
 
 # A composite operator: torch.fx and TorchScript see one call, autograd and compilers see what it runs.
 torch.library.define(

@@ -7,15 +7,14 @@ from torch import Tensor
 
 from .arguments import NormArguments
 from .backends import cpu
-from .register import is_timm_exporting, register_op
+from .register import register_op
 from .validate import DTYPES, validate_norm
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float = 1e-5) -> Tensor:
     """Returns x / sqrt(mean(x^2) + eps) * weight over the last dimension (Zhang and Sennrich, arXiv 1910.07467).
 
-    Runs the native kernel on a CPU that has it, else `torch.nn.functional.rms_norm`; `rms_norm_exportable` where timm's
-    `set_exportable` is on.
+    Runs the native kernel on a CPU that has it, else `torch.nn.functional.rms_norm`.
 
     Args:
         x: (..., C), float32, bfloat16, float16 or float64; sums are float32 (float64 for float64).
@@ -28,8 +27,6 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float = 1e-5) -> Tensor:
     Raises:
         ValueError: weight is not as long as the last dimension of x, or on another device.
     """
-    if is_timm_exporting():
-        return rms_norm_exportable(x, weight, eps)
     if cpu.unavailable(x.device.type) is not None or x.dtype not in DTYPES or x.numel() == 0:
         validate_norm(NormArguments(x, weight, eps))
         return F.rms_norm(x, weight.shape, weight.to(x.dtype), eps)

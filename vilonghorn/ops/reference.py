@@ -1,14 +1,15 @@
 """The reference backend: the recurrence in plain torch, for any device and rule, one pass over time in Python.
 
-Forward saves the state of every CHUNK-th token. Backward recomputes a chunk from its state and differentiates it.
+Backward runs the scan again, keeps the state before every CHUNK-th token and differentiates one chunk after the other.
 """
 
-from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from collections.abc import Iterator
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 
 from ._torch import autograd_in_kernel
 from .arguments import ScanArguments
@@ -16,8 +17,7 @@ from .rules import RULES, read
 from .scan_order import flip_reversed
 
 NAME = "reference"
-CHUNK = 16  # steps between two saved states: backward holds at most this many states at once
-LANES = 1  # channels of a saved state are padded to a multiple of this
+CHUNK = 16  # tokens: backward holds at most this many states at once
 
 
 def unavailable(device_type: str, dtype: torch.dtype = torch.float32) -> str | None:
@@ -63,64 +63,42 @@ def finish(y: Tensor, args: ScanArguments) -> Tensor:
     return (y if args.z is None else y * F.silu(args.z.to(y.dtype))).to(args.x.dtype)
 
 
-def run_tokens(rule: str, state: Tensor, tokens: Tokens) -> tuple[Tensor, Tensor]:
-    """The state after the tokens, and what was read at each, (tokens, G, B, 1, D)."""
-    step, outputs = RULES[rule].step, []
-    for x, gate, k, q in zip(*(t.unbind(0) for t in tokens[:4])):  # x[t] in a loop would be slow to differentiate
-        state = step(state, x, gate, k, tokens.A)
-        outputs.append(read(state, q))
-    return state, torch.stack(outputs)
-
-
-def saved_state_dtype(args: ScanArguments) -> torch.dtype:
-    """Dtype of the saved states."""
-    return args.compute_dtype
+def empty_states(args: ScanArguments, save: bool) -> Tensor:
+    """Nothing is saved; see `Backend`."""
+    return args.x.new_empty(0)
 
 
 def forward(args: ScanArguments, save: bool) -> tuple[Tensor, Tensor]:
-    """Runs a scan; see `Backend`. The saved states are (ceil(L / CHUNK), G, B, N, D) in one dimension."""
-    tokens = prepare(args)
-    state, outputs, saved = tokens.initial_state(), [tokens.x[:0]], []
-    for chunk in tokens.chunks():
-        saved.append(state)
-        state, y = run_tokens(args.rule, state, chunk)
-        outputs.append(y)
-    states = torch.stack(saved).flatten() if save and saved else state.new_empty(0)
-    return finish(torch.cat(outputs), args).contiguous(), states
+    """Runs a scan; see `Backend`."""
+    return _run(args).contiguous(), empty_states(args, save)
 
 
 def backward(dy: Tensor, args: ScanArguments, saved_states: Tensor) -> tuple[Tensor | None, ...]:
     """Gradients of a scan; see `Backend`."""
     with autograd_in_kernel(), torch.enable_grad():
-        args = ScanArguments(*(_leaf(t) if isinstance(t, Tensor) else t for t in args))
+        args = ScanArguments(*(t.detach().requires_grad_() if isinstance(t, Tensor) else t for t in args))
         inputs = [t for t in args[:8] if t is not None]
-        tokens = prepare(args)
-        chunks = [Tokens(*map(_leaf, chunk)) for chunk in tokens.chunks()]
-        states = saved_states.view(len(chunks), *tokens.initial_state().shape)
-        with torch.no_grad():
-            y = [run_tokens(args.rule, state, chunk)[1] for state, chunk in zip(states, chunks)]
-        y = _leaf(torch.cat([tokens.x[:0], *y]))
-        dy_read, *direct = _grad([finish(y, args)], [y, *inputs], [dy])
-
-        dstate = tokens.initial_state()
-        dchunks: list[list[Tensor]] = []
-        for state, chunk, dy_chunk in reversed(list(zip(states, chunks, dy_read.split(CHUNK)))):
-            state, given = _leaf(state), [t for t in chunk if t is not None]
-            dstate, *dchunk = _grad(run_tokens(args.rule, state, chunk), [state, *given], [dstate, dy_chunk])
-            dchunks.insert(0, dchunk)
-        dtokens = [torch.cat(parts) for parts in zip(*(dchunk[:4] for dchunk in dchunks))]
-        dtokens += [sum(parts) for parts in zip(*(dchunk[4:] for dchunk in dchunks))]  # of A
-        through = _grad([t for t in tokens if t is not None], inputs, dtokens) if dchunks else direct
-    grads = iter([(a + b).contiguous() for a, b in zip(through, direct)])
-    return tuple(None if t is None else next(grads) for t in args[:8])
+        given = torch.autograd.grad(_run(args), inputs, dy, allow_unused=True, materialize_grads=True)
+    grads = iter(given)
+    return tuple(None if t is None else next(grads).contiguous() for t in args[:8])
 
 
-def _leaf(t: Tensor | None) -> Tensor | None:
-    return None if t is None else t.detach().requires_grad_()
+def _run(args: ScanArguments) -> Tensor:
+    tokens = prepare(args)
+    state, outputs = tokens.initial_state(), [tokens.x[:0]]
+    for chunk in tokens.chunks():
+        state, y = checkpoint(_run_chunk, args.rule, state, *chunk, use_reentrant=False, preserve_rng_state=False)
+        outputs.append(y)
+    return finish(torch.cat(outputs), args)
 
 
-def _grad(outputs: Sequence[Tensor], inputs: Sequence[Tensor], grads: Sequence[Tensor]) -> tuple[Tensor, ...]:
-    return torch.autograd.grad(outputs, inputs, grads, allow_unused=True, materialize_grads=True)
+def _run_chunk(rule: str, state: Tensor, *chunk: Any) -> tuple[Tensor, Tensor]:
+    """The state after the tokens, and what was read at each, (tokens, G, B, 1, D)."""
+    tokens, step, outputs = Tokens(*chunk), RULES[rule].step, []
+    for x, gate, k, q in zip(*(t.unbind(0) for t in tokens[:4])):  # x[t] in a loop would be slow to differentiate
+        state = step(state, x, gate, k, tokens.A)
+        outputs.append(read(state, q))
+    return state, torch.stack(outputs)
 
 
 def _to_time(t: Tensor, args: ScanArguments) -> Tensor:

@@ -8,7 +8,6 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, get_type_hints
 
 import torch
-from timm.layers import is_exportable as is_timm_exporting
 from torch import Tensor, fx
 from torch.autograd import forward_ad
 
@@ -138,4 +137,4 @@ def needs_grad(tensors: Sequence[Tensor | None]) -> bool:
 
 def is_tracing(x: Tensor) -> bool:
     """Whether torch compiles, exports or traces this call."""
-    return torch.compiler.is_compiling() or torch.jit.is_tracing() or is_timm_exporting() or isinstance(x, fx.Proxy)
+    return torch.compiler.is_compiling() or torch.jit.is_tracing() or isinstance(x, fx.Proxy)

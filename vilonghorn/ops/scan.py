@@ -14,7 +14,7 @@ from ._torch import captured_loop
 from .arguments import ScanArguments
 from .backends import choose
 from .reference import finish, prepare
-from .register import is_timm_exporting, register_op
+from .register import register_op
 from .rules import RULES
 from .validate import autocast_dtype, check_flags, validate_scan
 
@@ -58,8 +58,7 @@ def scan(
         rule: "longhorn" (default), "longhorn_exact" or "mamba".
         reverse: a flag for each direction: True scans from the last token to the first.
         reduce: "none" (default) keeps the directions apart, "mean" averages them before the gate.
-        backend: a name of `vilonghorn.ops.backends()` to insist on; default: the first that can run on x's device,
-            or `scan_exportable` while timm's `set_exportable` is on.
+        backend: a name of `vilonghorn.ops.backends()` to insist on; default: the first that can run on x's device.
 
     Returns:
         y, of x's dtype: (G, B, L, D), or (B, L, D) with reduce="mean".
@@ -77,8 +76,7 @@ def scan(
         # Activations share the autocast dtype. A, D and dt_bias keep theirs: gates and states are float32 anyway.
         x, dt, k, q = x.to(dtype), dt.to(dtype), k.to(dtype), q.to(dtype)
         z = None if z is None else z.to(dtype)
-    args = ScanArguments(x, dt, k, q, z, A, D, dt_bias, rule, flags, reduce, backend)
-    return scan_exportable(args) if backend is None and is_timm_exporting() else _run(args)
+    return _run(ScanArguments(x, dt, k, q, z, A, D, dt_bias, rule, flags, reduce, backend))
 
 
 def scan_exportable(args: ScanArguments) -> Tensor:
@@ -113,10 +111,7 @@ def scan_exportable(args: ScanArguments) -> Tensor:
 
 
 def _fake(args: ScanArguments, save: bool) -> tuple[Tensor, Tensor]:
-    # Saved states have one dimension: torch.compile would guard on whether their number of chunks is 1.
-    backend = choose(args)
-    num_saved = args.sizes.num_saved_states(backend.CHUNK, backend.LANES) if save else 0
-    return args.x.new_empty(args.output_shape), args.x.new_empty(num_saved, dtype=backend.saved_state_dtype(args))
+    return args.x.new_empty(args.output_shape), choose(args).empty_states(args, save)
 
 
 _run = register_op(

@@ -23,20 +23,17 @@ class Backend(Protocol):
     """
 
     NAME: str  # for `scan(..., backend=NAME)`
-    CHUNK: int  # steps between two saved states
-    LANES: int  # channels of a saved state are padded to a multiple of this
 
     def unavailable(self, device_type: str, dtype: torch.dtype = torch.float32) -> str | None:
         """Why it cannot run on that device type and dtype, or None if it can."""
 
-    def saved_state_dtype(self, args: ScanArguments) -> torch.dtype:
-        """Dtype of the saved states."""
+    def empty_states(self, args: ScanArguments, save: bool) -> Tensor:
+        """Memory for the states that forward saves, in one dimension; an empty tensor without `save`."""
 
     def forward(self, args: ScanArguments, save: bool) -> tuple[Tensor, Tensor]:
         """Runs a scan of validated arguments.
 
-        Returns y, and with `save` the states before every CHUNK-th step in one dimension, else an empty tensor. The
-        layout of the states is the backend's own; there are `args.sizes.num_saved_states(CHUNK, LANES)` numbers.
+        Returns y and the saved states, as `empty_states`; their layout is the backend's own.
         """
 
     def backward(self, dy: Tensor, args: ScanArguments, saved_states: Tensor) -> tuple[Tensor | None, ...]:

@@ -6,7 +6,6 @@ Structs and fields have the names of kernels/include/vilonghorn.h, without the p
 import ctypes
 import functools
 import json
-import math
 import shlex
 import struct
 import sys
@@ -247,12 +246,10 @@ class ScanParams(Params):
         struct.A, struct.D, struct.dt_bias = map(self.parameter, args[5:8])
         self.saved_state_shape = args.sizes.saved_state_shape(chunk, lanes)
 
-    def forward_outputs(self, save: bool, saved_state_dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """Allocates y and the saved states, an empty tensor without `save`."""
-        y = self.output("y", self.args.output_shape)
-        if not save:
-            return y, torch.empty(0, dtype=saved_state_dtype, device=self.device)
-        return y, self.output("saved_states", (math.prod(self.saved_state_shape),), saved_state_dtype)
+    def forward_outputs(self, states: Tensor) -> tuple[Tensor, Tensor]:
+        """Allocates y; returns it and `states`, which the kernel writes if they are not empty."""
+        self.struct.saved_states = self.pointer(states)
+        return self.output("y", self.args.output_shape), states
 
     def backward_outputs(
         self, dy: Tensor, saved_states: Tensor, key_dtype: torch.dtype, out: Mapping[str, Tensor] = {}

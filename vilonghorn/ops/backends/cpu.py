@@ -103,17 +103,18 @@ def multiply_adds(rounds: int, isa: int) -> int:
     return library.vl_multiply_adds(isa, rounds)
 
 
-def saved_state_dtype(args: ScanArguments) -> torch.dtype:
-    """Dtype of the saved states."""
-    return args.compute_dtype
+def empty_states(args: ScanArguments | MambaInnerArguments | BlockArguments, save: bool) -> Tensor:
+    """Memory for the saved states; see `Backend`."""
+    dtype = torch.promote_types(args[0].dtype, torch.float32)
+    return args.sizes.empty_states(args[0], CHUNK, LANES, dtype, save)
 
 
 def forward(args: ScanArguments, save: bool) -> tuple[Tensor, Tensor]:
     """Runs a scan; see `Backend`."""
     params = _share_work(ScanParams(args, args.x.dtype, CHUNK, LANES), args.reduce == "mean")
-    y, saved_states = params.forward_outputs(save, saved_state_dtype(args))
+    outputs = params.forward_outputs(empty_states(args, save))
     _run(library.vl_scan_forward, params.struct)
-    return y, saved_states
+    return outputs
 
 
 def backward(dy: Tensor, args: ScanArguments, saved_states: Tensor) -> tuple[Tensor | None, ...]:
@@ -126,16 +127,22 @@ def backward(dy: Tensor, args: ScanArguments, saved_states: Tensor) -> tuple[Ten
     return tuple(None if grad is None else grad.to(t.dtype) for grad, t in zip(grads, args))
 
 
+def mamba_inner_outputs(args: MambaInnerArguments, save: bool) -> tuple[Tensor, Tensor, Tensor]:
+    """Memory for y, and with `save` for the projections (G, B, L, R + 2N) and the states, else empty tensors."""
+    (G, B, L, D, N, _, R, _), states = args.sizes, empty_states(args, save)
+    projected = states.new_empty((G, B, L, R + 2 * N) if save else 0)
+    return args.xz.new_empty(B, L, D), projected, states
+
+
 def mamba_inner_forward(args: MambaInnerArguments, save: bool) -> tuple[Tensor, Tensor, Tensor]:
-    """Runs `vilonghorn.ops.mamba_inner`; returns y, and to save the projections (G, B, L, R + 2N) and the states."""
-    G, B, L, D, N, _, R, _ = args.sizes
+    """Runs `vilonghorn.ops.mamba_inner`; returns the filled `mamba_inner_outputs`."""
     params, inner = _mamba_inner_params(args)
-    dtype, num_saved = params.compute_dtype, args.sizes.num_saved_states(CHUNK, LANES)
-    saved_states = params.output("saved_states", (num_saved,), dtype) if save else args.xz.new_empty(0, dtype=dtype)
-    projected = params.output("projected", (G, B, L, R + 2 * N), dtype, inner)
-    y = params.output("y", (B, L, D))  # allocated last: freed first, it does not fragment the heap
+    y, projected, states = outputs = mamba_inner_outputs(args, save)
+    params.struct.y, params.struct.saved_states = params.pointer(y), params.pointer(states)
+    G, B, L, _, N, _, R, _ = args.sizes
+    params.output("projected", (G, B, L, R + 2 * N), states.dtype, inner, projected if save else None)
     _run(library.vl_mamba_inner_forward, inner)
-    return y, projected if save else projected.new_empty(0), saved_states
+    return outputs
 
 
 def mamba_inner_backward(
@@ -196,24 +203,26 @@ def norm_backward(dy: Tensor, args: NormArguments, scale: Tensor) -> tuple[Tenso
     return dx, dweight.to(args.weight.dtype)
 
 
-def block_forward(args: BlockArguments, save: bool) -> tuple[Tensor, ...]:
-    """Runs `vilonghorn.ops.block`.
+def block_outputs(args: BlockArguments, save: bool) -> tuple[Tensor, ...]:
+    """Memory for the result of a block, and for what backward reads.
 
-    Returns the result, and what backward reads: xz, (B, L, 2D); the projections, (G, B, L, R + 2N); the saved states,
-    in one dimension; and with an MLP its input and both halves of its hidden values, (B, L, 2M). Without `save`, or
-    without an MLP, they are empty.
+    That is xz, (B, L, 2D); the projections, (G, B, L, R + 2N); the saved states, in one dimension; and with an MLP its
+    input and both halves of its hidden values, (B, L, 2M). Without `save`, or without an MLP, they are empty.
     """
-    _require("block")
     G, B, L, D, N, _, R, _ = args.sizes
     new, hidden = args.x.new_empty, _hidden(args)
-    xz, projected = new(B, L, 2 * D), new(G, B, L, R + 2 * N)
-    saved_states = new(args.sizes.num_saved_states(CHUNK, LANES) if save else 0)
-    mid = new(args.x.shape if hidden else 0)
-    gv = new((B, L, 2 * hidden) if save and hidden else 0)
-    outputs = (new(args.x.shape), xz, projected, saved_states, mid, gv)
+    shapes = [(B, L, 2 * D), (G, B, L, R + 2 * N), args.x.shape if hidden else 0, (B, L, 2 * hidden) if hidden else 0]
+    xz, projected, mid, gv = (new(shape if save else 0) for shape in shapes)
+    return new(args.x.shape), xz, projected, empty_states(args, save), mid, gv
+
+
+def block_forward(args: BlockArguments, save: bool) -> tuple[Tensor, ...]:
+    """Runs `vilonghorn.ops.block`; returns the filled `block_outputs`."""
+    _require("block")
+    outputs = block_outputs(args, True)
     call, _tensors = _pack_block(args, args.sizes, args.x.contiguous(), [t.data_ptr() for t in outputs], save)
-    _run_stages(library.vl_block_forward, FORWARD_STAGES, call, hidden > 0)
-    return outputs if save else (outputs[0], *(new(0) for _ in outputs[1:]))
+    _run_stages(library.vl_block_forward, FORWARD_STAGES, call, _hidden(args) > 0)
+    return outputs if save else (outputs[0], *(t.new_empty(0) for t in outputs[1:]))
 
 
 def block_backward(
@@ -352,14 +361,6 @@ def _run_stages(function, stages: Sequence[str], call: bytes, has_mlp: bool) -> 
                 _run(function, call, number)
 
 
-def _fake_block(args: BlockArguments, save: bool) -> tuple[Tensor, ...]:
-    G, B, L, D, N, _, R, _ = sizes = args.sizes
-    shapes = [(B, L, 2 * D), (G, B, L, R + 2 * N), (sizes.num_saved_states(CHUNK, LANES),)]
-    mlp_in_proj = args.mlp_in_proj
-    shapes += [(0,), (0,)] if mlp_in_proj is None else [tuple(args.x.shape), (B, L, mlp_in_proj.shape[0])]
-    return args.x.new_empty(args.x.shape), *(args.x.new_empty(shape if save else 0) for shape in shapes)
-
-
 # The operator `vilonghorn::block` with its gradient; `vilonghorn.ops.block` explains its arguments.
 run_block = register_op(
     "block",
@@ -367,6 +368,6 @@ run_block = register_op(
     validate_block,
     num_saved=5,
     forward=block_forward,
-    fake=_fake_block,
+    fake=block_outputs,
     backward=block_backward,
 )

@@ -75,9 +75,10 @@ def kernel_dtype(dtype: torch.dtype, states: int) -> torch.dtype:
     return dtype if states <= SHORT_DTYPE_STATES else torch.float32
 
 
-def saved_state_dtype(args: ScanArguments) -> torch.dtype:
-    """Dtype of the saved states."""
-    return kernel_state_dtype(kernel_dtype(args.x.dtype, args.sizes.N), args.rule)
+def empty_states(args: ScanArguments | MambaInnerArguments, save: bool) -> Tensor:
+    """Memory for the saved states; see `Backend`."""
+    dtype = kernel_state_dtype(kernel_dtype(args[0].dtype, args.sizes.N), args.rule)
+    return args.sizes.empty_states(args[0], CHUNK, LANES, dtype, save)
 
 
 def forward(args: ScanArguments, save: bool) -> tuple[Tensor, Tensor]:
@@ -86,7 +87,7 @@ def forward(args: ScanArguments, save: bool) -> tuple[Tensor, Tensor]:
         y, saved_states = forward(_pad_to_even(args), save)
         return y[..., :-1].contiguous(), saved_states
     params = _CudaParams(args)
-    y, saved_states = params.forward_outputs(save, saved_state_dtype(args))
+    y, saved_states = params.forward_outputs(empty_states(args, save))
     params.run(_open()[0].vl_cuda_scan_forward, accumulate=args.reduce == "mean")
     return y.to(args.x.dtype), saved_states
 
@@ -151,11 +152,15 @@ def takes_mamba_inner(args: MambaInnerArguments, dtype: torch.dtype) -> bool:
     return args.rule in RESIDENT_WARPS and fits and (not args.conv_grid or tuple(args.conv_grid[-2:]) == GRID_FILTER)
 
 
-def mamba_inner_forward(args: MambaInnerArguments, save: bool) -> tuple[Tensor, ...]:
-    """Runs `vilonghorn.ops.mamba_inner`; returns y, and to save u, the projections, dt and the saved states.
+def mamba_inner_outputs(args: MambaInnerArguments, save: bool) -> tuple[Tensor, ...]:
+    """Memory for y, and with `save` for u, the projections, dt and the saved states, else empty tensors."""
+    G, B, L, D, N, _, R, _ = args.sizes
+    new, shapes = args.xz.new_empty, [(G, B, L, D), (G, B * L, R + 2 * N), (G, B, L, D)]
+    return new(B, L, D), *(new(shape if save else 0) for shape in shapes), empty_states(args, save)
 
-    x_proj and dt_proj have xz's dtype.
-    """
+
+def mamba_inner_forward(args: MambaInnerArguments, save: bool) -> tuple[Tensor, ...]:
+    """Runs `vilonghorn.ops.mamba_inner`; returns the filled `mamba_inner_outputs`. x_proj, dt_proj have xz's dtype."""
     args = _with_channel_steps(args)
     u = conv_forward(_conv_within(args), args.conv_grid)
     projected = torch.bmm(u.flatten(1, 2), args.x_proj.mT)  # (G, B * L, R + 2N)

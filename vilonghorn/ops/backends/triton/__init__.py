@@ -79,9 +79,9 @@ def tile_of(states: int) -> Tile:
     return Tile(held, min(lanes, max(1, 16 // held)), lanes, 32 // lanes)
 
 
-def saved_state_dtype(args: ScanArguments) -> torch.dtype:
-    """Dtype of the saved states."""
-    return kernel_state_dtype(args.x.dtype, args.rule)
+def empty_states(args: ScanArguments, save: bool) -> Tensor:
+    """Memory for the saved states; see `Backend`."""
+    return args.sizes.empty_states(args.x, CHUNK, LANES, kernel_state_dtype(args.x.dtype, args.rule), save)
 
 
 def forward(args: ScanArguments, save: bool) -> tuple[Tensor, Tensor]:
@@ -90,8 +90,7 @@ def forward(args: ScanArguments, save: bool) -> tuple[Tensor, Tensor]:
 
     params = _Params(args)
     y = torch.empty(args.output_shape, dtype=args.x.dtype, device=args.x.device)
-    num_saved = args.sizes.num_saved_states(CHUNK, LANES) if save else 0
-    saved_states = args.x.new_empty(num_saved, dtype=saved_state_dtype(args))
+    saved_states = empty_states(args, save)
     params.launch(scan_forward, y, params.sums_for(y), saved_states if save else None)
     return y, saved_states
 
