@@ -1,4 +1,4 @@
-"""Compiles the convolution and the chunks of heads in Triton without a GPU, as `test_triton_compiled.py` does.
+"""Compiles the chunks of heads in Triton without a GPU, as `test_triton_compiled.py` does.
 
 Prints one JSON line for each kernel, type of x and architecture.
 """
@@ -15,15 +15,13 @@ import torch
 from triton.backends.compiler import GPUTarget
 from triton.runtime import JITFunction, driver
 
-from vilonghorn.ops.arguments import ChunkArguments, ConvArguments
+from vilonghorn.ops.arguments import ChunkArguments
 from vilonghorn.ops.backends import triton as backend
 
 sys.path.append(str(Path(__file__).parents[2] / "docs" / "performance"))
 import compiled  # noqa: E402
 
 run, kernels = JITFunction.run, {}
-x = torch.empty(2, 50, 256, dtype=torch.bfloat16)[..., :128]
-conv = ConvArguments(x, torch.empty(2, 128, 4), torch.empty(2, 128), (0, 1))
 
 
 def chunks(dtype):
@@ -32,22 +30,18 @@ def chunks(dtype):
     return ChunkArguments(x, dt, k, q, torch.empty(1, 384), torch.empty(1, 4), (0,))
 
 
-CASES = [("bfloat16", backend.conv_forward, backend.conv_backward, conv)]
-for name in ("bfloat16", "float32"):
-    CASES.append((name, backend.chunks_forward, backend.chunks_backward, chunks(getattr(torch, name))))
-
-
 def compile_only(kernel, *arguments, **options):
     kernels[kernel.__name__] = run(kernel, *arguments, **options | dict(warmup=True))
 
 
-for architecture, (dtype, forward, backward, args) in itertools.product(compiled.ARCHITECTURES, CASES):
+for architecture, dtype in itertools.product(compiled.ARCHITECTURES, ("bfloat16", "float32")):
     current = dict(get_current_target=GPUTarget("cuda", architecture, 32), get_current_device=architecture)
     calls = {name: lambda value=value: value for name, value in current.items()}
     driver.set_active(SimpleNamespace(**calls, get_current_stream=lambda device: 0))
     with mock.patch.object(JITFunction, "run", compile_only):
-        y, *saved = [forward(args)] if args is conv else forward(args, True)
-        backward(y, args, *saved)
+        args = chunks(getattr(torch, dtype))
+        y, states = backend.chunks_forward(args, True)
+        backend.chunks_backward(y, args, states)
     for name, kernel in kernels.items():
         with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
             file.write(kernel.asm["cubin"])

@@ -1,13 +1,10 @@
 """All that a mixer does after its input projection, fused and composed, against the float64 oracle."""
 
-from functools import partial
 from unittest import mock
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from oracle import KERNEL_RULES, compare, mixer, mixer_inputs, value_and_grads
+from oracle import KERNEL_RULES, compare, mixer, mixer_inputs
 
 from vilonghorn.ops import mamba_inner
 from vilonghorn.ops.arguments import MambaInnerArguments
@@ -23,6 +20,7 @@ SHAPES = [
     (3, 2, 33, 17, 5, 1, 2),
     (2, 3, 65, 48, 16, 12, 4),
     (1, 1, 140, 33, 64, 5, 7),
+    (2, 1, 197, 384, 16, 12, 4),
 ]
 RULES_AND_NONE = (*KERNEL_RULES, "none")
 TOLERANCE = {torch.float32: 2e-6, torch.float64: 1e-12}
@@ -65,19 +63,6 @@ def test_the_composed_mixer_agrees_with_the_oracle(shape, rule):
 
 
 @fused
-@pytest.mark.parametrize("rule", KERNEL_RULES)
-def test_the_fused_mixer_agrees_with_the_oracle_at_the_size_of_an_image(rule):
-    compare(
-        in_order,
-        mixer_inputs(2, 1, 197, 384, 16, 12, 4, rule=rule),
-        2e-6,
-        truth=mixer,
-        rule=rule,
-        reverse=(False, True),
-    )
-
-
-@fused
 @pytest.mark.parametrize("isa", native.isas())
 @pytest.mark.parametrize("states", [16, 3])
 @pytest.mark.parametrize("rule", RULES_AND_NONE)
@@ -95,13 +80,6 @@ def test_heads_that_share_dt_agree_with_the_oracle(rule, channels, heads, isa):
     values = mixer_inputs(2, 1, 70, channels, 16, 3, 4, rule=rule, heads=heads)
     with mock.patch.object(native, "_isa", native.isas()[isa]):
         compare(in_order, values, 6e-6, truth=mixer, rule=rule, reverse=(True, False))  # few heads: long sums cancel
-
-
-@pytest.mark.parametrize("heads", [6, 17])
-def test_heads_that_do_not_divide_the_channels_are_refused(heads):
-    values = mixer_inputs(1, 1, 5, 16, 3, 2, 4, rule="longhorn_exact", heads=heads)
-    with pytest.raises(ValueError, match=f"mamba_inner: dt has {heads} heads, expected a divisor of the 16 channels"):
-        in_order(**values, rule="longhorn_exact", reverse=(False,))
 
 
 @fused
@@ -126,37 +104,12 @@ def test_what_lies_around_a_strided_input_does_not_matter():
 
 
 @fused
-@settings(max_examples=25, deadline=None)
-@given(
-    B=st.integers(0, 3),
-    L=st.integers(0, 70),
-    D=st.integers(1, 70),
-    N=st.integers(1, 20),
-    R=st.integers(1, 9),
-    K=st.integers(1, 6),
-    rule=st.sampled_from(KERNEL_RULES),
-)
-def test_reversing_the_tokens_swaps_the_directions(B, L, D, N, R, K, rule):
-    values = mixer_inputs(2, B, L, D, N, R, K, rule=rule, dtype=torch.float64)
-    forth = in_order(**values, rule=rule, reverse=(False, True))
-    back = in_order(**values | {"xz": values["xz"].flip(1)}, rule=rule, reverse=(True, False))
-    torch.testing.assert_close(forth, back.flip(1), rtol=1e-10, atol=1e-10)
-
-
-@fused
 @pytest.mark.parametrize("B, L", [(0, 3), (2, 0)])
 def test_without_tokens_the_gradients_of_weights_are_zero(B, L):
     values = mixer_inputs(2, B, L, 5, 3, 2, 4, rule="mamba")
     leaves = [values[name].requires_grad_() for name in NAMES]
     for leaf, grad in zip(leaves, torch.autograd.grad(mamba_inner(*leaves, rule="mamba").sum(), leaves)):
         assert grad.shape == leaf.shape and not grad.any()
-
-
-@fused
-def test_gradients_pass_torchs_own_check():
-    values = mixer_inputs(2, 1, 5, 3, 2, 2, 3, rule="mamba", dtype=torch.float64)
-    leaves = [values[name].requires_grad_() for name in NAMES]
-    assert torch.autograd.gradcheck(partial(mamba_inner, rule="mamba", reverse=(False, True)), leaves)
 
 
 @fused
@@ -167,24 +120,12 @@ def test_the_operator_passes_torchs_checks(rule):
     torch.library.opcheck(torch.ops.vilonghorn.mamba_inner_cpu.default, (*leaves, rule, [False, True], [], True))
 
 
-@fused
-def test_a_result_may_be_changed_in_place():
-    values = mixer_inputs(2, 2, 5, 3, 4, 2, 3, rule="longhorn")
-    once, twice = value_and_grads(in_order, values), value_and_grads(lambda **v: in_order(**v).mul_(2), values)
-    for name in once:
-        torch.testing.assert_close(twice[name], 2 * once[name])
-
-
-@fused
-def test_repetition_gives_the_same_bits():
-    values = mixer_inputs(2, 3, 70, 40, 16, 3, 4, rule="longhorn")
-    first, second = (value_and_grads(in_order, values, rule="longhorn", reverse=(False, True)) for _ in range(2))
-    assert all(torch.equal(first[name], second[name]) for name in first)
-
-
 @pytest.mark.parametrize(
     "change, message",
     [
+        (dict(dt_proj=torch.zeros(2, 4, 2)), "mamba_inner: dt has 4 heads, expected a divisor of the 5 channels"),
+        (dict(xz=torch.zeros(2, 9, 10).long()), "xz is torch.int64"),
+        (dict(reverse=(0, 2)), "reverse is .*, expected a tuple with True or False for each direction"),
         (dict(rule="gru"), "rule is 'gru'"),
         (dict(rule="mamba"), "needs A"),
         (dict(A=torch.zeros(2, 5, 3)), "has no decay rates, but A is given"),
@@ -197,20 +138,5 @@ def test_repetition_gives_the_same_bits():
 )
 def test_arguments_that_do_not_fit_are_named(change, message):
     values = mixer_inputs(2, 2, 9, 5, 3, 2, 4, rule="longhorn") | dict(A=None, rule="longhorn", reverse=(False, True))
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises((ValueError, TypeError), match=message):
         mamba_inner(**values | change)
-
-
-def test_integers_are_refused():
-    values = mixer_inputs(2, 2, 9, 5, 3, 2, 4, rule="longhorn")
-    with pytest.raises(TypeError, match="xz is torch.int64"):
-        mamba_inner(**values | dict(xz=values["xz"].long()), A=None)
-
-
-@pytest.mark.parametrize("reverse", [(0.5, 1.0), "ab", (0, 2)])
-def test_what_is_no_flag_of_a_direction_is_refused(reverse):
-    values = mixer_inputs(2, 2, 9, 5, 3, 2, 4, rule="longhorn") | dict(A=None, rule="longhorn", reverse=reverse)
-    with pytest.raises(
-        TypeError, match="mamba_inner: reverse is .*, expected a tuple with True or False for each direction"
-    ):
-        mamba_inner(**values)

@@ -4,8 +4,6 @@ from unittest import mock
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from oracle import compare
 
 from vilonghorn.ops import rms_norm
@@ -29,7 +27,7 @@ def inputs(*shape, dtype=torch.float32):
 
 
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
-@pytest.mark.parametrize("shape", [(3,), (3, 5), (2, 7, 192), (2, 63, 385)], ids=str)
+@pytest.mark.parametrize("shape", [(3,), (0, 5), (3, 5), (2, 7, 192), (2, 63, 385)], ids=str)
 def test_agrees_with_float64(shape, dtype):
     compare(rms_norm, inputs(*shape, dtype=dtype), TOLERANCE[dtype], truth=truth)
 
@@ -40,14 +38,6 @@ def test_agrees_with_float64(shape, dtype):
 def test_every_instruction_set_agrees_with_float64(channels, isa):
     with mock.patch.object(native, "_isa", native.isas()[isa]):
         compare(rms_norm, inputs(9, channels), 1e-6, truth=truth)
-
-
-@settings(max_examples=30, deadline=None)
-@given(rows=st.integers(0, 70), channels=st.integers(1, 70), factor=st.floats(1e-3, 1e3))
-def test_a_row_times_a_number_has_the_same_norm(rows, channels, factor):
-    values = inputs(rows, channels, dtype=torch.float64)
-    scaled = rms_norm(values["x"] * factor, values["weight"], eps=0.0)
-    torch.testing.assert_close(scaled, rms_norm(**values, eps=0.0), rtol=1e-9, atol=1e-9)
 
 
 def test_rows_far_apart_in_memory_are_read_where_they_are():
@@ -61,12 +51,6 @@ def test_rows_far_apart_in_memory_are_read_where_they_are():
 def test_the_operator_passes_torchs_checks():
     leaves = [value.requires_grad_() for value in inputs(3, 20).values()]
     torch.library.opcheck(torch.ops.vilonghorn.rms_norm_cpu, (*leaves, 1e-5, True))
-
-
-@fused
-def test_gradients_pass_torchs_own_check():
-    leaves = [value.requires_grad_() for value in inputs(3, 5, dtype=torch.float64).values()]
-    assert torch.autograd.gradcheck(rms_norm, leaves)
 
 
 def test_a_nan_stays_in_its_row():

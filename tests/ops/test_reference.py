@@ -1,12 +1,13 @@
-"""The recurrence in torch: as a backend, differentiable, and exported, against the float64 oracle."""
+"""The recurrence in torch's operators, for exports, against the float64 oracle."""
 
 import pytest
 import torch
 from oracle import KERNEL_RULES, compare, error, inputs, mixer, mixer_inputs, oracle
-from timm.layers import set_exportable
 from torch import nn
 
-from vilonghorn.ops import mamba_inner, scan
+from vilonghorn.ops.arguments import MambaInnerArguments, ScanArguments
+from vilonghorn.ops.mamba_inner import mamba_inner_exportable
+from vilonghorn.ops.scan import scan_exportable
 
 # G, B, L, D, N, R, K
 SHAPES = [
@@ -18,14 +19,13 @@ SHAPES = [
 TOLERANCE = {torch.float32: 4e-6, torch.float64: 1e-12}
 
 
-def exportable_mix(**values):
-    with set_exportable(True):
-        return mamba_inner(**dict.fromkeys(("x_proj", "dt_proj", "dt_bias", "A", "D")) | values)
+def exportable_mix(*, rule, reverse, **values):
+    tensors = [values.get(name) for name in MambaInnerArguments._fields[:8]]
+    return mamba_inner_exportable(*tensors, None, rule, reverse, None)
 
 
-def exportable_scan(x, dt, k, q, *, z=None, A=None, D=None, dt_bias=None, rule, reverse, reduce):
-    with set_exportable(True):
-        return scan(x, dt, k, q, z=z, A=A, D=D, dt_bias=dt_bias, rule=rule, reverse=reverse, reduce=reduce)
+def exportable_scan(**values):
+    return scan_exportable(ScanArguments(**values))
 
 
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=str)

@@ -42,9 +42,26 @@ def test_a_backend_agrees_with_the_oracle(shape, rule, reduce, gate, dtype, back
 
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("rule", KERNEL_RULES)
-def test_a_backend_agrees_with_the_oracle_at_the_size_of_an_image(rule, backend):
+def test_a_backend_agrees_with_the_oracle_at_the_size_of_an_image_with_any_optional_input(rule, backend):
     values = inputs(2, 1, 197, 384, 16, rule=rule)
     compare(partial(scan, backend=backend), values, 2e-6, rule=rule, reverse=(True, False), reduce="mean")
+    for present in ("z", "D", "dt_bias"):
+        some = inputs(2, 1, 17, 9, 16, rule=rule)
+        some = {name: value for name, value in some.items() if name not in {"z", "D", "dt_bias"} - {present}}
+        compare(partial(scan, backend=backend), some, 1e-6, rule=rule, reverse=(False, True), reduce="mean")
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("rule", KERNEL_RULES)
+def test_extreme_steps_and_keys_are_finite_and_small_steps_keep_their_precision(rule, backend):
+    """softplus(-12) is 6e-6: computed as log(1 + e) in float32 it would keep one digit."""
+    small = inputs(1, 1, 6, 8, 16, rule=rule, gate=False)
+    compare(partial(scan, backend=backend), small | dict(dt=small["dt"] - 12), 1e-6, rule=rule)
+    for scale in (0.0, 1e-3, 30.0, 1e3):
+        values = inputs(1, 1, 12, 5, 16, rule=rule)
+        values |= dict(dt=values["dt"] * scale, k=values["k"] * min(scale, 30.0), z=values["z"] * scale)
+        for name, result in value_and_grads(partial(scan, backend=backend), values, rule=rule).items():
+            assert result.isfinite().all(), (scale, name)
 
 
 @needs_native
@@ -68,19 +85,6 @@ def test_any_number_of_threads_gives_the_oracles_result(threads, rule):
         compare(partial(scan, backend="cpu"), values, 1e-6, rule=rule, reverse=(False, True), reduce="mean")
     finally:
         torch.set_num_threads(before)
-
-
-@pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("rule", KERNEL_RULES)
-def test_double_precision_passes_gradcheck(rule, backend):
-    values = inputs(2, 1, 5, 3, 2, rule=rule, dtype=torch.float64)
-    names = list(values)
-    leaves = [values[name].requires_grad_() for name in names]
-
-    def function(*tensors):
-        return scan(**dict(zip(names, tensors)), rule=rule, reverse=(False, True), reduce="mean", backend=backend)
-
-    assert torch.autograd.gradcheck(function, leaves)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -112,29 +116,6 @@ def test_slices_and_expanded_tensors_are_read_in_place_or_copied_right(rule, bac
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_an_expanded_cotangent_gives_the_gradients_of_a_dense_one(backend):
-    values = inputs(2, 2, 9, 7, 16, rule="longhorn")
-    leaves = {name: value.requires_grad_() for name, value in values.items()}
-    y = scan(**leaves, reverse=(False, True), backend=backend)
-    expanded = torch.autograd.grad(y.sum(), list(leaves.values()), retain_graph=True)
-    dense = torch.autograd.grad(y, list(leaves.values()), torch.ones_like(y))
-    for a, b in zip(expanded, dense):
-        torch.testing.assert_close(a, b, rtol=0, atol=0)
-
-
-@pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("rule", KERNEL_RULES)
-def test_extreme_steps_and_keys_give_finite_values_and_gradients(rule, backend):
-    for scale in (0.0, 1e-3, 30.0, 1e3):
-        values = inputs(1, 1, 12, 5, 16, rule=rule)
-        values["dt"] = values["dt"] * scale
-        values["k"] = values["k"] * min(scale, 30.0)
-        values["z"] = values["z"] * scale
-        for name, result in value_and_grads(partial(scan, backend=backend), values, rule=rule).items():
-            assert result.isfinite().all(), (scale, name)
-
-
-@pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
 @pytest.mark.parametrize("rule", KERNEL_RULES)
 def test_a_nan_is_not_swallowed(rule, dtype, backend):
@@ -142,24 +123,6 @@ def test_a_nan_is_not_swallowed(rule, dtype, backend):
         values = inputs(1, 1, 5, 3, 16, rule=rule, dtype=dtype)
         values[name].view(-1)[0] = torch.nan
         assert scan(**values, rule=rule, backend=backend)[0, 0, :, 0].isnan().any(), name
-
-
-@pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("present", [(), ("z",), ("D",), ("dt_bias",), ("z", "dt_bias"), ("D", "dt_bias")], ids=str)
-@pytest.mark.parametrize("rule", KERNEL_RULES)
-def test_each_optional_input_may_be_absent(rule, present, backend):
-    values = inputs(2, 1, 17, 9, 16, rule=rule)
-    values = {n: v for n, v in values.items() if n in present or n not in ("z", "D", "dt_bias")}
-    compare(partial(scan, backend=backend), values, 1e-6, rule=rule, reverse=(False, True), reduce="mean")
-
-
-@pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("rule", KERNEL_RULES)
-def test_small_steps_keep_their_relative_precision(rule, backend):
-    """softplus(-12) is 6e-6: computed as log(1 + e) in float32 it would keep one digit."""
-    values = inputs(1, 1, 6, 8, 16, rule=rule, gate=False)
-    values["dt"] = values["dt"] - 12
-    compare(partial(scan, backend=backend), values, 1e-6, rule=rule)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

@@ -1,7 +1,6 @@
 """The Triton kernels under Triton's interpreter, and what their backend says of itself.
 
-Whether a kernel is interpreted is settled when triton is imported, so these tests run in processes of their own, one
-for the convolution and one for each rule.
+Whether a kernel is interpreted is settled when triton is imported, so these tests run in a process for each rule.
 """
 
 import os
@@ -19,17 +18,16 @@ from vilonghorn.ops.backends import triton as triton_backend
 from vilonghorn.ops.validate import MAX_STATE
 
 pytest.importorskip("triton")
-FOLDER = Path(__file__).parents[2] / "helpers"
-RUNS = [("interpreted_conv.py", ""), *(("interpreted_triton.py", rule) for rule in KERNEL_RULES)]  # files and rules
+FILE = Path(__file__).parents[2] / "helpers" / "interpreted_triton.py"
 
 
 @pytest.fixture(scope="module")
 def processes():
     started = {}
-    for file, rule in RUNS:
+    for rule in KERNEL_RULES:
         environment = os.environ | {"TRITON_INTERPRET": "1", "VILONGHORN_RULE": rule}
-        command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(FOLDER / file)]
-        started[file, rule] = subprocess.Popen(
+        command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(FILE)]
+        started[rule] = subprocess.Popen(
             command, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
         )
     yield started
@@ -38,10 +36,10 @@ def processes():
 
 
 @interpreter.needed
-@pytest.mark.parametrize("run", RUNS, ids=str)
-def test_the_interpreted_kernels_pass_their_tests(run, processes):
-    output, _ = processes[run].communicate()
-    assert processes[run].returncode == 0 and " passed" in output, output
+@pytest.mark.parametrize("rule", KERNEL_RULES)
+def test_the_interpreted_kernels_pass_their_tests(rule, processes):
+    output, _ = processes[rule].communicate()
+    assert processes[rule].returncode == 0 and " passed" in output, output
 
 
 def test_the_backend_says_why_it_cannot_run():

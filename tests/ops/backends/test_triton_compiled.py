@@ -1,4 +1,4 @@
-"""The Triton kernels of convolution and chunks, compiled without a GPU, in a process of their own."""
+"""The Triton kernels of chunks, compiled without a GPU, in a process of their own."""
 
 import json
 import os
@@ -13,8 +13,6 @@ SCRIPT = Path(__file__).parents[2] / "helpers" / "compiled_triton.py"
 # By kernel and dtype: tokens times channels of a lane in a turn of its loop, the most instructions for each of them,
 # the most registers, and the most stack, bytes.
 LIMITS = {
-    ("conv_forward", "bfloat16"): (16, 48, 136, 0),
-    ("conv_backward", "bfloat16"): (8, 95, 136, 0),
     ("chunks_forward", "bfloat16"): (16, 65, 255, 0),
     ("chunks_backward", "bfloat16"): (16, 125, 255, 32),
     ("chunks_forward", "float32"): (8, 300, 255, 0),
