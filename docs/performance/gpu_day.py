@@ -15,15 +15,13 @@ from functools import partial
 from pathlib import Path
 
 import torch
-import torch.nn.functional as F
 from scan import WORKLOADS, Workload, function_steps, scan_inputs, scan_steps
-from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
 from vilonghorn.bench.candidates import model_steps
 from vilonghorn.bench.interleaved import STEPS, Steps, run_interleaved
 from vilonghorn.data.files import write_json
-from vilonghorn.ops.chunked import scan_chunked
+from vilonghorn.ops import scan
 
 HEADS = 4  # of `vilonghornv2_tiny`, whose channels share dt
 ROUNDS, PROFILED_STEPS = 9, 3
@@ -41,14 +39,10 @@ def mamba_ssm_steps(workload: Workload, device: str) -> Steps:
 
 
 def chunk_steps(workload: Workload, device: str) -> Steps:
-    """The exact rule with one dt for a head, in chunks; the gate is torch's."""
+    """The exact rule with one dt for a head, in chunks."""
     inputs, dy = scan_inputs("longhorn_exact", workload, device)
     inputs |= {name: inputs[name][..., :HEADS].contiguous() for name in ("dt", "dt_bias")}
-
-    def gated(x: Tensor, dt: Tensor, k: Tensor, q: Tensor, z: Tensor, D: Tensor, dt_bias: Tensor) -> Tensor:
-        return scan_chunked(x, dt, k, q, D=D, dt_bias=dt_bias, reverse=(False,)) * F.silu(z)
-
-    return function_steps(gated, inputs, dy)
+    return function_steps(partial(scan, rule="longhorn_exact", backend="triton"), inputs, dy)
 
 
 def peers() -> dict[str, object]:

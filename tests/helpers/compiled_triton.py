@@ -15,7 +15,7 @@ import torch
 from triton.backends.compiler import GPUTarget
 from triton.runtime import JITFunction, driver
 
-from vilonghorn.ops.arguments import ChunkArguments
+from vilonghorn.ops.arguments import ScanArguments
 from vilonghorn.ops.backends import triton as backend
 
 sys.path.append(str(Path(__file__).parents[2] / "docs" / "performance"))
@@ -27,7 +27,9 @@ run, kernels = JITFunction.run, {}
 def chunks(dtype):
     k, q = torch.empty(1, 2, 50, 32, dtype=dtype).chunk(2, -1)
     x, dt = (torch.empty(1, 2, 50, size, dtype=dtype) for size in (384, 4))
-    return ChunkArguments(x, dt, k, q, torch.empty(1, 384), torch.empty(1, 4), (0,))
+    return ScanArguments(
+        x, dt, k, q, x[0], None, torch.empty(1, 384), torch.empty(1, 4), "longhorn_exact", (0,), "mean"
+    )
 
 
 def compile_only(kernel, *arguments, **options):
@@ -40,8 +42,8 @@ for architecture, dtype in itertools.product(compiled.ARCHITECTURES, ("bfloat16"
     driver.set_active(SimpleNamespace(**calls, get_current_stream=lambda device: 0))
     with mock.patch.object(JITFunction, "run", compile_only):
         args = chunks(getattr(torch, dtype))
-        y, states = backend.chunks_forward(args, True)
-        backend.chunks_backward(y, args, states)
+        y, states = backend.forward(args, True)
+        backend.backward(y, args, states)
     for name, kernel in kernels.items():
         with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
             file.write(kernel.asm["cubin"])

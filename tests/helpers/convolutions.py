@@ -31,7 +31,7 @@ CASES = [
 TOLERANCE = {torch.float32: 1e-6, torch.bfloat16: 4e-3, torch.float16: 5e-4}
 
 
-def check(backend: str, shape, reverse, dtype=torch.float32, device: str = "cpu") -> None:
+def check(backend: str | None, shape, reverse, dtype=torch.float32, device: str = "cpu") -> None:
     """Values and gradients agree with torch's convolution in float64."""
     run = partial(conv_silu, backend=backend)
     compare(run, conv_inputs(*shape, dtype), TOLERANCE[dtype], device, truth=convolution, reverse=reverse)

@@ -15,7 +15,6 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from vilonghorn.ops import scan
 from vilonghorn.ops.backends import triton as triton_backend
-from vilonghorn.ops.chunked import scan_chunked
 
 RULE = os.environ["VILONGHORN_RULE"]
 SMALL = dict(rule=RULE, reverse=(True, False), reduce="mean")
@@ -31,7 +30,7 @@ CASES = [
     ((2, 1, 6, 3, 1), (True, False), "none", False),
     ((1, 1, 0, 3, 4), (True,), "none", True),
 ]
-# (G, B, L, D, N), heads and reverse of `scan_chunked`, whose chunks have 16 tokens and whose programs 32 channels
+# (G, B, L, D, N), heads and reverse of scans with heads, whose chunks have 16 tokens and whose programs 32 channels
 CHUNKED = [
     ((1, 2, 1, 3, 1), 1, (False,)),
     ((2, 1, 33, 40, 16), 1, (True, False)),
@@ -145,57 +144,58 @@ def test_a_nan_is_not_swallowed():
         assert scan(**values, rule=RULE, backend="triton")[0, 0, :, 0].isnan().any(), name
 
 
+scan_heads = partial(scan, rule="longhorn_exact", backend="triton")
+
+
 @chunked
 @pytest.mark.parametrize("shape, heads, reverse", CHUNKED, ids=str)
-def test_chunks_agree_with_the_oracle(shape, heads, reverse):
+@pytest.mark.parametrize("gated", [False, True], ids=["plain", "gated"])
+def test_chunks_agree_with_the_oracle(shape, heads, reverse, gated):
     values = heads_inputs(*shape, heads)
+    options = dict(reverse=reverse, reduce="mean" if len(reverse) == 1 else "none")
+    values |= dict(z=inputs(*shape, rule=RULE)["z"]) if gated else {}
     if shape[2] == 0:
-        results = value_and_grads(scan_chunked, values, reverse=reverse)
+        results = value_and_grads(scan_heads, values, **options)
         assert all((result == 0).all() for result in results.values())
         return
-    compare(scan_chunked, values, 2e-6, truth=heads_oracle, reverse=reverse)
+    compare(scan_heads, values, 2e-6, truth=heads_oracle, **options)
 
 
 # The interpreter computes all products in float32, and cuts float32 to bfloat16, where a GPU rounds.
 @chunked
 @pytest.mark.parametrize("dtype, tolerance", [(torch.bfloat16, 8e-3), (torch.float16, 1e-3)], ids=str)
 def test_chunks_of_half_precision_are_close(dtype, tolerance):
-    compare(scan_chunked, heads_inputs(2, 1, 33, 6, 5, 2, dtype=dtype), tolerance, truth=heads_oracle, reverse=(0, 1))
+    compare(scan_heads, heads_inputs(2, 1, 33, 6, 5, 2, dtype=dtype), tolerance, truth=heads_oracle, reverse=(0, 1))
 
 
 @chunked
 def test_chunks_read_slices_and_wide_indices_right(monkeypatch):
     values, reverse = heads_inputs(2, 2, 17, 6, 5, 3), (True, False)
-    expected = value_and_grads(scan_chunked, values, reverse=reverse)
+    expected = value_and_grads(scan_heads, values, reverse=reverse)
     joined = torch.cat([values["k"], values["q"], values["x"]], -1)
     values["k"], values["q"], values["x"] = joined.split([5, 5, 6], -1)
     monkeypatch.setattr(triton_backend, "INDEX_LIMIT", 0)
-    assert_equal(value_and_grads(scan_chunked, values, keep_strides=True, reverse=reverse), expected)
+    assert_equal(value_and_grads(scan_heads, values, keep_strides=True, reverse=reverse), expected)
 
 
 @chunked
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_the_operator_of_chunks_passes_opcheck(dtype):
+def test_the_operator_with_heads_passes_opcheck(dtype):
     values = heads_inputs(2, 1, 17, 6, 5, 2, dtype=dtype)
-    tensors = [values[name].requires_grad_() for name in ("x", "dt", "k", "q", "D", "dt_bias")]
-    torch.library.opcheck(torch.ops.vilonghorn.scan_chunked_triton.default, (*tensors, [0, 1], True))
+    leaves = [values[name].requires_grad_() for name in ("x", "dt", "k", "q", "D", "dt_bias")]
+    tensors = (*leaves[:4], torch.randn(1, 17, 6).to(dtype).requires_grad_(), None, *leaves[4:])
+    options = (RULE, [0, 1], "none", None)
+    torch.library.opcheck(torch.ops.vilonghorn.scan.default, (*tensors, *options, True))
     with FlopCounterMode(display=False) as counter:
-        torch.ops.vilonghorn.scan_chunked_triton(*tensors, [0, 1], False)
+        torch.ops.vilonghorn.scan(*tensors, *options, False)
     assert counter.get_total_flops() == 2 * 17 * (2 * (4 * 16 * 5 + 6 * 2 * 16 * 16) + 6 * (6 * 5 + 4 * 16 + 2))
-
-
-@chunked
-def test_chunks_keep_float32_keys_beside_half_precision():
-    values = heads_inputs(1, 1, 17, 4, 3, 2)
-    values |= dict(x=values["x"].half(), k=values["k"] * 1e5)  # more than float16 holds
-    compare(scan_chunked, values, 1e-3, truth=heads_oracle)
 
 
 @chunked
 def test_chunks_compile_in_one_graph():
     values = heads_inputs(2, 1, 17, 6, 5, 2)
-    compiled = torch.compile(scan_chunked, fullgraph=True, dynamic=True, backend="aot_eager")
-    actual, expected = (value_and_grads(f, values, reverse=(False, True)) for f in (compiled, scan_chunked))
+    compiled = torch.compile(scan_heads, fullgraph=True, dynamic=True, backend="aot_eager")
+    actual, expected = (value_and_grads(f, values, reverse=(False, True)) for f in (compiled, scan_heads))
     assert_equal(actual, expected)
 
 
@@ -204,4 +204,4 @@ def test_a_nan_in_chunks_is_not_swallowed():
     for name in heads_inputs(1, 1, 17, 4, 3, 2):
         values = heads_inputs(1, 1, 17, 4, 3, 2)
         values[name][..., 0] = torch.nan
-        assert scan_chunked(**values)[0, 0, :, 0].isnan().any(), name
+        assert scan_heads(**values)[0, 0, :, 0].isnan().any(), name

@@ -198,10 +198,10 @@ def heads_inputs(G, B, L, D, N, heads, **options) -> dict[str, Tensor]:
     return {n: v[..., :heads] if n in ("dt", "dt_bias") else v for n, v in values.items() if n != "z"}
 
 
-def heads_oracle(x, dt, k, q, *, D=None, dt_bias=None, reverse=(False,)):
-    """Arguments as `vilonghorn.ops.chunked.scan_chunked`; the result is float64."""
+def heads_oracle(x, dt, k, q, *, dt_bias=None, rule="longhorn_exact", **options):
+    """Arguments as `oracle`, with a dt for each head."""
     dt, dt_bias = (None if t is None else t.repeat_interleave(x.shape[-1] // t.shape[-1], -1) for t in (dt, dt_bias))
-    return oracle(x, dt, k, q, D=D, dt_bias=dt_bias, rule="longhorn_exact", reverse=reverse)
+    return oracle(x, dt, k, q, dt_bias=dt_bias, rule=rule, **options)
 
 
 def value_and_grads(function, values: dict[str, Tensor], keep_strides: bool = False, **options) -> dict[str, Tensor]:

@@ -8,7 +8,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from oracle import heads_inputs, heads_oracle, value_and_grads
 
-from vilonghorn.ops.chunked import invert_unit_triangular, scan_chunked
+from vilonghorn.ops import scan
+from vilonghorn.ops.arguments import ScanArguments
+from vilonghorn.ops.chunked import CHUNK, invert_unit_triangular, scan_in_chunks
+
+
+def scan_chunked(chunk=CHUNK, **values):
+    return scan_in_chunks(ScanArguments(**values, rule="longhorn_exact"), chunk)
 
 
 @given(
@@ -57,19 +63,21 @@ def test_no_tokens_give_an_empty_result():
     "change, message",
     [
         (dict(dt=torch.ones(2, 1, 5, 3), dt_bias=None), "dt has 3 heads, expected a divisor of the 8 channels"),
-        (dict(reverse=(False,)), "reverse has 1 flags for 2 directions"),
-        (dict(D=torch.ones(8)), r"D has shape \(8,\), expected \(2, 8\)"),
         (dict(dt_bias=torch.ones(2, 1)), r"dt_bias has shape \(2, 1\), expected \(2, 4\)"),
         (dict(dt=torch.ones(1, 1, 5, 4)), r"dt has shape \(1, 1, 5, 4\), expected \(2, 1, 5, 4\)"),
-        (dict(x=torch.ones(1, 5, 8)), r"x has shape \(1, 5, 8\), expected \(G, B, L, D\)"),
-        (dict(chunk=0), "chunk is 0, expected a power of two"),
-        (dict(k=torch.ones(2, 1, 5, 65), q=torch.ones(2, 1, 5, 65)), "N is 65, expected 1 to 64"),
     ],
     ids=str,
 )
-def test_what_does_not_fit_is_refused(change, message):
+def test_heads_that_do_not_fit_are_refused(change, message):
     values = heads_inputs(2, 1, 5, 8, 2, 4) | dict(reverse=(False, True)) | change
     with pytest.raises(ValueError, match=message):
-        scan_chunked(**values)
-    with pytest.raises(TypeError, match="q is None, expected a tensor"):
-        scan_chunked(**values | dict(q=None))
+        scan(**values, rule="longhorn_exact")
+
+
+@pytest.mark.parametrize("rule", ["longhorn", "longhorn_exact"])
+def test_a_scan_token_by_token_repeats_the_steps_of_heads(rule):
+    values = heads_inputs(2, 2, 19, 12, 4, 3)
+    repeated = values | {name: values[name].repeat_interleave(4, -1) for name in ("dt", "dt_bias")}
+    heads, channels = (value_and_grads(scan, v, rule=rule, reverse=(False, True)) for v in (values, repeated))
+    assert torch.equal(heads["y"], channels["y"]) and torch.equal(heads["k"], channels["k"])
+    torch.testing.assert_close(heads["dt"], channels["dt"].unflatten(-1, (3, 4)).sum(-1))

@@ -39,13 +39,13 @@ class ScanArguments(NamedTuple):
     """Arguments of `vilonghorn.ops.scan`, which explains them."""
 
     x: Annotated[Tensor, "G B L D"]
-    dt: Annotated[Tensor, "G B L D"]
+    dt: Annotated[Tensor, "G B L H"]
     k: Annotated[Tensor, "G B L N"]
     q: Annotated[Tensor, "G B L N"]
     z: Annotated[Tensor | None, "B L D"] = None
     A: Annotated[Tensor | None, "G D N"] = None
     D: Annotated[Tensor | None, "G D"] = None
-    dt_bias: Annotated[Tensor | None, "G D"] = None
+    dt_bias: Annotated[Tensor | None, "G H"] = None
     rule: str = "longhorn"
     reverse: Sequence[int] = (False,)
     reduce: str = "none"
@@ -55,7 +55,20 @@ class ScanArguments(NamedTuple):
     def sizes(self) -> Sizes:
         """Sizes that the shapes say, unchecked."""
         G, B, L, D = self.x.shape
-        return Sizes(G, B, L, D, self.k.shape[-1])
+        return Sizes(G, B, L, D, self.k.shape[-1], H=self.dt.shape[-1])
+
+    @property
+    def has_heads(self) -> bool:
+        """Whether channels share dt."""
+        return self.dt.shape[-1] != self.x.shape[-1]
+
+    def with_channel_steps(self) -> "ScanArguments":
+        """Repeats dt and its bias for the channels of a head."""
+        if not self.has_heads:
+            return self
+        size = self.x.shape[-1] // self.dt.shape[-1]
+        dt_bias = None if self.dt_bias is None else self.dt_bias.repeat_interleave(size, -1)
+        return self._replace(dt=self.dt.repeat_interleave(size, -1), dt_bias=dt_bias)
 
     @property
     def output_shape(self) -> tuple[int, ...]:
@@ -142,24 +155,6 @@ class ConvArguments(NamedTuple):
         """Sizes that the shapes say, unchecked."""
         (G, _, K), (B, L, D) = self.weight.shape, self.x.shape
         return Sizes(G, B, L, D, K=K)
-
-
-class ChunkArguments(NamedTuple):
-    """Arguments of `vilonghorn.ops.chunked.scan_chunked`, which explains them."""
-
-    x: Annotated[Tensor, "G B L D"]
-    dt: Annotated[Tensor, "G B L H"]
-    k: Annotated[Tensor, "G B L N"]
-    q: Annotated[Tensor, "G B L N"]
-    D: Annotated[Tensor | None, "G D"]
-    dt_bias: Annotated[Tensor | None, "G H"]
-    reverse: Sequence[int]
-
-    @property
-    def sizes(self) -> Sizes:
-        """Sizes that the shapes say, unchecked."""
-        G, B, L, D = self.x.shape
-        return Sizes(G, B, L, D, self.k.shape[-1], H=self.dt.shape[-1])
 
 
 class NormArguments(NamedTuple):

@@ -1,95 +1,38 @@
-"""The exact rule with one beta for a head, in chunks of tokens: products of matrices, and a loop over chunks only.
+"""The exact rule with one dt for a head, in chunks of tokens: products of matrices, and a loop over chunks only.
 
 Within a chunk, the numbers that the tokens add to the state solve a triangular system (WY form, Yang et al., arXiv
-2406.06484), because all channels of a head share keys and eps. Plain torch, differentiated by autograd, or Triton
-kernels where Triton runs.
+2406.06484), because all channels of a head share keys and eps. Plain torch, differentiated by autograd, for exported
+files; `backends/triton/chunks.py` has the kernels.
 """
-
-from collections.abc import Sequence
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from ._torch import captured_loop
-from .arguments import ChunkArguments
-from .backends import triton
-from .register import register_op
+from .arguments import ScanArguments
 from .rules import RULES
 from .scan_order import flip_reversed
-from .validate import autocast_dtype, check_flags, validate_chunks
+from .validate import autocast_dtype
 
-CHUNK = triton.CHUNK_TOKENS
+CHUNK = 16  # tokens, a power of two
 
 
-def scan_chunked(
-    x: Tensor,
-    dt: Tensor,
-    k: Tensor,
-    q: Tensor,
-    *,
-    D: Tensor | None = None,
-    dt_bias: Tensor | None = None,
-    reverse: Sequence[bool] = (False,),
-    chunk: int = CHUNK,
-) -> Tensor:
-    """Runs `scan` with rule "longhorn_exact" for heads: runs of channels with one dt.
+def scan_in_chunks(args: ScanArguments, chunk: int = CHUNK) -> Tensor:
+    """`scan` with rule "longhorn_exact" and reduce="none", without z; a captured graph has one loop over the chunks.
 
     Args:
-        x: values, (G, B, L, D).
-        dt: steps before bias and gate, (G, B, L, H); H divides D.
-        k: keys, (G, B, L, N).
-        q: queries, (G, B, L, N).
-        D: skip weights, (G, D). Default: no skip.
-        dt_bias: bias of dt, (G, H). Default: none.
-        reverse: a flag for each direction.
-        chunk: tokens of a chunk in plain torch, a power of two. Triton's kernels use 16. The result is the same up to
-            rounding, but a NaN or an infinity reaches the earlier tokens of its chunk, too.
+        args: of the scan, validated.
+        chunk: tokens of a chunk, a power of two. The result is the same up to rounding, but a NaN or an infinity
+            reaches the earlier tokens of its chunk, too.
 
     Returns:
-        y, (G, B, L, D), of x's dtype; sums are float32 (float64 for float64 inputs). With bfloat16 x, Triton rounds
-        the factors of products to TF32.
-
-    Raises:
-        ValueError: shapes, devices, heads, or a number of flags that do not fit; N above 64; a chunk that is no power
-            of two.
-        TypeError: a tensor is missing, a dtype outside float32, bfloat16, float16 and float64, or flags other than
-            True and False.
+        y, (G, B, L, D), of x's dtype; sums are float32 (float64 for float64 inputs).
     """
-    args = ChunkArguments(x, dt, k, q, D, dt_bias, check_flags("scan_chunked", reverse))
-    validate_chunks(args)
-    if chunk not in (1, 2, 4, 8, 16, 32, 64, 128):
-        raise ValueError(f"scan_chunked: chunk is {chunk}, expected a power of two, 128 at most")
-    return _run_triton(args) if _runs_triton(x.device.type, x.dtype) else scan_chunked_in_torch(args, chunk)
-
-
-@torch.compiler.assume_constant_result
-def _runs_triton(device_type: str, dtype: torch.dtype) -> bool:
-    return triton.unavailable(device_type, dtype) is None
-
-
-def _fake_triton(args: ChunkArguments, save: bool) -> tuple[Tensor, Tensor]:
-    states = triton.chunk_states(args) if save else (0,)
-    return args.x.new_empty(args.x.shape), args.x.new_empty(states, dtype=torch.float32)
-
-
-_run_triton = register_op(
-    "scan_chunked_triton",
-    ChunkArguments,
-    validate_chunks,
-    num_saved=1,
-    forward=triton.chunks_forward,
-    fake=_fake_triton,
-    backward=lambda dy, saved, args, wanted: triton.chunks_backward(dy, args, *saved),
-)
-
-
-def scan_chunked_in_torch(args: ChunkArguments, chunk: int = CHUNK) -> Tensor:
-    """`scan_chunked` in torch's own operators; a captured graph holds one loop over any number of chunks."""
     if autocast_dtype(args.x) is not None:  # states stay in float32
         with torch.autocast(args.x.device.type, enabled=False):
-            return scan_chunked_in_torch(args, chunk)
-    x, dt, k, q, D, dt_bias, reverse = args
+            return scan_in_chunks(args, chunk)
+    x, dt, k, q, _, _, D, dt_bias, _, reverse, *_ = args
     (_, _, L, _), H, N, dtype = x.shape, dt.shape[-1], k.shape[-1], x.dtype
     compute = torch.promote_types(dtype, torch.float32)
     skip = 0.0 if D is None else D.to(compute)[:, None, None] * x.to(compute)

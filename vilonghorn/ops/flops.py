@@ -13,7 +13,7 @@ import torch
 from torch.utils.flop_counter import register_flop_formula
 
 from . import block, chunked, conv, mamba_inner, norm, scan  # noqa: F401  (they define the operators)
-from .arguments import BlockArguments, ChunkArguments, ConvArguments, MambaInnerArguments, NormArguments, ScanArguments
+from .arguments import BlockArguments, ConvArguments, MambaInnerArguments, NormArguments, ScanArguments
 from .rules import NO_RULE, RULES
 
 SKIP = 2  # D x, added; per token and channel
@@ -27,13 +27,10 @@ def _recurrence(rule: str, G: int, B: int, L: int, D: int, N: int) -> int:
 
 
 def _scan(a: Any) -> int:
-    G, B, L, D = a.x
-    return _recurrence(a.rule, G, B, L, D, a.k[-1])
-
-
-def _chunks(a: Any) -> int:
     (G, B, L, D), N, heads, C = a.x, a.k[-1], a.dt[-1], chunked.CHUNK
-    # k k^T, q k^T and six products for the inverse; three products with the state and two with the added numbers
+    if heads == D:
+        return _recurrence(a.rule, G, B, L, D, N)
+    # In chunks: k k^T, q k^T and six products for the inverse; three with the state and two with the added numbers.
     return G * B * L * (heads * (4 * C * N + 12 * C * C) + D * (6 * N + 4 * C + SKIP))
 
 
@@ -87,7 +84,6 @@ def _register(name: str, arguments: type[NamedTuple], forward: Callable, backwar
 
 # Backward of a scan runs it again and takes two gradients of each product; that of a convolution does the same.
 _register("scan", ScanArguments, _scan, lambda a, _: 3 * _scan(a))
-_register("scan_chunked_triton", ChunkArguments, _chunks, lambda a, _: 3 * _chunks(a))
 _register("conv_silu", ConvArguments, _conv, lambda a, _: 3 * _conv(a))
 for _name in ("mamba_inner_cpu", "mamba_inner_cuda"):
     _register(_name, MambaInnerArguments, _inner, lambda a, _: _inner_backward(a))

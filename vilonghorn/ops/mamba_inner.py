@@ -12,9 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .arguments import ChunkArguments, MambaInnerArguments, ScanArguments
+from .arguments import MambaInnerArguments, ScanArguments
 from .backends import choose_conv, cpu, cuda, has_rule
-from .chunked import scan_chunked_in_torch
 from .conv import conv2d_silu, conv_silu, conv_silu_scan_order
 from .norm import rms_norm, rms_norm_exportable
 from .register import register_op
@@ -121,10 +120,9 @@ def mamba_inner_composed(args: MambaInnerArguments, backend: str | None = None) 
     if args.rule == NO_RULE:
         z, u = convolve(args)
         return _gated_mean(u.unbind(0), z)
-    z, u, dt_of_heads, k, q = projections(args)
-    dt, dt_bias = _to_channels(dt_of_heads, args, -1), _to_channels(args.dt_bias, args, 1)
-    options: dict[str, Any] = dict(z=z, A=args.A, D=args.D, dt_bias=dt_bias, rule=args.rule, reverse=args.reverse)
-    return scan(u, dt, k, q, reduce="mean", backend=backend, **options)
+    z, *activations = projections(args)
+    options: dict[str, Any] = dict(z=z, A=args.A, D=args.D, dt_bias=args.dt_bias, rule=args.rule, reverse=args.reverse)
+    return scan(*activations, reduce="mean", backend=backend, **options)
 
 
 def _exportable(
@@ -143,25 +141,15 @@ def _exportable(
     if args.rule == NO_RULE:
         z, y = convolve(args, conv_silu_scan_order)
     else:
-        z, u, dt, k, q = projections(args, conv_silu_scan_order)
+        z, *activations = projections(args, conv_silu_scan_order)
         flags = [0 if in_order else flag for flag in args.reverse]
-        if args.rule == "longhorn_exact" and args.sizes.H < args.sizes.D and scan_backend is None:
-            y = scan_chunked_in_torch(ChunkArguments(u, dt, k, q, args.D, args.dt_bias, flags))
-        else:
-            dt, dt_bias = _to_channels(dt, args, -1), _to_channels(args.dt_bias, args, 1)
-            y = run_scan(u, dt, k, q, A=args.A, D=args.D, dt_bias=dt_bias, rule=args.rule, reverse=flags)
+        y = run_scan(*activations, A=args.A, D=args.D, dt_bias=args.dt_bias, rule=args.rule, reverse=flags)
     return _gated_mean(flip_reversed(y, args.reverse) if in_order else y.unbind(0), z)
 
 
 def _gated_mean(directions: Sequence[Tensor], z: Tensor) -> Tensor:
     first, *others = directions
     return sum(others, first) * F.silu(z) / len(directions)
-
-
-def _to_channels(t: Any, args: MambaInnerArguments, dim: int) -> Any:
-    """Repeats what the channels of a head share."""
-    _, _, _, D, *_, H = args.sizes
-    return t if t is None or H == D else t.repeat_interleave(D // H, dim)
 
 
 def _shared(
@@ -174,9 +162,8 @@ def _shared(
 ) -> Tensor:
     z, u, dt, k, q = projections(args, conv)
     G = len(reverse)
-    u, dt, k, q = (t.expand(G, -1, -1, -1) for t in (u, _to_channels(dt, args, -1), k, q))
-    weights = (args.A, args.D, _to_channels(args.dt_bias, args, 1))
-    A, skip, dt_bias = (None if t is None else t.expand(G, *t.shape[1:]) for t in weights)
+    u, dt, k, q = (t.expand(G, -1, -1, -1) for t in (u, dt, k, q))
+    A, skip, dt_bias = (None if t is None else t.expand(G, *t.shape[1:]) for t in (args.A, args.D, args.dt_bias))
     y = run_scan(u, dt, k, q, A=A, D=skip, dt_bias=dt_bias, rule=args.rule, reverse=reverse)
     first, *others = (norm(y_g, weight, SCAN_NORM_EPS) for y_g, weight in zip(y.unbind(0), scan_norm.unbind(0)))
     return sum(others, first) * F.silu(z)

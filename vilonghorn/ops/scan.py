@@ -12,7 +12,8 @@ from torch import Tensor
 
 from ._torch import captured_loop
 from .arguments import ScanArguments
-from .backends import choose
+from .backends import choose, runs_heads
+from .chunked import scan_in_chunks
 from .reference import finish, prepare
 from .register import register_op
 from .rules import RULES
@@ -48,13 +49,14 @@ def scan(
 
     Args:
         x: values, (G, B, L, D), float32, bfloat16, float16 or float64, any strides; fastest if D is contiguous.
-        dt: steps before their bias and gate, (G, B, L, D), of x's dtype like k, q and z.
+        dt: steps before their bias and gate, (G, B, L, D), of x's dtype like k, q and z. Or (G, B, L, H) for H heads,
+            which divide D: the D / H channels of a head share dt.
         k: keys, (G, B, L, N), N from 1 to 64 (16 is specialised).
         q: queries, (G, B, L, N).
         z: gate shared by the directions, (B, L, D). Default: no gate.
         A: decay rates, negative, (G, D, N); for rule "mamba" only, which needs it.
         D: skip weights, (G, D). Default: no skip.
-        dt_bias: bias of dt, (G, D). Default: none.
+        dt_bias: bias of dt, (G, D) or (G, H). Default: none.
         rule: "longhorn" (default), "longhorn_exact" or "mamba".
         reverse: a flag for each direction: True scans from the last token to the first.
         reduce: "none" (default) keeps the directions apart, "mean" averages them before the gate.
@@ -76,7 +78,13 @@ def scan(
         # Activations share the autocast dtype. A, D and dt_bias keep theirs: gates and states are float32 anyway.
         x, dt, k, q = x.to(dtype), dt.to(dtype), k.to(dtype), q.to(dtype)
         z = None if z is None else z.to(dtype)
-    return _run(ScanArguments(x, dt, k, q, z, A, D, dt_bias, rule, flags, reduce, backend))
+    args = ScanArguments(x, dt, k, q, z, A, D, dt_bias, rule, flags, reduce, backend)
+    if args.has_heads:
+        validate_scan(args)
+        one_by_one = reduce == "none" or len(flags) == 1  # directions are not added up
+        if not (one_by_one and runs_heads(x.device.type, x.dtype, rule, backend)):
+            args = args.with_channel_steps()
+    return _run(args)
 
 
 def scan_exportable(args: ScanArguments) -> Tensor:
@@ -89,6 +97,9 @@ def scan_exportable(args: ScanArguments) -> Tensor:
         with torch.autocast(args.x.device.type, enabled=False):
             return scan_exportable(args)
     validate_scan(args)
+    if args.has_heads:
+        chunked = args.rule == "longhorn_exact" and args.z is None and args.reduce == "none"
+        return scan_in_chunks(args) if chunked else scan_exportable(args.with_channel_steps())
     if torch.compiler.is_exporting():  # the exporters cannot decompose a captured loop that has gradients
         detached: Any = [t.detach() if isinstance(t, Tensor) else t for t in args]
         args = ScanArguments(*detached)

@@ -10,7 +10,6 @@ from torch import Tensor
 
 from .arguments import (
     BlockArguments,
-    ChunkArguments,
     ConvArguments,
     MambaInnerArguments,
     NormArguments,
@@ -32,9 +31,7 @@ def _shapes(arguments: type) -> dict[str, list[str]]:
     return {name: hint.__metadata__[0].split() for name, hint in hints if hasattr(hint, "__metadata__")}
 
 
-_SHAPES = {
-    kind: _shapes(kind) for kind in (ScanArguments, MambaInnerArguments, BlockArguments, ConvArguments, ChunkArguments)
-}
+_SHAPES = {kind: _shapes(kind) for kind in (ScanArguments, MambaInnerArguments, BlockArguments, ConvArguments)}
 _REQUIRED = {kind: [name for name, hint in get_type_hints(kind).items() if hint is Tensor] for kind in _SHAPES}
 
 
@@ -104,7 +101,8 @@ def validate(operator: str, args: Any, sources: Sequence[str]) -> Sizes:
     G, _, _, D, N, K, R, H = sizes
     if G < 1 or len(args.reverse) != G:
         raise ValueError(f"{operator}: reverse has {len(args.reverse)} flags for {G} directions, expected one for each")
-    if R and (H < 1 or D % H):
+    has_rule = getattr(args, "rule", NO_RULE) != NO_RULE
+    if has_rule and H != D and (H < 1 or D % H):
         raise ValueError(f"{operator}: dt has {H} heads, expected a divisor of the {D} channels")
     values.update(zip(sizes._fields, sizes))
     values.update({"2D": 2 * D, "R+2N": R + 2 * N, "2M": 2 * values.get("M", 0)})
@@ -124,7 +122,7 @@ def validate(operator: str, args: Any, sources: Sequence[str]) -> Sizes:
         if tensor.dtype not in DTYPES:
             raise TypeError(f"{operator}: {name} is {tensor.dtype}, expected one of {', '.join(map(str, DTYPES))}")
     for name, size, limit in (("N", N, MAX_STATE), ("K", K, MAX_CONV)):
-        if not 1 <= size <= limit and not (name == "N" and getattr(args, "rule", "") == NO_RULE):
+        if not 1 <= size <= limit and (has_rule or name == "K"):
             raise ValueError(f"{operator}: {name} is {size}, expected 1 to {limit}")
     return sizes
 
@@ -135,17 +133,11 @@ def validate_scan(args: ScanArguments) -> Sizes:
     if args.reduce not in REDUCTIONS:
         raise ValueError(f"scan: reduce is {args.reduce!r}, expected one of {', '.join(map(repr, REDUCTIONS))}")
     _check_decay("scan", args.rule, args.A)
-    sizes = validate("scan", args, ("x", "k"))
+    sizes = validate("scan", args, ("x", "dt", "k"))
     for name, activation in zip(args._fields[1:5], args[1:5]):
         if activation is not None and activation.dtype != args.x.dtype:
             raise TypeError(f"scan: {name} is {activation.dtype} but x is {args.x.dtype}; expected one dtype")
     return sizes
-
-
-@Remembered
-def validate_chunks(args: ChunkArguments) -> Sizes:
-    """Checks the arguments of `scan_chunked`."""
-    return validate("scan_chunked", args, ("x", "dt", "k"))
 
 
 @Remembered

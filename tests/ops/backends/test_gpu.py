@@ -4,7 +4,7 @@ from functools import partial
 
 import pytest
 import torch
-from convolutions import CASES, check, test_slices_of_wider_tensors_give_what_their_copies_give  # noqa: F401
+from convolutions import CASES, check
 from oracle import (
     KERNEL_RULES,
     compare,
@@ -18,7 +18,6 @@ from oracle import (
 )
 
 from vilonghorn.ops import backends, conv_silu, mamba_inner, scan
-from vilonghorn.ops.chunked import scan_chunked
 
 if not torch.cuda.is_available():
     pytest.skip("torch sees no CUDA device", allow_module_level=True)
@@ -57,7 +56,9 @@ def test_a_backend_agrees_with_the_oracle(shape, rule, reduce, gate, dtype, back
 @pytest.mark.parametrize("shape, heads", [((2, 2, 197, 384, 16), 4), ((1, 1, 33, 40, 5), 1)], ids=str)
 def test_chunks_in_triton_agree_with_the_oracle(shape, heads, dtype):
     reverse, values = (True, False)[: shape[0]], heads_inputs(*shape, heads, dtype=dtype)
-    compare(scan_chunked, values, max(TOLERANCE[dtype], 1e-5), device="cuda", truth=heads_oracle, reverse=reverse)
+    values |= dict(z=inputs(*shape, rule="longhorn_exact", dtype=dtype)["z"])
+    run = partial(scan, rule="longhorn_exact", backend="triton")
+    compare(run, values, max(TOLERANCE[dtype], 1e-5), device="cuda", truth=heads_oracle, reverse=reverse)
 
 
 @pytest.mark.parametrize("rule", KERNEL_RULES)
@@ -85,13 +86,13 @@ def test_slices_of_a_projection_are_read_right(backend):
 
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
 @pytest.mark.parametrize("shape, reverse", [*CASES, ((2, 2, 197, 384, 4), (False, True))], ids=str)
-def test_a_convolution_agrees_with_the_oracle(shape, reverse, dtype, backend):
-    check(backend, shape, reverse, dtype, device="cuda")
+def test_a_convolution_agrees_with_the_oracle(shape, reverse, dtype):
+    check(None, shape, reverse, dtype, device="cuda")
 
 
-def test_a_convolution_repeats_bit_for_bit(backend):
+def test_a_convolution_repeats_bit_for_bit():
     values = on_gpu(conv_inputs(2, 32, 197, 384, 4))
-    run = partial(value_and_grads, partial(conv_silu, backend=backend), values, reverse=(False, True))
+    run = partial(value_and_grads, conv_silu, values, reverse=(False, True))
     first, again = run(), run()
     assert all(torch.equal(first[name], again[name]) for name in first)
 

@@ -71,10 +71,11 @@ def choose(args: ScanArguments) -> Backend:
     Raises ValueError if no backend has that name, RuntimeError if the one named cannot run this scan.
     """
     device_type, dtype = args.x.device.type, args.x.dtype
-    if args.backend is not None:
-        backend = _require("scan", args.backend, device_type, dtype)
-        if not has_rule(args.backend, args.rule):
-            raise RuntimeError(f"scan: backend {args.backend!r} has no kernel for rule {args.rule!r}; use 'reference'")
+    name = triton_backend.NAME if args.has_heads else args.backend
+    if name is not None:
+        backend = _require("scan", name, device_type, dtype)
+        if not has_rule(name, args.rule):
+            raise RuntimeError(f"scan: backend {name!r} has no kernel for rule {args.rule!r}; use 'reference'")
         return backend
 
     def reason(name: str) -> str | None:
@@ -89,6 +90,16 @@ def choose(args: ScanArguments) -> Backend:
         lines = "".join(f"\n  {name}: {reason(name)}" for name in BACKENDS if name != chosen)
         warnings.warn(f"vilonghorn scans rule {args.rule!r}, {slow}. No kernel can run:{lines}", stacklevel=2)
     return BACKENDS[chosen]
+
+
+@torch.compiler.assume_constant_result
+def runs_heads(device_type: str, dtype: torch.dtype, rule: str, backend: str | None) -> bool:
+    """Whether a scan with one dt for a head runs as it is: in chunks, by Triton, where Triton runs.
+
+    Elsewhere dt is repeated for the channels of a head, and a kernel runs token by token.
+    """
+    asked = backend in (None, triton_backend.NAME)
+    return asked and rule == "longhorn_exact" and triton_backend.unavailable(device_type, dtype) is None
 
 
 def has_rule(backend: str, rule: str) -> bool:

@@ -9,8 +9,8 @@ from collections import namedtuple
 import triton
 import triton.language as tl
 
-from .rules import exp_minus
-from .tiles import channel_parameter, input_rows, load_row, output_row, store_row
+from .rules import exp_minus, sigmoid
+from .tiles import channel_parameter, input_row, input_rows, load_row, output_row, store_row
 
 # What a program works on. c: channels of the block, (1, BLOCK); n: states, (1, PADDED); rows: pointers to the tokens of
 # the sequence; bias: that of dt; backwards: 1 if the last token is read first.
@@ -45,8 +45,10 @@ def this_program(inputs, strides, length, width, reverse, CONFIG: tl.constexpr):
 @triton.jit
 def load_chunk(i, p, CONFIG: tl.constexpr):
     """The `Chunk` that the scan comes to as number i."""
-    row, column = tl.arange(0, CONFIG.CHUNK)[:, None], tl.arange(0, CONFIG.CHUNK)[None, :]
-    step = row.to(CONFIG.INDEX) + i * CONFIG.CHUNK
+    CHUNK: tl.constexpr = CONFIG.CHUNK
+    DOUBLINGS: tl.constexpr = CONFIG.DOUBLINGS
+    row, column = tl.arange(0, CHUNK)[:, None], tl.arange(0, CHUNK)[None, :]
+    step = row.to(CONFIG.INDEX) + i * CHUNK
     t, exists = step + p.backwards * (p.length - 1 - 2 * step), step < p.length
     x = load_row(p.rows.x, t, p.c, exists & p.c_mask).to(tl.float32)
     dt = load_row(p.rows.dt, t, p.head, exists).to(tl.float32) + p.bias
@@ -58,7 +60,7 @@ def load_chunk(i, p, CONFIG: tl.constexpr):
     lower = tl.where(row > column, eps * kk, 0.0)
     # As `chunked.invert_unit_triangular`: blocks of 2^j rows, of which those of one row need no products.
     inverse = tl.where(row == column, 1.0, 0.0) - tl.where((row == column + 1) & (row % 2 == 1), lower, 0.0)
-    for j in tl.static_range(1, CONFIG.DOUBLINGS):
+    for j in tl.static_range(1, DOUBLINGS):
         below = (row // 2**j == column // 2**j + 1) & (row // 2**j % 2 == 1)
         inverse -= product(product(inverse, tl.where(below, lower, 0.0), CONFIG), inverse, CONFIG)
     seen = tl.where(row >= column, product(q, tl.trans(k), CONFIG), 0.0)
@@ -78,7 +80,11 @@ def chunks_forward(inputs, strides, y, states, length, width, channels, reverse,
     p = this_program(inputs, strides, length, width, reverse, CONFIG)
     y_row = output_row(y, p.g * tl.num_programs(0) + p.b, length, channels)
     skip = channel_parameter(inputs.D, strides.D, p.g, p)
-    state = tl.zeros((CONFIG.PADDED, CONFIG.BLOCK), tl.float32)
+    PADDED: tl.constexpr = CONFIG.PADDED
+    BLOCK: tl.constexpr = CONFIG.BLOCK
+    if inputs.z is not None:
+        z_row = input_row(inputs.z, strides.z, p.g, p.b)
+    state = tl.zeros((PADDED, BLOCK), tl.float32)
     num_chunks = tl.cdiv(length, CONFIG.CHUNK)
     for i in range(num_chunks):
         if states is not None:
@@ -88,31 +94,46 @@ def chunks_forward(inputs, strides, y, states, length, width, channels, reverse,
         error = chunk.x - product(chunk.k, state, CONFIG)
         added = product(chunk.inverse, chunk.eps * error, CONFIG)
         out = product(chunk.q, state, CONFIG) + product(chunk.seen, added, CONFIG) + skip * chunk.x
+        if inputs.z is not None:
+            z_t = load_row(z_row, chunk.t, p.c, chunk.exists & p.c_mask).to(tl.float32)
+            out *= z_t * sigmoid(z_t)
         store_row(y_row, chunk.t, p.c, out, chunk.exists & p.c_mask)
         state += product(tl.trans(chunk.k), added, CONFIG)
 
 
 @triton.jit(do_not_specialize=["length", "reverse"])
-def chunks_backward(inputs, strides, dy, states, outputs, length, width, channels, reverse, CONFIG: tl.constexpr):
+def chunks_backward(inputs, strides, states, outputs, length, width, channels, reverse, CONFIG: tl.constexpr):
     """Writes dx; dD of each sequence; and each program's share of ddt, dk and dq, which the caller sums."""
     p = this_program(inputs, strides, length, width, reverse, CONFIG)
-    row, column = tl.arange(0, CONFIG.CHUNK)[:, None], tl.arange(0, CONFIG.CHUNK)[None, :]
+    CHUNK: tl.constexpr = CONFIG.CHUNK
+    row, column = tl.arange(0, CHUNK)[:, None], tl.arange(0, CHUNK)[None, :]
     sequence = p.g * tl.num_programs(0) + p.b
     part = tl.program_id(1) * tl.num_programs(2) * tl.num_programs(0) + sequence
-    dy_row, dx_row = output_row(dy, sequence, length, channels), output_row(outputs.x, sequence, length, channels)
+    dy_row, dx_row = input_row(inputs.dy, strides.dy, p.g, p.b), output_row(outputs.x, sequence, length, channels)
     ddt_row = output_row(outputs.dt, part, length, 1)
     dk_row, dq_row = output_row(outputs.k, part, length, CONFIG.N), output_row(outputs.q, part, length, CONFIG.N)
-    skip, skip_grad = channel_parameter(inputs.D, strides.D, p.g, p), tl.zeros((1, CONFIG.BLOCK), tl.float32)
-    grad = tl.zeros((CONFIG.PADDED, CONFIG.BLOCK), tl.float32)  # of the state after the chunk
+    if inputs.z is not None:
+        z_row, dz_row = input_row(inputs.z, strides.z, p.g, p.b), output_row(outputs.z, sequence, length, channels)
+    PADDED: tl.constexpr = CONFIG.PADDED
+    BLOCK: tl.constexpr = CONFIG.BLOCK
+    skip, skip_grad = channel_parameter(inputs.D, strides.D, p.g, p), tl.zeros((1, BLOCK), tl.float32)
+    grad = tl.zeros((PADDED, BLOCK), tl.float32)  # of the state after the chunk
     num_chunks = tl.cdiv(length, CONFIG.CHUNK)
     for turn in range(num_chunks):
         i = num_chunks - 1 - turn
         chunk = load_chunk(i, p, CONFIG)
         state = tl.load(states + state_offsets(i, p, num_chunks, channels, CONFIG), tl.trans(p.n_mask) & p.c_mask, 0.0)
         dy_t = load_row(dy_row, chunk.t, p.c, chunk.exists & p.c_mask).to(tl.float32)
-        skip_grad += tl.sum(dy_t * chunk.x, 0, keep_dims=True)
         error = chunk.x - product(chunk.k, state, CONFIG)
         added = product(chunk.inverse, chunk.eps * error, CONFIG)
+        if inputs.z is not None:
+            out = product(chunk.q, state, CONFIG) + product(chunk.seen, added, CONFIG) + skip * chunk.x
+            z_t = load_row(z_row, chunk.t, p.c, chunk.exists & p.c_mask).to(tl.float32)
+            sigma = sigmoid(z_t)
+            dz_t = dy_t * out * sigma * (1.0 + z_t * (1.0 - sigma))
+            store_row(dz_row, chunk.t, p.c, dz_t, chunk.exists & p.c_mask)
+            dy_t *= z_t * sigma
+        skip_grad += tl.sum(dy_t * chunk.x, 0, keep_dims=True)
 
         dadded = product(tl.trans(chunk.seen), dy_t, CONFIG) + product(chunk.k, grad, CONFIG)
         dscaled = product(tl.trans(chunk.inverse), dadded, CONFIG)  # gradient of eps * error
