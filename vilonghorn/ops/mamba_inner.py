@@ -100,7 +100,23 @@ def mamba_inner_exportable(xz: Tensor, *others: Any, scan_backend: str | None = 
         scan_backend: if given, the scan is the operator of this library, for a runtime that has it.
     """
     scan_norm, _, reverse, _ = others[7:]
-    return _exportable(_arguments(xz, *others), scan_norm, reverse, scan_backend)
+    args = _arguments(xz, *others)
+
+    def run_scan(x: Tensor, dt: Tensor, k: Tensor, q: Tensor, **options: Any) -> Tensor:
+        if scan_backend is not None:
+            return scan(x, dt, k, q, backend=scan_backend, **options)
+        return scan_exportable(ScanArguments(x, dt, k, q, **options))
+
+    if scan_norm is not None:
+        return _shared(args, scan_norm, reverse, run_scan, rms_norm_exportable, conv_silu_scan_order)
+    in_order = not args.conv_grid  # conv_silu_scan_order has flipped the tokens, once for all that follows
+    if args.rule == NO_RULE:
+        z, y = convolve(args, conv_silu_scan_order)
+    else:
+        z, *activations = projections(args, conv_silu_scan_order)
+        flags = [0 if in_order else flag for flag in args.reverse]
+        y = run_scan(*activations, A=args.A, D=args.D, dt_bias=args.dt_bias, rule=args.rule, reverse=flags)
+    return _gated_mean(flip_reversed(y, args.reverse) if in_order else y.unbind(0), z)
 
 
 def _arguments(xz: Tensor, conv_weight: Tensor, *others: Any) -> MambaInnerArguments:
@@ -123,28 +139,6 @@ def mamba_inner_composed(args: MambaInnerArguments, backend: str | None = None) 
     z, *activations = projections(args)
     options: dict[str, Any] = dict(z=z, A=args.A, D=args.D, dt_bias=args.dt_bias, rule=args.rule, reverse=args.reverse)
     return scan(*activations, reduce="mean", backend=backend, **options)
-
-
-def _exportable(
-    args: MambaInnerArguments, scan_norm: Tensor | None, reverse: Sequence[bool], scan_backend: str | None
-) -> Tensor:
-    """`mamba_inner_exportable`. Each reversed direction is flipped once, and once back."""
-
-    def run_scan(x: Tensor, dt: Tensor, k: Tensor, q: Tensor, **options: Any) -> Tensor:
-        if scan_backend is not None:
-            return scan(x, dt, k, q, backend=scan_backend, **options)
-        return scan_exportable(ScanArguments(x, dt, k, q, **options))
-
-    if scan_norm is not None:
-        return _shared(args, scan_norm, reverse, run_scan, rms_norm_exportable, conv_silu_scan_order)
-    in_order = not args.conv_grid  # conv_silu_scan_order has flipped the tokens
-    if args.rule == NO_RULE:
-        z, y = convolve(args, conv_silu_scan_order)
-    else:
-        z, *activations = projections(args, conv_silu_scan_order)
-        flags = [0 if in_order else flag for flag in args.reverse]
-        y = run_scan(*activations, A=args.A, D=args.D, dt_bias=args.dt_bias, rule=args.rule, reverse=flags)
-    return _gated_mean(flip_reversed(y, args.reverse) if in_order else y.unbind(0), z)
 
 
 def _gated_mean(directions: Sequence[Tensor], z: Tensor) -> Tensor:

@@ -87,12 +87,12 @@ def _run(args: ScanArguments) -> Tensor:
     tokens = prepare(args)
     state, outputs = tokens.initial_state(), [tokens.x[:0]]
     for chunk in tokens.chunks():
-        state, y = checkpoint(_run_chunk, args.rule, state, *chunk, use_reentrant=False, preserve_rng_state=False)
+        state, y = checkpoint(run_tokens, args.rule, state, *chunk, use_reentrant=False, preserve_rng_state=False)
         outputs.append(y)
     return finish(torch.cat(outputs), args)
 
 
-def _run_chunk(rule: str, state: Tensor, *chunk: Any) -> tuple[Tensor, Tensor]:
+def run_tokens(rule: str, state: Tensor, *chunk: Any) -> tuple[Tensor, Tensor]:
     """The state after the tokens, and what was read at each, (tokens, G, B, 1, D)."""
     tokens, step, outputs = Tokens(*chunk), RULES[rule].step, []
     for x, gate, k, q in zip(*(t.unbind(0) for t in tokens[:4])):  # x[t] in a loop would be slow to differentiate

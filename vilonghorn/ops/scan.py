@@ -14,7 +14,7 @@ from ._torch import captured_loop
 from .arguments import ScanArguments
 from .backends import choose, runs_heads
 from .chunked import scan_in_chunks
-from .reference import finish, prepare
+from .reference import finish, prepare, run_tokens
 from .register import register_op
 from .rules import RULES
 from .validate import autocast_dtype, check_flags, validate_scan
@@ -104,6 +104,9 @@ def scan_exportable(args: ScanArguments) -> Tensor:
         detached: Any = [t.detach() if isinstance(t, Tensor) else t for t in args]
         args = ScanArguments(*detached)
     step, tokens = RULES[args.rule].step, prepare(args)
+    if not torch.compiler.is_compiling():
+        y = run_tokens(args.rule, tokens.initial_state(), *tokens)[1] if args.x.shape[2] else tokens.x
+        return finish(y, args)
     changing: tuple[Tensor, ...] = (*tokens[:3], tokens.q.mT)  # a row times the state is one node of the loop
 
     def run_token(state: Tensor, token: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
@@ -111,14 +114,8 @@ def scan_exportable(args: ScanArguments) -> Tensor:
         state = step(state, x, gate, k, tokens.A)
         return state, q @ state
 
-    state, outputs = tokens.initial_state(), []
-    if torch.compiler.is_compiling():
-        changing = tuple(t.clone(memory_format=torch.contiguous_format) for t in changing)  # export fails for views
-        return finish(captured_loop(run_token, state, changing, dim=0)[1], args)
-    for token in zip(*(t.unbind(0) for t in changing)):
-        state, y = run_token(state, token)
-        outputs.append(y)
-    return finish(torch.stack(outputs) if outputs else tokens.x, args)
+    changing = tuple(t.clone(memory_format=torch.contiguous_format) for t in changing)  # export fails for views
+    return finish(captured_loop(run_token, tokens.initial_state(), changing, dim=0)[1], args)
 
 
 def _fake(args: ScanArguments, save: bool) -> tuple[Tensor, Tensor]:

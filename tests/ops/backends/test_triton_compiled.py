@@ -13,10 +13,10 @@ SCRIPT = Path(__file__).parents[2] / "helpers" / "compiled_triton.py"
 # By kernel and dtype: tokens times channels of a lane in a turn of its loop, the most instructions for each of them,
 # the most registers, and the most stack, bytes.
 LIMITS = {
-    ("chunks_forward", "bfloat16"): (16, 65, 255, 0),
-    ("chunks_backward", "bfloat16"): (16, 125, 255, 32),
-    ("chunks_forward", "float32"): (8, 300, 255, 0),
-    ("chunks_backward", "float32"): (8, 550, 255, 256),
+    ("chunks_forward", "bfloat16"): (16, 74, 255, 0),
+    ("chunks_backward", "bfloat16"): (16, 184, 255, 128),
+    ("chunks_forward", "float32"): (8, 312, 255, 0),
+    ("chunks_backward", "float32"): (8, 660, 255, 384),
 }
 
 

@@ -24,7 +24,7 @@ HELD = {"longhorn": 4, "longhorn_exact": 4, "mamba": 3}  # states that backward 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 MAX_DIRECTIONS = 62  # their flags are bits of one integer
 OPTIONS = {"num_warps": 1, "num_stages": 2, "enable_fp_fusion": True}
-INDEX_LIMIT = 2**31  # elements of one sequence; from here on offsets have 64 bits
+MAX_ELEMENTS = 2**31 - 1  # of one sequence, within which offsets have 32 bits
 
 
 def unavailable(device_type: str, dtype: torch.dtype = torch.float32) -> str | None:
@@ -50,8 +50,8 @@ def _no_gpu() -> str | None:
 # Arguments of the kernels
 Inputs = namedtuple("Inputs", "x dt k q z dy D dt_bias")  # tensors, None if absent, or all their strides but the last
 Outputs = namedtuple("Outputs", "x dt k q z D dt_bias sums")  # gradients, and memory for sums over directions
-ChunkConfig = namedtuple("ChunkConfig", "CHUNK DOUBLINGS BLOCK INDEX N PADDED PRECISION")
-Config = namedtuple("Config", "RULE DIRECTIONS MEAN CHUNK HELD INDEX N TILE")  # INDEX is the type of offsets
+ChunkConfig = namedtuple("ChunkConfig", "CHUNK DOUBLINGS BLOCK N PADDED PRECISION")
+Config = namedtuple("Config", "RULE DIRECTIONS MEAN CHUNK HELD N TILE")
 
 
 class Tile(NamedTuple):
@@ -140,11 +140,12 @@ class _Launch:
         if len(args.reverse) > MAX_DIRECTIONS:
             raise ValueError(f"scan: {len(args.reverse)} directions, backend {NAME!r} runs at most {MAX_DIRECTIONS}")
         (G, B, L, D, N, *_, H), self.args = args.sizes, args
+        if L * max(D, N) > MAX_ELEMENTS:
+            raise ValueError(f"scan: {L} tokens of {max(D, N)} numbers, backend {NAME!r} takes up to {MAX_ELEMENTS}")
         activations = (None if t is None else _rows(t).expand(G, B, L, -1) for t in (*args[:5], dy))
         inputs = Inputs(*activations, *(None if t is None else _rows(t) for t in args[6:8]))
         strides = Inputs(*((0, 0, 0) if t is None else t.stride()[:-1] for t in inputs))
         self.inputs = (inputs, strides)
-        index = _index_type(L * D, L * N, *(L * stride[-1] + D for stride in strides[:6]))
         reverse = sum(flag << g for g, flag in enumerate(args.reverse))
         if args.has_heads:
             # With bfloat16 x, factors of products are rounded to TF32. Else a product is three of TF32, as exact as
@@ -154,13 +155,13 @@ class _Launch:
             padded, doublings = max(16, 1 << (N - 1).bit_length()), CHUNK_TOKENS.bit_length() - 1
             self.blocks = H * -(-(D // H) // block)
             self.grid, scalars = (B, self.blocks, G), (L, D // H, D, reverse)
-            config: Any = ChunkConfig(CHUNK_TOKENS, doublings, block, index, N, padded, precision)
+            config: Any = ChunkConfig(CHUNK_TOKENS, doublings, block, N, padded, precision)
         else:
             self.tile, mean = tile_of(N), args.reduce == "mean"
             self.blocks = -(-D // self.tile.channels)
             self.A = None if args.A is None else self.tiles(args.A)
             self.grid, scalars = (B, self.blocks, 1 if mean else G), (D, L, reverse)  # mean: all directions in turn
-            config = Config(RULES[args.rule].number, G, mean, CHUNK, HELD[args.rule], index, N, self.tile)
+            config = Config(RULES[args.rule].number, G, mean, CHUNK, HELD[args.rule], N, self.tile)
         self.arguments = (*scalars, config)
 
     def __call__(self, kernel: Any, *outputs: Any) -> None:
@@ -182,13 +183,7 @@ class _Launch:
         return output if output.dtype == torch.float32 else self.empty(*output.shape)
 
 
-def _index_type(*reach: int) -> Any:
-    """Triton's type for offsets within a sequence, given how far they reach."""
-    import triton.language as tl
-
-    return tl.int32 if max(reach) < INDEX_LIMIT else tl.int64
-
-
 def _rows(t: Tensor) -> Tensor:
-    """A tensor whose last stride is 1, copied only if necessary."""
-    return t if t.stride(-1) == 1 else t.contiguous()
+    """A tensor whose last stride is 1 and whose rows lie within MAX_ELEMENTS, copied only if necessary."""
+    is_near = t.shape[-2] * t.stride(-2) + t.shape[-1] <= MAX_ELEMENTS
+    return t if t.stride(-1) == 1 and is_near else t.contiguous()

@@ -38,7 +38,7 @@ def this_program(inputs, strides, length, width, reverse, CONFIG: tl.constexpr):
         bias = tl.load(inputs.dt_bias + g * strides.dt_bias[0] + head).to(tl.float32)
     masks = (local < width, n < CONFIG.N)
     rows = input_rows(inputs, strides, g, b)
-    backwards = ((reverse >> g) & 1).to(CONFIG.INDEX)
+    backwards = ((reverse >> g) & 1).to(tl.int32)
     return Program(g, b, head, head * width + local, n, *masks, rows, bias, backwards, length)
 
 
@@ -48,7 +48,7 @@ def load_chunk(i, p, CONFIG: tl.constexpr):
     CHUNK: tl.constexpr = CONFIG.CHUNK
     DOUBLINGS: tl.constexpr = CONFIG.DOUBLINGS
     row, column = tl.arange(0, CHUNK)[:, None], tl.arange(0, CHUNK)[None, :]
-    step = row.to(CONFIG.INDEX) + i * CHUNK
+    step = row + i * CHUNK
     t, exists = step + p.backwards * (p.length - 1 - 2 * step), step < p.length
     x = load_row(p.rows.x, t, p.c, exists & p.c_mask).to(tl.float32)
     dt = load_row(p.rows.dt, t, p.head, exists).to(tl.float32) + p.bias
@@ -123,9 +123,9 @@ def chunks_backward(inputs, strides, states, outputs, length, width, channels, r
         i = num_chunks - 1 - turn
         chunk = load_chunk(i, p, CONFIG)
         state = tl.load(states + state_offsets(i, p, num_chunks, channels, CONFIG), tl.trans(p.n_mask) & p.c_mask, 0.0)
-        dy_t = load_row(dy_row, chunk.t, p.c, chunk.exists & p.c_mask).to(tl.float32)
         error = chunk.x - product(chunk.k, state, CONFIG)
         added = product(chunk.inverse, chunk.eps * error, CONFIG)
+        dy_t = load_row(dy_row, chunk.t, p.c, chunk.exists & p.c_mask).to(tl.float32)
         if inputs.z is not None:
             out = product(chunk.q, state, CONFIG) + product(chunk.seen, added, CONFIG) + skip * chunk.x
             z_t = load_row(z_row, chunk.t, p.c, chunk.exists & p.c_mask).to(tl.float32)

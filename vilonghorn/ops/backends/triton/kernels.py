@@ -37,7 +37,7 @@ def scan_forward(inputs, strides, A, y, sums, saved_states, channels, length, re
     for member in range(CONFIG.DIRECTIONS if CONFIG.MEAN else 1):
         g = p.first + member
         sequence = g * p.batch + p.b
-        backwards = ((reverse >> g) & 1).to(CONFIG.INDEX)
+        backwards = ((reverse >> g) & 1).to(tl.int32)
         t, move = backwards * (length - 1), 1 - 2 * backwards
         rows = input_rows(inputs, strides, g, p.b)
         y_row = output_row(y, p.b if CONFIG.MEAN else sequence, length, channels)
@@ -97,7 +97,7 @@ def scan_backward(inputs, strides, A, saved_states, dA, outputs, channels, lengt
     for member in range(CONFIG.DIRECTIONS if CONFIG.MEAN else 1):
         g = p.first + member
         sequence = g * p.batch + p.b
-        backwards = ((reverse >> g) & 1).to(CONFIG.INDEX)
+        backwards = ((reverse >> g) & 1).to(tl.int32)
         origin, move = backwards * (length - 1), 1 - 2 * backwards
         rows, dy_row = input_rows(inputs, strides, g, p.b), input_row(inputs.dy, strides.dy, g, p.b)
         dx_row = output_row(outputs.x, sequence, length, channels)
