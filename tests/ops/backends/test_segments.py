@@ -16,7 +16,7 @@ def arguments(B, L, *, rule="longhorn", reduce="mean"):
 
 
 def count(B, L, processors=132, **options):
-    return segments.num_segments(arguments(B, L, **options), 8 * processors, channels=64)
+    return segments.num_segments(arguments(B, L, **options), 8 * processors)
 
 
 @reductions
@@ -24,7 +24,7 @@ def count(B, L, processors=132, **options):
 @pytest.mark.parametrize("B, L", [(128, 197), (64, 785), (32, 6084), (1, 197), (1, 1), (0, 197), (1, 0)])
 def test_a_scan_that_fills_the_machine_or_is_short_is_not_split(B, L, rule, reduce):
     assert count(B, L, rule=rule, reduce=reduce) == 1
-    assert segments.split(arguments(B, L, rule=rule, reduce=reduce), 1056, 64, chunk=8) == (0, 1)
+    assert segments.split(arguments(B, L, rule=rule, reduce=reduce), 1056, chunk=8) == (0, 1)
 
 
 @reductions
@@ -38,7 +38,7 @@ def test_a_long_sequence_alone_is_split_so_far_as_the_machine_has_room(reduce):
 
 @pytest.mark.parametrize("length, wanted", [(6084, 64), (197, 3), (16, 2), (9, 2), (8, 4)])
 def test_segments_are_whole_chunks_and_cover_the_sequence(length, wanted, monkeypatch):
-    monkeypatch.setattr(segments, "num_segments", lambda args, warps, channels: wanted)
-    steps, found = segments.split(arguments(1, length), 1, 64, chunk=8)
+    monkeypatch.setattr(segments, "num_segments", lambda args, warps: wanted)
+    steps, found = segments.split(arguments(1, length), 1, chunk=8)
     assert steps % 8 == 0 and found <= wanted
     assert (found - 1) * steps < length <= found * steps

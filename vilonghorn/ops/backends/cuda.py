@@ -231,7 +231,7 @@ class _CudaParams(ScanParams):
         self.segments = (0, 1)
         if states == SEGMENT_STATES:
             warps = segments.multiprocessors(self.device) * RESIDENT_WARPS.get(args.rule, 1)
-            self.segments = segments.split(args, warps, LANES, CHUNK)
+            self.segments = segments.split(args, warps, CHUNK)
 
     def activation(self, t: Tensor | None) -> Input:
         """As `Params.activation`; copies tensors whose pairs of channels are not aligned."""

@@ -11,6 +11,7 @@ import torch
 from ..arguments import ScanArguments
 from ..rules import RULES
 
+CHANNELS = 64  # of a warp: LANES of the backend
 MAX_SEGMENTS = 64
 MIN_STEPS = 64  # of a segment: a shorter one costs more than it saves
 LAUNCH_STEPS = 32  # steps that a warp could run while the two more kernels are launched
@@ -21,19 +22,19 @@ def basis_runs(rule: str, states: int) -> int:
     return states if RULES[rule].couples_states else 1
 
 
-def split(args: ScanArguments, warps: int, channels: int, chunk: int) -> tuple[int, int]:
+def split(args: ScanArguments, warps: int, chunk: int) -> tuple[int, int]:
     """Steps of a segment, a multiple of `chunk`, and number of segments; (0, 1) without a split.
 
-    `warps` run at once on the GPU, each with so many `channels` of a sequence.
+    `warps` run at once on the GPU.
     """
-    L, count = args.x.shape[2], num_segments(args, warps, channels)
+    L, count = args.x.shape[2], num_segments(args, warps)
     if count == 1:
         return 0, 1
     steps = -(-L // (count * chunk)) * chunk
     return steps, -(-L // steps)
 
 
-def num_segments(args: ScanArguments, warps: int, channels: int) -> int:
+def num_segments(args: ScanArguments, warps: int) -> int:
     """Into how many segments to split a scan: 1, for no split, or a power of two up to MAX_SEGMENTS.
 
     The time of a scan is estimated in steps that a warp runs, stretched where there are more warps than run at once. A
@@ -42,7 +43,7 @@ def num_segments(args: ScanArguments, warps: int, channels: int) -> int:
     """
     G, B, L, D = args.x.shape
     runs = 1 + basis_runs(args.rule, args.k.shape[-1])
-    columns = B * -(-D // channels)  # warps of one direction and segment
+    columns = B * -(-D // CHANNELS)  # warps of one direction and segment
     parallel, passes = G, 1  # directions at once, and one after the other
     if args.reduce == "mean":
         reverse = sum(args.reverse)
