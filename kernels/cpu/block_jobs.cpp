@@ -54,39 +54,20 @@ struct Rows {
     if (!allocate(false)) return false;
     VL_JOB(norm_rows)(norm());
     if (!multiply(m.by_in_proj, normed, gv, nullptr)) return false;
-    for (int64_t i = 0; i < count; i++) {
-      const float drop = drop_scale(i);
-      for (int64_t h = 0; h < H; h += kGroup * W) {
-        const float *g = gv + i * 2 * H + h;
-        V values[kGroup];
-        const int vectors = (int)least((H - h + W - 1) / W, kGroup);
-        silu<float>(values, nullptr, vectors, [&](int j) { return load(g + j * W, lanes(H - h, j)); });
-        for (int j = 0; j < vectors; j++)
-          store(y + i * H + h + j * W, values[j] * load(g + H + j * W, lanes(H - h, j)) * drop, lanes(H - h, j));
-      }
-    }
+    each_gate<false>(gv, [&](int64_t g, int64_t h, int width, V gate, V, float drop)
+                             VL_LAMBDA { store(y + h, gate * load(gv + g + H, width) * drop, width); });
     return multiply(m.by_out_proj, y, row(m.out, m.dim), row(m.mid, m.dim));
   }
 
   bool backward(int64_t job) {
     if (!allocate(true)) return false;
     if (!multiply(m.by_out_proj, row(m.dout, m.dim), y, nullptr)) return false;  // the gradient of y
-    for (int64_t i = 0; i < count; i++) {
-      const float drop = drop_scale(i);
-      for (int64_t h = 0; h < H; h += kGroup * W) {
-        const float *g = row(m.gv, 2 * H) + i * 2 * H + h;
-        float *dgv = gv + i * 2 * H + h, *at = y + i * H + h;
-        V values[kGroup], slopes[kGroup];
-        const int vectors = (int)least((H - h + W - 1) / W, kGroup);
-        silu<float>(values, slopes, vectors, [&](int j) { return load(g + j * W, lanes(H - h, j)); });
-        for (int j = 0; j < vectors; j++) {
-          const int width = lanes(H - h, j);
-          const V v = load(g + H + j * W, width), dy = load(at + j * W, width) * drop;
-          store(dgv + j * W, dy * v * slopes[j], width), store(dgv + H + j * W, dy * values[j], width);
-          store(at + j * W, values[j] * v * drop, width);
-        }
-      }
-    }
+    const float *given = row(m.gv, 2 * H);
+    each_gate<true>(given, [&](int64_t g, int64_t h, int width, V gate, V slope, float drop) VL_LAMBDA {
+      const V v = load(given + g + H, width), dy = load(y + h, width) * drop;
+      store(gv + g, dy * v * slope, width), store(gv + g + H, dy * gate, width);
+      store(y + h, gate * v * drop, width);
+    });
     VL_JOB(norm_rows)(norm());
     if (!multiply(m.by_in_proj, gv, dx, nullptr)) return false;  // the gradient of the norm
     VlNorm n = norm();
@@ -95,7 +76,21 @@ struct Rows {
   }
 
  private:
-  static constexpr int kGroup = 4;  // vectors of which silu hides the latency
+  // Calls visit(element of gv, element of y, lanes in use, silu(g), its slope, drop scale) for each vector of the rows.
+  template <bool SLOPES, class Visit> VL_FLATTEN void each_gate(const float *gv, Visit visit) const {
+    constexpr int kGroup = 4;  // vectors of which silu hides the latency
+    for (int64_t i = 0; i < count; i++)
+      for (int64_t h = 0; h < H; h += kGroup * W) {
+        const float *g = gv + i * 2 * H + h;
+        const float drop = drop_scale(i);
+        V values[kGroup], slopes[kGroup] = {};
+        const int vectors = (int)least((H - h + W - 1) / W, kGroup);
+        silu<float>(values, SLOPES ? slopes : nullptr, vectors,
+                    [&](int j) { return load(g + j * W, lanes(H - h, j)); });
+        for (int j = 0; j < vectors; j++)
+          visit(i * 2 * H + h + j * W, i * H + h + j * W, lanes(H - h, j), values[j], slopes[j], drop);
+      }
+  }
 };
 
 }  // namespace

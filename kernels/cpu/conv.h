@@ -1,6 +1,7 @@
 // The steps of one chunk of a scan, and the depthwise convolution over them.
 #pragma once
-#include "storage.h"
+#include "../include/vilonghorn.h"
+#include "vectors.h"
 
 namespace {
 
@@ -20,20 +21,18 @@ VL_INLINE int64_t offset(const VlInput &in, const Steps &s, int64_t i) {
 }
 
 // The vector of channels at d, at step i. Prefetches the next vector.
-template <class T>
-VL_INLINE Vector<T> read_row(const VlInput &in, int type, const Steps &s, int64_t i, int64_t d, int count) {
-  const int64_t at = offset(in, s, i) + d;
-  prefetch<T>(in.data, at, type);
-  return load_as<T>(in.data, at, type, count);
+template <class T> VL_INLINE Vector<T> read_row(const VlInput &in, const Steps &s, int64_t i, int64_t d, int count) {
+  const T *at = (const T *)in.data + offset(in, s, i) + d;
+  prefetch(at);
+  return load(at, count);
 }
 
 // The vectors of channels at d, at steps from ... s.count - 1 of the chunk; zero before the first step of the scan.
 template <class T>
-VL_INLINE void gather(Vector<T> *out, const VlInput &in, int type, const Steps &s, int64_t d, int count,
-                      int64_t from = 0) {
+VL_INLINE void gather(Vector<T> *out, const VlInput &in, const Steps &s, int64_t d, int count, int64_t from = 0) {
   for (int64_t i = from; i < s.count; i++) {
     if (s.first + i < 0) out[i - from] = Vector<T>{};
-    else out[i - from] = read_row<T>(in, type, s, i, d, count);
+    else out[i - from] = read_row<T>(in, s, i, d, count);
   }
 }
 
@@ -49,7 +48,8 @@ template <class T> struct ConvWeights {  // of one vector of channels
 // The convolution before SiLU at each step. x(i, j, d_conv): the input under tap j at step i. D_CONV: a number of taps
 // that is specialised.
 template <class T, int D_CONV, class Read>
-VL_INLINE void convolve_taps(Vector<T> *out, const ConvWeights<T> &w, int64_t d_conv, int64_t steps, Read x) {
+VL_INLINE void convolve(Vector<T> *out, const ConvWeights<T> &w, int64_t d_conv, int64_t steps, Read x) {
+  if (D_CONV && d_conv != D_CONV) return convolve<T, 0>(out, w, d_conv, steps, x);
   if (D_CONV) d_conv = D_CONV;
   for (int64_t i = 0; i < steps; i++) {
     Vector<T> v = w.bias;
@@ -57,17 +57,13 @@ VL_INLINE void convolve_taps(Vector<T> *out, const ConvWeights<T> &w, int64_t d_
     out[i] = v;
   }
 }
-template <class T, int D_CONV, class Read>
-VL_INLINE void convolve(Vector<T> *out, const ConvWeights<T> &w, int64_t d_conv, int64_t steps, Read x) {
-  if (d_conv == D_CONV) convolve_taps<T, D_CONV>(out, w, d_conv, steps, x);
-  else convolve_taps<T, 0>(out, w, d_conv, steps, x);
-}
 
 // Backward. dv(i): gradient of the convolution's output at step i. opposite(i, j, d_conv): that of the step whose tap j
 // reads step i. Adds to `sums`, the weights' gradients; calls store(i, dx).
 template <class T, int D_CONV, class Gradient, class Opposite, class Read, class Store>
-VL_INLINE void convolve_taps_backward(ConvWeights<T> &sums, const ConvWeights<T> &w, int64_t d_conv, int64_t steps,
-                                      Gradient dv, Opposite opposite, Read x, Store store) {
+VL_INLINE void convolve_backward(ConvWeights<T> &sums, const ConvWeights<T> &w, int64_t d_conv, int64_t steps,
+                                 Gradient dv, Opposite opposite, Read x, Store store) {
+  if (D_CONV && d_conv != D_CONV) return convolve_backward<T, 0>(sums, w, d_conv, steps, dv, opposite, x, store);
   if (D_CONV) d_conv = D_CONV;
   Vector<T> dweight[D_CONV ? D_CONV : kMaxConv], dbias = sums.bias;
   VL_UNROLL for (int64_t j = 0; j < d_conv; j++) dweight[j] = sums.weight[j];
@@ -82,12 +78,6 @@ VL_INLINE void convolve_taps_backward(ConvWeights<T> &sums, const ConvWeights<T>
   }
   VL_UNROLL for (int64_t j = 0; j < d_conv; j++) sums.weight[j] = dweight[j];
   sums.bias = dbias;
-}
-template <class T, int D_CONV, class Gradient, class Opposite, class Read, class Store>
-VL_INLINE void convolve_backward(ConvWeights<T> &sums, const ConvWeights<T> &w, int64_t d_conv, int64_t steps,
-                                 Gradient dv, Opposite opposite, Read x, Store store) {
-  if (d_conv == D_CONV) convolve_taps_backward<T, D_CONV>(sums, w, d_conv, steps, dv, opposite, x, store);
-  else convolve_taps_backward<T, 0>(sums, w, d_conv, steps, dv, opposite, x, store);
 }
 
 // The causal convolution. window[i]: the input at step i - (d_conv - 1).

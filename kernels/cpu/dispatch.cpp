@@ -308,7 +308,7 @@ static VlMambaInner mamba_inner_of(const VlConv &a) {
   VlScan &s = m.scan;
   s.directions = a.directions, s.batch = a.batch, s.length = a.length, s.channels = a.channels;
   s.chunk = 32, s.channel_splits = a.channel_splits, s.dtype = a.dtype, s.threads = a.threads, s.reverse = a.reverse;
-  s.x = a.x, s.y = a.y, s.dy = a.dy, s.dz_step = a.dx_step, s.accumulator = a.sums;
+  s.x = a.x, s.y = a.y, s.dy = a.dy, s.dz_step = a.dx_step;
   m.d_conv = a.d_conv, m.conv_weight = a.weight, m.conv_bias = a.bias;
   m.dx = a.dx, m.dconv_weight = a.dweight, m.dconv_bias = a.dbias;
   return m;

@@ -38,8 +38,8 @@ template <class T> bool x_proj_backward(const VlMambaInner &m, int64_t job) {
       const Steps s(g, b, a.length, a.chunk, c, a.reverse[g]);
       projection.convolve_chunk(s, true);
       for (int64_t block = projection.blocks.begin; block < projection.blocks.end; block++)
-        gather<T>(projection.du + (block - projection.blocks.begin) * projection.stride, given,
-                  projection.P ? VL_FLOAT32 : a.dtype, s, block * kLanes<T>, projection.width(block));
+        gather<T>(projection.du + (block - projection.blocks.begin) * projection.stride, given, s, block * kLanes<T>,
+                  projection.width(block));
       projection.backward_chunk(s);
     }
     projection.store_gradients(g, b);

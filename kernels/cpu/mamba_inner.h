@@ -70,9 +70,9 @@ template <class T> struct ConvProjection {
   // The vector of channels at d, at tokens begin ... end - 1.
   void load_tokens(V *to, int64_t batch, int64_t begin, int64_t end, int64_t d, int count) const {
     for (int64_t t = begin; t < end; t++) {
-      const int64_t at = batch * a.x.batch + t * a.x.step + d;
-      prefetch<T>(a.x.data, at, a.dtype);
-      to[t - begin] = load_as<T>(a.x.data, at, a.dtype, count);
+      const T *at = (const T *)a.x.data + batch * a.x.batch + t * a.x.step + d;
+      prefetch(at);
+      to[t - begin] = load(at, count);
     }
   }
 
@@ -93,7 +93,7 @@ template <class T> struct ConvProjection {
         load_tokens(window + 1, s.batch, window_begin, window_end, block * W, width(block));
         convolve_grid<T>(v, window, weights[i_block], taps, d_conv, s.count);
       } else {
-        gather<T>(window, a.x, a.dtype, s, block * W, width(block), 1 - d_conv);
+        gather<T>(window, a.x, s, block * W, width(block), 1 - d_conv);
         convolve_causal<T>(v, window, weights[i_block], d_conv, s.count);
       }
       silu<T>(v, backward ? slope + i_block * stride : nullptr, s.count, [&](int i) { return v[i]; });
@@ -101,23 +101,23 @@ template <class T> struct ConvProjection {
   }
 
   // Between x_proj and the scans of the splits, y keeps the convolved values, if there is one direction.
-  bool keeps_convolved() const { return a.channel_splits > 1 && a.directions == 1 && !is_16bit(a.dtype) && P; }
+  bool keeps_convolved() const { return a.channel_splits > 1 && a.directions == 1 && P; }
   template <class Copy> void each_convolved(const Steps &s, Copy copy) {
     for (int64_t i_block = 0; i_block < n; i_block++) {
       const int64_t block = blocks.begin + i_block;
       for (int64_t i = 0; i < s.count; i++) {
-        const int64_t row = (s.direction * a.batch + s.batch) * a.length + s.token(i),
-                      at = row * a.channels + block * W;
-        prefetch<T, true>(a.y, at, a.dtype);
+        const int64_t row = (s.direction * a.batch + s.batch) * a.length + s.token(i);
+        T *at = (T *)a.y + row * a.channels + block * W;
+        prefetch<true>(at);
         copy(u[i_block * stride + i], at, width(block));
       }
     }
   }
   void store_convolved(const Steps &s) {
-    each_convolved(s, [&](V &u, int64_t at, int count) { store_as<T>(a.y, at, a.dtype, u, count); });
+    each_convolved(s, [](V &u, T *at, int count) { store(at, u, count); });
   }
   void load_convolved(const Steps &s) {
-    each_convolved(s, [&](V &u, int64_t at, int count) { u = load((const T *)a.y + at, count); });
+    each_convolved(s, [](V &u, T *at, int count) { u = load(at, count); });
   }
 
   // x_proj. Requires all channels in one job.
@@ -149,22 +149,17 @@ template <class T> struct ConvProjection {
       V *after = carry + i_block * d_conv;  // the first steps of the next chunk
       for (int64_t i = 0; i < s.count; i++) dv[i] = du[i] * slope[i];
       for (int64_t j = 0; j + 1 < d_conv; j++) dv[s.count + j] = after[j];
-      gather<T>(window, a.x, a.dtype, s, d, count, 1 - d_conv);
+      gather<T>(window, a.x, s, d, count, 1 - d_conv);
       convolve_causal_backward<T>(dx, sums[i_block], dv, window, weights[i_block], d_conv, s.count);
       for (int64_t j = 0; j + 1 < d_conv; j++) after[j] = dv[j];
       for (int64_t i = 0; i < s.count; i++) add_dx(s.direction, s.batch, s.token(i), d, dx[i], count);
     }
   }
 
-  // The sum over directions is in a.accumulator if dx is 16-bit.
   void add_dx(int64_t direction, int64_t batch, int64_t token, int64_t d, V dx, int count) {
-    const bool first = direction == 0, last = direction == a.directions - 1;
-    const int64_t at = (batch * a.length + token) * a.dz_step + d;
-    T *partial = is_16bit(a.dtype) ? (T *)a.accumulator + at : (T *)m.dx + at;
-    const V total = first ? dx : dx + load(partial, count);
-    prefetch<T, true>(last && first ? m.dx : partial, last && first ? at : 0, last && first ? a.dtype : VL_FLOAT32);
-    if (last) store_as<T>(m.dx, at, a.dtype, total, count);
-    else store(partial, total, count);
+    T *at = (T *)m.dx + (batch * a.length + token) * a.dz_step + d;
+    prefetch<true>(at);
+    store(at, direction ? dx + load(at, count) : dx, count);
   }
 
   // After all chunks.

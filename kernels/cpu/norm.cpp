@@ -1,6 +1,6 @@
 // RMS norm of rows: y = x / sqrt(mean(x^2) + eps) * weight. Forward saves 1 / sqrt(...) for backward.
 #include "jobs.h"
-#include "storage.h"
+#include "vectors.h"
 
 using namespace vilonghorn;
 
@@ -15,7 +15,8 @@ template <class T> struct Norm {
   Norm(const VlNorm &a, int64_t begin, int64_t end) : a(a), begin(begin), end(end) {}
   Norm(const VlNorm &a, int64_t job) : Norm(a, a.batch * job / norm_jobs(a), a.batch * (job + 1) / norm_jobs(a)) {}
   int width(int64_t d) const { return a.channels - d < W ? (int)(a.channels - d) : W; }
-  V in(const void *p, int64_t row, int64_t d) const { return load_as<T>(p, row * a.channels + d, a.dtype, width(d)); }
+  V in(const void *p, int64_t row, int64_t d) const { return load((const T *)p + row * a.channels + d, width(d)); }
+  void out(void *p, int64_t row, int64_t d, V v) const { store((T *)p + row * a.channels + d, v, width(d)); }
   V weight(int64_t d) const { return load((const T *)a.weight + d, width(d)); }
   static T total(V v) {
     T sum;
@@ -30,10 +31,9 @@ template <class T> struct Norm {
         const V x = in(a.x, row, d);
         squares += x * x;
       }
-      const T scale = T(1) / std_sqrt(total(squares) / a.channels + T(a.eps));
+      const T scale = T(1) / T(sqrt(total(squares) / a.channels + T(a.eps)));
       ((T *)a.scale)[row] = scale;
-      for (int64_t d = 0; d < a.channels; d += W)
-        store_as<T>(a.y, row * a.channels + d, a.dtype, in(a.x, row, d) * scale * weight(d), width(d));
+      for (int64_t d = 0; d < a.channels; d += W) out(a.y, row, d, in(a.x, row, d) * scale * weight(d));
     }
   }
 
@@ -54,15 +54,12 @@ template <class T> struct Norm {
       for (int64_t d = 0; d < a.channels; d += W) {
         const V x = in(a.x, row, d) * scale;
         const V dx = (in(a.dy, row, d) * weight(d) - x * mean) * scale;
-        store_as<T>(a.dx, row * a.channels + d, a.dtype, a.add ? dx + in(a.add, row, d) : dx, width(d));
+        out(a.dx, row, d, a.add ? dx + in(a.add, row, d) : dx);
       }
     }
     for (int64_t d = 0; d < a.channels; d += W) store((T *)a.dweight + job * a.channels + d, dweight[d / W], width(d));
     return true;
   }
-
-  static float std_sqrt(float v) { return sqrtf(v); }
-  static double std_sqrt(double v) { return sqrt(v); }
 };
 
 }  // namespace

@@ -10,19 +10,9 @@
 
 namespace {
 
-// The number of states: a compile-time constant where possible, so that loops over states unroll into registers.
-template <int NS> struct States {
-  States(int64_t) {}
-  operator int() const { return NS; }
-};
-template <> struct States<0> {
-  int count;
-  States(int64_t count) : count((int)count) {}
-  operator int() const { return count; }
-};
-
 const VlMambaInner no_mixer = {};
 
+// NS: the number of states, where loops over them unroll into registers; 0: known at run time only.
 template <class T, int NS> struct Scan {
   typedef Vector<T> V;
   typedef Recurrence<T, NS> R;
@@ -30,7 +20,6 @@ template <class T, int NS> struct Scan {
 
   const VlScan &a;
   const VlMambaInner *mixer;  // not null: x and dt come from the projections of a mixer
-  const States<NS> n_states;
   const int64_t job, b, split, L, C, chunks;
   const Blocks blocks;
   const int64_t n_blocks;
@@ -39,12 +28,12 @@ template <class T, int NS> struct Scan {
   ConvProjection<T> projection;
 
   Scan(const VlScan &a, const VlMambaInner *mixer, int64_t job)
-      : a(a), mixer(mixer), n_states(a.states), job(job), b(job / a.channel_splits), split(job % a.channel_splits),
-        L(a.length), C(a.chunk), chunks((L + C - 1) / C), blocks(a.channels, W, a.channel_splits, split),
-        n_blocks(blocks.end - blocks.begin), is_alone(a.channel_splits == 1 || a.rule == VL_NONE),
-        heads(mixer ? mixer->num_heads : a.channels), head_channels(heads ? a.channels / heads : 1),
-        projection(mixer ? *mixer : no_mixer, blocks) {}
+      : a(a), mixer(mixer), job(job), b(job / a.channel_splits), split(job % a.channel_splits), L(a.length), C(a.chunk),
+        chunks((L + C - 1) / C), blocks(a.channels, W, a.channel_splits, split), n_blocks(blocks.end - blocks.begin),
+        is_alone(a.channel_splits == 1 || a.rule == VL_NONE), heads(mixer ? mixer->num_heads : a.channels),
+        head_channels(heads ? a.channels / heads : 1), projection(mixer ? *mixer : no_mixer, blocks) {}
 
+  int num_states() const { return NS ? NS : (int)a.states; }
   int width(int64_t block) const { return a.channels - block * W < W ? (int)(a.channels - block * W) : W; }
   V parameter(const void *p, int64_t g, int64_t block) const {
     return p ? load((const T *)p + g * a.channels + block * W, width(block)) : V{};
@@ -65,7 +54,7 @@ template <class T, int NS> struct Scan {
   V *all_ddt, *d_dt_proj;  // of a mixer: [block][step], [block][dt_rank]
   int64_t dt_rank() const { return mixer ? mixer->dt_rank : 0; }
   bool allocate(bool backward) {
-    const int64_t n = (int)n_states;
+    const int64_t n = num_states();
     if (mixer && !projection.allocate(backward)) return false;
     return scratch.allocate([&](Arena &c) {
       state = c.next<V>(n_blocks * n), A = c.next<V>(n_blocks * n);
@@ -85,7 +74,7 @@ template <class T, int NS> struct Scan {
   // The weights of a direction: dt_proj and dt_bias of each channel, and A times log2(e), so that exp(delta A) is one
   // exp2.
   template <int RULE> void load_weights(int64_t g) {
-    const int64_t R = dt_rank();
+    const int64_t R = dt_rank(), n_states = num_states();
     for (int64_t block = blocks.begin; block < blocks.end; block++) {
       const int64_t i = block - blocks.begin, d = block * W, count = width(block);
       dt_bias[i] = V{};
@@ -103,12 +92,8 @@ template <class T, int NS> struct Scan {
     }
   }
 
-  // Loads one element.
-  T scalar(const VlInput &in, const Steps &s, int64_t i, int n) const {
-    return load_as<T>(in.data, offset(in, s, i) + n, a.dtype, 1)[0];
-  }
-
   void load_keys(const Steps &s, bool products) {
+    const int n_states = num_states();
     for (int64_t i = 0; i < s.count; i++) {
       T *k = keys.k + i * n_states, *q = keys.q + i * n_states, total = 0;
       if (mixer) {
@@ -116,11 +101,9 @@ template <class T, int NS> struct Scan {
         memcpy(dt_low_rank + i * mixer->dt_rank, row, sizeof(T) * mixer->dt_rank);
         memcpy(k, row + mixer->dt_rank, sizeof(T) * n_states);
         memcpy(q, row + mixer->dt_rank + n_states, sizeof(T) * n_states);
-      } else if (a.dtype == VL_FLOAT32 || a.dtype == VL_FLOAT64) {
+      } else {
         memcpy(k, (const T *)a.k.data + offset(a.k, s, i), sizeof(T) * n_states);
         memcpy(q, (const T *)a.q.data + offset(a.q, s, i), sizeof(T) * n_states);
-      } else {
-        for (int n = 0; n < n_states; n++) k[n] = scalar(a.k, s, i, n), q[n] = scalar(a.q, s, i, n);
       }
       for (int n = 0; n < n_states; n++) total += k[n] * k[n];
       keys.k_squared[i] = total;
@@ -143,9 +126,9 @@ template <class T, int NS> struct Scan {
                  W);
       compute_gates<T, RULE, SLOPES>(gates, keys.k_squared, s.count, [&](int i) { return dt[i]; });
     } else {
-      gather<T>(x, a.x, a.dtype, s, d, count);
+      gather<T>(x, a.x, s, d, count);
       compute_gates<T, RULE, SLOPES>(gates, keys.k_squared, s.count,
-                                     [&](int i) { return read_row<T>(a.dt, a.dtype, s, i, d, count) + bias; });
+                                     [&](int i) { return read_row<T>(a.dt, s, i, d, count) + bias; });
     }
   }
 
@@ -157,16 +140,19 @@ template <class T, int NS> struct Scan {
 
   // The saved states of one (direction, sequence, chunk, block): n_states vectors.
   T *saved_states(const Steps &s, int64_t block) const {
-    const int64_t wide = 64 / (int64_t)sizeof(T), padded = (a.channels + wide - 1) / wide * wide;
+    const int64_t wide = 64 / (int64_t)sizeof(T), n_states = num_states(),
+                  padded = (a.channels + wide - 1) / wide * wide;
     return (T *)a.saved_states + ((s.direction * a.batch + b) * chunks + s.first / C) * n_states * padded +
            block * n_states * W;
   }
+
+  template <int RULE> bool run(bool forward) { return forward ? this->forward<RULE>() : backward<RULE>(); }
 
   template <int RULE> bool forward() {
     if (!allocate(false)) return false;
     for (int64_t g = 0; g < a.directions; g++) {
       if (mixer) projection.begin_direction(g, false);
-      clear(state, n_blocks * n_states);
+      clear(state, n_blocks * num_states());
       if constexpr (RULE != VL_NONE) load_weights<RULE>(g);
       for (int64_t c = 0; c < chunks; c++) {
         const Steps s(g, b, L, C, c, a.reverse[g]);
@@ -184,7 +170,7 @@ template <class T, int NS> struct Scan {
 
   // Advances the states of one block and computes its y.
   template <int RULE> VL_FLATTEN void forward_states(const Steps &s, int64_t block) {
-    const int n_states = this->n_states;
+    const int n_states = num_states();
     V *saved = state + (block - blocks.begin) * n_states, h[MAX];
     VL_UNROLL for (int n = 0; n < n_states; n++) h[n] = saved[n];
     if (a.saved_states) {
@@ -205,27 +191,22 @@ template <class T, int NS> struct Scan {
     const V D = parameter(a.D, s.direction, block);
     const T scale = this->scale();
     const int64_t rows = (a.mean ? b : s.direction * a.batch + b) * L;
-    T *partial = (T *)(is_16bit(a.dtype) ? a.accumulator : a.y);  // sum over the previous directions
-    const Steps shared(0, s);                                     // all directions share z
+    const Steps shared(0, s);  // all directions share z
     const bool gated = last && a.z.data;
-    if (gated) silu<T>(z, nullptr, s.count, [&](int i) { return read_row<T>(a.z, a.dtype, shared, i, d, count); });
+    if (gated) silu<T>(z, nullptr, s.count, [&](int i) { return read_row<T>(a.z, shared, i, d, count); });
     for (int64_t i = 0; i < s.count; i++) {
-      const int64_t at = (rows + s.token(i)) * a.channels + d;
+      T *at = (T *)a.y + (rows + s.token(i)) * a.channels + d;  // holds the sum over the previous directions
       V total = RULE == VL_NONE ? x[i] : y[i] + D * x[i];
-      if (!first) total += load(partial + at, count);
-      prefetch<T, true>(last && first ? a.y : partial, at, last && first ? a.dtype : VL_FLOAT32);
-      if (!last) {
-        store(partial + at, total, count);
-        continue;
-      }
-      total *= scale;
+      if (!first) total += load(at, count);
+      prefetch<true>(at);
+      if (last) total *= scale;
       if (gated) total *= z[i];
-      store_as<T>(a.y, at, a.dtype, total, count);
+      store(at, total, count);
     }
   }
 
   template <int RULE> bool backward() {
-    const int64_t n = (int)n_states;
+    const int64_t n = num_states();
     if (!allocate(true)) return false;
     clear(sums.dk, C * n), clear(sums.dq - n, (C + 1) * n),
         clear(sums.norm, C);  // store_key_gradients clears them again
@@ -248,7 +229,7 @@ template <class T, int NS> struct Scan {
   }
 
   template <int RULE> VL_FLATTEN void backward_block(const Steps &s, int64_t block) {
-    const int n_states = this->n_states;
+    const int n_states = num_states();
     const int64_t i_block = block - blocks.begin, d = block * W;
     const int count = width(block);
     load_values<RULE, true>(s, block);
@@ -263,23 +244,21 @@ template <class T, int NS> struct Scan {
     const Steps shared(0, s);                                               // all directions share z
     const V D = parameter(a.D, s.direction, block);
     const T scale = this->scale();
-    if (a.z.data) silu<T>(z, z_slope, s.count, [&](int i) { return read_row<T>(a.z, a.dtype, shared, i, d, count); });
+    if (a.z.data) silu<T>(z, z_slope, s.count, [&](int i) { return read_row<T>(a.z, shared, i, d, count); });
     for (int64_t i = 0; i < s.count; i++) {
-      dy[i] = read_row<T>(a.dy, a.dtype, s, i, d, count) * scale;
+      dy[i] = read_row<T>(a.dy, s, i, d, count) * scale;
       if (a.z.data) {  // dz needs a sum over directions, which is stored in dz until the last one
-        const int64_t row = b * L + s.token(i), at = row * a.dz_step + d;
-        T *partial = is_16bit(a.dtype) ? (T *)a.accumulator + at + a.dz_step - a.channels : (T *)a.dz + at;
+        const int64_t row = b * L + s.token(i);
+        T *at = (T *)a.dz + row * a.dz_step + d, *gated_y = (T *)a.y + row * a.channels + d;
         V sum = RULE == VL_NONE ? x[i] : y[i] + D * x[i];
         if (!a.mean) sum *= dy[i];  // with mean, dy is the same for all directions
-        if (s.direction > 0) sum += load(partial, count);
-        prefetch<T, true>(partial, 0, VL_FLOAT32);
+        if (s.direction > 0) sum += load(at, count);
+        prefetch<true>(at);
         if (s.direction < a.directions - 1) {
-          store(partial, sum, count);
+          store(at, sum, count);
         } else {
-          store_as<T>(a.dz, at, a.dtype, (a.mean ? dy[i] * sum : sum) * z_slope[i], count);
-          if (a.y)
-            store((T *)a.y + row * a.channels + d, sum * scale * z[i], count),
-                prefetch<T, true>(a.y, row * a.channels + d, VL_FLOAT32);
+          store(at, (a.mean ? dy[i] * sum : sum) * z_slope[i], count);
+          if (a.y) store(gated_y, sum * scale * z[i], count), prefetch<true>(gated_y);
         }
         dy[i] *= z[i];
       }
@@ -291,7 +270,7 @@ template <class T, int NS> struct Scan {
 
   // From dy to the gradients of x and dt, and the sums of the other gradients.
   template <int RULE> VL_FLATTEN void backward_states(const Steps &s, int64_t block, V D) {
-    const int n_states = this->n_states;
+    const int n_states = num_states();
     const int64_t i_block = block - blocks.begin, d = block * W;
     const int count = width(block);
     if (mixer) dx = projection.du + i_block * projection.stride, ddt = all_ddt + i_block * projection.stride;
@@ -308,9 +287,8 @@ template <class T, int NS> struct Scan {
       dx[i] += D * dy[i];
       if (is_alone && mixer) continue;  // dx is projection.du
       const int64_t at = (rows + s.token(i)) * a.channels + d;
-      store_as<T>(a.dx, at, mixer ? VL_FLOAT32 : a.dtype, dx[i], count), prefetch<T, true>(a.dx, at, a.dtype);
-      if (mixer) continue;
-      store_as<T>(a.ddt, at, a.dtype, ddt[i], count), prefetch<T, true>(a.ddt, at, a.dtype);
+      store((T *)a.dx + at, dx[i], count), prefetch<true>((T *)a.dx + at);
+      if (!mixer) store((T *)a.ddt + at, ddt[i], count), prefetch<true>((T *)a.ddt + at);
     }
     if (mixer)
       outer<T>(d_dt_proj + i_block * mixer->dt_rank, dt_low_rank, mixer->dt_rank, ddt, s.count, mixer->dt_rank);
@@ -324,6 +302,7 @@ template <class T, int NS> struct Scan {
 
   // Gradients of keys, queries and low-rank dt are sums over the channels.
   template <int RULE> void store_key_gradients(const Steps &s) {
+    const int n_states = num_states();
     T row[VL_MAX_STATES];
     for (int64_t i = 0; i < s.count; i++) {
       const int64_t at = (((split * a.directions + s.direction) * a.batch + b) * L + s.token(i)) * n_states;
@@ -344,7 +323,7 @@ template <class T, int NS> struct Scan {
 
   // Of dt_proj and dt_bias a job adds up the rows of each head. Other jobs of its sequence may have part of a head.
   template <int RULE> void store_parameter_gradients(int64_t g) {
-    const int64_t R = dt_rank(), rows = (job * a.directions + g) * heads;
+    const int64_t R = dt_rank(), n_states = num_states(), rows = (job * a.directions + g) * heads;
     T *d_bias = a.ddt_bias ? (T *)a.ddt_bias + rows : nullptr,
       *d_proj = mixer ? (T *)mixer->ddt_proj + rows * R : nullptr;
     if (d_bias) memset((void *)d_bias, 0, sizeof(T) * heads);
@@ -366,13 +345,11 @@ template <class T, int NS> struct Scan {
 // Selects a template instance: 16 float states are specialised, other sizes share a loop.
 template <class T, int NS> bool run(const VlScan &a, const VlMambaInner *mixer, int64_t job, bool forward) {
   Scan<T, NS> scan(a, mixer, job);
-  if (a.rule == VL_LONGHORN)
-    return forward ? scan.template forward<VL_LONGHORN>() : scan.template backward<VL_LONGHORN>();
-  if (a.rule == VL_LONGHORN_EXACT)
-    return forward ? scan.template forward<VL_LONGHORN_EXACT>() : scan.template backward<VL_LONGHORN_EXACT>();
+  if (a.rule == VL_LONGHORN) return scan.template run<VL_LONGHORN>(forward);
+  if (a.rule == VL_LONGHORN_EXACT) return scan.template run<VL_LONGHORN_EXACT>(forward);
   if constexpr (NS == 0)
-    if (a.rule == VL_NONE) return forward ? scan.template forward<VL_NONE>() : scan.template backward<VL_NONE>();
-  return forward ? scan.template forward<VL_MAMBA>() : scan.template backward<VL_MAMBA>();
+    if (a.rule == VL_NONE) return scan.template run<VL_NONE>(forward);
+  return scan.template run<VL_MAMBA>(forward);
 }
 bool run_typed(const VlScan &a, const VlMambaInner *mixer, int64_t job, bool forward) {
   if (a.dtype == VL_FLOAT64) return run<double, 0>(a, mixer, job, forward);

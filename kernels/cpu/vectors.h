@@ -60,6 +60,12 @@ template <class T> VL_INLINE void store(T *p, Vector<T> v, int count = kLanes<T>
   else memcpy(p, &v, sizeof v);
 }
 
+// Prefetches the next vector of channels for reading or, with WRITES, for writing: rows are too far apart for the
+// hardware prefetcher. Into the L2 cache, since rows a power of two apart map to few sets of L1 and evict each other.
+template <bool WRITES = false, class T> VL_INLINE void prefetch(const T *p) {
+  __builtin_prefetch(p + kLanes<T>, WRITES, 2);
+}
+
 // Transposes `count` rows of `columns` elements: v[j * step][l] = p[l * columns + j].
 template <class T> static void load_columns(Vector<T> *v, int64_t step, const T *p, int64_t columns, int count) {
   for (int64_t j = 0; j < columns; j++) {

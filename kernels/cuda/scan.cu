@@ -40,12 +40,12 @@ template <int RULE, class T> int start_segments(Job job, void *stream) {
   const VlScan &a = job.scan;
   const int64_t sequences = a.directions * a.batch;
   job.tiles = (int)divide_up(a.channels, kWarp * kRunChannels);
-  const int64_t blocks = job.tiles * job.num_segments * sequences * kRuns<RULE>;
+  const int64_t blocks = job.tiles * job.num_segments * sequences * kRuns;
   if (blocks > INT32_MAX) return cudaErrorInvalidValue;
   if (const int error = launch(scan_summary<RULE, T>, job, blocks, dim3(kWarp), sizeof(SummaryShared<T>), stream))
     return error;
   job.tiles = (int)(divide_up(a.channels, kPadding) * kPadding / (kWarp / (kStates / 4)));
-  return launch(scan_join<RULE>, job, job.tiles * sequences, dim3(kWarp), 0, stream);
+  return launch(scan_join, job, job.tiles * sequences, dim3(kWarp), 0, stream);
 }
 
 // `sums`: of backward; null for forward.
@@ -57,8 +57,8 @@ template <int RULE, class T, int LANES> int run(const Job &job, const Sums *sums
   typedef typename Backward<RULE, T, LANES>::Shared BackwardShared;
   const size_t shared = job.teams * (sums ? sizeof(BackwardShared) : sizeof(ForwardShared));
   const auto kernel = sums ? scan_backward<RULE, T, LANES> : scan_forward<RULE, T, LANES>;
-  if (job.num_segments > 1)
-    if (const int error = start_segments<RULE, T>(job, stream)) return error;
+  if constexpr (RULE != VL_LONGHORN_EXACT)
+    if (const int error = job.num_segments > 1 ? start_segments<RULE, T>(job, stream) : 0) return error;
   const int error = launch(kernel, job, blocks, threads, shared, stream);
   return error || !sums ? error : launch_reduce<T>(*sums, stream);
 }
@@ -76,7 +76,8 @@ int run_scan(const VlScan &a, const VlSegments &segments, bool backward, int dev
   if (a.rule < 0 || a.rule > VL_MAMBA) return VL_UNKNOWN_RULE;
   if (a.directions > 64 || a.states > VL_MAX_STATES || a.chunk != kChunk || a.channels % 2)
     return cudaErrorInvalidValue;
-  if (segments.steps && (segments.steps % kChunk || a.states != VL_SEGMENT_STATES)) return cudaErrorInvalidValue;
+  const bool splits = a.states == VL_SEGMENT_STATES && a.rule != VL_LONGHORN_EXACT;
+  if (segments.steps && (segments.steps % kChunk || !splits)) return cudaErrorInvalidValue;
   const int num_segments = count(a, segments);
   Job job = {a, segments, num_segments, 0, a.mean ? 1.f / a.directions : 1.f, 0, 0, 1, false};
   for (int g = 0; g < a.directions; g++) job.reversed |= (uint64_t)(a.reverse[g] != 0) << g;

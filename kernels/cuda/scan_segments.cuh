@@ -1,10 +1,10 @@
 // A scan that is split over time: the map of the state that each segment applies, and the state that each starts from.
 //
-// A segment applies an affine map to the state. A few runs over its tokens determine the map: one run from a zero
-// state, and basis runs of the linear part, with the same keys and gates but zero values. The linear part of a step is
-// symmetric in every rule, so the same runs in reverse order give the map of the gradient. The diagonal rules scale
-// each state by itself: one basis run, from ones. The exact rule mixes states: kStates basis runs, from the unit
-// vectors. The forward and backward kernels then process each segment from its start state like a sequence.
+// A segment applies an affine map to the state. Two runs over its tokens determine the map: one from a zero state, and
+// one of the linear part, from ones, with the same keys and gates but zero values. The linear part of a step scales
+// each state by itself, so the same runs in reverse order give the map of the gradient. (The exact rule mixes states,
+// would need 17 runs, and is never split.) The forward and backward kernels then process each segment from its start
+// state like a sequence.
 #pragma once
 #include "scan_common.cuh"
 
@@ -12,8 +12,7 @@ namespace vilonghorn {
 
 static_assert(VL_SEGMENT_STATES == kStates, "in a run, a lane holds all states of a channel");
 constexpr int kRunChannels = 2;  // channels per lane in a run
-
-template <int RULE> constexpr int kRuns = 1 + (RULE == VL_LONGHORN_EXACT ? kStates : 1);
+constexpr int kRuns = 2;
 
 template <class T> struct SummaryShared {
   typename TokenCopy<T, 1>::Rows copied;
@@ -46,7 +45,7 @@ __global__ void __launch_bounds__(kWarp, 12) scan_summary(const __grid_constant_
     const int64_t row = (int64_t)g * channels + d + c;
     bias[c] = a.dt_bias ? ((const float *)a.dt_bias)[row] : 0.f;
     VL_UNROLL for (int n = 0; n < kStates; n++) {
-      s[c][n] = RULE == VL_LONGHORN_EXACT ? n + 1 == run : run;
+      s[c][n] = run;
       A[c][n] = RULE == VL_MAMBA ? ((const float *)a.A)[row * kStates + n] * kLog2e : 0.f;
     }
   }
@@ -87,44 +86,34 @@ __global__ void __launch_bounds__(kWarp, 12) scan_summary(const __grid_constant_
       step<RULE, 1>(s[c], gate<RULE>(dt[c] + bias[c], memory.key_norm[u]).value, input, key, A[c]);
     }
   }
-  const int64_t row = ((g * a.batch + b) * job.num_segments + warp.segment) * kRuns<RULE> + run;
+  const int64_t row = ((g * a.batch + b) * job.num_segments + warp.segment) * kRuns + run;
   StateRow<float>(job.segments.summaries, row, a, channel, 0).save(s);
 }
 
 // Computes the start states from the summaries, segment by segment. Four lanes share a channel, with four states each.
-template <int RULE> __global__ void __launch_bounds__(kWarp) scan_join(const __grid_constant__ Job job) {
-  constexpr int QUADS = kStates / 4, CHANNELS = kWarp / QUADS, PREFETCH = RULE == VL_LONGHORN_EXACT ? 1 : 8;
-  constexpr int BASIS_RUNS = kRuns<RULE> - 1;
+__global__ void __launch_bounds__(kWarp) scan_join(const __grid_constant__ Job job) {
+  constexpr int QUADS = kStates / 4, CHANNELS = kWarp / QUADS, PREFETCH = 8;
   const VlScan &a = job.scan;
   const int lane = threadIdx.x, width = StateRow<float>::width_of(a), size = kStates * width;  // of a row
   const int quad = lane / CHANNELS, column = 4 * (blockIdx.x % job.tiles * CHANNELS + lane % CHANNELS);
   const int64_t sequence = blockIdx.x / job.tiles;  // of a direction
   const bool reversed = is_reversed(job, (int)(sequence / a.batch)) != (a.dy.data != nullptr);
-  const float *summaries =
-      (const float *)job.segments.summaries + sequence * job.num_segments * (1 + BASIS_RUNS) * size + column;
+  const float *summaries = (const float *)job.segments.summaries + sequence * job.num_segments * kRuns * size + column;
   float *starts = (float *)job.segments.starts + sequence * job.num_segments * size + column;
   float s[4] = {};
   VL_ROLL for (int first = 0; first < job.num_segments; first += PREFETCH) {
-    float after[PREFETCH][4], response[PREFETCH][BASIS_RUNS][4];
+    float after[PREFETCH][4], response[PREFETCH][4];
     VL_UNROLL for (int j = 0; j < PREFETCH; j++) {
       const int i = first + j < job.num_segments ? first + j : job.num_segments - 1;
-      const float *summary = summaries + (int64_t)(reversed ? job.num_segments - 1 - i : i) * (1 + BASIS_RUNS) * size;
+      const float *summary = summaries + (int64_t)(reversed ? job.num_segments - 1 - i : i) * kRuns * size;
       load_quad(summary + quad * 4 * width, after[j]);
-      VL_UNROLL for (int p = 0; p < BASIS_RUNS; p++)  // in the order of the unit vectors' states
-          load_quad(summary + (1 + (BASIS_RUNS > 1 ? p ^ quad * 4 : p)) * size + quad * 4 * width, response[j][p]);
+      load_quad(summary + size + quad * 4 * width, response[j]);
     }
     VL_UNROLL for (int j = 0; j < PREFETCH; j++) {
       if (first + j >= job.num_segments) break;
       const int segment = reversed ? job.num_segments - 1 - first - j : first + j;
       store_quad(starts + (int64_t)segment * size + quad * 4 * width, s);
-      float next[4];
-      VL_UNROLL for (int n = 0; n < 4; n++) next[n] = after[j][n];
-      if (BASIS_RUNS == 1) VL_UNROLL for (int n = 0; n < 4; n++) next[n] = fmaf(response[j][0][n], s[n], next[n]);
-      else VL_UNROLL for (int p = 0; p < BASIS_RUNS; p++) {
-          const float there = p < 4 ? s[p % 4] : shuffle_xor(s[p % 4], p / 4 * CHANNELS);
-          VL_UNROLL for (int n = 0; n < 4; n++) next[n] = fmaf(response[j][p][n], there, next[n]);
-        }
-      VL_UNROLL for (int n = 0; n < 4; n++) s[n] = next[n];
+      VL_UNROLL for (int n = 0; n < 4; n++) s[n] = fmaf(response[j][n], s[n], after[j][n]);
     }
   }
 }

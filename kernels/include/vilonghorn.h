@@ -2,9 +2,9 @@
  *
  * Shapes: G directions, B batch, L length, D channels, H heads, N states, S channel splits, R dt_rank, P = R + 2 N.
  * Inputs (VlInput) have strides in elements; their last dimension is contiguous. A null pointer means that an
- * optional tensor is absent. Activations (x, dt, k, q, z, y, dy, dx, ddt, dz) have type `dtype`. Unless a field says
- * otherwise, all other tensors are contiguous, and double when dtype is VL_FLOAT64, else float. The CUDA library
- * supports every dtype but VL_FLOAT64.
+ * optional tensor is absent. Activations (x, dt, k, q, z, y, dy, dx, ddt, dz) have type `dtype`: float or double in the
+ * CPU library, float or 16 bits in the CUDA library. Unless a field says otherwise, all other tensors are contiguous,
+ * and double when dtype is VL_FLOAT64, else float.
  */
 #ifndef VILONGHORN_H
 #define VILONGHORN_H
@@ -12,7 +12,7 @@
 #include <stdint.h>
 #include <string.h>
 
-enum { VL_ABI = 16 }; /* Increase it with every change of a struct, function or tensor: the caller compares it. */
+enum { VL_ABI = 17 }; /* Increase it with every change of a struct, function or tensor: the caller compares it. */
 /* VL_NONE, without a recurrence, is for VlMambaInner and VlBlock on the CPU: y is the mean over the directions of the
  * convolution with SiLU, times silu(z). x_proj, dt_proj, dt_bias, A and D are absent; states, dt_rank and heads are 0.
  */
@@ -47,9 +47,7 @@ typedef struct {
   void *y;                 /* (G, B, L, D), with mean (B, L, D). CPU backward with z and mean: optional float output */
   void *saved_states;      /* (G, B, ceil(L / chunk), N, padded D), private layout; optional in forward; CUDA: bfloat16
                               for VL_BFLOAT16 except with VL_LONGHORN_EXACT, else float */
-  void *accumulator;       /* (B, L, D) float workspace where G > 1; in a mixer's backward (B, L, 2 D), for dx and dz;
-                              in CUDA backward (B, L, dz_step).
-                              The CPU library needs it only for 16-bit dtypes. */
+  void *accumulator;       /* CUDA: (B, L, D) float workspace where G > 1, in backward (B, L, dz_step) */
   /* backward only */
   VlInput dy;               /* like y; direction stride 0 with mean */
   void *dx, *ddt;           /* (G, B, L, D) */
@@ -61,12 +59,12 @@ typedef struct {
   void *partials;           /* CUDA: vl_cuda_scan_partials() floats of workspace */
 } VlScan;
 
-/* How the CUDA library splits a scan of VL_SEGMENT_STATES states over time: into segments of `steps` image steps, a
- * multiple of `chunk`; the last segment may be shorter. 0 means no split. */
+/* How the CUDA library splits a scan of VL_SEGMENT_STATES states, but for VL_LONGHORN_EXACT, over time: into segments
+ * of `steps` image steps, a multiple of `chunk`; the last segment may be shorter. 0 means no split. */
 enum { VL_SEGMENT_STATES = 16 };
 typedef struct {
   int64_t steps;
-  void *summaries; /* (G, B, segments, runs, N, padded D) float; runs: 17 for VL_LONGHORN_EXACT, else 2 */
+  void *summaries; /* (G, B, segments, 2, N, padded D) float */
   void *starts;    /* (G, B, segments, N, padded D) float */
 } VlSegments;
 
@@ -114,10 +112,10 @@ typedef struct {
   void *dx;              /* (B, L, D) */
   int64_t dx_step;       /* stride between the tokens of dx; D if contiguous */
   void *dweight, *dbias; /* (G, D, d_conv), (G, D) */
-  /* backward only: workspaces, of which the CPU library uses `sums` alone */
-  void *partials; /* CUDA: vl_cuda_conv_rows() * G * D * (d_conv + 1) floats */
-  void *sums; /* (B, L, D) float, where more than one direction is reversed, or more than one is not; with a grid, and
-                 in the CPU library for 16-bit dtypes, where G > 1 */
+  /* CUDA backward only: workspaces */
+  void *partials; /* vl_cuda_conv_rows() * G * D * (d_conv + 1) floats */
+  void *sums; /* (B, L, D) float, where more than one direction is reversed, or more than one is not; with a grid, where
+                 G > 1 */
   void *dv;   /* (B, L, D) of `dtype`, with a grid */
 } VlConv;
 

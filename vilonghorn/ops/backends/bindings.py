@@ -21,7 +21,7 @@ from ... import __version__
 from ..arguments import BlockArguments, ConvArguments, ScanArguments
 from ..rules import NO_RULE, RULES
 
-ABI = 16  # VL_ABI
+ABI = 17  # VL_ABI
 _INT, _LONG, _POINTER = ctypes.c_int32, ctypes.c_int64, ctypes.c_void_p
 _NONE = 3  # VL_NONE
 UNKNOWN_RULE = -1  # VL_UNKNOWN_RULE
@@ -224,11 +224,11 @@ class Params:
         return None if of is None else self.output(name, of.shape, self.compute_dtype, struct)
 
 
-def conv_params(args: ConvArguments, conv_grid: Sequence[int] = ()) -> Params:
-    """The inputs of a convolution, or of one over a grid as in `MambaInnerArguments`."""
+def conv_params(args: ConvArguments, dtype: torch.dtype, conv_grid: Sequence[int] = ()) -> Params:
+    """The inputs of a convolution in `dtype`, or of one over a grid as in `MambaInnerArguments`."""
     G, B, L, D, _, K, *_ = args.sizes
     struct = Conv(G, B, L, D, K, dx_step=D, conv_grid=ConvGrid.of(conv_grid))
-    params = Params(struct, args.x.dtype, args.reverse, args.x.device)
+    params = Params(struct, dtype, args.reverse, args.x.device)
     params.struct.x = params.activation(args.x)
     params.struct.weight, params.struct.bias = params.parameter(args.weight), params.parameter(args.bias)
     return params

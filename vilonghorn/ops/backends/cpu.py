@@ -7,6 +7,8 @@ With "amx", blocks follow `torch.set_float32_matmul_precision`: at "high" the pr
 products of bfloat16 values with float32 sums (about 16 bits of mantissa), at "medium" one (8 bits). At "highest", the
 default, and without AMX they are float32.
 
+The kernels compute in float32 or float64. Tensors of shorter dtypes are converted, and their results are rounded once.
+
 Some kernels need working memory. The calling thread keeps it for later calls, in the size of its largest call.
 """
 
@@ -111,16 +113,16 @@ def empty_states(args: ScanArguments | MambaInnerArguments | BlockArguments, sav
 
 def forward(args: ScanArguments, save: bool) -> tuple[Tensor, Tensor]:
     """Runs a scan; see `Backend`."""
-    params = _share_work(ScanParams(args, args.x.dtype, CHUNK, LANES), args.reduce == "mean")
-    outputs = params.forward_outputs(empty_states(args, save))
+    params = _share_work(ScanParams(args, args.compute_dtype, CHUNK, LANES))
+    y, states = params.forward_outputs(empty_states(args, save))
     _run(library.vl_scan_forward, params.struct)
-    return outputs
+    return y.to(args.x.dtype), states
 
 
 def backward(dy: Tensor, args: ScanArguments, saved_states: Tensor) -> tuple[Tensor | None, ...]:
     """Gradients of a scan; see `Backend`."""
-    params = _share_work(ScanParams(args, args.x.dtype, CHUNK, LANES), args.z is not None)
-    grads = params.backward_outputs(dy, saved_states, params.compute_dtype)
+    params = _share_work(ScanParams(args, args.compute_dtype, CHUNK, LANES))
+    grads = params.backward_outputs(dy, saved_states, params.dtype)
     _run(library.vl_scan_backward, params.struct)
     if params.struct.channel_splits > 1:
         grads[2], grads[3] = grads[2].sum(0), grads[3].sum(0)
@@ -137,12 +139,13 @@ def mamba_inner_outputs(args: MambaInnerArguments, save: bool) -> tuple[Tensor, 
 def mamba_inner_forward(args: MambaInnerArguments, save: bool) -> tuple[Tensor, Tensor, Tensor]:
     """Runs `vilonghorn.ops.mamba_inner`; returns the filled `mamba_inner_outputs`."""
     params, inner = _mamba_inner_params(args)
-    y, projected, states = outputs = mamba_inner_outputs(args, save)
+    y, projected, states = mamba_inner_outputs(args, save)
+    y = y.to(params.dtype)
     params.struct.y, params.struct.saved_states = params.pointer(y), params.pointer(states)
     G, B, L, _, N, _, R, _ = args.sizes
     params.output("projected", (G, B, L, R + 2 * N), states.dtype, inner, projected if save else None)
     _run(library.vl_mamba_inner_forward, inner)
-    return outputs
+    return y.to(args.xz.dtype), projected, states
 
 
 def mamba_inner_backward(
@@ -150,57 +153,55 @@ def mamba_inner_backward(
 ) -> tuple[Tensor | None, ...]:
     """Gradients of the tensors of `args`, in their order; None for those absent."""
     G, B, L, D = args.sizes[:4]
-    params, inner = _mamba_inner_params(args, num_accumulated=2)
-    scan, dtype = params.struct, params.compute_dtype
+    params, inner = _mamba_inner_params(args)
+    scan = params.struct
     scan.dy, scan.saved_states = params.activation(dy), params.pointer(saved_states)
     inner.projected = params.pointer(projected)
-    params.output("dprojected", (scan.channel_splits, *projected.shape), dtype, inner)
+    params.output("dprojected", (scan.channel_splits, *projected.shape), struct=inner)
     if scan.channel_splits > 1 and args.rule != NO_RULE:
-        params.output("dx", (G, B, L, D), dtype)
+        params.output("dx", (G, B, L, D))
     dxz = params.output("dx", (B, L, 2 * D), struct=inner)
     scan.dz, scan.dz_step = dxz.data_ptr() + D * dxz.element_size(), 2 * D
     weights = list(zip(args._fields[1:8], args[1:8]))
     grads = [params.gradient(f"d{name}", w, scan if hasattr(scan, f"d{name}") else inner) for name, w in weights]
     _run(library.vl_mamba_inner_backward, inner)
-    return dxz, *(None if grad is None else grad.to(w.dtype) for grad, (_, w) in zip(grads, weights))
+    return dxz.to(args.xz.dtype), *(None if grad is None else grad.to(w.dtype) for grad, (_, w) in zip(grads, weights))
 
 
 def conv_forward(args: ConvArguments) -> Tensor:
     """Runs `vilonghorn.ops.conv_silu`."""
-    params = _share_work(conv_params(args))
+    params = _share_work(conv_params(args, _compute_dtype(args.x)))
     y = params.output("y", (len(args.weight), *args.x.shape))
     _run(library.vl_conv_forward, params.struct)
-    return y
+    return y.to(args.x.dtype)
 
 
 def conv_backward(dy: Tensor, args: ConvArguments) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of x, weight and bias."""
-    params = _share_work(conv_params(args))
+    params = _share_work(conv_params(args, _compute_dtype(args.x)))
     params.struct.dy = params.activation(dy)
-    if len(args.weight) > 1 and params.dtype != params.compute_dtype:
-        params.output("sums", args.x.shape, params.compute_dtype)
     dx = params.output("dx", args.x.shape)
     dweight, dbias = params.gradient("dweight", args.weight), params.gradient("dbias", args.bias)
     _run(library.vl_conv_backward, params.struct)
-    return dx, dweight.to(args.weight.dtype), dbias.to(args.bias.dtype)
+    return dx.to(args.x.dtype), dweight.to(args.weight.dtype), dbias.to(args.bias.dtype)
 
 
 def norm_forward(args: NormArguments, save: bool) -> tuple[Tensor, Tensor]:
     """Runs `vilonghorn.ops.rms_norm`; returns y, and to save 1 / sqrt(mean(x^2) + eps) of each row."""
     params, shape = _norm_params(args), args.x.shape
-    y, scale = params.output("y", shape), params.output("scale", shape[:-1], params.compute_dtype)
+    y, scale = params.output("y", shape), params.output("scale", shape[:-1])
     _run(library.vl_norm_forward, params.struct)
-    return y, scale if save else scale.new_empty(0)
+    return y.to(args.x.dtype), scale if save else scale.new_empty(0)
 
 
 def norm_backward(dy: Tensor, args: NormArguments, scale: Tensor) -> tuple[Tensor, Tensor]:
     """Gradients of x and weight."""
     params = _norm_params(args)
-    params.struct.scale, params.struct.dy = params.pointer(scale), params.pointer(dy.to(args.x.dtype).contiguous())
+    params.struct.scale, params.struct.dy = params.pointer(scale), params.pointer(dy.to(params.dtype).contiguous())
     dx = params.output("dx", args.x.shape)
     dweight = params.gradient("dweight", args.weight)
     _run(library.vl_norm_backward, params.struct)
-    return dx, dweight.to(args.weight.dtype)
+    return dx.to(args.x.dtype), dweight.to(args.weight.dtype)
 
 
 def block_outputs(args: BlockArguments, save: bool) -> tuple[Tensor, ...]:
@@ -282,18 +283,22 @@ def num_channel_splits(jobs: int, channels: int, lanes: int, threads: int) -> in
     return max(1, min(wanted, -(-channels // lanes)))
 
 
-def _mamba_inner_params(args: MambaInnerArguments, num_accumulated: int = 1) -> tuple[Params, MambaInner]:
+def _compute_dtype(x: Tensor) -> torch.dtype:
+    return torch.promote_types(x.dtype, torch.float32)
+
+
+def _mamba_inner_params(args: MambaInnerArguments) -> tuple[Params, MambaInner]:
     """The parameters of the scan within, and the struct around it."""
     G, B, L, D, N, K, R, H = args.sizes
     scan = Scan(G, B, L, D, N, CHUNK, 1, rule_number(args.rule), True)
     inner = MambaInner(scan, K, R, H, ConvGrid.of(args.conv_grid))
-    params = Params(inner.scan, args.xz.dtype, args.reverse, args.xz.device)
+    params = Params(inner.scan, _compute_dtype(args.xz), args.reverse, args.xz.device)
     x = params.struct.x = params.activation(args.xz)
     params.struct.z = Input((x.data or 0) + D * params.dtype.itemsize, x.direction, x.batch, x.step)
     params.struct.A, params.struct.D, params.struct.dt_bias = map(params.parameter, (args.A, args.D, args.dt_bias))
     inner.conv_weight, inner.conv_bias = params.parameter(args.conv_weight), params.parameter(args.conv_bias)
     inner.x_proj, inner.dt_proj = params.parameter(args.x_proj), params.parameter(args.dt_proj)
-    _share_work(params, num_accumulated)
+    _share_work(params)
     return params, inner
 
 
@@ -305,8 +310,8 @@ def _hidden(args: BlockArguments) -> int:
 def _norm_params(args: NormArguments) -> Params:
     (x, weight, eps), C = args, args.x.shape[-1]
     struct = Norm(x.numel() // C, C, threads=torch.get_num_threads(), eps=eps)
-    params = Params(struct, x.dtype, (), x.device)
-    struct.x, struct.weight = params.pointer(x.contiguous()), params.parameter(weight)
+    params = Params(struct, _compute_dtype(x), (), x.device)
+    struct.x, struct.weight = params.pointer(x.to(params.dtype).contiguous()), params.parameter(weight)
     return params
 
 
@@ -330,16 +335,11 @@ def _pack_block(
     return BLOCK.pack(*numbers, *options, *grid, 0, reverse, *pointers, *outputs, *absent), tensors
 
 
-def _share_work(params: P, num_sums: int = 0) -> P:
-    """Threads share the sequences, and where these are few also parts of their channels.
-
-    Allocates memory for `num_sums` float32 sums over directions, if their results have a shorter dtype.
-    """
+def _share_work(params: P) -> P:
+    """Threads share the sequences, and where these are few also parts of their channels."""
     s, threads = params.struct, torch.get_num_threads()
     lanes = LANES // 2 if params.dtype == torch.float64 else LANES
     s.threads, s.channel_splits = threads, num_channel_splits(s.batch, s.channels, lanes, threads)
-    if num_sums and s.directions > 1 and params.dtype != params.compute_dtype:
-        params.output("accumulator", (s.batch, s.length, num_sums * s.channels), params.compute_dtype)
     return params
 
 

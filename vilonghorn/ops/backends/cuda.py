@@ -1,7 +1,7 @@
 """The CUDA backend: calls the compiled kernels of `kernels/cuda` for NVIDIA GPUs, on torch's stream.
 
 There are no kernels for float64. In a scan with more than 16 states, activations are converted to float32. Only scans
-of 16 states are split over time (see `segments`).
+of 16 states that a rule does not mix are split over time (see `segments`).
 """
 
 import ctypes
@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..arguments import ConvArguments, MambaInnerArguments, ScanArguments
-from ..rules import kernel_state_dtype
+from ..rules import RULES, kernel_state_dtype
 from . import segments
 from .bindings import Input, ScanParams, Segments, conv_params, open_library
 
@@ -119,7 +119,7 @@ def backward(
 
 def conv_forward(args: ConvArguments, conv_grid: Sequence[int] = ()) -> Tensor:
     """Runs `vilonghorn.ops.conv_silu`, or with a `conv_grid` as in `MambaInnerArguments` the convolution over it."""
-    params = conv_params(args, conv_grid)
+    params = conv_params(args, args.x.dtype, conv_grid)
     y = params.output("y", (len(args.reverse), *args.x.shape))
     if y.numel():
         _queue("conv_silu", _open()[0].vl_cuda_conv_forward, params.device, params.struct)
@@ -132,7 +132,7 @@ def conv_backward(
     """Gradients of x, weight and bias; that of x is written to `dx` if it is given, whose channels are contiguous."""
     if dy.numel() == 0:
         return tuple(torch.zeros_like(t, memory_format=torch.contiguous_format) for t in args[:3])
-    (G, D, K), library, params = args.weight.shape, _open()[0], conv_params(args, conv_grid)
+    (G, D, K), library, params = args.weight.shape, _open()[0], conv_params(args, args.x.dtype, conv_grid)
     params.struct.dy = params.activation(dy)
     dx = params.output("dx", args.x.shape, out=dx)
     params.struct.dx_step = dx.stride(1)
@@ -229,7 +229,7 @@ class _CudaParams(ScanParams):
         states, self.channels = args.k.shape[-1], args.x.shape[-1]
         super().__init__(args, kernel_dtype(args.x.dtype, states), CHUNK, LANES)
         self.segments = (0, 1)
-        if states == SEGMENT_STATES:
+        if states == SEGMENT_STATES and not RULES[args.rule].couples_states:
             warps = segments.multiprocessors(self.device) * RESIDENT_WARPS.get(args.rule, 1)
             self.segments = segments.split(args, warps, CHUNK)
 
@@ -254,8 +254,7 @@ class _CudaParams(ScanParams):
         struct = Segments(steps)
         if steps:
             G, B, _, N, width = self.saved_state_shape
-            runs = 1 + segments.basis_runs(self.args.rule, N)
-            self.output("summaries", (G, B, count, runs, N, width), torch.float32, struct)
+            self.output("summaries", (G, B, count, 2, N, width), torch.float32, struct)
             self.output("starts", (G, B, count, N, width), torch.float32, struct)
         if self.struct.dx:
             size = _open()[0].vl_cuda_scan_partials(ctypes.byref(self.struct), ctypes.byref(struct))

@@ -9,17 +9,12 @@ does the same against time.
 import torch
 
 from ..arguments import ScanArguments
-from ..rules import RULES
 
 CHANNELS = 64  # of a warp: LANES of the backend
+RUNS = 2  # that find a segment's map: without inputs, and from a basis state (the rules here have diagonal maps)
 MAX_SEGMENTS = 64
 MIN_STEPS = 64  # of a segment: a shorter one costs more than it saves
 LAUNCH_STEPS = 32  # steps that a warp could run while the two more kernels are launched
-
-
-def basis_runs(rule: str, states: int) -> int:
-    """Number of runs that find the linear part of a segment's map: one if it is diagonal."""
-    return states if RULES[rule].couples_states else 1
 
 
 def split(args: ScanArguments, warps: int, chunk: int) -> tuple[int, int]:
@@ -42,7 +37,6 @@ def num_segments(args: ScanArguments, warps: int) -> int:
     model, not measured.
     """
     G, B, L, D = args.x.shape
-    runs = 1 + basis_runs(args.rule, args.k.shape[-1])
     columns = B * -(-D // CHANNELS)  # warps of one direction and segment
     parallel, passes = G, 1  # directions at once, and one after the other
     if args.reduce == "mean":
@@ -53,8 +47,8 @@ def num_segments(args: ScanArguments, warps: int) -> int:
         scan = passes * max(1, count * columns * parallel / warps)
         if count == 1:
             return L * scan
-        maps = max(1, count * columns * G * runs / warps)
-        return L / count * (scan + maps) + (count - 1) * runs + LAUNCH_STEPS
+        maps = max(1, count * columns * G * RUNS / warps)
+        return L / count * (scan + maps) + (count - 1) * RUNS + LAUNCH_STEPS
 
     counts = [1]
     while counts[-1] < MAX_SEGMENTS and L >= 2 * counts[-1] * MIN_STEPS:
