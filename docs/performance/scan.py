@@ -10,7 +10,6 @@ import argparse
 import json
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -24,7 +23,6 @@ from vilonghorn.bench.interleaved import STEPS, Row, Steps
 from vilonghorn.bench.tables import Line, by, figure, markdown, median, ratio
 from vilonghorn.data.files import write_json
 from vilonghorn.ops import backends, scan
-from vilonghorn.ops.backends import cpu
 from vilonghorn.ops.rules import RULES
 
 LOOP, ROOFLINE = "torch loop", "roofline"
@@ -62,23 +60,23 @@ SLOTS = {
 }
 
 
-def candidates(device: str, threads: int) -> Iterator[list[Candidate]]:
+def candidates(device: str) -> Iterator[list[Candidate]]:
     """Yields for each workload, by rule: the roofline, on a CPU the usual torch loop, every backend with kernels."""
     names = [ROOFLINE, LOOP][: 2 if device == "cpu" else 1]
     names += [name for name, state in backends(device).items() if state == "ready" and name != "reference"]
     for workload in WORKLOADS[device]:
         sizes = " ".join(f"{name}={size}" for name, size in workload._asdict().items())
         yield [
-            (dict(workload=sizes, rule=rule, backend=name), partial(steps, rule, name, workload, device, threads))
+            (dict(workload=sizes, rule=rule, backend=name), partial(steps, rule, name, workload, device))
             for rule in RULES
             for name in names
         ]
 
 
-def steps(rule: str, name: str, workload: Workload, device: str, threads: int) -> Steps:
+def steps(rule: str, name: str, workload: Workload, device: str) -> Steps:
     """A scan by a backend of the library or by the loop in torch, or the roofline."""
     if name == ROOFLINE:
-        return roofline_steps(rule, workload, device, threads)
+        return roofline_steps(rule, workload, device)
     if name != LOOP:
         return scan_steps(rule, name, workload, device)
     inputs, dy = scan_inputs(rule, workload, device)
@@ -166,13 +164,10 @@ def torch_loop(
     return (torch.stack(outputs, 1) + D * x) * F.silu(z)
 
 
-def roofline_steps(rule: str, workload: Workload, device: str, threads: int) -> Steps:
+def roofline_steps(rule: str, workload: Workload, device: str) -> Steps:
     """The work of a scan at the peak of the machine, which bounds its time.
 
-    On a CPU as many multiply-adds in registers of all threads; on a GPU a copy of as many bytes, each tensor once.
-
-    Raises:
-        RuntimeError: the CPU kernels, which have that loop, are not built.
+    On a CPU a matrix product of torch with as many multiply-adds; on a GPU a copy of as many bytes, each tensor once.
     """
     B, L, D, N, G = workload
     if device == "cuda":
@@ -180,16 +175,12 @@ def roofline_steps(rule: str, workload: Workload, device: str, threads: int) -> 
         inputs = (2 * G + 1) * y + 4 * G * B * L * N + 4 * G * D * (2 + N * (rule == "mamba"))
         sources = [torch.ones(moved // 8, device=device) for moved in (inputs + y, 3 * inputs + 2 * y)]
         return {step: partial(torch.empty_like(t).copy_, t) for step, t in zip(STEPS.values(), sources)}
-    if not (isas := cpu.isas()):
-        raise RuntimeError("the peak of this CPU is not measured, because the CPU kernels are not built")
-    multiply_adds, pool = partial(cpu.multiply_adds, isa=max(isas.values())), ThreadPoolExecutor(threads)
-
-    def call(train: bool) -> int:
+    square, steps = torch.ones(512, 512), {}
+    for train, step in STEPS.items():
         per_state, per_channel = SLOTS[rule, train]
         slots = G * B * L * D * (per_state * N + per_channel)
-        return sum(pool.map(multiply_adds, [round(slots / threads / multiply_adds(1))] * threads))
-
-    return {step: partial(call, train) for train, step in STEPS.items()}
+        steps[step] = partial(torch.mm, torch.ones(round(slots / square.numel()), len(square)), square)
+    return steps
 
 
 def table(rows: Sequence[Row]) -> list[Line]:
@@ -215,7 +206,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if args.device == "cuda" and not torch.cuda.is_available():
         parser.error("--device cuda: torch finds no GPU")
     threads, scans = torch.get_num_threads(), []
-    for cells in candidates(args.device, threads):
+    for cells in candidates(args.device):
         rows = measure(cells, args.rounds, args.restarts, threads, args.device)
         print(f"{markdown(table(rows))}\n", flush=True)
         scans += rows

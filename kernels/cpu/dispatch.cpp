@@ -28,17 +28,10 @@ namespace {
 
 #define VL_ENTRY(isa, name, Params) name##_job_##isa,
 #ifdef VILONGHORN_X86
-Jobs vnni_jobs() {  // v4 but for the products with int8 weights
-  Jobs jobs = {VL_JOBS(VL_ENTRY, v4)};
-  jobs.gemm_int8 = gemm_int8_job_vnni;
-  return jobs;
-}
-const Jobs kJobs[] = {
-    {VL_JOBS(VL_ENTRY, v2)}, {VL_JOBS(VL_ENTRY, v3)}, {VL_JOBS(VL_ENTRY, v4)}, vnni_jobs(), vnni_jobs()};
-int64_t (*const kMultiplyAdds[])(int64_t) = {multiply_adds_v2, multiply_adds_v3, multiply_adds_v4, multiply_adds_v4,
-                                             multiply_adds_v4};
+constexpr Jobs kV4 = {VL_JOBS(VL_ENTRY, v4)};
+const Jobs kJobs[] = {{VL_JOBS(VL_ENTRY, v2)}, {VL_JOBS(VL_ENTRY, v3)}, kV4, kV4, kV4};
 const char *const kNames[] = {"v2", "v3", "v4", "vnni", "amx"};
-constexpr int kAmx = 4;
+constexpr int kVnni = 3, kAmx = 4;
 // The last instruction set that processor and system support, or -1. zig's __builtin_cpu_supports always says no.
 int best_isa() {
   unsigned a, b, c, d, features, e, saved;
@@ -59,7 +52,7 @@ int best_isa() {
       !syscall(SYS_arch_prctl, request, tile_data))  // Linux gives a process the tiles when it asks for them
     return kAmx;
 #endif
-  return 3;
+  return kVnni;
 }
 bool runs(int isa) {
   static const int best = best_isa();  // cpuid is slow in virtual machines
@@ -67,9 +60,8 @@ bool runs(int isa) {
 }
 #else
 const Jobs kJobs[] = {{VL_JOBS(VL_ENTRY, generic)}};
-int64_t (*const kMultiplyAdds[])(int64_t) = {multiply_adds_generic};
 const char *const kNames[] = {"generic"};
-constexpr int kAmx = 1;  // not in kJobs
+constexpr int kVnni = 1, kAmx = 1;  // not in kJobs
 bool runs(int) { return true; }
 #endif
 constexpr int kNumIsas = sizeof kJobs / sizeof *kJobs;
@@ -242,9 +234,6 @@ VL_EXPORT int vl_abi(void) { return VL_ABI; }
 VL_EXPORT int vl_isas(void) { return kNumIsas; }
 VL_EXPORT const char *vl_isa_name(int isa) { return isa >= 0 && isa < kNumIsas ? kNames[isa] : ""; }
 VL_EXPORT int vl_isa_runs(int isa) { return isa >= 0 && isa < kNumIsas && runs(isa); }
-VL_EXPORT int64_t vl_multiply_adds(int isa, int64_t rounds) {
-  return vl_isa_runs(isa) ? kMultiplyAdds[isa](rounds) : 0;
-}
 VL_EXPORT const char *vl_threading(void) { return gomp().parallel ? "gomp" : "std"; }
 VL_EXPORT int vl_scan_forward(const VlScan *a, int isa) {
   return is_recurrence(a->rule) ? run(*a, *a, isa, &Jobs::scan_forward) : VL_UNKNOWN_RULE;
@@ -325,22 +314,21 @@ VL_EXPORT int vl_conv_backward(const VlConv *a, int isa) {
                        [&] { return run(m, m.scan, isa, &Jobs::x_proj_backward); });
 }
 static int pack(const Gemm &m, int isa) {
-  const int64_t slabs = (m.depth + kPanelDepth - 1) / kPanelDepth;
+  const int64_t slabs = m.b_scale ? 1 : (m.depth + kPanelDepth - 1) / kPanelDepth;
   return run(m, slabs * num_panels(m), m.threads, isa, &Jobs::gemm_pack);
 }
 VL_EXPORT int vl_matmul(const VlGemm *given, int isa) {
-  Gemm m = {*given, nullptr};
+  Gemm m = {*given, nullptr, chosen(isa) >= kVnni};
   m.bf16_parts = m.b_scale ? 0 : parts_for(isa, m.bf16_parts);
   m.packed = (float *)panel_buffer.reserve(sizeof(float) * panel_floats(m));
   if (!m.packed) return 1;
-  if (m.b_scale)
-    return run(m, num_panels(m), m.threads, isa, &Jobs::gemm_int8_pack) || run(m, m, isa, &Jobs::gemm_int8);
   return pack(m, isa) || run(m, m, isa, &Jobs::gemm);
 }
 
 // The product of rows, which a job chooses, with b, which is (depth, columns).
 static Gemm of_rows(int64_t columns, int64_t depth, const void *b, int64_t b_depth, int64_t b_column) {
-  return {{0, columns, depth, 1, nullptr, b, depth, 1, b_depth, b_column, nullptr, nullptr, nullptr, 0}, nullptr};
+  return {
+      {0, columns, depth, 1, nullptr, b, depth, 1, b_depth, b_column, nullptr, nullptr, nullptr, 0}, nullptr, false};
 }
 // Packs both weights of a part of a block and runs its jobs.
 static int run_packed(BlockPart &m, int64_t jobs, int isa, bool (*Jobs::*which)(const BlockPart &, int64_t)) {

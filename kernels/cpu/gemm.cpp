@@ -75,6 +75,7 @@ void tile(float *out, int64_t out_row, const float *a, int64_t a_row, int64_t a_
 // Computes rows [begin, end) of out. If a is contiguous along its rows, ROWS of them are packed side by side.
 bool multiply_rows(const Gemm &m, int64_t begin, int64_t end) {
   if (begin >= end) return true;
+  if (m.b_scale) return VL_JOB(gemm_int8_rows)(m, begin, end);
 #ifdef VL_AMX
   if (m.bf16_parts) return VL_JOB(gemm_bf16_rows)(m, begin, end);
 #endif
@@ -118,6 +119,7 @@ bool multiply_rows(const Gemm &m, int64_t begin, int64_t end) {
 
 namespace vilonghorn {
 bool VL_JOB(gemm_pack_job)(const Gemm &m, int64_t job) {
+  if (m.b_scale) return VL_JOB(gemm_int8_pack)(m, job), true;
   const int64_t slabs = (m.depth + DEPTH - 1) / DEPTH, first = job % slabs * DEPTH;
 #ifdef VL_AMX
   if (m.bf16_parts) return VL_JOB(gemm_bf16_pack)(m, job / slabs, first, least(m.depth - first, DEPTH)), true;

@@ -130,9 +130,7 @@ VL_INLINE void tile(const Gemm &m, int64_t row, int64_t column, const int8_t *a,
   }
 }
 
-template <bool VNNI> bool multiply(const Gemm &m, int64_t job) {
-  const int64_t begin = first_row(m, job), end = first_row(m, job + 1);
-  if (begin >= end) return true;
+template <bool VNNI> bool multiply(const Gemm &m, int64_t begin, int64_t end) {
   const int64_t groups = (m.depth + 3) / 4, panels = (m.columns + COLUMNS * W - 1) / (COLUMNS * W);
   int8_t *bytes;
   Row *rows;
@@ -155,12 +153,10 @@ template <bool VNNI> bool multiply(const Gemm &m, int64_t job) {
 }  // namespace
 
 namespace vilonghorn {
-bool VL_JOB(gemm_int8_pack_job)(const Gemm &m, int64_t job) {
+void VL_JOB(gemm_int8_pack)(const Gemm &m, int64_t job) {
   each_panel(m, job, [&](int64_t panel) { pack_panel(m, panel, (m.depth + 3) / 4); });
-  return true;
 }
-bool VL_JOB(gemm_int8_job)(const Gemm &m, int64_t job) { return multiply<false>(m, job); }
-#if defined(VILONGHORN_X86) && defined(__AVX512F__)
-bool gemm_int8_job_vnni(const Gemm &m, int64_t job) { return multiply<true>(m, job); }
-#endif
+bool VL_JOB(gemm_int8_rows)(const Gemm &m, int64_t begin, int64_t end) {
+  return m.vnni ? multiply<true>(m, begin, end) : multiply<false>(m, begin, end);
+}
 }  // namespace vilonghorn

@@ -21,6 +21,7 @@ struct Sums {
 struct Gemm : VlGemm {
   float *packed;  // b in panels: depth x columns, with the columns rounded up to whole panels. Of int8 weights an
                   // element holds four steps of the depth.
+  bool vnni;      // whether the processor has AVX512_VNNI
 };
 constexpr int64_t kPanelColumns = 48, kPanelDepth = 512, kTileDepth = 32, kTileColumns = 32;
 static inline int64_t panel_columns(const Gemm &m) { return m.bf16_parts ? kTileColumns : kPanelColumns; }
@@ -58,8 +59,7 @@ int mlp_forward(const VlBlock &, int isa);
 int mlp_backward(const VlBlock &, float *dmid, int isa);
 
 // Where channel_splits > 1, x_proj_forward runs before mamba_inner_forward, and x_proj_backward after
-// mamba_inner_backward. By themselves, they are a convolution. gemm_pack runs before gemm, gemm_int8_pack before
-// gemm_int8.
+// mamba_inner_backward. By themselves, they are a convolution. gemm_pack runs before gemm.
 #define VL_JOBS(X, isa)                      \
   X(isa, scan_forward, VlScan)               \
   X(isa, scan_backward, VlScan)              \
@@ -72,8 +72,6 @@ int mlp_backward(const VlBlock &, float *dmid, int isa);
   X(isa, sum, Sums)                          \
   X(isa, gemm_pack, Gemm)                    \
   X(isa, gemm, Gemm)                         \
-  X(isa, gemm_int8_pack, Gemm)               \
-  X(isa, gemm_int8, Gemm)                    \
   X(isa, mixer_forward, BlockPart)           \
   X(isa, mlp_forward, BlockPart)             \
   X(isa, mlp_backward, BlockPart)
@@ -88,14 +86,12 @@ struct Jobs {
 #define VL_AMX  // this instruction set may run products with bf16_parts
 #endif
 #define VL_DECLARE(isa, name, Params) bool name##_job_##isa(const Params &, int64_t);
-#define VL_DECLARE_JOBS(isa) VL_JOBS(VL_DECLARE, isa) int64_t multiply_adds_##isa(int64_t);
 #ifdef VILONGHORN_X86
-VL_DECLARE_JOBS(v2)
-VL_DECLARE_JOBS(v3)
-VL_DECLARE_JOBS(v4)
-VL_DECLARE(vnni, gemm_int8, Gemm)
+VL_JOBS(VL_DECLARE, v2)
+VL_JOBS(VL_DECLARE, v3)
+VL_JOBS(VL_DECLARE, v4)
 #else
-VL_DECLARE_JOBS(generic)
+VL_JOBS(VL_DECLARE, generic)
 #endif
 #define VL_PASTE_(name, isa) name##_##isa
 #define VL_PASTE(name, isa) VL_PASTE_(name, isa)
@@ -103,6 +99,8 @@ VL_DECLARE_JOBS(generic)
 
 #ifdef VILONGHORN_ISA                  // products and norms of a few rows, for a job that does more with them
 bool VL_JOB(gemm_rows)(const Gemm &);  // all rows; b is packed already
+void VL_JOB(gemm_int8_pack)(const Gemm &, int64_t job);
+bool VL_JOB(gemm_int8_rows)(const Gemm &, int64_t begin, int64_t end);  // where b_scale is not null
 void VL_JOB(gemm_bf16_pack)(const Gemm &, int64_t panel, int64_t first, int64_t depth);
 bool VL_JOB(gemm_bf16_rows)(const Gemm &, int64_t begin, int64_t end);  // where bf16_parts is not 0
 void VL_JOB(norm_rows)(const VlNorm &);

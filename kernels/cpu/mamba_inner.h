@@ -7,14 +7,11 @@
 namespace {
 
 VL_INLINE int64_t projected_width(const VlMambaInner &m) { return m.dt_rank + 2 * m.scan.states; }
-// Rows of `projected` (G, B, L, P) and of `dprojected` (S, G, B, L, P) at step i.
-template <class T> VL_INLINE T *projected(const VlMambaInner &m, const Steps &s, int64_t i) {
-  return (T *)m.projected + ((s.direction * m.scan.batch + s.batch) * s.length + s.token(i)) * projected_width(m);
-}
-template <class T> VL_INLINE T *d_projected(const VlMambaInner &m, int64_t split, const Steps &s, int64_t i) {
-  return (T *)m.dprojected +
-         (((split * m.scan.directions + s.direction) * m.scan.batch + s.batch) * s.length + s.token(i)) *
-             projected_width(m);
+// The row at step i of `projected`, (G, B, L, P), or of a split of `dprojected`, (S, G, B, L, P).
+template <class T>
+VL_INLINE T *projected_row(void *rows, const VlMambaInner &m, const Steps &s, int64_t i, int64_t split = 0) {
+  const int64_t sequence = (split * m.scan.directions + s.direction) * m.scan.batch + s.batch;
+  return (T *)rows + (sequence * s.length + s.token(i)) * projected_width(m);
 }
 
 thread_local Scratch projection_buffer;
@@ -123,15 +120,15 @@ template <class T> struct ConvProjection {
   // x_proj. Requires all channels in one job.
   void project_chunk(const Steps &s) {
     if (!P) return;
-    dots<T>(projected<T>(m, s, 0), s.reverse ? -P : P, u, stride, (const T *)m.x_proj + s.direction * P * a.channels,
-            a.channels, s.count, P, a.channels);
+    dots<T>(projected_row<T>(m.projected, m, s, 0), s.reverse ? -P : P, u, stride,
+            (const T *)m.x_proj + s.direction * P * a.channels, a.channels, s.count, P, a.channels);
   }
 
   // From `du` and the complete gradients of the projections to the gradients of the input and the weights.
   void backward_chunk(const Steps &s) {
     for (int64_t i = 0; i < s.count; i++)
       for (int64_t split = 0; P && split < a.channel_splits; split++) {
-        const T *row = d_projected<T>(m, split, s, i);
+        const T *row = projected_row<T>(m.dprojected, m, s, i, split);
         for (int64_t p = 0; p < P; p++) d_row[i * P + p] = split ? d_row[i * P + p] + row[p] : row[p];
       }
     for (int64_t i_block = 0; i_block < n; i_block++) {

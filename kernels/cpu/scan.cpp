@@ -97,7 +97,7 @@ template <class T, int NS> struct Scan {
     for (int64_t i = 0; i < s.count; i++) {
       T *k = keys.k + i * n_states, *q = keys.q + i * n_states, total = 0;
       if (mixer) {
-        const T *row = projected<T>(*mixer, s, i);
+        const T *row = projected_row<T>(mixer->projected, *mixer, s, i);
         memcpy(dt_low_rank + i * mixer->dt_rank, row, sizeof(T) * mixer->dt_rank);
         memcpy(k, row + mixer->dt_rank, sizeof(T) * n_states);
         memcpy(q, row + mixer->dt_rank + n_states, sizeof(T) * n_states);
@@ -306,7 +306,7 @@ template <class T, int NS> struct Scan {
     T row[VL_MAX_STATES];
     for (int64_t i = 0; i < s.count; i++) {
       const int64_t at = (((split * a.directions + s.direction) * a.batch + b) * L + s.token(i)) * n_states;
-      T *dk = mixer ? d_projected<T>(*mixer, split, s, i) + mixer->dt_rank : (T *)a.dk + at;
+      T *dk = mixer ? projected_row<T>(mixer->dprojected, *mixer, s, i, split) + mixer->dt_rank : (T *)a.dk + at;
       T *dq = mixer ? dk + n_states : (T *)a.dq + at, norm = 0;
       move_sums(sums.dk + i * n_states, n_states, dk);
       move_sums(sums.dq + i * n_states, n_states, dq);
@@ -317,8 +317,8 @@ template <class T, int NS> struct Scan {
     }
     if (!mixer) return;
     const int64_t step = s.reverse ? -projected_width(*mixer) : projected_width(*mixer);
-    dots<T>(d_projected<T>(*mixer, split, s, 0), step, all_ddt, projection.stride, (const T *)dt_proj, n_blocks * W,
-            s.count, mixer->dt_rank, n_blocks * W);
+    dots<T>(projected_row<T>(mixer->dprojected, *mixer, s, 0, split), step, all_ddt, projection.stride,
+            (const T *)dt_proj, n_blocks * W, s.count, mixer->dt_rank, n_blocks * W);
   }
 
   // Of dt_proj and dt_bias a job adds up the rows of each head. Other jobs of its sequence may have part of a head.

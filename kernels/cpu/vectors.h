@@ -102,27 +102,26 @@ template <class T, int S = kLanes<T> / 2> VL_INLINE void transpose(Vector<T> *v)
 }
 
 // Sums each of kLanes vectors across its lanes; the sums form one vector. Each level adds lanes that are S apart.
-template <class T, int S> struct LaneSums {
-  VL_INLINE Vector<T> sums(const Vector<T> *v) {  // v: 2 S vectors
-    Vector<T> a = LaneSums<T, S / 2>::sums(v), b = LaneSums<T, S / 2>::sums(v + S);
+template <class T, int S = kLanes<T> / 2> VL_INLINE Vector<T> sum_square(const Vector<T> *v) {
+  if constexpr (S == 0) {
+    return *v;
+  } else {
+    Vector<T> a = sum_square<T, S / 2>(v), b = sum_square<T, S / 2>(v + S);
     unzip_runs<T, S>(a, b);
     return a + b;
   }
-};
-template <class T> struct LaneSums<T, 0> {
-  VL_INLINE Vector<T> sums(const Vector<T> *v) { return *v; }
-};
+}
 template <class T> VL_INLINE void sum_lanes(const Vector<T> *v, int count, T *out) {
   constexpr int W = kLanes<T>;
   for (int n = 0; n < count; n += W) {
     Vector<T> padded[W];
     const int here = count - n < W ? count - n : W;
     if (here == W) {
-      store(out + n, LaneSums<T, W / 2>::sums(v + n));
+      store(out + n, sum_square<T>(v + n));
       continue;
     }
     for (int j = 0; j < W; j++) padded[j] = j < here ? v[n + j] : Vector<T>{};
-    store(out + n, LaneSums<T, W / 2>::sums(padded), here);
+    store(out + n, sum_square<T>(padded), here);
   }
 }
 
@@ -169,11 +168,7 @@ template <int M> VL_INLINE void exp2v(Vector<float> *z) {
 template <int M> VL_INLINE void exp2v(Vector<double> *z) {
   VL_EACH z[m] = z[m] < -1020. ? splat(-1020.) : z[m];  // comparisons keep NaN, fmin does not
   VL_EACH z[m] = z[m] > 1020. ? splat(1020.) : z[m];
-  VL_EACH {
-    Vector<double> power = z[m];
-    for (int c = 0; c < kLanes<double>; c++) power[c] = exp2(power[c]);
-    z[m] = power;
-  }
+  VL_EACH for (int c = 0; c < kLanes<double>; c++) z[m][c] = exp2(z[m][c]);
 }
 
 // log(1 + e) for 0 <= e <= 2^126; relative error below 3e-7, also for small e. NaN is not supported.

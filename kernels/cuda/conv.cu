@@ -1,6 +1,9 @@
 // The exported functions of the CUDA library for the convolution: select a kernel and launch it.
 //
 // Directions run in pairs of opposite ones, one launch for a pair; those left over run alone, as all do over a grid.
+#include <algorithm>
+#include <vector>
+
 #include "conv_grid.cuh"
 #include "reduce.cuh"
 
@@ -16,11 +19,8 @@ constexpr int kMaxChannelThreads = 32;
 
 // Whether all tensors are aligned to `vector` channels.
 bool is_aligned(const VlConv &a, int vector, bool backward) {
-  const int bytes = a.dtype == VL_FLOAT32 ? 4 : 2;
-  const auto fits = [&](const VlInput &in) {
-    return (uintptr_t)in.data % (vector * bytes) == 0 && in.direction % vector == 0 && in.batch % vector == 0 &&
-           in.step % vector == 0;
-  };
+  const int64_t size = a.dtype == VL_FLOAT32 ? 4 : 2;
+  const auto fits = [&](const VlInput &in) { return vilonghorn::is_aligned(in, vector * size, size); };
   return a.channels % vector == 0 && fits(a.x) && (!backward || (fits(a.dy) && fits({a.dx, 0, 0, a.dx_step})));
 }
 
@@ -80,19 +80,13 @@ template <class T> int run_conv(const VlConv &a, bool backward, int device, void
   if (const int error = cudaSetDevice(device)) return error;
   const Geometry at(a, backward);
   Walk walk = {a, {}, false, false, false, false, at.segment, at.segments, at.tiles};
-  int64_t count[2] = {0, 0};  // directions not reversed, and reversed; over a grid none is
-  for (int64_t g = 0; g < a.directions; g++) count[!a.conv_grid.rows && a.reverse[g]]++;
-  const int64_t walks = count[0] > count[1] ? count[0] : count[1];
-  int64_t next[2] = {-1, -1};
-  for (int64_t i = 0; i < walks; i++) {
-    for (int flag = 0; flag < 2; flag++) {
-      if (i >= count[flag]) continue;
-      do next[flag]++;
-      while ((!a.conv_grid.rows && a.reverse[next[flag]]) != flag);
-    }
-    walk.reversed = i >= count[0];
-    walk.direction[0] = (int)next[walk.reversed];
-    walk.direction[1] = i < count[0] && i < count[1] ? (int)next[1] : -1;
+  std::vector<int> of[2];  // the directions that are not reversed, and those that are; over a grid none is
+  for (int g = 0; g < a.directions; g++) of[!a.conv_grid.rows && a.reverse[g]].push_back(g);
+  const size_t walks = std::max(of[0].size(), of[1].size());
+  for (size_t i = 0; i < walks; i++) {
+    walk.reversed = i >= of[0].size();
+    walk.direction[0] = of[walk.reversed][i];
+    walk.direction[1] = !walk.reversed && i < of[1].size() ? of[1][i] : -1;
     walk.alone = walks == 1, walk.adds = i > 0, walk.finishes = i + 1 == walks;
     if (const int error = run_walk<T>(walk, at, backward, stream)) return error;
   }
@@ -107,7 +101,6 @@ int run_typed(const VlConv &a, bool backward, int device, void *stream) {
   if (a.conv_grid.rows && (a.d_conv != kGridTaps || a.conv_grid.height != 3)) return cudaErrorInvalidValue;
   if (a.dtype == VL_FLOAT32) return run_conv<float>(a, backward, device, stream);
   if (a.dtype == VL_BFLOAT16) return run_conv<bfloat16>(a, backward, device, stream);
-  if (a.dtype == VL_FLOAT16) return run_conv<float16>(a, backward, device, stream);
   return cudaErrorInvalidValue;
 }
 

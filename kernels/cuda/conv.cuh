@@ -8,7 +8,6 @@
 // K = 4 has its values in registers. K = 0 stands for every number of taps: the values are in shared memory.
 #pragma once
 #include <type_traits>
-#include "../include/vilonghorn.h"
 #include "device.cuh"
 
 namespace vilonghorn {
@@ -72,18 +71,16 @@ template <bool ON_GRID> struct Place {
 template <class T> struct Row {
   T *first;
   int64_t step;
-  VL_DEVICE Row(void *data, int64_t offset, int64_t step, const Walk &walk)
-      : first((T *)data + offset + (walk.reversed ? (walk.conv.length - 1) * step : 0)),
-        step(walk.reversed ? -step : step) {}
+  VL_DEVICE Row(const T *token, int64_t step, const Walk &walk)
+      : first((T *)token + (walk.reversed ? (walk.conv.length - 1) * step : 0)), step(walk.reversed ? -step : step) {}
   VL_DEVICE T *operator[](int p) const { return first + p * step; }
 };
 template <class T> VL_DEVICE Row<T> input_row(const VlInput &in, int g, const Place<false> &place, const Walk &walk) {
-  const int64_t offset = g * in.direction + place.batch * in.batch + place.channel;
-  return Row<T>((void *)in.data, offset, in.step, walk);
+  return Row<T>(token_at<T>(in, g, place.batch, 0) + place.channel, in.step, walk);
 }
 template <class T> VL_DEVICE Row<T> output_row(void *data, int64_t g, const Place<false> &place, const Walk &walk) {
   const int64_t channels = walk.conv.channels, sequence = g * walk.conv.batch + place.batch;
-  return Row<T>(data, sequence * walk.conv.length * channels + place.channel, channels, walk);
+  return Row<T>((T *)data + sequence * walk.conv.length * channels + place.channel, channels, walk);
 }
 
 // One direction: its weights and the results that the tokens read so far do not complete.
@@ -209,7 +206,7 @@ __global__ void __launch_bounds__(kThreads, K ? 4 : 1) conv_backward(const __gri
     const int second_direction = PAIR ? walk.direction[1] : 0;
     const Row<T> x = input_row<T>(a.x, 0, place, walk), dy = input_row<T>(a.dy, walk.direction[0], place, walk),
                  dy2 = input_row<T>(a.dy, second_direction, place, walk),
-                 dx(a.dx, place.batch * a.length * a.dx_step + place.channel, a.dx_step, walk);
+                 dx((T *)a.dx + place.batch * a.length * a.dx_step + place.channel, a.dx_step, walk);
     const int lag = taps - 1, last = place.end + lag;
     const auto steps = [&](int p, auto edge) {
       Vector<T, VECTOR> in[K ? K : 1], dout[K ? K : 1], dout2[K ? K : 1];

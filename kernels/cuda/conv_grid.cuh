@@ -1,8 +1,8 @@
 // The depthwise 3 x 3 convolution over a grid of patches, with SiLU. Backward is two kernels: one for the gradients of
 // the weights and of the sums before SiLU, one for the gradient of the input. A launch runs one direction.
 //
-// A thread has VECTOR adjacent channels and walks along part of a row of patches. It keeps the 3 x 3 inputs around a
-// patch, and each step reads three more. A class token is a further row; of its window only the middle is not 0.
+// A thread has VECTOR adjacent channels and walks along part of a row of patches. A class token is a further row; of
+// its window only the middle is not 0.
 #pragma once
 #include "conv.cuh"
 
@@ -20,33 +20,20 @@ VL_DEVICE int64_t token_of(const VlConv &a, int64_t patch) {
 template <class T, int VECTOR, class Visit>
 VL_DEVICE void walk_row(const VlConv &a, const Place<true> &place, const T *x, int64_t step, Visit visit) {
   const VlConvGrid &grid = a.conv_grid;
-  float window[kGridTaps][VECTOR] = {};
-  const auto read = [&](int tap, int64_t token) {
-    const Vector<T, VECTOR> in = load<T, VECTOR>(x + token * step);
-    VL_UNROLL for (int c = 0; c < VECTOR; c++) window[tap][c] = in[c];
-  };
-  if (place.begin >= place.end) return;
-  if (place.line == grid.rows) {  // the class token, of which there is at most one
-    const int64_t token = patches_of(a) / 2;
-    read(kMiddle, token);
+  VL_ROLL for (int column = place.begin; column < place.end; column++) {
+    const bool is_class_token = place.line == grid.rows;
+    const int64_t patch = place.line * grid.columns + column,
+                  token = is_class_token ? patches_of(a) / 2 : token_of(a, patch);
+    float window[kGridTaps][VECTOR] = {};
+    VL_UNROLL for (int j = 0; j < kGridTaps; j++) {
+      const int64_t above = place.line + j / 3 - 1, beside = column + j % 3 - 1;
+      const bool inside = above >= 0 && above < grid.rows && beside >= 0 && beside < grid.columns;
+      if (is_class_token ? j != kMiddle : !inside) continue;
+      const int64_t near = is_class_token ? token : token_of(a, above * grid.columns + beside);
+      const Vector<T, VECTOR> in = load<T, VECTOR>(x + near * step);
+      VL_UNROLL for (int c = 0; c < VECTOR; c++) window[j][c] = in[c];
+    }
     visit(token, window);
-    return;
-  }
-  int64_t patch = place.line * grid.columns + place.begin, next = patch - (place.begin > 0);  // own, and to read
-  const bool has_above = place.line > 0, has_below = place.line + 1 < grid.rows;
-  const auto shift_and_read = [&](bool inside) {  // the next column of patches, or zeros beside the grid
-    VL_UNROLL for (int j = 0; j < kGridTaps; j++) VL_UNROLL for (int c = 0; c < VECTOR; c++) window[j][c] =
-        j % 3 < 2 ? window[j + 1][c] : 0.f;
-    if (inside && has_above) read(2, token_of(a, next - grid.columns));
-    if (inside) read(5, token_of(a, next));
-    if (inside && has_below) read(8, token_of(a, next + grid.columns));
-    next++;
-  };
-  if (place.begin > 0) shift_and_read(true);
-  shift_and_read(true);
-  VL_ROLL for (int c = place.begin; c < place.end; c++, patch++) {
-    shift_and_read(c + 1 < grid.columns);
-    visit(token_of(a, patch), window);
   }
 }
 
@@ -66,9 +53,6 @@ template <int VECTOR> struct Filter {
     return sum;
   }
 };
-template <class T> VL_DEVICE const T *input(const VlInput &in, int64_t direction, const Place<true> &place) {
-  return (const T *)in.data + direction * in.direction + place.batch * in.batch + place.channel;
-}
 
 template <class T, int VECTOR>
 __global__ void __launch_bounds__(kThreads) conv_grid_forward(const __grid_constant__ Walk walk) {
@@ -77,7 +61,7 @@ __global__ void __launch_bounds__(kThreads) conv_grid_forward(const __grid_const
   if (!place.active) return;
   const Filter<VECTOR> filter(walk, place.channel, false);
   T *const y = (T *)a.y + (walk.direction[0] * a.batch + place.batch) * a.length * a.channels + place.channel;
-  walk_row<T, VECTOR>(a, place, input<T>(a.x, 0, place), a.x.step,
+  walk_row<T, VECTOR>(a, place, token_at<T>(a.x, 0, place.batch, 0) + place.channel, a.x.step,
                       [&](int64_t token, const float (&window)[kGridTaps][VECTOR]) {
                         float out[VECTOR];
                         VL_UNROLL for (int c = 0; c < VECTOR; c++) {
@@ -98,19 +82,20 @@ __global__ void __launch_bounds__(kThreads) conv_grid_backward(const __grid_cons
   float gradient[kGridTaps + 1][VECTOR] = {};  // of the weights, then of the bias
   if (place.active) {
     const Filter<VECTOR> filter(walk, place.channel, false);
-    const T *const dy = input<T>(a.dy, walk.direction[0], place);
+    const T *const dy = token_at<T>(a.dy, walk.direction[0], place.batch, 0) + place.channel;
     T *const dv = (T *)a.dv + place.batch * a.length * a.channels + place.channel;
-    walk_row<T, VECTOR>(
-        a, place, input<T>(a.x, 0, place), a.x.step, [&](int64_t token, const float (&window)[kGridTaps][VECTOR]) {
-          const Vector<T, VECTOR> dout = load<T, VECTOR>(dy + token * a.dy.step);
-          float out[VECTOR];
-          VL_UNROLL for (int c = 0; c < VECTOR; c++) {
-            out[c] = silu_gradient(filter.add(filter.bias[c], window, c), dout[c]);
-            VL_UNROLL for (int j = 0; j < kGridTaps; j++) gradient[j][c] = fmaf(out[c], window[j][c], gradient[j][c]);
-            gradient[kGridTaps][c] += out[c];
-          }
-          store<T>(dv + token * a.channels, out);
-        });
+    walk_row<T, VECTOR>(a, place, token_at<T>(a.x, 0, place.batch, 0) + place.channel, a.x.step,
+                        [&](int64_t token, const float (&window)[kGridTaps][VECTOR]) {
+                          const Vector<T, VECTOR> dout = load<T, VECTOR>(dy + token * a.dy.step);
+                          float out[VECTOR];
+                          VL_UNROLL for (int c = 0; c < VECTOR; c++) {
+                            out[c] = silu_gradient(filter.add(filter.bias[c], window, c), dout[c]);
+                            VL_UNROLL for (int j = 0; j < kGridTaps; j++) gradient[j][c] =
+                                fmaf(out[c], window[j][c], gradient[j][c]);
+                            gradient[kGridTaps][c] += out[c];
+                          }
+                          store<T>(dv + token * a.channels, out);
+                        });
   }
   float *const gradients = (float *)shared;  // (taps + 1, threads, VECTOR)
   VL_UNROLL for (int j = 0; j <= kGridTaps; j++) VL_UNROLL for (int c = 0; c < VECTOR; c++)

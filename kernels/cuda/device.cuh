@@ -2,11 +2,11 @@
 // Compiled by nvcc, or by any C++17 compiler (VILONGHORN_EMULATED) for the emulator of the tests.
 #pragma once
 #include <stdint.h>
+#include "../include/vilonghorn.h"
 #ifdef VILONGHORN_EMULATED
 #include "../emulator/simt.h"
 #else
 #include <cuda_bf16.h>
-#include <cuda_fp16.h>
 #include <cuda_runtime.h>
 #define VL_DEVICE __device__ __forceinline__
 #define VL_SHARED(name) extern __shared__ __align__(16) unsigned char name[]
@@ -16,7 +16,6 @@
 namespace vilonghorn {
 
 typedef __nv_bfloat16 bfloat16;
-typedef __half float16;
 
 VL_DEVICE float exp2_of(float x) {
   float y;
@@ -67,11 +66,9 @@ VL_DEVICE float from_bits(uint32_t bits) { return __uint_as_float(bits); }
 
 VL_DEVICE float to_fp32(float x) { return x; }
 VL_DEVICE float to_fp32(bfloat16 x) { return __bfloat162float(x); }
-VL_DEVICE float to_fp32(float16 x) { return __half2float(x); }
 template <class T> VL_DEVICE T from_fp32(float x);
 template <> VL_DEVICE float from_fp32<float>(float x) { return x; }
 template <> VL_DEVICE bfloat16 from_fp32<bfloat16>(float x) { return __float2bfloat16_rn(x); }
-template <> VL_DEVICE float16 from_fp32<float16>(float x) { return __float2half_rn(x); }
 
 // Launches a kernel with `shared` bytes of shared memory. More than 48 KiB need an attribute.
 template <class Args>
@@ -92,6 +89,10 @@ namespace vilonghorn {
 constexpr float kLog2e = 1.4426950408889634f, kLn2 = 0.6931471805599453f;
 
 inline int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
+// Whether every token of an input is aligned to `bytes`, with elements of `size` bytes.
+inline bool is_aligned(const VlInput &in, int64_t bytes, int64_t size) {
+  return (uintptr_t)in.data % bytes == 0 && (in.direction | in.batch | in.step) * size % bytes == 0;
+}
 
 // Adjacent elements that are loaded and stored together.
 template <class T, int COUNT> struct alignas(sizeof(T) * COUNT) Vector {
@@ -107,6 +108,11 @@ template <> struct alignas(8) Vector<bfloat16, 4> {  // as that of two
   uint32_t bits[2];
   VL_DEVICE float operator[](int c) const { return from_bits(c % 2 ? bits[c / 2] & 0xffff0000u : bits[c / 2] << 16); }
 };
+
+// The elements of a direction, sequence and token of an input.
+template <class T> VL_DEVICE const T *token_at(const VlInput &in, int64_t g, int64_t b, int64_t token) {
+  return (const T *)in.data + g * in.direction + b * in.batch + token * in.step;
+}
 
 template <class T, int COUNT> VL_DEVICE Vector<T, COUNT> load(const T *p) { return *(const Vector<T, COUNT> *)p; }
 // Copies element by element: an array whose address is cast would be placed in memory, not in registers.

@@ -14,10 +14,6 @@ int tile_of(const VlScan &a, bool backward) {
   return kWarp / lanes_per_channel(a) * (backward ? backward_channels(a.rule) : kForwardChannels);
 }
 
-bool is_aligned(const VlInput &in, int64_t bytes, int64_t size) {  // of `size` bytes an element
-  return (uintptr_t)in.data % bytes == 0 && (in.direction | in.batch | in.step) * size % bytes == 0;
-}
-
 int count(const VlScan &a, const VlSegments &segments) {
   return segments.steps ? (int)divide_up(a.length, segments.steps) : 1;
 }
@@ -68,7 +64,6 @@ template <int RULE> int run_rule(const Job &job, const Sums *sums, void *stream)
   if (dtype == VL_FLOAT32 && lanes == 1) return run<RULE, float, 1>(job, sums, stream);
   if (dtype == VL_FLOAT32 && lanes == 4) return run<RULE, float, 4>(job, sums, stream);
   if (dtype == VL_BFLOAT16 && lanes == 1) return run<RULE, bfloat16, 1>(job, sums, stream);
-  if (dtype == VL_FLOAT16 && lanes == 1) return run<RULE, float16, 1>(job, sums, stream);
   return cudaErrorInvalidValue;
 }
 

@@ -71,23 +71,17 @@ template <int RULE, class T, int LANES> struct Backward {
     channel = warp.tile * TILE + column;
     active = channel < channels;
     d = active ? channel : 0;
+    load_parameters<RULE>(a, (int64_t)g * channels + d, part * kStates, order, shared.D[lane].v, shared.bias[lane].v,
+                          A);
     VL_UNROLL for (int c = 0; c < CHANNELS; c++) {
-      const int64_t row = g * channels + d + c;
-      shared.D[lane].v[c] = a.D ? ((const float *)a.D)[row] : 0.f;
-      shared.bias[lane].v[c] = a.dt_bias ? ((const float *)a.dt_bias)[row] : 0.f;
       dD[c] = dbias[c] = 0.f;
-      VL_UNROLL for (int n = 0; n < kStates; n++) {
-        const int state = part * kStates + (n ^ order);
-        A[c][n] = RULE == VL_MAMBA && state < states ? ((const float *)a.A)[row * states + state] * kLog2e : 0.f;
-        grad[c][n] = dA[c][n] = 0.f;
-      }
+      VL_UNROLL for (int n = 0; n < kStates; n++) grad[c][n] = dA[c][n] = 0.f;
     }
     if (LANES == 1 && job.num_segments > 1) segment_start(job, warp, g, channel).restore(grad, order);
     scale = active ? job.scale : 0.f;
     const int64_t t = steps[length - 1], row = (b * a.length + t) * channels + d;
     const int64_t row_of_direction = row + g * a.batch * a.length * channels;
-    dy = (const T *)a.dy.data + g * a.dy.direction + b * a.dy.batch + t * a.dy.step + d;
-    z = (const T *)a.z.data + b * a.z.batch + t * a.z.step + d;
+    dy = token_at<T>(a.dy, g, b, t) + d, z = token_at<T>(a.z, 0, b, t) + d;
     dx = (T *)a.dx + row_of_direction;
     dz = (T *)a.dz + (b * a.length + t) * a.dz_step + d;
     const int state = part * kStates + order + lane % 4 / LANES * LANES;  // the state whose sum this lane receives
@@ -158,8 +152,7 @@ template <int RULE, class T, int LANES> struct Backward {
     sync_warp();  // before states replace what was copied
   }
   VL_DEVICE Copy copy_from(const VlInput &in, int start) const {
-    const T *data = (const T *)in.data + g * in.direction + b * in.batch + start * in.step;
-    return {data, steps.reversed ? -in.step : in.step, warp.tile * TILE, (int)a.channels, lane};
+    return {token_at<T>(in, g, b, start), steps.reversed ? -in.step : in.step, warp.tile * TILE, (int)a.channels, lane};
   }
 
   // Stores the states before the RUN steps from `low` of the chunk in shared memory, the first of them at `slot`. For

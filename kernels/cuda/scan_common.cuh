@@ -116,6 +116,22 @@ template <class Part> VL_DEVICE void run_passes(const Job &job, const Warp &warp
   }
 }
 
+// The parameters of CHANNELS channels: row `row` of D, of the bias of dt, and of A times log2(e), whose states begin at
+// `first` and are in the order of their numbers xor `order`.
+template <int RULE, int CHANNELS>
+VL_DEVICE void load_parameters(const VlScan &a, int64_t row, int first, int order, float (&D)[CHANNELS],
+                               float (&bias)[CHANNELS], float (&A)[CHANNELS][kStates]) {
+  VL_UNROLL for (int c = 0; c < CHANNELS; c++) {
+    D[c] = a.D ? ((const float *)a.D)[row + c] : 0.f;
+    bias[c] = a.dt_bias ? ((const float *)a.dt_bias)[row + c] : 0.f;
+    VL_UNROLL for (int n = 0; n < kStates; n++) {
+      const int state = first + (n ^ order);
+      A[c][n] =
+          RULE == VL_MAMBA && state < a.states ? ((const float *)a.A)[(row + c) * a.states + state] * kLog2e : 0.f;
+    }
+  }
+}
+
 struct Gate {
   float value, slope;  // slope: (d value / d dt) / value for longhorn, d value / d dt for mamba
 };
@@ -185,7 +201,7 @@ template <class T> struct StateRow {
 };
 
 // Saved states beside activations of type T. The exact rule takes small differences of a state, which bfloat16 would
-// lose, and float16 has too short a range.
+// lose.
 template <int RULE, class T>
 using SavedState =
     StateRow<std::conditional_t<std::is_same_v<T, bfloat16> && RULE != VL_LONGHORN_EXACT, bfloat16, float>>;

@@ -54,16 +54,8 @@ template <int RULE, class T, int LANES> struct Forward {
     const bool active = channel < channels;
     const int d = active ? channel : 0;  // inactive lanes compute channel 0 and write nothing
     writes = active && part == 0;
-    VL_UNROLL for (int c = 0; c < CHANNELS; c++) {
-      const int64_t row = g * channels + d + c;
-      D[c] = a.D ? ((const float *)a.D)[row] : 0.f;
-      bias[c] = a.dt_bias ? ((const float *)a.dt_bias)[row] : 0.f;
-      VL_UNROLL for (int n = 0; n < kStates; n++) {
-        const int state = part * kStates + n;
-        s[c][n] = 0.f;
-        A[c][n] = RULE == VL_MAMBA && state < a.states ? ((const float *)a.A)[row * a.states + state] * kLog2e : 0.f;
-      }
-    }
+    load_parameters<RULE>(a, (int64_t)g * channels + d, part * kStates, 0, D, bias, A);
+    VL_UNROLL for (int c = 0; c < CHANNELS; c++) VL_UNROLL for (int n = 0; n < kStates; n++) s[c][n] = 0.f;
     if (LANES == 1 && job.num_segments > 1) segment_start(job, warp, g, channel).restore(s, 0);
     const int64_t sequence = (a.mean ? 0 : g * a.batch) + warp.sequence;
     at = (sequence * a.length + warp.first(reversed)) * channels + d;
@@ -74,8 +66,8 @@ template <int RULE, class T, int LANES> struct Forward {
   template <class E>
   VL_DEVICE static RowCopy<E, TILE> copy_of(const Job &job, const Warp &warp, const VlInput &in, int g) {
     const bool reversed = is_reversed(job, g);
-    const E *data = (const E *)in.data + g * in.direction + warp.sequence * in.batch + warp.first(reversed) * in.step;
-    return {data, reversed ? -in.step : in.step, warp.tile * TILE, (int)job.scan.channels, warp.lane};
+    return {token_at<E>(in, g, warp.sequence, warp.first(reversed)), reversed ? -in.step : in.step, warp.tile * TILE,
+            (int)job.scan.channels, warp.lane};
   }
 
   VL_DEVICE static int unreached(int length) { return length; }  // the midpoint of a pass without a second half

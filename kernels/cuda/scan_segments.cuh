@@ -40,19 +40,12 @@ __global__ void __launch_bounds__(kWarp, 12) scan_summary(const __grid_constant_
   const int channel = (warp.tile * kWarp + warp.lane) * CHANNELS;
   const bool active = channel < channels, has_input = active && run == 0;
   const int d = active ? channel : 0;
-  float s[CHANNELS][kStates], A[CHANNELS][kStates], bias[CHANNELS];
-  VL_UNROLL for (int c = 0; c < CHANNELS; c++) {
-    const int64_t row = (int64_t)g * channels + d + c;
-    bias[c] = a.dt_bias ? ((const float *)a.dt_bias)[row] : 0.f;
-    VL_UNROLL for (int n = 0; n < kStates; n++) {
-      s[c][n] = run;
-      A[c][n] = RULE == VL_MAMBA ? ((const float *)a.A)[row * kStates + n] * kLog2e : 0.f;
-    }
-  }
+  float s[CHANNELS][kStates], A[CHANNELS][kStates], bias[CHANNELS], D[CHANNELS];
+  load_parameters<RULE>(a, (int64_t)g * channels + d, 0, 0, D, bias, A);
+  VL_UNROLL for (int c = 0; c < CHANNELS; c++) VL_UNROLL for (int n = 0; n < kStates; n++) s[c][n] = run;
   const VlInput &in = gradient ? a.dy : a.x;
-  const T *values = (const T *)in.data + g * in.direction + b * in.batch + d;
-  const T *dts = (const T *)a.dt.data + g * a.dt.direction + b * a.dt.batch + d;
-  const T *gates = gradient && a.z.data ? (const T *)a.z.data + b * a.z.batch + d : nullptr;
+  const T *values = token_at<T>(in, g, b, 0) + d, *dts = token_at<T>(a.dt, g, b, 0) + d;
+  const T *gates = gradient && a.z.data ? token_at<T>(a.z, 0, b, 0) + d : nullptr;
   Elements next_value = load<T, CHANNELS>(values + steps[0] * in.step);
   Elements next_dt = load<T, CHANNELS>(dts + steps[0] * a.dt.step);
   VL_ROLL for (int i = 0; i < warp.length; i++) {

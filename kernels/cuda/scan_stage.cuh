@@ -1,7 +1,6 @@
 // Copies of a scan's inputs to shared memory, asynchronous, in stages of kStage steps. The forward kernel copies a
 // stage while it computes the steps before it.
 #pragma once
-#include "../include/vilonghorn.h"
 #include "reduce.cuh"
 
 namespace vilonghorn {
@@ -53,7 +52,7 @@ template <class T, int LANES> struct TokenCopy {
       : lane(lane), left(states - state()), wide(wide) {
     const VlInput &in = is_query() ? q : k;
     const int64_t step = reversed ? -in.step : in.step;
-    data = (const T *)in.data + g * in.direction + b * in.batch + first * in.step + row() * step + state();
+    data = token_at<T>(in, g, b, first) + row() * step + state();
     stride = kRows * step;
     pin(data), pin(stride);
   }

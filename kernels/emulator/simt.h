@@ -170,11 +170,7 @@ static inline float shuffle_xor(float value, int mask) {
   return values[lane ^ mask];
 }
 
-// Conversions round to nearest, ties to even, as on a GPU.
 struct bfloat16 {
-  uint16_t bits;
-};
-struct float16 {
   uint16_t bits;
 };
 static inline float to_fp32(float x) { return x; }
@@ -184,25 +180,13 @@ static inline float from_bits(uint32_t bits) {
   return out;
 }
 static inline float to_fp32(bfloat16 x) { return from_bits((uint32_t)x.bits << 16); }
-static inline float to_fp32(float16 x) {
-  const uint32_t special = (x.bits & 0x7c00) == 0x7c00 ? 0x7f800000 : 0, bits = (x.bits & 0x7fffu) << 13 | special;
-  return copysignf(special ? from_bits(bits) : ldexpf(from_bits(bits), 112), x.bits >> 15 ? -1.f : 1.f);
-}
 template <class T> T from_fp32(float x);
 template <> inline float from_fp32<float>(float x) { return x; }
-template <> inline bfloat16 from_fp32<bfloat16>(float x) {
+template <> inline bfloat16 from_fp32<bfloat16>(float x) {  // to nearest, ties to even, as on a GPU
   uint32_t bits;
   memcpy(&bits, &x, 4);
   if (x != x) return {0x7fff};
   return {(uint16_t)((bits + 0x7fff + (bits >> 16 & 1)) >> 16)};
-}
-template <> inline float16 from_fp32<float16>(float x) {
-  const uint16_t sign = signbit(x) ? 0x8000 : 0;
-  if (x != x) return {0x7fff};
-  if (fabsf(x) >= 65520.f) return {(uint16_t)(sign | 0x7c00)};
-  const int exponent = std::max(ilogbf(x), -14);                          // or subnormal
-  const int mantissa = (int)nearbyintf(ldexpf(fabsf(x), 10 - exponent));  // in units of the last place
-  return {(uint16_t)(sign | (((exponent + 14) << 10) + mantissa))};
 }
 
 template <class Args>

@@ -3,7 +3,7 @@
  * Shapes: G directions, B batch, L length, D channels, H heads, N states, S channel splits, R dt_rank, P = R + 2 N.
  * Inputs (VlInput) have strides in elements; their last dimension is contiguous. A null pointer means that an
  * optional tensor is absent. Activations (x, dt, k, q, z, y, dy, dx, ddt, dz) have type `dtype`: float or double in the
- * CPU library, float or 16 bits in the CUDA library. Unless a field says otherwise, all other tensors are contiguous,
+ * CPU library, float or bfloat16 in the CUDA library. Unless a field says otherwise, all other tensors are contiguous,
  * and double when dtype is VL_FLOAT64, else float.
  */
 #ifndef VILONGHORN_H
@@ -25,7 +25,7 @@ static inline int vl_rule(const char *name) {
     if (!strcmp(name, names[rule])) return rule;
   return VL_UNKNOWN_RULE;
 }
-enum { VL_FLOAT32 = 0, VL_FLOAT64 = 1, VL_BFLOAT16 = 2, VL_FLOAT16 = 3 };
+enum { VL_FLOAT32 = 0, VL_FLOAT64 = 1, VL_BFLOAT16 = 2 };
 enum { VL_MAX_STATES = 64 };
 
 typedef struct {
@@ -201,8 +201,7 @@ VL_EXPORT int vl_isas(void);                /* number of instruction sets in thi
 VL_EXPORT const char *vl_isa_name(int isa); /* "v2", "v3", "v4", "vnni" (v4 and AVX512_VNNI), "amx" (vnni and
                                                AMX_BF16) on x86-64, else "generic" */
 VL_EXPORT int vl_isa_runs(int isa);         /* not 0 if this processor supports it */
-VL_EXPORT int64_t vl_multiply_adds(int isa, int64_t rounds); /* runs multiply-adds; returns their number */
-VL_EXPORT const char *vl_threading(void); /* "gomp" where torch's OpenMP threads are used, else "std" */
+VL_EXPORT const char *vl_threading(void);   /* "gomp" where torch's OpenMP threads are used, else "std" */
 VL_EXPORT int vl_scan_forward(const VlScan *, int isa);
 VL_EXPORT int vl_scan_backward(const VlScan *, int isa);
 VL_EXPORT int vl_conv_forward(const VlConv *, int isa);

@@ -44,46 +44,44 @@ typedef struct OrtCustomOp OrtCustomOp;
 typedef OrtStatus *OrtStatusPtr;
 
 /* Members that are not used here are void pointers, named by the first of their places. */
+#define ORT_API2_STATUS(name, ...) OrtStatus *(ORT_API_CALL * name)(__VA_ARGS__)
 typedef struct OrtApi {
-  OrtStatus *(ORT_API_CALL *CreateStatus)(OrtErrorCode, const char *message);
+  ORT_API2_STATUS(CreateStatus, OrtErrorCode, const char *message);
   void *place1;
   const char *(ORT_API_CALL *GetErrorMessage)(const OrtStatus *);
-  OrtStatus *(ORT_API_CALL *CreateEnv)(OrtLoggingLevel, const char *name, OrtEnv **);
+  ORT_API2_STATUS(CreateEnv, OrtLoggingLevel, const char *name, OrtEnv **);
   void *place4[3];
-  OrtStatus *(ORT_API_CALL *CreateSession)(const OrtEnv *, const ORTCHAR_T *path, const OrtSessionOptions *,
-                                           OrtSession **);
+  ORT_API2_STATUS(CreateSession, const OrtEnv *, const ORTCHAR_T *path, const OrtSessionOptions *, OrtSession **);
   void *place8;
-  OrtStatus *(ORT_API_CALL *Run)(OrtSession *, const OrtRunOptions *, const char *const *input_names,
-                                 const OrtValue *const *inputs, size_t num_inputs, const char *const *output_names,
-                                 size_t num_outputs, OrtValue **outputs);
-  OrtStatus *(ORT_API_CALL *CreateSessionOptions)(OrtSessionOptions **);
+  ORT_API2_STATUS(Run, OrtSession *, const OrtRunOptions *, const char *const *input_names,
+                  const OrtValue *const *inputs, size_t num_inputs, const char *const *output_names, size_t num_outputs,
+                  OrtValue **outputs);
+  ORT_API2_STATUS(CreateSessionOptions, OrtSessionOptions **);
   void *place11[15];
-  OrtStatus *(ORT_API_CALL *CreateCustomOpDomain)(const char *name, OrtCustomOpDomain **);
-  OrtStatus *(ORT_API_CALL *CustomOpDomain_Add)(OrtCustomOpDomain *, const OrtCustomOp *);
-  OrtStatus *(ORT_API_CALL *AddCustomOpDomain)(OrtSessionOptions *, OrtCustomOpDomain *);
+  ORT_API2_STATUS(CreateCustomOpDomain, const char *name, OrtCustomOpDomain **);
+  ORT_API2_STATUS(CustomOpDomain_Add, OrtCustomOpDomain *, const OrtCustomOp *);
+  ORT_API2_STATUS(AddCustomOpDomain, OrtSessionOptions *, OrtCustomOpDomain *);
   void *place29[20];
-  OrtStatus *(ORT_API_CALL *CreateTensorWithDataAsOrtValue)(const OrtMemoryInfo *, void *data, size_t bytes,
-                                                            const int64_t *shape, size_t rank,
-                                                            ONNXTensorElementDataType, OrtValue **);
+  ORT_API2_STATUS(CreateTensorWithDataAsOrtValue, const OrtMemoryInfo *, void *data, size_t bytes, const int64_t *shape,
+                  size_t rank, ONNXTensorElementDataType, OrtValue **);
   void *place50;
-  OrtStatus *(ORT_API_CALL *GetTensorMutableData)(OrtValue *, void **data);
+  ORT_API2_STATUS(GetTensorMutableData, OrtValue *, void **data);
   void *place52[9];
-  OrtStatus *(ORT_API_CALL *GetDimensionsCount)(const OrtTensorTypeAndShapeInfo *, size_t *rank);
-  OrtStatus *(ORT_API_CALL *GetDimensions)(const OrtTensorTypeAndShapeInfo *, int64_t *shape, size_t rank);
+  ORT_API2_STATUS(GetDimensionsCount, const OrtTensorTypeAndShapeInfo *, size_t *rank);
+  ORT_API2_STATUS(GetDimensions, const OrtTensorTypeAndShapeInfo *, int64_t *shape, size_t rank);
   void *place63;
-  OrtStatus *(ORT_API_CALL *GetTensorShapeElementCount)(const OrtTensorTypeAndShapeInfo *, size_t *count);
-  OrtStatus *(ORT_API_CALL *GetTensorTypeAndShape)(const OrtValue *, OrtTensorTypeAndShapeInfo **);
+  ORT_API2_STATUS(GetTensorShapeElementCount, const OrtTensorTypeAndShapeInfo *, size_t *count);
+  ORT_API2_STATUS(GetTensorTypeAndShape, const OrtValue *, OrtTensorTypeAndShapeInfo **);
   void *place66[3];
-  OrtStatus *(ORT_API_CALL *CreateCpuMemoryInfo)(OrtAllocatorType, OrtMemType, OrtMemoryInfo **);
+  ORT_API2_STATUS(CreateCpuMemoryInfo, OrtAllocatorType, OrtMemType, OrtMemoryInfo **);
   void *place70[15];
-  OrtStatus *(ORT_API_CALL *KernelInfoGetAttribute_float)(const OrtKernelInfo *, const char *name, float *);
-  OrtStatus *(ORT_API_CALL *KernelInfoGetAttribute_int64)(const OrtKernelInfo *, const char *name, int64_t *);
-  OrtStatus *(ORT_API_CALL *KernelInfoGetAttribute_string)(const OrtKernelInfo *, const char *name, char *,
-                                                           size_t *size);
+  ORT_API2_STATUS(KernelInfoGetAttribute_float, const OrtKernelInfo *, const char *name, float *);
+  ORT_API2_STATUS(KernelInfoGetAttribute_int64, const OrtKernelInfo *, const char *name, int64_t *);
+  ORT_API2_STATUS(KernelInfoGetAttribute_string, const OrtKernelInfo *, const char *name, char *, size_t *size);
   void *place88[2];
-  OrtStatus *(ORT_API_CALL *KernelContext_GetInput)(const OrtKernelContext *, size_t index, const OrtValue **);
-  OrtStatus *(ORT_API_CALL *KernelContext_GetOutput)(OrtKernelContext *, size_t index, const int64_t *shape,
-                                                     size_t rank, OrtValue **);
+  ORT_API2_STATUS(KernelContext_GetInput, const OrtKernelContext *, size_t index, const OrtValue **);
+  ORT_API2_STATUS(KernelContext_GetOutput, OrtKernelContext *, size_t index, const int64_t *shape, size_t rank,
+                  OrtValue **);
   void(ORT_API_CALL *ReleaseEnv)(OrtEnv *);
   void(ORT_API_CALL *ReleaseStatus)(OrtStatus *);
   void(ORT_API_CALL *ReleaseMemoryInfo)(OrtMemoryInfo *);
@@ -93,13 +91,12 @@ typedef struct OrtApi {
   void(ORT_API_CALL *ReleaseTensorTypeAndShapeInfo)(OrtTensorTypeAndShapeInfo *);
   void(ORT_API_CALL *ReleaseSessionOptions)(OrtSessionOptions *);
   void *place101[62];
-  OrtStatus *(ORT_API_CALL *KernelInfoGetAttributeArray_int64)(const OrtKernelInfo *, const char *name, int64_t *,
-                                                               size_t *count);
+  ORT_API2_STATUS(KernelInfoGetAttributeArray_int64, const OrtKernelInfo *, const char *name, int64_t *, size_t *count);
   void *place164[64];
-  OrtStatus *(ORT_API_CALL *RegisterCustomOpsLibrary_V2)(OrtSessionOptions *, const ORTCHAR_T *path);
+  ORT_API2_STATUS(RegisterCustomOpsLibrary_V2, OrtSessionOptions *, const ORTCHAR_T *path);
   void *place229[45];
-  OrtStatus *(ORT_API_CALL *KernelContext_ParallelFor)(const OrtKernelContext *, void (*run)(void *data, size_t index),
-                                                       size_t total, size_t batches, void *data);
+  ORT_API2_STATUS(KernelContext_ParallelFor, const OrtKernelContext *, void (*run)(void *data, size_t index),
+                  size_t total, size_t batches, void *data);
 } OrtApi;
 
 typedef struct OrtApiBase {

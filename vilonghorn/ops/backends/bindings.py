@@ -25,7 +25,7 @@ ABI = 17  # VL_ABI
 _INT, _LONG, _POINTER = ctypes.c_int32, ctypes.c_int64, ctypes.c_void_p
 _NONE = 3  # VL_NONE
 UNKNOWN_RULE = -1  # VL_UNKNOWN_RULE
-_DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)  # in the order of VL_FLOAT32, ...
+_DTYPES = (torch.float32, torch.float64, torch.bfloat16)  # in the order of VL_FLOAT32, ...
 
 
 def library_path(name: str) -> Path:

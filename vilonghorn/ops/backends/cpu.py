@@ -66,7 +66,6 @@ def _open() -> tuple[ctypes.CDLL | None, str | None]:
     if library is None:
         return None, reason
     library.vl_isa_name.restype = library.vl_threading.restype = ctypes.c_char_p
-    library.vl_multiply_adds.argtypes, library.vl_multiply_adds.restype = (ctypes.c_int, ctypes.c_int64), ctypes.c_int64
     if not any(library.vl_isa_runs(isa) for isa in range(library.vl_isas())):
         return None, "the library was built for instruction sets that this processor does not support"
     name, supported = os.environ.get(ISA_VARIABLE), _isas(library)
@@ -98,11 +97,6 @@ _amx = isas().get("amx")  # the best one where the processor has it
 def has_bf16_products() -> bool:
     """Whether the instruction set in use has products of bfloat16 values."""
     return _amx is not None and _isa in (-1, _amx)
-
-
-def multiply_adds(rounds: int, isa: int) -> int:
-    """Runs float32 multiply-adds on this thread, without the GIL, and returns their number; `isa` is an index."""
-    return library.vl_multiply_adds(isa, rounds)
 
 
 def empty_states(args: ScanArguments | MambaInnerArguments | BlockArguments, save: bool) -> Tensor:

@@ -1,6 +1,6 @@
 """The CUDA backend: calls the compiled kernels of `kernels/cuda` for NVIDIA GPUs, on torch's stream.
 
-There are no kernels for float64. In a scan with more than 16 states, activations are converted to float32. Only scans
+There are no kernels for float64 and float16. In a scan with more than 16 states, activations are converted to float32. Only scans
 of 16 states that a rule does not mix are split over time (see `segments`).
 """
 
@@ -27,7 +27,7 @@ RESIDENT_WARPS = dict(longhorn=12, longhorn_exact=12, mamba=8)  # of a multiproc
 MAX_DIRECTIONS = 64
 GRID_FILTER = (3, 3)  # the only one with kernels
 MAX_STRIDE = 2**31 - 1
-DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+DTYPES = (torch.float32, torch.bfloat16)
 
 
 @functools.cache
