@@ -10,19 +10,9 @@ from pathlib import Path
 import pytest
 import torch
 from native_gemm import gemm, int8_product
-from oracle import (
-    KERNEL_RULES,
-    block_inputs,
-    compare,
-    conv_inputs,
-    convolution,
-    inputs,
-    mixer,
-    mixer_inputs,
-    residual_block,
-)
+from oracle import KERNEL_RULES, block_inputs, compare, inputs, mixer, mixer_inputs, residual_block
 
-from vilonghorn.ops import block, conv_silu, mamba_inner, scan
+from vilonghorn.ops import block, mamba_inner, scan
 from vilonghorn.ops.arguments import BlockArguments
 from vilonghorn.ops.backends import bindings, cpu
 
@@ -30,7 +20,6 @@ KERNELS = Path(__file__).parents[3] / "kernels"
 COMPILER = shutil.which("clang++") or shutil.which("g++")
 pytestmark = pytest.mark.skipif(COMPILER is None, reason="needs a C++ compiler (clang++ or g++)")
 TOLERANCE = {torch.float32: 3e-6, torch.float64: 1e-12}
-STORED = TOLERANCE | {dtype: 2 * torch.finfo(dtype).eps for dtype in (torch.bfloat16, torch.float16)}
 rules = pytest.mark.parametrize("rule", KERNEL_RULES)
 ABSENT = dict.fromkeys(BlockArguments._fields[5:10])
 
@@ -68,15 +57,10 @@ def test_a_mixer_in_double_precision_agrees_with_the_oracle(rule, threads):
 
 
 @rules
-@pytest.mark.parametrize("dtype", STORED, ids=str)
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
 def test_a_scan_agrees_with_the_oracle(rule, dtype):
     values = inputs(2, 2, 70, 21, 5, rule=rule, dtype=dtype)
-    compare(partial(scan, backend="cpu"), values, STORED[dtype], rule=rule, reverse=(False, True), reduce="mean")
-
-
-@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
-def test_a_convolution_agrees_with_the_oracle(dtype):
-    compare(conv_silu, conv_inputs(2, 2, 37, 21, 4, dtype), TOLERANCE[dtype], truth=convolution, reverse=(False, True))
+    compare(partial(scan, backend="cpu"), values, TOLERANCE[dtype], rule=rule, reverse=(False, True), reduce="mean")
 
 
 @pytest.mark.parametrize("depth", [1, 33, 192])

@@ -1,7 +1,7 @@
 """The CUDA backend: calls the compiled kernels of `kernels/cuda` for NVIDIA GPUs, on torch's stream.
 
-There are no kernels for float64 and float16. In a scan with more than 16 states, activations are converted to float32. Only scans
-of 16 states that a rule does not mix are split over time (see `segments`).
+There are no kernels for float64 and float16. In a scan with more than 16 states, activations are converted to float32.
+Only scans of 16 states that a rule does not mix are split over time (see `segments`).
 """
 
 import ctypes
