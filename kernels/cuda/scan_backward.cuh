@@ -71,8 +71,7 @@ template <int RULE, class T, int LANES> struct Backward {
     channel = warp.tile * TILE + column;
     active = channel < channels;
     d = active ? channel : 0;
-    load_parameters<RULE>(a, (int64_t)g * channels + d, part * kStates, order, shared.D[lane].v, shared.bias[lane].v,
-                          A);
+    load_parameters<RULE>(a, g * channels + d, part * kStates, order, shared.D[lane].v, shared.bias[lane].v, A);
     VL_UNROLL for (int c = 0; c < CHANNELS; c++) {
       dD[c] = dbias[c] = 0.f;
       VL_UNROLL for (int n = 0; n < kStates; n++) grad[c][n] = dA[c][n] = 0.f;

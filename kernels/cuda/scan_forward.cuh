@@ -54,7 +54,7 @@ template <int RULE, class T, int LANES> struct Forward {
     const bool active = channel < channels;
     const int d = active ? channel : 0;  // inactive lanes compute channel 0 and write nothing
     writes = active && part == 0;
-    load_parameters<RULE>(a, (int64_t)g * channels + d, part * kStates, 0, D, bias, A);
+    load_parameters<RULE>(a, g * channels + d, part * kStates, 0, D, bias, A);
     VL_UNROLL for (int c = 0; c < CHANNELS; c++) VL_UNROLL for (int n = 0; n < kStates; n++) s[c][n] = 0.f;
     if (LANES == 1 && job.num_segments > 1) segment_start(job, warp, g, channel).restore(s, 0);
     const int64_t sequence = (a.mean ? 0 : g * a.batch) + warp.sequence;

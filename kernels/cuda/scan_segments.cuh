@@ -41,7 +41,7 @@ __global__ void __launch_bounds__(kWarp, 12) scan_summary(const __grid_constant_
   const bool active = channel < channels, has_input = active && run == 0;
   const int d = active ? channel : 0;
   float s[CHANNELS][kStates], A[CHANNELS][kStates], bias[CHANNELS], D[CHANNELS];
-  load_parameters<RULE>(a, (int64_t)g * channels + d, 0, 0, D, bias, A);
+  load_parameters<RULE>(a, g * channels + d, 0, 0, D, bias, A);
   VL_UNROLL for (int c = 0; c < CHANNELS; c++) VL_UNROLL for (int n = 0; n < kStates; n++) s[c][n] = run;
   const VlInput &in = gradient ? a.dy : a.x;
   const T *values = token_at<T>(in, g, b, 0) + d, *dts = token_at<T>(a.dt, g, b, 0) + d;
