@@ -1,5 +1,8 @@
 """Candidates take rounds in turn, each in its own process, and one that fails does not stop the others."""
 
+import signal
+import subprocess
+import sys
 from functools import partial
 from itertools import cycle
 from types import SimpleNamespace
@@ -57,8 +60,17 @@ def test_restarts_share_the_rounds_and_the_order_alternates(monkeypatch):
             calls.append(self.name * (function is interleaved._measure))
             return SimpleNamespace(result=lambda: (1.0, 2.0))
 
-    monkeypatch.setattr(interleaved, "worker_pool", Pool)
+    monkeypatch.setattr(interleaved, "_worker", Pool)
     monkeypatch.setattr(interleaved, "wait", list)
     found = run_interleaved(dict(a=dict, b=dict), ["first"], rounds=5, threads=1, restarts=2)
     assert found["first"]["a"] == dict(ms=[1.0] * 5, memory_gb=2.0, problem=None)
     assert "".join(calls) == "..abbaab..abba"
+
+
+def test_a_process_ends_with_the_one_that_made_it():
+    code = "from vilonghorn.bench.interleaved import _worker; import os, time; p = _worker(1); "
+    code += "print(p.submit(os.getpid).result(), flush=True); time.sleep(1000)"
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as parent:
+        worker = psutil.Process(int(parent.stdout.readline()))
+        parent.send_signal(signal.SIGKILL)
+    assert psutil.wait_procs([worker], timeout=60)[1] == []

@@ -1,17 +1,18 @@
 """Interleaved timing: candidates take rounds in turn, each in its own process."""
 
 import gc
+import multiprocessing
+import os
 import re
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import wait
+from concurrent.futures import ProcessPoolExecutor, wait
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import torch
-
-from .processes import worker_pool
 
 Steps = Mapping[str, Callable[[], object]]  # by name, what a candidate can run
 Factory = Callable[[], Steps]
@@ -52,7 +53,7 @@ def run_interleaved(
     rows = {step: {name: dict(ms=[], memory_gb=None, problem=None) for name in candidates} for step in steps}
     for restart in range(min(restarts, rounds)):
         with ExitStack() as stack:
-            pools = {name: stack.enter_context(worker_pool(1, threads=threads)) for name in candidates}
+            pools = {name: stack.enter_context(_worker(threads)) for name in candidates}
             setups = {name: pools[name].submit(_setup, make, device) for name, make in candidates.items()}
             wait(setups.values())
             for step in steps:
@@ -72,6 +73,21 @@ def run_interleaved(
                             row["ms"].append(ms)
                             row["memory_gb"] = peak if peak is None else max(peak, row["memory_gb"] or 0)
     return rows
+
+
+def _worker(threads: int) -> ProcessPoolExecutor:
+    """A process with so many torch threads. It ends when this process ends, however that does."""
+    return ProcessPoolExecutor(1, multiprocessing.get_context("spawn"), _init_worker, (threads,))
+
+
+def _init_worker(threads: int) -> None:
+    torch.set_num_threads(threads)
+    threading.Thread(target=_exit_with_parent, daemon=True).start()
+
+
+def _exit_with_parent() -> None:
+    multiprocessing.parent_process().join()  # type: ignore[union-attr]
+    os._exit(1)
 
 
 _steps: Steps  # of the candidate of this process

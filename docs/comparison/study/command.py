@@ -17,13 +17,13 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from vilonghorn.bench.processes import worker_pool
 from vilonghorn.data.files import atomic_write, only_writer
 from vilonghorn.data.threads import available_cpus
 from vilonghorn.engine import Interrupted
 from vilonghorn.engine.environment import machine
 
 from .plan import Cell, Study, match_size, read_study
+from .processes import worker_pool
 from .results import Report, cell_of, read_report, remaining_cells, write_report
 from .tables import draw, render
 from .training import plan_hash, run_cell, write_data

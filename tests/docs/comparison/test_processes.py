@@ -13,14 +13,13 @@ from pathlib import Path
 import psutil
 import pytest
 import torch
-
-from vilonghorn.bench.processes import worker_pool
+from study.processes import worker_pool
 
 # One worker sleeps; the other one saves on SIGTERM, as training does, and would then go on waiting for calls.
 PARENT = """
 import os, signal, sys, time
 from pathlib import Path
-from vilonghorn.bench.processes import worker_pool
+from study.processes import worker_pool
 
 def train(file):
     previous = signal.signal(signal.SIGTERM, lambda *_: None)
@@ -60,7 +59,7 @@ def test_a_block_that_raises_stops_the_call_in_progress():
 def test_workers_save_and_end_when_their_parent_is_killed(signum, tmp_path):
     script, saved = tmp_path / "parent.py", tmp_path / "saved"
     script.write_text(PARENT)
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[3] / "docs" / "comparison")}
     command = [sys.executable, script, saved]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=environment) as parent:
         assert [parent.stdout.readline() for _ in range(2)] == [b"ready\n"] * 2
