@@ -1,6 +1,10 @@
-"""Compiles the chunks of heads in Triton without a GPU, as `test_triton_compiled.py` does.
+"""Compiles every Triton kernel without a GPU, for the targets given (default: all of TARGETS), as the models call them.
 
-Prints one JSON line for each kernel, type of x and architecture.
+Prints one JSON line for each kernel, rule, type of x and target. It runs with any Python that has torch, timm and
+triton. For another version of triton, unpack its wheel into a folder that PYTHONPATH names:
+
+    pip download --no-deps -d build/triton triton==3.6.0 && unzip -q build/triton/*.whl -d build/triton
+    PYTHONPATH=build/triton:. python tests/helpers/compiled_triton.py
 """
 
 import itertools
@@ -12,6 +16,7 @@ from types import SimpleNamespace
 from unittest import mock
 
 import torch
+import triton
 from triton.backends.compiler import GPUTarget
 from triton.runtime import JITFunction, driver
 
@@ -21,34 +26,49 @@ from vilonghorn.ops.backends import triton as backend
 sys.path.append(str(Path(__file__).parents[2] / "docs" / "performance"))
 import compiled  # noqa: E402
 
+TARGETS = {f"sm_{sm}": GPUTarget("cuda", sm, 32) for sm in (80, 90, 120)} | {"gfx942": GPUTarget("hip", "gfx942", 64)}
+# Rules and dtypes of scans with z; then of scans with heads.
+SCANS = [(rule, "bfloat16", False) for rule in ("longhorn", "longhorn_exact", "mamba")]
+HEADS = [("longhorn_exact", dtype, True) for dtype in ("bfloat16", "float32")]
+
 run, kernels = JITFunction.run, {}
 
 
-def chunks(dtype):
-    k, q = torch.empty(1, 2, 50, 32, dtype=dtype).chunk(2, -1)
-    x, dt = (torch.empty(1, 2, 50, size, dtype=dtype) for size in (384, 4))
-    return ScanArguments(
-        x, dt, k, q, x[0], None, torch.empty(1, 384), torch.empty(1, 4), "longhorn_exact", (0,), "mean"
-    )
+def arguments(rule: str, dtype: torch.dtype, has_heads: bool) -> ScanArguments:
+    """Both directions averaged; with heads one direction. k and q are slices."""
+    G, N, D = (1, 16, 384) if has_heads else (2, 16, 64)
+    k, q = torch.empty(G, 2, 50, 2 * N, dtype=dtype).chunk(2, -1)
+    x, dt = (torch.empty(G, 2, 50, size, dtype=dtype) for size in (D, 4 if has_heads else D))
+    A = torch.empty(G, D, N) if rule == "mamba" else None
+    D_skip, dt_bias = torch.empty(G, D), torch.empty(G, dt.shape[-1])
+    return ScanArguments(x, dt, k, q, x[0], A, D_skip, dt_bias, rule, (0, 1)[:G], "mean")
 
 
 def compile_only(kernel, *arguments, **options):
     kernels[kernel.__name__] = run(kernel, *arguments, **options | dict(warmup=True))
 
 
-for architecture, dtype in itertools.product(compiled.ARCHITECTURES, ("bfloat16", "float32")):
-    current = dict(get_current_target=GPUTarget("cuda", architecture, 32), get_current_device=architecture)
-    calls = {name: lambda value=value: value for name, value in current.items()}
-    driver.set_active(SimpleNamespace(**calls, get_current_stream=lambda device: 0))
-    with mock.patch.object(JITFunction, "run", compile_only):
-        args = chunks(getattr(torch, dtype))
+def resources(target: str, kernel) -> dict:
+    """What NVIDIA's disassembler says: registers, bytes of stack, and instructions of the longest loop."""
+    if not target.startswith("sm_"):
+        return dict(bytes=len(kernel.asm["hsaco"]))
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(kernel.asm["cubin"])
+        file.flush()
+        [code] = compiled.disassemble(Path(file.name)).values()
+    return dict(code.resources, loop=max(map(len, code.loops())))
+
+
+for target, (rule, dtype, has_heads) in itertools.product(sys.argv[1:] or TARGETS, SCANS + HEADS):
+    current = dict(get_current_target=TARGETS[target], get_current_device=target, get_current_stream=0)
+    calls = {name: lambda *_, value=value: value for name, value in current.items()}
+    driver.set_active(SimpleNamespace(**calls))
+    args = arguments(rule, getattr(torch, dtype), has_heads)
+    hip = "6" if target.startswith("gfx") else None
+    with mock.patch.object(JITFunction, "run", compile_only), mock.patch.object(torch.version, "hip", hip):
         y, states = backend.forward(args, True)
         backend.backward(y, args, states)
     for name, kernel in kernels.items():
-        with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
-            file.write(kernel.asm["cubin"])
-            file.flush()
-            [code] = compiled.disassemble(Path(file.name)).values()
-        loop = max(map(len, code.loops()))
-        print(json.dumps(dict(code.resources, name=name, dtype=dtype, architecture=architecture, loop=loop)))
+        row = dict(triton=triton.__version__, target=target, name=name, rule=rule, dtype=dtype)
+        print(json.dumps(row | resources(target, kernel)), flush=True)
     kernels.clear()

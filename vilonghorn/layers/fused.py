@@ -25,7 +25,6 @@ from .norm import RMSNorm, decay_rates
 X86 = platform.machine().lower() in ("x86_64", "amd64")
 CLASSES = (nn.Parameter, Tensor, FakeTensor)  # of tensors; other subclasses may store something else
 IN_MEMORY = (nn.Parameter, type(None))  # of weights that are read without torch's dispatcher
-HOOKS = ("forward", "forward_pre", "backward", "backward_pre")
 NO_MLP = (None, None, None)
 INNER_WEIGHTS = ("conv_weight", "conv_bias", "x_proj", "dt_proj", "dt_bias", "A_log", "D")
 
@@ -35,11 +34,10 @@ class Structure(NamedTuple):
 
     kind: type  # of the block
     children: list[nn.Module | None]  # of the block
-    # Each module below: itself, its class, its attributes, its children, the names of its parameters.
-    parts: list[tuple[nn.Module, type, dict[str, Any], list[nn.Module | None], list[str]]]
-    hooks: list[dict[int, Any]]  # of these modules
-    weights: list[tuple[dict[str, Any], str]]  # of `_weights`
-    absent: list[tuple[dict[str, Any], str]]  # parameters that are None where the operator runs
+    # Each module below: itself, its class, its children, the names of its parameters.
+    parts: list[tuple[nn.Module, type, list[nn.Module | None], list[str]]]
+    weights: list[tuple[nn.Module, str]]  # of `_weights`
+    absent: list[tuple[nn.Module, str]]  # parameters that are None where the operator runs
 
 
 def describe(block: Any) -> Structure | None:
@@ -48,50 +46,53 @@ def describe(block: Any) -> Structure | None:
     if not (are_rms_norms and block.mixer.scan_norm is None and has_rule(cpu.NAME, block.mixer.rule)):
         return None
     modules = [part for part in block.modules() if part is not block]
-    parts = [(m, type(m), m.__dict__, [*m._modules.values()], [*m._parameters]) for m in modules]
-    hooks = [m.__dict__[f"_{kind}_hooks"] for m in modules for kind in HOOKS]
+    parts = [(m, type(m), [*m._modules.values()], [*m._parameters]) for m in modules]
     mixer, mlp = block.mixer, block.mlp
     layers = [mixer.in_proj, mixer.out_proj] + ([] if mlp is None else [mlp.fc1, mlp.fc2])
-    absent = [(layer._parameters, "bias") for layer in layers] + [(mixer._parameters, "scan_norm")]
-    return Structure(type(block), [*block._modules.values()], parts, hooks, _weights(block), absent)
+    absent = [(layer, "bias") for layer in layers] + [(mixer, "scan_norm")]
+    return Structure(type(block), [*block._modules.values()], parts, _weights(block), absent)
 
 
-def _weights(block: Any) -> list[tuple[dict[str, Any], str]]:
-    """The block's weights in the operator's order, each as a dictionary of parameters and a key.
-
-    An attribute of a module takes five times as long.
-    """
+def _weights(block: Any) -> list[tuple[nn.Module, str]]:
+    """The block's weights in the operator's order, each as a module and a name for `_parameters`."""
     norm, mixer, mlp = block.norm, block.mixer, block.mlp
-    weights = [(norm._parameters, "weight"), (mixer.in_proj._parameters, "weight")]
-    weights += [(mixer._parameters, name) for name in INNER_WEIGHTS]
+    weights = [(norm, "weight"), (mixer.in_proj, "weight"), *((mixer, name) for name in INNER_WEIGHTS)]
     layers = [mixer.out_proj] + ([] if mlp is None else [block.norm2, mlp.fc1, mlp.fc2])
-    return weights + [(layer._parameters, "weight") for layer in layers]
+    return weights + [(layer, "weight") for layer in layers]
+
+
+def _parameters(places: list[tuple[nn.Module, str]]) -> list[Tensor | None]:
+    """Parameters from their dictionaries: an attribute of a module takes five times as long."""
+    return [module.__dict__["_parameters"][name] for module, name in places]
 
 
 def is_unchanged(module: nn.Module, kind: type) -> bool:
     """Exact type, no hooks, no overridden forward, not compiled by itself."""
     state = module.__dict__
-    return _is_plain(module, kind, state) and not any([state[f"_{name}_hooks"] for name in HOOKS])
-
-
-def _is_plain(module: nn.Module, kind: type, state: dict[str, Any]) -> bool:
-    return type(module) is kind and "forward" not in state and state.get("_compiled_call_impl") is None
+    return (
+        type(module) is kind
+        and not state["_forward_hooks"]
+        and not state["_forward_pre_hooks"]
+        and not state["_backward_hooks"]
+        and not state["_backward_pre_hooks"]
+        and state.get("_compiled_call_impl") is None
+        and "forward" not in state
+    )
 
 
 def unmodified(block: nn.Module) -> Structure | None:
     """The block's structure, or None if one of its modules was replaced or changed."""
     made: Structure | None = block.__dict__.get("structure")
-    if made is None or not is_unchanged(block, made.kind) or any(made.hooks):
+    if made is None or not is_unchanged(block, made.kind):
         return None
-    if [*block.__dict__["_modules"].values()] != made.children:
-        block.structure = None  # type: ignore[assignment]  # frees the parts that were replaced
-        return None
-    for module, kind, state, children, names in made.parts:
-        if [*state["_modules"].values()] != children:
-            block.structure = None  # type: ignore[assignment]
-            return None
-        if [*state["_parameters"]] != names or not _is_plain(module, kind, state):
-            return None
+    replaced = [*block.__dict__["_modules"].values()] != made.children
+    for module, kind, children, names in made.parts:
+        state = module.__dict__  # is not kept: torch.export replaces it
+        replaced = replaced or [*state["_modules"].values()] != children
+        if not is_unchanged(module, kind) or [*state["_parameters"]] != names:
+            made = None
+    if replaced:
+        block.structure = made = None  # type: ignore[assignment]  # frees the parts that were replaced
     return made
 
 
@@ -99,13 +100,12 @@ def block_arguments(
     block: Any, x: Tensor, grid: list[int] | None, bf16: bool, weights: list[Tensor | None] | None = None
 ) -> BlockArguments:
     """The block's weights and options as the operator takes them, without drop scales."""
-    norm_weight, in_proj, conv_weight, conv_bias, x_proj, dt_proj, dt_bias, A_log, D, out_proj, *mlp = weights or [
-        owner[name] for owner, name in _weights(block)
-    ]
+    weights = weights or _parameters(_weights(block))
+    norm_weight, in_proj, conv_weight, conv_bias, x_proj, dt_proj, dt_bias, A_log, D, out_proj, *mlp = weights
     filters, conv_grid = flatten_filter("block", conv_weight, grid)  # type: ignore[arg-type]
     A = None if A_log is None else decay_rates(A_log)
     inner = (filters, conv_bias, x_proj, dt_proj, dt_bias, A, D)
-    modules = block.__dict__["_modules"]
+    modules: dict[str, Any] = block.__dict__["_modules"]
     state, mlp_eps = modules["mixer"].__dict__, modules["norm2"].eps if mlp else 0.0
     options = (state["rule"], state["flags"], modules["norm"].eps, mlp_eps, bf16, conv_grid)
     arguments: Any = (x, norm_weight, in_proj, *inner, out_proj, *(mlp or NO_MLP), None, *options)
@@ -115,11 +115,11 @@ def block_arguments(
 def checked_arguments(block: Any, x: Tensor, grid: list[int] | None, bf16: bool) -> BlockArguments | None:
     """`block_arguments` of an unmodified block without biases and dropout in the MLP, else None."""
     made = unmodified(block)
-    if made is None or any([owner[name] is not None for owner, name in made.absent]):
+    if made is None or any([t is not None for t in _parameters(made.absent)]):
         return None
     if (mlp := block.__dict__["_modules"].get("mlp")) is not None and (mlp.drop1.p or mlp.drop2.p or mlp.gate_last):
         return None
-    args = block_arguments(block, x, grid, bf16, [owner[name] for owner, name in made.weights])
+    args = block_arguments(block, x, grid, bf16, _parameters(made.weights))
     return args if has_rule(cpu.NAME, args.rule) else None
 
 
@@ -172,7 +172,7 @@ def run_all(blocks: Iterable[Any], x: Tensor, grid: list[int] | None) -> Tensor 
         args = checked_arguments(block, x, grid, bf16)
         if args is None or _drops(block) or needs_grad(args[:14]):
             return None
-        if any([type(owner[name]) not in IN_MEMORY for owner, name in block.structure.weights]):
+        if any([type(weight) not in IN_MEMORY for weight in _parameters(block.structure.weights)]):
             return None
         known = validate_block.recall(args)
         if known is None and not fits(args):
