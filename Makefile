@@ -18,7 +18,7 @@ export OMP_WAIT_POLICY ?= passive
 demo: .venv/.ready $(DATA)/train.beton $(DATA)/val.beton
 	@if [ -e $(RUN)/predictions.png ]; then set -- --evaluate $(RUN) --checkpoint last; \
 	elif [ -e $(RUN)/last.pt ]; then set -- --resume $(RUN); \
-	else set -- --config configs/digits.yaml --run.dir $(RUN); fi; \
+	else set -- --config digits --data.train $(DATA)/train.beton --data.val $(DATA)/val.beton --run.dir $(RUN); fi; \
 	echo "$(VENV) train_imagenet.py $$*"; $(VENV) train_imagenet.py "$$@"
 
 test: lint

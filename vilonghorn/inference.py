@@ -23,7 +23,7 @@ from .engine import load_config, load_run
 from .engine.build import MODEL_ERRORS, one_line, pick_device
 from .engine.checkpoint import RunDirectory, load_weights
 from .engine.config import DataConfig, nearest
-from .engine.evaluate import name_weights
+from .engine.evaluate import check_names, name_weights
 
 REMOTE = ("hf-hub:", "hf_hub:", "local-dir:")  # prefixes of names that timm looks up outside its registry
 WITHOUT_FILE = ("pretrained", "random")  # weights of a timm model
@@ -256,8 +256,7 @@ def _load_timm(name: str, checkpoint: str, model_kwargs: dict[str, Any]) -> Load
     model, class_names = create_model(name, checkpoint, model_kwargs)
     if getattr(model, "in_chans", 3) != 3:
         raise ValueError(f"{name} takes images of {model.in_chans} channels, expected 3: files are read as RGB")
-    if class_names is not None and len(class_names) != model.num_classes:
-        raise ValueError(f"{name} has {model.num_classes} classes but its weights come with {len(class_names)} names")
+    check_names(name, model.num_classes, class_names)
     size = {"input_size": (3, *to_2tuple(model_kwargs["img_size"]))} if "img_size" in model_kwargs else {}
     return LoadedModel(
         model=model,

@@ -28,4 +28,5 @@ def few_pictures(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
     """Drawing takes longer than training the small models."""
     if "pictures" not in request.fixturenames:
         monkeypatch.setattr(vilonghorn.engine.report, "draw_curves", lambda *arguments: None)
-        monkeypatch.setattr(vilonghorn.engine.trainer, "write_report", lambda *arguments: None)
+        for name in ("predict_all", "write_report"):
+            monkeypatch.setattr(vilonghorn.engine.trainer, name, lambda *arguments: None)

@@ -101,6 +101,18 @@ def test_a_model_that_does_not_score_classes_is_refused(tmp_path, name, kwargs, 
     assert model.training
 
 
+def test_a_batch_of_one_image_is_refused_where_batch_norm_needs_more(tmp_path):
+    options = ("--data.batch_size=1", "--augmentation.mixup=0", "--augmentation.cutmix=0", "--model.kwargs={}")
+    config = toy_config(tmp_path, *options, "--model.name=regnetx_002", "--data.image_size=32")
+    model = build.build_model(config, 4)
+    before = [value.clone() for value in model.state_dict().values()]
+    with pytest.raises(ValueError, match="regnetx_002 cannot train on one image .*: raise data.batch_size"):
+        build.check_model(config, model, 4, torch.device("cpu"))
+    assert all(torch.equal(a, b) for a, b in zip(before, model.state_dict().values()))
+    config.data.image_size = 64  # 2 x 2 values for each channel
+    build.check_model(config, model, 4, torch.device("cpu"))
+
+
 @pytest.mark.parametrize(("pad", "wrong"), [("false", "32"), ("true", None)])
 def test_a_model_that_does_not_take_a_size_on_the_way_to_the_last_is_refused(tmp_path, pad, wrong):
     kwargs = "{patch_size: 14, depth: 1, embed_dim: 32, num_heads: 2, dynamic_img_size: true, dynamic_img_pad: PAD}"

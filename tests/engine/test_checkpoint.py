@@ -53,17 +53,6 @@ def test_one_flipped_bit_of_a_state_is_noticed(tmp_path):
     load_state(path)
 
 
-@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs Linux's device that is always full")
-def test_a_full_disk_is_named_and_leaves_the_last_state(tmp_path, monkeypatch):
-    path = tmp_path / "last.pt"
-    save_state(path, {**STATE, "tensor": torch.zeros(10)})
-    (tmp_path / f"last.pt.{os.getpid()}.partial").symlink_to("/dev/full")
-    with pytest.raises(OSError, match=f"no space left for {path}: free some space.*--resume {tmp_path}"):
-        save_state(path, {**STATE, "tensor": torch.ones(10)})
-    assert load_state(path)["tensor"].sum() == 0
-    assert [file.name for file in tmp_path.iterdir()] == ["last.pt"]
-
-
 def test_missing_and_broken_weights_are_named(tmp_path):
     path = tmp_path / "best.safetensors"
     with pytest.raises(FileNotFoundError, match="best.safetensors"):

@@ -12,7 +12,7 @@ from rank_run import some_digits
 from toy_run import OPTIONS
 
 from vilonghorn.cli.train import train
-from vilonghorn.engine import command_line
+from vilonghorn.engine import command_line, dry_run
 from vilonghorn.engine.command_line import config_names, configs_folder, load_config, run
 from vilonghorn.engine.config import FIELDS
 from vilonghorn.engine.report import RunLogger
@@ -53,7 +53,10 @@ def test_control_c_leaves_a_run_to_resume_and_says_how(data, tmp_path, capsys, m
     assert run(train, [*data, f"--run.dir={tmp_path}/run"]) == 130
     errors = capsys.readouterr().err
     assert f"stopped by SIGINT in epoch 2, after 1 of 3 batches; resume with: {RESUME} {tmp_path}/run\n" in errors
-    assert (tmp_path / "run/last.pt").exists()
+    monkeypatch.undo()
+    assert run(train, ["--resume", f"{tmp_path}/run"]) == 0
+    resumed = f"resuming {tmp_path}/run in epoch 2, after 1 of 3 batches (update 4 of 9)\n"
+    assert resumed in capsys.readouterr().out
 
 
 def test_an_error_is_one_sentence_and_an_exit_code(tmp_path, capsys):
@@ -75,7 +78,7 @@ def test_an_error_is_one_sentence_and_an_exit_code(tmp_path, capsys):
         (["--evaluate=a", "--overwrite"], ValueError, "--overwrite: not allowed with argument --evaluate"),
         (["--resume=a"], ValueError, "the run is a, but --run.dir is .*: leave out --run.dir"),
         (["--lr=1"], ValueError, r"no option --lr; did you mean --optimizer.lr\?"),
-        ([f"--config={sys.executable}"], ValueError, "python.* is not YAML"),
+        ([f"--config={sys.executable}"], ValueError, "python.* is no configuration: it has more than"),
         ([f"--run.dir={__file__}"], NotADirectoryError, "test_command_line.py is a file.*--run.dir"),
         (["--model.kwargs.in_chans=1"], ValueError, "does not turn images"),
         (["--resum=nowhere"], ValueError, "--resume"),
@@ -102,9 +105,11 @@ def test_help_names_every_key_with_its_meaning_and_the_default_is_the_digits(cap
             train([option])
     text, _, config = capsys.readouterr().out.partition("\ndata:")
     assert all(f"--{key} " in text for key in FIELDS)
-    assert "--resume" in text and "peak learning rate" in text
+    assert "peak learning rate" in text
+    used = re.findall(r"^  (--\S+)", text.partition("options most used")[2].partition("examples:")[0], re.MULTILINE)
+    assert len(used) == 10 and all(f"\n  {option} " in text.partition("\noptions:")[2] for option in used)
     config = yaml.safe_load(f"data:{config}")
-    assert config["model"]["name"] == "vilonghorn_nano" and config["data"]["train"].endswith("digits/train.beton")
+    assert config["model"]["name"] == "vilonghorn_nano" and config["data"]["train"] == "data/digits/train"
 
 
 def test_a_configuration_is_found_by_its_name_and_a_file_of_that_name_comes_first(tmp_path, monkeypatch):
@@ -121,3 +126,13 @@ def test_a_configuration_is_found_by_its_name_and_a_file_of_that_name_comes_firs
     assert configs_folder() == tmp_path / "configs"
     (tmp_path / "vilonghorn/configs").mkdir(parents=True)
     assert configs_folder() == tmp_path / "vilonghorn/configs"
+
+
+def test_without_options_the_digits_are_written_and_trained_on_in_any_folder(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(dry_run, "SECONDS", 0.05)
+    for written in (True, False):
+        train(["--dry-run"])
+        out = capsys.readouterr().out
+        assert ("handwritten digits to data/digits" in out) == written and "images     1,442 an epoch" in out
+    assert len([*(tmp_path / "data/digits/val").rglob("*.png")]) == 355

@@ -1,5 +1,8 @@
 """The dry run: its figures against counts made by hand, and its refusals."""
 
+import re
+from pathlib import Path
+
 import pytest
 import torch
 from toy_run import toy_config
@@ -19,12 +22,22 @@ def test_parameters_and_updates_are_those_of_the_run(tmp_path):
     config = toy_config(tmp_path / "run", *options, "--model.num_classes=4")
     text = dry.dry_run(config, processes=4, train_images=1000)
     count = sum(p.numel() for p in build.build_model(config, 4).parameters())
-    assert f"{count / 1e6:.2f} M parameters\n" in text
+    assert f"{count / 1e6:.2f} M parameters, 0.00 GFLOPs an image" in text
     assert "1,000 an epoch, 8 of them unused" in text
     assert "8 images x 2 accumulated x 4 processes = 64 images; 16 an epoch, 80 in 5 epochs" in text
     assert "to 0.002 in the first 16 updates" in text  # 8 x 2 x 4 images instead of 32
     assert "updates of 8 images of noise on this CPU" in text
     assert not (tmp_path / "run").exists()
+
+
+def test_flops_are_those_of_the_table_of_models(tmp_path, monkeypatch):
+    monkeypatch.setattr(dry, "measure_speed", lambda state: (1.0, "not measured"))
+    table = (Path(__file__).parents[2] / "docs/models.md").read_text()
+    for name in ("vilonghorn_nano", "vilonghornv2_nano"):
+        parameters, gflops = [cell.strip() for cell in re.search(rf"\| `{name}` .*", table)[0].split("|")][6:8]
+        config = toy_config(tmp_path, f"--model.name={name}", "--model.kwargs={}", "--data.image_size=224")
+        config.model.num_classes = 1000
+        assert f"model      {parameters} M parameters, {gflops} GFLOPs an image" in dry.dry_run(config, 1, 100)
 
 
 @pytest.mark.parametrize(("world_size", "device", "expected"), [(1, "cpu", 1), (3, "cpu", 3), (1, "cuda", 4)])

@@ -1,17 +1,22 @@
 """Measuring: on numbers counted by hand, and on what a run left."""
 
+import shutil
 import sys
 
 import pytest
 import timm
 import torch
 import torch.nn.functional as F
+from rank_run import some_digits
+from timm.data import create_dataset, create_loader
+from timm.data.readers.class_map import load_class_map
 from torch import nn
-from toy_run import ToyLoader, toy_config, toy_trainer
+from toy_run import OPTIONS, ToyLoader, toy_config, toy_trainer
 
-from vilonghorn.engine import evaluate, evaluate_run, load_run
+from vilonghorn import load
+from vilonghorn.engine import Trainer, build_parser, evaluate, evaluate_run, load_run, parse
 from vilonghorn.engine.build import autocast
-from vilonghorn.engine.checkpoint import save_weights
+from vilonghorn.engine.checkpoint import load_weights, save_weights
 
 OFF = autocast("off", torch.device("cpu"))
 
@@ -74,7 +79,7 @@ def test_reloaded_weights_score_what_training_said_of_them(tmp_path, checkpoint)
     if checkpoint == "last":
         assert record["epoch"] == 4 and measured == {key: result[key] for key in measured}
     else:
-        assert {"epoch": record["epoch"], "top1": record["top1"]} == result["best"]
+        assert {name: record[name] for name in ("epoch", "top1", "loss")} == result["best"]
     file = tmp_path / f"{checkpoint}.safetensors"
     by_timm = timm.create_model(record["model"], checkpoint_path=str(file), **record["kwargs"]).eval()
     images = torch.randn(2, 3, 16, 16)
@@ -97,6 +102,64 @@ def test_data_of_other_classes_or_of_another_size_is_not_measured(tmp_path, monk
     with pytest.raises(ValueError, match=r"images \(2, 3, 20, 20\) into scores.*change data.image_size") as raised:
         evaluate_run(tmp_path, toy_config(tmp_path, "--data.image_size=20"))
     assert "\n" not in str(raised.value)
+
+
+def test_timm_measures_what_we_do_by_the_classes_of_a_run(tmp_path):
+    """As timm's validate.py --class-map: timm sorts folders by number, and we by the string of the name."""
+    digits = some_digits(tmp_path, 12, 4)[-2:]
+    for split in ("train", "val"):
+        for folder in (tmp_path / "digits" / split).iterdir():
+            names = {"2": "1", "3": "2", "5": "10", "7": "20", "8": "3"}
+            folder.rename(f"{folder}x") if folder.name in names else shutil.rmtree(folder)
+        for old, new in names.items():
+            (tmp_path / f"digits/{split}/{old}x").rename(tmp_path / f"digits/{split}/{new}")
+    options = [
+        "--data.workers=0",
+        "--schedule.epochs=8",
+        "--data.crop_pct=1",
+        "--ema.decay=0",
+        f"--run.dir={tmp_path}/run",
+    ]
+    config = parse(build_parser(), [*OPTIONS, *digits, *options])[0]
+    result = Trainer(config).fit()
+    class_map = f"{tmp_path}/run/classes.txt"
+    dataset = create_dataset("", root=f"{tmp_path}/digits/val", class_map=class_map)
+    loader = create_loader(
+        dataset,
+        16,
+        8,
+        interpolation="bicubic",
+        crop_pct=1.0,
+        num_workers=0,
+        device=torch.device("cpu"),
+        use_prefetcher=False,
+    )
+    record = load_run(tmp_path / "run", "last")[1]
+    assert list(load_class_map(class_map)) == record["class_names"] == sorted(names.values())
+    weights = {"num_classes": 5, "checkpoint_path": f"{tmp_path}/run/last.safetensors"}
+    model = timm.create_model(record["model"], **record["kwargs"] | weights).eval()
+    with torch.no_grad():
+        right = sum((model(images).argmax(1) == targets).sum().item() for images, targets in loader)
+    assert 100 * right / len(dataset) == pytest.approx(result["top1"]) and result["top1"] > 50
+
+
+@pytest.mark.parametrize("names", [["a", "b", "c", "d "], ["a", "b\nb", "c", "d"], ["a", "b", "\udcff", "d"]])
+def test_names_of_classes_that_are_no_lines_make_no_list(tmp_path, monkeypatch, names):
+    monkeypatch.setattr(ToyLoader, "class_names", names)
+    with pytest.warns(UserWarning, match="classes.txt is written: the class name .* is no line of UTF-8"):
+        toy_trainer(tmp_path)
+    assert not (tmp_path / "classes.txt").exists()
+
+
+@pytest.mark.parametrize("names", [["a", "b", "c"], ["a"] * 5, "abcd", [1, 2, 3, 4], {"a": 0}])
+def test_names_that_do_not_fit_the_head_are_refused_in_a_run_and_in_a_file(tmp_path, names):
+    toy_trainer(tmp_path, "--schedule.epochs=2").fit()
+    weights, record = load_weights(tmp_path / "best.safetensors")
+    save_weights(tmp_path / "best.safetensors", weights, {**record, "class_names": names})
+    kwargs = {"num_classes": 4, "img_size": 16, "patch_size": 4, "depth": 2, "embed_dim": 32, "num_heads": 2}
+    for arguments in ((tmp_path,), (record["model"], str(tmp_path / "best.safetensors"), kwargs)):
+        with pytest.raises(ValueError, match="has 4 classes but .*class names.*: expected a list of one text"):
+            load(*arguments, device="cpu")
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,8 @@
 """What is drawn and logged."""
 
 import base64
+import math
+from collections import Counter
 from html import escape
 
 import pytest
@@ -9,10 +11,19 @@ from drawn_text import drawn_texts, misplaced
 from torch import nn
 from toy_run import ToyLoader, toy_config, toy_trainer
 
-from vilonghorn.engine import report
+from vilonghorn.engine import Distributed, report
 from vilonghorn.engine.build import autocast
 from vilonghorn.engine.checkpoint import load_weights, read_log
-from vilonghorn.engine.report import draw_curves, draw_predictions, predict_examples
+from vilonghorn.engine.report import (
+    Example,
+    Predictions,
+    draw_confidence,
+    draw_confusion,
+    draw_curves,
+    draw_predictions,
+    explain_losses,
+    predict_all,
+)
 
 LINES = [dict(kind="train", epoch=1, update=i, loss=2.0, lr=1e-3) for i in range(3)]
 
@@ -37,13 +48,16 @@ class Reciting(nn.Module):
         return torch.stack([1 - images[:, 0, 0, 0], images[:, 0, 0, 0]], 1)
 
 
-def test_mistakes_come_first_and_then_a_sample_of_the_other_images():
+def test_predictions_are_counted_and_the_most_confident_mistakes_are_kept():
     truths = [i % 2 for i in range(60)]
-    guesses = [float(truth) for truth in truths]
-    guesses[8], guesses[31], guesses[40] = 1, 0, float("nan")
-    found = predict_examples(Reciting(), Images(guesses, truths), autocast("off", torch.device("cpu")))
-    assert [example and example[1:] for example in found[:10]] == [(1, 0), (0, 1), (-1, 0), *[None] * 7]
-    assert 30 <= len(found[10:]) <= 40 and all(guess == truth for _, guess, truth in found[10:])
+    scores = [float(4 * truth) for truth in truths]
+    scores[8], scores[31], scores[40] = 2.0, -7.0, float("nan")
+    found = predict_all(Reciting(), Images(scores, truths), autocast("off", torch.device("cpu")), Distributed())
+    assert found.counts == {(0, 0): 28, (1, 1): 29, (0, 1): 1, (1, 0): 1, (0, -1): 1}
+    assert [example[1:3] for example in found.mistakes] == [(0, 1), (1, 0), (-1, 0)]
+    assert found.mistakes[0].probability == pytest.approx(1 / (1 + math.exp(-15)))
+    assert found.confidence.sum(1).tolist() == [3, 57] and found.confidence[0, 9] == 1
+    assert 30 <= len(found.sample) <= 40 and all(example.guess == example.truth for example in found.sample)
 
 
 @pytest.mark.parametrize("names", [["W" * 80, "n02123045 tabby, tabby cat " * 4], ["$\\cat$", "$x_{$"]])
@@ -51,12 +65,21 @@ def test_names_of_classes_are_drawn_as_they_are_and_do_not_overlap(tmp_path, mon
     figures, png = [], report.png
     monkeypatch.setattr(report, "png", lambda figure: figures.append(figure) or png(figure))
     image = torch.zeros(3, 8, 8)
-    examples = [(image, 0, 1), (image, -1, 1), *[None] * 8, *[(image, i % 2, i % 2) for i in range(12)]]
-    draw_predictions(tmp_path / "a.png", examples, names, toy_config(tmp_path), "last weights (ema, epoch 12)")
-    assert misplaced(figures[0]) == [] and len(drawn_texts(figures[0])) == 15
+    mistakes = [Example(image, 0, 1, 0.9), Example(image, -1, 1, 0.0)]
+    sample = [Example(image, i % 2, i % 2, 0.75) for i in range(12)]
+    counts = Counter({(0, 0): 6, (1, 1): 6, (1, 0): 20, (1, -1): 1})
+    found = Predictions(counts, torch.tensor([[0] * 9 + [21], [0] * 9 + [1012]]), mistakes, sample)
+    draw_predictions(tmp_path / "a.png", found, names, toy_config(tmp_path), "last weights (ema, epoch 12)")
     texts = [text for text, _ in drawn_texts(figures[0])]
-    assert names[0][0] == "W" or {"$\\cat$,\nnot $x_{$", "NaN,\nnot $x_{$", "$x_{$"} <= {*texts}
-    assert (tmp_path / "a.png").read_bytes()[:4] == b"\x89PNG"
+    assert misplaced(figures[0]) == [] and len(texts) == 15
+    assert any("2 of 21 mistakes (red)" in text and "12 of 1,012 right" in text for text in texts)
+    expected = {"$\\cat$ 90%,\nnot $x_{$", "NaN 0%,\nnot $x_{$", "$x_{$ 75%"}
+    assert names[0][0] == "W" or expected <= {*texts}
+    draw_confusion(tmp_path / "b.png", found, names)
+    texts = [text for text, _ in drawn_texts(figures[1])]
+    assert misplaced(figures[1]) == [] and {"NaN", "20", "true class"} <= {*texts}
+    draw_confidence(tmp_path / "c.png", found)
+    assert all((tmp_path / f"{name}.png").read_bytes()[:4] == b"\x89PNG" for name in "abc")
 
 
 def test_curves_are_drawn_from_the_first_line_on(tmp_path):
@@ -66,8 +89,19 @@ def test_curves_are_drawn_from_the_first_line_on(tmp_path):
         assert path.read_bytes()[:4] == b"\x89PNG"
 
 
+def test_the_curves_say_why_training_loss_lies_above(tmp_path):
+    note = explain_losses(toy_config(tmp_path))
+    assert "its images are cropped, mixed (mixup, cutmix), augmented, partly erased and its targets have label" in note
+    plain = ["mixup=0", "cutmix=0", "scale=[1, 1]", "auto_augment=null", "color_jitter=0", "erase=0"]
+    options = [f"--augmentation.{option}" for option in plain]
+    smoothed = explain_losses(toy_config(tmp_path, *options))
+    assert smoothed == "Training loss may lie above held-out loss: its targets have label smoothing 0.1."
+    assert explain_losses(toy_config(tmp_path, *options, "--augmentation.label_smoothing=0")) == ""
+
+
 def test_damaged_lines_of_a_log_are_left_out(tmp_path):
-    (tmp_path / "log.jsonl").write_bytes(b'{"kind": "epoch"}\n\0\0\0\n[1]\n{"kind": "\xff"}\n{"kind": "tr')
+    damaged = [b"\0\0\0", b"[" * 5000, b"[1]", b'{"kind": "\xff"}', b'{"kind": "tr']
+    (tmp_path / "log.jsonl").write_bytes(b"\n".join([b'{"kind": "epoch"}', *damaged]))
     assert read_log(tmp_path / "log.jsonl") == [{"kind": "epoch"}]
 
 
@@ -80,6 +114,6 @@ def test_the_page_of_a_run_contains_its_results_its_pictures_and_its_configurati
         scores = f"<td>{record['top1']:.2f} %</td><td>{record['top5']:.2f} %</td><td>{record['loss']:.4f}</td>"
         assert f"<td>{checkpoint}</td><td>ema</td><td>{record['epoch']}</td>{scores}" in page
     assert f"{result['top1']:.2f} %" in page and "last weights (ema, epoch 2)" in page
-    for name in ("curves.png", "predictions.png"):
+    for name in ("curves.png", "confusion.png", "confidence.png", "predictions.png"):
         assert base64.b64encode((tmp_path / name).read_bytes()).decode() in page
     assert escape((tmp_path / "config.yaml").read_text()) in page

@@ -11,8 +11,8 @@ import torch.nn.functional as F
 from timm.utils import ModelEmaV3
 from toy_run import ToyLoader, toy_trainer
 
-from vilonghorn.engine import Interrupted
-from vilonghorn.engine.checkpoint import load_state, read_log
+from vilonghorn.engine import Interrupted, trainer
+from vilonghorn.engine.checkpoint import load_state, load_weights, read_log
 
 PLAIN = ["--augmentation.mixup=0", "--augmentation.cutmix=0", "--model.drop_path=0", "--optimizer.clip_grad=null"]
 
@@ -46,8 +46,8 @@ def test_a_run_learns_and_leaves_its_files(tmp_path, capsys, pictures):
     result = trainer.fit()
     assert result["top1"] > 80 and result["weights"] == "ema" and result["epochs"] == 20 and result["images"] == 32
     assert {file.name for file in tmp_path.iterdir()} == set(
-        ".lock last.pt last.safetensors best.safetensors config.yaml environment.json log.jsonl curves.png "
-        "predictions.png report.html tensorboard".split()
+        ".lock last.pt last.safetensors best.safetensors config.yaml environment.json classes.txt log.jsonl curves.png "
+        "confusion.png confidence.png predictions.png report.html tensorboard".split()
     )
     assert (tmp_path / "curves.png").read_bytes()[:4] == (tmp_path / "predictions.png").read_bytes()[:4] == b"\x89PNG"
     environment = json.loads((tmp_path / "environment.json").read_text())
@@ -187,6 +187,40 @@ def test_a_directory_with_a_run_or_a_file_of_one_is_not_written_over(tmp_path, n
     with pytest.raises(FileExistsError, match=f"there is {what}.*--run.dir.*--overwrite"):
         toy_trainer(tmp_path)
     assert (tmp_path / name).read_text() == "mine" and len(list(tmp_path.iterdir())) == 1
+
+
+@pytest.mark.parametrize("name", ["last.pt", "log.jsonl", "best.safetensors", "curves.png", "tensorboard"])
+@pytest.mark.parametrize("kind", ["folder", "pipe"])
+def test_what_is_no_file_in_the_place_of_one_is_named(tmp_path, name, kind):
+    os.mkfifo(tmp_path / name) if kind == "pipe" else (tmp_path / name).mkdir()
+    if (name, kind) == ("tensorboard", "folder"):
+        pytest.skip("is a folder")
+    for arguments in ({"resume": True}, {"resume": "auto"}, {"overwrite": True}, {}):
+        with pytest.raises(FileExistsError, match=f"{name} is not a (file|folder): remove it"):
+            toy_trainer(tmp_path, **arguments)
+    assert len(list(tmp_path.iterdir())) == 1
+
+
+def test_of_epochs_with_the_same_top1_the_one_with_the_lowest_loss_is_best(tmp_path, monkeypatch):
+    scores = [(50, 2.0), (75, 1.5), (75, math.nan), (75, 0.5), (75, 0.5), (50, 0.1), (75, 0.7)]
+    results = iter([{"top1": float(top1), "top5": 100.0, "loss": loss} for top1, loss in scores])
+    monkeypatch.setattr(trainer, "evaluate", lambda *arguments, **keywords: {"model": next(results)})
+    result = toy_trainer(tmp_path, "--ema.decay=0", "--schedule.epochs=7").fit()
+    assert result["best"] == {"epoch": 4, "top1": 75.0, "loss": 0.5}
+    assert load_weights(tmp_path / "best.safetensors")[1]["epoch"] == 4
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs Linux's device that is always full")
+@pytest.mark.parametrize("name", ["log.jsonl", "last.pt", "best.safetensors", "confusion.png"])
+def test_a_disk_that_fills_up_ends_a_run_with_the_file_and_what_to_do(tmp_path, name, pictures):
+    run = toy_trainer(tmp_path)
+    if name == "log.jsonl":
+        run.directory.log = open("/dev/full", "ab", buffering=0)
+    else:
+        (tmp_path / f"{name}.{os.getpid()}.partial").symlink_to("/dev/full")
+    with pytest.raises(OSError, match=f"no space left for {tmp_path}/{name}: free some space.*--resume {tmp_path}"):
+        run.fit()
+    toy_trainer(tmp_path, resume=True).fit()
 
 
 def test_a_run_without_a_finite_update_logs_null_and_its_seed_decides_its_weights(tmp_path):

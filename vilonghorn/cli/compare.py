@@ -11,6 +11,7 @@ from ..bench.tables import markdown
 from ..engine.build import one_line
 from ..engine.checkpoint import RunDirectory, read_log
 from ..engine.config import flatten
+from ..engine.evaluate import quality
 from . import make_parser
 
 parser = make_parser("compare", __doc__, "runs/a runs/b", "runs/imagenet/*")
@@ -51,7 +52,7 @@ def row(run: dict[str, Any]) -> dict[str, str]:
     values = {"run": run["name"], "model": config["model.name"], "epochs": f"{finished}/{config['schedule.epochs']}"}
     values["images an update"] = str(images)
     if epochs:
-        last, best = epochs[-1], max(epochs, key=lambda record: record["top1"])
+        last, best = epochs[-1], max(epochs, key=quality)
         values |= {"top-1": f"{last['top1']:.2f}", "top-5": f"{last['top5']:.2f}", "loss": f"{last['loss']:.4f}"}
         values["best top-1"] = f"{best['top1']:.2f} (epoch {best['epoch']})"
         values |= {"skipped": f"{last['skipped']}", "hours": f"{last['seconds'] / 3600:.3f}"}

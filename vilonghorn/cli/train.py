@@ -1,29 +1,52 @@
 """Trains, resumes or evaluates an image classifier, or estimates the cost of a run: `vilonghorn train`."""
 
 from collections.abc import Sequence
+from pathlib import Path
 
 import yaml
 
-from ..engine import Distributed, Trainer, command_line, evaluate_run
+from ..data.digits import write_digits
+from ..engine import Config, Distributed, Trainer, command_line, evaluate_run
 from ..engine.checkpoint import RunDirectory
 from ..engine.dry_run import dry_run
 from ..engine.evaluate import summarize
 
 USAGE = """vilonghorn train [--config NAME] [--SECTION.KEY VALUE ...]
 
+the options most used (all options follow):
+  --config photos           a YAML file, or one of vilonghorn's: digits, photos, photos_finetune, imagenet/...
+  --data.train DIR          a folder with a folder of images for each class, or a .beton file
+  --data.val DIR            the images to measure on
+  --run.dir DIR             where the run writes its weights, log and report
+  --model.name NAME         any model of timm, ours included
+  --data.image_size 224     height and width of the images that the model sees, in pixels
+  --data.batch_size 64      images in a batch of one process
+  --schedule.epochs 100     passes over the training images
+  --optimizer.lr 1e-3       peak learning rate, for updates of optimizer.lr_batch images
+  --resume DIR              resume the run in this folder
+
 examples:
   vilonghorn train --config photos --data.train DIR --data.val DIR --run.dir runs/mine
   vilonghorn train --config FILE.yaml --optimizer.lr 1e-3
   vilonghorn train --resume runs/mine                    resume from the last checkpoint
-  vilonghorn train --config photos --dry-run             updates, memory and time of a run
-  vilonghorn train                                       handwritten digits: --config digits
+  vilonghorn train --config photos --dry-run             updates, FLOPs and time of a run
+  vilonghorn train                                       handwritten digits, written to data/digits
   torchrun --nproc-per-node=8 -m vilonghorn train ...    on eight GPUs: docs/training.md"""
+DIGITS = Path("data/digits")  # of configs/digits.yaml
 parser = command_line.build_parser(prog="vilonghorn train", description="Train an image classifier.", usage=USAGE)
 
 
 def main(argv: Sequence[str]) -> int:
     """Runs the command; returns its exit status: 0, 2 for an error of the user, 128 plus the number of a signal."""
     return command_line.run(train, argv)
+
+
+def write_missing_digits(config: Config) -> None:
+    """Writes the digits of configs/digits.yaml if a run shall read them and their folder is not there."""
+    folder = Path(config.data.train).parent
+    if folder == DIGITS and not folder.exists():
+        write_digits(folder)
+        print(f"wrote scikit-learn's handwritten digits to {folder}", flush=True)
 
 
 def train(argv: Sequence[str]) -> None:
@@ -35,6 +58,8 @@ def train(argv: Sequence[str]) -> None:
     """
     dist = Distributed()
     config, options = command_line.parse(parser, argv, "digits")
+    dist.init()
+    dist.run_on_all(lambda: write_missing_digits(config) if dist.is_main else None)
     if options.dry_run:
         if dist.is_main:
             cost = dry_run(config, options.processes, options.train_images)

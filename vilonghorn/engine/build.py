@@ -1,6 +1,7 @@
 """Builds the parts of a run from its configuration: device, precision, loaders, model, optimizer, schedule."""
 
 from collections.abc import Sequence
+from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -166,6 +167,11 @@ def check_model(config: Config, model: nn.Module, num_classes: int, device: torc
         found = tuple(scores.shape) if isinstance(scores, torch.Tensor) else f"a {type(scores).__name__}"
         if found != (2, num_classes):
             raise ValueError(f"{expected} but into {found}: change model.name or model.kwargs")
+    if training and config.data.batch_size == 1:  # batch norm may need two values for each channel
+        try:
+            deepcopy(model)(torch.zeros(1, 3, last, last, device=device))
+        except MODEL_ERRORS as error:
+            raise ValueError(f"{name} cannot train on one image ({one_line(error)}): raise data.batch_size") from error
 
 
 def scale_rates(config: Config, images: int) -> Config:

@@ -6,6 +6,8 @@ import json
 import os
 import pickle
 import shutil
+import warnings
+from collections.abc import Sequence
 from contextlib import suppress
 from io import BytesIO
 from pathlib import Path
@@ -26,8 +28,10 @@ except ImportError:  # Windows
 FORMAT = 3
 HEADER = f"vilonghorn state, format {FORMAT}\n".encode()  # followed by a SHA-256 and the data of torch.save
 RESUME = "resume from the last checkpoint: --resume {path.parent}"  # after a full disk
-STARTED = ("config.yaml", "environment.json", "tensorboard", "log.jsonl")  # there before the first checkpoint
-RESULTS = ("last.safetensors", "best.safetensors", "curves.png", "predictions.png", "report.html")
+# There before the first checkpoint.
+STARTED = ("config.yaml", "environment.json", "classes.txt", "tensorboard", "log.jsonl")
+PICTURES = ("curves", "confusion", "confidence", "predictions")
+RESULTS = ("last.safetensors", "best.safetensors", *(f"{name}.png" for name in PICTURES), "report.html")
 STATE_KEYS = frozenset("config data model ema optimizer scaler progress".split())
 
 
@@ -97,7 +101,7 @@ def read_log(path: Path) -> list[dict[str, Any]]:
     """The lines of a log, each with `kind`, "train" or "epoch". Leaves out lines that are damaged or incomplete."""
     records = []
     for line in path.read_bytes().splitlines():
-        with suppress(ValueError):
+        with suppress(ValueError, RecursionError):
             records.append(json.loads(line))
     return [record for record in records if isinstance(record, dict) and "kind" in record]
 
@@ -109,6 +113,10 @@ class RunDirectory:
         self.path = Path(path)
         if self.path.is_file():
             raise NotADirectoryError(f"{path} is a file: choose a directory for --run.dir")
+        for name in (*STARTED, "last.pt", *RESULTS):  # opening a pipe would wait for ever
+            file = self.path / name
+            if file.exists() and not (file.is_dir() if name == "tensorboard" else file.is_file()):
+                raise FileExistsError(f"{file} is not a {'folder' if name == 'tensorboard' else 'file'}: remove it")
         self.state = self.path / "last.pt"
         self.log_file = self.path / "log.jsonl"
         self.config = self.path / "config.yaml"
@@ -151,8 +159,14 @@ class RunDirectory:
             if (self.path / name).exists():
                 raise FileExistsError(f"there is a {name} in {self.path}, which a run would overwrite: {remedy}")
 
-    def open(self, config: dict[str, Any], environment: dict[str, Any], log_size: int | None) -> None:
-        """Prepares the directory for training, and writes configuration and environment.
+    def open(
+        self,
+        config: dict[str, Any],
+        environment: dict[str, Any],
+        class_names: Sequence[str] | None,
+        log_size: int | None,
+    ) -> None:
+        """Prepares the directory for training, and writes configuration, environment and names of the classes.
 
         A resumed run has locked it and keeps `log_size` bytes of its log. None: a new run, which deletes the old one.
         """
@@ -166,8 +180,19 @@ class RunDirectory:
             partial.unlink()
         write_file(self.config, yaml.safe_dump(config, sort_keys=False).encode())
         write_file(self.environment, json.dumps(environment, indent=2).encode(), b"\n")
+        self._write_class_names(class_names)
         self.log = open(self.log_file, "ab")
         self.log.truncate(min(log_size or 0, self.log.tell()))
+
+    def _write_class_names(self, names: Sequence[str] | None) -> None:
+        """Writes classes.txt for timm's --class-map: a line for each class, in the order of the model's scores."""
+        file = self.path / "classes.txt"
+        lines = [name.encode(errors="ignore").decode().strip().splitlines() for name in names or ()]
+        if wrong := [name for name, line in zip(names or (), lines) if line != [name]]:
+            warnings.warn(f"no {file} is written: the class name {wrong[0]!r} is no line of UTF-8", stacklevel=2)
+            file.unlink(missing_ok=True)
+        elif names:
+            write_file(file, "".join(f"{name}\n" for name in names).encode())
 
     def write_log(self, **record: Any) -> None:
         """Appends a line of JSON to the log."""

@@ -3,6 +3,7 @@
 import argparse
 import sys
 from collections.abc import Callable, Sequence
+from os.path import expanduser
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import yaml
 from jsonargparse import ActionConfigFile, ArgumentError, ArgumentParser, Namespace
 from jsonargparse.typing import PositiveInt
 
-from .config import FIELDS, SECTIONS, Config, check, flatten, nearest
+from .config import SECTIONS, Config, check, nearest, read_sections
 from .distributed import USER_ERRORS, Distributed, Interrupted
 
 
@@ -27,7 +28,7 @@ def build_parser(**options: Any) -> ArgumentParser:
     add("--overwrite", action="store_true", help="delete the results of the run in --run.dir and start again")
     add("--evaluate", metavar="RUN", help="evaluate the run in this directory, without training")
     add("--checkpoint", choices=["best", "last"], default="best", help="weights for --evaluate")
-    help = "print configuration, updates, memory and time of the run, and train nothing"
+    help = "print configuration, updates, FLOPs and time of the run, and train nothing"
     add("--dry-run", action="store_true", help=help)
     help = "processes of the run, for --dry-run; null: those of torchrun, or one for each GPU, or one on a CPU"
     add("--processes", type=PositiveInt | None, default=None, help=help)
@@ -60,7 +61,8 @@ def parse(parser: ArgumentParser, argv: Sequence[str], default: str | Path | Non
         raise ValueError(str(error)) from error
     names, run = given.config, given.evaluate if given.resume is None else given.resume
     if run is not None:
-        if given.dir not in (None, run):
+        run = expanduser(run)
+        if given.dir is not None and expanduser(given.dir) != run:
             raise ValueError(f"the run is {run}, but --run.dir is {given.dir}: leave out --run.dir")
         default, argv = Path(run) / "config.yaml", [*argv, f"--run.dir={run}"]
         if not names and not default.is_file():
@@ -75,7 +77,7 @@ def parse(parser: ArgumentParser, argv: Sequence[str], default: str | Path | Non
         if message.startswith("unrecognized arguments: "):
             option = message.split()[2].partition("=")[0]
             message = f"there is no option {option}; {nearest(option, parser._option_string_actions)}"
-        raise ValueError(message) from error
+        raise ValueError(message[:500]) from error
     config = Config(**{name: section(**vars(values[name])) for name, section in SECTIONS.items()})
     check(config)
     return config, values
@@ -105,7 +107,7 @@ def find_config(name: str) -> Path:
 
     Raises FileNotFoundError if there is neither.
     """
-    for path in (Path(name), configs_folder() / f"{name}.yaml"):
+    for path in (Path(name).expanduser(), configs_folder() / f"{name}.yaml"):
         if path.is_file():
             return path
     raise FileNotFoundError(f"there is no configuration {name}, file or name; {nearest(name, config_names())}")
@@ -119,21 +121,9 @@ def read_layers(file: Path, *derived: Path) -> list[dict[str, Any]]:
     """
     if file.resolve() in derived:
         raise ValueError(f"{file} is its own base; remove one of the keys `base`")
-    if not file.is_file():
-        raise FileNotFoundError(f"there is no configuration file {file}")
-    try:
-        sections = yaml.safe_load(file.read_bytes()) or {}
-    except yaml.YAMLError as error:
-        raise ValueError(f"{file} is not YAML in UTF-8: {' '.join(str(error).split())}") from error
-    base = sections.pop("base", None) if isinstance(sections, dict) else None
-    if not isinstance(sections, dict) or not all(isinstance(section, dict) for section in sections.values()):
-        raise ValueError(f"{file}: {str(sections)!r} is not sections with keys; the sections are {', '.join(SECTIONS)}")
-    if not isinstance(base, str | None):
-        raise ValueError(f"{file}: base is {base!r}; it must be the name of another YAML file")
-    for key in flatten(sections):
-        if key not in FIELDS:
-            raise ValueError(f"{file}: there is no key {key}; {nearest(key, FIELDS)}")
-    return [*(read_layers(file.parent / base, *derived, file.resolve()) if base is not None else []), sections]
+    sections, base = read_sections(file)
+    layers = [] if base is None else read_layers(file.parent / expanduser(base), *derived, file.resolve())
+    return [*layers, sections]
 
 
 def run(main: Callable[[Sequence[str]], None], argv: Sequence[str]) -> int:

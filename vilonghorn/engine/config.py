@@ -5,11 +5,15 @@ import json
 import math
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field, fields
+from os.path import expanduser
+from pathlib import Path
 from typing import Any, Literal
 
 import timm
+import yaml
 
 from .. import models  # noqa: F401  (registers our models with timm)
+from ..data.images import printable
 from ..data.loaders.config import ImageConfig, TransformConfig, check_intervals, within
 
 
@@ -24,6 +28,9 @@ class DataConfig(ImageConfig):
 
     train: str = "data/imagenet/train.beton"
     val: str = "data/imagenet/val.beton"
+
+    def __post_init__(self) -> None:
+        self.train, self.val = expanduser(self.train), expanduser(self.val)
 
 
 @dataclass
@@ -46,6 +53,9 @@ class ModelConfig:
     pretrained: bool = False
     weights: str | None = None
     kwargs: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.weights = self.weights and expanduser(self.weights)
 
 
 @dataclass
@@ -162,6 +172,9 @@ class RunConfig:
     max_skipped: int = within("[0, inf)", 10)
     tensorboard: bool = True
 
+    def __post_init__(self) -> None:
+        self.dir = expanduser(self.dir)  # no shell replaces the ~ of --run.dir=~/x
+
 
 @dataclass
 class Config:
@@ -186,6 +199,7 @@ class Config:
 SECTIONS = {section.name: section.default_factory for section in fields(Config)}
 FIELDS = {f"{name}.{key.name}": key for name, section in SECTIONS.items() for key in fields(section)}
 
+MAX_BYTES = 100_000  # of a configuration file
 # Keys that a resumed run may change. The trainer compares the batches per update: accumulate * processes.
 FREE_ON_RESUME = frozenset(
     "data.train data.val data.workers data.max_pixels data.checksums run.dir run.device run.log_updates "
@@ -216,6 +230,46 @@ def check(config: Config) -> None:
     for key, name in (("model.name", model.name), ("optimizer.name", config.optimizer.name)):
         if name.partition(".")[0] not in known_names[key]:
             raise ValueError(f"{key} is {name!r}, which timm does not know; {nearest(name, known_names[key])}")
+
+
+class PlainLoader(yaml.SafeLoader):
+    """YAML without aliases, which can expand a small file to millions of nodes."""
+
+    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
+        """Composes a node. Raises ComposerError if it is an alias."""
+        if self.check_event(yaml.AliasEvent):
+            mark = self.peek_event().start_mark
+            raise yaml.composer.ComposerError(None, None, "aliases (*name) are not read: repeat the value", mark)
+        return super().compose_node(parent, index)
+
+
+def read_sections(file: Path) -> tuple[dict[str, dict[str, Any]], str | None]:
+    """Reads a configuration file: its sections, and the name of the file that it is based on.
+
+    Raises FileNotFoundError if there is no such file, and ValueError if it is no configuration. The message does not
+    quote the file, which may be another one by mistake.
+    """
+    if not file.is_file():
+        raise FileNotFoundError(f"there is no configuration file {file}")
+    try:
+        if file.stat().st_size > MAX_BYTES:
+            raise ValueError(f"it has more than {MAX_BYTES:,} bytes")
+        sections = yaml.load(file.read_bytes(), PlainLoader) or {}
+        if not isinstance(sections, dict):
+            raise ValueError("it has no keys")
+        if not isinstance(base := sections.pop("base", None), str | None):
+            raise ValueError("its base is not the name of another YAML file")
+        if wrong := [printable(str(name))[:80] for name, keys in sections.items() if not isinstance(keys, dict)]:
+            raise ValueError(f"there are no keys in {wrong[0]}")
+    except (ValueError, yaml.YAMLError, RecursionError) as error:
+        mark = getattr(error, "problem_mark", None)
+        reason = "it is nested too deeply" if isinstance(error, RecursionError) else str(error)
+        reason = f"in line {mark.line + 1}: {str(error.problem)[:80]}" if mark else reason
+        expected = f"expected YAML in UTF-8 with keys in the sections {', '.join(SECTIONS)}"
+        raise ValueError(f"{file} is no configuration: {' '.join(reason.split())}; {expected}") from None
+    if unknown := [key for key in flatten(sections) if key not in FIELDS]:
+        raise ValueError(f"{file}: there is no key {printable(unknown[0])[:80]}; {nearest(unknown[0][:80], FIELDS)}")
+    return sections, base
 
 
 def flatten(sections: dict[str, Any]) -> dict[str, Any]:

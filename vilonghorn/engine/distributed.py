@@ -4,10 +4,12 @@ Gradients and buffers are reduced on the device (NCCL, or gloo on a CPU), number
 """
 
 import os
+import shlex
 import signal
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
+from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
@@ -49,6 +51,16 @@ class Distributed:
                 store = dist.PrefixStore(f"attempt {self.restarts}", store)
             dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=TIMEOUT)
 
+    def resume_command(self, directory: Path) -> str:
+        """The command line that resumes a run with as many processes."""
+        nodes, command = self.world_size // self.local_size, "torchrun --standalone"
+        if nodes > 1:
+            endpoint = f"{os.environ.get('MASTER_ADDR', 'HOST')}:29500"
+            command = f"torchrun --nnodes={nodes} --rdzv-backend=c10d --rdzv-endpoint={endpoint}"
+        command = f"{command} --nproc-per-node={self.local_size} -m " if self.world_size > 1 else ""
+        on_each = f"on each of the {nodes} machines " if nodes > 1 else ""
+        return f"resume {on_each}with: {command}vilonghorn train --resume {shlex.quote(str(directory))}"
+
     def shutdown(self) -> None:
         """Destroys the process group, if there is one."""
         if dist.is_initialized():
@@ -74,6 +86,14 @@ class Distributed:
                 dist.all_reduce(values)
         return values.tolist()
 
+    def gather(self, value: T) -> list[T]:
+        """A picklable value of each process, in all processes."""
+        values = [value] * self.world_size
+        if self.world_size > 1:
+            with self.peer_errors():
+                dist.all_gather_object(values, value)
+        return values
+
     def run_on_all(self, function: Callable[[], T]) -> T:
         """Calls a function, which must not communicate, in every process; returns its result in this process.
 
@@ -84,14 +104,11 @@ class Distributed:
             result = function()
         except USER_ERRORS as failure:
             error = failure
-        if self.world_size > 1:
-            reasons: list[str | None] = [None] * self.world_size
-            with self.peer_errors():
-                dist.all_gather_object(reasons, None if error is None else str(error))
-            if error is None and (failed := [rank for rank, reason in enumerate(reasons) if reason is not None]):
-                raise PeerFailed(f"process {failed[0]} of {self.world_size}: {reasons[failed[0]]}")
+        reasons = self.gather(None if error is None else str(error))
         if error is not None:
             raise error
+        if failed := [rank for rank, reason in enumerate(reasons) if reason is not None]:
+            raise PeerFailed(f"process {failed[0]} of {self.world_size}: {reasons[failed[0]]}")
         return result
 
     def broadcast_buffers(self, module: nn.Module) -> None:

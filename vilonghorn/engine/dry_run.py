@@ -4,6 +4,7 @@ import itertools
 from dataclasses import replace
 
 import torch
+from torch.utils.flop_counter import FlopCounterMode
 
 from .build import build_loader, pick_device, scale_rates
 from .config import Config
@@ -45,6 +46,9 @@ def dry_run(config: Config, processes: int | None = None, train_images: int | No
     state.setup(dist, steps.updates_per_epoch)
     speed, source = measure_speed(state)
     parameters = sum(p.numel() for p in state.model.parameters())
+    with torch.no_grad(), FlopCounterMode(display=False) as counter:
+        state.model.eval()(torch.zeros(1, 3, config.data.image_size, config.data.image_size, device=device))
+    gflops = counter.get_total_flops() / 2e9  # a multiplication with its addition is one, as in docs/models.md
     memory = f", {torch.cuda.max_memory_allocated(device) / 2**30:.2f} GiB at most" if device.type == "cuda" else ""
     scaled, schedule = scale_rates(config, size * steps.batches_per_update), config.schedule
     updates, epochs, used = steps.updates_per_epoch, schedule.epochs, steps.batches * size
@@ -54,7 +58,7 @@ updates    {size} images x {steps.accumulate} accumulated x {processes} processe
 {size * steps.batches_per_update:,} images; {updates:,} an epoch, {updates * epochs:,} in {epochs} epochs
 rate       {scaled.schedule.warmup_lr:.3g} to {scaled.optimizer.lr:.3g} in the first {schedule.warmup * updates:,.0f} \
 updates, then half a cosine to {scaled.schedule.min_lr:.3g}
-model      {parameters / 1e6:.2f} M parameters{memory}
+model      {parameters / 1e6:.2f} M parameters, {gflops:.2f} GFLOPs an image (multiply-adds){memory}
 time       {used * epochs / (speed * processes) / 3600:,.1f} hours at {speed:,.1f} images/s a process ({source}), \
 without decoding, communication and evaluation"""
 

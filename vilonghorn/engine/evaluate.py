@@ -1,6 +1,7 @@
 """Evaluates models on held-out data, during training or from the weights of a run."""
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -67,6 +68,12 @@ def top_classes(logits: torch.Tensor) -> torch.Tensor:
     return top.masked_fill(logits.isnan().any(1, keepdim=True), -1)
 
 
+def quality(scores: dict[str, float]) -> tuple[float, float]:
+    """What orders epochs of a run: top-1, then the loss. A loss that is not known or no number comes last."""
+    loss = scores.get("loss", math.nan)
+    return scores["top1"], -math.inf if math.isnan(loss) else -loss
+
+
 def name_weights(checkpoint: str, record: dict[str, Any]) -> str:
     """The name of the "best" or "last" weights of a run with this record, as logs and pages have it."""
     return f"{checkpoint} weights ({record['weights']}, epoch {record['epoch']})"
@@ -77,6 +84,14 @@ def summarize(run: str | Path, checkpoint: str, record: dict[str, Any], result: 
     top5 = f"top-5 {result['top5']:.2f}%, " if record["kwargs"]["num_classes"] > 5 else ""  # else it is 100%
     scores = f"top-1 {result['top1']:.2f}%, {top5}loss {result['loss']:.4f}"
     return f"held-out {scores} on {result['images']} images: {name_weights(checkpoint, record)} of {run}"
+
+
+def check_names(source: str | Path, num_classes: int, names: Sequence[str] | None) -> None:
+    """Raises ValueError if the names of classes, unless unknown (None), are not one text for each class."""
+    texts = isinstance(names, list) and all(isinstance(name, str) for name in names)
+    if names is not None and not (texts and len(names) == num_classes):
+        found = f"{len(names)} class names" if texts else f"class names {str(names)[:80]}"
+        raise ValueError(f"{source} has {num_classes} classes but {found}: expected a list of one text for each class")
 
 
 def load_run(directory: str | Path, checkpoint: str = "best") -> tuple[nn.Module, dict[str, Any]]:
@@ -93,7 +108,8 @@ def load_run(directory: str | Path, checkpoint: str = "best") -> tuple[nn.Module
     path = RunDirectory(directory).weights(checkpoint)
     weights, record = load_weights(path)
     try:
-        record["kwargs"]["num_classes"], record["weights"], record["epoch"]
+        record["weights"], record["epoch"]
+        check_names(path, record["kwargs"]["num_classes"], record.get("class_names"))
         model = timm.create_model(record["model"], **record["kwargs"])
         model.load_state_dict(weights)
     except (KeyError, TypeError, AttributeError, RuntimeError, AssertionError) as error:

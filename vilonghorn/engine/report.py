@@ -3,12 +3,14 @@
 import base64
 import math
 import time
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
+from dataclasses import dataclass
 from datetime import timedelta
 from io import BytesIO
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 import yaml
@@ -19,17 +21,18 @@ from torch import nn
 from tqdm import tqdm
 
 from ..data.files import explain_full_disk
-from ..data.images import printable
-from .checkpoint import RESUME, RunDirectory, read_log, write_file
+from .checkpoint import PICTURES, RESUME, RunDirectory, read_log, write_file
 from .config import Config
+from .distributed import Distributed
 from .evaluate import name_weights, top_classes
-from .train_state import Progress, StepCounter, TrainState
+from .train_state import Progress, StepCounter
 
 T = TypeVar("T")
 SECONDS_BETWEEN_CURVES = 60
 COLUMNS, ROWS = 10, 5  # of the picture of predictions
+BINS = 10  # of probabilities
+MAX_CLASSES = 50  # of a confusion matrix, which is not readable with more
 SMALLEST = 6.0  # points of a letter
-Example = tuple[torch.Tensor, int, int]  # image (3, H, W), normalised; predicted class; true class
 
 
 def mean_loss(losses: list[float]) -> float | None:
@@ -123,7 +126,8 @@ class RunLogger:
         """Draws the curves of the log."""
         if self.enabled:
             log = read_log(self.directory.log_file)
-            draw_curves(self.directory.path / "curves.png", log, self.steps.updates_per_epoch)
+            note = explain_losses(self.config)
+            draw_curves(self.directory.path / "curves.png", log, self.steps.updates_per_epoch, note)
         self.drawn = time.monotonic()
 
     def close(self) -> None:
@@ -161,10 +165,10 @@ def fit_text(text: Text, width: float, height: float) -> None:
         text.set_text("\n".join(shorten(line, length - 1) for line in lines))
 
 
-def draw_curves(path: Path, records: list[dict[str, Any]], updates_per_epoch: int) -> None:
-    """Draws loss, top-1 and learning rate over epochs, from the lines of a log."""
+def draw_curves(path: Path, records: list[dict[str, Any]], updates_per_epoch: int, note: str = "") -> None:
+    """Draws loss, top-1 and learning rate over epochs, from the lines of a log, above a note."""
     train = [record for record in records if record["kind"] == "train"]
-    figure = Figure(figsize=(12, 3.6), layout="constrained")
+    figure = Figure(figsize=(12, 3.8), layout="constrained")
     panels = dict(zip(("loss", "top-1, %", "learning rate"), figure.subplots(1, 3)))
     position = [record["update"] / updates_per_epoch for record in train]
     panels["loss"].plot(position, [record["loss"] for record in train], label="training", alpha=0.6)
@@ -179,33 +183,73 @@ def draw_curves(path: Path, records: list[dict[str, Any]], updates_per_epoch: in
         axes.grid(alpha=0.3)
         if axes.get_legend_handles_labels()[0]:
             axes.legend()
+    figure.supxlabel(note, x=0.01, ha="left", fontsize=10)
     write_file(path, png(figure))
 
 
-@torch.no_grad()
-def predict_examples(model: nn.Module, loader: Any, amp: torch.autocast) -> list[Example | None]:
-    """Classifies the held-out images of this process. Returns examples for `draw_predictions`.
+def explain_losses(config: Config) -> str:
+    """Why the training loss of a run lies above its held-out loss."""
+    recipe = config.augmentation
+    on = {"cropped": recipe.scale[0] < 1, "mixed (mixup, cutmix)": recipe.mixup or recipe.cutmix}
+    on |= {"augmented": recipe.auto_augment or recipe.color_jitter, "partly erased": recipe.erase}
+    reasons = [f"its images are {', '.join(name for name, is_on in on.items() if is_on)}"] if any(on.values()) else []
+    reasons += [f"its targets have label smoothing {recipe.label_smoothing:g}"] if recipe.label_smoothing else []
+    return f"Training loss may lie above held-out loss: {' and '.join(reasons)}." if reasons else ""
 
-    The first images that are classified wrongly, at most a row, filled up with None; then evenly spaced other images.
-    """
+
+class Example(NamedTuple):
+    """A held-out image with its prediction."""
+
+    image: torch.Tensor  # (3, H, W), normalised
+    guess: int  # predicted class; -1: the scores contain NaN
+    truth: int  # true class
+    probability: float  # of the predicted class
+
+
+@dataclass
+class Predictions:
+    """What a model predicts for the held-out images."""
+
+    counts: Counter[tuple[int, int]]  # images by true and predicted class
+    confidence: torch.Tensor  # (2, BINS) images by whether the prediction is right, and by its probability
+    mistakes: list[Example]  # those with the highest probability, at most a row
+    sample: list[Example]  # images with a right prediction, evenly spaced
+
+
+@torch.no_grad()
+def predict_all(model: nn.Module, loader: Any, amp: torch.autocast, dist: Distributed) -> Predictions:
+    """Classifies the held-out images, each process its part, and returns the predictions for all of them."""
     model.eval()
-    sampled = set(torch.linspace(0, len(loader) * loader.batch_size - 1, COLUMNS * (ROWS - 1)).long().tolist())
-    sample, mistakes, index = [], [], 0
+    count = COLUMNS * (ROWS - 1) // dist.world_size
+    sampled = set(torch.linspace(0, len(loader) * loader.batch_size - 1, count).long().tolist())
+    counts, confidence, mistakes, sample, index = Counter(), torch.zeros(2, BINS), [], [], 0
     with closing(loader.epoch(0)) as batches:
         for images, targets in batches:
             with amp:
                 logits = model(images)
-            for image, guess, truth in zip(images, top_classes(logits.float())[:, 0].tolist(), targets.tolist()):
-                if guess != truth and len(mistakes) < COLUMNS:
-                    mistakes.append((image.float().cpu(), guess, truth))
+            guesses, highest = top_classes(logits.float())[:, 0], logits.float().softmax(1).amax(1).nan_to_num()
+            for image, *values in zip(images, guesses.tolist(), targets.tolist(), highest.tolist()):
+                guess, truth, probability = values
+                counts[truth, guess] += 1
+                confidence[int(guess == truth), min(BINS - 1, int(probability * BINS))] += 1
+                if guess != truth:
+                    mistakes.append(Example(image.float().cpu(), *values))
+                    mistakes = sorted(mistakes, key=lambda example: -example.probability)[:COLUMNS]
                 elif index in sampled:
-                    sample.append((image.float().cpu(), guess, truth))
+                    sample.append(Example(image.float().cpu(), *values))
                 index += 1
-    return [*mistakes, *[None] * (-len(mistakes) % COLUMNS), *sample]
+    parts = dist.gather((counts, confidence, mistakes, sample))
+    mistakes = sorted((example for part in parts for example in part[2]), key=lambda example: -example.probability)
+    sample = [example for part in parts for example in part[3]]
+    return Predictions(sum((p[0] for p in parts), Counter()), sum(p[1] for p in parts), mistakes[:COLUMNS], sample)
 
 
-def draw_predictions(path: Path, examples: list[Example | None], names: list[str], config: Config, title: str) -> None:
-    """Draws held-out images with their classes, black if the prediction is right; `names` are those of the classes."""
+def draw_predictions(path: Path, found: Predictions, names: list[str], config: Config, weights: str) -> None:
+    """Draws mistakes in red, then a sample of the other held-out images; `names` are those of the classes."""
+    examples = [*found.mistakes, *[None] * (-len(found.mistakes) % COLUMNS), *found.sample]
+    wrong, right = (int(count) for count in found.confidence.sum(1))
+    title = f"held-out images by the {weights}: {len(found.mistakes)} of {wrong:,} mistakes (red), the most confident, "
+    title += f"and {len(found.sample)} of {right:,} right predictions"
     rows = -(-len(examples) // COLUMNS)
     figure = Figure(figsize=(1.1 * COLUMNS, 1.4 * rows + 0.5))
     figure.subplots_adjust(0.01, 0.1 / figure.get_figheight(), 0.99, 1 - 0.75 / figure.get_figheight(), hspace=0.4)
@@ -213,24 +257,72 @@ def draw_predictions(path: Path, examples: list[Example | None], names: list[str
     mean, std = torch.tensor(config.data.mean), torch.tensor(config.data.std)
     for i, example in enumerate(examples, 1):
         if example is not None:
-            image, guess, truth = example
             axes = figure.add_subplot(rows, COLUMNS, i)
             axes.set_axis_off()
-            axes.imshow((image.permute(1, 2, 0) * std + mean).clamp(0, 1).numpy())
-            predicted = names[guess] if guess >= 0 else "NaN"
-            text, color = (predicted, "black") if guess == truth else (f"{predicted},\nnot {names[truth]}", "red")
-            fit_text(axes.set_title(text, fontsize=8, pad=2, color=color, parse_math=False), 1.0, 0.3)
+            axes.imshow((example.image.permute(1, 2, 0) * std + mean).clamp(0, 1).numpy())
+            is_right = example.guess == example.truth
+            text = f"{name_guess(names, example.guess)} {example.probability:.0%}"
+            text = text if is_right else f"{text},\nnot {names[example.truth]}"
+            style = {"fontsize": 8, "pad": 2, "color": "black" if is_right else "red", "parse_math": False}
+            fit_text(axes.set_title(text, **style), 1.0, 0.3)
     write_file(path, png(figure))
 
 
-def write_report(directory: RunDirectory, config: Config, state: TrainState, val: Any, result: dict[str, Any]) -> None:
-    """Draws predictions of a finished run, and writes an HTML page."""
+def name_guess(names: list[str], guess: int) -> str:
+    """The name of a predicted class; NaN if the scores contain NaN."""
+    return names[guess] if guess >= 0 else "NaN"
+
+
+def draw_confusion(path: Path, found: Predictions, names: list[str]) -> None:
+    """Draws the confusion matrix as numbers of images, in rows the true and in columns the predicted class."""
+    from sklearn.metrics import ConfusionMatrixDisplay  # slow to import
+
+    labels = [shorten(name, 24) for name in names] + ["NaN"] * any(guess < 0 for _, guess in found.counts)
+    matrix = torch.zeros(len(labels), len(labels), dtype=torch.long)
+    for (truth, guess), count in found.counts.items():
+        matrix[truth, guess] = count
+    side = 2.5 + 0.35 * len(labels)
+    figure = Figure(figsize=(side, side), layout="constrained")
+    axes = figure.add_subplot()
+    display = ConfusionMatrixDisplay(matrix.numpy(), display_labels=labels)
+    display.plot(ax=axes, cmap="Blues", colorbar=False, xticks_rotation="vertical", values_format="d")
+    axes.set(xlabel="predicted class", ylabel="true class")
+    for label in (*axes.get_xticklabels(), *axes.get_yticklabels()):
+        label.set_parse_math(False)
+    write_file(path, png(figure))
+
+
+def draw_confidence(path: Path, found: Predictions) -> None:
+    """Draws how many predictions have which probability, and how many of those are right."""
+    figure = Figure(figsize=(8, 3.4), layout="constrained")
+    counts, reliability = figure.subplots(1, 2)
+    wrong, right = found.confidence
+    centers = [100 * (i + 0.5) / BINS for i in range(BINS)]
+    counts.bar(centers, right, 90 / BINS, label="right")
+    counts.bar(centers, wrong, 90 / BINS, bottom=right, color="red", label="wrong")
+    counts.set(xlabel="probability of the predicted class, %", ylabel="held-out images")
+    counts.legend()
+    reliability.plot([0, 100], [0, 100], color="gray", linestyle="--", label="right as often as probable")
+    reliability.plot(centers, 100 * right / (right + wrong), marker="o")  # bins without images are NaN
+    reliability.set(xlabel="probability of the predicted class, %", ylabel="right predictions, %")
+    reliability.legend()
+    for axes in (counts, reliability):
+        axes.grid(alpha=0.3)
+    write_file(path, png(figure))
+
+
+def write_report(
+    directory: RunDirectory, config: Config, names: list[str], found: Predictions, result: dict[str, Any]
+) -> None:
+    """Draws the predictions of a finished run, and writes an HTML page; `names` are those of the classes."""
     weights = name_weights("last", {"weights": result["weights"], "epoch": result["epochs"]})
-    names = [printable(name) for name in val.class_names or map(str, range(val.num_classes))]
-    examples = predict_examples(state.models[state.weights], val, state.amp)
-    title = f"held-out images by the {weights}: mistakes (red), then a sample"
-    draw_predictions(directory.path / "predictions.png", examples, names, config, title)
-    pictures = {name: (directory.path / f"{name}.png").read_bytes() for name in ("curves", "predictions")}
+    draw_predictions(directory.path / "predictions.png", found, names, config, weights)
+    draw_confidence(directory.path / "confidence.png", found)
+    if len(names) <= MAX_CLASSES:
+        draw_confusion(directory.path / "confusion.png", found, names)
+    files = {name: directory.path / f"{name}.png" for name in PICTURES}
+    pictures = {name: base64.b64encode(file.read_bytes()).decode() for name, file in files.items() if file.exists()}
+    confusions = [(count, names[t], name_guess(names, g)) for (t, g), count in found.counts.most_common() if t != g]
     template = Template(Path(__file__).with_name("report.html").read_text(encoding="utf-8"), autoescape=True)
     html = template.render(
         name=config.model.name,
@@ -238,7 +330,8 @@ def write_report(directory: RunDirectory, config: Config, state: TrainState, val
         records=directory.records(),
         weights=weights,
         result=result,
-        pictures={name: base64.b64encode(content).decode() for name, content in pictures.items()},
+        confusions=confusions[:10],
+        pictures=pictures,
         config=yaml.safe_dump(config.to_dict(), sort_keys=False),
         environment=directory.environment.read_text(encoding="utf-8"),
     )

@@ -31,7 +31,7 @@ class Progress:
     skipped: int = 0  # skipped updates
     skipped_in_row: int = 0
     results: dict[str, dict[str, float]] = field(default_factory=dict)  # last evaluation of "model" and "ema"
-    best: dict[str, float] = field(default_factory=dict)  # best epoch and its top1
+    best: dict[str, float] = field(default_factory=dict)  # best epoch, its top1 and loss
     seconds: float = 0.0  # of training and evaluation
     log_size: int = 0  # bytes of the log up to here
 

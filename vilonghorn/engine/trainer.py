@@ -8,13 +8,14 @@ from contextlib import closing
 from dataclasses import asdict, replace
 from typing import Any, Literal
 
+from ..data.images import printable
 from .build import build_loader, check_classes, model_kwargs, one_line, pick_device
 from .checkpoint import RunDirectory, load_state, save_state, save_weights
 from .config import Config, changed_keys, check
 from .distributed import Distributed, Interrupted, StopRequest
 from .environment import machine
-from .evaluate import evaluate
-from .report import RunLogger, mean_loss, write_report
+from .evaluate import evaluate, quality
+from .report import RunLogger, mean_loss, predict_all, write_report
 from .train_state import Batch, Progress, StepCounter, TrainState
 
 FEW_UPDATES = 20  # in an epoch
@@ -52,8 +53,11 @@ class Trainer:
         state = self.dist.run_on_all(lambda: self._build(train, val, resume, overwrite))
         with self.dist.peer_errors():
             self.train_state.setup(self.dist, self.steps.updates_per_epoch)
-        with StopRequest(self.dist, self._position) as stop:
+        with StopRequest(self.dist, self._where_stopped) as stop:
             self.dist.run_on_all(lambda: self._open(state))
+            if state and self.dist.is_main and self.progress.epoch < config.schedule.epochs:
+                updates = self.steps.updates_per_epoch * config.schedule.epochs
+                print(f"resuming {config.run.dir} {self._position()} (update {self.update} of {updates})", flush=True)
             if not state:
                 self._warn_of_few_updates()
                 self.save()
@@ -64,7 +68,7 @@ class Trainer:
 
         Returns:
             Results of the final weights: `top1`, `top5`, `loss`, and `weights`, "model" or "ema"; `epochs`; `images`
-            evaluated; `best`, epoch and top1 of the best epoch; `skipped` updates; `seconds`.
+            evaluated; `best`, epoch, top1 and loss of the best epoch; `skipped` updates; `seconds`.
 
         Raises:
             Interrupted: SIGINT, SIGTERM or SIGUSR1 was received; the run is saved.
@@ -74,7 +78,7 @@ class Trainer:
         progress = self.progress
         self.start = time.monotonic() - progress.seconds
         self.saved = time.monotonic()
-        with StopRequest(self.dist, self._position) as stop, self.dist.peer_errors():
+        with StopRequest(self.dist, self._where_stopped) as stop, self.dist.peer_errors():
             try:
                 while progress.epoch < self.config.schedule.epochs:
                     self.train_epoch(stop)
@@ -89,8 +93,10 @@ class Trainer:
         weights, images = self.train_state.weights, self.val_loader.num_samples
         result = {**progress.results[weights], "weights": weights, "epochs": progress.epoch, "images": images}
         result |= {"best": progress.best, "skipped": progress.skipped, "seconds": progress.seconds}
+        names = self.val_loader.class_names or map(str, range(self.val_loader.num_classes))
+        found = predict_all(self.train_state.models[weights], self.val_loader, self.train_state.amp, self.dist)
         if self.dist.is_main:
-            write_report(self.directory, self.config, self.train_state, self.val_loader, result)
+            write_report(self.directory, self.config, [printable(name) for name in names], found, result)
         return result
 
     def train_epoch(self, stop: StopRequest) -> None:
@@ -141,9 +147,9 @@ class Trainer:
         train_loss, result = mean_loss(progress.losses), progress.results[state.weights]
         self.logger.write("epoch", progress, train_loss=train_loss, **progress.results)
         progress.epoch, progress.batch, progress.losses = progress.epoch + 1, 0, []
-        is_best = not progress.best or result["top1"] > progress.best["top1"]
+        is_best = not progress.best or quality(result) > quality(progress.best)
         if is_best:
-            progress.best = {"epoch": progress.epoch, "top1": result["top1"]}
+            progress.best = {"epoch": progress.epoch, "top1": result["top1"], "loss": result["loss"]}
         self.save(weights=["best", "last"] if is_best else ["last"])
         self.logger.log_epoch(progress, train_loss)
 
@@ -190,9 +196,10 @@ class Trainer:
             warnings.warn(f"an epoch of {images} images has only {updates} update(s): {remedy}", stacklevel=3)
 
     def _position(self) -> str:
-        """The position of the run and the command to resume it, for the message of an interruption."""
-        where = f"in epoch {self.progress.epoch + 1}, after {self.progress.batch} of {self.steps.batches} batches"
-        return f"{where}; resume with: vilonghorn train --resume {self.directory.path}"
+        return f"in epoch {self.progress.epoch + 1}, after {self.progress.batch} of {self.steps.batches} batches"
+
+    def _where_stopped(self) -> str:
+        return f"{self._position()}; {self.dist.resume_command(self.directory.path)}"
 
     def _build(self, train: Any, val: Any, resume: Resume, overwrite: bool) -> dict[str, Any] | None:
         """Builds and checks the parts of the run without writing anything; returns the state to resume from."""
@@ -237,7 +244,8 @@ class Trainer:
                 raise ValueError(f"{file} is not the state of this run ({reason}): start a new run") from error
         if self.dist.is_main:
             environment = {**machine(self.train_state.device.type), "processes": self.dist.world_size}
-            self.directory.open(self.config.to_dict(), environment, self.progress.log_size if state else None)
+            log_size, names = self.progress.log_size if state else None, self.train_loader.class_names
+            self.directory.open(self.config.to_dict(), environment, names, log_size)
         self.logger = RunLogger(self.config, self.directory, self.steps, self.update, enabled=self.dist.is_main)
 
 
