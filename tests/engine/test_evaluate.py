@@ -113,27 +113,13 @@ def test_timm_measures_what_we_do_by_the_classes_of_a_run(tmp_path):
             folder.rename(f"{folder}x") if folder.name in names else shutil.rmtree(folder)
         for old, new in names.items():
             (tmp_path / f"digits/{split}/{old}x").rename(tmp_path / f"digits/{split}/{new}")
-    options = [
-        "--data.workers=0",
-        "--schedule.epochs=8",
-        "--data.crop_pct=1",
-        "--ema.decay=0",
-        f"--run.dir={tmp_path}/run",
-    ]
-    config = parse(build_parser(), [*OPTIONS, *digits, *options])[0]
+    options = [*digits, "--data.workers=0", "--schedule.epochs=8", "--data.crop_pct=1", "--ema.decay=0"]
+    config = parse(build_parser(), [*OPTIONS, *options, f"--run.dir={tmp_path}/run"])[0]
     result = Trainer(config).fit()
     class_map = f"{tmp_path}/run/classes.txt"
     dataset = create_dataset("", root=f"{tmp_path}/digits/val", class_map=class_map)
-    loader = create_loader(
-        dataset,
-        16,
-        8,
-        interpolation="bicubic",
-        crop_pct=1.0,
-        num_workers=0,
-        device=torch.device("cpu"),
-        use_prefetcher=False,
-    )
+    options = {"num_workers": 0, "device": torch.device("cpu"), "use_prefetcher": False}
+    loader = create_loader(dataset, 16, 8, interpolation="bicubic", crop_pct=1.0, **options)
     record = load_run(tmp_path / "run", "last")[1]
     assert list(load_class_map(class_map)) == record["class_names"] == sorted(names.values())
     weights = {"num_classes": 5, "checkpoint_path": f"{tmp_path}/run/last.safetensors"}
