@@ -1,5 +1,7 @@
 """Runs side by side."""
 
+import shutil
+
 import pytest
 from toy_run import toy_trainer
 
@@ -52,3 +54,14 @@ def test_what_is_no_run_is_named(runs, tmp_path, capsys):
         (tmp_path / name).write_text("[1]\n")
     assert main(["compare", str(tmp_path)]) == 2
     assert f"{tmp_path} is not the directory of a run" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("name", "text"), [("config.yaml", "model: &a {kwargs: *a}"), ("environment.json", '{"processes": ' + "[" * 9000)]
+)
+def test_a_run_of_a_stranger_is_read_within_bounds(runs, tmp_path, capsys, name, text):
+    shutil.copytree(next(iter(runs)), tmp_path / "run")
+    (tmp_path / "run" / name).write_text(text)
+    assert main(["compare", str(tmp_path / "run")]) == 2
+    error = capsys.readouterr().err
+    assert f"{tmp_path}/run is not the directory of a run" in error and len(error.splitlines()) == 1

@@ -78,7 +78,7 @@ def test_an_error_is_one_sentence_and_an_exit_code(tmp_path, capsys):
         (["--evaluate=a", "--overwrite"], ValueError, "--overwrite: not allowed with argument --evaluate"),
         (["--resume=a"], ValueError, "the run is a, but --run.dir is .*: leave out --run.dir"),
         (["--lr=1"], ValueError, r"no option --lr; did you mean --optimizer.lr\?"),
-        ([f"--config={sys.executable}"], ValueError, "python.* is no configuration: it has more than"),
+        ([f"--config={sys.executable}"], ValueError, "python.* is no configuration: "),
         ([f"--run.dir={__file__}"], NotADirectoryError, "test_command_line.py is a file.*--run.dir"),
         (["--model.kwargs.in_chans=1"], ValueError, "does not turn images"),
         (["--resum=nowhere"], ValueError, "--resume"),

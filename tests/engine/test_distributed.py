@@ -1,6 +1,7 @@
 """Several processes train as one, and what is done is not lost when they are killed or stopped."""
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -8,7 +9,16 @@ import time
 from pathlib import Path
 
 import pytest
-from rank_run import ended, some_digits, start_ranks, train, train_to_status, train_with_other_data
+from rank_run import (
+    ended,
+    some_digits,
+    start_ranks,
+    train,
+    train_to_status,
+    train_with_full_disk,
+    train_with_other_data,
+    train_without_reader,
+)
 
 from vilonghorn.engine.checkpoint import load_state, load_weights, read_log
 
@@ -86,7 +96,7 @@ def test_kills_of_one_process_and_of_all_change_nothing_and_lose_little(options,
         processes = start(options, tmp_path, update, resume="auto")
         for victim in processes[:victims]:
             os.kill(victim.pid, signal.SIGKILL)
-        assert ended(processes) == [-signal.SIGKILL] * victims + [2] * (SIZE - victims)
+        assert ended(processes, seconds=10) == [-signal.SIGKILL] * victims + [2] * (SIZE - victims)
         progress = load_state(tmp_path / "last.pt")["progress"]
         assert update - (progress["epoch"] * UPDATES + progress["batch"] // SIZE) <= EVERY
     assert ended(start(options, tmp_path, 0, resume="auto")) == [0] * SIZE
@@ -107,17 +117,43 @@ def test_a_process_that_cannot_start_ends_the_others(options, tmp_path):
     assert not (tmp_path / "run").exists()
 
 
-def test_torchrun_restarts_processes_of_which_one_was_killed(options, undisturbed, tmp_path):
+@pytest.mark.parametrize(
+    ("target", "words"),
+    [
+        (train_with_full_disk, "no space left for .*log.jsonl: free some space, then resume .*--resume"),
+        (train_without_reader, "process 0 of 2 cannot reach the others .*: resume with --auto-resume"),
+    ],
+)
+def test_a_full_disk_and_a_killed_reader_end_all_processes_in_a_sentence(options, tmp_path, target, words):
+    run = tmp_path / "run"
+    processes = start_ranks(2, target, [*options, f"--run.dir={run}"])
+    wait_for(run, 1, lambda: all(process.is_alive() for process in processes))
+    assert ended(processes, seconds=15) == [2, 2]  # a few updates, and 10 seconds
+    [error] = [line for line in Path(f"{run}.errors0").read_text().splitlines() if line.startswith("error: ")]
+    assert re.search(words, error)
+
+
+def test_torchrun_restarts_after_a_kill_and_prints_how_to_resume_a_stopped_job(options, undisturbed, tmp_path):
+    run = tmp_path / "a run"
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={SIZE}"]
-    command += ["--max-restarts=1", str(SCRIPT), *options, "--auto-resume", f"--run.dir={tmp_path}"]
+    command += ["--max-restarts=1", str(SCRIPT), *options, "--auto-resume", f"--run.dir={run}"]
     with open(tmp_path / "output", "w+") as output:
         job = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT)
         try:
-            wait_for(tmp_path, 5, lambda: job.poll() is None)
+            wait_for(run, 5, lambda: job.poll() is None)
             workers = Path(f"/proc/{job.pid}/task/{job.pid}/children").read_text().split()
             os.kill(int(workers[1]), signal.SIGKILL)
-            assert job.wait(300) == 0, (tmp_path / "output").read_text()
+            wait_for(run, 8, lambda: job.poll() is None)
+            job.send_signal(signal.SIGTERM)
+            assert job.wait(60) != 0
         finally:
             job.terminate()
             job.wait()
-    assert_same_weights(tmp_path, undisturbed)
+    text = (tmp_path / "output").read_text()
+    typed = re.search(r"stopped by SIGTERM in epoch 2, after \d+ of 21 batches; resume with: (.*)\n", text)[1]
+    (tmp_path / "torchrun").write_text(f'#!/bin/sh\nexec {sys.executable} -m torch.distributed.run "$@"\n')
+    (tmp_path / "torchrun").chmod(0o755)
+    environment = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    done = subprocess.run(typed, shell=True, cwd=SCRIPT.parent, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0 and f"resuming {run} in epoch 2, after " in done.stdout, done.stderr
+    assert_same_weights(run, undisturbed)

@@ -7,6 +7,7 @@ import socket
 import sys
 import time
 from collections.abc import Callable
+from multiprocessing import active_children
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,9 @@ import torch
 
 from vilonghorn.data.digits import write_digits
 from vilonghorn.engine import Trainer, build_parser, parse
+from vilonghorn.engine.checkpoint import RunDirectory
 from vilonghorn.engine.command_line import run
+from vilonghorn.engine.report import RunLogger
 
 # No augmentation: only the order of the images is random, and it is the same for any number of processes.
 OPTIONS = [
@@ -104,3 +107,30 @@ def train_with_other_data(options: list[str]) -> None:
     if os.environ["RANK"] == "1":
         options = [*options, "--data.val=nowhere"]
     train_to_status(options)
+
+
+def train_to_file(options: list[str]) -> None:
+    """The same, with its errors in a file beside the directory of the run, which is the last option."""
+    with open(options[-1].removeprefix("--run.dir=") + f".errors{os.environ['RANK']}", "w", buffering=1) as sys.stderr:
+        train_to_status(options)
+
+
+def train_with_full_disk(options: list[str]) -> None:
+    """The same, where nothing can be written to the log of the run after its first lines."""
+    write_log, lines = RunDirectory.write_log, []
+
+    def fill(directory: RunDirectory, **record: Any) -> None:
+        lines.append(record)
+        if len(lines) == 3:
+            directory.log = open("/dev/full", "ab", buffering=0)
+        write_log(directory, **record)
+
+    RunDirectory.write_log = fill
+    train_to_file(options)
+
+
+def train_without_reader(options: list[str]) -> None:
+    """The same, where a process that reads images for the last process is killed in the first epoch."""
+    if os.environ["RANK"] == "1":
+        RunLogger.log_update = lambda *arguments: [os.kill(child.pid, signal.SIGKILL) for child in active_children()]
+    train_to_file([*options[:-1], "--data.workers=1", options[-1]])

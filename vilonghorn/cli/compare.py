@@ -5,12 +5,10 @@ import statistics
 from collections.abc import Sequence
 from typing import Any
 
-import yaml
-
 from ..bench.tables import markdown
 from ..engine.build import one_line
 from ..engine.checkpoint import RunDirectory, read_log
-from ..engine.config import flatten
+from ..engine.config import flatten, read_sections
 from ..engine.evaluate import quality
 from . import make_parser
 
@@ -34,12 +32,12 @@ def read_run(path: str) -> dict[str, Any]:
     """
     run = RunDirectory(path)
     try:
-        config = flatten(yaml.safe_load(run.config.read_text(encoding="utf-8")))
+        config = flatten(read_sections(run.config)[0])
         processes = json.loads(run.environment.read_text(encoding="utf-8")).get("processes", 1)
         records = read_log(run.log_file)
         train, epochs = ([record for record in records if record["kind"] == kind] for kind in ("train", "epoch"))
         epochs = [{**record, **(record.get("ema") or record["model"])} for record in epochs]
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, yaml.YAMLError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ValueError(f"{path} is not the directory of a run ({one_line(error)})") from error
     return dict(name=path, config=config, processes=processes, train=train, epochs=epochs)
 

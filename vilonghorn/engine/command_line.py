@@ -11,7 +11,8 @@ import yaml
 from jsonargparse import ActionConfigFile, ArgumentError, ArgumentParser, Namespace
 from jsonargparse.typing import PositiveInt
 
-from .config import SECTIONS, Config, check, nearest, read_sections
+from ..data.images import printable
+from .config import FIELDS, SECTIONS, Config, check, flatten, nearest, read_sections
 from .distributed import USER_ERRORS, Distributed, Interrupted
 
 
@@ -69,7 +70,7 @@ def parse(parser: ArgumentParser, argv: Sequence[str], default: str | Path | Non
             raise FileNotFoundError(f"{run} is not the directory of a run: there is no {default}")
     if not names and default is not None:
         names = [str(default)]
-    layers = [yaml.safe_dump(layer) for name in names for layer in read_layers(find_config(name))]
+    layers = [yaml.safe_dump(layer, sort_keys=False) for name in names for layer in read_layers(find_config(name))]
     try:
         values = parser.parse_args([*(f"--config={layer}" for layer in layers), *argv])
     except ArgumentError as error:
@@ -122,6 +123,8 @@ def read_layers(file: Path, *derived: Path) -> list[dict[str, Any]]:
     if file.resolve() in derived:
         raise ValueError(f"{file} is its own base; remove one of the keys `base`")
     sections, base = read_sections(file)
+    if unknown := [printable(key)[:80] for key in flatten(sections) if key not in FIELDS]:
+        raise ValueError(f"{file}: there is no key {unknown[0]}; {nearest(unknown[0], FIELDS)}")
     layers = [] if base is None else read_layers(file.parent / expanduser(base), *derived, file.resolve())
     return [*layers, sections]
 

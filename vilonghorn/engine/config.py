@@ -267,8 +267,6 @@ def read_sections(file: Path) -> tuple[dict[str, dict[str, Any]], str | None]:
         reason = f"in line {mark.line + 1}: {str(error.problem)[:80]}" if mark else reason
         expected = f"expected YAML in UTF-8 with keys in the sections {', '.join(SECTIONS)}"
         raise ValueError(f"{file} is no configuration: {' '.join(reason.split())}; {expected}") from None
-    if unknown := [key for key in flatten(sections) if key not in FIELDS]:
-        raise ValueError(f"{file}: there is no key {printable(unknown[0])[:80]}; {nearest(unknown[0][:80], FIELDS)}")
     return sections, base
 
 

@@ -248,7 +248,9 @@ def draw_predictions(path: Path, found: Predictions, names: list[str], config: C
     """Draws mistakes in red, then a sample of the other held-out images; `names` are those of the classes."""
     examples = [*found.mistakes, *[None] * (-len(found.mistakes) % COLUMNS), *found.sample]
     wrong, right = (int(count) for count in found.confidence.sum(1))
-    title = f"held-out images by the {weights}: {len(found.mistakes)} of {wrong:,} mistakes (red), the most confident, "
+    title = (
+        f"held-out images by the {weights}: {len(found.mistakes)} of {wrong:,} mistakes (red, most confident first) "
+    )
     title += f"and {len(found.sample)} of {right:,} right predictions"
     rows = -(-len(examples) // COLUMNS)
     figure = Figure(figsize=(1.1 * COLUMNS, 1.4 * rows + 0.5))
@@ -261,7 +263,7 @@ def draw_predictions(path: Path, found: Predictions, names: list[str], config: C
             axes.set_axis_off()
             axes.imshow((example.image.permute(1, 2, 0) * std + mean).clamp(0, 1).numpy())
             is_right = example.guess == example.truth
-            text = f"{name_guess(names, example.guess)} {example.probability:.0%}"
+            text = f"{name_guess(names, example.guess)} ({example.probability:.0%})"
             text = text if is_right else f"{text},\nnot {names[example.truth]}"
             style = {"fontsize": 8, "pad": 2, "color": "black" if is_right else "red", "parse_math": False}
             fit_text(axes.set_title(text, **style), 1.0, 0.3)
@@ -277,11 +279,11 @@ def draw_confusion(path: Path, found: Predictions, names: list[str]) -> None:
     """Draws the confusion matrix as numbers of images, in rows the true and in columns the predicted class."""
     from sklearn.metrics import ConfusionMatrixDisplay  # slow to import
 
-    labels = [shorten(name, 24) for name in names] + ["NaN"] * any(guess < 0 for _, guess in found.counts)
+    labels = [shorten(name, 16) for name in names] + ["NaN"] * any(guess < 0 for _, guess in found.counts)
     matrix = torch.zeros(len(labels), len(labels), dtype=torch.long)
     for (truth, guess), count in found.counts.items():
         matrix[truth, guess] = count
-    side = 2.5 + 0.35 * len(labels)
+    side = 3.5 + 0.35 * len(labels)
     figure = Figure(figsize=(side, side), layout="constrained")
     axes = figure.add_subplot()
     display = ConfusionMatrixDisplay(matrix.numpy(), display_labels=labels)
@@ -289,6 +291,8 @@ def draw_confusion(path: Path, found: Predictions, names: list[str]) -> None:
     axes.set(xlabel="predicted class", ylabel="true class")
     for label in (*axes.get_xticklabels(), *axes.get_yticklabels()):
         label.set_parse_math(False)
+    for text in display.text_.flat:
+        text.set_visible(text.get_text() != "0")
     write_file(path, png(figure))
 
 
