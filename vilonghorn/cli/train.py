@@ -43,10 +43,9 @@ def main(argv: Sequence[str]) -> int:
 
 def write_missing_digits(config: Config) -> None:
     """Writes the digits of configs/digits.yaml if a run shall read them and their folder is not there."""
-    folder = Path(config.data.train).parent
-    if folder == DIGITS and not folder.exists():
-        write_digits(folder)
-        print(f"wrote scikit-learn's handwritten digits to {folder}", flush=True)
+    if Path(config.data.train) == DIGITS / "train" and not DIGITS.exists():
+        write_digits(DIGITS)
+        print(f"wrote scikit-learn's handwritten digits to {DIGITS}", flush=True)
 
 
 def train(argv: Sequence[str]) -> None:

@@ -248,10 +248,8 @@ def draw_predictions(path: Path, found: Predictions, names: list[str], config: C
     """Draws mistakes in red, then a sample of the other held-out images; `names` are those of the classes."""
     examples = [*found.mistakes, *[None] * (-len(found.mistakes) % COLUMNS), *found.sample]
     wrong, right = (int(count) for count in found.confidence.sum(1))
-    title = (
-        f"held-out images by the {weights}: {len(found.mistakes)} of {wrong:,} mistakes (red, most confident first) "
-    )
-    title += f"and {len(found.sample)} of {right:,} right predictions"
+    red = f"{len(found.mistakes)} of {wrong:,} mistakes (red, most confident first)"
+    title = f"held-out images by the {weights}: {red} and {len(found.sample)} of {right:,} right predictions"
     rows = -(-len(examples) // COLUMNS)
     figure = Figure(figsize=(1.1 * COLUMNS, 1.4 * rows + 0.5))
     figure.subplots_adjust(0.01, 0.1 / figure.get_figheight(), 0.99, 1 - 0.75 / figure.get_figheight(), hspace=0.4)
