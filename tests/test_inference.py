@@ -49,7 +49,7 @@ def test_weights_in_a_file_bring_their_names_if_they_have_any(run, tmp_path):
     for file, kwargs in ((directory / "best.safetensors", None), (tmp_path / "plain.pth", KWARGS)):
         loaded = load(NANO, str(file), kwargs)
         assert (
-            loaded.preprocessing["mean"] == (0.485, 0.456, 0.406) and loaded.transform.transforms[0].size == 18
+            loaded.preprocessing["mean"] == (0.485, 0.456, 0.406) and loaded.transform.transforms[1].size == 18
         )  # crop_pct 0.875
         assert torch.allclose(loaded.denormalize((pixels - mean) / std), pixels.permute(1, 2, 0), atol=1e-6)
         assert loaded.weights == f"weights of {file.name}"

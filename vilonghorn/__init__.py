@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"  # before the imports: bindings.py compares it with the installed one
-__all__ = ["load", "models", "predict"]
+__all__ = ["load", "models", "predict", "read_image"]
 
 
 def _is_command() -> bool:
@@ -18,15 +18,18 @@ def _is_command() -> bool:
 
 if TYPE_CHECKING:
     from . import models
+    from .data.images import read_image
     from .inference import load, predict
 elif not _is_command():  # a command imports torch, and with it the models, only if it needs them
     from . import models
 
 
 def __getattr__(name: str) -> Any:
-    """`load` and `predict`, and in a command `models`, when they are first used."""
+    """`load`, `predict`, `read_image`, and in a command `models`, when they are first used."""
     if name in ("load", "predict"):
         return getattr(import_module(".inference", __name__), name)
+    if name == "read_image":
+        return import_module(".data.images", __name__).read_image
     if name == "models":
         return import_module(".models", __name__)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -3,6 +3,7 @@
 import os
 import pickle
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
@@ -16,9 +17,11 @@ from timm.data import ImageNetInfo, create_transform, infer_imagenet_subset, res
 from timm.layers import to_2tuple
 from timm.models import load_state_dict, model_entrypoint
 from torch import Tensor, nn
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, default_collate
+from torchvision.transforms import Compose
 
-from .data.images import EXTENSIONS, MAX_PIXELS, printable, read_image
+from .data.images import EXTENSIONS, MAX_PIXELS, printable, read_image, to_rgb
+from .data.loaders.loader import read_batches
 from .engine import load_config, load_run
 from .engine.build import MODEL_ERRORS, one_line, pick_device
 from .engine.checkpoint import RunDirectory, load_weights
@@ -43,8 +46,8 @@ class LoadedModel:
 
     @cached_property
     def transform(self) -> Callable[[Image.Image], Tensor]:
-        """Converts an RGB image to the model's input (3, H, W), resized, cropped and normalised."""
-        return create_transform(**self.preprocessing, is_training=False)
+        """Converts any PIL image to the model's input (3, H, W): made RGB by `to_rgb`, resized, cropped, normalised."""
+        return Compose([to_rgb, *create_transform(**self.preprocessing, is_training=False).transforms])
 
     @property
     def name(self) -> str:
@@ -92,7 +95,7 @@ def load(
     Example::
 
         photos = vilonghorn.load("runs/photos")
-        image = photos.transform(Image.open("a.jpg").convert("RGB"))  # (3, H, W)
+        image = photos.transform(vilonghorn.read_image("a.jpg"))  # (3, H, W)
         with torch.inference_mode():
             scores = photos.model(image[None].to(photos.device))[0]  # (classes,)
         print(photos.class_name(int(scores.argmax())))
@@ -148,16 +151,17 @@ def predict(
 
     Raises:
         ValueError: the model has no classes, does not take the images, or returns scores that are not finite.
+        OSError: the disk fails, or a process that reads images.
     """
     if getattr(loaded.model, "num_classes", None) == 0:
         raise ValueError(f"{loaded.name} has no classifier: give it num_classes, and weights for them")
     read = partial(_read_batch, loaded.transform, max_pixels)
-    for batch in DataLoader(files, batch_size, num_workers=workers, collate_fn=read):
-        images = [image for _, image in batch if isinstance(image, Tensor)]
-        predictions = iter(_classify(loaded, torch.stack(images), top) if images else [])
-        for file, image in batch:
-            result = {"error": image} if isinstance(image, str) else {"predictions": next(predictions)}
-            yield {"image": file, **result}
+    loader = DataLoader(files, batch_size, num_workers=workers, collate_fn=read)
+    with closing(read_batches(loader, "the images")) as batches:
+        for errors, images in batches:
+            predictions = iter([] if images is None else _classify(loaded, images, top))
+            for file, error in errors:
+                yield {"image": file, **({"predictions": next(predictions)} if error is None else {"error": error})}
 
 
 def preprocessing(data: DataConfig) -> dict[str, Any]:
@@ -167,6 +171,7 @@ def preprocessing(data: DataConfig) -> dict[str, Any]:
         mean=tuple(data.mean),
         std=tuple(data.std),
         crop_pct=data.crop_pct,
+        crop_mode=data.crop_mode,
         interpolation={"area": "box"}.get(data.interpolation, data.interpolation),
     )
 
@@ -280,18 +285,20 @@ def _pretrained_class_names(model: nn.Module) -> list[str] | None:
 
 def _read_batch(
     transform: Callable[[Image.Image], Tensor], max_pixels: int, files: Sequence[str]
-) -> list[tuple[str, Tensor | str]]:
-    """Pairs each file with the model's input, or with a sentence on why it cannot be read."""
-    batch: list[tuple[str, Tensor | str]] = []
+) -> tuple[list[tuple[str, str | None]], Tensor | None]:
+    """Pairs each file with None, or a sentence on why it cannot be read; and the model's input from the others."""
+    errors: list[tuple[str, str | None]] = []
+    images = []
     for file in files:
         try:
             if os.path.isdir(file):
                 expected = f"expected names that end in {', '.join(EXTENSIONS)}"
                 raise ValueError(f"{printable(file)}: no image in this folder; {expected}")
-            batch.append((file, transform(read_image(file, max_pixels))))
+            images.append(transform(read_image(file, max_pixels)))
+            errors.append((file, None))
         except ValueError as error:
-            batch.append((file, str(error)))
-    return batch
+            errors.append((file, str(error)))
+    return errors, default_collate(images) if images else None
 
 
 def _classify(loaded: LoadedModel, images: Tensor, top: int) -> list[list[dict[str, Any]]]:

@@ -28,7 +28,7 @@ from sklearn.svm import SVC
 from timm.optim import create_optimizer_v2
 from torch import Tensor
 
-import vilonghorn  # noqa: F401  (registers the models)
+import vilonghorn
 from vilonghorn.bench.tables import fill_page, markdown
 from vilonghorn.data.files import atomic_write, write_json
 
@@ -76,9 +76,7 @@ def read_images(files: list[tuple[Path, int]]) -> Images:
     """Images on white ground, padded to squares."""
     pixels = torch.empty(len(files), 3, SIDE, SIDE, dtype=torch.uint8)
     for i, (file, _) in enumerate(files):
-        image = Image.open(file).convert("RGBA")
-        image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image).convert("RGB")
-        image = ImageOps.pad(image, (SIDE, SIDE), Image.Resampling.BICUBIC, "white")
+        image = ImageOps.pad(vilonghorn.read_image(file), (SIDE, SIDE), Image.Resampling.BICUBIC, "white")
         pixels[i] = torch.from_numpy(np.array(image)).permute(2, 0, 1)
     return Images(pixels, torch.tensor([label for _, label in files]))
 

@@ -9,6 +9,7 @@ import difflib
 import os
 import sys
 import textwrap
+import warnings
 from collections.abc import Sequence
 from importlib import import_module
 
@@ -72,6 +73,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         the reader of the output has closed the pipe, such as `head`.
     """
     name, *arguments = (sys.argv[1:] if argv is None else argv) or [""]
+    warnings.formatwarning = lambda message, *_, **__: f"warning: {message}\n"
     try:
         try:
             return _run(name, arguments)

@@ -11,7 +11,7 @@ from pathlib import Path
 from jsonargparse.typing import NonNegativeInt, PositiveInt
 from tqdm import tqdm
 
-from ..data.images import images_under, printable
+from ..data.images import describe_left_out, list_images, printable
 from ..inference import predict
 from . import make_parser
 from .arguments import add_max_pixels, add_model, load_model
@@ -30,10 +30,16 @@ add_max_pixels(parser)
 def find_images(names: Sequence[str]) -> list[str]:
     """Replaces each folder by the image files in it at any depth, sorted, without hidden files and folders.
 
-    A folder without images stays in the list, so that `predict` reports it.
+    A folder without images stays in the list, so that `predict` reports it. Files that are left out are counted on
+    standard error.
     """
-    found = [sorted(images_under(name)) if Path(name).is_dir() else [] for name in names]
-    return [file for name, files in zip(names, found) for file in files or [name]]
+    files = []
+    for name in names:
+        found, left_out = list_images(name) if Path(name).is_dir() else ([], None)
+        if left_out:
+            print(f"{printable(name)}: {describe_left_out(len(found), left_out)}", file=sys.stderr)
+        files += found or [name]
+    return files
 
 
 def main(argv: Sequence[str]) -> int:

@@ -3,20 +3,33 @@
 The writer of `.beton` files and the folder loader both use it, so that they have the same samples in the same order.
 """
 
+import errno
 import hashlib
 import os
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
 
 import numpy as np
-from PIL import Image, ImageOps, UnidentifiedImageError
+from PIL import ExifTags, Image, UnidentifiedImageError, features
 
-EXTENSIONS = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".ppm", ".pgm", ".tif", ".tiff")
-FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "PPM", "TIFF", "GIF")  # by content; the extension does not count
+# By content; the extension does not count.
+FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "PPM", "TIFF", "GIF", *(["AVIF"] if features.check("avif") else []))
+EXTENSIONS = tuple(
+    ".jpg .jpeg .jpe .jfif .mpo .png .apng .webp .bmp .ppm .pgm .pbm .pnm .tif .tiff .gif".split()
+    + [".avif"] * ("AVIF" in FORMATS)
+)
+# Folders and files that systems and archivers add, beside hidden ones.
+ADDED = {"@eadir", "__macosx", "#recycle", "$recycle.bin", "lost+found", "system volume information"}
+ADDED |= {"thumbs.db", "desktop.ini"}
 MAX_PIXELS = 89_478_485  # above, PIL warns of an image that is small as a file and fills the memory
 MIN_SIDE = 2  # pixels; a centre crop of half of one pixel is empty, and FFCV aborts the process on an empty crop
-_SPLITS = {"train", "training", "val", "valid", "validation", "test"}
+TURNS = "FLIP_LEFT_RIGHT ROTATE_180 FLIP_TOP_BOTTOM TRANSPOSE ROTATE_270 TRANSVERSE ROTATE_90".split()
+ORIENTATIONS = {number: Image.Transpose[name] for number, name in enumerate(TURNS, 2)}  # of EXIF
+TRAIN, HELD_OUT = {"train", "training"}, {"val", "valid", "validation", "test"}
+# Errors of the machine, not of a file.
+IO_ERRORS = {getattr(errno, name, -1) for name in ("EIO", "EMFILE", "ENFILE", "ENOMEM", "ESTALE", "EREMOTEIO")}
 
 
 class UnreadableImage(ValueError):
@@ -29,48 +42,70 @@ def printable(name: str) -> str:
 
 
 class ImageFolder:
-    """A map-style dataset of (RGB image, label) over `root/class/**/image`, both levels in sorted order.
+    """A map-style dataset of (RGB image, label) over `root/class/**/image`, both levels sorted as strings.
 
-    An image is opened when it is indexed. See `images_under` for the files that are taken.
+    An image is opened when it is indexed. See `list_images` for the files that are taken.
 
     Args:
         root: a folder with one folder of images for each class.
         max_pixels: width times height above which an image is refused when it is opened.
+        classes: class names by label, of which some may have no folder or no image. Default: the names of the folders,
+            each of which must have an image.
 
     Attributes:
         classes: class names by label.
         paths: image files.
         labels: (N,) int64.
+        notes: sentences on what a user may not expect: files that are left out, folders of a wrong level.
 
     Raises:
         FileNotFoundError, NotADirectoryError: there is no such folder.
-        ValueError: it has no class folders, has the splits of a dataset, or one of its classes has no image.
+        ValueError: it has no class folders, has the splits of a dataset, one of its classes has no image, or is not
+            among `classes`.
     """
 
-    def __init__(self, root: str | os.PathLike, max_pixels: int = MAX_PIXELS):
+    def __init__(self, root: str | os.PathLike, max_pixels: int = MAX_PIXELS, classes: Sequence[str] | None = None):
         root = Path(root)
         if not root.is_dir():
             kind, what = (NotADirectoryError, "not a") if root.exists() else (FileNotFoundError, "no such")
             raise kind(f"{root}: {what} folder; expected one with a folder of images for each class")
-        folders = sorted(path for path in root.iterdir() if path.is_dir() and not path.name.startswith("."))
-        classes = [folder.name for folder in folders]
-        self.path, self.classes, self.max_pixels = root, classes, max_pixels
+        self.path, self.max_pixels, self.notes = root, max_pixels, []
+        # The same names and order in every locale and on every system.
+        folders = {os.fsencode(name).decode("utf-8", "surrogateescape"): root / name for name in _folders(root)}
+        folders = dict(sorted(folders.items()))
         if not folders:
             raise ValueError(f"{root}: no class folders in it; expected {root}/CLASS/IMAGE for each class")
-        if _SPLITS.issuperset(name.lower() for name in classes):
-            raise ValueError(f"{root}: its folders are splits ({', '.join(classes)}), not classes; give one of them")
-        files = [sorted(images_under(folder)) for folder in folders]
-        if empty := [name for name, found in zip(classes, files) if not found]:
+        lower = {name.lower() for name in folders}
+        if lower <= TRAIN | HELD_OUT or (lower & TRAIN and lower & HELD_OUT):
+            names = printable(", ".join(folders))
+            raise ValueError(f"{root}: its folders are splits ({names}), not classes; give one of them")
+        found, left_out = zip(*(list_images(folder) for folder in folders.values()))
+        empty = [name for name, files in zip(folders, found) if not files]
+        if empty and (classes is None or len(empty) == len(folders)):
             raise ValueError(
-                f"{root}: no image in class folder {printable(', '.join(empty[:5]))}{', ...' * (len(empty) > 5)}; "
-                f"add images ({' '.join(EXTENSIONS)}) or remove the folder"
+                f"{root}: no image in class folder {shorten(empty)}; add images ({' '.join(EXTENSIONS)}) "
+                "or remove the folder"
             )
-        self.paths = [path for found in files for path in found]
-        self.labels = np.repeat(np.arange(len(files), dtype=np.int64), [len(found) for found in files])
+        self.classes = list(folders if classes is None else classes)
+        index = match_classes(str(root), [name for name in folders if name not in empty], self.classes)
+        self.paths = [path for files in found for path in files]
+        self.labels = np.repeat(index, [len(files) for files in found if files])
+        self._add_notes(list(folders.values()), sum(left_out, Counter()))
+
+    def _add_notes(self, folders: list[Path], left_out: Counter[str]) -> None:
+        beside = [name for name in os.listdir(self.path) if (self.path / name).is_file() and is_image(name)]
+        left_out.update(f"{os.path.splitext(name)[1].lower()} beside the class folders" for name in beside)
+        if left_out:
+            self.notes.append(f"{self.path}: {describe_left_out(len(self.paths), left_out)}")
+        if self.num_classes == 1:
+            self.notes.append(f"{self.path}: it has one class only, {printable(folders[0].name)}")
+        if not {os.path.dirname(path) for path in self.paths} & {str(folder) for folder in folders}:
+            level = f"give {folders[0]} if the classes are in it" if len(folders) == 1 else "expected images in them"
+            self.notes.append(f"{self.path}: its class folders have folders only; {level}")
 
     @property
     def num_classes(self) -> int:
-        """Number of class folders."""
+        """Number of class names."""
         return len(self.classes)
 
     @cached_property
@@ -86,23 +121,77 @@ class ImageFolder:
         return read_image(self.paths[index], self.max_pixels), int(self.labels[index])
 
 
-def images_under(folder: str | os.PathLike) -> Iterator[str]:
-    """Image files in a folder at any depth, by their extension, without hidden files and folders; links are followed.
+def match_classes(source: str, names: Sequence[str], classes: Sequence[str]) -> np.ndarray:
+    """(len(names),) int64: the index of each name in `classes`.
 
-    Raises the OSError of a folder that cannot be read.
+    Raises:
+        ValueError: a name of `source` is not among them.
+    """
+    labels = {name: label for label, name in enumerate(classes)}
+    if unknown := [name for name in names if name not in labels]:
+        raise ValueError(
+            f"{source}: there is no class {shorten(unknown)} in the training data or the model, which have "
+            f"{shorten(classes)}; remove or rename it"
+        )
+    return np.array([labels[name] for name in names], np.int64)
+
+
+def is_image(name: str) -> bool:
+    """Whether a file with this name is taken for an image."""
+    return name.lower().endswith(EXTENSIONS) and not _is_added(name)
+
+
+def list_images(folder: str | os.PathLike) -> tuple[list[str], Counter[str]]:
+    """Finds image files in a folder at any depth, by their extension. Links are followed.
+
+    Hidden files and folders, and those that systems and archivers add, such as `@eaDir` and `__MACOSX`, do not count.
+
+    Returns:
+        The files, sorted as strings; and by extension the number of files that are left out.
+
+    Raises:
+        OSError: a folder cannot be read.
     """
 
     def fail(error: OSError) -> None:
         raise error  # os.walk would leave the folder out
 
+    found: list[str] = []
+    left_out: Counter[str] = Counter()
+    seen = set()
     for parent, folders, files in os.walk(folder, onerror=fail, followlinks=True):
-        folders[:] = [name for name in folders if not name.startswith(".")]
-        for name in files:
-            if name.lower().endswith(EXTENSIONS) and not name.startswith("."):
-                yield os.path.join(parent, name)
+        status = os.stat(parent)
+        if status.st_ino and (status.st_dev, status.st_ino) in seen:  # a link to a folder above it
+            folders.clear()
+            continue
+        seen.add((status.st_dev, status.st_ino))
+        folders[:] = [name for name in folders if not _is_added(name)]
+        found += [os.path.join(parent, name) for name in files if is_image(name)]
+        others = [name for name in files if not is_image(name) and not _is_added(name)]
+        left_out.update(os.path.splitext(name)[1].lower() or "without extension" for name in others)
+    return sorted(found, key=lambda path: path.replace(os.sep, "/")), left_out
 
 
-def read_image(path: str, max_pixels: int = MAX_PIXELS) -> Image.Image:
+def describe_left_out(found: int, left_out: Counter[str]) -> str:
+    """One line on the files that `list_images` left out."""
+    kinds = shorten([f"{count} {kind}" for kind, count in left_out.most_common()])
+    return f"{left_out.total()} of {found + left_out.total()} files are left out: {kinds}"
+
+
+def shorten(names: Sequence[str]) -> str:
+    """The first five names, as they can be printed."""
+    return printable(", ".join(names[:5])) + ", ..." * (len(names) > 5)
+
+
+def _is_added(name: str) -> bool:
+    return name.startswith(".") or name.lower() in ADDED
+
+
+def _folders(root: Path) -> list[str]:
+    return [path.name for path in root.iterdir() if path.is_dir() and not _is_added(path.name)]
+
+
+def read_image(path: str | os.PathLike, max_pixels: int = MAX_PIXELS) -> Image.Image:
     """Reads an image file of one of `FORMATS` as upright 8-bit RGB; see `to_rgb`.
 
     Args:
@@ -111,12 +200,14 @@ def read_image(path: str, max_pixels: int = MAX_PIXELS) -> Image.Image:
             raises that limit, too, for this process.
 
     Raises:
-        UnreadableImage: it is not there, cannot be decoded to the end, a side is below 2 pixels, or it has more than
-            `max_pixels`.
+        UnreadableImage (a ValueError): it is not there, is not a regular file, cannot be decoded to the end, a side is
+            below 2 pixels, or it has more than `max_pixels`.
+        OSError: the disk or the memory fails.
     """
-    name = printable(path)
+    name = printable(os.fspath(path))
     if not os.path.isfile(path):  # opening a named pipe would wait for ever
-        raise UnreadableImage(f"{name}: there is no such file")
+        what = "it is not a regular file" if os.path.exists(path) else "there is no such file"
+        raise UnreadableImage(f"{name}: {what}")
     if Image.MAX_IMAGE_PIXELS is not None:
         Image.MAX_IMAGE_PIXELS = max(Image.MAX_IMAGE_PIXELS, max_pixels)
     try:
@@ -131,7 +222,11 @@ def read_image(path: str, max_pixels: int = MAX_PIXELS) -> Image.Image:
     except Image.DecompressionBombError as error:  # also PIL's own, above twice MAX_IMAGE_PIXELS
         remedy = "shrink it or, if you trust the file, raise max_pixels (--max-pixels, --data.max_pixels)"
         raise UnreadableImage(f"{name}: too many pixels ({error}); {remedy}") from error
+    except MemoryError as error:
+        raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM), name) from error
     except Exception as error:  # decoders raise nearly any exception on a damaged file
+        if getattr(error, "errno", None) in IO_ERRORS:
+            raise OSError(error.errno, error.strerror, name) from error
         unknown = isinstance(error, UnidentifiedImageError)
         reason = f"its content is none of {', '.join(FORMATS)}" if unknown else error
         raise UnreadableImage(f"{name}: not a readable image ({reason}); convert, repair or remove it") from error
@@ -146,11 +241,14 @@ def to_rgb(image: Image.Image) -> Image.Image:
     if image.mode == "F" or (image.mode == "I" and image.format not in ("PNG", "PPM")):  # those have 16 bits
         kind = "floating point numbers" if image.mode == "F" else "integers"
         raise ValueError(f"its pixels are 32-bit {kind}, of unknown range; convert it to 8 bits")
-    image = ImageOps.exif_transpose(image)
+    turn = ORIENTATIONS.get(image.getexif().get(ExifTags.Base.Orientation))  # PIL's own function fails on damaged EXIF
+    image = image.copy() if turn is None else image.transpose(turn)
     if image.mode.startswith("I"):  # 16-bit gray, which PIL would clip to 255 instead of scaling
         pixels = np.asarray(image, dtype=np.int64)
         pixels = np.where(pixels == image.info.get("transparency", -1), 0xFFFF, pixels)
         image = Image.fromarray(np.clip(pixels >> 8, 0, 255).astype(np.uint8))
     if image.has_transparency_data:
         image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image.convert("RGBA"))
-    return image if image.mode == "RGB" else image.convert("RGB")
+    image = image if image.mode == "RGB" else image.convert("RGB")
+    image.info.clear()  # else the orientation would be applied again
+    return image

@@ -59,8 +59,17 @@ def autocast(amp: str, device: torch.device) -> torch.autocast:
     return torch.autocast(device.type, dtype, enabled=amp != "off")
 
 
-def build_loader(config: Config, device: torch.device | str, *, training: bool, dist: Distributed | None = None) -> Any:
+def build_loader(
+    config: Config,
+    device: torch.device | str,
+    *,
+    training: bool,
+    classes: Sequence[str] | None = None,
+    dist: Distributed | None = None,
+) -> Any:
     """The loader of the training or held-out data, of which each process reads a part.
+
+    `classes` are the class names by label; held-out data may lack some. None: those of the data.
 
     Raises FileNotFoundError if there is no such data, and the errors of `create_loader`.
     """
@@ -72,6 +81,7 @@ def build_loader(config: Config, device: torch.device | str, *, training: bool, 
             "of images for each class, or the .beton file that vilonghorn beton FOLDER FILE makes of it"
         )
     options = {"seed": config.run.seed, "device": device, "rank": dist.rank, "world_size": dist.world_size}
+    options["classes"] = classes
     if data.workers is None and dist.local_size > 1:
         options["workers"] = max(1, available_cpus() // dist.local_size)
     sections = [data, config.augmentation] if training else [data]

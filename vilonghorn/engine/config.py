@@ -2,7 +2,6 @@
 
 import difflib
 import json
-import math
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field, fields
 from os.path import expanduser
@@ -278,7 +277,7 @@ def flatten(sections: dict[str, Any]) -> dict[str, Any]:
 def changed_keys(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
     """The keys that differ between two configurations and that a resumed run must not change."""
     old, new = flatten(old), flatten(new)
-    return [key for key in FIELDS if key not in FREE_ON_RESUME and old.get(key, math.nan) != new[key]]
+    return [key for key in FIELDS if key not in FREE_ON_RESUME and old.get(key, FIELDS[key].default) != new[key]]
 
 
 def nearest(name: str, known: Iterable[str]) -> str:

@@ -215,7 +215,8 @@ class Trainer:
             raise ValueError(f"{config.run.dir} was started with another {', '.join(changed)}: resume with the same")
         device = pick_device(config.run.device, dist)
         train = build_loader(config, device, training=True, dist=dist) if train is None else train
-        val = build_loader(config, device, training=False, dist=dist) if val is None else val
+        if val is None:
+            val = build_loader(config, device, training=False, classes=train.class_names, dist=dist)
         check_classes(config.data.train, train.num_classes, train.class_names, config.data.val, val)
         self.train_loader, self.val_loader = train, val
         self.steps = StepCounter(len(train), config.optimizer.accumulate, dist.world_size)

@@ -18,6 +18,7 @@ from icons import PACKAGE, VERSION
 from npm import MANIFEST
 from PIL import Image
 
+from vilonghorn import read_image
 from vilonghorn.data import write_beton
 
 COLOURS = ((1, 0, 0), (0, 1, 0), (0, 0, 1), (1, 1, 0), (1, 0, 1), (0, 1, 1))  # red, green, blue, yellow, magenta, cyan
@@ -217,7 +218,7 @@ class Icons:
 
     def __getitem__(self, index: int) -> tuple[Image.Image, int]:
         file, label = self.files[index]
-        return Image.open(file).convert("RGB"), label
+        return read_image(file), label
 
 
 @cache

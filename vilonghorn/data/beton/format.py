@@ -9,13 +9,16 @@ import base64
 import hashlib
 import json
 import os
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from io import BytesIO
 from pathlib import Path
 from typing import BinaryIO
 
 import numpy as np
 from PIL import Image
+
+from ..images import match_classes
 
 VERSION = 2
 HEADER = np.dtype(
@@ -69,6 +72,25 @@ class Beton:
     def num_classes(self) -> int:
         """Number of class names, without them the largest label plus one."""
         return len(self.classes) if self.classes is not None else int(self.labels.max()) + 1
+
+    @property
+    def notes(self) -> list[str]:
+        """Sentences on what a user may not expect: what is lost without a manifest, or without its checksums."""
+        if self.checksums is not None:
+            return []
+        beside = manifest_path(self.path)
+        lost = "has no checksums, so that" if beside.is_file() else "is missing, so that class names are unknown, and"
+        return [f"{self.path}: {beside.name} {lost} damaged images are not noticed; write the file again"]
+
+    def with_classes(self, classes: Sequence[str]) -> "Beton":
+        """The same samples with the labels that their class names have in `classes`.
+
+        Raises:
+            ValueError: a class of the file that has images is not among them.
+        """
+        present, position = np.unique(self.labels, return_inverse=True)
+        index = match_classes(str(self.path), [self.classes[label] for label in present], classes)
+        return replace(self, labels=index[position], classes=list(classes))
 
     def __getitem__(self, index: int) -> tuple[Image.Image, int]:
         image, size = self.images[index], int(self.sizes[index])

@@ -1,12 +1,15 @@
 """Loaders of normalised batches: from a `.beton` by FFCV, from an image folder by timm's transforms."""
 
 import os
+import warnings
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ..beton.format import check_beton
-from ..images import ImageFolder
+import numpy as np
+
+from ..beton.format import Beton, check_beton
+from ..images import ImageFolder, shorten
 from ..threads import available_cpus
 from .config import LoaderConfig
 from .loader import FolderLoader, Loader
@@ -30,7 +33,11 @@ def create_loader(source: str | os.PathLike, config: LoaderConfig | None = None,
         FileNotFoundError: there is no such source.
         ImportError: the source is a `.beton` and FFCV cannot be imported.
         TypeError: an option is unknown, or a required one is missing.
-        ValueError: an option is out of range, the folder has no images, or the `.beton` is damaged (BetonError).
+        ValueError: an option is out of range, the folder has no images or a class that is not among `classes`, or the
+            `.beton` is damaged (BetonError) or has no checksums, which `checksums=True` requires.
+
+    Warns:
+        What a user may not expect: files that are left out, classes without images, checks that cannot be made.
     """
     config = LoaderConfig(**options) if config is None else replace(config, **options)
     source = Path(source)
@@ -40,9 +47,19 @@ def create_loader(source: str | os.PathLike, config: LoaderConfig | None = None,
     if config.interpolation is None:
         by_area = config.training and not from_folder
         config = replace(config, interpolation="area" if by_area else "bicubic")
-    if from_folder:
-        return FolderLoader(ImageFolder(source, config.max_pixels), config)
-    beton = check_beton(source)
+    data = ImageFolder(source, config.max_pixels, config.classes) if from_folder else check_beton(source)
+    if isinstance(data, Beton):
+        if config.checksums and data.checksums is None:
+            raise ValueError(f"{data.notes[0]} (checksums is true; null reads it as it is)")
+        if config.classes is not None and data.classes is not None:
+            data = data.with_classes(config.classes)
+    counts = np.bincount(data.labels, minlength=data.num_classes)
+    missing = [name for name, count in zip(data.classes or (), counts) if count == 0]
+    notes = [f"{source}: no image of {len(missing)} of {len(counts)} classes: {shorten(missing)}"] * bool(missing)
+    for note in [*data.notes, *notes] if config.rank == 0 else ():
+        warnings.warn(note, stacklevel=2)
+    if isinstance(data, ImageFolder):
+        return FolderLoader(data, config)
     try:
         from .ffcv import FFCVLoader
     except (ImportError, OSError) as error:
@@ -50,4 +67,4 @@ def create_loader(source: str | os.PathLike, config: LoaderConfig | None = None,
             f"{source}: reading a .beton needs FFCV, which cannot be imported ({error}); run ./setup.sh in a clone of "
             "vilonghorn, which builds it (vilonghorn[ffcv] has only what FFCV imports), or give the image folder"
         ) from error
-    return FFCVLoader(beton, config)
+    return FFCVLoader(data, config)

@@ -15,6 +15,7 @@ from timm.data.constants import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
 from ..augment.policy import Policy
 from ..images import MAX_PIXELS
 
+CROP_MODES = ("center", "squash", "border")
 SIZE_STEP = 32  # pixels; sizes of a progressive resolution are multiples of it, as in ffcv-imagenet
 
 
@@ -46,12 +47,15 @@ class ImageConfig:
         mean: mean of each channel of images in [0, 1], subtracted
         std: standard deviation of each channel, divided by
         crop_pct: side of the centre crop in evaluation, as a fraction of the largest that fits
+        crop_mode: what evaluation shows, as in timm: center (the largest square, times crop_pct), squash (the image
+            squeezed to a square, times crop_pct) or border (the whole image, with borders; not for a .beton)
         interpolation: from that crop to image_size: bicubic (with antialiasing, PIL's) or area (average, faster)
         workers: decoding threads (.beton) or processes (folder; 0 decodes in the main process); null: one for each CPU,
             for a folder at most 8
         max_pixels: an image file of a folder with more pixels (width times height) is refused, because it fills the
             memory
-        checksums: compare each image of a .beton with the checksum in its manifest when it is first read
+        checksums: compare each image of a .beton with the checksum in its manifest when it is first read; null: if
+            there are checksums; true: require them
     """
 
     batch_size: int = within("[1, inf)", 128)
@@ -59,10 +63,11 @@ class ImageConfig:
     mean: tuple[float, float, float] = IMAGENET_DEFAULT_MEAN
     std: tuple[float, float, float] = within("(0, inf)", IMAGENET_DEFAULT_STD)
     crop_pct: float = within("(0, 1]", 0.875)
+    crop_mode: Literal["center", "squash", "border"] = "center"
     interpolation: Literal["bicubic", "area"] = "bicubic"
     workers: int | None = within("[0, inf)", None)
     max_pixels: int = within("[1, inf)", MAX_PIXELS)
-    checksums: bool = True
+    checksums: bool | None = None
 
 
 @dataclass
@@ -132,6 +137,7 @@ class LoaderConfig(TransformConfig, ImageConfig):
     Args:
         training: shuffled random crops, augmented, in full batches; else centre crops in the order of the source
         interpolation: None: area for training on a .beton, else bicubic
+        classes: class names by label, of which the source may lack some; None: those of the source
         seed: of order and augmentation
         device: where batches go
         rank: number of this process
@@ -140,6 +146,7 @@ class LoaderConfig(TransformConfig, ImageConfig):
 
     training: bool
     interpolation: Literal["area", "bicubic"] | None = None
+    classes: Sequence[str] | None = None
     seed: int = within("[0, 9223372036854775808)", 0)  # 63 bits
     device: str | torch.device = "cpu"
     rank: int = 0
@@ -153,8 +160,9 @@ class LoaderConfig(TransformConfig, ImageConfig):
         self.device = torch.device(self.device)
         check_intervals(self)
         self.check_transforms(self.image_size, self.mean)
-        if self.interpolation not in (None, "area", "bicubic"):
-            raise ValueError(f"interpolation is {self.interpolation!r}; expected area or bicubic")
+        for name, known in {"interpolation": (None, "area", "bicubic"), "crop_mode": CROP_MODES}.items():
+            if (value := getattr(self, name)) not in known:
+                raise ValueError(f"{name} is {value!r}; expected {' or '.join(filter(None, known))}")
         if not 0 <= self.rank < self.world_size:
             raise ValueError(f"rank is {self.rank} of {self.world_size}; expected 0 to {self.world_size - 1}")
 

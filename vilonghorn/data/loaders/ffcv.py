@@ -85,6 +85,8 @@ class FFCVLoader(Loader):
     """Batches of a `.beton`. `config.workers` is a number of decoding threads, at least 1 and at most the CPUs."""
 
     def __init__(self, beton: Beton, config: LoaderConfig):
+        if config.crop_mode == "border" and not config.training:
+            raise ValueError(f"{beton.path}: crop_mode border reads image folders only; a .beton has center or squash")
         super().__init__(beton, config)
         self._file = np.asarray(np.memmap(beton.path, np.uint8, "r"))
         self._threads = max(1, min(config.workers, available_cpus()))
@@ -125,7 +127,7 @@ class FFCVLoader(Loader):
         config, images = self.config, self.data.images[indices]
         heights, widths = images["height"].astype(np.int64), images["width"].astype(np.int64)
         if not config.training:
-            return np.pad(center_crops(heights, widths, config.crop_pct), ((0, 0), (0, 1)))
+            return np.pad(center_crops(heights, widths, config.crop_pct, config.crop_mode), ((0, 0), (0, 1)))
         uniforms = uniform(config.seed, epoch, views, 1 + 4 * ATTEMPTS, CROP)
         boxes = random_crops(uniforms[:, 1:], heights, widths, config.scale, config.ratio)
         return np.concatenate([boxes, uniforms[:, :1] < config.hflip], axis=1)
@@ -164,11 +166,13 @@ def random_crops(
     return np.stack([top, top + h, left, left + w], axis=1)
 
 
-def center_crops(heights: np.ndarray, widths: np.ndarray, crop_pct: float) -> np.ndarray:
-    """Centre crops: the largest square times `crop_pct`.
+def center_crops(heights: np.ndarray, widths: np.ndarray, crop_pct: float, crop_mode: str = "center") -> np.ndarray:
+    """Centre crops: the largest square times `crop_pct`; with `crop_mode` "squash" the largest box.
 
     `heights` and `widths` of the images are (B,) in pixels. Returns (B, 4) int64: top, bottom, left, right.
     """
-    side = np.clip(np.rint(crop_pct * np.minimum(heights, widths)), 1, None).astype(np.int64)
-    top, left = (heights - side) // 2, (widths - side) // 2
-    return np.stack([top, top + side, left, left + side], axis=1)
+    sides = np.stack([heights, widths])
+    box = crop_pct * (sides if crop_mode == "squash" else sides.min(0))
+    h, w = np.broadcast_to(np.clip(np.rint(box), 1, None).astype(np.int64), sides.shape)
+    top, left = (heights - h) // 2, (widths - w) // 2
+    return np.stack([top, top + h, left, left + w], axis=1)

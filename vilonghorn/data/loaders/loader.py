@@ -4,9 +4,12 @@ A loader chooses the samples of an epoch and of a rank, and augments a batch on 
 """
 
 import signal
+import threading
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import closing, nullcontext
+from multiprocessing import Lock, active_children
+from typing import Any
 
 import numpy as np
 import torch
@@ -136,8 +139,7 @@ class FolderLoader(Loader):
     """
 
     def _read(self, epoch: int, batches: list[np.ndarray]) -> Iterator[Batch]:
-        # An unreadable sample is returned in place of its batch: a worker's exception would carry its traceback.
-        for batch in DataLoader(
+        loader = DataLoader(
             SeededDataset(self.data, self.config, epoch),
             batch_sampler=[views.tolist() for views in batches],
             num_workers=self.config.workers,
@@ -145,10 +147,48 @@ class FolderLoader(Loader):
             worker_init_fn=_ignore_signals,
             pin_memory=self.config.device.type == "cuda",
             generator=torch.Generator(),  # the default would draw from torch's global generator
-        ):
-            if isinstance(batch, ValueError):
-                raise batch
-            yield batch
+        )
+        with closing(read_batches(loader, str(self.data.path))) as read:
+            for views, images in zip(batches, read):
+                if isinstance(images, Exception):
+                    raise images
+                yield images, torch.from_numpy(self.data.labels[sample_of(views)])
+
+
+def read_batches(loader: DataLoader, source: str) -> Iterator[Any]:
+    """Iterates over a DataLoader, and ends its processes on every way out, also those that ignore SIGTERM.
+
+    Args:
+        loader: batches of which all tensors are made by `default_collate`: in a worker it takes shared memory at once,
+            and raises an error if there is none. torch would only print the error later, and wait for ever.
+        source: the data, for errors.
+
+    Raises:
+        ChildProcessError: a process failed or was killed, or cannot be started.
+    """
+    before, workers = {*active_children()}, set()
+    in_main = hasattr(signal, "SIGCHLD") and threading.current_thread() is threading.main_thread()
+    handler = signal.getsignal(signal.SIGCHLD) if in_main else None
+    try:
+        try:
+            if loader.num_workers:
+                Lock()  # fails here if /dev/shm is full; torch would print a traceback
+            batches = iter(loader)
+        finally:
+            workers = {*active_children()} - before
+            if in_main:  # torch's handler would raise the error anywhere, such as in an update
+                signal.signal(signal.SIGCHLD, handler or signal.SIG_DFL)
+        yield from batches
+    except (RuntimeError, OSError, EOFError) as error:
+        if not loader.num_workers:
+            raise
+        raise ChildProcessError(
+            f"{source}: a process that reads images failed or was killed ({str(error).splitlines()[-1]}); if memory is "
+            "short, lower workers or batch_size; in a container, enlarge /dev/shm"
+        ) from error
+    finally:
+        for worker in workers:
+            worker.kill()
 
 
 def _ignore_signals(worker: int) -> None:
@@ -158,13 +198,15 @@ def _ignore_signals(worker: int) -> None:
             signal.signal(getattr(signal, name), signal.SIG_IGN)
 
 
-def _collate(samples: list) -> Batch | ValueError:
-    bad = [sample for sample in samples if isinstance(sample, ValueError)]
-    return bad[0] if bad else default_collate(samples)
+def _collate(samples: list[torch.Tensor | Exception]) -> torch.Tensor | Exception:
+    return next((sample for sample in samples if isinstance(sample, Exception)), None) or default_collate(samples)
 
 
 class SeededDataset(Dataset):
-    """(uint8 image (3, H, W), label) of an epoch by view, cropped and flipped by timm, or the error of reading it."""
+    """Images (3, H, W) uint8 of an epoch by view, cropped and flipped by timm; or the error of reading one.
+
+    An error is returned, because one that a worker raises has its traceback in its message.
+    """
 
     def __init__(self, folder: ImageFolder, config: LoaderConfig, epoch: int):
         self.folder, self.seed, self.epoch = folder, config.seed, epoch
@@ -177,15 +219,19 @@ class SeededDataset(Dataset):
             color_jitter=None,
             interpolation="box" if config.interpolation == "area" else config.interpolation,
             crop_pct=config.crop_pct,
+            crop_mode=config.crop_mode,
+            mean=config.mean,  # the colour of borders
             use_prefetcher=True,  # leaves uint8, which is normalised on the device
         )
 
-    def __getitem__(self, view: int) -> tuple[torch.Tensor, int] | ValueError:
+    def __getitem__(self, view: int) -> torch.Tensor | Exception:
         index = sample_of(view)
         try:
-            image, label = self.folder[index]
+            image, _ = self.folder[index]
         except ValueError as error:
             return ValueError(f"sample {index}: {error}")
+        except OSError as error:
+            return error
         seed = int(uniform(self.seed, self.epoch, np.array([view]), 1)[0, 0] * 2**32)
         with seeded(seed):
-            return torch.as_tensor(self.transform(image)), label
+            return torch.as_tensor(self.transform(image))
