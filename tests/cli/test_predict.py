@@ -37,7 +37,7 @@ def test_files_and_folders_get_what_the_model_says_of_each(run, tmp_path, capsys
     for result, image in zip(results, inputs.values()):
         assert [(p["name"], p["probability"]) for p in result["predictions"]] == expected(model, image)
         assert all(NAMES[p["class"]] == p["name"] for p in result["predictions"])
-    assert err == ""
+    assert err == f"{tmp_path / 'in'}: 1 of 4 files are left out: 1 .txt\n"
 
     assert main(["predict", directory, str(tmp_path / "z.png"), "--top", "2"]) == 0
     (first, p), (second, q) = expected(model, inputs["z.png"], 2)

@@ -1,15 +1,18 @@
 """Image folders are listed in order and refused clearly; every kind of image becomes the right RGB."""
 
+import errno
 import os
+import re
 import struct
 import zlib
 
 import numpy as np
 import pytest
-from PIL import EpsImagePlugin, Image
+from PIL import EpsImagePlugin, Image, features
+from timm.data import create_transform
 
-from vilonghorn.data import ImageFolder
-from vilonghorn.data.images import UnreadableImage, read_image
+from vilonghorn.data import ImageFolder, create_loader, write_beton
+from vilonghorn.data.images import UnreadableImage, describe_crop, read_image, to_rgb
 
 
 def test_classes_and_samples_are_sorted_and_labels_count_the_classes(folder):
@@ -34,24 +37,24 @@ def test_nested_images_count_and_hidden_and_foreign_files_do_not(tmp_path, photo
 
 
 @pytest.mark.parametrize(
-    "make",
+    "make, message",
     [
-        lambda path: path.symlink_to(path.name),
-        lambda path: path.symlink_to("gone.png"),
-        lambda path: path.mkdir(),
-        lambda path: getattr(os, "mkfifo", os.mkdir)(path),
+        (lambda path: path.symlink_to(path.name), "there is no such file"),
+        (lambda path: path.symlink_to("gone.png"), "there is no such file"),
+        (lambda path: path.mkdir(), "it is not a regular file"),
+        (lambda path: os.mkfifo(path), "it is not a regular file"),
+        (lambda path: path.symlink_to("/dev/zero"), "it is not a regular file"),
     ],
-    ids=["link to itself", "dangling link", "folder", "named pipe"],
+    ids=["link to itself", "dangling link", "folder", "named pipe", "device"],
 )
-def test_what_is_no_file_is_named_when_it_is_read(tmp_path, photo, make):
+def test_what_is_no_file_is_named_when_it_is_read(tmp_path, photo, make, message):
     (tmp_path / "a").mkdir()
     photo(0).save(tmp_path / "a" / "0.png")
     make(tmp_path / "a" / "x.png")
     images = ImageFolder(tmp_path)
     assert images.classes == ["a"] and len(images) == 2 - (tmp_path / "a" / "x.png").is_dir()
-    for name in ("a/x.png", "gone.png"):
-        with pytest.raises(UnreadableImage, match=f"{name}: there is no such file$"):
-            read_image(str(tmp_path / name))
+    with pytest.raises(UnreadableImage, match=f"a/x.png: {message}$"):
+        read_image(tmp_path / "a/x.png")
 
 
 @pytest.mark.parametrize(
@@ -62,6 +65,7 @@ def test_what_is_no_file_is_named_when_it_is_read(tmp_path, photo, make):
         (["x.png"], ".", ValueError, "no class folders"),
         (["full/x.png", "hollow/.hidden"], ".", ValueError, "no image in class folder hollow"),
         (["train/a/x.png", "val/a/x.png"], ".", ValueError, r"folders are splits \(train, val\), not classes"),
+        (["all/x.png", "Train/x.png", "test/x.png"], ".", ValueError, r"are splits \(Train, all, test\), not classes"),
     ],
 )
 def test_a_folder_without_images_of_classes_is_refused(tmp_path, files, folder, error, message):
@@ -163,11 +167,132 @@ def test_a_truncated_image_and_one_of_one_pixel_are_named(tmp_path, photo):
         read_image(str(tmp_path / "dot.png"))
 
 
-def test_exif_rotation_is_applied_and_half_transparent_pixels_are_blended_with_white(tmp_path):
-    image = Image.new("RGB", (20, 10))
+@pytest.mark.parametrize("suffix", [".jpg", ".png", ".webp", ".tif"])
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_the_orientation_of_a_camera_is_applied_once(tmp_path, orientation, suffix):
+    upright = Image.fromarray(np.uint8([[0, 80, 160], [40, 120, 255]])).resize((48, 32), Image.Resampling.NEAREST)
+    turns = dict(zip(range(2, 9), (0, 3, 1, 5, 2, 6, 4)))  # what the camera did, the reverse of the remedy
+    stored = upright.transpose(Image.Transpose(turns[orientation])) if orientation > 1 else upright
+    exif = stored.getexif()
+    exif[0x0112] = orientation
+    stored.convert("RGB").save(tmp_path / f"x{suffix}", exif=exif, quality=100)
+    once = read_image(tmp_path / f"x{suffix}")
+    for image in (once, to_rgb(once), to_rgb(Image.open(tmp_path / f"x{suffix}"))):
+        assert np.abs(np.asarray(image).astype(int) - np.asarray(upright)[..., None]).max() < 12
+
+
+def test_damaged_exif_data_do_not_hide_an_image(tmp_path):
+    image, random = Image.effect_noise((40, 30), 50), np.random.default_rng(0)
     exif = image.getexif()
-    exif[0x0112] = 6  # turn by 90 degrees to see it upright
-    image.save(tmp_path / "x.jpg", exif=exif)
-    assert read_image(str(tmp_path / "x.jpg")).size == (10, 20)
+    exif[0x0112], exif[0x010F] = 6, "camera"
+    whole = exif.tobytes()
+    for _ in range(400):
+        damaged = bytearray(whole)
+        for at in random.integers(8, len(whole), 3):
+            damaged[at] = random.integers(256)
+        image.save(tmp_path / "x.jpg", exif=bytes(damaged))
+        assert sorted(read_image(tmp_path / "x.jpg").size) == [30, 40]
+
+
+def test_half_transparent_pixels_are_blended_with_white(tmp_path):
     Image.new("RGBA", (2, 2), (0, 0, 0, 128)).save(tmp_path / "x.png")
     assert np.asarray(read_image(str(tmp_path / "x.png"))).tolist() == np.full((2, 2, 3), 127).tolist()
+
+
+@pytest.mark.parametrize(
+    ("name", "format"),
+    [("a.gif", "GIF"), ("a.JPE", "JPEG"), ("a.jfif", "JPEG"), ("A.WebP", "WEBP"), ("a.pnm", "PPM"), ("a.avif", "AVIF")],
+)
+def test_every_extension_of_a_format_that_pillow_reads_is_taken(tmp_path, photo, name, format):
+    if format == "AVIF" and not features.check("avif"):
+        pytest.skip("this Pillow reads no AVIF")
+    (tmp_path / "a").mkdir()
+    photo(0).save(tmp_path / "a" / name, format)
+    image = ImageFolder(tmp_path)[0][0]
+    assert np.abs(np.asarray(image).astype(int) - np.asarray(photo(0))).mean() < 12
+
+
+def test_files_that_are_left_out_are_counted_and_those_of_systems_are_not(tmp_path, photo):
+    for name in ("a/x.png", "a/deep/y.HEIC", "a/z.heic", "a/README", "b/x.jpg", "c.png", "b/notes.txt"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        photo(0).save(tmp_path / name, "PNG")
+    for name in ("@eaDir/x.png", "__MACOSX/a/._x.png", "a/@eaDir/x.png", "a/Thumbs.db", "b/.x.png", "b/desktop.ini"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        photo(0).save(tmp_path / name, "PNG")
+    images = ImageFolder(tmp_path)
+    assert images.classes == ["a", "b"] and len(images) == 2
+    kinds = "2 .heic, 1 without extension, 1 .txt, 1 .png beside the class folders"
+    assert images.notes == [f"{tmp_path}: 5 of 7 files are left out: {kinds}"]
+    with pytest.warns(UserWarning, match="5 of 7 files are left out: 2 .heic"):
+        create_loader(tmp_path, training=True, batch_size=1)
+    with pytest.warns(UserWarning, match="5 of 7 files are left out: 2 .heic"):
+        write_beton(tmp_path, tmp_path / "x.beton", progress=False)
+
+
+def test_a_link_to_a_folder_above_ends(tmp_path, photo):
+    (tmp_path / "a" / "b").mkdir(parents=True)
+    photo(0).save(tmp_path / "a" / "b" / "x.png")
+    (tmp_path / "a" / "b" / "up").symlink_to("..")
+    assert len(ImageFolder(tmp_path)) == 1
+
+
+def test_classes_are_in_the_order_of_their_names_as_strings(tmp_path, photo):
+    names = ["1", "10", "2", "B", "Z", "a", "b", "é"]
+    for name in reversed(names):
+        (tmp_path / name).mkdir()
+        photo(0).save(tmp_path / name / "x.png")
+    assert ImageFolder(tmp_path).classes == names
+
+
+@pytest.mark.parametrize(
+    ("files", "note"),
+    [
+        (["only/x.png"], "it has one class only, only"),
+        (["2024/cat/x.png", "2024/dog/x.png"], "its class folders have folders only; give .*2024 if the classes are"),
+        (["cat/1/x.png", "dog/1/x.png"], "its class folders have folders only; expected images in them"),
+    ],
+)
+def test_folders_of_a_doubtful_level_are_noted(tmp_path, files, note):
+    for file in files:
+        (tmp_path / file).parent.mkdir(parents=True)
+        (tmp_path / file).touch()
+    assert any(re.search(note, found) for found in ImageFolder(tmp_path).notes)
+
+
+def test_given_classes_are_matched_by_name(tmp_path, photo):
+    for name in ("cat", "eel"):
+        (tmp_path / name).mkdir()
+        photo(0).save(tmp_path / name / "x.png")
+    (tmp_path / "dog").mkdir()
+    images = ImageFolder(tmp_path, classes=["eel", "ant", "dog", "cat"])
+    assert images.labels.tolist() == [3, 0] and images.num_classes == 4
+    (tmp_path / "bee").mkdir()
+    assert ImageFolder(tmp_path, classes=images.classes).labels.tolist() == [3, 0]
+    photo(0).save(tmp_path / "bee" / "x.png")
+    with pytest.raises(
+        ValueError, match="there is no class bee in the training data or the model, which have eel"
+    ):
+        ImageFolder(tmp_path, classes=images.classes)
+
+
+@pytest.mark.parametrize("error", [OSError(errno.EIO, "Input/output error"), OSError(errno.EMFILE, "x"), MemoryError()])
+def test_an_error_of_the_machine_is_not_one_of_the_image(tmp_path, photo, monkeypatch, error):
+    (tmp_path / "a").mkdir()
+    photo(0).save(tmp_path / "a" / "x.png")
+    monkeypatch.setattr(Image.Image, "load", lambda image: (_ for _ in ()).throw(error))
+    with pytest.raises(OSError, match=r"\[Errno \d+\] .*: '.*a/x.png'"):
+        write_beton(tmp_path, tmp_path / "x.beton", skip_unreadable=True, progress=False)
+    assert [path.name for path in tmp_path.iterdir()] == ["a"]
+
+
+@pytest.mark.parametrize("mode", ["center", "squash", "border"])
+@pytest.mark.parametrize("pct", [1.0, 0.8])
+def test_the_share_of_an_image_that_a_crop_shows_is_that_of_timms_transform(mode, pct):
+    picture = Image.new("RGB", (400, 200), "white")
+    transform = create_transform(160, crop_pct=pct, crop_mode=mode, use_prefetcher=True, mean=(0, 0, 0))
+    bright = float((np.asarray(transform(picture)) > 128).mean())  # of the output; scaled to the input below
+    scale = {"center": 200 * pct / 160, "border": 400 * pct / 160}.get(mode)
+    shown = pct**2 if scale is None else bright * (160 * scale) ** 2 / (400 * 200)
+    note = describe_crop(np.array([[400, 200]] * 3), pct, mode)
+    assert (note is None) == (shown > 0.9)
+    assert note is None or f"the {mode} crop shows {100 * shown:.0f}% of an image" in note

@@ -11,10 +11,10 @@ from pathlib import Path
 from jsonargparse.typing import NonNegativeInt, PositiveInt
 from tqdm import tqdm
 
-from ..data.images import describe_left_out, list_images, printable
+from ..data.images import describe_crop, describe_left_out, image_sizes, list_images, printable
 from ..inference import predict
 from . import make_parser
-from .arguments import add_max_pixels, add_model, load_model
+from .arguments import add_crop_mode, add_max_pixels, add_model, load_model
 
 parser = make_parser("predict", __doc__, "runs/photos holiday/ --top 3", "vim_tiny a.jpg b.jpg --json")
 add_model(parser)
@@ -25,6 +25,7 @@ help = "processes that read images (default: 0, the main process reads)"
 parser.add_argument("--workers", type=NonNegativeInt, default=0, help=help)
 parser.add_argument("--json", action="store_true", help="print one JSON object per image and line (default: text)")
 add_max_pixels(parser)
+add_crop_mode(parser)
 
 
 def find_images(names: Sequence[str]) -> list[str]:
@@ -47,6 +48,9 @@ def main(argv: Sequence[str]) -> int:
     options = parser.parse_args(argv)
     loaded, files = load_model(options), find_images(options.images)
     settings = {name: getattr(options, name) for name in ("top", "batch_size", "workers", "max_pixels")}
+    crop = {"crop_pct": 1.0, "crop_mode": "center"} | loaded.preprocessing
+    if note := describe_crop(image_sizes(files), crop["crop_pct"], crop["crop_mode"]):
+        print(note.replace("crop_mode", "--crop-mode", 1), file=sys.stderr)
     failed = False
     with tqdm(total=len(files), unit="img", disable=None if len(files) > 1 else True) as bar:
         for result in predict(loaded, files, **settings):

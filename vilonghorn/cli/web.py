@@ -18,13 +18,14 @@ from ..engine.report import png
 from ..inference import LoadedModel, predict
 from ..interpret import EXPLANATIONS, KINDS, draw, make_sheet
 from . import make_parser
-from .arguments import add_max_pixels, add_model, load_backbone
+from .arguments import add_crop_mode, add_max_pixels, add_model, load_backbone
 
 parser = make_parser("web", __doc__, "runs/photos", "runs/photos --checkpoint last --port 8080")
 add_model(parser)
 parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
 parser.add_argument("--port", type=int, help="default: the first free one from 7860")
 add_max_pixels(parser)
+add_crop_mode(parser)
 
 
 def main(argv: Sequence[str]) -> None:

@@ -5,11 +5,41 @@ import json
 import os
 import shutil
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import IO, Any, Literal
 
-import filelock
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None
+
+# Errors of file systems that lack an operation, such as CIFS, FUSE and the shared folders of virtual machines.
+UNSUPPORTED = frozenset({errno.EINVAL, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOLCK})
+
+
+@contextmanager
+def atomic_writes(*targets: tuple[Path, Literal["wb", "w"]]) -> Iterator[list[IO[Any]]]:
+    """As `atomic_write`, for several files of one folder: all are on the disk before the first is renamed."""
+    paths = [path for path, _ in targets]
+    partials = [path.with_name(f"{path.name}.{os.getpid()}.partial") for path in paths]
+    try:
+        with named_errors(paths[0]):
+            with ExitStack() as stack:
+                files = [
+                    stack.enter_context(open(partial, f"{mode}+", encoding=None if "b" in mode else "utf-8"))
+                    for partial, (_, mode) in zip(partials, targets)
+                ]
+                yield files
+                for file in files:
+                    file.flush()
+                    sync(file.fileno())
+            for partial, path in zip(partials, paths):
+                os.replace(partial, path)
+            sync_folder(paths[0].parent)
+    finally:
+        for partial in partials:
+            partial.unlink(missing_ok=True)
 
 
 @contextmanager
@@ -23,17 +53,8 @@ def atomic_write(path: str | os.PathLike, mode: Literal["wb", "w"] = "wb") -> It
         path: the final name; its folder exists.
         mode: "wb" for bytes (the default), "w" for UTF-8 text. The file can be read back, too.
     """
-    path = Path(path)
-    partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
-    try:
-        with open(partial, f"{mode}+", encoding=None if "b" in mode else "utf-8") as file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(partial, path)
-    finally:
-        partial.unlink(missing_ok=True)
-    sync_folder(path.parent)
+    with atomic_writes((Path(path), mode)) as (file,):
+        yield file
 
 
 def write_json(path: str | os.PathLike, values: Mapping[str, Any]) -> None:
@@ -65,14 +86,15 @@ def atomic_folder(path: str | os.PathLike) -> Iterator[Path]:
         raise FileExistsError(f"{path}: exists; remove it or give another name")
     partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
     try:
-        partial.mkdir(parents=True)
-        yield partial
-        if hasattr(os, "sync"):
-            os.sync()
-        os.rename(partial, path)
+        with named_errors(path):
+            partial.mkdir(parents=True)
+            yield partial
+            if hasattr(os, "sync"):
+                os.sync()
+            os.rename(partial, path)
+            sync_folder(path.parent)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
-    sync_folder(path.parent)
 
 
 @contextmanager
@@ -80,29 +102,57 @@ def only_writer(path: Path) -> Iterator[None]:
     """Locks a file beside `path`; the system releases the lock if the process is killed.
 
     Raises:
-        FileExistsError: another process has locked it.
+        FileExistsError: another process, or this one, has locked it.
         FileNotFoundError: the folder of `path` does not exist.
     """
     if not path.parent.is_dir():
         raise FileNotFoundError(f"{path.parent}: no such folder to write {path.name} into; make it first")
-    lock = filelock.FileLock(path.with_name(f"{path.name}.lock"))
-    try:
-        lock.acquire(blocking=False)
-    except filelock.Timeout:
-        raise FileExistsError(f"{path}: is being written by another process; wait, or give another name") from None
+    beside = path.with_name(f"{path.name}.lock")
+    if (file := lock(beside, inherited=True)) is None:
+        raise FileExistsError(f"{path}: is being written by another process; wait, or give another name")
     try:
         yield
     finally:
-        with suppress(OSError):  # fails on Windows, where it is not needed
-            os.unlink(lock.lock_file)
-        lock.release()
+        file.close()
+        beside.unlink(missing_ok=True)
+
+
+def lock(path: Path, inherited: bool = False) -> IO[bytes] | None:
+    """Opens and locks a file, until it is closed or the process ends. Returns None if it is locked already.
+
+    With `inherited`, a second call in this process is refused, too, and processes that this one forks keep the lock.
+    Windows and file systems without locks do not lock.
+    """
+    file = open(path, "ab")
+    try:
+        if fcntl is not None:
+            (fcntl.flock if inherited else fcntl.lockf)(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        if error.errno in (errno.EACCES, errno.EAGAIN):
+            file.close()
+            return None
+        if error.errno not in UNSUPPORTED:
+            raise
+    return file
+
+
+@contextmanager
+def named_errors(path: Path) -> Iterator[None]:
+    """Adds `path` to an OSError that names no file."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno is not None and error.filename is None:
+            error.filename = str(path)
+        raise
 
 
 @contextmanager
 def explain_full_disk(path: Path, remedy: str) -> Iterator[None]:
-    """Rewords the error of a full disk: which file could not be written, and what to do; `remedy` may name {path}."""
+    """Names the file that could not be written, and says what to do if the disk is full; `remedy` may name {path}."""
     try:
-        yield
+        with named_errors(path):
+            yield
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise
@@ -111,11 +161,20 @@ def explain_full_disk(path: Path, remedy: str) -> Iterator[None]:
         ) from error
 
 
+def sync(descriptor: int) -> None:
+    """Flushes an open file or folder to the disk, if its file system can."""
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        if error.errno not in UNSUPPORTED:
+            raise
+
+
 def sync_folder(folder: Path) -> None:
     """Flushes a folder's entries to the disk, so that a rename in it survives a power failure."""
-    if os.name == "posix":
+    if os.name == "posix" and os.access(folder, os.R_OK):
         descriptor = os.open(folder, os.O_RDONLY)
         try:
-            os.fsync(descriptor)
+            sync(descriptor)
         finally:
             os.close(descriptor)

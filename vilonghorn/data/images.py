@@ -8,6 +8,7 @@ import hashlib
 import os
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
 
@@ -217,7 +218,6 @@ def read_image(path: str | os.PathLike, max_pixels: int = MAX_PIXELS) -> Image.I
                 raise Image.DecompressionBombError(f"{width}x{height} are more than the limit of {max_pixels:,}")
             if min(image.size) < MIN_SIDE:
                 raise ValueError(f"{width}x{height} pixels; each side must have at least {MIN_SIDE}")
-            image.load()
             return to_rgb(image)
     except Image.DecompressionBombError as error:  # also PIL's own, above twice MAX_IMAGE_PIXELS
         remedy = "shrink it or, if you trust the file, raise max_pixels (--max-pixels, --data.max_pixels)"
@@ -232,6 +232,30 @@ def read_image(path: str | os.PathLike, max_pixels: int = MAX_PIXELS) -> Image.I
         raise UnreadableImage(f"{name}: not a readable image ({reason}); convert, repair or remove it") from error
 
 
+def image_sizes(paths: Sequence[str], most: int = 64) -> np.ndarray:
+    """(n, 2) int64: the sides of up to `most` evenly spaced images, without those that cannot be read."""
+    sizes = []
+    for path in filter(os.path.isfile, paths[:: max(1, -(-len(paths) // most))]):
+        with suppress(Exception), Image.open(path, formats=FORMATS) as image:  # `read_image` says what is wrong
+            sizes.append(image.size)
+    return np.array(sizes, np.int64).reshape(-1, 2)
+
+
+def describe_crop(sizes: np.ndarray, crop_pct: float, crop_mode: str) -> str | None:
+    """One line on what timm's evaluation transform shows of images with sides (n, 2); None if it is 90% or more."""
+    if not len(sizes):
+        return None
+    aspect = sizes.max(1) / sizes.min(1)
+    shown = {
+        "center": crop_pct**2 / aspect,
+        "squash": np.full(len(sizes), crop_pct**2),
+        "border": crop_pct * np.minimum(1, crop_pct * aspect),
+    }[crop_mode]
+    percent = 100 * float(np.median(shown))
+    whole = "crop_mode squash or border with crop_pct 1 shows all of it"
+    return None if percent >= 90 else f"the {crop_mode} crop shows {percent:.0f}% of an image (median); {whole}"
+
+
 def to_rgb(image: Image.Image) -> Image.Image:
     """Converts an image to RGB: applies its EXIF orientation, scales 16-bit gray, puts transparent pixels on white.
 
@@ -241,6 +265,7 @@ def to_rgb(image: Image.Image) -> Image.Image:
     if image.mode == "F" or (image.mode == "I" and image.format not in ("PNG", "PPM")):  # those have 16 bits
         kind = "floating point numbers" if image.mode == "F" else "integers"
         raise ValueError(f"its pixels are 32-bit {kind}, of unknown range; convert it to 8 bits")
+    image.load()  # PIL turns a TIFF when it reads the pixels
     turn = ORIENTATIONS.get(image.getexif().get(ExifTags.Base.Orientation))  # PIL's own function fails on damaged EXIF
     image = image.copy() if turn is None else image.transpose(turn)
     if image.mode.startswith("I"):  # 16-bit gray, which PIL would clip to 255 instead of scaling

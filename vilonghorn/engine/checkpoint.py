@@ -1,6 +1,5 @@
 """Checkpoints and the directory of a run. All files are written atomically."""
 
-import errno
 import hashlib
 import json
 import os
@@ -18,12 +17,7 @@ import yaml
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 
-from ..data.files import atomic_write, explain_full_disk
-
-try:
-    import fcntl
-except ImportError:  # Windows
-    fcntl = None
+from ..data.files import atomic_write, explain_full_disk, lock, named_errors, sync
 
 FORMAT = 3
 HEADER = f"vilonghorn state, format {FORMAT}\n".encode()  # followed by a SHA-256 and the data of torch.save
@@ -57,7 +51,7 @@ def load_state(path: Path) -> dict[str, Any]:
     if not path.is_file():
         raise FileNotFoundError(f"there is no {path.name} in {path.parent}")
     remedy = f"start from {path.parent}/best.safetensors by --model.weights and another --run.dir, or by --overwrite"
-    with open(path, "rb") as file:
+    with named_errors(path), open(path, "rb") as file:
         header, digest, data = file.read(len(HEADER)), file.read(hashlib.sha256().digest_size), file.read()
     if header != HEADER:
         raise ValueError(f"{path} is not the state of a run that this version reads (format {FORMAT}): {remedy}")
@@ -134,18 +128,10 @@ class RunDirectory:
 
     def lock(self) -> None:
         """Keeps other processes from training here, or raises BlockingIOError if one does."""
-        if fcntl is None:
-            return
-        # Unlike flock, lockf is not inherited by decoder processes, which may survive a killed run.
-        self.lock_file = open(self.path / ".lock", "ab")
-        try:
-            fcntl.lockf(self.lock_file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            if error.errno in (errno.EACCES, errno.EAGAIN):
-                remedy = "wait until it ends, or choose another --run.dir"
-                raise BlockingIOError(f"another process is training in {self.path}: {remedy}") from error
-            if error.errno not in (errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP):  # file systems without locks
-                raise
+        self.lock_file = lock(self.path / ".lock")  # not inherited by decoders, which may survive a killed run
+        if self.lock_file is None:
+            remedy = "wait until it ends, or choose another --run.dir"
+            raise BlockingIOError(f"another process is training in {self.path}: {remedy}")
 
     def check_is_free(self, allow_started: bool = False) -> None:
         """Raises FileExistsError if there is a run in the directory, or any file that a run would overwrite.
@@ -202,5 +188,5 @@ class RunDirectory:
 
     def sync_log(self) -> int:
         """Flushes the log to the disk and returns its size in bytes, which a checkpoint records."""
-        os.fsync(self.log.fileno())
+        sync(self.log.fileno())
         return self.log.seek(0, os.SEEK_END)

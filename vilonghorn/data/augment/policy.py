@@ -92,7 +92,7 @@ class Policy:
                 raise ValueError(f"{len(layers)} operations in a row; expected 1 to {MAX_LAYERS}")
         except (AssertionError, ValueError, IndexError) as error:
             remedy = "give a policy of timm such as rand-m9-mstd0.5-inc1"
-            raise ValueError(f"auto_augment {name!r}: {error}; {remedy}") from None
+            raise ValueError(f"auto_augment {name!r}: {str(error) or 'not a policy of timm'}; {remedy}") from None
         self.layers: Sequence[Sequence[AugmentOp | None]] = layers
 
     def plan(self, seed: int, epoch: int, views: np.ndarray) -> Iterator[Step]:

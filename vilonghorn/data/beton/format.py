@@ -18,6 +18,7 @@ from typing import BinaryIO
 import numpy as np
 from PIL import Image
 
+from ..files import named_errors
 from ..images import match_classes
 
 VERSION = 2
@@ -122,7 +123,7 @@ def check_beton(path: str | os.PathLike, *, images: bool = False) -> Beton:
     path = Path(path)
     if not path.is_file():
         raise FileNotFoundError(f"{path}: no such file; write it with: vilonghorn beton FOLDER {path}")
-    with open(path, "rb") as file:
+    with named_errors(path), open(path, "rb") as file:
         samples, regions, digest = _read_tables(path, file)
         sizes = _check_samples(path, samples, regions)
         manifest, checksums = _read_manifest(path, digest, samples["label"])

@@ -8,9 +8,9 @@ import base64
 import hashlib
 import io
 import json
-import math
 import operator
 import os
+import warnings
 import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import closing
@@ -21,7 +21,7 @@ import numpy as np
 from PIL import Image
 from tqdm import tqdm
 
-from ..files import atomic_write, explain_full_disk, only_writer
+from ..files import atomic_writes, explain_full_disk, named_errors, only_writer
 from ..images import MAX_PIXELS, MIN_SIDE, ImageFolder, UnreadableImage, printable, to_rgb
 from ..threads import available_cpus, in_order
 from . import format as fmt
@@ -76,7 +76,7 @@ def write_beton(
     for name, value, low, high in (
         ("max_resolution", max_resolution, MIN_SIDE, MAX_RESOLUTION),
         ("jpeg_quality", jpeg_quality, 1, 100),
-        ("workers", workers, 1, math.inf),
+        ("workers", workers, 1, 1024),
     ):
         if not low <= value <= high:
             raise ValueError(f"{name} {value}: expected {low} to {high}")
@@ -85,6 +85,8 @@ def write_beton(
             raise FileExistsError(f"{path}: exists; give another name, or --overwrite (overwrite=True) to replace it")
         if isinstance(source, (str, os.PathLike)):
             source = ImageFolder(source, max_pixels)
+            for note in source.notes:
+                warnings.warn(note, stacklevel=2)
         if len(source) == 0:
             raise ValueError("the dataset to write is empty; expected at least one sample")
         classes = getattr(source, "classes", None) if classes is None else classes
@@ -98,7 +100,8 @@ def write_beton(
         def encode(index: int) -> tuple[np.ndarray, bytes] | None:
             name = printable(source.paths[index]) if isinstance(source, ImageFolder) else f"sample {index}"
             try:
-                image, label = source[index]
+                with named_errors(Path(name)):
+                    image, label = source[index]
                 return _encode(image, label, name, max_resolution, quality, limit)
             except UnreadableImage as error:
                 if not skip_unreadable:
@@ -110,7 +113,7 @@ def write_beton(
         page = max(MIN_PAGE, 1 << (4 * max_resolution**2).bit_length())
         with (
             explain_full_disk(path, "write again, elsewhere or with mode 'jpg'"),
-            atomic_write(path) as file,
+            atomic_writes((path, "wb"), (fmt.manifest_path(path), "w")) as (file, beside),
             closing(in_order(encode, range(len(source)), workers)) as encoded,
         ):
             bar = tqdm(encoded, total=len(source), desc=f"writing {path.name}", unit="img", disable=not progress)
@@ -127,9 +130,7 @@ def write_beton(
                 "crc32": base64.b64encode(checksums.tobytes()).decode("ascii"),
                 "settings": {"mode": mode, "max_resolution": max_resolution, "jpeg_quality": jpeg_quality},
             }
-            os.fsync(file.fileno())  # what can fail or take long is done before either of the two files is replaced
-            with atomic_write(fmt.manifest_path(path), "w") as beside:
-                beside.write(json.dumps(manifest, indent=1) + "\n")
+            beside.write(json.dumps(manifest, indent=1) + "\n")
         return fmt.check_beton(path)
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from ..beton.format import Beton, check_beton
-from ..images import ImageFolder, shorten
+from ..images import ImageFolder, describe_crop, image_sizes, shorten
 from ..threads import available_cpus
 from .config import LoaderConfig
 from .loader import FolderLoader, Loader
@@ -53,10 +53,7 @@ def create_loader(source: str | os.PathLike, config: LoaderConfig | None = None,
             raise ValueError(f"{data.notes[0]} (checksums is true; null reads it as it is)")
         if config.classes is not None and data.classes is not None:
             data = data.with_classes(config.classes)
-    counts = np.bincount(data.labels, minlength=data.num_classes)
-    missing = [name for name, count in zip(data.classes or (), counts) if count == 0]
-    notes = [f"{source}: no image of {len(missing)} of {len(counts)} classes: {shorten(missing)}"] * bool(missing)
-    for note in [*data.notes, *notes] if config.rank == 0 else ():
+    for note in [*data.notes, *_notes(data, config)] if config.rank == 0 else ():
         warnings.warn(note, stacklevel=2)
     if isinstance(data, ImageFolder):
         return FolderLoader(data, config)
@@ -68,3 +65,17 @@ def create_loader(source: str | os.PathLike, config: LoaderConfig | None = None,
             "vilonghorn, which builds it (vilonghorn[ffcv] has only what FFCV imports), or give the image folder"
         ) from error
     return FFCVLoader(data, config)
+
+
+def _notes(data: ImageFolder | Beton, config: LoaderConfig) -> list[str]:
+    """Sentences on classes without images, and on what evaluation shows of an image."""
+    counts = np.bincount(data.labels, minlength=data.num_classes)
+    missing = [name for name, count in zip(data.classes or (), counts) if count == 0]
+    notes = [f"no image of {len(missing)} of {len(counts)} classes: {shorten(missing)}"] * bool(missing)
+    if not config.training:
+        if isinstance(data, ImageFolder):
+            sizes = image_sizes(data.paths)
+        else:
+            sizes = np.stack([data.images["width"], data.images["height"]], 1)
+        notes += filter(None, [describe_crop(sizes, config.crop_pct, config.crop_mode)])
+    return [f"{data.path}: {note}" for note in notes]

@@ -6,6 +6,8 @@ functions, which release Python's lock.
 
 import ctypes
 import importlib.util
+import os
+import weakref
 import zlib
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -16,6 +18,7 @@ import torch
 from PIL import Image
 
 from ..beton.format import MODES, Beton
+from ..files import named_errors
 from ..rng import CROP, sample_of, uniform
 from ..threads import available_cpus, in_order
 from .config import LoaderConfig
@@ -88,10 +91,11 @@ class FFCVLoader(Loader):
         if config.crop_mode == "border" and not config.training:
             raise ValueError(f"{beton.path}: crop_mode border reads image folders only; a .beton has center or squash")
         super().__init__(beton, config)
-        self._file = np.asarray(np.memmap(beton.path, np.uint8, "r"))
+        self._file = os.open(beton.path, os.O_RDONLY)  # not mapped: an error of the disk would end the process
+        weakref.finalize(self, os.close, self._file)
         self._threads = max(1, min(config.workers, available_cpus()))
         self._resize = resize_area if config.interpolation == "area" else resize_bicubic
-        self._unchecked = np.full(len(beton.images), config.checksums and beton.checksums is not None)
+        self._unchecked = np.full(len(beton.images), config.checksums is not False and beton.checksums is not None)
 
     def _read(self, epoch: int, batches: list[np.ndarray]) -> Iterator[Batch]:
         with ThreadPoolExecutor(self._threads) as pool:
@@ -107,8 +111,12 @@ class FFCVLoader(Loader):
     def _fill(self, index: int, crop: list[int], out: np.ndarray) -> None:
         """Fills `out` (H, W, 3) with a crop of a sample: top, bottom, left, right, and whether to mirror."""
         mode, width, height, at = self.data.images[index].tolist()
-        data = self._file[at : at + self.data.sizes[index]]
+        size = int(self.data.sizes[index])
+        with named_errors(self.data.path):
+            data = np.frombuffer(os.pread(self._file, size, at), np.uint8)
         try:
+            if len(data) < size:
+                raise ValueError("the file is cut off before its end")
             if self._unchecked[index]:
                 if zlib.crc32(data) != self.data.checksums[index]:
                     raise ValueError("its data are not those that were written")
