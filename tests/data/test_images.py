@@ -269,9 +269,7 @@ def test_given_classes_are_matched_by_name(tmp_path, photo):
     (tmp_path / "bee").mkdir()
     assert ImageFolder(tmp_path, classes=images.classes).labels.tolist() == [3, 0]
     photo(0).save(tmp_path / "bee" / "x.png")
-    with pytest.raises(
-        ValueError, match="there is no class bee in the training data or the model, which have eel"
-    ):
+    with pytest.raises(ValueError, match="there is no class bee in the training data or the model, which have eel"):
         ImageFolder(tmp_path, classes=images.classes)
 
 

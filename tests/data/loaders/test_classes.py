@@ -1,0 +1,104 @@
+"""Classes are matched by name, checks that cannot be made are named, and what a crop shows is said."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from timm.data import create_transform
+
+from vilonghorn.data import check_beton, create_loader, write_beton
+from vilonghorn.data.beton.format import manifest_path
+
+BETON = pytest.param("beton", marks=pytest.mark.needs_ffcv)
+EVAL = {"batch_size": 8, "image_size": 16, "training": False, "workers": 0, "crop_pct": 1.0}
+CLASSES = ["eel", "ant", "cat"]
+
+
+@pytest.fixture(params=["folder", BETON])
+def source(request, tmp_path, photo):
+    """Two of three classes, in a folder or a file."""
+    for name in ("cat", "eel"):
+        (tmp_path / "some" / name).mkdir(parents=True)
+        photo(len(name), 40, 40).save(tmp_path / "some" / name / "x.png")
+    if request.param == "folder":
+        return tmp_path / "some"
+    return write_beton(tmp_path / "some", tmp_path / "some.beton", progress=False).path
+
+
+def test_held_out_data_that_lack_a_class_keep_the_labels_of_training(source):
+    with pytest.warns(UserWarning, match=r"some(.beton)?: no image of 1 of 3 classes: ant$"):
+        loader = create_loader(source, **EVAL, classes=CLASSES)
+    assert loader.num_classes == 3 and loader.class_names == CLASSES
+    assert next(loader.epoch(0))[1].tolist() == [2, 0]
+    with pytest.raises(
+        ValueError, match="there is no class eel in the training data or the model, which have cat, dog"
+    ):
+        create_loader(source, **EVAL, classes=["cat", "dog"])
+
+
+@pytest.fixture
+def damaged(tmp_path, raw_beton):
+    """A copy of a file whose manifest is missing, or has no checksums."""
+
+    def make(what):
+        path = tmp_path / "x.beton"
+        path.write_bytes(raw_beton.read_bytes())
+        manifest = json.loads(manifest_path(raw_beton).read_text())
+        del manifest["crc32"]
+        if what == "checksums":
+            manifest_path(path).write_text(json.dumps(manifest))
+        return path
+
+    return make
+
+
+@pytest.mark.needs_ffcv
+@pytest.mark.parametrize(
+    ("what", "lost"),
+    [
+        ("manifest", "is missing, so that class names are unknown, and damaged"),
+        ("checksums", "has no checksums, so that"),
+    ],
+)
+def test_what_is_lost_without_a_manifest_or_its_checksums_is_said(damaged, what, lost):
+    path = damaged(what)
+    assert [lost in note for note in check_beton(path).notes] == [True]
+    with pytest.warns(UserWarning, match=f"x.beton.json {lost}.* images are not noticed; write the file again"):
+        create_loader(path, **EVAL)
+    with pytest.raises(ValueError, match=rf"x.beton.json {lost}.* \(checksums is true; null reads it as it is\)"):
+        create_loader(path, **EVAL, checksums=True)
+
+
+@pytest.mark.parametrize("mode", ["center", "squash", "border"])
+@pytest.mark.parametrize("pct", [1.0, 0.8])
+def test_a_folder_is_evaluated_as_timm_crops(tmp_path, photo, mode, pct):
+    (tmp_path / "a").mkdir()
+    photo(0, 90, 50).save(tmp_path / "a" / "x.png")
+    mean = (0.2, 0.5, 0.7)
+    options = EVAL | {"crop_pct": pct, "image_size": 32, "mean": mean, "std": (1, 1, 1)}
+    images, _ = next(create_loader(tmp_path, **options, crop_mode=mode).epoch(0))
+    expected = create_transform(32, crop_pct=pct, crop_mode=mode, mean=mean, std=(1, 1, 1), interpolation="bicubic")
+    torch.testing.assert_close(images[0], expected(photo(0, 90, 50)), atol=1e-5, rtol=0)
+
+
+@pytest.mark.needs_ffcv
+def test_a_beton_is_squashed_as_timm_does_and_has_no_border(tmp_path, photo):
+    path = write_beton([(photo(0, 90, 50), 0)], tmp_path / "x.beton", progress=False).path
+    plain = EVAL | {"image_size": 32, "mean": (0, 0, 0), "std": (1 / 255,) * 3}
+    images, _ = next(create_loader(path, **plain, crop_mode="squash").epoch(0))
+    expected = np.asarray(photo(0, 90, 50).resize((32, 32), Image.Resampling.BICUBIC), float)
+    assert np.abs(images[0].permute(1, 2, 0).numpy() - expected).max() < 1e-3
+    with pytest.raises(ValueError, match="x.beton: crop_mode border reads image folders only; a .beton has center or"):
+        create_loader(path, **plain, crop_mode="border")
+    create_loader(path, **plain | {"training": True, "batch_size": 1}, crop_mode="border")
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_what_the_centre_crop_cuts_is_said_before_an_evaluation(tmp_path, photo, training, recwarn):
+    (tmp_path / "a").mkdir()
+    photo(0, 100, 50).save(tmp_path / "a" / "x.png")
+    create_loader(tmp_path, **EVAL | {"training": training, "batch_size": 1})
+    found = ["the center crop shows 50% of an image (median); crop_mode squash" in str(w.message) for w in recwarn]
+    assert any(found) != training
