@@ -1,11 +1,15 @@
 """A file that is written atomically is the new one or the old one, never a part."""
 
+import errno
+import fcntl
 import json
 import os
+import subprocess
+import sys
 
 import pytest
 
-from vilonghorn.data.files import atomic_write, write_json
+from vilonghorn.data.files import atomic_folder, atomic_write, lock, write_json
 
 
 @pytest.mark.parametrize(("mode", "content"), [("wb", b"n\xc3\xa9w\n"), ("w", "néw\n")])
@@ -51,3 +55,34 @@ def test_json_has_a_line_for_each_entry_and_each_row(tmp_path):
     text = (tmp_path / "a.json").read_text(encoding="utf-8")
     assert json.loads(text) == values
     assert text.splitlines()[:5] == ["{", ' "name": "é",', ' "sizes": [1, 2],', ' "rows": [', '  {"a": 1, "b": [0.5]},']
+
+
+@pytest.mark.parametrize("code", [errno.EINVAL, errno.EOPNOTSUPP, errno.ENOSYS])
+def test_file_systems_that_cannot_flush_are_written(tmp_path, monkeypatch, code):
+    monkeypatch.setattr(os, "fsync", lambda descriptor: (_ for _ in ()).throw(OSError(code, os.strerror(code))))
+    with atomic_write(tmp_path / "a") as file:
+        file.write(b"new")
+    with atomic_folder(tmp_path / "b") as folder:
+        (folder / "c").touch()
+    assert sorted(path.name for path in tmp_path.rglob("*")) == ["a", "b", "c"]
+
+
+@pytest.mark.parametrize("code", [errno.EIO, errno.EROFS])
+@pytest.mark.parametrize("write", [atomic_write, atomic_folder])
+def test_other_errors_of_a_disk_name_the_path(tmp_path, monkeypatch, write, code):
+    monkeypatch.setattr(os, "fsync", lambda descriptor: (_ for _ in ()).throw(OSError(code, os.strerror(code))))
+    with pytest.raises(OSError, match=f"{os.strerror(code)}: '{tmp_path}/a'"), write(tmp_path / "a"):
+        pass
+
+
+@pytest.mark.parametrize("inherited", [True, False])
+def test_a_lock_is_kept_from_others_and_not_needed_where_there_are_none(tmp_path, monkeypatch, inherited):
+    held = lock(tmp_path / "a", inherited)
+    code = "import fcntl, sys; fcntl.{}(open(sys.argv[1], 'ab'), fcntl.LOCK_EX | fcntl.LOCK_NB)"
+    command = [sys.executable, "-c", code.format("flock" if inherited else "lockf"), str(tmp_path / "a")]
+    assert subprocess.run(command, stderr=subprocess.PIPE).returncode == 1
+    assert (lock(tmp_path / "a", inherited) is None) == inherited
+    held.close()
+    for name in ("flock", "lockf"):
+        monkeypatch.setattr(fcntl, name, lambda *arguments: (_ for _ in ()).throw(OSError(errno.ENOLCK, "no locks")))
+    assert lock(tmp_path / "a", inherited) is not None

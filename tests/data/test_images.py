@@ -5,12 +5,15 @@ import os
 import re
 import struct
 import zlib
+from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from PIL import EpsImagePlugin, Image, features
 from timm.data import create_transform
 
+import vilonghorn
 from vilonghorn.data import ImageFolder, create_loader, write_beton
 from vilonghorn.data.images import UnreadableImage, describe_crop, read_image, to_rgb
 
@@ -294,3 +297,30 @@ def test_the_share_of_an_image_that_a_crop_shows_is_that_of_timms_transform(mode
     note = describe_crop(np.array([[400, 200]] * 3), pct, mode)
     assert (note is None) == (shown > 0.9)
     assert note is None or f"the {mode} crop shows {100 * shown:.0f}% of an image" in note
+
+
+def test_the_transform_of_a_model_takes_any_image_as_predict_does(tmp_path):
+    size = {"img_size": 16, "patch_size": 8, "depth": 1, "embed_dim": 32, "num_classes": 5}
+    loaded = vilonghorn.load("vilonghorn_nano", "random", size)
+    pixels = np.random.default_rng(0).integers(0, 256, (20, 30, 4), dtype=np.uint8)
+    exif = Image.Exif()
+    exif[0x0112] = 8
+    Image.fromarray(pixels[..., :3]).save(tmp_path / "turned.png", exif=exif)
+    Image.fromarray(pixels).save(tmp_path / "alpha.png")
+    Image.fromarray(pixels[..., 0].astype(np.uint16) << 8).save(tmp_path / "deep.png")
+    Image.fromarray(pixels[..., :3]).quantize(16).save(tmp_path / "palette.gif")
+    Image.fromarray(pixels, "CMYK").save(tmp_path / "print.tif")
+    files = sorted(map(str, tmp_path.iterdir()))
+    inputs = torch.stack([loaded.transform(Image.open(file)) for file in files])
+    assert torch.equal(inputs, torch.stack([loaded.transform(vilonghorn.read_image(file)) for file in files]))
+    with torch.inference_mode():
+        expected = loaded.model(inputs).softmax(1).max(1).values.tolist()
+    found = [result["predictions"][0]["probability"] for result in vilonghorn.predict(loaded, files)]
+    assert found == pytest.approx(expected, abs=1e-6)
+
+
+def test_no_page_reads_an_image_in_another_way():
+    root = Path(__file__).parents[2]
+    pages = [root / "README.md", *root.glob("docs/**/*.md"), *root.glob("docs/*.ipynb")]
+    modules = [path for path in root.glob("vilonghorn/**/*.py") if path.parent.name not in ("data", "beton")]
+    assert [path.name for path in pages + modules if 'convert("RGB")' in path.read_text(encoding="utf-8")] == []

@@ -175,18 +175,20 @@ def test_a_disk_that_fills_up_on_the_way_is_named_and_leaves_nothing(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_disk_that_fails_at_the_last_moment_leaves_the_old_file_and_its_manifest(tmp_path, photo, monkeypatch):
-    path, sync = tmp_path / "x.beton", os.fsync
+@pytest.mark.parametrize("operation", ["fsync", "replace"])
+def test_a_disk_that_fails_at_the_last_moment_leaves_the_old_file_and_its_manifest(
+    tmp_path, photo, monkeypatch, operation
+):
+    path = tmp_path / "x.beton"
     write_beton([(photo(0, 8, 8), 0)], path, classes=["old"], progress=False)
-
-    def fail(descriptor):  # of the file of images, which begins after a page of tables
-        if os.fstat(descriptor).st_size > 1 << 20:
-            raise OSError(errno.EIO, "input/output error")
-        sync(descriptor)
-
-    monkeypatch.setattr(os, "fsync", fail)
-    with pytest.raises(OSError, match="input/output error"):
+    monkeypatch.setattr(os, operation, lambda *files: (_ for _ in ()).throw(OSError(errno.EIO, "input/output error")))
+    with pytest.raises(OSError, match="input/output error: '.*x.beton'"):
         write_beton([(photo(1, 8, 8), 0)] * 2, path, classes=["new"], progress=False, overwrite=True)
     assert sorted(file.name for file in tmp_path.iterdir()) == ["x.beton", "x.beton.json"]
     beton = check_beton(path, images=True)
     assert beton.classes == ["old"] and beton.num_samples == 1
+
+
+def test_an_error_of_a_dataset_names_the_sample_and_not_the_new_file(tmp_path):
+    with pytest.raises(OSError, match="input/output error: 'sample 0'"):
+        write_beton(Samples([OSError(errno.EIO, "input/output error")]), tmp_path / "x.beton", progress=False)

@@ -1,6 +1,10 @@
 """What comes through FFCV is what was written: against PIL, against FFCV's own loader, and from damaged files."""
 
+import errno
+import importlib
+import os
 import shutil
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -8,7 +12,7 @@ import pytest
 import torch
 from damage import overwrite
 
-from vilonghorn.data import check_beton, create_loader, write_beton
+from vilonghorn.data import LoaderConfig, check_beton, create_loader, write_beton
 from vilonghorn.data.beton.format import manifest_path
 from vilonghorn.data.loaders.ffcv import center_crops
 
@@ -107,3 +111,28 @@ def test_images_of_two_pixels_are_cropped_and_enlarged(tmp_path):
         loader = create_loader(tmp_path / "x.beton", **{**EVAL, "training": training})
         for images, _ in loader.epoch(0):
             assert images.isfinite().all() and 0 <= images.min() and images.max() <= 255.5
+
+
+def test_a_file_that_is_cut_off_while_it_is_read_is_an_error(copy):
+    path = copy("raw")
+    loader = create_loader(path, **EVAL)
+    os.truncate(path, check_beton(path).images["data_ptr"][20])
+    with pytest.raises(ValueError, match="x.beton: sample 20: the file is cut off before its end; write"):
+        list(loader.epoch(0))
+
+
+def test_an_error_of_the_disk_names_the_file(raw_beton, monkeypatch):
+    loader = create_loader(raw_beton, **EVAL)
+    monkeypatch.setattr(os, "pread", lambda *arguments: (_ for _ in ()).throw(OSError(errno.EIO, "input/output error")))
+    with pytest.raises(OSError, match="input/output error: '.*raw.beton'"):
+        next(loader.epoch(0))
+
+
+def test_no_compiler_and_no_cache_are_needed(raw_beton, monkeypatch):
+    from vilonghorn.data.loaders import ffcv
+
+    for name in ("numba", "llvmlite"):
+        monkeypatch.setitem(sys.modules, name, None)
+    monkeypatch.setenv("HOME", "/nonexistent")
+    again = importlib.reload(ffcv)
+    assert len(list(again.FFCVLoader(check_beton(raw_beton), LoaderConfig(**EVAL, workers=1)).epoch(0))) == 7
