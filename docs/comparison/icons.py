@@ -8,18 +8,25 @@ import hashlib
 import io
 import json
 import re
+import resource
+import signal
 import sys
 from collections import Counter, defaultdict
 from collections.abc import Iterable
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from functools import cache
 from itertools import groupby
 from pathlib import Path
 from typing import Any, NamedTuple
+from xml.parsers import expat
 
 from npm import check_package, main, new_dataset, read_files
 from PIL import Image
 from tqdm import tqdm
 
 PACKAGE, VERSION = "@iconify/json", "2.2.535"
+SHA512 = "nAV60ACUSHwnsb6fsp+letHlNkrwO4vzBtcC6B4EDHErQQfezk7E3nJdnwJjve6OCfMNO0uVT5Vrgna9/NCmXw=="
 HELD_OUT = 0.2  # fraction of the authors in the split "val"
 LICENCES = frozenset(  # SPDX; others (GPL, NC, none, unknown) are left out
     "Apache-2.0 BSD-3-Clause CC-BY-3.0 CC-BY-4.0 CC-BY-SA-3.0 CC-BY-SA-4.0 CC0-1.0 ISC MIT MPL-2.0 OFL-1.1 "
@@ -30,7 +37,11 @@ STYLES = frozenset(  # the last words of a name that say how an icon is drawn: h
     "color duo stroke o s b i r l 1 2 3 4 12 16 20 24 28 32 48".split()
 )
 NAME = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*")  # Iconify's rule for names of sets and icons; safe as a file's name
-EXTERNAL = re.compile(r"""<(image|feImage)\b[^>]*href\s*=\s*["'](?!\s*(#|data:))""")  # resvg opens files of the machine
+# resvg opens files of the machine, and an SVG inside an SVG has references of its own.
+ALLOWED = ("#", *(f"data:image/{kind};" for kind in ("png", "jpeg", "gif", "webp")))
+URL = re.compile(r"""url\(\s*["']?\s*([^"')\s]*)""", re.IGNORECASE)
+MAX_CHARACTERS, MAX_DEPTH = 1 << 20, 64
+SECONDS, MAX_MEMORY = 10, 4 << 30  # for one drawing; bytes
 
 
 class Icon(NamedTuple):
@@ -58,16 +69,78 @@ def split_of(author: str) -> str:
     return "val" if int(hashlib.sha1(author.encode()).hexdigest(), 16) % 10 < 10 * HELD_OUT else "train"
 
 
-def draw(svg: str) -> bytes | str:
-    """Draws an SVG on white, as PNG; or says why it cannot be used. Equal pictures are equal bytes."""
+def refuse(svg: str) -> str | None:
+    """Why an SVG is not drawn: it is no XML, refers to anything outside of itself, or is too large or too deep."""
+    parser = expat.ParserCreate(namespace_separator=" ")
+    depth, reasons = 0, []
+
+    def check(text: str) -> None:
+        if any(not reference.startswith(ALLOWED) for reference in URL.findall(text)) or "@import" in text:
+            reasons.append("refers to another file")
+
+    def start(name: str, attributes: dict[str, str]) -> None:
+        nonlocal depth
+        depth += 1
+        if depth > MAX_DEPTH:
+            raise ValueError(f"has more than {MAX_DEPTH} elements in one another")
+        for key, value in attributes.items():
+            check(value)
+            if key.rpartition(" ")[2] in ("href", "src") and not value.strip().startswith(ALLOWED):
+                reasons.append("refers to another file")
+
+    def end(name: str) -> None:
+        nonlocal depth
+        depth -= 1
+
+    def no_declaration(*_: Any) -> None:
+        raise ValueError("has a document type or a processing instruction")
+
+    parser.StartElementHandler, parser.EndElementHandler, parser.CharacterDataHandler = start, end, check
+    parser.StartDoctypeDeclHandler = parser.ProcessingInstructionHandler = no_declaration
+    parser.buffer_text = True  # else a text, such as a style, comes in parts
+    try:
+        if len(svg) > MAX_CHARACTERS:
+            raise ValueError(f"has more than {MAX_CHARACTERS:,} characters")
+        parser.Parse(svg.encode(), True)
+    except (ValueError, expat.ExpatError) as error:
+        return str(error)
+    return reasons[0] if reasons else None
+
+
+def start_painter() -> None:
+    """Limits the memory of the process that draws, and lets an alarm end it."""
+    resource.setrlimit(resource.RLIMIT_DATA, (MAX_MEMORY, MAX_MEMORY))
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)
+
+
+@cache
+def painter() -> ProcessPoolExecutor:
+    """A process that draws, so that a drawing without end can be stopped."""
+    return ProcessPoolExecutor(1, initializer=start_painter)
+
+
+def paint(svg: str) -> bytes:
+    """Draws an SVG as PNG, without the system's fonts, which would make the pictures depend on the machine."""
     import resvg_py
 
-    if EXTERNAL.search(svg):
-        return "damaged: refers to another file"
-    try:  # without the system's fonts, which would make the pictures depend on the machine
-        png = resvg_py.svg_to_bytes(svg_string=svg, background="white", skip_system_fonts=True)
+    signal.alarm(SECONDS)
+    try:
+        return resvg_py.svg_to_bytes(svg_string=svg, background="white", skip_system_fonts=True)
+    finally:
+        signal.alarm(0)
+
+
+def draw(svg: str) -> bytes | str:
+    """Draws an SVG on white, as PNG; or says why it cannot be used. Equal pictures are equal bytes."""
+    if reason := refuse(svg):
+        return f"damaged: {reason}"
+    try:
+        png = painter().submit(paint, svg).result()
     except ValueError as error:
         return f"damaged: {error}"
+    except BrokenProcessPool:
+        painter.cache_clear()
+        return f"damaged: takes more than {SECONDS} s or {MAX_MEMORY >> 30} GiB to draw"
     image = Image.open(io.BytesIO(png)).convert("RGB")
     if image.getextrema() == ((255, 255),) * 3:
         return "blank"
@@ -80,22 +153,15 @@ def read_sets(package: Path) -> tuple[dict[str, dict[str, Any]], dict[str, str]]
     """The sets that may be used, by prefix, without the drawings, which are half a gigabyte; and why not the others."""
     sets, left_out = {}, {}
     for file, data in read_files(package, r"json/[^/]+\.json"):
-        try:
-            found = json.loads(data)
-            prefix, info = found["prefix"], found["info"]
-            licence = info["license"].get("spdx")
-            names = [name for name, icon in found["icons"].items() if not icon.get("hidden") and NAME.fullmatch(name)]
-            author = info.get("author", {})
-            about = {"name": info.get("name"), "author": author.get("name") or prefix, "url": author.get("url")}
-        except (ValueError, LookupError, TypeError, AttributeError) as error:
-            left_out[file] = f"damaged: {error!r}"
-            continue
-        if file != f"json/{prefix}.json" or not NAME.fullmatch(prefix):
-            left_out[file] = f"damaged: its prefix is {prefix!r}"
-        elif licence not in LICENCES:
+        found = json.loads(data)
+        prefix, info = found["prefix"], found["info"]
+        author = info.get("author", {})
+        if (licence := info["license"].get("spdx")) not in LICENCES:
             left_out[file] = f"licence {licence}"
-        else:
-            sets[prefix] = about | {"licence": licence, "split": split_of(about["author"]), "names": names}
+            continue
+        names = [name for name, icon in found["icons"].items() if not icon.get("hidden") and NAME.fullmatch(name)]
+        about = {"name": info.get("name"), "author": author.get("name") or prefix, "url": author.get("url")}
+        sets[prefix] = about | {"licence": licence, "split": split_of(about["author"]), "names": names}
     return sets, left_out
 
 
@@ -141,7 +207,7 @@ def write_icons(package: Path, target: Path, *, pixels: int = 64, min_sets: int 
         import resvg_py
     except ImportError as error:
         raise ImportError("resvg-py draws the icons; run: pip install 'vilonghorn[comparison]'") from error
-    check_package(package, PACKAGE, VERSION)
+    check_package(package, PACKAGE, VERSION, SHA512)
     settings = {"pixels": pixels, "min_sets": min_sets, "held_out": HELD_OUT, "split_by": "author"}
     made_from = {"package": PACKAGE, "version": VERSION, "resvg-py": resvg_py.__version__, **settings}
     sets, sets_left_out = read_sets(package)

