@@ -97,7 +97,7 @@ def test_a_class_is_found_by_its_name_or_number(run):
         (NANO, "nowhere.pth", None, "there are no weights nowhere.pth"),
         (NANO, "{run}/best.safetensors", dict(depth=3), "does not contain weights of vil"),
         ("vim_nano", "{run}/best.safetensors", None, "contains weights of vilonghorn_nano, not of vim_nano"),
-        (NANO, "{run}/config.yaml", None, "config.yaml does not contain weights of vilonghorn_nano"),
+        (NANO, "{run}/config.yaml", None, "config.yaml is not a file of weights"),
         (NANO, "random", dict(hue=3), "cannot make vilonghorn_nano .*hue"),
         (NANO, "random", dict(in_chans=1), "images of 1 channels"),
         ("{run}", "first", None, "--checkpoint is 'first', expected best or last"),

@@ -15,7 +15,8 @@ from PIL import Image
 from safetensors import SafetensorError
 from timm.data import ImageNetInfo, create_transform, infer_imagenet_subset, resolve_model_data_config
 from timm.layers import to_2tuple
-from timm.models import load_state_dict, model_entrypoint
+from timm.models import load_model_config_from_hf, parse_model_name
+from timm.models._hub import load_model_config_from_path
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, default_collate
 from torchvision.transforms import Compose
@@ -27,6 +28,7 @@ from .engine.build import MODEL_ERRORS, one_line, pick_device
 from .engine.checkpoint import RunDirectory, load_weights
 from .engine.config import DataConfig, nearest
 from .engine.evaluate import check_names, name_weights
+from .models.weights_file import check_architecture, check_file, is_ours, read_weights
 
 REMOTE = ("hf-hub:", "hf_hub:", "local-dir:")  # prefixes of names that timm looks up outside its registry
 WITHOUT_FILE = ("pretrained", "random")  # weights of a timm model
@@ -190,11 +192,6 @@ def find_run(run: str, checkpoint: str) -> tuple[str, Path, DataConfig]:
     return record.get("model", ""), file, load_config(Path(run) / "config.yaml").data
 
 
-def is_ours(name: str) -> bool:
-    """Whether this is the name of a registered model of this library, with or without a tag."""
-    return timm.is_model(name) and model_entrypoint(name).__module__.startswith("vilonghorn.")
-
-
 def create_model(name: str, checkpoint: str, model_kwargs: dict[str, Any]) -> tuple[nn.Module, list[str] | None]:
     """Makes a timm model as `load`; returns it with the names of its classes, None if unknown.
 
@@ -202,20 +199,19 @@ def create_model(name: str, checkpoint: str, model_kwargs: dict[str, Any]) -> tu
     tells the number of classes. timm converts and resamples the weights.
     """
     file = None if checkpoint in WITHOUT_FILE else Path(checkpoint)
-    record = {} if file is None else _read_record(file, name)
-    kwargs = record.get("kwargs", {}) | model_kwargs
+    architecture, record, kwargs = _find_architecture(name), {}, dict(model_kwargs)
+    if file is not None:
+        record, overlay = _read_file(file, name, architecture)
+        kwargs = record.get("kwargs", {}) | kwargs
+        if "num_classes" not in kwargs and is_ours(architecture):
+            head = overlay["state_dict"].get("head.weight")
+            kwargs["num_classes"] = len(head) if isinstance(head, Tensor) else 0
+        if "num_classes" in kwargs:  # timm drops a head of another number of classes than the configuration's
+            overlay["num_classes"] = kwargs["num_classes"]
+        kwargs["pretrained_cfg_overlay"] = kwargs.get("pretrained_cfg_overlay", {}) | overlay
     try:
-        if file is not None:
-            if "num_classes" not in kwargs and is_ours(name):
-                head = load_state_dict(str(file)).get("head.weight", torch.empty(0))
-                kwargs["num_classes"] = len(head) if isinstance(head, Tensor) else 0
-            overlay: dict[str, Any] = {"file": str(file)}
-            if "num_classes" in kwargs:  # timm drops a head of another number of classes than the configuration's
-                overlay["num_classes"] = kwargs["num_classes"]
-            if (size := record.get("kwargs", {}).get("img_size")) is not None:
-                overlay["input_size"] = (kwargs.get("in_chans", 3), *to_2tuple(size))
-            kwargs["pretrained_cfg_overlay"] = kwargs.get("pretrained_cfg_overlay", {}) | overlay
         model = timm.create_model(name, pretrained=checkpoint != "random", **kwargs)
+        model.pretrained_cfg.pop("state_dict", None)
         return model, _pretrained_class_names(model) if checkpoint == "pretrained" else record.get("class_names")
     except (*MODEL_ERRORS, OSError, EOFError, pickle.UnpicklingError, SafetensorError) as error:
         if file is not None:
@@ -224,22 +220,47 @@ def create_model(name: str, checkpoint: str, model_kwargs: dict[str, Any]) -> tu
         raise ValueError(f"timm cannot make {name} with {checkpoint} weights ({one_line(error)}){hint}") from error
 
 
-def _read_record(file: Path, name: str) -> dict[str, Any]:
-    """What a run recorded in a file of weights, with `kwargs` without those for training. Empty for other files.
+def _find_architecture(name: str) -> str:
+    """The name in timm's registry; of a folder or a repository of the Hub that of its config.json, which is checked."""
+    if not name.startswith(REMOTE):
+        return name.partition(".")[0]
+    try:
+        source, path = parse_model_name(name)
+        is_folder = source == "local-dir"
+        _, found, kwargs = (load_model_config_from_path if is_folder else load_model_config_from_hf)(path)
+        check_architecture(found, kwargs or {}, name)
+        if is_folder:
+            check_file(path)
+    except (*MODEL_ERRORS, OSError) as error:
+        raise ValueError(f"timm cannot make {name} ({one_line(error)})") from error
+    return found
+
+
+def _read_file(file: Path, name: str, architecture: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Reads a file of weights for a model.
+
+    Returns:
+        What a run recorded, with `kwargs` without those for training, or nothing; and its entries of
+        `pretrained_cfg_overlay`.
 
     Raises:
-        ValueError: the weights are of another model than `name`, as far as both are in timm's registry.
+        FileNotFoundError: there is no such file.
+        ValueError: it is no file of weights, is damaged, or has weights of another model than `name`, as far as both
+            are in timm's registry.
     """
-    try:
-        _, record = load_weights(file, tensors=False)
-    except ValueError:
-        return {}
-    recorded, base = record.get("model", "no model"), name.partition(".")[0]
-    if not name.startswith(REMOTE) and not recorded.startswith(REMOTE) and recorded.partition(".")[0] != base:
-        raise ValueError(f"{file} contains weights of {recorded}, not of {base}")
-    if "kwargs" in record:
-        record["kwargs"] = {key: value for key, value in record["kwargs"].items() if key not in TRAINING_KWARGS}
-    return record
+    weights, record = read_weights(file)
+    overlay = {"state_dict": weights, "source": None}  # None: not the weights of a folder or of the Hub
+    if record is None:
+        return {}, overlay
+    recorded = record.get("model", "no model")
+    if not name.startswith(REMOTE) and recorded.partition(".")[0] != architecture:
+        raise ValueError(f"{file} contains weights of {recorded}, not of {architecture}")
+    kwargs = record.get("kwargs", {})
+    check_architecture(architecture, kwargs, file, weights if "kwargs" in record else None)
+    record["kwargs"] = {key: value for key, value in kwargs.items() if key not in TRAINING_KWARGS}
+    if (size := kwargs.get("img_size")) is not None:
+        overlay["input_size"] = (kwargs.get("in_chans", 3), *to_2tuple(size))
+    return record, overlay
 
 
 def _load_run(name: str, checkpoint: str, model_kwargs: dict[str, Any] | None) -> LoadedModel:

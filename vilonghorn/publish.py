@@ -13,6 +13,7 @@ from torch import nn
 
 from .data.files import atomic_folder
 from .models import VisionSSM
+from .models.weights_file import pack
 
 USAGE = """```python
 import timm, vilonghorn
@@ -66,6 +67,7 @@ def save_pretrained(model: nn.Module, folder: str | Path, card: str, **config: A
         raise ValueError(f"{', '.join(wrong[:3])} contain NaN or infinity: such weights are not published")
     with atomic_folder(folder) as partial:
         timm.models.save_for_hf(model, partial, safe_serialization=True, **config)
+        (partial / "model.safetensors").write_bytes(pack(model.state_dict()))  # with a digest
         # timm 1.0.31 writes num_classes twice, and transformers' TimmWrapper then fails to load the model.
         written = json.loads((partial / "config.json").read_text(encoding="utf-8"))
         written.get("model_args", {}).pop("num_classes", None)

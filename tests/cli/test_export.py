@@ -64,7 +64,7 @@ def test_a_failed_export_is_reported(error, status, sentence, monkeypatch, capsy
         (["--output", "nowhere/model.pt2"], "a folder that exists"),
         (["--checkpoint", "nothing.pth"], "there are no weights nothing.pth"),
         (["--checkpoint", "number.pth"], "number.pth .*values that are not tensors: head.weight is of type int"),
-        (["--checkpoint", "junk.pth"], "junk.pth does not contain weights of vilonghorn_nano"),
+        (["--checkpoint", "junk.pth"], "junk.pth is not a file of weights"),
         (["--checkpoint", "other.safetensors"], "contains weights of vim_nano, not of vilonghorn_nano"),
         (["--checkpoint", "nonfinite-0.safetensors"], "contains weights of no model, not of vilonghorn_nano"),
         (["--checkpoint", "other.pth"], "this checkpoint does not fit the model: .*expected"),

@@ -149,8 +149,8 @@ def test_a_run_starts_from_the_weights_of_another(trained, tmp_path, source, cla
     ("content", "message"),
     [
         (None, "there is no .*x.pth"),
-        (b"", "which is not a file of weights"),
-        (b"\x80nonsense", "which is not a file of weights"),
+        (b"", "which cannot be read"),
+        (b"\x80nonsense", "which cannot be read"),
         ({"a": 3}, "which contains no tensors; found keys"),
     ],
 )

@@ -9,7 +9,6 @@ from typing import Any
 import timm
 import torch
 from timm.layers import to_ntuple
-from timm.models import load_state_dict
 from timm.optim import create_optimizer_v2
 from timm.scheduler import create_scheduler_v2
 from timm.scheduler.scheduler import Scheduler
@@ -18,7 +17,8 @@ from torch import nn
 from ..data import create_loader
 from ..data.loaders.config import LoaderConfig
 from ..data.threads import available_cpus
-from .checkpoint import RunDirectory, load_weights
+from ..models.weights_file import read_weights
+from .checkpoint import RunDirectory
 from .config import Config
 from .distributed import Distributed
 
@@ -142,9 +142,9 @@ def init_weights(model: str, source: str) -> dict[str, Any]:
     if not path.is_file():
         raise FileNotFoundError(f"model.weights is {source}, but there is no {path}")
     try:
-        weights = load_weights(path)[0] if Path(source).is_dir() else load_state_dict(str(path))
-    except Exception as error:  # readers of other formats raise almost any error
-        raise ValueError(f"model.weights is {source}, which is not a file of weights ({one_line(error)})") from error
+        weights, _ = read_weights(path)
+    except ValueError as error:
+        raise ValueError(f"model.weights is {source}, which cannot be read: {error}") from error
     if not weights or not all(isinstance(value, torch.Tensor) for value in weights.values()):
         raise ValueError(f"model.weights is {source}, which contains no tensors; found keys {list(weights)[:4]}")
     cfg = timm.get_pretrained_cfg(model.partition(".")[0])

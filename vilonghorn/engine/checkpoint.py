@@ -14,10 +14,9 @@ from typing import Any
 
 import torch
 import yaml
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save
 
 from ..data.files import atomic_write, explain_full_disk, lock, named_errors, sync
+from ..models.weights_file import pack, read_record, read_weights
 
 FORMAT = 3
 HEADER = f"vilonghorn state, format {FORMAT}\n".encode()  # followed by a SHA-256 and the data of torch.save
@@ -68,25 +67,17 @@ def load_state(path: Path) -> dict[str, Any]:
 
 
 def save_weights(path: Path, weights: dict[str, torch.Tensor], record: dict[str, Any]) -> None:
-    """Saves a state dict as safetensors, which timm reads, with a record of facts about it as JSON in the header."""
-    tensors = {name: value.detach().cpu().contiguous() for name, value in weights.items()}
-    write_file(path, save(tensors, {"vilonghorn": json.dumps(record)}))
+    """Saves a state dict as safetensors, which timm reads, with a record of facts about it and a digest."""
+    write_file(path, pack(weights, record))
 
 
 def load_weights(path: Path, *, tensors: bool = True) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
     """Loads what `save_weights` wrote: state dict, on the CPU and empty without `tensors`, and record.
 
-    Raises FileNotFoundError, or ValueError for other files.
+    Raises FileNotFoundError, or ValueError for other files and for damaged ones.
     """
-    if not path.is_file():
-        raise FileNotFoundError(f"there are no weights {path}")
-    try:
-        with safe_open(path, "pt") as file:
-            weights = {name: file.get_tensor(name) for name in file.keys()} if tensors else {}
-            record = json.loads((file.metadata() or {}).get("vilonghorn", "null"))
-    except (SafetensorError, json.JSONDecodeError) as error:
-        raise ValueError(f"{path} is not a safetensors file with a record of a run: {error}") from error
-    if not isinstance(record, dict):
+    weights, record = read_weights(path) if tensors else ({}, read_record(path))
+    if record is None:
         raise ValueError(f"{path} has no record of a run: expected weights that a run of vilonghorn has saved")
     return weights, record
 

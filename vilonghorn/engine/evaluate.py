@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from ..models.weights_file import check_architecture
 from .build import autocast, build_loader, check_classes, check_model, one_line, pick_device
 from .checkpoint import RunDirectory, load_weights
 from .config import AugmentationConfig, Config, ModelConfig
@@ -109,6 +110,7 @@ def load_run(directory: str | Path, checkpoint: str = "best") -> tuple[nn.Module
     weights, record = load_weights(path)
     try:
         record["weights"], record["epoch"]
+        check_architecture(record["model"], record["kwargs"], path, weights)
         check_names(path, record["kwargs"]["num_classes"], record.get("class_names"))
         model = timm.create_model(record["model"], **record["kwargs"])
         model.load_state_dict(weights)

@@ -13,6 +13,7 @@ from ..layers.exportable import make_exportable
 from ._transformers import keep_names
 from .fit_weights import checkpoint_filter_fn
 from .trunk import VisionSSM
+from .weights_file import check_file
 
 NANO: dict[str, Any] = dict(embed_dim=96, depth=6)
 TINY = dict(embed_dim=192, depth=24)
@@ -71,7 +72,7 @@ def build_model(model_cls: type[Model], variant: str, pretrained: bool, kwargs: 
     Raises:
         RuntimeError: `pretrained` where neither the registry nor the call names weights.
         TypeError: an argument that the model does not have.
-        ValueError: weights that do not fit the model, or an `output_stride` other than 32.
+        ValueError: weights that do not fit the model or are damaged, or an `output_stride` other than 32.
     """
     if (output_stride := kwargs.pop("output_stride", 32)) != 32:
         raise ValueError(
@@ -93,6 +94,8 @@ def build_model(model_cls: type[Model], variant: str, pretrained: bool, kwargs: 
                 f"no pretrained weights for {variant}: none are published yet. Use pretrained=False for random "
                 "weights, or name your own file with pretrained_cfg_overlay=dict(file=...)"
             )
+        if cfg.file and not cfg.state_dict:
+            check_file(cfg.file)
     model: Any = build_model_with_cfg(
         model_cls,
         variant,

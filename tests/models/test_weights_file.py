@@ -1,0 +1,147 @@
+"""A changed bit in a file of weights is an error, and a record in its header makes nothing but a model."""
+
+import json
+import shutil
+import socket
+
+import numpy as np
+import pytest
+import safetensors.torch
+import timm
+import torch
+from left_run import leave_run
+
+from vilonghorn import load, publish
+from vilonghorn.engine import load_run
+from vilonghorn.engine.build import init_weights
+from vilonghorn.models.builder import WEIGHTS
+from vilonghorn.models.weights_file import pack, read_record, read_weights
+
+NANO, PACKAGED = "vilonghorn_nano", "vilonghorn_nano_patch8.icons480"
+FLIPS = 6  # for each way to load a file
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory):
+    """A file of each kind, and the ways to load it."""
+    root = tmp_path_factory.mktemp("files")
+    model = leave_run(root / "run")
+    run, published = root / "run" / "best.safetensors", root / "published"
+    publish.save_pretrained(model, published, publish.make_card(model, "a"))
+    packaged = shutil.copy(WEIGHTS / f"{PACKAGED}.safetensors", root)
+    overlay = {"file": packaged}
+    return {
+        "run": (run, [lambda: load(root / "run"), lambda: load(NANO, str(run)), lambda: load_run(root / "run")]),
+        "initial": (run, [lambda: init_weights(NANO, str(root / "run")), lambda: init_weights(NANO, str(run))]),
+        "published": (
+            published / "model.safetensors",
+            [lambda: timm.create_model(f"local-dir:{published}", True), lambda: load(f"local-dir:{published}")],
+        ),
+        "packaged": (
+            root / f"{PACKAGED}.safetensors",
+            [lambda: timm.create_model(PACKAGED, True, pretrained_cfg_overlay=overlay)],
+        ),
+    }
+
+
+@pytest.mark.parametrize("kind", ["run", "initial", "published", "packaged"])
+def test_a_flipped_bit_of_a_tensor_is_an_error_that_names_the_file(files, kind):
+    path, ways = files[kind]
+    data, rng = path.read_bytes(), np.random.default_rng(7)
+    start = 8 + int.from_bytes(data[:8], "little")
+    for read in ways:
+        read()
+        for byte in rng.integers(start, len(data), FLIPS):
+            damaged = bytearray(data)
+            damaged[byte] ^= 1 << rng.integers(8)
+            path.write_bytes(damaged)
+            with pytest.raises(ValueError, match=f"{path} is damaged"):
+                read()
+        path.write_bytes(data)
+
+
+def test_a_flipped_bit_of_the_header_changes_no_tensor_and_no_record(files):
+    data, rng = files["run"][0].read_bytes(), np.random.default_rng(8)
+    path, (weights, record) = files["run"][0].with_name("flipped.safetensors"), read_weights(files["run"][0])
+    refused = 0
+    for byte in rng.integers(0, 8 + int.from_bytes(data[:8], "little"), 100):
+        damaged = bytearray(data)
+        damaged[byte] ^= 1 << rng.integers(7)
+        path.write_bytes(damaged)
+        try:
+            found = read_weights(path)
+        except ValueError as error:
+            assert str(path) in str(error)
+            refused += 1
+        else:  # padding, or a name that hides the digest or the record
+            assert found[1] in (record, None) and all(torch.equal(found[0][name], weights[name]) for name in weights)
+    assert refused > 90
+
+
+def test_tensors_of_every_kind_have_a_digest_and_other_programs_files_need_none(tmp_path):
+    tensors = {
+        "strided": torch.randn(4, 6).half()[:, ::2],
+        "scalar": torch.tensor(2.0, dtype=torch.bfloat16),
+        "empty": torch.empty(0, 3),
+        "flags": torch.tensor([True, False]),
+    }
+    (tmp_path / "a.safetensors").write_bytes(pack(tensors, {"epoch": 3}))
+    safetensors.torch.save_file(
+        {name: value.contiguous() for name, value in tensors.items()}, tmp_path / "b.safetensors"
+    )
+    torch.save(tensors, tmp_path / "c.pth")
+    for name, record in (("a.safetensors", {"epoch": 3}), ("b.safetensors", None), ("c.pth", None)):
+        weights, found = read_weights(tmp_path / name)
+        assert found == record and all(torch.equal(weights[name], value) for name, value in tensors.items())
+    assert read_record(tmp_path / "a.safetensors") == {"epoch": 3}
+    (tmp_path / "none.safetensors").mkdir()
+    with pytest.raises(FileNotFoundError, match="none.safetensors: expected a file"):
+        read_weights(tmp_path / "none.safetensors")
+
+
+RECORDS = [
+    ({"kwargs": {"pretrained_cfg_overlay": {"url": "http://127.0.0.1/a.pth"}}}, "'pretrained_cfg_overlay'"),
+    ({"kwargs": {"checkpoint_path": "a.pth"}}, "'checkpoint_path'"),
+    ({"kwargs": {"norm_layer": "vilonghorn.layers.RMSNorm"}}, "'norm_layer'"),
+    (
+        {"kwargs": {"stem": "hf-hub:timm/resnet18.a1_in1k"}},
+        "stem='hf-hub:timm/resnet18.a1_in1k', expected a plain name",
+    ),
+    ({"kwargs": {"stem": "/tmp/resnet"}}, "expected a plain name"),
+    ({"kwargs": {"depth": 10**7}}, "depth=10000000, expected at most 1,000"),
+    ({"kwargs": {"img_size": [10**9, 32]}}, "expected at most 65,536"),
+    ({"kwargs": {"reverse": [[[False] * 100] * 100] * 100}}, "expected at most"),
+    ({"kwargs": {"embed_dim": 32_768, "depth": 900}}, "numbers, but contains"),
+    ({"kwargs": {"mlp_ratio": float("nan")}}, "mlp_ratio=nan"),
+    ({"kwargs": [1]}, "does not"),
+    ({"model": "hf-hub:timm/vit_tiny_patch16_224"}, "which timm would download: if you trust it"),
+    ({"model": "local-dir:/tmp/a"}, "which timm would download"),
+    ({"model": "vit_tiny_patch16_224", "kwargs": {"cache_dir": "/tmp"}}, "'cache_dir'"),
+    ({"model": "vit_tiny_patch16_224", "kwargs": {"pretrained": True}}, "'pretrained'"),
+    ({"model": "vit_tiny_patch16_224", "kwargs": {"depth": 10**7}}, "depth=10000000"),
+    ({"model": "vit_tinny"}, "which timm does not know"),
+]
+
+
+@pytest.mark.parametrize("change, sentence", RECORDS, ids=lambda value: str(value)[:60])
+def test_a_record_downloads_nothing_and_makes_no_model_beyond_its_weights(tmp_path, monkeypatch, change, sentence):
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: pytest.fail("the network was asked"))
+    leave_run(tmp_path / "run")
+    path = tmp_path / "run" / "best.safetensors"
+    weights, record = read_weights(path)
+    given = change.get("kwargs", {})
+    kwargs = record["kwargs"] | given if isinstance(given, dict) else given
+    path.write_bytes(pack(weights, record | change | {"kwargs": kwargs}))
+    reads = [lambda: load(tmp_path / "run")] + [lambda: load(NANO, str(path))] * ("model" not in change)
+    for read in reads:
+        with pytest.raises(ValueError) as refused:
+            read()
+        assert sentence in str(refused.value) and str(path) in str(refused.value)
+    if isinstance(given, dict) and "expected a plain" in sentence:  # the configuration of a published folder
+        folder, model = tmp_path / "published", timm.create_model(NANO, img_size=32, depth=1)
+        publish.save_pretrained(model, folder, "")
+        config = json.loads((folder / "config.json").read_text())
+        config["model_args"] |= given
+        (folder / "config.json").write_text(json.dumps(config))
+        with pytest.raises(ValueError, match=f"local-dir:{folder}.*expected a plain name"):
+            load(f"local-dir:{folder}")
