@@ -1,7 +1,9 @@
 """Saves a model as a folder, or repository of the Hugging Face Hub, that timm and transformers load."""
 
 import json
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
+from html import escape
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,7 @@ from timm.models._hub import generate_readme
 from torch import nn
 
 from .data.files import atomic_folder
+from .data.images import printable
 from .models import VisionSSM
 from .models.weights_file import pack
 
@@ -22,7 +25,9 @@ model = timm.create_model("hf-hub:{name}", pretrained=True).eval()  # of a folde
 transform = timm.data.create_transform(**timm.data.resolve_data_config(model=model))
 ```
 With transformers, once vilonghorn is imported: `AutoModelForImageClassification.from_pretrained("{name}")`.
-`pip install vilonghorn` brings the models; features, other image sizes and fine-tuning are as in timm."""
+The package vilonghorn is not on PyPI: `pip install .` in a clone of its repository installs it. Features, other image
+sizes and fine-tuning are as in timm."""
+MAX_NAMES = 20  # classes that a card lists
 
 
 def make_card(
@@ -30,27 +35,40 @@ def make_card(
     name: str,
     metrics: Mapping[str, Any] | None = None,
     license: str = "other",
+    class_names: Sequence[str] | None = None,
 ) -> str:
     """Returns a model card in Markdown.
 
     Args:
         model: a timm model.
-        name: of the repository, "owner/name", or of the folder.
+        name: of the repository, "owner/name"; without an owner, the card has OWNER in its place.
         metrics: measured with these weights, such as {"top-1 (%)": 76.1}.
         license: its identifier on the Hub.
+        class_names: by class. The first 20 are listed.
     """
+    name = _text(name if "/" in name else f"OWNER/{name}")
     details = {
         "Architecture": model.pretrained_cfg["architecture"],
         "Parameters (M)": f"{sum(p.numel() for p in model.parameters()) / 1e6:.2f}",
         "Image size": " x ".join(map(str, get_model_input_config(model)["input_size"][-2:])),
         "Classes": model.num_classes,
     }
+    if class_names is not None:
+        more = ", ... (all are in config.json)" * (len(class_names) > MAX_NAMES)
+        details["Class names"] = ", ".join(map(_text, class_names[:MAX_NAMES])) + more
     if isinstance(model, VisionSSM):
         details["Mixer"] = model.blocks[0].mixer.extra_repr()
-    details["Metrics"] = dict(metrics) if metrics else "none given"
+    details["Metrics"] = {key: _text(str(value)) for key, value in metrics.items()} if metrics else "none given"
+    if not re.fullmatch(r"[\w.+-]+", license):  # YAML takes JSON's strings
+        license = json.dumps(license)
     description = "An image backbone, made with Vision Longhorn and timm."
     card = dict(license=license, description=description, details=details, usage=USAGE.format(name=name))
     return generate_readme(card, name)
+
+
+def _text(text: str) -> str:
+    """A text of the user in one line, without HTML."""
+    return escape(printable(text), quote=False)
 
 
 def save_pretrained(model: nn.Module, folder: str | Path, card: str, **config: Any) -> None:

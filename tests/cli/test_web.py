@@ -151,4 +151,4 @@ def test_without_gradio_or_with_another_model_there_is_a_sentence(tmp_path, monk
     leave_run(tmp_path / "run")
     monkeypatch.setitem(sys.modules, "gradio", None)
     assert main(["web", str(tmp_path / "run")]) == 2
-    assert "pip install 'vilonghorn[web]'" in capsys.readouterr().err
+    assert "pip install 'gradio>=6.0,<7'" in capsys.readouterr().err

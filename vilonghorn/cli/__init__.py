@@ -12,6 +12,7 @@ import textwrap
 import warnings
 from collections.abc import Sequence
 from importlib import import_module
+from io import TextIOWrapper
 
 from .. import __version__
 
@@ -74,6 +75,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     name, *arguments = (sys.argv[1:] if argv is None else argv) or [""]
     warnings.formatwarning = lambda message, *_, **__: f"warning: {message}\n"
+    if isinstance(sys.stdout, TextIOWrapper):  # names that the locale's encoding lacks are escaped
+        sys.stdout.reconfigure(errors="backslashreplace")
     try:
         try:
             return _run(name, arguments)

@@ -74,7 +74,7 @@ def check_requirements(kind: str) -> None:
         for name in ONNX_PACKAGES if FORMATS[kind].is_onnx else ():
             import_module(name)
     except ModuleNotFoundError as error:
-        raise ImportError(f"--to {kind} needs {error.name}; run: pip install 'vilonghorn[export]'") from error
+        raise ImportError(f"--to {kind} needs {error.name}; run: pip install {' '.join(ONNX_PACKAGES)}") from error
     libraries(kind)
     if kind == "aoti":
         aoti_functions()

@@ -13,7 +13,7 @@ REPO = "runs/photos published/photos --repo me/photos --license mit"
 parser = make_parser("publish", __doc__, "runs/photos published/photos", REPO)
 add_run(parser)
 parser.add_argument("folder", metavar="FOLDER", help="folder to make; it must not exist")
-help = "repository of the Hub that the card names (default: the name of FOLDER)"
+help = "repository of the Hub that the card names (default: OWNER and the name of FOLDER)"
 parser.add_argument("--repo", metavar="OWNER/NAME", help=help)
 help = "licence of the weights, an identifier of the Hub such as apache-2.0 (default: %(default)s)"
 parser.add_argument("--license", default="other", help=help)
@@ -24,10 +24,11 @@ def main(argv: Sequence[str]) -> None:
     options = parser.parse_args(argv)
     folder, (model, record) = options.folder, load_run(options.run, options.checkpoint)
     data = load_config(Path(options.run) / "config.yaml").data
-    metrics = {"top-1 (%)": f"{record['top1']:.2f}", "top-5 (%)": f"{record['top5']:.2f}"}
-    metrics |= {"measured on": data.val, "weights": f"{record['weights']} of epoch {record['epoch']}"}
-    names = {"model_config": {"label_names": record["class_names"]}} if record.get("class_names") else {}
-    card = make_card(model, options.repo or Path(folder).name, metrics, options.license)
-    save_pretrained(model, folder, card, data_config=preprocessing(data), **names)
+    metrics = {f"{name[:3]}-{name[3:]} (%)": f"{record[name]:.2f}" for name in ("top1", "top5") if name in record}
+    metrics |= {"measured on": "the held-out images of the run", "weights": f"{record['weights']} of epoch {record['epoch']}"}
+    names = record.get("class_names")
+    config = {"model_config": {"label_names": names}} if names else {}
+    card = make_card(model, options.repo or Path(folder).name, metrics, options.license, names)
+    save_pretrained(model, folder, card, data_config=preprocessing(data), **config)
     print(f'{folder}: timm.create_model("local-dir:{folder}", pretrained=True)')
     print(f"upload it: hf upload {options.repo or 'OWNER/NAME'} {folder} .")

@@ -1,6 +1,6 @@
 """Serves a page that shows the most probable classes of an image and the maps of `vilonghorn interpret`.
 
-It needs gradio (`pip install 'vilonghorn[web]'`), listens to this machine only unless --host is given, and loads
+It needs gradio (`pip install "gradio>=6.0,<7"`), listens to this machine only unless --host is given, and loads
 nothing from other machines.
 """
 
@@ -79,7 +79,7 @@ def build_page(loaded: LoadedModel, max_pixels: int = MAX_PIXELS) -> Any:
     try:
         import gradio as gr
     except ImportError as error:
-        raise ImportError("the page needs gradio; run: pip install 'vilonghorn[web]'") from error
+        raise ImportError("the page needs gradio; run: pip install 'gradio>=6.0,<7'") from error
 
     def show(file: str | None, kind: str, target: int) -> tuple[Any, Any]:
         if file is None:

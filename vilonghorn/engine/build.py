@@ -45,7 +45,7 @@ def pick_device(name: str, dist: Distributed | None = None) -> torch.device:
                 raise ValueError(f"run.device is {name!r} for {dist.local_size} processes: make it auto or cuda")
             device = torch.device("cuda", dist.local_rank)
             torch.cuda.set_device(device)
-        torch.empty(0, device=device)
+        torch.zeros((), device=device).item()  # a device such as "meta" computes nothing
     except (RuntimeError, AssertionError) as error:
         raise ValueError(f"run.device is {name!r}, which cannot be used here: {str(error).splitlines()[0]}") from error
     return device
