@@ -4,11 +4,17 @@ It needs gradio (`pip install "gradio>=6.0,<7"`), listens to this machine only u
 nothing from other machines.
 """
 
+import os
+import signal
+import socket
 from collections.abc import Sequence
 from html import escape
 from io import BytesIO
+from ipaddress import ip_address
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
+from urllib.parse import urlsplit
 
 import numpy as np
 from PIL import Image
@@ -19,6 +25,8 @@ from ..inference import LoadedModel, predict
 from ..interpret import EXPLANATIONS, KINDS, draw, make_sheet
 from . import make_parser
 from .arguments import add_crop_mode, add_max_pixels, add_model, load_backbone
+
+DELETE = (600, 3600)  # every 10 minutes, uploads and pictures older than an hour
 
 parser = make_parser("web", __doc__, "runs/photos", "runs/photos --checkpoint last --port 8080")
 add_model(parser)
@@ -31,9 +39,15 @@ add_crop_mode(parser)
 def main(argv: Sequence[str]) -> None:
     """Runs the command until it is interrupted."""
     options = parser.parse_args(argv)
-    page = build_page(load_backbone(options), options.max_pixels)
-    print(f"the page is at {launch(page, options.host, options.port)} until you press Ctrl+C", flush=True)
-    page.block_thread()
+    loaded = load_backbone(options)
+    for name in ("SIGTERM", "SIGHUP"):  # as Ctrl+C, so that the folder is deleted
+        if hasattr(signal, name):
+            signal.signal(getattr(signal, name), signal.default_int_handler)
+    with TemporaryDirectory(prefix="vilonghorn-web-") as uploads:
+        os.environ["GRADIO_TEMP_DIR"] = uploads  # what is uploaded, and the pictures
+        page = build_page(loaded, options.max_pixels)
+        print(f"the page is at {launch(page, options.host, options.port)} until you press Ctrl+C", flush=True)
+        page.block_thread()
 
 
 def analyze(
@@ -93,7 +107,7 @@ def build_page(loaded: LoadedModel, max_pixels: int = MAX_PIXELS) -> Any:
         return EXPLANATIONS[kind], gr.update(visible=kind == "cam")
 
     numbers = [("most probable", -1)] + [(loaded.class_name(i), i) for i in range(loaded.model.num_classes)]
-    with gr.Blocks(title=loaded.architecture, analytics_enabled=False) as page:
+    with gr.Blocks(title=loaded.architecture, analytics_enabled=False, delete_cache=DELETE) as page:
         gr.HTML(f"<h1>{escape(loaded.architecture)}</h1>{escape(printable(loaded.weights))}", padding=False)
         with gr.Row():
             with gr.Column():
@@ -116,10 +130,50 @@ def build_page(loaded: LoadedModel, max_pixels: int = MAX_PIXELS) -> Any:
     return page
 
 
+class HostCheck:
+    """ASGI middleware: refuses requests that name another host, as those of a page of another site do (DNS rebinding).
+
+    Args:
+        app: the application.
+        host: address that the server listens to. If it is of this machine only, so are the names that are accepted;
+            else any IP address, and the names of this machine.
+    """
+
+    def __init__(self, app: Any, host: str) -> None:
+        self.app, self.is_local = app, host in ("localhost", "::1") or host.startswith("127.")
+        names = ["localhost", host] if self.is_local else ["localhost", host, socket.gethostname(), socket.getfqdn()]
+        self.names = {name.lower() for name in names}
+
+    def accepts(self, header: str) -> bool:
+        """Whether a Host header, a name or an address and a port, is of this server."""
+        try:
+            name = urlsplit(f"//{header}").hostname or ""
+            return name in self.names or ip_address(name).is_loopback or not self.is_local
+        except ValueError:  # neither a name of this machine nor an address
+            return False
+
+    async def __call__(self, scope: dict[str, Any], receive: Any, send: Any) -> None:
+        """Answers 421 in place of the application."""
+        header = dict(scope.get("headers", ())).get(b"host", b"").decode("latin-1")
+        if scope["type"] == "lifespan" or self.accepts(header):
+            await self.app(scope, receive, send)
+            return
+        if scope["type"] == "websocket":
+            await send({"type": "websocket.close", "code": 1008})
+            return
+        body = b"this server has another name; open the address that `vilonghorn web` prints\n"
+        head = [(b"content-type", b"text/plain"), (b"content-length", str(len(body)).encode())]
+        await send({"type": "http.response.start", "status": 421, "headers": head})
+        await send({"type": "http.response.body", "body": body})
+
+
 def launch(page: Any, host: str = "127.0.0.1", port: int | None = None) -> str:
     """Serves a page in background threads, until `page.close()` or the end of the process; returns its URL.
 
     The default port is the first free one from 7860. Raises OSError if the address or the port is not available.
     """
+    from starlette.middleware import Middleware  # comes with gradio
+
     settings = dict(share=False, ssr_mode=False, footer_links=[], max_file_size="50mb", quiet=True)
+    settings |= dict(app_kwargs=dict(middleware=[Middleware(HostCheck, host=host)]))
     return page.launch(server_name=host, server_port=port, prevent_thread_lock=True, **settings)[1]
