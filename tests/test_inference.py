@@ -32,8 +32,9 @@ def test_a_run_is_loaded_ready_for_photographs(run, tmp_path):
     assert loaded.weights == "best weights (ema, epoch 3) of run run"
     given = loaded.transform(Image.open(tmp_path / "a.png"))
     torch.testing.assert_close(loaded.model(given[None]), model(image), rtol=0, atol=1e-5)
-    with pytest.raises(ValueError, match="abacus"):
-        load(directory, device="abacus")
+    for device in ("abacus", "meta"):
+        with pytest.raises(ValueError, match=f"'{device}', which cannot be used here"):
+            load(directory, device=device)
     with pytest.raises(AttributeError, match="no attribute 'laod'"):
         vilonghorn.laod  # noqa: B018
 

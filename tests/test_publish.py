@@ -5,6 +5,7 @@ import math
 import pytest
 import timm
 import torch
+import yaml
 
 from vilonghorn import publish
 
@@ -55,13 +56,25 @@ def test_a_model_changed_after_it_was_made_loads_as_it_is_now(tmp_path):
 
 def test_the_card_says_what_how_and_how_well():
     model = make("vilonghorn_nano_shared")
-    text = publish.make_card(model, "me/photos", {"top-1 (%)": 76.1}, license="cc-by-4.0")
-    for said in ("license: cc-by-4.0", "vilonghorn_nano_shared", model.blocks[0].mixer.extra_repr(), "32 x 32"):
-        assert said in text
-    for said in ("top-1 (%): 76.1", 'create_model("hf-hub:me/photos", pretrained=True)'):
-        assert said in text
-    card = publish.make_card(timm.create_model("vit_tiny_patch16_224", img_size=32, depth=1), "me/vit")
-    assert "vit_tiny_patch16_224" in card and "Mixer" not in card and "- **Metrics:** none given" in card
+    names = ["ant", "<b>bee</b>\n# cat", *map(str, range(20))]
+    text = publish.make_card(model, "me/photos", {"top-1 (%)": 76.1}, license="cc-by-4.0", class_names=names)
+    said = [
+        "license: cc-by-4.0",
+        "vilonghorn_nano_shared",
+        model.blocks[0].mixer.extra_repr(),
+        "32 x 32",
+        "top-1 (%): 76.1",
+    ]
+    said += [
+        "ant, &lt;b&gt;bee&lt;/b&gt;\\n# cat, 0, ",
+        "17, ... (all are",
+        'create_model("hf-hub:me/photos", pretrained=True)',
+    ]
+    assert [words for words in said if words not in text] == [] and "pip install vilonghorn" not in text
+    license = 'mine: "free"\n---\n# anything'
+    text = publish.make_card(timm.create_model("vit_tiny_patch16_224", img_size=32, depth=1), "photos", None, license)
+    assert yaml.safe_load(text.split("\n---\n")[0])["license"] == license and text.count("\n---\n") == 1
+    assert "hf-hub:OWNER/photos" in text and "Mixer" not in text and "- **Metrics:** none given" in text
 
 
 def test_nothing_is_written_over_and_nothing_is_half_there(tmp_path, monkeypatch):

@@ -1,7 +1,9 @@
 """`vilonghorn predict` prints what the model says, and names what it cannot read."""
 
+import io
 import json
 import re
+import sys
 
 import pytest
 import torch
@@ -86,3 +88,13 @@ def test_an_argument_of_the_model_without_a_value_is_refused(given, capsys):
 def test_arguments_of_the_model_are_literals_or_strings():
     values = {"a=3": 3, "b=[0.5, 2]": [0.5, 2], "c=avg": "avg", "d=true": True, "e=None": None, "f=x=y": "x=y"}
     assert dict(map(key_value, values)) == dict(zip("abcdef", values.values()))
+
+
+def test_names_that_the_locale_lacks_are_printed_escaped(tmp_path, monkeypatch):
+    monkeypatch.setattr("left_run.NAMES", ["\u00e9t\u00e9"] * 6)
+    leave_run(tmp_path / "run")
+    make_image(tmp_path / "\u65e5\u672c.png", 0)
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(io.BytesIO(), encoding="ascii"))
+    assert main(["predict", str(tmp_path / "run"), str(tmp_path), "--top", "1"]) == 0
+    sys.stdout.flush()
+    assert b"/\\u65e5\\u672c.png: \\xe9t\\xe9 " in sys.stdout.buffer.getvalue()

@@ -1,11 +1,19 @@
 """The page, in a real browser: what it shows is what the model says, and what it says of a file that is no image."""
 
+import asyncio
 import io
+import os
 import re
 import shutil
+import signal
+import socket
 import sys
+import time
 from dataclasses import replace
-from urllib.request import urlopen
+from pathlib import Path
+from types import SimpleNamespace
+from urllib.error import HTTPError
+from urllib.request import Request, urlopen
 
 import numpy as np
 import pytest
@@ -152,3 +160,61 @@ def test_without_gradio_or_with_another_model_there_is_a_sentence(tmp_path, monk
     monkeypatch.setitem(sys.modules, "gradio", None)
     assert main(["web", str(tmp_path / "run")]) == 2
     assert "pip install 'gradio>=6.0,<7'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "host, header, accepted",
+    [
+        ("127.0.0.1", "127.0.0.1:7860", True),
+        ("127.0.0.1", "LOCALHOST", True),
+        ("127.0.0.1", "[::1]:7860", True),
+        ("127.0.0.1", "evil.example:7860", False),
+        ("127.0.0.1", "127.0.0.1.evil.example", False),
+        ("127.0.0.1", "10.0.0.7", False),
+        ("127.0.0.1", "[", False),
+        ("127.0.0.1", "", False),
+        ("0.0.0.0", "10.0.0.7:80", True),
+        ("0.0.0.0", socket.gethostname(), True),
+        ("0.0.0.0", "evil.example", False),
+    ],
+)
+def test_a_request_that_names_another_host_is_refused(host, header, accepted):
+    answers, passed = [], []
+
+    async def application(*_):
+        passed.append(True)
+
+    async def send(message):
+        answers.append(message)
+
+    scope = {"type": "http", "headers": [(b"host", header.encode())]}
+    asyncio.run(web.HostCheck(application, host)(scope, None, send))
+    assert passed == [True] * accepted and [m["status"] for m in answers if "status" in m] == [421] * (not accepted)
+
+
+def test_the_served_page_refuses_a_foreign_host(address):
+    with pytest.raises(HTTPError, match="421"):
+        urlopen(Request(address, headers={"Host": "evil.example"}))
+
+
+@pytest.mark.parametrize("end", [signal.SIGTERM, signal.SIGINT])
+def test_uploads_are_deleted_when_the_server_ends(tmp_path, monkeypatch, end):
+    folders = []
+
+    def serve():
+        folders.append(Path(os.environ["GRADIO_TEMP_DIR"]))
+        (folders[0] / "upload.png").touch()
+        os.kill(os.getpid(), end)
+        time.sleep(10)
+
+    leave_run(tmp_path / "run")
+    monkeypatch.setenv("GRADIO_TEMP_DIR", "")
+    monkeypatch.setattr(web, "build_page", lambda *_: SimpleNamespace(block_thread=serve))
+    monkeypatch.setattr(web, "launch", lambda *_: "http://127.0.0.1:7860/")
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
+    try:
+        assert main(["web", str(tmp_path / "run")]) == 130
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    assert not folders[0].exists()

@@ -1,8 +1,10 @@
 """A changed bit in a file of weights is an error, and a record in its header makes nothing but a model."""
 
 import json
+import os
 import shutil
 import socket
+import tarfile
 
 import numpy as np
 import pytest
@@ -94,9 +96,29 @@ def test_tensors_of_every_kind_have_a_digest_and_other_programs_files_need_none(
         weights, found = read_weights(tmp_path / name)
         assert found == record and all(torch.equal(weights[name], value) for name, value in tensors.items())
     assert read_record(tmp_path / "a.safetensors") == {"epoch": 3}
-    (tmp_path / "none.safetensors").mkdir()
-    with pytest.raises(FileNotFoundError, match="none.safetensors: expected a file"):
-        read_weights(tmp_path / "none.safetensors")
+
+
+def test_what_is_no_file_of_weights_is_named(tmp_path):
+    os.mkfifo(tmp_path / "pipe.pth")
+    (tmp_path / "folder.safetensors").mkdir()
+    for path in tmp_path.iterdir():
+        with pytest.raises(FileNotFoundError, match=f"{path}: expected a file"):
+            read_weights(path)
+    member = tarfile.TarInfo("sys_info")
+    member.size = 2**42
+    huge = (2**60).to_bytes(8, "little") + b"{}"
+    pickled = b"\x80\x02" + b"(" * 100_000
+    contents = {
+        "tar.pth": member.tobuf(),
+        "a.safetensors": huge,
+        "b.safetensors": b"",
+        "deep.pth": pickled,
+        "c.pth": b"PK",
+    }
+    for name, content in contents.items():
+        (tmp_path / name).write_bytes(content)
+        with pytest.raises(ValueError, match=f"{tmp_path / name} is not a"):
+            read_weights(tmp_path / name)
 
 
 RECORDS = [

@@ -25,7 +25,11 @@ def main(argv: Sequence[str]) -> None:
     folder, (model, record) = options.folder, load_run(options.run, options.checkpoint)
     data = load_config(Path(options.run) / "config.yaml").data
     metrics = {f"{name[:3]}-{name[3:]} (%)": f"{record[name]:.2f}" for name in ("top1", "top5") if name in record}
-    metrics |= {"measured on": "the held-out images of the run", "weights": f"{record['weights']} of epoch {record['epoch']}"}
+    metrics |= {
+        "measured on": "the held-out images of the run",
+        "weights": f"{record['weights']} of epoch {record['epoch']}",
+    }
+    model.pretrained_cfg["license"] = options.license
     names = record.get("class_names")
     config = {"model_config": {"label_names": names}} if names else {}
     card = make_card(model, options.repo or Path(folder).name, metrics, options.license, names)
