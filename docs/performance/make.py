@@ -15,6 +15,7 @@ from typing import Any
 
 from matplotlib import rc_context
 from matplotlib.figure import Figure
+from matplotlib.ticker import LogLocator, NullLocator
 from predict import predictions
 from scan import LOOP
 from scan import table as scan_lines
@@ -34,6 +35,8 @@ PAGE, GPU_PAGE, CHOOSING, README = (
 PLOT = FOLDER / "speed.svg"
 TINY, SMALL = "vilonghorn_tiny", "vilonghorn_small"
 DEIT_TINY, DEIT_SMALL = (family[0] for family in FAMILIES)
+DRAWN = "v2.json"  # the run of the plot
+LINES = {DEIT_TINY: ("tab:gray", "s"), TINY: ("tab:orange", "o"), "vilonghornv2_tiny": ("tab:blue", "^")}
 Run = dict[str, Any]
 
 
@@ -168,17 +171,23 @@ def kernel_table(rows: Sequence[dict[str, Any]], key: str) -> str:
 
 
 def draw(path: Path, run: Run) -> None:
-    """Draws seconds of an image against its side, for vilonghorn_tiny and DeiT-Ti; equal figures make equal files."""
-    plot = Figure(figsize=(8, 3), layout="constrained")
+    """Draws milliseconds of an image against its side for the tiny models; equal figures make equal files."""
+    plot = Figure(figsize=(8, 3.4), layout="constrained")
     for axes, (train, step) in zip(plot.subplots(1, 2), STEPS.items()):
-        for name, color in ((DEIT_TINY, "tab:gray"), (TINY, "tab:orange")):
+        for name, (color, marker) in LINES.items():
             rows = [row for row in run["models"] if (row["model"], row["train"]) == (name, train)]
             rows.sort(key=lambda row: row["size"])
-            seconds = [median(row) / row["batch"] / 1e3 for row in rows]
-            axes.plot([row["size"] for row in rows], seconds, marker=".", color=color, label=name)
-        axes.set(title=step, xlabel="height and width of the image, pixels", ylabel="seconds per image", ylim=(0, None))
+            sizes = [row["size"] for row in rows]
+            ms = [median(row) / row["batch"] for row in rows]
+            axes.loglog(sizes, ms, marker=marker, color=color, label=name)
+        axes.set(title=step, xlabel="height and width of the image, pixels", ylabel="milliseconds per image")
+        axes.set_xticks(sizes, [str(size) for size in sizes])
+        axes.xaxis.set_minor_locator(NullLocator())
+        axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        axes.yaxis.set_major_formatter("{x:,.0f}")
+        axes.yaxis.set_minor_locator(NullLocator())
         axes.grid(alpha=0.3)
-        axes.legend(fontsize="small")
+    axes.legend(fontsize="small")
     plot.suptitle(plot_title(run), fontsize="medium")
     with rc_context({"svg.hashsalt": "vilonghorn"}), atomic_write(path) as file:
         plot.savefig(file, format="svg", metadata={"Date": None})
@@ -208,7 +217,7 @@ def main() -> int:
     for path, text in texts.items():
         with atomic_write(path, "w") as file:
             file.write(text)
-    draw(PLOT, load(FOLDER / "cpu-1.json"))
+    draw(PLOT, load(FOLDER / DRAWN))
     return 0
 
 

@@ -25,7 +25,7 @@ def make(monkeypatch):
 def test_the_committed_pages_are_made_from_the_committed_runs(make):
     for path, contents in make.tables(FOLDER).items():
         assert make.filled(ROOT / path, contents) == (ROOT / path).read_text(), REMEDY
-    title = make.plot_title(make.load(FOLDER / "cpu-1.json"))  # matplotlib writes each title in a comment
+    title = make.plot_title(make.load(FOLDER / make.DRAWN))  # matplotlib writes each title in a comment
     assert f"<!-- {title} -->" in (ROOT / make.PLOT).read_text(), REMEDY
 
 
@@ -54,7 +54,7 @@ def test_new_runs_change_pages_and_plot_and_runs_with_gaps_are_refused(make, tmp
     assert make.main() == 0
     assert "| `vilonghorn_tiny`, 224 px | timm's `deit_tiny_patch16_224` | 0.33 times" in make.README.read_text()
     assert "| 1248 | 6,084 | 0.33 | 0.33 |" in make.PAGE.read_text() and "| 0.33 |" in make.CHOOSING.read_text()
-    assert f"<!-- {make.plot_title(run)} -->" in make.PLOT.read_text()
+    assert f"<!-- {make.plot_title(make.load(make.FOLDER / make.DRAWN))} -->" in make.PLOT.read_text()
     run["models"][0].update(ms=None, problem="out of memory")
     (make.FOLDER / "cpu-1.json").write_text(json.dumps(run))
     with pytest.raises(SystemExit, match="1 rows without figures, such as 'out of memory'"):
