@@ -147,7 +147,10 @@ def check_architecture(name: Any, kwargs: Any, source: str | Path, weights: Mapp
             if isinstance(entry, (int, float)) and not abs(entry) <= limit:
                 raise ValueError(f"{source} gives {name} {key}={entry}, expected at most {limit:,}")
     if ours and weights is not None:
-        model = timm.create_model(name, **kwargs, device="meta")
+        try:
+            model = timm.create_model(name, **kwargs, device="meta")
+        except Exception as error:  # nearly any, of arguments of wrong types
+            raise ValueError(f"{source} describes no {name} that can be made ({_line(error)})") from error
         expected, found = (sum(value.numel() for value in state.values()) for state in (model.state_dict(), weights))
         if expected > found:
             raise ValueError(f"{source} describes a {name} of {expected:,} numbers, but contains {found:,}")
