@@ -173,7 +173,6 @@ def launch(page: Any, host: str = "127.0.0.1", port: int | None = None) -> str:
     The default port is the first free one from 7860. Raises OSError if the address or the port is not available.
     """
     settings = dict(share=False, ssr_mode=False, footer_links=[], max_file_size="50mb", quiet=True)
-    settings |= dict(
-        app_kwargs=dict(middleware=[(HostCheck, (), {"host": host})])
-    )  # what a starlette Middleware unpacks to
+    middleware = [(HostCheck, (), {"host": host})]  # as starlette's Middleware unpacks
+    settings |= dict(app_kwargs=dict(middleware=middleware))
     return page.launch(server_name=host, server_port=port, prevent_thread_lock=True, **settings)[1]
