@@ -23,7 +23,7 @@ from PIL import Image
 
 from vilonghorn import load
 from vilonghorn.cli import main, web
-from vilonghorn.interpret.draw import EXPLANATIONS, draw, make_sheet
+from vilonghorn.interpret.draw import EXPLANATIONS, draw, make_sheet, view
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 
@@ -77,9 +77,10 @@ def shown_maps(tab, other_than=None):
     return address, np.asarray(Image.open(io.BytesIO(urlopen(address).read())).convert("RGB"))
 
 
-def drawn(loaded, image, what, target=None):
-    buffer, sheet = io.BytesIO(), make_sheet(loaded, image, what, target=target)
-    draw(sheet, loaded.denormalize(image)).savefig(buffer, format="png", dpi=100)
+def drawn(loaded, file, what, target=None):
+    buffer, picture = io.BytesIO(), read_image(str(file))
+    sheet = make_sheet(loaded, loaded.transform(picture), what, target=target)
+    draw(sheet, view(loaded, picture)).savefig(buffer, format="png", dpi=100)
     return np.asarray(Image.open(buffer).convert("RGB"))
 
 
@@ -93,19 +94,19 @@ def test_a_dropped_image_gets_its_classes_and_maps_and_a_bad_one_a_sentence(load
     assert tab.inner_text("#explanation") == EXPLANATIONS["attention"] and not tab.is_visible("#target")
     tab.set_input_files("input[type=file]", tmp_path / "a.png")
     source, pixels = shown_maps(tab)
-    assert np.array_equal(pixels, drawn(loaded, image[0], "attention"))
+    assert np.array_equal(pixels, drawn(loaded, tmp_path / "a.png", "attention"))
     text = tab.inner_text("body")
     for c, p in zip(classes.tolist(), values.tolist()):
         assert re.search(rf"{NAMES[c]}\s+{round(100 * p)}%", text), text
 
     tab.get_by_text("Grad-CAM").click()
     source, pixels = shown_maps(tab, source)
-    assert np.array_equal(pixels, drawn(loaded, image[0], "cam"))
+    assert np.array_equal(pixels, drawn(loaded, tmp_path / "a.png", "cam"))
     assert tab.inner_text("#explanation") == EXPLANATIONS["cam"]
     tab.click("#target input")
     tab.get_by_role("option", name="fox").click()
     source, pixels = shown_maps(tab, source)
-    assert np.array_equal(pixels, drawn(loaded, image[0], "cam", NAMES.index("fox")))
+    assert np.array_equal(pixels, drawn(loaded, tmp_path / "a.png", "cam", NAMES.index("fox")))
 
     tab.get_by_label("Remove Image").click()
     tab.wait_for_selector("#maps img", state="detached")
@@ -119,8 +120,8 @@ def test_a_narrow_page_has_examples_and_shows_narrow_pictures_whole(loaded, tab,
     examples = tab.locator("#examples img")
     examples.nth(1).click()
     _, pixels = shown_maps(tab)
-    image = make_image(tmp_path / "again.png", 2)  # the first of the second class
-    assert examples.count() == 2 and np.array_equal(pixels, drawn(loaded, image[0], "attention"))
+    make_image(tmp_path / "a.png", 2)  # the first of the second class
+    assert examples.count() == 2 and np.array_equal(pixels, drawn(loaded, tmp_path / "a.png", "attention"))
     assert tab.evaluate("document.documentElement.scrollWidth") == 390
     upload, classes, maps = (tab.locator(name).bounding_box() for name in ("#image", "#classes", "#maps img"))
     assert upload["y"] + upload["height"] < classes["y"] < maps["y"]
@@ -144,7 +145,7 @@ def test_what_the_page_says_needs_no_page(loaded, tmp_path):
         expected = loaded.model(image).softmax(1)[0]
     assert len(classes) == 5 and sorted(classes.values(), reverse=True) == list(classes.values())
     assert classes == {name: pytest.approx(expected[NAMES.index(name)].item(), abs=1e-6) for name in classes}
-    assert np.array_equal(np.asarray(picture.convert("RGB")), drawn(loaded, image[0], "field"))
+    assert np.array_equal(np.asarray(picture.convert("RGB")), drawn(loaded, tmp_path / "a.png", "field"))
     (tmp_path / "b.png").write_bytes(b"no image")
     with pytest.raises(ValueError, match="b.png: not a readable image"):
         web.analyze(loaded, str(tmp_path / "b.png"), "field")

@@ -1,16 +1,19 @@
 """Sheets of maps and their figures: the right numbers, texts that have room, a photograph that is recognised."""
 
+from dataclasses import replace
+
 import matplotlib
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 from drawn_text import drawn_texts, misplaced
 from left_run import leave_run, make_image
 from matplotlib.cbook import get_sample_data
 from PIL import Image
 
 from vilonghorn import load
-from vilonghorn.interpret.draw import KINDS, Sheet, draw, make_sheet, overlay
+from vilonghorn.interpret.draw import KINDS, Sheet, draw, make_sheet, overlay, view
 from vilonghorn.interpret.model import attention, grad_cam, pca, receptive_field, to_map
 
 
@@ -32,11 +35,12 @@ def test_a_sheet_has_one_map_or_that_of_each_block(run):
     sheet = make_sheet(loaded, image, "attention", blocks=[2, -3])
     torch.testing.assert_close(sheet.maps, {"block 2": shares[2], "block 0": shares[0]})
     sheet = make_sheet(loaded, image, "attention", patch=(1, 3))
-    assert sheet.box == (12, 4, 4, 4) and "patch 1,3 reads" in sheet.title
+    assert sheet.box == (0.75, 0.25, 0.25, 0.25) and "patch 1,3 reads" in sheet.title
 
     sheet = make_sheet(loaded, image, "field")
-    assert torch.equal(sheet.maps["block 2"], receptive_field(model, images, 2, 11)[0].sqrt())
-    assert sheet.box == (8, 8, 4, 4)
+    pixels = receptive_field(model, images, 2, 11).view(4, 4, 4, 4)
+    torch.testing.assert_close(sheet.maps["block 2"], pixels.mean((1, 3)).sqrt())
+    assert sheet.box == (0.5, 0.5, 0.25, 0.25)
     assert torch.equal(make_sheet(loaded, image, "pca").maps["block 2"], pca(model, images, 2)[0])
     sheet = make_sheet(loaded, image, "cam", target=4)
     assert sheet.title == "Grad-CAM: patches that raise the score of eel"
@@ -44,7 +48,7 @@ def test_a_sheet_has_one_map_or_that_of_each_block(run):
     probability, best = (value.item() for value in model(images).softmax(1)[0].max(0))
     best = loaded.class_names[best]
     assert make_sheet(loaded, image, "cam").title.endswith(f"the score of {best}")
-    assert {make_sheet(loaded, image, kind).prediction for kind in KINDS} == {f"{best} {probability:.0%}"}
+    assert {make_sheet(loaded, image, kind).prediction for kind in KINDS} == {f"{best}: {probability:.0%}"}
 
 
 @pytest.mark.parametrize("pool, classes", [("avg", 6), ("max", 6), ("", 6), ("avg", 0)])
@@ -75,10 +79,20 @@ def test_no_text_overlaps_another_or_leaves_the_figure(num_maps, size, font, nam
     monkeypatch.setitem(matplotlib.rcParams, "font.family", [font])
     maps = {f"block {23 - i}": torch.rand(8, 8) for i in range(num_maps)}
     title = f"Grad-CAM: patches that raise the score of {name}"
-    figure = draw(Sheet(title, maps, (0, 0, 4, 4), f"{name} 87%"), torch.rand(*size, 3))
+    figure = draw(Sheet(title, maps, (0, 0, 0.5, 0.5), f"{name}: 87%"), torch.rand(*size, 3))
     assert misplaced(figure) == []
     texts = [text for text, _ in drawn_texts(figure)]
     assert ({*maps} if num_maps > 1 else set()) <= set(texts) and any("87%" in text for text in texts)
+
+
+@pytest.mark.parametrize("size", [(16, 16), (90, 40)])
+def test_the_view_is_the_models_input_with_more_pixels(run, size):
+    loaded = replace(run[0], preprocessing={**run[0].preprocessing, "crop_pct": 0.8})
+    picture = Image.fromarray((photograph().numpy() * 255).astype(np.uint8)).resize(size)
+    seen, expected = view(loaded, picture), loaded.denormalize(loaded.transform(picture))
+    assert max(seen.shape[:2]) > 500
+    small = F.interpolate(seen.permute(2, 0, 1)[None], (16, 16), mode="area")[0].permute(1, 2, 0)
+    assert np.corrcoef(small.flatten(), expected.flatten())[0, 1] > 0.94
 
 
 def photograph():

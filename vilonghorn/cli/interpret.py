@@ -11,7 +11,7 @@ from pathlib import Path
 from ..data.files import atomic_write
 from ..data.images import read_image
 from ..engine.report import png
-from ..interpret import KINDS, draw, make_sheet
+from ..interpret import KINDS, draw, make_sheet, view
 from . import make_parser
 from .arguments import add_max_pixels, add_model, load_backbone
 
@@ -55,7 +55,7 @@ def main(argv: Sequence[str]) -> None:
     image = loaded.transform(picture)
     target = None if options.target is None else loaded.class_index(options.target)
     sheet = make_sheet(loaded, image, options.what, blocks=options.blocks, patch=options.patch, target=target)
-    figure = draw(sheet, loaded.denormalize(image))
+    figure = draw(sheet, view(loaded, picture))
     with atomic_write(out) as file:
         file.write(png(figure))
     print(f"{out}: {sheet.title}; {', '.join(sheet.maps)} of {loaded.name}; {options.image}")

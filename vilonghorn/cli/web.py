@@ -22,7 +22,7 @@ from PIL import Image
 from ..data.images import MAX_PIXELS, ImageFolder, printable, read_image
 from ..engine.report import png
 from ..inference import LoadedModel, predict
-from ..interpret import EXPLANATIONS, KINDS, draw, make_sheet
+from ..interpret import EXPLANATIONS, KINDS, draw, make_sheet, view
 from . import make_parser
 from .arguments import add_crop_mode, add_max_pixels, add_model, load_backbone
 
@@ -67,8 +67,8 @@ def analyze(
     (result,) = predict(loaded, [file], max_pixels=max_pixels)
     if "error" in result:
         raise ValueError(result["error"])
-    image = loaded.transform(read_image(file, max_pixels))
-    figure = draw(make_sheet(loaded, image, kind, target=target), loaded.denormalize(image))
+    picture = read_image(file, max_pixels)
+    figure = draw(make_sheet(loaded, loaded.transform(picture), kind, target=target), view(loaded, picture))
     probabilities = {loaded.class_name(p["class"]): p["probability"] for p in result["predictions"]}
     return probabilities, Image.open(BytesIO(png(figure)), formats=["PNG"])
 

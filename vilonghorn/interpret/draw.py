@@ -9,8 +9,11 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from matplotlib.cm import ScalarMappable
+from matplotlib.colors import ListedColormap
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
+from PIL import Image
+from timm.data import create_transform
 from torch import Tensor
 
 from ..engine.report import fit_text, shorten
@@ -33,9 +36,10 @@ EXPLANATIONS = {
     "cam": "Which patches raise the score of the class below. In later blocks, the features of a patch also have "
     "information from other patches.",
 }
-COLORMAP = "turbo"  # of matplotlib; pca draws its three components as red, green and blue
+COLORMAP = ListedColormap(matplotlib.colormaps["turbo"](np.linspace(0, 0.92, 256)))  # ends in red, not in black
 OPACITY = 0.65  # of the largest value of a map, and of the colours of pca
 COLUMNS = 3  # maps side by side
+VIEW = 600  # pixels of the longer side of an image under its map
 
 
 class Sheet(NamedTuple):
@@ -43,7 +47,7 @@ class Sheet(NamedTuple):
 
     title: str
     maps: dict[str, Tensor]  # by the name of the block: (h, w) values from 0, or (h, w, 3) colours in [0, 1]
-    box: tuple[int, int, int, int] | None = None  # left, top, width and height of the patch that attends or sees
+    box: tuple[float, ...] | None = None  # left, top, width and height of the patch that attends or sees, in [0, 1]
     prediction: str | None = None  # the most probable class with its probability, None without a classifier
 
 
@@ -74,7 +78,7 @@ def make_sheet(
     """
     if kind not in KINDS:
         raise ValueError(f"kind is {kind!r}, expected one of {', '.join(map(repr, KINDS))}")
-    model, images = loaded.model, image[None].to(loaded.device)
+    model, images, (H, W) = loaded.model, image[None].to(loaded.device), image.shape[1:]
     grid, depth, reads_token = grid_of(model, images), len(model.blocks), model.global_pool == "token"
     if blocks is None:
         last = max(0, depth - 1 - (kind == "cam" and reads_token))
@@ -89,25 +93,26 @@ def make_sheet(
     if patch is not None:
         tokens, reader = [patch_token(grid, *patch)], f"patch {patch[0]},{patch[1]}"
         (dy, dx), (height, width) = model.patch_embed.stride, model.patch_embed.patch_size
-        box = (patch[1] * dx, patch[0] * dy, width, height)
+        box = (patch[1] * dx / W, patch[0] * dy / H, width / W, height / H)
 
     prediction = None
     if model.num_classes and model.global_pool:
         with torch.no_grad():
             probabilities = model(images).float().softmax(1)[0]
         best = int(probabilities.argmax())
-        prediction = f"{loaded.class_name(best)} {probabilities[best]:.0%}"
+        prediction = f"{loaded.class_name(best)}: {probabilities[best]:.0%}"
         target = best if target is None else target
 
     if kind == "attention":
         maps = to_map(attention(model, images, chosen, tokens).mean(1)[:, 0, 0], grid)
         maps = maps / maps.sum((1, 2), keepdim=True).clamp_min(torch.finfo(maps.dtype).tiny)
-        title = f"Implicit attention: how strongly {reader} reads each patch"
+        title = f"Implicit attention: patches that {reader} reads"
         if blocks is None:
             return Sheet(f"{title}, mean of all blocks", {"all blocks": maps.mean(0)}, box, prediction)
     elif kind == "field":
-        maps = [receptive_field(model, images, b, tokens[0])[0].sqrt() for b in chosen]
-        title = f"Receptive field: pixels on which {reader} depends (root of the gradient's magnitude)"
+        fields = [receptive_field(model, images, b, tokens[0]) for b in chosen]
+        maps = [F.adaptive_avg_pool2d(field, grid)[0].sqrt() for field in fields]
+        title = f"Receptive field: what {reader} depends on"
     elif kind == "pca":
         maps = [pca(model, images, b)[0] for b in chosen]
         title = "Principal components: patches of similar colour have similar features"
@@ -117,15 +122,23 @@ def make_sheet(
     return Sheet(title, {f"block {b}": values for b, values in zip(chosen, maps)}, box, prediction)
 
 
+def view(loaded: LoadedModel, picture: Image.Image) -> Tensor:
+    """What a model sees of an RGB image, with about VIEW pixels a side, (H, W, 3) in [0, 1]."""
+    channels, *sides = loaded.preprocessing["input_size"]
+    factor = max(1, round(VIEW / max(sides)))
+    larger = {**loaded.preprocessing, "input_size": (channels, *(factor * side for side in sides))}
+    return loaded.denormalize(create_transform(**larger, is_training=False)(picture))
+
+
 def draw(sheet: Sheet, picture: Tensor) -> Figure:
     """Draws maps of `make_sheet` over the image, the prediction above them. Each map is scaled to its own maximum.
 
     Args:
         sheet: the maps.
-        picture: the image (H, W, 3) in [0, 1], as `LoadedModel.denormalize` returns it.
+        picture: the image (H, W, 3) in [0, 1], of `view` or `LoadedModel.denormalize`.
     """
     height, width = picture.shape[:2]
-    columns = min(COLUMNS, len(sheet.maps))
+    columns = min(2 if len(sheet.maps) == 4 else COLUMNS, len(sheet.maps))
     rows = -(-len(sheet.maps) // columns)
     side, above = (5.8, 0.0) if columns == 1 else (2.4, 0.25)  # all sizes are in inches
     w, h = (max(0.6, side * pixels / max(height, width)) for pixels in (width, height))
@@ -134,22 +147,22 @@ def draw(sheet: Sheet, picture: Tensor) -> Figure:
     frame |= dict(top=1 - (0.95 + above) / page_height, bottom=0.55 / page_height)
     figure = Figure(figsize=(page_width, page_height))
     axes = figure.subplots(rows, columns, squeeze=False, subplot_kw=dict(xticks=[], yticks=[]), gridspec_kw=frame)
-    title = textwrap.fill(shorten(sheet.title, 160), int(page_width / 0.08))
-    for text, size, top, room in ((shorten(sheet.prediction or "", 60), 16, 0.1, 0.35), (title, 9, 0.5, 0.4)):
+    title = textwrap.fill(shorten(sheet.title, 160), int(page_width / 0.095))
+    for text, size, top, room in ((shorten(sheet.prediction or "", 60), 18, 0.1, 0.35), (title, 11, 0.5, 0.4)):
         drawn = figure.text(0.5, 1 - top / page_height, text, fontsize=size, ha="center", va="top", parse_math=False)
         fit_text(drawn, page_width - 0.2, room)
     for axis in axes.flat[len(sheet.maps) :]:
         axis.set_axis_off()
     for axis, (name, values) in zip(axes.flat, sheet.maps.items()):
-        axis.imshow(overlay(picture, values).numpy(), extent=(0, width, height, 0))
+        axis.imshow(overlay(picture, values).numpy(), extent=(0, 1, 1, 0), aspect=height / width)
         if columns > 1:
             fit_text(axis.set_title(name, fontsize=9, pad=3), w, above - 0.05)
-        if sheet.box is not None:
-            axis.add_patch(Rectangle(sheet.box[:2], *sheet.box[2:], fill=False, edgecolor="white"))
+        for color, line in (("white", 3), ("black", 1)) if sheet.box else ():  # seen on every background
+            axis.add_patch(Rectangle(sheet.box[:2], *sheet.box[2:], fill=False, edgecolor=color, linewidth=line))
     if values.dim() == 2:
         place = (0.5 - 1 / page_width, 0.35 / page_height, 2 / page_width, 0.1 / page_height)
         bar = figure.colorbar(ScalarMappable(cmap=COLORMAP), figure.add_axes(place), orientation="horizontal")
-        bar.set_ticks([0, 1], labels=["0", "largest"], fontsize=8)
+        bar.set_ticks([0, 1], labels=["0", "largest"], fontsize=10)
     return figure
 
 
@@ -170,6 +183,6 @@ def overlay(picture: Tensor, values: Tensor) -> Tensor:
         colors, opacity = smooth.clamp_max(1).permute(1, 2, 0), OPACITY
     else:
         share = smooth[0] / smooth.max().clamp_min(torch.finfo(smooth.dtype).tiny)
-        colors = torch.from_numpy(matplotlib.colormaps[COLORMAP](share.numpy())[..., :3].astype(np.float32))
+        colors = torch.from_numpy(COLORMAP(share.numpy())[..., :3].astype(np.float32))
         opacity = OPACITY * share[..., None]
     return picture + opacity * (colors - picture)
