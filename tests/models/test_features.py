@@ -6,7 +6,7 @@ import pytest
 import timm
 import torch
 
-import vilonghorn  # noqa: F401  (registers the models)
+from vilonghorn.models import VisionSSM
 
 SMALL = dict(img_size=(32, 48), patch_size=8, embed_dim=32, depth=4)
 
@@ -71,6 +71,42 @@ def test_pruning_keeps_the_feature_and_leaves_nothing_unused(model, images, inde
     assert all(p.grad is not None for p in pruned.parameters())
     model.prune_intermediate_layers([3], prune_head=False)
     assert torch.equal(model(images), logits)
+
+
+FAMILIES = ["vilonghorn_nano", "vilonghorn_nano_exact", "vilonghorn_nano_shared", "vilonghornv2_nano", "vim_nano"]
+
+
+@pytest.mark.parametrize("name", [*FAMILIES, "vilonghornv2_nano_sfp"])
+@pytest.mark.parametrize("size", [(32, 48), (48, 72), (33, 15)])
+def test_what_a_hook_on_a_block_sees_is_split_into_class_token_and_map(name, size):
+    model = timm.create_model(name, dynamic_img_size=True, dynamic_img_pad=True, **SMALL).eval()
+    seen, batch = {}, torch.randn(2, 3, *size)
+    model.blocks[1].register_forward_hook(lambda module, inputs, output: seen.update(tokens=output))
+    options = dict(return_prefix_tokens=True, intermediates_only=True)
+    [(features, prefix)] = VisionSSM.forward_intermediates(model, batch, [1], **options)
+    class_token, found = model.split_tokens(seen["tokens"], size)
+    assert torch.equal(class_token, prefix) and torch.equal(found, features)
+    if size == SMALL["img_size"]:
+        assert torch.equal(model.split_tokens(seen["tokens"])[1], features)
+    else:
+        with pytest.raises(ValueError, match=r"expected \(B, 25, C\) for 4 x 6 patches; give the height and width"):
+            model.split_tokens(seen["tokens"])
+
+
+@pytest.mark.parametrize("exportable", [False, True])  # the operators of this library, or torch's
+@pytest.mark.parametrize("name", [*FAMILIES, "vim_nano_sfp"])
+def test_an_empty_batch_has_scores_features_and_gradients(name, exportable):
+    model = timm.create_model(name, num_classes=7, drop_path_rate=0.1, exportable=exportable, **SMALL)
+    batch = torch.zeros(0, 3, 32, 48, requires_grad=True)
+    logits = model(batch)
+    assert logits.shape == (0, 7)
+    logits.sum().backward()
+    assert batch.grad.shape == batch.shape and all(p.grad.eq(0).all() for p in model.parameters())
+    for grad in (False, True):
+        with torch.set_grad_enabled(grad):
+            maps = VisionSSM.forward_intermediates(model, batch, intermediates_only=True)
+            assert [tuple(t.shape) for t in maps] == [(0, 32, 4, 6)] * 4 and model.eval()(batch).shape == (0, 7)
+            assert [len(t) for t in model.forward_features(batch)] == ([0] * 4 if "sfp" in name else [])
 
 
 def test_features_only_gives_the_last_three_blocks_at_the_size_of_each_image(images):

@@ -31,7 +31,8 @@ class VisionSSM(nn.Module):
     """Vision backbone of state-space blocks.
 
     Tokens go in and out prefix first (the class token, then M patches in raster order), as in timm's
-    VisionTransformer. So do the rows of `pos_embed`. Only the scanned sequence has the class token in its middle.
+    VisionTransformer. So do the rows of `pos_embed`. Only the scanned sequence has the class token in its middle:
+    hooks on `blocks.i` see tokens in this order, which `split_tokens` converts.
     """
 
     dynamic_img_size: Final[bool]
