@@ -63,7 +63,10 @@ def test_a_failed_export_is_reported(error, status, sentence, monkeypatch, capsy
         (["--output", "model.aoti.pt2"], "ends in .pt2 \\(.aoti.pt2 is for --to aoti\\)"),
         (["--output", "nowhere/model.pt2"], "a folder that exists"),
         (["--checkpoint", "nothing.pth"], "there are no weights nothing.pth"),
-        (["--checkpoint", "number.pth"], "number.pth .*values that are not tensors: head.weight is of type int"),
+        (
+            ["--checkpoint", "number.pth"],
+            "number.pth .*values that are not tensors in memory: head.weight is of type int",
+        ),
         (["--checkpoint", "junk.pth"], "junk.pth is not a file of weights"),
         (["--checkpoint", "other.safetensors"], "contains weights of vim_nano, not of vilonghorn_nano"),
         (["--checkpoint", "nonfinite-0.safetensors"], "contains weights of no model, not of vilonghorn_nano"),

@@ -23,6 +23,7 @@ from PIL import Image
 
 from vilonghorn import load
 from vilonghorn.cli import main, web
+from vilonghorn.data.images import read_image
 from vilonghorn.interpret.draw import EXPLANATIONS, draw, make_sheet, view
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)

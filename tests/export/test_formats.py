@@ -28,7 +28,7 @@ def test_onnxruntime_computes_the_model_for_any_batch_and_size(name, kwargs, nod
     [loop] = [node for node in written.graph.node if node.op_type == "Scan"]
     assert len(written.graph.node) < nodes and len(loop.attribute[0].g.node) <= 8
     session = onnxruntime.InferenceSession(path)
-    assert session.get_modelmeta().custom_metadata_map == formats.describe(model)
+    assert session.get_modelmeta().custom_metadata_map.items() >= formats.describe(model).items()
     assert session.get_inputs()[0].shape == ["batch", 3, "height", "width"]
     for shape in [*SIZES, (2, 3, 20, 36)][: len(SIZES) + ("stride" in kwargs)]:
         [actual] = session.run(None, {"images": images(*shape).numpy()})

@@ -1,7 +1,6 @@
 """Files of `--to ort` compute the model with the operators of the native library, and say what they need."""
 
 import os
-import re
 import shutil
 import subprocess
 from concurrent.futures import ThreadPoolExecutor
@@ -62,7 +61,7 @@ def test_blocks_and_scans_are_operators_that_compute_the_model(name, kwargs, ope
     assert [node.op_type for node in written.graph.node if node.domain == "vilonghorn"] == operators
     assert "Scan" not in [node.op_type for node in written.graph.node if not node.domain]
     session = open_session(path)
-    assert session.get_modelmeta().custom_metadata_map == formats.describe(model)
+    assert session.get_modelmeta().custom_metadata_map.items() >= formats.describe(model).items()
     for shape in SIZES:
         [actual] = session.run(None, {"images": images(*shape).numpy()})
         torch.testing.assert_close(torch.from_numpy(actual), model(images(*shape)), rtol=0, atol=1e-5)
@@ -92,7 +91,7 @@ def test_a_file_and_a_library_of_other_versions_are_refused_by_name(exported, tm
     with pytest.raises(Exception, match=sentence):
         open_session(path)
     assert main(["export", "--check", str(path)]) == 1
-    assert sentence in capfd.readouterr().out
+    assert "it needs interface 77 of the operators, as of vilonghorn 9.8.7; this" in capfd.readouterr().out
 
 
 def test_an_input_that_does_not_fit_is_named(exported, images):
@@ -107,25 +106,15 @@ def test_an_input_that_does_not_fit_is_named(exported, images):
         session.run(None, {"images": images(1, 3, 32, 32).numpy()})
 
 
-def test_what_a_file_needs_is_said(exported, tmp_path, monkeypatch, capsys):
+def test_what_a_file_needs_is_said(exported, capsys):
     path = exported[1]
-    assert main(["export", "--check", str(path)]) == 0
+    assert main(["export", "--check", str(path), "--run"]) == 0
     out = capsys.readouterr().out
-    assert str(ort_library()) in out and out.endswith("it loads here\n")
+    assert str(ort_library()) in out and out.endswith("it runs here: output (1, 5)\n")
     with pytest.raises(Exception) as raised:
         runtime.load("onnx", str(path))
     explained = "vilonghorn:Block(-1) is not a registered function/op"
     assert explained in str(raised.value) and explained in out  # the sentence that the check explains is still true
-    (tmp_path / "junk.onnx").write_bytes(b"no graph")
-    (tmp_path / "junk.pt2").write_bytes(b"no graph")
-    for name, status, sentence in (
-        ("junk.onnx", 1, "it does not load here: .*Protobuf parsing failed"),
-        ("junk.pt2", 2, "junk.pt2 is not of the format torch.export .not a ZIP archive"),
-        ("junk.txt", 2, "ends in one of .onnx, .ort.onnx, .pt2, .aoti.pt2"),
-        ("nothing.pt2", 2, "there is no such file"),
-    ):
-        assert main(["export", "--check", str(tmp_path / name)]) == status
-        assert re.search(sentence, "".join(capsys.readouterr()))
 
 
 def test_a_program_in_cpp_classifies(exported, images, tmp_path):

@@ -5,11 +5,14 @@ in a process that cannot import this library. If it differs, nothing is written 
 """
 
 import sys
-import zipfile
 from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
 
+import torch
+
+from ..data.images import printable
+from ..export.contents import input_size, read_contents
 from ..export.formats import FORMATS, kind_of, libraries
 from ..export.model import load_for_export
 from ..export.native import aoti_functions
@@ -36,17 +39,19 @@ help = "type of the weights in the file; --to onnx and ort only (default: %(defa
 parser.add_argument("--weights", choices=WEIGHTS, default="fp32", help=help)
 help = f"file to write (default: NAME and {', '.join(form.suffix for form in FORMATS.values())})"
 parser.add_argument("--output", type=Path, help=help)
-help = "say what an exported file needs and whether it loads here (default: export MODEL)"
+help = "say what an exported file contains and needs, without loading it (default: export MODEL)"
 parser.add_argument("--check", type=Path, metavar="FILE", help=help)
+help = "with --check: then load and run the file, which can execute what its author wrote (default: do not)"
+parser.add_argument("--run", action="store_true", help=help)
 
 
 def main(argv: Sequence[str]) -> int:
-    """Runs the command; returns 0, or 1 if the file differs from the model or does not load."""
+    """Runs the command; returns 0, or 1 if the file differs from the model or does not run."""
     options = parser.parse_args(argv)
     if options.check:
-        return check(options.check)
-    if not (options.model and options.to):
-        raise ValueError("expected MODEL and --to, or --check FILE")
+        return check(options.check, options.run)
+    if not (options.model and options.to) or options.run:
+        raise ValueError("expected MODEL and --to, or --check FILE, perhaps with --run")
     form = FORMATS[options.to]
     output = options.output or Path(Path(options.model).resolve().name + form.suffix)
     if (kind := kind_of(output)) != options.to:
@@ -80,29 +85,37 @@ def check_requirements(kind: str) -> None:
         aoti_functions()
 
 
-def check(path: Path) -> int:
-    """Prints what an exported file needs, and whether it loads here; returns 0 if it does, else 1.
+def check(path: Path, run: bool = False) -> int:
+    """Prints what an exported file contains and needs; with `run` also whether it runs here.
+
+    Returns 1 if it does not run here or needs another version, else 0.
 
     Raises:
-        ValueError: a name that no format has, or a file that is not of the format that its name says.
+        ValueError: as `read_contents`.
         FileNotFoundError: there is no such file.
     """
-    kind = kind_of(path)
-    if kind is None:
-        suffixes = ", ".join(form.suffix for form in FORMATS.values())
-        raise ValueError(f"--check is {path}, expected a name that ends in one of {suffixes}")
-    if not path.is_file():
-        raise FileNotFoundError(f"--check is {path}, but there is no such file")
-    form = FORMATS[kind]
-    if not (form.is_onnx or zipfile.is_zipfile(path)):  # torch would print a traceback
-        raise ValueError(f"{path} is not of the format {form.title} (not a ZIP archive)")
+    if FORMATS.get(kind_of(path) or "", FORMATS["pt2"]).is_onnx:
+        check_requirements("onnx")
+    contents = read_contents(path)
+    form, about = FORMATS[contents.kind], contents.metadata
     print(f"{path}: {form.title}; needs {form.needs}")
-    for library in libraries(kind):
+    for library in libraries(contents.kind):
         print(f"the library of this installation is {library}")
-    try:
-        load(kind, str(path), *libraries(kind))
-    except Exception as error:  # of every kind that torch or onnxruntime raises
-        print(f"it does not load here: {error}")
+    classes = f"{len(about['classes'])} names" if isinstance(about.get("classes"), list) else "no names"
+    print(f"model {printable(str(about.get('model', 'unknown')))}, {classes} of classes", end=", ")
+    weights, digest = printable(str(about.get("weights", "unknown"))), "right" if contents.digest else "none"
+    print(f"weights {weights}, {sum(contents.members.values()) / 1e6:.1f} MB, checksums: {digest}")
+    if contents.problem:
+        print(contents.problem)
         return 1
-    print("it loads here")
+    if not run:
+        print("nothing was loaded; --run loads and runs the file: only for a file whose author you trust")
+        return 0
+    try:
+        output = load(contents.kind, str(path), *libraries(contents.kind))(torch.zeros(1, *input_size(about)))
+    except Exception as error:  # of every kind that torch or onnxruntime raises
+        print(f"it does not run here: {error}")
+        return 1
+    shapes = [tuple(part.shape) for part in ([output] if isinstance(output, torch.Tensor) else output)]
+    print(f"it runs here: output {', '.join(map(str, shapes))}")
     return 0

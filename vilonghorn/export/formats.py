@@ -1,6 +1,7 @@
 """Captures a model as a graph of torch's operators, and writes the graph as ONNX, torch.export or AOTInductor."""
 
 import copy
+import hashlib
 import json
 import re
 import zipfile
@@ -101,9 +102,19 @@ def write_onnx(program: ExportedProgram, path: Path, metadata: dict[str, str]) -
         sizes = (re.sub(r"s\d+", lambda found: symbols.get(found[0], found[0]), str(size)) for size in value.shape)
         value.shape = type(value.shape)([int(size) if size.isdecimal() else size for size in sizes])
     ClearMetadataAndDocStringPass()(onnx.model)  # of each node: stack traces of the exporter
-    onnx.model.metadata_props.update(metadata)
     _refuse_part_patches(onnx.model.graph, *_image_sides(program))
+    onnx.model.metadata_props.update(metadata | {"digest": json.dumps(weights_digest(onnx.model.graph))})
     onnx.save(path, external_data=False)
+
+
+def weights_digest(graph: Any) -> str:
+    """SHA-256 of the names, types, shapes and values of the weights of an `onnx_ir.Graph`."""
+    found = hashlib.sha256()
+    for name, value in sorted(graph.initializers.items()):
+        tensor = value.const_value
+        found.update(f"{name} {tensor.dtype.name} {list(tensor.shape)}\n".encode())
+        found.update(tensor.tobytes())
+    return found.hexdigest()
 
 
 def _image_sides(program: ExportedProgram) -> list[tuple[int, int]]:

@@ -13,6 +13,7 @@ from .pyramid import PyramidSSM
 from .trunk import VisionSSM
 
 MAX_LISTED = 3  # mismatches that an error names
+ADVICE = "give a state dict of float tensors, alone or under 'model' or 'state_dict'"
 # Our parameter of both directions, stacked, to the parameters of Vim's authors of the forward and backward direction.
 PAIRS = {
     "mixer.A_log": ("mixer.A_log", "mixer.A_b_log"),
@@ -29,19 +30,33 @@ def unwrap(checkpoint: dict[str, Any]) -> dict[str, Tensor]:
     """The state dict of a training checkpoint (under "model" or "state_dict"), without wrappers' prefixes ("module.").
 
     Raises:
-        ValueError: a value is not a tensor.
+        ValueError: another object, or a value that is not a tensor in memory.
     """
     for key in ("model", "state_dict"):
-        if isinstance(checkpoint.get(key), dict):
+        if isinstance(checkpoint, dict) and isinstance(checkpoint.get(key), dict):
             checkpoint = checkpoint[key]
+    if not isinstance(checkpoint, dict) or not all(isinstance(name, str) for name in checkpoint):
+        raise ValueError(f"this checkpoint is not a dictionary of tensors by name; {ADVICE}")
     state_dict = clean_state_dict(checkpoint)
-    others = [f"{name} is of type {type(v).__name__}" for name, v in state_dict.items() if not isinstance(v, Tensor)]
+    others = [f"{name} is {_form(value)}" for name, value in state_dict.items() if not _is_in_memory(value)]
     if others:
-        raise ValueError(
-            f"this checkpoint has values that are not tensors: {_some(others)}; give a state dict, alone or under "
-            "'model' or 'state_dict'"
-        )
+        raise ValueError(f"this checkpoint has values that are not tensors in memory: {_some(others)}; {ADVICE}")
     return state_dict
+
+
+def _is_in_memory(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.layout is torch.strided and not value.is_meta
+
+
+def _is_float(value: Tensor) -> bool:
+    return value.is_floating_point() and value.dtype.itemsize > 1
+
+
+def _form(value: Any) -> str:
+    """The shape of a tensor, with its dtype if that is not a float of 16 bits or more; the type of other objects."""
+    if not isinstance(value, Tensor):
+        return f"of type {type(value).__name__}"
+    return str(tuple(value.shape)) + ("" if _is_float(value) else f" of {value.dtype}")
 
 
 def checkpoint_filter_fn(checkpoint: dict[str, Any], model: VisionSSM) -> dict[str, Tensor]:
@@ -64,7 +79,7 @@ def checkpoint_filter_fn(checkpoint: dict[str, Any], model: VisionSSM) -> dict[s
     fitted = unwrap(checkpoint)
     if "layers.0.mixer.in_proj.weight" in fitted:
         fitted = _from_official(fitted, model)
-    if wrong := [name for name, value in fitted.items() if not torch.isfinite(value).all()]:
+    if wrong := [name for name, value in fitted.items() if _is_float(value) and not value.isfinite().all()]:
         raise ValueError(
             f"{len(wrong)} of {len(fitted)} tensors of this checkpoint hold NaN or infinity ({_some(wrong)}); "
             "expected finite weights; take an earlier checkpoint"
@@ -74,11 +89,11 @@ def checkpoint_filter_fn(checkpoint: dict[str, Any], model: VisionSSM) -> dict[s
         fitted = {name: value for name, value in fitted.items() if not name.startswith("head.")} | own
     weight, pos = fitted.get("patch_embed.proj.weight"), fitted.get("pos_embed")
     patch_size = model.patch_embed.patch_size
-    if weight is not None and weight.dim() == 4 and weight.numel() > 0:
+    if weight is not None and _is_float(weight) and weight.dim() == 4 and weight.numel() > 0:
         patch_size = (weight.shape[2], weight.shape[3])
         kernel_size = model.patch_embed.proj.kernel_size  # 1x1 after a stem
         fitted["patch_embed.proj.weight"] = resample_patch_embed(weight, list(kernel_size))
-    if pos is not None and pos.dim() == 3 and pos.shape[1] > 1:
+    if pos is not None and _is_float(pos) and pos.dim() == 3 and pos.shape[1] > 1:
         old_grid, new_grid = _source_grid(model, patch_size, pos.shape[1] - 1), model.patch_embed.grid_size
         fitted["pos_embed"] = resample_abs_pos_embed(pos, list(new_grid), list(old_grid), num_prefix_tokens=1)
     _check_fit(fitted, model)
@@ -86,9 +101,9 @@ def checkpoint_filter_fn(checkpoint: dict[str, Any], model: VisionSSM) -> dict[s
 
 
 def _check_fit(state_dict: dict[str, Tensor], model: VisionSSM) -> None:
-    """Checks names and shapes against the model's, except what timm adapts: head and input channels."""
-    expected = {name: tuple(value.shape) for name, value in model.state_dict().items()}
-    given = {name: tuple(value.shape) for name, value in state_dict.items()}
+    """Checks names, shapes and dtypes against the model's, except what timm adapts: head and input channels."""
+    expected = {name: _form(value) for name, value in model.state_dict().items()}
+    given = {name: _form(value) for name, value in state_dict.items()}
     cfg, adapted = getattr(model, "pretrained_cfg", {}), set()
     if model.num_classes != cfg.get("num_classes", model.num_classes):
         adapted |= {"head.weight", "head.bias"}
@@ -101,8 +116,9 @@ def _check_fit(state_dict: dict[str, Tensor], model: VisionSSM) -> None:
     ]
     if wrong:
         raise ValueError(
-            f"this checkpoint does not fit the model: {len(wrong)} mismatches ({_some(wrong, '; ')}). Make the model "
-            "with the rule, sizes and number of classes of the checkpoint"
+            f"this checkpoint does not fit the model: {len(wrong)} mismatches ({_some(wrong, '; ')}); "
+            f"{len(expected.items() & given.items())} of {len(expected)} parameters fit. Make the model with the rule, "
+            "sizes and number of classes of the checkpoint"
         )
 
 
