@@ -49,7 +49,12 @@ if ! ffcv_compiles >/dev/null 2>&1; then
     problem=$(ffcv_compiles 2>&1) || fail "FFCV's headers are installed but do not compile: $problem"
 fi
 
-# 3. This package and what it depends on
+# 3. This package and what it depends on; the CUDA kernels for the GPUs of this machine
+PATH=$PATH:/usr/local/cuda/bin
+if [ -z "${VILONGHORN_CUDA:-}" ] && command -v nvcc >/dev/null && nvidia-smi --list-gpus 2>/dev/null | grep -q .; then
+    export VILONGHORN_CUDA=ON
+    say "building the CUDA kernels for the GPU, some minutes; VILONGHORN_CUDA=OFF leaves them out, and Triton runs"
+fi
 say "installing the Python packages (the first time torch and its CUDA libraries, about 3 GB: some minutes)"
 "$venv" -m pip install --editable '.[ffcv,test]'
 

@@ -113,6 +113,45 @@ def test_without_a_compiler_the_build_says_what_to_do_and_the_kernels_can_be_lef
     assert not list(tmp_path.glob("installed/**/*vilonghorn*"))
 
 
+@pytest.fixture
+def configured(tmp_path):
+    """What configuring says with options, and the folder of the build. The kernels are left out."""
+
+    def run(*options, **variables):
+        command = [*CONFIGURE, tmp_path / "build", *options]
+        result = subprocess.run(command, env={**os.environ, **variables}, capture_output=True, text=True)
+        return " ".join((result.stdout + result.stderr).split())
+
+    return run
+
+
+def test_cuda_kernels_are_built_only_if_asked_for_and_then_for_the_gpus_of_this_machine(configured, tmp_path):
+    for name, lines in (("nvcc", ["touch called"]), ("nvidia-smi", ["echo 12.0", "echo 9.0", "echo 7.5", "echo 9.0"])):
+        (tmp_path / name).write_text("\n".join(["#!/bin/sh", *lines]))
+        (tmp_path / name).chmod(0o755)
+    path = f"{tmp_path}{os.pathsep}{os.environ['PATH']}"
+    assert "CPU kernels only; VILONGHORN_CUDA=ON adds the CUDA kernels" in configured(PATH=path)
+    assert not list(tmp_path.rglob("called"))
+    said = configured("-DVILONGHORN_CUDA=ON", PATH=path, CUDA_HOME=str(tmp_path), CUDA_PATH=str(tmp_path))
+    assert "compute capabilities 90;120" in said and "VILONGHORN_CUDA=OFF" in said
+
+
+def test_an_editable_install_leaves_another_clone_its_own_package(tmp_path):
+    """A .pth file is behind the current folder in Python's path; an import hook would be before it."""
+    options = ["-DSKBUILD_STATE=editable", "-DVILONGHORN_CPU=OFF"]
+    subprocess.run([*CONFIGURE, tmp_path / "build", *options], capture_output=True, check=True)
+    site, clone = tmp_path / "site", tmp_path / "clone"
+    subprocess.run([*CMAKE, "--install", tmp_path / "build", "--prefix", site], capture_output=True, check=True)
+    (clone / "vilonghorn").mkdir(parents=True)
+    (clone / "vilonghorn" / "__init__.py").touch()
+    code = f"import site, importlib.util as u; site.addsitedir({str(site)!r}); print(u.find_spec('vilonghorn').origin)"
+    for folder, package in ((clone, clone), (tmp_path, ROOT)):
+        found = subprocess.run([sys.executable, "-S", "-c", code], cwd=folder, capture_output=True, text=True, check=True)
+        assert found.stdout.strip() == str(package / "vilonghorn" / "__init__.py")
+    packages = (ROOT / "pyproject.toml").read_text().partition('if.state = "editable"')[2]
+    assert packages.split()[:3] == ["wheel.packages", "=", "[]"]  # or scikit-build-core maps them by its import hook
+
+
 @pytest.mark.parametrize("compiler", ["g++", "clang++"])
 def test_a_compiler_is_given_no_option_that_it_does_not_know(tmp_path, compiler):
     if shutil.which(compiler) is None:
@@ -131,7 +170,8 @@ def test_a_compiler_is_given_no_option_that_it_does_not_know(tmp_path, compiler)
 @pytest.mark.skipif(shutil.which("nvcc") is None, reason="nvcc is not installed")
 def test_the_cuda_kernels_are_not_linked_for_several_architectures_at_once(tmp_path):
     """Of 150 links with nvcc 13.0 and --threads 0, 5 failed: each architecture's nvlink writes the same file."""
-    subprocess.run([*CONFIGURE, tmp_path, "-DVILONGHORN_CUDA=ON"], capture_output=True, check=True)
+    options = ["-DVILONGHORN_CUDA=ON", "-DVILONGHORN_CUDA_ARCHITECTURES=80;90"]
+    subprocess.run([*CONFIGURE, tmp_path, *options], capture_output=True, check=True)
     result = subprocess.run(
         [*CMAKE, "--build", tmp_path, "--target", "vilonghorn_cuda"],
         env={**os.environ, "NVCC_APPEND_FLAGS": "--dryrun"},  # nvcc prints its steps and runs none: no object to link

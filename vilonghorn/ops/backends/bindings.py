@@ -46,7 +46,8 @@ def open_library(name: str, requirement: str) -> tuple[ctypes.CDLL | None, str |
         installed = next(iter(metadata.distributions(name="vilonghorn")), None)
         found = installed and Path(str(installed.locate_file(f"vilonghorn/_lib/{path.name}")))
         if not (found and found.exists() and installed.version == __version__):
-            return None, f"not built: {path} does not exist. {_how_to_build(path.parents[2], installed, requirement)}"
+            remedy = _how_to_build(name, path.parents[2], installed, requirement)
+            return None, f"not built: {path} does not exist. {remedy}"
         path = found
     try:
         library = ctypes.CDLL(str(path))
@@ -58,7 +59,7 @@ def open_library(name: str, requirement: str) -> tuple[ctypes.CDLL | None, str |
     return library, None
 
 
-def _how_to_build(root: Path, installed: metadata.Distribution | None, requirement: str) -> str:
+def _how_to_build(name: str, root: Path, installed: metadata.Distribution | None, requirement: str) -> str:
     """What to run. `root` holds the package that was imported: a source tree, or the folder of installed packages."""
     if (root / "kernels").is_dir():
         found = "no vilonghorn with this library is installed"
@@ -66,9 +67,11 @@ def _how_to_build(root: Path, installed: metadata.Distribution | None, requireme
             found = f"the installed vilonghorn is {installed.version}, not {__version__}"
         problem, source = f"This source tree is not built, and {found}", f"--editable {shlex.quote(str(root))}"
     else:
-        problem = f"vilonghorn was installed without it, as without {requirement} or with VILONGHORN_CPU=OFF"
+        problem = f"vilonghorn was installed without it, as without {requirement} or with VILONGHORN_{name.upper()}=OFF"
         url = json.loads(installed and installed.read_text("direct_url.json") or "{}").get("url", "")
         source = f"--force-reinstall --no-deps --no-cache-dir {url if url.startswith('file:') else 'vilonghorn'}"
+    if name == "cuda":  # the build leaves its kernels out unless they are asked for
+        source += " --config-settings=cmake.define.VILONGHORN_CUDA=ON"
     return f"{problem}. Where there is {requirement}, run: {shlex.quote(sys.executable)} -m pip install {source}"
 
 
