@@ -146,7 +146,9 @@ def test_an_editable_install_leaves_another_clone_its_own_package(tmp_path):
     (clone / "vilonghorn" / "__init__.py").touch()
     code = f"import site, importlib.util as u; site.addsitedir({str(site)!r}); print(u.find_spec('vilonghorn').origin)"
     for folder, package in ((clone, clone), (tmp_path, ROOT)):
-        found = subprocess.run([sys.executable, "-S", "-c", code], cwd=folder, capture_output=True, text=True, check=True)
+        found = subprocess.run(
+            [sys.executable, "-S", "-c", code], cwd=folder, capture_output=True, text=True, check=True
+        )
         assert found.stdout.strip() == str(package / "vilonghorn" / "__init__.py")
     packages = (ROOT / "pyproject.toml").read_text().partition('if.state = "editable"')[2]
     assert packages.split()[:3] == ["wheel.packages", "=", "[]"]  # or scikit-build-core maps them by its import hook
