@@ -1,8 +1,9 @@
 """The tables of a study in Markdown, and its plots; every figure comes from its report."""
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
+from textwrap import fill
 from typing import Any
 
 from matplotlib import rc_context
@@ -11,11 +12,13 @@ from matplotlib.figure import Figure
 from vilonghorn.bench.tables import markdown
 from vilonghorn.data.files import atomic_write
 
+from .plan import Table
 from .results import Interval, Report, choose_rate, interval, mean_validation, sweep_runs
 
 NONE = "–"
 METRICS = {"top1": "top-1", "top5": "top-5"}
 LEVEL = 0.05  # of significance
+MOST_LINES = 6  # of a plot
 
 
 def render(report: Report) -> str:
@@ -149,24 +152,50 @@ def draw(report: Report, table: str, folder: Path) -> Path:
 
 
 def figure(report: Report, table: str) -> Figure:
-    """Mean and standard deviation over seeds along the axis of a table; a line for each candidate."""
-    plan = report.plan.tables[table]
-    figure = Figure(figsize=(7.5, 4.6), layout="constrained")
-    axes = figure.subplots()
-    for number, name in enumerate(participants(report, table)):
-        values = [(x, list(report.accuracies(task, test, name, plan.metric).values())) for task, test, x in plan.points]
-        found = sorted((x, interval(accuracies)) for x, accuracies in values if accuracies)
-        if found:
-            x, mean, std = zip(*((x, v.mean, v.std if v.count > 1 else 0) for x, v in found))
-            style = dict(color=f"C{number}", ls="-" if number < 10 else "--", marker="o", ms=4, capsize=2)
-            axes.errorbar(x, mean, std, label=report.title(name), **style)
-    if plan.log:
-        along = sorted({x for _, _, x in plan.points})
-        axes.set_xscale("log", base=2)
-        axes.set_xticks(along, [f"{x:g}" for x in along])
-        axes.minorticks_off()
-    axes.set(title=plan.title, xlabel=plan.axis, ylabel=f"test {METRICS[plan.metric]}, %", ylim=(0, 101))
-    axes.grid(alpha=0.3)
-    if axes.get_legend_handles_labels()[0]:
-        axes.legend(fontsize=7, ncols=2)
+    """Mean and standard deviation over seeds along the axis of a table: a line for each candidate in one plot.
+
+    More than `MOST_LINES` candidates have a plot each, beside the reference in gray.
+    """
+    plan, reference = report.plan.tables[table], report.plan.reference
+    lines = {name: line for name in participants(report, table) if (line := line_of(report, plan, name))}
+    small = len(lines) > MOST_LINES
+    panels = [name for name in lines if name != reference] if small else [reference]
+    columns = min(3, len(panels))
+    rows = -(-len(panels) // columns)
+    figure = Figure(figsize=(7, 1.1 + 1.9 * rows if small else 4.6), layout="constrained")
+    grid = figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False).ravel()
+    for axes, panel in zip(grid, panels):
+        for number, (name, line) in enumerate(lines.items()):
+            if not small or name in (panel, reference):
+                color = "0.6" if small and name == reference else f"C{0 if small else number}"
+                axes.errorbar(*line, label=report.title(name), color=color, marker="o", ms=4, capsize=2)
+        if plan.log:
+            along = sorted({x for _, _, x in plan.points})
+            axes.set_xscale("log", base=2)
+            axes.set_xticks(along, [f"{x:g}" for x in along])
+            axes.minorticks_off()
+        axes.set_ylim(0, 101)
+        axes.grid(alpha=0.3)
+        if small:
+            axes.set_title(fill(report.title(panel), 30), fontsize=9)
+    for axes in grid[len(panels) :]:
+        axes.set_axis_off()
+    figure.suptitle(fill(plan.title, 60) + (f"\n(gray: {report.title(reference)})" if small else ""), fontsize=12)
+    figure.supylabel(f"test {METRICS[plan.metric]}, %, mean and std of seeds", fontsize=10)
+    if small:
+        figure.supxlabel(plan.axis, fontsize=10)
+    else:
+        axes.set_xlabel(plan.axis)
+    if lines and not small:
+        figure.legend(*grid[0].get_legend_handles_labels(), loc="outside lower center", ncols=min(4, len(lines)))
     return figure
+
+
+def line_of(report: Report, plan: Table, candidate: str) -> tuple[Sequence[float], ...]:
+    """Positions, means and standard deviations of a candidate's test accuracy; empty without results."""
+    found = []
+    for task, test, x in plan.points:
+        if accuracies := report.accuracies(task, test, candidate, plan.metric):
+            found.append((x, interval(list(accuracies.values()))))
+    found.sort()
+    return tuple(zip(*((x, v.mean, v.std if v.count > 1 else 0) for x, v in found)))

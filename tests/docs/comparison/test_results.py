@@ -9,6 +9,7 @@ from pathlib import Path
 import make
 import numpy as np
 import pytest
+from drawn_text import misplaced
 from study import results, tables
 from toy_study import toy_report as report
 
@@ -127,3 +128,15 @@ def test_the_committed_plots_are_made_of_the_committed_results(reports, tmp_path
         first = made.read_bytes()
         assert tables.draw(reports[study], table, tmp_path).read_bytes() == first
     assert {file.name for file in make.FOLDER.glob("*.svg")} == {f"{study}-{table}.svg" for study, table in make.PLOTS}
+
+
+def test_more_than_six_candidates_have_a_plot_each_with_their_titles_beside_the_reference(reports):
+    drawn = tables.figure(reports["v2"], "top1")
+    shown = [axes for axes in drawn.axes if axes.axison]
+    titles = [" ".join(axes.get_title().split()) for axes in shown]
+    assert "Convolution over the grid" in titles and len(titles) == len(set(titles)) > 6
+    assert all(len(axes.containers) == 2 and axes.get_legend() is None for axes in shown)
+    assert [pair for pair in misplaced(drawn) if not pair[0].isdigit()] == []  # ticks outside the limits are not drawn
+    assert not tables.figure(report(cells=[]), "recall").legends
+    one = tables.figure(reports["icons"], "top1")
+    assert len(one.axes) == 1 and len(one.legends[0].get_texts()) == 4 and misplaced(one) == []
