@@ -119,8 +119,8 @@ def cuda(architecture: int) -> list[dict[str, Any]]:
         if result.returncode:
             raise RuntimeError(f"nvcc fails for sm_{architecture}:\n{result.stderr}")
         for symbol, compiled in disassemble(cubin).items():
-            pattern = r"(forward|backward|summary|join|reduce)(?:_sums)?I"
-            pattern += r"(?:Li(\d)E)?(?:(f|13__nv_bfloat16|6__half)(?:Li(\d)E)?)?E"
+            pattern = r"(forward|backward|summary|join|reduce)(?:_sums)?"
+            pattern += r"(?:I(?:Li(\d)E)?(?:(f|13__nv_bfloat16|6__half)(?:Li(\d)E)?)?E)?"
             kernel, rule, dtype, lanes = re.search(pattern, symbol).groups()
             dtypes = {"13__nv_bfloat16": "bfloat16", "6__half": "float16"}
             options = dict(

@@ -52,9 +52,7 @@ def check(row, limit, stack=0):
 @pytest.mark.skipif(shutil.which("nvcc") is None, reason="nvcc is not installed")
 def test_the_cuda_kernels_spill_nothing_in_a_step_and_their_modelled_time_does_not_rise():
     rows = compile_kernels("cuda")
-    # Three rules: forward and backward for three dtypes and for 64 states, summaries for three dtypes, and joins. Sums
-    # for three dtypes.
-    assert len(rows) == 3 * (2 * 4 + 3 + 1) + 3
+    assert {(row["rule"], row["kernel"]) for row in rows} >= MODELLED_LIMITS.keys()
     for row in rows:
         # With six blocks a multiprocessor, a few values of the loops around the steps do not fit in registers.
         crowded = row["kernel"] == "backward" and row["states"] == 16 and row["rule"] != "mamba"
