@@ -206,3 +206,11 @@ def test_random_arguments_make_a_model_or_are_refused(tmp_path):
         except ValueError as error:
             assert str(error).startswith("a ")
     assert made > 5
+
+
+def test_the_same_weights_are_the_same_bytes_which_safetensors_reads():
+    tensors = {name: torch.randn(3, 5) for name in ("b", "a", "ü")}
+    files = {pack(tensors, dict(model=NANO)) for _ in range(20)}
+    assert len(files) == 1
+    loaded = safetensors.torch.load(files.pop())
+    assert all(torch.equal(loaded[name], value) for name, value in tensors.items())

@@ -73,11 +73,11 @@ def analyze(
     return probabilities, Image.open(BytesIO(png(figure)), formats=["PNG"])
 
 
-def find_examples(val: Path | None) -> list[list[str]]:
+def find_examples(val: Path | None, classes: Sequence[str] | None = None) -> list[list[str]]:
     """One image file of each of up to six classes of a folder of held-out data; none if it is no longer there."""
     if val is None or not val.is_dir():
         return []
-    data = ImageFolder(val)
+    data = ImageFolder(val, classes=classes)
     _, first = np.unique(data.labels, return_index=True)
     chosen = np.unique(np.linspace(0, len(first) - 1, 6).round().astype(int))
     return [[data.paths[i]] for i in first[chosen]]
@@ -115,7 +115,7 @@ def build_page(loaded: LoadedModel, max_pixels: int = MAX_PIXELS) -> Any:
                 file = gr.Image(type="filepath", elem_id="image", **options)
                 # Pass on the uploaded file itself, so that read_image decodes or refuses it, not gradio.
                 file.preprocess = lambda sent: None if sent is None else sent.path
-                if examples := find_examples(loaded.val):
+                if examples := find_examples(loaded.val, loaded.class_names):
                     gr.Examples(examples, [file], label="examples", elem_id="examples")
             classes = gr.Label(label="classes", num_top_classes=5, elem_id="classes")
         kind = gr.Radio([(title, kind) for kind, title in KINDS.items()], value="attention", label="maps")

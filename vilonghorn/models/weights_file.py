@@ -36,7 +36,13 @@ def pack(tensors: Mapping[str, Tensor], record: Mapping[str, Any] | None = None)
     """
     tensors = {name: value.detach().cpu().contiguous() for name, value in tensors.items()}
     header = {} if record is None else {RECORD: json.dumps(record)}
-    return save(tensors, {"format": "pt", **header, DIGEST: digest(tensors, header.get(RECORD, ""))})
+    data = save(tensors, {"format": "pt", **header, DIGEST: digest(tensors, header.get(RECORD, ""))})
+    end = 8 + int.from_bytes(data[:8], "little")
+    names = json.loads(data[8:end])
+    names["__metadata__"] = dict(sorted(names["__metadata__"].items()))  # safetensors writes them in a random order
+    text = json.dumps(names, ensure_ascii=False, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    return len(text).to_bytes(8, "little") + text + data[end:]
 
 
 def digest(tensors: Mapping[str, Tensor], record: str = "") -> str:
