@@ -114,8 +114,6 @@ Stage backward_stages[] = {&Block::mlp_backward,      &Block::out_proj_backward,
                            &Block::out_proj_gradient, &Block::in_proj_backward,  &Block::norm_backward,
                            &Block::in_proj_gradient};
 
-bool has_rule(const VlBlock &b) { return b.rule >= VL_LONGHORN && b.rule <= VL_NONE; }
-
 // A job may process a whole sequence. Otherwise all jobs run one stage after the other: where they share the channels,
 // for int8 weights, and for a single stage.
 bool is_of_sequences(const VlBlock &b, int stage) {
@@ -133,12 +131,13 @@ int64_t num_channel_splits(int64_t sequences, int64_t channels, int64_t threads)
 }  // namespace
 
 VL_EXPORT int vl_block_forward(const VlBlock *b, int stage, int isa) {
-  if (!has_rule(*b)) return VL_UNKNOWN_RULE;
+  if (const int error = check(*b)) return error;
   if (!is_of_sequences(*b, stage)) return Block(*b).run(forward_stages, false, stage, isa);
   return mixer_of_sequences(*b, isa) || (b->hidden && mlp_forward(*b, isa));
 }
 VL_EXPORT int vl_block_backward(const VlBlock *b, int stage, int isa) {
-  return has_rule(*b) ? Block(*b).run(backward_stages, true, stage, isa) : VL_UNKNOWN_RULE;
+  const int error = check(*b);
+  return error ? error : Block(*b).run(backward_stages, true, stage, isa);
 }
 VL_EXPORT int vl_scan_infer(const VlScan *given, int isa) {
   VlScan s = *given;

@@ -36,9 +36,8 @@ VL_INLINE void gather(Vector<T> *out, const VlInput &in, const Steps &s, int64_t
   }
 }
 
-constexpr int kMaxConv = 64;
 template <class T> struct ConvWeights {  // of one vector of channels
-  Vector<T> weight[kMaxConv], bias;
+  Vector<T> weight[VL_MAX_CONV], bias;
   void load(const void *w, const void *b, int64_t direction, int64_t d_conv, int64_t channels, int64_t d, int count) {
     load_columns<T>(weight, 1, (const T *)w + (direction * channels + d) * d_conv, d_conv, count);
     bias = ::load((const T *)b + direction * channels + d, count);
@@ -65,7 +64,7 @@ VL_INLINE void convolve_backward(ConvWeights<T> &sums, const ConvWeights<T> &w, 
                                  Gradient dv, Opposite opposite, Read x, Store store) {
   if (D_CONV && d_conv != D_CONV) return convolve_backward<T, 0>(sums, w, d_conv, steps, dv, opposite, x, store);
   if (D_CONV) d_conv = D_CONV;
-  Vector<T> dweight[D_CONV ? D_CONV : kMaxConv], dbias = sums.bias;
+  Vector<T> dweight[D_CONV ? D_CONV : VL_MAX_CONV], dbias = sums.bias;
   VL_UNROLL for (int64_t j = 0; j < d_conv; j++) dweight[j] = sums.weight[j];
   for (int64_t i = 0; i < steps; i++) {
     Vector<T> dx{};

@@ -223,9 +223,6 @@ template <class Run> int sum_gradients(int dtype, int threads, int isa, Gradient
   return run(sums, sums, isa, &Jobs::sum);
 }
 
-bool is_recurrence(int rule) { return rule >= VL_LONGHORN && rule <= VL_MAMBA; }
-bool is_rule(int rule) { return is_recurrence(rule) || rule == VL_NONE; }
-
 }  // namespace
 }  // namespace vilonghorn
 
@@ -236,11 +233,12 @@ VL_EXPORT const char *vl_isa_name(int isa) { return isa >= 0 && isa < kNumIsas ?
 VL_EXPORT int vl_isa_runs(int isa) { return isa >= 0 && isa < kNumIsas && runs(isa); }
 VL_EXPORT const char *vl_threading(void) { return gomp().parallel ? "gomp" : "std"; }
 VL_EXPORT int vl_scan_forward(const VlScan *a, int isa) {
-  return is_recurrence(a->rule) ? run(*a, *a, isa, &Jobs::scan_forward) : VL_UNKNOWN_RULE;
+  const int error = check(*a);
+  return error ? error : run(*a, *a, isa, &Jobs::scan_forward);
 }
 VL_EXPORT int vl_scan_backward(const VlScan *given, int isa) {
   VlScan a = *given;
-  if (!is_recurrence(a.rule)) return VL_UNKNOWN_RULE;
+  if (const int error = check(a)) return error;
   const int64_t channels = a.directions * a.channels, B = a.batch;
   return sum_gradients(
       a.dtype, a.threads, isa,
@@ -266,7 +264,7 @@ static bool set_neighbors(VlConvGrid &grid, int64_t length, int64_t d_conv) {
 static bool has_x_proj_jobs(const VlScan &s) { return s.channel_splits > 1 && s.rule != VL_NONE; }
 VL_EXPORT int vl_mamba_inner_forward(const VlMambaInner *given, int isa) {
   VlMambaInner a = *given;
-  if (!is_rule(a.scan.rule)) return VL_UNKNOWN_RULE;
+  if (const int error = check(a)) return error;
   if (!set_neighbors(a.conv_grid, a.scan.length, a.d_conv)) return 1;
   return (has_x_proj_jobs(a.scan) && run(a, a.scan, isa, &Jobs::x_proj_forward)) ||
          run(a, a.scan, isa, &Jobs::mamba_inner_forward);
@@ -274,7 +272,7 @@ VL_EXPORT int vl_mamba_inner_forward(const VlMambaInner *given, int isa) {
 VL_EXPORT int vl_mamba_inner_backward(const VlMambaInner *given, int isa) {
   VlMambaInner a = *given;
   VlScan &s = a.scan;
-  if (!is_rule(s.rule)) return VL_UNKNOWN_RULE;
+  if (const int error = check(a)) return error;
   if (!set_neighbors(a.conv_grid, s.length, a.d_conv)) return 1;
   const int64_t channels = s.directions * s.channels, heads = s.directions * a.num_heads, B = s.batch;
   const int64_t projected = a.dt_rank + 2 * s.states, jobs = B * s.channel_splits;
@@ -303,10 +301,12 @@ static VlMambaInner mamba_inner_of(const VlConv &a) {
   return m;
 }
 VL_EXPORT int vl_conv_forward(const VlConv *a, int isa) {
+  if (const int error = check(*a)) return error;
   const VlMambaInner m = mamba_inner_of(*a);
   return run(m, m.scan, isa, &Jobs::x_proj_forward);
 }
 VL_EXPORT int vl_conv_backward(const VlConv *a, int isa) {
+  if (const int error = check(*a)) return error;
   VlMambaInner m = mamba_inner_of(*a);
   const int64_t channels = a->directions * a->channels;
   return sum_gradients(a->dtype, a->threads, isa,

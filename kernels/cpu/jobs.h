@@ -46,6 +46,12 @@ static inline VlMambaInner mamba_inner_of(const VlBlock &b, float *xz, int64_t b
   return m;
 }
 
+// 0 if the kernels take these sizes, else an error, which vl_error explains. Of a scan in a mixer the rule may be none.
+int check(const VlScan &, bool is_mixer = false);
+int check(const VlMambaInner &);
+int check(const VlBlock &);
+int check(const VlConv &);
+
 // A part of a block, the mixer or the MLP, as products of rows.
 struct BlockPart : VlBlock {
   explicit BlockPart(const VlBlock &given) : VlBlock(given) {}

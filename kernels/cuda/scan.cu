@@ -69,6 +69,7 @@ template <int RULE> int run_rule(const Job &job, const Sums *sums, void *stream)
 
 int run_scan(const VlScan &a, const VlSegments &segments, bool backward, int device, void *stream) {
   if (a.rule < 0 || a.rule > VL_MAMBA) return VL_UNKNOWN_RULE;
+  if (a.states < 1 || !a.A == (a.rule == VL_MAMBA)) return cudaErrorInvalidValue;
   if (a.directions > 64 || a.states > VL_MAX_STATES || a.chunk != kChunk || a.channels % 2)
     return cudaErrorInvalidValue;
   const bool splits = a.states == VL_SEGMENT_STATES && a.rule != VL_LONGHORN_EXACT;

@@ -12,21 +12,22 @@
 #include <stdint.h>
 #include <string.h>
 
-enum { VL_ABI = 17 }; /* Increase it with every change of a struct, function or tensor: the caller compares it. */
+enum { VL_ABI = 18 }; /* Increase it with every change of a struct, function or tensor: the caller compares it. */
 /* VL_NONE, without a recurrence, is for VlMambaInner and VlBlock on the CPU: y is the mean over the directions of the
  * convolution with SiLU, times silu(z). x_proj, dt_proj, dt_bias, A and D are absent; states, dt_rank and heads are 0.
  */
 enum { VL_LONGHORN = 0, VL_LONGHORN_EXACT = 1, VL_MAMBA = 2, VL_NONE = 3 };
-enum { VL_UNKNOWN_RULE = -1 }; /* what a function returns that does not implement the rule */
+/* What functions return where they do not implement the rule, or do not take a size. */
+enum { VL_UNKNOWN_RULE = -1, VL_INVALID = -2 };
+static const char *const VL_RULES[] = {"longhorn", "longhorn_exact", "mamba", "none"};
 /* The number of a rule by its name. */
 static inline int vl_rule(const char *name) {
-  static const char *const names[] = {"longhorn", "longhorn_exact", "mamba", "none"};
   for (int rule = 0; rule <= VL_NONE; rule++)
-    if (!strcmp(name, names[rule])) return rule;
+    if (!strcmp(name, VL_RULES[rule])) return rule;
   return VL_UNKNOWN_RULE;
 }
 enum { VL_FLOAT32 = 0, VL_FLOAT64 = 1, VL_BFLOAT16 = 2 };
-enum { VL_MAX_STATES = 64 };
+enum { VL_MAX_STATES = 64, VL_MAX_CONV = 64 };
 
 typedef struct {
   const void *data;
@@ -184,6 +185,14 @@ typedef struct {
 } VlBlock;
 enum { VL_BLOCK_TENSORS = 15 };
 
+/* An input of an operator in an exported file, contiguous. */
+typedef struct {
+  const void *data;
+  int64_t rank; /* -1: the input is absent */
+  int64_t sizes[4];
+} VlTensor;
+enum { VL_SCAN_INPUTS = 8, VL_BLOCK_INPUTS = 17 };
+
 #ifdef _WIN32
 #define VL_EXPORT __declspec(dllexport)
 #else
@@ -195,8 +204,9 @@ extern "C" {
 VL_EXPORT int vl_abi(void); /* VL_ABI of this library */
 
 /* The CPU library. isa: index of an instruction set, -1 for the best one that this processor supports. Functions that
- * return int return 0, VL_UNKNOWN_RULE, or 1 if the instruction set is not available or memory ran out; outputs are
- * then undefined. */
+ * return int return 0, VL_UNKNOWN_RULE, VL_INVALID, or 1 if the instruction set is not available or memory ran out;
+ * outputs are then undefined. */
+VL_EXPORT const char *vl_error(int error);  /* why the last call on this thread failed */
 VL_EXPORT int vl_isas(void);                /* number of instruction sets in this build, ascending */
 VL_EXPORT const char *vl_isa_name(int isa); /* "v2", "v3", "v4", "vnni" (v4 and AVX512_VNNI), "amx" (vnni and
                                                AMX_BF16) on x86-64, else "generic" */
@@ -217,6 +227,10 @@ VL_EXPORT int vl_block_backward(const VlBlock *, int stage, int isa);
 /* Forward without a backward. The library sets chunk, channel_splits, xz, projected and mid. */
 VL_EXPORT int vl_scan_infer(const VlScan *, int isa);
 VL_EXPORT int vl_block_infer(const VlBlock *, int isa);
+/* Checks the inputs of an operator against each other and the rule, and sets the sizes and inputs of the struct; of a
+ * scan x to dt_bias, of a block x to drop_scales and both scales. `flags`: the number of flags in `reverse`. */
+VL_EXPORT int vl_scan_set(VlScan *, const VlTensor *inputs, int64_t flags);
+VL_EXPORT int vl_block_set(VlBlock *, const VlTensor *inputs, int64_t flags);
 
 /* The CUDA library. All tensors are in device memory and not empty. In a scan x, dt, z and dy are aligned to two
  * elements, their strides and the channels are even, their step strides are below 2^31, and there are at most 64

@@ -69,6 +69,11 @@ struct Tensor {
     return sizes.size() == 4 ? VlInput{data, strides[0], strides[1], strides[2]}
                              : VlInput{data, 0, strides[0], strides[1]};
   }
+  operator VlTensor() const {
+    VlTensor tensor = {data, strides ? (int64_t)sizes.size() : -1, {}};
+    for (size_t d = 0; d < sizes.size() && d < 4; d++) tensor.sizes[d] = sizes[d];
+    return tensor;
+  }
 };
 
 // The options of both operators.
@@ -85,9 +90,9 @@ struct Options {
   }
 };
 
-void run(int failed) {
-  if (failed == VL_UNKNOWN_RULE) fail("the kernels do not implement this rule");
-  if (failed) fail("out of memory, or no instruction set that runs here");
+// Calls a function of the kernels' library.
+template <class Function, class... Args> void call(const char *name, Args... args) {
+  if (const int error = kernel<Function>(name)(args...)) fail(kernel<decltype(vl_error)>("vl_error")(error));
 }
 }  // namespace
 }  // namespace vilonghorn
@@ -107,20 +112,17 @@ void run(int failed) {
                                             Tensor(dt_proj),     Tensor(dt_bias),      Tensor(A),
                                             Tensor(D),           Tensor(out_proj),     Tensor(mlp_norm_weight),
                                             Tensor(mlp_in_proj), Tensor(mlp_out_proj), Tensor(drop_scales)};
-  const std::vector<int64_t> &in = tensors[0].sizes, &conv = tensors[3].sizes, &steps = tensors[6].sizes;
+  VlTensor inputs[VL_BLOCK_INPUTS];
+  for (VlTensor &input : inputs) input = {nullptr, -1, {}};  // int8 weights are absent
+  for (int i = 0; i < VL_BLOCK_TENSORS; i++) inputs[i] = tensors[i];
   const Options options(rule, reverse, directions);
-  RAIIAtenTensorHandle y = empty(in);
+  RAIIAtenTensorHandle y = empty(tensors[0].sizes);
   VlBlock b = {};
-  const void **const fields = (const void **)((char *)&b + offsetof(VlBlock, x));
-  for (int i = 0; i < VL_BLOCK_TENSORS; i++) fields[i] = tensors[i].data;
-  b.batch = in[0], b.length = in[1], b.dim = in[2];
-  b.directions = directions, b.channels = conv[1], b.d_conv = conv[2];
-  if (b.dt_proj) b.num_heads = steps[1], b.dt_rank = steps[2], b.states = (tensors[5].sizes[1] - steps[2]) / 2;
-  b.hidden = b.mlp_out_proj ? tensors[13].sizes[1] : 0;
   b.rule = options.rule, b.threads = options.threads, b.eps = eps, b.mlp_eps = mlp_eps, b.bf16_parts = bf16 ? 1 : 0;
   if (grid_sizes) b.conv_grid = {conv_grid[0], conv_grid[1], conv_grid[2], nullptr};
   b.reverse = options.reverse.data(), b.out = y.data_ptr();
-  run(kernel<decltype(vl_block_infer)>("vl_block_infer")(&b, -1));
+  call<decltype(vl_block_set)>("vl_block_set", &b, inputs, directions);
+  call<decltype(vl_block_infer)>("vl_block_infer", &b, -1);
   *out = y.release();
   for (AtenTensorHandle *saved : {xz, projected, saved_states, mid, gv}) *saved = empty({0}).release();
   return AOTI_TORCH_SUCCESS;
@@ -138,14 +140,14 @@ void run(int failed) {
       bias(dt_bias);
   const Options options(rule, reverse, directions);
   const bool mean = !strcmp(reduce, "mean");
-  RAIIAtenTensorHandle none = empty({0}), y = empty({values.sizes.begin() + mean, values.sizes.end()});
+  const VlTensor inputs[VL_SCAN_INPUTS] = {values, steps, keys, queries, gate, decay, skip, bias};
   VlScan s = {};
-  s.directions = directions, s.batch = values.sizes[1], s.length = values.sizes[2], s.channels = values.sizes[3];
-  s.states = keys.sizes[3], s.mean = mean, s.rule = options.rule, s.threads = options.threads;
-  s.reverse = options.reverse.data();
+  s.mean = mean, s.rule = options.rule, s.threads = options.threads, s.reverse = options.reverse.data();
+  call<decltype(vl_scan_set)>("vl_scan_set", &s, inputs, directions);
   s.x = values.input(), s.dt = steps.input(), s.k = keys.input(), s.q = queries.input(), s.z = gate.input();
-  s.A = decay.data, s.D = skip.data, s.dt_bias = bias.data, s.y = y.data_ptr();
-  run(kernel<decltype(vl_scan_infer)>("vl_scan_infer")(&s, -1));
+  RAIIAtenTensorHandle none = empty({0}), y = empty({values.sizes.begin() + mean, values.sizes.end()});
+  s.y = y.data_ptr();
+  call<decltype(vl_scan_infer)>("vl_scan_infer", &s, -1);
   *out = y.release(), *saved_states = none.release();
   return AOTI_TORCH_SUCCESS;
 }

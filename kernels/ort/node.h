@@ -2,10 +2,9 @@
 #pragma once
 #include <onnxruntime_c_api.h>
 
-#include <iterator>
 #include <mutex>
-#include <new>
 #include <set>
+#include <stdexcept>
 #include <string>
 #include <thread>
 #include <vector>
@@ -18,21 +17,10 @@ namespace {
 // Increase it with every change of an operator's inputs, attributes or meaning. Equals INTERFACE in
 // vilonghorn/export/native.py, which writes it into every node.
 constexpr int64_t kInterface = 2;
-constexpr int64_t kMaxConv = 64;      // as in vilonghorn/ops/validate.py
 constexpr uint32_t kApiVersion = 17;  // of onnxruntime: the first with KernelContext_ParallelFor
 
 struct Error {  // what methods throw
   OrtStatus *status;
-};
-
-struct Input {
-  const char *name, *dims;  // one letter per dimension: equal letters are equal sizes
-  bool optional = false, int8 = false;
-};
-
-struct Sizes {
-  int64_t of[128] = {};  // 0: not known yet
-  int64_t &operator[](char letter) { return of[(int)letter]; }
 };
 
 // The attributes that all operators have.
@@ -54,7 +42,10 @@ class Node {
     check(api.KernelInfoGetAttributeArray_int64(info, "reverse", nullptr, &count));
     std::vector<int64_t> flags(count);
     check(api.KernelInfoGetAttributeArray_int64(info, "reverse", flags.data(), &count));
-    reverse.assign(flags.begin(), flags.end());
+    for (const int64_t flag : flags) {
+      if (flag != 0 && flag != 1) fail("reverse has the flag " + std::to_string(flag) + ", expected 0 or 1");
+      reverse.push_back((uint8_t)flag);
+    }
   }
 
   int64_t integer(const OrtKernelInfo *info, const char *attribute) const {
@@ -63,23 +54,22 @@ class Node {
     return value;
   }
 
-  // Pointers to the inputs, null where one is absent, and their sizes. Weights come last: x must fit them.
-  std::vector<const void *> read(const Input *inputs, size_t count, const OrtKernelContext *context,
-                                 Sizes &sizes) const {
-    std::vector<const void *> data(count, nullptr);
-    for (size_t i = count; i-- > 0;) {
+  // Reads `count` inputs of the node, from number `first` on.
+  void read(VlTensor *inputs, size_t count, const OrtKernelContext *context, size_t first = 0) const {
+    for (size_t i = 0; i < count; i++) {
       const OrtValue *value = nullptr;
-      check(api.KernelContext_GetInput(context, i, &value));
+      check(api.KernelContext_GetInput(context, first + i, &value));
+      inputs[i] = {nullptr, -1, {}};
       if (!value) continue;
-      fit(inputs[i], shape(value), sizes);
-      check(api.GetTensorMutableData(const_cast<OrtValue *>(value), (void **)&data[i]));
+      const std::vector<int64_t> sizes = shape(value);
+      inputs[i].rank = (int64_t)sizes.size();
+      for (size_t d = 0; d < sizes.size() && d < 4; d++) inputs[i].sizes[d] = sizes[d];
+      check(api.GetTensorMutableData(const_cast<OrtValue *>(value), (void **)&inputs[i].data));
     }
-    if (sizes['G'] != (int64_t)reverse.size())
-      fail("reverse has " + std::to_string(reverse.size()) + " flags for " + std::to_string(sizes['G']) +
-           " directions");
-    if (sizes['N'] > VL_MAX_STATES || sizes['K'] > kMaxConv)
-      fail("N is " + std::to_string(sizes['N']) + " and K " + std::to_string(sizes['K']) + ", expected at most 64");
-    return data;
+  }
+  // Takes what a function of the library returns.
+  void require(int error) const {
+    if (error) fail(vl_error(error));
   }
 
   float *output(OrtKernelContext *context, const std::vector<int64_t> &shape) const {
@@ -101,7 +91,7 @@ class Node {
   std::string text(const OrtKernelInfo *info, const char *attribute) const {
     size_t size = 0;  // with the null at the end
     check(api.KernelInfoGetAttribute_string(info, attribute, nullptr, &size));
-    std::vector<char> value(size);
+    std::vector<char> value(size + 1);
     check(api.KernelInfoGetAttribute_string(info, attribute, value.data(), &size));
     return value.data();
   }
@@ -115,19 +105,6 @@ class Node {
     api.ReleaseTensorTypeAndShapeInfo(info);
     check(status);
     return shape;
-  }
-  void fit(const Input &input, const std::vector<int64_t> &shape, Sizes &sizes) const {
-    const std::string dims = input.dims;
-    std::string given, expected;
-    bool fits = shape.size() == dims.size();
-    for (const int64_t size : shape) given += (given.empty() ? "" : "x") + std::to_string(size);
-    for (size_t i = 0; i < dims.size(); i++) {
-      int64_t &size = sizes[dims[i]];
-      expected += (i ? "x" : "") + (size ? std::to_string(size) : std::string(1, dims[i]));
-      fits = fits && shape[i] > 0 && (!size || size == shape[i]);
-      if (fits) size = shape[i];
-    }
-    if (!fits) fail(std::string("input ") + input.name + " has shape " + given + ", expected " + expected);
   }
   const char *name_;
 };

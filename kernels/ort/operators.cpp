@@ -7,61 +7,47 @@ namespace {
 // `vilonghorn.ops.block` without its MLP. INT8: in_proj and out_proj are int8, with a scale for each row.
 template <bool INT8> struct Block : Node {
   static constexpr const char *kName = INT8 ? "BlockInt8" : "Block";
-  static constexpr Input kInputs[] = {
-      {"x", "BLE"},           {"norm_weight", "E"},    {"in_proj", "WE", false, INT8},  {"conv_weight", "GDK"},
-      {"conv_bias", "GD"},    {"x_proj", "GPD", true}, {"dt_proj", "GHR", true},        {"dt_bias", "GH", true},
-      {"A", "GDN", true},     {"D", "GD", true},       {"out_proj", "ED", false, INT8}, {"in_proj_scale", "W"},
-      {"out_proj_scale", "E"}};
-  static constexpr size_t kNumInputs = INT8 ? 13 : 11;
+  static constexpr size_t kNumInputs = INT8 ? 13 : 11, kInProj = 2, kOutProj = 10;
+  static bool is_int8(size_t i) { return INT8 && (i == kInProj || i == kOutProj); }
+  static bool is_optional(size_t i) { return i >= 5 && i < kOutProj; }  // x_proj to D
   float eps = 0;
 
   Block(const OrtApi &api, const OrtKernelInfo *info) : Node(kName, api, info) {
     check(api.KernelInfoGetAttribute_float(info, "eps", &eps));
   }
-  int run(OrtKernelContext *context, int threads) const {
-    Sizes n;
-    const std::vector<const void *> in = read(kInputs, kNumInputs, context, n);
-    const int64_t states = (n['P'] - n['R']) / 2;
-    const bool has_all = in[5] && in[6] && in[7] && in[9] && !in[8] == (rule != VL_MAMBA);
-    const bool fits =
-        has_all && n['P'] == n['R'] + 2 * states && states >= 1 && n['D'] % n['H'] == 0 && (!in[8] || n['N'] == states);
-    if (n['W'] != 2 * n['D'] || !(rule == VL_NONE ? !in[5] : fits))
-      fail("in_proj has " + std::to_string(n['W']) + " rows, x_proj " + std::to_string(n['P']) + " and dt_proj " +
-           std::to_string(n['H']) + ", which do not fit the rule, D = " + std::to_string(n['D']) +
-           ", R = " + std::to_string(n['R']) + " and A");
+  void run(OrtKernelContext *context, int threads) const {
+    VlTensor inputs[VL_BLOCK_INPUTS];
+    for (VlTensor &input : inputs) input = {nullptr, -1, {}};
+    read(inputs, kOutProj + 1, context);
+    if (INT8) read(inputs + VL_BLOCK_TENSORS, 2, context, kOutProj + 1);
     VlBlock b = {};
-    b.batch = n['B'], b.length = n['L'], b.dim = n['E'], b.directions = n['G'], b.channels = n['D'], b.states = states;
-    b.d_conv = n['K'], b.dt_rank = n['R'], b.num_heads = n['H'], b.rule = rule, b.threads = threads, b.eps = eps;
-    b.reverse = reverse.data();
-    memcpy((char *)&b + offsetof(VlBlock, x), in.data(), 11 * sizeof in[0]);  // to out_proj
-    if (INT8) b.in_proj_scale = in[11], b.out_proj_scale = in[12];
-    b.out = output(context, {n['B'], n['L'], n['E']});
-    return vl_block_infer(&b, -1);
+    b.rule = rule, b.threads = threads, b.eps = eps, b.reverse = reverse.data();
+    require(vl_block_set(&b, inputs, (int64_t)reverse.size()));
+    b.out = output(context, {b.batch, b.length, b.dim});
+    require(vl_block_infer(&b, -1));
   }
 };
 
 // `vilonghorn.ops.scan`; attribute `mean` is its reduce="mean".
 struct Scan : Node {
   static constexpr const char *kName = "Scan";
-  static constexpr Input kInputs[] = {{"x", "GBLD"},     {"dt", "GBLD"},         {"k", "GBLN"},
-                                      {"q", "GBLN"},     {"z", "BLD", true},     {"A", "GDN", true},
-                                      {"D", "GD", true}, {"dt_bias", "GD", true}};
-  static constexpr size_t kNumInputs = std::size(kInputs);
-  bool mean;
+  static constexpr size_t kNumInputs = VL_SCAN_INPUTS;
+  static bool is_int8(size_t) { return false; }
+  static bool is_optional(size_t i) { return i >= 4; }  // z to dt_bias
+  int64_t mean;
 
-  Scan(const OrtApi &api, const OrtKernelInfo *info) : Node(kName, api, info), mean(integer(info, "mean")) {}
-  int run(OrtKernelContext *context, int threads) const {
-    Sizes n;
-    const std::vector<const void *> in = read(kInputs, kNumInputs, context, n);
-    const int64_t G = n['G'], B = n['B'], L = n['L'], D = n['D'], N = n['N'];
+  Scan(const OrtApi &api, const OrtKernelInfo *info) : Node(kName, api, info), mean(integer(info, "mean")) {
+    if (mean != 0 && mean != 1) fail("mean is " + std::to_string(mean) + ", expected 0 or 1");
+  }
+  void run(OrtKernelContext *context, int threads) const {
+    VlTensor inputs[VL_SCAN_INPUTS];
+    read(inputs, kNumInputs, context);
     VlScan s = {};
-    s.directions = G, s.batch = B, s.length = L, s.channels = D, s.states = N, s.mean = mean;
-    s.rule = rule, s.threads = threads, s.reverse = reverse.data();
-    s.x = {in[0], B * L * D, L * D, D}, s.dt = {in[1], B * L * D, L * D, D}, s.z = {in[4], 0, L * D, D};
-    s.k = {in[2], B * L * N, L * N, N}, s.q = {in[3], B * L * N, L * N, N};
-    s.A = in[5], s.D = in[6], s.dt_bias = in[7];
-    s.y = mean ? output(context, {B, L, D}) : output(context, {G, B, L, D});
-    return vl_scan_infer(&s, -1);
+    s.rule = rule, s.threads = threads, s.mean = (int32_t)mean, s.reverse = reverse.data();
+    require(vl_scan_set(&s, inputs, (int64_t)reverse.size()));
+    std::vector<int64_t> sizes = {s.directions, s.batch, s.length, s.channels};
+    s.y = output(context, {sizes.begin() + mean, sizes.end()});
+    require(vl_scan_infer(&s, -1));
   }
 };
 
@@ -74,8 +60,8 @@ template <class Run> OrtStatus *guard(const OrtApi &api, Run run) {
   try {
     run();
     return nullptr;
-  } catch (const Error &error) { return error.status; } catch (const std::bad_alloc &) {
-    return api.CreateStatus(ORT_FAIL, "vilonghorn: out of memory");
+  } catch (const Error &error) { return error.status; } catch (const std::exception &error) {
+    return api.CreateStatus(ORT_FAIL, (std::string("vilonghorn: ") + error.what()).c_str());
   }
 }
 
@@ -86,10 +72,10 @@ template <class Kernel> struct Operator : OrtCustomOp {
     GetExecutionProviderType = [](const OrtCustomOp *) { return "CPUExecutionProvider"; };
     GetInputTypeCount = [](const OrtCustomOp *) { return Kernel::kNumInputs; };
     GetInputType = [](const OrtCustomOp *, size_t i) {
-      return Kernel::kInputs[i].int8 ? ONNX_TENSOR_ELEMENT_DATA_TYPE_INT8 : ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT;
+      return Kernel::is_int8(i) ? ONNX_TENSOR_ELEMENT_DATA_TYPE_INT8 : ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT;
     };
     GetInputCharacteristic = [](const OrtCustomOp *, size_t i) {
-      return Kernel::kInputs[i].optional ? INPUT_OUTPUT_OPTIONAL : INPUT_OUTPUT_REQUIRED;
+      return Kernel::is_optional(i) ? INPUT_OUTPUT_OPTIONAL : INPUT_OUTPUT_REQUIRED;
     };
     GetInputMemoryType = [](const OrtCustomOp *, size_t) { return OrtMemTypeDefault; };
     GetOutputTypeCount = [](const OrtCustomOp *) -> size_t { return 1; };
@@ -104,8 +90,7 @@ template <class Kernel> struct Operator : OrtCustomOp {
       State<Kernel> &s = *(State<Kernel> *)state;
       return guard(s.kernel.api, [&] {
         const SessionThreads threads(s.kernel.api, context, s.workers);
-        if (s.kernel.run(context, s.workers.count()))
-          s.kernel.fail("out of memory, or no instruction set that runs here");
+        s.kernel.run(context, s.workers.count());
       });
     };
   }

@@ -78,6 +78,15 @@ def test_compiled_operators_compute_the_oracle(compiled, threads):
         assert error(actual, truth(**tensors, **options)) < 3e-6
 
 
+def test_an_input_that_does_not_fit_is_named(compiled, capfd):
+    values = [dict(tensors) for _, _, tensors, _ in CALLS]
+    values[4]["q"] = values[4]["q"][..., :5].contiguous()
+    with pytest.raises(RuntimeError) as raised:
+        compiled(*values)
+    told = str(raised.value) + capfd.readouterr().err  # torch 2.11 prints it
+    assert "vilonghorn: input k has shape 3x1x33x16, expected 3x1x33x5" in told
+
+
 @pytest.fixture(scope="module")
 def exported(small, tmp_path_factory):
     """A small model, and its file."""

@@ -3,6 +3,7 @@
 import os
 import shutil
 import subprocess
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -13,6 +14,7 @@ import torch
 
 from vilonghorn.cli import main
 from vilonghorn.export import export, formats, native, ort_library, runtime
+from vilonghorn.ops.arguments import BlockArguments
 from vilonghorn.ops.backends import cpu
 
 ROOT = Path(__file__).parents[2]
@@ -94,16 +96,23 @@ def test_a_file_and_a_library_of_other_versions_are_refused_by_name(exported, tm
     assert "it needs interface 77 of the operators, as of vilonghorn 9.8.7; this" in capfd.readouterr().out
 
 
-def test_an_input_that_does_not_fit_is_named(exported, images):
+@pytest.mark.parametrize("name, shape", [("conv_weight", "2x63x4, expected 2x64xK"), ("A", "2x63x16, expected 2x64xN")])
+def test_an_input_that_does_not_fit_is_named(name, shape, exported, images):
     def shorten(nodes, weights):
-        weight = weights[nodes[1].input[3]]
+        weight = weights[nodes[1].input[BlockArguments._fields.index(name)]]
         array = onnx.numpy_helper.to_array(weight)[:, :-1].copy()
         weight.CopyFrom(onnx.numpy_helper.from_array(array, weight.name))
 
     session = open_session(edit(exported[1], shorten))
-    expected = "Block: input conv_weight has shape 2x63x4, expected 2x64xK"
-    with pytest.raises(Exception, match=expected):
+    with pytest.raises(Exception, match=f"Block: input {name} has shape {shape}"):
         session.run(None, {"images": images(1, 3, 32, 32).numpy()})
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_random_models_end_in_errors_or_right_results_and_never_in_a_crash(seed):
+    command = [sys.executable, ROOT / "tests/helpers/random_ort_models.py", str(seed), "250"]
+    run = subprocess.run(command, capture_output=True, text=True)
+    assert run.returncode == 0, run.stdout[-2000:] + run.stderr[-4000:]
 
 
 def test_what_a_file_needs_is_said(exported, capsys):

@@ -21,7 +21,7 @@ from ... import __version__
 from ..arguments import BlockArguments, ConvArguments, ScanArguments
 from ..rules import NO_RULE, RULES
 
-ABI = 17  # VL_ABI
+ABI = 18  # VL_ABI
 _INT, _LONG, _POINTER = ctypes.c_int32, ctypes.c_int64, ctypes.c_void_p
 _NONE = 3  # VL_NONE
 UNKNOWN_RULE = -1  # VL_UNKNOWN_RULE

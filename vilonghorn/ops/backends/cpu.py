@@ -65,7 +65,8 @@ def _open() -> tuple[ctypes.CDLL | None, str | None]:
     library, reason = open_library(NAME, "a C++ compiler")
     if library is None:
         return None, reason
-    library.vl_isa_name.restype = library.vl_threading.restype = ctypes.c_char_p
+    for function in (library.vl_isa_name, library.vl_threading, library.vl_error):
+        function.restype = ctypes.c_char_p
     if not any(library.vl_isa_runs(isa) for isa in range(library.vl_isas())):
         return None, "the library was built for instruction sets that this processor does not support"
     name, supported = os.environ.get(ISA_VARIABLE), _isas(library)
@@ -342,7 +343,7 @@ def _run(function, struct: ctypes.Structure | bytes, *stage: int) -> None:
     if code == UNKNOWN_RULE:
         raise RuntimeError("the CPU library has no kernel for this rule; use backend='reference'")
     if code:
-        raise RuntimeError("the CPU kernel could not run: out of memory")
+        raise RuntimeError(f"the CPU kernel could not run: {library.vl_error(code).decode()}")
 
 
 def _run_stages(function, stages: Sequence[str], call: bytes, has_mlp: bool) -> None:

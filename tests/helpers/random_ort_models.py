@@ -1,0 +1,145 @@
+"""Random models of one operator for onnxruntime: each must end in an error of onnxruntime or in the right result.
+
+    python random_ort_models.py SEED EXAMPLES
+
+A process of its own, which a crash ends: the last line of its output is the model.
+"""
+
+import sys
+
+import numpy as np
+import onnx
+import onnxruntime
+import torch
+from hypothesis import HealthCheck, given, seed, settings
+from hypothesis import strategies as st
+from onnx import helper
+from oracle import block_inputs, error, inputs, oracle, residual_block
+
+from vilonghorn.export import ort_library
+from vilonghorn.export.native import INTERFACE
+from vilonghorn.ops.arguments import BlockArguments, ScanArguments
+from vilonghorn.ops.validate import MAX_CONV, MAX_STATE, validate_block, validate_scan
+
+RULES = ("longhorn", "longhorn_exact", "mamba", "none")
+BLOCK, SCAN = BlockArguments._fields[:11], ScanArguments._fields[:8]
+INTEGERS = st.sampled_from([0, 1, -1, 2, 9, 200, 256, 2**31, 2**62, -(2**63)])
+CHANGES = ("absent", "surplus", "rank", "size", "dtype", "rule", "reverse", "option", "no attribute", "type")
+
+
+@st.composite
+def models(draw):
+    """The operator, its inputs (None where one is absent), its attributes, and whether nothing is wrong with them."""
+    op, rule = draw(st.sampled_from(["Block", "BlockInt8", "Scan"])), draw(st.sampled_from(RULES))
+    G, B, L, heads, channels = (draw(st.integers(1, most)) for most in (3, 3, 70, 3, 9))
+    N, K, D = draw(st.integers(1, 200) | st.integers(1, 20)), draw(st.integers(1, 70) | st.just(4)), heads * channels
+    options = dict(rule=rule, reverse=[draw(st.integers(0, 1)) for _ in range(G)], interface=INTERFACE, version="0")
+    if op == "Scan":
+        given = inputs(G, B, L, D, N, rule=rule, gate=draw(st.booleans()))
+        tensors = {name: given.get(name) for name in SCAN}
+        options |= dict(mean=draw(st.integers(0, 1)))
+        fits = rule != "none" and N <= MAX_STATE
+    else:
+        given = block_inputs(
+            G, B, L, D, N, draw(st.integers(1, 5)), K, draw(st.integers(1, 20)), rule=rule, heads=heads
+        )
+        tensors = {name: given.get(name) for name in BLOCK}
+        options |= dict(eps=1e-5)
+        fits = K <= MAX_CONV and (rule == "none" or N <= MAX_STATE)
+    tensors = {name: None if t is None else t.numpy() for name, t in tensors.items()}
+    if op == "BlockInt8":
+        for name in ("in_proj", "out_proj"):
+            scale = np.abs(tensors[name]).max(1) / 127
+            tensors[name] = np.round(tensors[name] / scale[:, None]).astype(np.int8)
+            tensors[f"{name}_scale"] = scale
+    for change in draw(st.lists(st.sampled_from(CHANGES), max_size=2)):
+        name = draw(st.sampled_from(list(tensors)))
+        t, attribute = tensors[name], draw(st.sampled_from(list(options)))
+        if change == "absent":
+            tensors[name] = None
+        elif change == "surplus":
+            tensors[f"surplus{len(tensors)}"] = np.zeros(draw(st.integers(0, 3)), np.float32)
+        elif change == "rank" and t is not None:
+            tensors[name] = t[(None,) * draw(st.integers(1, 4))] if draw(st.booleans()) else t.reshape(-1)
+        elif change == "size" and t is not None and t.ndim:
+            shape, axis = list(t.shape), draw(st.integers(0, t.ndim - 1))
+            shape[axis] = draw(st.sampled_from([0, 1, shape[axis] + 1, 2 * shape[axis], 200]))
+            tensors[name] = np.resize(t, shape) if t.size else np.zeros(shape, t.dtype)
+        elif change == "dtype" and t is not None:
+            tensors[name] = t.astype(draw(st.sampled_from([np.float64, np.float16, np.int8, np.int64, np.float32])))
+        elif change == "rule":
+            options["rule"] = draw(st.sampled_from([*RULES, "gru", "", "LONGHORN", *map(str, range(10))]))
+        elif change == "reverse":
+            options["reverse"] = draw(st.lists(INTEGERS, max_size=5))
+        elif change == "option":
+            name = draw(st.sampled_from(["interface", "mean" if op == "Scan" else "eps"]))
+            options[name] = draw(st.sampled_from([1e-5, 0.0, -1.0, np.nan, np.inf]) if name == "eps" else INTEGERS)
+        elif change == "no attribute":
+            options.pop(attribute, None)
+        elif change == "type":
+            options[attribute] = draw(INTEGERS | st.just("x") | st.just(0.5) | st.just([1, 2]))
+        fits = False
+    return op, tensors, options, fits
+
+
+def run(op: str, tensors: dict, options: dict) -> np.ndarray:
+    """The result of a model of one node."""
+    values = {name: t for name, t in tensors.items() if t is not None}
+    types = {name: helper.np_dtype_to_tensor_dtype(t.dtype) for name, t in values.items()}
+    attributes = {name: value for name, value in options.items() if value != []}
+    names = [name if t is not None else "" for name, t in tensors.items()]
+    node = helper.make_node(op, names, ["y"], domain="vilonghorn", **attributes)
+    if options.get("reverse") == []:
+        node.attribute.append(helper.make_attribute("reverse", [], attr_type=onnx.AttributeProto.INTS))
+    graph = helper.make_graph(
+        [node],
+        "g",
+        [helper.make_tensor_value_info(name, kind, None) for name, kind in types.items()],
+        [helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT, None)],
+    )
+    opsets = [helper.make_opsetid("", 18), helper.make_opsetid("vilonghorn", 1)]
+    model = helper.make_model(graph, opset_imports=opsets, ir_version=9)
+    settings = onnxruntime.SessionOptions()
+    settings.intra_op_num_threads, settings.log_severity_level = 1 + len(values) % 2, 4
+    settings.register_custom_ops_library(str(ort_library()))
+    session = onnxruntime.InferenceSession(model.SerializeToString(), settings, providers=["CPUExecutionProvider"])
+    return session.run(None, values)[0]
+
+
+def expected(op: str, tensors: dict, options: dict) -> torch.Tensor:
+    """The right result in float64. Raises ValueError or TypeError where the inputs do not fit."""
+    rule, reverse = options["rule"], options["reverse"]
+    given = {name: None if t is None else torch.from_numpy(t) for name, t in tensors.items()}
+    if op == "Scan":
+        reduce = "mean" if options["mean"] else "none"
+        validate_scan(ScanArguments(**given, rule=rule, reverse=tuple(reverse), reduce=reduce))
+        return oracle(**{n: t for n, t in given.items() if t is not None}, rule=rule, reverse=reverse, reduce=reduce)
+    for name in ("in_proj", "out_proj") if op == "BlockInt8" else ():
+        given[name] = given[name].float() * given.pop(f"{name}_scale")[:, None]
+    absent = dict.fromkeys(BlockArguments._fields[11:15])
+    validate_block(BlockArguments(**given, **absent, rule=rule, reverse=tuple(reverse), eps=0, mlp_eps=0, bf16=False))
+    given = {name: t for name, t in given.items() if t is not None}
+    return residual_block(**given, rule=rule, reverse=reverse, eps=options["eps"])
+
+
+@given(models())
+def check(model):
+    op, tensors, options, fits = model
+    shapes = {name: t if t is None else (t.shape, str(t.dtype)) for name, t in tensors.items()}
+    print(op, options, shapes, flush=True)
+    try:
+        actual = run(op, tensors, options)
+    except Exception as problem:  # of several types without a common one
+        assert type(problem).__module__.startswith("onnxruntime") and not fits, repr(problem)
+        return
+    wanted = expected(op, tensors, options)
+    assert actual.shape == tuple(wanted.shape)
+    tolerance = 0.1 if op == "BlockInt8" else 1e-4
+    assert error(torch.from_numpy(actual), wanted) < tolerance or not wanted.isfinite().all()
+
+
+if __name__ == "__main__":
+    number, examples = map(int, sys.argv[1:])
+    health = list(HealthCheck)
+    options = settings(max_examples=examples, deadline=None, database=None, suppress_health_check=health)
+    seed(number)(options(check))()
