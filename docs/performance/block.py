@@ -44,7 +44,7 @@ from vilonghorn.layers import Block
 from vilonghorn.models.vilonghornv2 import TINY as V2_TINY
 from vilonghorn.ops import scan
 from vilonghorn.ops.arguments import MambaInnerArguments
-from vilonghorn.ops.backends import cpu, cuda, segments
+from vilonghorn.ops.backends import cpu, cuda, segments, triton
 from vilonghorn.ops.rules import RULES
 from vilonghorn.ops.validate import flatten_filter
 
@@ -297,6 +297,7 @@ def emulated_kernels() -> Iterator[Callable[[], list[tuple[int, int, int]]]]:
             mock.patch.object(cuda, "_open", lambda: (library, None)),
             mock.patch.object(cuda, "_call", lambda function, device, *structs: function(*structs, 0, None)),
             mock.patch.object(segments, "multiprocessors", lambda _: H200.multi_processor_count),
+            mock.patch.object(triton, "takes_heads", lambda *_: False),
         ):
             yield launches
 

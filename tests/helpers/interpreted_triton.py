@@ -4,16 +4,24 @@ The interpreter takes milliseconds for every token of every program, so shapes a
 """
 
 import os
+import sys
 from functools import partial
+from pathlib import Path
 
 import pairwise
 import pytest
 import torch
 from interpreter import poisoned_memory  # noqa: F401
-from oracle import compare, heads_inputs, heads_oracle, inputs, oracle, value_and_grads
+from oracle import compare, heads_inputs, heads_oracle, inputs, mixer, mixer_inputs, oracle, value_and_grads
 from torch.utils.flop_counter import FlopCounterMode
 
-from vilonghorn.ops import scan
+from vilonghorn.ops import mamba_inner, scan
+from vilonghorn.ops.backends import cpu
+from vilonghorn.ops.backends import triton as triton_backend
+from vilonghorn.ops.validate import flatten_filter
+
+sys.path.append(str(Path(__file__).parents[1] / "ops" / "backends"))
+from conftest import emulated_library, emulator  # noqa: E402, F401
 
 RULE = os.environ["VILONGHORN_RULE"]
 SMALL = dict(rule=RULE, reverse=(True, False), reduce="mean")
@@ -201,3 +209,24 @@ def test_a_nan_in_chunks_is_not_swallowed():
         values = heads_inputs(1, 1, 17, 4, 3, 2)
         values[name][..., 0] = torch.nan
         assert scan_heads(**values)[0, 0, :, 0].isnan().any(), name
+
+
+@chunked
+@pytest.mark.parametrize("shape, grid", [((1, 2, 33, 70, 16, 5, 4), None), ((1, 1, 18, 12, 3, 2, 9), (3, 6))], ids=str)
+@pytest.mark.parametrize("dtype, tolerance", [(torch.float32, 4e-6), (torch.bfloat16, 3e-2)], ids=str)
+@pytest.mark.usefixtures("emulator")
+def test_a_mixer_with_heads_runs_its_scan_in_chunks(shape, grid, dtype, tolerance, monkeypatch):
+    """The other kernels are those of the CUDA library, in the emulator."""
+    monkeypatch.setattr(cpu, "_reason", "not built")
+    chunks = []
+    forward = triton_backend.forward
+    monkeypatch.setattr(triton_backend, "forward", lambda *args: chunks.append(args) or forward(*args))
+    values = mixer_inputs(*shape, rule=RULE, heads=2, filters=(3, 3) if grid else None)
+    values["xz"] = values["xz"].to(dtype)
+    compare(partial(mamba_inner, A=None), values, tolerance, truth=mixer, rule=RULE, reverse=(True,), grid=grid)
+    assert len(chunks) == 1
+    names = ("xz", "conv_weight", "conv_bias", "x_proj", "dt_proj", "dt_bias", "A", "D")
+    filters, conv_grid = flatten_filter("", values.pop("conv_weight"), grid)
+    values |= dict(conv_weight=filters, x_proj=values["x_proj"].to(dtype), dt_proj=values["dt_proj"].to(dtype))
+    leaves = [values[name].requires_grad_() if name in values else None for name in names]
+    torch.library.opcheck(torch.ops.vilonghorn.mamba_inner_cuda.default, (*leaves, RULE, [1], conv_grid, True))

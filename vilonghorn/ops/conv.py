@@ -40,7 +40,7 @@ def conv_silu(
     """
     x = x.to(autocast_dtype(x) or x.dtype)
     args = ConvArguments(x, weight, bias, check_flags("conv_silu", reverse), backend)
-    if choose_conv(x.device.type, x.dtype, backend) == "reference":
+    if choose_conv(x.device, x.dtype, backend) == "reference":
         validate_conv(args)
         return conv_silu_reference(*args[:4])
     return _run(args)
@@ -107,7 +107,7 @@ def conv2d_silu(x: Tensor, weight: Tensor, bias: Tensor, grid: Sequence[int]) ->
 
 
 def _kernel(args: ConvArguments) -> Backend:
-    name = choose_conv(args.x.device.type, args.x.dtype, args.backend)
+    name = choose_conv(args.x.device, args.x.dtype, args.backend)
     if name == "reference":
         raise RuntimeError(
             f"conv_silu: no kernel runs {args.x.dtype} on {args.x.device.type!r}; call vilonghorn.ops.conv_silu, which "

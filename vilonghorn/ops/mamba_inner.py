@@ -83,7 +83,7 @@ def mamba_inner(
     if cpu.unavailable(xz.device.type) is None and has_rule(cpu.NAME, rule):
         return _run_cpu(args)
     dtype = autocast_dtype(xz) or xz.dtype
-    if choose_conv(xz.device.type, dtype, None) == cuda.NAME and has_rule(cuda.NAME, rule):
+    if choose_conv(xz.device, dtype, None) == cuda.NAME and has_rule(cuda.NAME, rule):
         validate_mamba_inner(args)
         if cuda.takes_mamba_inner(args, dtype):
             weights = (args.x_proj.to(dtype), args.dt_proj.to(dtype))  # type: ignore[union-attr]

@@ -20,7 +20,7 @@ NAME = "reference"
 CHUNK = 16  # tokens: backward holds at most this many states at once
 
 
-def unavailable(device_type: str, dtype: torch.dtype = torch.float32) -> str | None:
+def unavailable(device: str | torch.device, dtype: torch.dtype = torch.float32) -> str | None:
     """None: the reference runs wherever torch does."""
     return None
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ._torch import captured_loop
 from .arguments import ScanArguments
-from .backends import choose, runs_heads
+from .backends import choose, triton
 from .chunked import scan_in_chunks
 from .reference import finish, prepare, run_tokens
 from .register import register_op
@@ -81,8 +81,8 @@ def scan(
     args = ScanArguments(x, dt, k, q, z, A, D, dt_bias, rule, flags, reduce, backend)
     if args.has_heads:
         validate_scan(args)
-        one_by_one = reduce == "none" or len(flags) == 1  # directions are not added up
-        if not (one_by_one and runs_heads(x.device.type, x.dtype, rule, backend)):
+        alone = reduce == "none" or len(flags) == 1
+        if backend not in (None, triton.NAME) or not triton.takes_heads(x.device, x.dtype, rule, alone):
             args = args.with_channel_steps()
     return _run(args)
 

@@ -1,14 +1,16 @@
-"""The GPU backends on a GPU: values and gradients against the float64 oracle, streams, repetition."""
+"""The GPU backends on a GPU: values and gradients against the float64 oracle, streams, graphs, models, devices."""
 
 from functools import partial
 
 import pytest
+import timm
 import torch
 from convolutions import CASES, check
 from oracle import (
     KERNEL_RULES,
     compare,
     conv_inputs,
+    error,
     heads_inputs,
     heads_oracle,
     inputs,
@@ -17,7 +19,10 @@ from oracle import (
     value_and_grads,
 )
 
+from vilonghorn.layers import Block
 from vilonghorn.ops import backends, conv_silu, mamba_inner, scan
+from vilonghorn.ops.arguments import ScanArguments
+from vilonghorn.ops.backends import cuda, segments
 
 if not torch.cuda.is_available():
     pytest.skip("torch sees no CUDA device", allow_module_level=True)
@@ -97,11 +102,82 @@ def test_a_convolution_repeats_bit_for_bit():
     assert all(torch.equal(first[name], again[name]) for name in first)
 
 
-@pytest.mark.parametrize("rule", KERNEL_RULES)
-@pytest.mark.parametrize("shape", [(1, 1, 1, 2, 1, 1, 1), (2, 2, 63, 40, 16, 3, 4), (3, 1, 33, 70, 5, 4, 3)], ids=str)
-def test_a_mixer_agrees_with_the_oracle(shape, rule):
-    def run(A=None, **values):
-        return mamba_inner(A=A, **values)
+# G, B, L, D, N, R, K; heads; rows and columns of a grid of 3 x 3 filters
+MIXERS = [
+    ((1, 1, 1, 2, 1, 1, 1), None, None),
+    ((2, 2, 63, 40, 16, 3, 4), None, None),
+    ((3, 1, 33, 70, 5, 4, 3), None, None),
+    ((2, 2, 197, 384, 16, 12, 4), None, None),
+    ((1, 2, 197, 384, 16, 4, 9), 4, (14, 14)),
+    ((1, 2, 54, 72, 8, 2, 9), 2, (6, 9)),
+    ((2, 1, 21, 6, 3, 2, 9), None, (4, 5)),
+]
 
-    values, flags = mixer_inputs(*shape, rule=rule), (False, True, True)[: shape[0]]
-    compare(run, values, 5e-6, truth=mixer, device="cuda", rule=rule, reverse=flags)
+
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+@pytest.mark.parametrize("rule", KERNEL_RULES)
+@pytest.mark.parametrize("shape, heads, grid", MIXERS, ids=str)
+def test_a_mixer_agrees_with_the_oracle(shape, heads, grid, rule, dtype):
+    values = mixer_inputs(*shape, rule=rule, heads=heads, filters=(3, 3) if grid else None)
+    values["xz"] = values["xz"].to(dtype)
+    options = dict(rule=rule, reverse=(False, True, True)[: shape[0]], grid=grid)
+    tolerance = {torch.float32: 1e-5, torch.bfloat16: 3e-2, torch.float16: 4e-3}[dtype]
+    run = mamba_inner if rule == "mamba" else partial(mamba_inner, A=None)
+    compare(run, values, tolerance, "cuda", mixer, **options)
+
+
+@pytest.mark.skipif("cuda" not in BACKENDS, reason="only the CUDA backend splits scans")
+@pytest.mark.parametrize("rule", KERNEL_RULES)
+def test_a_long_sequence_alone_is_split_over_time(rule):
+    values, options = inputs(2, 1, 6084, 64, 16, rule=rule), dict(rule=rule, reverse=(False, True), reduce="mean")
+    args = ScanArguments(**{name: value.cuda() for name, value in values.items()}, **options)
+    warps = segments.multiprocessors(args.x.device) * cuda.RESIDENT_WARPS[rule]
+    assert segments.num_segments(args, warps) > 1
+    compare(partial(scan, backend="cuda"), values, 2e-5, "cuda", **options)
+
+
+def step_of(block, x):
+    """Output and gradients of a block under autocast."""
+    with torch.autocast("cuda", torch.bfloat16):
+        y = block(x, [14, 14])
+    return [y, *torch.autograd.grad(y.float().square().sum(), [x, *block.parameters()])]
+
+
+BLOCKS = {
+    "first": dict(rule="longhorn"),
+    "v2": dict(rule="longhorn_exact", num_heads=4, reverse=(False,), d_conv=(3, 3), expand=1, mlp_ratio=2.0),
+}
+
+
+@pytest.mark.parametrize("family", BLOCKS)
+def test_a_captured_training_step_gives_the_bits_of_an_eager_one(family):
+    torch.manual_seed(0)
+    block, x = Block(192, **BLOCKS[family]).cuda(), torch.randn(4, 196, 192, device="cuda", requires_grad=True)
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        for _ in range(3):
+            expected = step_of(block, x)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, stream=stream):
+        captured = step_of(block, x)
+    for t in captured:
+        t.detach().zero_()
+    graph.replay()
+    torch.cuda.synchronize()
+    assert all(torch.equal(a, e) for a, e in zip(captured, expected))
+
+
+@pytest.mark.parametrize("name", ["vilonghorn_nano", "vilonghornv2_nano", "vim_nano", "vilonghorn_nano_shared"])
+@pytest.mark.parametrize("device", [f"cuda:{i}" for i in range(torch.cuda.device_count())][:2])
+def test_a_model_trains_as_on_the_cpu(name, device):
+    """On a second device, too, which is not the current one."""
+    torch.manual_seed(0)
+    model, images, results = timm.create_model(name, img_size=64, num_classes=5), torch.randn(2, 3, 64, 64), []
+    for place in ("cpu", device):
+        model.to(place).zero_grad()
+        logits = model(images.to(place))
+        logits.square().sum().backward()
+        results.append([logits.cpu(), *(p.grad.cpu() for p in model.parameters())])
+    for on_cpu, on_gpu in zip(*results):
+        assert error(on_gpu, on_cpu) < 1e-3

@@ -24,8 +24,8 @@ class Backend(Protocol):
 
     NAME: str  # for `scan(..., backend=NAME)`
 
-    def unavailable(self, device_type: str, dtype: torch.dtype = torch.float32) -> str | None:
-        """Why it cannot run on that device type and dtype, or None if it can."""
+    def unavailable(self, device: str | torch.device, dtype: torch.dtype = torch.float32) -> str | None:
+        """Why it cannot run on that device and dtype, or None if it can."""
 
     def empty_states(self, args: ScanArguments, save: bool) -> Tensor:
         """Memory for the states that forward saves, in one dimension; an empty tensor without `save`."""
@@ -61,8 +61,8 @@ def backends(device: str | torch.device = "cpu") -> dict[str, str]:
     Returns:
         Backend name to "ready", or to the reason why it cannot run there, in order of preference.
     """
-    device_type = torch.device(device).type
-    return {name: backend.unavailable(device_type) or "ready" for name, backend in BACKENDS.items()}
+    device = torch.device(device)
+    return {name: backend.unavailable(device) or "ready" for name, backend in BACKENDS.items()}
 
 
 def choose(args: ScanArguments) -> Backend:
@@ -70,36 +70,26 @@ def choose(args: ScanArguments) -> Backend:
 
     Raises ValueError if no backend has that name, RuntimeError if the one named cannot run this scan.
     """
-    device_type, dtype = args.x.device.type, args.x.dtype
+    device, dtype = args.x.device, args.x.dtype
     name = triton_backend.NAME if args.has_heads else args.backend
     if name is not None:
-        backend = _require("scan", name, device_type, dtype)
+        backend = _require("scan", name, device, dtype)
         if not has_rule(name, args.rule):
             raise RuntimeError(f"scan: backend {name!r} has no kernel for rule {args.rule!r}; use 'reference'")
         return backend
 
     def reason(name: str) -> str | None:
-        return BACKENDS[name].unavailable(device_type, dtype) or (
+        return BACKENDS[name].unavailable(device, dtype) or (
             None if has_rule(name, args.rule) else "has no kernel for this rule"
         )
 
     chosen = next(name for name in BACKENDS if reason(name) is None)
-    if chosen == reference.NAME and device_type != "meta" and (device_type, dtype, args.rule) not in _warned:
-        _warned.add((device_type, dtype, args.rule))
-        slow = f"{dtype} on {device_type!r} in plain torch, which is many times slower than a native kernel"
+    if chosen == reference.NAME and device.type != "meta" and (device.type, dtype, args.rule) not in _warned:
+        _warned.add((device.type, dtype, args.rule))
+        slow = f"{dtype} on {device.type!r} in plain torch, which is many times slower than a native kernel"
         lines = "".join(f"\n  {name}: {reason(name)}" for name in BACKENDS if name != chosen)
         warnings.warn(f"vilonghorn scans rule {args.rule!r}, {slow}. No kernel can run:{lines}", stacklevel=2)
     return BACKENDS[chosen]
-
-
-@torch.compiler.assume_constant_result
-def runs_heads(device_type: str, dtype: torch.dtype, rule: str, backend: str | None) -> bool:
-    """Whether a scan with one dt for a head runs as it is: in chunks, by Triton, where Triton runs.
-
-    Elsewhere dt is repeated for the channels of a head, and a kernel runs token by token.
-    """
-    asked = backend in (None, triton_backend.NAME)
-    return asked and rule == "longhorn_exact" and triton_backend.unavailable(device_type, dtype) is None
 
 
 def has_rule(backend: str, rule: str) -> bool:
@@ -110,18 +100,18 @@ def has_rule(backend: str, rule: str) -> bool:
 
 
 @torch.compiler.assume_constant_result
-def choose_conv(device_type: str, dtype: torch.dtype, name: str | None) -> str:
+def choose_conv(device: torch.device, dtype: torch.dtype, name: str | None) -> str:
     """The name of the backend that runs `conv_silu`: the one asked for, or the first that can. Raises as `choose`."""
     names = (*CONV_BACKENDS, reference.NAME)
     if name is None:
-        return next(name for name in names if BACKENDS[name].unavailable(device_type, dtype) is None)
-    return _require("conv_silu", name, device_type, dtype, names).NAME
+        return next(name for name in names if BACKENDS[name].unavailable(device, dtype) is None)
+    return _require("conv_silu", name, device, dtype, names).NAME
 
 
-def _require(operator: str, name: str, device_type: str, dtype: torch.dtype, names: Iterable = BACKENDS) -> Backend:
+def _require(operator: str, name: str, device: torch.device, dtype: torch.dtype, names: Iterable = BACKENDS) -> Backend:
     """The backend of that name, one of `names`, or an error if it cannot run here."""
     if name not in names:
         raise ValueError(f"{operator}: no backend {name!r}; there are {', '.join(map(repr, names))}")
-    if reason := BACKENDS[name].unavailable(device_type, dtype):
-        raise RuntimeError(f"{operator}: backend {name!r} cannot run {dtype} on {device_type!r}: {reason}")
+    if reason := BACKENDS[name].unavailable(device, dtype):
+        raise RuntimeError(f"{operator}: backend {name!r} cannot run {dtype} on {device.type!r}: {reason}")
     return BACKENDS[name]

@@ -75,9 +75,9 @@ def _open() -> tuple[ctypes.CDLL | None, str | None]:
     return library, None
 
 
-def unavailable(device_type: str, dtype: torch.dtype = torch.float32) -> str | None:
-    """Why the library cannot run on that device type and dtype, or None if it can. It takes every dtype."""
-    return "runs on the CPU only" if device_type != "cpu" else _reason
+def unavailable(device: str | torch.device, dtype: torch.dtype = torch.float32) -> str | None:
+    """Why the library cannot run on that device and dtype, or None if it can. It takes every dtype."""
+    return "runs on the CPU only" if getattr(device, "type", device) != "cpu" else _reason
 
 
 def isas() -> dict[str, int]:

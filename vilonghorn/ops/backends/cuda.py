@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ..arguments import ConvArguments, MambaInnerArguments, ScanArguments
 from ..rules import RULES, kernel_state_dtype
-from . import segments
+from . import segments, triton
 from .bindings import Input, ScanParams, Segments, conv_params, open_library
 
 NAME = "cuda"
@@ -48,13 +48,16 @@ def declare(library: ctypes.CDLL) -> ctypes.CDLL:
     return library
 
 
-def unavailable(device_type: str, dtype: torch.dtype = torch.float32) -> str | None:
-    """Why the library cannot run on that device type and dtype, or None if it can."""
-    if device_type != "cuda":
+def unavailable(device: str | torch.device, dtype: torch.dtype = torch.float32) -> str | None:
+    """Why the library cannot run on that device and dtype, or None if it can."""
+    device = torch.device(device)
+    if device.type != "cuda":
         return "runs on CUDA devices only"
     if dtype not in DTYPES:
         return f"takes {', '.join(map(str, DTYPES))}, not {dtype}"
-    return _unavailable_on(torch.cuda.current_device() if torch.cuda.is_available() else -1)
+    if not torch.cuda.is_available():
+        return _unavailable_on(-1)
+    return _unavailable_on(torch.cuda.current_device() if device.index is None else device.index)
 
 
 @functools.cache
@@ -154,9 +157,11 @@ def takes_mamba_inner(args: MambaInnerArguments, dtype: torch.dtype) -> bool:
 
 def mamba_inner_outputs(args: MambaInnerArguments, save: bool) -> tuple[Tensor, ...]:
     """Memory for y, and with `save` for u, the projections, dt and the saved states, else empty tensors."""
-    G, B, L, D, N, _, R, _ = args.sizes
-    new, shapes = args.xz.new_empty, [(G, B, L, D), (G, B * L, R + 2 * N), (G, B, L, D)]
-    return new(B, L, D), *(new(shape if save else 0) for shape in shapes), empty_states(args, save)
+    G, B, L, D, N, _, R, H = args.sizes
+    new, in_chunks = args.xz.new_empty, _in_chunks(args)
+    shapes = [(G, B, L, D), (G, B * L, R + 2 * N), (G, B, L, H if in_chunks else D)]
+    states = (triton.empty_states if in_chunks else empty_states)(args, save)
+    return new(B, L, D), *(new(shape if save else 0) for shape in shapes), states
 
 
 def mamba_inner_forward(args: MambaInnerArguments, save: bool) -> tuple[Tensor, ...]:
@@ -164,8 +169,9 @@ def mamba_inner_forward(args: MambaInnerArguments, save: bool) -> tuple[Tensor, 
     args = _with_channel_steps(args)
     u = conv_forward(_conv_within(args), args.conv_grid)
     projected = torch.bmm(u.flatten(1, 2), args.x_proj.mT)  # (G, B * L, R + 2N)
-    dt = torch.bmm(projected[..., : args.sizes.R], args.dt_proj.mT).view_as(u)
-    y, saved_states = forward(_scan_within(args, u, projected, dt), save)
+    dt = torch.bmm(projected[..., : args.sizes.R], args.dt_proj.mT).view(*u.shape[:3], -1)
+    run = triton.forward if _in_chunks(args) else forward
+    y, saved_states = run(_scan_within(args, u, projected, dt), save)
     saved = u, projected, dt, saved_states
     return y, *(saved if save else (t.new_empty(0) for t in saved))
 
@@ -182,22 +188,28 @@ def mamba_inner_backward(
     dlow = dprojected[..., :R]
     dk, dq = dprojected.unflatten(1, (B, L))[..., R:].split(N, -1)
     scan = _scan_within(args, u, projected, dt)
-    du, ddt, *_, dA, dD, ddt_bias = backward(dy, scan, saved_states, dict(k=dk, q=dq, z=dz))
+    run = triton.backward if _in_chunks(args) else backward
+    du, ddt, *_, dA, dD, ddt_bias = run(dy, scan, saved_states, dict(k=dk, q=dq, z=dz))
     rows, ddt = du.flatten(1, 2), ddt.flatten(1, 2)
     torch.bmm(ddt, args.dt_proj, out=dlow)
     rows.baddbmm_(dprojected, args.x_proj)  # into du
     _, dconv_weight, dconv_bias = conv_backward(du, _conv_within(args), dx, args.conv_grid)
     dx_proj = torch.bmm(dprojected.mT, u.flatten(1, 2))
     ddt_proj = torch.bmm(ddt.mT, projected[..., :R])
-    if heads < D:
+    if heads < ddt_proj.shape[1]:
         ddt_proj, ddt_bias = (t.unflatten(1, (heads, -1)).sum(2) for t in (ddt_proj, ddt_bias))
     return dxz, dconv_weight, dconv_bias, dx_proj, ddt_proj, ddt_bias, dA, dD
+
+
+def _in_chunks(args: MambaInnerArguments) -> bool:
+    *_, D, _, _, _, H = args.sizes
+    return H != D and triton.takes_heads(args.xz.device, args.xz.dtype, args.rule, len(args.reverse) == 1)
 
 
 def _with_channel_steps(args: MambaInnerArguments) -> MambaInnerArguments:
     """Repeats the rows of dt_proj and dt_bias for the channels of each head: the kernels have a dt for each channel."""
     dt_proj, dt_bias = args.dt_proj, args.dt_bias
-    if (repeats := args.sizes.D // dt_proj.shape[1]) == 1:
+    if (repeats := args.sizes.D // dt_proj.shape[1]) == 1 or _in_chunks(args):
         return args
     return args._replace(dt_proj=dt_proj.repeat_interleave(repeats, 1), dt_bias=dt_bias.repeat_interleave(repeats, 1))
 

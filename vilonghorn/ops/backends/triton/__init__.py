@@ -7,13 +7,14 @@ import functools
 import importlib.util
 import os
 from collections import namedtuple
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ...arguments import ScanArguments
+from ...arguments import MambaInnerArguments, ScanArguments
 from ...chunked import CHUNK as CHUNK_TOKENS
 from ...rules import RULES, kernel_state_dtype
 
@@ -27,24 +28,34 @@ OPTIONS = {"num_warps": 1, "num_stages": 2, "enable_fp_fusion": True}
 MAX_ELEMENTS = 2**31 - 1  # of one sequence, within which offsets have 32 bits
 
 
-def unavailable(device_type: str, dtype: torch.dtype = torch.float32) -> str | None:
-    """Why Triton cannot run on that device type and dtype, or None if it can."""
+def unavailable(device: str | torch.device, dtype: torch.dtype = torch.float32) -> str | None:
+    """Why Triton cannot run on that device and dtype, or None if it can."""
+    device = torch.device(device)
     if dtype not in DTYPES:
         return f"takes {', '.join(map(str, DTYPES))}, not {dtype}: it computes in float32"
     if os.environ.get("TRITON_INTERPRET") == "1":
         return None
-    return _no_gpu() if device_type == "cuda" else "runs on GPUs only (device type 'cuda')"
+    return _no_gpu(device.index) if device.type == "cuda" else "runs on GPUs only (device type 'cuda')"
 
 
 @functools.cache
-def _no_gpu() -> str | None:
+def _no_gpu(device: int | None) -> str | None:
     if importlib.util.find_spec("triton") is None:
         return "triton is not installed"
     if not torch.cuda.is_available():
         return "torch finds no GPU"
-    if torch.version.hip is None and torch.cuda.get_device_capability() < (8, 0):
+    if torch.version.hip is None and torch.cuda.get_device_capability(device) < (8, 0):
         return "needs a GPU of compute capability 8.0 or higher"
     return None
+
+
+@torch.compiler.assume_constant_result
+def takes_heads(device: torch.device, dtype: torch.dtype, rule: str, alone: bool) -> bool:
+    """Whether a scan with one dt for a head runs in chunks: the rule that decides which kernel runs it on a GPU.
+
+    Else dt is repeated for the channels of a head, and a kernel runs token by token. `alone`: no directions are added.
+    """
+    return rule == "longhorn_exact" and alone and unavailable(device, dtype) is None
 
 
 # Arguments of the kernels
@@ -79,12 +90,12 @@ def tile_of(states: int) -> Tile:
     return Tile(held, min(lanes, max(1, 16 // held)), lanes, 32 // lanes)
 
 
-def empty_states(args: ScanArguments, save: bool) -> Tensor:
+def empty_states(args: ScanArguments | MambaInnerArguments, save: bool) -> Tensor:
     """Memory for the saved states; see `Backend`."""
-    if args.has_heads:
-        G, B, L, D, N, *_ = args.sizes
-        return args.x.new_empty(G * B * -(-L // CHUNK_TOKENS) * N * D if save else 0, dtype=torch.float32)
-    return args.sizes.empty_states(args.x, CHUNK, LANES, kernel_state_dtype(args.x.dtype, args.rule), save)
+    (G, B, L, D, N, *_, H), like = args.sizes, args[0]
+    if H != D:
+        return like.new_empty(G * B * -(-L // CHUNK_TOKENS) * N * D if save else 0, dtype=torch.float32)
+    return args.sizes.empty_states(like, CHUNK, LANES, kernel_state_dtype(like.dtype, args.rule), save)
 
 
 def forward(args: ScanArguments, save: bool) -> tuple[Tensor, Tensor]:
@@ -102,11 +113,14 @@ def forward(args: ScanArguments, save: bool) -> tuple[Tensor, Tensor]:
     return y, saved_states
 
 
-def backward(dy: Tensor, args: ScanArguments, saved_states: Tensor) -> tuple[Tensor | None, ...]:
-    """Gradients of a scan; see `Backend`."""
+def backward(
+    dy: Tensor, args: ScanArguments, saved_states: Tensor, out: Mapping[str, Tensor] = {}
+) -> tuple[Tensor | None, ...]:
+    """Gradients of a scan; see `Backend`. `out` is as in `cuda.backward`."""
     launch, (G, B, L, D, N, *_, H) = _Launch(args, dy), args.sizes
     dx = torch.empty(args.x.shape, dtype=args.x.dtype, device=args.x.device)
-    dk, dq = (launch.empty(launch.blocks, G, B, L, N) for _ in range(2))
+    keys = launch.empty(launch.blocks, G, B, L, 2 * N)  # gradients of k and q, summed in one launch
+    dk, dq = keys.chunk(2, -1)
     dz = None if args.z is None else launch.empty(G, B, L, D)
     if args.has_heads:
         from .chunks import chunks_backward
@@ -129,7 +143,9 @@ def backward(dy: Tensor, args: ScanArguments, saved_states: Tensor) -> tuple[Ten
         launch(scan_backward, launch.A, saved_states, dA, outputs)
         dA = None if dA is None else dA.sum(0).transpose(2, 3).flatten(1, 2)[:, :D]
         dD, ddt_bias = (None if t is None else t.sum(0)[:, :D] for t in (dD, ddt_bias))
-    grads = (dx, ddt, dk.sum(0), dq.sum(0), None if dz is None else dz.sum(0), dA, dD, ddt_bias)
+    grads = (dx, ddt, *keys.sum(0).chunk(2, -1), None if dz is None else dz.sum(0), dA, dD, ddt_bias)
+    for name, t in out.items():
+        t.copy_(grads[args._fields.index(name)])
     return tuple(None if t is None else g.to(t.dtype).contiguous() for g, t in zip(grads, args[:8]))
 
 

@@ -111,7 +111,10 @@ def chunks_backward(inputs, strides, states, outputs, length, width, channels, r
     part = tl.program_id(1) * tl.num_programs(2) * tl.num_programs(0) + sequence
     dy_row, dx_row = input_row(inputs.dy, strides.dy, p.g, p.b), output_row(outputs.x, sequence, length, channels)
     ddt_row = output_row(outputs.dt, part, length, 1)
-    dk_row, dq_row = output_row(outputs.k, part, length, CONFIG.N), output_row(outputs.q, part, length, CONFIG.N)
+    dk_row, dq_row = (
+        output_row(outputs.k, part, length, 2 * CONFIG.N),
+        output_row(outputs.q, part, length, 2 * CONFIG.N),
+    )
     if inputs.z is not None:
         z_row, dz_row = input_row(inputs.z, strides.z, p.g, p.b), output_row(outputs.z, sequence, length, channels)
     PADDED: tl.constexpr = CONFIG.PADDED

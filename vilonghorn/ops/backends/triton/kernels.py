@@ -88,8 +88,8 @@ def scan_backward(inputs, strides, A, saved_states, dA, outputs, channels, lengt
     """Writes the gradients: the adjoint recurrence from the last token to the first, HELD tokens at a time.
 
     The states of HELD tokens are recomputed from the saved state before them and kept in registers. In `outputs`, k and
-    q are (blocks, directions, batch, length, N), D and dt_bias are (batch, directions, blocks * CR * CL); dA is
-    (batch, directions) + tiles. They are float32; the caller sums over their first axis. `sums` is as in
+    q are halves of (blocks, directions, batch, length, 2N), D and dt_bias are (batch, directions, blocks * CR * CL); dA
+    is (batch, directions) + tiles. They are float32; the caller sums over their first axis. `sums` is as in
     `scan_forward`, for z.
     """
     HELD: tl.constexpr = CONFIG.HELD
@@ -103,8 +103,8 @@ def scan_backward(inputs, strides, A, saved_states, dA, outputs, channels, lengt
         dx_row = output_row(outputs.x, sequence, length, channels)
         ddt_row = output_row(outputs.dt, sequence, length, channels)
         block_sequence = p.block * CONFIG.DIRECTIONS * p.batch + sequence
-        dk_row = output_row(outputs.k, block_sequence, length, CONFIG.N)
-        dq_row = output_row(outputs.q, block_sequence, length, CONFIG.N)
+        dk_row = output_row(outputs.k, block_sequence, length, 2 * CONFIG.N)
+        dq_row = output_row(outputs.q, block_sequence, length, 2 * CONFIG.N)
         if inputs.z is not None:
             z_row = input_row(inputs.z, strides.z, g, p.b)
             dz_row = output_row(outputs.z, p.b if CONFIG.MEAN else sequence, length, channels)
