@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import interpreter
 import pytest
@@ -14,6 +15,7 @@ import torch
 from oracle import KERNEL_RULES, inputs
 
 from vilonghorn.ops import backends, scan
+from vilonghorn.ops.backends import cuda
 from vilonghorn.ops.backends import triton as triton_backend
 from vilonghorn.ops.validate import MAX_STATE
 
@@ -47,6 +49,38 @@ def test_the_backend_says_why_it_cannot_run():
     assert "float64" in triton_backend.unavailable("cuda", torch.float64)
     with pytest.raises(RuntimeError, match="'triton' cannot run .* on 'cpu'"):
         scan(**inputs(1, 1, 2, 3, 4, rule="longhorn"), backend="triton")
+
+
+@pytest.fixture
+def gpu(monkeypatch):
+    """A GPU that only its name and its compute capability say."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "Some GPU")
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 6) if device == 1 else (7, 5))
+    for cached in (triton_backend._no_gpu, cuda._unavailable_on):
+        cached.cache_clear()
+    yield monkeypatch
+    for cached in (triton_backend._no_gpu, cuda._unavailable_on):
+        cached.cache_clear()
+
+
+def test_what_is_too_old_is_named_with_what_is_needed(gpu):
+    assert triton_backend.unavailable("cuda:0") == "Some GPU has compute capability 7.5, 8.0 is needed"
+    assert triton_backend.unavailable(torch.device("cuda", 1)) is None  # the tensor's device counts
+    gpu.setattr(triton_backend.metadata, "version", lambda name: "3.5.1")
+    assert triton_backend.unavailable("cuda:2") == "triton 3.5.1 is installed, 3.6 or newer is needed"
+
+
+def test_a_cuda_library_that_does_not_run_is_not_replaced_without_a_word(gpu):
+    checks = {0: 35, 1: 0}  # an old driver for the current device
+    library = SimpleNamespace(vl_cuda_check=checks.get, vl_cuda_error=lambda error: b"driver is insufficient")
+    gpu.setattr(cuda, "_open", lambda: (library, None))
+    with pytest.warns(
+        UserWarning, match="CUDA library does not run on Some GPU .*: driver is insufficient. Triton runs"
+    ):
+        assert "driver is insufficient" in cuda.unavailable("cuda")
+    assert cuda.unavailable("cuda:1") is None
 
 
 @pytest.mark.parametrize("states", range(1, MAX_STATE + 1))

@@ -6,6 +6,7 @@ Only scans of 16 states that a rule does not mix are split over time (see `segme
 
 import ctypes
 import functools
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 
 import torch
@@ -69,8 +70,12 @@ def _unavailable_on(device: int) -> str | None:
         return reason
     if device < 0:
         return "torch finds no CUDA device"
-    error = library.vl_cuda_check(device)
-    return f"the library does not run here: {library.vl_cuda_error(error).decode()}" if error else None
+    if not (error := library.vl_cuda_check(device)):
+        return None
+    name, capability = torch.cuda.get_device_name(device), ".".join(map(str, torch.cuda.get_device_capability(device)))
+    reason = f"does not run on {name} (compute capability {capability}): {library.vl_cuda_error(error).decode()}"
+    warnings.warn(f"vilonghorn's CUDA library {reason}. Triton runs scans instead, and torch the rest.", stacklevel=2)
+    return reason
 
 
 def kernel_dtype(dtype: torch.dtype, states: int) -> torch.dtype:

@@ -8,6 +8,7 @@ import importlib.util
 import os
 from collections import namedtuple
 from collections.abc import Mapping
+from importlib import metadata
 from typing import Any, NamedTuple
 
 import torch
@@ -19,6 +20,7 @@ from ...chunked import CHUNK as CHUNK_TOKENS
 from ...rules import RULES, kernel_state_dtype
 
 NAME = "triton"
+MIN_VERSION = (3, 6)
 CHUNK = 8  # steps between two saved states, N numbers a channel each
 LANES = 32  # channels of a saved state are padded to a multiple of this, the widest block of a program
 HELD = {"longhorn": 4, "longhorn_exact": 4, "mamba": 3}  # states that backward holds in registers: more would spill
@@ -42,10 +44,12 @@ def unavailable(device: str | torch.device, dtype: torch.dtype = torch.float32) 
 def _no_gpu(device: int | None) -> str | None:
     if importlib.util.find_spec("triton") is None:
         return "triton is not installed"
+    if tuple(map(int, metadata.version("triton").split(".")[:2])) < MIN_VERSION:
+        return f"triton {metadata.version('triton')} is installed, {'.'.join(map(str, MIN_VERSION))} or newer is needed"
     if not torch.cuda.is_available():
         return "torch finds no GPU"
-    if torch.version.hip is None and torch.cuda.get_device_capability(device) < (8, 0):
-        return "needs a GPU of compute capability 8.0 or higher"
+    if torch.version.hip is None and (found := torch.cuda.get_device_capability(device)) < (8, 0):
+        return f"{torch.cuda.get_device_name(device)} has compute capability {found[0]}.{found[1]}, 8.0 is needed"
     return None
 
 
