@@ -8,6 +8,7 @@ import torch
 from oracle import block_inputs, inputs, mixer_inputs
 from torch.autograd import forward_ad
 from torch.fx.experimental.proxy_tensor import make_fx
+from torch.overrides import TorchFunctionMode
 from torch.profiler import profile
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -92,6 +93,7 @@ def test_vmap_runs_one_sample_after_the_other(run):
 @every_operator
 def test_a_call_that_saved_nothing_refuses_a_backward(run, monkeypatch):
     monkeypatch.setattr(register, "needs_grad", lambda tensors: False)
+    monkeypatch.setattr(register, "is_unseen", lambda tensors: False)
     with pytest.raises(RuntimeError, match="save=False"):
         run(tokens().requires_grad_()).sum().backward()
 
@@ -132,6 +134,20 @@ def test_a_mode_and_a_profile_see_forward_and_backward(run):
     for names in (mode.names, [event.name for event in profiled.events()]):
         seen = [name.removeprefix("vilonghorn::") for name in names if re.fullmatch(r"vilonghorn::\w+", name)]
         assert len(seen) == 2 and seen[1] == f"{seen[0]}_backward"
+
+
+@every_operator
+def test_a_mode_for_functions_sees_the_operator(run):
+    called = []
+
+    class Calls(TorchFunctionMode):
+        def __torch_function__(self, func, types, args=(), kwargs=None):
+            called.append(str(func))
+            return func(*args, **kwargs or {})
+
+    with Calls():
+        run(tokens())
+    assert sum(name.startswith("vilonghorn.") for name in called) == 1
 
 
 @every_operator

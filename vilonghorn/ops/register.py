@@ -4,6 +4,7 @@ All operators of this library have one form. Their arguments are a NamedTuple: t
 result is differentiable, the others are saved for backward. They can be differentiated once, in reverse mode.
 """
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, get_type_hints
 
@@ -12,11 +13,13 @@ from torch import Tensor, fx
 from torch.autograd import forward_ad
 
 from .. import __version__
+from ._torch import dispatch_keys, functorch_transform, is_profiling, num_dispatch_modes, num_function_modes
 
 # torch.compile's caches know an operator by its name alone: without this, code compiled for an earlier version, with
 # other arguments or other kernels, would run in this one.
 torch.compiler.config.cache_key_tag += f"vilonghorn {__version__};"
 
+PLAIN = (Tensor, torch.nn.Parameter)
 SCHEMA_TYPES: dict[Any, str] = {kind: kind.__name__ for kind in (Tensor, bool, float, str)}
 SCHEMA_TYPES |= {Tensor | None: "Tensor?", str | None: "str?", Sequence[int]: "SymInt[]"}
 
@@ -76,7 +79,8 @@ def register_op(
         tensors, wanted = args[num_saved:], args[-1]
         return [torch.empty_like(t, memory_format=torch.contiguous_format) for t, want in zip(tensors, wanted) if want]
 
-    define(qualified, f"({fields}, bool save) -> ({results})", forward_with(forward), forward_with(fake))
+    kernel = forward_with(forward)
+    define(qualified, f"({fields}, bool save) -> ({results})", kernel, forward_with(fake))
     schema = f"(Tensor dy, {saved_fields}{fields}, int[] wanted) -> Tensor[]"
     define(f"{qualified}_backward", schema, run_backward, fake_backward)
     op = getattr(torch.ops.vilonghorn, name).default
@@ -97,7 +101,9 @@ def register_op(
                 raise RuntimeError(f"{qualified} was called with save=False, which saves nothing for a backward")
             tensors = ctx.saved_tensors  # read once: non-reentrant checkpointing recomputes at each read
             saved = [t.contiguous() for t in tensors[:num_saved]]  # hooks may change strides
-            grads = iter(backward_op(dy, *saved, *tensors[num_saved:], *ctx.options, wanted))
+            unseen = not torch.is_grad_enabled() and is_unseen((dy, *tensors))
+            call = run_backward if unseen else backward_op
+            grads = iter(call(dy, *saved, *tensors[num_saved:], *ctx.options, wanted))
         return *(next(grads) if want else None for want in wanted), *(None,) * (len(hints) + 1 - num_tensors)
 
     def refuse(ctx, *_):
@@ -109,19 +115,39 @@ def register_op(
     class Eager(torch.autograd.Function):  # the registered gradient, without the time that torch takes to find it
         @staticmethod
         def forward(ctx, *inputs):
-            output = op(*inputs)
+            output = (kernel if is_unseen(inputs[:num_tensors]) else op)(*inputs)
             setup_context(ctx, inputs, output)
             return output
 
         backward = staticmethod(apply_backward)
 
     def run(args: NamedTuple) -> Tensor:
-        save = needs_grad(args[:num_tensors])
-        eager = save and not is_tracing(args[0]) and not torch.is_inference_mode_enabled()
-        results = (Eager.apply if eager else op)(*args, save)
+        save, tracing = needs_grad(args[:num_tensors]), is_tracing(args[0])
+        if save and not tracing and not torch.is_inference_mode_enabled():
+            results = Eager.apply(*args, save)
+        else:
+            results = (kernel if not tracing and is_unseen(args[:num_tensors]) else op)(*args, save)
         return results[0] if num_saved else results
 
     return run
+
+
+def is_unseen(tensors: Sequence[Tensor | None]) -> bool:
+    """Whether a kernel may be called without torch's dispatcher, which takes longer than the Python of a kernel.
+
+    Not while a mode, a transform or a profile sees operators, nor for tensors that the dispatcher has to convert: these
+    have other dispatch keys than plain ones.
+    """
+    if num_dispatch_modes() or num_function_modes() or is_profiling() or functorch_transform() is not None:
+        return False
+    plain = _plain_keys(tensors[0].device.type)  # type: ignore[union-attr]
+    return all([t is None or type(t) in PLAIN and dispatch_keys(t).raw_repr() == plain for t in tensors])
+
+
+@functools.cache
+def _plain_keys(device_type: str) -> int:
+    with torch.inference_mode(False):
+        return dispatch_keys(torch.empty(0, device=device_type)).raw_repr()
 
 
 def refuse_forward_mode(operator: str, x: Tensor) -> None:
