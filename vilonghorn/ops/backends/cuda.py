@@ -174,7 +174,7 @@ def mamba_inner_forward(args: MambaInnerArguments, save: bool) -> tuple[Tensor, 
     args = _with_channel_steps(args)
     u = conv_forward(_conv_within(args), args.conv_grid)
     projected = torch.bmm(u.flatten(1, 2), args.x_proj.mT)  # (G, B * L, R + 2N)
-    dt = torch.bmm(projected[..., : args.sizes.R], args.dt_proj.mT).view(*u.shape[:3], -1)
+    dt = torch.bmm(projected.narrow(2, 0, args.sizes.R), args.dt_proj.mT).view(*u.shape[:3], args.dt_proj.shape[1])
     run = triton.forward if _in_chunks(args) else forward
     y, saved_states = run(_scan_within(args, u, projected, dt), save)
     saved = u, projected, dt, saved_states
@@ -186,21 +186,20 @@ def mamba_inner_backward(
 ) -> tuple[Tensor | None, ...]:
     """Gradients of the tensors of `args`, in their order; None for those absent."""
     heads, args = args.dt_proj.shape[1], _with_channel_steps(args)
-    _, B, L, D, N, _, R, _ = args.sizes
+    G, B, L, D, N, _, R, _ = args.sizes
     dxz = torch.empty_like(args.xz, memory_format=torch.contiguous_format)
     dprojected = torch.empty_like(projected)
-    dx, dz = dxz.chunk(2, -1)
-    dlow = dprojected[..., :R]
-    dk, dq = dprojected.unflatten(1, (B, L))[..., R:].split(N, -1)
+    dx, dz = dxz.narrow(2, 0, D), dxz.narrow(2, D, D)
+    rows = dprojected.view(G, B, L, R + 2 * N)
+    dk, dq = rows.narrow(3, R, N), rows.narrow(3, R + N, N)
     scan = _scan_within(args, u, projected, dt)
     run = triton.backward if _in_chunks(args) else backward
     du, ddt, *_, dA, dD, ddt_bias = run(dy, scan, saved_states, dict(k=dk, q=dq, z=dz))
-    rows, ddt = du.flatten(1, 2), ddt.flatten(1, 2)
-    torch.bmm(ddt, args.dt_proj, out=dlow)
-    rows.baddbmm_(dprojected, args.x_proj)  # into du
+    ddt, u = ddt.flatten(1, 2), u.flatten(1, 2)
+    torch.bmm(ddt, args.dt_proj, out=dprojected.narrow(2, 0, R))
+    du.flatten(1, 2).baddbmm_(dprojected, args.x_proj)
     _, dconv_weight, dconv_bias = conv_backward(du, _conv_within(args), dx, args.conv_grid)
-    dx_proj = torch.bmm(dprojected.mT, u.flatten(1, 2))
-    ddt_proj = torch.bmm(ddt.mT, projected[..., :R])
+    dx_proj, ddt_proj = torch.bmm(dprojected.mT, u), torch.bmm(ddt.mT, projected.narrow(2, 0, R))
     if heads < ddt_proj.shape[1]:
         ddt_proj, ddt_bias = (t.unflatten(1, (heads, -1)).sum(2) for t in (ddt_proj, ddt_bias))
     return dxz, dconv_weight, dconv_bias, dx_proj, ddt_proj, ddt_bias, dA, dD
@@ -220,13 +219,13 @@ def _with_channel_steps(args: MambaInnerArguments) -> MambaInnerArguments:
 
 
 def _conv_within(args: MambaInnerArguments) -> ConvArguments:
-    return ConvArguments(args.xz.chunk(2, -1)[0], args.conv_weight, args.conv_bias, args.reverse)
+    return ConvArguments(args.xz.narrow(2, 0, args.sizes.D), args.conv_weight, args.conv_bias, args.reverse)
 
 
 def _scan_within(args: MambaInnerArguments, u: Tensor, projected: Tensor, dt: Tensor) -> ScanArguments:
-    _, B, L, _, N, _, R, _ = args.sizes
-    k, q = projected[..., R:].unflatten(1, (B, L)).split(N, -1)
-    z = args.xz.chunk(2, -1)[1]
+    G, B, L, D, N, _, R, _ = args.sizes
+    rows, z = projected.view(G, B, L, R + 2 * N), args.xz.narrow(2, D, D)
+    k, q = rows.narrow(3, R, N), rows.narrow(3, R + N, N)  # slices by `[...]` take twice as long
     return ScanArguments(u, dt, k, q, z, args.A, args.D, args.dt_bias, args.rule, args.reverse, "mean")
 
 
@@ -253,7 +252,7 @@ class _CudaParams(ScanParams):
     def activation(self, t: Tensor | None) -> Input:
         """As `Params.activation`; copies tensors whose pairs of channels are not aligned."""
         if t is not None and t.shape[-1] == self.channels:
-            if t.data_ptr() % (2 * t.element_size()) or any(stride % 2 for stride in t.stride()[:-1]):
+            if t.data_ptr() % (2 * t.itemsize) or any([stride % 2 for stride in t.stride()[:-1]]):
                 t = t.clone(memory_format=torch.contiguous_format)
         view = super().activation(t)
         if view.step > MAX_STRIDE:

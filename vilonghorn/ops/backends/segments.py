@@ -37,6 +37,8 @@ def num_segments(args: ScanArguments, warps: int) -> int:
     model, not measured.
     """
     G, B, L, D = args.x.shape
+    if L < 2 * MIN_STEPS:
+        return 1
     columns = B * -(-D // CHANNELS)  # warps of one direction and segment
     parallel, passes = G, 1  # directions at once, and one after the other
     if args.reduce == "mean":
