@@ -69,6 +69,7 @@ def test_what_is_no_file_is_named_when_it_is_read(tmp_path, photo, make, message
         (["full/x.png", "hollow/.hidden"], ".", ValueError, "no image in class folder hollow"),
         (["train/a/x.png", "val/a/x.png"], ".", ValueError, r"folders are splits \(train, val\), not classes"),
         (["all/x.png", "Train/x.png", "test/x.png"], ".", ValueError, r"are splits \(Train, all, test\), not classes"),
+        (["dev/a/x.png", "train/a/x.png"], ".", ValueError, r"folders are splits \(dev, train\), not classes"),
     ],
 )
 def test_a_folder_without_images_of_classes_is_refused(tmp_path, files, folder, error, message):
@@ -156,6 +157,19 @@ def test_transparent_pixels_become_white(tmp_path, mode):
     TRANSPARENT[mode].save(tmp_path / "x.png", **({"transparency": key[mode]} if mode in key else {}))
     pixels = np.asarray(read_image(str(tmp_path / "x.png")))
     assert (pixels[1] == 255).all() and ((pixels[0] >= 40) & (pixels[0] <= 60)).all()
+
+
+@pytest.mark.parametrize(("bits", "kind", "levels"), [(2, 0, [1]), (4, 0, [3]), (16, 2, [256, 700, 65280])])
+def test_the_transparent_colour_of_a_png_has_the_bits_of_its_pixels(tmp_path, bits, kind, levels):
+    def chunk(name, data):
+        return struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data))
+
+    pixel = "".join(f"{level:0{bits}b}" for level in levels)
+    row = b"\0" + int(pixel * 8, 2).to_bytes(bits * len(levels), "big")  # eight pixels
+    data = chunk(b"IHDR", struct.pack(">IIBBBBB", 8, 2, bits, kind, 0, 0, 0))
+    data += chunk(b"tRNS", struct.pack(f">{len(levels)}H", *levels)) + chunk(b"IDAT", zlib.compress(row * 2))
+    (tmp_path / "x.png").write_bytes(b"\x89PNG\r\n\x1a\n" + data + chunk(b"IEND", b""))
+    assert (np.asarray(read_image(tmp_path / "x.png")) == 255).all()
 
 
 def test_a_truncated_image_and_one_of_one_pixel_are_named(tmp_path, photo):

@@ -160,3 +160,13 @@ def test_weights_that_no_run_left_are_refused_in_one_sentence(tmp_path, spoil):
     with pytest.raises(ValueError, match="best.safetensors does not contain weights and record") as raised:
         load_run(tmp_path)
     assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"), [("top1", None), ("top5", [1]), ("loss", "low"), ("epoch", "\x1b[2J"), ("weights", 3)]
+)
+def test_scores_of_a_record_that_are_no_numbers_are_refused(tmp_path, key, value):
+    save_weights(tmp_path / "best.safetensors", {"a": torch.zeros(1)}, {key: value})
+    with pytest.raises(ValueError, match=f"best.safetensors has a record of a run with {key} .*, expected a") as raised:
+        load_weights(tmp_path / "best.safetensors", tensors=False)
+    assert str(raised.value).isprintable()

@@ -28,7 +28,8 @@ MAX_PIXELS = 89_478_485  # above, PIL warns of an image that is small as a file 
 MIN_SIDE = 2  # pixels; a centre crop of half of one pixel is empty, and FFCV aborts the process on an empty crop
 TURNS = "FLIP_LEFT_RIGHT ROTATE_180 FLIP_TOP_BOTTOM TRANSPOSE ROTATE_270 TRANSVERSE ROTATE_90".split()
 ORIENTATIONS = {number: Image.Transpose[name] for number, name in enumerate(TURNS, 2)}  # of EXIF
-TRAIN, HELD_OUT = {"train", "training"}, {"val", "valid", "validation", "test"}
+PNG_SCALE = {"L;2": 85, "L;4": 17, "RGB;16B": 1 / 256}  # of PIL's raw modes that become 8 bits
+TRAIN, HELD_OUT = {"train", "training"}, {"val", "valid", "validation", "test", "testing", "dev", "eval", "holdout"}
 # Errors of the machine, not of a file.
 IO_ERRORS = {getattr(errno, name, -1) for name in ("EIO", "EMFILE", "ENFILE", "ENOMEM", "ESTALE", "EREMOTEIO")}
 
@@ -265,7 +266,11 @@ def to_rgb(image: Image.Image) -> Image.Image:
     if image.mode == "F" or (image.mode == "I" and image.format not in ("PNG", "PPM")):  # those have 16 bits
         kind = "floating point numbers" if image.mode == "F" else "integers"
         raise ValueError(f"its pixels are 32-bit {kind}, of unknown range; convert it to 8 bits")
+    raw = image.tile[0].args if image.format == "PNG" and getattr(image, "tile", None) else None
     image.load()  # PIL turns a TIFF when it reads the pixels
+    if raw in PNG_SCALE and "transparency" in image.info:  # PIL scales the pixels to 8 bits, but not this colour
+        color = (np.array(image.info["transparency"]) * PNG_SCALE[raw]).astype(int)
+        image.info["transparency"] = tuple(color.tolist()) if color.ndim else int(color)
     turn = ORIENTATIONS.get(image.getexif().get(ExifTags.Base.Orientation))  # PIL's own function fails on damaged EXIF
     image = image.copy() if turn is None else image.transpose(turn)
     if image.mode.startswith("I"):  # 16-bit gray, which PIL would clip to 255 instead of scaling

@@ -25,6 +25,7 @@ RESUME = "resume from the last checkpoint: --resume {path.parent}"  # after a fu
 STARTED = ("config.yaml", "environment.json", "classes.txt", "tensorboard", "log.jsonl")
 PICTURES = ("curves", "confusion", "confidence", "predictions")
 RESULTS = ("last.safetensors", "best.safetensors", *(f"{name}.png" for name in PICTURES), "report.html")
+RECORD_TYPES = {"weights": str, "epoch": int} | dict.fromkeys(("top1", "top5", "loss"), (int, float))
 STATE_KEYS = frozenset("config data model ema optimizer scaler progress".split())
 
 
@@ -79,6 +80,10 @@ def load_weights(path: Path, *, tensors: bool = True) -> tuple[dict[str, torch.T
     weights, record = read_weights(path) if tensors else ({}, read_record(path))
     if record is None:
         raise ValueError(f"{path} has no record of a run: expected weights that a run of vilonghorn has saved")
+    for key, types in RECORD_TYPES.items():
+        if key in record and not isinstance(record[key], types):
+            expected = "a text" if types is str else "a number"
+            raise ValueError(f"{path} has a record of a run with {key} {str(record[key])[:80]!r}, expected {expected}")
     return weights, record
 
 

@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from ..data.images import printable
 from ..models.weights_file import check_architecture
 from .build import autocast, build_loader, check_classes, check_model, one_line, pick_device
 from .checkpoint import RunDirectory, load_weights
@@ -77,7 +78,7 @@ def quality(scores: dict[str, float]) -> tuple[float, float]:
 
 def name_weights(checkpoint: str, record: dict[str, Any]) -> str:
     """The name of the "best" or "last" weights of a run with this record, as logs and pages have it."""
-    return f"{checkpoint} weights ({record['weights']}, epoch {record['epoch']})"
+    return f"{checkpoint} weights ({printable(record['weights'])}, epoch {record['epoch']})"
 
 
 def summarize(run: str | Path, checkpoint: str, record: dict[str, Any], result: dict[str, Any]) -> str:
