@@ -10,6 +10,7 @@ import timm
 import torch
 from left_run import NAMES, leave_run, make_image
 from PIL import Image
+from safetensors.torch import save_file
 
 import vilonghorn
 from vilonghorn import load, predict
@@ -99,6 +100,8 @@ def test_a_class_is_found_by_its_name_or_number(run):
         (NANO, "{run}/best.safetensors", dict(depth=3), "does not contain weights of vil"),
         ("vim_nano", "{run}/best.safetensors", None, "contains weights of vilonghorn_nano, not of vim_nano"),
         (NANO, "{run}/config.yaml", None, "config.yaml is not a file of weights"),
+        (NANO, "{run}/scalar.safetensors", None, "does not contain weights of vilonghorn_nano"),
+        (NANO, "random", dict(depth=10**8), "gives vilonghorn_nano depth=100000000, expected at most 1,000"),
         (NANO, "random", dict(hue=3), "cannot make vilonghorn_nano .*hue"),
         (NANO, "random", dict(in_chans=1), "images of 1 channels"),
         ("{run}", "first", None, "--checkpoint is 'first', expected best or last"),
@@ -107,6 +110,7 @@ def test_a_class_is_found_by_its_name_or_number(run):
     ],
 )
 def test_a_model_that_cannot_be_loaded_is_refused(run, name, checkpoint, kwargs, sentence):
+    save_file({"head.weight": torch.tensor(1.0)}, run[0] / "scalar.safetensors")
     name, checkpoint = (given and given.format(run=run[0]) for given in (name, checkpoint))
     with pytest.raises((ValueError, OSError)) as refused:
         load(name, checkpoint, kwargs)

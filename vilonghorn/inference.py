@@ -26,9 +26,10 @@ from .data.loaders.loader import read_batches
 from .engine import load_config, load_run
 from .engine.build import MODEL_ERRORS, one_line, pick_device
 from .engine.checkpoint import RunDirectory, load_weights
+from .engine.command_line import run_config
 from .engine.config import DataConfig, nearest
 from .engine.evaluate import check_names, name_weights
-from .models.weights_file import check_architecture, check_file, is_ours, read_weights
+from .models.weights_file import check_architecture, check_file, check_numbers, is_ours, read_weights
 
 REMOTE = ("hf-hub:", "hf_hub:", "local-dir:")  # prefixes of names that timm looks up outside its registry
 WITHOUT_FILE = ("pretrained", "random")  # weights of a timm model
@@ -189,7 +190,7 @@ def find_run(run: str, checkpoint: str) -> tuple[str, Path, DataConfig]:
         raise ValueError(f"--checkpoint is {checkpoint!r}, expected best or last: {run} is the directory of a run")
     file = RunDirectory(run).weights(checkpoint)
     _, record = load_weights(file, tensors=False)
-    return record.get("model", ""), file, load_config(Path(run) / "config.yaml").data
+    return record.get("model", ""), file, load_config(run_config(run)).data
 
 
 def create_model(name: str, checkpoint: str, model_kwargs: dict[str, Any]) -> tuple[nn.Module, list[str] | None]:
@@ -205,10 +206,12 @@ def create_model(name: str, checkpoint: str, model_kwargs: dict[str, Any]) -> tu
         kwargs = record.get("kwargs", {}) | kwargs
         if "num_classes" not in kwargs and is_ours(architecture):
             head = overlay["state_dict"].get("head.weight")
-            kwargs["num_classes"] = len(head) if isinstance(head, Tensor) else 0
+            kwargs["num_classes"] = len(head) if isinstance(head, Tensor) and head.dim() else 0
         if "num_classes" in kwargs:  # timm drops a head of another number of classes than the configuration's
             overlay["num_classes"] = kwargs["num_classes"]
         kwargs["pretrained_cfg_overlay"] = kwargs.get("pretrained_cfg_overlay", {}) | overlay
+    numbers = {key: value for key, value in kwargs.items() if key != "pretrained_cfg_overlay"}
+    check_numbers(architecture, numbers, "--model-kwargs")
     try:
         model = timm.create_model(name, pretrained=checkpoint != "random", **kwargs)
         model.pretrained_cfg.pop("state_dict", None)

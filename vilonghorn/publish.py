@@ -9,6 +9,7 @@ from typing import Any
 
 import timm
 import torch
+from safetensors import SafetensorError
 from timm.models import get_model_input_config
 from timm.models._hub import generate_readme
 from torch import nn
@@ -84,7 +85,10 @@ def save_pretrained(model: nn.Module, folder: str | Path, card: str, **config: A
     if wrong := [name for name, value in model.state_dict().items() if not torch.isfinite(value).all()]:
         raise ValueError(f"{', '.join(wrong[:3])} contain NaN or infinity: such weights are not published")
     with atomic_folder(folder) as partial:
-        timm.models.save_for_hf(model, partial, safe_serialization=True, **config)
+        try:
+            timm.models.save_for_hf(model, partial, safe_serialization=True, **config)
+        except SafetensorError as error:  # of a full disk, too
+            raise OSError(f"{folder}: the weights cannot be written ({error})") from error
         (partial / "model.safetensors").write_bytes(pack(model.state_dict()))  # with a digest
         # timm 1.0.31 writes num_classes twice, and transformers' TimmWrapper then fails to load the model.
         written = json.loads((partial / "config.json").read_text(encoding="utf-8"))

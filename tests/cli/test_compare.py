@@ -57,7 +57,15 @@ def test_what_is_no_run_is_named(runs, tmp_path, capsys):
 
 
 @pytest.mark.parametrize(
-    ("name", "text"), [("config.yaml", "model: &a {kwargs: *a}"), ("environment.json", '{"processes": ' + "[" * 9000)]
+    ("name", "text"),
+    [
+        ("config.yaml", "model: &a {kwargs: *a}"),
+        ("environment.json", '{"processes": ' + "[" * 9000),
+        ("environment.json", '{"processes": null}'),
+        ("config.yaml", "model: {name: x}"),
+        ("log.jsonl", '{"kind": "epoch", "epoch": 1, "model": {"top1": 1, "top5": 1, "loss": 1}}'),
+        ("log.jsonl", '{"kind": "train", "images_per_second": "1"}\n{"kind": "train", "images_per_second": 2}'),
+    ],
 )
 def test_a_run_of_a_stranger_is_read_within_bounds(runs, tmp_path, capsys, name, text):
     shutil.copytree(next(iter(runs)), tmp_path / "run")

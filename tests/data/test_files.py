@@ -86,3 +86,14 @@ def test_a_lock_is_kept_from_others_and_not_needed_where_there_are_none(tmp_path
     for name in ("flock", "lockf"):
         monkeypatch.setattr(fcntl, name, lambda *arguments: (_ for _ in ()).throw(OSError(errno.ENOLCK, "no locks")))
     assert lock(tmp_path / "a", inherited) is not None
+
+
+@pytest.mark.parametrize("write", [atomic_write, lock])
+@pytest.mark.parametrize("make", [os.mkfifo, os.mkdir])
+def test_what_is_no_file_is_neither_replaced_nor_waited_for(tmp_path, write, make):
+    make(tmp_path / "x")
+    kept = (tmp_path / "x").stat()
+    with pytest.raises(FileExistsError, match="x is not a file: remove it, or give another name"):
+        with write(tmp_path / "x"):
+            pass
+    assert os.listdir(tmp_path) == ["x"] and (tmp_path / "x").stat() == kept

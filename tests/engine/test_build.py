@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+from safetensors.torch import save_file
 from timm.layers import DropPath
 from toy_run import toy_config
 
@@ -82,6 +83,14 @@ def test_what_the_construction_raises_becomes_a_sentence(tmp_path, option, words
     with pytest.raises(ValueError, match=f"timm cannot make vit_tiny_patch16_224.*{words}") as raised:
         build.build_model(toy_config(tmp_path, f"--model.{option}"), 4)
     assert "\n" not in str(raised.value)
+
+
+def test_a_model_that_could_not_be_made_in_time_and_weights_without_a_head_are_refused(tmp_path):
+    with pytest.raises(ValueError, match="gives vit_tiny_patch16_224 depth=100000000, expected at most 1,000"):
+        build.build_model(toy_config(tmp_path, "--model.kwargs={depth: 100000000}"), 4)
+    save_file({"head.weight": torch.tensor(1.0)}, tmp_path / "x.safetensors")
+    with pytest.raises(ValueError, match="timm cannot make vit_tiny"):
+        build.build_model(toy_config(tmp_path, f"--model.weights={tmp_path}/x.safetensors"), 4)
 
 
 @pytest.mark.parametrize(

@@ -28,7 +28,7 @@ def test_a_truncated_a_foreign_and_a_missing_state_are_told_apart(tmp_path):
         load_state(path)
     save_state(path, {**STATE, "tensor": torch.zeros(1000)})
     path.write_bytes(path.read_bytes()[:1500])
-    with pytest.raises(ValueError, match="last.pt is damaged.*best.safetensors by --model.weights"):
+    with pytest.raises(ValueError, match="last.pt is damaged.*: its checksum is wrong; start again by --overwrite"):
         load_state(path)
     path.write_bytes(b"")
     with pytest.raises(ValueError, match="not the state of a run"):

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from vilonghorn.engine import Config, build_parser, load_config, parse
-from vilonghorn.engine.config import FIELDS, changed_keys, check, flatten
+from vilonghorn.engine.config import FIELDS, SECTIONS, changed_keys, check, flatten
 
 INTERVALS = {key: field.metadata["interval"] for key, field in FIELDS.items() if field.metadata}
 
@@ -38,9 +38,13 @@ def test_options_win_over_the_file_wherever_they_stand(tmp_path):
         (["--epochs=3"], ["--epochs", "--schedule.epochs"]),
         (["--model.name=vilonghorn_nanoo"], ["'vilonghorn_nanoo'", "vilonghorn_nano"]),
         (["--optimizer.name=adamww"], ["'adamww'", "adamw"]),
-        (["--schedule.epochs=0"], ["schedule.epochs is 0", "[1, inf)"]),
+        (["--schedule.epochs=0"], ["schedule.epochs is 0", "[1, 1000000]"]),
         (["--optimizer.lr=.nan"], ["optimizer.lr is nan", "(0, inf)"]),
         (["--optimizer.betas=[0.9, 1.0]"], ["optimizer.betas", "[0, 1)"]),
+        (["--schedule.epochs=100000000000"], ["schedule.epochs is 100000000000", "[1, 1000000]"]),
+        (["--data.mean=[.nan, 0, 0]"], ["data.mean is (nan, 0.0, 0.0)"]),
+        (["--data.workers=5000"], ["data.workers is 5000", "[0, 1024]"]),
+        (["--augmentation.auto_augment=rand-m9-n100000000"], ["100000000 operations in a row; expected 1 to"]),
         (["--schedule.epochs=ten"], ["schedule.epochs", "int", "ten"]),
         (["--run.amp=fp8"], ["run.amp", "fp8"]),
         (["--schedule.epochs=5", "--schedule.warmup_epochs=5"], ["schedule.warmup_epochs", "5", "null"]),
@@ -69,14 +73,20 @@ def test_a_tilde_is_the_home_folder_wherever_a_path_is_read(tmp_path, monkeypatc
     assert found == [f"{tmp_path}/{name}" for name in ("x", "train.beton", "val", "w.pth")]
     assert type(config.run)(dir="~").dir == str(tmp_path)
     (tmp_path / "x").mkdir()
-    (tmp_path / "x" / "config.yaml").write_text("run: {dir: elsewhere}")
+    sections = "".join(f"{name}: {{}}\n" for name in SECTIONS if name != "run")
+    (tmp_path / "x" / "config.yaml").write_text(sections + "run: {dir: elsewhere}")
     assert read("--resume=~/x").run.dir == f"{tmp_path}/x"
+    (tmp_path / "x" / "config.yaml").write_text(sections)
+    with pytest.raises(ValueError, match="x/config.yaml is cut off: it has no section run; copy it again"):
+        read("--evaluate=~/x")
 
 
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
         ("run: {dir: &a x}\nmodel: {name: *a}", "in line 2: aliases"),
+        ("ema: {decay: 0}\nrun: {seed: 1, dir: x, seed: 2}", "in line 2: the key seed is there twice"),
+        ("data: {batch_size: 8}\nrun: {seed: 1}\ndata: {val: x}\n", "in line 1: the key data is there twice"),
         ("model: {kwargs: " + "{a: " * 5000, "nested too deeply"),
         ("\n".join(" " * i + "hunter2:" for i in range(400)), "nested too deeply"),
         ("# hunter2\n" * 20_000, "more than 100,000 bytes"),
@@ -102,6 +112,8 @@ def test_a_file_that_is_no_configuration_is_refused_at_once_and_not_quoted(tmp_p
         ("optimizer: {learning_rate: 1}", ["optimizer.learning_rate"]),
         ("optimiser: {lr: 1}", ["optimiser.lr", "optimizer.lr"]),
         ("schedule: {epochs: many}", ["schedule.epochs", "many"]),
+        ("run: {seed: null}", ["run.seed is null"]),
+        ("run: {dir: ~}", ["run.dir is null"]),
     ],
 )
 def test_a_bad_file_is_refused_in_one_sentence_with_what_would_do(tmp_path, text, words):

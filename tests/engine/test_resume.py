@@ -139,6 +139,13 @@ def test_another_configuration_is_refused_by_the_names_of_its_keys(tmp_path):
     assert yaml.safe_load((tmp_path / "config.yaml").read_text())["run"]["log_updates"] == 5
 
 
+def test_a_log_that_has_lost_lines_is_said(tmp_path):
+    toy_trainer(tmp_path, "--schedule.epochs=1").fit()
+    (tmp_path / "log.jsonl").write_bytes(b"")
+    with pytest.warns(UserWarning, match="log.jsonl has lost lines: the curves of this run have a gap"):
+        toy_trainer(tmp_path, "--schedule.epochs=1", resume=True)
+
+
 @pytest.mark.parametrize("arguments", [{"resume": True}, {"overwrite": True}])
 def test_a_directory_where_another_process_trains_is_left_alone(tmp_path, arguments):
     toy_trainer(tmp_path)

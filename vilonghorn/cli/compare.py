@@ -2,7 +2,8 @@
 
 import json
 import statistics
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from ..bench.tables import markdown
@@ -24,6 +25,15 @@ def main(argv: Sequence[str]) -> None:
         print("\nWhat differs:\n\n" + markdown(rows))
 
 
+@contextmanager
+def named(path: str) -> Iterator[None]:
+    """Turns what values of files of another program or of a damaged file raise into a ValueError."""
+    try:
+        yield
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise ValueError(f"{path} is not the directory of a run ({one_line(error)})") from error
+
+
 def read_run(path: str) -> dict[str, Any]:
     """The name, flat config, number of processes, and log records of a run, of averaged weights if it has them.
 
@@ -31,19 +41,22 @@ def read_run(path: str) -> dict[str, Any]:
         ValueError: its files are missing, or not those of a run.
     """
     run = RunDirectory(path)
-    try:
+    with named(path):
         config = flatten(read_sections(run.config)[0])
         processes = json.loads(run.environment.read_text(encoding="utf-8")).get("processes", 1)
         records = read_log(run.log_file)
         train, epochs = ([record for record in records if record["kind"] == kind] for kind in ("train", "epoch"))
         epochs = [{**record, **(record.get("ema") or record["model"])} for record in epochs]
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise ValueError(f"{path} is not the directory of a run ({one_line(error)})") from error
     return dict(name=path, config=config, processes=processes, train=train, epochs=epochs)
 
 
 def row(run: dict[str, Any]) -> dict[str, str]:
-    """The table's row of a run."""
+    """The table's row of a run. Raises ValueError if its configuration or log is not that of a run."""
+    with named(run["name"]):
+        return _row(run)
+
+
+def _row(run: dict[str, Any]) -> dict[str, str]:
     config, epochs = run["config"], run["epochs"]
     finished = epochs[-1]["epoch"] if epochs else 0
     images = config["data.batch_size"] * config["optimizer.accumulate"] * run["processes"]

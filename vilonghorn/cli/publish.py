@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ..engine import load_config, load_run
+from ..engine.command_line import run_config
 from ..inference import preprocessing
 from ..publish import make_card, save_pretrained
 from . import make_parser
@@ -23,7 +24,7 @@ def main(argv: Sequence[str]) -> None:
     """Runs the command."""
     options = parser.parse_args(argv)
     folder, (model, record) = options.folder, load_run(options.run, options.checkpoint)
-    data = load_config(Path(options.run) / "config.yaml").data
+    data = load_config(run_config(options.run)).data
     metrics = {f"{name[:3]}-{name[3:]} (%)": f"{record[name]:.2f}" for name in ("top1", "top5") if name in record}
     metrics |= {
         "measured on": "the held-out images of the run",

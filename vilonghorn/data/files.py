@@ -22,6 +22,8 @@ UNSUPPORTED = frozenset({errno.EINVAL, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOT
 def atomic_writes(*targets: tuple[Path, Literal["wb", "w"]]) -> Iterator[list[IO[Any]]]:
     """As `atomic_write`, for several files of one folder: all are on the disk before the first is renamed."""
     paths = [path for path, _ in targets]
+    for path in paths:
+        check_is_file(path)
     partials = [path.with_name(f"{path.name}.{os.getpid()}.partial") for path in paths]
     try:
         with named_errors(paths[0]):
@@ -52,6 +54,9 @@ def atomic_write(path: str | os.PathLike, mode: Literal["wb", "w"] = "wb") -> It
     Args:
         path: the final name; its folder exists.
         mode: "wb" for bytes (the default), "w" for UTF-8 text. The file can be read back, too.
+
+    Raises:
+        FileExistsError: `path` is a folder, a device or a pipe.
     """
     with atomic_writes((Path(path), mode)) as (file,):
         yield file
@@ -123,6 +128,7 @@ def lock(path: Path, inherited: bool = False) -> IO[bytes] | None:
     With `inherited`, a second call in this process is refused, too, and processes that this one forks keep the lock.
     Windows and file systems without locks do not lock.
     """
+    check_is_file(path)
     file = open(path, "ab")
     try:
         if fcntl is not None:
@@ -134,6 +140,12 @@ def lock(path: Path, inherited: bool = False) -> IO[bytes] | None:
         if error.errno not in UNSUPPORTED:
             raise
     return file
+
+
+def check_is_file(path: Path) -> None:
+    """Raises FileExistsError for a folder, a device, which a rename would replace, or a pipe, which would block."""
+    if path.exists() and not path.is_file():
+        raise FileExistsError(f"{path} is not a file: remove it, or give another name")
 
 
 @contextmanager

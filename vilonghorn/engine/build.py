@@ -17,7 +17,7 @@ from torch import nn
 from ..data import create_loader
 from ..data.loaders.config import LoaderConfig
 from ..data.threads import available_cpus
-from ..models.weights_file import read_weights
+from ..models.weights_file import check_numbers, read_weights
 from .checkpoint import RunDirectory
 from .config import Config
 from .distributed import Distributed
@@ -122,6 +122,7 @@ def build_model(config: Config, num_classes: int) -> nn.Module:
     """
     name, kwargs = config.model.name, model_kwargs(config, num_classes)
     weights = config.model.weights
+    check_numbers(name, kwargs, "the configuration")
     init = {} if weights is None else {"pretrained_cfg_overlay": init_weights(name, weights)}
     try:
         return timm.create_model(name, pretrained=config.model.pretrained or bool(init), **kwargs, **init)
@@ -154,7 +155,7 @@ def init_weights(model: str, source: str) -> dict[str, Any]:
             "register the model with default_cfgs"
         )
     head = weights.get(f"{to_ntuple(1)(cfg.classifier)[0]}.weight")
-    classes = {} if head is None else {"num_classes": head.shape[0]}
+    classes = {} if head is None or not head.dim() else {"num_classes": head.shape[0]}
     return {"state_dict": weights, **classes}
 
 
@@ -162,7 +163,8 @@ def init_weights(model: str, source: str) -> dict[str, Any]:
 def check_model(config: Config, model: nn.Module, num_classes: int, device: torch.device) -> None:
     """Raises ValueError if a model does not turn images of every size in the run into class scores."""
     name, kwargs, training, last = config.model.name, config.model.kwargs, model.training, config.data.image_size
-    sizes = (config.augmentation.grown_size(e, last) for e in range(config.schedule.epochs))
+    growing = range(min(config.schedule.epochs, config.augmentation.ramp[1]))
+    sizes = (config.augmentation.grown_size(e, last) for e in growing)
     for size in sorted({last, *sizes}):
         expected = f"{name} with {kwargs} does not turn images (2, 3, {size}, {size}) into scores (2, {num_classes})"
         try:

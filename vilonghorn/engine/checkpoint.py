@@ -50,7 +50,9 @@ def load_state(path: Path) -> dict[str, Any]:
     """
     if not path.is_file():
         raise FileNotFoundError(f"there is no {path.name} in {path.parent}")
-    remedy = f"start from {path.parent}/best.safetensors by --model.weights and another --run.dir, or by --overwrite"
+    best = path.parent / "best.safetensors"
+    remedy = f"start from {best} by --model.weights and another --run.dir, or by --overwrite"
+    remedy = remedy if best.exists() else "start again by --overwrite"
     with named_errors(path), open(path, "rb") as file:
         header, digest, data = file.read(len(HEADER)), file.read(hashlib.sha256().digest_size), file.read()
     if header != HEADER:
@@ -164,6 +166,8 @@ class RunDirectory:
         write_file(self.environment, json.dumps(environment, indent=2).encode(), b"\n")
         self._write_class_names(class_names)
         self.log = open(self.log_file, "ab")
+        if self.log.tell() < (log_size or 0):
+            warnings.warn(f"{self.log_file} has lost lines: the curves of this run have a gap", stacklevel=2)
         self.log.truncate(min(log_size or 0, self.log.tell()))
 
     def _write_class_names(self, names: Sequence[str] | None) -> None:

@@ -5,7 +5,7 @@ import sys
 from collections.abc import Callable, Sequence
 from os.path import expanduser
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import yaml
 from jsonargparse import ActionConfigFile, ArgumentError, ArgumentParser, Namespace
@@ -65,9 +65,7 @@ def parse(parser: ArgumentParser, argv: Sequence[str], default: str | Path | Non
         run = expanduser(run)
         if given.dir is not None and expanduser(given.dir) != run:
             raise ValueError(f"the run is {run}, but --run.dir is {given.dir}: leave out --run.dir")
-        default, argv = Path(run) / "config.yaml", [*argv, f"--run.dir={run}"]
-        if not names and not default.is_file():
-            raise FileNotFoundError(f"{run} is not the directory of a run: there is no {default}")
+        default, argv = None if names else run_config(run), [*argv, f"--run.dir={run}"]
     if not names and default is not None:
         names = [str(default)]
     layers = [yaml.safe_dump(layer, sort_keys=False) for name in names for layer in read_layers(find_config(name))]
@@ -79,6 +77,9 @@ def parse(parser: ArgumentParser, argv: Sequence[str], default: str | Path | Non
             option = message.split()[2].partition("=")[0]
             message = f"there is no option {option}; {nearest(option, parser._option_string_actions)}"
         raise ValueError(message[:500]) from error
+    for key, field in FIELDS.items():  # jsonargparse takes null for any key
+        if values[key] is None and type(None) not in get_args(field.type):
+            raise ValueError(f"{key} is null, expected a value: leave it out for its default")
     config = Config(**{name: section(**vars(values[name])) for name, section in SECTIONS.items()})
     check(config)
     return config, values
@@ -87,6 +88,19 @@ def parse(parser: ArgumentParser, argv: Sequence[str], default: str | Path | Non
 def load_config(file: str | Path, *overrides: str) -> Config:
     """Reads and checks a YAML configuration; `overrides` are options such as "--schedule.epochs=3"."""
     return parse(build_parser(), overrides, file)[0]
+
+
+def run_config(run: str | Path) -> Path:
+    """The file of the configuration of a run.
+
+    Raises FileNotFoundError if there is none, and ValueError if it is cut off.
+    """
+    file = Path(run) / "config.yaml"
+    if not file.is_file():
+        raise FileNotFoundError(f"{run} is not the directory of a run: there is no {file}")
+    if missing := [name for name in SECTIONS if name not in read_sections(file)[0]]:
+        raise ValueError(f"{file} is cut off: it has no section {missing[0]}; copy it again")
+    return file
 
 
 def configs_folder() -> Path:

@@ -2,6 +2,7 @@
 
 import difflib
 import json
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field, fields
 from os.path import expanduser
@@ -12,6 +13,7 @@ import timm
 import yaml
 
 from .. import models  # noqa: F401  (registers our models with timm)
+from ..data.files import named_errors
 from ..data.images import printable
 from ..data.loaders.config import ImageConfig, TransformConfig, check_intervals, within
 
@@ -96,7 +98,7 @@ class ScheduleConfig:
         min_lr: learning rate at the end; if equal to lr, the rate is constant
     """
 
-    epochs: int = within("[1, inf)", 300)
+    epochs: int = within("[1, 1000000]", 300)
     warmup_epochs: float | None = within("[0, inf)", None)
     warmup_lr: float = within("[0, inf)", 1e-6)
     min_lr: float = within("[0, inf)", 1e-5)
@@ -241,6 +243,13 @@ class PlainLoader(yaml.SafeLoader):
             raise yaml.composer.ComposerError(None, None, "aliases (*name) are not read: repeat the value", mark)
         return super().compose_node(parent, index)
 
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        """Constructs a mapping. Raises ConstructorError if a key is there twice, of which YAML would drop the first."""
+        names = Counter(key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode))
+        if names and (most := names.most_common(1)[0])[1] > 1:
+            raise yaml.constructor.ConstructorError(None, None, f"the key {most[0]} is there twice", node.start_mark)
+        return super().construct_mapping(node, deep)
+
 
 def read_sections(file: Path) -> tuple[dict[str, dict[str, Any]], str | None]:
     """Reads a configuration file: its sections, and the name of the file that it is based on.
@@ -253,7 +262,8 @@ def read_sections(file: Path) -> tuple[dict[str, dict[str, Any]], str | None]:
     try:
         if file.stat().st_size > MAX_BYTES:
             raise ValueError(f"it has more than {MAX_BYTES:,} bytes")
-        sections = yaml.load(file.read_bytes(), PlainLoader) or {}
+        with named_errors(file):
+            sections = yaml.load(file.read_bytes(), PlainLoader) or {}
         if not isinstance(sections, dict):
             raise ValueError("it has no keys")
         if not isinstance(base := sections.pop("base", None), str | None):

@@ -146,12 +146,10 @@ def check_architecture(name: Any, kwargs: Any, source: str | Path, weights: Mapp
     for key, value in kwargs.items():
         if key not in _OWN if ours else _FOREIGN.search(key):
             raise ValueError(f"{source} gives {name} the argument {key!r}, which a file of weights may not give")
-        limit = MAX_DEPTH if "depth" in key else MAX_CLASSES if key == "num_classes" else MAX_NUMBER
         for entry in _entries(value):
             if isinstance(entry, str) and not re.fullmatch(r"[\w.-]*", entry):
                 raise ValueError(f"{source} gives {name} {key}={entry[:100]!r}, expected a plain name")
-            if isinstance(entry, (int, float)) and not abs(entry) <= limit:
-                raise ValueError(f"{source} gives {name} {key}={entry}, expected at most {limit:,}")
+    check_numbers(name, kwargs, source)
     if ours and weights is not None:
         try:
             model = timm.create_model(name, **kwargs, device="meta")
@@ -160,6 +158,15 @@ def check_architecture(name: Any, kwargs: Any, source: str | Path, weights: Mapp
         expected, found = (sum(value.numel() for value in state.values()) for state in (model.state_dict(), weights))
         if expected > found:
             raise ValueError(f"{source} describes a {name} of {expected:,} numbers, but contains {found:,}")
+
+
+def check_numbers(name: str, kwargs: Mapping[Any, Any], source: str | Path) -> None:
+    """Raises ValueError if an argument of a model has a number above its limit, with which making it would not end."""
+    for key, value in kwargs.items():
+        limit = MAX_DEPTH if "depth" in str(key) else MAX_CLASSES if key == "num_classes" else MAX_NUMBER
+        for entry in _entries(value):
+            if isinstance(entry, (int, float)) and not abs(entry) <= limit:
+                raise ValueError(f"{source} gives {name} {key}={entry}, expected at most {limit:,}")
 
 
 def is_ours(name: str) -> bool:

@@ -79,6 +79,10 @@ class Policy:
             for section in name.split("-")[1:]:
                 if not section.startswith("t") and not any(map(str.isdigit, section)):  # t: the name of a set
                     raise ValueError(f"{section!r} has no number, as in mstd0.5 or inc1")  # timm would ignore it
+                if (
+                    section[0] == "n" and section[1:].isdigit() and int(section[1:][:9]) > MAX_LAYERS
+                ):  # before a list of them
+                    raise ValueError(f"{section[1:]} operations in a row; expected 1 to {MAX_LAYERS}")
             if self._independent:
                 transform = rand_augment_transform(name, hparams)
                 layers = [transform.ops] * transform.num_layers

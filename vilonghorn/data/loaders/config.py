@@ -60,12 +60,12 @@ class ImageConfig:
 
     batch_size: int = within("[1, inf)", 128)
     image_size: int = within("[1, inf)", 224)
-    mean: tuple[float, float, float] = IMAGENET_DEFAULT_MEAN
+    mean: tuple[float, float, float] = within("(-inf, inf)", IMAGENET_DEFAULT_MEAN)
     std: tuple[float, float, float] = within("(0, inf)", IMAGENET_DEFAULT_STD)
     crop_pct: float = within("(0, 1]", 0.875)
     crop_mode: Literal["center", "squash", "border"] = "center"
     interpolation: Literal["bicubic", "area"] = "bicubic"
-    workers: int | None = within("[0, inf)", None)
+    workers: int | None = within("[0, 1024]", None)
     max_pixels: int = within("[1, inf)", MAX_PIXELS)
     checksums: bool | None = None
 
