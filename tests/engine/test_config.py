@@ -45,6 +45,7 @@ def test_options_win_over_the_file_wherever_they_stand(tmp_path):
         (["--data.mean=[.nan, 0, 0]"], ["data.mean is (nan, 0.0, 0.0)"]),
         (["--data.workers=5000"], ["data.workers is 5000", "[0, 1024]"]),
         (["--augmentation.auto_augment=rand-m9-n100000000"], ["100000000 operations in a row; expected 1 to"]),
+        (["--run.dir=runs/caf\udce9"], [r"run.dir is runs/caf\udce9, which is not UTF-8", "PYTHONUTF8=1"]),
         (["--schedule.epochs=ten"], ["schedule.epochs", "int", "ten"]),
         (["--run.amp=fp8"], ["run.amp", "fp8"]),
         (["--schedule.epochs=5", "--schedule.warmup_epochs=5"], ["schedule.warmup_epochs", "5", "null"]),

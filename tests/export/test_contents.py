@@ -151,3 +151,10 @@ def test_a_changed_file_is_read_or_refused_in_a_sentence(kind, files, tmp_path):
             read_contents(path)
         except ValueError as error:
             assert str(path) in str(error)
+
+
+@pytest.mark.parametrize("suffix", [".onnx", ".ort.onnx"])
+def test_an_empty_file_is_no_model(suffix, tmp_path, capsys):
+    (tmp_path / f"x{suffix}").write_bytes(b"")  # which is a message of ONNX without fields
+    assert main(["export", "--check", str(tmp_path / f"x{suffix}")]) == 2
+    assert "has no operators, expected a model" in capsys.readouterr().err

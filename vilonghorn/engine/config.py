@@ -215,6 +215,8 @@ def check(config: Config) -> None:
     for key, value in flatten(asdict(config)).items():
         if isinstance(value, str) and not value.strip():  # an empty path would be the current folder
             raise ValueError(f"{key} is {value!r}, expected a name or a path; its default is {FIELDS[key].default!r}")
+        if isinstance(value, str) and value != value.encode(errors="ignore").decode():  # no YAML file could hold it
+            raise ValueError(f"{key} is {printable(value)}, which is not UTF-8: rename it, or set PYTHONUTF8=1")
     data, model, augmentation = config.data, config.model, config.augmentation
     augmentation.check_transforms(data.image_size, data.mean, "augmentation.")
     epochs, warmup = config.schedule.epochs, config.schedule.warmup

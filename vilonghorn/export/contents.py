@@ -66,6 +66,8 @@ def _read_onnx(path: Path, kind: str) -> Contents:
 
     model = onnx_ir.load(path)
     graphs, nodes = [model.graph, *model.graph.subgraphs()], list(model.graph.all_nodes())
+    if not nodes:
+        raise RefusedFile(f"{path} has no operators, expected a model")
     tensors = {name: value.const_value for graph in graphs for name, value in graph.initializers.items()}
     values = [attribute.value for node in nodes for attribute in node.attributes.values()]
     lists = [element for value in values if isinstance(value, (tuple, list)) for element in value]
