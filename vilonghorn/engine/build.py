@@ -155,7 +155,9 @@ def init_weights(model: str, source: str) -> dict[str, Any]:
             "register the model with default_cfgs"
         )
     head = weights.get(f"{to_ntuple(1)(cfg.classifier)[0]}.weight")
-    classes = {} if head is None or not head.dim() else {"num_classes": head.shape[0]}
+    if head is not None and not head.dim():
+        raise ValueError(f"model.weights is {source}, whose classifier is a single number, expected a matrix")
+    classes = {} if head is None else {"num_classes": head.shape[0]}
     return {"state_dict": weights, **classes}
 
 
