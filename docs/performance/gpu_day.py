@@ -42,7 +42,9 @@ def chunk_steps(workload: Workload, device: str) -> Steps:
     """The exact rule with one dt for a head, in chunks."""
     inputs, dy = scan_inputs("longhorn_exact", workload, device)
     inputs |= {name: inputs[name][..., :HEADS].contiguous() for name in ("dt", "dt_bias")}
-    return function_steps(partial(scan, rule="longhorn_exact", backend="triton"), inputs, dy)
+    return function_steps(
+        partial(scan, rule="longhorn_exact", backend="triton" if device == "cuda" else None), inputs, dy
+    )
 
 
 def peers() -> dict[str, object]:

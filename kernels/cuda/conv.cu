@@ -18,7 +18,7 @@ constexpr int kBusyThreads = 1 << 15;  // segments are halved until there are th
 constexpr int kMaxChannelThreads = 32;
 
 // Whether all tensors are aligned to `vector` channels.
-bool is_aligned(const VlConv &a, int vector, bool backward) {
+bool takes_vectors(const VlConv &a, int vector, bool backward) {
   const int64_t size = a.dtype == VL_FLOAT32 ? 4 : 2;
   const auto fits = [&](const VlInput &in) { return vilonghorn::is_aligned(in, vector * size, size); };
   return a.channels % vector == 0 && fits(a.x) && (!backward || (fits(a.dy) && fits({a.dx, 0, 0, a.dx_step})));
@@ -34,7 +34,7 @@ struct Geometry {
     const int64_t lines = on_grid ? a.conv_grid.rows + 1 : 1, steps = on_grid ? a.conv_grid.columns : a.length;
     vector = on_grid ? kGridVector : backward ? kBackwardVector : kForwardVector;
     if (!on_grid && (a.d_conv != kTaps || (uintptr_t)a.weight % sizeof(Quad))) vector = 1;
-    if (!is_aligned(a, vector, backward)) vector = 1;
+    if (!takes_vectors(a, vector, backward)) vector = 1;
     const int64_t columns = divide_up(a.channels, vector);
     segment = on_grid ? kGridSegment : backward ? kBackwardSegment : kForwardSegment;
     while (!on_grid && segment > kMinSegment && a.batch * divide_up(steps, segment) * columns < kBusyThreads)

@@ -140,10 +140,10 @@ def test_another_configuration_is_refused_by_the_names_of_its_keys(tmp_path):
 
 
 def test_a_log_that_has_lost_lines_is_said(tmp_path):
-    toy_trainer(tmp_path, "--schedule.epochs=1").fit()
+    toy_trainer(tmp_path).fit()
     (tmp_path / "log.jsonl").write_bytes(b"")
     with pytest.warns(UserWarning, match="log.jsonl has lost lines: the curves of this run have a gap"):
-        toy_trainer(tmp_path, "--schedule.epochs=1", resume=True)
+        toy_trainer(tmp_path, resume=True)
 
 
 @pytest.mark.parametrize("arguments", [{"resume": True}, {"overwrite": True}])

@@ -183,7 +183,7 @@ def read_batches(loader: DataLoader, source: str) -> Iterator[Any]:
         if not loader.num_workers:
             raise
         raise ChildProcessError(
-            f"{source}: a process that reads images failed or was killed ({str(error).splitlines()[-1]}); if memory is "
+            f"{source}: a process that reads images failed or was killed ({(str(error) or type(error).__name__).splitlines()[-1]}); if memory is "
             "short, lower workers or batch_size; in a container, enlarge /dev/shm"
         ) from error
     finally:
