@@ -182,8 +182,9 @@ def read_batches(loader: DataLoader, source: str) -> Iterator[Any]:
     except (RuntimeError, OSError, EOFError) as error:
         if not loader.num_workers:
             raise
+        reason = (str(error) or type(error).__name__).splitlines()[-1]
         raise ChildProcessError(
-            f"{source}: a process that reads images failed or was killed ({(str(error) or type(error).__name__).splitlines()[-1]}); if memory is "
+            f"{source}: a process that reads images failed or was killed ({reason}); if memory is "
             "short, lower workers or batch_size; in a container, enlarge /dev/shm"
         ) from error
     finally:
