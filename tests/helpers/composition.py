@@ -67,6 +67,37 @@ def vilonghorn(
     return last[:, read].mean(1) @ w["head.weight"].T + w["head.bias"]
 
 
+def hierarchy(weights: dict[str, Tensor], images: Tensor, strides: tuple[int, int], grids: list) -> Tensor:
+    """Logits of `HierarchicalSSM`, rule "longhorn_exact", alternating directions. `strides` of the stem's convolutions;
+    `grids`: rows and columns of each stage.
+    """
+    w = {name: value.double() for name, value in weights.items()}
+    stem = of_layer(w, "stem.")
+    x = F.silu(F.conv2d(images.double(), stem["conv1.weight"], stem["conv1.bias"], strides[0], 1))
+    x = F.conv2d(x, stem["conv2.weight"], stem["conv2.bias"], strides[1], 1).flatten(2).mT
+    stream, num_scans = oracle.rms_norm(x, stem["norm.weight"], 1e-5), 0
+    for i, (rows, columns) in enumerate(grids):
+        stage = of_layer(w, f"stages.{i}.")
+        if i:
+            merged = stream.unflatten(1, (2 * rows, 2 * columns))
+            corners = [merged[:, r::2, c::2].flatten(1, 2) for r in (0, 1) for c in (0, 1)]
+            merged = oracle.rms_norm(torch.cat(corners, -1), stage["downsample.norm.weight"], 1e-5)
+            stream = merged @ stage["downsample.reduction.weight"].T
+        for j in range(depth(stage, "blocks.")):
+            layer = of_layer(stage, f"blocks.{j}.")
+            names = ("conv_weight", "conv_bias", "x_proj", "dt_proj", "dt_bias", "D")
+            inner = {name: layer[f"mixer.{name}"] for name in names if f"mixer.{name}" in layer}
+            mlp = [layer.get(name) for name in ("norm2.weight", "mlp.fc1.weight", "mlp.fc2.weight")]
+            projections = (layer["mixer.in_proj.weight"], layer["mixer.out_proj.weight"])
+            has_scan = "x_proj" in inner
+            options = dict(rule="longhorn_exact" if has_scan else "none", grid=(rows, columns))
+            options["reverse"] = (has_scan and num_scans % 2 == 1,)
+            num_scans += has_scan
+            stream = oracle.residual_block(stream, layer["norm.weight"], *projections, *mlp, **inner, **options)
+    last = oracle.rms_norm(stream, w["norm.weight"], 1e-5)
+    return last.mean(1) @ w["head.fc.weight"].T + w["head.fc.bias"]
+
+
 def shared_mixer(layer: dict[str, Tensor], tokens: Tensor) -> Tensor:
     """Longhorn's bidirectional reference: shared convolution, projections, bias and skip; a norm per direction; sum."""
     x, z = (tokens @ layer["in_proj.weight"].T).chunk(2, -1)

@@ -1,0 +1,73 @@
+"""`HierarchicalSSM`: against its equations in float64, its maps, sizes and errors."""
+
+import composition
+import pytest
+import torch
+from oracle import error
+
+from vilonghorn.models.hierarchy import HierarchicalSSM
+
+SMALL = dict(embed_dims=(16, 24, 32, 48), depths=(1, 2, 2, 1), num_classes=7, drop_path_rate=0.1)
+SMALL |= dict(num_heads=(None, None, 4, 2), mlp_ratios=(0.0, 0.5, 0.5, 0.75))
+
+
+def make(**options):
+    torch.manual_seed(0)
+    model = HierarchicalSSM(**SMALL | options).eval()
+    model.load_state_dict(composition.perturb(model.state_dict()))
+    return model
+
+
+def images(*shape):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(1))
+
+
+@pytest.mark.parametrize("stem_stride, strides", [(4, (2, 2)), (2, (2, 1)), (1, (1, 1))])
+def test_logits_and_gradients_are_those_of_the_equations_in_float64(stem_stride, strides):
+    model, last = make(stem_stride=stem_stride, img_size=96), 8 * stem_stride
+    batch = images(2, 3, 2 * last, 3 * last)
+    grids = [(2 * scale, 3 * scale) for scale in (8, 4, 2, 1)]
+    weights = {name: p.detach().double().requires_grad_() for name, p in model.named_parameters()}
+    expected = composition.hierarchy(weights, batch, strides, grids)
+    actual = model(batch)
+    assert error(actual.detach(), expected.detach()) < 1e-5
+    expected_grads = torch.autograd.grad(expected.square().sum(), list(weights.values()))
+    grads = torch.autograd.grad(actual.square().sum(), list(model.parameters()))
+    wrong = {name: error(a, b) for name, a, b in zip(weights, grads, expected_grads)}
+    assert max(wrong.values()) < 1e-4, wrong
+
+
+@torch.no_grad()
+def test_maps_have_the_strides_and_channels_of_feature_info():
+    model = make()
+    final, maps = model.forward_intermediates(images(2, 3, 64, 96))
+    assert [info["reduction"] for info in model.feature_info] == [4, 8, 16, 32]
+    for info, y in zip(model.feature_info, maps):
+        assert y.shape == (2, info["num_chs"], 64 // info["reduction"], 96 // info["reduction"])
+    torch.testing.assert_close(final, model.forward_features(images(2, 3, 64, 96)))
+
+
+@torch.no_grad()
+def test_padding_is_at_the_bottom_and_at_the_right():
+    model, batch = make(dynamic_img_pad=True), images(2, 3, 70, 33)
+    padded = torch.nn.functional.pad(batch, (0, 31, 0, 26))
+    torch.testing.assert_close(model(batch), model(padded))
+
+
+@pytest.mark.parametrize(
+    "options, message",
+    [
+        (dict(stem_stride=3), "stem_stride is 3, expected 1, 2 or 4"),
+        (dict(depths=(1, 1, 1)), "expected one value a stage"),
+        (dict(img_size=100), "image of 100x100, expected sides that are multiples of 32"),
+        (dict(drop_path_rate=1.5), "drop_path_rate is 1.5"),
+    ],
+)
+def test_options_that_do_not_fit_are_errors(options, message):
+    with pytest.raises(ValueError, match=message):
+        HierarchicalSSM(**SMALL | options)
+
+
+def test_an_image_that_a_stage_cannot_halve_is_an_error():
+    with pytest.raises(ValueError, match="image of 64x72, expected sides that are multiples of 32.*dynamic_img_pad"):
+        make()(images(1, 3, 64, 72))

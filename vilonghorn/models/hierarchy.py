@@ -1,0 +1,341 @@
+"""`HierarchicalSSM`: stages of blocks at strides 4, 8, 16 and 32, each with more channels than the one before.
+
+Early stages have gated convolution blocks, without a recurrence (MambaOut, arXiv 2405.07992); late stages scan. No class
+token and no positions: the convolutions over the grid tell places apart. Any image whose sides are multiples of the
+last stride fits. Method order and contract are those of timm's hierarchical models.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from timm.layers import ClassifierHead, calculate_drop_path_rates, get_norm_layer, register_notrace_function
+from timm.layers import to_2tuple, trunc_normal_
+from timm.models._features import feature_take_indices
+from timm.models._input import update_model_input_size
+from torch import Tensor, nn
+
+from ..layers import Block, Blocks, RMSNorm, to_fp32
+from ..ops.scan_order import as_list
+
+
+class ConvStem(nn.Module):
+    """Two 3x3 convolutions with a SiLU between them, then a norm: images to a map of tokens."""
+
+    def __init__(
+        self, in_chans: int, dim: int, stride: int, norm_layer: Callable[..., nn.Module], device=None, dtype=None
+    ) -> None:
+        """
+        Args:
+            in_chans: image channels.
+            dim: channels of the tokens.
+            stride: pixels from a token to the next: 1, 2 or 4.
+            norm_layer: makes the norm from `dim`.
+            device: of the parameters.
+            dtype: of the parameters.
+
+        Raises:
+            ValueError: another stride.
+        """
+        super().__init__()
+        if stride not in (1, 2, 4):
+            raise ValueError(f"stem_stride is {stride}, expected 1, 2 or 4")
+        dd = {"device": device, "dtype": dtype}
+        self.conv1 = nn.Conv2d(in_chans, max(1, dim // 2), 3, 2 if stride > 1 else 1, 1, **dd)
+        self.conv2 = nn.Conv2d(max(1, dim // 2), dim, 3, 2 if stride > 2 else 1, 1, **dd)
+        self.norm = norm_layer(dim, **dd)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, in_chans, H, W) images to (B, H / stride, W / stride, dim)."""
+        return self.norm(self.conv2(F.silu(self.conv1(x))).permute(0, 2, 3, 1))
+
+
+class Stage(nn.Module):
+    """Perhaps 2x2 patches merged into one, then blocks on that grid."""
+
+    def __init__(self, downsample: nn.Module, blocks: Sequence[Block]) -> None:
+        super().__init__()
+        self.downsample = downsample
+        self.blocks = Blocks(*blocks)
+        self.grad_checkpointing = False
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, H, W, C) to (B, H / 2, W / 2, C') (of the first stage: the same size), in float32."""
+        x = to_fp32(self.downsample(x))
+        H, W = x.shape[1:3]
+        return self.blocks(x.flatten(1, 2), as_list((H, W)), self.grad_checkpointing).unflatten(1, [H, W])
+
+
+class Downsample(nn.Module):
+    """Merges 2x2 tokens into one: a norm over their channels, then a linear layer (Swin, arXiv 2103.14030)."""
+
+    def __init__(
+        self, dim: int, out_dim: int, norm_layer: Callable[..., nn.Module], device=None, dtype=None
+    ) -> None:
+        super().__init__()
+        self.norm = norm_layer(4 * dim, device=device, dtype=dtype)
+        self.reduction = nn.Linear(4 * dim, out_dim, bias=False, device=device, dtype=dtype)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, H, W, dim), H and W even, to (B, H / 2, W / 2, out_dim), in the dtype of the parameters."""
+        x = x.to(self.reduction.weight.dtype).unflatten(1, [-1, 2]).unflatten(3, [-1, 2])
+        return self.reduction(self.norm(x.transpose(2, 3).flatten(3)))
+
+
+class HierarchicalSSM(nn.Module):
+    """Vision backbone of gated convolution blocks, then of state-space blocks, at falling resolution."""
+
+    num_default_features = 4  # feature maps of `features_only=True`
+
+    def __init__(
+        self,
+        img_size: int | tuple[int, int] = 224,
+        in_chans: int = 3,
+        num_classes: int = 1000,
+        global_pool: str = "avg",
+        stem_stride: int = 4,
+        embed_dims: Sequence[int] = (48, 96, 256, 512),
+        depths: Sequence[int] = (2, 2, 3, 2),
+        num_conv_stages: int = 2,
+        rule: str = "longhorn_exact",
+        reverse: Sequence[Sequence[bool]] = ((False,), (True,)),
+        num_heads: Sequence[int | None] = (None, None, 4, 8),
+        d_state: int = 16,
+        d_conv: tuple[int, int] = (3, 3),
+        expand: int = 1,
+        mlp_ratios: Sequence[float] = (0.0, 0.0, 0.5, 0.75),
+        drop_rate: float = 0.0,
+        drop_path_rate: float = 0.0,
+        dynamic_img_pad: bool = False,
+        norm_layer: str | Callable[..., nn.Module] | None = None,
+        device=None,
+        dtype=None,
+    ) -> None:
+        """
+        Args:
+            img_size: image height and width of the default configuration, in pixels; images of other sizes fit too.
+            in_chans: image channels.
+            num_classes: classes of the head; 0 for no head.
+            global_pool: input of the head, as in timm's convolutional models: "avg", "max", "avgmax", "" (the map).
+            stem_stride: stride of the first stage: 4, or 1 or 2 for small images. Each further stage doubles it.
+            embed_dims: channels of the stages.
+            depths: blocks of the stages.
+            num_conv_stages: stages without a recurrence, counted from the first.
+            rule: state update of the others (see `vilonghorn.ops.scan`).
+            reverse: directions of the blocks that scan, in turn, as in `VisionSSM`.
+            num_heads: heads of the mixers of a stage (see `Mixer`); not used in stages without a recurrence.
+            d_state: state size of a channel.
+            d_conv: height and width of the convolution over the grid.
+            expand: inner width of a mixer, in units of its channels.
+            mlp_ratios: hidden width of a gated MLP after each mixer of a stage; 0 for none.
+            drop_rate: dropout before the head.
+            drop_path_rate: stochastic depth of the last block; the rates rise linearly from 0 at the first.
+            dynamic_img_pad: pad images at the bottom and at the right to a multiple of the last stride.
+            norm_layer: a class, a partial or a name of timm's. Default: RMSNorm, eps 1e-5.
+            device: of the parameters.
+            dtype: of the parameters.
+
+        Raises:
+            ValueError: numbers of stages that differ, an unknown rule, or sizes that do not fit each other.
+        """
+        super().__init__()
+        per_stage = dict(embed_dims=embed_dims, depths=depths, num_heads=num_heads, mlp_ratios=mlp_ratios)
+        if len({len(values) for values in per_stage.values()}) > 1:
+            raise ValueError(f"{per_stage}: expected one value a stage in each")
+        if not 0 <= drop_path_rate <= 1:
+            raise ValueError(f"drop_path_rate is {drop_path_rate}, expected a probability, 0 to 1")
+        dd = {"device": device, "dtype": dtype}
+        norm_layer = get_norm_layer(norm_layer) or RMSNorm
+        self.in_chans, self.drop_rate, self.dynamic_img_pad = in_chans, drop_rate, dynamic_img_pad
+        self.num_features = self.head_hidden_size = self.embed_dim = embed_dims[-1]
+        self.num_prefix_tokens = 0
+        self.stride = stem_stride * 2 ** (len(depths) - 1)  # of the last stage
+
+        self.stem = ConvStem(in_chans, embed_dims[0], stem_stride, norm_layer, **dd)
+        rates: Any = calculate_drop_path_rates(drop_path_rate, list(depths), stagewise=True)
+        branches = sum(depth * (2 if ratio else 1) for depth, ratio in zip(depths, mlp_ratios))
+        num_scans, stages = 0, []
+        for i, (dim, depth) in enumerate(zip(embed_dims, depths)):
+            has_scan, blocks = i >= num_conv_stages, []
+            for j in range(depth):
+                mixer: dict[str, Any] = dict(rule=None, reverse=(False,))
+                if has_scan:
+                    mixer = dict(rule=rule, reverse=reverse[num_scans % len(reverse)], num_heads=num_heads[i])
+                    num_scans += 1
+                options = dict(d_state=d_state, d_conv=d_conv, expand=expand, num_branches=branches)
+                shape = dict(drop_path=rates[i][j], mlp_ratio=mlp_ratios[i], norm_layer=norm_layer)
+                blocks.append(Block(dim, **shape, **mixer, **options, **dd))
+            down = Downsample(embed_dims[i - 1], dim, norm_layer, **dd) if i else nn.Identity()
+            stages.append(Stage(down, blocks))
+        self.stages = nn.Sequential(*stages)
+        strides = [stem_stride * 2**i for i in range(len(depths))]
+        self.feature_info = [
+            dict(module=f"stages.{i}", num_chs=dim, reduction=s) for i, (dim, s) in enumerate(zip(embed_dims, strides))
+        ]
+        self.norm = norm_layer(self.num_features, **dd)
+        self.head = ClassifierHead(self.num_features, num_classes, global_pool, drop_rate, **dd)
+        self.num_classes, self.global_pool = num_classes, global_pool
+        self.set_input_size(img_size)
+        self.init_weights(needs_reset=False)
+
+    @torch.jit.ignore
+    def init_weights(self, needs_reset: bool = True) -> None:
+        """Initialises the model, also after `to_empty`.
+
+        Args:
+            needs_reset: also reset the layers that initialise themselves when they are constructed.
+        """
+        if needs_reset:
+            # Children first: a mixer re-initialises its linear layers.
+            self.apply(lambda module: getattr(module, "reset_parameters", lambda: None)())
+        self._init_head()
+
+    def _init_head(self) -> None:
+        if isinstance(self.head.fc, nn.Linear):
+            trunc_normal_(self.head.fc.weight, std=0.02)
+            nn.init.zeros_(self.head.fc.bias)
+
+    @torch.jit.ignore
+    def no_weight_decay(self) -> set[str]:
+        """Names of the parameters without weight decay, whatever their shape."""
+        kinds = ("A_log", "D", "dt_bias", "conv_bias")
+        return {name for name, _ in self.named_parameters() if name.rsplit(".", 1)[-1] in kinds}
+
+    @torch.jit.ignore
+    def group_matcher(self, coarse: bool = False) -> dict[str, str | list]:
+        """Patterns that sort parameters by depth, also of a feature extractor (`model.`); `coarse`: by stage."""
+        stage = r"^(?:model\.)?stages\.(\d+)"
+        blocks = [(rf"{stage}\.downsample", (0,)), (rf"{stage}\.blocks\.(\d+)", None)]
+        norm = (r"^(?:model\.)?norm", (99999,))
+        return dict(stem=r"^(?:model\.)?stem", blocks=[(stage, None), norm] if coarse else [*blocks, norm])
+
+    @torch.jit.ignore
+    def set_grad_checkpointing(self, enable: bool = True) -> None:
+        """Keeps only the input of each block, and computes the block again in backward."""
+        for stage in self.stages:
+            stage.grad_checkpointing = enable  # type: ignore[assignment]
+
+    def get_classifier(self) -> nn.Module:
+        """The last layer, from features to logits."""
+        return self.head.fc
+
+    def reset_classifier(self, num_classes: int, global_pool: str | None = None) -> None:
+        """Replaces the head by a new one with the model's device, dtype and mode.
+
+        Args:
+            num_classes: classes of the new head; 0 for no head.
+            global_pool: new pooling; None keeps the present one.
+        """
+        self.num_classes = num_classes
+        self.global_pool = self.global_pool if global_pool is None else global_pool
+        self.head.reset(num_classes, global_pool)
+        self.head.to(self.stem.conv1.weight)
+        self.head.train(self.training)
+        self._init_head()
+
+    def set_input_size(self, img_size: int | tuple[int, int]) -> None:
+        """Changes the image size of the model's configuration, in pixels; nothing else depends on it.
+
+        Raises:
+            ValueError: a side that is not a multiple of the last stride, without `dynamic_img_pad`.
+        """
+        size = to_2tuple(img_size)
+        if not self.dynamic_img_pad:
+            check_size(size[0], size[1], self.stride)
+        self.img_size = size
+        update_model_input_size(self, size)
+
+    def _embed(self, x: Tensor) -> Tensor:
+        """(B, in_chans, H, W) images to the map of the stem, padded if the model pads."""
+        H, W = x.shape[-2:]
+        if self.dynamic_img_pad:
+            x = F.pad(x, (0, -W % self.stride, 0, -H % self.stride))
+        else:
+            check_size(H, W, self.stride)
+        return self.stem(x)
+
+    def forward_intermediates(
+        self,
+        x: Tensor,
+        indices: int | list[int] | None = None,
+        norm: bool = False,
+        stop_early: bool = False,
+        output_fmt: str = "NCHW",
+        intermediates_only: bool = False,
+    ) -> list[Tensor] | tuple[Tensor, list[Tensor]]:
+        """Runs the model and returns the maps of chosen stages.
+
+        Args:
+            x: images, (B, in_chans, H, W).
+            indices: stages to return: the last n if an int, all if None.
+            norm: apply the final norm to the map of the last stage.
+            stop_early: do not run the stages after the last chosen one.
+            output_fmt: "NCHW" for maps (B, C, h, w), or "NHWC".
+            intermediates_only: do not return the final features.
+
+        Returns:
+            (final features, (B, C, h, w), maps), or the maps alone.
+
+        Raises:
+            ValueError: an unknown format, or an image of a size that does not fit.
+        """
+        if output_fmt not in ("NCHW", "NHWC"):
+            raise ValueError(f"output_fmt is {output_fmt!r}, expected 'NCHW' or 'NHWC'")
+        take_indices, max_index = feature_take_indices(len(self.stages), indices)
+        x, last = self._embed(x), len(self.stages) - 1
+        maps: list[Tensor] = []
+        for i, stage in enumerate(self.stages[: max_index + 1] if stop_early else self.stages):
+            x = stage(x)
+            if i in take_indices:
+                y = x.to(self.stem.conv1.weight.dtype)
+                y = self.norm(y) if norm and i == last else y
+                maps.append(y.permute(0, 3, 1, 2).contiguous() if output_fmt == "NCHW" else y)
+        return maps if intermediates_only else (self._norm_map(x), maps)
+
+    def prune_intermediate_layers(
+        self, indices: int | list[int] = 1, prune_norm: bool = False, prune_head: bool = True
+    ) -> list[int]:
+        """Removes the layers that the chosen features do not need.
+
+        Args:
+            indices: stages to keep features of: the last n if an int.
+            prune_norm: also the final norm.
+            prune_head: also the head and the pooling.
+
+        Returns:
+            Indices of the chosen stages, counted from 0.
+        """
+        take_indices, max_index = feature_take_indices(len(self.stages), indices)
+        self.stages = self.stages[: max_index + 1]
+        if prune_norm:
+            self.norm = nn.Identity()
+        if prune_head:
+            self.reset_classifier(0, "")
+        return take_indices
+
+    def _norm_map(self, x: Tensor) -> Tensor:
+        """The residual stream, (B, h, w, C) in float32, to a normed map (B, C, h, w) in the parameters' dtype."""
+        return self.norm(x.to(self.stem.conv1.weight.dtype)).permute(0, 3, 1, 2)
+
+    def forward_features(self, x: Tensor) -> Tensor:
+        """(B, in_chans, H, W) images to the normed map of the last stage, (B, C, h, w)."""
+        return self._norm_map(self.stages(self._embed(x)))
+
+    def forward_head(self, x: Tensor, pre_logits: bool = False) -> Tensor:
+        """Map of `forward_features` to logits, (B, num_classes), or pooled features with `pre_logits`."""
+        return self.head(x, pre_logits=pre_logits)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, in_chans, H, W) images to (B, num_classes) logits."""
+        return self.forward_head(self.forward_features(x))
+
+
+@register_notrace_function
+def check_size(height: int, width: int, stride: int) -> None:
+    """Raises ValueError if a side of an image is not a multiple of `stride`."""
+    if height % stride or width % stride or not height or not width:
+        raise ValueError(
+            f"image of {height}x{width}, expected sides that are multiples of {stride}: resize it, or give "
+            "dynamic_img_pad=True to the model"
+        )
