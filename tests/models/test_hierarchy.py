@@ -71,3 +71,34 @@ def test_options_that_do_not_fit_are_errors(options, message):
 def test_an_image_that_a_stage_cannot_halve_is_an_error():
     with pytest.raises(ValueError, match="image of 64x72, expected sides that are multiples of 32.*dynamic_img_pad"):
         make()(images(1, 3, 64, 72))
+
+
+@pytest.mark.parametrize("training", [False, True])
+@pytest.mark.parametrize("norm_layer", [None, "layernorm"])
+def test_an_image_in_a_padded_batch_gives_what_it_gives_alone(training, norm_layer):
+    model = make(norm_layer=norm_layer, drop_path_rate=0.0, dynamic_img_pad=True).train(training)
+    sizes, batch = [(70, 33), (33, 128), (128, 64)], images(3, 3, 128, 128)
+    mask = torch.zeros(3, 128, 128, dtype=torch.bool)
+    alone = []
+    for i, (H, W) in enumerate(sizes):
+        mask[i, :H, :W] = True
+        batch[i, :, ~mask[i]] = 0.0
+        alone.append(model.forward_intermediates(batch[i : i + 1, :, :H, :W]))
+    batch = torch.where(mask[:, None], batch, 0.0)
+    batch[0, :, 96:] = 9.0  # whatever stands in the padding beyond the stride
+    final, maps = model.forward_intermediates(batch, pixel_mask=mask)
+    logits = model.forward_head(model.forward_features(batch, mask), pixel_mask=mask)
+    for i, (H, W) in enumerate(sizes):
+        single, single_maps = alone[i]
+        for together, separate in zip([final, *maps], [single, *single_maps]):
+            h, w = separate.shape[2:]
+            assert error(together[i : i + 1, :, :h, :w], separate.detach()) < 1e-5
+            assert together[i, :, h:].abs().sum() == together[i, :, :, w:].abs().sum() == 0
+        assert error(logits[i].detach(), model(batch[i : i + 1, :, :H, :W])[0].detach()) < 1e-5
+
+
+def test_masks_that_do_not_fit_are_errors():
+    with pytest.raises(ValueError, match=r"pixel_mask has shape .*64, 32.*, expected .*64, 64"):
+        make().forward_features(images(1, 3, 64, 64), torch.ones(1, 64, 32))
+    with pytest.raises(ValueError, match="pixel_mask with global_pool 'max', expected global_pool 'avg'"):
+        make(global_pool="max").forward_head(images(1, 48, 2, 2), pixel_mask=torch.ones(1, 64, 64))

@@ -73,21 +73,22 @@ class Block(nn.Module):
             bound = (self.mlp.fc2.in_features * self.mixer.num_branches) ** -0.5  # type: ignore[union-attr, operator]
             nn.init.uniform_(self.mlp.fc2.weight, -bound, bound)  # type: ignore[union-attr, arg-type]
 
-    def forward(self, x: Tensor, grid: list[int] | None = None) -> Tensor:
+    def forward(self, x: Tensor, grid: list[int] | None = None, mask: Tensor | None = None) -> Tensor:
         """
         Args:
             x: residual stream, (B, L, dim), float32 even where the parameters have a shorter dtype.
             grid: of the mixer, if it needs one.
+            mask: of the mixer: (B, L), True for the tokens that count.
 
         Returns:
             The stream with the branches added, same shape and dtype.
         """
-        if not torch.jit.is_scripting():
+        if mask is None and not torch.jit.is_scripting():
             y = self._fused(x, grid)
             if y is not None:
                 return y
         normed = self.norm(x.to(self.norm.weight.dtype) if hasattr(self.norm, "weight") else x)  # type: ignore[arg-type]
-        x = x + self.drop_path(self.mixer(normed) if grid is None else self.mixer(normed, grid))
+        x = x + self.drop_path(self.mixer(normed) if grid is None else self.mixer(normed, grid, mask))
         if self.mlp is not None and self.norm2 is not None:
             normed = self.norm2(x.to(self.norm2.weight.dtype) if hasattr(self.norm2, "weight") else x)  # type: ignore
             x = x + self.drop_path(self.mlp(normed))
@@ -101,17 +102,19 @@ class Block(nn.Module):
 class Blocks(nn.Sequential):
     """Blocks in sequence, on one grid."""
 
-    def forward(self, x: Tensor, grid: list[int] | None = None, checkpointing: bool = False) -> Tensor:
+    def forward(
+        self, x: Tensor, grid: list[int] | None = None, checkpointing: bool = False, mask: Tensor | None = None
+    ) -> Tensor:
         """Takes and returns what `Block` does; with `checkpointing` keeps only the input of each block for backward."""
-        if not torch.jit.is_scripting():
+        if mask is None and not torch.jit.is_scripting():
             y = self._fused(x, grid)
             if y is not None:
                 return y
         for module in self:
             if checkpointing and not torch.jit.is_scripting():
-                x = checkpoint(module, x, grid)
+                x = checkpoint(module, x, grid, mask)
             else:
-                x = module(x, grid)
+                x = module(x, grid, mask)
         return x
 
     @torch.jit.unused

@@ -26,8 +26,10 @@ class ExportableMixer(Mixer):
 
     scan_backend: str | None = None  # of `mamba_inner_exportable`
 
-    def forward(self, x: Tensor, grid: list[int] | None = None) -> Tensor:
+    def forward(self, x: Tensor, grid: list[int] | None = None, mask: Tensor | None = None) -> Tensor:
         """As `Mixer.forward`."""
+        if mask is not None:
+            return super().forward(x, grid, mask)
         arguments = (*self.inner_weights(), self.scan_norm, self.rule, self.flags, grid)
         return self.out_proj(mamba_inner_exportable(self.in_proj(x), *arguments, scan_backend=self.scan_backend))
 

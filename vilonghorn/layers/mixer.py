@@ -165,19 +165,20 @@ class Mixer(nn.Module):
         step = step.clamp(min=DT_FLOOR)
         self.dt_bias.copy_(step + torch.log(-torch.expm1(-step)))  # the inverse of softplus
 
-    def forward(self, x: Tensor, grid: list[int] | None = None) -> Tensor:
+    def forward(self, x: Tensor, grid: list[int] | None = None, mask: Tensor | None = None) -> Tensor:
         """
         Args:
             x: tokens, (B, L, dim).
             grid: as in `conv2d_silu`, for a convolution over the grid.
+            mask: (B, L), True for the tokens that count, as in `vilonghorn.ops.mamba_inner`.
 
         Returns:
             Mixed tokens, (B, L, dim).
         """
-        if not torch.jit.is_scripting() and self._is_autocast(x):
+        if not torch.jit.is_scripting() and mask is None and self._is_autocast(x):
             return self._autocast_forward(x, grid)
         y = torch.ops.vilonghorn.mamba_inner(
-            self.in_proj(x), *self.inner_weights(), self.scan_norm, self.rule, self.flags, grid
+            self.in_proj(x), *self.inner_weights(), self.scan_norm, self.rule, self.flags, grid, mask
         )
         return self.out_proj(y)
 

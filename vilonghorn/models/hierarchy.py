@@ -46,9 +46,10 @@ class ConvStem(nn.Module):
         self.conv2 = nn.Conv2d(max(1, dim // 2), dim, 3, 2 if stride > 2 else 1, 1, **dd)
         self.norm = norm_layer(dim, **dd)
 
-    def forward(self, x: Tensor) -> Tensor:
-        """(B, in_chans, H, W) images to (B, H / stride, W / stride, dim)."""
-        return self.norm(self.conv2(F.silu(self.conv1(x))).permute(0, 2, 3, 1))
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        """(B, in_chans, H, W) images to (B, H / stride, W / stride, dim). `mask`, (B, 1, h, w): 0 where padding is."""
+        x = F.silu(self.conv1(masked(x, mask)))
+        return self.norm(self.conv2(masked(x, mask)).permute(0, 2, 3, 1))
 
 
 class Stage(nn.Module):
@@ -60,19 +61,26 @@ class Stage(nn.Module):
         self.blocks = Blocks(*blocks)
         self.grad_checkpointing = False
 
-    def forward(self, x: Tensor) -> Tensor:
-        """(B, H, W, C) to (B, H / 2, W / 2, C') (of the first stage: the same size), in float32."""
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        """
+        Args:
+            x: tokens, (B, H, W, C).
+            mask: (B, 1, h, w), 0 where padding is, at the stride of the last stage.
+
+        Returns:
+            (B, H / 2, W / 2, C') (of the first stage: the same size), in float32.
+        """
         x = to_fp32(self.downsample(x))
         H, W = x.shape[1:3]
-        return self.blocks(x.flatten(1, 2), as_list((H, W)), self.grad_checkpointing).unflatten(1, [H, W])
+        if mask is not None:
+            mask = F.interpolate(mask, [H, W]).flatten(1)
+        return self.blocks(x.flatten(1, 2), as_list((H, W)), self.grad_checkpointing, mask).unflatten(1, [H, W])
 
 
 class Downsample(nn.Module):
     """Merges 2x2 tokens into one: a norm over their channels, then a linear layer (Swin, arXiv 2103.14030)."""
 
-    def __init__(
-        self, dim: int, out_dim: int, norm_layer: Callable[..., nn.Module], device=None, dtype=None
-    ) -> None:
+    def __init__(self, dim: int, out_dim: int, norm_layer: Callable[..., nn.Module], device=None, dtype=None) -> None:
         super().__init__()
         self.norm = norm_layer(4 * dim, device=device, dtype=dtype)
         self.reduction = nn.Linear(4 * dim, out_dim, bias=False, device=device, dtype=dtype)
@@ -246,14 +254,18 @@ class HierarchicalSSM(nn.Module):
         self.img_size = size
         update_model_input_size(self, size)
 
-    def _embed(self, x: Tensor) -> Tensor:
-        """(B, in_chans, H, W) images to the map of the stem, padded if the model pads."""
+    def _embed(self, x: Tensor, pixel_mask: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        """(B, in_chans, H, W) images to the map of the stem, and the mask at the last stride, (B, 1, h, w)."""
         H, W = x.shape[-2:]
         if self.dynamic_img_pad:
             x = F.pad(x, (0, -W % self.stride, 0, -H % self.stride))
         else:
             check_size(H, W, self.stride)
-        return self.stem(x)
+        mask: Tensor | None = None
+        if pixel_mask is not None:
+            check_mask(pixel_mask, (x.shape[0], H, W))
+            mask = F.max_pool2d(pixel_mask[:, None].to(x.dtype), self.stride, ceil_mode=True)
+        return self.stem(x, mask), mask
 
     def forward_intermediates(
         self,
@@ -263,6 +275,7 @@ class HierarchicalSSM(nn.Module):
         stop_early: bool = False,
         output_fmt: str = "NCHW",
         intermediates_only: bool = False,
+        pixel_mask: Tensor | None = None,
     ) -> list[Tensor] | tuple[Tensor, list[Tensor]]:
         """Runs the model and returns the maps of chosen stages.
 
@@ -273,6 +286,7 @@ class HierarchicalSSM(nn.Module):
             stop_early: do not run the stages after the last chosen one.
             output_fmt: "NCHW" for maps (B, C, h, w), or "NHWC".
             intermediates_only: do not return the final features.
+            pixel_mask: as of `forward_features`; maps are zero where padding is.
 
         Returns:
             (final features, (B, C, h, w), maps), or the maps alone.
@@ -283,15 +297,16 @@ class HierarchicalSSM(nn.Module):
         if output_fmt not in ("NCHW", "NHWC"):
             raise ValueError(f"output_fmt is {output_fmt!r}, expected 'NCHW' or 'NHWC'")
         take_indices, max_index = feature_take_indices(len(self.stages), indices)
-        x, last = self._embed(x), len(self.stages) - 1
+        (x, mask), last = self._embed(x, pixel_mask), len(self.stages) - 1
         maps: list[Tensor] = []
         for i, stage in enumerate(self.stages[: max_index + 1] if stop_early else self.stages):
-            x = stage(x)
+            x = stage(x, mask)
             if i in take_indices:
                 y = x.to(self.stem.conv1.weight.dtype)
                 y = self.norm(y) if norm and i == last else y
-                maps.append(y.permute(0, 3, 1, 2).contiguous() if output_fmt == "NCHW" else y)
-        return maps if intermediates_only else (self._norm_map(x), maps)
+                y = masked(y.permute(0, 3, 1, 2), mask)
+                maps.append(y.contiguous() if output_fmt == "NCHW" else y.permute(0, 2, 3, 1))
+        return maps if intermediates_only else (self._norm_map(x, mask), maps)
 
     def prune_intermediate_layers(
         self, indices: int | list[int] = 1, prune_norm: bool = False, prune_head: bool = True
@@ -314,21 +329,62 @@ class HierarchicalSSM(nn.Module):
             self.reset_classifier(0, "")
         return take_indices
 
-    def _norm_map(self, x: Tensor) -> Tensor:
+    def _norm_map(self, x: Tensor, mask: Tensor | None) -> Tensor:
         """The residual stream, (B, h, w, C) in float32, to a normed map (B, C, h, w) in the parameters' dtype."""
-        return self.norm(x.to(self.stem.conv1.weight.dtype)).permute(0, 3, 1, 2)
+        return masked(self.norm(x.to(self.stem.conv1.weight.dtype)).permute(0, 3, 1, 2), mask)
 
-    def forward_features(self, x: Tensor) -> Tensor:
-        """(B, in_chans, H, W) images to the normed map of the last stage, (B, C, h, w)."""
-        return self._norm_map(self.stages(self._embed(x)))
+    def forward_features(self, x: Tensor, pixel_mask: Tensor | None = None) -> Tensor:
+        """Runs the stages.
 
-    def forward_head(self, x: Tensor, pre_logits: bool = False) -> Tensor:
-        """Map of `forward_features` to logits, (B, num_classes), or pooled features with `pre_logits`."""
+        Args:
+            x: images, (B, in_chans, H, W).
+            pixel_mask: (B, H, W), True for the pixels of an image, False for its padding, as in transformers. The
+                result is then that of the image alone, padded to a multiple of the last stride, and zero elsewhere.
+
+        Returns:
+            The normed map of the last stage, (B, C, h, w).
+
+        Raises:
+            ValueError: an image or a mask of a size that does not fit.
+        """
+        x, mask = self._embed(x, pixel_mask)
+        for stage in self.stages:
+            x = stage(x, mask)
+        return self._norm_map(x, mask)
+
+    def forward_head(self, x: Tensor, pre_logits: bool = False, pixel_mask: Tensor | None = None) -> Tensor:
+        """Map of `forward_features` to logits, (B, num_classes), or pooled features with `pre_logits`.
+
+        `pixel_mask` as of `forward_features`; it needs `global_pool="avg"`, else raises ValueError.
+        """
+        if pixel_mask is not None:
+            check_pool(self.global_pool)
+            mask = F.max_pool2d(pixel_mask[:, None].to(x.dtype), self.stride, ceil_mode=True)
+            x = x / mask.mean([2, 3], keepdim=True)  # the average of what is not padding
         return self.head(x, pre_logits=pre_logits)
 
     def forward(self, x: Tensor) -> Tensor:
         """(B, in_chans, H, W) images to (B, num_classes) logits."""
         return self.forward_head(self.forward_features(x))
+
+
+def masked(x: Tensor, mask: Tensor | None) -> Tensor:
+    """(B, C, H, W) maps times a mask of 0 and 1, (B, 1, h, w), where H and W are multiples of h and w."""
+    return x if mask is None else x * F.interpolate(mask, x.shape[2:]).to(x.dtype)
+
+
+@register_notrace_function
+def check_pool(pool: str) -> None:
+    """Raises ValueError for a pooling that would read padding."""
+    if pool != "avg":
+        raise ValueError(f"pixel_mask with global_pool '{pool}', expected global_pool 'avg'")
+
+
+@register_notrace_function
+def check_mask(mask: Tensor, shape: tuple[int, int, int]) -> None:
+    """Raises ValueError if a mask does not have one value a pixel."""
+    if mask.shape != shape:
+        raise ValueError(f"pixel_mask has shape {mask.shape}, expected (B, H, W) = {shape}")
 
 
 @register_notrace_function

@@ -38,6 +38,7 @@ def mamba_inner(
     rule: str = "longhorn",
     reverse: Sequence[bool] = (False, True),
     grid: Sequence[int] | None = None,
+    mask: Tensor | None = None,
 ) -> Tensor:
     """Mixes tokens along their sequence in G directions and gates the result, by any rule (the name is of mamba_ssm).
 
@@ -68,16 +69,24 @@ def mamba_inner(
         rule: "longhorn" (default), "longhorn_exact", "mamba" or "none".
         reverse: a flag for each direction: True reads from the last token to the first.
         grid: as in `conv2d_silu`.
+        mask: (B, L), True for the tokens that count. The convolution reads zeros at the others, their key is zero, so
+            Longhorn's rules leave the state as it is, and y is zero there. Composed of smaller operators, except with
+            rule "none".
 
     Returns:
         y, (B, L, D), of xz's dtype (under autocast of its dtype, but not on a CPU with the native library).
 
     Raises:
-        ValueError: shapes, devices, heads or a rule that do not fit.
+        ValueError: shapes, devices, heads or a rule that do not fit; a mask with a convolution over the sequence, or
+            with a rule that decays its state.
         TypeError: weights that are missing, a dtype outside float32, bfloat16, float16 and float64, or flags other than
             True and False.
     """
+    if mask is not None:
+        xz = _masked(xz, mask, conv_weight, A, scan_norm)
     args = _arguments(xz, conv_weight, conv_bias, x_proj, dt_proj, dt_bias, A, D, scan_norm, rule, reverse, grid)
+    if mask is not None and rule != NO_RULE:
+        return mamba_inner_composed(args, mask=mask)
     if scan_norm is not None:
         return _shared(args, scan_norm, reverse, scan, rms_norm)
     if cpu.unavailable(xz.device.type) is None and has_rule(cpu.NAME, rule):
@@ -131,12 +140,25 @@ def _arguments(xz: Tensor, conv_weight: Tensor, *others: Any) -> MambaInnerArgum
     return MambaInnerArguments(*arguments)
 
 
-def mamba_inner_composed(args: MambaInnerArguments, backend: str | None = None) -> Tensor:
-    """`mamba_inner` with separate directions, composed of smaller operators; `backend` as in `scan`."""
+def _masked(xz: Tensor, mask: Tensor, conv_weight: Tensor, A: Tensor | None, scan_norm: Tensor | None) -> Tensor:
+    if mask.shape != xz.shape[:2]:
+        raise ValueError(f"mamba_inner: mask has shape {tuple(mask.shape)}, expected (B, L) = {tuple(xz.shape[:2])}")
+    if A is not None or conv_weight.dim() != 4 or scan_norm is not None:
+        raise ValueError(
+            "mamba_inner: a mask needs a convolution over the grid, separate directions, and a rule without decay"
+        )
+    return xz * mask[..., None].to(xz.dtype)
+
+
+def mamba_inner_composed(args: MambaInnerArguments, backend: str | None = None, mask: Tensor | None = None) -> Tensor:
+    """`mamba_inner` with separate directions, composed of smaller operators; `backend` as in `scan`.
+
+    `mask`, (B, L): False where the scan skips a token.
+    """
     if args.rule == NO_RULE:
         z, u = convolve(args)
         return _gated_mean(u.unbind(0), z)
-    z, *activations = projections(args)
+    z, *activations = projections(args, mask=mask)
     options: dict[str, Any] = dict(z=z, A=args.A, D=args.D, dt_bias=args.dt_bias, rule=args.rule, reverse=args.reverse)
     return scan(*activations, reduce="mean", backend=backend, **options)
 
@@ -174,9 +196,12 @@ def convolve(args: MambaInnerArguments, conv: Callable[..., Tensor] = conv_silu)
     return z, conv2d_silu(x, filters, args.conv_bias, (rows, columns))
 
 
-def projections(args: MambaInnerArguments, conv: Callable[..., Tensor] = conv_silu) -> tuple[Tensor, ...]:
-    """z, (B, L, D); u, (S, B, L, D), dt, (S, B, L, H), k and q, (S, B, L, N)."""
+def projections(
+    args: MambaInnerArguments, conv: Callable[..., Tensor] = conv_silu, mask: Tensor | None = None
+) -> tuple[Tensor, ...]:
+    """z, (B, L, D); u, (S, B, L, D), dt, (S, B, L, H), k and q, (S, B, L, N); u, k and q are zero where not `mask`."""
     z, u = convolve(args, conv)
+    u = u if mask is None else u * mask[..., None].to(u.dtype)
     _, B, L, _, N, _, R, _ = args.sizes
     x_proj: Any = args.x_proj
     dt_proj: Any = args.dt_proj
@@ -204,6 +229,6 @@ _run_cpu, _run_cuda = _register(cpu, 2), _register(cuda, 4)
 torch.library.define(
     "vilonghorn::mamba_inner",
     "(Tensor xz, Tensor conv_weight, Tensor conv_bias, Tensor? x_proj, Tensor? dt_proj, Tensor? dt_bias, Tensor? A, "
-    "Tensor? D, Tensor? scan_norm, str rule, int[] reverse, SymInt[]? grid=None) -> Tensor",
+    "Tensor? D, Tensor? scan_norm, str rule, int[] reverse, SymInt[]? grid=None, Tensor? mask=None) -> Tensor",
 )
 torch.library.impl("vilonghorn::mamba_inner", "CompositeImplicitAutograd", mamba_inner)
