@@ -1,8 +1,8 @@
 """`HierarchicalSSM`: stages of blocks at strides 4, 8, 16 and 32, each with more channels than the one before.
 
-Early stages have gated convolution blocks, without a recurrence (MambaOut, arXiv 2405.07992); late stages scan. No class
-token and no positions: the convolutions over the grid tell places apart. Any image whose sides are multiples of the
-last stride fits. Method order and contract are those of timm's hierarchical models.
+Early stages have gated convolution blocks, without a recurrence (MambaOut, arXiv 2405.07992); late stages scan. There
+is no class token and no position embedding. Any image whose sides are multiples of the last stride fits. Method order
+and contract are those of timm's hierarchical models. No model is registered yet: the sizes wait for a comparison.
 """
 
 from collections.abc import Callable, Sequence
@@ -10,8 +10,14 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from timm.layers import ClassifierHead, calculate_drop_path_rates, get_norm_layer, register_notrace_function
-from timm.layers import to_2tuple, trunc_normal_
+from timm.layers import (
+    ClassifierHead,
+    calculate_drop_path_rates,
+    get_norm_layer,
+    register_notrace_function,
+    to_2tuple,
+    trunc_normal_,
+)
 from timm.models._features import feature_take_indices
 from timm.models._input import update_model_input_size
 from torch import Tensor, nn
@@ -172,7 +178,7 @@ class HierarchicalSSM(nn.Module):
                     mixer = dict(rule=rule, reverse=reverse[num_scans % len(reverse)], num_heads=num_heads[i])
                     num_scans += 1
                 options = dict(d_state=d_state, d_conv=d_conv, expand=expand, num_branches=branches)
-                shape = dict(drop_path=rates[i][j], mlp_ratio=mlp_ratios[i], norm_layer=norm_layer)
+                shape: dict[str, Any] = dict(drop_path=rates[i][j], mlp_ratio=mlp_ratios[i], norm_layer=norm_layer)
                 blocks.append(Block(dim, **shape, **mixer, **options, **dd))
             down = Downsample(embed_dims[i - 1], dim, norm_layer, **dd) if i else nn.Identity()
             stages.append(Stage(down, blocks))
