@@ -1,0 +1,86 @@
+"""Parts of a hierarchy: the stem, merging of tokens, and a stage of blocks on one grid."""
+
+from collections.abc import Callable, Sequence
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ..ops.scan_order import as_list
+from .block import Block, Blocks
+from .norm import to_fp32
+
+
+class ConvStem(nn.Module):
+    """Two 3x3 convolutions with a SiLU between them, then a norm: images to a map of tokens."""
+
+    def __init__(
+        self, in_chans: int, dim: int, stride: int, norm_layer: Callable[..., nn.Module], device=None, dtype=None
+    ) -> None:
+        """
+        Args:
+            in_chans: image channels.
+            dim: channels of the tokens.
+            stride: pixels from a token to the next: 1, 2 or 4.
+            norm_layer: makes the norm from `dim`.
+            device: of the parameters.
+            dtype: of the parameters.
+
+        Raises:
+            ValueError: another stride.
+        """
+        super().__init__()
+        if stride not in (1, 2, 4):
+            raise ValueError(f"stem_stride is {stride}, expected 1, 2 or 4")
+        dd = {"device": device, "dtype": dtype}
+        self.conv1 = nn.Conv2d(in_chans, max(1, dim // 2), 3, 2 if stride > 1 else 1, 1, **dd)
+        self.conv2 = nn.Conv2d(max(1, dim // 2), dim, 3, 2 if stride > 2 else 1, 1, **dd)
+        self.norm = norm_layer(dim, **dd)
+
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        """(B, in_chans, H, W) images to (B, H / stride, W / stride, dim). `mask`, (B, 1, h, w): 0 where padding is."""
+        x = F.silu(self.conv1(masked(x, mask)))
+        return self.norm(self.conv2(masked(x, mask)).permute(0, 2, 3, 1))
+
+
+class Stage(nn.Module):
+    """Perhaps 2x2 patches merged into one, then blocks on that grid."""
+
+    def __init__(self, downsample: nn.Module, blocks: Sequence[Block]) -> None:
+        super().__init__()
+        self.downsample = downsample
+        self.blocks = Blocks(*blocks)
+        self.grad_checkpointing = False
+
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        """
+        Args:
+            x: tokens, (B, H, W, C).
+            mask: (B, 1, h, w), 0 where padding is, at the stride of the last stage.
+
+        Returns:
+            (B, H / 2, W / 2, C') (of the first stage: the same size), in float32.
+        """
+        x = to_fp32(self.downsample(x))
+        H, W = x.shape[1:3]
+        if mask is not None:
+            mask = F.interpolate(mask, [H, W]).flatten(1)
+        return self.blocks(x.flatten(1, 2), as_list((H, W)), self.grad_checkpointing, mask).unflatten(1, [H, W])
+
+
+class Downsample(nn.Module):
+    """Merges 2x2 tokens into one: a norm over their channels, then a linear layer (Swin, arXiv 2103.14030)."""
+
+    def __init__(self, dim: int, out_dim: int, norm_layer: Callable[..., nn.Module], device=None, dtype=None) -> None:
+        super().__init__()
+        self.norm = norm_layer(4 * dim, device=device, dtype=dtype)
+        self.reduction = nn.Linear(4 * dim, out_dim, bias=False, device=device, dtype=dtype)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, H, W, dim), H and W even, to (B, H / 2, W / 2, out_dim), in the dtype of the parameters."""
+        x = x.to(self.reduction.weight.dtype).unflatten(1, [-1, 2]).unflatten(3, [-1, 2])
+        return self.reduction(self.norm(x.transpose(2, 3).flatten(3)))
+
+
+def masked(x: Tensor, mask: Tensor | None) -> Tensor:
+    """(B, C, H, W) maps times a mask of 0 and 1, (B, 1, h, w), where H and W are multiples of h and w."""
+    return x if mask is None else x * F.interpolate(mask, x.shape[2:]).to(x.dtype)
