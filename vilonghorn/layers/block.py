@@ -88,11 +88,16 @@ class Block(nn.Module):
             if y is not None:
                 return y
         normed = self.norm(x.to(self.norm.weight.dtype) if hasattr(self.norm, "weight") else x)  # type: ignore[arg-type]
-        x = x + self.drop_path(self.mixer(normed) if grid is None else self.mixer(normed, grid, mask))
+        x = x + self.drop_path(self._mix(normed, grid, mask))
         if self.mlp is not None and self.norm2 is not None:
             normed = self.norm2(x.to(self.norm2.weight.dtype) if hasattr(self.norm2, "weight") else x)  # type: ignore
             x = x + self.drop_path(self.mlp(normed))
         return x
+
+    def _mix(self, x: Tensor, grid: list[int] | None, mask: Tensor | None) -> Tensor:
+        if mask is not None:
+            return self.mixer(x, grid, mask)
+        return self.mixer(x) if grid is None else self.mixer(x, grid)
 
     @torch.jit.unused
     def _fused(self, x: Tensor, grid: list[int] | None) -> Tensor | None:
@@ -112,9 +117,9 @@ class Blocks(nn.Sequential):
                 return y
         for module in self:
             if checkpointing and not torch.jit.is_scripting():
-                x = checkpoint(module, x, grid, mask)
+                x = checkpoint(module, x, grid) if mask is None else checkpoint(module, x, grid, mask)
             else:
-                x = module(x, grid, mask)
+                x = module(x, grid) if mask is None else module(x, grid, mask)
         return x
 
     @torch.jit.unused
