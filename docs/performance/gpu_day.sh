@@ -57,11 +57,10 @@ build_check() {
   step 60 "backends" "$PYTHON" -c "from vilonghorn.ops import backends
 for device in ('cuda', 'cpu'): print(device, backends(device))"
   need_gpu check
-  step 180 "CUDA kernels against float64" "$PYTHON" -m pytest -q -x tests/ops/backends/test_gpu.py -k cuda
+  parallel=$("$PYTHON" -c "import xdist; print('-n 8')" 2>/dev/null)
+  step 420 "kernels, mixers and models against float64" "$PYTHON" -m pytest -q $parallel tests/ops/backends/test_gpu.py
   command -v compute-sanitizer >/dev/null && step 120 "memory check" compute-sanitizer --tool memcheck --error-exitcode 1 \
     "$PYTHON" -m pytest -q tests/ops/backends/test_gpu.py -k "slices_of_a_projection and cuda"
-  parallel=$("$PYTHON" -c "import xdist; print('-n 8')" 2>/dev/null)
-  step 240 "Triton kernels against float64" "$PYTHON" -m pytest -q $parallel tests/ops/backends/test_gpu.py -k triton
 }
 
 time_all() {
