@@ -11,12 +11,13 @@ import pytest
 pytest.importorskip("triton.backends.nvidia")
 SCRIPT = Path(__file__).parents[2] / "helpers" / "compiled_triton.py"
 TARGETS = ("sm_80", "sm_90", "sm_120", "gfx942")
-# Of NVIDIA's kernels, by name and dtype: the most instructions of their longest loop, and the most stack, bytes.
+# Of NVIDIA's kernels, by name and dtype: the most instructions of their longest loop, and the most stack, bytes. Triton
+# 3.6, 3.8 and 3.9 stay within them.
 LIMITS = {
-    ("scan_forward", "bfloat16"): (290, 0),
-    ("scan_backward", "bfloat16"): (2700, 64),
+    ("scan_forward", "bfloat16"): (400, 0),
+    ("scan_backward", "bfloat16"): (3600, 112),
     ("chunks_forward", "bfloat16"): (1200, 0),
-    ("chunks_backward", "bfloat16"): (3000, 272),
+    ("chunks_backward", "bfloat16"): (3000, 384),
     ("chunks_forward", "float32"): (2600, 0),
     ("chunks_backward", "float32"): (5300, 400),
 }
