@@ -12,7 +12,7 @@ pytest.importorskip("triton.backends.nvidia")
 SCRIPT = Path(__file__).parents[2] / "helpers" / "compiled_triton.py"
 TARGETS = ("sm_80", "sm_90", "sm_120", "gfx942")
 # Of NVIDIA's kernels, by name and dtype: the most instructions of their longest loop, and the most stack, bytes. Triton
-# 3.6, 3.8 and 3.9 stay within them.
+# 3.8 stays within them, and what was compiled with 3.6 and 3.9.
 LIMITS = {
     ("scan_forward", "bfloat16"): (400, 0),
     ("scan_backward", "bfloat16"): (3600, 112),
