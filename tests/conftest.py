@@ -1,6 +1,7 @@
 """Settings shared by all tests. The folder helpers/ is on the import path: `from oracle import oracle` works."""
 
 import importlib.util
+import signal
 
 import hypothesis
 import pytest
@@ -23,6 +24,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "needs_ffcv: reads the pixels of a .beton")
+
+
+@pytest.fixture(autouse=True)
+def signal_handlers():
+    """Restores the handlers that a command set: it would have ended with its process."""
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
 
 
 @pytest.fixture(params=[1, 5])
