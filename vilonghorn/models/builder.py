@@ -12,6 +12,7 @@ from timm.models._features import FeatureGetterNet
 from ..layers.exportable import make_exportable
 from ._transformers import keep_names
 from .fit_weights import checkpoint_filter_fn
+from .hierarchy import HierarchicalSSM
 from .trunk import VisionSSM
 from .weights_file import check_file
 
@@ -26,7 +27,7 @@ SFP: dict[str, Any] = dict(num_classes=0, fixed_input_size=False)  # entries of 
 WEIGHTS = Path(__file__).parents[1] / "weights"
 ICON_NAMES = tuple((WEIGHTS / "icons480.txt").read_text(encoding="utf-8").splitlines())  # of the classes
 
-Model = TypeVar("Model", bound=VisionSSM)
+Model = TypeVar("Model", VisionSSM, HierarchicalSSM)
 
 
 def default_cfg(**entries: Any) -> dict[str, Any]:
@@ -76,8 +77,8 @@ def build_model(model_cls: type[Model], variant: str, pretrained: bool, kwargs: 
     """
     if (output_stride := kwargs.pop("output_stride", 32)) != 32:
         raise ValueError(
-            f"output_stride is {output_stride}, expected 32: {variant} has no stages to dilate; take maps at strides 4 "
-            "to 32 from a model whose name ends in _sfp, and a decoder that reads them, such as smp's Unet or UPerNet"
+            f"output_stride is {output_stride}, expected 32: {variant} does not dilate; take maps at strides 4 to "
+            "32 from vilonghornv2_tiny or a name that ends in _sfp, and a decoder for them, such as smp's Unet or UPerNet"
         )
     if "heads" in kwargs:  # in records of runs of version 0.1, as is `directions`
         kwargs["num_heads"] = kwargs.pop("heads")

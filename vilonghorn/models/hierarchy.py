@@ -2,7 +2,7 @@
 
 Early stages have gated convolution blocks, without a recurrence (MambaOut, arXiv 2405.07992); late stages scan. There
 is no class token and no position embedding. Any image whose sides are multiples of the last stride fits. Method order
-and contract are those of timm's hierarchical models. No model is registered yet: the sizes wait for a comparison.
+and contract are those of timm's hierarchical models.
 """
 
 from collections.abc import Callable, Sequence
@@ -29,7 +29,7 @@ from ..layers.stage import ConvStem, Downsample, Stage, masked
 class HierarchicalSSM(nn.Module):
     """Vision backbone of gated convolution blocks, then of state-space blocks, at falling resolution."""
 
-    num_default_features = 4  # feature maps of `features_only=True`
+    num_default_features = None  # feature maps of `features_only=True`: all
 
     def __init__(
         self,
@@ -47,7 +47,7 @@ class HierarchicalSSM(nn.Module):
         d_state: int = 16,
         d_conv: tuple[int, int] = (3, 3),
         expand: int = 1,
-        mlp_ratios: Sequence[float] = (0.0, 0.0, 0.5, 0.75),
+        mlp_ratios: Sequence[float] = (0.0, 0.0, 0.5, 1.0),
         drop_rate: float = 0.0,
         drop_path_rate: float = 0.0,
         dynamic_img_pad: bool = False,

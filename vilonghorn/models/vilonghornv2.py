@@ -1,85 +1,47 @@
-"""Vision Longhorn v2: the exact rule with other blocks.
+"""Vision Longhorn v2: a hierarchy of gated convolution blocks and of blocks of the exact rule.
 
-A block scans in one direction, forwards and backwards in turn (Adventurer, arXiv 2410.07599). Its convolution is over
-the grid of patches (Vision-LSTM v2, arXiv 2406.04303), its inner width is that of the tokens, each of its 4 to 16 heads
-has one beta, and a gated MLP follows. The head reads the average of the patches; the class token stays in the sequence.
-
-docs/comparison.md has the accuracy of these switches at nano size. From tiny on there are 8 blocks, twice as wide as
-the 24 of `vilonghorn_*`, for as many parameters. Fewer and wider blocks are faster; the page has their accuracy at half
-of tiny's width.
+Blocks without a recurrence at strides 4 and 8, the exact rule with heads of 64 channels at strides 16 and 32, one
+direction a block, forwards and backwards in turn. Nano is for small images: it has strides 4, 8 and 16, and scans from
+stride 8 on. docs/comparison.md has the accuracy of these choices at nano size.
 """
 
 from timm.models import generate_default_cfgs, register_model
 
-from .builder import PATCH8, SFP, STRIDE8, build_model, default_cfg, icons_cfg
-from .pyramid import PyramidSSM
-from .trunk import VisionSSM
+from .builder import build_model, default_cfg, icons_cfg
+from .hierarchy import HierarchicalSSM
 
-V2 = dict(rule="longhorn_exact", num_heads=4, reverse=((False,), (True,)), d_conv=(3, 3))
-V2 |= dict(expand=1, global_pool="avg")
-NANO = V2 | dict(embed_dim=128, depth=4, mlp_ratio=0.875)
-LARGER = V2 | dict(depth=8, mlp_ratio=7 / 12)  # hidden widths are multiples of 32, as tensor cores prefer
-TINY = LARGER | dict(embed_dim=384)
-SMALL = LARGER | dict(embed_dim=768, num_heads=8)
-BASE = LARGER | dict(embed_dim=1536, num_heads=16)
+NANO = dict(embed_dims=(48, 96, 160), depths=(2, 2, 2), num_conv_stages=1)
+NANO |= dict(num_heads=(None, 4, 4), mlp_ratios=(0.0, 0.5, 0.5))
+SMALL = dict(embed_dims=(80, 160, 512, 1024), depths=(3, 3, 5, 2), num_heads=(None, None, 8, 16))
+BASE = dict(embed_dims=(128, 256, 768, 1536), depths=(3, 4, 10, 3), num_heads=(None, None, 12, 24))
+_CFG = dict(pool_size=(7, 7), fixed_input_size=False, first_conv="stem.conv1", classifier="head.fc")
 default_cfgs = generate_default_cfgs(
     {
-        **{f"vilonghornv2_{name}": default_cfg() for name in ("nano", "tiny", "small", "base", "tiny_stride8")},
-        **{f"vilonghornv2_{size}_sfp": default_cfg(**SFP) for size in ("nano", "tiny", "small")},
-        "vilonghornv2_nano_patch8.icons480": icons_cfg("vilonghornv2_nano_patch8"),
+        "vilonghornv2_nano": default_cfg(**_CFG | dict(pool_size=(14, 14))),
+        **{f"vilonghornv2_{size}": default_cfg(**_CFG) for size in ("tiny", "small", "base")},
     }
 )
 
 
 @register_model
-def vilonghornv2_nano(pretrained: bool = False, **kwargs) -> VisionSSM:
+def vilonghornv2_nano(pretrained: bool = False, **kwargs) -> HierarchicalSSM:
     """Vision Longhorn v2 nano."""
-    return build_model(VisionSSM, "vilonghornv2_nano", pretrained, NANO | kwargs)
+    return build_model(HierarchicalSSM, "vilonghornv2_nano", pretrained, NANO | kwargs)
 
 
 @register_model
-def vilonghornv2_tiny(pretrained: bool = False, **kwargs) -> VisionSSM:
+def vilonghornv2_tiny(pretrained: bool = False, **kwargs) -> HierarchicalSSM:
     """Vision Longhorn v2 tiny."""
-    return build_model(VisionSSM, "vilonghornv2_tiny", pretrained, TINY | kwargs)
+    return build_model(HierarchicalSSM, "vilonghornv2_tiny", pretrained, kwargs)
 
 
 @register_model
-def vilonghornv2_small(pretrained: bool = False, **kwargs) -> VisionSSM:
+def vilonghornv2_small(pretrained: bool = False, **kwargs) -> HierarchicalSSM:
     """Vision Longhorn v2 small."""
-    return build_model(VisionSSM, "vilonghornv2_small", pretrained, SMALL | kwargs)
+    return build_model(HierarchicalSSM, "vilonghornv2_small", pretrained, SMALL | kwargs)
 
 
 @register_model
-def vilonghornv2_base(pretrained: bool = False, **kwargs) -> VisionSSM:
+def vilonghornv2_base(pretrained: bool = False, **kwargs) -> HierarchicalSSM:
     """Vision Longhorn v2 base."""
-    return build_model(VisionSSM, "vilonghornv2_base", pretrained, BASE | kwargs)
-
-
-@register_model
-def vilonghornv2_tiny_stride8(pretrained: bool = False, **kwargs) -> VisionSSM:
-    """Vision Longhorn v2 tiny, overlapping patches (stride=8)."""
-    return build_model(VisionSSM, "vilonghornv2_tiny_stride8", pretrained, TINY | STRIDE8 | kwargs)
-
-
-@register_model
-def vilonghornv2_nano_patch8(pretrained: bool = False, **kwargs) -> VisionSSM:
-    """Vision Longhorn v2 nano, patches of 8 pixels (patch_size=8)."""
-    return build_model(VisionSSM, "vilonghornv2_nano_patch8", pretrained, NANO | PATCH8 | dict(mlp_ratio=1.0) | kwargs)
-
-
-@register_model
-def vilonghornv2_nano_sfp(pretrained: bool = False, **kwargs) -> PyramidSSM:
-    """Vision Longhorn v2 nano, simple feature pyramid."""
-    return build_model(PyramidSSM, "vilonghornv2_nano_sfp", pretrained, NANO | dict(pyramid_channels=64) | kwargs)
-
-
-@register_model
-def vilonghornv2_tiny_sfp(pretrained: bool = False, **kwargs) -> PyramidSSM:
-    """Vision Longhorn v2 tiny, simple feature pyramid."""
-    return build_model(PyramidSSM, "vilonghornv2_tiny_sfp", pretrained, TINY | dict(pyramid_channels=128) | kwargs)
-
-
-@register_model
-def vilonghornv2_small_sfp(pretrained: bool = False, **kwargs) -> PyramidSSM:
-    """Vision Longhorn v2 small, simple feature pyramid."""
-    return build_model(PyramidSSM, "vilonghornv2_small_sfp", pretrained, SMALL | kwargs)
+    return build_model(HierarchicalSSM, "vilonghornv2_base", pretrained, BASE | kwargs)
