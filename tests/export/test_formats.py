@@ -45,7 +45,6 @@ REASONS = {"onnx": OF_ONNX, "ort": OF_ONNX, "pt2": r"Guard failed: .*x.size\(\)\
         ("onnx", "vilonghorn_nano", 4),
         ("ort", "vilonghorn_nano", 8),
         ("pt2", "vilonghorn_nano", 4),
-        ("pt2", "vilonghornv2_nano", 4),
     ],
 )
 def test_a_size_that_would_be_cropped_is_refused_and_no_other(kind, name, stride, small, images, tmp_path):

@@ -27,7 +27,7 @@ def list_models(filter="", module="", pretrained=False, exclude_filters="", incl
     if isinstance(filter, str) and filter:  # models of one kind, by name
         return []
     if "vit_*" in exclude_filters and (include_tags or pretrained):  # features as maps of declared size
-        return []
+        return [name for name in OURS if name.startswith("vilonghornv2") and not pretrained]
     return [name for name in OURS if not pretrained or timm.is_model_pretrained(name)]
 
 
@@ -44,8 +44,8 @@ def official_file(repo_id: str, filename: str) -> str:
 
 
 def depth(name: str) -> dict[str, int]:
-    """The number of blocks; models with weights in the package keep theirs."""
-    return {} if timm.models.get_pretrained_cfg(name).file else DEPTH
+    """The number of blocks; models with weights in the package, and hierarchies, keep theirs."""
+    return {} if timm.models.get_pretrained_cfg(name).file or name.startswith("vilonghornv2") else DEPTH
 
 
 def pytest_configure(config):

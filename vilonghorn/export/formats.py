@@ -17,28 +17,42 @@ from torch import nn
 from torch.export import Dim, ExportedProgram
 
 from ..layers.exportable import make_exportable
-from ..models import VisionSSM
+from ..models import HierarchicalSSM, VisionSSM
 from . import native
 from .weights import ShortWeights
 
 OPSET = 18  # of ONNX: torch's exporter is written for it, and it is the first with an antialiased Resize
 
 
-def trunk(model: nn.Module) -> VisionSSM:
+def trunk(model: nn.Module) -> VisionSSM | HierarchicalSSM:
     """The model of this library in a model of `load_for_export`."""
     return model.model if isinstance(model, FeatureGetterNet) else model
 
 
+def patches(model: nn.Module) -> tuple[tuple[int, int], tuple[int, int]]:
+    """Pixels from a patch to the next, and of a patch, in height and width. Those of a hierarchy's last stage."""
+    model = trunk(model)
+    if isinstance(model, HierarchicalSSM):
+        return (model.stride, model.stride), (model.stride, model.stride)
+    return model.patch_embed.stride, model.patch_embed.patch_size
+
+
 def min_grid(model: nn.Module) -> int:
     """Fewest rows and columns of patches of an image. torch.export specialises the size 1, also of the coarsest map."""
+    return 1 + max(level["reduction"] for level in trunk(model).feature_info) // max(patches(model)[0])
+
+
+def default_grid(model: nn.Module) -> tuple[int, int]:
+    """Rows and columns of patches of an image of the model's own size."""
     model = trunk(model)
-    return 1 + max(level["reduction"] for level in model.feature_info) // max(model.patch_embed.stride)
+    if isinstance(model, HierarchicalSSM):
+        return model.img_size[0] // model.stride, model.img_size[1] // model.stride
+    return model.patch_embed.grid_size
 
 
 def image_size(model: nn.Module, rows: int, columns: int) -> tuple[int, int]:
     """Returns height and width, in pixels, of an image of `rows` x `columns` patches."""
-    embed = trunk(model).patch_embed
-    (dy, dx), (height, width) = embed.stride, embed.patch_size
+    (dy, dx), (height, width) = patches(model)
     return (rows - 1) * dy + height, (columns - 1) * dx + width
 
 
@@ -47,13 +61,13 @@ def capture(model: nn.Module, keep_native: bool = False, weights: str = "fp32") 
 
     With `keep_native`, blocks and scans are operators of this library, else of torch. `weights` is one of WEIGHTS.
     """
-    embed, least, dims = trunk(model).patch_embed, min_grid(model), {0: Dim("batch", min=1)}
-    for dim, name, step, patch in zip((2, 3), ("rows", "columns"), embed.stride, embed.patch_size):
+    least, dims = min_grid(model), {0: Dim("batch", min=1)}
+    for dim, name, step, patch in zip((2, 3), ("rows", "columns"), *patches(model)):
         size = Dim(name, min=least)
         size = size * step if step > 1 else size
         dims[dim] = size + (patch - step) if patch > step else size
     # Primes, because Inductor fixes a size that equals another one, as 64 pixels do 64 channels.
-    images = torch.zeros(2, embed.in_chans, *image_size(model, max(least, 11), max(least, 13)))
+    images = torch.zeros(2, trunk(model).in_chans, *image_size(model, max(least, 11), max(least, 13)))
     module = copy.deepcopy(model)
     module = native.use_operators(module) if keep_native else make_exportable(module)
     if weights != "fp32":

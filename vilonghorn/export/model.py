@@ -8,8 +8,8 @@ import timm
 from timm.models._features import FeatureGetterNet
 
 from ..inference import create_model, find_run, is_ours, preprocessing
-from ..models import PyramidSSM, VisionSSM
-from .formats import min_grid, trunk
+from ..models import HierarchicalSSM, PyramidSSM, VisionSSM
+from .formats import default_grid, image_size, min_grid
 
 
 def load_for_export(
@@ -17,7 +17,7 @@ def load_for_export(
     checkpoint: str | Path | None = None,
     img_size: Sequence[int] | None = None,
     features: Sequence[int] | None = None,
-) -> VisionSSM | FeatureGetterNet:
+) -> VisionSSM | HierarchicalSSM | FeatureGetterNet:
     """Makes a model for any image size, in evaluation mode, with frozen float32 parameters.
 
     Args:
@@ -33,13 +33,15 @@ def load_for_export(
             without classes whose features are not asked for.
         FileNotFoundError: there is no such checkpoint.
     """
-    name, kwargs = str(name), dict[str, Any](dynamic_img_size=True, dynamic_img_pad=False)
+    name, kwargs = str(name), dict[str, Any](dynamic_img_pad=False)
     if Path(name).is_dir():
         name, checkpoint, data = find_run(name, str(checkpoint or "best"))
         kwargs["pretrained_cfg_overlay"] = preprocessing(data)
     if not is_ours(name):
         known = ", ".join(filter(is_ours, timm.list_models()))
         raise ValueError(f"{name} is neither the directory of a run nor one of this library's models: {known}")
+    if timm.models.get_pretrained_cfg_value(name, "fixed_input_size"):
+        kwargs["dynamic_img_size"] = True
     if img_size is not None:
         if len(img_size) > 2 or min(img_size) < 1:
             raise ValueError(f"--img-size is {img_size}, expected one side, or height and width, in pixels")
@@ -54,8 +56,10 @@ def load_for_export(
         raise ValueError(f"--features is {features}, {expected}")
     if isinstance(model, PyramidSSM) and model.num_classes == 0:
         raise ValueError(f"{name} has no classes, and would return a pooled vector: give --features for its maps")
-    embed, least = trunk(model).patch_embed, min_grid(model)
-    if min(embed.grid_size) < least:
-        problem = f"images of {embed.img_size} pixels are fewer than {least} patches high or wide"
+    least = min_grid(model)
+    if min(default_grid(model)) < least:
+        problem = (
+            f"images of {image_size(model, *default_grid(model))} pixels are fewer than {least} patches high or wide"
+        )
         raise ValueError(f"{problem}: give a larger --img-size")
     return model.eval().float().requires_grad_(False)

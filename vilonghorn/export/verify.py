@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from ..data.files import atomic_write
 from . import runtime
-from .formats import FORMATS, capture, describe, image_size, libraries, min_grid, trunk
+from .formats import FORMATS, capture, default_grid, describe, image_size, libraries, min_grid, trunk
 from .weights import WEIGHTS, round_weights
 
 TOLERANCE = 1e-4  # of `max_error`
@@ -68,10 +68,10 @@ def verify(model: nn.Module, kind: str, path: Path, tolerance: float = TOLERANCE
     """
     inputs, outputs = path.with_name("inputs"), path.with_name("outputs")
     generator = torch.Generator().manual_seed(0)
-    embed, least = trunk(model).patch_embed, min_grid(model)
-    rows, columns = (max(least, side) for side in embed.grid_size)
+    least = min_grid(model)
+    rows, columns = (max(least, side) for side in default_grid(model))
     sizes = [image_size(model, *grid) for grid in ((rows, columns), (max(least, 3 * rows // 4), columns + 3))]
-    images = [torch.randn(b, embed.in_chans, *size, generator=generator) for size in sizes for b in BATCH_SIZES]
+    images = [torch.randn(b, trunk(model).in_chans, *size, generator=generator) for size in sizes for b in BATCH_SIZES]
     buffer = BytesIO()  # torch.save to a file hides why it cannot be written
     torch.save(images, buffer)
     inputs.write_bytes(buffer.getvalue())

@@ -77,8 +77,9 @@ def build_model(model_cls: type[Model], variant: str, pretrained: bool, kwargs: 
     """
     if (output_stride := kwargs.pop("output_stride", 32)) != 32:
         raise ValueError(
-            f"output_stride is {output_stride}, expected 32: {variant} does not dilate; take maps at strides 4 to "
-            "32 from vilonghornv2_tiny or a name that ends in _sfp, and a decoder for them, such as smp's Unet or UPerNet"
+            f"output_stride is {output_stride}, expected 32: {variant} does not dilate its stages; take maps at "
+            "strides 4 to 32 of vilonghornv2_tiny or a model whose name ends in _sfp, and a decoder of them, such as "
+            "smp's Unet or UPerNet"
         )
     if "heads" in kwargs:  # in records of runs of version 0.1, as is `directions`
         kwargs["num_heads"] = kwargs.pop("heads")

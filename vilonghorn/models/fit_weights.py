@@ -9,6 +9,7 @@ from timm.models import clean_state_dict
 from torch import Tensor
 
 from ..layers import prefix_first
+from .hierarchy import HierarchicalSSM
 from .pyramid import PyramidSSM
 from .trunk import VisionSSM
 
@@ -59,14 +60,14 @@ def _form(value: Any) -> str:
     return str(tuple(value.shape)) + ("" if _is_float(value) else f" of {value.dtype}")
 
 
-def checkpoint_filter_fn(checkpoint: dict[str, Any], model: VisionSSM) -> dict[str, Tensor]:
+def checkpoint_filter_fn(checkpoint: dict[str, Any], model: VisionSSM | HierarchicalSSM) -> dict[str, Tensor]:
     """Resamples patch filters and positions where the model's grid differs, and checks all names and shapes.
 
     timm drops a head of another class count itself, where the model's configuration says that the counts differ. A
     model with a feature pyramid takes the trunk from a checkpoint without one, and keeps its own pyramid and head.
 
     Args:
-        checkpoint: state dict of a `VisionSSM` or of Vim's authors, alone or under "model" or "state_dict".
+        checkpoint: state dict of a model of this library or of Vim's authors, alone or under "model" or "state_dict".
         model: the model that will load it.
 
     Returns:
@@ -84,6 +85,20 @@ def checkpoint_filter_fn(checkpoint: dict[str, Any], model: VisionSSM) -> dict[s
             f"{len(wrong)} of {len(fitted)} tensors of this checkpoint hold NaN or infinity ({_some(wrong)}); "
             "expected finite weights; take an earlier checkpoint"
         )
+    if isinstance(model, VisionSSM):
+        fitted = _fit_grid(fitted, model)
+    elif "patch_embed.proj.weight" in fitted:
+        raise ValueError(
+            "this checkpoint has one grid of patches, as those of vilonghorn_*, of vim_*, and of vilonghornv2_* before "
+            "it became a hierarchy; the model has stages. Make a model of the first two families, such as "
+            "vilonghorn_tiny_exact with the arguments of the checkpoint's blocks"
+        )
+    _check_fit(fitted, model)
+    return fitted
+
+
+def _fit_grid(fitted: dict[str, Tensor], model: VisionSSM) -> dict[str, Tensor]:
+    """Resamples patch filters and positions; adds the pyramid of a model that has one to a checkpoint without."""
     if isinstance(model, PyramidSSM) and not any(name.startswith("pyramid.") for name in fitted):
         own = {name: value for name, value in model.state_dict().items() if name.startswith(("pyramid.", "head."))}
         fitted = {name: value for name, value in fitted.items() if not name.startswith("head.")} | own
@@ -96,19 +111,18 @@ def checkpoint_filter_fn(checkpoint: dict[str, Any], model: VisionSSM) -> dict[s
     if pos is not None and _is_float(pos) and pos.dim() == 3 and pos.shape[1] > 1:
         old_grid, new_grid = _source_grid(model, patch_size, pos.shape[1] - 1), model.patch_embed.grid_size
         fitted["pos_embed"] = resample_abs_pos_embed(pos, list(new_grid), list(old_grid), num_prefix_tokens=1)
-    _check_fit(fitted, model)
     return fitted
 
 
-def _check_fit(state_dict: dict[str, Tensor], model: VisionSSM) -> None:
+def _check_fit(state_dict: dict[str, Tensor], model: VisionSSM | HierarchicalSSM) -> None:
     """Checks names, shapes and dtypes against the model's, except what timm adapts: head and input channels."""
     expected = {name: _form(value) for name, value in model.state_dict().items()}
     given = {name: _form(value) for name, value in state_dict.items()}
     cfg, adapted = getattr(model, "pretrained_cfg", {}), set()
     if model.num_classes != cfg.get("num_classes", model.num_classes):
-        adapted |= {"head.weight", "head.bias"}
+        adapted |= {f"{cfg['classifier']}.weight", f"{cfg['classifier']}.bias"}
     if model.in_chans != cfg.get("input_size", (model.in_chans,))[0]:
-        adapted.add("patch_embed.proj.weight")
+        adapted.add(f"{cfg['first_conv']}.weight")
     wrong = [
         f"{name} is {given.get(name, 'missing')}, expected {expected.get(name, 'no such name')}"
         for name in expected | given

@@ -224,7 +224,7 @@ class HierarchicalSSM(nn.Module):
             pixel_mask: as of `forward_features`; maps are zero where padding is.
 
         Returns:
-            (final features, (B, C, h, w), maps), or the maps alone.
+            (final features, (B, C, h, w), maps), or the maps alone. After an early stop the features have no norm.
 
         Raises:
             ValueError: an unknown format, or an image of a size that does not fit.
@@ -237,11 +237,9 @@ class HierarchicalSSM(nn.Module):
         for i, stage in enumerate(self.stages[: max_index + 1] if stop_early else self.stages):
             x = stage(x, mask)
             if i in take_indices:
-                y = x.to(self.stem.conv1.weight.dtype)
-                y = self.norm(y) if norm and i == last else y
-                y = masked(y.permute(0, 3, 1, 2), mask)
+                y = self._to_map(x, mask, norm and i == last)
                 maps.append(y.contiguous() if output_fmt == "NCHW" else y.permute(0, 2, 3, 1))
-        return maps if intermediates_only else (self._norm_map(x, mask), maps)
+        return maps if intermediates_only else (self._to_map(x, mask, max_index == last or not stop_early), maps)
 
     def prune_intermediate_layers(
         self, indices: int | list[int] = 1, prune_norm: bool = False, prune_head: bool = True
@@ -264,9 +262,10 @@ class HierarchicalSSM(nn.Module):
             self.reset_classifier(0, "")
         return take_indices
 
-    def _norm_map(self, x: Tensor, mask: Tensor | None) -> Tensor:
-        """The residual stream, (B, h, w, C) in float32, to a normed map (B, C, h, w) in the parameters' dtype."""
-        return masked(self.norm(x.to(self.stem.conv1.weight.dtype)).permute(0, 3, 1, 2), mask)
+    def _to_map(self, x: Tensor, mask: Tensor | None, norm: bool) -> Tensor:
+        """The residual stream, (B, h, w, C) in float32, to a map (B, C, h, w) in the parameters' dtype."""
+        y = x.to(self.stem.conv1.weight.dtype)
+        return masked((self.norm(y) if norm else y).permute(0, 3, 1, 2), mask)
 
     def forward_features(self, x: Tensor, pixel_mask: Tensor | None = None) -> Tensor:
         """Runs the stages.
@@ -285,7 +284,7 @@ class HierarchicalSSM(nn.Module):
         x, mask = self._embed(x, pixel_mask)
         for stage in self.stages:
             x = stage(x, mask)
-        return self._norm_map(x, mask)
+        return self._to_map(x, mask, True)
 
     def forward_head(self, x: Tensor, pre_logits: bool = False, pixel_mask: Tensor | None = None) -> Tensor:
         """Map of `forward_features` to logits, (B, num_classes), or pooled features with `pre_logits`.

@@ -7,7 +7,7 @@ stride 8 on. docs/comparison.md has the accuracy of these choices at nano size.
 
 from timm.models import generate_default_cfgs, register_model
 
-from .builder import build_model, default_cfg, icons_cfg
+from .builder import build_model, default_cfg
 from .hierarchy import HierarchicalSSM
 
 NANO = dict(embed_dims=(48, 96, 160), depths=(2, 2, 2), num_conv_stages=1)

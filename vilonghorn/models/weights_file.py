@@ -18,12 +18,14 @@ from safetensors.torch import save
 from timm.models import clean_state_dict, load_state_dict, model_entrypoint
 from torch import Tensor
 
+from .hierarchy import HierarchicalSSM
 from .trunk import VisionSSM
 
 RECORD, DIGEST = "vilonghorn", "vilonghorn_sha256"  # entries of the header
 MAX_DEPTH, MAX_NUMBER, MAX_ENTRIES = 1_000, 65_536, 1_000  # of a model that a record describes
 MAX_CLASSES = 1_000_000
-_OWN = {*signature(VisionSSM).parameters, "pyramid_channels", "heads", "directions"} - {"device", "dtype", "norm_layer"}
+_OWN = {name for model in (VisionSSM, HierarchicalSSM) for name in signature(model).parameters}
+_OWN = _OWN - {"device", "dtype", "norm_layer"} | {"pyramid_channels", "heads", "directions"}
 _FOREIGN = re.compile("pretrained|checkpoint|cache|file|url|hub|device")  # arguments of timm that read or download
 
 
