@@ -1,7 +1,7 @@
 """Makes the weights in vilonghorn/weights from the runs of a study, and docs/models/icons480.json from them.
 
     python docs/models/icons480.py runs/studies/icons docs/comparison/icons.json
-    python docs/models/icons480.py runs/studies/v2 docs/comparison/v2.json
+    python docs/models/icons480.py runs/studies/hierarchy docs/comparison/hierarchy.json
 
 in the root of a checkout, where data/icons is. Of each model, of the runs in the folder at the chosen rate, the one
 with the best validation top-1 is taken. Its last weights are rounded to float16, and measured on the test split through
@@ -34,7 +34,7 @@ NAMES = {  # by study and candidate
         "exact": "vilonghorn_nano_exact_patch8",
         "mamba": "vim_nano_patch8",
     },
-    "v2": {"short_heads": "vilonghornv2_nano_patch8"},
+    "hierarchy": {"hierarchy": "vilonghornv2_nano"},
 }
 TASK = "icons"
 COMMAND = ["python", "docs/models/icons480.py", "runs/studies/NAME", "docs/comparison/NAME.json"]

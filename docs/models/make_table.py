@@ -18,6 +18,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from vilonghorn.bench.tables import fill_page, markdown
 from vilonghorn.data.files import atomic_write
+from vilonghorn.layers import Mixer
 
 PAGE = Path("docs/models.md")
 SIZES = (224, 512)
@@ -46,14 +47,17 @@ def names() -> list[str]:
 
 
 def cost(name: str, size: int) -> Cost:
-    """The cost of an image of size x size, extrapolated from models of one block and of two blocks.
+    """The cost of an image of size x size; of equal blocks, extrapolated from models of one block and of two blocks.
 
     Args:
         name: name of a registered model.
         size: height and width in pixels.
     """
+    model = timm.create_model(name, device="meta")
+    if not hasattr(model, "blocks"):  # stages
+        return count(name, size)
     one, two = count(name, size, depth=1), count(name, size, depth=2)
-    more = len(timm.create_model(name, device="meta").blocks) - 1
+    more = len(model.blocks) - 1
     return Cost(*(first + more * (second - first) for first, second in zip(one, two)))
 
 
@@ -89,14 +93,20 @@ def table(models: Sequence[str]) -> str:
     lines = []
     for name in models:
         model = timm.create_model(name, device="meta")
-        mixer, (H, W) = model.blocks[0].mixer, model.patch_embed.dynamic_feat_size((224, 224))
+        mixer = [module for module in model.modules() if isinstance(module, Mixer)][-1]
+        if hasattr(model, "blocks"):
+            (H, W), shape = model.patch_embed.dynamic_feat_size((224, 224)), f"{model.embed_dim} x {len(model.blocks)}"
+        else:
+            H = W = 224 // model.stride
+            stages = zip(model.feature_info, model.stages)
+            shape = ", ".join(f"{info['num_chs']} x {len(stage.blocks)}" for info, stage in stages)
         directions = "in turn" if len(mixer.reverse) == 1 else "separate" if mixer.scan_norm is None else "shared"
         costs = {size: cost(name, size) for size in SIZES}
         line = {
             "model": f"`{name}`",
             "rule": mixer.rule,
             "directions": directions,
-            "width x blocks": f"{model.embed_dim} x {len(model.blocks)}",
+            "width x blocks": shape,
             "patches at 224": f"{H} x {W}",
             "parameters (M)": f"{sum(p.numel() for p in model.parameters()) / 1e6:.2f}",
         }
