@@ -1,10 +1,12 @@
 """Sheets of maps and their figures: the right numbers, texts that have room, a photograph that is recognised."""
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import matplotlib
 import numpy as np
 import pytest
+import timm
 import torch
 import torch.nn.functional as F
 from drawn_text import drawn_texts, misplaced
@@ -22,6 +24,18 @@ def run(tmp_path):
     """A run's model and an image (3, 16, 16) of 4 x 4 patches."""
     leave_run(tmp_path / "run", depth=3)
     return load(tmp_path / "run"), make_image(tmp_path / "a.png", 1)[0]
+
+
+@pytest.mark.parametrize(
+    "kind, names, grid",
+    [("attention", ["blocks 2 to 3"], (4, 4)), ("field", ["block 5"], (2, 2)), ("cam", ["block 5"], (2, 2))],
+)
+def test_a_hierarchy_has_the_maps_of_its_stages(kind, names, grid):
+    model = timm.create_model("vilonghornv2_nano", num_classes=3).eval()
+    loaded = SimpleNamespace(model=model, device="cpu", class_name=str)
+    sheet = make_sheet(loaded, torch.randn(3, 32, 32), kind)
+    assert list(sheet.maps) == names and all(values.shape == grid for values in sheet.maps.values())
+    assert draw(sheet, torch.rand(32, 32, 3)) and (sheet.box is None) == (kind != "field")
 
 
 def test_a_sheet_has_one_map_or_that_of_each_block(run):

@@ -8,6 +8,7 @@ from oracle import oracle
 from vilonghorn.interpret.model import (
     attention,
     grad_cam,
+    grid_of,
     patch_token,
     pca,
     receptive_field,
@@ -49,6 +50,50 @@ def test_maps_of_a_model_reproduce_what_its_block_adds(name, options):
     entered = model.blocks[0](model._embed(IMAGES), grid)
     added = model.blocks[1](entered, grid) - entered
     torch.testing.assert_close(y @ model.blocks[1].mixer.out_proj.weight.mT, added, rtol=1e-5, atol=1e-5)
+
+
+def hierarchy():
+    torch.manual_seed(0)
+    options = dict(embed_dims=(8, 12, 16), num_classes=4, dynamic_img_pad=True)
+    model = timm.create_model("vilonghornv2_nano", **options).double().eval()
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter, std=0.4)
+    return model
+
+
+def test_maps_of_a_hierarchy_reproduce_what_its_block_adds_and_have_the_grid_of_its_stage():
+    model, images = hierarchy(), torch.randn(2, 3, 28, 40, dtype=torch.float64)
+    assert [grid_of(model, images, block) for block in (0, 1, 2, 5)] == [(8, 12), (8, 12), (4, 6), (2, 3)]
+    stage = model.stages[1]
+    block, seen = stage.blocks[1], []
+    block.register_forward_hook(lambda module, inputs, output: seen.append(output - inputs[0]))
+    block.mlp = None
+    [scan] = scans(model, images, [3])
+    rows = attention_rows(scan, per_channel=True)
+    y = (torch.einsum("gbtsd,gbsd->gbtd", rows, scan.values) + scan.D[:, None, None] * scan.values).mean(0)
+    added = (y * scan.z * torch.sigmoid(scan.z)) @ block.mixer.out_proj.weight.mT
+    torch.testing.assert_close(added, seen[0], rtol=1e-5, atol=1e-5)
+    mean = attention(model, images, [2, 3], None)
+    assert mean.shape == (2, 1, 2, 1, 24)
+    torch.testing.assert_close(mean[1, :, :, 0], rows.mean(2).abs().mean(-1).to(mean.dtype))
+    for wrong, message in (([1, 2], "take blocks of one stage"), ([0], "expected one with a scan")):
+        with pytest.raises(ValueError, match=message):
+            attention(model, images, wrong, None)
+
+
+def test_gradients_of_a_hierarchy_are_maps_of_its_stages():
+    model, images = hierarchy(), torch.randn(2, 3, 32, 48, dtype=torch.float64)
+    last = model.stages(model.stem(images)).detach().permute(0, 3, 1, 2).requires_grad_()
+    scores = model.forward_head(model.norm(last.permute(0, 2, 3, 1)).permute(0, 3, 1, 2))
+    (gradient,) = torch.autograd.grad(scores[:, 2].sum(), last)
+    expected = (gradient.mean((2, 3), keepdim=True) * last).sum(1).relu()
+    torch.testing.assert_close(grad_cam(model, images, [2, 2], -1), expected)
+    pixels = images.clone().requires_grad_()
+    (early,) = model.forward_intermediates(pixels, [0], intermediates_only=True)
+    (gradient,) = torch.autograd.grad(early[:, :, 3, 5].sum(), pixels)
+    found = receptive_field(model, images, 1, patch_token((8, 12), 3, 5, class_token=False))
+    torch.testing.assert_close(found, gradient.abs().sum(1))
+    assert pca(model, images, 4).shape == (2, 2, 3, 3)
 
 
 def test_a_patch_has_its_token():

@@ -18,7 +18,23 @@ from torch import Tensor
 
 from ..engine.report import fit_text, shorten
 from ..inference import LoadedModel
-from .model import CLASS_TOKEN, attention, block_index, grad_cam, grid_of, patch_token, pca, receptive_field, to_map
+from ..models import HierarchicalSSM, VisionSSM
+from ..ops.rules import RULES
+from .model import (
+    CLASS_TOKEN,
+    Backbone,
+    attention,
+    block_index,
+    blocks_of,
+    check_backbone,
+    grad_cam,
+    grid_of,
+    has_class_token,
+    patch_token,
+    pca,
+    receptive_field,
+    to_map,
+)
 
 KINDS = {
     "attention": "implicit attention",
@@ -79,20 +95,26 @@ def make_sheet(
     if kind not in KINDS:
         raise ValueError(f"kind is {kind!r}, expected one of {', '.join(map(repr, KINDS))}")
     model, images, (H, W) = loaded.model, image[None].to(loaded.device), image.shape[1:]
-    grid, depth, reads_token = grid_of(model, images), len(model.blocks), model.global_pool == "token"
-    if blocks is None:
-        last = max(0, depth - 1 - (kind == "cam" and reads_token))
-        chosen = list(range(depth)) if kind == "attention" else [last]
-    else:
+    check_backbone(model)
+    depth, reads_token = len(blocks_of(model)), model.global_pool == "token"
+    if blocks is not None:
         chosen = [block_index(model, block) for block in blocks]
+    elif kind == "attention":
+        chosen = _with_scan(model)
+    else:
+        chosen = [max(0, depth - 1 - (kind == "cam" and reads_token))]
+    grid = grid_of(model, images, chosen[0])
     if kind == "field" and patch is None:
         patch = (grid[0] // 2, grid[1] // 2)
     tokens, reader, box = [CLASS_TOKEN], "the class token", None
     if not reads_token:
         tokens, reader = None, "the average of the patches"
     if patch is not None:
-        tokens, reader = [patch_token(grid, *patch)], f"patch {patch[0]},{patch[1]}"
-        (dy, dx), (height, width) = model.patch_embed.stride, model.patch_embed.patch_size
+        tokens, reader = [patch_token(grid, *patch, has_class_token(model))], f"patch {patch[0]},{patch[1]}"
+        if isinstance(model, HierarchicalSSM):
+            dy, dx = height, width = H / grid[0], W / grid[1]
+        else:
+            (dy, dx), (height, width) = model.patch_embed.stride, model.patch_embed.patch_size
         box = (patch[1] * dx / W, patch[0] * dy / H, width / W, height / H)
 
     prediction = None
@@ -108,8 +130,12 @@ def make_sheet(
         maps = maps / maps.sum((1, 2), keepdim=True).clamp_min(torch.finfo(maps.dtype).tiny)
         title = f"Implicit attention: patches that {reader} reads"
         if blocks is None:
-            return Sheet(f"{title}, mean of all blocks", {"all blocks": maps.mean(0)}, box, prediction)
+            name = f"{'all ' * (len(chosen) == depth)}blocks"
+            name += "" if len(chosen) == depth else f" {chosen[0]} to {chosen[-1]}"
+            return Sheet(f"{title}, mean of {name}", {name: maps.mean(0)}, box, prediction)
     elif kind == "field":
+        if len({grid_of(model, images, b) for b in chosen}) > 1:
+            raise ValueError(f"blocks {chosen} have different grids of patches: give blocks of one stage")
         fields = [receptive_field(model, images, b, tokens[0]) for b in chosen]
         maps = [F.adaptive_avg_pool2d(field, grid)[0].sqrt() for field in fields]
         title = f"Receptive field: what {reader} depends on"
@@ -120,6 +146,16 @@ def make_sheet(
         maps = [grad_cam(model, images, [target], b)[0] for b in chosen]
         title = f"Grad-CAM: patches that raise the score of {loaded.class_name(target)}"
     return Sheet(title, {f"block {b}": values for b, values in zip(chosen, maps)}, box, prediction)
+
+
+def _with_scan(model: Backbone) -> list[int]:
+    """The blocks that scan; of a hierarchy those of the first stage that does."""
+    if isinstance(model, VisionSSM):
+        return list(range(len(model.blocks)))
+    scanning = [[block.mixer.rule in RULES for block in stage.blocks] for stage in model.stages]
+    stage = next(i for i, found in enumerate(scanning) if any(found))
+    first = sum(map(len, scanning[:stage]))
+    return list(range(first, first + len(scanning[stage])))
 
 
 def view(loaded: LoadedModel, picture: Image.Image) -> Tensor:

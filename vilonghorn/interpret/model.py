@@ -2,8 +2,9 @@
 
 Every function takes a backbone of this library and normalised images (B, 3, H, W) on its device. Token 0 is the class
 token, token 1 + row * columns + column is a patch; the scanned sequence has the class token in its middle instead
-("scan order"). Blocks are numbered from 0, or from -1 at the end. The model stays in its mode; use evaluation mode
-unless dropout is wanted.
+("scan order"). A hierarchy has no class token, so that a patch is token row * columns + column, and its blocks have
+grids of their own. Blocks are numbered from 0, or from -1 at the end, through all stages. The model stays in its mode;
+use evaluation mode unless dropout is wanted.
 """
 
 from collections.abc import Sequence
@@ -13,42 +14,59 @@ import torch
 from torch import Tensor
 from torch.nn import Module
 
-from ..layers import insert_class_token, prefix_first
-from ..models import VisionSSM
+from ..layers import Block, insert_class_token, prefix_first
+from ..models import HierarchicalSSM, VisionSSM
 from .scan import ScanInputs, attention_rows, scan_inputs
 
 CLASS_TOKEN = 0
+Backbone = VisionSSM | HierarchicalSSM
 
 
 def check_backbone(model: Module) -> None:
     """Raises TypeError if the model is not of this library, ValueError if its blocks have different directions."""
-    if not isinstance(model, VisionSSM):
+    if not isinstance(model, Backbone):
         raise TypeError(
             f"the model is a {type(model).__name__}, expected a vilonghorn_*, vilonghornv2_* or vim_* backbone"
         )
-    if len({len(block.mixer.reverse) for block in model.blocks}) > 1:
+    if len({len(block.mixer.reverse) for block in blocks_of(model)}) > 1:
         raise ValueError("the blocks have different numbers of directions; maps need the same number in each")
 
 
-def grid_of(model: VisionSSM, images: Tensor) -> tuple[int, int]:
-    """Returns rows and columns of patches for images (B, 3, H, W); raises errors as `check_backbone`."""
+def blocks_of(model: Backbone) -> list[Block]:
+    """Returns the blocks, those of a hierarchy stage by stage."""
+    stages = model.stages if isinstance(model, HierarchicalSSM) else [model]
+    return [block for stage in stages for block in stage.blocks]
+
+
+def has_class_token(model: Backbone) -> bool:
+    """Whether the first token is a class token."""
+    return isinstance(model, VisionSSM)
+
+
+def grid_of(model: Backbone, images: Tensor, block: int = -1) -> tuple[int, int]:
+    """Returns rows and columns of patches in a block for images (B, 3, H, W); raises errors as `check_backbone`."""
     check_backbone(model)
-    return model.patch_embed.dynamic_feat_size(tuple(images.shape[-2:]))
+    if isinstance(model, VisionSSM):
+        return model.patch_embed.dynamic_feat_size(tuple(images.shape[-2:]))
+    stages = [stage for stage, part in enumerate(model.stages) for _ in part.blocks]
+    stride = model.feature_info[stages[block_index(model, block)]]["reduction"]
+    rows, columns = (-(-side // model.stride) * model.stride // stride for side in images.shape[-2:])
+    return rows, columns
 
 
-def block_index(model: VisionSSM, block: int) -> int:
+def block_index(model: Backbone, block: int) -> int:
     """Converts a block number from 0, or from -1 at the end, to one from 0; raises ValueError if there is none."""
-    depth = len(model.blocks)
+    depth = len(blocks_of(model))
     if not -depth <= block < depth:
         raise ValueError(f"block is {block}, expected {-depth} to {depth - 1}: the model has {depth} blocks")
     return block % depth
 
 
-def patch_token(grid: tuple[int, int], row: int, column: int) -> int:
-    """Returns the token of a patch; raises ValueError if there is no such patch."""
+def patch_token(grid: tuple[int, int], row: int, column: int, class_token: bool = True) -> int:
+    """Returns the token of a patch, after a class token or without; raises ValueError if there is no such patch."""
     if not (0 <= row < grid[0] and 0 <= column < grid[1]):
         raise ValueError(f"patch {row},{column} is not on the image's grid of {grid[0]} rows and {grid[1]} columns")
-    return 1 + row * grid[1] + column
+    return class_token + row * grid[1] + column
 
 
 def from_scan_order(values: Tensor) -> Tensor:
@@ -57,19 +75,19 @@ def from_scan_order(values: Tensor) -> Tensor:
 
 
 def to_map(values: Tensor, grid: tuple[int, int]) -> Tensor:
-    """Converts values of tokens (..., 1 + h * w), class token first, to a map of the patches (..., h, w)."""
-    return values[..., 1:].unflatten(-1, grid)
+    """Converts values of tokens (..., h * w), or of a class token before them, to a map of the patches (..., h, w)."""
+    return values[..., -grid[0] * grid[1] :].unflatten(-1, grid)
 
 
 @torch.no_grad()
-def scans(model: VisionSSM, images: Tensor, blocks: Sequence[int]) -> list[ScanInputs]:
-    """Returns the inputs of the scan of each block, in scan order."""
+def scans(model: Backbone, images: Tensor, blocks: Sequence[int]) -> list[ScanInputs]:
+    """Returns the inputs of the scan of each block, in scan order; raises ValueError for a block without a scan."""
     check_backbone(model)
-    mixers = [model.blocks[block_index(model, block)].mixer for block in blocks]
+    mixers = [blocks_of(model)[block_index(model, block)].mixer for block in blocks]
     found = {}
 
     def store(mixer, inputs):
-        found[mixer] = scan_inputs(mixer, *inputs)
+        found[mixer] = scan_inputs(mixer, *inputs[:2])  # tokens and grid
 
     with ExitStack() as hooks:
         for mixer in mixers:
@@ -79,26 +97,32 @@ def scans(model: VisionSSM, images: Tensor, blocks: Sequence[int]) -> list[ScanI
 
 
 def attention(
-    model: VisionSSM, images: Tensor, blocks: Sequence[int], tokens: Sequence[int] | None = (CLASS_TOKEN,)
+    model: Backbone, images: Tensor, blocks: Sequence[int], tokens: Sequence[int] | None = (CLASS_TOKEN,)
 ) -> Tensor:
-    """Returns the implicit attention of `tokens` to all tokens, (blocks, G, B, tokens, 1 + M), without the skip D.
+    """Returns the implicit attention of `tokens` to all tokens, (blocks, G, B, tokens, L), without the skip D.
 
     Its magnitude is averaged over the channels. With None for `tokens` the average of the patches attends, which is
     what a head with average pooling reads.
 
     Raises:
-        ValueError: no such block or token.
+        ValueError: no such block or token, a block without a scan, or blocks with different grids.
     """
-    h, w = grid_of(model, images)
-    if wrong := [token for token in tokens or () if not 0 <= token <= h * w]:
-        raise ValueError(f"token is {wrong[0]}, expected 0 (the class token) to {h * w}")
-    every = torch.eye(1 + h * w)
-    weights = every[1:].mean(0, keepdim=True) if tokens is None else every[list(tokens)]
-    queries = insert_class_token(weights[:, 1:, None], weights[:, :1, None]).squeeze(2)
-    return from_scan_order(torch.stack([attention_rows(scan, queries) for scan in scans(model, images, blocks)]))
+    grids = {grid_of(model, images, block) for block in blocks}
+    if len(grids) > 1:
+        raise ValueError(f"blocks {list(blocks)} have grids of {sorted(grids)} patches: take blocks of one stage")
+    ((h, w),), first = grids, int(has_class_token(model))
+    if wrong := [token for token in tokens or () if not 0 <= token < first + h * w]:
+        zero = "0 (the class token)" if first else "0"
+        raise ValueError(f"token is {wrong[0]}, expected {zero} to {first + h * w - 1}")
+    every = torch.eye(first + h * w)
+    queries = every[first:].mean(0, keepdim=True) if tokens is None else every[list(tokens)]
+    if first:
+        queries = insert_class_token(queries[:, 1:, None], queries[:, :1, None]).squeeze(2)
+    rows = torch.stack([attention_rows(scan, queries) for scan in scans(model, images, blocks)])
+    return from_scan_order(rows) if first else rows
 
 
-def receptive_field(model: VisionSSM, images: Tensor, block: int, token: int) -> Tensor:
+def receptive_field(model: Backbone, images: Tensor, block: int, token: int) -> Tensor:
     """Returns the effective receptive field of a token after a block, (B, H, W).
 
     The magnitude of the gradient of the sum of the token's features with respect to the pixels, summed over colours
@@ -111,14 +135,14 @@ def receptive_field(model: VisionSSM, images: Tensor, block: int, token: int) ->
 
 
 @torch.no_grad()
-def pca(model: VisionSSM, images: Tensor, block: int, components: int = 3) -> Tensor:
+def pca(model: Backbone, images: Tensor, block: int, components: int = 3) -> Tensor:
     """Returns the first principal components of the patches' features after a block, (B, h, w, components).
 
     They are of all images together, each scaled to [0, 1], with a positive largest loading. Raises ValueError for more
     components than features, or than patches less one.
     """
-    h, w = grid_of(model, images)
-    flat = _tokens_after(model, images, block)[:, 1:].flatten(0, 1).double()
+    h, w = grid_of(model, images, block)
+    flat = _tokens_after(model, images, block)[:, -h * w :].flatten(0, 1).double()
     most = min(len(flat) - 1, flat.shape[1])
     if not 1 <= components <= most:
         raise ValueError(f"components is {components}, expected 1 to {most}")
@@ -131,7 +155,7 @@ def pca(model: VisionSSM, images: Tensor, block: int, components: int = 3) -> Te
     return scores.float().view(len(images), h, w, components)
 
 
-def grad_cam(model: VisionSSM, images: Tensor, classes: Sequence[int] | None = None, block: int = -2) -> Tensor:
+def grad_cam(model: Backbone, images: Tensor, classes: Sequence[int] | None = None, block: int = -2) -> Tensor:
     """Returns Grad-CAM (Selvaraju et al., arXiv 1610.02391) on the patches after a block, (B, h, w), at least 0.
 
     `classes` has one class for each image; the default is the most probable one. If the model classifies by the class
@@ -152,24 +176,30 @@ def grad_cam(model: VisionSSM, images: Tensor, classes: Sequence[int] | None = N
         outputs.append(output.detach().requires_grad_())
         return outputs[-1]
 
-    with model.blocks[number].register_forward_hook(detach_output), torch.enable_grad():
+    with blocks_of(model)[number].register_forward_hook(detach_output), torch.enable_grad():
         scores = model(images)
         classes = scores.argmax(1).tolist() if classes is None else list(classes)
         last = scores.shape[1] - 1
         if len(classes) != len(images) or not all(0 <= c <= last for c in classes):
             raise ValueError(f"classes are {classes}, expected one of 0 to {last} for each image")
         (gradient,) = torch.autograd.grad(scores[range(len(images)), classes].sum(), outputs[0])
-    size = tuple(images.shape[-2:])
-    gradient, features = (model.split_tokens(t, size)[1] for t in (gradient, outputs[0].detach()))
+    grid = grid_of(model, images, number)
+    gradient, features = (_patches(model, t).mT.unflatten(2, grid) for t in (gradient, outputs[0].detach()))
     if not gradient.any():
         raise ValueError(f"the scores do not depend on the patches after block {number}: take an earlier block")
     return (gradient.mean((2, 3), keepdim=True) * features).sum(1).relu()
 
 
-def _tokens_after(model: VisionSSM, images: Tensor, block: int) -> Tensor:
-    """Returns a block's output, (B, 1 + M, C), class token first."""
+def _patches(model: Backbone, tokens: Tensor) -> Tensor:
+    """Returns the patches of a block's output, (B, M, C)."""
+    return prefix_first(tokens)[:, 1:] if has_class_token(model) else tokens
+
+
+def _tokens_after(model: Backbone, images: Tensor, block: int) -> Tensor:
+    """Returns a block's output, (B, L, C), class token first."""
     check_backbone(model)
-    # The method of VisionSSM: a pyramid model overrides it and returns maps of the pyramid.
-    options = dict(return_prefix_tokens=True, output_fmt="NLC", intermediates_only=True, stop_early=True)
-    patches, prefix = VisionSSM.forward_intermediates(model, images, [block_index(model, block)], **options)[0]
-    return torch.cat([prefix, patches], 1)
+    outputs: list[Tensor] = []
+    with blocks_of(model)[block_index(model, block)].register_forward_hook(lambda *call: outputs.append(call[2])):
+        model.forward_features(images)
+    tokens = outputs[0].to(model.norm.weight.dtype)
+    return prefix_first(tokens) if has_class_token(model) else tokens

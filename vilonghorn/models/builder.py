@@ -27,7 +27,7 @@ SFP: dict[str, Any] = dict(num_classes=0, fixed_input_size=False)  # entries of 
 WEIGHTS = Path(__file__).parents[1] / "weights"
 ICON_NAMES = tuple((WEIGHTS / "icons480.txt").read_text(encoding="utf-8").splitlines())  # of the classes
 
-Model = TypeVar("Model", VisionSSM, HierarchicalSSM)
+Model = TypeVar("Model", bound=VisionSSM | HierarchicalSSM)
 
 
 def default_cfg(**entries: Any) -> dict[str, Any]:

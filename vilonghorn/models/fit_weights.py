@@ -78,7 +78,7 @@ def checkpoint_filter_fn(checkpoint: dict[str, Any], model: VisionSSM | Hierarch
             grid.
     """
     fitted = unwrap(checkpoint)
-    if "layers.0.mixer.in_proj.weight" in fitted:
+    if isinstance(model, VisionSSM) and "layers.0.mixer.in_proj.weight" in fitted:
         fitted = _from_official(fitted, model)
     if wrong := [name for name, value in fitted.items() if _is_float(value) and not value.isfinite().all()]:
         raise ValueError(
