@@ -16,7 +16,7 @@ from torch import nn
 
 from .data.files import atomic_folder
 from .data.images import printable
-from .models import VisionSSM
+from .layers import Mixer
 from .models.weights_file import pack
 
 USAGE = """```python
@@ -57,8 +57,8 @@ def make_card(
     if class_names is not None:
         more = ", ... (all are in config.json)" * (len(class_names) > MAX_NAMES)
         details["Class names"] = ", ".join(map(_text, class_names[:MAX_NAMES])) + more
-    if isinstance(model, VisionSSM):
-        details["Mixer"] = model.blocks[0].mixer.extra_repr()
+    if mixers := [module for module in model.modules() if isinstance(module, Mixer)]:
+        details["Mixer"] = mixers[-1].extra_repr()
     details["Metrics"] = {key: _text(str(value)) for key, value in metrics.items()} if metrics else "none given"
     if not re.fullmatch(r"[\w.+-]+", license):  # YAML takes JSON's strings
         license = json.dumps(license)

@@ -136,7 +136,7 @@ def test_a_checkpoint_is_a_start_for_other_classes_and_channels_and_one_of_patch
     torch.save(timm.create_model("vilonghorn_nano_exact").state_dict(), tmp_path / "plain.pth")
 
     def load(name, **options):
-        overlay = dict(file=str(tmp_path / name), num_classes=1000)
+        overlay = dict(file=str(tmp_path / name))
         return timm.create_model("vilonghornv2_nano", pretrained=True, pretrained_cfg_overlay=overlay, **options)
 
     model = load("a.pth", num_classes=3, in_chans=1, img_size=64)

@@ -40,7 +40,7 @@ def load_for_export(
     if not is_ours(name):
         known = ", ".join(filter(is_ours, timm.list_models()))
         raise ValueError(f"{name} is neither the directory of a run nor one of this library's models: {known}")
-    if timm.models.get_pretrained_cfg_value(name, "fixed_input_size"):
+    if timm.models.get_pretrained_cfg_value(name.partition(".")[0], "fixed_input_size"):
         kwargs["dynamic_img_size"] = True
     if img_size is not None:
         if len(img_size) > 2 or min(img_size) < 1:

@@ -48,7 +48,7 @@ def default_cfg(**entries: Any) -> dict[str, Any]:
     }
 
 
-def icons_cfg(name: str) -> dict[str, Any]:
+def icons_cfg(name: str, **entries: Any) -> dict[str, Any]:
     """Configuration of weights in this package, trained on icons at 64 px: docs/models/icons480.md."""
     return default_cfg(
         file=str(WEIGHTS / f"{name}.icons480.safetensors"),
@@ -58,6 +58,7 @@ def icons_cfg(name: str) -> dict[str, Any]:
         crop_pct=1.0,
         mean=IMAGENET_INCEPTION_MEAN,
         std=IMAGENET_INCEPTION_STD,
+        **entries,
     )
 
 

@@ -7,7 +7,7 @@ stride 8 on. docs/comparison.md has the accuracy of these choices at nano size.
 
 from timm.models import generate_default_cfgs, register_model
 
-from .builder import build_model, default_cfg
+from .builder import build_model, default_cfg, icons_cfg
 from .hierarchy import HierarchicalSSM
 
 NANO = dict(embed_dims=(48, 96, 160), depths=(2, 2, 2), num_conv_stages=1)
@@ -15,9 +15,10 @@ NANO |= dict(num_heads=(None, 4, 4), mlp_ratios=(0.0, 0.5, 0.5))
 SMALL = dict(embed_dims=(80, 160, 512, 1024), depths=(3, 3, 5, 2), num_heads=(None, None, 8, 16))
 BASE = dict(embed_dims=(128, 256, 768, 1536), depths=(3, 4, 10, 3), num_heads=(None, None, 12, 24))
 _CFG = dict(pool_size=(7, 7), fixed_input_size=False, first_conv="stem.conv1", classifier="head.fc")
+
 default_cfgs = generate_default_cfgs(
     {
-        "vilonghornv2_nano": default_cfg(**_CFG | dict(pool_size=(14, 14))),
+        "vilonghornv2_nano.icons480": icons_cfg("vilonghornv2_nano", **_CFG | dict(pool_size=(4, 4))),
         **{f"vilonghornv2_{size}": default_cfg(**_CFG) for size in ("tiny", "small", "base")},
     }
 )
