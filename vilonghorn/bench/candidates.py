@@ -55,8 +55,9 @@ def model_steps(model: str, size: int, batch: int, precision: str, device: str, 
 
     steps = {STEPS[False]: forward, STEPS[True]: train}
     if compiled:  # block by block, because a model at once takes minutes; here, because all setups run at once
-        for block in net.blocks:
-            block.compile()
+        for part in getattr(net, "stages", [net]):
+            for block in part.blocks:
+                block.compile()
         for step in steps.values():
             step()
     return steps
