@@ -27,10 +27,12 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 @pytest.fixture(autouse=True)
-def signal_handlers():
-    """Restores the handlers that a command set: it would have ended with its process."""
+def process_state():
+    """Restores signal handlers and torch's threads, which a command sets: it would have ended with its process."""
+    threads = torch.get_num_threads()
     before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
     yield
+    torch.set_num_threads(threads)
     for number, handler in before.items():
         signal.signal(number, handler)
 
@@ -38,7 +40,5 @@ def signal_handlers():
 @pytest.fixture(params=[1, 5])
 def threads(request):
     """A number of torch's threads, during the test."""
-    before = torch.get_num_threads()
     torch.set_num_threads(request.param)
-    yield request.param
-    torch.set_num_threads(before)
+    return request.param

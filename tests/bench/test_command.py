@@ -30,12 +30,9 @@ def run_here(made, steps, rounds, *, threads, device, restarts):
 @pytest.fixture(autouse=True)
 def small(monkeypatch):
     """Models that take no time."""
-    threads = torch.get_num_threads()
     monkeypatch.setattr(candidates, "run_interleaved", run_here)
     monkeypatch.setattr(command, "FAMILIES", FAMILIES)
     monkeypatch.setitem(command.FULL, "size", [32, 48])
-    yield
-    torch.set_num_threads(threads)
 
 
 def run(*arguments: str) -> int:

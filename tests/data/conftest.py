@@ -45,3 +45,9 @@ def jpg_beton(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("jpg") / "jpg.beton"
     write_beton(folder, path, mode="jpg", progress=False)
     return path
+
+
+@pytest.fixture(params=["folder", pytest.param("beton", marks=pytest.mark.needs_ffcv)])
+def source(request: pytest.FixtureRequest, folder: Path) -> Path:
+    """The folder, then a file with its images as JPEGs."""
+    return folder if request.param == "folder" else request.getfixturevalue("jpg_beton")

@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vilonghorn.data.loaders.ffcv import ATTEMPTS, center_crops, random_crops
+from vilonghorn.data.loaders.ffcv import ATTEMPTS, random_crops
 from vilonghorn.data.rng import uniform
 
 sides = st.integers(2, 600)
@@ -17,13 +17,6 @@ def test_random_crops_are_not_empty_and_lie_inside(seed, height, width, low, squ
     top, bottom, left, right = random_crops(draws, heights, widths, (low, 1.0), (squeeze, 1 / squeeze)).T
     assert (0 <= top).all() and (top < bottom).all() and (bottom <= height).all()
     assert (0 <= left).all() and (left < right).all() and (right <= width).all()
-
-
-@given(height=sides, width=sides, pct=st.floats(0.01, 1))
-def test_centre_crops_are_not_empty_lie_inside_and_are_central(height, width, pct):
-    top, bottom, left, right = center_crops(np.array([height]), np.array([width]), pct)[0]
-    assert 0 <= top < bottom <= height and 0 <= left < right <= width
-    assert 0 <= (height - bottom) - top <= 1 and 0 <= (width - right) - left <= 1
 
 
 def test_areas_and_aspect_ratios_follow_the_law_of_random_resized_crop():

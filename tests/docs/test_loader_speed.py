@@ -5,7 +5,6 @@ import re
 from pathlib import Path
 
 import pytest
-import torch
 
 pytest.importorskip("ffcv")
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
@@ -16,9 +15,7 @@ SMALL = ["--images", "16", "--size", "60", "50", "--image-size", "32", "--batch"
 def script(monkeypatch):
     """Imports a module of docs/data."""
     monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "docs" / "data"))
-    threads = torch.get_num_threads()
-    yield importlib.import_module
-    torch.set_num_threads(threads)
+    return importlib.import_module
 
 
 def test_every_loader_is_timed_and_every_file_weighed(script, capsys):

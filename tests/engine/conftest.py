@@ -1,7 +1,5 @@
 """One thread for the small models of these tests, and no pictures where a test does not ask for them."""
 
-from collections.abc import Iterator
-
 import pytest
 import torch
 
@@ -10,12 +8,9 @@ import vilonghorn.engine.trainer
 
 
 @pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
+def one_thread() -> None:
     """Two threads of torch are slower than one here."""
-    threads = torch.get_num_threads()
     torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 @pytest.fixture

@@ -3,11 +3,13 @@
 import os
 import shutil
 from collections.abc import Callable
+from io import BytesIO
 from pathlib import Path
 
 import numpy as np
+from PIL import Image
 
-from vilonghorn.data import check_beton, create_loader
+from vilonghorn.data import Beton, check_beton, create_loader
 from vilonghorn.data.beton import format as fmt
 
 
@@ -19,6 +21,15 @@ def overwrite(path: Path, offset: int, data: bytes) -> None:
 
 def table_at(path: Path) -> int:
     return int(np.fromfile(path, fmt.HEADER, 1)[0]["table"])
+
+
+def decode(beton: Beton, index: int) -> np.ndarray:
+    """The pixels (H, W, 3) of a sample, by PIL."""
+    image = beton.images[index]
+    data = np.fromfile(beton.path, np.uint8, int(beton.sizes[index]), offset=int(image["data_ptr"]))
+    if image["mode"] == fmt.MODES["raw"]:
+        return data.reshape(image["height"], image["width"], 3)
+    return np.asarray(Image.open(BytesIO(data)))
 
 
 def set_sample(path: Path, index: int, **values: int) -> None:

@@ -12,13 +12,8 @@ from vilonghorn.data.augment import jitter
 from vilonghorn.data.augment.policy import ARGUMENTS, Policy
 
 MEAN = (0.485, 0.456, 0.406)
-COUNT = 20000
-NAMES = [
-    "rand-m9-mstd0.5-inc1",
-    "rand-m7-mstd101-inc1",
-    "rand-m14-mmax20-inc1",
-    "original-mstd0.5",
-]
+COUNT = 10000
+NAMES = ["rand-m9-mstd0.5-inc1", "rand-m7-mstd101-inc1", "rand-m14-mmax20-inc1", "original-mstd0.5"]
 
 
 def ours(name):

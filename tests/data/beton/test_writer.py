@@ -7,6 +7,7 @@ import threading
 
 import numpy as np
 import pytest
+from damage import decode
 from PIL import Image
 
 from vilonghorn.data import ImageFolder, check_beton, write_beton
@@ -23,18 +24,14 @@ class Samples(list):
         return sample
 
 
-def pixels(beton, index):
-    return np.asarray(beton[index][0])
-
-
 def test_pixels_labels_and_class_names_come_back(folder, raw_beton, jpg_beton):
     images, raw, jpg = ImageFolder(folder), check_beton(raw_beton, images=True), check_beton(jpg_beton)
     assert raw.classes == images.classes and raw.num_classes == 3 and (raw.labels == images.labels).all()
     assert (jpg.images["mode"] == MODES["jpg"]).all()
     for index in (0, 8, 26):
         image = np.asarray(images[index][0])
-        assert (pixels(raw, index) == image).all()
-        assert np.abs(pixels(jpg, index).astype(int) - image).mean() < 3
+        assert (decode(raw, index) == image).all()
+        assert np.abs(decode(jpg, index).astype(int) - image).mean() < 3
     manifest = json.loads(raw_beton.with_name("raw.beton.json").read_text())
     assert manifest["samples"] == 27 and manifest["class_counts"] == [8, 9, 10]
     assert manifest["classes"] == ["cat", "dog", "eel"]
@@ -71,7 +68,7 @@ def test_no_image_straddles_a_page(tmp_path):
     start = beton.images["data_ptr"].astype(np.int64)
     assert (start // page == (start + beton.sizes - 1) // page).all()
     assert (start[-1] // page) > (start[0] // page)
-    assert (pixels(beton, 4) == noise).all()
+    assert (decode(beton, 4) == noise).all()
 
 
 def test_large_images_shrink_to_max_resolution_and_small_ones_stay(tmp_path, photo):
@@ -84,7 +81,7 @@ def test_arrays_gray_images_and_integer_likes_are_taken(tmp_path):
     samples = [(gray, np.int32(0)), (gray[..., None], 1), (np.dstack([gray] * 3), 2), (Image.fromarray(gray), True)]
     beton = write_beton(samples, tmp_path / "x.beton", progress=False)
     assert beton.labels.tolist() == [0, 1, 2, 1] and beton.classes is None and beton.num_classes == 3
-    assert all((pixels(beton, i) == 9).all() for i in range(4))
+    assert all((decode(beton, i) == 9).all() for i in range(4))
 
 
 @pytest.mark.parametrize(
@@ -124,7 +121,7 @@ def test_an_unreadable_image_is_named_and_left_out_if_that_is_asked_for(tmp_path
     manifest = json.loads((tmp_path / "x.beton.json").read_text())
     (left_out,) = manifest["left_out"]
     assert f"{root}/a/1.png: not a readable" in left_out and manifest["class_counts"] == [1, 1]
-    assert (pixels(beton, 1) == np.asarray(Image.open(root / "b" / "2.png"))).all()
+    assert (decode(beton, 1) == np.asarray(Image.open(root / "b" / "2.png"))).all()
 
 
 def test_a_dataset_without_one_readable_image_is_refused(tmp_path):

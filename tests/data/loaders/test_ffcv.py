@@ -3,6 +3,7 @@
 import errno
 import importlib
 import os
+import re
 import shutil
 import sys
 from pathlib import Path
@@ -10,9 +11,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from damage import overwrite
+from damage import DECODED, damaged_copy, decode, overwrite, read_all
 
 from vilonghorn.data import LoaderConfig, check_beton, create_loader, write_beton
+from vilonghorn.data.beton import format as fmt
 from vilonghorn.data.beton.format import manifest_path
 from vilonghorn.data.loaders.ffcv import center_crops
 
@@ -33,10 +35,11 @@ def test_centre_crops_agree_with_the_area_averages_of_what_pil_reads(mode, mean_
     loader = create_loader(path, **EVAL, interpolation="area")
     found = torch.cat([images for images, _ in loader.epoch(0)])
     for index in range(beton.num_samples):
-        image = beton[index][0]
-        top, bottom, left, right = center_crops(*np.array([[image.height], [image.width]]), 0.875)[0].tolist()
-        rows, columns = coverage(top, bottom, 16, image.height), coverage(left, right, 16, image.width)
-        expected = np.einsum("ih,jw,hwc->cij", rows, columns, np.asarray(image, float))
+        image = decode(beton, index).astype(float)
+        height, width, _ = image.shape
+        top, bottom, left, right = center_crops(np.array([height]), np.array([width]), 0.875)[0].tolist()
+        rows, columns = coverage(top, bottom, 16, height), coverage(left, right, 16, width)
+        expected = np.einsum("ih,jw,hwc->cij", rows, columns, image)
         error = np.abs(found[index].numpy() - expected)
         assert error.mean() <= mean_error and error.max() <= max_error
 
@@ -49,22 +52,26 @@ def test_whole_images_come_back_bit_for_bit(tmp_path):
     assert (found.numpy() == images).all()
 
 
-@pytest.fixture
-def torch_threads():
-    """Restores the number of torch's threads, which FFCV changes."""
-    threads = torch.get_num_threads()
-    yield
-    torch.set_num_threads(threads)
-
-
-def test_ffcvs_own_loader_reads_what_is_written(tmp_path, torch_threads):
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_ffcvs_own_loader_reads_what_is_written_and_its_own_files_pass(tmp_path):
+    from ffcv.fields import IntField, RGBImageField
     from ffcv.loader import Loader
+    from ffcv.writer import DatasetWriter
 
-    images = np.random.default_rng(1).integers(0, 256, (5, 8, 9, 3), dtype=np.uint8)
-    write_beton(list(zip(images, range(5))), tmp_path / "x.beton", progress=False)
-    theirs = list(Loader(str(tmp_path / "x.beton"), batch_size=5, num_workers=1))
-    assert (theirs[0][0].numpy() == images).all()
-    assert theirs[0][1].flatten().tolist() == list(range(5))
+    samples = [
+        (image, i % 7) for i, image in enumerate(np.random.default_rng(1).integers(0, 256, (250, 8, 9, 3), "u1"))
+    ]
+    write_beton(samples, tmp_path / "ours.beton", progress=False)
+    theirs = list(Loader(str(tmp_path / "ours.beton"), batch_size=250, num_workers=1))
+    assert all((read == image).all() for read, (image, _) in zip(theirs[0][0].numpy(), samples, strict=True))
+    assert theirs[0][1].flatten().tolist() == [label for _, label in samples]
+    writer = DatasetWriter(
+        str(tmp_path / "theirs.beton"), {"image": RGBImageField(), "label": IntField()}, num_workers=2
+    )
+    writer.from_indexed_dataset(samples)
+    beton = check_beton(tmp_path / "theirs.beton")
+    assert beton.num_classes == 7 and beton.labels.tolist() == [label for _, label in samples]
+    assert all((decode(beton, i) == image).all() for i, (image, _) in enumerate(samples))
 
 
 @pytest.fixture
@@ -136,3 +143,28 @@ def test_no_compiler_and_no_cache_are_needed(raw_beton, monkeypatch):
     monkeypatch.setenv("HOME", "/nonexistent")
     again = importlib.reload(ffcv)
     assert len(list(again.FFCVLoader(check_beton(raw_beton), LoaderConfig(**EVAL, workers=1)).epoch(0))) == 7
+
+
+@pytest.mark.parametrize("name", DECODED)
+def test_a_damaged_file_ends_in_a_clear_error(name, raw_beton, jpg_beton, tmp_path):
+    kind, damage, expected = DECODED[name]
+    path = damaged_copy({"raw": raw_beton, "jpg": jpg_beton}[kind], tmp_path, damage)
+    result = read_all(path, workers=2)
+    assert re.search(expected, result)
+    assert result == "27 samples" or ("copy.beton" in result and "\n" not in result)
+
+
+def test_random_damage_ends_in_an_error_or_in_all_samples(jpg_beton, tmp_path):
+    """Some bytes anywhere: in tables, where the check finds them or they do no harm, or in images."""
+    rng = np.random.default_rng(0)
+
+    def scribble(path):
+        size, tables = path.stat().st_size, fmt.TABLES_AT + 27 * fmt.SAMPLE.itemsize
+        data_at = int(np.fromfile(path, fmt.SAMPLE, 27, offset=fmt.TABLES_AT)["image"]["data_ptr"].min())
+        for low, high in ((0, tables), (data_at, size)) if rng.random() < 0.5 else ((data_at, size),):
+            overwrite(path, int(rng.integers(low, high)), rng.bytes(int(rng.integers(1, 40))))
+
+    results = [read_all(damaged_copy(jpg_beton, tmp_path, scribble), workers=2) for _ in range(8)]
+    allowed = r"27 samples$|BetonError: .*copy.beton|ValueError: .*copy.beton: sample \d+"
+    assert [result for result in results if not re.match(allowed, result)] == []
+    assert any(result != "27 samples" for result in results)

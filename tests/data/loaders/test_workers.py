@@ -27,13 +27,13 @@ def ended(within=10):
     return not active_children()
 
 
-@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGUSR1"])
-def test_a_request_to_stop_does_not_stop_the_readers(folder, name):
+def test_requests_to_stop_do_not_stop_the_readers(folder):
     batches = create_loader(folder, **EVAL).epoch(0)
     for _ in range(2):  # one of each process: both have started
         next(batches)
     for reader in active_children():
-        os.kill(reader.pid, getattr(signal, name))
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
+            os.kill(reader.pid, number)
     assert sum(len(targets) for _, targets in batches) == 23 and ended()
 
 
@@ -92,9 +92,8 @@ def test_an_error_of_the_disk_names_the_file(folder, monkeypatch, workers):
 
 
 def test_an_error_of_this_process_is_not_one_of_a_reader():
+    def fail(samples):
+        raise RuntimeError("mine")
+
     with pytest.raises(RuntimeError, match="mine"):
-        list(
-            module.read_batches(
-                DataLoader([torch.zeros(1)], collate_fn=lambda _: (_ for _ in ()).throw(RuntimeError("mine"))), "x"
-            )
-        )
+        list(module.read_batches(DataLoader([torch.zeros(1)], collate_fn=fail), "x"))
