@@ -113,12 +113,6 @@ def test_hflip_mirrors_and_whole_crops_keep_the_picture(source):
     assert 5 <= sum(flipped) <= 19
 
 
-@pytest.mark.parametrize(("epoch", "start"), [(-1, 0), (0, -1), (0, 7)])
-def test_an_epoch_or_start_out_of_range_is_refused_at_once(source, epoch, start):
-    with pytest.raises(ValueError, match="expected 0"):
-        create_loader(source, **TRAIN).epoch(epoch, start)
-
-
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_damaged_image_in_a_folder_is_named_with_its_index(tmp_path, photo, workers):
     (tmp_path / "a").mkdir()

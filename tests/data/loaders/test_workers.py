@@ -9,7 +9,7 @@ from multiprocessing import active_children
 
 import pytest
 import torch
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, _utils
 
 import vilonghorn.data.loaders.loader as module
 from vilonghorn.data import create_loader
@@ -56,7 +56,17 @@ def test_a_consumer_that_fails_and_keeps_its_batches_leaves_no_reader(folder):
     assert kept.traceback and ended()
 
 
-def test_shared_memory_that_is_full_is_one_sentence(folder, monkeypatch):
+@pytest.fixture
+def torchs_handler():
+    """The handler of SIGCHLD that torch sets with the first DataLoader that has workers."""
+    before = signal.getsignal(signal.SIGCHLD)
+    _utils.signal_handling._SIGCHLD_handler_set = False
+    assert len(list(DataLoader([0, 1], num_workers=1))) == 2
+    yield
+    signal.signal(signal.SIGCHLD, before)
+
+
+def test_shared_memory_that_is_full_is_one_sentence(folder, monkeypatch, torchs_handler):
     def full(samples):
         raise RuntimeError("unable to allocate shared memory(shm): No space left on device (28)")
 

@@ -69,23 +69,16 @@ class Loader(ABC):
         """Iterates over the batches of one epoch.
 
         Args:
-            epoch: 0 or more; decides order and augmentation when training.
-            start: batches to skip, as after a resume; at most `len(self)`.
+            epoch: decides order and augmentation when training.
+            start: batches to skip, as after a resume.
 
         Yields:
             images (B, 3, H, W) float32, normalised, in channels-last order, and targets (B,) int64, both on the device.
             Later batches do not overwrite them.
 
         Raises:
-            ValueError: `epoch` or `start` is out of range; while iterating: a sample cannot be decoded.
+            ValueError: a sample cannot be decoded.
         """
-        if epoch < 0:
-            raise ValueError(f"epoch {epoch}: expected 0 or more")
-        if not 0 <= start <= len(self):
-            raise ValueError(f"start {start}: expected 0 to {len(self)}, the batches of an epoch")
-        return self._batches(epoch, start)
-
-    def _batches(self, epoch: int, start: int) -> Iterator[Batch]:
         config, views = self.config, np.arange(self.num_samples)
         if config.training:
             views = training_order(self.num_samples, config.seed, epoch, config.repeats)
@@ -166,9 +159,7 @@ def read_batches(loader: DataLoader, source: str) -> Iterator[Any]:
     Raises:
         ChildProcessError: a process failed or was killed, or cannot be started.
     """
-    before, workers = {*active_children()}, set()
-    in_main = hasattr(signal, "SIGCHLD") and threading.current_thread() is threading.main_thread()
-    handler = signal.getsignal(signal.SIGCHLD) if in_main else None
+    before, workers, handler = {*active_children()}, set(), _set_sigchld(None)
     try:
         try:
             if loader.num_workers:
@@ -176,8 +167,7 @@ def read_batches(loader: DataLoader, source: str) -> Iterator[Any]:
             batches = iter(loader)
         finally:
             workers = {*active_children()} - before
-            if in_main:  # torch's handler would raise the error anywhere, such as in an update
-                signal.signal(signal.SIGCHLD, handler or signal.SIG_DFL)
+            _set_sigchld(handler)  # torch's would raise the error anywhere, such as in an update
         yield from batches
     except (RuntimeError, OSError, EOFError) as error:
         if not loader.num_workers:
@@ -188,8 +178,19 @@ def read_batches(loader: DataLoader, source: str) -> Iterator[Any]:
             "short, lower workers or batch_size; in a container, enlarge /dev/shm"
         ) from error
     finally:
+        handler = _set_sigchld(None)  # torch's, of an earlier DataLoader, would raise in this loop
         for worker in workers:
             worker.kill()
+        for worker in workers:
+            worker.join(1)
+        _set_sigchld(handler)
+
+
+def _set_sigchld(handler: Any) -> Any:
+    """Sets the handler of SIGCHLD, None: the default one, and returns that before. Only the main thread can."""
+    if hasattr(signal, "SIGCHLD") and threading.current_thread() is threading.main_thread():
+        return signal.signal(signal.SIGCHLD, handler or signal.SIG_DFL)
+    return None
 
 
 def _ignore_signals(worker: int) -> None:
