@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from vilonghorn.engine import Config, build_parser, load_config, parse
-from vilonghorn.engine.config import FIELDS, SECTIONS, changed_keys, check, flatten
+from vilonghorn.engine.config import FIELDS, SECTIONS
 
 INTERVALS = {key: field.metadata["interval"] for key, field in FIELDS.items() if field.metadata}
 
@@ -16,12 +16,8 @@ def read(*argv):
     return parse(build_parser(), list(argv))[0]
 
 
-def test_defaults_are_a_valid_configuration():
-    check(Config())
-    assert read() == Config()
-
-
 def test_options_win_over_the_file_wherever_they_stand(tmp_path):
+    assert read() == Config()
     file = tmp_path / "run.yaml"
     file.write_text("schedule: {epochs: 7, warmup_epochs: 1}\noptimizer: {lr: 1e-4}\nmodel: {kwargs: {patch_size: 4}}")
     assert load_config(file).optimizer.lr == 1e-4
@@ -44,7 +40,7 @@ def test_options_win_over_the_file_wherever_they_stand(tmp_path):
         (["--schedule.epochs=100000000000"], ["schedule.epochs is 100000000000", "[1, 1000000]"]),
         (["--data.mean=[.nan, 0, 0]"], ["data.mean is (nan, 0.0, 0.0)"]),
         (["--data.workers=5000"], ["data.workers is 5000", "[0, 1024]"]),
-        (["--augmentation.auto_augment=rand-m9-n100000000"], ["100000000 operations in a row; expected 1 to"]),
+        (["--augmentation.auto_augment=rand-m9-n100000000"], ["expected 1 to 12 operations in a row"]),
         (["--run.dir=runs/caf\udce9"], [r"run.dir is runs/caf\udce9, which is not UTF-8", "PYTHONUTF8=1"]),
         (["--schedule.epochs=ten"], ["schedule.epochs", "int", "ten"]),
         (["--run.amp=fp8"], ["run.amp", "fp8"]),
@@ -55,9 +51,17 @@ def test_options_win_over_the_file_wherever_they_stand(tmp_path):
         (["--augmentation.auto_augment=randy"], ["auto_augment 'randy': not a policy of timm"]),
         (["--augmentation.ramp=[5, 2]"], ["augmentation.ramp", "give the smaller bound first"]),
         (["--augmentation.start_size=128"], ["start_size is 128 but augmentation.ramp is [0, 0]"]),
+        ("optimizer: {learning_rate: 1}", ["optimizer.learning_rate"]),
+        ("optimiser: {lr: 1}", ["optimiser.lr", "optimizer.lr"]),
+        ("schedule: {epochs: many}", ["schedule.epochs", "many"]),
+        ("run: {seed: null}", ["run.seed is null"]),
+        ("run: {dir: ~}", ["run.dir is null"]),
     ],
 )
-def test_a_bad_option_is_refused_in_one_sentence_with_what_would_do(argv, words):
+def test_a_bad_option_or_file_is_refused_in_one_sentence_with_what_would_do(tmp_path, argv, words):
+    if isinstance(argv, str):
+        (tmp_path / "run.yaml").write_text(argv)
+        argv = ["--config", str(tmp_path / "run.yaml")]
     with pytest.raises(ValueError) as raised:
         read(*argv)
     message = str(raised.value)
@@ -72,7 +76,6 @@ def test_a_tilde_is_the_home_folder_wherever_a_path_is_read(tmp_path, monkeypatc
     config = read("--config=~/run.yaml", "--run.dir=~/x", "--data.train=~/train.beton", "--model.weights", "~/w.pth")
     found = [config.run.dir, config.data.train, config.data.val, config.model.weights]
     assert found == [f"{tmp_path}/{name}" for name in ("x", "train.beton", "val", "w.pth")]
-    assert type(config.run)(dir="~").dir == str(tmp_path)
     (tmp_path / "x").mkdir()
     sections = "".join(f"{name}: {{}}\n" for name in SECTIONS if name != "run")
     (tmp_path / "x" / "config.yaml").write_text(sections + "run: {dir: elsewhere}")
@@ -107,43 +110,11 @@ def test_a_file_that_is_no_configuration_is_refused_at_once_and_not_quoted(tmp_p
     assert "hunter2" not in str(raised.value) and "\n" not in str(raised.value)
 
 
-@pytest.mark.parametrize(
-    ("text", "words"),
-    [
-        ("optimizer: {learning_rate: 1}", ["optimizer.learning_rate"]),
-        ("optimiser: {lr: 1}", ["optimiser.lr", "optimizer.lr"]),
-        ("schedule: {epochs: many}", ["schedule.epochs", "many"]),
-        ("run: {seed: null}", ["run.seed is null"]),
-        ("run: {dir: ~}", ["run.dir is null"]),
-    ],
-)
-def test_a_bad_file_is_refused_in_one_sentence_with_what_would_do(tmp_path, text, words):
-    file = tmp_path / "run.yaml"
-    file.write_text(text)
-    with pytest.raises(ValueError) as raised:
-        load_config(file)
-    message = str(raised.value)
-    assert "\n" not in message
-    assert all(word in message for word in words), message
-
-
 def test_every_key_is_documented():
     for section in {key.partition(".")[0] for key in FIELDS}:
         docs = "".join(base.__doc__ or "" for base in type(getattr(Config(), section)).__mro__)
         for key in (k.partition(".")[2] for k in FIELDS if k.startswith(section + ".")):
             assert f"        {key}: " in docs, f"{section}.{key} is not documented"
-
-
-def test_changed_keys_are_those_that_decide_the_result():
-    old, new = Config().to_dict(), Config().to_dict()
-    assert changed_keys(old, new) == []
-    new["run"].update(dir="elsewhere", device="cuda")
-    new["data"].update(train="moved.beton", workers=3)
-    assert changed_keys(old, new) == []
-    new["optimizer"]["lr"] = 1.0
-    new["model"]["kwargs"] = {"depth": 3}
-    assert changed_keys(old, new) == ["model.kwargs", "optimizer.lr"]
-    assert len(flatten(new)) == len(FIELDS)
 
 
 @pytest.mark.parametrize("page", ["README.md", "docs/training.md", "docs/imagenet.md"])

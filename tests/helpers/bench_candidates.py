@@ -8,17 +8,14 @@ import time
 import torch
 
 
-def sleeping(seconds: float):
-    return {"first": lambda: time.sleep(seconds), "second": lambda: None}
+def allocating(seconds: float, megabytes: int):
+    """Sleeps, and allocates and frees memory in one step; allocates a tenth of it in the other."""
 
-
-def allocating(megabytes: int):
-    """Allocates and frees memory in one step, and a tenth of it in the other."""
-
-    def allocate(size: int) -> None:
+    def allocate(size: int, seconds: float = 0) -> None:
         torch.ones(size, dtype=torch.uint8)
+        time.sleep(seconds)
 
-    return {"first": lambda: allocate(megabytes * 2**20), "second": lambda: allocate(megabytes * 2**20 // 10)}
+    return {"first": lambda: allocate(megabytes << 20, seconds), "second": lambda: allocate((megabytes << 20) // 10)}
 
 
 def failing(steps: tuple[str, ...]):

@@ -30,9 +30,6 @@ class DataConfig(ImageConfig):
     train: str = "data/imagenet/train.beton"
     val: str = "data/imagenet/val.beton"
 
-    def __post_init__(self) -> None:
-        self.train, self.val = expanduser(self.train), expanduser(self.val)
-
 
 @dataclass
 class ModelConfig:
@@ -54,9 +51,6 @@ class ModelConfig:
     pretrained: bool = False
     weights: str | None = None
     kwargs: dict[str, Any] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        self.weights = self.weights and expanduser(self.weights)
 
 
 @dataclass
@@ -173,9 +167,6 @@ class RunConfig:
     max_skipped: int = within("[0, inf)", 10)
     tensorboard: bool = True
 
-    def __post_init__(self) -> None:
-        self.dir = expanduser(self.dir)  # no shell replaces the ~ of --run.dir=~/x
-
 
 @dataclass
 class Config:
@@ -191,6 +182,11 @@ class Config:
     augmentation: AugmentationConfig = field(default_factory=AugmentationConfig)
     ema: EmaConfig = field(default_factory=EmaConfig)
     run: RunConfig = field(default_factory=RunConfig)
+
+    def __post_init__(self) -> None:
+        for section, key in ((self.data, "train"), (self.data, "val"), (self.model, "weights"), (self.run, "dir")):
+            if path := getattr(section, key):  # no shell replaces the ~ of --run.dir=~/x
+                setattr(section, key, expanduser(path))
 
     def to_dict(self) -> dict[str, Any]:
         """Nested plain values, equal to what YAML or JSON reads back."""

@@ -133,9 +133,9 @@ def evaluate_run(directory: str | Path, config: Config, checkpoint: str = "best"
     dist = Distributed()
     dist.init()
     device = pick_device(config.run.device, dist)
-    classes, names = record["kwargs"]["num_classes"], record.get("class_names")
-    loader = build_loader(config, device, training=False, classes=names, dist=dist)
-    check_classes(f"the run in {directory}", classes, names, config.data.val, loader)
+    classes = record["kwargs"]["num_classes"]
+    loader = build_loader(config, device, training=False, classes=record.get("class_names"), dist=dist)
+    check_classes(f"the run in {directory}", classes, config.data.val, loader)
     saved = ModelConfig(record["model"], kwargs=record["kwargs"])
     check_model(replace(config, model=saved, augmentation=AugmentationConfig()), model.to(device), classes, device)
     result = evaluate({"model": model}, loader, amp=autocast(config.run.amp, device), dist=dist)["model"]

@@ -159,10 +159,10 @@ def fit_text(text: Text, width: float, height: float) -> None:
     while excess() > 1 and text.get_fontsize() > SMALLEST:
         text.set_fontsize(max(SMALLEST, 0.97 * text.get_fontsize() / excess()))
     lines = text.get_text().split("\n")
-    for length in range(max(map(len, lines)), 1, -1):
-        if excess() <= 1:
-            break
-        text.set_text("\n".join(shorten(line, length - 1) for line in lines))
+    length = max(map(len, lines))
+    while length > 1 and (too_large := excess()) > 1:
+        length = min(length - 1, int(length / too_large))
+        text.set_text("\n".join(shorten(line, length) for line in lines))
 
 
 def draw_curves(path: Path, records: list[dict[str, Any]], updates_per_epoch: int, note: str = "") -> None:

@@ -217,7 +217,7 @@ class Trainer:
         train = build_loader(config, device, training=True, dist=dist) if train is None else train
         if val is None:
             val = build_loader(config, device, training=False, classes=train.class_names, dist=dist)
-        check_classes(config.data.train, train.num_classes, train.class_names, config.data.val, val)
+        check_classes(config.data.train, train.num_classes, config.data.val, val)
         self.train_loader, self.val_loader = train, val
         self.steps = StepCounter(len(train), config.optimizer.accumulate, dist.world_size)
         self.data = {

@@ -137,18 +137,6 @@ def test_a_dataset_without_one_readable_image_is_refused(tmp_path):
     assert not list(tmp_path.glob("x.beton*"))
 
 
-def test_an_existing_file_is_kept_unless_overwrite_is_asked(folder, tmp_path):
-    path = tmp_path / "x.beton"
-    path.write_bytes(b"precious")
-    with pytest.raises(FileExistsError, match="x.beton: exists"):
-        write_beton(folder, path)
-    assert path.read_bytes() == b"precious"
-    write_beton(folder, path, overwrite=True, progress=False)
-    check_beton(path)
-    with pytest.raises(FileNotFoundError, match="gone: no such folder to write x.beton into"):
-        write_beton(folder, tmp_path / "gone" / "x.beton")
-
-
 def test_a_second_writer_of_a_file_is_refused_and_the_first_completes(tmp_path, photo):
     path, second = tmp_path / "x.beton", []
 

@@ -44,12 +44,14 @@ def test_centre_crops_agree_with_the_area_averages_of_what_pil_reads(mode, mean_
         assert error.mean() <= mean_error and error.max() <= max_error
 
 
-def test_whole_images_come_back_bit_for_bit(tmp_path):
+@pytest.mark.parametrize("training", [False, True])
+def test_whole_images_come_back_bit_for_bit(tmp_path, training):
     images = np.random.default_rng(0).integers(0, 256, (9, 17, 17, 3), dtype=np.uint8)
     write_beton(list(zip(images, range(9))), tmp_path / "x.beton", progress=False)
-    loader = create_loader(tmp_path / "x.beton", **{**EVAL, "image_size": 17}, crop_pct=1.0)
-    found = torch.cat([batch for batch, _ in loader.epoch(0)]).round().to(torch.uint8).permute(0, 2, 3, 1)
-    assert (found.numpy() == images).all()
+    whole = dict(crop_pct=1.0, scale=(1.0, 1.0), ratio=(1.0, 1.0), hflip=0.0)
+    options = EVAL | whole | {"image_size": 17, "training": training, "batch_size": 3}
+    for found, labels in create_loader(tmp_path / "x.beton", **options).epoch(0):
+        assert (found.round().to(torch.uint8).permute(0, 2, 3, 1).numpy() == images[labels]).all()
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")

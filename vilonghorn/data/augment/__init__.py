@@ -68,12 +68,10 @@ class Augmentation:
     def _apply(self, name: str, images: torch.Tensor, rows: np.ndarray, arguments: np.ndarray | None) -> None:
         if len(rows) == 0:
             return
-        index = self._to_device(rows)
-        arguments = None if arguments is None else self._to_device(arguments).float()
+        index = torch.from_numpy(rows).to(self.device, non_blocking=True)
+        if arguments is not None:
+            arguments = torch.from_numpy(arguments).to(self.device, torch.float32, non_blocking=True)
         images[index] = ops.apply(name, images[index], arguments, self.policy.fill if self.policy else ())
-
-    def _to_device(self, values: np.ndarray) -> torch.Tensor:
-        return torch.from_numpy(values).to(self.device, non_blocking=True)
 
 
 def jitter(strength: float, seed: int, epoch: int, views: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -79,13 +79,9 @@ class Policy:
             for section in name.split("-")[1:]:
                 if not section.startswith("t") and not any(map(str.isdigit, section)):  # t: the name of a set
                     raise ValueError(f"{section!r} has no number, as in mstd0.5 or inc1")  # timm would ignore it
-                if (
-                    section[0] == "n" and section[1:].isdigit() and int(section[1:][:9]) > MAX_LAYERS
-                ):  # before a list of them
-                    raise ValueError(f"{section[1:]} operations in a row; expected 1 to {MAX_LAYERS}")
             if self._independent:
                 transform = rand_augment_transform(name, hparams)
-                layers = [transform.ops] * transform.num_layers
+                layers = [transform.ops] * min(transform.num_layers, MAX_LAYERS + 1)
                 if transform.choice_weights is not None:
                     raise ValueError("weights of operations are not supported")
             else:
@@ -93,7 +89,7 @@ class Policy:
             if unknown := {op.name for layer in layers for op in layer if op} - ARGUMENTS.keys():
                 raise ValueError(f"{', '.join(sorted(unknown))} cannot be done on a batch")
             if not 1 <= len(layers) <= MAX_LAYERS:
-                raise ValueError(f"{len(layers)} operations in a row; expected 1 to {MAX_LAYERS}")
+                raise ValueError(f"expected 1 to {MAX_LAYERS} operations in a row")
         except (AssertionError, ValueError, IndexError) as error:
             remedy = "give a policy of timm such as rand-m9-mstd0.5-inc1"
             raise ValueError(f"auto_augment {name!r}: {str(error) or 'not a policy of timm'}; {remedy}") from None

@@ -11,12 +11,10 @@ import json
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from io import BytesIO
 from pathlib import Path
 from typing import BinaryIO
 
 import numpy as np
-from PIL import Image
 
 from ..files import named_errors
 from ..images import match_classes
@@ -52,8 +50,6 @@ class Beton:
         classes: class names from the manifest beside the file, None without one.
         checksums: (N,) CRC-32 of the data of each image, from the manifest; None if it has none.
         digest: SHA-256 of the tables.
-
-    `beton[i]` decodes sample i with PIL: (RGB image, label). It raises BetonError if the image is damaged.
     """
 
     path: Path
@@ -92,16 +88,6 @@ class Beton:
         present, position = np.unique(self.labels, return_inverse=True)
         index = match_classes(str(self.path), [self.classes[label] for label in present], classes)
         return replace(self, labels=index[position], classes=list(classes))
-
-    def __getitem__(self, index: int) -> tuple[Image.Image, int]:
-        image, size = self.images[index], int(self.sizes[index])
-        data = np.fromfile(self.path, np.uint8, size, offset=int(image["data_ptr"]))
-        if image["mode"] == MODES["raw"]:
-            return Image.fromarray(data.reshape(image["height"], image["width"], 3)), int(self.labels[index])
-        try:
-            return Image.open(BytesIO(data), formats=["JPEG"]).convert("RGB"), int(self.labels[index])
-        except OSError as error:
-            raise _damaged(self.path, f"image {index} does not decode ({error})") from error
 
 
 def manifest_path(path: Path) -> Path:

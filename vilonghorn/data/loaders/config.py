@@ -153,18 +153,12 @@ class LoaderConfig(TransformConfig, ImageConfig):
     world_size: int = 1
 
     def __post_init__(self):
-        for name, length in {"mean": 3, "std": 3, "scale": 2, "ratio": 2, "ramp": 2}.items():
-            setattr(self, name, value := tuple(getattr(self, name)))
-            if len(value) != length:
-                raise ValueError(f"{name} is {value}; expected {length} numbers")
         self.device = torch.device(self.device)
         check_intervals(self)
         self.check_transforms(self.image_size, self.mean)
         for name, known in {"interpolation": (None, "area", "bicubic"), "crop_mode": CROP_MODES}.items():
             if (value := getattr(self, name)) not in known:
                 raise ValueError(f"{name} is {value!r}; expected {' or '.join(filter(None, known))}")
-        if not 0 <= self.rank < self.world_size:
-            raise ValueError(f"rank is {self.rank} of {self.world_size}; expected 0 to {self.world_size - 1}")
 
     @classmethod
     def from_sections(cls, *sections: ImageConfig | TransformConfig, **options: Any) -> "LoaderConfig":
