@@ -11,7 +11,8 @@ import torch
 hypothesis.settings.register_profile("vilonghorn", deadline=None, max_examples=25, print_blob=True)
 hypothesis.settings.load_profile("vilonghorn")
 
-torch.set_num_threads(2)
+THREADS = 2
+torch.set_num_threads(THREADS)
 torch.compiler.config.force_disable_caches = True  # an earlier state of the operators may have filled them
 
 
@@ -29,10 +30,9 @@ def pytest_configure(config: pytest.Config) -> None:
 @pytest.fixture(autouse=True)
 def process_state():
     """Restores signal handlers and torch's threads, which a command sets: it would have ended with its process."""
-    threads = torch.get_num_threads()
     before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
     yield
-    torch.set_num_threads(threads)
+    torch.set_num_threads(THREADS)
     for number, handler in before.items():
         signal.signal(number, handler)
 

@@ -38,13 +38,3 @@ def test_a_failure_on_the_way_leaves_nothing(tmp_path, monkeypatch):
     with pytest.raises(OSError, match="disk full"):
         write_digits(tmp_path / "digits")
     assert list(tmp_path.iterdir()) == []
-
-
-def test_what_is_there_is_left_alone(digits, tmp_path):
-    before = (digits / "val" / "3").stat().st_mtime_ns
-    assert not write_digits(digits)
-    assert (digits / "val" / "3").stat().st_mtime_ns == before
-    (tmp_path / "notes.txt").write_text("mine")
-    with pytest.raises(FileExistsError, match="exists and is not the complete set of digits"):
-        write_digits(tmp_path)
-    assert [p.name for p in tmp_path.rglob("*")] == ["notes.txt"]

@@ -41,6 +41,8 @@ int fcntl64(int fd, int command, ...) {
 COMMANDS = """
 import os, sys
 from vilonghorn.cli import main
+from vilonghorn.engine import report, trainer
+report.draw_curves = trainer.predict_all = trainer.write_report = lambda *arguments: None  # for speed
 try:
     os.fsync(os.open(".", os.O_RDONLY))
     sys.exit("the library is not loaded")

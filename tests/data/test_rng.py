@@ -7,14 +7,6 @@ from hypothesis import strategies as st
 from vilonghorn.data.rng import VIEW, sample_of, training_order, uniform
 
 
-@given(seed=st.integers(0, 2**63 - 1), epoch=st.integers(0, 10**6), first=st.integers(0, 10**9))
-def test_a_draw_depends_on_its_sample_and_not_on_its_batch(seed, epoch, first):
-    batch = uniform(seed, epoch, np.arange(first, first + 7), 5)
-    alone = uniform(seed, epoch, np.array([first + 3]), 5)
-    assert (batch[3] == alone[0]).all()
-    assert ((0 <= batch) & (batch < 1)).all()
-
-
 def test_draws_are_uniform_and_differ_by_seed_epoch_and_sample():
     draws = uniform(0, 0, np.arange(20000), 4)
     counts = np.stack([np.histogram(column, 10, (0, 1))[0] for column in draws.T])

@@ -34,14 +34,24 @@ TRITON_36_LIMITS = dict(forward=340, backward=990)  # of the compiler of Triton 
 TRITON_STACK = {"3.6": 160, "3.8": 64}  # bytes that compilers of Triton spill in backward; 3.9 spills nothing
 
 
-def compile_kernels(backend):
-    """The rows of compiled.py, which changes the process that it runs in."""
+@pytest.fixture(scope="module")
+def rows():
+    """The rows of compiled.py for a backend; it changes the process that it runs in. Both backends compile at once."""
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     environment["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)
-    command = [sys.executable, "-W", "ignore", str(FOLDER / "compiled.py"), "90", "--backend", backend]
-    result = subprocess.run(command, env=environment, capture_output=True, text=True)
-    assert result.returncode == 0, result.stderr
-    return [json.loads(line) for line in result.stdout.splitlines()]
+    command = [sys.executable, "-W", "ignore", str(FOLDER / "compiled.py"), "90", "--backend"]
+    options = dict(env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    started = {name: subprocess.Popen([*command, name], **options) for name in ("cuda", "triton")}
+
+    def read(backend):
+        out, errors = started[backend].communicate()
+        assert started[backend].returncode == 0, errors
+        return [json.loads(line) for line in out.splitlines()]
+
+    yield read
+    for process in started.values():
+        process.kill()
+        process.wait()
 
 
 def check(row, limit, stack=0):
@@ -50,16 +60,16 @@ def check(row, limit, stack=0):
 
 
 @pytest.mark.skipif(shutil.which("nvcc") is None, reason="nvcc is not installed")
-def test_the_cuda_kernels_spill_nothing_in_a_step_and_their_modelled_time_does_not_rise():
-    rows = compile_kernels("cuda")
-    assert {(row["rule"], row["kernel"]) for row in rows} >= MODELLED_LIMITS.keys()
-    for row in rows:
+def test_the_cuda_kernels_spill_nothing_in_a_step_and_their_modelled_time_does_not_rise(rows):
+    found = rows("cuda")
+    assert {(row["rule"], row["kernel"]) for row in found} >= MODELLED_LIMITS.keys()
+    for row in found:
         # With six blocks a multiprocessor, a few values of the loops around the steps do not fit in registers.
         crowded = row["kernel"] == "backward" and row["states"] == 16 and row["rule"] != "mamba"
         check(row, CUDA_LIMITS.get(row["kernel"], {}).get(row["rule"], 0), 24 if crowded else 0)
     sizes = dict(batch=128, tokens=197, channels=384)
     launches = json.loads((FOLDER / "block.json").read_text())["scans"]
-    kernels = {(row["rule"], row["kernel"]): row for row in rows if "cycles" in row}
+    kernels = {(row["rule"], row["kernel"]): row for row in found if "cycles" in row}
     for (rule, kernel), limit in MODELLED_LIMITS.items():
         expected = sizes | {"rule": rule, "pass": kernel}
         [launch] = (launch for launch in launches if expected.items() <= launch.items())
@@ -67,13 +77,13 @@ def test_the_cuda_kernels_spill_nothing_in_a_step_and_their_modelled_time_does_n
         assert 0.5 * limit < time["us"] <= limit, (rule, kernel, time)
 
 
-def test_the_triton_kernels_issue_few_instructions():
+def test_the_triton_kernels_issue_few_instructions(rows):
     pytest.importorskip("triton.backends.nvidia")
     version = metadata.version("triton")[:3]
     limits, stack = TRITON_36_LIMITS if version == "3.6" else TRITON_LIMITS, TRITON_STACK.get(version, 0)
-    rows = compile_kernels("triton")
-    assert {(row["rule"], row["kernel"]) for row in rows} >= MODELLED_LIMITS.keys()
-    for row in rows:
+    found = rows("triton")
+    assert {(row["rule"], row["kernel"]) for row in found} >= MODELLED_LIMITS.keys()
+    for row in found:
         check(row, limits.get(row["kernel"], 0), stack)
 
 

@@ -1,6 +1,5 @@
 """The scripts of a day on a GPU say how they are called and that there is no GPU, and peers get the same work."""
 
-import importlib
 import os
 import subprocess
 import sys
@@ -26,9 +25,8 @@ def test_a_stage_without_a_gpu_says_so():
 
 
 @pytest.fixture
-def gpu_day(monkeypatch):
-    monkeypatch.syspath_prepend(str(ROOT / "docs" / "performance"))
-    return importlib.import_module("gpu_day")
+def gpu_day(script):
+    return script("performance/gpu_day")
 
 
 def selective_scan(u, delta, A, B, C, D=None, z=None, delta_bias=None, delta_softplus=False):

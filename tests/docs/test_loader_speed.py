@@ -1,8 +1,6 @@
 """The scripts of docs/data run on a few small images, and print what docs/data.md quotes."""
 
-import importlib
 import re
-from pathlib import Path
 
 import pytest
 
@@ -11,15 +9,8 @@ pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 SMALL = ["--images", "16", "--size", "60", "50", "--image-size", "32", "--batch", "8", "--rounds", "1"]
 
 
-@pytest.fixture
-def script(monkeypatch):
-    """Imports a module of docs/data."""
-    monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "docs" / "data"))
-    return importlib.import_module
-
-
 def test_every_loader_is_timed_and_every_file_weighed(script, capsys):
-    status = script("loader_speed").main([*SMALL, "--workers", "1", "--crops-only"])
+    status = script("data/loader_speed").main([*SMALL, "--workers", "1", "--crops-only"])
     out = capsys.readouterr().out
     reached, verdict = re.search(r"target: .*: ([\d.]+), (met|NOT MET)", out).groups()
     assert status == (0 if verdict == "met" else 1)
@@ -29,7 +20,7 @@ def test_every_loader_is_timed_and_every_file_weighed(script, capsys):
 
 
 def test_pixels_of_bicubic_crops_are_those_of_timm_and_of_operations_near(script, tmp_path, capsys):
-    pixels = script("pixels")
+    pixels = script("data/pixels")
     pixels.make_photos(tmp_path / "photos", 16, 220, 160)
     pixels.report_pixels(tmp_path / "photos", tmp_path, 112)
     out = capsys.readouterr().out

@@ -1,8 +1,5 @@
 """The loop in torch does the work of the scan, and the roofline does as much."""
 
-import importlib
-from pathlib import Path
-
 import pytest
 import torch
 from oracle import error, oracle
@@ -12,9 +9,8 @@ from vilonghorn.ops.rules import RULES
 
 
 @pytest.fixture
-def scan(monkeypatch):
-    monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "docs" / "performance"))
-    return importlib.import_module("scan")
+def scan(script):
+    return script("performance/scan")
 
 
 @pytest.fixture
@@ -40,13 +36,6 @@ def test_the_roofline_does_the_multiply_adds_of_a_scan(scan, rule, train, ms):
     assert product.numel() * 512 / (117e9 / 2) * 1e3 == pytest.approx(ms, rel=0.04)  # at 117 GFLOP/s
 
 
-def test_two_directions_are_averaged(scan, small):
-    workload = small._replace(G=2)
-    inputs, _ = scan.scan_inputs("longhorn", workload, "cpu")
-    y = scan.scan_steps("longhorn", "reference", workload, "cpu")[STEPS[False]]()
-    assert error(y, oracle(**inputs, rule="longhorn", reverse=(False, True), reduce="mean")) < 1e-6
-
-
 def test_a_scan_is_compared_to_the_loop_and_the_roofline(scan):
     cell = dict(workload="B=8", rule="mamba", train=False)
     times = {"torch loop": [8.0] * 3, "roofline": [1.0, 2.0, 2.0], "cpu": [2.0, 4.0, 1.0]}
@@ -54,16 +43,3 @@ def test_a_scan_is_compared_to_the_loop_and_the_roofline(scan):
     assert list(scan.table(rows)[-1].values()) == ["B=8", "mamba", "cpu", "2.00", "4.0", "2.00"]
     [line] = scan.table(rows[-1:])
     assert list(line.values()) == ["B=8", "mamba", "cpu", "2.00", "-"]
-
-
-def test_the_rows_are_put_into_a_report(scan, monkeypatch, tmp_path, capsys):
-    def measured(cells, rounds, *_):
-        rows = [dict(cell, train=train, ms=[1.0] * rounds, problem=None) for cell, _ in cells for train in STEPS]
-        return [*rows[:-1], rows[-1] | dict(ms=None, problem="out of memory")]
-
-    monkeypatch.setattr(scan, "measure", measured)
-    (tmp_path / "bench.json").write_text('{"models": [1]}')
-    assert scan.main(["--rounds", "2", "--json", str(tmp_path / "bench.json")]) == 1
-    report = scan.json.loads((tmp_path / "bench.json").read_text())
-    assert report["models"] == [1] and {row["backend"] for row in report["scan"]} >= {scan.LOOP, scan.ROOFLINE}
-    assert "| torch loop |" in (out := capsys.readouterr().out) and "out of memory" in out

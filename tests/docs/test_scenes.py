@@ -1,16 +1,12 @@
 """Scenes of digits: boxes are those of the ink, nothing overlaps, and no held-out digit is trained on."""
 
-import importlib
-from pathlib import Path
-
 import pytest
 import torch
 
 
 @pytest.fixture
-def scenes(monkeypatch):
-    monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "docs" / "examples"))
-    return importlib.import_module("scenes")
+def scenes(script):
+    return script("examples/scenes")
 
 
 @pytest.mark.parametrize("train", [True, False])
@@ -33,10 +29,3 @@ def test_scenes_are_reproducible_and_show_no_held_out_digit_in_training(scenes):
     assert all(torch.equal(a, b) for a, b in zip(first, again))
     train, test = ({digit.tobytes() for digit in scenes.DigitScenes(1, train=part).digits} for part in (True, False))
     assert (len(train), len(test)) == (1442, 355) and not train & test
-
-
-def test_a_side_or_an_index_out_of_range_is_refused(scenes):
-    with pytest.raises(ValueError, match=f"side is 40, expected at least {scenes.SIZES[1]} pixels"):
-        scenes.DigitScenes(1, side=40)
-    with pytest.raises(IndexError, match="scene 5 of 5"):
-        scenes.DigitScenes(5)[5]

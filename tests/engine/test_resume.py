@@ -30,6 +30,7 @@ def assert_same_end(directory: Path, reference: Path) -> None:
         assert all(torch.equal(a[part][name], b[part][name]) for name in b[part])
     for index, moments in b["optimizer"]["state"].items():
         assert all(torch.equal(a["optimizer"]["state"][index][name], value) for name, value in moments.items())
+    assert a["scaler"] == b["scaler"]
     assert {**a["progress"], "seconds": 0, "log_size": 0} == {**b["progress"], "seconds": 0, "log_size": 0}
     assert log_without_times(directory) == log_without_times(reference)
 
@@ -40,10 +41,8 @@ OPTIONS = ("--run.checkpoint_updates=2",)
 @pytest.fixture(scope="module")
 def uninterrupted(tmp_path_factory) -> Path:
     directory = tmp_path_factory.mktemp("uninterrupted")
-    threads = torch.get_num_threads()
     torch.set_num_threads(1)
     toy_trainer(directory, *OPTIONS).fit()
-    torch.set_num_threads(threads)
     return directory
 
 
@@ -79,14 +78,6 @@ def test_a_signal_saves_the_update_just_made_and_says_how_to_go_on(tmp_path, uni
     assert_same_end(tmp_path, uninterrupted)
 
 
-@pytest.fixture
-def default_sigint():
-    """Ctrl-C raises KeyboardInterrupt, also where the tests were started with SIGINT ignored, in the background."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
-
-
 def test_a_signal_inside_the_first_save_is_obeyed_after_it(tmp_path, monkeypatch):
     replace = os.replace
 
@@ -100,7 +91,9 @@ def test_a_signal_inside_the_first_save_is_obeyed_after_it(tmp_path, monkeypatch
     assert load_state(tmp_path / "last.pt")["progress"]["batch"] == 0
 
 
-def test_a_second_signal_acts_at_once(tmp_path, default_sigint):
+def test_a_second_signal_acts_at_once(tmp_path):
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # may be ignored in a process in the background
+
     class Impatient(ToyLoader):
         def epoch(self, epoch, start=0):
             os.kill(os.getpid(), signal.SIGINT)
@@ -111,10 +104,13 @@ def test_a_second_signal_acts_at_once(tmp_path, default_sigint):
         toy_trainer(tmp_path, train=Impatient()).fit()
 
 
-def test_accumulated_updates_resume_at_their_boundary(tmp_path):
-    options = ("--optimizer.accumulate=4",)
-    with pytest.raises(Interrupted, match="after 4 of 6 batches"):
-        toy_trainer(tmp_path / "a", *options, train=Signalling(signal.SIGINT, 0, 1)).fit()
+@pytest.mark.parametrize(
+    ("options", "stop"),
+    [(("--optimizer.accumulate=4",), (0, 1)), (("--run.amp=fp16", "--optimizer.clip_grad=1"), (1, 2))],
+)
+def test_accumulated_updates_and_a_scaled_loss_resume_where_they_were(tmp_path, options, stop):
+    with pytest.raises(Interrupted, match="after [34] of 6 batches"):
+        toy_trainer(tmp_path / "a", *options, train=Signalling(signal.SIGTERM, *stop)).fit()
     toy_trainer(tmp_path / "a", *options, resume=True).fit()
     toy_trainer(tmp_path / "b", *options).fit()
     assert_same_end(tmp_path / "a", tmp_path / "b")
@@ -134,8 +130,7 @@ def test_another_configuration_is_refused_by_the_names_of_its_keys(tmp_path):
     toy_trainer(tmp_path, "--schedule.epochs=2")
     with pytest.raises(ValueError, match="another optimizer.lr, schedule.epochs: "):
         toy_trainer(tmp_path, "--schedule.epochs=4", "--optimizer.lr=1", resume=True)
-    trainer = toy_trainer(tmp_path, "--schedule.epochs=2", "--run.log_updates=5", resume=True)
-    assert trainer.config.run.log_updates == 5
+    toy_trainer(tmp_path, "--schedule.epochs=2", "--run.log_updates=5", "--data.train=moved", resume=True)
     assert yaml.safe_load((tmp_path / "config.yaml").read_text())["run"]["log_updates"] == 5
 
 
@@ -193,18 +188,6 @@ def test_auto_starts_anew_what_was_killed_before_its_first_checkpoint_but_spares
     (tmp_path / "killed/report.html").write_text("mine")
     with pytest.raises(FileExistsError, match="there is a report.html"):
         toy_trainer(tmp_path / "killed", resume="auto")
-
-
-def test_a_scaled_loss_resumes_with_its_scale(tmp_path):
-    options = ("--run.amp=fp16", "--optimizer.clip_grad=1")
-    with pytest.raises(Interrupted):
-        toy_trainer(tmp_path / "a", *options, train=Signalling(signal.SIGTERM, 1, 2)).fit()
-    scale = load_state(tmp_path / "a/last.pt")["scaler"]["scale"]
-    trainer = toy_trainer(tmp_path / "a", *options, resume=True)
-    assert trainer.train_state.scaler.get_scale() == scale > 1
-    trainer.fit()
-    toy_trainer(tmp_path / "b", *options).fit()
-    assert_same_end(tmp_path / "a", tmp_path / "b")
 
 
 def test_other_data_and_updates_of_other_batches_are_refused(tmp_path):

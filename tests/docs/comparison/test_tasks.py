@@ -7,16 +7,13 @@ from functools import cache
 
 import numpy as np
 import pytest
-import torch
 from digits import SPLITS, load_split
 from PIL import Image
 from study import command
 from study.plan import read_study
-from study.tasks import COLOURS, Icons, Recall, list_icons, make_task, write_task
+from study.tasks import COLOURS, Icons, Recall, list_icons
 from study.training import write_data
 from toy_study import write_plan
-
-from vilonghorn.data import create_loader
 
 datasets = pytest.importorskip("sklearn.datasets", reason="the digits come with scikit-learn")
 stats = pytest.importorskip("scipy.stats", reason="scipy comes with scikit-learn")
@@ -86,11 +83,6 @@ def uniform(counts) -> bool:
     return stats.chisquare(np.asarray(counts)).pvalue > 1e-3
 
 
-def within(hits: np.ndarray, chance: float) -> bool:
-    """Whether a share of hits is `chance` within four standard errors."""
-    return abs(hits.mean() - chance) < 4 * (chance * (1 - chance) / len(hits)) ** 0.5
-
-
 def test_neither_the_query_nor_its_place_tells_the_label():
     task, drawn = mosaics(pairs=4, grid=4, colours=1, distractors=True)
     keys, labels = np.array([m.keys[m.query] for m in drawn]), np.array([m.label for m in drawn])
@@ -99,47 +91,6 @@ def test_neither_the_query_nor_its_place_tells_the_label():
     assert stats.chi2_contingency(table).pvalue > 1e-3  # the two are independent
     assert uniform(table.sum(axis=0)) and uniform(table.sum(axis=1))
     assert uniform(np.bincount([m.slots[m.query] for m in drawn], minlength=task.room))
-
-
-@pytest.mark.parametrize("pairs, grid, chance", [(2, 4, 1 / 2), (4, 4, 1 / 4), (16, 6, 2 / 16)])
-def test_all_tiles_without_their_places_leave_a_guess_among_the_values(pairs, grid, chance):
-    task, drawn = mosaics(2500, pairs=pairs, grid=grid, colours=4)
-    counts = np.array([np.bincount(m.values, minlength=10) for m in drawn])
-    assert task.chance == chance and set(counts.max(axis=1)) == {counts.max()}
-    assert within(counts.argmax(axis=1) == np.array([m.label for m in drawn]), chance)
-
-
-@pytest.mark.needs_ffcv
-def test_a_loader_gives_the_pixels_that_were_painted(tmp_path):
-    """With crops of the whole image, in training and in measuring: a mosaic must not be resampled."""
-    task = Recall("train", pairs=2, grid=4, count=24)
-    write_task(task, tmp_path / "train.beton")
-    whole = dict(scale=(1.0, 1.0), ratio=(1.0, 1.0), hflip=0.0, crop_pct=1.0, interpolation="area")
-    scaled = dict(mean=(0.0,) * 3, std=(1 / 255,) * 3, workers=1)
-    expected = sorted((task[i][0].tobytes(), task[i][1]) for i in range(24))
-    for training in (True, False):
-        loader = create_loader(
-            tmp_path / "train.beton", batch_size=8, image_size=task.side, training=training, **whole, **scaled
-        )
-        assert loader.class_names == task.classes
-        batches = [(x.permute(0, 2, 3, 1).round().to(torch.uint8).numpy(), y.tolist()) for x, y in loader.epoch(0)]
-        found = [(image.tobytes(), label) for images, labels in batches for image, label in zip(images, labels)]
-        assert sorted(found) == expected
-
-
-@pytest.mark.parametrize(
-    "options, message",
-    [
-        (dict(grid=5), "grid 5: expected an even number"),
-        (dict(colours=7), "colours 7: expected 1 to 6"),
-        (dict(pairs=12, grid=6, colours=1), "pairs 12: expected 1 to 10"),
-        (dict(pairs=0), "pairs 0: expected 1 to 7"),
-        (dict(count=0), "count 0"),
-    ],
-)
-def test_a_task_that_cannot_be_is_refused(options, message):
-    with pytest.raises(ValueError, match=message):
-        make_task("recall", "train", **options)
 
 
 SETS = {"eve": 6, "ann": 3, "ann-fill": 2, "bob": 3, "cy": 2, "di": 1}  # icons of a class; Ann has two sets

@@ -12,7 +12,7 @@ from functools import partial
 import pytest
 import torch
 from study.plan import Cell, match_size, read_study
-from study.training import StudyLoader, data_file, plan_hash, run_cell, run_config, write_data
+from study.training import StudyLoader, data_file, plan_hash, run_cell, write_data
 from toy_study import write_plan
 
 from vilonghorn.data import create_loader
@@ -100,12 +100,3 @@ def test_the_hash_of_a_run_is_of_its_plan_alone(write, tmp_path):
     ]
     hashes = [plan_hash(read_study(write(**change)), tmp_path, CELL) for change in changes]
     assert len({found, *hashes}) == len(changes) + 1
-
-
-def test_a_candidates_recipe_overrides_the_tasks_and_a_ratio_gives_the_final_rate(write, tmp_path):
-    changes = dict(tasks__copy__min_lr_ratio=0.5, tasks__copy__recipe={"schedule": {"epochs": 5}})
-    study = read_study(write(**changes, candidates__longhorn__recipe={"schedule": {"epochs": 3}}))
-    for task, candidate, epochs, end in (("copy", "longhorn", 3, 0.002), ("copy", "vit", 5, 0.002)):
-        schedule = run_config(study, tmp_path, Cell(task, candidate, 0.004, 1))["schedule"]
-        assert (schedule["epochs"], schedule["min_lr"]) == (epochs, end)
-    assert "min_lr" not in run_config(study, tmp_path, CELL)["schedule"]
