@@ -62,8 +62,8 @@ def operation_differences(images: list[Image.Image]) -> dict[str, list[float]]:
     policy = Policy(POLICY, (0.485, 0.456, 0.406))
     batch = torch.stack([torch.from_numpy(np.array(image)) for image in images]).permute(0, 3, 1, 2)
     drawn: dict[str, list] = {}
-    for step in policy.plan(0, 0, np.arange(len(images) * 60)):
-        drawn.setdefault(step.name, []).extend([None] * len(step.rows) if step.arguments is None else step.arguments)
+    for name, rows, arguments in policy.plan(0, 0, np.arange(len(images) * 60)):
+        drawn.setdefault(name, []).extend([None] * len(rows) if arguments is None else arguments)
     differences: dict[str, list[float]] = {}
     for name, arguments in sorted(drawn.items()):
         if name == "PosterizeIncreasing":  # PIL refuses to keep no bit

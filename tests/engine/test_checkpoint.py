@@ -6,9 +6,7 @@ import pytest
 import safetensors.torch
 import torch
 
-from vilonghorn.engine.checkpoint import STATE_KEYS, load_state, load_weights, save_state
-
-STATE = dict.fromkeys(STATE_KEYS)
+from vilonghorn.engine.checkpoint import load_state, load_weights, save_state
 
 
 def test_a_state_that_holds_code_is_not_run(tmp_path):
@@ -16,7 +14,7 @@ def test_a_state_that_holds_code_is_not_run(tmp_path):
         def __reduce__(self):
             return os.mkdir, (str(tmp_path / "exploded"),)
 
-    save_state(tmp_path / "last.pt", {**STATE, "bomb": Bomb()})
+    save_state(tmp_path / "last.pt", {"bomb": Bomb()})
     with pytest.raises(ValueError, match="not the state of a run"):
         load_state(tmp_path / "last.pt")
     assert not (tmp_path / "exploded").exists()
@@ -26,7 +24,7 @@ def test_a_damaged_a_foreign_and_a_missing_state_are_told_apart(tmp_path):
     path = tmp_path / "last.pt"
     with pytest.raises(FileNotFoundError, match="there is no last.pt in"):
         load_state(path)
-    save_state(path, {**STATE, "tensor": torch.zeros(1000)})
+    save_state(path, {"tensor": torch.zeros(1000)})
     load_state(path)
     data = path.read_bytes()
     flipped = [data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :] for at in range(100, len(data), 331)]
@@ -39,9 +37,6 @@ def test_a_damaged_a_foreign_and_a_missing_state_are_told_apart(tmp_path):
         load_state(path)
     torch.save({"format": 1}, path)
     with pytest.raises(ValueError, match="format 3"):
-        load_state(path)
-    save_state(path, ["no", "mapping"])
-    with pytest.raises(ValueError, match="expected a dict with config, data, ema"):
         load_state(path)
 
 

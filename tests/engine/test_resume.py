@@ -162,7 +162,6 @@ def test_a_directory_where_another_process_trains_is_left_alone(tmp_path, argume
 @pytest.mark.parametrize(
     "spoil",
     [
-        lambda state: state.clear(),
         lambda state: state.pop("scaler"),
         lambda state: state["model"].popitem(),
         lambda state: state.update(model="hello"),

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from copy import deepcopy
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -31,12 +31,12 @@ def one_line(error: Exception) -> str:
     return f"{type(error).__name__}: {' '.join(str(error).split())}"
 
 
-def pick_device(name: str, dist: Distributed | None = None) -> torch.device:
+def pick_device(name: str) -> torch.device:
     """The device of a name; "auto" is CUDA if it is there, else the CPU, as no kernel runs elsewhere.
 
     Each process has its own GPU.
     """
-    dist = dist or Distributed()
+    dist = Distributed()
     try:
         auto = "cuda" if torch.cuda.is_available() else "cpu"
         device = torch.device(auto if name == "auto" else name)
@@ -60,12 +60,7 @@ def autocast(amp: str, device: torch.device) -> torch.autocast:
 
 
 def build_loader(
-    config: Config,
-    device: torch.device | str,
-    *,
-    training: bool,
-    classes: Sequence[str] | None = None,
-    dist: Distributed | None = None,
+    config: Config, device: torch.device | str, *, training: bool, classes: Sequence[str] | None = None
 ) -> Any:
     """The loader of the training or held-out data, of which each process reads a part.
 
@@ -73,19 +68,20 @@ def build_loader(
 
     Raises FileNotFoundError if there is no such data, and the errors of `create_loader`.
     """
-    data, dist = config.data, dist or Distributed()
+    data, dist = config.data, Distributed()
     key, source = ("data.train", data.train) if training else ("data.val", data.val)
     if not Path(source).exists():
         raise FileNotFoundError(
             f"{key} is {source}, but there is no {Path(source).absolute()}: expected a folder with one folder "
             "of images for each class, or the .beton file that vilonghorn beton FOLDER FILE makes of it"
         )
-    options = {"seed": config.run.seed, "device": device, "rank": dist.rank, "world_size": dist.world_size}
-    options["classes"] = classes
+    options = {"seed": config.run.seed, "device": device, "classes": classes}
+    options |= {"rank": dist.rank, "world_size": dist.world_size}
     if data.workers is None and dist.local_size > 1:
         options["workers"] = max(1, available_cpus() // dist.local_size)
-    sections = [data, config.augmentation] if training else [data]
-    return create_loader(source, LoaderConfig.from_sections(*sections, training=training, **options))
+    known = {field.name for field in fields(LoaderConfig)}
+    given = vars(data) | (vars(config.augmentation) if training else {})
+    return create_loader(source, training=training, **{k: v for k, v in given.items() if k in known} | options)
 
 
 def check_classes(name: str, num_classes: int, val: str, loader: Any) -> None:

@@ -26,7 +26,6 @@ STARTED = ("config.yaml", "environment.json", "classes.txt", "tensorboard", "log
 PICTURES = ("curves", "confusion", "confidence", "predictions")
 RESULTS = ("last.safetensors", "best.safetensors", *(f"{name}.png" for name in PICTURES), "report.html")
 RECORD_TYPES = {"weights": str, "epoch": int} | dict.fromkeys(("top1", "top5", "loss"), (int, float))
-STATE_KEYS = frozenset("config data model ema optimizer scaler progress".split())
 
 
 def write_file(path: Path, *parts: bytes | memoryview) -> None:
@@ -60,13 +59,9 @@ def load_state(path: Path) -> dict[str, Any]:
     if hashlib.sha256(data).digest() != digest:
         raise ValueError(f"{path} is damaged: its checksum is wrong; {remedy}")
     try:
-        state = torch.load(BytesIO(data), map_location="cpu", weights_only=True)
-    except (RuntimeError, EOFError, pickle.UnpicklingError):
-        state = None
-    if not isinstance(state, dict) or not STATE_KEYS <= state.keys():
-        expected = f"a dict with {', '.join(sorted(STATE_KEYS))} that torch reads"
-        raise ValueError(f"{path} is not the state of a run, expected {expected}: {remedy}")
-    return state
+        return torch.load(BytesIO(data), map_location="cpu", weights_only=True)
+    except (RuntimeError, EOFError, pickle.UnpicklingError) as error:
+        raise ValueError(f"{path} is not the state of a run that torch reads: {remedy}") from error
 
 
 def save_weights(path: Path, weights: dict[str, torch.Tensor], record: dict[str, Any]) -> None:

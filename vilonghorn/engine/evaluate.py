@@ -27,7 +27,6 @@ def evaluate(
     *,
     amp: torch.autocast,
     on_batch: Callable[[], None] = lambda: None,
-    dist: Distributed | None = None,
 ) -> dict[str, dict[str, float]]:
     """Evaluates models in one pass over the data.
 
@@ -36,13 +35,12 @@ def evaluate(
         loader: the held-out data, or the part of this process.
         amp: autocast context.
         on_batch: called after each batch, equally often in every process; may raise to stop.
-        dist: the processes among which the data is divided. Default: those of torchrun's environment.
 
     Returns:
         Name to {"top1": percent, "top5": percent, "loss": mean cross-entropy}. Images whose scores contain NaN count as
         wrong.
     """
-    dist = dist or Distributed()
+    dist = Distributed()
     sums = {name: torch.zeros(4, dtype=torch.float64) for name in models}  # top1 hits, top5 hits, loss, images
     for model in models.values():
         model.eval()
@@ -130,13 +128,12 @@ def evaluate_run(directory: str | Path, config: Config, checkpoint: str = "best"
         ValueError: the data has other classes than the run, or the model does not take images of `data.image_size`.
     """
     model, record = load_run(directory, checkpoint)
-    dist = Distributed()
-    dist.init()
-    device = pick_device(config.run.device, dist)
+    Distributed().init()
+    device = pick_device(config.run.device)
     classes = record["kwargs"]["num_classes"]
-    loader = build_loader(config, device, training=False, classes=record.get("class_names"), dist=dist)
+    loader = build_loader(config, device, training=False, classes=record.get("class_names"))
     check_classes(f"the run in {directory}", classes, config.data.val, loader)
     saved = ModelConfig(record["model"], kwargs=record["kwargs"])
     check_model(replace(config, model=saved, augmentation=AugmentationConfig()), model.to(device), classes, device)
-    result = evaluate({"model": model}, loader, amp=autocast(config.run.amp, device), dist=dist)["model"]
+    result = evaluate({"model": model}, loader, amp=autocast(config.run.amp, device))["model"]
     return {**result, "images": loader.num_samples, "record": record}

@@ -142,7 +142,7 @@ class Trainer:
         progress, state = self.progress, self.train_state
         for model in state.models.values():
             self.dist.broadcast_buffers(model)
-        progress.results = evaluate(state.models, self.val_loader, amp=state.amp, on_batch=stop.check, dist=self.dist)
+        progress.results = evaluate(state.models, self.val_loader, amp=state.amp, on_batch=stop.check)
         progress.seconds = time.monotonic() - self.start
         train_loss, result = mean_loss(progress.losses), progress.results[state.weights]
         self.logger.write("epoch", progress, train_loss=train_loss, **progress.results)
@@ -213,10 +213,10 @@ class Trainer:
         state = load_state(directory.state) if resume else None
         if state and (changed := changed_keys(state["config"], config.to_dict())):
             raise ValueError(f"{config.run.dir} was started with another {', '.join(changed)}: resume with the same")
-        device = pick_device(config.run.device, dist)
-        train = build_loader(config, device, training=True, dist=dist) if train is None else train
+        device = pick_device(config.run.device)
+        train = build_loader(config, device, training=True) if train is None else train
         if val is None:
-            val = build_loader(config, device, training=False, classes=train.class_names, dist=dist)
+            val = build_loader(config, device, training=False, classes=train.class_names)
         check_classes(config.data.train, train.num_classes, config.data.val, val)
         self.train_loader, self.val_loader = train, val
         self.steps = StepCounter(len(train), config.optimizer.accumulate, dist.world_size)

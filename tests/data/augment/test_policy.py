@@ -19,10 +19,9 @@ NAMES = ["rand-m9-mstd0.5-inc1", "rand-m7-mstd101-inc1", "rand-m14-mmax20-inc1",
 def ours(name):
     """What is done to each of COUNT images: a list of (operation, argument or None)."""
     done = [[] for _ in range(COUNT)]
-    for step in Policy(name, MEAN).plan(0, 0, np.arange(COUNT)):
-        arguments = step.arguments if step.arguments is not None else [None] * len(step.rows)
-        for row, argument in zip(step.rows, arguments, strict=True):
-            done[row].append((step.name, argument))
+    for op, rows, arguments in Policy(name, MEAN).plan(0, 0, np.arange(COUNT)):
+        for row, argument in zip(rows, [None] * len(rows) if arguments is None else arguments, strict=True):
+            done[row].append((op, argument))
     return done
 
 

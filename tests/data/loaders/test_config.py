@@ -1,12 +1,8 @@
-"""Options of a loader are checked with a message that names them, and can be taken from sections of a configuration."""
-
-from dataclasses import dataclass
+"""Options of a loader are checked with a message that names them."""
 
 import pytest
-import torch
 
 from vilonghorn.data import create_loader
-from vilonghorn.data.loaders.config import ImageConfig, LoaderConfig, TransformConfig
 
 TRAIN = {"batch_size": 4, "image_size": 16, "training": True, "seed": 3, "workers": 1}
 
@@ -34,15 +30,3 @@ def test_an_option_out_of_range_is_refused_by_name(folder, options, named):
         create_loader(folder, **{**TRAIN, **options})
     with pytest.raises(TypeError, match="hflap"):
         create_loader(folder, **TRAIN, hflap=0.5)
-
-
-def test_sections_give_their_options_and_later_ones_win():
-    @dataclass
-    class Data(ImageConfig):
-        train: str = "photos"
-
-    sections = Data(image_size=32), TransformConfig(hflip=0.25)
-    evaluation = LoaderConfig.from_sections(sections[0], training=False)
-    training = LoaderConfig.from_sections(*sections, training=True, device="meta")
-    assert evaluation.interpolation == "bicubic" and training.interpolation is None
-    assert training.image_size == 32 and training.hflip == 0.25 and training.device == torch.device("meta")

@@ -43,13 +43,13 @@ class Augmentation:
         """
         if self.policy:
             for step in self.policy.plan(self.seed, epoch, views):
-                self._apply(step.name, images, step.rows, step.arguments)
+                self._apply(images, *step)
         if self.jitter:
             factors, order = jitter(self.jitter, self.seed, epoch, views)
             for kinds in order.T:
                 for kind, name in enumerate(JITTERS):
                     rows = np.flatnonzero(kinds == kind)
-                    self._apply(name, images, rows, factors[rows, kind])
+                    self._apply(images, name, rows, factors[rows, kind])
         return images
 
     def erase(self, images: torch.Tensor, epoch: int, views: np.ndarray) -> torch.Tensor:
@@ -65,7 +65,7 @@ class Augmentation:
                 self.erasing(image)
         return images
 
-    def _apply(self, name: str, images: torch.Tensor, rows: np.ndarray, arguments: np.ndarray | None) -> None:
+    def _apply(self, images: torch.Tensor, name: str, rows: np.ndarray, arguments: np.ndarray | None) -> None:
         if len(rows) == 0:
             return
         index = torch.from_numpy(rows).to(self.device, non_blocking=True)

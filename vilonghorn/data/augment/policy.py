@@ -7,7 +7,6 @@ batch from (seed, epoch, view), because timm draws for one image at a time from 
 import math
 from collections.abc import Iterator, Sequence
 from itertools import zip_longest
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -52,12 +51,8 @@ def normal(uniforms: np.ndarray) -> np.ndarray:
     return torch.special.ndtri(torch.from_numpy(np.maximum(uniforms, 2.0**-54))).numpy()
 
 
-class Step(NamedTuple):
-    """One of timm's operations, on some images of a batch: (n,) positions, and (n,) float64 arguments if it has any."""
-
-    name: str
-    rows: np.ndarray
-    arguments: np.ndarray | None
+# One of timm's operations: its name, (n,) rows of the batch, and (n,) float64 arguments, if it has any.
+Step = tuple[str, np.ndarray, np.ndarray | None]
 
 
 class Policy:
@@ -105,7 +100,7 @@ class Policy:
                 if len(rows) > 0:
                     _, _, magnitude, sign, number = uniforms[rows, layer].T
                     argument, signs = ARGUMENTS[op.name], np.where(sign < 0.5, -1.0, 1.0)
-                    yield Step(op.name, rows, argument(_levels(op, magnitude), signs, number) if argument else None)
+                    yield op.name, rows, argument(_levels(op, magnitude), signs, number) if argument else None
 
 
 def _levels(op: AugmentOp, uniforms: np.ndarray) -> np.ndarray:

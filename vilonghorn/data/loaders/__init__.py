@@ -15,7 +15,7 @@ from .config import LoaderConfig
 from .loader import FolderLoader, Loader
 
 
-def create_loader(source: str | os.PathLike, config: LoaderConfig | None = None, **options: Any) -> Loader:
+def create_loader(source: str | os.PathLike, **options: Any) -> Loader:
     """Makes a loader of normalised batches, the same for both kinds of source.
 
     Training takes seeded random resized crops and flips in a shuffled order, and augments them on the device; otherwise
@@ -23,8 +23,7 @@ def create_loader(source: str | os.PathLike, config: LoaderConfig | None = None,
 
     Args:
         source: a `.beton` file, or an image folder (`root/class/image`).
-        config: the options; default: from `options` alone.
-        options: fields of `LoaderConfig`, which replace those of `config`.
+        options: fields of `LoaderConfig`.
 
     Returns:
         A loader; `loader.epoch(e)` iterates over (images, targets).
@@ -39,8 +38,7 @@ def create_loader(source: str | os.PathLike, config: LoaderConfig | None = None,
     Warns:
         What a user may not expect: files that are left out, classes without images, checks that cannot be made.
     """
-    config = LoaderConfig(**options) if config is None else replace(config, **options)
-    source = Path(source)
+    source, config = Path(source), LoaderConfig(**options)
     from_folder = source.is_dir()
     if config.workers is None:
         config = replace(config, workers=min(8, available_cpus()) if from_folder else available_cpus())

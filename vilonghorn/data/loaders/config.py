@@ -160,13 +160,6 @@ class LoaderConfig(TransformConfig, ImageConfig):
             if (value := getattr(self, name)) not in known:
                 raise ValueError(f"{name} is {value!r}; expected {' or '.join(filter(None, known))}")
 
-    @classmethod
-    def from_sections(cls, *sections: ImageConfig | TransformConfig, **options: Any) -> "LoaderConfig":
-        """Takes the options of a loader from sections of a configuration; what comes later wins."""
-        names = {option.name for option in fields(cls)}
-        taken = {name: value for section in sections for name, value in vars(section).items() if name in names}
-        return cls(**taken | options)
-
     def size_at(self, epoch: int) -> int:
         """Height and width of the images of an epoch."""
         return self.grown_size(epoch, self.image_size) if self.training else self.image_size
