@@ -9,8 +9,6 @@ import pytest
 from vilonghorn.engine import Config, build_parser, load_config, parse
 from vilonghorn.engine.config import FIELDS, SECTIONS
 
-INTERVALS = {key: field.metadata["interval"] for key, field in FIELDS.items() if field.metadata}
-
 
 def read(*argv):
     return parse(build_parser(), list(argv))[0]
