@@ -1,6 +1,7 @@
-// Runs the source of a CUDA kernel on the CPU, for tests. Every thread of a block is a fiber; a barrier or a shuffle
-// switches to the next fiber. One block runs at a time: this tests results and synchronization, not speed. Shared
-// memory starts as NaN. A barrier that some thread never reaches is reported as an error.
+// Runs the source of a CUDA kernel on the CPU, for tests. Every thread of a block is a fiber, which runs to its next
+// barrier or shuffle. One block runs at a time: this tests results and synchronization, not speed. The order of blocks,
+// warps and threads is random, as is when a copy arrives, and shared memory begins with NaN or what the last block
+// left. A barrier that some thread never reaches is reported as an error.
 #pragma once
 #include <math.h>
 #include <setjmp.h>
@@ -11,6 +12,8 @@
 #include <algorithm>
 #include <functional>
 #include <memory>
+#include <numeric>
+#include <random>
 #include <vector>
 
 #define VL_DEVICE inline
@@ -38,11 +41,14 @@ struct Copy {
   void *to;
   const void *from;
   size_t bytes;
+  bool is_read;  // `data` holds what was at `from`
+  unsigned char data[16];
 };
 
 struct Fiber {
   dim3 thread;
-  std::vector<Copy> copies;  // that it has started
+  std::vector<Copy> copies;     // that it has started
+  std::vector<float> shuffled;  // all that it has given to other lanes
   bool started = false, done = false;
   ucontext_t start;
   jmp_buf resume;  // cheaper than swapcontext, which saves the signal mask by a system call
@@ -54,14 +60,21 @@ constexpr int kWarp = 32;
 static std::vector<unsigned char> shared;
 static std::vector<Fiber> fibers;
 static std::vector<Barrier> warps;
-static std::vector<std::vector<float>> slots;  // values that lanes exchange; two sets, for this and the next exchange
 static Barrier teams;
 static std::function<void()> body;
 static jmp_buf scheduler;
 static Fiber *current;
 static bool progress;
-static int64_t *plan;       // where launches are recorded instead of run: their number, then three numbers of each
-static bool reverse_order;  // run the threads of a block from the last to the first, and copies at once, not at a wait
+static int64_t *plan;  // where launches are recorded instead of run: their number, then three numbers of each
+static std::minstd_rand random;
+
+static int draw(int count) { return (int)(random() / 8 % count); }  // the last bits of its numbers are less random
+static std::vector<int> random_order(int count) {
+  std::vector<int> order(count);
+  std::iota(order.begin(), order.end(), 0);
+  for (int i = count; i > 1; i--) std::swap(order[i - 1], order[draw(i)]);
+  return order;
+}
 
 static int index_in_block() { return threadIdx.y * blockDim.x + threadIdx.x; }
 
@@ -96,18 +109,18 @@ static void resume(Fiber &fiber) {
 
 // Returns false on deadlock.
 static bool run_block(size_t shared_bytes) {
-  shared.assign(shared_bytes, 0xff);
+  if (draw(2)) shared.assign(shared_bytes, 0xff);
+  else shared.resize(shared_bytes, 0xff);
   const int count = blockDim.x * blockDim.y;
   fibers.resize(count);
   warps.assign((count + kWarp - 1) / kWarp, Barrier());
-  slots.assign(warps.size(), std::vector<float>(2 * kWarp));
   teams = Barrier();
   for (int i = 0; i < count; i++) {
     Fiber &fiber = fibers[i];
     warps[i / kWarp].expected++;
     fiber.thread = dim3(i % blockDim.x, i / blockDim.x);
     fiber.started = fiber.done = false;
-    fiber.copies.clear();
+    fiber.copies.clear(), fiber.shuffled.clear();
     if (!fiber.stack) fiber.stack.reset(new char[kStack]);
     getcontext(&fiber.start);
     fiber.start.uc_stack.ss_sp = fiber.stack.get();
@@ -115,15 +128,20 @@ static bool run_block(size_t shared_bytes) {
     fiber.start.uc_link = nullptr;
     makecontext(&fiber.start, run_fiber, 0);
   }
+  int idle = 0;  // rounds without progress
   for (bool all_done = false; !all_done;) {
     all_done = true;
     progress = false;
-    for (int i = 0; i < count; i++) {
-      Fiber &fiber = fibers[reverse_order ? count - 1 - i : i];
-      if (!fiber.done) resume(fiber);
-      all_done = all_done && fiber.done;
-    }
-    if (!all_done && !progress) return false;
+    const int num_warps = (int)warps.size(), held = draw(2) ? draw(num_warps) : -1;  // a warp that the others overtake
+    for (const int warp : random_order(num_warps))
+      for (const int lane : random_order(kWarp)) {
+        const int i = warp * kWarp + lane;
+        if (i >= count) continue;
+        if (!fibers[i].done && (warp != held || num_warps == 1)) resume(fibers[i]);
+        all_done = all_done && fibers[i].done;
+      }
+    if (progress) idle = 0;
+    else if (!all_done && ++idle == 64) return false;  // in all of these the same warp cannot have been held
   }
   return true;
 }
@@ -146,14 +164,20 @@ static inline float min_nan(float x, float limit) { return x > limit ? limit : x
 static inline float reciprocal(float x) { return 1.f / x; }
 static inline int uniform(int value) { return value; }
 template <class T> static inline void pin(T &) {}
-static inline void wait_for_copies() {
-  for (const emulator::Copy &copy : emulator::current->copies) memcpy(copy.to, copy.from, copy.bytes);
-  emulator::current->copies.clear();
+static inline void wait_for_copies(size_t left = 0) {  // until so many copies are left, in any order
+  std::vector<emulator::Copy> &copies = emulator::current->copies;
+  while (copies.size() > left) {
+    std::swap(copies[emulator::draw((int)copies.size())], copies.back());
+    const emulator::Copy &copy = copies.back();
+    memcpy(copy.to, copy.is_read ? copy.data : copy.from, copy.bytes);
+    copies.pop_back();
+  }
 }
 template <int BYTES> static inline void copy_async(void *to, const void *from) {
   if ((uintptr_t)to % BYTES || (uintptr_t)from % BYTES) abort();  // as a GPU does
-  emulator::current->copies.push_back({to, from, BYTES});
-  if (emulator::reverse_order) wait_for_copies();
+  emulator::current->copies.push_back({to, from, BYTES, emulator::draw(2) == 1, {}});
+  memcpy(emulator::current->copies.back().data, from, BYTES);
+  if (!emulator::draw(8)) wait_for_copies(emulator::draw((int)emulator::current->copies.size() + 1));
 }
 static inline void sync_warp() { emulator::wait(emulator::warps[emulator::index_in_block() / emulator::kWarp]); }
 static inline void sync_teams(int threads) {
@@ -162,12 +186,13 @@ static inline void sync_teams(int threads) {
 }
 static inline void sync_block() { sync_teams(blockDim.x * blockDim.y); }
 static inline float shuffle_xor(float value, int mask) {
-  const int index = emulator::index_in_block(), warp = index / emulator::kWarp, lane = index % emulator::kWarp;
-  emulator::Barrier &barrier = emulator::warps[warp];
-  float *values = emulator::slots[warp].data() + (barrier.generation & 1) * emulator::kWarp;
-  values[lane] = value;
-  emulator::wait(barrier);
-  return values[lane ^ mask];
+  // Lanes wait for each other in pairs: on a GPU all of a warp do, but that orders no accesses of memory.
+  const std::vector<float> &other = emulator::fibers[emulator::index_in_block() ^ mask].shuffled;
+  const size_t number = emulator::current->shuffled.size();
+  emulator::current->shuffled.push_back(value);
+  emulator::progress = true;
+  while (other.size() <= number) emulator::yield_fiber();
+  return other[number];
 }
 
 struct bfloat16 {
@@ -200,7 +225,7 @@ static int launch(void (*kernel)(Args), const Args &args, int64_t blocks, dim3 t
   blockDim = threads;
   gridDim = dim3((unsigned)blocks);
   emulator::body = [&] { kernel(args); };
-  for (int64_t block = 0; block < blocks; block++) {
+  for (const int block : emulator::random_order((int)blocks)) {
     blockIdx = dim3((unsigned)block);
     if (!emulator::run_block(shared)) return cudaErrorLaunchTimeout;
   }
@@ -209,10 +234,8 @@ static int launch(void (*kernel)(Args), const Args &args, int64_t blocks, dim3 t
 
 }  // namespace vilonghorn
 
-// Tests run every kernel in both orders: a missing barrier changes the result.
-extern "C" __attribute__((visibility("default"))) void vl_emulator_order(int reverse_order) {
-  emulator::reverse_order = reverse_order;
-}
+// Restarts the random orders. Two runs after it differ in their orders, so a missing barrier changes a result.
+extern "C" __attribute__((visibility("default"))) void vl_emulator_seed(int seed) { emulator::random.seed(seed + 1); }
 
 // Records launches instead of running them: their number, then blocks, threads and bytes of each. Null: runs them.
 extern "C" __attribute__((visibility("default"))) void vl_emulator_plan(int64_t *plan) { emulator::plan = plan; }

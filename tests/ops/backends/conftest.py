@@ -1,6 +1,8 @@
 """The CUDA library without a GPU: its own source, compiled for the emulator in `kernels/`."""
 
 import ctypes
+import os
+import random
 import shutil
 import subprocess
 from pathlib import Path
@@ -10,7 +12,7 @@ import torch
 
 from vilonghorn.ops.backends import cuda
 
-KERNELS = Path(__file__).parents[3] / "kernels" / "cuda"
+KERNELS = Path(os.environ.get("VILONGHORN_KERNELS", Path(__file__).parents[3] / "kernels")) / "cuda"
 FLAGS = ["-std=c++17", "-O2", "-fPIC", "-shared", "-fvisibility=hidden", "-U_FORTIFY_SOURCE", "-DVILONGHORN_EMULATED"]
 
 
@@ -28,11 +30,16 @@ def emulated_library(tmp_path_factory):
 
 @pytest.fixture
 def emulator(emulated_library, monkeypatch):
-    """The emulator in the place of the CUDA library, and NaN in all new memory."""
+    """The emulator in the place of the CUDA library, and NaN in all new memory. Its orders are random.
+
+    A failure shows the line with the seed: VILONGHORN_EMULATOR_SEED=N repeats the orders.
+    """
     monkeypatch.setattr(cuda, "_open", lambda: (emulated_library, None))
     monkeypatch.setattr(cuda, "unavailable", lambda device_type, dtype=None: None)
     monkeypatch.setattr(cuda, "_call", lambda function, device, *structs: function(*structs, 0, None))
-    emulated_library.vl_emulator_order(0)
+    seed = int(os.environ.get("VILONGHORN_EMULATOR_SEED") or random.randrange(2**16))
+    print(f"VILONGHORN_EMULATOR_SEED={seed}")
+    emulated_library.vl_emulator_seed(seed)
     torch.use_deterministic_algorithms(True)
     assert torch.empty(3).isnan().all()
     yield emulated_library

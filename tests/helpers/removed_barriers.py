@@ -1,0 +1,44 @@
+"""Removes each barrier and wait of the CUDA kernels in turn, and says whether the tests in the emulator notice.
+
+python tests/helpers/removed_barriers.py [FILE:LINE ...]
+"""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+TESTS = [f"tests/ops/backends/test_{name}_emulated.py" for name in ("conv", "cuda", "mamba_inner")]
+SYNC = re.compile(r"(sync_warp\(\)|sync_block\(\)|sync_teams\([^;]*\)|wait_for_copies\(\));")
+
+
+def notices(kernels: Path) -> str:
+    """The first test that fails with these kernels, or none."""
+    command = [sys.executable, "-m", "pytest", "-qx", "-p", "no:cacheprovider", "-k", "oracle or order", *TESTS]
+    environment = os.environ | {"VILONGHORN_KERNELS": str(kernels)}
+    output = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True).stdout
+    return next((line for line in output.splitlines() if line.startswith(("FAILED", "ERROR"))), "no test notices")
+
+
+def main(wanted: list[str]) -> None:
+    """Prints a line for each barrier, or for those given."""
+    for source in sorted((ROOT / "kernels/cuda").glob("*.cuh")):
+        text = source.read_text()
+        for match in SYNC.finditer(text):
+            site = f"{source.name}:{text.count(chr(10), 0, match.start()) + 1}"
+            if source.name == "device.cuh" or (wanted and site not in wanted):
+                continue
+            with tempfile.TemporaryDirectory() as folder:
+                kernels = Path(folder) / "kernels"
+                shutil.copytree(ROOT / "kernels", kernels)
+                changed = f"{text[: match.start()]}(void)0;{text[match.end() :]}"
+                (kernels / "cuda" / source.name).write_text(changed)
+                print(site, match[1], notices(kernels)[:110], sep="  ", flush=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
