@@ -1,5 +1,6 @@
 """Private symbols of torch that have no public form, each with its reason."""
 
+import torch
 from torch._C import DispatchKey, _SetExcludeDispatchKeyGuard
 from torch._C import _dispatch_keys as dispatch_keys  # noqa: F401  (tell a plain tensor from any other)
 from torch._C import _len_torch_dispatch_stack as num_dispatch_modes  # noqa: F401  (a mode sees operators only)
@@ -9,6 +10,9 @@ from torch._higher_order_ops.scan import scan as captured_loop  # noqa: F401  (a
 from torch.autograd import _profiler_enabled as is_profiling  # noqa: F401  (a profile names the stages of a block)
 from torch.autograd import forward_ad
 from torch.nn.modules.module import _has_any_global_hook as has_global_hooks  # noqa: F401  (a fused call skips hooks)
+
+# The stream that a device's kernels join, without an object around it. Builds of torch without CUDA lack it.
+raw_stream = getattr(torch._C, "_cuda_getCurrentRawStream", None)
 
 
 def in_forward_mode() -> bool:

@@ -13,7 +13,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..arguments import ConvArguments, MambaInnerArguments, ScanArguments
+from .._torch import raw_stream
+from ..arguments import ConvArguments, MambaInnerArguments, ScanArguments, Sizes
 from ..rules import RULES, kernel_state_dtype
 from . import segments, triton
 from .bindings import Input, ScanParams, Segments, conv_params, open_library
@@ -122,7 +123,8 @@ def backward(
     if args.z is not None:
         params.struct.dz_step = grads[4].stride(1)
     params.run(_open()[0].vl_cuda_scan_backward, accumulate=args.z is not None)
-    return tuple(None if t is None else grad.to(t.dtype) for grad, t in zip(grads, args))
+    pairs = zip(grads, args)
+    return tuple([None if t is None else grad if grad.dtype == t.dtype else grad.to(t.dtype) for grad, t in pairs])
 
 
 def conv_forward(args: ConvArguments, conv_grid: Sequence[int] = ()) -> Tensor:
@@ -162,8 +164,8 @@ def takes_mamba_inner(args: MambaInnerArguments, dtype: torch.dtype) -> bool:
 
 def mamba_inner_outputs(args: MambaInnerArguments, save: bool) -> tuple[Tensor, ...]:
     """Memory for y, and with `save` for u, the projections, dt and the saved states, else empty tensors."""
-    G, B, L, D, N, _, R, H = args.sizes
-    new, in_chunks = args.xz.new_empty, _in_chunks(args)
+    G, B, L, D, N, _, R, H = sizes = args.sizes
+    new, in_chunks = args.xz.new_empty, _in_chunks(args, sizes)
     shapes = [(G, B, L, D), (G, B * L, R + 2 * N), (G, B, L, H if in_chunks else D)]
     states = (triton.empty_states if in_chunks else empty_states)(args, save)
     return new(B, L, D), *(new(shape if save else 0) for shape in shapes), states
@@ -171,12 +173,13 @@ def mamba_inner_outputs(args: MambaInnerArguments, save: bool) -> tuple[Tensor, 
 
 def mamba_inner_forward(args: MambaInnerArguments, save: bool) -> tuple[Tensor, ...]:
     """Runs `vilonghorn.ops.mamba_inner`; returns the filled `mamba_inner_outputs`. x_proj, dt_proj have xz's dtype."""
-    args = _with_channel_steps(args)
-    u = conv_forward(_conv_within(args), args.conv_grid)
-    projected = torch.bmm(u.flatten(1, 2), args.x_proj.mT)  # (G, B * L, R + 2N)
-    dt = torch.bmm(projected.narrow(2, 0, args.sizes.R), args.dt_proj.mT).view(*u.shape[:3], args.dt_proj.shape[1])
-    run = triton.forward if _in_chunks(args) else forward
-    y, saved_states = run(_scan_within(args, u, projected, dt), save)
+    G, B, L, D, *_, R, _ = sizes = args.sizes
+    in_chunks = _in_chunks(args, sizes)
+    args = args if in_chunks else _with_channel_steps(args, sizes)
+    u = conv_forward(ConvArguments(args.xz.narrow(2, 0, D), *args[1:3], args.reverse), args.conv_grid)
+    projected = torch.bmm(u.view(G, B * L, D), args.x_proj.mT)  # (G, B * L, R + 2N)
+    dt = torch.bmm(projected.narrow(2, 0, R), args.dt_proj.mT).view(G, B, L, args.dt_proj.shape[1])
+    y, saved_states = (triton.forward if in_chunks else forward)(_scan_within(args, sizes, u, projected, dt), save)
     saved = u, projected, dt, saved_states
     return y, *(saved if save else (t.new_empty(0) for t in saved))
 
@@ -185,45 +188,41 @@ def mamba_inner_backward(
     dy: Tensor, args: MambaInnerArguments, u: Tensor, projected: Tensor, dt: Tensor, saved_states: Tensor
 ) -> tuple[Tensor | None, ...]:
     """Gradients of the tensors of `args`, in their order; None for those absent."""
-    heads, args = args.dt_proj.shape[1], _with_channel_steps(args)
-    G, B, L, D, N, _, R, _ = args.sizes
+    G, B, L, D, N, _, R, H = sizes = args.sizes
+    in_chunks = _in_chunks(args, sizes)
+    args = args if in_chunks else _with_channel_steps(args, sizes)
     dxz = torch.empty_like(args.xz, memory_format=torch.contiguous_format)
     dprojected = torch.empty_like(projected)
     dx, dz = dxz.narrow(2, 0, D), dxz.narrow(2, D, D)
     rows = dprojected.view(G, B, L, R + 2 * N)
     dk, dq = rows.narrow(3, R, N), rows.narrow(3, R + N, N)
-    scan = _scan_within(args, u, projected, dt)
-    run = triton.backward if _in_chunks(args) else backward
+    scan, run = _scan_within(args, sizes, u, projected, dt), triton.backward if in_chunks else backward
     du, ddt, *_, dA, dD, ddt_bias = run(dy, scan, saved_states, dict(k=dk, q=dq, z=dz))
     ddt, u = ddt.flatten(1, 2), u.flatten(1, 2)
     torch.bmm(ddt, args.dt_proj, out=dprojected.narrow(2, 0, R))
     du.flatten(1, 2).baddbmm_(dprojected, args.x_proj)
-    _, dconv_weight, dconv_bias = conv_backward(du, _conv_within(args), dx, args.conv_grid)
+    conv = ConvArguments(args.xz.narrow(2, 0, D), *args[1:3], args.reverse)
+    _, dconv_weight, dconv_bias = conv_backward(du, conv, dx, args.conv_grid)
     dx_proj, ddt_proj = torch.bmm(dprojected.mT, u), torch.bmm(ddt.mT, projected.narrow(2, 0, R))
-    if heads < ddt_proj.shape[1]:
-        ddt_proj, ddt_bias = (t.unflatten(1, (heads, -1)).sum(2) for t in (ddt_proj, ddt_bias))
+    if H < ddt_proj.shape[1]:
+        ddt_proj, ddt_bias = (t.view(G, H, D // H, *t.shape[2:]).sum(2) for t in (ddt_proj, ddt_bias))
     return dxz, dconv_weight, dconv_bias, dx_proj, ddt_proj, ddt_bias, dA, dD
 
 
-def _in_chunks(args: MambaInnerArguments) -> bool:
-    *_, D, _, _, _, H = args.sizes
-    return H != D and triton.takes_heads(args.xz.device, args.xz.dtype, args.rule, len(args.reverse) == 1)
+def _in_chunks(args: MambaInnerArguments, sizes: Sizes) -> bool:
+    return sizes.H != sizes.D and triton.takes_heads(args.xz.device, args.xz.dtype, args.rule, len(args.reverse) == 1)
 
 
-def _with_channel_steps(args: MambaInnerArguments) -> MambaInnerArguments:
+def _with_channel_steps(args: MambaInnerArguments, sizes: Sizes) -> MambaInnerArguments:
     """Repeats the rows of dt_proj and dt_bias for the channels of each head: the kernels have a dt for each channel."""
-    dt_proj, dt_bias = args.dt_proj, args.dt_bias
-    if (repeats := args.sizes.D // dt_proj.shape[1]) == 1 or _in_chunks(args):
+    if (repeats := sizes.D // sizes.H) == 1:
         return args
-    return args._replace(dt_proj=dt_proj.repeat_interleave(repeats, 1), dt_bias=dt_bias.repeat_interleave(repeats, 1))
+    dt_proj, dt_bias = (t.repeat_interleave(repeats, 1) for t in (args.dt_proj, args.dt_bias))
+    return args._replace(dt_proj=dt_proj, dt_bias=dt_bias)
 
 
-def _conv_within(args: MambaInnerArguments) -> ConvArguments:
-    return ConvArguments(args.xz.narrow(2, 0, args.sizes.D), args.conv_weight, args.conv_bias, args.reverse)
-
-
-def _scan_within(args: MambaInnerArguments, u: Tensor, projected: Tensor, dt: Tensor) -> ScanArguments:
-    G, B, L, D, N, _, R, _ = args.sizes
+def _scan_within(args: MambaInnerArguments, sizes: Sizes, u: Tensor, projected: Tensor, dt: Tensor) -> ScanArguments:
+    G, B, L, D, N, _, R, _ = sizes
     rows, z = projected.view(G, B, L, R + 2 * N), args.xz.narrow(2, D, D)
     k, q = rows.narrow(3, R, N), rows.narrow(3, R + N, N)  # slices by `[...]` take twice as long
     return ScanArguments(u, dt, k, q, z, args.A, args.D, args.dt_bias, args.rule, args.reverse, "mean")
@@ -286,6 +285,7 @@ def _queue(operator: str, function: Callable, device: torch.device, *structs: ct
 
 
 def _call(function: Callable, device: torch.device, *structs) -> int:
-    stream = torch.cuda.current_stream(device).cuda_stream
+    if device.index == torch.cuda.current_device():
+        return function(*structs, device.index, raw_stream(device.index))
     with torch.cuda.device(device):
-        return function(*structs, device.index, stream)
+        return function(*structs, device.index, raw_stream(device.index))

@@ -6,6 +6,8 @@ state that each segment starts with. Then the kernels of the scan run every segm
 does the same against time.
 """
 
+import functools
+
 import torch
 
 from ..arguments import ScanArguments
@@ -59,6 +61,7 @@ def num_segments(args: ScanArguments, warps: int) -> int:
     return best if time(best) <= time(1) / 2 else 1
 
 
+@functools.cache
 def multiprocessors(device: torch.device) -> int:
     """Number of multiprocessors of a GPU; 1 for an emulator on a CPU."""
     return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1
