@@ -1,5 +1,7 @@
 """Private symbols of torch that have no public form, each with its reason."""
 
+from typing import Any
+
 import torch
 from torch._C import DispatchKey, _SetExcludeDispatchKeyGuard
 from torch._C import _dispatch_keys as dispatch_keys  # noqa: F401  (tell a plain tensor from any other)
@@ -12,7 +14,7 @@ from torch.autograd import forward_ad
 from torch.nn.modules.module import _has_any_global_hook as has_global_hooks  # noqa: F401  (a fused call skips hooks)
 
 # The stream that a device's kernels join, without an object around it. Builds of torch without CUDA lack it.
-raw_stream = getattr(torch._C, "_cuda_getCurrentRawStream", None)
+raw_stream: Any = getattr(torch._C, "_cuda_getCurrentRawStream", None)
 
 
 def in_forward_mode() -> bool:
