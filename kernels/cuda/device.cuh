@@ -42,6 +42,7 @@ VL_DEVICE float shuffle_xor(float value, int mask) { return __shfl_xor_sync(0xff
 // registers.
 VL_DEVICE int uniform(int value) { return __shfl_sync(0xffffffffu, value, 0); }
 VL_DEVICE void sync_warp() { __syncwarp(); }
+VL_DEVICE void part_steps() { __syncwarp(); }  // orders code, not threads: an empty asm with "memory" spills
 VL_DEVICE void sync_block() { __syncthreads(); }
 // A barrier that counts threads; warps may reach it at different places of the program.
 VL_DEVICE void sync_teams(int threads) { asm volatile("barrier.sync 1, %0;" ::"r"(threads) : "memory"); }

@@ -129,7 +129,7 @@ template <int RULE, class T, int LANES> struct Backward {
     const int left = length - first, start = steps[first];
     CopyTokens tokens(a.k, a.q, g, b, start, steps.reversed, (int)a.states, job.wide_tokens, lane);
     Copy x(copy_from(a.x, start)), dt(copy_from(a.dt, start));
-    sync_warp();  // the previous chunk
+    sync_warp();  // the previous chunk: its shuffles order the lanes, but not what these read
     VL_UNROLL for (int i = 0; i < kChunk / kStage; i++) tokens.copy(shared.copied.tokens[i], left - i * kStage);
     dt.copy(shared.copied.dt, left);
     x.copy(shared.x, left);

@@ -132,7 +132,7 @@ template <int RULE, class T, int LANES> struct Forward {
 
   template <bool FINISHES> VL_DEVICE void all_steps(int buffer, bool adds) {
     VL_UNROLL for (int u = 0; u < kStage; u++) {
-      if (RULE != VL_LONGHORN) sync_warp();  // else the compiler loads several steps at once, and spills
+      if (RULE != VL_LONGHORN) part_steps();  // else the compiler loads several steps at once, and spills
       one_step(u, buffer, adds, FINISHES);
     }
   }

@@ -180,6 +180,7 @@ template <int BYTES> static inline void copy_async(void *to, const void *from) {
   if (!emulator::draw(8)) wait_for_copies(emulator::draw((int)emulator::current->copies.size() + 1));
 }
 static inline void sync_warp() { emulator::wait(emulator::warps[emulator::index_in_block() / emulator::kWarp]); }
+static inline void part_steps() {}
 static inline void sync_teams(int threads) {
   emulator::teams.expected = threads;
   emulator::wait(emulator::teams);
