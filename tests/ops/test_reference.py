@@ -10,12 +10,7 @@ from vilonghorn.ops.mamba_inner import mamba_inner_exportable
 from vilonghorn.ops.scan import scan_exportable
 
 # G, B, L, D, N, R, K
-SHAPES = [
-    (1, 1, 1, 1, 1, 1, 1),
-    (2, 2, 2, 5, 3, 2, 4),
-    (3, 2, 33, 17, 5, 1, 2),
-    (2, 1, 63, 40, 16, 3, 4),
-]
+SHAPES = [(1, 1, 1, 1, 1, 1, 1), (2, 2, 2, 5, 3, 2, 4), (3, 2, 33, 17, 5, 1, 2), (2, 1, 63, 40, 16, 3, 4)]
 TOLERANCE = {torch.float32: 4e-6, torch.float64: 1e-12}
 
 

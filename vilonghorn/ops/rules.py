@@ -102,14 +102,5 @@ register_rule(
 )
 # FLOPs: delta A; its exponential; times s; delta x B; their sum; times C, summed
 register_rule(
-    Rule(
-        "mamba",
-        _mamba_gate,
-        _mamba_step,
-        flops=7,
-        has_decay=True,
-        has_heads=False,
-        number=2,
-        backends=_KERNELS,
-    )
+    Rule("mamba", _mamba_gate, _mamba_step, flops=7, has_decay=True, has_heads=False, number=2, backends=_KERNELS)
 )

@@ -8,14 +8,7 @@ from typing import Any, get_type_hints
 import torch
 from torch import Tensor
 
-from .arguments import (
-    BlockArguments,
-    ConvArguments,
-    MambaInnerArguments,
-    NormArguments,
-    ScanArguments,
-    Sizes,
-)
+from .arguments import BlockArguments, ConvArguments, MambaInnerArguments, NormArguments, ScanArguments, Sizes
 from .rules import NO_RULE, find_rule
 
 REDUCTIONS = ("none", "mean")
