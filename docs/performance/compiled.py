@@ -249,7 +249,8 @@ def compile_triton(architecture: int, rule: str) -> dict[str, Any]:
 
     def compile_only(kernel: JITFunction, *args: Any, **options: Any) -> None:
         name = kernel.__name__.removeprefix("scan_")
-        compiled[name] = run(kernel, *args, **options | dict(warmup=True))
+        if name != "sum_shares":
+            compiled[name] = run(kernel, *args, **options | dict(warmup=True))
 
     G, B, L, D, N, R = 2, 2, 50, 32, 16, 12
     x, dt = torch.empty((2, G, B, L, D), dtype=torch.bfloat16)

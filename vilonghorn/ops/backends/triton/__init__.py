@@ -64,7 +64,9 @@ def takes_heads(device: torch.device, dtype: torch.dtype, rule: str, alone: bool
 
 # Arguments of the kernels
 Inputs = namedtuple("Inputs", "x dt k q z dy D dt_bias")  # tensors, None if absent, or all their strides but the last
-Outputs = namedtuple("Outputs", "x dt k q z D dt_bias sums")  # gradients, and memory for sums over directions
+Outputs = namedtuple("Outputs", "x dt k q z z_strides D dt_bias sums")  # gradients, memory for sums over directions
+Sums = namedtuple("Sums", "k q dt")  # what `sum_shares` writes, or its strides
+SumConfig = namedtuple("SumConfig", "CHUNK N PADDED")
 ChunkConfig = namedtuple("ChunkConfig", "CHUNK DOUBLINGS BLOCK N PADDED PRECISION")
 Config = namedtuple("Config", "RULE DIRECTIONS MEAN CHUNK HELD N TILE")
 
@@ -121,36 +123,42 @@ def backward(
     dy: Tensor, args: ScanArguments, saved_states: Tensor, out: Mapping[str, Tensor] = {}
 ) -> tuple[Tensor | None, ...]:
     """Gradients of a scan; see `Backend`. `out` is as in `cuda.backward`."""
+    from .tiles import sum_shares
+
     launch, (G, B, L, D, N, *_, H) = _Launch(args, dy), args.sizes
-    dx = torch.empty(args.x.shape, dtype=args.x.dtype, device=args.x.device)
-    keys = launch.empty(launch.blocks, G, B, L, 2 * N)  # gradients of k and q, summed in one launch
-    dk, dq = keys.chunk(2, -1)
-    dz = None if args.z is None else launch.empty(G, B, L, D)
+    dx, ddt = args.x.new_empty(args.x.shape), args.dt.new_empty(args.dt.shape)
+    keys, steps = launch.empty(launch.blocks, G, B, L, 2 * N), None  # each program's share of dk and dq, and of ddt
+    dz, dz_strides, sums = None, (0, 0, 0), None
+    if args.z is not None:
+        one = args.reduce == "mean" or G == 1  # gradient of z; else one for each direction, added here
+        dz = launch.empty(G, B, L, D) if not one else out["z"] if "z" in out else args.z.new_empty(B, L, D)
+        dz_strides = dz.expand(G, B, L, D).stride()[:-1]
+        sums = launch.sums_for(dz)
     if args.has_heads:
         from .chunks import chunks_backward
 
-        ddt, dD, dA = launch.empty(launch.blocks, G, B, L), launch.empty(B, G, D), None
-        outputs = Outputs(dx, ddt, dk, dq, dz, None if args.D is None else dD, None, None)
+        steps, dD, dA = launch.empty(launch.blocks, G, B, L), launch.empty(B, G, D), None
+        outputs = Outputs(dx, steps, *keys.chunk(2, -1), dz, dz_strides, None if args.D is None else dD, None, None)
         launch(chunks_backward, saved_states, outputs)
-        ddt = ddt.unflatten(0, (H, -1)).sum(1).movedim(0, -1)
-        dD, ddt_bias = dD.sum(0), ddt.sum((1, 2))
+        dD, ddt_bias = dD.sum(0), steps.view(H, launch.blocks // H, G, B * L).sum((1, 3)).T
     else:
         from .kernels import scan_backward
 
-        ddt, sums, width = torch.empty_like(dx), None, launch.tile.channels
-        if args.z is not None and args.reduce == "mean":
-            dz = torch.empty((1, B, L, D), dtype=dx.dtype, device=dx.device)
-            sums = launch.sums_for(dz)
+        width = launch.tile.channels
         dA = None if args.A is None else launch.empty(B, G, launch.blocks, N, width)
         dD, ddt_bias = (None if t is None else launch.empty(B, G, launch.blocks * width) for t in args[6:8])
-        outputs = Outputs(dx, ddt, dk, dq, dz, dD, ddt_bias, sums)
+        outputs = Outputs(dx, ddt, *keys.chunk(2, -1), dz, dz_strides, dD, ddt_bias, sums)
         launch(scan_backward, launch.A, saved_states, dA, outputs)
         dA = None if dA is None else dA.sum(0).transpose(2, 3).flatten(1, 2)[:, :D]
         dD, ddt_bias = (None if t is None else t.sum(0)[:, :D] for t in (dD, ddt_bias))
-    grads = (dx, ddt, *keys.sum(0).chunk(2, -1), None if dz is None else dz.sum(0), dA, dD, ddt_bias)
-    for name, t in out.items():
-        t.copy_(grads[args._fields.index(name)])
-    return tuple(None if t is None else g.to(t.dtype).contiguous() for g, t in zip(grads, args[:8]))
+    dk, dq = (out[name] if name in out else t.new_empty(t.shape) for name, t in (("k", args.k), ("q", args.q)))
+    written = Sums(dk, dq, ddt)
+    strides = Sums(*(t.stride()[:-1] for t in written))
+    config, grid = SumConfig(CHUNK_TOKENS, N, 1 << (N - 1).bit_length()), (-(-L // CHUNK_TOKENS), B, G)
+    launch.run(sum_shares, grid, keys, steps, written, strides, L, launch.blocks, launch.blocks // H, config)
+    grads = (dx, ddt, dk, dq, dz.sum(0) if dz is not None and dz.dim() == 4 else dz, dA, dD, ddt_bias)
+    pairs = zip(args._fields, args[:8], grads)
+    return tuple(None if t is None else g if name in out else g.to(t.dtype).contiguous() for name, t, g in pairs)
 
 
 class _Launch:
@@ -185,8 +193,11 @@ class _Launch:
         self.arguments = (*scalars, config)
 
     def __call__(self, kernel: Any, *outputs: Any) -> None:
+        self.run(kernel, self.grid, *self.inputs, *outputs, *self.arguments)
+
+    def run(self, kernel: Any, grid: tuple[int, ...], *arguments: Any) -> None:
         with torch.cuda.device_of(self.args.x):
-            kernel[self.grid](*self.inputs, *outputs, *self.arguments, **OPTIONS)
+            kernel[grid](*arguments, **OPTIONS)
 
     def empty(self, *shape: int) -> Tensor:
         return torch.empty(shape, dtype=torch.float32, device=self.args.x.device)

@@ -116,7 +116,8 @@ def chunks_backward(inputs, strides, states, outputs, length, width, channels, r
         output_row(outputs.q, part, length, 2 * CONFIG.N),
     )
     if inputs.z is not None:
-        z_row, dz_row = input_row(inputs.z, strides.z, p.g, p.b), output_row(outputs.z, sequence, length, channels)
+        z_row = input_row(inputs.z, strides.z, p.g, p.b)
+        dz_row = input_row(outputs.z, outputs.z_strides, p.g, p.b)
     PADDED: tl.constexpr = CONFIG.PADDED
     BLOCK: tl.constexpr = CONFIG.BLOCK
     skip, skip_grad = channel_parameter(inputs.D, strides.D, p.g, p), tl.zeros((1, BLOCK), tl.float32)

@@ -107,7 +107,7 @@ def scan_backward(inputs, strides, A, saved_states, dA, outputs, channels, lengt
         dq_row = output_row(outputs.q, block_sequence, length, 2 * CONFIG.N)
         if inputs.z is not None:
             z_row = input_row(inputs.z, strides.z, g, p.b)
-            dz_row = output_row(outputs.z, p.b if CONFIG.MEAN else sequence, length, channels)
+            dz_row = input_row(outputs.z, outputs.z_strides, g, p.b)
         earlier, later, written = sum_masks(outputs.sums, g, p, CONFIG)
         if outputs.sums is not None:
             sums_row = output_row(outputs.sums, p.b, length, channels)
