@@ -66,6 +66,17 @@ def test_what_cannot_be_read_is_named_and_the_rest_go_on(run, tmp_path, capsys):
     assert out == "" and "1.png: too many pixels (16x16 are more than the limit of 255)" in err
 
 
+@pytest.mark.parametrize(("name", "status"), [("b.CR2", 1), ("deep/b.svg", 1), ("b.csv", 0), (".b.heic", 0)])
+def test_images_of_a_folder_that_are_left_out_are_no_success(run, tmp_path, capsys, name, status):
+    for file in ("in/a.png", f"in/{name}"):
+        make_image(tmp_path / "made.png", 0)
+        (tmp_path / file).parent.mkdir(exist_ok=True, parents=True)
+        (tmp_path / "made.png").rename(tmp_path / file)
+    assert main(["predict", run[0], str(tmp_path / "in")]) == status
+    out, err = capsys.readouterr()
+    assert out.count("a.png: ") == 1 and ("1 of 2 files are left out" in err) == (name[0] != ".")
+
+
 def test_names_are_printed_escaped_and_given_to_json_as_they_are(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr("left_run.NAMES", ["\x1b[31m"] * 6)
     leave_run(tmp_path / "run")

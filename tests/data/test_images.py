@@ -253,6 +253,19 @@ def test_a_link_to_a_folder_above_ends(tmp_path, photo):
     assert len(ImageFolder(tmp_path)) == 1
 
 
+def test_class_folders_with_the_same_images_by_a_link_are_noted(tmp_path, photo):
+    for name in ("a", "b"):
+        (tmp_path / "photos" / name).mkdir(parents=True)
+        photo(0).save(tmp_path / "photos" / name / "x.png")
+    (tmp_path / "photos" / "b").rename(tmp_path / "b")
+    for name in ("b", "c"):
+        (tmp_path / "photos" / name).symlink_to(tmp_path / "b")
+    with pytest.warns(UserWarning, match="photos: class folders b, c are links to the same images"):
+        create_loader(tmp_path / "photos", training=True, batch_size=1)
+    (tmp_path / "photos" / "c").unlink()
+    assert ImageFolder(tmp_path / "photos").notes == []
+
+
 def test_classes_are_in_the_order_of_their_names_as_strings(tmp_path, photo):
     names = ["1", "10", "2", "B", "Z", "a", "b", "é"]
     for name in reversed(names):

@@ -3,6 +3,7 @@
 import math
 
 import pytest
+import timm
 import torch
 from safetensors.torch import save_file
 from timm.layers import DropPath
@@ -90,6 +91,19 @@ def test_a_model_that_could_not_be_made_in_time_and_weights_without_a_head_are_r
     save_file({"head.weight": torch.tensor(1.0)}, tmp_path / "x.safetensors")
     with pytest.raises(ValueError, match="x.safetensors, whose classifier is a single number"):
         build.build_model(toy_config(tmp_path, f"--model.weights={tmp_path}/x.safetensors"), 4)
+
+
+def test_weights_of_another_model_are_refused_and_what_is_loaded_is_said(tmp_path, capsys):
+    vit = timm.create_model("vit_tiny_patch16_224", patch_size=4, depth=2, embed_dim=32, num_heads=2, img_size=16)
+    save_file(vit.state_dict(), tmp_path / "vit.safetensors")
+    option = f"--model.weights={tmp_path}/vit.safetensors"
+    model = build.build_model(toy_config(tmp_path, option), 4)
+    loaded = f"model.weights: 30 of 32 tensors are from {tmp_path}/vit.safetensors; random: head.weight, head.bias\n"
+    assert capsys.readouterr().out == loaded
+    assert torch.equal(model.blocks[1].mlp.fc1.weight, vit.blocks[1].mlp.fc1.weight)
+    for other in ("resnet10t", "efficientnet_b0"):
+        with pytest.raises(ValueError, match=f"none of its tensors fits {other}: give weights of {other}"):
+            build.build_model(toy_config(tmp_path, option, f"--model.name={other}", "--model.kwargs={}"), 4)
 
 
 @pytest.mark.parametrize(

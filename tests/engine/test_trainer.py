@@ -1,6 +1,7 @@
 """The loop: what one update does, what an epoch leaves, what is refused before it."""
 
 import base64
+import errno
 import json
 import math
 import os
@@ -14,7 +15,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from timm.utils import ModelEmaV3
 from toy_run import ToyLoader, toy_trainer
 
-from vilonghorn.engine import Interrupted, trainer
+from vilonghorn.engine import Interrupted, checkpoint, trainer
 from vilonghorn.engine.checkpoint import load_state, load_weights, read_log
 
 PLAIN = ["--augmentation.mixup=0", "--augmentation.cutmix=0", "--model.drop_path=0", "--optimizer.clip_grad=null"]
@@ -215,6 +216,29 @@ def test_a_disk_that_fills_up_ends_a_run_with_the_file_and_what_to_do(tmp_path, 
     with pytest.raises(OSError, match=f"no space left for {tmp_path}/{name}: free some space.*--resume {tmp_path}"):
         run.fit()
     toy_trainer(tmp_path, "--schedule.epochs=2", resume=True).fit()
+
+
+def test_held_out_images_that_are_the_training_images_are_said(tmp_path):
+    (tmp_path / "photos").mkdir()
+    (tmp_path / "link").symlink_to("photos")
+    with pytest.warns(UserWarning, match="link is data.train, too: the results are not of held-out images"):
+        toy_trainer(tmp_path / "run", f"--data.train={tmp_path}/photos", f"--data.val={tmp_path}/link")
+
+
+@pytest.mark.parametrize("name", ["environment.json", "last.pt"])
+def test_a_disk_that_is_full_before_the_first_checkpoint_leaves_nothing_to_resume(tmp_path, monkeypatch, name):
+    write = checkpoint.atomic_write
+
+    def fill(path):
+        if path.name == name:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return write(path)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpoint, "atomic_write", fill)
+        with pytest.raises(OSError, match=f"no space left for {tmp_path}/{name}: free .*, then start again by --over"):
+            toy_trainer(tmp_path)
+    toy_trainer(tmp_path, overwrite=True)
 
 
 def test_a_run_without_a_finite_update_logs_null_and_its_seed_decides_its_weights(tmp_path):

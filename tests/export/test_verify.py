@@ -1,5 +1,7 @@
 """A file that is wrong never takes its place."""
 
+import os
+
 import pytest
 import torch
 from torch import nn
@@ -55,6 +57,25 @@ def test_an_export_that_fails_leaves_nothing(small, tmp_path, write_pt2):
     write_pt2(write)
     with pytest.raises(OSError, match="no space left"):
         export(small(), "pt2", tmp_path / "model.pt2")
+    assert not any(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("kind", ["onnx", "pt2"])
+def test_a_name_that_is_not_utf8_is_written_and_read(kind, small, images, tmp_path):
+    folder = tmp_path / os.fsdecode(b"caf\xe9")  # as any other than ASCII in an ASCII locale
+    folder.mkdir()
+    path = folder / os.fsdecode(b"mod\xe8le" + formats.FORMATS[kind].suffix.encode())
+    model = small()
+    assert len(export(model, kind, path)) == 6 and list(folder.iterdir()) == [path]
+    torch.testing.assert_close(runtime.load(kind, str(path))(images(2, 3, 32, 32)), model(images(2, 3, 32, 32)))
+
+
+@pytest.mark.parametrize("kind", ["onnx", "pt2"])
+def test_a_full_disk_is_named_and_keeps_no_part(kind, small, tmp_path):
+    path = tmp_path / f"model{formats.FORMATS[kind].suffix}"
+    (tmp_path / f"{path.name}.{os.getpid()}.partial").symlink_to("/dev/full")
+    with pytest.raises(OSError, match=f"no space left for {path}: free some space, then export again"):
+        export(small(), kind, path)
     assert not any(tmp_path.iterdir())
 
 

@@ -1,17 +1,19 @@
 """Prints a line with the most probable classes of each image.
 
 An image that cannot be read is reported on standard error, the others are still classified, and the exit status is 1.
+It is also 1 if images of a folder are left out because of their format.
 """
 
 import json
 import sys
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
 from jsonargparse.typing import NonNegativeInt, PositiveInt
 from tqdm import tqdm
 
-from ..data.images import describe_crop, describe_left_out, image_sizes, list_images, printable
+from ..data.images import OTHER_IMAGES, describe_crop, describe_left_out, image_sizes, list_images, printable
 from ..inference import predict
 from . import make_parser
 from .arguments import add_crop_mode, add_max_pixels, add_model, load_model
@@ -28,30 +30,33 @@ add_max_pixels(parser)
 add_crop_mode(parser)
 
 
-def find_images(names: Sequence[str]) -> list[str]:
+def find_images(names: Sequence[str]) -> tuple[list[str], Counter[str]]:
     """Replaces each folder by the image files in it at any depth, sorted, without hidden files and folders.
 
-    A folder without images stays in the list, so that `predict` reports it. Files that are left out are counted on
-    standard error.
+    A folder without images stays in the list, so that `predict` reports it.
+
+    Returns:
+        The files; and by extension the number of files that are left out, which standard error names for each folder.
     """
-    files = []
+    files, left_out = [], Counter[str]()
     for name in names:
-        found, left_out = list_images(name) if Path(name).is_dir() else ([], None)
-        if left_out:
-            print(f"{printable(name)}: {describe_left_out(len(found), left_out)}", file=sys.stderr)
+        found, others = list_images(name) if Path(name).is_dir() else ([], Counter())
+        if others:
+            print(f"{printable(name)}: {describe_left_out(len(found), others)}", file=sys.stderr)
         files += found or [name]
-    return files
+        left_out += others
+    return files, left_out
 
 
 def main(argv: Sequence[str]) -> int:
-    """Runs the command; returns 0, or 1 if an image could not be read."""
+    """Runs the command; returns 0, or 1 if an image could not be read or was left out."""
     options = parser.parse_args(argv)
-    loaded, files = load_model(options), find_images(options.images)
+    loaded, (files, left_out) = load_model(options), find_images(options.images)
     settings = {name: getattr(options, name) for name in ("top", "batch_size", "workers", "max_pixels")}
     crop = {"crop_pct": 1.0, "crop_mode": "center"} | loaded.preprocessing
     if note := describe_crop(image_sizes(files), crop["crop_pct"], crop["crop_mode"]):
         print(note.replace("crop_mode", "--crop-mode", 1), file=sys.stderr)
-    failed = False
+    failed = bool(OTHER_IMAGES & left_out.keys())
     with tqdm(total=len(files), unit="img", disable=None if len(files) > 1 else True) as bar:
         for result in predict(loaded, files, **settings):
             if "error" in result:

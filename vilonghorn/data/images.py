@@ -21,6 +21,9 @@ EXTENSIONS = tuple(
     ".jpg .jpeg .jpe .jfif .mpo .png .apng .webp .bmp .ppm .pgm .pbm .pnm .tif .tiff .gif".split()
     + [".avif"] * ("AVIF" in FORMATS)
 )
+# Extensions of images that are not read.
+OTHER_IMAGES = {*".heic .heif .avif .jxl .jp2 .svg .psd .tga .ico .exr .dng .cr2 .cr3 .nef .arw .raf .rw2 .orf".split()}
+OTHER_IMAGES -= {*EXTENSIONS}
 # Folders and files that systems and archivers add, beside hidden ones.
 ADDED = {"@eadir", "__macosx", "#recycle", "$recycle.bin", "lost+found", "system volume information"}
 ADDED |= {"thumbs.db", "desktop.ini"}
@@ -92,13 +95,16 @@ class ImageFolder:
         index = match_classes(str(root), [name for name in folders if name not in empty], self.classes)
         self.paths = [path for files in found for path in files]
         self.labels = np.repeat(index, [len(files) for files in found if files])
-        self._add_notes(list(folders.values()), sum(left_out, Counter()))
+        self._add_notes([*folders.values()], sum(left_out, Counter()))
 
     def _add_notes(self, folders: list[Path], left_out: Counter[str]) -> None:
         beside = [name for name in os.listdir(self.path) if (self.path / name).is_file() and is_image(name)]
         left_out.update(f"{os.path.splitext(name)[1].lower()} beside the class folders" for name in beside)
         if left_out:
             self.notes.append(f"{self.path}: {describe_left_out(len(self.paths), left_out)}")
+        linked = Counter(map(os.path.realpath, folders))
+        if same := [folder.name for folder in folders if linked[os.path.realpath(folder)] > 1]:
+            self.notes.append(f"{self.path}: class folders {shorten(same)} are links to the same images")
         if self.num_classes == 1:
             self.notes.append(f"{self.path}: it has one class only, {printable(folders[0].name)}")
         if not {os.path.dirname(path) for path in self.paths} & {str(folder) for folder in folders}:

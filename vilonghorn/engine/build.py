@@ -15,6 +15,7 @@ from timm.scheduler.scheduler import Scheduler
 from torch import nn
 
 from ..data import create_loader
+from ..data.images import shorten
 from ..data.loaders.config import LoaderConfig
 from ..data.threads import available_cpus
 from ..models.weights_file import check_numbers, read_weights
@@ -118,12 +119,24 @@ def build_model(config: Config, num_classes: int) -> nn.Module:
     check_numbers(name, kwargs, "the configuration")
     init = {} if weights is None else {"pretrained_cfg_overlay": init_weights(name, weights)}
     try:
-        return timm.create_model(name, pretrained=config.model.pretrained or bool(init), **kwargs, **init)
+        model = timm.create_model(name, pretrained=config.model.pretrained or bool(init), **kwargs, **init)
     except (*MODEL_ERRORS, ZeroDivisionError) as error:
         raise ValueError(f"timm cannot make {name} with {kwargs} ({one_line(error)})") from error
     except OSError as error:
         remedy = "download the file elsewhere and give it by model.weights"
         raise OSError(f"the published weights of {name} cannot be downloaded ({one_line(error)}): {remedy}") from error
+    if weights is not None:
+        with torch.random.fork_rng(devices=[]):
+            fresh = timm.create_model(name, **kwargs)
+        # timm skips what does not fit, and does not say what. Loading writes in place, which torch counts.
+        pairs = zip(model.named_parameters(), fresh.parameters())
+        total, new = len([*fresh.parameters()]), [name for (name, p), q in pairs if p._version == q._version]
+        if len(new) == total:
+            raise ValueError(f"model.weights is {weights}, but none of its tensors fits {name}: give weights of {name}")
+        if Distributed().is_main:
+            rest = f"; random: {shorten(new)}" if new else ""
+            print(f"model.weights: {total - len(new)} of {total} tensors are from {weights}{rest}", flush=True)
+    return model
 
 
 def init_weights(model: str, source: str) -> dict[str, Any]:

@@ -7,7 +7,7 @@ import pickle
 import shutil
 import warnings
 from collections.abc import Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,6 @@ from ..models.weights_file import pack, read_record, read_weights
 
 FORMAT = 3
 HEADER = f"vilonghorn state, format {FORMAT}\n".encode()  # followed by a SHA-256 and the data of torch.save
-RESUME = "resume from the last checkpoint: --resume {path.parent}"  # after a full disk
 # There before the first checkpoint.
 STARTED = ("config.yaml", "environment.json", "classes.txt", "tensorboard", "log.jsonl")
 PICTURES = ("curves", "confusion", "confidence", "predictions")
@@ -28,9 +27,16 @@ RESULTS = ("last.safetensors", "best.safetensors", *(f"{name}.png" for name in P
 RECORD_TYPES = {"weights": str, "epoch": int} | dict.fromkeys(("top1", "top5", "loss"), (int, float))
 
 
+def full_disk_explained(path: Path) -> AbstractContextManager[None]:
+    """Explains a full disk to the user of a run, one of whose files is at `path`."""
+    is_resumable = (path.parent / "last.pt").exists()
+    remedy = "resume from the last checkpoint: --resume {path.parent}" if is_resumable else "start again by --overwrite"
+    return explain_full_disk(path, remedy)
+
+
 def write_file(path: Path, *parts: bytes | memoryview) -> None:
-    """Writes a file atomically, and explains a full disk."""
-    with explain_full_disk(path, RESUME), atomic_write(path) as file:
+    """Writes a file of a run atomically."""
+    with full_disk_explained(path), atomic_write(path) as file:
         file.writelines(parts)
 
 
@@ -177,7 +183,7 @@ class RunDirectory:
 
     def write_log(self, **record: Any) -> None:
         """Appends a line of JSON to the log."""
-        with explain_full_disk(self.log_file, RESUME):
+        with full_disk_explained(self.log_file):
             self.log.write(json.dumps(record).encode() + b"\n")
             self.log.flush()
 

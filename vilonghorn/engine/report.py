@@ -20,8 +20,7 @@ from matplotlib.text import Text
 from torch import nn
 from tqdm import tqdm
 
-from ..data.files import explain_full_disk
-from .checkpoint import PICTURES, RESUME, RunDirectory, read_log, write_file
+from .checkpoint import PICTURES, RunDirectory, full_disk_explained, read_log, write_file
 from .config import Config
 from .distributed import Distributed
 from .evaluate import name_weights, top_classes
@@ -106,7 +105,7 @@ class RunLogger:
         record = {**values, "skipped": progress.skipped, "seconds": round(progress.seconds, 3), **speed}
         self.directory.write_log(kind=kind, epoch=progress.epoch + 1, update=update, **record)
         if self.events:
-            with explain_full_disk(self.directory.events, RESUME):
+            with full_disk_explained(self.directory.events):
                 for name, value in record.items():
                     for part, number in value.items() if isinstance(value, dict) else [(None, value)]:
                         if isinstance(number, (int, float)):
@@ -133,7 +132,7 @@ class RunLogger:
     def close(self) -> None:
         """Writes the last TensorBoard events."""
         if self.events:
-            with explain_full_disk(self.directory.events, RESUME):
+            with full_disk_explained(self.directory.events):
                 self.events.close()
 
 

@@ -175,7 +175,7 @@ def write_pt2(program: ExportedProgram, path: Path, metadata: dict[str, str]) ->
     # Of the guards only "whole patches" is a condition of the model. The others are assumptions about strides, which
     # change no result; torch cannot prove them where patches overlap, and the file would refuse a batch of one.
     program._guards_code = [guard for guard in program._guards_code if guard.endswith("== 0")]
-    buffer = BytesIO()  # as in verify.py
+    buffer = BytesIO()  # torch.export.save to a file hides why it cannot be written
     torch.export.save(program, buffer, extra_files=metadata)
     path.write_bytes(buffer.getvalue())
 
@@ -187,10 +187,12 @@ def write_aoti(program: ExportedProgram, path: Path, metadata: dict[str, str]) -
         "aot_inductor.custom_ops_to_c_shims": native.aoti_functions(),
         "cpp.dynamic_threads": True,
     }
-    torch._inductor.aoti_compile_and_package(program, package_path=str(path), inductor_configs=settings)
-    with zipfile.ZipFile(path, "a") as package:
+    buffer = BytesIO()
+    torch._inductor.aoti_compile_and_package(program, package_path=buffer, inductor_configs=settings)
+    with zipfile.ZipFile(buffer, "a") as package:
         [code] = [name for name in package.namelist() if name.endswith(".so")]
         package.write(native.ort_library(), str(PurePosixPath(code).with_name(native.AOTI_LIBRARY)))
+    path.write_bytes(buffer.getvalue())
 
 
 ORT_NEEDS = (

@@ -1,12 +1,14 @@
 """Loads and runs exported files without this library. Run as a script, it makes `import vilonghorn` fail.
 
-    python runtime.py onnx|ort|pt2|aoti FILE INPUTS OUTPUTS [LIBRARY]
+    python runtime.py onnx|ort|pt2|aoti FILE [LIBRARY] < INPUTS > OUTPUTS
 
 INPUTS and OUTPUTS are lists of tensors, saved by torch. LIBRARY has the operators that files of format "ort" need.
 """
 
 import sys
 from collections.abc import Callable, Sequence
+from io import BytesIO
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -16,17 +18,16 @@ Runner = Callable[[Tensor], Tensor | Sequence[Tensor]]  # from images (B, channe
 
 def load(kind: str, path: str, library: str | None = None) -> Runner:
     """Loads a file of format "onnx", "ort", "pt2" or "aoti", to run on the CPU with torch's number of threads."""
-    if kind == "pt2":
-        return torch.export.load(path).module()
-    if kind == "aoti":
-        return torch._inductor.aoti_load_package(path)
+    if kind in ("pt2", "aoti"):
+        with open(path, "rb") as file:  # torch cannot open a name that the locale cannot decode
+            return torch.export.load(file).module() if kind == "pt2" else torch._inductor.aoti_load_package(file)
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = torch.get_num_threads()
     if library is not None:
         options.register_custom_ops_library(library)
-    session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+    session = onnxruntime.InferenceSession(Path(path).read_bytes(), options, providers=["CPUExecutionProvider"])
 
     def run(images: Tensor) -> Tensor | list[Tensor]:
         outputs = [torch.from_numpy(output) for output in session.run(None, {"images": images.numpy()})]
@@ -37,8 +38,8 @@ def load(kind: str, path: str, library: str | None = None) -> Runner:
 
 if __name__ == "__main__":
     sys.modules["vilonghorn"] = None  # any import of it raises ImportError
-    kind, path, inputs, outputs, *library = sys.argv[1:]
+    outputs, sys.stdout = sys.stdout.buffer, sys.stderr  # what libraries print
     torch.set_num_threads(1)
-    run = load(kind, path, *library)
+    run = load(*sys.argv[1:])
     with torch.no_grad():
-        torch.save([run(images) for images in torch.load(inputs)], outputs)
+        torch.save([run(images) for images in torch.load(BytesIO(sys.stdin.buffer.read()))], outputs)

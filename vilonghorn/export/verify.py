@@ -3,7 +3,6 @@
 import os
 import subprocess
 import sys
-import tempfile
 from collections.abc import Sequence
 from io import BytesIO
 from pathlib import Path
@@ -11,7 +10,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from ..data.files import atomic_write
+from ..data.files import atomic_write, explain_full_disk
 from . import runtime
 from .formats import FORMATS, capture, default_grid, describe, image_size, libraries, min_grid, trunk
 from .weights import WEIGHTS, round_weights
@@ -47,40 +46,33 @@ def export(model: nn.Module, kind: str, path: str | os.PathLike, weights: str = 
     path = Path(path)
     model = round_weights(model, weights)
     tolerance = INT8_TOLERANCE if FORMATS[kind].native and weights == "int8" else TOLERANCE
-    with tempfile.TemporaryDirectory(prefix=f".{path.name}.", dir=path.parent) as folder:
-        unverified = Path(folder, f"model{FORMATS[kind].suffix}")
-        program = capture(model, FORMATS[kind].native, weights)
-        FORMATS[kind].write(program, unverified, describe(model, weights))
-        errors = verify(model, kind, unverified, tolerance)
-        with atomic_write(path) as file:
-            file.write(unverified.read_bytes())
-    return errors
+    program = capture(model, FORMATS[kind].native, weights)
+    with explain_full_disk(path, "export again, or elsewhere by --output"), atomic_write(path) as file:
+        FORMATS[kind].write(program, Path(file.name), describe(model, weights))
+        return verify(model, kind, Path(file.name), tolerance)
 
 
 def verify(model: nn.Module, kind: str, path: Path, tolerance: float = TOLERANCE) -> Errors:
     """Compares a file with the model, in a process that cannot import this library.
 
-    The images have the model's own size and a wider one, in batches of BATCH_SIZES. The images and outputs are written
-    beside `path`.
+    The images have the model's own size and a wider one, in batches of BATCH_SIZES.
 
     Raises:
         VerificationError: the file does not run, or an error is not below `tolerance`.
     """
-    inputs, outputs = path.with_name("inputs"), path.with_name("outputs")
     generator = torch.Generator().manual_seed(0)
     least = min_grid(model)
     rows, columns = (max(least, side) for side in default_grid(model))
     sizes = [image_size(model, *grid) for grid in ((rows, columns), (max(least, 3 * rows // 4), columns + 3))]
     images = [torch.randn(b, trunk(model).in_chans, *size, generator=generator) for size in sizes for b in BATCH_SIZES]
-    buffer = BytesIO()  # torch.save to a file hides why it cannot be written
-    torch.save(images, buffer)
-    inputs.write_bytes(buffer.getvalue())
-    command = [sys.executable, runtime.__file__, kind, str(path), str(inputs), str(outputs), *libraries(kind)]
-    process = subprocess.run(command, capture_output=True, text=True)
+    inputs = BytesIO()
+    torch.save(images, inputs)
+    command = [sys.executable, runtime.__file__, kind, str(path), *libraries(kind)]
+    process = subprocess.run(command, input=inputs.getvalue(), capture_output=True)
     if process.returncode != 0:
-        last = (process.stderr.strip() or f"exit status {process.returncode}").splitlines()[-1]
+        last = (process.stderr.decode(errors="replace").strip() or f"exit status {process.returncode}").splitlines()[-1]
         raise VerificationError(f"the exported file does not run without vilonghorn: {last}")
-    pairs = zip(images, torch.load(outputs), strict=True)
+    pairs = zip(images, torch.load(BytesIO(process.stdout)), strict=True)
     errors = [(tuple(batch.shape), max_error(actual, model(batch))) for batch, actual in pairs]
     shape, worst = max(errors, key=lambda pair: pair[1])
     if worst >= tolerance:
