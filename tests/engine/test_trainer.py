@@ -57,10 +57,10 @@ def test_a_run_learns_and_leaves_its_files_and_a_page(tmp_path, capsys, pictures
     page = (tmp_path / "report.html").read_text()
     for name in ("curves", "confusion", "confidence", "predictions"):
         assert base64.b64encode((tmp_path / f"{name}.png").read_bytes()).decode() in page
-    for checkpoint in ("best", "last"):
-        record = load_weights(tmp_path / f"{checkpoint}.safetensors")[1]
+    for which in ("best", "last"):
+        record = load_weights(tmp_path / f"{which}.safetensors")[1]
         scores = f"<td>{record['top1']:.2f} %</td><td>{record['top5']:.2f} %</td><td>{record['loss']:.4f}</td>"
-        assert f"<td>{checkpoint}</td><td>ema</td><td>{record['epoch']}</td>{scores}" in page
+        assert f"<td>{which}</td><td>ema</td><td>{record['epoch']}</td>{scores}" in page
     assert escape((tmp_path / "config.yaml").read_text()) in page and "last weights (ema, epoch 15)" in page
     environment = json.loads((tmp_path / "environment.json").read_text())
     assert environment["torch"] == torch.__version__ and environment["processes"] == 1

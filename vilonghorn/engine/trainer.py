@@ -218,7 +218,7 @@ class Trainer:
         train = build_loader(config, device, training=True) if train is None else train
         if val is None:
             val = build_loader(config, device, training=False, classes=train.class_names)
-        check_classes(config.data.train, train.num_classes, train.class_names, config.data.val, val)
+        check_classes(config.data.train, train.num_classes, config.data.val, val)
         if dist.is_main and os.path.realpath(config.data.train) == os.path.realpath(config.data.val):
             warnings.warn(f"{config.data.val} is data.train, too: the results are not of held-out images", stacklevel=2)
         self.train_loader, self.val_loader = train, val
