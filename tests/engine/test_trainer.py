@@ -6,6 +6,7 @@ import json
 import math
 import os
 import signal
+from functools import partial
 from html import escape
 
 import pytest
@@ -152,11 +153,35 @@ def test_too_many_skipped_updates_in_a_row_end_the_run_in_a_state_to_resume(tmp_
     assert state["progress"]["batch"] == 4
 
 
-def test_a_compiled_model_trains_the_same_weights(tmp_path, monkeypatch):
+@pytest.mark.parametrize("compile, mode", [("true", None), ("reduce-overhead", "reduce-overhead")])
+def test_a_compiled_model_trains_the_same_weights_in_the_given_mode(tmp_path, monkeypatch, compile, mode):
     compiled = []
-    monkeypatch.setattr(torch, "compile", lambda model: compiled.append(model) or model)
-    trainer = toy_trainer(tmp_path, "--run.compile=true")
-    assert compiled == [trainer.train_state.model] and trainer.train_state.forward is compiled[0]
+    monkeypatch.setattr(torch, "compile", lambda model, mode: compiled.append((model, mode)) or model)
+    state = toy_trainer(tmp_path, f"--run.compile={compile}").train_state
+    assert compiled == [(state.model, mode)] and state.forward is state.model
+
+
+def test_a_memory_budget_keeps_less_for_backward_and_changes_no_gradient(tmp_path, monkeypatch):
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="aot_eager_decomp_partition"))
+    saved, kept, gradients = [], [], []
+    for budget in (1.0, 0.4):
+        torch.compiler.reset()
+        options = ["--run.compile=true", f"--run.memory_budget={budget}", "--model.name=vilonghorn_nano"]
+        options += ["--model.kwargs={patch_size: 2, depth: 2, embed_dim: 16}", "--model.drop_path=0"]
+        state = toy_trainer(tmp_path / str(budget), *options).train_state
+        state.model.train()
+        images = torch.randn(4, 3, 16, 16, generator=torch.Generator().manual_seed(0))
+        with torch.autograd.graph.saved_tensors_hooks(lambda t: saved.append(t.nbytes) or t, lambda t: t):
+            loss = state.forward(images).square().sum()
+        loss.backward()
+        kept.append(sum(saved))
+        saved.clear()
+        gradients.append([p.grad for p in state.model.parameters()])
+    assert kept[1] < 0.7 * kept[0]
+    for one, other in zip(*gradients):
+        torch.testing.assert_close(one, other)
+    with pytest.raises(ValueError, match="run.memory_budget is 0.4, but the model is not compiled: set run.compile"):
+        toy_trainer(tmp_path / "eager", "--run.memory_budget=0.4")
 
 
 def test_a_signal_inside_an_evaluation_resumes_with_that_evaluation(tmp_path):

@@ -148,7 +148,9 @@ class RunConfig:
         seed: seed of the weights, the order of the data and the augmentation
         device: auto, cpu, cuda, cuda:1, ...
         amp: autocast to bf16 or, with a scaled loss, fp16; auto: bf16 on CUDA devices that support it
-        compile: compile the model with torch.compile; null: on CUDA devices
+        compile: compile the model with torch.compile, or its mode, such as reduce-overhead; null: on CUDA devices
+        memory_budget: of a compiled model, the part of what forward saves for backward that is kept; the rest is
+            computed again
         log_updates: updates between lines of the log
         checkpoint_updates: updates between checkpoints inside an epoch; null: by time alone
         checkpoint_seconds: seconds between checkpoints inside an epoch; null: by updates alone
@@ -160,7 +162,8 @@ class RunConfig:
     seed: int = within("[0, 9223372036854775808)", 0)  # 63 bits
     device: str = "auto"
     amp: Literal["auto", "bf16", "fp16", "off"] = "auto"
-    compile: bool | None = None
+    compile: bool | Literal["default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"] | None = None
+    memory_budget: float = within("[0, 1]", 1.0)
     log_updates: int = within("[1, inf)", 50)
     checkpoint_updates: int | None = within("[1, inf)", None)
     checkpoint_seconds: float | None = within("(0, inf)", 600.0)

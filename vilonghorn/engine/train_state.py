@@ -97,8 +97,15 @@ class TrainState:
             self.wrapped.eval()  # keeps batch norm statistics unchanged
             self.wrapped(torch.zeros(2, 3, size, size, device=self.device)).float().sum().backward()
             self.model.zero_grad()
-        compiled = on_gpu if self.config.run.compile is None else self.config.run.compile
-        self.forward = torch.compile(self.wrapped) if compiled else self.wrapped
+        run, self.forward = self.config.run, self.wrapped
+        compiled = on_gpu if run.compile is None else run.compile
+        if compiled:
+            torch._functorch.config.activation_memory_budget = run.memory_budget
+            self.forward = torch.compile(self.wrapped, mode=compiled if isinstance(compiled, str) else None)
+        elif run.memory_budget < 1:
+            raise ValueError(
+                f"run.memory_budget is {run.memory_budget}, but the model is not compiled: set run.compile"
+            )
 
     @property
     def weights(self) -> str:
