@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import vilonghorn
-from vilonghorn.cli import COMMANDS, MOVED, env, main
+from vilonghorn.cli import COMMANDS, env, main
 
 ROOT = Path(__file__).parents[2]
 EXEMPT = ("check", "model_kwargs", "to")  # options without a default
@@ -54,17 +54,12 @@ def test_python_m_is_the_same_command():
     [
         ([], "error: give a command"),
         (["xyzzy"], "there is no command 'xyzzy'; expected one of train, evaluate"),
-        *(
-            (name.split() + ["a.tgz"], f"`vilonghorn {name}` has moved: in a clone .*run `{MOVED[name]}`")
-            for name in MOVED
-        ),
     ],
 )
 def test_what_is_no_command_gets_one_sentence(arguments, words, capsys):
     assert main(arguments) == 2
     err = capsys.readouterr().err
     assert re.search(words, err) and err.count("\n") == 1
-    assert all((ROOT / command.split()[1]).exists() for command in MOVED.values())
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import pytest
 from toy_run import toy_trainer
 
 from vilonghorn.cli import main
-from vilonghorn.cli.compare import differences, read_run, row
+from vilonghorn.cli.compare import differences, read_run
 
 
 @pytest.fixture(scope="module")
@@ -20,7 +20,7 @@ def runs(tmp_path_factory):
 
 def test_the_command_prints_what_training_said_and_what_differs(runs, capsys):
     for path, result in runs.items():
-        line = row(read_run(path))
+        line = read_run(path)["row"]
         assert line["top-1"] == f"{result['top1']:.2f}" and line["loss"] == f"{result['loss']:.4f}"
         assert line["best top-1"] == f"{result['best']['top1']:.2f} (epoch {result['best']['epoch']})"
         assert line["epochs"] == "2/2" and line["images an update"] == "8" and float(line["images/s"]) > 0
@@ -44,7 +44,7 @@ def test_runs_in_progress_and_damaged_lines_are_read_as_far_as_they_go(tmp_path,
     number = next(i for i, line in enumerate(lines) if b'"epoch": 1' in line and b'"kind": "epoch"' in line)
     lines[number] = lines[number][1:]
     log.write_bytes(b"\n".join(lines) + b'{"kind": "tr')
-    assert row(read_run(str(tmp_path)))["epochs"] == "2/2"
+    assert read_run(str(tmp_path))["row"]["epochs"] == "2/2"
 
 
 def test_what_is_no_run_is_named(runs, tmp_path, capsys):

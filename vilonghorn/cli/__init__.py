@@ -32,11 +32,6 @@ COMMANDS = {
     "env": "print what a bug report needs",
     "completion": "print the script that completes commands and options in bash or zsh",
 }
-MOVED = {  # former commands
-    "study": "python docs/comparison/study PLAN",
-    "data icons": "python docs/comparison/icons.py OUT",
-    "data mnist": "python docs/comparison/mnist.py OUT",
-}
 HELP = """\
 usage: vilonghorn COMMAND ...
        vilonghorn COMMAND --help
@@ -104,9 +99,6 @@ def _run(name: str, arguments: list[str]) -> int:
         if name:
             return 0
         raise ValueError("give a command")
-    for words in (name, " ".join([name, *arguments[:1]])):
-        if words in MOVED:
-            raise ValueError(f"`vilonghorn {words}` has moved: in a clone of the repository, run `{MOVED[words]}`")
     if name not in COMMANDS:
         close = " or ".join(difflib.get_close_matches(name, COMMANDS))
         hint = f"did you mean {close}?" if close else f"expected one of {', '.join(COMMANDS)}"

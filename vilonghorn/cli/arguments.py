@@ -52,10 +52,7 @@ def load_model(options: argparse.Namespace) -> LoadedModel:
 def load_backbone(options: argparse.Namespace) -> LoadedModel:
     """As `load_model`. Raises ValueError if the model is not one of this library."""
     loaded = load_model(options)
-    try:
-        check_backbone(loaded.model)
-    except TypeError as error:
-        raise ValueError(str(error)) from error
+    check_backbone(loaded.model)
     return loaded
 
 

@@ -5,13 +5,13 @@ Models run interleaved, each in its own process. The exit status is 1 if a measu
 
 import argparse
 import datetime
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
 from jsonargparse.typing import PositiveInt
 
-from ..bench.candidates import FAMILIES, Candidate, measure, model_candidates
+from ..bench.candidates import FAMILIES, measure, model_candidates
 from ..bench.tables import markdown, model_lines
 from ..data.files import write_json
 from ..engine.environment import machine
@@ -21,7 +21,9 @@ FULL = dict(size=[224, 384, 512, 768, 1024, 1248], rounds=11, restarts=3)
 QUICK = dict(size=[224, 512], rounds=4, restarts=2)
 
 parser = make_parser("bench", __doc__, "--quick", "--size 224 512 --json figures.json")
-parser.add_argument("--device", choices=("cpu", "cuda"), help="default: cuda where torch finds a GPU, else cpu")
+default = "cuda" if torch.cuda.is_available() else "cpu"
+help = "default: cuda where torch finds a GPU, else cpu"
+parser.add_argument("--device", choices=("cpu", "cuda"), default=default, help=help)
 parser.add_argument("--quick", action="store_true", help="fewer sizes, rounds and restarts")
 help = f"timed samples of each measurement (default: {FULL['rounds']}, --quick: {QUICK['rounds']})"
 parser.add_argument("--rounds", type=PositiveInt, help=help)
@@ -37,13 +39,6 @@ help = "also write all figures to this file, as they come (default: none)"
 parser.add_argument("--json", type=Path, help=help)
 
 
-def candidates(options: argparse.Namespace) -> Iterator[list[Candidate]]:
-    """Yields the candidates that run interleaved."""
-    tiny, small = FAMILIES
-    for names, size in [*((tiny, size) for size in options.size), (small, options.size[0])]:
-        yield model_candidates(names, size, options.batch, options.precision, options.device, options.compile)
-
-
 def parse(argv: Sequence[str]) -> argparse.Namespace:
     """The options, with the defaults that depend on other options."""
     options = parser.parse_args(argv)
@@ -53,12 +48,10 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
         parser.error(f"--size {odd[0]}: expected a multiple of 16 pixels, the patches of the models")
     if options.json and not options.json.absolute().parent.is_dir():
         parser.error(f"--json {options.json}: there is no folder {options.json.absolute().parent}")
-    device = options.device or ("cuda" if torch.cuda.is_available() else "cpu")
-    defaults = (QUICK if options.quick else FULL) | dict(
-        device=device, precision="bf16" if device == "cuda" else "highest"
-    )
-    given = {name: value for name, value in vars(options).items() if value is not None or name not in defaults}
-    return argparse.Namespace(**defaults | given)
+    defaults = QUICK if options.quick else FULL
+    defaults = defaults | dict(precision="bf16" if options.device == "cuda" else "highest")
+    given = {name: value for name, value in vars(options).items() if value is not None}
+    return argparse.Namespace(**dict.fromkeys(vars(options)) | defaults | given)
 
 
 def main(argv: Sequence[str]) -> int:
@@ -69,8 +62,10 @@ def main(argv: Sequence[str]) -> int:
     report = dict(command=["vilonghorn", "bench", *argv], date=date, machine=machine(options.device), models=[])
     print(", ".join(f"{key} {value}" for key, value in report["machine"].items()))
     problems = []
-    for cells in candidates(options):
-        rows = measure(cells, options.rounds, options.restarts, options.threads, options.device)
+    tiny, small = FAMILIES
+    for names, size in [*((tiny, size) for size in options.size), (small, options.size[0])]:
+        made = model_candidates(names, size, options.batch, options.precision, options.device, options.compile)
+        rows = measure(made, options.rounds, options.restarts, options.threads, options.device)
         report["models"] += rows
         if options.json:
             write_json(options.json, report)

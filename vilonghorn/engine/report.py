@@ -330,6 +330,7 @@ def write_report(
         directory=directory.path,
         records=directory.records(),
         weights=weights,
+        classes=len(names),
         result=result,
         confusions=confusions[:10],
         pictures=pictures,

@@ -89,8 +89,7 @@ def make_sheet(
         target: class for "cam". Default: the most probable one.
 
     Raises:
-        ValueError: unknown kind, block, patch or class.
-        TypeError: the model is not of this library.
+        ValueError: unknown kind, block, patch or class, or the model is not of this library.
     """
     if kind not in KINDS:
         raise ValueError(f"kind is {kind!r}, expected one of {', '.join(map(repr, KINDS))}")
@@ -178,9 +177,11 @@ def draw(sheet: Sheet, picture: Tensor) -> Figure:
     rows = -(-len(sheet.maps) // columns)
     side, above = (5.8, 0.0) if columns == 1 else (2.4, 0.25)  # all sizes are in inches
     w, h = (max(0.6, side * pixels / max(height, width)) for pixels in (width, height))
-    page_width, page_height = max(4, columns * (w + 0.1) + 0.1), 0.95 + rows * (h + above) + 0.55
+    has_scale = all(values.dim() == 2 for values in sheet.maps.values())
+    below = 0.55 if has_scale else 0.1
+    page_width, page_height = max(4, columns * (w + 0.1) + 0.1), 0.95 + rows * (h + above) + below
     frame = dict(left=0.1 / page_width, right=1 - 0.1 / page_width, wspace=0.1 / w, hspace=above / h)
-    frame |= dict(top=1 - (0.95 + above) / page_height, bottom=0.55 / page_height)
+    frame |= dict(top=1 - (0.95 + above) / page_height, bottom=below / page_height)
     figure = Figure(figsize=(page_width, page_height))
     axes = figure.subplots(rows, columns, squeeze=False, subplot_kw=dict(xticks=[], yticks=[]), gridspec_kw=frame)
     title = textwrap.fill(shorten(sheet.title, 160), int(page_width / 0.095))
@@ -195,7 +196,7 @@ def draw(sheet: Sheet, picture: Tensor) -> Figure:
             fit_text(axis.set_title(name, fontsize=9, pad=3), w, above - 0.05)
         for color, line in (("white", 3), ("black", 1)) if sheet.box else ():  # seen on every background
             axis.add_patch(Rectangle(sheet.box[:2], *sheet.box[2:], fill=False, edgecolor=color, linewidth=line))
-    if values.dim() == 2:
+    if has_scale:
         place = (0.5 - 1 / page_width, 0.35 / page_height, 2 / page_width, 0.1 / page_height)
         bar = figure.colorbar(ScalarMappable(cmap=COLORMAP), figure.add_axes(place), orientation="horizontal")
         bar.set_ticks([0, 1], labels=["0", "largest"], fontsize=10)

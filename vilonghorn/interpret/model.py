@@ -23,11 +23,10 @@ Backbone = VisionSSM | HierarchicalSSM
 
 
 def check_backbone(model: Module) -> None:
-    """Raises TypeError if the model is not of this library, ValueError if its blocks have different directions."""
+    """Raises ValueError if the model is not of this library, or its blocks have different directions."""
     if not isinstance(model, Backbone):
-        raise TypeError(
-            f"the model is a {type(model).__name__}, expected a vilonghorn_*, vilonghornv2_* or vim_* backbone"
-        )
+        expected = "expected a vilonghorn_*, vilonghornv2_* or vim_* backbone"
+        raise ValueError(f"the model is a {type(model).__name__}, {expected}")
     if len({len(block.mixer.reverse) for block in blocks_of(model)}) > 1:
         raise ValueError("the blocks have different numbers of directions; maps need the same number in each")
 
