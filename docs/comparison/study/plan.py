@@ -40,7 +40,7 @@ class Candidate:
 class TaskPlan:
     """A task and how it is trained."""
 
-    kind: str  # "icons" or "recall", see `make_task`
+    kind: str  # "fashion", "icons" or "recall", see `make_task`
     options: dict[str, Any] = field(default_factory=dict)  # of the dataset
     count: dict[str, int] = field(default_factory=dict)  # number of samples by split, see `make_task`
     kwargs: dict[str, Any] = field(default_factory=dict)  # arguments of every model

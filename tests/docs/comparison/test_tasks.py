@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 from functools import cache
 
@@ -11,7 +12,7 @@ from digits import SPLITS, load_split
 from PIL import Image
 from study import command
 from study.plan import read_study
-from study.tasks import COLOURS, Icons, Recall, list_icons
+from study.tasks import COLOURS, Icons, Recall, list_icons, make_task
 from study.training import write_data
 from toy_study import write_plan
 
@@ -149,3 +150,19 @@ def test_a_study_without_the_icons_says_how_to_make_them_and_runs_its_other_task
     printed = capsys.readouterr()
     assert printed.out == "recall/longhorn/rate0.01-seed0\n"
     assert f"no icons in {icons}; make them: npm pack @iconify/json@2.2.535 && python docs" in printed.err
+
+
+def test_fashion_is_split_by_place_and_its_test_set_is_the_published_one(tmp_path):
+    pixels = np.random.default_rng(0).integers(0, 256, (36, 28, 28), np.uint8)
+    for name, count in (("train", 36), ("t10k", 5)):
+        for kind, data in (("images-idx3", bytes(16) + pixels[:count].tobytes()), ("labels-idx1", bytes([0] * 8))):
+            data += bytes(i % 10 for i in range(count)) if kind.startswith("labels") else b""
+            (tmp_path / f"{name}-{kind}-ubyte.gz").write_bytes(gzip.compress(data))
+    splits = {split: make_task("fashion", split, folder=str(tmp_path)) for split in SPLITS}
+    assert {split: len(task) for split, task in splits.items()} == {"train": 33, "val": 3, "test": 5}
+    for split, index, number in (("train", 11, 12), ("val", 1, 23), ("test", 4, 4)):
+        image, label = splits[split][index]
+        assert label == number % 10
+        assert np.array_equal(np.asarray(image), np.pad(pixels[number], 2)[..., None].repeat(3, 2))
+    with pytest.raises(FileNotFoundError, match="there is no nowhere; run: apt-get install dataset-fashion-mnist"):
+        make_task("fashion", "val", folder="nowhere").check()
