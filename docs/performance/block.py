@@ -1,7 +1,7 @@
 """Counts what torch.compile makes of a training step of one block on a GPU, without a GPU: launches, bytes, memory.
 
 inductor generates the code of forward and backward for an H200 that is not there (bfloat16 autocast, 197 tokens, width
-192; of `vilonghornv2_tiny` 384); the code is counted, not run. Operators of this library launch kernels and matrix
+192; with heads 384); the code is counted, not run. Operators of this library launch kernels and matrix
 products of their own, which are counted with the emulator of `kernels/`. Prints one JSON line for a pass of each block:
 
 - launches: kernels of inductor, matrix products, and every kernel and torch operator inside an operator;
@@ -39,9 +39,10 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from predict import HEADS, HEADS_BLOCK, HEADS_WIDTH
+
 from vilonghorn.data.files import write_json
 from vilonghorn.layers import Block
-from vilonghorn.models.vilonghornv2 import TINY as V2_TINY
 from vilonghorn.ops import scan
 from vilonghorn.ops.arguments import MambaInnerArguments
 from vilonghorn.ops.backends import cpu, cuda, segments, triton
@@ -50,9 +51,9 @@ from vilonghorn.ops.validate import flatten_filter
 
 FILE = Path(__file__).with_name("block.json")
 KERNELS = Path(__file__).parents[2] / "kernels"
-BATCH, TOKENS, WIDTH, HEADS = 128, 197, 192, 3  # of the tiny models at 224 px
-DEIT, V2 = "deit", "vilonghornv2"
-GRID = [14, 14]  # patches of V2, whose block has an MLP; the others need no grid
+BATCH, TOKENS, WIDTH, DEIT_HEADS = 128, 197, 192, 3  # of the tiny models at 224 px
+DEIT = "deit"
+GRID = [14, 14]  # patches of HEADS, whose block has an MLP; the others need no grid
 # Batch, tokens and channels of scans: tiny and small at 224 px, tiny at 512 and 1024 px.
 SCANS = [(128, 197, 384), *((batch, 197, width) for width in (384, 768) for batch in (64, 256)), (128, 197, 768)]
 SCANS += [(128, 1025, 384), (64, 4097, 384)]
@@ -68,18 +69,17 @@ ATTENTION = "scaled_dot_product_flash_attention"
 
 
 def build_block(name: str) -> nn.Module:
-    """A block of `vilonghorn_tiny` with the rule `name`, that of `vilonghornv2_tiny`, or that of DeiT-Ti."""
-    if name == V2:
-        options = {name: V2_TINY[name] for name in ("rule", "num_heads", "d_conv", "expand", "mlp_ratio")}
-        return Block(V2_TINY["embed_dim"], reverse=(False,), **options)
-    return DeiTBlock(WIDTH, HEADS, qkv_bias=True) if name == DEIT else Block(WIDTH, rule=name)
+    """A block of `vilonghorn_tiny` with the rule `name`, the one with heads, or that of DeiT-Ti."""
+    if name == HEADS:
+        return Block(HEADS_WIDTH, reverse=(False,), **HEADS_BLOCK)
+    return DeiTBlock(WIDTH, DEIT_HEADS, qkv_bias=True) if name == DEIT else Block(WIDTH, rule=name)
 
 
 def count_block(name: str, inner: dict[str, Any]) -> list[dict[str, Any]]:
     """The rows of forward and backward of a block.
 
     Args:
-        name: a rule, "vilonghornv2", or "deit".
+        name: a rule, "heads", or "deit".
         inner: of `inner_costs`.
     """
     from torch._functorch import config as functorch_config
@@ -98,8 +98,8 @@ def count_block(name: str, inner: dict[str, Any]) -> list[dict[str, Any]]:
 
         # Traced as on a CPU, because autograd refuses CUDA tensors without a driver, then moved to the made-up GPU.
         backend = functools.partial(compile_fx, inner_compile=functools.partial(lower, rows, inner))
-        x = torch.empty(BATCH, TOKENS, V2_TINY["embed_dim"] if name == V2 else WIDTH, requires_grad=True)
-        torch.compile(build_block(name), fullgraph=True, backend=backend)(x, *[GRID] * (name == V2))
+        x = torch.empty(BATCH, TOKENS, HEADS_WIDTH if name == HEADS else WIDTH, requires_grad=True)
+        torch.compile(build_block(name), fullgraph=True, backend=backend)(x, *[GRID] * (name == HEADS))
     return [dict(block=name, torch=torch.__version__.partition("+")[0]) | row for row in rows]
 
 
@@ -139,6 +139,7 @@ def composed_operators() -> Iterator[None]:
     with (
         mock.patch.object(cpu, "unavailable", lambda *_: "counted as on a GPU"),
         mock.patch.object(cuda, "unavailable", lambda *_: None),
+        mock.patch.object(triton, "unavailable", lambda *_: None),
     ):
         yield
 
@@ -297,7 +298,6 @@ def emulated_kernels() -> Iterator[Callable[[], list[tuple[int, int, int]]]]:
             mock.patch.object(cuda, "_open", lambda: (library, None)),
             mock.patch.object(cuda, "_call", lambda function, device, *structs: function(*structs, 0, None)),
             mock.patch.object(segments, "multiprocessors", lambda _: H200.multi_processor_count),
-            mock.patch.object(triton, "takes_heads", lambda *_: False),
         ):
             yield launches
 
@@ -333,6 +333,11 @@ def inner_costs(name: str, launches: Callable) -> dict[str, tuple[int, list[tupl
 
         return call
 
+    def launch(self: Any, kernel: Any, grid: Any, *arguments: Any) -> None:  # of Triton
+        tensors = [t for t in tree_leaves(arguments) if is_tensor(t)]
+        name = kernel.__name__.replace("chunks", "scan_chunks")
+        recorder.rows.append((name, sum(t.nbytes for t in tensors), 0))
+
     def cost() -> tuple[int, list[tuple[str, int, int]]]:
         rows, recorder.rows = recorder.rows, []
         return len(launches()) + sum(name not in labels.values() for name, *_ in rows), rows
@@ -341,7 +346,8 @@ def inner_costs(name: str, launches: Callable) -> dict[str, tuple[int, list[tupl
         forward="scan", backward="scan_backward", conv_forward="conv_silu", conv_backward="conv_silu_backward"
     )
     functions = {name: recorded(getattr(cuda, name), label) for name, label in labels.items()}
-    with torch.no_grad(), mock.patch.multiple(cuda, **functions), recorder:
+    patches = mock.patch.multiple(cuda, **functions), mock.patch.object(triton._Launch, "run", launch)
+    with torch.no_grad(), patches[0], patches[1], recorder:
         y, *saved = cuda.mamba_inner_forward(args, True)
         forward = cost()
         cuda.mamba_inner_backward(y, args, *saved)
@@ -367,7 +373,7 @@ def scan_launches(rule: str, batch: int, tokens: int, channels: int, launches: C
 def main(argv: Sequence[str] | None = None) -> int:
     """Counts, prints one line for each pass, and returns the exit status."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    blocks = (*RULES, V2, DEIT)
+    blocks = (*RULES, HEADS, DEIT)
     parser.add_argument("blocks", nargs="*", default=blocks, metavar="BLOCK", help=f"{', '.join(blocks)}; default: all")
     parser.add_argument("--save", action="store_true", help=f"write {FILE} too")
     args = parser.parse_args(argv)
@@ -387,7 +393,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if name != DEIT:
             with emulated_kernels() as launches:
                 inner = inner_costs(name, launches)
-                for batch, tokens, channels in () if name == V2 else SCANS if args.save else SCANS[:1]:
+                for batch, tokens, channels in () if name == HEADS else SCANS if args.save else SCANS[:1]:
                     add("scans", scan_launches(name, batch, tokens, channels, launches))
         add("blocks", count_block(name, inner))
     if args.save:

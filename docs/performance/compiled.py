@@ -28,9 +28,11 @@ from unittest import mock
 
 import stalls
 import torch
+from predict import HEADS_BLOCK, HEADS_WIDTH
 
 from vilonghorn.data.files import write_json
 from vilonghorn.ops.arguments import ScanArguments
+from vilonghorn.ops.chunked import CHUNK as CHUNK_TOKENS
 from vilonghorn.ops.rules import RULES
 
 FILE = Path(__file__).with_name("kernels.json")
@@ -217,22 +219,28 @@ def _backward_chunk(compiled: Kernel, rule: str) -> list[int]:
 
 def triton(architecture: int) -> Iterator[dict[str, Any]]:
     """Compiles the Triton kernels as the models call them, for one architecture; one row per kernel."""
-    for rule in RULES:
-        for name, kernel in compile_triton(architecture, rule).items():
+    for rule, num_heads in [*((rule, None) for rule in RULES), ("longhorn_exact", HEADS_BLOCK["num_heads"])]:
+        for name, kernel in compile_triton(architecture, rule, num_heads).items():
             with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
                 file.write(kernel.asm["cubin"])
                 file.flush()
                 [compiled] = disassemble(Path(file.name)).values()
             row = dict(backend="triton", architecture=architecture, kernel=name, rule=rule, dtype="bf16")
             row |= compiled.resources
-            row["instructions"] = _triton_instructions(compiled, name, rule)
+            if num_heads is None:
+                row["instructions"] = _triton_instructions(compiled, name, rule)
+            else:  # a program is a warp; its longest loop is over chunks of tokens
+                trace = [stalls.decode(compiled.code[i][1], compiled.control[i]) for i in compiled.loops()[-1]]
+                row |= dict(triton=version("triton"), shared=kernel.metadata.shared, chunk=CHUNK_TOKENS)
+                row["cycles"] = [round(stalls.cycles(trace, warps) / CHUNK_TOKENS, 1) for warps in range(1, 5)]
             yield row
 
 
-def compile_triton(architecture: int, rule: str) -> dict[str, Any]:
+def compile_triton(architecture: int, rule: str, num_heads: int | None = None) -> dict[str, Any]:
     """Calls a scan and its backward with a driver that compiles the kernels instead of running them.
 
-    The call has bfloat16 inputs, the mean over two directions, 16 states, z, D, dt_bias, and slices as k and q.
+    The call has bfloat16 inputs, the mean over two directions, 16 states, z, D, dt_bias, and slices as k and q. With
+    heads it has one direction, as in `vilonghornv2_tiny`.
     """
     from triton.backends.compiler import GPUTarget
     from triton.runtime import JITFunction, driver
@@ -252,12 +260,12 @@ def compile_triton(architecture: int, rule: str) -> dict[str, Any]:
         if name != "sum_shares":
             compiled[name] = run(kernel, *args, **options | dict(warmup=True))
 
-    G, B, L, D, N, R = 2, 2, 50, 32, 16, 12
-    x, dt = torch.empty((2, G, B, L, D), dtype=torch.bfloat16)
+    G, B, L, D, N, R = (1, 2, 50, HEADS_WIDTH, 16, 24) if num_heads else (2, 2, 50, 32, 16, 12)
+    x, dt = (torch.empty((G, B, L, size), dtype=torch.bfloat16) for size in (D, num_heads or D))
     _, k, q = torch.empty((G, B, L, R + 2 * N), dtype=torch.bfloat16).split([R, N, N], -1)
     A = torch.empty(G, D, N) if rule == "mamba" else None
-    D_skip, dt_bias = torch.empty(2, G, D)
-    args = ScanArguments(x, dt, k, q, x[0], A, D_skip, dt_bias, rule, (False, True), "mean")
+    D_skip, dt_bias = torch.empty(G, D), torch.empty(G, dt.shape[-1])
+    args = ScanArguments(x, dt, k, q, x[0], A, D_skip, dt_bias, rule, (False, True)[:G], "mean")
     driver.set_active(target)
     with mock.patch.object(JITFunction, "run", compile_only):
         y, saved_states = backend.forward(args, save=True)

@@ -4,10 +4,11 @@ No GPU has confirmed this model:
 
 - A scan takes its steps times the modelled cycles of a step (stalls.py), at 1.98 GHz. Blocks run in waves: as many as
   registers and shared memory admit fill the 132 multiprocessors, and the blocks that are left run after them. It takes
-  no less than its bytes at 4 TB/s.
+  no less than its bytes at 4 TB/s. That of blocks with heads runs in Triton's chunks of 16 tokens, one warp for 32 channels.
 - Any other launch takes the longer of its bytes at 4 TB/s and its matrix products at 600 TFLOP/s (attention: 300).
-- A training step is 24 blocks of `vilonghorn_tiny`, or 12 of DeiT-Ti. Stem, head, loss and optimiser are left out, and
-  so is the time between launches. Bytes grow with the tokens, operations of attention with their square.
+- A training step is 24 blocks of `vilonghorn_tiny`, 8 with heads, or 12 of DeiT-Ti. Stem, head, loss and
+  optimiser are left out, and so is the time between launches. Bytes grow with the tokens, operations of attention with
+  their square.
 """
 
 from __future__ import annotations
@@ -19,16 +20,19 @@ from pathlib import Path
 from typing import Any
 
 from vilonghorn.bench.tables import Line, markdown
-from vilonghorn.models.vilonghornv2 import TINY as V2_TINY
 
 FOLDER = Path(__file__).parent
 MULTIPROCESSORS, SCHEDULERS, REGISTERS, SHARED, MAX_BLOCKS = 132, 4, 65536, 233472, 32
 CLOCK, BANDWIDTH, PRODUCTS, ATTENTION = 1.98e9, 4.0e12, 600e12, 300e12
-DEPTH = {"longhorn": 24, "longhorn_exact": 24, "mamba": 24, "vilonghornv2": V2_TINY["depth"], "deit": 12}
+HEADS = "heads"  # equal blocks of the exact rule with heads and an MLP, as those of the late stages of `vilonghornv2_*`
+HEADS_BLOCK = dict(rule="longhorn_exact", num_heads=4, d_conv=(3, 3), expand=1, mlp_ratio=7 / 12)
+HEADS_WIDTH, HEADS_DEPTH = 384, 8
+DEPTH = {"longhorn": 24, "longhorn_exact": 24, "mamba": 24, HEADS: HEADS_DEPTH, "deit": 12}
 RULES = ("longhorn", "longhorn_exact", "mamba")
 BATCH, TOKENS, CHANNELS = 128, 197, 384  # of block.json
 SIZES = {224: (128, 197), 512: (128, 1025), 1024: (64, 4097)}  # batch and tokens by pixels
 PASSES = ("forward", "backward")
+HEAD_BLOCK = 32  # channels of a program of the chunk kernel
 
 
 def occupancy(launch: dict[str, Any], registers: int) -> int:
@@ -66,13 +70,21 @@ class Model:
         rows = json.loads((folder / "kernels.json").read_text())["rows"]
         self.blocks = {(row["block"], row["pass"]): row for row in counts["blocks"]}
         self.scans = counts["scans"]
-        self.kernels = {(row["rule"], row["kernel"]): row for row in rows if "cycles" in row}
+        modelled = [row for row in rows if "cycles" in row and row["architecture"] == 90]
+        self.kernels = {(row["rule"], row["kernel"]): row for row in modelled if row["backend"] == "cuda"}
+        self.kernels |= {(HEADS, row["kernel"].split("_")[1]): row for row in modelled if row["backend"] == "triton"}
 
     def scan(self, rule: str, direction: str, batch: int, tokens: int, channels: int = CHANNELS) -> dict[str, float]:
-        """`scan_time` of both directions, with the time of its bytes as the least."""
+        """`scan_time` of all directions, with the time of its bytes as the least."""
+        kernel = self.kernels[rule, direction]
         sizes = dict(batch=batch, tokens=tokens, channels=channels, rule=rule) | {"pass": direction}
-        [launch] = (row for row in self.scans if sizes.items() <= row.items())
-        time = scan_time(launch, self.kernels[rule, direction])
+        if rule == HEADS:
+            programs = batch * HEADS_BLOCK["num_heads"] * -(-channels // HEADS_BLOCK["num_heads"] // HEAD_BLOCK)
+            steps = -(-tokens // kernel["chunk"]) * kernel["chunk"]
+            launch = dict(blocks=programs, threads=32, shared=kernel["shared"], tokens=steps)
+        else:
+            [launch] = (row for row in self.scans if sizes.items() <= row.items())
+        time = scan_time(launch, kernel)
         scale = batch * tokens * channels / (BATCH * TOKENS * CHANNELS)
         time["us"] = max(time["us"], scale * self.blocks[rule, direction]["scan_mb"] / BANDWIDTH * 1e12)
         return time
@@ -109,16 +121,14 @@ def block_lines(model: Model) -> Iterator[Line]:
         line["MB beside the scan"] = " / ".join(f"{row['mb']:.0f}" for row in rows)
         line["MB kept"] = f"{rows[0]['kept_mb']:.0f}"
         line["GB kept by the model"] = f"{rows[0]['kept_mb'] * DEPTH[block] / 1e3:.1f}"
-        line["predicted µs"] = "-"
-        if block != "vilonghornv2":  # the scan of one direction is not modelled
-            times = [model.block(block, direction, BATCH, TOKENS) for direction in PASSES]
-            line["predicted µs"] = " / ".join(f"{time:.0f}" for time in times)
+        times = [model.block(block, direction, BATCH, TOKENS) for direction in PASSES]
+        line["predicted µs"] = " / ".join(f"{time:.0f}" for time in times)
         yield line
 
 
 def scan_lines(model: Model) -> Iterator[Line]:
-    """Modelled times of both directions, and the waves of backward by batch."""
-    for rule in RULES:
+    """Modelled times of all directions, and the waves of backward by batch."""
+    for rule in (*RULES, HEADS):
         times = (f"{model.scan(rule, direction, BATCH, TOKENS)['us']:.0f}" for direction in PASSES)
         line = {"rule": rule, "µs, forward / backward": " / ".join(times)}
         for name, channels in (("tiny", CHANNELS), ("small", 2 * CHANNELS)):
@@ -130,9 +140,9 @@ def scan_lines(model: Model) -> Iterator[Line]:
 def image_lines(model: Model) -> Iterator[Line]:
     """Predicted images a second of training, beside DeiT-Ti."""
     for size, (batch, tokens) in SIZES.items():
-        images = {block: model.images(block, batch, tokens) for block in (*RULES, "deit")}
+        images = {block: model.images(block, batch, tokens) for block in (*RULES, HEADS, "deit")}
         line = {"px": str(size), "batch": str(batch), "DeiT-Ti": f"{images['deit']:,.0f}"}
-        yield line | {rule: f"{images[rule]:,.0f} ({images[rule] / images['deit']:.2f})" for rule in RULES}
+        yield line | {name: f"{images[name]:,.0f} ({images[name] / images['deit']:.2f})" for name in (*RULES, HEADS)}
 
 
 TABLES = {"blocks": block_lines, "scans": scan_lines, "images": image_lines}

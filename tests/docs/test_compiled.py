@@ -84,7 +84,8 @@ def test_the_triton_kernels_issue_few_instructions(rows):
     found = rows("triton")
     assert {(row["rule"], row["kernel"]) for row in found} >= MODELLED_LIMITS.keys()
     for row in found:
-        check(row, limits.get(row["kernel"], 0), stack)
+        if "cycles" not in row:  # not of the chunk kernels, which tests/ops/backends/test_triton_compiled.py limits
+            check(row, limits.get(row["kernel"], 0), stack)
 
 
 def test_the_model_of_a_warp_waits_for_loads_and_shares_a_scheduler():
