@@ -33,13 +33,12 @@ from typing import Any
 from unittest import mock
 
 import torch
+from predict import HEADS, HEADS_BLOCK, HEADS_WIDTH
 from timm.models.vision_transformer import Block as DeiTBlock
 from torch import Tensor, fx, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
-
-from predict import HEADS, HEADS_BLOCK, HEADS_WIDTH
 
 from vilonghorn.data.files import write_json
 from vilonghorn.layers import Block

@@ -4,7 +4,7 @@ No GPU has confirmed this model:
 
 - A scan takes its steps times the modelled cycles of a step (stalls.py), at 1.98 GHz. Blocks run in waves: as many as
   registers and shared memory admit fill the 132 multiprocessors, and the blocks that are left run after them. It takes
-  no less than its bytes at 4 TB/s. That of blocks with heads runs in Triton's chunks of 16 tokens, one warp for 32 channels.
+  no less than its bytes at 4 TB/s. With heads it runs in chunks of 16 tokens of Triton, one warp for 32 channels.
 - Any other launch takes the longer of its bytes at 4 TB/s and its matrix products at 600 TFLOP/s (attention: 300).
 - A training step is 24 blocks of `vilonghorn_tiny`, 8 with heads, or 12 of DeiT-Ti. Stem, head, loss and
   optimiser are left out, and so is the time between launches. Bytes grow with the tokens, operations of attention with
