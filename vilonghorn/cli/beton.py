@@ -44,14 +44,10 @@ def main(argv: Sequence[str]) -> None:
     else:
         chosen = {name: getattr(options, name) for name in OPTIONS}
         beton = write_beton(source, target, max_pixels=options.max_pixels, progress=not options.quiet, **chosen)
-        note = _summary(manifest_path(beton.path))
+        manifest = manifest_path(beton.path)
+        left_out = json.loads(manifest.read_text(encoding="utf-8"))["left_out"]
+        for reason in left_out:
+            print(f"left out: {reason}", file=sys.stderr)
+        note = "written and checked" + f"; left out {len(left_out)} (listed in {manifest.name})" * bool(left_out)
     size = beton.path.stat().st_size / 1e6
     print(f"{beton.path}: {beton.num_samples} images, {beton.num_classes} classes, {size:.1f} MB: {note}")
-
-
-def _summary(manifest: Path) -> str:
-    """What the writer left out, in a few words; the reasons go to stderr."""
-    left_out = json.loads(manifest.read_text(encoding="utf-8"))["left_out"]
-    for reason in left_out:
-        print(f"left out: {reason}", file=sys.stderr)
-    return "written and checked" + f"; left out {len(left_out)} (listed in {manifest.name})" * bool(left_out)

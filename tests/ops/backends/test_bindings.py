@@ -60,7 +60,10 @@ def test_a_source_tree_without_a_library_anywhere_says_what_to_run(site, tree):
     assert reason.endswith(f"{sys.executable} -m pip install --editable '{tree}'")
 
 
-@pytest.mark.parametrize("url, source", [(None, "vilonghorn"), ("file:///src/clone", "file:///src/clone")])
+CLONE, WHEEL = "file:///src/clone", "file:///src/vilonghorn-0.1.0-py3-none-any.whl"
+
+
+@pytest.mark.parametrize("url, source", [(None, "PATH_OF_A_CLONE"), (CLONE, CLONE), (WHEEL, "PATH_OF_A_CLONE")])
 def test_a_package_installed_without_its_library_says_why_and_what_to_run(site, monkeypatch, url, source):
     library = install(site, url=url)
     monkeypatch.setattr(bindings, "library_path", lambda name: library)

@@ -69,7 +69,8 @@ def _how_to_build(name: str, root: Path, installed: metadata.Distribution | None
     else:
         problem = f"vilonghorn was installed without it, as without {requirement} or with VILONGHORN_{name.upper()}=OFF"
         url = json.loads(installed and installed.read_text("direct_url.json") or "{}").get("url", "")
-        source = f"--force-reinstall --no-deps --no-cache-dir {url if url.startswith('file:') else 'vilonghorn'}"
+        folder = url if url.startswith("file:") and not url.endswith(".whl") else "PATH_OF_A_CLONE"
+        source = f"--force-reinstall --no-deps --no-cache-dir {folder}"
     if name == "cuda":  # the build leaves its kernels out unless they are asked for
         source += " --config-settings=cmake.define.VILONGHORN_CUDA=ON"
     return f"{problem}. Where there is {requirement}, run: {shlex.quote(sys.executable)} -m pip install {source}"
