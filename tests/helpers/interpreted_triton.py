@@ -57,7 +57,8 @@ def assert_equal(actual, expected):
     assert all(torch.equal(actual[name], expected[name]) for name in expected)
 
 
-PAIRS = [case for case in pairwise.CASES if case.rule == RULE and case.L * case.D < 1000]  # the emulator runs the rest
+# The emulator runs the others, which take up to half a minute each here.
+PAIRS = [case for case in pairwise.CASES if case.rule == RULE and case.L < 100 and case.L * case.D < 1000]
 
 
 @pytest.mark.parametrize("case", PAIRS, ids=str)
@@ -212,7 +213,7 @@ def test_a_nan_in_chunks_is_not_swallowed():
 
 
 @chunked
-@pytest.mark.parametrize("shape, grid", [((1, 2, 33, 70, 16, 5, 4), None), ((1, 1, 18, 12, 3, 2, 9), (3, 6))], ids=str)
+@pytest.mark.parametrize("shape, grid", [((1, 1, 18, 70, 16, 5, 4), None), ((1, 1, 18, 12, 3, 2, 9), (3, 6))], ids=str)
 @pytest.mark.parametrize("dtype, tolerance", [(torch.float32, 4e-6), (torch.bfloat16, 3e-2)], ids=str)
 @pytest.mark.usefixtures("emulator")
 def test_a_mixer_with_heads_runs_its_scan_in_chunks(shape, grid, dtype, tolerance, monkeypatch):
