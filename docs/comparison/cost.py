@@ -16,7 +16,7 @@ from vilonghorn.data.files import write_json
 from vilonghorn.engine.environment import machine
 
 FOLDER = Path(__file__).parent
-PLANS = ("icons", "v2")  # of models for the same images
+PLANS = ("icons", "v2", "hierarchy")  # of models for the same images
 RESULTS = FOLDER / "cost.json"
 TASK, STEP, ROUNDS, RESTARTS = "icons", "forward + backward", 15, 3
 
