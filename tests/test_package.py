@@ -126,7 +126,10 @@ def configured(tmp_path):
 
 
 def test_cuda_kernels_are_built_only_if_asked_for_and_then_for_the_gpus_of_this_machine(configured, tmp_path):
-    for name, lines in (("nvcc", [f"touch '{tmp_path}/called'"]), ("nvidia-smi", ["echo 12.0", "echo 9.0", "echo 7.5", "echo 9.0"])):
+    for name, lines in (
+        ("nvcc", [f"touch '{tmp_path}/called'"]),
+        ("nvidia-smi", ["echo 12.0", "echo 9.0", "echo 7.5", "echo 9.0"]),
+    ):
         (tmp_path / name).write_text("\n".join(["#!/bin/sh", *lines]))
         (tmp_path / name).chmod(0o755)
     path = f"{tmp_path}{os.pathsep}{os.environ['PATH']}"
