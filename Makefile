@@ -1,4 +1,4 @@
-# make demo   trains vilonghorn_nano on the embedded digits, through FFCV, into runs/digits, and measures it
+# make demo   trains vilonghornv2_nano on the embedded digits, through FFCV, into runs/digits, and measures it
 # make test   runs the linters, then the tests
 # make lint   runs the linters: ruff, clang-format, mypy
 # make docs   builds the site of the documentation into site/, and fails at a broken link

@@ -1,8 +1,8 @@
 """Counts what torch.compile makes of a training step of one block on a GPU, without a GPU: launches, bytes, memory.
 
 inductor generates the code of forward and backward for an H200 that is not there (bfloat16 autocast, 197 tokens, width
-192; with heads 384); the code is counted, not run. Operators of this library launch kernels and matrix
-products of their own, which are counted with the emulator of `kernels/`. Prints one JSON line for a pass of each block:
+192; with heads 384); it is counted, not run. Kernels and products inside operators of this library are counted with the
+emulator of `kernels/`. Prints one JSON line for a pass of each block:
 
 - launches: kernels of inductor, matrix products, and every kernel and torch operator inside an operator;
 - mb: million bytes that the launches read and write, each tensor once a launch, without the scan; scan_mb: the scan;
@@ -13,8 +13,6 @@ Other lines have the main launch of a scan: blocks, threads and bytes of shared 
 also writes docs/performance/block.json for `python docs/performance/make.py`. Needs Triton and a C++ compiler. Uses
 private parts of torch 2.11 to 2.15.
 """
-
-from __future__ import annotations
 
 import argparse
 import contextlib
@@ -51,8 +49,7 @@ from vilonghorn.ops.validate import flatten_filter
 FILE = Path(__file__).with_name("block.json")
 KERNELS = Path(__file__).parents[2] / "kernels"
 BATCH, TOKENS, WIDTH, DEIT_HEADS = 128, 197, 192, 3  # of the tiny models at 224 px
-DEIT = "deit"
-GRID = [14, 14]  # patches of HEADS, whose block has an MLP; the others need no grid
+DEIT, GRID = "deit", [14, 14]  # patches of HEADS, whose block has an MLP; the others need no grid
 # Batch, tokens and channels of scans: tiny and small at 224 px, tiny at 512 and 1024 px.
 SCANS = [(128, 197, 384), *((batch, 197, width) for width in (384, 768) for batch in (64, 256)), (128, 197, 768)]
 SCANS += [(128, 1025, 384), (64, 4097, 384)]
@@ -62,7 +59,7 @@ H200 = SimpleNamespace(
     **dict(regs_per_multiprocessor=65536, max_threads_per_multi_processor=2048, max_threads_per_block=1024),
     **dict(shared_memory_per_block=49152, shared_memory_per_block_optin=232448),
     **dict(shared_memory_per_multiprocessor=233472, clock_rate=1980000, memory_clock_rate=3201000),
-    memory_bus_width=6144,
+    **dict(memory_bus_width=6144),
 )
 ATTENTION = "scaled_dot_product_flash_attention"
 

@@ -38,7 +38,7 @@ class ModelConfig:
     Args:
         name: name of any timm model, ours included
         num_classes: number of classes; null: as many as the data has
-        drop_path: stochastic depth rate of the last block; null: that of the model, 0 for ours (models/trunk.py)
+        drop_path: stochastic depth rate of the last block; null: the default of the model, 0 for ours
         pretrained: start from the published weights
         weights: start from these weights: directory of a run (its best), or a file; positions, patch embedding and head
             are fitted to the model as timm does

@@ -1,7 +1,8 @@
-"""The update rules of the scan: one record each, which every part of the library reads.
+"""The update rules of the scan: one record each, which every part of the library in Python reads.
 
 A rule says how a token changes the state (`step`) and how dt becomes the size of that change (`gate`). The reference
-backend runs any rule and differentiates `step` by autograd; the kernels implement those that list them in `backends`.
+backend runs any rule and differentiates `step` by autograd. The kernels of the backends that a rule lists have both
+written again, in C++, CUDA and Triton: CONTRIBUTING.md names the places.
 """
 
 from collections.abc import Callable
