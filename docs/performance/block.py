@@ -114,12 +114,10 @@ def made_up_gpu() -> Iterator[None]:
         raise_if_triton_unavailable = staticmethod(lambda *_: None)
 
         class Worker:
-            current_device = staticmethod(lambda: 0)
-            get_device_properties = staticmethod(lambda *_: H200)
+            current_device, get_device_properties = staticmethod(lambda: 0), staticmethod(lambda *_: H200)
 
-    driver.set_active(
-        SimpleNamespace(get_current_target=lambda: GPUTarget("cuda", 90, 32), get_current_device=lambda: 0)
-    )
+    target = GPUTarget("cuda", 90, 32)
+    driver.set_active(SimpleNamespace(get_current_target=lambda: target, get_current_device=lambda: 0))
     torch._C._ensureCUDADeviceGuardSet()
     device_interface.get_interface_for_device("cuda")  # registers all of them
     with (
@@ -374,15 +372,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--save", action="store_true", help=f"write {FILE} too")
     args = parser.parse_args(argv)
     if unknown := set(args.blocks) - set(blocks):
-        parser.error(f"cannot count {', '.join(sorted(unknown))}: expected {', '.join(blocks)}")
+        parser.error(f"unknown {', '.join(sorted(unknown))}: expected {', '.join(blocks)}")
     if args.save and set(args.blocks) != set(blocks):
         parser.error("--save is for all blocks: leave out their names")
     found: dict[str, list[dict[str, Any]]] = dict(blocks=[], scans=[])
 
     def add(key: str, rows: Iterable[dict[str, Any]]) -> None:
         for row in rows:
-            found[key].append(row)
             print(json.dumps(row), flush=True)
+            found[key].append(row)
 
     for name in args.blocks:
         inner: dict[str, Any] = {}
