@@ -1,0 +1,262 @@
+"""Times our tiny models on a CPU beside models of timm that are often taken instead. Run it in the root of a checkout.
+
+Figures go to docs/performance/front.json as they come; earlier ones stay until new ones of the same setting are
+complete. `--page` makes front.md and front.svg from it. Weights are random. In each round a candidate (a model in one
+form) has a process of its own, the only one: threads of an onnxruntime session spin, and would delay the next one.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shlex
+import sys
+import tempfile
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor
+from functools import partial
+from importlib.metadata import version
+from itertools import product
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+import timm
+import torch
+from jsonargparse.typing import PositiveInt
+
+from vilonghorn.bench.interleaved import Row, Steps, run_interleaved
+from vilonghorn.bench.tables import Line, figure, markdown, median, ratio
+from vilonghorn.data.files import atomic_write, write_json
+from vilonghorn.engine.environment import machine
+from vilonghorn.export import export, load_for_export
+from vilonghorn.export.formats import OPSET, libraries
+from vilonghorn.export.runtime import load
+
+OURS = ("vilonghornv2_tiny", "vilonghorn_tiny")
+TOP1_SOURCE = "https://github.com/huggingface/pytorch-image-models/blob/4e5207c7bb/results/results-imagenet.csv"
+MODELS = {  # top-1 of TOP1_SOURCE, with the tag of the weights; at 224 px unless said otherwise
+    **dict.fromkeys(OURS, "-"),
+    "deit_tiny_patch16_224": "72.2 (fb_in1k)",
+    "mobilenetv4_conv_medium": "79.1 (e500_r224_in1k)",
+    "efficientvit_b1": "79.3 (r224_in1k)",
+    "levit_192": "79.9 (fb_dist_in1k)",
+    "edgenext_small": "81.1 (usi_in1k, 256 px)",
+    "convnextv2_atto": "76.6 (fcmae_ft_in1k)",
+    "mambaout_femto": "78.9 (in1k)",
+    "efficientvim_m3": "- (not in the table)",
+    "fastvit_t8": "76.2 (apple_in1k, 256 px)",
+    "repvit_m1": "78.5 (dist_in1k)",
+}
+PEERS = ("mobilenetv4_conv_medium", "efficientvit_b1")  # ratios are to the faster one, in onnxruntime
+ONLY = {"levit_192": (224, "published weights fit 224 px only: attention biases are not resized")}
+FILES = {"onnxruntime": ("onnx", "fp32"), "ort": ("ort", "fp32"), "int8": ("ort", "int8")}  # format and weights by form
+FORMS = ("eager", "compile", *FILES)
+SAMPLES = 2  # of a process, for each size and batch
+KEYS = ("model", "form", "size", "batch", "threads")  # what names a row
+INTRODUCTION = f"""# CPU latency beside models that are often taken instead
+
+Milliseconds of a forward pass of `vilonghornv2_tiny`, `vilonghorn_tiny` and models of timm on a CPU, in float32.
+Weights are random. Ours are not trained on ImageNet, so they have no top-1 here.
+
+![Latency against image size, both logarithmic, of the fastest float32 form of each model](front.svg)
+
+Top-1 is that of [timm's results]({TOP1_SOURCE}) on ImageNet-1k for the weights in brackets, at 224 px if no size is given. `onnxruntime` is a portable ONNX file; `ort` and `int8` are of `vilonghorn export --to ort`, with float32 and int8 weights; `compile` is torch.compile. Files of timm's models are written for one size and batch. Their branches are merged where they can be. *To the faster peer* is the fastest float32 form (in brackets) to the faster of MobileNetV4 and EfficientViT in onnxruntime, both of one run. Below 1 the model is faster."""  # noqa: E501
+
+
+def create(model: str, size: int) -> torch.nn.Module:
+    """A model for images of `size` pixels a side; of timm's, branches that can be merged for inference are merged."""
+    has_size = model in OURS or timm.models.get_pretrained_cfg_value(model, "fixed_input_size")
+    net = timm.create_model(model, **(dict(img_size=size) if has_size else {})).eval()
+    return net if model in OURS else timm.models.reparameterize_model(net)
+
+
+def write_file(model: str, form: str, size: int, batch: int, path: Path) -> Path:
+    """Writes the file of a form."""
+    if model in OURS:
+        export(load_for_export(model), FILES[form][0], path, FILES[form][1])
+    else:
+        options = dict(input_names=["images"], opset_version=OPSET, dynamo=True, verbose=False, external_data=False)
+        torch.onnx.export(create(model, size), (torch.randn(batch, 3, size, size),), path, **options)
+    return path
+
+
+def file_key(model: str, form: str, size: int, batch: int) -> tuple:
+    """What names a file: ours takes all sizes, others are written for size and batch."""
+    return (model, form) if model in OURS else (model, form, size, batch)
+
+
+def make_steps(model: str, form: str, cells: Mapping[str, tuple[int, int, Path | None]]) -> Steps:
+    """A forward pass for each size, batch and file. Its first call makes the model or session, and frees the last."""
+    held: dict[str, partial] = {}
+
+    @torch.inference_mode()
+    def step(name: str) -> object:
+        if name not in held:
+            held.clear()
+            size, batch, path = cells[name]
+            run = load(FILES[form][0], str(path), *libraries(FILES[form][0])) if path else create(model, size)
+            held[name] = partial(torch.compile(run) if form == "compile" else run, torch.randn(batch, 3, size, size))
+        return held[name]()
+
+    return {name: partial(step, name) for name in cells}
+
+
+def measure(options: argparse.Namespace, report: dict[str, Any]) -> Iterator[list[Row]]:
+    """Times the candidates in turn over the rounds; yields the rows of each. What fails is not tried again."""
+    earlier = {tuple(row[key] for key in KEYS): row for row in report["rows"]}
+    rows, run = dict[tuple, Row](), time.strftime("%Y-%m-%d %H:%M:%S")
+    report["runs"][run] = machine() | dict(command=options.command, onnxruntime=version("onnxruntime"))
+    with torch.device("meta"):
+        report["parameters"] |= {m: sum(p.numel() for p in timm.create_model(m).parameters()) for m in options.models}
+    cells = list(product(sorted(set(options.sizes)), sorted(set(options.batches))))
+    with tempfile.TemporaryDirectory() as folder:
+        files: dict[tuple, Future[Path]] = {}
+        with ProcessPoolExecutor(2, get_context("spawn")) as pool:  # before the timing; an export takes up to a minute
+            for (model, form), cell in product(options.candidates, cells):
+                key = file_key(model, form, *cell)
+                if form in FILES and key not in files and cell[0] == ONLY.get(model, cell)[0]:
+                    files[key] = pool.submit(write_file, model, form, *cell, Path(folder, f"{len(files)}.onnx"))
+        for threads, index in product(sorted(set(options.threads)), range(options.rounds)):
+            for model, form in options.candidates[:: -1 if index % 2 else 1]:
+                mine = {}
+                for cell in cells:
+                    key = (model, form, *cell, threads)
+                    mine[cell] = rows.setdefault(key, dict(zip(KEYS, key)) | dict(run=run, ms=[], problem=None))
+                time_candidate(model, form, mine, threads, files)
+                count = options.rounds * SAMPLES
+                done = {k: r for k, r in rows.items() if k not in earlier or r["problem"] or len(r["ms"]) == count}
+                report["rows"] = list((earlier | done).values())
+                yield list(mine.values())
+
+
+def time_candidate(model: str, form: str, rows: Mapping, threads: int, files: Mapping) -> None:
+    """Adds samples, or a problem, to each row of a candidate, by size and batch."""
+    cells = {}
+    for (size, batch), row in rows.items():
+        only, reason = ONLY.get(model, (size, None))
+        if size != only:
+            row.update(ms=None, problem=reason)
+        elif not row["problem"]:
+            try:
+                path = files[file_key(model, form, size, batch)].result() if form in FILES else None
+                cells[f"{size} px, batch {batch}"] = size, batch, path
+            except Exception as error:  # of any kind: the exporter's own
+                row.update(ms=None, problem=f"{type(error).__name__}: {' '.join(str(error).split())[:500]}")
+    candidates = {model: partial(make_steps, model, form, cells)} if cells else {}
+    found = run_interleaved(candidates, list(cells), SAMPLES, threads=threads)
+    for name, (size, batch, _) in cells.items():
+        row, new = rows[size, batch], found[name][model]
+        row.update(problem=new["problem"], ms=new["ms"] and row["ms"] + [round(ms, 3) for ms in new["ms"]])
+
+
+def fastest(rows: Iterable[Row]) -> Row | None:
+    """The fastest of rows in float32; None without one."""
+    return min((row for row in rows if row["ms"] and row["form"] != "int8"), key=median, default=None)
+
+
+def lines(rows: Sequence[Row], parameters: Mapping[str, int]) -> list[Line]:
+    """A line for each model, of rows of one size, batch and number of threads. Ratios are within one run."""
+    faster, table = fastest(row for row in rows if row["model"] in PEERS and row["form"] == "onnxruntime"), []
+    forms = [form for form in FORMS if any(row["form"] == form for row in rows)]
+    for name in sorted({row["model"] for row in rows}, key=list(MODELS).index):
+        found = {row["form"]: row for row in rows if row["model"] == name}
+        timed = {form: row for form, row in found.items() if row["ms"]}
+        line = {"model": f"`{name}`", "parameters": f"{parameters[name] / 1e6:.1f} M", "top-1": MODELS[name]}
+        line |= {f"{form}, ms": figure(median(timed.get(form)), 1) for form in forms}
+        best = fastest(found.values())
+        same = best and faster and best["run"] == faster["run"]
+        line["to the faster peer"] = f"{figure(ratio(best, faster))} ({best['form']})" if same else "-"
+        why = (f"{'' if name in ONLY else f'{form}: '}{row['problem']}" for form, row in found.items() if not row["ms"])
+        table.append(line | ({"not measured": "; ".join(dict.fromkeys(why))} if len(timed) < len(found) else {}))
+    return table
+
+
+def page(report: dict[str, Any]) -> str:
+    """The text of front.md: a table for each size, batch and number of threads, and the runs."""
+    text, cells = [INTRODUCTION], dict[tuple[int, ...], list[Row]]()
+    for row in report["rows"]:
+        cells.setdefault((row["size"], row["batch"], row["threads"]), []).append(row)
+    for (size, batch, threads), rows in sorted(cells.items()):
+        title = f"## {size} px, batch {batch}, {threads} thread{'s' if threads > 1 else ''}"
+        text += [title, markdown(lines(rows, report["parameters"]))]
+    text += ["## Runs"]
+    for date in sorted({row["run"] for row in report["rows"]}):
+        run, keys = report["runs"][date], ("cpu", "cores", "load", "torch", "timm", "onnxruntime")
+        text += [f"- {date}: `{run['command']}`, {', '.join(f'{key} {run[key]}' for key in keys)}"]
+    return "\n\n".join(text) + "\n"
+
+
+def draw(path: Path, report: dict[str, Any]) -> None:
+    """Draws latency against size, of the batch and number of threads with most rows; fits the width of a phone."""
+    from matplotlib import rc_context  # here, because every process of a candidate imports this file
+    from matplotlib.figure import Figure
+    from matplotlib.ticker import LogLocator
+
+    cells = [(row["batch"], row["threads"]) for row in report["rows"] if row["ms"]]
+    cell = max(cells, key=cells.count)
+    rows = [row for row in report["rows"] if row["ms"] and (row["batch"], row["threads"]) == cell]
+    sizes, plot = sorted({row["size"] for row in rows}), Figure(figsize=(4.2, 5.4), layout="constrained")
+    axes = plot.subplots()
+    for i, name in enumerate(MODELS):
+        best = [fastest(row for row in rows if (row["model"], row["size"]) == (name, size)) for size in sizes]
+        if any(best):
+            style = dict(
+                marker="o^sDvPX*<>hd"[i],
+                color=f"C{i}" if i < 10 else ("k", "y")[i - 10],
+                lw=2.5 if name in OURS else 1,
+                label=name,
+            )
+            axes.loglog(sizes, [median(row) or float("nan") for row in best], **style)
+    axes.set(xlabel="height and width of the image, pixels", ylabel="milliseconds", xticks=sizes, xticklabels=sizes)
+    axes.set_title(f"fastest float32 form, batch {cell[0]}, threads {cell[1]}", fontsize="medium")
+    axes.yaxis.set(major_locator=LogLocator(subs=(1, 2, 5)), major_formatter="{x:g}")
+    axes.minorticks_off()
+    axes.grid(alpha=0.3)
+    plot.legend(loc="outside lower center", ncols=2, fontsize="small", frameon=False)
+    with rc_context({"svg.hashsalt": "vilonghorn"}), atomic_write(path) as file:
+        plot.savefig(file, format="svg", metadata={"Date": None})
+
+
+def main(argv: Sequence[str]) -> int:
+    """Measures, or makes the page; returns 1 if a candidate failed, else 0."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    add, numbers = parser.add_argument, dict(type=PositiveInt, nargs="+")
+    add("--models", nargs="+", choices=MODELS, default=list(MODELS), metavar="MODEL", help=f"of {', '.join(MODELS)}")
+    add("--sizes", **numbers, default=[224, 512, 1024], help="pixels of a side (default: %(default)s)")
+    add("--batches", **numbers, default=[1], help="images at once (default: %(default)s)")
+    add("--threads", **numbers, default=[2], help="threads of a process (default: %(default)s)")
+    add("--forms", nargs="+", choices=FORMS, default=["eager", "onnxruntime", "ort"], help="default: %(default)s")
+    add("--rounds", type=PositiveInt, default=2, help="processes of a candidate (default: %(default)s)")
+    add("--json", type=Path, default=Path("docs/performance/front.json"), help="report (default: %(default)s)")
+    add("--page", action="store_true", help="make the page and the plot beside the report, and end")
+    options = parser.parse_args(argv, argparse.Namespace(command=f"python {sys.argv[0]} {shlex.join(argv)}"))
+    pairs = dict.fromkeys(product(options.models, options.forms))
+    options.candidates = [(m, form) for m, form in pairs if m in OURS or form not in ("ort", "int8")]
+    if not options.candidates:
+        parser.error(f"--forms {' '.join(options.forms)} are of {' and '.join(OURS)} only: add one to --models")
+    if not options.json.absolute().parent.is_dir():
+        parser.error(f"there is no folder {options.json.parent}: run this in the root of a checkout, or give --json")
+    empty: dict[str, Any] = dict(runs={}, parameters={}, rows=[])
+    report = json.loads(options.json.read_text(encoding="utf-8")) if options.json.exists() else empty
+    if options.page:
+        if not any(row["ms"] for row in report["rows"]):
+            parser.error(f"{options.json} has no figures: run python docs/performance/front.py first")
+        with atomic_write(options.json.with_suffix(".md"), "w") as file:
+            file.write(page(report))
+        draw(options.json.with_suffix(".svg"), report)
+        return 0
+    failed, start = set(), time.monotonic()
+    for rows in measure(options, report):
+        write_json(options.json, report)
+        for row in rows:
+            said = f"{', '.join(f'{k} {row[k]}' for k in KEYS)}: {row['problem'] or figure(median(row), 1) + ' ms'}"
+            print(f"{said} (after {time.monotonic() - start:.0f} s)", flush=True)
+            failed |= {said} if row["problem"] and row["problem"] != ONLY.get(row["model"], (0, ""))[1] else set()
+    print("".join(f"not measured: {said}\n" for said in sorted(failed)), end="")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,104 @@
+"""docs/performance/front.py: the page says what the report says, failures are named, interrupted runs lose nothing."""
+
+import importlib
+import json
+import re
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+FOLDER = Path(__file__).parents[2] / "docs" / "performance"
+OURS, LEVIT, MOBILENET, EFFICIENTVIT = "vilonghornv2_tiny", "levit_192", "mobilenetv4_conv_medium", "efficientvit_b1"
+
+
+@pytest.fixture
+def front(monkeypatch):
+    monkeypatch.syspath_prepend(str(FOLDER))
+    return importlib.import_module("front")
+
+
+def row(model, form, ms, size=224, run="2026-01-01 00:00:00", problem=None):
+    ms = ms and [ms, ms]
+    return dict(model=model, form=form, size=size, batch=1, threads=2, run=run, ms=ms, problem=problem)
+
+
+def write(path, rows):
+    machine = dict(cpu="Invented", cores=2, load=0, torch="1", timm="1", onnxruntime="1", command="invented")
+    runs = {date: machine for date in ("2026-01-01 00:00:00", "2026-01-02 00:00:00")}
+    parameters = {row["model"]: 5_362_132 for row in rows}
+    path.write_text(json.dumps(dict(runs=runs, parameters=parameters, rows=rows)))
+
+
+@pytest.fixture
+def interleaved(front, monkeypatch):
+    """Replaces the measurement by 3 ms of each step; a candidate in `failing` has a problem, or raises it."""
+    failing = {}
+
+    def run_interleaved(candidates, steps, rounds, *, threads):
+        name = next(iter(candidates), None)
+        if isinstance(problem := failing.get(name), BaseException):
+            raise problem
+        figures = dict(ms=None if problem else [3.0] * rounds, memory_gb=None, problem=problem)
+        return {step: {name: dict(figures)} for step in steps}
+
+    monkeypatch.setattr(front, "run_interleaved", run_interleaved)
+    monkeypatch.setattr(front, "ProcessPoolExecutor", lambda workers, context: ThreadPoolExecutor(workers))
+    return failing
+
+
+def test_the_page_has_the_figures_and_ratios_to_the_faster_peer_of_the_same_run(front, tmp_path):
+    report = tmp_path / "front.json"
+    rows = [row(OURS, "eager", 30.0), row(OURS, "ort", 15.0), row(OURS, "int8", 5.0)]
+    rows += [row(MOBILENET, "onnxruntime", 10.0), row(EFFICIENTVIT, "onnxruntime", 12.0)]
+    rows += [row("repvit_m1", "onnxruntime", 20.0, run="2026-01-02 00:00:00")]
+    rows += [row(OURS, "eager", 90.0, 512), row(LEVIT, "eager", None, 512, problem="fits | 224 px only")]
+    rows += [row("fastvit_t8", "onnxruntime", None, 512, problem="RuntimeError: no operator")]
+    write(report, rows)
+    assert front.main(["--json", str(report), "--page"]) == 0
+    text = (tmp_path / "front.md").read_text()
+    first, second = re.findall(r"## \d+ px, batch 1, 2 threads\n\n((?:\|.*\n)+)", text)
+    assert f"| `{OURS}` | 5.4 M | - | 30.0 | - | 15.0 | 5.0 | 1.50 (ort) |" in first
+    assert f"| `{MOBILENET}` | 5.4 M | 79.1 (e500_r224_in1k) | - | 10.0 | - | - | 1.00 (onnxruntime) |" in first
+    assert re.search(r"`repvit_m1` .* 20\.0 .*\| - \|\n", first)  # of another run
+    assert re.search(r"`levit_192` .*\| fits \\\| 224 px only \|", second)
+    assert re.search(r"`fastvit_t8` .*\| onnxruntime: RuntimeError: no operator \|", second)
+    assert "Invented" in text and front.TOP1_SOURCE in text and "(front.svg)" in text
+    assert OURS in (tmp_path / "front.svg").read_text() and "fastvit_t8" not in (tmp_path / "front.svg").read_text()
+
+
+def test_a_page_without_figures_is_refused(front, tmp_path, capsys):
+    with pytest.raises(SystemExit):
+        front.main(["--json", str(tmp_path / "front.json"), "--page"])
+    assert "has no figures: run python docs/performance/front.py first" in capsys.readouterr().err
+
+
+def test_a_candidate_that_fails_is_named_and_the_others_are_measured(front, tmp_path, capsys, interleaved, monkeypatch):
+    def write_file(model, *rest):
+        raise RuntimeError(f"no operator for {model}")
+
+    monkeypatch.setattr(front, "write_file", write_file)
+    interleaved[MOBILENET] = "OutOfMemoryError: 8 GB"
+    models = ["--models", OURS, MOBILENET, LEVIT, "--sizes", "64", "--rounds", "3"]
+    assert front.main([*models, "--json", str(tmp_path / "front.json")]) == 1
+    output = capsys.readouterr().out.partition("not measured: ")[2]
+    assert f"model {MOBILENET}, form eager, size 64, batch 1, threads 2: OutOfMemoryError: 8 GB" in output
+    assert f"model {OURS}, form ort, size 64, batch 1, threads 2: RuntimeError: no operator for {OURS}" in output
+    assert LEVIT not in output  # left out, which is no failure
+    found = {(r["model"], r["form"]): r for r in json.loads((tmp_path / "front.json").read_text())["rows"]}
+    assert found[OURS, "eager"]["ms"] == [3.0] * 6 and found[LEVIT, "eager"]["problem"] == front.ONLY[LEVIT][1]
+
+
+def test_an_interrupted_run_keeps_what_is_there(front, tmp_path, interleaved):
+    report, earlier = tmp_path / "front.json", [row(OURS, "eager", 90.0, 512), row(OURS, "eager", 30.0)]
+    write(report, earlier)
+    interleaved[EFFICIENTVIT] = KeyboardInterrupt()
+    command = ["--models", OURS, MOBILENET, EFFICIENTVIT, "--sizes", "224", "--forms", "eager", "--json", str(report)]
+    with pytest.raises(KeyboardInterrupt):
+        front.main(command)
+    rows = json.loads(report.read_text())["rows"]
+    assert rows[:2] == earlier and [(r["model"], r["ms"]) for r in rows[2:]] == [(MOBILENET, [3.0, 3.0])]
+    interleaved.clear()
+    assert front.main(command) == 0
+    rows = json.loads(report.read_text())["rows"]
+    assert rows[0] == earlier[0] and [r["ms"] for r in rows[1:]] == [[3.0] * 4] * 3  # the other size stays
