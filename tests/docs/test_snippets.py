@@ -64,13 +64,13 @@ def test_the_page_on_export_but_machine_code(folder, monkeypatch):
 
 
 def test_the_page_on_maps(folder):
-    leave_run(folder / "runs/digits", depth=5, embed_dim=96)
+    leave_run(folder / "runs/digits", "vilonghornv2_nano", stem_stride=2)
     (folder / "data/digits/val/3").mkdir(parents=True)
     Image.new("RGB", (16, 16), "gray").save(folder / "data/digits/val/3/0059.png")
     names = run_blocks("docs/interpret.md", leave_out=None if find_spec("pytorch_grad_cam") else "pytorch_grad_cam")
-    tokens = 1 + names["maps"].shape[-1] ** 2
-    assert names["weights"].shape == (1, 2, 1, 1, tokens) and names["rows"].shape == (2, 1, tokens, tokens, 192)
-    assert names["y"].shape == (2, 1, tokens, 192)
+    tokens = names["maps"].shape[-1] ** 2
+    assert names["weights"].shape == (1, 1, 1, 1, tokens) and names["rows"].shape == (1, 1, tokens, tokens, 96)
+    assert names["y"].shape == (1, 1, tokens, 96)
 
 
 def test_the_page_on_predictions(folder, capsys):
