@@ -1,8 +1,7 @@
 """Times our tiny models on a CPU beside models of timm that are often taken instead. Run it in the root of a checkout.
 
-Figures go to docs/performance/front.json as they come; earlier ones stay until new ones of the same setting are
-complete. `--page` makes front.md and front.svg from it. Weights are random. In each round a candidate (a model in one
-form) has a process of its own, the only one: threads of an onnxruntime session spin, and would delay the next one.
+Figures go to front.json as they come; `--page` makes front.md and front.svg from it. Weights are random. In each round
+a candidate (a model in one form) is alone, in a new process: threads of an onnxruntime session spin and delay others.
 """
 
 from __future__ import annotations
@@ -82,11 +81,6 @@ def write_file(model: str, form: str, size: int, batch: int, path: Path) -> Path
     return path
 
 
-def file_key(model: str, form: str, size: int, batch: int) -> tuple:
-    """What names a file: ours takes all sizes, others are written for size and batch."""
-    return (model, form) if model in OURS else (model, form, size, batch)
-
-
 def make_steps(model: str, form: str, cells: Mapping[str, tuple[int, int, Path | None]]) -> Steps:
     """A forward pass for each size, batch and file. Its first call makes the model or session, and frees the last."""
     held: dict[str, partial] = {}
@@ -110,22 +104,21 @@ def measure(options: argparse.Namespace, report: dict[str, Any]) -> Iterator[lis
     report["runs"][run] = machine() | dict(command=options.command, onnxruntime=version("onnxruntime"))
     with torch.device("meta"):
         report["parameters"] |= {m: sum(p.numel() for p in timm.create_model(m).parameters()) for m in options.models}
+    new, count = dict(run=run, ms=[], problem=None), options.rounds * SAMPLES
     cells = list(product(sorted(set(options.sizes)), sorted(set(options.batches))))
     with tempfile.TemporaryDirectory() as folder:
         files: dict[tuple, Future[Path]] = {}
         with ProcessPoolExecutor(2, get_context("spawn")) as pool:  # before the timing; an export takes up to a minute
-            for (model, form), cell in product(options.candidates, cells):
-                key = file_key(model, form, *cell)
-                if form in FILES and key not in files and cell[0] == ONLY.get(model, cell)[0]:
-                    files[key] = pool.submit(write_file, model, form, *cell, Path(folder, f"{len(files)}.onnx"))
+            for model, form in options.candidates:
+                for cell in cells[:1] if model in OURS else cells:  # ours takes all sizes
+                    key, path = (model, form, *cell), Path(folder, f"{len(files)}.onnx")
+                    if form in FILES and cell[0] == ONLY.get(model, cell)[0]:
+                        files[key] = pool.submit(write_file, *key, path)
         for threads, index in product(sorted(set(options.threads)), range(options.rounds)):
             for model, form in options.candidates[:: -1 if index % 2 else 1]:
-                mine = {}
-                for cell in cells:
-                    key = (model, form, *cell, threads)
-                    mine[cell] = rows.setdefault(key, dict(zip(KEYS, key)) | dict(run=run, ms=[], problem=None))
+                keys = {cell: (model, form, *cell, threads) for cell in cells}
+                mine = {cell: rows.setdefault(key, dict(zip(KEYS, key)) | new) for cell, key in keys.items()}
                 time_candidate(model, form, mine, threads, files)
-                count = options.rounds * SAMPLES
                 done = {k: r for k, r in rows.items() if k not in earlier or r["problem"] or len(r["ms"]) == count}
                 report["rows"] = list((earlier | done).values())
                 yield list(mine.values())
@@ -140,7 +133,8 @@ def time_candidate(model: str, form: str, rows: Mapping, threads: int, files: Ma
             row.update(ms=None, problem=reason)
         elif not row["problem"]:
             try:
-                path = files[file_key(model, form, size, batch)].result() if form in FILES else None
+                key = (model, form, *(next(iter(rows)) if model in OURS else (size, batch)))
+                path = files[key].result() if form in FILES else None
                 cells[f"{size} px, batch {batch}"] = size, batch, path
             except Exception as error:  # of any kind: the exporter's own
                 row.update(ms=None, problem=f"{type(error).__name__}: {' '.join(str(error).split())[:500]}")
@@ -165,8 +159,7 @@ def lines(rows: Sequence[Row], parameters: Mapping[str, int]) -> list[Line]:
         timed = {form: row for form, row in found.items() if row["ms"]}
         line = {"model": f"`{name}`", "parameters": f"{parameters[name] / 1e6:.1f} M", "top-1": MODELS[name]}
         line |= {f"{form}, ms": figure(median(timed.get(form)), 1) for form in forms}
-        best = fastest(found.values())
-        same = best and faster and best["run"] == faster["run"]
+        same = (best := fastest(found.values())) and faster and best["run"] == faster["run"]
         line["to the faster peer"] = f"{figure(ratio(best, faster))} ({best['form']})" if same else "-"
         why = (f"{'' if name in ONLY else f'{form}: '}{row['problem']}" for form, row in found.items() if not row["ms"])
         table.append(line | ({"not measured": "; ".join(dict.fromkeys(why))} if len(timed) < len(found) else {}))
@@ -190,28 +183,23 @@ def page(report: dict[str, Any]) -> str:
 
 def draw(path: Path, report: dict[str, Any]) -> None:
     """Draws latency against size, of the batch and number of threads with most rows; fits the width of a phone."""
-    from matplotlib import rc_context  # here, because every process of a candidate imports this file
-    from matplotlib.figure import Figure
-    from matplotlib.ticker import LogLocator
+    from matplotlib import figure as figures  # here, because every process of a candidate imports this file
+    from matplotlib import rc_context, ticker
 
     cells = [(row["batch"], row["threads"]) for row in report["rows"] if row["ms"]]
     cell = max(cells, key=cells.count)
     rows = [row for row in report["rows"] if row["ms"] and (row["batch"], row["threads"]) == cell]
-    sizes, plot = sorted({row["size"] for row in rows}), Figure(figsize=(4.2, 5.4), layout="constrained")
+    sizes, plot = sorted({row["size"] for row in rows}), figures.Figure(figsize=(4.2, 5.4), layout="constrained")
     axes = plot.subplots()
     for i, name in enumerate(MODELS):
         best = [fastest(row for row in rows if (row["model"], row["size"]) == (name, size)) for size in sizes]
         if any(best):
-            style = dict(
-                marker="o^sDvPX*<>hd"[i],
-                color=f"C{i}" if i < 10 else ("k", "y")[i - 10],
-                lw=2.5 if name in OURS else 1,
-                label=name,
-            )
-            axes.loglog(sizes, [median(row) or float("nan") for row in best], **style)
+            color, lw = f"C{i}" if i < 10 else "km"[i - 10], 2.5 if name in OURS else 1
+            points = [median(row) or float("nan") for row in best]
+            axes.loglog(sizes, points, marker="o^sDvPX*<>hd"[i], color=color, lw=lw, label=name)
     axes.set(xlabel="height and width of the image, pixels", ylabel="milliseconds", xticks=sizes, xticklabels=sizes)
     axes.set_title(f"fastest float32 form, batch {cell[0]}, threads {cell[1]}", fontsize="medium")
-    axes.yaxis.set(major_locator=LogLocator(subs=(1, 2, 5)), major_formatter="{x:g}")
+    axes.yaxis.set(major_locator=ticker.LogLocator(subs=(1, 2, 5)), major_formatter="{x:g}")
     axes.minorticks_off()
     axes.grid(alpha=0.3)
     plot.legend(loc="outside lower center", ncols=2, fontsize="small", frameon=False)
@@ -238,8 +226,7 @@ def main(argv: Sequence[str]) -> int:
         parser.error(f"--forms {' '.join(options.forms)} are of {' and '.join(OURS)} only: add one to --models")
     if not options.json.absolute().parent.is_dir():
         parser.error(f"there is no folder {options.json.parent}: run this in the root of a checkout, or give --json")
-    empty: dict[str, Any] = dict(runs={}, parameters={}, rows=[])
-    report = json.loads(options.json.read_text(encoding="utf-8")) if options.json.exists() else empty
+    report = json.loads(options.json.read_text()) if options.json.exists() else dict(runs={}, parameters={}, rows=[])
     if options.page:
         if not any(row["ms"] for row in report["rows"]):
             parser.error(f"{options.json} has no figures: run python docs/performance/front.py first")
