@@ -26,7 +26,7 @@ import torch
 from jsonargparse.typing import PositiveInt
 
 from vilonghorn.bench.interleaved import Row, Steps, run_interleaved
-from vilonghorn.bench.tables import Line, figure, markdown, median, ratio
+from vilonghorn.bench.tables import Line, figure, markdown, median
 from vilonghorn.data.files import atomic_write, write_json
 from vilonghorn.engine.environment import machine
 from vilonghorn.export import export, load_for_export
@@ -61,7 +61,7 @@ Weights are random. Ours are not trained on ImageNet, so they have no top-1 here
 
 ![Latency against image size, both logarithmic, of the fastest float32 form of each model](front.svg)
 
-Top-1 is that of [timm's results]({TOP1_SOURCE}) on ImageNet-1k for the weights in brackets, at 224 px if no size is given. `onnxruntime` is a portable ONNX file; `ort` and `int8` are of `vilonghorn export --to ort`, with float32 and int8 weights; `compile` is torch.compile. Files of timm's models are written for one size and batch. Their branches are merged where they can be. *To the faster peer* is the fastest float32 form (in brackets) to the faster of MobileNetV4 and EfficientViT in onnxruntime, both of one run. Below 1 the model is faster."""  # noqa: E501
+Top-1 is that of [timm's results]({TOP1_SOURCE}) on ImageNet-1k for the weights in brackets, at 224 px if no size is given. `onnxruntime` is a portable ONNX file; `ort` and `int8` are of `vilonghorn export --to ort`, with float32 and int8 weights; `compile` is torch.compile. Files of timm's models are written for one size and batch. Their branches are merged where they can be. *To the faster peer* is the fastest float32 form (in brackets) to the faster of MobileNetV4 and EfficientViT in onnxruntime, medians of one run. Below 1 the model is faster."""  # noqa: E501
 
 
 def create(model: str, size: int) -> torch.nn.Module:
@@ -160,7 +160,7 @@ def lines(rows: Sequence[Row], parameters: Mapping[str, int]) -> list[Line]:
         line = {"model": f"`{name}`", "parameters": f"{parameters[name] / 1e6:.1f} M", "top-1": MODELS[name]}
         line |= {f"{form}, ms": figure(median(timed.get(form)), 1) for form in forms}
         same = (best := fastest(found.values())) and faster and best["run"] == faster["run"]
-        line["to the faster peer"] = f"{figure(ratio(best, faster))} ({best['form']})" if same else "-"
+        line["to the faster peer"] = f"{figure(median(best) / median(faster))} ({best['form']})" if same else "-"
         why = (f"{'' if name in ONLY else f'{form}: '}{row['problem']}" for form, row in found.items() if not row["ms"])
         table.append(line | ({"not measured": "; ".join(dict.fromkeys(why))} if len(timed) < len(found) else {}))
     return table
