@@ -1,8 +1,8 @@
 """Trains a segmentation decoder on digits: `python docs/examples/segment.py --model upernet --picture upernet.png`.
 
 The decoders are those of segmentation_models_pytorch. DPT takes the tokens of a plain model. The others take the maps
-of a pyramid at strides 4 to 32; Unet uses the two finest here. The score is the mean IoU over the background and the
-ten digits, each over all pixels of the held-out scenes.
+of a pyramid at strides 4 to 32, or of a hierarchy from stride 2 on; Unet uses those up to 8 here. The score is the mean
+IoU over the background and the ten digits, each over all pixels of the held-out scenes.
 """
 
 from __future__ import annotations
@@ -11,8 +11,9 @@ import segmentation_models_pytorch as smp
 import timm
 import torch
 import torch.nn.functional as F
-from common import BACKGROUND_AND_DIGITS, COLORS, MEAN, STD, fit, held_out, options, parse, save_picture
+from common import BACKGROUND_AND_DIGITS, COLORS, MEAN, STD, fit, held_out, options, parse, save_picture, small
 from scenes import Scene
+from timm.models import register_model
 from torch import Tensor, nn
 from torchvision.utils import draw_segmentation_masks
 
@@ -43,22 +44,42 @@ def build(decoder: str, name: str) -> nn.Module:
     Raises:
         ValueError: a backbone whose features are not those that the decoder takes.
     """
-    strides = set(timm.create_model(name, features_only=True, patch_size=PATCH).feature_info.reduction())
-    if decoder == "dpt" and strides != {PATCH} or decoder != "dpt" and strides != {4, 8, 16, 32}:
-        maps = "maps at strides 4 to 32, of a model whose name ends in _sfp"
+    options = small(name, patch_size=PATCH, stem=STEM)
+    strides = set(timm.create_model(name, features_only=True, **options).feature_info.reduction())
+    if (decoder == "dpt") != (len(strides) == 1):
+        maps = "maps at several strides, of vilonghornv2_* or a model whose name ends in _sfp"
         takes = "tokens, of a plain model" if decoder == "dpt" else maps
         raise ValueError(f"{decoder} takes {takes}; {name} gives features at strides {sorted(strides)}")
-    own = dict(num_classes=0, dynamic_img_size=True) if decoder == "dpt" else {}
+    own = DECODERS[decoder] | (dict(num_classes=0, dynamic_img_size=True) if decoder == "dpt" else {})
+    if "stem_stride" in options:
+        name = registered(name, options)
+        options, own = {}, shortened(own, len(strides))
     return smp.create_model(
         decoder,
         encoder_name=f"tu-{name}",
         encoder_weights=None,
         classes=BACKGROUND_AND_DIGITS,
-        patch_size=PATCH,
-        stem=STEM,
+        **options,
         **own,
-        **DECODERS[decoder],
     )
+
+
+def registered(name: str, options: dict) -> str:
+    """Registers a backbone with its arguments and returns its new name, of which smp reads the strides."""
+
+    def backbone(pretrained: bool = False, **kwargs) -> nn.Module:
+        return timm.create_model(name, pretrained, **options, **kwargs)
+
+    backbone.__name__ = f"{name}_scenes"
+    return backbone.__name__ if timm.is_model(backbone.__name__) else register_model(backbone).__name__
+
+
+def shortened(own: dict, stages: int) -> dict:
+    """Arguments of a decoder for a backbone of this many stages, the first of stride 2."""
+    own = dict(own, encoder_depth=min(own.get("encoder_depth", stages), stages))
+    if isinstance(own.get("decoder_channels"), tuple):
+        own["decoder_channels"] = own["decoder_channels"][-own["encoder_depth"] :]
+    return own
 
 
 def logits(model: nn.Module, images: Tensor) -> Tensor:

@@ -98,7 +98,7 @@ def test_help_names_every_key_with_its_meaning_and_the_default_is_the_digits(cap
     used = re.findall(r"^  (--\S+)", text.partition("options most used")[2].partition("examples:")[0], re.MULTILINE)
     assert len(used) == 10 and all(f"\n  {option} " in text.partition("\noptions:")[2] for option in used)
     config = yaml.safe_load(f"data:{config}")
-    assert config["model"]["name"] == "vilonghorn_nano" and config["data"]["train"] == "data/digits/train"
+    assert config["model"]["name"] == "vilonghornv2_nano" and config["data"]["train"] == "data/digits/train"
 
 
 def test_a_configuration_is_found_by_its_name_and_a_file_of_that_name_comes_first(tmp_path, monkeypatch):

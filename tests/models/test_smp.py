@@ -31,6 +31,20 @@ def test_decoders_of_maps_take_multiples_of_32_or_of_2_to_their_depth_and_unet_a
 
 
 @torch.no_grad()
+def test_decoders_of_maps_take_a_hierarchy():
+    batch, hierarchy = torch.randn(1, 3, 128, 160), "tu-vilonghornv2_tiny"
+    decoders = ("unet", "unetplusplus", "manet", "linknet", "fpn", "pspnet", "upernet", "segformer")
+    for decoder, options in {**dict.fromkeys(decoders, {}), "pan": dict(encoder_output_stride=32)}.items():
+        model = smp.create_model(decoder, hierarchy, encoder_weights=None, classes=3, **options).eval()
+        assert model(batch).shape == (1, 3, 128, 160), decoder
+    for decoder in ("deeplabv3", "deeplabv3plus"):
+        with pytest.raises(ValueError, match="output_stride is .*, expected 32: vilonghornv2_tiny does not dilate"):
+            smp.create_model(decoder, hierarchy, encoder_weights=None)
+    nano = dict(encoder_weights=None, classes=3, encoder_depth=4, decoder_channels=(32, 16, 8, 8))
+    assert smp.create_model("unet", "tu-vilonghornv2_nano", **nano).eval()(batch).shape == (1, 3, 128, 160)
+
+
+@torch.no_grad()
 def test_dpt_takes_an_even_number_of_patches_in_height_and_width():
     for patch_size, side in ((16, 32), (8, 32)):
         model = dpt(patch_size=patch_size)

@@ -1,10 +1,13 @@
 """A detector of transformers with our backbone loads as it was saved, and its own parameters are renamed as before."""
 
+import re
 import sys
+from pathlib import Path
 
 import pytest
 import timm
 import torch
+import torch.nn.functional as F
 
 import vilonghorn  # noqa: F401  (registers the models)
 from vilonghorn.models._transformers import KINDS, keep_names
@@ -22,10 +25,10 @@ def renamings(monkeypatch):
     return conversion_mapping
 
 
-def detr(backbone):
+def detr(backbone, out_indices=(1,)):
     torch.manual_seed(0)
     config = transformers.DetrConfig(
-        backbone_config=transformers.TimmBackboneConfig(backbone=backbone, out_indices=[1]),
+        backbone_config=transformers.TimmBackboneConfig(backbone=backbone, out_indices=list(out_indices)),
         **dict(d_model=32, encoder_layers=1, decoder_layers=1, encoder_ffn_dim=32, decoder_ffn_dim=32),
         **dict(encoder_attention_heads=2, decoder_attention_heads=2, num_queries=5, num_labels=3),
     )
@@ -41,6 +44,23 @@ def test_a_detr_loads_as_it_was_saved(renamings, tmp_path, monkeypatch):
     assert not info["missing_keys"] and not info["unexpected_keys"]
     for a, b in zip(model(images).values(), loaded.eval()(images).values()):
         assert torch.equal(torch.as_tensor(a), torch.as_tensor(b))
+
+
+@torch.no_grad()
+def test_a_detr_with_the_hook_of_the_page_finds_the_same_in_a_padded_batch():
+    page = (Path(__file__).parents[2] / "docs" / "downstream.md").read_text(encoding="utf-8")
+    model = detr("vilonghornv2_nano", [2])
+    images = torch.randn(1, 3, 64, 48, generator=torch.Generator().manual_seed(1))
+    padded, mask = F.pad(images, (0, 80, 0, 64)), torch.zeros(1, 128, 128, dtype=torch.int64)
+    mask[:, :64, :48] = 1
+
+    def gap():
+        alone, together = model(images, pixel_mask=mask[:, :64, :48]), model(padded, pixel_mask=mask)
+        return (alone.logits - together.logits).abs().max()
+
+    assert gap() > 1e-4
+    exec(re.search(r"```\n(from functools import partial\n.*?)```", page, re.DOTALL)[1], {"detr": model})
+    assert gap() < 1e-5
 
 
 def test_the_files_of_a_detr_have_the_names_that_they_had(renamings, tmp_path):
