@@ -50,7 +50,7 @@ except OSError as error:
     assert error.errno == 22
 assert main(["beton", "photos", "x.beton", "--overwrite", "--quiet"]) == 0
 train = ["train", "--config", "digits", "--data.train", "photos", "--data.val", "photos", "--data.workers", "1"]
-train += ["--data.batch_size", "2", "--model.kwargs", "{depth: 1, embed_dim: 32, patch_size: 8}", "--run.dir", "run"]
+train += ["--data.batch_size", "2", "--model.kwargs", "{embed_dims: [8, 8, 8]}", "--run.dir", "run"]
 assert main([*train, "--schedule.epochs", "1", "--schedule.warmup_epochs", "0"]) == 0
 assert main(["evaluate", "run", "--data.val", "cats"]) == 0  # another class is missing
 """

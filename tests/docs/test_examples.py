@@ -25,14 +25,14 @@ def test_a_detector_and_a_decoder_train_and_are_measured(script, model, tmp_path
 
 @pytest.mark.parametrize("model", ["fcos", "retinanet", "mask_rcnn", "unet", "unetplusplus", "linknet", "upernet"])
 @pytest.mark.parametrize("backbone, size", [("vilonghornv2_nano", "nano"), ("vilonghornv2_tiny", "tiny")])
-def test_a_hierarchy_has_half_of_its_strides_in_the_examples(example, model, backbone, size):
+def test_a_hierarchy_has_half_of_its_strides_in_the_examples(script, model, backbone, size):
     if model in DETECTORS:
-        built = example("detect").build(model, backbone, 64)
+        built = script("examples/detect").build(model, backbone, 64)
         strides = built.backbone.model.feature_info.reduction()
         assert strides == {"nano": [4, 8], "tiny": [8, 16] if model in ("fcos", "retinanet") else [4, 8, 16]}[size]
         return
     pytest.importorskip("segmentation_models_pytorch", reason="pip install vilonghorn[downstream]")
-    built = example("segment").build(model, backbone).eval()
+    built = script("examples/segment").build(model, backbone).eval()
     assert (
         built.encoder.model.feature_info.reduction() == [2, 4, 8, 16][: 3 if size == "nano" or model == "unet" else 4]
     )
@@ -41,11 +41,11 @@ def test_a_hierarchy_has_half_of_its_strides_in_the_examples(example, model, bac
 
 
 @pytest.mark.parametrize("model", ["faster_rcnn", "unet"])
-def test_a_hierarchy_trains_in_the_examples(example, model, capsys):
+def test_a_hierarchy_trains_in_the_examples(script, model, capsys):
     name = "detect" if model in DETECTORS else "segment"
     if name == "segment":
         pytest.importorskip("segmentation_models_pytorch", reason="pip install vilonghorn[downstream]")
-    score = example(name).main(["--model", model, "--backbone", "vilonghornv2_nano", *BRIEF])
+    score = script(f"examples/{name}").main(["--model", model, "--backbone", "vilonghornv2_nano", *BRIEF])
     assert 0 <= score <= 1 and "step 1/1: loss" in capsys.readouterr().out
 
 
