@@ -38,6 +38,12 @@ def test_a_hierarchy_has_the_maps_of_its_stages(kind, names, grid):
     assert draw(sheet, torch.rand(32, 32, 3)) and (sheet.box is None) == (kind != "field")
 
 
+def test_attention_of_a_hierarchy_without_a_recurrence_is_an_error():
+    loaded = SimpleNamespace(model=timm.create_model("vilonghornv2_nano", num_conv_stages=3), device="cpu")
+    with pytest.raises(ValueError, match="no block of the model scans, so there is no attention to draw"):
+        make_sheet(loaded, torch.randn(3, 32, 32), "attention")
+
+
 def test_a_sheet_has_one_map_or_that_of_each_block(run):
     loaded, image = run
     model, images = loaded.model, image[None]

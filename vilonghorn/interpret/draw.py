@@ -18,7 +18,7 @@ from torch import Tensor
 
 from ..engine.report import fit_text, shorten
 from ..inference import LoadedModel
-from ..models import HierarchicalSSM, VisionSSM
+from ..models import HierarchicalSSM
 from ..ops.rules import RULES
 from .model import (
     CLASS_TOKEN,
@@ -33,6 +33,7 @@ from .model import (
     patch_token,
     pca,
     receptive_field,
+    stride_of,
     to_map,
 )
 
@@ -99,7 +100,7 @@ def make_sheet(
     if blocks is not None:
         chosen = [block_index(model, block) for block in blocks]
     elif kind == "attention":
-        chosen = _with_scan(model)
+        chosen = _with_scan(model, images)
     else:
         chosen = [max(0, depth - 1 - (kind == "cam" and reads_token))]
     grid = grid_of(model, images, chosen[0])
@@ -111,7 +112,7 @@ def make_sheet(
     if patch is not None:
         tokens, reader = [patch_token(grid, *patch, has_class_token(model))], f"patch {patch[0]},{patch[1]}"
         if isinstance(model, HierarchicalSSM):
-            dy, dx = height, width = H / grid[0], W / grid[1]
+            dy = dx = height = width = stride_of(model, chosen[0])
         else:
             (dy, dx), (height, width) = model.patch_embed.stride, model.patch_embed.patch_size
         box = (patch[1] * dx / W, patch[0] * dy / H, width / W, height / H)
@@ -147,14 +148,12 @@ def make_sheet(
     return Sheet(title, {f"block {b}": values for b, values in zip(chosen, maps)}, box, prediction)
 
 
-def _with_scan(model: Backbone) -> list[int]:
-    """The blocks that scan; of a hierarchy those of the first stage that does."""
-    if isinstance(model, VisionSSM):
-        return list(range(len(model.blocks)))
-    scanning = [[block.mixer.rule in RULES for block in stage.blocks] for stage in model.stages]
-    stage = next(i for i, found in enumerate(scanning) if any(found))
-    first = sum(map(len, scanning[:stage]))
-    return list(range(first, first + len(scanning[stage])))
+def _with_scan(model: Backbone, images: Tensor) -> list[int]:
+    """The blocks that scan, on the first grid on which there are any. Raises ValueError without one."""
+    found = [i for i, block in enumerate(blocks_of(model)) if block.mixer.rule in RULES]
+    if not found:
+        raise ValueError("no block of the model scans, so there is no attention to draw: take field, pca or cam")
+    return [i for i in found if grid_of(model, images, i) == grid_of(model, images, found[0])]
 
 
 def view(loaded: LoadedModel, picture: Image.Image) -> Tensor:

@@ -47,10 +47,15 @@ def grid_of(model: Backbone, images: Tensor, block: int = -1) -> tuple[int, int]
     check_backbone(model)
     if isinstance(model, VisionSSM):
         return model.patch_embed.dynamic_feat_size(tuple(images.shape[-2:]))
-    stages = [stage for stage, part in enumerate(model.stages) for _ in part.blocks]
-    stride = model.feature_info[stages[block_index(model, block)]]["reduction"]
+    stride = stride_of(model, block)
     rows, columns = (-(-side // model.stride) * model.stride // stride for side in images.shape[-2:])
     return rows, columns
+
+
+def stride_of(model: HierarchicalSSM, block: int) -> int:
+    """Returns the pixels from a patch to the next in a block of a hierarchy."""
+    strides = [info["reduction"] for info, stage in zip(model.feature_info, model.stages) for _ in stage.blocks]
+    return strides[block_index(model, block)]
 
 
 def block_index(model: Backbone, block: int) -> int:

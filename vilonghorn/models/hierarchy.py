@@ -199,8 +199,12 @@ class HierarchicalSSM(nn.Module):
         mask: Tensor | None = None
         if pixel_mask is not None:
             check_mask(pixel_mask, (x.shape[0], H, W))
-            mask = F.max_pool2d(pixel_mask[:, None].to(x.dtype), self.stride, ceil_mode=True)
+            mask = self._token_mask(pixel_mask, x.dtype)
         return self.stem(x, mask), mask
+
+    def _token_mask(self, pixel_mask: Tensor, dtype: torch.dtype) -> Tensor:
+        """(B, H, W) to the tokens of the last stage, (B, 1, h, w): 1 where a token has pixels of the image, else 0."""
+        return F.max_pool2d(pixel_mask[:, None].to(dtype), self.stride, ceil_mode=True)
 
     def forward_intermediates(
         self,
@@ -293,7 +297,7 @@ class HierarchicalSSM(nn.Module):
         """
         if pixel_mask is not None:
             check_pool(self.global_pool)
-            mask = F.max_pool2d(pixel_mask[:, None].to(x.dtype), self.stride, ceil_mode=True)
+            mask = self._token_mask(pixel_mask, x.dtype)
             x = x / mask.mean([2, 3], keepdim=True)  # the average of what is not padding
         return self.head(x, pre_logits=pre_logits)
 

@@ -15,7 +15,6 @@ NANO |= dict(num_heads=(None, 4, 4), mlp_ratios=(0.0, 0.5, 0.5))
 SMALL = dict(embed_dims=(80, 160, 512, 1024), depths=(3, 3, 5, 2), num_heads=(None, None, 8, 16))
 BASE = dict(embed_dims=(128, 256, 768, 1536), depths=(3, 4, 10, 3), num_heads=(None, None, 12, 24))
 _CFG = dict(pool_size=(7, 7), fixed_input_size=False, first_conv="stem.conv1", classifier="head.fc")
-
 default_cfgs = generate_default_cfgs(
     {
         "vilonghornv2_nano.icons480": icons_cfg("vilonghornv2_nano", **_CFG | dict(pool_size=(4, 4))),

@@ -117,7 +117,7 @@ def _read(path: Path, tensors: bool = True) -> tuple[dict[str, Tensor], dict[str
         raise ValueError(f"{path} has a record of a run that cannot be read: {_line(error)}") from error
     if not isinstance(record, dict | None):
         raise ValueError(f"{path} has a record of a run that cannot be read: it is a {type(record).__name__}")
-    # Weights with a record have a digest; of others, a key that is nearly its name is one with a damaged name.
+    # A file with a record has a digest, too. A key that is almost the digest's name is that name, damaged.
     if DIGEST not in header and (record is not None or get_close_matches(DIGEST, header, cutoff=0.9)):
         raise ValueError(f"{path} is damaged: its header has no digest of the weights; copy it again")
     if tensors and header.get(DIGEST, (found := digest(weights, header.get(RECORD, "")))) != found:
