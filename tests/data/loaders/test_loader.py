@@ -58,6 +58,11 @@ def test_an_epoch_resumed_at_any_batch_is_the_tail_of_the_whole(source, options)
         assert same(whole[start:], stream(loader, 2, start))
 
 
+def test_a_negative_start_is_refused(folder):
+    with pytest.raises(ValueError, match="^epoch is 1 and start is -1; expected 0 or more$"):
+        next(create_loader(folder, **TRAIN).epoch(1, -1))
+
+
 def test_yielded_tensors_stay_as_they_are(source):
     loader = create_loader(source, **TRAIN | {"batch_size": 2})
     kept = []

@@ -154,6 +154,11 @@ class LoaderConfig(TransformConfig, ImageConfig):
 
     def __post_init__(self):
         self.device = torch.device(self.device)
+        for name, count in {"mean": 3, "std": 3, "scale": 2, "ratio": 2, "ramp": 2}.items():
+            if len(value := getattr(self, name)) != count:
+                raise ValueError(f"{name} is {value}; expected {count} numbers")
+        if not 0 <= self.rank < self.world_size:
+            raise ValueError(f"rank is {self.rank}; expected 0 to world_size - 1, which is {self.world_size - 1}")
         check_intervals(self)
         self.check_transforms(self.image_size, self.mean)
         for name, known in {"interpolation": (None, "area", "bicubic"), "crop_mode": CROP_MODES}.items():

@@ -70,15 +70,17 @@ class Loader(ABC):
 
         Args:
             epoch: decides order and augmentation when training.
-            start: batches to skip, as after a resume.
+            start: batches to skip, as after a resume; 0 or more.
 
         Yields:
             images (B, 3, H, W) float32, normalised, in channels-last order, and targets (B,) int64, both on the device.
             Later batches do not overwrite them.
 
         Raises:
-            ValueError: a sample cannot be decoded.
+            ValueError: `epoch` or `start` is negative, or a sample cannot be decoded.
         """
+        if epoch < 0 or start < 0:
+            raise ValueError(f"epoch is {epoch} and start is {start}; expected 0 or more")
         config, views = self.config, np.arange(self.num_samples)
         if config.training:
             views = training_order(self.num_samples, config.seed, epoch, config.repeats)
