@@ -1,8 +1,8 @@
 """Counts what torch.compile makes of a training step of one block on a GPU, without a GPU: launches, bytes, memory.
 
 inductor generates the code of forward and backward for an H200 that is not there (bfloat16 autocast, 197 tokens, width
-192; with heads 384); it is counted, not run. Kernels and products inside operators of this library are counted with the
-emulator of `kernels/`. Prints one JSON line for a pass of each block:
+192; the parts of `vilonghornv2_tiny` at 224 px); it is counted, not run. Kernels and products inside operators of this
+library are counted with the emulator of `kernels/`. Prints one JSON line for a pass of each block:
 
 - launches: kernels of inductor, matrix products, and every kernel and torch operator inside an operator;
 - mb: million bytes that the launches read and write, each tensor once a launch, without the scan; scan_mb: the scan;
@@ -16,9 +16,11 @@ private parts of torch 2.11 to 2.15.
 
 import argparse
 import contextlib
+import copy
 import ctypes
 import functools
 import json
+import math
 import re
 import shutil
 import subprocess
@@ -30,8 +32,9 @@ from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
+import timm
 import torch
-from predict import HEADS, HEADS_BLOCK, HEADS_WIDTH
+from predict import V2, V2_PARTS, V2_SCANS
 from timm.models.vision_transformer import Block as DeiTBlock
 from torch import Tensor, fx, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -40,6 +43,7 @@ from torch.utils._pytree import tree_leaves
 
 from vilonghorn.data.files import write_json
 from vilonghorn.layers import Block
+from vilonghorn.layers.stage import Downsample
 from vilonghorn.ops import scan
 from vilonghorn.ops.arguments import MambaInnerArguments
 from vilonghorn.ops.backends import cpu, cuda, segments, triton
@@ -49,7 +53,7 @@ from vilonghorn.ops.validate import flatten_filter
 FILE = Path(__file__).with_name("block.json")
 KERNELS = Path(__file__).parents[2] / "kernels"
 BATCH, TOKENS, WIDTH, DEIT_HEADS = 128, 197, 192, 3  # of the tiny models at 224 px
-DEIT, GRID = "deit", [14, 14]  # patches of HEADS, whose block has an MLP; the others need no grid
+DEIT = "deit"
 # Batch, tokens and channels of scans: tiny and small at 224 px, tiny at 512 and 1024 px.
 SCANS = [(128, 197, 384), *((batch, 197, width) for width in (384, 768) for batch in (64, 256)), (128, 197, 768)]
 SCANS += [(128, 1025, 384), (64, 4097, 384)]
@@ -64,28 +68,38 @@ H200 = SimpleNamespace(
 ATTENTION = "scaled_dot_product_flash_attention"
 
 
-def build_block(name: str) -> nn.Module:
-    """A block of `vilonghorn_tiny` with the rule `name`, the one with heads, or that of DeiT-Ti."""
-    if name == HEADS:
-        return Block(HEADS_WIDTH, reverse=(False,), **HEADS_BLOCK)
-    return DeiTBlock(WIDTH, DEIT_HEADS, qkv_bias=True) if name == DEIT else Block(WIDTH, rule=name)
+def build_block(name: str) -> tuple[nn.Module, tuple[int, ...], list[Any]]:
+    """A block of `vilonghorn_tiny` with the rule `name`, that of DeiT-Ti, or a part of `vilonghornv2_tiny`.
+
+    Returns the shape of its input, too, and its other arguments.
+    """
+    if name not in V2_PARTS:
+        block = DeiTBlock(WIDTH, DEIT_HEADS, qkv_bias=True) if name == DEIT else Block(WIDTH, rule=name)
+        return block, (BATCH, TOKENS, WIDTH), []
+    part, side = timm.create_model(V2).get_submodule(name), math.isqrt(V2_PARTS[name][1])
+    if isinstance(part, Block):
+        return part, (BATCH, side**2, part.mixer.dim), [[side, side]]
+    if isinstance(part, Downsample):
+        return part, (BATCH, 2 * side, 2 * side, part.reduction.in_features // 4), []
+    return part, (BATCH, 3, 224, 224), []
 
 
 def count_block(name: str, inner: dict[str, Any]) -> list[dict[str, Any]]:
     """The rows of forward and backward of a block.
 
     Args:
-        name: a rule, "heads", or "deit".
+        name: a rule, "deit", or a part of `vilonghornv2_tiny`.
         inner: of `inner_costs`.
     """
     from torch._functorch import config as functorch_config
     from torch._inductor import config
 
     rows: list[dict[str, Any]] = []
+    block, shape, others = build_block(name)
     with (
         made_up_gpu(),
         composed_operators(),
-        FakeTensorMode(),
+        FakeTensorMode(allow_non_fake_inputs=True),
         config.patch(compile_threads=1, fx_graph_cache=False),
         functorch_config.patch(force_non_lazy_backward_lowering=True),
         torch.autocast("cpu", torch.bfloat16),
@@ -94,8 +108,8 @@ def count_block(name: str, inner: dict[str, Any]) -> list[dict[str, Any]]:
 
         # Traced as on a CPU, because autograd refuses CUDA tensors without a driver, then moved to the made-up GPU.
         backend = functools.partial(compile_fx, inner_compile=functools.partial(lower, rows, inner))
-        x = torch.empty(BATCH, TOKENS, HEADS_WIDTH if name == HEADS else WIDTH, requires_grad=True)
-        torch.compile(build_block(name), fullgraph=True, backend=backend)(x, *[GRID] * (name == HEADS))
+        x = torch.empty(shape, requires_grad=name != "stem")
+        torch.compile(copy.deepcopy(block), fullgraph=True, dynamic=False, backend=backend)(x, *others)
     return [dict(block=name, torch=torch.__version__.partition("+")[0]) | row for row in rows]
 
 
@@ -181,11 +195,12 @@ def kept_bytes(graph: fx.GraphModule, inputs: Sequence[Any], parameters: Sequenc
 
 
 def operator_costs(graph: fx.GraphModule) -> list[tuple[str, int, int]]:
-    """Name, bytes and operations of each operator that inductor calls as it is: those of this library, attention."""
+    """Name, bytes and operations of each operator that inductor calls: ours, attention, gradients of convolutions."""
     costs = []
     for node in graph.graph.nodes:
         name = str(node.target)
-        if node.op != "call_function" or not (name.startswith("vilonghorn.") or ATTENTION in name):
+        called = name.startswith("vilonghorn.") or ATTENTION in name or "convolution_backward" in name
+        if node.op != "call_function" or not called:
             continue
         read = [leaf.meta["val"] for leaf in dict.fromkeys(tree_leaves((node.args, node.kwargs))) if is_tensor(leaf)]
         moved = sum(t.numel() * t.element_size() for t in (*read, *tree_leaves(node.meta["val"])) if is_tensor(t))
@@ -225,7 +240,9 @@ def count_code(code: str, nodes: Sequence[Any], operators: Sequence[tuple], inne
             size, products = node.get_read_write_buffers_sizes(), 0
         kernels.append((kernel_name(node), size, products))
     body = code.split("def call(")[1]
-    generated = len(re.findall(r"^ +(?:triton_\w+\.run|extern_kernels\.\w+)\(|\.sum\(dim=", body, re.MULTILINE))
+    generated = len(
+        re.findall(r"^ +(?:\w+ = )?(?:triton_\w+\.run|extern_kernels\.\w+)\(|\.sum\(dim=", body, re.MULTILINE)
+    )
     called = len(re.findall(r"= torch\.ops\.[\w.]+\(", body))
     if (generated, called) != (len(kernels), len(operators)):
         raise RuntimeError(
@@ -311,10 +328,11 @@ class Recorder(TorchDispatchMode):
 
 def inner_costs(name: str, launches: Callable) -> dict[str, tuple[int, list[tuple[str, int, int]]]]:
     """Launches and rows (as of `count_code`) inside the operators of a mixer, with `emulated_kernels`."""
-    mixer, recorder, recorder.rows = build_block(name).mixer, Recorder(), []
-    xz = torch.zeros(BATCH, TOKENS, 2 * mixer.d_inner, dtype=torch.bfloat16)
+    block, shape, grid = build_block(name)
+    mixer, recorder, recorder.rows = block.mixer, Recorder(), []
+    xz = torch.zeros(*shape[:2], 2 * mixer.d_inner, dtype=torch.bfloat16)
     conv_weight, conv_bias, x_proj, dt_proj, *others = mixer.inner_weights()
-    filters, grid = flatten_filter(name, conv_weight, GRID)
+    filters, grid = flatten_filter(name, conv_weight, *grid or [None])
     weights = (filters, conv_bias, x_proj.to(xz), dt_proj.to(xz), *others)
     args = MambaInnerArguments(xz, *weights, mixer.rule, list(map(int, mixer.reverse)), grid)
 
@@ -367,7 +385,7 @@ def scan_launches(rule: str, batch: int, tokens: int, channels: int, launches: C
 def main(argv: Sequence[str] | None = None) -> int:
     """Counts, prints one line for each pass, and returns the exit status."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    blocks = (*RULES, HEADS, DEIT)
+    blocks = (*RULES, DEIT, *V2_PARTS)
     parser.add_argument("blocks", nargs="*", default=blocks, metavar="BLOCK", help=f"{', '.join(blocks)}; default: all")
     parser.add_argument("--save", action="store_true", help=f"write {FILE} too")
     args = parser.parse_args(argv)
@@ -384,10 +402,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     for name in args.blocks:
         inner: dict[str, Any] = {}
-        if name != DEIT:
+        if name in RULES or name in V2_SCANS:
             with emulated_kernels() as launches:
                 inner = inner_costs(name, launches)
-                for batch, tokens, channels in () if name == HEADS else SCANS if args.save else SCANS[:1]:
+                for batch, tokens, channels in () if name in V2_SCANS else SCANS if args.save else SCANS[:1]:
                     add("scans", scan_launches(name, batch, tokens, channels, launches))
         add("blocks", count_block(name, inner))
     if args.save:

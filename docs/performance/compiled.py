@@ -28,7 +28,7 @@ from unittest import mock
 
 import stalls
 import torch
-from predict import HEADS_BLOCK, HEADS_WIDTH
+from predict import V2_SCANS
 
 from vilonghorn.data.files import write_json
 from vilonghorn.ops.arguments import ScanArguments
@@ -44,6 +44,7 @@ CHUNK = 8  # steps between two saved states of the CUDA kernels
 # from the saved one, and its steps.
 RUNS = {rule: ((2, True, 2), (0, False, 3), (0, True, 3)) for rule in RULES} | {"mamba": ((1, True, 4), (0, True, 4))}
 STAGE = 4  # steps that forward unrolls
+V2_WIDTH, V2_HEADS = V2_SCANS["stages.2.blocks.0"]
 
 
 class Kernel(NamedTuple):
@@ -219,7 +220,7 @@ def _backward_chunk(compiled: Kernel, rule: str) -> list[int]:
 
 def triton(architecture: int) -> Iterator[dict[str, Any]]:
     """Compiles the Triton kernels as the models call them, for one architecture; one row per kernel."""
-    for rule, num_heads in [*((rule, None) for rule in RULES), ("longhorn_exact", HEADS_BLOCK["num_heads"])]:
+    for rule, num_heads in [*((rule, None) for rule in RULES), ("longhorn_exact", V2_HEADS)]:
         for name, kernel in compile_triton(architecture, rule, num_heads).items():
             with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
                 file.write(kernel.asm["cubin"])
@@ -260,7 +261,7 @@ def compile_triton(architecture: int, rule: str, num_heads: int | None = None) -
         if name != "sum_shares":
             compiled[name] = run(kernel, *args, **options | dict(warmup=True))
 
-    G, B, L, D, N, R = (1, 2, 50, HEADS_WIDTH, 16, 24) if num_heads else (2, 2, 50, 32, 16, 12)
+    G, B, L, D, N, R = (1, 2, 50, V2_WIDTH, 16, V2_HEADS) if num_heads else (2, 2, 50, 32, 16, 12)
     x, dt = (torch.empty((G, B, L, size), dtype=torch.bfloat16) for size in (D, num_heads or D))
     _, k, q = torch.empty((G, B, L, R + 2 * N), dtype=torch.bfloat16).split([R, N, N], -1)
     A = torch.empty(G, D, N) if rule == "mamba" else None

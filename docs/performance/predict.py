@@ -6,9 +6,9 @@ No GPU has confirmed this model:
   registers and shared memory admit fill the 132 multiprocessors, and the blocks that are left run after them. It takes
   no less than its bytes at 4 TB/s. With heads it runs in chunks of 16 tokens of Triton, one warp for 32 channels.
 - Any other launch takes the longer of its bytes at 4 TB/s and its matrix products at 600 TFLOP/s (attention: 300).
-- A training step is 24 blocks of `vilonghorn_tiny`, 8 with heads, or 12 of DeiT-Ti. Stem, head, loss and
-  optimiser are left out, and so is the time between launches. Bytes grow with the tokens, operations of attention with
-  their square.
+- A training step is 24 blocks of `vilonghorn_tiny`, 12 of DeiT-Ti, or all of `vilonghornv2_tiny` up to its head. The
+  stems of the first two, head, loss and optimiser are left out, and so is the time between launches. Bytes grow with
+  the tokens, operations of attention with their square.
 """
 
 from __future__ import annotations
@@ -24,15 +24,20 @@ from vilonghorn.bench.tables import Line, markdown
 FOLDER = Path(__file__).parent
 MULTIPROCESSORS, SCHEDULERS, REGISTERS, SHARED, MAX_BLOCKS = 132, 4, 65536, 233472, 32
 CLOCK, BANDWIDTH, PRODUCTS, ATTENTION = 1.98e9, 4.0e12, 600e12, 300e12
-HEADS = "heads"  # equal blocks of the exact rule with heads and an MLP, as those of the late stages of `vilonghornv2_*`
-HEADS_BLOCK = dict(rule="longhorn_exact", num_heads=4, d_conv=(3, 3), expand=1, mlp_ratio=7 / 12)
-HEADS_WIDTH, HEADS_DEPTH = 384, 8
-DEPTH = {"longhorn": 24, "longhorn_exact": 24, "mamba": 24, HEADS: HEADS_DEPTH, "deit": 12}
+V2 = "vilonghornv2_tiny"
+# Its parts: how often it has each, and the tokens of a 224-pixel image. Parts with a scan: width, heads.
+V2_PARTS = {"stem": (1, 3136), "stages.0.blocks.0": (2, 3136)}
+V2_PARTS |= {"stages.1.downsample": (1, 784), "stages.1.blocks.0": (2, 784)}
+V2_PARTS |= {"stages.2.downsample": (1, 196), "stages.2.blocks.0": (3, 196)}
+V2_PARTS |= {"stages.3.downsample": (1, 49), "stages.3.blocks.0": (2, 49)}
+V2_SCANS = {"stages.2.blocks.0": (256, 4), "stages.3.blocks.0": (512, 8)}
+DEPTH = {"longhorn": 24, "longhorn_exact": 24, "mamba": 24, "deit": 12}
 RULES = ("longhorn", "longhorn_exact", "mamba")
 BATCH, TOKENS, CHANNELS = 128, 197, 384  # of block.json
 SIZES = {224: (128, 197), 512: (128, 1025), 1024: (64, 4097)}  # batch and tokens by pixels
 PASSES = ("forward", "backward")
 HEAD_BLOCK = 32  # channels of a program of the chunk kernel
+CHUNKS = "chunks"  # the rows of kernels.json of the chunk kernel
 
 
 def occupancy(launch: dict[str, Any], registers: int) -> int:
@@ -72,37 +77,45 @@ class Model:
         self.scans = counts["scans"]
         modelled = [row for row in rows if "cycles" in row and row["architecture"] == 90]
         self.kernels = {(row["rule"], row["kernel"]): row for row in modelled if row["backend"] == "cuda"}
-        self.kernels |= {(HEADS, row["kernel"].split("_")[1]): row for row in modelled if row["backend"] == "triton"}
+        self.kernels |= {(CHUNKS, row["kernel"].split("_")[1]): row for row in modelled if row["backend"] == "triton"}
 
-    def scan(self, rule: str, direction: str, batch: int, tokens: int, channels: int = CHANNELS) -> dict[str, float]:
-        """`scan_time` of all directions, with the time of its bytes as the least."""
-        kernel = self.kernels[rule, direction]
-        sizes = dict(batch=batch, tokens=tokens, channels=channels, rule=rule) | {"pass": direction}
-        if rule == HEADS:
-            programs = batch * HEADS_BLOCK["num_heads"] * -(-channels // HEADS_BLOCK["num_heads"] // HEAD_BLOCK)
+    def scan(self, block: str, direction: str, batch: int, tokens: int, channels: int = CHANNELS) -> dict[str, float]:
+        """`scan_time` of all directions of a rule or of a part with heads, with the time of its bytes as the least."""
+        sizes = dict(batch=batch, tokens=tokens, channels=channels, rule=block) | {"pass": direction}
+        base = BATCH * TOKENS * CHANNELS
+        if block in V2_SCANS:
+            kernel, (channels, heads) = self.kernels[CHUNKS, direction], V2_SCANS[block]
+            programs = batch * heads * -(-channels // heads // HEAD_BLOCK)
             steps = -(-tokens // kernel["chunk"]) * kernel["chunk"]
             launch = dict(blocks=programs, threads=32, shared=kernel["shared"], tokens=steps)
+            base = BATCH * V2_PARTS[block][1] * channels
         else:
+            kernel = self.kernels[block, direction]
             [launch] = (row for row in self.scans if sizes.items() <= row.items())
         time = scan_time(launch, kernel)
-        scale = batch * tokens * channels / (BATCH * TOKENS * CHANNELS)
-        time["us"] = max(time["us"], scale * self.blocks[rule, direction]["scan_mb"] / BANDWIDTH * 1e12)
+        scale = batch * tokens * channels / base
+        time["us"] = max(time["us"], scale * self.blocks[block, direction]["scan_mb"] / BANDWIDTH * 1e12)
         return time
 
     def block(self, block: str, direction: str, batch: int, tokens: int) -> float:
-        """Microseconds of one pass of a block."""
-        scale, time = batch * tokens / (BATCH * TOKENS), 0.0
+        """Microseconds of one pass of a block or a part."""
+        counted = V2_PARTS[block][1] if block in V2_PARTS else TOKENS
+        scale, time = batch * tokens / (BATCH * counted), 0.0
         for name, mb, gflop in self.blocks[block, direction]["kernels"]:
             if "scan" in name:
                 time += self.scan(block, direction, batch, tokens)["us"]
                 continue
-            peak, growth = (ATTENTION, tokens / TOKENS) if "attention" in name else (PRODUCTS, 1)
+            peak, growth = (ATTENTION, tokens / counted) if "attention" in name else (PRODUCTS, 1)
             time += 1e6 * scale * max(mb * 1e6 / BANDWIDTH, gflop * 1e9 * growth / peak)
         return time
 
-    def images(self, block: str, batch: int, tokens: int) -> float:
+    def images(self, model: str, px: int) -> float:
         """Images a second of a training step."""
-        step = DEPTH[block] * sum(self.block(block, direction, batch, tokens) for direction in PASSES)
+        batch, tokens = SIZES[px]
+        parts = {model: (DEPTH.get(model), tokens)}
+        if model == V2:
+            parts = {part: (count, tokens * px**2 // 224**2) for part, (count, tokens) in V2_PARTS.items()}
+        step = sum(n * self.block(part, d, batch, tokens) for part, (n, tokens) in parts.items() for d in PASSES)
         return batch / step * 1e6
 
 
@@ -114,35 +127,42 @@ def predictions(folder: Path) -> dict[str, list[Line]]:
 
 def block_lines(model: Model) -> Iterator[Line]:
     """Launches, bytes and memory of a training block."""
-    for block in DEPTH:
+    counts = {**{block: (depth, TOKENS) for block, depth in DEPTH.items()}, **V2_PARTS}
+    kept = {part: model.blocks[part, "forward"]["kept_mb"] * count / 1e3 for part, (count, _) in counts.items()}
+    for block, (count, tokens) in counts.items():
         rows = [model.blocks[block, direction] for direction in PASSES]
-        line = {"block": block}
+        line = {"block": block, "in the model": str(count)}
         line["launches, forward / backward"] = " / ".join(str(row["launches"]) for row in rows)
         line["MB beside the scan"] = " / ".join(f"{row['mb']:.0f}" for row in rows)
         line["MB kept"] = f"{rows[0]['kept_mb']:.0f}"
-        line["GB kept by the model"] = f"{rows[0]['kept_mb'] * DEPTH[block] / 1e3:.1f}"
-        times = [model.block(block, direction, BATCH, TOKENS) for direction in PASSES]
+        of_model = f"{sum(kept[part] for part in V2_PARTS):.1f} (all parts)" if block == "stem" else "-"
+        line["GB kept by the model"] = of_model if block in V2_PARTS else f"{kept[block]:.1f}"
+        times = [model.block(block, direction, BATCH, tokens) for direction in PASSES]
         line["predicted µs"] = " / ".join(f"{time:.0f}" for time in times)
         yield line
 
 
 def scan_lines(model: Model) -> Iterator[Line]:
     """Modelled times of all directions, and the waves of backward by batch."""
-    for rule in (*RULES, HEADS):
-        times = (f"{model.scan(rule, direction, BATCH, TOKENS)['us']:.0f}" for direction in PASSES)
-        line = {"rule": rule, "µs, forward / backward": " / ".join(times)}
+    for rule in (*RULES, *V2_SCANS):
+        tokens = V2_PARTS[rule][1] if rule in V2_PARTS else TOKENS
+        times = (f"{model.scan(rule, direction, BATCH, tokens)['us']:.0f}" for direction in PASSES)
+        line = {"scan": rule, "µs, forward / backward": " / ".join(times)}
         for name, channels in (("tiny", CHANNELS), ("small", 2 * CHANNELS)):
-            waves = (model.scan(rule, "backward", batch, TOKENS, channels)["waves"] for batch in (64, 128, 256))
-            line[f"waves of backward, {name}, batch 64 / 128 / 256"] = " / ".join(f"{n:.2f}" for n in waves)
+            waves = [
+                f"{model.scan(rule, 'backward', batch, tokens, channels)['waves']:.2f}" for batch in (64, 128, 256)
+            ]
+            shown = rule in RULES or name == "tiny"
+            line[f"waves of backward, {name}, batch 64 / 128 / 256"] = " / ".join(waves) if shown else "-"
         yield line
 
 
 def image_lines(model: Model) -> Iterator[Line]:
     """Predicted images a second of training, beside DeiT-Ti."""
-    for size, (batch, tokens) in SIZES.items():
-        images = {block: model.images(block, batch, tokens) for block in (*RULES, HEADS, "deit")}
+    for size, (batch, _) in SIZES.items():
+        images = {name: model.images(name, size) for name in (*RULES, V2, "deit")}
         line = {"px": str(size), "batch": str(batch), "DeiT-Ti": f"{images['deit']:,.0f}"}
-        yield line | {name: f"{images[name]:,.0f} ({images[name] / images['deit']:.2f})" for name in (*RULES, HEADS)}
+        yield line | {name: f"{images[name]:,.0f} ({images[name] / images['deit']:.2f})" for name in (*RULES, V2)}
 
 
 TABLES = {"blocks": block_lines, "scans": scan_lines, "images": image_lines}

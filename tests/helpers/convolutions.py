@@ -107,8 +107,8 @@ def test_tokens_two_to_the_30_elements_apart_are_read_right(backend, tmp_path):
 def test_the_operators_pass_opcheck(backend):
     values = conv_inputs(2, 2, 5, 4, 4)
     leaves = [value.requires_grad_() for value in values.values()]
-    torch.library.opcheck(torch.ops.vilonghorn.conv_silu.default, (*leaves, [0, 1], backend, True))
-    given = (torch.ones(2, 2, 5, 4), *(leaf.detach() for leaf in leaves), [0, 1], backend, [1, 1, 1])
+    torch.library.opcheck(torch.ops.vilonghorn.conv_silu.default, (*leaves, [0, 1], backend, [], True))
+    given = (torch.ones(2, 2, 5, 4), *(leaf.detach() for leaf in leaves), [0, 1], backend, [], [1, 1, 1])
     torch.library.opcheck(torch.ops.vilonghorn.conv_silu_backward.default, given)
 
 

@@ -45,11 +45,11 @@ def test_every_instruction_set_agrees_with_torchs_convolution(d_conv, isa):
 @pytest.mark.skipif(native.unavailable("cpu") is not None, reason="native CPU library not built")
 def test_opcheck_passes():
     values = {name: value.requires_grad_() for name, value in conv_inputs(2, 2, 9, 5, 4).items()}
-    torch.library.opcheck(torch.ops.vilonghorn.conv_silu.default, (*values.values(), [False, True], None, True))
+    torch.library.opcheck(torch.ops.vilonghorn.conv_silu.default, (*values.values(), [False, True], None, [], True))
     values = {name: value.detach() for name, value in values.items()}
     dy = torch.ones(2, 2, 9, 5)
     torch.library.opcheck(
-        torch.ops.vilonghorn.conv_silu_backward.default, (dy, *values.values(), [False, True], None, [1, 1, 1])
+        torch.ops.vilonghorn.conv_silu_backward.default, (dy, *values.values(), [False, True], None, [], [1, 1, 1])
     )
 
 
@@ -75,4 +75,4 @@ def test_a_backend_without_a_kernel_or_that_cannot_run_is_named():
 def test_the_operator_says_where_no_kernel_runs_it(monkeypatch):
     monkeypatch.setattr(native, "_reason", "not built")
     with pytest.raises(RuntimeError, match="no kernel runs torch.float32 on 'cpu'; call vilonghorn.ops.conv_silu"):
-        torch.ops.vilonghorn.conv_silu(*conv_inputs(1, 1, 5, 4, 4).values(), [0], None, False)
+        torch.ops.vilonghorn.conv_silu(*conv_inputs(1, 1, 5, 4, 4).values(), [0], None, [], False)

@@ -149,6 +149,7 @@ class ConvArguments(NamedTuple):
     bias: Annotated[Tensor, "G D"]
     reverse: Sequence[int]
     backend: str | None = None
+    conv_grid: Sequence[int] = ()  # of `flatten_filter`, for the CUDA library; `reverse` is not used then
 
     @property
     def sizes(self) -> Sizes:

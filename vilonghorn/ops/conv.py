@@ -7,10 +7,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from .arguments import ConvArguments
-from .backends import BACKENDS, Backend, choose_conv
+from .backends import BACKENDS, Backend, choose_conv, cuda
 from .register import register_op
 from .scan_order import insert_class_token, prefix_first
-from .validate import autocast_dtype, check_flags, check_grid, validate_conv
+from .validate import autocast_dtype, check_flags, check_grid, flatten_filter, validate_conv
 
 
 def conv_silu(
@@ -69,7 +69,9 @@ def conv_silu_reference(x: Tensor, weight: Tensor, bias: Tensor, reverse: Sequen
 
 
 def conv2d_silu(x: Tensor, weight: Tensor, bias: Tensor, grid: Sequence[int]) -> Tensor:
-    """Depthwise convolution over the grid of patches, then SiLU, with G filters a channel; in plain torch.
+    """Depthwise convolution over the grid of patches, then SiLU, with G filters a channel.
+
+    Filters of 3 x 3 run in the CUDA library where there is one, else torch computes.
 
     Source: Vision-LSTM v2 (Alkin et al., arXiv 2406.04303), which has no class token. Here a class token is an image of
     one pixel: the middle of the filter is its weight.
@@ -92,6 +94,9 @@ def conv2d_silu(x: Tensor, weight: Tensor, bias: Tensor, grid: Sequence[int]) ->
         raise ValueError(f"conv2d_silu: the filter is {height} x {width}, expected an odd height and an odd width")
     has_class_token = x.shape[1] > rows * columns
     dtype = autocast_dtype(x) or x.dtype
+    if (height, width) == cuda.GRID_FILTER and choose_conv(x.device, dtype, None) == cuda.NAME:
+        filters, conv_grid = flatten_filter("conv2d_silu", weight, grid)
+        return _run(ConvArguments(x.to(dtype), filters, bias, [0] * len(filters), conv_grid=conv_grid))
     x, weight, bias = x.to(dtype), weight.to(dtype), bias.to(dtype)
     if has_class_token:
         x = prefix_first(x)

@@ -10,6 +10,7 @@ from oracle import conv_inputs, value_and_grads
 
 from vilonghorn.ops import conv_silu
 from vilonghorn.ops.backends import cpu, cuda
+from vilonghorn.ops.conv import conv2d_silu
 
 pytestmark = pytest.mark.usefixtures("emulator")
 emulated = partial(conv_silu, backend="cuda")
@@ -25,6 +26,21 @@ def backend() -> str:
 @pytest.mark.parametrize("shape, reverse", [*CASES, *LARGE], ids=str)
 def test_the_kernels_agree_with_the_oracle(shape, reverse, dtype):
     check("cuda", shape, reverse, dtype)
+
+
+@pytest.mark.parametrize(("tokens", "channels"), [(15, 16), (16, 5)], ids=str)
+def test_a_convolution_over_the_grid_runs_the_kernel(tokens, channels, monkeypatch):
+    x, weight, bias = conv_inputs(2, 2, tokens, channels, 9).values()
+    values = dict(x=x, weight=weight.unflatten(2, (3, 3)), bias=bias)
+    run = partial(conv2d_silu, grid=(3, 5))  # of 16 tokens, one is a class token
+    expected = value_and_grads(run, {name: value.double() for name, value in values.items()})
+    monkeypatch.setattr(cpu, "_reason", "not built")
+    launched, forward = [], cuda.conv_forward
+    monkeypatch.setattr(cuda, "conv_forward", lambda args: launched.append(1) or forward(args))
+    actual = value_and_grads(run, values)
+    assert launched
+    for name, value in expected.items():
+        torch.testing.assert_close(actual[name].double(), value, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("shape", [(2, 3, 37, 40, 4), (3, 2, 37, 5, 3)], ids=str)

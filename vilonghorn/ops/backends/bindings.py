@@ -228,10 +228,10 @@ class Params:
         return None if of is None else self.output(name, of.shape, self.compute_dtype, struct)
 
 
-def conv_params(args: ConvArguments, dtype: torch.dtype, conv_grid: Sequence[int] = ()) -> Params:
-    """The inputs of a convolution in `dtype`, or of one over a grid as in `MambaInnerArguments`."""
+def conv_params(args: ConvArguments, dtype: torch.dtype) -> Params:
+    """The inputs of a convolution in `dtype`."""
     G, B, L, D, _, K, *_ = args.sizes
-    struct = Conv(G, B, L, D, K, dx_step=D, conv_grid=ConvGrid.of(conv_grid))
+    struct = Conv(G, B, L, D, K, dx_step=D, conv_grid=ConvGrid.of(args.conv_grid))
     params = Params(struct, dtype, args.reverse, args.x.device)
     params.struct.x = params.activation(args.x)
     params.struct.weight, params.struct.bias = params.parameter(args.weight), params.parameter(args.bias)

@@ -7,7 +7,7 @@ Only scans of 16 states that a rule does not mix are split over time (see `segme
 import ctypes
 import functools
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 
 import torch
 import torch.nn.functional as F
@@ -127,30 +127,28 @@ def backward(
     return tuple([None if t is None else grad if grad.dtype == t.dtype else grad.to(t.dtype) for grad, t in pairs])
 
 
-def conv_forward(args: ConvArguments, conv_grid: Sequence[int] = ()) -> Tensor:
-    """Runs `vilonghorn.ops.conv_silu`, or with a `conv_grid` as in `MambaInnerArguments` the convolution over it."""
-    params = conv_params(args, args.x.dtype, conv_grid)
+def conv_forward(args: ConvArguments) -> Tensor:
+    """Runs `vilonghorn.ops.conv_silu`, or a convolution of `GRID_FILTER` over a grid with SiLU."""
+    params = conv_params(args, args.x.dtype)
     y = params.output("y", (len(args.reverse), *args.x.shape))
     if y.numel():
         _queue("conv_silu", _open()[0].vl_cuda_conv_forward, params.device, params.struct)
     return y
 
 
-def conv_backward(
-    dy: Tensor, args: ConvArguments, dx: Tensor | None = None, conv_grid: Sequence[int] = ()
-) -> tuple[Tensor, Tensor, Tensor]:
+def conv_backward(dy: Tensor, args: ConvArguments, dx: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of x, weight and bias; that of x is written to `dx` if it is given, whose channels are contiguous."""
     if dy.numel() == 0:
         return tuple(torch.zeros_like(t, memory_format=torch.contiguous_format) for t in args[:3])
-    (G, D, K), library, params = args.weight.shape, _open()[0], conv_params(args, args.x.dtype, conv_grid)
+    (G, D, K), library, params = args.weight.shape, _open()[0], conv_params(args, args.x.dtype)
     params.struct.dy = params.activation(dy)
     dx = params.output("dx", args.x.shape, out=dx)
     params.struct.dx_step = dx.stride(1)
     dweight, dbias = params.gradient("dweight", args.weight), params.gradient("dbias", args.bias)
     params.output("partials", (library.vl_cuda_conv_rows(ctypes.byref(params.struct)), G, K + 1, D), torch.float32)
-    if conv_grid:
+    if args.conv_grid:
         params.output("dv", args.x.shape)
-    if (G if conv_grid else max(sum(args.reverse), G - sum(args.reverse))) > 1:
+    if (G if args.conv_grid else max(sum(args.reverse), G - sum(args.reverse))) > 1:
         params.output("sums", args.x.shape, torch.float32)
     _queue("conv_silu", library.vl_cuda_conv_backward, params.device, params.struct)
     return dx, dweight.to(args.weight.dtype), dbias.to(args.bias.dtype)
@@ -176,7 +174,7 @@ def mamba_inner_forward(args: MambaInnerArguments, save: bool) -> tuple[Tensor, 
     G, B, L, D, *_, R, _ = sizes = args.sizes
     in_chunks = _in_chunks(args, sizes)
     args = args if in_chunks else _with_channel_steps(args, sizes)
-    u = conv_forward(ConvArguments(args.xz.narrow(2, 0, D), *args[1:3], args.reverse), args.conv_grid)
+    u = conv_forward(_conv_within(args, D))
     projected = torch.bmm(u.view(G, B * L, D), args.x_proj.mT)  # (G, B * L, R + 2N)
     dt = torch.bmm(projected.narrow(2, 0, R), args.dt_proj.mT).view(G, B, L, args.dt_proj.shape[1])
     y, saved_states = (triton.forward if in_chunks else forward)(_scan_within(args, sizes, u, projected, dt), save)
@@ -201,8 +199,7 @@ def mamba_inner_backward(
     ddt, u = ddt.flatten(1, 2), u.flatten(1, 2)
     torch.bmm(ddt, args.dt_proj, out=dprojected.narrow(2, 0, R))
     du.flatten(1, 2).baddbmm_(dprojected, args.x_proj)
-    conv = ConvArguments(args.xz.narrow(2, 0, D), *args[1:3], args.reverse)
-    _, dconv_weight, dconv_bias = conv_backward(du, conv, dx, args.conv_grid)
+    _, dconv_weight, dconv_bias = conv_backward(du, _conv_within(args, D), dx)
     dx_proj, ddt_proj = torch.bmm(dprojected.mT, u), torch.bmm(ddt.mT, projected.narrow(2, 0, R))
     if H < ddt_proj.shape[1]:
         ddt_proj, ddt_bias = (t.view(G, H, D // H, *t.shape[2:]).sum(2) for t in (ddt_proj, ddt_bias))
@@ -219,6 +216,10 @@ def _with_channel_steps(args: MambaInnerArguments, sizes: Sizes) -> MambaInnerAr
         return args
     dt_proj, dt_bias = (t.repeat_interleave(repeats, 1) for t in (args.dt_proj, args.dt_bias))
     return args._replace(dt_proj=dt_proj, dt_bias=dt_bias)
+
+
+def _conv_within(args: MambaInnerArguments, D: int) -> ConvArguments:
+    return ConvArguments(args.xz.narrow(2, 0, D), *args[1:3], args.reverse, conv_grid=args.conv_grid)
 
 
 def _scan_within(args: MambaInnerArguments, sizes: Sizes, u: Tensor, projected: Tensor, dt: Tensor) -> ScanArguments:
