@@ -52,7 +52,7 @@ PEERS = ("mobilenetv4_conv_medium", "efficientvit_b1")  # ratios are to the fast
 ONLY = {"levit_192": (224, "published weights fit 224 px only: attention biases are not resized")}
 FILES = {"onnxruntime": ("onnx", "fp32"), "ort": ("ort", "fp32"), "int8": ("ort", "int8")}  # format and weights by form
 FORMS = ("eager", "compile", *FILES)
-SAMPLES = 2  # of a process, for each size and batch
+SAMPLES = 6  # of a process, for each size and batch
 KEYS = ("model", "form", "size", "batch", "threads")  # what names a row
 INTRODUCTION = f"""# CPU latency beside models that are often taken instead
 

@@ -206,8 +206,10 @@ def match_size(study: Study, task: str, candidate: str) -> tuple[dict[str, Any],
         return {**study.trunk, **study.tasks[task].kwargs, **study.candidates[name].kwargs, **more}
 
     def count(name: str, **more: Any) -> int:
-        head = dict(num_classes=dataset.num_classes, img_size=dataset.side)
-        return _num_parameters(study.candidates[name].model, yaml.safe_dump({**kwargs(name, **more), **head}))
+        model, head = study.candidates[name].model, dict(num_classes=dataset.num_classes)
+        if timm.models.get_pretrained_cfg_value(model, "fixed_input_size"):
+            head["img_size"] = dataset.side
+        return _num_parameters(model, yaml.safe_dump({**kwargs(name, **more), **head}))
 
     if study.candidates[candidate].removed:
         return kwargs(candidate), 0
