@@ -120,6 +120,16 @@ bool is_of_sequences(const VlBlock &b, int stage) {
   return stage < 0 && b.channel_splits == 1 && !b.in_proj_scale && !b.out_proj_scale;
 }
 
+// The jobs that share the rows of a sequence, if jobs may have rows: a gated convolution on a grid, in inference. Else
+// 0.
+int64_t num_strips(const VlBlock &b, int stage) {
+  constexpr int64_t kRows = 4;  // fewer would project too many rows above and below
+  const bool gated = b.rule == VL_NONE && b.directions == 1 && b.conv_grid.rows * b.conv_grid.columns == b.length;
+  if (stage >= 0 || !gated || b.save || b.in_proj_scale || b.out_proj_scale || b.drop_scales) return 0;
+  const int64_t strips = b.batch >= 4 * b.threads ? 1 : b.threads / std::gcd(b.batch, (int64_t)b.threads);
+  return strips == 1 || b.conv_grid.rows >= kRows * strips ? strips : 0;
+}
+
 constexpr int64_t kChunk = 64, kLanes = 16;  // as in vilonghorn/ops/backends/cpu.py
 
 // Threads share the sequences, and where these are few also parts of their channels.
@@ -132,8 +142,10 @@ int64_t num_channel_splits(int64_t sequences, int64_t channels, int64_t threads)
 
 VL_EXPORT int vl_block_forward(const VlBlock *b, int stage, int isa) {
   if (const int error = check(*b)) return error;
-  if (!is_of_sequences(*b, stage)) return Block(*b).run(forward_stages, false, stage, isa);
-  return mixer_of_sequences(*b, isa) || (b->hidden && mlp_forward(*b, isa));
+  const int64_t strips = num_strips(*b, stage);
+  if (!strips && !is_of_sequences(*b, stage)) return Block(*b).run(forward_stages, false, stage, isa);
+  const bool failed = strips ? mixer_of_rows(*b, strips, isa) : mixer_of_sequences(*b, isa);
+  return failed || (b->hidden && mlp_forward(*b, isa));
 }
 VL_EXPORT int vl_block_backward(const VlBlock *b, int stage, int isa) {
   const int error = check(*b);
@@ -149,7 +161,7 @@ VL_EXPORT int vl_block_infer(const VlBlock *given, int isa) {
   b.chunk = kChunk, b.channel_splits = num_channel_splits(b.batch, b.channels, b.threads), b.save = 0;
   const int64_t tokens = b.batch * b.length;
   if (!infer_workspace.allocate([&](Arena &a) {
-        b.xz = is_of_sequences(b, -1) ? nullptr : a.next<float>(tokens * 2 * b.channels);
+        b.xz = num_strips(b, -1) || is_of_sequences(b, -1) ? nullptr : a.next<float>(tokens * 2 * b.channels);
         b.projected = a.next<float>(b.directions * tokens * (b.dt_rank + 2 * b.states));
         b.mid = b.hidden ? a.next<float>(tokens * b.dim) : nullptr;
       }))

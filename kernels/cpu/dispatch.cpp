@@ -340,13 +340,22 @@ static int run_packed(BlockPart &m, int64_t jobs, int isa, bool (*Jobs::*which)(
   out.packed = in.packed + size;
   return pack(in, isa) || pack(out, isa) || run(m, jobs, m.threads, isa, which);
 }
-int vilonghorn::mixer_of_sequences(const VlBlock &given, int isa) {
+static BlockPart mixer_of(const VlBlock &given) {
   BlockPart b(given);
-  b.y = (float *)value_buffer.reserve(sizeof(float) * b.batch * b.length * b.channels);
-  if (!b.y || !set_neighbors(b.conv_grid, b.length, b.d_conv)) return 1;
   b.by_in_proj = of_rows(2 * b.channels, b.dim, b.in_proj, 1, b.dim);
   b.by_out_proj = of_rows(b.dim, b.channels, b.out_proj, 1, b.channels);
+  return b;
+}
+int vilonghorn::mixer_of_sequences(const VlBlock &given, int isa) {
+  BlockPart b = mixer_of(given);
+  b.y = (float *)value_buffer.reserve(sizeof(float) * b.batch * b.length * b.channels);
+  if (!b.y || !set_neighbors(b.conv_grid, b.length, b.d_conv)) return 1;
   return run_packed(b, b.batch, isa, &Jobs::mixer_forward);
+}
+int vilonghorn::mixer_of_rows(const VlBlock &given, int64_t strips, int isa) {
+  BlockPart b = mixer_of(given);
+  b.strips = strips;
+  return run_packed(b, b.batch * strips, isa, &Jobs::gated_conv);
 }
 int vilonghorn::mlp_forward(const VlBlock &given, int isa) {
   BlockPart m(given);

@@ -56,11 +56,13 @@ int check(const VlConv &);
 struct BlockPart : VlBlock {
   explicit BlockPart(const VlBlock &given) : VlBlock(given) {}
   Gemm by_in_proj, by_out_proj;
+  int64_t strips;       // of gated_conv: jobs that share the rows of a sequence
   float *y;             // (B, L, D), or in backward of the MLP (B, L, hidden)
   float *normed, *dgv;  // backward of the MLP: (B, L, dim), (B, L, 2 hidden)
   float *dmid;          // backward of the MLP: (B, L, dim)
 };
-int mixer_of_sequences(const VlBlock &, int isa);  // forward; a job processes whole sequences
+int mixer_of_sequences(const VlBlock &, int isa);             // forward; a job processes whole sequences
+int mixer_of_rows(const VlBlock &, int64_t strips, int isa);  // forward of a gated convolution on a grid
 int mlp_forward(const VlBlock &, int isa);
 int mlp_backward(const VlBlock &, float *dmid, int isa);
 
@@ -79,6 +81,7 @@ int mlp_backward(const VlBlock &, float *dmid, int isa);
   X(isa, gemm_pack, Gemm)                    \
   X(isa, gemm, Gemm)                         \
   X(isa, mixer_forward, BlockPart)           \
+  X(isa, gated_conv, BlockPart)              \
   X(isa, mlp_forward, BlockPart)             \
   X(isa, mlp_backward, BlockPart)
 

@@ -86,7 +86,8 @@ def test_a_candidate_that_fails_is_named_and_the_others_are_measured(front, tmp_
     assert f"model {OURS}, form ort, size 64, batch 1, threads 2: RuntimeError: no operator for {OURS}" in output
     assert LEVIT not in output  # left out, which is no failure
     found = {(r["model"], r["form"]): r for r in json.loads((tmp_path / "front.json").read_text())["rows"]}
-    assert found[OURS, "eager"]["ms"] == [3.0] * 3 * front.SAMPLES and found[LEVIT, "eager"]["problem"] == front.ONLY[LEVIT][1]
+    assert found[OURS, "eager"]["ms"] == [3.0] * 3 * front.SAMPLES
+    assert found[LEVIT, "eager"]["problem"] == front.ONLY[LEVIT][1]
 
 
 def test_an_interrupted_run_keeps_what_is_there(front, tmp_path, interleaved):
@@ -101,4 +102,4 @@ def test_an_interrupted_run_keeps_what_is_there(front, tmp_path, interleaved):
     interleaved.clear()
     assert front.main(command) == 0
     rows = json.loads(report.read_text())["rows"]
-    assert rows[0] == earlier[0] and [r["ms"] for r in rows[1:]] == [[3.0] * 2 * front.SAMPLES] * 3  # the other size stays
+    assert rows[0] == earlier[0] and [r["ms"] for r in rows[1:]] == [[3.0] * 2 * front.SAMPLES] * 3  # one stays

@@ -1,5 +1,6 @@
 """A residual block, at once and in parts, against the float64 oracle."""
 
+import math
 import re
 from unittest import mock
 
@@ -80,6 +81,30 @@ def test_every_instruction_set_agrees_with_the_oracle(rule, isa):
         compare(in_order, values, 3e-6, truth=residual_block, rule=rule, reverse=(True, False))
         values = block_inputs(1, 2, 37, 41, 16, 6, 9, 23, rule=rule, filters=(3, 3))
         compare(in_order, values, 3e-6, truth=residual_block, rule=rule, reverse=(True,), grid=(4, 9))
+
+
+@given(
+    B=st.integers(1, 9),
+    grid=st.tuples(st.integers(1, 20), st.integers(1, 150)),
+    filters=st.tuples(st.sampled_from([1, 3, 5]), st.sampled_from([1, 3, 5])),
+    D=st.integers(1, 50),
+    hidden=st.sampled_from([0, 7]),
+    isa=st.sampled_from(list(native.isas().values())),
+    threads=st.integers(1, 4),
+    seed=st.integers(0, 2**31),
+)
+def test_inference_without_a_scan_goes_through_the_rows_of_a_map(B, grid, filters, D, hidden, isa, threads, seed):
+    sizes = 1, B, math.prod(grid), D, 16, 3, math.prod(filters), 9
+    values = block_inputs(*sizes, hidden=hidden, seed=seed, rule="none", filters=filters)
+    options, before = dict(rule="none", reverse=(False,), grid=grid), torch.get_num_threads()
+    with mock.patch.object(native, "_isa", isa), torch.no_grad():
+        torch.set_num_threads(threads)
+        try:
+            actual = in_order(**values, **options)
+        finally:
+            torch.set_num_threads(before)
+    expected = residual_block(**{name: value.double() for name, value in values.items()}, **options)
+    torch.testing.assert_close(actual.double(), expected, rtol=3e-5, atol=3e-5)
 
 
 @needs_amx
