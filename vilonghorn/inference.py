@@ -124,7 +124,7 @@ def load(
     else:
         hint = nearest(name, timm.list_models())
         raise ValueError(f"{name} is neither the directory of a run nor a model that timm knows; {hint}")
-    loaded.model.to(pick_device(device)).eval()
+    loaded.model.to(pick_device(device, "--device")).eval()
     return loaded
 
 

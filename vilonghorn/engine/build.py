@@ -32,10 +32,10 @@ def one_line(error: Exception) -> str:
     return f"{type(error).__name__}: {' '.join(str(error).split())}"
 
 
-def pick_device(name: str) -> torch.device:
+def pick_device(name: str, option: str = "run.device") -> torch.device:
     """The device of a name; "auto" is CUDA if it is there, else the CPU, as no kernel runs elsewhere.
 
-    Each process has its own GPU.
+    Each process has its own GPU. Errors name the `option` that gave the device.
     """
     dist = Distributed()
     try:
@@ -43,12 +43,12 @@ def pick_device(name: str) -> torch.device:
         device = torch.device(auto if name == "auto" else name)
         if device.type == "cuda" and dist.local_size > 1:
             if name not in ("auto", "cuda"):
-                raise ValueError(f"run.device is {name!r} for {dist.local_size} processes: make it auto or cuda")
+                raise ValueError(f"{option} is {name!r} for {dist.local_size} processes: make it auto or cuda")
             device = torch.device("cuda", dist.local_rank)
             torch.cuda.set_device(device)
         torch.zeros((), device=device).item()  # a device such as "meta" computes nothing
     except (RuntimeError, AssertionError) as error:
-        raise ValueError(f"run.device is {name!r}, which cannot be used here: {str(error).splitlines()[0]}") from error
+        raise ValueError(f"{option} is {name!r}, which cannot be used here: {str(error).splitlines()[0]}") from error
     return device
 
 
