@@ -150,7 +150,11 @@ RECORDS = [
     ({"kwargs": {"reverse": [[[False] * 100] * 100] * 100}}, "expected at most"),
     ({"kwargs": {"embed_dim": 32_768, "depth": 3}}, "numbers, but contains"),
     ({"kwargs": {"mlp_ratio": float("nan")}}, "mlp_ratio=nan"),
-    ({"kwargs": [1]}, "does not"),
+    ({"kwargs": [1]}, "kwargs '[1]', expected arguments by name"),
+    ({"kwargs": None}, "kwargs 'None', expected arguments by name"),
+    ({"model": ["vilonghorn_nano"]}, """model "['vilonghorn_nano']", expected a text"""),
+    ({"model": None}, "model 'None', expected a text"),
+    ({"epoch": "3"}, "epoch '3', expected a number"),
     ({"model": "hf-hub:timm/vit_tiny_patch16_224"}, "which timm would download: if you trust it"),
     ({"model": "local-dir:/tmp/a"}, "which timm would download"),
     ({"model": "vit_tiny_patch16_224", "kwargs": {"cache_dir": "/tmp"}}, "'cache_dir'"),
@@ -169,7 +173,9 @@ def test_a_record_downloads_nothing_and_makes_no_model_beyond_its_weights(tmp_pa
     given = change.get("kwargs", {})
     kwargs = record["kwargs"] | given if isinstance(given, dict) else given
     path.write_bytes(pack(weights, record | change | {"kwargs": kwargs}))
-    reads = [lambda: load(tmp_path / "run")] + [lambda: load(NANO, str(path))] * ("model" not in change)
+    reads = [lambda: load(tmp_path / "run")] + [lambda: load(NANO, str(path))] * (
+        not isinstance(change.get("model"), str)
+    )
     for read in reads:
         with pytest.raises(ValueError) as refused:
             read()
