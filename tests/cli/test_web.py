@@ -175,6 +175,10 @@ def test_without_gradio_or_with_another_model_there_is_a_sentence(tmp_path, monk
         ("127.0.0.1", "10.0.0.7", False),
         ("127.0.0.1", "[", False),
         ("127.0.0.1", "", False),
+        ("127.0.0.1", "evil.example@localhost", False),
+        ("127.0.0.1", "localhost/evil.example", False),
+        ("127.0.0.1", "localhost:evil", False),
+        ("127.0.0.1", "localhost:", True),
         ("0.0.0.0", "10.0.0.7:80", True),
         ("0.0.0.0", socket.gethostname(), True),
         ("0.0.0.0", "evil.example", False),
@@ -192,6 +196,18 @@ def test_a_request_that_names_another_host_is_refused(host, header, accepted):
     scope = {"type": "http", "headers": [(b"host", header.encode())]}
     asyncio.run(web.HostCheck(application, host)(scope, None, send))
     assert passed == [True] * accepted and [m["status"] for m in answers if "status" in m] == [421] * (not accepted)
+
+
+@pytest.mark.parametrize("hosts", [[], [b"localhost", b"evil.example"], [b"evil.example", b"localhost"]])
+def test_a_request_without_a_host_or_with_two_is_refused(hosts):
+    sent = []
+
+    async def send(message):
+        sent.append(message)
+
+    scope = {"type": "http", "headers": [(b"host", host) for host in hosts]}
+    asyncio.run(web.HostCheck(None, "127.0.0.1")(scope, None, send))
+    assert sent[0]["status"] == 421
 
 
 def test_the_served_page_refuses_a_foreign_host(address):

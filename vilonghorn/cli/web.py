@@ -5,6 +5,7 @@ nothing from other machines.
 """
 
 import os
+import re
 import signal
 import socket
 from collections.abc import Sequence
@@ -14,7 +15,6 @@ from ipaddress import ip_address
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
-from urllib.parse import urlsplit
 
 import numpy as np
 from PIL import Image
@@ -26,6 +26,7 @@ from ..interpret import EXPLANATIONS, KINDS, draw, make_sheet, view
 from . import make_parser
 from .arguments import add_crop_mode, add_max_pixels, add_model, load_backbone
 
+HOST = re.compile(r"(\[[\da-f:.]+\]|[\w.-]+)(:\d*)?", re.ASCII | re.IGNORECASE)  # a name or an address, and a port
 DELETE = (600, 3600)  # every 10 minutes, uploads and pictures older than an hour
 
 parser = make_parser("web", __doc__, "runs/photos", "runs/photos --checkpoint last --port 8080")
@@ -146,16 +147,18 @@ class HostCheck:
 
     def accepts(self, header: str) -> bool:
         """Whether a Host header, a name or an address and a port, is of this server."""
+        if (match := HOST.fullmatch(header)) is None:
+            return False
+        name = match[1].strip("[]").lower()
         try:
-            name = urlsplit(f"//{header}").hostname or ""
             return name in self.names or ip_address(name).is_loopback or not self.is_local
         except ValueError:  # neither a name of this machine nor an address
             return False
 
     async def __call__(self, scope: dict[str, Any], receive: Any, send: Any) -> None:
         """Answers 421 in place of the application."""
-        header = dict(scope.get("headers", ())).get(b"host", b"").decode("latin-1")
-        if scope["type"] == "lifespan" or self.accepts(header):
+        hosts = [value.decode("latin-1") for name, value in scope.get("headers", ()) if name == b"host"]
+        if scope["type"] == "lifespan" or (len(hosts) == 1 and self.accepts(hosts[0])):
             await self.app(scope, receive, send)
             return
         if scope["type"] == "websocket":
