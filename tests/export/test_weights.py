@@ -8,13 +8,15 @@ import onnx
 import onnx_ir
 import onnxruntime
 import pytest
+import timm
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from vilonghorn.cli import main
 from vilonghorn.export import VerificationError, export, formats, native, runtime
-from vilonghorn.export.weights import quantize
+from vilonghorn.export.weights import quantize, round_weights, shorten
+from vilonghorn.layers import Mixer
 from vilonghorn.ops.backends import cpu
 
 LARGE = dict(embed_dim=80, depth=2)  # torch's exporter folds conversions of small weights
@@ -84,6 +86,16 @@ def test_numbers_are_nearest_multiples_of_a_scale_for_each_row(rows, columns, ex
     assert (number.abs().amax(1) == torch.where(largest > 0, 127, 0)).all()
     error = (number.double() * scale.double() - exact).abs().amax(1)
     assert (error <= largest / 127 * 0.50001).all()
+
+
+def test_blocks_without_a_recurrence_have_no_projections_to_round():
+    model = timm.create_model("vilonghornv2_nano", num_classes=3).requires_grad_(False)
+    stored = shorten(model, "int8")
+    mixers = {name: module for name, module in model.named_modules() if isinstance(module, Mixer)}
+    assert {mixer.x_proj is None for mixer in mixers.values()} == {True, False}
+    for name, mixer in mixers.items():
+        assert f"{name}.in_proj.weight" in stored and (f"{name}.x_proj" in stored) == (mixer.x_proj is not None)
+    assert round_weights(model, "int8").state_dict().keys() == model.state_dict().keys()
 
 
 def test_a_weight_that_float16_cannot_hold_is_refused(small, tmp_path):

@@ -53,7 +53,8 @@ def shorten(model: nn.Module, weights: str) -> dict[str, tuple[Tensor, ...]]:
         if isinstance(module, (nn.Linear, nn.Conv2d)):
             stored[f"{prefix}.weight"] = quantize(module.weight, tuple(range(1, module.weight.dim())))
         elif isinstance(module, Mixer):
-            stored |= {f"{prefix}.{name}": quantize(getattr(module, name)) for name in ("x_proj", "dt_proj")}
+            layers = ((name, getattr(module, name)) for name in ("x_proj", "dt_proj"))  # None without a rule
+            stored |= {f"{prefix}.{name}": quantize(weight) for name, weight in layers if weight is not None}
     return stored
 
 
