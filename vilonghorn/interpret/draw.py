@@ -183,7 +183,7 @@ def draw(sheet: Sheet, picture: Tensor) -> Figure:
     frame |= dict(top=1 - (0.95 + above) / page_height, bottom=below / page_height)
     figure = Figure(figsize=(page_width, page_height))
     axes = figure.subplots(rows, columns, squeeze=False, subplot_kw=dict(xticks=[], yticks=[]), gridspec_kw=frame)
-    title = textwrap.fill(shorten(sheet.title, 160), int(page_width / 0.095))
+    title = wrap(shorten(sheet.title, 160), int(page_width / 0.085))
     for text, size, top, room in ((shorten(sheet.prediction or "", 60), 18, 0.1, 0.35), (title, 11, 0.5, 0.4)):
         drawn = figure.text(0.5, 1 - top / page_height, text, fontsize=size, ha="center", va="top", parse_math=False)
         fit_text(drawn, page_width - 0.2, room)
@@ -200,6 +200,14 @@ def draw(sheet: Sheet, picture: Tensor) -> Figure:
         bar = figure.colorbar(ScalarMappable(cmap=COLORMAP), figure.add_axes(place), orientation="horizontal")
         bar.set_ticks([0, 1], labels=["0", "largest"], fontsize=10)
     return figure
+
+
+def wrap(text: str, most: int) -> str:
+    """Breaks a text into the fewest lines of at most `most` letters, of similar lengths."""
+    lines = len(textwrap.wrap(text, most))
+    least = max((len(word) for word in text.split()), default=1)  # a narrower line breaks a word
+    widths = range(min(least, most), most + 1)
+    return textwrap.fill(text, next(width for width in widths if len(textwrap.wrap(text, width)) <= lines))
 
 
 def overlay(picture: Tensor, values: Tensor) -> Tensor:
