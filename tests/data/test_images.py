@@ -279,6 +279,7 @@ def test_classes_are_in_the_order_of_their_names_as_strings(tmp_path, photo):
     [
         (["only/x.png"], "it has one class only, only"),
         (["2024/cat/x.png", "2024/dog/x.png"], "its class folders have folders only; give .*2024 if the classes are"),
+        (["\x1b[31m/cat/x.png", "\x1b[31m/dog/x.png"], r"folders only; give .*\\x1b\[31m if the classes are"),
         (["cat/1/x.png", "dog/1/x.png"], "its class folders have folders only; expected images in them"),
     ],
 )

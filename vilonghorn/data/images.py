@@ -108,7 +108,8 @@ class ImageFolder:
         if self.num_classes == 1:
             self.notes.append(f"{self.path}: it has one class only, {printable(folders[0].name)}")
         if not {os.path.dirname(path) for path in self.paths} & {str(folder) for folder in folders}:
-            level = f"give {folders[0]} if the classes are in it" if len(folders) == 1 else "expected images in them"
+            inner = printable(str(folders[0]))
+            level = f"give {inner} if the classes are in it" if len(folders) == 1 else "expected images in them"
             self.notes.append(f"{self.path}: its class folders have folders only; {level}")
 
     @property
