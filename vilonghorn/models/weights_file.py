@@ -23,8 +23,9 @@ from .hierarchy import HierarchicalSSM
 from .trunk import VisionSSM
 
 RECORD, DIGEST = "vilonghorn", "vilonghorn_sha256"  # entries of the header
-NUMBER = (int, float)
-RECORD_TYPES = dict(model=str, kwargs=dict, weights=str, epoch=int, top1=NUMBER, top5=NUMBER, loss=NUMBER)
+RECORD_TYPES: dict[str, tuple[Any, str]] = dict.fromkeys(("model", "weights"), (str, "a text"))
+RECORD_TYPES |= dict(kwargs=(dict, "arguments by name"), epoch=(int, "a number"))
+RECORD_TYPES |= dict.fromkeys(("top1", "top5", "loss"), ((int, float), "a number"))
 MAX_DEPTH, MAX_NUMBER, MAX_ENTRIES = 1_000, 65_536, 1_000  # of a model that a record describes
 MAX_CLASSES = 1_000_000
 _OWN = {name for model in (VisionSSM, HierarchicalSSM) for name in signature(model).parameters}
@@ -124,10 +125,10 @@ def _read(path: Path, tensors: bool = True) -> tuple[dict[str, Tensor], dict[str
         raise ValueError(f"{path} is damaged: its header has no digest of the weights; copy it again")
     if tensors and header.get(DIGEST, (found := digest(weights, header.get(RECORD, "")))) != found:
         raise ValueError(f"{path} is damaged: its weights do not have the digest in its header; copy it again")
-    for key, types in RECORD_TYPES.items() if record else ():
-        if key in record and not isinstance(record[key], types):
-            expected = "a text" if types is str else "arguments by name" if types is dict else "a number"
-            raise ValueError(f"{path} has a record of a run with {key} {str(record[key])[:80]!r}, expected {expected}")
+    for key, value in (record or {}).items():
+        types, expected = RECORD_TYPES.get(key, (object, ""))
+        if not isinstance(value, types):
+            raise ValueError(f"{path} has a record of a run with {key} {str(value)[:80]!r}, expected {expected}")
     return clean_state_dict(weights), record
 
 
