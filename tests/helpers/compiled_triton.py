@@ -1,16 +1,17 @@
 """Compiles every Triton kernel without a GPU, for the targets given (default: all of TARGETS), as the models call them.
 
-Prints one JSON line for each kernel, rule, type of x and target. It runs with any Python that has torch, timm and
-triton. For another version of triton, unpack its wheel into a folder that PYTHONPATH names:
+TARGET:0,3 means the first and the fourth of SCANS alone. Prints one JSON line for each kernel, rule, type of x and
+target. It runs with any Python that has torch, timm and triton. For another version of triton, unpack its wheel into a
+folder that PYTHONPATH names:
 
     pip download --no-deps -d build/triton triton==3.6.0 && unzip -q build/triton/*.whl -d build/triton
     PYTHONPATH=build/triton:. python tests/helpers/compiled_triton.py
 """
 
-import itertools
 import json
 import sys
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from unittest import mock
@@ -29,7 +30,7 @@ import compiled  # noqa: E402
 TARGETS = {f"sm_{sm}": GPUTarget("cuda", sm, 32) for sm in (80, 90, 120)} | {"gfx942": GPUTarget("hip", "gfx942", 64)}
 # Rules and dtypes of scans with z; then of scans with heads.
 SCANS = [(rule, "bfloat16", False) for rule in ("longhorn", "longhorn_exact", "mamba")]
-HEADS = [("longhorn_exact", dtype, True) for dtype in ("bfloat16", "float32")]
+SCANS += [("longhorn_exact", dtype, True) for dtype in ("bfloat16", "float32")]
 
 run, kernels = JITFunction.run, {}
 
@@ -59,7 +60,12 @@ def resources(target: str, kernel) -> dict:
     return dict(code.resources, loop=max(map(len, code.loops())))
 
 
-for target, (rule, dtype, has_heads) in itertools.product(sys.argv[1:] or TARGETS, SCANS + HEADS):
+def chosen() -> Iterator[tuple]:
+    for target, _, numbers in (argument.partition(":") for argument in sys.argv[1:] or TARGETS):
+        yield from ((target, *SCANS[int(i)]) for i in (numbers.split(",") if numbers else range(len(SCANS))))
+
+
+for target, rule, dtype, has_heads in chosen():
     current = dict(get_current_target=TARGETS[target], get_current_device=target, get_current_stream=0)
     calls = {name: lambda *_, value=value: value for name, value in current.items()}
     driver.set_active(SimpleNamespace(**calls))

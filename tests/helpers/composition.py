@@ -98,14 +98,17 @@ def hierarchy(weights: dict[str, Tensor], images: Tensor, strides: tuple[int, in
     return last.mean(1) @ w["head.fc.weight"].T + w["head.fc.bias"]
 
 
-def shared_mixer(layer: dict[str, Tensor], tokens: Tensor) -> Tensor:
+def shared_mixer(layer: dict[str, Tensor], tokens: Tensor, rule="longhorn", reverse=(False, True)) -> Tensor:
     """Longhorn's bidirectional reference: shared convolution, projections, bias and skip; a norm per direction; sum."""
     x, z = (tokens @ layer["in_proj.weight"].T).chunk(2, -1)
     u = oracle.convolution(x, layer["conv_weight"], layer["conv_bias"], (False,))
-    low, k, q = (u @ layer["x_proj"][0].T).split([layer["dt_proj"].shape[2], 16, 16], -1)
-    arguments = [t.expand(2, *t.shape[1:]) for t in (u, low @ layer["dt_proj"][0].T, k, q)]
-    D, dt_bias = (layer[name].expand(2, -1) for name in ("D", "dt_bias"))
-    y = oracle.oracle(*arguments, D=D, dt_bias=dt_bias, rule="longhorn", reverse=(False, True))
+    heads, rank = layer["dt_proj"].shape[1:]
+    states = (layer["x_proj"].shape[1] - rank) // 2
+    low, k, q = (u @ layer["x_proj"][0].T).split([rank, states, states], -1)
+    dt = (low @ layer["dt_proj"][0].T + layer["dt_bias"][0]).repeat_interleave(u.shape[-1] // heads, -1)
+    arguments = [t.expand(len(reverse), *t.shape[1:]) for t in (u, dt, k, q)]
+    A = -layer["A_log"].exp().expand(len(reverse), -1, -1) if rule == "mamba" else None
+    y = oracle.oracle(*arguments, A=A, D=layer["D"].expand(len(reverse), -1), rule=rule, reverse=reverse)
     y = sum(oracle.rms_norm(y_g, weight, 1e-6) for y_g, weight in zip(y, layer["scan_norm"]))
     return (y * F.silu(z)) @ layer["out_proj.weight"].T
 

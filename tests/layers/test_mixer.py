@@ -3,12 +3,13 @@
 import math
 import sys
 
+import composition
+import oracle
 import pytest
 import torch
 import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
-from mixer_equations import make_mixer, written_out
 from oracle import KERNEL_RULES
 
 from vilonghorn.layers import Mixer
@@ -26,6 +27,24 @@ FORMS = {
     "no rule": dict(rule=None),
 }
 WITH_RULE = [form for form in FORMS if form != "no rule"]
+
+
+def make_mixer(dim=24, **kwargs):
+    torch.manual_seed(0)
+    mixer = Mixer(dim, dtype=torch.float64, **kwargs)
+    mixer.load_state_dict(composition.perturb(mixer.state_dict()))
+    return mixer
+
+
+def written_out(mixer, tokens):
+    """The mixer's output from its parameters, by the oracle's equations."""
+    weights, options = dict(mixer.named_parameters()), dict(rule=mixer.rule, reverse=mixer.reverse)
+    if "scan_norm" in weights:
+        return composition.shared_mixer(weights, tokens, **options)
+    in_proj, out_proj = (weights.pop(f"{name}.weight") for name in ("in_proj", "out_proj"))
+    if "A_log" in weights:
+        weights["A"] = -weights.pop("A_log").exp()
+    return oracle.mixer(tokens @ in_proj.T, **weights, **options) @ out_proj.T
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -53,18 +72,6 @@ def test_forms_equal_the_equations_at_every_shape(form, reverse, length, **sizes
     mixer = make_mixer(dim=6, reverse=reverse, expand=3, **sizes, **FORMS[form])
     tokens = torch.randn(2, length, 6, dtype=torch.float64)
     torch.testing.assert_close(mixer(tokens), written_out(mixer, tokens), rtol=1e-8, atol=1e-10)
-
-
-@pytest.mark.parametrize("form", FORMS)
-def test_forms_in_float32_and_autocast_are_close_to_float64(form):
-    mixer = make_mixer(**FORMS[form])
-    tokens = torch.randn(2, 13, 24, dtype=torch.float64)
-    expected = mixer(tokens).float()
-    mixer, tokens = mixer.float(), tokens.float()
-    torch.testing.assert_close(mixer(tokens), expected, rtol=1e-3, atol=1e-4)
-    with torch.autocast("cpu", torch.bfloat16):
-        y = mixer(tokens)
-    assert y.dtype == torch.bfloat16 and (y.float() - expected).abs().max() < 0.05 * expected.abs().max()
 
 
 def results(mixer, tokens):
@@ -125,16 +132,6 @@ def test_a_convolution_over_the_grid_runs_in_short_types_and_as_torchs_operators
         y = mixer(tokens, [3, 5])
     assert y.dtype == torch.bfloat16 and (y.float() - expected).abs().max() < 0.05 * expected.abs().max()
     torch.testing.assert_close(make_exportable(mixer)(tokens, [3, 5]), expected, rtol=1e-4, atol=1e-5)
-
-
-def test_two_directions_see_the_whole_sequence_and_one_only_its_past():
-    tokens = torch.randn(1, 8, 24, dtype=torch.float64)
-    changed = tokens.clone()
-    changed[:, 5] += 1
-    for reverse, untouched in (((False,), range(5)), ((True,), range(6, 8)), ((False, True), ())):
-        mixer = make_mixer(reverse=reverse)
-        same = [t for t in range(8) if torch.equal(mixer(tokens)[:, t], mixer(changed)[:, t])]
-        assert same == list(untouched)
 
 
 def test_longhorn_starts_with_open_gates_and_mamba_with_its_own_decays_and_log_uniform_steps():

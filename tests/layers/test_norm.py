@@ -29,8 +29,3 @@ def test_keeps_its_input_and_a_number_a_row_for_backward():
         norm(x)
     kept = {t.data_ptr(): t.numel() for t in kept}
     assert sorted(kept.values()) == [5, 64, 5 * 64]
-
-
-def test_is_built_on_a_device_and_in_a_type():
-    norm = RMSNorm(8, device="meta", dtype=torch.bfloat16)
-    assert norm.weight.device.type == "meta" and norm.weight.dtype == torch.bfloat16

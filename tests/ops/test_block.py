@@ -79,7 +79,7 @@ def test_every_instruction_set_agrees_with_the_oracle(rule, isa):
     with mock.patch.object(native, "_isa", native.isas()[isa]):
         values = block_inputs(2, 2, 37, 41, 16, 6, 4, 23, hidden=37, rule=rule)
         compare(in_order, values, 3e-6, truth=residual_block, rule=rule, reverse=(True, False))
-        values = block_inputs(1, 2, 37, 41, 16, 6, 9, 23, rule=rule, filters=(3, 3))
+        values = block_inputs(1, 2, 37, 41, 3, 6, 9, 23, rule=rule, filters=(3, 3))
         compare(in_order, values, 3e-6, truth=residual_block, rule=rule, reverse=(True,), grid=(4, 9))
 
 
@@ -271,26 +271,16 @@ def test_flops_are_those_of_the_parts():
 @pytest.mark.parametrize(
     "change, exception, message",
     [
-        (dict(rule="gru"), ValueError, "rule is 'gru'"),
-        (dict(rule="mamba"), ValueError, "needs A"),
         (dict(rule="none"), TypeError, "x_proj is given; rule 'none' takes no weights of a scan"),
-        (dict(D=None), TypeError, "D is None"),
         (dict(norm_weight=torch.ones(5)), ValueError, r"norm_weight has shape \(5,\), expected \(7,\)"),
         (dict(x=torch.zeros(9, 7)), ValueError, r"x has shape \(9, 7\), expected \(B, L, dim\)"),
         (dict(x=torch.zeros(0, 9, 7)), ValueError, r"x has shape \(0, 9, 7\) on cpu, expected tokens on the CPU"),
         (dict(x=torch.zeros(2, 9, 7).double()), TypeError, "x is torch.float64, expected torch.float32"),
         (dict(in_proj=torch.zeros(10, 6)), ValueError, r"in_proj has shape \(10, 6\), expected \(10, 7\)"),
-        (dict(dt_bias=torch.zeros(2, 4)), ValueError, "dt_bias has shape"),
-        (dict(dt_proj=torch.zeros(2, 3, 2)), ValueError, "dt has 3 heads, expected a divisor of the 5 channels"),
-        (dict(x_proj=torch.zeros(2, 9, 5)), ValueError, "x_proj has shape"),
-        (dict(out_proj=torch.zeros(1, 5)), ValueError, r"out_proj has shape \(1, 5\), expected \(7, 5\)"),
         (dict(mlp_in_proj=None), ValueError, "some weights of the MLP are None"),
         (dict(mlp_in_proj=torch.zeros(6, 8)), ValueError, r"mlp_in_proj has shape \(6, 8\), expected \(6, 7\)"),
         (dict(drop_scales=torch.ones(1, 2)), ValueError, "drop_scales has 1 rows"),
         (dict(drop_scales=torch.ones(2, 3)), ValueError, r"drop_scales has shape \(2, 3\), expected \(2, 2\)"),
-        (dict(reverse=(False,)), ValueError, "reverse has 1 flags for 2 directions"),
-        (dict(reverse=(0.5, 1.0)), TypeError, "reverse is .*, expected a tuple with True or False"),
-        (dict(D=torch.zeros(2, 5, device="meta")), (ValueError, RuntimeError), "meta"),
     ],
 )
 def test_arguments_that_do_not_fit_are_named(change, exception, message):

@@ -59,19 +59,10 @@ def test_no_tokens_give_an_empty_result():
     assert scan_chunked(**values, reverse=(True, False)).shape == (2, 1, 0, 8)
 
 
-@pytest.mark.parametrize(
-    "change, message",
-    [
-        (dict(dt=torch.ones(2, 1, 5, 3), dt_bias=None), "dt has 3 heads, expected a divisor of the 8 channels"),
-        (dict(dt_bias=torch.ones(2, 1)), r"dt_bias has shape \(2, 1\), expected \(2, 4\)"),
-        (dict(dt=torch.ones(1, 1, 5, 4)), r"dt has shape \(1, 1, 5, 4\), expected \(2, 1, 5, 4\)"),
-    ],
-    ids=str,
-)
-def test_heads_that_do_not_fit_are_refused(change, message):
-    values = heads_inputs(2, 1, 5, 8, 2, 4) | dict(reverse=(False, True)) | change
-    with pytest.raises(ValueError, match=message):
-        scan(**values, rule="longhorn_exact")
+def test_heads_that_do_not_fit_are_refused():
+    values = heads_inputs(2, 1, 5, 8, 2, 4) | dict(dt=torch.ones(2, 1, 5, 3), dt_bias=None)
+    with pytest.raises(ValueError, match="dt has 3 heads, expected a divisor of the 8 channels"):
+        scan(**values, rule="longhorn_exact", reverse=(False, True))
 
 
 @pytest.mark.parametrize("rule", ["longhorn", "longhorn_exact"])

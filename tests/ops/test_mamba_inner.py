@@ -50,7 +50,8 @@ def in_order(**values):
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
 @pytest.mark.parametrize("rule", RULES_AND_NONE)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_the_fused_mixer_agrees_with_the_oracle_on_any_number_of_threads(shape, rule, dtype, threads):
+def test_the_fused_mixer_agrees_with_the_oracle(shape, rule, dtype):
+    torch.set_num_threads(5 if dtype == torch.float32 else 1)  # test_block.py has both
     values = mixer_inputs(*shape, rule=rule, dtype=dtype)
     compare(in_order, values, TOLERANCE[dtype], truth=mixer, rule=rule, reverse=flags(shape[0]))
 
@@ -64,18 +65,16 @@ def test_the_composed_mixer_agrees_with_the_oracle(shape, rule):
 
 @fused
 @pytest.mark.parametrize("isa", native.isas())
-@pytest.mark.parametrize("states", [16, 3])
-@pytest.mark.parametrize("rule", RULES_AND_NONE)
-def test_every_instruction_set_agrees_with_the_oracle(rule, states, isa):
-    values = mixer_inputs(2, 2, 37, 41, states, 6, 4, rule=rule)
-    with mock.patch.object(native, "_isa", native.isas()[isa]):
-        compare(in_order, values, 2e-6, truth=mixer, rule=rule, reverse=(True, False))
-
-
-@fused
-@pytest.mark.parametrize("isa", native.isas())
-@pytest.mark.parametrize("channels, heads", [(90, 3), (40, 8), (33, 1), (64, 2), (7, 7)])
-@pytest.mark.parametrize("rule", ["longhorn", "longhorn_exact"])
+@pytest.mark.parametrize(
+    "rule, channels, heads",
+    [
+        ("longhorn", 90, 3),
+        ("longhorn_exact", 40, 8),
+        ("longhorn_exact", 33, 1),
+        ("longhorn", 64, 2),
+        ("longhorn", 7, 7),
+    ],
+)
 def test_heads_that_share_dt_agree_with_the_oracle(rule, channels, heads, isa):
     values = mixer_inputs(2, 1, 70, channels, 16, 3, 4, rule=rule, heads=heads)
     with mock.patch.object(native, "_isa", native.isas()[isa]):
@@ -83,15 +82,17 @@ def test_heads_that_share_dt_agree_with_the_oracle(rule, channels, heads, isa):
 
 
 @fused
-@pytest.mark.parametrize("dtype, tolerance", [(torch.bfloat16, 1e-2), (torch.float16, 2e-3)], ids=str)
+@pytest.mark.parametrize("dtype, tolerance", [(torch.float64, 1e-12), (torch.bfloat16, 1e-2), (torch.float16, 2e-3)])
 @pytest.mark.parametrize("rule", RULES_AND_NONE)
-def test_short_storage_costs_the_rounding_of_what_is_stored(rule, dtype, tolerance):
-    values = mixer_inputs(3, 2, 45, 40, 16, 3, 4, rule=rule)
+def test_with_heads_over_a_grid_short_storage_costs_the_rounding_of_what_is_stored(rule, dtype, tolerance, threads):
+    weights = torch.float64 if dtype == torch.float64 else torch.float32
+    values = mixer_inputs(3, 2, 45, 42, 16, 3, 9, rule=rule, heads=7, filters=(3, 3), dtype=weights)
     values["xz"] = values["xz"].to(dtype)
-    compare(in_order, values, tolerance, truth=mixer, rule=rule, reverse=flags(3))
-    rounded = {name: value.float() for name, value in values.items()}
-    y, exact = (in_order(**v, rule=rule, reverse=flags(3)) for v in (values, rounded))
-    assert torch.equal(y, exact.to(dtype)), "the arithmetic is float32's, rounded once"
+    options = dict(rule=rule, reverse=flags(3), grid=(9, 5))
+    compare(in_order, values, tolerance, truth=mixer, **options)
+    wide = {name: value.to(weights) for name, value in values.items()}
+    y, exact = (in_order(**v, **options) for v in (values, wide))
+    assert torch.equal(y, exact.to(dtype)), "the arithmetic is that of the weights' type, rounded once"
 
 
 @fused
@@ -125,15 +126,8 @@ def test_the_operator_passes_torchs_checks(rule):
     [
         (dict(dt_proj=torch.zeros(2, 4, 2)), "mamba_inner: dt has 4 heads, expected a divisor of the 5 channels"),
         (dict(xz=torch.zeros(2, 9, 10).long()), "xz is torch.int64"),
-        (dict(reverse=(0, 2)), "reverse is .*, expected a tuple with True or False for each direction"),
-        (dict(rule="gru"), "rule is 'gru'"),
-        (dict(rule="mamba"), "needs A"),
-        (dict(A=torch.zeros(2, 5, 3)), "has no decay rates, but A is given"),
         (dict(xz=torch.zeros(2, 9, 11)), r"xz has shape \(2, 9, 11\), expected \(2, 9, 10\)"),
-        (dict(xz=torch.zeros(9, 10)), "xz has shape"),
         (dict(dt_bias=torch.zeros(2, 4)), "dt_bias has shape"),
-        (dict(reverse=(False,)), "reverse has 1 flags for 2 directions"),
-        (dict(D=torch.zeros(2, 5, device="meta")), "D is on meta"),
     ],
 )
 def test_arguments_that_do_not_fit_are_named(change, message):

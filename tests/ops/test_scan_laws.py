@@ -33,27 +33,6 @@ def test_a_scan_agrees_with_the_oracle_at_every_shape(rule, backend, B, L, D, N,
 
 
 @cases
-def test_exact_equals_diagonal_when_the_state_has_one_number(rule, backend, B, L, D, N, key_scale, seed):
-    values = inputs(1, B, L, D, 1, rule="longhorn", seed=seed, dtype=torch.float64, key_scale=key_scale)
-    close(scan(**values, rule="longhorn_exact", backend=backend), scan(**values, rule="longhorn", backend=backend))
-
-
-@cases
-def test_the_longhorn_state_is_bounded_by_the_largest_value_over_the_smallest_key(
-    rule, backend, B, L, D, N, key_scale, seed
-):
-    """Each diagonal update moves s_n towards x / k_n: with |k_n| >= m and |x| <= M, |s_n| <= M / m for ever."""
-    values = inputs(1, B, L, D, N, rule="longhorn", gate=False, seed=seed, dtype=torch.float64, key_scale=key_scale)
-    smallest = 0.05
-    values["k"] = values["k"] + smallest * torch.where(values["k"] < 0, -1.0, 1.0)
-    bound = values["x"].abs().max() / smallest
-    for n in range(N):
-        values["q"] = torch.zeros_like(values["q"])
-        values["q"][..., n] = 1  # reads s_n itself
-        assert scan(**values, rule="longhorn", backend=backend).abs().max() <= bound * (1 + 1e-9)
-
-
-@cases
 def test_the_exact_update_solves_the_online_regression(rule, backend, B, L, D, N, key_scale, seed):
     """s minimises |s - s_prev|^2 + beta (s.k - x)^2: the gradient of that objective vanishes at every step."""
     values = inputs(

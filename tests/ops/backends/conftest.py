@@ -17,15 +17,28 @@ FLAGS = ["-std=c++17", "-O2", "-fPIC", "-shared", "-fvisibility=hidden", "-U_FOR
 
 
 @pytest.fixture(scope="session")
-def emulated_library(tmp_path_factory):
+def emulator_path(tmp_path_factory):
+    """The compiled emulator, which all processes of a run of pytest share."""
+    if "VILONGHORN_EMULATOR" in os.environ:
+        return Path(os.environ["VILONGHORN_EMULATOR"])
     compiler = shutil.which("g++") or shutil.which("clang++")
     if compiler is None:
         pytest.skip("the emulator needs a C++ compiler (g++ or clang++)")
-    path = tmp_path_factory.mktemp("emulator") / "libvilonghorn_emulated.so"
-    # The emulator has one state, so all kernels are one translation unit.
-    sources = ["-include", str(KERNELS / "scan.cu"), "-x", "c++", str(KERNELS / "conv.cu")]
-    subprocess.run([compiler, *FLAGS, *sources, "-o", str(path)], check=True)
-    return cuda.declare(ctypes.CDLL(str(path)))
+    folder = tmp_path_factory.getbasetemp()
+    folder = folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder
+    path = folder / "libvilonghorn_emulated.so"
+    if not path.exists():
+        part = folder / f"emulator-{os.getpid()}.so"
+        # The emulator has one state, so all kernels are one translation unit.
+        sources = ["-include", str(KERNELS / "scan.cu"), "-x", "c++", str(KERNELS / "conv.cu")]
+        subprocess.run([compiler, *FLAGS, *sources, "-o", str(part)], check=True)
+        part.replace(path)
+    return path
+
+
+@pytest.fixture(scope="session")
+def emulated_library(emulator_path):
+    return cuda.declare(ctypes.CDLL(str(emulator_path)))
 
 
 @pytest.fixture

@@ -45,19 +45,18 @@ def tree(tmp_path, monkeypatch) -> Path:
     return tree
 
 
-@built
-def test_a_source_tree_refuses_the_library_of_another_version_and_says_what_to_run(site, tree):
-    shutil.copy(LIBRARY, install(site, version="0.0.1"))
-    opened, reason = bindings.open_library("cpu", "a C++ compiler")
-    assert opened is None and f"the installed vilonghorn is 0.0.1, not {vilonghorn.__version__}" in reason
-    assert reason.endswith(f"{sys.executable} -m pip install --editable '{tree}'")  # quoted: it has a space
+OLDER = f"the installed vilonghorn is 0.0.1, not {vilonghorn.__version__}"
+ABSENT = "source tree is not built, and no vilonghorn with this library is installed"
 
 
-def test_a_source_tree_without_a_library_anywhere_says_what_to_run(site, tree):
-    install(site)
-    opened, reason = bindings.open_library("cpu", "a C++ compiler")
-    assert opened is None and "source tree is not built, and no vilonghorn with this library is installed" in reason
-    assert reason.endswith(f"{sys.executable} -m pip install --editable '{tree}'")
+@pytest.mark.parametrize("version, reason", [pytest.param("0.0.1", OLDER, marks=built), (None, ABSENT)])
+def test_a_source_tree_without_a_library_of_its_version_says_what_to_run(site, tree, version, reason):
+    place = install(site, version=version or vilonghorn.__version__)
+    if version:
+        shutil.copy(LIBRARY, place)
+    opened, said = bindings.open_library("cpu", "a C++ compiler")
+    assert opened is None and reason in said
+    assert said.endswith(f"{sys.executable} -m pip install --editable '{tree}'")  # quoted: it has a space
 
 
 CLONE, WHEEL = "file:///src/clone", "file:///src/vilonghorn-0.1.0-py3-none-any.whl"

@@ -23,11 +23,11 @@ VECTOR = {"forward": 4, "backward": 2}  # channels of a thread
 STEPS = 4  # tokens of a turn of the loop
 
 
-@pytest.fixture(scope="module", params=compiled.ARCHITECTURES)
-def kernels(request, tmp_path_factory):
+@pytest.fixture(scope="module")
+def kernels(tmp_path_factory):
     cubin = tmp_path_factory.mktemp("conv") / "conv.cubin"
     source = ROOT / "kernels" / "cuda" / "conv.cu"
-    command = ["nvcc", "-std=c++17", "-O3", "-cubin", f"-arch=sm_{request.param}", str(source), "-o", str(cubin)]
+    command = ["nvcc", "-std=c++17", "-O3", "-cubin", "-arch=sm_90", str(source), "-o", str(cubin)]
     subprocess.run(command, check=True)
     return compiled.disassemble(cubin)
 

@@ -1,0 +1,75 @@
+"""Tests that the kernels of every backend of the scan pass: on a CPU, in the emulator, in the interpreter.
+
+A module imports them, and has fixtures `backend` and `rule`.
+"""
+
+from functools import partial
+
+import pytest
+import torch
+from oracle import inputs, value_and_grads
+
+from vilonghorn.ops import scan
+
+GPU = ("cuda", "triton")
+
+
+def test_a_nan_is_not_swallowed(backend, rule):
+    for name in inputs(1, 1, 5, 3, 16, rule=rule):
+        values = inputs(1, 1, 5, 3, 16, rule=rule)
+        values[name].view(-1)[0] = torch.nan
+        assert scan(**values, rule=rule, backend=backend)[0, 0, :, 0].isnan().any(), name
+
+
+@pytest.mark.parametrize("shape", [(2, 0, 3, 4, 16), (1, 2, 0, 4, 16), (2, 1, 3, 0, 16)], ids=str)
+def test_empty_tensors_give_empty_results_and_zero_gradients(shape, backend, rule):
+    if backend == "triton" and not shape[3]:
+        pytest.skip("backward divides by the number of channels")
+    values = inputs(*shape, rule=rule)
+    run = partial(scan, backend=backend, rule=rule, reverse=(False, True)[: shape[0]])
+    results = value_and_grads(run, values)
+    assert results["y"].shape == values["x"].shape
+    assert all((result == 0).all() for result in results.values())
+
+
+def test_slices_of_wider_tensors_give_what_their_copies_give(backend, rule):
+    values, strided = inputs(2, 2, 5, 12, 16, rule=rule), {}
+    expanded = values["z"][..., :1].expand(2, 5, 12)
+    values["z"] = expanded.contiguous()
+    for name, value in values.items():
+        wide = torch.full((*value.shape[:-1], 2 * value.shape[-1] + 3), float("nan"))
+        offset = {"x": 2, "dt": 1}.get(name, 3)  # dt begins between two pairs
+        strided[name] = wide[..., offset : offset + value.shape[-1]].copy_(value)
+    strided["dt"] = values["dt"].permute(3, 1, 0, 2).contiguous().permute(2, 1, 3, 0)
+    strided["z"] = expanded
+    run = partial(scan, backend=backend, rule=rule, reverse=(False, True), reduce="mean")
+    expected, actual = value_and_grads(run, values), value_and_grads(run, strided, keep_strides=True)
+    rounding = 0 if backend in GPU else 1e-6  # torch's own sums differ in the last digit with the strides
+    torch.testing.assert_close(actual, expected, rtol=rounding, atol=rounding)
+
+
+FORMS = dict(longhorn=("none", torch.bfloat16), longhorn_exact=("mean", torch.bfloat16), mamba=("mean", torch.float32))
+
+
+def test_the_operators_pass_opcheck(backend, rule):
+    reduce, dtype = FORMS[rule]
+    dtype = dtype if backend in GPU else torch.float32
+    # Saved states hold 16 channels or a multiple of them. What pads fewer channels is not set, so it may differ.
+    values = inputs(2, 1, 3 if backend == "triton" else 9, 16, 16, rule=rule, dtype=dtype)  # its interpreter is slow
+    tensors = [values.get(name) for name in ("x", "dt", "k", "q", "z", "A", "D", "dt_bias")]
+    options = (rule, [False, True], reduce, backend)
+    leaves = [None if t is None else t.clone().requires_grad_() for t in tensors]
+    torch.library.opcheck(torch.ops.vilonghorn.scan.default, (*leaves, *options, True))
+    tensors[0] = tensors[0].mT.contiguous().mT  # gradients are contiguous whatever the strides of the inputs
+    y, saved_states = torch.ops.vilonghorn.scan(*tensors, *options, True)
+    assert torch.ops.vilonghorn.scan(*tensors, *options, False)[1].numel() == 0  # nothing is kept without gradients
+    short = backend in GPU and rule != "longhorn_exact"
+    assert saved_states.dtype == (dtype if short else torch.float32)
+    backward = (torch.ones_like(y), saved_states, *tensors, *options, [t is not None for t in tensors])
+    torch.library.opcheck(torch.ops.vilonghorn.scan_backward.default, backward)
+
+
+def test_a_repetition_gives_the_same_bits(backend, rule):
+    run = partial(scan, backend=backend, rule=rule, reverse=(False, True), reduce="mean")
+    first, second = (value_and_grads(run, inputs(2, 1, 9, 34, 3, rule=rule)) for _ in range(2))
+    assert all(torch.equal(first[name], second[name]) for name in first)
