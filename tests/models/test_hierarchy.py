@@ -50,13 +50,6 @@ def test_maps_have_the_strides_and_channels_of_feature_info():
     assert torch.equal(stopped, early) and torch.equal(early, maps[1])
 
 
-@torch.no_grad()
-def test_padding_is_at_the_bottom_and_at_the_right():
-    model, batch = make(dynamic_img_pad=True), images(2, 3, 70, 33)
-    padded = torch.nn.functional.pad(batch, (0, 31, 0, 26))
-    torch.testing.assert_close(model(batch), model(padded))
-
-
 @pytest.mark.parametrize(
     "options, message",
     [
@@ -116,18 +109,6 @@ def test_an_empty_batch_has_scores_features_and_gradients(exportable):
     logits.sum().backward()
     assert batch.grad.shape == batch.shape and all(p.grad.eq(0).all() for p in model.parameters())
     assert [len(t) for t in model.eval().forward_intermediates(batch, intermediates_only=True)] == [0] * 3
-
-
-def test_features_only_gives_the_maps_of_all_stages():
-    for name, strides in (("vilonghornv2_nano", [4, 8, 16]), ("vilonghornv2_tiny", [4, 8, 16, 32])):
-        extractor = timm.create_model(name, features_only=True, dynamic_img_pad=True)
-        info = extractor.feature_info
-        assert info.reduction() == strides
-        shapes = [tuple(y.shape) for y in extractor(images(1, 3, 33, 50))]
-        last, padded = strides[-1], [side + -side % strides[-1] for side in (33, 50)]
-        assert padded[0] % last == 0
-        expected = [(1, c, padded[0] // s, padded[1] // s) for c, s in zip(info.channels(), strides)]
-        assert shapes == expected
 
 
 def test_a_checkpoint_is_a_start_for_other_classes_and_channels_and_one_of_patches_is_refused(tmp_path):

@@ -56,24 +56,6 @@ def test_a_pyramid_has_a_stem():
     assert [tuple(level.shape[2:]) for level in pyramid(images(50, 70))] == [(13, 18), (7, 9), (4, 5), (2, 3)]
 
 
-def test_a_hybrid_is_made_on_meta():
-    meta = make(device="meta")
-    assert all(tensor.is_meta for tensor in meta.state_dict().values())
-    whole = meta.to_empty(device="cpu")
-    whole.init_weights()
-    assert torch.isfinite(whole(images(64, 64))).all()
-
-
-def test_a_hybrids_weights_load_again_at_another_size(tmp_path):
-    model = make(img_size=(64, 32))
-    timm.models.save_for_hf(model, tmp_path / "saved", safe_serialization=True)
-    loaded = timm.create_model(f"local-dir:{tmp_path / 'saved'}", pretrained=True).eval()
-    assert torch.equal(loaded(images(64, 32)), model(images(64, 32)))
-    larger = timm.create_model(f"local-dir:{tmp_path / 'saved'}", pretrained=True, img_size=96).eval()
-    model.set_input_size(img_size=96)
-    torch.testing.assert_close(larger(images(96, 96)), model(images(96, 96)))
-
-
 @pytest.mark.parametrize(
     "wrong, message",
     [

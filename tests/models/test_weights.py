@@ -112,12 +112,3 @@ def test_a_pickle_is_never_executed(source, tmp_path):
     with pytest.raises(RuntimeError, match="weights_only=True blocked"):
         load(tmp_path / "weights.pth", img_size=32, **SMALL)
     assert not (tmp_path / "sprung").exists()
-
-
-def test_a_model_of_stride_8_loads_into_another_size_after_its_export(tmp_path):
-    source = timm.create_model("vilonghorn_tiny_stride8", img_size=(32, 64), num_classes=5, embed_dim=32, depth=3)
-    timm.models.save_for_hf(source, tmp_path / "saved", safe_serialization=True)
-    model = timm.create_model(f"local-dir:{tmp_path / 'saved'}", pretrained=True, img_size=(64, 64))
-    assert model.pos_embed.shape == (1, 1 + 7 * 7, 32)
-    source.set_input_size(img_size=(64, 64))
-    torch.testing.assert_close(model.pos_embed, source.pos_embed)

@@ -123,13 +123,7 @@ def test_what_is_no_file_of_weights_is_named(tmp_path):
     member.size = 2**42
     huge = (2**60).to_bytes(8, "little") + b"{}"
     pickled = b"\x80\x02" + b"(" * 100_000
-    contents = {
-        "tar.pth": member.tobuf(),
-        "a.safetensors": huge,
-        "b.safetensors": b"",
-        "deep.pth": pickled,
-        "c.pth": b"PK",
-    }
+    contents = {"tar.pth": member.tobuf(), "a.safetensors": huge, "b.safetensors": b"", "deep.pth": pickled}
     for name, content in contents.items():
         (tmp_path / name).write_bytes(content)
         with pytest.raises(ValueError, match=f"{tmp_path / name} is not a"):
@@ -138,13 +132,11 @@ def test_what_is_no_file_of_weights_is_named(tmp_path):
 
 RECORDS = [
     ({"kwargs": {"pretrained_cfg_overlay": {"url": "http://127.0.0.1/a.pth"}}}, "'pretrained_cfg_overlay'"),
-    ({"kwargs": {"checkpoint_path": "a.pth"}}, "'checkpoint_path'"),
     ({"kwargs": {"norm_layer": "vilonghorn.layers.RMSNorm"}}, "'norm_layer'"),
     (
         {"kwargs": {"stem": "hf-hub:timm/resnet18.a1_in1k"}},
         "stem='hf-hub:timm/resnet18.a1_in1k', expected a plain name",
     ),
-    ({"kwargs": {"stem": "/tmp/resnet"}}, "expected a plain name"),
     ({"kwargs": {"depth": 10**7}}, "depth=10000000, expected at most 1,000"),
     ({"kwargs": {"img_size": [10**9, 32]}}, "expected at most 65,536"),
     ({"kwargs": {"reverse": [[[False] * 100] * 100] * 100}}, "expected at most"),
@@ -156,10 +148,7 @@ RECORDS = [
     ({"model": None}, "model 'None', expected a text"),
     ({"epoch": "3"}, "epoch '3', expected a number"),
     ({"model": "hf-hub:timm/vit_tiny_patch16_224"}, "which timm would download: if you trust it"),
-    ({"model": "local-dir:/tmp/a"}, "which timm would download"),
     ({"model": "vit_tiny_patch16_224", "kwargs": {"cache_dir": "/tmp"}}, "'cache_dir'"),
-    ({"model": "vit_tiny_patch16_224", "kwargs": {"pretrained": True}}, "'pretrained'"),
-    ({"model": "vit_tiny_patch16_224", "kwargs": {"depth": 10**7}}, "depth=10000000"),
     ({"model": "vit_tinny"}, "which timm does not know"),
 ]
 
@@ -196,26 +185,8 @@ def test_random_arguments_make_a_model_or_are_refused(tmp_path):
         "img_size patch_size stride stem in_chans num_classes global_pool embed_dim depth rule reverse num_heads heads "
     )
     keys = f"{keys}d_state d_conv dt_rank expand mlp_ratio drop_path_rate directions pretrained file __class__".split()
-    values = [
-        0,
-        1,
-        -1,
-        3,
-        16,
-        2**31,
-        2**80,
-        1e308,
-        0.5,
-        float("inf"),
-        True,
-        None,
-        "",
-        "conv",
-        "resnet18",
-        "a:b",
-        "../a",
-    ]
-    values += [[], [16, 16], [[True]], {}, {"a": 1}, [None], "mamba", "token", "vilonghorn_nano", "separate"]
+    values = [0, 1, -1, 3, 16, 2**31, 2**80, 1e308, 0.5, float("inf"), True, None, [], [16, 16], [[True]], {}, {"a": 1}]
+    values += ["", "conv", "resnet18", "a:b", "../a", [None], "mamba", "token", "vilonghorn_nano", "separate"]
     base = {"img_size": 16, "patch_size": 4, "depth": 1, "embed_dim": 32, "num_classes": 3}
     rng, made = np.random.default_rng(9), 0
     for _ in range(300):
