@@ -54,27 +54,20 @@ def test_a_model_changed_after_it_was_made_loads_as_it_is_now(tmp_path):
     assert timm.data.resolve_data_config(model=loaded)["input_size"] == (1, 48, 48)
 
 
-def test_the_card_says_what_how_and_how_well():
-    model = make("vilonghorn_nano_shared")
+def test_the_card_says_what_how_and_how_well_and_escapes_what_it_is_given():
+    model, license = make("vilonghorn_nano_shared"), 'mine: "free"\n---\n# anything'
     names = ["ant", "<b>bee</b>\n# cat", *map(str, range(20))]
-    text = publish.make_card(model, "me/photos", {"top-1 (%)": 76.1}, license="cc-by-4.0", class_names=names)
+    text = publish.make_card(model, "me/photos", {"top-1 (%)": 76.1}, license=license, class_names=names)
     said = [
-        "license: cc-by-4.0",
         "vilonghorn_nano_shared",
         model.blocks[0].mixer.extra_repr(),
-        "32 x 32",
         "top-1 (%): 76.1",
+        "&lt;b&gt;bee&lt;/b&gt;\\n# cat",
     ]
-    said += [
-        "ant, &lt;b&gt;bee&lt;/b&gt;\\n# cat, 0, ",
-        "17, ... (all are",
-        'create_model("hf-hub:me/photos", pretrained=True)',
-    ]
-    assert [words for words in said if words not in text] == [] and "pip install vilonghorn" not in text
-    license = 'mine: "free"\n---\n# anything'
-    text = publish.make_card(timm.create_model("vit_tiny_patch16_224", img_size=32, depth=1), "photos", None, license)
+    assert [words for words in [*said, '"hf-hub:me/photos", pretrained=True'] if words not in text] == []
     assert yaml.safe_load(text.split("\n---\n")[0])["license"] == license and text.count("\n---\n") == 1
-    assert "hf-hub:OWNER/photos" in text and "Mixer" not in text and "- **Metrics:** none given" in text
+    text = publish.make_card(timm.create_model("vit_tiny_patch16_224", img_size=32, depth=1), "photos")
+    assert "hf-hub:OWNER/photos" in text and "Mixer" not in text
 
 
 def test_nothing_is_written_over_and_nothing_is_half_there(tmp_path, monkeypatch):

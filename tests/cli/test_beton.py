@@ -32,12 +32,9 @@ def test_a_folder_becomes_a_file_that_the_check_accepts(source, tmp_path, capsys
 @pytest.mark.parametrize(
     "arguments, words",
     [
-        (["none", "x.beton"], "none"),
         (["bad", "x.beton"], "bad.jpg"),
-        (["empty", "x.beton"], "no class folders"),
         (["source", "old.beton"], "old.beton"),
         (["source", "deep/x.beton"], "deep"),
-        (["source", "x.beton", "--mode", "png"], "mode 'png'"),
         (["source", "x.beton", "--max-pixels", "199"], "0.png: too many pixels (20x10 are more than the limit of 199)"),
         (["--check", "old.beton"], "old.beton"),
     ],

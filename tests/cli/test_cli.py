@@ -66,12 +66,9 @@ def test_what_is_no_command_gets_one_sentence(arguments, words, capsys):
     "argv, orig_argv, expected",
     [
         (["/usr/bin/vilonghorn", "train"], ["python", "/usr/bin/vilonghorn", "train"], True),
-        ([r"vilonghorn.exe"], ["vilonghorn.exe"], True),
         (["-m", "train"], ["python", "-u", "-m", "vilonghorn", "train"], True),
-        (["-m"], ["python", "-mvilonghorn"], True),
         (["-m", "vilonghorn"], ["python", "-m", "pytest", "vilonghorn"], False),
         (["-c"], ["python", "-c", "import vilonghorn"], False),
-        ([], [], False),
     ],
 )
 def test_only_the_command_itself_delays_the_import_of_torch(argv, orig_argv, expected, monkeypatch):

@@ -62,14 +62,7 @@ def test_a_failed_export_is_reported(error, status, sentence, monkeypatch, capsy
         (["--output", "model.onnx"], "ends in .pt2"),
         (["--output", "model.aoti.pt2"], "ends in .pt2 \\(.aoti.pt2 is for --to aoti\\)"),
         (["--output", "nowhere/model.pt2"], "a folder that exists"),
-        (["--checkpoint", "nothing.pth"], "there are no weights nothing.pth"),
-        (
-            ["--checkpoint", "number.pth"],
-            "number.pth .*values that are not tensors in memory: head.weight is of type int",
-        ),
-        (["--checkpoint", "junk.pth"], "junk.pth is not a file of weights"),
         (["--checkpoint", "other.safetensors"], "contains weights of vim_nano, not of vilonghorn_nano"),
-        (["--checkpoint", "nonfinite-0.safetensors"], "contains weights of no model, not of vilonghorn_nano"),
         (["--checkpoint", "other.pth"], "this checkpoint does not fit the model: .*expected"),
     ],
     ids=lambda value: value[-1] if isinstance(value, list) else "",
@@ -77,12 +70,9 @@ def test_a_failed_export_is_reported(error, status, sentence, monkeypatch, capsy
 def test_bad_input_gets_a_sentence_and_no_work(argv, sentence, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(command, "export", lambda *_: pytest.fail("work was begun"))
-    (tmp_path / "junk.pth").write_text("no weights")
     state = timm.create_model("vim_nano", img_size=32, depth=1, num_classes=5).state_dict()
     save_weights(tmp_path / "other.safetensors", state, dict(model="vim_nano", kwargs={}))
-    save_weights(tmp_path / "nonfinite-0.safetensors", {"images": torch.zeros(1)}, {"loss": "nan"})
     torch.save(state, tmp_path / "other.pth")
-    torch.save({"head.weight": 5}, tmp_path / "number.pth")
     name = [] if argv[0] == "resnet18" else ["vilonghorn_nano"]
     assert main(["export", *name, *argv, "--to", "pt2"]) == 2
     assert re.search(sentence, capsys.readouterr().err)

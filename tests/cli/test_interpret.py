@@ -33,12 +33,8 @@ def test_the_command_writes_a_picture(command, tmp_path, kind, capsys):
     "arguments, words",
     [
         (["--out", "{tmp}/a.jpg"], "expected a name that ends in .png"),
-        (["--out", "{tmp}/no/a.png"], "but there is no folder"),
-        (["--blocks", "3"], "block is 3, expected -3 to 2"),
         (["--patch", "4,0"], "patch 4,0 is not on the image's grid of 4 rows and 4 columns"),
-        (["--what", "cam", "--class", "6"], "expected one of 0 to 5"),
         (["--what", "cam", "--class", "eal"], "has no class 'eal'; "),
-        (["--what", "cam", "--blocks", "-1"], "take an earlier block"),
         (["--what", "pca", "--patch", "1,1"], "--patch is for attention and field, not for --what pca"),
         (["--class", "6"], "--class is for cam, not for --what attention"),
         (["--checkpoint", "last"], "there are no weights"),

@@ -5,7 +5,6 @@ import os
 import re
 import struct
 import zlib
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -25,18 +24,6 @@ def test_classes_and_samples_are_sorted_and_labels_count_the_classes(folder):
     assert np.bincount(images.labels).tolist() == [8, 9, 10]
     image, label = images[8]
     assert image.mode == "RGB" and label == 1
-
-
-def test_nested_images_count_and_hidden_and_foreign_files_do_not(tmp_path, photo):
-    (tmp_path / "a" / "deep").mkdir(parents=True)
-    (tmp_path / ".cache").mkdir()
-    (tmp_path / "a" / ".thumbnails").mkdir()
-    photo(0).save(tmp_path / "a" / ".thumbnails" / "x.png")
-    photo(0).save(tmp_path / "a" / "deep" / "x.PNG")
-    photo(0).save(tmp_path / ".cache" / "y.png")
-    (tmp_path / "a" / "notes.txt").write_text("no image")
-    images = ImageFolder(tmp_path)
-    assert images.classes == ["a"] and len(images) == 1
 
 
 @pytest.mark.parametrize(
@@ -290,20 +277,6 @@ def test_folders_of_a_doubtful_level_are_noted(tmp_path, files, note):
     assert any(re.search(note, found) for found in ImageFolder(tmp_path).notes)
 
 
-def test_given_classes_are_matched_by_name(tmp_path, photo):
-    for name in ("cat", "eel"):
-        (tmp_path / name).mkdir()
-        photo(0).save(tmp_path / name / "x.png")
-    (tmp_path / "dog").mkdir()
-    images = ImageFolder(tmp_path, classes=["eel", "ant", "dog", "cat"])
-    assert images.labels.tolist() == [3, 0] and images.num_classes == 4
-    (tmp_path / "bee").mkdir()
-    assert ImageFolder(tmp_path, classes=images.classes).labels.tolist() == [3, 0]
-    photo(0).save(tmp_path / "bee" / "x.png")
-    with pytest.raises(ValueError, match="there is no class bee in the training data or the model, which have eel"):
-        ImageFolder(tmp_path, classes=images.classes)
-
-
 @pytest.mark.parametrize("error", [OSError(errno.EIO, "Input/output error"), OSError(errno.EMFILE, "x"), MemoryError()])
 def test_an_error_of_the_machine_is_not_one_of_the_image(tmp_path, photo, monkeypatch, error):
     (tmp_path / "a").mkdir()
@@ -345,10 +318,3 @@ def test_the_transform_of_a_model_takes_any_image_as_predict_does(tmp_path):
         expected = loaded.model(inputs).softmax(1).max(1).values.tolist()
     found = [result["predictions"][0]["probability"] for result in vilonghorn.predict(loaded, files)]
     assert found == pytest.approx(expected, abs=1e-6)
-
-
-def test_no_page_reads_an_image_in_another_way():
-    root = Path(__file__).parents[2]
-    pages = [root / "README.md", *root.glob("docs/**/*.md"), *root.glob("docs/*.ipynb")]
-    modules = [path for path in root.glob("vilonghorn/**/*.py") if path.parent.name not in ("data", "beton")]
-    assert [path.name for path in pages + modules if 'convert("RGB")' in path.read_text(encoding="utf-8")] == []

@@ -54,13 +54,6 @@ def test_an_optimizer_that_cannot_follow_these_gradients_is_refused_in_one_sente
     assert "\n" not in str(raised.value)
 
 
-@pytest.mark.parametrize("name", ["vilonghorn_nano", "vim_nano", "deit_tiny_patch16_224", "resnet18"])
-def test_any_timm_model_is_built_at_the_size_of_the_data(tmp_path, name):
-    config = toy_config(tmp_path, f"--model.name={name}", "--model.kwargs={}", "--data.image_size=64")
-    model = build.build_model(config, 7)
-    assert model(torch.zeros(2, 3, 64, 64)).shape == (2, 7)
-
-
 @pytest.mark.parametrize(("rate", "expected"), [("0", 0.0), ("0.2", 0.2), ("null", 0.1)])
 def test_the_rate_of_stochastic_depth_is_the_configured_one_or_else_the_models_default(tmp_path, rate, expected):
     kwargs = "{embed_dim: 24, depths: [2, 2], num_heads: [2, 2], window_size: 4}"

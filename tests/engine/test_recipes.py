@@ -119,25 +119,6 @@ def test_a_run_starts_from_the_weights_of_another(trained, tmp_path, source, cla
     assert {name: tuple(new[name].shape) for name in old if not torch.equal(old[name], new[name])} == other
 
 
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        (None, "there is no .*x.pth"),
-        (b"", "which cannot be read"),
-        (b"\x80nonsense", "which cannot be read"),
-        ({"a": 3}, "which contains no tensors; found keys"),
-    ],
-)
-def test_what_are_no_weights_is_named(tmp_path, content, message):
-    file = tmp_path / "x.pth"
-    if isinstance(content, bytes):
-        file.write_bytes(content)
-    elif content is not None:
-        torch.save(content, file)
-    with pytest.raises((ValueError, FileNotFoundError), match=f"model.weights is .*x.pth.*{message}"):
-        init_weights("vilonghorn_nano", str(file))
-
-
 @pytest.mark.parametrize("name", ["levit_128s", "xception41"])
 def test_the_head_of_any_model_is_found(tmp_path, name):
     """timm drops the head of a file whose number of classes it does not know."""

@@ -108,7 +108,7 @@ def test_an_input_that_does_not_fit_is_named(name, shape, exported, images):
         session.run(None, {"images": images(1, 3, 32, 32).numpy()})
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(2))
 def test_random_models_end_in_errors_or_right_results_and_never_in_a_crash(seed):
     command = [sys.executable, ROOT / "tests/helpers/random_ort_models.py", str(seed), "250"]
     run = subprocess.run(command, capture_output=True, text=True)

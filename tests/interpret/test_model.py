@@ -135,13 +135,6 @@ def test_receptive_field_is_the_gradient_of_the_tokens_features(token):
     torch.testing.assert_close(receptive_field(model, IMAGES, 1, token), gradient.abs().sum(1))
 
 
-def test_one_direction_sees_only_what_it_has_read():
-    model = make(reverse=(False,))
-    field = receptive_field(model, IMAGES, 2, patch_token((3, 5), 1, 2))
-    assert (field[:, 4:8, 8:12] > 0).all() and (field[:, :4] > 0).all()
-    assert (field[:, 8:] == 0).all() and (field[:, 4:8, 12:] == 0).all()
-
-
 def test_principal_components_are_those_of_the_covariance():
     model = make()
     (features,) = model.forward_intermediates(IMAGES, indices=[1], output_fmt="NLC", intermediates_only=True)
