@@ -13,6 +13,7 @@ from ..layers import Block, fused
 from ..layers.exportable import ExportableMixer, make_exportable
 from ..ops.arguments import BlockArguments, ScanArguments
 from ..ops.backends import cpu
+from ..ops.scan import scan
 from .weights import quantize
 
 DOMAIN = "vilonghorn"
@@ -48,7 +49,7 @@ class NativeBlock(Block):
 class NativeMixer(ExportableMixer):
     """A mixer whose scan is one operator in the exported graph."""
 
-    scan_backend = cpu.NAME
+    scan_function = staticmethod(lambda args: scan(**args._replace(backend=cpu.NAME)._asdict()))
 
 
 def use_operators(model: nn.Module) -> nn.Module:

@@ -1,12 +1,15 @@
 """Layers of models made for export: torch's own operators, with few nodes in the captured graph."""
 
+from collections.abc import Callable
 from typing import cast
 
 from timm.layers import register_notrace_function
 from torch import Tensor, nn
 
+from ..ops.arguments import ScanArguments
 from ..ops.mamba_inner import mamba_inner_exportable
 from ..ops.norm import rms_norm_exportable
+from ..ops.scan import scan_exportable
 from .mixer import Mixer
 from .norm import RMSNorm
 
@@ -24,14 +27,14 @@ class ExportableNorm(RMSNorm):
 class ExportableMixer(Mixer):
     """`Mixer` in torch's own operators."""
 
-    scan_backend: str | None = None  # of `mamba_inner_exportable`
+    scan_function: Callable[[ScanArguments], Tensor] = staticmethod(scan_exportable)  # of `mamba_inner_exportable`
 
     def forward(self, x: Tensor, grid: list[int] | None = None, mask: Tensor | None = None) -> Tensor:
         """As `Mixer.forward`."""
         if mask is not None:
             return super().forward(x, grid, mask)
         arguments = (*self.inner_weights(), self.scan_norm, self.rule, self.flags, grid)
-        return self.out_proj(mamba_inner_exportable(self.in_proj(x), *arguments, scan_backend=self.scan_backend))
+        return self.out_proj(mamba_inner_exportable(self.in_proj(x), *arguments, scan_function=self.scan_function))
 
 
 def make_exportable(model: nn.Module) -> nn.Module:

@@ -24,6 +24,7 @@ from timm.models._input import update_model_input_size
 from torch import Tensor, nn
 
 from ..layers import Block, Blocks, PatchEmbed, RMSNorm, StemEmbed, to_fp32
+from ..layers.positions import resample_positions
 from ..ops.scan_order import as_list, insert_class_token, prefix_first
 
 
@@ -264,7 +265,7 @@ class VisionSSM(nn.Module):
             if self.dynamic_img_size:
                 H, W = self.patch_embed.dynamic_feat_size((H, W))
                 grid = list(self.patch_embed.grid_size)
-                pos = resample_abs_pos_embed(pos, new_size=[H, W], old_size=grid, num_prefix_tokens=1)
+                pos = resample_positions(pos, [H, W], grid)
             x, token = x + pos[:, 1:], token + pos[:, :1]
         return to_fp32(insert_class_token(self.pos_drop(x), self.pos_drop(token)))
 

@@ -43,13 +43,14 @@ def scan_in_chunks(args: ScanArguments, chunk: int = CHUNK) -> Tensor:
     missing += 0 if isinstance(L, int) and L else chunk  # for no tokens, one chunk; an exported graph needs two
     x, eps, k, q = (F.pad(t, (0, 0, 0, missing)).unflatten(2, (-1, chunk)) for t in (x, eps, k, q))
     x = x.unflatten(-1, (H, -1)).transpose(3, 4)  # (G, B, chunks, H, C, P)
-    k, q, eps = k.unsqueeze(3), q.unsqueeze(3), eps.mT.unsqueeze(-1)  # (..., 1, C, N) twice, (..., H, C, 1)
+    k, q, eps = k.unsqueeze(3), q.unsqueeze(3), eps.transpose(3, 4).unsqueeze(-1)
+    k_t = k.transpose(-1, -2)  # of k, like q (..., 1, C, N); eps is (..., H, C, 1)
     # Token i adds k_i u_i^T to the state. With S, the state before the chunk, (1 + tril(eps k k^T)) u = eps (x - k S).
-    inverse = invert_unit_triangular((eps * (k @ k.mT)).tril(-1))
+    inverse = invert_unit_triangular((eps * (k @ k_t)).tril(-1))
     u, w = inverse @ (eps * x), inverse @ (eps * k)
-    seen = (q @ k.mT).tril()
-    kept = torch.eye(N, dtype=compute, device=x.device) - k.mT @ w  # (..., N, N)
-    y = seen @ u + (q - seen @ w) @ _states(kept, k.mT @ u)
+    seen = (q @ k_t).tril()
+    kept = torch.eye(N, dtype=compute, device=x.device) - k_t @ w  # (..., N, N)
+    y = seen @ u + (q - seen @ w) @ _states(kept, k_t @ u)
     y = y.transpose(3, 4).flatten(4).flatten(2, 3)[:, :, :L]
     return (torch.stack(flip_reversed(y, reverse)) + skip).to(dtype)
 
@@ -57,7 +58,7 @@ def scan_in_chunks(args: ScanArguments, chunk: int = CHUNK) -> Tensor:
 def _states(kept: Tensor, added: Tensor) -> Tensor:
     """The states before each chunk, (G, B, chunks, H, N, P): S <- kept S + added, (..., N, N) and (..., N, P)."""
     state, states = torch.zeros_like(added[:, :, 0]), []
-    if not isinstance(added.shape[2], int):  # an exported graph for any number of tokens
+    if torch.compiler.is_compiling() and not isinstance(added.shape[2], int):  # a graph for any number of tokens
         changing = tuple(t.movedim(2, 0).clone(memory_format=torch.contiguous_format) for t in (kept, added))
         return captured_loop(lambda s, chunk: (chunk[0] @ s + chunk[1], s.clone()), state, changing)[1].movedim(0, 2)
     for keep, add in zip(kept.unbind(2), added.unbind(2)):

@@ -101,10 +101,11 @@ def conv2d_silu(x: Tensor, weight: Tensor, bias: Tensor, grid: Sequence[int]) ->
     if has_class_token:
         x = prefix_first(x)
     class_token, patches = (x[:, :1], x[:, 1:]) if has_class_token else (None, x)
-    maps = patches.mT.unflatten(2, (rows, columns))  # contiguous in channels_last: others are several times slower
+    maps = patches.unflatten(1, (rows, columns)).permute(0, 3, 1, 2)  # channels_last: others are several times slower
     outputs = []
     for w, b in zip(weight.unbind(0), bias.unbind(0)):
-        y = F.conv2d(maps, w[:, None], b, padding=(height // 2, width // 2), groups=w.shape[0]).flatten(2).mT
+        y = F.conv2d(maps, w[:, None], b, padding=(height // 2, width // 2), groups=w.shape[0])
+        y = y.permute(0, 2, 3, 1).flatten(1, 2)
         if class_token is not None:
             y = insert_class_token(y, class_token * w[:, height // 2, width // 2] + b)
         outputs.append(F.silu(y))

@@ -100,21 +100,21 @@ def mamba_inner(
     return mamba_inner_composed(args)
 
 
-def mamba_inner_exportable(xz: Tensor, *others: Any, scan_backend: str | None = None) -> Tensor:
+def mamba_inner_exportable(
+    xz: Tensor, *others: Any, scan_function: Callable[[ScanArguments], Tensor] = scan_exportable
+) -> Tensor:
     """`mamba_inner` in torch's own operators, with few nodes in a captured graph.
 
     Args:
         xz: as of `mamba_inner`.
         others: all further arguments of `mamba_inner`, in their order.
-        scan_backend: if given, the scan is the operator of this library, for a runtime that has it.
+        scan_function: computes the scan.
     """
     scan_norm, _, reverse, _ = others[7:]
     args = _arguments(xz, *others)
 
     def run_scan(x: Tensor, dt: Tensor, k: Tensor, q: Tensor, **options: Any) -> Tensor:
-        if scan_backend is not None:
-            return scan(x, dt, k, q, backend=scan_backend, **options)
-        return scan_exportable(ScanArguments(x, dt, k, q, **options))
+        return scan_function(ScanArguments(x, dt, k, q, **options))
 
     if scan_norm is not None:
         return _shared(args, scan_norm, reverse, run_scan, rms_norm_exportable, conv_silu_scan_order)
@@ -125,7 +125,7 @@ def mamba_inner_exportable(xz: Tensor, *others: Any, scan_backend: str | None = 
         z, *activations = projections(args, conv_silu_scan_order)
         flags = [0 if in_order else flag for flag in args.reverse]
         y = run_scan(*activations, A=args.A, D=args.D, dt_bias=args.dt_bias, rule=args.rule, reverse=flags)
-    return _gated_mean(flip_reversed(y, args.reverse) if in_order else y.unbind(0), z)
+    return _gated_mean(flip_reversed(y, args.reverse if in_order else [0] * len(args.reverse)), z)
 
 
 def _arguments(xz: Tensor, conv_weight: Tensor, *others: Any) -> MambaInnerArguments:
@@ -205,9 +205,9 @@ def projections(
     _, B, L, _, N, _, R, _ = args.sizes
     x_proj: Any = args.x_proj
     dt_proj: Any = args.dt_proj
-    projected = torch.bmm(u.flatten(1, 2), x_proj.mT.to(u.dtype))  # (S, B * L, R + 2N)
+    projected = torch.bmm(u.flatten(1, 2), x_proj.transpose(1, 2).to(u.dtype))  # (S, B * L, R + 2N)
     low, k, q = projected.split([R, N, N], dim=-1)
-    dt = torch.bmm(low, dt_proj.mT.to(low.dtype))
+    dt = torch.bmm(low, dt_proj.transpose(1, 2).to(low.dtype))
     return z, u, *(t.unflatten(1, (B, L)) for t in (dt, k, q))
 
 

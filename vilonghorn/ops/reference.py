@@ -49,8 +49,8 @@ def prepare(args: ScanArguments) -> Tokens:
     x, dt, k, q = (_to_time(t, args) for t in args[:4])
     if args.dt_bias is not None:
         dt = dt + args.dt_bias.to(dt.dtype)[:, None, None]
-    A = None if args.A is None else args.A.to(x.dtype).mT.contiguous().unsqueeze(1)
-    return Tokens(x, RULES[args.rule].gate(dt, k), k.mT, q.mT, A)
+    A = None if args.A is None else args.A.to(x.dtype).transpose(1, 2).contiguous().unsqueeze(1)
+    return Tokens(x, RULES[args.rule].gate(dt, k), k.transpose(-1, -2), q.transpose(-1, -2), A)
 
 
 def finish(y: Tensor, args: ScanArguments) -> Tensor:

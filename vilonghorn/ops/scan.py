@@ -107,7 +107,8 @@ def scan_exportable(args: ScanArguments) -> Tensor:
     if not torch.compiler.is_compiling():
         y = run_tokens(args.rule, tokens.initial_state(), *tokens)[1] if args.x.shape[2] else tokens.x
         return finish(y, args)
-    changing: tuple[Tensor, ...] = (*tokens[:3], tokens.q.mT)  # a row times the state is one node of the loop
+    rows = tokens.q.transpose(-1, -2)  # a row times the state is one node of the loop
+    changing: tuple[Tensor, ...] = (*tokens[:3], rows)
 
     def run_token(state: Tensor, token: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
         x, gate, k, q = token

@@ -30,7 +30,8 @@ def prefix_first(x: Tensor) -> Tensor:
 
 def flip_reversed(y: Tensor, reverse: Sequence[int]) -> list[Tensor]:
     """The G directions of y, (G, B, L, D), those with reverse[g] flipped along the tokens."""
-    return [y_g.flip(1) if flag else y_g for y_g, flag in zip(y.unbind(0), reverse)]
+    directions = y.unbind(0) if len(reverse) > 1 else [y.squeeze(0)]  # in runtimes of ONNX a squeeze is no copy
+    return [y_g.flip(1) if flag else y_g for y_g, flag in zip(directions, reverse)]
 
 
 @register_notrace_function
