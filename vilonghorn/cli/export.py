@@ -12,6 +12,7 @@ from pathlib import Path
 import torch
 
 from ..data.images import printable
+from ..export.attention import SCANS
 from ..export.contents import input_size, read_contents
 from ..export.formats import FORMATS, kind_of, libraries
 from ..export.model import load_for_export
@@ -37,6 +38,8 @@ help = "export maps instead of logits: of these blocks, or levels of a pyramid (
 parser.add_argument("--features", type=int, nargs="*", metavar="INDEX", help=help)
 help = "type of the weights in the file; --to onnx and ort only (default: %(default)s)"
 parser.add_argument("--weights", choices=WEIGHTS, default="fp32", help=help)
+help = "scans of the exact rule in --to onnx: attention (onnxruntime from 1.30 on), or standard (every runtime of ONNX)"
+parser.add_argument("--scan", choices=SCANS, help=f"{help} (default: attention if the model has this rule)")
 help = f"file to write (default: NAME and {', '.join(form.suffix for form in FORMATS.values())})"
 parser.add_argument("--output", type=Path, help=help)
 help = "say what an exported file contains and needs, without loading it (default: export MODEL)"
@@ -62,7 +65,7 @@ def main(argv: Sequence[str]) -> int:
     check_requirements(options.to)
     model = load_for_export(options.model, options.checkpoint, options.img_size, options.features)
     try:
-        errors = export(model, options.to, output, options.weights)
+        errors = export(model, options.to, output, options.weights, options.scan)
     except VerificationError as error:
         print(f"{error}; nothing was written", file=sys.stderr)
         return 1
@@ -98,7 +101,7 @@ def check(path: Path, run: bool = False) -> int:
         check_requirements("onnx")
     contents = read_contents(path)
     form, about = FORMATS[contents.kind], contents.metadata
-    print(f"{path}: {form.title}; needs {form.needs}")
+    print(f"{path}: {form.title}; needs {printable(str(about.get('needs', form.needs)))}")
     for library in libraries(contents.kind):
         print(f"the library of this installation is {library}")
     classes = f"{len(about['classes'])} names" if isinstance(about.get("classes"), list) else "no names"

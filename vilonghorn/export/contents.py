@@ -113,5 +113,5 @@ def _read_archive(path: Path, kind: str) -> Contents:
 
 def _parse(entries: Any) -> dict[str, Any]:
     """The values of those entries that describe the model, which are JSON."""
-    names = ("model", "classes", "preprocessing", "weights", "features", "digest", "all")
+    names = ("model", "classes", "preprocessing", "weights", "needs", "features", "digest", "all")
     return {name: json.loads(entries[name]) for name in names if name in entries}

@@ -10,6 +10,7 @@ from io import BytesIO
 from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from timm.data import resolve_model_data_config
 from timm.models._features import FeatureGetterNet
@@ -19,9 +20,10 @@ from torch.export import Dim, ExportedProgram
 from ..layers.exportable import make_exportable
 from ..models import HierarchicalSSM, VisionSSM
 from . import native
+from .attention import NEEDS, use_attention
 from .weights import ShortWeights
 
-OPSET = 18  # of ONNX: torch's exporter is written for it, and it is the first with an antialiased Resize
+OPSET = 18  # of ONNX: torch's exporter is written for it
 
 
 def trunk(model: nn.Module) -> VisionSSM | HierarchicalSSM:
@@ -56,10 +58,13 @@ def image_size(model: nn.Module, rows: int, columns: int) -> tuple[int, int]:
     return (rows - 1) * dy + height, (columns - 1) * dx + width
 
 
-def capture(model: nn.Module, keep_native: bool = False, weights: str = "fp32") -> ExportedProgram:
+def capture(
+    model: nn.Module, keep_native: bool = False, weights: str = "fp32", scan: str = "standard"
+) -> ExportedProgram:
     """Captures a model of `load_for_export` for any number of images, and of patches in height and width.
 
-    With `keep_native`, blocks and scans are operators of this library, else of torch. `weights` is one of WEIGHTS.
+    With `keep_native`, blocks and scans are operators of this library, else of torch. `weights` is one of WEIGHTS. With
+    scan "attention" a scan of the exact rule is the operator LinearAttention of onnxruntime.
     """
     least, dims = min_grid(model), {0: Dim("batch", min=1)}
     for dim, name, step, patch in zip((2, 3), ("rows", "columns"), *patches(model)):
@@ -69,7 +74,8 @@ def capture(model: nn.Module, keep_native: bool = False, weights: str = "fp32") 
     # Primes, because Inductor fixes a size that equals another one, as 64 pixels do 64 channels.
     images = torch.zeros(2, trunk(model).in_chans, *image_size(model, max(least, 11), max(least, 13)))
     module = copy.deepcopy(model)
-    module = native.use_operators(module) if keep_native else make_exportable(module)
+    use = native.use_operators if keep_native else use_attention if scan == "attention" else make_exportable
+    module = use(module)
     if weights != "fp32":
         in_int8 = native.int8_layers(module) if weights == "int8" else ()
         module = ShortWeights(module, weights, in_int8)
@@ -77,11 +83,11 @@ def capture(model: nn.Module, keep_native: bool = False, weights: str = "fp32") 
         return torch.export.export(module, (images,), dynamic_shapes=(dims,), strict=False)
 
 
-def describe(model: nn.Module, weights: str = "fp32") -> dict[str, str]:
+def describe(model: nn.Module, weights: str = "fp32", scan: str = "standard") -> dict[str, str]:
     """What a user of the file needs, each as JSON: the model's name, the names of its classes (or null), and the
     arguments of `timm.data.create_transform`, which turns a photograph into an input; and the type of the weights. Of
     a model that returns maps also the name of each, its index, the channels and the pixels of the image to one of the
-    map.
+    map, and of a file with scan "attention" the runtime that it needs.
     """
     cfg = model.pretrained_cfg
     found = dict(
@@ -90,6 +96,8 @@ def describe(model: nn.Module, weights: str = "fp32") -> dict[str, str]:
         preprocessing=resolve_model_data_config(model),
         weights=weights,
     )
+    if scan == "attention":
+        found["needs"] = NEEDS
     if isinstance(model, FeatureGetterNet):
         columns = zip(model.out_indices, model.feature_info.channels(), model.feature_info.reduction())
         found["features"] = [
@@ -116,9 +124,41 @@ def write_onnx(program: ExportedProgram, path: Path, metadata: dict[str, str]) -
         sizes = (re.sub(r"s\d+", lambda found: symbols.get(found[0], found[0]), str(size)) for size in value.shape)
         value.shape = type(value.shape)([int(size) if size.isdecimal() else size for size in sizes])
     ClearMetadataAndDocStringPass()(onnx.model)  # of each node: stack traces of the exporter
+    _split_layers(onnx.model.graph)
     _refuse_part_patches(onnx.model.graph, *_image_sides(program))
-    onnx.model.metadata_props.update(metadata | {"digest": json.dumps(weights_digest(onnx.model.graph))})
+    found = dict(digest=weights_digest(onnx.model.graph), quantize_exclude=_not_quantized(onnx.model.graph))
+    onnx.model.metadata_props.update(metadata | {name: json.dumps(value) for name, value in found.items()})
     onnx.save(path, external_data=False)
+
+
+def _split_layers(graph: Any) -> None:
+    """Makes a linear layer whose outputs are split two layers: onnxruntime copies what it splits."""
+    import onnx_ir as ir
+
+    for split in [node for node in graph if node.op_type == "Split" and "num_outputs" in node.attributes]:
+        layer = split.inputs[0].producer()
+        weight = layer.inputs[1] if layer is not None and layer.op_type == "MatMul" else None
+        if weight is None or weight.const_value is None or len(weight.uses()) > 1 or len(split.inputs[0].uses()) > 1:
+            continue
+        parts, layers = weight.const_value.numpy(), []
+        for i, part in enumerate(np.split(parts, len(split.outputs), axis=1)):
+            name = f"{weight.name}_part_{i}"
+            value = ir.Value(name=name, const_value=ir.tensor(np.ascontiguousarray(part), name=name))
+            graph.register_initializer(value)
+            layers.append(ir.node("MatMul", [layer.inputs[0], value], name=f"{layer.name}_part_{i}"))
+        new = [node.outputs[0] for node in layers]
+        ir.convenience.replace_nodes_and_values(graph, layer, [split, layer], layers, split.outputs, new)
+        graph.initializers.pop(weight.name)
+
+
+def _not_quantized(graph: Any) -> list[str]:
+    """Names of the nodes that lose accuracy in int8: all but convolutions and linear layers."""
+
+    def is_layer(node: Any) -> bool:
+        weight = node.inputs[1].const_value if node.op_type in ("Conv", "Gemm", "MatMul") else None
+        return weight is not None and (node.op_type != "MatMul" or len(weight.shape) == 2)
+
+    return [node.name for node in graph if not is_layer(node)]
 
 
 def weights_digest(graph: Any) -> str:
@@ -149,14 +189,19 @@ def _refuse_part_patches(graph: Any, *sides: tuple[int, int]) -> None:
     [images], nodes = graph.inputs, []
     uses = list(images.uses())
 
-    def add(op_type: str, *inputs: ir.Value, **attributes: Any) -> ir.Value:
-        nodes.append(ir.node(op_type, inputs, attributes))
+    def constant(name: str, values: list[int]) -> ir.Value:
+        value = ir.Value(name=name, const_value=ir.tensor(values, dtype=ir.DataType.INT64, name=name))
+        graph.register_initializer(value)
+        return value
+
+    def add(op_type: str, *inputs: ir.Value) -> ir.Value:
+        nodes.append(ir.node(op_type, inputs))
         return nodes[-1].outputs[0]
 
     steps, rests = zip(*sides)
     size = add("Shape", images)
-    over = add("Sub", add("Constant", value_ints=[0, 0, *rests]), size)
-    missing = add("Mod", over, add("Constant", value_ints=[1, 1, *steps]))
+    over = add("Sub", constant("image_rests", [0, 0, *rests]), size)
+    missing = add("Mod", over, constant("image_steps", [1, 1, *steps]))
     checked = add("Reshape", images, add("Add", size, missing))
     nodes[-1].name = "images_must_be_whole_patches"
     checked.shape, checked.type = images.shape, images.type

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from ..data.files import atomic_write, explain_full_disk
 from . import runtime
+from .attention import RULE, SCANS, can_attend, check_runtime
 from .formats import FORMATS, capture, default_grid, describe, image_size, libraries, min_grid, trunk
 from .weights import WEIGHTS, round_weights
 
@@ -26,16 +27,20 @@ class VerificationError(Exception):
     """The exported file does not run without this library, or its outputs differ from the model's."""
 
 
-def export(model: nn.Module, kind: str, path: str | os.PathLike, weights: str = "fp32") -> Errors:
+def export(
+    model: nn.Module, kind: str, path: str | os.PathLike, weights: str = "fp32", scan: str | None = None
+) -> Errors:
     """Writes a model to `path`, only after `verify` has accepted the file; otherwise `path` stays as it was.
 
-    The model is of `load_for_export`, `kind` one of `FORMATS`, `weights` one of `WEIGHTS`; the folder of `path` exists.
+    The model is of `load_for_export`, `kind` one of `FORMATS`, `weights` one of `WEIGHTS`, `scan` one of `SCANS`
+    (default: the faster one that the model and the format have); the folder of `path` exists.
     A file with short weights is compared with a model that has the same ones.
 
     Raises:
         VerificationError: as `verify`.
         ValueError: an unknown format or type of weights, a weight that is not finite or too large for float16, or a
-            format that takes float32 weights only.
+            format that takes float32 weights only; or scan "attention" of a model or a format that lacks it.
+        ImportError: scan "attention", and onnxruntime is too old for it.
     """
     if kind not in FORMATS or weights not in WEIGHTS:
         raise ValueError(f"kind is {kind!r} and weights {weights!r}, expected one of {[*FORMATS]} and of {WEIGHTS}")
@@ -43,12 +48,18 @@ def export(model: nn.Module, kind: str, path: str | os.PathLike, weights: str = 
         raise ValueError(f"{broken[0]} contains NaN or infinity, expected finite weights; export an earlier checkpoint")
     if weights != "fp32" and not FORMATS[kind].is_onnx:
         raise ValueError(f"weights is {weights!r}, expected 'fp32' with {kind!r}; 'onnx' and 'ort' take {WEIGHTS}")
+    possible = kind == "onnx" and can_attend(model)
+    scan = scan or ("attention" if possible else "standard")
+    if scan not in SCANS or scan == "attention" and not possible:
+        raise ValueError(f"--scan is {scan!r}, expected 'standard': 'attention' is for kind 'onnx' and rule {RULE!r}")
+    if scan == "attention":
+        check_runtime()
     path = Path(path)
     model = round_weights(model, weights)
     tolerance = INT8_TOLERANCE if FORMATS[kind].native and weights == "int8" else TOLERANCE
-    program = capture(model, FORMATS[kind].native, weights)
+    program = capture(model, FORMATS[kind].native, weights, scan)
     with explain_full_disk(path, "export again, or elsewhere by --output"), atomic_write(path) as file:
-        FORMATS[kind].write(program, Path(file.name), describe(model, weights))
+        FORMATS[kind].write(program, Path(file.name), describe(model, weights, scan))
         return verify(model, kind, Path(file.name), tolerance)
 
 
