@@ -74,7 +74,7 @@ def test_openvino_computes_the_model_at_other_sizes(name, small, images, tmp_pat
     run = openvino.compile_model(path, "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
     for shape in [(1, 3, 64, 24), (3, 3, 40, 48)]:
         [actual] = run(images(*shape).numpy()).values()
-        torch.testing.assert_close(torch.from_numpy(actual), model(images(*shape)), rtol=0, atol=1e-5)
+        torch.testing.assert_close(torch.from_numpy(actual), model(images(*shape)), rtol=0, atol=1e-4)
 
 
 @pytest.mark.parametrize("name", ["vilonghornv2_nano", "vilonghorn_nano"])
@@ -101,9 +101,10 @@ def test_a_quantizer_takes_the_names_of_the_nodes_to_leave_out(small, images, tm
     metadata = {entry.key: entry.value for entry in onnx.load(path).metadata_props}
     quantize_static(path, tmp_path / "int8.onnx", Reader(), nodes_to_exclude=json.loads(metadata["quantize_exclude"]))
     graph = onnx.load(tmp_path / "int8.onnx").graph
-    producers = {output: node.op_type for node in graph.node for output in node.output}
-    int8 = [node for node in graph.node if node.input and producers.get(node.input[0]) == "DequantizeLinear"]
+    weights = {tensor.name for tensor in graph.initializer if tensor.data_type == onnx.TensorProto.INT8}
+    weights = {node.output[0] for node in graph.node if node.op_type == "DequantizeLinear" and node.input[0] in weights}
+    int8 = [node for node in graph.node if weights & set(node.input)]
     layers = sum(isinstance(module, (torch.nn.Linear, torch.nn.Conv2d)) for module in model.modules())
-    assert {node.op_type for node in int8} <= {"MatMul", "Conv", "Gemm"} and len(int8) >= layers
+    assert {node.op_type for node in int8} == {"MatMul", "Conv", "Gemm"} and len(int8) >= layers
     [actual] = onnxruntime.InferenceSession(tmp_path / "int8.onnx").run(None, {"images": images(1, 3, 40, 24).numpy()})
     torch.testing.assert_close(torch.from_numpy(actual), model(images(1, 3, 40, 24)), rtol=0, atol=0.1)
