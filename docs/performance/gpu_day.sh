@@ -1,21 +1,29 @@
 #!/usr/bin/env bash
 # Builds, checks, times and profiles the GPU kernels, on a machine with an NVIDIA GPU and without a network:
-#   docs/performance/gpu_day.sh build-check      in the root of a checkout; each stage takes less than ten minutes
+#   docs/performance/gpu_day.sh build-check      in the root of a checkout; each stage ends within LIMIT (560) s
 #   docs/performance/gpu_day.sh time
 #   docs/performance/gpu_day.sh profile
 # Environment: PYTHON (default python3), with torch, triton, timm and pytest; OUT, the folder of the figures (default
-# docs/performance); ARCH, the compute capability to build for (default: that of the GPU, 90 without one). build/peers,
+# docs/performance, where no file is replaced); ARCH, the compute capability to build for (default: that of the GPU, 90 without one). build/peers,
 # which peers.sh makes, adds mamba_ssm's kernel. A step that fails says so, and the stage goes on with what it can. The
 # exit status is 1 if a step failed, 3 without a GPU.
 set -uo pipefail
 PYTHON=${PYTHON:-python3} OUT=${OUT:-docs/performance} stage=${1:-}
 export PYTHONPATH=$PWD:$PWD/build/peers${PYTHONPATH:+:$PYTHONPATH}
-failed=0 begin=$SECONDS
+failed=0 begin=$SECONDS LIMIT=${LIMIT:-560}
 say() { echo "[$((SECONDS - begin)) s] $*"; }
-# step SECONDS NAME COMMAND...: a command with a time limit
+# new NAME: the path of a file in OUT that does not exist yet
+new() {
+  local path=$OUT/$1 n=1
+  while [ -e "$path" ]; do n=$((n + 1)) path=$OUT/${1%.*}-$n.${1##*.}; done
+  echo "$path"
+}
+# step SECONDS NAME COMMAND...: a command with a time limit, which also ends with the stage's
 step() {
-  local limit=$1 name=$2 status
+  local limit=$1 name=$2 status left=$((LIMIT - SECONDS + begin))
   shift 2
+  [ $left -gt 0 ] || { say "FAILED: $name: no time is left"; failed=1; return 1; }
+  [ $limit -le $left ] || limit=$left
   say "$name: $*"
   timeout "$limit" "$@"
   status=$?
@@ -52,41 +60,52 @@ build() {
     -gencode "arch=compute_$ARCH,code=sm_$ARCH" kernels/cuda/*.cu -o vilonghorn/_lib/libvilonghorn_cuda.so
 }
 
+import_check() { step 60 "imports" "$PYTHON" -c "import sys; sys.path.append('docs/performance'); import gpu_day, scan"; }
+
 build_check() {
   build
   step 60 "backends" "$PYTHON" -c "from vilonghorn.ops import backends
 for device in ('cuda', 'cpu'): print(device, backends(device))"
+  import_check
   need_gpu check
   parallel=$("$PYTHON" -c "import xdist; print('-n 8')" 2>/dev/null)
-  step 420 "kernels, mixers and models against float64" "$PYTHON" -m pytest -q $parallel tests/ops/backends/test_gpu.py
-  command -v compute-sanitizer >/dev/null && step 120 "memory check" compute-sanitizer --tool memcheck --error-exitcode 1 \
-    "$PYTHON" -m pytest -q tests/ops/backends/test_gpu.py -k "slices_of_a_projection and cuda"
+  step 300 "kernels, mixers and models against float64" "$PYTHON" -m pytest -q $parallel tests/ops/backends/test_gpu.py
+  command -v compute-sanitizer >/dev/null || { say "no compute-sanitizer: memory and races are not checked"; return; }
+  for tool in racecheck synccheck initcheck memcheck; do
+    step 60 "$tool" compute-sanitizer --tool $tool --error-exitcode 1 "$PYTHON" -m pytest -q -p no:cacheprovider \
+      tests/ops/backends/test_gpu.py -k "small_cases and cuda"
+  done
+}
+
+# models SECONDS SIZE BATCH [OPTIONS]: v2 beside DeiT
+models() {
+  step "$1" "models at $2 px" "$PYTHON" docs/performance/gpu_day.py models --size "$2" --batch "$3" "${@:4}" \
+    --json "$(new "gpu-models-$2.json")"
 }
 
 time_all() {
+  import_check
   need_gpu time
   "$PYTHON" -W ignore -c "from mamba_ssm.ops.selective_scan_interface import selective_scan_fn" 2>/dev/null ||
     say "mamba_ssm's kernel is not here and is left out: docs/performance/peers.sh builds it into build/peers"
-  step 120 "scan" "$PYTHON" docs/performance/scan.py --device cuda --rounds 3 --restarts 2 --json "$OUT/gpu-scan.json"
-  step 80 "scan beside its peers" "$PYTHON" docs/performance/gpu_day.py peers --json "$OUT/gpu-peers.json"
-  step 330 "models" "$PYTHON" -m vilonghorn bench --device cuda --compile --rounds 3 --quick \
-    --size 224 512 1024 --json "$OUT/gpu-models.json" ||
-    step 60 "models, not compiled, 224 px" "$PYTHON" -m vilonghorn bench --device cuda --rounds 2 --quick --size 224 \
-      --json "$OUT/gpu-models-eager.json"
+  models 140 224 128
+  models 100 512 128 --modes compiled captured
+  models 100 1024 32 --modes compiled captured
+  models 60 224 128 --modes compiled --models vilonghorn_tiny deit_tiny_patch16_224
+  step 90 "scan" "$PYTHON" docs/performance/scan.py --device cuda --rounds 3 --restarts 2 --json "$(new gpu-scan.json)"
+  step 60 "scan beside its peers" "$PYTHON" docs/performance/gpu_day.py peers --json "$(new gpu-peers.json)"
 }
 
 profile() {
+  import_check
   need_gpu profile
-  step 200 "operators of a training step" "$PYTHON" docs/performance/gpu_day.py profile --json "$OUT/gpu-profile.json"
+  step 240 "kernels of a training step" "$PYTHON" docs/performance/gpu_day.py profile --json "$(new gpu-profile.json)"
   metrics=smsp__issue_active.avg.pct_of_peak_sustained_active,launch__waves_per_multiprocessor,gpu__time_duration.sum
   metrics+=,smsp__average_warps_issue_stalled_long_scoreboard_per_issue_active.ratio,dram__bytes.sum,launch__registers_per_thread
-  if command -v ncu >/dev/null; then
-    step 240 "ncu" ncu --target-processes all --csv --page raw --metrics "$metrics" --kernel-name regex:scan_ --launch-count 12 --log-file \
-      "$OUT/gpu-ncu.csv" "$PYTHON" docs/performance/scan.py --device cuda --rounds 1 ||
-      say "ncu needs permission to read counters: ERR_NVGPUCTRPERM in $OUT/gpu-ncu.csv means that it has none"
-  else
-    say "ncu is not installed: $OUT/gpu-profile.json has the times of the kernels"
-  fi
+  command -v ncu >/dev/null || { say "ncu is not installed: the profile has the times of the kernels"; return; }
+  step 240 "ncu" ncu --target-processes all --csv --page raw --metrics "$metrics" --kernel-name regex:scan_ --launch-count 12 \
+    --log-file "$(new gpu-ncu.csv)" "$PYTHON" docs/performance/scan.py --device cuda --rounds 1 ||
+    say "ncu needs permission to read counters: ERR_NVGPUCTRPERM in gpu-ncu.csv means that it has none"
 }
 
 say "stage $stage, GPU: ${gpu:-none}, sm_$ARCH, $("$PYTHON" -c "import torch, triton

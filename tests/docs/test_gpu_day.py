@@ -9,6 +9,7 @@ from types import ModuleType
 import pytest
 import torch
 from oracle import error, oracle
+from torch._inductor import config as inductor
 
 from vilonghorn.bench.interleaved import STEPS
 from vilonghorn.ops import scan
@@ -21,7 +22,14 @@ SIZES = (2, 17, 8, 4)
 def test_a_stage_without_a_gpu_says_so():
     command, environment = ["bash", "docs/performance/gpu_day.sh", "time"], os.environ | dict(PYTHON=sys.executable)
     result = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
-    assert result.returncode == 3 and "torch finds none" in result.stdout and "Traceback" not in result.stderr, result
+    assert result.returncode == 3 and "torch finds none" in result.stdout and "FAILED" not in result.stdout, result
+
+
+def test_no_step_begins_after_the_time_of_a_stage():
+    environment = os.environ | dict(PYTHON="/bin/false", LIMIT="0")
+    command = ["bash", "docs/performance/gpu_day.sh", "profile"]
+    result = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+    assert result.returncode == 3 and "FAILED: imports: no time is left" in result.stdout, result
 
 
 @pytest.fixture
@@ -47,6 +55,30 @@ def test_mamba_ssm_gets_the_same_work(gpu_day, monkeypatch):
     for actual, wanted in zip(peer[STEPS[True]](), ours[STEPS[True]](), strict=True):
         actual = actual.mT if actual.ndim == 3 else actual
         torch.testing.assert_close(actual.view_as(wanted), wanted, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "intervals, busy", [([], 0), ([(5, 6), (0, 2), (1, 3)], 4), ([(0, 9), (1, 2), (8, 10)], 10)], ids=str
+)
+def test_kernels_of_two_streams_count_once(intervals, busy, gpu_day):
+    assert gpu_day.busy_us(intervals) == busy
+
+
+@pytest.mark.parametrize("mode", ["eager", "compiled", "captured"])
+def test_a_captured_model_is_compiled_with_graphs(mode, gpu_day, monkeypatch):
+    given = {}
+    monkeypatch.setattr(gpu_day, "model_steps", lambda **cell: given.update(cell, graphs=inductor.triton.cudagraphs))
+    with inductor.patch({"triton.cudagraphs": False}):
+        gpu_day.mode_steps(mode, model="vilonghornv2_nano")
+    assert given == dict(model="vilonghornv2_nano", compiled=mode != "eager", graphs=mode == "captured")
+
+
+def test_a_file_of_figures_is_not_replaced(gpu_day, tmp_path, capsys):
+    path = tmp_path / "gpu-peers.json"
+    path.write_text("{}")
+    with pytest.raises(SystemExit):
+        gpu_day.main(["peers", "--json", str(path)])
+    assert "gpu-peers.json: the file exists" in capsys.readouterr().err and path.read_text() == "{}"
 
 
 def test_chunks_are_the_exact_rule_with_one_dt_for_a_head(gpu_day):

@@ -80,6 +80,17 @@ def test_a_repetition_on_another_stream_gives_the_same_bits(rule, backend):
     assert all(torch.equal(again[name], expected[name]) for name in expected)
 
 
+@pytest.mark.parametrize("rule", KERNEL_RULES)
+def test_small_cases_agree_with_the_oracle(rule, backend):
+    """What gpu_day.sh runs under compute-sanitizer."""
+    options = dict(rule=rule, reverse=(False, True))
+    compare(partial(scan, backend=backend, reduce="mean"), inputs(2, 1, 19, 34, 16, rule=rule), 2e-6, "cuda", **options)
+    values = mixer_inputs(2, 2, 21, 34, 5, 2, 9, rule=rule, filters=(3, 3))
+    run = mamba_inner if rule == "mamba" else partial(mamba_inner, A=None)
+    compare(run, values, 1e-5, "cuda", mixer, **options, grid=(4, 5))
+    check(backend, (2, 3, 33, 40, 4), (True, False), device="cuda")
+
+
 def test_slices_of_a_projection_are_read_right(backend):
     packed = torch.randn(2, 2, 50, 12 + 32, device="cuda", generator=torch.Generator("cuda").manual_seed(0))
     _, k, q = packed.split([12, 16, 16], -1)
