@@ -123,6 +123,7 @@ def test_vim_fetches_its_authors_files(name, repository, file, monkeypatch):
 
 @pytest.mark.parametrize("name", ["vilonghornv2_nano", "vilonghorn_nano_patch8", "vim_nano_patch8"])
 def test_weights_in_the_package_name_what_is_drawn(name):
+    pytest.importorskip("jsonargparse", reason="vilonghorn.load needs jsonargparse: pip install vilonghorn")
     image = Image.new("RGB", (64, 64), "white")
     draw = ImageDraw.Draw(image)
     draw.line([(32, 8), (32, 56)], "black", 6)

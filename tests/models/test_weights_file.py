@@ -11,13 +11,15 @@ import pytest
 import safetensors.torch
 import timm
 import torch
-from left_run import leave_run
 
-from vilonghorn import load, publish
-from vilonghorn.engine import load_run
-from vilonghorn.engine.build import init_weights
-from vilonghorn.models.builder import WEIGHTS
-from vilonghorn.models.weights_file import check_architecture, pack, read_record, read_weights
+pytest.importorskip("jsonargparse", reason="a run needs jsonargparse: pip install vilonghorn")
+from left_run import leave_run  # noqa: E402
+
+from vilonghorn import load, publish  # noqa: E402
+from vilonghorn.engine import load_run  # noqa: E402
+from vilonghorn.engine.build import init_weights  # noqa: E402
+from vilonghorn.models.builder import WEIGHTS  # noqa: E402
+from vilonghorn.models.weights_file import check_architecture, pack, read_record, read_weights  # noqa: E402
 
 NANO, PACKAGED = "vilonghorn_nano", "vilonghorn_nano_patch8.icons480"
 FLIPS = 6  # for each way to load a file
