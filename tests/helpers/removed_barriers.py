@@ -1,6 +1,7 @@
 """Removes each barrier and wait of the CUDA kernels in turn, and says whether the tests in the emulator notice.
 
-python tests/helpers/removed_barriers.py [FILE:LINE ...]
+python tests/helpers/removed_barriers.py [--races] [FILE:LINE ...]
+With --races, ThreadSanitizer (races.py) has to notice instead. Ends with 1 if one is not noticed.
 """
 
 import os
@@ -11,21 +12,33 @@ import sys
 import tempfile
 from pathlib import Path
 
+import races
+
 ROOT = Path(__file__).parents[2]
 TESTS = [f"tests/ops/backends/test_{name}_emulated.py" for name in ("conv", "cuda", "mamba_inner")]
 SYNC = re.compile(r"(sync_warp\(\)|sync_block\(\)|sync_teams\([^;]*\)|wait_for_copies\(\));")
 
 
-def notices(kernels: Path) -> str:
-    """The first test that fails with these kernels, or none."""
+def failed_test(kernels: Path) -> str:
+    """The first test that fails with these kernels, or an empty string."""
     command = [sys.executable, "-m", "pytest", "-qx", "-p", "no:cacheprovider", "-k", "oracle or order", *TESTS]
     environment = os.environ | {"VILONGHORN_KERNELS": str(kernels)}
     output = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True).stdout
-    return next((line for line in output.splitlines() if line.startswith(("FAILED", "ERROR"))), "no test notices")
+    return next((line for line in output.splitlines() if line.startswith(("FAILED", "ERROR"))), "")
 
 
-def main(wanted: list[str]) -> None:
+def race(kernels: Path) -> str:
+    """The races of these kernels, or that their threads wait forever, or an empty string."""
+    try:
+        return races.find(kernels)
+    except RuntimeError as error:
+        return str(error).splitlines()[-1]
+
+
+def main(wanted: list[str]) -> int:
     """Prints a line for each barrier, or for those given."""
+    notices, missed = race if "--races" in wanted else failed_test, 0
+    wanted = [site for site in wanted if site != "--races"]
     for source in sorted((ROOT / "kernels/cuda").glob("*.cuh")):
         text = source.read_text()
         for match in SYNC.finditer(text):
@@ -37,8 +50,11 @@ def main(wanted: list[str]) -> None:
                 shutil.copytree(ROOT / "kernels", kernels)
                 changed = f"{text[: match.start()]}(void)0;{text[match.end() :]}"
                 (kernels / "cuda" / source.name).write_text(changed)
-                print(site, match[1], notices(kernels)[:110], sep="  ", flush=True)
+                noticed = notices(kernels)
+                print(site, match[1], noticed[:110] or "NOT NOTICED", sep="  ", flush=True)
+                missed += not noticed
+    return int(missed > 0)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    sys.exit(main(sys.argv[1:]))

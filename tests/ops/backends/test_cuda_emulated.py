@@ -36,6 +36,7 @@ SHAPES = [
     ((1, 2, 70, 5, 16), (True,), 9),
     ((3, 1, 63, 6, 16), (True, False, True), 5),
     ((3, 2, 37, 100, 16), (False, True, True), 1),
+    ((1, 33, 1, 2, 5), (False,), 1),  # more partial sums than a thread adds up alone
 ]
 OPTIONS = [("none", False), ("mean", True)]  # all pairs are in pairwise.CASES
 

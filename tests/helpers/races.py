@@ -1,0 +1,72 @@
+"""Runs the CUDA kernels in the emulator under ThreadSanitizer, in which only barriers order what threads access.
+
+python tests/helpers/races.py    prints the first race, and ends with 1 if there is one. It needs g++ and its libtsan.
+"""
+
+import ctypes
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from functools import partial
+from pathlib import Path
+
+import torch
+
+ROOT = Path(__file__).parents[2]
+sys.path[:0] = [str(ROOT), str(ROOT / "tests/ops/backends")]
+from conftest import FLAGS  # noqa: E402
+from oracle import KERNEL_RULES, conv_inputs, inputs, mixer_inputs, value_and_grads  # noqa: E402
+
+from vilonghorn.ops import conv_silu, mamba_inner, scan  # noqa: E402
+from vilonghorn.ops.backends import cpu, cuda, segments  # noqa: E402
+
+# G, B, L, D, N, and in how many parts a scan is split over time; G, B, L, D, K
+SCANS = [((2, 1, 11, 34, 16), 1), ((3, 1, 9, 6, 24), 1), ((2, 1, 17, 34, 16), 2), ((1, 33, 1, 2, 5), 1)]
+CONVOLUTIONS = [(2, 1, 33, 16, 4), (3, 2, 17, 33, 3)]
+REVERSE = {G: (False, True, True)[:G] for G in (1, 2, 3)}
+
+
+def run(library: str) -> None:
+    """Forward and backward of scans, mixers and convolutions, in float32, and bfloat16 where a scan is split."""
+    kernels = cuda.declare(ctypes.CDLL(library))
+    cuda._open, cuda.unavailable, cpu._reason = lambda: (kernels, None), lambda *_: None, "not built"
+    cuda._call = lambda function, device, *structs: function(*structs, 0, None)
+    torch.set_num_threads(1)
+    for rule in KERNEL_RULES:
+        for shape, parts in SCANS:
+            segments.num_segments = lambda *_, parts=parts: parts
+            values = inputs(*shape, rule=rule, dtype=torch.bfloat16 if parts > 1 else torch.float32)
+            options = dict(rule=rule, reverse=REVERSE[shape[0]], reduce="mean")
+            value_and_grads(partial(scan, backend="cuda"), values, **options)
+        for G, heads, grid in ((2, None, None), (1, 2, (4, 5))):
+            values = mixer_inputs(G, 1, 21, 34, 5, 2, 9, rule=rule, heads=heads, filters=grid and (3, 3))
+            mixer = mamba_inner if rule == "mamba" else partial(mamba_inner, A=None)
+            value_and_grads(mixer, values, rule=rule, reverse=REVERSE[G], grid=grid)
+    for shape in CONVOLUTIONS:
+        value_and_grads(partial(conv_silu, backend="cuda"), conv_inputs(*shape), reverse=REVERSE[shape[0]])
+
+
+def find(kernels: Path) -> str:
+    """The first race, as FILE:LINE of the functions on both stacks, or an empty string."""
+    with tempfile.TemporaryDirectory() as folder:
+        library = f"{folder}/libemulated.so"
+        sources = ["-include", kernels / "cuda/scan.cu", "-x", "c++", kernels / "cuda/conv.cu"]
+        subprocess.run(["g++", *FLAGS, "-fsanitize=thread", "-g", *sources, "-o", library], check=True)
+        runtime = subprocess.check_output(["g++", "-print-file-name=libtsan.so"], text=True).strip()
+        environment = os.environ | dict(LD_PRELOAD=runtime, TSAN_OPTIONS="exitcode=66 halt_on_error=1")
+        command = ["setarch", "-R", sys.executable, __file__, library]  # ThreadSanitizer needs known addresses
+        result = subprocess.run(command, env=environment, capture_output=True, text=True)
+    if result.returncode not in (0, 66):
+        raise RuntimeError(f"the kernels did not run under ThreadSanitizer: {result.stderr[-2000:]}")
+    places = re.findall(r"#\d+ .*/(\w+\.cuh:\d+)", result.stderr)
+    return " ".join(places) or result.stderr if result.returncode else ""
+
+
+if __name__ == "__main__":
+    if sys.argv[1:]:
+        sys.exit(run(sys.argv[1]))
+    found = find(ROOT / "kernels")
+    print(found or "no race")
+    sys.exit(bool(found))
