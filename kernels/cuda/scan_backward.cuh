@@ -97,7 +97,8 @@ template <int RULE, class T, int LANES> struct Backward {
   VL_DEVICE static int unreached(int) { return 0; }  // the middle of a pass without a second half
   // `middle`: the number of steps in this team's second half.
   VL_DEVICE void run(const Pass &pass, int middle) {
-    bool adds = pass.adds(false), finishes = pass.finishes(false);
+    const bool writes = active && part == 0;  // other lanes would read partial sums while their owner replaces them
+    bool adds = writes && pass.adds(false), finishes = pass.finishes(false);
     prefetch_sums(adds);
     int first = (length - 1) / kChunk * kChunk, stop = length - first;
     begin_chunk(first);
@@ -111,7 +112,7 @@ template <int RULE, class T, int LANES> struct Backward {
         VL_ROLL for (int u = high - 1; u >= low; u--) {
           if (first + u + 1 == middle) {
             sync_teams(job.teams * kWarp);
-            adds = pass.adds(true), finishes = pass.finishes(true);
+            adds = writes && pass.adds(true), finishes = pass.finishes(true);
             prefetch_sums(adds);
           }
           backward_step(u, slot + u - low, first + u > 0, adds, finishes);

@@ -86,7 +86,8 @@ template <int RULE, class T, int LANES> struct Forward {
           sync_teams(job.teams * kWarp);
           adds = pass.adds(true);
           sums.move(-2);
-          copy_sums(first, adds), copy_sums(first + kStage, adds);
+          // The other team may write the sums of the steps before the midpoint meanwhile.
+          copy_sums(first, adds, midpoint - first), copy_sums(first + kStage, adds);
           wait_for_copies();
           sync_warp();
         }
@@ -109,8 +110,8 @@ template <int RULE, class T, int LANES> struct Forward {
     tokens.copy(shared.tokens, steps);
     copy_sums(first, adds);
   }
-  VL_DEVICE void copy_sums(int first, bool adds) {
-    if (adds) sums.copy(shared.sums[first / kStage & 1], length - first);
+  VL_DEVICE void copy_sums(int first, bool adds, int begin = 0) {
+    if (adds) sums.copy(shared.sums[first / kStage & 1], length - first, begin);
     else sums.move(1);
   }
 

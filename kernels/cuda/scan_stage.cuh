@@ -17,16 +17,17 @@ template <class T, int TILE, int STEPS = kStage> struct RowCopy {
   int64_t stride;  // of kRows steps
   int row, column;
 
-  // `data`: channel 0 of the first step of the scan. Channels beyond the last one are copies of the first one.
+  // `start`: channel 0 of the first step of the scan. Channels beyond the last one are copies of the tile's first one:
+  // other tiles' partial sums may be written meanwhile.
   VL_DEVICE RowCopy(const T *start, int64_t step, int first, int channels, int lane)
       : stride(kRows * step), row(lane / kLanes), column(lane % kLanes * 2) {
-    data = start + row * step + (first + column < channels ? first + column : 0);
+    data = start + row * step + (first + column < channels ? first + column : first);
     pin(data), pin(stride);
   }
-  // Copies the next stage, or its first `steps` steps.
-  VL_DEVICE void copy(Rows &rows, int steps) {
+  // Copies the next stage, or its steps from `begin` to `steps`.
+  VL_DEVICE void copy(Rows &rows, int steps, int begin = 0) {
     VL_UNROLL for (int r = 0; r < STEPS; r += kRows) {
-      if (row + r < steps) copy_async<2 * sizeof(T)>(&rows[row + r][column], data);
+      if (row + r < steps && (begin == 0 || row + r >= begin)) copy_async<2 * sizeof(T)>(&rows[row + r][column], data);
       data += stride;
       pin(data);
     }
