@@ -19,6 +19,7 @@ from ._torch import dispatch_keys, functorch_transform, is_profiling, num_dispat
 # other arguments or other kernels, would run in this one.
 torch.compiler.config.cache_key_tag += f"vilonghorn {__version__};"
 
+WAY_OUT = "make the model with exportable=True, which runs torch's own operators"
 PLAIN = (Tensor, torch.nn.Parameter)
 SCHEMA_TYPES: dict[Any, str] = {kind: kind.__name__ for kind in (Tensor, bool, float, str)}
 SCHEMA_TYPES |= {Tensor | None: "Tensor?", str | None: "str?", Sequence[int]: "SymInt[]"}
@@ -107,7 +108,9 @@ def register_op(
         return *(next(grads) if want else None for want in wanted), *(None,) * (len(hints) + 1 - num_tensors)
 
     def refuse(ctx, *_):
-        raise RuntimeError(f"{qualified}_backward has no derivative: {qualified} can be differentiated once only")
+        raise RuntimeError(
+            f"{qualified}_backward has no derivative: {qualified} can be differentiated once only; {WAY_OUT}"
+        )
 
     torch.library.register_autograd(qualified, apply_backward, setup_context=setup_context)
     torch.library.register_autograd(f"{qualified}_backward", refuse)
@@ -124,6 +127,8 @@ def register_op(
     def run(args: NamedTuple) -> Tensor:
         save, tracing = needs_grad(args[:num_tensors]), is_tracing(args[0])
         if save and not tracing and not torch.is_inference_mode_enabled():
+            if functorch_transform() is not None:
+                raise RuntimeError(f"{qualified} has no gradients inside torch.func (grad, vmap, jacrev); {WAY_OUT}")
             results = Eager.apply(*args, save)
         else:
             results = (kernel if not tracing and is_unseen(args[:num_tensors]) else op)(*args, save)
@@ -153,7 +158,7 @@ def _plain_keys(device_type: str) -> int:
 def refuse_forward_mode(operator: str, x: Tensor) -> None:
     """Raises RuntimeError if torch differentiates in forward mode."""
     if forward_ad.unpack_dual(x).primal is not x:  # a view in forward mode only
-        raise RuntimeError(f"{operator} has no forward-mode derivative; use reverse mode")
+        raise RuntimeError(f"{operator} has no forward-mode derivative; use reverse mode, or {WAY_OUT}")
 
 
 def needs_grad(tensors: Sequence[Tensor | None]) -> bool:
