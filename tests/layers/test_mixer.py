@@ -11,8 +11,9 @@ import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
 from oracle import KERNEL_RULES
+from torch.testing._internal.two_tensor import TwoTensor
 
-from vilonghorn.layers import Mixer
+from vilonghorn.layers import Block, Mixer
 from vilonghorn.layers.exportable import make_exportable
 from vilonghorn.ops.backends import cpu
 
@@ -95,6 +96,25 @@ def test_weights_that_autocast_converts_at_once_give_the_same_bits(form, monkeyp
     one_by_one = results(mixer, tokens)
     assert not any(len(tensors) == 4 for tensors, *_ in casts)
     assert all(torch.equal(a, b) for a, b in zip(at_once, one_by_one, strict=True))
+
+
+@pytest.mark.parametrize("autocast", [False, True])
+@pytest.mark.parametrize("part", ["in_proj.weight", "out_proj.weight"])
+@torch.no_grad()
+def test_weights_of_another_tensor_class_are_left_to_torch(part, autocast, monkeypatch):
+    """As those of torchao and DTensor, whose numbers are not in one float32 memory."""
+    if autocast:
+        monkeypatch.setattr(cpu, "unavailable", lambda *_: "as on a GPU")
+        warned = {("cpu", torch.bfloat16, "longhorn"), ("cpu", torch.float32, "longhorn")}
+        monkeypatch.setattr(sys.modules["vilonghorn.ops.backends"], "_warned", warned)
+    block, tokens = Block(24), torch.randn(2, 13, 24)
+    name, weight = f"mixer.{part}", block.mixer.get_parameter(part)
+    others = [weight.clone(), torch.randn_like(weight)]
+    with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+        expected = [torch.func.functional_call(block, {name: w}, (tokens,)) for w in others]
+        y = torch.func.functional_call(block, {name: TwoTensor(*others)}, (tokens,))
+    for actual, plain in zip((y.a, y.b), expected):
+        torch.testing.assert_close(actual, plain, rtol=1e-4, atol=1e-2 if autocast else 1e-5)
 
 
 def test_unknown_and_contradictory_forms_are_refused():

@@ -6,6 +6,7 @@ import pytest
 import timm
 import torch
 import torch.nn.functional as F
+import torchvision.models.feature_extraction
 from torch._dynamo.testing import CompileCounter
 from torch.export import Dim, export
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -95,13 +96,19 @@ def test_torch_compile_in_one_graph_equals_eager():
 
 @pytest.mark.parametrize(
     "name, options",
-    [("vilonghorn_nano", dict(depth=3, exportable=True, **SMALL)), ("vilonghornv2_nano", {})],
+    [
+        ("vilonghorn_nano", dict(depth=3, exportable=True, **SMALL)),
+        ("vim_nano_sfp", dict(depth=1)),
+        ("vilonghornv2_nano", dict(dynamic_img_pad=True)),
+    ],
 )
 def test_a_symbolic_trace_computes_the_same(name, options):
     batch, model = images(2, 3, 32, 32), make(name, **options)
-    names = timm.layers.get_graph_node_names(model)[1]
-    traced = timm.layers.create_feature_extractor(model, return_nodes=[names[-1]])
-    torch.testing.assert_close(next(iter(traced(batch).values())), model(batch))
+    torch.testing.assert_close(torch.fx.symbolic_trace(model)(batch), model(batch))
+    for library in (timm.layers, torchvision.models.feature_extraction):
+        names = library.get_graph_node_names(model)[1]
+        traced = library.create_feature_extractor(model, return_nodes=[names[-1]])
+        torch.testing.assert_close(next(iter(traced(batch).values())), model(batch))
 
 
 @pytest.mark.parametrize(

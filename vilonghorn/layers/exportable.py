@@ -3,8 +3,7 @@
 from collections.abc import Callable
 from typing import cast
 
-from timm.layers import register_notrace_function
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 
 from ..ops.arguments import ScanArguments
 from ..ops.mamba_inner import mamba_inner_exportable
@@ -13,7 +12,8 @@ from ..ops.scan import scan_exportable
 from .mixer import Mixer
 from .norm import RMSNorm
 
-register_notrace_function(mamba_inner_exportable)
+fx.wrap("mamba_inner_exportable")
+fx.wrap("rms_norm_exportable")
 
 
 class ExportableNorm(RMSNorm):
@@ -37,9 +37,11 @@ class ExportableMixer(Mixer):
         return self.out_proj(mamba_inner_exportable(self.in_proj(x), *arguments, scan_function=self.scan_function))
 
 
+CLASSES: dict[type, type] = {RMSNorm: ExportableNorm, Mixer: ExportableMixer}
+
+
 def make_exportable(model: nn.Module) -> nn.Module:
     """Replaces the classes of norms and mixers in a model, in place, and returns it."""
-    classes: dict[type, type] = {RMSNorm: ExportableNorm, Mixer: ExportableMixer}
     for module in model.modules():
-        module.__class__ = classes.get(type(module), type(module))
+        module.__class__ = CLASSES.get(type(module), type(module))
     return model

@@ -14,8 +14,10 @@ from torch import Tensor, fx, nn
 from ..ops.backends import cpu
 from ..ops.rules import NO_RULE, find_rule
 from ..ops.validate import MAX_CONV, MAX_STATE, autocast_dtype, check_flags
-from .fused import is_unchanged
+from .fused import CLASSES, is_unchanged
 from .norm import decay_rates
+
+fx.wrap("decay_rates")
 
 # Range and lower limit of Mamba's initial step sizes, softplus(dt_bias).
 DT_MIN, DT_MAX, DT_FLOOR = 1e-3, 1e-1, 1e-4
@@ -190,7 +192,9 @@ class Mixer(nn.Module):
         dtype = autocast_dtype(x)
         converts = dtype is not None and dtype != self.x_proj.dtype and cpu.unavailable(x.device.type) is not None
         layers = (self.in_proj, self.out_proj)
-        return converts and all(is_unchanged(layer, nn.Linear) and layer.bias is None for layer in layers)
+        if not converts or not all(is_unchanged(layer, nn.Linear) and layer.bias is None for layer in layers):
+            return False
+        return all(type(t) in CLASSES for t in (self.in_proj.weight, self.x_proj, self.dt_proj, self.out_proj.weight))
 
     @torch.jit.unused
     def _autocast_forward(self, x: Tensor, grid: list[int] | None) -> Tensor:

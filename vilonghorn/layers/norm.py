@@ -1,7 +1,6 @@
 """RMSNorm with the library's operator, which on the CPU saves half of what torch's saves for backward."""
 
 import torch
-from timm.layers import register_notrace_function
 from torch import Tensor, nn
 
 
@@ -23,13 +22,11 @@ class RMSNorm(nn.RMSNorm):
         return torch.ops.vilonghorn.rms_norm(x, self.weight, self.eps)
 
 
-@register_notrace_function
 def to_fp32(x: Tensor) -> Tensor:
     """Converts x to float32, but keeps float64."""
     return x if x.dtype == torch.float64 else x.float()
 
 
-@register_notrace_function
 def decay_rates(A_log: Tensor) -> Tensor:
     """A of rule "mamba", negative, in float32 or wider."""
     return -torch.exp(to_fp32(A_log))

@@ -3,9 +3,10 @@
 from typing import Any
 
 import timm.layers
+import torch
 import torch.nn.functional as F
-from timm.layers import _assert, register_notrace_function, to_2tuple
-from torch import Tensor, nn
+from timm.layers import _assert, to_2tuple
+from torch import Tensor, fx, nn
 
 
 class PatchEmbed(timm.layers.PatchEmbed):
@@ -112,6 +113,24 @@ class PatchEmbed(timm.layers.PatchEmbed):
         return self.norm(self.proj(self.backbone(x)).flatten(2).transpose(1, 2))
 
 
+def patch_mask(mask: Tensor, shape: tuple[int, int, int]) -> Tensor:
+    """Checks a mask of patches, (B, h, w) = shape or (B, h * w), and returns it as booleans, (B, h, w)."""
+    B, h, w = shape
+    if mask.shape != shape and mask.shape != (B, h * w):
+        raise ValueError(
+            f"mask has shape {list(mask.shape)}, expected (B, h, w) = {list(shape)} or (B, h * w) = {[B, h * w]}: one "
+            "value a patch"
+        )
+    return mask.reshape(B, h, w).to(torch.bool)
+
+
+def replace_masked(x: Tensor, mask: Tensor, mask_token: Tensor | None) -> Tensor:
+    """Replaces the tokens of x, (..., C), where mask, (...), is True. Raises ValueError if there is no mask token."""
+    if mask_token is None:
+        raise ValueError("the model has no mask token, expected one with a mask: make the model with mask_token=True")
+    return torch.where(mask.unsqueeze(-1), mask_token.to(x.dtype), x)
+
+
 def check_sizes(img_size: tuple[int, int], patch_size: tuple[int, int], stride: tuple[int, int], pad: bool) -> None:
     """Raises ValueError if a model cannot have these sizes."""
     if not all(1 <= s <= p for s, p in zip(stride, patch_size)):
@@ -120,7 +139,7 @@ def check_sizes(img_size: tuple[int, int], patch_size: tuple[int, int], stride: 
         check_whole_patches(img_size, patch_size, stride)
 
 
-@register_notrace_function
+@fx.wrap
 def check_whole_patches(size: tuple[int, int], patch_size: tuple[int, int], stride: tuple[int, int]) -> None:
     """Raises ValueError if an image is not a whole number of patches."""
     over_h, over_w = size[0] - patch_size[0], size[1] - patch_size[1]
@@ -131,7 +150,7 @@ def check_whole_patches(size: tuple[int, int], patch_size: tuple[int, int], stri
         )
 
 
-@register_notrace_function  # branches on shapes cannot be traced
+@fx.wrap
 def padding(size: tuple[int, int], patch_size: tuple[int, int], stride: tuple[int, int]) -> tuple[int, int]:
     """Rows and columns to add so that the image is a whole number of patches."""
     short_h, short_w = patch_size[0] - size[0], patch_size[1] - size[1]

@@ -4,11 +4,14 @@ from collections.abc import Callable, Sequence
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 
 from ..ops.scan_order import as_list
 from .block import Block, Blocks
 from .norm import to_fp32
+
+fx.wrap("as_list")
+fx.wrap("to_fp32")
 
 
 class ConvStem(nn.Module):

@@ -64,7 +64,8 @@ def checkpoint_filter_fn(checkpoint: dict[str, Any], model: VisionSSM | Hierarch
     """Resamples patch filters and positions where the model's grid differs, and checks all names and shapes.
 
     timm drops a head of another class count itself, where the model's configuration says that the counts differ. A
-    model with a feature pyramid takes the trunk from a checkpoint without one, and keeps its own pyramid and head.
+    model with a feature pyramid takes the trunk from a checkpoint without one, and keeps its own pyramid and head. Mask
+    tokens that only the checkpoint has are left out; a model keeps its own where the checkpoint has none.
 
     Args:
         checkpoint: state dict of a model of this library or of Vim's authors, alone or under "model" or "state_dict".
@@ -93,6 +94,10 @@ def checkpoint_filter_fn(checkpoint: dict[str, Any], model: VisionSSM | Hierarch
             "it became a hierarchy; the model has stages. Make a model of the first two families, such as "
             "vilonghorn_tiny_exact with the arguments of the checkpoint's blocks"
         )
+    if model.mask_token is None:
+        fitted.pop("mask_token", None)
+    else:
+        fitted.setdefault("mask_token", model.mask_token.detach())
     _check_fit(fitted, model)
     return fitted
 

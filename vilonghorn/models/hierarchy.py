@@ -14,21 +14,25 @@ from timm.layers import (
     ClassifierHead,
     calculate_drop_path_rates,
     get_norm_layer,
-    register_notrace_function,
     to_2tuple,
     trunc_normal_,
 )
 from timm.models._features import feature_take_indices
 from timm.models._input import update_model_input_size
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 
 from ..layers import Block, RMSNorm
+from ..layers.patch_embed import patch_mask, replace_masked
 from ..layers.stage import ConvStem, Downsample, Stage, masked
+from .backbone import Backbone
+
+fx.wrap("patch_mask")
 
 
-class HierarchicalSSM(nn.Module):
+class HierarchicalSSM(Backbone):
     """Vision backbone of gated convolution blocks, then of state-space blocks, at falling resolution."""
 
+    feature_layers = "stages"
     num_default_features = None  # feature maps of `features_only=True`: all
 
     def __init__(
@@ -52,6 +56,7 @@ class HierarchicalSSM(nn.Module):
         drop_path_rate: float = 0.0,
         dynamic_img_pad: bool = False,
         norm_layer: str | Callable[..., nn.Module] | None = None,
+        mask_token: bool = False,
         device=None,
         dtype=None,
     ) -> None:
@@ -76,6 +81,7 @@ class HierarchicalSSM(nn.Module):
             drop_path_rate: stochastic depth of the last block; the rates rise linearly from 0 at the first.
             dynamic_img_pad: pad images at the bottom and at the right to a multiple of the last stride.
             norm_layer: a class, a partial or a name of timm's. Default: RMSNorm, eps 1e-5.
+            mask_token: as of `VisionSSM`.
             device: of the parameters.
             dtype: of the parameters.
 
@@ -96,6 +102,7 @@ class HierarchicalSSM(nn.Module):
         self.stride = stem_stride * 2 ** (len(depths) - 1)  # of the last stage
 
         self.stem = ConvStem(in_chans, embed_dims[0], stem_stride, norm_layer, **dd)
+        self.mask_token = nn.Parameter(torch.empty(1, 1, 1, embed_dims[0], **dd)) if mask_token else None
         rates: Any = calculate_drop_path_rates(drop_path_rate, list(depths), stagewise=True)
         branches = sum(depth * (2 if ratio else 1) for depth, ratio in zip(depths, mlp_ratios))
         num_scans, stages = 0, []
@@ -132,26 +139,17 @@ class HierarchicalSSM(nn.Module):
         if needs_reset:
             # Children first: a mixer re-initialises its linear layers.
             self.apply(lambda module: getattr(module, "reset_parameters", lambda: None)())
+        if self.mask_token is not None:
+            trunc_normal_(self.mask_token, std=0.02)
         self._init_head()
-
-    def _init_head(self) -> None:
-        if isinstance(self.head.fc, nn.Linear):
-            trunc_normal_(self.head.fc.weight, std=0.02)
-            nn.init.zeros_(self.head.fc.bias)
-
-    @torch.jit.ignore
-    def no_weight_decay(self) -> set[str]:
-        """Names of the parameters without weight decay, whatever their shape."""
-        kinds = ("A_log", "D", "dt_bias", "conv_bias")
-        return {name for name, _ in self.named_parameters() if name.rsplit(".", 1)[-1] in kinds}
 
     @torch.jit.ignore
     def group_matcher(self, coarse: bool = False) -> dict[str, str | list]:
         """Patterns that sort parameters by depth, also of a feature extractor (`model.`); `coarse`: by stage."""
         stage = r"^(?:model\.)?stages\.(\d+)"
         blocks = [(rf"{stage}\.downsample", (0,)), (rf"{stage}\.blocks\.(\d+)", None)]
-        norm = (r"^(?:model\.)?norm", (99999,))
-        return dict(stem=r"^(?:model\.)?stem", blocks=[(stage, None), norm] if coarse else [*blocks, norm])
+        stem, norm = r"^(?:model\.)?(?:stem|mask_token)", (r"^(?:model\.)?norm", (99999,))
+        return dict(stem=stem, blocks=[(stage, None), norm] if coarse else [*blocks, norm])
 
     @torch.jit.ignore
     def set_grad_checkpointing(self, enable: bool = True) -> None:
@@ -189,18 +187,22 @@ class HierarchicalSSM(nn.Module):
         self.img_size = size
         update_model_input_size(self, size)
 
-    def _embed(self, x: Tensor, pixel_mask: Tensor | None) -> tuple[Tensor, Tensor | None]:
-        """(B, in_chans, H, W) images to the map of the stem, and the mask at the last stride, (B, 1, h, w)."""
-        H, W = x.shape[-2:]
+    def _embed(self, x: Tensor, pixel_mask: Tensor | None, mask: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        """Images to the map of the stem, and a map that is 0 where padding is, (B, 1, h, w), at the last stride."""
+        B, _, H, W = x.shape
         if self.dynamic_img_pad:
             x = F.pad(x, (0, -W % self.stride, 0, -H % self.stride))
         else:
             check_size(H, W, self.stride)
-        mask: Tensor | None = None
+        valid: Tensor | None = None
         if pixel_mask is not None:
-            check_mask(pixel_mask, (x.shape[0], H, W))
-            mask = self._token_mask(pixel_mask, x.dtype)
-        return self.stem(x, mask), mask
+            check_mask(pixel_mask, (B, H, W))
+            valid = self._token_mask(pixel_mask, x.dtype)
+        if mask is None:
+            return self.stem(x, valid), valid
+        hidden = patch_mask(mask, (B, x.shape[2] // self.stride, x.shape[3] // self.stride))[:, None].to(x.dtype)
+        x = self.stem(x, 1 - hidden if valid is None else valid * (1 - hidden))
+        return replace_masked(x, F.interpolate(hidden, x.shape[1:3])[:, 0].to(torch.bool), self.mask_token), valid
 
     def _token_mask(self, pixel_mask: Tensor, dtype: torch.dtype) -> Tensor:
         """(B, H, W) to the tokens of the last stage, (B, 1, h, w): 1 where a token has pixels of the image, else 0."""
@@ -215,6 +217,7 @@ class HierarchicalSSM(nn.Module):
         output_fmt: str = "NCHW",
         intermediates_only: bool = False,
         pixel_mask: Tensor | None = None,
+        mask: Tensor | None = None,
     ) -> list[Tensor] | tuple[Tensor, list[Tensor]]:
         """Runs the model and returns the maps of chosen stages.
 
@@ -226,69 +229,51 @@ class HierarchicalSSM(nn.Module):
             output_fmt: "NCHW" for maps (B, C, h, w), or "NHWC".
             intermediates_only: do not return the final features.
             pixel_mask: as of `forward_features`; maps are zero where padding is.
+            mask: as of `forward_features`.
 
         Returns:
             (final features, (B, C, h, w), maps), or the maps alone. After an early stop the features have no norm.
 
         Raises:
-            ValueError: an unknown format, or an image of a size that does not fit.
+            ValueError: an unknown format, or an image or a mask of a size that does not fit.
         """
         if output_fmt not in ("NCHW", "NHWC"):
             raise ValueError(f"output_fmt is {output_fmt!r}, expected 'NCHW' or 'NHWC'")
         take_indices, max_index = feature_take_indices(len(self.stages), indices)
-        (x, mask), last = self._embed(x, pixel_mask), len(self.stages) - 1
+        (x, valid), last = self._embed(x, pixel_mask, mask), len(self.stages) - 1
         maps: list[Tensor] = []
         for i, stage in enumerate(self.stages[: max_index + 1] if stop_early else self.stages):
-            x = stage(x, mask)
+            x = stage(x, valid)
             if i in take_indices:
-                y = self._to_map(x, mask, norm and i == last)
+                y = self._to_map(x, valid, norm and i == last)
                 maps.append(y.contiguous() if output_fmt == "NCHW" else y.permute(0, 2, 3, 1))
-        return maps if intermediates_only else (self._to_map(x, mask, max_index == last or not stop_early), maps)
-
-    def prune_intermediate_layers(
-        self, indices: int | list[int] = 1, prune_norm: bool = False, prune_head: bool = True
-    ) -> list[int]:
-        """Removes the layers that the chosen features do not need.
-
-        Args:
-            indices: stages to keep features of: the last n if an int.
-            prune_norm: also the final norm.
-            prune_head: also the head and the pooling.
-
-        Returns:
-            Indices of the chosen stages, counted from 0.
-        """
-        take_indices, max_index = feature_take_indices(len(self.stages), indices)
-        self.stages = self.stages[: max_index + 1]
-        if prune_norm:
-            self.norm = nn.Identity()
-        if prune_head:
-            self.reset_classifier(0, "")
-        return take_indices
+        return maps if intermediates_only else (self._to_map(x, valid, max_index == last or not stop_early), maps)
 
     def _to_map(self, x: Tensor, mask: Tensor | None, norm: bool) -> Tensor:
         """The residual stream, (B, h, w, C) in float32, to a map (B, C, h, w) in the parameters' dtype."""
         y = x.to(self.stem.conv1.weight.dtype)
         return masked((self.norm(y) if norm else y).permute(0, 3, 1, 2), mask)
 
-    def forward_features(self, x: Tensor, pixel_mask: Tensor | None = None) -> Tensor:
+    def forward_features(self, x: Tensor, pixel_mask: Tensor | None = None, mask: Tensor | None = None) -> Tensor:
         """Runs the stages.
 
         Args:
             x: images, (B, in_chans, H, W).
             pixel_mask: (B, H, W), True for the pixels of an image, False for its padding, as in transformers. The
                 result is then that of the image alone, padded to a multiple of the last stride, and zero elsewhere.
+            mask: (B, h, w) or (B, h * w), True for the patches of the last stride whose pixels the stem reads as
+                zeros and whose tokens after it are the mask token (SimMIM, arXiv 2111.09886).
 
         Returns:
             The normed map of the last stage, (B, C, h, w).
 
         Raises:
-            ValueError: an image or a mask of a size that does not fit.
+            ValueError: an image or a mask of a size that does not fit, or `mask` of a model without a mask token.
         """
-        x, mask = self._embed(x, pixel_mask)
+        x, valid = self._embed(x, pixel_mask, mask)
         for stage in self.stages:
-            x = stage(x, mask)
-        return self._to_map(x, mask, True)
+            x = stage(x, valid)
+        return self._to_map(x, valid, True)
 
     def forward_head(self, x: Tensor, pre_logits: bool = False, pixel_mask: Tensor | None = None) -> Tensor:
         """Map of `forward_features` to logits, (B, num_classes), or pooled features with `pre_logits`.
@@ -306,21 +291,21 @@ class HierarchicalSSM(nn.Module):
         return self.forward_head(self.forward_features(x))
 
 
-@register_notrace_function
+@fx.wrap
 def check_pool(pool: str) -> None:
     """Raises ValueError for a pooling that would read padding."""
     if pool != "avg":
         raise ValueError(f"pixel_mask with global_pool '{pool}', expected global_pool 'avg'")
 
 
-@register_notrace_function
+@fx.wrap
 def check_mask(mask: Tensor, shape: tuple[int, int, int]) -> None:
     """Raises ValueError if a mask does not have one value a pixel."""
     if mask.shape != shape:
         raise ValueError(f"pixel_mask has shape {mask.shape}, expected (B, H, W) = {shape}")
 
 
-@register_notrace_function
+@fx.wrap
 def check_size(height: int, width: int, stride: int) -> None:
     """Raises ValueError if a side of an image is not a multiple of `stride`."""
     if height % stride or width % stride or not height or not width:

@@ -94,6 +94,7 @@ class PyramidSSM(VisionSSM):
         stop_early: bool = False,
         output_fmt: str = "NCHW",
         intermediates_only: bool = False,
+        mask: Tensor | None = None,
     ) -> list[Tensor] | tuple[list[Tensor], list[Tensor]]:
         """Runs the model and returns the chosen maps.
 
@@ -104,6 +105,7 @@ class PyramidSSM(VisionSSM):
             stop_early: no effect.
             output_fmt: "NCHW".
             intermediates_only: do not return the final features, which are all maps.
+            mask: as of `VisionSSM.forward_features`.
 
         Raises:
             ValueError: another format.
@@ -111,7 +113,7 @@ class PyramidSSM(VisionSSM):
         if output_fmt != "NCHW":
             raise ValueError(f"output_fmt is {output_fmt!r}, expected 'NCHW'; the features of a pyramid are maps")
         chosen, _ = feature_take_indices(len(STRIDES), indices)
-        maps = self.forward_features(x)
+        maps = self.forward_features(x, mask)
         kept = [level for name, level in zip(self.pyramid.levels, maps) if int(name) in chosen]
         return kept if intermediates_only else (maps, kept)
 
@@ -130,10 +132,13 @@ class PyramidSSM(VisionSSM):
                 del self.pyramid.levels[name]
         return chosen
 
-    def forward_features(self, x: Tensor) -> list[Tensor]:
-        """(B, in_chans, H, W) images to a map (B, pyramid_channels, ceil(H / s), ceil(W / s)) for each stride s."""
+    def forward_features(self, x: Tensor, mask: Tensor | None = None) -> list[Tensor]:
+        """(B, in_chans, H, W) images to a map (B, pyramid_channels, ceil(H / s), ceil(W / s)) for each stride s.
+
+        `mask` as of `VisionSSM.forward_features`.
+        """
         H, W = x.shape[-2:]
-        tokens, grid = self._embed(x), self._grid(x)
+        tokens, grid = self._embed(x, mask), self._grid(x)
         tokens = self._norm_tokens(self.blocks(tokens, grid, self.grad_checkpointing))[:, 1:]
         h, w = self.patch_embed.dynamic_feat_size((H, W))
         padded = self.patch_embed.padding((H, W)) if self.patch_embed.dynamic_img_pad else None

@@ -21,14 +21,19 @@ from timm.layers import (
 from timm.models import checkpoint
 from timm.models._features import feature_take_indices
 from timm.models._input import update_model_input_size
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 
 from ..layers import Block, Blocks, PatchEmbed, RMSNorm, StemEmbed, to_fp32
+from ..layers.patch_embed import patch_mask, replace_masked
 from ..layers.positions import resample_positions
 from ..ops.scan_order import as_list, insert_class_token, prefix_first
+from .backbone import Backbone
+
+for _leaf in ("as_list", "patch_mask", "resample_positions", "to_fp32"):  # functions that branch
+    fx.wrap(_leaf)
 
 
-class VisionSSM(nn.Module):
+class VisionSSM(Backbone):
     """Vision backbone of state-space blocks.
 
     Tokens go in and out prefix first (the class token, then M patches in raster order), as in timm's
@@ -37,6 +42,7 @@ class VisionSSM(nn.Module):
     """
 
     dynamic_img_size: Final[bool]
+    feature_layers = "blocks"
     num_default_features = 3  # feature maps of `features_only=True`
     pools: tuple[str, ...] = ("token", "avg", "avgmax", "max", "")
 
@@ -67,6 +73,7 @@ class VisionSSM(nn.Module):
         dynamic_img_size: bool = False,
         dynamic_img_pad: bool = False,
         norm_layer: str | Callable[..., nn.Module] | None = None,
+        mask_token: bool = False,
         device=None,
         dtype=None,
     ) -> None:
@@ -98,6 +105,7 @@ class VisionSSM(nn.Module):
             dynamic_img_size: accept any image size; positions are resampled at each call.
             dynamic_img_pad: pad images to a whole number of patches.
             norm_layer: a class, a partial or a name of timm's. Default: RMSNorm, eps 1e-5.
+            mask_token: have a learned token in place of masked patches, for masked image modelling.
             device: of the parameters.
             dtype: of the parameters.
 
@@ -131,6 +139,7 @@ class VisionSSM(nn.Module):
             **dd,
         )
         self.cls_token = nn.Parameter(torch.empty(1, 1, embed_dim, **dd))
+        self.mask_token = nn.Parameter(torch.empty(1, 1, embed_dim, **dd)) if mask_token else None
         if pos_embed == "learn":
             self.pos_embed = nn.Parameter(torch.empty(1, 1 + self.patch_embed.num_patches, embed_dim, **dd))
         else:
@@ -182,26 +191,17 @@ class VisionSSM(nn.Module):
         if self.pos_embed is not None:
             trunc_normal_(self.pos_embed, std=0.02)
         trunc_normal_(self.cls_token, std=0.02)
+        if self.mask_token is not None:
+            trunc_normal_(self.mask_token, std=0.02)
         lecun_normal_(self.patch_embed.proj.weight)
         nn.init.zeros_(self.patch_embed.proj.bias)  # type: ignore[arg-type]
         self._init_head()
-
-    def _init_head(self) -> None:
-        if isinstance(self.head, nn.Linear):
-            trunc_normal_(self.head.weight, std=0.02)
-            nn.init.zeros_(self.head.bias)
-
-    @torch.jit.ignore
-    def no_weight_decay(self) -> set[str]:
-        """Names of the parameters without weight decay, whatever their shape."""
-        kinds = ("pos_embed", "cls_token", "A_log", "D", "dt_bias", "conv_bias", "scan_norm")
-        return {name for name, _ in self.named_parameters() if name.rsplit(".", 1)[-1] in kinds}
 
     @torch.jit.ignore
     def group_matcher(self, coarse: bool = False) -> dict[str, str | list]:
         """Patterns that sort parameters by depth, also of a feature extractor (`model.`). `coarse` has no effect."""
         return dict(
-            stem=r"^(?:model\.)?(?:cls_token|pos_embed|patch_embed)",
+            stem=r"^(?:model\.)?(?:cls_token|mask_token|pos_embed|patch_embed)",
             blocks=[(r"^(?:model\.)?blocks\.(\d+)", None), (r"^(?:model\.)?(?:norm|pyramid)", (99999,))],
         )
 
@@ -256,10 +256,13 @@ class VisionSSM(nn.Module):
                 info["reduction"] = self.patch_embed.feat_ratio()
         update_model_input_size(self, self.patch_embed.img_size, patch_size=patch_size)
 
-    def _embed(self, x: Tensor) -> Tensor:
+    def _embed(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         """(B, in_chans, H, W) images to the residual stream, (B, 1 + M, C) in the order of the scan."""
-        H, W = x.shape[-2:]
+        B, _, H, W = x.shape
         x, pos = self.patch_embed(x), self.pos_embed
+        if mask is not None:
+            h, w = self.patch_embed.dynamic_feat_size((H, W))
+            x = replace_masked(x, patch_mask(mask, (B, h, w)).flatten(1), self.mask_token)
         token: Tensor = self.cls_token
         if pos is not None:
             if self.dynamic_img_size:
@@ -312,6 +315,7 @@ class VisionSSM(nn.Module):
         output_fmt: str = "NCHW",
         intermediates_only: bool = False,
         output_dict: bool = False,
+        mask: Tensor | None = None,
     ) -> list | tuple[Tensor, list] | dict[str, Any]:
         """Runs the model and returns the outputs of chosen blocks.
 
@@ -324,19 +328,20 @@ class VisionSSM(nn.Module):
             output_fmt: "NCHW" for maps (B, C, h, w), "NLC" for tokens (B, M, C).
             intermediates_only: do not return the final features.
             output_dict: return a dictionary.
+            mask: as of `forward_features`.
 
         Returns:
             (final features, features), or the features alone, or a dictionary with `image_features`,
             `image_intermediates` and, if asked, `image_intermediates_prefix`.
 
         Raises:
-            ValueError: an unknown format.
+            ValueError: an unknown format, or a mask of another size.
         """
         if output_fmt not in ("NCHW", "NLC"):
             raise ValueError(f"output_fmt is {output_fmt!r}, expected 'NCHW' or 'NLC'")
         take_indices, max_index = feature_take_indices(len(self.blocks), indices)
         H, W = x.shape[-2:]
-        x, grid = self._embed(x), self._grid(x)
+        x, grid = self._embed(x, mask), self._grid(x)
         intermediates = []
         for i, block in enumerate(self.blocks[: max_index + 1] if stop_early else self.blocks):
             x = checkpoint(block, x, grid) if self.grad_checkpointing else block(x, grid)
@@ -358,30 +363,20 @@ class VisionSSM(nn.Module):
         outputs: list = list(zip(features, prefix)) if return_prefix_tokens else features
         return outputs if intermediates_only else (self._norm_tokens(x), outputs)
 
-    def prune_intermediate_layers(
-        self, indices: int | list[int] = 1, prune_norm: bool = False, prune_head: bool = True
-    ) -> list[int]:
-        """Removes the layers that the chosen features do not need.
+    def forward_features(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        """Runs the blocks.
 
         Args:
-            indices: blocks to keep features of: the last n if an int.
-            prune_norm: also the final norm.
-            prune_head: also the head and the pooling.
+            x: images, (B, in_chans, H, W).
+            mask: (B, h, w) or (B, M), True for the patches whose token is replaced by the mask token.
 
         Returns:
-            Indices of the chosen blocks, counted from 0.
-        """
-        take_indices, max_index = feature_take_indices(len(self.blocks), indices)
-        self.blocks = self.blocks[: max_index + 1]
-        if prune_norm:
-            self.norm = nn.Identity()
-        if prune_head:
-            self.reset_classifier(0, "")
-        return take_indices
+            (B, 1 + M, C) normed tokens: class token, then patches in raster order.
 
-    def forward_features(self, x: Tensor) -> Tensor:
-        """(B, in_chans, H, W) images to (B, 1 + M, C) normed tokens: class token, then patches in raster order."""
-        x, grid = self._embed(x), self._grid(x)
+        Raises:
+            ValueError: a mask of another size, or a model without a mask token.
+        """
+        x, grid = self._embed(x, mask), self._grid(x)
         return self._norm_tokens(self.blocks(x, grid, self.grad_checkpointing))
 
     def pool(self, x: Tensor, pool_type: str | None = None) -> Tensor:

@@ -2,7 +2,6 @@
 
 import torch
 import torch.nn.functional as F
-from timm.layers import register_notrace_function
 from torch import Tensor
 
 from .arguments import NormArguments
@@ -33,7 +32,6 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float = 1e-5) -> Tensor:
     return _run(NormArguments(x, weight, eps))
 
 
-@register_notrace_function
 def rms_norm_exportable(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """`rms_norm` in the operations that onnxruntime fuses into one. torch.onnx writes others for torch's rms_norm."""
     validate_norm(NormArguments(x, weight, eps))

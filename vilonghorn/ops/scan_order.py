@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 
 import torch
-from timm.layers import register_notrace_function
 from torch import Tensor
 
 
@@ -34,7 +33,6 @@ def flip_reversed(y: Tensor, reverse: Sequence[int]) -> list[Tensor]:
     return [y_g.flip(1) if flag else y_g for y_g, flag in zip(directions, reverse)]
 
 
-@register_notrace_function
 def as_list(grid: tuple[int, int]) -> list[int]:
     """Rows and columns as operators take them: torch.jit.trace makes tensors of sizes."""
     rows, columns = grid

@@ -1,0 +1,71 @@
+"""Masked image modelling: patches that a mask token replaces, in both families."""
+
+import pytest
+import timm
+import torch
+
+MODELS = {
+    "vilonghorn_nano": dict(img_size=(32, 48), patch_size=16, depth=2),
+    "vim_nano_sfp": dict(img_size=(32, 48), patch_size=16, depth=1),
+    "vilonghornv2_nano": {},
+}
+
+
+def make(name, **options):
+    torch.manual_seed(0)
+    return timm.create_model(name, **MODELS[name] | options).eval()
+
+
+def images():
+    return torch.randn(2, 3, 32, 48, generator=torch.Generator().manual_seed(1))
+
+
+MASK = torch.tensor([[[1, 0, 0], [0, 1, 1]], [[0, 0, 1], [1, 0, 0]]], dtype=torch.bool)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_pixels_of_masked_patches_have_no_effect_and_the_mask_token_has(name):
+    model, batch = make(name, mask_token=True), images()
+    other = torch.where(MASK.repeat_interleave(16, 1).repeat_interleave(16, 2)[:, None], 9.0, batch)
+    final, maps = model.forward_intermediates(batch, mask=MASK)
+    for a, b in zip(maps, model.forward_intermediates(other, mask=MASK.flatten(1), intermediates_only=True)):
+        assert torch.equal(a, b)
+    features = model.forward_features(batch, mask=MASK)
+    assert all(map(torch.equal, features, final))
+    assert not torch.allclose(features[-1], model.forward_features(batch)[-1])
+    features[-1].square().sum().backward()
+    assert model.mask_token.grad.abs().sum() > 0 and "mask_token" in model.no_weight_decay()
+
+
+@torch.no_grad()
+def test_a_mask_of_nothing_changes_nothing_and_padding_stays_masked():
+    model, batch = make("vilonghornv2_nano", mask_token=True), images()
+    torch.testing.assert_close(model.forward_features(batch, mask=MASK & False), model.forward_features(batch))
+    valid = torch.ones(2, 32, 48)
+    valid[:, :, 32:] = 0
+    padded = model.forward_features(batch, valid, MASK)
+    torch.testing.assert_close(padded[..., :2], model.forward_features(batch[..., :32], mask=MASK[..., :2]))
+    assert padded[..., 2:].eq(0).all()
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_masks_of_another_shape_and_models_without_a_token_are_errors(name):
+    for shape in ([2, 3, 2], [1, 6], [2, 1, 2, 3]):
+        with pytest.raises(ValueError) as caught:
+            make(name, mask_token=True).forward_features(images(), mask=torch.ones(shape))
+        assert f"mask has shape {shape}, expected (B, h, w) = [2, 2, 3] or (B, h * w) = [2, 6]" in str(caught.value)
+    with pytest.raises(ValueError, match="the model has no mask token.*make the model with mask_token=True"):
+        make(name).forward_features(images(), mask=MASK)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_weights_load_with_and_without_a_mask_token(name, tmp_path):
+    plain, pretrained = make(name), make(name, mask_token=True)
+    assert set(pretrained.state_dict()) - set(plain.state_dict()) == {"mask_token"}
+    for source, token in ((plain, True), (pretrained, False), (pretrained, True)):
+        torch.save(source.state_dict(), tmp_path / "weights.pth")
+        overlay = dict(file=str(tmp_path / "weights.pth"), num_classes=plain.num_classes)
+        loaded = make(name, mask_token=token, pretrained=True, pretrained_cfg_overlay=overlay)
+        shared = set(source.state_dict()) & set(loaded.state_dict())
+        assert len(shared) >= len(plain.state_dict())
+        assert all(torch.equal(loaded.state_dict()[name], source.state_dict()[name]) for name in shared)

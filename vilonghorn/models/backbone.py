@@ -1,0 +1,51 @@
+"""What the models share of timm's contract."""
+
+from typing import TYPE_CHECKING
+
+import torch
+from timm.layers import trunc_normal_
+from timm.models._features import feature_take_indices
+from torch import nn
+
+NO_DECAY = ("pos_embed", "cls_token", "mask_token", "A_log", "D", "dt_bias", "conv_bias", "scan_norm")
+
+
+class Backbone(nn.Module):
+    """A model whose features are the outputs of the children of one module."""
+
+    feature_layers: str  # "blocks" or "stages"
+    if TYPE_CHECKING:
+        norm: nn.Module
+
+    def _init_head(self) -> None:
+        head = self.get_classifier()  # type: ignore[operator]
+        if isinstance(head, nn.Linear):
+            trunc_normal_(head.weight, std=0.02)
+            nn.init.zeros_(head.bias)
+
+    @torch.jit.ignore
+    def no_weight_decay(self) -> set[str]:
+        """Names of the parameters without weight decay, whatever their shape."""
+        return {name for name, _ in self.named_parameters() if name.rsplit(".", 1)[-1] in NO_DECAY}
+
+    def prune_intermediate_layers(
+        self, indices: int | list[int] = 1, prune_norm: bool = False, prune_head: bool = True
+    ) -> list[int]:
+        """Removes the layers that the chosen features do not need.
+
+        Args:
+            indices: blocks or stages to keep features of: the last n if an int.
+            prune_norm: also the final norm.
+            prune_head: also the head and the pooling.
+
+        Returns:
+            Indices of the chosen features, counted from 0.
+        """
+        layers = getattr(self, self.feature_layers)
+        take_indices, max_index = feature_take_indices(len(layers), indices)
+        setattr(self, self.feature_layers, layers[: max_index + 1])
+        if prune_norm:
+            self.norm = nn.Identity()
+        if prune_head:
+            self.reset_classifier(0, "")  # type: ignore[operator]
+        return take_indices
