@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"  # before the imports: bindings.py compares it with the installed one
-__all__ = ["load", "models", "predict", "read_image"]
+__all__ = ["count_flops", "load", "models", "predict", "read_image"]
 
 
 def _is_command() -> bool:
@@ -20,16 +20,18 @@ if TYPE_CHECKING:
     from . import models
     from .data.images import read_image
     from .inference import load, predict
+    from .models.flops import count_flops
 elif not _is_command():  # a command imports torch, and with it the models, only if it needs them
     from . import models
 
 
+_LAZY = {"count_flops": ".models.flops", "load": ".inference", "predict": ".inference", "read_image": ".data.images"}
+
+
 def __getattr__(name: str) -> Any:
-    """`load`, `predict`, `read_image`, and in a command `models`, when they are first used."""
-    if name in ("load", "predict"):
-        return getattr(import_module(".inference", __name__), name)
-    if name == "read_image":
-        return import_module(".data.images", __name__).read_image
+    """Names of `_LAZY`, and in a command `models`, when they are first used."""
+    if name in _LAZY:
+        return getattr(import_module(_LAZY[name], __name__), name)
     if name == "models":
         return import_module(".models", __name__)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

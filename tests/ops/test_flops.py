@@ -1,12 +1,16 @@
 """The flop counter's figures: against the published ones, against hand counts, and the same whatever runs."""
 
+import math
+
 import pytest
 import timm
 import torch
 from oracle import inputs, mixer_inputs
+from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
-import vilonghorn  # noqa: F401  (registers the models)
+from vilonghorn import count_flops
+from vilonghorn.layers import Mixer
 from vilonghorn.ops import mamba_inner, scan
 from vilonghorn.ops.arguments import MambaInnerArguments
 from vilonghorn.ops.mamba_inner import mamba_inner_composed
@@ -47,6 +51,46 @@ def test_the_fused_mixer_counts_what_its_parts_count():
     parts = flops(mamba_inner_composed, MambaInnerArguments(**values, **options))
     assert flops(lambda: mamba_inner(**values, **options)) == parts
     assert parts >= 2 * G * B * L * D * (K + 2 * R + 2 * N)
+
+
+def by_hooks(model, size) -> int:
+    """FLOPs of convolutions, linear layers and mixers, from the shapes of their outputs in a run of the model."""
+    total = 0
+
+    def count(module, inputs, y):
+        nonlocal total
+        if isinstance(module, Mixer):
+            rows, D, N, G = y.shape[0] * y.shape[1], module.d_inner, module.d_state, len(module.reverse)
+            S, _, *kernel = module.conv_weight.shape
+            total += 2 * S * rows * D * math.prod(kernel)
+            if module.x_proj is not None:
+                products = D * module.x_proj.shape[1] + module.dt_proj[0].numel()
+                total += rows * (2 * S * products + G * D * (STEP[module.rule] * N + 2))
+        elif isinstance(module, nn.ConvTranspose2d):
+            total += 2 * inputs[0].numel() * module.weight[0].numel()
+        elif isinstance(module, nn.Linear | nn.Conv2d):
+            total += 2 * y.numel() * module.weight[0].numel()
+
+    for module in model.modules():
+        module.register_forward_hook(count)
+    model(torch.zeros(1, 3, *size))
+    return total
+
+
+MODELS = ["vilonghorn_nano", "vilonghorn_nano_exact", "vilonghorn_nano_shared", "vim_nano", "vilonghorn_nano_sfp"]
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", [*MODELS, "vilonghornv2_nano", "vilonghornv2_tiny"])
+def test_one_call_counts_every_family_in_every_form_at_any_size(name):
+    options = {} if "v2" in name else dict(img_size=(64, 96))
+    expected = by_hooks(timm.create_model(name, **options).eval(), (64, 96))
+    for form in (dict(exportable=True), dict(drop_path_rate=0.1), {}):
+        model = timm.create_model(name, **options | form).train("drop_path_rate" in form)
+        assert count_flops(model, (64, 96)) == count_flops(model, (3, 64, 96)) == expected
+    assert count_flops(timm.create_model(name, features_only=True, **options), (64, 96)) <= expected
+    with pytest.raises(ValueError, match=r"input_size is \(1, 3, 64, 96\), expected \(height, width\)"):
+        count_flops(model, (1, 3, 64, 96))
 
 
 def test_the_composed_form_counts_its_scan_and_its_backward():

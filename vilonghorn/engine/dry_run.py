@@ -4,8 +4,8 @@ import itertools
 from dataclasses import replace
 
 import torch
-from torch.utils.flop_counter import FlopCounterMode
 
+from ..models.flops import count_flops
 from .build import build_loader, pick_device, scale_rates
 from .config import Config
 from .distributed import Distributed
@@ -46,9 +46,7 @@ def dry_run(config: Config, processes: int | None = None, train_images: int | No
     state.setup(dist, steps.updates_per_epoch)
     speed, source = measure_speed(state)
     parameters = sum(p.numel() for p in state.model.parameters())
-    with torch.no_grad(), FlopCounterMode(display=False) as counter:
-        state.model.eval()(torch.zeros(1, 3, config.data.image_size, config.data.image_size, device=device))
-    gflops = counter.get_total_flops() / 2e9  # a multiplication with its addition is one, as in docs/models.md
+    gflops = count_flops(state.model, config.data.image_size) / 2e9  # multiply-adds, as in docs/models.md
     memory = f", {torch.cuda.max_memory_allocated(device) / 2**30:.2f} GiB at most" if device.type == "cuda" else ""
     scaled, schedule = scale_rates(config, size * steps.batches_per_update), config.schedule
     updates, epochs, used = steps.updates_per_epoch, schedule.epochs, steps.batches * size

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch.utils.flop_counter import register_flop_formula
 
-from . import block, chunked, conv, mamba_inner, norm, scan  # noqa: F401  (they define the operators)
+from . import block, conv, mamba_inner, norm, scan  # noqa: F401  (they define the operators)
 from .arguments import BlockArguments, ConvArguments, MambaInnerArguments, NormArguments, ScanArguments
 from .rules import NO_RULE, RULES
 
@@ -27,11 +27,7 @@ def _recurrence(rule: str, G: int, B: int, L: int, D: int, N: int) -> int:
 
 
 def _scan(a: Any) -> int:
-    (G, B, L, D), N, heads, C = a.x, a.k[-1], a.dt[-1], chunked.CHUNK
-    if heads == D:
-        return _recurrence(a.rule, G, B, L, D, N)
-    # In chunks: k k^T, q k^T and six products for the inverse; three with the state and two with the added numbers.
-    return G * B * L * (heads * (4 * C * N + 12 * C * C) + D * (6 * N + 4 * C + SKIP))
+    return _recurrence(a.rule, *a.x, a.k[-1])
 
 
 def _conv(a: Any) -> int:
