@@ -47,6 +47,11 @@ def test_the_page_on_the_block(capsys):
     assert any(p is names["model"].blocks[0].mixer.dt_bias for p in groups[1]["params"])
 
 
+def test_the_page_on_clients():
+    names = run_blocks("docs/clients.md")
+    assert len(names["maps"]) == 4 and names["features"].shape == (2, 512, 7, 7)
+
+
 def test_the_page_on_questions():
     run_blocks("docs/faq.md")
 
