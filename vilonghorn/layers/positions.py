@@ -5,7 +5,6 @@ from timm.layers import register_notrace_function, resample_abs_pos_embed
 from torch import Tensor
 
 
-@torch.fx.wrap
 @register_notrace_function
 def resample_positions(pos: Tensor, new_size: list[int], old_size: list[int]) -> Tensor:
     """Resamples positions by antialiased bicubic interpolation, as timm does.
