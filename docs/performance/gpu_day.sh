@@ -50,13 +50,13 @@ build() {
   command -v nvcc >/dev/null || { say "no nvcc: no CUDA kernels are built"; options=(-DVILONGHORN_CUDA=OFF); }
   if $cmake --version >/dev/null 2>&1; then
     command -v ninja >/dev/null && options+=(-G Ninja)
-    step 300 "configure" $cmake -S kernels -B "build/gpu_$ARCH" "${options[@]}" &&
-      step 400 "build" $cmake --build "build/gpu_$ARCH" --parallel "$jobs" &&
+    step 40 "configure" $cmake -S kernels -B "build/gpu_$ARCH" "${options[@]}" &&
+      step 200 "build" $cmake --build "build/gpu_$ARCH" --parallel "$jobs" &&
       step 30 "install" $cmake --install "build/gpu_$ARCH" --prefix . && return
   fi
   say "cmake is not here or failed: nvcc builds the CUDA library alone"
   mkdir -p vilonghorn/_lib
-  step 400 "nvcc" nvcc -shared -cudart static -std=c++17 -O3 -Xcompiler=-fPIC,-fvisibility=hidden --threads 0 \
+  step 150 "nvcc" nvcc -shared -cudart static -std=c++17 -O3 -Xcompiler=-fPIC,-fvisibility=hidden --threads 0 \
     -gencode "arch=compute_$ARCH,code=sm_$ARCH" kernels/cuda/*.cu -o vilonghorn/_lib/libvilonghorn_cuda.so
 }
 
