@@ -1,14 +1,13 @@
 """Layers of models made for export: torch's own operators, with few nodes in the captured graph."""
 
 from collections.abc import Callable
-from typing import cast
+from typing import Any, cast
 
 from torch import Tensor, fx, nn
 
 from ..ops.arguments import ScanArguments
 from ..ops.mamba_inner import mamba_inner_exportable
 from ..ops.norm import rms_norm_exportable
-from ..ops.scan import scan_exportable
 from .mixer import Mixer
 from .norm import RMSNorm
 
@@ -27,14 +26,15 @@ class ExportableNorm(RMSNorm):
 class ExportableMixer(Mixer):
     """`Mixer` in torch's own operators."""
 
-    scan_function: Callable[[ScanArguments], Tensor] = staticmethod(scan_exportable)  # of `mamba_inner_exportable`
+    scan_function: Callable[[ScanArguments], Tensor] | None = None  # of `mamba_inner_exportable`, if not its default
 
     def forward(self, x: Tensor, grid: list[int] | None = None, mask: Tensor | None = None) -> Tensor:
         """As `Mixer.forward`."""
         if mask is not None:
             return super().forward(x, grid, mask)
         arguments = (*self.inner_weights(), self.scan_norm, self.rule, self.flags, grid)
-        return self.out_proj(mamba_inner_exportable(self.in_proj(x), *arguments, scan_function=self.scan_function))
+        options: Any = {} if self.scan_function is None else {"scan_function": self.scan_function}  # fx takes no function
+        return self.out_proj(mamba_inner_exportable(self.in_proj(x), *arguments, **options))
 
 
 CLASSES: dict[type, type] = {RMSNorm: ExportableNorm, Mixer: ExportableMixer}

@@ -207,7 +207,8 @@ def match_size(study: Study, task: str, candidate: str) -> tuple[dict[str, Any],
 
     def count(name: str, **more: Any) -> int:
         model, head = study.candidates[name].model, dict(num_classes=dataset.num_classes)
-        if timm.models.get_pretrained_cfg_value(model, "fixed_input_size"):
+        cfg = timm.get_pretrained_cfg(model.partition(".")[0])
+        if cfg is not None and cfg.fixed_input_size:
             head["img_size"] = dataset.side
         return _num_parameters(model, yaml.safe_dump({**kwargs(name, **more), **head}))
 
