@@ -1,6 +1,7 @@
 """The parts of a run, as the configuration asks for them."""
 
 import math
+import re
 
 import pytest
 import timm
@@ -139,3 +140,15 @@ def test_a_model_that_does_not_take_a_size_on_the_way_to_the_last_is_refused(tmp
     else:
         with pytest.raises(ValueError, match=rf"images \(2, 3, {wrong}, {wrong}\).*augmentation.start_size"):
             build.check_model(config, model, 4, torch.device("cpu"))
+
+
+@pytest.mark.parametrize("name", ["vilonghorn_nano", "vilonghorn_nano_exact"])
+def test_weights_of_vim_start_a_model_of_longhorn_and_what_is_left_is_said(name, tmp_path, capsys):
+    kwargs = dict(patch_size=4, depth=2, embed_dim=32)
+    vim = timm.create_model("vim_nano", img_size=16, num_classes=4, **kwargs)
+    save_file(vim.state_dict(), tmp_path / "vim.safetensors")
+    options = (f"--model.weights={tmp_path}/vim.safetensors", f"--model.name={name}", f"--model.kwargs={kwargs}")
+    model = build.build_model(toy_config(tmp_path, *options), 4)
+    said = "tensors are from .*vim.safetensors; of Mamba's rule, B is k, C is q .*; A_log is left\n"
+    assert re.search(said, capsys.readouterr().out)
+    assert torch.equal(model.blocks[1].mixer.dt_bias, vim.blocks[1].mixer.dt_bias)

@@ -18,6 +18,7 @@ from ..data import create_loader
 from ..data.images import shorten
 from ..data.loaders.config import LoaderConfig
 from ..data.threads import available_cpus
+from ..models.from_vim import CHANGES, is_from_mamba
 from ..models.weights_file import check_numbers, read_weights
 from .checkpoint import RunDirectory
 from .config import Config
@@ -135,6 +136,7 @@ def build_model(config: Config, num_classes: int) -> nn.Module:
             raise ValueError(f"model.weights is {weights}, but none of its tensors fits {name}: give weights of {name}")
         if Distributed().is_main:
             rest = f"; random: {shorten(new)}" if new else ""
+            rest += f"; {CHANGES}" if is_from_mamba(init["pretrained_cfg_overlay"]["state_dict"], model) else ""
             print(f"model.weights: {total - len(new)} of {total} tensors are from {weights}{rest}", flush=True)
     return model
 

@@ -9,6 +9,7 @@ from timm.models import clean_state_dict
 from torch import Tensor
 
 from ..layers import prefix_first
+from .from_vim import from_mamba, is_from_mamba
 from .hierarchy import HierarchicalSSM
 from .pyramid import PyramidSSM
 from .trunk import VisionSSM
@@ -66,6 +67,7 @@ def checkpoint_filter_fn(checkpoint: dict[str, Any], model: VisionSSM | Hierarch
     timm drops a head of another class count itself, where the model's configuration says that the counts differ. A
     model with a feature pyramid takes the trunk from a checkpoint without one, and keeps its own pyramid and head. Mask
     tokens that only the checkpoint has are left out; a model keeps its own where the checkpoint has none.
+    A model of Longhorn's rules takes weights of Mamba's: `from_vim.py`.
 
     Args:
         checkpoint: state dict of a model of this library or of Vim's authors, alone or under "model" or "state_dict".
@@ -86,6 +88,8 @@ def checkpoint_filter_fn(checkpoint: dict[str, Any], model: VisionSSM | Hierarch
             f"{len(wrong)} of {len(fitted)} tensors of this checkpoint hold NaN or infinity ({_some(wrong)}); "
             "expected finite weights; take an earlier checkpoint"
         )
+    if is_from_mamba(fitted, model):
+        fitted = from_mamba(fitted)
     if isinstance(model, VisionSSM):
         fitted = _fit_grid(fitted, model)
     elif "patch_embed.proj.weight" in fitted:
@@ -164,7 +168,8 @@ def _source_grid(model: VisionSSM, patch_size: tuple[int, int], num_patches: int
 def _from_official(state_dict: dict[str, Tensor], model: VisionSSM) -> dict[str, Tensor]:
     """Renames and stacks the authors' parameters. Unknown keys stay, so that the check names them."""
     ours, rest = {}, dict(state_dict)
-    for key in model.state_dict():
+    decays = [f"blocks.{i}.mixer.A_log" for i in range(len(model.blocks))]  # models of Longhorn's rules have none
+    for key in dict.fromkeys([*model.state_dict(), *decays]):
         names = _official_names(key)
         values = [rest[name] for name in names if name in rest]
         if len(values) < len(names) or values[0].shape != values[-1].shape:
