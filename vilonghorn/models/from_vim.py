@@ -1,6 +1,7 @@
 """Weights of Mamba's rule, those of Vim, in a model of one of Longhorn's rules with the same trunk and sizes."""
 
 from collections.abc import Mapping
+from typing import Any
 
 from torch import Tensor
 
@@ -13,9 +14,10 @@ CHANGES = "of Mamba's rule, B is k, C is q and the step is log(1 / (1 - beta)); 
 
 def is_from_mamba(state_dict: Mapping[str, Tensor], model: VisionSSM | HierarchicalSSM) -> bool:
     """Whether weights have Mamba's decay rates, in our names or Vim's, and all blocks of a model a rule of Longhorn."""
-    if not isinstance(model, VisionSSM) or any(block.mixer.rule not in RULES for block in model.blocks):
+    if not isinstance(model, VisionSSM):
         return False
-    return any(name.endswith("mixer.A_log") for name in state_dict)
+    blocks: Any = model.blocks
+    return all(b.mixer.rule in RULES for b in blocks) and any(name.endswith("mixer.A_log") for name in state_dict)
 
 
 def from_mamba(state_dict: Mapping[str, Tensor]) -> dict[str, Tensor]:
