@@ -33,7 +33,7 @@ class ExportableMixer(Mixer):
         if mask is not None:
             return super().forward(x, grid, mask)
         arguments = (*self.inner_weights(), self.scan_norm, self.rule, self.flags, grid)
-        options: Any = {} if self.scan_function is None else {"scan_function": self.scan_function}  # fx takes no function
+        options: Any = {} if self.scan_function is None else {"scan_function": self.scan_function}  # none for fx
         return self.out_proj(mamba_inner_exportable(self.in_proj(x), *arguments, **options))
 
 
