@@ -120,13 +120,17 @@ bool is_of_sequences(const VlBlock &b, int stage) {
   return stage < 0 && b.channel_splits == 1 && !b.in_proj_scale && !b.out_proj_scale;
 }
 
-// The jobs that share the rows of a sequence, if jobs may have rows: a gated convolution on a grid, in inference. Else
-// 0.
+// The parts of each sequence that give all threads equal work; 1 where there are many sequences.
+int64_t num_parts(int64_t sequences, int64_t threads) {
+  return sequences >= 4 * threads ? 1 : threads / std::gcd(sequences, threads);
+}
+
+// The jobs that share the rows of a sequence, for a gated convolution on a grid in inference; 0 for other blocks.
 int64_t num_strips(const VlBlock &b, int stage) {
   constexpr int64_t kRows = 4;  // fewer would project too many rows above and below
   const bool gated = b.rule == VL_NONE && b.directions == 1 && b.conv_grid.rows * b.conv_grid.columns == b.length;
   if (stage >= 0 || !gated || b.save || b.in_proj_scale || b.out_proj_scale || b.drop_scales) return 0;
-  const int64_t strips = b.batch >= 4 * b.threads ? 1 : b.threads / std::gcd(b.batch, (int64_t)b.threads);
+  const int64_t strips = num_parts(b.batch, b.threads);
   return strips == 1 || b.conv_grid.rows >= kRows * strips ? strips : 0;
 }
 
@@ -134,8 +138,7 @@ constexpr int64_t kChunk = 64, kLanes = 16;  // as in vilonghorn/ops/backends/cp
 
 // Threads share the sequences, and where these are few also parts of their channels.
 int64_t num_channel_splits(int64_t sequences, int64_t channels, int64_t threads) {
-  const int64_t wanted = sequences >= 4 * threads ? 1 : threads / std::gcd(sequences, threads);
-  return std::max<int64_t>(1, std::min(wanted, (channels + kLanes - 1) / kLanes));
+  return std::max<int64_t>(1, std::min(num_parts(sequences, threads), (channels + kLanes - 1) / kLanes));
 }
 
 }  // namespace
