@@ -8,8 +8,6 @@ from typing import Any
 
 import numpy as np
 import torch
-import torch.nn.functional as F
-from timm.data import Mixup
 from timm.utils import ModelEmaV3, random_seed
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
@@ -17,6 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 from . import build
 from .config import Config
 from .distributed import Distributed
+from .tasks import Classification
 
 Batch = tuple[torch.Tensor, torch.Tensor]  # images (B, 3, H, W) and targets (B,), or (B, classes) after mixup
 
@@ -75,10 +74,7 @@ class TrainState:
         self.model = build.build_model(config, num_classes).to(device)
         build.check_model(config, self.model, num_classes, device)
         self.ema = ModelEmaV3(self.model, config.ema.decay, use_warmup=config.ema.warmup) if config.ema.decay else None
-        recipe = config.augmentation
-        options = {"prob": recipe.mix_prob, "switch_prob": recipe.switch_prob, "num_classes": num_classes}
-        mixup = Mixup(recipe.mixup, recipe.cutmix, label_smoothing=recipe.label_smoothing, **options)
-        self.mixup = mixup if recipe.mixup or recipe.cutmix else None
+        self.task = Classification(config, num_classes)
         self.scaler = torch.amp.GradScaler(device.type, enabled=config.run.amp == "fp16")
 
     def setup(self, dist: Distributed, updates_per_epoch: int) -> None:
@@ -132,17 +128,14 @@ class TrainState:
         `positions` are (seed, epoch, batch) of the batches of this process. Returns the mean loss of this process, and
         the norm of the global gradient before clipping.
         """
-        smoothing = 0.0 if self.mixup else self.config.augmentation.label_smoothing  # Mixup smooths its targets
         losses = []
         for i, position in enumerate(positions, 1):
             images, targets = next(stream)
             seed_all(*position)
-            images, targets = self.mixup(images, targets) if self.mixup else (images, targets)
+            batch = self.task.augment(images, targets)
             accumulates = i < len(positions) and self.wrapped is not self.model
             with self.wrapped.no_sync() if accumulates else nullcontext():
-                with self.amp:
-                    logits = self.forward(images)
-                losses.append(F.cross_entropy(logits.float(), targets, label_smoothing=smoothing))
+                losses.append(self.task.loss(self.forward, *batch, self.amp))
                 self.scaler.scale(losses[-1] / len(positions)).backward()
         self.scaler.unscale_(self.optimizer)
         total = nn.utils.clip_grad_norm_(self.model.parameters(), self.config.optimizer.clip_grad or math.inf)
