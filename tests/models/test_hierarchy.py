@@ -127,3 +127,17 @@ def test_a_checkpoint_is_a_start_for_other_classes_and_channels_and_one_of_patch
         load("plain.pth")
     with pytest.raises(ValueError, match="does not fit the model: 17 mismatches .stem.conv1.weight is"):
         load("a.pth", embed_dims=(32, 96, 160))
+
+
+def test_the_residual_stream_has_the_dtype_of_autocast_on_request():
+    exact, seen = make(), []
+    expected, batch = exact(images(2, 3, 64, 64)).detach(), images(2, 3, 64, 64)
+    for options, dtype in ((dict(residual_in_fp32=False), torch.bfloat16), (dict(), torch.float32)):
+        model = make(**options)
+        for stage in model.stages:
+            stage.blocks[-1].register_forward_hook(lambda block, args, y: seen.append(y.dtype))
+        with torch.autocast("cpu", torch.bfloat16):
+            logits = model(batch)
+        assert set(seen) == {dtype} and 0 < error(logits.detach().float(), expected) < 0.03
+        seen.clear()
+    assert torch.equal(make(residual_in_fp32=False)(batch), exact(batch))  # without autocast nothing changes

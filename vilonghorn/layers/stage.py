@@ -7,11 +7,12 @@ import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
 from ..ops.scan_order import as_list
+from ..ops.validate import autocast_dtype
 from .block import Block, Blocks
 from .norm import to_fp32
 
 fx.wrap("as_list")
-fx.wrap("to_fp32")
+fx.wrap("to_stream")
 
 
 class ConvStem(nn.Module):
@@ -50,9 +51,16 @@ class ConvStem(nn.Module):
 class Stage(nn.Module):
     """Perhaps 2x2 patches merged into one, then blocks on that grid."""
 
-    def __init__(self, downsample: nn.Module, blocks: Sequence[Block]) -> None:
+    def __init__(self, downsample: nn.Module, blocks: Sequence[Block], residual_in_fp32: bool = True) -> None:
+        """
+        Args:
+            downsample: merges tokens before the blocks, or does nothing.
+            blocks: the blocks of the stage.
+            residual_in_fp32: keep the residual stream in float32, else in the dtype of autocast.
+        """
         super().__init__()
         self.downsample = downsample
+        self.residual_in_fp32 = residual_in_fp32
         self.blocks = Blocks(*blocks)
         self.grad_checkpointing = False
 
@@ -63,9 +71,9 @@ class Stage(nn.Module):
             mask: (B, 1, h, w), 0 where padding is, at the stride of the last stage.
 
         Returns:
-            (B, H / 2, W / 2, C') (of the first stage: the same size), in float32.
+            (B, H / 2, W / 2, C') (of the first stage: the same size), the residual stream.
         """
-        x = to_fp32(self.downsample(x))
+        x = to_stream(self.downsample(x), self.residual_in_fp32)
         H, W = x.shape[1:3]
         if mask is not None:
             mask = F.interpolate(mask, [H, W]).flatten(1)
@@ -89,3 +97,10 @@ class Downsample(nn.Module):
 def masked(x: Tensor, mask: Tensor | None) -> Tensor:
     """(B, C, H, W) maps times a mask of 0 and 1, (B, 1, h, w), where H and W are multiples of h and w."""
     return x if mask is None else x * F.interpolate(mask, x.shape[2:]).to(x.dtype)
+
+
+def to_stream(x: Tensor, residual_in_fp32: bool) -> Tensor:
+    """Tokens in float32, or in the dtype of autocast where that is on."""
+    if residual_in_fp32 or torch.jit.is_scripting():
+        return to_fp32(x)
+    return x.to(autocast_dtype(x) or x.dtype)

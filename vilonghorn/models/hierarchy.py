@@ -57,6 +57,7 @@ class HierarchicalSSM(Backbone):
         dynamic_img_pad: bool = False,
         norm_layer: str | Callable[..., nn.Module] | None = None,
         mask_token: bool = False,
+        residual_in_fp32: bool = True,
         device=None,
         dtype=None,
     ) -> None:
@@ -82,6 +83,7 @@ class HierarchicalSSM(Backbone):
             dynamic_img_pad: pad images at the bottom and at the right to a multiple of the last stride.
             norm_layer: a class, a partial or a name of timm's. Default: RMSNorm, eps 1e-5.
             mask_token: as of `VisionSSM`.
+            residual_in_fp32: keep the residual stream in float32 under autocast, too; else in the dtype of autocast.
             device: of the parameters.
             dtype: of the parameters.
 
@@ -117,7 +119,7 @@ class HierarchicalSSM(Backbone):
                 shape: dict[str, Any] = dict(drop_path=rates[i][j], mlp_ratio=mlp_ratios[i], norm_layer=norm_layer)
                 blocks.append(Block(dim, **shape, **mixer, **options, **dd))
             down = Downsample(embed_dims[i - 1], dim, norm_layer, **dd) if i else nn.Identity()
-            stages.append(Stage(down, blocks))
+            stages.append(Stage(down, blocks, residual_in_fp32))
         self.stages = nn.Sequential(*stages)
         strides = [stem_stride * 2**i for i in range(len(depths))]
         self.feature_info = [
@@ -250,7 +252,7 @@ class HierarchicalSSM(Backbone):
         return maps if intermediates_only else (self._to_map(x, valid, max_index == last or not stop_early), maps)
 
     def _to_map(self, x: Tensor, mask: Tensor | None, norm: bool) -> Tensor:
-        """The residual stream, (B, h, w, C) in float32, to a map (B, C, h, w) in the parameters' dtype."""
+        """The residual stream, (B, h, w, C), to a map (B, C, h, w) in the parameters' dtype."""
         y = x.to(self.stem.conv1.weight.dtype)
         return masked((self.norm(y) if norm else y).permute(0, 3, 1, 2), mask)
 
