@@ -14,7 +14,7 @@ from safetensors.torch import save_file
 import vilonghorn
 from vilonghorn import load, predict
 from vilonghorn.engine.checkpoint import save_weights
-from vilonghorn.inference import _pretrained_class_names
+from vilonghorn.engine.evaluate import pretrained_class_names
 
 NANO = "vilonghorn_nano"
 KWARGS = dict(num_classes=6, img_size=16, patch_size=4, depth=2, embed_dim=32)  # of `leave_run`
@@ -61,12 +61,12 @@ def test_weights_in_a_file_bring_their_names_if_they_have_any(run, tmp_path):
 
 
 def test_published_weights_bring_the_names_of_their_classes():
-    names = _pretrained_class_names(timm.create_model(NANO, img_size=32))
+    names = pretrained_class_names(timm.create_model(NANO, img_size=32))
     assert len(names) == 1000 and names[0] == "tench, Tinca tinca" and "toilet tissue" in names[999]
-    assert _pretrained_class_names(timm.create_model(NANO, img_size=32, num_classes=10)) is None
+    assert pretrained_class_names(timm.create_model(NANO, img_size=32, num_classes=10)) is None
     cfg = dict(num_classes=2, label_names=("a", "b"))
     own = timm.create_model(NANO, img_size=32, num_classes=2, pretrained_cfg_overlay=cfg)
-    assert _pretrained_class_names(own) == ["a", "b"]
+    assert pretrained_class_names(own) == ["a", "b"]
 
 
 def test_a_class_is_found_by_its_name_or_number(run):

@@ -13,7 +13,7 @@ import timm
 import torch
 from PIL import Image
 from safetensors import SafetensorError
-from timm.data import ImageNetInfo, create_transform, infer_imagenet_subset, resolve_model_data_config
+from timm.data import create_transform, resolve_model_data_config
 from timm.layers import to_2tuple
 from timm.models import load_model_config_from_hf, parse_model_name
 from timm.models._hub import load_model_config_from_path
@@ -28,7 +28,7 @@ from .engine.build import MODEL_ERRORS, one_line, pick_device
 from .engine.checkpoint import RunDirectory, load_weights
 from .engine.command_line import run_config
 from .engine.config import DataConfig, nearest
-from .engine.evaluate import check_names, name_weights
+from .engine.evaluate import check_names, name_weights, pretrained_class_names
 from .models.weights_file import check_architecture, check_file, check_numbers, is_ours, read_weights
 
 REMOTE = ("hf-hub:", "hf_hub:", "local-dir:")  # prefixes of names that timm looks up outside its registry
@@ -215,7 +215,7 @@ def create_model(name: str, checkpoint: str, model_kwargs: dict[str, Any]) -> tu
     try:
         model = timm.create_model(name, pretrained=checkpoint != "random", **kwargs)
         model.pretrained_cfg.pop("state_dict", None)
-        return model, _pretrained_class_names(model) if checkpoint == "pretrained" else record.get("class_names")
+        return model, pretrained_class_names(model) if checkpoint == "pretrained" else record.get("class_names")
     except (*MODEL_ERRORS, OSError, EOFError, pickle.UnpicklingError, SafetensorError) as error:
         if file is not None:
             raise ValueError(f"{file} does not contain weights of {name} ({one_line(error)})") from error
@@ -294,17 +294,6 @@ def _load_timm(name: str, checkpoint: str, model_kwargs: dict[str, Any]) -> Load
         architecture=Path(name).name if name.startswith("local-dir:") else name,
         weights=f"{checkpoint} weights" if checkpoint in WITHOUT_FILE else f"weights of {Path(checkpoint).name}",
     )
-
-
-def _pretrained_class_names(model: nn.Module) -> list[str] | None:
-    """Class names of published weights: from their configuration, or of the ImageNet subset with as many classes."""
-    cfg = model.pretrained_cfg
-    if getattr(model, "num_classes", cfg.get("num_classes")) != cfg.get("num_classes"):
-        return None
-    if cfg.get("label_names"):
-        return list(cfg["label_names"])
-    subset = infer_imagenet_subset(cfg)
-    return subset and ImageNetInfo(subset).label_descriptions()
 
 
 def _read_batch(

@@ -113,6 +113,7 @@ class AugmentationConfig(TransformConfig):
         mix_prob: probability of mixup or cutmix per batch
         switch_prob: probability of cutmix if both are on
         label_smoothing: probability spread over all classes
+        loss: cross_entropy (of all classes together) or binary_cross_entropy (of each class, mean over the classes)
     """
 
     auto_augment: str | None = "rand-m9-mstd0.5-inc1"
@@ -124,6 +125,31 @@ class AugmentationConfig(TransformConfig):
     mix_prob: float = within("[0, 1]", 1.0)
     switch_prob: float = within("[0, 1]", 0.5)
     label_smoothing: float = within("[0, 1)", 0.1)
+    loss: Literal["cross_entropy", "binary_cross_entropy"] = "cross_entropy"
+
+
+@dataclass
+class TeacherConfig:
+    """Teachers, whose outputs the model learns beside the labels (knowledge distillation): docs/pretraining.md.
+
+    Args:
+        weights: directory of a run (its best), a file of a run's weights, or the name of a pretrained timm model; of a
+            list, the mean of their probabilities; []: no teacher
+        kind: what is learned: logits (Kullback-Leibler divergence of the classes) or features (mean squared error of
+            the pooled features, which a linear layer computes from those of the model)
+        weight: weight of the teacher's loss; that of the labels is 1 - weight
+        temperature: divides the logits of teacher and model; the loss is multiplied by its square
+        image_size: height and width of the images that a teacher sees, in pixels; null: those of its training
+        cache: compute the logits of each training image once, without augmentation, before the first epoch; mixup and
+            cutmix mix them as the labels
+    """
+
+    weights: list[str] | str = field(default_factory=list)
+    kind: Literal["logits", "features"] = "logits"
+    weight: float = within("[0, 1]", 0.5)
+    temperature: float = within("(0, inf)", 1.0)
+    image_size: int | None = within("[1, inf)", None)
+    cache: bool = False
 
 
 @dataclass
@@ -183,6 +209,7 @@ class Config:
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
     augmentation: AugmentationConfig = field(default_factory=AugmentationConfig)
+    teacher: TeacherConfig = field(default_factory=TeacherConfig)
     ema: EmaConfig = field(default_factory=EmaConfig)
     run: RunConfig = field(default_factory=RunConfig)
 
@@ -190,6 +217,8 @@ class Config:
         for section, key in ((self.data, "train"), (self.data, "val"), (self.model, "weights"), (self.run, "dir")):
             if path := getattr(section, key):  # no shell replaces the ~ of --run.dir=~/x
                 setattr(section, key, expanduser(path))
+        given = self.teacher.weights
+        self.teacher.weights = [expanduser(source) for source in ([given] if isinstance(given, str) else given)]
 
     def to_dict(self) -> dict[str, Any]:
         """Nested plain values, equal to what YAML or JSON reads back."""
@@ -203,7 +232,8 @@ MAX_BYTES = 100_000  # of a configuration file
 # Keys that a resumed run may change. The trainer compares the batches per update: accumulate * processes.
 FREE_ON_RESUME = frozenset(
     "data.train data.val data.workers data.max_pixels data.checksums run.dir run.device run.log_updates "
-    "run.checkpoint_updates run.checkpoint_seconds run.max_skipped run.tensorboard optimizer.accumulate".split()
+    "run.checkpoint_updates run.checkpoint_seconds run.max_skipped run.tensorboard optimizer.accumulate "
+    "teacher.weights".split()
 )
 
 
@@ -211,7 +241,9 @@ def check(config: Config) -> None:
     """Raises ValueError if a value is out of range, contradicts another, or is a name that timm does not know."""
     for name in SECTIONS:
         check_intervals(getattr(config, name), f"{name}.")
-    for key, value in flatten(asdict(config)).items():
+    values = flatten(asdict(config))
+    texts = [(key, text) for key, value in values.items() for text in (value if isinstance(value, list) else [value])]
+    for key, value in texts:
         if isinstance(value, str) and not value.strip():  # an empty path would be the current folder
             raise ValueError(f"{key} is {value!r}, expected a name or a path; its default is {FIELDS[key].default!r}")
         if isinstance(value, str) and value != value.encode(errors="ignore").decode():  # no YAML file could hold it
@@ -228,6 +260,12 @@ def check(config: Config) -> None:
         raise ValueError(f"model.weights is {model.weights} and model.pretrained is true: give one of them")
     if (augmentation.mixup or augmentation.cutmix) and data.batch_size % 2:
         raise ValueError(f"data.batch_size is {data.batch_size}; mixup and cutmix pair images, so it must be even")
+    teacher = config.teacher
+    if teacher.cache and not (teacher.weights and teacher.kind == "logits"):
+        given = f"teacher.weights is {teacher.weights} and teacher.kind {teacher.kind}"
+        raise ValueError(f"teacher.cache is true, but {given}: only the logits of a teacher are cached")
+    if teacher.kind == "features" and len(teacher.weights) > 1:
+        raise ValueError(f"teacher.kind is features, which takes one teacher: teacher.weights is {teacher.weights}")
     known_names = {"model.name": timm.list_models(), "optimizer.name": timm.optim.list_optimizers()}
     for key, name in (("model.name", model.name), ("optimizer.name", config.optimizer.name)):
         if name.partition(".")[0] not in known_names[key]:
@@ -287,8 +325,8 @@ def flatten(sections: dict[str, Any]) -> dict[str, Any]:
 
 def changed_keys(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
     """The keys that differ between two configurations and that a resumed run must not change."""
-    old, new = flatten(old), flatten(new)
-    return [key for key in FIELDS if key not in FREE_ON_RESUME and old.get(key, FIELDS[key].default) != new[key]]
+    old, new = flatten(Config().to_dict()) | flatten(old), flatten(new)  # an earlier version had fewer keys
+    return [key for key in FIELDS if key not in FREE_ON_RESUME and old[key] != new[key]]
 
 
 def nearest(name: str, known: Iterable[str]) -> str:

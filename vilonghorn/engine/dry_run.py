@@ -68,7 +68,10 @@ def measure_speed(state: TrainState) -> tuple[float, str]:
     data, device, threads = state.config.data, state.device, torch.get_num_threads()
     count = data.batch_size if device.type == "cuda" else min(8, data.batch_size)
     images = torch.randn(count, 3, data.image_size, data.image_size, device=device)
-    batch = images, torch.randint(state.num_classes, (count,), device=device)
+    targets = torch.randint(state.num_classes, (count,), device=device)
+    if state.config.teacher.cache:  # each has the teacher's logits, too
+        targets = torch.cat([targets[:, None], torch.randn(count, state.num_classes, device=device)], 1)
+    batch = images, targets
     updates = itertools.count(1)
 
     def update() -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import timm
 import torch
 import torch.nn.functional as F
+from timm.data import ImageNetInfo, infer_imagenet_subset
 from torch import nn
 
 from ..data.images import printable
@@ -94,6 +95,21 @@ def check_names(source: str | Path, num_classes: int, names: Sequence[str] | Non
         raise ValueError(f"{source} has {num_classes} classes but {found}: expected a list of one text for each class")
 
 
+def pretrained_class_names(model: nn.Module, synsets: bool = False) -> list[str] | None:
+    """Class names of published weights: from their configuration, or of the ImageNet subset with as many classes.
+
+    Those of ImageNet are descriptions, or with `synsets` identifiers such as n01440764.
+    """
+    cfg = model.pretrained_cfg
+    if getattr(model, "num_classes", cfg.get("num_classes")) != cfg.get("num_classes"):
+        return None
+    if cfg.get("label_names"):
+        return list(cfg["label_names"])
+    if (subset := infer_imagenet_subset(cfg)) is None:
+        return None
+    return ImageNetInfo(subset).label_names() if synsets else ImageNetInfo(subset).label_descriptions()
+
+
 def load_run(directory: str | Path, checkpoint: str = "best") -> tuple[nn.Module, dict[str, Any]]:
     """Loads the model of a run with its "best" or "last" weights, onto the CPU.
 
@@ -105,7 +121,11 @@ def load_run(directory: str | Path, checkpoint: str = "best") -> tuple[nn.Module
         FileNotFoundError: there are no such weights.
         ValueError: the file is not safetensors, or its record and weights do not make a model.
     """
-    path = RunDirectory(directory).weights(checkpoint)
+    return load_file(RunDirectory(directory).weights(checkpoint))
+
+
+def load_file(path: Path) -> tuple[nn.Module, dict[str, Any]]:
+    """As `load_run`, from a file of a run's weights."""
     weights, record = load_weights(path)
     try:
         record["weights"], record["epoch"]

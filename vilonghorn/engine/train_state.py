@@ -14,6 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from . import build
 from .config import Config
+from .distillation import Distillation
 from .distributed import Distributed
 from .tasks import Classification
 
@@ -63,11 +64,14 @@ def seed_all(*numbers: int) -> None:
 class TrainState:
     """A model in training, and what belongs to it.
 
-    `model` is without DistributedDataParallel or compilation; `ema` is the moving average of its weights, or None.
-    Raises ValueError if the model or one of its options does not fit the data.
+    `model` is without DistributedDataParallel or compilation; `ema` is the moving average of its weights, or None;
+    `trained` is the model, or what the task trains around it. Raises ValueError if the model, the teacher or one of
+    their options does not fit the data.
     """
 
-    def __init__(self, config: Config, num_classes: int, device: torch.device) -> None:
+    def __init__(
+        self, config: Config, num_classes: int, device: torch.device, class_names: Sequence[str] | None = None
+    ) -> None:
         self.config, self.num_classes, self.device = config, num_classes, device
         self.amp = build.autocast(config.run.amp, device)
         seed_all(config.run.seed)
@@ -75,24 +79,27 @@ class TrainState:
         build.check_model(config, self.model, num_classes, device)
         self.ema = ModelEmaV3(self.model, config.ema.decay, use_warmup=config.ema.warmup) if config.ema.decay else None
         self.task = Classification(config, num_classes)
+        if config.teacher.weights:
+            self.task = Distillation(config, num_classes, device, class_names)
+        self.trained = self.task.wrap(self.model)
         self.scaler = torch.amp.GradScaler(device.type, enabled=config.run.amp == "fp16")
 
     def setup(self, dist: Distributed, updates_per_epoch: int) -> None:
         """Builds optimizer and schedule for the global batch, and wraps the model for several processes."""
         images = self.config.data.batch_size * self.config.optimizer.accumulate * dist.world_size
         scaled = build.scale_rates(self.config, images)
-        self.optimizer = build.build_optimizer(scaled, self.model)
+        self.optimizer = build.build_optimizer(scaled, self.trained)
         self.scheduler = build.build_scheduler(scaled, self.optimizer, updates_per_epoch)
-        self.wrapped, on_gpu = self.model, self.device.type == "cuda"
+        self.wrapped, on_gpu = self.trained, self.device.type == "cuda"
         if dist.world_size > 1:
             ids = [self.device.index] if on_gpu else None
-            self.wrapped = DistributedDataParallel(self.model, device_ids=ids, gradient_as_bucket_view=True)
+            self.wrapped = DistributedDataParallel(self.trained, device_ids=ids, gradient_as_bucket_view=True)
             # A throwaway backward that fixes DDP's bucket order, for bitwise resume: DDP sorts its buckets by the order
             # of the first gradients, and sums over more than two processes are rounded differently in other buckets.
             size = self.config.data.image_size
             self.wrapped.eval()  # keeps batch norm statistics unchanged
             self.wrapped(torch.zeros(2, 3, size, size, device=self.device)).float().sum().backward()
-            self.model.zero_grad()
+            self.trained.zero_grad()
         run, self.forward = self.config.run, self.wrapped
         compiled = on_gpu if run.compile is None else run.compile
         if compiled:
@@ -115,7 +122,8 @@ class TrainState:
 
     @property
     def _parts(self) -> dict[str, Any]:
-        return {**self.models, "optimizer": self.optimizer, "scaler": self.scaler}
+        extra = {"extra": self.task.extra} if self.task.extra else {}
+        return {**self.models, **extra, "optimizer": self.optimizer, "scaler": self.scaler}
 
     @property
     def lr(self) -> float:
@@ -133,12 +141,12 @@ class TrainState:
             images, targets = next(stream)
             seed_all(*position)
             batch = self.task.augment(images, targets)
-            accumulates = i < len(positions) and self.wrapped is not self.model
+            accumulates = i < len(positions) and self.wrapped is not self.trained
             with self.wrapped.no_sync() if accumulates else nullcontext():
                 losses.append(self.task.loss(self.forward, *batch, self.amp))
                 self.scaler.scale(losses[-1] / len(positions)).backward()
         self.scaler.unscale_(self.optimizer)
-        total = nn.utils.clip_grad_norm_(self.model.parameters(), self.config.optimizer.clip_grad or math.inf)
+        total = nn.utils.clip_grad_norm_(self.trained.parameters(), self.config.optimizer.clip_grad or math.inf)
         # One transfer, which waits for the device, returns both numbers.
         loss, norm = torch.stack([torch.stack(losses).mean().detach(), total]).tolist()
         return loss, norm

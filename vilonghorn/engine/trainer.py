@@ -81,6 +81,8 @@ class Trainer:
         self.saved = time.monotonic()
         with StopRequest(self.dist, self._where_stopped) as stop, self.dist.peer_errors():
             try:
+                if progress.epoch < self.config.schedule.epochs:
+                    self.train_state.task.prepare(self.train_loader, self.directory.path, stop.check)
                 while progress.epoch < self.config.schedule.epochs:
                     self.train_epoch(stop)
                     self.evaluate_epoch(stop)
@@ -232,9 +234,12 @@ class Trainer:
             "val": val.fingerprint,
         }
         if state:
-            check_data(config, state["data"], self.data)
             config = replace(config, model=replace(config.model, weights=None, pretrained=False))  # state has weights
-        self.train_state = TrainState(config, train.num_classes, device)
+        self.train_state = TrainState(config, train.num_classes, device, train.class_names)
+        if digest := self.train_state.task.digest:
+            self.data["teacher"] = digest
+        if state:
+            check_data(config, state["data"], self.data)
         return state
 
     def _open(self, state: dict[str, Any] | None) -> None:
@@ -256,8 +261,9 @@ class Trainer:
 def check_data(config: Config, old: dict[str, Any], new: dict[str, Any]) -> None:
     """Raises ValueError if a resumed run does not have the same data, or not the same batches per update."""
     sources = {"train": f" of data.train ({config.data.train})", "val": f" of data.val ({config.data.val})"}
+    sources["teacher"] = f" of teacher.weights ({', '.join(config.teacher.weights)})"
     for key, value in new.items():
-        if old[key] != value:
+        if old.get(key) != value:
             what = f"fingerprint{sources[key]}" if key in sources else f"number of {key.replace('_', ' ')}"
             same = "resume with the same data, and the same optimizer.accumulate times processes"
             raise ValueError(f"the {what} is {value}, but the run was started with {old[key]}: {same}")

@@ -106,7 +106,7 @@ class FFCVLoader(Loader):
         images = np.empty((len(views), size, size, 3), np.uint8)
         for _ in pool.map(self._fill, indices.tolist(), self._crops(epoch, views, indices).tolist(), images):
             pass  # raises the error of the first sample that has one
-        return torch.from_numpy(images).permute(0, 3, 1, 2), torch.from_numpy(self.data.labels[indices])
+        return torch.from_numpy(images).permute(0, 3, 1, 2), torch.from_numpy(self.targets[indices])
 
     def _fill(self, index: int, crop: list[int], out: np.ndarray) -> None:
         """Fills `out` (H, W, 3) with a crop of a sample: top, bottom, left, right, and whether to mirror."""

@@ -47,6 +47,7 @@ class Loader(ABC):
         self.num_samples, self.num_classes, self.class_names = len(data.labels), data.num_classes, data.classes
         self.batch_size = config.batch_size
         self.fingerprint = data.digest
+        self.targets: Any = data.labels
         global_batch = config.batch_size * config.world_size
         if config.training and self.num_samples < global_batch:
             ranks = f" on each of {config.world_size} ranks" if config.world_size > 1 else ""
@@ -89,6 +90,10 @@ class Loader(ABC):
         with closing(self._read(epoch, parts)) as batches:
             made = (self._on_device(*batch, epoch, part) for batch, part in zip(batches, parts))
             yield from made if self._stream is None else self._one_ahead(made)
+
+    def set_targets(self, targets: Any) -> None:
+        """Replaces the labels by what `targets[samples]`, of sample indices (B,), returns: an array (B, ...)."""
+        self.targets = targets
 
     @abstractmethod
     def _read(self, epoch: int, batches: list[np.ndarray]) -> Iterator[Batch]:
@@ -147,7 +152,7 @@ class FolderLoader(Loader):
             for views, images in zip(batches, read):
                 if isinstance(images, Exception):
                     raise images
-                yield images, torch.from_numpy(self.data.labels[sample_of(views)])
+                yield images, torch.from_numpy(self.targets[sample_of(views)])
 
 
 def read_batches(loader: DataLoader, source: str) -> Iterator[Any]:

@@ -1,0 +1,240 @@
+"""Learning from teachers beside the labels: their class probabilities, or the features of one of them."""
+
+import hashlib
+import json
+import math
+import re
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, closing
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import timm
+import torch
+import torch.nn.functional as F
+from timm.data import resolve_model_data_config
+from timm.layers import to_2tuple
+from timm.task.distillation import FeatureDistillationTrainableModule
+from torch import nn
+
+from ..data.files import atomic_write
+from ..models.weights_file import digest
+from .build import MODEL_ERRORS, autocast, build_loader, one_line
+from .checkpoint import RunDirectory, full_disk_explained
+from .command_line import load_config
+from .config import Config, nearest
+from .distributed import Distributed
+from .evaluate import load_file, pretrained_class_names
+from .tasks import Classification
+
+
+class Teacher:
+    """A trained model in evaluation mode, which takes the images of the student and returns its classes.
+
+    `source` is the directory of a run (its best weights), a file of a run's weights, or a name of timm. `class_names`
+    are those of the data, None if unknown.
+
+    Raises:
+        FileNotFoundError: the run has no such weights.
+        ValueError: there is no such teacher, or it has other classes, or does not take images of its size.
+        OSError: the weights of a timm model cannot be downloaded.
+    """
+
+    def __init__(
+        self, source: str, config: Config, num_classes: int, device: torch.device, class_names: Sequence[str] | None
+    ) -> None:
+        synsets = bool(class_names) and all(re.fullmatch(r"n\d{8}", name) for name in class_names or ())
+        self.model, names, cfg = _load(source, synsets)
+        name = f"the teacher {source}"
+        self.order = slice(None)
+        if config.teacher.kind == "logits":
+            if (found := getattr(self.model, "num_classes", None)) != num_classes:
+                raise ValueError(f"{name} has {found} classes but the data has {num_classes}: they must be the same")
+            if names is not None and class_names is not None:
+                if unknown := sorted({*class_names} - {*names}):
+                    same = "they must be the same, in any order"
+                    raise ValueError(f"{name} has no class {unknown[0]!r}, which the data has: {same}")
+                self.order = [[*names].index(name) for name in class_names]
+        self.size = to_2tuple(config.teacher.image_size or cfg["input_size"][-2:])
+        self.digest = [digest(self.model.state_dict()), self.size, *(list(cfg[key]) for key in ("mean", "std"))]
+        own_mean, own_std, mean, std = (
+            torch.tensor(values, device=device)[:, None, None]
+            for values in (cfg["mean"], cfg["std"], config.data.mean, config.data.std)
+        )
+        self.factor, self.shift = std / own_std, (mean - own_mean) / own_std
+        self.model.to(device).eval()
+        shown = torch.zeros(2, 3, config.data.image_size, config.data.image_size, device=device)
+        try:
+            output = self(shown, autocast(config.run.amp, device), config.teacher.kind)
+        except MODEL_ERRORS as error:
+            does = f"does not take images (3, {self.size[0]}, {self.size[1]}) ({one_line(error)})"
+            raise ValueError(f"{name} {does}: change teacher.image_size") from error
+        self.num_outputs = output.shape[1]
+
+    @torch.no_grad()
+    def __call__(self, images: torch.Tensor, amp: torch.autocast, kind: str) -> torch.Tensor:
+        """Logits (B, classes) in the order of the data, or pooled features (B, D), float32, of the student's images."""
+        images = images * self.factor + self.shift
+        if images.shape[-2:] != self.size:
+            images = F.interpolate(images, size=self.size, mode="bilinear", antialias=True)
+        with amp:
+            if kind == "features":
+                return self.model.forward_head(self.model.forward_features(images), pre_logits=True).float()
+            return self.model(images).float()[:, self.order]
+
+
+def _load(source: str, synsets: bool) -> tuple[nn.Module, Sequence[str] | None, dict[str, Any]]:
+    """A teacher, the names of its classes, and `input_size`, `mean` and `std` of its images."""
+    path = Path(source)
+    if path.exists():
+        file = RunDirectory(path).weights("best") if path.is_dir() else path
+        model, record = load_file(file)
+        if (run := file.with_name("config.yaml")).is_file():
+            data = load_config(run).data
+            cfg = {"input_size": (3, data.image_size, data.image_size), "mean": data.mean, "std": data.std}
+        else:
+            given = record["kwargs"].get("img_size")
+            cfg = resolve_model_data_config(model, {"input_size": (3, *to_2tuple(given))} if given else {})
+        return model, record.get("class_names"), cfg
+    if not timm.is_model(source):
+        hint = nearest(source, timm.list_models())
+        raise ValueError(f"teacher.weights is {source}, which is no run, file of weights or model of timm; {hint}")
+    try:
+        model = timm.create_model(source, pretrained=True)
+    except (*MODEL_ERRORS, OSError) as error:
+        remedy = "give the directory of a run or the file of its weights"
+        raise OSError(f"the weights of the teacher {source} cannot be loaded ({one_line(error)}): {remedy}") from error
+    return model, pretrained_class_names(model, synsets), resolve_model_data_config(model)
+
+
+class StudentWithFeatures(FeatureDistillationTrainableModule):
+    """Returns logits and projected features of a student in one tensor (B, classes + features of the teacher)."""
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        """Images (B, 3, H, W)."""
+        return torch.cat(super().forward(images), 1)
+
+
+@dataclass(frozen=True)
+class CachedTargets:
+    """Label and logits of the teacher of samples, (B, 1 + classes) float32."""
+
+    labels: np.ndarray  # (N,)
+    logits: np.ndarray  # (N, classes) float16
+
+    def __getitem__(self, samples: np.ndarray) -> np.ndarray:
+        return np.concatenate([self.labels[samples, None], self.logits[samples]], 1, dtype=np.float32)
+
+
+class Distillation(Classification):
+    """Learns the outputs of teachers beside the classes: Hinton et al., 2015, arXiv 1503.02531.
+
+    The logits of several teachers are the logarithm of the mean of their probabilities. Raises the errors of `Teacher`.
+    """
+
+    def __init__(
+        self, config: Config, num_classes: int, device: torch.device, class_names: Sequence[str] | None
+    ) -> None:
+        super().__init__(config, num_classes)
+        self.config, self.num_classes, self.device, self.recipe = config, num_classes, device, config.teacher
+        given = config, num_classes, device, class_names
+        self.teachers = [Teacher(source, *given) for source in self.recipe.weights]
+        facts = json.dumps([teacher.digest for teacher in self.teachers])
+        self.digest = hashlib.sha256(facts.encode()).hexdigest()[:16]
+        self.amp = autocast(config.run.amp, device)
+        if self.recipe.cache:  # targets are smooth, and twice as many: those of the labels and those of the teacher
+            self.set_criterion(config.augmentation.loss, 0.0)
+            if self.mixup:
+                self.mixup.num_classes, self.mixup.multi_label, self.mixup.label_smoothing = 2 * num_classes, True, 0.0
+
+    def wrap(self, model: nn.Module) -> nn.Module:
+        """The model, or with features a module around it with the linear layer from them to those of the teacher."""
+        if self.recipe.kind == "logits":
+            return model
+        if (dim := getattr(model, "head_hidden_size", None)) is None:
+            raise ValueError(f"teacher.kind is features, but {self.config.model.name} does not tell their number")
+        self.extra = nn.Linear(dim, self.teachers[0].num_outputs, device=self.device)
+        return StudentWithFeatures(model, self.extra)
+
+    def logits(self, images: torch.Tensor) -> torch.Tensor:
+        """Logits (B, classes) of the mean of the teachers' probabilities, float32."""
+        each = torch.stack([teacher(images, self.amp, "logits").log_softmax(1) for teacher in self.teachers])
+        return each.logsumexp(0) - math.log(len(self.teachers))
+
+    def prepare(self, loader: Any, directory: Path, on_batch: Callable[[], None]) -> None:
+        """With a cache, lets the loader give its logits, which are computed if the run does not have them yet."""
+        if not self.recipe.cache:
+            return
+        data = self.config.data
+        seen = [data.image_size, data.mean, data.std, data.crop_pct, data.crop_mode, data.interpolation]
+        key = hashlib.sha256(json.dumps([loader.fingerprint, self.digest, self.config.run.amp, *seen]).encode())
+        file, dist = directory / f"teacher-{key.hexdigest()[:16]}.npy", Distributed()
+        if not dist.sum([dist.is_main and file.is_file()])[0]:
+            self._write_cache(file, loader, on_batch)
+        try:
+            logits = np.load(file, mmap_mode="r")
+        except ValueError as error:
+            raise ValueError(f"{file} is damaged ({one_line(error)}): remove it, and it is computed again") from error
+        loader.set_targets(CachedTargets(loader.data.labels, logits))
+
+    def _write_cache(self, file: Path, loader: Any, on_batch: Callable[[], None]) -> None:
+        """Writes the logits of all images, (N, classes) float16, of which each process computes a part."""
+        dist, config = Distributed(), self.config
+        as_val = replace(config, data=replace(config.data, val=config.data.train))
+        source = build_loader(as_val, self.device, training=False, classes=loader.class_names)
+        if source.fingerprint != loader.fingerprint:
+            found = f"{source.fingerprint}, but the run was started with {loader.fingerprint}"
+            raise ValueError(f"the fingerprint of data.train ({config.data.train}) is {found}: give the same data")
+        if dist.is_main:
+            print(f"teacher: computing the logits of {source.num_samples} training images", flush=True)
+        with ExitStack() as stack:
+            batches = stack.enter_context(closing(source.epoch(0)))
+            if dist.is_main:
+                stack.enter_context(full_disk_explained(file))
+                out = stack.enter_context(atomic_write(file))
+                shape = {"descr": "<f2", "fortran_order": False, "shape": (source.num_samples, self.num_classes)}
+                np.lib.format.write_array_header_1_0(out, shape)
+            for _ in range(int(dist.sum([dist.is_main * len(source)])[0])):  # process 0 has the most batches
+                images = next(batches, (None,))[0]
+                own = torch.empty(0, self.num_classes) if images is None else self.logits(images)
+                parts = dist.gather(own.half().cpu().numpy())
+                rows = np.empty((sum(map(len, parts)), self.num_classes), "<f2")
+                for rank, part in enumerate(parts):  # processes take turns
+                    rows[rank :: dist.world_size] = part
+                if dist.is_main:
+                    out.write(rows.tobytes())
+                on_batch()
+        dist.gather(None)  # process 0 has renamed the file
+
+    def augment(self, images: torch.Tensor, targets: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """As `Classification.augment`; cached targets (B, 1 + classes) become (B, 2 classes)."""
+        if self.recipe.cache:
+            smoothing = self.config.augmentation.label_smoothing
+            labels = F.one_hot(targets[:, 0].long(), self.num_classes) * (1 - smoothing) + smoothing / self.num_classes
+            targets = torch.cat([labels, (targets[:, 1:] / self.recipe.temperature).softmax(1)], 1)
+        return super().augment(images, targets)
+
+    def loss(
+        self,
+        forward: Callable[[torch.Tensor], torch.Tensor],
+        images: torch.Tensor,
+        targets: torch.Tensor,
+        amp: torch.autocast,
+    ) -> torch.Tensor:
+        """The weighted mean of the losses of labels and teacher, a scalar of float32."""
+        recipe, classes = self.recipe, self.num_classes
+        with amp:
+            output = forward(images)
+        output, features = output.float().tensor_split([classes], 1)
+        if recipe.kind == "features":
+            learned = F.mse_loss(features, self.teachers[0](images, amp, "features"))
+        else:
+            if recipe.cache:
+                targets, probabilities = targets.tensor_split([classes], 1)
+            else:
+                probabilities = (self.logits(images) / recipe.temperature).softmax(1)
+            own = (output / recipe.temperature).log_softmax(1)
+            learned = F.kl_div(own, probabilities, reduction="batchmean") * recipe.temperature**2
+        return (1 - recipe.weight) * self.criterion(output, targets) + recipe.weight * learned
