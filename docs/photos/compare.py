@@ -1,4 +1,4 @@
-"""Compares training by `configs/photos.yaml` from random weights with an SVM on colour histograms, on photographs.
+"""Compares training by `configs/photos.yaml` with an SVM on colour histograms, on photographs.
 
     apt-get download tuxpaint-stamps-default && dpkg -x tuxpaint-stamps-default_*.deb stamps
     python docs/photos/compare.py stamps/usr/share/tuxpaint/stamps

@@ -11,6 +11,7 @@ from timm.layers import DropPath
 from toy_run import toy_config
 
 from vilonghorn.engine import Config, build
+from vilonghorn.engine.tasks import Classification
 
 
 def rates(config, updates_per_epoch):
@@ -152,3 +153,45 @@ def test_weights_of_vim_start_a_model_of_longhorn_and_what_is_left_is_said(name,
     said = "tensors are from .*vim.safetensors; of Mamba's rule, B is k, C is q .*; A_log is left\n"
     assert re.search(said, capsys.readouterr().out)
     assert torch.equal(model.blocks[1].mixer.dt_bias, vim.blocks[1].mixer.dt_bias)
+
+
+def test_the_stable_phase_of_wsd_keeps_the_peak_and_its_end_decays():
+    config = Config()
+    config.schedule.kind, config.schedule.epochs, config.schedule.warmup_epochs = "wsd", 12, 2
+    values = rates(config, 10)
+    peak, floor = config.optimizer.lr, config.schedule.min_lr
+    assert values[20:100] == pytest.approx([peak] * 80)
+    decay = [floor + (peak - floor) * (1 - math.sqrt(t / 20)) for t in range(20)]
+    assert values[100:] == pytest.approx(decay)
+
+
+def test_arguments_of_the_optimizer_and_the_floor_of_layer_decay_reach_it(tmp_path):
+    options = ["--optimizer.kwargs={amsgrad: true}", "--optimizer.layer_decay=0.1"]
+    config = toy_config(tmp_path, *options, "--optimizer.layer_decay_min_scale=0.05")
+    optimizer = build.build_optimizer(config, build.build_model(config, 4))
+    assert all(group["amsgrad"] for group in optimizer.param_groups)
+    assert sorted({group["lr_scale"] for group in optimizer.param_groups}) == pytest.approx([0.05, 0.1, 1])
+    config = toy_config(tmp_path, "--optimizer.kwargs={speed: 1}")
+    with pytest.raises(ValueError, match="cannot make with {'speed': 1} .TypeError"):
+        build.build_optimizer(config, torch.nn.Linear(2, 2))
+
+
+def test_the_binary_loss_is_that_of_each_class_with_smoothed_labels(tmp_path):
+    config = toy_config(tmp_path, "--augmentation.loss=binary_cross_entropy", "--augmentation.cutmix=0")
+    config.augmentation.mixup, scores, labels = 0.0, torch.randn(3, 4), torch.tensor([0, 3, 1])
+    task = Classification(config, 4)
+    found = task.loss(lambda _: scores, torch.zeros(3, 3, 8, 8), labels, torch.autocast("cpu", enabled=False))
+    target = torch.nn.functional.one_hot(labels, 4) * 0.9 + 0.1 / 4
+    expected = -(target * scores.sigmoid().log() + (1 - target) * (1 - scores.sigmoid()).log()).mean()
+    torch.testing.assert_close(found, expected)
+
+
+def test_auto_takes_the_weights_of_the_package_and_else_random_ones_and_says_so(tmp_path, capsys):
+    options = ["--model.kwargs={}", "--model.drop_path=null", "--model.weights=auto"]
+    model = build.build_model(toy_config(tmp_path, "--model.name=vilonghornv2_nano", *options), 4)
+    found = timm.create_model("vilonghornv2_nano", pretrained=True, num_classes=4)
+    assert torch.equal(model.stem.conv1.weight, found.stem.conv1.weight)
+    assert "tensors are from" in (said := capsys.readouterr().out) and said.count("\n") == 1
+    build.build_model(toy_config(tmp_path, "--model.name=vilonghorn_nano", *options), 4)
+    said = capsys.readouterr().out
+    assert said == "model.weights: random, because no weights of vilonghorn_nano are on this machine\n"

@@ -107,7 +107,7 @@ def test_a_configuration_is_found_by_its_name_and_a_file_of_that_name_comes_firs
     assert load_config("photos") == load_config(configs_folder() / "photos.yaml")
     (tmp_path / "photos.yaml").write_text("model: {name: vim_nano}")
     assert load_config("photos.yaml").model.name == "vim_nano"
-    assert load_config("photos").model.name == "vilonghorn_nano"
+    assert load_config("photos").model.name == "vilonghornv2_nano"
     with pytest.raises(FileNotFoundError, match="no configuration imagenet/vim_tin.* did you mean imagenet/vim_tiny"):
         load_config("imagenet/vim_tin")
     assert config_names() and not [name for name in config_names() if name.startswith("studies")]

@@ -1,5 +1,6 @@
 """Builds the parts of a run from its configuration: device, precision, loaders, model, optimizer, schedule."""
 
+import os
 from collections.abc import Sequence
 from copy import deepcopy
 from dataclasses import fields, replace
@@ -8,6 +9,7 @@ from typing import Any
 
 import timm
 import torch
+from huggingface_hub import try_to_load_from_cache
 from timm.layers import to_ntuple
 from timm.optim import create_optimizer_v2
 from timm.scheduler import create_scheduler_v2
@@ -117,6 +119,9 @@ def build_model(config: Config, num_classes: int) -> nn.Module:
     """
     name, kwargs = config.model.name, model_kwargs(config, num_classes)
     weights = config.model.weights
+    if weights == "auto" and (weights := None if config.model.pretrained else find_weights(name)) is None:
+        if Distributed().is_main and not config.model.pretrained:
+            print(f"model.weights: random, because no weights of {name} are on this machine", flush=True)
     check_numbers(name, kwargs, "the configuration")
     init = {} if weights is None else {"pretrained_cfg_overlay": init_weights(name, weights)}
     try:
@@ -139,6 +144,15 @@ def build_model(config: Config, num_classes: int) -> nn.Module:
             rest += f"; {CHANGES}" if is_from_mamba(init["pretrained_cfg_overlay"]["state_dict"], model) else ""
             print(f"model.weights: {total - len(new)} of {total} tensors are from {weights}{rest}", flush=True)
     return model
+
+
+def find_weights(model: str) -> str | None:
+    """The file of published weights of a model in this package or the caches of torch and the Hub; None: none there."""
+    if (cfg := timm.get_pretrained_cfg(model)) is None:
+        return None
+    hub = cfg.hf_hub_id and try_to_load_from_cache(cfg.hf_hub_id, cfg.hf_hub_filename or "model.safetensors")
+    url = cfg.url and os.path.join(torch.hub.get_dir(), "checkpoints", os.path.basename(cfg.url))
+    return next((file for file in (cfg.file, hub, url) if isinstance(file, str) and os.path.isfile(file)), None)
 
 
 def init_weights(model: str, source: str) -> dict[str, Any]:
@@ -207,11 +221,13 @@ def scale_rates(config: Config, images: int) -> Config:
 def build_optimizer(config: Config, model: nn.Module) -> torch.optim.Optimizer:
     """The optimizer, without weight decay on vectors and on the model's `no_weight_decay()`."""
     name = config.optimizer.name
-    options = ("lr", "weight_decay", "betas", "eps", "layer_decay")
+    keys = ("lr", "weight_decay", "betas", "eps", "layer_decay", "layer_decay_min_scale")
+    own = {key: getattr(config.optimizer, key) for key in keys} | config.optimizer.kwargs
     try:
-        optimizer = create_optimizer_v2(model, name, **{key: getattr(config.optimizer, key) for key in options})
+        optimizer = create_optimizer_v2(model, name, **own)
     except MODEL_ERRORS as error:
-        raise ValueError(f"optimizer.name is {name!r}, which timm cannot make ({one_line(error)})") from error
+        given = f" with {config.optimizer.kwargs}" if config.optimizer.kwargs else ""
+        raise ValueError(f"optimizer.name is {name!r}, which timm cannot make{given} ({one_line(error)})") from error
     if getattr(optimizer, "is_second_order", False):
         raise ValueError(f"optimizer.name is {name!r}, which needs second derivatives: choose another")
     return optimizer
@@ -222,4 +238,4 @@ def build_scheduler(config: Config, optimizer: torch.optim.Optimizer, updates_pe
     schedule = config.schedule
     options = {"num_epochs": schedule.epochs, "warmup_epochs": schedule.warmup, "updates_per_epoch": updates_per_epoch}
     options |= {"warmup_lr": schedule.warmup_lr, "min_lr": schedule.min_lr}
-    return create_scheduler_v2(optimizer, "cosine", step_on_epochs=False, **options)[0]
+    return create_scheduler_v2(optimizer, schedule.kind, step_on_epochs=False, **options)[0]

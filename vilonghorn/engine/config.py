@@ -41,7 +41,8 @@ class ModelConfig:
         drop_path: stochastic depth rate of the last block; null: the default of the model, 0 for ours
         pretrained: start from the published weights
         weights: start from these weights: directory of a run (its best), or a file; positions, patch embedding and head
-            are fitted to the model as timm does
+            are fitted to the model as timm does; auto: the weights of this package or those downloaded before, else
+            random ones
         kwargs: more arguments of the model, such as {img_size: 32, patch_size: 4}
     """
 
@@ -68,6 +69,8 @@ class OptimizerConfig:
         clip_grad: maximum norm of the gradient; null: not clipped
         accumulate: batches whose gradients are averaged into one update
         layer_decay: factor of the learning rate from one layer to the one before it, for fine-tuning; null: none
+        layer_decay_min_scale: smallest factor that layer_decay gives a layer
+        kwargs: more arguments of the optimizer, such as {momentum: 0.95}
     """
 
     name: str = "adamw"
@@ -79,19 +82,23 @@ class OptimizerConfig:
     clip_grad: float | None = within("(0, inf)", 1.0)
     accumulate: int = within("[1, inf)", 1)
     layer_decay: float | None = within("(0, 1]", None)
+    layer_decay_min_scale: float = within("[0, 1]", 0.0)
+    kwargs: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass
 class ScheduleConfig:
-    """The learning rate schedule: linear warm-up, then half a cosine, stepped at every update.
+    """The learning rate schedule: linear warm-up, then half a cosine or a constant, stepped at every update.
 
     Args:
+        kind: cosine, or wsd (warmup-stable-decay): lr up to the last fifth after warm-up, then a decay by 1 - sqrt
         epochs: passes over the training data
         warmup_epochs: epochs of warm-up, included in epochs; null: 5, or a fifth of epochs if that is shorter
         warmup_lr: learning rate of the first update
         min_lr: learning rate at the end; if equal to lr, the rate is constant
     """
 
+    kind: Literal["cosine", "wsd"] = "cosine"
     epochs: int = within("[1, 1000000]", 300)
     warmup_epochs: float | None = within("[0, inf)", None)
     warmup_lr: float = within("[0, inf)", 1e-6)
@@ -256,7 +263,7 @@ def check(config: Config) -> None:
             f"schedule.warmup_epochs is {warmup}; it must be less than schedule.epochs, {epochs} "
             "(null: 5, or a fifth of the epochs if that is shorter)"
         )
-    if model.weights and model.pretrained:
+    if model.weights not in (None, "auto") and model.pretrained:
         raise ValueError(f"model.weights is {model.weights} and model.pretrained is true: give one of them")
     if (augmentation.mixup or augmentation.cutmix) and data.batch_size % 2:
         raise ValueError(f"data.batch_size is {data.batch_size}; mixup and cutmix pair images, so it must be even")

@@ -55,7 +55,7 @@ images     {images:,} an epoch, {images - used:,} of them unused: they do not fi
 updates    {size} images x {steps.accumulate} accumulated x {processes} processes = \
 {size * steps.batches_per_update:,} images; {updates:,} an epoch, {updates * epochs:,} in {epochs} epochs
 rate       {scaled.schedule.warmup_lr:.3g} to {scaled.optimizer.lr:.3g} in the first {schedule.warmup * updates:,.0f} \
-updates, then half a cosine to {scaled.schedule.min_lr:.3g}
+updates, then {"half a cosine" if schedule.kind == "cosine" else schedule.kind} to {scaled.schedule.min_lr:.3g}
 model      {parameters / 1e6:.2f} M parameters, {gflops:.2f} GFLOPs an image (multiply-adds){memory}
 time       {used * epochs / (speed * processes) / 3600:,.1f} hours at {speed:,.1f} images/s a process ({source}), \
 without decoding, communication and evaluation"""
