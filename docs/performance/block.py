@@ -35,7 +35,7 @@ from unittest import mock
 import timm
 import torch
 from made_up_gpu import H200, composed_operators, made_up_gpu
-from predict import V2, V2_PARTS, V2_SCANS
+from predict import BF16, PARTS, V2, V2_SCANS
 from timm.models.vision_transformer import Block as DeiTBlock
 from torch import Tensor, fx, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -66,10 +66,10 @@ def build_block(name: str) -> tuple[nn.Module, tuple[int, ...], list[Any]]:
 
     Returns the shape of its input, too, and its other arguments.
     """
-    if name not in V2_PARTS:
+    if name not in PARTS:
         block = DeiTBlock(WIDTH, DEIT_HEADS, qkv_bias=True) if name == DEIT else Block(WIDTH, rule=name)
         return block, (BATCH, TOKENS, WIDTH), []
-    part, side = timm.create_model(V2).get_submodule(name), math.isqrt(V2_PARTS[name][1])
+    part, side = timm.create_model(V2).get_submodule(name.removesuffix(BF16)), math.isqrt(PARTS[name][1])
     if isinstance(part, Block):
         return part, (BATCH, side**2, part.mixer.dim), [[side, side]]
     if isinstance(part, Downsample):
@@ -89,6 +89,7 @@ def count_block(name: str, inner: dict[str, Any]) -> list[dict[str, Any]]:
 
     rows: list[dict[str, Any]] = []
     block, shape, others = build_block(name)
+    torch._dynamo.reset()  # which compiles a function for a limited number of blocks
     with (
         made_up_gpu(),
         composed_operators(),
@@ -101,7 +102,8 @@ def count_block(name: str, inner: dict[str, Any]) -> list[dict[str, Any]]:
 
         # Traced as on a CPU, because autograd refuses CUDA tensors without a driver, then moved to the made-up GPU.
         backend = functools.partial(compile_fx, inner_compile=functools.partial(lower, rows, inner))
-        x = torch.empty(shape, requires_grad=name != "stem")
+        dtype = torch.bfloat16 if name.endswith(BF16) else torch.float32
+        x = torch.empty(shape, dtype=dtype, requires_grad=name != "stem")
         torch.compile(copy.deepcopy(block), fullgraph=True, dynamic=False, backend=backend)(x, *others)
     return [dict(block=name, torch=torch.__version__.partition("+")[0]) | row for row in rows]
 
@@ -339,7 +341,7 @@ def scan_launches(rule: str, batch: int, tokens: int, channels: int, launches: C
 def main(argv: Sequence[str] | None = None) -> int:
     """Counts, prints one line for each pass, and returns the exit status."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    blocks = (*RULES, DEIT, *V2_PARTS)
+    blocks = (*RULES, DEIT, *PARTS)
     parser.add_argument("blocks", nargs="*", default=blocks, metavar="BLOCK", help=f"{', '.join(blocks)}; default: all")
     parser.add_argument("--save", action="store_true", help=f"write {FILE} too")
     args = parser.parse_args(argv)
@@ -356,10 +358,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     for name in args.blocks:
         inner: dict[str, Any] = {}
-        if name in RULES or name in V2_SCANS:
+        if name in RULES or name.removesuffix(BF16) in V2_SCANS:
             with emulated_kernels() as launches:
                 inner = inner_costs(name, launches)
-                for batch, tokens, channels in () if name in V2_SCANS else SCANS if args.save else SCANS[:1]:
+                for batch, tokens, channels in () if name in PARTS else SCANS if args.save else SCANS[:1]:
                     add("scans", scan_launches(name, batch, tokens, channels, launches))
         add("blocks", count_block(name, inner))
     if args.save:

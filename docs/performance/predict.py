@@ -31,6 +31,8 @@ V2_PARTS |= {"stages.1.downsample": (1, 784), "stages.1.blocks.0": (2, 784)}
 V2_PARTS |= {"stages.2.downsample": (1, 196), "stages.2.blocks.0": (3, 196)}
 V2_PARTS |= {"stages.3.downsample": (1, 49), "stages.3.blocks.0": (2, 49)}
 V2_SCANS = {"stages.2.blocks.0": (256, 4), "stages.3.blocks.0": (512, 8)}
+BF16 = ", bf16"  # the same parts and model with a residual stream in bfloat16 (residual_in_fp32=False)
+PARTS = V2_PARTS | {part + BF16: numbers for part, numbers in V2_PARTS.items() if part != "stem"}
 DEPTH = {"longhorn": 24, "longhorn_exact": 24, "mamba": 24, "deit": 12}
 RULES = ("longhorn", "longhorn_exact", "mamba")
 BATCH, TOKENS, CHANNELS = 128, 197, 384  # of block.json
@@ -83,12 +85,12 @@ class Model:
         """`scan_time` of all directions of a rule or of a part with heads, with the time of its bytes as the least."""
         sizes = dict(batch=batch, tokens=tokens, channels=channels, rule=block) | {"pass": direction}
         base = BATCH * TOKENS * CHANNELS
-        if block in V2_SCANS:
-            kernel, (channels, heads) = self.kernels[CHUNKS, direction], V2_SCANS[block]
+        if (part := block.removesuffix(BF16)) in V2_SCANS:
+            kernel, (channels, heads) = self.kernels[CHUNKS, direction], V2_SCANS[part]
             programs = batch * heads * -(-channels // heads // HEAD_BLOCK)
             steps = -(-tokens // kernel["chunk"]) * kernel["chunk"]
             launch = dict(blocks=programs, threads=32, shared=kernel["shared"], tokens=steps)
-            base = BATCH * V2_PARTS[block][1] * channels
+            base = BATCH * PARTS[block][1] * channels
         else:
             kernel = self.kernels[block, direction]
             [launch] = (row for row in self.scans if sizes.items() <= row.items())
@@ -99,7 +101,7 @@ class Model:
 
     def block(self, block: str, direction: str, batch: int, tokens: int) -> float:
         """Microseconds of one pass of a block or a part."""
-        counted = V2_PARTS[block][1] if block in V2_PARTS else TOKENS
+        counted = PARTS[block][1] if block in PARTS else TOKENS
         scale, time = batch * tokens / (BATCH * counted), 0.0
         for name, mb, gflop in self.blocks[block, direction]["kernels"]:
             if "scan" in name:
@@ -113,8 +115,9 @@ class Model:
         """Images a second of a training step."""
         batch, tokens = SIZES[px]
         parts = {model: (DEPTH.get(model), tokens)}
-        if model == V2:
-            parts = {part: (count, tokens * px**2 // 224**2) for part, (count, tokens) in V2_PARTS.items()}
+        if model in (V2, V2 + BF16):
+            names = V2_PARTS if model == V2 else PARTS.keys() - (V2_PARTS.keys() - {"stem"})
+            parts = {part: (PARTS[part][0], PARTS[part][1] * px**2 // 224**2) for part in names}
         step = sum(n * self.block(part, d, batch, tokens) for part, (n, tokens) in parts.items() for d in PASSES)
         return batch / step * 1e6
 
@@ -127,7 +130,7 @@ def predictions(folder: Path) -> dict[str, list[Line]]:
 
 def block_lines(model: Model) -> Iterator[Line]:
     """Launches, bytes and memory of a training block."""
-    counts = {**{block: (depth, TOKENS) for block, depth in DEPTH.items()}, **V2_PARTS}
+    counts = {**{block: (depth, TOKENS) for block, depth in DEPTH.items()}, **PARTS}
     kept = {part: model.blocks[part, "forward"]["kept_mb"] * count / 1e3 for part, (count, _) in counts.items()}
     for block, (count, tokens) in counts.items():
         rows = [model.blocks[block, direction] for direction in PASSES]
@@ -136,7 +139,7 @@ def block_lines(model: Model) -> Iterator[Line]:
         line["MB beside the scan"] = " / ".join(f"{row['mb']:.0f}" for row in rows)
         line["MB kept"] = f"{rows[0]['kept_mb']:.0f}"
         of_model = f"{sum(kept[part] for part in V2_PARTS):.1f} (all parts)" if block == "stem" else "-"
-        line["GB kept by the model"] = of_model if block in V2_PARTS else f"{kept[block]:.1f}"
+        line["GB kept by the model"] = of_model if block in PARTS else f"{kept[block]:.1f}"
         times = [model.block(block, direction, BATCH, tokens) for direction in PASSES]
         line["predicted µs"] = " / ".join(f"{time:.0f}" for time in times)
         yield line
@@ -160,9 +163,9 @@ def scan_lines(model: Model) -> Iterator[Line]:
 def image_lines(model: Model) -> Iterator[Line]:
     """Predicted images a second of training, beside DeiT-Ti."""
     for size, (batch, _) in SIZES.items():
-        images = {name: model.images(name, size) for name in (*RULES, V2, "deit")}
+        images = {name: model.images(name, size) for name in (*RULES, V2, V2 + BF16, "deit")}
         line = {"px": str(size), "batch": str(batch), "DeiT-Ti": f"{images['deit']:,.0f}"}
-        yield line | {name: f"{images[name]:,.0f} ({images[name] / images['deit']:.2f})" for name in (*RULES, V2)}
+        yield line | {name: f"{images[name]:,.0f} ({images[name] / images['deit']:.2f})" for name in (*RULES, V2, V2 + BF16)}
 
 
 TABLES = {"blocks": block_lines, "scans": scan_lines, "images": image_lines}
