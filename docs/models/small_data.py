@@ -1,19 +1,23 @@
-"""What the weights of icons give on few images, against a random start and a support vector machine.
+"""What the weights of icons, and images without labels, give on few labelled images, against a random start.
 
     python docs/models/small_data.py digits=data/digits mnist=data/mnist stamps=/usr/share/tuxpaint/stamps
 
-in the root of a checkout writes docs/models/small_data.json and the table of docs/models/icons480.md. A folder has
-train/CLASS and val/CLASS, or CLASS, of which every fifth image is held out. `vilonghorn data digits` and
-docs/comparison/mnist.py make the first two; the stamps are in Debian's package tuxpaint-stamps-default.
+in the root of a checkout writes docs/models/small_data.json and the tables of docs/models/icons480.md and
+docs/pretraining.md. Results that the file has are kept. A folder has train/CLASS and val/CLASS, or CLASS, of which
+every fifth image is held out, or the files of Fashion-MNIST, of which every twelfth training image is taken.
+`vilonghorn data digits` and docs/comparison/mnist.py make the first two; the others are in Debian's packages
+tuxpaint-stamps-default and dataset-fashion-mnist.
 
 Of the held-out images, half choose the learning rate (with the first seed) and half are the test.
 """
 
+import gzip
 import itertools
 import json
 import statistics
 import sys
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -31,9 +35,10 @@ from torch import Tensor
 import vilonghorn
 from vilonghorn.bench.tables import fill_page, markdown
 from vilonghorn.data.files import atomic_write, write_json
+from vilonghorn.engine.masking import MaskedImageModel, draw_mask, masked_loss
 
 RESULTS = Path("docs/models/small_data.json")
-PAGE = Path("docs/models/icons480.md")
+PAGE, PRETRAINING = Path("docs/models/icons480.md"), Path("docs/pretraining.md")
 MODEL = "vilonghorn_nano_patch8"
 SIDE = 64
 COUNTS = (100, 500)  # training images
@@ -42,6 +47,9 @@ RATES = (5e-4, 2e-3, 8e-3)
 UPDATES, BATCH, WARMUP = 200, 32, 20
 MAX_HELD_OUT = 1000  # images
 STARTS = {"icons": "from the weights of icons", "random": "from random weights"}
+# All training images without their labels, in one pretraining for all seeds.
+WITHOUT_LABELS = {"unlabelled": "pretrained without labels", "icons_unlabelled": "icons, then without labels"}
+MASKED_UPDATES, MASKED_BATCH, MASKED_RATE, RATIO, UNIT = 1000, 64, 4e-3, 0.6, 8
 MACHINES = {"colours": "SVM of a colour histogram", "pixels": "SVM of the pixels"}
 
 
@@ -58,6 +66,8 @@ class Images(NamedTuple):
 
 def read_folder(folder: Path) -> tuple[Images, Images, list[str]]:
     """The training images, the held-out images and the names of the classes of a folder."""
+    if (folder / "train-images-idx3-ubyte.gz").exists():
+        return read_fashion(folder, "train", 12), read_fashion(folder, "t10k", 10), list("0123456789")
     split = (folder / "train").is_dir()
     root = folder / "train" if split else folder
     classes = sorted(path.name for path in root.iterdir() if path.is_dir())
@@ -81,6 +91,17 @@ def read_images(files: list[tuple[Path, int]]) -> Images:
     return Images(pixels, torch.tensor([label for _, label in files]))
 
 
+def read_fashion(folder: Path, part: str, step: int) -> Images:
+    """Every `step`-th image of a part of Fashion-MNIST."""
+    arrays = []
+    for kind, header in (("images-idx3", 16), ("labels-idx1", 8)):
+        content = gzip.decompress((folder / f"{part}-{kind}-ubyte.gz").read_bytes())
+        arrays.append(torch.from_numpy(np.frombuffer(content, np.uint8, offset=header).copy()))
+    gray, labels = arrays[0].view(-1, 1, 28, 28)[::step], arrays[1][::step].long()
+    pixels = F.interpolate(gray.float(), size=SIDE, mode="bicubic").round().clamp(0, 255)
+    return Images(pixels.to(torch.uint8).expand(-1, 3, -1, -1).contiguous(), labels)
+
+
 def normalize(pixels: Tensor) -> Tensor:
     """Pixels as the weights of icons take them."""
     return pixels.float() / 127.5 - 1
@@ -94,24 +115,56 @@ def crop(pixels: Tensor, rng: torch.Generator) -> Tensor:
     return F.interpolate(part, size=SIDE, mode="bilinear", antialias=True)
 
 
-def train(images: Images, classes: int, start: str, rate: float, seed: int) -> torch.nn.Module:
-    """Trains a model with AdamW, a linear warm-up and a cosine to 0."""
-    torch.manual_seed(seed)
-    rng = torch.Generator().manual_seed(seed)
-    model = timm.create_model(MODEL, pretrained=start == "icons", num_classes=classes).train()
+def fit(model: torch.nn.Module, rate: float, updates: int, loss_of: Callable[[], Tensor]) -> float:
+    """Minimises a loss with AdamW, a linear warm-up and a cosine to 0; returns the mean of its last tenth."""
     optimizer = create_optimizer_v2(model, opt="adamw", lr=rate, weight_decay=0.05)
     warmup = torch.optim.lr_scheduler.LinearLR(optimizer, 1e-3, total_iters=WARMUP)
-    cosine = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, UPDATES - WARMUP)
+    cosine = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, updates - WARMUP)
     schedule = torch.optim.lr_scheduler.SequentialLR(optimizer, [warmup, cosine], [WARMUP])
-    for _ in range(UPDATES):
-        batch = images.take(torch.randint(len(images.labels), (BATCH,), generator=rng))
-        scores = model(crop(normalize(batch.pixels), rng))
-        loss = F.cross_entropy(scores, batch.labels, label_smoothing=0.1)
+    losses = []
+    for _ in range(updates):
+        loss = loss_of()
         optimizer.zero_grad()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         schedule.step()
+        losses.append(loss.item())
+    return statistics.fmean(losses[-updates // 10 :])
+
+
+def pretrain(pixels: Tensor, start: str) -> dict[str, Tensor]:
+    """The weights of a model that has learned to reconstruct masked images; it prints the last loss."""
+    torch.manual_seed(0)
+    rng = torch.Generator().manual_seed(0)
+    backbone = timm.create_model(MODEL, pretrained=start.startswith("icons"), num_classes=0, mask_token=True)
+    model = MaskedImageModel(backbone, UNIT).train()
+
+    def loss() -> Tensor:
+        batch = pixels[torch.randint(len(pixels), (MASKED_BATCH,), generator=rng)]
+        images = crop(normalize(batch), rng)
+        mask = draw_mask(len(images), (SIDE // UNIT, SIDE // UNIT), RATIO, rng)
+        return masked_loss(images, model(images, mask), model.pixels(mask)).mean()
+
+    print(f"loss {fit(model, MASKED_RATE, MASKED_UPDATES, loss):.4f} after {MASKED_UPDATES} updates", flush=True)
+    return {name: value for name, value in backbone.state_dict().items() if name != "mask_token"}
+
+
+def train(
+    images: Images, classes: int, start: str, weights: dict[str, Tensor] | None, rate: float, seed: int
+) -> torch.nn.Module:
+    """Trains a classifier from one of the `STARTS`, or from `weights` without a head."""
+    torch.manual_seed(seed)
+    rng = torch.Generator().manual_seed(seed)
+    model = timm.create_model(MODEL, pretrained=start == "icons", num_classes=classes).train()
+    if weights:
+        model.load_state_dict(weights, strict=False)
+
+    def loss() -> Tensor:
+        batch = images.take(torch.randint(len(images.labels), (BATCH,), generator=rng))
+        return F.cross_entropy(model(crop(normalize(batch.pixels), rng)), batch.labels, label_smoothing=0.1)
+
+    fit(model, rate, UPDATES, loss)
     return model.eval()
 
 
@@ -145,56 +198,68 @@ def support_vectors(features: str, images: Images, test: Images) -> float:
     return 100 * float((machine.predict(make(test)) == test.labels.numpy()).mean())
 
 
-def measure(name: str, folder: Path) -> list[dict]:
-    """The results on one dataset: a row for each number of images and each method."""
+def measure(name: str, folder: Path, known: list[dict]) -> Iterator[dict]:
+    """The results on one dataset that are not known: a row for each number of images and each method."""
     pool, held_out, classes = read_folder(folder)
     order = torch.randperm(len(held_out.labels), generator=torch.Generator().manual_seed(0))
     val, test = (held_out.take(part) for part in order.chunk(2))
-    rows = []
+    found = {(row["train"], row["method"]) for row in known if row["data"] == name}
+    weights: dict[str, dict[str, Tensor]] = {}
     for count in COUNTS:
         chosen = {
             seed: pool.take(torch.randperm(len(pool.labels), generator=torch.Generator().manual_seed(seed))[:count])
             for seed in SEEDS
         }
         row = {"data": name, "classes": len(classes), "train": count, "test": len(test.labels)}
-        for start in STARTS:
+        for start in STARTS | (WITHOUT_LABELS if count == max(COUNTS) else {}):
+            if (count, start) in found:
+                continue
             began = time.monotonic()
-            first = {rate: train(chosen[SEEDS[0]], len(classes), start, rate, SEEDS[0]) for rate in RATES}
+            if start in WITHOUT_LABELS:
+                weights[start] = pretrain(pool.pixels, start)
+            options = len(classes), start, weights.get(start)
+            first = {rate: train(chosen[SEEDS[0]], *options, rate, SEEDS[0]) for rate in RATES}
             scores = {rate: top1(model, val) for rate, model in first.items()}
             rate = max(scores, key=scores.__getitem__)
-            others = [train(chosen[seed], len(classes), start, rate, seed) for seed in SEEDS[1:]]
-            found = [top1(model, test) for model in (first[rate], *others)]
-            rows.append({**row, "method": start, "rate": rate, "val": scores, "top1": found})
-            print(rows[-1], f"{time.monotonic() - began:.0f} s", flush=True)
+            others = [train(chosen[seed], *options, rate, seed) for seed in SEEDS[1:]]
+            top = [top1(model, test) for model in (first[rate], *others)]
+            yield {**row, "method": start, "rate": rate, "val": scores, "top1": top}
+            print(f"{name} {count} {start} {top}, {time.monotonic() - began:.0f} s", flush=True)
         for features in MACHINES:
-            found = [support_vectors(features, chosen[seed], test) for seed in SEEDS]
-            rows.append({**row, "method": features, "top1": found})
-            print(rows[-1], flush=True)
-    return rows
+            if (count, features) not in found:
+                top = [support_vectors(features, chosen[seed], test) for seed in SEEDS]
+                yield {**row, "method": features, "top1": top}
 
 
-def write_page() -> None:
-    """Puts the table of the results into the page."""
-    rows = json.loads(RESULTS.read_text(encoding="utf-8"))["rows"]
-    lines = []
-    for (name, count), group in itertools.groupby(rows, key=lambda row: (row["data"], row["train"])):
-        group = list(group)
-        line = {"data": name, "classes": str(group[0]["classes"]), "training images": str(count)}
-        for row in group:
-            mean, deviation = statistics.fmean(row["top1"]), statistics.stdev(row["top1"])
-            line[(STARTS | MACHINES)[row["method"]]] = f"{mean:.1f} ± {deviation:.1f}"
-        lines.append(line)
-    text = fill_page(PAGE.read_text(encoding="utf-8"), "small data", markdown(lines))
-    with atomic_write(PAGE, "w") as target:
-        target.write(text)
+def write_pages(rows: list[dict]) -> None:
+    """Puts the tables of the results into the pages."""
+    tables = {PAGE: STARTS | MACHINES, PRETRAINING: STARTS | WITHOUT_LABELS}
+    for page, methods in tables.items():
+        lines = []
+        for (name, count), group in itertools.groupby(rows, key=lambda row: (row["data"], row["train"])):
+            found = {row["method"]: row for row in group}
+            if page == PRETRAINING and not WITHOUT_LABELS.keys() & found.keys():
+                continue
+            classes = str(next(iter(found.values()))["classes"])
+            line = {"data": name, "classes": classes, "training images": str(count)}
+            for method, title in methods.items():
+                top = found[method]["top1"] if method in found else []
+                line[title] = f"{statistics.fmean(top):.1f} ± {statistics.stdev(top):.1f}" if top else "-"
+            lines.append(line)
+        text = fill_page(page.read_text(encoding="utf-8"), "small data", markdown(lines))
+        with atomic_write(page, "w") as target:
+            target.write(text)
 
 
 def main(arguments: list[str]) -> None:
-    """Measures all datasets, given as NAME=FOLDER, and writes results and page."""
+    """Measures all datasets, given as NAME=FOLDER, and writes results and pages."""
     folders = dict(argument.split("=", 1) for argument in arguments)
-    rows = [row for name, folder in folders.items() for row in measure(name, Path(folder))]
-    write_json(RESULTS, {"command": ["python", "docs/models/small_data.py", *arguments], "rows": rows})
-    write_page()
+    rows = json.loads(RESULTS.read_text(encoding="utf-8"))["rows"] if RESULTS.exists() else []
+    for name, folder in folders.items():
+        for row in measure(name, Path(folder), rows):
+            rows = sorted([*rows, row], key=lambda row: (row["data"], row["train"]))
+            write_json(RESULTS, {"command": ["python", "docs/models/small_data.py", *arguments], "rows": rows})
+    write_pages(rows)
 
 
 if __name__ == "__main__":

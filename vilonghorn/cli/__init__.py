@@ -18,6 +18,7 @@ from .. import __version__
 
 COMMANDS = {
     "train": "train an image classifier, resume a run, or estimate its cost",
+    "pretrain": "learn from images without labels, for train to start from",
     "evaluate": "measure a trained run on held-out images",
     "predict": "classify image files",
     "interpret": "draw what a model does with an image",
@@ -103,6 +104,10 @@ def _run(name: str, arguments: list[str]) -> int:
         close = " or ".join(difflib.get_close_matches(name, COMMANDS))
         hint = f"did you mean {close}?" if close else f"expected one of {', '.join(COMMANDS)}"
         raise ValueError(f"there is no command {name!r}; {hint}")
-    if name in ("train", "evaluate"):  # before torch is imported: its idle threads leave the cores to the decoders
+    if name in (
+        "train",
+        "pretrain",
+        "evaluate",
+    ):  # before torch is imported: its idle threads leave the cores to the decoders
         os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     return import_module(f".{name}", __name__).main(arguments) or 0

@@ -49,8 +49,10 @@ def _row(config: dict[str, Any], processes: int, records: list[dict[str, Any]]) 
     values["images an update"] = str(config["data.batch_size"] * config["optimizer.accumulate"] * processes)
     if epochs:
         last, best = epochs[-1], max(epochs, key=quality)
-        values |= {"top-1": f"{last['top1']:.2f}", "top-5": f"{last['top5']:.2f}", "loss": f"{last['loss']:.4f}"}
-        values["best top-1"] = f"{best['top1']:.2f} (epoch {best['epoch']})"
+        if "top1" in last:
+            values |= {"top-1": f"{last['top1']:.2f}", "top-5": f"{last['top5']:.2f}"}
+            values["best top-1"] = f"{best['top1']:.2f} (epoch {best['epoch']})"
+        values["loss"] = f"{last['loss']:.4f}"
         values |= {"skipped": f"{last['skipped']}", "hours": f"{last['seconds'] / 3600:.3f}"}
     if speeds := [r["images_per_second"] for r in train if "images_per_second" in r]:
         values["images/s"] = f"{statistics.median(speeds):.1f}"

@@ -4,12 +4,14 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import yaml
+from jsonargparse import ArgumentParser
 
 from ..data.digits import write_digits
 from ..engine import Config, Distributed, Trainer, command_line, evaluate_run
 from ..engine.checkpoint import RunDirectory
 from ..engine.dry_run import dry_run
 from ..engine.evaluate import summarize
+from ..engine.probe import probe_run, summarize_probe
 
 USAGE = """vilonghorn train [--config NAME] [--SECTION.KEY VALUE ...]
 
@@ -48,15 +50,15 @@ def write_missing_digits(config: Config) -> None:
         print(f"wrote scikit-learn's handwritten digits to {DIGITS}", flush=True)
 
 
-def train(argv: Sequence[str]) -> None:
-    """Trains, evaluates, or estimates the cost of a run.
+def train(argv: Sequence[str], parser: ArgumentParser = parser, default: str = "digits") -> None:
+    """Trains, evaluates, or estimates the cost of a run. `default` is the configuration without --config.
 
     Raises:
         ValueError, OSError, ImportError, FloatingPointError: errors that the user can fix.
         Interrupted: a signal stopped the run, which is saved.
     """
     dist = Distributed()
-    config, options = command_line.parse(parser, argv, "digits")
+    config, options = command_line.parse(parser, argv, default)
     dist.init()
     dist.run_on_all(lambda: write_missing_digits(config) if dist.is_main else None)
     if options.dry_run:
@@ -64,7 +66,12 @@ def train(argv: Sequence[str]) -> None:
             cost = dry_run(config, options.processes, options.train_images)
             print(f"{yaml.safe_dump(config.to_dict(), sort_keys=False)}\n{cost}")
         return
-    if options.evaluate is not None:
+    if options.probe and options.evaluate is None:
+        raise ValueError("--probe measures a run: give vilonghorn evaluate RUN --probe")
+    if options.probe:
+        result = probe_run(options.evaluate, config, options.checkpoint)
+        lines = [summarize_probe(config.run.dir, options.checkpoint, result)]
+    elif options.evaluate is not None:
         result = evaluate_run(options.evaluate, config, options.checkpoint)
         lines = [summarize(config.run.dir, options.checkpoint, result["record"], result)]
     else:

@@ -7,7 +7,7 @@ import errno
 import hashlib
 import os
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
@@ -79,11 +79,11 @@ class ImageFolder:
         folders = {os.fsencode(name).decode("utf-8", "surrogateescape"): root / name for name in _folders(root)}
         folders = dict(sorted(folders.items()))
         if not folders:
-            raise ValueError(f"{root}: no class folders in it; expected {root}/CLASS/IMAGE for each class")
-        lower = {name.lower() for name in folders}
-        if lower <= TRAIN | HELD_OUT or (lower & TRAIN and lower & HELD_OUT):
-            names = printable(", ".join(folders))
-            raise ValueError(f"{root}: its folders are splits ({names}), not classes; give one of them")
+            without = (
+                "; images without classes are for vilonghorn pretrain" if any(map(is_image, os.listdir(root))) else ""
+            )
+            raise ValueError(f"{root}: no class folders in it; expected {root}/CLASS/IMAGE for each class{without}")
+        _refuse_splits(root, folders)
         found, left_out = zip(*(list_images(folder) for folder in folders.values()))
         empty = [name for name, files in zip(folders, found) if not files]
         if empty and (classes is None or len(empty) == len(folders)):
@@ -128,6 +128,27 @@ class ImageFolder:
 
     def __getitem__(self, index: int) -> tuple[Image.Image, int]:
         return read_image(self.paths[index], self.max_pixels), int(self.labels[index])
+
+
+class UnlabelledFolder(ImageFolder):
+    """An `ImageFolder` of the images at any depth of a folder, or in it, whose labels are 0.
+
+    `classes` are the folders in it that have images, for a message; the argument is not used.
+    """
+
+    def __init__(self, root: str | os.PathLike, max_pixels: int = MAX_PIXELS, classes: Sequence[str] | None = None):
+        self.path, self.max_pixels, self.notes = Path(root), max_pixels, []
+        if not self.path.is_dir():
+            raise NotADirectoryError(f"{root}: not a folder; expected one of images")
+        _refuse_splits(self.path, _folders(self.path))
+        self.paths, left_out = list_images(root)
+        if not self.paths:
+            raise ValueError(f"{root}: no image in it, at any depth; expected files {' '.join(EXTENSIONS)}")
+        if left_out:
+            self.notes.append(f"{root}: {describe_left_out(len(self.paths), left_out)}")
+        parts = (Path(path).relative_to(self.path).parts for path in self.paths)
+        self.classes = sorted({names[0] for names in parts if len(names) > 1})
+        self.labels = np.zeros(len(self.paths), np.int64)
 
 
 def match_classes(source: str, names: Sequence[str], classes: Sequence[str]) -> np.ndarray:
@@ -194,6 +215,13 @@ def shorten(names: Sequence[str]) -> str:
 
 def _is_added(name: str) -> bool:
     return name.startswith(".") or name.lower() in ADDED
+
+
+def _refuse_splits(root: Path, folders: Iterable[str]) -> None:
+    lower = {name.lower() for name in folders}
+    if lower and lower <= TRAIN | HELD_OUT or (lower & TRAIN and lower & HELD_OUT):
+        names = printable(", ".join(folders))
+        raise ValueError(f"{root}: its folders are splits ({names}), not classes; give one of them")
 
 
 def _folders(root: Path) -> list[str]:

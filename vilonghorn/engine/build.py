@@ -80,7 +80,7 @@ def build_loader(
             "of images for each class, or the .beton file that vilonghorn beton FOLDER FILE makes of it"
         )
     options = {"seed": config.run.seed, "device": device, "classes": classes}
-    options |= {"rank": dist.rank, "world_size": dist.world_size}
+    options |= {"rank": dist.rank, "world_size": dist.world_size, "labelled": config.augmentation.mask_ratio is None}
     if data.workers is None and dist.local_size > 1:
         options["workers"] = max(1, available_cpus() // dist.local_size)
     known = {field.name for field in fields(LoaderConfig)}
@@ -106,7 +106,8 @@ def model_kwargs(config: Config, num_classes: int) -> dict[str, Any]:
     cfg = timm.get_pretrained_cfg(model.name.partition(".")[0])
     size = {"img_size": config.data.image_size} if cfg is not None and cfg.fixed_input_size else {}
     drop_path = {} if model.drop_path is None else {"drop_path_rate": model.drop_path}
-    return {"num_classes": num_classes, **size, **drop_path, **model.kwargs}
+    mask_token = {} if config.augmentation.mask_ratio is None else {"mask_token": True}
+    return {"num_classes": num_classes, **size, **drop_path, **mask_token, **model.kwargs}
 
 
 def build_model(config: Config, num_classes: int) -> nn.Module:
@@ -179,17 +180,20 @@ def init_weights(model: str, source: str) -> dict[str, Any]:
     head = weights.get(f"{to_ntuple(1)(cfg.classifier)[0]}.weight")
     if head is not None and not head.dim():
         raise ValueError(f"model.weights is {source}, whose classifier is a single number, expected a matrix")
-    classes = {} if head is None else {"num_classes": head.shape[0]}
-    return {"state_dict": weights, **classes}
+    return {"state_dict": weights, "num_classes": 0 if head is None else head.shape[0]}
+
+
+def image_sizes(config: Config) -> list[int]:
+    """The heights, and widths, of the images of a run, the largest last."""
+    last, growing = config.data.image_size, range(min(config.schedule.epochs, config.augmentation.ramp[1]))
+    return sorted({last, *(config.augmentation.grown_size(epoch, last) for epoch in growing)})
 
 
 @torch.no_grad()
 def check_model(config: Config, model: nn.Module, num_classes: int, device: torch.device) -> None:
     """Raises ValueError if a model does not turn images of every size in the run into class scores."""
     name, kwargs, training, last = config.model.name, config.model.kwargs, model.training, config.data.image_size
-    growing = range(min(config.schedule.epochs, config.augmentation.ramp[1]))
-    sizes = (config.augmentation.grown_size(e, last) for e in growing)
-    for size in sorted({last, *sizes}):
+    for size in image_sizes(config):
         expected = f"{name} with {kwargs} does not turn images (2, 3, {size}, {size}) into scores (2, {num_classes})"
         try:
             with autocast(config.run.amp, device):

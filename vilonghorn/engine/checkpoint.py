@@ -22,7 +22,7 @@ FORMAT = 3
 HEADER = f"vilonghorn state, format {FORMAT}\n".encode()  # followed by a SHA-256 and the data of torch.save
 # There before the first checkpoint.
 STARTED = ("config.yaml", "environment.json", "classes.txt", "tensorboard", "log.jsonl")
-PICTURES = ("curves", "confusion", "confidence", "predictions")
+PICTURES = ("curves", "confusion", "confidence", "predictions", "reconstructions")
 RESULTS = ("last.safetensors", "best.safetensors", *(f"{name}.png" for name in PICTURES), "report.html")
 
 

@@ -121,6 +121,8 @@ class AugmentationConfig(TransformConfig):
         switch_prob: probability of cutmix if both are on
         label_smoothing: probability spread over all classes
         loss: cross_entropy (of all classes together) or binary_cross_entropy (of each class, mean over the classes)
+        mask_ratio: part of an image that is masked, to learn from images without labels; null: learn their classes
+        mask_unit: height and width of a masked square, in pixels; null: about an eighth of image_size
     """
 
     auto_augment: str | None = "rand-m9-mstd0.5-inc1"
@@ -133,6 +135,8 @@ class AugmentationConfig(TransformConfig):
     switch_prob: float = within("[0, 1]", 0.5)
     label_smoothing: float = within("[0, 1)", 0.1)
     loss: Literal["cross_entropy", "binary_cross_entropy"] = "cross_entropy"
+    mask_ratio: float | None = within("(0, 1)", None)
+    mask_unit: int | None = within("[1, inf)", None)
 
 
 @dataclass

@@ -31,6 +31,8 @@ def dry_run(config: Config, processes: int | None = None, train_images: int | No
         processes = max(dist.world_size, torch.cuda.device_count() if device.type == "cuda" else 1)
     dist.world_size = 1  # measured here, without the others
     images, classes, size = train_images, config.model.num_classes, config.data.batch_size
+    if config.augmentation.mask_ratio is not None:
+        classes = 0
     if images is None or classes is None:
         try:
             data = build_loader(replace(config, data=replace(config.data, workers=0)), "cpu", training=True)
@@ -68,7 +70,7 @@ def measure_speed(state: TrainState) -> tuple[float, str]:
     data, device, threads = state.config.data, state.device, torch.get_num_threads()
     count = data.batch_size if device.type == "cuda" else min(8, data.batch_size)
     images = torch.randn(count, 3, data.image_size, data.image_size, device=device)
-    targets = torch.randint(state.num_classes, (count,), device=device)
+    targets = torch.randint(max(1, state.num_classes), (count,), device=device)
     if state.config.teacher.cache:  # each has the teacher's logits, too
         targets = torch.cat([targets[:, None], torch.randn(count, state.num_classes, device=device)], 1)
     batch = images, targets

@@ -20,6 +20,17 @@ from .checkpoint import RunDirectory, load_weights
 from .config import AugmentationConfig, Config, ModelConfig
 from .distributed import Distributed
 
+CLASS_SCORES = ("top1", "top5", "loss")
+
+
+def class_scores(model: nn.Module, images: torch.Tensor, targets: torch.Tensor, amp: torch.autocast) -> torch.Tensor:
+    """The sums over a batch of `CLASS_SCORES`: hits in percent, and the cross-entropy."""
+    with amp:
+        logits = model(images)
+    logits = logits.float()
+    hits = 100 * (top_classes(logits) == targets[:, None])
+    return torch.stack([hits[:, 0].sum(), hits.sum(), F.cross_entropy(logits, targets, reduction="sum")])
+
 
 @torch.no_grad()
 def evaluate(
@@ -28,6 +39,8 @@ def evaluate(
     *,
     amp: torch.autocast,
     on_batch: Callable[[], None] = lambda: None,
+    names: Sequence[str] = CLASS_SCORES,
+    measure: Callable[..., torch.Tensor] = class_scores,
 ) -> dict[str, dict[str, float]]:
     """Evaluates models in one pass over the data.
 
@@ -36,31 +49,26 @@ def evaluate(
         loader: the held-out data, or the part of this process.
         amp: autocast context.
         on_batch: called after each batch, equally often in every process; may raise to stop.
+        names: of the scores.
+        measure: model, images, targets and amp to the sums over a batch of these scores.
 
     Returns:
-        Name to {"top1": percent, "top5": percent, "loss": mean cross-entropy}. Images whose scores contain NaN count as
-        wrong.
+        Name to the mean scores: {"top1": percent, "top5": percent, "loss": mean cross-entropy}. Images whose scores
+        contain NaN count as wrong.
     """
     dist = Distributed()
-    sums = {name: torch.zeros(4, dtype=torch.float64) for name in models}  # top1 hits, top5 hits, loss, images
+    sums = {name: torch.zeros(len(names) + 1, dtype=torch.float64) for name in models}  # the scores, images
     for model in models.values():
         model.eval()
     with closing(loader.epoch(0)) as batches:
         for _ in range(int(dist.sum([dist.is_main * len(loader)])[0])):  # process 0 has the most batches
             images, targets = next(batches, (None, None))
             for name, model in models.items() if images is not None else ():
-                with amp:
-                    logits = model(images)
-                logits = logits.float()
-                hits = top_classes(logits) == targets[:, None]
-                loss = F.cross_entropy(logits, targets, reduction="sum")
-                sums[name] += torch.stack([hits[:, 0].sum(), hits.sum(), loss, loss.new_tensor(len(targets))]).cpu()
+                found = measure(model, images, targets, amp)
+                sums[name] += torch.cat([found, found.new_tensor([len(targets)])]).cpu()
             on_batch()
     totals = {name: dist.sum(own.tolist()) for name, own in sums.items()}
-    return {
-        name: {"top1": 100 * top1 / count, "top5": 100 * top5 / count, "loss": loss / count}
-        for name, (top1, top5, loss, count) in totals.items()
-    }
+    return {name: {key: total / own[-1] for key, total in zip(names, own)} for name, own in totals.items()}
 
 
 def top_classes(logits: torch.Tensor) -> torch.Tensor:
@@ -70,9 +78,9 @@ def top_classes(logits: torch.Tensor) -> torch.Tensor:
 
 
 def quality(scores: dict[str, float]) -> tuple[float, float]:
-    """What orders epochs of a run: top-1, then the loss. A loss that is not known or no number comes last."""
+    """What orders epochs of a run: top-1, if any, then the loss. A loss that is not known or no number comes last."""
     loss = scores.get("loss", math.nan)
-    return scores["top1"], -math.inf if math.isnan(loss) else -loss
+    return scores.get("top1", 0.0), -math.inf if math.isnan(loss) else -loss
 
 
 def name_weights(checkpoint: str, record: dict[str, Any]) -> str:
@@ -82,9 +90,12 @@ def name_weights(checkpoint: str, record: dict[str, Any]) -> str:
 
 def summarize(run: str | Path, checkpoint: str, record: dict[str, Any], result: dict[str, Any]) -> str:
     """One line on weights of a run: `top1`, `top5`, `loss` and `images` of `result`, and what `record` says of them."""
+    end = f"on {result['images']} images: {name_weights(checkpoint, record)} of {run}"
+    if "top1" not in result:
+        return f"held-out loss {result['loss']:.4f} {end}"
     top5 = f"top-5 {result['top5']:.2f}%, " if record["kwargs"]["num_classes"] > 5 else ""  # else it is 100%
     scores = f"top-1 {result['top1']:.2f}%, {top5}loss {result['loss']:.4f}"
-    return f"held-out {scores} on {result['images']} images: {name_weights(checkpoint, record)} of {run}"
+    return f"held-out {scores} {end}"
 
 
 def check_names(source: str | Path, num_classes: int, names: Sequence[str] | None) -> None:
@@ -148,6 +159,8 @@ def evaluate_run(directory: str | Path, config: Config, checkpoint: str = "best"
         ValueError: the data has other classes than the run, or the model does not take images of `data.image_size`.
     """
     model, record = load_run(directory, checkpoint)
+    if not record["kwargs"]["num_classes"]:
+        raise ValueError(f"{directory} has learned without labels, no classes: give --probe, or train from its weights")
     Distributed().init()
     device = pick_device(config.run.device)
     classes = record["kwargs"]["num_classes"]

@@ -117,9 +117,12 @@ class RunLogger:
             self.draw_curves()
         if self.enabled:
             loss = "not finite" if train_loss is None else f"{train_loss:.3f}"
-            shown = ", ".join(f"{name} {values['top1']:.2f}%" for name, values in progress.results.items())
+            classes = any("top1" in values for values in progress.results.values())
+            key, form, unit = ("top1", ".2f", "%") if classes else ("loss", ".4f", "")
+            shown = ", ".join(f"{name} {values[key]:{form}}{unit}" for name, values in progress.results.items())
             title = f"epoch {progress.epoch}/{self.config.schedule.epochs}"
-            print(f"{title}: training loss {loss}, held-out top-1 {shown}, {progress.seconds:.0f} s", flush=True)
+            kind = "top-1" if classes else "loss"
+            print(f"{title}: training loss {loss}, held-out {kind} {shown}, {progress.seconds:.0f} s", flush=True)
 
     def draw_curves(self) -> None:
         """Draws the curves of the log."""
@@ -176,7 +179,8 @@ def draw_curves(path: Path, records: list[dict[str, Any]], updates_per_epoch: in
         epochs = [record for record in records if record["kind"] == "epoch" and weights in record]
         style = {"label": label, "color": color, "marker": "." if len(epochs) == 1 else None}
         for title, score in (("loss", "loss"), ("top-1, %", "top1")) if epochs else ():
-            panels[title].plot([e["epoch"] for e in epochs], [e[weights][score] for e in epochs], **style)
+            if score in epochs[0][weights]:
+                panels[title].plot([e["epoch"] for e in epochs], [e[weights][score] for e in epochs], **style)
     for title, axes in panels.items():
         axes.set(title=title, xlabel="epoch")
         axes.grid(alpha=0.3)
@@ -321,19 +325,41 @@ def write_report(
     draw_confidence(directory.path / "confidence.png", found)
     if len(names) <= MAX_CLASSES:
         draw_confusion(directory.path / "confusion.png", found, names)
+    confusions = [(count, names[t], name_guess(names, g)) for (t, g), count in found.counts.most_common() if t != g]
+    _write_page(directory, config, result, weights=weights, classes=len(names), confusions=confusions[:10])
+
+
+def write_masked_report(
+    directory: RunDirectory, config: Config, examples: torch.Tensor, result: dict[str, Any]
+) -> None:
+    """Draws held-out images, masked and reconstructed, and writes an HTML page.
+
+    `examples` are (3, N, 3, H, W), normalised: the images, what the model sees, and its reconstruction.
+    """
+    mean, std = (torch.tensor(values)[:, None, None] for values in (config.data.mean, config.data.std))
+    rows, columns = examples.shape[:2]
+    figure = Figure(figsize=(1.2 * columns, 1.3 * rows))
+    for i, image in enumerate((examples * std + mean).clamp(0, 1).flatten(0, 1), 1):
+        axes = figure.add_subplot(rows, columns, i)
+        axes.imshow(image.permute(1, 2, 0).numpy())
+        axes.set(xticks=[], yticks=[])
+    for row, title in enumerate(("original", "masked", "reconstructed")):
+        figure.axes[row * columns].set_ylabel(title)
+    write_file(directory.path / "reconstructions.png", png(figure))
+    _write_page(directory, config, result)
+
+
+def _write_page(directory: RunDirectory, config: Config, result: dict[str, Any], **values: Any) -> None:
     files = {name: directory.path / f"{name}.png" for name in PICTURES}
     pictures = {name: base64.b64encode(file.read_bytes()).decode() for name, file in files.items() if file.exists()}
-    confusions = [(count, names[t], name_guess(names, g)) for (t, g), count in found.counts.most_common() if t != g]
     template = Template(Path(__file__).with_name("report.html").read_text(encoding="utf-8"), autoescape=True)
     html = template.render(
         name=config.model.name,
         directory=directory.path,
         records=directory.records(),
-        weights=weights,
-        classes=len(names),
         result=result,
-        confusions=confusions[:10],
         pictures=pictures,
+        **values,
         config=yaml.safe_dump(config.to_dict(), sort_keys=False),
         environment=directory.environment.read_text(encoding="utf-8"),
     )

@@ -16,7 +16,8 @@ from . import build
 from .config import Config
 from .distillation import Distillation
 from .distributed import Distributed
-from .tasks import Classification
+from .masking import MaskedImages, build_masked
+from .tasks import Classification, Task
 
 Batch = tuple[torch.Tensor, torch.Tensor]  # images (B, 3, H, W) and targets (B,), or (B, classes) after mixup
 
@@ -31,7 +32,7 @@ class Progress:
     skipped: int = 0  # skipped updates
     skipped_in_row: int = 0
     results: dict[str, dict[str, float]] = field(default_factory=dict)  # last evaluation of "model" and "ema"
-    best: dict[str, float] = field(default_factory=dict)  # best epoch, its top1 and loss
+    best: dict[str, float] = field(default_factory=dict)  # best epoch, its top1, if any, and loss
     seconds: float = 0.0  # of training and evaluation
     log_size: int = 0  # bytes of the log up to here
 
@@ -75,12 +76,16 @@ class TrainState:
         self.config, self.num_classes, self.device = config, num_classes, device
         self.amp = build.autocast(config.run.amp, device)
         seed_all(config.run.seed)
-        self.model = build.build_model(config, num_classes).to(device)
-        build.check_model(config, self.model, num_classes, device)
+        if ratio := config.augmentation.mask_ratio:
+            self.num_classes, self.model = 0, build_masked(config, device)
+            self.task: Task = MaskedImages(ratio, self.model.unit)
+        else:
+            self.model = build.build_model(config, num_classes).to(device)
+            build.check_model(config, self.model, num_classes, device)
+            teacher = config.teacher.weights
+            known = (config, num_classes)
+            self.task = Distillation(*known, device, class_names) if teacher else Classification(*known)
         self.ema = ModelEmaV3(self.model, config.ema.decay, use_warmup=config.ema.warmup) if config.ema.decay else None
-        self.task = Classification(config, num_classes)
-        if config.teacher.weights:
-            self.task = Distillation(config, num_classes, device, class_names)
         self.trained = self.task.wrap(self.model)
         self.scaler = torch.amp.GradScaler(device.type, enabled=config.run.amp == "fp16")
 
@@ -124,6 +129,11 @@ class TrainState:
     def _parts(self) -> dict[str, Any]:
         extra = {"extra": self.task.extra} if self.task.extra else {}
         return {**self.models, **extra, "optimizer": self.optimizer, "scaler": self.scaler}
+
+    @property
+    def backbone(self) -> nn.Module:
+        """The model of `weights`, without a decoder of masked images."""
+        return getattr(self.models[self.weights], "backbone", self.models[self.weights])
 
     @property
     def lr(self) -> float:

@@ -16,7 +16,8 @@ from .config import Config, changed_keys, check
 from .distributed import Distributed, Interrupted, StopRequest
 from .environment import machine
 from .evaluate import evaluate, quality
-from .report import RunLogger, mean_loss, predict_all, write_report
+from .masking import MaskedImages
+from .report import RunLogger, mean_loss, predict_all, write_masked_report, write_report
 from .train_state import Batch, Progress, StepCounter, TrainState
 
 FEW_UPDATES = 20  # in an epoch
@@ -69,7 +70,8 @@ class Trainer:
 
         Returns:
             Results of the final weights: `top1`, `top5`, `loss`, and `weights`, "model" or "ema"; `epochs`; `images`
-            evaluated; `best`, epoch, top1 and loss of the best epoch; `skipped` updates; `seconds`.
+            evaluated; `best`, epoch, top1 and loss of the best epoch; `skipped` updates; `seconds`. Of masked images
+            there is no `top1` and `top5`.
 
         Raises:
             Interrupted: SIGINT, SIGTERM or SIGUSR1 was received; the run is saved.
@@ -96,6 +98,11 @@ class Trainer:
         weights, images = self.train_state.weights, self.val_loader.num_samples
         result = {**progress.results[weights], "weights": weights, "epochs": progress.epoch, "images": images}
         result |= {"best": progress.best, "skipped": progress.skipped, "seconds": progress.seconds}
+        if isinstance(task := self.train_state.task, MaskedImages):
+            if self.dist.is_main:
+                model, amp = self.train_state.models[weights], self.train_state.amp
+                write_masked_report(self.directory, self.config, task.examples(model, self.val_loader, amp), result)
+            return result
         names = self.val_loader.class_names or map(str, range(self.val_loader.num_classes))
         found = predict_all(self.train_state.models[weights], self.val_loader, self.train_state.amp, self.dist)
         if self.dist.is_main:
@@ -145,14 +152,15 @@ class Trainer:
         progress, state = self.progress, self.train_state
         for model in state.models.values():
             self.dist.broadcast_buffers(model)
-        progress.results = evaluate(state.models, self.val_loader, amp=state.amp, on_batch=stop.check)
+        task = {"names": state.task.scores, "measure": state.task.measure}
+        progress.results = evaluate(state.models, self.val_loader, amp=state.amp, on_batch=stop.check, **task)
         progress.seconds = time.monotonic() - self.start
         train_loss, result = mean_loss(progress.losses), progress.results[state.weights]
         self.logger.write("epoch", progress, train_loss=train_loss, **progress.results)
         progress.epoch, progress.batch, progress.losses = progress.epoch + 1, 0, []
         is_best = not progress.best or quality(result) > quality(progress.best)
         if is_best:
-            progress.best = {"epoch": progress.epoch, "top1": result["top1"], "loss": result["loss"]}
+            progress.best = {"epoch": progress.epoch, **{k: result[k] for k in ("top1", "loss") if k in result}}
         self.save(weights=["best", "last"] if is_best else ["last"])
         self.logger.log_epoch(progress, train_loss)
 
@@ -177,7 +185,7 @@ class Trainer:
                 "epoch": progress.epoch,
                 **progress.results[state.weights],
             }
-            save_weights(self.directory.weights(name), state.models[state.weights].state_dict(), record)
+            save_weights(self.directory.weights(name), state.backbone.state_dict(), record)
         progress.log_size = self.directory.sync_log()
         parts = {"config": self.config.to_dict(), "data": self.data, "progress": asdict(progress)}
         save_state(self.directory.state, {**parts, **state.state_dict()})

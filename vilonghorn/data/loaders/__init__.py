@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from ..beton.format import Beton, check_beton
-from ..images import ImageFolder, describe_crop, image_sizes, shorten
+from ..images import ImageFolder, UnlabelledFolder, describe_crop, image_sizes, shorten
 from ..threads import available_cpus
 from .config import LoaderConfig
 from .loader import FolderLoader, Loader
@@ -45,12 +45,17 @@ def create_loader(source: str | os.PathLike, **options: Any) -> Loader:
     if config.interpolation is None:
         by_area = config.training and not from_folder
         config = replace(config, interpolation="area" if by_area else "bicubic")
-    data = ImageFolder(source, config.max_pixels, config.classes) if from_folder else check_beton(source)
+    folder = ImageFolder if config.labelled else UnlabelledFolder
+    data = folder(source, config.max_pixels, config.classes) if from_folder else check_beton(source)
     if isinstance(data, Beton):
         if config.checksums and data.checksums is None:
             raise ValueError(f"{data.notes[0]} (checksums is true; null reads it as it is)")
         if config.classes is not None and data.classes is not None:
             data = data.with_classes(config.classes)
+    if not config.labelled and data.num_classes > 1:
+        data.notes.append(
+            f"{source}: its classes ({data.num_classes}) are not used to learn from images without labels"
+        )
     for note in [*data.notes, *_notes(data, config)] if config.rank == 0 else ():
         warnings.warn(note, stacklevel=2)
     if isinstance(data, ImageFolder):
@@ -68,7 +73,7 @@ def create_loader(source: str | os.PathLike, **options: Any) -> Loader:
 def _notes(data: ImageFolder | Beton, config: LoaderConfig) -> list[str]:
     """Sentences on classes without images, and on what evaluation shows of an image."""
     counts = np.bincount(data.labels, minlength=data.num_classes)
-    missing = [name for name, count in zip(data.classes or (), counts) if count == 0]
+    missing = [name for name, count in zip(data.classes or (), counts) if count == 0 and config.labelled]
     notes = [f"no image of {len(missing)} of {len(counts)} classes: {shorten(missing)}"] * bool(missing)
     if not config.training:
         if isinstance(data, ImageFolder):

@@ -138,6 +138,7 @@ class LoaderConfig(TransformConfig, ImageConfig):
         training: shuffled random crops, augmented, in full batches; else centre crops in the order of the source
         interpolation: None: area for training on a .beton, else bicubic
         classes: class names by label, of which the source may lack some; None: those of the source
+        labelled: False: images at any depth of a folder, or of a .beton, without their classes
         seed: of order and augmentation
         device: where batches go
         rank: number of this process
@@ -147,6 +148,7 @@ class LoaderConfig(TransformConfig, ImageConfig):
     training: bool
     interpolation: Literal["area", "bicubic"] | None = None
     classes: Sequence[str] | None = None
+    labelled: bool = True
     seed: int = within("[0, 9223372036854775808)", 0)  # 63 bits
     device: str | torch.device = "cpu"
     rank: int = 0

@@ -36,7 +36,7 @@ class Loader(ABC):
 
     Attributes:
         num_samples: samples in the dataset.
-        num_classes: number of class names, without them the largest label plus one.
+        num_classes: number of class names, without them the largest label plus one; 0 without labels.
         class_names: names by label, or None.
         batch_size: samples in a batch of one rank.
         fingerprint: changes with the dataset: of a `.beton` the digest of its tables, of a folder that of its names.
@@ -44,7 +44,8 @@ class Loader(ABC):
 
     def __init__(self, data: ImageFolder | Beton, config: LoaderConfig):
         self.data, self.config = data, config
-        self.num_samples, self.num_classes, self.class_names = len(data.labels), data.num_classes, data.classes
+        self.num_samples = len(data.labels)
+        self.num_classes, self.class_names = (data.num_classes, data.classes) if config.labelled else (0, None)
         self.batch_size = config.batch_size
         self.fingerprint = data.digest
         self.targets: Any = data.labels

@@ -1,0 +1,156 @@
+"""Masked image modelling (SimMIM, arXiv 2111.09886): a backbone learns from images without labels.
+
+Square units of an image are masked. The backbone sees the mask token in their place, and a linear decoder of its last
+map predicts their pixels.
+"""
+
+from collections.abc import Callable
+from contextlib import closing
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import pixel_shuffle
+
+from ..models.weights_file import is_ours
+from .build import MODEL_ERRORS, autocast, build_model, image_sizes, one_line
+from .config import Config
+from .tasks import Task
+
+
+class MaskedImageModel(nn.Module):
+    """A backbone with a mask token, and a decoder from its last map to pixels.
+
+    Args:
+        backbone: a model of this library with `mask_token=True` and without a head.
+        unit: height and width of a masked unit, in pixels, a multiple of the stride of the last map.
+    """
+
+    def __init__(self, backbone: nn.Module, unit: int) -> None:
+        super().__init__()
+        self.backbone, self.unit = backbone, unit
+        last = backbone.feature_info[-1]
+        self.stride = last["reduction"]
+        self.decoder = nn.Conv2d(last["num_chs"], 3 * self.stride**2, 1)
+
+    def no_weight_decay(self) -> set[str]:
+        """Names of the parameters without weight decay."""
+        return {f"backbone.{name}" for name in self.backbone.no_weight_decay()}
+
+    def pixels(self, mask: Tensor) -> Tensor:
+        """A mask of units, (B, h, w), as one of pixels, (B, 1, H, W)."""
+        return enlarge(mask, self.unit)[:, None]
+
+    def forward(self, images: Tensor, mask: Tensor | None = None) -> Tensor:
+        """Reconstructs images, (B, 3, H, W), of which `mask`, (B, h, w), hides units where it is True; None: none."""
+        if mask is None:
+            mask = images.new_zeros(len(images), *(side // self.unit for side in images.shape[-2:]), dtype=torch.bool)
+        # Patches that overlap and convolutions before the patches would see masked pixels.
+        visible = images.masked_fill(self.pixels(mask), 0)
+        options = {"indices": 1, "norm": True, "intermediates_only": True}
+        tokens = enlarge(mask, self.unit // self.stride)
+        (features,) = self.backbone.forward_intermediates(visible, mask=tokens, **options)
+        return pixel_shuffle(self.decoder(features), self.stride)
+
+
+def enlarge(mask: Tensor, factor: int) -> Tensor:
+    """Repeats each value of a mask (B, h, w) in a square of `factor` x `factor`."""
+    return mask.repeat_interleave(factor, 1).repeat_interleave(factor, 2)
+
+
+def draw_mask(count: int, grid: tuple[int, int], ratio: float, generator: torch.Generator | None = None) -> Tensor:
+    """(count, *grid) booleans, True for the same number of random units in each image, at least one, and not all."""
+    units = grid[0] * grid[1]
+    masked = min(max(round(ratio * units), 1), units - 1)
+    order = torch.rand(count, units, generator=generator).argsort(1)
+    return (order < masked).view(count, *grid)
+
+
+def masked_loss(images: Tensor, reconstructed: Tensor, mask: Tensor) -> Tensor:
+    """The mean absolute difference over the masked pixels of each image, (B,), in float32.
+
+    `images` are normalised, (B, 3, H, W), and `mask` is (B, 1, H, W).
+    """
+    difference = (images.float() - reconstructed.float()).abs() * mask
+    return difference.flatten(1).sum(1) / (mask.flatten(1).sum(1) * images.shape[1])
+
+
+def build_masked(config: Config, device: torch.device) -> MaskedImageModel:
+    """The model of a run with masked images, on a device.
+
+    Raises:
+        ValueError: the model has no mask token, or does not fit the images or the masked unit; and the errors of
+            `build_model`.
+    """
+    name, unit, sizes = config.model.name, config.augmentation.mask_unit, image_sizes(config)
+    if not is_ours(name):
+        known = "vilonghorn_*, vilonghornv2_* or vim_*"
+        raise ValueError(f"model.name is {name}, which has no mask token for masked images: expected {known}")
+    backbone = build_model(config, 0)
+    stride = backbone.feature_info[-1]["reduction"]  # type: ignore[index, union-attr]
+    fitting = [u for u in range(stride, sizes[0], stride) if not any(size % u for size in sizes)]
+    if not fitting or unit not in (None, *fitting):
+        expected = f"one of {', '.join(map(str, fitting))}" if fitting else f"images of a multiple of {stride} pixels"
+        raise ValueError(
+            f"augmentation.mask_unit is {'null' if unit is None else unit}: expected {expected}, as the last map of "
+            f"{name} has stride {stride} and images have {' to '.join(map(str, sizes))} pixels"
+        )
+    default = next((u for u in fitting if 8 * u >= sizes[-1]), fitting[-1])
+    model = MaskedImageModel(backbone, unit or default).to(device)
+    for size in sizes:
+        images = torch.zeros(2, 3, size, size, device=device)
+        try:
+            with torch.no_grad(), autocast(config.run.amp, device):
+                found = model.eval()(images).shape
+        except MODEL_ERRORS as error:
+            remedy = "change data.image_size, model.kwargs or augmentation.start_size; patches must not overlap"
+            raise ValueError(
+                f"{name} does not reconstruct {tuple(images.shape)} ({one_line(error)}): {remedy}"
+            ) from error
+        if found != images.shape:
+            raise ValueError(f"{name} turns images {tuple(images.shape)} into {tuple(found)}: patches must not overlap")
+    return model.train()
+
+
+class MaskedImages(Task):
+    """The task of a run: learns to reconstruct masked images. It is evaluated by `scores`."""
+
+    scores = ("loss",)
+
+    def __init__(self, ratio: float, unit: int) -> None:
+        self.ratio, self.unit = ratio, unit
+
+    def draw(self, images: Tensor, generator: torch.Generator | None = None) -> Tensor:
+        """The masks of a batch, (B, h, w), on its device."""
+        height, width = (side // self.unit for side in images.shape[-2:])
+        return draw_mask(len(images), (height, width), self.ratio, generator).to(images.device)
+
+    def augment(self, images: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+        """Returns the images as they are, and the masks in place of the targets."""
+        return images, self.draw(images)
+
+    def losses(self, forward: Callable[..., Tensor], images: Tensor, mask: Tensor, amp: torch.autocast) -> Tensor:
+        """The loss of each image, (B,)."""
+        with amp:
+            reconstructed = forward(images, mask)
+        return masked_loss(images, reconstructed, enlarge(mask, self.unit)[:, None])
+
+    def loss(self, forward: Callable[..., Tensor], images: Tensor, mask: Tensor, amp: torch.autocast) -> Tensor:
+        """The mean loss of a batch, a scalar of float32."""
+        return self.losses(forward, images, mask, amp).mean()
+
+    def measure(self, model: nn.Module, images: Tensor, targets: Tensor, amp: torch.autocast) -> Tensor:
+        """The sum of the losses of a held-out batch, (1,). All batches have the same masks."""
+        mask = self.draw(images, torch.Generator().manual_seed(0))
+        return self.losses(model, images, mask, amp).sum()[None]
+
+    @torch.no_grad()
+    def examples(self, model: MaskedImageModel, loader: Any, amp: torch.autocast, count: int = 10) -> Tensor:
+        """Up to `count` held-out images as given, masked and reconstructed, (3, N, 3, H, W), on the CPU."""
+        with closing(loader.epoch(0)) as batches:
+            images = next(batches)[0][:count]
+        mask = self.draw(images, torch.Generator().manual_seed(0))
+        hidden = model.pixels(mask)
+        with amp:
+            found = model.eval()(images, mask).float()
+        return torch.stack([images, images.masked_fill(hidden, 0), torch.where(hidden, found, images)]).cpu()
