@@ -36,6 +36,8 @@ def assert_same_end(directory: Path, reference: Path) -> None:
 
 
 OPTIONS = ("--run.checkpoint_updates=2",)
+MODEL = ("--model.name=vilonghorn_nano", "--model.kwargs={patch_size: 4, depth: 2, embed_dim: 32}")
+MASKED = (*OPTIONS, *MODEL, "--augmentation.mask_ratio=0.5")
 
 
 @pytest.fixture(scope="module")
@@ -55,6 +57,16 @@ def test_a_run_killed_again_and_again_ends_bit_for_bit_as_the_uninterrupted_one(
     assert len(log_without_times(tmp_path)) > 0
     toy_trainer(tmp_path, *OPTIONS, resume=True).fit()
     assert_same_end(tmp_path, uninterrupted)
+
+
+def test_a_run_without_labels_killed_twice_ends_bit_for_bit_as_the_uninterrupted_one(tmp_path):
+    toy_trainer(tmp_path / "whole", *MASKED).fit()
+    dies(kill_at, tmp_path / "killed", 0, 3, MASKED, False)
+    dies(kill_at, tmp_path / "killed", 2, 5, MASKED, True)
+    toy_trainer(tmp_path / "killed", *MASKED, resume=True).fit()
+    assert_same_end(tmp_path / "killed", tmp_path / "whole")
+    losses = [line["model"]["loss"] for line in read_log(tmp_path / "whole/log.jsonl") if line["kind"] == "epoch"]
+    assert losses[0] > losses[-1] > 0
 
 
 @pytest.mark.parametrize(("file", "nth"), [("last.pt", 6), ("best.safetensors", 1)])

@@ -146,9 +146,13 @@ class MaskedImages(Task):
 
     @torch.no_grad()
     def examples(self, model: MaskedImageModel, loader: Any, amp: torch.autocast, count: int = 10) -> Tensor:
-        """Up to `count` held-out images as given, masked and reconstructed, (3, N, 3, H, W), on the CPU."""
+        """Up to `count` held-out images of this process, evenly spaced, as `write_masked_report` takes them."""
+        last = (len(loader) - 1) * loader.batch_size
+        chosen, images = {*torch.linspace(0, last, count).long().tolist()}, []
         with closing(loader.epoch(0)) as batches:
-            images = next(batches)[0][:count]
+            for i, image in enumerate(image for batch, _ in batches for image in batch):
+                images += [image] if i in chosen else []
+        images = torch.stack(images)
         mask = self.draw(images, torch.Generator().manual_seed(0))
         hidden = model.pixels(mask)
         with amp:
