@@ -163,9 +163,10 @@ def scan_lines(model: Model) -> Iterator[Line]:
 def image_lines(model: Model) -> Iterator[Line]:
     """Predicted images a second of training, beside DeiT-Ti."""
     for size, (batch, _) in SIZES.items():
-        images = {name: model.images(name, size) for name in (*RULES, V2, V2 + BF16, "deit")}
+        names = (*RULES, V2, V2 + BF16)
+        images = {name: model.images(name, size) for name in (*names, "deit")}
         line = {"px": str(size), "batch": str(batch), "DeiT-Ti": f"{images['deit']:,.0f}"}
-        yield line | {name: f"{images[name]:,.0f} ({images[name] / images['deit']:.2f})" for name in (*RULES, V2, V2 + BF16)}
+        yield line | {name: f"{images[name]:,.0f} ({images[name] / images['deit']:.2f})" for name in names}
 
 
 TABLES = {"blocks": block_lines, "scans": scan_lines, "images": image_lines}

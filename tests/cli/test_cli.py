@@ -53,7 +53,7 @@ def test_python_m_is_the_same_command():
     "arguments, words",
     [
         ([], "error: give a command"),
-        (["xyzzy"], "there is no command 'xyzzy'; expected one of train, evaluate"),
+        (["xyzzy"], "there is no command 'xyzzy'; expected one of train, pretrain, evaluate"),
     ],
 )
 def test_what_is_no_command_gets_one_sentence(arguments, words, capsys):
@@ -91,7 +91,7 @@ def test_help_has_examples_and_says_defaults(name):
     parser = import_module(f"vilonghorn.cli.{name}").parser
     text = parser.format_help()
     assert text.startswith(f"usage: vilonghorn {name} ") and f"examples:\n  vilonghorn {name}" in text
-    for action in parser._actions if name != "train" else ():  # jsonargparse says them by itself
+    for action in parser._actions if name not in ("train", "pretrain") else ():  # jsonargparse says them by itself
         flag = action.nargs == 0 or action.required or not action.option_strings
         assert flag or "default" in action.help or action.dest in EXEMPT, action
 
@@ -129,7 +129,7 @@ done"""
     found = subprocess.run(["bash", "-c", ask], cwd=tmp_path, capture_output=True, text=True)
     assert found.stdout.splitlines() == [
         "export",
-        "--optimizer.layer_decay --optimizer.lr --optimizer.lr_batch",
+        "--optimizer.layer_decay --optimizer.layer_decay_min_scale --optimizer.lr --optimizer.lr_batch",
         "photos.yaml",
         "last",
         "completion",

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from vilonghorn.engine import Config, build_parser, load_config, parse
-from vilonghorn.engine.config import FIELDS, SECTIONS
+from vilonghorn.engine.config import FIELDS, SECTIONS, check
 
 
 def read(*argv):
@@ -117,3 +117,10 @@ def test_every_command_of_the_pages_names_options_that_there_are(page):
     for command in commands:
         if "..." not in command:
             parse(parser, shlex.split(command))
+
+
+def test_a_run_without_labels_takes_no_teacher():
+    config = Config()
+    config.augmentation.mask_ratio, config.teacher.weights = 0.5, ["runs/a"]
+    with pytest.raises(ValueError, match="a run without labels learns from no teacher"):
+        check(config)

@@ -14,7 +14,13 @@ from vilonghorn.engine.masking import MaskedImageModel, MaskedImages, draw_mask,
 
 TINY = "{patch_size: 4, depth: 2, embed_dim: 32}"
 DATA = ("--data.image_size=16", "--data.batch_size=4", "--data.workers=0", "--schedule.epochs=1")
-RUN = ("--run.device=cpu", "--run.tensorboard=false", f"--model.kwargs={TINY}", "--schedule.warmup_epochs=0")
+RUN = (
+    "--model.name=vilonghorn_nano",
+    "--run.device=cpu",
+    "--run.tensorboard=false",
+    f"--model.kwargs={TINY}",
+    "--schedule.warmup_epochs=0",
+)
 
 
 def test_every_image_has_its_own_mask_of_the_same_number_of_units():
@@ -103,5 +109,5 @@ def test_images_without_classes_give_weights_that_a_classifier_starts_from(tmp_p
     assert "tensors are from" in capsys.readouterr().out
     for command, message in ((["evaluate", run], "no classes: give --probe"), (["predict", run, "x"], "no classifier")):
         assert main(command) == 2 and message in capsys.readouterr().err
-    assert main(["train", *data, f"--data.train={tmp_path}/flat", f"--run.dir={tmp_path}/no"]) == 2
+    assert main(["train", *data, *RUN, f"--data.train={tmp_path}/flat", f"--run.dir={tmp_path}/no"]) == 2
     assert "images without classes are for vilonghorn pretrain" in capsys.readouterr().err

@@ -104,10 +104,6 @@ def _run(name: str, arguments: list[str]) -> int:
         close = " or ".join(difflib.get_close_matches(name, COMMANDS))
         hint = f"did you mean {close}?" if close else f"expected one of {', '.join(COMMANDS)}"
         raise ValueError(f"there is no command {name!r}; {hint}")
-    if name in (
-        "train",
-        "pretrain",
-        "evaluate",
-    ):  # before torch is imported: its idle threads leave the cores to the decoders
+    if name in ("train", "pretrain", "evaluate"):  # before torch is imported: idle threads leave the cores to decoders
         os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     return import_module(f".{name}", __name__).main(arguments) or 0

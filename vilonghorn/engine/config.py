@@ -275,6 +275,10 @@ def check(config: Config) -> None:
     if teacher.cache and not (teacher.weights and teacher.kind == "logits"):
         given = f"teacher.weights is {teacher.weights} and teacher.kind {teacher.kind}"
         raise ValueError(f"teacher.cache is true, but {given}: only the logits of a teacher are cached")
+    if teacher.weights and augmentation.mask_ratio:
+        raise ValueError(
+            f"teacher.weights is {teacher.weights}, but a run without labels learns from no teacher: make it []"
+        )
     if teacher.kind == "features" and len(teacher.weights) > 1:
         raise ValueError(f"teacher.kind is features, which takes one teacher: teacher.weights is {teacher.weights}")
     known_names = {"model.name": timm.list_models(), "optimizer.name": timm.optim.list_optimizers()}
