@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import yaml
-from jsonargparse import ArgumentParser
 
 from ..data.digits import write_digits
 from ..engine import Config, Distributed, Trainer, command_line, evaluate_run
@@ -50,15 +49,15 @@ def write_missing_digits(config: Config) -> None:
         print(f"wrote scikit-learn's handwritten digits to {DIGITS}", flush=True)
 
 
-def train(argv: Sequence[str], parser: ArgumentParser = parser, default: str = "digits") -> None:
-    """Trains, evaluates, or estimates the cost of a run. `default` is the configuration without --config.
+def train(argv: Sequence[str]) -> None:
+    """Trains, evaluates, or estimates the cost of a run.
 
     Raises:
         ValueError, OSError, ImportError, FloatingPointError: errors that the user can fix.
         Interrupted: a signal stopped the run, which is saved.
     """
     dist = Distributed()
-    config, options = command_line.parse(parser, argv, default)
+    config, options = command_line.parse(parser, argv, "digits")
     dist.init()
     dist.run_on_all(lambda: write_missing_digits(config) if dist.is_main else None)
     if options.dry_run:
