@@ -1,5 +1,6 @@
 """The card of the weights of icons and the tables of docs/export.md say what was measured; small sets are read so."""
 
+import json
 from pathlib import Path
 
 import pytest

@@ -1,8 +1,8 @@
 """Learns from images without labels, for `vilonghorn train --model.weights` to start from.
 
 Parts of each image are masked, and the model learns to reconstruct them (SimMIM). It is `vilonghorn train` with the
-configuration `pretrain`, and takes its options; the images of data.train and data.val need no labels. Options of its own:
---augmentation.mask_ratio, the masked part of an image (0.6), and --augmentation.mask_unit, the side of a masked square.
+configuration `pretrain`, and takes its options. The images of data.train and data.val need no labels.
+--augmentation.mask_ratio is the masked part of an image, --augmentation.mask_unit the side of a masked square.
 """
 
 from collections.abc import Sequence
