@@ -48,7 +48,7 @@ UPDATES, BATCH, WARMUP = 200, 32, 20
 MAX_HELD_OUT = 1000  # images
 STARTS = {"icons": "from the weights of icons", "random": "from random weights"}
 # All training images without their labels, in one pretraining for all seeds.
-WITHOUT_LABELS = {"unlabelled": "pretrained without labels"}
+WITHOUT_LABELS = {"unlabelled": "pretrained without labels", "icons_unlabelled": "icons, then without labels"}
 MASKED_UPDATES, MASKED_BATCH, MASKED_RATE, RATIO, UNIT = 1000, 64, 4e-3, 0.6, 8
 MACHINES = {"colours": "SVM of a colour histogram", "pixels": "SVM of the pixels"}
 
@@ -137,7 +137,7 @@ def pretrain(pixels: Tensor, start: str) -> dict[str, Tensor]:
     """The weights of a model that has learned to reconstruct masked images; it prints the last loss."""
     torch.manual_seed(0)
     rng = torch.Generator().manual_seed(0)
-    backbone = timm.create_model(MODEL, pretrained=start == "icons", num_classes=0, mask_token=True)
+    backbone = timm.create_model(MODEL, pretrained=start.startswith("icons"), num_classes=0, mask_token=True)
     model = MaskedImageModel(backbone, UNIT).train()
 
     def loss() -> Tensor:

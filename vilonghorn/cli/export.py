@@ -19,6 +19,7 @@ from ..export.model import load_for_export
 from ..export.native import aoti_functions
 from ..export.runtime import load
 from ..export.verify import VerificationError, export
+from ..export.web import RUNTIME, write_page
 from ..export.weights import WEIGHTS
 from . import make_parser
 
@@ -29,18 +30,19 @@ parser = make_parser("export", __doc__, "runs/photos --to onnx", PT2)
 help = "directory of a run, or a model of this library, such as vilonghorn_tiny, also with a tag"
 parser.add_argument("model", metavar="MODEL", nargs="?", help=help)
 formats = ", ".join(f"{kind}: {form.title}" for kind, form in FORMATS.items())
-parser.add_argument("--to", choices=FORMATS, help=f"format of the file (no default); {formats}")
+help = f"format of the file (no default); {formats}; web: a folder with a page that runs the model in the browser"
+parser.add_argument("--to", choices=[*FORMATS, "web"], help=help)
 help = "run: best (default) or last; model: a file of a run or one that timm reads (default: the tag's, or random)"
 parser.add_argument("--checkpoint", metavar="WHICH", help=help)
 help = "side, or height and width, of the position embedding, in pixels (default: the checkpoint's or model's)"
 parser.add_argument("--img-size", type=int, nargs="+", help=help)
 help = "export maps instead of logits: of these blocks, or levels of a pyramid (without INDEX: the model's default)"
 parser.add_argument("--features", type=int, nargs="*", metavar="INDEX", help=help)
-help = "type of the weights in the file; --to onnx and ort only (default: %(default)s)"
+help = "type of the weights in the file; --to onnx, ort and web only (default: %(default)s)"
 parser.add_argument("--weights", choices=WEIGHTS, default="fp32", help=help)
 help = "scans of the exact rule in --to onnx: attention (onnxruntime from 1.30 on), or standard (every runtime of ONNX)"
 parser.add_argument("--scan", choices=SCANS, help=f"{help} (default: attention if the model has this rule)")
-help = f"file to write (default: NAME and {', '.join(form.suffix for form in FORMATS.values())})"
+help = f"file to write (default: NAME and {', '.join(form.suffix for form in FORMATS.values())}), or folder (NAME.web)"
 parser.add_argument("--output", type=Path, help=help)
 help = "say what an exported file contains and needs, without loading it (default: export MODEL)"
 parser.add_argument("--check", type=Path, metavar="FILE", help=help)
@@ -55,22 +57,29 @@ def main(argv: Sequence[str]) -> int:
         return check(options.check, options.run)
     if not (options.model and options.to) or options.run:
         raise ValueError("expected MODEL and --to, or --check FILE, perhaps with --run")
-    form = FORMATS[options.to]
-    output = options.output or Path(Path(options.model).resolve().name + form.suffix)
-    if (kind := kind_of(output)) != options.to:
+    web, form = options.to == "web", FORMATS["onnx" if options.to == "web" else options.to]
+    output = options.output or Path(Path(options.model).resolve().name + (".web" if web else form.suffix))
+    if not web and (kind := kind_of(output)) != options.to:
         other = f" ({FORMATS[kind].suffix} is for --to {kind})" if kind else ""
         raise ValueError(f"--output is {output}, expected a name that ends in {form.suffix}{other}")
-    if output.is_dir() or not output.absolute().parent.is_dir():
+    if not web and output.is_dir() or not output.absolute().parent.is_dir():
         raise ValueError(f"--output is {output}, expected a file in a folder that exists")
-    check_requirements(options.to)
+    check_requirements("onnx" if web else options.to)
     model = load_for_export(options.model, options.checkpoint, options.img_size, options.features)
     try:
-        errors = export(model, options.to, output, options.weights, options.scan)
+        if web:
+            errors = write_page(model, output, options.weights, options.scan)
+        else:
+            errors = export(model, options.to, output, options.weights, options.scan)
     except VerificationError as error:
         print(f"{error}; nothing was written", file=sys.stderr)
         return 1
     for shape, error in errors:
         print(f"images {'x'.join(map(str, shape))}: differs from the model by {error:.1e}")
+    if web:
+        print(f"{output}: checked without vilonghorn. The page needs the files of onnxruntime-web; in {output} run:")
+        print(f"{RUNTIME}\nThen serve it: python -m http.server --directory {output}")
+        return 0
     megabytes = output.stat().st_size / 1e6
     print(f"{output}: {form.title}, {megabytes:.1f} MB, checked without vilonghorn")
     return 0

@@ -84,10 +84,10 @@ def atomic_folder(path: str | os.PathLike) -> Iterator[Path]:
     inside the block leaves the partial folder.
 
     Raises:
-        FileExistsError: `path` exists.
+        FileExistsError: `path` exists, and is not an empty folder.
     """
     path = Path(path)
-    if path.exists():
+    if path.exists() and not (path.is_dir() and not any(path.iterdir())):
         raise FileExistsError(f"{path}: exists; remove it or give another name")
     partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
     try:

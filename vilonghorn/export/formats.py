@@ -28,7 +28,7 @@ OPSET = 18  # of ONNX: torch's exporter is written for it
 
 def trunk(model: nn.Module) -> VisionSSM | HierarchicalSSM:
     """The model of this library in a model of `load_for_export`."""
-    return model.model if isinstance(model, FeatureGetterNet) else model
+    return model if isinstance(model, (VisionSSM, HierarchicalSSM)) else model.model
 
 
 def patches(model: nn.Module) -> tuple[tuple[int, int], tuple[int, int]]:
@@ -111,7 +111,8 @@ def write_onnx(program: ExportedProgram, path: Path, metadata: dict[str, str]) -
     """Writes one ONNX file, from `images` (batch, channels, height, width) to `output`, or to maps."""
     from onnx_ir.passes.common import ClearMetadataAndDocStringPass
 
-    outputs = [feature["name"] for feature in json.loads(metadata.get("features", "[]"))] or ["output"]
+    outputs = [feature["name"] for feature in json.loads(metadata.get("features", "[]"))] or ["output", "class_maps"]
+    outputs = outputs[: len(program.graph_signature.user_outputs)]
     names = dict(input_names=["images"], output_names=outputs)
     onnx = torch.onnx.export(program, dynamo=True, opset_version=OPSET, verbose=False, **names)
     if metadata.get("weights") == '"int8"':

@@ -1,0 +1,112 @@
+"""`--to web`: the page shows the model's numbers, and asks nothing of other servers. See docs/export/runtimes.md."""
+
+import json
+import os
+import shutil
+import threading
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+import torch
+from left_run import make_image
+from PIL import Image
+from timm.data import create_transform, resolve_model_data_config
+
+from vilonghorn.export import web
+
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+RUNTIME = Path(os.environ.get("ORT_WEB", "package"), "dist")
+
+
+@pytest.fixture(scope="module")
+def model(small):
+    model = small("vilonghornv2_nano")
+    model.pretrained_cfg = {**model.pretrained_cfg, "input_size": (3, 32, 32), "crop_pct": 0.9}
+    return model
+
+
+@pytest.fixture(scope="module")
+def folder(model, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("web") / "page"
+    folder.mkdir()  # an empty folder is replaced
+    assert max(error for _, error in web.write_page(model, folder)) < 1e-5
+    return folder
+
+
+@pytest.fixture
+def tab(folder):
+    """Opens the page in a window of a width; afterwards says that all requests were for its server."""
+    playwright = pytest.importorskip("playwright.sync_api", reason="needs playwright: pip install 'vilonghorn[test]'")
+    if CHROMIUM is None:
+        pytest.skip("no Chromium here: apt-get install chromium")
+    server = ThreadingHTTPServer(("127.0.0.1", 0), partial(SimpleHTTPRequestHandler, directory=folder))
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    address, asked = f"http://127.0.0.1:{server.server_port}/", []
+    with playwright.sync_playwright() as started:
+        browser = started.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+
+        def open_page(width):
+            tab = browser.new_page(viewport=dict(width=width, height=900))
+            tab.on("request", lambda request: asked.append(request.url))
+            tab.goto(address)
+            return tab
+
+        yield open_page
+        browser.close()
+    server.shutdown()
+    assert all(url.startswith((address, "data:")) for url in asked)
+
+
+def test_a_page_without_the_runtime_says_which_command_fetches_it(tab):
+    page = tab(390)
+    page.wait_for_selector("#missing:visible")
+    assert page.inner_text("#commands") == web.RUNTIME and not page.is_visible("#app")
+
+
+@pytest.mark.parametrize("size", [(90, 61), (23, 40)])
+def test_the_page_shows_the_numbers_of_the_model(size, model, folder, tab, tmp_path):
+    if not all((RUNTIME / name).is_file() for name in web.FILES):
+        pytest.skip(f"{RUNTIME} lacks the files of onnxruntime-web; run: {web.RUNTIME}")
+    shutil.copytree(RUNTIME, folder / "package/dist", dirs_exist_ok=True, ignore=lambda _, n: {*n} - {*web.FILES})
+    make_image(tmp_path / "a.png", 1)
+    picture = Image.open(tmp_path / "a.png").convert("RGB").resize(size, Image.Resampling.BICUBIC)
+    picture.save(tmp_path / "a.png")
+    scores, maps = web.ClassMaps(model)(create_transform(**resolve_model_data_config(model))(picture)[None])
+    for width in (1280, 390):
+        page = tab(width)
+        page.wait_for_selector("body[data-ready]")
+        page.set_input_files("#file", tmp_path / "a.png")
+        page.wait_for_selector("#classes button")
+        shown = {
+            int(b.get_attribute("data-index")): float(b.get_attribute("value")) for b in page.locator("button").all()
+        }
+        expected = [scores.softmax(1)[0, index].item() for index in shown]
+        assert [*shown.values()] == pytest.approx(expected, abs=1e-4) and len(shown) == 5
+        assert page.evaluate("document.documentElement.scrollWidth") == width
+        drawn = page.evaluate("Array.from(result.maps.data)")
+        torch.testing.assert_close(torch.tensor(drawn), maps.flatten(), rtol=0, atol=1e-4)
+    (tmp_path / "b.png").write_bytes(b"no image")
+    page.set_input_files("#file", tmp_path / "b.png")
+    page.wait_for_selector("text=b.png is not a picture that this browser can read")
+    shutil.rmtree(folder / "package")
+
+
+def test_a_class_map_has_the_score_as_its_mean_and_a_class_token_has_none(small, images):
+    for name, kwargs in (("vilonghornv2_nano", {}), ("vilonghorn_nano", dict(global_pool="avg"))):
+        model = small(name, **kwargs)
+        scores, maps = web.ClassMaps(model)(images(2, 3, 32, 64))
+        assert web.has_maps(model)
+        torch.testing.assert_close(maps.mean((2, 3)) + model.get_classifier().bias, scores, rtol=0, atol=1e-5)
+    assert not web.has_maps(small("vilonghorn_nano", global_pool="token"))
+
+
+def test_the_folder_describes_the_model_and_a_full_one_is_refused(model, folder):
+    about = json.loads((folder / "model.json").read_text())
+    assert about["preprocessing"]["input_size"] == [3, 32, 32] and about["runtime"] == web.RUNTIME
+    with pytest.raises(FileExistsError, match="exists; remove it or give another name"):
+        web.write_page(model, folder)
+    with pytest.raises(ValueError, match="expected one of box"):
+        model.pretrained_cfg["interpolation"] = "nearest"
+        web.write_page(model, folder)
