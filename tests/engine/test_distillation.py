@@ -206,6 +206,14 @@ def test_another_teacher_in_its_place_is_refused_on_resume(teachers, tmp_path):
     with pytest.raises(ValueError, match=r"the fingerprint of teacher.weights \(.*same"):
         toy_trainer(tmp_path, f"--teacher.weights={teachers[1]}", resume=True)
     toy_trainer(tmp_path, f"--teacher.weights={teachers[0]}/best.safetensors", resume=True)
+    with pytest.raises(ValueError, match=r"teacher.weights \(none\) is None, but the run was started with \w+: "):
+        toy_trainer(tmp_path, resume=True)
+
+
+def test_a_teacher_that_a_run_did_not_have_is_refused_on_resume(teachers, tmp_path):
+    toy_trainer(tmp_path)
+    with pytest.raises(ValueError, match=r"teacher.weights .*, but the run was started with None: "):
+        toy_trainer(tmp_path, f"--teacher.weights={teachers[0]}", resume=True)
 
 
 def test_a_dry_run_with_a_cache_makes_updates_without_the_teacher(teachers, tmp_path, monkeypatch):

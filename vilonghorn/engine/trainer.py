@@ -269,9 +269,9 @@ class Trainer:
 def check_data(config: Config, old: dict[str, Any], new: dict[str, Any]) -> None:
     """Raises ValueError if a resumed run does not have the same data, or not the same batches per update."""
     sources = {"train": f" of data.train ({config.data.train})", "val": f" of data.val ({config.data.val})"}
-    sources["teacher"] = f" of teacher.weights ({', '.join(config.teacher.weights)})"
-    for key, value in new.items():
-        if old.get(key) != value:
+    sources["teacher"] = f" of teacher.weights ({', '.join(config.teacher.weights) or 'none'})"
+    for key in {**old, **new}:
+        if old.get(key) != new.get(key):
             what = f"fingerprint{sources[key]}" if key in sources else f"number of {key.replace('_', ' ')}"
-            same = "resume with the same data, and the same optimizer.accumulate times processes"
-            raise ValueError(f"the {what} is {value}, but the run was started with {old[key]}: {same}")
+            same = "resume with the same data and teacher, and the same optimizer.accumulate times processes"
+            raise ValueError(f"the {what} is {new.get(key)}, but the run was started with {old.get(key)}: {same}")
