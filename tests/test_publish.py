@@ -72,7 +72,7 @@ def test_the_card_says_what_how_and_how_well_and_escapes_what_it_is_given():
 
 def test_nothing_is_written_over_and_nothing_is_half_there(tmp_path, monkeypatch):
     model = make("vim_nano")
-    (tmp_path / "taken").mkdir()
+    (tmp_path / "taken/folder").mkdir(parents=True)
     with pytest.raises(FileExistsError, match="taken: exists"):
         publish.save_pretrained(model, tmp_path / "taken", publish.make_card(model, "x"))
     with torch.no_grad():

@@ -79,7 +79,7 @@ def save_pretrained(model: nn.Module, folder: str | Path, card: str, **config: A
     model_config=dict(label_names=...).
 
     Raises:
-        FileExistsError: `folder` exists.
+        FileExistsError: `folder` exists, and is not empty.
         ValueError: weights that are not finite.
     """
     if wrong := [name for name, value in model.state_dict().items() if not torch.isfinite(value).all()]:
