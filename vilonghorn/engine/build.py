@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from copy import deepcopy
 from dataclasses import fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import timm
 import torch
@@ -64,16 +64,23 @@ def autocast(amp: str, device: torch.device) -> torch.autocast:
 
 
 def build_loader(
-    config: Config, device: torch.device | str, *, training: bool, classes: Sequence[str] | None = None
+    config: Config,
+    device: torch.device | str,
+    *,
+    training: bool,
+    split: Literal["train", "val"] | None = None,
+    classes: Sequence[str] | None = None,
 ) -> Any:
-    """The loader of the training or held-out data, of which each process reads a part.
+    """The loader of `data.train`, augmented for training, or of `data.val`, of which each process reads a part.
 
+    `split` is "train" to read `data.train` without augmentation, as held-out data; None: the usual one.
     `classes` are the class names by label; held-out data may lack some. None: those of the data.
 
     Raises FileNotFoundError if there is no such data, and the errors of `create_loader`.
     """
     data, dist = config.data, Distributed()
-    key, source = ("data.train", data.train) if training else ("data.val", data.val)
+    split = split or ("train" if training else "val")
+    key, source = f"data.{split}", getattr(data, split)
     if not Path(source).exists():
         raise FileNotFoundError(
             f"{key} is {source}, but there is no {Path(source).absolute()}: expected a folder with one folder "

@@ -6,7 +6,7 @@ import math
 import re
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -177,13 +177,12 @@ class Distillation(Classification):
             logits = np.load(file, mmap_mode="r")
         except ValueError as error:
             raise ValueError(f"{file} is damaged ({one_line(error)}): remove it, and it is computed again") from error
-        loader.set_targets(CachedTargets(loader.data.labels, logits))
+        loader.targets = CachedTargets(loader.data.labels, logits)
 
     def _write_cache(self, file: Path, loader: Any, on_batch: Callable[[], None]) -> None:
         """Writes the logits of all images, (N, classes) float16, of which each process computes a part."""
         dist, config = Distributed(), self.config
-        as_val = replace(config, data=replace(config.data, val=config.data.train))
-        source = build_loader(as_val, self.device, training=False, classes=loader.class_names)
+        source = build_loader(config, self.device, training=False, split="train", classes=loader.class_names)
         if source.fingerprint != loader.fingerprint:
             found = f"{source.fingerprint}, but the run was started with {loader.fingerprint}"
             raise ValueError(f"the fingerprint of data.train ({config.data.train}) is {found}: give the same data")
@@ -216,20 +215,12 @@ class Distillation(Classification):
             targets = torch.cat([labels, (targets[:, 1:] / self.recipe.temperature).softmax(1)], 1)
         return super().augment(images, targets)
 
-    def loss(
-        self,
-        forward: Callable[[torch.Tensor], torch.Tensor],
-        images: torch.Tensor,
-        targets: torch.Tensor,
-        amp: torch.autocast,
-    ) -> torch.Tensor:
-        """The weighted mean of the losses of labels and teacher, a scalar of float32."""
+    def compare(self, output: torch.Tensor, images: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        """The weighted mean of the losses of labels and teacher, a scalar."""
         recipe, classes = self.recipe, self.num_classes
-        with amp:
-            output = forward(images)
-        output, features = output.float().tensor_split([classes], 1)
+        output, features = output.tensor_split([classes], 1)
         if recipe.kind == "features":
-            learned = F.mse_loss(features, self.teachers[0](images, amp, "features"))
+            learned = F.mse_loss(features, self.teachers[0](images, self.amp, "features"))
         else:
             if recipe.cache:
                 targets, probabilities = targets.tensor_split([classes], 1)

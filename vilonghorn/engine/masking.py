@@ -4,7 +4,6 @@ Square units of an image are masked. The backbone sees the mask token in their p
 map predicts their pixels.
 """
 
-from collections.abc import Callable
 from contextlib import closing
 from typing import Any
 
@@ -129,20 +128,28 @@ class MaskedImages(Task):
         """Returns the images as they are, and the masks in place of the targets."""
         return images, self.draw(images)
 
-    def losses(self, forward: Callable[..., Tensor], images: Tensor, mask: Tensor, amp: torch.autocast) -> Tensor:
+    def inputs(self, images: Tensor, mask: Tensor) -> tuple[Tensor, ...]:
+        """The images, and their masks."""
+        return images, mask
+
+    def losses(self, reconstructed: Tensor, images: Tensor, mask: Tensor) -> Tensor:
         """The loss of each image, (B,)."""
-        with amp:
-            reconstructed = forward(images, mask)
         return masked_loss(images, reconstructed, enlarge(mask, self.unit)[:, None])
 
-    def loss(self, forward: Callable[..., Tensor], images: Tensor, mask: Tensor, amp: torch.autocast) -> Tensor:
-        """The mean loss of a batch, a scalar of float32."""
-        return self.losses(forward, images, mask, amp).mean()
+    def compare(self, output: Tensor, images: Tensor, mask: Tensor) -> Tensor:
+        """The mean loss of reconstructed images, a scalar."""
+        return self.losses(output, images, mask).mean()
 
     def measure(self, model: nn.Module, images: Tensor, targets: Tensor, amp: torch.autocast) -> Tensor:
         """The sum of the losses of a held-out batch, (1,). All batches have the same masks."""
         mask = self.draw(images, torch.Generator().manual_seed(0))
-        return self.losses(model, images, mask, amp).sum()[None]
+        with amp:
+            reconstructed = model(images, mask)
+        return self.losses(reconstructed, images, mask).sum()[None]
+
+    def backbone(self, model: nn.Module) -> nn.Module:
+        """The model without the decoder."""
+        return model.backbone  # type: ignore[return-value]
 
     @torch.no_grad()
     def examples(self, model: MaskedImageModel, loader: Any, amp: torch.autocast, count: int = 10) -> Tensor:

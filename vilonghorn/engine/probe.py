@@ -64,8 +64,7 @@ def probe_run(directory: str | Path, config: Config, checkpoint: str = "best") -
     """
     model, record = load_run(directory, checkpoint)
     config, device = replace(config, augmentation=AugmentationConfig()), pick_device(config.run.device)
-    whole = replace(config, data=replace(config.data, val=config.data.train))
-    train = build_loader(whole, device, training=False)
+    train = build_loader(config, device, training=False, split="train")
     val = build_loader(config, device, training=False, classes=train.class_names)
     check_classes(config.data.train, train.num_classes, config.data.val, val)
     if train.num_classes < 2:

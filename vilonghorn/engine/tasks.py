@@ -1,5 +1,6 @@
 """What a run learns: from a batch to the loss of its update."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -15,7 +16,7 @@ from .config import Config
 from .evaluate import CLASS_SCORES, class_scores
 
 
-class Task:
+class Task(ABC):
     """What a run learns.
 
     Attributes:
@@ -32,7 +33,7 @@ class Task:
         """The module that is trained: the model, or one around it whose one output `loss` reads."""
         return model
 
-    def prepare(self, loader: Any, directory: Path, on_batch: Callable[[], None]) -> None:
+    def prepare(self, loader: Any, directory: Path, on_batch: Callable[[], None]) -> None:  # noqa: B027 (not required)
         """Called before the first epoch of a process, started or resumed.
 
         Args:
@@ -41,9 +42,21 @@ class Task:
             on_batch: called after each batch, equally often in every process; may raise to stop.
         """
 
+    def backbone(self, model: nn.Module) -> nn.Module:
+        """The part of the model whose weights a run saves for use; here all of it."""
+        return model
+
+    @abstractmethod
     def augment(self, images: torch.Tensor, targets: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """What `loss` takes of a batch of the training data."""
-        raise NotImplementedError
+
+    def inputs(self, images: torch.Tensor, targets: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """What the model takes of an augmented batch."""
+        return (images,)
+
+    @abstractmethod
+    def compare(self, output: torch.Tensor, images: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        """The mean loss of what the model returned, in float32, a scalar."""
 
     def loss(
         self,
@@ -52,20 +65,23 @@ class Task:
         targets: torch.Tensor,
         amp: torch.autocast,
     ) -> torch.Tensor:
-        """The mean loss of a batch, a scalar of float32."""
-        raise NotImplementedError
+        """The mean loss of an augmented batch, a scalar of float32."""
+        with amp:
+            output = forward(*self.inputs(images, targets))
+        return self.compare(output.float(), images, targets)
 
+    @abstractmethod
     def measure(
         self, model: nn.Module, images: torch.Tensor, targets: torch.Tensor, amp: torch.autocast
     ) -> torch.Tensor:
         """The sums of the scores over a held-out batch, (scores,)."""
-        raise NotImplementedError
 
 
 class Classification(Task):
     """Learns the classes of images: mixup and cutmix, then cross-entropy, for all classes or for each."""
 
-    scores, measure = CLASS_SCORES, staticmethod(class_scores)
+    scores = CLASS_SCORES
+    measure = staticmethod(class_scores)
 
     def __init__(self, config: Config, num_classes: int) -> None:
         recipe = config.augmentation
@@ -83,14 +99,6 @@ class Classification(Task):
         """Mixes the images of a batch. Targets (B,) become (B, classes)."""
         return self.mixup(images, targets) if self.mixup else (images, targets)
 
-    def loss(
-        self,
-        forward: Callable[[torch.Tensor], torch.Tensor],
-        images: torch.Tensor,
-        targets: torch.Tensor,
-        amp: torch.autocast,
-    ) -> torch.Tensor:
-        """The mean loss of a batch, a scalar of float32."""
-        with amp:
-            logits = forward(images)
-        return self.criterion(logits.float(), targets)
+    def compare(self, output: torch.Tensor, images: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        """The loss of logits (B, classes), a scalar."""
+        return self.criterion(output, targets)

@@ -131,11 +131,6 @@ class TrainState:
         return {**self.models, **extra, "optimizer": self.optimizer, "scaler": self.scaler}
 
     @property
-    def backbone(self) -> nn.Module:
-        """The model of `weights`, without a decoder of masked images."""
-        return getattr(self.models[self.weights], "backbone", self.models[self.weights])
-
-    @property
     def lr(self) -> float:
         """The learning rate of the last update."""
         return max(group["lr"] for group in self.optimizer.param_groups)  # layer decay lowers those of other layers

@@ -185,7 +185,8 @@ class Trainer:
                 "epoch": progress.epoch,
                 **progress.results[state.weights],
             }
-            save_weights(self.directory.weights(name), state.backbone.state_dict(), record)
+            model = state.task.backbone(state.models[state.weights])
+            save_weights(self.directory.weights(name), model.state_dict(), record)
         progress.log_size = self.directory.sync_log()
         parts = {"config": self.config.to_dict(), "data": self.data, "progress": asdict(progress)}
         save_state(self.directory.state, {**parts, **state.state_dict()})

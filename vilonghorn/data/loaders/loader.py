@@ -39,6 +39,8 @@ class Loader(ABC):
         num_classes: number of class names, without them the largest label plus one; 0 without labels.
         class_names: names by label, or None.
         batch_size: samples in a batch of one rank.
+        targets: what `targets[samples]`, of sample indices (B,), returns is given with the images: the labels, (B,), or
+            an array (B, ...) of what is put in their place.
         fingerprint: changes with the dataset: of a `.beton` the digest of its tables, of a folder that of its names.
     """
 
@@ -91,10 +93,6 @@ class Loader(ABC):
         with closing(self._read(epoch, parts)) as batches:
             made = (self._on_device(*batch, epoch, part) for batch, part in zip(batches, parts))
             yield from made if self._stream is None else self._one_ahead(made)
-
-    def set_targets(self, targets: Any) -> None:
-        """Replaces the labels by what `targets[samples]`, of sample indices (B,), returns: an array (B, ...)."""
-        self.targets = targets
 
     @abstractmethod
     def _read(self, epoch: int, batches: list[np.ndarray]) -> Iterator[Batch]:
