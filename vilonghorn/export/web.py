@@ -34,10 +34,7 @@ class ClassMaps(nn.Module):
 
     def forward(self, x: Tensor) -> list[Tensor]:
         """(B, in_chans, H, W) images to logits and maps."""
-        features, size = self.model.forward_features(x), x.shape[-2:]
-        tokens = features
-        if features.dim() == 3:
-            tokens = features[:, 1:].unflatten(1, self.model.patch_embed.dynamic_feat_size(size)).permute(0, 3, 1, 2)
+        features, [tokens] = self.model.forward_intermediates(x, indices=1, norm=True)
         weight = self.model.get_classifier().weight
         return [self.model.forward_head(features), nn.functional.conv2d(tokens, weight[:, :, None, None])]
 

@@ -67,7 +67,7 @@ function toTensor(canvas) {
 const say = (text, className = "") => Object.assign($("status"), { textContent: text, className });
 async function classify(file) {
   say("Working …");
-  await new Promise((done) => setTimeout(done, 30)); // so that the sentence is seen
+  await new Promise((done) => setTimeout(done, 30)); // shows the sentence before the work
   let bitmap;
   try {
     bitmap = await createImageBitmap(file, { colorSpaceConversion: "none" });
@@ -165,12 +165,13 @@ async function start() {
   const drop = $("drop");
   $("file").onchange = () => $("file").files.length && classify($("file").files[0]);
   $("overlay").onchange = () => ($("map").hidden = !$("overlay").checked);
-  drop.ondragover = (event) => { event.preventDefault(); drop.classList.add("over"); };
-  drop.ondragleave = () => drop.classList.remove("over");
-  drop.ondrop = (event) => {
-    drop.ondragleave(event.preventDefault());
-    if (event.dataTransfer.files.length) classify(event.dataTransfer.files[0]); };
+  drop.ondragover = drop.ondragleave = drop.ondrop = (event) => {
+    event.preventDefault();
+    drop.classList.toggle("over", event.type === "dragover");
+    if (event.type === "drop" && event.dataTransfer.files.length) classify(event.dataTransfer.files[0]);
+  };
   $("scale").style.background = `linear-gradient(90deg, ${TURBO.map((c, i) => `rgb(${c.join(" ")} / ${i / (TURBO.length - 1)})`)})`;
   say(`Ready. The model sees ${about.preprocessing.input_size.slice(1).join(" × ")} pixels.`);
   document.body.dataset.ready = "yes";
-}start();
+}
+start();
