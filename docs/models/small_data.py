@@ -231,8 +231,9 @@ def measure(name: str, folder: Path, known: list[dict]) -> Iterator[dict]:
                 yield {**row, "method": features, "top1": top}
 
 
-def write_pages(rows: list[dict]) -> None:
+def write_page() -> None:
     """Puts the tables of the results into the pages."""
+    rows = json.loads(RESULTS.read_text(encoding="utf-8"))["rows"]
     tables = {PAGE: STARTS | MACHINES, PRETRAINING: STARTS | WITHOUT_LABELS}
     for page, methods in tables.items():
         lines = []
@@ -259,7 +260,7 @@ def main(arguments: list[str]) -> None:
         for row in measure(name, Path(folder), rows):
             rows = sorted([*rows, row], key=lambda row: (row["data"], row["train"]))
             write_json(RESULTS, {"command": ["python", "docs/models/small_data.py", *arguments], "rows": rows})
-    write_pages(rows)
+    write_page()
 
 
 if __name__ == "__main__":

@@ -116,7 +116,7 @@ class Model:
         batch, tokens = SIZES[px]
         parts = {model: (DEPTH.get(model), tokens)}
         if model in (V2, V2 + BF16):
-            names = V2_PARTS if model == V2 else PARTS.keys() - (V2_PARTS.keys() - {"stem"})
+            names = [part if part == "stem" else part + model.removeprefix(V2) for part in V2_PARTS]
             parts = {part: (PARTS[part][0], PARTS[part][1] * px**2 // 224**2) for part in names}
         step = sum(n * self.block(part, d, batch, tokens) for part, (n, tokens) in parts.items() for d in PASSES)
         return batch / step * 1e6
