@@ -92,8 +92,9 @@ def test_accumulated_batches_make_the_gradient_of_their_union(tmp_path):
     trainer.train_state.optimizer.step = lambda: seen.update(
         {n: p.grad.clone() for n, p in trainer.train_state.model.named_parameters()}
     )
-    measured, _ = trainer.make_update(iter(batches), range(2))
-    assert measured == pytest.approx(loss.item(), rel=1e-5)
+    trainer.make_update(iter(batches), range(2))
+    trainer.read_update()
+    assert trainer.progress.losses[0] == pytest.approx(loss.item(), rel=1e-5)
     for gradient, other in zip(gradients, seen.values()):
         torch.testing.assert_close(gradient, other)
     assert trainer.steps.updates_per_epoch == 3 and trainer.update == 1
@@ -105,8 +106,8 @@ def test_the_gradient_is_clipped_to_its_norm(tmp_path):
     trainer.train_state.optimizer.step = lambda: norms.append(
         torch.nn.utils.get_total_norm([p.grad for p in trainer.train_state.model.parameters()])
     )
-    _, norm = trainer.make_update(ToyLoader().epoch(0), range(1))
-    assert norm > 0.01 and norms[0].item() == pytest.approx(0.01, rel=1e-3)
+    trainer.make_update(ToyLoader().epoch(0), range(1))
+    assert trainer.unread[0][1] > 0.01 and norms[0].item() == pytest.approx(0.01, rel=1e-3)
 
 
 def test_the_average_follows_its_recurrence(tmp_path):
@@ -123,25 +124,42 @@ def test_the_average_follows_its_recurrence(tmp_path):
     assert isinstance(trainer.train_state.ema, ModelEmaV3)
 
 
-def test_an_update_that_is_not_finite_is_skipped_and_counted(tmp_path):
-    trainer = toy_trainer(tmp_path, train=Poisoned({1, 4}))
+@pytest.mark.parametrize("fused", ["false", "true"])
+def test_an_update_that_is_not_finite_is_skipped_and_counted(tmp_path, fused):
+    options = ["--optimizer.name=adamw", f"--optimizer.kwargs={{fused: {fused}}}"]
+    trainer = toy_trainer(tmp_path, *options, train=Poisoned({1, 4}))
     stream = trainer.train_loader.epoch(0)
     trainer.make_update(stream, trainer.steps.next_batches(trainer.progress))
-    model, ema = weights_of(trainer.train_state.model), weights_of(trainer.train_state.ema.module)
+    model = weights_of(trainer.train_state.model)
     moments = json.dumps(trainer.train_state.optimizer.state_dict()["state"], default=lambda tensor: tensor.tolist())
     trainer.make_update(stream, trainer.steps.next_batches(trainer.progress))
     assert equal(weights_of(trainer.train_state.model), model)
-    assert equal(weights_of(trainer.train_state.ema.module), ema)
     state = trainer.train_state.optimizer.state_dict()["state"]
     assert moments == json.dumps(state, default=lambda tensor: tensor.tolist())
+    trainer.read_update()
     assert (trainer.progress.skipped, trainer.progress.skipped_in_row) == (1, 1)
     trainer.make_update(stream, trainer.steps.next_batches(trainer.progress))
+    trainer.read_update()
     assert not equal(weights_of(trainer.train_state.model), model)
     assert (trainer.progress.skipped, trainer.progress.skipped_in_row) == (1, 0)
     (tmp_path / "notes.txt").write_text("mine")
-    result = toy_trainer(tmp_path, overwrite=True, train=Poisoned({1, 4})).fit()
+    result = toy_trainer(tmp_path, *options, overwrite=True, train=Poisoned({1, 4})).fit()
     assert result["skipped"] == 2 and (tmp_path / "notes.txt").exists()
     assert all(math.isfinite(record["loss"]) for record in log_of(tmp_path, "train"))
+
+
+def test_an_update_with_a_fused_optimizer_reads_no_number_from_the_device(tmp_path, monkeypatch):
+    trainer = toy_trainer(tmp_path, "--optimizer.name=adamw", "--optimizer.kwargs={fused: true}")
+    stream = trainer.train_loader.epoch(0)
+    trainer.make_update(stream, trainer.steps.next_batches(trainer.progress))
+    batch, state, read = next(stream), trainer.train_state, []
+    for name in ("__bool__", "__float__", "__int__", "item", "tolist", "numpy"):
+        monkeypatch.setattr(torch.Tensor, name, lambda *_, name=name: read.append(name))
+    state.step(2, state.backward(iter([batch]), [(0, 0, 1)]))
+    monkeypatch.undo()
+    assert not read and not trainer.progress.losses
+    trainer.read_update()
+    assert len(trainer.progress.losses) == 1 and math.isfinite(trainer.progress.losses[0])
 
 
 def test_too_many_skipped_updates_in_a_row_end_the_run_in_a_state_to_resume(tmp_path):

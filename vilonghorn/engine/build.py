@@ -230,10 +230,13 @@ def scale_rates(config: Config, images: int) -> Config:
 
 
 def build_optimizer(config: Config, model: nn.Module) -> torch.optim.Optimizer:
-    """The optimizer, without weight decay on vectors and on the model's `no_weight_decay()`."""
+    """The optimizer, without weight decay on vectors and on the model's `no_weight_decay()`; AdamW is fused on GPUs."""
     name = config.optimizer.name
     keys = ("lr", "weight_decay", "betas", "eps", "layer_decay", "layer_decay_min_scale")
-    own = {key: getattr(config.optimizer, key) for key in keys} | config.optimizer.kwargs
+    own = {key: getattr(config.optimizer, key) for key in keys}
+    if name == "adamw" and next(model.parameters()).is_cuda:
+        own["fused"] = True
+    own |= config.optimizer.kwargs
     try:
         optimizer = create_optimizer_v2(model, name, **own)
     except MODEL_ERRORS as error:

@@ -86,6 +86,14 @@ class Distributed:
                 dist.all_reduce(values)
         return values.tolist()
 
+    def average(self, values: torch.Tensor) -> torch.Tensor:
+        """The mean of values of any shape over all processes, on their device and in place."""
+        if self.world_size > 1:
+            with self.peer_errors():
+                dist.all_reduce(values)
+            values /= self.world_size
+        return values
+
     def gather(self, value: T) -> list[T]:
         """A picklable value of each process, in all processes."""
         values = [value] * self.world_size

@@ -77,8 +77,7 @@ def measure_speed(state: TrainState) -> tuple[float, str]:
     updates = itertools.count(1)
 
     def update() -> None:
-        state.backward(iter([batch]), [(0, 0, 0)])
-        state.step(next(updates), skip=False)
+        state.step(next(updates), state.backward(iter([batch]), [(0, 0, 0)]))
 
     state.model.train()
     timer = Timer("update()", globals={"update": update}, num_threads=threads)

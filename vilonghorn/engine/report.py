@@ -48,7 +48,7 @@ class RunLogger:
 
     def __init__(self, config: Config, directory: RunDirectory, steps: StepCounter, update: int, enabled: bool) -> None:
         self.config, self.directory, self.steps, self.enabled, self.events = config, directory, steps, enabled, None
-        self.drawn = time.monotonic()
+        self.drawn, self.bar = time.monotonic(), tqdm(disable=True)
         self._reset_speed()
         if enabled and config.run.tensorboard:
             from torch.utils.tensorboard import SummaryWriter  # slow to import

@@ -135,11 +135,11 @@ class TrainState:
         """The learning rate of the last update."""
         return max(group["lr"] for group in self.optimizer.param_groups)  # layer decay lowers those of other layers
 
-    def backward(self, stream: Iterator[Batch], positions: Sequence[Sequence[int]]) -> tuple[float, float]:
+    def backward(self, stream: Iterator[Batch], positions: Sequence[Sequence[int]]) -> torch.Tensor:
         """Computes and clips the gradient of the mean loss over the batches of all processes.
 
-        `positions` are (seed, epoch, batch) of the batches of this process. Returns the mean loss of this process, and
-        the norm of the global gradient before clipping.
+        `positions` are (seed, epoch, batch) of the batches of this process. Returns, on the device, the mean loss of
+        this process and the norm of the global gradient before clipping, (2,), in float64.
         """
         losses = []
         for i, position in enumerate(positions, 1):
@@ -152,16 +152,23 @@ class TrainState:
                 self.scaler.scale(losses[-1] / len(positions)).backward()
         self.scaler.unscale_(self.optimizer)
         total = nn.utils.clip_grad_norm_(self.trained.parameters(), self.config.optimizer.clip_grad or math.inf)
-        # One transfer, which waits for the device, returns both numbers.
-        loss, norm = torch.stack([torch.stack(losses).mean().detach(), total]).tolist()
-        return loss, norm
+        return torch.stack([torch.stack(losses).mean().detach(), total]).double()
 
-    def step(self, update: int, skip: bool) -> None:
-        """Applies the gradient as the n-th `update`, from 1; or drops it and keeps weights, average and optimizer."""
-        if not skip:
+    def step(self, update: int, measured: torch.Tensor) -> None:
+        """Applies the gradient as the n-th `update`, from 1, if `measured`, its loss and norm, is finite.
+
+        Otherwise weights and optimizer stay as they are. The average takes the weights in either case. A fused
+        optimizer decides on the device, so that nothing waits for it; any other on the CPU.
+        """
+        is_fused = all(group.get("fused") for group in self.optimizer.param_groups)
+        finite = measured.isfinite().all()
+        if is_fused and not self.scaler.is_enabled():
+            self.optimizer.grad_scale, self.optimizer.found_inf = None, (~finite).float()  # type: ignore[attr-defined]
+            self.optimizer.step()
+        elif finite:
             self.scaler.step(self.optimizer)
-            if self.ema:
-                self.ema.update(self.model, step=update)
+        if self.ema:
+            self.ema.update(self.model, step=update)
         self.scaler.update()
         self.optimizer.zero_grad()
 

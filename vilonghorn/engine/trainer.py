@@ -9,6 +9,8 @@ from contextlib import closing
 from dataclasses import asdict, replace
 from typing import Any, Literal
 
+import torch
+
 from ..data.images import printable
 from .build import build_loader, check_classes, model_kwargs, one_line, pick_device
 from .checkpoint import RunDirectory, load_state, save_state, save_weights
@@ -50,7 +52,8 @@ class Trainer:
     ) -> None:
         check(config)
         self.config, self.progress, self.dist = config, Progress(), Distributed()
-        self.directory = RunDirectory(config.run.dir)
+        self.unread: tuple[torch.Tensor, torch.cuda.Event | None, float, int] | None = None  # what an update measured
+        self.directory, self.start = RunDirectory(config.run.dir), time.monotonic()
         self.dist.init()
         state = self.dist.run_on_all(lambda: self._build(train, val, resume, overwrite))
         with self.dist.peer_errors():
@@ -78,9 +81,8 @@ class Trainer:
             FloatingPointError: too many updates in a row were not finite.
             PeerFailed: another process of the run failed.
         """
-        progress = self.progress
-        self.start = time.monotonic() - progress.seconds
-        self.saved = time.monotonic()
+        progress, now = self.progress, time.monotonic()
+        self.start, self.saved = now - progress.seconds, now
         with StopRequest(self.dist, self._where_stopped) as stop, self.dist.peer_errors():
             try:
                 if progress.epoch < self.config.schedule.epochs:
@@ -116,36 +118,52 @@ class Trainer:
         with closing(self.train_loader.epoch(progress.epoch, start=progress.batch // steps.world_size)) as stream:
             with self.logger.epoch(stream, progress) as timed:
                 while batches := steps.next_batches(progress):
-                    loss, norm = self.make_update(timed, batches)
-                    progress.seconds = time.monotonic() - self.start
-                    self.logger.log_update(progress, loss, norm, state.lr, len(batches))
+                    self.make_update(timed, batches)
                     if self._checkpoint_is_due():
                         self.save()
                     stop.check()
+                self.read_update()
 
-    def make_update(self, stream: Iterator[Batch], batches: range) -> tuple[float, float]:
-        """Makes one update, or skips it if the loss or its gradient is not finite.
+    def make_update(self, stream: Iterator[Batch], batches: range) -> None:
+        """Makes one update, which is skipped if the loss or its gradient is not finite; reads the update before it.
 
-        `stream` yields the batches of this process; `batches` are the numbers of those of all processes. Returns the
-        loss and the norm of the gradient over all processes.
+        `stream` yields the batches of this process; `batches` are the numbers of those of all processes.
         """
         progress, dist, state = self.progress, self.dist, self.train_state
         state.scheduler.step_update(self.update)
         positions = [(self.config.run.seed, progress.epoch, batch) for batch in batches[dist.rank :: dist.world_size]]
-        loss, norm = state.backward(stream, positions)
-        loss = dist.sum([loss])[0] / dist.world_size
-        progress.batch = batches.stop
+        measured = dist.average(state.backward(stream, positions))
+        state.step(self.update + 1, measured)
+        copy, copied = measured.to("cpu", non_blocking=True), None
+        if measured.is_cuda:
+            copied = torch.cuda.Event()
+            copied.record()
+        self.read_update()
+        progress.batch, self.unread = batches.stop, (copy, copied, state.lr, len(batches))
+
+    def read_update(self) -> None:
+        """Counts and logs the last update, if that was not done. A GPU has had the time of another update to end it.
+
+        Raises:
+            FloatingPointError: too many updates in a row were skipped.
+        """
+        if not self.unread:
+            return
+        (measured, copied, lr, batches), self.unread = self.unread, None
+        if copied:
+            copied.synchronize()
+        progress, (loss, norm) = self.progress, measured.tolist()
         skip = not (math.isfinite(loss) and math.isfinite(norm))
-        state.step(self.update, skip)
         progress.losses.append(math.nan if skip else loss)
         progress.skipped += skip
         progress.skipped_in_row = progress.skipped_in_row + 1 if skip else 0
+        progress.seconds = time.monotonic() - self.start
         if progress.skipped_in_row > self.config.run.max_skipped:
             raise FloatingPointError(
                 f"{progress.skipped_in_row} updates in a row, up to update {self.update} (loss {loss}), had a loss or "
                 "gradient that is not finite: lower optimizer.lr, or set run.amp to off"
             )
-        return loss, norm
+        self.logger.log_update(progress, loss, norm, lr, batches)
 
     def evaluate_epoch(self, stop: StopRequest) -> None:
         """Ends an epoch: evaluates the model and its average, and saves log, weights and state."""
@@ -166,6 +184,7 @@ class Trainer:
 
     def save(self, weights: Sequence[str] = ()) -> None:
         """Saves the full state, after the weights that give the results as "best" or "last"."""
+        self.read_update()
         self.dist.run_on_all(lambda: self._write(weights) if self.dist.is_main else None)
         self.saved = time.monotonic()
 
