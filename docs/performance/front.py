@@ -30,7 +30,7 @@ from vilonghorn.bench.tables import Line, figure, markdown, median
 from vilonghorn.data.files import atomic_write, write_json
 from vilonghorn.engine.environment import machine
 from vilonghorn.export import export, load_for_export
-from vilonghorn.export.formats import OPSET, libraries
+from vilonghorn.export.formats import FORMATS, OPSET, libraries
 from vilonghorn.export.runtime import load
 
 OURS = ("vilonghornv2_tiny", "vilonghorn_tiny")
@@ -50,7 +50,12 @@ MODELS = {  # top-1 of TOP1_SOURCE, with the tag of the weights; at 224 px unles
 }
 PEERS = ("mobilenetv4_conv_medium", "efficientvit_b1")  # ratios are to the faster one, in onnxruntime
 ONLY = {"levit_192": (224, "published weights fit 224 px only: attention biases are not resized")}
-FILES = {"onnxruntime": ("onnx", "fp32"), "ort": ("ort", "fp32"), "int8": ("ort", "int8")}  # format and weights by form
+FILES = {  # format and weights by form
+    "onnxruntime": ("onnx", "fp32"),
+    "ort": ("ort", "fp32"),
+    "int8": ("ort", "int8"),
+    "aoti": ("aoti", "fp32"),
+}
 FORMS = ("eager", "compile", *FILES)
 SAMPLES = 6  # of a process, for each size and batch
 KEYS = ("model", "form", "size", "batch", "threads")  # what names a row
@@ -61,7 +66,7 @@ Weights are random. Ours are not trained on ImageNet, so they have no top-1 here
 
 ![Latency against image size, both logarithmic, of the fastest float32 form of each model](front.svg)
 
-Top-1 is that of [timm's results]({TOP1_SOURCE}) on ImageNet-1k for the weights in brackets, at 224 px if no size is given. `onnxruntime` is a portable ONNX file; `ort` and `int8` are of `vilonghorn export --to ort`, with float32 and int8 weights; `compile` is torch.compile. Files of timm's models are written for one size and batch. Their branches are merged where they can be. *To the faster peer* is the fastest float32 form (in brackets) to the faster of MobileNetV4 and EfficientViT in onnxruntime, medians of one run. Below 1 the model is faster."""  # noqa: E501
+Top-1 is that of [timm's results]({TOP1_SOURCE}) on ImageNet-1k for the weights in brackets, at 224 px if no size is given. `onnxruntime` is a portable ONNX file; `ort` and `int8` are of `vilonghorn export --to ort`, with float32 and int8 weights; `aoti` is of `--to aoti`; `compile` is torch.compile. Files of timm's models are written for one size and batch. Their branches are merged where they can be. *To the faster peer* is the fastest float32 form (in brackets) to the faster of MobileNetV4 and EfficientViT in onnxruntime, medians of one run. Below 1 the model is faster."""  # noqa: E501
 
 
 def create(model: str, size: int) -> torch.nn.Module:
@@ -111,8 +116,9 @@ def measure(options: argparse.Namespace, report: dict[str, Any]) -> Iterator[lis
         with ProcessPoolExecutor(2, get_context("spawn")) as pool:  # before the timing; an export takes up to a minute
             for model, form in options.candidates:
                 for cell in cells[:1] if model in OURS else cells:  # ours takes all sizes
-                    key, path = (model, form, *cell), Path(folder, f"{len(files)}.onnx")
+                    key = (model, form, *cell)
                     if form in FILES and cell[0] == ONLY.get(model, cell)[0]:
+                        path = Path(folder, f"{len(files)}{FORMATS[FILES[form][0]].suffix}")
                         files[key] = pool.submit(write_file, *key, path)
         for threads, index in product(sorted(set(options.threads)), range(options.rounds)):
             for model, form in options.candidates[:: -1 if index % 2 else 1]:
@@ -221,7 +227,7 @@ def main(argv: Sequence[str]) -> int:
     add("--page", action="store_true", help="make the page and the plot beside the report, and end")
     options = parser.parse_args(argv, argparse.Namespace(command=f"python {sys.argv[0]} {shlex.join(argv)}"))
     pairs = dict.fromkeys(product(options.models, options.forms))
-    options.candidates = [(m, form) for m, form in pairs if m in OURS or form not in ("ort", "int8")]
+    options.candidates = [(m, form) for m, form in pairs if m in OURS or form in ("eager", "compile", "onnxruntime")]
     if not options.candidates:
         parser.error(f"--forms {' '.join(options.forms)} are of {' and '.join(OURS)} only: add one to --models")
     if not options.json.absolute().parent.is_dir():
