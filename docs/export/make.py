@@ -35,7 +35,7 @@ sys.path.append(str(Path(__file__).parents[1] / "performance"))
 from front import FILES, KEYS, OURS  # noqa: E402
 
 PAGE, FOLDER = Path("docs/export.md"), Path("docs/export")
-NAMES = {"onnxruntime": "onnx", "int8": "ort int8"} | {form: form for form in ("ort", "aoti")}  # of forms
+NAMES = {"onnxruntime": "onnx", "int8": "onnx, dynamic int8", "ort": "ort", "ort-int8": "ort int8", "aoti": "aoti"}
 
 Report = dict[str, Any]
 

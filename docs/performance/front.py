@@ -52,10 +52,12 @@ PEERS = ("mobilenetv4_conv_medium", "efficientvit_b1")  # ratios are to the fast
 ONLY = {"levit_192": (224, "published weights fit 224 px only: attention biases are not resized")}
 FILES = {  # format and weights by form
     "onnxruntime": ("onnx", "fp32"),
+    "int8": ("onnx", "fp32"),  # then quantized by onnxruntime
     "ort": ("ort", "fp32"),
-    "int8": ("ort", "int8"),
+    "ort-int8": ("ort", "int8"),
     "aoti": ("aoti", "fp32"),
 }
+PORTABLE = ("eager", "compile", "onnxruntime", "int8")  # forms of all models; the others are of ours
 FORMS = ("eager", "compile", *FILES)
 SAMPLES = 6  # of a process, for each size and batch
 KEYS = ("model", "form", "size", "batch", "threads")  # what names a row
@@ -66,7 +68,7 @@ Weights are random. Ours are not trained on ImageNet, so they have no top-1 here
 
 ![Latency against image size, both logarithmic, of the fastest float32 form of each model](front.svg)
 
-Top-1 is that of [timm's results]({TOP1_SOURCE}) on ImageNet-1k for the weights in brackets, at 224 px if no size is given. `onnxruntime` is a portable ONNX file; `ort` and `int8` are of `vilonghorn export --to ort`, with float32 and int8 weights; `aoti` is of `--to aoti`; `compile` is torch.compile. Files of timm's models are written for one size and batch. Their branches are merged where they can be. *To the faster peer* is the fastest float32 form (in brackets) to the faster of MobileNetV4 and EfficientViT in onnxruntime, medians of one run. Below 1 the model is faster."""  # noqa: E501
+Top-1 is that of [timm's results]({TOP1_SOURCE}) on ImageNet-1k for the weights in brackets, at 224 px if no size is given. `onnxruntime` is a portable ONNX file, and `int8` that file quantized by onnxruntime: [dynamically](../export/runtimes.md#quantization), or of convolutional networks statically, with int8 weights a channel and uint8 inputs. `ort` and `ort-int8` are of `vilonghorn export --to ort`, with float32 and int8 weights; `aoti` is of `--to aoti`; `compile` is torch.compile. Files of timm's models are written for one size and batch. Their branches are merged where they can be. *To the faster peer* is the fastest float32 form (in brackets) to the faster of MobileNetV4 and EfficientViT in onnxruntime, medians of one run. Below 1 the model is faster."""  # noqa: E501
 
 
 def create(model: str, size: int) -> torch.nn.Module:
@@ -83,7 +85,33 @@ def write_file(model: str, form: str, size: int, batch: int, path: Path) -> Path
     else:
         options = dict(input_names=["images"], opset_version=OPSET, dynamo=True, verbose=False, external_data=False)
         torch.onnx.export(create(model, size), (torch.randn(batch, 3, size, size),), path, **options)
+    if form == "int8":
+        quantize(path, (batch, 3, size, size))
     return path
+
+
+def quantize(path: Path, shape: tuple[int, ...]) -> None:
+    """Quantizes a file in place, statically if most of its layers are convolutions, with noise as images: for times."""
+    import onnx
+    from onnxruntime import quantization
+    from onnxruntime.quantization.shape_inference import quant_pre_process
+
+    proto = onnx.load(path)
+    kinds = [node.op_type for node in proto.graph.node]
+    exclude = {p.key: p.value for p in proto.metadata_props}.get("quantize_exclude", "[]")
+    options = dict(per_channel=True, nodes_to_exclude=json.loads(exclude))
+    if kinds.count("Conv") <= kinds.count("MatMul"):
+        quantization.quantize_dynamic(path, path, ["MatMul", "Gemm"], **options)
+        return
+
+    class Noise(quantization.CalibrationDataReader):
+        images = iter([{"images": torch.randn(shape).numpy()} for _ in range(2)])
+
+        def get_next(self) -> dict | None:
+            return next(self.images, None)
+
+    quant_pre_process(path, path)
+    quantization.quantize_static(path, path, Noise(), activation_type=quantization.QuantType.QUInt8, **options)
 
 
 def make_steps(model: str, form: str, cells: Mapping[str, tuple[int, int, Path | None]]) -> Steps:
@@ -153,7 +181,7 @@ def time_candidate(model: str, form: str, rows: Mapping, threads: int, files: Ma
 
 def fastest(rows: Iterable[Row]) -> Row | None:
     """The fastest of rows in float32; None without one."""
-    return min((row for row in rows if row["ms"] and row["form"] != "int8"), key=median, default=None)
+    return min((row for row in rows if row["ms"] and "int8" not in row["form"]), key=median, default=None)
 
 
 def lines(rows: Sequence[Row], parameters: Mapping[str, int]) -> list[Line]:
@@ -227,7 +255,7 @@ def main(argv: Sequence[str]) -> int:
     add("--page", action="store_true", help="make the page and the plot beside the report, and end")
     options = parser.parse_args(argv, argparse.Namespace(command=f"python {sys.argv[0]} {shlex.join(argv)}"))
     pairs = dict.fromkeys(product(options.models, options.forms))
-    options.candidates = [(m, form) for m, form in pairs if m in OURS or form in ("eager", "compile", "onnxruntime")]
+    options.candidates = [(m, form) for m, form in pairs if m in OURS or form in PORTABLE]
     if not options.candidates:
         parser.error(f"--forms {' '.join(options.forms)} are of {' and '.join(OURS)} only: add one to --models")
     if not options.json.absolute().parent.is_dir():
