@@ -6,7 +6,10 @@ installed and which refuse. A word, `clients.py torchao`, prints the rows that c
 """
 
 import copy
+import json
+import os
 import random
+import subprocess
 import sys
 import warnings
 from collections.abc import Callable, Sequence
@@ -22,6 +25,8 @@ import torch
 from torch import Tensor, nn
 
 import vilonghorn.publish
+from vilonghorn.export import runtime
+from vilonghorn.export.formats import FORMATS, capture, describe, libraries
 
 PAGE = Path(__file__).parents[1] / "clients.md"
 MODELS: dict[str, dict] = {"vilonghornv2_nano": {}, "vilonghorn_nano": dict(depth=3, dynamic_img_size=True)}
@@ -142,6 +147,56 @@ def masked(model: Any) -> Pair:
     return features, partial(features, fill=9.0)
 
 
+def exported(model: Any, open_file: Callable[[str], Callable], kind: str = "onnx", scan: str = "standard") -> Pair:
+    """A file of `vilonghorn export`, opened by a runtime."""
+    model.requires_grad_(False)
+    with TemporaryDirectory() as folder:
+        path = Path(folder, "model.onnx")
+        FORMATS[kind].write(capture(model, FORMATS[kind].native, scan=scan), path, describe(model, scan=scan))
+        return open_file(str(path)), model
+
+
+def openvino(path: str) -> Callable[[Tensor], Tensor]:
+    """A file in OpenVINO, with sums in float32."""
+    compiled = lib("openvino").compile_model(path, "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
+    return lambda x: torch.from_numpy(compiled(x.numpy())[0])
+
+
+def node(path: str) -> Callable[[Tensor], Tensor]:
+    """A file in onnxruntime-web, WebAssembly with one thread."""
+    content = Path(path).read_bytes().hex()
+
+    def run(x: Tensor) -> Tensor:
+        data = dict(content=content, shape=list(x.shape), values=x.flatten().tolist())
+        command = ["node", "--input-type=module", "-e", NODE, f"{WEB}/dist/ort.wasm.bundle.min.mjs"]
+        done = subprocess.run(command, input=json.dumps(data), capture_output=True, text=True, check=True)
+        return torch.tensor(json.loads(done.stdout))
+
+    return run
+
+
+def executorch(model: Any) -> Pair:
+    """A program of ExecuTorch with XNNPACK, one for each size."""
+
+    def run(x: Tensor) -> Tensor:
+        parts = [lib("executorch.backends.xnnpack.partition.xnnpack_partitioner").XnnpackPartitioner()]
+        program = torch.export.export(model, (x,), strict=False)
+        lowered = lib("executorch.exir").to_edge_transform_and_lower(program, partitioner=parts).to_executorch()
+        loaded = lib("executorch.runtime").Runtime.get().load_program(lowered.buffer)
+        return loaded.load_method("forward").execute([x])[0].clone()
+
+    return run, model
+
+
+WEB = os.environ.get("ORT_WEB", "")  # the folder `package` of onnxruntime-web
+NODE = """
+const ort = await import(process.argv[1]), fs = await import("fs");
+ort.env.wasm.numThreads = 1;
+const { content, shape, values } = JSON.parse(fs.readFileSync(0));
+const session = await ort.InferenceSession.create(Buffer.from(content, "hex"));
+const { output } = await session.run({ images: new ort.Tensor("float32", Float32Array.from(values), shape) });
+console.log(JSON.stringify(Array.from(output.data)));
+"""
 VIT = "MaskedVisionTransformerTIMM"
 TASKS = ("LogitDistillationTask", "FeatureDistillationTask", "TokenDistillationTask")
 IN_PROJ = ("blocks.*.mixer.in_proj", "stages.*.blocks.*.mixer.in_proj")
@@ -162,6 +217,16 @@ for task in TASKS:
     row("timm", f"`timm.task.{task}`", distilled, name=task)
 row("lightly", "`random_block_mask` as `mask=`, pixels under it changed", masked, 0.0, dict(mask_token=True))
 row("lightly", f"`{VIT}`", lambda m: (getattr(lib("lightly.models.modules"), VIT)(m), m))
+ort = partial(runtime.load, "onnx")
+row("onnxruntime", "`--to onnx --scan attention`", exported, open_file=ort, scan="attention")
+row("onnxruntime", "`--to onnx --scan standard`", exported, open_file=ort)
+native = partial(runtime.load, "ort", library=next(iter(libraries("ort"))))
+row("onnxruntime", "`--to ort`", exported, open_file=native, kind="ort")
+row("openvino", "`--to onnx --scan standard`", exported, open_file=openvino)
+row("openvino", "`--to onnx --scan attention`", exported, open_file=openvino, scan="attention")
+row("onnxruntime-web", "`--to onnx --scan attention`, in node", exported, open_file=node, scan="attention")
+row("onnxruntime-web", "`--to onnx --scan standard`, in node", exported, open_file=node)
+row("executorch", "XNNPACK, a program for each size", executorch, options=dict(exportable=True))
 
 
 def result(name: str, run: Callable[[Any], Pair], tolerance: float, options: dict) -> str:
@@ -185,6 +250,8 @@ def main(only: str = "") -> None:
     """Runs the rows that contain a word."""
     warnings.filterwarnings("ignore")
     installed = {distribution.name: distribution.version for distribution in distributions()}
+    if WEB:
+        installed["onnxruntime-web"] = json.loads(Path(WEB, "package.json").read_text("utf-8"))["version"]
     lines = [f"| client | version | what was run | {' | '.join(f'`{name}`' for name in MODELS)} |", "|---" * 5 + "|"]
     for package, what, tolerance, options, run in ROWS:
         if only in f"{package} {what}":

@@ -150,8 +150,9 @@ def test_what_no_model_has_is_refused_when_it_is_made(options, message):
         make("vilonghorn_nano", depth=1, **options)
 
 
-def test_functional_transforms_differentiate_an_exportable_model():
-    model, batch = make("vilonghorn_nano_shared", depth=1, exportable=True, **SMALL), images(2, 3, 32, 32)
+@pytest.mark.parametrize("name, options", [("vilonghorn_nano_shared", SMALL | {"depth": 1}), ("vilonghornv2_nano", {})])
+def test_functional_transforms_differentiate_an_exportable_model(name, options):
+    model, batch = make(name, exportable=True, **options), images(2, 3, 32, 32)
     parameters = dict(model.named_parameters())
 
     def loss(parameters, image):
@@ -162,7 +163,7 @@ def test_functional_transforms_differentiate_an_exportable_model():
         expected = torch.autograd.grad(loss(parameters, image), list(parameters.values()))
         for ours, theirs in zip(given.values(), expected):
             torch.testing.assert_close(ours[i], theirs, rtol=1e-4, atol=1e-5)
-    usual = make("vilonghorn_nano_shared", depth=1, **SMALL)
+    usual = make(name, **options)
     with pytest.raises(RuntimeError, match="no gradients inside torch.func"):
         torch.func.grad(lambda x: usual(x).sum())(batch)
 

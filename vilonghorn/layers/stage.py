@@ -43,7 +43,7 @@ class ConvStem(nn.Module):
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         """(B, in_chans, H, W) images to (B, H / stride, W / stride, dim). `mask`, (B, 1, h, w): 0 where padding is."""
-        x = x.contiguous(memory_format=torch.channels_last)  # in which convolutions take half of the time
+        x = x.permute(0, 2, 3, 1).contiguous().permute(0, 3, 1, 2)  # channels last: convolutions take half of the time
         x = F.silu(self.conv1(masked(x, mask)))
         return self.norm(self.conv2(masked(x, mask)).permute(0, 2, 3, 1))
 
