@@ -1,6 +1,10 @@
 """Exported files compute the model for sizes that `verify` does not try, and refuse parts of patches."""
 
 import json
+import os
+import re
+import subprocess
+from pathlib import Path
 
 import onnx
 import onnxruntime
@@ -75,6 +79,34 @@ def test_openvino_computes_the_model_at_other_sizes(name, small, images, tmp_pat
     for shape in [(1, 3, 64, 24), (3, 3, 40, 48)]:
         [actual] = run(images(*shape).numpy()).values()
         torch.testing.assert_close(torch.from_numpy(actual), model(images(*shape)), rtol=0, atol=1e-4)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_the_program_of_the_page_runs_in_executorch(images, tmp_path, monkeypatch):
+    pytest.importorskip("executorch")
+    monkeypatch.chdir(tmp_path)
+    page = (Path(__file__).parents[2] / "docs" / "export" / "runtimes.md").read_text("utf-8")
+    names = {"images": images(1, 3, 48, 80)}
+    exec(re.search(r"## ExecuTorch.*?```python\n(.*?)```", page, re.DOTALL)[1], names)
+    torch.testing.assert_close(names["logits"], names["model"](names["images"]), rtol=0, atol=1e-4)
+
+
+@pytest.mark.skipif("ORT_WEB" not in os.environ, reason="needs npm's onnxruntime-web: its folder in ORT_WEB")
+def test_the_lines_of_the_page_run_in_onnxruntime_web(small, images, tmp_path):
+    model, x = small("vilonghornv2_nano"), images(1, 3, 64, 64)
+    formats.write_onnx(formats.capture(model, scan="attention"), tmp_path / "icons.onnx", formats.describe(model))
+    page = (Path(__file__).parents[2] / "docs" / "export" / "runtimes.md").read_text("utf-8")
+    lines = re.search(r"```js\n(.*?)```", page, re.DOTALL)[1].replace('"icons.onnx"', 'fs.readFileSync("icons.onnx")')
+    script = f"""
+import fs from "node:fs";
+const ort = await import("{Path(os.environ["ORT_WEB"]).absolute()}/dist/ort.wasm.bundle.min.mjs");
+const pixels = Float32Array.from(JSON.parse(fs.readFileSync(0)));
+{lines}
+console.log(JSON.stringify(Array.from(output.data)));"""
+    command = ["node", "--input-type=module", "--eval", script]
+    given = json.dumps(x.flatten().tolist())
+    done = subprocess.run(command, input=given, cwd=tmp_path, capture_output=True, text=True, check=True)
+    torch.testing.assert_close(torch.tensor([json.loads(done.stdout)]), model(x), rtol=0, atol=1e-4)
 
 
 @pytest.mark.parametrize("name", ["vilonghornv2_nano", "vilonghorn_nano"])

@@ -47,7 +47,7 @@ def has_maps(model: nn.Module) -> bool:
 def write_page(model: nn.Module, folder: Path, weights: str = "fp32", scan: str | None = None) -> Errors:
     """Writes the folder, with the page, the model as ONNX (compared as by `export`) and its description as JSON.
 
-    The model is of `load_for_export`, with classes; scans are of "standard" form by default. The files of the runtime
+    The model is of `load_for_export`, with classes; The files of the runtime
     are not in it: RUNTIME has the commands.
 
     Raises:
@@ -62,7 +62,7 @@ def write_page(model: nn.Module, folder: Path, weights: str = "fp32", scan: str 
         raise ValueError(f"interpolation is {name!r}, expected one of {', '.join(INTERPOLATIONS)} for --to web")
     with atomic_folder(folder) as partial:
         exported = ClassMaps(model) if has_maps(model) else model
-        errors = export(exported, "onnx", partial / "model.onnx", weights, scan or "standard")
+        errors = export(exported, "onnx", partial / "model.onnx", weights, scan)
         write_json(partial / "model.json", found | dict(runtime=RUNTIME))
         for file in PAGE.iterdir():
             shutil.copyfile(file, partial / file.name)

@@ -129,14 +129,15 @@ def sum_shares(keys, steps, grads, strides, length, shares, head_shares, CONFIG:
     `keys` is (shares, directions, batch, length, 2N), dk beside dq; `steps` (shares, directions, batch, length), or
     None. Both are float32. `grads` are the results k, q and dt, `strides` their strides but the last.
     """
-    PADDED: tl.constexpr = CONFIG.PADDED
+    PADDED: tl.constexpr = CONFIG.PADDED  # in a shape, Triton 3.6 takes no field of CONFIG
+    CHUNK: tl.constexpr = CONFIG.CHUNK
     b, g = tl.program_id(1).to(tl.int64), tl.program_id(2).to(tl.int64)
-    t = tl.program_id(0) * CONFIG.CHUNK + tl.arange(0, CONFIG.CHUNK)[:, None]
+    t = tl.program_id(0) * CHUNK + tl.arange(0, CHUNK)[:, None]
     n = tl.arange(0, PADDED)[None, :]
     exists, mask = t < length, (t < length) & (n < CONFIG.N)
     sequence, sequences = g * tl.num_programs(1) + b, tl.num_programs(2).to(tl.int64) * tl.num_programs(1)
-    dk, dq = tl.zeros((CONFIG.CHUNK, PADDED), tl.float32), tl.zeros((CONFIG.CHUNK, PADDED), tl.float32)
-    ddt = tl.zeros((CONFIG.CHUNK, 1), tl.float32)
+    dk, dq = tl.zeros((CHUNK, PADDED), tl.float32), tl.zeros((CHUNK, PADDED), tl.float32)
+    ddt = tl.zeros((CHUNK, 1), tl.float32)
     for share in range(shares):
         row = output_row(keys, share * sequences + sequence, length, 2 * CONFIG.N)
         dk += load_row(row, t, n, mask)
@@ -145,7 +146,7 @@ def sum_shares(keys, steps, grads, strides, length, shares, head_shares, CONFIG:
             ddt += load_row(output_row(steps, share * sequences + sequence, length, 1), t, 0, exists)
             if (share + 1) % head_shares == 0:
                 store_row(input_row(grads.dt, strides.dt, g, b), t, share // head_shares, ddt, exists)
-                ddt = tl.zeros((CONFIG.CHUNK, 1), tl.float32)
+                ddt = tl.zeros((CHUNK, 1), tl.float32)
     store_row(input_row(grads.k, strides.k, g, b), t, n, dk, mask)
     store_row(input_row(grads.q, strides.q, g, b), t, n, dq, mask)
 
