@@ -229,5 +229,9 @@ def test_uploads_are_deleted_when_the_server_ends(tmp_path, monkeypatch, end):
     monkeypatch.setenv("GRADIO_TEMP_DIR", "")
     monkeypatch.setattr(web, "build_page", lambda *_: SimpleNamespace(block_thread=serve))
     monkeypatch.setattr(web, "launch", lambda *_: "http://127.0.0.1:7860/")
-    assert main(["web", str(tmp_path / "run")]) == 130
+    ignored = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
+    try:
+        assert main(["web", str(tmp_path / "run")]) == 130
+    finally:
+        signal.signal(signal.SIGINT, ignored)
     assert not folders[0].exists()
