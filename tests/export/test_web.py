@@ -35,22 +35,30 @@ def folder(model, tmp_path_factory):
     return folder
 
 
+def with_runtime(folder):
+    """The folder with the files of onnxruntime-web."""
+    if not all((RUNTIME / name).is_file() for name in web.FILES):
+        pytest.skip(f"{RUNTIME} lacks the files of onnxruntime-web; run: {web.RUNTIME}")
+    shutil.copytree(RUNTIME, folder / "package/dist", dirs_exist_ok=True, ignore=lambda _, n: {*n} - {*web.FILES})
+    return folder
+
+
 @pytest.fixture
 def tab(folder):
-    """Opens the page in a window of a width; afterwards says that all requests were for its server."""
+    """Opens a page in a window of a width; afterwards says that all requests were for its server."""
     playwright = pytest.importorskip("playwright.sync_api", reason="needs playwright: pip install 'vilonghorn[test]'")
     if CHROMIUM is None:
         pytest.skip("no Chromium here: apt-get install chromium")
-    server = ThreadingHTTPServer(("127.0.0.1", 0), partial(SimpleHTTPRequestHandler, directory=folder))
+    server = ThreadingHTTPServer(("127.0.0.1", 0), partial(SimpleHTTPRequestHandler, directory=folder.parent))
     threading.Thread(target=server.serve_forever, daemon=True).start()
     address, asked = f"http://127.0.0.1:{server.server_port}/", []
     with playwright.sync_playwright() as started:
         browser = started.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
 
-        def open_page(width):
+        def open_page(width, folder=folder):
             tab = browser.new_page(viewport=dict(width=width, height=900))
             tab.on("request", lambda request: asked.append(request.url))
-            tab.goto(address)
+            tab.goto(f"{address}{folder.name}/")
             return tab
 
         yield open_page
@@ -67,9 +75,7 @@ def test_a_page_without_the_runtime_says_which_command_fetches_it(tab):
 
 @pytest.mark.parametrize("size", [(90, 61), (23, 40)])
 def test_the_page_shows_the_numbers_of_the_model(size, model, folder, tab, tmp_path):
-    if not all((RUNTIME / name).is_file() for name in web.FILES):
-        pytest.skip(f"{RUNTIME} lacks the files of onnxruntime-web; run: {web.RUNTIME}")
-    shutil.copytree(RUNTIME, folder / "package/dist", dirs_exist_ok=True, ignore=lambda _, n: {*n} - {*web.FILES})
+    with_runtime(folder)
     make_image(tmp_path / "a.png", 1)
     picture = Image.open(tmp_path / "a.png").convert("RGB").resize(size, Image.Resampling.BICUBIC)
     picture.save(tmp_path / "a.png")
@@ -93,13 +99,38 @@ def test_the_page_shows_the_numbers_of_the_model(size, model, folder, tab, tmp_p
     shutil.rmtree(folder / "package")
 
 
+def test_keys_choose_a_picture_and_a_page_without_maps_says_why(small, folder, tab, tmp_path):
+    model = small("vilonghorn_nano", global_pool="token")
+    model.pretrained_cfg = {**model.pretrained_cfg, "input_size": (3, 32, 32)}
+    web.write_page(model, folder.with_name("token"))
+    make_image(tmp_path / "a.png", 1)
+    for at, maps in ((folder, True), (folder.with_name("token"), False)):
+        page = tab(390, with_runtime(at))
+        page.wait_for_selector("body[data-ready]")
+        page.keyboard.press("Tab")
+        with page.expect_file_chooser() as chooser:
+            page.keyboard.press("Enter")
+        chooser.value.set_files(tmp_path / "a.png")
+        page.wait_for_selector("#classes button")
+        assert page.is_visible("#controls") == maps != page.is_visible("text=this model classifies one class token")
+        page.keyboard.press("Tab")
+        if maps:
+            page.keyboard.press("Tab")
+            page.keyboard.press("Enter")
+            assert page.get_attribute("button:focus", "aria-pressed") == "true"
+            assert page.locator("#classes button").nth(1).get_attribute("aria-pressed") == "true"
+            page.focus("#overlay")
+            page.keyboard.press("Space")
+            assert not page.is_visible("#map")
+
+
 def test_a_class_map_has_the_score_as_its_mean_and_a_class_token_has_none(small, images):
     for name, kwargs in (("vilonghornv2_nano", {}), ("vilonghorn_nano", dict(global_pool="avg"))):
         model = small(name, **kwargs)
         scores, maps = web.ClassMaps(model)(images(2, 3, 32, 64))
-        assert web.has_maps(model)
+        assert web.without_maps(model) is None
         torch.testing.assert_close(maps.mean((2, 3)) + model.get_classifier().bias, scores, rtol=0, atol=1e-5)
-    assert not web.has_maps(small("vilonghorn_nano", global_pool="token"))
+    assert "classifies one class token" in web.without_maps(small("vilonghorn_nano", global_pool="token"))
 
 
 def test_the_folder_describes_the_model_and_a_full_one_is_refused(model, folder):

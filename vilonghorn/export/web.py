@@ -39,9 +39,13 @@ class ClassMaps(nn.Module):
         return [self.model.forward_head(features), nn.functional.conv2d(tokens, weight[:, :, None, None])]
 
 
-def has_maps(model: nn.Module) -> bool:
-    """Whether a model classifies the average of its patches, so that the score of a class is the mean of a map."""
-    return trunk(model).global_pool == "avg" and not isinstance(trunk(model), PyramidSSM)
+def without_maps(model: nn.Module) -> str | None:
+    """Why a model has no class maps; None for one that classifies the average of its patches, as their means."""
+    pool = trunk(model).global_pool
+    if pool == "avg" and not isinstance(trunk(model), PyramidSSM):
+        return None
+    what = {"avg": "maps of several sizes", "token": "one class token"}.get(pool, f"patches by global_pool={pool!r}")
+    return f"No class map: this model classifies {what}, and a map needs the average of the patches of one size."
 
 
 def write_page(model: nn.Module, folder: Path, weights: str = "fp32", scan: str | None = None) -> Errors:
@@ -61,9 +65,9 @@ def write_page(model: nn.Module, folder: Path, weights: str = "fp32", scan: str 
     if (name := found["preprocessing"]["interpolation"]) not in INTERPOLATIONS:
         raise ValueError(f"interpolation is {name!r}, expected one of {', '.join(INTERPOLATIONS)} for --to web")
     with atomic_folder(folder) as partial:
-        exported = ClassMaps(model) if has_maps(model) else model
+        exported = model if (reason := without_maps(model)) else ClassMaps(model)
         errors = export(exported, "onnx", partial / "model.onnx", weights, scan)
-        write_json(partial / "model.json", found | dict(runtime=RUNTIME))
+        write_json(partial / "model.json", found | dict(runtime=RUNTIME, without_maps=reason))
         for file in PAGE.iterdir():
             shutil.copyfile(file, partial / file.name)
     return errors

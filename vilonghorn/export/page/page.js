@@ -104,7 +104,7 @@ function showPhoto(canvas) {
 }
 function showClasses() {
   const best = result.scores.map((p, i) => [p, i]).sort((a, b) => b[0] - a[0]).slice(0, TOP);
-  [$("empty").hidden, $("controls").hidden] = [true, !result.maps];
+  [$("without").hidden, $("controls").hidden] = [!!result.maps, !result.maps];
   $("classes").replaceChildren(...best.map(([p, i]) => {
     const item = document.createElement("li"), button = document.createElement("button");
     const [bar, name, percent] = ["bar", "name", "percent"].map((className) =>
@@ -116,7 +116,7 @@ function showClasses() {
     button.append(bar, name, percent), item.append(button);
     return item;
   }));
-  if (result.maps) showMap(best[0][1]);
+  result.maps ? showMap(best[0][1]) : ($("without").textContent = about.without_maps);
 }
 const className = (i) => (about.classes ? about.classes[i] : `class ${i}`);
 const color = (v, at = v * (TURBO.length - 1), i = Math.min(Math.floor(at), TURBO.length - 2)) =>
