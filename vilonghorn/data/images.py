@@ -11,6 +11,7 @@ from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
+from typing import IO
 
 import numpy as np
 from PIL import ExifTags, Image, UnidentifiedImageError, features
@@ -228,13 +229,14 @@ def _folders(root: Path) -> list[str]:
     return [path.name for path in root.iterdir() if path.is_dir() and not _is_added(path.name)]
 
 
-def read_image(path: str | os.PathLike, max_pixels: int = MAX_PIXELS) -> Image.Image:
+def read_image(path: str | os.PathLike, max_pixels: int = MAX_PIXELS, file: IO[bytes] | None = None) -> Image.Image:
     """Reads an image file of one of `FORMATS` as upright 8-bit RGB; see `to_rgb`.
 
     Args:
         path: the file; its extension does not count.
         max_pixels: width times height above which the image is refused. A number above `PIL.Image.MAX_IMAGE_PIXELS`
             raises that limit, too, for this process.
+        file: read in place of `path`, which names it in errors.
 
     Raises:
         UnreadableImage (a ValueError): it is not there, is not a regular file, cannot be decoded to the end, a side is
@@ -242,13 +244,15 @@ def read_image(path: str | os.PathLike, max_pixels: int = MAX_PIXELS) -> Image.I
         OSError: the disk or the memory fails.
     """
     name = printable(os.fspath(path))
-    if not os.path.isfile(path):  # opening a named pipe would wait for ever
+    if file is None and not os.path.isfile(path):  # opening a named pipe would wait for ever
         what = "it is not a regular file" if os.path.exists(path) else "there is no such file"
         raise UnreadableImage(f"{name}: {what}")
     if Image.MAX_IMAGE_PIXELS is not None:
         Image.MAX_IMAGE_PIXELS = max(Image.MAX_IMAGE_PIXELS, max_pixels)
     try:
-        with Image.open(path, formats=FORMATS) as image:  # without `formats`, PIL runs Ghostscript on an EPS file
+        with Image.open(
+            file or path, formats=FORMATS
+        ) as image:  # without `formats`, PIL runs Ghostscript on an EPS file
             width, height = image.size
             if width * height > max_pixels:
                 raise Image.DecompressionBombError(f"{width}x{height} are more than the limit of {max_pixels:,}")

@@ -19,6 +19,7 @@ from torch import nn
 from ..data import create_loader
 from ..data.images import shorten
 from ..data.loaders.config import LoaderConfig
+from ..data.named import is_named
 from ..data.threads import available_cpus
 from ..models.from_vim import CHANGES, is_from_mamba
 from ..models.weights_file import check_numbers, read_weights
@@ -81,10 +82,11 @@ def build_loader(
     data, dist = config.data, Distributed()
     split = split or ("train" if training else "val")
     key, source = f"data.{split}", getattr(data, split)
-    if not Path(source).exists():
+    if not (is_named(source) or Path(source).exists()):
         raise FileNotFoundError(
             f"{key} is {source}, but there is no {Path(source).absolute()}: expected a folder with one folder "
-            "of images for each class, or the .beton file that vilonghorn beton FOLDER FILE makes of it"
+            "of images for each class, the .beton file that vilonghorn beton FOLDER FILE makes of it, "
+            "hfds/NAME:SPLIT or wds/FILES"
         )
     options = {"seed": config.run.seed, "device": device, "classes": classes}
     options |= {"rank": dist.rank, "world_size": dist.world_size, "labelled": config.augmentation.mask_ratio is None}
