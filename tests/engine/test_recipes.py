@@ -10,6 +10,7 @@ from safetensors.torch import save_file
 from timm.layers import DropPath
 from toy_run import toy_config
 
+from vilonghorn.cli import main
 from vilonghorn.engine import Config, build_parser, load_config, parse
 from vilonghorn.engine.build import build_model, build_optimizer, init_weights
 from vilonghorn.engine.checkpoint import save_weights
@@ -117,6 +118,63 @@ def test_a_run_starts_from_the_weights_of_another(trained, tmp_path, source, cla
     options = [*NANO, f"--model.kwargs={kwargs}", f"--model.weights={sources[source]}"]
     old, new = model.state_dict(), build_model(toy_config(tmp_path, *options), classes).state_dict()
     assert {name: tuple(new[name].shape) for name in old if not torch.equal(old[name], new[name])} == other
+
+
+@pytest.fixture
+def hub(tmp_path, monkeypatch) -> list[tuple]:
+    """A Hub that has the official file of vim_tiny, with two blocks; lists what was asked for."""
+    torch.save({"model": official_weights(dim=192, depth=2)}, tmp_path / "official.pth")
+    asked = []
+
+    def download(repository: str, filename: str, **options) -> str:
+        asked.append((repository, filename))
+        return str(tmp_path / "official.pth")
+
+    monkeypatch.setattr("vilonghorn.engine.build.hf_hub_download", download)
+    monkeypatch.setattr("vilonghorn.engine.build.try_to_load_from_cache", lambda *names: None)
+    monkeypatch.setattr(
+        "timm.models._hub.hf_hub_download", lambda repo_id, filename, **other: download(repo_id, filename)
+    )
+    return asked
+
+
+def test_published_weights_are_given_by_name(hub, tmp_path, capsys):
+    options = ["--model.name=vilonghorn_tiny_exact", "--model.kwargs={depth: 2}", "--data.image_size=224"]
+    model = build_model(toy_config(tmp_path, *options, "--model.weights=hf:vim_tiny"), 9)
+    weights = official_weights(dim=192, depth=2)
+    assert torch.equal(model.blocks[1].mixer.in_proj.weight, weights["layers.1.mixer.in_proj.weight"])
+    assert "tensors are from hf:vim_tiny" in capsys.readouterr().out
+    build_model(toy_config(tmp_path, *options, "--model.weights=hf:me/mine"), 9)
+    assert hub == [("hustvl/Vim-tiny-midclstok", "vim_t_midclstok_76p1acc.pth"), ("me/mine", "model.safetensors")]
+
+
+def test_published_weights_on_this_machine_need_no_network(tmp_path, capsys):
+    options = ["--model.name=vilonghorn_nano_patch8", "--model.kwargs={embed_dim: 92}", "--model.drop_path=0"]
+    build_model(toy_config(tmp_path, *options, "--model.weights=hf:vim_nano_patch8.icons480"), 480)
+    assert "tensors are from hf:vim_nano_patch8.icons480" in capsys.readouterr().out
+
+
+def test_published_weights_that_cannot_be_had_are_refused_in_a_sentence(tmp_path, monkeypatch):
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    for name, words in (
+        ("vim_small", "cannot be downloaded .* give it by model.weights"),
+        ("vim_nano", "give OWNER/NAME"),
+    ):
+        with pytest.raises((OSError, ValueError), match=f"model.weights is hf:{name}, .*{words}") as raised:
+            init_weights("vilonghorn_small", f"hf:{name}")
+        assert "\n" not in str(raised.value)
+
+
+def test_the_recipe_from_vim_is_a_thirtieth_of_the_published_one(hub, monkeypatch, tmp_path, capsys):
+    config = read("imagenet/from_vim_tiny.yaml")
+    assert config.model.name == "vilonghorn_tiny_exact" and config.schedule.epochs * 30 == 300
+    assert (config.model.weights, config.teacher.weights) == ("hf:vim_tiny", ["vim_tiny"])
+    assert flatten(config.to_dict())["optimizer.weight_decay"] == RECIPE["optimizer.weight_decay"]
+    torch.save({"model": official_weights(dim=192, depth=24)}, tmp_path / "official.pth")
+    monkeypatch.setattr("vilonghorn.engine.dry_run.SECONDS", 0.01)
+    planned = ["--dry-run", "--processes=8", "--train-images=1281167", "--model.num_classes=1000"]
+    assert main(["train", "--config=imagenet/from_vim_tiny", *planned, "--data.batch_size=2"]) == 0
+    assert "in 10 epochs" in capsys.readouterr().out and {repository for repository, _ in hub} == {hub[0][0]}
 
 
 @pytest.mark.parametrize("name", ["levit_128s", "xception41"])

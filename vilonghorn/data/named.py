@@ -7,7 +7,7 @@ import glob
 import hashlib
 import os
 import tarfile
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from io import BytesIO
 from pathlib import Path
@@ -17,17 +17,12 @@ from PIL import Image
 
 from .images import EXTENSIONS, MAX_PIXELS, ImageFolder, match_classes, read_image
 
-# A function from an index to a name and the content (None: that of the file of this name), labels, names of classes
-# (None: the labels), and texts that identify the images.
-Opened = tuple[Callable[[int], tuple[str, bytes | None]], list[Any], list[str] | None, Sequence[str]]
-
 
 class NamedImages(ImageFolder):
     """An `ImageFolder` of the images of a name; without `labelled`, all labels are 0.
 
-    Raises:
-        FileNotFoundError, ImportError: there are no such files, or the library is not installed.
-        ValueError: the name cannot be read, a label is missing or negative, or a class is not among `classes`.
+    Raises FileNotFoundError or ImportError if there are no such files or no such library, and ValueError if the name
+    cannot be read, a label is missing, or a class is not among `classes`.
     """
 
     def __init__(
@@ -36,10 +31,10 @@ class NamedImages(ImageFolder):
         self.path, self.max_pixels, self.notes, self.paths = Path(source), max_pixels, [], []
         kind, _, rest = source.partition("/")
         self.read, labels, names, keys = KINDS[kind](source, rest, labelled)
-        if not labels:
-            raise ValueError(f"{source}: there is no image in it")
-        if wrong := [i for i, label in enumerate(labels) if not isinstance(label, int) or label < 0]:
-            raise ValueError(f"{source}: image {wrong[0]} has label {labels[wrong[0]]}; expected 0 or more")
+        if wrong := [label for label in labels if not isinstance(label, int) or label < 0] or not labels:
+            raise ValueError(
+                f"{source}: {'there is no image in it' if not labels else f'an image has label {wrong[0]}'}"
+            )
         self.digest = hashlib.sha256("\n".join([*keys, *map(str, labels)]).encode()).hexdigest()
         names = names or [str(label) for label in range(max(labels) + 1)]
         self.classes = list(classes or names) if labelled else []
@@ -56,20 +51,21 @@ def is_named(source: str | os.PathLike) -> bool:
     return os.fspath(source).partition("/")[0] in KINDS
 
 
-def _open_hfds(source: str, rest: str, labelled: bool) -> Opened:
-    """NAME:SPLIT: a data set of the Hub, or a folder that the library reads or has saved; SPLIT may be train[:90%]."""
+def _open_hfds(source: str, rest: str, labelled: bool) -> tuple[Any, ...]:
+    """A reader of images by index, their labels, the names of the classes, and names of images, as `_open_wds`."""
     name, _, split = rest.rpartition(":")
-    if not (name and split):
-        raise ValueError(f"{source}: expected hfds/NAME:SPLIT, such as hfds/cifar10:train")
     try:
         import datasets
     except ImportError as error:
         raise ImportError(f"{source}: needs the library datasets ({error}): pip install datasets") from error
     try:
+        if not (name and split):
+            raise ValueError("it has no split")
         is_saved = Path(name, split, "state.json").is_file()
         table = datasets.load_from_disk(Path(name, split)) if is_saved else datasets.load_dataset(name, split=split)
     except (OSError, ValueError, datasets.exceptions.DatasetsError) as error:
-        raise ValueError(f"{source}: cannot be loaded ({' '.join(str(error).split())[:300]})") from error
+        reason = " ".join(str(error).split())[:300]
+        raise ValueError(f"{source}: expected hfds/NAME:SPLIT, such as hfds/cifar10:train ({reason})") from error
     kinds = table.features
     images = [column for column, kind in kinds.items() if isinstance(kind, datasets.Image)]
     classes = [column for column, kind in kinds.items() if isinstance(kind, datasets.ClassLabel) or column == "label"]
@@ -77,7 +73,7 @@ def _open_hfds(source: str, rest: str, labelled: bool) -> Opened:
         raise ValueError(f"{source}: expected a column of images and one of classes; found {', '.join(kinds)}")
     labels, names = (table[classes[0]][:], getattr(kinds[classes[0]], "names", None)) if labelled else ([], None)
     table = table.select_columns(images[:1]).cast_column(images[0], datasets.Image(decode=False))
-    return partial(_read_row, table, source), labels or [0] * len(table), names, [rest]
+    return partial(_read_row, table, source), labels or [0] * len(table), names, []
 
 
 def _read_row(table: Any, source: str, index: int) -> tuple[str, bytes | None]:
@@ -85,27 +81,24 @@ def _read_row(table: Any, source: str, index: int) -> tuple[str, bytes | None]:
     return image["path"] or source, image["bytes"]
 
 
-def _open_wds(source: str, rest: str, labelled: bool) -> Opened:
-    """A folder, or a pattern of tar files: images, each with its label in a `.cls` of the same name."""
+def _open_wds(source: str, rest: str, labelled: bool) -> tuple[Any, ...]:
     files = sorted(glob.glob(os.path.join(rest, "*.tar") if os.path.isdir(rest) else rest))
     if not files:
         raise FileNotFoundError(f"{source}: no such tar files; expected wds/FOLDER, or a pattern as wds/x/train-*.tar")
-    places: dict[str, tuple[str, int, int]] = {}
-    labels: dict[str, int] = {}
+    places, labels = {}, {}
     for file in files:
         try:
             with tarfile.open(file, "r:") as tar:
                 for member in filter(tarfile.TarInfo.isfile, tar):
-                    folder, base = os.path.split(member.name)
-                    stem, _, extension = base.partition(".")
-                    key = "/".join([os.path.basename(file), folder, stem])
+                    stem, _, extension = os.path.basename(member.name).partition(".")
+                    key = os.path.join(os.path.basename(file), os.path.dirname(member.name), stem)
                     if extension == "cls":
-                        labels[key] = int(tar.extractfile(member).read())  # type: ignore[union-attr]
+                        labels[key] = int(tar.extractfile(member).read())
                     elif f".{extension}".lower() in EXTENSIONS:
                         places.setdefault(key, (file, member.offset_data, member.size))
         except (tarfile.TarError, ValueError) as error:
             raise ValueError(f"{file}: not a tar file of WebDataset, without compression ({error})") from error
-    return partial(_read_member, [*places.items()]), [labels.get(k) if labelled else 0 for k in places], None, [*places]
+    return partial(_read_member, [*places.items()]), [labels.get(k) if labelled else 0 for k in places], None, places
 
 
 def _read_member(places: list[tuple[str, tuple[str, int, int]]], index: int) -> tuple[str, bytes]:

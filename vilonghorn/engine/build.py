@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 import timm
 import torch
-from huggingface_hub import try_to_load_from_cache
+from huggingface_hub import hf_hub_download, try_to_load_from_cache
 from timm.layers import to_ntuple
 from timm.optim import create_optimizer_v2
 from timm.scheduler import create_scheduler_v2
@@ -165,13 +165,29 @@ def find_weights(model: str) -> str | None:
     return next((file for file in (cfg.file, hub, url) if isinstance(file, str) and os.path.isfile(file)), None)
 
 
+def download_weights(source: str) -> str:
+    """The file of `hf:NAME`, a model of timm or a repository OWNER/NAME, downloaded if it is not on this machine."""
+    name = source.removeprefix("hf:")
+    cfg = None if (file := find_weights(name)) else timm.get_pretrained_cfg(name)
+    repository, hub_file = (name, None) if "/" in name else (cfg and cfg.hf_hub_id, cfg and cfg.hf_hub_filename)
+    if not (file or repository):
+        raise ValueError(f"model.weights is {source}, but timm knows no weights of {name} on the Hub: give OWNER/NAME")
+    try:
+        return file or hf_hub_download(repository, hub_file or "model.safetensors")
+    except (OSError, ValueError) as error:
+        remedy = "download the file elsewhere and give it by model.weights"
+        raise OSError(f"model.weights is {source}, which cannot be downloaded ({one_line(error)}): {remedy}") from error
+
+
 def init_weights(model: str, source: str) -> dict[str, Any]:
     """Reads initial weights as an argument of `timm.create_model(pretrained=True, pretrained_cfg_overlay=...)`.
 
     timm resamples positions and patch embedding, and makes a new head for another number of classes. `source` is the
-    directory of a run, whose best weights are read, or a file that timm reads: safetensors or a torch checkpoint.
+    directory of a run, whose best weights are read, hf:NAME, or a file that timm reads: safetensors or a torch
+    checkpoint.
     """
-    path = RunDirectory(source).weights("best") if Path(source).is_dir() else Path(source)
+    path = Path(download_weights(source) if source.startswith("hf:") else source)
+    path = RunDirectory(path).weights("best") if path.is_dir() else path
     if not path.is_file():
         raise FileNotFoundError(f"model.weights is {source}, but there is no {path}")
     try:

@@ -5,6 +5,7 @@ import json
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field, fields
+from importlib.util import find_spec
 from os.path import expanduser
 from pathlib import Path
 from typing import Any, Literal
@@ -41,9 +42,9 @@ class ModelConfig:
         num_classes: number of classes; null: as many as the data has
         drop_path: stochastic depth rate of the last block; null: the default of the model, 0 for ours
         pretrained: start from the published weights
-        weights: start from these weights: directory of a run (its best), or a file; positions, patch embedding and head
-            are fitted to the model as timm does; auto: the weights of this package or those downloaded before, else
-            random ones
+        weights: start from these weights: directory of a run (its best), a file, or hf:NAME, the published weights of a
+            model of timm or of a repository of the Hub; positions, patch embedding and head are fitted to the model as
+            timm does; auto: the weights of this package or those downloaded before, else random ones
         kwargs: more arguments of the model, such as {img_size: 32, patch_size: 4}
     """
 
@@ -194,6 +195,8 @@ class RunConfig:
         checkpoint_seconds: seconds between checkpoints inside an epoch; null: by updates alone
         max_skipped: updates in a row that may be skipped because the loss or gradient is not finite
         tensorboard: write TensorBoard events too
+        wandb: send the TensorBoard events to Weights & Biases, too, if it is installed, as its project vilonghorn;
+            the environment variables of wandb apply, such as WANDB_MODE=offline
     """
 
     dir: str = "runs/default"
@@ -207,6 +210,7 @@ class RunConfig:
     checkpoint_seconds: float | None = within("(0, inf)", 600.0)
     max_skipped: int = within("[0, inf)", 10)
     tensorboard: bool = True
+    wandb: bool = False
 
 
 @dataclass
@@ -244,8 +248,8 @@ MAX_BYTES = 100_000  # of a configuration file
 # Keys that a resumed run may change. The trainer compares the batches per update: accumulate * processes.
 FREE_ON_RESUME = frozenset(
     "data.train data.val data.workers data.max_pixels data.checksums run.dir run.device run.log_updates "
-    "run.checkpoint_updates run.checkpoint_seconds run.max_skipped run.tensorboard optimizer.accumulate "
-    "teacher.weights".split()
+    "run.checkpoint_updates run.checkpoint_seconds run.max_skipped run.tensorboard run.wandb "
+    "optimizer.accumulate teacher.weights".split()
 )
 
 
@@ -272,6 +276,8 @@ def check(config: Config) -> None:
         raise ValueError(f"model.weights is {model.weights} and model.pretrained is true: give one of them")
     if (augmentation.mixup or augmentation.cutmix) and data.batch_size % 2:
         raise ValueError(f"data.batch_size is {data.batch_size}; mixup and cutmix pair images, so it must be even")
+    if config.run.wandb and not (config.run.tensorboard and find_spec("wandb")):
+        raise ValueError("run.wandb is true: it needs run.tensorboard true and the library wandb (pip install wandb)")
     teacher = config.teacher
     if teacher.cache and not (teacher.weights and teacher.kind == "logits"):
         given = f"teacher.weights is {teacher.weights} and teacher.kind {teacher.kind}"

@@ -44,7 +44,8 @@ def dry_run(config: Config, processes: int | None = None, train_images: int | No
     if not steps.rounds:
         raise ValueError(f"{images} images do not fill a batch of {size} in each of {processes} processes")
 
-    state = TrainState(config, classes, device)
+    model = replace(config.model, weights=None, pretrained=False)  # without a download
+    state = TrainState(replace(config, model=model), classes, device)
     state.setup(dist, steps.updates_per_epoch)
     speed, source = measure_speed(state)
     parameters = sum(p.numel() for p in state.model.parameters())
