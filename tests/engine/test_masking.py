@@ -107,7 +107,12 @@ def test_images_without_classes_give_weights_that_a_classifier_starts_from(tmp_p
     fine = [f"--run.dir={tmp_path}/fine", f"--model.weights={run}", *data, *RUN]
     assert main(["train", "--config=photos", *fine]) == 0
     assert "tensors are from" in capsys.readouterr().out
-    for command, message in ((["evaluate", run], "no classes: give --probe"), (["predict", run, "x"], "no classifier")):
+    published = ["publish", run, f"{tmp_path}/published"]
+    for command, message in (
+        (["evaluate", run], "no classes: give --probe"),
+        (["predict", run, "x"], "no classifier"),
+        (published, "has learned without labels, no classifier: train from its weights"),
+    ):
         assert main(command) == 2 and message in capsys.readouterr().err
     assert main(["train", *data, *RUN, f"--data.train={tmp_path}/flat", f"--run.dir={tmp_path}/no"]) == 2
     assert "images without classes are for vilonghorn pretrain" in capsys.readouterr().err

@@ -1,8 +1,10 @@
 """The command line of training: YAML files and options to a checked configuration, and exit statuses."""
 
 import argparse
+import re
 import sys
 from collections.abc import Callable, Sequence
+from inspect import formatannotation
 from os.path import expanduser
 from pathlib import Path
 from typing import Any, get_args
@@ -77,6 +79,9 @@ def parse(parser: ArgumentParser, argv: Sequence[str], default: str | Path | Non
         if message.startswith("unrecognized arguments: "):
             option = message.split()[2].partition("=")[0]
             message = f"there is no option {option}; {nearest(option, parser._option_string_actions)}"
+        if (found := re.match(r'"(.+?)": .* value: (.*)', message)) and (key := FIELDS.get(found[1])):
+            interval = f" in {key.metadata['interval']}" if "interval" in key.metadata else ""
+            message = f"{found[1]} is {found[2]}, expected {formatannotation(key.type)}{interval}"
         raise ValueError(message[:500]) from error
     for key, field in FIELDS.items():  # jsonargparse takes null for any key
         if values[key] is None and type(None) not in get_args(field.type):
