@@ -1,6 +1,7 @@
 """Several processes train as one, and what is done is not lost when they are killed or stopped."""
 
 import os
+import random
 import re
 import signal
 import subprocess
@@ -79,24 +80,38 @@ def wait_for(directory, update, is_alive):
         time.sleep(0.02)
 
 
-def start(options, directory, update, **arguments):
+def start(options, directory, update, size=SIZE, **arguments):
     """Starts processes and waits until they have logged an update."""
-    processes = start_ranks(SIZE, train_to_status, [*options, f"--run.dir={directory}"], **arguments)
+    processes = start_ranks(size, train_to_status, [*options, f"--run.dir={directory}"], **arguments)
     wait_for(directory, update, lambda: all(process.is_alive() for process in processes))
     return processes
 
 
-def test_kills_of_one_process_and_of_all_change_nothing_and_lose_little(options, undisturbed, tmp_path):
-    for update, victims in ((4, 1), (9, SIZE)):
-        processes = start(options, tmp_path, update, resume="auto")
+@pytest.mark.parametrize("task", ["classes", "teacher", "masks"])
+def test_kills_of_one_process_and_of_all_change_nothing_and_lose_little(options, undisturbed, tmp_path, task):
+    whole, size = undisturbed, SIZE
+    if task == "teacher":
+        whole, size = tmp_path / "whole", 2
+        options = [*options, "--data.batch_size=12", f"--teacher.weights={undisturbed}", "--teacher.cache=true"]
+        assert ended(start_ranks(size, train, [*options, f"--run.dir={whole}"])) == [0, 0]
+    if task == "masks":
+        whole, size, options = tmp_path / "whole", 2, [*options[1:], "--data.batch_size=12"]
+        torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+        command = [*torchrun, "-m", "vilonghorn", "pretrain", *options, f"--run.dir={whole}"]
+        subprocess.run(command, cwd=SCRIPT.parent, check=True, capture_output=True)
+        options = ["--config=pretrain", *options]
+    assert len(log_of(whole, "train")) == 2 * UPDATES
+    run = tmp_path / "killed"
+    for update, victims in zip(sorted(random.Random(task).sample(range(2, 11), 2)), (1, size)):
+        processes = start(options, run, update, size, resume="auto")
         for victim in processes[:victims]:
             os.kill(victim.pid, signal.SIGKILL)
-        assert ended(processes, seconds=10) == [-signal.SIGKILL] * victims + [2] * (SIZE - victims)
-        progress = load_state(tmp_path / "last.pt")["progress"]
-        assert update - (progress["epoch"] * UPDATES + progress["batch"] // SIZE) <= EVERY
-    assert ended(start(options, tmp_path, 0, resume="auto")) == [0] * SIZE
+        assert ended(processes, seconds=10) == [-signal.SIGKILL] * victims + [2] * (size - victims)
+        progress = load_state(run / "last.pt")["progress"]
+        assert update - (progress["epoch"] * UPDATES + progress["batch"] // size) <= EVERY
+    assert ended(start(options, run, 0, size, resume="auto")) == [0] * size
     for name in ("last.safetensors", "best.safetensors"):
-        assert (tmp_path / name).read_bytes() == (undisturbed / name).read_bytes(), name
+        assert (run / name).read_bytes() == (whole / name).read_bytes(), name
 
 
 def test_a_signal_to_one_process_saves_and_stops_all(options, tmp_path):

@@ -1,6 +1,8 @@
 """A run that is killed, stopped or crashed goes on, and ends as if nothing had happened."""
 
+import itertools
 import os
+import random
 import signal
 import subprocess
 import sys
@@ -59,14 +61,17 @@ def test_a_run_killed_again_and_again_ends_bit_for_bit_as_the_uninterrupted_one(
     assert_same_end(tmp_path, uninterrupted)
 
 
-def test_a_run_without_labels_killed_twice_ends_bit_for_bit_as_the_uninterrupted_one(tmp_path):
-    toy_trainer(tmp_path / "whole", *MASKED).fit()
-    dies(kill_at, tmp_path / "killed", 0, 3, MASKED, False)
-    dies(kill_at, tmp_path / "killed", 2, 5, MASKED, True)
-    toy_trainer(tmp_path / "killed", *MASKED, resume=True).fit()
+@pytest.mark.parametrize("task", ["masks", "logits of a teacher", "features of a teacher"])
+def test_every_task_killed_twice_ends_bit_for_bit_as_the_uninterrupted_one(tmp_path, uninterrupted, task):
+    kind = task.partition(" ")[0]
+    options = MASKED if kind == "masks" else (*OPTIONS, f"--teacher.weights={uninterrupted}", f"--teacher.kind={kind}")
+    toy_trainer(tmp_path / "whole", *options).fit()
+    for i, place in enumerate(sorted(random.Random(task).sample([*itertools.product(range(3), range(6))], 2))):
+        dies(kill_at, tmp_path / "killed", *place, options, i > 0)
+    toy_trainer(tmp_path / "killed", *options, resume=True).fit()
     assert_same_end(tmp_path / "killed", tmp_path / "whole")
     losses = [line["model"]["loss"] for line in read_log(tmp_path / "whole/log.jsonl") if line["kind"] == "epoch"]
-    assert losses[0] > losses[-1] > 0
+    assert kind != "masks" or losses[0] > losses[-1] > 0
 
 
 @pytest.mark.parametrize(("file", "nth"), [("last.pt", 6), ("best.safetensors", 1)])
