@@ -62,7 +62,7 @@ def test_control_c_leaves_a_run_to_resume_and_says_how(data, tmp_path, capsys, m
     ("argv", "error", "words"),
     [
         (["--data.train=nowhere"], FileNotFoundError, "data.train is nowhere, but .* /.*/nowhere: expected a folder"),
-        (["--data.val=a/b"], FileNotFoundError, "data.val is a/b, .* or the .beton file"),
+        (["--data.val=a/b"], FileNotFoundError, "data.val is a/b, .* the .beton file"),
         (["--model.num_classes=7"], ValueError, "model.num_classes is 7 but the data has 10"),
         (["--resume=a", "--evaluate=b"], ValueError, "--evaluate: not allowed with argument --resume"),
         (["--evaluate=a", "--overwrite"], ValueError, "--overwrite: not allowed with argument --evaluate"),
