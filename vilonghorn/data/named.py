@@ -31,19 +31,18 @@ class NamedImages(ImageFolder):
         self.path, self.max_pixels, self.notes, self.paths = Path(source), max_pixels, [], []
         kind, _, rest = source.partition("/")
         self.read, labels, names, keys = KINDS[kind](source, rest, labelled)
-        if wrong := [label for label in labels if not isinstance(label, int) or label < 0] or not labels:
-            raise ValueError(
-                f"{source}: {'there is no image in it' if not labels else f'an image has label {wrong[0]}'}"
-            )
+        wrong = {label for label in labels if not isinstance(label, int) or label < 0}
+        if wrong or not labels:
+            raise ValueError(f"{source}: expected images, each with a label from 0; found labels {[*wrong][:5]}")
         self.digest = hashlib.sha256("\n".join([*keys, *map(str, labels)]).encode()).hexdigest()
         names = names or [str(label) for label in range(max(labels) + 1)]
         self.classes = list(classes or names) if labelled else []
         self.labels = match_classes(source, names, self.classes or names)[labels]
 
     def __getitem__(self, index: int) -> tuple[Image.Image, int]:
-        name, content = self.read(index)
-        file = None if content is None else BytesIO(content)
-        return read_image(name, self.max_pixels, file), int(self.labels[index])
+        image = self.read(index) or {"path": None, "bytes": b""}
+        file = None if image["bytes"] is None else BytesIO(image["bytes"])
+        return read_image(image["path"] or str(self.path), self.max_pixels, file), int(self.labels[index])
 
 
 def is_named(source: str | os.PathLike) -> bool:
@@ -56,13 +55,13 @@ def _open_hfds(source: str, rest: str, labelled: bool) -> tuple[Any, ...]:
     name, _, split = rest.rpartition(":")
     try:
         import datasets
-    except ImportError as error:
-        raise ImportError(f"{source}: needs the library datasets ({error}): pip install datasets") from error
-    try:
+
         if not (name and split):
             raise ValueError("it has no split")
         is_saved = Path(name, split, "state.json").is_file()
         table = datasets.load_from_disk(Path(name, split)) if is_saved else datasets.load_dataset(name, split=split)
+    except ImportError as error:
+        raise ImportError(f"{source}: needs the library datasets ({error}): pip install datasets") from error
     except (OSError, ValueError, datasets.exceptions.DatasetsError) as error:
         reason = " ".join(str(error).split())[:300]
         raise ValueError(f"{source}: expected hfds/NAME:SPLIT, such as hfds/cifar10:train ({reason})") from error
@@ -73,12 +72,7 @@ def _open_hfds(source: str, rest: str, labelled: bool) -> tuple[Any, ...]:
         raise ValueError(f"{source}: expected a column of images and one of classes; found {', '.join(kinds)}")
     labels, names = (table[classes[0]][:], getattr(kinds[classes[0]], "names", None)) if labelled else ([], None)
     table = table.select_columns(images[:1]).cast_column(images[0], datasets.Image(decode=False))
-    return partial(_read_row, table, source), labels or [0] * len(table), names, []
-
-
-def _read_row(table: Any, source: str, index: int) -> tuple[str, bytes | None]:
-    image = next(iter(table[index].values())) or {"path": None, "bytes": b""}
-    return image["path"] or source, image["bytes"]
+    return table[images[0]].__getitem__, labels or [0] * len(table), names, []
 
 
 def _open_wds(source: str, rest: str, labelled: bool) -> tuple[Any, ...]:
@@ -101,11 +95,11 @@ def _open_wds(source: str, rest: str, labelled: bool) -> tuple[Any, ...]:
     return partial(_read_member, [*places.items()]), [labels.get(k) if labelled else 0 for k in places], None, places
 
 
-def _read_member(places: list[tuple[str, tuple[str, int, int]]], index: int) -> tuple[str, bytes]:
+def _read_member(places: list[tuple[str, tuple[str, int, int]]], index: int) -> dict[str, Any]:
     name, (path, start, size) = places[index]
     with open(path, "rb") as file:
         file.seek(start)
-        return name, file.read(size)
+        return {"path": name, "bytes": file.read(size)}
 
 
 KINDS = {"hfds": _open_hfds, "wds": _open_wds}

@@ -1,6 +1,7 @@
 """Data sets of Hugging Face and WebDataset are read as the folder of the same images."""
 
 import io
+import pickle
 import sys
 import tarfile
 
@@ -9,6 +10,9 @@ import torch
 
 from vilonghorn.data import create_loader
 from vilonghorn.data.images import ImageFolder
+from vilonghorn.engine import load_config
+from vilonghorn.engine.build import build_loader
+from vilonghorn.engine.command_line import find_config
 
 OPTIONS = {"batch_size": 8, "image_size": 16, "workers": 0}
 
@@ -73,9 +77,19 @@ def test_batches_are_those_of_the_folder(folder, tmp_path, kind, request):
             loader.epoch(2), create_loader(folder, **same).epoch(2), strict=True
         ):
             assert torch.equal(images, expected) and torch.equal(labels, targets)
+    image, label = pickle.loads(pickle.dumps(loader.data))[26]  # as a reading process that is not forked
+    assert image == data[26][0] and loader.data.labels[26] == label
     unlabelled = create_loader(source, training=False, labelled=False, **OPTIONS)
     assert unlabelled.num_classes == 0 and unlabelled.class_names is None
     assert torch.equal(next(unlabelled.epoch(0))[1], torch.zeros(8, dtype=torch.int64))
+
+
+def test_a_run_takes_names_and_says_which_there_are(folder, tmp_path):
+    write_shards(ImageFolder(folder), tmp_path / "data")
+    config = load_config(find_config("photos"), f"--data.train=wds/{tmp_path}/data", "--data.val=tfds/x")
+    assert build_loader(config, "cpu", training=True).num_samples == 27
+    with pytest.raises(FileNotFoundError, match="data.val is tfds/x, .* hfds/NAME:SPLIT or wds/FILES"):
+        build_loader(config, "cpu", training=False)
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -97,8 +111,8 @@ def test_what_cannot_be_read_is_refused_in_a_sentence(folder, tmp_path, monkeypa
     for source, message, kind in (
         (f"wds/{tmp_path}/none-*.tar", "no such tar files; expected wds/FOLDER", FileNotFoundError),
         (f"wds/{tmp_path}/bad.tar", "bad.tar: not a tar file of WebDataset", ValueError),
-        (f"wds/{tmp_path}/empty", "there is no image in it", ValueError),
-        (f"wds/{tmp_path}/bare", "an image has label None", ValueError),
+        (f"wds/{tmp_path}/empty", "expected images, each with a label", ValueError),
+        (f"wds/{tmp_path}/bare", r"each with a label from 0; found labels \[None\]", ValueError),
     ):
         with pytest.raises(kind, match=message) as raised:
             create_loader(source, training=False, **OPTIONS)
@@ -123,6 +137,10 @@ def test_a_data_set_that_there_is_not_and_a_damaged_image_are_named(folder, tmp_
         with pytest.raises(ValueError, match=f"{source}: expected hfds/NAME:SPLIT, .*"):
             create_loader(source, training=False, **OPTIONS)
     image = datasets.Features({"image": datasets.Image(), "label": datasets.Value("int64")})
+    bad = datasets.Dataset.from_dict({"image": [None, None], "label": [3, -1]}, image)
+    datasets.DatasetDict({"val": bad}).save_to_disk(tmp_path / "negative")
+    with pytest.raises(ValueError, match=r"each with a label from 0; found labels \[-1\]"):
+        create_loader(f"hfds/{tmp_path}/negative:val", training=False, **OPTIONS)
     for name, rows in {"torn": {"image": [b"x"], "label": [0]}, "none": {"image": [None], "label": [0]}}.items():
         rows["image"] = [value and {"bytes": value, "path": None} for value in rows["image"]]
         datasets.DatasetDict({"val": datasets.Dataset.from_dict(rows, image)}).save_to_disk(tmp_path / name)
