@@ -67,11 +67,6 @@ def parse(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> argpar
     return args
 
 
-def small(name: str, **plain: Any) -> dict[str, Any]:
-    """Arguments of a backbone for small images: those of a plain model, or half of the stem's stride of a hierarchy."""
-    return dict(stem_stride=2) if name.startswith("vilonghornv2") else plain
-
-
 def fit(model: nn.Module, loss: Callable[[list[Scene]], Tensor], args: argparse.Namespace) -> None:
     """Trains a model on new scenes, and leaves it in evaluation mode.
 

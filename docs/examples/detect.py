@@ -11,7 +11,7 @@ from collections.abc import Iterable
 
 import timm
 import torch
-from common import BACKGROUND_AND_DIGITS, COLORS, MEAN, STD, fit, held_out, options, parse, save_picture, small
+from common import BACKGROUND_AND_DIGITS, COLORS, MEAN, STD, fit, held_out, options, parse, save_picture
 from scenes import Scene
 from torch import Tensor, nn
 from torchvision.models.detection import FCOS, FasterRCNN, MaskRCNN, RetinaNet
@@ -30,28 +30,25 @@ DETECTORS = {
     "faster_rcnn": dict(steps=600),
     "mask_rcnn": dict(steps=500),
 }
-PATCH = 8  # pixels: the scenes are small
 
 
 def build(detector: str, name: str, side: int) -> nn.Module:
     """A detector for images of about side x side pixels, on a backbone registered as `name`."""
-    own = small(name, patch_size=PATCH)
-    all_strides = timm.create_model(name, features_only=True, **own).feature_info.reduction()
-    finest = min(8 if detector in ("fcos", "retinanet") else 4, all_strides[-2:][0])
+    all_strides = timm.create_model(name, features_only=True, stem_stride=2).feature_info.reduction()
+    finest = min(8 if detector in ("fcos", "retinanet") else 4, all_strides[-2])
     levels = [i for i, stride in enumerate(all_strides) if stride >= finest]
     strides = [all_strides[i] for i in levels]
-    model = timm.create_model(name, features_only=True, out_indices=levels, **own)
+    model = timm.create_model(name, features_only=True, out_indices=levels, stem_stride=2)
     backbone = DetectionBackbone(model, out_channels=128)
     n = len(strides) + 1  # and a coarser map
     images = dict(min_size=side, max_size=side, image_mean=[MEAN] * 3, image_std=[STD] * 3)
-    attach = backbone.attach if name.startswith("vilonghornv2") else lambda detector: detector  # padding is masked
     if detector == "fcos":
         anchors = AnchorGenerator(tuple((stride,) for stride in [*strides, 2 * strides[-1]]), ((1.0,),) * n)
-        return attach(FCOS(backbone, BACKGROUND_AND_DIGITS, anchor_generator=anchors, **images))
+        return backbone.attach(FCOS(backbone, BACKGROUND_AND_DIGITS, anchor_generator=anchors, **images))
     if detector == "retinanet":
         sizes = ((16, 24, 32), (24, 36, 48), (64,) * 3, (96,) * 3)[:n]
         anchors = AnchorGenerator(sizes, ((1.0, 1.5, 2.5),) * n)
-        return attach(RetinaNet(backbone, BACKGROUND_AND_DIGITS, anchor_generator=anchors, **images))
+        return backbone.attach(RetinaNet(backbone, BACKGROUND_AND_DIGITS, anchor_generator=anchors, **images))
     width = backbone.out_channels
     regions = dict(
         rpn_anchor_generator=AnchorGenerator(((16,), (24,), (32,), (44,), (64,))[:n], ((1.0, 1.5, 2.5),) * n),
@@ -64,12 +61,12 @@ def build(detector: str, name: str, side: int) -> nn.Module:
         box_predictor=FastRCNNPredictor(256, BACKGROUND_AND_DIGITS),
     )
     if detector == "faster_rcnn":
-        return attach(FasterRCNN(backbone, **regions, **images))
+        return backbone.attach(FasterRCNN(backbone, **regions, **images))
     mask = dict(
         mask_head=MaskRCNNHeads(width, (width, width), 1),
         mask_predictor=MaskRCNNPredictor(width, width, BACKGROUND_AND_DIGITS),
     )
-    return attach(MaskRCNN(backbone, **regions, **mask, **images))
+    return backbone.attach(MaskRCNN(backbone, **regions, **mask, **images))
 
 
 def loss(model: nn.Module, batch: list[Scene]) -> Tensor:
@@ -111,13 +108,11 @@ def draw(scene: Scene, top: dict[str, Tensor], right: list[bool]) -> Tensor:
 def main(argv: list[str] | None = None) -> float:
     """Trains and measures; returns the share of the top boxes that are right."""
     parser = options(__doc__, DETECTORS, argv)
-    parser.add_argument(
-        "--backbone", default="vilonghorn_nano_sfp", help="a registered model with maps at several strides"
-    )
+    parser.add_argument("--backbone", default="vilonghornv2_nano", help="a vilonghornv2_* model, at half its strides")
     args = parse(parser, argv)
     try:
         model = build(args.model, args.backbone, args.side)
-    except (RuntimeError, ValueError) as error:
+    except (RuntimeError, TypeError, ValueError) as error:
         parser.error(f"no {args.model} on {args.backbone}: {error}")
     fit(model, lambda batch: loss(model, batch), args)
     scenes = held_out(args)

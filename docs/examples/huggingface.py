@@ -1,6 +1,6 @@
 """Trains our backbones in transformers: `python docs/examples/huggingface.py --model upernet`, `detr` or `classifier`.
 
-UperNet and DETR use a model with a pyramid through `TimmBackbone`; Trainer and pipeline use a classifier through
+UperNet and DETR use a hierarchy through `TimmBackbone`; Trainer and pipeline use a classifier through
 `TimmWrapper`. Each is trained, evaluated on held-out digits, saved, and loaded again with bit-equal outputs.
 """
 
@@ -42,7 +42,7 @@ from vilonghorn.data.digits import every_fifth
 @register_model
 def vilonghorn_scenes(pretrained: bool = False, **kwargs) -> nn.Module:
     """A backbone for small images, registered because the configuration of `TimmBackbone` has no keyword arguments."""
-    return timm.create_model("vilonghorn_nano_sfp", pretrained, patch_size=segment.PATCH, stem=segment.STEM, **kwargs)
+    return timm.create_model("vilonghornv2_nano", pretrained, stem_stride=2, **kwargs)
 
 
 def normed(scenes: list[Scene]) -> Tensor:
@@ -67,7 +67,7 @@ def check_round_trip(model: PreTrainedModel, pixel_values: Tensor) -> None:
 
 def upernet(args) -> float:
     """Trains UperNet; returns the mean IoU on held-out scenes."""
-    backbone = TimmBackboneConfig(backbone="vilonghorn_scenes", out_indices=[0, 1, 2, 3])
+    backbone = TimmBackboneConfig(backbone="vilonghorn_scenes", out_indices=[0, 1, 2])
     config = UperNetConfig(
         backbone_config=backbone, hidden_size=64, use_auxiliary_head=False, num_labels=BACKGROUND_AND_DIGITS
     )
@@ -92,7 +92,7 @@ def detr(args) -> float:
     sizes = dict(d_model=96, encoder_layers=2, decoder_layers=3, encoder_ffn_dim=192, decoder_ffn_dim=192)
     heads = dict(encoder_attention_heads=4, decoder_attention_heads=4)
     config = DetrConfig(
-        backbone_config=TimmBackboneConfig(backbone="vilonghorn_scenes", out_indices=[1]),
+        backbone_config=TimmBackboneConfig(backbone="vilonghorn_scenes", out_indices=[2]),
         num_queries=12,
         num_labels=len(CLASSES),
         auxiliary_loss=True,

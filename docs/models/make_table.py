@@ -24,7 +24,7 @@ PAGE = Path("docs/models.md")
 SIZES = (224, 512)
 ORDER = ("nano", "tiny", "small", "base")
 FAMILIES = ("vilonghorn", "vilonghornv2", "vim")
-TOKENS = ("", "stride8", "patch8", "sfp")
+TOKENS = ("", "stride8", "patch8")
 
 
 class Cost(NamedTuple):

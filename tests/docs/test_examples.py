@@ -7,7 +7,7 @@ from PIL import Image
 
 BRIEF = ["--steps", "1", "--batch", "2", "--held-out", "2", "--side", "64"]
 DETECTORS = ["fcos", "retinanet", "faster_rcnn", "mask_rcnn"]
-DECODERS = ["dpt", "unet", "linknet", "fpn", "upernet", "segformer"]  # test_smp.py has others
+DECODERS = ["dpt", "unet", "linknet", "upernet", "segformer"]  # test_smp.py has others
 STRIDES = [  # those of `build`, by model and size
     ("fcos", "nano", [4, 8]),
     ("retinanet", "tiny", [8, 16]),
@@ -44,15 +44,6 @@ def test_a_hierarchy_has_half_of_its_strides_in_the_examples(script, model, size
         assert built(torch.zeros(1, 3, 96, 64)).shape == (1, 11, 96, 64)
 
 
-@pytest.mark.parametrize("model", ["faster_rcnn", "unet"])
-def test_a_hierarchy_trains_in_the_examples(script, model, capsys):
-    name = "detect" if model in DETECTORS else "segment"
-    if name == "segment":
-        pytest.importorskip("segmentation_models_pytorch", reason="pip install vilonghorn[downstream]")
-    score = script(f"examples/{name}").main(["--model", model, "--backbone", "vilonghornv2_nano", *BRIEF])
-    assert 0 <= score <= 1 and "step 1/1: loss" in capsys.readouterr().out
-
-
 @pytest.mark.parametrize("task", ["upernet", "detr", "classifier"])
 def test_transformers_trains_and_loads_our_models_exactly(script, task, capsys):
     pytest.importorskip("transformers", reason="pip install vilonghorn[downstream]")
@@ -69,8 +60,12 @@ def test_transformers_trains_and_loads_our_models_exactly(script, task, capsys):
         ("detect", ["--picture", "no/where.png"], "--picture is no/where.png, expected the name of a .png in a folder"),
         ("detect", ["--backbone", "vilonghorn_nono"], "no fcos on vilonghorn_nono: Unknown model"),
         ("segment", ["--model", "dpt", "--side", "60"], "no dpt for scenes of 60 pixels: Wrong input shape height=60"),
-        ("segment", ["--model", "unet", "--backbone", "vilonghorn_nano"], "name ends in _sfp; vilonghorn_nano"),
-        ("segment", ["--model", "dpt", "--backbone", "vim_nano_sfp"], "tokens, of a plain model; vim_nano_sfp"),
+        ("segment", ["--model", "unet", "--backbone", "vilonghorn_nano"], "of vilonghornv2_*; vilonghorn_nano"),
+        (
+            "segment",
+            ["--model", "dpt", "--backbone", "vilonghornv2_nano"],
+            "of a plain model; vilonghornv2_nano",
+        ),
     ],
 )
 def test_what_cannot_work_gets_a_sentence_before_work_begins(script, name, arguments, sentence, capsys):

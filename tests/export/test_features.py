@@ -12,11 +12,10 @@ from vilonghorn.export import export, formats, load_for_export, runtime
 from vilonghorn.ops.backends import cpu
 
 TRUNK = ("vilonghorn_nano", dict(depth=2, out_indices=(0, -1)), ["rows", "columns"])
-PYRAMID_KWARGS = dict(img_size=64, patch_size=16, pyramid_channels=16, num_classes=0, dynamic_img_pad=False)
-PYRAMID = ("vim_nano_sfp", PYRAMID_KWARGS, ["4*rows", "4*columns"])
+HIERARCHY = ("vilonghornv2_nano", {}, ["2*rows", "2*columns"])
 
 
-@pytest.mark.parametrize("kind, model", [("onnx", PYRAMID), ("ort", TRUNK)])
+@pytest.mark.parametrize("kind, model", [("onnx", HIERARCHY), ("ort", TRUNK)])
 def test_a_file_returns_the_maps_of_the_model(kind, model, small, images, tmp_path):
     if kind == "ort" and cpu.library is None:
         pytest.skip("the native library is not built")
@@ -49,13 +48,12 @@ def test_the_features_are_those_of_timm(images):
         torch.manual_seed(0)
         timms = timm.create_model("vilonghorn_nano", features_only=True, out_indices=expected).eval()
         torch.testing.assert_close(loaded(batch), [t.detach() for t in timms(batch)], rtol=0, atol=0)
-    level = json.loads(formats.describe(load_for_export("vilonghorn_nano_sfp", features=[1]))["features"])
-    assert level == [dict(name="features_0", index=1, channels=64, reduction=8)]
+    level = json.loads(formats.describe(load_for_export("vilonghornv2_nano", features=[1]))["features"])
+    assert level == [dict(name="features_0", index=1, channels=96, reduction=8)]
 
 
-def test_a_pyramid_without_classes_and_an_unknown_index_are_refused(capsys):
+def test_an_unknown_index_and_another_order_are_refused(capsys):
     for argv, sentence in (
-        (["vilonghorn_nano_sfp"], "vilonghorn_nano_sfp has no classes, and would return a pooled vector"),
         (["vilonghorn_nano", "--features", "6"], "feature index 6 is out of range (0 to 5)"),
         (["vilonghorn_nano", "--features", "3", "0"], "--features is [3, 0], expected different indices in ascending"),
     ):

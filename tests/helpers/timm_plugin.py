@@ -34,9 +34,7 @@ def list_models(filter="", module="", pretrained=False, exclude_filters="", incl
 @functools.cache
 def official_file(repo_id: str, filename: str) -> str:
     """A file of random weights in place of one of Vim's authors."""
-    cfgs = {
-        name: timm.models.get_pretrained_cfg(name) for name in OURS if name.startswith("vim_") and "_sfp" not in name
-    }
+    cfgs = {name: timm.models.get_pretrained_cfg(name) for name in OURS if name.startswith("vim_")}
     name = next(n for n, cfg in cfgs.items() if (cfg.hf_hub_id, cfg.hf_hub_filename) == (repo_id, filename))
     path = Path(tempfile.mkdtemp(dir=os.environ["VILONGHORN_TMP"]), filename)
     torch.save({"model": create_model(name.split(".")[0], **DEPTH).state_dict()}, path)

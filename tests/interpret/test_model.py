@@ -166,38 +166,20 @@ def test_grad_cam_weighs_features_by_the_mean_gradient_of_the_class():
     assert torch.equal(grad_cam(model, IMAGES), grad_cam(model, IMAGES, best))
 
 
-@pytest.mark.parametrize("pad", [False, True])
-def test_a_model_with_a_pyramid_has_the_maps_of_its_trunk(pad):
-    model = make()
-    pyramid = make("vilonghorn_nano_sfp", dynamic_img_pad=pad)
-    pyramid.load_state_dict(
-        model.state_dict() | {k: v for k, v in pyramid.state_dict().items() if k[:4] in ("pyra", "head")}
-    )
-    images = IMAGES[..., :-1] if pad else IMAGES  # which it pads with zeros
-    whole = torch.nn.functional.pad(images, (0, 1)) if pad else images
+def test_a_padded_image_has_the_maps_of_one_with_zeros_around_it():
+    model, cut = make(), IMAGES[..., :-1]
+    padding = make(dynamic_img_size=True, dynamic_img_pad=True)
+    whole = torch.nn.functional.pad(cut, (0, 1))
     for token in (0, 9):
-        expected = receptive_field(model, whole, 1, token)[..., : images.shape[-1]]
-        torch.testing.assert_close(receptive_field(pyramid, images, 1, token), expected)
-        torch.testing.assert_close(
-            attention(pyramid, images, [0, 2], [token]), attention(model, whole, [0, 2], [token])
-        )
-    torch.testing.assert_close(pca(pyramid, images, 2), pca(model, whole, 2))
+        expected = receptive_field(model, whole, 1, token)[..., :-1]
+        torch.testing.assert_close(receptive_field(padding, cut, 1, token), expected)
+        torch.testing.assert_close(attention(padding, cut, [0, 2], [token]), attention(model, whole, [0, 2], [token]))
+    torch.testing.assert_close(pca(padding, cut, 2), pca(model, whole, 2))
 
 
-def test_grad_cam_of_a_pyramids_classifier_looks_through_its_maps():
-    model = make("vilonghorn_nano_sfp")
-    x = model.blocks[1](model.blocks[0](model._embed(IMAGES))).detach().requires_grad_()
-    tokens = model._norm_tokens(model.blocks[2](x))[:, 1:]
-    maps = list(model.pyramid(tokens.mT.unflatten(2, (3, 5))).values())
-    scores = model.head(sum(level.mean((2, 3)) for level in maps) / 4)
-    scores[:, 2].sum().backward()
-    patches = [t for t in range(16) if t != 7]
-    expected = torch.einsum("bc,bmc->bm", x.grad[:, patches].mean(1), x.detach()[:, patches]).clamp_min(0).view(2, 3, 5)
-    torch.testing.assert_close(grad_cam(model, IMAGES, [2, 2], block=1), expected)
-    assert grad_cam(model, IMAGES, block=-1).shape == (2, 3, 5)  # its maps read the patches of the last block
-    for name in ("vilonghorn_nano_sfp", "vilonghorn_nano"):
-        with pytest.raises(ValueError, match="the model has no classifier .num_classes is 0."):
-            grad_cam(make(name, num_classes=0), IMAGES)
+def test_grad_cam_needs_a_classifier_of_the_whole_image():
+    with pytest.raises(ValueError, match="the model has no classifier .num_classes is 0."):
+        grad_cam(make(num_classes=0), IMAGES)
     with pytest.raises(ValueError, match="the model scores each token .global_pool is ''."):
         grad_cam(make(global_pool=""), IMAGES)
 

@@ -98,7 +98,7 @@ def test_torch_compile_in_one_graph_equals_eager():
     "name, options",
     [
         ("vilonghorn_nano", dict(depth=3, exportable=True, **SMALL)),
-        ("vim_nano_sfp", dict(depth=1)),
+        ("vim_nano", dict(depth=1, dynamic_img_size=True, dynamic_img_pad=True)),
         ("vilonghornv2_nano", dict(dynamic_img_pad=True)),
     ],
 )

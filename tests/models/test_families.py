@@ -26,8 +26,7 @@ PARAMETERS = [  # 1000 classes, 224 px, patch 16; published or computed from the
     ("vilonghorn_base", dict(shared_directions=True), 91.52),
     ("vilonghorn_base", dict(directions="shared"), 91.52),  # as in records of runs of version 0.1
     ("vilonghorn_small_shared", dict(stride=8), 23.84),
-    ("vilonghorn_tiny_sfp", dict(shared_directions=True), 6.92),
-    ("vilonghorn_small_sfp", dict(embed_dim=768), 101.21),
+    ("vilonghorn_tiny", dict(stride=8), 6.96),
 ]
 RULES = {
     "vilonghorn_nano": "longhorn",
@@ -45,16 +44,16 @@ def test_parameter_counts_are_the_published_ones(name, keywords, millions):
 
 
 def test_the_families_are_listed_by_timm():
-    names = {"nano", "tiny", "small", "base", "nano_patch8", "nano_sfp", "tiny_sfp", "small_sfp", "tiny_stride8"}
+    names = {"nano", "tiny", "small", "base", "nano_patch8"}
     forms = {f"{size}_{form}" for size in ("nano", "tiny", "small") for form in ("exact", "shared")}
-    first = names | forms | {"small_stride8", "nano_exact_patch8"}
+    first = names | forms | {"nano_exact_patch8"}
     assert set(timm.list_models(module="vilonghorn")) == {f"vilonghorn_{name}" for name in first}
     assert set(timm.list_models(module="vilonghornv2")) == {
         f"vilonghornv2_{size}" for size in ("nano", "tiny", "small", "base")
     }
-    assert set(timm.list_models(module="vim")) == {f"vim_{name}" for name in names | {"base_sfp"}}
+    assert set(timm.list_models(module="vim")) == {f"vim_{name}" for name in names | {"tiny_stride8"}}
     assert timm.models.model_entrypoint("vim_tiny") is vilonghorn.models.vim.vim_tiny
-    assert "stride=8" in vilonghorn.models.vilonghorn.vilonghorn_tiny_stride8.__doc__
+    assert "stride=8" in vilonghorn.models.vim.vim_tiny_stride8.__doc__
 
 
 @pytest.mark.parametrize("name", RULES)
@@ -90,7 +89,7 @@ def test_keywords_make_the_model_of_another_name_and_take_its_weights(name, base
     assert torch.equal(again(images), model(images))
 
 
-@pytest.mark.parametrize("name", ["vilonghorn_tiny", "vilonghorn_tiny_sfp", "vim_nano"])
+@pytest.mark.parametrize("name", ["vilonghorn_tiny", "vim_nano"])
 def test_pretrained_is_refused_while_there_is_nothing_to_load(name):
     with pytest.raises(RuntimeError, match=f"no pretrained weights for {name}"):
         timm.create_model(name, pretrained=True, device="meta")
@@ -101,7 +100,7 @@ def test_pretrained_is_refused_while_there_is_nothing_to_load(name):
     "name, repository, file",
     [
         ("vim_tiny", "hustvl/Vim-tiny-midclstok", "vim_t_midclstok_76p1acc.pth"),
-        ("vim_base_sfp", "hustvl/Vim-base-midclstok", "vim_b_midclstok_81p9acc.pth"),
+        ("vim_base", "hustvl/Vim-base-midclstok", "vim_b_midclstok_81p9acc.pth"),
         ("vim_tiny_stride8", "hustvl/Vim-tiny-midclstok", "vim_t_midclstok_ft_78p3acc.pth"),
     ],
 )

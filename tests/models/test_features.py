@@ -6,7 +6,7 @@ import pytest
 import timm
 import torch
 
-from vilonghorn.models import VisionSSM
+import vilonghorn  # noqa: F401  (registers the models)
 
 SMALL = dict(img_size=(32, 48), patch_size=8, embed_dim=32, depth=4)
 
@@ -76,14 +76,14 @@ def test_pruning_keeps_the_feature_and_leaves_nothing_unused(model, images, inde
 FAMILIES = ["vilonghorn_nano", "vilonghorn_nano_exact", "vilonghorn_nano_shared", "vim_nano"]
 
 
-@pytest.mark.parametrize("name", [*FAMILIES, "vilonghorn_nano_sfp"])
+@pytest.mark.parametrize("name", FAMILIES)
 @pytest.mark.parametrize("size", [(32, 48), (48, 72), (33, 15)])
 def test_what_a_hook_on_a_block_sees_is_split_into_class_token_and_map(name, size):
     model = timm.create_model(name, dynamic_img_size=True, dynamic_img_pad=True, **SMALL).eval()
     seen, batch = {}, torch.randn(2, 3, *size)
     model.blocks[1].register_forward_hook(lambda module, inputs, output: seen.update(tokens=output))
     options = dict(return_prefix_tokens=True, intermediates_only=True)
-    [(features, prefix)] = VisionSSM.forward_intermediates(model, batch, [1], **options)
+    [(features, prefix)] = model.forward_intermediates(batch, [1], **options)
     class_token, found = model.split_tokens(seen["tokens"], size)
     assert torch.equal(class_token, prefix) and torch.equal(found, features)
     if size == SMALL["img_size"]:
@@ -94,7 +94,7 @@ def test_what_a_hook_on_a_block_sees_is_split_into_class_token_and_map(name, siz
 
 
 @pytest.mark.parametrize("exportable", [False, True])  # the operators of this library, or torch's
-@pytest.mark.parametrize("name", [*FAMILIES, "vim_nano_sfp"])
+@pytest.mark.parametrize("name", FAMILIES)
 def test_an_empty_batch_has_scores_features_and_gradients(name, exportable):
     model = timm.create_model(name, num_classes=7, drop_path_rate=0.1, exportable=exportable, **SMALL)
     batch = torch.zeros(0, 3, 32, 48, requires_grad=True)
@@ -104,9 +104,9 @@ def test_an_empty_batch_has_scores_features_and_gradients(name, exportable):
     assert batch.grad.shape == batch.shape and all(p.grad.eq(0).all() for p in model.parameters())
     for grad in (False, True):
         with torch.set_grad_enabled(grad):
-            maps = VisionSSM.forward_intermediates(model, batch, intermediates_only=True)
+            maps = model.forward_intermediates(batch, intermediates_only=True)
             assert [tuple(t.shape) for t in maps] == [(0, 32, 4, 6)] * 4 and model.eval()(batch).shape == (0, 7)
-            assert [len(t) for t in model.forward_features(batch)] == ([0] * 4 if "sfp" in name else [])
+            assert len(model.forward_features(batch)) == 0
 
 
 def test_features_only_gives_the_last_three_blocks_at_the_size_of_each_image(images):

@@ -6,7 +6,6 @@ import torch
 
 MODELS = {
     "vilonghorn_nano": dict(img_size=(32, 48), patch_size=16, depth=2),
-    "vim_nano_sfp": dict(img_size=(32, 48), patch_size=16, depth=1),
     "vilonghornv2_nano": {},
 }
 

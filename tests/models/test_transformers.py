@@ -37,7 +37,10 @@ def detr(backbone, out_indices=(1,)):
 
 @torch.no_grad()
 def test_a_detr_loads_as_it_was_saved(renamings, tmp_path, monkeypatch):
-    model, images = detr("vilonghorn_nano_sfp"), torch.randn(1, 3, 64, 64, generator=torch.Generator().manual_seed(1))
+    model, images = (
+        detr("vilonghornv2_nano", [2]),
+        torch.randn(1, 3, 64, 64, generator=torch.Generator().manual_seed(1)),
+    )
     model.save_pretrained(tmp_path)
     monkeypatch.setattr(renamings, "_checkpoint_conversion_mapping_cache", None)  # as another process
     loaded, info = transformers.DetrForObjectDetection.from_pretrained(tmp_path, output_loading_info=True)
@@ -80,8 +83,8 @@ def test_the_files_of_a_detr_have_the_names_that_they_had(renamings, tmp_path):
 
 def test_a_transformers_with_another_table_gets_a_warning_and_one_that_is_not_imported_none(monkeypatch, recwarn):
     monkeypatch.delitem(sys.modules, "transformers.conversion_mapping")
-    timm.create_model("vilonghorn_nano_sfp", features_only=True)
+    timm.create_model("vilonghornv2_nano", features_only=True)
     assert not recwarn and "transformers.conversion_mapping" not in sys.modules
     monkeypatch.setitem(sys.modules, "transformers.conversion_mapping", object())
     with pytest.warns(UserWarning, match="may lose out_proj of the backbone on loading"):
-        timm.create_model("vilonghorn_nano_sfp", features_only=True)
+        timm.create_model("vilonghornv2_nano", features_only=True)

@@ -77,7 +77,7 @@ def by_hooks(model, size) -> int:
     return total
 
 
-MODELS = ["vilonghorn_nano", "vilonghorn_nano_exact", "vilonghorn_nano_shared", "vim_nano", "vilonghorn_nano_sfp"]
+MODELS = ["vilonghorn_nano", "vilonghorn_nano_exact", "vilonghorn_nano_shared", "vim_nano"]
 
 
 @torch.no_grad()

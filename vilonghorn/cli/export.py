@@ -36,7 +36,7 @@ help = "run: best (default) or last; model: a file of a run or one that timm rea
 parser.add_argument("--checkpoint", metavar="WHICH", help=help)
 help = "side, or height and width, of the position embedding, in pixels (default: the checkpoint's or model's)"
 parser.add_argument("--img-size", type=int, nargs="+", help=help)
-help = "export maps instead of logits: of these blocks, or levels of a pyramid (without INDEX: the model's default)"
+help = "export maps instead of logits: of these blocks, or stages of a hierarchy (without INDEX: the model's default)"
 parser.add_argument("--features", type=int, nargs="*", metavar="INDEX", help=help)
 help = "type of the weights in the file; --to onnx, ort and web only (default: %(default)s)"
 parser.add_argument("--weights", choices=WEIGHTS, default="fp32", help=help)

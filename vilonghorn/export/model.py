@@ -8,7 +8,7 @@ import timm
 from timm.models._features import FeatureGetterNet
 
 from ..inference import create_model, find_run, is_ours, preprocessing
-from ..models import HierarchicalSSM, PyramidSSM, VisionSSM
+from ..models import HierarchicalSSM, VisionSSM
 from .formats import default_grid, image_size, min_grid
 
 
@@ -25,12 +25,11 @@ def load_for_export(
         checkpoint: of a run "best" (default) or "last"; of a model weights of a run, whose record has the model's
             arguments, or a state dict that timm reads. Default: those of the tag, or random weights.
         img_size: side, or height and width, of the position embedding. Default: the checkpoint's, or else the model's.
-        features: blocks, or levels of a pyramid, whose maps the model returns in a list, in place of logits, as with
+        features: blocks, or stages of a hierarchy, whose maps the model returns in a list, in place of logits, as with
             timm's `features_only=True, out_indices=features`; an empty list for the model's default. Default: logits.
 
     Raises:
-        ValueError: unknown model, a size or an index that does not fit it, weights of another model, or a pyramid
-            without classes whose features are not asked for.
+        ValueError: unknown model, a size or an index that does not fit it, or weights of another model.
         FileNotFoundError: there is no such checkpoint.
     """
     name, kwargs = str(name), dict[str, Any](dynamic_img_pad=False)
@@ -54,8 +53,6 @@ def load_for_export(
     if indices != sorted(set(indices)):
         expected = "expected different indices in ascending order, as maps are returned"
         raise ValueError(f"--features is {features}, {expected}")
-    if isinstance(model, PyramidSSM) and model.num_classes == 0:
-        raise ValueError(f"{name} has no classes, and would return a pooled vector: give --features for its maps")
     least = min_grid(model)
     if min(default_grid(model)) < least:
         problem = (

@@ -8,7 +8,6 @@ from timm.models._features import FeatureGetterNet
 from torch import Tensor, nn
 
 from ..data.files import atomic_folder, write_json
-from ..models import PyramidSSM
 from .formats import describe, trunk
 from .verify import Errors, export
 
@@ -41,11 +40,10 @@ class ClassMaps(nn.Module):
 
 def without_maps(model: nn.Module) -> str | None:
     """Why a model has no class maps; None for one that classifies the average of its patches, as their means."""
-    pool = trunk(model).global_pool
-    if pool == "avg" and not isinstance(trunk(model), PyramidSSM):
+    if (pool := trunk(model).global_pool) == "avg":
         return None
-    what = {"avg": "maps of several sizes", "token": "one class token"}.get(pool, f"patches by global_pool={pool!r}")
-    return f"No class map: this model classifies {what}, and a map needs the average of the patches of one size."
+    what = "one class token" if pool == "token" else f"patches by global_pool={pool!r}"
+    return f"No class map: this model classifies {what}, and a map needs the average of the patches."
 
 
 def write_page(model: nn.Module, folder: Path, weights: str = "fp32", scan: str | None = None) -> Errors:

@@ -20,9 +20,7 @@ NANO: dict[str, Any] = dict(embed_dim=96, depth=6)
 TINY = dict(embed_dim=192, depth=24)
 SMALL = dict(embed_dim=384, depth=24)
 BASE = dict(embed_dim=768, depth=24)
-STRIDE8 = dict(stride=8)  # overlapping patches
 PATCH8 = dict(patch_size=8, global_pool="avg")  # for small images
-SFP: dict[str, Any] = dict(num_classes=0, fixed_input_size=False)  # entries of the configuration of a feature pyramid
 
 WEIGHTS = Path(__file__).parents[1] / "weights"
 ICON_NAMES = tuple((WEIGHTS / "icons480.txt").read_text(encoding="utf-8").splitlines())  # of the classes
@@ -79,8 +77,7 @@ def build_model(model_cls: type[Model], variant: str, pretrained: bool, kwargs: 
     if (output_stride := kwargs.pop("output_stride", 32)) != 32:
         raise ValueError(
             f"output_stride is {output_stride}, expected 32: {variant} does not dilate its stages; take maps at "
-            "strides 4 to 32 of vilonghornv2_tiny or a model whose name ends in _sfp, and a decoder of them, such as "
-            "smp's Unet or UPerNet"
+            "strides 4 to 32 of vilonghornv2_tiny, and a decoder of them, such as smp's Unet or UPerNet"
         )
     if "heads" in kwargs:  # in records of runs of version 0.1, as is `directions`
         kwargs["num_heads"] = kwargs.pop("heads")
@@ -113,7 +110,7 @@ def build_model(model_cls: type[Model], variant: str, pretrained: bool, kwargs: 
 
 
 class Features(FeatureGetterNet):
-    """Returns the maps of chosen blocks or levels of `model`, in a list: timm's, with layer groups and weight decay."""
+    """Returns the maps of chosen blocks or stages of `model`, in a list: timm's, with layer groups and weight decay."""
 
     @torch.jit.ignore
     def no_weight_decay(self) -> set[str]:

@@ -11,7 +11,6 @@ from torch import Tensor
 from ..layers import prefix_first
 from .from_vim import from_mamba, is_from_mamba
 from .hierarchy import HierarchicalSSM
-from .pyramid import PyramidSSM
 from .trunk import VisionSSM
 
 MAX_LISTED = 3  # mismatches that an error names
@@ -64,9 +63,8 @@ def _form(value: Any) -> str:
 def checkpoint_filter_fn(checkpoint: dict[str, Any], model: VisionSSM | HierarchicalSSM) -> dict[str, Tensor]:
     """Resamples patch filters and positions where the model's grid differs, and checks all names and shapes.
 
-    timm drops a head of another class count itself, where the model's configuration says that the counts differ. A
-    model with a feature pyramid takes the trunk from a checkpoint without one, and keeps its own pyramid and head. Mask
-    tokens that only the checkpoint has are left out; a model keeps its own where the checkpoint has none.
+    timm drops a head of another class count itself, where the model's configuration says that the counts differ.
+    Mask tokens that only the checkpoint has are left out; a model keeps its own where the checkpoint has none.
     A model of Longhorn's rules takes weights of Mamba's: `from_vim.py`.
 
     Args:
@@ -107,10 +105,7 @@ def checkpoint_filter_fn(checkpoint: dict[str, Any], model: VisionSSM | Hierarch
 
 
 def _fit_grid(fitted: dict[str, Tensor], model: VisionSSM) -> dict[str, Tensor]:
-    """Resamples patch filters and positions; adds the pyramid of a model that has one to a checkpoint without."""
-    if isinstance(model, PyramidSSM) and not any(name.startswith("pyramid.") for name in fitted):
-        own = {name: value for name, value in model.state_dict().items() if name.startswith(("pyramid.", "head."))}
-        fitted = {name: value for name, value in fitted.items() if not name.startswith("head.")} | own
+    """Resamples patch filters and positions."""
     weight, pos = fitted.get("patch_embed.proj.weight"), fitted.get("pos_embed")
     patch_size = model.patch_embed.patch_size
     if weight is not None and _is_float(weight) and weight.dim() == 4 and weight.numel() > 0:

@@ -202,7 +202,7 @@ class VisionSSM(Backbone):
         """Patterns that sort parameters by depth, also of a feature extractor (`model.`). `coarse` has no effect."""
         return dict(
             stem=r"^(?:model\.)?(?:cls_token|mask_token|pos_embed|patch_embed)",
-            blocks=[(r"^(?:model\.)?blocks\.(\d+)", None), (r"^(?:model\.)?(?:norm|pyramid)", (99999,))],
+            blocks=[(r"^(?:model\.)?blocks\.(\d+)", None), (r"^(?:model\.)?norm", (99999,))],
         )
 
     @torch.jit.ignore

@@ -2,25 +2,22 @@
 
 `vilonghorn_*` uses the diagonal update that the paper trains, `vilonghorn_*_exact` the closed form before its diagonal
 approximation, and `vilonghorn_*_shared` the diagonal update with directions that share their projections.
-`*_stride8` has overlapping patches, `*_patch8` patches of 8 pixels, `*_sfp` a feature pyramid. Keywords give other
-combinations; all are in `trunk.py`.
+`*_patch8` has patches of 8 pixels. Keywords give other combinations; all are in `trunk.py`.
 """
 
 from timm.models import generate_default_cfgs, register_model
 
-from .builder import BASE, NANO, PATCH8, SFP, SMALL, STRIDE8, TINY, build_model, default_cfg, icons_cfg
-from .pyramid import PyramidSSM
+from .builder import BASE, NANO, PATCH8, SMALL, TINY, build_model, default_cfg, icons_cfg
 from .trunk import VisionSSM
 
 EXACT = dict(rule="longhorn_exact")
 SHARED = dict(shared_directions=True)
 _SIZES = ("nano", "tiny", "small")
-_NAMES = [*_SIZES, "base", "tiny_stride8", "small_stride8"]
+_NAMES = [*_SIZES, "base"]
 _NAMES += [f"{size}_{suffix}" for size in _SIZES for suffix in ("exact", "shared")]
 default_cfgs = generate_default_cfgs(
     {
         **{f"vilonghorn_{name}": default_cfg() for name in _NAMES},
-        **{f"vilonghorn_{size}_sfp": default_cfg(**SFP) for size in _SIZES},
         "vilonghorn_nano_patch8.icons480": icons_cfg("vilonghorn_nano_patch8"),
         "vilonghorn_nano_exact_patch8.icons480": icons_cfg("vilonghorn_nano_exact_patch8"),
     }
@@ -88,18 +85,6 @@ def vilonghorn_small_shared(pretrained: bool = False, **kwargs) -> VisionSSM:
 
 
 @register_model
-def vilonghorn_tiny_stride8(pretrained: bool = False, **kwargs) -> VisionSSM:
-    """Vision Longhorn tiny, overlapping patches (stride=8)."""
-    return build_model(VisionSSM, "vilonghorn_tiny_stride8", pretrained, TINY | STRIDE8 | kwargs)
-
-
-@register_model
-def vilonghorn_small_stride8(pretrained: bool = False, **kwargs) -> VisionSSM:
-    """Vision Longhorn small, overlapping patches (stride=8)."""
-    return build_model(VisionSSM, "vilonghorn_small_stride8", pretrained, SMALL | STRIDE8 | kwargs)
-
-
-@register_model
 def vilonghorn_nano_patch8(pretrained: bool = False, **kwargs) -> VisionSSM:
     """Vision Longhorn nano, patches of 8 pixels (patch_size=8), average of the patches (global_pool="avg")."""
     return build_model(VisionSSM, "vilonghorn_nano_patch8", pretrained, NANO | PATCH8 | kwargs)
@@ -109,21 +94,3 @@ def vilonghorn_nano_patch8(pretrained: bool = False, **kwargs) -> VisionSSM:
 def vilonghorn_nano_exact_patch8(pretrained: bool = False, **kwargs) -> VisionSSM:
     """Vision Longhorn nano, exact rule, patches of 8 pixels, average of the patches."""
     return build_model(VisionSSM, "vilonghorn_nano_exact_patch8", pretrained, NANO | EXACT | PATCH8 | kwargs)
-
-
-@register_model
-def vilonghorn_nano_sfp(pretrained: bool = False, **kwargs) -> PyramidSSM:
-    """Vision Longhorn nano, simple feature pyramid."""
-    return build_model(PyramidSSM, "vilonghorn_nano_sfp", pretrained, NANO | dict(pyramid_channels=64) | kwargs)
-
-
-@register_model
-def vilonghorn_tiny_sfp(pretrained: bool = False, **kwargs) -> PyramidSSM:
-    """Vision Longhorn tiny, simple feature pyramid."""
-    return build_model(PyramidSSM, "vilonghorn_tiny_sfp", pretrained, TINY | dict(pyramid_channels=128) | kwargs)
-
-
-@register_model
-def vilonghorn_small_sfp(pretrained: bool = False, **kwargs) -> PyramidSSM:
-    """Vision Longhorn small, simple feature pyramid."""
-    return build_model(PyramidSSM, "vilonghorn_small_sfp", pretrained, SMALL | kwargs)

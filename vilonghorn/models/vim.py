@@ -7,35 +7,26 @@ from typing import Any
 
 from timm.models import generate_default_cfgs, register_model
 
-from .builder import BASE, NANO, PATCH8, SFP, SMALL, STRIDE8, TINY, build_model, default_cfg, icons_cfg
-from .pyramid import PyramidSSM
+from .builder import BASE, NANO, PATCH8, SMALL, TINY, build_model, default_cfg, icons_cfg
 from .trunk import VisionSSM
 
 
-def _hub(repository: str, file: str, **entries: Any) -> dict[str, Any]:
+def _hub(repository: str, file: str) -> dict[str, Any]:
     """Configuration of weights that Vim's authors publish on the Hugging Face Hub."""
     page = f"https://huggingface.co/{repository}"
     hub = dict(hf_hub_id=repository, hf_hub_filename=file, origin_url=page, paper_ids="arXiv:2401.09417")
-    return default_cfg(**hub, **entries)
+    return default_cfg(**hub)
 
 
 MAMBA = dict(rule="mamba")
-_TINY = ("hustvl/Vim-tiny-midclstok", "vim_t_midclstok_76p1acc.pth")
-_TINY_STRIDE8 = ("hustvl/Vim-tiny-midclstok", "vim_t_midclstok_ft_78p3acc.pth")
-_SMALL = ("hustvl/Vim-small-midclstok", "vim_s_midclstok_80p5acc.pth")
-_BASE = ("hustvl/Vim-base-midclstok", "vim_b_midclstok_81p9acc.pth")
 default_cfgs = generate_default_cfgs(
     {
         "vim_nano": default_cfg(),
-        "vim_tiny.in1k": _hub(*_TINY),
-        "vim_small.in1k": _hub(*_SMALL),
-        "vim_base.in1k": _hub(*_BASE),
-        "vim_tiny_stride8.in1k": _hub(*_TINY_STRIDE8),
+        "vim_tiny.in1k": _hub("hustvl/Vim-tiny-midclstok", "vim_t_midclstok_76p1acc.pth"),
+        "vim_small.in1k": _hub("hustvl/Vim-small-midclstok", "vim_s_midclstok_80p5acc.pth"),
+        "vim_base.in1k": _hub("hustvl/Vim-base-midclstok", "vim_b_midclstok_81p9acc.pth"),
+        "vim_tiny_stride8.in1k": _hub("hustvl/Vim-tiny-midclstok", "vim_t_midclstok_ft_78p3acc.pth"),
         "vim_nano_patch8.icons480": icons_cfg("vim_nano_patch8"),
-        "vim_nano_sfp": default_cfg(**SFP),
-        "vim_tiny_sfp.in1k": _hub(*_TINY, **SFP),
-        "vim_small_sfp.in1k": _hub(*_SMALL, **SFP),
-        "vim_base_sfp.in1k": _hub(*_BASE, **SFP),
     }
 )
 
@@ -67,34 +58,10 @@ def vim_base(pretrained: bool = False, **kwargs) -> VisionSSM:
 @register_model
 def vim_tiny_stride8(pretrained: bool = False, **kwargs) -> VisionSSM:
     """Vision Mamba tiny, overlapping patches (stride=8)."""
-    return build_model(VisionSSM, "vim_tiny_stride8", pretrained, MAMBA | TINY | STRIDE8 | kwargs)
+    return build_model(VisionSSM, "vim_tiny_stride8", pretrained, MAMBA | TINY | dict(stride=8) | kwargs)
 
 
 @register_model
 def vim_nano_patch8(pretrained: bool = False, **kwargs) -> VisionSSM:
     """Vision Mamba nano, patches of 8 pixels, average of the patches; embed_dim=92, for Longhorn's parameters."""
     return build_model(VisionSSM, "vim_nano_patch8", pretrained, MAMBA | NANO | PATCH8 | dict(embed_dim=92) | kwargs)
-
-
-@register_model
-def vim_nano_sfp(pretrained: bool = False, **kwargs) -> PyramidSSM:
-    """Vision Mamba nano, simple feature pyramid."""
-    return build_model(PyramidSSM, "vim_nano_sfp", pretrained, MAMBA | NANO | dict(pyramid_channels=64) | kwargs)
-
-
-@register_model
-def vim_tiny_sfp(pretrained: bool = False, **kwargs) -> PyramidSSM:
-    """Vision Mamba tiny, simple feature pyramid."""
-    return build_model(PyramidSSM, "vim_tiny_sfp", pretrained, MAMBA | TINY | dict(pyramid_channels=128) | kwargs)
-
-
-@register_model
-def vim_small_sfp(pretrained: bool = False, **kwargs) -> PyramidSSM:
-    """Vision Mamba small, simple feature pyramid."""
-    return build_model(PyramidSSM, "vim_small_sfp", pretrained, MAMBA | SMALL | kwargs)
-
-
-@register_model
-def vim_base_sfp(pretrained: bool = False, **kwargs) -> PyramidSSM:
-    """Vision Mamba base, simple feature pyramid."""
-    return build_model(PyramidSSM, "vim_base_sfp", pretrained, MAMBA | BASE | kwargs)

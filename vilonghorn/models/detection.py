@@ -1,0 +1,123 @@
+"""`DetectionBackbone`, which gives a backbone's maps to torchvision's detectors and keeps padding out of them."""
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torchvision.ops import FeaturePyramidNetwork, MultiScaleRoIAlign
+from torchvision.ops.feature_pyramid_network import LastLevelMaxPool
+
+from .hierarchy import HierarchicalSSM
+
+
+class DetectionBackbone(nn.Module):
+    """A backbone for torchvision's detectors: maps by name, "0" to "pool", and `out_channels`.
+
+    Maps with different channels go through a feature pyramid network (arXiv 1612.03144). With the sizes of the images
+    in a padded batch (an argument, or `attach`), the maps of an image in a hierarchy are those that it has alone.
+    """
+
+    def __init__(self, model: nn.Module, out_channels: int = 256) -> None:
+        """
+        Args:
+            model: `timm.create_model("vilonghornv2_tiny", features_only=True)`, or another model's feature extractor.
+            out_channels: channels of the feature pyramid network, where the maps have different channels.
+
+        Raises:
+            ValueError: several maps at one stride.
+        """
+        super().__init__()
+        info: Any = model.feature_info
+        channels, strides = info.channels(), info.reduction()
+        if len(set(strides)) < len(strides):
+            raise ValueError(
+                f"the maps have strides {strides}, expected different ones: use vilonghornv2_tiny, or one map"
+            )
+        same = len(set(channels)) == 1
+        self.model, self.stride, self.out_channels = model, strides[-1], channels[0] if same else out_channels
+        self.fpn = nn.Identity() if same else FeaturePyramidNetwork(channels, out_channels)
+        self.extra_blocks = LastLevelMaxPool()
+        self._next_sizes: Sequence[tuple[int, int]] | None = None  # of the next batch, from the detector
+        self._sizes: list[list[int]] = []  # of images, the last of the batch, padded to a multiple of the last stride
+        self._hook(self.fpn)
+
+    def forward(self, x: Tensor, image_sizes: Sequence[tuple[int, int]] | None = None) -> dict[str, Tensor]:
+        """Images to maps (B, out_channels, h, w), by name.
+
+        Args:
+            x: images, (B, in_chans, H, W), padded at the bottom and at the right.
+            image_sizes: height and width of each image without its padding; maps are zero in padding.
+
+        Raises:
+            ValueError: sizes that do not fit the batch, or a model that takes no mask.
+        """
+        sizes, self._next_sizes, self._sizes = image_sizes or self._next_sizes, None, []
+        getter: Any = self.model
+        if sizes is None:
+            maps = getter(x)
+        else:
+            H, W = x.shape[2:]
+            if len(sizes) != len(x) or not all(0 < h <= H and 0 < w <= W for h, w in sizes):
+                raise ValueError(f"image_sizes is {sizes}, expected {len(x)} pairs (height, width) of at most {H}x{W}")
+            if not isinstance(getattr(getter, "model", None), HierarchicalSSM):
+                raise ValueError("image_sizes need a model that takes masks, such as vilonghornv2_tiny")
+            self._sizes = [[side + -side % getter.model.stride for side in size] for size in (*sizes, (H, W))]
+            mask = torch.stack([F.pad(x.new_ones(h, w), (0, W - w, 0, H - h)) for h, w in sizes])
+            options = dict(indices=getter.out_indices, norm=getter.norm, intermediates_only=True)
+            maps = getter.model.forward_intermediates(x * mask[:, None], pixel_mask=mask, **options)
+        named = self.fpn({str(i): y for i, y in enumerate(maps)})
+        maps, names = self.extra_blocks(list(named.values()), maps, list(named))
+        return dict(zip(names, maps))
+
+    def attach(self, detector: Any) -> Any:
+        """Makes the boxes of an image independent of the other images of its batch; returns the detector.
+
+        The backbone gets the image sizes from `detector.transform`, which pads to multiples of the coarsest stride.
+        Convolutions, GroupNorm and pooling of regions do not read padding; in evaluation mode it has no boxes.
+
+        Args:
+            detector: torchvision's Faster, Mask or Keypoint R-CNN, FCOS or RetinaNet.
+
+        Raises:
+            ValueError: the detector has another backbone.
+        """
+        if detector.backbone is not self:
+            raise ValueError(f"the detector's backbone is {type(detector.backbone).__name__}, not this one: make it so")
+        transform, dense = detector.transform, getattr(detector, "rpn", detector)
+        transform.size_divisible = max(transform.size_divisible, 2 * self.stride)
+        transform.register_forward_hook(self._after_transform)
+        self._hook(dense.head)
+        dense.score_thresh = max(dense.score_thresh, 1e-7)  # the score of padding is 0
+        for module in detector.modules():
+            if isinstance(module, MultiScaleRoIAlign):
+                module.register_forward_pre_hook(self._before_pooling)
+        return detector
+
+    def _each(self, y: Tensor, run: Callable[[Tensor], Tensor] = lambda y: y, **pad: Any) -> Tensor:
+        """Runs a function on the map of each image without padding, and pads its results with zeros, or as given."""
+        (H, W), outputs = y.shape[2:], []
+        for image, size in zip(y, self._sizes):
+            h, w = (-(-side * n // whole) for side, n, whole in zip(size, (H, W), self._sizes[-1]))
+            outputs.append(F.pad(run(image[None, :, :h, :w]), (0, W - w, 0, H - h), **pad))
+        return torch.cat(outputs)
+
+    def _hook(self, layers: nn.Module) -> None:
+        for name, layer in layers.named_modules():
+            if isinstance(layer, nn.Conv2d | nn.GroupNorm):
+                layer.register_forward_hook(partial(self._after_layer, is_score="cls_logits" in name))
+
+    def _after_layer(self, layer: nn.Module, inputs: tuple[Tensor], y: Tensor, is_score: bool) -> Tensor:
+        if not self._sizes or is_score and layer.training:
+            return y
+        norm = isinstance(layer, nn.GroupNorm)
+        return self._each(inputs[0], layer.forward) if norm else self._each(y, value=-1e4 if is_score else 0.0)
+
+    def _before_pooling(self, pool: nn.Module, inputs: tuple) -> tuple | None:
+        maps = {name: self._each(y, mode="replicate") for name, y in inputs[0].items()} if self._sizes else inputs[0]
+        return maps, *inputs[1:]
+
+    def _after_transform(self, transform: nn.Module, inputs: tuple, outputs: tuple) -> None:
+        self._next_sizes = outputs[0].image_sizes
