@@ -1,4 +1,4 @@
-"""The command `vilonghorn`: its table, its help, what it refuses, completion, and what a bug report needs."""
+"""The command `vilonghorn`: its table, its help, what it refuses, and what a bug report needs."""
 
 import json
 import os
@@ -97,10 +97,10 @@ def test_help_has_examples_and_says_defaults(name):
 
 
 def test_a_command_whose_packages_are_missing_is_one_sentence(monkeypatch, capsys):
-    monkeypatch.delitem(sys.modules, "vilonghorn.cli.completion", raising=False)
-    monkeypatch.setitem(sys.modules, "shtab", None)
-    assert main(["completion", "bash"]) == 2
-    assert capsys.readouterr().err.startswith("error: import of shtab halted")
+    monkeypatch.delitem(sys.modules, "vilonghorn.cli.predict", raising=False)
+    monkeypatch.setitem(sys.modules, "tqdm", None)
+    assert main(["predict", "runs/a", "a.png"]) == 2
+    assert capsys.readouterr().err.startswith("error: import of tqdm halted")
 
 
 def test_evaluate_is_the_evaluation_of_train(tmp_path, monkeypatch, capsys):
@@ -112,29 +112,6 @@ def test_evaluate_is_the_evaluation_of_train(tmp_path, monkeypatch, capsys):
     assert main(["evaluate", "runs/a", "--data.val", "b", "--checkpoint", "last"]) == 0
     command = ["--evaluate", "runs/a", "--checkpoint"]
     assert given == [[*command, "best"], [*command, "last", "--data.val", "b"]]
-
-
-def test_bash_completes_commands_options_and_files(tmp_path, capsys):
-    assert main(["completion", "bash"]) == 0
-    (tmp_path / "completion").write_text(capsys.readouterr().out)
-    (tmp_path / "photos.yaml").touch()
-    ask = """
-source ./completion
-for line in "vilonghorn ex" "vilonghorn train --optimizer.l" "vilonghorn train --config ph" \
-    "vilonghorn evaluate runs/a --checkpoint l" "vilonghorn predict comp"; do
-  COMP_WORDS=($line); COMP_CWORD=$((${#COMP_WORDS[@]} - 1))
-  _shtab_vilonghorn vilonghorn "${COMP_WORDS[-1]}" "${COMP_WORDS[-2]}"
-  echo $(printf '%s\\n' "${COMPREPLY[@]}" | sort)
-done"""
-    found = subprocess.run(["bash", "-c", ask], cwd=tmp_path, capture_output=True, text=True)
-    assert found.stdout.splitlines() == [
-        "export",
-        "--optimizer.layer_decay --optimizer.layer_decay_min_scale --optimizer.lr --optimizer.lr_batch",
-        "photos.yaml",
-        "last",
-        "completion",
-    ], found.stderr
-    assert main(["completion", "zsh"]) == 0 and capsys.readouterr().out.startswith("#compdef vilonghorn")
 
 
 def test_a_report_of_the_environment_says_what_runs_and_why_not(monkeypatch, capsys):
