@@ -1,15 +1,16 @@
 # make demo   trains vilonghornv2_nano on the embedded digits, through FFCV, into runs/digits, and measures it
 # make test   runs the linters, then the tests
 # make lint   runs the linters: ruff, clang-format, mypy
-# make docs   builds the site of the documentation into site/, and fails at a broken link
+# make docs   builds the site of the documentation, with the demo in the browser, into site/, and fails at a broken link
 # make wheels builds the source archive and the wheels of all platforms into dist/; see docs/install.md
 #
-# The first three set up .venv first (PYTHON=python3.12 chooses its interpreter). A second call does only what is missing:
+# All but wheels set up .venv first (PYTHON=python3.12 chooses its interpreter). A second call does only what is missing:
 # it evaluates a finished run again and resumes an interrupted one.
 PYTHON ?= python3
 VENV := .venv/bin/python
 DATA := data/digits
 RUN := runs/digits
+ORT_WEB_SHA256 := d2228df7e4616bc3348bf504ee888f3bec43789a273f0a63f3e68d203ce3bf71
 # Waiting OpenMP threads yield their core to FFCV's decoders.
 export OMP_WAIT_POLICY ?= passive
 
@@ -30,8 +31,17 @@ lint: .venv/.ready
 	find kernels -name '*.h' -o -name '*.c*' -a -not -name '*.txt' | xargs .venv/bin/clang-format --dry-run --Werror
 	$(VENV) -m mypy
 
-docs: build/docs/.ready
+docs: build/docs/.ready build/demo
 	NO_MKDOCS_2_WARNING=1 build/docs/bin/python -m mkdocs build
+
+# The demo: a page of --to web with the weights of icons, and the runtime that it needs, of this SHA-256.
+build/demo: .venv/.ready vilonghorn/export/web.py $(wildcard vilonghorn/export/page/* vilonghorn/weights/vilonghornv2*)
+	rm -rf $@ $@.part
+	@mkdir -p $@.part
+	$(VENV) -m vilonghorn export vilonghornv2_nano.icons480 --to web --output $@.part
+	$(VENV) -c 'from vilonghorn.export.web import RUNTIME; print(RUNTIME)' | (cd $@.part && sh -e)
+	cd $@.part && echo "$(ORT_WEB_SHA256)  $$(ls *.tgz)" | shasum -a 256 --check --quiet && rm *.tgz
+	mv $@.part $@
 
 wheels:
 	@PYTHON="$(PYTHON)" sh wheels/build.sh

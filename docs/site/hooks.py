@@ -5,17 +5,23 @@ import os
 import re
 from pathlib import Path
 
-from mkdocs.structure.files import File
+from mkdocs.exceptions import PluginError
+from mkdocs.structure.files import File, InclusionLevel
 
 ROOT = Path(__file__).parents[2]
 LINK = re.compile(r"(!?)\[([^\]]*)\]\((?!\w+:|#)([^)#\s]+)(#[^)\s]*)?\)")  # relative links and pictures
 
 
 def on_files(files, config):
-    """Adds the README as index.md, and each notebook as a page of its name."""
+    """Adds the README as index.md, each notebook as a page of its name, and the demo as the folder demo."""
     files.append(File.generated(config, "index.md", content=(ROOT / "README.md").read_text(encoding="utf-8")))
     for notebook in Path(config.docs_dir).glob("*.ipynb"):
         files.append(File.generated(config, f"{notebook.stem}.md", content=notebook_markdown(notebook)))
+    if not (demo := ROOT / "build/demo").is_dir():
+        raise PluginError("build/demo is missing: run make docs, or make build/demo")
+    for path in filter(Path.is_file, demo.rglob("*")):
+        name = path.relative_to(demo.parent).as_posix()
+        files.append(File.generated(config, name, abs_src_path=str(path), inclusion=InclusionLevel.INCLUDED))
     return files
 
 
