@@ -1,8 +1,8 @@
 """Removes each barrier and wait of the CUDA kernels in turn, and says whether the tests in the emulator notice.
 
 python tests/helpers/removed_barriers.py [--races] [FILE:LINE ...]
-With --races, ThreadSanitizer (races.py) is asked first, which does not see copies that are not waited for. Ends with 1 if
-a barrier is not noticed.
+With --races, ThreadSanitizer (races.py) is asked first, which does not see copies that are not waited for. Ends with 1
+if a barrier is not noticed.
 """
 
 import os
