@@ -13,8 +13,6 @@ import time
 import warnings
 from pathlib import Path
 
-import torch
-
 from vilonghorn.bench.tables import fill_page, markdown
 from vilonghorn.data.files import atomic_write, write_json
 from vilonghorn.engine import Trainer, load_config
@@ -53,7 +51,6 @@ def make_trainer(name: str, icons: Path, directory: Path) -> tuple[Trainer, floa
     train._of_rank, val._of_rank = slice(0, UPDATES * BATCH), slice(0, BATCH)  # a part of an epoch
     trainer = Trainer(config, train=train, val=val)
     start = time.perf_counter()
-    trainer.start = trainer.saved = time.monotonic()
     trainer.train_state.task.prepare(train, directory, lambda: None)
     return trainer, time.perf_counter() - start
 
@@ -92,11 +89,10 @@ def main(icons: Path) -> None:
         }
         for row in rows
     ]
-    once = f"\n\n{len(base)} rounds of {UPDATES} updates of {BATCH} images. The cache of {images:,} images took "
-    once += (
-        f"{cache:.0f} s, once a run. {facts['machine']['cpu']}, {torch.get_num_threads()} thread(s), {facts['date']}."
-    )
-    page = fill_page(PAGE.read_text(encoding="utf-8"), "teacher cost", markdown(lines) + once)
+    cpu, threads = (facts["machine"][key] for key in ("cpu", "threads"))
+    about = f"{len(base)} rounds of {UPDATES} updates of {BATCH} images. The cache of {images:,} images took "
+    about += f"{cache:.0f} s, once a run. {cpu}, {threads} thread(s), {facts['date']}."
+    page = fill_page(PAGE.read_text(encoding="utf-8"), "teacher cost", f"{markdown(lines)}\n\n{about}")
     with atomic_write(PAGE, "w") as file:
         file.write(page)
 

@@ -14,6 +14,7 @@ import torch
 from vilonghorn.export import export, formats, runtime
 from vilonghorn.ops.backends import cpu
 
+PAGE = Path(__file__).parents[2].joinpath("docs/export/runtimes.md").read_text("utf-8")
 SIZES = [(1, 3, 32, 32), (3, 3, 16, 64), (7, 3, 40, 24)]
 
 
@@ -85,9 +86,8 @@ def test_openvino_computes_the_model_at_other_sizes(name, small, images, tmp_pat
 def test_the_program_of_the_page_runs_in_executorch(images, tmp_path, monkeypatch):
     pytest.importorskip("executorch")
     monkeypatch.chdir(tmp_path)
-    page = (Path(__file__).parents[2] / "docs" / "export" / "runtimes.md").read_text("utf-8")
     names = {"images": images(1, 3, 48, 80)}
-    exec(re.search(r"## ExecuTorch.*?```python\n(.*?)```", page, re.DOTALL)[1], names)
+    exec(re.search(r"## ExecuTorch.*?```python\n(.*?)```", PAGE, re.DOTALL)[1], names)
     torch.testing.assert_close(names["logits"], names["model"](names["images"]), rtol=0, atol=1e-4)
 
 
@@ -95,8 +95,7 @@ def test_the_program_of_the_page_runs_in_executorch(images, tmp_path, monkeypatc
 def test_the_lines_of_the_page_run_in_onnxruntime_web(small, images, tmp_path):
     model, x = small("vilonghornv2_nano"), images(1, 3, 64, 64)
     formats.write_onnx(formats.capture(model, scan="attention"), tmp_path / "icons.onnx", formats.describe(model))
-    page = (Path(__file__).parents[2] / "docs" / "export" / "runtimes.md").read_text("utf-8")
-    lines = re.search(r"```js\n(.*?)```", page, re.DOTALL)[1].replace('"icons.onnx"', 'fs.readFileSync("icons.onnx")')
+    lines = re.search(r"```js\n(.*?)```", PAGE, re.DOTALL)[1].replace('"icons.onnx"', 'fs.readFileSync("icons.onnx")')
     script = f"""
 import fs from "node:fs";
 const ort = await import("{Path(os.environ["ORT_WEB"]).absolute()}/dist/ort.wasm.bundle.min.mjs");

@@ -250,9 +250,8 @@ def read_image(path: str | os.PathLike, max_pixels: int = MAX_PIXELS, file: IO[b
     if Image.MAX_IMAGE_PIXELS is not None:
         Image.MAX_IMAGE_PIXELS = max(Image.MAX_IMAGE_PIXELS, max_pixels)
     try:
-        with Image.open(
-            file or path, formats=FORMATS
-        ) as image:  # without `formats`, PIL runs Ghostscript on an EPS file
+        # Without `formats`, PIL runs Ghostscript on an EPS file.
+        with Image.open(file or path, formats=FORMATS) as image:
             width, height = image.size
             if width * height > max_pixels:
                 raise Image.DecompressionBombError(f"{width}x{height} are more than the limit of {max_pixels:,}")

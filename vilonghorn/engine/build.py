@@ -28,6 +28,7 @@ from .config import Config
 from .distributed import Distributed
 
 # What models raise if they do not support their arguments or images.
+DOWNLOAD_REMEDY = "download the file elsewhere and give it by model.weights"
 MODEL_ERRORS = (TypeError, ValueError, RuntimeError, AssertionError, AttributeError, KeyError, IndexError)
 
 
@@ -139,8 +140,8 @@ def build_model(config: Config, num_classes: int) -> nn.Module:
     except (*MODEL_ERRORS, ZeroDivisionError) as error:
         raise ValueError(f"timm cannot make {name} with {kwargs} ({one_line(error)})") from error
     except OSError as error:
-        remedy = "download the file elsewhere and give it by model.weights"
-        raise OSError(f"the published weights of {name} cannot be downloaded ({one_line(error)}): {remedy}") from error
+        what = f"the published weights of {name} cannot be downloaded ({one_line(error)})"
+        raise OSError(f"{what}: {DOWNLOAD_REMEDY}") from error
     if weights is not None:
         with torch.random.fork_rng(devices=[]):
             fresh = timm.create_model(name, **kwargs)
@@ -168,15 +169,17 @@ def find_weights(model: str) -> str | None:
 def download_weights(source: str) -> str:
     """The file of `hf:NAME`, a model of timm or a repository OWNER/NAME, downloaded if it is not on this machine."""
     name = source.removeprefix("hf:")
-    cfg = None if (file := find_weights(name)) else timm.get_pretrained_cfg(name)
-    repository, hub_file = (name, None) if "/" in name else (cfg and cfg.hf_hub_id, cfg and cfg.hf_hub_filename)
-    if not (file or repository):
+    if file := find_weights(name):
+        return file
+    cfg = timm.get_pretrained_cfg(name)
+    repository, file = (name, None) if "/" in name else (cfg and cfg.hf_hub_id, cfg and cfg.hf_hub_filename)
+    if not repository:
         raise ValueError(f"model.weights is {source}, but timm knows no weights of {name} on the Hub: give OWNER/NAME")
     try:
-        return file or hf_hub_download(repository, hub_file or "model.safetensors")
+        return hf_hub_download(repository, file or "model.safetensors")
     except (OSError, ValueError) as error:
-        remedy = "download the file elsewhere and give it by model.weights"
-        raise OSError(f"model.weights is {source}, which cannot be downloaded ({one_line(error)}): {remedy}") from error
+        what = f"model.weights is {source}, which cannot be downloaded ({one_line(error)})"
+        raise OSError(f"{what}: {DOWNLOAD_REMEDY}") from error
 
 
 def init_weights(model: str, source: str) -> dict[str, Any]:

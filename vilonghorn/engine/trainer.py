@@ -52,7 +52,8 @@ class Trainer:
     ) -> None:
         check(config)
         self.config, self.progress, self.dist = config, Progress(), Distributed()
-        self.unread: tuple[torch.Tensor, torch.cuda.Event | None, float, int] | None = None  # what an update measured
+        # Of the last update: loss and norm, the event after which they are on the CPU, rate, number of batches.
+        self.unread: tuple[torch.Tensor, torch.cuda.Event | None, float, int] | None = None
         self.directory, self.start = RunDirectory(config.run.dir), time.monotonic()
         self.dist.init()
         state = self.dist.run_on_all(lambda: self._build(train, val, resume, overwrite))

@@ -49,8 +49,7 @@ def without_maps(model: nn.Module) -> str | None:
 def write_page(model: nn.Module, folder: Path, weights: str = "fp32", scan: str | None = None) -> Errors:
     """Writes the folder, with the page, the model as ONNX (compared as by `export`) and its description as JSON.
 
-    The model is of `load_for_export`, with classes; The files of the runtime
-    are not in it: RUNTIME has the commands.
+    The model is of `load_for_export`, with classes. The files of the runtime are not in it: RUNTIME has the commands.
 
     Raises:
         FileExistsError: `folder` exists and is not empty.
