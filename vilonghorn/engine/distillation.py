@@ -177,7 +177,7 @@ class Distillation(Classification):
             logits = np.load(file, mmap_mode="r")
         except ValueError as error:
             raise ValueError(f"{file} is damaged ({one_line(error)}): remove it, and it is computed again") from error
-        loader.targets = CachedTargets(loader.data.labels, logits)
+        loader.set_targets(CachedTargets(loader.data.labels, logits))
 
     def _write_cache(self, file: Path, loader: Any, on_batch: Callable[[], None]) -> None:
         """Writes the logits of all images, (N, classes) float16, of which each process computes a part."""

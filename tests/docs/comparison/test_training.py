@@ -45,6 +45,9 @@ def test_epochs_divide_a_pass_and_batches_are_scaled(write, tmp_path):
         again = list(parts.epoch(2 * whole + 1, start=3))
         assert all(torch.equal(a, b) for (a, _), (b, _) in zip(again, found[11:], strict=True))
         sizes[whole] = [images.shape[-1] for images, _ in found]
+    labels = next(loader.epoch(1))[1]
+    parts.set_targets(loader.targets + 7)  # as a cached teacher does
+    assert torch.equal(next(parts.epoch(2))[1], labels + 7)
     assert set(sizes[0]) == {8, 16, 32} and sizes[0] != sizes[1]
     with pytest.raises(ValueError, match="cannot be divided into 18 parts"):
         StudyLoader(loader, 18)

@@ -39,8 +39,7 @@ class Loader(ABC):
         num_classes: number of class names, without them the largest label plus one; 0 without labels.
         class_names: names by label, or None.
         batch_size: samples in a batch of one rank.
-        targets: what `targets[samples]`, of sample indices (B,), returns is given with the images: the labels, (B,), or
-            an array (B, ...) of what is put in their place.
+        targets: what is given with the images, the labels if not changed by `set_targets`.
         fingerprint: changes with the dataset: of a `.beton` the digest of its tables, of a folder that of its names.
     """
 
@@ -68,6 +67,10 @@ class Loader(ABC):
     def __len__(self) -> int:
         """Batches in an epoch of one rank."""
         return -(-len(range(self.num_samples)[self._of_rank]) // self.batch_size)
+
+    def set_targets(self, targets: Any) -> None:
+        """Gives other targets than the labels: `targets[samples]`, of sample indices (B,), returns an array (B, ...)."""
+        self.targets = targets
 
     def epoch(self, epoch: int, start: int = 0) -> Iterator[Batch]:
         """Iterates over the batches of one epoch.
