@@ -141,6 +141,12 @@ def test_a_model_that_does_not_take_a_size_on_the_way_to_the_last_is_refused(tmp
     else:
         with pytest.raises(ValueError, match=rf"images \(2, 3, {wrong}, {wrong}\).*augmentation.start_size"):
             build.check_model(config, model, 4, torch.device("cpu"))
+    config = toy_config(
+        tmp_path, f"--model.kwargs={kwargs.replace('PAD', pad)}", *growing[2:], "--augmentation.sizes=[32, 56]"
+    )
+    if wrong is not None:
+        with pytest.raises(ValueError, match=r"images \(2, 3, 32, 32\).*augmentation.sizes"):
+            build.check_model(config, model, 4, torch.device("cpu"))
 
 
 @pytest.mark.parametrize("name", ["vilonghorn_nano", "vilonghorn_nano_exact"])

@@ -213,8 +213,9 @@ def init_weights(model: str, source: str) -> dict[str, Any]:
 
 def image_sizes(config: Config) -> list[int]:
     """The heights, and widths, of the images of a run, the largest last."""
-    last, growing = config.data.image_size, range(min(config.schedule.epochs, config.augmentation.ramp[1]))
-    return sorted({last, *(config.augmentation.grown_size(epoch, last) for epoch in growing)})
+    recipe, last = config.augmentation, config.data.image_size
+    growing = range(min(config.schedule.epochs, recipe.ramp[1]))
+    return sorted({last, *recipe.sizes, *(recipe.grown_size(epoch, last) for epoch in growing)})
 
 
 @torch.no_grad()
@@ -227,7 +228,8 @@ def check_model(config: Config, model: nn.Module, num_classes: int, device: torc
             with autocast(config.run.amp, device):
                 scores = model.eval()(torch.zeros(2, 3, size, size, device=device))
         except MODEL_ERRORS as error:
-            remedy = "data.image_size" if size == last else "augmentation.start_size"
+            smaller = "augmentation.sizes" if config.augmentation.sizes else "augmentation.start_size"
+            remedy = "data.image_size" if size == last else smaller
             remedy += " or model.kwargs (dynamic_img_size: true with dynamic_img_pad: true takes any size)"
             raise ValueError(f"{expected} ({one_line(error)}): change {remedy}") from error
         finally:

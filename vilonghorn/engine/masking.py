@@ -102,7 +102,7 @@ def build_masked(config: Config, device: torch.device) -> MaskedImageModel:
             with torch.no_grad(), autocast(config.run.amp, device):
                 found = model.eval()(images).shape
         except MODEL_ERRORS as error:
-            remedy = "change data.image_size, model.kwargs or augmentation.start_size; patches must not overlap"
+            remedy = "change data.image_size, model.kwargs, augmentation.start_size or sizes; patches must not overlap"
             raise ValueError(
                 f"{name} does not reconstruct {tuple(images.shape)} ({one_line(error)}): {remedy}"
             ) from error

@@ -45,7 +45,6 @@ class TaskPlan:
     count: dict[str, int] = field(default_factory=dict)  # number of samples by split, see `make_task`
     kwargs: dict[str, Any] = field(default_factory=dict)  # arguments of every model
     recipe: dict[str, dict[str, Any]] = field(default_factory=dict)  # changes to the recipe of the study
-    sides: list[int] = field(default_factory=list)  # of training images, one drawn for each batch
     parts: int = 1  # epochs that one pass over the training data is divided into; each ends with a validation
     sweep: list[float] = field(default_factory=list)  # learning rates to choose from by validation accuracy
     widen: NonNegativeInt = 0  # rates added, one by one, beyond the end of `sweep` at which the best rate lies
@@ -174,10 +173,7 @@ def _check(study: Study) -> None:
             known(task.rates_of, study.tasks, "task")
             if not study.tasks[task.rates_of].sweep or set(candidates) - set(study.names(task.rates_of)):
                 raise ValueError(f"task {name}: {task.rates_of} of rates_of has no sweep for all candidates of {name}")
-        side = task.dataset("train").side
-        if task.sides and not (min(task.sides) >= 1 and max(task.sides) <= side):
-            raise ValueError(f"task {name}: sides are {task.sides}, expected 1 to {side}, the side of its images")
-        task.dataset("val")
+        task.dataset("train"), task.dataset("val")
         task.test_datasets()
     for table in study.tables.values():
         for task_name, test, _ in table.points:

@@ -6,16 +6,14 @@ too). Its results are returned.
 
 import hashlib
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import closing, redirect_stderr, redirect_stdout
 from dataclasses import asdict, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
-import torch.nn.functional as F
 import yaml
 
 from vilonghorn.engine import Config, Trainer, evaluate, load_config, load_run
@@ -68,26 +66,25 @@ def plan_hash(study: Study, folder: Path, cell: Cell) -> str:
     config["data"] |= {"train": repr(task.dataset("train")), "val": repr(task.dataset("val"))}
     del config["run"]["dir"]
     tests = {name: [repr(dataset), dataset.side] for name, dataset in task.test_datasets().items()}
-    mixed = {"sides": task.sides} if task.sides else {}  # a hash of an earlier version has no such key
+    sizes = config.get("augmentation", {}).pop("sizes", None)
+    mixed = {"sides": sizes} if sizes else {}  # as in earlier versions
     text = json.dumps({"config": config, "parts": task.parts, "tests": tests, **mixed}, sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
 class StudyLoader:
-    """A loader with shorter epochs, so that one pass over the data gives a curve, and with batches of several sizes.
+    """A loader with shorter epochs, so that one pass over the data gives a curve.
 
     Args:
-        loader: of training data, images as large as the largest size.
+        loader: of training data.
         parts: epochs of a pass; the remainder of the division, in batches, is not used.
-        sides: heights and widths in pixels, one of which is drawn for each batch; empty: the loader's.
-        seed: of the sizes; they depend on it and on the position of the batch in the training data.
 
     Raises:
         ValueError: there are fewer batches than parts.
     """
 
-    def __init__(self, loader: Any, parts: int, sides: Sequence[int] = (), seed: int = 0) -> None:
-        self.loader, self.parts, self.sides, self.seed = loader, parts, sides, seed
+    def __init__(self, loader: Any, parts: int) -> None:
+        self.loader, self.parts = loader, parts
         self.length = len(loader) // parts
         if not self.length:
             raise ValueError(f"{len(loader)} batches cannot be divided into {parts} parts: use fewer, or more data")
@@ -104,12 +101,7 @@ class StudyLoader:
         number, part = divmod(epoch, self.parts)  # of the pass, and within it
         first = part * self.length + start
         with closing(self.loader.epoch(number, start=first)) as batches:
-            for position, (images, targets) in enumerate(islice(batches, self.length - start), first):
-                if self.sides:
-                    side = int(np.random.default_rng([self.seed, number, position]).choice(self.sides))
-                    if side != images.shape[-1]:
-                        images = F.interpolate(images, size=side, mode="bilinear", antialias=True)
-                yield images, targets
+            yield from islice(batches, self.length - start)
 
 
 def run_cell(study: Study, folder: Path, cell: Cell, commit: str | None) -> dict[str, Any]:
@@ -133,7 +125,7 @@ def run_cell(study: Study, folder: Path, cell: Cell, commit: str | None) -> dict
     with open(f"{directory}.txt", "a", encoding="utf-8") as output, redirect_stdout(output), redirect_stderr(output):
         config = load_config(config_file)
         loader = build_loader(config, pick_device(config.run.device), training=True)
-        loader = StudyLoader(loader, task.parts, task.sides, cell.seed)
+        loader = StudyLoader(loader, task.parts)
         trainer = Trainer(config, train=loader, resume="auto")
         try:
             outcome = trainer.fit()

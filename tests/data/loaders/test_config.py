@@ -25,6 +25,9 @@ TRAIN = {"batch_size": 4, "image_size": 16, "training": True, "seed": 3, "worker
         ({"interpolation": "lanczos"}, "interpolation is 'lanczos'; expected area or bicubic"),
         ({"start_size": 17}, "start_size is 17, above the image size, which is 16"),
         ({"start_size": 8, "ramp": (5, 2)}, r"ramp is \[5, 2\]; give the smaller bound first"),
+        ({"sizes": [8, 17]}, r"sizes is \[8, 17\], above the image size, which is 16"),
+        ({"sizes": [0, 8]}, r"sizes is \[0, 8\]; it must lie in"),
+        ({"sizes": [8], "start_size": 8, "ramp": (1, 2)}, r"sizes is \[8\] and start_size is 8: give one"),
         ({"start_size": 8}, r"start_size is 8 but ramp is \[0, 0\]"),
     ],
 )

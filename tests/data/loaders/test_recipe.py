@@ -68,6 +68,20 @@ def test_images_grow_from_start_size_to_image_size(source):
     assert next(fixed.epoch(0))[0].shape[2:] == (32, 32)
 
 
+def test_a_batch_has_one_of_several_sizes_the_same_on_all_ranks_and_after_a_resume(source):
+    sizes = {"image_size": 48, "sizes": [24, 32, 48], "erase": 1.0}
+    whole, plain = epoch(source, 1, **TRAIN | sizes), epoch(source, 1, **TRAIN | sizes | {"sizes": []})
+    assert len({images.shape for images, _ in whole}) > 1
+    for (images, targets), (large, labels) in zip(whole, plain, strict=True):
+        assert torch.equal(targets, labels) and images.shape[-1] in sizes["sizes"]
+        reduced = torch.nn.functional.interpolate(large, images.shape[2:], mode="bilinear", antialias=True)
+        assert torch.equal(images, large if images.shape == large.shape else reduced)
+    loader = create_loader(source, **TRAIN | sizes)
+    assert all(torch.equal(a, b) for (a, _), (b, _) in zip(loader.epoch(1, start=2), whole[2:], strict=True))
+    ranks = [epoch(source, 1, **TRAIN | sizes | {"batch_size": 2}, rank=rank, world_size=2) for rank in (0, 1)]
+    assert all(a.shape == b.shape for (a, _), (b, _) in zip(*ranks, strict=True))
+
+
 @pytest.mark.needs_ffcv
 @pytest.mark.parametrize("training", [True, False])
 def test_bicubic_crops_of_a_beton_are_those_of_pil(tmp_path, photo, training):

@@ -95,7 +95,6 @@ def test_candidates_have_the_parameters_of_the_reference_and_may_have_rates_of_t
         (dict(tasks__recall__candidates=["longhorn"], tasks__copy__candidates=["longhorn", "vit"]), "has no sweep for"),
         (dict(tables__recall__points=[["recall", "huge", 1]]), "there is no test set 'huge'"),
         (dict(tasks__copy__epochs=3), "epochs"),
-        (dict(tasks__copy__sides=[8, 24]), r"sides are \[8, 24\], expected 1 to 16, the side of its images"),
         (dict(seeds=[1, 1]), "a standard deviation needs at least two"),
     ],
 )

@@ -26,8 +26,8 @@ SHAPES = [
     ((1, 2, 63, 1, 16), (False,), 1),
     ((2, 1, 33, 70, 16), (True, True), 1),
     ((4, 1, 21, 6, 16), (True, False, False, True), 1),
-    ((2, 1, 3, 16, 24), (True, True), 1),
     ((2, 1, 20, 40, 1), (True, False), 1),
+    ((3, 1, 3, 34, 24), (True, True, True), 1),  # with the mean, one team makes all passes, of one stage
     ((3, 1, 17, 10, 6), (False, True, False), 2),  # only scans of 16 states are split
     ((2, 1, 25, 40, 24), (False, True), 1),
     ((1, 1, 17, 34, 64), (True,), 1),

@@ -86,6 +86,8 @@ class TransformConfig:
         repeats: repeated augmentation: each image appears this often in a row, and an epoch covers 1/repeats of them
         start_size: height and width of the images in the first epochs, from which they grow; null: image_size
         ramp: first and last epoch, counted from 0, of the growth from start_size to image_size, in steps of 32 pixels
+        sizes: heights and widths in pixels, one of which is drawn for each batch, of images that are read at image_size
+            and then reduced; []: image_size
     """
 
     scale: tuple[float, float] = within("(0, 1]", (0.08, 1.0))
@@ -98,6 +100,7 @@ class TransformConfig:
     repeats: int = within("[1, 65536]", 1)
     start_size: int | None = within("[1, inf)", None)
     ramp: tuple[int, int] = within("[0, inf)", (0, 0))
+    sizes: list[int] = field(default_factory=list, metadata={"interval": "[1, inf)"})
 
     def grown_size(self, epoch: int, image_size: int) -> int:
         """Height and width of the images of an epoch: start_size up to ramp[0], `image_size` from ramp[1] on."""
@@ -118,7 +121,11 @@ class TransformConfig:
             low, high = getattr(self, name)
             if low > high:
                 raise ValueError(f"{section}{name} is {[low, high]}; give the smaller bound first")
-        start, ramp = self.start_size, list(self.ramp)
+        start, ramp, sizes = self.start_size, list(self.ramp), list(self.sizes)
+        if sizes and max(sizes) > image_size:
+            raise ValueError(f"{section}sizes is {sizes}, above the image size, which is {image_size}")
+        if sizes and start:
+            raise ValueError(f"{section}sizes is {sizes} and {section}start_size is {start}: give one of the two")
         if start and start > image_size:
             raise ValueError(f"{section}start_size is {start}, above the image size, which is {image_size}")
         if start and not ramp[1]:

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from timm.data import create_transform
 from torch.utils.data import DataLoader, Dataset, default_collate
 
@@ -69,7 +70,7 @@ class Loader(ABC):
         return -(-len(range(self.num_samples)[self._of_rank]) // self.batch_size)
 
     def set_targets(self, targets: Any) -> None:
-        """Gives other targets than the labels: `targets[samples]`, of sample indices (B,), returns an array (B, ...)."""
+        """Replaces the labels: `targets[samples]`, of sample indices (B,), returns what is given, an array (B, ...)."""
         self.targets = targets
 
     def epoch(self, epoch: int, start: int = 0) -> Iterator[Batch]:
@@ -94,7 +95,8 @@ class Loader(ABC):
         views, size = views[self._of_rank], self.batch_size
         parts = [views[at : at + size] for at in range(start * size, len(views), size)]
         with closing(self._read(epoch, parts)) as batches:
-            made = (self._on_device(*batch, epoch, part) for batch, part in zip(batches, parts))
+            numbered = enumerate(zip(batches, parts), start)
+            made = (self._on_device(*batch, epoch, number, part) for number, (batch, part) in numbered)
             yield from made if self._stream is None else self._one_ahead(made)
 
     @abstractmethod
@@ -106,13 +108,24 @@ class Loader(ABC):
             batches: the views (see `rng`) of each batch.
         """
 
-    def _on_device(self, images: torch.Tensor, targets: torch.Tensor, epoch: int, views: np.ndarray) -> Batch:
+    def _on_device(
+        self, images: torch.Tensor, targets: torch.Tensor, epoch: int, number: int, views: np.ndarray
+    ) -> Batch:
         if self._stream is not None:
             images, targets = images.pin_memory(), targets.pin_memory()
         with nullcontext() if self._stream is None else torch.cuda.stream(self._stream):
             images, targets = (tensor.to(self._device, non_blocking=True) for tensor in (images, targets))
             images = self._augmentation.augment_bytes(images, epoch, views)
-            return self._augmentation.erase(self._normalized(images), epoch, views), targets
+            images = self._augmentation.erase(self._normalized(images), epoch, views)
+            return self._reduced(images, epoch, number), targets
+
+    def _reduced(self, images: torch.Tensor, epoch: int, number: int) -> torch.Tensor:
+        """The images at the size that is drawn for batch `number`, the same on all ranks."""
+        config = self.config
+        if not (config.training and config.sizes):
+            return images
+        size = int(np.random.default_rng([config.seed, epoch, number]).choice(config.sizes))
+        return images if size == images.shape[-1] else F.interpolate(images, size, mode="bilinear", antialias=True)
 
     def _one_ahead(self, made: Iterator[Batch]) -> Iterator[Batch]:
         """Makes batch i + 1 on a stream of its own before batch i is yielded, so that it overlaps the model's work."""
