@@ -4,7 +4,8 @@
 
 in the root of a checkout writes docs/models/small_data.json and the tables of docs/models/icons480.md and
 docs/pretraining.md. Results that the file has are kept. A folder has train/CLASS and val/CLASS, or CLASS, of which
-every fifth image is held out, or the files of Fashion-MNIST, of which every twelfth training image is taken.
+every fifth image is held out, or the files of Fashion-MNIST, of which every twelfth training image is taken, or
+labels.csv of PyPI's elpv-dataset: photographs of solar cells, defective if their probability of a defect is above 0.5.
 `vilonghorn data digits` and docs/comparison/mnist.py make the first two; the others are in Debian's packages
 tuxpaint-stamps-default and dataset-fashion-mnist.
 
@@ -68,10 +69,15 @@ def read_folder(folder: Path) -> tuple[Images, Images, list[str]]:
     """The training images, the held-out images and the names of the classes of a folder."""
     if (folder / "train-images-idx3-ubyte.gz").exists():
         return read_fashion(folder, "train", 12), read_fashion(folder, "t10k", 10), list("0123456789")
+    if (folder / "labels.csv").exists():
+        rows = [line.split() for line in (folder / "labels.csv").read_text(encoding="utf-8").splitlines()]
+        cells = [(folder / file, int(float(probability) > 0.5)) for file, probability, _ in rows]
+        parts = [cell for i, cell in enumerate(cells) if i % 5], cells[::5]
+        return read_images(parts[0]), read_images(parts[1]), ["functional", "defective"]
     split = (folder / "train").is_dir()
     root = folder / "train" if split else folder
     classes = sorted(path.name for path in root.iterdir() if path.is_dir())
-    parts: tuple[list, list] = [], []
+    parts = [], []
     for label, name in enumerate(classes):
         roots = (folder / "train" / name, folder / "val" / name) if split else (folder / name,)
         for part, root in enumerate(roots):

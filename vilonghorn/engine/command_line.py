@@ -120,8 +120,7 @@ def configs_folder() -> Path:
 def config_names() -> list[str]:
     """The names of vilonghorn's configurations of runs, such as "photos" and "imagenet/vilonghorn_tiny"."""
     folder = configs_folder()
-    names = (file.relative_to(folder).with_suffix("").as_posix() for file in folder.rglob("*.yaml"))
-    return sorted(name for name in names if not name.startswith("studies/"))
+    return sorted(file.relative_to(folder).with_suffix("").as_posix() for file in folder.rglob("*.yaml"))
 
 
 def find_config(name: str) -> Path:

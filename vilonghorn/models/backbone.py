@@ -16,6 +16,25 @@ class Backbone(nn.Module):
     feature_layers: str  # "blocks" or "stages"
     if TYPE_CHECKING:
         norm: nn.Module
+        mask_token: nn.Parameter | None
+
+    @torch.jit.ignore
+    def init_weights(self, needs_reset: bool = True) -> None:
+        """Initialises the model, also after `to_empty`.
+
+        Args:
+            needs_reset: also reset the layers that initialise themselves when they are constructed.
+        """
+        if needs_reset:
+            # Children first: a mixer re-initialises its linear layers.
+            self.apply(lambda module: getattr(module, "reset_parameters", lambda: None)())
+        self._init_embedding()
+        if self.mask_token is not None:
+            trunc_normal_(self.mask_token, std=0.02)
+        self._init_head()
+
+    def _init_embedding(self) -> None:
+        pass
 
     def _init_head(self) -> None:
         head = self.get_classifier()  # type: ignore[operator]

@@ -15,7 +15,6 @@ from timm.layers import (
     calculate_drop_path_rates,
     get_norm_layer,
     to_2tuple,
-    trunc_normal_,
 )
 from timm.models._features import feature_take_indices
 from timm.models._input import update_model_input_size
@@ -98,7 +97,7 @@ class HierarchicalSSM(Backbone):
             raise ValueError(f"drop_path_rate is {drop_path_rate}, expected a probability, 0 to 1")
         dd = {"device": device, "dtype": dtype}
         norm_layer = get_norm_layer(norm_layer) or RMSNorm
-        self.in_chans, self.drop_rate, self.dynamic_img_pad = in_chans, drop_rate, dynamic_img_pad
+        self.in_chans, self.dynamic_img_pad = in_chans, dynamic_img_pad
         self.num_features = self.head_hidden_size = self.embed_dim = embed_dims[-1]
         self.num_prefix_tokens = 0
         self.stride = stem_stride * 2 ** (len(depths) - 1)  # of the last stage
@@ -130,20 +129,6 @@ class HierarchicalSSM(Backbone):
         self.num_classes, self.global_pool = num_classes, global_pool
         self.set_input_size(img_size)
         self.init_weights(needs_reset=False)
-
-    @torch.jit.ignore
-    def init_weights(self, needs_reset: bool = True) -> None:
-        """Initialises the model, also after `to_empty`.
-
-        Args:
-            needs_reset: also reset the layers that initialise themselves when they are constructed.
-        """
-        if needs_reset:
-            # Children first: a mixer re-initialises its linear layers.
-            self.apply(lambda module: getattr(module, "reset_parameters", lambda: None)())
-        if self.mask_token is not None:
-            trunc_normal_(self.mask_token, std=0.02)
-        self._init_head()
 
     @torch.jit.ignore
     def group_matcher(self, coarse: bool = False) -> dict[str, str | list]:

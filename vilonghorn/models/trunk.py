@@ -179,23 +179,12 @@ class VisionSSM(Backbone):
         self.init_weights(needs_reset=False)
 
     @torch.jit.ignore
-    def init_weights(self, needs_reset: bool = True) -> None:
-        """Initialises the model, also after `to_empty`.
-
-        Args:
-            needs_reset: also reset the layers that initialise themselves when they are constructed.
-        """
-        if needs_reset:
-            # Children first: a mixer re-initialises its linear layers.
-            self.apply(lambda module: getattr(module, "reset_parameters", lambda: None)())
+    def _init_embedding(self) -> None:
         if self.pos_embed is not None:
             trunc_normal_(self.pos_embed, std=0.02)
         trunc_normal_(self.cls_token, std=0.02)
-        if self.mask_token is not None:
-            trunc_normal_(self.mask_token, std=0.02)
         lecun_normal_(self.patch_embed.proj.weight)
         nn.init.zeros_(self.patch_embed.proj.bias)  # type: ignore[arg-type]
-        self._init_head()
 
     @torch.jit.ignore
     def group_matcher(self, coarse: bool = False) -> dict[str, str | list]:

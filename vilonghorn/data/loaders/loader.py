@@ -117,9 +117,9 @@ class Loader(ABC):
             images, targets = (tensor.to(self._device, non_blocking=True) for tensor in (images, targets))
             images = self._augmentation.augment_bytes(images, epoch, views)
             images = self._augmentation.erase(self._normalized(images), epoch, views)
-            return self._reduced(images, epoch, number), targets
+            return self._resized(images, epoch, number), targets
 
-    def _reduced(self, images: torch.Tensor, epoch: int, number: int) -> torch.Tensor:
+    def _resized(self, images: torch.Tensor, epoch: int, number: int) -> torch.Tensor:
         """The images at the size that is drawn for batch `number`, the same on all ranks."""
         config = self.config
         if not (config.training and config.sizes):

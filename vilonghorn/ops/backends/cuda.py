@@ -1,7 +1,8 @@
 """The CUDA backend: calls the compiled kernels of `kernels/cuda` for NVIDIA GPUs, on torch's stream.
 
 There are no kernels for float64 and float16. In a scan with more than 16 states, activations are converted to float32.
-Only scans of 16 states that a rule does not mix are split over time (see `segments`).
+Only scans of 16 states that a rule does not mix are split over time (see `segments`). `kernels/cuda/scan.cu` chooses
+the kernel.
 """
 
 import ctypes
