@@ -13,6 +13,7 @@ from PIL import Image
 from rank_run import ended, start_ranks
 from toy_run import ToyLoader, dies, toy_config, toy_trainer
 
+from vilonghorn.data import create_loader
 from vilonghorn.engine import Trainer, load_run
 from vilonghorn.engine.checkpoint import load_weights, save_weights
 from vilonghorn.engine.distillation import Distillation, Teacher
@@ -128,9 +129,11 @@ def test_a_run_from_cached_logits_ends_the_same_after_kills_also_inside_the_cach
     trainer = Trainer(toy_config(tmp_path / "killed", *options), resume=True)
     images = torch.cat([images for images, _ in trainer.val_loader.epoch(0)])
     torch.testing.assert_close(found.softmax(1), mean_of_probabilities(teachers, images), rtol=2e-3, atol=2e-3)
-    file.write_bytes(file.read_bytes()[:-2])
-    with pytest.raises(ValueError, match="npy is damaged .* remove it"):
-        trainer.train_state.task.prepare(trainer.train_loader, file.parent, lambda: None)
+    whole = file.read_bytes()
+    for damaged in (whole[:-2], b"", b"text"):
+        file.write_bytes(damaged)
+        with pytest.raises(ValueError, match="npy is damaged .* remove it"):
+            trainer.train_state.task.prepare(trainer.train_loader, file.parent, lambda: None)
 
 
 def test_two_processes_write_the_cache_that_one_writes(teachers, tmp_path):
@@ -199,6 +202,18 @@ def test_a_teacher_that_does_not_fit_is_refused_in_a_sentence(teachers, tmp_path
     with pytest.raises((ValueError, FileNotFoundError), match=message) as raised:
         Distillation(toy_config(tmp_path, *options), len(names), CPU, names)
     assert "\n" not in str(raised.value)
+
+
+def test_loaders_that_cannot_give_cached_logits_are_refused_before_a_file_is_written(teachers, tmp_path):
+    write_stripes(tmp_path / "data")
+    options = folder_options(tmp_path / "data", teachers)
+    with pytest.raises(ValueError, match="train is a ToyLoader without data, set_targets: expected a loader of"):
+        toy_trainer(tmp_path / "run", *options)
+    other = create_loader(tmp_path / "data", training=True, batch_size=8, image_size=16, device="cpu", workers=0)
+    other.fingerprint = "another"
+    with pytest.raises(ValueError, match=r"the fingerprint of data.train .* that of the loader is another: give the"):
+        toy_trainer(tmp_path / "run", *options, train=other)
+    assert not (tmp_path / "run").exists()
 
 
 def test_another_teacher_in_its_place_is_refused_on_resume(teachers, tmp_path):

@@ -27,8 +27,9 @@ from .checkpoint import RunDirectory
 from .config import Config
 from .distributed import Distributed
 
-# What models raise if they do not support their arguments or images.
+LOADER = ("epoch", "__len__", "batch_size", "num_samples", "num_classes", "class_names", "fingerprint")
 DOWNLOAD_REMEDY = "download the file elsewhere and give it by model.weights"
+# What models raise if they do not support their arguments or images.
 MODEL_ERRORS = (TypeError, ValueError, RuntimeError, AssertionError, AttributeError, KeyError, IndexError)
 
 
@@ -96,6 +97,24 @@ def build_loader(
     known = {field.name for field in fields(LoaderConfig)}
     given = vars(data) | (vars(config.augmentation) if training else {})
     return create_loader(source, training=training, **{k: v for k, v in given.items() if k in known} | options)
+
+
+def check_loader(config: Config, name: str, loader: Any, device: torch.device) -> None:
+    """Checks a loader that `Trainer` is given as `name`, train or val.
+
+    Raises ValueError if it lacks what a run reads of it, or with `teacher.cache` has other images than `data.train`.
+    """
+    is_cached = config.teacher.cache and name == "train"
+    if missing := [key for key in (*LOADER, *("data", "set_targets") * is_cached) if not hasattr(loader, key)]:
+        raise ValueError(
+            f"{name} is a {type(loader).__name__} without {', '.join(missing)}: expected a loader of "
+            "vilonghorn.data.create_loader, or one with the attributes of vilonghorn.data.Loader"
+        )
+    if is_cached:
+        source = build_loader(config, device, training=False, split="train", classes=loader.class_names)
+        if source.fingerprint != loader.fingerprint:
+            found = f"{source.fingerprint}, but that of the loader is {loader.fingerprint}"
+            raise ValueError(f"the fingerprint of data.train ({config.data.train}) is {found}: give the same data")
 
 
 def check_classes(name: str, num_classes: int, val: str, loader: Any) -> None:

@@ -4,10 +4,12 @@ Square units of an image are masked. The backbone sees the mask token in their p
 map predicts their pixels.
 """
 
+from collections.abc import Callable
 from contextlib import closing
 from typing import Any
 
 import torch
+from timm.models import group_parameters
 from torch import Tensor, nn
 from torch.nn.functional import pixel_shuffle
 
@@ -35,6 +37,11 @@ class MaskedImageModel(nn.Module):
     def no_weight_decay(self) -> set[str]:
         """Names of the parameters without weight decay."""
         return {f"backbone.{name}" for name in self.backbone.no_weight_decay()}
+
+    def group_matcher(self, coarse: bool = False) -> Callable[[str], int]:
+        """The layer of a parameter, for layer decay: as in the backbone, the decoder in the place of its head."""
+        layers = group_parameters(self.backbone, self.backbone.group_matcher(coarse), reverse=True)
+        return lambda name: layers.get(name.removeprefix("backbone."), max(layers.values()) + 1)
 
     def pixels(self, mask: Tensor) -> Tensor:
         """A mask of units, (B, h, w), as one of pixels, (B, 1, H, W)."""

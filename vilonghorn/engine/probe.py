@@ -9,8 +9,9 @@ import numpy as np
 import torch
 from torch import nn
 
-from .build import autocast, build_loader, check_classes, pick_device
+from .build import MODEL_ERRORS, autocast, build_loader, check_classes, one_line, pick_device
 from .config import AugmentationConfig, Config
+from .distributed import Distributed
 from .evaluate import load_run, name_weights
 
 NEIGHBOURS = 20
@@ -18,7 +19,7 @@ NEIGHBOURS = 20
 
 @torch.no_grad()
 def extract_features(model: nn.Module, loader: Any, amp: torch.autocast) -> tuple[np.ndarray, np.ndarray]:
-    """The pooled features of all images of a loader, (N, C) float32, and their labels, (N,)."""
+    """The pooled features of all images of a loader, of all processes, (N, C) float32, and their labels, (N,)."""
     features, labels = [], []
     with closing(loader.epoch(0)) as batches:
         for images, targets in batches:
@@ -26,7 +27,8 @@ def extract_features(model: nn.Module, loader: Any, amp: torch.autocast) -> tupl
                 pooled = model.forward_head(model.forward_features(images), pre_logits=True)
             features.append(pooled.float().cpu().numpy())
             labels.append(targets.cpu().numpy())
-    return np.concatenate(features), np.concatenate(labels)
+    parts = Distributed().gather((np.concatenate(features), np.concatenate(labels)))
+    return tuple(map(np.concatenate, zip(*parts)))  # type: ignore[return-value]
 
 
 def probe(model: nn.Module, train: Any, val: Any, amp: torch.autocast) -> dict[str, float]:
@@ -60,15 +62,22 @@ def probe_run(directory: str | Path, config: Config, checkpoint: str = "best") -
         What `probe` returns; images, the numbers of both; and the record of `load_run`.
 
     Raises:
-        ValueError: the data has no classes, or only one.
+        ValueError: the data has no classes, or only one, or the model does not take images of `data.image_size`.
     """
+    Distributed().init()
     model, record = load_run(directory, checkpoint)
     config, device = replace(config, augmentation=AugmentationConfig()), pick_device(config.run.device)
+    shape = 2, 3, config.data.image_size, config.data.image_size
+    try:
+        model.forward_head(model.forward_features(torch.zeros(shape)), pre_logits=True)
+    except MODEL_ERRORS as error:
+        does = f"does not turn images {shape} into features ({one_line(error)})"
+        raise ValueError(f"the run in {directory} {does}: change data.image_size") from error
     train = build_loader(config, device, training=False, split="train")
     val = build_loader(config, device, training=False, classes=train.class_names)
     check_classes(config.data.train, train.num_classes, config.data.val, val)
-    if train.num_classes < 2:
-        raise ValueError(f"{config.data.train} has one class only, expected two or more for --probe")
+    if np.unique(train.targets).size < 2:
+        raise ValueError(f"{config.data.train} has images of one class only, expected two or more for --probe")
     found = probe(model.to(device), train, val, autocast(config.run.amp, device))
     return {**found, "images": (train.num_samples, val.num_samples), "record": record}
 

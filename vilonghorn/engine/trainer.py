@@ -12,7 +12,7 @@ from typing import Any, Literal
 import torch
 
 from ..data.images import printable
-from .build import build_loader, check_classes, model_kwargs, one_line, pick_device
+from .build import build_loader, check_classes, check_loader, model_kwargs, one_line, pick_device
 from .checkpoint import RunDirectory, load_state, save_state, save_weights
 from .config import Config, changed_keys, check
 from .distributed import Distributed, Interrupted, StopRequest
@@ -33,7 +33,8 @@ class Trainer:
 
     Args:
         config: the run.
-        train: loader of the training data; None: made from the configuration.
+        train: loader of the training data, with the attributes of `vilonghorn.data.Loader`; with `teacher.cache` it
+            reads the images of `data.train`; None: made from the configuration.
         val: loader of the held-out data; None: made from the configuration.
         resume: resume from the last checkpoint in `config.run.dir`; "auto": if there is one, else start.
         overwrite: replace a run in `config.run.dir`.
@@ -246,6 +247,9 @@ class Trainer:
         if state and (changed := changed_keys(state["config"], config.to_dict())):
             raise ValueError(f"{config.run.dir} was started with another {', '.join(changed)}: resume with the same")
         device = pick_device(config.run.device)
+        for name, loader in (("train", train), ("val", val)):
+            if loader is not None:
+                check_loader(config, name, loader, device)
         train = build_loader(config, device, training=True) if train is None else train
         if val is None:
             val = build_loader(config, device, training=False, classes=train.class_names)
