@@ -79,13 +79,16 @@ def pretrain(pixels: Tensor, method: str) -> dict[str, Tensor]:
     return model.backbone.state_dict()
 
 
-if __name__ == "__main__":
+def main(arguments: list[str]) -> None:
+    """Measures the datasets, given as NAME=FOLDER, and writes the results."""
     base.COUNTS, base.STARTS, base.MACHINES = base.COUNTS[-1:], {}, {}
     base.WITHOUT_LABELS, base.pretrain = METHODS, pretrain
     rows = json.loads(RESULTS.read_text(encoding="utf-8"))["rows"] if RESULTS.exists() else []
-    for name, folder in (argument.split("=", 1) for argument in sys.argv[1:]):
+    for name, folder in (argument.split("=", 1) for argument in arguments):
         for row in base.measure(name, Path(folder), rows):
-            rows = sorted([*rows, row], key=lambda row: (row["data"], list(METHODS).index(row["method"])))
-            write_json(
-                RESULTS, {"command": ["python", "docs/pretraining/next_patches.py", *sys.argv[1:]], "rows": rows}
-            )
+            rows = sorted([*rows, row], key=lambda row: (row["data"], row["method"]))
+            write_json(RESULTS, {"command": ["python", "docs/pretraining/next_patches.py", *arguments], "rows": rows})
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
