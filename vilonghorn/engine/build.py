@@ -91,7 +91,7 @@ def build_loader(
             "hfds/NAME:SPLIT or wds/FILES"
         )
     options = {"seed": config.run.seed, "device": device, "classes": classes}
-    options |= {"rank": dist.rank, "world_size": dist.world_size, "labelled": config.augmentation.mask_ratio is None}
+    options |= {"rank": dist.rank, "world_size": dist.world_size, "labelled": config.augmentation.labelled}
     if data.workers is None and dist.local_size > 1:
         options["workers"] = max(1, available_cpus() // dist.local_size)
     known = {field.name for field in fields(LoaderConfig)}

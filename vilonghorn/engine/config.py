@@ -125,6 +125,8 @@ class AugmentationConfig(TransformConfig):
         loss: cross_entropy (of all classes together) or binary_cross_entropy (of each class, mean over the classes)
         mask_ratio: part of an image that is masked, to learn from images without labels; null: learn their classes
         mask_unit: height and width of a masked square, in pixels; null: about an eighth of image_size
+        next_cluster: height and width, in patches, of the clusters that a model learns to predict in the order of the
+            scan, in place of masked images, from images without labels; null: none
     """
 
     auto_augment: str | None = "rand-m9-mstd0.5-inc1"
@@ -139,6 +141,12 @@ class AugmentationConfig(TransformConfig):
     loss: Literal["cross_entropy", "binary_cross_entropy"] = "cross_entropy"
     mask_ratio: float | None = within("(0, 1)", None)
     mask_unit: int | None = within("[1, inf)", None)
+    next_cluster: int | None = within("[1, inf)", None)
+
+    @property
+    def labelled(self) -> bool:
+        """Whether the run learns classes."""
+        return self.mask_ratio is None and self.next_cluster is None
 
 
 @dataclass
@@ -282,7 +290,10 @@ def check(config: Config) -> None:
     if teacher.cache and not (teacher.weights and teacher.kind == "logits"):
         given = f"teacher.weights is {teacher.weights} and teacher.kind {teacher.kind}"
         raise ValueError(f"teacher.cache is true, but {given}: only the logits of a teacher are cached")
-    if teacher.weights and augmentation.mask_ratio:
+    if augmentation.mask_ratio and augmentation.next_cluster:
+        given = f"augmentation.mask_ratio is {augmentation.mask_ratio} and next_cluster {augmentation.next_cluster}"
+        raise ValueError(f"{given}: a run learns one of them, make the other null")
+    if teacher.weights and not augmentation.labelled:
         raise ValueError(
             f"teacher.weights is {teacher.weights}, but a run without labels learns from no teacher: make it []"
         )

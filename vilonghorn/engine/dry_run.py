@@ -31,7 +31,7 @@ def dry_run(config: Config, processes: int | None = None, train_images: int | No
         processes = max(dist.world_size, torch.cuda.device_count() if device.type == "cuda" else 1)
     dist.world_size = 1  # measured here, without the others
     images, classes, size = train_images, config.model.num_classes, config.data.batch_size
-    if config.augmentation.mask_ratio is not None:
+    if not config.augmentation.labelled:
         classes = 0
     if images is None or classes is None:
         try:

@@ -122,6 +122,7 @@ class MaskedImages(Task):
     """The task of a run: learns to reconstruct masked images. It is evaluated by `scores`."""
 
     scores = ("loss",)
+    rows: tuple[str, ...] = ("original", "masked", "reconstructed")  # of `show`
 
     def __init__(self, ratio: float, unit: int) -> None:
         self.ratio, self.unit = ratio, unit
@@ -151,24 +152,27 @@ class MaskedImages(Task):
         """The sum of the losses of a held-out batch, (1,). All batches have the same masks."""
         mask = self.draw(images, torch.Generator().manual_seed(0))
         with amp:
-            reconstructed = model(images, mask)
-        return self.losses(reconstructed, images, mask).sum()[None]
+            output = model(*self.inputs(images, mask))
+        return self.losses(output, images, mask).sum()[None]
 
     def backbone(self, model: nn.Module) -> nn.Module:
         """The model without the decoder."""
         return model.backbone  # type: ignore[return-value]
 
+    def show(self, model: nn.Module, images: Tensor, amp: torch.autocast) -> tuple[Tensor, ...]:
+        """Images (B, 3, H, W) in each of `rows`."""
+        mask = self.draw(images, torch.Generator().manual_seed(0))
+        hidden = enlarge(mask, self.unit)[:, None]
+        with amp:
+            found = model(images, mask).float()
+        return images, images.masked_fill(hidden, 0), torch.where(hidden, found, images)
+
     @torch.no_grad()
-    def examples(self, model: MaskedImageModel, loader: Any, amp: torch.autocast, count: int = 10) -> Tensor:
+    def examples(self, model: nn.Module, loader: Any, amp: torch.autocast, count: int = 10) -> Tensor:
         """Up to `count` held-out images of this process, evenly spaced, as `write_masked_report` takes them."""
         last = (len(loader) - 1) * loader.batch_size
         chosen, images = {*torch.linspace(0, last, count).long().tolist()}, []
         with closing(loader.epoch(0)) as batches:
             for i, image in enumerate(image for batch, _ in batches for image in batch):
                 images += [image] if i in chosen else []
-        images = torch.stack(images)
-        mask = self.draw(images, torch.Generator().manual_seed(0))
-        hidden = model.pixels(mask)
-        with amp:
-            found = model.eval()(images, mask).float()
-        return torch.stack([images, images.masked_fill(hidden, 0), torch.where(hidden, found, images)]).cpu()
+        return torch.stack(self.show(model.eval(), torch.stack(images), amp)).cpu()

@@ -341,11 +341,11 @@ def write_report(
 
 
 def write_masked_report(
-    directory: RunDirectory, config: Config, examples: torch.Tensor, result: dict[str, Any]
+    directory: RunDirectory, config: Config, examples: torch.Tensor, titles: tuple[str, ...], result: dict[str, Any]
 ) -> None:
-    """Draws held-out images, masked and reconstructed, and writes an HTML page.
+    """Draws held-out images, and what the model makes of them, and writes an HTML page.
 
-    `examples` are (3, N, 3, H, W), normalised: the images, what the model sees, and its reconstruction.
+    `examples` are (rows, N, 3, H, W), normalised, and `titles` are those of the rows.
     """
     mean, std = (torch.tensor(values)[:, None, None] for values in (config.data.mean, config.data.std))
     rows, columns = examples.shape[:2]
@@ -354,7 +354,7 @@ def write_masked_report(
         axes = figure.add_subplot(rows, columns, i)
         axes.imshow(image.permute(1, 2, 0).numpy())
         axes.set(xticks=[], yticks=[])
-    for row, title in enumerate(("original", "masked", "reconstructed")):
+    for row, title in enumerate(titles):
         figure.axes[row * columns].set_ylabel(title)
     write_file(directory.path / "reconstructions.png", png(figure))
     _write_page(directory, config, result)

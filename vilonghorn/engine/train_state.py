@@ -17,6 +17,7 @@ from .config import Config
 from .distillation import Distillation
 from .distributed import Distributed
 from .masking import MaskedImages, build_masked
+from .next_patches import NextPatches, build_next_patches
 from .tasks import Classification, Task
 
 Batch = tuple[torch.Tensor, torch.Tensor]  # images (B, 3, H, W) and targets (B,), or (B, classes) after mixup
@@ -79,6 +80,9 @@ class TrainState:
         if ratio := config.augmentation.mask_ratio:
             self.num_classes, self.model = 0, build_masked(config, device)
             self.task: Task = MaskedImages(ratio, self.model.unit)
+        elif side := config.augmentation.next_cluster:
+            self.num_classes, self.model = 0, build_next_patches(config, device)
+            self.task = NextPatches(side, self.model.stride)
         else:
             self.model = build.build_model(config, num_classes).to(device)
             build.check_model(config, self.model, num_classes, device)

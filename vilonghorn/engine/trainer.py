@@ -75,7 +75,7 @@ class Trainer:
 
         Returns:
             Results of the final weights: `top1`, `top5`, `loss`, and `weights`, "model" or "ema"; `epochs`; `images`
-            evaluated; `best`, epoch, top1 and loss of the best epoch; `skipped` updates; `seconds`. Of masked images
+            evaluated; `best`, epoch, top1 and loss of the best epoch; `skipped` updates; `seconds`. Without labels
             there is no `top1` and `top5`.
 
         Raises:
@@ -105,7 +105,8 @@ class Trainer:
         if isinstance(task := self.train_state.task, MaskedImages):
             if self.dist.is_main:
                 model, amp = self.train_state.models[weights], self.train_state.amp
-                write_masked_report(self.directory, self.config, task.examples(model, self.val_loader, amp), result)
+                examples = task.examples(model, self.val_loader, amp)
+                write_masked_report(self.directory, self.config, examples, task.rows, result)
             return result
         names = self.val_loader.class_names or map(str, range(self.val_loader.num_classes))
         found = predict_all(self.train_state.models[weights], self.val_loader, self.train_state.amp, self.dist)
