@@ -36,7 +36,8 @@ from torch import Tensor
 import vilonghorn
 from vilonghorn.bench.tables import fill_page, markdown
 from vilonghorn.data.files import atomic_write, write_json
-from vilonghorn.engine.masking import MaskedImageModel, draw_mask, masked_loss
+from vilonghorn.engine.masking import MaskedImageModel, MaskedImages
+from vilonghorn.engine.next_patches import NextPatches, NextPatchesModel
 
 RESULTS = Path("docs/models/small_data.json")
 PAGE, PRETRAINING = Path("docs/models/icons480.md"), Path("docs/pretraining.md")
@@ -49,8 +50,13 @@ UPDATES, BATCH, WARMUP = 200, 32, 20
 MAX_HELD_OUT = 1000  # images
 STARTS = {"icons": "from the weights of icons", "random": "from random weights"}
 # All training images without their labels, in one pretraining for all seeds.
-WITHOUT_LABELS = {"unlabelled": "pretrained without labels", "icons_unlabelled": "icons, then without labels"}
+WITHOUT_LABELS = {
+    "unlabelled": "masked images without labels",
+    "next_patches": "next patches without labels",
+    "icons_unlabelled": "icons, then masked images",
+}
 MASKED_UPDATES, MASKED_BATCH, MASKED_RATE, RATIO, UNIT = 1000, 64, 4e-3, 0.6, 8
+CLUSTER = 2  # side of what a token predicts, in patches
 MACHINES = {"colours": "SVM of a colour histogram", "pixels": "SVM of the pixels"}
 
 
@@ -140,19 +146,23 @@ def fit(model: torch.nn.Module, rate: float, updates: int, loss_of: Callable[[],
 
 
 def pretrain(pixels: Tensor, start: str) -> dict[str, Tensor]:
-    """The weights of a model that has learned to reconstruct masked images; it prints the last loss."""
+    """The weights of a model that has learned from masked images or next patches; it prints the last loss."""
     torch.manual_seed(0)
     rng = torch.Generator().manual_seed(0)
-    backbone = timm.create_model(MODEL, pretrained=start.startswith("icons"), num_classes=0, mask_token=True)
-    model = MaskedImageModel(backbone, UNIT).train()
+    masks, options = start != "next_patches", dict(pretrained=start.startswith("icons"), num_classes=0)
+    backbone = timm.create_model(MODEL, mask_token=masks, **options)
+    task = MaskedImages(RATIO, UNIT) if masks else NextPatches(CLUSTER, UNIT)
+    model = MaskedImageModel(backbone, UNIT) if masks else NextPatchesModel(backbone, CLUSTER)
 
     def loss() -> Tensor:
         batch = pixels[torch.randint(len(pixels), (MASKED_BATCH,), generator=rng)]
         images = crop(normalize(batch), rng)
-        mask = draw_mask(len(images), (SIDE // UNIT, SIDE // UNIT), RATIO, rng)
-        return masked_loss(images, model(images, mask), model.pixels(mask)).mean()
+        targets = task.draw(images, rng)
+        return task.losses(model(*task.inputs(images, targets)), images, targets).mean()
 
-    print(f"loss {fit(model, MASKED_RATE, MASKED_UPDATES, loss):.4f} after {MASKED_UPDATES} updates", flush=True)
+    print(
+        f"loss {fit(model.train(), MASKED_RATE, MASKED_UPDATES, loss):.4f} after {MASKED_UPDATES} updates", flush=True
+    )
     return {name: value for name, value in backbone.state_dict().items() if name != "mask_token"}
 
 

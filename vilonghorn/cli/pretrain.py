@@ -2,7 +2,8 @@
 
 Parts of each image are masked, and the model learns to reconstruct them (SimMIM). It is `vilonghorn train` with the
 configuration `pretrain`, and takes its options. The images of data.train and data.val need no labels.
---augmentation.mask_ratio is the masked part of an image, --augmentation.mask_unit the side of a masked square.
+--augmentation.mask_ratio is the masked part of an image, --augmentation.mask_unit the side of a masked square. With
+--augmentation.mask_ratio null --augmentation.next_cluster 2 it learns to predict the next 2 x 2 patches (ARM).
 """
 
 from collections.abc import Sequence

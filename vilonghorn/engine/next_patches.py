@@ -13,10 +13,10 @@ from ..models.trunk import VisionSSM
 from ..ops.scan_order import insert_class_token
 from .build import build_model, image_sizes
 from .config import Config
-from .masking import MaskedImageModel, MaskedImages
+from .masking import MaskedImages
 
 
-class NextPatchesModel(MaskedImageModel):
+class NextPatchesModel(nn.Module):
     """A backbone, whose directions are made to scan forward, and a decoder from each token to the next cluster.
 
     Args:
@@ -25,13 +25,18 @@ class NextPatchesModel(MaskedImageModel):
     """
 
     def __init__(self, backbone: VisionSSM, side: int) -> None:
-        super().__init__(backbone, side * backbone.feature_info[-1]["reduction"])
+        super().__init__()
+        self.backbone, self.side, self.stride = backbone, side, backbone.feature_info[-1]["reduction"]
         for block in backbone.blocks:
             block.mixer.reverse = (False,) * len(block.mixer.reverse)  # type: ignore[union-attr, arg-type]
             block.mixer.flags = [0] * len(block.mixer.reverse)  # type: ignore[union-attr, arg-type]
-        self.side, self.decoder = side, nn.Linear(backbone.num_features, 3 * self.unit**2)
+        self.decoder = nn.Linear(backbone.num_features, 3 * (side * self.stride) ** 2)
 
-    def forward(self, images: Tensor) -> Tensor:  # type: ignore[override]
+    def no_weight_decay(self) -> set[str]:
+        """Names of the parameters without weight decay."""
+        return {f"backbone.{name}" for name in self.backbone.no_weight_decay()}
+
+    def forward(self, images: Tensor) -> Tensor:
         """Images (B, 3, H, W) to predictions, (B, clusters, side**2 tokens, side**2 patches, pixels of a patch)."""
         model, size = self.backbone, self.side**2
         token, patches = model.split_tokens(model._embed(images), images.shape[-2:])
