@@ -1,6 +1,7 @@
 """Builds the parts of a run from its configuration: device, precision, loaders, model, optimizer, schedule."""
 
 import os
+import warnings
 from collections.abc import Sequence
 from copy import deepcopy
 from dataclasses import fields, replace
@@ -118,10 +119,15 @@ def check_loader(config: Config, name: str, loader: Any, device: torch.device) -
 
 
 def check_classes(name: str, num_classes: int, val: str, loader: Any) -> None:
-    """Raises ValueError if held-out data has more or fewer classes than the training data or the model `name`."""
+    """Raises ValueError if held-out data has more or fewer classes than the training data or the model `name`.
+
+    Warns if both are the same data.
+    """
     if loader.num_classes != num_classes:
         same = "training and held-out data need the same"
         raise ValueError(f"{name} has {num_classes} classes but {val} has {loader.num_classes}: {same}")
+    if Distributed().is_main and os.path.realpath(name) == os.path.realpath(val):
+        warnings.warn(f"{val} is data.train, too: the results are not of held-out images", stacklevel=2)
 
 
 def model_kwargs(config: Config, num_classes: int) -> dict[str, Any]:

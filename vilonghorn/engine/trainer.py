@@ -1,7 +1,6 @@
 """The training loop. A run can be stopped at any moment, and resumes to the same result."""
 
 import math
-import os
 import time
 import warnings
 from collections.abc import Iterator, Sequence
@@ -255,8 +254,6 @@ class Trainer:
         if val is None:
             val = build_loader(config, device, training=False, classes=train.class_names)
         check_classes(config.data.train, train.num_classes, config.data.val, val)
-        if dist.is_main and os.path.realpath(config.data.train) == os.path.realpath(config.data.val):
-            warnings.warn(f"{config.data.val} is data.train, too: the results are not of held-out images", stacklevel=2)
         self.train_loader, self.val_loader = train, val
         self.steps = StepCounter(len(train), config.optimizer.accumulate, dist.world_size)
         self.data = {
