@@ -52,7 +52,9 @@ def is_named(source: str | os.PathLike) -> bool:
 
 def _open_hfds(source: str, rest: str, labelled: bool) -> tuple[Any, ...]:
     """A reader of images by index, their labels, the names of the classes, and names of images, as `_open_wds`."""
-    name, _, split = rest.rpartition(":")
+    whole, bracket, part = rest.partition("[")  # of NAME:SPLIT[:90%]
+    name, _, split = whole.rpartition(":")
+    split += bracket + part
     try:
         import datasets
 

@@ -84,6 +84,15 @@ def test_batches_are_those_of_the_folder(folder, tmp_path, kind, request):
     assert torch.equal(next(unlabelled.epoch(0))[1], torch.zeros(8, dtype=torch.int64))
 
 
+@pytest.mark.filterwarnings("ignore:.*the center crop shows")
+@pytest.mark.parametrize("part, kept", [("[-30%:]", slice(19, None)), ("[:4]+train[20:]", [*range(4), *range(20, 27)])])
+def test_a_part_of_a_split_is_read(datasets, folder, tmp_path, part, kept):
+    data = ImageFolder(folder)
+    source = write_table(datasets, data, tmp_path / "data", "parquet", data.classes)
+    loader = create_loader(source + part, training=False, classes=data.classes, **OPTIONS)
+    assert loader.data.labels.tolist() == data.labels[kept].tolist()
+
+
 def test_a_run_takes_names_and_says_which_there_are(folder, tmp_path):
     write_shards(ImageFolder(folder), tmp_path / "data")
     config = load_config(find_config("photos"), f"--data.train=wds/{tmp_path}/data", "--data.val=tfds/x")
