@@ -130,6 +130,10 @@ def test_what_is_no_file_of_weights_is_named(tmp_path):
         (tmp_path / name).write_bytes(content)
         with pytest.raises(ValueError, match=f"{tmp_path / name} is not a"):
             read_weights(tmp_path / name)
+    (tmp_path / "config.yaml").touch()
+    (tmp_path / "last.pt").write_bytes(b"the state of a run")
+    with pytest.raises(ValueError, match=r"last.pt is not a file of weights \(give the run's directory\)"):
+        read_weights(tmp_path / "last.pt")
 
 
 RECORDS = [

@@ -87,7 +87,9 @@ def read_weights(path: str | Path) -> tuple[dict[str, Tensor], dict[str, Any] | 
     try:
         return load_state_dict(str(path)), None
     except Exception as error:  # readers of other formats raise almost any error
-        raise ValueError(f"{path} is not a file of weights ({type(error).__name__}: {_line(error)})") from error
+        in_run = (path.parent / "config.yaml").is_file()
+        reason = "give the run's directory" if in_run else f"{type(error).__name__}: {_line(error)}"
+        raise ValueError(f"{path} is not a file of weights ({reason})") from error
 
 
 def check_file(path: str | Path) -> None:
