@@ -19,10 +19,10 @@ SCRIPT = Path(__file__).parents[2] / "helpers" / "compiled_triton.py"
 # All scans, or a rule and heads in a dtype, by their numbers in SCANS of the script.
 TARGETS = ("sm_90", "sm_80:1,3", "sm_120:2,4", "gfx942:0,3")
 # Of NVIDIA's kernels, by name and dtype: the most instructions of their longest loop, and the most stack, bytes. Triton
-# 3.8 stays within them, and what was compiled with 3.6 and 3.9.
+# 3.6 and 3.8 stay within them, and what was compiled with 3.9.
 LIMITS = {
     ("scan_forward", "bfloat16"): (400, 0),
-    ("scan_backward", "bfloat16"): (3600, 112),
+    ("scan_backward", "bfloat16"): (3700, 112),
     ("chunks_forward", "bfloat16"): (1200, 0),
     ("chunks_backward", "bfloat16"): (3000, 384),
     ("sum_shares", "bfloat16"): (200, 0),
