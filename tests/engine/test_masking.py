@@ -92,12 +92,13 @@ def test_what_cannot_be_masked_is_refused_in_one_sentence(tmp_path, options, mes
     assert not (tmp_path / "run").exists()
 
 
-def test_layers_of_a_masked_backbone_learn_at_the_rates_that_layer_decay_gives_them_alone(tmp_path):
+@pytest.mark.parametrize("kind", ["mask_ratio=0.5", "next_cluster=2"])
+def test_layers_of_a_backbone_without_labels_learn_at_the_rates_that_layer_decay_gives_them_alone(tmp_path, kind):
     options = ["--model.name=vilonghorn_nano", f"--model.kwargs={TINY}", "--optimizer.layer_decay=0.5"]
-    masked = toy_trainer(tmp_path / "masked", *options, "--augmentation.mask_ratio=0.5", "--augmentation.mixup=0")
+    unlabelled = toy_trainer(tmp_path / "unlabelled", *options, f"--augmentation.{kind}", "--augmentation.mixup=0")
     alone = toy_trainer(tmp_path / "alone", *options)
     scales = []
-    for state in (masked.train_state, alone.train_state):
+    for state in (unlabelled.train_state, alone.train_state):
         names = {id(parameter): name.removeprefix("backbone.") for name, parameter in state.trained.named_parameters()}
         groups = state.optimizer.param_groups
         scales.append({names[id(p)]: group["lr_scale"] for group in groups for p in group["params"]})

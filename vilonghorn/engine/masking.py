@@ -19,7 +19,24 @@ from .config import Config
 from .tasks import Task
 
 
-class MaskedImageModel(nn.Module):
+class BackboneWithDecoder(nn.Module):
+    """A backbone, and a decoder that is trained with it: the groups of their parameters."""
+
+    backbone: nn.Module
+    decoder: nn.Module
+
+    def no_weight_decay(self) -> set[str]:
+        """Names of the parameters without weight decay."""
+        return {f"backbone.{name}" for name in self.backbone.no_weight_decay()}  # type: ignore[operator]
+
+    def group_matcher(self, coarse: bool = False) -> Callable[[str], int]:
+        """The layer of a parameter, for layer decay: as in the backbone, the decoder in the place of its head."""
+        matcher = self.backbone.group_matcher(coarse)  # type: ignore[operator]
+        layers = group_parameters(self.backbone, matcher, reverse=True)
+        return lambda name: layers.get(name.removeprefix("backbone."), max(layers.values()) + 1)
+
+
+class MaskedImageModel(BackboneWithDecoder):
     """A backbone with a mask token, and a decoder from its last map to pixels.
 
     Args:
@@ -33,15 +50,6 @@ class MaskedImageModel(nn.Module):
         last = backbone.feature_info[-1]
         self.stride = last["reduction"]
         self.decoder = nn.Conv2d(last["num_chs"], 3 * self.stride**2, 1)
-
-    def no_weight_decay(self) -> set[str]:
-        """Names of the parameters without weight decay."""
-        return {f"backbone.{name}" for name in self.backbone.no_weight_decay()}
-
-    def group_matcher(self, coarse: bool = False) -> Callable[[str], int]:
-        """The layer of a parameter, for layer decay: as in the backbone, the decoder in the place of its head."""
-        layers = group_parameters(self.backbone, self.backbone.group_matcher(coarse), reverse=True)
-        return lambda name: layers.get(name.removeprefix("backbone."), max(layers.values()) + 1)
 
     def pixels(self, mask: Tensor) -> Tensor:
         """A mask of units, (B, h, w), as one of pixels, (B, 1, H, W)."""

@@ -13,10 +13,10 @@ from ..models.trunk import VisionSSM
 from ..ops.scan_order import insert_class_token
 from .build import build_model, image_sizes
 from .config import Config
-from .masking import MaskedImages
+from .masking import BackboneWithDecoder, MaskedImages
 
 
-class NextPatchesModel(nn.Module):
+class NextPatchesModel(BackboneWithDecoder):
     """A backbone, whose directions are made to scan forward, and a decoder from each token to the next cluster.
 
     Args:
@@ -31,10 +31,6 @@ class NextPatchesModel(nn.Module):
             block.mixer.reverse = (False,) * len(block.mixer.reverse)  # type: ignore[union-attr, arg-type]
             block.mixer.flags = [0] * len(block.mixer.reverse)  # type: ignore[union-attr, arg-type]
         self.decoder = nn.Linear(backbone.num_features, 3 * (side * self.stride) ** 2)
-
-    def no_weight_decay(self) -> set[str]:
-        """Names of the parameters without weight decay."""
-        return {f"backbone.{name}" for name in self.backbone.no_weight_decay()}
 
     def forward(self, images: Tensor) -> Tensor:
         """Images (B, 3, H, W) to predictions, (B, clusters, side**2 tokens, side**2 patches, pixels of a patch)."""
