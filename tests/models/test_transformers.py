@@ -37,10 +37,8 @@ def detr(backbone, out_indices=(1,)):
 
 @torch.no_grad()
 def test_a_detr_loads_as_it_was_saved(renamings, tmp_path, monkeypatch):
-    model, images = (
-        detr("vilonghornv2_nano", [2]),
-        torch.randn(1, 3, 64, 64, generator=torch.Generator().manual_seed(1)),
-    )
+    model = detr("vilonghornv2_nano", [2])
+    images = torch.randn(1, 3, 64, 64, generator=torch.Generator().manual_seed(1))
     model.save_pretrained(tmp_path)
     monkeypatch.setattr(renamings, "_checkpoint_conversion_mapping_cache", None)  # as another process
     loaded, info = transformers.DetrForObjectDetection.from_pretrained(tmp_path, output_loading_info=True)

@@ -34,7 +34,7 @@ class Backbone(nn.Module):
         self._init_head()
 
     def _init_embedding(self) -> None:
-        pass
+        """Initialises what precedes the blocks, if it does not initialise itself."""
 
     def _init_head(self) -> None:
         head = self.get_classifier()  # type: ignore[operator]

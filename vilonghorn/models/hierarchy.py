@@ -10,12 +10,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from timm.layers import (
-    ClassifierHead,
-    calculate_drop_path_rates,
-    get_norm_layer,
-    to_2tuple,
-)
+from timm.layers import ClassifierHead, calculate_drop_path_rates, get_norm_layer, to_2tuple
 from timm.models._features import feature_take_indices
 from timm.models._input import update_model_input_size
 from torch import Tensor, fx, nn

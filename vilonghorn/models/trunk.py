@@ -178,7 +178,6 @@ class VisionSSM(Backbone):
         self.reset_classifier(num_classes)
         self.init_weights(needs_reset=False)
 
-    @torch.jit.ignore
     def _init_embedding(self) -> None:
         if self.pos_embed is not None:
             trunc_normal_(self.pos_embed, std=0.02)

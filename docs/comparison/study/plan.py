@@ -173,7 +173,8 @@ def _check(study: Study) -> None:
             known(task.rates_of, study.tasks, "task")
             if not study.tasks[task.rates_of].sweep or set(candidates) - set(study.names(task.rates_of)):
                 raise ValueError(f"task {name}: {task.rates_of} of rates_of has no sweep for all candidates of {name}")
-        task.dataset("train"), task.dataset("val")
+        task.dataset("train")
+        task.dataset("val")
         task.test_datasets()
     for table in study.tables.values():
         for task_name, test, _ in table.points:
