@@ -1,6 +1,6 @@
 """What gpu_day.sh runs beside scan.py: `docs/performance/gpu_day.py models|peers|profile --json FILE`.
 
-- models: inference and training steps, eager, compiled, and captured in CUDA graphs (`mode="reduce-overhead"`);
+- models: inference and training steps, eager, compiled block by block, and these captured in a CUDA graph;
 - peers: the scan of one direction beside mamba_ssm's kernel (if peers.sh built it), and of the exact rule beside its
   chunks of heads in Triton;
 - profile: the kernels of a compiled training step by their own time, and for how much of it the GPU is busy.
@@ -21,8 +21,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 import torch
-from scan import WORKLOADS, Workload, function_steps, scan_inputs, scan_steps
-from torch._inductor import config as inductor
+from scan import WORKLOADS, Workload, cuda_graph, function_steps, scan_inputs, scan_steps
 from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
@@ -67,8 +66,8 @@ def print_medians(rows: Mapping[str, Mapping[str, Row]]) -> None:
 
 def mode_steps(mode: str, **cell: object) -> Steps:
     """The steps of a model in one of MODES. Call it in a process of its own: it changes torch's options."""
-    inductor.triton.cudagraphs = mode == "captured"
-    return model_steps(**cell, compiled=mode != "eager")
+    steps = model_steps(**cell, compiled=mode != "eager")
+    return {name: cuda_graph(step) for name, step in steps.items()} if mode == "captured" else steps
 
 
 def models(
@@ -91,7 +90,7 @@ def peers() -> dict[str, object]:
     made["longhorn_exact, triton chunks"] = partial(chunk_steps, workload, "cuda")
     if importlib.util.find_spec("mamba_ssm"):
         made["mamba, mamba_ssm"] = partial(mamba_ssm_steps, workload, "cuda")
-    rows = run_interleaved(made, list(STEPS.values()), ROUNDS, threads=1, device="cuda", restarts=3)
+    rows = run_interleaved(made, list(STEPS.values()), ROUNDS, threads=1, device="cuda")
     print_medians(rows)
     return rows
 

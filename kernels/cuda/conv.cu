@@ -11,7 +11,7 @@ namespace vilonghorn {
 namespace {
 
 // More channels would save few instructions and need so many registers that half as many warps run at once.
-constexpr int kForwardVector = 4, kBackwardVector = 2, kGridVector = 2;
+constexpr int kForwardVector = 4, kBackwardVector = 2;
 constexpr int kForwardSegment = 32, kBackwardSegment = 64, kGridSegment = 32;  // tokens of a segment, at most
 constexpr int kMinSegment = 8;
 constexpr int kBusyThreads = 1 << 15;  // segments are halved until there are this many threads
@@ -32,7 +32,7 @@ struct Geometry {
   Geometry(const VlConv &a, bool backward) {
     const bool on_grid = a.conv_grid.rows;
     const int64_t lines = on_grid ? a.conv_grid.rows + 1 : 1, steps = on_grid ? a.conv_grid.columns : a.length;
-    vector = on_grid ? kGridVector : backward ? kBackwardVector : kForwardVector;
+    vector = backward ? kBackwardVector : kForwardVector;
     if (!on_grid && (a.d_conv != kTaps || (uintptr_t)a.weight % sizeof(Quad))) vector = 1;
     if (!takes_vectors(a, vector, backward)) vector = 1;
     const int64_t columns = divide_up(a.channels, vector);
@@ -58,18 +58,23 @@ template <class T, int K, bool PAIR> int run(const Walk &walk, const Geometry &a
              K ? kForwardVector : 1, K, PAIR > ;
   return launch(kernel, walk, at.rows * at.tiles, at.threads, shared, stream);
 }
-template <class T, int VECTOR> int run_grid(const Walk &walk, const Geometry &at, bool backward, void *stream) {
+template <class T> int run_grid(const Walk &walk, const Geometry &at, bool backward, void *stream) {
   const int64_t blocks = at.rows * at.tiles;
-  if (!backward) return launch(conv_grid_forward<T, VECTOR>, walk, blocks, at.threads, 0, stream);
-  const size_t shared = (kGridTaps + 1) * VECTOR * at.threads.x * at.threads.y * sizeof(float);
-  if (const int error = launch(conv_grid_backward<T, VECTOR>, walk, blocks, at.threads, shared, stream)) return error;
-  return launch(conv_grid_dx<T, VECTOR>, walk, blocks, at.threads, 0, stream);
+  const bool wide = at.vector > 1;
+  if (!backward) {
+    const auto kernel = wide ? conv_grid_forward<T, kForwardVector> : conv_grid_forward<T, 1>;
+    return launch(kernel, walk, blocks, at.threads, 0, stream);
+  }
+  const size_t shared = (kGridTaps + 1) * at.vector * at.threads.x * at.threads.y * sizeof(float);
+  const auto kernel = wide ? conv_grid_backward<T, kBackwardVector> : conv_grid_backward<T, 1>;
+  if (const int error = launch(kernel, walk, blocks, at.threads, shared, stream)) return error;
+  const auto dx = wide ? conv_grid_dx<T, kBackwardVector> : conv_grid_dx<T, 1>;
+  return launch(dx, walk, blocks, at.threads, 0, stream);
 }
 template <class T> int run_walk(const Walk &walk, const Geometry &at, bool backward, void *stream) {
   const bool pair = walk.direction[1] >= 0;
   if (at.rows * at.tiles > INT32_MAX) return cudaErrorInvalidValue;
-  if (walk.conv.conv_grid.rows)
-    return (at.vector == 1 ? run_grid<T, 1> : run_grid<T, kGridVector>)(walk, at, backward, stream);
+  if (walk.conv.conv_grid.rows) return run_grid<T>(walk, at, backward, stream);
   if (at.vector > 1 && pair) return run<T, kTaps, true>(walk, at, backward, stream);
   if (at.vector > 1) return run<T, kTaps, false>(walk, at, backward, stream);
   return pair ? run<T, 0, true>(walk, at, backward, stream) : run<T, 0, false>(walk, at, backward, stream);

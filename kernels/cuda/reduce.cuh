@@ -5,8 +5,8 @@
 namespace vilonghorn {
 
 constexpr int kWarp = 32;
-constexpr int kReduceRows = 8;  // threads that share a column of a sum
-constexpr int kFewRows = 32;    // up to here a thread has a column alone
+constexpr int kReduceRows = 32;  // threads that share a column of a sum
+constexpr int kFewRows = 32;     // up to here a thread has a column alone
 
 struct Sum {
   void *out;              // absent: nothing to sum

@@ -1,6 +1,9 @@
 """Models infer and learn."""
 
+from functools import partialmethod
+
 import pytest
+import torch
 
 from vilonghorn.bench import candidates
 from vilonghorn.bench.interleaved import STEPS
@@ -29,3 +32,13 @@ def test_larger_images_come_in_smaller_batches(device, batches):
         for size in (224, 384, 512, 768, 1248)
     ]
     assert [cell["batch"] for [(cell, _)] in cells] == batches
+
+
+def test_every_block_is_compiled_for_each_step(monkeypatch):
+    """All blocks share one forward, of which torch compiles eight versions by default, then none."""
+    monkeypatch.setattr(torch.nn.Module, "compile", partialmethod(torch.nn.Module.compile, backend="eager"))
+    monkeypatch.setattr(torch._dynamo.config, "recompile_limit", torch._dynamo.config.recompile_limit)
+    monkeypatch.setattr(torch._dynamo.config, "fail_on_recompile_limit_hit", True)
+    steps = candidates.model_steps("vilonghornv2_tiny", 32, 1, "highest", "cpu", compiled=True)
+    for step in steps.values():
+        step()

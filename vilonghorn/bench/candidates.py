@@ -55,9 +55,13 @@ def model_steps(model: str, size: int, batch: int, precision: str, device: str, 
 
     steps = {STEPS[False]: forward, STEPS[True]: train}
     if compiled:  # block by block, because a model at once takes minutes; here, because all setups run at once
-        for part in getattr(net, "stages", [net]):
-            for block in part.blocks:
-                block.compile()
+        stages = getattr(net, "stages", [net])
+        parts = [block for stage in stages for block in stage.blocks]
+        # A step and a rate of stochastic depth make a version each of the one `forward` that all blocks have.
+        torch._dynamo.config.recompile_limit = 8 * len(parts)
+        parts += [net.stem, *(stage.downsample for stage in stages)] if hasattr(net, "stem") else []
+        for part in parts:
+            part.compile()
         for step in steps.values():
             step()
     return steps

@@ -23,9 +23,16 @@ def processor() -> str:
 
 
 def versions() -> dict[str, str | None]:
-    """Versions of Python and of packages; None: not installed."""
+    """Versions of Python and of packages; None: not installed; "unknown": found on the path, but not installed."""
     found = {"python": platform.python_version(), "vilonghorn": __version__, "torch": str(torch.__version__)}
-    return found | {name: metadata.version(name) if find_spec(name) else None for name in PACKAGES}
+    return found | {name: _version(name) for name in PACKAGES}
+
+
+def _version(name: str) -> str | None:
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return "unknown" if find_spec(name) else None
 
 
 def machine(device: str = "cpu") -> dict[str, Any]:

@@ -22,11 +22,14 @@ def test_the_kernels_agree_with_the_oracle(shape, reverse, dtype):
     check("cuda", shape, reverse, dtype)
 
 
-@pytest.mark.parametrize(("tokens", "channels"), [(15, 16), (16, 5)], ids=str)
-def test_a_convolution_over_the_grid_runs_the_kernel(tokens, channels, monkeypatch):
+# Where there is one token more than patches, it is a class token. A row of 70 patches has several segments.
+@pytest.mark.parametrize(
+    ("tokens", "channels", "grid"), [(15, 16, (3, 5)), (16, 5, (3, 5)), (211, 8, (3, 70)), (140, 6, (2, 70))], ids=str
+)
+def test_a_convolution_over_the_grid_runs_the_kernel(tokens, channels, grid, monkeypatch):
     x, weight, bias = conv_inputs(2, 2, tokens, channels, 9).values()
     values = dict(x=x, weight=weight.unflatten(2, (3, 3)), bias=bias)
-    run = partial(conv2d_silu, grid=(3, 5))  # of 16 tokens, one is a class token
+    run = partial(conv2d_silu, grid=grid)
     expected = value_and_grads(run, {name: value.double() for name, value in values.items()})
     monkeypatch.setattr(cpu, "_reason", "not built")
     launched, forward = [], cuda.conv_forward

@@ -22,13 +22,17 @@ from oracle import (
 from vilonghorn.layers import Block
 from vilonghorn.ops import backends, conv_silu, mamba_inner, scan
 from vilonghorn.ops.arguments import ScanArguments
+from vilonghorn.ops.backends import BACKENDS as BY_NAME
 from vilonghorn.ops.backends import cuda, segments
 
 if not torch.cuda.is_available():
     pytest.skip("torch sees no CUDA device", allow_module_level=True)
 
 BACKENDS = [name for name in ("cuda", "triton") if backends("cuda")[name] == "ready"]
-TOLERANCE = {torch.float32: 2e-6, torch.bfloat16: 8e-3, torch.float16: 1e-3}
+TOLERANCE = {torch.float32: 2e-6, torch.bfloat16: 8e-3, torch.float16: 2e-3}
+COMBINATIONS = [
+    (name, dtype) for name in BACKENDS for dtype in TOLERANCE if not BY_NAME[name].unavailable("cuda", dtype)
+]
 SHAPES = [(1, 1, 1, 1, 16), (2, 2, 63, 40, 16), (3, 1, 65, 8, 5), (1, 1, 40, 33, 64), (2, 2, 197, 384, 16)]
 
 
@@ -46,7 +50,7 @@ def on_gpu(values: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     return {name: value.cuda() for name, value in values.items()}
 
 
-@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+@pytest.mark.parametrize(("backend", "dtype"), COMBINATIONS, ids=str)
 @pytest.mark.parametrize("gate", [True, False], ids=["gated", "plain"])
 @pytest.mark.parametrize("reduce", ["none", "mean"])
 @pytest.mark.parametrize("rule", KERNEL_RULES)
@@ -84,11 +88,12 @@ def test_a_repetition_on_another_stream_gives_the_same_bits(rule, backend):
 def test_small_cases_agree_with_the_oracle(rule, backend):
     """What gpu_day.sh runs under compute-sanitizer."""
     options = dict(rule=rule, reverse=(False, True))
-    compare(partial(scan, backend=backend, reduce="mean"), inputs(2, 1, 19, 34, 16, rule=rule), 2e-6, "cuda", **options)
+    values = inputs(2, 1, 19, 34, 16, rule=rule)
+    compare(partial(scan, backend=backend), values, 2e-6, "cuda", **options, reduce="mean")
     values = mixer_inputs(2, 2, 21, 34, 5, 2, 9, rule=rule, filters=(3, 3))
     run = mamba_inner if rule == "mamba" else partial(mamba_inner, A=None)
     compare(run, values, 1e-5, "cuda", mixer, **options, grid=(4, 5))
-    check(backend, (2, 3, 33, 40, 4), (True, False), device="cuda")
+    check("cuda" if backend == "cuda" else None, (2, 3, 33, 40, 4), (True, False), device="cuda")
 
 
 def test_slices_of_a_projection_are_read_right(backend):
@@ -132,7 +137,7 @@ def test_a_mixer_agrees_with_the_oracle(shape, heads, grid, rule, dtype):
     values = mixer_inputs(*shape, rule=rule, heads=heads, filters=(3, 3) if grid else None)
     values["xz"] = values["xz"].to(dtype)
     options = dict(rule=rule, reverse=(False, True, True)[: shape[0]], grid=grid)
-    tolerance = {torch.float32: 1e-5, torch.bfloat16: 3e-2, torch.float16: 4e-3}[dtype]
+    tolerance = {torch.float32: 1e-5, torch.bfloat16: 5e-2, torch.float16: 1e-2}[dtype]
     run = mamba_inner if rule == "mamba" else partial(mamba_inner, A=None)
     compare(run, values, tolerance, "cuda", mixer, **options)
 
@@ -181,14 +186,17 @@ def test_a_captured_training_step_gives_the_bits_of_an_eager_one(family):
 
 @pytest.mark.parametrize("name", ["vilonghorn_nano", "vilonghornv2_nano", "vim_nano", "vilonghorn_nano_shared"])
 @pytest.mark.parametrize("device", [f"cuda:{i}" for i in range(torch.cuda.device_count())][:2])
-def test_a_model_trains_as_on_the_cpu(name, device):
+def test_a_model_trains_as_on_the_cpu(name, device, monkeypatch):
     """On a second device, too, which is not the current one."""
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)  # of the convolutions around the blocks
     torch.manual_seed(0)
     model, images, results = timm.create_model(name, img_size=64, num_classes=5), torch.randn(2, 3, 64, 64), []
     for place in ("cpu", device):
         model.to(place).zero_grad()
         logits = model(images.to(place))
         logits.square().sum().backward()
-        results.append([logits.cpu(), *(p.grad.cpu() for p in model.parameters())])
-    for on_cpu, on_gpu in zip(*results):
-        assert error(on_gpu, on_cpu) < 1e-3
+        grads = {n: p.grad.clone() for n, p in model.named_parameters()}  # model.to moves p.grad
+        results.append({"logits": logits.detach(), **grads})
+    on_cpu, on_gpu = results
+    errors = {n: error(on_gpu[n].cpu(), on_cpu[n]) for n in on_cpu}
+    assert max(errors.values()) < 1e-3, {n: f"{e:.1e}" for n, e in errors.items() if e >= 1e-3}

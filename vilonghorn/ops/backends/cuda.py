@@ -26,6 +26,7 @@ LANES = 64  # channels of a saved state are padded to the tile of a warp
 SHORT_DTYPE_STATES = 16  # up to here kernels exist for every dtype of DTYPES
 SEGMENT_STATES = 16  # VL_SEGMENT_STATES
 ALIGNMENT = 16  # bytes that kernels read of saved states in one access
+RANK_MULTIPLE = 8  # of bfloat16, ALIGNMENT bytes: without it, products run without the fast kernels of cuBLAS
 RESIDENT_WARPS = dict(longhorn=12, longhorn_exact=12, mamba=8)  # of a multiprocessor: registers allow no more on sm_90
 MAX_DIRECTIONS = 64
 GRID_FILTER = (3, 3)  # the only one with kernels
@@ -165,13 +166,14 @@ def mamba_inner_outputs(args: MambaInnerArguments, save: bool) -> tuple[Tensor, 
     """Memory for y, and with `save` for u, the projections, dt and the saved states, else empty tensors."""
     G, B, L, D, N, _, R, H = sizes = args.sizes
     new, in_chunks = args.xz.new_empty, _in_chunks(args, sizes)
-    shapes = [(G, B, L, D), (G, B * L, R + 2 * N), (G, B, L, H if in_chunks else D)]
+    shapes = [(G, B, L, D), (G, B * L, R + _rank_padding(R) + 2 * N), (G, B, L, H if in_chunks else D)]
     states = (triton.empty_states if in_chunks else empty_states)(args, save)
     return new(B, L, D), *(new(shape if save else 0) for shape in shapes), states
 
 
 def mamba_inner_forward(args: MambaInnerArguments, save: bool) -> tuple[Tensor, ...]:
     """Runs `vilonghorn.ops.mamba_inner`; returns the filled `mamba_inner_outputs`. x_proj, dt_proj have xz's dtype."""
+    args = _with_aligned_rank(args)
     G, B, L, D, *_, R, _ = sizes = args.sizes
     in_chunks = _in_chunks(args, sizes)
     args = args if in_chunks else _with_channel_steps(args, sizes)
@@ -187,6 +189,7 @@ def mamba_inner_backward(
     dy: Tensor, args: MambaInnerArguments, u: Tensor, projected: Tensor, dt: Tensor, saved_states: Tensor
 ) -> tuple[Tensor | None, ...]:
     """Gradients of the tensors of `args`, in their order; None for those absent."""
+    padding, args = _rank_padding(args.sizes.R), _with_aligned_rank(args)
     G, B, L, D, N, _, R, H = sizes = args.sizes
     in_chunks = _in_chunks(args, sizes)
     args = args if in_chunks else _with_channel_steps(args, sizes)
@@ -201,10 +204,30 @@ def mamba_inner_backward(
     torch.bmm(ddt, args.dt_proj, out=dprojected.narrow(2, 0, R))
     du.flatten(1, 2).baddbmm_(dprojected, args.x_proj)
     _, dconv_weight, dconv_bias = conv_backward(du, _conv_within(args, D), dx)
-    dx_proj, ddt_proj = torch.bmm(dprojected.mT, u), torch.bmm(ddt.mT, projected.narrow(2, 0, R))
+    dx_proj = _sum_of_products(dprojected, u)[:, padding:]
+    ddt_proj = _sum_of_products(ddt, projected.narrow(2, 0, R))[..., padding:]
     if H < ddt_proj.shape[1]:
         ddt_proj, ddt_bias = (t.view(G, H, D // H, *t.shape[2:]).sum(2) for t in (ddt_proj, ddt_bias))
-    return dxz, dconv_weight, dconv_bias, dx_proj, ddt_proj, ddt_bias, dA, dD
+    return dxz, dconv_weight, dconv_bias, dx_proj.contiguous(), ddt_proj.contiguous(), ddt_bias, dA, dD
+
+
+def _rank_padding(rank: int) -> int:
+    return -rank % RANK_MULTIPLE
+
+
+def _with_aligned_rank(args: MambaInnerArguments) -> MambaInnerArguments:
+    """Adds rows of zeros before those of x_proj, and columns before those of dt_proj."""
+    if not (padding := _rank_padding(args.sizes.R)):
+        return args
+    return args._replace(x_proj=F.pad(args.x_proj, (0, 0, padding, 0)), dt_proj=F.pad(args.dt_proj, (padding, 0)))
+
+
+def _sum_of_products(a: Tensor, b: Tensor) -> Tensor:
+    """(G, T, M) and (G, T, N) to (G, M, N). One by one: cuBLAS divides the sum over T only outside a batch."""
+    out = a.new_empty(len(a), a.shape[2], b.shape[2])
+    for x, y, total in zip(a, b, out):
+        torch.mm(x.mT, y, out=total)
+    return out
 
 
 def _in_chunks(args: MambaInnerArguments, sizes: Sizes) -> bool:
