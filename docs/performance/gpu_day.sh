@@ -4,11 +4,11 @@
 #   docs/performance/gpu_day.sh time
 #   docs/performance/gpu_day.sh profile
 # Environment: PYTHON (default python3), with torch, triton, timm and pytest; OUT, the folder of the figures (default
-# docs/performance, where no file is replaced); ARCH, the compute capability to build for (default: that of the GPU, 90 without one). build/peers,
-# which peers.sh makes, adds mamba_ssm's kernel. A step that fails says so, and the stage goes on with what it can. The
-# exit status is 1 if a step failed, 3 without a GPU.
+# docs/performance/gpu, where no file is replaced); ARCH, the compute capability to build for (default: that of the GPU,
+# 90 without one). build/peers, which peers.sh makes, adds mamba_ssm's kernel. A step that fails says so, and the stage
+# goes on with what it can. The exit status is 1 if a step failed, 3 without a GPU.
 set -uo pipefail
-PYTHON=${PYTHON:-python3} OUT=${OUT:-docs/performance} stage=${1:-}
+PYTHON=${PYTHON:-python3} OUT=${OUT:-docs/performance/gpu} stage=${1:-}
 export PYTHONPATH=$PWD:$PWD/build/peers${PYTHONPATH:+:$PYTHONPATH}
 failed=0 begin=$SECONDS LIMIT=${LIMIT:-560}
 say() { echo "[$((SECONDS - begin)) s] $*"; }
@@ -80,7 +80,7 @@ for device in ('cuda', 'cpu'): print(device, backends(device))"
 # models SECONDS SIZE BATCH [OPTIONS]: v2 beside DeiT
 models() {
   step "$1" "models at $2 px" "$PYTHON" docs/performance/gpu_day.py models --size "$2" --batch "$3" "${@:4}" \
-    --json "$(new "gpu-models-$2.json")"
+    --json "$(new "models-$2.json")"
 }
 
 time_all() {
@@ -89,23 +89,23 @@ time_all() {
   "$PYTHON" -W ignore -c "from mamba_ssm.ops.selective_scan_interface import selective_scan_fn" 2>/dev/null ||
     say "mamba_ssm's kernel is not here and is left out: docs/performance/peers.sh builds it into build/peers"
   models 140 224 128
-  models 100 512 128 --modes compiled captured
-  models 100 1024 32 --modes compiled captured
-  models 60 224 128 --modes compiled --models vilonghorn_tiny deit_tiny_patch16_224
-  step 90 "scan" "$PYTHON" docs/performance/scan.py --device cuda --rounds 3 --restarts 2 --json "$(new gpu-scan.json)"
-  step 60 "scan beside its peers" "$PYTHON" docs/performance/gpu_day.py peers --json "$(new gpu-peers.json)"
+  models 100 512 64 --modes compiled captured
+  models 100 1024 64 --modes compiled captured
+  models 90 224 128 --modes compiled captured --models vilonghorn_tiny vim_tiny deit_tiny_patch16_224
+  step 90 "scan" "$PYTHON" docs/performance/scan.py --device cuda --rounds 3 --restarts 2 --json "$(new scan.json)"
+  step 60 "scan beside its peers" "$PYTHON" docs/performance/gpu_day.py peers --json "$(new peers.json)"
 }
 
 profile() {
   import_check
   need_gpu profile
-  step 240 "kernels of a training step" "$PYTHON" docs/performance/gpu_day.py profile --json "$(new gpu-profile.json)"
+  step 240 "kernels of a training step" "$PYTHON" docs/performance/gpu_day.py profile --json "$(new profile.json)"
   metrics=smsp__issue_active.avg.pct_of_peak_sustained_active,launch__waves_per_multiprocessor,gpu__time_duration.sum
   metrics+=,smsp__average_warps_issue_stalled_long_scoreboard_per_issue_active.ratio,dram__bytes.sum,launch__registers_per_thread
   command -v ncu >/dev/null || { say "ncu is not installed: the profile has the times of the kernels"; return; }
   step 240 "ncu" ncu --target-processes all --csv --page raw --metrics "$metrics" --kernel-name regex:scan_ --launch-count 12 \
-    --log-file "$(new gpu-ncu.csv)" "$PYTHON" docs/performance/scan.py --device cuda --rounds 1 ||
-    say "ncu needs permission to read counters: ERR_NVGPUCTRPERM in gpu-ncu.csv means that it has none"
+    --log-file "$(new ncu.csv)" "$PYTHON" docs/performance/scan.py --device cuda --rounds 1 ||
+    say "ncu needs permission to read counters: ERR_NVGPUCTRPERM in ncu.csv means that it has none"
 }
 
 say "stage $stage, GPU: ${gpu:-none}, sm_$ARCH, $("$PYTHON" -c "import torch, triton

@@ -1,7 +1,8 @@
 """Fills the tables of performance.md, performance/gpu.md, choosing.md and README.md, and draws speed.svg.
 
 Run `python docs/performance/make.py` in the root of a checkout. Figures come from cpu-*.json and v2*.json, which
-`vilonghorn bench --json` and scan.py write, from kernels.json (compiled.py) and block.json (block.py).
+`vilonghorn bench --json` and scan.py write, from kernels.json (compiled.py) and block.json (block.py), and those of the
+GPU from gpu/*.json, which gpu_day.py writes.
 """
 
 from __future__ import annotations
@@ -59,6 +60,7 @@ def tables(folder: Path) -> dict[Path, dict[str, str]]:
     )
     gpu = {name: markdown(lines) for name, lines in predicted.items()}
     gpu |= {name: kernel_table(kernels["rows"], name) for name in ("instructions", "registers")}
+    gpu |= dict(gpu_models=gpu_model_table(folder / "gpu"), gpu_scans=gpu_scan_table(folder / "gpu"))
     return {PAGE: page, GPU_PAGE: gpu, README: dict(speed=made + speed), CHOOSING: dict(ratios=made + ratios)}
 
 
@@ -168,6 +170,35 @@ def kernel_table(rows: Sequence[dict[str, Any]], key: str) -> str:
             column = f"{row['backend']} {row['kernel']}"
             line[column] = str(max(row[key], int(line.get(column, 0))))
     return markdown([lines[cell] for cell in sorted(lines)])
+
+
+def gpu_model_table(folder: Path) -> str:
+    """Steps captured in CUDA graphs on a GPU, beside those of the DeiT in the same run."""
+    lines = []
+    for name in ("models-224", "models-512", "models-1024", "models-first", "models-small"):
+        run = json.loads((folder / f"{name}.json").read_text())
+        size, batch = (run["command"][run["command"].index(option) + 1] for option in ("--size", "--batch"))
+        for model in ("vilonghornv2_tiny", TINY, "vim_tiny", "vilonghornv2_small"):
+            deit = f"{DEIT_SMALL if 'small' in model else DEIT_TINY}, captured"
+            if deit not in run[STEPS[False]] or f"{model}, captured" not in run[STEPS[False]]:
+                continue
+            line = {"model": f"`{model}`", "px": size, "batch": batch}
+            for step in STEPS.values():
+                ours, theirs = run[step][f"{model}, captured"], run[step][deit]
+                line |= {f"{step}: ms": figure(median(ours)), f"{step}: to DeiT": figure(ratio(ours, theirs))}
+            lines.append(line)
+    return markdown(lines)
+
+
+def gpu_scan_table(folder: Path) -> str:
+    """The scans of one direction on a GPU."""
+    run, names = json.loads((folder / "peers.json").read_text()), {"triton chunks": "triton, in chunks of heads"}
+    lines = []
+    for name in run[STEPS[False]]:
+        rule, backend = name.split(", ")
+        line = {"rule": f"`{rule}`", "kernel": names.get(backend, backend)}
+        lines.append(line | {f"{step}: ms": f"{median(run[step][name]):.3f}" for step in STEPS.values()})
+    return markdown(lines)
 
 
 def draw(path: Path, run: Run) -> None:

@@ -9,7 +9,6 @@ from types import ModuleType
 import pytest
 import torch
 from oracle import error, oracle
-from torch._inductor import config as inductor
 
 from vilonghorn.bench.interleaved import STEPS
 from vilonghorn.ops import scan
@@ -65,12 +64,13 @@ def test_kernels_of_two_streams_count_once(intervals, busy, gpu_day):
 
 
 @pytest.mark.parametrize("mode", ["eager", "compiled", "captured"])
-def test_a_captured_model_is_compiled_with_graphs(mode, gpu_day, monkeypatch):
+def test_a_captured_model_is_compiled_first(mode, gpu_day, monkeypatch):
     given = {}
-    monkeypatch.setattr(gpu_day, "model_steps", lambda **cell: given.update(cell, graphs=inductor.triton.cudagraphs))
-    with inductor.patch({"triton.cudagraphs": False}):
-        gpu_day.mode_steps(mode, model="vilonghornv2_nano")
-    assert given == dict(model="vilonghornv2_nano", compiled=mode != "eager", graphs=mode == "captured")
+    monkeypatch.setattr(gpu_day, "model_steps", lambda **cell: given.update(cell) or {"forward": "step"})
+    monkeypatch.setattr(gpu_day, "cuda_graph", lambda step: f"graph of {step}")
+    steps = gpu_day.mode_steps(mode, model="vilonghornv2_nano")
+    assert given == dict(model="vilonghornv2_nano", compiled=mode != "eager")
+    assert steps == {"forward": "graph of step" if mode == "captured" else "step"}
 
 
 def test_a_file_of_figures_is_not_replaced(gpu_day, tmp_path, capsys):
