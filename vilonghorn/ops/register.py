@@ -43,10 +43,10 @@ def register_op(
         validate: takes the arguments and raises where they do not fit; runs before `forward` and `fake`.
         num_saved: number of results that are saved for backward.
         forward: takes (arguments, save) and returns the result, and where `num_saved` is not 0 a tuple of the result
-            and the saved tensors, empty ones without `save`.
+            and the saved tensors, empty ones without `save`. Its first argument is not empty.
         fake: as `forward`, without computing anything.
         backward: takes (dy, saved tensors, arguments, wanted) and returns the gradient of each tensor argument. Where
-            `wanted` is 0, it may be None.
+            `wanted` is 0, it may be None. `dy` is not empty.
 
     Returns:
         A function of the arguments that calls the operator and returns its first result.
@@ -71,16 +71,21 @@ def register_op(
 
         return call
 
+    def run_forward(args, save):
+        return (forward if args[0].numel() else fake)(args, save)
+
     def run_backward(dy, *args):
         saved, args, wanted = args[:num_saved], arguments(*args[num_saved:-1]), args[-1]
         validate(args)  # `.data` of a weight may have another shape by now
+        if not dy.numel():
+            return [torch.zeros_like(t, memory_format=torch.contiguous_format) for t, want in zip(args, wanted) if want]
         return [grad for grad, want in zip(backward(dy, saved, args, wanted), wanted) if want]
 
     def fake_backward(dy, *args):
         tensors, wanted = args[num_saved:], args[-1]
         return [torch.empty_like(t, memory_format=torch.contiguous_format) for t, want in zip(tensors, wanted) if want]
 
-    kernel = forward_with(forward)
+    kernel = forward_with(run_forward)
     define(qualified, f"({fields}, bool save) -> ({results})", kernel, forward_with(fake))
     schema = f"(Tensor dy, {saved_fields}{fields}, int[] wanted) -> Tensor[]"
     define(f"{qualified}_backward", schema, run_backward, fake_backward)

@@ -111,8 +111,6 @@ def backward(
     `out` may hold k, q and z: the tensors that take their gradients, of x's dtype. The last dimension is contiguous,
     and the others are as in one tensor of tokens. D is even, and N at most 16 for 16-bit dtypes.
     """
-    if args.x.numel() == 0:
-        return tuple(None if t is None else torch.zeros_like(t) for t in args[:8])
     if args.x.shape[-1] % 2:
         grads = backward(F.pad(dy, (0, 1)), _pad_to_even(args), saved_states)
         cut = zip(grads, args[:8])
@@ -133,15 +131,12 @@ def conv_forward(args: ConvArguments) -> Tensor:
     """Runs `vilonghorn.ops.conv_silu`, or a convolution of `GRID_FILTER` over a grid with SiLU."""
     params = conv_params(args, args.x.dtype)
     y = params.output("y", (len(args.reverse), *args.x.shape))
-    if y.numel():
-        _queue("conv_silu", _open()[0].vl_cuda_conv_forward, params.device, params.struct)
+    _queue("conv_silu", _open()[0].vl_cuda_conv_forward, params.device, params.struct)
     return y
 
 
 def conv_backward(dy: Tensor, args: ConvArguments, dx: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of x, weight and bias; that of x is written to `dx` if it is given, whose channels are contiguous."""
-    if dy.numel() == 0:
-        return tuple(torch.zeros_like(t, memory_format=torch.contiguous_format) for t in args[:3])
     (G, D, K), library, params = args.weight.shape, _open()[0], conv_params(args, args.x.dtype)
     params.struct.dy = params.activation(dy)
     dx = params.output("dx", args.x.shape, out=dx)
@@ -285,8 +280,6 @@ class _CudaParams(ScanParams):
 
     def run(self, function, accumulate: bool) -> None:
         """Queues a kernel; `accumulate` if its directions add to one result."""
-        if self.args.x.numel() == 0:
-            return
         if accumulate and self.struct.directions > 1:
             tokens, channels = self.struct.batch * self.struct.length, self.struct.channels
             self.output("accumulator", (tokens, self.struct.dz_step if self.struct.dx else channels), torch.float32)
