@@ -48,7 +48,7 @@ def tables(folder: Path) -> dict[Path, dict[str, str]]:
     kernels, predicted = json.loads((folder / "kernels.json").read_text()), predictions(folder)
     speed, ratios = speed_table(runs, v2), ratio_table(runs)
     machine = runs[0]["machine"]
-    made = f"{machine['cpu']}, {machine['threads']} threads, float32, a figure of each of {len(runs)} runs:\n\n"
+    made = f"{machine['cpu']}, {machine['threads']} threads, float32, one figure for each of {len(runs)} runs:\n\n"
     page = dict(
         speed=speed,
         runs="\n".join(map(machine_line, [*runs, v2])),
