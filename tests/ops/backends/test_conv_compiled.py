@@ -59,3 +59,11 @@ def test_a_pair_of_directions_issues_few_instructions(kernels):
         inside = min(length for count, length in arithmetic if count >= 0.8 * most)  # at the borders it is longer
         assert most / (STEPS * VECTOR[name]) >= (8 if name == "forward" else 21), (symbol, most)
         assert inside / (STEPS * VECTOR[name]) <= INSTRUCTIONS[name], (symbol, inside)
+
+
+@pytest.mark.parametrize(("name", "vector", "limit"), [("forward", 4, 35), ("backward", 2, 62), ("dx", 2, 48)])
+def test_a_step_over_the_grid_issues_few_instructions(kernels, name, vector, limit):
+    """For a patch and a channel: a turn of the loop has three patches, and reads each of their inputs once."""
+    [kernel] = [k for symbol, k in kernels.items() if f"conv_grid_{name}I13__nv_bfloat16Li{vector}E" in symbol]
+    loops = [i - to + 1 for i, to in kernel.branches() if to < i]
+    assert max(loops) / (3 * vector) <= limit
