@@ -93,6 +93,10 @@ time_all() {
   models 100 1024 64 --modes compiled captured
   models 90 224 128 --modes compiled captured --models vilonghorn_tiny vim_tiny deit_tiny_patch16_224
   step 90 "scan" "$PYTHON" docs/performance/scan.py --device cuda --rounds 3 --restarts 2 --json "$(new scan.json)"
+  for mode in default reduce-overhead; do # of a training run, with augmentation, optimizer and average; needs jsonargparse
+    step 120 "updates, compile $mode" "$PYTHON" -m vilonghorn train --config imagenet/vilonghornv2_tiny --dry-run \
+      --train-images 1281167 --model.num_classes 1000 --run.compile $mode
+  done
   step 60 "scan beside its peers" "$PYTHON" docs/performance/gpu_day.py peers --json "$(new peers.json)"
 }
 
