@@ -24,7 +24,7 @@ from torchvision.transforms import Compose
 from .data.images import EXTENSIONS, MAX_PIXELS, printable, read_image, to_rgb
 from .data.loaders.loader import read_batches
 from .engine import load_config, load_run
-from .engine.build import MODEL_ERRORS, one_line, pick_device
+from .engine.build import MODEL_ERRORS, explain_model_errors, one_line, pick_device
 from .engine.checkpoint import RunDirectory, load_weights
 from .engine.command_line import run_config
 from .engine.config import DataConfig, nearest
@@ -316,10 +316,8 @@ def _read_batch(
 
 def _classify(loaded: LoadedModel, images: Tensor, top: int) -> list[list[dict[str, Any]]]:
     """The predictions of each image of a batch (B, 3, H, W)."""
-    try:
+    with explain_model_errors(f"{loaded.name} does not take images {tuple(images.shape)}"):
         scores = loaded.model(images.to(loaded.device)).float()
-    except MODEL_ERRORS as error:
-        raise ValueError(f"{loaded.name} does not take images {tuple(images.shape)} ({one_line(error)})") from error
     if scores.dim() != 2:
         raise ValueError(f"{loaded.name} returns scores {tuple(scores.shape)}, expected (images, classes)")
     if not scores.isfinite().all():

@@ -2,7 +2,8 @@
 
 import os
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import fields, replace
 from pathlib import Path
@@ -37,6 +38,16 @@ MODEL_ERRORS = (TypeError, ValueError, RuntimeError, AssertionError, AttributeEr
 def one_line(error: Exception) -> str:
     """An error's type and message in one line, for use in another message."""
     return f"{type(error).__name__}: {' '.join(str(error).split())}"
+
+
+@contextmanager
+def explain_model_errors(problem: str, remedy: str = "") -> Iterator[None]:
+    """Turns `MODEL_ERRORS` into a ValueError that says the problem, the error and the remedy."""
+    try:
+        yield
+    except MODEL_ERRORS as error:
+        end = f": {remedy}" if remedy else ""
+        raise ValueError(f"{problem} ({one_line(error)}){end}") from error
 
 
 def pick_device(name: str, option: str = "run.device") -> torch.device:
@@ -249,24 +260,20 @@ def check_model(config: Config, model: nn.Module, num_classes: int, device: torc
     name, kwargs, training, last = config.model.name, config.model.kwargs, model.training, config.data.image_size
     for size in image_sizes(config):
         expected = f"{name} with {kwargs} does not turn images (2, 3, {size}, {size}) into scores (2, {num_classes})"
+        smaller = "augmentation.sizes" if config.augmentation.sizes else "augmentation.start_size"
+        remedy = f"change {'data.image_size' if size == last else smaller} or model.kwargs"
+        remedy += " (dynamic_img_size: true with dynamic_img_pad: true takes any size)"
         try:
-            with autocast(config.run.amp, device):
+            with explain_model_errors(expected, remedy), autocast(config.run.amp, device):
                 scores = model.eval()(torch.zeros(2, 3, size, size, device=device))
-        except MODEL_ERRORS as error:
-            smaller = "augmentation.sizes" if config.augmentation.sizes else "augmentation.start_size"
-            remedy = "data.image_size" if size == last else smaller
-            remedy += " or model.kwargs (dynamic_img_size: true with dynamic_img_pad: true takes any size)"
-            raise ValueError(f"{expected} ({one_line(error)}): change {remedy}") from error
         finally:
             model.train(training)
         found = tuple(scores.shape) if isinstance(scores, torch.Tensor) else f"a {type(scores).__name__}"
         if found != (2, num_classes):
             raise ValueError(f"{expected} but into {found}: change model.name or model.kwargs")
     if training and config.data.batch_size == 1:  # batch norm may need two values for each channel
-        try:
+        with explain_model_errors(f"{name} cannot train on one image", "raise data.batch_size"):
             deepcopy(model)(torch.zeros(1, 3, last, last, device=device))
-        except MODEL_ERRORS as error:
-            raise ValueError(f"{name} cannot train on one image ({one_line(error)}): raise data.batch_size") from error
 
 
 def scale_rates(config: Config, images: int) -> Config:
@@ -285,11 +292,9 @@ def build_optimizer(config: Config, model: nn.Module) -> torch.optim.Optimizer:
     if name == "adamw" and next(model.parameters()).is_cuda:
         own["fused"] = True
     own |= config.optimizer.kwargs
-    try:
+    given = f" with {config.optimizer.kwargs}" if config.optimizer.kwargs else ""
+    with explain_model_errors(f"optimizer.name is {name!r}, which timm cannot make{given}"):
         optimizer = create_optimizer_v2(model, name, **own)
-    except MODEL_ERRORS as error:
-        given = f" with {config.optimizer.kwargs}" if config.optimizer.kwargs else ""
-        raise ValueError(f"optimizer.name is {name!r}, which timm cannot make{given} ({one_line(error)})") from error
     if getattr(optimizer, "is_second_order", False):
         raise ValueError(f"optimizer.name is {name!r}, which needs second derivatives: choose another")
     return optimizer

@@ -21,7 +21,7 @@ from torch import nn
 
 from ..data.files import atomic_write
 from ..models.weights_file import digest
-from .build import MODEL_ERRORS, autocast, build_loader, one_line
+from .build import MODEL_ERRORS, autocast, build_loader, explain_model_errors, one_line
 from .checkpoint import RunDirectory, full_disk_explained
 from .command_line import load_config
 from .config import Config, nearest
@@ -66,11 +66,9 @@ class Teacher:
         self.factor, self.shift = std / own_std, (mean - own_mean) / own_std
         self.model.to(device).eval()
         shown = torch.zeros(2, 3, config.data.image_size, config.data.image_size, device=device)
-        try:
+        problem = f"{name} does not take images (3, {self.size[0]}, {self.size[1]})"
+        with explain_model_errors(problem, "change teacher.image_size"):
             output = self(shown, autocast(config.run.amp, device), config.teacher.kind)
-        except MODEL_ERRORS as error:
-            does = f"does not take images (3, {self.size[0]}, {self.size[1]}) ({one_line(error)})"
-            raise ValueError(f"{name} {does}: change teacher.image_size") from error
         self.num_outputs = output.shape[1]
 
     @torch.no_grad()
