@@ -3,9 +3,8 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from ..engine import load_config, load_run
-from ..engine.command_line import run_config
-from ..inference import preprocessing
+from ..engine import load_run
+from ..inference import find_run, preprocessing
 from ..publish import make_card, save_pretrained
 from . import make_parser
 from .arguments import add_run
@@ -28,7 +27,7 @@ def main(argv: Sequence[str]) -> None:
         raise ValueError(
             f"{options.run} has learned without labels, no classifier: train from its weights, then publish"
         )
-    data = load_config(run_config(options.run)).data
+    _, _, data = find_run(options.run, options.checkpoint)
     metrics = {f"{name[:3]}-{name[3:]} (%)": f"{record[name]:.2f}" for name in ("top1", "top5") if name in record}
     metrics |= {
         "measured on": "the held-out images of the run",

@@ -80,18 +80,16 @@ class Distributed:
 
     def sum(self, numbers: Sequence[float]) -> list[float]:
         """The sums of numbers (n,) over all processes, in float64."""
-        values = torch.tensor(numbers, dtype=torch.float64)
-        if self.world_size > 1:
-            with self.peer_errors():
-                dist.all_reduce(values)
-        return values.tolist()
+        return self._reduce(torch.tensor(numbers, dtype=torch.float64)).tolist()
 
     def average(self, values: torch.Tensor) -> torch.Tensor:
         """The mean of values of any shape over all processes, on their device and in place."""
+        return self._reduce(values).div_(self.world_size)
+
+    def _reduce(self, values: torch.Tensor) -> torch.Tensor:
         if self.world_size > 1:
             with self.peer_errors():
                 dist.all_reduce(values)
-            values /= self.world_size
         return values
 
     def gather(self, value: T) -> list[T]:
