@@ -161,10 +161,10 @@ def predict(
     read = partial(_read_batch, loaded.transform, max_pixels)
     loader = DataLoader(files, batch_size, num_workers=workers, collate_fn=read)
     with closing(read_batches(loader, "the images")) as batches:
-        for errors, images in batches:
+        for results, images in batches:
             predictions = iter([] if images is None else _classify(loaded, images, top))
-            for file, error in errors:
-                yield {"image": file, **({"predictions": next(predictions)} if error is None else {"error": error})}
+            for result in results:
+                yield result if "error" in result else result | {"predictions": next(predictions)}
 
 
 def preprocessing(data: DataConfig) -> dict[str, Any]:
@@ -298,20 +298,18 @@ def _load_timm(name: str, checkpoint: str, model_kwargs: dict[str, Any]) -> Load
 
 def _read_batch(
     transform: Callable[[Image.Image], Tensor], max_pixels: int, files: Sequence[str]
-) -> tuple[list[tuple[str, str | None]], Tensor | None]:
-    """Pairs each file with None, or a sentence on why it cannot be read; and the model's input from the others."""
-    errors: list[tuple[str, str | None]] = []
-    images = []
-    for file in files:
+) -> tuple[list[dict[str, str]], Tensor | None]:
+    """For each file its name, and an error if it cannot be read; and the model's input from the others."""
+    results, images = [{"image": file} for file in files], []
+    for file, result in zip(files, results):
         try:
             if os.path.isdir(file):
                 expected = f"expected names that end in {', '.join(EXTENSIONS)}"
                 raise ValueError(f"{printable(file)}: no image in this folder; {expected}")
             images.append(transform(read_image(file, max_pixels)))
-            errors.append((file, None))
         except ValueError as error:
-            errors.append((file, str(error)))
-    return errors, default_collate(images) if images else None
+            result["error"] = str(error)
+    return results, default_collate(images) if images else None
 
 
 def _classify(loaded: LoadedModel, images: Tensor, top: int) -> list[list[dict[str, Any]]]:

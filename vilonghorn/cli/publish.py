@@ -24,9 +24,7 @@ def main(argv: Sequence[str]) -> None:
     options = parser.parse_args(argv)
     folder, (model, record) = options.folder, load_run(options.run, options.checkpoint)
     if not record["kwargs"]["num_classes"]:
-        raise ValueError(
-            f"{options.run} has learned without labels, no classifier: train from its weights, then publish"
-        )
+        raise ValueError(f"{options.run} has learned without labels, no classifier: train from its weights first")
     _, _, data = find_run(options.run, options.checkpoint)
     metrics = {f"{name[:3]}-{name[3:]} (%)": f"{record[name]:.2f}" for name in ("top1", "top5") if name in record}
     metrics |= {

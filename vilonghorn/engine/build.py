@@ -118,10 +118,8 @@ def check_loader(config: Config, name: str, loader: Any, device: torch.device) -
     """
     is_cached = config.teacher.cache and name == "train"
     if missing := [key for key in (*LOADER, *("data", "set_targets") * is_cached) if not hasattr(loader, key)]:
-        raise ValueError(
-            f"{name} is a {type(loader).__name__} without {', '.join(missing)}: expected a loader of "
-            "vilonghorn.data.create_loader, or one with the attributes of vilonghorn.data.Loader"
-        )
+        expected = "expected a loader of vilonghorn.data.create_loader, or its attributes"
+        raise ValueError(f"{name} is a {type(loader).__name__} without {', '.join(missing)}: {expected}")
     if is_cached:
         source = build_loader(config, device, training=False, split="train", classes=loader.class_names)
         if source.fingerprint != loader.fingerprint:
@@ -145,10 +143,7 @@ def model_kwargs(config: Config, num_classes: int) -> dict[str, Any]:
     """The arguments of the model, with `img_size` if its input size is fixed. Checks `model.num_classes`."""
     model = config.model
     if model.num_classes not in (None, num_classes):
-        raise ValueError(
-            f"model.num_classes is {model.num_classes} but the data has {num_classes} classes: "
-            "make them equal, or leave model.num_classes null"
-        )
+        raise ValueError(f"model.num_classes is {model.num_classes} but the data has {num_classes} classes: give null")
     cfg = timm.get_pretrained_cfg(model.name.partition(".")[0])
     size = {"img_size": config.data.image_size} if cfg is not None and cfg.fixed_input_size else {}
     drop_path = {} if model.drop_path is None else {"drop_path_rate": model.drop_path}
@@ -235,10 +230,7 @@ def init_weights(model: str, source: str) -> dict[str, Any]:
         raise ValueError(f"model.weights is {source}, which contains no tensors; found keys {list(weights)[:4]}")
     cfg = timm.get_pretrained_cfg(model.partition(".")[0])
     if cfg is None:
-        raise ValueError(
-            f"model.weights is {source}, but timm has no configuration of {model}, which names its classifier: "
-            "register the model with default_cfgs"
-        )
+        raise ValueError(f"model.weights is {source}, but {model} has no default_cfgs, which name its classifier")
     head = weights.get(f"{to_ntuple(1)(cfg.classifier)[0]}.weight")
     return {"state_dict": weights, "num_classes": 0 if head is None else head.shape[0]}
 

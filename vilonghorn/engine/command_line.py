@@ -157,8 +157,6 @@ def run(main: Callable[[Sequence[str]], None], argv: Sequence[str]) -> int:
     dist, message, status = Distributed(), "", 0
     try:
         main(argv)
-    except KeyboardInterrupt:
-        return 130
     except Interrupted as interrupted:
         message, status = str(interrupted), 128 + interrupted.signum
     except USER_ERRORS as error:
