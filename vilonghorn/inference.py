@@ -13,7 +13,7 @@ import timm
 import torch
 from PIL import Image
 from safetensors import SafetensorError
-from timm.data import create_transform, resolve_model_data_config
+from timm.data import create_transform, resolve_input_data_config
 from timm.layers import to_2tuple
 from timm.models import load_model_config_from_hf, parse_model_name
 from timm.models._hub import load_model_config_from_path
@@ -286,10 +286,9 @@ def _load_timm(name: str, checkpoint: str, model_kwargs: dict[str, Any]) -> Load
     if getattr(model, "in_chans", 3) != 3:
         raise ValueError(f"{name} takes images of {model.in_chans} channels, expected 3: files are read as RGB")
     check_names(name, model.num_classes, class_names)
-    size = {"input_size": (3, *to_2tuple(model_kwargs["img_size"]))} if "img_size" in model_kwargs else {}
     return LoadedModel(
         model=model,
-        preprocessing=resolve_model_data_config(model, size),
+        preprocessing=resolve_input_data_config(model, {"model_kwargs": model_kwargs}),
         class_names=class_names,
         architecture=Path(name).name if name.startswith("local-dir:") else name,
         weights=f"{checkpoint} weights" if checkpoint in WITHOUT_FILE else f"weights of {Path(checkpoint).name}",

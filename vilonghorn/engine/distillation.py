@@ -14,7 +14,7 @@ import numpy as np
 import timm
 import torch
 import torch.nn.functional as F
-from timm.data import resolve_model_data_config
+from timm.data import resolve_input_data_config
 from timm.layers import to_2tuple
 from timm.task.distillation import FeatureDistillationTrainableModule
 from torch import nn
@@ -93,8 +93,7 @@ def _load(source: str, synsets: bool) -> tuple[nn.Module, Sequence[str] | None, 
             data = load_config(run).data
             cfg = {"input_size": (3, data.image_size, data.image_size), "mean": data.mean, "std": data.std}
         else:
-            given = record["kwargs"].get("img_size")
-            cfg = resolve_model_data_config(model, {"input_size": (3, *to_2tuple(given))} if given else {})
+            cfg = resolve_input_data_config(model, {"model_kwargs": record["kwargs"]})
         return model, record.get("class_names"), cfg
     if not timm.is_model(source):
         hint = nearest(source, timm.list_models())
@@ -104,7 +103,7 @@ def _load(source: str, synsets: bool) -> tuple[nn.Module, Sequence[str] | None, 
     except (*MODEL_ERRORS, OSError) as error:
         remedy = "give the directory of a run or the file of its weights"
         raise OSError(f"the weights of the teacher {source} cannot be loaded ({one_line(error)}): {remedy}") from error
-    return model, pretrained_class_names(model, synsets), resolve_model_data_config(model)
+    return model, pretrained_class_names(model, synsets), resolve_input_data_config(model)
 
 
 class StudentWithFeatures(FeatureDistillationTrainableModule):
