@@ -116,9 +116,7 @@ def build_masked(config: Config, device: torch.device) -> MaskedImageModel:
         images = torch.zeros(2, 3, size, size, device=device)
         with explain_model_errors(f"{name} does not reconstruct {tuple(images.shape)}", remedy):
             with torch.no_grad(), autocast(config.run.amp, device):
-                found = model.eval()(images).shape
-        if found != images.shape:
-            raise ValueError(f"{name} turns images {tuple(images.shape)} into {tuple(found)}: patches must not overlap")
+                model.eval()(images)
     return model.train()
 
 
