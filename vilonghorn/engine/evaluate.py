@@ -159,11 +159,10 @@ def evaluate_run(directory: str | Path, config: Config, checkpoint: str = "best"
         ValueError: the data has other classes than the run, or the model does not take images of `data.image_size`.
     """
     model, record = load_run(directory, checkpoint)
-    if not record["kwargs"]["num_classes"]:
+    if not (classes := record["kwargs"]["num_classes"]):
         raise ValueError(f"{directory} has learned without labels, no classes: give --probe, or train from its weights")
     Distributed().init()
     device = pick_device(config.run.device)
-    classes = record["kwargs"]["num_classes"]
     loader = build_loader(config, device, training=False, classes=record.get("class_names"))
     check_classes(f"the run in {directory}", classes, config.data.val, loader)
     saved = ModelConfig(record["model"], kwargs=record["kwargs"])
