@@ -105,14 +105,12 @@ class Distributed:
 
         Raises one of USER_ERRORS if the function fails here, and PeerFailed with the reason if it fails elsewhere.
         """
-        result, error = None, None
         try:
             result = function()
-        except USER_ERRORS as failure:
-            error = failure
-        reasons = self.gather(None if error is None else str(error))
-        if error is not None:
-            raise error
+        except USER_ERRORS as error:
+            self.gather(str(error))
+            raise
+        reasons = self.gather(None)
         if failed := [rank for rank, reason in enumerate(reasons) if reason is not None]:
             raise PeerFailed(f"process {failed[0]} of {self.world_size}: {reasons[failed[0]]}")
         return result

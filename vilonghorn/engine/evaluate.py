@@ -94,8 +94,7 @@ def summarize(run: str | Path, checkpoint: str, record: dict[str, Any], result: 
     if "top1" not in result:
         return f"held-out loss {result['loss']:.4f} {end}"
     top5 = f"top-5 {result['top5']:.2f}%, " if record["kwargs"]["num_classes"] > 5 else ""  # else it is 100%
-    scores = f"top-1 {result['top1']:.2f}%, {top5}loss {result['loss']:.4f}"
-    return f"held-out {scores} {end}"
+    return f"held-out top-1 {result['top1']:.2f}%, {top5}loss {result['loss']:.4f} {end}"
 
 
 def check_names(source: str | Path, num_classes: int, names: Sequence[str] | None) -> None:
