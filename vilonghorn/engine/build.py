@@ -118,7 +118,7 @@ def check_loader(config: Config, name: str, loader: Any, device: torch.device) -
     """
     is_cached = config.teacher.cache and name == "train"
     if missing := [key for key in (*LOADER, *("data", "set_targets") * is_cached) if not hasattr(loader, key)]:
-        expected = "expected a loader of vilonghorn.data.create_loader, or its attributes"
+        expected = "expected a loader of vilonghorn.data.create_loader, or one with its attributes"
         raise ValueError(f"{name} is a {type(loader).__name__} without {', '.join(missing)}: {expected}")
     if is_cached:
         source = build_loader(config, device, training=False, split="train", classes=loader.class_names)
