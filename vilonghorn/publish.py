@@ -73,7 +73,7 @@ def _text(text: str) -> str:
 def save_pretrained(model: nn.Module, folder: str | Path, card: str, **config: Any) -> None:
     """Writes weights, config.json and README.md for `timm.create_model("local-dir:FOLDER", pretrained=True)`.
 
-    The folder appears complete or not at all. `config` has further arguments of `timm.models.save_for_hf`, such as
+    The folder appears complete or not at all. `config` has arguments of `timm.models.save_for_hf` on the model, such as
     model_config=dict(label_names=...).
 
     Raises:
