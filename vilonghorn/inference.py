@@ -13,7 +13,7 @@ import timm
 import torch
 from PIL import Image
 from safetensors import SafetensorError
-from timm.data import create_transform, resolve_model_data_config
+from timm.data import create_transform, resolve_input_data_config
 from timm.layers import to_2tuple
 from timm.models import load_model_config_from_hf, parse_model_name
 from timm.models._hub import load_model_config_from_path
@@ -24,7 +24,7 @@ from torchvision.transforms import Compose
 from .data.images import EXTENSIONS, MAX_PIXELS, printable, read_image, to_rgb
 from .data.loaders.loader import read_batches
 from .engine import load_config, load_run
-from .engine.build import MODEL_ERRORS, one_line, pick_device
+from .engine.build import MODEL_ERRORS, explain_model_errors, one_line, pick_device
 from .engine.checkpoint import RunDirectory, load_weights
 from .engine.command_line import run_config
 from .engine.config import DataConfig, nearest
@@ -161,10 +161,10 @@ def predict(
     read = partial(_read_batch, loaded.transform, max_pixels)
     loader = DataLoader(files, batch_size, num_workers=workers, collate_fn=read)
     with closing(read_batches(loader, "the images")) as batches:
-        for errors, images in batches:
+        for results, images in batches:
             predictions = iter([] if images is None else _classify(loaded, images, top))
-            for file, error in errors:
-                yield {"image": file, **({"predictions": next(predictions)} if error is None else {"error": error})}
+            for result in results:
+                yield result if "error" in result else result | {"predictions": next(predictions)}
 
 
 def preprocessing(data: DataConfig) -> dict[str, Any]:
@@ -286,10 +286,9 @@ def _load_timm(name: str, checkpoint: str, model_kwargs: dict[str, Any]) -> Load
     if getattr(model, "in_chans", 3) != 3:
         raise ValueError(f"{name} takes images of {model.in_chans} channels, expected 3: files are read as RGB")
     check_names(name, model.num_classes, class_names)
-    size = {"input_size": (3, *to_2tuple(model_kwargs["img_size"]))} if "img_size" in model_kwargs else {}
     return LoadedModel(
         model=model,
-        preprocessing=resolve_model_data_config(model, size),
+        preprocessing=resolve_input_data_config(model, {"model_kwargs": model_kwargs}),
         class_names=class_names,
         architecture=Path(name).name if name.startswith("local-dir:") else name,
         weights=f"{checkpoint} weights" if checkpoint in WITHOUT_FILE else f"weights of {Path(checkpoint).name}",
@@ -298,28 +297,24 @@ def _load_timm(name: str, checkpoint: str, model_kwargs: dict[str, Any]) -> Load
 
 def _read_batch(
     transform: Callable[[Image.Image], Tensor], max_pixels: int, files: Sequence[str]
-) -> tuple[list[tuple[str, str | None]], Tensor | None]:
-    """Pairs each file with None, or a sentence on why it cannot be read; and the model's input from the others."""
-    errors: list[tuple[str, str | None]] = []
-    images = []
-    for file in files:
+) -> tuple[list[dict[str, str]], Tensor | None]:
+    """For each file its name, and an error if it cannot be read; and the model's input from the others."""
+    results, images = [{"image": file} for file in files], []
+    for file, result in zip(files, results):
         try:
             if os.path.isdir(file):
                 expected = f"expected names that end in {', '.join(EXTENSIONS)}"
                 raise ValueError(f"{printable(file)}: no image in this folder; {expected}")
             images.append(transform(read_image(file, max_pixels)))
-            errors.append((file, None))
         except ValueError as error:
-            errors.append((file, str(error)))
-    return errors, default_collate(images) if images else None
+            result["error"] = str(error)
+    return results, default_collate(images) if images else None
 
 
 def _classify(loaded: LoadedModel, images: Tensor, top: int) -> list[list[dict[str, Any]]]:
     """The predictions of each image of a batch (B, 3, H, W)."""
-    try:
+    with explain_model_errors(f"{loaded.name} does not take images {tuple(images.shape)}"):
         scores = loaded.model(images.to(loaded.device)).float()
-    except MODEL_ERRORS as error:
-        raise ValueError(f"{loaded.name} does not take images {tuple(images.shape)} ({one_line(error)})") from error
     if scores.dim() != 2:
         raise ValueError(f"{loaded.name} returns scores {tuple(scores.shape)}, expected (images, classes)")
     if not scores.isfinite().all():

@@ -7,11 +7,9 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-import timm
 import torch
-from safetensors import SafetensorError
 from timm.models import get_model_input_config
-from timm.models._hub import generate_readme
+from timm.models._hub import generate_readme, save_config_for_hf
 from torch import nn
 
 from .data.files import atomic_folder
@@ -75,7 +73,7 @@ def _text(text: str) -> str:
 def save_pretrained(model: nn.Module, folder: str | Path, card: str, **config: Any) -> None:
     """Writes weights, config.json and README.md for `timm.create_model("local-dir:FOLDER", pretrained=True)`.
 
-    The folder appears complete or not at all. `config` has further arguments of `timm.models.save_for_hf`, such as
+    The folder appears complete or not at all. `config` has arguments of `timm.models.save_for_hf` on the model, such as
     model_config=dict(label_names=...).
 
     Raises:
@@ -85,11 +83,8 @@ def save_pretrained(model: nn.Module, folder: str | Path, card: str, **config: A
     if wrong := [name for name, value in model.state_dict().items() if not torch.isfinite(value).all()]:
         raise ValueError(f"{', '.join(wrong[:3])} contain NaN or infinity: such weights are not published")
     with atomic_folder(folder) as partial:
-        try:
-            timm.models.save_for_hf(model, partial, safe_serialization=True, **config)
-        except SafetensorError as error:  # of a full disk, too
-            raise OSError(f"{folder}: the weights cannot be written ({error})") from error
         (partial / "model.safetensors").write_bytes(pack(model.state_dict()))  # with a digest
+        save_config_for_hf(model, partial / "config.json", **config)
         # timm 1.0.31 writes num_classes twice, and transformers' TimmWrapper then fails to load the model.
         written = json.loads((partial / "config.json").read_text(encoding="utf-8"))
         written.get("model_args", {}).pop("num_classes", None)

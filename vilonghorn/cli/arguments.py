@@ -10,7 +10,6 @@ from jsonargparse.typing import PositiveInt
 from ..data.images import MAX_PIXELS
 from ..data.loaders.config import CROP_MODES
 from ..inference import LoadedModel, load
-from ..interpret import check_backbone
 
 
 def add_model(parser: argparse.ArgumentParser) -> None:
@@ -46,13 +45,6 @@ def load_model(options: argparse.Namespace) -> LoadedModel:
     loaded = load(options.model, options.checkpoint, dict(options.model_kwargs), options.device)
     if mode := getattr(options, "crop_mode", None):
         loaded = replace(loaded, preprocessing=loaded.preprocessing | {"crop_mode": mode})
-    return loaded
-
-
-def load_backbone(options: argparse.Namespace) -> LoadedModel:
-    """As `load_model`. Raises ValueError if the model is not one of this library."""
-    loaded = load_model(options)
-    check_backbone(loaded.model)
     return loaded
 
 

@@ -48,10 +48,9 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
         parser.error(f"--size {odd[0]}: expected a multiple of 16 pixels, the patches of the models")
     if options.json and not options.json.absolute().parent.is_dir():
         parser.error(f"--json {options.json}: there is no folder {options.json.absolute().parent}")
-    defaults = QUICK if options.quick else FULL
-    defaults = defaults | dict(precision="bf16" if options.device == "cuda" else "highest")
-    given = {name: value for name, value in vars(options).items() if value is not None}
-    return argparse.Namespace(**dict.fromkeys(vars(options)) | defaults | given)
+    precision = "bf16" if options.device == "cuda" else "highest"
+    defaults = argparse.Namespace(precision=precision, **(QUICK if options.quick else FULL))
+    return parser.parse_args(argv, defaults)
 
 
 def main(argv: Sequence[str]) -> int:

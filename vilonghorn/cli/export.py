@@ -66,11 +66,9 @@ def main(argv: Sequence[str]) -> int:
         raise ValueError(f"--output is {output}, expected a file in a folder that exists")
     check_requirements("onnx" if web else options.to)
     model = load_for_export(options.model, options.checkpoint, options.img_size, options.features)
+    arguments = output, options.weights, options.scan
     try:
-        if web:
-            errors = write_page(model, output, options.weights, options.scan)
-        else:
-            errors = export(model, options.to, output, options.weights, options.scan)
+        errors = write_page(model, *arguments) if web else export(model, options.to, *arguments)
     except VerificationError as error:
         print(f"{error}; nothing was written", file=sys.stderr)
         return 1
@@ -79,9 +77,8 @@ def main(argv: Sequence[str]) -> int:
     if web:
         print(f"{output}: checked without vilonghorn. The page needs the files of onnxruntime-web; in {output} run:")
         print(f"{RUNTIME}\nThen serve it: python -m http.server --directory {output}")
-        return 0
-    megabytes = output.stat().st_size / 1e6
-    print(f"{output}: {form.title}, {megabytes:.1f} MB, checked without vilonghorn")
+    else:
+        print(f"{output}: {form.title}, {output.stat().st_size / 1e6:.1f} MB, checked without vilonghorn")
     return 0
 
 

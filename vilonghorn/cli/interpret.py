@@ -10,11 +10,10 @@ from pathlib import Path
 
 from ..data.files import atomic_write
 from ..data.images import read_image
-from ..engine.build import one_line
 from ..engine.report import png
 from ..interpret import KINDS, draw, make_sheet, view
 from . import make_parser
-from .arguments import add_max_pixels, add_model, load_backbone
+from .arguments import add_max_pixels, add_model, load_model
 
 
 def _patch(text: str) -> tuple[int, int]:
@@ -52,13 +51,10 @@ def main(argv: Sequence[str]) -> None:
         raise ValueError(f"--patch is for attention and field, not for --what {options.what}")
     if options.target is not None and options.what != "cam":
         raise ValueError(f"--class is for cam, not for --what {options.what}")
-    picture, loaded = read_image(options.image, options.max_pixels), load_backbone(options)
+    picture, loaded = read_image(options.image, options.max_pixels), load_model(options)
     image = loaded.transform(picture)
     target = None if options.target is None else loaded.class_index(options.target)
-    try:
-        sheet = make_sheet(loaded, image, options.what, blocks=options.blocks, patch=options.patch, target=target)
-    except AssertionError as error:  # of timm, for an image of another size
-        raise ValueError(f"{loaded.name} does not take images {tuple(image.shape)} ({one_line(error)})") from error
+    sheet = make_sheet(loaded, image, options.what, blocks=options.blocks, patch=options.patch, target=target)
     figure = draw(sheet, view(loaded, picture))
     with atomic_write(out) as file:
         file.write(png(figure))

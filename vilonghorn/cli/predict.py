@@ -53,7 +53,7 @@ def main(argv: Sequence[str]) -> int:
     options = parser.parse_args(argv)
     loaded, (files, left_out) = load_model(options), find_images(options.images)
     settings = {name: getattr(options, name) for name in ("top", "batch_size", "workers", "max_pixels")}
-    crop = {"crop_pct": 1.0, "crop_mode": "center"} | loaded.preprocessing
+    crop = loaded.preprocessing
     if note := describe_crop(image_sizes(files), crop["crop_pct"], crop["crop_mode"]):
         print(note.replace("crop_mode", "--crop-mode", 1), file=sys.stderr)
     failed = bool(OTHER_IMAGES & left_out.keys())

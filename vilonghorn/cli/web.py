@@ -22,9 +22,9 @@ from PIL import Image
 from ..data.images import MAX_PIXELS, ImageFolder, printable, read_image
 from ..engine.report import png
 from ..inference import LoadedModel, predict
-from ..interpret import EXPLANATIONS, KINDS, draw, make_sheet, view
+from ..interpret import EXPLANATIONS, KINDS, check_backbone, draw, make_sheet, view
 from . import make_parser
-from .arguments import add_crop_mode, add_max_pixels, add_model, load_backbone
+from .arguments import add_crop_mode, add_max_pixels, add_model, load_model
 
 HOST = re.compile(r"(\[[\da-f:.]+\]|[\w.-]+)(:\d*)?", re.ASCII | re.IGNORECASE)  # a name or an address, and a port
 DELETE = (600, 3600)  # every 10 minutes, uploads and pictures older than an hour
@@ -40,7 +40,8 @@ add_crop_mode(parser)
 def main(argv: Sequence[str]) -> None:
     """Runs the command until it is interrupted."""
     options = parser.parse_args(argv)
-    loaded = load_backbone(options)
+    loaded = load_model(options)
+    check_backbone(loaded.model)
     for name in ("SIGTERM", "SIGHUP"):  # as Ctrl+C, so that the folder is deleted
         if hasattr(signal, name):
             signal.signal(getattr(signal, name), signal.default_int_handler)
@@ -160,9 +161,6 @@ class HostCheck:
         hosts = [value.decode("latin-1") for name, value in scope.get("headers", ()) if name == b"host"]
         if scope["type"] == "lifespan" or (len(hosts) == 1 and self.accepts(hosts[0])):
             await self.app(scope, receive, send)
-            return
-        if scope["type"] == "websocket":
-            await send({"type": "websocket.close", "code": 1008})
             return
         body = b"this server has another name; open the address that `vilonghorn web` prints\n"
         head = [(b"content-type", b"text/plain"), (b"content-length", str(len(body)).encode())]

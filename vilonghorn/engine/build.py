@@ -2,7 +2,8 @@
 
 import os
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import fields, replace
 from pathlib import Path
@@ -37,6 +38,16 @@ MODEL_ERRORS = (TypeError, ValueError, RuntimeError, AssertionError, AttributeEr
 def one_line(error: Exception) -> str:
     """An error's type and message in one line, for use in another message."""
     return f"{type(error).__name__}: {' '.join(str(error).split())}"
+
+
+@contextmanager
+def explain_model_errors(problem: str, remedy: str = "") -> Iterator[None]:
+    """Turns `MODEL_ERRORS` into a ValueError that says the problem, the error and the remedy."""
+    try:
+        yield
+    except MODEL_ERRORS as error:
+        end = f": {remedy}" if remedy else ""
+        raise ValueError(f"{problem} ({one_line(error)}){end}") from error
 
 
 def pick_device(name: str, option: str = "run.device") -> torch.device:
@@ -107,10 +118,8 @@ def check_loader(config: Config, name: str, loader: Any, device: torch.device) -
     """
     is_cached = config.teacher.cache and name == "train"
     if missing := [key for key in (*LOADER, *("data", "set_targets") * is_cached) if not hasattr(loader, key)]:
-        raise ValueError(
-            f"{name} is a {type(loader).__name__} without {', '.join(missing)}: expected a loader of "
-            "vilonghorn.data.create_loader, or one with the attributes of vilonghorn.data.Loader"
-        )
+        expected = "expected a loader of vilonghorn.data.create_loader, or one with its attributes"
+        raise ValueError(f"{name} is a {type(loader).__name__} without {', '.join(missing)}: {expected}")
     if is_cached:
         source = build_loader(config, device, training=False, split="train", classes=loader.class_names)
         if source.fingerprint != loader.fingerprint:
@@ -134,10 +143,7 @@ def model_kwargs(config: Config, num_classes: int) -> dict[str, Any]:
     """The arguments of the model, with `img_size` if its input size is fixed. Checks `model.num_classes`."""
     model = config.model
     if model.num_classes not in (None, num_classes):
-        raise ValueError(
-            f"model.num_classes is {model.num_classes} but the data has {num_classes} classes: "
-            "make them equal, or leave model.num_classes null"
-        )
+        raise ValueError(f"model.num_classes is {model.num_classes} but the data has {num_classes} classes: give null")
     cfg = timm.get_pretrained_cfg(model.name.partition(".")[0])
     size = {"img_size": config.data.image_size} if cfg is not None and cfg.fixed_input_size else {}
     drop_path = {} if model.drop_path is None else {"drop_path_rate": model.drop_path}
@@ -216,8 +222,6 @@ def init_weights(model: str, source: str) -> dict[str, Any]:
     """
     path = Path(download_weights(source) if source.startswith("hf:") else source)
     path = RunDirectory(path).weights("best") if path.is_dir() else path
-    if not path.is_file():
-        raise FileNotFoundError(f"model.weights is {source}, but there is no {path}")
     try:
         weights, _ = read_weights(path)
     except ValueError as error:
@@ -226,13 +230,8 @@ def init_weights(model: str, source: str) -> dict[str, Any]:
         raise ValueError(f"model.weights is {source}, which contains no tensors; found keys {list(weights)[:4]}")
     cfg = timm.get_pretrained_cfg(model.partition(".")[0])
     if cfg is None:
-        raise ValueError(
-            f"model.weights is {source}, but timm has no configuration of {model}, which names its classifier: "
-            "register the model with default_cfgs"
-        )
+        raise ValueError(f"model.weights is {source}, but {model} has no default_cfgs, which name its classifier")
     head = weights.get(f"{to_ntuple(1)(cfg.classifier)[0]}.weight")
-    if head is not None and not head.dim():
-        raise ValueError(f"model.weights is {source}, whose classifier is a single number, expected a matrix")
     return {"state_dict": weights, "num_classes": 0 if head is None else head.shape[0]}
 
 
@@ -249,24 +248,20 @@ def check_model(config: Config, model: nn.Module, num_classes: int, device: torc
     name, kwargs, training, last = config.model.name, config.model.kwargs, model.training, config.data.image_size
     for size in image_sizes(config):
         expected = f"{name} with {kwargs} does not turn images (2, 3, {size}, {size}) into scores (2, {num_classes})"
+        smaller = "augmentation.sizes" if config.augmentation.sizes else "augmentation.start_size"
+        remedy = f"change {'data.image_size' if size == last else smaller} or model.kwargs"
+        remedy += " (dynamic_img_size: true with dynamic_img_pad: true takes any size)"
         try:
-            with autocast(config.run.amp, device):
+            with explain_model_errors(expected, remedy), autocast(config.run.amp, device):
                 scores = model.eval()(torch.zeros(2, 3, size, size, device=device))
-        except MODEL_ERRORS as error:
-            smaller = "augmentation.sizes" if config.augmentation.sizes else "augmentation.start_size"
-            remedy = "data.image_size" if size == last else smaller
-            remedy += " or model.kwargs (dynamic_img_size: true with dynamic_img_pad: true takes any size)"
-            raise ValueError(f"{expected} ({one_line(error)}): change {remedy}") from error
         finally:
             model.train(training)
         found = tuple(scores.shape) if isinstance(scores, torch.Tensor) else f"a {type(scores).__name__}"
         if found != (2, num_classes):
             raise ValueError(f"{expected} but into {found}: change model.name or model.kwargs")
     if training and config.data.batch_size == 1:  # batch norm may need two values for each channel
-        try:
+        with explain_model_errors(f"{name} cannot train on one image", "raise data.batch_size"):
             deepcopy(model)(torch.zeros(1, 3, last, last, device=device))
-        except MODEL_ERRORS as error:
-            raise ValueError(f"{name} cannot train on one image ({one_line(error)}): raise data.batch_size") from error
 
 
 def scale_rates(config: Config, images: int) -> Config:
@@ -285,11 +280,9 @@ def build_optimizer(config: Config, model: nn.Module) -> torch.optim.Optimizer:
     if name == "adamw" and next(model.parameters()).is_cuda:
         own["fused"] = True
     own |= config.optimizer.kwargs
-    try:
+    given = f" with {config.optimizer.kwargs}" if config.optimizer.kwargs else ""
+    with explain_model_errors(f"optimizer.name is {name!r}, which timm cannot make{given}"):
         optimizer = create_optimizer_v2(model, name, **own)
-    except MODEL_ERRORS as error:
-        given = f" with {config.optimizer.kwargs}" if config.optimizer.kwargs else ""
-        raise ValueError(f"optimizer.name is {name!r}, which timm cannot make{given} ({one_line(error)})") from error
     if getattr(optimizer, "is_second_order", False):
         raise ValueError(f"optimizer.name is {name!r}, which needs second derivatives: choose another")
     return optimizer

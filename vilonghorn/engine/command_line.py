@@ -104,8 +104,7 @@ def run_config(run: str | Path) -> Path:
     file = Path(run) / "config.yaml"
     if not file.is_file():
         raise FileNotFoundError(f"{run} is not the directory of a run: there is no {file}")
-    later = {"teacher"}  # sections that runs of earlier versions do not have
-    if missing := SECTIONS.keys() - later - read_sections(file)[0].keys():
+    if missing := SECTIONS.keys() - {"teacher"} - read_sections(file)[0].keys():  # earlier versions had no teacher
         raise ValueError(f"{file} is cut off: it has no section {min(missing)}; copy it again")
     return file
 
@@ -157,8 +156,6 @@ def run(main: Callable[[Sequence[str]], None], argv: Sequence[str]) -> int:
     dist, message, status = Distributed(), "", 0
     try:
         main(argv)
-    except KeyboardInterrupt:
-        return 130
     except Interrupted as interrupted:
         message, status = str(interrupted), 128 + interrupted.signum
     except USER_ERRORS as error:

@@ -276,10 +276,7 @@ def check(config: Config) -> None:
     augmentation.check_transforms(data.image_size, data.mean, "augmentation.")
     epochs, warmup = config.schedule.epochs, config.schedule.warmup
     if warmup >= epochs:
-        raise ValueError(
-            f"schedule.warmup_epochs is {warmup}; it must be less than schedule.epochs, {epochs} "
-            "(null: 5, or a fifth of the epochs if that is shorter)"
-        )
+        raise ValueError(f"schedule.warmup_epochs is {warmup}, expected less than schedule.epochs, {epochs}, or null")
     if model.weights not in (None, "auto") and model.pretrained:
         raise ValueError(f"model.weights is {model.weights} and model.pretrained is true: give one of them")
     if (augmentation.mixup or augmentation.cutmix) and data.batch_size % 2:
@@ -294,9 +291,7 @@ def check(config: Config) -> None:
         given = f"augmentation.mask_ratio is {augmentation.mask_ratio} and next_cluster {augmentation.next_cluster}"
         raise ValueError(f"{given}: a run learns one of them, make the other null")
     if teacher.weights and not augmentation.labelled:
-        raise ValueError(
-            f"teacher.weights is {teacher.weights}, but a run without labels learns from no teacher: make it []"
-        )
+        raise ValueError(f"teacher.weights is {teacher.weights}, but a run without labels learns from no teacher")
     if teacher.kind == "features" and len(teacher.weights) > 1:
         raise ValueError(f"teacher.kind is features, which takes one teacher: teacher.weights is {teacher.weights}")
     known_names = {"model.name": timm.list_models(), "optimizer.name": timm.optim.list_optimizers()}

@@ -14,14 +14,14 @@ import numpy as np
 import timm
 import torch
 import torch.nn.functional as F
-from timm.data import resolve_model_data_config
+from timm.data import resolve_input_data_config
 from timm.layers import to_2tuple
 from timm.task.distillation import FeatureDistillationTrainableModule
 from torch import nn
 
 from ..data.files import atomic_write
 from ..models.weights_file import digest
-from .build import MODEL_ERRORS, autocast, build_loader, one_line
+from .build import MODEL_ERRORS, autocast, build_loader, explain_model_errors, one_line
 from .checkpoint import RunDirectory, full_disk_explained
 from .command_line import load_config
 from .config import Config, nearest
@@ -66,11 +66,9 @@ class Teacher:
         self.factor, self.shift = std / own_std, (mean - own_mean) / own_std
         self.model.to(device).eval()
         shown = torch.zeros(2, 3, config.data.image_size, config.data.image_size, device=device)
-        try:
+        problem = f"{name} does not take images (3, {self.size[0]}, {self.size[1]})"
+        with explain_model_errors(problem, "change teacher.image_size"):
             output = self(shown, autocast(config.run.amp, device), config.teacher.kind)
-        except MODEL_ERRORS as error:
-            does = f"does not take images (3, {self.size[0]}, {self.size[1]}) ({one_line(error)})"
-            raise ValueError(f"{name} {does}: change teacher.image_size") from error
         self.num_outputs = output.shape[1]
 
     @torch.no_grad()
@@ -95,8 +93,7 @@ def _load(source: str, synsets: bool) -> tuple[nn.Module, Sequence[str] | None, 
             data = load_config(run).data
             cfg = {"input_size": (3, data.image_size, data.image_size), "mean": data.mean, "std": data.std}
         else:
-            given = record["kwargs"].get("img_size")
-            cfg = resolve_model_data_config(model, {"input_size": (3, *to_2tuple(given))} if given else {})
+            cfg = resolve_input_data_config(model, {"model_kwargs": record["kwargs"]})
         return model, record.get("class_names"), cfg
     if not timm.is_model(source):
         hint = nearest(source, timm.list_models())
@@ -106,7 +103,7 @@ def _load(source: str, synsets: bool) -> tuple[nn.Module, Sequence[str] | None, 
     except (*MODEL_ERRORS, OSError) as error:
         remedy = "give the directory of a run or the file of its weights"
         raise OSError(f"the weights of the teacher {source} cannot be loaded ({one_line(error)}): {remedy}") from error
-    return model, pretrained_class_names(model, synsets), resolve_model_data_config(model)
+    return model, pretrained_class_names(model, synsets), resolve_input_data_config(model)
 
 
 class StudentWithFeatures(FeatureDistillationTrainableModule):

@@ -80,18 +80,16 @@ class Distributed:
 
     def sum(self, numbers: Sequence[float]) -> list[float]:
         """The sums of numbers (n,) over all processes, in float64."""
-        values = torch.tensor(numbers, dtype=torch.float64)
-        if self.world_size > 1:
-            with self.peer_errors():
-                dist.all_reduce(values)
-        return values.tolist()
+        return self._reduce(torch.tensor(numbers, dtype=torch.float64)).tolist()
 
     def average(self, values: torch.Tensor) -> torch.Tensor:
         """The mean of values of any shape over all processes, on their device and in place."""
+        return self._reduce(values).div_(self.world_size)
+
+    def _reduce(self, values: torch.Tensor) -> torch.Tensor:
         if self.world_size > 1:
             with self.peer_errors():
                 dist.all_reduce(values)
-            values /= self.world_size
         return values
 
     def gather(self, value: T) -> list[T]:
@@ -107,14 +105,12 @@ class Distributed:
 
         Raises one of USER_ERRORS if the function fails here, and PeerFailed with the reason if it fails elsewhere.
         """
-        result, error = None, None
         try:
             result = function()
-        except USER_ERRORS as failure:
-            error = failure
-        reasons = self.gather(None if error is None else str(error))
-        if error is not None:
-            raise error
+        except USER_ERRORS as error:
+            self.gather(str(error))
+            raise
+        reasons = self.gather(None)
         if failed := [rank for rank, reason in enumerate(reasons) if reason is not None]:
             raise PeerFailed(f"process {failed[0]} of {self.world_size}: {reasons[failed[0]]}")
         return result

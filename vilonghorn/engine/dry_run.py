@@ -30,9 +30,8 @@ def dry_run(config: Config, processes: int | None = None, train_images: int | No
     if processes is None:
         processes = max(dist.world_size, torch.cuda.device_count() if device.type == "cuda" else 1)
     dist.world_size = 1  # measured here, without the others
-    images, classes, size = train_images, config.model.num_classes, config.data.batch_size
-    if not config.augmentation.labelled:
-        classes = 0
+    images, size = train_images, config.data.batch_size
+    classes = config.model.num_classes if config.augmentation.labelled else 0
     if images is None or classes is None:
         try:
             data = build_loader(replace(config, data=replace(config.data, workers=0)), "cpu", training=True)

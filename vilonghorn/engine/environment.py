@@ -22,13 +22,8 @@ def processor() -> str:
     return name[1].strip() if name else platform.processor()
 
 
-def versions() -> dict[str, str | None]:
-    """Versions of Python and of packages; None: not installed; "unknown": found on the path, but not installed."""
-    found = {"python": platform.python_version(), "vilonghorn": __version__, "torch": str(torch.__version__)}
-    return found | {name: _version(name) for name in PACKAGES}
-
-
 def _version(name: str) -> str | None:
+    """The version of a package; None: not installed; "unknown": found on the path, but not installed."""
     try:
         return metadata.version(name)
     except metadata.PackageNotFoundError:
@@ -43,7 +38,10 @@ def machine(device: str = "cpu") -> dict[str, Any]:
         load=round(os.getloadavg()[0], 2) if hasattr(os, "getloadavg") else None,
         threads=torch.get_num_threads(),
         platform=platform.platform(),
-        **versions(),
+        python=platform.python_version(),
+        vilonghorn=__version__,
+        torch=str(torch.__version__),
+        **{name: _version(name) for name in PACKAGES},
         backends=ops.backends(device),
         omp_wait_policy=os.environ.get("OMP_WAIT_POLICY", "not set"),
     )

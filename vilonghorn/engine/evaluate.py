@@ -94,8 +94,7 @@ def summarize(run: str | Path, checkpoint: str, record: dict[str, Any], result: 
     if "top1" not in result:
         return f"held-out loss {result['loss']:.4f} {end}"
     top5 = f"top-5 {result['top5']:.2f}%, " if record["kwargs"]["num_classes"] > 5 else ""  # else it is 100%
-    scores = f"top-1 {result['top1']:.2f}%, {top5}loss {result['loss']:.4f}"
-    return f"held-out {scores} {end}"
+    return f"held-out top-1 {result['top1']:.2f}%, {top5}loss {result['loss']:.4f} {end}"
 
 
 def check_names(source: str | Path, num_classes: int, names: Sequence[str] | None) -> None:
@@ -159,11 +158,10 @@ def evaluate_run(directory: str | Path, config: Config, checkpoint: str = "best"
         ValueError: the data has other classes than the run, or the model does not take images of `data.image_size`.
     """
     model, record = load_run(directory, checkpoint)
-    if not record["kwargs"]["num_classes"]:
+    if not (classes := record["kwargs"]["num_classes"]):
         raise ValueError(f"{directory} has learned without labels, no classes: give --probe, or train from its weights")
     Distributed().init()
     device = pick_device(config.run.device)
-    classes = record["kwargs"]["num_classes"]
     loader = build_loader(config, device, training=False, classes=record.get("class_names"))
     check_classes(f"the run in {directory}", classes, config.data.val, loader)
     saved = ModelConfig(record["model"], kwargs=record["kwargs"])

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn.functional import pixel_shuffle
 
 from ..models.weights_file import is_ours
-from .build import MODEL_ERRORS, autocast, build_model, image_sizes, one_line
+from .build import autocast, build_model, explain_model_errors, image_sizes
 from .config import Config
 from .tasks import Task
 
@@ -111,18 +111,12 @@ def build_masked(config: Config, device: torch.device) -> MaskedImageModel:
         )
     default = next((u for u in fitting if 8 * u >= sizes[-1]), fitting[-1])
     model = MaskedImageModel(backbone, unit or default).to(device)
+    remedy = "change data.image_size, model.kwargs, augmentation.start_size or sizes; patches must not overlap"
     for size in sizes:
         images = torch.zeros(2, 3, size, size, device=device)
-        try:
+        with explain_model_errors(f"{name} does not reconstruct {tuple(images.shape)}", remedy):
             with torch.no_grad(), autocast(config.run.amp, device):
-                found = model.eval()(images).shape
-        except MODEL_ERRORS as error:
-            remedy = "change data.image_size, model.kwargs, augmentation.start_size or sizes; patches must not overlap"
-            raise ValueError(
-                f"{name} does not reconstruct {tuple(images.shape)} ({one_line(error)}): {remedy}"
-            ) from error
-        if found != images.shape:
-            raise ValueError(f"{name} turns images {tuple(images.shape)} into {tuple(found)}: patches must not overlap")
+                model.eval()(images)
     return model.train()
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from .build import MODEL_ERRORS, autocast, build_loader, check_classes, one_line, pick_device
+from .build import autocast, build_loader, check_classes, explain_model_errors, pick_device
 from .config import AugmentationConfig, Config
 from .distributed import Distributed
 from .evaluate import load_run, name_weights
@@ -68,11 +68,9 @@ def probe_run(directory: str | Path, config: Config, checkpoint: str = "best") -
     model, record = load_run(directory, checkpoint)
     config, device = replace(config, augmentation=AugmentationConfig()), pick_device(config.run.device)
     shape = 2, 3, config.data.image_size, config.data.image_size
-    try:
+    problem = f"the run in {directory} does not turn images {shape} into features"
+    with explain_model_errors(problem, "change data.image_size"):
         model.forward_head(model.forward_features(torch.zeros(shape)), pre_logits=True)
-    except MODEL_ERRORS as error:
-        does = f"does not turn images {shape} into features ({one_line(error)})"
-        raise ValueError(f"the run in {directory} {does}: change data.image_size") from error
     train = build_loader(config, device, training=False, split="train")
     val = build_loader(config, device, training=False, classes=train.class_names)
     check_classes(config.data.train, train.num_classes, config.data.val, val)

@@ -127,10 +127,9 @@ class RunLogger:
         if self.enabled:
             loss = "not finite" if train_loss is None else f"{train_loss:.3f}"
             classes = any("top1" in values for values in progress.results.values())
-            key, form, unit = ("top1", ".2f", "%") if classes else ("loss", ".4f", "")
+            key, kind, form, unit = ("top1", "top-1", ".2f", "%") if classes else ("loss", "loss", ".4f", "")
             shown = ", ".join(f"{name} {values[key]:{form}}{unit}" for name, values in progress.results.items())
             title = f"epoch {progress.epoch}/{self.config.schedule.epochs}"
-            kind = "top-1" if classes else "loss"
             print(f"{title}: training loss {loss}, held-out {kind} {shown}, {progress.seconds:.0f} s", flush=True)
 
     def draw_curves(self) -> None:

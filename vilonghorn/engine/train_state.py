@@ -67,8 +67,10 @@ class TrainState:
     """A model in training, and what belongs to it.
 
     `model` is without DistributedDataParallel or compilation; `ema` is the moving average of its weights, or None;
-    `trained` is the model, or what the task trains around it. Raises ValueError if the model, the teacher or one of
-    their options does not fit the data.
+    `trained` is the model, or what the task trains around it. `models` are those to evaluate: "model" and, if there is
+    an average, "ema"; `weights` is the name of the one that gives the results, the average if there is one.
+
+    Raises ValueError if the model, the teacher or one of their options does not fit the data.
     """
 
     def __init__(
@@ -90,6 +92,8 @@ class TrainState:
             known = (config, num_classes)
             self.task = Distillation(*known, device, class_names) if teacher else Classification(*known)
         self.ema = ModelEmaV3(self.model, config.ema.decay, use_warmup=config.ema.warmup) if config.ema.decay else None
+        self.models = {"model": self.model, **({"ema": self.ema.module} if self.ema else {})}
+        self.weights = "ema" if self.ema else "model"
         self.trained = self.task.wrap(self.model)
         self.scaler = torch.amp.GradScaler(device.type, enabled=config.run.amp == "fp16")
 
@@ -99,6 +103,8 @@ class TrainState:
         scaled = build.scale_rates(self.config, images)
         self.optimizer = build.build_optimizer(scaled, self.trained)
         self.scheduler = build.build_scheduler(scaled, self.optimizer, updates_per_epoch)
+        extra = {"extra": self.task.extra} if self.task.extra else {}
+        self._parts = {**self.models, **extra, "optimizer": self.optimizer, "scaler": self.scaler}
         self.wrapped, on_gpu = self.trained, self.device.type == "cuda"
         if dist.world_size > 1:
             ids = [self.device.index] if on_gpu else None
@@ -118,21 +124,6 @@ class TrainState:
             raise ValueError(
                 f"run.memory_budget is {run.memory_budget}, but the model is not compiled: set run.compile"
             )
-
-    @property
-    def weights(self) -> str:
-        """Which weights give the results: "ema" if there is an average, else "model"."""
-        return "ema" if self.ema else "model"
-
-    @property
-    def models(self) -> dict[str, nn.Module]:
-        """The models to evaluate: "model" and, if there is an average, "ema"."""
-        return {"model": self.model, **({"ema": self.ema.module} if self.ema else {})}
-
-    @property
-    def _parts(self) -> dict[str, Any]:
-        extra = {"extra": self.task.extra} if self.task.extra else {}
-        return {**self.models, **extra, "optimizer": self.optimizer, "scaler": self.scaler}
 
     @property
     def lr(self) -> float:

@@ -11,7 +11,7 @@ from typing import Any, Literal
 import torch
 
 from ..data.images import printable
-from .build import build_loader, check_classes, check_loader, model_kwargs, one_line, pick_device
+from .build import build_loader, check_classes, check_loader, explain_model_errors, model_kwargs, pick_device
 from .checkpoint import RunDirectory, load_state, save_state, save_weights
 from .config import Config, changed_keys, check
 from .distributed import Distributed, Interrupted, StopRequest
@@ -276,12 +276,9 @@ class Trainer:
     def _open(self, state: dict[str, Any] | None) -> None:
         """Loads the state, if any, and prepares the directory and the logs."""
         if state:
-            try:
+            with explain_model_errors(f"{self.directory.state} is not the state of this run", "start a new run"):
                 self.train_state.load_state_dict(state)
                 self.progress = Progress(**state["progress"])
-            except (KeyError, TypeError, AttributeError, ValueError, RuntimeError) as error:
-                file, reason = self.directory.state, one_line(error)
-                raise ValueError(f"{file} is not the state of this run ({reason}): start a new run") from error
         if self.dist.is_main:
             environment = {**machine(self.train_state.device.type), "processes": self.dist.world_size}
             log_size, names = self.progress.log_size if state else None, self.train_loader.class_names
