@@ -162,6 +162,9 @@ class HostCheck:
         if scope["type"] == "lifespan" or (len(hosts) == 1 and self.accepts(hosts[0])):
             await self.app(scope, receive, send)
             return
+        if scope["type"] == "websocket":
+            await send({"type": "websocket.close", "code": 1008})
+            return
         body = b"this server has another name; open the address that `vilonghorn web` prints\n"
         head = [(b"content-type", b"text/plain"), (b"content-length", str(len(body)).encode())]
         await send({"type": "http.response.start", "status": 421, "headers": head})

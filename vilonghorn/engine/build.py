@@ -232,6 +232,8 @@ def init_weights(model: str, source: str) -> dict[str, Any]:
     if cfg is None:
         raise ValueError(f"model.weights is {source}, but {model} has no default_cfgs, which name its classifier")
     head = weights.get(f"{to_ntuple(1)(cfg.classifier)[0]}.weight")
+    if head is not None and not head.dim():
+        raise ValueError(f"model.weights is {source}, whose classifier is a single number, expected a matrix")
     return {"state_dict": weights, "num_classes": 0 if head is None else head.shape[0]}
 
 
