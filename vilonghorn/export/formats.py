@@ -31,30 +31,14 @@ def trunk(model: nn.Module) -> VisionSSM | HierarchicalSSM:
     return model if isinstance(model, (VisionSSM, HierarchicalSSM)) else model.model
 
 
-def patches(model: nn.Module) -> tuple[tuple[int, int], tuple[int, int]]:
-    """Pixels from a patch to the next, and of a patch, in height and width. Those of a hierarchy's last stage."""
-    model = trunk(model)
-    if isinstance(model, HierarchicalSSM):
-        return (model.stride, model.stride), (model.stride, model.stride)
-    return model.patch_embed.stride, model.patch_embed.patch_size
-
-
 def min_grid(model: nn.Module) -> int:
     """Fewest rows and columns of patches of an image. torch.export specialises the size 1, also of the coarsest map."""
-    return 1 + max(level["reduction"] for level in trunk(model).feature_info) // max(patches(model)[0])
-
-
-def default_grid(model: nn.Module) -> tuple[int, int]:
-    """Rows and columns of patches of an image of the model's own size."""
-    model = trunk(model)
-    if isinstance(model, HierarchicalSSM):
-        return model.img_size[0] // model.stride, model.img_size[1] // model.stride
-    return model.patch_embed.grid_size
+    return 1 + max(level["reduction"] for level in trunk(model).feature_info) // max(trunk(model).patches()[0])
 
 
 def image_size(model: nn.Module, rows: int, columns: int) -> tuple[int, int]:
     """Returns height and width, in pixels, of an image of `rows` x `columns` patches."""
-    (dy, dx), (height, width) = patches(model)
+    (dy, dx), (height, width) = trunk(model).patches()
     return (rows - 1) * dy + height, (columns - 1) * dx + width
 
 
@@ -67,7 +51,7 @@ def capture(
     scan "attention" a scan of the exact rule is the operator LinearAttention of onnxruntime.
     """
     least, dims = min_grid(model), {0: Dim("batch", min=1)}
-    for dim, name, step, patch in zip((2, 3), ("rows", "columns"), *patches(model)):
+    for dim, name, step, patch in zip((2, 3), ("rows", "columns"), *trunk(model).patches()):
         size = Dim(name, min=least)
         size = size * step if step > 1 else size
         dims[dim] = size + (patch - step) if patch > step else size

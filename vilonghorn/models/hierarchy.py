@@ -169,6 +169,19 @@ class HierarchicalSSM(Backbone):
         self.img_size = size
         update_model_input_size(self, size)
 
+    def patches(self, block: int | None = None) -> tuple[tuple[int, int], tuple[int, int]]:
+        """Pixels from a patch to the next, and of a patch, in height and width, in a block or at the last stride."""
+        stages: Any = zip(self.feature_info, self.stages)
+        strides = [info["reduction"] for info, stage in stages for _ in stage.blocks]
+        stride = self.stride if block is None else strides[block]
+        return (stride, stride), (stride, stride)
+
+    def grid_size(self, img_size: int | tuple[int, int] | None = None, block: int | None = None) -> tuple[int, int]:
+        """Rows and columns of `patches` of an image, padding included. Default: of the model's image size."""
+        (step, _), _ = self.patches(block)
+        rows, columns = (-(-side // self.stride) * self.stride // step for side in to_2tuple(img_size or self.img_size))
+        return rows, columns
+
     def _embed(self, x: Tensor, pixel_mask: Tensor | None, mask: Tensor | None) -> tuple[Tensor, Tensor | None]:
         """Images to the map of the stem, and a map that is 0 where padding is, (B, 1, h, w), at the last stride."""
         B, _, H, W = x.shape
