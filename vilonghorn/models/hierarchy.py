@@ -16,11 +16,12 @@ from timm.models._input import update_model_input_size
 from torch import Tensor, fx, nn
 
 from ..layers import Block, RMSNorm
-from ..layers.patch_embed import patch_mask, replace_masked
+from ..layers.patch_embed import check_whole_patches, patch_mask, replace_masked
 from ..layers.stage import ConvStem, Downsample, Stage, masked
 from .backbone import Backbone
 
-fx.wrap("patch_mask")
+for _leaf in ("check_whole_patches", "patch_mask"):  # functions that branch
+    fx.wrap(_leaf)
 
 
 class HierarchicalSSM(Backbone):
@@ -165,7 +166,7 @@ class HierarchicalSSM(Backbone):
         """
         size = to_2tuple(img_size)
         if not self.dynamic_img_pad:
-            check_size(size[0], size[1], self.stride)
+            check_whole_patches(size, *self.patches())
         self.img_size = size
         update_model_input_size(self, size)
 
@@ -188,7 +189,7 @@ class HierarchicalSSM(Backbone):
         if self.dynamic_img_pad:
             x = F.pad(x, (0, -W % self.stride, 0, -H % self.stride))
         else:
-            check_size(H, W, self.stride)
+            check_whole_patches((H, W), (self.stride, self.stride), (self.stride, self.stride))
         valid: Tensor | None = None
         if pixel_mask is not None:
             check_mask(pixel_mask, (B, H, W))
@@ -276,7 +277,8 @@ class HierarchicalSSM(Backbone):
         `pixel_mask` as of `forward_features`; it needs `global_pool="avg"`, else raises ValueError.
         """
         if pixel_mask is not None:
-            check_pool(self.global_pool)
+            if self.global_pool != "avg":  # others would read padding
+                raise ValueError(f"pixel_mask with global_pool '{self.global_pool}', expected global_pool 'avg'")
             mask = self._token_mask(pixel_mask, x.dtype)
             x = x / mask.mean([2, 3], keepdim=True)  # the average of what is not padding
         return self.head(x, pre_logits=pre_logits)
@@ -287,24 +289,7 @@ class HierarchicalSSM(Backbone):
 
 
 @fx.wrap
-def check_pool(pool: str) -> None:
-    """Raises ValueError for a pooling that would read padding."""
-    if pool != "avg":
-        raise ValueError(f"pixel_mask with global_pool '{pool}', expected global_pool 'avg'")
-
-
-@fx.wrap
 def check_mask(mask: Tensor, shape: tuple[int, int, int]) -> None:
     """Raises ValueError if a mask does not have one value a pixel."""
     if mask.shape != shape:
         raise ValueError(f"pixel_mask has shape {mask.shape}, expected (B, H, W) = {shape}")
-
-
-@fx.wrap
-def check_size(height: int, width: int, stride: int) -> None:
-    """Raises ValueError if a side of an image is not a multiple of `stride`."""
-    if height % stride or width % stride or not height or not width:
-        raise ValueError(
-            f"image of {height}x{width}, expected sides that are multiples of {stride}: resize it, or give "
-            "dynamic_img_pad=True to the model"
-        )

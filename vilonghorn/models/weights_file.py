@@ -88,7 +88,7 @@ def read_weights(path: str | Path) -> tuple[dict[str, Tensor], dict[str, Any] | 
         return load_state_dict(str(path)), None
     except Exception as error:  # readers of other formats raise almost any error
         in_run = (path.parent / "config.yaml").is_file()
-        reason = "give the run's directory" if in_run else f"{type(error).__name__}: {_line(error)}"
+        reason = "give the run's directory" if in_run else one_line(error)
         raise ValueError(f"{path} is not a file of weights ({reason})") from error
 
 
@@ -103,6 +103,11 @@ def check_file(path: str | Path) -> None:
         _read(path)
 
 
+def one_line(error: Exception) -> str:
+    """An error's type and message in one line, for use in another message."""
+    return f"{type(error).__name__}: {' '.join(str(error).split())}"
+
+
 def _check_is_there(path: Path) -> None:
     if not path.is_file():  # opening a named pipe would wait for ever
         raise FileNotFoundError(f"there are no weights {path}: expected a file")
@@ -115,11 +120,11 @@ def _read(path: Path, tensors: bool = True) -> tuple[dict[str, Tensor], dict[str
             weights = {name: file.get_tensor(name) for name in file.keys()} if tensors else {}
             header = file.metadata() or {}
     except SafetensorError as error:
-        raise ValueError(f"{path} is not a safetensors file, or is damaged: {_line(error)}") from error
+        raise ValueError(f"{path} is not a safetensors file, or is damaged: {one_line(error)}") from error
     try:
         record = json.loads(header.get(RECORD, "null"))
     except (ValueError, RecursionError) as error:
-        raise ValueError(f"{path} has a record of a run that cannot be read: {_line(error)}") from error
+        raise ValueError(f"{path} has a record of a run that cannot be read: {one_line(error)}") from error
     if not isinstance(record, dict | None):
         raise ValueError(f"{path} has a record of a run that cannot be read: it is a {type(record).__name__}")
     # A file with a record has a digest, too. A key that is almost the digest's name is that name, damaged.
@@ -169,7 +174,7 @@ def check_architecture(name: Any, kwargs: Any, source: str | Path, weights: Mapp
         try:
             model = timm.create_model(name, **kwargs, device="meta")
         except Exception as error:  # nearly any, of arguments of wrong types
-            raise ValueError(f"{source} describes no {name} that can be made ({_line(error)})") from error
+            raise ValueError(f"{source} describes no {name} that can be made ({one_line(error)})") from error
         expected, found = (sum(value.numel() for value in state.values()) for state in (model.state_dict(), weights))
         if expected > found:
             raise ValueError(f"{source} describes a {name} of {expected:,} numbers, but contains {found:,}")
@@ -204,7 +209,3 @@ def _entries(value: Any) -> Iterator[Any]:
             pending += value
         else:
             yield value
-
-
-def _line(error: BaseException) -> str:
-    return " ".join(str(error).split())
