@@ -167,15 +167,12 @@ def grad_cam(model: Backbone, images: Tensor, classes: Sequence[int] | None = No
             raise ValueError(f"classes are {classes}, expected one of 0 to {last} for each image")
         (gradient,) = torch.autograd.grad(scores[range(len(images)), classes].sum(), outputs[0])
     grid = grid_of(model, images, number)
-    gradient, features = (_patches(model, t).mT.unflatten(2, grid) for t in (gradient, outputs[0].detach()))
+    tokens = (gradient, outputs[0].detach())
+    patches = [prefix_first(t)[:, 1:] if model.num_prefix_tokens else t for t in tokens]
+    gradient, features = (t.mT.unflatten(2, grid) for t in patches)
     if not gradient.any():
         raise ValueError(f"the scores do not depend on the patches after block {number}: take an earlier block")
     return (gradient.mean((2, 3), keepdim=True) * features).sum(1).relu()
-
-
-def _patches(model: Backbone, tokens: Tensor) -> Tensor:
-    """Returns the patches of a block's output, (B, M, C)."""
-    return prefix_first(tokens)[:, 1:] if model.num_prefix_tokens else tokens
 
 
 def _tokens_after(model: Backbone, images: Tensor, block: int) -> Tensor:

@@ -31,7 +31,7 @@ def unwrap(checkpoint: dict[str, Any]) -> dict[str, Tensor]:
     """The state dict of a training checkpoint (under "model" or "state_dict"), without wrappers' prefixes ("module.").
 
     Raises:
-        ValueError: another object, or a value that is not a tensor in memory.
+        ValueError: another object, or a value that is not a tensor.
     """
     for key in ("model", "state_dict"):
         if isinstance(checkpoint, dict) and isinstance(checkpoint.get(key), dict):
@@ -39,14 +39,10 @@ def unwrap(checkpoint: dict[str, Any]) -> dict[str, Tensor]:
     if not isinstance(checkpoint, dict) or not all(isinstance(name, str) for name in checkpoint):
         raise ValueError(f"this checkpoint is not a dictionary of tensors by name; {ADVICE}")
     state_dict = clean_state_dict(checkpoint)
-    others = [f"{name} is {_form(value)}" for name, value in state_dict.items() if not _is_in_memory(value)]
+    others = [f"{name} is {_form(value)}" for name, value in state_dict.items() if not isinstance(value, Tensor)]
     if others:
-        raise ValueError(f"this checkpoint has values that are not tensors in memory: {_some(others)}; {ADVICE}")
+        raise ValueError(f"this checkpoint has values that are not tensors: {_some(others)}; {ADVICE}")
     return state_dict
-
-
-def _is_in_memory(value: Any) -> bool:
-    return isinstance(value, Tensor) and value.layout is torch.strided and not value.is_meta
 
 
 def _is_float(value: Tensor) -> bool:
@@ -90,12 +86,6 @@ def checkpoint_filter_fn(checkpoint: dict[str, Any], model: VisionSSM | Hierarch
         fitted = from_mamba(fitted)
     if isinstance(model, VisionSSM):
         fitted = _fit_grid(fitted, model)
-    elif "patch_embed.proj.weight" in fitted:
-        raise ValueError(
-            "this checkpoint has one grid of patches, as those of vilonghorn_*, of vim_*, and of vilonghornv2_* before "
-            "it became a hierarchy; the model has stages. Make a model of the first two families, such as "
-            "vilonghorn_tiny_exact with the arguments of the checkpoint's blocks"
-        )
     if model.mask_token is None:
         fitted.pop("mask_token", None)
     else:
@@ -161,28 +151,16 @@ def _source_grid(model: VisionSSM, patch_size: tuple[int, int], num_patches: int
 
 
 def _from_official(state_dict: dict[str, Tensor], model: VisionSSM) -> dict[str, Tensor]:
-    """Renames and stacks the authors' parameters. Unknown keys stay, so that the check names them."""
-    ours, rest = {}, dict(state_dict)
-    decays = [f"blocks.{i}.mixer.A_log" for i in range(len(model.blocks))]  # models of Longhorn's rules have none
-    for key in dict.fromkeys([*model.state_dict(), *decays]):
-        names = _official_names(key)
-        values = [rest[name] for name in names if name in rest]
-        if len(values) < len(names) or values[0].shape != values[-1].shape:
-            continue
-        value = torch.stack(values) if len(names) == 2 else values[0]
-        if key == "pos_embed" and value.dim() == 3:
-            value = prefix_first(value)
-        elif key.endswith("conv_weight"):
-            value = value.squeeze(2)
-        ours[key] = value
-        for name in names:
-            del rest[name]
-    return ours | rest
-
-
-def _official_names(key: str) -> tuple[str, ...]:
-    """The authors' names of a parameter: two if it is stacked."""
-    if key.startswith("blocks."):
-        _, layer, name = key.split(".", 2)
-        return tuple(f"layers.{layer}.{official}" for official in PAIRS.get(name, (name,)))
-    return ("norm_f.weight" if key == "norm.weight" else key,)
+    """Renames the authors' parameters, and stacks those of two directions. What lacks its pair fails the check."""
+    ours = {name.replace("layers.", "blocks.").replace("norm_f.", "norm."): t for name, t in state_dict.items()}
+    for i in range(len(model.blocks)):
+        for name, pair in PAIRS.items():
+            values = [ours[official] for part in pair if (official := f"blocks.{i}.{part}") in ours]
+            if len(values) == 2 and values[0].shape == values[1].shape:
+                for part in pair:
+                    del ours[f"blocks.{i}.{part}"]
+                stacked = torch.stack(values)
+                ours[f"blocks.{i}.{name}"] = stacked.squeeze(2) if name == "mixer.conv_weight" else stacked
+    if "pos_embed" in ours and ours["pos_embed"].dim() == 3:
+        ours["pos_embed"] = prefix_first(ours["pos_embed"])
+    return ours
