@@ -22,7 +22,7 @@ from ..data.images import shorten
 from ..data.loaders.config import LoaderConfig
 from ..data.named import is_named
 from ..data.threads import available_cpus
-from ..models.from_vim import CHANGES, is_from_mamba
+from ..models.fit_weights import CHANGES, is_from_mamba
 from ..models.weights_file import check_numbers, one_line, read_weights
 from .checkpoint import RunDirectory
 from .config import Config

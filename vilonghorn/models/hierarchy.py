@@ -134,12 +134,6 @@ class HierarchicalSSM(Backbone):
         stem, norm = r"^(?:model\.)?(?:stem|mask_token)", (r"^(?:model\.)?norm", (99999,))
         return dict(stem=stem, blocks=[(stage, None), norm] if coarse else [*blocks, norm])
 
-    @torch.jit.ignore
-    def set_grad_checkpointing(self, enable: bool = True) -> None:
-        """Keeps only the input of each block, and computes the block again in backward."""
-        for stage in self.stages:
-            stage.grad_checkpointing = enable  # type: ignore[assignment]
-
     def get_classifier(self) -> nn.Module:
         """The last layer, from features to logits."""
         return self.head.fc

@@ -193,11 +193,6 @@ class VisionSSM(Backbone):
             blocks=[(r"^(?:model\.)?blocks\.(\d+)", None), (r"^(?:model\.)?norm", (99999,))],
         )
 
-    @torch.jit.ignore
-    def set_grad_checkpointing(self, enable: bool = True) -> None:
-        """Keeps only the input of each block, and computes the block again in backward."""
-        self.grad_checkpointing = enable
-
     def get_classifier(self) -> nn.Module:
         """The last layer, from features to logits."""
         return self.head
