@@ -60,30 +60,21 @@ def digest(tensors: Mapping[str, Tensor], record: str = "") -> str:
     return found.hexdigest()
 
 
-def read_record(path: str | Path) -> dict[str, Any] | None:
-    """The record in the header of a file; None without one.
-
-    Raises:
-        FileNotFoundError: there is no such file.
-        ValueError: the file is not safetensors, or its record is not a JSON object.
-    """
-    return _read(Path(path), tensors=False)[1]
-
-
-def read_weights(path: str | Path) -> tuple[dict[str, Tensor], dict[str, Any] | None]:
+def read_weights(path: str | Path, tensors: bool = True) -> tuple[dict[str, Tensor], dict[str, Any] | None]:
     """Reads a file of weights onto the CPU: safetensors, or a checkpoint of torch that timm reads.
 
     Returns:
-        The state dict, and the record or None.
+        The state dict, of safetensors without `tensors` empty, and the record or None.
 
     Raises:
         FileNotFoundError: there is no such file.
-        ValueError: it is not such a file, or it has a digest that its tensors do not have.
+        ValueError: it is not such a file, its record is not a JSON object, or its tensors do not have its digest.
     """
     path = Path(path)
+    if not path.is_file():  # opening a named pipe would wait for ever
+        raise FileNotFoundError(f"there are no weights {path}: expected a file")
     if path.suffix == ".safetensors":
-        return _read(path)
-    _check_is_there(path)
+        return _read(path, tensors)
     try:
         return load_state_dict(str(path)), None
     except Exception as error:  # readers of other formats raise almost any error
@@ -108,13 +99,7 @@ def one_line(error: Exception) -> str:
     return f"{type(error).__name__}: {' '.join(str(error).split())}"
 
 
-def _check_is_there(path: Path) -> None:
-    if not path.is_file():  # opening a named pipe would wait for ever
-        raise FileNotFoundError(f"there are no weights {path}: expected a file")
-
-
 def _read(path: Path, tensors: bool = True) -> tuple[dict[str, Tensor], dict[str, Any] | None]:
-    _check_is_there(path)
     try:
         with safe_open(path, "pt") as file:
             weights = {name: file.get_tensor(name) for name in file.keys()} if tensors else {}
