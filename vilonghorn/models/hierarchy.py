@@ -186,7 +186,8 @@ class HierarchicalSSM(Backbone):
             check_whole_patches((H, W), (self.stride, self.stride), (self.stride, self.stride))
         valid: Tensor | None = None
         if pixel_mask is not None:
-            check_mask(pixel_mask, (B, H, W))
+            if pixel_mask.shape != (B, H, W):
+                raise ValueError(f"pixel_mask has shape {pixel_mask.shape}, expected (B, H, W) = {(B, H, W)}")
             valid = self._token_mask(pixel_mask, x.dtype)
         if mask is None:
             return self.stem(x, valid), valid
@@ -280,10 +281,3 @@ class HierarchicalSSM(Backbone):
     def forward(self, x: Tensor) -> Tensor:
         """(B, in_chans, H, W) images to (B, num_classes) logits."""
         return self.forward_head(self.forward_features(x))
-
-
-@fx.wrap
-def check_mask(mask: Tensor, shape: tuple[int, int, int]) -> None:
-    """Raises ValueError if a mask does not have one value a pixel."""
-    if mask.shape != shape:
-        raise ValueError(f"pixel_mask has shape {mask.shape}, expected (B, H, W) = {shape}")
