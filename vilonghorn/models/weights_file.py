@@ -181,11 +181,9 @@ def is_ours(name: str) -> bool:
 
 def _entries(value: Any) -> Iterator[Any]:
     """The scalars of nested JSON; at most `MAX_ENTRIES`."""
-    pending, count = [value], 0
-    while pending:
-        value = pending.pop()
-        count += 1
-        if count > MAX_ENTRIES:
+    pending = [value]
+    for count, value in enumerate(pending):  # which grows
+        if count == MAX_ENTRIES:
             yield float("inf")
             return
         if isinstance(value, dict):
