@@ -55,7 +55,7 @@ def test_maps_have_the_strides_and_channels_of_feature_info():
     [
         (dict(stem_stride=3), "stem_stride is 3, expected 1, 2 or 4"),
         (dict(depths=(1, 1, 1)), "expected one value a stage"),
-        (dict(img_size=100), "image of 100x100, expected sides that are multiples of 32"),
+        (dict(img_size=100), "image of 100x100 is not a whole number of 32x32 patches"),
         (dict(drop_path_rate=1.5), "drop_path_rate is 1.5"),
     ],
 )
@@ -65,7 +65,7 @@ def test_options_that_do_not_fit_are_errors(options, message):
 
 
 def test_an_image_that_a_stage_cannot_halve_is_an_error():
-    with pytest.raises(ValueError, match="image of 64x72, expected sides that are multiples of 32.*dynamic_img_pad"):
+    with pytest.raises(ValueError, match="image of 64x72 is not a whole number of 32x32 patches.*dynamic_img_pad"):
         make()(images(1, 3, 64, 72))
 
 

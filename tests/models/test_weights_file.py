@@ -19,7 +19,7 @@ from vilonghorn import load, publish  # noqa: E402
 from vilonghorn.engine import load_run  # noqa: E402
 from vilonghorn.engine.build import init_weights  # noqa: E402
 from vilonghorn.models.builder import WEIGHTS  # noqa: E402
-from vilonghorn.models.weights_file import check_architecture, pack, read_record, read_weights  # noqa: E402
+from vilonghorn.models.weights_file import check_architecture, pack, read_weights  # noqa: E402
 
 NANO, PACKAGED = "vilonghorn_nano", "vilonghorn_nano_patch8.icons480"
 FLIPS = 6  # for each way to load a file
@@ -112,7 +112,7 @@ def test_tensors_of_every_kind_have_a_digest_and_other_programs_files_need_none(
     for name, record in (("a.safetensors", {"epoch": 3}), ("b.safetensors", None), ("c.pth", None)):
         weights, found = read_weights(tmp_path / name)
         assert found == record and all(torch.equal(weights[name], value) for name, value in tensors.items())
-    assert read_record(tmp_path / "a.safetensors") == {"epoch": 3}
+    assert read_weights(tmp_path / "a.safetensors", tensors=False)[1] == {"epoch": 3}
 
 
 def test_what_is_no_file_of_weights_is_named(tmp_path):

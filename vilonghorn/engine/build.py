@@ -23,8 +23,8 @@ from ..data.images import shorten
 from ..data.loaders.config import LoaderConfig
 from ..data.named import is_named
 from ..data.threads import available_cpus
-from ..models.from_vim import CHANGES, is_from_mamba
-from ..models.weights_file import check_numbers, read_weights
+from ..models.fit_weights import CHANGES, is_from_mamba
+from ..models.weights_file import check_numbers, one_line, read_weights
 from .checkpoint import RunDirectory
 from .config import Config
 from .distributed import Distributed
@@ -33,11 +33,6 @@ LOADER = ("epoch", "__len__", "batch_size", "num_samples", "num_classes", "class
 DOWNLOAD_REMEDY = "download the file elsewhere and give it by model.weights"
 # What models raise if they do not support their arguments or images.
 MODEL_ERRORS = (TypeError, ValueError, RuntimeError, AssertionError, AttributeError, KeyError, IndexError)
-
-
-def one_line(error: Exception) -> str:
-    """An error's type and message in one line, for use in another message."""
-    return f"{type(error).__name__}: {' '.join(str(error).split())}"
 
 
 @contextmanager

@@ -16,7 +16,7 @@ import torch
 import yaml
 
 from ..data.files import atomic_write, explain_full_disk, lock, named_errors, sync
-from ..models.weights_file import pack, read_record, read_weights
+from ..models.weights_file import pack, read_weights
 
 FORMAT = 3
 HEADER = f"vilonghorn state, format {FORMAT}\n".encode()  # followed by a SHA-256 and the data of torch.save
@@ -79,7 +79,7 @@ def load_weights(path: Path, *, tensors: bool = True) -> tuple[dict[str, torch.T
 
     Raises FileNotFoundError, or ValueError for other files and for damaged ones.
     """
-    weights, record = read_weights(path) if tensors else ({}, read_record(path))
+    weights, record = read_weights(path, tensors)
     if record is None:
         raise ValueError(f"{path} has no record of a run: expected weights that a run of vilonghorn has saved")
     return weights, record

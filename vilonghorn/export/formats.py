@@ -31,30 +31,14 @@ def trunk(model: nn.Module) -> VisionSSM | HierarchicalSSM:
     return model if isinstance(model, (VisionSSM, HierarchicalSSM)) else model.model
 
 
-def patches(model: nn.Module) -> tuple[tuple[int, int], tuple[int, int]]:
-    """Pixels from a patch to the next, and of a patch, in height and width. Those of a hierarchy's last stage."""
-    model = trunk(model)
-    if isinstance(model, HierarchicalSSM):
-        return (model.stride, model.stride), (model.stride, model.stride)
-    return model.patch_embed.stride, model.patch_embed.patch_size
-
-
 def min_grid(model: nn.Module) -> int:
     """Fewest rows and columns of patches of an image. torch.export specialises the size 1, also of the coarsest map."""
-    return 1 + max(level["reduction"] for level in trunk(model).feature_info) // max(patches(model)[0])
-
-
-def default_grid(model: nn.Module) -> tuple[int, int]:
-    """Rows and columns of patches of an image of the model's own size."""
-    model = trunk(model)
-    if isinstance(model, HierarchicalSSM):
-        return model.img_size[0] // model.stride, model.img_size[1] // model.stride
-    return model.patch_embed.grid_size
+    return 1 + max(level["reduction"] for level in trunk(model).feature_info) // max(trunk(model).patches()[0])
 
 
 def image_size(model: nn.Module, rows: int, columns: int) -> tuple[int, int]:
     """Returns height and width, in pixels, of an image of `rows` x `columns` patches."""
-    (dy, dx), (height, width) = patches(model)
+    (dy, dx), (height, width) = trunk(model).patches()
     return (rows - 1) * dy + height, (columns - 1) * dx + width
 
 
@@ -67,7 +51,7 @@ def capture(
     scan "attention" a scan of the exact rule is the operator LinearAttention of onnxruntime.
     """
     least, dims = min_grid(model), {0: Dim("batch", min=1)}
-    for dim, name, step, patch in zip((2, 3), ("rows", "columns"), *patches(model)):
+    for dim, name, step, patch in zip((2, 3), ("rows", "columns"), *trunk(model).patches()):
         size = Dim(name, min=least)
         size = size * step if step > 1 else size
         dims[dim] = size + (patch - step) if patch > step else size
@@ -141,11 +125,9 @@ def _split_layers(graph: Any) -> None:
         weight = layer.inputs[1] if layer is not None and layer.op_type == "MatMul" else None
         if weight is None or weight.const_value is None or len(weight.uses()) > 1 or len(split.inputs[0].uses()) > 1:
             continue
-        parts, layers = weight.const_value.numpy(), []
+        parts, layers, tape = weight.const_value.numpy(), [], ir.tape.Tape(graph)
         for i, part in enumerate(np.split(parts, len(split.outputs), axis=1)):
-            name = f"{weight.name}_part_{i}"
-            value = ir.Value(name=name, const_value=ir.tensor(np.ascontiguousarray(part), name=name))
-            graph.register_initializer(value)
+            value = tape.initializer(ir.tensor(np.ascontiguousarray(part)), f"{weight.name}_part_{i}")
             layers.append(ir.node("MatMul", [layer.inputs[0], value], name=f"{layer.name}_part_{i}"))
         new = [node.outputs[0] for node in layers]
         ir.convenience.replace_nodes_and_values(graph, layer, [split, layer], layers, split.outputs, new)
@@ -187,28 +169,18 @@ def _refuse_part_patches(graph: Any, *sides: tuple[int, int]) -> None:
     """
     import onnx_ir as ir
 
-    [images], nodes = graph.inputs, []
+    [images], tape, (steps, rests) = graph.inputs, ir.tape.Tape(), zip(*sides)
     uses = list(images.uses())
-
-    def constant(name: str, values: list[int]) -> ir.Value:
-        value = ir.Value(name=name, const_value=ir.tensor(values, dtype=ir.DataType.INT64, name=name))
-        graph.register_initializer(value)
-        return value
-
-    def add(op_type: str, *inputs: ir.Value) -> ir.Value:
-        nodes.append(ir.node(op_type, inputs))
-        return nodes[-1].outputs[0]
-
-    steps, rests = zip(*sides)
-    size = add("Shape", images)
-    over = add("Sub", constant("image_rests", [0, 0, *rests]), size)
-    missing = add("Mod", over, constant("image_steps", [1, 1, *steps]))
-    checked = add("Reshape", images, add("Add", size, missing))
-    nodes[-1].name = "images_must_be_whole_patches"
+    size = tape.op("Shape", [images])
+    over = tape.op("Sub", [tape.initializer(ir.tensor([0, 0, *rests]), "image_rests"), size])
+    missing = tape.op("Mod", [over, tape.initializer(ir.tensor([1, 1, *steps]), "image_steps")])
+    checked = tape.op("Reshape", [images, tape.op("Add", [size, missing])], name="images_must_be_whole_patches")
     checked.shape, checked.type = images.shape, images.type
     for use in uses:
         use.node.replace_input_with(use.idx, checked)
-    graph.insert_before(graph[0], nodes)
+    for value in tape.initializers:
+        graph.register_initializer(value)
+    graph.insert_before(graph[0], tape.nodes)
 
 
 def write_ort(program: ExportedProgram, path: Path, metadata: dict[str, str]) -> None:

@@ -9,7 +9,7 @@ from timm.models._features import FeatureGetterNet
 
 from ..inference import create_model, find_run, is_ours, preprocessing
 from ..models import HierarchicalSSM, VisionSSM
-from .formats import default_grid, image_size, min_grid
+from .formats import image_size, min_grid, trunk
 
 
 def load_for_export(
@@ -53,10 +53,8 @@ def load_for_export(
     if indices != sorted(set(indices)):
         expected = "expected different indices in ascending order, as maps are returned"
         raise ValueError(f"--features is {features}, {expected}")
-    least = min_grid(model)
-    if min(default_grid(model)) < least:
-        problem = (
-            f"images of {image_size(model, *default_grid(model))} pixels are fewer than {least} patches high or wide"
-        )
+    least, grid = min_grid(model), trunk(model).grid_size()
+    if min(grid) < least:
+        problem = f"images of {image_size(model, *grid)} pixels are fewer than {least} patches high or wide"
         raise ValueError(f"{problem}: give a larger --img-size")
     return model.eval().float().requires_grad_(False)

@@ -98,18 +98,14 @@ def use_int8(graph: Any) -> None:
     """Makes each Block of an `onnx_ir.Graph` a BlockInt8: in_proj and out_proj in int8, with a scale for each row."""
     import onnx_ir
 
-    def initializer(name: str, tensor: Tensor) -> onnx_ir.Value:
-        value = onnx_ir.Value(name=name, const_value=onnx_ir.tensor(tensor.numpy(), name=name))
-        graph.register_initializer(value)
-        return value
-
+    tape = onnx_ir.tape.Tape(graph)
     for node in [node for node in graph if (node.domain, node.op_type) == (DOMAIN, "Block")]:
         inputs, scales = list(node.inputs), []
         for i in map(BlockArguments._fields.index, ("in_proj", "out_proj")):
             weight = inputs[i]
             number, scale = quantize(torch.from_numpy(weight.const_value.numpy()))
-            inputs[i] = initializer(f"{weight.name}.int8", number)
-            scales.append(initializer(f"{weight.name}.scale", scale.squeeze(-1)))
+            inputs[i] = tape.initializer(onnx_ir.tensor(number.numpy()), f"{weight.name}.int8")
+            scales.append(tape.initializer(onnx_ir.tensor(scale.squeeze(-1).numpy()), f"{weight.name}.scale"))
             node.replace_input_with(i, None)
             if not weight.uses():
                 graph.initializers.pop(weight.name)

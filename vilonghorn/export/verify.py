@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from ..data.files import atomic_write, explain_full_disk
 from . import runtime
 from .attention import RULE, SCANS, can_attend, check_runtime
-from .formats import FORMATS, capture, default_grid, describe, image_size, libraries, min_grid, trunk
+from .formats import FORMATS, capture, describe, image_size, libraries, min_grid, trunk
 from .weights import WEIGHTS, round_weights
 
 TOLERANCE = 1e-4  # of `max_error`
@@ -73,7 +73,7 @@ def verify(model: nn.Module, kind: str, path: Path, tolerance: float = TOLERANCE
     """
     generator = torch.Generator().manual_seed(0)
     least = min_grid(model)
-    rows, columns = (max(least, side) for side in default_grid(model))
+    rows, columns = (max(least, side) for side in trunk(model).grid_size())
     sizes = [image_size(model, *grid) for grid in ((rows, columns), (max(least, 3 * rows // 4), columns + 3))]
     images = [torch.randn(b, trunk(model).in_chans, *size, generator=generator) for size in sizes for b in BATCH_SIZES]
     inputs = BytesIO()

@@ -18,7 +18,6 @@ from torch import Tensor
 
 from ..engine.report import fit_text, shorten
 from ..inference import LoadedModel
-from ..models import HierarchicalSSM
 from ..ops.rules import RULES
 from .model import (
     CLASS_TOKEN,
@@ -29,11 +28,9 @@ from .model import (
     check_backbone,
     grad_cam,
     grid_of,
-    has_class_token,
     patch_token,
     pca,
     receptive_field,
-    stride_of,
     to_map,
 )
 
@@ -110,11 +107,8 @@ def make_sheet(
     if not reads_token:
         tokens, reader = None, "the average of the patches"
     if patch is not None:
-        tokens, reader = [patch_token(grid, *patch, has_class_token(model))], f"patch {patch[0]},{patch[1]}"
-        if isinstance(model, HierarchicalSSM):
-            dy = dx = height = width = stride_of(model, chosen[0])
-        else:
-            (dy, dx), (height, width) = model.patch_embed.stride, model.patch_embed.patch_size
+        tokens, reader = [patch_token(grid, *patch, bool(model.num_prefix_tokens))], f"patch {patch[0]},{patch[1]}"
+        (dy, dx), (height, width) = model.patches(chosen[0])
         box = (patch[1] * dx / W, patch[0] * dy / H, width / W, height / H)
 
     prediction = None

@@ -33,29 +33,13 @@ def check_backbone(model: Module) -> None:
 
 def blocks_of(model: Backbone) -> list[Block]:
     """Returns the blocks, those of a hierarchy stage by stage."""
-    stages = model.stages if isinstance(model, HierarchicalSSM) else [model]
-    return [block for stage in stages for block in stage.blocks]
-
-
-def has_class_token(model: Backbone) -> bool:
-    """Whether the first token is a class token."""
-    return isinstance(model, VisionSSM)
+    return [module for module in model.modules() if isinstance(module, Block)]
 
 
 def grid_of(model: Backbone, images: Tensor, block: int = -1) -> tuple[int, int]:
     """Returns rows and columns of patches in a block for images (B, 3, H, W); raises errors as `check_backbone`."""
     check_backbone(model)
-    if isinstance(model, VisionSSM):
-        return model.patch_embed.dynamic_feat_size(tuple(images.shape[-2:]))
-    stride = stride_of(model, block)
-    rows, columns = (-(-side // model.stride) * model.stride // stride for side in images.shape[-2:])
-    return rows, columns
-
-
-def stride_of(model: HierarchicalSSM, block: int) -> int:
-    """Returns the pixels from a patch to the next in a block of a hierarchy."""
-    strides = [info["reduction"] for info, stage in zip(model.feature_info, model.stages) for _ in stage.blocks]
-    return strides[block_index(model, block)]
+    return model.grid_size(tuple(images.shape[-2:]), block_index(model, block))
 
 
 def block_index(model: Backbone, block: int) -> int:
@@ -71,11 +55,6 @@ def patch_token(grid: tuple[int, int], row: int, column: int, class_token: bool 
     if not (0 <= row < grid[0] and 0 <= column < grid[1]):
         raise ValueError(f"patch {row},{column} is not on the image's grid of {grid[0]} rows and {grid[1]} columns")
     return class_token + row * grid[1] + column
-
-
-def from_scan_order(values: Tensor) -> Tensor:
-    """Reorders values of tokens (..., L) from scan order to class token first."""
-    return prefix_first(values.flatten(0, -2).unsqueeze(-1)).view_as(values)
 
 
 def to_map(values: Tensor, grid: tuple[int, int]) -> Tensor:
@@ -114,7 +93,7 @@ def attention(
     grids = {grid_of(model, images, block) for block in blocks}
     if len(grids) > 1:
         raise ValueError(f"blocks {list(blocks)} have grids of {sorted(grids)} patches: take blocks of one stage")
-    ((h, w),), first = grids, int(has_class_token(model))
+    ((h, w),), first = grids, model.num_prefix_tokens
     if wrong := [token for token in tokens or () if not 0 <= token < first + h * w]:
         zero = "0 (the class token)" if first else "0"
         raise ValueError(f"token is {wrong[0]}, expected {zero} to {first + h * w - 1}")
@@ -123,7 +102,7 @@ def attention(
     if first:
         queries = insert_class_token(queries[:, 1:, None], queries[:, :1, None]).squeeze(2)
     rows = torch.stack([attention_rows(scan, queries) for scan in scans(model, images, blocks)])
-    return from_scan_order(rows) if first else rows
+    return prefix_first(rows.flatten(0, -2).unsqueeze(-1)).view_as(rows) if first else rows
 
 
 def receptive_field(model: Backbone, images: Tensor, block: int, token: int) -> Tensor:
@@ -188,15 +167,12 @@ def grad_cam(model: Backbone, images: Tensor, classes: Sequence[int] | None = No
             raise ValueError(f"classes are {classes}, expected one of 0 to {last} for each image")
         (gradient,) = torch.autograd.grad(scores[range(len(images)), classes].sum(), outputs[0])
     grid = grid_of(model, images, number)
-    gradient, features = (_patches(model, t).mT.unflatten(2, grid) for t in (gradient, outputs[0].detach()))
+    tokens = (gradient, outputs[0].detach())
+    patches = [prefix_first(t)[:, 1:] if model.num_prefix_tokens else t for t in tokens]
+    gradient, features = (t.mT.unflatten(2, grid) for t in patches)
     if not gradient.any():
         raise ValueError(f"the scores do not depend on the patches after block {number}: take an earlier block")
     return (gradient.mean((2, 3), keepdim=True) * features).sum(1).relu()
-
-
-def _patches(model: Backbone, tokens: Tensor) -> Tensor:
-    """Returns the patches of a block's output, (B, M, C)."""
-    return prefix_first(tokens)[:, 1:] if has_class_token(model) else tokens
 
 
 def _tokens_after(model: Backbone, images: Tensor, block: int) -> Tensor:
@@ -206,4 +182,4 @@ def _tokens_after(model: Backbone, images: Tensor, block: int) -> Tensor:
     with blocks_of(model)[block_index(model, block)].register_forward_hook(lambda *call: outputs.append(call[2])):
         model.forward_features(images)
     tokens = outputs[0].to(model.norm.weight.dtype)
-    return prefix_first(tokens) if has_class_token(model) else tokens
+    return prefix_first(tokens) if model.num_prefix_tokens else tokens

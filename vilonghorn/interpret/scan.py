@@ -7,7 +7,7 @@ M[t, s] = gate_s (T_{s+1} ... T_t q_t) . k_s: the maps are applied to q_t, from 
 are in scan order, with the class token in the middle.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -79,17 +79,11 @@ def attention_rows(scan: ScanInputs, queries: Tensor | None = None, per_channel:
     for g in range(G):
         # q of the queries' tokens after the maps of earlier tokens; zero until a query's first token is reached.
         carried = scan.gate.new_zeros(B, len(weights), scan.q.shape[-1], width)
-        for s, gate, k, q, A in reversed(list(_tokens(scan, g))):
+        A = None if scan.A is None else scan.A[g].mT
+        for s in range(L) if scan.reverse[g] else reversed(range(L)):
+            gate, k, q = scan.gate[g, :, s, None, None], scan.k[g, :, s, None, :, None], scan.q[g, :, s, None, :, None]
             carried = carried + weights[:, s, None, None] * q
             row = (gate * read(carried, k)).squeeze(2)  # (B, T, D)
             rows[g, :, :, s] = row if per_channel else row.abs().mean(-1)
             carried = RULES[scan.rule].step(carried, 0.0, gate, k, A)
     return rows
-
-
-def _tokens(scan: ScanInputs, g: int) -> Iterator[tuple[int, Tensor, Tensor, Tensor, Tensor | None]]:
-    """Position, gate, k, q and A of each token in the direction's own time, as `step` takes them for (B, T, N, D)."""
-    positions = range(scan.values.shape[2])
-    A = None if scan.A is None else scan.A[g].mT
-    for t in reversed(positions) if scan.reverse[g] else positions:
-        yield t, scan.gate[g, :, t, None, None], scan.k[g, :, t, None, :, None], scan.q[g, :, t, None, :, None], A

@@ -47,6 +47,13 @@ class Backbone(nn.Module):
         """Names of the parameters without weight decay, whatever their shape."""
         return {name for name, _ in self.named_parameters() if name.rsplit(".", 1)[-1] in NO_DECAY}
 
+    @torch.jit.ignore
+    def set_grad_checkpointing(self, enable: bool = True) -> None:
+        """Keeps only the input of each block, and computes the block again in backward."""
+        for module in self.modules():
+            if hasattr(module, "grad_checkpointing"):
+                module.grad_checkpointing = enable  # type: ignore[assignment]
+
     def prune_intermediate_layers(
         self, indices: int | list[int] = 1, prune_norm: bool = False, prune_head: bool = True
     ) -> list[int]:

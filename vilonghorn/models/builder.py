@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
-from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD, IMAGENET_INCEPTION_MEAN, IMAGENET_INCEPTION_STD
+from timm.data import IMAGENET_INCEPTION_MEAN, IMAGENET_INCEPTION_STD
 from timm.layers import is_exportable
 from timm.models import build_model_with_cfg, resolve_pretrained_cfg
 from timm.models._features import FeatureGetterNet
@@ -29,21 +29,9 @@ Model = TypeVar("Model", bound=VisionSSM | HierarchicalSSM)
 
 
 def default_cfg(**entries: Any) -> dict[str, Any]:
-    """Configuration of a model for ImageNet-1k at 224 px, updated by `entries` (see timm's `PretrainedCfg`)."""
-    return {
-        "num_classes": 1000,
-        "input_size": (3, 224, 224),
-        "pool_size": None,
-        "fixed_input_size": True,
-        "interpolation": "bicubic",
-        "crop_pct": 0.875,
-        "mean": IMAGENET_DEFAULT_MEAN,
-        "std": IMAGENET_DEFAULT_STD,
-        "first_conv": "patch_embed.proj",
-        "classifier": "head",
-        "license": "apache-2.0",
-        **entries,
-    }
+    """Configuration of a model for ImageNet-1k at 224 px, timm's default (`PretrainedCfg`), updated by `entries`."""
+    ours = dict(fixed_input_size=True, first_conv="patch_embed.proj", classifier="head", license="apache-2.0")
+    return ours | entries
 
 
 def icons_cfg(name: str, **entries: Any) -> dict[str, Any]:

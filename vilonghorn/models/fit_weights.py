@@ -1,6 +1,7 @@
 """Adapts a checkpoint to a model of another image size, patch size, stride or class count; reads the files of Vim."""
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -9,10 +10,11 @@ from timm.models import clean_state_dict
 from torch import Tensor
 
 from ..layers import prefix_first
-from .from_vim import from_mamba, is_from_mamba
 from .hierarchy import HierarchicalSSM
 from .trunk import VisionSSM
 
+LONGHORN = ("longhorn", "longhorn_exact")  # rules with the gate of the derivation in `from_mamba`
+CHANGES = "of Mamba's rule, B is k, C is q and the step is log(1 / (1 - beta)); A_log is left"
 MAX_LISTED = 3  # mismatches that an error names
 ADVICE = "give a state dict of float tensors, alone or under 'model' or 'state_dict'"
 # Our parameter of both directions, stacked, to the parameters of Vim's authors of the forward and backward direction.
@@ -31,7 +33,7 @@ def unwrap(checkpoint: dict[str, Any]) -> dict[str, Tensor]:
     """The state dict of a training checkpoint (under "model" or "state_dict"), without wrappers' prefixes ("module.").
 
     Raises:
-        ValueError: another object, or a value that is not a tensor in memory.
+        ValueError: another object, or a value that is not a tensor.
     """
     for key in ("model", "state_dict"):
         if isinstance(checkpoint, dict) and isinstance(checkpoint.get(key), dict):
@@ -39,14 +41,10 @@ def unwrap(checkpoint: dict[str, Any]) -> dict[str, Tensor]:
     if not isinstance(checkpoint, dict) or not all(isinstance(name, str) for name in checkpoint):
         raise ValueError(f"this checkpoint is not a dictionary of tensors by name; {ADVICE}")
     state_dict = clean_state_dict(checkpoint)
-    others = [f"{name} is {_form(value)}" for name, value in state_dict.items() if not _is_in_memory(value)]
+    others = [f"{name} is {_form(value)}" for name, value in state_dict.items() if not isinstance(value, Tensor)]
     if others:
-        raise ValueError(f"this checkpoint has values that are not tensors in memory: {_some(others)}; {ADVICE}")
+        raise ValueError(f"this checkpoint has values that are not tensors: {_some(others)}; {ADVICE}")
     return state_dict
-
-
-def _is_in_memory(value: Any) -> bool:
-    return isinstance(value, Tensor) and value.layout is torch.strided and not value.is_meta
 
 
 def _is_float(value: Tensor) -> bool:
@@ -65,7 +63,7 @@ def checkpoint_filter_fn(checkpoint: dict[str, Any], model: VisionSSM | Hierarch
 
     timm drops a head of another class count itself, where the model's configuration says that the counts differ.
     Mask tokens that only the checkpoint has are left out; a model keeps its own where the checkpoint has none.
-    A model of Longhorn's rules takes weights of Mamba's: `from_vim.py`.
+    A model of Longhorn's rules takes weights of Mamba's, as `from_mamba` says.
 
     Args:
         checkpoint: state dict of a model of this library or of Vim's authors, alone or under "model" or "state_dict".
@@ -102,6 +100,29 @@ def checkpoint_filter_fn(checkpoint: dict[str, Any], model: VisionSSM | Hierarch
         fitted.setdefault("mask_token", model.mask_token.detach())
     _check_fit(fitted, model)
     return fitted
+
+
+def is_from_mamba(state_dict: Mapping[str, Tensor], model: VisionSSM | HierarchicalSSM) -> bool:
+    """Whether weights have Mamba's decay rates, in our names or Vim's, and all blocks of a model a rule of Longhorn."""
+    if not isinstance(model, VisionSSM):
+        return False
+    blocks: Any = model.blocks
+    return all(b.mixer.rule in LONGHORN for b in blocks) and any(name.endswith("mixer.A_log") for name in state_dict)
+
+
+def from_mamba(state_dict: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Drops Mamba's decay rates. All other tensors have the same name, shape and place in Longhorn's rules.
+
+    Derivation, for channel i, state n, u = dt + dt_bias, Mamba's step delta = softplus(u), and x of the token:
+
+        Mamba     s_n <- exp(-delta |A_n|) s_n + delta B_n x,   y = sum C_n s_n
+        Longhorn  s_n <- (1 - eps k_n^2) s_n + eps k_n x,       y = sum q_n s_n,   eps = beta / (1 + beta |k|^2)
+        The key is what writes x and the query what reads: k = B, q = C.
+        beta = sigmoid(u) = 1 - exp(-softplus(u)) = 1 - exp(-delta): the same dt_proj and dt_bias, no constant to fit.
+        So eps k_n q_n = delta B_n C_n (1 + O(delta)): what a token adds to the output agrees to first order.
+        Forgetting is delta k_n^2 where Mamba has delta |A_n|: training has to learn it, in x_proj.
+    """
+    return {name: value for name, value in state_dict.items() if not name.endswith("mixer.A_log")}
 
 
 def _fit_grid(fitted: dict[str, Tensor], model: VisionSSM) -> dict[str, Tensor]:
@@ -161,28 +182,16 @@ def _source_grid(model: VisionSSM, patch_size: tuple[int, int], num_patches: int
 
 
 def _from_official(state_dict: dict[str, Tensor], model: VisionSSM) -> dict[str, Tensor]:
-    """Renames and stacks the authors' parameters. Unknown keys stay, so that the check names them."""
-    ours, rest = {}, dict(state_dict)
-    decays = [f"blocks.{i}.mixer.A_log" for i in range(len(model.blocks))]  # models of Longhorn's rules have none
-    for key in dict.fromkeys([*model.state_dict(), *decays]):
-        names = _official_names(key)
-        values = [rest[name] for name in names if name in rest]
-        if len(values) < len(names) or values[0].shape != values[-1].shape:
-            continue
-        value = torch.stack(values) if len(names) == 2 else values[0]
-        if key == "pos_embed" and value.dim() == 3:
-            value = prefix_first(value)
-        elif key.endswith("conv_weight"):
-            value = value.squeeze(2)
-        ours[key] = value
-        for name in names:
-            del rest[name]
-    return ours | rest
-
-
-def _official_names(key: str) -> tuple[str, ...]:
-    """The authors' names of a parameter: two if it is stacked."""
-    if key.startswith("blocks."):
-        _, layer, name = key.split(".", 2)
-        return tuple(f"layers.{layer}.{official}" for official in PAIRS.get(name, (name,)))
-    return ("norm_f.weight" if key == "norm.weight" else key,)
+    """Renames the authors' parameters, and stacks those of two directions. What lacks its pair fails the check."""
+    ours = {name.replace("layers.", "blocks.").replace("norm_f.", "norm."): t for name, t in state_dict.items()}
+    for i in range(len(model.blocks)):
+        for name, pair in PAIRS.items():
+            values = [ours[official] for part in pair if (official := f"blocks.{i}.{part}") in ours]
+            if len(values) == 2 and values[0].shape == values[1].shape:
+                for part in pair:
+                    del ours[f"blocks.{i}.{part}"]
+                stacked = torch.stack(values)
+                ours[f"blocks.{i}.{name}"] = stacked.squeeze(2) if name == "mixer.conv_weight" else stacked
+    if "pos_embed" in ours and ours["pos_embed"].dim() == 3:
+        ours["pos_embed"] = prefix_first(ours["pos_embed"])
+    return ours

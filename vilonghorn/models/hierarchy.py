@@ -16,11 +16,12 @@ from timm.models._input import update_model_input_size
 from torch import Tensor, fx, nn
 
 from ..layers import Block, RMSNorm
-from ..layers.patch_embed import patch_mask, replace_masked
+from ..layers.patch_embed import check_whole_patches, patch_mask, replace_masked
 from ..layers.stage import ConvStem, Downsample, Stage, masked
 from .backbone import Backbone
 
-fx.wrap("patch_mask")
+for _leaf in ("check_whole_patches", "patch_mask"):  # functions that branch
+    fx.wrap(_leaf)
 
 
 class HierarchicalSSM(Backbone):
@@ -133,12 +134,6 @@ class HierarchicalSSM(Backbone):
         stem, norm = r"^(?:model\.)?(?:stem|mask_token)", (r"^(?:model\.)?norm", (99999,))
         return dict(stem=stem, blocks=[(stage, None), norm] if coarse else [*blocks, norm])
 
-    @torch.jit.ignore
-    def set_grad_checkpointing(self, enable: bool = True) -> None:
-        """Keeps only the input of each block, and computes the block again in backward."""
-        for stage in self.stages:
-            stage.grad_checkpointing = enable  # type: ignore[assignment]
-
     def get_classifier(self) -> nn.Module:
         """The last layer, from features to logits."""
         return self.head.fc
@@ -165,9 +160,22 @@ class HierarchicalSSM(Backbone):
         """
         size = to_2tuple(img_size)
         if not self.dynamic_img_pad:
-            check_size(size[0], size[1], self.stride)
+            check_whole_patches(size, *self.patches())
         self.img_size = size
         update_model_input_size(self, size)
+
+    def patches(self, block: int | None = None) -> tuple[tuple[int, int], tuple[int, int]]:
+        """Pixels from a patch to the next, and of a patch, in height and width, in a block or at the last stride."""
+        stages: Any = zip(self.feature_info, self.stages)
+        strides = [info["reduction"] for info, stage in stages for _ in stage.blocks]
+        stride = self.stride if block is None else strides[block]
+        return (stride, stride), (stride, stride)
+
+    def grid_size(self, img_size: int | tuple[int, int] | None = None, block: int | None = None) -> tuple[int, int]:
+        """Rows and columns of `patches` of an image, padding included. Default: of the model's image size."""
+        (step, _), _ = self.patches(block)
+        rows, columns = (-(-side // self.stride) * self.stride // step for side in to_2tuple(img_size or self.img_size))
+        return rows, columns
 
     def _embed(self, x: Tensor, pixel_mask: Tensor | None, mask: Tensor | None) -> tuple[Tensor, Tensor | None]:
         """Images to the map of the stem, and a map that is 0 where padding is, (B, 1, h, w), at the last stride."""
@@ -175,10 +183,11 @@ class HierarchicalSSM(Backbone):
         if self.dynamic_img_pad:
             x = F.pad(x, (0, -W % self.stride, 0, -H % self.stride))
         else:
-            check_size(H, W, self.stride)
+            check_whole_patches((H, W), (self.stride, self.stride), (self.stride, self.stride))
         valid: Tensor | None = None
         if pixel_mask is not None:
-            check_mask(pixel_mask, (B, H, W))
+            if pixel_mask.shape != (B, H, W):
+                raise ValueError(f"pixel_mask has shape {pixel_mask.shape}, expected (B, H, W) = {(B, H, W)}")
             valid = self._token_mask(pixel_mask, x.dtype)
         if mask is None:
             return self.stem(x, valid), valid
@@ -263,7 +272,8 @@ class HierarchicalSSM(Backbone):
         `pixel_mask` as of `forward_features`; it needs `global_pool="avg"`, else raises ValueError.
         """
         if pixel_mask is not None:
-            check_pool(self.global_pool)
+            if self.global_pool != "avg":  # others would read padding
+                raise ValueError(f"pixel_mask with global_pool '{self.global_pool}', expected global_pool 'avg'")
             mask = self._token_mask(pixel_mask, x.dtype)
             x = x / mask.mean([2, 3], keepdim=True)  # the average of what is not padding
         return self.head(x, pre_logits=pre_logits)
@@ -271,27 +281,3 @@ class HierarchicalSSM(Backbone):
     def forward(self, x: Tensor) -> Tensor:
         """(B, in_chans, H, W) images to (B, num_classes) logits."""
         return self.forward_head(self.forward_features(x))
-
-
-@fx.wrap
-def check_pool(pool: str) -> None:
-    """Raises ValueError for a pooling that would read padding."""
-    if pool != "avg":
-        raise ValueError(f"pixel_mask with global_pool '{pool}', expected global_pool 'avg'")
-
-
-@fx.wrap
-def check_mask(mask: Tensor, shape: tuple[int, int, int]) -> None:
-    """Raises ValueError if a mask does not have one value a pixel."""
-    if mask.shape != shape:
-        raise ValueError(f"pixel_mask has shape {mask.shape}, expected (B, H, W) = {shape}")
-
-
-@fx.wrap
-def check_size(height: int, width: int, stride: int) -> None:
-    """Raises ValueError if a side of an image is not a multiple of `stride`."""
-    if height % stride or width % stride or not height or not width:
-        raise ValueError(
-            f"image of {height}x{width}, expected sides that are multiples of {stride}: resize it, or give "
-            "dynamic_img_pad=True to the model"
-        )

@@ -193,11 +193,6 @@ class VisionSSM(Backbone):
             blocks=[(r"^(?:model\.)?blocks\.(\d+)", None), (r"^(?:model\.)?norm", (99999,))],
         )
 
-    @torch.jit.ignore
-    def set_grad_checkpointing(self, enable: bool = True) -> None:
-        """Keeps only the input of each block, and computes the block again in backward."""
-        self.grad_checkpointing = enable
-
     def get_classifier(self) -> nn.Module:
         """The last layer, from features to logits."""
         return self.head
@@ -271,6 +266,14 @@ class VisionSSM(Backbone):
         """The residual stream (float32) to normed tokens in the parameters' dtype, prefix first."""
         return self.norm(prefix_first(x).to(self.cls_token.dtype))
 
+    def patches(self, block: int | None = None) -> tuple[tuple[int, int], tuple[int, int]]:
+        """Pixels from a patch to the next, and of a patch, in height and width; the same in every block."""
+        return self.patch_embed.stride, self.patch_embed.patch_size
+
+    def grid_size(self, img_size: int | tuple[int, int] | None = None, block: int | None = None) -> tuple[int, int]:
+        """Rows and columns of patches of an image, padding included. Default: of the model's image size."""
+        return self.patch_embed.dynamic_feat_size(to_2tuple(img_size or self.patch_embed.img_size))
+
     def split_tokens(self, x: Tensor, img_size: int | tuple[int, int] | None = None) -> tuple[Tensor, Tensor]:
         """Converts what a hook on `blocks.i` sees, whose tokens are in the order of the scan.
 
@@ -284,7 +287,7 @@ class VisionSSM(Backbone):
         Raises:
             ValueError: another number of tokens than images of this size have.
         """
-        h, w = self.patch_embed.dynamic_feat_size(to_2tuple(img_size or self.patch_embed.img_size))
+        h, w = self.grid_size(img_size)
         if x.dim() != 3 or x.shape[1] != 1 + h * w:
             raise ValueError(
                 f"tokens have shape {tuple(x.shape)}, expected (B, {1 + h * w}, C) for {h} x {w} patches; give the "

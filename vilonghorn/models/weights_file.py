@@ -60,35 +60,26 @@ def digest(tensors: Mapping[str, Tensor], record: str = "") -> str:
     return found.hexdigest()
 
 
-def read_record(path: str | Path) -> dict[str, Any] | None:
-    """The record in the header of a file; None without one.
-
-    Raises:
-        FileNotFoundError: there is no such file.
-        ValueError: the file is not safetensors, or its record is not a JSON object.
-    """
-    return _read(Path(path), tensors=False)[1]
-
-
-def read_weights(path: str | Path) -> tuple[dict[str, Tensor], dict[str, Any] | None]:
+def read_weights(path: str | Path, tensors: bool = True) -> tuple[dict[str, Tensor], dict[str, Any] | None]:
     """Reads a file of weights onto the CPU: safetensors, or a checkpoint of torch that timm reads.
 
     Returns:
-        The state dict, and the record or None.
+        The state dict, of safetensors without `tensors` empty, and the record or None.
 
     Raises:
         FileNotFoundError: there is no such file.
-        ValueError: it is not such a file, or it has a digest that its tensors do not have.
+        ValueError: it is not such a file, its record is not a JSON object, or its tensors do not have its digest.
     """
     path = Path(path)
+    if not path.is_file():  # opening a named pipe would wait for ever
+        raise FileNotFoundError(f"there are no weights {path}: expected a file")
     if path.suffix == ".safetensors":
-        return _read(path)
-    _check_is_there(path)
+        return _read(path, tensors)
     try:
         return load_state_dict(str(path)), None
     except Exception as error:  # readers of other formats raise almost any error
         in_run = (path.parent / "config.yaml").is_file()
-        reason = "give the run's directory" if in_run else f"{type(error).__name__}: {_line(error)}"
+        reason = "give the run's directory" if in_run else one_line(error)
         raise ValueError(f"{path} is not a file of weights ({reason})") from error
 
 
@@ -103,23 +94,22 @@ def check_file(path: str | Path) -> None:
         _read(path)
 
 
-def _check_is_there(path: Path) -> None:
-    if not path.is_file():  # opening a named pipe would wait for ever
-        raise FileNotFoundError(f"there are no weights {path}: expected a file")
+def one_line(error: Exception) -> str:
+    """An error's type and message in one line, for use in another message."""
+    return f"{type(error).__name__}: {' '.join(str(error).split())}"
 
 
 def _read(path: Path, tensors: bool = True) -> tuple[dict[str, Tensor], dict[str, Any] | None]:
-    _check_is_there(path)
     try:
         with safe_open(path, "pt") as file:
             weights = {name: file.get_tensor(name) for name in file.keys()} if tensors else {}
             header = file.metadata() or {}
     except SafetensorError as error:
-        raise ValueError(f"{path} is not a safetensors file, or is damaged: {_line(error)}") from error
+        raise ValueError(f"{path} is not a safetensors file, or is damaged: {one_line(error)}") from error
     try:
         record = json.loads(header.get(RECORD, "null"))
     except (ValueError, RecursionError) as error:
-        raise ValueError(f"{path} has a record of a run that cannot be read: {_line(error)}") from error
+        raise ValueError(f"{path} has a record of a run that cannot be read: {one_line(error)}") from error
     if not isinstance(record, dict | None):
         raise ValueError(f"{path} has a record of a run that cannot be read: it is a {type(record).__name__}")
     # A file with a record has a digest, too. A key that is almost the digest's name is that name, damaged.
@@ -169,7 +159,7 @@ def check_architecture(name: Any, kwargs: Any, source: str | Path, weights: Mapp
         try:
             model = timm.create_model(name, **kwargs, device="meta")
         except Exception as error:  # nearly any, of arguments of wrong types
-            raise ValueError(f"{source} describes no {name} that can be made ({_line(error)})") from error
+            raise ValueError(f"{source} describes no {name} that can be made ({one_line(error)})") from error
         expected, found = (sum(value.numel() for value in state.values()) for state in (model.state_dict(), weights))
         if expected > found:
             raise ValueError(f"{source} describes a {name} of {expected:,} numbers, but contains {found:,}")
@@ -191,11 +181,9 @@ def is_ours(name: str) -> bool:
 
 def _entries(value: Any) -> Iterator[Any]:
     """The scalars of nested JSON; at most `MAX_ENTRIES`."""
-    pending, count = [value], 0
-    while pending:
-        value = pending.pop()
-        count += 1
-        if count > MAX_ENTRIES:
+    pending = [value]
+    for count, value in enumerate(pending):  # which grows
+        if count == MAX_ENTRIES:
             yield float("inf")
             return
         if isinstance(value, dict):
@@ -204,7 +192,3 @@ def _entries(value: Any) -> Iterator[Any]:
             pending += value
         else:
             yield value
-
-
-def _line(error: BaseException) -> str:
-    return " ".join(str(error).split())

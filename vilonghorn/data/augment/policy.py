@@ -46,11 +46,6 @@ ARGUMENTS = {
 }
 
 
-def normal(uniforms: np.ndarray) -> np.ndarray:
-    """Standard normal numbers from uniform ones in [0, 1), by the inverse of the distribution function."""
-    return torch.special.ndtri(torch.from_numpy(np.maximum(uniforms, 2.0**-54))).numpy()
-
-
 # One of timm's operations: its name, (n,) rows of the batch, and (n,) float64 arguments, if it has any.
 Step = tuple[str, np.ndarray, np.ndarray | None]
 
@@ -108,7 +103,9 @@ def _levels(op: AugmentOp, uniforms: np.ndarray) -> np.ndarray:
     if op.magnitude_std == math.inf:
         levels = op.magnitude * uniforms
     elif op.magnitude_std > 0:
-        levels = op.magnitude + op.magnitude_std * normal(uniforms)
+        # Standard normal numbers, by the inverse of the distribution function.
+        normal = torch.special.ndtri(torch.from_numpy(np.maximum(uniforms, 2.0**-54))).numpy()
+        levels = op.magnitude + op.magnitude_std * normal
     else:
         levels = np.full(len(uniforms), float(op.magnitude))
     return np.clip(levels, 0, op.magnitude_max or FULL)

@@ -56,10 +56,6 @@ def create_loader(source: str | os.PathLike, **options: Any) -> Loader:
             raise ValueError(f"{data.notes[0]} (checksums is true; null reads it as it is)")
         if config.classes is not None and data.classes is not None:
             data = data.with_classes(config.classes)
-    if not config.labelled and data.num_classes > 1:
-        data.notes.append(
-            f"{source}: its classes ({data.num_classes}) are not used to learn from images without labels"
-        )
     for note in [*data.notes, *_notes(data, config)] if config.rank == 0 else ():
         warnings.warn(note, stacklevel=2)
     if isinstance(data, ImageFolder):
@@ -75,10 +71,12 @@ def create_loader(source: str | os.PathLike, **options: Any) -> Loader:
 
 
 def _notes(data: ImageFolder | Beton, config: LoaderConfig) -> list[str]:
-    """Sentences on classes without images, and on what evaluation shows of an image."""
+    """Sentences on classes that are not used or have no images, and on what evaluation shows of an image."""
     counts = np.bincount(data.labels, minlength=data.num_classes)
     missing = [name for name, count in zip(data.classes or (), counts) if count == 0 and config.labelled]
     notes = [f"no image of {len(missing)} of {len(counts)} classes: {shorten(missing)}"] * bool(missing)
+    if not config.labelled and data.num_classes > 1:
+        notes.append(f"its classes ({data.num_classes}) are not used to learn from images without labels")
     if not config.training:
         if isinstance(data, ImageFolder):
             sizes = image_sizes(data.paths)
