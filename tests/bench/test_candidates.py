@@ -37,8 +37,7 @@ def test_larger_images_come_in_smaller_batches(device, batches):
 def test_every_block_is_compiled_for_each_step(monkeypatch):
     """All blocks share one forward, of which torch compiles eight versions by default, then none."""
     monkeypatch.setattr(torch.nn.Module, "compile", partialmethod(torch.nn.Module.compile, backend="eager"))
-    monkeypatch.setattr(torch._dynamo.config, "recompile_limit", torch._dynamo.config.recompile_limit)
-    monkeypatch.setattr(torch._dynamo.config, "fail_on_recompile_limit_hit", True)
-    steps = candidates.model_steps("vilonghornv2_tiny", 32, 1, "highest", "cpu", compiled=True)
-    for step in steps.values():
-        step()
+    with torch._dynamo.config.patch(recompile_limit=8, fail_on_recompile_limit_hit=True):
+        steps = candidates.model_steps("vilonghornv2_tiny", 32, 1, "highest", "cpu", compiled=True)
+        for step in steps.values():
+            step()
