@@ -24,7 +24,7 @@ from vilonghorn.data.files import atomic_write
 
 FOLDER = Path(__file__).parent
 README = FOLDER.parents[1] / "README.md"
-STUDIES = ("icons", "icons_large", "recall", "hierarchy", "hierarchy_recall", "v2", "v2_recall")
+STUDIES = ("icons", "icons_large", "recall", "hierarchy", "hierarchy_recall", "v2", "v2_recall", "fashion")
 PLOTS = (("recall", "long"), ("recall", "same_rate"), ("icons", "top1"))  # study and table; the README shows the first
 RULES = {  # of outside.json
     "mamba": "Mamba, ours",
