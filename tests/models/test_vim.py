@@ -63,8 +63,9 @@ def test_a_file_without_one_direction_is_refused(weights):
     [
         ("pos_embed", torch.zeros(()), r"pos_embed is \(\), expected \(1, 197, 96\)"),
         ("pos_embed", torch.zeros(1, 0, 96), r"pos_embed is \(1, 0, 96\), expected \(1, 197, 96\)"),
-        ("layers.1.mixer.D", 1, "values that are not tensors: layers.1.mixer.D is of type int"),
+        ("layers.1.mixer.D", 1, "values that are not tensors in memory: layers.1.mixer.D is of type int"),
         (5, torch.zeros(1), "not a dictionary of tensors by name; give a state dict of float tensors"),
+        ("layers.1.mixer.D", torch.zeros(192).to_sparse(), "not tensors in memory: layers.1.mixer.D is"),
         ("pos_embed", torch.zeros(1, 65, 96).int(), r"pos_embed is \(1, 65, 96\) of torch.int32, expected"),
         ("layers.3.mixer.D", torch.full((192,), torch.nan), r"hold NaN or infinity \(blocks.3.mixer.D\)"),
         ("patch_embed.proj.weight", torch.zeros(96, 3, 0, 0), r"patch_embed.proj.weight is \(96, 3, 0, 0\), expected"),

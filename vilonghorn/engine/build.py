@@ -138,7 +138,8 @@ def model_kwargs(config: Config, num_classes: int) -> dict[str, Any]:
     """The arguments of the model, with `img_size` if its input size is fixed. Checks `model.num_classes`."""
     model = config.model
     if model.num_classes not in (None, num_classes):
-        raise ValueError(f"model.num_classes is {model.num_classes} but the data has {num_classes} classes: give null")
+        remedy = "make them equal, or leave model.num_classes null"
+        raise ValueError(f"model.num_classes is {model.num_classes} but the data has {num_classes} classes: {remedy}")
     cfg = timm.get_pretrained_cfg(model.name.partition(".")[0])
     size = {"img_size": config.data.image_size} if cfg is not None and cfg.fixed_input_size else {}
     drop_path = {} if model.drop_path is None else {"drop_path_rate": model.drop_path}
@@ -225,7 +226,8 @@ def init_weights(model: str, source: str) -> dict[str, Any]:
         raise ValueError(f"model.weights is {source}, which contains no tensors; found keys {list(weights)[:4]}")
     cfg = timm.get_pretrained_cfg(model.partition(".")[0])
     if cfg is None:
-        raise ValueError(f"model.weights is {source}, but {model} has no default_cfgs, which name its classifier")
+        problem = f"but {model} has no default_cfgs, which name its classifier"
+        raise ValueError(f"model.weights is {source}, {problem}: register the model with default_cfgs")
     head = weights.get(f"{to_ntuple(1)(cfg.classifier)[0]}.weight")
     if head is not None and not head.dim():
         raise ValueError(f"model.weights is {source}, whose classifier is a single number, expected a matrix")

@@ -291,7 +291,8 @@ def check(config: Config) -> None:
         given = f"augmentation.mask_ratio is {augmentation.mask_ratio} and next_cluster {augmentation.next_cluster}"
         raise ValueError(f"{given}: a run learns one of them, make the other null")
     if teacher.weights and not augmentation.labelled:
-        raise ValueError(f"teacher.weights is {teacher.weights}, but a run without labels learns from no teacher")
+        problem = "but a run without labels learns from no teacher"
+        raise ValueError(f"teacher.weights is {teacher.weights}, {problem}: make it []")
     if teacher.kind == "features" and len(teacher.weights) > 1:
         raise ValueError(f"teacher.kind is features, which takes one teacher: teacher.weights is {teacher.weights}")
     known_names = {"model.name": timm.list_models(), "optimizer.name": timm.optim.list_optimizers()}

@@ -33,7 +33,7 @@ def unwrap(checkpoint: dict[str, Any]) -> dict[str, Tensor]:
     """The state dict of a training checkpoint (under "model" or "state_dict"), without wrappers' prefixes ("module.").
 
     Raises:
-        ValueError: another object, or a value that is not a tensor.
+        ValueError: another object, or a value that is not a tensor in memory.
     """
     for key in ("model", "state_dict"):
         if isinstance(checkpoint, dict) and isinstance(checkpoint.get(key), dict):
@@ -41,10 +41,14 @@ def unwrap(checkpoint: dict[str, Any]) -> dict[str, Tensor]:
     if not isinstance(checkpoint, dict) or not all(isinstance(name, str) for name in checkpoint):
         raise ValueError(f"this checkpoint is not a dictionary of tensors by name; {ADVICE}")
     state_dict = clean_state_dict(checkpoint)
-    others = [f"{name} is {_form(value)}" for name, value in state_dict.items() if not isinstance(value, Tensor)]
+    others = [f"{name} is {_form(value)}" for name, value in state_dict.items() if not _is_in_memory(value)]
     if others:
-        raise ValueError(f"this checkpoint has values that are not tensors: {_some(others)}; {ADVICE}")
+        raise ValueError(f"this checkpoint has values that are not tensors in memory: {_some(others)}; {ADVICE}")
     return state_dict
+
+
+def _is_in_memory(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.layout is torch.strided and not value.is_meta
 
 
 def _is_float(value: Tensor) -> bool:
