@@ -77,10 +77,10 @@ for device in ('cuda', 'cpu'): print(device, backends(device))"
   done
 }
 
-# models SECONDS SIZE BATCH [OPTIONS]: v2 beside DeiT
+# models NAME SECONDS SIZE BATCH [OPTIONS]: models beside DeiT, into models-NAME.json, which make.py reads
 models() {
-  step "$1" "models at $2 px" "$PYTHON" docs/performance/gpu_day.py models --size "$2" --batch "$3" "${@:4}" \
-    --json "$(new "models-$2.json")"
+  step "$2" "models-$1" "$PYTHON" docs/performance/gpu_day.py models --size "$3" --batch "$4" "${@:5}" \
+    --json "$(new "models-$1.json")"
 }
 
 time_all() {
@@ -88,16 +88,17 @@ time_all() {
   need_gpu time
   "$PYTHON" -W ignore -c "from mamba_ssm.ops.selective_scan_interface import selective_scan_fn" 2>/dev/null ||
     say "mamba_ssm's kernel is not here and is left out: docs/performance/peers.sh builds it into build/peers"
-  models 140 224 128
-  models 100 512 64 --modes compiled captured
-  models 100 1024 64 --modes compiled captured
-  models 90 224 128 --modes compiled captured --models vilonghorn_tiny vim_tiny deit_tiny_patch16_224
+  models 224 140 224 128
+  models 512 100 512 64 --modes compiled captured
+  models 1024 100 1024 64 --modes compiled captured
+  models first 90 224 128 --modes compiled captured --models vilonghorn_tiny vim_tiny deit_tiny_patch16_224
+  models small 90 224 128 --modes captured --models vilonghornv2_small deit_small_patch16_224
   step 90 "scan" "$PYTHON" docs/performance/scan.py --device cuda --rounds 3 --restarts 2 --json "$(new scan.json)"
+  step 60 "scan beside its peers" "$PYTHON" docs/performance/gpu_day.py peers --json "$(new peers.json)"
   for mode in default reduce-overhead; do # of a training run, with augmentation, optimizer and average; needs jsonargparse
     step 120 "updates, compile $mode" "$PYTHON" -m vilonghorn train --config imagenet/vilonghornv2_tiny --dry-run \
       --train-images 1281167 --model.num_classes 1000 --run.compile $mode
   done
-  step 60 "scan beside its peers" "$PYTHON" docs/performance/gpu_day.py peers --json "$(new peers.json)"
 }
 
 profile() {

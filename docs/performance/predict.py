@@ -1,6 +1,6 @@
 """Predicts times on an H200 from docs/performance/block.json and kernels.json: `python docs/performance/predict.py`.
 
-An H100 took 0.9 to 2.7 times the predicted times (gpu.md):
+An H100 took 0.9 to 2.7 times as long as predicted (gpu.md). The model:
 
 - A scan takes its steps times the modelled cycles of a step (stalls.py), at 1.98 GHz. Blocks run in waves: as many as
   registers and shared memory admit fill the 132 multiprocessors, and the blocks that are left run after them. It takes

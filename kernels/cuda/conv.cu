@@ -58,23 +58,21 @@ template <class T, int K, bool PAIR> int run(const Walk &walk, const Geometry &a
              K ? kForwardVector : 1, K, PAIR > ;
   return launch(kernel, walk, at.rows * at.tiles, at.threads, shared, stream);
 }
-template <class T> int run_grid(const Walk &walk, const Geometry &at, bool backward, void *stream) {
+template <class T, int FORWARD, int BACKWARD>
+int run_grid(const Walk &walk, const Geometry &at, bool backward, void *stream) {
   const int64_t blocks = at.rows * at.tiles;
-  const bool wide = at.vector > 1;
-  if (!backward) {
-    const auto kernel = wide ? conv_grid_forward<T, kForwardVector> : conv_grid_forward<T, 1>;
-    return launch(kernel, walk, blocks, at.threads, 0, stream);
-  }
-  const size_t shared = (kGridTaps + 1) * at.vector * at.threads.x * at.threads.y * sizeof(float);
-  const auto kernel = wide ? conv_grid_backward<T, kBackwardVector> : conv_grid_backward<T, 1>;
-  if (const int error = launch(kernel, walk, blocks, at.threads, shared, stream)) return error;
-  const auto dx = wide ? conv_grid_dx<T, kBackwardVector> : conv_grid_dx<T, 1>;
-  return launch(dx, walk, blocks, at.threads, 0, stream);
+  if (!backward) return launch(conv_grid_forward<T, FORWARD>, walk, blocks, at.threads, 0, stream);
+  const size_t shared = (kGridTaps + 1) * BACKWARD * at.threads.x * at.threads.y * sizeof(float);
+  if (const int error = launch(conv_grid_backward<T, BACKWARD>, walk, blocks, at.threads, shared, stream)) return error;
+  return launch(conv_grid_dx<T, BACKWARD>, walk, blocks, at.threads, 0, stream);
 }
 template <class T> int run_walk(const Walk &walk, const Geometry &at, bool backward, void *stream) {
   const bool pair = walk.direction[1] >= 0;
   if (at.rows * at.tiles > INT32_MAX) return cudaErrorInvalidValue;
-  if (walk.conv.conv_grid.rows) return run_grid<T>(walk, at, backward, stream);
+  if (walk.conv.conv_grid.rows) {
+    const auto run = at.vector > 1 ? run_grid<T, kForwardVector, kBackwardVector> : run_grid<T, 1, 1>;
+    return run(walk, at, backward, stream);
+  }
   if (at.vector > 1 && pair) return run<T, kTaps, true>(walk, at, backward, stream);
   if (at.vector > 1) return run<T, kTaps, false>(walk, at, backward, stream);
   return pair ? run<T, 0, true>(walk, at, backward, stream) : run<T, 0, false>(walk, at, backward, stream);

@@ -57,8 +57,9 @@ def model_steps(model: str, size: int, batch: int, precision: str, device: str, 
     if compiled:  # block by block, because a model at once takes minutes; here, because all setups run at once
         stages = getattr(net, "stages", [net])
         parts = [block for stage in stages for block in stage.blocks]
-        # A step and a rate of stochastic depth make a version each of the one `forward` that all blocks have.
-        torch._dynamo.config.recompile_limit = 8 * len(parts)
+        # All blocks share one `forward`. torch compiles it again for each step, size and rate of stochastic depth, by
+        # default at most eight times.
+        torch.compiler.config.recompile_limit = 8 * len(parts)
         parts += [net.stem, *(stage.downsample for stage in stages)] if hasattr(net, "stem") else []
         for part in parts:
             part.compile()

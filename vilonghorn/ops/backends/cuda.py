@@ -26,7 +26,7 @@ LANES = 64  # channels of a saved state are padded to the tile of a warp
 SHORT_DTYPE_STATES = 16  # up to here kernels exist for every dtype of DTYPES
 SEGMENT_STATES = 16  # VL_SEGMENT_STATES
 ALIGNMENT = 16  # bytes that kernels read of saved states in one access
-RANK_MULTIPLE = 8  # of bfloat16, ALIGNMENT bytes: without it, products run without the fast kernels of cuBLAS
+RANK_MULTIPLE = 8  # the rank of dt is padded to one: for other ranks cuBLAS chooses slow kernels
 RESIDENT_WARPS = dict(longhorn=12, longhorn_exact=12, mamba=8)  # of a multiprocessor: registers allow no more on sm_90
 MAX_DIRECTIONS = 64
 GRID_FILTER = (3, 3)  # the only one with kernels
@@ -218,7 +218,7 @@ def _with_aligned_rank(args: MambaInnerArguments) -> MambaInnerArguments:
 
 
 def _sum_of_products(a: Tensor, b: Tensor) -> Tensor:
-    """(G, T, M) and (G, T, N) to (G, M, N). One by one: cuBLAS divides the sum over T only outside a batch."""
+    """(G, T, M) and (G, T, N) to (G, M, N). In a loop: in a batch cuBLAS does not split the sum over T."""
     out = a.new_empty(len(a), a.shape[2], b.shape[2])
     for x, y, total in zip(a, b, out):
         torch.mm(x.mT, y, out=total)
