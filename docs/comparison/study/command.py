@@ -69,7 +69,7 @@ def run(report: Report, folder: Path, processes: int, tasks: Sequence[str], save
                 cells = remaining_cells(report.plan, report.cells, tasks)
                 waiting = [cell for cell in cells if cell not in running.values()]
                 for cell in waiting[: processes - len(running)]:
-                    write_data(report.plan, folder, cell.task)
+                    write_data(report.plan, folder, cell.task, cell.seed)
                     running[pool.submit(run_cell, report.plan, folder, cell, report.commit)] = cell
                 if not running:
                     return

@@ -40,8 +40,9 @@ class Candidate:
 class TaskPlan:
     """A task and how it is trained."""
 
-    kind: str  # "fashion", "icons" or "recall", see `make_task`
+    kind: str  # see `make_task`
     options: dict[str, Any] = field(default_factory=dict)  # of the dataset
+    folds: bool = False  # cross-validation: the option `fold` of a run's datasets is its seed
     count: dict[str, int] = field(default_factory=dict)  # number of samples by split, see `make_task`
     kwargs: dict[str, Any] = field(default_factory=dict)  # arguments of every model
     recipe: dict[str, dict[str, Any]] = field(default_factory=dict)  # changes to the recipe of the study
@@ -55,17 +56,20 @@ class TaskPlan:
     tests: dict[str, dict[str, Any]] = field(default_factory=lambda: {"test": {}})  # changed options by test set
     test_count: dict[str, int] = field(default_factory=dict)  # changed number of samples by test set
 
-    def dataset(self, split: str) -> Task:
-        """The dataset of the "train" or "val" split."""
-        return make_task(self.kind, split, self.count.get(split), **self.options)
+    def dataset(self, split: str, seed: int = 1) -> Task:
+        """The dataset of the "train" or "val" split in a run with that seed."""
+        return make_task(self.kind, split, self.count.get(split), **self._options(seed))
 
-    def test_datasets(self) -> dict[str, Task]:
-        """The test sets by name."""
+    def test_datasets(self, seed: int = 1) -> dict[str, Task]:
+        """The test sets of a run by name."""
         count = self.count.get("test")
         return {
-            name: make_task(self.kind, "test", self.test_count.get(name, count), **{**self.options, **options})
+            name: make_task(self.kind, "test", self.test_count.get(name, count), **{**self._options(seed), **options})
             for name, options in self.tests.items()
         }
+
+    def _options(self, seed: int) -> dict[str, Any]:
+        return {**self.options, "fold": seed} if self.folds else self.options
 
 
 @dataclass
@@ -173,9 +177,10 @@ def _check(study: Study) -> None:
             known(task.rates_of, study.tasks, "task")
             if not study.tasks[task.rates_of].sweep or set(candidates) - set(study.names(task.rates_of)):
                 raise ValueError(f"task {name}: {task.rates_of} of rates_of has no sweep for all candidates of {name}")
-        task.dataset("train")
-        task.dataset("val")
-        task.test_datasets()
+        for seed in study.seeds_of(name) + study.sweep_seeds:
+            task.dataset("train", seed)
+            task.dataset("val", seed)
+            task.test_datasets(seed)
     for table in study.tables.values():
         for task_name, test, _ in table.points:
             known(task_name, study.tasks, "task")

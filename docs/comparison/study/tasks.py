@@ -1,4 +1,4 @@
-"""The tasks of the studies: recall in mosaics of scikit-learn's handwritten digits, icons, and Fashion-MNIST.
+"""The tasks of the studies: recall in mosaics of handwritten digits, icons, Fashion-MNIST, and solar cells.
 
 A task is a map-style dataset of (image, label). Its `repr` names all that its samples depend on: files of data and
 results are recognised by it.
@@ -295,18 +295,81 @@ class Fashion:
         return Image.fromarray(images[index]).convert("RGB"), int(labels[index])
 
 
-Task = Fashion | Icons | Recall
-KINDS = {"fashion": Fashion, "icons": Icons, "recall": Recall}
+@dataclass(frozen=True)
+class SolarCells:
+    """Defects of solar cells in the electroluminescence photographs of ELPV (Buerhop-Lutz et al., 2018).
+
+    2,624 gray photographs of 300 x 300 pixels. A cell is defective if its probability of a defect is above 0.5. The
+    photographs of each probability and kind of cell are dealt to five folds in turn. One fold is "test"; of the others,
+    every eighth photograph is in "val".
+
+    Args:
+        split: "train", "val" or "test".
+        fold: of "test", 1 to 5.
+        side: height and width in pixels that the model takes.
+        folder: `elpv_dataset/data` of PyPI's elpv-dataset.
+        count: number of photographs, the first ones; None: all.
+    """
+
+    split: str
+    fold: int = 1
+    side: int = field(default=288, repr=False)
+    folder: str = field(default="data/elpv_dataset/data", repr=False)
+    count: int | None = None
+
+    num_classes: ClassVar[int] = 2
+    classes: ClassVar[list[str]] = ["functional", "defective"]
+
+    def __post_init__(self):
+        if self.split not in SPLITS:
+            raise ValueError(f"split {self.split!r}: expected one of {', '.join(SPLITS)}")
+        if not 1 <= self.fold <= 5:
+            raise ValueError(f"fold {self.fold}: expected 1 to 5")
+
+    def check(self) -> None:
+        """Raises FileNotFoundError if there are no data; the message says how to get them."""
+        if not Path(self.folder, "labels.csv").is_file():
+            raise FileNotFoundError(
+                f"there are no solar cells in {self.folder}; run: pip install --no-deps --target data elpv-dataset"
+            )
+
+    @cached_property
+    def files(self) -> list[tuple[Path, int]]:
+        """File and label of each sample; raises the errors of `check`."""
+        self.check()
+        lines = Path(self.folder, "labels.csv").read_text(encoding="utf-8").splitlines()
+        rows = sorted((probability, kind, file) for file, probability, kind in map(str.split, lines))
+        chosen = [row for i, row in enumerate(rows) if (i % 5 == self.fold - 1) == (self.split == "test")]
+        if self.split != "test":
+            chosen = [row for i, row in enumerate(chosen) if (i % 8 == 7) == (self.split == "val")]
+        return [(Path(self.folder, file), int(float(probability) > 0.5)) for probability, _, file in chosen[: self.count]]
+
+    @property
+    def chance(self) -> float:
+        """Accuracy of the most frequent class."""
+        defective = sum(label for _, label in self.files) / len(self)
+        return max(defective, 1 - defective)
+
+    def __len__(self) -> int:
+        return len(self.files)
+
+    def __getitem__(self, index: int) -> tuple[Image.Image, int]:
+        file, label = self.files[index]
+        return read_image(file), label
+
+
+Task = Fashion | Icons | Recall | SolarCells
+KINDS = {"fashion": Fashion, "icons": Icons, "recall": Recall, "solar_cells": SolarCells}
 
 
 def make_task(kind: str, split: str, count: int | None = None, **options: Any) -> Task:
     """A split of a task as a map-style dataset of (image, label).
 
     Args:
-        kind: "fashion", "icons" or "recall".
+        kind: "fashion", "icons", "recall" or "solar_cells".
         split: "train", "val" or "test".
         count: number of images; None: 1024 mosaics, all others.
-        options: of `Fashion`, `Icons` or `Recall`.
+        options: of the class of `KINDS`.
 
     Raises:
         TypeError, ValueError: an unknown kind or option, or a value out of range.

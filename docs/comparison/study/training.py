@@ -29,11 +29,11 @@ def data_file(folder: Path, dataset: Task) -> Path:
     return folder / "data" / f"{dataset.split}-{hashlib.sha256(repr(dataset).encode()).hexdigest()[:12]}.beton"
 
 
-def write_data(study: Study, folder: Path, task: str) -> None:
-    """Writes the datasets of a task that do not exist yet."""
+def write_data(study: Study, folder: Path, task: str, seed: int = 1) -> None:
+    """Writes the datasets of a task in a run with that seed that do not exist yet."""
     (folder / "data").mkdir(parents=True, exist_ok=True)
     plan = study.tasks[task]
-    for dataset in (plan.dataset("train"), plan.dataset("val"), *plan.test_datasets().values()):
+    for dataset in (plan.dataset("train", seed), plan.dataset("val", seed), *plan.test_datasets(seed).values()):
         if not data_file(folder, dataset).is_file():
             write_task(dataset, data_file(folder, dataset))
 
@@ -41,7 +41,7 @@ def write_data(study: Study, folder: Path, task: str) -> None:
 def run_config(study: Study, folder: Path, cell: Cell) -> dict[str, dict[str, Any]]:
     """The configuration of a cell's run, by section."""
     task = study.tasks[cell.task]
-    train, val = task.dataset("train"), task.dataset("val")
+    train, val = task.dataset("train", cell.seed), task.dataset("val", cell.seed)
     candidate = study.candidates[cell.candidate]
     kwargs, _ = match_size(study, cell.task, cell.candidate)
     own = {
@@ -63,9 +63,9 @@ def run_directory(folder: Path, cell: Cell) -> Path:
 def plan_hash(study: Study, folder: Path, cell: Cell) -> str:
     """A hash of all that the plan says of a cell: recipe, model, data and tests, without the paths of this machine."""
     task, config = study.tasks[cell.task], run_config(study, folder, cell)
-    config["data"] |= {"train": repr(task.dataset("train")), "val": repr(task.dataset("val"))}
+    config["data"] |= {split: repr(task.dataset(split, cell.seed)) for split in ("train", "val")}
     del config["run"]["dir"]
-    tests = {name: [repr(dataset), dataset.side] for name, dataset in task.test_datasets().items()}
+    tests = {name: [repr(dataset), dataset.side] for name, dataset in task.test_datasets(cell.seed).items()}
     sizes = config.get("augmentation", {}).pop("sizes", None)
     mixed = {"sides": sizes} if sizes else {}  # as in earlier versions
     text = json.dumps({"config": config, "parts": task.parts, "tests": tests, **mixed}, sort_keys=True)
@@ -152,7 +152,7 @@ def measure(study: Study, config: Config, cell: Cell, folder: Path) -> dict[str,
     """The scores of the final weights on the test sets of the task, by name."""
     device = pick_device(config.run.device)
     tests = {}
-    for name, dataset in study.tasks[cell.task].test_datasets().items():
+    for name, dataset in study.tasks[cell.task].test_datasets(cell.seed).items():
         model, _ = load_run(config.run.dir, "last")
         if dataset.side != config.data.image_size:
             model.set_input_size(img_size=dataset.side)
