@@ -22,7 +22,6 @@ from ..data import create_loader
 from ..data.images import shorten
 from ..data.loaders.config import LoaderConfig
 from ..data.named import is_named
-from ..data.threads import available_cpus
 from ..models.fit_weights import CHANGES, is_from_mamba
 from ..models.weights_file import check_numbers, one_line, read_weights
 from .checkpoint import RunDirectory
@@ -99,8 +98,6 @@ def build_loader(
         )
     options = {"seed": config.run.seed, "device": device, "classes": classes}
     options |= {"rank": dist.rank, "world_size": dist.world_size, "labelled": config.augmentation.labelled}
-    if data.workers is None and dist.local_size > 1:
-        options["workers"] = max(1, available_cpus() // dist.local_size)
     known = {field.name for field in fields(LoaderConfig)}
     given = vars(data) | (vars(config.augmentation) if training else {})
     return create_loader(source, training=training, **{k: v for k, v in given.items() if k in known} | options)

@@ -26,7 +26,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float = 1e-5) -> Tensor:
     Raises:
         ValueError: weight is not as long as the last dimension of x, or on another device.
     """
-    if cpu.unavailable(x.device.type) is not None or x.dtype not in DTYPES or x.numel() == 0:
+    if cpu.unavailable(x.device.type) is not None or x.dtype not in DTYPES:
         validate_norm(NormArguments(x, weight, eps))
         return F.rms_norm(x, weight.shape, weight.to(x.dtype), eps)
     return _run(NormArguments(x, weight, eps))

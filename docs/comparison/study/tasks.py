@@ -342,7 +342,7 @@ class SolarCells:
         chosen = [row for i, row in enumerate(rows) if (i % 5 == self.fold - 1) == (self.split == "test")]
         if self.split != "test":
             chosen = [row for i, row in enumerate(chosen) if (i % 8 == 7) == (self.split == "val")]
-        return [(Path(self.folder, file), int(float(probability) > 0.5)) for probability, _, file in chosen[: self.count]]
+        return [(Path(self.folder, file), int(float(defect) > 0.5)) for defect, _, file in chosen[: self.count]]
 
     @property
     def chance(self) -> float:

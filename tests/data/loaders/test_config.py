@@ -36,3 +36,15 @@ def test_an_option_out_of_range_is_refused_by_name(folder, options, named):
         create_loader(folder, **{**TRAIN, **options})
     with pytest.raises(TypeError, match="hflap"):
         create_loader(folder, **TRAIN, hflap=0.5)
+
+
+@pytest.mark.parametrize(("processes", "decoding", "reading"), [(None, 24, 8), (2, 12, 8), (4, 6, 6), (32, 1, 1)])
+def test_by_default_the_processes_of_a_machine_share_its_cpus(
+    folder, jpg_beton, monkeypatch, processes, decoding, reading
+):
+    monkeypatch.setattr("vilonghorn.data.loaders.available_cpus", lambda: 24)
+    if processes:
+        monkeypatch.setenv("LOCAL_WORLD_SIZE", str(processes))
+    options = {**TRAIN, "workers": None}
+    assert create_loader(jpg_beton, **options).config.workers == decoding
+    assert create_loader(folder, **options).config.workers == reading

@@ -42,7 +42,8 @@ def create_loader(source: str | os.PathLike, **options: Any) -> Loader:
     config = LoaderConfig(**options)
     from_folder = is_named(source) or Path(source).is_dir()
     if config.workers is None:
-        config = replace(config, workers=min(8, available_cpus()) if from_folder else available_cpus())
+        cpus = max(1, available_cpus() // int(os.environ.get("LOCAL_WORLD_SIZE", 1)))  # torchrun's processes share them
+        config = replace(config, workers=min(8, cpus) if from_folder else cpus)
     if config.interpolation is None:
         by_area = config.training and not from_folder
         config = replace(config, interpolation="area" if by_area else "bicubic")

@@ -51,7 +51,7 @@ class ImageConfig:
             squeezed to a square, times crop_pct) or border (the whole image, with borders; not for a .beton)
         interpolation: from that crop to image_size: bicubic (with antialiasing, PIL's) or area (average, faster)
         workers: decoding threads (.beton) or processes (folder; 0 decodes in the main process); null: one for each CPU,
-            for a folder at most 8
+            shared by the processes of torchrun, for a folder at most 8
         max_pixels: an image file of a folder with more pixels (width times height) is refused, because it fills the
             memory
         checksums: compare each image of a .beton with the checksum in its manifest when it is first read; null: if
