@@ -11,7 +11,7 @@ import pytest
 from digits import SPLITS, load_split
 from PIL import Image
 from study import command
-from study.plan import read_study
+from study.plan import TaskPlan, read_study
 from study.tasks import COLOURS, Icons, Recall, list_icons, make_task
 from study.training import write_data
 from toy_study import write_plan
@@ -166,3 +166,30 @@ def test_fashion_is_split_by_place_and_its_test_set_is_the_published_one(tmp_pat
         assert np.array_equal(np.asarray(image), np.pad(pixels[number], 2)[..., None].repeat(3, 2))
     with pytest.raises(FileNotFoundError, match="there is no nowhere; run: apt-get install dataset-fashion-mnist"):
         make_task("fashion", "val", folder="nowhere").check()
+
+
+def test_solar_cells_are_tested_once_in_five_folds_and_a_seed_chooses_its_fold(tmp_path):
+    (tmp_path / "images").mkdir()
+    lines = []
+    for number in range(80):
+        file = f"images/cell{number:04}.png"
+        Image.new("L", (6, 6), number).save(tmp_path / file)
+        lines.append(f"{file} {(0, 1 / 3, 2 / 3, 1)[number % 4]} {'mono' if number % 3 else 'poly'}\n")
+    (tmp_path / "labels.csv").write_text("".join(lines))
+    options = {"folder": str(tmp_path), "side": 6}
+    plan = TaskPlan("solar_cells", options, folds=True)
+    tested = []
+    for seed in range(1, 6):
+        splits = {"train": plan.dataset("train", seed), "val": plan.dataset("val", seed), **plan.test_datasets(seed)}
+        assert {split: len(cells) for split, cells in splits.items()} == {"train": 56, "val": 8, "test": 16}
+        assert len({file for cells in splits.values() for file, _ in cells.files}) == 80
+        assert splits["test"].chance == 0.5 and splits["test"] == make_task("solar_cells", "test", fold=seed, **options)
+        tested += splits["test"].files
+        image, label = splits["train"][0]
+        number = image.getpixel((0, 0))[0]
+        assert label == (number % 4 > 1)
+    assert len(set(tested)) == 80
+    with pytest.raises(ValueError, match="fold 6: expected 1 to 5"):
+        plan.dataset("train", 6)
+    with pytest.raises(FileNotFoundError, match="no solar cells in nowhere; run: pip install"):
+        make_task("solar_cells", "val", folder="nowhere").check()
