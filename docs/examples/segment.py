@@ -7,6 +7,8 @@ over the background and the ten digits, each over all pixels of the held-out sce
 
 from __future__ import annotations
 
+import json
+
 import segmentation_models_pytorch as smp
 import timm
 import torch
@@ -38,13 +40,14 @@ PATCH = 8  # pixels: the scenes are small
 STEM = "conv"  # improves the IoU
 
 
-def build(decoder: str, name: str) -> nn.Module:
-    """A model from (B, 3, H, W) to logits (B, 11, H, W) with a backbone registered as `name`.
+def build(decoder: str, name: str, kwargs: dict | None = None) -> nn.Module:
+    """A model from (B, 3, H, W) to logits (B, 11, H, W) with a backbone registered as `name`, made with `kwargs`.
 
     Raises:
         ValueError: a backbone whose features are not those that the decoder takes.
     """
     options = dict(stem_stride=2) if name.startswith("vilonghornv2") else dict(patch_size=PATCH, stem=STEM)
+    options |= kwargs or {}
     strides = set(timm.create_model(name, features_only=True, **options).feature_info.reduction())
     if (decoder == "dpt") != (len(strides) == 1):
         takes = "tokens, of a plain model" if decoder == "dpt" else "maps at several strides, of vilonghornv2_*"
@@ -115,9 +118,11 @@ def main(argv: list[str] | None = None) -> float:
     parser = options(__doc__, TRAINING, argv)
     default = "vilonghorn_nano for dpt, vilonghornv2_nano otherwise"
     parser.add_argument("--backbone", help=f"a registered model (default: {default})")
+    parser.add_argument("--kwargs", type=json.loads, default={}, help="arguments of the backbone, as JSON")
     args = parse(parser, argv)
+    name = args.backbone or ("vilonghorn_nano" if args.model == "dpt" else "vilonghornv2_nano")
     try:
-        model = build(args.model, args.backbone or ("vilonghorn_nano" if args.model == "dpt" else "vilonghornv2_nano"))
+        model = build(args.model, name, args.kwargs)
         logits(model.eval(), torch.zeros(1, 3, args.side, args.side))
     except (RuntimeError, ValueError) as error:
         parser.error(f"no {args.model} for scenes of {args.side} pixels: {error}")
