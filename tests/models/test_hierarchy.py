@@ -57,6 +57,8 @@ def test_maps_have_the_strides_and_channels_of_feature_info():
         (dict(depths=(1, 1, 1)), "expected one value a stage"),
         (dict(img_size=100), "image of 100x100 is not a whole number of 32x32 patches"),
         (dict(drop_path_rate=1.5), "drop_path_rate is 1.5"),
+        (dict(num_conv_stages=5), "num_conv_stages is 5, expected an integer from 0 to 4"),
+        (dict(num_conv_stages="2"), "num_conv_stages is '2', expected an integer"),
     ],
 )
 def test_options_that_do_not_fit_are_errors(options, message):
@@ -78,10 +80,9 @@ def test_an_image_in_a_padded_batch_gives_what_it_gives_alone(training, norm_lay
     alone = []
     for i, (H, W) in enumerate(sizes):
         mask[i, :H, :W] = True
-        batch[i, :, ~mask[i]] = 0.0
         alone.append(model.forward_intermediates(batch[i : i + 1, :, :H, :W]))
-    batch = torch.where(mask[:, None], batch, 0.0)
-    batch[0, :, 96:] = 9.0  # whatever stands in the padding beyond the stride
+    batch = torch.where(mask[:, None], batch, torch.nan)  # the padding is not read
+    mask = mask.to(torch.uint8) * 255  # what is not 0 is the image
     final, maps = model.forward_intermediates(batch, pixel_mask=mask)
     logits = model.forward_head(model.forward_features(batch, mask), pixel_mask=mask)
     for i, (H, W) in enumerate(sizes):
@@ -98,6 +99,37 @@ def test_masks_that_do_not_fit_are_errors():
         make().forward_features(images(1, 3, 64, 64), torch.ones(1, 64, 32))
     with pytest.raises(ValueError, match="pixel_mask with global_pool 'max', expected global_pool 'avg'"):
         make(global_pool="max").forward_head(images(1, 48, 2, 2), pixel_mask=torch.ones(1, 64, 64))
+    for shape in ((1, 96, 96), (2, 64, 64), (1, 64, 96)):
+        with pytest.raises(ValueError, match=r"pixel_mask has shape .*, which does not fit a map .*1, 48, 2, 2"):
+            make().forward_head(images(1, 48, 2, 2), pixel_mask=torch.ones(shape))
+
+
+def test_an_image_without_pixels_has_features_of_zero_and_spoils_no_gradient():
+    model, batch, mask = make(), images(2, 3, 64, 64), torch.ones(2, 64, 64)
+    mask[1] = 0
+    logits = model.forward_head(model.forward_features(batch, mask), pixel_mask=mask)
+    assert torch.equal(logits[1], model.head.fc.bias) and error(logits[:1].detach(), model(batch[:1]).detach()) < 1e-5
+    logits[0].sum().backward()
+    assert all(p.grad.isfinite().all() for p in model.parameters())
+
+
+def test_the_average_of_a_small_image_in_a_large_batch_fits_float16():
+    model, mask = make(num_classes=0).half(), torch.zeros(1, 2048, 2048)
+    mask[:, :32, :32] = 1
+    features = torch.zeros(1, 48, 64, 64, dtype=torch.float16)
+    features[..., 0, 0] = 30
+    assert torch.equal(model.forward_head(features, pixel_mask=mask), features[..., 0, 0])
+
+
+@torch.no_grad()
+def test_a_model_without_its_last_stages_gives_the_same_maps_with_its_norm_or_without():
+    batch = images(1, 3, 64, 64)
+    expected = make().forward_intermediates(batch, indices=[1], norm=True, intermediates_only=True)[0]
+    for prune_norm in (False, True):
+        model = make()
+        assert model.prune_intermediate_layers([1], prune_norm=prune_norm) == [1]
+        final, (y,) = model.forward_intermediates(batch, indices=[1], norm=True)
+        assert torch.equal(y, expected) and torch.equal(final, expected)
 
 
 @pytest.mark.parametrize("exportable", [False, True])
@@ -141,3 +173,14 @@ def test_the_residual_stream_has_the_dtype_of_autocast_on_request():
         assert set(seen) == {dtype} and 0 < error(logits.detach().float(), expected) < 0.03
         seen.clear()
     assert torch.equal(make(residual_in_fp32=False)(batch), exact(batch))  # without autocast nothing changes
+
+
+@torch.no_grad()
+def test_a_pooling_that_is_refused_and_a_layer_that_is_replaced_leave_the_model_as_it_was():
+    model, batch = make(), images(1, 3, 64, 64)
+    expected = model(batch)
+    with pytest.raises(AssertionError):
+        model.reset_classifier(3, "no pooling")
+    assert (model.num_classes, model.global_pool) == (7, "avg")
+    model.stages[1].downsample.reduction = torch.nn.Sequential(model.stages[1].downsample.reduction)
+    assert torch.equal(model(batch), expected)

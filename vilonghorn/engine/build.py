@@ -162,7 +162,8 @@ def build_model(config: Config, num_classes: int) -> nn.Module:
     try:
         model = timm.create_model(name, pretrained=config.model.pretrained or bool(init), **kwargs, **init)
     except (*MODEL_ERRORS, ZeroDivisionError) as error:
-        raise ValueError(f"timm cannot make {name} with {kwargs} ({one_line(error)})") from error
+        remedy = "; set model.weights to null for random weights" if init and config.model.weights == "auto" else ""
+        raise ValueError(f"timm cannot make {name} with {kwargs} ({one_line(error)}){remedy}") from error
     except OSError as error:
         what = f"the published weights of {name} cannot be downloaded ({one_line(error)})"
         raise OSError(f"{what}: {DOWNLOAD_REMEDY}") from error
@@ -246,7 +247,7 @@ def check_model(config: Config, model: nn.Module, num_classes: int, device: torc
         expected = f"{name} with {kwargs} does not turn images (2, 3, {size}, {size}) into scores (2, {num_classes})"
         smaller = "augmentation.sizes" if config.augmentation.sizes else "augmentation.start_size"
         remedy = f"change {'data.image_size' if size == last else smaller} or model.kwargs"
-        remedy += " (dynamic_img_size: true with dynamic_img_pad: true takes any size)"
+        remedy += " (dynamic_img_pad: true takes any size; vilonghorn_* and vim_* need dynamic_img_size: true, too)"
         try:
             with explain_model_errors(expected, remedy), autocast(config.run.amp, device):
                 scores = model.eval()(torch.zeros(2, 3, size, size, device=device))

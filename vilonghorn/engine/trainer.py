@@ -144,7 +144,7 @@ class Trainer:
         progress.batch, self.unread = batches.stop, (copy, copied, state.lr, len(batches))
 
     def read_update(self) -> None:
-        """Counts and logs the last update, if that was not done. A GPU has had the time of another update to end it.
+        """Waits for the last update, counts and logs it, unless that is done; called after the next one was started.
 
         Raises:
             FloatingPointError: too many updates in a row were skipped.

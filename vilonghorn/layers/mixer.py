@@ -93,7 +93,7 @@ class Mixer(nn.Module):
         record = None if rule in (None, NO_RULE) else find_rule("Mixer", rule)
         if len(reverse) == 0:
             raise ValueError("reverse is empty, expected one flag for each direction")
-        if num_heads is not None and not (record and record.has_heads):
+        if num_heads is not None and not (record and record.takes_heads):
             raise ValueError(f"num_heads is {num_heads}, expected None: rule {rule!r} has no heads")
         if shared_directions and record is None:
             raise ValueError("shared_directions is True, expected False: without a rule there is nothing to share")

@@ -90,7 +90,8 @@ class Downsample(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """(B, H, W, dim), H and W even, to (B, H / 2, W / 2, out_dim), in the dtype of the parameters."""
-        x = x.to(self.reduction.weight.dtype).unflatten(1, [-1, 2]).unflatten(3, [-1, 2])
+        x = x.to(self.norm.weight.dtype) if hasattr(self.norm, "weight") else x  # type: ignore[arg-type]
+        x = x.unflatten(1, [-1, 2]).unflatten(3, [-1, 2])
         return self.reduction(self.norm(x.transpose(2, 3).flatten(3)))
 
 

@@ -1,4 +1,4 @@
-"""Sizes, default configurations and construction of the registered models, and of their feature extractors."""
+"""Sizes of the plain models; default configurations, construction and feature extractors of all registered models."""
 
 from pathlib import Path
 from typing import Any, TypeVar

@@ -67,7 +67,7 @@ class DetectionBackbone(nn.Module):
             self._sizes = [[side + -side % getter.model.stride for side in size] for size in (*sizes, (H, W))]
             mask = torch.stack([F.pad(x.new_ones(h, w), (0, W - w, 0, H - h)) for h, w in sizes])
             options = dict(indices=getter.out_indices, norm=getter.norm, intermediates_only=True)
-            maps = getter.model.forward_intermediates(x * mask[:, None], pixel_mask=mask, **options)
+            maps = getter.model.forward_intermediates(x, pixel_mask=mask, **options)
         named = self.fpn({str(i): y for i, y in enumerate(maps)})
         maps, names = self.extra_blocks(list(named.values()), maps, list(named))
         return dict(zip(names, maps))

@@ -25,10 +25,14 @@ for _leaf in ("check_whole_patches", "patch_mask"):  # functions that branch
 
 
 class HierarchicalSSM(Backbone):
-    """Vision backbone of gated convolution blocks, then of state-space blocks, at falling resolution."""
+    """Vision backbone of gated convolution blocks, then of state-space blocks, at falling resolution.
+
+    The defaults are those of `vilonghornv2_tiny`.
+    """
 
     feature_layers = "stages"
     num_default_features = None  # feature maps of `features_only=True`: all
+    output_fmt = "NHWC"  # of stages, for timm's extractors that hook them
 
     def __init__(
         self,
@@ -89,6 +93,8 @@ class HierarchicalSSM(Backbone):
         per_stage = dict(embed_dims=embed_dims, depths=depths, num_heads=num_heads, mlp_ratios=mlp_ratios)
         if len({len(values) for values in per_stage.values()}) > 1:
             raise ValueError(f"{per_stage}: expected one value a stage in each")
+        if num_conv_stages not in range(len(depths) + 1):
+            raise ValueError(f"num_conv_stages is {num_conv_stages!r}, expected an integer from 0 to {len(depths)}")
         if not 0 <= drop_path_rate <= 1:
             raise ValueError(f"drop_path_rate is {drop_path_rate}, expected a probability, 0 to 1")
         dd = {"device": device, "dtype": dtype}
@@ -115,7 +121,7 @@ class HierarchicalSSM(Backbone):
                 blocks.append(Block(dim, **shape, **mixer, **options, **dd))
             down = Downsample(embed_dims[i - 1], dim, norm_layer, **dd) if i else nn.Identity()
             stages.append(Stage(down, blocks, residual_in_fp32))
-        self.stages = nn.Sequential(*stages)
+        self.stages, self.num_stages = nn.Sequential(*stages), len(stages)  # also of those that are pruned
         strides = [stem_stride * 2**i for i in range(len(depths))]
         self.feature_info = [
             dict(module=f"stages.{i}", num_chs=dim, reduction=s) for i, (dim, s) in enumerate(zip(embed_dims, strides))
@@ -145,9 +151,9 @@ class HierarchicalSSM(Backbone):
             num_classes: classes of the new head; 0 for no head.
             global_pool: new pooling; None keeps the present one.
         """
+        self.head.reset(num_classes, global_pool)
         self.num_classes = num_classes
         self.global_pool = self.global_pool if global_pool is None else global_pool
-        self.head.reset(num_classes, global_pool)
         self.head.to(self.stem.conv1.weight)
         self.head.train(self.training)
         self._init_head()
@@ -180,15 +186,16 @@ class HierarchicalSSM(Backbone):
     def _embed(self, x: Tensor, pixel_mask: Tensor | None, mask: Tensor | None) -> tuple[Tensor, Tensor | None]:
         """Images to the map of the stem, and a map that is 0 where padding is, (B, 1, h, w), at the last stride."""
         B, _, H, W = x.shape
-        if self.dynamic_img_pad:
-            x = F.pad(x, (0, -W % self.stride, 0, -H % self.stride))
-        else:
-            check_whole_patches((H, W), (self.stride, self.stride), (self.stride, self.stride))
         valid: Tensor | None = None
         if pixel_mask is not None:
             if pixel_mask.shape != (B, H, W):
                 raise ValueError(f"pixel_mask has shape {pixel_mask.shape}, expected (B, H, W) = {(B, H, W)}")
             valid = self._token_mask(pixel_mask, x.dtype)
+            x = x.masked_fill((pixel_mask == 0)[:, None], 0)
+        if self.dynamic_img_pad:
+            x = F.pad(x, (0, -W % self.stride, 0, -H % self.stride))
+        else:
+            check_whole_patches((H, W), (self.stride, self.stride), (self.stride, self.stride))
         if mask is None:
             return self.stem(x, valid), valid
         hidden = patch_mask(mask, (B, x.shape[2] // self.stride, x.shape[3] // self.stride))[:, None].to(x.dtype)
@@ -197,7 +204,7 @@ class HierarchicalSSM(Backbone):
 
     def _token_mask(self, pixel_mask: Tensor, dtype: torch.dtype) -> Tensor:
         """(B, H, W) to the tokens of the last stage, (B, 1, h, w): 1 where a token has pixels of the image, else 0."""
-        return F.max_pool2d(pixel_mask[:, None].to(dtype), self.stride, ceil_mode=True)
+        return F.max_pool2d((pixel_mask != 0)[:, None].to(dtype), self.stride, ceil_mode=True)
 
     def forward_intermediates(
         self,
@@ -223,22 +230,23 @@ class HierarchicalSSM(Backbone):
             mask: as of `forward_features`.
 
         Returns:
-            (final features, (B, C, h, w), maps), or the maps alone. After an early stop the features have no norm.
+            (final features, (B, C, h, w), maps), or the maps alone. Without the last stage the features have no norm.
 
         Raises:
             ValueError: an unknown format, or an image or a mask of a size that does not fit.
         """
         if output_fmt not in ("NCHW", "NHWC"):
-            raise ValueError(f"output_fmt is {output_fmt!r}, expected 'NCHW' or 'NHWC'")
+            raise ValueError(f"output_fmt is '{output_fmt}', expected 'NCHW' or 'NHWC'")
         take_indices, max_index = feature_take_indices(len(self.stages), indices)
-        (x, valid), last = self._embed(x, pixel_mask, mask), len(self.stages) - 1
+        (x, valid), last = self._embed(x, pixel_mask, mask), self.num_stages - 1
         maps: list[Tensor] = []
         for i, stage in enumerate(self.stages[: max_index + 1] if stop_early else self.stages):
             x = stage(x, valid)
             if i in take_indices:
                 y = self._to_map(x, valid, norm and i == last)
                 maps.append(y.contiguous() if output_fmt == "NCHW" else y.permute(0, 2, 3, 1))
-        return maps if intermediates_only else (self._to_map(x, valid, max_index == last or not stop_early), maps)
+        is_whole = max_index == last or (len(self.stages) > last and not stop_early)
+        return maps if intermediates_only else (self._to_map(x, valid, is_whole), maps)
 
     def _to_map(self, x: Tensor, mask: Tensor | None, norm: bool) -> Tensor:
         """The residual stream, (B, h, w, C), to a map (B, C, h, w) in the parameters' dtype."""
@@ -250,8 +258,9 @@ class HierarchicalSSM(Backbone):
 
         Args:
             x: images, (B, in_chans, H, W).
-            pixel_mask: (B, H, W), True for the pixels of an image, False for its padding, as in transformers. The
-                result is then that of the image alone, padded to a multiple of the last stride, and zero elsewhere.
+            pixel_mask: (B, H, W), not 0 for the pixels of an image, 0 for its padding, which is not read, as in
+                transformers. The result is that of the image alone, padded to a multiple of the last stride with
+                zeros, and zero elsewhere; of an image without pixels it is zero everywhere.
             mask: (B, h, w) or (B, h * w), True for the patches of the last stride whose pixels the stem reads as
                 zeros and whose tokens after it are the mask token (SimMIM, arXiv 2111.09886).
 
@@ -269,13 +278,17 @@ class HierarchicalSSM(Backbone):
     def forward_head(self, x: Tensor, pre_logits: bool = False, pixel_mask: Tensor | None = None) -> Tensor:
         """Map of `forward_features` to logits, (B, num_classes), or pooled features with `pre_logits`.
 
-        `pixel_mask` as of `forward_features`; it needs `global_pool="avg"`, else raises ValueError.
+        `pixel_mask` as of `forward_features`; raises ValueError if it does not fit the map, or without
+        `global_pool="avg"`.
         """
         if pixel_mask is not None:
             if self.global_pool != "avg":  # others would read padding
                 raise ValueError(f"pixel_mask with global_pool '{self.global_pool}', expected global_pool 'avg'")
-            mask = self._token_mask(pixel_mask, x.dtype)
-            x = x / mask.mean([2, 3], keepdim=True)  # the average of what is not padding
+            valid = self._token_mask(pixel_mask, torch.float32)
+            if valid.shape != (x.shape[0], 1, x.shape[2], x.shape[3]):
+                raise ValueError(f"pixel_mask has shape {pixel_mask.shape}, which does not fit a map {x.shape}")
+            wide = x if x.dtype == torch.float64 else x.float()
+            x = (wide.sum([2, 3], keepdim=True) / valid.sum([2, 3], keepdim=True).clamp(min=1)).to(x.dtype)
         return self.head(x, pre_logits=pre_logits)
 
     def forward(self, x: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""`VisionSSM`, the class of every model in this package. It follows timm's contract for backbones.
+"""`VisionSSM`, the class of the plain models `vilonghorn_*` and `vim_*`. It follows timm's contract for backbones.
 
 Its defaults are the trunk of Vision Mamba (Zhu et al., arXiv 2401.09417): patch tokens, a class token in their middle,
 learned positions, and residual blocks. Keywords change directions, convolution, heads and MLPs of the blocks.

@@ -66,7 +66,7 @@ def backends(device: str | torch.device = "cpu") -> dict[str, str]:
 
 
 def choose(args: ScanArguments) -> Backend:
-    """The backend that runs a scan: the one that it names, or the first that can.
+    """The backend that runs a scan: the one that it names, or the first that can; with heads Triton, see `scan`.
 
     Raises ValueError if no backend has that name, RuntimeError if the one named cannot run this scan.
     """
