@@ -115,10 +115,8 @@ Stage backward_stages[] = {&Block::mlp_backward,      &Block::out_proj_backward,
                            &Block::in_proj_gradient};
 
 // A job may process a whole sequence. Otherwise all jobs run one stage after the other: where they share the channels,
-// for int8 weights, and for a single stage.
-bool is_of_sequences(const VlBlock &b, int stage) {
-  return stage < 0 && b.channel_splits == 1 && !b.in_proj_scale && !b.out_proj_scale;
-}
+// and for a single stage.
+bool is_of_sequences(const VlBlock &b, int stage) { return stage < 0 && b.channel_splits == 1; }
 
 // The parts of each sequence that give all threads equal work; 1 where there are many sequences.
 int64_t num_parts(int64_t sequences, int64_t threads) {
@@ -129,7 +127,7 @@ int64_t num_parts(int64_t sequences, int64_t threads) {
 int64_t num_strips(const VlBlock &b, int stage) {
   constexpr int64_t kRows = 4;  // fewer would project too many rows above and below
   const bool gated = b.rule == VL_NONE && b.directions == 1 && b.conv_grid.rows * b.conv_grid.columns == b.length;
-  if (stage >= 0 || !gated || b.save || b.in_proj_scale || b.out_proj_scale || b.drop_scales) return 0;
+  if (stage >= 0 || !gated || b.save || b.drop_scales) return 0;
   const int64_t strips = num_parts(b.batch, b.threads);
   return strips == 1 || b.conv_grid.rows >= kRows * strips ? strips : 0;
 }

@@ -24,7 +24,7 @@ bool fits(const char *name, int64_t size, int64_t least, int64_t most = kAny) {
 }
 
 // An input of an operator. dims: a letter for each dimension; equal letters are equal sizes. kind: '+' always given,
-// 'S' with a recurrence, 'A' with the rule mamba, 'M' with an MLP, '8' with int8 weights, '?' optional.
+// 'S' with a recurrence, 'A' with the rule mamba, 'M' with an MLP, '8' with int8 weights, 'm' with both, '?' optional.
 struct Input {
   const char *name, *dims;
   char kind;
@@ -40,7 +40,8 @@ constexpr Input kBlock[VL_BLOCK_INPUTS] = {{"x", "BLE", '+'},           {"norm_w
                                            {"out_proj", "ED", '+'},     {"mlp_norm_weight", "E", 'M'},
                                            {"mlp_in_proj", "VE", 'M'},  {"mlp_out_proj", "EM", 'M'},
                                            {"drop_scales", "FB", '?'},  {"in_proj_scale", "W", '8'},
-                                           {"out_proj_scale", "E", '8'}};
+                                           {"out_proj_scale", "E", '8'}, {"mlp_in_proj_scale", "V", 'm'},
+                                           {"mlp_out_proj_scale", "E", 'm'}};
 constexpr int kMlp = 13, kInt8 = 15;  // the inputs of kBlock that tell whether there are an MLP and int8 weights
 
 class Shapes {
@@ -57,6 +58,7 @@ class Shapes {
       if (kind == 'A') is_wanted = rule == VL_MAMBA;
       if (kind == 'M') is_wanted = given[kMlp].rank >= 0;
       if (kind == '8') is_wanted = given[kInt8].rank >= 0;
+      if (kind == 'm') is_wanted = given[kInt8].rank >= 0 && given[kMlp].rank >= 0;
       if (is_given != is_wanted)
         return fail(std::string("input ") + inputs[i].name + (is_given ? " is given" : " is missing") + ", with rule " +
                     VL_RULES[rule]);
@@ -144,7 +146,8 @@ VL_EXPORT int vl_block_set(VlBlock *b, const VlTensor *inputs, int64_t flags) {
   b->hidden = n['M'];
   const void **const fields = (const void **)((char *)b + offsetof(VlBlock, x));
   for (int i = 0; i < VL_BLOCK_TENSORS; i++) fields[i] = inputs[i].data;
-  b->in_proj_scale = inputs[kInt8].data, b->out_proj_scale = inputs[kInt8 + 1].data;
+  const void **const scales = (const void **)((char *)b + offsetof(VlBlock, in_proj_scale));
+  for (int i = kInt8; i < VL_BLOCK_INPUTS; i++) scales[i - kInt8] = inputs[i].data;
   const auto equal = [](const char *name, int64_t given, int64_t wanted) { return fits(name, given, wanted, wanted); };
   const bool all = equal("the number of rows of in_proj", n['W'], 2 * b->channels) &&
                    equal("the number of rows of x_proj", n['P'], b->dt_rank + 2 * b->states) &&

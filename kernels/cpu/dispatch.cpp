@@ -326,14 +326,15 @@ VL_EXPORT int vl_matmul(const VlGemm *given, int isa) {
 }
 
 // The product of rows, which a job chooses, with b, which is (depth, columns).
-static Gemm of_rows(int64_t columns, int64_t depth, const void *b, int64_t b_depth, int64_t b_column) {
-  return {
-      {0, columns, depth, 1, nullptr, b, depth, 1, b_depth, b_column, nullptr, nullptr, nullptr, 0}, nullptr, false};
+static Gemm of_rows(int64_t columns, int64_t depth, const void *b, int64_t b_depth, int64_t b_column,
+                    const void *scale = nullptr) {
+  return {{0, columns, depth, 1, nullptr, b, depth, 1, b_depth, b_column, nullptr, nullptr, scale, 0}, nullptr, false};
 }
 // Packs both weights of a part of a block and runs its jobs.
 static int run_packed(BlockPart &m, int64_t jobs, int isa, bool (*Jobs::*which)(const BlockPart &, int64_t)) {
   Gemm &in = m.by_in_proj, &out = m.by_out_proj;
-  in.threads = out.threads = m.threads, in.bf16_parts = out.bf16_parts = parts_for(isa, m.bf16_parts);
+  in.threads = out.threads = m.threads, in.vnni = out.vnni = chosen(isa) >= kVnni;
+  in.bf16_parts = out.bf16_parts = in.b_scale ? 0 : parts_for(isa, m.bf16_parts);
   const int64_t size = panel_floats(in);
   in.packed = (float *)panel_buffer.reserve(sizeof(float) * (size + panel_floats(out)));
   if (!in.packed) return 1;
@@ -342,8 +343,8 @@ static int run_packed(BlockPart &m, int64_t jobs, int isa, bool (*Jobs::*which)(
 }
 static BlockPart mixer_of(const VlBlock &given) {
   BlockPart b(given);
-  b.by_in_proj = of_rows(2 * b.channels, b.dim, b.in_proj, 1, b.dim);
-  b.by_out_proj = of_rows(b.dim, b.channels, b.out_proj, 1, b.channels);
+  b.by_in_proj = of_rows(2 * b.channels, b.dim, b.in_proj, 1, b.dim, b.in_proj_scale);
+  b.by_out_proj = of_rows(b.dim, b.channels, b.out_proj, 1, b.channels, b.out_proj_scale);
   return b;
 }
 int vilonghorn::mixer_of_sequences(const VlBlock &given, int isa) {
@@ -359,8 +360,8 @@ int vilonghorn::mixer_of_rows(const VlBlock &given, int64_t strips, int isa) {
 }
 int vilonghorn::mlp_forward(const VlBlock &given, int isa) {
   BlockPart m(given);
-  m.by_in_proj = of_rows(2 * m.hidden, m.dim, m.mlp_in_proj, 1, m.dim);
-  m.by_out_proj = of_rows(m.dim, m.hidden, m.mlp_out_proj, 1, m.hidden);
+  m.by_in_proj = of_rows(2 * m.hidden, m.dim, m.mlp_in_proj, 1, m.dim, m.mlp_in_proj_scale);
+  m.by_out_proj = of_rows(m.dim, m.hidden, m.mlp_out_proj, 1, m.hidden, m.mlp_out_proj_scale);
   return run_packed(m, mlp_jobs(m), isa, &Jobs::mlp_forward);
 }
 int vilonghorn::mlp_backward(const VlBlock &given, float *dmid, int isa) {

@@ -12,7 +12,7 @@
 #include <stdint.h>
 #include <string.h>
 
-enum { VL_ABI = 18 }; /* Increase it with every change of a struct, function or tensor: the caller compares it. */
+enum { VL_ABI = 19 }; /* Increase it with every change of a struct, function or tensor: the caller compares it. */
 /* VL_NONE, without a recurrence, is for VlMambaInner and VlBlock on the CPU: y is the mean over the directions of the
  * convolution with SiLU, times silu(z). x_proj, dt_proj, dt_bias, A and D are absent; states, dt_rank and heads are 0.
  */
@@ -180,8 +180,9 @@ typedef struct {
   const void *dout;
   void *dx, *dnorm_weight, *din_proj, *dconv_weight, *dconv_bias, *dx_proj, *ddt_proj, *ddt_bias, *dA, *dD, *dout_proj;
   void *dmlp_norm_weight, *dmlp_in_proj, *dmlp_out_proj;
-  /* forward only */
-  const void *in_proj_scale, *out_proj_scale; /* (2 D), (dim), both optional: that weight is int8, as b of VlGemm */
+  /* Forward only, optional: with the scales of in_proj (2 D), out_proj (dim), mlp_in_proj (2 hidden) and mlp_out_proj
+   * (dim) these weights are int8, as b of VlGemm. */
+  const void *in_proj_scale, *out_proj_scale, *mlp_in_proj_scale, *mlp_out_proj_scale;
 } VlBlock;
 enum { VL_BLOCK_TENSORS = 15 };
 
@@ -191,7 +192,7 @@ typedef struct {
   int64_t rank; /* -1: the input is absent */
   int64_t sizes[4];
 } VlTensor;
-enum { VL_SCAN_INPUTS = 8, VL_BLOCK_INPUTS = 17 };
+enum { VL_SCAN_INPUTS = 8, VL_BLOCK_INPUTS = 19 };
 
 #ifdef _WIN32
 #define VL_EXPORT __declspec(dllexport)
@@ -228,7 +229,7 @@ VL_EXPORT int vl_block_backward(const VlBlock *, int stage, int isa);
 VL_EXPORT int vl_scan_infer(const VlScan *, int isa);
 VL_EXPORT int vl_block_infer(const VlBlock *, int isa);
 /* Checks the inputs of an operator against each other and the rule, and sets the sizes and inputs of the struct; of a
- * scan x to dt_bias, of a block x to drop_scales and both scales. `flags`: the number of flags in `reverse`. */
+ * scan x to dt_bias, of a block x to drop_scales and the scales. `flags`: the number of flags in `reverse`. */
 VL_EXPORT int vl_scan_set(VlScan *, const VlTensor *inputs, int64_t flags);
 VL_EXPORT int vl_block_set(VlBlock *, const VlTensor *inputs, int64_t flags);
 

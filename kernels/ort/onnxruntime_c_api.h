@@ -23,7 +23,8 @@ typedef enum { ORT_FAIL = 1, ORT_INVALID_ARGUMENT = 2 } OrtErrorCode;
 typedef enum { ORT_LOGGING_LEVEL_WARNING = 2 } OrtLoggingLevel;
 typedef enum {
   ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT = 1,
-  ONNX_TENSOR_ELEMENT_DATA_TYPE_INT8 = 3
+  ONNX_TENSOR_ELEMENT_DATA_TYPE_INT8 = 3,
+  ONNX_TENSOR_ELEMENT_DATA_TYPE_INT64 = 7
 } ONNXTensorElementDataType;
 typedef enum { OrtDeviceAllocator = 0, OrtArenaAllocator = 1 } OrtAllocatorType;
 typedef enum { OrtMemTypeDefault = 0 } OrtMemType;

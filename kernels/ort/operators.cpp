@@ -4,24 +4,40 @@
 
 namespace {
 
-// `vilonghorn.ops.block` without its MLP. INT8: in_proj and out_proj are int8, with a scale for each row.
+// `vilonghorn.ops.block` without drop_scales; then the conv_grid, and the scales of int8 weights. INT8: in_proj,
+// out_proj, mlp_in_proj and mlp_out_proj are int8, with a scale for each row.
 template <bool INT8> struct Block : Node {
   static constexpr const char *kName = INT8 ? "BlockInt8" : "Block";
-  static constexpr size_t kNumInputs = INT8 ? 13 : 11, kInProj = 2, kOutProj = 10;
-  static bool is_int8(size_t i) { return INT8 && (i == kInProj || i == kOutProj); }
-  static bool is_optional(size_t i) { return i >= 5 && i < kOutProj; }  // x_proj to D
-  float eps = 0;
+  static constexpr size_t kInProj = 2, kOutProj = 10, kMlpInProj = 12, kMlpOutProj = 13, kGrid = 14, kScales = 15;
+  static constexpr size_t kNumInputs = INT8 ? kScales + 4 : kScales;
+  static ONNXTensorElementDataType type(size_t i) {
+    if (i == kGrid) return ONNX_TENSOR_ELEMENT_DATA_TYPE_INT64;
+    const bool is_int8 = INT8 && (i == kInProj || i == kOutProj || i == kMlpInProj || i == kMlpOutProj);
+    return is_int8 ? ONNX_TENSOR_ELEMENT_DATA_TYPE_INT8 : ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT;
+  }
+  static bool is_optional(size_t i) {  // x_proj to D, the MLP, the grid, the scales of the MLP
+    return i >= 5 && i != kOutProj && i != kScales && i != kScales + 1;
+  }
+  float eps = 0, mlp_eps = 0;
 
   Block(const OrtApi &api, const OrtKernelInfo *info) : Node(kName, api, info) {
     check(api.KernelInfoGetAttribute_float(info, "eps", &eps));
+    check(api.KernelInfoGetAttribute_float(info, "mlp_eps", &mlp_eps));
   }
   void run(OrtKernelContext *context, int threads) const {
-    VlTensor inputs[VL_BLOCK_INPUTS];
+    VlTensor inputs[VL_BLOCK_INPUTS], grid;
     for (VlTensor &input : inputs) input = {nullptr, -1, {}};
-    read(inputs, kOutProj + 1, context);
-    if (INT8) read(inputs + VL_BLOCK_TENSORS, 2, context, kOutProj + 1);
+    read(inputs, kGrid, context);
+    read(&grid, 1, context, kGrid);
+    if (INT8) read(inputs + VL_BLOCK_TENSORS, 4, context, kScales);
     VlBlock b = {};
-    b.rule = rule, b.threads = threads, b.eps = eps, b.reverse = reverse.data();
+    b.rule = rule, b.threads = threads, b.eps = eps, b.mlp_eps = mlp_eps, b.reverse = reverse.data();
+    if (grid.rank >= 0) {
+      if (grid.rank != 1 || grid.sizes[0] != 3) fail("input grid is not rows, columns and the height of the filter");
+      const int64_t *const sizes = (const int64_t *)grid.data;
+      if (sizes[0] < 1) fail("input grid has " + std::to_string(sizes[0]) + " rows, expected 1 or more");
+      b.conv_grid = {sizes[0], sizes[1], sizes[2], nullptr};
+    }
     require(vl_block_set(&b, inputs, (int64_t)reverse.size()));
     b.out = output(context, {b.batch, b.length, b.dim});
     require(vl_block_infer(&b, -1));
@@ -32,7 +48,7 @@ template <bool INT8> struct Block : Node {
 struct Scan : Node {
   static constexpr const char *kName = "Scan";
   static constexpr size_t kNumInputs = VL_SCAN_INPUTS;
-  static bool is_int8(size_t) { return false; }
+  static ONNXTensorElementDataType type(size_t) { return ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT; }
   static bool is_optional(size_t i) { return i >= 4; }  // z to dt_bias
   int64_t mean;
 
@@ -71,9 +87,7 @@ template <class Kernel> struct Operator : OrtCustomOp {
     GetName = [](const OrtCustomOp *) { return Kernel::kName; };
     GetExecutionProviderType = [](const OrtCustomOp *) { return "CPUExecutionProvider"; };
     GetInputTypeCount = [](const OrtCustomOp *) { return Kernel::kNumInputs; };
-    GetInputType = [](const OrtCustomOp *, size_t i) {
-      return Kernel::is_int8(i) ? ONNX_TENSOR_ELEMENT_DATA_TYPE_INT8 : ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT;
-    };
+    GetInputType = [](const OrtCustomOp *, size_t i) { return Kernel::type(i); };
     GetInputCharacteristic = [](const OrtCustomOp *, size_t i) {
       return Kernel::is_optional(i) ? INPUT_OUTPUT_OPTIONAL : INPUT_OUTPUT_REQUIRED;
     };

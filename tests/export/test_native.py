@@ -52,6 +52,8 @@ def edit(path, change):
     [
         ("vilonghorn_nano", dict(depth=2, num_heads=1, reverse=(True, False, True)), ["Block"] * 2),
         ("vilonghorn_nano_exact", dict(stride=4, d_state=5, d_conv=3, embed_dim=20, expand=3), ["Block"]),
+        ("vilonghorn_nano", dict(depth=2, d_conv=(3, 5), num_heads=4, mlp_ratio=1.5), ["Block"] * 2),  # a class token
+        ("vilonghornv2_nano", dict(stem_stride=2, num_conv_stages=1), ["Block"] * 3),
         ("vilonghorn_nano_shared", dict(d_state=3), ["Scan"]),
         ("vim_nano", dict(norm_layer="layernorm", shared_directions=True), ["Scan"]),
     ],

@@ -22,9 +22,10 @@ from vilonghorn.ops.arguments import BlockArguments, ScanArguments
 from vilonghorn.ops.validate import MAX_CONV, MAX_STATE, validate_block, validate_scan
 
 RULES = ("longhorn", "longhorn_exact", "mamba", "none")
-BLOCK, SCAN = BlockArguments._fields[:11], ScanArguments._fields[:8]
+BLOCK, SCAN = BlockArguments._fields[:14], ScanArguments._fields[:8]
+LAYERS = ("in_proj", "out_proj", "mlp_in_proj", "mlp_out_proj")
 INTEGERS = st.sampled_from([0, 1, -1, 2, 9, 200, 256, 2**31, 2**62, -(2**63)])
-CHANGES = ("absent", "surplus", "rank", "size", "dtype", "rule", "reverse", "option", "no attribute", "type")
+CHANGES = ("absent", "surplus", "rank", "size", "grid", "dtype", "rule", "reverse", "option", "no attribute", "type")
 
 
 @st.composite
@@ -40,15 +41,23 @@ def models(draw):
         options |= dict(mean=draw(st.integers(0, 1)))
         fits = rule != "none" and N <= MAX_STATE
     else:
-        given = block_inputs(
-            G, B, L, D, N, draw(st.integers(1, 5)), K, draw(st.integers(1, 20)), rule=rule, heads=heads
-        )
-        tensors = {name: given.get(name) for name in BLOCK}
-        options |= dict(eps=1e-5)
+        grid = None
+        if draw(st.booleans()):  # a convolution over a grid, perhaps with a class token
+            rows, columns, height = draw(st.integers(1, 8)), draw(st.integers(1, 8)), draw(st.sampled_from([1, 3, 5]))
+            L, K = rows * columns + draw(st.integers(0, 1)), height * draw(st.sampled_from([1, 3]))
+            grid = torch.tensor([rows, columns, height])
+        hidden = draw(st.integers(0, 9))
+        sizes = (G, B, L, D, N, draw(st.integers(1, 5)), K, draw(st.integers(1, 20)))
+        given = block_inputs(*sizes, rule=rule, heads=heads, hidden=hidden)
+        tensors = {**{name: given.get(name) for name in BLOCK}, "conv_grid": grid}
+        options |= dict(eps=1e-5, mlp_eps=1e-4)
         fits = K <= MAX_CONV and (rule == "none" or N <= MAX_STATE)
     tensors = {name: None if t is None else t.numpy() for name, t in tensors.items()}
     if op == "BlockInt8":
-        for name in ("in_proj", "out_proj"):
+        for name in LAYERS:
+            if tensors[name] is None:
+                tensors[f"{name}_scale"] = None
+                continue
             scale = np.abs(tensors[name]).max(1) / 127
             tensors[name] = np.round(tensors[name] / scale[:, None]).astype(np.int8)
             tensors[f"{name}_scale"] = scale
@@ -65,6 +74,8 @@ def models(draw):
             shape, axis = list(t.shape), draw(st.integers(0, t.ndim - 1))
             shape[axis] = draw(st.sampled_from([0, 1, shape[axis] + 1, 2 * shape[axis], 200]))
             tensors[name] = np.resize(t, shape) if t.size else np.zeros(shape, t.dtype)
+        elif change == "grid" and tensors.get("conv_grid") is not None:
+            tensors["conv_grid"][draw(st.integers(0, len(tensors["conv_grid"]) - 1))] = draw(INTEGERS)
         elif change == "dtype" and t is not None:
             tensors[name] = t.astype(draw(st.sampled_from([np.float64, np.float16, np.int8, np.int64, np.float32])))
         elif change == "rule":
@@ -72,8 +83,9 @@ def models(draw):
         elif change == "reverse":
             options["reverse"] = draw(st.lists(INTEGERS, max_size=5))
         elif change == "option":
-            name = draw(st.sampled_from(["interface", "mean" if op == "Scan" else "eps"]))
-            options[name] = draw(st.sampled_from([1e-5, 0.0, -1.0, np.nan, np.inf]) if name == "eps" else INTEGERS)
+            name = draw(st.sampled_from(["interface"] + (["mean"] if op == "Scan" else ["eps", "mlp_eps"])))
+            is_float = name.endswith("eps")
+            options[name] = draw(st.sampled_from([1e-5, 0.0, -1.0, np.nan, np.inf]) if is_float else INTEGERS)
         elif change == "no attribute":
             options.pop(attribute, None)
         elif change == "type":
@@ -114,12 +126,20 @@ def expected(op: str, tensors: dict, options: dict) -> torch.Tensor:
         reduce = "mean" if options["mean"] else "none"
         validate_scan(ScanArguments(**given, rule=rule, reverse=tuple(reverse), reduce=reduce))
         return oracle(**{n: t for n, t in given.items() if t is not None}, rule=rule, reverse=reverse, reduce=reduce)
-    for name in ("in_proj", "out_proj") if op == "BlockInt8" else ():
-        given[name] = given[name].float() * given.pop(f"{name}_scale")[:, None]
-    absent = dict.fromkeys(BlockArguments._fields[11:15])
-    validate_block(BlockArguments(**given, **absent, rule=rule, reverse=tuple(reverse), eps=0, mlp_eps=0, bf16=False))
+    for name in LAYERS if op == "BlockInt8" else ():
+        if (scale := given.pop(f"{name}_scale")) is not None:
+            given[name] = given[name].float() * scale[:, None]
+    grid = given.pop("conv_grid")
+    if grid is not None:
+        rows, columns, height = map(int, grid)
+        width = given["conv_weight"].shape[2] // height
+        grid = [rows, columns, height, width]
+    flags, epsilons = dict(rule=rule, reverse=tuple(reverse)), dict(eps=options["eps"], mlp_eps=options["mlp_eps"])
+    validate_block(BlockArguments(**given, drop_scales=None, **flags, **epsilons, bf16=False, conv_grid=grid or ()))
     given = {name: t for name, t in given.items() if t is not None}
-    return residual_block(**given, rule=rule, reverse=reverse, eps=options["eps"])
+    if grid is not None:
+        given["conv_weight"] = given["conv_weight"].unflatten(2, grid[2:])
+    return residual_block(**given, **flags, **epsilons, grid=grid and grid[:2])
 
 
 @given(models())

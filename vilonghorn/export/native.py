@@ -18,7 +18,8 @@ from .weights import quantize
 
 DOMAIN = "vilonghorn"
 OPSET_VERSION = 1
-INTERFACE = 2  # kInterface of kernels/ort/node.h, which explains it
+INTERFACE = 3  # kInterface of kernels/ort/node.h, which explains it
+NUM_INPUTS = 15  # of a Block: the tensors of BlockArguments, with conv_grid in place of drop_scales
 AOTI_LIBRARY = "vilonghorn.kernels"  # in a package of AOTInductor, which takes a name in .so for that of the model
 
 
@@ -37,13 +38,11 @@ def ort_library() -> Path:
 
 
 class NativeBlock(Block):
-    """A block whose norm and mixer are one operator in the exported graph."""
+    """A block that is one operator in the exported graph."""
 
     def forward(self, x: Tensor, grid: list[int] | None = None) -> Tensor:
         """As `Block.forward`."""
-        args = fused.block_arguments(self, x, grid, False)
-        x = cpu.run_block(args._replace(mlp_norm_weight=None, mlp_in_proj=None, mlp_out_proj=None))
-        return x if self.mlp is None else x + self.mlp(self.norm2(x))
+        return cpu.run_block(fused.block_arguments(self, x, grid, False))
 
 
 class NativeMixer(ExportableMixer):
@@ -54,7 +53,7 @@ class NativeMixer(ExportableMixer):
 
 def use_operators(model: nn.Module) -> nn.Module:
     """Replaces the classes of blocks and mixers in a model, in place, and returns it."""
-    blocks = [module for module in model.modules() if type(module) is Block and _is_one_operator(module)]
+    blocks = [module for module in model.modules() if type(module) is Block and _is_unchanged(module)]
     make_exportable(model)
     for module in model.modules():
         if type(module) is ExportableMixer:
@@ -64,15 +63,17 @@ def use_operators(model: nn.Module) -> nn.Module:
     return model
 
 
-def _is_one_operator(block: Block) -> bool:
-    args = fused.checked_arguments(block, torch.empty(0), [1, 1], False)
-    return args is not None and not args.conv_grid
+def _is_unchanged(block: Block) -> bool:
+    return fused.checked_arguments(block, torch.empty(0), [1, 1], False) is not None
 
 
 def int8_layers(model: nn.Module) -> list[str]:
     """Names of the weights that `--to ort --weights int8` multiplies in int8, those of each NativeBlock."""
-    blocks = [name for name, module in model.named_modules() if isinstance(module, NativeBlock)]
-    return [f"{name}.mixer.{layer}.weight" for name in blocks for layer in ("in_proj", "out_proj")]
+    blocks = [(name, module) for name, module in model.named_modules() if isinstance(module, NativeBlock)]
+    layers = [
+        (name, part) for name, block in blocks for part, layer in block.named_modules() if type(layer) is nn.Linear
+    ]
+    return [f"{name}.{part}.weight" for name, part in layers]
 
 
 def _symbolic(op: str, inputs: tuple[Tensor | None, ...], shape: Sequence[int], **attrs: Any) -> Tensor:
@@ -84,8 +85,10 @@ def _symbolic(op: str, inputs: tuple[Tensor | None, ...], shape: Sequence[int], 
 
 def _block(*args: Any) -> tuple[Tensor, ...]:
     block, x = BlockArguments(*args[:-1]), args[0]
-    options = dict(rule=block.rule, reverse=list(block.reverse), eps=block.eps)
-    return _symbolic("Block", block[:11], x.shape, **options), *(x.new_empty(0) for _ in range(5))
+    options = dict(rule=block.rule, reverse=list(block.reverse), eps=block.eps, mlp_eps=block.mlp_eps)
+    sizes = [torch.scalar_tensor(size, dtype=torch.int64) for size in block.conv_grid[:3]]
+    inputs = *block[: NUM_INPUTS - 1], torch.stack(sizes) if sizes else None
+    return _symbolic("Block", inputs, x.shape, **options), *(x.new_empty(0) for _ in range(5))
 
 
 def _scan(*args: Any) -> tuple[Tensor, ...]:
@@ -95,14 +98,16 @@ def _scan(*args: Any) -> tuple[Tensor, ...]:
 
 
 def use_int8(graph: Any) -> None:
-    """Makes each Block of an `onnx_ir.Graph` a BlockInt8: in_proj and out_proj in int8, with a scale for each row."""
+    """Makes each Block of an `onnx_ir.Graph` a BlockInt8: linear layers in int8, with a scale for each row."""
     import onnx_ir
 
     tape = onnx_ir.tape.Tape(graph)
     for node in [node for node in graph if (node.domain, node.op_type) == (DOMAIN, "Block")]:
-        inputs, scales = list(node.inputs), []
-        for i in map(BlockArguments._fields.index, ("in_proj", "out_proj")):
-            weight = inputs[i]
+        inputs, scales = [*node.inputs, *[None] * (NUM_INPUTS - len(node.inputs))], []
+        for i in map(BlockArguments._fields.index, ("in_proj", "out_proj", "mlp_in_proj", "mlp_out_proj")):
+            if (weight := inputs[i]) is None:
+                scales.append(None)
+                continue
             number, scale = quantize(torch.from_numpy(weight.const_value.numpy()))
             inputs[i] = tape.initializer(onnx_ir.tensor(number.numpy()), f"{weight.name}.int8")
             scales.append(tape.initializer(onnx_ir.tensor(scale.squeeze(-1).numpy()), f"{weight.name}.scale"))
