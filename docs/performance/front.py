@@ -68,7 +68,7 @@ Weights are random. Ours are not trained on ImageNet, so they have no top-1 here
 
 ![Latency against image size, both logarithmic, of the fastest float32 form of each model](front.svg)
 
-Top-1 is that of [timm's results]({TOP1_SOURCE}) on ImageNet-1k for the weights in brackets, at 224 px if no size is given. `onnxruntime` is a portable ONNX file, and `int8` that file quantized by onnxruntime: [dynamically](../export/runtimes.md#quantization), or of convolutional networks statically, with int8 weights a channel and uint8 inputs. `ort` and `ort-int8` are of `vilonghorn export --to ort`, with float32 and int8 weights; `aoti` is of `--to aoti`; `compile` is torch.compile. Files of timm's models are written for one size and batch. Their branches are merged where they can be. *To the faster peer* is the fastest float32 form (in brackets) to the faster of MobileNetV4 and EfficientViT in onnxruntime, medians of one run. Below 1 the model is faster."""  # noqa: E501
+Top-1 is that of [timm's results]({TOP1_SOURCE}) on ImageNet-1k for the weights in brackets, at 224 px if no size is given. `onnxruntime` is a portable ONNX file, and `int8` that file quantized by onnxruntime: [dynamically](../export/runtimes.md#quantization), or of convolutional networks statically, with int8 weights a channel and uint8 inputs. `ort` and `ort-int8` are of `vilonghorn export --to ort`, with float32 and int8 weights; `aoti` is of `--to aoti`. Files of timm's models are written for one size and batch. Their branches are merged where they can be. *To the faster peer* is the fastest float32 form (in brackets) to the faster of MobileNetV4 and EfficientViT in onnxruntime, medians of one run (a line without a ratio has times of another run than the peers). Below 1 the model is faster."""  # noqa: E501
 
 
 def create(model: str, size: int) -> torch.nn.Module:
@@ -179,9 +179,9 @@ def time_candidate(model: str, form: str, rows: Mapping, threads: int, files: Ma
         row.update(problem=new["problem"], ms=new["ms"] and row["ms"] + [round(ms, 3) for ms in new["ms"]])
 
 
-def fastest(rows: Iterable[Row]) -> Row | None:
-    """The fastest of rows in float32; None without one."""
-    return min((row for row in rows if row["ms"] and "int8" not in row["form"]), key=median, default=None)
+def fastest(rows: Iterable[Row], int8: bool = False) -> Row | None:
+    """The fastest of rows in float32, or in int8; None without one."""
+    return min((row for row in rows if row["ms"] and ("int8" in row["form"]) == int8), key=median, default=None)
 
 
 def lines(rows: Sequence[Row], parameters: Mapping[str, int]) -> list[Line]:
@@ -200,11 +200,28 @@ def lines(rows: Sequence[Row], parameters: Mapping[str, int]) -> list[Line]:
     return table
 
 
+def summary(cells: Mapping[tuple[int, ...], Sequence[Row]]) -> list[Line]:
+    """The ratio of OURS[0] to the faster peer in onnxruntime, by size, batch and threads, in float32 and in int8."""
+    table = []
+    for (size, batch, threads), rows in sorted(cells.items()):
+        line: Line = {"px": str(size), "batch": str(batch), "threads": str(threads)}
+        for title, int8 in (("float32", False), ("int8", True)):
+            ours = fastest((row for row in rows if row["model"] == OURS[0]), int8)
+            peer = fastest(
+                (row for row in rows if row["model"] in PEERS and row["form"] in ("onnxruntime", "int8")), int8
+            )
+            same = ours and peer and ours["run"] == peer["run"]
+            line[title] = f"{figure(median(ours) / median(peer))} ({ours['form']})" if same else "-"
+        table.append(line)
+    return table
+
+
 def page(report: dict[str, Any]) -> str:
     """The text of front.md: a table for each size, batch and number of threads, and the runs."""
-    text, cells = [INTRODUCTION], dict[tuple[int, ...], list[Row]]()
+    cells = dict[tuple[int, ...], list[Row]]()
     for row in report["rows"]:
         cells.setdefault((row["size"], row["batch"], row["threads"]), []).append(row)
+    text = [INTRODUCTION, f"`{OURS[0]}` to the faster peer:", markdown(summary(cells))]
     for (size, batch, threads), rows in sorted(cells.items()):
         title = f"## {size} px, batch {batch}, {threads} thread{'s' if threads > 1 else ''}"
         text += [title, markdown(lines(rows, report["parameters"]))]

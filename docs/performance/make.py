@@ -1,4 +1,4 @@
-"""Fills the tables of performance.md, performance/gpu.md, choosing.md and README.md, and draws speed.svg.
+"""Fills the tables of performance.md, performance/gpu.md and choosing.md, and draws speed.svg.
 
 Run `python docs/performance/make.py` in the root of a checkout. Figures come from cpu-*.json and v2*.json, which
 `vilonghorn bench --json` and scan.py write, from kernels.json (compiled.py) and block.json (block.py), and those of the
@@ -27,12 +27,7 @@ from vilonghorn.bench.tables import Line, by, figure, fill_page, markdown, media
 from vilonghorn.data.files import atomic_write
 
 FOLDER = Path("docs/performance")
-PAGE, GPU_PAGE, CHOOSING, README = (
-    Path("docs/performance.md"),
-    FOLDER / "gpu.md",
-    Path("docs/choosing.md"),
-    Path("README.md"),
-)
+PAGE, GPU_PAGE, CHOOSING = Path("docs/performance.md"), FOLDER / "gpu.md", Path("docs/choosing.md")
 PLOT = FOLDER / "speed.svg"
 TINY, SMALL = "vilonghorn_tiny", "vilonghorn_small"
 DEIT_TINY, DEIT_SMALL = (family[0] for family in FAMILIES)
@@ -61,7 +56,7 @@ def tables(folder: Path) -> dict[Path, dict[str, str]]:
     gpu = {name: markdown(lines) for name, lines in predicted.items()}
     gpu |= {name: kernel_table(kernels["rows"], name) for name in ("instructions", "registers")}
     gpu |= dict(gpu_models=gpu_model_table(folder / "gpu"), gpu_scans=gpu_scan_table(folder / "gpu"))
-    return {PAGE: page, GPU_PAGE: gpu, README: dict(speed=made + speed), CHOOSING: dict(ratios=made + ratios)}
+    return {PAGE: page, GPU_PAGE: gpu, CHOOSING: dict(ratios=made + ratios)}
 
 
 def load(path: Path) -> Run:

@@ -61,6 +61,7 @@ def test_the_page_has_the_figures_and_ratios_to_the_faster_peer_of_the_same_run(
     assert f"| `{OURS}` | 5.4 M | - | 30.0 | - | 5.0 | 15.0 | 1.50 (ort) |" in first
     assert f"| `{MOBILENET}` | 5.4 M | 79.1 (e500_r224_in1k) | - | 10.0 | - | - | 1.00 (onnxruntime) |" in first
     assert re.search(r"`repvit_m1` .* 20\.0 .*\| - \|\n", first)  # of another run
+    assert "| 224 | 1 | 2 | 1.50 (ort) | - |\n| 512 | 1 | 2 | - | - |" in text  # no peer in int8, none at 512 px
     assert re.search(r"`levit_192` .*\| fits \\\| 224 px only \|", second)
     assert re.search(r"`fastvit_t8` .*\| onnxruntime: RuntimeError: no operator \|", second)
     assert "Invented" in text and front.TOP1_SOURCE in text and "(front.svg)" in text
