@@ -24,7 +24,17 @@ from vilonghorn.data.files import atomic_write
 
 FOLDER = Path(__file__).parent
 README = FOLDER.parents[1] / "README.md"
-STUDIES = ("icons", "icons_large", "recall", "hierarchy", "hierarchy_recall", "v2", "v2_recall", "fashion")
+STUDIES = (
+    "icons",
+    "icons_large",
+    "recall",
+    "hierarchy",
+    "hierarchy_recall",
+    "v2",
+    "v2_recall",
+    "fashion",
+    "solar_cells",
+)
 PLOTS = (("recall", "long"), ("recall", "same_rate"), ("icons", "top1"))  # study and table; the README shows the first
 RULES = {  # of outside.json
     "mamba": "Mamba, ours",

@@ -104,3 +104,14 @@ def test_an_interrupted_run_keeps_what_is_there(front, tmp_path, interleaved):
     assert front.main(command) == 0
     rows = json.loads(report.read_text())["rows"]
     assert rows[0] == earlier[0] and [r["ms"] for r in rows[1:]] == [[3.0] * 2 * front.SAMPLES] * 3  # one stays
+
+
+def test_the_readme_has_the_ratios_of_the_report(front):
+    cells = {}
+    for row in json.loads((FOLDER / "front.json").read_text())["rows"]:
+        cells.setdefault((row["size"], row["batch"], row["threads"]), []).append(row)
+    lines = front.summary({cell: rows for cell, rows in cells.items() if cell[1:] == (1, 2)})
+    ratios = {kind: " / ".join(line[kind].split()[0] for line in lines) for kind in ("float32", "int8")}
+    text = (FOLDER.parents[1] / "README.md").read_text()
+    assert f"MobileNetV4 and EfficientViT in onnxruntime | {ratios['float32']} |" in text
+    assert f"MobileNetV4 and EfficientViT in int8 | {ratios['int8']} |" in text
