@@ -32,7 +32,6 @@ class HierarchicalSSM(Backbone):
 
     feature_layers = "stages"
     num_default_features = None  # feature maps of `features_only=True`: all
-    output_fmt = "NHWC"  # of stages, for timm's extractors that hook them
 
     def __init__(
         self,
