@@ -184,6 +184,12 @@ def fastest(rows: Iterable[Row], int8: bool = False) -> Row | None:
     return min((row for row in rows if row["ms"] and ("int8" in row["form"]) == int8), key=median, default=None)
 
 
+def to_peer(row: Row | None, peer: Row | None) -> str:
+    """The ratio of two rows of one run, and the form of the first; "-" without both."""
+    same = row and peer and row["run"] == peer["run"]
+    return f"{figure(median(row) / median(peer))} ({row['form']})" if same else "-"
+
+
 def lines(rows: Sequence[Row], parameters: Mapping[str, int]) -> list[Line]:
     """A line for each model, of rows of one size, batch and number of threads. Ratios are within one run."""
     faster, table = fastest(row for row in rows if row["model"] in PEERS and row["form"] == "onnxruntime"), []
@@ -193,8 +199,7 @@ def lines(rows: Sequence[Row], parameters: Mapping[str, int]) -> list[Line]:
         timed = {form: row for form, row in found.items() if row["ms"]}
         line = {"model": f"`{name}`", "parameters": f"{parameters[name] / 1e6:.1f} M", "top-1": MODELS[name]}
         line |= {f"{form}, ms": figure(median(timed.get(form)), 1) for form in forms}
-        same = (best := fastest(found.values())) and faster and best["run"] == faster["run"]
-        line["to the faster peer"] = f"{figure(median(best) / median(faster))} ({best['form']})" if same else "-"
+        line["to the faster peer"] = to_peer(fastest(found.values()), faster)
         why = (f"{'' if name in ONLY else f'{form}: '}{row['problem']}" for form, row in found.items() if not row["ms"])
         table.append(line | ({"not measured": "; ".join(dict.fromkeys(why))} if len(timed) < len(found) else {}))
     return table
@@ -210,8 +215,7 @@ def summary(cells: Mapping[tuple[int, ...], Sequence[Row]]) -> list[Line]:
             peer = fastest(
                 (row for row in rows if row["model"] in PEERS and row["form"] in ("onnxruntime", "int8")), int8
             )
-            same = ours and peer and ours["run"] == peer["run"]
-            line[title] = f"{figure(median(ours) / median(peer))} ({ours['form']})" if same else "-"
+            line[title] = to_peer(ours, peer)
         table.append(line)
     return table
 

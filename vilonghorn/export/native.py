@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -53,7 +54,7 @@ class NativeMixer(ExportableMixer):
 
 def use_operators(model: nn.Module) -> nn.Module:
     """Replaces the classes of blocks and mixers in a model, in place, and returns it."""
-    blocks = [module for module in model.modules() if type(module) is Block and _is_unchanged(module)]
+    blocks = [module for module in model.modules() if type(module) is Block and _is_one_operator(module)]
     make_exportable(model)
     for module in model.modules():
         if type(module) is ExportableMixer:
@@ -63,17 +64,15 @@ def use_operators(model: nn.Module) -> nn.Module:
     return model
 
 
-def _is_unchanged(block: Block) -> bool:
+def _is_one_operator(block: Block) -> bool:
     return fused.checked_arguments(block, torch.empty(0), [1, 1], False) is not None
 
 
 def int8_layers(model: nn.Module) -> list[str]:
     """Names of the weights that `--to ort --weights int8` multiplies in int8, those of each NativeBlock."""
     blocks = [(name, module) for name, module in model.named_modules() if isinstance(module, NativeBlock)]
-    layers = [
-        (name, part) for name, block in blocks for part, layer in block.named_modules() if type(layer) is nn.Linear
-    ]
-    return [f"{name}.{part}.weight" for name, part in layers]
+    parts = chain.from_iterable(block.named_modules(prefix=name) for name, block in blocks)
+    return [f"{name}.weight" for name, part in parts if type(part) is nn.Linear]
 
 
 def _symbolic(op: str, inputs: tuple[Tensor | None, ...], shape: Sequence[int], **attrs: Any) -> Tensor:

@@ -120,7 +120,7 @@ class HierarchicalSSM(Backbone):
                 blocks.append(Block(dim, **shape, **mixer, **options, **dd))
             down = Downsample(embed_dims[i - 1], dim, norm_layer, **dd) if i else nn.Identity()
             stages.append(Stage(down, blocks, residual_in_fp32))
-        self.stages, self.num_stages = nn.Sequential(*stages), len(stages)  # also of those that are pruned
+        self.stages, self.num_stages = nn.Sequential(*stages), len(stages)  # num_stages also counts pruned ones
         strides = [stem_stride * 2**i for i in range(len(depths))]
         self.feature_info = [
             dict(module=f"stages.{i}", num_chs=dim, reduction=s) for i, (dim, s) in enumerate(zip(embed_dims, strides))

@@ -8,6 +8,7 @@ import gzip
 import json
 import os
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cache, cached_property
 from pathlib import Path
@@ -142,8 +143,27 @@ class Recall:
         return rows.reshape(self.side, self.side, 3), mosaic.label
 
 
+def check_split(split: str) -> None:
+    """Raises ValueError for an unknown split."""
+    if split not in SPLITS:
+        raise ValueError(f"split {split!r}: expected one of {', '.join(SPLITS)}")
+
+
+class ImageFiles:
+    """A dataset of `files`, pairs of a file and its label, which are read when a sample is."""
+
+    files: Sequence[tuple[Path, int]]
+
+    def __len__(self) -> int:
+        return len(self.files)
+
+    def __getitem__(self, index: int) -> tuple[Image.Image, int]:
+        file, label = self.files[index]
+        return read_image(file), label
+
+
 @dataclass(frozen=True)
-class Icons:
+class Icons(ImageFiles):
     """Classification of icons whose authors are not in the training split, from the folder that `icons.py` writes.
 
     "train" is the training split of the data. Their held-out split is divided by author into "val" and "test": the
@@ -170,8 +190,7 @@ class Icons:
     count: int | None = None
 
     def __post_init__(self):
-        if self.split not in SPLITS:
-            raise ValueError(f"split {self.split!r}: expected one of {', '.join(SPLITS)}")
+        check_split(self.split)
         for name, least in (("side", 2), ("num_classes", 2), ("count", 1)):
             if (value := getattr(self, name)) is not None and value < least:
                 raise ValueError(f"{name} {value}: expected at least {least}")
@@ -213,13 +232,6 @@ class Icons:
         if count > len(files):
             raise ValueError(f"count {count}: split {self.split} of {self.folder} has {len(files)} icons")
         return [files[index * len(files) // count] for index in range(count)]
-
-    def __len__(self) -> int:
-        return len(self.files)
-
-    def __getitem__(self, index: int) -> tuple[Image.Image, int]:
-        file, label = self.files[index]
-        return read_image(file), label
 
 
 @cache
@@ -264,8 +276,7 @@ class Fashion:
     ]
 
     def __post_init__(self):
-        if self.split not in SPLITS:
-            raise ValueError(f"split {self.split!r}: expected one of {', '.join(SPLITS)}")
+        check_split(self.split)
 
     def check(self) -> None:
         """Raises FileNotFoundError if the package is not installed."""
@@ -296,7 +307,7 @@ class Fashion:
 
 
 @dataclass(frozen=True)
-class SolarCells:
+class SolarCells(ImageFiles):
     """Defects of solar cells in the electroluminescence photographs of ELPV (Buerhop-Lutz et al., 2018).
 
     2,624 gray photographs of 300 x 300 pixels. A cell is defective if its probability of a defect is above 0.5. The
@@ -321,8 +332,7 @@ class SolarCells:
     classes: ClassVar[list[str]] = ["functional", "defective"]
 
     def __post_init__(self):
-        if self.split not in SPLITS:
-            raise ValueError(f"split {self.split!r}: expected one of {', '.join(SPLITS)}")
+        check_split(self.split)
         if not 1 <= self.fold <= 5:
             raise ValueError(f"fold {self.fold}: expected 1 to 5")
 
@@ -349,13 +359,6 @@ class SolarCells:
         """Accuracy of the most frequent class."""
         defective = sum(label for _, label in self.files) / len(self)
         return max(defective, 1 - defective)
-
-    def __len__(self) -> int:
-        return len(self.files)
-
-    def __getitem__(self, index: int) -> tuple[Image.Image, int]:
-        file, label = self.files[index]
-        return read_image(file), label
 
 
 Task = Fashion | Icons | Recall | SolarCells
