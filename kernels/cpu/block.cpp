@@ -47,16 +47,13 @@ class Block {
     const VlNorm n = norm();
     return !vl_norm_forward(&n, isa);
   }
-  bool in_proj_forward(int isa) {
-    return gemm(isa, b.xz, tokens, width, b.dim, normed, b.dim, 1, b.in_proj, 1, b.dim, nullptr, b.in_proj_scale);
-  }
+  bool in_proj_forward(int isa) { return by_weights(mixer_of(b, isa).by_in_proj, b.xz, normed, nullptr, isa); }
   bool mamba_inner_forward(int isa) {
     const VlMambaInner m = mamba_inner();
     return !vl_mamba_inner_forward(&m, isa);
   }
   bool out_proj_forward(int isa) {
-    return gemm(isa, b.hidden ? b.mid : b.out, tokens, b.dim, b.channels, y, b.channels, 1, b.out_proj, 1, b.channels,
-                b.x, b.out_proj_scale);
+    return by_weights(mixer_of(b, isa).by_out_proj, b.hidden ? b.mid : b.out, y, b.x, isa);
   }
   bool mlp_forward(int isa) { return !b.hidden || !vilonghorn::mlp_forward(b, isa); }
 
@@ -90,12 +87,15 @@ class Block {
   }
 
  private:
+  bool by_weights(Gemm product, void *out, const void *rows, const void *add, int isa) {
+    product.rows = tokens, product.a = rows, product.out = out, product.add = add;
+    return !matmul(product, isa);
+  }
   bool gemm(int isa, void *out, int64_t rows, int64_t columns, int64_t depth, const void *p, int64_t p_row,
-            int64_t p_depth, const void *q, int64_t q_depth, int64_t q_column, const void *add = nullptr,
-            const void *q_scale = nullptr) {
+            int64_t p_depth, const void *q, int64_t q_depth, int64_t q_column) {
     if (!out) return true;  // the caller does not want this gradient
     const VlGemm m = {rows,    columns, depth,    b.threads, p,   q,       p_row,
-                      p_depth, q_depth, q_column, add,       out, q_scale, b.bf16_parts};
+                      p_depth, q_depth, q_column, nullptr,   out, nullptr, b.bf16_parts};
     return !vl_matmul(&m, isa);
   }
   VlNorm norm() const {

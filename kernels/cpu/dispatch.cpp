@@ -317,58 +317,84 @@ static int pack(const Gemm &m, int isa) {
   const int64_t slabs = m.b_scale ? 1 : (m.depth + kPanelDepth - 1) / kPanelDepth;
   return run(m, slabs * num_panels(m), m.threads, isa, &Jobs::gemm_pack);
 }
-VL_EXPORT int vl_matmul(const VlGemm *given, int isa) {
-  Gemm m = {*given, nullptr, chosen(isa) >= kVnni};
-  m.bf16_parts = m.b_scale ? 0 : parts_for(isa, m.bf16_parts);
-  m.packed = (float *)panel_buffer.reserve(sizeof(float) * panel_floats(m));
-  if (!m.packed) return 1;
-  return pack(m, isa) || run(m, m, isa, &Jobs::gemm);
+// Sets what the instruction set decides.
+static Gemm for_isa(Gemm m, int isa) {
+  m.vnni = chosen(isa) >= kVnni, m.bf16_parts = m.b_scale ? 0 : parts_for(isa, m.bf16_parts);
+  return m;
 }
+int vilonghorn::matmul(const Gemm &given, int isa) {
+  Gemm m = for_isa(given, isa);
+  if (!m.packed) {
+    m.packed = (float *)panel_buffer.reserve(sizeof(float) * panel_floats(m));
+    if (!m.packed || pack(m, isa)) return 1;
+  }
+  return run(m, m, isa, &Jobs::gemm);
+}
+VL_EXPORT int vl_matmul(const VlGemm *m, int isa) { return matmul({*m, nullptr, false}, isa); }
 
 // The product of rows, which a job chooses, with b, which is (depth, columns).
-static Gemm of_rows(int64_t columns, int64_t depth, const void *b, int64_t b_depth, int64_t b_column,
-                    const void *scale = nullptr) {
-  return {{0, columns, depth, 1, nullptr, b, depth, 1, b_depth, b_column, nullptr, nullptr, scale, 0}, nullptr, false};
+static Gemm of_rows(const VlBlock &m, int isa, int64_t columns, int64_t depth, const void *b, int64_t b_depth,
+                    int64_t b_column, const void *scale = nullptr) {
+  const VlGemm product = {0, columns, depth,    m.threads, nullptr, b,     depth,
+                          1, b_depth, b_column, nullptr,   nullptr, scale, m.bf16_parts};
+  return for_isa({product, nullptr, false}, isa);
 }
-// Packs both weights of a part of a block and runs its jobs.
+static int64_t packed_floats(const BlockPart &m) { return panel_floats(m.by_in_proj) + panel_floats(m.by_out_proj); }
+static void set_packed(BlockPart &m, const void *packed) {
+  m.by_in_proj.packed = (float *)packed;
+  m.by_out_proj.packed = packed ? (float *)packed + panel_floats(m.by_in_proj) : nullptr;
+}
+static int pack(const BlockPart &m, int isa) { return pack(m.by_in_proj, isa) || pack(m.by_out_proj, isa); }
+// Packs both weights of a part of a block, unless they are packed, and runs its jobs.
 static int run_packed(BlockPart &m, int64_t jobs, int isa, bool (*Jobs::*which)(const BlockPart &, int64_t)) {
-  Gemm &in = m.by_in_proj, &out = m.by_out_proj;
-  in.threads = out.threads = m.threads, in.vnni = out.vnni = chosen(isa) >= kVnni;
-  in.bf16_parts = out.bf16_parts = in.b_scale ? 0 : parts_for(isa, m.bf16_parts);
-  const int64_t size = panel_floats(in);
-  in.packed = (float *)panel_buffer.reserve(sizeof(float) * (size + panel_floats(out)));
-  if (!in.packed) return 1;
-  out.packed = in.packed + size;
-  return pack(in, isa) || pack(out, isa) || run(m, jobs, m.threads, isa, which);
+  if (!m.by_in_proj.packed) {
+    set_packed(m, panel_buffer.reserve(sizeof(float) * packed_floats(m)));
+    if (!m.by_in_proj.packed || pack(m, isa)) return 1;
+  }
+  return run(m, jobs, m.threads, isa, which);
 }
-static BlockPart mixer_of(const VlBlock &given) {
+BlockPart vilonghorn::mixer_of(const VlBlock &given, int isa) {
   BlockPart b(given);
-  b.by_in_proj = of_rows(2 * b.channels, b.dim, b.in_proj, 1, b.dim, b.in_proj_scale);
-  b.by_out_proj = of_rows(b.dim, b.channels, b.out_proj, 1, b.channels, b.out_proj_scale);
+  b.by_in_proj = of_rows(b, isa, 2 * b.channels, b.dim, b.in_proj, 1, b.dim, b.in_proj_scale);
+  b.by_out_proj = of_rows(b, isa, b.dim, b.channels, b.out_proj, 1, b.channels, b.out_proj_scale);
+  set_packed(b, b.packed);
   return b;
 }
+BlockPart vilonghorn::mlp_of(const VlBlock &given, int isa) {
+  BlockPart m(given);
+  m.by_in_proj = of_rows(m, isa, 2 * m.hidden, m.dim, m.mlp_in_proj, 1, m.dim, m.mlp_in_proj_scale);
+  m.by_out_proj = of_rows(m, isa, m.dim, m.hidden, m.mlp_out_proj, 1, m.hidden, m.mlp_out_proj_scale);
+  set_packed(m, m.packed ? (const float *)m.packed + packed_floats(mixer_of(given, isa)) : nullptr);
+  return m;
+}
+VL_EXPORT int64_t vl_block_packed_bytes(const VlBlock *b, int isa) {
+  return sizeof(float) * (packed_floats(mixer_of(*b, isa)) + (b->hidden ? packed_floats(mlp_of(*b, isa)) : 0));
+}
+VL_EXPORT int vl_block_pack(const VlBlock *given, void *packed, int isa) {
+  VlBlock b = *given;
+  b.packed = packed;
+  return pack(mixer_of(b, isa), isa) || (b.hidden && pack(mlp_of(b, isa), isa));
+}
 int vilonghorn::mixer_of_sequences(const VlBlock &given, int isa) {
-  BlockPart b = mixer_of(given);
+  BlockPart b = mixer_of(given, isa);
   b.y = (float *)value_buffer.reserve(sizeof(float) * b.batch * b.length * b.channels);
   if (!b.y || !set_neighbors(b.conv_grid, b.length, b.d_conv)) return 1;
   return run_packed(b, b.batch, isa, &Jobs::mixer_forward);
 }
 int vilonghorn::mixer_of_rows(const VlBlock &given, int64_t strips, int isa) {
-  BlockPart b = mixer_of(given);
+  BlockPart b = mixer_of(given, isa);
   b.strips = strips;
   return run_packed(b, b.batch * strips, isa, &Jobs::gated_conv);
 }
 int vilonghorn::mlp_forward(const VlBlock &given, int isa) {
-  BlockPart m(given);
-  m.by_in_proj = of_rows(2 * m.hidden, m.dim, m.mlp_in_proj, 1, m.dim, m.mlp_in_proj_scale);
-  m.by_out_proj = of_rows(m.dim, m.hidden, m.mlp_out_proj, 1, m.hidden, m.mlp_out_proj_scale);
+  BlockPart m = mlp_of(given, isa);
   return run_packed(m, mlp_jobs(m), isa, &Jobs::mlp_forward);
 }
 int vilonghorn::mlp_backward(const VlBlock &given, float *dmid, int isa) {
   BlockPart m(given);
   const int64_t tokens = m.batch * m.length, dim = m.dim, H = m.hidden;
-  m.by_out_proj = of_rows(H, dim, m.mlp_out_proj, H, 1);
-  m.by_in_proj = of_rows(dim, 2 * H, m.mlp_in_proj, dim, 1);
+  m.by_out_proj = of_rows(m, isa, H, dim, m.mlp_out_proj, H, 1);
+  m.by_in_proj = of_rows(m, isa, dim, 2 * H, m.mlp_in_proj, dim, 1);
   m.dmid = dmid;
   const bool allocated = value_buffer.allocate([&](Arena &c) {
     m.normed = c.next<float>(tokens * dim), m.dgv = c.next<float>(tokens * 2 * H), m.y = c.next<float>(tokens * H);

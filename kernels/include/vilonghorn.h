@@ -12,7 +12,7 @@
 #include <stdint.h>
 #include <string.h>
 
-enum { VL_ABI = 19 }; /* Increase it with every change of a struct, function or tensor: the caller compares it. */
+enum { VL_ABI = 20 }; /* Increase it with every change of a struct, function or tensor: the caller compares it. */
 /* VL_NONE, without a recurrence, is for VlMambaInner and VlBlock on the CPU: y is the mean over the directions of the
  * convolution with SiLU, times silu(z). x_proj, dt_proj, dt_bias, A and D are absent; states, dt_rank and heads are 0.
  */
@@ -183,6 +183,7 @@ typedef struct {
   /* Forward only, optional: with the scales of in_proj (2 D), out_proj (dim), mlp_in_proj (2 hidden) and mlp_out_proj
    * (dim) these weights are int8, as b of VlGemm. */
   const void *in_proj_scale, *out_proj_scale, *mlp_in_proj_scale, *mlp_out_proj_scale;
+  const void *packed; /* forward only, optional: these weights as vl_block_pack has written them */
 } VlBlock;
 enum { VL_BLOCK_TENSORS = 15 };
 
@@ -228,6 +229,10 @@ VL_EXPORT int vl_block_backward(const VlBlock *, int stage, int isa);
 /* Forward without a backward. The library sets chunk, channel_splits, xz, projected and mid. */
 VL_EXPORT int vl_scan_infer(const VlScan *, int isa);
 VL_EXPORT int vl_block_infer(const VlBlock *, int isa);
+/* Writes in_proj, out_proj, mlp_in_proj and mlp_out_proj in the order in which products of this instruction set read
+ * them, for many calls with the same weights; else each call does this anew. `packed` is aligned to 64 bytes. */
+VL_EXPORT int64_t vl_block_packed_bytes(const VlBlock *, int isa);
+VL_EXPORT int vl_block_pack(const VlBlock *, void *packed, int isa);
 /* Checks the inputs of an operator against each other and the rule, and sets the sizes and inputs of the struct; of a
  * scan x to dt_bias, of a block x to drop_scales and the scales. `flags`: the number of flags in `reverse`. */
 VL_EXPORT int vl_scan_set(VlScan *, const VlTensor *inputs, int64_t flags);

@@ -54,6 +54,12 @@ class Node {
     return value;
   }
 
+  bool is_constant_input(const OrtKernelInfo *info, size_t i) const {
+    int is_constant = 0;
+    const OrtValue *value = nullptr;
+    check(api.KernelInfoGetConstantInput_tensor(info, i, &is_constant, &value));
+    return is_constant != 0;
+  }
   // Reads `count` inputs of the node, from number `first` on.
   void read(VlTensor *inputs, size_t count, const OrtKernelContext *context, size_t first = 0) const {
     for (size_t i = 0; i < count; i++) {

@@ -95,7 +95,10 @@ typedef struct OrtApi {
   ORT_API2_STATUS(KernelInfoGetAttributeArray_int64, const OrtKernelInfo *, const char *name, int64_t *, size_t *count);
   void *place164[64];
   ORT_API2_STATUS(RegisterCustomOpsLibrary_V2, OrtSessionOptions *, const ORTCHAR_T *path);
-  void *place229[45];
+  void *place229[20];
+  ORT_API2_STATUS(KernelInfoGetConstantInput_tensor, const OrtKernelInfo *, size_t index, int *is_constant,
+                  const OrtValue **);
+  void *place250[24];
   ORT_API2_STATUS(KernelContext_ParallelFor, const OrtKernelContext *, void (*run)(void *data, size_t index),
                   size_t total, size_t batches, void *data);
 } OrtApi;

@@ -1,5 +1,6 @@
 // Operators for onnxruntime over the CPU kernels: Block, BlockInt8 and Scan of the domain "vilonghorn", in float32.
 // RegisterCustomOpsLibrary_V2, in Python SessionOptions.register_custom_ops_library, finds them in this library.
+#include "../cpu/arena.h"
 #include "node.h"
 
 namespace {
@@ -19,10 +20,23 @@ template <bool INT8> struct Block : Node {
     return i >= 5 && i != kOutProj && i != kScales && i != kScales + 1;
   }
   float eps = 0, mlp_eps = 0;
+  static constexpr size_t kWeights[] = {kInProj, kOutProj, kMlpInProj, kMlpOutProj};
+  bool is_constant[4];  // whether each of these is a constant of the file
+  mutable std::once_flag once;
+  mutable Scratch panels;
 
   Block(const OrtApi &api, const OrtKernelInfo *info) : Node(kName, api, info) {
     check(api.KernelInfoGetAttribute_float(info, "eps", &eps));
     check(api.KernelInfoGetAttribute_float(info, "mlp_eps", &mlp_eps));
+    for (int i = 0; i < 4; i++) is_constant[i] = is_constant_input(info, kWeights[i]);
+  }
+  // The weights in the order in which products read them, from the first run on.
+  const void *packed(const VlBlock &b) const {
+    std::call_once(once, [&] {
+      void *to = panels.reserve(vl_block_packed_bytes(&b, -1));
+      require(to ? vl_block_pack(&b, to, -1) : 1);
+    });
+    return panels.data;
   }
   void run(OrtKernelContext *context, int threads) const {
     VlTensor inputs[VL_BLOCK_INPUTS], grid;
@@ -40,6 +54,9 @@ template <bool INT8> struct Block : Node {
     }
     require(vl_block_set(&b, inputs, (int64_t)reverse.size()));
     b.out = output(context, {b.batch, b.length, b.dim});
+    bool packs = true;
+    for (int i = 0; i < 4; i++) packs = packs && (is_constant[i] || inputs[kWeights[i]].rank < 0);
+    if (packs) b.packed = packed(b);
     require(vl_block_infer(&b, -1));
   }
 };

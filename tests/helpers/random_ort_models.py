@@ -30,7 +30,8 @@ CHANGES = ("absent", "surplus", "rank", "size", "grid", "dtype", "rule", "revers
 
 @st.composite
 def models(draw):
-    """The operator, its inputs (None where one is absent), its attributes, and whether nothing is wrong with them."""
+    """The operator, its inputs (None where one is absent), its attributes, whether nothing is wrong with them, and the
+    inputs that are constants of the model."""
     op, rule = draw(st.sampled_from(["Block", "BlockInt8", "Scan"])), draw(st.sampled_from(RULES))
     G, B, L, heads, channels = (draw(st.integers(1, most)) for most in (3, 3, 70, 3, 9))
     N, K, D = draw(st.integers(1, 200) | st.integers(1, 20)), draw(st.integers(1, 70) | st.just(4)), heads * channels
@@ -91,11 +92,13 @@ def models(draw):
         elif change == "type":
             options[attribute] = draw(INTEGERS | st.just("x") | st.just(0.5) | st.just([1, 2]))
         fits = False
-    return op, tensors, options, fits
+    weights = [name for name in tensors if name != "x"]
+    constants = set(weights) if draw(st.booleans()) else draw(st.sets(st.sampled_from(weights)))
+    return op, tensors, options, fits, constants
 
 
-def run(op: str, tensors: dict, options: dict) -> np.ndarray:
-    """The result of a model of one node."""
+def run(op: str, tensors: dict, options: dict, constants: set[str], later: dict) -> list[np.ndarray]:
+    """The results of a model of one node, for `tensors` and then for `later`, which differs in what is no constant."""
     values = {name: t for name, t in tensors.items() if t is not None}
     types = {name: helper.np_dtype_to_tensor_dtype(t.dtype) for name, t in values.items()}
     attributes = {name: value for name, value in options.items() if value != []}
@@ -106,8 +109,9 @@ def run(op: str, tensors: dict, options: dict) -> np.ndarray:
     graph = helper.make_graph(
         [node],
         "g",
-        [helper.make_tensor_value_info(name, kind, None) for name, kind in types.items()],
+        [helper.make_tensor_value_info(name, kind, None) for name, kind in types.items() if name not in constants],
         [helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT, None)],
+        [onnx.numpy_helper.from_array(t, name) for name, t in values.items() if name in constants],
     )
     opsets = [helper.make_opsetid("", 18), helper.make_opsetid("vilonghorn", 1)]
     model = helper.make_model(graph, opset_imports=opsets, ir_version=9)
@@ -115,7 +119,8 @@ def run(op: str, tensors: dict, options: dict) -> np.ndarray:
     settings.intra_op_num_threads, settings.log_severity_level = 1 + len(values) % 2, 4
     settings.register_custom_ops_library(str(ort_library()))
     session = onnxruntime.InferenceSession(model.SerializeToString(), settings, providers=["CPUExecutionProvider"])
-    return session.run(None, values)[0]
+    fed = [{name: t for name, t in given.items() if name in values.keys() - constants} for given in (tensors, later)]
+    return [session.run(None, given)[0] for given in fed]
 
 
 def expected(op: str, tensors: dict, options: dict) -> torch.Tensor:
@@ -144,18 +149,21 @@ def expected(op: str, tensors: dict, options: dict) -> torch.Tensor:
 
 @given(models())
 def check(model):
-    op, tensors, options, fits = model
+    op, tensors, options, fits, constants = model
+    turned = {"x", *LAYERS} - constants
+    later = {name: -t if t is not None and name in turned else t for name, t in tensors.items()}
     shapes = {name: t if t is None else (t.shape, str(t.dtype)) for name, t in tensors.items()}
-    print(op, options, shapes, flush=True)
+    print(op, options, shapes, constants, flush=True)
     try:
-        actual = run(op, tensors, options)
+        results = run(op, tensors, options, constants, later)
     except Exception as problem:  # of several types without a common one
         assert type(problem).__module__.startswith("onnxruntime") and not fits, repr(problem)
         return
-    wanted = expected(op, tensors, options)
-    assert actual.shape == tuple(wanted.shape)
-    tolerance = 0.1 if op == "BlockInt8" else 1e-4
-    assert error(torch.from_numpy(actual), wanted) < tolerance or not wanted.isfinite().all()
+    for given, actual in zip((tensors, later), results):
+        wanted = expected(op, given, options)
+        assert actual.shape == tuple(wanted.shape)
+        tolerance = 0.1 if op == "BlockInt8" else 1e-4
+        assert error(torch.from_numpy(actual), wanted) < tolerance or not wanted.isfinite().all()
 
 
 if __name__ == "__main__":

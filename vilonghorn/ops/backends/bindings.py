@@ -21,7 +21,7 @@ from ... import __version__
 from ..arguments import BlockArguments, ConvArguments, ScanArguments
 from ..rules import NO_RULE, RULES
 
-ABI = 19  # VL_ABI
+ABI = 20  # VL_ABI
 _INT, _LONG, _POINTER = ctypes.c_int32, ctypes.c_int64, ctypes.c_void_p
 _NONE = 3  # VL_NONE
 UNKNOWN_RULE = -1  # VL_UNKNOWN_RULE
@@ -167,7 +167,7 @@ class Conv(ctypes.Structure):
 
 
 BLOCK_TENSORS = BlockArguments._fields[:14]  # those that have a gradient
-BLOCK_OUTPUTS = 7 + len(BLOCK_TENSORS) + 4  # pointers from `out` on
+BLOCK_OUTPUTS = 7 + len(BLOCK_TENSORS) + 5  # pointers from `out` on
 # VlBlock: sizes, options, eps, the grid, then the pointers. A ctypes.Structure takes three times as long to fill.
 BLOCK = struct.Struct(f"12q4i2d3qPP{len(BLOCK_TENSORS)}PP{BLOCK_OUTPUTS}P")
 
