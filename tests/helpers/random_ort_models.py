@@ -159,8 +159,8 @@ def check(model):
     except Exception as problem:  # of several types without a common one
         assert type(problem).__module__.startswith("onnxruntime") and not fits, repr(problem)
         return
-    for given, actual in zip((tensors, later), results):
-        wanted = expected(op, given, options)
+    for values, actual in zip((tensors, later), results):
+        wanted = expected(op, values, options)
         assert actual.shape == tuple(wanted.shape)
         tolerance = 0.1 if op == "BlockInt8" else 1e-4
         assert error(torch.from_numpy(actual), wanted) < tolerance or not wanted.isfinite().all()
