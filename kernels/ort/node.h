@@ -16,19 +16,17 @@ namespace {
 
 // Increase it with every change of an operator's inputs, attributes or meaning. Equals INTERFACE in
 // vilonghorn/export/native.py, which writes it into every node.
-constexpr int64_t kInterface = 3;
+constexpr int64_t kInterface = 4;
 constexpr uint32_t kApiVersion = 17;  // of onnxruntime: the first with KernelContext_ParallelFor
 
 struct Error {  // what methods throw
   OrtStatus *status;
 };
 
-// The attributes that all operators have.
+// What all operators have: attributes, inputs and an output.
 class Node {
  public:
   const OrtApi &api;
-  int rule;
-  std::vector<uint8_t> reverse;
 
   Node(const char *name, const OrtApi &api, const OrtKernelInfo *info) : api(api), name_(name) {
     const int64_t interface = integer(info, "interface");
@@ -36,21 +34,16 @@ class Node {
       fail("the model needs interface " + std::to_string(interface) + " of the operators, as of vilonghorn " +
            text(info, "version") + "; this library, of vilonghorn " VILONGHORN_VERSION ", has interface " +
            std::to_string(kInterface) + ". Load the library of that version, or export the model again");
-    rule = vl_rule(text(info, "rule").c_str());
-    if (rule < 0) fail("rule is '" + text(info, "rule") + "', expected longhorn, longhorn_exact, mamba or none");
-    size_t count = 0;
-    check(api.KernelInfoGetAttributeArray_int64(info, "reverse", nullptr, &count));
-    std::vector<int64_t> flags(count);
-    check(api.KernelInfoGetAttributeArray_int64(info, "reverse", flags.data(), &count));
-    for (const int64_t flag : flags) {
-      if (flag != 0 && flag != 1) fail("reverse has the flag " + std::to_string(flag) + ", expected 0 or 1");
-      reverse.push_back((uint8_t)flag);
-    }
   }
 
   int64_t integer(const OrtKernelInfo *info, const char *attribute) const {
     int64_t value = 0;
     check(api.KernelInfoGetAttribute_int64(info, attribute, &value));
+    return value;
+  }
+  float number(const OrtKernelInfo *info, const char *attribute) const {
+    float value = 0;
+    check(api.KernelInfoGetAttribute_float(info, attribute, &value));
     return value;
   }
 
@@ -93,7 +86,6 @@ class Node {
     throw Error{api.CreateStatus(ORT_INVALID_ARGUMENT, (std::string("vilonghorn.") + name_ + ": " + problem).c_str())};
   }
 
- private:
   std::string text(const OrtKernelInfo *info, const char *attribute) const {
     size_t size = 0;  // with the null at the end
     check(api.KernelInfoGetAttribute_string(info, attribute, nullptr, &size));
@@ -101,6 +93,8 @@ class Node {
     check(api.KernelInfoGetAttribute_string(info, attribute, value.data(), &size));
     return value.data();
   }
+
+ private:
   std::vector<int64_t> shape(const OrtValue *value) const {
     OrtTensorTypeAndShapeInfo *info = nullptr;
     check(api.GetTensorTypeAndShape(value, &info));
@@ -113,6 +107,25 @@ class Node {
     return shape;
   }
   const char *name_;
+};
+
+// An operator with a scan or a block.
+struct RuleNode : Node {
+  int rule;
+  std::vector<uint8_t> reverse;
+
+  RuleNode(const char *name, const OrtApi &api, const OrtKernelInfo *info) : Node(name, api, info) {
+    rule = vl_rule(text(info, "rule").c_str());
+    if (rule < 0) fail("rule is '" + text(info, "rule") + "', expected longhorn, longhorn_exact, mamba or none");
+    size_t count = 0;
+    check(api.KernelInfoGetAttributeArray_int64(info, "reverse", nullptr, &count));
+    std::vector<int64_t> flags(count);
+    check(api.KernelInfoGetAttributeArray_int64(info, "reverse", flags.data(), &count));
+    for (const int64_t flag : flags) {
+      if (flag != 0 && flag != 1) fail("reverse has the flag " + std::to_string(flag) + ", expected 0 or 1");
+      reverse.push_back((uint8_t)flag);
+    }
+  }
 };
 
 // The threads of a session. onnxruntime does not tell how many there are: this counts those that have run jobs.

@@ -1,5 +1,6 @@
-// Operators for onnxruntime over the CPU kernels: Block, BlockInt8 and Scan of the domain "vilonghorn", in float32.
-// RegisterCustomOpsLibrary_V2, in Python SessionOptions.register_custom_ops_library, finds them in this library.
+// Operators for onnxruntime over the CPU kernels: Block, BlockInt8, Scan and Norm of the domain "vilonghorn", in
+// float32. RegisterCustomOpsLibrary_V2, in Python SessionOptions.register_custom_ops_library, finds them in this
+// library.
 #include "../cpu/arena.h"
 #include "node.h"
 
@@ -7,7 +8,7 @@ namespace {
 
 // `vilonghorn.ops.block` without drop_scales; then the conv_grid, and the scales of int8 weights. INT8: in_proj,
 // out_proj, mlp_in_proj and mlp_out_proj are int8, with a scale for each row.
-template <bool INT8> struct Block : Node {
+template <bool INT8> struct Block : RuleNode {
   static constexpr const char *kName = INT8 ? "BlockInt8" : "Block";
   static constexpr size_t kInProj = 2, kOutProj = 10, kMlpInProj = 12, kMlpOutProj = 13, kGrid = 14, kScales = 15;
   static constexpr size_t kNumInputs = INT8 ? kScales + 4 : kScales;
@@ -19,15 +20,14 @@ template <bool INT8> struct Block : Node {
   static bool is_optional(size_t i) {  // x_proj to D, the MLP, the grid, the scales of the MLP
     return i >= 5 && i != kOutProj && i != kScales && i != kScales + 1;
   }
-  float eps = 0, mlp_eps = 0;
+  const float eps, mlp_eps;
   static constexpr size_t kWeights[] = {kInProj, kOutProj, kMlpInProj, kMlpOutProj};
   bool is_constant[4];  // whether each of these is a constant of the file
   mutable std::once_flag once;
   mutable Scratch panels;
 
-  Block(const OrtApi &api, const OrtKernelInfo *info) : Node(kName, api, info) {
-    check(api.KernelInfoGetAttribute_float(info, "eps", &eps));
-    check(api.KernelInfoGetAttribute_float(info, "mlp_eps", &mlp_eps));
+  Block(const OrtApi &api, const OrtKernelInfo *info)
+      : RuleNode(kName, api, info), eps(number(info, "eps")), mlp_eps(number(info, "mlp_eps")) {
     for (int i = 0; i < 4; i++) is_constant[i] = is_constant_input(info, kWeights[i]);
   }
   // The weights in the order in which products read them, from the first run on.
@@ -62,14 +62,14 @@ template <bool INT8> struct Block : Node {
 };
 
 // `vilonghorn.ops.scan`; attribute `mean` is its reduce="mean".
-struct Scan : Node {
+struct Scan : RuleNode {
   static constexpr const char *kName = "Scan";
   static constexpr size_t kNumInputs = VL_SCAN_INPUTS;
   static ONNXTensorElementDataType type(size_t) { return ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT; }
   static bool is_optional(size_t i) { return i >= 4; }  // z to dt_bias
   int64_t mean;
 
-  Scan(const OrtApi &api, const OrtKernelInfo *info) : Node(kName, api, info), mean(integer(info, "mean")) {
+  Scan(const OrtApi &api, const OrtKernelInfo *info) : RuleNode(kName, api, info), mean(integer(info, "mean")) {
     if (mean != 0 && mean != 1) fail("mean is " + std::to_string(mean) + ", expected 0 or 1");
   }
   void run(OrtKernelContext *context, int threads) const {
@@ -81,6 +81,33 @@ struct Scan : Node {
     std::vector<int64_t> sizes = {s.directions, s.batch, s.length, s.channels};
     s.y = output(context, {sizes.begin() + mean, sizes.end()});
     require(vl_scan_infer(&s, -1));
+  }
+};
+
+// `vilonghorn.ops.rms_norm` of tokens or of a map.
+struct Norm : Node {
+  static constexpr const char *kName = "Norm";
+  static constexpr size_t kNumInputs = 2;  // x, weight
+  static ONNXTensorElementDataType type(size_t) { return ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT; }
+  static bool is_optional(size_t) { return false; }
+  const float eps;
+
+  Norm(const OrtApi &api, const OrtKernelInfo *info) : Node(kName, api, info), eps(number(info, "eps")) {}
+  void run(OrtKernelContext *context, int threads) const {
+    static thread_local Scratch scales;
+    VlTensor inputs[kNumInputs];
+    read(inputs, kNumInputs, context);
+    const VlTensor &x = inputs[0], &weight = inputs[1];
+    if (x.rank < 1 || x.rank > 4) fail("input x has " + std::to_string(x.rank) + " dimensions, expected 1 to 4");
+    const std::vector<int64_t> sizes(x.sizes, x.sizes + x.rank);
+    const int64_t channels = sizes.back();
+    if (weight.rank != 1 || weight.sizes[0] != channels || channels < 1)
+      fail("input weight does not have the " + std::to_string(channels) + " channels of x");
+    VlNorm n = {};
+    n.batch = 1, n.channels = channels, n.eps = eps, n.threads = threads, n.x = x.data, n.weight = weight.data;
+    for (size_t i = 0; i + 1 < sizes.size(); i++) n.batch *= sizes[i];
+    n.y = output(context, sizes), n.scale = scales.reserve(sizeof(float) * n.batch + 1);
+    require(n.scale ? vl_norm_forward(&n, -1) : 1);
   }
 };
 
@@ -133,6 +160,7 @@ extern "C" VL_EXPORT OrtStatus *ORT_API_CALL RegisterCustomOps(OrtSessionOptions
   static const Operator<Block<false>> block;
   static const Operator<Block<true>> block_int8;
   static const Operator<Scan> scan;
+  static const Operator<Norm> norm;
   const OrtApi *api = base->GetApi(kApiVersion);
   if (!api) {
     const std::string problem =
@@ -141,8 +169,7 @@ extern "C" VL_EXPORT OrtStatus *ORT_API_CALL RegisterCustomOps(OrtSessionOptions
   }
   OrtCustomOpDomain *domain = nullptr;  // never released: sessions refer to it
   OrtStatus *status = api->CreateCustomOpDomain("vilonghorn", &domain);
-  for (const OrtCustomOp *op :
-       {(const OrtCustomOp *)&block, (const OrtCustomOp *)&block_int8, (const OrtCustomOp *)&scan})
+  for (const OrtCustomOp *op : std::initializer_list<const OrtCustomOp *>{&block, &block_int8, &scan, &norm})
     if (!status) status = api->CustomOpDomain_Add(domain, op);
   return status ? status : api->AddCustomOpDomain(options, domain);
 }

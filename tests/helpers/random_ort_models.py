@@ -14,12 +14,12 @@ import torch
 from hypothesis import HealthCheck, given, seed, settings
 from hypothesis import strategies as st
 from onnx import helper
-from oracle import block_inputs, error, inputs, oracle, residual_block
+from oracle import block_inputs, error, inputs, oracle, residual_block, rms_norm
 
 from vilonghorn.export import ort_library
 from vilonghorn.export.native import INTERFACE
-from vilonghorn.ops.arguments import BlockArguments, ScanArguments
-from vilonghorn.ops.validate import MAX_CONV, MAX_STATE, validate_block, validate_scan
+from vilonghorn.ops.arguments import BlockArguments, NormArguments, ScanArguments
+from vilonghorn.ops.validate import MAX_CONV, MAX_STATE, validate_block, validate_norm, validate_scan
 
 RULES = ("longhorn", "longhorn_exact", "mamba", "none")
 BLOCK, SCAN = BlockArguments._fields[:14], ScanArguments._fields[:8]
@@ -32,11 +32,16 @@ CHANGES = ("absent", "surplus", "rank", "size", "grid", "dtype", "rule", "revers
 def models(draw):
     """The operator, its inputs (None where one is absent), its attributes, whether nothing is wrong with them, and the
     inputs that are constants of the model."""
-    op, rule = draw(st.sampled_from(["Block", "BlockInt8", "Scan"])), draw(st.sampled_from(RULES))
+    op, rule = draw(st.sampled_from(["Block", "BlockInt8", "Scan", "Norm"])), draw(st.sampled_from(RULES))
     G, B, L, heads, channels = (draw(st.integers(1, most)) for most in (3, 3, 70, 3, 9))
     N, K, D = draw(st.integers(1, 200) | st.integers(1, 20)), draw(st.integers(1, 70) | st.just(4)), heads * channels
     options = dict(rule=rule, reverse=[draw(st.integers(0, 1)) for _ in range(G)], interface=INTERFACE, version="0")
-    if op == "Scan":
+    if op == "Norm":
+        shape = draw(st.lists(st.integers(1, 9), max_size=3)) + [D]
+        tensors, options = dict(x=torch.randn(shape), weight=torch.randn(D)), dict(interface=INTERFACE, version="0")
+        options |= dict(eps=1e-5)
+        fits = True
+    elif op == "Scan":
         given = inputs(G, B, L, D, N, rule=rule, gate=draw(st.booleans()))
         tensors = {name: given.get(name) for name in SCAN}
         options |= dict(mean=draw(st.integers(0, 1)))
@@ -125,8 +130,11 @@ def run(op: str, tensors: dict, options: dict, constants: set[str], later: dict)
 
 def expected(op: str, tensors: dict, options: dict) -> torch.Tensor:
     """The right result in float64. Raises ValueError or TypeError where the inputs do not fit."""
-    rule, reverse = options["rule"], options["reverse"]
     given = {name: None if t is None else torch.from_numpy(t) for name, t in tensors.items()}
+    if op == "Norm":
+        validate_norm(NormArguments(**given, eps=options["eps"]))
+        return rms_norm(given["x"].double(), given["weight"].double(), options["eps"])
+    rule, reverse = options["rule"], options["reverse"]
     if op == "Scan":
         reduce = "mean" if options["mean"] else "none"
         validate_scan(ScanArguments(**given, rule=rule, reverse=tuple(reverse), reduce=reduce))

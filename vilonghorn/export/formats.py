@@ -206,6 +206,7 @@ def write_aoti(program: ExportedProgram, path: Path, metadata: dict[str, str]) -
         "cpp.dynamic_threads": True,
     }
     buffer = BytesIO()
+    program = program.run_decompositions(native.COMPOSED)
     torch._inductor.aoti_compile_and_package(program, package_path=buffer, inductor_configs=settings)
     with zipfile.ZipFile(buffer, "a") as package:
         [code] = [name for name in package.namelist() if name.endswith(".so")]
@@ -215,7 +216,7 @@ def write_aoti(program: ExportedProgram, path: Path, metadata: dict[str, str]) -
 
 ORT_NEEDS = (
     "onnxruntime 1.17 or later, and libvilonghorn_cpu of this version, registered with the session before it opens the "
-    "file. Where it is not registered, onnxruntime says: vilonghorn:Block(-1) is not a registered function/op"
+    "file. Where it is not, onnxruntime says: vilonghorn:Block(-1) is not a registered function/op (or Norm, or Scan)"
 )
 
 

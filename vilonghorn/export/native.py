@@ -11,15 +11,16 @@ from torch import Tensor, nn
 
 from .. import __version__
 from ..layers import Block, fused
-from ..layers.exportable import ExportableMixer, make_exportable
-from ..ops.arguments import BlockArguments, ScanArguments
+from ..layers.exportable import ExportableMixer, ExportableNorm, make_exportable
+from ..ops.arguments import BlockArguments, NormArguments, ScanArguments
 from ..ops.backends import cpu
+from ..ops.norm import rms_norm_exportable, run_norm
 from ..ops.scan import scan
 from .weights import quantize
 
 DOMAIN = "vilonghorn"
 OPSET_VERSION = 1
-INTERFACE = 3  # kInterface of kernels/ort/node.h, which explains it
+INTERFACE = 4  # kInterface of kernels/ort/node.h, which explains it
 NUM_INPUTS = 15  # of a Block: the tensors of BlockArguments, with conv_grid in place of drop_scales
 AOTI_LIBRARY = "vilonghorn.kernels"  # in a package of AOTInductor, which takes a name in .so for that of the model
 
@@ -52,16 +53,26 @@ class NativeMixer(ExportableMixer):
     scan_function = staticmethod(lambda args: scan(**args._replace(backend=cpu.NAME)._asdict()))
 
 
+class NativeNorm(ExportableNorm):
+    """A norm that is one operator in the exported graph."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """As `RMSNorm.forward`."""
+        return run_norm(NormArguments(x, self.weight, self.eps))
+
+
 def use_operators(model: nn.Module) -> nn.Module:
-    """Replaces the classes of blocks and mixers in a model, in place, and returns it."""
+    """Replaces the classes of blocks, mixers and norms in a model, in place, and returns it."""
     blocks = [module for module in model.modules() if type(module) is Block and _is_one_operator(module)]
     make_exportable(model)
     for module in model.modules():
-        if type(module) is ExportableMixer:
-            module.__class__ = NativeMixer
+        module.__class__ = CLASSES.get(type(module), type(module))
     for block in blocks:
         block.__class__ = NativeBlock
     return model
+
+
+CLASSES: dict[type, type] = {ExportableMixer: NativeMixer, ExportableNorm: NativeNorm}
 
 
 def _is_one_operator(block: Block) -> bool:
@@ -96,6 +107,14 @@ def _scan(*args: Any) -> tuple[Tensor, ...]:
     return _symbolic("Scan", scan[:8], scan.output_shape, **options), scan.x.new_empty(0)
 
 
+def _norm(x: Tensor, weight: Tensor, eps: float, _: bool) -> tuple[Tensor, Tensor]:
+    return _symbolic("Norm", (x, weight), x.shape, eps=eps), x.new_empty(0)
+
+
+def _composed_norm(x: Tensor, weight: Tensor, eps: float, _: bool) -> tuple[Tensor, Tensor]:
+    return rms_norm_exportable(x, weight, eps), x.new_empty(0)
+
+
 def use_int8(graph: Any) -> None:
     """Makes each Block of an `onnx_ir.Graph` a BlockInt8: linear layers in int8, with a scale for each row."""
     import onnx_ir
@@ -117,8 +136,10 @@ def use_int8(graph: Any) -> None:
         onnx_ir.convenience.replace_nodes_and_values(graph, node, [node], [new], node.outputs, new.outputs)
 
 
-# For `ExportedProgram.run_decompositions`.
-SYMBOLS = {torch.ops.vilonghorn.block.default: _block, torch.ops.vilonghorn.scan.default: _scan}
+# For `ExportedProgram.run_decompositions`: operators of onnxruntime; and for AOTInductor, which fuses norms itself.
+_OPS = torch.ops.vilonghorn
+SYMBOLS = {_OPS.block.default: _block, _OPS.scan.default: _scan, _OPS.rms_norm_cpu.default: _norm}
+COMPOSED = {_OPS.rms_norm_cpu.default: _composed_norm}
 
 
 def aoti_functions() -> dict[Any, list[str]]:
@@ -144,4 +165,4 @@ def aoti_functions() -> dict[Any, list[str]]:
     header, functions = (folder / "vilonghorn.h").read_text(), (folder / name).read_text()
     code = functions.replace('#include "vilonghorn.h"\n', f'{header}#define VL_KERNELS "{AOTI_LIBRARY}"\n')
     # AOTInductor writes each text between "extern" and ";", inside extern "C".
-    return {torch.ops.vilonghorn.block.default: [f'"C++" {{\n{code}}}'], torch.ops.vilonghorn.scan.default: []}
+    return {_OPS.block.default: [f'"C++" {{\n{code}}}'], _OPS.scan.default: []}

@@ -29,7 +29,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float = 1e-5) -> Tensor:
     if cpu.unavailable(x.device.type) is not None or x.dtype not in DTYPES:
         validate_norm(NormArguments(x, weight, eps))
         return F.rms_norm(x, weight.shape, weight.to(x.dtype), eps)
-    return _run(NormArguments(x, weight, eps))
+    return run_norm(NormArguments(x, weight, eps))
 
 
 def rms_norm_exportable(x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -47,7 +47,7 @@ def _fake(args: NormArguments, save: bool) -> tuple[Tensor, Tensor]:
     return x.new_empty(x.shape), scale
 
 
-_run = register_op(
+run_norm = register_op(
     "rms_norm_cpu",
     NormArguments,
     validate_norm,
