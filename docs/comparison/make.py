@@ -29,6 +29,8 @@ STUDIES = (
     "icons_large",
     "recall",
     "hierarchy",
+    "hierarchy_128",
+    "position",
     "hierarchy_recall",
     "v2",
     "v2_recall",

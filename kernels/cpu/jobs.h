@@ -64,7 +64,7 @@ struct BlockPart : VlBlock {
 // With the products by the weights, packed where the block's are.
 BlockPart mixer_of(const VlBlock &, int isa);
 BlockPart mlp_of(const VlBlock &, int isa);
-int matmul(const Gemm &, int isa);                          // packs b, unless it is packed
+int matmul(const Gemm &, int isa);                            // packs b, unless it is packed
 int mixer_of_sequences(const VlBlock &, int isa);             // forward; a job processes whole sequences
 int mixer_of_rows(const VlBlock &, int64_t strips, int isa);  // forward of a gated convolution on a grid
 int mlp_forward(const VlBlock &, int isa);
