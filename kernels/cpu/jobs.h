@@ -61,7 +61,7 @@ struct BlockPart : VlBlock {
   float *normed, *dgv;  // backward of the MLP: (B, L, dim), (B, L, 2 hidden)
   float *dmid;          // backward of the MLP: (B, L, dim)
 };
-// With the products by the weights, packed where the block's are.
+// A part with its two products. Their weights are packed if those of the block are.
 BlockPart mixer_of(const VlBlock &, int isa);
 BlockPart mlp_of(const VlBlock &, int isa);
 int matmul(const Gemm &, int isa);                            // packs b, unless it is packed

@@ -30,7 +30,7 @@ template <bool INT8> struct Block : RuleNode {
       : RuleNode(kName, api, info), eps(number(info, "eps")), mlp_eps(number(info, "mlp_eps")) {
     for (int i = 0; i < 4; i++) is_constant[i] = is_constant_input(info, kWeights[i]);
   }
-  // The weights in the order in which products read them, from the first run on.
+  // The weights in the order in which products read them. The first run writes them.
   const void *packed(const VlBlock &b) const {
     std::call_once(once, [&] {
       void *to = panels.reserve(vl_block_packed_bytes(&b, -1));
@@ -106,7 +106,7 @@ struct Norm : Node {
     VlNorm n = {};
     n.batch = 1, n.channels = channels, n.eps = eps, n.threads = threads, n.x = x.data, n.weight = weight.data;
     for (size_t i = 0; i + 1 < sizes.size(); i++) n.batch *= sizes[i];
-    n.y = output(context, sizes), n.scale = scales.reserve(sizeof(float) * n.batch + 1);
+    n.y = output(context, sizes), n.scale = scales.reserve(sizeof(float) * n.batch + 1);  // + 1: not null without rows
     require(n.scale ? vl_norm_forward(&n, -1) : 1);
   }
 };

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from .. import __version__
 from ..layers import Block, fused
-from ..layers.exportable import ExportableMixer, ExportableNorm, make_exportable
+from ..layers.exportable import ExportableMixer, ExportableNorm, make_exportable, replace_classes
 from ..ops.arguments import BlockArguments, NormArguments, ScanArguments
 from ..ops.backends import cpu
 from ..ops.norm import rms_norm_exportable, run_norm
@@ -64,15 +64,10 @@ class NativeNorm(ExportableNorm):
 def use_operators(model: nn.Module) -> nn.Module:
     """Replaces the classes of blocks, mixers and norms in a model, in place, and returns it."""
     blocks = [module for module in model.modules() if type(module) is Block and _is_one_operator(module)]
-    make_exportable(model)
-    for module in model.modules():
-        module.__class__ = CLASSES.get(type(module), type(module))
+    replace_classes(make_exportable(model), {ExportableMixer: NativeMixer, ExportableNorm: NativeNorm})
     for block in blocks:
         block.__class__ = NativeBlock
     return model
-
-
-CLASSES: dict[type, type] = {ExportableMixer: NativeMixer, ExportableNorm: NativeNorm}
 
 
 def _is_one_operator(block: Block) -> bool:
@@ -136,7 +131,8 @@ def use_int8(graph: Any) -> None:
         onnx_ir.convenience.replace_nodes_and_values(graph, node, [node], [new], node.outputs, new.outputs)
 
 
-# For `ExportedProgram.run_decompositions`: operators of onnxruntime; and for AOTInductor, which fuses norms itself.
+# For `ExportedProgram.run_decompositions`. SYMBOLS writes operators for onnxruntime. COMPOSED is for AOTInductor, which
+# fuses a norm with its neighbors.
 _OPS = torch.ops.vilonghorn
 SYMBOLS = {_OPS.block.default: _block, _OPS.scan.default: _scan, _OPS.rms_norm_cpu.default: _norm}
 COMPOSED = {_OPS.rms_norm_cpu.default: _composed_norm}

@@ -1,6 +1,6 @@
 """Layers of models made for export: torch's own operators, with few nodes in the captured graph."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, cast
 
 from torch import Tensor, fx, nn
@@ -42,6 +42,11 @@ CLASSES: dict[type, type] = {RMSNorm: ExportableNorm, Mixer: ExportableMixer}
 
 def make_exportable(model: nn.Module) -> nn.Module:
     """Replaces the classes of norms and mixers in a model, in place, and returns it."""
+    return replace_classes(model, CLASSES)
+
+
+def replace_classes(model: nn.Module, classes: Mapping[type, type]) -> nn.Module:
+    """Gives each module of a model, in place, the class that `classes` has for its own; returns the model."""
     for module in model.modules():
-        module.__class__ = CLASSES.get(type(module), type(module))
+        module.__class__ = classes.get(type(module), type(module))
     return model

@@ -9,7 +9,7 @@ from timm.utils import unwrap_model
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from ..layers.exportable import CLASSES
+from ..layers.exportable import CLASSES, replace_classes
 
 
 def count_flops(model: nn.Module, input_size: int | tuple[int, ...] | None = None) -> int:
@@ -34,9 +34,7 @@ def count_flops(model: nn.Module, input_size: int | tuple[int, ...] | None = Non
         size = (getattr(model, "in_chans", 3), *to_2tuple(size))
     if len(size) != 3:
         raise ValueError(f"input_size is {size}, expected (height, width) or (channels, height, width)")
-    copied, native = copy.deepcopy(model).to("meta").eval(), {made: kind for kind, made in CLASSES.items()}
-    for module in copied.modules():
-        module.__class__ = native.get(type(module), type(module))
+    copied = replace_classes(copy.deepcopy(model).to("meta").eval(), {made: kind for kind, made in CLASSES.items()})
     dtype = next((p.dtype for p in copied.parameters() if p.is_floating_point()), None)
     with FlopCounterMode(display=False) as counter, torch.no_grad():
         copied(torch.empty(1, *size, device="meta", dtype=dtype))

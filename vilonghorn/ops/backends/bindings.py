@@ -167,7 +167,7 @@ class Conv(ctypes.Structure):
 
 
 BLOCK_TENSORS = BlockArguments._fields[:14]  # those that have a gradient
-BLOCK_OUTPUTS = 7 + len(BLOCK_TENSORS) + 5  # pointers from `out` on
+BLOCK_OUTPUTS = 7 + len(BLOCK_TENSORS) + 5  # pointers from `out` on; the last 5: four scales and `packed`
 # VlBlock: sizes, options, eps, the grid, then the pointers. A ctypes.Structure takes three times as long to fill.
 BLOCK = struct.Struct(f"12q4i2d3qPP{len(BLOCK_TENSORS)}PP{BLOCK_OUTPUTS}P")
 
