@@ -37,7 +37,6 @@ TRAINING = {decoder: dict(steps=750, digits=6) for decoder in DECODERS}
 TRAINING["dpt"]["digits"] = 3
 TRAINING["unet"] |= dict(steps=1000, lr=2e-3)
 PATCH = 8  # pixels: the scenes are small
-STEM = "conv"  # improves the IoU
 
 
 def build(decoder: str, name: str, kwargs: dict | None = None) -> nn.Module:
@@ -46,7 +45,7 @@ def build(decoder: str, name: str, kwargs: dict | None = None) -> nn.Module:
     Raises:
         ValueError: a backbone whose features are not those that the decoder takes.
     """
-    options = dict(stem_stride=2) if name.startswith("vilonghornv2") else dict(patch_size=PATCH, stem=STEM)
+    options = dict(stem_stride=2) if name.startswith("vilonghornv2") else dict(patch_size=PATCH)
     options |= kwargs or {}
     strides = set(timm.create_model(name, features_only=True, **options).feature_info.reduction())
     if (decoder == "dpt") != (len(strides) == 1):

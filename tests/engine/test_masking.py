@@ -57,7 +57,6 @@ def test_the_loss_is_that_of_numpy_over_masked_pixels_alone_and_zero_for_a_copy(
     ("name", "kwargs", "unit"),
     [
         ("vilonghorn_nano", {"patch_size": 8, "depth": 2}, 16),
-        ("vilonghorn_nano", {"patch_size": 8, "depth": 2, "stem": "conv"}, 8),
         ("vilonghornv2_nano", {"stem_stride": 2}, 16),
     ],
 )

@@ -82,7 +82,6 @@ def test_the_loss_is_that_of_numpy_and_pictures_show_what_is_predicted(side, siz
         ),
         (["--augmentation.next_cluster=4"], "expected several whole clusters a side"),
         (["--model.kwargs={patch_size: 4, stride: 2, depth: 2}"], "several whole clusters a side, of square patches"),
-        (["--model.kwargs={patch_size: 4, stem: conv, depth: 2}"], "vilonghorn_nano, whose patches see later ones"),
         (["--model.kwargs={patch_size: 4, d_conv: [3, 3], depth: 2}"], "vilonghorn_nano, whose patches see later ones"),
         (
             ["--model.name=vit_tiny_patch16_224", "--model.kwargs={patch_size: 4, depth: 2}"],

@@ -66,6 +66,15 @@ def test_options_that_do_not_fit_are_errors(options, message):
         HierarchicalSSM(**SMALL | options)
 
 
+def test_set_input_size_changes_the_configuration_or_keeps_it():
+    model = make()
+    model.set_input_size((64, 96))
+    model.set_input_size()
+    assert model.img_size == (64, 96) and model.grid_size() == (2, 3)
+    with pytest.raises(ValueError, match="image of 64x72 is not a whole number"):
+        model.set_input_size((64, 72))
+
+
 def test_an_image_that_a_stage_cannot_halve_is_an_error():
     with pytest.raises(ValueError, match="image of 64x72 is not a whole number of 32x32 patches.*dynamic_img_pad"):
         make()(images(1, 3, 64, 72))

@@ -1,11 +1,14 @@
 """VisionSSM: what it computes, and timm's contract for a vision backbone."""
 
 import math
+from functools import partial
 
 import pytest
 import timm
 import torch
 import torch.nn.functional as F
+from timm.layers import HybridEmbed
+from timm.models.vision_transformer import VisionTransformer
 from timm.optim import param_groups_weight_decay
 
 import vilonghorn  # noqa: F401  (registers the models)
@@ -134,3 +137,16 @@ def test_a_model_made_on_meta_is_initialised_by_init_weights(rule, images):
     for (name, a), b in zip(model.named_parameters(), fresh.parameters()):
         if a.numel() > 500:
             assert a.std().item() == pytest.approx(b.std().item(), rel=0.2), name
+
+
+def test_our_maps_are_the_input_of_timms_vision_transformer():
+    maps = timm.create_model(
+        "vilonghorn_nano", features_only=True, img_size=64, embed_dim=32, depth=2, out_indices=[0, 1]
+    )
+    embed = partial(HybridEmbed, backbone=maps)
+    model = VisionTransformer(
+        img_size=64, patch_size=1, embed_dim=24, depth=1, num_heads=2, num_classes=5, embed_layer=embed
+    )
+    assert model.patch_embed.grid_size == (4, 4)
+    model(torch.randn(2, 3, 64, 64)).square().mean().backward()
+    assert all(p.grad is not None for p in maps.model.blocks.parameters())

@@ -140,8 +140,8 @@ RECORDS = [
     ({"kwargs": {"pretrained_cfg_overlay": {"url": "http://127.0.0.1/a.pth"}}}, "'pretrained_cfg_overlay'"),
     ({"kwargs": {"norm_layer": "vilonghorn.layers.RMSNorm"}}, "'norm_layer'"),
     (
-        {"kwargs": {"stem": "hf-hub:timm/resnet18.a1_in1k"}},
-        "stem='hf-hub:timm/resnet18.a1_in1k', expected a plain name",
+        {"kwargs": {"global_pool": "hf-hub:timm/resnet18.a1_in1k"}},
+        "global_pool='hf-hub:timm/resnet18.a1_in1k', expected a plain name",
     ),
     ({"kwargs": {"depth": 10**7}}, "depth=10000000, expected at most 1,000"),
     ({"kwargs": {"img_size": [10**9, 32]}}, "expected at most 65,536"),

@@ -59,7 +59,7 @@ class MaskedImageModel(BackboneWithDecoder):
         """Reconstructs images, (B, 3, H, W), of which `mask`, (B, h, w), hides units where it is True; None: none."""
         if mask is None:
             mask = images.new_zeros(len(images), *(side // self.unit for side in images.shape[-2:]), dtype=torch.bool)
-        # Patches that overlap and convolutions before the patches would see masked pixels.
+        # Patches that overlap would see masked pixels.
         visible = images.masked_fill(self.pixels(mask), 0)
         options = {"indices": 1, "norm": True, "intermediates_only": True}
         tokens = enlarge(mask, self.unit // self.stride)

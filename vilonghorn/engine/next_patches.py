@@ -8,7 +8,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import pixel_shuffle, pixel_unshuffle
 
-from ..layers import PatchEmbed
 from ..models.trunk import VisionSSM
 from ..ops.scan_order import insert_class_token
 from .build import build_model, image_sizes
@@ -54,8 +53,8 @@ def build_next_patches(config: Config, device: torch.device) -> NextPatchesModel
             `build_model`.
     """
     name, side, backbone = config.model.name, config.augmentation.next_cluster or 1, build_model(config, 0)
-    if not isinstance(backbone, VisionSSM) or backbone.has_conv2d or type(backbone.patch_embed) is not PatchEmbed:
-        known = "vilonghorn_* or vim_*, without a stem, with d_conv a number of tokens"
+    if not isinstance(backbone, VisionSSM) or backbone.has_conv2d:
+        known = "vilonghorn_* or vim_*, with d_conv a number of tokens"
         raise ValueError(f"model.name is {name}, whose patches see later ones (augmentation.next_cluster): use {known}")
     patch, stride, sizes = backbone.patch_embed.patch_size, backbone.patch_embed.stride, image_sizes(config)
     unit = side * patch[0]

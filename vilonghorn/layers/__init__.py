@@ -5,4 +5,3 @@ from .block import Block, Blocks
 from .mixer import Mixer
 from .norm import RMSNorm, to_fp32
 from .patch_embed import PatchEmbed
-from .stem import StemEmbed

@@ -47,7 +47,6 @@ class PatchEmbed(timm.layers.PatchEmbed):
         options: dict[str, Any] = dict(strict_img_size=strict_img_size, dynamic_img_pad=dynamic_img_pad)
         super().__init__(None, patch, in_chans, embed_dim, **options, device=device, dtype=dtype)
         self.in_chans = in_chans
-        self.backbone: nn.Module = nn.Identity()  # the stem of `StemEmbed`
         self.stride = self.proj.stride = steps
         self.img_size, self.grid_size, self.num_patches = self._init_img_size(img_size)
 
@@ -110,7 +109,7 @@ class PatchEmbed(timm.layers.PatchEmbed):
             x = F.pad(x, (0, pad_w, 0, pad_h))
         elif not self.strict_img_size:
             check_whole_patches((H, W), self.patch_size, self.stride)
-        return self.norm(self.proj(self.backbone(x)).flatten(2).transpose(1, 2))
+        return self.norm(self.proj(x).flatten(2).transpose(1, 2))
 
 
 def patch_mask(mask: Tensor, shape: tuple[int, int, int]) -> Tensor:

@@ -135,8 +135,7 @@ def _fit_grid(fitted: dict[str, Tensor], model: VisionSSM) -> dict[str, Tensor]:
     patch_size = model.patch_embed.patch_size
     if weight is not None and _is_float(weight) and weight.dim() == 4 and weight.numel() > 0:
         patch_size = (weight.shape[2], weight.shape[3])
-        kernel_size = model.patch_embed.proj.kernel_size  # 1x1 after a stem
-        fitted["patch_embed.proj.weight"] = resample_patch_embed(weight, list(kernel_size))
+        fitted["patch_embed.proj.weight"] = resample_patch_embed(weight, list(model.patch_embed.patch_size))
     if pos is not None and _is_float(pos) and pos.dim() == 3 and pos.shape[1] > 1:
         old_grid, new_grid = _source_grid(model, patch_size, pos.shape[1] - 1), model.patch_embed.grid_size
         fitted["pos_embed"] = resample_abs_pos_embed(pos, list(new_grid), list(old_grid), num_prefix_tokens=1)

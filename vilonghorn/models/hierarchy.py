@@ -157,13 +157,13 @@ class HierarchicalSSM(Backbone):
         self.head.train(self.training)
         self._init_head()
 
-    def set_input_size(self, img_size: int | tuple[int, int]) -> None:
+    def set_input_size(self, img_size: int | tuple[int, int] | None = None) -> None:
         """Changes the image size of the model's configuration, in pixels; nothing else depends on it.
 
         Raises:
             ValueError: a side that is not a multiple of the last stride, without `dynamic_img_pad`.
         """
-        size = to_2tuple(img_size)
+        size = to_2tuple(self.img_size if img_size is None else img_size)
         if not self.dynamic_img_pad:
             check_whole_patches(size, *self.patches())
         self.img_size = size

@@ -23,7 +23,7 @@ from timm.models._features import feature_take_indices
 from timm.models._input import update_model_input_size
 from torch import Tensor, fx, nn
 
-from ..layers import Block, Blocks, PatchEmbed, RMSNorm, StemEmbed, to_fp32
+from ..layers import Block, Blocks, PatchEmbed, RMSNorm, to_fp32
 from ..layers.patch_embed import patch_mask, replace_masked
 from ..layers.positions import resample_positions
 from ..ops.scan_order import as_list, insert_class_token, prefix_first
@@ -51,7 +51,6 @@ class VisionSSM(Backbone):
         img_size: int | tuple[int, int] = 224,
         patch_size: int | tuple[int, int] = 16,
         stride: int | tuple[int, int] | None = None,
-        stem: str | None = None,
         in_chans: int = 3,
         num_classes: int = 1000,
         global_pool: str = "token",
@@ -82,7 +81,6 @@ class VisionSSM(Backbone):
             img_size: image height and width, in pixels.
             patch_size: patch height and width, in pixels.
             stride: pixels from a patch to the next. Default: patch_size. A smaller stride makes patches overlap.
-            stem: "conv" for 3x3 convolutions before the patch embedding (see `StemEmbed`). Default: no stem.
             in_chans: image channels.
             num_classes: classes of the head; 0 for no head.
             global_pool: input of the head: "token", "avg", "avgmax", "max", "" (all tokens).
@@ -115,8 +113,6 @@ class VisionSSM(Backbone):
         super().__init__()
         if pos_embed not in ("learn", "none"):
             raise ValueError(f"pos_embed is {pos_embed!r}, expected 'learn' or 'none'")
-        if stem not in (None, "conv"):
-            raise ValueError(f"stem is {stem!r}, expected 'conv' or None")
         if not 0 <= drop_path_rate <= 1:
             raise ValueError(f"drop_path_rate is {drop_path_rate}, expected a probability, 0 to 1")
         self.has_conv2d = not isinstance(d_conv, int)
@@ -128,7 +124,7 @@ class VisionSSM(Backbone):
         self.dynamic_img_size = dynamic_img_size
         self.grad_checkpointing = False
 
-        self.patch_embed = (PatchEmbed if stem is None else StemEmbed)(
+        self.patch_embed = PatchEmbed(
             img_size,
             patch_size,
             stride,
