@@ -129,7 +129,7 @@ def rates(report: Report) -> str:
     for (task, name), runs in sweeps.items():
         chosen = choose_rate(report.plan, report.cells, task, name)
         if runs:
-            row = {"validation top-1, %": f"{task}, {report.title(name)}"}
+            row = {"validation top-1, %: task of the plan, model": f"{task}, {report.title(name)}"}
             rows.append(row | dict.fromkeys((f"{rate:g}" for rate in tried), ""))
         for rate, cells in runs.items():
             diverged = any("diverged" in cell for cell in cells)
