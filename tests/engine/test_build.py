@@ -2,6 +2,7 @@
 
 import math
 import re
+import warnings
 
 import pytest
 import timm
@@ -194,7 +195,14 @@ def test_the_binary_loss_is_that_of_each_class_with_smoothed_labels(tmp_path):
 
 def test_auto_takes_the_weights_of_the_package_and_else_random_ones_and_says_so(tmp_path, capsys):
     options = ["--model.kwargs={}", "--model.drop_path=null", "--model.weights=auto"]
-    model = build.build_model(toy_config(tmp_path, "--model.name=vilonghornv2_nano", *options), 4)
+    nano = toy_config(tmp_path, "--model.name=vilonghornv2_nano", *options)
+    with pytest.warns(UserWarning, match=r"data.mean is .*trained with \[0.5, 0.5, 0.5\]: give --data.mean"):
+        build.build_model(nano, 4)
+    nano.data.mean = nano.data.std = (0.5, 0.5, 0.5)
+    capsys.readouterr()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        model = build.build_model(nano, 4)
     found = timm.create_model("vilonghornv2_nano", pretrained=True, num_classes=4)
     assert torch.equal(model.stem.conv1.weight, found.stem.conv1.weight)
     assert "tensors are from" in (said := capsys.readouterr().out) and said.count("\n") == 1

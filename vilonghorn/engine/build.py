@@ -179,7 +179,21 @@ def build_model(config: Config, num_classes: int) -> nn.Module:
             rest = f"; random: {shorten(new)}" if new else ""
             rest += f"; {CHANGES}" if is_from_mamba(init["pretrained_cfg_overlay"]["state_dict"], model) else ""
             print(f"model.weights: {total - len(new)} of {total} tensors are from {weights}{rest}", flush=True)
+    _check_normalization(config, found=weights is not None)
     return model
+
+
+def _check_normalization(config: Config, found: bool) -> None:
+    """Warns if published weights, of the model or of hf:NAME, were trained on images normalised in another way."""
+    model, hub = config.model, str(config.model.weights).startswith("hf:")
+    is_published = model.pretrained or hub or (model.weights == "auto" and found)
+    name = str(model.weights).removeprefix("hf:") if hub else model.name
+    if not is_published or (cfg := timm.get_pretrained_cfg(name)) is None or not Distributed().is_main:
+        return
+    for key, own in (("mean", list(cfg.mean)), ("std", list(cfg.std))):
+        if (given := list(getattr(config.data, key))) != own:
+            what = f"data.{key} is {given}, but the weights of {name} were trained with {own}"
+            warnings.warn(f"{what}: give --data.{key} '{own}'", stacklevel=3)
 
 
 def find_weights(model: str) -> str | None:

@@ -6,7 +6,7 @@ import timm.layers
 import torch
 import torch.nn.functional as F
 from timm.layers import _assert, to_2tuple
-from torch import Tensor, fx, nn
+from torch import Tensor, fx
 
 
 class PatchEmbed(timm.layers.PatchEmbed):
