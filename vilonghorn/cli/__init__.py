@@ -25,7 +25,7 @@ COMMANDS = {
     "export": "write a model as ONNX, torch.export or AOTInductor",
     "beton": "write an image folder to a .beton file, or check one",
     "data": "write scikit-learn's digits as an image folder",
-    "bench": "time the scan and the models on this machine",
+    "bench": "time the models on this machine",
     "publish": "make a folder of a run that timm and transformers load, for the Hugging Face Hub",
     "web": "serve a web page that classifies images and draws maps",
     "run": "run a script that imports timm only, with the models of this package",
