@@ -242,14 +242,9 @@ def _find_architecture(name: str) -> str:
 def _read_file(file: Path, name: str, architecture: str) -> tuple[dict[str, Any], dict[str, Any]]:
     """Reads a file of weights for a model.
 
-    Returns:
-        What a run recorded, with `kwargs` without those for training, or nothing; and its entries of
-        `pretrained_cfg_overlay`.
-
-    Raises:
-        FileNotFoundError: there is no such file.
-        ValueError: it is no file of weights, is damaged, or has weights of another model than `name`, as far as both
-            are in timm's registry.
+    Returns what a run recorded, with `kwargs` without those for training, or nothing; and its entries of
+    `pretrained_cfg_overlay`. Raises FileNotFoundError, or ValueError if it is no file of weights, is damaged, or has
+    weights of another model than `name`, as far as both are in timm's registry.
     """
     weights, record = read_weights(file)
     overlay = {"state_dict": weights, "source": None}  # None: not the weights of a folder or of the Hub

@@ -58,14 +58,10 @@ def make_parser(name: str, description: str, *examples: str) -> argparse.Argumen
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs a command, and prints an error that the user can fix as one line.
+    """Runs a command (default: that of the process), and prints an error that the user can fix as one line.
 
-    Args:
-        argv: the command and its arguments (default: those of the process).
-
-    Returns:
-        The exit status: that of the command; 2 for an error of the user; 130 after Ctrl+C; 141, as after SIGPIPE, if
-        the reader of the output has closed the pipe, such as `head`.
+    Returns the exit status: that of the command; 2 for an error of the user; 130 after Ctrl+C; 141, as after SIGPIPE,
+    if the reader of the output has closed the pipe, such as `head`.
     """
     name, *arguments = (sys.argv[1:] if argv is None else argv) or [""]
     warnings.formatwarning = lambda message, *_, **__: f"warning: {message}\n"

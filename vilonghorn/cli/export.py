@@ -97,11 +97,7 @@ def check_requirements(kind: str) -> None:
 def check(path: Path, run: bool = False) -> int:
     """Prints what an exported file contains and needs; with `run` also whether it runs here.
 
-    Returns 1 if it does not run here or needs another version, else 0.
-
-    Raises:
-        ValueError: as `read_contents`.
-        FileNotFoundError: there is no such file.
+    Returns 1 if it does not run here or needs another version, else 0. Raises the errors of `read_contents`.
     """
     if FORMATS.get(kind_of(path) or "", FORMATS["pt2"]).is_onnx:
         check_requirements("onnx")

@@ -16,14 +16,9 @@ def load_digits() -> tuple[np.ndarray, np.ndarray]:
 
     Returns:
         Images (1797, 8, 8) uint8, of 17 grey levels, 0 is the background and 255 full ink; labels (1797,) int64.
-
-    Raises:
-        ImportError: scikit-learn is not installed.
     """
-    try:
-        from sklearn import datasets
-    except ImportError as error:
-        raise ImportError("the digits come with scikit-learn; run: pip install scikit-learn") from error
+    from sklearn import datasets  # slow to import
+
     digits = datasets.load_digits()
     return np.rint(digits.images * (255 / 16)).astype(np.uint8), digits.target.astype(np.int64)
 
@@ -44,7 +39,6 @@ def write_digits(target: str | os.PathLike) -> bool:
 
     Raises:
         FileExistsError: `target` exists and is not this dataset.
-        ImportError: scikit-learn is not installed.
     """
     target, (images, labels) = Path(target), load_digits()
     splits = np.where(every_fifth(labels, 4), "val", "train")

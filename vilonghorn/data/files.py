@@ -48,15 +48,9 @@ def atomic_writes(*targets: tuple[Path, Literal["wb", "w"]]) -> Iterator[list[IO
 def atomic_write(path: str | os.PathLike, mode: Literal["wb", "w"] = "wb") -> Iterator[IO[Any]]:
     """Opens `NAME.PID.partial` beside `path` for writing, and renames it to `path` when the block ends without error.
 
-    A reader sees the old file or the complete new one, also after a crash of the machine. A block that raises leaves
-    the old file and removes the partial one. A process that is killed inside the block leaves both.
-
-    Args:
-        path: the final name; its folder exists.
-        mode: "wb" for bytes (the default), "w" for UTF-8 text. The file can be read back, too.
-
-    Raises:
-        FileExistsError: `path` is a folder, a device or a pipe.
+    The folder exists. A reader sees the old file or the complete new one, also after a crash of the machine. A block
+    that raises leaves the old file and removes the partial one. A process that is killed inside the block leaves both.
+    Mode "w" is for UTF-8 text. The file can be read back, too. A folder, a device or a pipe is a FileExistsError.
     """
     with atomic_writes((Path(path), mode)) as (file,):
         yield file
@@ -81,10 +75,7 @@ def atomic_folder(path: str | os.PathLike) -> Iterator[Path]:
     """Makes the folder `NAME.PID.partial` beside `path`, and renames it to `path` when the block ends without error.
 
     Folders above it that are missing are made, too. A block that raises leaves nothing else. A process that is killed
-    inside the block leaves the partial folder.
-
-    Raises:
-        FileExistsError: `path` exists, and is not an empty folder.
+    inside the block leaves the partial folder. A `path` that is not an empty folder is a FileExistsError.
     """
     path = Path(path)
     if path.exists() and not (path.is_dir() and not any(path.iterdir())):

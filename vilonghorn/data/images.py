@@ -176,12 +176,8 @@ def list_images(folder: str | os.PathLike) -> tuple[list[str], Counter[str]]:
     """Finds image files in a folder at any depth, by their extension. Links are followed.
 
     Hidden files and folders, and those that systems and archivers add, such as `@eaDir` and `__MACOSX`, do not count.
-
-    Returns:
-        The files, sorted as strings; and by extension the number of files that are left out.
-
-    Raises:
-        OSError: a folder cannot be read.
+    Returns the files, sorted as strings; and by extension the number of files that are left out. A folder that cannot
+    be read is an OSError.
     """
 
     def fail(error: OSError) -> None:

@@ -31,12 +31,7 @@ def _mix(x: np.ndarray) -> np.ndarray:
 def uniform(seed: int, epoch: int, views: np.ndarray, count: int, start: int = 0) -> np.ndarray:
     """Uniform numbers in [0, 1), (B, count) float64: SplitMix64 streams keyed by (seed, epoch, view).
 
-    Args:
-        seed: of the run.
-        epoch: the epoch.
-        views: (B,) views, or sample indices.
-        count: numbers for each view.
-        start: numbers of the stream to skip.
+    `views` (B,) are views, or sample indices. `start` numbers of each stream are skipped.
     """
     golden = np.uint64(0x9E3779B97F4A7C15)
     key = np.zeros(len(views), np.uint64)

@@ -17,14 +17,9 @@ SECONDS = 5.0  # shortest duration of the speed measurement, after the warm-up
 def dry_run(config: Config, processes: int | None = None, train_images: int | None = None) -> str:
     """Builds the model of a run and makes some updates on noise. Returns its cost as text.
 
-    Args:
-        config: the run.
-        processes: number of processes; None: those of torchrun, or one for each GPU, or one on a CPU.
-        train_images: number of training images, with `model.num_classes` in place of the data; None: the data is read.
-
-    Raises:
-        FileNotFoundError: there is neither the data nor `train_images` with `model.num_classes`.
-        ValueError: there are too few images.
+    `processes` None: those of torchrun, or one for each GPU, or one on a CPU. `train_images`, with `model.num_classes`,
+    is in place of the data; None: the data is read. Raises FileNotFoundError if there is neither, and ValueError if
+    there are too few images.
     """
     dist, device = Distributed(), pick_device(config.run.device)
     if processes is None:

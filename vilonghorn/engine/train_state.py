@@ -125,11 +125,6 @@ class TrainState:
                 f"run.memory_budget is {run.memory_budget}, but the model is not compiled: set run.compile"
             )
 
-    @property
-    def lr(self) -> float:
-        """The learning rate of the last update."""
-        return max(group["lr"] for group in self.optimizer.param_groups)  # layer decay lowers those of other layers
-
     def backward(self, stream: Iterator[Batch], positions: Sequence[Sequence[int]]) -> torch.Tensor:
         """Computes and clips the gradient of the mean loss over the batches of all processes.
 

@@ -141,7 +141,8 @@ class Trainer:
             copied = torch.cuda.Event()
             copied.record()
         self.read_update()
-        progress.batch, self.unread = batches.stop, (copy, copied, state.lr, len(batches))
+        lr = max(group["lr"] for group in state.optimizer.param_groups)  # layer decay lowers those of other layers
+        progress.batch, self.unread = batches.stop, (copy, copied, lr, len(batches))
 
     def read_update(self) -> None:
         """Waits for the last update, counts and logs it, unless that is done; called after the next one was started.

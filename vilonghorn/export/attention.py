@@ -5,7 +5,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..layers import Mixer
 from ..layers.exportable import ExportableMixer, make_exportable
 from ..ops.arguments import ScanArguments
 from ..ops.rules import RULES
@@ -48,11 +47,6 @@ class AttentionMixer(ExportableMixer):
     """A mixer whose scan is `linear_attention`."""
 
     scan_function = staticmethod(linear_attention)
-
-
-def can_attend(model: nn.Module) -> bool:
-    """Whether the scans of a model have a form as LinearAttention."""
-    return any(isinstance(module, Mixer) and module.rule == RULE for module in model.modules())
 
 
 def use_attention(model: nn.Module) -> nn.Module:

@@ -11,8 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from ..data.files import atomic_write, explain_full_disk
+from ..layers import Mixer
 from . import runtime
-from .attention import RULE, SCANS, can_attend, check_runtime
+from .attention import RULE, SCANS, check_runtime
 from .formats import FORMATS, capture, describe, image_size, libraries, min_grid, trunk
 from .weights import WEIGHTS, round_weights
 
@@ -48,7 +49,7 @@ def export(
         raise ValueError(f"{broken[0]} contains NaN or infinity, expected finite weights; export an earlier checkpoint")
     if weights != "fp32" and not FORMATS[kind].is_onnx:
         raise ValueError(f"weights is {weights!r}, expected 'fp32' with {kind!r}; 'onnx' and 'ort' take {WEIGHTS}")
-    possible = kind == "onnx" and can_attend(model)
+    possible = kind == "onnx" and any(isinstance(m, Mixer) and m.rule == RULE for m in model.modules())
     scan = scan or ("attention" if possible else "standard")
     if scan not in SCANS or scan == "attention" and not possible:
         raise ValueError(f"--scan is {scan!r}, expected 'standard': 'attention' is for kind 'onnx' and rule {RULE!r}")

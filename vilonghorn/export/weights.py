@@ -17,14 +17,10 @@ WEIGHTS = ("fp32", "fp16", "int8")
 
 
 def quantize(weight: Tensor, dims: tuple[int, ...] = (-1,)) -> tuple[Tensor, Tensor]:
-    """Rounds to int8, symmetrically: weight is about number * scale.
+    """Rounds float32 weights of any shape to int8, from -127 to 127, symmetrically: weight is about number * scale.
 
-    Args:
-        weight: float32, of any shape.
-        dims: dimensions that share a scale; those of the inputs of a linear layer give one for each output channel.
-
-    Returns:
-        Numbers from -127 to 127, int8, in the shape of `weight`; and scales, float32, of size 1 in `dims`.
+    `dims` share a scale; those of the inputs of a linear layer give one for each output channel. Returns numbers and
+    scales, float32, of size 1 in `dims`.
     """
     scale = weight.abs().amax(dims, keepdim=True) / 127
     scale = torch.where(scale > 0, scale, 1.0)
@@ -34,11 +30,8 @@ def quantize(weight: Tensor, dims: tuple[int, ...] = (-1,)) -> tuple[Tensor, Ten
 def shorten(model: nn.Module, weights: str) -> dict[str, tuple[Tensor, ...]]:
     """What a file stores in place of parameters, by the name of the parameter.
 
-    With "fp32" nothing; with "fp16" float16 numbers, of all parameters; with "int8" what `quantize` returns, of linear
-    layers, x_proj, dt_proj and the patch embedding.
-
-    Raises:
-        ValueError: a parameter is too large for float16.
+    With "fp32" nothing; with "fp16" float16 numbers, of all parameters (ValueError if one is too large); with "int8"
+    what `quantize` returns, of linear layers, x_proj, dt_proj and the patch embedding.
     """
     if weights == "fp16":
         stored = {name: (parameter.half(),) for name, parameter in model.named_parameters()}
@@ -65,11 +58,7 @@ def restore(short: Tensor, scale: Tensor | None = None) -> Tensor:
 
 @torch.no_grad()
 def round_weights(model: nn.Module, weights: str) -> nn.Module:
-    """A copy of a model of `load_for_export`, with the weights that a file of `weights` has.
-
-    Raises:
-        ValueError: as `shorten`.
-    """
+    """A copy of a model of `load_for_export`, with the weights that a file of `weights` has; errors as of `shorten`."""
     model = copy.deepcopy(model)
     parameters = dict(model.named_parameters())
     for name, parts in shorten(model, weights).items():
@@ -78,15 +67,9 @@ def round_weights(model: nn.Module, weights: str) -> nn.Module:
 
 
 class ShortWeights(nn.Module):
-    """A model of `round_weights` to be captured: it has short weights, and converts them in forward."""
+    """A model of `round_weights` to be captured: weights, but those `skipped`, are short, and converted in forward."""
 
     def __init__(self, model: nn.Module, weights: str, skipped: Collection[str] = ()) -> None:
-        """
-        Args:
-            model: of `round_weights`.
-            weights: one of WEIGHTS.
-            skipped: names of parameters that stay as they are.
-        """
         super().__init__()
         self.model = model
         self.parts: dict[str, list[str]] = {}  # of a parameter, the names of the buffers

@@ -21,7 +21,6 @@ from ..inference import LoadedModel
 from ..ops.rules import RULES
 from .model import (
     CLASS_TOKEN,
-    Backbone,
     attention,
     block_index,
     blocks_of,
@@ -97,7 +96,10 @@ def make_sheet(
     if blocks is not None:
         chosen = [block_index(model, block) for block in blocks]
     elif kind == "attention":
-        chosen = _with_scan(model, images)
+        chosen = [i for i, block in enumerate(blocks_of(model)) if block.mixer.rule in RULES]
+        if not chosen:
+            raise ValueError("no block of the model scans, so there is no attention to draw: take field, pca or cam")
+        chosen = [i for i in chosen if grid_of(model, images, i) == grid_of(model, images, chosen[0])]
     else:
         chosen = [max(0, depth - 1 - (kind == "cam" and reads_token))]
     grid = grid_of(model, images, chosen[0])
@@ -140,14 +142,6 @@ def make_sheet(
         maps = [grad_cam(model, images, [target], b)[0] for b in chosen]
         title = f"Grad-CAM: patches that raise the score of {loaded.class_name(target)}"
     return Sheet(title, {f"block {b}": values for b, values in zip(chosen, maps)}, box, prediction)
-
-
-def _with_scan(model: Backbone, images: Tensor) -> list[int]:
-    """The blocks that scan, on the first grid on which there are any. Raises ValueError without one."""
-    found = [i for i, block in enumerate(blocks_of(model)) if block.mixer.rule in RULES]
-    if not found:
-        raise ValueError("no block of the model scans, so there is no attention to draw: take field, pca or cam")
-    return [i for i in found if grid_of(model, images, i) == grid_of(model, images, found[0])]
 
 
 def view(loaded: LoadedModel, picture: Image.Image) -> Tensor:

@@ -152,7 +152,9 @@ def run_one(block: Any, x: Tensor, grid: list[int] | None) -> Tensor | None:
     if args is None or not fits(args):
         return None
     if _drops(block):
-        args = args._replace(drop_scales=_drop_scales(block, x))
+        branches = 1 if block.mlp is None else 2
+        scales = [block.drop_path(x.new_ones(len(x))) for _ in range(branches)]  # as timm's DropPath draws them
+        args = args._replace(drop_scales=torch.stack(scales))
     return cpu.run_block(args)
 
 
@@ -185,9 +187,3 @@ def run_all(blocks: Iterable[Any], x: Tensor, grid: list[int] | None) -> Tensor 
 def _drops(block: Any) -> bool:
     drop_path = block.__dict__["_modules"]["drop_path"]
     return isinstance(drop_path, DropPath) and drop_path.training
-
-
-def _drop_scales(block: Any, x: Tensor) -> Tensor:
-    """Factors of the samples' branches, (branches, B), drawn as timm's DropPath draws them."""
-    branches = 1 if block.mlp is None else 2
-    return torch.stack([block.drop_path(x.new_ones(len(x))) for _ in range(branches)])

@@ -7,17 +7,10 @@ from torch import Tensor
 
 @register_notrace_function
 def resample_positions(pos: Tensor, new_size: list[int], old_size: list[int]) -> Tensor:
-    """Resamples positions by antialiased bicubic interpolation, as timm does.
+    """Resamples positions, (1, 1 + M, C), a class token first, by antialiased bicubic interpolation, as timm does.
 
-    An exported graph has two products of matrices: runtimes of ONNX differ in what they support of Resize.
-
-    Args:
-        pos: class token, then patches, (1, 1 + M, C).
-        new_size: rows and columns of patches of the result.
-        old_size: rows and columns of `pos`.
-
-    Returns:
-        (1, 1 + rows * columns, C).
+    Sizes are rows and columns of patches. An exported graph has two products of matrices: runtimes of ONNX differ in
+    what they support of Resize.
     """
     if not torch.jit.is_scripting():
         if torch.compiler.is_exporting() or torch.jit.is_tracing():

@@ -16,23 +16,14 @@ fx.wrap("to_stream")
 
 
 class ConvStem(nn.Module):
-    """Two 3x3 convolutions with a SiLU between them, then a norm: images to a map of tokens."""
+    """Two 3x3 convolutions with a SiLU between them, then the norm that `norm_layer` makes: images to a map of tokens.
+
+    `stride`, 1, 2 or 4, is in pixels, from a token to the next. Another one is a ValueError.
+    """
 
     def __init__(
         self, in_chans: int, dim: int, stride: int, norm_layer: Callable[..., nn.Module], device=None, dtype=None
     ) -> None:
-        """
-        Args:
-            in_chans: image channels.
-            dim: channels of the tokens.
-            stride: pixels from a token to the next: 1, 2 or 4.
-            norm_layer: makes the norm from `dim`.
-            device: of the parameters.
-            dtype: of the parameters.
-
-        Raises:
-            ValueError: another stride.
-        """
         super().__init__()
         if stride not in (1, 2, 4):
             raise ValueError(f"stem_stride is {stride}, expected 1, 2 or 4")
@@ -49,15 +40,12 @@ class ConvStem(nn.Module):
 
 
 class Stage(nn.Module):
-    """Perhaps 2x2 patches merged into one, then blocks on that grid."""
+    """Perhaps 2x2 patches merged into one by `downsample`, then blocks on that grid.
+
+    The residual stream is float32 with `residual_in_fp32`, else of the dtype of autocast.
+    """
 
     def __init__(self, downsample: nn.Module, blocks: Sequence[Block], residual_in_fp32: bool = True) -> None:
-        """
-        Args:
-            downsample: merges tokens before the blocks, or does nothing.
-            blocks: the blocks of the stage.
-            residual_in_fp32: keep the residual stream in float32, else in the dtype of autocast.
-        """
         super().__init__()
         self.downsample = downsample
         self.residual_in_fp32 = residual_in_fp32
@@ -65,13 +53,9 @@ class Stage(nn.Module):
         self.grad_checkpointing = False
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
-        """
-        Args:
-            x: tokens, (B, H, W, C).
-            mask: (B, 1, h, w), 0 where padding is, at the stride of the last stage.
+        """Tokens (B, H, W, C) to the residual stream, (B, H / 2, W / 2, C'), of the first stage (B, H, W, C).
 
-        Returns:
-            (B, H / 2, W / 2, C') (of the first stage: the same size), the residual stream.
+        `mask`, (B, 1, h, w), is 0 where padding is, at the stride of the last stage.
         """
         x = to_stream(self.downsample(x), self.residual_in_fp32)
         H, W = x.shape[1:3]

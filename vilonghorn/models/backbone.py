@@ -20,11 +20,7 @@ class Backbone(nn.Module):
 
     @torch.jit.ignore
     def init_weights(self, needs_reset: bool = True) -> None:
-        """Initialises the model, also after `to_empty`.
-
-        Args:
-            needs_reset: also reset the layers that initialise themselves when they are constructed.
-        """
+        """Initialises the model, also after `to_empty`; `needs_reset`: also the layers that initialise themselves."""
         if needs_reset:
             # Children first: a mixer re-initialises its linear layers.
             self.apply(lambda module: getattr(module, "reset_parameters", lambda: None)())
@@ -57,15 +53,9 @@ class Backbone(nn.Module):
     def prune_intermediate_layers(
         self, indices: int | list[int] = 1, prune_norm: bool = False, prune_head: bool = True
     ) -> list[int]:
-        """Removes the layers that the chosen features do not need.
+        """Removes the layers that the chosen features do not need, and the final norm or the head and the pooling.
 
-        Args:
-            indices: blocks or stages to keep features of: the last n if an int.
-            prune_norm: also the final norm.
-            prune_head: also the head and the pooling.
-
-        Returns:
-            Indices of the chosen features, counted from 0.
+        `indices` are blocks or stages to keep features of: the last n if an int. Returns them, counted from 0.
         """
         layers = getattr(self, self.feature_layers)
         take_indices, max_index = feature_take_indices(len(layers), indices)

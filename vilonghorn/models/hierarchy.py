@@ -166,7 +166,7 @@ class HierarchicalSSM(Backbone):
         size = to_2tuple(self.img_size if img_size is None else img_size)
         if not self.dynamic_img_pad:
             check_whole_patches(size, *self.patches())
-        self.img_size = size
+        self.img_size: tuple[int, int] = size
         update_model_input_size(self, size)
 
     def patches(self, block: int | None = None) -> tuple[tuple[int, int], tuple[int, int]]:

@@ -34,12 +34,7 @@ _FOREIGN = re.compile("pretrained|checkpoint|cache|file|url|hub|device")  # argu
 
 
 def pack(tensors: Mapping[str, Tensor], record: Mapping[str, Any] | None = None) -> bytes:
-    """The content of a safetensors file, which timm reads.
-
-    Args:
-        tensors: a state dict, on any device.
-        record: facts about the weights, saved as JSON.
-    """
+    """The content of a safetensors file, which timm reads, of a state dict; `record` is saved in it as JSON."""
     tensors = {name: value.detach().cpu().contiguous() for name, value in tensors.items()}
     header = {} if record is None else {RECORD: json.dumps(record)}
     data = save(tensors, {"format": "pt", **header, DIGEST: digest(tensors, header.get(RECORD, ""))})
@@ -63,12 +58,8 @@ def digest(tensors: Mapping[str, Tensor], record: str = "") -> str:
 def read_weights(path: str | Path, tensors: bool = True) -> tuple[dict[str, Tensor], dict[str, Any] | None]:
     """Reads a file of weights onto the CPU: safetensors, or a checkpoint of torch that timm reads.
 
-    Returns:
-        The state dict, of safetensors without `tensors` empty, and the record or None.
-
-    Raises:
-        FileNotFoundError: there is no such file.
-        ValueError: it is not such a file, its record is not a JSON object, or its tensors do not have its digest.
+    Returns the state dict, of safetensors without `tensors` empty, and the record or None. Raises FileNotFoundError, or
+    ValueError if it is not such a file, its record is not a JSON object, or its tensors do not have its digest.
     """
     path = Path(path)
     if not path.is_file():  # opening a named pipe would wait for ever
@@ -128,17 +119,8 @@ def check_architecture(name: Any, kwargs: Any, source: str | Path, weights: Mapp
     """Checks the model that a file describes, so that making it downloads nothing and takes no more than its weights.
 
     The name is in timm's registry: other names download. A model of this library has the arguments of its class only,
-    and no more parameters than the file. Numbers are at most 65,536 (1,000 blocks, 1,000,000 classes), and texts are
-    plain names.
-
-    Args:
-        name: of the model.
-        kwargs: its arguments.
-        source: what describes it, for the message.
-        weights: the state dict in the file. Default: not compared.
-
-    Raises:
-        ValueError: they are not so.
+    and no more parameters than the state dict `weights` of the file (None: not compared). Numbers are at most 65,536
+    (1,000 blocks, 1,000,000 classes), and texts are plain names. Else raises ValueError, which names the `source`.
     """
     if not isinstance(name, str) or not isinstance(kwargs, dict):
         raise ValueError(f"{source} does not describe a model: expected a name and its arguments")

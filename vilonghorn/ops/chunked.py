@@ -13,7 +13,6 @@ from ._torch import captured_loop
 from .arguments import ScanArguments
 from .rules import RULES
 from .scan_order import flip_reversed
-from .validate import autocast_dtype
 
 CHUNK = 16  # tokens, a power of two
 
@@ -21,17 +20,10 @@ CHUNK = 16  # tokens, a power of two
 def scan_in_chunks(args: ScanArguments, chunk: int = CHUNK) -> Tensor:
     """`scan` with rule "longhorn_exact" and reduce="none", without z; a captured graph has one loop over the chunks.
 
-    Args:
-        args: of the scan, validated.
-        chunk: tokens of a chunk, a power of two. The result is the same up to rounding, but a NaN or an infinity
-            reaches the earlier tokens of its chunk, too.
-
-    Returns:
-        y, (G, B, L, D), of x's dtype; sums are float32 (float64 for float64 inputs).
+    `args` are validated, and autocast is off. `chunk` is a power of two: the result is the same up to rounding, but a
+    NaN or an infinity reaches the earlier tokens of its chunk, too. Returns y, (G, B, L, D), of x's dtype; sums are
+    float32 (float64 for float64 inputs).
     """
-    if autocast_dtype(args.x) is not None:  # states stay in float32
-        with torch.autocast(args.x.device.type, enabled=False):
-            return scan_in_chunks(args, chunk)
     x, dt, k, q, _, _, D, dt_bias, _, reverse, *_ = args
     (_, _, L, _), H, N, dtype = x.shape, dt.shape[-1], k.shape[-1], x.dtype
     compute = torch.promote_types(dtype, torch.float32)

@@ -103,12 +103,9 @@ def mamba_inner(
 def mamba_inner_exportable(
     xz: Tensor, *others: Any, scan_function: Callable[[ScanArguments], Tensor] = scan_exportable
 ) -> Tensor:
-    """`mamba_inner` in torch's own operators, with few nodes in a captured graph.
+    """`mamba_inner` in torch's own operators, with few nodes in a captured graph; `scan_function` computes the scan.
 
-    Args:
-        xz: as of `mamba_inner`.
-        others: all further arguments of `mamba_inner`, in their order.
-        scan_function: computes the scan.
+    `others` are all further arguments of `mamba_inner`, in their order.
     """
     scan_norm, _, reverse, _ = others[7:]
     args = _arguments(xz, *others)

@@ -3,7 +3,6 @@
 Backward runs the scan again, keeps the state before every CHUNK-th token and differentiates one chunk after the other.
 """
 
-from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import torch
@@ -38,15 +37,11 @@ class Tokens(NamedTuple):
         """Zeros, (G, B, N, D)."""
         return self.x.new_zeros(*self.x.shape[1:3], self.k.shape[3], self.x.shape[4])
 
-    def chunks(self) -> Iterator["Tokens"]:
-        """CHUNK tokens at a time."""
-        for start in range(0, len(self.x), CHUNK):
-            yield Tokens(*(t[start : start + CHUNK] for t in self[:4]), self.A)
-
 
 def prepare(args: ScanArguments) -> Tokens:
     """The inputs of the recurrence, token by token."""
-    x, dt, k, q = (_to_time(t, args) for t in args[:4])
+    # (G, B, L, C) as (L, G, B, 1, C) in the compute dtype, reverse directions flipped along L
+    x, dt, k, q = (_flip(t.to(args.compute_dtype), args).movedim(2, 0).unsqueeze(-2) for t in args[:4])
     if args.dt_bias is not None:
         dt = dt + args.dt_bias.to(dt.dtype)[:, None, None]
     A = None if args.A is None else args.A.to(x.dtype).transpose(1, 2).contiguous().unsqueeze(1)
@@ -86,7 +81,8 @@ def backward(dy: Tensor, args: ScanArguments, saved_states: Tensor) -> tuple[Ten
 def _run(args: ScanArguments) -> Tensor:
     tokens = prepare(args)
     state, outputs = tokens.initial_state(), [tokens.x[:0]]
-    for chunk in tokens.chunks():
+    for start in range(0, len(tokens.x), CHUNK):
+        chunk = (*(t[start : start + CHUNK] for t in tokens[:4]), tokens.A)
         state, y = checkpoint(run_tokens, args.rule, state, *chunk, use_reentrant=False, preserve_rng_state=False)
         outputs.append(y)
     return finish(torch.cat(outputs), args)
@@ -99,11 +95,6 @@ def run_tokens(rule: str, state: Tensor, *chunk: Any) -> tuple[Tensor, Tensor]:
         state = step(state, x, gate, k, tokens.A)
         outputs.append(read(state, q))
     return state, torch.stack(outputs)
-
-
-def _to_time(t: Tensor, args: ScanArguments) -> Tensor:
-    """(G, B, L, C) as (L, G, B, 1, C) in the compute dtype, reverse directions flipped along L."""
-    return _flip(t.to(args.compute_dtype), args).movedim(2, 0).unsqueeze(-2)
 
 
 def _flip(t: Tensor, args: ScanArguments) -> Tensor:

@@ -64,7 +64,8 @@ def register_op(
 
     def forward_with(function: Callable) -> Callable:
         def call(*args):
-            refuse_forward_mode(qualified, args[0])
+            if forward_ad.unpack_dual(args[0]).primal is not args[0]:  # a view in forward mode only
+                raise RuntimeError(f"{qualified} has no forward-mode derivative; use reverse mode, or {WAY_OUT}")
             named = arguments(*args[:-1])
             validate(named)
             return function(named, args[-1])
@@ -158,12 +159,6 @@ def is_unseen(tensors: Sequence[Tensor | None]) -> bool:
 def _plain_keys(device_type: str) -> int:
     with torch.inference_mode(False):
         return dispatch_keys(torch.empty(0, device=device_type)).raw_repr()
-
-
-def refuse_forward_mode(operator: str, x: Tensor) -> None:
-    """Raises RuntimeError if torch differentiates in forward mode."""
-    if forward_ad.unpack_dual(x).primal is not x:  # a view in forward mode only
-        raise RuntimeError(f"{operator} has no forward-mode derivative; use reverse mode, or {WAY_OUT}")
 
 
 def needs_grad(tensors: Sequence[Tensor | None]) -> bool:

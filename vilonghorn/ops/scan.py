@@ -119,16 +119,12 @@ def scan_exportable(args: ScanArguments) -> Tensor:
     return finish(captured_loop(run_token, tokens.initial_state(), changing, dim=0)[1], args)
 
 
-def _fake(args: ScanArguments, save: bool) -> tuple[Tensor, Tensor]:
-    return args.x.new_empty(args.output_shape), choose(args).empty_states(args, save)
-
-
 _run = register_op(
     "scan",
     ScanArguments,
     validate_scan,
     num_saved=1,
     forward=lambda args, save: choose(args).forward(args, save),
-    fake=_fake,
+    fake=lambda args, save: (args.x.new_empty(args.output_shape), choose(args).empty_states(args, save)),
     backward=lambda dy, saved, args, wanted: choose(args).backward(dy, args, *saved),
 )

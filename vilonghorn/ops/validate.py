@@ -68,16 +68,10 @@ def _hashable(option: Any) -> Any:
 
 
 def validate(operator: str, args: Any, sources: Sequence[str]) -> Sizes:
-    """Checks the arguments of an operator and returns their sizes.
+    """Checks the arguments of an operator, a NamedTuple of `arguments`, and returns their sizes.
 
-    Args:
-        operator: its name, for errors.
-        args: its arguments, a NamedTuple of `arguments`.
-        sources: the tensors that the sizes come from.
-
-    Raises:
-        ValueError: a shape, size, device or number of flags that does not fit.
-        TypeError: a tensor is missing, or has a dtype that is not one of DTYPES.
+    The sizes come from the tensors that `sources` names. Raises ValueError for a shape, size, device or number of flags
+    that does not fit, and TypeError for a tensor that is missing, or has a dtype that is not one of DTYPES.
     """
     shapes = _SHAPES[type(args)]
     for name in _REQUIRED[type(args)]:
@@ -148,7 +142,7 @@ def validate_norm(args: NormArguments) -> Sizes:
         raise ValueError(f"rms_norm: weight has shape {shape}, expected the last dimension of x {x_shape}")
     if weight.device != x.device:
         raise ValueError(f"rms_norm: weight is on {weight.device} but x is on {x.device}; move them to one device")
-    return args.sizes
+    return Sizes(1, 1, 1, weight.shape[0])
 
 
 @Remembered
@@ -219,13 +213,9 @@ def check_grid(operator: str, tokens: int, grid: Sequence[int]) -> None:
 
 
 def flatten_filter(operator: str, conv_weight: Tensor, grid: Sequence[int] | None) -> tuple[Tensor, list[int]]:
-    """Flattens a filter over the grid, (G, D, height, width), to (G, D, K).
+    """Flattens a filter over the grid, (G, D, height, width), to (G, D, K), and adds [rows, columns, height, width].
 
-    Returns:
-        The filter, and [rows, columns, height, width]; a filter over the sequence as it is, and [].
-
-    Raises:
-        ValueError: a filter over a grid without one.
+    A filter over the sequence is returned as it is, with []. Raises ValueError for a filter over a grid without one.
     """
     if conv_weight.dim() != 4:
         return conv_weight, []

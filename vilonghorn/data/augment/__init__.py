@@ -34,13 +34,7 @@ class Augmentation:
             self.erasing = RandomErasing(config.erase, mode="pixel", device=str(self.device))
 
     def augment_bytes(self, images: torch.Tensor, epoch: int, views: np.ndarray) -> torch.Tensor:
-        """Applies the policy, then the colour jitter.
-
-        Args:
-            images: (B, 3, H, W) uint8 on the device; changed in place and returned.
-            epoch: the epoch.
-            views: (B,) views in the batch.
-        """
+        """Applies the policy, then the colour jitter, to `images` (B, 3, H, W), uint8 on the device, in place."""
         if self.policy:
             for step in self.policy.plan(self.seed, epoch, views):
                 self._apply(images, *step)

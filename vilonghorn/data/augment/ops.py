@@ -14,13 +14,10 @@ Fill = tuple[int, ...]
 
 
 def apply(name: str, images: torch.Tensor, arguments: torch.Tensor | None, fill: Fill) -> torch.Tensor:
-    """Applies one of timm's operations. Returns new images, (n, 3, H, W) uint8.
+    """Applies one of timm's operations, one of `policy.ARGUMENTS`. Returns new images, (n, 3, H, W) uint8.
 
-    Args:
-        name: of the operation, one of `policy.ARGUMENTS`.
-        images: (n, 3, H, W) uint8.
-        arguments: (n,) float32 on the images' device, as timm's operation takes it; None where it takes none.
-        fill: colour of the pixels that a geometric operation uncovers.
+    `arguments` (n,) are float32 on the images' device, as timm's operation takes them; None where it takes none. `fill`
+    is the colour of the pixels that a geometric operation uncovers.
     """
     if arguments is None:
         return {"AutoContrast": tv.autocontrast, "Equalize": tv.equalize, "Invert": tv.invert}[name](images)
@@ -89,12 +86,9 @@ AFFINE = {
 
 
 def warp(images: torch.Tensor, matrices: torch.Tensor, fill: Fill) -> torch.Tensor:
-    """Bicubic affine transformation.
+    """Bicubic affine transformation by `matrices` (n, 2, 3), from centres of output pixels to places in the input.
 
-    Args:
-        images: (n, 3, H, W) uint8.
-        matrices: (n, 2, 3), from the centres of output pixels to places in the input, both in pixels.
-        fill: colour of pixels that come from outside of the image.
+    Both are in pixels. `fill` is the colour of pixels that come from outside of the image.
     """
     height, width = images.shape[-2:]
     linear, shift = matrices[:, :, :2], matrices[:, :, 2]

@@ -117,7 +117,11 @@ def check_beton(path: str | os.PathLike, *, images: bool = False) -> Beton:
             if manifest is None:
                 raise BetonError(f"{path}: image data cannot be checked without {manifest_path(path).name} beside it")
             start, stop = int(regions["ptr"].min()), os.path.getsize(path) - regions.nbytes
-            if _digest_between(file, start, stop) != manifest["sha256"]["images"]:
+            file.seek(start)
+            found = hashlib.sha256()
+            while left := stop - file.tell():
+                found.update(file.read(min(left, 1 << 24)))
+            if found.hexdigest() != manifest["sha256"]["images"]:
                 raise _damaged(path, "its image data are not those that were written")
     classes = manifest["classes"] if manifest else None
     labels = samples["label"].astype(np.int64)
@@ -217,12 +221,3 @@ def are_class_names(classes: object) -> bool:
 def digest_of_names(classes: list[str] | None) -> str:
     """SHA-256 of class names, for the manifest."""
     return hashlib.sha256(json.dumps(classes).encode()).hexdigest()
-
-
-def _digest_between(file: BinaryIO, start: int, stop: int) -> str:
-    """SHA-256 of a part of a file."""
-    file.seek(start)
-    digest = hashlib.sha256()
-    while left := stop - file.tell():
-        digest.update(file.read(min(left, 1 << 24)))
-    return digest.hexdigest()

@@ -116,14 +116,9 @@ class Segments(ctypes.Structure):
 
 
 class ConvGrid(ctypes.Structure):
-    """A grid of patches."""
+    """A grid of patches and the height of the filter, whose width follows from the number of taps; zeros for none."""
 
     _fields_ = [*_fields(_LONG, "rows columns height"), *_fields(_POINTER, "neighbors")]
-
-    @classmethod
-    def of(cls, conv_grid: Sequence[int]) -> "ConvGrid":
-        """From rows, columns, height and width of the filter, or nothing; the width follows from the number of taps."""
-        return cls(*conv_grid[:3])
 
 
 class MambaInner(ctypes.Structure):
@@ -231,7 +226,7 @@ class Params:
 def conv_params(args: ConvArguments, dtype: torch.dtype) -> Params:
     """The inputs of a convolution in `dtype`."""
     G, B, L, D, _, K, *_ = args.sizes
-    struct = Conv(G, B, L, D, K, dx_step=D, conv_grid=ConvGrid.of(args.conv_grid))
+    struct = Conv(G, B, L, D, K, dx_step=D, conv_grid=ConvGrid(*args.conv_grid[:3]))
     params = Params(struct, dtype, args.reverse, args.x.device)
     params.struct.x = params.activation(args.x)
     params.struct.weight, params.struct.bias = params.parameter(args.weight), params.parameter(args.bias)

@@ -286,7 +286,7 @@ def _mamba_inner_params(args: MambaInnerArguments) -> tuple[Params, MambaInner]:
     """The parameters of the scan within, and the struct around it."""
     G, B, L, D, N, K, R, H = args.sizes
     scan = Scan(G, B, L, D, N, CHUNK, 1, rule_number(args.rule), True)
-    inner = MambaInner(scan, K, R, H, ConvGrid.of(args.conv_grid))
+    inner = MambaInner(scan, K, R, H, ConvGrid(*args.conv_grid[:3]))
     params = Params(inner.scan, _compute_dtype(args.xz), args.reverse, args.xz.device)
     x = params.struct.x = params.activation(args.xz)
     params.struct.z = Input((x.data or 0) + D * params.dtype.itemsize, x.direction, x.batch, x.step)

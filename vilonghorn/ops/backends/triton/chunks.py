@@ -9,7 +9,7 @@ from collections import namedtuple
 import triton
 import triton.language as tl
 
-from .rules import exp_minus, sigmoid
+from .rules import exp_minus
 from .tiles import channel_parameter, input_row, input_rows, load_row, output_row, store_row
 
 # What a program works on. c: channels of the block, (1, BLOCK); n: states, (1, PADDED); rows: pointers to the tokens of
@@ -96,7 +96,7 @@ def chunks_forward(inputs, strides, y, states, length, width, channels, reverse,
         out = product(chunk.q, state, CONFIG) + product(chunk.seen, added, CONFIG) + skip * chunk.x
         if inputs.z is not None:
             z_t = load_row(z_row, chunk.t, p.c, chunk.exists & p.c_mask).to(tl.float32)
-            out *= z_t * sigmoid(z_t)
+            out *= z_t * tl.sigmoid(z_t)
         store_row(y_row, chunk.t, p.c, out, chunk.exists & p.c_mask)
         state += product(tl.trans(chunk.k), added, CONFIG)
 
@@ -133,7 +133,7 @@ def chunks_backward(inputs, strides, states, outputs, length, width, channels, r
         if inputs.z is not None:
             out = product(chunk.q, state, CONFIG) + product(chunk.seen, added, CONFIG) + skip * chunk.x
             z_t = load_row(z_row, chunk.t, p.c, chunk.exists & p.c_mask).to(tl.float32)
-            sigma = sigmoid(z_t)
+            sigma = tl.sigmoid(z_t)
             dz_t = dy_t * out * sigma * (1.0 + z_t * (1.0 - sigma))
             store_row(dz_row, chunk.t, p.c, dz_t, chunk.exists & p.c_mask)
             dy_t *= z_t * sigma

@@ -3,7 +3,7 @@
 import triton
 import triton.language as tl
 
-from .rules import CLOSED_GATE, LOG2E, MAMBA, adjoint, gate, gate_slope, sigmoid, step
+from .rules import CLOSED_GATE, LOG2E, MAMBA, adjoint, gate, gate_slope, step
 from .tiles import (
     channel_parameter,
     input_row,
@@ -78,7 +78,7 @@ def scan_forward(inputs, strides, A, y, sums, saved_states, channels, length, re
             if CONFIG.MEAN:
                 y_t *= 1.0 / CONFIG.DIRECTIONS
             if inputs.z is not None:
-                y_t *= z_t * sigmoid(z_t)
+                y_t *= z_t * tl.sigmoid(z_t)
             store_row(y_row, t, p.c, y_t, written)
             t += move
 
@@ -170,7 +170,7 @@ def scan_backward(inputs, strides, A, saved_states, dA, outputs, channels, lengt
                     if outputs.sums is not None:
                         y_t += load_row(sums_row, here, p.c, c_here & earlier)
                         store_row(sums_row, here, p.c, y_t, c_here & later)
-                    sigma = sigmoid(z_t)
+                    sigma = tl.sigmoid(z_t)
                     dz_t = dy_t * y_t * sigma * (1.0 + z_t * (1.0 - sigma))
                     store_row(dz_row, here, p.c, dz_t, c_here & written)
                     dy_t *= z_t * sigma

@@ -12,11 +12,6 @@ LONGHORN, LONGHORN_EXACT, MAMBA = (tl.constexpr(rule) for rule in range(3))  # R
 
 
 @triton.jit
-def sigmoid(v):  # noqa: D103
-    return 1.0 / (1.0 + tl.exp(-v))
-
-
-@triton.jit
 def softplus(v):
     """max(v, 0) + log1p(exp(-|v|)), with the logarithm as 2 atanh(s), which is exact for small exp(-|v|)."""
     u = tl.exp(-tl.abs(v))
@@ -89,6 +84,6 @@ def adjoint(grad, state, e, x, k, A, RULE: tl.constexpr):
 def gate_slope(e, dt, RULE: tl.constexpr):
     """Derivative by dt of the gate for mamba, of the gate's logarithm for the others."""
     if RULE == MAMBA:
-        return sigmoid(dt)
+        return tl.sigmoid(dt)
     else:
         return e * exp_minus(dt)
