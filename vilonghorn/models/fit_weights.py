@@ -91,14 +91,7 @@ def checkpoint_filter_fn(checkpoint: dict[str, Any], model: VisionSSM | Hierarch
     if is_from_mamba(fitted, model):
         fitted = from_mamba(fitted)
     if isinstance(model, VisionSSM):
-        weight, pos = fitted.get("patch_embed.proj.weight"), fitted.get("pos_embed")
-        patch_size = model.patch_embed.patch_size
-        if weight is not None and _is_float(weight) and weight.dim() == 4 and weight.numel() > 0:
-            patch_size = (weight.shape[2], weight.shape[3])
-            fitted["patch_embed.proj.weight"] = resample_patch_embed(weight, list(model.patch_embed.patch_size))
-        if pos is not None and _is_float(pos) and pos.dim() == 3 and pos.shape[1] > 1:
-            old_grid, new_grid = _source_grid(model, patch_size, pos.shape[1] - 1), model.patch_embed.grid_size
-            fitted["pos_embed"] = resample_abs_pos_embed(pos, list(new_grid), list(old_grid), num_prefix_tokens=1)
+        fitted = _fit_grid(fitted, model)
     elif "patch_embed.proj.weight" in fitted:
         raise ValueError(
             "this checkpoint has one grid of patches, as those of vilonghorn_*, of vim_*, and of vilonghornv2_* before "
@@ -134,6 +127,19 @@ def from_mamba(state_dict: Mapping[str, Tensor]) -> dict[str, Tensor]:
         Forgetting is delta k_n^2 where Mamba has delta |A_n|: training has to learn it, in x_proj.
     """
     return {name: value for name, value in state_dict.items() if not name.endswith("mixer.A_log")}
+
+
+def _fit_grid(fitted: dict[str, Tensor], model: VisionSSM) -> dict[str, Tensor]:
+    """Resamples patch filters and positions."""
+    weight, pos = fitted.get("patch_embed.proj.weight"), fitted.get("pos_embed")
+    patch_size = model.patch_embed.patch_size
+    if weight is not None and _is_float(weight) and weight.dim() == 4 and weight.numel() > 0:
+        patch_size = (weight.shape[2], weight.shape[3])
+        fitted["patch_embed.proj.weight"] = resample_patch_embed(weight, list(model.patch_embed.patch_size))
+    if pos is not None and _is_float(pos) and pos.dim() == 3 and pos.shape[1] > 1:
+        old_grid, new_grid = _source_grid(model, patch_size, pos.shape[1] - 1), model.patch_embed.grid_size
+        fitted["pos_embed"] = resample_abs_pos_embed(pos, list(new_grid), list(old_grid), num_prefix_tokens=1)
+    return fitted
 
 
 def _check_fit(state_dict: dict[str, Tensor], model: VisionSSM | HierarchicalSSM) -> None:

@@ -142,7 +142,7 @@ def validate_norm(args: NormArguments) -> Sizes:
         raise ValueError(f"rms_norm: weight has shape {shape}, expected the last dimension of x {x_shape}")
     if weight.device != x.device:
         raise ValueError(f"rms_norm: weight is on {weight.device} but x is on {x.device}; move them to one device")
-    return Sizes(1, 1, 1, weight.shape[0])
+    return args.sizes
 
 
 @Remembered

@@ -161,7 +161,7 @@ def mamba_inner_outputs(args: MambaInnerArguments, save: bool) -> tuple[Tensor, 
     """Memory for y, and with `save` for u, the projections, dt and the saved states, else empty tensors."""
     G, B, L, D, N, _, R, H = sizes = args.sizes
     new, in_chunks = args.xz.new_empty, _in_chunks(args, sizes)
-    shapes = [(G, B, L, D), (G, B * L, R + -R % RANK_MULTIPLE + 2 * N), (G, B, L, H if in_chunks else D)]
+    shapes = [(G, B, L, D), (G, B * L, R + _rank_padding(R) + 2 * N), (G, B, L, H if in_chunks else D)]
     states = (triton.empty_states if in_chunks else empty_states)(args, save)
     return new(B, L, D), *(new(shape if save else 0) for shape in shapes), states
 
@@ -184,7 +184,7 @@ def mamba_inner_backward(
     dy: Tensor, args: MambaInnerArguments, u: Tensor, projected: Tensor, dt: Tensor, saved_states: Tensor
 ) -> tuple[Tensor | None, ...]:
     """Gradients of the tensors of `args`, in their order; None for those absent."""
-    padding, args = -args.sizes.R % RANK_MULTIPLE, _with_aligned_rank(args)
+    padding, args = _rank_padding(args.sizes.R), _with_aligned_rank(args)
     G, B, L, D, N, _, R, H = sizes = args.sizes
     in_chunks = _in_chunks(args, sizes)
     args = args if in_chunks else _with_channel_steps(args, sizes)
@@ -206,9 +206,13 @@ def mamba_inner_backward(
     return dxz, dconv_weight, dconv_bias, dx_proj.contiguous(), ddt_proj.contiguous(), ddt_bias, dA, dD
 
 
+def _rank_padding(rank: int) -> int:
+    return -rank % RANK_MULTIPLE
+
+
 def _with_aligned_rank(args: MambaInnerArguments) -> MambaInnerArguments:
     """Adds rows of zeros before those of x_proj, and columns before those of dt_proj."""
-    if not (padding := -args.sizes.R % RANK_MULTIPLE):
+    if not (padding := _rank_padding(args.sizes.R)):
         return args
     return args._replace(x_proj=F.pad(args.x_proj, (0, 0, padding, 0)), dt_proj=F.pad(args.dt_proj, (padding, 0)))
 
