@@ -3,7 +3,7 @@
     python docs/comparison/make.py
 
 A page is a template of templates/, in which ${KIND/ARGUMENT/...} stands for a figure or a table, see `Figures`.
-The figures come from the results of the studies (STUDY.json, see study/), outside.json, cost.json and published.json.
+The figures come from the results of the studies (STUDY.json, see study/), outside.json, cost_TASK.json and published.json.
 """
 
 import argparse
@@ -120,7 +120,7 @@ class Figures(dict):
     def switches(self, *names: str) -> str:
         """Candidates of v2 and v2_recall: top-1 on icons, recall at two lengths, and time of a training step.
 
-        `names`: those that are listed; without them all. Time is divided by that of the reference, from cost.json.
+        `names`: those that are listed; without them all. Time is divided by that of the reference, from cost_icons.json.
         """
         icons, recall, rows = self.reports["v2"], self.reports["v2_recall"], []
         reference, times = icons.title(icons.plan.reference), step_times()
@@ -138,7 +138,7 @@ class Figures(dict):
     def cost(self) -> str:
         """Time of a training step of the candidates of icons, divided by that of Longhorn, and peak memory."""
         times, titles = step_times(), {candidate.title for candidate in self.reports["icons"].plan.candidates.values()}
-        rows = [row for row in load("cost.json")["rows"] if row["candidate"] in titles]
+        rows = [row for row in load("cost_icons.json")["rows"] if row["candidate"] in titles]
         ratios = [f"{times[row['candidate']] / times['Longhorn']:.2f}" for row in rows]
         return markdown(
             [
@@ -187,7 +187,7 @@ class Figures(dict):
 
 def step_times() -> dict[str, float]:
     """Median time of a training step in ms by the title of a candidate."""
-    return {row["candidate"]: statistics.median(row["ms"]) for row in load("cost.json")["rows"]}
+    return {row["candidate"]: statistics.median(row["ms"]) for row in load("cost_icons.json")["rows"]}
 
 
 def images_to(report: Report, task: str, candidate: str, accuracy: float) -> dict[int, float | None]:

@@ -209,11 +209,8 @@ def match_size(study: Study, task: str, candidate: str) -> tuple[dict[str, Any],
         return {**study.trunk, **study.tasks[task].kwargs, **study.candidates[name].kwargs, **more}
 
     def count(name: str, **more: Any) -> int:
-        model, head = study.candidates[name].model, dict(num_classes=dataset.num_classes)
-        cfg = timm.get_pretrained_cfg(model.partition(".")[0])
-        if cfg is not None and cfg.fixed_input_size:
-            head["img_size"] = dataset.side
-        return _num_parameters(model, yaml.safe_dump({**kwargs(name, **more), **head}))
+        model = study.candidates[name].model
+        return _num_parameters(model, yaml.safe_dump({**kwargs(name, **more), **data_arguments(model, dataset)}))
 
     if study.candidates[candidate].removed:
         return kwargs(candidate), 0
@@ -232,6 +229,13 @@ def match_size(study: Study, task: str, candidate: str) -> tuple[dict[str, Any],
             f"and at most {TOLERANCE:.0%} is allowed: give it an argument to match, such as embed_dim: [56, 72, 1]"
         )
     return kwargs(candidate, **choice), size
+
+
+def data_arguments(model: str, dataset: Any) -> dict[str, int]:
+    """The arguments of a model of timm that follow from a dataset: classes, and the size if the model asks for it."""
+    cfg = timm.get_pretrained_cfg(model.partition(".")[0])
+    size = {"img_size": dataset.side} if cfg is not None and cfg.fixed_input_size else {}
+    return {"num_classes": dataset.num_classes, **size}
 
 
 @cache
