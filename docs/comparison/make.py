@@ -3,7 +3,7 @@
     python docs/comparison/make.py
 
 A page is a template of templates/, in which ${KIND/ARGUMENT/...} stands for a figure or a table, see `Figures`.
-The figures come from the results of the studies (STUDY.json, see study/), outside.json, cost_TASK.json and published.json.
+The figures come from the results of the studies (STUDY.json, see study/), outside.json, cost_TASK.json, published.json.
 """
 
 import argparse
@@ -120,7 +120,7 @@ class Figures(dict):
     def switches(self, *names: str) -> str:
         """Candidates of v2 and v2_recall: top-1 on icons, recall at two lengths, and time of a training step.
 
-        `names`: those that are listed; without them all. Time is divided by that of the reference, from cost_icons.json.
+        `names`: those that are listed; without them all. Time (cost_icons.json) is divided by that of the reference.
         """
         icons, recall, rows = self.reports["v2"], self.reports["v2_recall"], []
         reference, times = icons.title(icons.plan.reference), step_times()
