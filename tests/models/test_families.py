@@ -24,7 +24,6 @@ PARAMETERS = [  # 1000 classes, 224 px, patch 16; published or computed from the
     ("vilonghornv2_base", {}, 77.97),
     # Models without a name, which docs/models.md replaces by keywords.
     ("vilonghorn_base", dict(shared_directions=True), 91.52),
-    ("vilonghorn_base", dict(directions="shared"), 91.52),  # as in records of runs of version 0.1
     ("vilonghorn_small_shared", dict(stride=8), 23.84),
     ("vilonghorn_tiny", dict(stride=8), 6.96),
 ]

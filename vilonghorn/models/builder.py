@@ -67,12 +67,6 @@ def build_model(model_cls: type[Model], variant: str, pretrained: bool, kwargs: 
             f"output_stride is {output_stride}, expected 32: {variant} does not dilate its stages; take maps at "
             "strides 4 to 32 of vilonghornv2_tiny, and a decoder of them, such as smp's Unet or UPerNet"
         )
-    if "heads" in kwargs:  # in records of runs of version 0.1, as is `directions`
-        kwargs["num_heads"] = kwargs.pop("heads")
-    if "directions" in kwargs:
-        if (directions := kwargs.pop("directions")) not in ("separate", "shared"):
-            raise ValueError(f"directions is {directions!r}, expected 'separate' or 'shared'")
-        kwargs["shared_directions"] = directions == "shared"
     if kwargs.get("features_only"):
         keep_names()
     if pretrained:
