@@ -27,7 +27,7 @@ ORDER = [
     ["ops"],
     ["layers"],
     ["models"],
-    ["data"],
+    ["data", "figures"],
     ["engine"],
     ["inference"],
     ["bench", "export", "interpret", "publish"],

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-import vilonghorn.engine.report
+import vilonghorn.engine.logger
 import vilonghorn.engine.trainer
 
 
@@ -22,6 +22,6 @@ def pictures() -> None:
 def few_pictures(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Drawing takes longer than training the small models."""
     if "pictures" not in request.fixturenames:
-        monkeypatch.setattr(vilonghorn.engine.report, "draw_curves", lambda *arguments: None)
+        monkeypatch.setattr(vilonghorn.engine.logger, "draw_curves", lambda *arguments: None)
         for name in ("predict_all", "write_report"):
             monkeypatch.setattr(vilonghorn.engine.trainer, name, lambda *arguments: None)

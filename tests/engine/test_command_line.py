@@ -14,7 +14,7 @@ from vilonghorn.cli.train import train
 from vilonghorn.engine import command_line, dry_run
 from vilonghorn.engine.command_line import config_names, configs_folder, load_config, run
 from vilonghorn.engine.config import FIELDS
-from vilonghorn.engine.report import RunLogger
+from vilonghorn.engine.logger import RunLogger
 
 SCRIPT = Path(__file__).parents[2] / "train_imagenet.py"
 RESUME = "vilonghorn train --resume"

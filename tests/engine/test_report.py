@@ -12,14 +12,13 @@ from toy_run import Recited, toy_config
 from vilonghorn.engine import Distributed, report
 from vilonghorn.engine.build import autocast
 from vilonghorn.engine.checkpoint import read_log
+from vilonghorn.engine.logger import draw_curves, explain_losses
 from vilonghorn.engine.report import (
     Example,
     Predictions,
     draw_confidence,
     draw_confusion,
-    draw_curves,
     draw_predictions,
-    explain_losses,
     predict_all,
 )
 

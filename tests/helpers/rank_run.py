@@ -19,7 +19,7 @@ from vilonghorn.data.digits import every_fifth, load_digits
 from vilonghorn.engine import Trainer, build_parser, parse, report, trainer
 from vilonghorn.engine.checkpoint import RunDirectory
 from vilonghorn.engine.command_line import run
-from vilonghorn.engine.report import RunLogger
+from vilonghorn.engine.logger import RunLogger
 
 # No augmentation: only the order of the images is random, and it is the same for any number of processes.
 OPTIONS = [

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from ..data.files import atomic_write
 from ..data.images import read_image
-from ..engine.report import png
+from ..figures import png
 from ..interpret import KINDS, draw, make_sheet, view
 from . import make_parser
 from .arguments import add_max_pixels, add_model, load_model

@@ -20,7 +20,7 @@ import numpy as np
 from PIL import Image
 
 from ..data.images import MAX_PIXELS, ImageFolder, printable, read_image
-from ..engine.report import png
+from ..figures import png
 from ..inference import LoadedModel, predict
 from ..interpret import EXPLANATIONS, KINDS, check_backbone, draw, make_sheet, view
 from . import make_parser

@@ -1,213 +1,27 @@
-"""What a run shows: progress bar and logs (rank 0 only), and at the end its pictures and an HTML page."""
+"""What a run shows at its end: pictures of its predictions, and an HTML page."""
 
 import base64
-import math
-import time
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing
 from dataclasses import dataclass
-from datetime import timedelta
-from io import BytesIO
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import torch
 import yaml
 from jinja2 import Template
 from matplotlib.figure import Figure
-from matplotlib.text import Text
 from torch import nn
-from tqdm import tqdm
 
-from .checkpoint import PICTURES, RunDirectory, full_disk_explained, read_log, write_file
+from ..figures import fit_text, png, shorten
+from .checkpoint import PICTURES, RunDirectory, write_file
 from .config import Config
 from .distributed import Distributed
 from .evaluate import name_weights, top_classes
-from .train_state import Progress, StepCounter
 
-T = TypeVar("T")
-SECONDS_BETWEEN_CURVES = 60
 COLUMNS, ROWS = 10, 5  # of the picture of predictions
 BINS = 10  # of probabilities
 MAX_CLASSES = 50  # of a confusion matrix, which is not readable with more
-SMALLEST = 6.0  # points of a letter
-
-
-def mean_loss(losses: list[float]) -> float | None:
-    """The mean of the finite losses; None if there is none."""
-    finite = [loss for loss in losses if math.isfinite(loss)]
-    return sum(finite) / len(finite) if finite else None
-
-
-class RunLogger:
-    """The progress bar, the JSON log, TensorBoard events, curves, and the printed lines of a run.
-
-    Does nothing unless `enabled`. TensorBoard events after `update`, from which the run resumes, are hidden.
-    """
-
-    def __init__(self, config: Config, directory: RunDirectory, steps: StepCounter, update: int, enabled: bool) -> None:
-        self.config, self.directory, self.steps, self.enabled, self.events = config, directory, steps, enabled, None
-        self.drawn, self.bar = time.monotonic(), tqdm(disable=True)
-        self._reset_speed()
-        self.wandb = None
-        if enabled and config.run.wandb:
-            import wandb
-
-            options = {"dir": directory.path, "group": directory.path.name, "config": config.to_dict()}
-            try:
-                self.wandb = wandb.init(project="vilonghorn", sync_tensorboard=True, **options)
-            except wandb.errors.Error as error:
-                raise OSError(f"run.wandb: {error}; run wandb login, or set WANDB_MODE=offline") from error
-        if enabled and config.run.tensorboard:
-            from torch.utils.tensorboard import SummaryWriter  # slow to import
-
-            self.events = SummaryWriter(directory.events, purge_step=update + 1)
-
-    def _reset_speed(self) -> None:
-        self.images, self.waited, self.since = 0, 0.0, time.monotonic()
-
-    def _speed(self) -> dict[str, float]:
-        """Images per second, and the fraction of time spent waiting for data, since the last reset."""
-        elapsed = max(time.monotonic() - self.since, 1e-9)
-        return {"images_per_second": round(self.images / elapsed, 2), "data_wait": round(self.waited / elapsed, 4)}
-
-    @contextmanager
-    def epoch(self, stream: Iterator[T], progress: Progress) -> Iterator[Iterator[T]]:
-        """Shows the progress bar of an epoch, and yields its batches; the time to get each counts as waiting."""
-        title, size = f"epoch {progress.epoch + 1}/{self.config.schedule.epochs}", self.config.data.batch_size
-        count = {"total": self.steps.batches * size, "initial": progress.batch * size, "unit": "img"}
-        disable = None if self.enabled else True  # None: only on a terminal
-        self._reset_speed()
-        with tqdm(desc=title, leave=False, disable=disable, **count) as self.bar:
-            yield self._timed(stream)
-
-    def _timed(self, stream: Iterator[T]) -> Iterator[T]:
-        start = time.monotonic()
-        for item in stream:
-            self.waited += time.monotonic() - start
-            yield item
-            start = time.monotonic()
-
-    def log_update(self, progress: Progress, loss: float, grad_norm: float, lr: float, batches: int) -> None:
-        """Advances the progress bar by an update, and writes a log line every `run.log_updates` and after an epoch."""
-        size, every, losses = self.config.data.batch_size, self.config.run.log_updates, progress.losses
-        self.images += batches * size
-        if not self.bar.disable:
-            images_left = ((self.config.schedule.epochs - progress.epoch) * self.steps.batches - progress.batch) * size
-            rate, waited = self.bar.format_dict["rate"], self._speed()["data_wait"]
-            left = timedelta(seconds=round(images_left / rate)) if rate else "?"
-            shown = {"loss": f"{loss:.3f}", "lr": f"{lr:.2e}", "data": f"{waited:.0%}", "run": f"{left}"}
-            self.bar.set_postfix(shown, refresh=False)
-        self.bar.update(batches * size)
-        if len(losses) % every == 0 or progress.batch == self.steps.batches:
-            loss = mean_loss(losses[(len(losses) - 1) // every * every :])
-            self.write("train", progress, loss=loss, lr=lr, grad_norm=grad_norm if math.isfinite(grad_norm) else None)
-
-    def write(self, kind: str, progress: Progress, **values: Any) -> None:
-        """Writes a line of kind "train" or "epoch" to the log, and its numbers as TensorBoard events."""
-        if not self.enabled:
-            return
-        update = self.steps.update(progress)
-        speed = self._speed() if kind == "train" else {}
-        self._reset_speed()
-        record = {**values, "skipped": progress.skipped, "seconds": round(progress.seconds, 3), **speed}
-        self.directory.write_log(kind=kind, epoch=progress.epoch + 1, update=update, **record)
-        if self.events:
-            with full_disk_explained(self.directory.events):
-                for name, value in record.items():
-                    for part, number in value.items() if isinstance(value, dict) else [(None, value)]:
-                        if isinstance(number, (int, float)):
-                            self.events.add_scalar(f"{kind}/{name}" + (f"/{part}" if part else ""), number, update)
-
-    def log_epoch(self, progress: Progress, train_loss: float | None) -> None:
-        """Prints a line on an evaluated epoch, and updates the curves at most once a minute."""
-        if time.monotonic() - self.drawn > SECONDS_BETWEEN_CURVES:
-            self.draw_curves()
-        if self.enabled:
-            loss = "not finite" if train_loss is None else f"{train_loss:.3f}"
-            classes = any("top1" in values for values in progress.results.values())
-            key, kind, form, unit = ("top1", "top-1", ".2f", "%") if classes else ("loss", "loss", ".4f", "")
-            shown = ", ".join(f"{name} {values[key]:{form}}{unit}" for name, values in progress.results.items())
-            title = f"epoch {progress.epoch}/{self.config.schedule.epochs}"
-            print(f"{title}: training loss {loss}, held-out {kind} {shown}, {progress.seconds:.0f} s", flush=True)
-
-    def draw_curves(self) -> None:
-        """Draws the curves of the log."""
-        if self.enabled:
-            log = read_log(self.directory.log_file)
-            note = explain_losses(self.config)
-            draw_curves(self.directory.path / "curves.png", log, self.steps.updates_per_epoch, note)
-        self.drawn = time.monotonic()
-
-    def close(self) -> None:
-        """Writes the last TensorBoard events."""
-        if self.events:
-            with full_disk_explained(self.directory.events):
-                self.events.close()
-        if self.wandb:
-            self.wandb.finish()
-
-
-def png(figure: Figure) -> bytes:
-    """The bytes of a PNG file."""
-    buffer = BytesIO()
-    figure.savefig(buffer, format="png", dpi=100)
-    return buffer.getvalue()
-
-
-def shorten(text: str, length: int) -> str:
-    """Cuts a text in its middle to at most `length` characters."""
-    return text if len(text) <= length else text[: length // 2] + "…" + text[len(text) - (length - 1) // 2 :]
-
-
-def fit_text(text: Text, width: float, height: float) -> None:
-    """Fits a text into a box of inches: reduces the font down to `SMALLEST`, then leaves out letters."""
-
-    def excess() -> float:
-        box = text.get_window_extent()
-        return max(box.width / width, box.height / height) / text.get_figure(root=True).dpi
-
-    while excess() > 1 and text.get_fontsize() > SMALLEST:
-        text.set_fontsize(max(SMALLEST, 0.97 * text.get_fontsize() / excess()))
-    lines = text.get_text().split("\n")
-    length = max(map(len, lines))
-    while length > 1 and (too_large := excess()) > 1:
-        length = min(length - 1, int(length / too_large))
-        text.set_text("\n".join(shorten(line, length) for line in lines))
-
-
-def draw_curves(path: Path, records: list[dict[str, Any]], updates_per_epoch: int, note: str = "") -> None:
-    """Draws loss, top-1 and learning rate over epochs, from the lines of a log, above a note."""
-    train = [record for record in records if record["kind"] == "train"]
-    figure = Figure(figsize=(12, 3.8), layout="constrained")
-    panels = dict(zip(("loss", "top-1, %", "learning rate"), figure.subplots(1, 3)))
-    position = [record["update"] / updates_per_epoch for record in train]
-    panels["loss"].plot(position, [record["loss"] for record in train], label="training", alpha=0.6)
-    panels["learning rate"].plot(position, [record["lr"] for record in train])
-    for weights, label, color in (("model", "held out", "C1"), ("ema", "held out, EMA", "C2")):
-        epochs = [record for record in records if record["kind"] == "epoch" and weights in record]
-        style = {"label": label, "color": color, "marker": "." if len(epochs) == 1 else None}
-        for title, score in (("loss", "loss"), ("top-1, %", "top1")) if epochs else ():
-            if score in epochs[0][weights]:
-                panels[title].plot([e["epoch"] for e in epochs], [e[weights][score] for e in epochs], **style)
-    for title, axes in panels.items():
-        axes.set(title=title, xlabel="epoch")
-        axes.grid(alpha=0.3)
-        if axes.get_legend_handles_labels()[0]:
-            axes.legend()
-    figure.supxlabel(note, x=0.01, ha="left", fontsize=10)
-    write_file(path, png(figure))
-
-
-def explain_losses(config: Config) -> str:
-    """Why the training loss of a run lies above its held-out loss."""
-    recipe = config.augmentation
-    on = {"cropped": recipe.scale[0] < 1, "mixed (mixup, cutmix)": recipe.mixup or recipe.cutmix}
-    on |= {"augmented": recipe.auto_augment or recipe.color_jitter, "partly erased": recipe.erase}
-    reasons = [f"its images are {', '.join(name for name, is_on in on.items() if is_on)}"] if any(on.values()) else []
-    reasons += [f"its targets have label smoothing {recipe.label_smoothing:g}"] if recipe.label_smoothing else []
-    return f"Training loss may lie above held-out loss: {' and '.join(reasons)}." if reasons else ""
 
 
 class Example(NamedTuple):

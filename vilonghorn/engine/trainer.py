@@ -17,8 +17,9 @@ from .config import Config, changed_keys, check
 from .distributed import Distributed, Interrupted, StopRequest
 from .environment import machine
 from .evaluate import evaluate, quality
+from .logger import RunLogger, mean_loss
 from .masking import MaskedImages
-from .report import RunLogger, mean_loss, predict_all, write_masked_report, write_report
+from .report import predict_all, write_masked_report, write_report
 from .train_state import Batch, Progress, StepCounter, TrainState
 
 FEW_UPDATES = 20  # in an epoch

@@ -16,7 +16,7 @@ from PIL import Image
 from timm.data import create_transform
 from torch import Tensor
 
-from ..engine.report import fit_text, shorten
+from ..figures import fit_text, shorten
 from ..inference import LoadedModel
 from ..ops.rules import RULES
 from .model import (
