@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, default_collate
 from torchvision.transforms import Compose
 
-from .data.images import EXTENSIONS, MAX_PIXELS, printable, read_image, to_rgb
+from .data.images import EXTENSIONS, MAX_PIXELS, list_images, printable, read_image, to_rgb
 from .data.loaders.loader import read_batches
 from .engine import load_config, load_run
 from .engine.build import MODEL_ERRORS, explain_model_errors, one_line, pick_device
@@ -298,8 +298,8 @@ def _read_batch(
     for file, result in zip(files, results):
         try:
             if os.path.isdir(file):
-                expected = f"expected names that end in {', '.join(EXTENSIONS)}"
-                raise ValueError(f"{printable(file)}: no image in this folder; {expected}")
+                found = "is a folder; give its images" if list_images(file)[0] else "no image in this folder"
+                raise ValueError(f"{printable(file)}: {found}; expected names that end in {', '.join(EXTENSIONS)}")
             images.append(transform(read_image(file, max_pixels)))
         except ValueError as error:
             result["error"] = str(error)

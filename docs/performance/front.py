@@ -68,7 +68,7 @@ Weights are random. Ours are not trained on ImageNet, so they have no top-1 here
 
 ![Latency against image size, both logarithmic, of the fastest float32 form of each model](front.svg)
 
-Top-1 is that of [timm's results]({TOP1_SOURCE}) on ImageNet-1k for the weights in brackets, at 224 px if no size is given. `onnxruntime` is a portable ONNX file, and `int8` that file quantized by onnxruntime: [dynamically](../export/runtimes.md#quantization), or of convolutional networks statically, with int8 weights a channel and uint8 inputs. `ort` and `ort-int8` are of `vilonghorn export --to ort`, with float32 and int8 weights; `aoti` is of `--to aoti`. Files of timm's models are written for one size and batch. Their branches are merged where they can be. *To the faster peer* is the time of the model's fastest float32 form (in brackets), divided by that of the faster of MobileNetV4 and EfficientViT in onnxruntime, in one run (a line without a ratio has times of another run than the peers); the int8 column divides int8 forms. Below 1 the model is faster. Single models differ by up to 40% between [runs](#runs). Later runs may have newer code: a row is of the last run of its size, batch and threads."""  # noqa: E501
+Top-1 is that of [timm's results]({TOP1_SOURCE}) on ImageNet-1k for the weights in brackets, at 224 px if no size is given. `onnxruntime` is a portable ONNX file, and `int8` that file quantized by onnxruntime: [dynamically](../export/runtimes.md#quantization), or of convolutional networks statically, with int8 weights a channel and uint8 inputs. `ort` and `ort-int8` are of `vilonghorn export --to ort`, with float32 and int8 weights; `aoti` is of `--to aoti`. Files of timm's models are written for one size and batch. Their branches are merged where they can be. *To the faster peer* is the time of the model's fastest float32 form (in brackets), divided by that of the faster of MobileNetV4 and EfficientViT in onnxruntime, in one run (a line without a ratio has times of another run than the peers); the int8 column divides int8 forms. Below 1 the model is faster. Single models differ by up to 40% between [runs](#runs). Later runs may have newer code: a figure is of the last run that measured it."""  # noqa: E501
 
 
 def create(model: str, size: int) -> torch.nn.Module:
@@ -206,7 +206,7 @@ def lines(rows: Sequence[Row], parameters: Mapping[str, int]) -> list[Line]:
 
 
 def summary(cells: Mapping[tuple[int, ...], Sequence[Row]]) -> list[Line]:
-    """The ratio of OURS[0] to the faster peer in onnxruntime, by size, batch and threads, in float32 and in int8."""
+    """Ratios of OURS[0] to the faster peer in onnxruntime, and to the fastest other model, a line for each cell."""
     table = []
     for (size, batch, threads), rows in sorted(cells.items()):
         line: Line = {"px": str(size), "batch": str(batch), "threads": str(threads)}
@@ -216,6 +216,10 @@ def summary(cells: Mapping[tuple[int, ...], Sequence[Row]]) -> list[Line]:
                 (row for row in rows if row["model"] in PEERS and row["form"] in ("onnxruntime", "int8")), int8
             )
             line[title] = to_peer(ours, peer)
+        ours = fastest(row for row in rows if row["model"] == OURS[0])
+        other = fastest(row for row in rows if row["model"] not in OURS and ours and row["run"] == ours["run"])
+        ratio, *_ = to_peer(ours, other).split()
+        line["float32, to the fastest other"] = f"{ratio} ({other['model']})" if other else ratio
         table.append(line)
     return table
 
@@ -225,7 +229,8 @@ def page(report: dict[str, Any]) -> str:
     cells = dict[tuple[int, ...], list[Row]]()
     for row in report["rows"]:
         cells.setdefault((row["size"], row["batch"], row["threads"]), []).append(row)
-    text = [INTRODUCTION, f"`{OURS[0]}` to the faster peer:", markdown(summary(cells))]
+    text = [INTRODUCTION, f"`{OURS[0]}` to the faster peer, and to the fastest model of timm in the tables below:"]
+    text += [markdown(summary(cells))]
     for (size, batch, threads), rows in sorted(cells.items()):
         title = f"## {size} px, batch {batch}, {threads} thread{'s' if threads > 1 else ''}"
         text += [title, markdown(lines(rows, report["parameters"]))]

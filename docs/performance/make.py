@@ -27,7 +27,7 @@ from vilonghorn.bench.tables import Line, by, figure, fill_page, markdown, media
 from vilonghorn.data.files import atomic_write
 
 FOLDER = Path("docs/performance")
-PAGE, GPU_PAGE, CHOOSING = Path("docs/performance.md"), FOLDER / "gpu.md", Path("docs/choosing.md")
+PAGE, GPU_PAGE = Path("docs/performance.md"), FOLDER / "gpu.md"
 PLOT = FOLDER / "speed.svg"
 TINY, SMALL = "vilonghorn_tiny", "vilonghorn_small"
 DEIT_TINY, DEIT_SMALL = (family[0] for family in FAMILIES)
@@ -41,14 +41,11 @@ def tables(folder: Path) -> dict[Path, dict[str, str]]:
     runs = [load(path) for path in sorted(folder.glob("cpu-*.json"))]
     v2, highest, high = (load(folder / f"{name}.json") for name in ("v2", "v2-highest", "v2-high"))
     kernels, predicted = json.loads((folder / "kernels.json").read_text()), predictions(folder)
-    speed, ratios = speed_table(runs, v2), ratio_table(runs)
-    machine = runs[0]["machine"]
-    made = f"{machine['cpu']}, {machine['threads']} threads, float32, one figure for each of {len(runs)} runs:\n\n"
     page = dict(
-        speed=speed,
+        speed=speed_table(runs, v2),
         runs="\n".join(map(machine_line, [*runs, v2])),
         scan=merge([[dict(list(line.items())[1:]) for line in scan_lines(run["scan"])] for run in runs], 2),
-        ratios=ratios,
+        ratios=ratio_table(runs),
         models=markdown(model_lines(v2["models"])),
         precision=precision_table(dict(highest=highest, high=high)),
         precision_runs="\n".join(map(machine_line, [highest, high])),
@@ -56,7 +53,7 @@ def tables(folder: Path) -> dict[Path, dict[str, str]]:
     gpu = {name: markdown(lines) for name, lines in predicted.items()}
     gpu |= {name: kernel_table(kernels["rows"], name) for name in ("instructions", "registers")}
     gpu |= dict(gpu_models=gpu_model_table(folder / "gpu"), gpu_scans=gpu_scan_table(folder / "gpu"))
-    return {PAGE: page, GPU_PAGE: gpu, CHOOSING: dict(ratios=made + ratios)}
+    return {PAGE: page, GPU_PAGE: gpu}
 
 
 def load(path: Path) -> Run:

@@ -9,6 +9,7 @@ import pytest
 import torch
 from left_run import NAMES, leave_run, make_image
 
+import vilonghorn
 from vilonghorn.cli import main
 from vilonghorn.cli.arguments import key_value
 
@@ -61,6 +62,8 @@ def test_what_cannot_be_read_is_named_and_the_rest_go_on(run, tmp_path, capsys):
         words = ("2.png: not a readable image", "missing.png: there is no such file", "empty: no image in this folder")
         for result, sentence in zip([results[1], *results[3:]], words):
             assert sentence in result["error"] and f"error: {result['error']}" in err
+    (folder,) = vilonghorn.predict(vilonghorn.load(run[0]), [str(tmp_path / "in")])
+    assert f"{tmp_path / 'in'}: is a folder; give its images" in folder["error"]
     assert main([*command, "--max-pixels", "255"]) == 1
     out, err = capsys.readouterr()
     assert out == "" and "1.png: too many pixels (16x16 are more than the limit of 255)" in err

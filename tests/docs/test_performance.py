@@ -29,7 +29,7 @@ def test_the_first_lines_of_the_readme_are_true_of_every_run(make):
         for train in (False, True):
             ours, theirs = (models[name, 1024, train] for name in (make.TINY, make.DEIT_TINY))
             ratios.append(make.ratio(ours, theirs))
-    said = f"takes {min(ratios):.2f} to {max(ratios):.2f} of the time of timm's DeiT-Ti on three kinds of processors"
+    said = f"takes {min(ratios):.2f} to {max(ratios):.2f} of the time of timm's DeiT-Ti on three kinds of CPUs"
     assert said in (ROOT / "README.md").read_text().partition("\n## ")[0]
 
 

@@ -12,7 +12,7 @@ from toy_run import toy_config
 
 from vilonghorn.cli import main
 from vilonghorn.engine import Config, build_parser, load_config, parse
-from vilonghorn.engine.build import build_model, build_optimizer, init_weights
+from vilonghorn.engine.build import build_model, build_optimizer, image_sizes, init_weights, model_kwargs
 from vilonghorn.engine.checkpoint import save_weights
 from vilonghorn.engine.config import flatten
 
@@ -43,6 +43,9 @@ def test_the_recipe_is_the_published_one_and_the_same_for_all(model):
     for epochs in (30, 100):
         config = read(f"imagenet/{model}.yaml", f"imagenet/epochs_{epochs}.yaml")
         assert config.schedule.epochs == epochs and config.ema.warmup
+        with torch.device("meta"):
+            built = timm.create_model(config.model.name, **model_kwargs(config, 7))
+            assert all(built(torch.empty(2, 3, size, size)).shape == (2, 7) for size in image_sizes(config))
 
 
 def test_fine_tuning_keeps_its_rate():

@@ -223,9 +223,10 @@ class RunConfig:
 
 @dataclass
 class Config:
-    """The configuration of a run. The defaults are Vim-Ti's recipe on ImageNet-1k, with three differences.
+    """The configuration of a run. The defaults are Vim-Ti's recipe on ImageNet-1k, with four differences.
 
-    The gradient is clipped, the average has a warm-up, and random crops of a .beton are resized by area averaging.
+    The gradient is clipped, GPUs train in bfloat16 (autocast), the average has a warm-up, and random crops of a .beton
+    are resized by area averaging.
     """
 
     data: DataConfig = field(default_factory=DataConfig)

@@ -52,6 +52,7 @@ class HierarchicalSSM(Backbone):
         mlp_ratios: Sequence[float] = (0.0, 0.0, 0.5, 1.0),
         drop_rate: float = 0.0,
         drop_path_rate: float = 0.0,
+        dynamic_img_size: bool = True,
         dynamic_img_pad: bool = False,
         norm_layer: str | Callable[..., nn.Module] | None = None,
         mask_token: bool = False,
@@ -69,7 +70,7 @@ class HierarchicalSSM(Backbone):
             embed_dims: channels of the stages.
             depths: blocks of the stages.
             num_conv_stages: stages without a recurrence, counted from the first.
-            rule: state update of the others (see `vilonghorn.ops.scan`).
+            rule: state update of the others (see `vilonghorn.ops.scan`); "mamba" needs num_heads of None.
             reverse: directions of the blocks that scan, in turn, as in `VisionSSM`.
             num_heads: heads of the mixers of a stage (see `Mixer`); not used in stages without a recurrence.
             d_state: state size of a channel.
@@ -78,6 +79,7 @@ class HierarchicalSSM(Backbone):
             mlp_ratios: hidden width of a gated MLP after each mixer of a stage; 0 for none.
             drop_rate: dropout before the head.
             drop_path_rate: stochastic depth of the last block; the rates rise linearly from 0 at the first.
+            dynamic_img_size: no effect: every multiple of the last stride fits. `VisionSSM` needs it for that.
             dynamic_img_pad: pad images at the bottom and at the right to a multiple of the last stride.
             norm_layer: a class, a partial or a name of timm's. Default: RMSNorm, eps 1e-5.
             mask_token: as of `VisionSSM`.

@@ -24,7 +24,7 @@ class Rule(NamedTuple):
     step: Callable[..., Tensor]  # (state, x, gate, k, A) to the next state; linear and symmetric in the state for x = 0
     flops: int  # a token, channel and state: the step and the read by q, as `vilonghorn.ops.flops` counts
     has_decay: bool = False  # whether it has decay rates A, (..., N, D)
-    takes_heads: bool = True  # whether the channels of a head may share dt
+    takes_heads: bool = True  # whether mixers with `num_heads` take it
     couples_states: bool = False  # whether a step mixes the N numbers of a channel's state
     number: int = -1  # in kernels/include/vilonghorn.h
     backends: tuple[str, ...] = ()  # with a kernel for it, besides "reference"
