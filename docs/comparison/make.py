@@ -123,7 +123,7 @@ class Figures(dict):
         `names`: those that are listed; without them all. Time (cost_icons.json) is divided by that of the reference.
         """
         icons, recall, rows = self.reports["v2"], self.reports["v2_recall"], []
-        reference, times = icons.title(icons.plan.reference), step_times()
+        reference, times = icons.title(icons.plan.reference), step_times("icons")
         for name in names or dict.fromkeys([*icons.plan.candidates, *recall.plan.candidates]):
             title = (icons if name in icons.plan.candidates else recall).title(name)
             known = name in icons.plan.candidates and title != reference
@@ -135,11 +135,12 @@ class Figures(dict):
             rows.append(row)
         return markdown(rows)
 
-    def cost(self) -> str:
-        """Time of a training step of the candidates of icons, divided by that of Longhorn, and peak memory."""
-        times, titles = step_times(), {candidate.title for candidate in self.reports["icons"].plan.candidates.values()}
-        rows = [row for row in load("cost_icons.json")["rows"] if row["candidate"] in titles]
-        ratios = [f"{times[row['candidate']] / times['Longhorn']:.2f}" for row in rows]
+    def cost(self, study: str) -> str:
+        """Time of a training step of the candidates of a study, divided by that of the reference, and peak memory."""
+        plan, times = self.reports[study].plan, step_times(study)
+        titles = {candidate.title for candidate in plan.candidates.values()}
+        rows = [row for row in load(f"cost_{study}.json")["rows"] if row["candidate"] in titles]
+        ratios = [f"{times[row['candidate']] / times[plan.candidates[plan.reference].title]:.2f}" for row in rows]
         return markdown(
             [
                 {"candidate": row["candidate"], "time of a step": ratio, "peak memory, GB": f"{row['memory_gb']:.2f}"}
@@ -185,9 +186,9 @@ class Figures(dict):
         return markdown(rows)
 
 
-def step_times() -> dict[str, float]:
+def step_times(task: str) -> dict[str, float]:
     """Median time of a training step in ms by the title of a candidate."""
-    return {row["candidate"]: statistics.median(row["ms"]) for row in load("cost_icons.json")["rows"]}
+    return {row["candidate"]: statistics.median(row["ms"]) for row in load(f"cost_{task}.json")["rows"]}
 
 
 def images_to(report: Report, task: str, candidate: str, accuracy: float) -> dict[int, float | None]:
