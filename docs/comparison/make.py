@@ -135,12 +135,16 @@ class Figures(dict):
             rows.append(row)
         return markdown(rows)
 
-    def cost(self, study: str) -> str:
-        """Time of a training step of the candidates of a study, divided by that of the reference, and peak memory."""
-        plan, times = self.reports[study].plan, step_times(study)
-        titles = {candidate.title for candidate in plan.candidates.values()}
-        rows = [row for row in load(f"cost_{study}.json")["rows"] if row["candidate"] in titles]
-        ratios = [f"{times[row['candidate']] / times[plan.candidates[plan.reference].title]:.2f}" for row in rows]
+    def time(self, study: str, name: str, other: str) -> str:
+        """Time of a training step of a candidate of a study, divided by that of another."""
+        times, title = step_times(study), self.reports[study].title
+        return f"{times[title(name)] / times[title(other)]:.2f}"
+
+    def cost(self) -> str:
+        """Time of a training step of the candidates of icons, divided by that of Longhorn, and peak memory."""
+        names = {candidate.title: name for name, candidate in self.reports["icons"].plan.candidates.items()}
+        rows = [row for row in load("cost_icons.json")["rows"] if row["candidate"] in names]
+        ratios = [self.time("icons", names[row["candidate"]], "longhorn") for row in rows]
         return markdown(
             [
                 {"candidate": row["candidate"], "time of a step": ratio, "peak memory, GB": f"{row['memory_gb']:.2f}"}
