@@ -39,6 +39,23 @@ def test_a_run_is_loaded_ready_for_photographs(run, tmp_path):
         vilonghorn.laod  # noqa: B018
 
 
+@pytest.mark.parametrize("name", ["vilonghornv2_nano", "vim_nano_patch8"])
+def test_the_head_of_a_state_dict_tells_the_number_of_classes(name, tmp_path):
+    model = timm.create_model(name, num_classes=7)
+    torch.save(model.state_dict(), tmp_path / "a.pth")
+    loaded = load(name, str(tmp_path / "a.pth")).model
+    assert torch.equal(loaded.get_classifier().weight, model.get_classifier().weight)
+    with pytest.raises(ValueError, match="returns maps, expected a classifier: leave out features_only"):
+        load(name, "random", dict(features_only=True))
+
+
+@pytest.mark.parametrize("kwargs", [dict(norm_layer="layernorm"), dict(norm_layer=None), dict(exportable=True)])
+def test_a_run_with_another_norm_is_loaded(kwargs, tmp_path):
+    model = leave_run(tmp_path / "run", **kwargs)
+    image = make_image(tmp_path / "a.png", 1)
+    torch.testing.assert_close(load(tmp_path / "run").model(image), model(image), rtol=0, atol=1e-5)
+
+
 def test_weights_in_a_file_bring_their_names_if_they_have_any(run, tmp_path):
     directory, model = run
     image = make_image(tmp_path / "a.png", 1)

@@ -205,7 +205,7 @@ def create_model(name: str, checkpoint: str, model_kwargs: dict[str, Any]) -> tu
         record, overlay = _read_file(file, name, architecture)
         kwargs = record.get("kwargs", {}) | kwargs
         if "num_classes" not in kwargs and is_ours(architecture):
-            head = overlay["state_dict"].get("head.weight")
+            head = overlay["state_dict"].get(f"{timm.get_pretrained_cfg(architecture).classifier}.weight")
             kwargs["num_classes"] = len(head) if isinstance(head, Tensor) and head.dim() else 0
         if "num_classes" in kwargs:  # timm drops a head of another number of classes than the configuration's
             overlay["num_classes"] = kwargs["num_classes"]
@@ -278,6 +278,8 @@ def _load_run(name: str, checkpoint: str, model_kwargs: dict[str, Any] | None) -
 
 def _load_timm(name: str, checkpoint: str, model_kwargs: dict[str, Any]) -> LoadedModel:
     model, class_names = create_model(name, checkpoint, model_kwargs)
+    if not hasattr(model, "num_classes"):
+        raise ValueError(f"{name} with {model_kwargs} returns maps, expected a classifier: leave out features_only")
     if getattr(model, "in_chans", 3) != 3:
         raise ValueError(f"{name} takes images of {model.in_chans} channels, expected 3: files are read as RGB")
     check_names(name, model.num_classes, class_names)

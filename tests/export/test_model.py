@@ -45,6 +45,16 @@ def test_a_run_is_its_best_or_last_weights_with_its_classes_and_preprocessing(tm
         load_for_export(tmp_path / "run", "best.safetensors")
 
 
+def test_a_run_that_pads_its_images_is_exported_at_whole_patches(tmp_path):
+    leave_run(tmp_path / "run", "vilonghornv2_nano", dynamic_img_pad=True, stem_stride=2, img_size=None)
+    config = tmp_path / "run" / "config.yaml"
+    config.write_text(config.read_text().replace(f"image_size: {SIDE}", "image_size: 20"))
+    with pytest.raises(ValueError, match="20x20 is not a whole number of 8x8 patches .*do not pad: give --img-size"):
+        load_for_export(tmp_path / "run")
+    found = json.loads(describe(load_for_export(tmp_path / "run", img_size=[24]))["preprocessing"])
+    assert found["input_size"] == [3, 24, 24]
+
+
 def test_the_weights_of_the_package_are_exported_by_their_tag_and_from_their_file(images):
     name, batch = "vilonghorn_nano_patch8", images(2, 3, 64, 64)
     expected = timm.create_model(f"{name}.icons480", pretrained=True).eval()

@@ -26,6 +26,19 @@ def run(tmp_path):
     return load(tmp_path / "run"), make_image(tmp_path / "a.png", 1)[0]
 
 
+def test_a_padded_image_has_maps_of_its_whole_patches():
+    model = timm.create_model("vilonghornv2_nano", num_classes=3, dynamic_img_pad=True).eval()
+    loaded, image = SimpleNamespace(model=model, device="cpu", class_name=str), torch.randn(3, 40, 33)
+    sheet = make_sheet(loaded, image, "field", blocks=[5], patch=(2, 2))
+    field = F.pad(receptive_field(model, image[None], 5, 8), (0, 15, 0, 8))
+    torch.testing.assert_close(sheet.maps["block 5"], F.avg_pool2d(field, 16)[0].sqrt())
+    assert sheet.padded == (48 / 40, 48 / 33) and sheet.box == pytest.approx((32 / 33, 32 / 40, 16 / 33, 16 / 40))
+    corner, picture = torch.zeros(3, 3, 3), torch.zeros(80, 66, 3)
+    corner[2, 2] = 1
+    changed = overlay(picture, corner, sheet.padded).amax(2)
+    assert changed[:60, :50].max() < 0.2 < changed[-1, -1]  # the last patch begins at 64, 64
+
+
 @pytest.mark.parametrize(
     "kind, names, grid",
     [("attention", ["blocks 2 to 3"], (4, 4)), ("field", ["block 5"], (2, 2)), ("cam", ["block 5"], (2, 2))],

@@ -139,6 +139,31 @@ def test_a_model_without_its_last_stages_gives_the_same_maps_with_its_norm_or_wi
         assert model.prune_intermediate_layers([1], prune_norm=prune_norm) == [1]
         final, (y,) = model.forward_intermediates(batch, indices=[1], norm=True)
         assert torch.equal(y, expected) and torch.equal(final, expected)
+        assert torch.equal(model.forward_features(batch), expected)
+        model.reset_classifier(3, "catavgmax")
+        assert model(batch).shape == (1, 3) and 2 * model.num_features == model.head_hidden_size == 48
+        assert model.forward_head(expected, pre_logits=True).shape == (1, 48)
+
+
+def test_an_extractor_has_gradients_for_all_its_parameters_with_and_without_checkpointing():
+    for checkpointing in (False, True):
+        model = timm.create_model("vilonghornv2_nano", features_only=True, out_indices=(0, 1))
+        model.set_grad_checkpointing(checkpointing)
+        sum(y.sum() for y in model(images(1, 3, 64, 64))).backward()
+        assert all(p.grad is not None for p in model.parameters())
+    assert model.model.stages[0].grad_checkpointing
+    for kind in ("list", "dict", "hook", "fx"):
+        with pytest.raises(ValueError, match=f"feature_cls is '{kind}', expected 'getter'"):
+            timm.create_model("vilonghornv2_nano", features_only=True, feature_cls=kind)
+
+
+@pytest.mark.parametrize("size", [0, 1.5, True, (64,), (64, 0)])
+def test_a_size_that_is_refused_leaves_the_model_as_it_was(size):
+    model = make(dynamic_img_pad=True)
+    before = model.img_size
+    with pytest.raises(ValueError, match="size"):
+        model.set_input_size(size)
+    assert model.img_size == before
 
 
 @pytest.mark.parametrize("exportable", [False, True])
@@ -164,6 +189,12 @@ def test_a_checkpoint_is_a_start_for_other_classes_and_channels_and_one_of_patch
     model = load("a.pth", num_classes=3, in_chans=1, img_size=64)
     assert model.head.fc.out_features == 3
     torch.testing.assert_close(model.stem.conv1.weight, weights["stem.conv1.weight"].sum(1, keepdim=True))
+    model = load("a.pth", num_classes=480)
+    torch.save(
+        {k: v for k, v in weights.items() if "head" not in k} | {"head.fc.weight": torch.ones(5)}, tmp_path / "b.pth"
+    )
+    extractor = load("b.pth", features_only=True)
+    assert torch.equal(extractor.model.stem.conv1.weight, weights["stem.conv1.weight"])
     with pytest.raises(ValueError, match="one grid of patches, as those of vilonghorn_.*; the model has stages"):
         load("plain.pth")
     with pytest.raises(ValueError, match="does not fit the model: 17 mismatches .stem.conv1.weight is"):

@@ -89,6 +89,10 @@ def test_one_call_counts_every_family_in_every_form_at_any_size(name):
         model = timm.create_model(name, **options | form).train("drop_path_rate" in form)
         assert count_flops(model, (64, 96)) == count_flops(model, (3, 64, 96)) == expected
     assert count_flops(timm.create_model(name, features_only=True, **options), (64, 96)) <= expected
+    sized = timm.create_model(name, img_size=(64, 96), in_chans=1)
+    assert count_flops(sized) == count_flops(sized, (1, 64, 96))
+    sized.set_input_size((32, 64))
+    assert count_flops(sized) == count_flops(sized, (1, 32, 64))
     with pytest.raises(ValueError, match=r"input_size is \(1, 3, 64, 96\), expected \(height, width\)"):
         count_flops(model, (1, 3, 64, 96))
 

@@ -8,6 +8,7 @@ import timm
 from timm.models._features import FeatureGetterNet
 
 from ..inference import create_model, find_run, is_ours, preprocessing
+from ..layers.patch_embed import check_whole_patches
 from ..models import HierarchicalSSM, VisionSSM
 from .formats import image_size, min_grid, trunk
 
@@ -45,6 +46,8 @@ def load_for_export(
         if len(img_size) > 2 or min(img_size) < 1:
             raise ValueError(f"--img-size is {img_size}, expected one side, or height and width, in pixels")
         kwargs["img_size"] = (img_size[0], img_size[-1])
+        if "pretrained_cfg_overlay" in kwargs:  # of a run
+            kwargs["pretrained_cfg_overlay"]["input_size"] = (3, *kwargs["img_size"])
     if features is not None:
         kwargs |= dict(features_only=True) | (dict(out_indices=tuple(features)) if features else {})
     model, class_names = create_model(name, str(checkpoint or ("pretrained" if "." in name else "random")), kwargs)
@@ -53,6 +56,12 @@ def load_for_export(
     if indices != sorted(set(indices)):
         expected = "expected different indices in ascending order, as maps are returned"
         raise ValueError(f"--features is {features}, {expected}")
+    if "pretrained_cfg_overlay" in kwargs:
+        try:
+            check_whole_patches(model.pretrained_cfg["input_size"][-2:], *trunk(model).patches())
+        except ValueError as error:
+            problem = str(error).partition(";")[0]
+            raise ValueError(f"{problem}, and files do not pad: give --img-size, to which images are resized") from None
     least, grid = min_grid(model), trunk(model).grid_size()
     if min(grid) < least:
         problem = f"images of {image_size(model, *grid)} pixels are fewer than {least} patches high or wide"

@@ -62,6 +62,7 @@ class Sheet(NamedTuple):
     maps: dict[str, Tensor]  # by the name of the block: (h, w) values from 0, or (h, w, 3) colours in [0, 1]
     box: tuple[float, ...] | None = None  # left, top, width and height of the patch that attends or sees, in [0, 1]
     prediction: str | None = None  # the most probable class with its probability, None without a classifier
+    padded: tuple[float, float] = (1.0, 1.0)  # height and width of the grid of patches, in those of the image
 
 
 def make_sheet(
@@ -103,6 +104,9 @@ def make_sheet(
     else:
         chosen = [max(0, depth - 1 - (kind == "cam" and reads_token))]
     grid = grid_of(model, images, chosen[0])
+    (dy, dx), (height, width) = model.patches(chosen[0])
+    rows, columns = (grid[0] - 1) * dy + height, (grid[1] - 1) * dx + width  # with padding
+    padded = rows / H, columns / W
     if kind == "field" and patch is None:
         patch = (grid[0] // 2, grid[1] // 2)
     tokens, reader, box = [CLASS_TOKEN], "the class token", None
@@ -110,7 +114,6 @@ def make_sheet(
         tokens, reader = None, "the average of the patches"
     if patch is not None:
         tokens, reader = [patch_token(grid, *patch, bool(model.num_prefix_tokens))], f"patch {patch[0]},{patch[1]}"
-        (dy, dx), (height, width) = model.patches(chosen[0])
         box = (patch[1] * dx / W, patch[0] * dy / H, width / W, height / H)
 
     prediction = None
@@ -128,11 +131,12 @@ def make_sheet(
         if blocks is None:
             name = f"{'all ' * (len(chosen) == depth)}blocks"
             name += "" if len(chosen) == depth else f" {chosen[0]} to {chosen[-1]}"
-            return Sheet(f"{title}, mean of {name}", {name: maps.mean(0)}, box, prediction)
+            return Sheet(f"{title}, mean of {name}", {name: maps.mean(0)}, box, prediction, padded)
     elif kind == "field":
         if len({grid_of(model, images, b) for b in chosen}) > 1:
             raise ValueError(f"blocks {chosen} have different grids of patches: give blocks of one stage")
         fields = [receptive_field(model, images, b, tokens[0]) for b in chosen]
+        fields = [F.pad(field, (0, columns - W, 0, rows - H)) for field in fields]
         maps = [F.adaptive_avg_pool2d(field, grid)[0].sqrt() for field in fields]
         title = f"Receptive field: what {reader} depends on"
     elif kind == "pca":
@@ -141,7 +145,7 @@ def make_sheet(
     else:
         maps = [grad_cam(model, images, [target], b)[0] for b in chosen]
         title = f"Grad-CAM: patches that raise the score of {loaded.class_name(target)}"
-    return Sheet(title, {f"block {b}": values for b, values in zip(chosen, maps)}, box, prediction)
+    return Sheet(title, {f"block {b}": values for b, values in zip(chosen, maps)}, box, prediction, padded)
 
 
 def view(loaded: LoadedModel, picture: Image.Image) -> Tensor:
@@ -178,7 +182,7 @@ def draw(sheet: Sheet, picture: Tensor) -> Figure:
     for axis in axes.flat[len(sheet.maps) :]:
         axis.set_axis_off()
     for axis, (name, values) in zip(axes.flat, sheet.maps.items()):
-        axis.imshow(overlay(picture, values).numpy(), extent=(0, 1, 1, 0), aspect=height / width)
+        axis.imshow(overlay(picture, values, sheet.padded).numpy(), extent=(0, 1, 1, 0), aspect=height / width)
         if columns > 1:
             fit_text(axis.set_title(name, fontsize=9, pad=3), w, above - 0.05)
         for color, line in (("white", 3), ("black", 1)) if sheet.box else ():  # seen on every background
@@ -198,19 +202,21 @@ def wrap(text: str, most: int) -> str:
     return textwrap.fill(text, next(width for width in widths if len(textwrap.wrap(text, width)) <= lines))
 
 
-def overlay(picture: Tensor, values: Tensor) -> Tensor:
+def overlay(picture: Tensor, values: Tensor, padded: tuple[float, float] = (1.0, 1.0)) -> Tensor:
     """Lays a smooth map over an image; values of 0 leave the image as it is.
 
     Args:
         picture: (H, W, 3) in [0, 1].
         values: (h, w) from 0, coloured by COLORMAP; or (h, w, 3) colours in [0, 1].
+        padded: as in `Sheet`.
 
     Returns:
         (H, W, 3) in [0, 1].
     """
     values = values.detach().cpu().float()
     layers = values[None] if values.dim() == 2 else values.permute(2, 0, 1)
-    smooth = F.interpolate(layers[None], picture.shape[:2], mode="bicubic")[0].clamp_min(0)
+    (H, W), (down, right) = picture.shape[:2], padded
+    smooth = F.interpolate(layers[None], (round(H * down), round(W * right)), mode="bicubic")[0, :, :H, :W].clamp_min(0)
     if values.dim() == 3:
         colors, opacity = smooth.clamp_max(1).permute(1, 2, 0), OPACITY
     else:

@@ -147,6 +147,7 @@ def grad_cam(model: Backbone, images: Tensor, classes: Sequence[int] | None = No
     Raises:
         ValueError: unknown class, no classifier, or a block whose patches the scores do not depend on.
     """
+    check_backbone(model)
     if model.num_classes == 0:
         raise ValueError("the model has no classifier (num_classes is 0), so there is no class to explain")
     if model.global_pool == "":
@@ -181,5 +182,5 @@ def _tokens_after(model: Backbone, images: Tensor, block: int) -> Tensor:
     outputs: list[Tensor] = []
     with blocks_of(model)[block_index(model, block)].register_forward_hook(lambda *call: outputs.append(call[2])):
         model.forward_features(images)
-    tokens = outputs[0].to(model.norm.weight.dtype)
+    tokens = outputs[0].to(next(model.parameters()).dtype)
     return prefix_first(tokens) if model.num_prefix_tokens else tokens

@@ -1,5 +1,6 @@
 """Sizes of the plain models; default configurations, construction and feature extractors of all registered models."""
 
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -60,15 +61,20 @@ def build_model(model_cls: type[Model], variant: str, pretrained: bool, kwargs: 
     Raises:
         RuntimeError: `pretrained` where neither the registry nor the call names weights.
         TypeError: an argument that the model does not have.
-        ValueError: weights that do not fit the model or are damaged, or an `output_stride` other than 32.
+        ValueError: weights that do not fit the model or are damaged, an `output_stride` other than 32, or another
+            `feature_cls` than "getter".
     """
     if (output_stride := kwargs.pop("output_stride", 32)) != 32:
         raise ValueError(
             f"output_stride is {output_stride}, expected 32: {variant} does not dilate its stages; take maps at "
             "strides 4 to 32 of vilonghornv2_tiny, and a decoder of them, such as smp's Unet or UPerNet"
         )
-    if kwargs.get("features_only"):
+    is_extractor = bool(kwargs.get("features_only"))
+    if is_extractor:
         keep_names()
+        if kwargs.get("feature_cls") not in (None, "getter"):
+            raise ValueError(f"feature_cls is {kwargs['feature_cls']!r}, expected 'getter': others have no NCHW maps")
+        kwargs.pop("feature_cls", None)
     if pretrained:
         cfg = resolve_pretrained_cfg(variant, kwargs.get("pretrained_cfg"), kwargs.get("pretrained_cfg_overlay"))
         if not (cfg.has_weights or cfg.state_dict):
@@ -82,7 +88,7 @@ def build_model(model_cls: type[Model], variant: str, pretrained: bool, kwargs: 
         model_cls,
         variant,
         pretrained,
-        pretrained_filter_fn=checkpoint_filter_fn,
+        pretrained_filter_fn=partial(checkpoint_filter_fn, with_head=not is_extractor),
         feature_cfg=dict(out_indices=model_cls.num_default_features, feature_cls=Features),
         **kwargs,
     )
@@ -98,6 +104,11 @@ class Features(FeatureGetterNet):
     def no_weight_decay(self) -> set[str]:
         """As `VisionSSM.no_weight_decay`."""
         return {f"model.{name}" for name in self.model.no_weight_decay()}  # type: ignore[operator]
+
+    @torch.jit.ignore
+    def set_grad_checkpointing(self, enable: bool = True) -> None:
+        """As `Backbone.set_grad_checkpointing`."""
+        self.model.set_grad_checkpointing(enable)  # type: ignore[operator]
 
     @torch.jit.ignore
     def group_matcher(self, coarse: bool = False) -> dict[str, str | list]:

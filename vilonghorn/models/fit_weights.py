@@ -62,7 +62,9 @@ def _form(value: Any) -> str:
     return str(tuple(value.shape)) + ("" if _is_float(value) else f" of {value.dtype}")
 
 
-def checkpoint_filter_fn(checkpoint: dict[str, Any], model: VisionSSM | HierarchicalSSM) -> dict[str, Tensor]:
+def checkpoint_filter_fn(
+    checkpoint: dict[str, Any], model: VisionSSM | HierarchicalSSM, with_head: bool = True
+) -> dict[str, Tensor]:
     """Resamples patch filters and positions where the model's grid differs, and checks all names and shapes.
 
     timm drops a head of another class count itself, where the model's configuration says that the counts differ.
@@ -72,6 +74,7 @@ def checkpoint_filter_fn(checkpoint: dict[str, Any], model: VisionSSM | Hierarch
     Args:
         checkpoint: state dict of a model of this library or of Vim's authors, alone or under "model" or "state_dict".
         model: the model that will load it.
+        with_head: whether the model keeps its head; of a feature extractor any head, or none, fits.
 
     Returns:
         A new dictionary.
@@ -102,7 +105,7 @@ def checkpoint_filter_fn(checkpoint: dict[str, Any], model: VisionSSM | Hierarch
         fitted.pop("mask_token", None)
     else:
         fitted.setdefault("mask_token", model.mask_token.detach())
-    _check_fit(fitted, model)
+    _check_fit(fitted, model, with_head)
     return fitted
 
 
@@ -142,12 +145,12 @@ def _fit_grid(fitted: dict[str, Tensor], model: VisionSSM) -> dict[str, Tensor]:
     return fitted
 
 
-def _check_fit(state_dict: dict[str, Tensor], model: VisionSSM | HierarchicalSSM) -> None:
+def _check_fit(state_dict: dict[str, Tensor], model: VisionSSM | HierarchicalSSM, with_head: bool) -> None:
     """Checks names, shapes and dtypes against the model's, except what timm adapts: head and input channels."""
     expected = {name: _form(value) for name, value in model.state_dict().items()}
     given = {name: _form(value) for name, value in state_dict.items()}
     cfg, adapted = getattr(model, "pretrained_cfg", {}), set()
-    if model.num_classes != cfg.get("num_classes", model.num_classes):
+    if not with_head or model.num_classes != cfg.get("num_classes", model.num_classes):
         adapted |= {f"{cfg['classifier']}.weight", f"{cfg['classifier']}.bias"}
     if model.in_chans != cfg.get("input_size", (model.in_chans,))[0]:
         adapted.add(f"{cfg['first_conv']}.weight")

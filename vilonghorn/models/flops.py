@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 from timm.layers import to_2tuple
+from timm.models._input import get_model_input_config
 from timm.utils import unwrap_model
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
@@ -21,15 +22,15 @@ def count_flops(model: nn.Module, input_size: int | tuple[int, ...] | None = Non
     Args:
         model: a model of this library, or any other that takes images, also with parts that are not ours.
         input_size: height and width, or one number for both, or (channels, height, width), in pixels. Default: that of
-            the model's configuration.
+            a timm model as it was made, or as `set_input_size` changed it.
 
     Raises:
         ValueError: no size, or one of another length.
     """
     model = unwrap_model(model)
-    size: Any = input_size or getattr(model, "pretrained_cfg", {}).get("input_size")
-    if size is None:
+    if input_size is None and not hasattr(model, "pretrained_cfg"):
         raise ValueError("input_size is None and the model has no configuration: give (channels, height, width)")
+    size: Any = input_size or get_model_input_config(model)["input_size"]
     if isinstance(size, int) or len(size) == 2:
         size = (getattr(model, "in_chans", 3), *to_2tuple(size))
     if len(size) != 3:

@@ -101,7 +101,7 @@ class HierarchicalSSM(Backbone):
         dd = {"device": device, "dtype": dtype}
         norm_layer = get_norm_layer(norm_layer) or RMSNorm
         self.in_chans, self.dynamic_img_pad = in_chans, dynamic_img_pad
-        self.num_features = self.head_hidden_size = self.embed_dim = embed_dims[-1]
+        self.num_features = self.embed_dim = embed_dims[-1]
         self.num_prefix_tokens = 0
         self.stride = stem_stride * 2 ** (len(depths) - 1)  # of the last stage
 
@@ -122,13 +122,14 @@ class HierarchicalSSM(Backbone):
                 blocks.append(Block(dim, **shape, **mixer, **options, **dd))
             down = Downsample(embed_dims[i - 1], dim, norm_layer, **dd) if i else nn.Identity()
             stages.append(Stage(down, blocks, residual_in_fp32))
-        self.stages, self.num_stages = nn.Sequential(*stages), len(stages)  # num_stages also counts pruned ones
+        self.stages = nn.Sequential(*stages)
         strides = [stem_stride * 2**i for i in range(len(depths))]
         self.feature_info = [
             dict(module=f"stages.{i}", num_chs=dim, reduction=s) for i, (dim, s) in enumerate(zip(embed_dims, strides))
         ]
         self.norm = norm_layer(self.num_features, **dd)
         self.head = ClassifierHead(self.num_features, num_classes, global_pool, drop_rate, **dd)
+        self.head_hidden_size = self.head.num_features
         self.num_classes, self.global_pool = num_classes, global_pool
         self.set_input_size(img_size)
         self.init_weights(needs_reset=False)
@@ -152,24 +153,39 @@ class HierarchicalSSM(Backbone):
             num_classes: classes of the new head; 0 for no head.
             global_pool: new pooling; None keeps the present one.
         """
-        self.head.reset(num_classes, global_pool)
+        self.head.reset(num_classes, global_pool, in_features=self.num_features)
+        self.head_hidden_size = self.head.num_features
         self.num_classes = num_classes
         self.global_pool = self.global_pool if global_pool is None else global_pool
         self.head.to(self.stem.conv1.weight)
         self.head.train(self.training)
         self._init_head()
 
+    def prune_intermediate_layers(
+        self, indices: int | list[int] = 1, prune_norm: bool = False, prune_head: bool = True
+    ) -> list[int]:
+        """As `Backbone.prune_intermediate_layers`. The norm and the head of the last stage go with it, as in timm."""
+        count = len(self.stages)
+        take_indices = super().prune_intermediate_layers(indices, prune_norm, prune_head)
+        if len(self.stages) < count:
+            self.num_features = self.embed_dim = self.feature_info[len(self.stages) - 1]["num_chs"]
+            self.norm = nn.Identity()
+            self.reset_classifier(0, "")
+        return take_indices
+
     def set_input_size(self, img_size: int | tuple[int, int] | None = None) -> None:
         """Changes the image size of the model's configuration, in pixels; nothing else depends on it.
 
         Raises:
-            ValueError: a side that is not a multiple of the last stride, without `dynamic_img_pad`.
+            ValueError: a side that is no positive integer, or without `dynamic_img_pad` no multiple of the last stride.
         """
         size = to_2tuple(self.img_size if img_size is None else img_size)
+        if not all(type(side) is int and side > 0 for side in size):
+            raise ValueError(f"img_size is {img_size!r}, expected one or two positive integers")
         if not self.dynamic_img_pad:
             check_whole_patches(size, *self.patches())
-        self.img_size: tuple[int, int] = size
         update_model_input_size(self, size)
+        self.img_size: tuple[int, int] = size
 
     def patches(self, block: int | None = None) -> tuple[tuple[int, int], tuple[int, int]]:
         """Pixels from a patch to the next, and of a patch, in height and width, in a block or at the last stride."""
@@ -239,14 +255,14 @@ class HierarchicalSSM(Backbone):
         if output_fmt not in ("NCHW", "NHWC"):
             raise ValueError(f"output_fmt is '{output_fmt}', expected 'NCHW' or 'NHWC'")
         take_indices, max_index = feature_take_indices(len(self.stages), indices)
-        (x, valid), last = self._embed(x, pixel_mask, mask), self.num_stages - 1
+        (x, valid), last = self._embed(x, pixel_mask, mask), len(self.stages) - 1
         maps: list[Tensor] = []
         for i, stage in enumerate(self.stages[: max_index + 1] if stop_early else self.stages):
             x = stage(x, valid)
             if i in take_indices:
                 y = self._to_map(x, valid, norm and i == last)
                 maps.append(y.contiguous() if output_fmt == "NCHW" else y.permute(0, 2, 3, 1))
-        is_whole = max_index == last or (len(self.stages) > last and not stop_early)
+        is_whole = max_index == last or not stop_early
         return maps if intermediates_only else (self._to_map(x, valid, is_whole), maps)
 
     def _to_map(self, x: Tensor, mask: Tensor | None, norm: bool) -> Tensor:

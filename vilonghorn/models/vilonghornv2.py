@@ -5,12 +5,14 @@ direction a block, forwards and backwards in turn. Nano is for small images: it 
 stride 8 on. docs/comparison.md has the accuracy of these choices at nano size.
 """
 
+from typing import Any
+
 from timm.models import generate_default_cfgs, register_model
 
 from .builder import build_model, default_cfg, icons_cfg
 from .hierarchy import HierarchicalSSM
 
-NANO = dict(embed_dims=(48, 96, 160), depths=(2, 2, 2), num_conv_stages=1)
+NANO: dict[str, Any] = dict(img_size=64, embed_dims=(48, 96, 160), depths=(2, 2, 2), num_conv_stages=1)
 NANO |= dict(num_heads=(None, 4, 4), mlp_ratios=(0.0, 0.5, 0.5))
 SMALL = dict(embed_dims=(80, 160, 512, 1024), depths=(3, 3, 5, 2), num_heads=(None, None, 8, 16))
 BASE = dict(embed_dims=(128, 256, 768, 1536), depths=(3, 4, 10, 3), num_heads=(None, None, 12, 24))

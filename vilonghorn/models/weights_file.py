@@ -29,7 +29,7 @@ RECORD_TYPES |= dict.fromkeys(("top1", "top5", "loss"), ((int, float), "a number
 MAX_DEPTH, MAX_NUMBER, MAX_ENTRIES = 1_000, 65_536, 1_000  # of a model that a record describes
 MAX_CLASSES = 1_000_000
 _OWN = {name for model in (VisionSSM, HierarchicalSSM) for name in signature(model).parameters}
-_OWN -= {"device", "dtype", "norm_layer"}
+_OWN = _OWN - {"device", "dtype"} | {"exportable"}
 _FOREIGN = re.compile("pretrained|checkpoint|cache|file|url|hub|device")  # arguments of timm that read or download
 
 
