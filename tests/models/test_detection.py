@@ -27,6 +27,8 @@ def test_a_detectors_backbone_names_its_maps_and_adds_a_coarser_one():
     plain = dict(img_size=64, embed_dim=32, depth=3, features_only=True)
     with pytest.raises(ValueError, match=r"the maps have strides \[16, 16, 16\], expected different ones"):
         DetectionBackbone(timm.create_model("vilonghorn_nano", **plain))
+    with pytest.raises(ValueError, match="the model is a HierarchicalSSM, expected one made with features_only=True"):
+        DetectionBackbone(timm.create_model("vilonghornv2_nano"))
     convolutional = DetectionBackbone(timm.create_model("test_resnet", features_only=True), 16)
     assert [level.shape[1:] for level in convolutional(batch).values()][-2:] == [(16, 2, 4), (16, 1, 2)]
     model = timm.create_model("vilonghorn_nano", out_indices=(-1,), **plain)

@@ -27,10 +27,12 @@ class DetectionBackbone(nn.Module):
             out_channels: channels of the feature pyramid network, where the maps have different channels.
 
         Raises:
-            ValueError: several maps at one stride.
+            ValueError: several maps at one stride, or a classifier.
         """
         super().__init__()
-        info: Any = model.feature_info
+        info: Any = getattr(model, "feature_info", None)
+        if not hasattr(info, "channels"):
+            raise ValueError(f"the model is a {type(model).__name__}, expected one made with features_only=True")
         channels, strides = info.channels(), info.reduction()
         if len(set(strides)) < len(strides):
             raise ValueError(
