@@ -55,6 +55,11 @@ def test_a_run_that_pads_its_images_is_exported_at_whole_patches(tmp_path):
     assert found["input_size"] == [3, 24, 24]
 
 
+def test_a_run_with_overlapping_patches_is_exported(tmp_path, images):
+    model, batch = leave_run(tmp_path / "run", stride=2), images(2, 3, SIDE, SIDE)
+    torch.testing.assert_close(load_for_export(tmp_path / "run")(batch), model(batch).detach(), rtol=0, atol=1e-6)
+
+
 def test_the_weights_of_the_package_are_exported_by_their_tag_and_from_their_file(images):
     name, batch = "vilonghorn_nano_patch8", images(2, 3, 64, 64)
     expected = timm.create_model(f"{name}.icons480", pretrained=True).eval()

@@ -36,12 +36,6 @@ def min_grid(model: nn.Module) -> int:
     return 1 + max(level["reduction"] for level in trunk(model).feature_info) // max(trunk(model).patches()[0])
 
 
-def image_size(model: nn.Module, rows: int, columns: int) -> tuple[int, int]:
-    """Returns height and width, in pixels, of an image of `rows` x `columns` patches."""
-    (dy, dx), (height, width) = trunk(model).patches()
-    return (rows - 1) * dy + height, (columns - 1) * dx + width
-
-
 def capture(
     model: nn.Module, keep_native: bool = False, weights: str = "fp32", scan: str = "standard"
 ) -> ExportedProgram:
@@ -56,7 +50,7 @@ def capture(
         size = size * step if step > 1 else size
         dims[dim] = size + (patch - step) if patch > step else size
     # Primes, because Inductor fixes a size that equals another one, as 64 pixels do 64 channels.
-    images = torch.zeros(2, trunk(model).in_chans, *image_size(model, max(least, 11), max(least, 13)))
+    images = torch.zeros(2, trunk(model).in_chans, *trunk(model).image_size(max(least, 11), max(least, 13)))
     module = copy.deepcopy(model)
     use = native.use_operators if keep_native else use_attention if scan == "attention" else make_exportable
     module = use(module)

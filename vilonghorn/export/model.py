@@ -8,9 +8,9 @@ import timm
 from timm.models._features import FeatureGetterNet
 
 from ..inference import create_model, find_run, is_ours, preprocessing
-from ..layers.patch_embed import check_whole_patches
+from ..layers.patch_embed import padding
 from ..models import HierarchicalSSM, VisionSSM
-from .formats import image_size, min_grid, trunk
+from .formats import min_grid, trunk
 
 
 def load_for_export(
@@ -34,7 +34,7 @@ def load_for_export(
         FileNotFoundError: there is no such checkpoint.
     """
     name, kwargs = str(name), dict[str, Any](dynamic_img_pad=False)
-    if Path(name).is_dir():
+    if is_run := Path(name).is_dir():
         name, checkpoint, data = find_run(name, str(checkpoint or "best"))
         kwargs["pretrained_cfg_overlay"] = preprocessing(data)
     if not is_ours(name):
@@ -46,7 +46,7 @@ def load_for_export(
         if len(img_size) > 2 or min(img_size) < 1:
             raise ValueError(f"--img-size is {img_size}, expected one side, or height and width, in pixels")
         kwargs["img_size"] = (img_size[0], img_size[-1])
-        if "pretrained_cfg_overlay" in kwargs:  # of a run
+        if is_run:
             kwargs["pretrained_cfg_overlay"]["input_size"] = (3, *kwargs["img_size"])
     if features is not None:
         kwargs |= dict(features_only=True) | (dict(out_indices=tuple(features)) if features else {})
@@ -56,14 +56,13 @@ def load_for_export(
     if indices != sorted(set(indices)):
         expected = "expected different indices in ascending order, as maps are returned"
         raise ValueError(f"--features is {features}, {expected}")
-    if "pretrained_cfg_overlay" in kwargs:
-        try:
-            check_whole_patches(model.pretrained_cfg["input_size"][-2:], *trunk(model).patches())
-        except ValueError as error:
-            problem = str(error).partition(";")[0]
-            raise ValueError(f"{problem}, and files do not pad: give --img-size, to which images are resized") from None
+    step, patch = trunk(model).patches()
+    height, width = model.pretrained_cfg["input_size"][-2:]
+    if is_run and any(padding((height, width), patch, step)):
+        problem = f"image of {height}x{width} is not a whole number of {patch[0]}x{patch[1]} patches of the run"
+        raise ValueError(f"{problem}, and files do not pad: give --img-size, to which images are resized")
     least, grid = min_grid(model), trunk(model).grid_size()
     if min(grid) < least:
-        problem = f"images of {image_size(model, *grid)} pixels are fewer than {least} patches high or wide"
+        problem = f"images of {trunk(model).image_size(*grid)} pixels are fewer than {least} patches high or wide"
         raise ValueError(f"{problem}: give a larger --img-size")
     return model.eval().float().requires_grad_(False)

@@ -14,7 +14,7 @@ from ..data.files import atomic_write, explain_full_disk
 from ..layers import Mixer
 from . import runtime
 from .attention import RULE, SCANS, check_runtime
-from .formats import FORMATS, capture, describe, image_size, libraries, min_grid, trunk
+from .formats import FORMATS, capture, describe, libraries, min_grid, trunk
 from .weights import WEIGHTS, round_weights
 
 TOLERANCE = 1e-4  # of `max_error`
@@ -75,7 +75,7 @@ def verify(model: nn.Module, kind: str, path: Path, tolerance: float = TOLERANCE
     generator = torch.Generator().manual_seed(0)
     least = min_grid(model)
     rows, columns = (max(least, side) for side in trunk(model).grid_size())
-    sizes = [image_size(model, *grid) for grid in ((rows, columns), (max(least, 3 * rows // 4), columns + 3))]
+    sizes = [trunk(model).image_size(*grid) for grid in ((rows, columns), (max(least, 3 * rows // 4), columns + 3))]
     images = [torch.randn(b, trunk(model).in_chans, *size, generator=generator) for size in sizes for b in BATCH_SIZES]
     inputs = BytesIO()
     torch.save(images, inputs)

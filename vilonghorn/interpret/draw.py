@@ -104,9 +104,8 @@ def make_sheet(
     else:
         chosen = [max(0, depth - 1 - (kind == "cam" and reads_token))]
     grid = grid_of(model, images, chosen[0])
-    (dy, dx), (height, width) = model.patches(chosen[0])
-    rows, columns = (grid[0] - 1) * dy + height, (grid[1] - 1) * dx + width  # with padding
-    padded = rows / H, columns / W
+    whole = model.image_size(*grid, chosen[0])  # with padding
+    padded = whole[0] / H, whole[1] / W
     if kind == "field" and patch is None:
         patch = (grid[0] // 2, grid[1] // 2)
     tokens, reader, box = [CLASS_TOKEN], "the class token", None
@@ -114,6 +113,7 @@ def make_sheet(
         tokens, reader = None, "the average of the patches"
     if patch is not None:
         tokens, reader = [patch_token(grid, *patch, bool(model.num_prefix_tokens))], f"patch {patch[0]},{patch[1]}"
+        (dy, dx), (height, width) = model.patches(chosen[0])
         box = (patch[1] * dx / W, patch[0] * dy / H, width / W, height / H)
 
     prediction = None
@@ -136,7 +136,7 @@ def make_sheet(
         if len({grid_of(model, images, b) for b in chosen}) > 1:
             raise ValueError(f"blocks {chosen} have different grids of patches: give blocks of one stage")
         fields = [receptive_field(model, images, b, tokens[0]) for b in chosen]
-        fields = [F.pad(field, (0, columns - W, 0, rows - H)) for field in fields]
+        fields = [F.pad(field, (0, whole[1] - W, 0, whole[0] - H)) for field in fields]
         maps = [F.adaptive_avg_pool2d(field, grid)[0].sqrt() for field in fields]
         title = f"Receptive field: what {reader} depends on"
     elif kind == "pca":

@@ -50,6 +50,11 @@ class Backbone(nn.Module):
             if hasattr(module, "grad_checkpointing"):
                 module.grad_checkpointing = enable  # type: ignore[assignment]
 
+    def image_size(self, rows: int, columns: int, block: int | None = None) -> tuple[int, int]:
+        """Height and width, in pixels, of an image of `rows` x `columns` patches, as of `patches`."""
+        (dy, dx), (height, width) = self.patches(block)  # type: ignore[operator]
+        return (rows - 1) * dy + height, (columns - 1) * dx + width
+
     def prune_intermediate_layers(
         self, indices: int | list[int] = 1, prune_norm: bool = False, prune_head: bool = True
     ) -> list[int]:

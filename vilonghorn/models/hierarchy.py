@@ -164,14 +164,11 @@ class HierarchicalSSM(Backbone):
     def prune_intermediate_layers(
         self, indices: int | list[int] = 1, prune_norm: bool = False, prune_head: bool = True
     ) -> list[int]:
-        """As `Backbone.prune_intermediate_layers`. The norm and the head of the last stage go with it, as in timm."""
-        count = len(self.stages)
-        take_indices = super().prune_intermediate_layers(indices, prune_norm, prune_head)
-        if len(self.stages) < count:
-            self.num_features = self.embed_dim = self.feature_info[len(self.stages) - 1]["num_chs"]
-            self.norm = nn.Identity()
-            self.reset_classifier(0, "")
-        return take_indices
+        """As `Backbone.prune_intermediate_layers`. Without the last stage there is no norm and no head, as in timm."""
+        _, max_index = feature_take_indices(len(self.stages), indices)
+        is_shorter = max_index < len(self.stages) - 1
+        self.num_features = self.embed_dim = self.feature_info[max_index]["num_chs"]
+        return super().prune_intermediate_layers(indices, prune_norm or is_shorter, prune_head or is_shorter)
 
     def set_input_size(self, img_size: int | tuple[int, int] | None = None) -> None:
         """Changes the image size of the model's configuration, in pixels; nothing else depends on it.
