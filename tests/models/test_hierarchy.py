@@ -1,6 +1,9 @@
 """`HierarchicalSSM`: against its equations in float64, its maps, sizes and errors."""
 
+import json
+
 import composition
+import numpy as np
 import pytest
 import timm
 import torch
@@ -157,13 +160,22 @@ def test_an_extractor_has_gradients_for_all_its_parameters_with_and_without_chec
             timm.create_model("vilonghornv2_nano", features_only=True, feature_cls=kind)
 
 
-@pytest.mark.parametrize("size", [0, 1.5, True, (64,), (64, 0)])
+@pytest.mark.parametrize("size", [0, 1.5, True, (64,), (64, 0), (64, 64, 64)])
 def test_a_size_that_is_refused_leaves_the_model_as_it_was(size):
     model = make(dynamic_img_pad=True)
     before = model.img_size
     with pytest.raises(ValueError, match="size"):
         model.set_input_size(size)
     assert model.img_size == before
+
+
+def test_sizes_may_be_any_kind_of_integers():
+    class Pixels(int):
+        pass
+
+    for size in (np.array([64, 96]), (np.int64(64), Pixels(96))):
+        model = make(img_size=size)
+        assert json.dumps(model.img_size) == "[64, 96]"
 
 
 @pytest.mark.parametrize("exportable", [False, True])

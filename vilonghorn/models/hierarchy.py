@@ -6,6 +6,7 @@ and contract are those of timm's hierarchical models.
 """
 
 from collections.abc import Callable, Sequence
+from numbers import Integral
 from typing import Any
 
 import torch
@@ -32,6 +33,7 @@ class HierarchicalSSM(Backbone):
 
     feature_layers = "stages"
     num_default_features = None  # feature maps of `features_only=True`: all
+    img_size: tuple[int, int]
 
     def __init__(
         self,
@@ -176,13 +178,15 @@ class HierarchicalSSM(Backbone):
         Raises:
             ValueError: a side that is no positive integer, or without `dynamic_img_pad` no multiple of the last stride.
         """
-        size = to_2tuple(self.img_size if img_size is None else img_size)
-        if not all(type(side) is int and side > 0 for side in size):
+        sides: Any = to_2tuple(self.img_size if img_size is None else img_size)
+        are_integers = all(isinstance(side, Integral) and not isinstance(side, bool) for side in sides)
+        if len(sides) != 2 or not are_integers or min(sides) <= 0:
             raise ValueError(f"img_size is {img_size!r}, expected one or two positive integers")
+        size = (int(sides[0]), int(sides[1]))
         if not self.dynamic_img_pad:
             check_whole_patches(size, *self.patches())
         update_model_input_size(self, size)
-        self.img_size: tuple[int, int] = size
+        self.img_size = size
 
     def patches(self, block: int | None = None) -> tuple[tuple[int, int], tuple[int, int]]:
         """Pixels from a patch to the next, and of a patch, in height and width, in a block or at the last stride."""
