@@ -1,6 +1,7 @@
 """`count_flops`: the operations of a forward pass, by torch's counter and the formulas of `vilonghorn.ops.flops`."""
 
 import copy
+from numbers import Integral
 from typing import Any
 
 import torch
@@ -31,7 +32,7 @@ def count_flops(model: nn.Module, input_size: int | tuple[int, ...] | None = Non
     if input_size is None and not hasattr(model, "pretrained_cfg"):
         raise ValueError("input_size is None and the model has no configuration: give (channels, height, width)")
     size: Any = input_size or get_model_input_config(model)["input_size"]
-    if isinstance(size, int) or len(size) == 2:
+    if isinstance(size, Integral) or len(size) == 2:
         size = (getattr(model, "in_chans", 3), *to_2tuple(size))
     if len(size) != 3:
         raise ValueError(f"input_size is {size}, expected (height, width) or (channels, height, width)")
