@@ -29,7 +29,7 @@ DECODERS = {  # arguments: the default widths are for larger backbones
     "manet": dict(decoder_channels=(96, 64, 48, 32, 16)),
     "linknet": {},
     "fpn": dict(decoder_pyramid_channels=64, decoder_segmentation_channels=64),
-    "pspnet": dict(psp_out_channels=128),
+    "pspnet": dict(encoder_depth=3, psp_out_channels=128),
     "upernet": dict(decoder_channels=64),
     "segformer": dict(decoder_segmentation_channels=64),
 }
@@ -53,8 +53,8 @@ def build(decoder: str, name: str, kwargs: dict | None = None) -> nn.Module:
         raise ValueError(f"{decoder} takes {takes}; {name} gives features at strides {sorted(strides)}")
     own = DECODERS[decoder] | (dict(num_classes=0, dynamic_img_size=True) if decoder == "dpt" else {})
     if "stem_stride" in options:
-        name = registered(name, options)
-        options, own = {}, shortened(own, len(strides))
+        own = shortened(own, len(strides)) | (dict(upsampling=options["stem_stride"]) if decoder == "fpn" else {})
+        name, options = registered(name, options), {}
     return smp.create_model(
         decoder,
         encoder_name=f"tu-{name}",
@@ -122,7 +122,9 @@ def main(argv: list[str] | None = None) -> float:
     name = args.backbone or ("vilonghorn_nano" if args.model == "dpt" else "vilonghornv2_nano")
     try:
         model = build(args.model, name, args.kwargs)
-        logits(model.eval(), torch.zeros(1, 3, args.side, args.side))
+        found = logits(model.eval(), torch.zeros(1, 3, args.side, args.side)).shape
+        if found[2:] != (args.side, args.side):
+            raise ValueError(f"with {name} the logits have {found[2]}x{found[3]} pixels: take vilonghornv2_tiny")
     except (RuntimeError, ValueError) as error:
         parser.error(f"no {args.model} for scenes of {args.side} pixels: {error}")
     fit(model, lambda batch: loss(model, batch), args)

@@ -33,6 +33,11 @@ def scores(path: Path, images: numpy.ndarray) -> numpy.ndarray:
     return numpy.concatenate([session.run(None, {"images": batch})[0] for batch in batches])
 
 
+def recipes(page: str) -> str:
+    """The Python code of the page's section on quantization."""
+    return "\n".join(re.findall(r"```python\n(.*?)```", page.partition("\n## Quantization\n")[2], re.DOTALL))
+
+
 def defaults(names: dict[str, Any]) -> dict[str, Callable[[], object]]:
     """What quantizers do without a list of nodes, by the call."""
     nncf, onnx = names["nncf"], names["onnx"]
@@ -51,14 +56,13 @@ def main(file: Path) -> None:
     """Measures, and writes the page."""
     root, file, page = Path.cwd(), file.absolute(), PAGE.read_text(encoding="utf-8")
     classes = read_contents(file).metadata["classes"]
-    blocks = [block for block in re.findall(r"```python\n(.*?)```", page, re.DOTALL) if "openvino" not in block]
     names: dict[str, Any] = {}
     lines: list[dict[str, str]] = []
     with tempfile.TemporaryDirectory() as folder:
         os.chdir(folder)
         Path("data").symlink_to(root / "data")
         Path("icons.onnx").symlink_to(file)
-        exec("\n".join(blocks), names)
+        exec(recipes(page), names)
         held_out = sorted(Path("data/icons/val").glob("*/*"))
         held_out = random.Random(0).sample(held_out, min(IMAGES, len(held_out)))
         images = numpy.stack([names["transform"](Image.open(path).convert("RGB")).numpy() for path in held_out])

@@ -32,7 +32,7 @@ def small(monkeypatch):
     """Models that take no time."""
     monkeypatch.setattr(candidates, "run_interleaved", run_here)
     monkeypatch.setattr(command, "FAMILIES", FAMILIES)
-    monkeypatch.setitem(command.FULL, "size", [32, 48])
+    monkeypatch.setitem(command.FULL, "size", [32, 64])
 
 
 def run(*arguments: str) -> int:
@@ -44,7 +44,7 @@ def test_the_command_prints_and_writes_the_same_figures(tmp_path, capsys):
     report, printed = json.loads((tmp_path / "bench.json").read_text()), capsys.readouterr().out
     assert report["machine"]["threads"] == 1 and report["command"][:2] == ["vilonghorn", "bench"]
     cells = [(row["model"], row["size"], row["train"]) for row in report["models"]]
-    families = ((FAMILIES[0], 32), (FAMILIES[0], 48), (FAMILIES[1], 32))
+    families = ((FAMILIES[0], 32), (FAMILIES[0], 64), (FAMILIES[1], 32))
     assert cells == [(name, size, train) for names, size in families for train in STEPS for name in names]
     for row in report["models"]:
         assert len(row["ms"]) == 2 and f"| {statistics.median(row['ms']):.2f}"[:-1] in printed
@@ -73,7 +73,7 @@ def test_an_interrupted_run_has_saved_what_it_measured(monkeypatch, tmp_path):
     [
         (["scam"], "unrecognized arguments: scam"),
         (["--rounds", "0"], "--rounds: invalid PositiveInt value: '0'"),
-        (["--size", "224", "300"], "--size 300: expected a multiple of 16 pixels"),
+        (["--size", "224", "240"], "--size 240: expected a multiple of 32 pixels"),
         (["--json", "no/such/folder/bench.json"], "there is no folder"),
         (["--device", "cuda"], "torch finds no GPU"),
     ],

@@ -15,6 +15,9 @@ STRIDES = [  # those of `build`, by model and size
     ("unet", "tiny", [2, 4, 8]),
     ("unetplusplus", "nano", [2, 4, 8]),
     ("upernet", "tiny", [2, 4, 8, 16]),
+    ("fpn", "tiny", [2, 4, 8, 16]),
+    ("pspnet", "tiny", [2, 4, 8]),
+    ("manet", "tiny", [2, 4, 8, 16]),
 ]
 
 
@@ -61,6 +64,7 @@ def test_transformers_trains_and_loads_our_models_exactly(script, task, capsys):
         ("detect", ["--backbone", "vilonghorn_nono"], "no fcos on vilonghorn_nono: Unknown model"),
         ("segment", ["--model", "dpt", "--side", "60"], "no dpt for scenes of 60 pixels: Wrong input shape height=60"),
         ("segment", ["--model", "unet", "--backbone", "vilonghorn_nano"], "of vilonghornv2_*; vilonghorn_nano"),
+        ("segment", ["--model", "fpn"], "no fpn for scenes of 96 pixels: with vilonghornv2_nano the logits have"),
         (
             "segment",
             ["--model", "dpt", "--backbone", "vilonghornv2_nano"],

@@ -55,6 +55,14 @@ def test_a_run_that_pads_its_images_is_exported_at_whole_patches(tmp_path):
     assert found["input_size"] == [3, 24, 24]
 
 
+def test_a_hierarchy_has_the_image_size_of_its_run_or_the_one_given(tmp_path):
+    leave_run(tmp_path / "run", "vilonghornv2_nano", stem_stride=2, img_size=None)
+    for given, grid in ((None, (SIDE // 8, SIDE // 8)), ([48, 32], (6, 4))):
+        assert load_for_export(tmp_path / "run", img_size=given).grid_size() == grid
+    found = json.loads(describe(load_for_export("vilonghornv2_nano", img_size=[96, 64]))["preprocessing"])
+    assert found["input_size"] == [3, 96, 64]
+
+
 def test_a_run_with_overlapping_patches_is_exported(tmp_path, images):
     model, batch = leave_run(tmp_path / "run", stride=2), images(2, 3, SIDE, SIDE)
     torch.testing.assert_close(load_for_export(tmp_path / "run")(batch), model(batch).detach(), rtol=0, atol=1e-6)

@@ -44,8 +44,8 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     options = parser.parse_args(argv)
     if options.device == "cuda" and not torch.cuda.is_available():
         parser.error("--device cuda: torch finds no GPU")
-    if odd := [size for size in options.size or [] if size % 16]:
-        parser.error(f"--size {odd[0]}: expected a multiple of 16 pixels, the patches of the models")
+    if odd := [size for size in options.size or [] if size % 32]:
+        parser.error(f"--size {odd[0]}: expected a multiple of 32 pixels, the last stride of vilonghornv2_*")
     if options.json and not options.json.absolute().parent.is_dir():
         parser.error(f"--json {options.json}: there is no folder {options.json.absolute().parent}")
     precision = "bf16" if options.device == "cuda" else "highest"

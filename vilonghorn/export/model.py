@@ -46,8 +46,7 @@ def load_for_export(
         if len(img_size) > 2 or min(img_size) < 1:
             raise ValueError(f"--img-size is {img_size}, expected one side, or height and width, in pixels")
         kwargs["img_size"] = (img_size[0], img_size[-1])
-        if is_run:
-            kwargs["pretrained_cfg_overlay"]["input_size"] = (3, *kwargs["img_size"])
+        kwargs.setdefault("pretrained_cfg_overlay", {})["input_size"] = (3, *kwargs["img_size"])
     if features is not None:
         kwargs |= dict(features_only=True) | (dict(out_indices=tuple(features)) if features else {})
     model, class_names = create_model(name, str(checkpoint or ("pretrained" if "." in name else "random")), kwargs)
@@ -61,6 +60,8 @@ def load_for_export(
     if is_run and any(padding((height, width), patch, step)):
         problem = f"image of {height}x{width} is not a whole number of {patch[0]}x{patch[1]} patches of the run"
         raise ValueError(f"{problem}, and files do not pad: give --img-size, to which images are resized")
+    if is_run and isinstance(trunk(model), HierarchicalSSM):  # it does not keep the size of its training
+        trunk(model).set_input_size((height, width))
     least, grid = min_grid(model), trunk(model).grid_size()
     if min(grid) < least:
         problem = f"images of {trunk(model).image_size(*grid)} pixels are fewer than {least} patches high or wide"

@@ -41,7 +41,7 @@ KINDS = {
 }
 EXPLANATIONS = {
     "attention": "How strongly each patch is read by what the head classifies, the class token or the average of the "
-    "patches. It is the mean over the scans of all blocks, and the same for every class.",
+    "patches. It is the mean over the scans of the blocks named below, and the same for every class.",
     "field": "On which pixels the features of the framed patch depend, by their gradient. A larger field means that "
     "the patch has information from farther away.",
     "pca": "Patches of similar colour have similar features. The colours are the first three principal components of "
@@ -80,7 +80,8 @@ def make_sheet(
         loaded: a model of this library.
         image: the model's input, (3, H, W).
         kind: one of `KINDS`.
-        blocks: numbers of blocks, a map for each. Default: one map, "attention" of the mean over all blocks, the others
+        blocks: numbers of blocks, a map for each; for "attention" and "field" of one stage. Default: one map,
+            "attention" of the mean over all blocks (of a hierarchy those of the first stage that scans), the others
             after the last block ("cam" of a model that classifies by the class token: the last but one).
         patch: row and column of a patch. Default: for "attention" what the head reads, the class token or the average
             of the patches; for "field" the middle patch.
