@@ -31,6 +31,7 @@ STUDIES = (
     "hierarchy",
     "hierarchy_128",
     "position",
+    "sizes",
     "hierarchy_recall",
     "v2",
     "v2_recall",
