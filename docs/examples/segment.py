@@ -124,7 +124,8 @@ def main(argv: list[str] | None = None) -> float:
         model = build(args.model, name, args.kwargs)
         found = logits(model.eval(), torch.zeros(1, 3, args.side, args.side)).shape
         if found[2:] != (args.side, args.side):
-            raise ValueError(f"with {name} the logits have {found[2]}x{found[3]} pixels: take vilonghornv2_tiny")
+            problem = f"with {name} the logits have {found[2]}x{found[3]} pixels"
+            raise ValueError(f"{problem}: take a backbone with more maps, such as vilonghornv2_tiny")
     except (RuntimeError, ValueError) as error:
         parser.error(f"no {args.model} for scenes of {args.side} pixels: {error}")
     fit(model, lambda batch: loss(model, batch), args)

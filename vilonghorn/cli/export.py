@@ -34,7 +34,7 @@ help = f"format of the file (no default); {formats}; web: a folder with a page t
 parser.add_argument("--to", choices=[*FORMATS, "web"], help=help)
 help = "run: best (default) or last; model: a file of a run or one that timm reads (default: the tag's, or random)"
 parser.add_argument("--checkpoint", metavar="WHICH", help=help)
-help = "side, or height and width, of the position embedding, in pixels (default: the checkpoint's or model's)"
+help = "side, or height and width, of the images, in pixels, and of a position embedding (default: the model's)"
 parser.add_argument("--img-size", type=int, nargs="+", help=help)
 help = "export maps instead of logits: of these blocks, or stages of a hierarchy (without INDEX: the model's default)"
 parser.add_argument("--features", type=int, nargs="*", metavar="INDEX", help=help)

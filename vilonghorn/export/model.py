@@ -25,7 +25,8 @@ def load_for_export(
         name: directory of a run, or a registered model of this library; with a tag, its pretrained weights.
         checkpoint: of a run "best" (default) or "last"; of a model weights of a run, whose record has the model's
             arguments, or a state dict that timm reads. Default: those of the tag, or random weights.
-        img_size: side, or height and width, of the position embedding. Default: the checkpoint's, or else the model's.
+        img_size: side, or height and width, in pixels, of the position embedding and of the file's preprocessing.
+            Default: the checkpoint's, or else the model's.
         features: blocks, or stages of a hierarchy, whose maps the model returns in a list, in place of logits, as with
             timm's `features_only=True, out_indices=features`; an empty list for the model's default. Default: logits.
 
@@ -57,11 +58,12 @@ def load_for_export(
         raise ValueError(f"--features is {features}, {expected}")
     step, patch = trunk(model).patches()
     height, width = model.pretrained_cfg["input_size"][-2:]
-    if is_run and any(padding((height, width), patch, step)):
-        problem = f"image of {height}x{width} is not a whole number of {patch[0]}x{patch[1]} patches of the run"
-        raise ValueError(f"{problem}, and files do not pad: give --img-size, to which images are resized")
-    if is_run and isinstance(trunk(model), HierarchicalSSM):  # it does not keep the size of its training
-        trunk(model).set_input_size((height, width))
+    if is_run:
+        if any(padding((height, width), patch, step)):
+            problem = f"image of {height}x{width} is not a whole number of {patch[0]}x{patch[1]} patches of the run"
+            raise ValueError(f"{problem}, and files do not pad: give --img-size, to which images are resized")
+        if isinstance(trunk(model), HierarchicalSSM):  # the record of a run does not have its image size
+            trunk(model).set_input_size((height, width))
     least, grid = min_grid(model), trunk(model).grid_size()
     if min(grid) < least:
         problem = f"images of {trunk(model).image_size(*grid)} pixels are fewer than {least} patches high or wide"
