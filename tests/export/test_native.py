@@ -14,7 +14,7 @@ import torch
 
 from vilonghorn.cli import main
 from vilonghorn.export import export, formats, native, ort_library, runtime
-from vilonghorn.ops.arguments import BlockArguments
+from vilonghorn.ops.arguments import LAYOUTS, BlockArguments
 from vilonghorn.ops.backends import cpu
 
 ROOT = Path(__file__).parents[2]
@@ -105,7 +105,7 @@ def test_a_file_and_a_library_of_other_versions_are_refused_by_name(exported, tm
 @pytest.mark.parametrize("name, shape", [("conv_weight", "2x63x4, expected 2x64xK"), ("A", "2x63x16, expected 2x64xN")])
 def test_an_input_that_does_not_fit_is_named(name, shape, exported, images):
     def shorten(nodes, weights):
-        weight = weights[nodes[1].input[BlockArguments._fields.index(name)]]
+        weight = weights[nodes[1].input[LAYOUTS[BlockArguments].tensors.index(name)]]
         array = onnx.numpy_helper.to_array(weight)[:, :-1].copy()
         weight.CopyFrom(onnx.numpy_helper.from_array(array, weight.name))
 

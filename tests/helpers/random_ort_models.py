@@ -18,11 +18,13 @@ from oracle import block_inputs, error, inputs, oracle, residual_block, rms_norm
 
 from vilonghorn.export import ort_library
 from vilonghorn.export.native import INTERFACE
-from vilonghorn.ops.arguments import BlockArguments, NormArguments, ScanArguments
-from vilonghorn.ops.validate import MAX_CONV, MAX_STATE, validate_block, validate_norm, validate_scan
+from vilonghorn.ops.arguments import LAYOUTS, BlockArguments, NormArguments, ScanArguments, from_tensors
+from vilonghorn.ops.norm import validate_norm
+from vilonghorn.ops.validate import MAX_CONV, MAX_STATE, validate_block, validate_scan
 
 RULES = ("longhorn", "longhorn_exact", "mamba", "none")
-BLOCK, SCAN = BlockArguments._fields[:14], ScanArguments._fields[:8]
+BLOCK = [name for name in LAYOUTS[BlockArguments].tensors if name != "drop_scales"]
+SCAN = LAYOUTS[ScanArguments].tensors
 LAYERS = ("in_proj", "out_proj", "mlp_in_proj", "mlp_out_proj")
 INTEGERS = st.sampled_from([0, 1, -1, 2, 9, 200, 256, 2**31, 2**62, -(2**63)])
 CHANGES = ("absent", "surplus", "rank", "size", "grid", "dtype", "rule", "reverse", "option", "no attribute", "type")
@@ -148,7 +150,7 @@ def expected(op: str, tensors: dict, options: dict) -> torch.Tensor:
         width = given["conv_weight"].shape[2] // height
         grid = [rows, columns, height, width]
     flags, epsilons = dict(rule=rule, reverse=tuple(reverse)), dict(eps=options["eps"], mlp_eps=options["mlp_eps"])
-    validate_block(BlockArguments(**given, drop_scales=None, **flags, **epsilons, bf16=False, conv_grid=grid or ()))
+    validate_block(from_tensors(BlockArguments, given, *flags.values(), *epsilons.values(), False, grid or ()))
     given = {name: t for name, t in given.items() if t is not None}
     if grid is not None:
         given["conv_weight"] = given["conv_weight"].unflatten(2, grid[2:])

@@ -5,18 +5,22 @@ import gc
 import pickle
 import shutil
 import weakref
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from native_gemm import needs_amx, products
+from oracle import KERNEL_RULES
 from torch import nn
 from torch._dynamo.utils import counters
 from torch.autograd import forward_ad
 
 from vilonghorn.layers import Block, Blocks, to_fp32
 from vilonghorn.layers.exportable import make_exportable
-from vilonghorn.layers.fused import has_fast_block
+from vilonghorn.layers.fast_block import PLANS, can_run_now
 from vilonghorn.ops.backends import cpu
 
 needs_compiler = pytest.mark.skipif(
@@ -102,7 +106,9 @@ def operators(function) -> set[str]:
     return {event.key for event in profile.key_averages()}
 
 
-needs_fused = pytest.mark.skipif(not has_fast_block(), reason="needs the native CPU library on an x86 processor")
+needs_fused = pytest.mark.skipif(
+    not can_run_now(torch.ones(1)), reason="needs the native CPU library on an x86 processor"
+)
 
 
 OPTIONS = {
@@ -227,12 +233,14 @@ def test_a_weight_of_another_shape_in_backward_is_an_error():
         y.sum().backward()
 
 
-CHANGES = "nothing training gradients hook block_hook dropped norm wrapped compiled vmap vmap_of_weights".split()
+# The number of three blocks that run by their plans where something has changed.
+PLANNED = dict(nothing=3, training=3, gradients=0, hook=2, block_hook=3, dropped=0, norm=2, wrapped=2, compiled=2)
+PLANNED |= dict(vmap=0, vmap_of_weights=0)
 
 
 @needs_fused
-@pytest.mark.parametrize("change", CHANGES)
-def test_without_gradients_all_blocks_are_one_call_if_each_is_as_it_was_made(change, monkeypatch):
+@pytest.mark.parametrize("change", PLANNED)
+def test_without_gradients_blocks_that_are_as_they_were_made_run_by_their_plans(change, monkeypatch):
     drop_path = 0.0 if change == "training" else 0.5
     blocks = Blocks(*(Block(24, mlp_ratio=1.0 * i, d_conv=(3, 3), drop_path=drop_path) for i in range(3)))
     blocks.train(change in ("training", "dropped"))
@@ -259,15 +267,136 @@ def test_without_gradients_all_blocks_are_one_call_if_each_is_as_it_was_made(cha
                 return torch.vmap(lambda w: call(blocks, {name: w}, (x, [2, 3])))(weight[None])[0]
             return blocks(x, [2, 3])
 
-    calls, at_once = [], cpu.blocks_forward
-    monkeypatch.setattr(cpu, "blocks_forward", lambda *arguments: calls.append(arguments) or at_once(*arguments))
+    calls, infer = [], cpu.infer_block
+    monkeypatch.setattr(cpu, "infer_block", lambda *arguments: calls.append(arguments) or infer(*arguments))
     run()
-    assert len(calls) == (change in ("nothing", "training"))
+    assert len(calls) == PLANNED[change]
     if change != "dropped":
         expected = x
-        for block in blocks:  # with gradients: one by one
+        for block in blocks:  # with gradients: by the operator
             expected = block(expected, [2, 3])
         torch.testing.assert_close(run(), expected)
+
+
+@needs_fused
+@given(
+    sizes=st.tuples(st.integers(1, 3), st.integers(1, 70), st.integers(1, 30)),
+    rule=st.sampled_from([*KERNEL_RULES, None]),
+    heads=st.booleans(),
+    mlp_ratio=st.sampled_from([0.0, 0.5, 2.0]),
+    inference=st.booleans(),
+)
+def test_a_plan_gives_the_bits_of_the_operator(sizes, rule, heads, mlp_ratio, inference):
+    batch, length, dim = sizes
+    num_heads = 2 if heads and rule in ("longhorn", "longhorn_exact") else None
+    block = Block(dim, rule=rule, mlp_ratio=mlp_ratio, num_heads=num_heads)
+    x = torch.randn(batch, dim, length).mT  # not contiguous
+    expected, before = block(x), x.clone()
+    with torch.inference_mode() if inference else torch.no_grad():
+        results = [block(x), block(x)]  # a new plan, a plan that is kept
+    assert block in PLANS and torch.equal(x, before)
+    assert all(torch.equal(result, expected) for result in results)
+
+
+def changed_in_place(block):
+    block.mixer.in_proj.weight.data.mul_(2)  # without a new version of the parameter
+
+
+def other_memory(block):
+    block.mlp.fc1.weight.data = 2 * block.mlp.fc1.weight.data
+
+
+def transposed(block):
+    block.mixer.in_proj.weight.data = block.mixer.in_proj.weight.data.T.contiguous().T
+
+
+def other_decay(block):
+    block.mixer.A_log.data.add_(0.5)
+
+
+def other_eps(block):
+    block.norm.eps = 0.1
+
+
+def other_direction(block):
+    block.mixer.flags[0] = 1
+
+
+def other_parameter(block):
+    block.mixer.D = nn.Parameter(torch.full((2, 48), 3.0))
+
+
+def with_bias(block):
+    block.mixer.out_proj.bias = nn.Parameter(torch.ones(24))
+
+
+def with_dropout(block):
+    block.mlp.drop1.p = 1.0
+
+
+IN_PLACE = [changed_in_place, other_memory, transposed, other_decay, other_eps, other_direction, other_parameter]
+
+
+@needs_fused
+@pytest.mark.parametrize("change", [*IN_PLACE, with_bias, with_dropout])
+def test_a_plan_is_made_again_where_the_block_has_changed(change):
+    block, x = Block(24, rule="mamba", mlp_ratio=1.0), torch.randn(2, 7, 24)
+    with torch.no_grad():
+        before = block(x)
+        change(block)
+        y = block(x)
+    mixed = x + block.mixer(block.norm(x))
+    torch.testing.assert_close(y, mixed + block.mlp(block.norm2(mixed)))
+    assert torch.equal(y, before) == (change is transposed)
+
+
+@needs_fused
+@pytest.mark.parametrize("setting", ["threads", "precision", "shape", "grid"])
+def test_a_plan_is_made_again_for_another_call(setting):
+    block, x = Block(24, d_conv=(3, 3)), torch.randn(2, 6, 24)
+    threads, precision = torch.get_num_threads(), torch.get_float32_matmul_precision()
+    with torch.no_grad():
+        block(x, [2, 3])
+        first = PLANS[block]
+        grid = [3, 2] if setting == "grid" else [2, 3]
+        x = x[:1] if setting == "shape" else x
+        try:
+            torch.set_num_threads(threads + (setting == "threads"))
+            torch.set_float32_matmul_precision("medium" if setting == "precision" else precision)
+            y = block(x, grid)
+            assert PLANS[block] is not first
+        finally:
+            torch.set_num_threads(threads)
+            torch.set_float32_matmul_precision(precision)
+        assert setting == "precision" or torch.equal(y, copy.deepcopy(block)(x, grid))
+
+
+@needs_fused
+def test_a_plan_is_neither_copied_nor_saved_and_goes_with_its_block():
+    block, x = Block(24), torch.randn(2, 7, 24)
+    size = len(pickle.dumps(block))
+    with torch.no_grad():
+        block(x)
+    assert block in PLANS and copy.deepcopy(block) not in PLANS and len(pickle.dumps(block)) == size
+    gone = weakref.ref(block)
+    del block
+    gc.collect()
+    assert gone() is None
+
+
+@needs_fused
+def test_threads_share_the_plans_of_a_model():
+    blocks = Blocks(*(Block(24, rule=rule, mlp_ratio=1.0) for rule in KERNEL_RULES))
+    inputs = [torch.randn(2, 7, 24) for _ in range(16)]
+
+    def run(x):
+        with torch.no_grad():
+            return [blocks(x) for _ in range(20)]
+
+    expected = [blocks(x) for x in inputs]
+    with ThreadPoolExecutor(8) as pool:
+        for results, y in zip(pool.map(run, inputs), expected):
+            assert all(torch.equal(result, y) for result in results)
 
 
 def test_an_mlp_is_a_second_branch_which_may_be_dropped_too():

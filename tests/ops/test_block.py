@@ -13,12 +13,12 @@ from native_gemm import needs_amx, products
 from oracle import KERNEL_RULES, block_inputs, compare, residual_block, value_and_grads
 from torch.utils.flop_counter import FlopCounterMode
 
-from vilonghorn.layers.fused import has_fast_block
+from vilonghorn.layers.fast_block import can_run_now
 from vilonghorn.ops import block, mamba_inner, rms_norm
-from vilonghorn.ops.arguments import BlockArguments
+from vilonghorn.ops.arguments import LAYOUTS, BlockArguments
 from vilonghorn.ops.backends import cpu as native
 
-NAMES = BlockArguments._fields[:15]
+NAMES = LAYOUTS[BlockArguments].tensors
 OPTIONS = ([False, True], 1e-5, 1e-5, False, [])  # of the operator, after the rule
 # G, B, L, D, N, R, K, dim, hidden
 SHAPES = [
@@ -30,7 +30,9 @@ SHAPES = [
     (1, 7, 40, 33, 64, 5, 7, 16, 0),
 ]
 RULES_AND_NONE = (*KERNEL_RULES, "none")
-pytestmark = pytest.mark.skipif(not has_fast_block(), reason="needs the native CPU library on an x86 processor")
+pytestmark = pytest.mark.skipif(
+    not can_run_now(torch.ones(1)), reason="needs the native CPU library on an x86 processor"
+)
 
 
 def flags(G):
@@ -173,28 +175,6 @@ def test_drop_scales_are_factors_of_each_samples_branches(hidden, rule, threads)
     assert torch.equal(y[2], values["x"][2])  # every branch is dropped
     ones = in_order(**values, **options | dict(drop_scales=torch.ones_like(scales)))
     torch.testing.assert_close(ones, in_order(**values, rule=rule))
-
-
-@given(
-    batch=st.integers(1, 3),
-    length=st.integers(1, 70),
-    sizes=st.tuples(*[st.integers(1, most) for most in (2, 36, 8, 4, 4)]),
-    dim=st.integers(1, 30),
-    blocks=st.lists(st.tuples(st.integers(0, 40), st.sampled_from(RULES_AND_NONE)), min_size=1, max_size=4),
-    seed=st.integers(0, 2**31),
-)
-def test_blocks_at_once_are_the_operator_of_each(batch, length, sizes, dim, blocks, seed):
-    x = torch.randn(batch, dim, length, generator=torch.Generator().manual_seed(seed)).mT  # not contiguous
-    arguments, expected, before = [], x, x.clone()
-    for i, (hidden, rule) in enumerate(blocks):
-        G, *others = sizes
-        values = block_inputs(G, batch, length, *others, dim, hidden=hidden, rule=rule, seed=seed + i) | dict(x=x)
-        options = (rule, [1, 0][:G], 1e-3, 0.1, False)
-        arguments.append(BlockArguments(**full(values), **dict(zip(BlockArguments._fields[15:], options))))
-        given = values | dict(x=expected, rule=rule, reverse=(True, False)[:G], eps=1e-3, mlp_eps=0.1)
-        expected = in_order(**given)
-    y = native.blocks_forward(arguments, [args.sizes for args in arguments])
-    assert torch.equal(y, expected) and torch.equal(x, before)
 
 
 def test_a_profile_names_the_stages_and_changes_nothing():

@@ -10,7 +10,7 @@ from oracle import heads_inputs, heads_oracle, value_and_grads
 
 from vilonghorn.ops import scan
 from vilonghorn.ops.arguments import ScanArguments
-from vilonghorn.ops.chunked import CHUNK, invert_unit_triangular, scan_in_chunks
+from vilonghorn.ops.exportable import CHUNK, invert_unit_triangular, scan_in_chunks
 
 
 def scan_chunked(chunk=CHUNK, **values):

@@ -8,7 +8,8 @@ from oracle import compare, conv_inputs, convolution
 
 from vilonghorn.ops import conv_silu
 from vilonghorn.ops.backends import cpu as native
-from vilonghorn.ops.conv import conv_silu_reference, conv_silu_scan_order
+from vilonghorn.ops.conv import conv_silu_reference
+from vilonghorn.ops.exportable import conv_silu_scan_order
 
 
 def exportable(x, weight, bias, reverse):

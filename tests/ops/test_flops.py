@@ -13,7 +13,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from vilonghorn import count_flops
 from vilonghorn.layers import Mixer
 from vilonghorn.ops import mamba_inner, scan
-from vilonghorn.ops.arguments import MambaInnerArguments
+from vilonghorn.ops.arguments import MambaInnerArguments, from_tensors
 from vilonghorn.ops.mamba_inner import mamba_inner_composed
 
 STEP = {"longhorn": 7, "longhorn_exact": 6, "mamba": 7}  # operations for a token, channel and number of state
@@ -49,7 +49,8 @@ def test_a_scan_counts_its_recurrence_forwards_and_thrice_backwards(rule):
 def test_the_fused_mixer_counts_what_its_parts_count():
     G, B, L, D, N, R, K = 2, 3, 11, 16, 4, 2, 4
     values, options = mixer_inputs(G, B, L, D, N, R, K, rule="mamba"), dict(rule="mamba", reverse=(False, True))
-    parts = flops(mamba_inner_composed, MambaInnerArguments(**values, **options))
+    args = from_tensors(MambaInnerArguments, values, *options.values(), [], False)
+    parts = flops(mamba_inner_composed, args)
     assert flops(lambda: mamba_inner(**values, **options)) == parts
     assert parts >= 2 * G * B * L * D * (K + 2 * R + 2 * N)
 

@@ -7,11 +7,11 @@ import torch
 from oracle import KERNEL_RULES, compare, mixer, mixer_inputs
 
 from vilonghorn.ops import mamba_inner
-from vilonghorn.ops.arguments import MambaInnerArguments
+from vilonghorn.ops.arguments import LAYOUTS, MambaInnerArguments, from_tensors
 from vilonghorn.ops.backends import cpu as native
 from vilonghorn.ops.mamba_inner import mamba_inner_composed
 
-NAMES = MambaInnerArguments._fields[:8]
+NAMES = LAYOUTS[MambaInnerArguments].tensors
 # G, B, L, D, N, R, K
 SHAPES = [
     (1, 1, 1, 1, 1, 1, 1),
@@ -37,7 +37,7 @@ ABSENT = dict.fromkeys(("x_proj", "dt_proj", "dt_bias", "A", "D"))
 
 
 def composed(rule, reverse, **tensors):
-    args = MambaInnerArguments(**ABSENT | tensors, rule=rule, reverse=reverse)
+    args = from_tensors(MambaInnerArguments, tensors, rule, reverse, [], False)
     return mamba_inner_composed(args, backend="reference")
 
 

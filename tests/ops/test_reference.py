@@ -4,18 +4,16 @@ import pytest
 import torch
 from oracle import KERNEL_RULES, compare, error, inputs, mixer, mixer_inputs, oracle
 
-from vilonghorn.ops.arguments import MambaInnerArguments, ScanArguments
-from vilonghorn.ops.mamba_inner import mamba_inner_exportable
-from vilonghorn.ops.scan import scan_exportable
+from vilonghorn.ops.arguments import MixerWeights, ScanArguments
+from vilonghorn.ops.exportable import mamba_inner_exportable, scan_exportable
 
 # G, B, L, D, N, R, K
 SHAPES = [(1, 1, 1, 1, 1, 1, 1), (2, 2, 2, 5, 3, 2, 4), (3, 2, 33, 17, 5, 1, 2), (2, 1, 63, 40, 16, 3, 4)]
 TOLERANCE = {torch.float32: 4e-6, torch.float64: 1e-12}
 
 
-def exportable_mix(*, rule, reverse, **values):
-    tensors = [values.get(name) for name in MambaInnerArguments._fields[:8]]
-    return mamba_inner_exportable(*tensors, None, rule, reverse, None)
+def exportable_mix(xz, *, rule, reverse, **weights):
+    return mamba_inner_exportable(xz, MixerWeights(**weights), None, rule, reverse, None)
 
 
 def exportable_scan(**values):

@@ -13,7 +13,7 @@ from torch.profiler import profile
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from vilonghorn.ops import block, conv_silu, mamba_inner, register, rms_norm, scan
-from vilonghorn.ops.arguments import BlockArguments
+from vilonghorn.ops.arguments import LAYOUTS, BlockArguments
 from vilonghorn.ops.backends import cpu as native
 
 native_only = pytest.mark.skipif(native.unavailable("cpu") is not None, reason="native CPU library not built")
@@ -34,7 +34,7 @@ def run_mamba_inner(x):
 
 
 def run_block(x):
-    return block(**dict.fromkeys(BlockArguments._fields[:15]) | BLOCK | dict(x=x))
+    return block(**dict.fromkeys(LAYOUTS[BlockArguments].tensors) | BLOCK | dict(x=x))
 
 
 def run_conv(x):

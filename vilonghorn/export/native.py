@@ -10,11 +10,13 @@ import torch
 from torch import Tensor, nn
 
 from .. import __version__
-from ..layers import Block, fused
+from ..layers import Block, fast_block
 from ..layers.exportable import ExportableMixer, ExportableNorm, make_exportable, replace_classes
-from ..ops.arguments import BlockArguments, NormArguments, ScanArguments
+from ..ops.arguments import LAYOUTS, BlockArguments, NormArguments, ScanArguments, named_tensors, tensors, unflatten
 from ..ops.backends import cpu
-from ..ops.norm import rms_norm_exportable, run_norm
+from ..ops.block import run_block
+from ..ops.exportable import rms_norm_exportable
+from ..ops.norm import run_norm
 from ..ops.scan import scan
 from .weights import quantize
 
@@ -44,7 +46,7 @@ class NativeBlock(Block):
 
     def forward(self, x: Tensor, grid: list[int] | None = None) -> Tensor:
         """As `Block.forward`."""
-        return cpu.run_block(fused.block_arguments(self, x, grid, False))
+        return run_block(fast_block.block_arguments(self, x, grid, False))
 
 
 class NativeMixer(ExportableMixer):
@@ -63,15 +65,11 @@ class NativeNorm(ExportableNorm):
 
 def use_operators(model: nn.Module) -> nn.Module:
     """Replaces the classes of blocks, mixers and norms in a model, in place, and returns it."""
-    blocks = [module for module in model.modules() if type(module) is Block and _is_one_operator(module)]
+    blocks = [module for module in model.modules() if type(module) is Block and fast_block.is_one_operator(module)]
     replace_classes(make_exportable(model), {ExportableMixer: NativeMixer, ExportableNorm: NativeNorm})
     for block in blocks:
         block.__class__ = NativeBlock
     return model
-
-
-def _is_one_operator(block: Block) -> bool:
-    return fused.checked_arguments(block, torch.empty(0), [1, 1], False) is not None
 
 
 def int8_layers(model: nn.Module) -> list[str]:
@@ -88,18 +86,20 @@ def _symbolic(op: str, inputs: tuple[Tensor | None, ...], shape: Sequence[int], 
     )
 
 
-def _block(*args: Any) -> tuple[Tensor, ...]:
-    block, x = BlockArguments(*args[:-1]), args[0]
+def _block(*flat: Any) -> tuple[Tensor, ...]:
+    block = unflatten(BlockArguments, flat)
     options = dict(rule=block.rule, reverse=list(block.reverse), eps=block.eps, mlp_eps=block.mlp_eps)
-    sizes = [torch.scalar_tensor(size, dtype=torch.int64) for size in block.conv_grid[:3]]
-    inputs = *block[: NUM_INPUTS - 1], torch.stack(sizes) if sizes else None
-    return _symbolic("Block", inputs, x.shape, **options), *(x.new_empty(0) for _ in range(5))
+    rows, columns, height, _ = block.conv_grid or [None] * 4
+    grid = [torch.scalar_tensor(size, dtype=torch.int64) for size in (rows, columns, height) if size is not None]
+    weights = [t for name, t in named_tensors(block).items() if name != "drop_scales"]
+    y = _symbolic("Block", (*weights, torch.stack(grid) if grid else None), block.x.shape, **options)
+    return y, *(block.x.new_empty(0) for _ in range(5))
 
 
-def _scan(*args: Any) -> tuple[Tensor, ...]:
-    scan = ScanArguments(*args[:-1])
+def _scan(*flat: Any) -> tuple[Tensor, ...]:
+    scan = unflatten(ScanArguments, flat)
     options = dict(rule=scan.rule, reverse=list(scan.reverse), mean=int(scan.reduce == "mean"))
-    return _symbolic("Scan", scan[:8], scan.output_shape, **options), scan.x.new_empty(0)
+    return _symbolic("Scan", tuple(tensors(scan)), scan.output_shape, **options), scan.x.new_empty(0)
 
 
 def _norm(x: Tensor, weight: Tensor, eps: float, _: bool) -> tuple[Tensor, Tensor]:
@@ -117,7 +117,7 @@ def use_int8(graph: Any) -> None:
     tape = onnx_ir.tape.Tape(graph)
     for node in [node for node in graph if (node.domain, node.op_type) == (DOMAIN, "Block")]:
         inputs, scales = [*node.inputs, *[None] * (NUM_INPUTS - len(node.inputs))], []
-        for i in map(BlockArguments._fields.index, ("in_proj", "out_proj", "mlp_in_proj", "mlp_out_proj")):
+        for i in map(LAYOUTS[BlockArguments].tensors.index, ("in_proj", "out_proj", "mlp_in_proj", "mlp_out_proj")):
             if (weight := inputs[i]) is None:
                 scales.append(None)
                 continue

@@ -14,10 +14,10 @@ import torch
 from torch import Tensor
 
 from ..layers import Mixer
-from ..ops.arguments import MambaInnerArguments
+from ..ops.arguments import MambaInnerArguments, MixerWeights
 from ..ops.mamba_inner import projections
 from ..ops.rules import RULES, read
-from ..ops.validate import flatten_filter
+from ..ops.validate import flatten_weights
 
 
 class ScanInputs(NamedTuple):
@@ -44,14 +44,13 @@ def scan_inputs(mixer: Mixer, tokens: Tensor, grid: Sequence[int] | None = None)
         raise ValueError(f"the mixer has rule {mixer.rule!r}, expected one with a scan: {', '.join(RULES)}")
     shared, G = mixer.scan_norm is not None, len(mixer.reverse)
     dtype = torch.promote_types(mixer.D.dtype, torch.float32)
-    filters, *others = (t if t is None else t.to(dtype) for t in mixer.inner_weights())
-    filters, conv_grid = flatten_filter("scan_inputs", filters, grid)
+    weights = MixerWeights(*(None if t is None else t.to(dtype) for t in mixer.weights()))
+    weights, conv_grid = flatten_weights("scan_inputs", weights, grid)
     xz, flags = mixer.in_proj(tokens).to(dtype), [0] if shared else mixer.flags
-    args = MambaInnerArguments(xz, filters, *others, mixer.rule, flags, conv_grid)
-    z, u, dt, k, q = projections(args)
-    dt = (dt + args.dt_bias[:, None, None]).repeat_interleave(u.shape[-1] // dt.shape[-1], -1)
+    z, u, dt, k, q = projections(MambaInnerArguments(xz, weights, mixer.rule, flags, conv_grid))
+    dt = (dt + weights.dt_bias[:, None, None]).repeat_interleave(u.shape[-1] // dt.shape[-1], -1)
     gate = RULES[mixer.rule].gate(dt, k)
-    u, gate, k, q, A, D = (t if t is None else t.expand(G, *t.shape[1:]) for t in (u, gate, k, q, args.A, args.D))
+    u, gate, k, q, A, D = (t if t is None else t.expand(G, *t.shape[1:]) for t in (u, gate, k, q, weights.A, weights.D))
     return ScanInputs(mixer.rule, mixer.reverse, u, gate, k, q, z, A, D)
 
 

@@ -8,7 +8,7 @@ from timm.layers import DropPath, SwiGLUPacked
 from timm.models import checkpoint
 from torch import Tensor, nn
 
-from . import fused
+from . import fast_block
 from .mixer import Mixer
 from .norm import RMSNorm
 
@@ -57,14 +57,6 @@ class Block(nn.Module):
             self.norm2 = norm_layer(dim, **dd)
             self.mlp = SwiGLUPacked(dim, 2 * max(1, round(mlp_ratio * dim)), bias=False, **dd)
         self.reset_parameters()
-        self.structure = fused.describe(self) if type(self).forward is Block.forward else None
-
-    def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"structure": fused.unmodified(self) is not None}  # parts that were replaced stay behind
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        super().__setstate__(state)
-        self.structure = fused.describe(self) if state.get("structure") else None
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
@@ -73,55 +65,43 @@ class Block(nn.Module):
             bound = (self.mlp.fc2.in_features * self.mixer.num_branches) ** -0.5  # type: ignore[union-attr, operator]
             nn.init.uniform_(self.mlp.fc2.weight, -bound, bound)  # type: ignore[union-attr, arg-type]
 
-    def forward(self, x: Tensor, grid: list[int] | None = None, mask: Tensor | None = None) -> Tensor:
+    def forward(self, x: Tensor, grid: list[int] | None = None, valid: Tensor | None = None) -> Tensor:
         """
         Args:
             x: residual stream, (B, L, dim), float32 even where the parameters have a shorter dtype.
             grid: of the mixer, if it needs one.
-            mask: of the mixer: (B, L), True for the tokens that count.
+            valid: of the mixer: (B, L), True for the tokens that count.
 
         Returns:
             The stream with the branches added, same shape and dtype.
         """
-        if mask is None and not torch.jit.is_scripting():
-            y = self._fused(x, grid)
+        if valid is None and not torch.jit.is_scripting():
+            y = fast_block.run(self, x, grid)
             if y is not None:
                 return y
         normed = self.norm(x.to(self.norm.weight.dtype) if hasattr(self.norm, "weight") else x)  # type: ignore[arg-type]
-        x = x + self.drop_path(self._mix(normed, grid, mask))
+        x = x + self.drop_path(self._mix(normed, grid, valid))
         if self.mlp is not None and self.norm2 is not None:
             normed = self.norm2(x.to(self.norm2.weight.dtype) if hasattr(self.norm2, "weight") else x)  # type: ignore
             x = x + self.drop_path(self.mlp(normed))
         return x
 
-    def _mix(self, x: Tensor, grid: list[int] | None, mask: Tensor | None) -> Tensor:
-        if mask is not None:
-            return self.mixer(x, grid, mask)
-        return self.mixer(x) if grid is None else self.mixer(x, grid)
-
-    @torch.jit.unused
-    def _fused(self, x: Tensor, grid: list[int] | None) -> Tensor | None:
-        return fused.run_one(self, x, grid)
+    def _mix(self, x: Tensor, grid: list[int] | None, valid: Tensor | None) -> Tensor:
+        if valid is not None:
+            return self.mixer(x, grid, valid)
+        return self.mixer(x) if grid is None else self.mixer(x, grid)  # another mixer may take the tokens only
 
 
 class Blocks(nn.Sequential):
     """Blocks in sequence, on one grid."""
 
     def forward(
-        self, x: Tensor, grid: list[int] | None = None, checkpointing: bool = False, mask: Tensor | None = None
+        self, x: Tensor, grid: list[int] | None = None, checkpointing: bool = False, valid: Tensor | None = None
     ) -> Tensor:
         """Takes and returns what `Block` does; with `checkpointing` keeps only the input of each block for backward."""
-        if mask is None and not torch.jit.is_scripting():
-            y = self._fused(x, grid)
-            if y is not None:
-                return y
-        for module in self:
+        for block in self:
             if checkpointing and not torch.jit.is_scripting():
-                x = checkpoint(module, x, grid) if mask is None else checkpoint(module, x, grid, mask)
+                x = checkpoint(block, x, grid) if valid is None else checkpoint(block, x, grid, valid)
             else:
-                x = module(x, grid) if mask is None else module(x, grid, mask)
+                x = block(x, grid) if valid is None else block(x, grid, valid)
         return x
-
-    @torch.jit.unused
-    def _fused(self, x: Tensor, grid: list[int] | None) -> Tensor | None:
-        return fused.run_all(self, x, grid)

@@ -6,8 +6,7 @@ from typing import Any, cast
 from torch import Tensor, fx, nn
 
 from ..ops.arguments import ScanArguments
-from ..ops.mamba_inner import mamba_inner_exportable
-from ..ops.norm import rms_norm_exportable
+from ..ops.exportable import mamba_inner_exportable, rms_norm_exportable
 from .mixer import Mixer
 from .norm import RMSNorm
 
@@ -28,13 +27,14 @@ class ExportableMixer(Mixer):
 
     scan_function: Callable[[ScanArguments], Tensor] | None = None  # of `mamba_inner_exportable`, if not its default
 
-    def forward(self, x: Tensor, grid: list[int] | None = None, mask: Tensor | None = None) -> Tensor:
+    def forward(self, x: Tensor, grid: list[int] | None = None, valid: Tensor | None = None) -> Tensor:
         """As `Mixer.forward`."""
-        if mask is not None:
-            return super().forward(x, grid, mask)
-        arguments = (*self.inner_weights(), self.scan_norm, self.rule, self.flags, grid)
+        if valid is not None:
+            return super().forward(x, grid, valid)
         options: Any = {} if self.scan_function is None else {"scan_function": self.scan_function}  # none for fx
-        return self.out_proj(mamba_inner_exportable(self.in_proj(x), *arguments, **options))
+        xz, weights = self.in_proj(x), self.weights()
+        y = mamba_inner_exportable(xz, weights, self.scan_norm, self.rule, self.flags, grid, **options)
+        return self.out_proj(y)
 
 
 CLASSES: dict[type, type] = {RMSNorm: ExportableNorm, Mixer: ExportableMixer}

@@ -8,13 +8,12 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
-from ..ops.backends import cpu
+from ..ops.arguments import MixerWeights
 from ..ops.rules import NO_RULE, find_rule
-from ..ops.validate import MAX_CONV, MAX_STATE, autocast_dtype, check_flags
-from .fused import CLASSES, is_unchanged
+from ..ops.validate import MAX_CONV, MAX_STATE, check_flags
+from . import fast_mixer
 from .norm import decay_rates
 
 fx.wrap("decay_rates")
@@ -167,60 +166,35 @@ class Mixer(nn.Module):
         step = step.clamp(min=DT_FLOOR)
         self.dt_bias.copy_(step + torch.log(-torch.expm1(-step)))  # the inverse of softplus
 
-    def forward(self, x: Tensor, grid: list[int] | None = None, mask: Tensor | None = None) -> Tensor:
+    def forward(self, x: Tensor, grid: list[int] | None = None, valid: Tensor | None = None) -> Tensor:
         """
         Args:
             x: tokens, (B, L, dim).
             grid: as in `conv2d_silu`, for a convolution over the grid.
-            mask: (B, L), True for the tokens that count, as in `vilonghorn.ops.mamba_inner`.
+            valid: (B, L), True for the tokens that count, as in `vilonghorn.ops.mamba_inner`.
 
         Returns:
             Mixed tokens, (B, L, dim).
         """
-        if not torch.jit.is_scripting() and mask is None and self._is_autocast(x):
-            return self._autocast_forward(x, grid)
-        y = torch.ops.vilonghorn.mamba_inner(
-            self.in_proj(x), *self.inner_weights(), self.scan_norm, self.rule, self.flags, grid, mask
-        )
+        if valid is None and not torch.jit.is_scripting():
+            y = fast_mixer.run(self, x, grid)
+            if y is not None:
+                return y
+        xz = self.in_proj(x)  # values and gates
+        y = torch.ops.vilonghorn.mamba_inner(xz, *self.weights(), self.scan_norm, self.rule, self.flags, grid, valid)
         return self.out_proj(y)
 
-    @torch.jit.unused
-    def _is_autocast(self, x: Tensor) -> bool:
-        """Whether autocast converts the projections' weights; a CPU with the native library runs in float32."""
-        if isinstance(x, fx.Proxy) or torch.jit.is_tracing() or self.x_proj is None:
-            return False
-        dtype = autocast_dtype(x)
-        converts = dtype is not None and dtype != self.x_proj.dtype and cpu.unavailable(x.device.type) is not None
-        layers = (self.in_proj, self.out_proj)
-        if not converts or not all(is_unchanged(layer, nn.Linear) and layer.bias is None for layer in layers):
-            return False
-        return all(type(t) in CLASSES for t in (self.in_proj.weight, self.x_proj, self.dt_proj, self.out_proj.weight))
-
-    @torch.jit.unused
-    def _autocast_forward(self, x: Tensor, grid: list[int] | None) -> Tensor:
-        """`forward` with all projections converted at once: one launch instead of four, and one in backward."""
-        conv_weight, conv_bias, x_proj, dt_proj, *others = self.inner_weights()
-        weights: Any = (self.in_proj.weight, x_proj, dt_proj, self.out_proj.weight)
-        short = torch.cat([weight.flatten() for weight in weights]).to(autocast_dtype(x))
-        parts = short.split([weight.numel() for weight in weights])
-        in_proj, x_proj, dt_proj, out_proj = (part.view(w.shape) for part, w in zip(parts, weights))
-        inner = (conv_weight, conv_bias, x_proj, dt_proj, *others)
-        options = (self.scan_norm, self.rule, self.flags, grid)
-        return F.linear(torch.ops.vilonghorn.mamba_inner(F.linear(x, in_proj), *inner, *options), out_proj)
-
-    def inner_weights(
-        self,
-    ) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None, Tensor | None, Tensor | None, Tensor | None]:
-        """conv_weight, conv_bias, x_proj, dt_proj, dt_bias, A and D, as `vilonghorn.ops.mamba_inner` takes them."""
+    def weights(self) -> MixerWeights:
+        """The weights between the two linear layers, as `vilonghorn.ops.mamba_inner` takes them."""
         A: Tensor | None = None
         if self.A_log is not None:
             A = decay_rates(self.A_log)
-        return self.conv_weight, self.conv_bias, self.x_proj, self.dt_proj, self.dt_bias, A, self.D
+        return MixerWeights(self.conv_weight, self.conv_bias, self.x_proj, self.dt_proj, self.dt_bias, A, self.D)
 
     def extra_repr(self) -> str:
         """Rule, directions and sizes, for print."""
         directions = "separate" if self.scan_norm is None else "shared"
         sizes = f"d_inner={self.d_inner}, d_state={self.d_state}"
         sizes += "" if self.num_heads is None else f", num_heads={self.num_heads}"
-        sizes += "" if self.conv_weight.dim() == 3 else f", d_conv={tuple(self.conv_weight.shape[2:])}"
+        sizes += "" if self.conv_weight.dim() == 3 else f", d_conv={tuple(self.conv_weight[0, 0].shape)}"
         return f"rule={self.rule!r}, reverse={self.reverse}, directions={directions!r}, {sizes}"

@@ -6,8 +6,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
+from ..ops._torch import autocast_dtype
 from ..ops.scan_order import as_list
-from ..ops.validate import autocast_dtype
 from .block import Block, Blocks
 from .norm import to_fp32
 

@@ -1,11 +1,13 @@
 """Arguments of the operators, tensors first, and their sizes.
 
-Annotations have the shapes, which `validate` checks. Backends and kernels receive validated arguments.
+Annotations have the shapes, which `validate` checks. Backends and kernels receive validated arguments. Weights that
+always travel together are a group. The dispatcher knows no groups: `flatten` and `unflatten` convert.
 """
 
 import math
-from collections.abc import Sequence
-from typing import Annotated, NamedTuple
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import islice
+from typing import Annotated, Any, NamedTuple, TypeVar, get_args, get_type_hints
 
 import torch
 from torch import Tensor
@@ -73,7 +75,8 @@ class ScanArguments(NamedTuple):
     @property
     def output_shape(self) -> tuple[int, ...]:
         """(G, B, L, D), or (B, L, D) with reduce="mean"."""
-        return tuple(self.x.shape[1:] if self.reduce == "mean" else self.x.shape)
+        G, *shape = self.x.shape
+        return tuple(shape if self.reduce == "mean" else (G, *shape))
 
     @property
     def compute_dtype(self) -> torch.dtype:
@@ -81,25 +84,43 @@ class ScanArguments(NamedTuple):
         return torch.promote_types(self.x.dtype, torch.float32)
 
 
+class MixerWeights(NamedTuple):
+    """Weights of a mixer between its two linear layers, G sets of them (1 for shared directions).
+
+    Without a scan (rule "none") only the convolution has weights.
+    """
+
+    conv_weight: Annotated[Tensor, "G D K"]  # or a filter over the grid, which `flatten_filter` flattens
+    conv_bias: Annotated[Tensor, "G D"]
+    x_proj: Annotated[Tensor | None, "G R+2N D"] = None
+    dt_proj: Annotated[Tensor | None, "G H R"] = None
+    dt_bias: Annotated[Tensor | None, "G H"] = None
+    A: Annotated[Tensor | None, "G D N"] = None
+    D: Annotated[Tensor | None, "G D"] = None
+
+
+class MlpWeights(NamedTuple):
+    """Weights of a block's gated MLP and of the norm before it."""
+
+    norm_weight: Annotated[Tensor, "dim"]
+    in_proj: Annotated[Tensor, "2M dim"]
+    out_proj: Annotated[Tensor, "dim M"]
+
+
 class MambaInnerArguments(NamedTuple):
     """Arguments of `vilonghorn.ops.mamba_inner` with separate directions, which explains them."""
 
     xz: Annotated[Tensor, "B L 2D"]
-    conv_weight: Annotated[Tensor, "G D K"]
-    conv_bias: Annotated[Tensor, "G D"]
-    x_proj: Annotated[Tensor | None, "G R+2N D"]
-    dt_proj: Annotated[Tensor | None, "G H R"]
-    dt_bias: Annotated[Tensor | None, "G H"]
-    A: Annotated[Tensor | None, "G D N"]
-    D: Annotated[Tensor | None, "G D"]
+    weights: MixerWeights
     rule: str
     reverse: Sequence[int]
     conv_grid: Sequence[int] = ()  # of `flatten_filter`
+    in_chunks: bool = False  # of `backends.runs_in_chunks`, for the CUDA library
 
     @property
     def sizes(self) -> Sizes:
         """Sizes that the shapes say, unchecked."""
-        return _mixer_sizes(self)
+        return _mixer_sizes(self.xz, self.weights)
 
 
 class BlockArguments(NamedTuple):
@@ -108,17 +129,9 @@ class BlockArguments(NamedTuple):
     x: Annotated[Tensor, "B L dim"]
     norm_weight: Annotated[Tensor, "dim"]
     in_proj: Annotated[Tensor, "2D dim"]
-    conv_weight: Annotated[Tensor, "G D K"]
-    conv_bias: Annotated[Tensor, "G D"]
-    x_proj: Annotated[Tensor | None, "G R+2N D"]
-    dt_proj: Annotated[Tensor | None, "G H R"]
-    dt_bias: Annotated[Tensor | None, "G H"]
-    A: Annotated[Tensor | None, "G D N"]
-    D: Annotated[Tensor | None, "G D"]
+    weights: MixerWeights
     out_proj: Annotated[Tensor, "dim D"]
-    mlp_norm_weight: Annotated[Tensor | None, "dim"]
-    mlp_in_proj: Annotated[Tensor | None, "2M dim"]
-    mlp_out_proj: Annotated[Tensor | None, "dim M"]
+    mlp: MlpWeights | None
     drop_scales: Annotated[Tensor | None, "branches B"]
     rule: str
     reverse: Sequence[int]
@@ -130,15 +143,20 @@ class BlockArguments(NamedTuple):
     @property
     def sizes(self) -> Sizes:
         """Sizes that the shapes say, unchecked."""
-        return _mixer_sizes(self)
+        return _mixer_sizes(self.x, self.weights)
+
+    @property
+    def hidden(self) -> int:
+        """Width of the MLP, or 0."""
+        return 0 if self.mlp is None else self.mlp.out_proj.shape[1]
 
 
-def _mixer_sizes(args: "MambaInnerArguments | BlockArguments") -> Sizes:
-    (B, L, _), (G, D, K) = args[0].shape, args.conv_weight.shape
-    if args.x_proj is None or args.dt_proj is None:
+def _mixer_sizes(x: Tensor, weights: MixerWeights) -> Sizes:
+    (B, L, _), (G, D, K) = x.shape, weights.conv_weight.shape
+    if weights.x_proj is None or weights.dt_proj is None:
         return Sizes(G, B, L, D, 0, K, 0, 0)
-    _, H, R = args.dt_proj.shape
-    return Sizes(G, B, L, D, (args.x_proj.shape[1] - R) // 2, K, R, H)
+    _, H, R = weights.dt_proj.shape
+    return Sizes(G, B, L, D, (weights.x_proj.shape[1] - R) // 2, K, R, H)
 
 
 class ConvArguments(NamedTuple):
@@ -161,8 +179,8 @@ class ConvArguments(NamedTuple):
 class NormArguments(NamedTuple):
     """Arguments of `vilonghorn.ops.rms_norm`, which explains them."""
 
-    x: Tensor  # (..., C)
-    weight: Tensor  # (C,)
+    x: Annotated[Tensor, "..."]
+    weight: Annotated[Tensor, "C"]
     eps: float
 
     @property
@@ -170,3 +188,76 @@ class NormArguments(NamedTuple):
         """Rows as B and channels as D."""
         C = self.x.shape[-1]
         return Sizes(1, self.x.numel() // max(C, 1), 1, C)
+
+
+Arguments = TypeVar("Arguments", bound=tuple)
+
+
+class Layout:
+    """How the arguments of an operator, a NamedTuple, become a flat list: groups are replaced by what they hold.
+
+    A flat name begins with the name of its group, except in `weights`. A group that may be None holds optional tensors.
+    """
+
+    def __init__(self, kind: type[NamedTuple]):
+        self.groups: list[type | None] = []  # of each argument: its group, or None
+        self.types: dict[str, Any] = {}  # by flat name: Tensor, Tensor | None, or the type of an option
+        self.shapes: dict[str, list[str]] = {}  # by flat name of a tensor: its dimensions
+        for name, hint in get_type_hints(kind, include_extras=True).items():
+            group = next((part for part in (hint, *get_args(hint)) if hasattr(part, "_fields")), None)
+            self.groups.append(group)
+            members = {name: hint}
+            if group is not None:
+                prefix = "" if name == "weights" else f"{name}_"
+                members = {prefix + part: of for part, of in get_type_hints(group, include_extras=True).items()}
+            for flat, annotated in members.items():
+                kind_of, *dimensions = get_args(annotated) if hasattr(annotated, "__metadata__") else (annotated,)
+                self.types[flat] = kind_of if group in (None, hint) else kind_of | None
+                if dimensions:
+                    self.shapes[flat] = dimensions[0].split()
+        self.tensors = [*self.shapes]
+        self.required = [name for name in self.shapes if self.types[name] is Tensor]  # never None
+
+
+LAYOUTS: dict[type, Layout] = {}  # of the operators
+
+
+def flatten(args: tuple) -> list[Any]:
+    """The arguments as the dispatcher takes them; an absent group is one None for each tensor."""
+    flat: list[Any] = []
+    for value, group in zip(args, LAYOUTS[type(args)].groups):
+        if group is None:
+            flat.append(value)
+        else:
+            flat += [None] * len(group._fields) if value is None else value  # type: ignore[attr-defined]
+    return flat
+
+
+def unflatten(kind: type[Arguments], flat: Iterable[Any]) -> Arguments:
+    """The arguments of an operator from the first values of a flat list or iterator."""
+    values = iter(flat)
+    return kind(*[next(values) if group is None else _group(group, values) for group in LAYOUTS[kind].groups])
+
+
+def _group(kind: Any, values: Iterator[Any]) -> Any:
+    members = list(islice(values, len(kind._fields)))
+    return None if kind is MlpWeights and all(member is None for member in members) else kind(*members)
+
+
+def from_tensors(kind: type[Arguments], given: Mapping[str, Tensor | None], *options: Any) -> Arguments:
+    """The arguments of an operator from its tensors by their flat names, None for those not given, and its options."""
+    return unflatten(kind, [*map(given.get, LAYOUTS[kind].tensors), *options])
+
+
+def tensors(args: tuple) -> list[Tensor | None]:
+    """The tensors of the arguments of an operator, in the order of `Layout.tensors`."""
+    return list(islice(flatten(args), len(LAYOUTS[type(args)].tensors)))
+
+
+def named_tensors(args: tuple) -> dict[str, Tensor | None]:
+    """The tensors of the arguments of an operator by their flat names."""
+    return dict(zip(LAYOUTS[type(args)].tensors, flatten(args)))
+
+
+for _kind in (ScanArguments, MambaInnerArguments, BlockArguments, ConvArguments, NormArguments):
+    LAYOUTS[_kind] = Layout(_kind)

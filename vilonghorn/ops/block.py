@@ -8,9 +8,11 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from .arguments import BlockArguments
+from ._torch import autocast_dtype
+from .arguments import BlockArguments, MixerWeights, MlpWeights
 from .backends import cpu
-from .validate import autocast_dtype, check_flags, flatten_filter
+from .register import register_op
+from .validate import check_flags, flatten_weights, validate_block
 
 
 def block(
@@ -75,15 +77,26 @@ def block(
         TypeError: a dtype other than float32, weights that are missing, or flags other than True and False.
         RuntimeError: the native library is not built, or has no kernel for the rule.
     """
-    scan_weights = (x_proj, dt_proj, dt_bias, A, D)
-    mlp = (mlp_norm_weight, mlp_in_proj, mlp_out_proj)
-    filters, conv_grid = flatten_filter("block", conv_weight, grid)
-    tensors = (x, norm_weight, in_proj, filters, conv_bias, *scan_weights, out_proj, *mlp, drop_scales)
-    return cpu.run_block(
-        BlockArguments(*tensors, rule, check_flags("block", reverse), eps, mlp_eps, runs_bf16(x), conv_grid)
-    )
+    given = (mlp_norm_weight, mlp_in_proj, mlp_out_proj)
+    mlp = None if all(weight is None for weight in given) else MlpWeights(*given)  # type: ignore[arg-type]
+    weights = MixerWeights(conv_weight, conv_bias, x_proj, dt_proj, dt_bias, A, D)
+    weights, conv_grid = flatten_weights("block", weights, grid)
+    tensors = (x, norm_weight, in_proj, weights, out_proj, mlp, drop_scales)
+    options = (rule, check_flags("block", reverse), eps, mlp_eps, runs_bf16(x), conv_grid)
+    return run_block(BlockArguments(*tensors, *options))
 
 
 def runs_bf16(x: Tensor) -> bool:
     """Whether autocast asks for products of bfloat16 values."""
     return autocast_dtype(x) == torch.bfloat16
+
+
+run_block = register_op(
+    "block",
+    BlockArguments,
+    validate_block,
+    num_saved=5,
+    forward=cpu.block_forward,
+    fake=cpu.block_outputs,
+    backward=cpu.block_backward,
+)

@@ -6,12 +6,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ._torch import num_dispatch_modes
+from ._torch import autocast_dtype, num_dispatch_modes
 from .arguments import ConvArguments
 from .backends import BACKENDS, Backend, choose_conv, cuda
 from .register import register_op
 from .scan_order import insert_class_token, prefix_first
-from .validate import autocast_dtype, check_flags, check_grid, flatten_filter, validate_conv
+from .validate import check_flags, check_grid, flatten_filter, validate_conv
 
 
 def conv_silu(
@@ -44,16 +44,8 @@ def conv_silu(
     counted = x.is_meta and num_dispatch_modes()  # nothing runs there: a counter of FLOPs knows the operator
     if choose_conv(x.device, x.dtype, backend) == "reference" and not counted:
         validate_conv(args)
-        return conv_silu_reference(*args[:4])
+        return conv_silu_reference(x, weight, bias, args.reverse)
     return _run(args)
-
-
-def conv_silu_scan_order(x: Tensor, weight: Tensor, bias: Tensor, reverse: Sequence[int]) -> Tensor:
-    """`conv_silu` in torch's operators with few nodes: one convolution. y[g] is in the order that direction g reads."""
-    validate_conv(ConvArguments(x, weight, bias, reverse))
-    flipped = torch.cat([x.flip(1) if flag else x for flag in reverse], dim=-1)  # (B, L, G * D)
-    [y] = conv_silu_reference(flipped, weight.flatten(0, 1)[None], bias.flatten()[None], [0]).unbind(0)
-    return y.unflatten(2, weight.shape[:2]).permute(2, 0, 1, 3)
 
 
 def conv_silu_reference(x: Tensor, weight: Tensor, bias: Tensor, reverse: Sequence[int]) -> Tensor:
@@ -91,7 +83,7 @@ def conv2d_silu(x: Tensor, weight: Tensor, bias: Tensor, grid: Sequence[int]) ->
         ValueError: tokens that are not the patches of the grid and at most one more, or a filter of an even size.
     """
     check_grid("conv2d_silu", x.shape[1], grid)
-    (rows, columns), (height, width) = grid, weight.shape[2:]
+    (rows, columns), (*_, height, width) = grid, weight.shape
     if height % 2 == 0 or width % 2 == 0:
         raise ValueError(f"conv2d_silu: the filter is {height} x {width}, expected an odd height and an odd width")
     has_class_token = x.shape[1] > rows * columns

@@ -7,13 +7,22 @@ of a forward's count is what papers on vision models call (G)FLOPs: multiply-add
 
 import math
 from collections.abc import Callable, Sequence
+from itertools import islice
 from typing import Any, NamedTuple
 
 import torch
 from torch.utils.flop_counter import register_flop_formula
 
 from . import block, conv, mamba_inner, norm, scan  # noqa: F401  (they define the operators)
-from .arguments import BlockArguments, ConvArguments, MambaInnerArguments, NormArguments, ScanArguments
+from .arguments import (
+    LAYOUTS,
+    BlockArguments,
+    ConvArguments,
+    MambaInnerArguments,
+    NormArguments,
+    ScanArguments,
+    unflatten,
+)
 from .rules import NO_RULE, RULES
 
 SKIP = 2  # D x, added; per token and channel
@@ -36,11 +45,11 @@ def _conv(a: Any) -> int:
 
 def _inner_parts(a: Any) -> tuple[int, int, int]:
     """Convolution; projections to dt, k and q; recurrence."""
-    (B, L, _), (G, D, *kernel) = a[0], a.conv_weight
+    (B, L, _), (G, D, *kernel) = a[0], a.weights.conv_weight
     convolution = 2 * G * B * L * D * math.prod(kernel)
     if a.rule == NO_RULE:
         return convolution, 0, 0
-    (_, P, _), (_, H, R) = a.x_proj, a.dt_proj
+    (_, P, _), (_, H, R) = a.weights.x_proj, a.weights.dt_proj
     recurrence = _recurrence(a.rule, G, B, L, D, (P - R) // 2)
     return convolution, 2 * G * B * L * (D * P + H * R), recurrence
 
@@ -56,9 +65,11 @@ def _inner_backward(a: Any) -> int:
 
 def _linear_layers(a: Any) -> dict[str, int]:
     """FLOPs of a block's linear layers, by the names of their weights."""
-    names = ("in_proj", "out_proj", "mlp_in_proj", "mlp_out_proj")
-    weights = {name: getattr(a, name) for name in names if getattr(a, name) is not None}
-    return {name: 2 * math.prod(a.x[:2]) * math.prod(shape) for name, shape in weights.items()}
+    shapes = {"in_proj": a.in_proj, "out_proj": a.out_proj}
+    if a.mlp is not None:
+        shapes |= {"mlp_in_proj": a.mlp.in_proj, "mlp_out_proj": a.mlp.out_proj}
+    B, L, _ = a.x
+    return {name: 2 * B * L * math.prod(shape) for name, shape in shapes.items()}
 
 
 def _block(a: Any) -> int:
@@ -66,16 +77,23 @@ def _block(a: Any) -> int:
 
 
 def _block_backward(a: Any, wanted: Sequence[int]) -> int:
-    needs = dict(zip(a._fields, wanted))  # each gradient of a weight costs as much as the product itself
+    needs = dict(
+        zip(LAYOUTS[BlockArguments].tensors, wanted)
+    )  # each gradient of a weight costs as much as the product itself
     return sum(flops * (1 + needs[name]) for name, flops in _linear_layers(a).items()) + _inner_backward(a)
 
 
 def _register(name: str, arguments: type[NamedTuple], forward: Callable, backward: Callable) -> None:
-    last = slice(-1 - len(arguments._fields), -1)  # before them saved tensors, after them `save` or `wanted`
-    register_flop_formula(getattr(torch.ops.vilonghorn, name))(lambda *args, **_: forward(arguments(*args[last])))
-    register_flop_formula(getattr(torch.ops.vilonghorn, f"{name}_backward"))(
-        lambda *args, **_: backward(arguments(*args[last]), args[-1])
-    )
+    num_given = len(LAYOUTS[arguments].types)
+
+    def count(*given: Any, **_: Any) -> int:
+        return forward(unflatten(arguments, given))
+
+    def count_backward(*given: Any, **_: Any) -> int:  # dy and saved tensors, the arguments, `wanted`
+        return backward(unflatten(arguments, islice(given, len(given) - num_given - 1, None)), given[-1])
+
+    register_flop_formula(getattr(torch.ops.vilonghorn, name))(count)
+    register_flop_formula(getattr(torch.ops.vilonghorn, f"{name}_backward"))(count_backward)
 
 
 # Backward of a scan runs it again and takes two gradients of each product; that of a convolution does the same.

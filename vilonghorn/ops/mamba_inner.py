@@ -12,15 +12,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .arguments import MambaInnerArguments, ScanArguments
-from .backends import choose_conv, cpu, cuda, has_rule
-from .conv import conv2d_silu, conv_silu, conv_silu_scan_order
-from .norm import rms_norm, rms_norm_exportable
+from ._torch import autocast_dtype
+from .arguments import MambaInnerArguments, MixerWeights
+from .backends import choose_conv, cpu, cuda, has_rule, runs_in_chunks
+from .conv import conv2d_silu, conv_silu
+from .norm import rms_norm
 from .register import register_op
 from .rules import NO_RULE
-from .scan import scan, scan_exportable
-from .scan_order import flip_reversed
-from .validate import autocast_dtype, check_flags, flatten_filter, validate_mamba_inner
+from .scan import scan
+from .validate import check_flags, flatten_weights, validate_mamba_inner
 
 SCAN_NORM_EPS = 1e-6
 
@@ -38,7 +38,7 @@ def mamba_inner(
     rule: str = "longhorn",
     reverse: Sequence[bool] = (False, True),
     grid: Sequence[int] | None = None,
-    mask: Tensor | None = None,
+    valid: Tensor | None = None,
 ) -> Tensor:
     """Mixes tokens along their sequence in G directions and gates the result, by any rule (the name is of mamba_ssm).
 
@@ -69,7 +69,7 @@ def mamba_inner(
         rule: "longhorn" (default), "longhorn_exact", "mamba" or "none".
         reverse: a flag for each direction: True reads from the last token to the first.
         grid: as in `conv2d_silu`.
-        mask: (B, L), True for the tokens that count. The convolution reads zeros at the others, their key is zero, so
+        valid: (B, L), True for the tokens that count. The convolution reads zeros at the others, their key is zero, so
             Longhorn's rules leave the state as it is, and y is zero there. Composed of smaller operators, except with
             rule "none".
 
@@ -77,95 +77,84 @@ def mamba_inner(
         y, (B, L, D), of xz's dtype (under autocast of its dtype, but not on a CPU with the native library).
 
     Raises:
-        ValueError: shapes, devices, heads or a rule that do not fit; a mask with a convolution over the sequence, or
-            with a rule that decays its state.
+        ValueError: shapes, devices, heads or a rule that do not fit; `valid` with a convolution over the sequence,
+            or with a rule that decays its state.
         TypeError: weights that are missing, a dtype outside float32, bfloat16, float16 and float64, or flags other than
             True and False.
     """
-    if mask is not None:
-        xz = _masked(xz, mask, conv_weight, A, scan_norm)
-    args = _arguments(xz, conv_weight, conv_bias, x_proj, dt_proj, dt_bias, A, D, scan_norm, rule, reverse, grid)
-    if mask is not None and rule != NO_RULE:
-        return mamba_inner_composed(args, mask=mask)
+    weights = MixerWeights(conv_weight, conv_bias, x_proj, dt_proj, dt_bias, A, D)
+    if valid is not None:
+        xz = _zero_invalid(xz, valid, weights, scan_norm)
+    args = check_arguments(xz, weights, scan_norm, rule, reverse, grid)
+    if valid is not None and rule != NO_RULE:
+        return mamba_inner_composed(args, valid=valid)
     if scan_norm is not None:
-        return _shared(args, scan_norm, reverse, scan, rms_norm)
+        return shared_directions(args, scan_norm, reverse, scan, rms_norm)
     if cpu.unavailable(xz.device.type) is None and has_rule(cpu.NAME, rule):
         return _run_cpu(args)
     dtype = autocast_dtype(xz) or xz.dtype
     if choose_conv(xz.device, dtype, None) == cuda.NAME and has_rule(cuda.NAME, rule):
-        validate_mamba_inner(args)
+        sizes = validate_mamba_inner(args)
         if cuda.takes_mamba_inner(args, dtype):
-            weights = (args.x_proj.to(dtype), args.dt_proj.to(dtype))  # type: ignore[union-attr]
-            return _run_cuda(args._replace(xz=xz.to(dtype), x_proj=weights[0], dt_proj=weights[1]))
+            weights = args.weights
+            projections: Any = dict(x_proj=weights.x_proj.to(dtype), dt_proj=weights.dt_proj.to(dtype))  # type: ignore[union-attr]
+            in_chunks = sizes.H != sizes.D and runs_in_chunks(xz.device, dtype, rule, len(args.reverse) == 1)
+            return _run_cuda(
+                args._replace(xz=xz.to(dtype), weights=weights._replace(**projections), in_chunks=in_chunks)
+            )
     return mamba_inner_composed(args)
 
 
-def mamba_inner_exportable(
-    xz: Tensor, *others: Any, scan_function: Callable[[ScanArguments], Tensor] = scan_exportable
-) -> Tensor:
-    """`mamba_inner` in torch's own operators, with few nodes in a captured graph; `scan_function` computes the scan.
-
-    `others` are all further arguments of `mamba_inner`, in their order.
-    """
-    scan_norm, _, reverse, _ = others[7:]
-    args = _arguments(xz, *others)
-
-    def run_scan(x: Tensor, dt: Tensor, k: Tensor, q: Tensor, **options: Any) -> Tensor:
-        return scan_function(ScanArguments(x, dt, k, q, **options))
-
-    if scan_norm is not None:
-        return _shared(args, scan_norm, reverse, run_scan, rms_norm_exportable, conv_silu_scan_order)
-    in_order = not args.conv_grid  # conv_silu_scan_order has flipped the tokens, once for all that follows
-    if args.rule == NO_RULE:
-        z, y = convolve(args, conv_silu_scan_order)
-    else:
-        z, *activations = projections(args, conv_silu_scan_order)
-        flags = [0 if in_order else flag for flag in args.reverse]
-        y = run_scan(*activations, A=args.A, D=args.D, dt_bias=args.dt_bias, rule=args.rule, reverse=flags)
-    return _gated_mean(flip_reversed(y, args.reverse if in_order else [0] * len(args.reverse)), z)
-
-
-def _arguments(xz: Tensor, conv_weight: Tensor, *others: Any) -> MambaInnerArguments:
-    *weights, scan_norm, rule, reverse, grid = others
+def check_arguments(
+    xz: Tensor,
+    weights: MixerWeights,
+    scan_norm: Tensor | None,
+    rule: str,
+    reverse: Sequence[bool],
+    grid: Sequence[int] | None,
+) -> MambaInnerArguments:
+    """The arguments of the convolution and the projections, which shared directions compute once, as one direction."""
     flags = check_flags("mamba_inner", reverse)
-    filters, conv_grid = flatten_filter("mamba_inner", conv_weight, grid)
+    weights, conv_grid = flatten_weights("mamba_inner", weights, grid)
     if scan_norm is not None:
-        if scan_norm.shape != (expected := (len(flags), filters.shape[1])):
+        if scan_norm.shape != (expected := (len(flags), weights.conv_weight.shape[1])):
             raise ValueError(f"mamba_inner: scan_norm has shape {tuple(scan_norm.shape)}, expected (G, D) = {expected}")
         flags = [0]
-    arguments: Any = (xz, filters, *weights, rule, flags, conv_grid)
-    return MambaInnerArguments(*arguments)
+    return MambaInnerArguments(xz, weights, rule, flags, conv_grid)
 
 
-def _masked(xz: Tensor, mask: Tensor, conv_weight: Tensor, A: Tensor | None, scan_norm: Tensor | None) -> Tensor:
-    if mask.shape != xz.shape[:2]:
-        raise ValueError(f"mamba_inner: mask has shape {tuple(mask.shape)}, expected (B, L) = {tuple(xz.shape[:2])}")
-    if A is not None or conv_weight.dim() != 4 or scan_norm is not None:
+def _zero_invalid(xz: Tensor, valid: Tensor, weights: MixerWeights, scan_norm: Tensor | None) -> Tensor:
+    B, L, _ = xz.shape
+    if valid.shape != (B, L):
+        raise ValueError(f"mamba_inner: valid has shape {tuple(valid.shape)}, expected (B, L) = {(B, L)}")
+    if weights.A is not None or weights.conv_weight.dim() != 4 or scan_norm is not None:
         raise ValueError(
-            "mamba_inner: a mask needs a convolution over the grid, separate directions, and a rule without decay"
+            "mamba_inner: valid needs a convolution over the grid, separate directions, and a rule without decay"
         )
-    return xz * mask[..., None].to(xz.dtype)
+    return xz * valid[..., None].to(xz.dtype)
 
 
-def mamba_inner_composed(args: MambaInnerArguments, backend: str | None = None, mask: Tensor | None = None) -> Tensor:
+def mamba_inner_composed(args: MambaInnerArguments, backend: str | None = None, valid: Tensor | None = None) -> Tensor:
     """`mamba_inner` with separate directions, composed of smaller operators; `backend` as in `scan`.
 
-    `mask`, (B, L): False where the scan skips a token.
+    `valid`, (B, L): False where the scan skips a token.
     """
     if args.rule == NO_RULE:
         z, u = convolve(args)
-        return _gated_mean(u.unbind(0), z)
-    z, *activations = projections(args, mask=mask)
-    options: dict[str, Any] = dict(z=z, A=args.A, D=args.D, dt_bias=args.dt_bias, rule=args.rule, reverse=args.reverse)
-    return scan(*activations, reduce="mean", backend=backend, **options)
+        return gated_mean(u.unbind(0), z)
+    z, *activations = projections(args, valid=valid)
+    options: dict[str, Any] = dict(rule=args.rule, reverse=args.reverse, reduce="mean", backend=backend)
+    weights = args.weights
+    return scan(*activations, z=z, A=weights.A, D=weights.D, dt_bias=weights.dt_bias, **options)
 
 
-def _gated_mean(directions: Sequence[Tensor], z: Tensor) -> Tensor:
+def gated_mean(directions: Sequence[Tensor], z: Tensor) -> Tensor:
+    """The mean over the directions, each (B, L, D), times silu(z)."""
     first, *others = directions
     return sum(others, first) * F.silu(z) / len(directions)
 
 
-def _shared(
+def shared_directions(
     args: MambaInnerArguments,
     scan_norm: Tensor,
     reverse: Sequence[bool],
@@ -173,11 +162,13 @@ def _shared(
     norm: Callable[..., Tensor],
     conv: Callable[..., Tensor] = conv_silu,
 ) -> Tensor:
+    """`mamba_inner` with shared directions, of a `scan`, an `rms_norm` and a `conv_silu`."""
     z, u, dt, k, q = projections(args, conv)
     G = len(reverse)
     u, dt, k, q = (t.expand(G, -1, -1, -1) for t in (u, dt, k, q))
-    A, skip, dt_bias = (None if t is None else t.expand(G, *t.shape[1:]) for t in (args.A, args.D, args.dt_bias))
-    y = run_scan(u, dt, k, q, A=A, D=skip, dt_bias=dt_bias, rule=args.rule, reverse=reverse)
+    w = args.weights
+    A, D, dt_bias = (None if t is None else t.expand(G, *[-1] * (t.dim() - 1)) for t in (w.A, w.D, w.dt_bias))
+    y = run_scan(u, dt, k, q, A=A, D=D, dt_bias=dt_bias, rule=args.rule, reverse=reverse)
     first, *others = (norm(y_g, weight, SCAN_NORM_EPS) for y_g, weight in zip(y.unbind(0), scan_norm.unbind(0)))
     return sum(others, first) * F.silu(z)
 
@@ -186,22 +177,22 @@ def convolve(args: MambaInnerArguments, conv: Callable[..., Tensor] = conv_silu)
     """z, (B, L, D), and u, (S, B, L, D). `conv` is over a sequence."""
     validate_mamba_inner(args)
     x, z = args.xz.chunk(2, dim=-1)
+    filters, bias = args.weights.conv_weight, args.weights.conv_bias
     if not args.conv_grid:
-        return z, conv(x, args.conv_weight, args.conv_bias, reverse=args.reverse)
+        return z, conv(x, filters, bias, reverse=args.reverse)
     rows, columns, height, width = args.conv_grid
-    filters = args.conv_weight.unflatten(2, (height, width))
-    return z, conv2d_silu(x, filters, args.conv_bias, (rows, columns))
+    return z, conv2d_silu(x, filters.unflatten(2, (height, width)), bias, (rows, columns))
 
 
 def projections(
-    args: MambaInnerArguments, conv: Callable[..., Tensor] = conv_silu, mask: Tensor | None = None
+    args: MambaInnerArguments, conv: Callable[..., Tensor] = conv_silu, valid: Tensor | None = None
 ) -> tuple[Tensor, ...]:
-    """z, (B, L, D); u, (S, B, L, D), dt, (S, B, L, H), k and q, (S, B, L, N); u, k and q are zero where not `mask`."""
+    """z, (B, L, D); u, (S, B, L, D), dt, (S, B, L, H), k and q, (S, B, L, N); u, k and q are zero where not `valid`."""
     z, u = convolve(args, conv)
-    u = u if mask is None else u * mask[..., None].to(u.dtype)
+    u = u if valid is None else u * valid[..., None].to(u.dtype)
     _, B, L, _, N, _, R, _ = args.sizes
-    x_proj: Any = args.x_proj
-    dt_proj: Any = args.dt_proj
+    x_proj: Any = args.weights.x_proj
+    dt_proj: Any = args.weights.dt_proj
     projected = torch.bmm(u.flatten(1, 2), x_proj.transpose(1, 2).to(u.dtype))  # (S, B * L, R + 2N)
     low, k, q = projected.split([R, N, N], dim=-1)
     dt = torch.bmm(low, dt_proj.transpose(1, 2).to(low.dtype))
@@ -226,6 +217,6 @@ _run_cpu, _run_cuda = _register(cpu, 2), _register(cuda, 4)
 torch.library.define(
     "vilonghorn::mamba_inner",
     "(Tensor xz, Tensor conv_weight, Tensor conv_bias, Tensor? x_proj, Tensor? dt_proj, Tensor? dt_bias, Tensor? A, "
-    "Tensor? D, Tensor? scan_norm, str rule, int[] reverse, SymInt[]? grid=None, Tensor? mask=None) -> Tensor",
+    "Tensor? D, Tensor? scan_norm, str rule, int[] reverse, SymInt[]? grid=None, Tensor? valid=None) -> Tensor",
 )
 torch.library.impl("vilonghorn::mamba_inner", "CompositeImplicitAutograd", mamba_inner)

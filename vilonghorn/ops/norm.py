@@ -7,7 +7,7 @@ from torch import Tensor
 from .arguments import NormArguments
 from .backends import cpu
 from .register import register_op
-from .validate import DTYPES, validate_norm
+from .validate import DTYPES
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float = 1e-5) -> Tensor:
@@ -32,18 +32,19 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float = 1e-5) -> Tensor:
     return run_norm(NormArguments(x, weight, eps))
 
 
-def rms_norm_exportable(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """`rms_norm` in the operations that onnxruntime fuses into one. torch.onnx writes others for torch's rms_norm."""
-    validate_norm(NormArguments(x, weight, eps))
-    if x.dtype not in DTYPES:
-        raise TypeError(f"rms_norm: x is {x.dtype}, expected one of {', '.join(map(str, DTYPES))}")
-    wide = x.to(torch.promote_types(x.dtype, torch.float32))
-    return (wide / (wide.pow(2).mean(-1, keepdim=True) + eps).sqrt() * weight).to(x.dtype)
+def validate_norm(args: NormArguments) -> None:
+    """Checks shapes and devices of `rms_norm`."""
+    x, weight, _ = args
+    if x.dim() < 1 or weight.shape != x.shape[-1:]:
+        shape, x_shape = tuple(weight.shape), tuple(x.shape)
+        raise ValueError(f"rms_norm: weight has shape {shape}, expected the last dimension of x {x_shape}")
+    if weight.device != x.device:
+        raise ValueError(f"rms_norm: weight is on {weight.device} but x is on {x.device}; move them to one device")
 
 
 def _fake(args: NormArguments, save: bool) -> tuple[Tensor, Tensor]:
-    x = args.x
-    scale = x.new_empty(x.shape[:-1] if save else 0, dtype=torch.promote_types(x.dtype, torch.float32))
+    x, (*rows, _) = args.x, args.x.shape
+    scale = x.new_empty(rows if save else 0, dtype=torch.promote_types(x.dtype, torch.float32))
     return x.new_empty(x.shape), scale
 
 

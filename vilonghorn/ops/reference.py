@@ -1,6 +1,7 @@
 """The reference backend: the recurrence in plain torch, for any device and rule, one pass over time in Python.
 
-Backward runs the scan again, keeps the state before every CHUNK-th token and differentiates one chunk after the other.
+Backward runs the scan again, keeps the state before every STATE_EVERY-th token, and differentiates one chunk of tokens
+after the other.
 """
 
 from typing import Any, NamedTuple
@@ -11,12 +12,12 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from ._torch import autograd_in_kernel
-from .arguments import ScanArguments
+from .arguments import ScanArguments, tensors
 from .rules import RULES, read
 from .scan_order import flip_reversed
 
 NAME = "reference"
-CHUNK = 16  # tokens: backward holds at most this many states at once
+STATE_EVERY = 16  # tokens: backward holds at most this many states at once
 
 
 def unavailable(device: str | torch.device, dtype: torch.dtype = torch.float32) -> str | None:
@@ -35,13 +36,16 @@ class Tokens(NamedTuple):
 
     def initial_state(self) -> Tensor:
         """Zeros, (G, B, N, D)."""
-        return self.x.new_zeros(*self.x.shape[1:3], self.k.shape[3], self.x.shape[4])
+        (_, G, B, _, D), N = self.x.shape, self.k.shape[3]
+        return self.x.new_zeros(G, B, N, D)
 
 
 def prepare(args: ScanArguments) -> Tokens:
     """The inputs of the recurrence, token by token."""
     # (G, B, L, C) as (L, G, B, 1, C) in the compute dtype, reverse directions flipped along L
-    x, dt, k, q = (_flip(t.to(args.compute_dtype), args).movedim(2, 0).unsqueeze(-2) for t in args[:4])
+    x, dt, k, q = (
+        _flip(t.to(args.compute_dtype), args).movedim(2, 0).unsqueeze(-2) for t in (args.x, args.dt, args.k, args.q)
+    )
     if args.dt_bias is not None:
         dt = dt + args.dt_bias.to(dt.dtype)[:, None, None]
     A = None if args.A is None else args.A.to(x.dtype).transpose(1, 2).contiguous().unsqueeze(1)
@@ -72,17 +76,17 @@ def backward(dy: Tensor, args: ScanArguments, saved_states: Tensor) -> tuple[Ten
     """Gradients of a scan; see `Backend`."""
     with autograd_in_kernel(), torch.enable_grad():
         args = ScanArguments(*(t.detach().requires_grad_() if isinstance(t, Tensor) else t for t in args))
-        inputs = [t for t in args[:8] if t is not None]
+        inputs = [t for t in tensors(args) if t is not None]
         given = torch.autograd.grad(_run(args), inputs, dy, allow_unused=True, materialize_grads=True)
     grads = iter(given)
-    return tuple(None if t is None else next(grads).contiguous() for t in args[:8])
+    return tuple(None if t is None else next(grads).contiguous() for t in tensors(args))
 
 
 def _run(args: ScanArguments) -> Tensor:
     tokens = prepare(args)
     state, outputs = tokens.initial_state(), [tokens.x[:0]]
-    for start in range(0, len(tokens.x), CHUNK):
-        chunk = (*(t[start : start + CHUNK] for t in tokens[:4]), tokens.A)
+    for start in range(0, len(tokens.x), STATE_EVERY):
+        chunk = Tokens(*(t[start : start + STATE_EVERY] for t in (tokens.x, tokens.gate, tokens.k, tokens.q)), tokens.A)
         state, y = checkpoint(run_tokens, args.rule, state, *chunk, use_reentrant=False, preserve_rng_state=False)
         outputs.append(y)
     return finish(torch.cat(outputs), args)
@@ -91,7 +95,9 @@ def _run(args: ScanArguments) -> Tensor:
 def run_tokens(rule: str, state: Tensor, *chunk: Any) -> tuple[Tensor, Tensor]:
     """The state after the tokens, and what was read at each, (tokens, G, B, 1, D)."""
     tokens, step, outputs = Tokens(*chunk), RULES[rule].step, []
-    for x, gate, k, q in zip(*(t.unbind(0) for t in tokens[:4])):  # x[t] in a loop would be slow to differentiate
+    for x, gate, k, q in zip(
+        *(t.unbind(0) for t in (tokens.x, tokens.gate, tokens.k, tokens.q))
+    ):  # x[t] in a loop would be slow to differentiate
         state = step(state, x, gate, k, tokens.A)
         outputs.append(read(state, q))
     return state, torch.stack(outputs)

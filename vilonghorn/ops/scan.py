@@ -5,19 +5,14 @@ The backends compute it, and `backends.choose` picks one. Autograd, `torch.compi
 """
 
 from collections.abc import Sequence
-from typing import Any
 
-import torch
 from torch import Tensor
 
-from ._torch import captured_loop
+from ._torch import autocast_dtype
 from .arguments import ScanArguments
-from .backends import choose, triton
-from .chunked import scan_in_chunks
-from .reference import finish, prepare, run_tokens
+from .backends import choose, runs_in_chunks, triton
 from .register import register_op
-from .rules import RULES
-from .validate import autocast_dtype, check_flags, validate_scan
+from .validate import check_flags, validate_scan
 
 
 def scan(
@@ -82,41 +77,9 @@ def scan(
     if args.has_heads:
         validate_scan(args)
         alone = reduce == "none" or len(flags) == 1
-        if backend not in (None, triton.NAME) or not triton.takes_heads(x.device, x.dtype, rule, alone):
+        if backend not in (None, triton.NAME) or not runs_in_chunks(x.device, x.dtype, rule, alone):
             args = args.with_channel_steps()
     return _run(args)
-
-
-def scan_exportable(args: ScanArguments) -> Tensor:
-    """Runs `scan` in torch's own operators, differentiably.
-
-    A captured graph holds one loop over any number of tokens (torch's `scan`, an ONNX Scan). An exported graph has no
-    gradients.
-    """
-    if autocast_dtype(args.x) is not None:  # states stay in float32
-        with torch.autocast(args.x.device.type, enabled=False):
-            return scan_exportable(args)
-    validate_scan(args)
-    if args.has_heads:
-        chunked = args.rule == "longhorn_exact" and args.z is None and args.reduce == "none"
-        return scan_in_chunks(args) if chunked else scan_exportable(args.with_channel_steps())
-    if torch.compiler.is_exporting():  # the exporters cannot decompose a captured loop that has gradients
-        detached: Any = [t.detach() if isinstance(t, Tensor) else t for t in args]
-        args = ScanArguments(*detached)
-    step, tokens = RULES[args.rule].step, prepare(args)
-    if not torch.compiler.is_compiling():
-        y = run_tokens(args.rule, tokens.initial_state(), *tokens)[1] if args.x.shape[2] else tokens.x
-        return finish(y, args)
-    rows = tokens.q.transpose(-1, -2)  # a row times the state is one node of the loop
-    changing: tuple[Tensor, ...] = (*tokens[:3], rows)
-
-    def run_token(state: Tensor, token: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
-        x, gate, k, q = token
-        state = step(state, x, gate, k, tokens.A)
-        return state, q @ state
-
-    changing = tuple(t.clone(memory_format=torch.contiguous_format) for t in changing)  # export fails for views
-    return finish(captured_loop(run_token, tokens.initial_state(), changing, dim=0)[1], args)
 
 
 _run = register_op(

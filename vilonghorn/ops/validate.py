@@ -1,14 +1,23 @@
 """Checks of the operators' arguments: shapes, types, devices, rules."""
 
-import contextlib
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any, get_type_hints
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from .arguments import BlockArguments, ConvArguments, MambaInnerArguments, NormArguments, ScanArguments, Sizes
+from .arguments import (
+    LAYOUTS,
+    BlockArguments,
+    ConvArguments,
+    MambaInnerArguments,
+    MixerWeights,
+    ScanArguments,
+    Sizes,
+    flatten,
+    named_tensors,
+)
 from .rules import NO_RULE, find_rule
 
 REDUCTIONS = ("none", "mean")
@@ -18,45 +27,30 @@ MAX_REMEMBERED = 4096  # combinations of shapes
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
 
-def _shapes(arguments: type) -> dict[str, list[str]]:
-    """Name and dimensions of each tensor, which are the first arguments."""
-    hints = get_type_hints(arguments, include_extras=True).items()
-    return {name: hint.__metadata__[0].split() for name, hint in hints if hasattr(hint, "__metadata__")}
+def once(check: Callable[[Any], Sizes]) -> Callable[[Any], Sizes]:
+    """Remembers the sizes that a check of arguments returned, for arguments of equal shapes, types and options."""
+    passed = dict[tuple, Sizes]()
 
-
-_SHAPES = {kind: _shapes(kind) for kind in (ScanArguments, MambaInnerArguments, BlockArguments, ConvArguments)}
-_REQUIRED = {kind: [name for name, hint in get_type_hints(kind).items() if hint is Tensor] for kind in _SHAPES}
-
-
-class Remembered:
-    """A check of arguments, which returns their sizes. It recalls them for equal shapes, types and options."""
-
-    def __init__(self, check: Callable[[Any], Sizes]):
-        self.check, self.passed = check, dict[tuple, Sizes]()
-        functools.update_wrapper(self, check)
-
-    def __call__(self, args: Any) -> Sizes:  # noqa: D102
+    @functools.wraps(check)
+    def checked(args: Any) -> Sizes:
         if torch.compiler.is_compiling():
-            return self.check(args)
-        sizes = self.recall(args)
+            return check(args)
+        try:
+            sizes = passed.get(key := _key(args))
+        except TypeError:  # symbolic sizes and tensors have no hash
+            return check(args)
         if sizes is None:
-            sizes = self.check(args)
-            if len(self.passed) >= MAX_REMEMBERED:
-                self.passed.clear()
-            with contextlib.suppress(TypeError):  # symbolic sizes and tensors have no hash
-                self.passed[_key(args)] = sizes
+            sizes = check(args)
+            if len(passed) >= MAX_REMEMBERED:
+                passed.clear()
+            passed[key] = sizes
         return sizes
 
-    def recall(self, args: Any) -> Sizes | None:
-        """The sizes of arguments like those that have passed before, else None."""
-        try:
-            return self.passed.get(_key(args))
-        except TypeError:
-            return None
+    return checked
 
 
 def _key(args: Any) -> tuple:
-    return tuple([(a.shape, a.dtype, a.device) if isinstance(a, Tensor) else _hashable(a) for a in args])
+    return tuple([(a.shape, a.dtype, a.device) if isinstance(a, Tensor) else _hashable(a) for a in flatten(args)])
 
 
 def _hashable(option: Any) -> Any:
@@ -73,16 +67,16 @@ def validate(operator: str, args: Any, sources: Sequence[str]) -> Sizes:
     The sizes come from the tensors that `sources` names. Raises ValueError for a shape, size, device or number of flags
     that does not fit, and TypeError for a tensor that is missing, or has a dtype that is not one of DTYPES.
     """
-    shapes = _SHAPES[type(args)]
-    for name in _REQUIRED[type(args)]:
-        if getattr(args, name) is None:  # the dispatcher accepts None
+    layout, given = LAYOUTS[type(args)], named_tensors(args)
+    for name in layout.required:
+        if given[name] is None:  # the dispatcher accepts None
             raise TypeError(f"{operator}: {name} is None, expected a tensor")
     values: dict[str, int] = {}  # by name of a dimension
     for name in sources:
-        tensor, dimensions = getattr(args, name), shapes[name]
+        tensor, dimensions = given[name], layout.shapes[name]
         if tensor.dim() != len(dimensions):
-            given = tuple(tensor.shape)
-            raise ValueError(f"{operator}: {name} has shape {given}, expected ({', '.join(dimensions)})")
+            shape = tuple(tensor.shape)
+            raise ValueError(f"{operator}: {name} has shape {shape}, expected ({', '.join(dimensions)})")
         values.update(zip(dimensions, tensor.shape))
     sizes = args.sizes
     G, _, _, D, N, K, R, H = sizes
@@ -96,14 +90,14 @@ def validate(operator: str, args: Any, sources: Sequence[str]) -> Sizes:
     if (scales := getattr(args, "drop_scales", None)) is not None:
         values["branches"] = len(scales)
     device = args[0].device
-    for (name, dimensions), tensor in zip(shapes.items(), args):
+    for name, tensor in given.items():
         if tensor is None:
             continue
-        expected = tuple([values.get(dimension, -1) for dimension in dimensions])
+        expected = tuple([values.get(dimension, -1) for dimension in layout.shapes[name]])
         if tensor.shape != expected:
-            fits = " and ".join(f"{source} {tuple(getattr(args, source).shape)}" for source in sources)
-            given = tuple(tensor.shape)
-            raise ValueError(f"{operator}: {name} has shape {given}, expected {expected} to go with {fits}")
+            fits = " and ".join(f"{source} {tuple(given[source].shape)}" for source in sources)
+            shape = tuple(tensor.shape)
+            raise ValueError(f"{operator}: {name} has shape {shape}, expected {expected} to go with {fits}")
         if tensor.device != device:
             raise ValueError(f"{operator}: {name} is on {tensor.device} but {args._fields[0]} is on {device}")
         if tensor.dtype not in DTYPES:
@@ -114,55 +108,44 @@ def validate(operator: str, args: Any, sources: Sequence[str]) -> Sizes:
     return sizes
 
 
-@Remembered
+@once
 def validate_scan(args: ScanArguments) -> Sizes:
     """Checks the arguments of a scan."""
     if args.reduce not in REDUCTIONS:
         raise ValueError(f"scan: reduce is {args.reduce!r}, expected one of {', '.join(map(repr, REDUCTIONS))}")
     _check_decay("scan", args.rule, args.A)
     sizes = validate("scan", args, ("x", "dt", "k"))
-    for name, activation in zip(args._fields[1:5], args[1:5]):
+    for name, activation in dict(dt=args.dt, k=args.k, q=args.q, z=args.z).items():
         if activation is not None and activation.dtype != args.x.dtype:
             raise TypeError(f"scan: {name} is {activation.dtype} but x is {args.x.dtype}; expected one dtype")
     return sizes
 
 
-@Remembered
+@once
 def validate_conv(args: ConvArguments) -> Sizes:
     """Checks the arguments of `conv_silu`."""
     return validate("conv_silu", args, ("x", "weight"))
 
 
-@Remembered
-def validate_norm(args: NormArguments) -> Sizes:
-    """Checks shapes and devices of `rms_norm`."""
-    x, weight, _ = args
-    if x.dim() < 1 or weight.shape != x.shape[-1:]:
-        shape, x_shape = tuple(weight.shape), tuple(x.shape)
-        raise ValueError(f"rms_norm: weight has shape {shape}, expected the last dimension of x {x_shape}")
-    if weight.device != x.device:
-        raise ValueError(f"rms_norm: weight is on {weight.device} but x is on {x.device}; move them to one device")
-    return args.sizes
-
-
-@Remembered
+@once
 def validate_mamba_inner(args: MambaInnerArguments) -> Sizes:
     """Checks the arguments of `mamba_inner`."""
     return _validate_mixer("mamba_inner", args, ("xz", "conv_weight"))
 
 
-@Remembered
+@once
 def validate_block(args: BlockArguments) -> Sizes:
     """Checks the arguments of `block`, float32 tokens on the CPU."""
-    mlp = args[11:14]
-    if mlp.count(None) not in (0, 3):
+    mlp = args.mlp
+    if mlp is not None and any(weight is None for weight in mlp):
         raise ValueError("block: some weights of the MLP are None, expected all three or none")
-    sources = ("x", "conv_weight") if mlp[2] is None else ("x", "conv_weight", "mlp_out_proj")
-    sizes = _validate_mixer("block", args, sources)
-    branches, scales = 1 if mlp[0] is None else 2, args.drop_scales
+    sizes = _validate_mixer(
+        "block", args, ("x", "conv_weight") if mlp is None else ("x", "conv_weight", "mlp_out_proj")
+    )
+    branches, scales = 1 if mlp is None else 2, args.drop_scales
     if scales is not None and len(scales) != branches:
         raise ValueError(f"block: drop_scales has {len(scales)} rows, expected one for each of {branches} branches")
-    for name, tensor in zip(args._fields, args[:15]):
+    for name, tensor in named_tensors(args).items():
         if tensor is not None and tensor.dtype != torch.float32:
             raise TypeError(f"block: {name} is {tensor.dtype}, expected torch.float32")
     if not args.x.is_cpu or args.x.numel() == 0:
@@ -171,11 +154,12 @@ def validate_block(args: BlockArguments) -> Sizes:
 
 
 def _validate_mixer(operator: str, args: MambaInnerArguments | BlockArguments, sources: tuple[str, ...]) -> Sizes:
-    scan_weights = dict(x_proj=args.x_proj, dt_proj=args.dt_proj, dt_bias=args.dt_bias, D=args.D)
+    w = args.weights
+    scan_weights = dict(x_proj=w.x_proj, dt_proj=w.dt_proj, dt_bias=w.dt_bias, D=w.D)
     if args.rule == NO_RULE:
-        scan_weights["A"] = args.A
+        scan_weights["A"] = w.A
     else:
-        _check_decay(operator, args.rule, args.A)
+        _check_decay(operator, args.rule, w.A)
         sources = (*sources, "x_proj", "dt_proj")
     for name, weight in scan_weights.items():
         if (weight is None) != (args.rule == NO_RULE):
@@ -185,8 +169,8 @@ def _validate_mixer(operator: str, args: MambaInnerArguments | BlockArguments, s
             )
     sizes = validate(operator, args, sources)
     if args.conv_grid:
-        check_grid(operator, sizes.L, args.conv_grid[:-2])
-        height, width = args.conv_grid[-2:]
+        rows, columns, height, width = args.conv_grid
+        check_grid(operator, sizes.L, (rows, columns))
         if height * width != sizes.K or not (height % 2 and width % 2):
             raise ValueError(f"{operator}: the filter is {height} x {width}, expected an odd height and an odd width")
     return sizes
@@ -212,6 +196,12 @@ def check_grid(operator: str, tokens: int, grid: Sequence[int]) -> None:
         )
 
 
+def flatten_weights(operator: str, weights: MixerWeights, grid: Sequence[int] | None) -> tuple[MixerWeights, list[int]]:
+    """`flatten_filter` for the filter of a mixer's weights."""
+    filters, conv_grid = flatten_filter(operator, weights.conv_weight, grid)
+    return weights._replace(conv_weight=filters), conv_grid
+
+
 def flatten_filter(operator: str, conv_weight: Tensor, grid: Sequence[int] | None) -> tuple[Tensor, list[int]]:
     """Flattens a filter over the grid, (G, D, height, width), to (G, D, K), and adds [rows, columns, height, width].
 
@@ -224,7 +214,8 @@ def flatten_filter(operator: str, conv_weight: Tensor, grid: Sequence[int] | Non
             f"{operator}: conv_weight {tuple(conv_weight.shape)} is a filter over a grid of patches, but grid is "
             "None; give grid=(rows, columns), or a convolution over the sequence (an integer d_conv)"
         )
-    return conv_weight.flatten(2), [*grid, *conv_weight.shape[2:]]
+    *_, height, width = conv_weight.shape
+    return conv_weight.flatten(2), [*grid, height, width]
 
 
 def check_flags(operator: str, reverse: Sequence[bool]) -> list[int]:
@@ -232,11 +223,3 @@ def check_flags(operator: str, reverse: Sequence[bool]) -> list[int]:
     if not (isinstance(reverse, (tuple, list)) and all(isinstance(flag, int) and flag in (0, 1) for flag in reverse)):
         raise TypeError(f"{operator}: reverse is {reverse!r}, expected a tuple with True or False for each direction")
     return [int(flag) for flag in reverse]
-
-
-def autocast_dtype(x: Tensor) -> torch.dtype | None:
-    """The dtype that autocast gives activations like x, or None. float64 stays float64, as in torch's own operators."""
-    device_type = x.device.type
-    if device_type == "meta" or x.dtype == torch.float64:  # torch raises for meta, which has no autocast
-        return None
-    return torch.get_autocast_dtype(device_type) if torch.is_autocast_enabled(device_type) else None

@@ -11,7 +11,7 @@ import pytest
 import torch
 from oracle import block_inputs, inputs, mixer_inputs
 
-from vilonghorn.ops.arguments import BlockArguments, MambaInnerArguments, ScanArguments
+from vilonghorn.ops.arguments import BlockArguments, MambaInnerArguments, ScanArguments, from_tensors
 from vilonghorn.ops.backends import cpu
 from vilonghorn.ops.rules import RULES
 
@@ -55,17 +55,12 @@ def test_the_library_finds_the_instruction_sets_that_the_processor_has():
 @pytest.mark.parametrize("number", [-1, 4])
 def test_a_rule_that_the_library_lacks_is_an_error(number, monkeypatch):
     monkeypatch.setitem(RULES, "gru", RULES["longhorn"]._replace(name="gru", number=number))
-
-    def tensors(kind, count, values):
-        return (values.get(name) for name in kind._fields[:count])
-
     values, saved = inputs(1, 1, 3, 4, 2, rule="longhorn"), [torch.zeros(1000)] * 5
     scan = ScanArguments(**values, rule="gru")
-    inner = MambaInnerArguments(
-        *tensors(MambaInnerArguments, 8, mixer_inputs(1, 1, 3, 4, 2, 1, 2, rule="longhorn")), "gru", [0]
-    )
+    mixer_values = mixer_inputs(1, 1, 3, 4, 2, 1, 2, rule="longhorn")
+    inner = from_tensors(MambaInnerArguments, mixer_values, "gru", [0], [], False)
     block_values = block_inputs(1, 1, 3, 4, 2, 1, 2, 5, hidden=6)
-    block = BlockArguments(*tensors(BlockArguments, 15, block_values), "gru", [0], 1e-5, 1e-5, False)
+    block = from_tensors(BlockArguments, block_values, "gru", [0], 1e-5, 1e-5, False, [])
     for call in (
         lambda: cpu.forward(scan, True),
         lambda: cpu.forward(scan._replace(rule="none"), True),

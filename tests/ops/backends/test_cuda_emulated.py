@@ -70,7 +70,7 @@ def test_the_kernels_agree_with_the_oracle_and_repeat_bit_for_bit_whatever_the_o
 def test_bfloat16_gives_the_float32_result_of_the_same_inputs_rounded(rule, states, reduce):
     # Saved states in bfloat16 are rounded, too. The first one is zero.
     rounded = rule != "longhorn_exact"
-    short = inputs(2, 1, cuda.CHUNK if rounded else 19, 36, states, rule=rule, dtype=torch.bfloat16)
+    short = inputs(2, 1, cuda.STATE_EVERY if rounded else 19, 36, states, rule=rule, dtype=torch.bfloat16)
     results = []
     for given in (short, {name: v.float() for name, v in short.items()}):
         leaves = {name: v.clone().requires_grad_() for name, v in given.items()}

@@ -8,10 +8,10 @@ from oracle import KERNEL_RULES, compare, mixer, mixer_inputs, value_and_grads
 from torch._dynamo.testing import CompileCounterWithBackend
 
 from vilonghorn.ops import mamba_inner
-from vilonghorn.ops.arguments import MambaInnerArguments
+from vilonghorn.ops.arguments import LAYOUTS, MambaInnerArguments
 from vilonghorn.ops.backends import cpu
 
-NAMES = MambaInnerArguments._fields[:8]
+NAMES = LAYOUTS[MambaInnerArguments].tensors
 # G, B, L, D, N, R, K, and heads
 SHAPES = [
     ((1, 1, 1, 2, 1, 1, 1), None),

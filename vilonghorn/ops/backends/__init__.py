@@ -65,8 +65,18 @@ def backends(device: str | torch.device = "cpu") -> dict[str, str]:
     return {name: backend.unavailable(device) or "ready" for name, backend in BACKENDS.items()}
 
 
+@torch.compiler.assume_constant_result
+def runs_in_chunks(device: torch.device, dtype: torch.dtype, rule: str, alone: bool) -> bool:
+    """Whether a scan whose channels share dt in heads runs on Triton, in chunks of tokens.
+
+    Else dt is repeated for the channels of a head, and `choose` finds a kernel that runs token by token. `alone`: no
+    directions are added.
+    """
+    return rule == "longhorn_exact" and alone and triton_backend.unavailable(device, dtype) is None
+
+
 def choose(args: ScanArguments) -> Backend:
-    """The backend that runs a scan: the one that it names, or the first that can; with heads Triton, see `scan`.
+    """The backend that runs a scan: the one that it names, or the first that can; with heads Triton.
 
     Raises ValueError if no backend has that name, RuntimeError if the one named cannot run this scan.
     """

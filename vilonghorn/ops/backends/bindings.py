@@ -1,6 +1,7 @@
-"""The C interface of `kernels/` for ctypes: its structs, how they are filled with tensors, and how a library is opened.
+"""The C interface of `kernels/`: its structs, how they are filled with tensors, and how a library is opened.
 
-Structs and fields have the names of kernels/include/vilonghorn.h, without the prefix "Vl".
+Structs and fields have the names of kernels/include/vilonghorn.h. A struct is packed into bytes by its fields' names,
+and ctypes passes the address of the bytes.
 """
 
 import ctypes
@@ -18,11 +19,10 @@ import torch
 from torch import Tensor
 
 from ... import __version__
-from ..arguments import BlockArguments, ConvArguments, ScanArguments
+from ..arguments import LAYOUTS, BlockArguments, ConvArguments, ScanArguments, named_tensors
 from ..rules import NO_RULE, RULES
 
 ABI = 21  # VL_ABI
-_INT, _LONG, _POINTER = ctypes.c_int32, ctypes.c_int64, ctypes.c_void_p
 _NONE = 3  # VL_NONE
 UNKNOWN_RULE = -1  # VL_UNKNOWN_RULE
 _DTYPES = (torch.float32, torch.float64, torch.bfloat16)  # in the order of VL_FLOAT32, ...
@@ -76,186 +76,208 @@ def _how_to_build(name: str, root: Path, installed: metadata.Distribution | None
     return f"{problem}. Where there is {requirement}, run: {shlex.quote(sys.executable)} -m pip install {source}"
 
 
-def _fields(ctype: type, names: str) -> list[tuple[str, type]]:
-    return [(name, ctype) for name in names.split()]
-
-
 def rule_number(rule: str) -> int:
     """The number of a rule in the libraries. A library returns UNKNOWN_RULE for a rule that it does not have."""
     return _NONE if rule == NO_RULE else RULES[rule].number
 
 
-class Input(ctypes.Structure):
-    """An activation with strides in elements; its last dimension is contiguous."""
+class Struct:
+    """A struct of the C interface."""
 
-    _fields_ = [*_fields(_POINTER, "data"), *_fields(_LONG, "direction batch step")]
+    def __init__(self, *fields: "str | Struct"):
+        """
+        Args:
+            fields: in their order, each a kind and names: "q" (int64), "i" (int32), "d" (double) and "P" (an address)
+                as in Python's `struct`; "input" for a VlInput, an address NAME and the strides NAME_direction,
+                NAME_batch and NAME_step; "grid" for a VlConvGrid; or another struct, whose fields it has.
+        """
+        self.names: list[str] = []
+        self.kinds = ""
+        for field in fields:
+            kind, *names = field.split() if isinstance(field, str) else (field.kinds, *field.names)
+            if kind == "input":
+                names = [part for name in names for part in (name, *(f"{name}_{of}" for of in INPUT_STRIDES))]
+                kind = "Pqqq" * (len(names) // 4)
+            elif kind == "grid":
+                kind, names = "qqqP", ["rows", "columns", "height", "neighbors"]
+            self.names += names
+            self.kinds += kind * len(names) if len(kind) == 1 else kind
+        self.layout = struct.Struct(self.kinds)
+        self.zeros: dict[str, Any] = dict.fromkeys(self.names, 0)
 
+    def pack(self, values: dict[str, Any]) -> bytes:
+        """The struct with `values` by the names of its fields; the others are zero."""
+        return self.layout.pack(*(self.zeros | values).values())
 
-class Scan(ctypes.Structure):
-    """A scan and its gradients."""
-
-    _fields_ = [
-        *_fields(_LONG, "directions batch length channels states chunk channel_splits"),
-        *_fields(_INT, "rule mean dtype threads"),
-        ("reverse", ctypes.c_char_p),
-        *_fields(Input, "x dt k q z"),
-        *_fields(_POINTER, "A D dt_bias y saved_states accumulator"),
-        *_fields(Input, "dy"),
-        *_fields(_POINTER, "dx ddt dk dq"),
-        *_fields(_LONG, "dk_step"),
-        *_fields(_POINTER, "dz"),
-        *_fields(_LONG, "dz_step"),
-        *_fields(_POINTER, "dA dD ddt_bias partials"),
-    ]
-
-
-class ConvGrid(ctypes.Structure):
-    """A grid of patches and the height of the filter, whose width follows from the number of taps; zeros for none."""
-
-    _fields_ = [*_fields(_LONG, "rows columns height"), *_fields(_POINTER, "neighbors")]
-
-
-class MambaInner(ctypes.Structure):
-    """A mixer without its input and output projections."""
-
-    _fields_ = [
-        ("scan", Scan),
-        *_fields(_LONG, "d_conv dt_rank num_heads"),
-        ("conv_grid", ConvGrid),
-        *_fields(_POINTER, "conv_weight conv_bias x_proj dt_proj drop_scales projected"),
-        *_fields(_POINTER, "dprojected dx dconv_weight dconv_bias dx_proj ddt_proj"),
-    ]
+    def offset(self, name: str) -> int:
+        """The place of a field, in bytes."""
+        index = self.names.index(name)
+        end = struct.calcsize(self.kinds[: index + 1])
+        return end - struct.calcsize(self.kinds[index])
 
 
-class Norm(ctypes.Structure):
-    """An RMS norm."""
-
-    _fields_ = [
-        *_fields(_LONG, "batch channels"),
-        *_fields(_INT, "dtype threads"),
-        ("eps", ctypes.c_double),
-        *_fields(_POINTER, "x weight y scale dy add dx dweight"),
-    ]
-
-
-class Conv(ctypes.Structure):
-    """A depthwise convolution with SiLU."""
-
-    _fields_ = [
-        *_fields(_LONG, "directions batch length channels d_conv channel_splits"),
-        *_fields(_INT, "dtype threads"),
-        ("reverse", ctypes.c_char_p),
-        *_fields(Input, "x"),
-        ("conv_grid", ConvGrid),
-        *_fields(_POINTER, "weight bias y"),
-        *_fields(Input, "dy"),
-        *_fields(_POINTER, "dx"),
-        *_fields(_LONG, "dx_step"),
-        *_fields(_POINTER, "dweight dbias partials sums dv"),
-    ]
-
-
-BLOCK_TENSORS = BlockArguments._fields[:14]  # those that have a gradient
-BLOCK_OUTPUTS = 7 + len(BLOCK_TENSORS) + 5  # pointers from `out` on; the last 5: four scales and `packed`
-# VlBlock: sizes, options, eps, the grid, then the pointers. A ctypes.Structure takes three times as long to fill.
-BLOCK = struct.Struct(f"12q4i2d3qPP{len(BLOCK_TENSORS)}PP{BLOCK_OUTPUTS}P")
+INPUT_STRIDES = ("direction", "batch", "step")  # in elements; the last dimension of an input is contiguous
+SCAN = Struct(
+    "q directions batch length channels states chunk channel_splits",
+    "i rule mean dtype threads",
+    "P reverse",
+    "input x dt k q z",
+    "P A D dt_bias y saved_states accumulator",
+    "input dy",
+    "P dx ddt dk dq",
+    "q dk_step",
+    "P dz",
+    "q dz_step",
+    "P dA dD ddt_bias partials",
+)
+MAMBA_INNER = Struct(  # `dxz` is the gradient of the mixer's input, VlMambaInner.dx
+    SCAN,
+    "q d_conv dt_rank num_heads",
+    "grid",
+    "P conv_weight conv_bias x_proj dt_proj drop_scales projected",
+    "P dprojected dxz dconv_weight dconv_bias dx_proj ddt_proj",
+)
+NORM = Struct("q batch channels", "i dtype threads", "d eps", "P x weight y scale dy add dx dweight")
+CONV = Struct(
+    "q directions batch length channels d_conv channel_splits",
+    "i dtype threads",
+    "P reverse",
+    "input x",
+    "grid",
+    "P weight bias y",
+    "input dy",
+    "P dx",
+    "q dx_step",
+    "P dweight dbias partials sums dv",
+)
+_BLOCK_TENSORS = LAYOUTS[BlockArguments].tensors
+BLOCK = Struct(
+    "q batch length dim directions channels states d_conv dt_rank num_heads chunk channel_splits hidden",
+    "i rule threads bf16_parts save",
+    "d eps mlp_eps",
+    "grid",
+    "P reverse",
+    " ".join(["P", *_BLOCK_TENSORS]),
+    "P out xz projected saved_states mid gv dout",
+    " ".join(["P", *(f"d{name}" for name in _BLOCK_TENSORS if name != "drop_scales")]),
+    "P in_proj_scale out_proj_scale mlp_in_proj_scale mlp_out_proj_scale packed",
+)
 
 
 @functools.cache
-def flags_address(reverse: tuple[int, ...]) -> tuple[int, Any]:
-    """The address of a constant array of flags, and the array."""
-    array = ctypes.create_string_buffer(bytes(reverse), len(reverse))
-    return ctypes.addressof(array), array
+def _flags(reverse: tuple[int, ...]) -> Any:
+    return ctypes.create_string_buffer(bytes(reverse), len(reverse))
+
+
+def flags_address(reverse: Sequence[int]) -> int:
+    """The address of a constant array of flags, which is kept."""
+    return ctypes.addressof(_flags(tuple(reverse)))
+
+
+def grid_fields(conv_grid: Sequence[int]) -> dict[str, int]:
+    """The fields of a VlConvGrid of a `conv_grid`; none for a convolution over the sequence."""
+    return dict(zip(("rows", "columns", "height"), conv_grid))
 
 
 class Params:
-    """Fills the struct of one kernel call with activations of a dtype, and keeps references to its tensors."""
+    """Collects the fields of the struct of one kernel call, and keeps references to the tensors that it points to."""
 
-    def __init__(self, struct: ctypes.Structure, dtype: torch.dtype, reverse: Sequence[int], device: torch.device):
+    def __init__(self, struct: Struct, dtype: torch.dtype, device: torch.device, **fields: Any):
         self.struct, self.dtype, self.device = struct, dtype, device
         self.compute_dtype = torch.float64 if dtype == torch.float64 else torch.float32  # of all but activations
-        self.tensors = []  # the struct holds only their addresses
-        struct.dtype = _DTYPES.index(dtype)
-        if reverse:
-            struct.reverse = bytes(reverse)
+        self.tensors: list[Tensor] = []  # the struct holds only their addresses
+        self.fields: dict[str, Any] = {"dtype": _DTYPES.index(dtype), **fields}
 
-    def pointer(self, t: Tensor) -> int:
-        """A pointer to a tensor that already has the layout and dtype that the kernel takes."""
+    def pack(self) -> bytes:
+        """The struct, which is valid as long as these parameters are held."""
+        return self.struct.pack(self.fields)
+
+    def pointer(self, name: str, t: Tensor) -> Tensor:
+        """Sets a field to a tensor that already has the layout and dtype that the kernel takes, and returns it."""
         self.tensors.append(t)
-        return t.data_ptr()
+        self.fields[name] = t.data_ptr()
+        return t
 
-    def activation(self, t: Tensor | None) -> Input:
-        """A view of 4 dimensions, or of 3 for all directions; copied if dtype or last stride do not fit."""
+    def activation(self, name: str, t: Tensor | None) -> None:
+        """Sets an input of 4 dimensions, or of 3 for all directions; copied if dtype or last stride do not fit."""
         if t is None:
-            return Input()
+            return
         if t.dtype != self.dtype:
             t = t.to(self.dtype)
         if t.stride(-1) != 1:
             t = t.contiguous()
         *direction, batch, step, _ = t.stride()
-        return Input(self.pointer(t), *direction or (0,), batch, step)
+        self.pointer(name, t)
+        for of, stride in zip(INPUT_STRIDES, (*direction, batch, step) if direction else (0, batch, step)):
+            self.fields[f"{name}_{of}"] = stride
 
-    def parameter(self, t: Tensor | None) -> int | None:
-        """A pointer to a contiguous tensor of the compute dtype."""
-        if t is None:
-            return None
-        return self.pointer((t if t.dtype == self.compute_dtype else t.to(self.compute_dtype)).contiguous())
+    def parameter(self, name: str, t: Tensor | None) -> None:
+        """Sets a field to a contiguous tensor of the compute dtype."""
+        if t is not None:
+            self.pointer(name, (t if t.dtype == self.compute_dtype else t.to(self.compute_dtype)).contiguous())
 
     def output(
-        self, name: str, shape: Sequence[int], dtype: torch.dtype | None = None, struct=None, out: Tensor | None = None
+        self, name: str, shape: Sequence[int], dtype: torch.dtype | None = None, out: Tensor | None = None
     ) -> Tensor:
-        """Allocates what the kernel writes to field `name` (of `struct`, if given), by default an activation.
+        """Allocates what the kernel writes to a field, by default an activation.
 
         `out` takes the place of a new tensor.
         """
         t = torch.empty(shape, dtype=dtype or self.dtype, device=self.device) if out is None else out
-        setattr(struct or self.struct, name, self.pointer(t))
-        return t
+        return self.pointer(name, t)
 
-    def gradient(self, name: str, of: Tensor | None, struct=None) -> Tensor | None:
+    def gradient(self, name: str, of: Tensor | None) -> Tensor | None:
         """Allocates the gradient of a parameter, in the compute dtype; None if the parameter is absent."""
-        return None if of is None else self.output(name, of.shape, self.compute_dtype, struct)
+        return None if of is None else self.output(name, of.shape, self.compute_dtype)
 
 
 def conv_params(args: ConvArguments, dtype: torch.dtype) -> Params:
     """The inputs of a convolution in `dtype`."""
     G, B, L, D, _, K, *_ = args.sizes
-    struct = Conv(G, B, L, D, K, dx_step=D, conv_grid=ConvGrid(*args.conv_grid[:3]))
-    params = Params(struct, dtype, args.reverse, args.x.device)
-    params.struct.x = params.activation(args.x)
-    params.struct.weight, params.struct.bias = params.parameter(args.weight), params.parameter(args.bias)
+    sizes = dict(directions=G, batch=B, length=L, channels=D, d_conv=K, channel_splits=0, dx_step=D)
+    sizes |= grid_fields(args.conv_grid)
+    params = Params(CONV, dtype, args.x.device, reverse=flags_address(args.reverse), **sizes)
+    params.activation("x", args.x)
+    params.parameter("weight", args.weight)
+    params.parameter("bias", args.bias)
     return params
 
 
 class ScanParams(Params):
-    """A scan of validated arguments; `chunk` and `lanes` are the backend's CHUNK and LANES."""
+    """A scan of validated arguments; `chunk` and `lanes` are the backend's STATE_EVERY and LANES."""
 
     def __init__(self, args: ScanArguments, dtype: torch.dtype, chunk: int, lanes: int):
         G, B, L, D, N, *_ = args.sizes
-        struct = Scan(G, B, L, D, N, chunk, 1, rule_number(args.rule), args.reduce == "mean", dk_step=N, dz_step=D)
-        super().__init__(struct, dtype, args.reverse, args.x.device)
+        sizes = dict(directions=G, batch=B, length=L, channels=D, states=N, chunk=chunk, channel_splits=1)
+        options = dict(rule=rule_number(args.rule), mean=args.reduce == "mean", reverse=flags_address(args.reverse))
+        super().__init__(SCAN, dtype, args.x.device, **sizes, **options, dk_step=N, dz_step=D)
         self.args = args
-        struct.x, struct.dt, struct.k, struct.q, struct.z = map(self.activation, args[:5])
-        struct.A, struct.D, struct.dt_bias = map(self.parameter, args[5:8])
+        for name in ("x", "dt", "k", "q", "z"):
+            self.activation(name, getattr(args, name))
+        for name in ("A", "D", "dt_bias"):
+            self.parameter(name, getattr(args, name))
         self.saved_state_shape = args.sizes.saved_state_shape(chunk, lanes)
 
     def forward_outputs(self, states: Tensor) -> tuple[Tensor, Tensor]:
         """Allocates y; returns it and `states`, which the kernel writes if they are not empty."""
-        self.struct.saved_states = self.pointer(states)
+        self.pointer("saved_states", states)
         return self.output("y", self.args.output_shape), states
 
     def backward_outputs(
         self, dy: Tensor, saved_states: Tensor, key_dtype: torch.dtype, out: Mapping[str, Tensor] = {}
-    ) -> list[Tensor | None]:
-        """Sets the inputs of backward, and allocates the gradients of the tensors, in their order.
+    ) -> dict[str, Tensor | None]:
+        """Sets the inputs of backward, and allocates the gradients of the tensors, by the tensors' names.
 
         dk and dq have `key_dtype`, and channel splits as axis 0. `out` may hold tensors for those of k, q and z.
         """
-        struct, grads = self.struct, []
-        struct.dy, struct.saved_states = self.activation(dy), self.pointer(saved_states)
-        splits = (struct.channel_splits,) if struct.channel_splits > 1 else ()
-        kinds = dict.fromkeys(("x", "dt", "z"), ((), self.dtype)) | dict.fromkeys(("k", "q"), (splits, key_dtype))
-        for name, t in zip(self.args._fields[:8], self.args):
+        self.activation("dy", dy)
+        self.pointer("saved_states", saved_states)
+        splits = self.fields["channel_splits"]
+        axes = (splits,) if splits > 1 else ()
+        kinds = dict.fromkeys(("x", "dt", "z"), ((), self.dtype)) | dict.fromkeys(("k", "q"), (axes, key_dtype))
+        grads: dict[str, Tensor | None] = {}
+        for name, t in named_tensors(self.args).items():
             axes, dtype = kinds.get(name, ((), self.compute_dtype))
-            grads.append(None if t is None else self.output(f"d{name}", (*axes, *t.shape), dtype, out=out.get(name)))
+            shape = None if t is None else (*axes, *t.shape)
+            grads[name] = None if shape is None else self.output(f"d{name}", shape, dtype, out.get(name))
         return grads

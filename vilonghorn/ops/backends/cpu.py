@@ -16,37 +16,40 @@ import ctypes
 import math
 import os
 from collections.abc import Sequence
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
 from torch.profiler import record_function
 
 from .._torch import is_profiling
-from ..arguments import BlockArguments, ConvArguments, MambaInnerArguments, NormArguments, ScanArguments, Sizes
-from ..register import register_op
+from ..arguments import (
+    BlockArguments,
+    ConvArguments,
+    MambaInnerArguments,
+    NormArguments,
+    ScanArguments,
+    named_tensors,
+    tensors,
+)
 from ..rules import NO_RULE
-from ..validate import validate_block
 from .bindings import (
     BLOCK,
-    BLOCK_OUTPUTS,
-    BLOCK_TENSORS,
+    INPUT_STRIDES,
+    MAMBA_INNER,
+    NORM,
     UNKNOWN_RULE,
-    ConvGrid,
-    Input,
-    MambaInner,
-    Norm,
     Params,
-    Scan,
     ScanParams,
     conv_params,
     flags_address,
+    grid_fields,
     open_library,
     rule_number,
 )
 
 NAME = "cpu"
-CHUNK = 64  # steps between two saved states: smaller costs memory, larger outgrows the cache in backward
+STATE_EVERY = 64  # steps between two saved states: smaller costs memory, larger outgrows the cache in backward
 LANES = 16  # channels of a saved state are padded to the widest vector
 ISA_VARIABLE = "VILONGHORN_ISA"
 BF16_PARTS = {"highest": 0, "high": 2, "medium": 1}  # of a float32 factor, by torch's precision
@@ -103,25 +106,25 @@ def has_bf16_products() -> bool:
 def empty_states(args: ScanArguments | MambaInnerArguments | BlockArguments, save: bool) -> Tensor:
     """Memory for the saved states; see `Backend`."""
     dtype = torch.promote_types(args[0].dtype, torch.float32)
-    return args.sizes.empty_states(args[0], CHUNK, LANES, dtype, save)
+    return args.sizes.empty_states(args[0], STATE_EVERY, LANES, dtype, save)
 
 
 def forward(args: ScanArguments, save: bool) -> tuple[Tensor, Tensor]:
     """Runs a scan; see `Backend`."""
-    params = _share_work(ScanParams(args, args.compute_dtype, CHUNK, LANES))
+    params = _share_work(ScanParams(args, args.compute_dtype, STATE_EVERY, LANES))
     y, states = params.forward_outputs(empty_states(args, save))
-    _run(library.vl_scan_forward, params.struct)
+    _check(library.vl_scan_forward(params.pack(), _isa))
     return y.to(args.x.dtype), states
 
 
 def backward(dy: Tensor, args: ScanArguments, saved_states: Tensor) -> tuple[Tensor | None, ...]:
     """Gradients of a scan; see `Backend`."""
-    params = _share_work(ScanParams(args, args.compute_dtype, CHUNK, LANES))
+    params = _share_work(ScanParams(args, args.compute_dtype, STATE_EVERY, LANES))
     grads = params.backward_outputs(dy, saved_states, params.dtype)
-    _run(library.vl_scan_backward, params.struct)
-    if params.struct.channel_splits > 1:
-        grads[2], grads[3] = grads[2].sum(0), grads[3].sum(0)
-    return tuple(None if grad is None else grad.to(t.dtype) for grad, t in zip(grads, args))
+    _check(library.vl_scan_backward(params.pack(), _isa))
+    if params.fields["channel_splits"] > 1:
+        grads |= {name: grads[name].sum(0) for name in ("k", "q")}
+    return tuple(None if grad is None else grad.to(t.dtype) for grad, t in zip(grads.values(), tensors(args)))
 
 
 def mamba_inner_outputs(args: MambaInnerArguments, save: bool) -> tuple[Tensor, Tensor, Tensor]:
@@ -133,13 +136,13 @@ def mamba_inner_outputs(args: MambaInnerArguments, save: bool) -> tuple[Tensor, 
 
 def mamba_inner_forward(args: MambaInnerArguments, save: bool) -> tuple[Tensor, Tensor, Tensor]:
     """Runs `vilonghorn.ops.mamba_inner`; returns the filled `mamba_inner_outputs`."""
-    params, inner = _mamba_inner_params(args)
+    params = _mamba_inner_params(args)
     y, projected, states = mamba_inner_outputs(args, save)
-    y = y.to(params.dtype)
-    params.struct.y, params.struct.saved_states = params.pointer(y), params.pointer(states)
+    y = params.pointer("y", y.to(params.dtype))
+    params.pointer("saved_states", states)
     G, B, L, _, N, _, R, _ = args.sizes
-    params.output("projected", (G, B, L, R + 2 * N), states.dtype, inner, projected if save else None)
-    _run(library.vl_mamba_inner_forward, inner)
+    params.output("projected", (G, B, L, R + 2 * N), states.dtype, projected if save else None)
+    _check(library.vl_mamba_inner_forward(params.pack(), _isa))
     return y.to(args.xz.dtype), projected, states
 
 
@@ -147,78 +150,91 @@ def mamba_inner_backward(
     dy: Tensor, args: MambaInnerArguments, projected: Tensor, saved_states: Tensor
 ) -> tuple[Tensor | None, ...]:
     """Gradients of the tensors of `args`, in their order; None for those absent."""
-    G, B, L, D = args.sizes[:4]
-    params, inner = _mamba_inner_params(args)
-    scan = params.struct
-    scan.dy, scan.saved_states = params.activation(dy), params.pointer(saved_states)
-    inner.projected = params.pointer(projected)
-    params.output("dprojected", (scan.channel_splits, *projected.shape), struct=inner)
-    if scan.channel_splits > 1 and args.rule != NO_RULE:
+    G, B, L, D, *_ = args.sizes
+    params = _mamba_inner_params(args)
+    params.activation("dy", dy)
+    params.pointer("saved_states", saved_states)
+    params.pointer("projected", projected)
+    splits = params.fields["channel_splits"]
+    params.output("dprojected", (splits, *projected.shape))
+    if splits > 1 and args.rule != NO_RULE:
         params.output("dx", (G, B, L, D))
-    dxz = params.output("dx", (B, L, 2 * D), struct=inner)
-    scan.dz, scan.dz_step = dxz.data_ptr() + D * dxz.element_size(), 2 * D
-    weights = list(zip(args._fields[1:8], args[1:8]))
-    grads = [params.gradient(f"d{name}", w, scan if hasattr(scan, f"d{name}") else inner) for name, w in weights]
-    _run(library.vl_mamba_inner_backward, inner)
-    return dxz.to(args.xz.dtype), *(None if grad is None else grad.to(w.dtype) for grad, (_, w) in zip(grads, weights))
+    dxz = params.output("dxz", (B, L, 2 * D))
+    params.fields |= dict(dz=dxz.data_ptr() + D * dxz.element_size(), dz_step=2 * D)
+    weights = args.weights._asdict()
+    grads = {name: params.gradient(f"d{name}", weight) for name, weight in weights.items()}
+    _check(library.vl_mamba_inner_backward(params.pack(), _isa))
+    pairs = zip(grads.values(), weights.values())
+    return dxz.to(args.xz.dtype), *(None if grad is None else grad.to(w.dtype) for grad, w in pairs)
 
 
 def conv_forward(args: ConvArguments) -> Tensor:
     """Runs `vilonghorn.ops.conv_silu`."""
-    params = _share_work(conv_params(args, _compute_dtype(args.x)))
+    params = _share_work(conv_params(args, torch.promote_types(args.x.dtype, torch.float32)))
     y = params.output("y", (len(args.weight), *args.x.shape))
-    _run(library.vl_conv_forward, params.struct)
+    _check(library.vl_conv_forward(params.pack(), _isa))
     return y.to(args.x.dtype)
 
 
 def conv_backward(dy: Tensor, args: ConvArguments) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of x, weight and bias."""
-    params = _share_work(conv_params(args, _compute_dtype(args.x)))
-    params.struct.dy = params.activation(dy)
+    params = _share_work(conv_params(args, torch.promote_types(args.x.dtype, torch.float32)))
+    params.activation("dy", dy)
     dx = params.output("dx", args.x.shape)
     dweight, dbias = params.gradient("dweight", args.weight), params.gradient("dbias", args.bias)
-    _run(library.vl_conv_backward, params.struct)
+    _check(library.vl_conv_backward(params.pack(), _isa))
     return dx.to(args.x.dtype), dweight.to(args.weight.dtype), dbias.to(args.bias.dtype)
 
 
 def norm_forward(args: NormArguments, save: bool) -> tuple[Tensor, Tensor]:
     """Runs `vilonghorn.ops.rms_norm`; returns y, and to save 1 / sqrt(mean(x^2) + eps) of each row."""
-    params, shape = _norm_params(args), args.x.shape
-    y, scale = params.output("y", shape), params.output("scale", shape[:-1])
-    _run(library.vl_norm_forward, params.struct)
+    params, (*rows, _) = _norm_params(args), args.x.shape
+    y, scale = params.output("y", args.x.shape), params.output("scale", rows)
+    _check(library.vl_norm_forward(params.pack(), _isa))
     return y.to(args.x.dtype), scale if save else scale.new_empty(0)
 
 
 def norm_backward(dy: Tensor, args: NormArguments, scale: Tensor) -> tuple[Tensor, Tensor]:
     """Gradients of x and weight."""
     params = _norm_params(args)
-    params.struct.scale, params.struct.dy = params.pointer(scale), params.pointer(dy.to(params.dtype).contiguous())
+    params.pointer("scale", scale)
+    params.pointer("dy", dy.to(params.dtype).contiguous())
     dx = params.output("dx", args.x.shape)
     dweight = params.gradient("dweight", args.weight)
-    _run(library.vl_norm_backward, params.struct)
+    _check(library.vl_norm_backward(params.pack(), _isa))
     return dx.to(args.x.dtype), dweight.to(args.weight.dtype)
 
 
-def block_outputs(args: BlockArguments, save: bool) -> tuple[Tensor, ...]:
-    """Memory for the result of a block, and for what backward reads.
+class BlockOutputs(NamedTuple):
+    """The result of a block and what backward reads. Without an MLP, `mid` and `gv` are empty."""
 
-    That is xz, (B, L, 2D); the projections, (G, B, L, R + 2N); the saved states, in one dimension; and with an MLP its
-    input and both halves of its hidden values, (B, L, 2M). Without `save`, or without an MLP, they are empty.
-    """
+    out: Tensor  # (B, L, dim)
+    xz: Tensor  # (B, L, 2D)
+    projected: Tensor  # (G, B, L, R + 2N)
+    saved_states: Tensor  # in one dimension
+    mid: Tensor  # input of the MLP, (B, L, dim)
+    gv: Tensor  # both halves of its hidden values, (B, L, 2M)
+
+
+def block_outputs(args: BlockArguments, save: bool) -> BlockOutputs:
+    """Memory for the results of a block."""
     G, B, L, D, N, _, R, _ = args.sizes
-    new, hidden = args.x.new_empty, _hidden(args)
+    new, hidden = args.x.new_empty, args.hidden
     shapes = [(B, L, 2 * D), (G, B, L, R + 2 * N), args.x.shape if hidden else 0, (B, L, 2 * hidden) if hidden else 0]
     xz, projected, mid, gv = (new(shape if save else 0) for shape in shapes)
-    return new(args.x.shape), xz, projected, empty_states(args, save), mid, gv
+    return BlockOutputs(new(args.x.shape), xz, projected, empty_states(args, save), mid, gv)
 
 
-def block_forward(args: BlockArguments, save: bool) -> tuple[Tensor, ...]:
-    """Runs `vilonghorn.ops.block`; returns the filled `block_outputs`."""
-    _require("block")
+def block_forward(args: BlockArguments, save: bool) -> BlockOutputs:
+    """Runs `vilonghorn.ops.block`."""
+    if (reason := unavailable("cpu")) is not None:
+        raise RuntimeError(f"block: {reason}")
     outputs = block_outputs(args, True)
-    call, _tensors = _pack_block(args, args.sizes, args.x.contiguous(), [t.data_ptr() for t in outputs], save)
-    _run_stages(library.vl_block_forward, FORWARD_STAGES, call, _hidden(args) > 0)
-    return outputs if save else (outputs[0], *(t.new_empty(0) for t in outputs[1:]))
+    x = args.x.contiguous()
+    pointers = {name: t.data_ptr() for name, t in outputs._asdict().items()}
+    call, _held = pack_block(args, x=x.data_ptr(), save=save, **pointers)
+    _run_stages(library.vl_block_forward, FORWARD_STAGES, call, args.hidden > 0)
+    return outputs if save else BlockOutputs(outputs.out, *[args.x.new_empty(0)] * 5)
 
 
 def block_backward(
@@ -228,45 +244,38 @@ def block_backward(
 
     The weights of the linear layers get empty gradients where they are not `wanted`.
     """
-    grads: list[Tensor | None] = []
-    for name, t, needed in zip(BLOCK_TENSORS, args, wanted):
+    given, x, dout = named_tensors(args), args.x.contiguous(), dout.contiguous()
+    grads: dict[str, Tensor | None] = {}
+    for (name, t), needed in zip(given.items(), wanted):
         skipped = not needed and name.endswith(("in_proj", "out_proj"))
-        grads.append(None if t is None else t.new_empty(0 if skipped else t.shape))
-    dout = dout.contiguous()
-    outputs = [0, *(t.data_ptr() for t in saved), dout.data_ptr()]
-    outputs += [0 if grad is None else grad.data_ptr() for grad in grads]
-    call, _tensors = _pack_block(args, args.sizes, args.x.contiguous(), outputs, True)
-    _run_stages(library.vl_block_backward, BACKWARD_STAGES, call, _hidden(args) > 0)
-    return [*grads, None]
+        grads[f"d{name}"] = None if t is None else t.new_empty(0 if skipped else t.shape)
+    grads["ddrop_scales"] = None
+    pointers = {name: t.data_ptr() for name, t in grads.items() if t is not None}
+    pointers |= {name: t.data_ptr() for name, t in BlockOutputs(x, *saved)._asdict().items() if name != "out"}
+    call, _held = pack_block(args, x=x.data_ptr(), save=True, dout=dout.data_ptr(), **pointers)
+    _run_stages(library.vl_block_backward, BACKWARD_STAGES, call, args.hidden > 0)
+    return [*grads.values()]
 
 
-def blocks_forward(blocks: Sequence[BlockArguments], sizes: Sequence[Sizes]) -> Tensor:
-    """Runs blocks of validated arguments and their sizes one after the other, on the tokens of the first one.
-
-    Returning to Python between blocks costs time (cold caches), so all calls are prepared before the first one runs.
-    """
-    _require("blocks")
-    x = blocks[0].x.contiguous()
-    xz = x.new_empty(max(B * L * 2 * D for _, B, L, D, *_ in sizes))
-    projected = x.new_empty(max(G * B * L * (R + 2 * N) for G, B, L, _, N, _, R, _ in sizes))
-    streams = x.new_empty(x.shape), x.new_empty(x.shape)
-    calls = []
-    for args, size in zip(blocks, sizes):
-        mid, out = streams[::-1] if x is streams[0] else streams
-        if not _hidden(args):
-            mid, out = out, mid
-        # With an MLP, the result may overwrite x, which is read by the mixer only.
-        pointers = [t.data_ptr() for t in (out, xz, projected)]
-        calls.append((*_pack_block(args, size, x, [*pointers, 0, mid.data_ptr()]), _hidden(args) > 0))
-        x = out
-    for call, _, has_mlp in calls:
-        _run_stages(library.vl_block_forward, FORWARD_STAGES, call, has_mlp)
-    return x
+def pack_block(args: BlockArguments, **fields: int) -> tuple[bytes, list[Tensor]]:
+    """A VlBlock with `fields`, and the weights that it points to, which the caller holds during the call."""
+    G, B, L, D, N, K, R, H = args.sizes
+    threads = torch.get_num_threads()
+    fields |= dict(batch=B, length=L, dim=args.x.shape[-1], directions=G, channels=D, states=N, d_conv=K, dt_rank=R)
+    fields |= dict(num_heads=H, chunk=STATE_EVERY, channel_splits=num_channel_splits(B, D, LANES, threads))
+    fields |= dict(
+        hidden=args.hidden, rule=rule_number(args.rule), threads=threads, reverse=flags_address(args.reverse)
+    )
+    fields["bf16_parts"] = 1 if args.bf16 else BF16_PARTS[torch.get_float32_matmul_precision()]
+    weights = {name: t.contiguous() for name, t in named_tensors(args).items() if t is not None and name != "x"}
+    pointers = {name: t.data_ptr() for name, t in weights.items()}
+    call = BLOCK.pack({**fields, **pointers, **grid_fields(args.conv_grid), "eps": args.eps, "mlp_eps": args.mlp_eps})
+    return call, [*weights.values()]
 
 
-def _require(operator: str) -> None:
-    if (reason := unavailable("cpu")) is not None:
-        raise RuntimeError(f"{operator}: {reason}")
+def infer_block(call: bytearray) -> None:
+    """Runs a VlBlock without saving anything; the library has the memory for what lies between x and out."""
+    _check(library.vl_block_infer(bytes(call), _isa))
 
 
 def num_channel_splits(jobs: int, channels: int, lanes: int, threads: int) -> int:
@@ -278,68 +287,41 @@ def num_channel_splits(jobs: int, channels: int, lanes: int, threads: int) -> in
     return max(1, min(wanted, -(-channels // lanes)))
 
 
-def _compute_dtype(x: Tensor) -> torch.dtype:
-    return torch.promote_types(x.dtype, torch.float32)
-
-
-def _mamba_inner_params(args: MambaInnerArguments) -> tuple[Params, MambaInner]:
-    """The parameters of the scan within, and the struct around it."""
+def _mamba_inner_params(args: MambaInnerArguments) -> Params:
     G, B, L, D, N, K, R, H = args.sizes
-    scan = Scan(G, B, L, D, N, CHUNK, 1, rule_number(args.rule), True)
-    inner = MambaInner(scan, K, R, H, ConvGrid(*args.conv_grid[:3]))
-    params = Params(inner.scan, _compute_dtype(args.xz), args.reverse, args.xz.device)
-    x = params.struct.x = params.activation(args.xz)
-    params.struct.z = Input((x.data or 0) + D * params.dtype.itemsize, x.direction, x.batch, x.step)
-    params.struct.A, params.struct.D, params.struct.dt_bias = map(params.parameter, (args.A, args.D, args.dt_bias))
-    inner.conv_weight, inner.conv_bias = params.parameter(args.conv_weight), params.parameter(args.conv_bias)
-    inner.x_proj, inner.dt_proj = params.parameter(args.x_proj), params.parameter(args.dt_proj)
-    _share_work(params)
-    return params, inner
-
-
-def _hidden(args: BlockArguments) -> int:
-    """Width of the MLP, or 0."""
-    return 0 if args.mlp_out_proj is None else args.mlp_out_proj.shape[1]
+    sizes = dict(
+        directions=G, batch=B, length=L, channels=D, states=N, d_conv=K, dt_rank=R, num_heads=H, chunk=STATE_EVERY
+    )
+    options = dict(rule=rule_number(args.rule), mean=True, reverse=flags_address(args.reverse))
+    dtype = torch.promote_types(args.xz.dtype, torch.float32)
+    params = Params(MAMBA_INNER, dtype, args.xz.device, **sizes, **options, **grid_fields(args.conv_grid))
+    params.activation("x", args.xz)
+    fields = params.fields
+    fields |= {f"z_{of}": fields[f"x_{of}"] for of in INPUT_STRIDES} | dict(z=fields["x"] + D * dtype.itemsize)
+    for name, weight in args.weights._asdict().items():
+        params.parameter(name, weight)
+    return _share_work(params)
 
 
 def _norm_params(args: NormArguments) -> Params:
-    (x, weight, eps), C = args, args.x.shape[-1]
-    struct = Norm(x.numel() // C, C, threads=torch.get_num_threads(), eps=eps)
-    params = Params(struct, _compute_dtype(x), (), x.device)
-    struct.x, struct.weight = params.pointer(x.to(params.dtype).contiguous()), params.parameter(weight)
+    x, C = args.x, args.x.shape[-1]
+    sizes = dict(batch=x.numel() // C, channels=C, threads=torch.get_num_threads())
+    params = Params(NORM, torch.promote_types(x.dtype, torch.float32), x.device, **sizes, eps=args.eps)
+    params.pointer("x", x.to(params.dtype).contiguous())
+    params.parameter("weight", args.weight)
     return params
-
-
-def _pack_block(
-    args: BlockArguments, sizes: Sizes, x: Tensor, outputs: Sequence[int], save: bool = False
-) -> tuple[bytes, list[Tensor | None]]:
-    """A VlBlock, and the tensors it points to, which the caller must hold during the call, like `outputs`.
-
-    `outputs` are the pointers of the struct from `out` on.
-    """
-    G, B, L, D, N, K, R, H = sizes
-    threads = torch.get_num_threads()
-    bf16_parts = 1 if args.bf16 else BF16_PARTS[torch.get_float32_matmul_precision()]
-    splits = num_channel_splits(B, D, LANES, threads)
-    numbers = (B, L, x.shape[-1], G, D, N, K, R, H, CHUNK, splits, _hidden(args))
-    options = (rule_number(args.rule), threads, bf16_parts, save, args.eps, args.mlp_eps)
-    tensors = [x, *(None if t is None else t.contiguous() for t in args[1:15])]
-    pointers = [0 if t is None else t.data_ptr() for t in tensors]
-    grid, reverse = args.conv_grid[:3] or (0, 0, 0), flags_address(tuple(args.reverse))[0]
-    absent = [0] * (BLOCK_OUTPUTS - len(outputs))
-    return BLOCK.pack(*numbers, *options, *grid, 0, reverse, *pointers, *outputs, *absent), tensors
 
 
 def _share_work(params: P) -> P:
     """Threads share the sequences, and where these are few also parts of their channels."""
-    s, threads = params.struct, torch.get_num_threads()
+    fields, threads = params.fields, torch.get_num_threads()
     lanes = LANES // 2 if params.dtype == torch.float64 else LANES
-    s.threads, s.channel_splits = threads, num_channel_splits(s.batch, s.channels, lanes, threads)
+    splits = num_channel_splits(fields["batch"], fields["channels"], lanes, threads)
+    fields |= dict(threads=threads, channel_splits=splits)
     return params
 
 
-def _run(function, struct: ctypes.Structure | bytes, *stage: int) -> None:
-    code = function(struct if isinstance(struct, bytes) else ctypes.byref(struct), *stage, _isa)
+def _check(code: int) -> None:
     if code == UNKNOWN_RULE:
         raise RuntimeError("the CPU library has no kernel for this rule; use backend='reference'")
     if code:
@@ -349,20 +331,8 @@ def _run(function, struct: ctypes.Structure | bytes, *stage: int) -> None:
 def _run_stages(function, stages: Sequence[str], call: bytes, has_mlp: bool) -> None:
     """Runs all stages in one call; while a profile is taken, each in a call that the profile names."""
     if not is_profiling():
-        return _run(function, call, -1)
+        return _check(function(call, -1, _isa))
     for number, stage in enumerate(stages):
         if has_mlp or stage not in MLP_STAGES:
             with record_function(f"vilonghorn::block/{stage}"):
-                _run(function, call, number)
-
-
-# The operator `vilonghorn::block` with its gradient; `vilonghorn.ops.block` explains its arguments.
-run_block = register_op(
-    "block",
-    BlockArguments,
-    validate_block,
-    num_saved=5,
-    forward=block_forward,
-    fake=block_outputs,
-    backward=block_backward,
-)
+                _check(function(call, number, _isa))

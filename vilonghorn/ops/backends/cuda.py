@@ -14,13 +14,13 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from .._torch import raw_stream
-from ..arguments import ConvArguments, MambaInnerArguments, ScanArguments, Sizes
+from ..arguments import ConvArguments, MambaInnerArguments, MixerWeights, ScanArguments, tensors
 from ..rules import kernel_state_dtype
 from . import triton
-from .bindings import Input, ScanParams, conv_params, open_library
+from .bindings import Params, ScanParams, conv_params, open_library
 
 NAME = "cuda"
-CHUNK = 8  # steps between two saved states
+STATE_EVERY = 8  # steps between two saved states
 LANES = 64  # channels of a saved state are padded to the tile of a warp
 MAX_STATES = 16  # VL_CUDA_MAX_STATES
 ALIGNMENT = 16  # bytes that kernels read of saved states in one access
@@ -79,7 +79,7 @@ def _unavailable_on(device: int) -> str | None:
 
 def empty_states(args: ScanArguments | MambaInnerArguments, save: bool) -> Tensor:
     """Memory for the saved states; see `Backend`."""
-    return args.sizes.empty_states(args[0], CHUNK, LANES, kernel_state_dtype(args[0].dtype, args.rule), save)
+    return args.sizes.empty_states(args[0], STATE_EVERY, LANES, kernel_state_dtype(args[0].dtype, args.rule), save)
 
 
 def forward(args: ScanArguments, save: bool) -> tuple[Tensor, Tensor]:
@@ -103,17 +103,17 @@ def backward(
     """
     if args.x.shape[-1] % 2:
         grads = backward(F.pad(dy, (0, 1)), _pad_to_even(args), saved_states)
-        cut = zip(grads, args[:8])
+        cut = zip(grads, tensors(args))
         return tuple(None if t is None else grad[tuple(map(slice, t.shape))].contiguous() for grad, t in cut)
     params = _CudaParams(args)
     if saved_states.data_ptr() % ALIGNMENT:  # part of a larger tensor, which a hook for saved tensors may return
         saved_states = saved_states.clone()
     grads = params.backward_outputs(dy, saved_states, params.dtype, out)
-    params.struct.dk_step = grads[2].stride(2)
+    params.fields["dk_step"] = grads["k"].stride(2)
     if args.z is not None:
-        params.struct.dz_step = grads[4].stride(1)
+        params.fields["dz_step"] = grads["z"].stride(1)
     params.run(_open()[0].vl_cuda_scan_backward, accumulate=args.z is not None)
-    pairs = zip(grads, args)
+    pairs = zip(grads.values(), tensors(args))
     return tuple([None if t is None else grad if grad.dtype == t.dtype else grad.to(t.dtype) for grad, t in pairs])
 
 
@@ -121,51 +121,51 @@ def conv_forward(args: ConvArguments) -> Tensor:
     """Runs `vilonghorn.ops.conv_silu`, or a convolution of `GRID_FILTER` over a grid with SiLU."""
     params = conv_params(args, args.x.dtype)
     y = params.output("y", (len(args.reverse), *args.x.shape))
-    _queue("conv_silu", _open()[0].vl_cuda_conv_forward, params.device, params.struct)
+    _queue("conv_silu", _open()[0].vl_cuda_conv_forward, params)
     return y
 
 
 def conv_backward(dy: Tensor, args: ConvArguments, dx: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of x, weight and bias; that of x is written to `dx` if it is given, whose channels are contiguous."""
     (G, D, K), library, params = args.weight.shape, _open()[0], conv_params(args, args.x.dtype)
-    params.struct.dy = params.activation(dy)
+    params.activation("dy", dy)
     dx = params.output("dx", args.x.shape, out=dx)
-    params.struct.dx_step = dx.stride(1)
+    params.fields["dx_step"] = dx.stride(1)
     dweight, dbias = params.gradient("dweight", args.weight), params.gradient("dbias", args.bias)
-    params.output("partials", (library.vl_cuda_conv_rows(ctypes.byref(params.struct)), G, K + 1, D), torch.float32)
+    params.output("partials", (library.vl_cuda_conv_rows(params.pack()), G, K + 1, D), torch.float32)
     if args.conv_grid:
         params.output("dv", args.x.shape)
     if (G if args.conv_grid else max(sum(args.reverse), G - sum(args.reverse))) > 1:
         params.output("sums", args.x.shape, torch.float32)
-    _queue("conv_silu", library.vl_cuda_conv_backward, params.device, params.struct)
+    _queue("conv_silu", library.vl_cuda_conv_backward, params)
     return dx, dweight.to(args.weight.dtype), dbias.to(args.bias.dtype)
 
 
 def takes_mamba_inner(args: MambaInnerArguments, dtype: torch.dtype) -> bool:
     """Whether `mamba_inner_forward` takes validated arguments with xz converted to `dtype`."""
     fits = args.sizes.D % 2 == 0 and args.sizes.N <= MAX_STATES
-    return fits and (not args.conv_grid or tuple(args.conv_grid[-2:]) == GRID_FILTER)
+    *_, height, width = args.conv_grid or GRID_FILTER
+    return fits and (height, width) == GRID_FILTER
 
 
 def mamba_inner_outputs(args: MambaInnerArguments, save: bool) -> tuple[Tensor, ...]:
     """Memory for y, and with `save` for u, the projections, dt and the saved states, else empty tensors."""
-    G, B, L, D, N, _, R, H = sizes = args.sizes
-    new, in_chunks = args.xz.new_empty, _in_chunks(args, sizes)
-    shapes = [(G, B, L, D), (G, B * L, R + _rank_padding(R) + 2 * N), (G, B, L, H if in_chunks else D)]
-    states = (triton.empty_states if in_chunks else empty_states)(args, save)
+    G, B, L, D, N, _, R, H = args.sizes
+    new = args.xz.new_empty
+    shapes = [(G, B, L, D), (G, B * L, R + _rank_padding(R) + 2 * N), (G, B, L, H if args.in_chunks else D)]
+    states = (triton.empty_states if args.in_chunks else empty_states)(args, save)
     return new(B, L, D), *(new(shape if save else 0) for shape in shapes), states
 
 
 def mamba_inner_forward(args: MambaInnerArguments, save: bool) -> tuple[Tensor, ...]:
     """Runs `vilonghorn.ops.mamba_inner`; returns the filled `mamba_inner_outputs`. x_proj, dt_proj have xz's dtype."""
-    args = _with_aligned_rank(args)
-    G, B, L, D, *_, R, _ = sizes = args.sizes
-    in_chunks = _in_chunks(args, sizes)
-    args = args if in_chunks else _with_channel_steps(args, sizes)
-    u = conv_forward(_conv_within(args, D))
-    projected = torch.bmm(u.view(G, B * L, D), args.x_proj.mT)  # (G, B * L, R + 2N)
-    dt = torch.bmm(projected.narrow(2, 0, R), args.dt_proj.mT).view(G, B, L, args.dt_proj.shape[1])
-    y, saved_states = (triton.forward if in_chunks else forward)(_scan_within(args, sizes, u, projected, dt), save)
+    weights = _kernel_weights(args)
+    args = args._replace(weights=weights)
+    G, B, L, D, *_, R, _ = args.sizes
+    u = conv_forward(_conv_within(args))
+    projected = torch.bmm(u.view(G, B * L, D), weights.x_proj.mT)  # (G, B * L, R + 2N)
+    dt = torch.bmm(projected.narrow(2, 0, R), weights.dt_proj.mT).view(G, B, L, weights.dt_proj.shape[1])
+    y, saved_states = (triton.forward if args.in_chunks else forward)(_scan_within(args, u, projected, dt), save)
     saved = u, projected, dt, saved_states
     return y, *(saved if save else (t.new_empty(0) for t in saved))
 
@@ -174,37 +174,45 @@ def mamba_inner_backward(
     dy: Tensor, args: MambaInnerArguments, u: Tensor, projected: Tensor, dt: Tensor, saved_states: Tensor
 ) -> tuple[Tensor | None, ...]:
     """Gradients of the tensors of `args`, in their order; None for those absent."""
-    padding, args = _rank_padding(args.sizes.R), _with_aligned_rank(args)
-    G, B, L, D, N, _, R, H = sizes = args.sizes
-    in_chunks = _in_chunks(args, sizes)
-    args = args if in_chunks else _with_channel_steps(args, sizes)
+    padding, H, weights = _rank_padding(args.sizes.R), args.sizes.H, _kernel_weights(args)
+    args = args._replace(weights=weights)
+    G, B, L, D, N, _, R, _ = args.sizes
     dxz = torch.empty_like(args.xz, memory_format=torch.contiguous_format)
     dprojected = torch.empty_like(projected)
     dx, dz = dxz.narrow(2, 0, D), dxz.narrow(2, D, D)
     rows = dprojected.view(G, B, L, R + 2 * N)
     dk, dq = rows.narrow(3, R, N), rows.narrow(3, R + N, N)
-    scan, run = _scan_within(args, sizes, u, projected, dt), triton.backward if in_chunks else backward
+    scan, run = _scan_within(args, u, projected, dt), triton.backward if args.in_chunks else backward
     du, ddt, *_, dA, dD, ddt_bias = run(dy, scan, saved_states, dict(k=dk, q=dq, z=dz))
     ddt, u = ddt.flatten(1, 2), u.flatten(1, 2)
-    torch.bmm(ddt, args.dt_proj, out=dprojected.narrow(2, 0, R))
-    du.flatten(1, 2).baddbmm_(dprojected, args.x_proj)
-    _, dconv_weight, dconv_bias = conv_backward(du, _conv_within(args, D), dx)
+    torch.bmm(ddt, weights.dt_proj, out=dprojected.narrow(2, 0, R))
+    du.flatten(1, 2).baddbmm_(dprojected, weights.x_proj)
+    _, dconv_weight, dconv_bias = conv_backward(du, _conv_within(args), dx)
     dx_proj = _sum_of_products(dprojected, u)[:, padding:]
     ddt_proj = _sum_of_products(ddt, projected.narrow(2, 0, R))[..., padding:]
     if H < ddt_proj.shape[1]:
-        ddt_proj, ddt_bias = (t.view(G, H, D // H, *t.shape[2:]).sum(2) for t in (ddt_proj, ddt_bias))
+        ddt_proj, ddt_bias = (t.unflatten(1, (H, D // H)).sum(2) for t in (ddt_proj, ddt_bias))
     return dxz, dconv_weight, dconv_bias, dx_proj.contiguous(), ddt_proj.contiguous(), ddt_bias, dA, dD
+
+
+def _kernel_weights(args: MambaInnerArguments) -> MixerWeights:
+    """The weights as the kernels take them.
+
+    Zeros before the rows of x_proj and the columns of dt_proj align the rank of dt. Except in chunks, the rows of
+    dt_proj and dt_bias are repeated for the channels of each head: the kernels have a dt for each channel.
+    """
+    weights, repeats = args.weights, 1 if args.in_chunks else args.sizes.D // args.sizes.H
+    if padding := _rank_padding(args.sizes.R):
+        dt_proj = F.pad(weights.dt_proj, (padding, 0))
+        weights = weights._replace(x_proj=F.pad(weights.x_proj, (0, 0, padding, 0)), dt_proj=dt_proj)
+    if repeats > 1:
+        dt_proj, dt_bias = (t.repeat_interleave(repeats, 1) for t in (weights.dt_proj, weights.dt_bias))
+        weights = weights._replace(dt_proj=dt_proj, dt_bias=dt_bias)
+    return weights
 
 
 def _rank_padding(rank: int) -> int:
     return -rank % RANK_MULTIPLE
-
-
-def _with_aligned_rank(args: MambaInnerArguments) -> MambaInnerArguments:
-    """Adds rows of zeros before those of x_proj, and columns before those of dt_proj."""
-    if not (padding := _rank_padding(args.sizes.R)):
-        return args
-    return args._replace(x_proj=F.pad(args.x_proj, (0, 0, padding, 0)), dt_proj=F.pad(args.dt_proj, (padding, 0)))
 
 
 def _sum_of_products(a: Tensor, b: Tensor) -> Tensor:
@@ -215,27 +223,16 @@ def _sum_of_products(a: Tensor, b: Tensor) -> Tensor:
     return out
 
 
-def _in_chunks(args: MambaInnerArguments, sizes: Sizes) -> bool:
-    return sizes.H != sizes.D and triton.takes_heads(args.xz.device, args.xz.dtype, args.rule, len(args.reverse) == 1)
+def _conv_within(args: MambaInnerArguments) -> ConvArguments:
+    x, weights = args.xz.narrow(2, 0, args.sizes.D), args.weights
+    return ConvArguments(x, weights.conv_weight, weights.conv_bias, args.reverse, conv_grid=args.conv_grid)
 
 
-def _with_channel_steps(args: MambaInnerArguments, sizes: Sizes) -> MambaInnerArguments:
-    """Repeats the rows of dt_proj and dt_bias for the channels of each head: the kernels have a dt for each channel."""
-    if (repeats := sizes.D // sizes.H) == 1:
-        return args
-    dt_proj, dt_bias = (t.repeat_interleave(repeats, 1) for t in (args.dt_proj, args.dt_bias))
-    return args._replace(dt_proj=dt_proj, dt_bias=dt_bias)
-
-
-def _conv_within(args: MambaInnerArguments, D: int) -> ConvArguments:
-    return ConvArguments(args.xz.narrow(2, 0, D), *args[1:3], args.reverse, conv_grid=args.conv_grid)
-
-
-def _scan_within(args: MambaInnerArguments, sizes: Sizes, u: Tensor, projected: Tensor, dt: Tensor) -> ScanArguments:
-    G, B, L, D, N, _, R, _ = sizes
+def _scan_within(args: MambaInnerArguments, u: Tensor, projected: Tensor, dt: Tensor) -> ScanArguments:
+    (G, B, L, D, N, _, R, _), weights = args.sizes, args.weights
     rows, z = projected.view(G, B, L, R + 2 * N), args.xz.narrow(2, D, D)
     k, q = rows.narrow(3, R, N), rows.narrow(3, R + N, N)  # slices by `[...]` take twice as long
-    return ScanArguments(u, dt, k, q, z, args.A, args.D, args.dt_bias, args.rule, args.reverse, "mean")
+    return ScanArguments(u, dt, k, q, z, weights.A, weights.D, weights.dt_bias, args.rule, args.reverse, "mean")
 
 
 def _pad_to_even(args: ScanArguments) -> ScanArguments:
@@ -252,38 +249,35 @@ class _CudaParams(ScanParams):
         if len(args.reverse) > MAX_DIRECTIONS:
             raise ValueError(f"scan: the CUDA kernels take up to {MAX_DIRECTIONS} directions, not {len(args.reverse)}")
         self.channels = args.x.shape[-1]
-        super().__init__(args, args.x.dtype, CHUNK, LANES)
+        super().__init__(args, args.x.dtype, STATE_EVERY, LANES)
 
-    def activation(self, t: Tensor | None) -> Input:
+    def activation(self, name: str, t: Tensor | None) -> None:
         """As `Params.activation`; copies tensors whose pairs of channels are not aligned."""
         if t is not None and t.shape[-1] == self.channels:
             if t.data_ptr() % (2 * t.itemsize) or any([stride % 2 for stride in t.stride()[:-1]]):
                 t = t.clone(memory_format=torch.contiguous_format)
-        view = super().activation(t)
-        if view.step > MAX_STRIDE:
-            raise ValueError(f"scan: tokens lie {view.step} elements apart, the CUDA kernels take up to {MAX_STRIDE}")
-        return view
+        super().activation(name, t)
+        if (step := self.fields.get(f"{name}_step", 0)) > MAX_STRIDE:
+            raise ValueError(f"scan: tokens lie {step} elements apart, the CUDA kernels take up to {MAX_STRIDE}")
 
     def run(self, function, accumulate: bool) -> None:
         """Queues a kernel; `accumulate` if its directions add to one result."""
-        if accumulate and self.struct.directions > 1:
-            tokens, channels = self.struct.batch * self.struct.length, self.struct.channels
-            self.output("accumulator", (tokens, self.struct.dz_step if self.struct.dx else channels), torch.float32)
-        if self.struct.dx:
-            size = _open()[0].vl_cuda_scan_partials(ctypes.byref(self.struct))
-            self.output("partials", (size,), torch.float32)
-        _queue("scan", function, self.device, self.struct)
+        fields, is_backward = self.fields, "dx" in self.fields
+        if accumulate and fields["directions"] > 1:
+            width = fields["dz_step" if is_backward else "channels"]
+            self.output("accumulator", (fields["batch"] * fields["length"], width), torch.float32)
+        if is_backward:
+            self.output("partials", (_open()[0].vl_cuda_scan_partials(self.pack()),), torch.float32)
+        _queue("scan", function, self)
 
 
-def _queue(operator: str, function: Callable, device: torch.device, struct: ctypes.Structure) -> None:
+def _queue(operator: str, function: Callable, params: Params) -> None:
     """Queues a kernel on torch's stream."""
-    error = _call(function, device, ctypes.byref(struct))
+    device, struct = params.device, params.pack()
+    if device.index == torch.cuda.current_device():
+        error = function(struct, device.index, raw_stream(device.index))
+    else:
+        with torch.cuda.device(device):
+            error = function(struct, device.index, raw_stream(device.index))
     if error:
         raise RuntimeError(f"{operator}: the CUDA kernel could not run: {_open()[0].vl_cuda_error(error).decode()}")
-
-
-def _call(function: Callable, device: torch.device, struct) -> int:
-    if device.index == torch.cuda.current_device():
-        return function(struct, device.index, raw_stream(device.index))
-    with torch.cuda.device(device):
-        return function(struct, device.index, raw_stream(device.index))

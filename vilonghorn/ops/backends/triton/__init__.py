@@ -15,13 +15,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ...arguments import MambaInnerArguments, ScanArguments
-from ...chunked import CHUNK as CHUNK_TOKENS
+from ...arguments import MambaInnerArguments, ScanArguments, named_tensors
 from ...rules import RULES, kernel_state_dtype
 
 NAME = "triton"
 MIN_VERSION = (3, 6)
-CHUNK = 8  # steps between two saved states, N numbers a channel each
+STATE_EVERY = 8  # steps between two saved states, N numbers a channel each
+CHUNK = 16  # tokens that a scan with heads takes at once
 LANES = 32  # channels of a saved state are padded to a multiple of this, the widest block of a program
 HELD = {"longhorn": 4, "longhorn_exact": 4, "mamba": 3}  # states that backward holds in registers: more would spill
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -53,22 +53,13 @@ def _no_gpu(device: int | None) -> str | None:
     return None
 
 
-@torch.compiler.assume_constant_result
-def takes_heads(device: torch.device, dtype: torch.dtype, rule: str, alone: bool) -> bool:
-    """Whether a scan with one dt for a head runs in chunks: the rule that decides which kernel runs it on a GPU.
-
-    Else dt is repeated for the channels of a head, and a kernel runs token by token. `alone`: no directions are added.
-    """
-    return rule == "longhorn_exact" and alone and unavailable(device, dtype) is None
-
-
 # Arguments of the kernels
 Inputs = namedtuple("Inputs", "x dt k q z dy D dt_bias")  # tensors, None if absent, or all their strides but the last
 Outputs = namedtuple("Outputs", "x dt k q z z_strides D dt_bias sums")  # gradients, memory for sums over directions
 Sums = namedtuple("Sums", "k q dt")  # what `sum_shares` writes, or its strides
 SumConfig = namedtuple("SumConfig", "CHUNK N PADDED")
 ChunkConfig = namedtuple("ChunkConfig", "CHUNK DOUBLINGS BLOCK N PADDED PRECISION")
-Config = namedtuple("Config", "RULE DIRECTIONS MEAN CHUNK HELD N TILE")
+Config = namedtuple("Config", "RULE DIRECTIONS MEAN STATE_EVERY HELD N TILE")
 
 
 class Tile(NamedTuple):
@@ -100,8 +91,8 @@ def empty_states(args: ScanArguments | MambaInnerArguments, save: bool) -> Tenso
     """Memory for the saved states; see `Backend`."""
     (G, B, L, D, N, *_, H), like = args.sizes, args[0]
     if H != D:
-        return like.new_empty(G * B * -(-L // CHUNK_TOKENS) * N * D if save else 0, dtype=torch.float32)
-    return args.sizes.empty_states(like, CHUNK, LANES, kernel_state_dtype(like.dtype, args.rule), save)
+        return like.new_empty(G * B * -(-L // CHUNK) * N * D if save else 0, dtype=torch.float32)
+    return args.sizes.empty_states(like, STATE_EVERY, LANES, kernel_state_dtype(like.dtype, args.rule), save)
 
 
 def forward(args: ScanArguments, save: bool) -> tuple[Tensor, Tensor]:
@@ -146,7 +137,9 @@ def backward(
 
         width = launch.tile.channels
         dA = None if args.A is None else launch.empty(B, G, launch.blocks, N, width)
-        dD, ddt_bias = (None if t is None else launch.empty(B, G, launch.blocks * width) for t in args[6:8])
+        dD, ddt_bias = (
+            None if t is None else launch.empty(B, G, launch.blocks * width) for t in (args.D, args.dt_bias)
+        )
         outputs = Outputs(dx, ddt, *keys.chunk(2, -1), dz, dz_strides, dD, ddt_bias, sums)
         launch(scan_backward, launch.A, saved_states, dA, outputs)
         dA = None if dA is None else dA.sum(0).transpose(2, 3).flatten(1, 2)[:, :D]
@@ -154,11 +147,11 @@ def backward(
     dk, dq = (out[name] if name in out else t.new_empty(t.shape) for name, t in (("k", args.k), ("q", args.q)))
     written = Sums(dk, dq, ddt)
     strides = Sums(*(t.stride()[:-1] for t in written))
-    config, grid = SumConfig(CHUNK_TOKENS, N, 1 << (N - 1).bit_length()), (-(-L // CHUNK_TOKENS), B, G)
+    config, grid = SumConfig(CHUNK, N, 1 << (N - 1).bit_length()), (-(-L // CHUNK), B, G)
     launch.run(sum_shares, grid, keys, steps, written, strides, L, launch.blocks, launch.blocks // H, config)
     grads = (dx, ddt, dk, dq, dz.sum(0) if dz is not None and dz.dim() == 4 else dz, dA, dD, ddt_bias)
-    pairs = zip(args._fields, args[:8], grads)
-    return tuple(None if t is None else g if name in out else g.to(t.dtype).contiguous() for name, t, g in pairs)
+    pairs = zip(named_tensors(args).items(), grads)
+    return tuple(None if t is None else g if name in out else g.to(t.dtype).contiguous() for (name, t), g in pairs)
 
 
 class _Launch:
@@ -170,8 +163,9 @@ class _Launch:
         (G, B, L, D, N, *_, H), self.args = args.sizes, args
         if L * max(D, N) > MAX_ELEMENTS:
             raise ValueError(f"scan: {L} tokens of {max(D, N)} numbers, backend {NAME!r} takes up to {MAX_ELEMENTS}")
-        activations = (None if t is None else _rows(t).expand(G, B, L, -1) for t in (*args[:5], dy))
-        inputs = Inputs(*activations, *(None if t is None else _rows(t) for t in args[6:8]))
+        activations = (args.x, args.dt, args.k, args.q, args.z, dy)
+        rows = (None if t is None else _rows(t).expand(G, B, L, -1) for t in activations)
+        inputs = Inputs(*rows, *(None if t is None else _rows(t) for t in (args.D, args.dt_bias)))
         strides = Inputs(*((0, 0, 0) if t is None else t.stride()[:-1] for t in inputs))
         self.inputs = (inputs, strides)
         reverse = sum(flag << g for g, flag in enumerate(args.reverse))
@@ -180,16 +174,16 @@ class _Launch:
             # float32, and needs more registers.
             block, precision = (32, "tf32") if args.x.dtype == torch.bfloat16 else (16, "tf32x3")
             precision = "ieee" if torch.version.hip else precision
-            padded, doublings = max(16, 1 << (N - 1).bit_length()), CHUNK_TOKENS.bit_length() - 1
+            padded, doublings = max(16, 1 << (N - 1).bit_length()), CHUNK.bit_length() - 1
             self.blocks = H * -(-(D // H) // block)
             self.grid, scalars = (B, self.blocks, G), (L, D // H, D, reverse)
-            config: Any = ChunkConfig(CHUNK_TOKENS, doublings, block, N, padded, precision)
+            config: Any = ChunkConfig(CHUNK, doublings, block, N, padded, precision)
         else:
             self.tile, mean = tile_of(N), args.reduce == "mean"
             self.blocks = -(-D // self.tile.channels)
             self.A = None if args.A is None else self.tiles(args.A)
             self.grid, scalars = (B, self.blocks, 1 if mean else G), (D, L, reverse)  # mean: all directions in turn
-            config = Config(RULES[args.rule].number, G, mean, CHUNK, HELD[args.rule], N, self.tile)
+            config = Config(RULES[args.rule].number, G, mean, STATE_EVERY, HELD[args.rule], N, self.tile)
         self.arguments = (*scalars, config)
 
     def __call__(self, kernel: Any, *outputs: Any) -> None:

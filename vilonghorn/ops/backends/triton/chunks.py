@@ -1,7 +1,7 @@
 """The exact rule with one beta for a head, in chunks of tokens, as products of matrices in Triton. Imports triton.
 
 A program is one warp. It runs through the chunks of a sequence for BLOCK channels of a head, and holds their states S,
-(N, BLOCK). See `vilonghorn.ops.chunked` for the equations. Products have CONFIG.PRECISION.
+(N, BLOCK). See `vilonghorn.ops.exportable` for the equations. Products have CONFIG.PRECISION.
 """
 
 from collections import namedtuple

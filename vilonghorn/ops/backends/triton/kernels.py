@@ -27,7 +27,7 @@ from .tiles import (
 
 @triton.jit(do_not_specialize=["length", "reverse"], do_not_specialize_on_alignment=["A", "saved_states"])
 def scan_forward(inputs, strides, A, y, sums, saved_states, channels, length, reverse, CONFIG: tl.constexpr):
-    """Writes y, and into `saved_states` the state before every CHUNK-th token.
+    """Writes y, and into `saved_states` the state before every STATE_EVERY-th token.
 
     In memory a tile is (blocks, N, CR * CL): A, float32, is (directions,) + tiles, `saved_states`, float32 or bfloat16,
     (directions, batch, chunks) + tiles. With MEAN a program runs all directions in turn and adds them up in `sums`,
@@ -47,7 +47,7 @@ def scan_forward(inputs, strides, A, y, sums, saved_states, channels, length, re
         if sums is not None:
             sums_row = output_row(sums, p.b, length, channels)
         if saved_states is not None:
-            chunk = sequence * tl.cdiv(length, CONFIG.CHUNK)
+            chunk = sequence * tl.cdiv(length, CONFIG.STATE_EVERY)
         skip = channel_parameter(inputs.D, strides.D, g, p)
         bias = channel_parameter(inputs.dt_bias, strides.dt_bias, g, p)
         rate = load_tile(A, p, g, CONFIG) * LOG2E
@@ -58,7 +58,7 @@ def scan_forward(inputs, strides, A, y, sums, saved_states, channels, length, re
         x_next, dt_next, k_next = load_token(rows, t, p, c_here, n_here)
         for i in range(length):
             if saved_states is not None:
-                if i % CONFIG.CHUNK == 0:
+                if i % CONFIG.STATE_EVERY == 0:
                     store_tile(saved_states, p, chunk, state, CONFIG)
                     chunk += 1
             q_t = load_row(rows.q, t, p.n, p.n_mask).to(tl.float32)
@@ -120,9 +120,9 @@ def scan_backward(inputs, strides, A, saved_states, dA, outputs, channels, lengt
         parts = tl.cdiv(length, HELD)
         for part in range(parts):
             start = (parts - 1 - part) * HELD
-            chunk = start // CONFIG.CHUNK
-            state = load_tile(saved_states, p, sequence * tl.cdiv(length, CONFIG.CHUNK) + chunk, CONFIG)
-            for i in range(chunk * CONFIG.CHUNK, start):
+            chunk = start // CONFIG.STATE_EVERY
+            state = load_tile(saved_states, p, sequence * tl.cdiv(length, CONFIG.STATE_EVERY) + chunk, CONFIG)
+            for i in range(chunk * CONFIG.STATE_EVERY, start):
                 x_t, dt_t, k_t = load_token(rows, origin + move * i, p, p.c_mask, p.n_mask)
                 k_t = k_t.to(tl.float32)
                 e = gate(dt_t.to(tl.float32) + bias, k_t, CONFIG.RULE)

@@ -1,0 +1,204 @@
+"""Runs a residual block as one native operator where that is faster; `block` says what is computed.
+
+That is on an x86-64 CPU with the native library. What decides it is checked once, and kept as a plan of the block: its
+modules, weights and options, and without gradients the packed call of the library. The plan holds while nothing of this
+changes. Without a plan everything is checked at each call. A block that is not as `Block` makes it runs its modules.
+"""
+
+import copy
+import platform
+import struct
+from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
+
+import torch
+from timm.layers import DropPath, GluMlp
+from torch import Tensor, nn
+
+from ..ops._torch import (
+    autocast_dtype,
+    has_global_hooks,
+    is_tracing,
+    is_unchanged,
+    needs_grad,
+    sees_no_operators,
+)
+from ..ops.arguments import BlockArguments, MlpWeights, named_tensors, tensors
+from ..ops.backends import cpu, has_rule
+from ..ops.block import run_block
+from ..ops.validate import flatten_weights, validate_block
+from .fast_mixer import CLASSES
+from .mixer import Mixer
+from .norm import RMSNorm, decay_rates
+
+X86 = platform.machine().lower() in ("x86_64", "amd64")  # on other processors torch's products are faster
+
+
+@torch.jit.unused
+def run(block: Any, x: Tensor, grid: list[int] | None) -> Tensor | None:
+    """The result of a `Block`, or None where its modules have to be called."""
+    if not can_run_now(x):
+        return None
+    bf16 = autocast_dtype(x) is not None
+    if not sees_no_operators((x,)):
+        return run_operator(block, x, grid, bf16) if is_one_operator(block) else None
+    sides = None if grid is None else tuple(grid)
+    call = Call(x.shape, sides, bf16, torch.get_num_threads(), torch.get_float32_matmul_precision())
+    plan = PLANS.get(block)
+    if plan is None or plan.call != call or not plan.holds(block):
+        PLANS.pop(block, None)
+        if not is_one_operator(block):
+            return None
+        if (plan := make_plan(block, x, grid, call)) is not None:
+            PLANS[block] = plan
+    drops = isinstance(block.drop_path, DropPath) and block.drop_path.training
+    if plan is None or drops or torch.is_grad_enabled() and needs_grad([x, *plan.parameters()]):
+        return run_operator(block, x, grid, bf16)
+    return plan.run(block, x)
+
+
+def can_run_now(x: Tensor) -> bool:
+    """Whether the operator runs here and takes the tokens x, and nothing needs to see the parts of a block."""
+    if is_tracing(x) or has_global_hooks() or not X86 or cpu.unavailable("cpu") is not None:
+        return False
+    if x.dtype is not torch.float32 or not x.is_cpu or type(x) not in CLASSES or not x.numel():
+        return False
+    dtype = autocast_dtype(x)
+    return dtype is None or dtype == torch.bfloat16 and cpu.has_bf16_products()
+
+
+def is_float32_on_cpu(t: Tensor) -> bool:
+    """Whether the operator takes a tensor: float32, on the CPU, of torch's own class."""
+    return t.dtype is torch.float32 and t.is_cpu and type(t) in CLASSES
+
+
+def is_one_operator(block: Any) -> bool:
+    """Whether the operator computes what the modules of a block compute.
+
+    Hooks of the block itself do not matter: they run before and after its forward.
+    """
+    mixer, mlp, drop_path = block.mixer, block.mlp, block.drop_path
+    kinds: list[tuple[nn.Module, type]] = [(mixer, Mixer), (block.norm, RMSNorm)]
+    kinds.append((drop_path, DropPath if isinstance(drop_path, DropPath) else nn.Identity))
+    if mlp is not None:
+        kinds += [(mlp, GluMlp), (block.norm2, RMSNorm)]
+    if not all([is_unchanged(module, kind) for module, kind in kinds]):
+        return False
+    layers = [mixer.in_proj, mixer.out_proj]
+    if mlp is not None:
+        parts = [(mlp.act, nn.SiLU), (mlp.norm, nn.Identity), (mlp.drop1, nn.Dropout), (mlp.drop2, nn.Dropout)]
+        if mlp.gate_last or not all([is_unchanged(part, kind) for part, kind in parts]) or mlp.drop1.p or mlp.drop2.p:
+            return False
+        layers += [mlp.fc1, mlp.fc2]
+    if not all([is_unchanged(layer, nn.Linear) and layer.bias is None for layer in layers]):
+        return False
+    return mixer.scan_norm is None and has_rule(cpu.NAME, mixer.rule)
+
+
+def block_arguments(block: Any, x: Tensor, grid: list[int] | None, bf16: bool) -> BlockArguments:
+    """The weights and options of a block as the operator takes them, without drop scales."""
+    mixer, mlp = block.mixer, None
+    if block.mlp is not None:
+        mlp = MlpWeights(block.norm2.weight, block.mlp.fc1.weight, block.mlp.fc2.weight)
+    weights, conv_grid = flatten_weights("block", mixer.weights(), grid)
+    given = (x, block.norm.weight, mixer.in_proj.weight, weights, mixer.out_proj.weight, mlp, None)
+    mlp_eps = 0.0 if mlp is None else block.norm2.eps
+    return BlockArguments(*given, mixer.rule, mixer.flags, block.norm.eps, mlp_eps, bf16, conv_grid)
+
+
+def run_operator(block: Any, x: Tensor, grid: list[int] | None, bf16: bool) -> Tensor | None:
+    """The operator, with gradients, for a block that it computes; None if it does not take the weights."""
+    args = block_arguments(block, x, grid, bf16)
+    if not all([t is None or is_float32_on_cpu(t) for t in tensors(args)]):
+        return None
+    if isinstance(block.drop_path, DropPath) and block.drop_path.training:
+        branches = 1 if block.mlp is None else 2
+        scales = [block.drop_path(x.new_ones(len(x))) for _ in range(branches)]  # as timm's DropPath draws them
+        args = args._replace(drop_scales=torch.stack(scales))
+    return run_block(args)
+
+
+class Call(NamedTuple):
+    """What a packed call depends on besides the block."""
+
+    shape: tuple[int, ...]
+    grid: tuple[int, ...] | None
+    bf16: bool
+    threads: int
+    precision: str
+
+
+class Plan:
+    """What a block that the operator computes is made of, and the packed call of the library without gradients.
+
+    It does not hold the block, which is freed and copied without it. Several threads may run it.
+    """
+
+    X, A, OUT = (cpu.BLOCK.offset(name) for name in ("x", "A", "out"))
+
+    def __init__(self, block: Any, packed: bytes, call: Call) -> None:
+        mixer, mlp = block.mixer, block.mlp
+        self.packed, self.call = packed, call
+        self.children = [*block._modules.values()]
+        modules = [module for child in self.children if child is not None for module in child.modules()]
+        self.modules = [(module, type(module), [*module._modules.values()]) for module in modules]
+        places = [(module, name) for module in modules for name in module._parameters]
+        self.weights = [(module, name, memory_of(module._parameters[name])) for module, name in places]
+        options = [(block.norm, "eps"), (mixer, "rule"), (mixer, "flags")]
+        if mlp is not None:
+            options += [(block.norm2, "eps"), (mlp, "gate_last"), (mlp.drop1, "p"), (mlp.drop2, "p")]
+        self.options = [(module, name, copy.copy(module.__dict__[name])) for module, name in options]
+
+    def parameters(self) -> list[Tensor | None]:
+        """The weights of the block, from the dictionaries of its modules: attributes of a module take longer."""
+        return [module.__dict__["_parameters"].get(name) for module, name, _ in self.weights]
+
+    def holds(self, block: Any) -> bool:
+        """Whether the block is as it was when the plan was made."""
+        if [*block.__dict__["_modules"].values()] != self.children:
+            return False
+        for module, kind, children in self.modules:
+            if not is_unchanged(module, kind) or [*module.__dict__["_modules"].values()] != children:
+                return False
+        for module, name, memory in self.weights:
+            t = module.__dict__["_parameters"].get(name)
+            if (None if t is None else (type(t), t.data_ptr(), t.dtype, t.shape, t.is_contiguous())) != memory:
+                return False
+        for module, name, value in self.options:
+            if module.__dict__.get(name) != value:
+                return False
+        return True
+
+    def run(self, block: Any, x: Tensor) -> Tensor:
+        """The result of the block without gradients and stochastic depth."""
+        packed, x, A_log = bytearray(self.packed), x.contiguous(), block.mixer.A_log
+        out = torch.empty_like(x)
+        A = None if A_log is None else decay_rates(A_log)
+        for offset, t in ((self.X, x), (self.A, A), (self.OUT, out)):
+            if t is not None:
+                struct.pack_into("P", packed, offset, t.data_ptr())
+        cpu.infer_block(packed)
+        return out
+
+
+PLANS: WeakKeyDictionary[nn.Module, Plan] = WeakKeyDictionary()
+
+
+def memory_of(t: Tensor | None) -> tuple | None:
+    """Where a weight is and what it is."""
+    return None if t is None else (type(t), t.data_ptr(), t.dtype, t.shape, t.is_contiguous())
+
+
+def make_plan(block: Any, x: Tensor, grid: list[int] | None, call: Call) -> Plan | None:
+    """A plan of a block that the operator computes; None if the library cannot read the block's weights in place."""
+    args = block_arguments(block, x, grid, call.bf16)
+    weights = [t for name, t in named_tensors(args).items() if t is not None and name not in ("x", "A")]
+    if not all([is_float32_on_cpu(t) and t.is_contiguous() for t in weights]) or not sees_no_operators(weights):
+        return None
+    if not all(type(side) is int for side in call.grid or ()):
+        return None
+    validate_block(args)
+    packed, _ = cpu.pack_block(args)
+    plan = Plan(block, packed, call)
+    own = {t.data_ptr() for t in plan.parameters() if t is not None}
+    return plan if all([t.data_ptr() in own for t in weights]) else None

@@ -1,0 +1,166 @@
+"""The operators in torch's own operations, differentiable, for models that are exported.
+
+Their captured graphs have few nodes, and a scan is one loop over any number of tokens (torch's `scan`, an ONNX Scan).
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ._torch import autocast_dtype, captured_loop
+from .arguments import ConvArguments, MixerWeights, NormArguments, ScanArguments
+from .conv import conv_silu_reference
+from .mamba_inner import check_arguments, convolve, gated_mean, projections, shared_directions
+from .norm import validate_norm
+from .reference import finish, prepare, run_tokens
+from .rules import NO_RULE, RULES
+from .scan_order import flip_reversed
+from .validate import DTYPES, validate_conv, validate_scan
+
+CHUNK = 16  # tokens, a power of two
+
+
+def rms_norm_exportable(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """`rms_norm` in the operations that onnxruntime fuses into one. torch.onnx writes others for torch's rms_norm."""
+    validate_norm(NormArguments(x, weight, eps))
+    if x.dtype not in DTYPES:
+        raise TypeError(f"rms_norm: x is {x.dtype}, expected one of {', '.join(map(str, DTYPES))}")
+    wide = x.to(torch.promote_types(x.dtype, torch.float32))
+    return (wide / (wide.pow(2).mean(-1, keepdim=True) + eps).sqrt() * weight).to(x.dtype)
+
+
+def conv_silu_scan_order(x: Tensor, weight: Tensor, bias: Tensor, reverse: Sequence[int]) -> Tensor:
+    """`conv_silu` in torch's operators with few nodes: one convolution. y[g] is in the order that direction g reads."""
+    validate_conv(ConvArguments(x, weight, bias, reverse))
+    flipped = torch.cat([x.flip(1) if flag else x for flag in reverse], dim=-1)  # (B, L, G * D)
+    [y] = conv_silu_reference(flipped, weight.flatten(0, 1)[None], bias.flatten()[None], [0]).unbind(0)
+    G, D, _ = weight.shape
+    return y.unflatten(2, (G, D)).permute(2, 0, 1, 3)
+
+
+def scan_exportable(args: ScanArguments) -> Tensor:
+    """Runs `scan` in torch's own operators, differentiably.
+
+    A captured graph holds one loop over any number of tokens (torch's `scan`, an ONNX Scan). An exported graph has no
+    gradients.
+    """
+    if autocast_dtype(args.x) is not None:  # states stay in float32
+        with torch.autocast(args.x.device.type, enabled=False):
+            return scan_exportable(args)
+    validate_scan(args)
+    if args.has_heads:
+        in_chunks = args.rule == "longhorn_exact" and args.z is None and args.reduce == "none"
+        return scan_in_chunks(args) if in_chunks else scan_exportable(args.with_channel_steps())
+    if torch.compiler.is_exporting():  # the exporters cannot decompose a captured loop that has gradients
+        detached: Any = [t.detach() if isinstance(t, Tensor) else t for t in args]
+        args = ScanArguments(*detached)
+    step, tokens = RULES[args.rule].step, prepare(args)
+    if not torch.compiler.is_compiling():
+        y = run_tokens(args.rule, tokens.initial_state(), *tokens)[1] if args.x.shape[2] else tokens.x
+        return finish(y, args)
+    rows = tokens.q.transpose(-1, -2)  # a row times the state is one node of the loop
+    changing: tuple[Tensor, ...] = (tokens.x, tokens.gate, tokens.k, rows)
+
+    def run_token(state: Tensor, token: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
+        x, gate, k, q = token
+        state = step(state, x, gate, k, tokens.A)
+        return state, q @ state
+
+    changing = tuple(t.clone(memory_format=torch.contiguous_format) for t in changing)  # export fails for views
+    return finish(captured_loop(run_token, tokens.initial_state(), changing, dim=0)[1], args)
+
+
+def scan_in_chunks(args: ScanArguments, chunk: int = CHUNK) -> Tensor:
+    """`scan` with rule "longhorn_exact" and reduce="none", without z; a captured graph has one loop over the chunks.
+
+    Within a chunk, the numbers that the tokens add to the state solve a triangular system (WY form, Yang et al., arXiv
+    2406.06484), because all channels of a head share keys and eps: products of matrices, and a loop over chunks only.
+    `backends/triton/chunks.py` has the kernels.
+
+    `args` are validated, and autocast is off. `chunk` is a power of two: the result is the same up to rounding, but a
+    NaN or an infinity reaches the earlier tokens of its chunk, too. Returns y, (G, B, L, D), of x's dtype; sums are
+    float32 (float64 for float64 inputs).
+    """
+    x, dt, k, q, D, dt_bias, reverse = args.x, args.dt, args.k, args.q, args.D, args.dt_bias, args.reverse
+    (_, _, L, _), H, N, dtype = x.shape, dt.shape[-1], k.shape[-1], x.dtype
+    compute = torch.promote_types(dtype, torch.float32)
+    skip = 0.0 if D is None else D.to(compute)[:, None, None] * x.to(compute)
+    dt = dt.to(compute) if dt_bias is None else dt.to(compute) + dt_bias.to(compute)[:, None, None]
+    eps = RULES["longhorn_exact"].gate(dt, k.to(compute))
+    x, eps, k, q = (torch.stack(flip_reversed(t.to(compute), reverse)) for t in (x, eps, k, q))
+    missing = -L % chunk  # tokens that add nothing fill the last chunk
+    missing += 0 if isinstance(L, int) and L else chunk  # for no tokens, one chunk; an exported graph needs two
+    x, eps, k, q = (F.pad(t, (0, 0, 0, missing)).unflatten(2, (-1, chunk)) for t in (x, eps, k, q))
+    x = x.unflatten(-1, (H, -1)).transpose(3, 4)  # (G, B, chunks, H, C, P)
+    k, q, eps = k.unsqueeze(3), q.unsqueeze(3), eps.transpose(3, 4).unsqueeze(-1)
+    k_t = k.transpose(-1, -2)  # of k, like q (..., 1, C, N); eps is (..., H, C, 1)
+    # Token i adds k_i u_i^T to the state. With S, the state before the chunk, (1 + tril(eps k k^T)) u = eps (x - k S).
+    inverse = invert_unit_triangular((eps * (k @ k_t)).tril(-1))
+    u, w = inverse @ (eps * x), inverse @ (eps * k)
+    seen = (q @ k_t).tril()
+    kept = torch.eye(N, dtype=compute, device=x.device) - k_t @ w  # (..., N, N)
+    y = seen @ u + (q - seen @ w) @ _states(kept, k_t @ u)
+    y = y.transpose(3, 4).flatten(4).flatten(2, 3)[:, :, :L]
+    return (torch.stack(flip_reversed(y, reverse)) + skip).to(dtype)
+
+
+def _states(kept: Tensor, added: Tensor) -> Tensor:
+    """The states before each chunk, (G, B, chunks, H, N, P): S <- kept S + added, (..., N, N) and (..., N, P)."""
+    state, states = torch.zeros_like(added[:, :, 0]), []
+    if torch.compiler.is_compiling() and not isinstance(added.shape[2], int):  # a graph for any number of tokens
+        changing = tuple(t.movedim(2, 0).clone(memory_format=torch.contiguous_format) for t in (kept, added))
+        return captured_loop(lambda s, chunk: (chunk[0] @ s + chunk[1], s.clone()), state, changing)[1].movedim(0, 2)
+    for keep, add in zip(kept.unbind(2), added.unbind(2)):
+        states.append(state)
+        state = keep @ state + add
+    return torch.stack(states, 2)
+
+
+def invert_unit_triangular(lower: Tensor) -> Tensor:
+    """The inverse of 1 + lower, (..., C, C) with C a power of two and zeros from the diagonal on.
+
+    The blocks on the diagonal are inverted, of 1, 2, 4, ... rows: two of them and the block below the first, A, give
+    ((X, 0), (-Y A X, Y)). Unlike a power series, this does not overflow.
+    """
+    C = lower.shape[-1]
+    row, column = torch.arange(C, device=lower.device).unsqueeze(1), torch.arange(C, device=lower.device)
+
+    def below(size: int) -> Tensor:
+        return lower * ((row // size == column // size + 1) & (row // size % 2 == 1))
+
+    inverse, size = torch.eye(C, dtype=lower.dtype, device=lower.device) - below(1), 2
+    while size < C:
+        inverse = inverse - inverse @ below(size) @ inverse
+        size *= 2
+    return inverse
+
+
+def mamba_inner_exportable(
+    xz: Tensor,
+    weights: MixerWeights,
+    scan_norm: Tensor | None,
+    rule: str,
+    reverse: Sequence[int],
+    grid: Sequence[int] | None,
+    scan_function: Callable[[ScanArguments], Tensor] = scan_exportable,
+) -> Tensor:
+    """`mamba_inner` with few nodes in a captured graph; `scan_function` computes the scan."""
+    args = check_arguments(xz, weights, scan_norm, rule, reverse, grid)
+
+    def run_scan(x: Tensor, dt: Tensor, k: Tensor, q: Tensor, **options: Any) -> Tensor:
+        return scan_function(ScanArguments(x, dt, k, q, **options))
+
+    if scan_norm is not None:
+        return shared_directions(args, scan_norm, reverse, run_scan, rms_norm_exportable, conv_silu_scan_order)
+    in_order = not args.conv_grid  # conv_silu_scan_order has flipped the tokens, once for all that follows
+    if args.rule == NO_RULE:
+        z, y = convolve(args, conv_silu_scan_order)
+    else:
+        z, *activations = projections(args, conv_silu_scan_order)
+        flags = [0 if in_order else flag for flag in args.reverse]
+        options: Any = dict(A=weights.A, D=weights.D, dt_bias=weights.dt_bias, rule=rule, reverse=flags)
+        y = run_scan(*activations, **options)
+    return gated_mean(flip_reversed(y, args.reverse if in_order else [0] * len(args.reverse)), z)
