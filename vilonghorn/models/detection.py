@@ -10,8 +10,6 @@ from torch import Tensor, nn
 from torchvision.ops import FeaturePyramidNetwork, MultiScaleRoIAlign
 from torchvision.ops.feature_pyramid_network import LastLevelMaxPool
 
-from .hierarchy import HierarchicalSSM
-
 
 class DetectionBackbone(nn.Module):
     """A backbone for torchvision's detectors: maps by name, "0" to "pool", and `out_channels`.
@@ -54,7 +52,7 @@ class DetectionBackbone(nn.Module):
             image_sizes: height and width of each image without its padding; maps are zero in padding.
 
         Raises:
-            ValueError: sizes that do not fit the batch, or a model that takes no mask.
+            ValueError: sizes that do not fit the batch, or a model that takes no `pixel_mask`.
         """
         sizes, self._next_sizes, self._sizes = image_sizes or self._next_sizes, None, []
         getter: Any = self.model
@@ -64,12 +62,12 @@ class DetectionBackbone(nn.Module):
             H, W = x.shape[2:]
             if len(sizes) != len(x) or not all(0 < h <= H and 0 < w <= W for h, w in sizes):
                 raise ValueError(f"image_sizes is {sizes}, expected {len(x)} pairs (height, width) of at most {H}x{W}")
-            if not isinstance(getattr(getter, "model", None), HierarchicalSSM):
-                raise ValueError("image_sizes need a model that takes masks, such as vilonghornv2_tiny")
+            if not getattr(getattr(getter, "model", None), "takes_pixel_mask", False):
+                raise ValueError("image_sizes need a model that takes pixel_mask, such as vilonghornv2_tiny")
             self._sizes = [[side + -side % getter.model.stride for side in size] for size in (*sizes, (H, W))]
-            mask = torch.stack([F.pad(x.new_ones(h, w), (0, W - w, 0, H - h)) for h, w in sizes])
+            pixel_mask = torch.stack([F.pad(x.new_ones(h, w), (0, W - w, 0, H - h)) for h, w in sizes])
             options = dict(indices=getter.out_indices, norm=getter.norm, intermediates_only=True)
-            maps = getter.model.forward_intermediates(x, pixel_mask=mask, **options)
+            maps = getter.model.forward_intermediates(x, pixel_mask=pixel_mask, **options)
         named = self.fpn({str(i): y for i, y in enumerate(maps)})
         maps, names = self.extra_blocks(list(named.values()), maps, list(named))
         return dict(zip(names, maps))

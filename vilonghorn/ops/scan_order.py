@@ -21,7 +21,7 @@ def insert_class_token(patches: Tensor, class_token: Tensor) -> Tensor:
     return torch.cat([patches[:, :middle], class_token, patches[:, middle:]], dim=1)
 
 
-def prefix_first(x: Tensor) -> Tensor:
+def class_token_first(x: Tensor) -> Tensor:
     """Inverse of `insert_class_token`: (B, 1 + M, C) in the order of the scan to class token first, then patches."""
     middle = (x.shape[1] - 1) // 2
     return torch.cat([x[:, middle : middle + 1], x[:, :middle], x[:, middle + 1 :]], dim=1)
