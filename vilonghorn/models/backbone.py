@@ -21,7 +21,10 @@ ICON_NAMES = tuple((WEIGHTS / "icons480.txt").read_text(encoding="utf-8").splitl
 
 
 class Backbone(nn.Module):
-    """A timm backbone whose features are the outputs of the children of one module."""
+    """Base class of the architectures: what timm's contract asks of both, and their geometry.
+
+    The features of a model are the outputs of the children of one module, `feature_layers`.
+    """
 
     feature_layers: str  # "blocks" or "stages"
     takes_pixel_mask = False  # whether features of images in a padded batch can leave the padding out
