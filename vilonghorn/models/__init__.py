@@ -1,4 +1,7 @@
-"""The models, registered with timm when this package is imported: `timm.create_model("vilonghorn_tiny")`."""
+"""The models, registered with timm when this package is imported: `timm.create_model("vilonghorn_tiny")`.
+
+`vim.py` has `vim_*` and `vilonghorn_*`, which differ only by their rule; `vilonghornv2.py` has `vilonghornv2_*`.
+"""
 
 from . import vilonghornv2, vim
 from .backbone import Backbone
