@@ -29,7 +29,7 @@ from .engine.checkpoint import RunDirectory, load_weights
 from .engine.command_line import run_config
 from .engine.config import DataConfig, nearest
 from .engine.evaluate import check_names, name_weights, pretrained_class_names
-from .models.weights_file import check_architecture, check_file, check_numbers, is_ours, read_weights
+from .models.checkpoint import check_architecture, check_file, check_numbers, is_ours, read_weights
 
 REMOTE = ("hf-hub:", "hf_hub:", "local-dir:")  # prefixes of names that timm looks up outside its registry
 WITHOUT_FILE = ("pretrained", "random")  # weights of a timm model

@@ -15,7 +15,7 @@ from torch import nn
 from .data.files import atomic_folder
 from .data.images import printable
 from .layers import Mixer
-from .models.weights_file import pack
+from .models.checkpoint import pack
 
 USAGE = """```python
 import timm, vilonghorn

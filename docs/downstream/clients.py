@@ -142,7 +142,7 @@ def masked(model: Any) -> Pair:
         random.seed(1)
         mask = lib("lightly.models.utils").random_block_mask((len(x), x.shape[2] // 16, x.shape[3] // 16))
         pixels = mask.repeat_interleave(16, 1).repeat_interleave(16, 2)[:, None]
-        return model.forward_features(x if fill is None else torch.where(pixels, fill, x), mask=mask)
+        return model.forward_features(x if fill is None else torch.where(pixels, fill, x), masked=mask)
 
     return features, partial(features, fill=9.0)
 
@@ -215,7 +215,7 @@ row("peft", "LoRA of `in_proj` and `out_proj`", adapted, target_modules=["in_pro
 row("peft", "LoRA of the parameter `x_proj`", adapted, target_modules=[], target_parameters=["mixer.x_proj"])
 for task in TASKS:
     row("timm", f"`timm.task.{task}`", distilled, name=task)
-row("lightly", "`random_block_mask` as `mask=`, pixels under it changed", masked, 0.0, dict(mask_token=True))
+row("lightly", "`random_block_mask` as `masked=`, pixels under it changed", masked, 0.0, dict(mask_token=True))
 row("lightly", f"`{VIT}`", lambda m: (getattr(lib("lightly.models.modules"), VIT)(m), m))
 ort = partial(runtime.load, "onnx")
 row("onnxruntime", "`--to onnx --scan attention`", exported, open_file=ort, scan="attention")

@@ -26,7 +26,7 @@ from vilonghorn.data.files import atomic_write, write_json
 from vilonghorn.engine import evaluate, load_config
 from vilonghorn.engine.build import autocast, build_loader
 from vilonghorn.engine.checkpoint import RunDirectory, load_weights, save_weights
-from vilonghorn.models.builder import WEIGHTS
+from vilonghorn.models.backbone import WEIGHTS
 
 NAMES = {  # by study and candidate
     "icons": {

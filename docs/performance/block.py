@@ -44,7 +44,7 @@ from torch.utils._pytree import tree_leaves
 
 from vilonghorn.data.files import write_json
 from vilonghorn.layers import Block
-from vilonghorn.layers.stage import Downsample
+from vilonghorn.models.vilonghornv2 import Downsample
 from vilonghorn.ops import scan
 from vilonghorn.ops.arguments import MambaInnerArguments
 from vilonghorn.ops.backends import cuda, segments, triton

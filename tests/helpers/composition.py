@@ -68,7 +68,7 @@ def vilonghorn(
 
 
 def hierarchy(weights: dict[str, Tensor], images: Tensor, strides: tuple[int, int], grids: list) -> Tensor:
-    """Logits of `HierarchicalSSM`, rule "longhorn_exact", alternating directions. `strides` of the stem's convolutions;
+    """Logits of `VisionLonghorn`, rule "longhorn_exact", alternating directions. `strides` of the stem's convolutions;
     `grids`: rows and columns of each stage.
     """
     w = {name: value.double() for name, value in weights.items()}

@@ -15,7 +15,7 @@ from vilonghorn.interpret.model import (
     scans,
 )
 from vilonghorn.interpret.scan import attention_rows
-from vilonghorn.layers import prefix_first
+from vilonghorn.layers import class_token_first
 
 SIZE = dict(img_size=(12, 20), patch_size=4, depth=3, embed_dim=16, num_classes=5)  # 3 x 5 patches: an odd number
 
@@ -123,14 +123,14 @@ def test_the_average_of_the_patches_attends_as_its_rows_do():
     model = make()
     [scan] = scans(model, IMAGES, [1])
     rows = attention_rows(scan, per_channel=True)[:, :, [t for t in range(16) if t != 7]]
-    expected = prefix_first(rows.mean(2).abs().mean(-1).flatten(0, 1)[..., None]).view(2, 2, 16)
+    expected = class_token_first(rows.mean(2).abs().mean(-1).flatten(0, 1)[..., None]).view(2, 2, 16)
     torch.testing.assert_close(attention(model, IMAGES, [1], None)[0, :, :, 0], expected)
 
 
 @pytest.mark.parametrize("token", [0, 9])
 def test_receptive_field_is_the_gradient_of_the_tokens_features(token):
     model, pixels = make(), IMAGES.clone().requires_grad_()
-    x = prefix_first(model.blocks[1](model.blocks[0](model._embed(pixels))))
+    x = class_token_first(model.blocks[1](model.blocks[0](model._embed(pixels))))
     (gradient,) = torch.autograd.grad(x[:, token].sum(), pixels)
     torch.testing.assert_close(receptive_field(model, IMAGES, 1, token), gradient.abs().sum(1))
 

@@ -6,7 +6,7 @@ import torch
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from vilonghorn.layers import PatchEmbed, insert_class_token, prefix_first
+from vilonghorn.layers import PatchEmbed, class_token_first, insert_class_token
 
 
 @given(patches=st.integers(1, 40))
@@ -16,7 +16,7 @@ def test_the_class_token_is_at_half_the_patches_and_comes_out_first(patches):
     scanned = insert_class_token(tokens, class_token)
     assert scanned.shape == (2, patches + 1, 3)
     assert torch.equal(scanned[:, patches // 2], class_token[0].expand(2, 3))
-    assert torch.equal(prefix_first(scanned), torch.cat([class_token.expand(2, 1, 3), tokens], 1))
+    assert torch.equal(class_token_first(scanned), torch.cat([class_token.expand(2, 1, 3), tokens], 1))
 
 
 def test_without_overlap_it_is_timms_patch_embedding():

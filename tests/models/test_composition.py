@@ -7,7 +7,7 @@ import torch
 from oracle import error
 
 import vilonghorn  # noqa: F401  (registers the models)
-from vilonghorn.models.fit_weights import checkpoint_filter_fn
+from vilonghorn.models.vim import checkpoint_filter_fn
 
 TOLERANCE = 1e-5  # of the logits, in the 2-norm
 

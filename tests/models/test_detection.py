@@ -27,7 +27,7 @@ def test_a_detectors_backbone_names_its_maps_and_adds_a_coarser_one():
     plain = dict(img_size=64, embed_dim=32, depth=3, features_only=True)
     with pytest.raises(ValueError, match=r"the maps have strides \[16, 16, 16\], expected different ones"):
         DetectionBackbone(timm.create_model("vilonghorn_nano", **plain))
-    with pytest.raises(ValueError, match="the model is a HierarchicalSSM, expected one made with features_only=True"):
+    with pytest.raises(ValueError, match="the model is a VisionLonghorn, expected one made with features_only=True"):
         DetectionBackbone(timm.create_model("vilonghornv2_nano"))
     convolutional = DetectionBackbone(timm.create_model("test_resnet", features_only=True), 16)
     assert [level.shape[1:] for level in convolutional(batch).values()][-2:] == [(16, 2, 4), (16, 1, 2)]
@@ -36,7 +36,7 @@ def test_a_detectors_backbone_names_its_maps_and_adds_a_coarser_one():
     assert one.out_channels == 32 and torch.equal(one(square)["0"], model(square)[0])
     assert [level.shape[2:] for level in one(square).values()] == [(4, 4), (2, 2)]
     for refused in (one, convolutional):
-        with pytest.raises(ValueError, match="image_sizes need a model that takes masks, such as vilonghornv2_tiny"):
+        with pytest.raises(ValueError, match="image_sizes need a model that takes pixel_mask, such as vilonghornv2"):
             refused(square, [(64, 64), (32, 32)])
 
 

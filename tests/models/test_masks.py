@@ -26,10 +26,10 @@ MASK = torch.tensor([[[1, 0, 0], [0, 1, 1]], [[0, 0, 1], [1, 0, 0]]], dtype=torc
 def test_pixels_of_masked_patches_have_no_effect_and_the_mask_token_has(name):
     model, batch = make(name, mask_token=True), images()
     other = torch.where(MASK.repeat_interleave(16, 1).repeat_interleave(16, 2)[:, None], 9.0, batch)
-    final, maps = model.forward_intermediates(batch, mask=MASK)
-    for a, b in zip(maps, model.forward_intermediates(other, mask=MASK.flatten(1), intermediates_only=True)):
+    final, maps = model.forward_intermediates(batch, masked=MASK)
+    for a, b in zip(maps, model.forward_intermediates(other, masked=MASK.flatten(1), intermediates_only=True)):
         assert torch.equal(a, b)
-    features = model.forward_features(batch, mask=MASK)
+    features = model.forward_features(batch, masked=MASK)
     assert all(map(torch.equal, features, final))
     assert not torch.allclose(features[-1], model.forward_features(batch)[-1])
     features[-1].square().sum().backward()
@@ -39,11 +39,11 @@ def test_pixels_of_masked_patches_have_no_effect_and_the_mask_token_has(name):
 @torch.no_grad()
 def test_a_mask_of_nothing_changes_nothing_and_padding_stays_masked():
     model, batch = make("vilonghornv2_nano", mask_token=True), images()
-    torch.testing.assert_close(model.forward_features(batch, mask=MASK & False), model.forward_features(batch))
+    torch.testing.assert_close(model.forward_features(batch, masked=MASK & False), model.forward_features(batch))
     valid = torch.ones(2, 32, 48)
     valid[:, :, 32:] = 0
     padded = model.forward_features(batch, valid, MASK)
-    torch.testing.assert_close(padded[..., :2], model.forward_features(batch[..., :32], mask=MASK[..., :2]))
+    torch.testing.assert_close(padded[..., :2], model.forward_features(batch[..., :32], masked=MASK[..., :2]))
     assert padded[..., 2:].eq(0).all()
 
 
@@ -51,10 +51,10 @@ def test_a_mask_of_nothing_changes_nothing_and_padding_stays_masked():
 def test_masks_of_another_shape_and_models_without_a_token_are_errors(name):
     for shape in ([2, 3, 2], [1, 6], [2, 1, 2, 3]):
         with pytest.raises(ValueError) as caught:
-            make(name, mask_token=True).forward_features(images(), mask=torch.ones(shape))
-        assert f"mask has shape {shape}, expected (B, h, w) = [2, 2, 3] or (B, h * w) = [2, 6]" in str(caught.value)
+            make(name, mask_token=True).forward_features(images(), masked=torch.ones(shape))
+        assert f"masked has shape {shape}, expected (B, h, w) = [2, 2, 3] or (B, h * w) = [2, 6]" in str(caught.value)
     with pytest.raises(ValueError, match="the model has no mask token.*make the model with mask_token=True"):
-        make(name).forward_features(images(), mask=MASK)
+        make(name).forward_features(images(), masked=MASK)
 
 
 @pytest.mark.parametrize("name", MODELS)

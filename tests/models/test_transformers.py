@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 
 import vilonghorn  # noqa: F401  (registers the models)
-from vilonghorn.models._transformers import KINDS, keep_names
+from vilonghorn.models.checkpoint import TRANSFORMERS_KINDS, keep_names_in_transformers
 
 transformers = pytest.importorskip("transformers", reason="needs transformers: pip install vilonghorn[downstream]")
 
@@ -70,8 +70,8 @@ def test_the_files_of_a_detr_have_the_names_that_they_had(renamings, tmp_path):
     model = detr("test_resnet")
     model.save_pretrained(tmp_path / "before")
     assert not renamings.USER_REGISTERED_MAPPINGS
-    keep_names()
-    assert set(KINDS) == renamings.USER_REGISTERED_MAPPINGS
+    keep_names_in_transformers()
+    assert set(TRANSFORMERS_KINDS) == renamings.USER_REGISTERED_MAPPINGS
     model.save_pretrained(tmp_path / "after")
     before, after = (load_file(tmp_path / which / "model.safetensors") for which in ("before", "after"))
     assert before.keys() == after.keys() and any("self_attn.out_proj" in name for name in after)

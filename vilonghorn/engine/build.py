@@ -22,8 +22,8 @@ from ..data import create_loader
 from ..data.images import shorten
 from ..data.loaders.config import LoaderConfig
 from ..data.named import is_named
-from ..models.fit_weights import CHANGES, is_from_mamba
-from ..models.weights_file import check_numbers, one_line, read_weights
+from ..models.checkpoint import check_numbers, one_line, read_weights
+from ..models.vim import CHANGES, is_from_mamba
 from .checkpoint import RunDirectory
 from .config import Config
 from .distributed import Distributed

@@ -20,7 +20,7 @@ from timm.task.distillation import FeatureDistillationTrainableModule
 from torch import nn
 
 from ..data.files import atomic_write
-from ..models.weights_file import digest
+from ..models.checkpoint import digest
 from .build import MODEL_ERRORS, autocast, build_loader, explain_model_errors, one_line
 from .checkpoint import RunDirectory, full_disk_explained
 from .command_line import load_config

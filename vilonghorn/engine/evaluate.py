@@ -14,7 +14,7 @@ from timm.data import ImageNetInfo, infer_imagenet_subset
 from torch import nn
 
 from ..data.images import printable
-from ..models.weights_file import check_architecture
+from ..models.checkpoint import check_architecture
 from .build import autocast, build_loader, check_classes, check_model, one_line, pick_device
 from .checkpoint import RunDirectory, load_weights
 from .config import AugmentationConfig, Config, ModelConfig

@@ -13,7 +13,7 @@ from timm.models import group_parameters
 from torch import Tensor, nn
 from torch.nn.functional import pixel_shuffle
 
-from ..models.weights_file import is_ours
+from ..models.checkpoint import is_ours
 from .build import autocast, build_model, explain_model_errors, image_sizes
 from .config import Config
 from .tasks import Task
@@ -63,7 +63,7 @@ class MaskedImageModel(BackboneWithDecoder):
         visible = images.masked_fill(self.pixels(mask), 0)
         options = {"indices": 1, "norm": True, "intermediates_only": True}
         tokens = enlarge(mask, self.unit // self.stride)
-        (features,) = self.backbone.forward_intermediates(visible, mask=tokens, **options)
+        (features,) = self.backbone.forward_intermediates(visible, masked=tokens, **options)
         return pixel_shuffle(self.decoder(features), self.stride)
 
 

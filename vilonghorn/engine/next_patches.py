@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import pixel_shuffle, pixel_unshuffle
 
-from ..models.trunk import VisionSSM
+from ..models.vim import VisionSSM
 from ..ops.scan_order import insert_class_token
 from .build import build_model, image_sizes
 from .config import Config

@@ -18,7 +18,7 @@ from torch import nn
 from torch.export import Dim, ExportedProgram
 
 from ..layers.exportable import make_exportable
-from ..models import HierarchicalSSM, VisionSSM
+from ..models import Backbone
 from . import native
 from .attention import NEEDS, use_attention
 from .weights import ShortWeights
@@ -26,9 +26,9 @@ from .weights import ShortWeights
 OPSET = 18  # of ONNX: torch's exporter is written for it
 
 
-def trunk(model: nn.Module) -> VisionSSM | HierarchicalSSM:
+def trunk(model: nn.Module) -> Backbone:
     """The model of this library in a model of `load_for_export`."""
-    return model if isinstance(model, (VisionSSM, HierarchicalSSM)) else model.model
+    return model if isinstance(model, Backbone) else model.model
 
 
 def min_grid(model: nn.Module) -> int:

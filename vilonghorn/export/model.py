@@ -9,7 +9,7 @@ from timm.models._features import FeatureGetterNet
 
 from ..inference import create_model, find_run, is_ours, preprocessing
 from ..layers.patch_embed import padding
-from ..models import HierarchicalSSM, VisionSSM
+from ..models import Backbone
 from .formats import min_grid, trunk
 
 
@@ -18,7 +18,7 @@ def load_for_export(
     checkpoint: str | Path | None = None,
     img_size: Sequence[int] | None = None,
     features: Sequence[int] | None = None,
-) -> VisionSSM | HierarchicalSSM | FeatureGetterNet:
+) -> Backbone | FeatureGetterNet:
     """Makes a model for any image size, in evaluation mode, with frozen float32 parameters.
 
     Args:
@@ -62,7 +62,7 @@ def load_for_export(
         if any(padding((height, width), patch, step)):
             problem = f"image of {height}x{width} is not a whole number of {patch[0]}x{patch[1]} patches of the run"
             raise ValueError(f"{problem}, and files do not pad: give --img-size, to which images are resized")
-        if isinstance(trunk(model), HierarchicalSSM):  # the record of a run does not have its image size
+        if not model.pretrained_cfg["fixed_input_size"]:  # the record of a run does not have its image size
             trunk(model).set_input_size((height, width))
     least, grid = min_grid(model), trunk(model).grid_size()
     if min(grid) < least:

@@ -14,12 +14,11 @@ import torch
 from torch import Tensor
 from torch.nn import Module
 
-from ..layers import Block, insert_class_token, prefix_first
-from ..models import HierarchicalSSM, VisionSSM
+from ..layers import Block, class_token_first, insert_class_token
+from ..models import Backbone
 from .scan import ScanInputs, attention_rows, scan_inputs
 
 CLASS_TOKEN = 0
-Backbone = VisionSSM | HierarchicalSSM
 
 
 def check_backbone(model: Module) -> None:
@@ -102,7 +101,7 @@ def attention(
     if first:
         queries = insert_class_token(queries[:, 1:, None], queries[:, :1, None]).squeeze(2)
     rows = torch.stack([attention_rows(scan, queries) for scan in scans(model, images, blocks)])
-    return prefix_first(rows.flatten(0, -2).unsqueeze(-1)).view_as(rows) if first else rows
+    return class_token_first(rows.flatten(0, -2).unsqueeze(-1)).view_as(rows) if first else rows
 
 
 def receptive_field(model: Backbone, images: Tensor, block: int, token: int) -> Tensor:
@@ -169,7 +168,7 @@ def grad_cam(model: Backbone, images: Tensor, classes: Sequence[int] | None = No
         (gradient,) = torch.autograd.grad(scores[range(len(images)), classes].sum(), outputs[0])
     grid = grid_of(model, images, number)
     tokens = (gradient, outputs[0].detach())
-    patches = [prefix_first(t)[:, 1:] if model.num_prefix_tokens else t for t in tokens]
+    patches = [class_token_first(t)[:, 1:] if model.num_prefix_tokens else t for t in tokens]
     gradient, features = (t.mT.unflatten(2, grid) for t in patches)
     if not gradient.any():
         raise ValueError(f"the scores do not depend on the patches after block {number}: take an earlier block")
@@ -183,4 +182,4 @@ def _tokens_after(model: Backbone, images: Tensor, block: int) -> Tensor:
     with blocks_of(model)[block_index(model, block)].register_forward_hook(lambda *call: outputs.append(call[2])):
         model.forward_features(images)
     tokens = outputs[0].to(next(model.parameters()).dtype)
-    return prefix_first(tokens) if model.num_prefix_tokens else tokens
+    return class_token_first(tokens) if model.num_prefix_tokens else tokens

@@ -112,22 +112,22 @@ class PatchEmbed(timm.layers.PatchEmbed):
         return self.norm(self.proj(x).flatten(2).transpose(1, 2))
 
 
-def patch_mask(mask: Tensor, shape: tuple[int, int, int]) -> Tensor:
-    """Checks a mask of patches, (B, h, w) = shape or (B, h * w), and returns it as booleans, (B, h, w)."""
+def patch_mask(masked: Tensor, shape: tuple[int, int, int]) -> Tensor:
+    """Checks which patches are masked, (B, h, w) = shape or (B, h * w), and returns it as booleans, (B, h, w)."""
     B, h, w = shape
-    if mask.shape != shape and mask.shape != (B, h * w):
+    if masked.shape != shape and masked.shape != (B, h * w):
         raise ValueError(
-            f"mask has shape {list(mask.shape)}, expected (B, h, w) = {list(shape)} or (B, h * w) = {[B, h * w]}: one "
-            "value a patch"
+            f"masked has shape {list(masked.shape)}, expected (B, h, w) = {list(shape)} or (B, h * w) = {[B, h * w]}: "
+            "one value a patch"
         )
-    return mask.reshape(B, h, w).to(torch.bool)
+    return masked.reshape(B, h, w).to(torch.bool)
 
 
-def replace_masked(x: Tensor, mask: Tensor, mask_token: Tensor | None) -> Tensor:
-    """Replaces the tokens of x, (..., C), where mask, (...), is True. Raises ValueError if there is no mask token."""
+def replace_masked(x: Tensor, masked: Tensor, mask_token: Tensor | None) -> Tensor:
+    """Replaces the tokens of x, (..., C), where masked, (...), is True. Raises ValueError if there is no mask token."""
     if mask_token is None:
-        raise ValueError("the model has no mask token, expected one with a mask: make the model with mask_token=True")
-    return torch.where(mask.unsqueeze(-1), mask_token.to(x.dtype), x)
+        raise ValueError("the model has no mask token for masked patches: make the model with mask_token=True")
+    return torch.where(masked.unsqueeze(-1), mask_token.to(x.dtype), x)
 
 
 def check_sizes(img_size: tuple[int, int], patch_size: tuple[int, int], stride: tuple[int, int], pad: bool) -> None:

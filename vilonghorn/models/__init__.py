@@ -1,8 +1,12 @@
-"""The models, registered with timm when this package is imported: `timm.create_model("vilonghorn_tiny")`."""
+"""The models, registered with timm when this package is imported: `timm.create_model("vilonghorn_tiny")`.
 
-from . import vilonghorn, vilonghornv2, vim
+`vim.py` has `vim_*` and `vilonghorn_*`, which differ only by their rule; `vilonghornv2.py` has `vilonghornv2_*`.
+"""
+
+from . import vilonghornv2, vim
+from .backbone import Backbone
 from .detection import DetectionBackbone
-from .hierarchy import HierarchicalSSM
-from .trunk import VisionSSM
+from .vilonghornv2 import VisionLonghorn
+from .vim import VisionSSM
 
-__all__ = ["DetectionBackbone", "HierarchicalSSM", "VisionSSM", "vilonghorn", "vilonghornv2", "vim"]
+__all__ = ["Backbone", "DetectionBackbone", "VisionLonghorn", "VisionSSM", "vilonghornv2", "vim"]

@@ -1,22 +1,40 @@
-"""What the models share of timm's contract."""
+"""What the architectures share: the base class, default configurations, and making a registered model."""
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
-from timm.layers import trunc_normal_
-from timm.models._features import feature_take_indices
-from torch import nn
+from timm.data import IMAGENET_INCEPTION_MEAN, IMAGENET_INCEPTION_STD
+from timm.layers import is_exportable, trunc_normal_
+from timm.models import build_model_with_cfg, resolve_pretrained_cfg
+from timm.models._features import FeatureGetterNet, feature_take_indices
+from torch import Tensor, nn
+
+from ..layers.exportable import make_exportable
+from .checkpoint import check_file, keep_names_in_transformers
 
 NO_DECAY = ("pos_embed", "cls_token", "mask_token", "A_log", "D", "dt_bias", "conv_bias", "scan_norm")
+WEIGHTS = Path(__file__).parents[1] / "weights"
+ICON_NAMES = tuple((WEIGHTS / "icons480.txt").read_text(encoding="utf-8").splitlines())  # of the classes
 
 
 class Backbone(nn.Module):
-    """A model whose features are the outputs of the children of one module."""
+    """Base class of the architectures: what timm's contract asks of both, and their geometry.
+
+    The features of a model are the outputs of the children of one module, `feature_layers`.
+    """
 
     feature_layers: str  # "blocks" or "stages"
+    takes_pixel_mask = False  # whether features of images in a padded batch can leave the padding out
     if TYPE_CHECKING:
         norm: nn.Module
         mask_token: nn.Parameter | None
+        feature_info: list[dict[str, Any]]
+        in_chans: int
+        num_classes: int
+        num_prefix_tokens: int
 
     @torch.jit.ignore
     def init_weights(self, needs_reset: bool = True) -> None:
@@ -33,7 +51,7 @@ class Backbone(nn.Module):
         """Initialises what precedes the blocks, if it does not initialise itself."""
 
     def _init_head(self) -> None:
-        head = self.get_classifier()  # type: ignore[operator]
+        head = self.get_classifier()
         if isinstance(head, nn.Linear):
             trunc_normal_(head.weight, std=0.02)
             nn.init.zeros_(head.bias)
@@ -50,9 +68,25 @@ class Backbone(nn.Module):
             if hasattr(module, "grad_checkpointing"):
                 module.grad_checkpointing = enable  # type: ignore[assignment]
 
+    def get_classifier(self) -> nn.Module:
+        """The last layer, from features to logits."""
+        raise NotImplementedError
+
+    def reset_classifier(self, num_classes: int, global_pool: str | None = None) -> None:
+        """Replaces the head; 0 classes: no head. None keeps the present pooling."""
+        raise NotImplementedError
+
+    def patches(self, block: int | None = None) -> tuple[tuple[int, int], tuple[int, int]]:
+        """Pixels from a patch to the next, and of a patch, in height and width, in a block or at the end."""
+        raise NotImplementedError
+
+    def grid_size(self, img_size: int | tuple[int, int] | None = None, block: int | None = None) -> tuple[int, int]:
+        """Rows and columns of `patches` of an image, padding included. Default: of the model's image size."""
+        raise NotImplementedError
+
     def image_size(self, rows: int, columns: int, block: int | None = None) -> tuple[int, int]:
         """Height and width, in pixels, of an image of `rows` x `columns` patches, as of `patches`."""
-        (dy, dx), (height, width) = self.patches(block)  # type: ignore[operator]
+        (dy, dx), (height, width) = self.patches(block)
         return (rows - 1) * dy + height, (columns - 1) * dx + width
 
     def prune_intermediate_layers(
@@ -68,5 +102,97 @@ class Backbone(nn.Module):
         if prune_norm:
             self.norm = nn.Identity()
         if prune_head:
-            self.reset_classifier(0, "")  # type: ignore[operator]
+            self.reset_classifier(0, "")
         return take_indices
+
+
+class Features(FeatureGetterNet):
+    """Returns the maps of chosen blocks or stages of `model`, in a list: timm's, with layer groups and weight decay."""
+
+    @torch.jit.ignore
+    def no_weight_decay(self) -> set[str]:
+        """As `Backbone.no_weight_decay`."""
+        return {f"model.{name}" for name in self.model.no_weight_decay()}  # type: ignore[operator]
+
+    @torch.jit.ignore
+    def set_grad_checkpointing(self, enable: bool = True) -> None:
+        """As `Backbone.set_grad_checkpointing`."""
+        self.model.set_grad_checkpointing(enable)  # type: ignore[operator]
+
+    @torch.jit.ignore
+    def group_matcher(self, coarse: bool = False) -> dict[str, str | list]:
+        """As the model's."""
+        return self.model.group_matcher(coarse)  # type: ignore[operator]
+
+
+def icons_cfg(name: str) -> dict[str, Any]:
+    """Entries of the configuration of weights in this package, trained on icons at 64 px: docs/models/icons480.md."""
+    return dict(
+        file=str(WEIGHTS / f"{name}.icons480.safetensors"),
+        num_classes=480,
+        label_names=ICON_NAMES,
+        input_size=(3, 64, 64),
+        crop_pct=1.0,
+        mean=IMAGENET_INCEPTION_MEAN,
+        std=IMAGENET_INCEPTION_STD,
+    )
+
+
+Model = TypeVar("Model", bound=Backbone)
+
+
+def build_backbone(
+    model_cls: type[Model],
+    variant: str,
+    pretrained: bool,
+    kwargs: dict[str, Any],
+    filter_fn: Callable[..., dict[str, Tensor]],
+    out_indices: int | None,
+) -> Model:
+    """Builds a registered model, or its feature extractor with `features_only=True`.
+
+    Args:
+        model_cls: class of the model.
+        variant: registered name.
+        pretrained: load the registered weights, or those that a configuration in `kwargs` names.
+        kwargs: arguments of timm's builder and of the model.
+        filter_fn: adapts a checkpoint to the model: (checkpoint, model, with_head) to a state dict.
+        out_indices: feature maps of an extractor, the last n; None for all.
+
+    Raises:
+        RuntimeError: `pretrained` where neither the registry nor the call names weights.
+        TypeError: an argument that the model does not have.
+        ValueError: weights that do not fit the model or are damaged, an `output_stride` other than 32, or another
+            `feature_cls` than "getter".
+    """
+    if (output_stride := kwargs.pop("output_stride", 32)) != 32:
+        raise ValueError(
+            f"output_stride is {output_stride}, expected 32: {variant} does not dilate its stages; take maps at "
+            "strides 4 to 32 of vilonghornv2_tiny, and a decoder of them, such as smp's Unet or UPerNet"
+        )
+    is_extractor = bool(kwargs.get("features_only"))
+    if is_extractor:
+        keep_names_in_transformers()
+        if kwargs.get("feature_cls") not in (None, "getter"):
+            raise ValueError(f"feature_cls is {kwargs['feature_cls']!r}, expected 'getter': others have no NCHW maps")
+        kwargs.pop("feature_cls", None)
+    if pretrained:
+        cfg = resolve_pretrained_cfg(variant, kwargs.get("pretrained_cfg"), kwargs.get("pretrained_cfg_overlay"))
+        if not (cfg.has_weights or cfg.state_dict):
+            raise RuntimeError(
+                f"no pretrained weights for {variant}: none are published yet. Use pretrained=False for random "
+                "weights, or name your own file with pretrained_cfg_overlay=dict(file=...)"
+            )
+        if cfg.file and not cfg.state_dict:
+            check_file(cfg.file)
+    model: Any = build_model_with_cfg(
+        model_cls,
+        variant,
+        pretrained,
+        pretrained_filter_fn=partial(filter_fn, with_head=not is_extractor),
+        feature_cfg=dict(out_indices=out_indices, feature_cls=Features),
+        **kwargs,
+    )
+    if is_exportable():
+        make_exportable(model)
+    return model

@@ -10,8 +10,6 @@ from torch import Tensor, nn
 from torchvision.ops import FeaturePyramidNetwork, MultiScaleRoIAlign
 from torchvision.ops.feature_pyramid_network import LastLevelMaxPool
 
-from .hierarchy import HierarchicalSSM
-
 
 class DetectionBackbone(nn.Module):
     """A backbone for torchvision's detectors: maps by name, "0" to "pool", and `out_channels`.
@@ -44,7 +42,7 @@ class DetectionBackbone(nn.Module):
         self.extra_blocks = LastLevelMaxPool()
         self._next_sizes: Sequence[tuple[int, int]] | None = None  # of the next batch, from the detector
         self._sizes: list[list[int]] = []  # of images, the last of the batch, padded to a multiple of the last stride
-        self._hook(self.fpn)
+        self._keep_padding_out(self.fpn)
 
     def forward(self, x: Tensor, image_sizes: Sequence[tuple[int, int]] | None = None) -> dict[str, Tensor]:
         """Images to maps (B, out_channels, h, w), by name.
@@ -54,7 +52,7 @@ class DetectionBackbone(nn.Module):
             image_sizes: height and width of each image without its padding; maps are zero in padding.
 
         Raises:
-            ValueError: sizes that do not fit the batch, or a model that takes no mask.
+            ValueError: sizes that do not fit the batch, or a model that takes no `pixel_mask`.
         """
         sizes, self._next_sizes, self._sizes = image_sizes or self._next_sizes, None, []
         getter: Any = self.model
@@ -64,12 +62,12 @@ class DetectionBackbone(nn.Module):
             H, W = x.shape[2:]
             if len(sizes) != len(x) or not all(0 < h <= H and 0 < w <= W for h, w in sizes):
                 raise ValueError(f"image_sizes is {sizes}, expected {len(x)} pairs (height, width) of at most {H}x{W}")
-            if not isinstance(getattr(getter, "model", None), HierarchicalSSM):
-                raise ValueError("image_sizes need a model that takes masks, such as vilonghornv2_tiny")
+            if not getattr(getattr(getter, "model", None), "takes_pixel_mask", False):
+                raise ValueError("image_sizes need a model that takes pixel_mask, such as vilonghornv2_tiny")
             self._sizes = [[side + -side % getter.model.stride for side in size] for size in (*sizes, (H, W))]
-            mask = torch.stack([F.pad(x.new_ones(h, w), (0, W - w, 0, H - h)) for h, w in sizes])
+            pixel_mask = torch.stack([F.pad(x.new_ones(h, w), (0, W - w, 0, H - h)) for h, w in sizes])
             options = dict(indices=getter.out_indices, norm=getter.norm, intermediates_only=True)
-            maps = getter.model.forward_intermediates(x, pixel_mask=mask, **options)
+            maps = getter.model.forward_intermediates(x, pixel_mask=pixel_mask, **options)
         named = self.fpn({str(i): y for i, y in enumerate(maps)})
         maps, names = self.extra_blocks(list(named.values()), maps, list(named))
         return dict(zip(names, maps))
@@ -91,14 +89,14 @@ class DetectionBackbone(nn.Module):
         transform, dense = detector.transform, getattr(detector, "rpn", detector)
         transform.size_divisible = max(transform.size_divisible, 2 * self.stride)
         transform.register_forward_hook(self._after_transform)
-        self._hook(dense.head)
+        self._keep_padding_out(dense.head)
         dense.score_thresh = max(dense.score_thresh, 1e-7)  # the score of padding is 0
         for module in detector.modules():
             if isinstance(module, MultiScaleRoIAlign):
                 module.register_forward_pre_hook(self._before_pooling)
         return detector
 
-    def _each(self, y: Tensor, run: Callable[[Tensor], Tensor] = lambda y: y, **pad: Any) -> Tensor:
+    def _per_image(self, y: Tensor, run: Callable[[Tensor], Tensor] = lambda y: y, **pad: Any) -> Tensor:
         """Runs a function on the map of each image without padding, and pads its results with zeros, or as given."""
         (H, W), outputs = y.shape[2:], []
         for image, size in zip(y, self._sizes):
@@ -106,7 +104,8 @@ class DetectionBackbone(nn.Module):
             outputs.append(F.pad(run(image[None, :, :h, :w]), (0, W - w, 0, H - h), **pad))
         return torch.cat(outputs)
 
-    def _hook(self, layers: nn.Module) -> None:
+    def _keep_padding_out(self, layers: nn.Module) -> None:
+        """Zeros what convolutions write into padding, and normalises each image alone in GroupNorms."""
         for name, layer in layers.named_modules():
             if isinstance(layer, nn.Conv2d | nn.GroupNorm):
                 layer.register_forward_hook(partial(self._after_layer, is_score="cls_logits" in name))
@@ -114,12 +113,14 @@ class DetectionBackbone(nn.Module):
     def _after_layer(self, layer: nn.Module, inputs: tuple[Tensor], y: Tensor, is_score: bool) -> Tensor:
         if not self._sizes or is_score and layer.training:
             return y
-        norm = isinstance(layer, nn.GroupNorm)
-        return self._each(inputs[0], layer.forward) if norm else self._each(y, value=-1e4 if is_score else 0.0)
+        if isinstance(layer, nn.GroupNorm):
+            return self._per_image(inputs[0], layer.forward)
+        return self._per_image(y, value=-1e4 if is_score else 0.0)
 
     def _before_pooling(self, pool: nn.Module, inputs: tuple) -> tuple | None:
-        maps = {name: self._each(y, mode="replicate") for name, y in inputs[0].items()} if self._sizes else inputs[0]
-        return maps, *inputs[1:]
+        if not self._sizes:
+            return None
+        return {name: self._per_image(y, mode="replicate") for name, y in inputs[0].items()}, *inputs[1:]
 
     def _after_transform(self, transform: nn.Module, inputs: tuple, outputs: tuple) -> None:
         self._next_sizes = outputs[0].image_sizes

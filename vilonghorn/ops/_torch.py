@@ -31,6 +31,12 @@ def is_tracing(x: Any) -> bool:
     return torch.compiler.is_compiling() or torch.jit.is_tracing() or isinstance(x, fx.Proxy)
 
 
+def as_list(grid: tuple[int, int]) -> list[int]:
+    """Rows and columns as operators take them: torch.jit.trace makes tensors of sizes."""
+    rows, columns = grid
+    return [int(rows), int(columns)] if torch.jit.is_tracing() else [rows, columns]
+
+
 def autocast_dtype(x: Tensor) -> torch.dtype | None:
     """The dtype that autocast gives activations like x, or None. float64 stays float64, as in torch's own operators."""
     device_type = x.device.type

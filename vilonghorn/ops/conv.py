@@ -10,7 +10,7 @@ from ._torch import autocast_dtype, num_dispatch_modes
 from .arguments import ConvArguments
 from .backends import BACKENDS, Backend, choose_conv, cuda
 from .register import register_op
-from .scan_order import insert_class_token, prefix_first
+from .scan_order import class_token_first, insert_class_token
 from .validate import check_flags, check_grid, flatten_filter, validate_conv
 
 
@@ -93,7 +93,7 @@ def conv2d_silu(x: Tensor, weight: Tensor, bias: Tensor, grid: Sequence[int]) ->
         return _run(ConvArguments(x.to(dtype), filters, bias, [0] * len(filters), conv_grid=conv_grid))
     x, weight, bias = x.to(dtype), weight.to(dtype), bias.to(dtype)
     if has_class_token:
-        x = prefix_first(x)
+        x = class_token_first(x)
     class_token, patches = (x[:, :1], x[:, 1:]) if has_class_token else (None, x)
     maps = patches.unflatten(1, (rows, columns)).permute(0, 3, 1, 2)  # channels_last: others are several times slower
     outputs = []

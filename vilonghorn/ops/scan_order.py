@@ -21,7 +21,7 @@ def insert_class_token(patches: Tensor, class_token: Tensor) -> Tensor:
     return torch.cat([patches[:, :middle], class_token, patches[:, middle:]], dim=1)
 
 
-def prefix_first(x: Tensor) -> Tensor:
+def class_token_first(x: Tensor) -> Tensor:
     """Inverse of `insert_class_token`: (B, 1 + M, C) in the order of the scan to class token first, then patches."""
     middle = (x.shape[1] - 1) // 2
     return torch.cat([x[:, middle : middle + 1], x[:, :middle], x[:, middle + 1 :]], dim=1)
@@ -31,9 +31,3 @@ def flip_reversed(y: Tensor, reverse: Sequence[int]) -> list[Tensor]:
     """The G directions of y, (G, B, L, D), those with reverse[g] flipped along the tokens."""
     directions = y.unbind(0) if len(reverse) > 1 else [y.squeeze(0)]  # in runtimes of ONNX a squeeze is no copy
     return [y_g.flip(1) if flag else y_g for y_g, flag in zip(directions, reverse)]
-
-
-def as_list(grid: tuple[int, int]) -> list[int]:
-    """Rows and columns as operators take them: torch.jit.trace makes tensors of sizes."""
-    rows, columns = grid
-    return [int(rows), int(columns)] if torch.jit.is_tracing() else [rows, columns]

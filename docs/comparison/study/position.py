@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from timm.models import register_model
 from torch import Tensor, nn
 
-from vilonghorn.layers.stage import ConvStem
+from vilonghorn.models.vilonghornv2 import ConvStem
 
 
 class PositionedStem(ConvStem):
@@ -17,8 +17,8 @@ class PositionedStem(ConvStem):
         self.position = nn.Parameter(torch.empty(1, self.conv2.out_channels, *grid_size))
         nn.init.trunc_normal_(self.position, std=0.02)
 
-    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
-        x = super().forward(x, mask)
+    def forward(self, x: Tensor, valid: Tensor | None = None) -> Tensor:
+        x = super().forward(x, valid)
         return x + F.interpolate(self.position, x.shape[1:3], mode="bilinear").permute(0, 2, 3, 1)
 
 

@@ -1,26 +1,26 @@
-"""Files of weights: safetensors with a digest and a record of the model in the header, and what timm reads.
+"""Files of weights, and state dicts that a model is going to load.
 
-The record of a file says which model to make. It comes from whoever made the file, so it is checked before it is used.
+A file is safetensors with a digest of its tensors and a record of the model in the header, or what timm reads. The
+record says which model to make. It comes from whoever made the file, so it is checked before it is used.
 """
 
 import hashlib
 import json
 import re
+import sys
+import warnings
 from collections.abc import Iterator, Mapping
 from difflib import get_close_matches
 from inspect import signature
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 import timm
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from timm.models import clean_state_dict, load_state_dict, model_entrypoint
-from torch import Tensor
-
-from .hierarchy import HierarchicalSSM
-from .trunk import VisionSSM
+from torch import Tensor, nn
 
 RECORD, DIGEST = "vilonghorn", "vilonghorn_sha256"  # entries of the header
 RECORD_TYPES: dict[str, tuple[Any, str]] = dict.fromkeys(("model", "weights"), (str, "a text"))
@@ -28,9 +28,11 @@ RECORD_TYPES |= dict(kwargs=(dict, "arguments by name"), epoch=(int, "a number")
 RECORD_TYPES |= dict.fromkeys(("top1", "top5", "loss"), ((int, float), "a number"))
 MAX_DEPTH, MAX_NUMBER, MAX_ENTRIES = 1_000, 65_536, 1_000  # of a model that a record describes
 MAX_CLASSES = 1_000_000
-_OWN = {name for model in (VisionSSM, HierarchicalSSM) for name in signature(model).parameters}
-_OWN = _OWN - {"device", "dtype"} | {"exportable"}
 _FOREIGN = re.compile("pretrained|checkpoint|cache|file|url|hub|device")  # arguments of timm that read or download
+MAX_LISTED = 3  # mismatches that an error names
+ADVICE = "give a state dict of float tensors, alone or under 'model' or 'state_dict'"
+# Classes and `model_type`s of transformers 5.23 that take a backbone and rename `out_proj`.
+TRANSFORMERS_KINDS = ("DetrModel", "rt_detr", "rt_detr_v2", "d_fine")
 
 
 def pack(tensors: Mapping[str, Tensor], record: Mapping[str, Any] | None = None) -> bytes:
@@ -130,8 +132,9 @@ def check_architecture(name: Any, kwargs: Any, source: str | Path, weights: Mapp
     if not timm.is_model(name):
         raise ValueError(f"{source} names the model {name!r}, which timm does not know")
     ours = is_ours(name)
+    own = _arguments(name) if ours else set()
     for key, value in kwargs.items():
-        if key not in _OWN if ours else _FOREIGN.search(key):
+        if key not in own if ours else _FOREIGN.search(key):
             raise ValueError(f"{source} gives {name} the argument {key!r}, which a file of weights may not give")
         for entry in _entries(value):
             if isinstance(entry, str) and not re.fullmatch(r"[\w.-]*", entry):
@@ -161,6 +164,12 @@ def is_ours(name: str) -> bool:
     return timm.is_model(name) and model_entrypoint(name).__module__.startswith("vilonghorn.")
 
 
+def _arguments(name: str) -> set[str]:
+    """What a file may give to a model of this library: the arguments of its class, and timm's `exportable`."""
+    model_cls = get_type_hints(model_entrypoint(name))["return"]
+    return signature(model_cls).parameters.keys() - {"device", "dtype"} | {"exportable"}
+
+
 def _entries(value: Any) -> Iterator[Any]:
     """The scalars of nested JSON; at most `MAX_ENTRIES`."""
     pending = [value]
@@ -174,3 +183,109 @@ def _entries(value: Any) -> Iterator[Any]:
             pending += value
         else:
             yield value
+
+
+def unwrap_state_dict(checkpoint: dict[str, Any]) -> dict[str, Tensor]:
+    """The state dict of a training checkpoint (under "model" or "state_dict"), without wrappers' prefixes ("module.").
+
+    Raises:
+        ValueError: another object, a value that is not a tensor in memory, or a tensor that is not finite.
+    """
+    for key in ("model", "state_dict"):
+        if isinstance(checkpoint, dict) and isinstance(checkpoint.get(key), dict):
+            checkpoint = checkpoint[key]
+    if not isinstance(checkpoint, dict) or not all(isinstance(name, str) for name in checkpoint):
+        raise ValueError(f"this checkpoint is not a dictionary of tensors by name; {ADVICE}")
+    state_dict = clean_state_dict(checkpoint)
+    others = [f"{name} is {_form(value)}" for name, value in state_dict.items() if not _is_in_memory(value)]
+    if others:
+        raise ValueError(f"this checkpoint has values that are not tensors in memory: {_some(others)}; {ADVICE}")
+    if wrong := [name for name, value in state_dict.items() if is_float(value) and not value.isfinite().all()]:
+        raise ValueError(
+            f"{len(wrong)} of {len(state_dict)} tensors of this checkpoint hold NaN or infinity ({_some(wrong)}); "
+            "expected finite weights; take an earlier checkpoint"
+        )
+    return state_dict
+
+
+def fit_state_dict(state_dict: Mapping[str, Tensor], model: nn.Module, with_head: bool) -> dict[str, Tensor]:
+    """Checks names, shapes and dtypes against the model's, except what timm adapts: head and input channels.
+
+    A mask token that only the checkpoint has is left out; a model keeps its own where the checkpoint has none.
+
+    Args:
+        state_dict: weights with the names of the model's.
+        model: the model that will load them.
+        with_head: whether the model keeps its head; of a feature extractor any head, or none, fits.
+
+    Raises:
+        ValueError: names or shapes that do not fit.
+    """
+    fitted = dict(state_dict)
+    if model.mask_token is None:
+        fitted.pop("mask_token", None)
+    else:
+        fitted.setdefault("mask_token", model.mask_token.detach())  # type: ignore[operator]
+    expected = {name: _form(value) for name, value in model.state_dict().items()}
+    given = {name: _form(value) for name, value in fitted.items()}
+    cfg, adapted = getattr(model, "pretrained_cfg", {}), set()
+    if not with_head or model.num_classes != cfg.get("num_classes", model.num_classes):
+        adapted |= {f"{cfg['classifier']}.weight", f"{cfg['classifier']}.bias"}
+    if model.in_chans != cfg.get("input_size", (model.in_chans,))[0]:
+        adapted.add(f"{cfg['first_conv']}.weight")
+    wrong = [
+        f"{name} is {given.get(name, 'missing')}, expected {expected.get(name, 'no such name')}"
+        for name in expected | given
+        if given.get(name) != expected.get(name) and name not in adapted
+    ]
+    if wrong:
+        raise ValueError(
+            f"this checkpoint does not fit the model: {len(wrong)} mismatches ({_some(wrong, '; ')}); "
+            f"{len(expected.items() & given.items())} of {len(expected)} parameters fit. Make the model with the rule, "
+            "sizes and number of classes of the checkpoint"
+        )
+    return fitted
+
+
+def _is_in_memory(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.layout is torch.strided and not value.is_meta
+
+
+def is_float(value: Tensor) -> bool:
+    """Whether a tensor has floats of 16 bits or more."""
+    return value.is_floating_point() and value.dtype.itemsize > 1
+
+
+def _form(value: Any) -> str:
+    """The shape of a tensor, with its dtype if that is not a float of 16 bits or more; the type of other objects."""
+    if not isinstance(value, Tensor):
+        return f"of type {type(value).__name__}"
+    return str(tuple(value.shape)) + ("" if is_float(value) else f" of {value.dtype}")
+
+
+def _some(items: list[str], separator: str = ", ") -> str:
+    return separator.join(items[:MAX_LISTED]) + (f"{separator}..." if len(items) > MAX_LISTED else "")
+
+
+def keep_names_in_transformers() -> None:
+    """Prevents transformers from renaming the parameters of our backbones when it loads a detector, in this process.
+
+    transformers 5 renames every `out_proj` of a checkpoint of DETR and similar models to `o_proj`. Mixers have an
+    `out_proj` too, and would lose it with only a warning. A feature extractor calls this when it is made, before
+    transformers loads its weights. Without effect if transformers is not imported.
+    """
+    mapping = sys.modules.get("transformers.conversion_mapping")  # which loading and saving need
+    if mapping is None:
+        return
+    try:
+        get, register = mapping.get_checkpoint_conversion_mapping, mapping.register_checkpoint_conversion_mapping
+        renaming = mapping.WeightRenaming
+    except AttributeError as error:
+        warnings.warn(f"this transformers may lose out_proj of the backbone on loading: {error}", stacklevel=2)
+        return
+    for kind in TRANSFORMERS_KINDS:
+        entries = get(kind) or []
+        for i, entry in enumerate(entries):
+            if type(entry) is renaming and entry.source_patterns == ["out_proj"]:
+                entries[i] = renaming(r"(?<!mixer\.)out_proj", entry.target_patterns)
+                register(kind, entries, overwrite=True)

@@ -1,4 +1,4 @@
-"""`HierarchicalSSM`: against its equations in float64, its maps, sizes and errors."""
+"""`VisionLonghorn`: against its equations in float64, its maps, sizes and errors."""
 
 import json
 
@@ -9,7 +9,7 @@ import timm
 import torch
 from oracle import error
 
-from vilonghorn.models.hierarchy import HierarchicalSSM
+from vilonghorn.models import VisionLonghorn
 
 SMALL = dict(embed_dims=(16, 24, 32, 48), depths=(1, 2, 2, 1), num_classes=7, drop_path_rate=0.1)
 SMALL |= dict(num_heads=(None, None, 4, 2), mlp_ratios=(0.0, 0.5, 0.5, 0.75))
@@ -17,7 +17,7 @@ SMALL |= dict(num_heads=(None, None, 4, 2), mlp_ratios=(0.0, 0.5, 0.5, 0.75))
 
 def make(**options):
     torch.manual_seed(0)
-    model = HierarchicalSSM(**SMALL | options).eval()
+    model = VisionLonghorn(**SMALL | options).eval()
     model.load_state_dict(composition.perturb(model.state_dict()))
     return model
 
@@ -66,7 +66,7 @@ def test_maps_have_the_strides_and_channels_of_feature_info():
 )
 def test_options_that_do_not_fit_are_errors(options, message):
     with pytest.raises(ValueError, match=message):
-        HierarchicalSSM(**SMALL | options)
+        VisionLonghorn(**SMALL | options)
 
 
 def test_set_input_size_changes_the_configuration_or_keeps_it():
