@@ -30,7 +30,7 @@ from torch import Tensor, fx, nn
 
 from ..layers import Block, Blocks, PatchEmbed, RMSNorm, class_token_first, insert_class_token, to_fp32
 from ..layers.patch_embed import patch_mask, replace_masked
-from ..ops.scan_order import as_list
+from ..ops._torch import as_list
 from .backbone import Backbone, build_backbone, icons_cfg
 from .checkpoint import fit_state_dict, is_float, unwrap_state_dict
 

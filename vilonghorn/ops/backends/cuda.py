@@ -273,11 +273,13 @@ class _CudaParams(ScanParams):
 
 def _queue(operator: str, function: Callable, params: Params) -> None:
     """Queues a kernel on torch's stream."""
-    device, struct = params.device, params.pack()
-    if device.index == torch.cuda.current_device():
-        error = function(struct, device.index, raw_stream(device.index))
-    else:
-        with torch.cuda.device(device):
-            error = function(struct, device.index, raw_stream(device.index))
+    error = _call(function, params.device, params.pack())
     if error:
         raise RuntimeError(f"{operator}: the CUDA kernel could not run: {_open()[0].vl_cuda_error(error).decode()}")
+
+
+def _call(function: Callable, device: torch.device, struct: bytes) -> int:
+    if device.index == torch.cuda.current_device():
+        return function(struct, device.index, raw_stream(device.index))
+    with torch.cuda.device(device):
+        return function(struct, device.index, raw_stream(device.index))
