@@ -202,4 +202,4 @@ def test_a_mixer_with_heads_runs_its_scan_in_chunks(shape, grid, dtype, toleranc
     filters, conv_grid = flatten_filter("", values.pop("conv_weight"), grid)
     values |= dict(conv_weight=filters, x_proj=values["x_proj"].to(dtype), dt_proj=values["dt_proj"].to(dtype))
     leaves = [values[name].requires_grad_() if name in values else None for name in names]
-    torch.library.opcheck(torch.ops.vilonghorn.mamba_inner_cuda.default, (*leaves, EXACT, [1], conv_grid, True))
+    torch.library.opcheck(torch.ops.vilonghorn.mamba_inner_cuda.default, (*leaves, EXACT, [1], conv_grid, True, True))

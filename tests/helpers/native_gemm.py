@@ -54,10 +54,8 @@ def gemm(
     # The stride of a single column is arbitrary in torch.
     strides = [stride for t in (a, b) for stride in (t.stride(0), 1 if t.shape[1] == 1 else t.stride(1))]
     factors, others = ([None if t is None else t.data_ptr() for t in ts] for ts in ((a, b), (add, out, b_scale)))
-    cpu._run(
-        cpu.library.vl_matmul,
-        Gemm(rows, columns, depth, torch.get_num_threads(), *factors, *strides, *others, bf16_parts),
-    )
+    struct = Gemm(rows, columns, depth, torch.get_num_threads(), *factors, *strides, *others, bf16_parts)
+    cpu._check(cpu.library.vl_matmul(ctypes.byref(struct), cpu._isa))
     return out
 
 

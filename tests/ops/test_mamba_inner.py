@@ -118,7 +118,7 @@ def test_without_tokens_the_gradients_of_weights_are_zero(B, L):
 def test_the_operator_passes_torchs_checks(rule):
     values = mixer_inputs(2, 2, 40, 16, 3, 2, 4, rule=rule)  # 16 channels: see test_scan_operator.py
     leaves = [values[name].requires_grad_() if name in values else None for name in NAMES]
-    torch.library.opcheck(torch.ops.vilonghorn.mamba_inner_cpu.default, (*leaves, rule, [False, True], [], True))
+    torch.library.opcheck(torch.ops.vilonghorn.mamba_inner_cpu.default, (*leaves, rule, [False, True], [], False, True))
 
 
 @pytest.mark.parametrize(

@@ -94,7 +94,7 @@ def test_vmap_runs_one_sample_after_the_other(run):
 @every_operator
 def test_a_call_that_saved_nothing_refuses_a_backward(run, monkeypatch):
     monkeypatch.setattr(register, "needs_grad", lambda tensors: False)
-    monkeypatch.setattr(register, "is_unseen", lambda tensors: False)
+    monkeypatch.setattr(register, "sees_no_operators", lambda tensors: False)
     with pytest.raises(RuntimeError, match="save=False"):
         run(tokens().requires_grad_()).sum().backward()
 

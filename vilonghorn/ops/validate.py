@@ -169,8 +169,8 @@ def _validate_mixer(operator: str, args: MambaInnerArguments | BlockArguments, s
             )
     sizes = validate(operator, args, sources)
     if args.conv_grid:
-        rows, columns, height, width = args.conv_grid
-        check_grid(operator, sizes.L, (rows, columns))
+        *grid, height, width = args.conv_grid
+        check_grid(operator, sizes.L, grid)
         if height * width != sizes.K or not (height % 2 and width % 2):
             raise ValueError(f"{operator}: the filter is {height} x {width}, expected an odd height and an odd width")
     return sizes

@@ -94,7 +94,9 @@ def test_compiled_equals_eager_bit_for_bit_whatever_the_order_of_the_threads(rul
 def test_the_operator_passes_torchs_checks(rule):
     values = mixer_inputs(2, 2, 9, 6, 3, 2, 4, rule=rule)
     leaves = [values[name].requires_grad_() if name in values else None for name in NAMES]
-    torch.library.opcheck(torch.ops.vilonghorn.mamba_inner_cuda.default, (*leaves, rule, [False, True], [], True))
+    torch.library.opcheck(
+        torch.ops.vilonghorn.mamba_inner_cuda.default, (*leaves, rule, [False, True], [], False, True)
+    )
 
 
 @pytest.mark.parametrize("B, L", [(0, 3), (2, 0)])

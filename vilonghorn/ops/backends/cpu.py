@@ -234,7 +234,7 @@ def block_forward(args: BlockArguments, save: bool) -> BlockOutputs:
     pointers = {name: t.data_ptr() for name, t in outputs._asdict().items()}
     call, _held = pack_block(args, x=x.data_ptr(), save=save, **pointers)
     _run_stages(library.vl_block_forward, FORWARD_STAGES, call, args.hidden > 0)
-    return outputs if save else BlockOutputs(outputs.out, *[args.x.new_empty(0)] * 5)
+    return outputs if save else BlockOutputs(outputs.out, *(args.x.new_empty(0) for _ in range(5)))
 
 
 def block_backward(
