@@ -19,7 +19,7 @@ from toy_run import ToyLoader, toy_trainer
 from vilonghorn.engine import Interrupted, checkpoint, trainer
 from vilonghorn.engine.checkpoint import load_state, load_weights, read_log
 
-PLAIN = ["--augmentation.mixup=0", "--augmentation.cutmix=0", "--model.drop_path=0", "--optimizer.clip_grad=null"]
+PLAIN = ["--task.mixup=0", "--task.cutmix=0", "--model.drop_path=0", "--optimizer.clip_grad=null"]
 
 
 def weights_of(module):
@@ -101,24 +101,11 @@ def test_weights_and_biases_that_cannot_be_used_are_refused_in_a_sentence(tmp_pa
             toy_trainer(tmp_path / "run", "--run.wandb=true", f"--run.tensorboard={tensorboard}")
 
 
-@pytest.mark.parametrize("name", ["train", "val"])
-def test_a_loader_without_what_a_run_reads_is_refused_before_a_file_is_written(tmp_path, name):
-    class Foreign:  # as a wrapper around a DataLoader
-        num_samples, num_classes, class_names, fingerprint = 48, 4, None, ""
-
-        def __len__(self):
-            return 6
-
-    with pytest.raises(ValueError, match=f"{name} is a Foreign without epoch, batch_size: expected a loader of"):
-        toy_trainer(tmp_path / "run", **{name: Foreign()})
-    assert not (tmp_path / "run").exists()
-
-
 def test_accumulated_batches_make_the_gradient_of_their_union(tmp_path):
     batches = list(ToyLoader().epoch(0))[:2]
     trainer = toy_trainer(tmp_path, *PLAIN, "--optimizer.accumulate=2", "--data.batch_size=8")
     images, targets = (torch.cat(parts) for parts in zip(*batches))
-    smoothing = trainer.config.augmentation.label_smoothing
+    smoothing = trainer.config.task.label_smoothing
     loss = F.cross_entropy(trainer.train_state.model.train()(images), targets, label_smoothing=smoothing)
     gradients = torch.autograd.grad(loss, list(trainer.train_state.model.parameters()))
     seen = {}
@@ -258,18 +245,6 @@ def test_a_directory_with_a_run_or_a_file_of_one_is_not_written_over(tmp_path, n
     with pytest.raises(FileExistsError, match=f"there is {what}.*--run.dir.*--overwrite"):
         toy_trainer(tmp_path)
     assert (tmp_path / name).read_text() == "mine" and len(list(tmp_path.iterdir())) == 1
-
-
-@pytest.mark.parametrize("name", ["last.pt", "log.jsonl", "best.safetensors", "curves.png", "tensorboard"])
-@pytest.mark.parametrize("kind", ["folder", "pipe"])
-def test_what_is_no_file_in_the_place_of_one_is_named(tmp_path, name, kind):
-    os.mkfifo(tmp_path / name) if kind == "pipe" else (tmp_path / name).mkdir()
-    if (name, kind) == ("tensorboard", "folder"):
-        pytest.skip("is a folder")
-    for arguments in ({"resume": True}, {"resume": "auto"}, {"overwrite": True}, {}):
-        with pytest.raises(FileExistsError, match=f"{name} is not a (file|folder): remove it"):
-            toy_trainer(tmp_path, **arguments)
-    assert len(list(tmp_path.iterdir())) == 1
 
 
 def test_of_epochs_with_the_same_top1_the_one_with_the_lowest_loss_is_best(tmp_path, monkeypatch):

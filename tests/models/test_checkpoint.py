@@ -22,7 +22,7 @@ from left_run import leave_run  # noqa: E402
 
 from vilonghorn import load, publish  # noqa: E402
 from vilonghorn.engine import load_run  # noqa: E402
-from vilonghorn.engine.build import init_weights  # noqa: E402
+from vilonghorn.engine.initial_weights import read_initial_weights  # noqa: E402
 from vilonghorn.models.backbone import WEIGHTS  # noqa: E402
 from vilonghorn.models.checkpoint import check_architecture, pack, read_weights  # noqa: E402
 
@@ -42,7 +42,10 @@ def files(tmp_path_factory):
     overlay = {"file": packaged}
     return {
         "run": (run, [lambda: load(root / "run"), lambda: load(NANO, str(run)), lambda: load_run(root / "run")]),
-        "initial": (run, [lambda: init_weights(NANO, str(root / "run")), lambda: init_weights(NANO, str(run))]),
+        "initial": (
+            run,
+            [lambda: read_initial_weights(NANO, str(root / "run")), lambda: read_initial_weights(NANO, str(run))],
+        ),
         "published": (
             published / "model.safetensors",
             [lambda: timm.create_model(f"local-dir:{published}", True), lambda: load(f"local-dir:{published}")],
