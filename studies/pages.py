@@ -128,19 +128,27 @@ def studies_table() -> str:
     rows = [
         means("recall, 4,096 tiles: exact / Longhorn / Mamba", "recall", "long4", "4096", *rules),
         means("icons, 64 px: exact / Longhorn / Mamba", "icons", "icons", "64", *rules),
-        means("icons, 256 px, after mixed sizes: same three", "icons_large", "icons_mixed", "256", *rules),
+        means(
+            "icons, 256 px, trained at 64 to 128: exact / Longhorn / Mamba", "icons_large", "icons_mixed", "256", *rules
+        ),
         less("icons: convolution over the grid", "v2", "icons", "64", "conv2d", "exact"),
         means(
             "recall, 4,096 tiles: one / two directions a block",
             *("v2_recall", "long4_same_rate", "4096", "alternate", "exact"),
         ),
-        less("icons: stages, less equal blocks", "hierarchy", "icons", "64", "hierarchy", "plain"),
+        less("icons, 64 px: stages, less equal blocks", "hierarchy", "icons", "64", "hierarchy", "plain"),
+        less(
+            "icons, 96 px, trained at 64: stages, less equal blocks", "hierarchy", "icons", "96", "hierarchy", "plain"
+        ),
         less("icons, 64 px: recurrence, less none", "hierarchy", "icons", "64", *pair),
+        less("icons, 96 px, trained at 64: recurrence, less none", "hierarchy", "icons", "96", *pair),
         less("icons, 128 px: recurrence, less none", "hierarchy_128", "icons128_8epochs", "128", *pair),
         means("recall, 256 tiles: recurrence / none", "hierarchy_recall", "longer", "256", *pair),
         less("clothes: recurrence, less none", "fashion", "fashion", "test", *pair),
         less("solar cells: recurrence, less none", "solar_cells", "solar_cells", "test", *pair),
-        means("icons, 96 px: trained at 48 and 64 / 64 px", "sizes", "icons", "96", "hierarchy_sizes", "hierarchy"),
+        means(
+            "icons, 96 px: stages, trained at 48 and 64 / at 64", "sizes", "icons", "96", "hierarchy_sizes", "hierarchy"
+        ),
         less("icons: a position embedding", "position", "icons", "64", "position", "hierarchy"),
         less("icons: a residual stream in bfloat16", "bf16", "icons", "test", "bf16", "fp32"),
     ]
