@@ -204,7 +204,7 @@ def weights_table() -> str:
 
 
 def claims() -> dict[str, str]:
-    """The figures that the README must have, as the range over all runs; times divided by those of the other."""
+    """The figures that the README may have, as the range over all runs; times divided by those of the other."""
     found = {}
     for train, step in ((False, "inference"), (True, "training")):
         for size in (224, 1024):

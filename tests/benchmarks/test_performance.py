@@ -1,5 +1,6 @@
 """The pages on speed and the README say what the committed runs say."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -20,10 +21,10 @@ def test_the_committed_pages_have_the_tables_of_the_committed_runs(pages):
     assert f"<!-- {title} -->" in (ROOT / "docs/performance/speed.svg").read_text(), REMEDY
 
 
-def test_the_readme_has_the_figures_of_the_committed_runs(pages):
+def test_the_ratios_of_the_readme_are_those_of_the_committed_runs(pages):
     text = (ROOT / "README.md").read_text(encoding="utf-8")
-    missing = {claim: figures for claim, figures in pages.claims().items() if figures not in text}
-    assert not missing
+    said = re.findall(r"(?<![\d.])[01]\.\d\d(?!\d)(?: to [01]\.\d\d(?!\d))?", text)
+    assert said and [figures for figures in said if figures not in pages.claims().values()] == []
 
 
 def test_a_range_has_both_ends_once(pages):
