@@ -126,7 +126,7 @@ def test_a_program_in_cpp_classifies(exported, images, tmp_path):
         pytest.skip("needs g++")
     torch_folder, program, image = Path(torch.__file__).parent, tmp_path / "classify", images(1, 3, 40, 24)
     libraries = [f"-L{torch_folder}/lib", "-ltorch", "-ltorch_cpu", "-lc10", f"-Wl,-rpath,{torch_folder}/lib"]
-    source = ROOT / "examples/classify_aoti.cpp"
+    source = ROOT / "docs/examples/classify_aoti.cpp"
     subprocess.run([compiler, "-std=c++20", source, f"-I{torch_folder}/include", *libraries, "-o", program], check=True)
     command = [program, exported[1], "40", "24"]
     run = subprocess.run(command, input=image.numpy().tobytes(), capture_output=True, check=True)
