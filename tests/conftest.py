@@ -2,6 +2,10 @@
 
 import importlib.util
 import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
 
 import hypothesis
 import pytest
@@ -42,3 +46,19 @@ def threads(request):
     """A number of torch's threads, during the test."""
     torch.set_num_threads(request.param)
     return request.param
+
+
+@pytest.fixture
+def script(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], ModuleType]:
+    """Imports a script with its folder on the import path, for a test, by its path, such as "benchmarks/scan"."""
+
+    def load(path: str) -> ModuleType:
+        file = Path(__file__).parents[1] / f"{path}.py"
+        monkeypatch.syspath_prepend(str(file.parent))
+        spec = importlib.util.spec_from_file_location(file.stem, file)
+        module = importlib.util.module_from_spec(spec)
+        monkeypatch.setitem(sys.modules, file.stem, module)
+        spec.loader.exec_module(module)
+        return module
+
+    return load

@@ -1,4 +1,4 @@
-/* The part of onnxruntime's C API that operators.cpp and docs/examples/classify.cpp use, declared anew: its packages
+/* The part of onnxruntime's C API that operators.cpp and examples/classify.cpp use, declared anew: its packages
  * for Python have no headers. Names, types and the places of the functions in OrtApi are those of API version 17
  * (onnxruntime 1.17); later versions only append. The header of the same name of any later onnxruntime can take the
  * place of this one.

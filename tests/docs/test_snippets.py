@@ -1,4 +1,7 @@
-"""The Python code of the pages runs, block after block in one namespace; test_models.py runs that of docs/models.md."""
+"""The Python code of the pages runs, block after block in one namespace.
+
+tests/benchmarks/test_models_table.py runs that of docs/models.md.
+"""
 
 import re
 import sys

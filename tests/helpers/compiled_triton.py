@@ -24,7 +24,7 @@ from triton.runtime import JITFunction, driver
 from vilonghorn.ops.arguments import ScanArguments
 from vilonghorn.ops.backends import triton as backend
 
-sys.path.append(str(Path(__file__).parents[2] / "docs" / "performance"))
+sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
 import compiled  # noqa: E402
 
 TARGETS = {f"sm_{sm}": GPUTarget("cuda", sm, 32) for sm in (80, 90, 120)} | {"gfx942": GPUTarget("hip", "gfx942", 64)}

@@ -13,7 +13,7 @@ from study.results import Report
 PLAN = yaml.safe_load("""
 title: A toy.
 reference: longhorn
-trunk: {embed_dim: 16, depth: 1, patch_size: 8}
+shared_kwargs: {embed_dim: 16, depth: 1, patch_size: 8}
 seeds: [0, 1]
 sweep_seeds: [0]
 thresholds: [50]

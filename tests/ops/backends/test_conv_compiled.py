@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[3]
-sys.path.append(str(ROOT / "docs" / "performance"))
+sys.path.append(str(ROOT / "benchmarks"))
 import compiled  # noqa: E402
 
 pytestmark = [

@@ -1,0 +1,275 @@
+"""Fills the tables of the pages on speed from results/, draws their plots, and says what the README may claim.
+
+    python benchmarks/pages.py
+
+in the root of a checkout. A page has a table between the lines <!-- NAME --> and <!-- end of NAME -->; `tables` has the
+names. The figures are those that `vilonghorn bench --json`, scan.py, front.py, gpu_day.py and export_weights.py wrote.
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+import sys
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import front
+from matplotlib import rc_context
+from matplotlib.figure import Figure
+from matplotlib.ticker import LogLocator, NullLocator
+from scan import table as scan_lines
+
+from vilonghorn.bench.interleaved import STEPS
+from vilonghorn.bench.tables import by, figure, fill_page, markdown, median, ratio
+from vilonghorn.data.files import atomic_write
+
+ROOT = Path(__file__).parents[1]
+DOCS, RESULTS = ROOT / "docs", ROOT / "benchmarks" / "results"
+DEIT, V2, TINY = "deit_tiny_patch16_224", "vilonghornv2_tiny", "vilonghorn_tiny"
+SIZES = (224, 512, 1024)
+# `vilonghornv2_tiny` had other blocks in the last two, which are left out for it.
+CPU_RUNS = ("cpu-1", "cpu-2", "v2", "v2-highest", "v2-high")
+V2_RUN = "v2"
+LINES = {DEIT: ("tab:gray", "s"), TINY: ("tab:orange", "o"), V2: ("tab:blue", "^")}  # of the plot
+GPU_RUNS = ("models-224", "models-512", "models-1024", "models-first", "models-small")
+Run = dict[str, Any]
+
+
+def load(name: str) -> Run:
+    """A file of results/, with `file`, its name.
+
+    Raises:
+        ValueError: a candidate has no figures.
+    """
+    path = RESULTS / f"{name}.json"
+    run = json.loads(path.read_text(encoding="utf-8")) | {"file": path.name}
+    if problems := [row["problem"] for row in (*run.get("scan", ()), *run.get("models", ())) if row["problem"]]:
+        raise ValueError(f"{path} has {len(problems)} rows without figures, such as {problems[0]!r}: run it again")
+    return run
+
+
+def tables() -> dict[Path, dict[str, str]]:
+    """The tables of each page, by the name of their marks."""
+    front_report = load("front")
+    return {
+        DOCS / "performance.md": {
+            "deit": deit_table(),
+            "models": models_table(),
+            "scan": scan_table(),
+            "precision": precision_table(),
+            "runs": "\n".join(run_line(load(name)) for name in CPU_RUNS),
+        },
+        DOCS / "performance" / "front.md": {
+            "front": markdown(front.summary(front_cells(front_report))),
+            "front models": markdown(front.latencies(front_report, batch=1, threads=2)),
+        },
+        DOCS / "performance" / "gpu.md": {"gpu scans": gpu_scan_table(), "gpu models": gpu_model_table()},
+        DOCS / "export.md": {"weights": weights_table()},
+    }
+
+
+def extent(values: Iterable[float | None]) -> str:
+    """The smallest and the largest value, such as "0.10 to 0.13"; one figure if they agree; "-" without any."""
+    found = [value for value in values if value is not None]
+    return " to ".join(dict.fromkeys(figure(end) for end in (min(found), max(found)))) if found else "-"
+
+
+def cpu_ratios(model: str, size: int, train: bool) -> list[float]:
+    """Times of a model divided by those of DeiT-Ti, one of each run on a CPU that timed both."""
+    found = []
+    for name in CPU_RUNS if model != V2 else (V2_RUN,):
+        models = by(load(name)["models"], "model", "size")
+        found.append(ratio(models.get((model, size, train)), models.get((DEIT, size, train))))
+    if not train:
+        for rows in front_cells(load("front"), form="eager").values():
+            ours, theirs = (
+                next((row for row in rows if (row["model"], row["size"]) == (name, size) and row["ms"]), None)
+                for name in (model, DEIT)
+            )
+            if ours and theirs and ours["run"] == theirs["run"]:
+                found.append(median(ours) / median(theirs))
+    return [value for value in found if value is not None]
+
+
+def front_cells(report: Run, form: str | None = None) -> dict[tuple[int, ...], list[Run]]:
+    """The rows of front.py by size, batch and threads; those of one form, or of all that front.py has today."""
+    cells: dict[tuple[int, ...], list[Run]] = {}
+    for row in report["rows"]:
+        if row["form"] == form or form is None and row["form"] in front.FORMS:
+            cells.setdefault((row["size"], row["batch"], row["threads"]), []).append(row)
+    return cells
+
+
+def deit_table() -> str:
+    """Times of the tiny models divided by those of DeiT-Ti, the range over the runs."""
+    lines = []
+    for model in (V2, TINY, "vim_tiny"):
+        for train, step in STEPS.items():
+            cells = {f"{size} px": extent(cpu_ratios(model, size, train)) for size in SIZES}
+            lines.append({"model": f"`{model}`", "step": step} | cells)
+    return markdown(lines)
+
+
+def models_table() -> str:
+    """Times and memory of all models of the run of the plot."""
+    lines: dict[tuple[str, int], dict[str, str]] = {}
+    for (name, size, train), row in by(load(V2_RUN)["models"], "model", "size").items():
+        line = lines.setdefault((name, size), {"px": str(size), "batch": str(row["batch"]), "model": f"`{name}`"})
+        line[f"{STEPS[train]}, ms"] = figure(median(row), 1)
+        if train:
+            line["peak memory, GB"] = figure(row["memory_gb"])
+    return markdown(list(lines.values()))
+
+
+def scan_table() -> str:
+    """The scan of a CPU beside the loop in torch and the roofline, by rule, in the two runs that timed it."""
+    runs = [[line for line in scan_lines(load(name)["scan"]) if line["backend"] == "cpu"] for name in CPU_RUNS[:2]]
+    names = {
+        f"{step}: {what}": f"{step}, {what}" for step in STEPS.values() for what in ("ms", "times faster than the loop")
+    }
+    return markdown(
+        [
+            {"rule": f"`{found[0]['rule']}`"}
+            | {title: " / ".join(line[name] for line in found) for name, title in names.items()}
+            for found in zip(*runs)
+        ]
+    )
+
+
+def precision_table() -> str:
+    """Times of `vilonghorn_tiny` divided by those of DeiT-Ti in the same run, by the precision of products."""
+    lines = []
+    for size in SIZES:
+        line = {"px": str(size)}
+        for precision in ("highest", "high"):
+            models = by(load(f"v2-{precision}")["models"], "model", "size")
+            ratios = (ratio(models[TINY, size, train], models[DEIT, size, train]) for train in STEPS)
+            line[precision] = " / ".join(map(figure, ratios))
+        lines.append(line)
+    return markdown(lines)
+
+
+def run_line(run: Run) -> str:
+    """A run: its file, date, machine and options."""
+    found, options = run["machine"], shlex.join(run["command"][1:]).partition(" --json")[0]
+    return (
+        f"- [{run['file']}](../benchmarks/results/{run['file']}): {found['cpu']}, {found['cores']} cores, "
+        f"{run['date'][:10]}, torch {found['torch']}, `vilonghorn {options}`"
+    )
+
+
+def gpu_model_table() -> str:
+    """Steps captured in CUDA graphs on a GPU, and their ratio to the DeiT of the same run and size."""
+    lines = []
+    for name in GPU_RUNS:
+        run = load(f"gpu/{name}")
+        size, batch = (run["command"][run["command"].index(option) + 1] for option in ("--size", "--batch"))
+        for model in (V2, TINY, "vim_tiny", "vilonghornv2_small"):
+            deit = f"deit_{'small' if 'small' in model else 'tiny'}_patch16_224, captured"
+            if deit in run[STEPS[False]] and f"{model}, captured" in run[STEPS[False]]:
+                line = {"model": f"`{model}`", "px": size, "batch": batch}
+                for step in STEPS.values():
+                    ours, theirs = run[step][f"{model}, captured"], run[step][deit]
+                    line |= {f"{step}, ms": figure(median(ours)), f"{step}, to DeiT": figure(ratio(ours, theirs))}
+                lines.append(line)
+    return markdown(lines)
+
+
+def gpu_scan_table() -> str:
+    """The scans of one direction on a GPU, and the ratio of Mamba's rule to the kernel of its authors."""
+    run, lines = load("gpu/peers"), []
+    titles = {"triton chunks": "Triton, chunks of heads", "cuda": "CUDA", "mamba_ssm": "`mamba_ssm`"}
+    for name in run[STEPS[False]]:
+        rule, backend = name.split(", ")
+        line = {"rule": f"`{rule}`", "kernel": titles[backend]}
+        for step in STEPS.values():
+            line[f"{step}, ms"] = f"{median(run[step][name]):.3f}"
+            peer = run[step]["mamba, mamba_ssm"] if rule == "mamba" else None
+            line[f"{step}, to `mamba_ssm`"] = figure(ratio(run[step][name], peer))
+        lines.append(line)
+    return markdown(lines)
+
+
+def weights_table() -> str:
+    """Size and top-1 of exported files, a line for each run and format."""
+    report, lines = load("export_weights"), []
+    for run, kind in dict.fromkeys((row["run"], row["kind"]) for row in report["files"]):
+        same = {row["weights"]: row for row in report["files"] if (row["run"], row["kind"]) == (run, kind)}
+        line = {"weights of": f"{run} ({same['fp32']['images']} images)", "`--to`": f"`{kind}`"}
+        line |= {f"{weights}, MB": f"{row['bytes'] / 1e6:.2f}" for weights, row in same.items()}
+        lines.append(line | {f"{weights}, top-1": f"{row['top1']:.2f}" for weights, row in same.items()})
+    return markdown(lines)
+
+
+def claims() -> dict[str, str]:
+    """The figures that the README may have, as the range over all runs; times divided by those of the other."""
+    found = {}
+    for train, step in ((False, "inference"), (True, "training")):
+        for size in (224, 1024):
+            name = f"{step} of {V2} on a CPU, {size} px, to DeiT-Ti"
+            found[name] = extent(cpu_ratios(V2, size, train))
+    for size in SIZES:
+        rows = load(f"gpu/models-{size}")[STEPS[True]]
+        found[f"training of {V2} on an H100, {size} px, to DeiT-Ti"] = figure(
+            ratio(rows[f"{V2}, captured"], rows[f"{DEIT}, captured"])
+        )
+    peers = load("gpu/peers")
+    scans = (ratio(peers[step]["mamba, cuda"], peers[step]["mamba, mamba_ssm"]) for step in STEPS.values())
+    return found | {"scan of Mamba's rule on an H100, forward and with backward, to mamba_ssm": extent(scans)}
+
+
+def draw(path: Path, run: Run) -> None:
+    """Draws milliseconds of an image against its side for the tiny models; equal figures make equal files."""
+    plot = Figure(figsize=(8, 3.4), layout="constrained")
+    for axes, (train, step) in zip(plot.subplots(1, 2), STEPS.items()):
+        for name, (color, marker) in LINES.items():
+            rows = [row for row in run["models"] if (row["model"], row["train"]) == (name, train)]
+            rows.sort(key=lambda row: row["size"])
+            sizes = [row["size"] for row in rows]
+            ms = [median(row) / row["batch"] for row in rows]
+            axes.loglog(sizes, ms, marker=marker, color=color, label=name)
+        axes.set(title=step, xlabel="height and width of the image, pixels", ylabel="milliseconds per image")
+        axes.set_xticks(sizes, [str(size) for size in sizes])
+        axes.xaxis.set_minor_locator(NullLocator())
+        axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        axes.yaxis.set_major_formatter("{x:,.0f}")
+        axes.yaxis.set_minor_locator(NullLocator())
+        axes.grid(alpha=0.3)
+    axes.legend(fontsize="small")
+    plot.suptitle(plot_title(run), fontsize="medium")
+    with rc_context({"svg.hashsalt": "vilonghorn"}), atomic_write(path) as file:
+        plot.savefig(file, format="svg", metadata={"Date": None})
+
+
+def plot_title(run: Run) -> str:
+    """The title of the plot: machine, threads and date."""
+    return f"{run['machine']['cpu']}, {run['machine']['threads']} threads, {run['date'][:10]}"
+
+
+def filled(path: Path, contents: dict[str, str]) -> str:
+    """The text of a page with those of the tables whose marks it has."""
+    text = path.read_text(encoding="utf-8")
+    for name, content in contents.items():
+        if f"<!-- end of {name} -->" in text:
+            text = fill_page(text, name, content)
+    return text
+
+
+def main(argv: Sequence[str] = ()) -> int:
+    """Writes the pages and the plots; returns the exit status."""
+    if argv:
+        sys.exit(__doc__)
+    for path, contents in tables().items():
+        text = filled(path, contents)
+        with atomic_write(path, "w") as file:
+            file.write(text)
+    draw(DOCS / "performance" / "speed.svg", load(V2_RUN))
+    front.draw(DOCS / "performance" / "front.svg", load("front"))
+    print("\n".join(f"{name}: {figures}" for name, figures in claims().items()))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,381 @@
+"""Fills the tables of the pages on studies from results/, and draws their plots.
+
+    python studies/pages.py
+
+in the root of a checkout. A page has a table between the lines <!-- NAME --> and <!-- end of NAME -->; `tables` has
+the names. The figures are those of plans (study/), cost.py, outside.py, icons480.py and small_data.py. The published
+ones of published.json and those of segmentation.json were written down by hand.
+"""
+
+import itertools
+import json
+import math
+import statistics
+import sys
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from study.results import Interval, Report, choose_rate, interval, read_report
+from study.tables import NONE, difference, differences, draw, score, scores
+
+from vilonghorn.bench.tables import fill_page, markdown
+from vilonghorn.data.files import atomic_write
+
+ROOT = Path(__file__).parents[1]
+DOCS, RESULTS = ROOT / "docs", ROOT / "studies" / "results"
+PLOTS = (("recall", "long"), ("icons", "top1"))  # study and table
+RULES = {  # of outside.json
+    "mamba": "Mamba, ours",
+    "longhorn": "Longhorn, ours",
+    "longhorn_exact": "Longhorn exact, ours",
+    "longhorn_exact, eps up to 2": "exact, four heads, eps up to 2, ours",
+}
+TEST_TO_TRAIN = 0.2 / 0.7  # photographs of a fold of solar_cells
+STARTS = {"icons": "from the weights of icons", "random": "from random weights"}  # of small_data.json
+MACHINES = {"colours": "SVM of a colour histogram", "pixels": "SVM of the pixels"}
+WITHOUT_LABELS = {"unlabelled": "masked images without labels", "icons_unlabelled": "icons, then masked images"}
+
+
+@cache
+def report(study: str) -> Report:
+    """The committed results of a study."""
+    return read_report(RESULTS / f"{study}.json")
+
+
+def load(name: str) -> dict[str, Any]:
+    """Another file of results/."""
+    return json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8"))
+
+
+def tables() -> dict[Path, dict[str, str]]:
+    """The tables of each page, by the name of their marks."""
+    folder = DOCS / "comparison"
+    return {
+        DOCS / "comparison.md": {"studies": studies_table()},
+        folder / "recall.md": {
+            "long": scores(report("recall"), "long"),
+            "differences": differences(report("recall"), "long"),
+            "same rate": scores(report("recall"), "same_rate"),
+            "pairs": scores(report("recall"), "pairs"),
+            "state": scores(report("recall"), "state"),
+            "learned": learned_table(),
+            "images": images_table("recall", "long4_same_rate"),
+            "published": published_table(),
+        },
+        folder / "icons.md": {
+            "top1": scores(report("icons"), "top1"),
+            "differences": differences(report("icons"), "top1"),
+            "larger": larger_table(),
+            "images": images_table("icons", "icons"),
+            "cost": cost_table(),
+        },
+        folder / "hierarchy.md": {
+            "recurrence": recurrence_table(),
+            "icons": scores(report("hierarchy"), "top1"),
+            "recall": scores(report("hierarchy_recall"), "longer"),
+            "clothes": scores(report("fashion"), "top1"),
+            "switches": switches_table(),
+        },
+        DOCS / "models" / "icons480.md": {
+            "weights": weights_table(),
+            "small data": small_data_table(STARTS | MACHINES),
+        },
+        DOCS / "pretraining.md": {"small data": small_data_table(STARTS | WITHOUT_LABELS)},
+    }
+
+
+def points(study: str, task: str, test: str, one: str, other: str) -> str:
+    """Difference of two candidates, seed by seed, in points, with its 95% interval."""
+    return difference(interval(paired(study, task, test, one, other)), False)
+
+
+def paired(study: str, task: str, test: str, one: str, other: str) -> list[float]:
+    """Differences of the accuracies of two candidates for the seeds that both have."""
+    ours, theirs = (report(study).accuracies(task, test, name) for name in (one, other))
+    return [ours[seed] - theirs[seed] for seed in sorted(set(ours) & set(theirs))]
+
+
+def corrected(values: Sequence[float], test_to_train: float) -> Interval:
+    """The interval of differences in cross-validation, corrected for the training data that folds share.
+
+    Source: Nadeau and Bengio, "Inference for the Generalization Error", 2003.
+    """
+    found = interval(values)
+    factor = math.sqrt(1 + len(values) * test_to_train)  # of the standard error
+    low, high = (found.mean + factor * (bound - found.mean) for bound in (found.low, found.high))
+    return found._replace(low=low, high=high)
+
+
+def segmentation() -> str:
+    """What the recurrence gives in segmentation, in points of mean IoU."""
+    found = load("segmentation")["mean_iou"]
+    return difference(interval([ours - theirs for ours, theirs in zip(found["hierarchy"], found["conv"])]), False)
+
+
+def studies_table() -> str:
+    """A line for each study: its question and its result."""
+    rules, pair = ("exact", "longhorn", "mamba"), ("hierarchy", "conv")
+
+    def means(question: str, study: str, task: str, test: str, *names: str) -> tuple[str, str, str]:
+        return study, question, " / ".join(score(report(study), task, test, name) for name in names)
+
+    def less(question: str, study: str, task: str, test: str, one: str, other: str) -> tuple[str, str, str]:
+        return study, question, points(study, task, test, one, other)
+
+    rows = [
+        means("recall, 4,096 tiles: exact / Longhorn / Mamba", "recall", "long4", "4096", *rules),
+        means("icons, 64 px: exact / Longhorn / Mamba", "icons", "icons", "64", *rules),
+        means(
+            "icons, 256 px, trained at 64 to 128: exact / Longhorn / Mamba", "icons_large", "icons_mixed", "256", *rules
+        ),
+        less("icons: convolution over the grid", "v2", "icons", "64", "conv2d", "exact"),
+        means(
+            "recall, 4,096 tiles: one / two directions a block",
+            *("v2_recall", "long4_same_rate", "4096", "alternate", "exact"),
+        ),
+        less("icons, 64 px: stages, less equal blocks", "hierarchy", "icons", "64", "hierarchy", "plain"),
+        less(
+            "icons, 96 px, trained at 64: stages, less equal blocks", "hierarchy", "icons", "96", "hierarchy", "plain"
+        ),
+        less("icons, 64 px: recurrence, less none", "hierarchy", "icons", "64", *pair),
+        less("icons, 96 px, trained at 64: recurrence, less none", "hierarchy", "icons", "96", *pair),
+        less("icons, 128 px: recurrence, less none", "hierarchy_128", "icons128_8epochs", "128", *pair),
+        means("recall, 256 tiles: recurrence / none", "hierarchy_recall", "longer", "256", *pair),
+        less("clothes: recurrence, less none", "fashion", "fashion", "test", *pair),
+        less("solar cells: recurrence, less none", "solar_cells", "solar_cells", "test", *pair),
+        means(
+            "icons, 96 px: stages, trained at 48 and 64 / at 64", "sizes", "icons", "96", "hierarchy_sizes", "hierarchy"
+        ),
+        less("icons: a position embedding", "position", "icons", "64", "position", "hierarchy"),
+        less("icons: a residual stream in bfloat16", "bf16", "icons", "test", "bf16", "fp32"),
+    ]
+    return markdown(
+        [
+            {"plan": f"[{study}](../studies/plans/{study}.yaml)", "question": question, "result": result}
+            for study, question, result in rows
+        ]
+    )
+
+
+def learned_table() -> str:
+    """The chosen rate of each rule, and its runs on four pairs, at all state sizes, and six that ended below 90%."""
+    recall, rows = report("recall"), []
+    tasks = [*(task for task, _, _ in recall.plan.tables["state"].points), "recall6"]
+    for name in recall.plan.candidates:
+        found = [accuracy for task in tasks for accuracy in recall.accuracies(task, "test", name).values()]
+        rate = choose_rate(recall.plan, recall.cells, "recall4", name)
+        row = {"rule": recall.title(name), "chosen rate": f"{rate:g}"}
+        row["runs below 90%"] = f"{sum(accuracy < 90 for accuracy in found)} of {len(found)}"
+        row["four pairs, chosen rate"] = score(recall, "recall4", "test", name)
+        row["four pairs, rate 0.008"] = score(recall, "recall4" if rate == 0.008 else "recall4_rate8", "test", name)
+        rows.append(row)
+    return markdown(rows)
+
+
+def recurrence_table() -> str:
+    """What the recurrence of the hierarchy gives on each task."""
+    pair = "hierarchy", "conv"
+    solar = "solar_cells", "solar_cells", "test", *pair
+    rows = {
+        "icons, 64 px": points("hierarchy", "icons", "64", *pair),
+        "icons, 96 px, trained at 64": points("hierarchy", "icons", "96", *pair),
+        "icons, 96 px, trained at 48 and 64": points("sizes", "icons", "96", "hierarchy_sizes", "conv_sizes"),
+        "icons, 128 px, 4 epochs": points("hierarchy_128", "icons128", "128", *pair),
+        "icons, 128 px, 8 epochs": points("hierarchy_128", "icons128_8epochs", "128", *pair),
+        "icons, 256 px, trained at 128, 8 epochs": points("hierarchy_128", "icons128_8epochs", "256", *pair),
+        "clothes, 32 px": points("fashion", "fashion", "test", *pair),
+        "solar cells, 288 px": points(*solar),
+        "solar cells, corrected for shared folds": difference(corrected(paired(*solar), TEST_TO_TRAIN), False),
+        "segmentation of 96 px, mean IoU": segmentation(),
+        "recall, 16 tiles": points("hierarchy_recall", "longer", "16", *pair),
+        "recall, 256 tiles": points("hierarchy_recall", "longer", "256", *pair),
+    }
+    return markdown([{"task": task, "points [95% interval]": found} for task, found in rows.items()])
+
+
+def larger_table() -> str:
+    """Top-1 on icons by their size, a row for each rule and each training of icons and icons_large."""
+    icons, large, rows = report("icons"), report("icons_large"), []
+    trainings = {
+        "64": (icons, "icons"),
+        "64, then 128": (large, "icons128"),
+        "64, then 64, 96 or 128": (large, "icons_mixed"),
+    }
+    for name in large.plan.candidates:
+        for sizes, (found, task) in trainings.items():
+            texts = {f"{side} px": score(found, task, side, name) for side in ("64", "96", "128", "256")}
+            rows.append({"rule": large.title(name), "trained at, px": sizes, **texts})
+    return markdown(rows)
+
+
+def switches_table() -> str:
+    """Candidates of v2 and v2_recall: top-1 on icons, recall at two lengths, and time of a training step.
+
+    Time is divided by that of the exact rule in Vim's blocks. Candidates that ran on one task only are left out.
+    """
+    icons, recall, rows = report("v2"), report("v2_recall"), []
+    reference, times = icons.title(icons.plan.reference), step_times("icons")
+    for name in (name for name in icons.plan.candidates if name in recall.plan.candidates):
+        title = icons.title(name)
+        row = {"candidate": title, "icons, %": score(icons, "icons", "64", name)}
+        row["difference"] = difference(icons.difference("icons", "64", name) if title != reference else None, False)
+        for length in ("16", "4096"):
+            row[f"recall, {int(length):,} tiles, %"] = score(recall, "long4_same_rate", length, name)
+        row["time"] = f"{times[title] / times[reference]:.2f}" if title in times else NONE
+        rows.append(row)
+    return markdown(rows)
+
+
+def step_times(task: str) -> dict[str, float]:
+    """Median time of a training step in ms by the title of a candidate."""
+    return {row["candidate"]: statistics.median(row["ms"]) for row in load(f"cost_{task}")["rows"]}
+
+
+def cost_table() -> str:
+    """Time of a training step of the candidates of icons, divided by that of Longhorn, and peak memory."""
+    times, rows = step_times("icons"), load("cost_icons")["rows"]
+    titles = [candidate.title for candidate in report("icons").plan.candidates.values()]
+    return markdown(
+        [
+            {
+                "candidate": row["candidate"],
+                "time of a step": f"{times[row['candidate']] / times[titles[0]]:.2f}",
+                "peak memory, GB": f"{row['memory_gb']:.2f}",
+            }
+            for row in rows
+            if row["candidate"] in titles
+        ]
+    )
+
+
+def published_table() -> str:
+    """A row for each task of outside.py: our accuracies, with the epochs of training, then the published ones."""
+    published = load("published")["figures"]
+    titles, lines = {title: f"{title}, published" for row in published.values() for title in row}, {}
+    for run in load("outside")["runs"]:
+        for name, accuracy in run["tests"].items():
+            task = run["task"] if name == "accuracy" else f"{run['task']}, length {name}"
+            lines.setdefault((run["task"], task), {})[RULES[run["rule"]]] = f"{accuracy:.1f} ({run['epochs']})"
+    return markdown(
+        [
+            {"task": name}
+            | {title: line.get(title, NONE) for title in RULES.values()}
+            | {head: f"{published.get(task, {}).get(title, NONE)}" for title, head in titles.items()}
+            for (task, name), line in lines.items()
+        ]
+    )
+
+
+def images_table(study: str, task: str) -> str:
+    """Training images until validation accuracy first reached each threshold, and the ratio to the reference."""
+    found, rows = report(study), []
+    reference = found.plan.reference
+    for threshold in found.plan.thresholds:
+        images = {name: images_to(found, task, name, threshold) for name in found.plan.names(task)}
+        row = {"accuracy": f"{threshold:g}%"}
+        for name, seeds in images.items():
+            reached = [value for value in seeds.values() if value]
+            text = f"{statistics.fmean(reached):,.0f}" if reached else NONE
+            text += f" ({len(reached)} of {len(seeds)} seeds)" if 0 < len(reached) < len(seeds) else ""
+            ratio = geometric_ratio(seeds, images[reference]) if name != reference else None
+            if ratio is not None:
+                bounds = f" [{ratio.low:.2f}, {ratio.high:.2f}]" if ratio.count > 1 else ""
+                text += f", {ratio.mean:.2f}x{bounds}"
+            row[found.title(name)] = text
+        rows.append(row)
+    return markdown(rows)
+
+
+def images_to(found: Report, task: str, candidate: str, accuracy: float) -> dict[int, float | None]:
+    """Training images until a validation accuracy in percent, by seed; None for seeds that never reached it."""
+    return {
+        seed: first_reached(cell["curve"], accuracy, min(test["chance"] for test in cell["tests"].values()))
+        for seed, cell in found.tested(task, candidate).items()
+    }
+
+
+def first_reached(curve: Sequence[dict[str, Any]], accuracy: float, chance: float) -> float | None:
+    """Training images until validation accuracy first reached a value, interpolated linearly; None if it never did.
+
+    Args:
+        curve: "images" and "top1" at the end of each epoch.
+        accuracy: in percent.
+        chance: accuracy before the first epoch, in percent.
+    """
+    images, top1 = [0, *(point["images"] for point in curve)], [chance, *(point["top1"] for point in curve)]
+    end = next((i for i, value in enumerate(top1) if value >= accuracy), None)
+    return None if end is None else float(np.interp(accuracy, top1[: end + 1][-2:], images[: end + 1][-2:]))
+
+
+def geometric_ratio(ours: dict[int, float | None], theirs: dict[int, float | None]) -> Interval | None:
+    """The geometric mean of ours / theirs over the seeds that have both; its `std` is nan."""
+    logs = [math.log(ours[s] / theirs[s]) for s in sorted(set(ours) & set(theirs)) if ours[s] and theirs[s]]
+    if not logs:
+        return None
+    found = interval(logs)
+    low, high = (math.exp(min(bound, 700.0)) for bound in (found.low, found.high))
+    return found._replace(mean=math.exp(found.mean), std=math.nan, low=low, high=high)
+
+
+def weights_table() -> str:
+    """The weights of icons in the package."""
+    return markdown(
+        [
+            {
+                "model": f"`{row['model']}`",
+                "parameters": f"{row['parameters']:,}",
+                "file, MB": f"{row['bytes'] / 1e6:.2f}",
+                "top-1, %": f"{row['top1']:.1f}",
+                "top-5, %": f"{row['top5']:.1f}",
+                "rate": f"{row['rate']:g}",
+                "seed": str(row["seed"]),
+            }
+            for row in load("icons480")["rows"]
+        ]
+    )
+
+
+def small_data_table(methods: dict[str, str]) -> str:
+    """Top-1 of some methods on few images; with images without labels, only the lines that have them."""
+    lines = []
+    for (name, count), group in itertools.groupby(
+        load("small_data")["rows"], key=lambda row: (row["data"], row["train"])
+    ):
+        found = {row["method"]: row for row in group}
+        if WITHOUT_LABELS.keys() <= methods.keys() and not WITHOUT_LABELS.keys() & found.keys():
+            continue
+        line = {"data": name, "classes": str(next(iter(found.values()))["classes"]), "training images": str(count)}
+        for method, title in methods.items():
+            top = found[method]["top1"] if method in found else []
+            line[title] = f"{statistics.fmean(top):.1f} ± {statistics.stdev(top):.1f}" if top else "-"
+        lines.append(line)
+    return markdown(lines)
+
+
+def filled(path: Path, contents: dict[str, str]) -> str:
+    """The text of a page with those of the tables whose marks it has."""
+    text = path.read_text(encoding="utf-8")
+    for name, content in contents.items():
+        if f"<!-- end of {name} -->" in text:
+            text = fill_page(text, name, content)
+    return text
+
+
+def main(argv: Sequence[str] = ()) -> int:
+    """Writes the pages and the plots; returns the exit status."""
+    if argv:
+        sys.exit(__doc__)
+    for path, contents in tables().items():
+        text = filled(path, contents)
+        with atomic_write(path, "w") as file:
+            file.write(text)
+    for study, table in PLOTS:
+        draw(report(study), table, DOCS / "comparison")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
