@@ -18,10 +18,9 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from vilonghorn.bench.tables import fill_page, markdown
 from vilonghorn.data.files import atomic_write
-from vilonghorn.layers import Mixer
 
 PAGE = Path("docs/models.md")
-SIZES = (224, 512)
+SIZE = 224
 ORDER = ("nano", "tiny", "small", "base")
 FAMILIES = ("vilonghorn", "vilonghornv2", "vim")
 TOKENS = ("", "stride8", "patch8")
@@ -93,25 +92,19 @@ def table(models: Sequence[str]) -> str:
     lines = []
     for name in models:
         model = timm.create_model(name, device="meta")
-        mixer = [module for module in model.modules() if isinstance(module, Mixer)][-1]
         if hasattr(model, "blocks"):
-            (H, W), shape = model.patch_embed.dynamic_feat_size((224, 224)), f"{model.embed_dim} x {len(model.blocks)}"
+            shape = f"{model.embed_dim} x {len(model.blocks)}"
         else:
-            H = W = 224 // model.stride
             stages = zip(model.feature_info, model.stages)
             shape = ", ".join(f"{info['num_chs']} x {len(stage.blocks)}" for info, stage in stages)
-        directions = "in turn" if len(mixer.reverse) == 1 else "separate" if mixer.scan_norm is None else "shared"
-        costs = {size: cost(name, size) for size in SIZES}
+        needed = cost(name, SIZE)
         line = {
             "model": f"`{name}`",
-            "rule": mixer.rule,
-            "directions": directions,
             "width x blocks": shape,
-            "patches at 224": f"{H} x {W}",
             "parameters (M)": f"{sum(p.numel() for p in model.parameters()) / 1e6:.2f}",
+            f"GMACs at {SIZE} px": f"{needed.gmacs:.2f}",
+            "training memory (MB)": f"{needed.training_mb:.0f}",
         }
-        line |= {f"GFLOPs at {size}": f"{c.gmacs:.2f}" for size, c in costs.items()}
-        line |= {f"training memory at {size} (MB)": f"{c.training_mb:.0f}" for size, c in costs.items()}
         lines.append(line)
     return markdown(lines)
 
