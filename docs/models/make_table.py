@@ -22,7 +22,7 @@ from vilonghorn.data.files import atomic_write
 PAGE = Path("docs/models.md")
 SIZE = 224
 ORDER = ("nano", "tiny", "small", "base")
-FAMILIES = ("vilonghorn", "vilonghornv2", "vim")
+FAMILIES = ("vilonghornv2", "vilonghorn", "vim")
 TOKENS = ("", "stride8", "patch8")
 
 
