@@ -1,4 +1,4 @@
-"""Makes the table of docs/models.md from the registry: `python docs/models/make_table.py`, in the root of a checkout.
+"""Makes the table of docs/models.md from the registry: `python benchmarks/models_table.py`, in the root of a checkout.
 
 Nothing is measured: parameters are counted, operations are those of torch's flop counter, and memory is what autograd
 saves for one image, all on fake tensors.
@@ -20,7 +20,7 @@ from vilonghorn.bench.tables import fill_page, markdown
 from vilonghorn.data.files import atomic_write
 
 PAGE = Path("docs/models.md")
-SIZE = 224
+SIZE = 224  # pixels
 ORDER = ("nano", "tiny", "small", "base")
 FAMILIES = ("vilonghornv2", "vilonghorn", "vim")
 TOKENS = ("", "stride8", "patch8")
@@ -97,15 +97,16 @@ def table(models: Sequence[str]) -> str:
         else:
             stages = zip(model.feature_info, model.stages)
             shape = ", ".join(f"{info['num_chs']} x {len(stage.blocks)}" for info, stage in stages)
-        needed = cost(name, SIZE)
-        line = {
-            "model": f"`{name}`",
-            "width x blocks": shape,
-            "parameters (M)": f"{sum(p.numel() for p in model.parameters()) / 1e6:.2f}",
-            f"GMACs at {SIZE} px": f"{needed.gmacs:.2f}",
-            "training memory (MB)": f"{needed.training_mb:.0f}",
-        }
-        lines.append(line)
+        found = cost(name, SIZE)
+        lines.append(
+            {
+                "model": f"`{name}`",
+                "width x blocks": shape,
+                "parameters (M)": f"{sum(p.numel() for p in model.parameters()) / 1e6:.2f}",
+                f"GMACs at {SIZE} px": f"{found.gmacs:.2f}",
+                "training memory (MB)": f"{found.training_mb:.0f}",
+            }
+        )
     return markdown(lines)
 
 
