@@ -45,3 +45,10 @@ def test_the_reference_has_what_the_pages_use():
     used |= {(module, name) for module, name in re.findall(r"(vilonghorn[\w.]*)\.(\w+)\(", text)}
     used = {name for module, name in used if callable(getattr(importlib.import_module(module), name))}
     assert {"load", "scan", "Block"} <= used and used <= listed | {"load_model"}  # load_model is load
+
+
+def test_the_readme_is_short():
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    prose = re.sub(r"```.*?```|\]\([^)]*\)|https?://\S+", "", text, flags=re.DOTALL)
+    assert len(text.splitlines()) <= 100 and len(text.split()) <= 600
+    assert len(re.findall(r"\d+(?:[.,-]\d+)*", prose)) <= 25
