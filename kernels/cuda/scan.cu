@@ -1,26 +1,21 @@
 // The exported functions of the CUDA library: select a kernel and launch it.
 //
-// Up to 16 states (padded with zeros) there is one kernel per dtype. Up to 64 states there is one for float.
+// There is one kernel per rule and dtype, for up to VL_CUDA_MAX_STATES states, padded with zeros.
 #include "scan_backward.cuh"
 #include "scan_forward.cuh"
-#include "scan_segments.cuh"
 
 namespace vilonghorn {
 namespace {
 
-int lanes_per_channel(const VlScan &a) { return a.states <= kStates ? 1 : 4; }
+static_assert(VL_CUDA_MAX_STATES == kStates, "a lane holds all states of a channel");
 
 int tile_of(const VlScan &a, bool backward) {
-  return kWarp / lanes_per_channel(a) * (backward ? backward_channels(a.rule) : kForwardChannels);
-}
-
-int count(const VlScan &a, const VlSegments &segments) {
-  return segments.steps ? (int)divide_up(a.length, segments.steps) : 1;
+  return kWarp * (backward ? backward_channels(a.rule) : kForwardChannels);
 }
 
 // The sums that backward computes at last, and where their partial sums are in the workspace.
-Sums plan_sums(const VlScan &a, int num_segments) {
-  const int64_t rows = a.batch * num_segments, tiles = divide_up(a.channels, tile_of(a, true));
+Sums plan_sums(const VlScan &a) {
+  const int64_t rows = a.batch, tiles = divide_up(a.channels, tile_of(a, true));
   const int64_t tokens = a.directions * a.batch * a.length * a.states, channels = a.directions * a.channels;
   Sums sums = {{{a.dk, tiles, tokens, a.states, a.dk_step},
                 {a.dq, tiles, tokens, a.states, a.dk_step},
@@ -31,63 +26,43 @@ Sums plan_sums(const VlScan &a, int num_segments) {
   return sums;
 }
 
-// Computes the state that each segment starts from.
-template <int RULE, class T> int start_segments(Job job, void *stream) {
-  const VlScan &a = job.scan;
-  const int64_t sequences = a.directions * a.batch;
-  job.tiles = (int)divide_up(a.channels, kWarp * kRunChannels);
-  const int64_t blocks = job.tiles * job.num_segments * sequences * kRuns;
-  if (blocks > INT32_MAX) return cudaErrorInvalidValue;
-  if (const int error = launch(scan_summary<RULE, T>, job, blocks, dim3(kWarp), sizeof(SummaryShared<T>), stream))
-    return error;
-  job.tiles = (int)(divide_up(a.channels, kPadding) * kPadding / (kWarp / (kStates / 4)));
-  return launch(scan_join, job, job.tiles * sequences, dim3(kWarp), 0, stream);
-}
-
 // `sums`: of backward; null for forward.
-template <int RULE, class T, int LANES> int run(const Job &job, const Sums *sums, void *stream) {
-  const int64_t blocks = (int64_t)job.tiles * job.num_segments * job.scan.batch * (job.fused ? 1 : job.scan.directions);
+template <int RULE, class T> int run(const Job &job, const Sums *sums, void *stream) {
+  const int64_t blocks = (int64_t)job.tiles * job.scan.batch * (job.fused ? 1 : job.scan.directions);
   const dim3 threads(kWarp, job.teams);
   if (blocks <= 0 || blocks > INT32_MAX) return cudaErrorInvalidValue;
-  typedef typename Forward<RULE, T, LANES>::Shared ForwardShared;
-  typedef typename Backward<RULE, T, LANES>::Shared BackwardShared;
+  typedef typename Forward<RULE, T>::Shared ForwardShared;
+  typedef typename Backward<RULE, T>::Shared BackwardShared;
   const size_t shared = job.teams * (sums ? sizeof(BackwardShared) : sizeof(ForwardShared));
-  const auto kernel = sums ? scan_backward<RULE, T, LANES> : scan_forward<RULE, T, LANES>;
-  if constexpr (RULE != VL_LONGHORN_EXACT)
-    if (const int error = job.num_segments > 1 ? start_segments<RULE, T>(job, stream) : 0) return error;
+  const auto kernel = sums ? scan_backward<RULE, T> : scan_forward<RULE, T>;
   const int error = launch(kernel, job, blocks, threads, shared, stream);
   return error || !sums ? error : launch_reduce<T>(*sums, stream);
 }
 
 template <int RULE> int run_rule(const Job &job, const Sums *sums, void *stream) {
-  const int lanes = lanes_per_channel(job.scan), dtype = job.scan.dtype;
-  if (dtype == VL_FLOAT32 && lanes == 1) return run<RULE, float, 1>(job, sums, stream);
-  if (dtype == VL_FLOAT32 && lanes == 4) return run<RULE, float, 4>(job, sums, stream);
-  if (dtype == VL_BFLOAT16 && lanes == 1) return run<RULE, bfloat16, 1>(job, sums, stream);
+  if (job.scan.dtype == VL_FLOAT32) return run<RULE, float>(job, sums, stream);
+  if (job.scan.dtype == VL_BFLOAT16) return run<RULE, bfloat16>(job, sums, stream);
   return cudaErrorInvalidValue;
 }
 
-int run_scan(const VlScan &a, const VlSegments &segments, bool backward, int device, void *stream) {
+int run_scan(const VlScan &a, bool backward, int device, void *stream) {
   if (a.rule < 0 || a.rule > VL_MAMBA) return VL_UNKNOWN_RULE;
   if (a.states < 1 || !a.A == (a.rule == VL_MAMBA)) return cudaErrorInvalidValue;
-  if (a.directions > 64 || a.states > VL_MAX_STATES || a.chunk != kChunk || a.channels % 2)
+  if (a.directions > 64 || a.states > VL_CUDA_MAX_STATES || a.chunk != kChunk || a.channels % 2)
     return cudaErrorInvalidValue;
-  const bool splits = a.states == VL_SEGMENT_STATES && a.rule != VL_LONGHORN_EXACT;
-  if (segments.steps && (segments.steps % kChunk || !splits)) return cudaErrorInvalidValue;
-  const int num_segments = count(a, segments);
-  Job job = {a, segments, num_segments, 0, a.mean ? 1.f / a.directions : 1.f, 0, 0, 1, false};
+  Job job = {a, 0, a.mean ? 1.f / a.directions : 1.f, 0, 0, 1, false};
   for (int g = 0; g < a.directions; g++) job.reversed |= (uint64_t)(a.reverse[g] != 0) << g;
   const int tile = tile_of(a, backward);
   job.tiles = (int)divide_up(a.channels, tile);
   const int64_t size = a.dtype == VL_FLOAT32 ? 4 : 2;
-  job.wide_tokens = a.states == lanes_per_channel(a) * kStates;
+  job.wide_tokens = a.states == kStates;
   for (const VlInput &in : {a.k, a.q}) job.wide_tokens = job.wide_tokens && is_aligned(in, 4 * size, size);
   job.fused = a.directions > 1 && (backward ? a.z.data != nullptr : a.mean);
   const uint64_t all = ~0ull >> (64 - a.directions);
   if (job.fused && job.reversed != 0 && job.reversed != all) job.teams = 2;
   // This library contains its own CUDA runtime, with its own current device.
   if (const int error = cudaSetDevice(device)) return error;
-  const Sums sums = plan_sums(a, num_segments), *const given = backward ? &sums : nullptr;
+  const Sums sums = plan_sums(a), *const given = backward ? &sums : nullptr;
   void **const outputs[kSums] = {&job.scan.dk, &job.scan.dq, &job.scan.dA, &job.scan.dD, &job.scan.ddt_bias};
   for (int i = 0; i < kSums; i++) *outputs[i] = (void *)sums.of[i].partials;
   if (a.rule == VL_LONGHORN) return run_rule<VL_LONGHORN>(job, given, stream);
@@ -103,17 +78,15 @@ VL_EXPORT int vl_abi(void) { return VL_ABI; }
 VL_EXPORT int vl_cuda_check(int device) {
   if (const int error = cudaSetDevice(device)) return error;
   cudaFuncAttributes attributes;
-  return cudaFuncGetAttributes(&attributes, scan_forward<VL_LONGHORN, float, 1>);
+  return cudaFuncGetAttributes(&attributes, scan_forward<VL_LONGHORN, float>);
 }
 VL_EXPORT const char *vl_cuda_error(int error) {
   return error == VL_UNKNOWN_RULE ? "the kernels do not implement this rule" : cudaGetErrorString((cudaError_t)error);
 }
-VL_EXPORT int64_t vl_cuda_scan_partials(const VlScan *a, const VlSegments *segments) {
-  return plan_sums(*a, count(*a, *segments)).size;
+VL_EXPORT int64_t vl_cuda_scan_partials(const VlScan *a) { return plan_sums(*a).size; }
+VL_EXPORT int vl_cuda_scan_forward(const VlScan *a, int device, void *stream) {
+  return run_scan(*a, false, device, stream);
 }
-VL_EXPORT int vl_cuda_scan_forward(const VlScan *a, const VlSegments *segments, int device, void *stream) {
-  return run_scan(*a, *segments, false, device, stream);
-}
-VL_EXPORT int vl_cuda_scan_backward(const VlScan *a, const VlSegments *segments, int device, void *stream) {
-  return run_scan(*a, *segments, true, device, stream);
+VL_EXPORT int vl_cuda_scan_backward(const VlScan *a, int device, void *stream) {
+  return run_scan(*a, true, device, stream);
 }

@@ -7,7 +7,7 @@ namespace vilonghorn {
 // Turns `grad` from the gradient of the states after a step into that of the states before it, `s`. Adds to dk and dA.
 // `de`: the gradient of the gate, multiplied by the gate for longhorn. For longhorn, keys and values are doubled and
 // the gate is divided by four; `x` and `dx` are not scaled.
-template <int RULE, int LANES>
+template <int RULE>
 VL_DEVICE void backward_rule(float e, float x, const float (&k)[kStates], const float (&s)[kStates],
                              const float (&A)[kStates], float (&grad)[kStates], float (&dk)[kStates],
                              float (&dA)[kStates], float &dx, float &de) {
@@ -20,12 +20,11 @@ VL_DEVICE void backward_rule(float e, float x, const float (&k)[kStates], const 
       dk[n] = fmaf(weighted, r, dk[n]);
       grad[n] = fmaf(-p, k[n], grad[n]);
     }
-    grad_k = sum_over_lanes<LANES>(grad_k);
     dx = 2.f * grad_k;
-    de = fmaf(x, grad_k, sum_over_lanes<LANES>(grad_e));
+    de = fmaf(x, grad_k, grad_e);
   } else if (RULE == VL_LONGHORN_EXACT) {
-    dx = e * sum_over_lanes<LANES>(dot(grad, k, 0.f));
-    const float error = x - sum_over_lanes<LANES>(dot(s, k, 0.f)), update = e * error;
+    dx = e * dot(grad, k, 0.f);
+    const float error = x - dot(s, k, 0.f), update = e * error;
     de = dx * error;
     VL_UNROLL for (int n = 0; n < kStates; n++) {
       dk[n] = fmaf(grad[n], update, fmaf(-s[n], dx, dk[n]));
@@ -41,9 +40,8 @@ VL_DEVICE void backward_rule(float e, float x, const float (&k)[kStates], const 
       dk[n] = fmaf(grad[n], input, dk[n]);
       grad[n] = kept;
     }
-    grad_k = sum_over_lanes<LANES>(grad_k);
     dx = e * grad_k;
-    de = fmaf(sum_over_lanes<LANES>(grad_e), kLn2, grad_k * x);
+    de = fmaf(grad_e, kLn2, grad_k * x);
   }
 }
 
@@ -58,21 +56,21 @@ template <int COUNT> VL_DEVICE void exchange(float (&v)[8], int lane) {
   }
 }
 
-// Sums dk and dq over the lanes: in each stage two lanes exchange halves, and each continues with the half it keeps. A
-// lane ends with LANES sums in dk: of dk, or of dq if bit 2 of the lane is set; the grad_e bits select the states.
+// Sums dk and dq over the lanes: in each stage two lanes exchange halves, and each continues with the half it keeps.
+// Returns this lane's sum: of dk, or of dq if bit 2 of the lane is set; the other bits select the state.
 // `d_norm`: the lane's factor of k in dk, from the gradient of |k|^2.
-template <int RULE, int LANES>
-VL_DEVICE void sum_tokens(float (&dk)[kStates], float (&dq)[kStates], const float (&k)[kStates], float d_norm,
-                          int lane) {
+template <int RULE>
+VL_DEVICE float sum_tokens(float (&dk)[kStates], float (&dq)[kStates], const float (&k)[kStates], float d_norm,
+                           int lane) {
   fold<8>(dk, 16), fold<8>(dq, 16);
   fold<4>(dk, 8), fold<4>(dq, 8);
   if (RULE != VL_MAMBA) d_norm += shuffle_xor(d_norm, 16), d_norm += shuffle_xor(d_norm, 8);
   float v[8];
   VL_UNROLL for (int n = 0; n < 4; n++) v[n] = RULE == VL_MAMBA ? dk[n] : fmaf(d_norm, k[n], dk[n]), v[n + 4] = dq[n];
   exchange<4>(v, lane);
-  if (LANES <= 2) exchange<2>(v, lane);
-  if (LANES == 1) exchange<1>(v, lane);
-  VL_UNROLL for (int j = 0; j < LANES; j++) dk[j] = v[j];
+  exchange<2>(v, lane);
+  exchange<1>(v, lane);
+  return v[0];
 }
 
 }  // namespace vilonghorn

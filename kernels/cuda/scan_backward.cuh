@@ -12,8 +12,8 @@ namespace vilonghorn {
 // Channels per lane: as many as the registers allow.
 constexpr int backward_channels(int rule) { return rule == VL_MAMBA ? 1 : 2; }
 
-template <int RULE, class T, int LANES> struct Backward {
-  static constexpr int CHANNELS = backward_channels(RULE), TILE = kWarp / LANES * CHANNELS;
+template <int RULE, class T> struct Backward {
+  static constexpr int CHANNELS = backward_channels(RULE), TILE = kWarp * CHANNELS;
   static constexpr int RUN = RULE == VL_MAMBA ? 4 : 3;  // steps whose states are in shared memory at once
   // The longhorn update is the same with keys and values doubled and gates divided by four. With doubled keys, its
   // adjoint needs one operation less per state. The sums of dk are then four times too small.
@@ -21,7 +21,7 @@ template <int RULE, class T, int LANES> struct Backward {
   typedef Vector<float, CHANNELS> Floats;
   typedef Vector<T, CHANNELS> Elements;
   typedef RowCopy<T, TILE, kChunk> Copy;
-  typedef TokenCopy<T, LANES> CopyTokens;
+  typedef TokenCopy<T> CopyTokens;
 
   struct Shared {  // per warp
     union {
@@ -38,7 +38,7 @@ template <int RULE, class T, int LANES> struct Backward {
     typename Copy::Rows x;
     Floats D[kWarp], bias[kWarp];
     struct Row {
-      float key[LANES * kStates], query[LANES * kStates];
+      float key[kStates], query[kStates];
     } rows[kChunk];
   };
 
@@ -48,7 +48,7 @@ template <int RULE, class T, int LANES> struct Backward {
   const VlScan &a;
   const Warp &warp;
   Shared &shared;
-  const int lane, part, order, g, length, column;  // column: the lane's channels in the tile
+  const int lane, order, g, length, column;  // column: the lane's channels in the tile
   const int64_t b;
   const Steps steps;
   int channel, d;
@@ -64,26 +64,24 @@ template <int RULE, class T, int LANES> struct Backward {
   Floats next_sums;
 
   VL_DEVICE Backward(const Job &job, const Warp &warp, int direction, Shared &shared)
-      : job(job), a(job.scan), warp(warp), shared(shared), lane(warp.lane), part(warp.lane % LANES),
-        order(warp.lane / 8 * 4), g(direction), length(warp.length), column(warp.lane / LANES * CHANNELS),
-        b(warp.sequence), steps(warp, is_reversed(job, g)) {
+      : job(job), a(job.scan), warp(warp), shared(shared), lane(warp.lane), order(warp.lane / 8 * 4), g(direction),
+        length(warp.length), column(warp.lane * CHANNELS), b(warp.sequence), steps(warp, is_reversed(job, g)) {
     const int channels = (int)a.channels, states = (int)a.states;
     channel = warp.tile * TILE + column;
     active = channel < channels;
     d = active ? channel : 0;
-    load_parameters<RULE>(a, g * channels + d, part * kStates, order, shared.D[lane].v, shared.bias[lane].v, A);
+    load_parameters<RULE>(a, g * channels + d, order, shared.D[lane].v, shared.bias[lane].v, A);
     VL_UNROLL for (int c = 0; c < CHANNELS; c++) {
       dD[c] = dbias[c] = 0.f;
       VL_UNROLL for (int n = 0; n < kStates; n++) grad[c][n] = dA[c][n] = 0.f;
     }
-    if (LANES == 1 && job.num_segments > 1) segment_start(job, warp, g, channel).restore(grad, order);
     scale = active ? job.scale : 0.f;
     const int64_t t = steps[length - 1], row = (b * a.length + t) * channels + d;
     const int64_t row_of_direction = row + g * a.batch * a.length * channels;
     dy = token_at<T>(a.dy, g, b, t) + d, z = token_at<T>(a.z, 0, b, t) + d;
     dx = (T *)a.dx + row_of_direction;
     dz = (T *)a.dz + (b * a.length + t) * a.dz_step + d;
-    const int state = part * kStates + order + lane % 4 / LANES * LANES;  // the state whose sum this lane receives
+    const int state = order + lane % 4;  // the state whose sum this lane receives
     const int64_t token = ((warp.tile * a.directions + g) * a.batch + b) * a.length + t;
     dtokens = (float *)(lane & 4 ? a.dq : a.dk) + token * states + state;
     const int back = steps.reversed ? 1 : -1;  // from a step to the previous one
@@ -97,12 +95,11 @@ template <int RULE, class T, int LANES> struct Backward {
   VL_DEVICE static int unreached(int) { return 0; }  // the middle of a pass without a second half
   // `middle`: the number of steps in this team's second half.
   VL_DEVICE void run(const Pass &pass, int middle) {
-    const bool writes = active && part == 0;  // other lanes would read partial sums while their owner replaces them
-    bool adds = writes && pass.adds(false), finishes = pass.finishes(false);
+    bool adds = active && pass.adds(false), finishes = pass.finishes(false);
     prefetch_sums(adds);
     int first = (length - 1) / kChunk * kChunk, stop = length - first;
     begin_chunk(first);
-    saved_state<RULE, T>(a, warp, g, first, channel, part).restore(s, order);
+    saved_state<RULE, T>(a, warp, g, first, channel).restore(s, order);
     VL_ROLL for (int u = 0; u < stop; u++) recompute_step(s, u);  // the last state
     VL_ROLL for (;;) {
       VL_ROLL for (int high = stop, low; high > 0; high = low) {
@@ -112,7 +109,7 @@ template <int RULE, class T, int LANES> struct Backward {
         VL_ROLL for (int u = high - 1; u >= low; u--) {
           if (first + u + 1 == middle) {
             sync_teams(job.teams * kWarp);
-            adds = writes && pass.adds(true), finishes = pass.finishes(true);
+            adds = active && pass.adds(true), finishes = pass.finishes(true);
             prefetch_sums(adds);
           }
           backward_step(u, slot + u - low, first + u > 0, adds, finishes);
@@ -161,7 +158,7 @@ template <int RULE, class T, int LANES> struct Backward {
   VL_DEVICE void recompute_states(int first, int low, bool stored, int slot) {
     float r[CHANNELS][kStates];
     if (stored) load_states(r, 0);
-    else saved_state<RULE, T>(a, warp, g, first, channel, part).restore(r, order);
+    else saved_state<RULE, T>(a, warp, g, first, channel).restore(r, order);
     VL_ROLL for (int done = stored ? low : 0; done < low; done += RUN) {
       if (done) save_states(r, 0);
       VL_UNROLL for (int j = 0; j < RUN; j++) recompute_step(r, done + j);
@@ -186,11 +183,11 @@ template <int RULE, class T, int LANES> struct Backward {
     load_token(shared.rows[u].key, k);
     const Floats gates = shared.gates[u][lane].value;
     const Elements x = load<T, CHANNELS>(&shared.x[u][column]);
-    VL_UNROLL for (int c = 0; c < CHANNELS; c++) step<RULE, LANES>(r[c], gates[c], x[c] * KEY_SCALE, k, A[c]);
+    VL_UNROLL for (int c = 0; c < CHANNELS; c++) step<RULE>(r[c], gates[c], x[c] * KEY_SCALE, k, A[c]);
   }
 
   VL_DEVICE void load_token(const float *row, float (&values)[kStates]) const {
-    VL_UNROLL for (int n = 0; n < kStates; n += 4) load_quad(row + part * kStates + (n ^ order), values + n);
+    VL_UNROLL for (int n = 0; n < kStates; n += 4) load_quad(row + (n ^ order), values + n);
   }
   VL_DEVICE float *sums_at(const T *dz) const { return (float *)a.accumulator + (dz - (T *)a.dz); }
   VL_DEVICE void prefetch_sums(bool adds) {
@@ -200,7 +197,7 @@ template <int RULE, class T, int LANES> struct Backward {
 
   // The adjoint of step `u` of the chunk. The states before it are at `slot` of shared memory.
   VL_DEVICE void backward_step(int u, int slot, bool more, bool adds, bool finishes) {
-    const bool gated = a.z.data, writes = active && part == 0;
+    const bool gated = a.z.data;
     const Elements this_dy = next_dy, this_z = next_z;
     const Floats before = next_sums;
     if (more) {
@@ -217,7 +214,7 @@ template <int RULE, class T, int LANES> struct Backward {
     VL_UNROLL for (int c = 0; c < CHANNELS; c++) {
       out[c] = this_dy[c] * scale;
       if (gated) {
-        const float y_here = sum_over_lanes<LANES>(dot(s[c], q, part ? 0.f : D[c] * x[c]));
+        const float y_here = dot(s[c], q, D[c] * x[c]);
         const float gate = this_z[c], sigma = sigmoid(gate);
         share[c] = fmaf(out[c], y_here, before[c]);
         out_z[c] = share[c] * sigma * fmaf(gate, 1.f - sigma, 1.f);
@@ -235,50 +232,48 @@ template <int RULE, class T, int LANES> struct Backward {
     const Floats gates = shared.gates[u][lane].value, slopes = shared.gates[u][lane].slope;
     VL_UNROLL for (int c = 0; c < CHANNELS; c++) {
       float de;  // multiplied by the gate for longhorn
-      backward_rule<RULE, LANES>(gates[c], x[c], k, s[c], A[c], grad[c], dk, dA[c], out_x[c], de);
+      backward_rule<RULE>(gates[c], x[c], k, s[c], A[c], grad[c], dk, dA[c], out_x[c], de);
       out_dt[c] = de * slopes[c];
       dbias[c] += out_dt[c];
       out_x[c] = fmaf(D[c], out[c], out_x[c]);
       if (RULE != VL_MAMBA) d_norm = fmaf(-gates[c], de, d_norm);  // d eps / d|k|^2 = -eps^2
     }
-    if (writes) {
+    if (active) {
       store<T>(dx, out_x);
       store<T>(dx + ((T *)a.ddt - (T *)a.dx), out_dt);
       if (gated && finishes) store<T>(dz, out_z);
       if (gated && !finishes) store<float>(sums_at(dz), share);
     }
-    const int left = (int)a.states - (part * kStates + order + lane % 4 / LANES * LANES);
     const float factor = lane & 4 ? 1.f : KEY_SCALE * KEY_SCALE;
-    sum_tokens<RULE, LANES>(dk, dq, k, RULE == VL_LONGHORN ? d_norm : 2.f * d_norm, lane);
-    VL_UNROLL for (int j = 0; j < LANES; j++) if (j < left) dtokens[j] = factor * dk[j];
+    const float sum = sum_tokens<RULE>(dk, dq, k, RULE == VL_LONGHORN ? d_norm : 2.f * d_norm, lane);
+    if (order + lane % 4 < a.states) *dtokens = factor * sum;
     dx += dx_step, dz += dz_step, dtokens += dtokens_step;
   }
 
   VL_DEVICE void finish() {
     if (!active) return;
-    const int64_t row = ((b * job.num_segments + warp.segment) * a.directions + g) * a.channels + d;
+    const int64_t row = (b * a.directions + g) * a.channels + d;
     VL_UNROLL for (int c = 0; c < CHANNELS; c++) {
-      if (a.dD && part == 0) ((float *)a.dD)[row + c] = dD[c];
-      if (a.ddt_bias && part == 0) ((float *)a.ddt_bias)[row + c] = dbias[c];
+      if (a.dD) ((float *)a.dD)[row + c] = dD[c];
+      if (a.ddt_bias) ((float *)a.ddt_bias)[row + c] = dbias[c];
       if (RULE == VL_MAMBA) VL_UNROLL for (int n = 0; n < kStates; n++) {
-          const int state = part * kStates + (n ^ order);
+          const int state = n ^ order;
           if (state < a.states) ((float *)a.dA)[(row + c) * a.states + state] = dA[c][n];
         }
     }
   }
 };
 
-// Blocks per multiprocessor that the registers must allow. With 6, all kernels spill on sm_80, and all for 64 states.
+// Blocks per multiprocessor that the registers must allow. With 6, all kernels spill on sm_80.
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
-constexpr int backward_blocks(int, int) { return 4; }
+constexpr int backward_blocks(int) { return 4; }
 #else
-constexpr int backward_blocks(int rule, int lanes) { return rule == VL_MAMBA || lanes > 1 ? 4 : 6; }
+constexpr int backward_blocks(int rule) { return rule == VL_MAMBA ? 4 : 6; }
 #endif
 
-template <int RULE, class T, int LANES>
-__global__ void __launch_bounds__(2 * kWarp, backward_blocks(RULE, LANES))
-    scan_backward(const __grid_constant__ Job job) {
-  run_passes<Backward<RULE, T, LANES>>(job, Warp(job, LANES == 1, uniform(threadIdx.y)));
+template <int RULE, class T>
+__global__ void __launch_bounds__(2 * kWarp, backward_blocks(RULE)) scan_backward(const __grid_constant__ Job job) {
+  run_passes<Backward<RULE, T>>(job, Warp(job, uniform(threadIdx.y)));
 }
 
 }  // namespace vilonghorn

@@ -1,11 +1,10 @@
 // Shared by the forward and the backward kernel of the CUDA scan: launch geometry, gates, one step, saved states.
 //
 // A warp processes one tile of channels of one sequence in one direction, step by step, with the states in registers. A
-// lane holds up to 16 states of each of its channels; for more states, LANES = 4 lanes share a channel. If the
-// directions of a sequence contribute to one result, one block processes all of them with up to two teams (warps): one
-// scans from the first step, the other from the last. The first team at a step stores its partial sum in the workspace,
-// the second one completes it. The teams synchronize once, in the middle. A scan that is split over time has one block
-// per segment of each sequence (scan_segments.cuh).
+// lane holds the states of its channels, up to 16 of each. If the directions of a sequence contribute to one result,
+// one block processes all of them with up to two teams (warps): one scans from the first step, the other from the last.
+// The first team at a step stores its partial sum in the workspace, the second one completes it. The teams synchronize
+// once, in the middle.
 #pragma once
 #include <type_traits>
 #include "scan_stage.cuh"
@@ -18,47 +17,38 @@ constexpr int kPadding = 64;  // saved states hold a multiple of this many chann
 // The kernel argument: the caller's parameters and the launch geometry.
 struct Job {
   VlScan scan;
-  VlSegments segments;
-  int num_segments;   // per sequence; 1 if the scan is not split
   uint64_t reversed;  // bit g: direction g scans from the last step to the first
   float scale;        // of the sum over directions: 1 / directions with `mean`, else 1
   int tiles;          // tiles of channels
   int fused;          // one block for all directions of a sequence; else one block per direction
   int teams;          // warps per block: 2 if a fused block has forward and reverse directions
-  bool wide_tokens;   // keys and queries have kStates states per lane, and every four of them are aligned
+  bool wide_tokens;   // keys and queries have kStates states, and every four of them are aligned
 };
 
 // The place of a warp in the launch.
 struct Warp {
-  int tile, team, lane, segment;
-  int begin, length;  // of the segment, in image steps
+  int tile, team, lane, length;
   int64_t sequence;
   int direction;  // direction of this block, if not `fused`
-  VL_DEVICE Warp(const Job &job, bool may_be_split, int team) : team(team), lane(threadIdx.x % kWarp) {
+  VL_DEVICE Warp(const Job &job, int team) : team(team), lane(threadIdx.x % kWarp), length((int)job.scan.length) {
     tile = blockIdx.x % job.tiles;
-    unsigned rest = blockIdx.x / job.tiles;
-    segment = begin = 0, length = (int)job.scan.length;
-    if (may_be_split && job.num_segments > 1) {
-      segment = rest % job.num_segments, rest /= job.num_segments;
-      begin = segment * (int)job.segments.steps, length -= begin;
-      if (segment + 1 < job.num_segments) length = (int)job.segments.steps;
-    }
+    const unsigned rest = blockIdx.x / job.tiles;
     sequence = rest % (unsigned)job.scan.batch;
     direction = rest / (unsigned)job.scan.batch;
   }
-  // The image position of the scan's first step in this segment.
-  VL_DEVICE int first(bool reversed) const { return reversed ? begin + length - 1 : begin; }
+  // The image position of the scan's first step.
+  VL_DEVICE int first(bool reversed) const { return reversed ? length - 1 : 0; }
 };
 
 // The partial sums over directions, as an input.
 VL_DEVICE VlInput sums_of(const VlScan &a) { return {a.accumulator, 0, a.length * a.channels, a.channels}; }
 
-// The steps of a segment in scan order, as positions in the image.
+// The steps in scan order, as positions in the image.
 struct Steps {
-  int begin, last;
+  int last;
   bool reversed;
-  VL_DEVICE Steps(const Warp &warp, bool reversed) : begin(warp.begin), last(warp.length - 1), reversed(reversed) {}
-  VL_DEVICE int operator[](int i) const { return begin + (reversed ? last - i : i); }
+  VL_DEVICE Steps(const Warp &warp, bool reversed) : last(warp.length - 1), reversed(reversed) {}
+  VL_DEVICE int operator[](int i) const { return reversed ? last - i : i; }
 };
 
 VL_DEVICE bool is_reversed(const Job &job, int direction) { return job.reversed >> direction & 1; }
@@ -116,16 +106,16 @@ template <class Part> VL_DEVICE void run_passes(const Job &job, const Warp &warp
   }
 }
 
-// The parameters of CHANNELS channels: row `row` of D, of the bias of dt, and of A times log2(e), whose states begin at
-// `first` and are in the order of their numbers xor `order`.
+// The parameters of CHANNELS channels: row `row` of D, of the bias of dt, and of A times log2(e), whose states are in
+// the order of their numbers xor `order`.
 template <int RULE, int CHANNELS>
-VL_DEVICE void load_parameters(const VlScan &a, int64_t row, int first, int order, float (&D)[CHANNELS],
-                               float (&bias)[CHANNELS], float (&A)[CHANNELS][kStates]) {
+VL_DEVICE void load_parameters(const VlScan &a, int64_t row, int order, float (&D)[CHANNELS], float (&bias)[CHANNELS],
+                               float (&A)[CHANNELS][kStates]) {
   VL_UNROLL for (int c = 0; c < CHANNELS; c++) {
     D[c] = a.D ? ((const float *)a.D)[row + c] : 0.f;
     bias[c] = a.dt_bias ? ((const float *)a.dt_bias)[row + c] : 0.f;
     VL_UNROLL for (int n = 0; n < kStates; n++) {
-      const int state = first + (n ^ order);
+      const int state = n ^ order;
       A[c][n] =
           RULE == VL_MAMBA && state < a.states ? ((const float *)a.A)[(row + c) * a.states + state] * kLog2e : 0.f;
     }
@@ -146,12 +136,6 @@ template <int RULE> VL_DEVICE Gate gate(float dt, float key_norm) {
   return {value, value * e};
 }
 
-// The sum over the lanes that share a channel.
-template <int LANES> VL_DEVICE float sum_over_lanes(float value) {
-  VL_UNROLL for (int mask = 1; mask < LANES; mask *= 2) value += shuffle_xor(value, mask);
-  return value;
-}
-
 VL_DEVICE float dot(const float (&s)[kStates], const float (&k)[kStates], float start) {
   float sum[4] = {start, 0.f, 0.f, 0.f};  // four sums hide the latency of the additions
   VL_UNROLL for (int n = 0; n < kStates; n++) sum[n % 4] = fmaf(s[n], k[n], sum[n % 4]);
@@ -159,12 +143,12 @@ VL_DEVICE float dot(const float (&s)[kStates], const float (&k)[kStates], float 
 }
 
 // One step of a channel's states. A is multiplied by log2(e): exp(delta A) is one exp2.
-template <int RULE, int LANES>
+template <int RULE>
 VL_DEVICE void step(float (&s)[kStates], float gate, float x, const float (&k)[kStates], const float (&A)[kStates]) {
   if (RULE == VL_LONGHORN) {
     VL_UNROLL for (int n = 0; n < kStates; n++) s[n] = fmaf(gate * k[n], fmaf(-k[n], s[n], x), s[n]);
   } else if (RULE == VL_LONGHORN_EXACT) {
-    const float error = x - sum_over_lanes<LANES>(dot(s, k, 0.f)), update = gate * error;
+    const float error = x - dot(s, k, 0.f), update = gate * error;
     VL_UNROLL for (int n = 0; n < kStates; n++) s[n] = fmaf(update, k[n], s[n]);
   } else {
     const float input = gate * x;
@@ -172,30 +156,29 @@ VL_DEVICE void step(float (&s)[kStates], float gate, float x, const float (&k)[k
   }
 }
 
-// A lane's states in a row of `states` x `width` numbers. Lanes with all 16 states store four states side by side in
-// one access; even and odd channels of a tile are apart, so that adjacent lanes access adjacent memory. `order` is
-// xored with the states' numbers: 0, or the order of the backward kernel.
+// A lane's states in a row of `states` x `width` numbers. With 16 states, a lane stores four states side by side in one
+// access; even and odd channels of a tile are apart, so that adjacent lanes access adjacent memory. `order` is xored
+// with the states' numbers: 0, or the order of the backward kernel.
 template <class T> struct StateRow {
   T *data;
-  int left, width;
+  int states, width;
   int64_t size;  // of a row
-  VL_DEVICE StateRow(void *rows, int64_t row, const VlScan &a, int channel, int part) {
-    left = (int)a.states - part * kStates, width = width_of(a), size = a.states * width;
+  VL_DEVICE StateRow(void *rows, int64_t row, const VlScan &a, int channel) : states((int)a.states) {
+    width = ((int)a.channels + kPadding - 1) / kPadding * kPadding, size = a.states * width;
     const int lane = channel / kPadding * kPadding + channel % 2 * (kPadding / 2) + channel % kPadding / 2;
-    data = (T *)rows + row * size + part * kStates * width + lane * (left < kStates ? 1 : 4);
+    data = (T *)rows + row * size + lane * (states < kStates ? 1 : 4);
   }
-  VL_DEVICE static int width_of(const VlScan &a) { return ((int)a.channels + kPadding - 1) / kPadding * kPadding; }
   template <int CHANNELS> VL_DEVICE void save(const float (&s)[CHANNELS][kStates]) const {
-    VL_UNROLL for (int c = 0; c < CHANNELS; c++) if (left >= kStates) VL_UNROLL for (int n = 0; n < kStates; n += 4)
+    VL_UNROLL for (int c = 0; c < CHANNELS; c++) if (states == kStates) VL_UNROLL for (int n = 0; n < kStates; n += 4)
         store_quad(data + c * 4 * (kPadding / 2) + n * width, s[c] + n);
-    else VL_UNROLL for (int n = 0; n < kStates; n++) if (n < left) data[c * (kPadding / 2) + n * width] =
+    else VL_UNROLL for (int n = 0; n < kStates; n++) if (n < states) data[c * (kPadding / 2) + n * width] =
         from_fp32<T>(s[c][n]);
   }
   template <int CHANNELS> VL_DEVICE void restore(float (&s)[CHANNELS][kStates], int order) const {
-    VL_UNROLL for (int c = 0; c < CHANNELS; c++) if (left >= kStates) VL_UNROLL for (int n = 0; n < kStates; n += 4)
+    VL_UNROLL for (int c = 0; c < CHANNELS; c++) if (states == kStates) VL_UNROLL for (int n = 0; n < kStates; n += 4)
         load_quad(data + c * 4 * (kPadding / 2) + (n ^ order) * width, s[c] + n);
     else VL_UNROLL for (int n = 0; n < kStates; n++) s[c][n] =
-        (n ^ order) < left ? to_fp32(data[c * (kPadding / 2) + (n ^ order) * width]) : 0.f;
+        (n ^ order) < states ? to_fp32(data[c * (kPadding / 2) + (n ^ order) * width]) : 0.f;
   }
   VL_DEVICE void move(int rows) { data += rows * size; }
 };
@@ -206,17 +189,11 @@ template <int RULE, class T>
 using SavedState =
     StateRow<std::conditional_t<std::is_same_v<T, bfloat16> && RULE != VL_LONGHORN_EXACT, bfloat16, float>>;
 
-// The states before step `first` of a segment; `first` is a multiple of kChunk.
+// The states before step `first`, a multiple of kChunk.
 template <int RULE, class T>
-VL_DEVICE SavedState<RULE, T> saved_state(const VlScan &a, const Warp &warp, int g, int first, int channel, int part) {
+VL_DEVICE SavedState<RULE, T> saved_state(const VlScan &a, const Warp &warp, int g, int first, int channel) {
   const int64_t chunks = (a.length + kChunk - 1) / kChunk, row = (g * a.batch + warp.sequence) * chunks;
-  return SavedState<RULE, T>(a.saved_states, row + (warp.begin + first) / kChunk, a, channel, part);
-}
-
-// The state (or its gradient) that a segment of a split scan starts from.
-VL_DEVICE StateRow<float> segment_start(const Job &job, const Warp &warp, int g, int channel) {
-  const int64_t row = (g * job.scan.batch + warp.sequence) * job.num_segments + warp.segment;
-  return StateRow<float>(job.segments.starts, row, job.scan, channel, 0);
+  return SavedState<RULE, T>(a.saved_states, row + first / kChunk, a, channel);
 }
 
 }  // namespace vilonghorn

@@ -10,17 +10,17 @@ namespace vilonghorn {
 constexpr int kForwardChannels = 2;
 
 // A lane's work in one direction of one sequence.
-template <int RULE, class T, int LANES> struct Forward {
-  static constexpr int CHANNELS = kForwardChannels, TILE = kWarp / LANES * CHANNELS;
+template <int RULE, class T> struct Forward {
+  static constexpr int CHANNELS = kForwardChannels, TILE = kWarp * CHANNELS;
   typedef Vector<float, CHANNELS> Floats;
   typedef Vector<T, CHANNELS> Elements;
   typedef RowCopy<T, TILE> Copy;
   typedef RowCopy<float, TILE> SumCopy;
-  typedef TokenCopy<T, LANES> CopyTokens;
+  typedef TokenCopy<T> CopyTokens;
 
   struct alignas(16) Shared {  // per warp
     struct Row {
-      float key[LANES * kStates], query[LANES * kStates];
+      float key[kStates], query[kStates];
     } rows[kStage];
     typename Copy::Rows x[2], z[2], dt;
     typename SumCopy::Rows sums[2];  // partial sums of earlier passes
@@ -31,32 +31,30 @@ template <int RULE, class T, int LANES> struct Forward {
   const Job &job;
   const VlScan &a;
   Shared &shared;
-  const int part, length, column;  // column: the lane's channels in the tile
+  const int length, column;  // column: the lane's channels in the tile
   const bool reversed;
   CopyTokens tokens;
   Copy x, dt, z;
   SumCopy sums;
   SavedState<RULE, T> saved_states;
-  bool writes;
+  bool active;
   float s[CHANNELS][kStates], A[CHANNELS][kStates], D[CHANNELS], bias[CHANNELS];
   float gates[kStage][CHANNELS];  // of the current stage
   int64_t at;                     // this step's first element of y, and of the partial sums
   int at_step;
 
   VL_DEVICE Forward(const Job &job, const Warp &warp, int g, Shared &shared)
-      : job(job), a(job.scan), shared(shared), part(warp.lane % LANES), length(warp.length),
-        column(warp.lane / LANES * CHANNELS), reversed(is_reversed(job, g)),
+      : job(job), a(job.scan), shared(shared), length(warp.length), column(warp.lane * CHANNELS),
+        reversed(is_reversed(job, g)),
         tokens(a.k, a.q, g, warp.sequence, warp.first(reversed), reversed, (int)a.states, job.wide_tokens, warp.lane),
         x(copy_of<T>(job, warp, a.x, g)), dt(copy_of<T>(job, warp, a.dt, g)), z(copy_of<T>(job, warp, a.z, g)),
         sums(copy_of<float>(job, warp, sums_of(a), g)),
-        saved_states(saved_state<RULE, T>(a, warp, g, 0, warp.tile * TILE + column, part)) {
+        saved_states(saved_state<RULE, T>(a, warp, g, 0, warp.tile * TILE + column)) {
     const int channels = (int)a.channels, channel = warp.tile * TILE + column;
-    const bool active = channel < channels;
+    active = channel < channels;
     const int d = active ? channel : 0;  // inactive lanes compute channel 0 and write nothing
-    writes = active && part == 0;
-    load_parameters<RULE>(a, g * channels + d, part * kStates, 0, D, bias, A);
+    load_parameters<RULE>(a, g * channels + d, 0, D, bias, A);
     VL_UNROLL for (int c = 0; c < CHANNELS; c++) VL_UNROLL for (int n = 0; n < kStates; n++) s[c][n] = 0.f;
-    if (LANES == 1 && job.num_segments > 1) segment_start(job, warp, g, channel).restore(s, 0);
     const int64_t sequence = (a.mean ? 0 : g * a.batch) + warp.sequence;
     at = (sequence * a.length + warp.first(reversed)) * channels + d;
     at_step = reversed ? -channels : channels;
@@ -150,35 +148,34 @@ template <int RULE, class T, int LANES> struct Forward {
     if (finishes) zs = load<T, CHANNELS>(&shared.z[buffer][u][column]);
     float key[kStates], query[kStates], out[CHANNELS];
     VL_UNROLL for (int n = 0; n < kStates; n += 4) {
-      load_quad(&shared.rows[u].key[part * kStates + n], key + n);
-      load_quad(&shared.rows[u].query[part * kStates + n], query + n);
+      load_quad(shared.rows[u].key + n, key + n);
+      load_quad(shared.rows[u].query + n, query + n);
     }
     VL_UNROLL for (int c = 0; c < CHANNELS; c++) {
-      step<RULE, LANES>(s[c], gates[u][c], values[c], key, A[c]);
-      out[c] = sum_over_lanes<LANES>(dot(s[c], query, part ? 0.f : fmaf(D[c], values[c], before.v[c])));
+      step<RULE>(s[c], gates[u][c], values[c], key, A[c]);
+      out[c] = dot(s[c], query, fmaf(D[c], values[c], before.v[c]));
     }
     if (finishes) {
       VL_UNROLL for (int c = 0; c < CHANNELS; c++) out[c] *= job.scale * (a.z.data ? zs[c] * sigmoid(zs[c]) : 1.f);
-      if (writes) store<T>((T *)a.y + at, out);
-    } else if (writes) {
+      if (active) store<T>((T *)a.y + at, out);
+    } else if (active) {
       store<float>((float *)a.accumulator + at, out);
     }
     at += at_step;
   }
 };
 
-// Blocks per multiprocessor that the registers must allow. With 6, mamba spills on sm_80, and all do for 64 states.
+// Blocks per multiprocessor that the registers must allow. With 6, mamba spills on sm_80.
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
 constexpr int kMambaBlocks = 4;
 #else
 constexpr int kMambaBlocks = 6;
 #endif
-constexpr int forward_blocks(int rule, int lanes) { return lanes > 1 ? 4 : rule == VL_MAMBA ? kMambaBlocks : 6; }
+constexpr int forward_blocks(int rule) { return rule == VL_MAMBA ? kMambaBlocks : 6; }
 
-template <int RULE, class T, int LANES>
-__global__ void __launch_bounds__(2 * kWarp, forward_blocks(RULE, LANES))
-    scan_forward(const __grid_constant__ Job job) {
-  run_passes<Forward<RULE, T, LANES>>(job, Warp(job, LANES == 1, threadIdx.y));
+template <int RULE, class T>
+__global__ void __launch_bounds__(2 * kWarp, forward_blocks(RULE)) scan_forward(const __grid_constant__ Job job) {
+  run_passes<Forward<RULE, T>>(job, Warp(job, threadIdx.y));
 }
 
 }  // namespace vilonghorn

@@ -35,15 +35,15 @@ template <class T, int TILE, int STEPS = kStage> struct RowCopy {
   VL_DEVICE void move(int stages) { data += stages * (STEPS / kRows) * stride; }
 };
 
-// Copies keys and queries: each lane copies four elements of some rows, and later converts what it copied.
-template <class T, int LANES> struct TokenCopy {
-  static constexpr int kQuads = LANES * kStates / 4;  // lanes per key, and per query
-  static constexpr int kRows = kWarp / (2 * kQuads);  // rows that a warp copies at once
+// Copies keys and queries: each lane copies four elements of a row, and later converts what it copied.
+template <class T> struct TokenCopy {
+  static constexpr int kQuads = kStates / 4;  // lanes per key, and per query
+  static_assert(kStage == kWarp / (2 * kQuads), "a warp copies the rows of a stage at once");
   struct alignas(16) Rows {
-    T quads[kStage / kRows][kWarp][4];
+    T quads[kWarp][4];
   };
   const T *data;   // what this lane copies first of the next stage
-  int64_t stride;  // of kRows steps
+  int64_t stride;  // of kStage steps
   int lane, left;
   bool wide;  // every quad is aligned and complete
 
@@ -54,7 +54,7 @@ template <class T, int LANES> struct TokenCopy {
     const VlInput &in = is_query() ? q : k;
     const int64_t step = reversed ? -in.step : in.step;
     data = token_at<T>(in, g, b, first) + row() * step + state();
-    stride = kRows * step;
+    stride = kStage * step;
     pin(data), pin(stride);
   }
   VL_DEVICE bool is_query() const { return lane / kQuads % 2; }
@@ -63,29 +63,24 @@ template <class T, int LANES> struct TokenCopy {
 
   // Copies the next stage, or its first `steps` steps.
   VL_DEVICE void copy(Rows &rows, int steps) {
-    VL_UNROLL for (int r = 0; r < kStage / kRows; r++) {
-      T *to = rows.quads[r][lane];
-      if (row() + r * kRows < steps) {
-        if (wide) copy_async<4 * sizeof(T)>(to, data);
-        else VL_UNROLL for (int j = 0; j < 4; j++) to[j] = j < left ? data[j] : from_fp32<T>(0.f);
-      }
-      data += stride;
-      pin(data);
+    T *to = rows.quads[lane];
+    if (row() < steps) {
+      if (wide) copy_async<4 * sizeof(T)>(to, data);
+      else VL_UNROLL for (int j = 0; j < 4; j++) to[j] = j < left ? data[j] : from_fp32<T>(0.f);
     }
+    data += stride;
+    pin(data);
   }
   // Converts a stage to the `key` and `query` of rows, as floats, zero beyond the last state, and computes |k|^2.
   // SCALE: factor of the keys, applied after their norm.
   template <int SCALE, class Row> VL_DEVICE void convert(const Rows &copied, Row *rows, float *key_norm) const {
-    VL_UNROLL for (int r = 0; r < kStage / kRows; r++) {
-      const int u = r * kRows + row();
-      const Vector<T, 4> quad = load<T, 4>(copied.quads[r][lane]);
-      float values[4], norm = 0.f;
-      VL_UNROLL for (int j = 0; j < 4; j++) values[j] = quad[j], norm = fmaf(values[j], values[j], norm);
-      VL_UNROLL for (int mask = 1; mask < kQuads; mask *= 2) norm += shuffle_xor(norm, mask);
-      if (SCALE != 1 && !is_query()) VL_UNROLL for (int j = 0; j < 4; j++) values[j] *= SCALE;
-      store_quad(is_query() ? &rows[u].query[state()] : &rows[u].key[state()], values);
-      if (lane % (2 * kQuads) == 0) key_norm[u] = norm;
-    }
+    const Vector<T, 4> quad = load<T, 4>(copied.quads[lane]);
+    float values[4], norm = 0.f;
+    VL_UNROLL for (int j = 0; j < 4; j++) values[j] = quad[j], norm = fmaf(values[j], values[j], norm);
+    VL_UNROLL for (int mask = 1; mask < kQuads; mask *= 2) norm += shuffle_xor(norm, mask);
+    if (SCALE != 1 && !is_query()) VL_UNROLL for (int j = 0; j < 4; j++) values[j] *= SCALE;
+    store_quad(is_query() ? &rows[row()].query[state()] : &rows[row()].key[state()], values);
+    if (lane % (2 * kQuads) == 0) key_norm[row()] = norm;
   }
 };
 

@@ -12,7 +12,7 @@
 #include <stdint.h>
 #include <string.h>
 
-enum { VL_ABI = 20 }; /* Increase it with every change of a struct, function or tensor: the caller compares it. */
+enum { VL_ABI = 21 }; /* Increase it with every change of a struct, function or tensor: the caller compares it. */
 /* VL_NONE, without a recurrence, is for VlMambaInner and VlBlock on the CPU: y is the mean over the directions of the
  * convolution with SiLU, times silu(z). x_proj, dt_proj, dt_bias, A and D are absent; states, dt_rank and heads are 0.
  */
@@ -27,7 +27,7 @@ static inline int vl_rule(const char *name) {
   return VL_UNKNOWN_RULE;
 }
 enum { VL_FLOAT32 = 0, VL_FLOAT64 = 1, VL_BFLOAT16 = 2 };
-enum { VL_MAX_STATES = 64, VL_MAX_CONV = 64 };
+enum { VL_MAX_STATES = 64, VL_CUDA_MAX_STATES = 16, VL_MAX_CONV = 64 };
 
 typedef struct {
   const void *data;
@@ -59,15 +59,6 @@ typedef struct {
   void *dA, *dD, *ddt_bias; /* (G, D, N), (G, D), (G, D), optional */
   void *partials;           /* CUDA: vl_cuda_scan_partials() floats of workspace */
 } VlScan;
-
-/* How the CUDA library splits a scan of VL_SEGMENT_STATES states, but for VL_LONGHORN_EXACT, over time: into segments
- * of `steps` image steps, a multiple of `chunk`; the last segment may be shorter. 0 means no split. */
-enum { VL_SEGMENT_STATES = 16 };
-typedef struct {
-  int64_t steps;
-  void *summaries; /* (G, B, segments, 2, N, padded D) float */
-  void *starts;    /* (G, B, segments, N, padded D) float */
-} VlSegments;
 
 /* A convolution over a grid of patches, with zeros around it. The tokens are the patches in raster order; a further one
  * is a class token before patch rows * columns / 2, of which only the middle tap is used. */
@@ -240,13 +231,13 @@ VL_EXPORT int vl_block_set(VlBlock *, const VlTensor *inputs, int64_t flags);
 
 /* The CUDA library. All tensors are in device memory and not empty. In a scan x, dt, z and dy are aligned to two
  * elements, their strides and the channels are even, their step strides are below 2^31, and there are at most 64
- * directions. Kernels are queued on `stream`. Functions that return int return 0, VL_UNKNOWN_RULE or an error of the
- * CUDA runtime. */
+ * directions and VL_CUDA_MAX_STATES states. Kernels are queued on `stream`. Functions that return int return 0,
+ * VL_UNKNOWN_RULE or an error of the CUDA runtime. */
 VL_EXPORT int vl_cuda_check(int device); /* an error if the device cannot run this build */
 VL_EXPORT const char *vl_cuda_error(int error);
-VL_EXPORT int64_t vl_cuda_scan_partials(const VlScan *, const VlSegments *); /* the size of `partials` */
-VL_EXPORT int vl_cuda_scan_forward(const VlScan *, const VlSegments *, int device, void *stream);
-VL_EXPORT int vl_cuda_scan_backward(const VlScan *, const VlSegments *, int device, void *stream);
+VL_EXPORT int64_t vl_cuda_scan_partials(const VlScan *); /* the size of `partials` */
+VL_EXPORT int vl_cuda_scan_forward(const VlScan *, int device, void *stream);
+VL_EXPORT int vl_cuda_scan_backward(const VlScan *, int device, void *stream);
 /* The convolution takes every alignment, stride and number of directions. Aligned to 16 bytes it is fastest. */
 VL_EXPORT int64_t vl_cuda_conv_rows(const VlConv *); /* the number of rows of `partials` */
 VL_EXPORT int vl_cuda_conv_forward(const VlConv *, int device, void *stream);

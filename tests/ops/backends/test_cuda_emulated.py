@@ -11,32 +11,29 @@ from scans import *  # noqa: F403
 
 from vilonghorn.ops import scan
 from vilonghorn.ops.arguments import ScanArguments
-from vilonghorn.ops.backends import cuda, segments
+from vilonghorn.ops.backends import choose, cpu, cuda, triton
 from vilonghorn.ops.rules import RULES
 
 pytestmark = pytest.mark.usefixtures("emulator")
 
 emulated = partial(scan, backend="cuda")
-# (G, B, L, D, N) and the reverse flags: lengths around chunks and halves, directions that meet and that do not. Then in
-# how many segments, of which the last is short.
+# (G, B, L, D, N) and the reverse flags: lengths around chunks and halves, directions that meet and that do not
 SHAPES = [
-    ((1, 1, 1, 5, 16), (True,), 1),
-    ((2, 1, 1, 40, 16), (False, True), 1),
-    ((2, 3, 2, 5, 16), (True, False), 1),
-    ((1, 2, 63, 1, 16), (False,), 1),
-    ((2, 1, 33, 70, 16), (True, True), 1),
-    ((4, 1, 21, 6, 16), (True, False, False, True), 1),
-    ((2, 1, 20, 40, 1), (True, False), 1),
-    ((3, 1, 3, 34, 24), (True, True, True), 1),  # with the mean, one team makes all passes, of one stage
-    ((3, 1, 17, 10, 6), (False, True, False), 2),  # only scans of 16 states are split
-    ((2, 1, 25, 40, 24), (False, True), 1),
-    ((1, 1, 17, 34, 64), (True,), 1),
-    ((2, 2, 17, 40, 16), (True, False), 2),
-    ((2, 1, 37, 70, 16), (False, True), 3),
-    ((1, 2, 70, 5, 16), (True,), 9),
-    ((3, 1, 63, 6, 16), (True, False, True), 5),
-    ((3, 2, 37, 100, 16), (False, True, True), 1),
-    ((1, 33, 1, 2, 5), (False,), 1),  # more partial sums than a thread adds up alone
+    ((1, 1, 1, 5, 16), (True,)),
+    ((2, 1, 1, 40, 16), (False, True)),
+    ((2, 3, 2, 5, 16), (True, False)),
+    ((1, 2, 63, 1, 16), (False,)),
+    ((2, 1, 33, 70, 16), (True, True)),
+    ((4, 1, 21, 6, 16), (True, False, False, True)),
+    ((2, 1, 20, 40, 1), (True, False)),
+    ((3, 1, 3, 34, 14), (True, True, True)),  # with the mean, one team makes all passes, of one stage
+    ((3, 1, 17, 10, 6), (False, True, False)),
+    ((2, 1, 25, 40, 16), (False, True)),
+    ((2, 1, 37, 70, 16), (False, True)),
+    ((1, 2, 70, 5, 16), (True,)),
+    ((3, 1, 63, 6, 16), (True, False, True)),
+    ((3, 2, 37, 100, 16), (False, True, True)),
+    ((1, 33, 1, 2, 5), (False,)),  # more partial sums than a thread adds up alone
 ]
 OPTIONS = [("none", False), ("mean", True)]  # all pairs are in pairwise.CASES
 
@@ -51,24 +48,15 @@ def rule(request) -> str:
     return request.param
 
 
-@pytest.fixture
-def split(monkeypatch):
-    """Has every scan split over time into a number of segments."""
-    return lambda count: monkeypatch.setattr(segments, "num_segments", lambda *_: count)
-
-
 @pytest.mark.parametrize("case", pairwise.CASES, ids=str)
 def test_all_pairs_of_choices_agree_with_the_oracle(case):
     pairwise.check(emulated, case._replace(dtype="bfloat16") if case.dtype == "float16" else case)
 
 
-@pytest.mark.parametrize(
-    "shape, reverse, count, reduce, gate", [(*s, *o) for s, o in zip(SHAPES, cycle(OPTIONS))], ids=str
-)
+@pytest.mark.parametrize("shape, reverse, reduce, gate", [(*s, *o) for s, o in zip(SHAPES, cycle(OPTIONS))], ids=str)
 def test_the_kernels_agree_with_the_oracle_and_repeat_bit_for_bit_whatever_the_order_of_the_threads(
-    shape, reverse, count, reduce, gate, rule, split
+    shape, reverse, reduce, gate, rule
 ):
-    split(count)
     values, options = inputs(*shape, rule=rule, gate=gate), dict(rule=rule, reverse=reverse, reduce=reduce)
     expected = value_and_grads(oracle, {name: value.double() for name, value in values.items()}, **options)
     first = value_and_grads(emulated, values, **options)
@@ -78,10 +66,10 @@ def test_the_kernels_agree_with_the_oracle_and_repeat_bit_for_bit_whatever_the_o
 
 
 @pytest.mark.parametrize("reduce", ["none", "mean"])
-@pytest.mark.parametrize("states", [5, 16, 20])
+@pytest.mark.parametrize("states", [5, 16])
 def test_bfloat16_gives_the_float32_result_of_the_same_inputs_rounded(rule, states, reduce):
     # Saved states in bfloat16 are rounded, too. The first one is zero.
-    rounded = states <= 16 and rule != "longhorn_exact"
+    rounded = rule != "longhorn_exact"
     short = inputs(2, 1, cuda.CHUNK if rounded else 19, 36, states, rule=rule, dtype=torch.bfloat16)
     results = []
     for given in (short, {name: v.float() for name, v in short.items()}):
@@ -93,9 +81,7 @@ def test_bfloat16_gives_the_float32_result_of_the_same_inputs_rounded(rule, stat
         assert torch.equal(half, results[1][name].to(half.dtype)), name
 
 
-@pytest.mark.parametrize("count", [1, 2])
-def test_rounding_saved_states_to_bfloat16_costs_less_than_rounding_results_does(rule, count, split):
-    split(count)
+def test_rounding_saved_states_to_bfloat16_costs_less_than_rounding_results_does(rule):
     values = inputs(2, 1, 67, 64, 16, rule=rule, dtype=torch.bfloat16)
     compare(emulated, values, 4e-3, rule=rule, reverse=(False, True), reduce="mean")
 
@@ -127,6 +113,18 @@ def test_what_the_kernels_do_not_take_is_refused_by_name(G, step, message):
     values["k"] = values["k"].as_strided((G, 1, 1, 16), (0, 0, step, 1))
     with pytest.raises(ValueError, match=message):
         emulated(**values, reverse=(False,) * G)
+
+
+def test_more_states_than_the_kernels_take_run_in_triton(monkeypatch):
+    monkeypatch.setattr(cpu, "_reason", "not built")
+    monkeypatch.setattr(triton, "unavailable", lambda device, dtype: None)
+    values = inputs(1, 1, 3, 4, 17, rule="longhorn")
+    assert choose(ScanArguments(**inputs(1, 1, 3, 4, 16, rule="longhorn"))) is cuda
+    assert choose(ScanArguments(**values)) is triton
+    with pytest.raises(RuntimeError, match="'cuda' takes up to 16 states, not 17"):
+        emulated(**values)
+    with pytest.raises(RuntimeError, match="invalid argument"):  # from the library itself
+        cuda.forward(ScanArguments(**values), True)
 
 
 @pytest.mark.parametrize("number", [-1, 3])

@@ -21,9 +21,7 @@ from oracle import (
 
 from vilonghorn.layers import Block
 from vilonghorn.ops import backends, conv_silu, mamba_inner, scan
-from vilonghorn.ops.arguments import ScanArguments
 from vilonghorn.ops.backends import BACKENDS as BY_NAME
-from vilonghorn.ops.backends import cuda, segments
 
 if not torch.cuda.is_available():
     pytest.skip("torch sees no CUDA device", allow_module_level=True)
@@ -33,7 +31,7 @@ TOLERANCE = {torch.float32: 2e-6, torch.bfloat16: 8e-3, torch.float16: 2e-3}
 COMBINATIONS = [
     (name, dtype) for name in BACKENDS for dtype in TOLERANCE if not BY_NAME[name].unavailable("cuda", dtype)
 ]
-SHAPES = [(1, 1, 1, 1, 16), (2, 2, 63, 40, 16), (3, 1, 65, 8, 5), (1, 1, 40, 33, 64), (2, 2, 197, 384, 16)]
+SHAPES = [(1, 1, 1, 1, 16), (2, 2, 63, 40, 16), (3, 1, 65, 8, 5), (1, 1, 40, 33, 3), (2, 2, 197, 384, 16)]
 
 
 @pytest.fixture(params=BACKENDS)
@@ -140,16 +138,6 @@ def test_a_mixer_agrees_with_the_oracle(shape, heads, grid, rule, dtype):
     tolerance = {torch.float32: 1e-5, torch.bfloat16: 5e-2, torch.float16: 1e-2}[dtype]
     run = mamba_inner if rule == "mamba" else partial(mamba_inner, A=None)
     compare(run, values, tolerance, "cuda", mixer, **options)
-
-
-@pytest.mark.skipif("cuda" not in BACKENDS, reason="only the CUDA backend splits scans")
-@pytest.mark.parametrize("rule", KERNEL_RULES)
-def test_a_long_sequence_alone_is_split_over_time(rule):
-    values, options = inputs(2, 1, 6084, 64, 16, rule=rule), dict(rule=rule, reverse=(False, True), reduce="mean")
-    args = ScanArguments(**{name: value.cuda() for name, value in values.items()}, **options)
-    warps = segments.multiprocessors(args.x.device) * cuda.RESIDENT_WARPS[rule]
-    assert segments.num_segments(args, warps) > 1
-    compare(partial(scan, backend="cuda"), values, 2e-5, "cuda", **options)
 
 
 def step_of(block, x):

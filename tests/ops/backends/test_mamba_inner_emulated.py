@@ -9,7 +9,7 @@ from torch._dynamo.testing import CompileCounterWithBackend
 
 from vilonghorn.ops import mamba_inner
 from vilonghorn.ops.arguments import MambaInnerArguments
-from vilonghorn.ops.backends import cpu, cuda
+from vilonghorn.ops.backends import cpu
 
 NAMES = MambaInnerArguments._fields[:8]
 # G, B, L, D, N, R, K, and heads
@@ -18,7 +18,7 @@ SHAPES = [
     ((2, 2, 1, 6, 16, 2, 4), 1),
     ((2, 2, 21, 6, 3, 2, 4), None),
     ((3, 1, 17, 70, 16, 5, 4), 5),
-    ((2, 1, 9, 34, 20, 3, 2), None),
+    ((2, 1, 9, 34, 14, 3, 2), None),
 ]
 
 
@@ -37,12 +37,6 @@ def in_order(A=None, **values):
 def test_it_agrees_with_the_oracle(shape, heads, rule):
     values, flags = mixer_inputs(*shape, rule=rule, heads=heads), (False, True, True)[: shape[0]]
     compare(in_order, values, 2e-6, truth=mixer, rule=rule, reverse=flags)
-
-
-def test_a_mixer_without_a_rule_is_not_taken():
-    values = mixer_inputs(1, 1, 5, 4, 3, 2, 4, rule="none")
-    args = MambaInnerArguments(**dict.fromkeys(NAMES) | values, rule="none", reverse=[0])
-    assert not cuda.takes_mamba_inner(args, torch.float32)
 
 
 # G, B, D, then rows and columns of the grid, and class tokens

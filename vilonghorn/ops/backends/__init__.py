@@ -74,14 +74,12 @@ def choose(args: ScanArguments) -> Backend:
     name = triton_backend.NAME if args.has_heads else args.backend
     if name is not None:
         backend = _require("scan", name, device, dtype)
-        if not has_rule(name, args.rule):
-            raise RuntimeError(f"scan: backend {name!r} has no kernel for rule {args.rule!r}; use 'reference'")
+        if missing := _missing_kernel(name, args):
+            raise RuntimeError(f"scan: backend {name!r} {missing}; use 'reference'")
         return backend
 
     def reason(name: str) -> str | None:
-        return BACKENDS[name].unavailable(device, dtype) or (
-            None if has_rule(name, args.rule) else "has no kernel for this rule"
-        )
+        return BACKENDS[name].unavailable(device, dtype) or _missing_kernel(name, args)
 
     chosen = next(name for name in BACKENDS if reason(name) is None)
     if chosen == reference.NAME and device.type != "meta" and (device.type, dtype, args.rule) not in _warned:
@@ -97,6 +95,15 @@ def has_rule(backend: str, rule: str) -> bool:
     if rule == NO_RULE:  # a mixer without a scan: only the CPU library has it
         return backend == native.NAME
     return backend == reference.NAME or backend in find_rule("scan", rule).backends
+
+
+def _missing_kernel(backend: str, args: ScanArguments) -> str | None:
+    """What of a scan a backend has no kernel for, or None."""
+    if not has_rule(backend, args.rule):
+        return f"has no kernel for rule {args.rule!r}"
+    if backend == cuda.NAME and args.k.shape[-1] > cuda.MAX_STATES:
+        return f"takes up to {cuda.MAX_STATES} states, not {args.k.shape[-1]}"
+    return None
 
 
 @torch.compiler.assume_constant_result

@@ -21,7 +21,7 @@ from ... import __version__
 from ..arguments import BlockArguments, ConvArguments, ScanArguments
 from ..rules import NO_RULE, RULES
 
-ABI = 20  # VL_ABI
+ABI = 21  # VL_ABI
 _INT, _LONG, _POINTER = ctypes.c_int32, ctypes.c_int64, ctypes.c_void_p
 _NONE = 3  # VL_NONE
 UNKNOWN_RULE = -1  # VL_UNKNOWN_RULE
@@ -107,12 +107,6 @@ class Scan(ctypes.Structure):
         *_fields(_LONG, "dz_step"),
         *_fields(_POINTER, "dA dD ddt_bias partials"),
     ]
-
-
-class Segments(ctypes.Structure):
-    """How a scan on a GPU is split over time."""
-
-    _fields_ = [*_fields(_LONG, "steps"), *_fields(_POINTER, "summaries starts")]
 
 
 class ConvGrid(ctypes.Structure):

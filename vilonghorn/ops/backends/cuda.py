@@ -1,8 +1,7 @@
 """The CUDA backend: calls the compiled kernels of `kernels/cuda` for NVIDIA GPUs, on torch's stream.
 
-There are no kernels for float64 and float16. In a scan with more than 16 states, activations are converted to float32.
-Only scans of 16 states that a rule does not mix are split over time (see `segments`). `kernels/cuda/scan.cu` chooses
-the kernel.
+There are no kernels for float64 and float16, nor for more than MAX_STATES states. `kernels/cuda/scan.cu` chooses the
+kernel.
 """
 
 import ctypes
@@ -16,18 +15,16 @@ from torch import Tensor
 
 from .._torch import raw_stream
 from ..arguments import ConvArguments, MambaInnerArguments, ScanArguments, Sizes
-from ..rules import RULES, kernel_state_dtype
-from . import segments, triton
-from .bindings import Input, ScanParams, Segments, conv_params, open_library
+from ..rules import kernel_state_dtype
+from . import triton
+from .bindings import Input, ScanParams, conv_params, open_library
 
 NAME = "cuda"
 CHUNK = 8  # steps between two saved states
 LANES = 64  # channels of a saved state are padded to the tile of a warp
-SHORT_DTYPE_STATES = 16  # up to here kernels exist for every dtype of DTYPES
-SEGMENT_STATES = 16  # VL_SEGMENT_STATES
+MAX_STATES = 16  # VL_CUDA_MAX_STATES
 ALIGNMENT = 16  # bytes that kernels read of saved states in one access
 RANK_MULTIPLE = 8  # the rank of dt is padded to one: for other ranks cuBLAS chooses slow kernels
-RESIDENT_WARPS = dict(longhorn=12, longhorn_exact=12, mamba=8)  # of a multiprocessor: registers allow no more on sm_90
 MAX_DIRECTIONS = 64
 GRID_FILTER = (3, 3)  # the only one with kernels
 MAX_STRIDE = 2**31 - 1
@@ -45,10 +42,9 @@ def declare(library: ctypes.CDLL) -> ctypes.CDLL:
     """Sets the argument and result types other than int."""
     library.vl_cuda_error.restype = ctypes.c_char_p
     library.vl_cuda_scan_partials.restype = library.vl_cuda_conv_rows.restype = ctypes.c_int64
-    for function in (library.vl_cuda_scan_forward, library.vl_cuda_scan_backward):
-        function.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int, ctypes.c_void_p]
-    for function in (library.vl_cuda_conv_forward, library.vl_cuda_conv_backward):
-        function.argtypes = [ctypes.c_void_p, ctypes.c_int, ctypes.c_void_p]
+    for operator in ("scan", "conv"):
+        for step in ("forward", "backward"):
+            getattr(library, f"vl_cuda_{operator}_{step}").argtypes = [ctypes.c_void_p, ctypes.c_int, ctypes.c_void_p]
     return library
 
 
@@ -81,15 +77,9 @@ def _unavailable_on(device: int) -> str | None:
     return reason
 
 
-def kernel_dtype(dtype: torch.dtype, states: int) -> torch.dtype:
-    """Dtype of a kernel's activations."""
-    return dtype if states <= SHORT_DTYPE_STATES else torch.float32
-
-
 def empty_states(args: ScanArguments | MambaInnerArguments, save: bool) -> Tensor:
     """Memory for the saved states; see `Backend`."""
-    dtype = kernel_state_dtype(kernel_dtype(args[0].dtype, args.sizes.N), args.rule)
-    return args.sizes.empty_states(args[0], CHUNK, LANES, dtype, save)
+    return args.sizes.empty_states(args[0], CHUNK, LANES, kernel_state_dtype(args[0].dtype, args.rule), save)
 
 
 def forward(args: ScanArguments, save: bool) -> tuple[Tensor, Tensor]:
@@ -100,7 +90,7 @@ def forward(args: ScanArguments, save: bool) -> tuple[Tensor, Tensor]:
     params = _CudaParams(args)
     y, saved_states = params.forward_outputs(empty_states(args, save))
     params.run(_open()[0].vl_cuda_scan_forward, accumulate=args.reduce == "mean")
-    return y.to(args.x.dtype), saved_states
+    return y, saved_states
 
 
 def backward(
@@ -109,7 +99,7 @@ def backward(
     """Gradients of a scan; see `Backend`.
 
     `out` may hold k, q and z: the tensors that take their gradients, of x's dtype. The last dimension is contiguous,
-    and the others are as in one tensor of tokens. D is even, and N at most 16 for 16-bit dtypes.
+    and the others are as in one tensor of tokens. D is even.
     """
     if args.x.shape[-1] % 2:
         grads = backward(F.pad(dy, (0, 1)), _pad_to_even(args), saved_states)
@@ -153,8 +143,8 @@ def conv_backward(dy: Tensor, args: ConvArguments, dx: Tensor | None = None) -> 
 
 def takes_mamba_inner(args: MambaInnerArguments, dtype: torch.dtype) -> bool:
     """Whether `mamba_inner_forward` takes validated arguments with xz converted to `dtype`."""
-    fits = args.sizes.D % 2 == 0 and (args.sizes.N <= SHORT_DTYPE_STATES or dtype == torch.float32)
-    return args.rule in RESIDENT_WARPS and fits and (not args.conv_grid or tuple(args.conv_grid[-2:]) == GRID_FILTER)
+    fits = args.sizes.D % 2 == 0 and args.sizes.N <= MAX_STATES
+    return fits and (not args.conv_grid or tuple(args.conv_grid[-2:]) == GRID_FILTER)
 
 
 def mamba_inner_outputs(args: MambaInnerArguments, save: bool) -> tuple[Tensor, ...]:
@@ -261,12 +251,8 @@ class _CudaParams(ScanParams):
     def __init__(self, args: ScanArguments):
         if len(args.reverse) > MAX_DIRECTIONS:
             raise ValueError(f"scan: the CUDA kernels take up to {MAX_DIRECTIONS} directions, not {len(args.reverse)}")
-        states, self.channels = args.k.shape[-1], args.x.shape[-1]
-        super().__init__(args, kernel_dtype(args.x.dtype, states), CHUNK, LANES)
-        self.segments = (0, 1)
-        if states == SEGMENT_STATES and not RULES[args.rule].couples_states:
-            warps = segments.multiprocessors(self.device) * RESIDENT_WARPS.get(args.rule, 1)
-            self.segments = segments.split(args, warps, CHUNK)
+        self.channels = args.x.shape[-1]
+        super().__init__(args, args.x.dtype, CHUNK, LANES)
 
     def activation(self, t: Tensor | None) -> Input:
         """As `Params.activation`; copies tensors whose pairs of channels are not aligned."""
@@ -283,27 +269,21 @@ class _CudaParams(ScanParams):
         if accumulate and self.struct.directions > 1:
             tokens, channels = self.struct.batch * self.struct.length, self.struct.channels
             self.output("accumulator", (tokens, self.struct.dz_step if self.struct.dx else channels), torch.float32)
-        steps, count = self.segments
-        struct = Segments(steps)
-        if steps:
-            G, B, _, N, width = self.saved_state_shape
-            self.output("summaries", (G, B, count, 2, N, width), torch.float32, struct)
-            self.output("starts", (G, B, count, N, width), torch.float32, struct)
         if self.struct.dx:
-            size = _open()[0].vl_cuda_scan_partials(ctypes.byref(self.struct), ctypes.byref(struct))
+            size = _open()[0].vl_cuda_scan_partials(ctypes.byref(self.struct))
             self.output("partials", (size,), torch.float32)
-        _queue("scan", function, self.device, self.struct, struct)
+        _queue("scan", function, self.device, self.struct)
 
 
-def _queue(operator: str, function: Callable, device: torch.device, *structs: ctypes.Structure) -> None:
+def _queue(operator: str, function: Callable, device: torch.device, struct: ctypes.Structure) -> None:
     """Queues a kernel on torch's stream."""
-    error = _call(function, device, *map(ctypes.byref, structs))
+    error = _call(function, device, ctypes.byref(struct))
     if error:
         raise RuntimeError(f"{operator}: the CUDA kernel could not run: {_open()[0].vl_cuda_error(error).decode()}")
 
 
-def _call(function: Callable, device: torch.device, *structs) -> int:
+def _call(function: Callable, device: torch.device, struct) -> int:
     if device.index == torch.cuda.current_device():
-        return function(*structs, device.index, raw_stream(device.index))
+        return function(struct, device.index, raw_stream(device.index))
     with torch.cuda.device(device):
-        return function(*structs, device.index, raw_stream(device.index))
+        return function(struct, device.index, raw_stream(device.index))
