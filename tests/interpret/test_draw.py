@@ -16,7 +16,7 @@ from PIL import Image
 
 from vilonghorn import load
 from vilonghorn.interpret.draw import KINDS, Sheet, draw, make_sheet, overlay, view, wrap
-from vilonghorn.interpret.model import attention, grad_cam, pca, receptive_field, to_map
+from vilonghorn.interpret.maps import attention, grad_cam, pca, receptive_field, to_map
 
 
 @pytest.fixture

@@ -27,7 +27,7 @@ COMMANDS = {
     "data": "write scikit-learn's digits as an image folder",
     "bench": "time the models on this machine",
     "publish": "make a folder of a run that timm and transformers load, for the Hugging Face Hub",
-    "web": "serve a web page that classifies images and draws maps",
+    "web": "serve a page on this machine that classifies pictures in the browser",
     "run": "run a script that imports timm only, with the models of this package",
     "env": "print what a bug report needs",
 }

@@ -15,11 +15,11 @@ from ..data.images import printable
 from ..export.attention import SCANS
 from ..export.contents import input_size, read_contents
 from ..export.formats import FORMATS, kind_of, libraries
-from ..export.model import load_for_export
+from ..export.load import load_for_export
 from ..export.native import aoti_functions
 from ..export.runtime import load
 from ..export.verify import VerificationError, export
-from ..export.web import RUNTIME, write_page
+from ..export.web_page import write_page
 from ..export.weights import WEIGHTS
 from . import make_parser
 
@@ -75,8 +75,7 @@ def main(argv: Sequence[str]) -> int:
     for shape, error in errors:
         print(f"images {'x'.join(map(str, shape))}: differs from the model by {error:.1e}")
     if web:
-        print(f"{output}: checked without vilonghorn. The page needs the files of onnxruntime-web; in {output} run:")
-        print(f"{RUNTIME}\nThen serve it: python -m http.server --directory {output}")
+        print(f"{output}: checked without vilonghorn. Serve it: python -m http.server --directory {output}")
     else:
         print(f"{output}: {form.title}, {output.stat().st_size / 1e6:.1f} MB, checked without vilonghorn")
     return 0

@@ -2,6 +2,6 @@
 AOTInductor.
 """
 
-from .model import load_for_export
+from .load import load_for_export
 from .native import ort_library
 from .verify import VerificationError, export

@@ -19,7 +19,7 @@ from torch import Tensor
 from ..figures import fit_text, shorten
 from ..inference import LoadedModel
 from ..ops.rules import RULES
-from .model import (
+from .maps import (
     CLASS_TOKEN,
     attention,
     block_index,
