@@ -11,7 +11,8 @@ from left_run import NAMES, leave_run
 from PIL import Image
 
 from vilonghorn import export
-from vilonghorn.export.formats import FORMATS, capture
+from vilonghorn.export.capture import capture
+from vilonghorn.export.formats import FORMATS
 
 ROOT = Path(__file__).parents[2]
 

@@ -22,15 +22,16 @@ COMMANDS = {
     "evaluate": "measure a trained run on held-out images",
     "predict": "classify image files",
     "interpret": "draw what a model does with an image",
-    "export": "write a model as ONNX, torch.export or AOTInductor",
+    "export": "write a model as ONNX, torch.export or a page for a browser",
     "beton": "write an image folder to a .beton file, or check one",
     "data": "write scikit-learn's digits as an image folder",
     "bench": "time the models on this machine",
     "publish": "make a folder of a run that timm and transformers load, for the Hugging Face Hub",
     "web": "serve a page on this machine that classifies pictures in the browser",
-    "run": "run a script that imports timm only, with the models of this package",
+    "exec": "run a script that imports timm only, with the models of this package",
     "env": "print what a bug report needs",
 }
+RENAMED = {"run": "exec"}  # old names of commands
 HELP = """\
 usage: vilonghorn COMMAND ...
        vilonghorn COMMAND --help
@@ -79,7 +80,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print("interrupted", file=sys.stderr)
         return 130
     except (ImportError, OSError, ValueError) as error:
-        if name == "run":  # an error of the user's script
+        if name == "exec":  # an error of the user's script
             raise
         print(f"error: {error}", file=sys.stderr)
         return 2
@@ -95,7 +96,7 @@ def _run(name: str, arguments: list[str]) -> int:
             return 0
         raise ValueError("give a command")
     if name not in COMMANDS:
-        close = " or ".join(difflib.get_close_matches(name, COMMANDS))
+        close = RENAMED.get(name) or " or ".join(difflib.get_close_matches(name, COMMANDS))
         hint = f"did you mean {close}?" if close else f"expected one of {', '.join(COMMANDS)}"
         raise ValueError(f"there is no command {name!r}; {hint}")
     if name in ("train", "pretrain", "evaluate"):  # before torch is imported: idle threads leave the cores to decoders

@@ -26,13 +26,6 @@ parser.add_argument("--checkpoint", metavar="WHICH", help=help)
 parser.add_argument("--port", type=int, default=0, help="default: a free one")
 
 
-class Handler(SimpleHTTPRequestHandler):
-    """Serves files of a folder, without a line for each request."""
-
-    def log_message(self, format: str, *values: object) -> None:
-        """Logs nothing."""
-
-
 def main(argv: Sequence[str]) -> None:
     """Runs the command until it is interrupted."""
     options = parser.parse_args(argv)
@@ -41,7 +34,7 @@ def main(argv: Sequence[str]) -> None:
     model = load_for_export(options.model, options.checkpoint)
     with TemporaryDirectory(prefix="vilonghorn-web-") as folder:
         page = Path(folder, "page")
-        with ThreadingHTTPServer((HOST, options.port), partial(Handler, directory=page)) as server:
+        with ThreadingHTTPServer((HOST, options.port), partial(SimpleHTTPRequestHandler, directory=page)) as server:
             write_page(model, page)
             print(f"the page is at http://{HOST}:{server.server_port}/ until you press Ctrl+C", flush=True)
             server.serve_forever()

@@ -1,5 +1,5 @@
 """Exports models to files that run without this package: ONNX, onnxruntime with native operators, torch.export,
-AOTInductor.
+a page for a browser.
 """
 
 from .load import load_for_export

@@ -10,7 +10,7 @@ from timm.models._features import FeatureGetterNet
 from torch import Tensor, nn
 
 from ..data.files import atomic_folder, write_json
-from .formats import describe, trunk
+from .capture import backbone, describe
 from .verify import Errors, export
 
 PAGE = Path(__file__).with_name("page")
@@ -41,7 +41,7 @@ class ClassMaps(nn.Module):
 
 def without_maps(model: nn.Module) -> str | None:
     """Why a model has no class maps; None for one that classifies the average of its patches, as their means."""
-    if (pool := trunk(model).global_pool) == "avg":
+    if (pool := backbone(model).global_pool) == "avg":
         return None
     what = "one class token" if pool == "token" else f"patches by global_pool={pool!r}"
     return f"No Grad-CAM: this model classifies {what}, and the page draws it of the average of the patches."
@@ -63,7 +63,7 @@ def fetch_runtime() -> Path:
     return path
 
 
-def write_page(model: nn.Module, folder: Path, weights: str = "fp32", scan: str | None = None) -> Errors:
+def write_page(model: nn.Module, folder: Path, precision: str = "fp32", scan: str | None = None) -> Errors:
     """Writes the folder: page, model as ONNX (compared as by `export`), its description as JSON, and onnxruntime-web.
 
     The model is of `load_for_export`, with classes.
@@ -74,14 +74,14 @@ def write_page(model: nn.Module, folder: Path, weights: str = "fp32", scan: str 
         OSError: as `fetch_runtime`.
         VerificationError: as `export`.
     """
-    found = {name: json.loads(value) for name, value in describe(model, weights).items()}
+    found = {name: json.loads(value) for name, value in describe(model, precision).items()}
     if isinstance(model, FeatureGetterNet) or not model.num_classes or model.in_chans != 3:
         raise ValueError("--to web is for a classifier of images in RGB: leave out --features, and give classes")
     if (name := found["preprocessing"]["interpolation"]) not in INTERPOLATIONS:
         raise ValueError(f"interpolation is {name!r}, expected one of {', '.join(INTERPOLATIONS)} for --to web")
     with tarfile.open(fetch_runtime()) as runtime, atomic_folder(folder) as partial:
         exported = model if (reason := without_maps(model)) else ClassMaps(model)
-        errors = export(exported, "onnx", partial / "model.onnx", weights, scan)
+        errors = export(exported, "onnx", partial / "model.onnx", precision, scan)
         write_json(partial / "model.json", found | dict(without_maps=reason))
         for file in PAGE.iterdir():
             shutil.copyfile(file, partial / file.name)

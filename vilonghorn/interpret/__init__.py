@@ -1,6 +1,6 @@
 """Maps of what a backbone does with an image: attention, receptive field, features, class activation."""
 
-from .draw import COLORMAP, EXPLANATIONS, KINDS, Sheet, draw, make_sheet, view
+from .draw import COLORMAP, KINDS, Sheet, draw, make_sheet, view
 from .maps import (
     attention,
     check_backbone,

@@ -70,7 +70,8 @@ def scans(model: Backbone, images: Tensor, blocks: Sequence[int]) -> list[ScanIn
     found = {}
 
     def store(mixer, inputs):
-        found[mixer] = scan_inputs(mixer, *inputs[:2])  # tokens and grid
+        tokens, grid, *_ = inputs
+        found[mixer] = scan_inputs(mixer, tokens, grid)
 
     with ExitStack() as hooks:
         for mixer in mixers:
@@ -152,7 +153,6 @@ def grad_cam(model: Backbone, images: Tensor, classes: Sequence[int] | None = No
         raise ValueError("the model has no classifier (num_classes is 0), so there is no class to explain")
     if model.global_pool == "":
         raise ValueError("the model scores each token (global_pool is ''), so the image has no score to explain")
-    check_backbone(model)
     number = block_index(model, block)
     outputs = []
 
