@@ -81,9 +81,7 @@ def test_bad_input_gets_a_sentence_and_no_work(argv, sentence, tmp_path, monkeyp
 def test_what_is_not_installed_is_named(monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "onnxscript", None)
     assert main([*RANDOM, "--to", "onnx"]) == 2
-    assert (
-        "error: --to onnx needs onnxscript; run: pip install onnx onnxscript onnxruntime\n" in capsys.readouterr().err
-    )
+    assert "error: ONNX needs onnxscript; run: pip install onnx onnxscript onnxruntime\n" in capsys.readouterr().err
     with pytest.raises(SystemExit, match="2"):
         main([*RANDOM, "--to", "aoti"])
     assert re.search("invalid choice: 'aoti' .*ort'?, '?pt2", capsys.readouterr().err)

@@ -7,7 +7,6 @@ MODEL is an exported file, of which nothing is executed.
 
 import sys
 from collections.abc import Sequence
-from importlib import import_module
 from pathlib import Path
 
 from ..export.attention import SCANS
@@ -54,7 +53,7 @@ def main(argv: Sequence[str]) -> int:
         raise ValueError(f"--output is {output}, expected a name that ends in {form.suffix}{other}")
     if not web and output.is_dir() or not output.absolute().parent.is_dir():
         raise ValueError(f"--output is {output}, expected a file in a folder that exists")
-    check_requirements("onnx" if web else options.to)
+    form.check_installed()
     model = load_for_export(options.model, options.checkpoint, options.img_size, options.features)
     arguments = output, options.precision, options.scan
     try:
@@ -69,14 +68,3 @@ def main(argv: Sequence[str]) -> int:
     else:
         print(f"{output}: {form.title}, {output.stat().st_size / 1e6:.1f} MB, checked without vilonghorn")
     return 0
-
-
-def check_requirements(kind: str) -> None:
-    """Raises ImportError or OSError if something that a format needs is missing."""
-    form = FORMATS[kind]
-    try:
-        for name in form.packages:
-            import_module(name)
-    except ModuleNotFoundError as error:
-        raise ImportError(f"--to {kind} needs {error.name}; run: pip install {' '.join(form.packages)}") from error
-    form.libraries()

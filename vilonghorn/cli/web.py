@@ -11,10 +11,10 @@ from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from ..export.formats import FORMATS
 from ..export.load import load_for_export
 from ..export.web_page import write_page
 from . import make_parser
-from .export import check_requirements
 
 HOST = "127.0.0.1"
 
@@ -29,7 +29,7 @@ parser.add_argument("--port", type=int, default=0, help="default: a free one")
 def main(argv: Sequence[str]) -> None:
     """Runs the command until it is interrupted."""
     options = parser.parse_args(argv)
-    check_requirements("onnx")
+    FORMATS["onnx"].check_installed()
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl+C, so that the folder is removed
     model = load_for_export(options.model, options.checkpoint)
     with TemporaryDirectory(prefix="vilonghorn-web-") as folder:

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
 from typing import NamedTuple
 
@@ -37,6 +38,16 @@ class Format(NamedTuple):
     def libraries(self) -> list[Path]:
         """What a file needs beside its runtime."""
         return [self.library()] if self.library else []
+
+    def check_installed(self) -> None:
+        """Raises ImportError or FileNotFoundError if a package or the library is missing, to write and check a file."""
+        try:
+            for name in self.packages:
+                import_module(name)
+        except ModuleNotFoundError as error:
+            remedy = f"run: pip install {' '.join(self.packages)}"
+            raise ImportError(f"{self.title} needs {error.name}; {remedy}") from error
+        self.libraries()
 
 
 ONNX = dict(read=read_onnx, load=runtime.load_onnx, packages=ONNX_PACKAGES, precisions=PRECISIONS)

@@ -70,8 +70,7 @@ def scans(model: Backbone, images: Tensor, blocks: Sequence[int]) -> list[ScanIn
     found = {}
 
     def store(mixer, inputs):
-        tokens, grid, *_ = inputs
-        found[mixer] = scan_inputs(mixer, tokens, grid)
+        found[mixer] = scan_inputs(mixer, *inputs[:2])  # tokens and grid
 
     with ExitStack() as hooks:
         for mixer in mixers:
