@@ -26,7 +26,9 @@ from torch import Tensor, nn
 
 import vilonghorn.publish
 from vilonghorn.export import runtime
-from vilonghorn.export.formats import FORMATS, capture, describe, libraries
+from vilonghorn.export.capture import capture, describe
+from vilonghorn.export.formats import FORMATS
+from vilonghorn.export.native import ort_library
 
 PAGE = Path(__file__).parents[1] / "clients.md"
 MODELS: dict[str, dict] = {"vilonghornv2_nano": {}, "vilonghorn_nano": dict(depth=3, dynamic_img_size=True)}
@@ -152,7 +154,9 @@ def exported(model: Any, open_file: Callable[[str], Callable], kind: str = "onnx
     model.requires_grad_(False)
     with TemporaryDirectory() as folder:
         path = Path(folder, "model.onnx")
-        FORMATS[kind].write(capture(model, FORMATS[kind].native, scan=scan), path, describe(model, scan=scan))
+        FORMATS[kind].write(
+            capture(model, FORMATS[kind].library is not None, scan=scan), path, describe(model, scan=scan)
+        )
         return open_file(str(path)), model
 
 
@@ -217,10 +221,10 @@ for task in TASKS:
     row("timm", f"`timm.task.{task}`", distilled, name=task)
 row("lightly", "`random_block_mask` as `mask=`, pixels under it changed", masked, 0.0, dict(mask_token=True))
 row("lightly", f"`{VIT}`", lambda m: (getattr(lib("lightly.models.modules"), VIT)(m), m))
-ort = partial(runtime.load, "onnx")
+ort = runtime.load_onnx
 row("onnxruntime", "`--to onnx --scan attention`", exported, open_file=ort, scan="attention")
 row("onnxruntime", "`--to onnx --scan standard`", exported, open_file=ort)
-native = partial(runtime.load, "ort", library=next(iter(libraries("ort"))))
+native = partial(runtime.load_onnx, library=ort_library())
 row("onnxruntime", "`--to ort`", exported, open_file=native, kind="ort")
 row("openvino", "`--to onnx --scan standard`", exported, open_file=openvino)
 row("openvino", "`--to onnx --scan attention`", exported, open_file=openvino, scan="attention")

@@ -18,9 +18,10 @@ import torch
 from vilonghorn.bench.tables import fill_page, markdown
 from vilonghorn.engine.environment import processor
 from vilonghorn.export.attention import SCANS
-from vilonghorn.export.formats import capture, describe, write_onnx
-from vilonghorn.export.model import load_for_export
-from vilonghorn.export.runtime import load
+from vilonghorn.export.capture import capture, describe
+from vilonghorn.export.load import load_for_export
+from vilonghorn.export.onnx_file import write_onnx
+from vilonghorn.export.runtime import load_onnx
 
 PAGE, MODEL, CALLS = Path("docs/export/runtimes.md"), "vilonghornv2_tiny", 5
 
@@ -48,7 +49,7 @@ def main(rounds: int = 5) -> None:
             torch.set_num_threads(threads)
             images, times = torch.randn(batch, 3, side, side), dict.fromkeys(("eager", *SCANS), float("inf"))
             for name in list(times) * rounds:
-                run = load("onnx", files[name]) if name in files else model
+                run = load_onnx(files[name]) if name in files else model
                 times[name] = min(times[name], shortest(run, images, threads))
             line = dict(px=f"{side}", batch=f"{batch}", threads=f"{threads}", eager=f"{times['eager']:.1f} ms")
             lines.append(line | {f"{scan} to eager": f"{times[scan] / times['eager']:.2f}" for scan in SCANS})

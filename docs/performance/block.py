@@ -34,7 +34,7 @@ from unittest import mock
 
 import timm
 import torch
-from made_up_gpu import H200, composed_operators, made_up_gpu
+from made_up_gpu import composed_operators, made_up_gpu
 from predict import BF16, PARTS, V2, V2_SCANS
 from timm.models.vision_transformer import Block as DeiTBlock
 from torch import Tensor, fx, nn
@@ -47,7 +47,7 @@ from vilonghorn.layers import Block
 from vilonghorn.layers.stage import Downsample
 from vilonghorn.ops import scan
 from vilonghorn.ops.arguments import MambaInnerArguments
-from vilonghorn.ops.backends import cuda, segments, triton
+from vilonghorn.ops.backends import cuda, triton
 from vilonghorn.ops.rules import RULES
 from vilonghorn.ops.validate import flatten_filter
 
@@ -264,7 +264,6 @@ def emulated_kernels() -> Iterator[Callable[[], list[tuple[int, int, int]]]]:
             composed_operators(),
             mock.patch.object(cuda, "_open", lambda: (library, None)),
             mock.patch.object(cuda, "_call", lambda function, device, *structs: function(*structs, 0, None)),
-            mock.patch.object(segments, "multiprocessors", lambda _: H200.multi_processor_count),
         ):
             yield launches
 
