@@ -33,7 +33,7 @@ from unittest import mock
 
 import timm
 import torch
-from made_up_gpu import H200, composed_operators, made_up_gpu
+from made_up_gpu import composed_operators, made_up_gpu
 from timm.models.vision_transformer import Block as DeiTBlock
 from torch import Tensor, fx, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -44,9 +44,9 @@ from vilonghorn.data.files import write_json
 from vilonghorn.layers import Block
 from vilonghorn.models.vilonghornv2 import Downsample
 from vilonghorn.ops.arguments import MambaInnerArguments
-from vilonghorn.ops.backends import cuda, segments, triton
+from vilonghorn.ops.backends import cuda, runs_in_chunks, triton
 from vilonghorn.ops.rules import RULES
-from vilonghorn.ops.validate import flatten_filter
+from vilonghorn.ops.validate import flatten_weights
 
 FILE = Path(__file__).parent / "results" / "block.json"
 KERNELS = Path(__file__).parents[1] / "kernels"
@@ -264,7 +264,6 @@ def emulated_kernels() -> Iterator[Callable[[], list[tuple[int, int, int]]]]:
             composed_operators(),
             mock.patch.object(cuda, "_open", lambda: (library, None)),
             mock.patch.object(cuda, "_call", lambda function, device, *structs: function(*structs, 0, None)),
-            mock.patch.object(segments, "multiprocessors", lambda _: H200.multi_processor_count),
         ):
             yield launches
 
@@ -287,10 +286,11 @@ def inner_costs(name: str, launches: Callable) -> dict[str, tuple[int, list[tupl
     block, shape, grid = build_block(name)
     mixer, recorder, recorder.rows = block.mixer, Recorder(), []
     xz = torch.zeros(*shape[:2], 2 * mixer.d_inner, dtype=torch.bfloat16)
-    conv_weight, conv_bias, x_proj, dt_proj, *others = mixer.inner_weights()
-    filters, grid = flatten_filter(name, conv_weight, *grid or [None])
-    weights = (filters, conv_bias, x_proj.to(xz), dt_proj.to(xz), *others)
-    args = MambaInnerArguments(xz, *weights, mixer.rule, list(map(int, mixer.reverse)), grid)
+    weights, grid = flatten_weights(name, mixer.weights(), *grid or [None])
+    weights = weights._replace(x_proj=weights.x_proj.to(xz), dt_proj=weights.dt_proj.to(xz))
+    flags, heads = list(map(int, mixer.reverse)), weights.dt_proj.shape[1]
+    in_chunks = heads != mixer.d_inner and runs_in_chunks(xz.device, xz.dtype, mixer.rule, len(flags) == 1)
+    args = MambaInnerArguments(xz, weights, mixer.rule, flags, grid, in_chunks)
 
     def recorded(function: Callable, label: str) -> Callable:
         def call(*args: Any, **kwargs: Any) -> Any:

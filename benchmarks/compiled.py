@@ -34,7 +34,7 @@ FILE = Path(__file__).parent / "results" / "kernels.json"
 SOURCE = Path(__file__).parents[1] / "kernels" / "cuda" / "scan.cu"
 ARCHITECTURES = (80, 90)
 BACKENDS = ("cuda", "triton")
-CHUNK = 8  # steps between two saved states of the CUDA kernels
+STATE_EVERY = 8  # steps between two saved states of the CUDA kernels
 # Runs of steps in a chunk of backward: turns of the loop that recomputes states before the run, whether the run starts
 # from the saved one, and its steps.
 RUNS = {rule: ((2, True, 2), (0, False, 3), (0, True, 3)) for rule in RULES} | {"mamba": ((1, True, 4), (0, True, 4))}
@@ -131,7 +131,9 @@ def cuda(architecture: int) -> list[dict[str, Any]]:
 def _cuda_instructions(compiled: Kernel, kernel: str, rule: str) -> int:
     """Instructions of a step, with its share of the loops around the steps, along the path that a warp executes."""
     channels = 1 if (kernel, rule) == ("backward", "mamba") else 2  # of a lane
-    path, steps = (_forward_stage(compiled), STAGE) if kernel == "forward" else (_backward_chunk(compiled, rule), CHUNK)
+    path, steps = (
+        (_forward_stage(compiled), STAGE) if kernel == "forward" else (_backward_chunk(compiled, rule), STATE_EVERY)
+    )
     return round(len(path) / steps / channels)
 
 
@@ -258,15 +260,15 @@ def compile_triton(architecture: int, rule: str, num_heads: int | None = None) -
 
 def _triton_instructions(compiled: Kernel, name: str, rule: str) -> int:
     """Instructions of a step."""
-    from vilonghorn.ops.backends.triton import CHUNK, HELD
+    from vilonghorn.ops.backends.triton import HELD, STATE_EVERY
 
     inner, *outer = compiled.loops()
-    if name == "forward":  # one loop over steps, which saves the state every CHUNK steps
+    if name == "forward":  # one loop over steps, which saves the state every STATE_EVERY steps
         saving = sum(to - i - 1 for i, to in compiled.branches() if inner[0] <= i < to <= inner[-1])
-        return round(len(inner) - saving + saving / CHUNK)
+        return round(len(inner) - saving + saving / STATE_EVERY)
     # a loop that recomputes states from a saved one, inside a loop over `held` steps
     held = HELD[rule]
-    recomputed = sum(start % CHUNK for start in range(0, held * CHUNK, held)) / (held * CHUNK)
+    recomputed = sum(start % STATE_EVERY for start in range(0, held * STATE_EVERY, held)) / (held * STATE_EVERY)
     return round((len(outer[0]) - len(inner)) / held + recomputed * len(inner))
 
 

@@ -18,14 +18,14 @@ from torch import Tensor, nn
 
 from vilonghorn.data.files import write_json
 from vilonghorn.engine import load_config
-from vilonghorn.engine.build import autocast, build_loader
+from vilonghorn.engine.device import autocast
 from vilonghorn.engine.environment import processor
 from vilonghorn.engine.evaluate import evaluate
-from vilonghorn.export.formats import FORMATS, libraries
-from vilonghorn.export.model import load_for_export
-from vilonghorn.export.runtime import load
+from vilonghorn.engine.loaders import build_loader
+from vilonghorn.export.formats import FORMATS
+from vilonghorn.export.load import load_for_export
+from vilonghorn.export.precision import PRECISIONS
 from vilonghorn.export.verify import export
-from vilonghorn.export.weights import WEIGHTS
 
 RESULTS = Path(__file__).parent / "results" / "export_weights.json"
 
@@ -35,7 +35,7 @@ class Exported(nn.Module):
 
     def __init__(self, kind: str, path: Path) -> None:
         super().__init__()
-        self.run = load(kind, str(path), *libraries(kind))
+        self.run = FORMATS[kind].load(path, *FORMATS[kind].libraries())
 
     def forward(self, images: Tensor) -> Tensor:
         """Logits."""
@@ -49,7 +49,7 @@ def measure(runs: Sequence[str]) -> dict[str, Any]:
         model, config = load_for_export(run), load_config(Path(run) / "config.yaml")
         loader = build_loader(config, "cpu", training=False)
         with tempfile.TemporaryDirectory() as folder:
-            for kind, weights in product(("onnx", "ort"), WEIGHTS):
+            for kind, weights in product(("onnx", "ort"), PRECISIONS):
                 path = Path(folder, f"{weights}{FORMATS[kind].suffix}")
                 export(model, kind, path, weights)
                 amp = autocast("off", torch.device("cpu"))

@@ -31,8 +31,8 @@ from vilonghorn.bench.tables import Line, figure, median
 from vilonghorn.data.files import atomic_write, write_json
 from vilonghorn.engine.environment import machine
 from vilonghorn.export import export, load_for_export
-from vilonghorn.export.formats import FORMATS, OPSET, libraries
-from vilonghorn.export.runtime import load
+from vilonghorn.export.formats import FORMATS
+from vilonghorn.export.onnx_file import OPSET
 
 OURS = ("vilonghornv2_tiny", "vilonghorn_tiny")
 TOP1_SOURCE = "https://github.com/huggingface/pytorch-image-models/blob/4e5207c7bb/results/results-imagenet.csv"
@@ -115,7 +115,8 @@ def make_steps(model: str, form: str, cells: Mapping[str, tuple[int, int, Path |
         if name not in held:
             held.clear()
             size, batch, path = cells[name]
-            run = load(FILES[form][0], str(path), *libraries(FILES[form][0])) if path else create(model, size)
+            format = FORMATS[FILES[form][0]] if path else None
+            run = format.load(path, *format.libraries()) if format else create(model, size)
             held[name] = partial(torch.compile(run) if form == "compile" else run, torch.randn(batch, 3, size, size))
         return held[name]()
 

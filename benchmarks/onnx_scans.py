@@ -1,4 +1,4 @@
-"""Times both forms of a scan in ONNX files of vilonghornv2_tiny and fills a table of docs/export/runtimes.md.
+"""Times both forms of a scan in ONNX files of vilonghornv2_tiny and prints a table.
 
 `python benchmarks/onnx_scans.py [ROUNDS]` in the root of a checkout. Candidates alternate, with one session of
 onnxruntime at a time. The table has ratios of the shortest times, and with one thread those of processor time, because
@@ -15,14 +15,15 @@ from pathlib import Path
 import onnxruntime
 import torch
 
-from vilonghorn.bench.tables import fill_page, markdown
+from vilonghorn.bench.tables import markdown
 from vilonghorn.engine.environment import processor
 from vilonghorn.export.attention import SCANS
-from vilonghorn.export.formats import capture, describe, write_onnx
-from vilonghorn.export.model import load_for_export
-from vilonghorn.export.runtime import load
+from vilonghorn.export.capture import capture, describe
+from vilonghorn.export.load import load_for_export
+from vilonghorn.export.onnx_file import write_onnx
+from vilonghorn.export.runtime import load_onnx
 
-PAGE, MODEL, CALLS = Path("docs/export/runtimes.md"), "vilonghornv2_tiny", 5
+MODEL, CALLS = "vilonghornv2_tiny", 5
 
 
 def shortest(run: Callable[..., object], images: torch.Tensor, threads: int) -> float:
@@ -48,15 +49,14 @@ def main(rounds: int = 5) -> None:
             torch.set_num_threads(threads)
             images, times = torch.randn(batch, 3, side, side), dict.fromkeys(("eager", *SCANS), float("inf"))
             for name in list(times) * rounds:
-                run = load("onnx", files[name]) if name in files else model
+                run = load_onnx(files[name]) if name in files else model
                 times[name] = min(times[name], shortest(run, images, threads))
             line = dict(px=f"{side}", batch=f"{batch}", threads=f"{threads}", eager=f"{times['eager']:.1f} ms")
             lines.append(line | {f"{scan} to eager": f"{times[scan] / times['eager']:.2f}" for scan in SCANS})
             print(lines[-1], flush=True)
     versions = f"torch {torch.__version__}, onnxruntime {onnxruntime.__version__}"
     made = f"`python benchmarks/onnx_scans.py {rounds}`, {MODEL}, {processor()}, {versions}"
-    text = fill_page(PAGE.read_text(encoding="utf-8"), "scans", f"{made}:\n\n{markdown(lines)}")
-    PAGE.write_text(text, encoding="utf-8")
+    print(f"{made}:\n\n{markdown(lines)}")
 
 
 if __name__ == "__main__":

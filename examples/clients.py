@@ -1,4 +1,4 @@
-"""Runs other libraries on two models, and writes the table of docs/clients.md: `python examples/clients.py`.
+"""Runs other libraries on two models, and prints a table: `python examples/clients.py`.
 
 A row's function gets a model in evaluation mode and returns two functions of a batch of images: the client's result,
 and the expected one. They are compared at SIZES, which are not the model's own. The table says which libraries are not
@@ -25,9 +25,10 @@ import torch
 from torch import Tensor, nn
 
 import vilonghorn.publish
-from vilonghorn.bench.tables import fill_page
 from vilonghorn.export import runtime
-from vilonghorn.export.formats import FORMATS, capture, describe, libraries
+from vilonghorn.export.capture import capture, describe
+from vilonghorn.export.formats import FORMATS
+from vilonghorn.export.native import ort_library
 
 PAGE = Path(__file__).parents[1] / "docs" / "clients.md"
 MODELS: dict[str, dict] = {"vilonghornv2_nano": {}, "vilonghorn_nano": dict(depth=3, dynamic_img_size=True)}
@@ -152,7 +153,9 @@ def exported(model: Any, open_file: Callable[[str], Callable], kind: str = "onnx
     model.requires_grad_(False)
     with TemporaryDirectory() as folder:
         path = Path(folder, "model.onnx")
-        FORMATS[kind].write(capture(model, FORMATS[kind].native, scan=scan), path, describe(model, scan=scan))
+        FORMATS[kind].write(
+            capture(model, FORMATS[kind].library is not None, scan=scan), path, describe(model, scan=scan)
+        )
         return open_file(str(path)), model
 
 
@@ -217,10 +220,10 @@ for task in TASKS:
     row("timm", f"`timm.task.{task}`", distilled, name=task)
 row("lightly", "`random_block_mask` as `masked=`, pixels under it changed", masked, 0.0, dict(mask_token=True))
 row("lightly", f"`{VIT}`", lambda m: (getattr(lib("lightly.models.modules"), VIT)(m), m))
-ort = partial(runtime.load, "onnx")
+ort = runtime.load_onnx
 row("onnxruntime", "`--to onnx --scan attention`", exported, open_file=ort, scan="attention")
 row("onnxruntime", "`--to onnx --scan standard`", exported, open_file=ort)
-native = partial(runtime.load, "ort", library=next(iter(libraries("ort"))))
+native = partial(runtime.load_onnx, library=ort_library())
 row("onnxruntime", "`--to ort`", exported, open_file=native, kind="ort")
 row("openvino", "`--to onnx --scan standard`", exported, open_file=openvino)
 row("openvino", "`--to onnx --scan attention`", exported, open_file=openvino, scan="attention")
@@ -258,8 +261,6 @@ def main(only: str = "") -> None:
             cells = [result(name, run, tolerance, options) if package in installed else "" for name in MODELS]
             lines.append(f"| {package} | {installed.get(package, 'not installed')} | {what} | {' | '.join(cells)} |")
             print(lines[-1], flush=True)
-    if not only:
-        PAGE.write_text(fill_page(PAGE.read_text("utf-8"), "clients", "\n".join(lines)), "utf-8")
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ In the root of a checkout where data/icons is (studies/data/icons.py), with nncf
 icons.onnx is exported. 2,000 held-out icons are classified.
 """
 
+import json
 import os
 import random
 import re
@@ -18,7 +19,7 @@ import onnxruntime
 from PIL import Image
 
 from vilonghorn.bench.tables import fill_page, markdown
-from vilonghorn.export.contents import read_contents
+from vilonghorn.export.onnx_file import read_onnx
 
 PAGE = Path("docs/export/runtimes.md")
 IMAGES, BATCH = 2000, 50
@@ -55,7 +56,7 @@ def defaults(names: dict[str, Any]) -> dict[str, Callable[[], object]]:
 def main(file: Path) -> None:
     """Measures, and writes the page."""
     root, file, page = Path.cwd(), file.absolute(), PAGE.read_text(encoding="utf-8")
-    classes = read_contents(file).metadata["classes"]
+    classes = json.loads(read_onnx(file)["classes"])
     names: dict[str, Any] = {}
     lines: list[dict[str, str]] = []
     with tempfile.TemporaryDirectory() as folder:

@@ -35,7 +35,7 @@ from torch import Tensor
 
 import vilonghorn
 from vilonghorn.data.files import write_json
-from vilonghorn.engine.masking import MaskedImageModel, MaskedImages
+from vilonghorn.engine.tasks.masked_images import MaskedImageModel, MaskedImages
 
 RESULTS = Path("studies/results/small_data.json")
 MODEL = "vilonghorn_nano_patch8"

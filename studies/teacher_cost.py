@@ -15,10 +15,10 @@ from pathlib import Path
 
 from vilonghorn.data.files import write_json
 from vilonghorn.engine import Trainer, load_config
-from vilonghorn.engine.build import build_loader
 from vilonghorn.engine.command_line import find_config
 from vilonghorn.engine.distributed import StopRequest
 from vilonghorn.engine.environment import machine
+from vilonghorn.engine.loaders import build_loader
 
 RESULTS = Path("studies/results/teacher_cost.json")
 BATCH, UPDATES, ROUNDS, LIMIT = 64, 24, 12, 360.0

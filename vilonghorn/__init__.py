@@ -11,9 +11,11 @@ __all__ = ["count_flops", "load", "models", "predict", "read_image"]
 
 def _is_command() -> bool:
     """Whether this process is `vilonghorn ...` or `python -m vilonghorn ...`."""
-    if sys.argv[:1] == ["-m"]:  # Python imports the package of the module that it is to run
-        return sys.orig_argv[-len(sys.argv)] in ("vilonghorn", "-mvilonghorn")
-    return Path(*sys.argv[:1]).stem == "vilonghorn"
+    program, *arguments = sys.argv or [""]
+    if program != "-m":
+        return Path(program).stem == "vilonghorn"
+    # Python imports the package before it runs the module, whose name is then in orig_argv only, before the arguments.
+    return sys.orig_argv[-1 - len(arguments)] in ("vilonghorn", "-mvilonghorn")
 
 
 if TYPE_CHECKING:
@@ -21,7 +23,7 @@ if TYPE_CHECKING:
     from .data.images import read_image
     from .inference import load, predict
     from .models.flops import count_flops
-elif not _is_command():  # a command imports torch, and with it the models, only if it needs them
+elif not _is_command():  # help does not wait for torch, and training sets OMP_WAIT_POLICY before torch is imported
     from . import models
 
 

@@ -15,7 +15,7 @@ def png(figure: Figure) -> bytes:
     return buffer.getvalue()
 
 
-def shorten(text: str, length: int) -> str:
+def cut_middle(text: str, length: int) -> str:
     """Cuts a text in its middle to at most `length` characters."""
     return text if len(text) <= length else text[: length // 2] + "…" + text[len(text) - (length - 1) // 2 :]
 
@@ -33,4 +33,4 @@ def fit_text(text: Text, width: float, height: float) -> None:
     length = max(map(len, lines))
     while length > 1 and (too_large := excess()) > 1:
         length = min(length - 1, int(length / too_large))
-        text.set_text("\n".join(shorten(line, length) for line in lines))
+        text.set_text("\n".join(cut_middle(line, length) for line in lines))

@@ -46,7 +46,6 @@ class LoadedModel:
     class_names: list[str] | None  # None if unknown
     architecture: str  # name of the timm model
     weights: str  # what they are, and of which run, without the folders above it
-    val: Path | None = None  # held-out data of a run
 
     @cached_property
     def transform(self) -> Callable[[Image.Image], Tensor]:
@@ -273,7 +272,6 @@ def _load_run(name: str, checkpoint: str, model_kwargs: dict[str, Any] | None) -
         class_names=record.get("class_names"),
         architecture=record["model"],
         weights=f"{name_weights(checkpoint, record)} of run {Path(name).resolve().name}",
-        val=Path(data.val),
     )
 
 

@@ -27,11 +27,11 @@ def check(wheel: Path) -> str:
         names = {name for name in archive.namelist() if not name.endswith("/")}
         files = *(ROOT / "vilonghorn").rglob("*.py"), *(ROOT / "vilonghorn" / "weights").iterdir()
         sources = {path.relative_to(ROOT).as_posix() for path in files}
-        sources |= {"vilonghorn/py.typed", *(f"vilonghorn/_lib/{name}.h" for name in ("vilonghorn", "vilonghorn_aoti"))}
+        sources |= {"vilonghorn/py.typed"}
         wrong += [f"{name} is missing" for name in sorted(sources - names)]
         wrong += [f"{name} is no part of the package" for name in names if not name.startswith("vilonghorn")]
         suffix = next(value for key, value in SUFFIX.items() if key in wheel.name)
-        libraries = [name for name in names if "/_lib/" in name and not name.endswith(".h")]
+        libraries = [name for name in names if "/_lib/" in name]
         if f"vilonghorn/_lib/libvilonghorn_cpu.{suffix}" not in libraries:
             wrong.append("the CPU kernels are missing")
         for name in libraries:

@@ -17,8 +17,9 @@ import torch
 import yaml
 
 from vilonghorn.engine import Config, Trainer, evaluate, load_config, load_run
-from vilonghorn.engine.build import autocast, build_loader, pick_device
 from vilonghorn.engine.checkpoint import RunDirectory, read_log
+from vilonghorn.engine.device import autocast, pick_device
+from vilonghorn.engine.loaders import build_loader
 
 from .plan import Cell, Study, match_size, merge
 from .tasks import Task, write_task

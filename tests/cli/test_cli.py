@@ -53,6 +53,7 @@ def test_python_m_is_the_same_command():
     "arguments, words",
     [
         ([], "error: give a command"),
+        (["run", "train.py"], "there is no command 'run'; did you mean exec"),
         (["xyzzy"], "there is no command 'xyzzy'; expected one of train, pretrain, evaluate"),
     ],
 )

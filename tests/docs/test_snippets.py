@@ -14,7 +14,8 @@ from left_run import NAMES, leave_run
 from PIL import Image
 
 from vilonghorn import export
-from vilonghorn.export.formats import FORMATS, capture
+from vilonghorn.export.capture import capture
+from vilonghorn.export.formats import FORMATS
 
 ROOT = Path(__file__).parents[2]
 
@@ -59,7 +60,7 @@ def test_the_page_on_questions():
     run_blocks("docs/faq.md")
 
 
-def test_the_page_on_export_but_machine_code(folder, monkeypatch):
+def test_the_page_on_export(folder, monkeypatch):
     pytest.importorskip("onnxruntime", reason="pip install vilonghorn[export]")
     small = timm.create_model("vilonghorn_nano", depth=1, embed_dim=32, num_classes=5, dynamic_img_size=True)
     small = small.eval().requires_grad_(False)
@@ -67,7 +68,7 @@ def test_the_page_on_export_but_machine_code(folder, monkeypatch):
     monkeypatch.setattr(sys.modules["vilonghorn.export.verify"], "verify", lambda *args: [])  # tests/export tests it
     FORMATS["pt2"].write(capture(small), folder / "vilonghorn_tiny.pt2", {})
     FORMATS["ort"].write(capture(small, keep_native=True), folder / "vilonghorn_tiny.ort.onnx", {"weights": '"fp32"'})
-    names = run_blocks("docs/export.md", leave_out="aoti", first="load_for_export(")
+    names = run_blocks("docs/export.md", first="load_for_export(")
     assert names["logits"].shape == (2, 5) and names["session"].get_inputs()[0].name == "images"
 
 

@@ -8,7 +8,7 @@ import timm
 import torch
 
 from vilonghorn.cli import main
-from vilonghorn.export import export, formats, load_for_export, runtime
+from vilonghorn.export import capture, export, formats, load_for_export
 from vilonghorn.ops.backends import cpu
 
 TRUNK = ("vilonghorn_nano", dict(depth=2, out_indices=(0, -1)), ["rows", "columns"])
@@ -21,14 +21,14 @@ def test_a_file_returns_the_maps_of_the_model(kind, model, small, images, tmp_pa
         pytest.skip("the native library is not built")
     name, kwargs, sizes = model
     form, model = formats.FORMATS[kind], small(name, features_only=True, **kwargs)
-    path, described = tmp_path / f"model{form.suffix}", formats.describe(model)
+    path, described = tmp_path / f"model{form.suffix}", capture.describe(model)
     if kind == "ort":
         assert max(error for _, error in export(model, kind, path)) < 1e-5
     else:
-        form.write(formats.capture(model, form.native), path, described)
+        form.write(capture.capture(model, form.library is not None), path, described)
     found = json.loads(described["features"])
     assert [level["reduction"] for level in found] == model.feature_info.reduction()
-    run = runtime.load(kind, str(path), *formats.libraries(kind))
+    run = form.load(path, *form.libraries())
     for shape in [(1, 3, 64, 64), (3, 3, 48, 112), (2, 3, 80, 64)]:
         maps = model(images(*shape))
         for size, level in zip(maps, found, strict=True):
@@ -48,7 +48,7 @@ def test_the_features_are_those_of_timm(images):
         torch.manual_seed(0)
         timms = timm.create_model("vilonghorn_nano", features_only=True, out_indices=expected).eval()
         torch.testing.assert_close(loaded(batch), [t.detach() for t in timms(batch)], rtol=0, atol=0)
-    level = json.loads(formats.describe(load_for_export("vilonghornv2_nano", features=[1]))["features"])
+    level = json.loads(capture.describe(load_for_export("vilonghornv2_nano", features=[1]))["features"])
     assert level == [dict(name="features_0", index=1, channels=96, reduction=8)]
 
 

@@ -11,7 +11,7 @@ import onnxruntime
 import pytest
 import torch
 
-from vilonghorn.export import export, formats, runtime
+from vilonghorn.export import capture, export, formats, onnx_file
 from vilonghorn.ops.backends import cpu
 
 PAGE = Path(__file__).parents[2].joinpath("docs/export/runtimes.md").read_text("utf-8")
@@ -31,12 +31,12 @@ def test_onnxruntime_computes_the_model_for_any_batch_and_size(name, kwargs, nod
     assert len(export(model, "onnx", path, scan="standard")) == 6
     written = onnx.load(path)
     onnx.checker.check_model(written, full_check=True)
-    assert [(entry.domain, entry.version) for entry in written.opset_import] == [("", formats.OPSET)]
+    assert [(entry.domain, entry.version) for entry in written.opset_import] == [("", onnx_file.OPSET)]
     assert not {"Constant", "Resize"} & {node.op_type for node in written.graph.node}  # tools of runtimes fail on them
     [loop] = [node for node in written.graph.node if node.op_type == "Scan"]
     assert len(written.graph.node) < nodes and len(loop.attribute[0].g.node) <= 8
     session = onnxruntime.InferenceSession(path)
-    assert session.get_modelmeta().custom_metadata_map.items() >= formats.describe(model).items()
+    assert session.get_modelmeta().custom_metadata_map.items() >= capture.describe(model).items()
     assert session.get_inputs()[0].shape == ["batch", 3, "height", "width"]
     for shape in [*SIZES, (2, 3, 20, 36)][: len(SIZES) + ("stride" in kwargs)]:
         [actual] = session.run(None, {"images": images(*shape).numpy()})
@@ -60,8 +60,8 @@ def test_a_size_that_would_be_cropped_is_refused_and_no_other(kind, name, stride
         pytest.skip("the native library is not built")
     form, model = formats.FORMATS[kind], small(name, depth=1, stride=stride)
     path = tmp_path / f"model{form.suffix}"
-    form.write(formats.capture(model, form.native), path, formats.describe(model))
-    run = runtime.load(kind, str(path), *formats.libraries(kind))
+    form.write(capture.capture(model, form.library is not None), path, capture.describe(model))
+    run = form.load(path, *form.libraries())
     fits, over = 8 + 3 * stride, 8 + 3 * stride + 1
     for height, width in ((fits, over), (over, fits)):
         sizes = height, width, *(fits + stride if side == over else fits for side in (height, width))
@@ -75,7 +75,7 @@ def test_a_size_that_would_be_cropped_is_refused_and_no_other(kind, name, stride
 def test_openvino_computes_the_model_at_other_sizes(name, small, images, tmp_path):
     openvino = pytest.importorskip("openvino")
     model, path = small(name), tmp_path / "model.onnx"
-    formats.write_onnx(formats.capture(model), path, formats.describe(model))
+    onnx_file.write_onnx(capture.capture(model), path, capture.describe(model))
     run = openvino.compile_model(path, "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
     for shape in [(1, 3, 64, 24), (3, 3, 40, 48)]:
         [actual] = run(images(*shape).numpy()).values()
@@ -94,7 +94,7 @@ def test_the_program_of_the_page_runs_in_executorch(images, tmp_path, monkeypatc
 @pytest.mark.skipif("ORT_WEB" not in os.environ, reason="needs npm's onnxruntime-web: its folder in ORT_WEB")
 def test_the_lines_of_the_page_run_in_onnxruntime_web(small, images, tmp_path):
     model, x = small("vilonghornv2_nano"), images(1, 3, 64, 64)
-    formats.write_onnx(formats.capture(model, scan="attention"), tmp_path / "icons.onnx", formats.describe(model))
+    onnx_file.write_onnx(capture.capture(model, scan="attention"), tmp_path / "icons.onnx", capture.describe(model))
     lines = re.search(r"```js\n(.*?)```", PAGE, re.DOTALL)[1].replace('"icons.onnx"', 'fs.readFileSync("icons.onnx")')
     script = f"""
 import fs from "node:fs";
@@ -112,7 +112,7 @@ console.log(JSON.stringify(Array.from(output.data)));"""
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::torch.jit.TracerWarning", "ignore::FutureWarning")
 def test_the_exporter_that_traces_writes_a_file_of_one_size(name, small, images, tmp_path):
     model, path = small(name, exportable=True), tmp_path / "model.onnx"
-    torch.onnx.export(model, (images(2, 3, 40, 24),), path, dynamo=False, opset_version=formats.OPSET)
+    torch.onnx.export(model, (images(2, 3, 40, 24),), path, dynamo=False, opset_version=onnx_file.OPSET)
     session = onnxruntime.InferenceSession(path)
     [actual] = session.run(None, {session.get_inputs()[0].name: images(2, 3, 40, 24).numpy()})
     torch.testing.assert_close(torch.from_numpy(actual), model(images(2, 3, 40, 24)), rtol=0, atol=1e-5)
@@ -128,7 +128,7 @@ def test_a_quantizer_takes_the_names_of_the_nodes_to_leave_out(small, images, tm
             return next(self.batches, None)
 
     model, path = small("vilonghornv2_nano"), tmp_path / "model.onnx"
-    formats.write_onnx(formats.capture(model, scan="attention"), path, formats.describe(model))
+    onnx_file.write_onnx(capture.capture(model, scan="attention"), path, capture.describe(model))
     metadata = {entry.key: entry.value for entry in onnx.load(path).metadata_props}
     quantize_static(path, tmp_path / "int8.onnx", Reader(), nodes_to_exclude=json.loads(metadata["quantize_exclude"]))
     graph = onnx.load(tmp_path / "int8.onnx").graph

@@ -13,8 +13,7 @@ import pytest
 import torch
 
 from vilonghorn.cli import main
-from vilonghorn.export import export, formats, native, ort_library, runtime
-from vilonghorn.ops.arguments import LAYOUTS, BlockArguments
+from vilonghorn.export import capture, export, native, ort_library, runtime
 from vilonghorn.ops.backends import cpu
 
 ROOT = Path(__file__).parents[2]
@@ -69,7 +68,7 @@ def test_blocks_and_scans_are_operators_that_compute_the_model(name, kwargs, ope
     assert [node.op_type for node in written.graph.node if node.domain == "vilonghorn"] == operators.split()
     assert "Scan" not in [node.op_type for node in written.graph.node if not node.domain]
     session = open_session(path)
-    assert session.get_modelmeta().custom_metadata_map.items() >= formats.describe(model).items()
+    assert session.get_modelmeta().custom_metadata_map.items() >= capture.describe(model).items()
     for shape in SIZES:
         [actual] = session.run(None, {"images": images(*shape).numpy()})
         torch.testing.assert_close(torch.from_numpy(actual), model(images(*shape)), rtol=0, atol=1e-5)
@@ -85,7 +84,7 @@ def test_sessions_of_any_number_of_threads_can_run_at_the_same_time(threads, exp
         torch.testing.assert_close(torch.from_numpy(result), model(batch), rtol=0, atol=1e-5)
 
 
-def test_a_file_and_a_library_of_other_versions_are_refused_by_name(exported, tmp_path, capfd):
+def test_a_file_and_a_library_of_other_versions_are_refused_by_name(exported):
     def change(nodes, weights):
         for node in nodes:
             for attribute in node.attribute:
@@ -98,14 +97,12 @@ def test_a_file_and_a_library_of_other_versions_are_refused_by_name(exported, tm
     sentence = "vilonghorn.Block: the model needs interface 77 of the operators, as of vilonghorn 9.8.7"
     with pytest.raises(Exception, match=sentence):
         open_session(path)
-    assert main(["export", "--check", str(path)]) == 1
-    assert "it needs interface 77 of the operators, as of vilonghorn 9.8.7; this" in capfd.readouterr().out
 
 
 @pytest.mark.parametrize("name, shape", [("conv_weight", "2x63x4, expected 2x64xK"), ("A", "2x63x16, expected 2x64xN")])
 def test_an_input_that_does_not_fit_is_named(name, shape, exported, images):
     def shorten(nodes, weights):
-        weight = weights[nodes[1].input[LAYOUTS[BlockArguments].tensors.index(name)]]
+        weight = weights[nodes[1].input[native.BLOCK_INPUTS.index(name)]]
         array = onnx.numpy_helper.to_array(weight)[:, :-1].copy()
         weight.CopyFrom(onnx.numpy_helper.from_array(array, weight.name))
 
@@ -123,13 +120,12 @@ def test_random_models_end_in_errors_or_right_results_and_never_in_a_crash(seed)
 
 def test_what_a_file_needs_is_said(exported, capsys):
     path = exported[1]
-    assert main(["export", "--check", str(path), "--run"]) == 0
+    assert main(["export", str(path)]) == 0
     out = capsys.readouterr().out
-    assert str(ort_library()) in out and out.endswith("it runs here: output (1, 5)\n")
     with pytest.raises(Exception) as raised:
-        runtime.load("onnx", str(path))
+        runtime.load_onnx(path)
     explained = "vilonghorn:Block(-1) is not a registered function/op"
-    assert explained in str(raised.value) and explained in out  # the sentence that the check explains is still true
+    assert explained in str(raised.value) and explained in out  # the sentence that the summary explains is still true
 
 
 def test_a_program_in_cpp_classifies(exported, images, tmp_path):
@@ -138,7 +134,7 @@ def test_a_program_in_cpp_classifies(exported, images, tmp_path):
         pytest.skip("needs g++ and a wheel of onnxruntime that has libonnxruntime.so")
     (tmp_path / "libonnxruntime.so.1").symlink_to(library)
     program, headers = tmp_path / "classify", ROOT / "kernels/ort"
-    command = [compiler, "-std=c++17", ROOT / "examples/classify.cpp", "-I", headers, library, "-o", program]
+    command = [compiler, "-std=c++17", ROOT / "docs/examples/classify.cpp", "-I", headers, library, "-o", program]
     subprocess.run(command, check=True)
     (tmp_path / "image.f32").write_bytes(images(1, 3, 40, 24).numpy().tobytes())
     environment = {**os.environ, "LD_LIBRARY_PATH": str(tmp_path)}

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from vilonghorn.export import VerificationError, export, formats, runtime, verify
+from vilonghorn.export import VerificationError, capture, export, formats, runtime, verify
 
 PT2 = formats.FORMATS["pt2"]
 
@@ -25,13 +25,13 @@ def write_pt2(monkeypatch):
 def test_a_file_that_needs_the_library_is_thrown_away(small, images, tmp_path, monkeypatch, write_pt2):
     model, copy, folder = small(), tmp_path / "copy.pt2", tmp_path / "exported"
     folder.mkdir()
-    monkeypatch.setattr(formats, "make_exportable", lambda model: model)  # the library's operators stay in the graph
-    torch.export.save(formats.capture(model), copy)
+    monkeypatch.setattr(capture, "make_exportable", lambda model: model)  # the library's operators stay in the graph
+    torch.export.save(capture.capture(model), copy)
     write_pt2(lambda _, path, metadata: path.write_bytes(copy.read_bytes()))
     with pytest.raises(VerificationError, match="does not run without vilonghorn"):
         export(model, "pt2", folder / "model.pt2")
     assert not any(folder.iterdir())
-    run = runtime.load("pt2", str(copy))  # here, where the library is, the same file runs
+    run = runtime.load_pt2(copy)  # here, where the library is, the same file runs
     torch.testing.assert_close(run(images(3, 3, 16, 64)), model(images(3, 3, 16, 64)))
 
 
@@ -67,7 +67,7 @@ def test_a_name_that_is_not_utf8_is_written_and_read(kind, small, images, tmp_pa
     path = folder / os.fsdecode(b"mod\xe8le" + formats.FORMATS[kind].suffix.encode())
     model = small()
     assert len(export(model, kind, path)) == 6 and list(folder.iterdir()) == [path]
-    torch.testing.assert_close(runtime.load(kind, str(path))(images(2, 3, 32, 32)), model(images(2, 3, 32, 32)))
+    torch.testing.assert_close(formats.FORMATS[kind].load(path)(images(2, 3, 32, 32)), model(images(2, 3, 32, 32)))
 
 
 @pytest.mark.parametrize("kind", ["onnx", "pt2"])
@@ -81,7 +81,7 @@ def test_a_full_disk_is_named_and_keeps_no_part(kind, small, tmp_path):
 
 @pytest.mark.parametrize(
     "kind, weights, sentence",
-    [("foo", "fp32", "kind is 'foo'"), ("ort", "int4", "weights 'int4'"), ("ort", "int8", "head.bias contains NaN")],
+    [("foo", "fp32", "kind is 'foo'"), ("ort", "int4", "precision 'int4'"), ("ort", "int8", "head.bias contains NaN")],
 )
 def test_bad_arguments_are_named(kind, weights, sentence, small, tmp_path):
     model = small()

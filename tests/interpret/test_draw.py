@@ -15,8 +15,8 @@ from matplotlib.cbook import get_sample_data
 from PIL import Image
 
 from vilonghorn import load
-from vilonghorn.interpret.draw import KINDS, Sheet, draw, make_sheet, overlay, view, wrap
-from vilonghorn.interpret.model import attention, grad_cam, pca, receptive_field, to_map
+from vilonghorn.interpret.draw import KINDS, Sheet, draw, make_sheet, overlay, view
+from vilonghorn.interpret.maps import attention, grad_cam, pca, receptive_field, to_map
 
 
 @pytest.fixture
@@ -151,17 +151,3 @@ def test_a_map_is_smooth_and_its_largest_value_stands_out_on_black_and_on_white(
         row, column = divmod(int(change.argmax()), 64)
         assert 16 <= row < 32 and 32 <= column < 48 and change.max() > 0.4
         assert (change[:, 1:] - change[:, :-1]).abs().max() < 0.2
-
-
-@pytest.mark.parametrize(
-    ("text", "most", "expected"),
-    [
-        ("patches of similar colour have similar features", 40, "patches of similar colour\nhave similar features"),
-        ("short", 40, "short"),
-        ("a " + "n" * 30, 30, "a\n" + "n" * 30),
-        ("a " + "n" * 50, 30, "a " + "n" * 28 + "\n" + "n" * 22),
-        ("", 40, ""),
-    ],
-)
-def test_a_title_has_lines_of_similar_lengths(text, most, expected):
-    assert wrap(text, most) == expected

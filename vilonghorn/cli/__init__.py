@@ -22,15 +22,16 @@ COMMANDS = {
     "evaluate": "measure a trained run on held-out images",
     "predict": "classify image files",
     "interpret": "draw what a model does with an image",
-    "export": "write a model as ONNX, torch.export or AOTInductor",
+    "export": "write a model as ONNX, torch.export or a page for a browser",
     "beton": "write an image folder to a .beton file, or check one",
     "data": "write scikit-learn's digits as an image folder",
     "bench": "time the models on this machine",
     "publish": "make a folder of a run that timm and transformers load, for the Hugging Face Hub",
-    "web": "serve a web page that classifies images and draws maps",
-    "run": "run a script that imports timm only, with the models of this package",
+    "web": "serve a page on this machine that classifies pictures in the browser",
+    "exec": "run a script that imports timm only, with the models of this package",
     "env": "print what a bug report needs",
 }
+RENAMED = {"run": "exec"}  # old names of commands
 HELP = """\
 usage: vilonghorn COMMAND ...
        vilonghorn COMMAND --help
@@ -60,7 +61,7 @@ def make_parser(name: str, description: str, *examples: str) -> argparse.Argumen
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs a command (default: that of the process). Returns its exit status, see `exit_status`."""
     name, *arguments = (sys.argv[1:] if argv is None else argv) or [""]
-    return exit_status(lambda: _run(name, arguments), with_traceback=name == "run")  # an error of the user's script
+    return exit_status(lambda: _run(name, arguments), with_traceback=name == "exec")  # an error of the user's script
 
 
 def exit_status(command: Callable[[], int], with_traceback: bool = False) -> int:
@@ -100,7 +101,7 @@ def _run(name: str, arguments: list[str]) -> int:
             return 0
         raise ValueError("give a command")
     if name not in COMMANDS:
-        close = " or ".join(difflib.get_close_matches(name, COMMANDS))
+        close = RENAMED.get(name) or " or ".join(difflib.get_close_matches(name, COMMANDS))
         hint = f"did you mean {close}?" if close else f"expected one of {', '.join(COMMANDS)}"
         raise ValueError(f"there is no command {name!r}; {hint}")
     if name in ("train", "pretrain", "evaluate"):  # before torch is imported: idle threads leave the cores to decoders

@@ -2,13 +2,11 @@
 
 import argparse
 import ast
-from dataclasses import replace
 from typing import Any
 
 from jsonargparse.typing import PositiveInt
 
 from ..data.images import MAX_PIXELS
-from ..data.loaders.config import CROP_MODES
 from ..inference import LoadedModel, load
 
 
@@ -28,12 +26,6 @@ def add_max_pixels(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--max-pixels", type=PositiveInt, default=MAX_PIXELS, metavar="N", help=help)
 
 
-def add_crop_mode(parser: argparse.ArgumentParser) -> None:
-    """Adds --crop-mode to a command line that `load_model` reads."""
-    help = "what the model sees: center (a square from the middle), squash or border (default: as in evaluation)"
-    parser.add_argument("--crop-mode", choices=CROP_MODES, help=help)
-
-
 def add_run(parser: argparse.ArgumentParser) -> None:
     """Adds RUN and --checkpoint to a command line."""
     parser.add_argument("run", metavar="RUN", help="directory of the run")
@@ -42,10 +34,7 @@ def add_run(parser: argparse.ArgumentParser) -> None:
 
 def load_model(options: argparse.Namespace) -> LoadedModel:
     """Loads the model that a command line with `add_model` names."""
-    loaded = load(options.model, options.checkpoint, dict(options.model_kwargs), options.device)
-    if mode := getattr(options, "crop_mode", None):
-        loaded = replace(loaded, preprocessing=loaded.preprocessing | {"crop_mode": mode})
-    return loaded
+    return load(options.model, options.checkpoint, dict(options.model_kwargs), options.device)
 
 
 def key_value(text: str) -> tuple[str, Any]:

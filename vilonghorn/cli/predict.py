@@ -8,15 +8,17 @@ import json
 import sys
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from jsonargparse.typing import NonNegativeInt, PositiveInt
 from tqdm import tqdm
 
 from ..data.images import OTHER_IMAGES, describe_crop, describe_left_out, image_sizes, list_images, printable
+from ..data.loaders.config import CROP_MODES
 from ..inference import predict
 from . import make_parser
-from .arguments import add_crop_mode, add_max_pixels, add_model, load_model
+from .arguments import add_max_pixels, add_model, load_model
 
 parser = make_parser("predict", __doc__, "runs/photos holiday/ --top 3", "vim_tiny a.jpg b.jpg --json")
 add_model(parser)
@@ -27,7 +29,8 @@ help = "processes that read images (default: 0, the main process reads)"
 parser.add_argument("--workers", type=NonNegativeInt, default=0, help=help)
 parser.add_argument("--json", action="store_true", help="print one JSON object per image and line (default: text)")
 add_max_pixels(parser)
-add_crop_mode(parser)
+help = "what the model sees: center (a square from the middle), squash or border (default: as in evaluation)"
+parser.add_argument("--crop-mode", choices=CROP_MODES, help=help)
 
 
 def find_images(names: Sequence[str]) -> tuple[list[str], Counter[str]]:
@@ -52,6 +55,8 @@ def main(argv: Sequence[str]) -> int:
     """Runs the command; returns 0, or 1 if an image could not be read or was left out."""
     options = parser.parse_args(argv)
     loaded, (files, left_out) = load_model(options), find_images(options.images)
+    if options.crop_mode:
+        loaded = replace(loaded, preprocessing=loaded.preprocessing | {"crop_mode": options.crop_mode})
     settings = {name: getattr(options, name) for name in ("top", "batch_size", "workers", "max_pixels")}
     crop = loaded.preprocessing
     if note := describe_crop(image_sizes(files), crop["crop_pct"], crop["crop_mode"]):

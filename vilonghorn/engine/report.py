@@ -13,7 +13,7 @@ from jinja2 import Template
 from matplotlib.figure import Figure
 from torch import nn
 
-from ..figures import fit_text, png, shorten
+from ..figures import cut_middle, fit_text, png
 from .checkpoint import PICTURES, RunDirectory, write_file
 from .config import Config
 from .distributed import Distributed
@@ -104,7 +104,7 @@ def draw_confusion(path: Path, found: Predictions, names: list[str]) -> None:
     """Draws the confusion matrix as numbers of images, in rows the true and in columns the predicted class."""
     from sklearn.metrics import ConfusionMatrixDisplay  # slow to import
 
-    labels = [shorten(name, 16) for name in names] + ["NaN"] * any(guess < 0 for _, guess in found.counts)
+    labels = [cut_middle(name, 16) for name in names] + ["NaN"] * any(guess < 0 for _, guess in found.counts)
     matrix = torch.zeros(len(labels), len(labels), dtype=torch.long)
     for (truth, guess), count in found.counts.items():
         matrix[truth, guess] = count

@@ -1,7 +1,7 @@
 """Exports models to files that run without this package: ONNX, onnxruntime with native operators, torch.export,
-AOTInductor.
+a page for a browser.
 """
 
-from .model import load_for_export
+from .load import load_for_export
 from .native import ort_library
 from .verify import VerificationError, export

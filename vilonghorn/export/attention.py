@@ -21,14 +21,13 @@ NEEDS = (
 
 def linear_attention(args: ScanArguments) -> Tensor:
     """`scan` with rule "longhorn_exact", without z, as one operator for all directions: (G, B, L, D)."""
-    x, dt, k, q, _, _, D, dt_bias, _, reverse, *_ = args
-    dt = dt if dt_bias is None else dt + dt_bias[:, None, None]
-    tokens = [q, k, x, RULES[RULE].gate(dt, k)]
+    reverse, dt = args.reverse, args.dt if args.dt_bias is None else args.dt + args.dt_bias[:, None, None]
+    tokens = [args.q, args.k, args.x, RULES[RULE].gate(dt, args.k)]
     if any(reverse):
         tokens = [torch.stack(flip_reversed(t, reverse)) for t in tokens]
-    G, B, L, width = x.shape
+    G, B, L, width = args.x.shape
     query, key, value, beta = (t.flatten(0, 1) for t in tokens)
-    heads, N = dt.shape[-1], k.shape[-1]
+    heads, N = dt.shape[-1], args.k.shape[-1]
     attrs: dict[str, Any] = dict(update_rule="delta", q_num_heads=1, kv_num_heads=heads, scale=1.0)
     y, _ = torch.onnx.ops.symbolic_multi_out(
         f"{DOMAIN}::LinearAttention",
@@ -40,7 +39,7 @@ def linear_attention(args: ScanArguments) -> Tensor:
     )
     y = y.unflatten(0, (G, B))
     y = torch.stack(flip_reversed(y, reverse)) if any(reverse) else y
-    return y if D is None else y + D[:, None, None] * x
+    return y if args.D is None else y + args.D[:, None, None] * args.x
 
 
 class AttentionMixer(ExportableMixer):

@@ -1,8 +1,7 @@
-"""This library's operators in exported files: where their library is, and how onnxruntime and AOTInductor call them."""
+"""This library's operators in exported files: where their library is, and how onnxruntime calls them."""
 
-import sys
 from collections.abc import Sequence
-from itertools import chain
+from itertools import chain, zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -15,16 +14,15 @@ from ..layers.exportable import ExportableMixer, ExportableNorm, make_exportable
 from ..ops.arguments import LAYOUTS, BlockArguments, NormArguments, ScanArguments, named_tensors, tensors, unflatten
 from ..ops.backends import cpu
 from ..ops.block import run_block
-from ..ops.exportable import rms_norm_exportable
 from ..ops.norm import run_norm
 from ..ops.scan import scan
-from .weights import quantize
+from .precision import quantize
 
 DOMAIN = "vilonghorn"
 OPSET_VERSION = 1
 INTERFACE = 4  # kInterface of kernels/ort/node.h, which explains it
-NUM_INPUTS = 15  # of a Block: the tensors of BlockArguments, with conv_grid in place of drop_scales
-AOTI_LIBRARY = "vilonghorn.kernels"  # in a package of AOTInductor, which takes a name in .so for that of the model
+BLOCK_WEIGHTS = [name for name in LAYOUTS[BlockArguments].tensors if name != "drop_scales"]
+BLOCK_INPUTS = (*BLOCK_WEIGHTS, "conv_grid")
 
 
 def ort_library() -> Path:
@@ -73,7 +71,7 @@ def use_operators(model: nn.Module) -> nn.Module:
 
 
 def int8_layers(model: nn.Module) -> list[str]:
-    """Names of the weights that `--to ort --weights int8` multiplies in int8, those of each NativeBlock."""
+    """Names of the weights that `--to ort --precision int8` multiplies in int8, those of each NativeBlock."""
     blocks = [(name, module) for name, module in model.named_modules() if isinstance(module, NativeBlock)]
     parts = chain.from_iterable(block.named_modules(prefix=name) for name, block in blocks)
     return [f"{name}.weight" for name, part in parts if type(part) is nn.Linear]
@@ -89,10 +87,13 @@ def _symbolic(op: str, inputs: tuple[Tensor | None, ...], shape: Sequence[int], 
 def _block(*flat: Any) -> tuple[Tensor, ...]:
     block = unflatten(BlockArguments, flat)
     options = dict(rule=block.rule, reverse=list(block.reverse), eps=block.eps, mlp_eps=block.mlp_eps)
-    rows, columns, height, _ = block.conv_grid or [None] * 4
-    grid = [torch.scalar_tensor(size, dtype=torch.int64) for size in (rows, columns, height) if size is not None]
-    weights = [t for name, t in named_tensors(block).items() if name != "drop_scales"]
-    y = _symbolic("Block", (*weights, torch.stack(grid) if grid else None), block.x.shape, **options)
+    given = named_tensors(block)
+    inputs = {name: given[name] for name in BLOCK_WEIGHTS}
+    if block.conv_grid:
+        rows, columns, height, _ = block.conv_grid
+        sizes = [torch.scalar_tensor(size, dtype=torch.int64) for size in (rows, columns, height)]
+    inputs["conv_grid"] = torch.stack(sizes) if block.conv_grid else None
+    y = _symbolic("Block", tuple(inputs.values()), block.x.shape, **options)
     return y, *(block.x.new_empty(0) for _ in range(5))
 
 
@@ -106,59 +107,27 @@ def _norm(x: Tensor, weight: Tensor, eps: float, _: bool) -> tuple[Tensor, Tenso
     return _symbolic("Norm", (x, weight), x.shape, eps=eps), x.new_empty(0)
 
 
-def _composed_norm(x: Tensor, weight: Tensor, eps: float, _: bool) -> tuple[Tensor, Tensor]:
-    return rms_norm_exportable(x, weight, eps), x.new_empty(0)
-
-
 def use_int8(graph: Any) -> None:
     """Makes each Block of an `onnx_ir.Graph` a BlockInt8: linear layers in int8, with a scale for each row."""
     import onnx_ir
 
     tape = onnx_ir.tape.Tape(graph)
     for node in [node for node in graph if (node.domain, node.op_type) == (DOMAIN, "Block")]:
-        inputs, scales = [*node.inputs, *[None] * (NUM_INPUTS - len(node.inputs))], []
-        for i in map(LAYOUTS[BlockArguments].tensors.index, ("in_proj", "out_proj", "mlp_in_proj", "mlp_out_proj")):
-            if (weight := inputs[i]) is None:
+        inputs, scales = dict(zip_longest(BLOCK_INPUTS, node.inputs)), []
+        for name in ("in_proj", "out_proj", "mlp_in_proj", "mlp_out_proj"):
+            if (weight := inputs[name]) is None:
                 scales.append(None)
                 continue
             number, scale = quantize(torch.from_numpy(weight.const_value.numpy()))
-            inputs[i] = tape.initializer(onnx_ir.tensor(number.numpy()), f"{weight.name}.int8")
+            inputs[name] = tape.initializer(onnx_ir.tensor(number.numpy()), f"{weight.name}.int8")
             scales.append(tape.initializer(onnx_ir.tensor(scale.squeeze(-1).numpy()), f"{weight.name}.scale"))
-            node.replace_input_with(i, None)
+            node.replace_input_with(BLOCK_INPUTS.index(name), None)
             if not weight.uses():
                 graph.initializers.pop(weight.name)
-        new = onnx_ir.Node(DOMAIN, "BlockInt8", [*inputs, *scales], node.attributes.values(), num_outputs=1)
+        new = onnx_ir.Node(DOMAIN, "BlockInt8", [*inputs.values(), *scales], node.attributes.values(), num_outputs=1)
         onnx_ir.convenience.replace_nodes_and_values(graph, node, [node], [new], node.outputs, new.outputs)
 
 
-# For `ExportedProgram.run_decompositions`. SYMBOLS writes operators for onnxruntime. COMPOSED is for AOTInductor, which
-# fuses a norm with its neighbors.
+# For `ExportedProgram.run_decompositions`: writes operators for onnxruntime.
 _OPS = torch.ops.vilonghorn
 SYMBOLS = {_OPS.block.default: _block, _OPS.scan.default: _scan, _OPS.rms_norm_cpu.default: _norm}
-COMPOSED = {_OPS.rms_norm_cpu.default: _composed_norm}
-
-
-def aoti_functions() -> dict[Any, list[str]]:
-    """Returns, by operator, the C++ functions that AOTInductor calls for it, as its `custom_ops_to_c_shims`.
-
-    They open the library as AOTI_LIBRARY, beside the compiled model.
-
-    Raises:
-        OSError: there is no C++ compiler, no `ort_library`, or one that is older than this package; or this is Windows.
-    """
-    from torch._inductor.cpp_builder import get_cpp_compiler
-    from torch._inductor.exc import InvalidCxxCompiler
-
-    if sys.platform == "win32":
-        raise OSError("AOTInductor runs exported blocks on Linux and macOS; take --to ort or onnx here")
-    try:
-        get_cpp_compiler()
-    except InvalidCxxCompiler:
-        raise FileNotFoundError("--to aoti needs a C++ compiler: install g++ or set CXX") from None
-    folder, name = ort_library().parent, "vilonghorn_aoti.h"
-    if not (folder / name).exists():
-        raise FileNotFoundError(f"{folder / name} is missing: the library beside it is older, install vilonghorn again")
-    header, functions = (folder / "vilonghorn.h").read_text(), (folder / name).read_text()
-    code = functions.replace('#include "vilonghorn.h"\n', f'{header}#define VL_KERNELS "{AOTI_LIBRARY}"\n')
-    # AOTInductor writes each text between "extern" and ";", inside extern "C".
-    return {_OPS.block.default: [f'"C++" {{\n{code}}}'], _OPS.scan.default: []}

@@ -14,8 +14,9 @@ from ..data.files import atomic_write, explain_full_disk
 from ..layers import Mixer
 from . import runtime
 from .attention import RULE, SCANS, check_runtime
-from .formats import FORMATS, capture, describe, libraries, min_grid, trunk
-from .weights import WEIGHTS, round_weights
+from .capture import backbone, capture, describe, min_grid
+from .formats import FORMATS
+from .precision import PRECISIONS, round_weights
 
 TOLERANCE = 1e-4  # of `max_error`
 INT8_TOLERANCE = 0.1  # where the inputs of layers are rounded too
@@ -29,38 +30,39 @@ class VerificationError(Exception):
 
 
 def export(
-    model: nn.Module, kind: str, path: str | os.PathLike, weights: str = "fp32", scan: str | None = None
+    model: nn.Module, kind: str, path: str | os.PathLike, precision: str = "fp32", scan: str | None = None
 ) -> Errors:
     """Writes a model to `path`, only after `verify` has accepted the file; otherwise `path` stays as it was.
 
-    The model is of `load_for_export`, `kind` one of `FORMATS`, `weights` one of `WEIGHTS`, `scan` one of `SCANS`
-    (default: the faster one that the model and the format have); the folder of `path` exists.
+    The model is of `load_for_export`, `kind` one of `FORMATS`, `precision` of the weights one of `PRECISIONS`, `scan`
+    one of `SCANS` (default: the faster one that the model and the format have); the folder of `path` exists.
     A file with short weights is compared with a model that has the same ones.
 
     Raises:
         VerificationError: as `verify`.
-        ValueError: an unknown format or type of weights, a weight that is not finite or too large for float16, or a
+        ValueError: an unknown format or precision, a weight that is not finite or too large for float16, or a
             format that takes float32 weights only; or scan "attention" of a model or a format that lacks it.
         ImportError: scan "attention", and onnxruntime is too old for it.
     """
-    if kind not in FORMATS or weights not in WEIGHTS:
-        raise ValueError(f"kind is {kind!r} and weights {weights!r}, expected one of {[*FORMATS]} and of {WEIGHTS}")
+    if kind not in FORMATS or precision not in PRECISIONS:
+        expected = f"expected one of {[*FORMATS]} and of {PRECISIONS}"
+        raise ValueError(f"kind is {kind!r} and precision {precision!r}, {expected}")
+    form, path = FORMATS[kind], Path(path)
     if broken := [name for name, parameter in model.named_parameters() if not parameter.isfinite().all()]:
         raise ValueError(f"{broken[0]} contains NaN or infinity, expected finite weights; export an earlier checkpoint")
-    if weights != "fp32" and not FORMATS[kind].is_onnx:
-        raise ValueError(f"weights is {weights!r}, expected 'fp32' with {kind!r}; 'onnx' and 'ort' take {WEIGHTS}")
+    if precision not in form.precisions:
+        raise ValueError(f"precision is {precision!r}, expected 'fp32' with {kind!r}")
     possible = kind == "onnx" and any(isinstance(m, Mixer) and m.rule == RULE for m in model.modules())
     scan = scan or ("attention" if possible else "standard")
     if scan not in SCANS or scan == "attention" and not possible:
         raise ValueError(f"--scan is {scan!r}, expected 'standard': 'attention' is for kind 'onnx' and rule {RULE!r}")
     if scan == "attention":
         check_runtime()
-    path = Path(path)
-    model = round_weights(model, weights)
-    tolerance = INT8_TOLERANCE if FORMATS[kind].native and weights == "int8" else TOLERANCE
-    program = capture(model, FORMATS[kind].native, weights, scan)
+    model, has_operators = round_weights(model, precision), form.library is not None
+    tolerance = INT8_TOLERANCE if has_operators and precision == "int8" else TOLERANCE
+    program = capture(model, has_operators, precision, scan)
     with explain_full_disk(path, "export again, or elsewhere by --output"), atomic_write(path) as file:
-        FORMATS[kind].write(program, Path(file.name), describe(model, weights, scan))
+        form.write(program, Path(file.name), describe(model, precision, scan))
         return verify(model, kind, Path(file.name), tolerance)
 
 
@@ -73,13 +75,14 @@ def verify(model: nn.Module, kind: str, path: Path, tolerance: float = TOLERANCE
         VerificationError: the file does not run, or an error is not below `tolerance`.
     """
     generator = torch.Generator().manual_seed(0)
-    least = min_grid(model)
-    rows, columns = (max(least, side) for side in trunk(model).grid_size())
-    sizes = [trunk(model).image_size(*grid) for grid in ((rows, columns), (max(least, 3 * rows // 4), columns + 3))]
-    images = [torch.randn(b, trunk(model).in_chans, *size, generator=generator) for size in sizes for b in BATCH_SIZES]
+    least, net = min_grid(model), backbone(model)
+    rows, columns = (max(least, side) for side in net.grid_size())
+    sizes = [net.image_size(*grid) for grid in ((rows, columns), (max(least, 3 * rows // 4), columns + 3))]
+    images = [torch.randn(b, net.in_chans, *size, generator=generator) for size in sizes for b in BATCH_SIZES]
     inputs = BytesIO()
     torch.save(images, inputs)
-    command = [sys.executable, runtime.__file__, kind, str(path), *libraries(kind)]
+    form = FORMATS[kind]
+    command = [sys.executable, runtime.__file__, form.load.__name__, path, *form.libraries()]
     process = subprocess.run(command, input=inputs.getvalue(), capture_output=True)
     if process.returncode != 0:
         last = (process.stderr.decode(errors="replace").strip() or f"exit status {process.returncode}").splitlines()[-1]

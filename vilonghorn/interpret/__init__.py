@@ -1,7 +1,7 @@
 """Maps of what a backbone does with an image: attention, receptive field, features, class activation."""
 
-from .draw import COLORMAP, EXPLANATIONS, KINDS, Sheet, draw, make_sheet, view
-from .model import (
+from .draw import COLORMAP, KINDS, Sheet, draw, make_sheet, view
+from .maps import (
     attention,
     check_backbone,
     grad_cam,

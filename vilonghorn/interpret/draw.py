@@ -16,10 +16,10 @@ from PIL import Image
 from timm.data import create_transform
 from torch import Tensor
 
-from ..figures import fit_text, shorten
+from ..figures import cut_middle, fit_text
 from ..inference import LoadedModel
 from ..ops.rules import RULES
-from .model import (
+from .maps import (
     CLASS_TOKEN,
     attention,
     block_index,
@@ -38,16 +38,6 @@ KINDS = {
     "field": "receptive field",
     "pca": "principal components",
     "cam": "Grad-CAM",
-}
-EXPLANATIONS = {
-    "attention": "How strongly each patch is read by what the head classifies, the class token or the average of the "
-    "patches. It is the mean over the scans of the blocks named below, and the same for every class.",
-    "field": "On which pixels the features of the framed patch depend, by their gradient. A larger field means that "
-    "the patch has information from farther away.",
-    "pca": "Patches of similar colour have similar features. The colours are the first three principal components of "
-    "the features, as red, green and blue.",
-    "cam": "Which patches raise the score of the class below. In later blocks, the features of a patch also have "
-    "information from other patches.",
 }
 COLORMAP = ListedColormap(matplotlib.colormaps["turbo"](np.linspace(0, 0.92, 256)))  # ends in red, not in black
 OPACITY = 0.65  # of the largest value of a map, and of the colours of pca
@@ -92,7 +82,7 @@ def make_sheet(
     """
     if kind not in KINDS:
         raise ValueError(f"kind is {kind!r}, expected one of {', '.join(map(repr, KINDS))}")
-    model, images, (H, W) = loaded.model, image[None].to(loaded.device), image.shape[1:]
+    model, images, (_, H, W) = loaded.model, image[None].to(loaded.device), image.shape
     check_backbone(model)
     depth, reads_token = len(blocks_of(model)), model.global_pool == "token"
     if blocks is not None:
@@ -164,7 +154,7 @@ def draw(sheet: Sheet, picture: Tensor) -> Figure:
         sheet: the maps.
         picture: the image (H, W, 3) in [0, 1], of `view` or `LoadedModel.denormalize`.
     """
-    height, width = picture.shape[:2]
+    height, width, _ = picture.shape
     columns = min(2 if len(sheet.maps) == 4 else COLUMNS, len(sheet.maps))
     rows = -(-len(sheet.maps) // columns)
     side, above = (5.8, 0.0) if columns == 1 else (2.4, 0.25)  # all sizes are in inches
@@ -176,8 +166,8 @@ def draw(sheet: Sheet, picture: Tensor) -> Figure:
     frame |= dict(top=1 - (0.95 + above) / page_height, bottom=below / page_height)
     figure = Figure(figsize=(page_width, page_height))
     axes = figure.subplots(rows, columns, squeeze=False, subplot_kw=dict(xticks=[], yticks=[]), gridspec_kw=frame)
-    title = wrap(shorten(sheet.title, 160), int(page_width / 0.085))
-    for text, size, top, room in ((shorten(sheet.prediction or "", 60), 18, 0.1, 0.35), (title, 11, 0.5, 0.4)):
+    title = textwrap.fill(cut_middle(sheet.title, 160), int(page_width / 0.085))
+    for text, size, top, room in ((cut_middle(sheet.prediction or "", 60), 18, 0.1, 0.35), (title, 11, 0.5, 0.4)):
         drawn = figure.text(0.5, 1 - top / page_height, text, fontsize=size, ha="center", va="top", parse_math=False)
         fit_text(drawn, page_width - 0.2, room)
     for axis in axes.flat[len(sheet.maps) :]:
@@ -187,20 +177,13 @@ def draw(sheet: Sheet, picture: Tensor) -> Figure:
         if columns > 1:
             fit_text(axis.set_title(name, fontsize=9, pad=3), w, above - 0.05)
         for color, line in (("white", 3), ("black", 1)) if sheet.box else ():  # seen on every background
-            axis.add_patch(Rectangle(sheet.box[:2], *sheet.box[2:], fill=False, edgecolor=color, linewidth=line))
+            left, top, *sides = sheet.box
+            axis.add_patch(Rectangle((left, top), *sides, fill=False, edgecolor=color, linewidth=line))
     if has_scale:
         place = (0.5 - 1 / page_width, 0.35 / page_height, 2 / page_width, 0.1 / page_height)
         bar = figure.colorbar(ScalarMappable(cmap=COLORMAP), figure.add_axes(place), orientation="horizontal")
         bar.set_ticks([0, 1], labels=["0", "largest"], fontsize=10)
     return figure
-
-
-def wrap(text: str, most: int) -> str:
-    """Breaks a text into the fewest lines of at most `most` letters, of similar lengths."""
-    lines = len(textwrap.wrap(text, most))
-    least = max((len(word) for word in text.split()), default=1)  # a narrower line breaks a word
-    widths = range(min(least, most), most + 1)
-    return textwrap.fill(text, next(width for width in widths if len(textwrap.wrap(text, width)) <= lines))
 
 
 def overlay(picture: Tensor, values: Tensor, padded: tuple[float, float] = (1.0, 1.0)) -> Tensor:
@@ -216,7 +199,7 @@ def overlay(picture: Tensor, values: Tensor, padded: tuple[float, float] = (1.0,
     """
     values = values.detach().cpu().float()
     layers = values[None] if values.dim() == 2 else values.permute(2, 0, 1)
-    (H, W), (down, right) = picture.shape[:2], padded
+    (H, W, _), (down, right) = picture.shape, padded
     smooth = F.interpolate(layers[None], (round(H * down), round(W * right)), mode="bicubic")[0, :, :H, :W].clamp_min(0)
     if values.dim() == 3:
         colors, opacity = smooth.clamp_max(1).permute(1, 2, 0), OPACITY

@@ -1,7 +1,8 @@
-// Classifies a picture with model.onnx and draws its class map. All requests are for files of this folder.
+// Classifies a picture with model.onnx and draws Grad-CAM over it. All requests are for files of this folder.
 "use strict";
 const $ = (id) => document.getElementById(id);
-const RUNTIME = "./package/dist/ort.wasm.bundle.min.mjs";
+const RUNTIME = "./ort.wasm.bundle.min.mjs";
+const WRITE = "vilonghorn export MODEL --to web --output FOLDER";
 const TOP = 5, OPACITY = 0.65, SIDE = 768; // classes, opacity of the map's largest value, pixels of the canvas
 const MAX_PIXELS = 16e6; // of a canvas on phones; larger pictures are reduced by the browser first
 const sinc = (x) => (x ? Math.sin(Math.PI * x) / (Math.PI * x) : 1);
@@ -151,7 +152,7 @@ async function start() {
   try {
     about = await (await fetch("model.json")).json();
   } catch {
-    return refuse("model.json cannot be read", "Write the folder again.", "vilonghorn export MODEL --to web --output FOLDER");
+    return refuse("model.json cannot be read", "Write the folder again.", WRITE);
   }
   $("model").textContent = document.title = about.model;
   try {
@@ -159,8 +160,7 @@ async function start() {
     ort.env.wasm.numThreads = 1;
     session = await ort.InferenceSession.create("model.onnx");
   } catch (error) {
-    const missing = "The files of onnxruntime-web are missing or damaged. Run this in the folder of this page:";
-    return refuse("The runtime does not start", `${missing} (${error.message})`, about.runtime);
+    return refuse("The model does not start", `A file is missing or damaged (${error.message}). Write the folder again.`, WRITE);
   }
   const drop = $("drop");
   $("file").onchange = () => $("file").files.length && classify($("file").files[0]);

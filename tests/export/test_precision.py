@@ -14,8 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from vilonghorn.cli import main
-from vilonghorn.export import VerificationError, export, formats, native, runtime
-from vilonghorn.export.weights import quantize, round_weights, shorten
+from vilonghorn.export import VerificationError, export, native, ort_library, runtime
+from vilonghorn.export.precision import quantize, round_weights, stored_weights
 from vilonghorn.layers import Mixer
 from vilonghorn.ops.backends import cpu
 
@@ -68,7 +68,7 @@ def test_a_portable_file_has_rounded_weights_and_is_smaller(weights, kind, most,
     assert {onnx.TensorProto.DataType.Name(t.data_type) for t in large} == {kind.upper()}
     # onnxruntime converts the weights when it opens the file
     assert set(optimized(path)) - {"Split"} == set(optimized(full)) - {"Split"}
-    run, reference = runtime.load("onnx", str(path)), rounded(model, weights)
+    run, reference = runtime.load_onnx(path), rounded(model, weights)
     for shape in [(1, 3, 32, 32), (3, 3, 40, 24)]:
         expected = reference(images(*shape))
         assert (model(images(*shape)) - expected).abs().max() > 1e-4  # rounding is seen
@@ -91,7 +91,7 @@ def test_numbers_are_nearest_multiples_of_a_scale_for_each_row(rows, columns, ex
 
 def test_blocks_without_a_recurrence_have_no_projections_to_round():
     model = timm.create_model("vilonghornv2_nano", num_classes=3).requires_grad_(False)
-    stored = shorten(model, "int8")
+    stored = stored_weights(model, "int8")
     mixers = {name: module for name, module in model.named_modules() if isinstance(module, Mixer)}
     assert {mixer.x_proj is None for mixer in mixers.values()} == {True, False}
     for name, mixer in mixers.items():
@@ -108,8 +108,9 @@ def test_a_weight_that_float16_cannot_hold_is_refused(small, tmp_path):
 
 
 def test_short_weights_are_for_onnx_files(capsys):
-    assert main(["export", "vilonghorn_nano", "--to", "pt2", "--weights", "int8"]) == 2
-    assert "weights is 'int8', expected 'fp32' with 'pt2'; 'onnx' and 'ort' take" in capsys.readouterr().err
+    for option in ("--precision", "--weights"):  # the second is the old name
+        assert main(["export", "vilonghorn_nano", "--to", "pt2", option, "int8"]) == 2
+        assert "precision is 'int8', expected 'fp32' with 'pt2'" in capsys.readouterr().err
 
 
 @needs_native
@@ -133,7 +134,7 @@ def test_blocks_multiply_in_int8(name, kwargs, operator, small, images, tmp_path
     if operator == "BlockInt8":
         layers = [node.input[i] for node in nodes for i in (2, 10, 12, 13) if node.input[i]]
         assert len(layers) >= 2 * len(nodes) and {types[layer] for layer in layers} == {onnx.TensorProto.INT8}
-    run, reference = runtime.load("ort", str(path), *formats.libraries("ort")), rounded(model, "int8")
+    run, reference = runtime.load_onnx(path, ort_library()), rounded(model, "int8")
     for shape in [(1, 3, 32, 32), (3, 3, 40, 24)]:
         torch.testing.assert_close(run(images(*shape)), reference(images(*shape)), rtol=0, atol=0.03)
 

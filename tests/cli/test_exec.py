@@ -33,7 +33,7 @@ if __name__ == "__main__":
 def test_a_script_finds_our_models_its_arguments_and_its_neighbours_and_its_errors_pass(tmp_path):
     (tmp_path / "beside.py").write_text("SIZE = 32\n")
     (tmp_path / "train.py").write_text(SCRIPT)
-    command = [sys.executable, "-m", "vilonghorn", "run", tmp_path / "train.py", "photos", "--model", "vim_nano"]
+    command = [sys.executable, "-m", "vilonghorn", "exec", tmp_path / "train.py", "photos", "--model", "vim_nano"]
     command += ["--model-kwargs", "num_classes=3", "depth=1"]
     result = subprocess.run(command, cwd=Path(__file__).parents[2], capture_output=True, text=True)
     assert result.stdout == "train.py photos (1, 3)\n", result.stderr
@@ -43,5 +43,5 @@ def test_a_script_finds_our_models_its_arguments_and_its_neighbours_and_its_erro
 @pytest.mark.parametrize("arguments, words", [([], "usage:"), (["no.py"], "there is no script no.py")])
 def test_without_a_script_the_usage_is_shown(arguments, words, capsys):
     with pytest.raises(SystemExit, match="^2$"):
-        main(["run", *arguments])
+        main(["exec", *arguments])
     assert words in capsys.readouterr().err

@@ -1,8 +1,9 @@
-"""`--to web`: the page shows the model's numbers, and asks nothing of other servers. See docs/export/runtimes.md."""
+"""`--to web`: the page shows the model's numbers, and asks nothing of other servers."""
 
+import hashlib
 import json
-import os
 import shutil
+import tarfile
 import threading
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
@@ -14,10 +15,10 @@ from left_run import make_image
 from PIL import Image
 from timm.data import create_transform, resolve_model_data_config
 
-from vilonghorn.export import web
+from vilonghorn.export import web_page
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-RUNTIME = Path(os.environ.get("ORT_WEB", "package"), "dist")
+ARCHIVE = Path(torch.hub.get_dir(), web_page.RUNTIME)  # real only where `vilonghorn web` has downloaded it
 
 
 @pytest.fixture(scope="module")
@@ -27,19 +28,25 @@ def model(small):
     return model
 
 
+@pytest.fixture(scope="module", autouse=True)
+def runtime(tmp_path_factory):
+    """The runtime, or files of its names."""
+    folder = tmp_path_factory.mktemp("hub")
+    with tarfile.open(folder / web_page.RUNTIME, "w:gz") as archive:
+        for name in web_page.RUNTIME_FILES:
+            (folder / name).write_bytes(b"not the runtime")
+            archive.add(folder / name, f"package/dist/{name}")
+    with pytest.MonkeyPatch.context() as patch:
+        if not ARCHIVE.exists():
+            patch.setattr(torch.hub, "get_dir", lambda: str(folder))
+        yield folder / web_page.RUNTIME
+
+
 @pytest.fixture(scope="module")
 def folder(model, tmp_path_factory):
     folder = tmp_path_factory.mktemp("web") / "page"
     folder.mkdir()  # an empty folder is replaced
-    assert max(error for _, error in web.write_page(model, folder)) < 1e-5
-    return folder
-
-
-def with_runtime(folder):
-    """The folder with the files of onnxruntime-web."""
-    if not all((RUNTIME / name).is_file() for name in web.FILES):
-        pytest.skip(f"{RUNTIME} lacks the files of onnxruntime-web; run: {web.RUNTIME}")
-    shutil.copytree(RUNTIME, folder / "package/dist", dirs_exist_ok=True, ignore=lambda _, n: {*n} - {*web.FILES})
+    assert max(error for _, error in web_page.write_page(model, folder)) < 1e-5
     return folder
 
 
@@ -49,6 +56,8 @@ def tab(folder):
     playwright = pytest.importorskip("playwright.sync_api", reason="needs playwright: pip install 'vilonghorn[test]'")
     if CHROMIUM is None:
         pytest.skip("no Chromium here: apt-get install chromium")
+    if not ARCHIVE.exists():
+        pytest.skip(f"needs {ARCHIVE}, which vilonghorn web downloads")
     server = ThreadingHTTPServer(("127.0.0.1", 0), partial(SimpleHTTPRequestHandler, directory=folder.parent))
     threading.Thread(target=server.serve_forever, daemon=True).start()
     address, asked = f"http://127.0.0.1:{server.server_port}/", []
@@ -67,19 +76,20 @@ def tab(folder):
     assert all(url.startswith((address, "data:")) for url in asked)
 
 
-def test_a_page_without_the_runtime_says_which_command_fetches_it(tab):
-    page = tab(390)
+def test_a_page_without_the_runtime_says_which_command_writes_it(folder, tab):
+    part = shutil.copytree(folder, folder.with_name("part"))
+    (part / web_page.RUNTIME_FILES[0]).unlink()
+    page = tab(390, part)
     page.wait_for_selector("#missing:visible")
-    assert page.inner_text("#commands") == web.RUNTIME and not page.is_visible("#app")
+    assert page.inner_text("#commands").startswith("vilonghorn export MODEL --to web") and not page.is_visible("#app")
 
 
 @pytest.mark.parametrize("size", [(90, 61), (23, 40)])
 def test_the_page_shows_the_numbers_of_the_model(size, model, folder, tab, tmp_path):
-    with_runtime(folder)
     make_image(tmp_path / "a.png", 1)
     picture = Image.open(tmp_path / "a.png").convert("RGB").resize(size, Image.Resampling.BICUBIC)
     picture.save(tmp_path / "a.png")
-    scores, maps = web.ClassMaps(model)(create_transform(**resolve_model_data_config(model))(picture)[None])
+    scores, maps = web_page.ClassMaps(model)(create_transform(**resolve_model_data_config(model))(picture)[None])
     for width in (1280, 390):
         page = tab(width)
         page.wait_for_selector("body[data-ready]")
@@ -96,16 +106,15 @@ def test_the_page_shows_the_numbers_of_the_model(size, model, folder, tab, tmp_p
     (tmp_path / "b.png").write_bytes(b"no image")
     page.set_input_files("#file", tmp_path / "b.png")
     page.wait_for_selector("text=b.png is not a picture that this browser can read")
-    shutil.rmtree(folder / "package")
 
 
 def test_keys_choose_a_picture_and_a_page_without_maps_says_why(small, folder, tab, tmp_path):
     model = small("vilonghorn_nano", global_pool="token")
     model.pretrained_cfg = {**model.pretrained_cfg, "input_size": (3, 32, 32)}
-    web.write_page(model, folder.with_name("token"))
+    web_page.write_page(model, folder.with_name("token"))
     make_image(tmp_path / "a.png", 1)
     for at, maps in ((folder, True), (folder.with_name("token"), False)):
-        page = tab(390, with_runtime(at))
+        page = tab(390, at)
         page.wait_for_selector("body[data-ready]")
         page.keyboard.press("Tab")
         page.wait_for_selector("#file:focus")
@@ -126,17 +135,30 @@ def test_keys_choose_a_picture_and_a_page_without_maps_says_why(small, folder, t
 def test_a_class_map_has_the_score_as_its_mean_and_a_class_token_has_none(small, images):
     for name, kwargs in (("vilonghornv2_nano", {}), ("vilonghorn_nano", dict(global_pool="avg"))):
         model = small(name, **kwargs)
-        scores, maps = web.ClassMaps(model)(images(2, 3, 32, 64))
-        assert web.without_maps(model) is None
+        scores, maps = web_page.ClassMaps(model)(images(2, 3, 32, 64))
+        assert web_page.without_maps(model) is None
         torch.testing.assert_close(maps.mean((2, 3)) + model.get_classifier().bias, scores, rtol=0, atol=1e-5)
-    assert "classifies one class token" in web.without_maps(small("vilonghorn_nano", global_pool="token"))
+    assert "classifies one class token" in web_page.without_maps(small("vilonghorn_nano", global_pool="token"))
 
 
 def test_the_folder_describes_the_model_and_a_full_one_is_refused(model, folder):
     about = json.loads((folder / "model.json").read_text())
-    assert about["preprocessing"]["input_size"] == [3, 32, 32] and about["runtime"] == web.RUNTIME
+    assert about["preprocessing"]["input_size"] == [3, 32, 32] and about["without_maps"] is None
+    files = {"index.html", "page.js", "model.json", "model.onnx", *web_page.RUNTIME_FILES}
+    assert {file.name for file in folder.iterdir()} == files
     with pytest.raises(FileExistsError, match="exists; remove it or give another name"):
-        web.write_page(model, folder)
+        web_page.write_page(model, folder)
     with pytest.raises(ValueError, match="expected one of box"):
         model.pretrained_cfg["interpolation"] = "nearest"
-        web.write_page(model, folder)
+        web_page.write_page(model, folder)
+
+
+def test_the_runtime_is_downloaded_once_and_another_file_is_refused(runtime, tmp_path, monkeypatch):
+    monkeypatch.setattr(torch.hub, "get_dir", lambda: str(tmp_path / "hub"))
+    monkeypatch.setattr(web_page, "RUNTIME_URL", runtime.as_uri())
+    with pytest.raises(OSError, match=f"the page needs {runtime.as_uri()} .invalid hash value.*copy this file to"):
+        web_page.fetch_runtime()
+    monkeypatch.setattr(web_page, "RUNTIME_SHA256", hashlib.sha256(runtime.read_bytes()).hexdigest())
+    assert web_page.fetch_runtime().read_bytes() == runtime.read_bytes()
+    monkeypatch.setattr(web_page, "RUNTIME_URL", "file:///nowhere")
+    assert web_page.fetch_runtime().parent == tmp_path / "hub"

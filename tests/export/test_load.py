@@ -12,7 +12,7 @@ from PIL import Image
 import vilonghorn
 from vilonghorn import load
 from vilonghorn.export import load_for_export
-from vilonghorn.export.formats import describe
+from vilonghorn.export.capture import describe
 
 
 def test_a_checkpoint_fits_another_image_size_and_a_state_dict_tells_its_classes(checkpoint, small, images, tmp_path):

@@ -10,7 +10,7 @@ from timm.models._features import FeatureGetterNet
 from ..inference import create_model, find_run, is_ours, preprocessing
 from ..layers.patch_embed import padding
 from ..models import Backbone
-from .formats import min_grid, trunk
+from .capture import backbone, min_grid
 
 
 def load_for_export(
@@ -56,16 +56,16 @@ def load_for_export(
     if indices != sorted(set(indices)):
         expected = "expected different indices in ascending order, as maps are returned"
         raise ValueError(f"--features is {features}, {expected}")
-    step, patch = trunk(model).patches()
+    step, patch = backbone(model).patches()
     height, width = model.pretrained_cfg["input_size"][-2:]
     if is_run:
         if any(padding((height, width), patch, step)):
             problem = f"image of {height}x{width} is not a whole number of {patch[0]}x{patch[1]} patches of the run"
             raise ValueError(f"{problem}, and files do not pad: give --img-size, to which images are resized")
         if not model.pretrained_cfg["fixed_input_size"]:  # the record of a run does not have its image size
-            trunk(model).set_input_size((height, width))
-    least, grid = min_grid(model), trunk(model).grid_size()
+            backbone(model).set_input_size((height, width))
+    least, grid = min_grid(model), backbone(model).grid_size()
     if min(grid) < least:
-        problem = f"images of {trunk(model).image_size(*grid)} pixels are fewer than {least} patches high or wide"
+        problem = f"images of {backbone(model).image_size(*grid)} pixels are fewer than {least} patches high or wide"
         raise ValueError(f"{problem}: give a larger --img-size")
     return model.eval().float().requires_grad_(False)

@@ -151,7 +151,6 @@ def grad_cam(model: Backbone, images: Tensor, classes: Sequence[int] | None = No
         raise ValueError("the model has no classifier (num_classes is 0), so there is no class to explain")
     if model.global_pool == "":
         raise ValueError("the model scores each token (global_pool is ''), so the image has no score to explain")
-    check_backbone(model)
     number = block_index(model, block)
     outputs = []
 

@@ -5,7 +5,7 @@ import timm
 import torch
 from oracle import oracle
 
-from vilonghorn.interpret.model import (
+from vilonghorn.interpret.maps import (
     attention,
     grad_cam,
     grid_of,

@@ -1,7 +1,7 @@
 """Registers the models, then runs a script that imports timm only, such as timm's train.py.
 
 The script sees its own arguments and folder, as with `python train.py`. With torchrun:
-`torchrun --nproc-per-node 8 -m vilonghorn run train.py ...`.
+`torchrun --nproc-per-node 8 -m vilonghorn exec train.py ...`.
 """
 
 import argparse
@@ -13,7 +13,7 @@ from pathlib import Path
 from .. import models  # noqa: F401  (registers the models)
 from . import make_parser
 
-parser = make_parser("run", __doc__, "train.py data/imagenet --model vilonghorn_tiny")
+parser = make_parser("exec", __doc__, "train.py data/imagenet --model vilonghorn_tiny")
 parser.add_argument("script", metavar="SCRIPT", type=Path, help="a Python file, such as timm's train.py")
 parser.add_argument("arguments", metavar="...", nargs=argparse.REMAINDER, help="arguments of the script")
 

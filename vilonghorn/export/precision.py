@@ -1,4 +1,4 @@
-"""Files with weights in float16 or int8: option `--weights` of the export.
+"""Files with weights in float16 or int8: option `--precision` of the export.
 
 The graph of such a file begins with the conversion of its weights to float32. onnxruntime converts them once, when it
 opens the file.
@@ -13,7 +13,7 @@ from torch.func import functional_call
 
 from ..layers import Mixer
 
-WEIGHTS = ("fp32", "fp16", "int8")
+PRECISIONS = ("fp32", "fp16", "int8")
 
 
 def quantize(weight: Tensor, dims: tuple[int, ...] = (-1,)) -> tuple[Tensor, Tensor]:
@@ -27,22 +27,22 @@ def quantize(weight: Tensor, dims: tuple[int, ...] = (-1,)) -> tuple[Tensor, Ten
     return (weight / scale).round().to(torch.int8), scale
 
 
-def shorten(model: nn.Module, weights: str) -> dict[str, tuple[Tensor, ...]]:
+def stored_weights(model: nn.Module, precision: str) -> dict[str, tuple[Tensor, ...]]:
     """What a file stores in place of parameters, by the name of the parameter.
 
     With "fp32" nothing; with "fp16" float16 numbers, of all parameters (ValueError if one is too large); with "int8"
     what `quantize` returns, of linear layers, x_proj, dt_proj and the patch embedding.
     """
-    if weights == "fp16":
+    if precision == "fp16":
         stored = {name: (parameter.half(),) for name, parameter in model.named_parameters()}
         if too_large := [name for name, (short,) in stored.items() if not short.isfinite().all()]:
             raise ValueError(
-                f"--weights fp16: {too_large[0]} contains values that are infinite in float16 (above 65504); "
-                "export with --weights fp32 or int8"
+                f"--precision fp16: {too_large[0]} contains values that are infinite in float16 (above 65504); "
+                "export with --precision fp32 or int8"
             )
         return stored
     stored = {}
-    for prefix, module in model.named_modules() if weights == "int8" else ():
+    for prefix, module in model.named_modules() if precision == "int8" else ():
         if isinstance(module, (nn.Linear, nn.Conv2d)):
             stored[f"{prefix}.weight"] = quantize(module.weight, tuple(range(1, module.weight.dim())))
         elif isinstance(module, Mixer):
@@ -52,16 +52,16 @@ def shorten(model: nn.Module, weights: str) -> dict[str, tuple[Tensor, ...]]:
 
 
 def restore(short: Tensor, scale: Tensor | None = None) -> Tensor:
-    """The float32 weight of what `shorten` returns."""
+    """The float32 weight of what `stored_weights` returns."""
     return short.float() if scale is None else short.float() * scale
 
 
 @torch.no_grad()
-def round_weights(model: nn.Module, weights: str) -> nn.Module:
-    """A copy of a model of `load_for_export`, with the weights that a file of `weights` has; errors as of `shorten`."""
+def round_weights(model: nn.Module, precision: str) -> nn.Module:
+    """A copy of a model of `load_for_export`, with the weights that a file has; errors as of `stored_weights`."""
     model = copy.deepcopy(model)
     parameters = dict(model.named_parameters())
-    for name, parts in shorten(model, weights).items():
+    for name, parts in stored_weights(model, precision).items():
         parameters[name].copy_(restore(*parts))
     return model
 
@@ -69,11 +69,11 @@ def round_weights(model: nn.Module, weights: str) -> nn.Module:
 class ShortWeights(nn.Module):
     """A model of `round_weights` to be captured: weights, but those `skipped`, are short, and converted in forward."""
 
-    def __init__(self, model: nn.Module, weights: str, skipped: Collection[str] = ()) -> None:
+    def __init__(self, model: nn.Module, precision: str, skipped: Collection[str] = ()) -> None:
         super().__init__()
         self.model = model
         self.parts: dict[str, list[str]] = {}  # of a parameter, the names of the buffers
-        for name, parts in shorten(model, weights).items():
+        for name, parts in stored_weights(model, precision).items():
             if name in skipped:
                 continue
             self.parts[name] = [f"{name.replace('.', '_')}_{part}" for part in ("short", "scale")[: len(parts)]]

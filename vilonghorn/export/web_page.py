@@ -1,0 +1,90 @@
+"""A folder for any web server: a page that classifies pictures in the browser and draws Grad-CAM over them."""
+
+import json
+import shutil
+import tarfile
+from pathlib import Path
+
+import torch
+from timm.models._features import FeatureGetterNet
+from torch import Tensor, nn
+
+from ..data.files import atomic_folder, write_json
+from .capture import backbone, describe
+from .verify import Errors, export
+
+PAGE = Path(__file__).with_name("page")
+RUNTIME = "onnxruntime-web-1.30.0.tgz"
+RUNTIME_URL = f"https://registry.npmjs.org/onnxruntime-web/-/{RUNTIME}"
+RUNTIME_SHA256 = "d2228df7e4616bc3348bf504ee888f3bec43789a273f0a63f3e68d203ce3bf71"
+RUNTIME_FILES = ("ort.wasm.bundle.min.mjs", "ort-wasm-simd-threaded.wasm")  # that the page reads
+INTERPOLATIONS = ("box", "bilinear", "bicubic", "lanczos")
+
+
+class ClassMaps(nn.Module):
+    """A model that also returns its class maps, (B, num_classes, h, w) (Zhou et al., arXiv 1512.04150).
+
+    They are the classifier at each patch, without its bias; their positive part is Grad-CAM after the last norm. Their
+    mean is the score.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model, self.pretrained_cfg = model, model.pretrained_cfg
+
+    def forward(self, x: Tensor) -> list[Tensor]:
+        """(B, in_chans, H, W) images to logits and maps."""
+        features, [tokens] = self.model.forward_intermediates(x, indices=1, norm=True)
+        weight = self.model.get_classifier().weight
+        return [self.model.forward_head(features), nn.functional.conv2d(tokens, weight[:, :, None, None])]
+
+
+def without_maps(model: nn.Module) -> str | None:
+    """Why a model has no class maps; None for one that classifies the average of its patches, as their means."""
+    if (pool := backbone(model).global_pool) == "avg":
+        return None
+    what = "one class token" if pool == "token" else f"patches by global_pool={pool!r}"
+    return f"No Grad-CAM: this model classifies {what}, and the page draws it of the average of the patches."
+
+
+def fetch_runtime() -> Path:
+    """The archive of onnxruntime-web (33 MB, MIT licence), which is downloaded once, into the folder of torch.hub.
+
+    Raises OSError without a connection, or if the download has another SHA-256 than expected.
+    """
+    path = Path(torch.hub.get_dir(), RUNTIME)
+    if not path.exists():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            torch.hub.download_url_to_file(RUNTIME_URL, str(path), hash_prefix=RUNTIME_SHA256)
+        except (OSError, RuntimeError) as error:
+            remedy = f"without a connection, copy this file to {path.parent}"
+            raise OSError(f"the page needs {RUNTIME_URL} ({error}); {remedy}") from error
+    return path
+
+
+def write_page(model: nn.Module, folder: Path, precision: str = "fp32", scan: str | None = None) -> Errors:
+    """Writes the folder: page, model as ONNX (compared as by `export`), its description as JSON, and onnxruntime-web.
+
+    The model is of `load_for_export`, with classes.
+
+    Raises:
+        FileExistsError: `folder` exists and is not empty.
+        ValueError: a model without classes, of images without three channels, or of a resampling that the page lacks.
+        OSError: as `fetch_runtime`.
+        VerificationError: as `export`.
+    """
+    found = {name: json.loads(value) for name, value in describe(model, precision).items()}
+    if isinstance(model, FeatureGetterNet) or not model.num_classes or model.in_chans != 3:
+        raise ValueError("--to web is for a classifier of images in RGB: leave out --features, and give classes")
+    if (name := found["preprocessing"]["interpolation"]) not in INTERPOLATIONS:
+        raise ValueError(f"interpolation is {name!r}, expected one of {', '.join(INTERPOLATIONS)} for --to web")
+    with tarfile.open(fetch_runtime()) as runtime, atomic_folder(folder) as partial:
+        exported = model if (reason := without_maps(model)) else ClassMaps(model)
+        errors = export(exported, "onnx", partial / "model.onnx", precision, scan)
+        write_json(partial / "model.json", found | dict(without_maps=reason))
+        for file in PAGE.iterdir():
+            shutil.copyfile(file, partial / file.name)
+        for name in RUNTIME_FILES:
+            (partial / name).write_bytes(runtime.extractfile(f"package/dist/{name}").read())
+    return errors
