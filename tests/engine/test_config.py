@@ -111,7 +111,7 @@ def test_every_key_is_documented():
             assert f"        {key}: " in docs, f"{section}.{key} is not documented"
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/training.md", "docs/imagenet.md"])
+@pytest.mark.parametrize("page", ["README.md", "docs/training.md", "docs/distributed.md", "docs/imagenet.md"])
 def test_every_command_of_the_pages_names_options_that_there_are(page):
     text = (Path(__file__).parents[2] / page).read_text().replace("\\\n", " ")
     parser = build_parser()
