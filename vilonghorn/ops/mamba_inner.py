@@ -110,7 +110,7 @@ def check_arguments(
     weights: MixerWeights,
     scan_norm: Tensor | None,
     rule: str,
-    reverse: Sequence[bool],
+    reverse: Sequence[int],
     grid: Sequence[int] | None,
 ) -> MambaInnerArguments:
     """The arguments of the convolution and the projections, which shared directions compute once, as one direction."""
@@ -157,7 +157,7 @@ def gated_mean(directions: Sequence[Tensor], z: Tensor) -> Tensor:
 def shared_directions(
     args: MambaInnerArguments,
     scan_norm: Tensor,
-    reverse: Sequence[bool],
+    reverse: Sequence[int],
     run_scan: Callable[..., Tensor],
     norm: Callable[..., Tensor],
     conv: Callable[..., Tensor] = conv_silu,

@@ -131,22 +131,24 @@ def register_op(
     class Eager(torch.autograd.Function):  # the registered gradient, without the time that torch takes to find it
         @staticmethod
         def forward(ctx, *inputs):
-            direct = sees_no_operators([*islice(inputs, num_tensors)])
-            output = (kernel if direct else op)(*inputs)
+            *inputs, call = inputs
+            output = call(*inputs)
             setup_context(ctx, inputs, output)
             return output
 
-        backward = staticmethod(apply_backward)
+        @staticmethod
+        def backward(ctx, *grads):
+            return *apply_backward(ctx, *grads), None
 
     def run(args: NamedTuple) -> Tensor:
         flat, tracing = flatten(args), is_tracing(args[0])
         given = [*islice(flat, num_tensors)]
-        save = needs_grad(given)
-        if save and not tracing and not torch.is_inference_mode_enabled():
+        save, direct = needs_grad(given), not tracing and sees_no_operators(given)
+        if save and not tracing:
             if functorch_transform() is not None:
                 raise RuntimeError(f"{qualified} has no gradients inside torch.func (grad, vmap, jacrev); {WAY_OUT}")
-            results = Eager.apply(*flat, save)
-        elif not save and not tracing and sees_no_operators(given):
+            results = Eager.apply(*flat, save, kernel if direct else op)
+        elif direct:
             validate(args)
             results = (forward if args[0].numel() else fake)(args, save)
         else:

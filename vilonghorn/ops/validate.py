@@ -67,7 +67,8 @@ def validate(operator: str, args: Any, sources: Sequence[str]) -> Sizes:
     The sizes come from the tensors that `sources` names. Raises ValueError for a shape, size, device or number of flags
     that does not fit, and TypeError for a tensor that is missing, or has a dtype that is not one of DTYPES.
     """
-    layout, given = LAYOUTS[type(args)], named_tensors(args)
+    layout = LAYOUTS[type(args)]
+    given: dict[str, Any] = named_tensors(args)
     for name in layout.required:
         if given[name] is None:  # the dispatcher accepts None
             raise TypeError(f"{operator}: {name} is None, expected a tensor")
@@ -218,7 +219,7 @@ def flatten_filter(operator: str, conv_weight: Tensor, grid: Sequence[int] | Non
     return conv_weight.flatten(2), [*grid, height, width]
 
 
-def check_flags(operator: str, reverse: Sequence[bool]) -> list[int]:
+def check_flags(operator: str, reverse: Sequence[int]) -> list[int]:
     """Checks `reverse` and returns it as integers: torch.jit.trace takes no lists of booleans."""
     if not (isinstance(reverse, (tuple, list)) and all(isinstance(flag, int) and flag in (0, 1) for flag in reverse)):
         raise TypeError(f"{operator}: reverse is {reverse!r}, expected a tuple with True or False for each direction")
