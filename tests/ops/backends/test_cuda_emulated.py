@@ -19,10 +19,10 @@ pytestmark = pytest.mark.usefixtures("emulator")
 emulated = partial(scan, backend="cuda")
 # (G, B, L, D, N) and the reverse flags: lengths around chunks and halves, directions that meet and that do not
 SHAPES = [
-    ((1, 1, 1, 5, 16), (True,)),
+    ((1, 1, 1, 6, 16), (True,)),
     ((2, 1, 1, 40, 16), (False, True)),
-    ((2, 3, 2, 5, 16), (True, False)),
-    ((1, 2, 63, 1, 16), (False,)),
+    ((2, 3, 2, 6, 16), (True, False)),
+    ((1, 2, 63, 2, 16), (False,)),
     ((2, 1, 33, 70, 16), (True, True)),
     ((4, 1, 21, 6, 16), (True, False, False, True)),
     ((2, 1, 20, 40, 1), (True, False)),
@@ -30,7 +30,7 @@ SHAPES = [
     ((3, 1, 17, 10, 6), (False, True, False)),
     ((2, 1, 25, 40, 16), (False, True)),
     ((2, 1, 37, 70, 16), (False, True)),
-    ((1, 2, 70, 5, 16), (True,)),
+    ((1, 2, 70, 6, 16), (True,)),
     ((3, 1, 63, 6, 16), (True, False, True)),
     ((3, 2, 37, 100, 16), (False, True, True)),
     ((1, 33, 1, 2, 5), (False,)),  # more partial sums than a thread adds up alone
@@ -50,7 +50,8 @@ def rule(request) -> str:
 
 @pytest.mark.parametrize("case", pairwise.CASES, ids=str)
 def test_all_pairs_of_choices_agree_with_the_oracle(case):
-    pairwise.check(emulated, case._replace(dtype="bfloat16") if case.dtype == "float16" else case)
+    dtype = "bfloat16" if case.dtype == "float16" else case.dtype
+    pairwise.check(emulated, case._replace(dtype=dtype, D=case.D + case.D % 2))
 
 
 @pytest.mark.parametrize("shape, reverse, reduce, gate", [(*s, *o) for s, o in zip(SHAPES, cycle(OPTIONS))], ids=str)
@@ -115,13 +116,16 @@ def test_what_the_kernels_do_not_take_is_refused_by_name(G, step, message):
         emulated(**values, reverse=(False,) * G)
 
 
-def test_more_states_than_the_kernels_take_run_in_triton(monkeypatch):
+@pytest.mark.parametrize("D, N", [(4, 17), (5, 16)])
+def test_sizes_that_the_kernels_do_not_take_run_in_triton(D, N, monkeypatch):
     monkeypatch.setattr(cpu, "_reason", "not built")
     monkeypatch.setattr(triton, "unavailable", lambda device, dtype: None)
-    values = inputs(1, 1, 3, 4, 17, rule="longhorn")
+    values = inputs(1, 1, 3, D, N, rule="longhorn")
     assert choose(ScanArguments(**inputs(1, 1, 3, 4, 16, rule="longhorn"))) is cuda
     assert choose(ScanArguments(**values)) is triton
-    with pytest.raises(RuntimeError, match="'cuda' takes up to 16 states, not 17"):
+    with pytest.raises(
+        RuntimeError, match=f"'cuda' takes up to 16 states and an even number of channels, not {N} and {D}"
+    ):
         emulated(**values)
     with pytest.raises(RuntimeError, match="invalid argument"):  # from the library itself
         cuda.forward(ScanArguments(**values), True)

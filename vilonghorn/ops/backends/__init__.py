@@ -111,8 +111,9 @@ def _missing_kernel(backend: str, args: ScanArguments) -> str | None:
     """What of a scan a backend has no kernel for, or None."""
     if not has_rule(backend, args.rule):
         return f"has no kernel for rule {args.rule!r}"
-    if backend == cuda.NAME and args.k.shape[-1] > cuda.MAX_STATES:
-        return f"takes up to {cuda.MAX_STATES} states, not {args.k.shape[-1]}"
+    if backend == cuda.NAME and not cuda.takes_sizes(args.sizes):
+        expected = f"takes up to {cuda.MAX_STATES} states and an even number of channels"
+        return f"{expected}, not {args.sizes.N} and {args.sizes.D}"
     return None
 
 

@@ -1,7 +1,7 @@
 """The CUDA backend: calls the compiled kernels of `kernels/cuda` for NVIDIA GPUs, on torch's stream.
 
-There are no kernels for float64 and float16, nor for more than MAX_STATES states. `kernels/cuda/scan.cu` chooses the
-kernel.
+There are no kernels for float64 and float16, nor for more than MAX_STATES states or an odd number of channels.
+`kernels/cuda/scan.cu` chooses the kernel.
 """
 
 import ctypes
@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from .._torch import raw_stream
-from ..arguments import ConvArguments, MambaInnerArguments, MixerWeights, ScanArguments, tensors
+from ..arguments import ConvArguments, MambaInnerArguments, MixerWeights, ScanArguments, Sizes, tensors
 from ..rules import kernel_state_dtype
 from . import triton
 from .bindings import Params, ScanParams, conv_params, open_library
@@ -84,9 +84,6 @@ def empty_states(args: ScanArguments | MambaInnerArguments, save: bool) -> Tenso
 
 def forward(args: ScanArguments, save: bool) -> tuple[Tensor, Tensor]:
     """Runs a scan; see `Backend`."""
-    if args.x.shape[-1] % 2:
-        y, saved_states = forward(_pad_to_even(args), save)
-        return y[..., :-1].contiguous(), saved_states
     params = _CudaParams(args)
     y, saved_states = params.forward_outputs(empty_states(args, save))
     params.run(_open()[0].vl_cuda_scan_forward, accumulate=args.reduce == "mean")
@@ -99,12 +96,8 @@ def backward(
     """Gradients of a scan; see `Backend`.
 
     `out` may hold k, q and z: the tensors that take their gradients, of x's dtype. The last dimension is contiguous,
-    and the others are as in one tensor of tokens. D is even.
+    and the others are as in one tensor of tokens.
     """
-    if args.x.shape[-1] % 2:
-        grads = backward(F.pad(dy, (0, 1)), _pad_to_even(args), saved_states)
-        cut = zip(grads, tensors(args))
-        return tuple(None if t is None else grad[tuple(map(slice, t.shape))].contiguous() for grad, t in cut)
     params = _CudaParams(args)
     if saved_states.data_ptr() % ALIGNMENT:  # part of a larger tensor, which a hook for saved tensors may return
         saved_states = saved_states.clone()
@@ -141,11 +134,15 @@ def conv_backward(dy: Tensor, args: ConvArguments, dx: Tensor | None = None) -> 
     return dx, dweight.to(args.weight.dtype), dbias.to(args.bias.dtype)
 
 
+def takes_sizes(sizes: Sizes) -> bool:
+    """Whether there is a kernel of the scan: for up to MAX_STATES states, and pairs of channels."""
+    return sizes.N <= MAX_STATES and sizes.D % 2 == 0
+
+
 def takes_mamba_inner(args: MambaInnerArguments, dtype: torch.dtype) -> bool:
     """Whether `mamba_inner_forward` takes validated arguments with xz converted to `dtype`."""
-    fits = args.sizes.D % 2 == 0 and args.sizes.N <= MAX_STATES
     *_, height, width = args.conv_grid or GRID_FILTER
-    return fits and (height, width) == GRID_FILTER
+    return takes_sizes(args.sizes) and (height, width) == GRID_FILTER
 
 
 def mamba_inner_outputs(args: MambaInnerArguments, save: bool) -> tuple[Tensor, ...]:
@@ -233,15 +230,6 @@ def _scan_within(args: MambaInnerArguments, u: Tensor, projected: Tensor, dt: Te
     rows, z = projected.view(G, B, L, R + 2 * N), args.xz.narrow(2, D, D)
     k, q = rows.narrow(3, R, N), rows.narrow(3, R + N, N)  # slices by `[...]` take twice as long
     return ScanArguments(u, dt, k, q, z, weights.A, weights.D, weights.dt_bias, args.rule, args.reverse, "mean")
-
-
-def _pad_to_even(args: ScanArguments) -> ScanArguments:
-    """Adds a channel of zeros: the kernels read channels in pairs."""
-    given = {name: getattr(args, name) for name in ("x", "dt", "z", "D", "dt_bias")}
-    padded = {name: F.pad(t, (0, 1)) for name, t in given.items() if t is not None}
-    if args.A is not None:
-        padded["A"] = F.pad(args.A, (0, 0, 0, 1))
-    return args._replace(**padded)
 
 
 class _CudaParams(ScanParams):
