@@ -24,12 +24,13 @@ from torchvision.transforms import Compose
 from .data.images import EXTENSIONS, MAX_PIXELS, list_images, printable, read_image, to_rgb
 from .data.loaders.loader import read_batches
 from .engine import load_config, load_run
-from .engine.build import MODEL_ERRORS, explain_model_errors, one_line, pick_device
 from .engine.checkpoint import RunDirectory, load_weights
-from .engine.command_line import run_config
 from .engine.config import DataConfig, nearest
+from .engine.config_file import run_config
+from .engine.device import pick_device
 from .engine.evaluate import check_names, name_weights, pretrained_class_names
-from .models.weights_file import check_architecture, check_file, check_numbers, is_ours, read_weights
+from .engine.model_from_config import MODEL_ERRORS, explain_model_errors
+from .models.weights_file import check_architecture, check_file, check_numbers, is_ours, one_line, read_weights
 
 REMOTE = ("hf-hub:", "hf_hub:", "local-dir:")  # prefixes of names that timm looks up outside its registry
 WITHOUT_FILE = ("pretrained", "random")  # weights of a timm model

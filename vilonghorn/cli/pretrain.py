@@ -2,8 +2,7 @@
 
 Parts of each image are masked, and the model learns to reconstruct them (SimMIM). It is `vilonghorn train` with the
 configuration `pretrain`, and takes its options. The images of data.train and data.val need no labels.
---augmentation.mask_ratio is the masked part of an image, --augmentation.mask_unit the side of a masked square. With
---augmentation.mask_ratio null --augmentation.next_cluster 2 it learns to predict the next 2 x 2 patches (ARM).
+--task.mask_ratio is the masked part of an image, --task.mask_unit the side of a masked square.
 """
 
 from collections.abc import Sequence

@@ -1,10 +1,10 @@
 """Training and evaluation of any timm model: configuration, training loop, checkpoints, run directory and report."""
 
-from .build import build_model
 from .command_line import build_parser, load_config, parse
 from .config import Config
 from .distributed import Distributed, Interrupted
 from .evaluate import evaluate, evaluate_run, load_run
+from .model_from_config import model_from_config
 from .trainer import Trainer
 
 __all__ = [
@@ -12,11 +12,11 @@ __all__ = [
     "Distributed",
     "Interrupted",
     "Trainer",
-    "build_model",
     "build_parser",
     "evaluate",
     "evaluate_run",
     "load_config",
     "load_run",
+    "model_from_config",
     "parse",
 ]

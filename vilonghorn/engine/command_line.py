@@ -13,8 +13,8 @@ import yaml
 from jsonargparse import ActionConfigFile, ArgumentError, ArgumentParser, Namespace
 from jsonargparse.typing import PositiveInt
 
-from ..data.images import printable
-from .config import FIELDS, SECTIONS, Config, check, flatten, nearest, read_sections
+from .config import FIELDS, SECTIONS, Config, check, nearest
+from .config_file import explain_moved, find_config, read_layers, run_config
 from .distributed import USER_ERRORS, Distributed, Interrupted
 
 
@@ -78,7 +78,8 @@ def parse(parser: ArgumentParser, argv: Sequence[str], default: str | Path | Non
         message = " ".join(str(error).replace("Parser key ", "").split())
         if message.startswith("unrecognized arguments: "):
             option = message.split()[2].partition("=")[0]
-            message = f"there is no option {option}; {nearest(option, parser._option_string_actions)}"
+            hint = explain_moved(option.lstrip("-")) or nearest(option, parser._option_string_actions)
+            message = f"there is no option {option}; {hint}"
         if (found := re.match(r'"(.+?)": .* value: (.*)', message)) and (key := FIELDS.get(found[1])):
             interval = f" in {key.metadata['interval']}" if "interval" in key.metadata else ""
             message = f"{found[1]} is {found[2]}, expected {formatannotation(key.type)}{interval}"
@@ -94,58 +95,6 @@ def parse(parser: ArgumentParser, argv: Sequence[str], default: str | Path | Non
 def load_config(file: str | Path, *overrides: str) -> Config:
     """Reads and checks a YAML configuration; `overrides` are options such as "--schedule.epochs=3"."""
     return parse(build_parser(), overrides, file)[0]
-
-
-def run_config(run: str | Path) -> Path:
-    """The file of the configuration of a run.
-
-    Raises FileNotFoundError if there is none, and ValueError if it is cut off.
-    """
-    file = Path(run) / "config.yaml"
-    if not file.is_file():
-        raise FileNotFoundError(f"{run} is not the directory of a run: there is no {file}")
-    if missing := SECTIONS.keys() - {"teacher"} - read_sections(file)[0].keys():  # earlier versions had no teacher
-        raise ValueError(f"{file} is cut off: it has no section {min(missing)}; copy it again")
-    return file
-
-
-def configs_folder() -> Path:
-    """The folder of vilonghorn's configurations: in the installed package, or beside it in a source tree."""
-    package = Path(__file__).parents[1]
-    installed = package / "configs"
-    return installed if installed.is_dir() else package.parent / "configs"
-
-
-def config_names() -> list[str]:
-    """The names of vilonghorn's configurations of runs, such as "photos" and "imagenet/vilonghorn_tiny"."""
-    folder = configs_folder()
-    return sorted(file.relative_to(folder).with_suffix("").as_posix() for file in folder.rglob("*.yaml"))
-
-
-def find_config(name: str) -> Path:
-    """The file of a configuration: a path, or one of `config_names`.
-
-    Raises FileNotFoundError if there is neither.
-    """
-    for path in (Path(name).expanduser(), configs_folder() / f"{name}.yaml"):
-        if path.is_file():
-            return path
-    raise FileNotFoundError(f"there is no configuration {name}, file or name; {nearest(name, config_names())}")
-
-
-def read_layers(file: Path, *derived: Path) -> list[dict[str, Any]]:
-    """Reads a YAML file and the files it is based on: the key `base` names another file, relative to its own.
-
-    Returns the sections of each file, of which later ones override earlier ones. `derived` are the files that are based
-    on this one. Raises ValueError and FileNotFoundError as `parse` does.
-    """
-    if file.resolve() in derived:
-        raise ValueError(f"{file} is its own base; remove one of the keys `base`")
-    sections, base = read_sections(file)
-    if unknown := [printable(key)[:80] for key in flatten(sections) if key not in FIELDS]:
-        raise ValueError(f"{file}: there is no key {unknown[0]}; {nearest(unknown[0], FIELDS)}")
-    layers = [] if base is None else read_layers(file.parent / expanduser(base), *derived, file.resolve())
-    return [*layers, sections]
 
 
 def run(main: Callable[[Sequence[str]], None], argv: Sequence[str]) -> int:

@@ -2,19 +2,15 @@
 
 import difflib
 import json
-from collections import Counter
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field, fields
 from importlib.util import find_spec
 from os.path import expanduser
-from pathlib import Path
 from typing import Any, Literal
 
 import timm
-import yaml
 
 from .. import models  # noqa: F401  (registers our models with timm)
-from ..data.files import named_errors
 from ..data.images import printable
 from ..data.loaders.config import ImageConfig, TransformConfig, check_intervals, within
 
@@ -113,64 +109,77 @@ class ScheduleConfig:
 
 
 @dataclass
-class AugmentationConfig(TransformConfig):
-    """Augmentation of the training data. `TransformConfig` has the other keys.
+class TaskConfig:
+    """What a run learns. Keys of the other kind have no effect.
 
     Args:
+        kind: classification: the classes of the images; masked: to reconstruct masked squares of images without labels
+        loss: cross_entropy (of all classes together) or binary_cross_entropy (of each class, mean over the classes)
+        label_smoothing: probability spread over all classes
         mixup: alpha of mixup; 0: off
         cutmix: alpha of cutmix; 0: off
         mix_prob: probability of mixup or cutmix per batch
         switch_prob: probability of cutmix if both are on
-        label_smoothing: probability spread over all classes
-        loss: cross_entropy (of all classes together) or binary_cross_entropy (of each class, mean over the classes)
-        mask_ratio: part of an image that is masked, to learn from images without labels; null: learn their classes
+        teacher: what the model learns from beside the labels (knowledge distillation): directory of a run (its best), a
+            file of a run's weights, or the name of a pretrained timm model; of a list, the mean of their probabilities;
+            []: none
+        teacher_output: what is learned of it: logits (Kullback-Leibler divergence of the classes) or features (mean
+            squared error of the pooled features, which a linear layer computes from those of the model)
+        teacher_weight: weight of the teacher's loss; that of the labels is 1 - teacher_weight
+        teacher_temperature: divides the logits of teacher and model; the loss is multiplied by its square
+        teacher_image_size: height and width of the images that it sees, in pixels; null: those of its training
+        teacher_cache: compute the logits of each training image once, without augmentation, before the first epoch;
+            mixup and cutmix mix them as the labels
+        mask_ratio: part of an image that is masked
         mask_unit: height and width of a masked square, in pixels; null: about an eighth of image_size
-        next_cluster: height and width, in patches, of the clusters that a model learns to predict in the order of the
-            scan, in place of masked images, from images without labels; null: none
+        mask_normalize: reconstruct the pixels of each masked square normalised to mean 0 and variance 1
     """
+
+    kind: Literal["classification", "masked"] = "classification"
+    loss: Literal["cross_entropy", "binary_cross_entropy"] = "cross_entropy"
+    label_smoothing: float = within("[0, 1)", 0.1)
+    mixup: float = within("[0, inf)", 0.8)
+    cutmix: float = within("[0, inf)", 1.0)
+    mix_prob: float = within("[0, 1]", 1.0)
+    switch_prob: float = within("[0, 1]", 0.5)
+    teacher: list[str] | str = field(default_factory=list)
+    teacher_output: Literal["logits", "features"] = "logits"
+    teacher_weight: float = within("[0, 1]", 0.5)
+    teacher_temperature: float = within("(0, inf)", 1.0)
+    teacher_image_size: int | None = within("[1, inf)", None)
+    teacher_cache: bool = False
+    mask_ratio: float = within("(0, 1)", 0.6)
+    mask_unit: int | None = within("[1, inf)", None)
+    mask_normalize: bool = False
+
+    @property
+    def labelled(self) -> bool:
+        """Whether the run learns classes."""
+        return self.kind == "classification"
+
+    def check(self, batch_size: int) -> None:
+        """Raises ValueError if keys contradict each other or the size of a batch."""
+        if not self.labelled and self.teacher:
+            raise ValueError(f"task.teacher is {self.teacher}, but a run without labels learns from none: make it []")
+        if self.labelled and (self.mixup or self.cutmix) and batch_size % 2:
+            raise ValueError(f"data.batch_size is {batch_size}; mixup and cutmix pair images, so it must be even")
+        if self.teacher_output == "features" and len(self.teacher) > 1:
+            raise ValueError(
+                f"task.teacher_output is features, which takes one teacher: task.teacher is {self.teacher}"
+            )
+        if self.teacher_cache and not (self.teacher and self.teacher_output == "logits"):
+            given = f"task.teacher is {self.teacher} and task.teacher_output {self.teacher_output}"
+            raise ValueError(f"task.teacher_cache is true, but {given}: only the logits of a teacher are cached")
+
+
+@dataclass
+class AugmentationConfig(TransformConfig):
+    """Augmentation of the training images by the loader, with the defaults of the recipe."""
 
     auto_augment: str | None = "rand-m9-mstd0.5-inc1"
     color_jitter: float = within("[0, 1]", 0.3)
     erase: float = within("[0, 1]", 0.25)
     repeats: int = within("[1, 65536]", 3)
-    mixup: float = within("[0, inf)", 0.8)
-    cutmix: float = within("[0, inf)", 1.0)
-    mix_prob: float = within("[0, 1]", 1.0)
-    switch_prob: float = within("[0, 1]", 0.5)
-    label_smoothing: float = within("[0, 1)", 0.1)
-    loss: Literal["cross_entropy", "binary_cross_entropy"] = "cross_entropy"
-    mask_ratio: float | None = within("(0, 1)", None)
-    mask_unit: int | None = within("[1, inf)", None)
-    next_cluster: int | None = within("[1, inf)", None)
-
-    @property
-    def labelled(self) -> bool:
-        """Whether the run learns classes."""
-        return self.mask_ratio is None and self.next_cluster is None
-
-
-@dataclass
-class TeacherConfig:
-    """Teachers, whose outputs the model learns beside the labels (knowledge distillation): docs/pretraining.md.
-
-    Args:
-        weights: directory of a run (its best), a file of a run's weights, or the name of a pretrained timm model; of a
-            list, the mean of their probabilities; []: no teacher
-        kind: what is learned: logits (Kullback-Leibler divergence of the classes) or features (mean squared error of
-            the pooled features, which a linear layer computes from those of the model)
-        weight: weight of the teacher's loss; that of the labels is 1 - weight
-        temperature: divides the logits of teacher and model; the loss is multiplied by its square
-        image_size: height and width of the images that a teacher sees, in pixels; null: those of its training
-        cache: compute the logits of each training image once, without augmentation, before the first epoch; mixup and
-            cutmix mix them as the labels
-    """
-
-    weights: list[str] | str = field(default_factory=list)
-    kind: Literal["logits", "features"] = "logits"
-    weight: float = within("[0, 1]", 0.5)
-    temperature: float = within("(0, inf)", 1.0)
-    image_size: int | None = within("[1, inf)", None)
-    cache: bool = False
 
 
 @dataclass
@@ -231,10 +240,10 @@ class Config:
 
     data: DataConfig = field(default_factory=DataConfig)
     model: ModelConfig = field(default_factory=ModelConfig)
+    task: TaskConfig = field(default_factory=TaskConfig)
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
     augmentation: AugmentationConfig = field(default_factory=AugmentationConfig)
-    teacher: TeacherConfig = field(default_factory=TeacherConfig)
     ema: EmaConfig = field(default_factory=EmaConfig)
     run: RunConfig = field(default_factory=RunConfig)
 
@@ -242,24 +251,22 @@ class Config:
         for section, key in ((self.data, "train"), (self.data, "val"), (self.model, "weights"), (self.run, "dir")):
             if path := getattr(section, key):  # no shell replaces the ~ of --run.dir=~/x
                 setattr(section, key, expanduser(path))
-        given = self.teacher.weights
-        self.teacher.weights = [expanduser(source) for source in ([given] if isinstance(given, str) else given)]
+        given = self.task.teacher
+        self.task.teacher = [expanduser(source) for source in ([given] if isinstance(given, str) else given)]
 
     def to_dict(self) -> dict[str, Any]:
         """Nested plain values, equal to what YAML or JSON reads back."""
         return json.loads(json.dumps(asdict(self)))
 
+    def image_sizes(self) -> list[int]:
+        """The heights, and widths, of the images of the run, the largest last."""
+        recipe, last = self.augmentation, self.data.image_size
+        growing = range(min(self.schedule.epochs, recipe.ramp[1]))
+        return sorted({last, *recipe.sizes, *(recipe.grown_size(epoch, last) for epoch in growing)})
+
 
 SECTIONS = {section.name: section.default_factory for section in fields(Config)}
 FIELDS = {f"{name}.{key.name}": key for name, section in SECTIONS.items() for key in fields(section)}
-
-MAX_BYTES = 100_000  # of a configuration file
-# Keys that a resumed run may change. The trainer compares the batches per update: accumulate * processes.
-FREE_ON_RESUME = frozenset(
-    "data.train data.val data.workers data.max_pixels data.checksums run.dir run.device run.log_updates "
-    "run.checkpoint_updates run.checkpoint_seconds run.max_skipped run.tensorboard run.wandb "
-    "optimizer.accumulate teacher.weights".split()
-)
 
 
 def check(config: Config) -> None:
@@ -273,90 +280,25 @@ def check(config: Config) -> None:
             raise ValueError(f"{key} is {value!r}, expected a name or a path; its default is {FIELDS[key].default!r}")
         if isinstance(value, str) and value != value.encode(errors="ignore").decode():  # no YAML file could hold it
             raise ValueError(f"{key} is {printable(value)}, which is not UTF-8: rename it, or set PYTHONUTF8=1")
-    data, model, augmentation = config.data, config.model, config.augmentation
-    augmentation.check_transforms(data.image_size, data.mean, "augmentation.")
+    data, model = config.data, config.model
+    config.augmentation.check_transforms(data.image_size, data.mean, "augmentation.")
+    config.task.check(data.batch_size)
     epochs, warmup = config.schedule.epochs, config.schedule.warmup
     if warmup >= epochs:
         raise ValueError(f"schedule.warmup_epochs is {warmup}, expected less than schedule.epochs, {epochs}, or null")
     if model.weights not in (None, "auto") and model.pretrained:
         raise ValueError(f"model.weights is {model.weights} and model.pretrained is true: give one of them")
-    if (augmentation.mixup or augmentation.cutmix) and data.batch_size % 2:
-        raise ValueError(f"data.batch_size is {data.batch_size}; mixup and cutmix pair images, so it must be even")
     if config.run.wandb and not (config.run.tensorboard and find_spec("wandb")):
         raise ValueError("run.wandb is true: it needs run.tensorboard true and the library wandb (pip install wandb)")
-    teacher = config.teacher
-    if teacher.cache and not (teacher.weights and teacher.kind == "logits"):
-        given = f"teacher.weights is {teacher.weights} and teacher.kind {teacher.kind}"
-        raise ValueError(f"teacher.cache is true, but {given}: only the logits of a teacher are cached")
-    if augmentation.mask_ratio and augmentation.next_cluster:
-        given = f"augmentation.mask_ratio is {augmentation.mask_ratio} and next_cluster {augmentation.next_cluster}"
-        raise ValueError(f"{given}: a run learns one of them, make the other null")
-    if teacher.weights and not augmentation.labelled:
-        problem = "but a run without labels learns from no teacher"
-        raise ValueError(f"teacher.weights is {teacher.weights}, {problem}: make it []")
-    if teacher.kind == "features" and len(teacher.weights) > 1:
-        raise ValueError(f"teacher.kind is features, which takes one teacher: teacher.weights is {teacher.weights}")
     known_names = {"model.name": timm.list_models(), "optimizer.name": timm.optim.list_optimizers()}
     for key, name in (("model.name", model.name), ("optimizer.name", config.optimizer.name)):
         if name.partition(".")[0] not in known_names[key]:
             raise ValueError(f"{key} is {name!r}, which timm does not know; {nearest(name, known_names[key])}")
 
 
-class PlainLoader(yaml.SafeLoader):
-    """YAML without aliases, which can expand a small file to millions of nodes."""
-
-    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
-        """Composes a node. Raises ComposerError if it is an alias."""
-        if self.check_event(yaml.AliasEvent):
-            mark = self.peek_event().start_mark
-            raise yaml.composer.ComposerError(None, None, "aliases (*name) are not read: repeat the value", mark)
-        return super().compose_node(parent, index)
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        """Constructs a mapping. Raises ConstructorError if a key is there twice, of which YAML would drop the first."""
-        names = Counter(key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode))
-        if names and (most := names.most_common(1)[0])[1] > 1:
-            raise yaml.constructor.ConstructorError(None, None, f"the key {most[0]} is there twice", node.start_mark)
-        return super().construct_mapping(node, deep)
-
-
-def read_sections(file: Path) -> tuple[dict[str, dict[str, Any]], str | None]:
-    """Reads a configuration file: its sections, and the name of the file that it is based on.
-
-    Raises FileNotFoundError if there is no such file, and ValueError if it is no configuration. The message does not
-    quote the file, which may be another one by mistake.
-    """
-    if not file.is_file():
-        raise FileNotFoundError(f"there is no configuration file {file}")
-    try:
-        if file.stat().st_size > MAX_BYTES:
-            raise ValueError(f"it has more than {MAX_BYTES:,} bytes")
-        with named_errors(file):
-            sections = yaml.load(file.read_bytes(), PlainLoader) or {}
-        if not isinstance(sections, dict):
-            raise ValueError("it has no keys")
-        if not isinstance(base := sections.pop("base", None), str | None):
-            raise ValueError("its base is not the name of another YAML file")
-        if wrong := [printable(str(name))[:80] for name, keys in sections.items() if not isinstance(keys, dict)]:
-            raise ValueError(f"there are no keys in {wrong[0]}")
-    except (ValueError, yaml.YAMLError, RecursionError) as error:
-        mark = getattr(error, "problem_mark", None)
-        reason = "it is nested too deeply" if isinstance(error, RecursionError) else str(error)
-        reason = f"in line {mark.line + 1}: {str(error.problem)[:80]}" if mark else reason
-        expected = f"expected YAML in UTF-8 with keys in the sections {', '.join(SECTIONS)}"
-        raise ValueError(f"{file} is no configuration: {' '.join(reason.split())}; {expected}") from None
-    return sections, base
-
-
 def flatten(sections: dict[str, Any]) -> dict[str, Any]:
     """Nested sections to {"section.key": value}."""
     return {f"{name}.{key}": value for name, section in sections.items() for key, value in section.items()}
-
-
-def changed_keys(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
-    """The keys that differ between two configurations and that a resumed run must not change."""
-    old, new = flatten(Config().to_dict()) | flatten(old), flatten(new)  # an earlier version had fewer keys
-    return [key for key in FIELDS if key not in FREE_ON_RESUME and old[key] != new[key]]
 
 
 def nearest(name: str, known: Iterable[str]) -> str:

@@ -6,9 +6,11 @@ from dataclasses import replace
 import torch
 
 from ..models.flops import count_flops
-from .build import build_loader, pick_device, scale_rates
 from .config import Config
+from .device import pick_device
 from .distributed import Distributed
+from .loaders import build_loader
+from .optimizer import scale_rates
 from .train_state import StepCounter, TrainState
 
 SECONDS = 5.0  # shortest duration of the speed measurement, after the warm-up
@@ -26,7 +28,7 @@ def dry_run(config: Config, processes: int | None = None, train_images: int | No
         processes = max(dist.world_size, torch.cuda.device_count() if device.type == "cuda" else 1)
     dist.world_size = 1  # measured here, without the others
     images, size = train_images, config.data.batch_size
-    classes = config.model.num_classes if config.augmentation.labelled else 0
+    classes = config.model.num_classes if config.task.labelled else 0
     if images is None or classes is None:
         try:
             data = build_loader(replace(config, data=replace(config.data, workers=0)), "cpu", training=True)
@@ -66,7 +68,7 @@ def measure_speed(state: TrainState) -> tuple[float, str]:
     count = data.batch_size if device.type == "cuda" else min(8, data.batch_size)
     images = torch.randn(count, 3, data.image_size, data.image_size, device=device)
     targets = torch.randint(max(1, state.num_classes), (count,), device=device)
-    if state.config.teacher.cache:  # each has the teacher's logits, too
+    if state.config.task.teacher_cache:  # each has the teacher's logits, too
         targets = torch.cat([targets[:, None], torch.randn(count, state.num_classes, device=device)], 1)
     batch = images, targets
     updates = itertools.count(1)

@@ -14,11 +14,13 @@ from timm.data import ImageNetInfo, infer_imagenet_subset
 from torch import nn
 
 from ..data.images import printable
-from ..models.weights_file import check_architecture
-from .build import autocast, build_loader, check_classes, check_model, one_line, pick_device
+from ..models.weights_file import check_architecture, one_line
 from .checkpoint import RunDirectory, load_weights
 from .config import AugmentationConfig, Config, ModelConfig
+from .device import autocast, pick_device
 from .distributed import Distributed
+from .loaders import build_loader, check_classes
+from .model_from_config import check_model
 
 CLASS_SCORES = ("top1", "top5", "loss")
 

@@ -160,9 +160,10 @@ def draw_curves(path: Path, records: list[dict[str, Any]], updates_per_epoch: in
 
 def explain_losses(config: Config) -> str:
     """Why the training loss of a run lies above its held-out loss."""
-    recipe = config.augmentation
-    on = {"cropped": recipe.scale[0] < 1, "mixed (mixup, cutmix)": recipe.mixup or recipe.cutmix}
+    recipe, task = config.augmentation, config.task
+    on = {"cropped": recipe.scale[0] < 1, "mixed (mixup, cutmix)": task.labelled and (task.mixup or task.cutmix)}
     on |= {"augmented": recipe.auto_augment or recipe.color_jitter, "partly erased": recipe.erase}
     reasons = [f"its images are {', '.join(name for name, is_on in on.items() if is_on)}"] if any(on.values()) else []
-    reasons += [f"its targets have label smoothing {recipe.label_smoothing:g}"] if recipe.label_smoothing else []
+    if task.labelled and task.label_smoothing:
+        reasons.append(f"its targets have label smoothing {task.label_smoothing:g}")
     return f"Training loss may lie above held-out loss: {' and '.join(reasons)}." if reasons else ""

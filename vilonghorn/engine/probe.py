@@ -9,10 +9,12 @@ import numpy as np
 import torch
 from torch import nn
 
-from .build import autocast, build_loader, check_classes, explain_model_errors, pick_device
-from .config import AugmentationConfig, Config
+from .config import Config, TaskConfig
+from .device import autocast, pick_device
 from .distributed import Distributed
 from .evaluate import load_run, name_weights
+from .loaders import build_loader, check_classes
+from .model_from_config import explain_model_errors
 
 NEIGHBOURS = 20
 
@@ -66,7 +68,7 @@ def probe_run(directory: str | Path, config: Config, checkpoint: str = "best") -
     """
     Distributed().init()
     model, record = load_run(directory, checkpoint)
-    config, device = replace(config, augmentation=AugmentationConfig()), pick_device(config.run.device)
+    config, device = replace(config, task=TaskConfig()), pick_device(config.run.device)
     shape = 2, 3, config.data.image_size, config.data.image_size
     problem = f"the run in {directory} does not turn images {shape} into features"
     with explain_model_errors(problem, "change data.image_size"):

@@ -12,13 +12,11 @@ from timm.utils import ModelEmaV3, random_seed
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from . import build
 from .config import Config
-from .distillation import Distillation
+from .device import autocast
 from .distributed import Distributed
-from .masking import MaskedImages, build_masked
-from .next_patches import NextPatches, build_next_patches
-from .tasks import Classification, Task
+from .optimizer import build_optimizer, build_scheduler, scale_rates
+from .tasks import build_task
 
 Batch = tuple[torch.Tensor, torch.Tensor]  # images (B, 3, H, W) and targets (B,), or (B, classes) after mixup
 
@@ -68,7 +66,7 @@ class TrainState:
 
     `model` is without DistributedDataParallel or compilation; `ema` is the moving average of its weights, or None;
     `trained` is the model, or what the task trains around it. `models` are those to evaluate: "model" and, if there is
-    an average, "ema"; `weights` is the name of the one that gives the results, the average if there is one.
+    an average, "ema"; `reported` is the name of the one that gives the results, the average if there is one.
 
     Raises ValueError if the model, the teacher or one of their options does not fit the data.
     """
@@ -76,33 +74,23 @@ class TrainState:
     def __init__(
         self, config: Config, num_classes: int, device: torch.device, class_names: Sequence[str] | None = None
     ) -> None:
-        self.config, self.num_classes, self.device = config, num_classes, device
-        self.amp = build.autocast(config.run.amp, device)
+        self.config, self.device = config, device
+        self.num_classes = num_classes if config.task.labelled else 0
+        self.amp = autocast(config.run.amp, device)
         seed_all(config.run.seed)
-        if ratio := config.augmentation.mask_ratio:
-            self.num_classes, self.model = 0, build_masked(config, device)
-            self.task: Task = MaskedImages(ratio, self.model.unit)
-        elif side := config.augmentation.next_cluster:
-            self.num_classes, self.model = 0, build_next_patches(config, device)
-            self.task = NextPatches(side, self.model.stride)
-        else:
-            self.model = build.build_model(config, num_classes).to(device)
-            build.check_model(config, self.model, num_classes, device)
-            teacher = config.teacher.weights
-            known = (config, num_classes)
-            self.task = Distillation(*known, device, class_names) if teacher else Classification(*known)
+        self.model, self.task = build_task(config, num_classes, device, class_names)
         self.ema = ModelEmaV3(self.model, config.ema.decay, use_warmup=config.ema.warmup) if config.ema.decay else None
         self.models = {"model": self.model, **({"ema": self.ema.module} if self.ema else {})}
-        self.weights = "ema" if self.ema else "model"
+        self.reported = "ema" if self.ema else "model"
         self.trained = self.task.wrap(self.model)
         self.scaler = torch.amp.GradScaler(device.type, enabled=config.run.amp == "fp16")
 
     def setup(self, dist: Distributed, updates_per_epoch: int) -> None:
         """Builds optimizer and schedule for the global batch, and wraps the model for several processes."""
         images = self.config.data.batch_size * self.config.optimizer.accumulate * dist.world_size
-        scaled = build.scale_rates(self.config, images)
-        self.optimizer = build.build_optimizer(scaled, self.trained)
-        self.scheduler = build.build_scheduler(scaled, self.optimizer, updates_per_epoch)
+        scaled = scale_rates(self.config, images)
+        self.optimizer = build_optimizer(scaled, self.trained)
+        self.scheduler = build_scheduler(scaled, self.optimizer, updates_per_epoch)
         extra = {"extra": self.task.extra} if self.task.extra else {}
         self._parts = {**self.models, **extra, "optimizer": self.optimizer, "scaler": self.scaler}
         self.wrapped, on_gpu = self.trained, self.device.type == "cuda"

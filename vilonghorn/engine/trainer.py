@@ -10,16 +10,16 @@ from typing import Any, Literal
 
 import torch
 
-from ..data.images import printable
-from .build import build_loader, check_classes, check_loader, explain_model_errors, model_kwargs, pick_device
 from .checkpoint import RunDirectory, load_state, save_state, save_weights
-from .config import Config, changed_keys, check
+from .config import Config, check
+from .config_file import changed_keys
+from .device import pick_device
 from .distributed import Distributed, Interrupted, StopRequest
 from .environment import machine
 from .evaluate import evaluate, quality
+from .loaders import build_loader, check_classes, check_loader
 from .logger import RunLogger, mean_loss
-from .masking import MaskedImages
-from .report import predict_all, write_masked_report, write_report
+from .model_from_config import explain_model_errors, model_kwargs
 from .train_state import Batch, Progress, StepCounter, TrainState
 
 FEW_UPDATES = 20  # in an epoch
@@ -33,8 +33,8 @@ class Trainer:
 
     Args:
         config: the run.
-        train: loader of the training data, with the attributes of `vilonghorn.data.Loader`; with `teacher.cache` it
-            reads the images of `data.train`; None: made from the configuration.
+        train: loader of the training data, with the attributes of `vilonghorn.data.Loader`, of the images of
+            `data.train` if `task.teacher_cache` is true; None: made from the configuration.
         val: loader of the held-out data; None: made from the configuration.
         resume: resume from the last checkpoint in `config.run.dir`; "auto": if there is one, else start.
         overwrite: replace a run in `config.run.dir`.
@@ -99,19 +99,12 @@ class Trainer:
             finally:
                 self.logger.close()
         self.logger.draw_curves()
-        weights, images = self.train_state.weights, self.val_loader.num_samples
-        result = {**progress.results[weights], "weights": weights, "epochs": progress.epoch, "images": images}
-        result |= {"best": progress.best, "skipped": progress.skipped, "seconds": progress.seconds}
-        if isinstance(task := self.train_state.task, MaskedImages):
-            if self.dist.is_main:
-                model, amp = self.train_state.models[weights], self.train_state.amp
-                examples = task.examples(model, self.val_loader, amp)
-                write_masked_report(self.directory, self.config, examples, task.rows, result)
-            return result
-        names = self.val_loader.class_names or map(str, range(self.val_loader.num_classes))
-        found = predict_all(self.train_state.models[weights], self.val_loader, self.train_state.amp, self.dist)
-        if self.dist.is_main:
-            write_report(self.directory, self.config, [printable(name) for name in names], found, result)
+        state, images = self.train_state, self.val_loader.num_samples
+        result = {**progress.results[state.reported], "weights": state.reported}
+        result |= {"epochs": progress.epoch, "images": images, "best": progress.best}
+        result |= {"skipped": progress.skipped, "seconds": progress.seconds}
+        model = state.models[state.reported]
+        state.task.report(model, self.val_loader, state.amp, self.directory, self.config, result)
         return result
 
     def train_epoch(self, stop: StopRequest) -> None:
@@ -177,7 +170,7 @@ class Trainer:
         task = {"names": state.task.scores, "measure": state.task.measure}
         progress.results = evaluate(state.models, self.val_loader, amp=state.amp, on_batch=stop.check, **task)
         progress.seconds = time.monotonic() - self.start
-        train_loss, result = mean_loss(progress.losses), progress.results[state.weights]
+        train_loss, result = mean_loss(progress.losses), progress.results[state.reported]
         self.logger.write("epoch", progress, train_loss=train_loss, **progress.results)
         progress.epoch, progress.batch, progress.losses = progress.epoch + 1, 0, []
         is_best = not progress.best or quality(result) > quality(progress.best)
@@ -203,12 +196,12 @@ class Trainer:
             record = {
                 "model": self.config.model.name,
                 "kwargs": model_kwargs(self.config, state.num_classes),
-                "weights": state.weights,
+                "weights": state.reported,
                 "class_names": self.train_loader.class_names,
                 "epoch": progress.epoch,
-                **progress.results[state.weights],
+                **progress.results[state.reported],
             }
-            model = state.task.backbone(state.models[state.weights])
+            model = state.task.backbone(state.models[state.reported])
             save_weights(self.directory.weights(name), model.state_dict(), record)
         progress.log_size = self.directory.sync_log()
         parts = {"config": self.config.to_dict(), "data": self.data, "progress": asdict(progress)}
@@ -291,7 +284,7 @@ class Trainer:
 def check_data(config: Config, old: dict[str, Any], new: dict[str, Any]) -> None:
     """Raises ValueError if a resumed run does not have the same data, or not the same batches per update."""
     sources = {"train": f" of data.train ({config.data.train})", "val": f" of data.val ({config.data.val})"}
-    sources["teacher"] = f" of teacher.weights ({', '.join(config.teacher.weights) or 'none'})"
+    sources["teacher"] = f" of task.teacher ({', '.join(config.task.teacher) or 'none'})"
     for key in {**old, **new}:
         if old.get(key) != new.get(key):
             what = f"fingerprint{sources[key]}" if key in sources else f"number of {key.replace('_', ' ')}"

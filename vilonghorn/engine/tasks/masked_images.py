@@ -9,34 +9,24 @@ from contextlib import closing
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from timm.models import group_parameters
 from torch import Tensor, nn
 from torch.nn.functional import pixel_shuffle
 
-from ..models.weights_file import is_ours
-from .build import autocast, build_model, explain_model_errors, image_sizes
-from .config import Config
-from .tasks import Task
+from ...models.weights_file import is_ours
+from ..checkpoint import RunDirectory
+from ..config import Config
+from ..device import autocast
+from ..distributed import Distributed
+from ..model_from_config import explain_model_errors, model_from_config
+from ..report import write_masked_report
+from .task import Task
+
+ROWS = ("original", "masked", "reconstructed")  # of the picture of a report
 
 
-class BackboneWithDecoder(nn.Module):
-    """A backbone, and a decoder that is trained with it: the groups of their parameters."""
-
-    backbone: nn.Module
-    decoder: nn.Module
-
-    def no_weight_decay(self) -> set[str]:
-        """Names of the parameters without weight decay."""
-        return {f"backbone.{name}" for name in self.backbone.no_weight_decay()}  # type: ignore[operator]
-
-    def group_matcher(self, coarse: bool = False) -> Callable[[str], int]:
-        """The layer of a parameter, for layer decay: as in the backbone, the decoder in the place of its head."""
-        matcher = self.backbone.group_matcher(coarse)  # type: ignore[operator]
-        layers = group_parameters(self.backbone, matcher, reverse=True)
-        return lambda name: layers.get(name.removeprefix("backbone."), max(layers.values()) + 1)
-
-
-class MaskedImageModel(BackboneWithDecoder):
+class MaskedImageModel(nn.Module):
     """A backbone with a mask token, and a decoder from its last map to pixels.
 
     Args:
@@ -66,6 +56,16 @@ class MaskedImageModel(BackboneWithDecoder):
         (features,) = self.backbone.forward_intermediates(visible, mask=tokens, **options)
         return pixel_shuffle(self.decoder(features), self.stride)
 
+    def no_weight_decay(self) -> set[str]:
+        """Names of the parameters without weight decay."""
+        return {f"backbone.{name}" for name in self.backbone.no_weight_decay()}  # type: ignore[operator]
+
+    def group_matcher(self, coarse: bool = False) -> Callable[[str], int]:
+        """The layer of a parameter, for layer decay: as in the backbone, the decoder in the place of its head."""
+        matcher = self.backbone.group_matcher(coarse)  # type: ignore[operator]
+        layers = group_parameters(self.backbone, matcher, reverse=True)
+        return lambda name: layers.get(name.removeprefix("backbone."), max(layers.values()) + 1)
+
 
 def enlarge(mask: Tensor, factor: int) -> Tensor:
     """Repeats each value of a mask (B, h, w) in a square of `factor` x `factor`."""
@@ -89,24 +89,31 @@ def masked_loss(images: Tensor, reconstructed: Tensor, mask: Tensor) -> Tensor:
     return difference.flatten(1).sum(1) / (mask.flatten(1).sum(1) * images.shape[1])
 
 
-def build_masked(config: Config, device: torch.device) -> MaskedImageModel:
+def unit_statistics(images: Tensor, unit: int) -> tuple[Tensor, Tensor]:
+    """Mean and standard deviation of the unit that a pixel lies in, over its channels too, each (B, 1, H, W)."""
+    mean, square = (F.avg_pool2d(values.float().mean(1), unit) for values in (images, images.square()))
+    deviation = ((square - mean.square()).clamp(min=0) + 1e-6).sqrt()
+    return enlarge(mean, unit)[:, None], enlarge(deviation, unit)[:, None]
+
+
+def masked_model_from_config(config: Config, device: torch.device) -> MaskedImageModel:
     """The model of a run with masked images, on a device.
 
     Raises:
         ValueError: the model has no mask token, or does not fit the images or the masked unit; and the errors of
-            `build_model`.
+            `model_from_config`.
     """
-    name, unit, sizes = config.model.name, config.augmentation.mask_unit, image_sizes(config)
+    name, unit, sizes = config.model.name, config.task.mask_unit, config.image_sizes()
     if not is_ours(name):
         known = "vilonghorn_*, vilonghornv2_* or vim_*"
         raise ValueError(f"model.name is {name}, which has no mask token for masked images: expected {known}")
-    backbone = build_model(config, 0)
+    backbone = model_from_config(config, 0)
     stride = backbone.feature_info[-1]["reduction"]  # type: ignore[index, union-attr]
     fitting = [u for u in range(stride, sizes[0], stride) if not any(size % u for size in sizes)]
     if not fitting or unit not in (None, *fitting):
         expected = f"one of {', '.join(map(str, fitting))}" if fitting else f"images of a multiple of {stride} pixels"
         raise ValueError(
-            f"augmentation.mask_unit is {'null' if unit is None else unit}: expected {expected}, as the last map of "
+            f"task.mask_unit is {'null' if unit is None else unit}: expected {expected}, as the last map of "
             f"{name} has stride {stride} and images have {' to '.join(map(str, sizes))} pixels"
         )
     default = next((u for u in fitting if 8 * u >= sizes[-1]), fitting[-1])
@@ -121,13 +128,18 @@ def build_masked(config: Config, device: torch.device) -> MaskedImageModel:
 
 
 class MaskedImages(Task):
-    """The task of a run: learns to reconstruct masked images. It is evaluated by `scores`."""
+    """Learns to reconstruct masked images, and is evaluated by the same loss.
+
+    Args:
+        ratio: part of an image that is masked.
+        unit: height and width of a masked unit, in pixels.
+        normalize: reconstruct the pixels of each unit normalised to mean 0 and variance 1 (MAE, arXiv 2111.06377).
+    """
 
     scores = ("loss",)
-    rows: tuple[str, ...] = ("original", "masked", "reconstructed")  # of `show`
 
-    def __init__(self, ratio: float, unit: int) -> None:
-        self.ratio, self.unit = ratio, unit
+    def __init__(self, ratio: float, unit: int, normalize: bool = False) -> None:
+        self.ratio, self.unit, self.normalize = ratio, unit, normalize
 
     def draw(self, images: Tensor, generator: torch.Generator | None = None) -> Tensor:
         """The masks of a batch, (B, h, w), on its device."""
@@ -138,43 +150,57 @@ class MaskedImages(Task):
         """Returns the images as they are, and the masks in place of the targets."""
         return images, self.draw(images)
 
-    def inputs(self, images: Tensor, mask: Tensor) -> tuple[Tensor, ...]:
-        """The images, and their masks."""
-        return images, mask
-
     def losses(self, reconstructed: Tensor, images: Tensor, mask: Tensor) -> Tensor:
         """The loss of each image, (B,)."""
+        if self.normalize:
+            mean, deviation = unit_statistics(images, self.unit)
+            images = (images - mean) / deviation
         return masked_loss(images, reconstructed, enlarge(mask, self.unit)[:, None])
 
-    def compare(self, output: Tensor, images: Tensor, mask: Tensor) -> Tensor:
-        """The mean loss of reconstructed images, a scalar."""
-        return self.losses(output, images, mask).mean()
+    def loss(self, forward: Callable[..., Tensor], images: Tensor, mask: Tensor, amp: torch.autocast) -> Tensor:
+        """The mean loss of images and their masks, a scalar of float32."""
+        with amp:
+            reconstructed = forward(images, mask)
+        return self.losses(reconstructed, images, mask).mean()
 
     def measure(self, model: nn.Module, images: Tensor, targets: Tensor, amp: torch.autocast) -> Tensor:
         """The sum of the losses of a held-out batch, (1,). All batches have the same masks."""
         mask = self.draw(images, torch.Generator().manual_seed(0))
         with amp:
-            output = model(*self.inputs(images, mask))
-        return self.losses(output, images, mask).sum()[None]
+            reconstructed = model(images, mask)
+        return self.losses(reconstructed, images, mask).sum()[None]
 
     def backbone(self, model: nn.Module) -> nn.Module:
         """The model without the decoder."""
         return model.backbone  # type: ignore[return-value]
 
-    def show(self, model: nn.Module, images: Tensor, amp: torch.autocast) -> tuple[Tensor, ...]:
-        """Images (B, 3, H, W) in each of `rows`."""
+    @torch.no_grad()
+    def examples(self, model: nn.Module, loader: Any, amp: torch.autocast, count: int = 10) -> Tensor:
+        """Up to `count` held-out images of this process, evenly spaced, in each of `ROWS`, (rows, N, 3, H, W)."""
+        last = (len(loader) - 1) * loader.batch_size
+        chosen, found = {*torch.linspace(0, last, count).long().tolist()}, []
+        with closing(loader.epoch(0)) as batches:
+            for i, image in enumerate(image for batch, _ in batches for image in batch):
+                found += [image] if i in chosen else []
+        images = torch.stack(found)
         mask = self.draw(images, torch.Generator().manual_seed(0))
         hidden = enlarge(mask, self.unit)[:, None]
         with amp:
-            found = model(images, mask).float()
-        return images, images.masked_fill(hidden, 0), torch.where(hidden, found, images)
+            reconstructed = model.eval()(images, mask).float()
+        if self.normalize:
+            mean, deviation = unit_statistics(images, self.unit)
+            reconstructed = reconstructed * deviation + mean
+        return torch.stack([images, images.masked_fill(hidden, 0), torch.where(hidden, reconstructed, images)]).cpu()
 
-    @torch.no_grad()
-    def examples(self, model: nn.Module, loader: Any, amp: torch.autocast, count: int = 10) -> Tensor:
-        """Up to `count` held-out images of this process, evenly spaced, as `write_masked_report` takes them."""
-        last = (len(loader) - 1) * loader.batch_size
-        chosen, images = {*torch.linspace(0, last, count).long().tolist()}, []
-        with closing(loader.epoch(0)) as batches:
-            for i, image in enumerate(image for batch, _ in batches for image in batch):
-                images += [image] if i in chosen else []
-        return torch.stack(self.show(model.eval(), torch.stack(images), amp)).cpu()
+    def report(
+        self,
+        model: nn.Module,
+        loader: Any,
+        amp: torch.autocast,
+        directory: RunDirectory,
+        config: Config,
+        result: dict[str, Any],
+    ) -> None:
+        """Writes the report with reconstructions of the held-out images of process 0."""
+        if Distributed().is_main:
+            write_masked_report(directory, config, self.examples(model, loader, amp), ROWS, result)

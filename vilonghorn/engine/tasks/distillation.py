@@ -19,15 +19,17 @@ from timm.layers import to_2tuple
 from timm.task.distillation import FeatureDistillationTrainableModule
 from torch import nn
 
-from ..data.files import atomic_write
-from ..models.weights_file import digest
-from .build import MODEL_ERRORS, autocast, build_loader, explain_model_errors, one_line
-from .checkpoint import RunDirectory, full_disk_explained
-from .command_line import load_config
-from .config import Config, nearest
-from .distributed import Distributed
-from .evaluate import load_file, pretrained_class_names
-from .tasks import Classification
+from ...data.files import atomic_write
+from ...models.weights_file import digest, one_line
+from ..checkpoint import RunDirectory, full_disk_explained
+from ..command_line import load_config
+from ..config import Config, nearest
+from ..device import autocast
+from ..distributed import Distributed
+from ..evaluate import load_file, pretrained_class_names
+from ..loaders import build_loader
+from ..model_from_config import MODEL_ERRORS, explain_model_errors
+from .classification import Classification
 
 
 class Teacher:
@@ -49,7 +51,7 @@ class Teacher:
         self.model, names, cfg = _load(source, synsets)
         name = f"the teacher {source}"
         self.order = slice(None)
-        if config.teacher.kind == "logits":
+        if config.task.teacher_output == "logits":
             if (found := getattr(self.model, "num_classes", None)) != num_classes:
                 raise ValueError(f"{name} has {found} classes but the data has {num_classes}: they must be the same")
             if names is not None and class_names is not None:
@@ -57,7 +59,7 @@ class Teacher:
                     same = "they must be the same, in any order"
                     raise ValueError(f"{name} has no class {unknown[0]!r}, which the data has: {same}")
                 self.order = [[*names].index(name) for name in class_names]
-        self.size = to_2tuple(config.teacher.image_size or cfg["input_size"][-2:])
+        self.size = to_2tuple(config.task.teacher_image_size or cfg["input_size"][-2:])
         self.digest = [digest(self.model.state_dict()), self.size, *(list(cfg[key]) for key in ("mean", "std"))]
         own_mean, own_std, mean, std = (
             torch.tensor(values, device=device)[:, None, None]
@@ -67,8 +69,8 @@ class Teacher:
         self.model.to(device).eval()
         shown = torch.zeros(2, 3, config.data.image_size, config.data.image_size, device=device)
         problem = f"{name} does not take images (3, {self.size[0]}, {self.size[1]})"
-        with explain_model_errors(problem, "change teacher.image_size"):
-            output = self(shown, autocast(config.run.amp, device), config.teacher.kind)
+        with explain_model_errors(problem, "change task.teacher_image_size"):
+            output = self(shown, autocast(config.run.amp, device), config.task.teacher_output)
         self.num_outputs = output.shape[1]
 
     @torch.no_grad()
@@ -97,7 +99,7 @@ def _load(source: str, synsets: bool) -> tuple[nn.Module, Sequence[str] | None, 
         return model, record.get("class_names"), cfg
     if not timm.is_model(source):
         hint = nearest(source, timm.list_models())
-        raise ValueError(f"teacher.weights is {source}, which is no run, file of weights or model of timm; {hint}")
+        raise ValueError(f"task.teacher is {source}, which is no run, file of weights or model of timm; {hint}")
     try:
         model = timm.create_model(source, pretrained=True)
     except (*MODEL_ERRORS, OSError) as error:
@@ -135,23 +137,27 @@ class Distillation(Classification):
         self, config: Config, num_classes: int, device: torch.device, class_names: Sequence[str] | None
     ) -> None:
         super().__init__(config, num_classes)
-        self.config, self.num_classes, self.device, self.recipe = config, num_classes, device, config.teacher
+        self.config, self.num_classes, self.device, self.recipe = config, num_classes, device, config.task
         given = config, num_classes, device, class_names
-        self.teachers = [Teacher(source, *given) for source in self.recipe.weights]
+        self.teachers = [Teacher(source, *given) for source in self.recipe.teacher]
         facts = json.dumps([teacher.digest for teacher in self.teachers])
         self.digest = hashlib.sha256(facts.encode()).hexdigest()[:16]
         self.amp = autocast(config.run.amp, device)
-        if self.recipe.cache:  # targets are smooth, and twice as many: those of the labels and those of the teacher
-            self.set_criterion(config.augmentation.loss, 0.0)
+        if (
+            self.recipe.teacher_cache
+        ):  # targets are smooth, and twice as many: those of the labels and those of the teacher
+            self.set_criterion(self.recipe.loss, 0.0)
             if self.mixup:
                 self.mixup.num_classes, self.mixup.multi_label, self.mixup.label_smoothing = 2 * num_classes, True, 0.0
 
     def wrap(self, model: nn.Module) -> nn.Module:
         """The model, or with features a module around it with the linear layer from them to those of the teacher."""
-        if self.recipe.kind == "logits":
+        if self.recipe.teacher_output == "logits":
             return model
         if (dim := getattr(model, "head_hidden_size", None)) is None:
-            raise ValueError(f"teacher.kind is features, but {self.config.model.name} does not tell their number")
+            raise ValueError(
+                f"task.teacher_output is features, but {self.config.model.name} does not tell their number"
+            )
         self.extra = nn.Linear(dim, self.teachers[0].num_outputs, device=self.device)
         return StudentWithFeatures(model, self.extra)
 
@@ -162,7 +168,7 @@ class Distillation(Classification):
 
     def prepare(self, loader: Any, directory: Path, on_batch: Callable[[], None]) -> None:
         """With a cache, lets the loader give its logits, which are computed if the run does not have them yet."""
-        if not self.recipe.cache:
+        if not self.recipe.teacher_cache:
             return
         data = self.config.data
         seen = [data.image_size, data.mean, data.std, data.crop_pct, data.crop_mode, data.interpolation]
@@ -203,23 +209,23 @@ class Distillation(Classification):
 
     def augment(self, images: torch.Tensor, targets: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """As `Classification.augment`; cached targets (B, 1 + classes) become (B, 2 classes)."""
-        if self.recipe.cache:
-            smoothing = self.config.augmentation.label_smoothing
+        if self.recipe.teacher_cache:
+            smoothing = self.recipe.label_smoothing
             labels = F.one_hot(targets[:, 0].long(), self.num_classes) * (1 - smoothing) + smoothing / self.num_classes
-            targets = torch.cat([labels, (targets[:, 1:] / self.recipe.temperature).softmax(1)], 1)
+            targets = torch.cat([labels, (targets[:, 1:] / self.recipe.teacher_temperature).softmax(1)], 1)
         return super().augment(images, targets)
 
     def compare(self, output: torch.Tensor, images: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         """The weighted mean of the losses of labels and teacher, a scalar."""
         recipe, classes = self.recipe, self.num_classes
         output, features = output.tensor_split([classes], 1)
-        if recipe.kind == "features":
+        if recipe.teacher_output == "features":
             learned = F.mse_loss(features, self.teachers[0](images, self.amp, "features"))
         else:
-            if recipe.cache:
+            if recipe.teacher_cache:
                 targets, probabilities = targets.tensor_split([classes], 1)
             else:
-                probabilities = (self.logits(images) / recipe.temperature).softmax(1)
-            own = (output / recipe.temperature).log_softmax(1)
-            learned = F.kl_div(own, probabilities, reduction="batchmean") * recipe.temperature**2
-        return (1 - recipe.weight) * self.criterion(output, targets) + recipe.weight * learned
+                probabilities = (self.logits(images) / recipe.teacher_temperature).softmax(1)
+            own = (output / recipe.teacher_temperature).log_softmax(1)
+            learned = F.kl_div(own, probabilities, reduction="batchmean") * recipe.teacher_temperature**2
+        return (1 - recipe.teacher_weight) * self.criterion(output, targets) + recipe.teacher_weight * learned

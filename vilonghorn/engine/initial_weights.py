@@ -1,0 +1,99 @@
+"""The weights that a run starts from: found on this machine or downloaded, read, and what of them is loaded."""
+
+import os
+import warnings
+from pathlib import Path
+from typing import Any
+
+import timm
+import torch
+from huggingface_hub import hf_hub_download, try_to_load_from_cache
+from timm.layers import to_ntuple
+from torch import nn
+
+from ..data.images import shorten
+from ..models.fit_weights import CHANGES, is_from_mamba
+from ..models.weights_file import one_line, read_weights
+from .checkpoint import RunDirectory
+from .config import Config
+from .distributed import Distributed
+
+DOWNLOAD_REMEDY = "download the file elsewhere and give it by model.weights"
+
+
+def find_weights(model: str) -> str | None:
+    """The file of published weights of a model in this package or the caches of torch and the Hub; None: none there."""
+    if (cfg := timm.get_pretrained_cfg(model)) is None:
+        return None
+    hub = cfg.hf_hub_id and try_to_load_from_cache(cfg.hf_hub_id, cfg.hf_hub_filename or "model.safetensors")
+    url = cfg.url and os.path.join(torch.hub.get_dir(), "checkpoints", os.path.basename(cfg.url))
+    return next((file for file in (cfg.file, hub, url) if isinstance(file, str) and os.path.isfile(file)), None)
+
+
+def download_weights(source: str) -> str:
+    """The file of `hf:NAME`, a model of timm or a repository OWNER/NAME, downloaded if it is not on this machine."""
+    name = source.removeprefix("hf:")
+    if file := find_weights(name):
+        return file
+    cfg = timm.get_pretrained_cfg(name)
+    repository, file = (name, None) if "/" in name else (cfg and cfg.hf_hub_id, cfg and cfg.hf_hub_filename)
+    if not repository:
+        raise ValueError(f"model.weights is {source}, but timm knows no weights of {name} on the Hub: give OWNER/NAME")
+    try:
+        return hf_hub_download(repository, file or "model.safetensors")
+    except (OSError, ValueError) as error:
+        what = f"model.weights is {source}, which cannot be downloaded ({one_line(error)})"
+        raise OSError(f"{what}: {DOWNLOAD_REMEDY}") from error
+
+
+def read_initial_weights(model: str, source: str) -> dict[str, Any]:
+    """Reads initial weights as an argument of `timm.create_model(pretrained=True, pretrained_cfg_overlay=...)`.
+
+    timm resamples positions and patch embedding, and makes a new head for another number of classes. `source` is the
+    directory of a run, whose best weights are read, hf:NAME, or a file that timm reads: safetensors or a torch
+    checkpoint.
+    """
+    path = Path(download_weights(source) if source.startswith("hf:") else source)
+    path = RunDirectory(path).weights("best") if path.is_dir() else path
+    try:
+        weights, _ = read_weights(path)
+    except ValueError as error:
+        raise ValueError(f"model.weights is {source}, which cannot be read: {error}") from error
+    if not weights or not all(isinstance(value, torch.Tensor) for value in weights.values()):
+        raise ValueError(f"model.weights is {source}, which contains no tensors; found keys {list(weights)[:4]}")
+    cfg = timm.get_pretrained_cfg(model.partition(".")[0])
+    if cfg is None:
+        problem = f"but {model} has no default_cfgs, which name its classifier"
+        raise ValueError(f"model.weights is {source}, {problem}: register the model with default_cfgs")
+    head = weights.get(f"{to_ntuple(1)(cfg.classifier)[0]}.weight")
+    if head is not None and not head.dim():
+        raise ValueError(f"model.weights is {source}, whose classifier is a single number, expected a matrix")
+    return {"state_dict": weights, "num_classes": 0 if head is None else head.shape[0]}
+
+
+def describe_loaded(model: nn.Module, fresh: nn.Module, name: str, source: str, weights: dict[str, Any]) -> str:
+    """A sentence on how many tensors of a model are from `weights` of `source`, and which are random.
+
+    timm skips what does not fit, and does not say what. Loading writes in place, which torch counts: `fresh` is the
+    same model without weights. Raises ValueError if nothing was loaded.
+    """
+    pairs = zip(model.named_parameters(), fresh.parameters())
+    total, new = len([*fresh.parameters()]), [name for (name, p), q in pairs if p._version == q._version]
+    if len(new) == total:
+        raise ValueError(f"model.weights is {source}, but none of its tensors fits {name}: give weights of {name}")
+    rest = f"; random: {shorten(new)}" if new else ""
+    rest += f"; {CHANGES}" if is_from_mamba(weights, model) else ""
+    return f"model.weights: {total - len(new)} of {total} tensors are from {source}{rest}"
+
+
+def check_normalization(config: Config, found: bool) -> None:
+    """Warns if published weights, of the model or of hf:NAME, were trained on images normalised in another way."""
+    model, hub = config.model, str(config.model.weights).startswith("hf:")
+    is_published = model.pretrained or hub or (model.weights == "auto" and found)
+    name = str(model.weights).removeprefix("hf:") if hub else model.name
+    if not is_published or (cfg := timm.get_pretrained_cfg(name)) is None or not Distributed().is_main:
+        return
+    for key, own in (("mean", list(cfg.mean)), ("std", list(cfg.std))):
+        if (given := list(getattr(config.data, key))) != own:
+            what = f"data.{key} is {given}, but the weights of {name} were trained with {own}"
+            warnings.warn(f"{what}: give --data.{key} '{own}'", stacklevel=3)

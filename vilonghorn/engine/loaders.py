@@ -1,0 +1,77 @@
+"""The loaders of a run, and the checks of those that `Trainer` is given."""
+
+import os
+import warnings
+from collections.abc import Sequence
+from dataclasses import fields
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+
+from ..data import create_loader
+from ..data.loaders.config import LoaderConfig
+from ..data.named import is_named
+from .config import Config
+from .distributed import Distributed
+
+LOADER = ("epoch", "__len__", "batch_size", "num_samples", "num_classes", "class_names", "fingerprint")
+
+
+def build_loader(
+    config: Config,
+    device: torch.device | str,
+    *,
+    training: bool,
+    split: Literal["train", "val"] | None = None,
+    classes: Sequence[str] | None = None,
+) -> Any:
+    """The loader of `data.train`, augmented for training, or of `data.val`, of which each process reads a part.
+
+    `split` is "train" to read `data.train` without augmentation, as held-out data; None: the usual one.
+    `classes` are the class names by label; held-out data may lack some. None: those of the data.
+
+    Raises FileNotFoundError if there is no such data, and the errors of `create_loader`.
+    """
+    data, dist = config.data, Distributed()
+    split = split or ("train" if training else "val")
+    key, source = f"data.{split}", getattr(data, split)
+    if not (is_named(source) or Path(source).exists()):
+        raise FileNotFoundError(
+            f"{key} is {source}, but there is no {Path(source).absolute()}: expected a folder with one folder "
+            "of images for each class, the .beton file that vilonghorn beton FOLDER FILE makes of it, "
+            "hfds/NAME:SPLIT or wds/FILES"
+        )
+    options = {"seed": config.run.seed, "device": device, "classes": classes}
+    options |= {"rank": dist.rank, "world_size": dist.world_size, "labelled": config.task.labelled}
+    known = {field.name for field in fields(LoaderConfig)}
+    given = vars(data) | (vars(config.augmentation) if training else {})
+    return create_loader(source, training=training, **{k: v for k, v in given.items() if k in known} | options)
+
+
+def check_loader(config: Config, name: str, loader: Any, device: torch.device) -> None:
+    """Checks a loader that `Trainer` is given as `name`, train or val.
+
+    Raises ValueError if it lacks what a run reads of it, or has other images than `data.train` with a cached teacher.
+    """
+    is_cached = config.task.teacher_cache and name == "train"
+    if missing := [key for key in (*LOADER, *("data", "set_targets") * is_cached) if not hasattr(loader, key)]:
+        expected = "expected a loader of vilonghorn.data.create_loader, or one with its attributes"
+        raise ValueError(f"{name} is a {type(loader).__name__} without {', '.join(missing)}: {expected}")
+    if is_cached:
+        source = build_loader(config, device, training=False, split="train", classes=loader.class_names)
+        if source.fingerprint != loader.fingerprint:
+            found = f"{source.fingerprint}, but that of the loader is {loader.fingerprint}"
+            raise ValueError(f"the fingerprint of data.train ({config.data.train}) is {found}: give the same data")
+
+
+def check_classes(name: str, num_classes: int, val: str, loader: Any) -> None:
+    """Raises ValueError if held-out data has more or fewer classes than the training data or the model `name`.
+
+    Warns if both are the same data.
+    """
+    if loader.num_classes != num_classes:
+        same = "training and held-out data need the same"
+        raise ValueError(f"{name} has {num_classes} classes but {val} has {loader.num_classes}: {same}")
+    if Distributed().is_main and os.path.realpath(name) == os.path.realpath(val):
+        warnings.warn(f"{val} is data.train, too: the results are not of held-out images", stacklevel=2)

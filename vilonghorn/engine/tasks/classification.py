@@ -1,0 +1,74 @@
+"""Learning the classes of images: mixup and cutmix, then cross-entropy, for all classes or for each."""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from timm.data import Mixup
+from timm.loss import BinaryCrossEntropy
+from torch import nn
+
+from ...data.images import printable
+from ..checkpoint import RunDirectory
+from ..config import Config
+from ..distributed import Distributed
+from ..evaluate import CLASS_SCORES, class_scores
+from ..report import predict_all, write_report
+from .task import Task
+
+
+class Classification(Task):
+    """Learns the classes of images."""
+
+    scores = CLASS_SCORES
+    measure = staticmethod(class_scores)
+
+    def __init__(self, config: Config, num_classes: int) -> None:
+        recipe = config.task
+        options = {"prob": recipe.mix_prob, "switch_prob": recipe.switch_prob, "num_classes": num_classes}
+        mixup = Mixup(recipe.mixup, recipe.cutmix, label_smoothing=recipe.label_smoothing, **options)
+        self.mixup = mixup if recipe.mixup or recipe.cutmix else None
+        self.set_criterion(recipe.loss, 0.0 if self.mixup else recipe.label_smoothing)  # Mixup smooths its targets
+
+    def set_criterion(self, name: str, smoothing: float) -> None:
+        """Sets the loss of logits (B, classes) and targets (B,) or (B, classes)."""
+        cross_entropy = partial(F.cross_entropy, label_smoothing=smoothing)
+        self.criterion = BinaryCrossEntropy(smoothing) if name == "binary_cross_entropy" else cross_entropy
+
+    def augment(self, images: torch.Tensor, targets: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Mixes the images of a batch. Targets (B,) become (B, classes)."""
+        return self.mixup(images, targets) if self.mixup else (images, targets)
+
+    def loss(
+        self,
+        forward: Callable[..., torch.Tensor],
+        images: torch.Tensor,
+        targets: torch.Tensor,
+        amp: torch.autocast,
+    ) -> torch.Tensor:
+        """The mean loss of an augmented batch, a scalar of float32."""
+        with amp:
+            output = forward(images)
+        return self.compare(output.float(), images, targets)
+
+    def compare(self, output: torch.Tensor, images: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        """The loss of logits (B, classes), a scalar."""
+        return self.criterion(output, targets)
+
+    def report(
+        self,
+        model: nn.Module,
+        loader: Any,
+        amp: torch.autocast,
+        directory: RunDirectory,
+        config: Config,
+        result: dict[str, Any],
+    ) -> None:
+        """Writes the report with predictions, mistakes and confusions."""
+        dist = Distributed()
+        names = loader.class_names or map(str, range(loader.num_classes))
+        found = predict_all(model, loader, amp, dist)
+        if dist.is_main:
+            write_report(directory, config, [printable(name) for name in names], found, result)
