@@ -10,7 +10,7 @@ import os
 import sys
 import textwrap
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib import import_module
 from io import TextIOWrapper
 
@@ -58,18 +58,23 @@ def make_parser(name: str, description: str, *examples: str) -> argparse.Argumen
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs a command (default: that of the process), and prints an error that the user can fix as one line.
+    """Runs a command (default: that of the process). Returns its exit status, see `exit_status`."""
+    name, *arguments = (sys.argv[1:] if argv is None else argv) or [""]
+    return exit_status(lambda: _run(name, arguments), with_traceback=name == "run")  # an error of the user's script
+
+
+def exit_status(command: Callable[[], int], with_traceback: bool = False) -> int:
+    """Calls a command, and prints warnings, and an error that the user can fix unless `with_traceback`, as one line.
 
     Returns the exit status: that of the command; 2 for an error of the user; 130 after Ctrl+C; 141, as after SIGPIPE,
     if the reader of the output has closed the pipe, such as `head`.
     """
-    name, *arguments = (sys.argv[1:] if argv is None else argv) or [""]
     warnings.formatwarning = lambda message, *_, **__: f"warning: {message}\n"
     if isinstance(sys.stdout, TextIOWrapper):  # names that the locale's encoding lacks are escaped
         sys.stdout.reconfigure(errors="backslashreplace")
     try:
         try:
-            return _run(name, arguments)
+            return command()
         finally:
             print(end="", flush=True)
     except BrokenPipeError:
@@ -79,7 +84,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print("interrupted", file=sys.stderr)
         return 130
     except (ImportError, OSError, ValueError) as error:
-        if name == "run":  # an error of the user's script
+        if with_traceback:
             raise
         print(f"error: {error}", file=sys.stderr)
         return 2

@@ -1,16 +1,9 @@
 """Trains, resumes or evaluates an image classifier, or estimates the cost of a run: `vilonghorn train`."""
 
 from collections.abc import Sequence
-from pathlib import Path
 
-import yaml
-
-from ..data.digits import write_digits
-from ..engine import Config, Distributed, Trainer, command_line, evaluate_run
-from ..engine.checkpoint import RunDirectory
-from ..engine.dry_run import dry_run
-from ..engine.evaluate import summarize
-from ..engine.probe import probe_run, summarize_probe
+from ..engine.command_line import build_parser, run
+from ..engine.commands import configure, make_trainer, print_cost, print_evaluation, print_results
 
 USAGE = """vilonghorn train [--config NAME] [--SECTION.KEY VALUE ...]
 
@@ -33,20 +26,12 @@ examples:
   vilonghorn train --config photos --dry-run             updates, FLOPs and time of a run
   vilonghorn train                                       handwritten digits, written to data/digits
   torchrun --nproc-per-node=8 -m vilonghorn train ...    on eight GPUs: docs/training.md"""
-DIGITS = Path("data/digits")  # of configs/digits.yaml
-parser = command_line.build_parser(prog="vilonghorn train", description="Train an image classifier.", usage=USAGE)
+parser = build_parser(prog="vilonghorn train", description="Train an image classifier.", usage=USAGE)
 
 
 def main(argv: Sequence[str]) -> int:
     """Runs the command; returns its exit status: 0, 2 for an error of the user, 128 plus the number of a signal."""
-    return command_line.run(train, argv)
-
-
-def write_missing_digits(config: Config) -> None:
-    """Writes the digits of configs/digits.yaml if a run shall read them and their folder is not there."""
-    if Path(config.data.train) == DIGITS / "train" and not DIGITS.exists():
-        write_digits(DIGITS)
-        print(f"wrote scikit-learn's handwritten digits to {DIGITS}", flush=True)
+    return run(train, argv)
 
 
 def train(argv: Sequence[str]) -> None:
@@ -56,33 +41,12 @@ def train(argv: Sequence[str]) -> None:
         ValueError, OSError, ImportError, FloatingPointError: errors that the user can fix.
         Interrupted: a signal stopped the run, which is saved.
     """
-    dist = Distributed()
-    config, options = command_line.parse(parser, argv, "digits")
-    dist.init()
-    dist.run_on_all(lambda: write_missing_digits(config) if dist.is_main else None)
+    config, options = configure(parser, argv)  # YAML files, then options
     if options.dry_run:
-        if dist.is_main:
-            cost = dry_run(config, options.processes, options.train_images)
-            print(f"{yaml.safe_dump(config.to_dict(), sort_keys=False)}\n{cost}")
-        return
-    if options.probe and options.evaluate is None:
-        raise ValueError("--probe measures a run: give vilonghorn evaluate RUN --probe")
-    if options.probe:
-        result = probe_run(options.evaluate, config, options.checkpoint)
-        lines = [summarize_probe(config.run.dir, options.checkpoint, result)]
+        print_cost(config, options)
     elif options.evaluate is not None:
-        result = evaluate_run(options.evaluate, config, options.checkpoint)
-        lines = [summarize(config.run.dir, options.checkpoint, result["record"], result)]
+        print_evaluation(config, options)
     else:
-        if dist.restarts and options.overwrite:
-            raise ValueError("restarted by torchrun, --overwrite would replace this run itself: use --resume")
-        resume = options.resume is not None or ("auto" if options.auto_resume or dist.restarts else False)
-        trainer = Trainer(config, resume=resume, overwrite=options.overwrite)
-        if trainer.progress.epoch == config.schedule.epochs and dist.is_main:
-            more = f"train on from its weights by --model.weights {config.run.dir} and another --run.dir"
-            print(f"the run in {config.run.dir} was finished, after {config.schedule.epochs} epoch(s): {more}")
-        images = trainer.fit()["images"]
-        records = RunDirectory(config.run.dir).records()
-        lines = [summarize(config.run.dir, name, found, {**found, "images": images}) for name, found in records.items()]
-    if dist.is_main:
-        print(*lines, sep="\n")
+        trainer = make_trainer(config, options)  # model, data, optimizer, schedule: new, or from the last checkpoint
+        result = trainer.fit()  # epochs of updates and evaluation, with checkpoints, log and report
+        print_results(config, result)  # of the best and the last weights, on the held-out images

@@ -1,0 +1,76 @@
+"""The steps of `vilonghorn train` and of train_imagenet.py: configuration, trainer, and what is printed."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+from jsonargparse import ArgumentParser, Namespace
+
+from ..data.digits import write_digits
+from .checkpoint import RunDirectory
+from .command_line import parse
+from .config import Config
+from .distributed import Distributed
+from .dry_run import dry_run
+from .evaluate import evaluate_run, summarize
+from .probe import probe_run, summarize_probe
+from .trainer import Trainer
+
+DIGITS = Path("data/digits")  # of configs/digits.yaml
+
+
+def configure(parser: ArgumentParser, argv: Sequence[str]) -> tuple[Config, Namespace]:
+    """The configuration of a command line, that of the digits by default, and all its options.
+
+    Writes the digits if a run shall read them and their folder is not there. Raises the errors of `parse`.
+    """
+    config, options = parse(parser, argv, "digits")
+    if options.probe and options.evaluate is None:
+        raise ValueError("--probe measures a run: give vilonghorn evaluate RUN --probe")
+    dist = Distributed()
+    dist.init()
+    reads_digits = Path(config.data.train) == DIGITS / "train" and not DIGITS.exists()
+    dist.run_on_all(lambda: write_digits(DIGITS) if dist.is_main and reads_digits else None)
+    if dist.is_main and reads_digits:
+        print(f"wrote scikit-learn's handwritten digits to {DIGITS}", flush=True)
+    return config, options
+
+
+def make_trainer(config: Config, options: Namespace) -> Trainer:
+    """The trainer of a run that is started, replaced or resumed, as the options say. Raises the errors of `Trainer`."""
+    dist = Distributed()
+    if dist.restarts and options.overwrite:
+        raise ValueError("restarted by torchrun, --overwrite would replace this run itself: use --resume")
+    resume = options.resume is not None or ("auto" if options.auto_resume or dist.restarts else False)
+    trainer = Trainer(config, resume=resume, overwrite=options.overwrite)
+    if trainer.progress.epoch == config.schedule.epochs and dist.is_main:
+        more = f"train on from its weights by --model.weights {config.run.dir} and another --run.dir"
+        print(f"the run in {config.run.dir} was finished, after {config.schedule.epochs} epoch(s): {more}")
+    return trainer
+
+
+def print_results(config: Config, result: dict[str, Any]) -> None:
+    """Prints the held-out scores of the best and the last weights of a run, from the result of `Trainer.fit`."""
+    if Distributed().is_main:
+        for name, record in RunDirectory(config.run.dir).records().items():
+            print(summarize(config.run.dir, name, record, {**record, "images": result["images"]}))
+
+
+def print_cost(config: Config, options: Namespace) -> None:
+    """Prints a configuration, and the updates, memory and time of its run (--dry-run)."""
+    if Distributed().is_main:
+        cost = dry_run(config, options.processes, options.train_images)
+        print(f"{yaml.safe_dump(config.to_dict(), sort_keys=False)}\n{cost}")
+
+
+def print_evaluation(config: Config, options: Namespace) -> None:
+    """Measures the run in `config.run.dir` (--evaluate), or its frozen features (--probe), and prints the scores."""
+    run, checkpoint = config.run.dir, options.checkpoint
+    if options.probe:
+        line = summarize_probe(run, checkpoint, probe_run(run, config, checkpoint))
+    else:
+        result = evaluate_run(run, config, checkpoint)
+        line = summarize(run, checkpoint, result["record"], result)
+    if Distributed().is_main:
+        print(line)
