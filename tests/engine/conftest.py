@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import vilonghorn.engine.logger
-import vilonghorn.engine.trainer
+import vilonghorn.engine.tasks.classification
 
 
 @pytest.fixture(autouse=True)
@@ -24,4 +24,4 @@ def few_pictures(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
     if "pictures" not in request.fixturenames:
         monkeypatch.setattr(vilonghorn.engine.logger, "draw_curves", lambda *arguments: None)
         for name in ("predict_all", "write_report"):
-            monkeypatch.setattr(vilonghorn.engine.trainer, name, lambda *arguments: None)
+            monkeypatch.setattr(vilonghorn.engine.tasks.classification, name, lambda *arguments: None)

@@ -1,8 +1,12 @@
 """Training as a person runs it: on an image folder, stopped, resumed, measured, and given nonsense."""
 
+import importlib.util
+import inspect
 import os
 import re
 import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -11,9 +15,10 @@ from rank_run import some_digits
 from toy_run import OPTIONS
 
 from vilonghorn.cli.train import train
-from vilonghorn.engine import command_line, dry_run
-from vilonghorn.engine.command_line import config_names, configs_folder, load_config, run
+from vilonghorn.engine import config_file, dry_run
+from vilonghorn.engine.command_line import load_config, run
 from vilonghorn.engine.config import FIELDS
+from vilonghorn.engine.config_file import config_names, configs_folder
 from vilonghorn.engine.logger import RunLogger
 
 SCRIPT = Path(__file__).parents[2] / "train_imagenet.py"
@@ -111,10 +116,24 @@ def test_a_configuration_is_found_by_its_name_and_a_file_of_that_name_comes_firs
     with pytest.raises(FileNotFoundError, match="no configuration imagenet/vim_tin.* did you mean imagenet/vim_tiny"):
         load_config("imagenet/vim_tin")
     assert "imagenet/vim_tiny" in config_names()
-    monkeypatch.setattr(command_line, "__file__", str(tmp_path / "vilonghorn/engine/command_line.py"))
+    monkeypatch.setattr(config_file, "__file__", str(tmp_path / "vilonghorn/engine/config_file.py"))
     assert configs_folder() == tmp_path / "configs"
     (tmp_path / "vilonghorn/configs").mkdir(parents=True)
     assert configs_folder() == tmp_path / "vilonghorn/configs"
+
+
+def test_the_script_is_the_command_written_out():
+    spec = importlib.util.spec_from_file_location("train_imagenet", SCRIPT)
+    script = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(script)
+    assert inspect.getsource(script.train) == inspect.getsource(train)
+    commands = [SCRIPT], ["-m", "vilonghorn", "train"]
+    found = [
+        subprocess.run([sys.executable, *command, "--config=oops"], cwd=SCRIPT.parent, capture_output=True, text=True)
+        for command in commands
+    ]
+    assert found[0].stderr == found[1].stderr and found[0].returncode == found[1].returncode == 2
+    assert found[0].stderr.startswith("error: there is no configuration oops")
 
 
 def test_without_options_the_digits_are_written_and_trained_on_in_any_folder(tmp_path, monkeypatch, capsys):

@@ -38,12 +38,12 @@ def test_options_win_over_the_file_wherever_they_stand(tmp_path):
         (["--data.workers=5000"], ["data.workers is 5000", "[0, 1024]"]),
         (["--run.dir=runs/caf\udce9"], [r"run.dir is runs/caf\udce9, which is not UTF-8", "PYTHONUTF8=1"]),
         (["--schedule.epochs=ten"], ["schedule.epochs is ten, expected int in [1, 1000000]"]),
-        (["--augmentation.mask_ratio=nan"], ["augmentation.mask_ratio is nan, expected float | None in (0, 1)"]),
-        (["--augmentation.mask_ratio=.nan"], ["augmentation.mask_ratio is nan; it must lie in (0, 1)"]),
-        (["--augmentation.mask_ratio=1"], ["augmentation.mask_ratio is 1.0; it must lie in (0, 1)"]),
+        (["--task.mask_ratio=nan"], ["task.mask_ratio is nan, expected float in (0, 1)"]),
+        (["--task.mask_ratio=.nan"], ["task.mask_ratio is nan; it must lie in (0, 1)"]),
+        (["--task.mask_ratio=1"], ["task.mask_ratio is 1.0; it must lie in (0, 1)"]),
         (["--optimizer.betas=[nan, 0.9]"], ["optimizer.betas is nan, expected tuple[float, float] in [0, 1)"]),
         (["--schedule.kind=step"], ["schedule.kind is step, expected Literal['cosine', 'wsd']"]),
-        ("augmentation: {mask_ratio: NaN}", ["augmentation.mask_ratio is NaN, expected float | None in (0, 1)"]),
+        ("task: {mask_ratio: NaN}", ["task.mask_ratio is NaN, expected float in (0, 1)"]),
         (["--schedule.epochs=5", "--schedule.warmup_epochs=5"], ["schedule.warmup_epochs", "5", "null"]),
         (["--data.batch_size=31"], ["data.batch_size is 31", "even"]),
         (["--run.dir="], ["run.dir is ''", "'runs/default'"]),
@@ -127,6 +127,6 @@ def test_every_command_of_the_pages_names_options_that_there_are(page):
 
 def test_a_run_without_labels_takes_no_teacher():
     config = Config()
-    config.augmentation.mask_ratio, config.teacher.weights = 0.5, ["runs/a"]
-    with pytest.raises(ValueError, match="a run without labels learns from no teacher"):
+    config.task.kind, config.task.teacher = "masked", ["runs/a"]
+    with pytest.raises(ValueError, match="a run without labels learns from none: make it"):
         check(config)

@@ -16,8 +16,8 @@ from toy_run import ToyLoader, dies, toy_config, toy_trainer
 from vilonghorn.data import create_loader
 from vilonghorn.engine import Trainer, load_run
 from vilonghorn.engine.checkpoint import load_weights, save_weights
-from vilonghorn.engine.distillation import Distillation, Teacher
 from vilonghorn.engine.dry_run import dry_run
+from vilonghorn.engine.tasks.distillation import Distillation, Teacher
 
 CPU, NAMES = torch.device("cpu"), ToyLoader.class_names
 
@@ -45,7 +45,7 @@ def write_stripes(folder: Path) -> None:
 
 def folder_options(folder: Path, teachers: list[str], *options: str) -> list[str]:
     data = [f"--data.train={folder}", f"--data.val={folder}", "--data.workers=0", "--run.checkpoint_updates=2"]
-    return [*data, f"--teacher.weights={teachers}", "--teacher.cache=true", "--teacher.temperature=2", *options]
+    return [*data, f"--task.teacher={teachers}", "--task.teacher_cache=true", "--task.teacher_temperature=2", *options]
 
 
 def train_on_files(directory: Path, options: list[str], resume: bool = False) -> None:
@@ -80,8 +80,8 @@ def mean_of_probabilities(teachers: list[str], images: torch.Tensor) -> torch.Te
 
 
 def test_the_loss_of_two_teachers_is_that_of_the_mean_of_their_probabilities(teachers, tmp_path):
-    options = [f"--teacher.weights={teachers}", "--teacher.weight=0.3", "--teacher.temperature=2"]
-    options += ["--augmentation.cutmix=0", "--augmentation.mixup=0", "--augmentation.label_smoothing=0.1"]
+    options = [f"--task.teacher={teachers}", "--task.teacher_weight=0.3", "--task.teacher_temperature=2"]
+    options += ["--task.cutmix=0", "--task.mixup=0", "--task.label_smoothing=0.1"]
     task = Distillation(toy_config(tmp_path, *options), 4, CPU, NAMES)
     images, labels, scores = torch.randn(8, 3, 16, 16), torch.arange(8) % 4, torch.randn(8, 4)
     found = task.loss(lambda _: scores, *task.augment(images, labels), task.amp)
@@ -93,8 +93,8 @@ def test_the_loss_of_two_teachers_is_that_of_the_mean_of_their_probabilities(tea
 
 @pytest.mark.parametrize("cutmix", [0, 1])
 def test_cached_logits_are_mixed_as_the_labels(teachers, tmp_path, cutmix):
-    mixing = [f"--augmentation.cutmix={cutmix}", f"--augmentation.mixup={1 - cutmix}"]
-    config = toy_config(tmp_path, f"--teacher.weights={teachers}", "--teacher.cache=true", *mixing)
+    mixing = [f"--task.cutmix={cutmix}", f"--task.mixup={1 - cutmix}"]
+    config = toy_config(tmp_path, f"--task.teacher={teachers}", "--task.teacher_cache=true", *mixing)
     task, logits = Distillation(config, 4, CPU, NAMES), torch.randn(8, 4)
     targets = torch.cat([torch.arange(8)[:, None] % 4, logits], 1)
     np.random.seed(3)
@@ -108,7 +108,7 @@ def test_cached_logits_are_mixed_as_the_labels(teachers, tmp_path, cutmix):
 
 
 def test_classes_are_matched_by_their_names(teachers, tmp_path):
-    config = toy_config(tmp_path, f"--teacher.weights={teachers[0]}")
+    config = toy_config(tmp_path, f"--task.teacher={teachers[0]}")
     images = torch.randn(4, 3, 16, 16)
     straight, turned = (Distillation(config, 4, CPU, names).logits(images) for names in (NAMES, NAMES[::-1]))
     torch.testing.assert_close(turned, straight.flip(1))
@@ -146,7 +146,7 @@ def test_two_processes_write_the_cache_that_one_writes(teachers, tmp_path):
 
 
 def test_features_of_a_teacher_are_learned_through_a_linear_layer_that_is_resumed(teachers, tmp_path):
-    options = [f"--teacher.weights={teachers[0]}", "--teacher.kind=features", "--schedule.epochs=2"]
+    options = [f"--task.teacher={teachers[0]}", "--task.teacher_output=features", "--schedule.epochs=2"]
     model = "--model.kwargs={patch_size: 4, depth: 1, embed_dim: 24, num_heads: 2}"
     trainer = toy_trainer(tmp_path / "a", *options, model)
     task, images = trainer.train_state.task, torch.randn(2, 3, 16, 16)
@@ -165,7 +165,7 @@ def test_features_of_a_teacher_are_learned_through_a_linear_layer_that_is_resume
 
 
 def test_a_file_and_a_name_are_teachers_too(teachers, tmp_path):
-    config = toy_config(tmp_path, "--teacher.weights=x")
+    config = toy_config(tmp_path, "--task.teacher=x")
     alone = tmp_path / "alone.safetensors"
     model, record = load_run(teachers[0])
     save_weights(alone, model.state_dict(), {**record, "kwargs": {**record["kwargs"], "img_size": 24}})
@@ -182,19 +182,23 @@ def test_a_file_and_a_name_are_teachers_too(teachers, tmp_path):
 @pytest.mark.parametrize(
     ("options", "names", "message"),
     [
-        (["--teacher.weights=nowhere"], NAMES, "teacher.weights is nowhere, which is no run, file of weights or model"),
-        (["--teacher.weights=RUN"], ["a", "b", "c", "e"], "the teacher .* has no class 'e', which the data has"),
-        (["--teacher.weights=RUN"], NAMES[:3], "the teacher .* has 4 classes but the data has 3"),
+        (["--task.teacher=nowhere"], NAMES, "task.teacher is nowhere, which is no run, file of weights or model"),
+        (["--task.teacher=RUN"], ["a", "b", "c", "e"], "the teacher .* has no class 'e', which the data has"),
+        (["--task.teacher=RUN"], NAMES[:3], "the teacher .* has 4 classes but the data has 3"),
         (
-            ["--teacher.weights=RUN", "--teacher.image_size=15"],
+            ["--task.teacher=RUN", "--task.teacher_image_size=15"],
             NAMES,
             r"does not take images \(3, 15, 15\).*image_size",
         ),
-        (["--teacher.weights=FOLDER"], NAMES, "there are no weights .*best.safetensors"),
-        (["--teacher.cache=true"], NAMES, r"teacher.cache is true, but teacher.weights is \[\]"),
-        (["--teacher.weights=[RUN, RUN]", "--teacher.kind=features"], NAMES, "features, which takes one teacher"),
-        (["--teacher.weights=RUN", "--teacher.temperature=0"], NAMES, "teacher.temperature is 0.0; it must lie in"),
-        (["--teacher.weights=['']"], NAMES, "teacher.weights is '', expected a name or a path"),
+        (["--task.teacher=FOLDER"], NAMES, "there are no weights .*best.safetensors"),
+        (["--task.teacher_cache=true"], NAMES, r"task.teacher_cache is true, but task.teacher is \[\]"),
+        (["--task.teacher=[RUN, RUN]", "--task.teacher_output=features"], NAMES, "features, which takes one teacher"),
+        (
+            ["--task.teacher=RUN", "--task.teacher_temperature=0"],
+            NAMES,
+            "task.teacher_temperature is 0.0; it must lie in",
+        ),
+        (["--task.teacher=['']"], NAMES, "task.teacher is '', expected a name or a path"),
     ],
 )
 def test_a_teacher_that_does_not_fit_is_refused_in_a_sentence(teachers, tmp_path, options, names, message):
@@ -217,22 +221,22 @@ def test_loaders_that_cannot_give_cached_logits_are_refused_before_a_file_is_wri
 
 
 def test_another_teacher_in_its_place_is_refused_on_resume(teachers, tmp_path):
-    toy_trainer(tmp_path, f"--teacher.weights={teachers[0]}")
-    with pytest.raises(ValueError, match=r"the fingerprint of teacher.weights \(.*same"):
-        toy_trainer(tmp_path, f"--teacher.weights={teachers[1]}", resume=True)
-    toy_trainer(tmp_path, f"--teacher.weights={teachers[0]}/best.safetensors", resume=True)
-    with pytest.raises(ValueError, match=r"teacher.weights \(none\) is None, but the run was started with \w+: "):
+    toy_trainer(tmp_path, f"--task.teacher={teachers[0]}")
+    with pytest.raises(ValueError, match=r"the fingerprint of task.teacher \(.*same"):
+        toy_trainer(tmp_path, f"--task.teacher={teachers[1]}", resume=True)
+    toy_trainer(tmp_path, f"--task.teacher={teachers[0]}/best.safetensors", resume=True)
+    with pytest.raises(ValueError, match=r"task.teacher \(none\) is None, but the run was started with \w+: "):
         toy_trainer(tmp_path, resume=True)
 
 
 def test_a_teacher_that_a_run_did_not_have_is_refused_on_resume(teachers, tmp_path):
     toy_trainer(tmp_path)
-    with pytest.raises(ValueError, match=r"teacher.weights .*, but the run was started with None: "):
-        toy_trainer(tmp_path, f"--teacher.weights={teachers[0]}", resume=True)
+    with pytest.raises(ValueError, match=r"task.teacher .*, but the run was started with None: "):
+        toy_trainer(tmp_path, f"--task.teacher={teachers[0]}", resume=True)
 
 
 def test_a_dry_run_with_a_cache_makes_updates_without_the_teacher(teachers, tmp_path, monkeypatch):
     monkeypatch.setattr("vilonghorn.engine.dry_run.SECONDS", 0.01)
     monkeypatch.setattr(Distillation, "logits", None)
-    options = [f"--teacher.weights={teachers[0]}", "--teacher.cache=true", "--model.num_classes=4"]
+    options = [f"--task.teacher={teachers[0]}", "--task.teacher_cache=true", "--model.num_classes=4"]
     assert "images/s" in dry_run(toy_config(tmp_path, *options), 1, 48)

@@ -32,8 +32,8 @@ RANDOM = [  # all random augmentation
     "--augmentation.auto_augment=rand-m9-mstd0.5-inc1",
     "--augmentation.erase=0.25",
     "--augmentation.repeats=3",
-    "--augmentation.mixup=0.2",
-    "--augmentation.cutmix=0.2",
+    "--task.mixup=0.2",
+    "--task.cutmix=0.2",
 ]
 
 
@@ -92,7 +92,7 @@ def test_kills_of_one_process_and_of_all_change_nothing_and_lose_little(options,
     whole, size = undisturbed, SIZE
     if task == "teacher":
         whole, size = tmp_path / "whole", 2
-        options = [*options, "--data.batch_size=12", f"--teacher.weights={undisturbed}", "--teacher.cache=true"]
+        options = [*options, "--data.batch_size=12", f"--task.teacher={undisturbed}", "--task.teacher_cache=true"]
         assert ended(start_ranks(size, train, [*options, f"--run.dir={whole}"])) == [0, 0]
     if task == "masks":
         whole, size, options = tmp_path / "whole", 2, [*options[1:], "--data.batch_size=12"]

@@ -9,8 +9,8 @@ import torch
 from toy_run import toy_config
 
 from vilonghorn.cli.train import train
-from vilonghorn.engine import build
 from vilonghorn.engine import dry_run as dry
+from vilonghorn.engine import model_from_config
 
 
 @pytest.fixture(autouse=True)
@@ -22,7 +22,7 @@ def test_parameters_and_updates_are_those_of_the_run(tmp_path):
     options = ["--optimizer.accumulate=2", "--optimizer.lr=1e-3", "--optimizer.lr_batch=32", "--schedule.epochs=5"]
     config = toy_config(tmp_path / "run", *options, "--model.num_classes=4")
     text = dry.dry_run(config, processes=4, train_images=1000)
-    count = sum(p.numel() for p in build.build_model(config, 4).parameters())
+    count = sum(p.numel() for p in model_from_config(config, 4).parameters())
     assert f"{count / 1e6:.2f} M parameters, 0.00 GFLOPs an image" in text
     assert "1,000 an epoch, 8 of them unused" in text
     assert "8 images x 2 accumulated x 4 processes = 64 images; 16 an epoch, 80 in 5 epochs" in text

@@ -15,8 +15,8 @@ from toy_run import Recited, ToyLoader, toy_config, toy_trainer
 
 from vilonghorn import load
 from vilonghorn.engine import Trainer, build_parser, evaluate, evaluate_run, load_run, parse
-from vilonghorn.engine.build import autocast
 from vilonghorn.engine.checkpoint import load_weights, save_weights
+from vilonghorn.engine.device import autocast
 
 OFF = autocast("off", torch.device("cpu"))
 

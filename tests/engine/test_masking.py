@@ -12,11 +12,12 @@ import torch
 from PIL import Image
 from rank_run import ended, start_ranks
 from sklearn.neighbors import KNeighborsClassifier
-from toy_run import toy_config, toy_trainer
+from torch import nn
+from toy_run import Recited, toy_config, toy_trainer
 
 from vilonghorn.cli import main
-from vilonghorn.engine.masking import MaskedImageModel, MaskedImages, draw_mask, masked_loss
 from vilonghorn.engine.probe import probe_run
+from vilonghorn.engine.tasks.masked_images import MaskedImageModel, MaskedImages, draw_mask, masked_loss
 
 TINY = "{patch_size: 4, depth: 2, embed_dim: 32}"
 DATA = ("--data.image_size=16", "--data.batch_size=4", "--data.workers=0", "--schedule.epochs=1")
@@ -53,6 +54,32 @@ def test_the_loss_is_that_of_numpy_over_masked_pixels_alone_and_zero_for_a_copy(
     assert (masked_loss(images, torch.where(pixels, images, found), pixels) == 0).all()
 
 
+def test_normalised_pixels_have_the_mean_and_variance_of_numpy_in_each_unit_and_pictures_show_the_image(tmp_path):
+    rng = np.random.default_rng(0)
+    images, found = rng.normal(1, 2, size=(2, 3, 3, 8, 8)).astype(np.float32)
+    task, mask, target = MaskedImages(0.5, 4, normalize=True), torch.ones(3, 2, 2, dtype=torch.bool), images.copy()
+    for row, column in np.ndindex(2, 2):
+        unit = np.s_[:, :, 4 * row : 4 * row + 4, 4 * column : 4 * column + 4]
+        mean, deviation = (f(images[unit], axis=(1, 2, 3), keepdims=True) for f in (np.mean, np.std))
+        target[unit] = (images[unit] - mean) / deviation
+    images, found, target = map(torch.from_numpy, (images, found, target))
+    loss = task.loss(lambda *_: found, images, mask, nullcontext())
+    assert loss.item() == pytest.approx((target - found).abs().mean().item(), rel=1e-5)
+    shown = task.examples(Answer(target), Recited(images, torch.zeros(3), 2), nullcontext(), count=8)
+    torch.testing.assert_close(shown[2], images, rtol=1e-4, atol=1e-4)
+
+
+class Answer(nn.Module):
+    """A model that returns the same for any images."""
+
+    def __init__(self, answer: torch.Tensor) -> None:
+        super().__init__()
+        self.answer = answer
+
+    def forward(self, images: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        return self.answer
+
+
 @pytest.mark.parametrize(
     ("name", "kwargs", "unit"),
     [
@@ -77,24 +104,23 @@ def test_a_model_does_not_see_masked_pixels_and_learns_from_them_in_all_its_para
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--augmentation.mask_ratio=0"], r"mask_ratio is 0.0; it must lie in \(0, 1\)"),
-        (["--augmentation.mask_unit=6"], "mask_unit is 6: expected one of 4, 8, as the last map of vilonghorn_nano"),
+        (["--task.mask_ratio=0"], r"mask_ratio is 0.0; it must lie in \(0, 1\)"),
+        (["--task.mask_unit=6"], "mask_unit is 6: expected one of 4, 8, as the last map of vilonghorn_nano"),
         (["--model.name=vit_tiny_patch16_224"], "vit_tiny_patch16_224, which has no mask token"),
         (["--model.kwargs={patch_size: 4, stride: 2}"], "does not reconstruct .* patches must not overlap"),
         (["--model.num_classes=4"], "model.num_classes is 4 but the data has 0 classes"),
     ],
 )
 def test_what_cannot_be_masked_is_refused_in_one_sentence(tmp_path, options, message):
-    start = ["--model.name=vilonghorn_nano", f"--model.kwargs={TINY}", "--augmentation.mask_ratio=0.5"]
+    start = ["--model.name=vilonghorn_nano", f"--model.kwargs={TINY}", "--task.kind=masked"]
     with pytest.raises(ValueError, match=message):
         toy_trainer(tmp_path / "run", *start, *options)
     assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.parametrize("kind", ["mask_ratio=0.5", "next_cluster=2"])
-def test_layers_of_a_backbone_without_labels_learn_at_the_rates_that_layer_decay_gives_them_alone(tmp_path, kind):
+def test_layers_of_a_backbone_without_labels_learn_at_the_rates_that_layer_decay_gives_them_alone(tmp_path):
     options = ["--model.name=vilonghorn_nano", f"--model.kwargs={TINY}", "--optimizer.layer_decay=0.5"]
-    unlabelled = toy_trainer(tmp_path / "unlabelled", *options, f"--augmentation.{kind}", "--augmentation.mixup=0")
+    unlabelled = toy_trainer(tmp_path / "unlabelled", *options, "--task.kind=masked")
     alone = toy_trainer(tmp_path / "alone", *options)
     scales = []
     for state in (unlabelled.train_state, alone.train_state):

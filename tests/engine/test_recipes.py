@@ -11,10 +11,12 @@ from timm.layers import DropPath
 from toy_run import toy_config
 
 from vilonghorn.cli import main
-from vilonghorn.engine import Config, build_parser, load_config, parse
-from vilonghorn.engine.build import build_model, build_optimizer, image_sizes, init_weights, model_kwargs
+from vilonghorn.engine import Config, build_parser, load_config, model_from_config, parse
 from vilonghorn.engine.checkpoint import save_weights
 from vilonghorn.engine.config import flatten
+from vilonghorn.engine.initial_weights import read_initial_weights
+from vilonghorn.engine.model_from_config import model_kwargs
+from vilonghorn.engine.optimizer import build_optimizer
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 NANO = ["--model.name=vilonghorn_nano", "--data.image_size=32", "--model.kwargs={patch_size: 8, depth: 2}"]
@@ -45,7 +47,7 @@ def test_the_recipe_is_the_published_one_and_the_same_for_all(model):
         assert config.schedule.epochs == epochs and config.ema.warmup
         with torch.device("meta"):
             built = timm.create_model(config.model.name, **model_kwargs(config, 7))
-            assert all(built(torch.empty(2, 3, size, size)).shape == (2, 7) for size in image_sizes(config))
+            assert all(built(torch.empty(2, 3, size, size)).shape == (2, 7) for size in config.image_sizes())
 
 
 def test_fine_tuning_keeps_its_rate():
@@ -60,7 +62,7 @@ def test_photographs_start_from_the_official_file(tmp_path):
     options = {"model.pretrained": False, "model.weights": tmp_path / "official.pth", "model.kwargs": "{depth: 2}"}
     config = read("photos_finetune.yaml", **options)
     assert read("photos_finetune.yaml").model.pretrained and read("photos_finetune.yaml").model.kwargs == {}
-    model = build_model(config, 4)
+    model = model_from_config(config, 4)
     assert torch.equal(model.blocks[1].mixer.in_proj.weight, official["layers.1.mixer.in_proj.weight"])
     assert model.head.weight.shape[0] == 4
     optimizer = build_optimizer(config, model)
@@ -97,7 +99,7 @@ def test_a_base_that_cannot_be_read_is_named(tmp_path, text, message):
 def trained(tmp_path):
     """A model with its weights, as the directory of a run has them, and as files."""
     config = toy_config(tmp_path / "run", *NANO)
-    model = build_model(config, 4)
+    model = model_from_config(config, 4)
     (tmp_path / "run").mkdir()
     kwargs = {"num_classes": 4, "img_size": 32, "patch_size": 8, "depth": 2}
     record = {"model": "vilonghorn_nano", "kwargs": kwargs, "weights": "ema", "epoch": 1}
@@ -119,7 +121,7 @@ def trained(tmp_path):
 def test_a_run_starts_from_the_weights_of_another(trained, tmp_path, source, classes, kwargs, other):
     model, sources = trained
     options = [*NANO, f"--model.kwargs={kwargs}", f"--model.weights={sources[source]}"]
-    old, new = model.state_dict(), build_model(toy_config(tmp_path, *options), classes).state_dict()
+    old, new = model.state_dict(), model_from_config(toy_config(tmp_path, *options), classes).state_dict()
     assert {name: tuple(new[name].shape) for name in old if not torch.equal(old[name], new[name])} == other
 
 
@@ -133,8 +135,8 @@ def hub(tmp_path, monkeypatch) -> list[tuple]:
         asked.append((repository, filename))
         return str(tmp_path / "official.pth")
 
-    monkeypatch.setattr("vilonghorn.engine.build.hf_hub_download", download)
-    monkeypatch.setattr("vilonghorn.engine.build.try_to_load_from_cache", lambda *names: None)
+    monkeypatch.setattr("vilonghorn.engine.initial_weights.hf_hub_download", download)
+    monkeypatch.setattr("vilonghorn.engine.initial_weights.try_to_load_from_cache", lambda *names: None)
     monkeypatch.setattr(
         "timm.models._hub.hf_hub_download", lambda repo_id, filename, **other: download(repo_id, filename)
     )
@@ -143,17 +145,17 @@ def hub(tmp_path, monkeypatch) -> list[tuple]:
 
 def test_published_weights_are_given_by_name(hub, tmp_path, capsys):
     options = ["--model.name=vilonghorn_tiny_exact", "--model.kwargs={depth: 2}", "--data.image_size=224"]
-    model = build_model(toy_config(tmp_path, *options, "--model.weights=hf:vim_tiny"), 9)
+    model = model_from_config(toy_config(tmp_path, *options, "--model.weights=hf:vim_tiny"), 9)
     weights = official_weights(dim=192, depth=2)
     assert torch.equal(model.blocks[1].mixer.in_proj.weight, weights["layers.1.mixer.in_proj.weight"])
     assert "tensors are from hf:vim_tiny" in capsys.readouterr().out
-    build_model(toy_config(tmp_path, *options, "--model.weights=hf:me/mine"), 9)
+    model_from_config(toy_config(tmp_path, *options, "--model.weights=hf:me/mine"), 9)
     assert hub == [("hustvl/Vim-tiny-midclstok", "vim_t_midclstok_76p1acc.pth"), ("me/mine", "model.safetensors")]
 
 
 def test_published_weights_on_this_machine_need_no_network(tmp_path, capsys):
     options = ["--model.name=vilonghorn_nano_patch8", "--model.kwargs={embed_dim: 92}", "--model.drop_path=0"]
-    build_model(toy_config(tmp_path, *options, "--model.weights=hf:vim_nano_patch8.icons480"), 480)
+    model_from_config(toy_config(tmp_path, *options, "--model.weights=hf:vim_nano_patch8.icons480"), 480)
     assert "tensors are from hf:vim_nano_patch8.icons480" in capsys.readouterr().out
 
 
@@ -164,14 +166,14 @@ def test_published_weights_that_cannot_be_had_are_refused_in_a_sentence(tmp_path
         ("vim_nano", "give OWNER/NAME"),
     ):
         with pytest.raises((OSError, ValueError), match=f"model.weights is hf:{name}, .*{words}") as raised:
-            init_weights("vilonghorn_small", f"hf:{name}")
+            read_initial_weights("vilonghorn_small", f"hf:{name}")
         assert "\n" not in str(raised.value)
 
 
 def test_the_recipe_from_vim_is_a_thirtieth_of_the_published_one(hub, monkeypatch, tmp_path, capsys):
     config = read("imagenet/from_vim_tiny.yaml")
     assert config.model.name == "vilonghorn_tiny_exact" and config.schedule.epochs * 30 == 300
-    assert (config.model.weights, config.teacher.weights) == ("hf:vim_tiny", ["vim_tiny"])
+    assert (config.model.weights, config.task.teacher) == ("hf:vim_tiny", ["vim_tiny"])
     assert flatten(config.to_dict())["optimizer.weight_decay"] == RECIPE["optimizer.weight_decay"]
     torch.save({"model": official_weights(dim=192, depth=24)}, tmp_path / "official.pth")
     monkeypatch.setattr("vilonghorn.engine.dry_run.SECONDS", 0.01)
@@ -185,4 +187,4 @@ def test_the_head_of_any_model_is_found(tmp_path, name):
     """timm drops the head of a file whose number of classes it does not know."""
     model = timm.create_model(name, num_classes=5)
     save_file(model.state_dict(), tmp_path / "x.safetensors")
-    assert init_weights(name, str(tmp_path / "x.safetensors"))["num_classes"] == 5
+    assert read_initial_weights(name, str(tmp_path / "x.safetensors"))["num_classes"] == 5

@@ -10,8 +10,8 @@ from torch import nn
 from toy_run import Recited, toy_config
 
 from vilonghorn.engine import Distributed, report
-from vilonghorn.engine.build import autocast
 from vilonghorn.engine.checkpoint import read_log
+from vilonghorn.engine.device import autocast
 from vilonghorn.engine.logger import draw_curves, explain_losses
 from vilonghorn.engine.report import (
     Example,
@@ -69,8 +69,12 @@ def test_curves_are_drawn_from_the_first_line_on(tmp_path):
 
 def test_the_curves_name_the_augmentation_that_raises_the_training_loss(tmp_path):
     assert "its images are cropped, mixed (mixup, cutmix)" in explain_losses(toy_config(tmp_path))
-    off = "mixup=0 cutmix=0 scale=[1,1] auto_augment=null color_jitter=0 erase=0 label_smoothing=0".split()
-    assert explain_losses(toy_config(tmp_path, *(f"--augmentation.{option}" for option in off))) == ""
+    off = "scale=[1,1] auto_augment=null color_jitter=0 erase=0".split()
+    plain = [f"--augmentation.{option}" for option in off]
+    assert "its targets have label smoothing 0.1" in explain_losses(toy_config(tmp_path, *plain))
+    options = ["--task.mixup=0", "--task.cutmix=0", "--task.label_smoothing=0"]
+    assert explain_losses(toy_config(tmp_path, *plain, *options)) == ""
+    assert explain_losses(toy_config(tmp_path, *plain, "--task.kind=masked")) == ""
 
 
 def test_damaged_lines_of_a_log_are_left_out(tmp_path):

@@ -19,7 +19,7 @@ from toy_run import ToyLoader, toy_trainer
 from vilonghorn.engine import Interrupted, checkpoint, trainer
 from vilonghorn.engine.checkpoint import load_state, load_weights, read_log
 
-PLAIN = ["--augmentation.mixup=0", "--augmentation.cutmix=0", "--model.drop_path=0", "--optimizer.clip_grad=null"]
+PLAIN = ["--task.mixup=0", "--task.cutmix=0", "--model.drop_path=0", "--optimizer.clip_grad=null"]
 
 
 def weights_of(module):
@@ -118,7 +118,7 @@ def test_accumulated_batches_make_the_gradient_of_their_union(tmp_path):
     batches = list(ToyLoader().epoch(0))[:2]
     trainer = toy_trainer(tmp_path, *PLAIN, "--optimizer.accumulate=2", "--data.batch_size=8")
     images, targets = (torch.cat(parts) for parts in zip(*batches))
-    smoothing = trainer.config.augmentation.label_smoothing
+    smoothing = trainer.config.task.label_smoothing
     loss = F.cross_entropy(trainer.train_state.model.train()(images), targets, label_smoothing=smoothing)
     gradients = torch.autograd.grad(loss, list(trainer.train_state.model.parameters()))
     seen = {}

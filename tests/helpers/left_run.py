@@ -9,7 +9,7 @@ from PIL import Image
 from torch import nn
 from toy_run import toy_config
 
-from vilonghorn.engine import build_model
+from vilonghorn.engine import model_from_config
 from vilonghorn.engine.checkpoint import save_weights
 
 NAMES = ["ant", "bee", "cat", "dog", "eel", "fox"]
@@ -24,7 +24,7 @@ def leave_run(directory: Path, name: str = "vilonghorn_nano", **kwargs) -> nn.Mo
     options += ["--data.crop_pct=1.0", "--data.mean=[0.5, 0.4, 0.3]", "--data.std=[0.5, 0.6, 0.7]"]
     config = toy_config(directory, *options)
     torch.manual_seed(0)
-    model = build_model(config, len(NAMES)).eval()
+    model = model_from_config(config, len(NAMES)).eval()
     with torch.no_grad():
         model.get_classifier().weight.normal_()  # so that classes differ
     directory.mkdir(parents=True)

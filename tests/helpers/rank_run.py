@@ -16,10 +16,11 @@ import torch
 from PIL import Image
 
 from vilonghorn.data.digits import every_fifth, load_digits
-from vilonghorn.engine import Trainer, build_parser, parse, report, trainer
+from vilonghorn.engine import Trainer, build_parser, parse, report
 from vilonghorn.engine.checkpoint import RunDirectory
 from vilonghorn.engine.command_line import run
 from vilonghorn.engine.logger import RunLogger
+from vilonghorn.engine.tasks import classification
 
 # No augmentation: only the order of the images is random, and it is the same for any number of processes.
 OPTIONS = [
@@ -39,8 +40,8 @@ OPTIONS = [
     "--augmentation.auto_augment=null",
     "--augmentation.erase=0",
     "--augmentation.repeats=1",
-    "--augmentation.mixup=0",
-    "--augmentation.cutmix=0",
+    "--task.mixup=0",
+    "--task.cutmix=0",
     "--ema.decay=0.9",
     "--run.device=cpu",
     "--run.log_updates=1",
@@ -70,7 +71,7 @@ def train(options: list[str], **arguments: Any) -> dict[str, Any]:
 def as_rank(environment: dict[str, str], target: Callable, arguments: tuple, keywords: dict) -> None:
     """In a process of its own: what torchrun would set, then the target, without pictures, which take longer."""
     os.environ.update(environment)
-    report.draw_curves = trainer.predict_all = trainer.write_report = lambda *arguments: None
+    report.draw_curves = classification.predict_all = classification.write_report = lambda *arguments: None
     target(*arguments, **keywords)
 
 

@@ -17,7 +17,7 @@ from left_run import leave_run  # noqa: E402
 
 from vilonghorn import load, publish  # noqa: E402
 from vilonghorn.engine import load_run  # noqa: E402
-from vilonghorn.engine.build import init_weights  # noqa: E402
+from vilonghorn.engine.initial_weights import read_initial_weights  # noqa: E402
 from vilonghorn.models.builder import WEIGHTS  # noqa: E402
 from vilonghorn.models.weights_file import check_architecture, pack, read_weights  # noqa: E402
 
@@ -36,7 +36,10 @@ def files(tmp_path_factory):
     overlay = {"file": packaged}
     return {
         "run": (run, [lambda: load(root / "run"), lambda: load(NANO, str(run)), lambda: load_run(root / "run")]),
-        "initial": (run, [lambda: init_weights(NANO, str(root / "run")), lambda: init_weights(NANO, str(run))]),
+        "initial": (
+            run,
+            [lambda: read_initial_weights(NANO, str(root / "run")), lambda: read_initial_weights(NANO, str(run))],
+        ),
         "published": (
             published / "model.safetensors",
             [lambda: timm.create_model(f"local-dir:{published}", True), lambda: load(f"local-dir:{published}")],

@@ -11,8 +11,8 @@ import torch
 from vilonghorn.data import create_loader
 from vilonghorn.data.images import ImageFolder
 from vilonghorn.engine import load_config
-from vilonghorn.engine.build import build_loader
-from vilonghorn.engine.command_line import find_config
+from vilonghorn.engine.config_file import find_config
+from vilonghorn.engine.loaders import build_loader
 
 OPTIONS = {"batch_size": 8, "image_size": 16, "workers": 0}
 
