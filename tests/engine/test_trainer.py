@@ -101,19 +101,6 @@ def test_weights_and_biases_that_cannot_be_used_are_refused_in_a_sentence(tmp_pa
             toy_trainer(tmp_path / "run", "--run.wandb=true", f"--run.tensorboard={tensorboard}")
 
 
-@pytest.mark.parametrize("name", ["train", "val"])
-def test_a_loader_without_what_a_run_reads_is_refused_before_a_file_is_written(tmp_path, name):
-    class Foreign:  # as a wrapper around a DataLoader
-        num_samples, num_classes, class_names, fingerprint = 48, 4, None, ""
-
-        def __len__(self):
-            return 6
-
-    with pytest.raises(ValueError, match=f"{name} is a Foreign without epoch, batch_size: expected a loader of"):
-        toy_trainer(tmp_path / "run", **{name: Foreign()})
-    assert not (tmp_path / "run").exists()
-
-
 def test_accumulated_batches_make_the_gradient_of_their_union(tmp_path):
     batches = list(ToyLoader().epoch(0))[:2]
     trainer = toy_trainer(tmp_path, *PLAIN, "--optimizer.accumulate=2", "--data.batch_size=8")

@@ -1,4 +1,4 @@
-"""The loaders of a run, and the checks of those that `Trainer` is given."""
+"""The loaders of a run."""
 
 import os
 import warnings
@@ -14,8 +14,6 @@ from ..data.loaders.config import LoaderConfig
 from ..data.named import is_named
 from .config import Config
 from .distributed import Distributed
-
-LOADER = ("epoch", "__len__", "batch_size", "num_samples", "num_classes", "class_names", "fingerprint")
 
 
 def build_loader(
@@ -47,22 +45,6 @@ def build_loader(
     known = {field.name for field in fields(LoaderConfig)}
     given = vars(data) | (vars(config.augmentation) if training else {})
     return create_loader(source, training=training, **{k: v for k, v in given.items() if k in known} | options)
-
-
-def check_loader(config: Config, name: str, loader: Any, device: torch.device) -> None:
-    """Checks a loader that `Trainer` is given as `name`, train or val.
-
-    Raises ValueError if it lacks what a run reads of it, or has other images than `data.train` with a cached teacher.
-    """
-    is_cached = config.task.teacher_cache and name == "train"
-    if missing := [key for key in (*LOADER, *("data", "set_targets") * is_cached) if not hasattr(loader, key)]:
-        expected = "expected a loader of vilonghorn.data.create_loader, or one with its attributes"
-        raise ValueError(f"{name} is a {type(loader).__name__} without {', '.join(missing)}: {expected}")
-    if is_cached:
-        source = build_loader(config, device, training=False, split="train", classes=loader.class_names)
-        if source.fingerprint != loader.fingerprint:
-            found = f"{source.fingerprint}, but that of the loader is {loader.fingerprint}"
-            raise ValueError(f"the fingerprint of data.train ({config.data.train}) is {found}: give the same data")
 
 
 def check_classes(name: str, num_classes: int, val: str, loader: Any) -> None:

@@ -16,7 +16,7 @@ from .distributed import Distributed
 from .initial_weights import DOWNLOAD_REMEDY, check_normalization, describe_loaded, find_weights, read_initial_weights
 
 # What models raise if they do not support their arguments or images.
-MODEL_ERRORS = (TypeError, ValueError, RuntimeError, AssertionError, AttributeError, KeyError, IndexError)
+MODEL_ERRORS = (TypeError, ValueError, ArithmeticError, RuntimeError, AssertionError, AttributeError, LookupError)
 
 
 @contextmanager
@@ -57,11 +57,10 @@ def model_from_config(config: Config, num_classes: int) -> nn.Module:
             print(f"model.weights: random, because no weights of {name} are on this machine", flush=True)
     check_numbers(name, kwargs, "the configuration")
     init = {} if weights is None else {"pretrained_cfg_overlay": read_initial_weights(name, weights)}
+    remedy = "set model.weights to null for random weights" if init and config.model.weights == "auto" else ""
     try:
-        model = timm.create_model(name, pretrained=config.model.pretrained or bool(init), **kwargs, **init)
-    except (*MODEL_ERRORS, ZeroDivisionError) as error:
-        remedy = "; set model.weights to null for random weights" if init and config.model.weights == "auto" else ""
-        raise ValueError(f"timm cannot make {name} with {kwargs} ({one_line(error)}){remedy}") from error
+        with explain_model_errors(f"timm cannot make {name} with {kwargs}", remedy):
+            model = timm.create_model(name, pretrained=config.model.pretrained or bool(init), **kwargs, **init)
     except OSError as error:
         what = f"the published weights of {name} cannot be downloaded ({one_line(error)})"
         raise OSError(f"{what}: {DOWNLOAD_REMEDY}") from error

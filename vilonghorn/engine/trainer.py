@@ -17,7 +17,7 @@ from .device import pick_device
 from .distributed import Distributed, Interrupted, StopRequest
 from .environment import machine
 from .evaluate import evaluate, quality
-from .loaders import build_loader, check_classes, check_loader
+from .loaders import build_loader, check_classes
 from .logger import RunLogger, mean_loss
 from .model_from_config import explain_model_errors, model_kwargs
 from .train_state import Batch, Progress, StepCounter, TrainState
@@ -103,8 +103,7 @@ class Trainer:
         result = {**progress.results[state.reported], "weights": state.reported}
         result |= {"epochs": progress.epoch, "images": images, "best": progress.best}
         result |= {"skipped": progress.skipped, "seconds": progress.seconds}
-        model = state.models[state.reported]
-        state.task.report(model, self.val_loader, state.amp, self.directory, self.config, result)
+        state.task.report(state, self.val_loader, self.directory, result)
         return result
 
     def train_epoch(self, stop: StopRequest) -> None:
@@ -242,9 +241,6 @@ class Trainer:
         if state and (changed := changed_keys(state["config"], config.to_dict())):
             raise ValueError(f"{config.run.dir} was started with another {', '.join(changed)}: resume with the same")
         device = pick_device(config.run.device)
-        for name, loader in (("train", train), ("val", val)):
-            if loader is not None:
-                check_loader(config, name, loader, device)
         train = build_loader(config, device, training=True) if train is None else train
         if val is None:
             val = build_loader(config, device, training=False, classes=train.class_names)

@@ -2,13 +2,13 @@
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
 from timm.data import Mixup
 from timm.loss import BinaryCrossEntropy
-from torch import nn
+from torch import Tensor
 
 from ...data.images import printable
 from ..checkpoint import RunDirectory
@@ -17,6 +17,9 @@ from ..distributed import Distributed
 from ..evaluate import CLASS_SCORES, class_scores
 from ..report import predict_all, write_report
 from .task import Task
+
+if TYPE_CHECKING:
+    from ..train_state import TrainState
 
 
 class Classification(Task):
@@ -37,38 +40,24 @@ class Classification(Task):
         cross_entropy = partial(F.cross_entropy, label_smoothing=smoothing)
         self.criterion = BinaryCrossEntropy(smoothing) if name == "binary_cross_entropy" else cross_entropy
 
-    def augment(self, images: torch.Tensor, targets: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def augment(self, images: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
         """Mixes the images of a batch. Targets (B,) become (B, classes)."""
         return self.mixup(images, targets) if self.mixup else (images, targets)
 
-    def loss(
-        self,
-        forward: Callable[..., torch.Tensor],
-        images: torch.Tensor,
-        targets: torch.Tensor,
-        amp: torch.autocast,
-    ) -> torch.Tensor:
+    def loss(self, forward: Callable[..., Tensor], images: Tensor, targets: Tensor, amp: torch.autocast) -> Tensor:
         """The mean loss of an augmented batch, a scalar of float32."""
         with amp:
             output = forward(images)
         return self.compare(output.float(), images, targets)
 
-    def compare(self, output: torch.Tensor, images: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    def compare(self, output: Tensor, images: Tensor, targets: Tensor) -> Tensor:
         """The loss of logits (B, classes), a scalar."""
         return self.criterion(output, targets)
 
-    def report(
-        self,
-        model: nn.Module,
-        loader: Any,
-        amp: torch.autocast,
-        directory: RunDirectory,
-        config: Config,
-        result: dict[str, Any],
-    ) -> None:
+    def report(self, state: "TrainState", loader: Any, directory: RunDirectory, result: dict[str, Any]) -> None:
         """Writes the report with predictions, mistakes and confusions."""
         dist = Distributed()
         names = loader.class_names or map(str, range(loader.num_classes))
-        found = predict_all(model, loader, amp, dist)
+        found = predict_all(state.models[state.reported], loader, state.amp, dist)
         if dist.is_main:
-            write_report(directory, config, [printable(name) for name in names], found, result)
+            write_report(directory, state.config, [printable(name) for name in names], found, result)

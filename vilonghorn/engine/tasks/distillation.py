@@ -186,6 +186,9 @@ class Distillation(Classification):
         """Writes the logits of all images, (N, classes) float16, of which each process computes a part."""
         dist, config = Distributed(), self.config
         source = build_loader(config, self.device, training=False, split="train", classes=loader.class_names)
+        if source.fingerprint != loader.fingerprint:  # of a loader that `Trainer` was given
+            found = f"{source.fingerprint}, but that of the loader is {loader.fingerprint}"
+            raise ValueError(f"the fingerprint of data.train ({config.data.train}) is {found}: give the same data")
         if dist.is_main:
             print(f"teacher: computing the logits of {source.num_samples} training images", flush=True)
         with ExitStack() as stack:

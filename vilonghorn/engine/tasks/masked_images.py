@@ -6,7 +6,7 @@ map predicts their pixels.
 
 from collections.abc import Callable
 from contextlib import closing
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
@@ -22,6 +22,9 @@ from ..distributed import Distributed
 from ..model_from_config import explain_model_errors, model_from_config
 from ..report import write_masked_report
 from .task import Task
+
+if TYPE_CHECKING:
+    from ..train_state import TrainState
 
 ROWS = ("original", "masked", "reconstructed")  # of the picture of a report
 
@@ -192,15 +195,8 @@ class MaskedImages(Task):
             reconstructed = reconstructed * deviation + mean
         return torch.stack([images, images.masked_fill(hidden, 0), torch.where(hidden, reconstructed, images)]).cpu()
 
-    def report(
-        self,
-        model: nn.Module,
-        loader: Any,
-        amp: torch.autocast,
-        directory: RunDirectory,
-        config: Config,
-        result: dict[str, Any],
-    ) -> None:
+    def report(self, state: "TrainState", loader: Any, directory: RunDirectory, result: dict[str, Any]) -> None:
         """Writes the report with reconstructions of the held-out images of process 0."""
         if Distributed().is_main:
-            write_masked_report(directory, config, self.examples(model, loader, amp), ROWS, result)
+            examples = self.examples(state.models[state.reported], loader, state.amp)
+            write_masked_report(directory, state.config, examples, ROWS, result)

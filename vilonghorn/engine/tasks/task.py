@@ -3,13 +3,15 @@
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from ..checkpoint import RunDirectory
-from ..config import Config
+
+if TYPE_CHECKING:
+    from ..train_state import TrainState
 
 
 class Task(ABC):
@@ -43,36 +45,17 @@ class Task(ABC):
         return model
 
     @abstractmethod
-    def augment(self, images: torch.Tensor, targets: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def augment(self, images: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
         """What `loss` takes of a batch of the training data."""
 
     @abstractmethod
-    def loss(
-        self,
-        forward: Callable[..., torch.Tensor],
-        images: torch.Tensor,
-        targets: torch.Tensor,
-        amp: torch.autocast,
-    ) -> torch.Tensor:
+    def loss(self, forward: Callable[..., Tensor], images: Tensor, targets: Tensor, amp: torch.autocast) -> Tensor:
         """The mean loss of an augmented batch, a scalar of float32. `forward` is the module of `wrap`."""
 
     @abstractmethod
-    def measure(
-        self, model: nn.Module, images: torch.Tensor, targets: torch.Tensor, amp: torch.autocast
-    ) -> torch.Tensor:
+    def measure(self, model: nn.Module, images: Tensor, targets: Tensor, amp: torch.autocast) -> Tensor:
         """The sums of the scores over a held-out batch, (scores,)."""
 
     @abstractmethod
-    def report(
-        self,
-        model: nn.Module,
-        loader: Any,
-        amp: torch.autocast,
-        directory: RunDirectory,
-        config: Config,
-        result: dict[str, Any],
-    ) -> None:
-        """Writes the report of a finished run on the held-out data; called in every process.
-
-        `result` is that of `Trainer.fit`.
-        """
+    def report(self, state: "TrainState", loader: Any, directory: RunDirectory, result: dict[str, Any]) -> None:
+        """Writes the report of a finished run on held-out data, with the result of `Trainer.fit`, in every process."""
