@@ -22,7 +22,7 @@ from torch.utils.data import DataLoader, default_collate
 from torchvision.transforms import Compose
 
 from .data.images import EXTENSIONS, MAX_PIXELS, list_images, printable, read_image, to_rgb
-from .data.loaders.loader import read_batches
+from .data.loaders.processes import read_batches
 from .engine import load_config, load_run
 from .engine.checkpoint import RunDirectory, load_weights
 from .engine.config import DataConfig, nearest

@@ -247,18 +247,6 @@ def test_a_directory_with_a_run_or_a_file_of_one_is_not_written_over(tmp_path, n
     assert (tmp_path / name).read_text() == "mine" and len(list(tmp_path.iterdir())) == 1
 
 
-@pytest.mark.parametrize("name", ["last.pt", "log.jsonl", "best.safetensors", "curves.png", "tensorboard"])
-@pytest.mark.parametrize("kind", ["folder", "pipe"])
-def test_what_is_no_file_in_the_place_of_one_is_named(tmp_path, name, kind):
-    os.mkfifo(tmp_path / name) if kind == "pipe" else (tmp_path / name).mkdir()
-    if (name, kind) == ("tensorboard", "folder"):
-        pytest.skip("is a folder")
-    for arguments in ({"resume": True}, {"resume": "auto"}, {"overwrite": True}, {}):
-        with pytest.raises(FileExistsError, match=f"{name} is not a (file|folder): remove it"):
-            toy_trainer(tmp_path, **arguments)
-    assert len(list(tmp_path.iterdir())) == 1
-
-
 def test_of_epochs_with_the_same_top1_the_one_with_the_lowest_loss_is_best(tmp_path, monkeypatch):
     scores = [(50, 2.0), (75, 1.5), (75, math.nan), (75, 0.5), (75, 0.5), (50, 0.1), (75, 0.7)]
     results = iter([{"top1": float(top1), "top5": 100.0, "loss": loss} for top1, loss in scores])

@@ -101,10 +101,6 @@ class RunDirectory:
         self.path = Path(path)
         if self.path.is_file():
             raise NotADirectoryError(f"{path} is a file: choose a directory for --run.dir")
-        for name in (*STARTED, "last.pt", *RESULTS):  # opening a pipe would wait for ever
-            file = self.path / name
-            if file.exists() and not (file.is_dir() if name == "tensorboard" else file.is_file()):
-                raise FileExistsError(f"{file} is not a {'folder' if name == 'tensorboard' else 'file'}: remove it")
         self.state = self.path / "last.pt"
         self.log_file = self.path / "log.jsonl"
         self.config = self.path / "config.yaml"

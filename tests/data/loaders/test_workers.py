@@ -14,6 +14,7 @@ from torch.utils.data import DataLoader, _utils
 import vilonghorn.data.loaders.loader as module
 from vilonghorn.data import create_loader
 from vilonghorn.data.images import ImageFolder
+from vilonghorn.data.loaders.processes import read_batches
 
 EVAL = {"batch_size": 2, "image_size": 16, "training": False, "workers": 2}
 SHORT = r"folder.*: a process that reads images failed or was killed \(.*\); if memory is short, lower workers"
@@ -106,4 +107,4 @@ def test_an_error_of_this_process_is_not_one_of_a_reader():
         raise RuntimeError("mine")
 
     with pytest.raises(RuntimeError, match="mine"):
-        list(module.read_batches(DataLoader([torch.zeros(1)], collate_fn=fail), "x"))
+        list(read_batches(DataLoader([torch.zeros(1)], collate_fn=fail), "x"))

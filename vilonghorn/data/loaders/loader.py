@@ -3,12 +3,9 @@
 A loader chooses the samples of an epoch and of a rank, and augments a batch on its device.
 """
 
-import signal
-import threading
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import closing, nullcontext
-from multiprocessing import Lock, active_children
 from typing import Any
 
 import numpy as np
@@ -22,6 +19,7 @@ from ..beton.format import Beton
 from ..images import ImageFolder
 from ..rng import sample_of, seeded, training_order, uniform
 from .config import LoaderConfig
+from .processes import ignore_signals, read_batches
 
 Batch = tuple[torch.Tensor, torch.Tensor]
 
@@ -159,7 +157,7 @@ class FolderLoader(Loader):
             batch_sampler=[views.tolist() for views in batches],
             num_workers=self.config.workers,
             collate_fn=_collate,
-            worker_init_fn=_ignore_signals,
+            worker_init_fn=ignore_signals,
             pin_memory=self.config.device.type == "cuda",
             generator=torch.Generator(),  # the default would draw from torch's global generator
         )
@@ -168,58 +166,6 @@ class FolderLoader(Loader):
                 if isinstance(images, Exception):
                     raise images
                 yield images, torch.from_numpy(self.targets[sample_of(views)])
-
-
-def read_batches(loader: DataLoader, source: str) -> Iterator[Any]:
-    """Iterates over a DataLoader, and ends its processes on every way out, also those that ignore SIGTERM.
-
-    Args:
-        loader: batches of which all tensors are made by `default_collate`: in a worker it takes shared memory at once,
-            and raises an error if there is none. torch would only print the error later, and wait for ever.
-        source: the data, for errors.
-
-    Raises:
-        ChildProcessError: a process failed or was killed, or cannot be started.
-    """
-    before, workers, handler = {*active_children()}, set(), _set_sigchld(None)
-    try:
-        try:
-            if loader.num_workers:
-                Lock()  # fails here if /dev/shm is full; torch would print a traceback
-            batches = iter(loader)
-        finally:
-            workers = {*active_children()} - before
-            _set_sigchld(handler)  # torch's would raise the error anywhere, such as in an update
-        yield from batches
-    except (RuntimeError, OSError, EOFError) as error:
-        if not loader.num_workers:
-            raise
-        reason = (str(error) or type(error).__name__).splitlines()[-1]
-        raise ChildProcessError(
-            f"{source}: a process that reads images failed or was killed ({reason}); if memory is "
-            "short, lower workers or batch_size; in a container, enlarge /dev/shm"
-        ) from error
-    finally:
-        handler = _set_sigchld(None)  # torch's, of an earlier DataLoader, would raise in this loop
-        for worker in workers:
-            worker.kill()
-        for worker in workers:
-            worker.join(1)
-        _set_sigchld(handler)
-
-
-def _set_sigchld(handler: Any) -> Any:
-    """Sets the handler of SIGCHLD, None: the default one, and returns that before. Only the main thread can."""
-    if hasattr(signal, "SIGCHLD") and threading.current_thread() is threading.main_thread():
-        return signal.signal(signal.SIGCHLD, handler or signal.SIG_DFL)
-    return None
-
-
-def _ignore_signals(worker: int) -> None:
-    """Ignores requests to stop: the training process finishes its update first, and needs the batch."""
-    for name in ("SIGINT", "SIGTERM", "SIGUSR1"):
-        if hasattr(signal, name):
-            signal.signal(getattr(signal, name), signal.SIG_IGN)
 
 
 def _collate(samples: list[torch.Tensor | Exception]) -> torch.Tensor | Exception:

@@ -114,11 +114,8 @@ def masked_model_from_config(config: Config, device: torch.device) -> MaskedImag
     stride = backbone.feature_info[-1]["reduction"]  # type: ignore[index, union-attr]
     fitting = [u for u in range(stride, sizes[0], stride) if not any(size % u for size in sizes)]
     if not fitting or unit not in (None, *fitting):
-        expected = f"one of {', '.join(map(str, fitting))}" if fitting else f"images of a multiple of {stride} pixels"
-        raise ValueError(
-            f"task.mask_unit is {'null' if unit is None else unit}: expected {expected}, as the last map of "
-            f"{name} has stride {stride} and images have {' to '.join(map(str, sizes))} pixels"
-        )
+        why = f"multiples of the stride of {name}, {stride}, that divide the sizes of images, {sizes}"
+        raise ValueError(f"task.mask_unit is {unit}: expected one of {fitting}, {why}")
     default = next((u for u in fitting if 8 * u >= sizes[-1]), fitting[-1])
     model = MaskedImageModel(backbone, unit or default).to(device)
     remedy = "change data.image_size, model.kwargs, augmentation.start_size or sizes; patches must not overlap"

@@ -1,0 +1,70 @@
+"""The processes of a torch DataLoader: their signals, their end, and their errors in one sentence."""
+
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from multiprocessing import Lock, active_children
+from typing import Any
+
+from torch.utils.data import DataLoader
+
+
+def read_batches(loader: DataLoader, source: str) -> Iterator[Any]:
+    """Iterates over a DataLoader, and ends its processes on every way out, also those that ignore SIGTERM.
+
+    Args:
+        loader: batches of which all tensors are made by `default_collate`: in a worker it takes shared memory at once,
+            and raises an error if there is none. torch would only print the error later, and wait for ever.
+        source: the data, for errors.
+
+    Raises:
+        ChildProcessError: a process failed or was killed, or cannot be started.
+    """
+    before, workers = {*active_children()}, set()
+    try:
+        with _default_sigchld():
+            try:
+                if loader.num_workers:
+                    Lock()  # fails here if /dev/shm is full; torch would print a traceback
+                batches = iter(loader)
+            finally:
+                workers = {*active_children()} - before
+        yield from batches
+    except (RuntimeError, OSError, EOFError) as error:
+        if not loader.num_workers:
+            raise
+        reason = (str(error) or type(error).__name__).splitlines()[-1]
+        raise ChildProcessError(
+            f"{source}: a process that reads images failed or was killed ({reason}); if memory is "
+            "short, lower workers or batch_size; in a container, enlarge /dev/shm"
+        ) from error
+    finally:
+        with _default_sigchld():
+            for worker in workers:
+                worker.kill()
+            for worker in workers:
+                worker.join(1)
+
+
+@contextmanager
+def _default_sigchld() -> Iterator[None]:
+    """Sets the default handler of SIGCHLD, then the one before again. Only the main thread can set one.
+
+    A DataLoader sets one when it starts; it raises the error of a process anywhere, such as in an update.
+    """
+    if not hasattr(signal, "SIGCHLD") or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    handler = signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGCHLD, handler or signal.SIG_DFL)
+
+
+def ignore_signals(worker: int) -> None:
+    """Ignores requests to stop: the training process finishes its update first, and needs the batch."""
+    for name in ("SIGINT", "SIGTERM", "SIGUSR1"):
+        if hasattr(signal, name):
+            signal.signal(getattr(signal, name), signal.SIG_IGN)
