@@ -29,7 +29,7 @@ from .engine.config import DataConfig, nearest
 from .engine.config_file import run_config
 from .engine.device import pick_device
 from .engine.evaluate import check_names, name_weights, pretrained_class_names
-from .engine.model_from_config import MODEL_ERRORS, explain_model_errors
+from .engine.model_setup import MODEL_ERRORS, explain_model_errors
 from .models.weights_file import check_architecture, check_file, check_numbers, is_ours, one_line, read_weights
 
 REMOTE = ("hf-hub:", "hf_hub:", "local-dir:")  # prefixes of names that timm looks up outside its registry

@@ -15,7 +15,7 @@ from vilonghorn.engine import Config, build_parser, load_config, model_from_conf
 from vilonghorn.engine.checkpoint import save_weights
 from vilonghorn.engine.config import flatten
 from vilonghorn.engine.initial_weights import read_initial_weights
-from vilonghorn.engine.model_from_config import model_kwargs
+from vilonghorn.engine.model_setup import model_kwargs
 from vilonghorn.engine.optimizer import build_optimizer
 
 CONFIGS = Path(__file__).parents[2] / "configs"

@@ -4,7 +4,7 @@ from .command_line import build_parser, load_config, parse
 from .config import Config
 from .distributed import Distributed, Interrupted
 from .evaluate import evaluate, evaluate_run, load_run
-from .model_from_config import model_from_config
+from .model_setup import model_from_config
 from .trainer import Trainer
 
 __all__ = [

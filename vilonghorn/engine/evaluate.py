@@ -20,7 +20,7 @@ from .config import AugmentationConfig, Config, ModelConfig
 from .device import autocast, pick_device
 from .distributed import Distributed
 from .loaders import build_loader, check_classes
-from .model_from_config import check_model
+from .model_setup import check_model
 
 CLASS_SCORES = ("top1", "top5", "loss")
 

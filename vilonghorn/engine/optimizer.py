@@ -9,7 +9,7 @@ from timm.scheduler.scheduler import Scheduler
 from torch import nn
 
 from .config import Config
-from .model_from_config import explain_model_errors
+from .model_setup import explain_model_errors
 
 
 def scale_rates(config: Config, images: int) -> Config:

@@ -14,7 +14,7 @@ from .device import autocast, pick_device
 from .distributed import Distributed
 from .evaluate import load_run, name_weights
 from .loaders import build_loader, check_classes
-from .model_from_config import explain_model_errors
+from .model_setup import explain_model_errors
 
 NEIGHBOURS = 20
 

@@ -19,7 +19,7 @@ from .environment import machine
 from .evaluate import evaluate, quality
 from .loaders import build_loader, check_classes
 from .logger import RunLogger, mean_loss
-from .model_from_config import explain_model_errors, model_kwargs
+from .model_setup import explain_model_errors, model_kwargs
 from .train_state import Batch, Progress, StepCounter, TrainState
 
 FEW_UPDATES = 20  # in an epoch

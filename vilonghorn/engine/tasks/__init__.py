@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from ..config import Config
-from ..model_from_config import check_model, model_from_config
+from ..model_setup import check_model, model_from_config
 from .classification import Classification
 from .distillation import Distillation
 from .masked_images import MaskedImageModel, MaskedImages, masked_model_from_config

@@ -28,7 +28,7 @@ from ..device import autocast
 from ..distributed import Distributed
 from ..evaluate import load_file, pretrained_class_names
 from ..loaders import build_loader
-from ..model_from_config import MODEL_ERRORS, explain_model_errors
+from ..model_setup import MODEL_ERRORS, explain_model_errors
 from .classification import Classification
 
 

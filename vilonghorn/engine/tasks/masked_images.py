@@ -19,7 +19,7 @@ from ..checkpoint import RunDirectory
 from ..config import Config
 from ..device import autocast
 from ..distributed import Distributed
-from ..model_from_config import explain_model_errors, model_from_config
+from ..model_setup import explain_model_errors, model_from_config
 from ..report import write_masked_report
 from .task import Task
 

@@ -10,7 +10,7 @@ from safetensors.torch import save_file
 from timm.layers import DropPath
 from toy_run import toy_config
 
-from vilonghorn.engine.model_from_config import check_model, model_from_config
+from vilonghorn.engine.model_setup import check_model, model_from_config
 
 
 @pytest.mark.parametrize(("rate", "expected"), [("0", 0.0), ("0.2", 0.2), ("null", 0.1)])
