@@ -16,6 +16,7 @@ import torch
 import yaml
 
 from ..data.files import atomic_write, explain_full_disk, lock, named_errors, sync
+from ..data.images import printable
 from ..models.weights_file import pack, read_weights
 
 FORMAT = 3
@@ -54,9 +55,7 @@ def load_state(path: Path) -> dict[str, Any]:
     """
     if not path.is_file():
         raise FileNotFoundError(f"there is no {path.name} in {path.parent}")
-    best = path.parent / "best.safetensors"
-    remedy = f"start from {best} by --model.weights and another --run.dir, or by --overwrite"
-    remedy = remedy if best.exists() else "start again by --overwrite"
+    remedy = f"start again by --overwrite, or from --model.weights {path.parent} in another --run.dir"
     with named_errors(path), open(path, "rb") as file:
         header, digest, data = file.read(len(HEADER)), file.read(hashlib.sha256().digest_size), file.read()
     if header != HEADER:
@@ -156,21 +155,13 @@ class RunDirectory:
             partial.unlink()
         write_file(self.config, yaml.safe_dump(config, sort_keys=False).encode())
         write_file(self.environment, json.dumps(environment, indent=2).encode(), b"\n")
-        self._write_class_names(class_names)
+        if class_names:  # for timm's --class-map: a line for each class, in the order of the model's scores
+            lines = "".join(f"{printable(name)}\n" for name in class_names)
+            write_file(self.path / "classes.txt", lines.encode())
         self.log = open(self.log_file, "ab")
         if self.log.tell() < (log_size or 0):
             warnings.warn(f"{self.log_file} has lost lines: the curves of this run have a gap", stacklevel=2)
         self.log.truncate(min(log_size or 0, self.log.tell()))
-
-    def _write_class_names(self, names: Sequence[str] | None) -> None:
-        """Writes classes.txt for timm's --class-map: a line for each class, in the order of the model's scores."""
-        file = self.path / "classes.txt"
-        lines = [name.encode(errors="ignore").decode().strip().splitlines() for name in names or ()]
-        if wrong := [name for name, line in zip(names or (), lines) if line != [name]]:
-            warnings.warn(f"no {file} is written: the class name {wrong[0]!r} is no line of UTF-8", stacklevel=2)
-            file.unlink(missing_ok=True)
-        elif names:
-            write_file(file, "".join(f"{name}\n" for name in names).encode())
 
     def write_log(self, **record: Any) -> None:
         """Appends a line of JSON to the log."""
