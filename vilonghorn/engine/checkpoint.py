@@ -16,12 +16,8 @@ import torch
 import yaml
 
 from ..data.files import atomic_write, explain_full_disk, lock, named_errors, sync
-<<<<<<< ours
-from ..models.checkpoint import pack, read_weights
-=======
 from ..data.images import printable
-from ..models.weights_file import pack, read_weights
->>>>>>> theirs
+from ..models.checkpoint import pack, read_weights
 
 FORMAT = 3
 HEADER = f"vilonghorn state, format {FORMAT}\n".encode()  # followed by a SHA-256 and the data of torch.save
