@@ -151,7 +151,7 @@ def pretrain(pixels: Tensor, start: str) -> dict[str, Tensor]:
         batch = pixels[torch.randint(len(pixels), (MASKED_BATCH,), generator=rng)]
         images = crop(normalize(batch), rng)
         targets = task.draw(images, rng)
-        return task.losses(model(*task.inputs(images, targets)), images, targets).mean()
+        return task.losses(model(images, targets), images, targets).mean()
 
     print(
         f"loss {fit(model.train(), MASKED_RATE, MASKED_UPDATES, loss):.4f} after {MASKED_UPDATES} updates", flush=True

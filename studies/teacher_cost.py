@@ -15,7 +15,7 @@ from pathlib import Path
 
 from vilonghorn.data.files import write_json
 from vilonghorn.engine import Trainer, load_config
-from vilonghorn.engine.command_line import find_config
+from vilonghorn.engine.config_file import find_config
 from vilonghorn.engine.distributed import StopRequest
 from vilonghorn.engine.environment import machine
 from vilonghorn.engine.loaders import build_loader
@@ -24,10 +24,10 @@ RESULTS = Path("studies/results/teacher_cost.json")
 BATCH, UPDATES, ROUNDS, LIMIT = 64, 24, 12, 360.0
 RUNS = {
     "without a teacher": [],
-    "cached logits": ["--teacher.cache=true"],
+    "cached logits": ["--task.teacher_cache=true"],
     "logits of augmented images": [],
 }
-TEACHER = ["--teacher.weights=vilonghornv2_nano.icons480", "--teacher.weight=0.7", "--teacher.temperature=2"]
+TEACHER = ["--task.teacher=[vilonghornv2_nano.icons480]", "--task.teacher_weight=0.7", "--task.teacher_temperature=2"]
 OPTIONS = [
     f"--data.batch_size={BATCH}",
     "--data.image_size=64",
