@@ -14,8 +14,8 @@ from pathlib import Path
 
 import onnxruntime
 import torch
+from page_tables import markdown
 
-from vilonghorn.bench.tables import markdown
 from vilonghorn.engine.environment import processor
 from vilonghorn.export.attention import SCANS
 from vilonghorn.export.capture import capture, describe
