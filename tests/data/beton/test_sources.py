@@ -115,6 +115,7 @@ def test_tar_files_are_read_in_the_order_in_which_they_are_given(webdataset, tmp
     second = write_tar(tmp_path / "a.tar", sample("0", 30, 2))
     assert main(["beton", first, second, str(tmp_path / "x.beton"), "--quiet"]) == 0
     assert "3 images, 3 classes" in capsys.readouterr().out
+    assert shades(write_beton(tmp_path / "a.tar", tmp_path / "z.beton", progress=False)) == [30]
     beton = write_beton(f"{first}::{second}", tmp_path / "y.beton", workers=1, progress=False)
     assert shades(beton) == [10, 20, 30] and beton.labels.tolist() == [1, 0, 2]
     assert main(["beton", first, second, str(tmp_path / "x.beton"), "--quiet"]) == 2
@@ -213,6 +214,13 @@ def test_class_names_are_those_of_the_file_and_enough(webdataset, tmp_path, caps
     names.write_text("cat\ngroßer Hund\n", encoding="utf-8")
     assert main(arguments) == 0
     assert json.loads((tmp_path / "x.beton.json").read_text())["classes"] == ["cat", "großer Hund"]
+
+
+def test_class_names_replace_those_of_a_folder_but_do_not_change_their_order(folder, tmp_path):
+    with pytest.raises(ValueError, match="classes: dog has another label in the source, whose classes are cat, dog, e"):
+        write_beton(folder, tmp_path / "x.beton", classes=["dog", "cat", "eel"], progress=False)
+    beton = write_beton(folder, tmp_path / "x.beton", classes=["cat", "hound", "moray"], progress=False)
+    assert beton.classes == ["cat", "hound", "moray"]
 
 
 def test_a_source_that_there_is_not_is_one_sentence(datasets, webdataset, folder, tmp_path, monkeypatch, capsys):

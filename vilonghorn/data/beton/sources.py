@@ -1,37 +1,49 @@
-"""Samples of `hf:NAME:SPLIT` and of tar files of WebDataset, once and in order, for the writer of a `.beton`."""
+"""The samples of what a `.beton` is written from, once and in order: folders, datasets, tables and tar files."""
 
+import os
 import re
 import tarfile
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from io import BytesIO
 from typing import Any
 
 from PIL import Image
 
-from ..images import EXTENSIONS, UnreadableImage, printable, read_image
+from ..images import EXTENSIONS, ImageFolder, UnreadableImage, printable, read_image
 
 MAX_PADDING = 1 << 20  # bytes of zeros that may end a tar file; tar itself writes up to 10 KiB
 
-Sample = tuple[str, bytes | str | None, Any]  # name, content or path of the image, label; None if there is none
+Sample = tuple[str, Callable[[], tuple[Any, Any]]]  # a name, and a function that reads the image and the label
 Samples = tuple[Iterator[Sample], int, list[str] | None]  # and at most how many there are, and the names of classes
 
 
-def open_samples(source: str) -> Samples:
-    """Opens `hf:NAME:SPLIT`, or tar files in WebDataset's notation: braces, and `::` between them.
+def open_samples(source: Any, max_pixels: int) -> Samples:
+    """Opens an image folder, a map-style dataset, `hf:NAME:SPLIT`, or tar files: `a.tar::b-{0..9}.tar`.
 
     Raises:
         ImportError: the library that reads it is not installed.
-        ValueError: there is no such data set, it has no images or labels, or a tar file is damaged.
+        OSError, ValueError: there is no such source, it has no images or labels, or a tar file is damaged.
     """
+    path = os.fspath(source) if isinstance(source, (str, os.PathLike)) else None
     try:
-        return _open_table(source) if source.startswith("hf:") else _open_tars(source)
+        if path and path.startswith("hf:"):
+            return _open_table(path, max_pixels)
+        if path and path.endswith(".tar"):
+            return _open_tars(path, max_pixels)
     except ImportError as error:
         raise ImportError(f"{source}: needs a library ({error}): pip install datasets webdataset") from error
+    if path is not None:
+        source = ImageFolder(path, max_pixels)
+        for note in source.notes:
+            warnings.warn(note, stacklevel=3)
+    paths = source.paths if isinstance(source, ImageFolder) else (f"sample {i}" for i in range(len(source)))
+    samples = ((printable(path), partial(source.__getitem__, index)) for index, path in enumerate(paths))
+    return samples, len(source), getattr(source, "classes", None)
 
 
-def read_sample(name: str, file: bytes | str | None, label: Any, max_pixels: int) -> tuple[Image.Image, Any]:
-    """The image and the label of a sample. Raises UnreadableImage if it lacks one, and the errors of `read_image`."""
+def _read(name: str, file: bytes | str | None, label: Any, max_pixels: int) -> tuple[Image.Image, int]:
     if file is None:
         raise UnreadableImage(f"{name}: it has no image, or more than one")
     if not isinstance(label, int) or label < 0:
@@ -40,7 +52,7 @@ def read_sample(name: str, file: bytes | str | None, label: Any, max_pixels: int
     return read_image(name if content else file, max_pixels, content), label
 
 
-def _open_table(source: str) -> Samples:
+def _open_table(source: str, max_pixels: int) -> Samples:
     import datasets
 
     expected = f"{source}: expected hf:NAME:SPLIT, such as hf:cifar10:train"
@@ -59,12 +71,16 @@ def _open_table(source: str) -> Samples:
     if len(images + labels) > 2:
         warnings.warn(f"{source}: {image} and {label} are read, of the columns {', '.join(kinds)}", stacklevel=4)
     rows = table.select_columns([image, label]).cast_column(image, datasets.Image(decode=False))
-    files = ((row[image] or {"bytes": None, "path": None}, row[label]) for row in rows)
-    samples = ((f"{source}, row {i}", file["bytes"] or file["path"], label) for i, (file, label) in enumerate(files))
-    return samples, len(rows), getattr(kinds[label], "names", None)
+
+    def samples() -> Iterator[Sample]:
+        for number, row in enumerate(rows):
+            name, file = f"{source}, row {number}", row[image] or {"bytes": None, "path": None}
+            yield name, partial(_read, name, file["bytes"] or file["path"], row[label], max_pixels)
+
+    return samples(), len(rows), getattr(kinds[label], "names", None)
 
 
-def _open_tars(source: str) -> Samples:
+def _open_tars(source: str, max_pixels: int) -> Samples:
     from webdataset import WebDataset
     from webdataset.shardlists import expand_urls
 
@@ -73,7 +89,8 @@ def _open_tars(source: str) -> Samples:
             images = [content for extension, content in parts.items() if f".{extension}" in EXTENSIONS]
             label = parts.get("cls", b"").strip()
             name = printable(f"{parts['__url__']}: {parts['__key__']}")
-            yield name, images[0] if len(images) == 1 else None, int(label) if label.isdigit() else label
+            image = images[0] if len(images) == 1 else None
+            yield name, partial(_read, name, image, int(label) if label.isdigit() else label, max_pixels)
 
     return samples(), sum(map(_count_labels, expand_urls(source))), None
 

@@ -10,7 +10,6 @@ import io
 import json
 import operator
 import os
-import warnings
 import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import closing
@@ -22,10 +21,10 @@ from PIL import Image
 from tqdm import tqdm
 
 from ..files import atomic_writes, explain_full_disk, named_errors, only_writer
-from ..images import MAX_PIXELS, MIN_SIDE, ImageFolder, UnreadableImage, printable, to_rgb
+from ..images import MAX_PIXELS, MIN_SIDE, UnreadableImage, shorten, to_rgb
 from ..threads import available_cpus, in_order
 from . import format as fmt
-from .sources import open_samples, read_sample
+from .sources import Sample, open_samples
 
 MIN_PAGE = 8 << 20  # bytes; FFCV's default. An image lies within one page.
 MAX_RESOLUTION = 16384  # pixels; keeps a page below the 4 GiB that the header can name
@@ -50,9 +49,9 @@ def write_beton(
     The file gets its final name only when it is complete and checked; an error leaves an older file as it was.
 
     Args:
-        source: an image folder (`root/class/image`); `hf:NAME:SPLIT` or `FILE.tar`, see `open_samples`; or a map-style
-            dataset of (image, label), where an image is a PIL image or a uint8 array (H, W), (H, W, 1) or (H, W, 3),
-            and a label a non-negative integer. A dataset is read from several threads unless `workers` is 1.
+        source: an image folder (`root/class/image`), `hf:NAME:SPLIT`, tar files of WebDataset (`a.tar::b-{0..9}.tar`),
+            or a map-style dataset of (image, label), where an image is a PIL image or a uint8 array (H, W), (H, W, 1)
+            or (H, W, 3), and a label a non-negative integer. It is read from several threads unless `workers` is 1.
         path: the file to write; its folder exists.
         mode: "raw" (8-bit pixels, fastest to read) or "jpg".
         max_resolution: larger images are shrunk until no side has more pixels.
@@ -84,18 +83,12 @@ def write_beton(
     with only_writer(path):
         if path.exists() and not overwrite:
             raise FileExistsError(f"{path}: exists; give another name, or --overwrite (overwrite=True) to replace it")
-        is_stream = isinstance(source, str) and (source.startswith("hf:") or source.endswith(".tar"))
-        if is_stream:
-            samples, count, names = open_samples(source)
-        else:
-            if isinstance(source, (str, os.PathLike)):
-                source = ImageFolder(source, max_pixels)
-                for note in source.notes:
-                    warnings.warn(note, stacklevel=2)
-            samples, count, names = range(len(source)), len(source), getattr(source, "classes", None)
+        samples, count, names = open_samples(source, max_pixels)
         if count == 0:
             raise ValueError("the dataset to write is empty; expected at least one sample with a label")
         classes = names if classes is None else classes
+        if moved := [name for name, own in zip(classes or (), names or ()) if name != own and name in names]:
+            raise ValueError(f"classes: {moved[0]} has another label in the source, whose classes are {shorten(names)}")
         classes = None if classes is None else list(classes)
         if not fmt.are_class_names(classes):
             raise ValueError(f"the classes are {classes}; give classes=[...], a distinct string for each label")
@@ -103,13 +96,11 @@ def write_beton(
         quality = jpeg_quality if mode == "jpg" else None
         unreadable: dict[int, str] = {}  # by sample index, why its image cannot be used
 
-        def encode(numbered: tuple[int, Any]) -> tuple[np.ndarray, bytes] | None:
-            index, sample = numbered
-            name = printable(source.paths[index]) if isinstance(source, ImageFolder) else f"sample {index}"
-            name = sample[0] if is_stream else name
+        def encode(numbered: tuple[int, Sample]) -> tuple[np.ndarray, bytes] | None:
+            index, (name, read) = numbered
             try:
                 with named_errors(Path(name)):
-                    image, label = read_sample(*sample, max_pixels) if is_stream else source[index]
+                    image, label = read()
                 return _encode(image, label, name, max_resolution, quality, limit)
             except UnreadableImage as error:
                 if not skip_unreadable:
