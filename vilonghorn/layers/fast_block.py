@@ -50,7 +50,7 @@ def run(block: Any, x: Tensor, grid: list[int] | None) -> Tensor | None:
             return run_checked(block, x, grid, bf16)
         PLANS[block] = plan
     if torch.is_grad_enabled() or isinstance(block.drop_path, DropPath) and block.drop_path.training:
-        return run_operator(block, block_arguments(block, x, grid, bf16))
+        return run_operator(block, plan.arguments(block, x))
     return plan.run(block, x)
 
 
@@ -138,14 +138,14 @@ class Plan:
 
     X, A, OUT = (cpu.BLOCK.offset(name) for name in ("x", "A", "out"))
 
-    def __init__(self, block: Any, packed: bytes, call: Call) -> None:
+    def __init__(self, block: Any, args: BlockArguments, packed: bytes, call: Call) -> None:
         mixer, mlp = block.mixer, block.mlp
-        self.packed, self.call = packed, call
+        self.args, self.packed, self.call = args, packed, call
         self.children = [*block._modules.values()]
         modules = [module for child in self.children if child is not None for module in child.modules()]
         self.modules = [(module, type(module), [*module._modules.values()]) for module in modules]
         places = [(module, name) for module in modules for name in module._parameters]
-        self.weights = [(module, name, _memory(module._parameters[name])) for module, name in places]
+        self.weights = [(module, name, t := module._parameters[name], _memory(t)) for module, name in places]
         options = [(block.norm, "eps"), (mixer, "rule"), (mixer, "flags")]
         if mlp is not None:
             options += [(block.norm2, "eps"), (mlp, "gate_last"), (mlp.drop1, "p"), (mlp.drop2, "p")]
@@ -158,14 +158,24 @@ class Plan:
         for module, kind, children in self.modules:
             if not is_unchanged(module, kind) or [*module.__dict__["_modules"].values()] != children:
                 return False
-        for module, name, memory in self.weights:
-            t = module.__dict__["_parameters"].get(name)  # an attribute of a module takes longer
-            if (None if t is None else (type(t), t.data_ptr(), t.dtype, t.shape, t.is_contiguous())) != memory:
+        for module, name, weight, memory in self.weights:
+            if module.__dict__["_parameters"].get(name) is not weight:  # an attribute of a module takes longer
+                return False
+            if memory is not None and memory != (weight.data_ptr(), weight.dtype, weight.shape, weight.is_contiguous()):
                 return False
         for module, name, value in self.options:
             if module.__dict__.get(name) != value:
                 return False
         return True
+
+    def arguments(self, block: Any, x: Tensor) -> BlockArguments:
+        """`block_arguments` of the block."""
+        weights, mixer = self.args.weights, block.mixer
+        if self.args.conv_grid:
+            weights = weights._replace(conv_weight=mixer.conv_weight.flatten(2))
+        if weights.A is not None:
+            weights = weights._replace(A=decay_rates(mixer.A_log))
+        return self.args._replace(x=x, weights=weights)
 
     def run(self, block: Any, x: Tensor) -> Tensor:
         """The result of the block without gradients and stochastic depth."""
@@ -184,7 +194,7 @@ PLANS: WeakKeyDictionary[nn.Module, Plan] = WeakKeyDictionary()
 
 def _memory(t: Tensor | None) -> tuple | None:
     """Where a weight is and what it is."""
-    return None if t is None else (type(t), t.data_ptr(), t.dtype, t.shape, t.is_contiguous())
+    return None if t is None else (t.data_ptr(), t.dtype, t.shape, t.is_contiguous())
 
 
 def make_plan(block: Any, x: Tensor, grid: list[int] | None, call: Call) -> Plan | None:
@@ -198,7 +208,6 @@ def make_plan(block: Any, x: Tensor, grid: list[int] | None, call: Call) -> Plan
     if not all(type(side) is int for side in call.grid or ()):
         return None
     validate_block(args)
-    packed, _ = cpu.pack_block(args)
-    plan = Plan(block, packed, call)
-    own = {memory[1] for _, _, memory in plan.weights if memory is not None}
+    plan = Plan(block, args._replace(x=None), cpu.pack_block(args)[0], call)
+    own = {memory[0] for *_, memory in plan.weights if memory is not None}
     return plan if all([t.data_ptr() in own for t in weights]) else None  # a weight may be no parameter
