@@ -140,7 +140,8 @@ class Plan:
 
     def __init__(self, block: Any, args: BlockArguments, packed: bytes, call: Call) -> None:
         mixer, mlp = block.mixer, block.mlp
-        self.args, self.packed, self.call = args, packed, call
+        self.args = args._replace(x=args.x.new_empty(0))  # a plan holds no tokens
+        self.packed, self.call = packed, call
         self.children = [*block._modules.values()]
         modules = [module for child in self.children if child is not None for module in child.modules()]
         self.modules = [(module, type(module), [*module._modules.values()]) for module in modules]
@@ -208,6 +209,6 @@ def make_plan(block: Any, x: Tensor, grid: list[int] | None, call: Call) -> Plan
     if not all(type(side) is int for side in call.grid or ()):
         return None
     validate_block(args)
-    plan = Plan(block, args._replace(x=None), cpu.pack_block(args)[0], call)
+    plan = Plan(block, args, cpu.pack_block(args)[0], call)
     own = {memory[0] for *_, memory in plan.weights if memory is not None}
     return plan if all([t.data_ptr() in own for t in weights]) else None  # a weight may be no parameter

@@ -50,7 +50,7 @@ def once(check: Callable[[Any], Sizes]) -> Callable[[Any], Sizes]:
 
 
 def _key(args: Any) -> tuple:
-    key = []
+    key: list[Any] = []
     for value in flatten(args):
         if isinstance(value, Tensor):
             key += (value.shape, value.dtype, value.device)
