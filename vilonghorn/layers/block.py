@@ -16,8 +16,8 @@ from .norm import RMSNorm
 class Block(nn.Module):
     """x + drop_path(mixer(norm(x))), and with an MLP then x + drop_path(mlp(norm2(x))).
 
-    Vim (arXiv 2401.09417) adds the branch of block i - 1 at the start of block i, and drops it at the rate of block i.
-    The result is the same as here, with rates that rise linearly.
+    Vim's code (arXiv 2401.09417) adds the branch of block i - 1 at the start of block i, and shifts its drop rates by
+    one block to match. The sums are those of this class.
     """
 
     def __init__(
@@ -35,7 +35,8 @@ class Block(nn.Module):
         Args:
             dim: width of the tokens.
             drop_path: probability that a sample skips a branch in training.
-            mlp_ratio: hidden width of a gated MLP (SwiGLU, arXiv 2002.05202), in units of dim. Default: no MLP.
+            mlp_ratio: hidden width of a gated MLP (SwiGLU, arXiv 2002.05202), in units of dim; its first layer gives
+                gates and values. Default: no MLP.
             norm_layer: makes the norm from `dim`.
             device: of the parameters.
             dtype: of the parameters.
@@ -60,7 +61,7 @@ class Block(nn.Module):
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
-        """Initialises the MLP's output as the mixer's."""
+        """Initialises the last layer of the MLP as that of the mixer. The other modules initialise themselves."""
         if self.mlp is not None:
             bound = (self.mlp.fc2.in_features * self.mixer.num_branches) ** -0.5  # type: ignore[union-attr, operator]
             nn.init.uniform_(self.mlp.fc2.weight, -bound, bound)  # type: ignore[union-attr, arg-type]
@@ -68,15 +69,15 @@ class Block(nn.Module):
     def forward(self, x: Tensor, grid: list[int] | None = None, valid: Tensor | None = None) -> Tensor:
         """
         Args:
-            x: residual stream, (B, L, dim), float32 even where the parameters have a shorter dtype.
-            grid: of the mixer, if it needs one.
-            valid: of the mixer: (B, L), True for the tokens that count.
+            x: residual stream, (B, L, dim), float32 even where the parameters are bfloat16 or float16.
+            grid: [rows, columns] of the patches, for mixers with a convolution over the grid.
+            valid: (B, L), True for the tokens that count. Default: all.
 
         Returns:
             The stream with the branches added, same shape and dtype.
         """
         if valid is None and not torch.jit.is_scripting():
-            y = fast_block.run(self, x, grid)
+            y = fast_block.run(self, x, grid)  # the same in fewer calls, or None
             if y is not None:
                 return y
         normed = self.norm(x.to(self.norm.weight.dtype) if hasattr(self.norm, "weight") else x)  # type: ignore[arg-type]
@@ -96,7 +97,7 @@ class Blocks(nn.Sequential):
     """Blocks in sequence, on one grid."""
 
     def forward(
-        self, x: Tensor, grid: list[int] | None = None, checkpointing: bool = False, valid: Tensor | None = None
+        self, x: Tensor, grid: list[int] | None = None, valid: Tensor | None = None, checkpointing: bool = False
     ) -> Tensor:
         """Takes and returns what `Block` does; with `checkpointing` keeps only the input of each block for backward."""
         for block in self:

@@ -90,7 +90,7 @@ class Stage(nn.Module):
         H, W = x.shape[1:3]
         if valid is not None:
             valid = F.interpolate(valid, [H, W]).flatten(1)
-        return self.blocks(x.flatten(1, 2), as_list((H, W)), self.grad_checkpointing, valid).unflatten(1, [H, W])
+        return self.blocks(x.flatten(1, 2), as_list((H, W)), valid, self.grad_checkpointing).unflatten(1, [H, W])
 
 
 def zero_invalid(x: Tensor, valid: Tensor | None) -> Tensor:

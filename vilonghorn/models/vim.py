@@ -402,7 +402,7 @@ class VisionSSM(Backbone):
             ValueError: `masked` of another size, or a model without a mask token.
         """
         x, grid = self._embed(x, masked), self._grid(x)
-        return self._norm_tokens(self.blocks(x, grid, self.grad_checkpointing))
+        return self._norm_tokens(self.blocks(x, grid, checkpointing=self.grad_checkpointing))
 
     def pool(self, x: Tensor, pool_type: str | None = None) -> Tensor:
         """(B, 1 + M, C) tokens to (B, C), by `pool_type` or the model's own pooling; "" keeps the tokens."""

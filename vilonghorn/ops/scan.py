@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ._torch import autocast_dtype
 from .arguments import ScanArguments
-from .backends import choose, runs_in_chunks, triton
+from .backends import choose, expand_heads
 from .register import register_op
 from .validate import check_flags, validate_scan
 
@@ -76,9 +76,7 @@ def scan(
     args = ScanArguments(x, dt, k, q, z, A, D, dt_bias, rule, flags, reduce, backend)
     if args.has_heads:
         validate_scan(args)
-        alone = reduce == "none" or len(flags) == 1
-        if backend not in (None, triton.NAME) or not runs_in_chunks(x.device, x.dtype, rule, alone):
-            args = args.with_channel_steps()
+        args = expand_heads(args)
     return _run(args)
 
 

@@ -75,10 +75,20 @@ def runs_in_chunks(device: torch.device, dtype: torch.dtype, rule: str, alone: b
     return rule == "longhorn_exact" and alone and triton_backend.unavailable(device, dtype) is None
 
 
-def choose(args: ScanArguments) -> Backend:
-    """The backend that runs a scan: the one that it names, or the first that can; with heads Triton.
+def expand_heads(args: ScanArguments) -> ScanArguments:
+    """Repeats dt for the channels of a head, unless Triton runs the scan in chunks."""
+    alone = args.reduce == "none" or len(args.reverse) == 1
+    in_chunks = args.backend in (None, triton_backend.NAME) and args.has_heads
+    if in_chunks and runs_in_chunks(args.x.device, args.x.dtype, args.rule, alone):
+        return args
+    return args.with_channel_steps()
 
-    Raises ValueError if no backend has that name, RuntimeError if the one named cannot run this scan.
+
+def choose(args: ScanArguments) -> Backend:
+    """The backend that runs a scan: the one that it names, or the first that can.
+
+    A scan that still has heads after `expand_heads` runs on Triton. Raises ValueError if no backend has that name, and
+    RuntimeError if the one named cannot run this scan.
     """
     device, dtype = args.x.device, args.x.dtype
     name = triton_backend.NAME if args.has_heads else args.backend
