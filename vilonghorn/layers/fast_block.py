@@ -204,7 +204,8 @@ def make_plan(block: Any, x: Tensor, grid: list[int] | None, call: Call) -> Plan
         return None
     args = block_arguments(block, x, grid, call.bf16)
     weights = [t for name, t in named_tensors(args).items() if t is not None and name not in ("x", "A")]
-    if not all([is_float32_on_cpu(t) and t.is_contiguous() for t in weights]) or not sees_no_operators(weights):
+    in_memory = [t.is_contiguous() and not t.is_neg() and not t._is_zerotensor() for t in weights]
+    if not all(in_memory) or not all(map(is_float32_on_cpu, weights)):
         return None
     if not all(type(side) is int for side in call.grid or ()):
         return None

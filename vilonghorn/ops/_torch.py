@@ -47,8 +47,7 @@ def autocast_dtype(x: Tensor) -> torch.dtype | None:
 
 def needs_grad(given: Sequence[Tensor | None]) -> bool:
     """Whether forward saves tensors for backward. A traced graph may be trained later, and so always saves them."""
-    has_grad = torch.is_grad_enabled() and not torch.is_inference_mode_enabled()
-    return torch.jit.is_tracing() or has_grad and any([t is not None and t.requires_grad for t in given])
+    return torch.jit.is_tracing() or torch.is_grad_enabled() and any([t is not None and t.requires_grad for t in given])
 
 
 def is_unchanged(module: nn.Module, kind: type) -> bool:

@@ -75,7 +75,8 @@ def register_op(
 
         return call
 
-    def run_forward(args, save):
+    def run_forward(args, *flat_and_save):
+        *_, save = flat_and_save
         return (forward if args[0].numel() else fake)(args, save)
 
     def run_backward(dy, *flat):
@@ -141,20 +142,20 @@ def register_op(
         def backward(ctx, *grads):
             return *apply_backward(ctx, *grads), None
 
-    def run_directly(args, *flat_and_save):
-        validate(args)
-        return run_forward(args, flat_and_save[-1])
-
     def run(args: NamedTuple) -> Tensor:
         flat, tracing = flatten(args), is_tracing(args[0])
         given = [*islice(flat, num_tensors)]
         save, direct = needs_grad(given), not tracing and sees_no_operators(given)
-        if save and not tracing:
+        if direct:
+            validate(args)
+        if save and not tracing and not torch.is_inference_mode_enabled():
             if functorch_transform() is not None:
                 raise RuntimeError(f"{qualified} has no gradients inside torch.func (grad, vmap, jacrev); {WAY_OUT}")
-            results = Eager.apply(*flat, save, partial(run_directly, args) if direct else op)
+            results = Eager.apply(*flat, save, partial(run_forward, args) if direct else op)
+        elif direct:
+            results = (forward if args[0].numel() else fake)(args, save)
         else:
-            results = run_directly(args, *flat, save) if direct else op(*flat, save)
+            results = op(*flat, save)
         return results[0] if num_saved else results
 
     return run
