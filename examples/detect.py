@@ -12,6 +12,7 @@ from collections.abc import Iterable
 import timm
 import torch
 from common import BACKGROUND_AND_DIGITS, COLORS, MEAN, STD, fit, held_out, options, parse, save_picture
+from detection_backbone import DetectionBackbone
 from scenes import Scene
 from torch import Tensor, nn
 from torchvision.models.detection import FCOS, FasterRCNN, MaskRCNN, RetinaNet
@@ -22,7 +23,6 @@ from torchvision.ops import box_iou
 from torchvision.utils import draw_bounding_boxes, draw_segmentation_masks
 
 import vilonghorn  # noqa: F401  (registers the models)
-from vilonghorn.models import DetectionBackbone
 
 DETECTORS = {
     "fcos": dict(steps=800),

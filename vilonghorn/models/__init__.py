@@ -5,8 +5,7 @@
 
 from . import vilonghornv2, vim
 from .backbone import Backbone
-from .detection import DetectionBackbone
 from .vilonghornv2 import VisionLonghorn
 from .vim import VisionSSM
 
-__all__ = ["Backbone", "DetectionBackbone", "VisionLonghorn", "VisionSSM", "vilonghornv2", "vim"]
+__all__ = ["Backbone", "VisionLonghorn", "VisionSSM", "vilonghornv2", "vim"]

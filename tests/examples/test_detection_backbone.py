@@ -5,13 +5,13 @@ import copy
 import pytest
 import timm
 import torch
+from detection_backbone import DetectionBackbone
 from oracle import error
 from timm.optim import param_groups_layer_decay
 from torchvision.models.detection import FCOS, FasterRCNN, MaskRCNN, RetinaNet
 from torchvision.models.detection.anchor_utils import AnchorGenerator
 
 import vilonghorn  # noqa: F401  (registers the models)
-from vilonghorn.models import DetectionBackbone
 
 
 def images(*size, seed=1):
