@@ -36,15 +36,6 @@ class RunLogger:
         self.config, self.directory, self.steps, self.enabled, self.events = config, directory, steps, enabled, None
         self.drawn, self.bar = time.monotonic(), tqdm(disable=True)
         self._reset_speed()
-        self.wandb = None
-        if enabled and config.run.wandb:
-            import wandb
-
-            options = {"dir": directory.path, "group": directory.path.name, "config": config.to_dict()}
-            try:
-                self.wandb = wandb.init(project="vilonghorn", sync_tensorboard=True, **options)
-            except wandb.errors.Error as error:
-                raise OSError(f"run.wandb: {error}; run wandb login, or set WANDB_MODE=offline") from error
         if enabled and config.run.tensorboard:
             from torch.utils.tensorboard import SummaryWriter  # slow to import
 
@@ -131,8 +122,6 @@ class RunLogger:
         if self.events:
             with full_disk_explained(self.directory.events):
                 self.events.close()
-        if self.wandb:
-            self.wandb.finish()
 
 
 def draw_curves(path: Path, records: list[dict[str, Any]], updates_per_epoch: int, note: str = "") -> None:
