@@ -17,7 +17,7 @@ from toy_run import Recited, toy_config, toy_trainer
 
 from vilonghorn.cli import main
 from vilonghorn.engine.probe import probe_run
-from vilonghorn.engine.tasks.masked_images import MaskedImageModel, MaskedImages, draw_mask, masked_loss
+from vilonghorn.engine.tasks.masked_images import MaskedImageModel, MaskedImages, enlarge
 
 TINY = "{patch_size: 4, depth: 2, embed_dim: 32}"
 DATA = ("--data.image_size=16", "--data.batch_size=4", "--data.workers=0", "--schedule.epochs=1")
@@ -31,10 +31,11 @@ RUN = (
 
 
 def test_every_image_has_its_own_mask_of_the_same_number_of_units():
-    masks = draw_mask(50, (4, 5), 0.6)
+    masks = MaskedImages(0.6, 2).draw(torch.zeros(50, 3, 8, 10))
     assert masks.shape == (50, 4, 5) and (masks.sum((1, 2)) == 12).all()
     assert len({mask.numpy().tobytes() for mask in masks}) > 40
-    assert (draw_mask(9, (2, 2), 0.01).sum((1, 2)) == 1).all() and (draw_mask(9, (2, 2), 0.99).sum((1, 2)) == 3).all()
+    for ratio, count in ((0.01, 1), (0.99, 3)):
+        assert (MaskedImages(ratio, 4).draw(torch.zeros(9, 3, 8, 8)).sum((1, 2)) == count).all()
 
 
 def test_the_loss_is_that_of_numpy_over_masked_pixels_alone_and_zero_for_a_copy():
@@ -51,7 +52,7 @@ def test_the_loss_is_that_of_numpy_over_masked_pixels_alone_and_zero_for_a_copy(
     assert loss.item() == pytest.approx(np.mean(expected), rel=1e-6)
     assert task.loss(lambda images, mask: images, images, mask, nullcontext()) == 0
     pixels = mask.repeat_interleave(4, 1).repeat_interleave(4, 2)[:, None]
-    assert (masked_loss(images, torch.where(pixels, images, found), pixels) == 0).all()
+    assert (task.losses(torch.where(pixels, images, found), images, mask) == 0).all()
 
 
 def test_normalised_pixels_have_the_mean_and_variance_of_numpy_in_each_unit_and_pictures_show_the_image(tmp_path):
@@ -91,13 +92,14 @@ def test_a_model_does_not_see_masked_pixels_and_learns_from_them_in_all_its_para
     torch.manual_seed(0)
     backbone = timm.create_model(name, img_size=32, num_classes=0, mask_token=True, **kwargs)
     model, images = MaskedImageModel(backbone, unit), torch.randn(2, 3, 32, 32)
-    mask = draw_mask(2, (32 // unit, 32 // unit), 0.5)
-    hidden = model.pixels(mask)
+    task = MaskedImages(0.5, unit)
+    mask = task.draw(images)
+    hidden = enlarge(mask, unit)[:, None]
     with torch.no_grad():
         first, other = model(images, mask), model(torch.where(hidden, 9, images), mask)
         seen = model(torch.where(hidden, images, 9), mask)
     assert first.shape == images.shape and torch.equal(first, other) and not torch.equal(first, seen)
-    masked_loss(images, model(images, mask), hidden).mean().backward()
+    task.losses(model(images, mask), images, mask).mean().backward()
     assert [name for name, p in model.named_parameters() if p.grad is None or not p.grad.abs().sum()] == []
 
 
