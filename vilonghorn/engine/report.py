@@ -158,12 +158,11 @@ def write_masked_report(
     mean, std = (torch.tensor(values)[:, None, None] for values in (config.data.mean, config.data.std))
     rows, columns = examples.shape[:2]
     figure = Figure(figsize=(1.2 * columns, 1.3 * rows))
-    for i, image in enumerate((examples * std + mean).clamp(0, 1).flatten(0, 1), 1):
-        axes = figure.add_subplot(rows, columns, i)
+    grid = figure.subplots(rows, columns, squeeze=False, subplot_kw={"xticks": [], "yticks": []})
+    for axes, image in zip(grid.flat, (examples * std + mean).clamp(0, 1).flatten(0, 1)):
         axes.imshow(image.permute(1, 2, 0).numpy())
-        axes.set(xticks=[], yticks=[])
-    for row, title in enumerate(titles):
-        figure.axes[row * columns].set_ylabel(title)
+    for axes, title in zip(grid[:, 0], titles):
+        axes.set_ylabel(title)
     write_file(directory.path / "reconstructions.png", png(figure))
     _write_page(directory, config, result)
 

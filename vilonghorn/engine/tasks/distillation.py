@@ -143,9 +143,7 @@ class Distillation(Classification):
         facts = json.dumps([teacher.digest for teacher in self.teachers])
         self.digest = hashlib.sha256(facts.encode()).hexdigest()[:16]
         self.amp = autocast(config.run.amp, device)
-        if (
-            self.recipe.teacher_cache
-        ):  # targets are smooth, and twice as many: those of the labels and those of the teacher
+        if self.recipe.teacher_cache:  # twice as many targets, all smooth: those of the labels, and of the teacher
             self.set_criterion(self.recipe.loss, 0.0)
             if self.mixup:
                 self.mixup.num_classes, self.mixup.multi_label, self.mixup.label_smoothing = 2 * num_classes, True, 0.0
