@@ -1,22 +1,16 @@
 """Masked image modelling: what is hidden, the loss, and the way from images without labels to a classifier."""
 
-import os
-import tarfile
 from contextlib import nullcontext
-from pathlib import Path
 
 import numpy as np
 import pytest
 import timm
 import torch
 from PIL import Image
-from rank_run import ended, start_ranks
-from sklearn.neighbors import KNeighborsClassifier
 from torch import nn
-from toy_run import Recited, toy_config, toy_trainer
+from toy_run import Recited, toy_trainer
 
 from vilonghorn.cli import main
-from vilonghorn.engine.probe import probe_run
 from vilonghorn.engine.tasks.masked_images import MaskedImageModel, MaskedImages, enlarge
 
 TINY = "{patch_size: 4, depth: 2, embed_dim: 32}"
@@ -138,54 +132,7 @@ def test_layers_of_a_backbone_without_labels_learn_at_the_rates_that_layer_decay
     assert ours["decoder.weight"] == 1 > ours["patch_embed.proj.weight"]
 
 
-def probe_to_file(run: str, options: list[str], file: str) -> None:
-    """In one of several processes: what a probe finds, and from how many images."""
-    torch.set_num_threads(1)
-    features = []
-    original = KNeighborsClassifier.fit
-    KNeighborsClassifier.fit = lambda self, x, y: features.append(len(x)) or original(self, x, y)
-    result = probe_run(run, toy_config(run, *options))
-    Path(f"{file}{os.environ['RANK']}").write_text(f"{features} {result['linear']} {result['images']}")
-
-
-def write_shades(folder: Path, classes: str = "ab", count: int = 9) -> None:
-    """Images of 16 px, of which the brightness tells the class."""
-    rng = np.random.default_rng(0)
-    for label, name in enumerate(classes):
-        (folder / name).mkdir(parents=True)
-        for i in range(count):
-            pixels = rng.integers(0, 100, (16, 16, 3)) + 155 * label // len(classes)
-            Image.fromarray(pixels.astype(np.uint8)).save(folder / name / f"{i}.png")
-
-
-def test_a_probe_in_two_processes_learns_from_the_images_of_both(tmp_path):
-    write_shades(tmp_path / "data")
-    data = [f"--data.train={tmp_path}/data", f"--data.val={tmp_path}/data", "--data.workers=0"]
-    toy_trainer(tmp_path / "run", "--schedule.epochs=1", "--schedule.warmup_epochs=0").fit()
-    given = f"{tmp_path}/run", data, f"{tmp_path}/found"
-    assert ended(start_ranks(2, probe_to_file, *given)) == [0, 0]
-    found = [(tmp_path / f"found{rank}").read_text() for rank in (0, 1)]
-    assert found[0] == found[1] and found[0].startswith("[18] ") and found[0].endswith("(18, 18)")
-
-
-def test_a_probe_that_cannot_be_made_is_refused_in_a_sentence(tmp_path):
-    write_shades(tmp_path / "data")
-    toy_trainer(tmp_path / "run", "--schedule.epochs=1", "--schedule.warmup_epochs=0").fit()
-    data = [f"--data.train={tmp_path}/data", f"--data.val={tmp_path}/data", "--data.workers=0"]
-    with pytest.raises(ValueError, match=r"run does not turn images \(2, 3, 20, 20\) into features .*data.image_size"):
-        probe_run(tmp_path / "run", toy_config(tmp_path, *data, "--data.image_size=20"))
-    with tarfile.open(tmp_path / "x.tar", "w") as tar:  # class 0 has no image
-        for i, file in enumerate(sorted((tmp_path / "data/a").iterdir())):
-            tar.add(file, f"{i}.png")
-            (tmp_path / "1.cls").write_text("1")
-            tar.add(tmp_path / "1.cls", f"{i}.cls")
-    data = [f"--data.train=wds/{tmp_path}/x.tar", f"--data.val=wds/{tmp_path}/x.tar", "--data.workers=0"]
-    with pytest.raises(ValueError, match="x.tar has images of one class only"):
-        with pytest.warns(UserWarning, match="x.tar is data.train, too: the results are not of held-out images"):
-            probe_run(tmp_path / "run", toy_config(tmp_path, *data))
-
-
-def test_images_without_classes_give_weights_that_a_classifier_starts_from(tmp_path, capsys, pictures):
+def test_images_without_classes_give_weights_that_a_classifier_starts_from(tmp_path, capsys, pictures, script):
     rng = np.random.default_rng(0)
     for split in ("train", "val"):
         for i in range(16):
@@ -201,14 +148,14 @@ def test_images_without_classes_give_weights_that_a_classifier_starts_from(tmp_p
     assert "held-out loss" in capsys.readouterr().out
     page = (tmp_path / "pre/report.html").read_text()
     assert "Reconstructions" in page and "Confusions" not in page
-    assert main(["evaluate", run, "--probe", *data[:2]]) == 0
+    assert script("examples/probe").main([run, f"{tmp_path}/train", f"{tmp_path}/val"]) == {"linear": 100, "knn": 100}
     assert "linear probe 100.00%, 20 nearest neighbours 100.00% on 16 images" in capsys.readouterr().out
     fine = [f"--run.dir={tmp_path}/fine", f"--model.weights={run}", *data, *RUN]
     assert main(["train", "--config=photos", *fine]) == 0
     assert "tensors are from" in capsys.readouterr().out
     published = ["publish", run, f"{tmp_path}/published"]
     for command, message in (
-        (["evaluate", run], "no classes: give --probe"),
+        (["evaluate", run], "no classes: train from its weights first"),
         (["predict", run, "x"], "no classifier"),
         (published, "has learned without labels, no classifier: train from its weights"),
     ):

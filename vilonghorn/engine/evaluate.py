@@ -161,7 +161,7 @@ def evaluate_run(directory: str | Path, config: Config, checkpoint: str = "best"
     """
     model, record = load_run(directory, checkpoint)
     if not (classes := record["kwargs"]["num_classes"]):
-        raise ValueError(f"{directory} has learned without labels, no classes: give --probe, or train from its weights")
+        raise ValueError(f"{directory} has learned without labels, no classes: train from its weights first")
     Distributed().init()
     device = pick_device(config.run.device)
     loader = build_loader(config, device, training=False, classes=record.get("class_names"))
