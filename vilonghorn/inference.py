@@ -24,7 +24,6 @@ from torchvision.transforms import Compose
 from .data.images import EXTENSIONS, MAX_PIXELS, list_images, printable, read_image, to_rgb
 from .data.loaders.processes import read_batches
 from .engine import load_config, load_run
-from .engine.checkpoint import RunDirectory, load_weights
 from .engine.config import DataConfig, nearest
 from .engine.config_file import run_config
 from .engine.device import pick_device
@@ -179,20 +178,6 @@ def preprocessing(data: DataConfig) -> dict[str, Any]:
     )
 
 
-def find_run(run: str, checkpoint: str) -> tuple[str, Path, DataConfig]:
-    """The model of a run, the file of its "best" or "last" weights, and its data.
-
-    Raises:
-        ValueError: another checkpoint, or a file without the record of a run.
-        FileNotFoundError: there are no such weights.
-    """
-    if checkpoint not in ("best", "last"):
-        raise ValueError(f"--checkpoint is {checkpoint!r}, expected best or last: {run} is the directory of a run")
-    file = RunDirectory(run).weights(checkpoint)
-    _, record = load_weights(file, tensors=False)
-    return record.get("model", ""), file, load_config(run_config(run)).data
-
-
 def create_model(name: str, checkpoint: str, model_kwargs: dict[str, Any]) -> tuple[nn.Module, list[str] | None]:
     """Makes a timm model as `load`; returns it with the names of its classes, None if unknown.
 
@@ -264,11 +249,10 @@ def _read_file(file: Path, name: str, architecture: str) -> tuple[dict[str, Any]
 def _load_run(name: str, checkpoint: str, model_kwargs: dict[str, Any] | None) -> LoadedModel:
     if model_kwargs:
         raise ValueError(f"{name} is the directory of a run, which has its own arguments: leave out --model-kwargs")
-    _, _, data = find_run(name, checkpoint)
     model, record = load_run(name, checkpoint)
     return LoadedModel(
         model=model,
-        preprocessing=preprocessing(data),
+        preprocessing=preprocessing(load_config(run_config(name)).data),
         class_names=record.get("class_names"),
         architecture=record["model"],
         weights=f"{name_weights(checkpoint, record)} of run {Path(name).resolve().name}",

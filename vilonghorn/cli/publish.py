@@ -3,8 +3,9 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from ..engine import load_run
-from ..inference import find_run, preprocessing
+from ..engine import load_config, load_run
+from ..engine.config_file import run_config
+from ..inference import preprocessing
 from ..publish import make_card, save_pretrained
 from . import make_parser
 from .arguments import add_run
@@ -25,7 +26,7 @@ def main(argv: Sequence[str]) -> None:
     folder, (model, record) = options.folder, load_run(options.run, options.checkpoint)
     if not record["kwargs"]["num_classes"]:
         raise ValueError(f"{options.run} has learned without labels, no classifier: train from its weights first")
-    _, _, data = find_run(options.run, options.checkpoint)
+    data = load_config(run_config(options.run)).data
     metrics = {f"{name[:3]}-{name[3:]} (%)": f"{record[name]:.2f}" for name in ("top1", "top5") if name in record}
     metrics["measured on"] = "the held-out images of the run"
     metrics["weights"] = f"{record['weights']} of epoch {record['epoch']}"

@@ -122,8 +122,8 @@ def pretrained_class_names(model: nn.Module, synsets: bool = False) -> list[str]
     return ImageNetInfo(subset).label_names() if synsets else ImageNetInfo(subset).label_descriptions()
 
 
-def load_run(directory: str | Path, checkpoint: str = "best") -> tuple[nn.Module, dict[str, Any]]:
-    """Loads the model of a run with its "best" or "last" weights, onto the CPU.
+def load_run(run: str | Path, checkpoint: str = "best") -> tuple[nn.Module, dict[str, Any]]:
+    """Loads the model of a run, onto the CPU, from its directory with its "best" or "last" weights, or from their file.
 
     Returns:
         The model in evaluation mode, and the record of its weights: model, kwargs, class_names, epoch, weights ("ema"
@@ -133,11 +133,7 @@ def load_run(directory: str | Path, checkpoint: str = "best") -> tuple[nn.Module
         FileNotFoundError: there are no such weights.
         ValueError: the file is not safetensors, or its record and weights do not make a model.
     """
-    return load_file(RunDirectory(directory).weights(checkpoint))
-
-
-def load_file(path: Path) -> tuple[nn.Module, dict[str, Any]]:
-    """As `load_run`, from a file of a run's weights."""
+    path = Path(run) if Path(run).is_file() else RunDirectory(run).weights(checkpoint)
     weights, record = load_weights(path)
     try:
         record["weights"], record["epoch"]

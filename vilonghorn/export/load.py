@@ -7,7 +7,10 @@ from typing import Any
 import timm
 from timm.models._features import FeatureGetterNet
 
-from ..inference import create_model, find_run, is_ours, preprocessing
+from ..engine import load_config
+from ..engine.checkpoint import RunDirectory, load_weights
+from ..engine.config_file import run_config
+from ..inference import create_model, is_ours, preprocessing
 from ..layers.patch_embed import padding
 from ..models import Backbone
 from .capture import backbone, min_grid
@@ -36,8 +39,9 @@ def load_for_export(
     """
     name, kwargs = str(name), dict[str, Any](dynamic_img_pad=False)
     if is_run := Path(name).is_dir():
-        name, checkpoint, data = find_run(name, str(checkpoint or "best"))
-        kwargs["pretrained_cfg_overlay"] = preprocessing(data)
+        checkpoint = RunDirectory(name).weights(str(checkpoint or "best"))
+        kwargs["pretrained_cfg_overlay"] = preprocessing(load_config(run_config(name)).data)
+        name = load_weights(checkpoint, tensors=False)[1].get("model", "")
     if not is_ours(name):
         known = ", ".join(filter(is_ours, timm.list_models()))
         raise ValueError(f"{name} is neither the directory of a run nor one of this library's models: {known}")

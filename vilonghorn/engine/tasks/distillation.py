@@ -21,12 +21,12 @@ from torch import nn
 
 from ...data.files import atomic_write
 from ...models.checkpoint import digest, one_line
-from ..checkpoint import RunDirectory, full_disk_explained
+from ..checkpoint import full_disk_explained
 from ..command_line import load_config
 from ..config import Config, nearest
 from ..device import autocast
 from ..distributed import Distributed
-from ..evaluate import load_file, pretrained_class_names
+from ..evaluate import load_run, pretrained_class_names
 from ..loaders import build_loader
 from ..model_setup import MODEL_ERRORS, explain_model_errors
 from .classification import Classification
@@ -89,10 +89,9 @@ def _load(source: str, synsets: bool) -> tuple[nn.Module, Sequence[str] | None, 
     """A teacher, the names of its classes, and `input_size`, `mean` and `std` of its images."""
     path = Path(source)
     if path.exists():
-        file = RunDirectory(path).weights("best") if path.is_dir() else path
-        model, record = load_file(file)
-        if (run := file.with_name("config.yaml")).is_file():
-            data = load_config(run).data
+        model, record = load_run(path)
+        if (file := (path if path.is_dir() else path.parent) / "config.yaml").is_file():
+            data = load_config(file).data
             cfg = {"input_size": (3, data.image_size, data.image_size), "mean": data.mean, "std": data.std}
         else:
             cfg = resolve_input_data_config(model, {"model_kwargs": record["kwargs"]})
