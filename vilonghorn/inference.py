@@ -23,11 +23,10 @@ from torchvision.transforms import Compose
 
 from .data.images import EXTENSIONS, MAX_PIXELS, list_images, printable, read_image, to_rgb
 from .data.loaders.processes import read_batches
-from .engine import load_config, load_run
-from .engine.config import DataConfig, nearest
-from .engine.config_file import run_config
+from .engine import load_run
+from .engine.config import nearest
 from .engine.device import pick_device
-from .engine.evaluate import check_names, name_weights, pretrained_class_names
+from .engine.evaluate import check_names, name_weights, preprocessing, pretrained_class_names
 from .engine.model_setup import MODEL_ERRORS, explain_model_errors
 from .models.checkpoint import check_architecture, check_file, check_numbers, is_ours, one_line, read_weights
 
@@ -166,18 +165,6 @@ def predict(
                 yield result if "error" in result else result | {"predictions": next(predictions)}
 
 
-def preprocessing(data: DataConfig) -> dict[str, Any]:
-    """Returns the arguments of `timm.data.create_transform` that repeat a run's validation transform."""
-    return dict(
-        input_size=(3, data.image_size, data.image_size),
-        mean=tuple(data.mean),
-        std=tuple(data.std),
-        crop_pct=data.crop_pct,
-        crop_mode=data.crop_mode,
-        interpolation={"area": "box"}.get(data.interpolation, data.interpolation),
-    )
-
-
 def create_model(name: str, checkpoint: str, model_kwargs: dict[str, Any]) -> tuple[nn.Module, list[str] | None]:
     """Makes a timm model as `load`; returns it with the names of its classes, None if unknown.
 
@@ -252,7 +239,7 @@ def _load_run(name: str, checkpoint: str, model_kwargs: dict[str, Any] | None) -
     model, record = load_run(name, checkpoint)
     return LoadedModel(
         model=model,
-        preprocessing=preprocessing(load_config(run_config(name)).data),
+        preprocessing=preprocessing(name),
         class_names=record.get("class_names"),
         architecture=record["model"],
         weights=f"{name_weights(checkpoint, record)} of run {Path(name).resolve().name}",

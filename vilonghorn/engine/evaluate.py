@@ -16,7 +16,9 @@ from torch import nn
 from ..data.images import printable
 from ..models.checkpoint import check_architecture, one_line
 from .checkpoint import RunDirectory, load_weights
+from .command_line import load_config
 from .config import AugmentationConfig, Config, ModelConfig
+from .config_file import run_config
 from .device import autocast, pick_device
 from .distributed import Distributed
 from .loaders import build_loader, check_classes
@@ -144,6 +146,19 @@ def load_run(run: str | Path, checkpoint: str = "best") -> tuple[nn.Module, dict
     except (KeyError, TypeError, AttributeError, RuntimeError, AssertionError) as error:
         raise ValueError(f"{path} does not contain weights and record of a run ({one_line(error)})") from error
     return model.eval(), record
+
+
+def preprocessing(run: str | Path) -> dict[str, Any]:
+    """Returns the arguments of `timm.data.create_transform` that repeat a run's validation transform."""
+    data = load_config(run_config(run)).data
+    return dict(
+        input_size=(3, data.image_size, data.image_size),
+        mean=tuple(data.mean),
+        std=tuple(data.std),
+        crop_pct=data.crop_pct,
+        crop_mode=data.crop_mode,
+        interpolation={"area": "box"}.get(data.interpolation, data.interpolation),
+    )
 
 
 def evaluate_run(directory: str | Path, config: Config, checkpoint: str = "best") -> dict[str, Any]:

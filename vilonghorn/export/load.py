@@ -7,10 +7,9 @@ from typing import Any
 import timm
 from timm.models._features import FeatureGetterNet
 
-from ..engine import load_config
 from ..engine.checkpoint import RunDirectory, load_weights
-from ..engine.config_file import run_config
-from ..inference import create_model, is_ours, preprocessing
+from ..engine.evaluate import preprocessing
+from ..inference import create_model, is_ours
 from ..layers.patch_embed import padding
 from ..models import Backbone
 from .capture import backbone, min_grid
@@ -40,7 +39,7 @@ def load_for_export(
     name, kwargs = str(name), dict[str, Any](dynamic_img_pad=False)
     if is_run := Path(name).is_dir():
         checkpoint = RunDirectory(name).weights(str(checkpoint or "best"))
-        kwargs["pretrained_cfg_overlay"] = preprocessing(load_config(run_config(name)).data)
+        kwargs["pretrained_cfg_overlay"] = preprocessing(name)
         name = load_weights(checkpoint, tensors=False)[1].get("model", "")
     if not is_ours(name):
         known = ", ".join(filter(is_ours, timm.list_models()))

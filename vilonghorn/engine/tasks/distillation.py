@@ -22,11 +22,10 @@ from torch import nn
 from ...data.files import atomic_write
 from ...models.checkpoint import digest, one_line
 from ..checkpoint import full_disk_explained
-from ..command_line import load_config
 from ..config import Config, nearest
 from ..device import autocast
 from ..distributed import Distributed
-from ..evaluate import load_run, pretrained_class_names
+from ..evaluate import load_run, preprocessing, pretrained_class_names
 from ..loaders import build_loader
 from ..model_setup import MODEL_ERRORS, explain_model_errors
 from .classification import Classification
@@ -90,11 +89,9 @@ def _load(source: str, synsets: bool) -> tuple[nn.Module, Sequence[str] | None, 
     path = Path(source)
     if path.exists():
         model, record = load_run(path)
-        if (file := (path if path.is_dir() else path.parent) / "config.yaml").is_file():
-            data = load_config(file).data
-            cfg = {"input_size": (3, data.image_size, data.image_size), "mean": data.mean, "std": data.std}
-        else:
-            cfg = resolve_input_data_config(model, {"model_kwargs": record["kwargs"]})
+        run = path if path.is_dir() else path.parent
+        has_config = (run / "config.yaml").is_file()
+        cfg = preprocessing(run) if has_config else resolve_input_data_config(model, {"model_kwargs": record["kwargs"]})
         return model, record.get("class_names"), cfg
     if not timm.is_model(source):
         hint = nearest(source, timm.list_models())
