@@ -25,12 +25,19 @@ def test_the_configuration_of_an_old_run_is_read_with_each_of_its_values():
     assert config.task.kind == "classification" and config.task.teacher == ["runs/a", "vim_tiny"]
     assert (config.task.loss, config.task.mixup, config.task.teacher_temperature) == ("binary_cross_entropy", 0.3, 2.0)
     old, new = flatten(yaml.safe_load(OLD.read_text())), flatten(config.to_dict())
-    gone = {"augmentation.mask_ratio", "augmentation.next_cluster"}  # null: not learned
+    gone = {"augmentation.mask_ratio", "augmentation.next_cluster", "run.wandb"}  # null or false: not asked for
     assert {MOVED.get(key, key): value for key, value in old.items() if key not in gone}.items() <= new.items()
     assert set(new) == set(FIELDS) and set(MOVED.values()) <= set(FIELDS)
     assert changed_keys(old_sections(), config.to_dict()) == []
     assert changed_keys(old_sections(mixup=0.5), config.to_dict()) == ["task.mixup"]
     assert translate(config.to_dict()) == config.to_dict()
+
+
+@pytest.mark.parametrize("task", ["", "task: {}\n"])
+def test_a_configuration_that_asks_for_weights_and_biases_is_read_with_a_sentence_on_what_to_type(tmp_path, task):
+    (tmp_path / "a.yaml").write_text(f"{task}run: {{wandb: true, seed: 3}}")
+    with pytest.warns(UserWarning, match=r'run.wandb is gone: .* python -c "import wandb; .*" train --resume RUN'):
+        assert load_config(tmp_path / "a.yaml").run.seed == 3
 
 
 def test_old_keys_of_layers_override_each_other_as_before(tmp_path):
@@ -73,6 +80,7 @@ def test_what_is_gone_or_never_was_is_refused_in_one_sentence(tmp_path, text, me
         ("--augmentation.mask_ratio=0.5", "is task.mask_ratio now with task.kind masked"),
         ("--teacher.weights=[a]", "teacher.weights is task.teacher now"),
         ("--augmentation.next_cluster=2", "augmentation.next_cluster is gone"),
+        ("--run.wandb=true", "there is no option --run.wandb; run.wandb is gone: to log on Weights & Biases, start"),
     ],
 )
 def test_an_old_option_is_refused_with_its_present_name(option, message):

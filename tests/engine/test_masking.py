@@ -1,23 +1,17 @@
 """Masked image modelling: what is hidden, the loss, and the way from images without labels to a classifier."""
 
-import os
-import shutil
 from contextlib import nullcontext
-from pathlib import Path
 
 import numpy as np
 import pytest
 import timm
 import torch
 from PIL import Image
-from rank_run import ended, start_ranks
-from sklearn.neighbors import KNeighborsClassifier
 from torch import nn
-from toy_run import Recited, toy_config, toy_trainer
+from toy_run import Recited, toy_trainer
 
 from vilonghorn.cli import main
-from vilonghorn.engine.probe import probe_run
-from vilonghorn.engine.tasks.masked_images import MaskedImageModel, MaskedImages, draw_mask, masked_loss
+from vilonghorn.engine.tasks.masked_images import MaskedImageModel, MaskedImages, enlarge
 
 TINY = "{patch_size: 4, depth: 2, embed_dim: 32}"
 DATA = ("--data.image_size=16", "--data.batch_size=4", "--data.workers=0", "--schedule.epochs=1")
@@ -31,10 +25,11 @@ RUN = (
 
 
 def test_every_image_has_its_own_mask_of_the_same_number_of_units():
-    masks = draw_mask(50, (4, 5), 0.6)
+    masks = MaskedImages(0.6, 2).draw(torch.zeros(50, 3, 8, 10))
     assert masks.shape == (50, 4, 5) and (masks.sum((1, 2)) == 12).all()
     assert len({mask.numpy().tobytes() for mask in masks}) > 40
-    assert (draw_mask(9, (2, 2), 0.01).sum((1, 2)) == 1).all() and (draw_mask(9, (2, 2), 0.99).sum((1, 2)) == 3).all()
+    for ratio, count in ((0.01, 1), (0.99, 3)):
+        assert (MaskedImages(ratio, 4).draw(torch.zeros(9, 3, 8, 8)).sum((1, 2)) == count).all()
 
 
 def test_the_loss_is_that_of_numpy_over_masked_pixels_alone_and_zero_for_a_copy():
@@ -51,7 +46,7 @@ def test_the_loss_is_that_of_numpy_over_masked_pixels_alone_and_zero_for_a_copy(
     assert loss.item() == pytest.approx(np.mean(expected), rel=1e-6)
     assert task.loss(lambda images, mask: images, images, mask, nullcontext()) == 0
     pixels = mask.repeat_interleave(4, 1).repeat_interleave(4, 2)[:, None]
-    assert (masked_loss(images, torch.where(pixels, images, found), pixels) == 0).all()
+    assert (task.losses(torch.where(pixels, images, found), images, mask) == 0).all()
 
 
 def test_normalised_pixels_have_the_mean_and_variance_of_numpy_in_each_unit_and_pictures_show_the_image(tmp_path):
@@ -91,13 +86,14 @@ def test_a_model_does_not_see_masked_pixels_and_learns_from_them_in_all_its_para
     torch.manual_seed(0)
     backbone = timm.create_model(name, img_size=32, num_classes=0, mask_token=True, **kwargs)
     model, images = MaskedImageModel(backbone, unit), torch.randn(2, 3, 32, 32)
-    mask = draw_mask(2, (32 // unit, 32 // unit), 0.5)
-    hidden = model.pixels(mask)
+    task = MaskedImages(0.5, unit)
+    mask = task.draw(images)
+    hidden = enlarge(mask, unit)[:, None]
     with torch.no_grad():
         first, other = model(images, mask), model(torch.where(hidden, 9, images), mask)
         seen = model(torch.where(hidden, images, 9), mask)
     assert first.shape == images.shape and torch.equal(first, other) and not torch.equal(first, seen)
-    masked_loss(images, model(images, mask), hidden).mean().backward()
+    task.losses(model(images, mask), images, mask).mean().backward()
     assert [name for name, p in model.named_parameters() if p.grad is None or not p.grad.abs().sum()] == []
 
 
@@ -136,50 +132,7 @@ def test_layers_of_a_backbone_without_labels_learn_at_the_rates_that_layer_decay
     assert ours["decoder.weight"] == 1 > ours["patch_embed.proj.weight"]
 
 
-def probe_to_file(run: str, options: list[str], file: str) -> None:
-    """In one of several processes: what a probe finds, and from how many images."""
-    torch.set_num_threads(1)
-    features = []
-    original = KNeighborsClassifier.fit
-    KNeighborsClassifier.fit = lambda self, x, y: features.append(len(x)) or original(self, x, y)
-    result = probe_run(run, toy_config(run, *options))
-    Path(f"{file}{os.environ['RANK']}").write_text(f"{features} {result['linear']} {result['images']}")
-
-
-def write_shades(folder: Path, classes: str = "ab", count: int = 9) -> None:
-    """Images of 16 px, of which the brightness tells the class."""
-    rng = np.random.default_rng(0)
-    for label, name in enumerate(classes):
-        (folder / name).mkdir(parents=True)
-        for i in range(count):
-            pixels = rng.integers(0, 100, (16, 16, 3)) + 155 * label // len(classes)
-            Image.fromarray(pixels.astype(np.uint8)).save(folder / name / f"{i}.png")
-
-
-def test_a_probe_in_two_processes_learns_from_the_images_of_both(tmp_path):
-    write_shades(tmp_path / "data")
-    data = [f"--data.train={tmp_path}/data", f"--data.val={tmp_path}/data", "--data.workers=0"]
-    toy_trainer(tmp_path / "run", "--schedule.epochs=1", "--schedule.warmup_epochs=0").fit()
-    given = f"{tmp_path}/run", data, f"{tmp_path}/found"
-    assert ended(start_ranks(2, probe_to_file, *given)) == [0, 0]
-    found = [(tmp_path / f"found{rank}").read_text() for rank in (0, 1)]
-    assert found[0] == found[1] and found[0].startswith("[18] ") and found[0].endswith("(18, 18)")
-
-
-def test_a_probe_that_cannot_be_made_is_refused_in_a_sentence(tmp_path):
-    write_shades(tmp_path / "data")
-    toy_trainer(tmp_path / "run", "--schedule.epochs=1", "--schedule.warmup_epochs=0").fit()
-    data = [f"--data.train={tmp_path}/data", f"--data.val={tmp_path}/data", "--data.workers=0"]
-    with pytest.raises(ValueError, match=r"run does not turn images \(2, 3, 20, 20\) into features .*data.image_size"):
-        probe_run(tmp_path / "run", toy_config(tmp_path, *data, "--data.image_size=20"))
-    shutil.copytree(tmp_path / "data/a", tmp_path / "one/a")
-    data = [f"--data.train={tmp_path}/one", f"--data.val={tmp_path}/one", "--data.workers=0"]
-    with pytest.raises(ValueError, match="one has images of one class only"):
-        with pytest.warns(UserWarning, match="one is data.train, too: the results are not of held-out images"):
-            probe_run(tmp_path / "run", toy_config(tmp_path, *data))
-
-
-def test_images_without_classes_give_weights_that_a_classifier_starts_from(tmp_path, capsys, pictures):
+def test_images_without_classes_give_weights_that_a_classifier_starts_from(tmp_path, capsys, pictures, script):
     rng = np.random.default_rng(0)
     for split in ("train", "val"):
         for i in range(16):
@@ -195,14 +148,14 @@ def test_images_without_classes_give_weights_that_a_classifier_starts_from(tmp_p
     assert "held-out loss" in capsys.readouterr().out
     page = (tmp_path / "pre/report.html").read_text()
     assert "Reconstructions" in page and "Confusions" not in page
-    assert main(["evaluate", run, "--probe", *data[:2]]) == 0
+    assert script("examples/probe").main([run, f"{tmp_path}/train", f"{tmp_path}/val"]) == {"linear": 100, "knn": 100}
     assert "linear probe 100.00%, 20 nearest neighbours 100.00% on 16 images" in capsys.readouterr().out
     fine = [f"--run.dir={tmp_path}/fine", f"--model.weights={run}", *data, *RUN]
     assert main(["train", "--config=photos", *fine]) == 0
     assert "tensors are from" in capsys.readouterr().out
     published = ["publish", run, f"{tmp_path}/published"]
     for command, message in (
-        (["evaluate", run], "no classes: give --probe"),
+        (["evaluate", run], "no classes: train from its weights first"),
         (["predict", run, "x"], "no classifier"),
         (published, "has learned without labels, no classifier: train from its weights"),
     ):

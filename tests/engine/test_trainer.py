@@ -81,26 +81,6 @@ def test_a_run_learns_and_leaves_its_files_and_a_page(tmp_path, capsys, pictures
     assert [event.step for event in events.Scalars("epoch/ema/top1")] == list(range(6, 91, 6))
 
 
-def test_weights_and_biases_get_the_events_of_tensorboard(tmp_path, monkeypatch):
-    wandb = pytest.importorskip("wandb")
-    monkeypatch.setenv("WANDB_MODE", "offline")
-    monkeypatch.setenv("WANDB_SILENT", "true")
-    toy_trainer(tmp_path / "run", *PLAIN, "--run.tensorboard=true", "--run.wandb=true").fit()
-    assert wandb.run is None  # finished
-    (file,) = (tmp_path / "run/wandb").glob("offline-run-*/*.wandb")
-    wandb.teardown()  # its own process writes the file
-    content = file.read_bytes()
-    for name in (b"train/loss", b"epoch/ema/top1", b"label_smoothing"):
-        assert name in content
-
-
-def test_weights_and_biases_that_cannot_be_used_are_refused_in_a_sentence(tmp_path, monkeypatch):
-    monkeypatch.setattr("vilonghorn.engine.config.find_spec", lambda name: None)
-    for tensorboard in ("true", "false"):
-        with pytest.raises(ValueError, match="run.wandb is true: it needs run.tensorboard true and the library wandb"):
-            toy_trainer(tmp_path / "run", "--run.wandb=true", f"--run.tensorboard={tensorboard}")
-
-
 def test_accumulated_batches_make_the_gradient_of_their_union(tmp_path):
     batches = list(ToyLoader().epoch(0))[:2]
     trainer = toy_trainer(tmp_path, *PLAIN, "--optimizer.accumulate=2", "--data.batch_size=8")

@@ -139,8 +139,6 @@ class UnlabelledFolder(ImageFolder):
 
     def __init__(self, root: str | os.PathLike, max_pixels: int = MAX_PIXELS, classes: Sequence[str] | None = None):
         self.path, self.max_pixels, self.notes = Path(root), max_pixels, []
-        if not self.path.is_dir():
-            raise NotADirectoryError(f"{root}: not a folder; expected one of images")
         _refuse_splits(self.path, _folders(self.path))
         self.paths, left_out = list_images(root)
         if not self.paths:

@@ -107,7 +107,10 @@ class RunDirectory:
         self.events = self.path / "tensorboard"
 
     def weights(self, checkpoint: str) -> Path:
-        """The file of the "last" or "best" weights."""
+        """The file of the "last" or "best" weights. Raises ValueError for another name."""
+        if checkpoint not in ("best", "last"):
+            what = f"{self.path} is the directory of a run"
+            raise ValueError(f"--checkpoint is {checkpoint!r}, expected best or last: {what}")
         return self.path / f"{checkpoint}.safetensors"
 
     def records(self) -> dict[str, dict[str, Any]]:

@@ -31,7 +31,6 @@ def build_parser(**options: Any) -> ArgumentParser:
     add("--overwrite", action="store_true", help="delete the results of the run in --run.dir and start again")
     add("--evaluate", metavar="RUN", help="evaluate the run in this directory, without training")
     add("--checkpoint", choices=["best", "last"], default="best", help="weights for --evaluate")
-    add("--probe", action="store_true", help="for --evaluate: classify its frozen features, learned from data.train")
     help = "print configuration, updates, FLOPs and time of the run, and train nothing"
     add("--dry-run", action="store_true", help=help)
     help = "processes of the run, for --dry-run; null: those of torchrun, or one for each GPU, or one on a CPU"

@@ -14,7 +14,6 @@ from .config import Config
 from .distributed import Distributed
 from .dry_run import dry_run
 from .evaluate import evaluate_run, summarize
-from .probe import probe_run, summarize_probe
 from .trainer import Trainer
 
 DIGITS = Path("data/digits")  # of configs/digits.yaml
@@ -26,8 +25,6 @@ def configure(parser: ArgumentParser, argv: Sequence[str]) -> tuple[Config, Name
     Writes the digits if a run shall read them and their folder is not there. Raises the errors of `parse`.
     """
     config, options = parse(parser, argv, "digits")
-    if options.probe and options.evaluate is None:
-        raise ValueError("--probe measures a run: give vilonghorn evaluate RUN --probe")
     dist = Distributed()
     dist.init()
     reads_digits = Path(config.data.train) == DIGITS / "train" and not DIGITS.exists()
@@ -65,12 +62,8 @@ def print_cost(config: Config, options: Namespace) -> None:
 
 
 def print_evaluation(config: Config, options: Namespace) -> None:
-    """Measures the run in `config.run.dir` (--evaluate), or its frozen features (--probe), and prints the scores."""
+    """Measures the run in `config.run.dir` (--evaluate), and prints the scores."""
     run, checkpoint = config.run.dir, options.checkpoint
-    if options.probe:
-        line = summarize_probe(run, checkpoint, probe_run(run, config, checkpoint))
-    else:
-        result = evaluate_run(run, config, checkpoint)
-        line = summarize(run, checkpoint, result["record"], result)
+    result = evaluate_run(run, config, checkpoint)
     if Distributed().is_main:
-        print(line)
+        print(summarize(run, checkpoint, result["record"], result))

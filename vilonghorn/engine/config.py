@@ -4,7 +4,6 @@ import difflib
 import json
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field, fields
-from importlib.util import find_spec
 from os.path import expanduser
 from typing import Any, Literal
 
@@ -211,8 +210,6 @@ class RunConfig:
         checkpoint_seconds: seconds between checkpoints inside an epoch; null: by updates alone
         max_skipped: updates in a row that may be skipped because the loss or gradient is not finite
         tensorboard: write TensorBoard events too
-        wandb: send the TensorBoard events to Weights & Biases, too, if it is installed, as its project vilonghorn;
-            the environment variables of wandb apply, such as WANDB_MODE=offline
     """
 
     dir: str = "runs/default"
@@ -226,7 +223,6 @@ class RunConfig:
     checkpoint_seconds: float | None = within("(0, inf)", 600.0)
     max_skipped: int = within("[0, inf)", 10)
     tensorboard: bool = True
-    wandb: bool = False
 
 
 @dataclass
@@ -287,8 +283,6 @@ def check(config: Config) -> None:
         raise ValueError(f"schedule.warmup_epochs is {warmup}, expected less than schedule.epochs, {epochs}, or null")
     if model.weights not in (None, "auto") and model.pretrained:
         raise ValueError(f"model.weights is {model.weights} and model.pretrained is true: give one of them")
-    if config.run.wandb and not (config.run.tensorboard and find_spec("wandb")):
-        raise ValueError("run.wandb is true: it needs run.tensorboard true and the library wandb (pip install wandb)")
     known_names = {"model.name": timm.list_models(), "optimizer.name": timm.optim.list_optimizers()}
     for key, name in (("model.name", model.name), ("optimizer.name", config.optimizer.name)):
         if name.partition(".")[0] not in known_names[key]:

@@ -1,5 +1,6 @@
 """Configuration files: where they are found, and their sections, those of earlier versions translated."""
 
+import warnings
 from collections import Counter
 from os.path import expanduser
 from pathlib import Path
@@ -15,7 +16,7 @@ MAX_BYTES = 100_000  # of a configuration file
 # Keys that a resumed run may change. The trainer compares the batches per update: accumulate * processes.
 FREE_ON_RESUME = frozenset(
     "data.train data.val data.workers data.max_pixels data.checksums run.dir run.device run.log_updates "
-    "run.checkpoint_updates run.checkpoint_seconds run.max_skipped run.tensorboard run.wandb "
+    "run.checkpoint_updates run.checkpoint_seconds run.max_skipped run.tensorboard "
     "optimizer.accumulate task.teacher".split()
 )
 _LOSS = "loss label_smoothing mixup cutmix mix_prob switch_prob mask_ratio mask_unit".split()
@@ -24,14 +25,22 @@ _TEACHER = "weight temperature image_size cache".split()
 MOVED = {"teacher.weights": "task.teacher", "teacher.kind": "task.teacher_output"}
 MOVED |= {f"augmentation.{key}": f"task.{key}" for key in _LOSS}
 MOVED |= {f"teacher.{key}": f"task.teacher_{key}" for key in _TEACHER}
-NEXT_PATCHES = "augmentation.next_cluster"
+NEXT_PATCHES, WANDB = "augmentation.next_cluster", "run.wandb"
+START = "import wandb; wandb.init(sync_tensorboard=True); from vilonghorn.cli import main; main()"
+GONE = {
+    NEXT_PATCHES: "learn from masked images by task.kind masked and task.mask_normalize true",
+    WANDB: f'to log on Weights & Biases, start the run by python -c "{START}" train --resume RUN',
+}
 
 
 def translate(sections: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
     """The sections of a configuration of any version, with the keys of this one; unknown keys stay.
 
-    Earlier versions had no section `task`. Raises ValueError if they ask for the prediction of next patches.
+    Earlier versions had no section `task`. Warns if they ask for Weights & Biases, and raises ValueError if they ask
+    for the prediction of next patches.
     """
+    if sections.get("run", {}).pop("wandb", False):
+        warnings.warn(explain_moved(WANDB), stacklevel=2)
     if "task" in sections:
         return sections
     values = flatten(sections)
@@ -49,8 +58,8 @@ def translate(sections: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
 
 def explain_moved(key: str) -> str | None:
     """What stands in place of a key of earlier versions; None: it was no key."""
-    if key == NEXT_PATCHES:
-        return f"{key} is gone: learn from masked images by task.kind masked and task.mask_normalize true"
+    if key in GONE:
+        return f"{key} is gone: {GONE[key]}"
     with_kind = " with task.kind masked" if key == "augmentation.mask_ratio" else ""
     return f"{key} is {MOVED[key]} now{with_kind}" if key in MOVED else None
 

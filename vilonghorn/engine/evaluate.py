@@ -16,7 +16,9 @@ from torch import nn
 from ..data.images import printable
 from ..models.checkpoint import check_architecture, one_line
 from .checkpoint import RunDirectory, load_weights
+from .command_line import load_config
 from .config import AugmentationConfig, Config, ModelConfig
+from .config_file import run_config
 from .device import autocast, pick_device
 from .distributed import Distributed
 from .loaders import build_loader, check_classes
@@ -122,8 +124,8 @@ def pretrained_class_names(model: nn.Module, synsets: bool = False) -> list[str]
     return ImageNetInfo(subset).label_names() if synsets else ImageNetInfo(subset).label_descriptions()
 
 
-def load_run(directory: str | Path, checkpoint: str = "best") -> tuple[nn.Module, dict[str, Any]]:
-    """Loads the model of a run with its "best" or "last" weights, onto the CPU.
+def load_run(run: str | Path, checkpoint: str = "best") -> tuple[nn.Module, dict[str, Any]]:
+    """Loads the model of a run, onto the CPU, from its directory with its "best" or "last" weights, or from their file.
 
     Returns:
         The model in evaluation mode, and the record of its weights: model, kwargs, class_names, epoch, weights ("ema"
@@ -133,11 +135,7 @@ def load_run(directory: str | Path, checkpoint: str = "best") -> tuple[nn.Module
         FileNotFoundError: there are no such weights.
         ValueError: the file is not safetensors, or its record and weights do not make a model.
     """
-    return load_file(RunDirectory(directory).weights(checkpoint))
-
-
-def load_file(path: Path) -> tuple[nn.Module, dict[str, Any]]:
-    """As `load_run`, from a file of a run's weights."""
+    path = Path(run) if Path(run).is_file() else RunDirectory(run).weights(checkpoint)
     weights, record = load_weights(path)
     try:
         record["weights"], record["epoch"]
@@ -148,6 +146,19 @@ def load_file(path: Path) -> tuple[nn.Module, dict[str, Any]]:
     except (KeyError, TypeError, AttributeError, RuntimeError, AssertionError) as error:
         raise ValueError(f"{path} does not contain weights and record of a run ({one_line(error)})") from error
     return model.eval(), record
+
+
+def preprocessing(run: str | Path) -> dict[str, Any]:
+    """Returns the arguments of `timm.data.create_transform` that repeat a run's validation transform."""
+    data = load_config(run_config(run)).data
+    return dict(
+        input_size=(3, data.image_size, data.image_size),
+        mean=tuple(data.mean),
+        std=tuple(data.std),
+        crop_pct=data.crop_pct,
+        crop_mode=data.crop_mode,
+        interpolation={"area": "box"}.get(data.interpolation, data.interpolation),
+    )
 
 
 def evaluate_run(directory: str | Path, config: Config, checkpoint: str = "best") -> dict[str, Any]:
@@ -161,7 +172,7 @@ def evaluate_run(directory: str | Path, config: Config, checkpoint: str = "best"
     """
     model, record = load_run(directory, checkpoint)
     if not (classes := record["kwargs"]["num_classes"]):
-        raise ValueError(f"{directory} has learned without labels, no classes: give --probe, or train from its weights")
+        raise ValueError(f"{directory} has learned without labels, no classes: train from its weights first")
     Distributed().init()
     device = pick_device(config.run.device)
     loader = build_loader(config, device, training=False, classes=record.get("class_names"))

@@ -88,16 +88,11 @@ def draw_predictions(path: Path, found: Predictions, names: list[str], config: C
             axes.set_axis_off()
             axes.imshow((example.image.permute(1, 2, 0) * std + mean).clamp(0, 1).numpy())
             is_right = example.guess == example.truth
-            text = f"{name_guess(names, example.guess)} ({example.probability:.0%})"
+            text = f"{[*names, 'NaN'][example.guess]} ({example.probability:.0%})"
             text = text if is_right else f"{text},\nnot {names[example.truth]}"
             style = {"fontsize": 8, "pad": 2, "color": "black" if is_right else "red", "parse_math": False}
             fit_text(axes.set_title(text, **style), 1.0, 0.3)
     write_file(path, png(figure))
-
-
-def name_guess(names: list[str], guess: int) -> str:
-    """The name of a predicted class; NaN if the scores contain NaN."""
-    return names[guess] if guess >= 0 else "NaN"
 
 
 def draw_confusion(path: Path, found: Predictions, names: list[str]) -> None:
@@ -149,7 +144,7 @@ def write_report(
     draw_confidence(directory.path / "confidence.png", found)
     if len(names) <= MAX_CLASSES:
         draw_confusion(directory.path / "confusion.png", found, names)
-    confusions = [(count, names[t], name_guess(names, g)) for (t, g), count in found.counts.most_common() if t != g]
+    confusions = [(n, names[t], [*names, "NaN"][g]) for (t, g), n in found.counts.most_common() if t != g]
     _write_page(directory, config, result, weights=weights, classes=len(names), confusions=confusions[:10])
 
 
@@ -163,12 +158,11 @@ def write_masked_report(
     mean, std = (torch.tensor(values)[:, None, None] for values in (config.data.mean, config.data.std))
     rows, columns = examples.shape[:2]
     figure = Figure(figsize=(1.2 * columns, 1.3 * rows))
-    for i, image in enumerate((examples * std + mean).clamp(0, 1).flatten(0, 1), 1):
-        axes = figure.add_subplot(rows, columns, i)
+    grid = figure.subplots(rows, columns, squeeze=False, subplot_kw={"xticks": [], "yticks": []})
+    for axes, image in zip(grid.flat, (examples * std + mean).clamp(0, 1).flatten(0, 1)):
         axes.imshow(image.permute(1, 2, 0).numpy())
-        axes.set(xticks=[], yticks=[])
-    for row, title in enumerate(titles):
-        figure.axes[row * columns].set_ylabel(title)
+    for axes, title in zip(grid[:, 0], titles):
+        axes.set_ylabel(title)
     write_file(directory.path / "reconstructions.png", png(figure))
     _write_page(directory, config, result)
 

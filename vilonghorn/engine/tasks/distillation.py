@@ -21,12 +21,11 @@ from torch import nn
 
 from ...data.files import atomic_write
 from ...models.checkpoint import digest, one_line
-from ..checkpoint import RunDirectory, full_disk_explained
-from ..command_line import load_config
+from ..checkpoint import full_disk_explained
 from ..config import Config, nearest
 from ..device import autocast
 from ..distributed import Distributed
-from ..evaluate import load_file, pretrained_class_names
+from ..evaluate import load_run, preprocessing, pretrained_class_names
 from ..loaders import build_loader
 from ..model_setup import MODEL_ERRORS, explain_model_errors
 from .classification import Classification
@@ -89,13 +88,10 @@ def _load(source: str, synsets: bool) -> tuple[nn.Module, Sequence[str] | None, 
     """A teacher, the names of its classes, and `input_size`, `mean` and `std` of its images."""
     path = Path(source)
     if path.exists():
-        file = RunDirectory(path).weights("best") if path.is_dir() else path
-        model, record = load_file(file)
-        if (run := file.with_name("config.yaml")).is_file():
-            data = load_config(run).data
-            cfg = {"input_size": (3, data.image_size, data.image_size), "mean": data.mean, "std": data.std}
-        else:
-            cfg = resolve_input_data_config(model, {"model_kwargs": record["kwargs"]})
+        model, record = load_run(path)
+        run = path if path.is_dir() else path.parent
+        has_config = (run / "config.yaml").is_file()
+        cfg = preprocessing(run) if has_config else resolve_input_data_config(model, {"model_kwargs": record["kwargs"]})
         return model, record.get("class_names"), cfg
     if not timm.is_model(source):
         hint = nearest(source, timm.list_models())
@@ -143,9 +139,7 @@ class Distillation(Classification):
         facts = json.dumps([teacher.digest for teacher in self.teachers])
         self.digest = hashlib.sha256(facts.encode()).hexdigest()[:16]
         self.amp = autocast(config.run.amp, device)
-        if (
-            self.recipe.teacher_cache
-        ):  # targets are smooth, and twice as many: those of the labels and those of the teacher
+        if self.recipe.teacher_cache:  # twice as many targets, all smooth: those of the labels, and of the teacher
             self.set_criterion(self.recipe.loss, 0.0)
             if self.mixup:
                 self.mixup.num_classes, self.mixup.multi_label, self.mixup.label_smoothing = 2 * num_classes, True, 0.0

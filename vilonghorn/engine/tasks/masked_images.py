@@ -44,16 +44,12 @@ class MaskedImageModel(nn.Module):
         self.stride = last["reduction"]
         self.decoder = nn.Conv2d(last["num_chs"], 3 * self.stride**2, 1)
 
-    def pixels(self, mask: Tensor) -> Tensor:
-        """A mask of units, (B, h, w), as one of pixels, (B, 1, H, W)."""
-        return enlarge(mask, self.unit)[:, None]
-
     def forward(self, images: Tensor, mask: Tensor | None = None) -> Tensor:
         """Reconstructs images, (B, 3, H, W), of which `mask`, (B, h, w), hides units where it is True; None: none."""
         if mask is None:
             mask = images.new_zeros(len(images), *(side // self.unit for side in images.shape[-2:]), dtype=torch.bool)
         # Patches that overlap would see masked pixels.
-        visible = images.masked_fill(self.pixels(mask), 0)
+        visible = images.masked_fill(enlarge(mask, self.unit)[:, None], 0)
         options = {"indices": 1, "norm": True, "intermediates_only": True}
         tokens = enlarge(mask, self.unit // self.stride)
         (features,) = self.backbone.forward_intermediates(visible, masked=tokens, **options)
@@ -73,23 +69,6 @@ class MaskedImageModel(nn.Module):
 def enlarge(mask: Tensor, factor: int) -> Tensor:
     """Repeats each value of a mask (B, h, w) in a square of `factor` x `factor`."""
     return mask.repeat_interleave(factor, 1).repeat_interleave(factor, 2)
-
-
-def draw_mask(count: int, grid: tuple[int, int], ratio: float, generator: torch.Generator | None = None) -> Tensor:
-    """(count, *grid) booleans, True for the same number of random units in each image, at least one, and not all."""
-    units = grid[0] * grid[1]
-    masked = min(max(round(ratio * units), 1), units - 1)
-    order = torch.rand(count, units, generator=generator).argsort(1)
-    return (order < masked).view(count, *grid)
-
-
-def masked_loss(images: Tensor, reconstructed: Tensor, mask: Tensor) -> Tensor:
-    """The mean absolute difference over the masked pixels of each image, (B,), in float32.
-
-    `images` are normalised, (B, 3, H, W), and `mask` is (B, 1, H, W).
-    """
-    difference = (images.float() - reconstructed.float()).abs() * mask
-    return difference.flatten(1).sum(1) / (mask.flatten(1).sum(1) * images.shape[1])
 
 
 def unit_statistics(images: Tensor, unit: int) -> tuple[Tensor, Tensor]:
@@ -142,20 +121,24 @@ class MaskedImages(Task):
         self.ratio, self.unit, self.normalize = ratio, unit, normalize
 
     def draw(self, images: Tensor, generator: torch.Generator | None = None) -> Tensor:
-        """The masks of a batch, (B, h, w), on its device."""
+        """The masks of a batch, (B, h, w), on its device: as many units in each image, at least one, and not all."""
         height, width = (side // self.unit for side in images.shape[-2:])
-        return draw_mask(len(images), (height, width), self.ratio, generator).to(images.device)
+        masked = min(max(round(self.ratio * height * width), 1), height * width - 1)
+        order = torch.rand(len(images), height * width, generator=generator).argsort(1)
+        return (order < masked).view(-1, height, width).to(images.device)
 
     def augment(self, images: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
         """Returns the images as they are, and the masks in place of the targets."""
         return images, self.draw(images)
 
     def losses(self, reconstructed: Tensor, images: Tensor, mask: Tensor) -> Tensor:
-        """The loss of each image, (B,)."""
+        """The mean absolute difference over the masked pixels of each image, (B,), in float32."""
         if self.normalize:
             mean, deviation = unit_statistics(images, self.unit)
             images = (images - mean) / deviation
-        return masked_loss(images, reconstructed, enlarge(mask, self.unit)[:, None])
+        hidden = enlarge(mask, self.unit)[:, None]
+        difference = (images.float() - reconstructed.float()).abs() * hidden
+        return difference.flatten(1).sum(1) / (hidden.flatten(1).sum(1) * images.shape[1])
 
     def loss(self, forward: Callable[..., Tensor], images: Tensor, mask: Tensor, amp: torch.autocast) -> Tensor:
         """The mean loss of images and their masks, a scalar of float32."""
