@@ -27,6 +27,7 @@ class Backbone(nn.Module):
     """
 
     feature_layers: str  # "blocks" or "stages"
+    classifier: str  # name of the last layer
     takes_pixel_mask = False  # whether features of images in a padded batch can leave the padding out
     if TYPE_CHECKING:
         norm: nn.Module
@@ -70,7 +71,7 @@ class Backbone(nn.Module):
 
     def get_classifier(self) -> nn.Module:
         """The last layer, from features to logits."""
-        raise NotImplementedError
+        return self.get_submodule(self.classifier)
 
     def reset_classifier(self, num_classes: int, global_pool: str | None = None) -> None:
         """Replaces the head; 0 classes: no head. None keeps the present pooling."""

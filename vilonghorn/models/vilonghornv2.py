@@ -112,6 +112,7 @@ class VisionLonghorn(Backbone):
     """
 
     feature_layers = "stages"
+    classifier = "head.fc"
     takes_pixel_mask = True
     img_size: tuple[int, int]
 
@@ -233,10 +234,6 @@ class VisionLonghorn(Backbone):
         blocks = [(rf"{stage}\.downsample", (0,)), (rf"{stage}\.blocks\.(\d+)", None)]
         stem, norm = r"^(?:model\.)?(?:stem|mask_token)", (r"^(?:model\.)?norm", (99999,))
         return dict(stem=stem, blocks=[(stage, None), norm] if coarse else [*blocks, norm])
-
-    def get_classifier(self) -> nn.Module:
-        """The last layer, from features to logits."""
-        return self.head.fc
 
     def reset_classifier(self, num_classes: int, global_pool: str | None = None) -> None:
         """Replaces the head by a new one with the model's device, dtype and mode.

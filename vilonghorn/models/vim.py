@@ -77,11 +77,12 @@ class VisionSSM(Backbone):
 
     Tokens go in and out prefix first (the class token, then M patches in raster order), as in timm's
     VisionTransformer. So do the rows of `pos_embed`. Only the scanned sequence has the class token in its middle:
-    hooks on `blocks.i` see tokens in this order, which `split_tokens` converts.
+    hooks on `blocks.i` see tokens in this order, which `vilonghorn.layers.class_token_first` converts.
     """
 
     dynamic_img_size: Final[bool]
     feature_layers = "blocks"
+    classifier = "head"
     pools: tuple[str, ...] = ("token", "avg", "avgmax", "max", "")
 
     def __init__(
@@ -227,10 +228,6 @@ class VisionSSM(Backbone):
             blocks=[(r"^(?:model\.)?blocks\.(\d+)", None), (r"^(?:model\.)?norm", (99999,))],
         )
 
-    def get_classifier(self) -> nn.Module:
-        """The last layer, from features to logits."""
-        return self.head
-
     def reset_classifier(self, num_classes: int, global_pool: str | None = None) -> None:
         """Replaces the head by a new one with the model's device, dtype and mode.
 
@@ -280,28 +277,6 @@ class VisionSSM(Backbone):
     def grid_size(self, img_size: int | tuple[int, int] | None = None, block: int | None = None) -> tuple[int, int]:
         """Rows and columns of patches of an image, padding included. Default: of the model's image size."""
         return self.patch_embed.dynamic_feat_size(to_2tuple(img_size or self.patch_embed.img_size))
-
-    def split_tokens(self, x: Tensor, img_size: int | tuple[int, int] | None = None) -> tuple[Tensor, Tensor]:
-        """Converts what a hook on `blocks.i` sees, whose tokens are in the order of the scan.
-
-        Args:
-            x: input or output of a block, (B, 1 + M, C), or its gradient; the class token is in the middle.
-            img_size: height and width of the images, in pixels. Default: the model's image size.
-
-        Returns:
-            The class token (B, 1, C) and the feature map of the patches (B, C, h, w).
-
-        Raises:
-            ValueError: another number of tokens than images of this size have.
-        """
-        h, w = self.grid_size(img_size)
-        if x.dim() != 3 or x.shape[1] != 1 + h * w:
-            raise ValueError(
-                f"tokens have shape {tuple(x.shape)}, expected (B, {1 + h * w}, C) for {h} x {w} patches; give the "
-                "height and width of the images as img_size"
-            )
-        tokens = class_token_first(x)
-        return tokens[:, :1], tokens[:, 1:].transpose(1, 2).unflatten(2, (h, w))
 
     def _embed(self, x: Tensor, masked: Tensor | None = None) -> Tensor:
         """(B, in_chans, H, W) images to the residual stream, (B, 1 + M, C) in the order of the scan."""
@@ -551,24 +526,16 @@ def _hub_cfg(repository: str, file: str) -> dict[str, Any]:
     return _cfg(hf_hub_id=repository, hf_hub_filename=file, origin_url=page, paper_ids="arXiv:2401.09417")
 
 
+NO_WEIGHTS = ["vim_nano", "vilonghorn_base"]
+NO_WEIGHTS += [f"vilonghorn_{size}{form}" for size in ("nano", "tiny", "small") for form in ("", "_exact", "_shared")]
 default_cfgs = generate_default_cfgs(
     {
-        "vim_nano": _cfg(),
+        **{name: _cfg() for name in NO_WEIGHTS},
         "vim_tiny.in1k": _hub_cfg("hustvl/Vim-tiny-midclstok", "vim_t_midclstok_76p1acc.pth"),
         "vim_small.in1k": _hub_cfg("hustvl/Vim-small-midclstok", "vim_s_midclstok_80p5acc.pth"),
         "vim_base.in1k": _hub_cfg("hustvl/Vim-base-midclstok", "vim_b_midclstok_81p9acc.pth"),
         "vim_tiny_stride8.in1k": _hub_cfg("hustvl/Vim-tiny-midclstok", "vim_t_midclstok_ft_78p3acc.pth"),
         "vim_nano_patch8.icons480": _cfg(**icons_cfg("vim_nano_patch8")),
-        "vilonghorn_nano": _cfg(),
-        "vilonghorn_tiny": _cfg(),
-        "vilonghorn_small": _cfg(),
-        "vilonghorn_base": _cfg(),
-        "vilonghorn_nano_exact": _cfg(),
-        "vilonghorn_tiny_exact": _cfg(),
-        "vilonghorn_small_exact": _cfg(),
-        "vilonghorn_nano_shared": _cfg(),
-        "vilonghorn_tiny_shared": _cfg(),
-        "vilonghorn_small_shared": _cfg(),
         "vilonghorn_nano_patch8.icons480": _cfg(**icons_cfg("vilonghorn_nano_patch8")),
         "vilonghorn_nano_exact_patch8.icons480": _cfg(**icons_cfg("vilonghorn_nano_exact_patch8")),
     }
