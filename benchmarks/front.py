@@ -24,10 +24,10 @@ from typing import Any
 
 import timm
 import torch
+from interleaved import Row, Steps, run_interleaved
 from jsonargparse.typing import PositiveInt
+from page_tables import Line, figure, median
 
-from vilonghorn.bench.interleaved import Row, Steps, run_interleaved
-from vilonghorn.bench.tables import Line, figure, median
 from vilonghorn.data.files import atomic_write, write_json
 from vilonghorn.engine.environment import machine
 from vilonghorn.export import export, load_for_export

@@ -21,12 +21,12 @@ from importlib.metadata import version
 from pathlib import Path
 
 import torch
+from candidates import model_steps
+from interleaved import STEPS, Row, Steps, run_interleaved
 from scan import WORKLOADS, Workload, cuda_graph, function_steps, scan_inputs, scan_steps
 from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
-from vilonghorn.bench.candidates import model_steps
-from vilonghorn.bench.interleaved import STEPS, Row, Steps, run_interleaved
 from vilonghorn.data.files import write_json
 from vilonghorn.ops import scan
 

@@ -15,10 +15,10 @@ import numpy as np
 import timm.data
 import torch
 from jsonargparse.typing import PositiveInt
+from page_tables import markdown
 from PIL import Image
 from tqdm import tqdm
 
-from vilonghorn.bench.tables import markdown
 from vilonghorn.data import ImageFolder, Loader, create_loader, write_beton
 
 MODES = ("jpg", "raw")

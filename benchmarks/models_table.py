@@ -13,10 +13,10 @@ from typing import NamedTuple
 
 import timm
 import torch
+from page_tables import fill_page, markdown
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.flop_counter import FlopCounterMode
 
-from vilonghorn.bench.tables import fill_page, markdown
 from vilonghorn.data.files import atomic_write
 
 PAGE = Path("docs/models.md")

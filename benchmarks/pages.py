@@ -3,12 +3,13 @@
     python benchmarks/pages.py
 
 in the root of a checkout. A page has a table between the lines <!-- NAME --> and <!-- end of NAME -->; `tables` has the
-names. The figures are those that `vilonghorn bench --json`, scan.py, front.py, gpu_day.py and export_weights.py wrote.
+names. The figures are those that models.py, scan.py, front.py, gpu_day.py and export_weights.py wrote.
 """
 
 from __future__ import annotations
 
 import json
+import re
 import shlex
 import sys
 from collections.abc import Iterable, Sequence
@@ -16,13 +17,13 @@ from pathlib import Path
 from typing import Any
 
 import front
+from interleaved import STEPS
 from matplotlib import rc_context
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullLocator
+from page_tables import by, figure, fill_page, markdown, median, ratio
 from scan import table as scan_lines
 
-from vilonghorn.bench.interleaved import STEPS
-from vilonghorn.bench.tables import by, figure, fill_page, markdown, median, ratio
 from vilonghorn.data.files import atomic_write
 
 ROOT = Path(__file__).parents[1]
@@ -152,11 +153,12 @@ def precision_table() -> str:
 
 
 def run_line(run: Run) -> str:
-    """A run: its file, date, machine and options."""
-    found, options = run["machine"], shlex.join(run["command"][1:]).partition(" --json")[0]
+    """A run: its file, date, machine and command, which was `vilonghorn bench` in the older ones."""
+    found, command = run["machine"], shlex.join(run["command"]).partition(" --json")[0]
+    command = re.sub("^vilonghorn bench( models)?", "python benchmarks/models.py", command)
     return (
         f"- [{run['file']}](../benchmarks/results/{run['file']}): {found['cpu']}, {found['cores']} cores, "
-        f"{run['date'][:10]}, torch {found['torch']}, `vilonghorn {options}`"
+        f"{run['date'][:10]}, torch {found['torch']}, `{command}`"
     )
 
 

@@ -14,10 +14,10 @@ import numpy as np
 import timm.data
 import torch
 from loader_speed import POLICY, make_photos
+from page_tables import markdown
 from PIL import Image
 from timm.data.auto_augment import NAME_TO_OP
 
-from vilonghorn.bench.tables import markdown
 from vilonghorn.data import ImageFolder, create_loader, write_beton
 from vilonghorn.data.augment import ops
 from vilonghorn.data.augment.policy import Policy

@@ -1,7 +1,7 @@
 """Times the scan beside the usual loop in torch and the roofline of the machine.
 
 `python benchmarks/scan.py [--device cuda] [--json FILE]` puts its rows into the report FILE of
-`vilonghorn bench --json FILE`, or makes it. pages.py fills the tables of the pages from such reports.
+`python benchmarks/models.py --json FILE`, or makes it. pages.py fills the tables of the pages from such reports.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
+from candidates import Candidate, measure
+from interleaved import STEPS, Row, Steps
+from page_tables import Line, by, figure, markdown, median, ratio
 from torch import Tensor
 
-from vilonghorn.bench.candidates import Candidate, measure
-from vilonghorn.bench.interleaved import STEPS, Row, Steps
-from vilonghorn.bench.tables import Line, by, figure, markdown, median, ratio
 from vilonghorn.data.files import write_json
 from vilonghorn.ops import backends, scan
 from vilonghorn.ops.rules import RULES

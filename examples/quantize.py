@@ -18,8 +18,10 @@ import numpy
 import onnxruntime
 from PIL import Image
 
-from vilonghorn.bench.tables import fill_page, markdown
 from vilonghorn.export.onnx_file import read_onnx
+
+sys.path.append(str(Path(__file__).parents[1] / "benchmarks"))
+from page_tables import fill_page, markdown  # noqa: E402
 
 PAGE = Path("docs/export/runtimes.md")
 IMAGES, BATCH = 2000, 50

@@ -12,7 +12,8 @@ import torch
 import torch.nn.functional as F
 from study.plan import Study, data_arguments, match_size, read_study
 
-from vilonghorn.bench.interleaved import Steps, run_interleaved
+from interleaved import Steps, run_interleaved  # isort: skip  (study puts benchmarks/ on the path)
+
 from vilonghorn.data.files import write_json
 from vilonghorn.engine.environment import machine
 

@@ -21,7 +21,8 @@ import numpy as np
 from study.results import Interval, Report, choose_rate, interval, read_report
 from study.tables import NONE, difference, differences, draw, score, scores
 
-from vilonghorn.bench.tables import fill_page, markdown
+from page_tables import fill_page, markdown  # isort: skip  (study puts benchmarks/ on the path)
+
 from vilonghorn.data.files import atomic_write
 
 ROOT = Path(__file__).parents[1]

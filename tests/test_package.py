@@ -30,7 +30,7 @@ ORDER = [
     ["data", "figures"],
     ["engine"],
     ["inference"],
-    ["bench", "export", "interpret", "publish"],
+    ["export", "interpret", "publish"],
     ["cli"],
 ]
 RANK = {name: rank for rank, group in enumerate(ORDER) for name in group}

@@ -25,7 +25,7 @@ from .data.images import EXTENSIONS, MAX_PIXELS, list_images, printable, read_im
 from .data.loaders.processes import read_batches
 from .engine import load_config, load_run
 from .engine.checkpoint import RunDirectory, load_weights
-from .engine.config import DataConfig, nearest
+from .engine.config import nearest
 from .engine.config_file import run_config
 from .engine.device import pick_device
 from .engine.evaluate import check_names, name_weights, pretrained_class_names
@@ -167,20 +167,10 @@ def predict(
                 yield result if "error" in result else result | {"predictions": next(predictions)}
 
 
-def preprocessing(data: DataConfig) -> dict[str, Any]:
-    """Returns the arguments of `timm.data.create_transform` that repeat a run's validation transform."""
-    return dict(
-        input_size=(3, data.image_size, data.image_size),
-        mean=tuple(data.mean),
-        std=tuple(data.std),
-        crop_pct=data.crop_pct,
-        crop_mode=data.crop_mode,
-        interpolation={"area": "box"}.get(data.interpolation, data.interpolation),
-    )
+def find_run(run: str, checkpoint: str) -> tuple[str, Path, dict[str, Any]]:
+    """Finds the model of a run, the file of its "best" or "last" weights, and its preprocessing of held-out images.
 
-
-def find_run(run: str, checkpoint: str) -> tuple[str, Path, DataConfig]:
-    """The model of a run, the file of its "best" or "last" weights, and its data.
+    The preprocessing are the arguments of `timm.data.create_transform` that repeat the run's transform.
 
     Raises:
         ValueError: another checkpoint, or a file without the record of a run.
@@ -190,7 +180,16 @@ def find_run(run: str, checkpoint: str) -> tuple[str, Path, DataConfig]:
         raise ValueError(f"--checkpoint is {checkpoint!r}, expected best or last: {run} is the directory of a run")
     file = RunDirectory(run).weights(checkpoint)
     _, record = load_weights(file, tensors=False)
-    return record.get("model", ""), file, load_config(run_config(run)).data
+    data = load_config(run_config(run)).data
+    preprocessing = dict(
+        input_size=(3, data.image_size, data.image_size),
+        mean=tuple(data.mean),
+        std=tuple(data.std),
+        crop_pct=data.crop_pct,
+        crop_mode=data.crop_mode,
+        interpolation={"area": "box"}.get(data.interpolation, data.interpolation),
+    )
+    return record.get("model", ""), file, preprocessing
 
 
 def create_model(name: str, checkpoint: str, model_kwargs: dict[str, Any]) -> tuple[nn.Module, list[str] | None]:
@@ -264,11 +263,11 @@ def _read_file(file: Path, name: str, architecture: str) -> tuple[dict[str, Any]
 def _load_run(name: str, checkpoint: str, model_kwargs: dict[str, Any] | None) -> LoadedModel:
     if model_kwargs:
         raise ValueError(f"{name} is the directory of a run, which has its own arguments: leave out --model-kwargs")
-    _, _, data = find_run(name, checkpoint)
+    _, _, preprocessing = find_run(name, checkpoint)
     model, record = load_run(name, checkpoint)
     return LoadedModel(
         model=model,
-        preprocessing=preprocessing(data),
+        preprocessing=preprocessing,
         class_names=record.get("class_names"),
         architecture=record["model"],
         weights=f"{name_weights(checkpoint, record)} of run {Path(name).resolve().name}",

@@ -3,4 +3,6 @@
 import sys
 from pathlib import Path
 
-sys.path.append(str(Path(__file__).parents[1] / "data"))  # of icons.py and npm.py, which make the data
+ROOT = Path(__file__).parents[2]
+# icons.py and npm.py make the data; page_tables.py and interleaved.py are shared with the benchmarks.
+sys.path += [str(ROOT / "studies" / "data"), str(ROOT / "benchmarks")]

@@ -8,8 +8,8 @@ from typing import Any
 
 from matplotlib import rc_context
 from matplotlib.figure import Figure
+from page_tables import markdown
 
-from vilonghorn.bench.tables import markdown
 from vilonghorn.data.files import atomic_write
 
 from .plan import Table

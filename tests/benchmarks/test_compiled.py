@@ -7,12 +7,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import compiled
 import pytest
 
 FOLDER = Path(__file__).parents[2] / "benchmarks"
-sys.path.append(str(FOLDER))
-import compiled  # noqa: E402
-
 pytestmark = pytest.mark.skipif(compiled.cuobjdump() is None, reason="cuobjdump is not installed")
 # Instructions for 32 channels and one step.
 CUDA_LIMITS = {

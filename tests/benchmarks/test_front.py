@@ -1,20 +1,16 @@
 """benchmarks/front.py: tables have the figures of the report, failures are named, interrupted runs lose nothing."""
 
-import importlib
 import json
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import pytest
 
-FOLDER = Path(__file__).parents[2] / "benchmarks"
 OURS, LEVIT, MOBILENET, EFFICIENTVIT = "vilonghornv2_tiny", "levit_192", "mobilenetv4_conv_medium", "efficientvit_b1"
 
 
 @pytest.fixture
-def front(monkeypatch):
-    monkeypatch.syspath_prepend(str(FOLDER))
-    return importlib.import_module("front")
+def front(script):
+    return script("benchmarks/front")
 
 
 def row(model, form, ms, size=224, run="2026-01-01 00:00:00", problem=None):

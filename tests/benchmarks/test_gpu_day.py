@@ -8,9 +8,9 @@ from types import ModuleType
 
 import pytest
 import torch
+from interleaved import STEPS
 from oracle import error, oracle
 
-from vilonghorn.bench.interleaved import STEPS
 from vilonghorn.ops import scan
 
 ROOT = Path(__file__).parents[2]

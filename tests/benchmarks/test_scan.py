@@ -2,9 +2,9 @@
 
 import pytest
 import torch
+from interleaved import STEPS
 from oracle import error, oracle
 
-from vilonghorn.bench.interleaved import STEPS
 from vilonghorn.ops.rules import RULES
 
 

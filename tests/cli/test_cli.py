@@ -53,7 +53,8 @@ def test_python_m_is_the_same_command():
     "arguments, words",
     [
         ([], "error: give a command"),
-        (["run", "train.py"], "there is no command 'run'; did you mean exec"),
+        (["run", "train.py"], "there is no command 'run'; did you mean vilonghorn exec"),
+        (["bench", "--quick"], "there is no command 'bench'; did you mean python benchmarks/models.py in a clone?"),
         (["xyzzy"], "there is no command 'xyzzy'; expected one of train, pretrain, evaluate"),
     ],
 )

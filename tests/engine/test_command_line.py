@@ -68,6 +68,10 @@ def test_control_c_leaves_a_run_to_resume_and_says_how(data, tmp_path, capsys, m
     [
         (["--data.train=nowhere"], FileNotFoundError, "data.train is nowhere, but .* /.*/nowhere: expected a folder"),
         (["--data.val=a/b"], FileNotFoundError, "data.val is a/b, .* the .beton file"),
+        (["--data.train=hfds/me/a:train"], ValueError, "type vilonghorn beton hf:me/a:train a-train.beton"),
+        (["--data.val=hfds/a:b[:9%]"], ValueError, r"data.val is .* type vilonghorn beton 'hf:a:b\[:9%\]' a-b-9.beton"),
+        (["--data.train=wds/x/train-*.tar"], ValueError, r"type vilonghorn beton x/train-\*.tar train.beton"),
+        (["--data.train=wds/x/shards"], ValueError, r"type vilonghorn beton x/shards/\*.tar shards.beton"),
         (["--model.num_classes=7"], ValueError, "model.num_classes is 7 but the data has 10"),
         (["--resume=a", "--evaluate=b"], ValueError, "--evaluate: not allowed with argument --resume"),
         (["--evaluate=a", "--overwrite"], ValueError, "--overwrite: not allowed with argument --evaluate"),

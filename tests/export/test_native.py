@@ -134,7 +134,7 @@ def test_a_program_in_cpp_classifies(exported, images, tmp_path):
         pytest.skip("needs g++ and a wheel of onnxruntime that has libonnxruntime.so")
     (tmp_path / "libonnxruntime.so.1").symlink_to(library)
     program, headers = tmp_path / "classify", ROOT / "kernels/ort"
-    command = [compiler, "-std=c++17", ROOT / "docs/examples/classify.cpp", "-I", headers, library, "-o", program]
+    command = [compiler, "-std=c++17", ROOT / "examples/classify.cpp", "-I", headers, library, "-o", program]
     subprocess.run(command, check=True)
     (tmp_path / "image.f32").write_bytes(images(1, 3, 40, 24).numpy().tobytes())
     environment = {**os.environ, "LD_LIBRARY_PATH": str(tmp_path)}

@@ -9,7 +9,9 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
 import pytest
+import timm
 import torch
+from count_calls import count
 from hypothesis import given
 from hypothesis import strategies as st
 from native_gemm import needs_amx, products
@@ -458,3 +460,10 @@ def test_under_autocast_the_operators_take_bfloat16_factors():
     assert y.dtype == torch.float32 and not torch.equal(y, expected)
     with products("medium"):
         assert torch.equal(block(x), y)
+
+
+@needs_fused
+@pytest.mark.parametrize("name, limits", [("vilonghornv2_tiny", (11, 40, 560)), ("vilonghorn_tiny", (12, 40, 760))])
+def test_a_forward_pass_enters_few_files_and_functions(name, limits):
+    found = count(timm.create_model(name, img_size=32).eval(), torch.randn(1, 3, 32, 32))
+    assert all(number <= limit for number, limit in zip(found.values(), limits)), found

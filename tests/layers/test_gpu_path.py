@@ -69,7 +69,7 @@ def test_the_way_of_a_gpu_compiles_into_one_graph(monkeypatch):
 def test_the_backends_of_a_gpu_come_in_the_order_of_preference(monkeypatch):
     monkeypatch.setattr(triton_backend, "unavailable", lambda device_type, dtype=None: None)
     with FakeTensorMode():
-        args = ScanArguments(*(torch.empty(1, device="cuda"),) * 4)
+        args = ScanArguments(*(torch.empty(1, 1, 3, 2, device="cuda"),) * 4)
         assert choose(args) is triton_backend
         monkeypatch.setattr(cuda, "unavailable", lambda device_type, dtype=None: None)
         assert choose(args) is cuda

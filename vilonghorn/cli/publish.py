@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ..engine import load_run
-from ..inference import find_run, preprocessing
+from ..inference import find_run
 from ..publish import make_card, save_pretrained
 from . import make_parser
 from .arguments import add_run
@@ -25,13 +25,13 @@ def main(argv: Sequence[str]) -> None:
     folder, (model, record) = options.folder, load_run(options.run, options.checkpoint)
     if not record["kwargs"]["num_classes"]:
         raise ValueError(f"{options.run} has learned without labels, no classifier: train from its weights first")
-    _, _, data = find_run(options.run, options.checkpoint)
+    _, _, preprocessing = find_run(options.run, options.checkpoint)
     metrics = {f"{name[:3]}-{name[3:]} (%)": f"{record[name]:.2f}" for name in ("top1", "top5") if name in record}
     metrics["measured on"] = "the held-out images of the run"
     metrics["weights"] = f"{record['weights']} of epoch {record['epoch']}"
     model.pretrained_cfg["license"] = options.license
     names = record.get("class_names")
     card = make_card(model, options.repo or Path(folder).name, metrics, options.license, names)
-    save_pretrained(model, folder, card, data_config=preprocessing(data), model_config={"label_names": names})
+    save_pretrained(model, folder, card, data_config=preprocessing, model_config={"label_names": names})
     print(f'{folder}: timm.create_model("local-dir:{folder}", pretrained=True)')
     print(f"upload it: hf upload {options.repo or 'OWNER/NAME'} {folder} .")

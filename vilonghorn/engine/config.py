@@ -20,8 +20,7 @@ class DataConfig(ImageConfig):
     """The data of a run: files, batches and preprocessing. `ImageConfig` has the other keys.
 
     Args:
-        train: a .beton file or an image folder (one folder per class) to train on; hfds/NAME:SPLIT: of Hugging Face's
-            library datasets; wds/FOLDER or wds/PATTERN: tar files of WebDataset
+        train: a .beton file or an image folder (one folder per class) to train on
         val: the same to evaluate on
     """
 

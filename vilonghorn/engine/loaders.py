@@ -1,6 +1,8 @@
 """The loaders of a run."""
 
 import os
+import re
+import shlex
 import warnings
 from collections.abc import Sequence
 from dataclasses import fields
@@ -11,7 +13,6 @@ import torch
 
 from ..data import create_loader
 from ..data.loaders.config import LoaderConfig
-from ..data.named import is_named
 from .config import Config
 from .distributed import Distributed
 
@@ -29,16 +30,23 @@ def build_loader(
     `split` is "train" to read `data.train` without augmentation, as held-out data; None: the usual one.
     `classes` are the class names by label; held-out data may lack some. None: those of the data.
 
-    Raises FileNotFoundError if there is no such data, and the errors of `create_loader`.
+    Raises FileNotFoundError or ValueError if there is no such data, and the errors of `create_loader`.
     """
     data, dist = config.data, Distributed()
     split = split or ("train" if training else "val")
     key, source = f"data.{split}", getattr(data, split)
-    if not (is_named(source) or Path(source).exists()):
+    kind, _, rest = source.partition("/")
+    if kind in ("hfds", "wds"):
+        given = shlex.quote(f"hf:{rest}") if kind == "hfds" else rest if rest.endswith(".tar") else f"{rest}/*.tar"
+        target = re.sub(r"\W+", "-", Path(rest).stem).strip("-") + ".beton"
+        raise ValueError(
+            f"{key} is {source}, but training reads .beton files and image folders: "
+            f"type vilonghorn beton {given} {target}, and give {target}"
+        )
+    if not Path(source).exists():
         raise FileNotFoundError(
             f"{key} is {source}, but there is no {Path(source).absolute()}: expected a folder with one folder "
-            "of images for each class, the .beton file that vilonghorn beton FOLDER FILE makes of it, "
-            "hfds/NAME:SPLIT or wds/FILES"
+            "of images for each class, or the .beton file that vilonghorn beton FOLDER FILE makes of it"
         )
     options = {"seed": config.run.seed, "device": device, "classes": classes}
     options |= {"rank": dist.rank, "world_size": dist.world_size, "labelled": config.task.labelled}

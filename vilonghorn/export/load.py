@@ -7,7 +7,7 @@ from typing import Any
 import timm
 from timm.models._features import FeatureGetterNet
 
-from ..inference import create_model, find_run, is_ours, preprocessing
+from ..inference import create_model, find_run, is_ours
 from ..layers.patch_embed import padding
 from ..models import Backbone
 from .capture import backbone, min_grid
@@ -36,8 +36,7 @@ def load_for_export(
     """
     name, kwargs = str(name), dict[str, Any](dynamic_img_pad=False)
     if is_run := Path(name).is_dir():
-        name, checkpoint, data = find_run(name, str(checkpoint or "best"))
-        kwargs["pretrained_cfg_overlay"] = preprocessing(data)
+        name, checkpoint, kwargs["pretrained_cfg_overlay"] = find_run(name, str(checkpoint or "best"))
     if not is_ours(name):
         known = ", ".join(filter(is_ours, timm.list_models()))
         raise ValueError(f"{name} is neither the directory of a run nor one of this library's models: {known}")

@@ -20,7 +20,6 @@ from ..ops._torch import (
     has_global_hooks,
     is_tracing,
     is_unchanged,
-    needs_grad,
     sees_no_operators,
 )
 from ..ops.arguments import BlockArguments, MlpWeights, named_tensors, tensors
@@ -41,19 +40,17 @@ def run(block: Any, x: Tensor, grid: list[int] | None) -> Tensor | None:
         return None
     bf16 = autocast_dtype(x) is not None
     if not sees_no_operators((x,)):
-        return run_operator(block, x, grid, bf16) if is_one_operator(block) else None
+        return run_checked(block, x, grid, bf16)
     sides = None if grid is None else tuple(grid)
     call = Call(x.shape, sides, bf16, torch.get_num_threads(), torch.get_float32_matmul_precision())
     plan = PLANS.get(block)
     if plan is None or plan.call != call or not plan.holds(block):
         PLANS.pop(block, None)
-        if not is_one_operator(block):
-            return None
-        if (plan := make_plan(block, x, grid, call)) is not None:
-            PLANS[block] = plan
-    drops = isinstance(block.drop_path, DropPath) and block.drop_path.training
-    if plan is None or drops or torch.is_grad_enabled() and needs_grad([x, *plan.parameters()]):
-        return run_operator(block, x, grid, bf16)
+        if (plan := make_plan(block, x, grid, call)) is None:
+            return run_checked(block, x, grid, bf16)
+        PLANS[block] = plan
+    if torch.is_grad_enabled() or isinstance(block.drop_path, DropPath) and block.drop_path.training:
+        return run_operator(block, plan.arguments(block, x))
     return plan.run(block, x)
 
 
@@ -106,15 +103,20 @@ def block_arguments(block: Any, x: Tensor, grid: list[int] | None, bf16: bool) -
     return BlockArguments(*given, mixer.rule, mixer.flags, block.norm.eps, mlp_eps, bf16, conv_grid)
 
 
-def run_operator(block: Any, x: Tensor, grid: list[int] | None, bf16: bool) -> Tensor | None:
-    """The operator, with gradients, for a block that it computes; None if it does not take the weights."""
-    args = block_arguments(block, x, grid, bf16)
-    if not all([t is None or is_float32_on_cpu(t) for t in tensors(args)]):
+def run_checked(block: Any, x: Tensor, grid: list[int] | None, bf16: bool) -> Tensor | None:
+    """The result of the operator for a block without a plan; None if it does not compute that block."""
+    args = block_arguments(block, x, grid, bf16) if is_one_operator(block) else None
+    if args is None or not all([t is None or is_float32_on_cpu(t) for t in tensors(args)]):
         return None
+    return run_operator(block, args)
+
+
+def run_operator(block: Any, args: BlockArguments) -> Tensor:
+    """The result of the operator, which has gradients, with stochastic depth."""
     if isinstance(block.drop_path, DropPath) and block.drop_path.training:
-        branches = 1 if block.mlp is None else 2
-        scales = [block.drop_path(x.new_ones(len(x))) for _ in range(branches)]  # as timm's DropPath draws them
-        args = args._replace(drop_scales=torch.stack(scales))
+        branches, ones = 1 if args.mlp is None else 2, args.x.new_ones(len(args.x))
+        scales = torch.stack([block.drop_path(ones) for _ in range(branches)])  # as timm's DropPath draws them
+        args = args._replace(drop_scales=scales)
     return run_block(args)
 
 
@@ -136,22 +138,19 @@ class Plan:
 
     X, A, OUT = (cpu.BLOCK.offset(name) for name in ("x", "A", "out"))
 
-    def __init__(self, block: Any, packed: bytes, call: Call) -> None:
+    def __init__(self, block: Any, args: BlockArguments, packed: bytes, call: Call) -> None:
         mixer, mlp = block.mixer, block.mlp
+        self.args = args._replace(x=args.x.new_empty(0))  # a plan holds no tokens
         self.packed, self.call = packed, call
         self.children = [*block._modules.values()]
         modules = [module for child in self.children if child is not None for module in child.modules()]
         self.modules = [(module, type(module), [*module._modules.values()]) for module in modules]
         places = [(module, name) for module in modules for name in module._parameters]
-        self.weights = [(module, name, memory_of(module._parameters[name])) for module, name in places]
+        self.weights = [(module, name, t := module._parameters[name], _memory(t)) for module, name in places]
         options = [(block.norm, "eps"), (mixer, "rule"), (mixer, "flags")]
         if mlp is not None:
             options += [(block.norm2, "eps"), (mlp, "gate_last"), (mlp.drop1, "p"), (mlp.drop2, "p")]
         self.options = [(module, name, copy.copy(module.__dict__[name])) for module, name in options]
-
-    def parameters(self) -> list[Tensor | None]:
-        """The weights of the block, from the dictionaries of its modules: attributes of a module take longer."""
-        return [module.__dict__["_parameters"].get(name) for module, name, _ in self.weights]
 
     def holds(self, block: Any) -> bool:
         """Whether the block is as it was when the plan was made."""
@@ -160,14 +159,24 @@ class Plan:
         for module, kind, children in self.modules:
             if not is_unchanged(module, kind) or [*module.__dict__["_modules"].values()] != children:
                 return False
-        for module, name, memory in self.weights:
-            t = module.__dict__["_parameters"].get(name)
-            if (None if t is None else (type(t), t.data_ptr(), t.dtype, t.shape, t.is_contiguous())) != memory:
+        for module, name, weight, memory in self.weights:
+            if module.__dict__["_parameters"].get(name) is not weight:  # an attribute of a module takes longer
+                return False
+            if memory is not None and memory != (weight.data_ptr(), weight.dtype, weight.shape, weight.is_contiguous()):
                 return False
         for module, name, value in self.options:
             if module.__dict__.get(name) != value:
                 return False
         return True
+
+    def arguments(self, block: Any, x: Tensor) -> BlockArguments:
+        """`block_arguments` of the block."""
+        weights, mixer = self.args.weights, block.mixer
+        if self.args.conv_grid:
+            weights = weights._replace(conv_weight=mixer.conv_weight.flatten(2))
+        if weights.A is not None:
+            weights = weights._replace(A=decay_rates(mixer.A_log))
+        return self.args._replace(x=x, weights=weights)
 
     def run(self, block: Any, x: Tensor) -> Tensor:
         """The result of the block without gradients and stochastic depth."""
@@ -184,13 +193,15 @@ class Plan:
 PLANS: WeakKeyDictionary[nn.Module, Plan] = WeakKeyDictionary()
 
 
-def memory_of(t: Tensor | None) -> tuple | None:
+def _memory(t: Tensor | None) -> tuple | None:
     """Where a weight is and what it is."""
-    return None if t is None else (type(t), t.data_ptr(), t.dtype, t.shape, t.is_contiguous())
+    return None if t is None else (t.data_ptr(), t.dtype, t.shape, t.is_contiguous())
 
 
 def make_plan(block: Any, x: Tensor, grid: list[int] | None, call: Call) -> Plan | None:
-    """A plan of a block that the operator computes; None if the library cannot read the block's weights in place."""
+    """A plan of a block; None if the operator does not compute it, or the library cannot read its weights in place."""
+    if not is_one_operator(block):
+        return None
     args = block_arguments(block, x, grid, call.bf16)
     weights = [t for name, t in named_tensors(args).items() if t is not None and name not in ("x", "A")]
     if not all([is_float32_on_cpu(t) and t.is_contiguous() for t in weights]) or not sees_no_operators(weights):
@@ -198,7 +209,6 @@ def make_plan(block: Any, x: Tensor, grid: list[int] | None, call: Call) -> Plan
     if not all(type(side) is int for side in call.grid or ()):
         return None
     validate_block(args)
-    packed, _ = cpu.pack_block(args)
-    plan = Plan(block, packed, call)
-    own = {t.data_ptr() for t in plan.parameters() if t is not None}
-    return plan if all([t.data_ptr() in own for t in weights]) else None
+    plan = Plan(block, args, cpu.pack_block(args)[0], call)
+    own = {memory[0] for *_, memory in plan.weights if memory is not None}
+    return plan if all([t.data_ptr() in own for t in weights]) else None  # a weight may be no parameter

@@ -180,15 +180,20 @@ class Mixer(nn.Module):
             y = fast_mixer.run(self, x, grid)
             if y is not None:
                 return y
-        xz = self.in_proj(x)  # values and gates
-        y = torch.ops.vilonghorn.mamba_inner(xz, *self.weights(), self.scan_norm, self.rule, self.flags, grid, valid)
-        return self.out_proj(y)
-
-    def weights(self) -> MixerWeights:
-        """The weights between the two linear layers, as `vilonghorn.ops.mamba_inner` takes them."""
         A: Tensor | None = None
         if self.A_log is not None:
             A = decay_rates(self.A_log)
+        conv, projections = (self.conv_weight, self.conv_bias), (self.x_proj, self.dt_proj, self.dt_bias)
+        xz = self.in_proj(x)  # values and gates
+        y = torch.ops.vilonghorn.mamba_inner(
+            xz, *conv, *projections, A, self.D, self.scan_norm, self.rule, self.flags, grid, valid
+        )
+        return self.out_proj(y)
+
+    @torch.jit.unused
+    def weights(self) -> MixerWeights:
+        """The weights between the two linear layers, as `vilonghorn.ops.mamba_inner` takes them."""
+        A = None if self.A_log is None else decay_rates(self.A_log)
         return MixerWeights(self.conv_weight, self.conv_bias, self.x_proj, self.dt_proj, self.dt_bias, A, self.D)
 
     def extra_repr(self) -> str:

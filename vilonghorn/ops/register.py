@@ -6,6 +6,7 @@ can be differentiated once, in reverse mode.
 """
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import islice
 from typing import Any, NamedTuple
 
@@ -140,6 +141,10 @@ def register_op(
         def backward(ctx, *grads):
             return *apply_backward(ctx, *grads), None
 
+    def run_directly(args, *flat_and_save):
+        validate(args)
+        return run_forward(args, flat_and_save[-1])
+
     def run(args: NamedTuple) -> Tensor:
         flat, tracing = flatten(args), is_tracing(args[0])
         given = [*islice(flat, num_tensors)]
@@ -147,12 +152,9 @@ def register_op(
         if save and not tracing:
             if functorch_transform() is not None:
                 raise RuntimeError(f"{qualified} has no gradients inside torch.func (grad, vmap, jacrev); {WAY_OUT}")
-            results = Eager.apply(*flat, save, kernel if direct else op)
-        elif direct:
-            validate(args)
-            results = (forward if args[0].numel() else fake)(args, save)
+            results = Eager.apply(*flat, save, partial(run_directly, args) if direct else op)
         else:
-            results = op(*flat, save)
+            results = run_directly(args, *flat, save) if direct else op(*flat, save)
         return results[0] if num_saved else results
 
     return run

@@ -50,15 +50,17 @@ def once(check: Callable[[Any], Sizes]) -> Callable[[Any], Sizes]:
 
 
 def _key(args: Any) -> tuple:
-    return tuple([(a.shape, a.dtype, a.device) if isinstance(a, Tensor) else _hashable(a) for a in flatten(args)])
-
-
-def _hashable(option: Any) -> Any:
-    if not isinstance(option, (list, tuple)):
-        return option
-    if any([isinstance(value, Tensor) for value in option]):
-        raise TypeError("the hash of a tensor does not depend on its value")
-    return tuple(option)
+    key: list[Any] = []
+    for value in flatten(args):
+        if isinstance(value, Tensor):
+            key += (value.shape, value.dtype, value.device)
+        elif not isinstance(value, (list, tuple)):
+            key.append(value)
+        elif any([isinstance(item, Tensor) for item in value]):
+            raise TypeError("the hash of a tensor does not depend on its value")
+        else:
+            key.append(tuple(value))
+    return tuple(key)
 
 
 def validate(operator: str, args: Any, sources: Sequence[str]) -> Sizes:

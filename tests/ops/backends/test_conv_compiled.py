@@ -3,15 +3,12 @@
 import re
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
+import compiled
 import pytest
 
 ROOT = Path(__file__).parents[3]
-sys.path.append(str(ROOT / "benchmarks"))
-import compiled  # noqa: E402
-
 pytestmark = [
     pytest.mark.skipif(compiled.cuobjdump() is None, reason="cuobjdump is not installed"),
     pytest.mark.skipif(shutil.which("nvcc") is None, reason="nvcc is not installed"),

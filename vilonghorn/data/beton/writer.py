@@ -1,4 +1,4 @@
-"""Writes `.beton` files from image folders and map-style datasets: threads encode, and the file grows in order.
+"""Writes `.beton` files from image folders and datasets: threads encode, and the file grows in order.
 
 FFCV's own writer hangs when a worker fails, and leaves shared memory behind. This one writes the same format from one
 process, and its bytes do not depend on the number of workers.
@@ -10,7 +10,6 @@ import io
 import json
 import operator
 import os
-import warnings
 import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import closing
@@ -22,9 +21,10 @@ from PIL import Image
 from tqdm import tqdm
 
 from ..files import atomic_writes, explain_full_disk, named_errors, only_writer
-from ..images import MAX_PIXELS, MIN_SIDE, ImageFolder, UnreadableImage, printable, to_rgb
+from ..images import MAX_PIXELS, MIN_SIDE, UnreadableImage, shorten, to_rgb
 from ..threads import available_cpus, in_order
 from . import format as fmt
+from .sources import Sample, open_samples
 
 MIN_PAGE = 8 << 20  # bytes; FFCV's default. An image lies within one page.
 MAX_RESOLUTION = 16384  # pixels; keeps a page below the 4 GiB that the header can name
@@ -49,17 +49,17 @@ def write_beton(
     The file gets its final name only when it is complete and checked; an error leaves an older file as it was.
 
     Args:
-        source: an image folder (`root/class/image`), or a map-style dataset of (image, label), where an image is a PIL
-            image or a uint8 array (H, W), (H, W, 1) or (H, W, 3), and a label a non-negative integer. A dataset is
-            read from several threads unless `workers` is 1.
+        source: an image folder (`root/class/image`), `hf:NAME:SPLIT`, tar files of WebDataset (`a.tar::b-{0..9}.tar`),
+            or a map-style dataset of (image, label), where an image is a PIL image or a uint8 array (H, W), (H, W, 1)
+            or (H, W, 3), and a label a non-negative integer. It is read from several threads unless `workers` is 1.
         path: the file to write; its folder exists.
         mode: "raw" (8-bit pixels, fastest to read) or "jpg".
         max_resolution: larger images are shrunk until no side has more pixels.
-        max_pixels: an image file of a folder with more pixels is refused; a dataset has its own limit.
+        max_pixels: an image file with more pixels is refused; a map-style dataset has its own limit.
         jpeg_quality: 1 to 100.
-        classes: class names of a dataset; default: its attribute `classes`, as torchvision's have.
+        classes: class names by label; default: those of the source, such as the attribute `classes` of a dataset.
         workers: encoding threads; default: one for each CPU.
-        skip_unreadable: leave out images that cannot be decoded, and list them in the manifest.
+        skip_unreadable: leave out images that cannot be decoded or have no label, and list them in the manifest.
         overwrite: replace an existing file.
         progress: show a progress bar.
 
@@ -83,13 +83,12 @@ def write_beton(
     with only_writer(path):
         if path.exists() and not overwrite:
             raise FileExistsError(f"{path}: exists; give another name, or --overwrite (overwrite=True) to replace it")
-        if isinstance(source, (str, os.PathLike)):
-            source = ImageFolder(source, max_pixels)
-            for note in source.notes:
-                warnings.warn(note, stacklevel=2)
-        if len(source) == 0:
-            raise ValueError("the dataset to write is empty; expected at least one sample")
-        classes = getattr(source, "classes", None) if classes is None else classes
+        samples, count, names = open_samples(source, max_pixels)
+        if count == 0:
+            raise ValueError("the dataset to write is empty; expected at least one sample with a label")
+        classes = names if classes is None else classes
+        if moved := [name for name, own in zip(classes or (), names or ()) if name != own and name in names]:
+            raise ValueError(f"classes: {moved[0]} has another label in the source, whose classes are {shorten(names)}")
         classes = None if classes is None else list(classes)
         if not fmt.are_class_names(classes):
             raise ValueError(f"the classes are {classes}; give classes=[...], a distinct string for each label")
@@ -97,11 +96,11 @@ def write_beton(
         quality = jpeg_quality if mode == "jpg" else None
         unreadable: dict[int, str] = {}  # by sample index, why its image cannot be used
 
-        def encode(index: int) -> tuple[np.ndarray, bytes] | None:
-            name = printable(source.paths[index]) if isinstance(source, ImageFolder) else f"sample {index}"
+        def encode(numbered: tuple[int, Sample]) -> tuple[np.ndarray, bytes] | None:
+            index, (name, read) = numbered
             try:
                 with named_errors(Path(name)):
-                    image, label = source[index]
+                    image, label = read()
                 return _encode(image, label, name, max_resolution, quality, limit)
             except UnreadableImage as error:
                 if not skip_unreadable:
@@ -114,10 +113,10 @@ def write_beton(
         with (
             explain_full_disk(path, "write again, elsewhere or with mode 'jpg'"),
             atomic_writes((path, "wb"), (fmt.manifest_path(path), "w")) as (file, beside),
-            closing(in_order(encode, range(len(source)), workers)) as encoded,
+            closing(in_order(encode, enumerate(samples), workers)) as encoded,
         ):
-            bar = tqdm(encoded, total=len(source), desc=f"writing {path.name}", unit="img", disable=not progress)
-            digest, checksums = _write(file, bar, len(source), page)
+            bar = tqdm(encoded, total=count, desc=f"writing {path.name}", unit="img", disable=not progress)
+            digest, checksums = _write(file, bar, count, page)
             if not len(checksums):
                 raise UnreadableImage(f"no image of the dataset can be read; the first error: {unreadable[0]}")
             beton = fmt.check_beton(file.name)

@@ -10,7 +10,6 @@ import numpy as np
 
 from ..beton.format import Beton, check_beton
 from ..images import ImageFolder, UnlabelledFolder, describe_crop, image_sizes, shorten
-from ..named import NamedImages, is_named
 from ..threads import available_cpus
 from .config import LoaderConfig
 from .loader import FolderLoader, Loader
@@ -23,7 +22,7 @@ def create_loader(source: str | os.PathLike, **options: Any) -> Loader:
     centre crops in the order of the source. A `.beton` is read by FFCV, a folder by PIL in timm's transforms.
 
     Args:
-        source: a `.beton` file, an image folder (`root/class/image`), or a name of `vilonghorn.data.named`.
+        source: a `.beton` file, or an image folder (`root/class/image`).
         options: fields of `LoaderConfig`.
 
     Returns:
@@ -40,7 +39,7 @@ def create_loader(source: str | os.PathLike, **options: Any) -> Loader:
         What a user may not expect: files that are left out, classes without images, checks that cannot be made.
     """
     config = LoaderConfig(**options)
-    from_folder = is_named(source) or Path(source).is_dir()
+    from_folder = Path(source).is_dir()
     if config.workers is None:
         cpus = max(1, available_cpus() // int(os.environ.get("LOCAL_WORLD_SIZE", 1)))  # torchrun's processes share them
         config = replace(config, workers=min(8, cpus) if from_folder else cpus)
@@ -48,10 +47,7 @@ def create_loader(source: str | os.PathLike, **options: Any) -> Loader:
         by_area = config.training and not from_folder
         config = replace(config, interpolation="area" if by_area else "bicubic")
     folder = ImageFolder if config.labelled else UnlabelledFolder
-    if is_named(source):
-        data = NamedImages(os.fspath(source), config.max_pixels, config.classes, config.labelled)
-    else:
-        data = folder(source, config.max_pixels, config.classes) if from_folder else check_beton(Path(source))
+    data = folder(source, config.max_pixels, config.classes) if from_folder else check_beton(Path(source))
     if isinstance(data, Beton):
         if config.checksums and data.checksums is None:
             raise ValueError(f"{data.notes[0]} (checksums is true; null reads it as it is)")

@@ -107,7 +107,9 @@ class Struct:
 
     def pack(self, values: dict[str, Any]) -> bytes:
         """The struct with `values` by the names of its fields; the others are zero."""
-        return self.layout.pack(*(self.zeros | values).values())
+        if len(values) < len(self.zeros):
+            values = self.zeros | values
+        return self.layout.pack(*values.values())
 
     def offset(self, name: str) -> int:
         """The place of a field, in bytes."""

@@ -15,7 +15,7 @@ Some kernels need working memory. The calling thread keeps it for later calls, i
 import ctypes
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple, TypeVar
 
 import torch
@@ -24,6 +24,7 @@ from torch.profiler import record_function
 
 from .._torch import is_profiling
 from ..arguments import (
+    LAYOUTS,
     BlockArguments,
     ConvArguments,
     MambaInnerArguments,
@@ -61,6 +62,7 @@ BACKWARD_STAGES = (
     "in_proj_gradient"
 ).split()
 MLP_STAGES = ("mlp", "mlp_backward")
+BLOCK_GRADIENTS = [f"d{name}" for name in LAYOUTS[BlockArguments].tensors if name != "drop_scales"]
 
 
 def _open() -> tuple[ctypes.CDLL | None, str | None]:
@@ -229,10 +231,8 @@ def block_forward(args: BlockArguments, save: bool) -> BlockOutputs:
     """Runs `vilonghorn.ops.block`."""
     if (reason := unavailable("cpu")) is not None:
         raise RuntimeError(f"block: {reason}")
-    outputs = block_outputs(args, True)
-    x = args.x.contiguous()
-    pointers = {name: t.data_ptr() for name, t in outputs._asdict().items()}
-    call, _held = pack_block(args, x=x.data_ptr(), save=save, **pointers)
+    outputs, x = block_outputs(args, True), args.x.contiguous()
+    call, _held = pack_block(args, {"save": save}, {"x": x} | outputs._asdict())
     _run_stages(library.vl_block_forward, FORWARD_STAGES, call, args.hidden > 0)
     return outputs if save else BlockOutputs(outputs.out, *(args.x.new_empty(0) for _ in range(5)))
 
@@ -244,33 +244,38 @@ def block_backward(
 
     The weights of the linear layers get empty gradients where they are not `wanted`.
     """
-    given, x, dout = named_tensors(args), args.x.contiguous(), dout.contiguous()
     grads: dict[str, Tensor | None] = {}
-    for (name, t), needed in zip(given.items(), wanted):
+    for name, t, needed in zip(BLOCK_GRADIENTS, tensors(args), wanted):
         skipped = not needed and name.endswith(("in_proj", "out_proj"))
-        grads[f"d{name}"] = None if t is None else t.new_empty(0 if skipped else t.shape)
-    grads["ddrop_scales"] = None
-    pointers = {name: t.data_ptr() for name, t in grads.items() if t is not None}
-    pointers |= {name: t.data_ptr() for name, t in BlockOutputs(x, *saved)._asdict().items() if name != "out"}
-    call, _held = pack_block(args, x=x.data_ptr(), save=True, dout=dout.data_ptr(), **pointers)
+        grads[name] = None if t is None else t.new_empty(0 if skipped else t.shape)
+    pointers = {"x": args.x.contiguous(), "dout": dout.contiguous()} | grads
+    pointers |= BlockOutputs(None, *saved)._asdict()
+    call, _held = pack_block(args, {"save": True}, pointers)
     _run_stages(library.vl_block_backward, BACKWARD_STAGES, call, args.hidden > 0)
-    return [*grads.values()]
+    return [*grads.values(), None]
 
 
-def pack_block(args: BlockArguments, **fields: int) -> tuple[bytes, list[Tensor]]:
-    """A VlBlock with `fields`, and the weights that it points to, which the caller holds during the call."""
-    G, B, L, D, N, K, R, H = args.sizes
-    threads = torch.get_num_threads()
-    fields |= dict(batch=B, length=L, dim=args.x.shape[-1], directions=G, channels=D, states=N, d_conv=K, dt_rank=R)
-    fields |= dict(num_heads=H, chunk=STATE_EVERY, channel_splits=num_channel_splits(B, D, LANES, threads))
-    fields |= dict(
-        hidden=args.hidden, rule=rule_number(args.rule), threads=threads, reverse=flags_address(args.reverse)
-    )
+def pack_block(
+    args: BlockArguments, options: Mapping[str, int] = {}, pointers: Mapping[str, Tensor | None] = {}
+) -> tuple[bytes, list[Tensor]]:
+    """A VlBlock with further fields, and the tensors that it points to, which the caller holds during the call."""
+    (G, B, L, D, N, K, R, H), threads = args.sizes, torch.get_num_threads()
+    fields = BLOCK.zeros | grid_fields(args.conv_grid)
+    fields.update(options, batch=B, length=L, dim=args.x.shape[-1], directions=G, channels=D, states=N, d_conv=K)
+    fields.update(dt_rank=R, num_heads=H, hidden=args.hidden, rule=rule_number(args.rule), threads=threads)
+    fields.update(chunk=STATE_EVERY, channel_splits=num_channel_splits(B, D, LANES, threads), eps=args.eps)
+    fields.update(mlp_eps=args.mlp_eps, reverse=flags_address(args.reverse))
     fields["bf16_parts"] = 1 if args.bf16 else BF16_PARTS[torch.get_float32_matmul_precision()]
-    weights = {name: t.contiguous() for name, t in named_tensors(args).items() if t is not None and name != "x"}
-    pointers = {name: t.data_ptr() for name, t in weights.items()}
-    call = BLOCK.pack({**fields, **pointers, **grid_fields(args.conv_grid), "eps": args.eps, "mlp_eps": args.mlp_eps})
-    return call, [*weights.values()]
+    held = []
+    for name, t in named_tensors(args).items():
+        if t is not None and name != "x":
+            held.append(t := t.contiguous())
+            fields[name] = t.data_ptr()
+    for name, t in pointers.items():
+        if t is not None:
+            held.append(t)
+            fields[name] = t.data_ptr()
+    return BLOCK.pack(fields), held
 
 
 def infer_block(call: bytearray) -> None:

@@ -3,25 +3,17 @@
 import multiprocessing
 import os
 import signal
-import sys
 from functools import partial
 from itertools import cycle
 from types import SimpleNamespace
 
 import bench_candidates
+import interleaved
 import psutil
 import pytest
-
-from vilonghorn.bench import interleaved
-from vilonghorn.bench.interleaved import peak_bytes, run_interleaved
+from interleaved import peak_bytes, run_interleaved
 
 STEPS = ["first", "second"]
-
-
-@pytest.fixture(autouse=True)
-def command(monkeypatch):
-    """The processes import no models, as those of `vilonghorn bench`, whose arguments they inherit."""
-    monkeypatch.setattr(sys, "argv", ["vilonghorn"])
 
 
 def test_times_and_memory_are_of_each_step_and_failures_leave_the_other_steps_and_candidates():

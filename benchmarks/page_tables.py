@@ -5,25 +5,9 @@ import re
 import statistics
 from collections.abc import Sequence
 
-from .candidates import FAMILIES
-from .interleaved import STEPS, Row
+from interleaved import Row
 
 Line = dict[str, str]  # of a table: text by column
-
-
-def model_lines(rows: Sequence[Row]) -> list[Line]:
-    """By size and model: time and peak memory, and both against the first of the family, in bold above 1."""
-    models, lines = by(rows, "model", "size"), dict[tuple[str, int], Line]()
-    first = {name: family[0] for family in FAMILIES for name in family}
-    for (name, size, train), row in models.items():
-        line = lines.setdefault((name, size), dict(px=f"{size}", batch=f"{row['batch']}", model=f"`{name}`"))
-        deit = models.get((first.get(name), size, train))
-        line[f"{STEPS[train]}: ms"] = figure(median(row), 1)
-        line[f"{STEPS[train]}: to DeiT"] = figure(ratio(row, deit), bold_above=1)
-        if train:
-            line["peak memory: GB"] = figure(row["memory_gb"])
-            line["peak memory: to DeiT"] = figure(ratio(row, deit, "memory_gb"), bold_above=1)
-    return list(lines.values())
 
 
 def by(rows: Sequence[Row], *keys: str) -> dict[tuple, Row]:

@@ -1,26 +1,27 @@
-"""Times the models beside timm's DeiT, on a GPU where there is one.
+"""Times the models beside timm's DeiT, on a GPU where there is one: `python benchmarks/models.py --quick`.
 
 Models run interleaved, each in its own process. The exit status is 1 if a measurement fails.
 """
 
 import argparse
 import datetime
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 import torch
+from candidates import FAMILIES, measure, model_candidates
+from interleaved import STEPS, Row
 from jsonargparse.typing import PositiveInt
+from page_tables import Line, by, figure, markdown, median, ratio
 
-from ..bench.candidates import FAMILIES, measure, model_candidates
-from ..bench.tables import markdown, model_lines
-from ..data.files import write_json
-from ..engine.environment import machine
-from . import make_parser
+from vilonghorn.data.files import write_json
+from vilonghorn.engine.environment import machine
 
 FULL = dict(size=[224, 384, 512, 768, 1024, 1248], rounds=11, restarts=3)
 QUICK = dict(size=[224, 512], rounds=4, restarts=2)
 
-parser = make_parser("bench", __doc__, "--quick", "--size 224 512 --json figures.json")
+parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
 default = "cuda" if torch.cuda.is_available() else "cpu"
 help = "default: cuda where torch finds a GPU, else cpu"
 parser.add_argument("--device", choices=("cpu", "cuda"), default=default, help=help)
@@ -53,12 +54,28 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     return parser.parse_args(argv, defaults)
 
 
+def model_lines(rows: Sequence[Row]) -> list[Line]:
+    """By size and model: time and peak memory, and both against the first of the family, in bold above 1."""
+    models, lines = by(rows, "model", "size"), dict[tuple[str, int], Line]()
+    first = {name: family[0] for family in FAMILIES for name in family}
+    for (name, size, train), row in models.items():
+        line = lines.setdefault((name, size), dict(px=f"{size}", batch=f"{row['batch']}", model=f"`{name}`"))
+        deit = models.get((first.get(name), size, train))
+        line[f"{STEPS[train]}: ms"] = figure(median(row), 1)
+        line[f"{STEPS[train]}: to DeiT"] = figure(ratio(row, deit), bold_above=1)
+        if train:
+            line["peak memory: GB"] = figure(row["memory_gb"])
+            line["peak memory: to DeiT"] = figure(ratio(row, deit, "memory_gb"), bold_above=1)
+    return list(lines.values())
+
+
 def main(argv: Sequence[str]) -> int:
-    """Runs the command; returns 1 if something could not be measured, else 0."""
+    """Prints and writes the figures; returns 1 if something could not be measured, else 0."""
     options = parse(argv)
     torch.set_num_threads(options.threads)
     date = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
-    report = dict(command=["vilonghorn", "bench", *argv], date=date, machine=machine(options.device), models=[])
+    command = ["python", "benchmarks/models.py", *argv]
+    report = dict(command=command, date=date, machine=machine(options.device), models=[])
     print(", ".join(f"{key} {value}" for key, value in report["machine"].items()))
     problems = []
     tiny, small = FAMILIES
@@ -72,3 +89,7 @@ def main(argv: Sequence[str]) -> int:
         problems += [f"{row['model']}: {row['problem']}" for row in rows if row["problem"]]
     print("".join(f"not measured: {problem}\n" for problem in dict.fromkeys(problems)), end="")
     return 1 if problems else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

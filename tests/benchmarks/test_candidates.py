@@ -2,11 +2,10 @@
 
 from functools import partialmethod
 
+import candidates
 import pytest
 import torch
-
-from vilonghorn.bench import candidates
-from vilonghorn.bench.interleaved import STEPS
+from interleaved import STEPS
 
 
 def test_a_model_infers_without_and_learns_with_gradients(monkeypatch):

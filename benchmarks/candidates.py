@@ -1,4 +1,4 @@
-"""What `vilonghorn bench` times: models beside timm's DeiT."""
+"""What models.py and scan.py time, and the models beside timm's DeiT."""
 
 from collections.abc import Sequence
 from functools import partial
@@ -6,9 +6,9 @@ from functools import partial
 import timm
 import torch
 import torch.nn.functional as F
+from interleaved import STEPS, Factory, Row, Steps, run_interleaved
 
-from .. import models  # noqa: F401  (registers them with timm)
-from .interleaved import STEPS, Factory, Row, Steps, run_interleaved
+import vilonghorn  # noqa: F401  (registers the models with timm)
 
 Candidate = tuple[Row, Factory]  # what names its rows, and its factory
 

@@ -1,0 +1,114 @@
+"""The samples of what a `.beton` is written from, once and in order: folders, datasets, tables and tar files."""
+
+import os
+import re
+import tarfile
+import warnings
+from collections.abc import Callable, Iterator
+from functools import partial
+from io import BytesIO
+from typing import Any
+
+from PIL import Image
+
+from ..images import EXTENSIONS, ImageFolder, UnreadableImage, printable, read_image
+
+MAX_PADDING = 1 << 20  # bytes of zeros that may end a tar file; tar itself writes up to 10 KiB
+
+Sample = tuple[str, Callable[[], tuple[Any, Any]]]  # a name, and a function that reads the image and the label
+Samples = tuple[Iterator[Sample], int, list[str] | None]  # and at most how many there are, and the names of classes
+
+
+def open_samples(source: Any, max_pixels: int) -> Samples:
+    """Opens an image folder, a map-style dataset, `hf:NAME:SPLIT`, or tar files: `a.tar::b-{0..9}.tar`.
+
+    Raises:
+        ImportError: the library that reads it is not installed.
+        OSError, ValueError: there is no such source, it has no images or labels, or a tar file is damaged.
+    """
+    path = os.fspath(source) if isinstance(source, (str, os.PathLike)) else None
+    try:
+        if path and path.startswith("hf:"):
+            return _open_table(path, max_pixels)
+        if path and path.endswith(".tar"):
+            return _open_tars(path, max_pixels)
+    except ImportError as error:
+        raise ImportError(f"{source}: needs a library ({error}): pip install datasets webdataset") from error
+    if path is not None:
+        source = ImageFolder(path, max_pixels)
+        for note in source.notes:
+            warnings.warn(note, stacklevel=3)
+    paths = source.paths if isinstance(source, ImageFolder) else (f"sample {i}" for i in range(len(source)))
+    samples = ((printable(path), partial(source.__getitem__, index)) for index, path in enumerate(paths))
+    return samples, len(source), getattr(source, "classes", None)
+
+
+def _read(name: str, file: bytes | str | None, label: Any, max_pixels: int) -> tuple[Image.Image, int]:
+    if file is None:
+        raise UnreadableImage(f"{name}: it has no image, or more than one")
+    if not isinstance(label, int) or label < 0:
+        raise UnreadableImage(f"{name}: its label is {label!r}; expected an integer from 0")
+    content = BytesIO(file) if isinstance(file, bytes) else None
+    return read_image(name if content else file, max_pixels, content), label
+
+
+def _open_table(source: str, max_pixels: int) -> Samples:
+    import datasets
+
+    expected = f"{source}: expected hf:NAME:SPLIT, such as hf:cifar10:train"
+    if (match := re.fullmatch(r"hf:([^\[]+):([^:\[]+(\[.*)?)", source)) is None:  # SPLIT may be train[:90%]
+        raise ValueError(expected)
+    try:
+        table = datasets.load_dataset(match[1], split=match[2])
+    except (OSError, ValueError, datasets.exceptions.DatasetsError) as error:
+        raise ValueError(f"{expected} ({' '.join(str(error).split())[:300]})") from error
+    kinds = table.features
+    images = [column for column, kind in kinds.items() if isinstance(kind, datasets.Image)]
+    labels = [column for column, kind in kinds.items() if isinstance(kind, datasets.ClassLabel) or column == "label"]
+    if not images or not labels:
+        raise ValueError(f"{source}: expected a column of images and one of classes; found {', '.join(kinds)}")
+    image, label = images[0], labels[0]
+    if len(images + labels) > 2:
+        warnings.warn(f"{source}: {image} and {label} are read, of the columns {', '.join(kinds)}", stacklevel=4)
+    rows = table.select_columns([image, label]).cast_column(image, datasets.Image(decode=False))
+
+    def samples() -> Iterator[Sample]:
+        for number, row in enumerate(rows):
+            name, file = f"{source}, row {number}", row[image] or {"bytes": None, "path": None}
+            yield name, partial(_read, name, file["bytes"] or file["path"], row[label], max_pixels)
+
+    return samples(), len(rows), getattr(kinds[label], "names", None)
+
+
+def _open_tars(source: str, max_pixels: int) -> Samples:
+    from webdataset import WebDataset
+    from webdataset.shardlists import expand_urls
+
+    def samples() -> Iterator[Sample]:
+        for parts in WebDataset(source, shardshuffle=False):
+            images = [content for extension, content in parts.items() if f".{extension}" in EXTENSIONS]
+            label = parts.get("cls", b"").strip()
+            name = printable(f"{parts['__url__']}: {parts['__key__']}")
+            image = images[0] if len(images) == 1 else None
+            yield name, partial(_read, name, image, int(label) if label.isdigit() else label, max_pixels)
+
+    return samples(), sum(map(_count_labels, expand_urls(source))), None
+
+
+def _count_labels(path: str) -> int:
+    """Number of `.cls` files in a tar file, which is checked to its end: tarfile stops at a damaged header silently."""
+    names: set[str] = set()
+    try:
+        with tarfile.open(path, "r:") as tar:
+            for member in tar:
+                tar.members.clear()  # they would fill the memory
+                if member.name in names or not (member.isfile() or member.isdir()):
+                    raise tarfile.TarError(f"{printable(member.name)} is there twice, or a link")
+                names.add(member.name)
+            tar.fileobj.seek(tar.offset)
+            end = tar.fileobj.read(MAX_PADDING + 1)
+            if any(end) or not tarfile.BLOCKSIZE <= len(end) <= MAX_PADDING:
+                raise tarfile.TarError(f"cut off or damaged after {tar.offset} bytes")
+    except tarfile.TarError as error:
+        raise ValueError(f"{path}: not a complete tar file without compression ({error})") from error
+    return sum(name.lower().endswith(".cls") for name in names)
