@@ -235,20 +235,10 @@ class VisionLonghorn(Backbone):
         stem, norm = r"^(?:model\.)?(?:stem|mask_token)", (r"^(?:model\.)?norm", (99999,))
         return dict(stem=stem, blocks=[(stage, None), norm] if coarse else [*blocks, norm])
 
-    def reset_classifier(self, num_classes: int, global_pool: str | None = None) -> None:
-        """Replaces the head by a new one with the model's device, dtype and mode.
-
-        Args:
-            num_classes: classes of the new head; 0 for no head.
-            global_pool: new pooling; None keeps the present one.
-        """
-        self.head.reset(num_classes, global_pool, in_features=self.num_features)
-        self.head_hidden_size = self.head.num_features
-        self.num_classes = num_classes
-        self.global_pool = self.global_pool if global_pool is None else global_pool
+    def _make_head(self, num_classes: int, pool: str) -> None:
+        self.head.reset(num_classes, pool, in_features=self.num_features)
         self.head.to(self.stem.conv1.weight)
-        self.head.train(self.training)
-        self._init_head()
+        self.head_hidden_size = self.head.num_features
 
     def set_input_size(self, img_size: int | tuple[int, int] | None = None) -> None:
         """Changes the image size of the model's configuration, in pixels; nothing else depends on it.

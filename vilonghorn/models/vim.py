@@ -228,22 +228,11 @@ class VisionSSM(Backbone):
             blocks=[(r"^(?:model\.)?blocks\.(\d+)", None), (r"^(?:model\.)?norm", (99999,))],
         )
 
-    def reset_classifier(self, num_classes: int, global_pool: str | None = None) -> None:
-        """Replaces the head by a new one with the model's device, dtype and mode.
-
-        Args:
-            num_classes: classes of the new head; 0 for no head.
-            global_pool: new pooling; None keeps the present one.
-
-        Raises:
-            ValueError: an unknown pooling.
-        """
-        pool = self.global_pool if global_pool is None else global_pool
+    def _make_head(self, num_classes: int, pool: str) -> None:
         if pool not in self.pools:
             raise ValueError(f"global_pool is {pool!r}, expected one of {', '.join(map(repr, self.pools))}")
-        head = nn.Linear(self.num_features, num_classes, **get_device_dtype(self)) if num_classes else nn.Identity()
-        self.num_classes, self.global_pool, self.head = num_classes, pool, head.train(self.training)
-        self._init_head()
+        dd = get_device_dtype(self)
+        self.head = nn.Linear(self.num_features, num_classes, **dd) if num_classes else nn.Identity()
 
     def set_input_size(
         self, img_size: int | tuple[int, int] | None = None, patch_size: int | tuple[int, int] | None = None
@@ -261,13 +250,10 @@ class VisionSSM(Backbone):
         self.patch_embed.set_input_size(img_size=img_size, patch_size=patch_size)
         new_grid = self.patch_embed.grid_size
         if self.pos_embed is not None and new_grid != old_grid:
-            with torch.no_grad():
-                sizes = dict(new_size=list(new_grid), old_size=list(old_grid))
-                rows = resample_abs_pos_embed(self.pos_embed, num_prefix_tokens=1, **sizes)
+            rows = resample_abs_pos_embed(self.pos_embed.detach(), list(new_grid), list(old_grid))
             self.pos_embed = nn.Parameter(rows, requires_grad=self.pos_embed.requires_grad)
-        if patch_size is not None:
-            for info in self.feature_info:
-                info["reduction"] = self.patch_embed.feat_ratio()
+        for info in self.feature_info:
+            info["reduction"] = self.patch_embed.feat_ratio()
         update_model_input_size(self, self.patch_embed.img_size, patch_size=patch_size)
 
     def patches(self, block: int | None = None) -> tuple[tuple[int, int], tuple[int, int]]:
@@ -379,13 +365,9 @@ class VisionSSM(Backbone):
         x, grid = self._embed(x, masked), self._grid(x)
         return self._norm_tokens(self.blocks(x, grid, self.grad_checkpointing))
 
-    def pool(self, x: Tensor, pool_type: str | None = None) -> Tensor:
-        """(B, 1 + M, C) tokens to (B, C), by `pool_type` or the model's own pooling; "" keeps the tokens."""
-        return global_pool_nlc(x, self.global_pool if pool_type is None else pool_type, num_prefix_tokens=1)
-
     def forward_head(self, x: Tensor, pre_logits: bool = False) -> Tensor:
         """Tokens of `forward_features` to logits, (B, num_classes), or pooled features with `pre_logits`."""
-        x = self.head_drop(self.pool(x))
+        x = self.head_drop(global_pool_nlc(x, self.global_pool, num_prefix_tokens=1))
         return x if pre_logits else self.head(x)
 
     def forward(self, x: Tensor) -> Tensor:
