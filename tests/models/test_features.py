@@ -6,7 +6,7 @@ import pytest
 import timm
 import torch
 
-import vilonghorn  # noqa: F401  (registers the models)
+from vilonghorn.layers import class_token_first
 
 SMALL = dict(img_size=(32, 48), patch_size=8, embed_dim=32, depth=4)
 
@@ -78,19 +78,15 @@ FAMILIES = ["vilonghorn_nano", "vilonghorn_nano_exact", "vilonghorn_nano_shared"
 
 @pytest.mark.parametrize("name", FAMILIES)
 @pytest.mark.parametrize("size", [(32, 48), (48, 72), (33, 15)])
-def test_what_a_hook_on_a_block_sees_is_split_into_class_token_and_map(name, size):
+def test_what_a_hook_on_a_block_sees_has_the_class_token_in_its_middle(name, size):
     model = timm.create_model(name, dynamic_img_size=True, dynamic_img_pad=True, **SMALL).eval()
     seen, batch = {}, torch.randn(2, 3, *size)
     model.blocks[1].register_forward_hook(lambda module, inputs, output: seen.update(tokens=output))
     options = dict(return_prefix_tokens=True, intermediates_only=True)
     [(features, prefix)] = model.forward_intermediates(batch, [1], **options)
-    class_token, found = model.split_tokens(seen["tokens"], size)
-    assert torch.equal(class_token, prefix) and torch.equal(found, features)
-    if size == SMALL["img_size"]:
-        assert torch.equal(model.split_tokens(seen["tokens"])[1], features)
-    else:
-        with pytest.raises(ValueError, match=r"expected \(B, 25, C\) for 4 x 6 patches; give the height and width"):
-            model.split_tokens(seen["tokens"])
+    tokens = class_token_first(seen["tokens"])
+    assert torch.equal(tokens[:, :1], prefix)
+    assert torch.equal(tokens[:, 1:].mT.unflatten(2, model.grid_size(size)), features)
 
 
 @pytest.mark.parametrize("exportable", [False, True])  # the operators of this library, or torch's

@@ -9,12 +9,11 @@ import torch
 from torch import Tensor, nn
 
 from .. import __version__
-from ..layers import Block, fast_block
-from ..layers.exportable import ExportableMixer, ExportableNorm, make_exportable, replace_classes
-from ..ops.arguments import LAYOUTS, BlockArguments, NormArguments, ScanArguments, named_tensors, tensors, unflatten
+from ..layers import Block, Mixer, fast_block
+from ..layers.exportable import ExportableMixer, replace_classes
+from ..ops.arguments import LAYOUTS, BlockArguments, ScanArguments, named_tensors, tensors, unflatten
 from ..ops.backends import cpu
 from ..ops.block import run_block
-from ..ops.norm import run_norm
 from ..ops.scan import scan
 from .precision import quantize
 
@@ -53,18 +52,10 @@ class NativeMixer(ExportableMixer):
     scan_function = staticmethod(lambda args: scan(**args._replace(backend=cpu.NAME)._asdict()))
 
 
-class NativeNorm(ExportableNorm):
-    """A norm that is one operator in the exported graph."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        """As `RMSNorm.forward`."""
-        return run_norm(NormArguments(x, self.weight, self.eps))
-
-
 def use_operators(model: nn.Module) -> nn.Module:
-    """Replaces the classes of blocks, mixers and norms in a model, in place, and returns it."""
+    """Replaces the classes of blocks and mixers in a model, in place, and returns it. A norm is an operator already."""
     blocks = [module for module in model.modules() if type(module) is Block and fast_block.is_one_operator(module)]
-    replace_classes(make_exportable(model), {ExportableMixer: NativeMixer, ExportableNorm: NativeNorm})
+    replace_classes(model, {Mixer: NativeMixer})
     for block in blocks:
         block.__class__ = NativeBlock
     return model
@@ -103,8 +94,8 @@ def _scan(*flat: Any) -> tuple[Tensor, ...]:
     return _symbolic("Scan", tuple(tensors(scan)), scan.output_shape, **options), scan.x.new_empty(0)
 
 
-def _norm(x: Tensor, weight: Tensor, eps: float, _: bool) -> tuple[Tensor, Tensor]:
-    return _symbolic("Norm", (x, weight), x.shape, eps=eps), x.new_empty(0)
+def _norm(x: Tensor, weight: Tensor, eps: float = 1e-5) -> Tensor:  # the default of the operator
+    return _symbolic("Norm", (x, weight), x.shape, eps=eps)
 
 
 def use_int8(graph: Any) -> None:
@@ -130,4 +121,4 @@ def use_int8(graph: Any) -> None:
 
 # For `ExportedProgram.run_decompositions`: writes operators for onnxruntime.
 _OPS = torch.ops.vilonghorn
-SYMBOLS = {_OPS.block.default: _block, _OPS.scan.default: _scan, _OPS.rms_norm_cpu.default: _norm}
+SYMBOLS = {_OPS.block.default: _block, _OPS.scan.default: _scan, _OPS.rms_norm.default: _norm}

@@ -120,8 +120,7 @@ def make_sheet(
         maps = maps / maps.sum((1, 2), keepdim=True).clamp_min(torch.finfo(maps.dtype).tiny)
         title = f"Implicit attention: patches that {reader} reads"
         if blocks is None:
-            name = f"{'all ' * (len(chosen) == depth)}blocks"
-            name += "" if len(chosen) == depth else f" {chosen[0]} to {chosen[-1]}"
+            name = "all blocks" if len(chosen) == depth else f"blocks {chosen[0]} to {chosen[-1]}"
             return Sheet(f"{title}, mean of {name}", {name: maps.mean(0)}, box, prediction, padded)
     elif kind == "field":
         if len({grid_of(model, images, b) for b in chosen}) > 1:

@@ -180,9 +180,7 @@ class Mixer(nn.Module):
             y = fast_mixer.run(self, x, grid)
             if y is not None:
                 return y
-        A: Tensor | None = None
-        if self.A_log is not None:
-            A = decay_rates(self.A_log)
+        A = None if self.A_log is None else decay_rates(self.A_log)
         conv, projections = (self.conv_weight, self.conv_bias), (self.x_proj, self.dt_proj, self.dt_bias)
         xz = self.in_proj(x)  # values and gates
         y = torch.ops.vilonghorn.mamba_inner(

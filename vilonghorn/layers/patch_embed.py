@@ -46,7 +46,6 @@ class PatchEmbed(timm.layers.PatchEmbed):
         check_sizes(to_2tuple(img_size), patch, steps, dynamic_img_pad)
         options: dict[str, Any] = dict(strict_img_size=strict_img_size, dynamic_img_pad=dynamic_img_pad)
         super().__init__(None, patch, in_chans, embed_dim, **options, device=device, dtype=dtype)
-        self.in_chans = in_chans
         self.stride = self.proj.stride = steps
         self.img_size, self.grid_size, self.num_patches = self._init_img_size(img_size)
 
@@ -85,13 +84,9 @@ class PatchEmbed(timm.layers.PatchEmbed):
         """Height and width of the token grid for an image size, padding included."""
         H, W = img_size
         if self.dynamic_img_pad:
-            pad_h, pad_w = self.padding(img_size)
+            pad_h, pad_w = padding(img_size, self.patch_size, self.stride)
             H, W = H + pad_h, W + pad_w
         return (H - self.patch_size[0]) // self.stride[0] + 1, (W - self.patch_size[1]) // self.stride[1] + 1
-
-    def padding(self, img_size: tuple[int, int]) -> tuple[int, int]:
-        """Rows and columns of padding for an image size."""
-        return padding(img_size, self.patch_size, self.stride)
 
     def forward(self, x: Tensor) -> Tensor:
         """(B, in_chans, H, W) images to (B, M, embed_dim) patch tokens in raster order.
@@ -105,7 +100,7 @@ class PatchEmbed(timm.layers.PatchEmbed):
             _assert(H == self.img_size[0], f"Input height ({H}) doesn't match model ({self.img_size[0]}).")
             _assert(W == self.img_size[1], f"Input width ({W}) doesn't match model ({self.img_size[1]}).")
         if self.dynamic_img_pad:
-            pad_h, pad_w = self.padding((H, W))
+            pad_h, pad_w = padding((H, W), self.patch_size, self.stride)
             x = F.pad(x, (0, pad_w, 0, pad_h))
         elif not self.strict_img_size:
             check_whole_patches((H, W), self.patch_size, self.stride)

@@ -27,13 +27,16 @@ class Backbone(nn.Module):
     """
 
     feature_layers: str  # "blocks" or "stages"
+    classifier: str  # name of the last layer
     takes_pixel_mask = False  # whether features of images in a padded batch can leave the padding out
     if TYPE_CHECKING:
         norm: nn.Module
+        head: Any
         mask_token: nn.Parameter | None
         feature_info: list[dict[str, Any]]
         in_chans: int
         num_classes: int
+        global_pool: str
         num_prefix_tokens: int
 
     @torch.jit.ignore
@@ -70,10 +73,26 @@ class Backbone(nn.Module):
 
     def get_classifier(self) -> nn.Module:
         """The last layer, from features to logits."""
-        raise NotImplementedError
+        return self.get_submodule(self.classifier)
 
     def reset_classifier(self, num_classes: int, global_pool: str | None = None) -> None:
-        """Replaces the head; 0 classes: no head. None keeps the present pooling."""
+        """Replaces the head by a new one with the model's device, dtype and mode.
+
+        Args:
+            num_classes: classes of the new head; 0 for no head.
+            global_pool: new pooling; None keeps the present one.
+
+        Raises:
+            ValueError: an unknown pooling (of `VisionLonghorn` timm's AssertionError).
+        """
+        pool = self.global_pool if global_pool is None else global_pool
+        self._make_head(num_classes, pool)
+        self.num_classes, self.global_pool = num_classes, pool
+        self.head.train(self.training)
+        self._init_head()
+
+    def _make_head(self, num_classes: int, pool: str) -> None:
+        """Makes a head on the model's device."""
         raise NotImplementedError
 
     def patches(self, block: int | None = None) -> tuple[tuple[int, int], tuple[int, int]]:
@@ -109,15 +128,8 @@ class Backbone(nn.Module):
 class Features(FeatureGetterNet):
     """Returns the maps of chosen blocks or stages of `model`, in a list: timm's, with layer groups and weight decay."""
 
-    @torch.jit.ignore
-    def no_weight_decay(self) -> set[str]:
-        """As `Backbone.no_weight_decay`."""
-        return {f"model.{name}" for name in self.model.no_weight_decay()}  # type: ignore[operator]
-
-    @torch.jit.ignore
-    def set_grad_checkpointing(self, enable: bool = True) -> None:
-        """As `Backbone.set_grad_checkpointing`."""
-        self.model.set_grad_checkpointing(enable)  # type: ignore[operator]
+    no_weight_decay = Backbone.no_weight_decay
+    set_grad_checkpointing = Backbone.set_grad_checkpointing
 
     @torch.jit.ignore
     def group_matcher(self, coarse: bool = False) -> dict[str, str | list]:

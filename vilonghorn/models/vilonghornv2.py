@@ -25,7 +25,7 @@ from ..ops._torch import as_list, autocast_dtype
 from .backbone import Backbone, build_backbone, icons_cfg
 from .checkpoint import fit_state_dict, unwrap_state_dict
 
-for _leaf in ("as_list", "check_whole_patches", "patch_mask", "to_stream"):  # functions that branch
+for _leaf in ("as_list", "check_whole_patches", "patch_mask", "to_autocast_dtype", "to_fp32"):  # functions that branch
     fx.wrap(_leaf)
 
 
@@ -49,6 +49,8 @@ class ConvStem(nn.Module):
     def forward(self, x: Tensor, valid: Tensor | None = None) -> Tensor:
         """(B, in_chans, H, W) images to (B, H / stride, W / stride, dim). `valid`: as of `zero_invalid`."""
         x = x.permute(0, 2, 3, 1).contiguous().permute(0, 3, 1, 2)  # channels last: convolutions take half of the time
+        if valid is None:
+            return self.norm(self.conv2(F.silu(self.conv1(x))).permute(0, 2, 3, 1))
         x = F.silu(self.conv1(zero_invalid(x, valid)))
         return self.norm(self.conv2(zero_invalid(x, valid)).permute(0, 2, 3, 1))
 
@@ -86,21 +88,22 @@ class Stage(nn.Module):
 
         `valid`, (B, 1, h, w), is 0 at the tokens of the last stage that are padding, else 1.
         """
-        x = to_stream(self.downsample(x), self.residual_in_fp32)
+        x = self.downsample(x)
+        x = to_fp32(x) if self.residual_in_fp32 else to_autocast_dtype(x)
         H, W = x.shape[1:3]
         if valid is not None:
             valid = F.interpolate(valid, [H, W]).flatten(1)
         return self.blocks(x.flatten(1, 2), as_list((H, W)), valid, self.grad_checkpointing).unflatten(1, [H, W])
 
 
-def zero_invalid(x: Tensor, valid: Tensor | None) -> Tensor:
+def zero_invalid(x: Tensor, valid: Tensor) -> Tensor:
     """(B, C, H, W) maps times `valid`, (B, 1, h, w): 1, or 0 where a map does not count. H, W are multiples of h, w."""
-    return x if valid is None else x * F.interpolate(valid, x.shape[2:]).to(x.dtype)
+    return x * F.interpolate(valid, x.shape[2:]).to(x.dtype)
 
 
-def to_stream(x: Tensor, residual_in_fp32: bool) -> Tensor:
-    """Tokens in float32, or in the dtype of autocast where that is on."""
-    if residual_in_fp32 or torch.jit.is_scripting():
+def to_autocast_dtype(x: Tensor) -> Tensor:
+    """Tokens in the dtype of autocast where that is on; TorchScript does not know it, and has float32."""
+    if torch.jit.is_scripting():
         return to_fp32(x)
     return x.to(autocast_dtype(x) or x.dtype)
 
@@ -112,6 +115,7 @@ class VisionLonghorn(Backbone):
     """
 
     feature_layers = "stages"
+    classifier = "head.fc"
     takes_pixel_mask = True
     img_size: tuple[int, int]
 
@@ -234,24 +238,10 @@ class VisionLonghorn(Backbone):
         stem, norm = r"^(?:model\.)?(?:stem|mask_token)", (r"^(?:model\.)?norm", (99999,))
         return dict(stem=stem, blocks=[(stage, None), norm] if coarse else [*blocks, norm])
 
-    def get_classifier(self) -> nn.Module:
-        """The last layer, from features to logits."""
-        return self.head.fc
-
-    def reset_classifier(self, num_classes: int, global_pool: str | None = None) -> None:
-        """Replaces the head by a new one with the model's device, dtype and mode.
-
-        Args:
-            num_classes: classes of the new head; 0 for no head.
-            global_pool: new pooling; None keeps the present one.
-        """
-        self.head.reset(num_classes, global_pool, in_features=self.num_features)
-        self.head_hidden_size = self.head.num_features
-        self.num_classes = num_classes
-        self.global_pool = self.global_pool if global_pool is None else global_pool
+    def _make_head(self, num_classes: int, pool: str) -> None:
+        self.head.reset(num_classes, pool, in_features=self.num_features)
         self.head.to(self.stem.conv1.weight)
-        self.head.train(self.training)
-        self._init_head()
+        self.head_hidden_size = self.head.num_features
 
     def set_input_size(self, img_size: int | tuple[int, int] | None = None) -> None:
         """Changes the image size of the model's configuration, in pixels; nothing else depends on it.
@@ -308,7 +298,8 @@ class VisionLonghorn(Backbone):
     def _to_map(self, x: Tensor, valid: Tensor | None, norm: bool) -> Tensor:
         """The residual stream, (B, h, w, C), to a map (B, C, h, w) in the parameters' dtype."""
         y = x.to(self.stem.conv1.weight.dtype)
-        return zero_invalid((self.norm(y) if norm else y).permute(0, 3, 1, 2), valid)
+        y = (self.norm(y) if norm else y).permute(0, 3, 1, 2)
+        return y if valid is None else zero_invalid(y, valid)
 
     def forward_intermediates(
         self,

@@ -77,11 +77,12 @@ class VisionSSM(Backbone):
 
     Tokens go in and out prefix first (the class token, then M patches in raster order), as in timm's
     VisionTransformer. So do the rows of `pos_embed`. Only the scanned sequence has the class token in its middle:
-    hooks on `blocks.i` see tokens in this order, which `split_tokens` converts.
+    hooks on `blocks.i` see tokens in this order, which `vilonghorn.layers.class_token_first` converts.
     """
 
     dynamic_img_size: Final[bool]
     feature_layers = "blocks"
+    classifier = "head"
     pools: tuple[str, ...] = ("token", "avg", "avgmax", "max", "")
 
     def __init__(
@@ -227,26 +228,11 @@ class VisionSSM(Backbone):
             blocks=[(r"^(?:model\.)?blocks\.(\d+)", None), (r"^(?:model\.)?norm", (99999,))],
         )
 
-    def get_classifier(self) -> nn.Module:
-        """The last layer, from features to logits."""
-        return self.head
-
-    def reset_classifier(self, num_classes: int, global_pool: str | None = None) -> None:
-        """Replaces the head by a new one with the model's device, dtype and mode.
-
-        Args:
-            num_classes: classes of the new head; 0 for no head.
-            global_pool: new pooling; None keeps the present one.
-
-        Raises:
-            ValueError: an unknown pooling.
-        """
-        pool = self.global_pool if global_pool is None else global_pool
+    def _make_head(self, num_classes: int, pool: str) -> None:
         if pool not in self.pools:
             raise ValueError(f"global_pool is {pool!r}, expected one of {', '.join(map(repr, self.pools))}")
-        head = nn.Linear(self.num_features, num_classes, **get_device_dtype(self)) if num_classes else nn.Identity()
-        self.num_classes, self.global_pool, self.head = num_classes, pool, head.train(self.training)
-        self._init_head()
+        dd = get_device_dtype(self)
+        self.head = nn.Linear(self.num_features, num_classes, **dd) if num_classes else nn.Identity()
 
     def set_input_size(
         self, img_size: int | tuple[int, int] | None = None, patch_size: int | tuple[int, int] | None = None
@@ -264,13 +250,10 @@ class VisionSSM(Backbone):
         self.patch_embed.set_input_size(img_size=img_size, patch_size=patch_size)
         new_grid = self.patch_embed.grid_size
         if self.pos_embed is not None and new_grid != old_grid:
-            with torch.no_grad():
-                sizes = dict(new_size=list(new_grid), old_size=list(old_grid))
-                rows = resample_abs_pos_embed(self.pos_embed, num_prefix_tokens=1, **sizes)
+            rows = resample_abs_pos_embed(self.pos_embed.detach(), list(new_grid), list(old_grid))
             self.pos_embed = nn.Parameter(rows, requires_grad=self.pos_embed.requires_grad)
-        if patch_size is not None:
-            for info in self.feature_info:
-                info["reduction"] = self.patch_embed.feat_ratio()
+        for info in self.feature_info:
+            info["reduction"] = self.patch_embed.feat_ratio()
         update_model_input_size(self, self.patch_embed.img_size, patch_size=patch_size)
 
     def patches(self, block: int | None = None) -> tuple[tuple[int, int], tuple[int, int]]:
@@ -280,28 +263,6 @@ class VisionSSM(Backbone):
     def grid_size(self, img_size: int | tuple[int, int] | None = None, block: int | None = None) -> tuple[int, int]:
         """Rows and columns of patches of an image, padding included. Default: of the model's image size."""
         return self.patch_embed.dynamic_feat_size(to_2tuple(img_size or self.patch_embed.img_size))
-
-    def split_tokens(self, x: Tensor, img_size: int | tuple[int, int] | None = None) -> tuple[Tensor, Tensor]:
-        """Converts what a hook on `blocks.i` sees, whose tokens are in the order of the scan.
-
-        Args:
-            x: input or output of a block, (B, 1 + M, C), or its gradient; the class token is in the middle.
-            img_size: height and width of the images, in pixels. Default: the model's image size.
-
-        Returns:
-            The class token (B, 1, C) and the feature map of the patches (B, C, h, w).
-
-        Raises:
-            ValueError: another number of tokens than images of this size have.
-        """
-        h, w = self.grid_size(img_size)
-        if x.dim() != 3 or x.shape[1] != 1 + h * w:
-            raise ValueError(
-                f"tokens have shape {tuple(x.shape)}, expected (B, {1 + h * w}, C) for {h} x {w} patches; give the "
-                "height and width of the images as img_size"
-            )
-        tokens = class_token_first(x)
-        return tokens[:, :1], tokens[:, 1:].transpose(1, 2).unflatten(2, (h, w))
 
     def _embed(self, x: Tensor, masked: Tensor | None = None) -> Tensor:
         """(B, in_chans, H, W) images to the residual stream, (B, 1 + M, C) in the order of the scan."""
@@ -404,13 +365,9 @@ class VisionSSM(Backbone):
         x, grid = self._embed(x, masked), self._grid(x)
         return self._norm_tokens(self.blocks(x, grid, checkpointing=self.grad_checkpointing))
 
-    def pool(self, x: Tensor, pool_type: str | None = None) -> Tensor:
-        """(B, 1 + M, C) tokens to (B, C), by `pool_type` or the model's own pooling; "" keeps the tokens."""
-        return global_pool_nlc(x, self.global_pool if pool_type is None else pool_type, num_prefix_tokens=1)
-
     def forward_head(self, x: Tensor, pre_logits: bool = False) -> Tensor:
         """Tokens of `forward_features` to logits, (B, num_classes), or pooled features with `pre_logits`."""
-        x = self.head_drop(self.pool(x))
+        x = self.head_drop(global_pool_nlc(x, self.global_pool, num_prefix_tokens=1))
         return x if pre_logits else self.head(x)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -551,24 +508,16 @@ def _hub_cfg(repository: str, file: str) -> dict[str, Any]:
     return _cfg(hf_hub_id=repository, hf_hub_filename=file, origin_url=page, paper_ids="arXiv:2401.09417")
 
 
+NO_WEIGHTS = ["vim_nano", "vilonghorn_base"]
+NO_WEIGHTS += [f"vilonghorn_{size}{form}" for size in ("nano", "tiny", "small") for form in ("", "_exact", "_shared")]
 default_cfgs = generate_default_cfgs(
     {
-        "vim_nano": _cfg(),
+        **{name: _cfg() for name in NO_WEIGHTS},
         "vim_tiny.in1k": _hub_cfg("hustvl/Vim-tiny-midclstok", "vim_t_midclstok_76p1acc.pth"),
         "vim_small.in1k": _hub_cfg("hustvl/Vim-small-midclstok", "vim_s_midclstok_80p5acc.pth"),
         "vim_base.in1k": _hub_cfg("hustvl/Vim-base-midclstok", "vim_b_midclstok_81p9acc.pth"),
         "vim_tiny_stride8.in1k": _hub_cfg("hustvl/Vim-tiny-midclstok", "vim_t_midclstok_ft_78p3acc.pth"),
         "vim_nano_patch8.icons480": _cfg(**icons_cfg("vim_nano_patch8")),
-        "vilonghorn_nano": _cfg(),
-        "vilonghorn_tiny": _cfg(),
-        "vilonghorn_small": _cfg(),
-        "vilonghorn_base": _cfg(),
-        "vilonghorn_nano_exact": _cfg(),
-        "vilonghorn_tiny_exact": _cfg(),
-        "vilonghorn_small_exact": _cfg(),
-        "vilonghorn_nano_shared": _cfg(),
-        "vilonghorn_tiny_shared": _cfg(),
-        "vilonghorn_small_shared": _cfg(),
         "vilonghorn_nano_patch8.icons480": _cfg(**icons_cfg("vilonghorn_nano_patch8")),
         "vilonghorn_nano_exact_patch8.icons480": _cfg(**icons_cfg("vilonghorn_nano_exact_patch8")),
     }
