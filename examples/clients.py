@@ -148,12 +148,14 @@ def masked(model: Any) -> Pair:
     return features, partial(features, fill=9.0)
 
 
-def exported(model: Any, open_file: Callable[[str], Callable], kind: str = "onnx") -> Pair:
+def exported(model: Any, open_file: Callable[[str], Callable], kind: str = "onnx", scan: str = "standard") -> Pair:
     """A file of `vilonghorn export`, opened by a runtime."""
     model.requires_grad_(False)
     with TemporaryDirectory() as folder:
         path = Path(folder, "model.onnx")
-        FORMATS[kind].write(capture(model, FORMATS[kind].library is not None), path, describe(model))
+        FORMATS[kind].write(
+            capture(model, FORMATS[kind].library is not None, scan=scan), path, describe(model, scan=scan)
+        )
         return open_file(str(path)), model
 
 
@@ -219,11 +221,14 @@ for task in TASKS:
 row("lightly", "`random_block_mask` as `masked=`, pixels under it changed", masked, 0.0, dict(mask_token=True))
 row("lightly", f"`{VIT}`", lambda m: (getattr(lib("lightly.models.modules"), VIT)(m), m))
 ort = runtime.load_onnx
-row("onnxruntime", "`--to onnx`", exported, open_file=ort)
+row("onnxruntime", "`--to onnx --scan attention`", exported, open_file=ort, scan="attention")
+row("onnxruntime", "`--to onnx --scan standard`", exported, open_file=ort)
 native = partial(runtime.load_onnx, library=ort_library())
 row("onnxruntime", "`--to ort`", exported, open_file=native, kind="ort")
-row("openvino", "`--to onnx`", exported, open_file=openvino)
-row("onnxruntime-web", "`--to onnx`, in node", exported, open_file=node)
+row("openvino", "`--to onnx --scan standard`", exported, open_file=openvino)
+row("openvino", "`--to onnx --scan attention`", exported, open_file=openvino, scan="attention")
+row("onnxruntime-web", "`--to onnx --scan attention`, in node", exported, open_file=node, scan="attention")
+row("onnxruntime-web", "`--to onnx --scan standard`, in node", exported, open_file=node)
 row("executorch", "XNNPACK, a program for each size", executorch, options=dict(exportable=True))
 
 

@@ -28,7 +28,7 @@ SIZES = [(1, 3, 32, 32), (3, 3, 16, 64), (7, 3, 40, 24)]
 )
 def test_onnxruntime_computes_the_model_for_any_batch_and_size(name, kwargs, nodes, small, images, tmp_path):
     model, path = small(name, **kwargs), tmp_path / "model.onnx"
-    assert len(export(model, "onnx", path)) == 6
+    assert len(export(model, "onnx", path, scan="standard")) == 6
     written = onnx.load(path)
     onnx.checker.check_model(written, full_check=True)
     assert [(entry.domain, entry.version) for entry in written.opset_import] == [("", onnx_file.OPSET)]
@@ -94,7 +94,7 @@ def test_the_program_of_the_page_runs_in_executorch(images, tmp_path, monkeypatc
 @pytest.mark.skipif("ORT_WEB" not in os.environ, reason="needs npm's onnxruntime-web: its folder in ORT_WEB")
 def test_the_lines_of_the_page_run_in_onnxruntime_web(small, images, tmp_path):
     model, x = small("vilonghornv2_nano"), images(1, 3, 64, 64)
-    onnx_file.write_onnx(capture.capture(model), tmp_path / "icons.onnx", capture.describe(model))
+    onnx_file.write_onnx(capture.capture(model, scan="attention"), tmp_path / "icons.onnx", capture.describe(model))
     lines = re.search(r"```js\n(.*?)```", PAGE, re.DOTALL)[1].replace('"icons.onnx"', 'fs.readFileSync("icons.onnx")')
     script = f"""
 import fs from "node:fs";
@@ -128,7 +128,7 @@ def test_a_quantizer_takes_the_names_of_the_nodes_to_leave_out(small, images, tm
             return next(self.batches, None)
 
     model, path = small("vilonghornv2_nano"), tmp_path / "model.onnx"
-    onnx_file.write_onnx(capture.capture(model), path, capture.describe(model))
+    onnx_file.write_onnx(capture.capture(model, scan="attention"), path, capture.describe(model))
     metadata = {entry.key: entry.value for entry in onnx.load(path).metadata_props}
     quantize_static(path, tmp_path / "int8.onnx", Reader(), nodes_to_exclude=json.loads(metadata["quantize_exclude"]))
     graph = onnx.load(tmp_path / "int8.onnx").graph

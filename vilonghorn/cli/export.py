@@ -9,6 +9,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from ..export.attention import SCANS
 from ..export.formats import FORMATS, kind_of, summarize
 from ..export.load import load_for_export
 from ..export.precision import PRECISIONS
@@ -31,6 +32,8 @@ help = "export maps instead of logits: of these blocks, or stages of a hierarchy
 parser.add_argument("--features", type=int, nargs="*", metavar="INDEX", help=help)
 help = "type of the weights in the file; --to onnx, ort and web only; --weights is the old name (default: %(default)s)"
 parser.add_argument("--precision", "--weights", choices=PRECISIONS, default="fp32", help=help)
+help = "scans of the exact rule in --to onnx: attention (onnxruntime from 1.30 on), or standard (every runtime of ONNX)"
+parser.add_argument("--scan", choices=SCANS, help=f"{help} (default: attention if the model has this rule)")
 help = f"file to write (default: NAME and {', '.join(form.suffix for form in FORMATS.values())}), or folder (NAME.web)"
 parser.add_argument("--output", type=Path, help=help)
 
@@ -52,11 +55,9 @@ def main(argv: Sequence[str]) -> int:
         raise ValueError(f"--output is {output}, expected a file in a folder that exists")
     form.check_installed()
     model = load_for_export(options.model, options.checkpoint, options.img_size, options.features)
+    arguments = output, options.precision, options.scan
     try:
-        if web:
-            errors = write_page(model, output, options.precision)
-        else:
-            errors = export(model, options.to, output, options.precision)
+        errors = write_page(model, *arguments) if web else export(model, options.to, *arguments)
     except VerificationError as error:
         print(f"{error}; nothing was written", file=sys.stderr)
         return 1

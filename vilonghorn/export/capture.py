@@ -12,6 +12,7 @@ from torch.export import Dim, ExportedProgram
 from ..layers.exportable import make_exportable
 from ..models import Backbone
 from . import native
+from .attention import NEEDS, use_attention
 from .precision import ShortWeights
 
 
@@ -25,10 +26,13 @@ def min_grid(model: nn.Module) -> int:
     return 1 + max(level["reduction"] for level in backbone(model).feature_info) // max(backbone(model).patches()[0])
 
 
-def capture(model: nn.Module, keep_native: bool = False, precision: str = "fp32") -> ExportedProgram:
+def capture(
+    model: nn.Module, keep_native: bool = False, precision: str = "fp32", scan: str = "standard"
+) -> ExportedProgram:
     """Captures a model of `load_for_export` for any number of images, and of patches in height and width.
 
     With `keep_native`, blocks and scans are operators of this library, else of torch. `precision` is one of PRECISIONS.
+    With scan "attention" a scan of the exact rule is the operator LinearAttention of onnxruntime.
     """
     least, dims = min_grid(model), {0: Dim("batch", min=1)}
     for dim, name, step, patch in zip((2, 3), ("rows", "columns"), *backbone(model).patches()):
@@ -37,8 +41,9 @@ def capture(model: nn.Module, keep_native: bool = False, precision: str = "fp32"
         dims[dim] = size + (patch - step) if patch > step else size
     # Primes, because Inductor fixes a size that equals another one, as 64 pixels do 64 channels.
     images = torch.zeros(2, backbone(model).in_chans, *backbone(model).image_size(max(least, 11), max(least, 13)))
-    use = native.use_operators if keep_native else make_exportable
-    module = use(copy.deepcopy(model))
+    module = copy.deepcopy(model)
+    use = native.use_operators if keep_native else use_attention if scan == "attention" else make_exportable
+    module = use(module)
     if precision != "fp32":
         in_int8 = native.int8_layers(module) if precision == "int8" else ()
         module = ShortWeights(module, precision, in_int8)
@@ -46,11 +51,11 @@ def capture(model: nn.Module, keep_native: bool = False, precision: str = "fp32"
         return torch.export.export(module, (images,), dynamic_shapes=(dims,), strict=False)
 
 
-def describe(model: nn.Module, precision: str = "fp32") -> dict[str, str]:
+def describe(model: nn.Module, precision: str = "fp32", scan: str = "standard") -> dict[str, str]:
     """What a user of the file needs, each as JSON: the model's name, the names of its classes (or null), and the
     arguments of `timm.data.create_transform`, which turns a photograph into an input; and the type of the weights. Of
     a model that returns maps also the name of each, its index, the channels and the pixels of the image to one of the
-    map.
+    map, and of a file with scan "attention" the runtime that it needs.
     """
     cfg = model.pretrained_cfg
     found = dict(
@@ -59,6 +64,8 @@ def describe(model: nn.Module, precision: str = "fp32") -> dict[str, str]:
         preprocessing=resolve_model_data_config(model),
         weights=precision,
     )
+    if scan == "attention":
+        found["needs"] = NEEDS
     if isinstance(model, FeatureGetterNet):
         columns = zip(model.out_indices, model.feature_info.channels(), model.feature_info.reduction())
         found["features"] = [

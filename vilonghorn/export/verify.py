@@ -11,7 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from ..data.files import atomic_write, explain_full_disk
+from ..layers import Mixer
 from . import runtime
+from .attention import RULE, SCANS, check_runtime
 from .capture import backbone, capture, describe, min_grid
 from .formats import FORMATS
 from .precision import PRECISIONS, round_weights
@@ -27,16 +29,20 @@ class VerificationError(Exception):
     """The exported file does not run without this library, or its outputs differ from the model's."""
 
 
-def export(model: nn.Module, kind: str, path: str | os.PathLike, precision: str = "fp32") -> Errors:
+def export(
+    model: nn.Module, kind: str, path: str | os.PathLike, precision: str = "fp32", scan: str | None = None
+) -> Errors:
     """Writes a model to `path`, only after `verify` has accepted the file; otherwise `path` stays as it was.
 
-    The model is of `load_for_export`, `kind` one of `FORMATS`, `precision` of the weights one of `PRECISIONS`; the
-    folder of `path` exists. A file with short weights is compared with a model that has the same ones.
+    The model is of `load_for_export`, `kind` one of `FORMATS`, `precision` of the weights one of `PRECISIONS`, `scan`
+    one of `SCANS` (default: the faster one that the model and the format have); the folder of `path` exists.
+    A file with short weights is compared with a model that has the same ones.
 
     Raises:
         VerificationError: as `verify`.
         ValueError: an unknown format or precision, a weight that is not finite or too large for float16, or a
-            format that takes float32 weights only.
+            format that takes float32 weights only; or scan "attention" of a model or a format that lacks it.
+        ImportError: scan "attention", and onnxruntime is too old for it.
     """
     if kind not in FORMATS or precision not in PRECISIONS:
         expected = f"expected one of {[*FORMATS]} and of {PRECISIONS}"
@@ -46,11 +52,17 @@ def export(model: nn.Module, kind: str, path: str | os.PathLike, precision: str 
         raise ValueError(f"{broken[0]} contains NaN or infinity, expected finite weights; export an earlier checkpoint")
     if precision not in form.precisions:
         raise ValueError(f"precision is {precision!r}, expected 'fp32' with {kind!r}")
+    possible = kind == "onnx" and any(isinstance(m, Mixer) and m.rule == RULE for m in model.modules())
+    scan = scan or ("attention" if possible else "standard")
+    if scan not in SCANS or scan == "attention" and not possible:
+        raise ValueError(f"--scan is {scan!r}, expected 'standard': 'attention' is for kind 'onnx' and rule {RULE!r}")
+    if scan == "attention":
+        check_runtime()
     model, has_operators = round_weights(model, precision), form.library is not None
     tolerance = INT8_TOLERANCE if has_operators and precision == "int8" else TOLERANCE
-    program = capture(model, has_operators, precision)
+    program = capture(model, has_operators, precision, scan)
     with explain_full_disk(path, "export again, or elsewhere by --output"), atomic_write(path) as file:
-        form.write(program, Path(file.name), describe(model, precision))
+        form.write(program, Path(file.name), describe(model, precision, scan))
         return verify(model, kind, Path(file.name), tolerance)
 
 

@@ -63,7 +63,7 @@ def fetch_runtime() -> Path:
     return path
 
 
-def write_page(model: nn.Module, folder: Path, precision: str = "fp32") -> Errors:
+def write_page(model: nn.Module, folder: Path, precision: str = "fp32", scan: str | None = None) -> Errors:
     """Writes the folder: page, model as ONNX (compared as by `export`), its description as JSON, and onnxruntime-web.
 
     The model is of `load_for_export`, with classes.
@@ -81,7 +81,7 @@ def write_page(model: nn.Module, folder: Path, precision: str = "fp32") -> Error
         raise ValueError(f"interpolation is {name!r}, expected one of {', '.join(INTERPOLATIONS)} for --to web")
     with tarfile.open(fetch_runtime()) as runtime, atomic_folder(folder) as partial:
         exported = model if (reason := without_maps(model)) else ClassMaps(model)
-        errors = export(exported, "onnx", partial / "model.onnx", precision)
+        errors = export(exported, "onnx", partial / "model.onnx", precision, scan)
         write_json(partial / "model.json", found | dict(without_maps=reason))
         for file in PAGE.iterdir():
             shutil.copyfile(file, partial / file.name)
