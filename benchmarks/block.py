@@ -40,7 +40,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from vilonghorn.data.files import write_json
+from vilonghorn.data.atomic_files import write_json
 from vilonghorn.layers import Block
 from vilonghorn.models.vilonghornv2 import Downsample
 from vilonghorn.ops.arguments import MambaInnerArguments

@@ -26,7 +26,7 @@ from unittest import mock
 
 import torch
 
-from vilonghorn.data.files import write_json
+from vilonghorn.data.atomic_files import write_json
 from vilonghorn.ops.arguments import ScanArguments
 from vilonghorn.ops.rules import RULES
 

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from vilonghorn.data.files import write_json
+from vilonghorn.data.atomic_files import write_json
 from vilonghorn.engine import load_config
 from vilonghorn.engine.device import autocast
 from vilonghorn.engine.environment import processor

@@ -28,7 +28,7 @@ from interleaved import Row, Steps, run_interleaved
 from jsonargparse.typing import PositiveInt
 from page_tables import Line, figure, median
 
-from vilonghorn.data.files import atomic_write, write_json
+from vilonghorn.data.atomic_files import atomic_write, write_json
 from vilonghorn.engine.environment import machine
 from vilonghorn.export import export, load_for_export
 from vilonghorn.export.formats import FORMATS

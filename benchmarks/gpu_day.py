@@ -27,7 +27,7 @@ from scan import WORKLOADS, Workload, cuda_graph, function_steps, scan_inputs, s
 from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
-from vilonghorn.data.files import write_json
+from vilonghorn.data.atomic_files import write_json
 from vilonghorn.ops import scan
 
 MODES = ("eager", "compiled", "captured")

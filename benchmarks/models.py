@@ -15,7 +15,7 @@ from interleaved import STEPS, Row
 from jsonargparse.typing import PositiveInt
 from page_tables import Line, by, figure, markdown, median, ratio
 
-from vilonghorn.data.files import write_json
+from vilonghorn.data.atomic_files import write_json
 from vilonghorn.engine.environment import machine
 
 FULL = dict(size=[224, 384, 512, 768, 1024, 1248], rounds=11, restarts=3)

@@ -17,7 +17,7 @@ from page_tables import fill_page, markdown
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.flop_counter import FlopCounterMode
 
-from vilonghorn.data.files import atomic_write
+from vilonghorn.data.atomic_files import atomic_write
 
 PAGE = Path("docs/models.md")
 SIZE = 224  # pixels

@@ -21,7 +21,7 @@ from vilonghorn.export.attention import SCANS
 from vilonghorn.export.capture import capture, describe
 from vilonghorn.export.load import load_for_export
 from vilonghorn.export.onnx_file import write_onnx
-from vilonghorn.export.runtime import load_onnx
+from vilonghorn.export.run_exported import load_onnx
 
 MODEL, CALLS = "vilonghornv2_tiny", 5
 

@@ -24,7 +24,7 @@ from matplotlib.ticker import LogLocator, NullLocator
 from page_tables import by, figure, fill_page, markdown, median, ratio
 from scan import table as scan_lines
 
-from vilonghorn.data.files import atomic_write
+from vilonghorn.data.atomic_files import atomic_write
 
 ROOT = Path(__file__).parents[1]
 DOCS, RESULTS = ROOT / "docs", ROOT / "benchmarks" / "results"

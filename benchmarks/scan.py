@@ -21,7 +21,7 @@ from interleaved import STEPS, Row, Steps
 from page_tables import Line, by, figure, markdown, median, ratio
 from torch import Tensor
 
-from vilonghorn.data.files import write_json
+from vilonghorn.data.atomic_files import write_json
 from vilonghorn.ops import backends, scan
 from vilonghorn.ops.rules import RULES
 

@@ -25,7 +25,7 @@ import torch
 from torch import Tensor, nn
 
 import vilonghorn.publish
-from vilonghorn.export import runtime
+from vilonghorn.export import run_exported
 from vilonghorn.export.capture import capture, describe
 from vilonghorn.export.formats import FORMATS
 from vilonghorn.export.native import ort_library
@@ -220,10 +220,10 @@ for task in TASKS:
     row("timm", f"`timm.task.{task}`", distilled, name=task)
 row("lightly", "`random_block_mask` as `masked=`, pixels under it changed", masked, 0.0, dict(mask_token=True))
 row("lightly", f"`{VIT}`", lambda m: (getattr(lib("lightly.models.modules"), VIT)(m), m))
-ort = runtime.load_onnx
+ort = run_exported.load_onnx
 row("onnxruntime", "`--to onnx --scan attention`", exported, open_file=ort, scan="attention")
 row("onnxruntime", "`--to onnx --scan standard`", exported, open_file=ort)
-native = partial(runtime.load_onnx, library=ort_library())
+native = partial(run_exported.load_onnx, library=ort_library())
 row("onnxruntime", "`--to ort`", exported, open_file=native, kind="ort")
 row("openvino", "`--to onnx --scan standard`", exported, open_file=openvino)
 row("openvino", "`--to onnx --scan attention`", exported, open_file=openvino, scan="attention")

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 from torchvision.utils import make_grid
 
-from vilonghorn.data.files import atomic_write
+from vilonghorn.data.atomic_files import atomic_write
 
 MEAN, STD = 0.3, 0.25  # of the scenes' pixels, about
 BACKGROUND_AND_DIGITS = 1 + len(CLASSES)

@@ -14,7 +14,7 @@ from study.plan import Study, data_arguments, match_size, read_study
 
 from interleaved import Steps, run_interleaved  # isort: skip  (study puts benchmarks/ on the path)
 
-from vilonghorn.data.files import write_json
+from vilonghorn.data.atomic_files import write_json
 from vilonghorn.engine.environment import machine
 
 FOLDER = Path(__file__).parent

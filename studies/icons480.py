@@ -20,12 +20,12 @@ from study.results import cell_of, read_report
 from study.training import data_file, run_directory, scores
 
 import vilonghorn  # noqa: F401  (registers the models)
-from vilonghorn.data.files import atomic_write, write_json
+from vilonghorn.data.atomic_files import atomic_write, write_json
 from vilonghorn.engine import evaluate, load_config
 from vilonghorn.engine.checkpoint import RunDirectory, load_weights, save_weights
 from vilonghorn.engine.device import autocast
 from vilonghorn.engine.loaders import build_loader
-from vilonghorn.models.backbone import WEIGHTS
+from vilonghorn.models.timm_contract import WEIGHTS
 
 NAMES = {  # by study and candidate
     "icons": {

@@ -29,7 +29,7 @@ from timm.layers import SwiGLU
 from timm.optim import create_optimizer_v2
 from torch import Tensor, nn
 
-from vilonghorn.data.files import write_json
+from vilonghorn.data.atomic_files import write_json
 from vilonghorn.layers import Mixer
 
 RESULTS = Path(__file__).parent / "results" / "outside.json"

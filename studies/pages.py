@@ -23,7 +23,7 @@ from study.tables import NONE, difference, differences, draw, score, scores
 
 from page_tables import fill_page, markdown  # isort: skip  (study puts benchmarks/ on the path)
 
-from vilonghorn.data.files import atomic_write
+from vilonghorn.data.atomic_files import atomic_write
 
 ROOT = Path(__file__).parents[1]
 DOCS, RESULTS = ROOT / "docs", ROOT / "studies" / "results"

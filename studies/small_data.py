@@ -34,7 +34,7 @@ from timm.optim import create_optimizer_v2
 from torch import Tensor
 
 import vilonghorn
-from vilonghorn.data.files import write_json
+from vilonghorn.data.atomic_files import write_json
 from vilonghorn.engine.tasks.masked_images import MaskedImageModel, MaskedImages
 
 RESULTS = Path("studies/results/small_data.json")

@@ -13,7 +13,7 @@ import time
 import warnings
 from pathlib import Path
 
-from vilonghorn.data.files import write_json
+from vilonghorn.data.atomic_files import write_json
 from vilonghorn.engine import Trainer, load_config
 from vilonghorn.engine.config_file import find_config
 from vilonghorn.engine.distributed import StopRequest

@@ -21,14 +21,14 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, default_collate
 from torchvision.transforms import Compose
 
-from .data.images import EXTENSIONS, MAX_PIXELS, list_images, printable, read_image, to_rgb
+from .data.image_folder import EXTENSIONS, MAX_PIXELS, list_images, printable, read_image, to_rgb
 from .data.loaders.processes import read_batches
 from .engine import load_run
 from .engine.config import nearest
 from .engine.device import pick_device
 from .engine.evaluate import check_names, name_weights, preprocessing, pretrained_class_names
 from .engine.model_setup import MODEL_ERRORS, explain_model_errors
-from .models.checkpoint import check_architecture, check_file, check_numbers, is_ours, one_line, read_weights
+from .models.weights_file import check_architecture, check_file, check_numbers, is_ours, one_line, read_weights
 
 REMOTE = ("hf-hub:", "hf_hub:", "local-dir:")  # prefixes of names that timm looks up outside its registry
 WITHOUT_FILE = ("pretrained", "random")  # weights of a timm model

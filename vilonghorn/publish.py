@@ -12,10 +12,10 @@ from timm.models import get_model_input_config
 from timm.models._hub import generate_readme, save_config_for_hf
 from torch import nn
 
-from .data.files import atomic_folder
-from .data.images import printable
+from .data.atomic_files import atomic_folder
+from .data.image_folder import printable
 from .layers import Mixer
-from .models.checkpoint import pack
+from .models.weights_file import pack
 
 USAGE = """```python
 import timm, vilonghorn

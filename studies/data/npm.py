@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from vilonghorn.data import write_beton
-from vilonghorn.data.files import atomic_folder, explain_full_disk
+from vilonghorn.data.atomic_files import atomic_folder, explain_full_disk
 
 MANIFEST = "manifest.json"
 SPLITS = ("train", "val")

@@ -17,7 +17,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from vilonghorn.data.files import atomic_write, only_writer
+from vilonghorn.data.atomic_files import atomic_write, only_writer
 from vilonghorn.data.threads import available_cpus
 from vilonghorn.engine import Interrupted
 from vilonghorn.engine.environment import machine

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from vilonghorn.data.files import write_json
+from vilonghorn.data.atomic_files import write_json
 
 from .plan import Cell, Study
 

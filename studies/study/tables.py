@@ -10,7 +10,7 @@ from matplotlib import rc_context
 from matplotlib.figure import Figure
 from page_tables import markdown
 
-from vilonghorn.data.files import atomic_write
+from vilonghorn.data.atomic_files import atomic_write
 
 from .plan import Table
 from .results import Interval, Report, choose_rate, interval, mean_validation, sweep_runs

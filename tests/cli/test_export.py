@@ -12,7 +12,7 @@ from left_run import NAMES, leave_run
 from vilonghorn.cli import export as command
 from vilonghorn.cli import main
 from vilonghorn.engine.checkpoint import save_weights
-from vilonghorn.export import load_for_export, runtime
+from vilonghorn.export import load_for_export, run_exported
 
 RANDOM = ["export", "vilonghorn_nano", "--img-size", "32"]
 
@@ -26,7 +26,7 @@ def test_the_command_exports_what_a_run_left(tmp_path, monkeypatch, capsys):
     assert out.count("differs from the model by") == 6 and "pets.pt2: torch.export" in out
     torch.export.load("pets.pt2", extra_files=classes)
     assert json.loads(classes["classes"]) == NAMES
-    run = runtime.load_pt2("pets.pt2")
+    run = run_exported.load_pt2("pets.pt2")
     for shape in [(1, 3, 32, 32), (3, 3, 16, 64), (7, 3, 40, 24)]:
         images = torch.randn(shape)
         torch.testing.assert_close(run(images), model(images), rtol=0, atol=1e-5)

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from vilonghorn.cli import main
-from vilonghorn.export import export, runtime
+from vilonghorn.export import export, run_exported
 
 
 @pytest.mark.parametrize(
@@ -22,7 +22,7 @@ def test_a_scan_is_one_operator_with_keys_shared_by_heads(name, kwargs, heads, s
     assert {node.op_type for node in scans} == {"LinearAttention"} and all(a["q_num_heads"] == 1 for a in attributes)
     assert [a["kv_num_heads"] for a in attributes] == heads and not any(node.op_type == "Scan" for node in graph.node)
     for shape in [(1, 3, 64, 24), (3, 3, 40, 24)]:
-        actual = runtime.load_onnx(path)(images(*shape))
+        actual = run_exported.load_onnx(path)(images(*shape))
         torch.testing.assert_close(actual, model(images(*shape)), rtol=0, atol=1e-5)
     assert main(["export", str(path)]) == 0
     assert "needs: onnxruntime 1.30 or later, for its operator LinearAttention" in capsys.readouterr().out

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from vilonghorn.cli import main
-from vilonghorn.export import capture, export, native, ort_library, runtime
+from vilonghorn.export import capture, export, native, ort_library, run_exported
 from vilonghorn.ops.backends import cpu
 
 ROOT = Path(__file__).parents[2]
@@ -123,7 +123,7 @@ def test_what_a_file_needs_is_said(exported, capsys):
     assert main(["export", str(path)]) == 0
     out = capsys.readouterr().out
     with pytest.raises(Exception) as raised:
-        runtime.load_onnx(path)
+        run_exported.load_onnx(path)
     explained = "vilonghorn:Block(-1) is not a registered function/op"
     assert explained in str(raised.value) and explained in out  # the sentence that the summary explains is still true
 

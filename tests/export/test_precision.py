@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from vilonghorn.cli import main
-from vilonghorn.export import VerificationError, export, native, ort_library, runtime
+from vilonghorn.export import VerificationError, export, native, ort_library, run_exported
 from vilonghorn.export.precision import quantize, round_weights, stored_weights
 from vilonghorn.layers import Mixer
 from vilonghorn.ops.backends import cpu
@@ -68,7 +68,7 @@ def test_a_portable_file_has_rounded_weights_and_is_smaller(weights, kind, most,
     assert {onnx.TensorProto.DataType.Name(t.data_type) for t in large} == {kind.upper()}
     # onnxruntime converts the weights when it opens the file
     assert set(optimized(path)) - {"Split"} == set(optimized(full)) - {"Split"}
-    run, reference = runtime.load_onnx(path), rounded(model, weights)
+    run, reference = run_exported.load_onnx(path), rounded(model, weights)
     for shape in [(1, 3, 32, 32), (3, 3, 40, 24)]:
         expected = reference(images(*shape))
         assert (model(images(*shape)) - expected).abs().max() > 1e-4  # rounding is seen
@@ -134,7 +134,7 @@ def test_blocks_multiply_in_int8(name, kwargs, operator, small, images, tmp_path
     if operator == "BlockInt8":
         layers = [node.input[i] for node in nodes for i in (2, 10, 12, 13) if node.input[i]]
         assert len(layers) >= 2 * len(nodes) and {types[layer] for layer in layers} == {onnx.TensorProto.INT8}
-    run, reference = runtime.load_onnx(path, ort_library()), rounded(model, "int8")
+    run, reference = run_exported.load_onnx(path, ort_library()), rounded(model, "int8")
     for shape in [(1, 3, 32, 32), (3, 3, 40, 24)]:
         torch.testing.assert_close(run(images(*shape)), reference(images(*shape)), rtol=0, atol=0.03)
 

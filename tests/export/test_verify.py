@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from vilonghorn.export import VerificationError, capture, export, formats, runtime, verify
+from vilonghorn.export import VerificationError, capture, export, formats, run_exported, verify
 
 PT2 = formats.FORMATS["pt2"]
 
@@ -31,7 +31,7 @@ def test_a_file_that_needs_the_library_is_thrown_away(small, images, tmp_path, m
     with pytest.raises(VerificationError, match="does not run without vilonghorn"):
         export(model, "pt2", folder / "model.pt2")
     assert not any(folder.iterdir())
-    run = runtime.load_pt2(copy)  # here, where the library is, the same file runs
+    run = run_exported.load_pt2(copy)  # here, where the library is, the same file runs
     torch.testing.assert_close(run(images(3, 3, 16, 64)), model(images(3, 3, 16, 64)))
 
 

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 
 import vilonghorn  # noqa: F401  (registers the models)
-from vilonghorn.models.checkpoint import TRANSFORMERS_KINDS, keep_names_in_transformers
+from vilonghorn.models.weights_file import TRANSFORMERS_KINDS, keep_names_in_transformers
 
 transformers = pytest.importorskip("transformers", reason="needs transformers: pip install vilonghorn[downstream]")
 

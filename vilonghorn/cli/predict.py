@@ -14,7 +14,7 @@ from pathlib import Path
 from jsonargparse.typing import NonNegativeInt, PositiveInt
 from tqdm import tqdm
 
-from ..data.images import OTHER_IMAGES, describe_crop, describe_left_out, image_sizes, list_images, printable
+from ..data.image_folder import OTHER_IMAGES, describe_crop, describe_left_out, image_sizes, list_images, printable
 from ..data.loaders.config import CROP_MODES
 from ..inference import predict
 from . import make_parser

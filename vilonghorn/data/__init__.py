@@ -2,7 +2,7 @@
 
 from .beton.format import Beton, BetonError, check_beton
 from .beton.writer import write_beton
-from .images import ImageFolder
+from .image_folder import ImageFolder
 from .loaders import create_loader
 from .loaders.config import LoaderConfig
 from .loaders.loader import Loader

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from .files import atomic_folder
+from .atomic_files import atomic_folder
 
 SIDE = 32  # pixels of a written image; a model with patch size 4 sees 64 tokens
 

@@ -15,9 +15,9 @@ from typing import Any
 import torch
 import yaml
 
-from ..data.files import atomic_write, explain_full_disk, lock, named_errors, sync
-from ..data.images import printable
-from ..models.checkpoint import pack, read_weights
+from ..data.atomic_files import atomic_write, explain_full_disk, lock, named_errors, sync
+from ..data.image_folder import printable
+from ..models.weights_file import pack, read_weights
 
 FORMAT = 3
 HEADER = f"vilonghorn state, format {FORMAT}\n".encode()  # followed by a SHA-256 and the data of torch.save

@@ -10,7 +10,7 @@ from typing import Any, Literal
 import timm
 
 from .. import models  # noqa: F401  (registers our models with timm)
-from ..data.images import printable
+from ..data.image_folder import printable
 from ..data.loaders.config import ImageConfig, TransformConfig, check_intervals, within
 
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import yaml
 
-from ..data.files import named_errors
-from ..data.images import printable
+from ..data.atomic_files import named_errors
+from ..data.image_folder import printable
 from .config import FIELDS, SECTIONS, Config, flatten, nearest
 
 MAX_BYTES = 100_000  # of a configuration file

@@ -13,8 +13,8 @@ import torch.nn.functional as F
 from timm.data import ImageNetInfo, infer_imagenet_subset
 from torch import nn
 
-from ..data.images import printable
-from ..models.checkpoint import check_architecture, one_line
+from ..data.image_folder import printable
+from ..models.weights_file import check_architecture, one_line
 from .checkpoint import RunDirectory, load_weights
 from .command_line import load_config
 from .config import AugmentationConfig, Config, ModelConfig

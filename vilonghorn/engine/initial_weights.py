@@ -11,9 +11,9 @@ from huggingface_hub import hf_hub_download, try_to_load_from_cache
 from timm.layers import to_ntuple
 from torch import nn
 
-from ..data.images import shorten
-from ..models.checkpoint import one_line, read_weights
+from ..data.image_folder import shorten
 from ..models.vim import CHANGES, is_from_mamba
+from ..models.weights_file import one_line, read_weights
 from .checkpoint import RunDirectory
 from .config import Config
 from .distributed import Distributed

@@ -9,7 +9,7 @@ import timm
 import torch
 from torch import nn
 
-from ..models.checkpoint import check_numbers, one_line
+from ..models.weights_file import check_numbers, one_line
 from .config import Config
 from .device import autocast
 from .distributed import Distributed

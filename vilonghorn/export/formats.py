@@ -8,8 +8,8 @@ from typing import NamedTuple
 
 from torch.export import ExportedProgram
 
-from ..data.images import printable
-from . import runtime
+from ..data.image_folder import printable
+from . import run_exported
 from .native import ort_library
 from .onnx_file import read_onnx, write_onnx, write_ort
 from .precision import PRECISIONS
@@ -30,7 +30,7 @@ class Format(NamedTuple):
     needs: str  # to run
     write: Callable[[ExportedProgram, Path, dict[str, str]], None]  # with the metadata of `describe`
     read: Callable[[Path], dict[str, str]]  # the metadata, without running anything
-    load: Callable[..., runtime.Runner]  # of `runtime`: takes the path of a file, and of `library`
+    load: Callable[..., run_exported.Runner]  # of `run_exported`: takes the path of a file, and of `library`
     packages: tuple[str, ...] = ()  # of Python, to write it
     precisions: tuple[str, ...] = ("fp32",)
     library: Callable[[], Path] | None = None  # has the blocks and scans as operators; else they are of torch
@@ -50,11 +50,11 @@ class Format(NamedTuple):
         self.libraries()
 
 
-ONNX = dict(read=read_onnx, load=runtime.load_onnx, packages=ONNX_PACKAGES, precisions=PRECISIONS)
+ONNX = dict(read=read_onnx, load=run_exported.load_onnx, packages=ONNX_PACKAGES, precisions=PRECISIONS)
 FORMATS = {
     "onnx": Format("ONNX", ".onnx", "onnxruntime, or another runtime of ONNX", write_onnx, **ONNX),
     "ort": Format("ONNX with operators of vilonghorn", ".ort.onnx", ORT_NEEDS, write_ort, **ONNX, library=ort_library),
-    "pt2": Format("torch.export", ".pt2", "torch", write_pt2, read_pt2, runtime.load_pt2),
+    "pt2": Format("torch.export", ".pt2", "torch", write_pt2, read_pt2, run_exported.load_pt2),
 }
 
 

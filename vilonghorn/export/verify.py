@@ -10,9 +10,9 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from ..data.files import atomic_write, explain_full_disk
+from ..data.atomic_files import atomic_write, explain_full_disk
 from ..layers import Mixer
-from . import runtime
+from . import run_exported
 from .attention import RULE, SCANS, check_runtime
 from .capture import backbone, capture, describe, min_grid
 from .formats import FORMATS
@@ -82,7 +82,7 @@ def verify(model: nn.Module, kind: str, path: Path, tolerance: float = TOLERANCE
     inputs = BytesIO()
     torch.save(images, inputs)
     form = FORMATS[kind]
-    command = [sys.executable, runtime.__file__, form.load.__name__, path, *form.libraries()]
+    command = [sys.executable, run_exported.__file__, form.load.__name__, path, *form.libraries()]
     process = subprocess.run(command, input=inputs.getvalue(), capture_output=True)
     if process.returncode != 0:
         last = (process.stderr.decode(errors="replace").strip() or f"exit status {process.returncode}").splitlines()[-1]

@@ -9,7 +9,7 @@ import torch
 from timm.models._features import FeatureGetterNet
 from torch import Tensor, nn
 
-from ..data.files import atomic_folder, write_json
+from ..data.atomic_files import atomic_folder, write_json
 from .capture import backbone, describe
 from .verify import Errors, export
 

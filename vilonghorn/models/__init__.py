@@ -4,7 +4,7 @@
 """
 
 from . import vilonghornv2, vim
-from .backbone import Backbone
+from .timm_contract import Backbone
 from .vilonghornv2 import VisionLonghorn
 from .vim import VisionSSM
 

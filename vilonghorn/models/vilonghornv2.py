@@ -22,8 +22,8 @@ from torch import Tensor, fx, nn
 from ..layers import Block, Blocks, RMSNorm, to_fp32
 from ..layers.patch_embed import check_whole_patches, patch_mask, replace_masked
 from ..ops._torch import as_list, autocast_dtype
-from .backbone import Backbone, build_backbone, icons_cfg
-from .checkpoint import fit_state_dict, unwrap_state_dict
+from .timm_contract import Backbone, build_backbone, icons_cfg
+from .weights_file import fit_state_dict, unwrap_state_dict
 
 for _leaf in ("as_list", "check_whole_patches", "patch_mask", "to_autocast_dtype", "to_fp32"):  # functions that branch
     fx.wrap(_leaf)

@@ -31,8 +31,8 @@ from torch import Tensor, fx, nn
 from ..layers import Block, Blocks, PatchEmbed, RMSNorm, class_token_first, insert_class_token, to_fp32
 from ..layers.patch_embed import patch_mask, replace_masked
 from ..ops._torch import as_list
-from .backbone import Backbone, build_backbone, icons_cfg
-from .checkpoint import fit_state_dict, is_float, unwrap_state_dict
+from .timm_contract import Backbone, build_backbone, icons_cfg
+from .weights_file import fit_state_dict, is_float, unwrap_state_dict
 
 for _leaf in ("as_list", "patch_mask", "resample_positions", "to_fp32"):  # functions that branch
     fx.wrap(_leaf)

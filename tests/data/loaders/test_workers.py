@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, _utils
 
 import vilonghorn.data.loaders.loader as module
 from vilonghorn.data import create_loader
-from vilonghorn.data.images import ImageFolder
+from vilonghorn.data.image_folder import ImageFolder
 from vilonghorn.data.loaders.processes import read_batches
 
 EVAL = {"batch_size": 2, "image_size": 16, "training": False, "workers": 2}

@@ -16,8 +16,8 @@ from typing import BinaryIO
 
 import numpy as np
 
-from ..files import named_errors
-from ..images import match_classes
+from ..atomic_files import named_errors
+from ..image_folder import match_classes
 
 VERSION = 2
 HEADER = np.dtype(

@@ -11,7 +11,7 @@ from typing import Any
 
 from PIL import Image
 
-from ..images import EXTENSIONS, ImageFolder, UnreadableImage, printable, read_image
+from ..image_folder import EXTENSIONS, ImageFolder, UnreadableImage, printable, read_image
 
 MAX_PADDING = 1 << 20  # bytes of zeros that may end a tar file; tar itself writes up to 10 KiB
 

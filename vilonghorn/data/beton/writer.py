@@ -20,8 +20,8 @@ import numpy as np
 from PIL import Image
 from tqdm import tqdm
 
-from ..files import atomic_writes, explain_full_disk, named_errors, only_writer
-from ..images import MAX_PIXELS, MIN_SIDE, UnreadableImage, shorten, to_rgb
+from ..atomic_files import atomic_writes, explain_full_disk, named_errors, only_writer
+from ..image_folder import MAX_PIXELS, MIN_SIDE, UnreadableImage, shorten, to_rgb
 from ..threads import available_cpus, in_order
 from . import format as fmt
 from .sources import Sample, open_samples

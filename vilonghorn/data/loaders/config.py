@@ -13,7 +13,7 @@ import torch
 from timm.data.constants import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
 
 from ..augment.policy import Policy
-from ..images import MAX_PIXELS
+from ..image_folder import MAX_PIXELS
 
 CROP_MODES = ("center", "squash", "border")
 SIZE_STEP = 32  # pixels; sizes of a progressive resolution are multiples of it, as in ffcv-imagenet

@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader, Dataset, default_collate
 
 from ..augment import Augmentation
 from ..beton.format import Beton
-from ..images import ImageFolder
+from ..image_folder import ImageFolder
 from ..rng import sample_of, seeded, training_order, uniform
 from .config import LoaderConfig
 from .processes import ignore_signals, read_batches

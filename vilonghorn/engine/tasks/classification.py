@@ -10,7 +10,7 @@ from timm.data import Mixup
 from timm.loss import BinaryCrossEntropy
 from torch import Tensor
 
-from ...data.images import printable
+from ...data.image_folder import printable
 from ..checkpoint import RunDirectory
 from ..config import Config
 from ..distributed import Distributed
@@ -48,9 +48,9 @@ class Classification(Task):
         """The mean loss of an augmented batch, a scalar of float32."""
         with amp:
             output = forward(images)
-        return self.compare(output.float(), images, targets)
+        return self.output_loss(output.float(), images, targets)
 
-    def compare(self, output: Tensor, images: Tensor, targets: Tensor) -> Tensor:
+    def output_loss(self, output: Tensor, images: Tensor, targets: Tensor) -> Tensor:
         """The loss of logits (B, classes), a scalar."""
         return self.criterion(output, targets)
 

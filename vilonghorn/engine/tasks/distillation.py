@@ -19,8 +19,8 @@ from timm.layers import to_2tuple
 from timm.task.distillation import FeatureDistillationTrainableModule
 from torch import nn
 
-from ...data.files import atomic_write
-from ...models.checkpoint import digest, one_line
+from ...data.atomic_files import atomic_write
+from ...models.weights_file import digest, one_line
 from ..checkpoint import full_disk_explained
 from ..config import Config, nearest
 from ..device import autocast
@@ -212,7 +212,7 @@ class Distillation(Classification):
             targets = torch.cat([labels, (targets[:, 1:] / self.recipe.teacher_temperature).softmax(1)], 1)
         return super().augment(images, targets)
 
-    def compare(self, output: torch.Tensor, images: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    def output_loss(self, output: torch.Tensor, images: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         """The weighted mean of the losses of labels and teacher, a scalar."""
         recipe, classes = self.recipe, self.num_classes
         output, features = output.tensor_split([classes], 1)

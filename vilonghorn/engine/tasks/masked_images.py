@@ -14,7 +14,7 @@ from timm.models import group_parameters
 from torch import Tensor, nn
 from torch.nn.functional import pixel_shuffle
 
-from ...models.checkpoint import is_ours
+from ...models.weights_file import is_ours
 from ..checkpoint import RunDirectory
 from ..config import Config
 from ..device import autocast

@@ -23,8 +23,8 @@ from left_run import leave_run  # noqa: E402
 from vilonghorn import load, publish  # noqa: E402
 from vilonghorn.engine import load_run  # noqa: E402
 from vilonghorn.engine.initial_weights import read_initial_weights  # noqa: E402
-from vilonghorn.models.backbone import WEIGHTS  # noqa: E402
-from vilonghorn.models.checkpoint import check_architecture, pack, read_weights  # noqa: E402
+from vilonghorn.models.timm_contract import WEIGHTS  # noqa: E402
+from vilonghorn.models.weights_file import check_architecture, pack, read_weights  # noqa: E402
 
 SMALL = dict(embed_dim=32, depth=2, patch_size=8)
 NANO, V2, PACKAGED = "vilonghorn_nano", "vilonghornv2_nano", "vilonghorn_nano_patch8.icons480"

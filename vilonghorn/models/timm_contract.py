@@ -13,7 +13,7 @@ from timm.models._features import FeatureGetterNet, feature_take_indices
 from torch import Tensor, nn
 
 from ..layers.exportable import make_exportable
-from .checkpoint import check_file, keep_names_in_transformers
+from .weights_file import check_file, keep_names_in_transformers
 
 NO_DECAY = ("pos_embed", "cls_token", "mask_token", "A_log", "D", "dt_bias", "conv_bias", "scan_norm")
 WEIGHTS = Path(__file__).parents[1] / "weights"

@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from vilonghorn.data.files import atomic_folder, atomic_write, lock, write_json
+from vilonghorn.data.atomic_files import atomic_folder, atomic_write, lock, write_json
 
 
 @pytest.mark.parametrize(("mode", "content"), [("wb", b"n\xc3\xa9w\n"), ("w", "néw\n")])

@@ -14,7 +14,7 @@ from timm.data import create_transform
 
 import vilonghorn
 from vilonghorn.data import ImageFolder, create_loader, write_beton
-from vilonghorn.data.images import UnreadableImage, describe_crop, read_image, to_rgb
+from vilonghorn.data.image_folder import UnreadableImage, describe_crop, read_image, to_rgb
 
 
 def test_classes_and_samples_are_sorted_and_labels_count_the_classes(folder):
