@@ -24,6 +24,7 @@ from ..ops._torch import (
 )
 from ..ops.arguments import BlockArguments, MlpWeights, named_tensors, tensors
 from ..ops.backends import cpu, has_rule
+from ..ops.backends.bindings import BLOCK
 from ..ops.block import run_block
 from ..ops.validate import flatten_weights, validate_block
 from .fast_mixer import CLASSES
@@ -50,7 +51,7 @@ def run(block: Any, x: Tensor, grid: list[int] | None) -> Tensor | None:
             return run_checked(block, x, grid, bf16)
         PLANS[block] = plan
     if torch.is_grad_enabled() or isinstance(block.drop_path, DropPath) and block.drop_path.training:
-        return run_operator(block, plan.arguments(block, x))
+        return run_operator(block, plan.arguments(block, x), checked=True)
     return plan.run(block, x)
 
 
@@ -111,13 +112,13 @@ def run_checked(block: Any, x: Tensor, grid: list[int] | None, bf16: bool) -> Te
     return run_operator(block, args)
 
 
-def run_operator(block: Any, args: BlockArguments) -> Tensor:
-    """The result of the operator, which has gradients, with stochastic depth."""
+def run_operator(block: Any, args: BlockArguments, checked: bool = False) -> Tensor:
+    """The result of the operator, which has gradients, with stochastic depth; `checked` as in `register_op`."""
     if isinstance(block.drop_path, DropPath) and block.drop_path.training:
         branches, ones = 1 if args.mlp is None else 2, args.x.new_ones(len(args.x))
         scales = torch.stack([block.drop_path(ones) for _ in range(branches)])  # as timm's DropPath draws them
         args = args._replace(drop_scales=scales)
-    return run_block(args)
+    return run_block(args, checked)
 
 
 class Call(NamedTuple):
@@ -136,7 +137,7 @@ class Plan:
     It does not hold the block, which is freed and copied without it. Several threads may run it.
     """
 
-    X, A, OUT = (cpu.BLOCK.offset(name) for name in ("x", "A", "out"))
+    X, A, OUT = (BLOCK.offset(name) for name in ("x", "A", "out"))
 
     def __init__(self, block: Any, args: BlockArguments, packed: bytes, call: Call) -> None:
         mixer, mlp = block.mixer, block.mlp

@@ -51,7 +51,8 @@ def register_op(
             `wanted` is 0, it may be None. `dy` is not empty.
 
     Returns:
-        A function of the arguments that calls the operator and returns its first result.
+        A function of the arguments that calls the operator and returns its first result. With `checked`, the caller has
+        validated the arguments and nothing sees operators.
     """
     layout = LAYOUTS[arguments]
     fields = ", ".join(f"{SCHEMA_TYPES[kind]} {field}" for field, kind in layout.types.items())
@@ -133,25 +134,23 @@ def register_op(
     class Eager(torch.autograd.Function):  # the registered gradient, without the time that torch takes to find it
         @staticmethod
         def forward(ctx, *inputs):
-            *inputs, call = inputs
-            output = call(*inputs)
-            setup_context(ctx, inputs, output)
+            *flat, call = inputs  # in the place of `save`
+            output = call(*flat, True)
+            setup_context(ctx, (*flat, True), output)
             return output
 
-        @staticmethod
-        def backward(ctx, *grads):
-            return *apply_backward(ctx, *grads), None
+        backward = staticmethod(apply_backward)
 
-    def run(args: NamedTuple) -> Tensor:
+    def run(args: NamedTuple, checked: bool = False) -> Tensor:
         flat, tracing = flatten(args), is_tracing(args[0])
         given = [*islice(flat, num_tensors)]
-        save, direct = needs_grad(given), not tracing and sees_no_operators(given)
-        if direct:
+        save, direct = needs_grad(given), checked or not tracing and sees_no_operators(given)
+        if direct and not checked:
             validate(args)
         if save and not tracing and not torch.is_inference_mode_enabled():
             if functorch_transform() is not None:
                 raise RuntimeError(f"{qualified} has no gradients inside torch.func (grad, vmap, jacrev); {WAY_OUT}")
-            results = Eager.apply(*flat, save, partial(run_forward, args) if direct else op)
+            results = Eager.apply(*flat, partial(run_forward, args) if direct else op)
         elif direct:
             results = (forward if args[0].numel() else fake)(args, save)
         else:

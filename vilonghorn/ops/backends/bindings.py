@@ -153,17 +153,20 @@ CONV = Struct(
     "P dweight dbias partials sums dv",
 )
 _BLOCK_TENSORS = LAYOUTS[BlockArguments].tensors
-BLOCK = Struct(
+BLOCK_NUMBERS = Struct(  # VlBlock to `reverse`
     "q batch length dim directions channels states d_conv dt_rank num_heads chunk channel_splits hidden",
     "i rule threads bf16_parts save",
     "d eps mlp_eps",
     "grid",
     "P reverse",
+)
+BLOCK_POINTERS = Struct(  # the rest of VlBlock
     " ".join(["P", *_BLOCK_TENSORS]),
     "P out xz projected saved_states mid gv dout",
     " ".join(["P", *(f"d{name}" for name in _BLOCK_TENSORS if name != "drop_scales")]),
     "P in_proj_scale out_proj_scale mlp_in_proj_scale mlp_out_proj_scale packed",
 )
+BLOCK = Struct(BLOCK_NUMBERS, BLOCK_POINTERS)
 
 
 @functools.cache

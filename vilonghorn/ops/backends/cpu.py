@@ -13,6 +13,7 @@ Some kernels need working memory. The calling thread keeps it for later calls, i
 """
 
 import ctypes
+import functools
 import math
 import os
 from collections.abc import Mapping, Sequence
@@ -30,12 +31,14 @@ from ..arguments import (
     MambaInnerArguments,
     NormArguments,
     ScanArguments,
+    Sizes,
     named_tensors,
     tensors,
 )
 from ..rules import NO_RULE
 from .bindings import (
-    BLOCK,
+    BLOCK_NUMBERS,
+    BLOCK_POINTERS,
     INPUT_STRIDES,
     MAMBA_INNER,
     NORM,
@@ -232,7 +235,7 @@ def block_forward(args: BlockArguments, save: bool) -> BlockOutputs:
     if (reason := unavailable("cpu")) is not None:
         raise RuntimeError(f"block: {reason}")
     outputs, x = block_outputs(args, True), args.x.contiguous()
-    call, _held = pack_block(args, {"save": save}, {"x": x} | outputs._asdict())
+    call, _held = pack_block(args, save, {"x": x} | outputs._asdict())
     _run_stages(library.vl_block_forward, FORWARD_STAGES, call, args.hidden > 0)
     return outputs if save else BlockOutputs(outputs.out, *(args.x.new_empty(0) for _ in range(5)))
 
@@ -250,32 +253,47 @@ def block_backward(
         grads[name] = None if t is None else t.new_empty(0 if skipped else t.shape)
     pointers = {"x": args.x.contiguous(), "dout": dout.contiguous()} | grads
     pointers |= BlockOutputs(None, *saved)._asdict()
-    call, _held = pack_block(args, {"save": True}, pointers)
+    call, _held = pack_block(args, True, pointers)
     _run_stages(library.vl_block_backward, BACKWARD_STAGES, call, args.hidden > 0)
     return [*grads.values(), None]
 
 
 def pack_block(
-    args: BlockArguments, options: Mapping[str, int] = {}, pointers: Mapping[str, Tensor | None] = {}
+    args: BlockArguments, save: bool = False, pointers: Mapping[str, Tensor | None] = {}
 ) -> tuple[bytes, list[Tensor]]:
-    """A VlBlock with further fields, and the tensors that it points to, which the caller holds during the call."""
-    (G, B, L, D, N, K, R, H), threads = args.sizes, torch.get_num_threads()
-    fields = BLOCK.zeros | grid_fields(args.conv_grid)
-    fields.update(options, batch=B, length=L, dim=args.x.shape[-1], directions=G, channels=D, states=N, d_conv=K)
-    fields.update(dt_rank=R, num_heads=H, hidden=args.hidden, rule=rule_number(args.rule), threads=threads)
-    fields.update(chunk=STATE_EVERY, channel_splits=num_channel_splits(B, D, LANES, threads), eps=args.eps)
-    fields.update(mlp_eps=args.mlp_eps, reverse=flags_address(args.reverse))
-    fields["bf16_parts"] = 1 if args.bf16 else BF16_PARTS[torch.get_float32_matmul_precision()]
-    held = []
+    """A VlBlock with `pointers` by the names of its fields, and the tensors that it points to, for the caller to hold."""
+    bf16_parts = 1 if args.bf16 else BF16_PARTS[torch.get_float32_matmul_precision()]
+    shape = args.sizes, args.x.shape[-1], args.hidden, tuple(args.conv_grid)
+    options = args.rule, tuple(args.reverse), args.eps, args.mlp_eps, bf16_parts, save, torch.get_num_threads()
+    held, fields = [t for t in pointers.values() if t is not None], {}
     for name, t in named_tensors(args).items():
         if t is not None and name != "x":
             held.append(t := t.contiguous())
             fields[name] = t.data_ptr()
-    for name, t in pointers.items():
-        if t is not None:
-            held.append(t)
-            fields[name] = t.data_ptr()
-    return BLOCK.pack(fields), held
+    fields |= {name: t.data_ptr() for name, t in pointers.items() if t is not None}
+    return _pack_numbers(*shape, *options) + BLOCK_POINTERS.pack(fields), held
+
+
+@functools.lru_cache(1024)
+def _pack_numbers(
+    sizes: Sizes,
+    dim: int,
+    hidden: int,
+    conv_grid: tuple[int, ...],
+    rule: str,
+    reverse: tuple[int, ...],
+    eps: float,
+    mlp_eps: float,
+    bf16_parts: int,
+    save: bool,
+    threads: int,
+) -> bytes:
+    G, B, L, D, N, K, R, H = sizes
+    splits = num_channel_splits(B, D, LANES, threads)
+    fields = dict(batch=B, length=L, dim=dim, directions=G, channels=D, states=N, d_conv=K, dt_rank=R, num_heads=H)
+    fields |= dict(chunk=STATE_EVERY, channel_splits=splits, hidden=hidden, rule=rule_number(rule), threads=threads)
+    fields |= dict(bf16_parts=bf16_parts, save=save, reverse=flags_address(reverse), **grid_fields(conv_grid))
+    return BLOCK_NUMBERS.pack({**fields, "eps": eps, "mlp_eps": mlp_eps})
 
 
 def infer_block(call: bytearray) -> None:
