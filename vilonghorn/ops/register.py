@@ -36,7 +36,7 @@ def register_op(
     forward: Callable,
     fake: Callable,
     backward: Callable,
-) -> Callable[[NamedTuple], Tensor]:
+) -> Callable[..., Tensor]:
     """Registers `vilonghorn::NAME` and `vilonghorn::NAME_backward` for every device.
 
     Args:

@@ -261,7 +261,7 @@ def block_backward(
 def pack_block(
     args: BlockArguments, save: bool = False, pointers: Mapping[str, Tensor | None] = {}
 ) -> tuple[bytes, list[Tensor]]:
-    """A VlBlock with `pointers` by the names of its fields, and the tensors that it points to, for the caller to hold."""
+    """A VlBlock with `pointers` by the names of its fields, and the tensors that it points to, which a caller holds."""
     bf16_parts = 1 if args.bf16 else BF16_PARTS[torch.get_float32_matmul_precision()]
     shape = args.sizes, args.x.shape[-1], args.hidden, tuple(args.conv_grid)
     options = args.rule, tuple(args.reverse), args.eps, args.mlp_eps, bf16_parts, save, torch.get_num_threads()
