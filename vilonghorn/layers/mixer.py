@@ -18,25 +18,26 @@ from .norm import decay_rates
 
 fx.wrap("decay_rates")
 
-# Range and lower limit of Mamba's initial step sizes, softplus(dt_bias).
-DT_MIN, DT_MAX, DT_FLOOR = 1e-3, 1e-1, 1e-4
+DT_MIN, DT_MAX = 1e-3, 1e-1  # range of Mamba's initial step sizes, softplus(dt_bias)
 
 
 class Mixer(nn.Module):
     """Mixes tokens by a selective state-space recurrence in one or more directions.
 
-    Parameters of the G directions are stacked along their first dimension, so that one operator runs them all: D is the
-    inner width, N the state size, K the convolution length, R the rank of the step.
+    Each direction has its parameters, stacked along their first dimension, so that one operator runs all G directions.
+    In shapes, D is the inner width, N the state size, K the convolution length, R the rank of the step; k and q are
+    what Mamba calls B and C. The parameter `D` is the skip weight of Mamba.
 
-        in_proj.weight (2D, dim)   rows: x, then z      conv_weight (G, D, K), conv_bias (G, D)
-        x_proj (G, R + 2N, D)      rows: dt, k, q       dt_proj (G, D, R), dt_bias (G, D)
-        A_log (G, D, N)            rule "mamba" only    D (G, D)       out_proj.weight (dim, D)
+        in_proj.weight (2D, dim)   rows: values x, output gates z     conv_weight (G, D, K), conv_bias (G, D)
+        x_proj (G, R + 2N, D)      rows: factor of dt, k, q           dt_proj (G, D, R), dt_bias (G, D)
+        A_log (G, D, N)            rule "mamba" only                  D (G, D)        out_proj.weight (dim, D)
 
-    k and q are what Mamba calls B and C. With shared_directions, Longhorn's bidirectional form, directions share one
-    set of parameters (G = 1 in these shapes) and one convolution, and each output has its own RMSNorm, with weights
-    scan_norm, (directions, D). With num_heads=H, dt_proj is (G, H, R) and dt_bias (G, H). With d_conv=(height, width),
-    conv_weight is (G, D, height, width) and works on the grid of patches (`conv2d_silu`). With rule=None there is no
-    scan: the gated convolution block of MambaOut (arXiv 2405.07992), without x_proj, dt_proj, dt_bias and D.
+    Options change that: with shared_directions, Longhorn's bidirectional form, there is one set of parameters (1 in
+    place of G) and one convolution, and each direction's output has its own RMSNorm, with weights scan_norm, (G, D).
+    With num_heads=H, the channels of a head share dt: dt_proj is (G, H, R), dt_bias (G, H). With
+    d_conv=(height, width), conv_weight is (G, D, height, width) and works on the grid of patches (`conv2d_silu`). With
+    rule=None there is no scan: the gated convolution block of MambaOut (arXiv 2405.07992), without x_proj, dt_proj,
+    dt_bias and D.
 
     Initialisation follows Mamba (arXiv 2312.00752) and, for the Longhorn rules, Longhorn (arXiv 2407.14207).
     """
@@ -163,26 +164,26 @@ class Mixer(nn.Module):
         dd: dict[str, Any] = {"device": self.dt_bias.device, "dtype": torch.float32}
         self.A_log.copy_(torch.arange(1, self.d_state + 1, **dd).log().expand_as(self.A_log))
         step = torch.empty(self.dt_bias.shape, **dd).uniform_(math.log(DT_MIN), math.log(DT_MAX)).exp()
-        step = step.clamp(min=DT_FLOOR)
         self.dt_bias.copy_(step + torch.log(-torch.expm1(-step)))  # the inverse of softplus
 
     def forward(self, x: Tensor, grid: list[int] | None = None, valid: Tensor | None = None) -> Tensor:
         """
         Args:
             x: tokens, (B, L, dim).
-            grid: as in `conv2d_silu`, for a convolution over the grid.
+            grid: [rows, columns] of the patches, for a convolution over the grid.
             valid: (B, L), True for the tokens that count, as in `vilonghorn.ops.mamba_inner`.
 
         Returns:
             Mixed tokens, (B, L, dim).
         """
         if valid is None and not torch.jit.is_scripting():
-            y = fast_mixer.run(self, x, grid)
+            y = fast_mixer.run(self, x, grid)  # the same with fewer conversions under autocast, or None
             if y is not None:
                 return y
         A = None if self.A_log is None else decay_rates(self.A_log)
         conv, projections = (self.conv_weight, self.conv_bias), (self.x_proj, self.dt_proj, self.dt_bias)
-        xz = self.in_proj(x)  # values and gates
+        xz = self.in_proj(x)
+        # `ops/mamba_inner.py`: convolution, projections, scan and gate; `mamba_inner_composed` writes them out.
         y = torch.ops.vilonghorn.mamba_inner(
             xz, *conv, *projections, A, self.D, self.scan_norm, self.rule, self.flags, grid, valid
         )

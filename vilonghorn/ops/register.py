@@ -104,7 +104,7 @@ def register_op(
     backward_op = getattr(torch.ops.vilonghorn, f"{name}_backward").default
 
     def setup_context(ctx, inputs, output):
-        values, saved = iter(inputs), output[1:] if num_saved else ()
+        values, (_, *saved) = iter(inputs), output if num_saved else (output,)
         ctx.save_for_backward(*saved, *islice(values, num_tensors))
         ctx.mark_non_differentiable(*saved)
         ctx.set_materialize_grads(False)
