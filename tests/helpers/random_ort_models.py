@@ -11,6 +11,7 @@ import numpy as np
 import onnx
 import onnxruntime
 import torch
+from flat_arguments import from_tensors
 from hypothesis import HealthCheck, given, seed, settings
 from hypothesis import strategies as st
 from onnx import helper
@@ -18,7 +19,7 @@ from oracle import block_inputs, error, inputs, oracle, residual_block, rms_norm
 
 from vilonghorn.export import ort_library
 from vilonghorn.export.native import INTERFACE
-from vilonghorn.ops.arguments import LAYOUTS, BlockArguments, NormArguments, ScanArguments, from_tensors
+from vilonghorn.ops.arguments import LAYOUTS, BlockArguments, NormArguments, ScanArguments
 from vilonghorn.ops.norm import validate_norm
 from vilonghorn.ops.validate import MAX_CONV, MAX_STATE, validate_block, validate_scan
 

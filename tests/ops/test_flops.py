@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import timm
 import torch
+from flat_arguments import from_tensors
 from oracle import inputs, mixer_inputs
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
@@ -13,7 +14,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from vilonghorn import count_flops
 from vilonghorn.layers import Mixer
 from vilonghorn.ops import mamba_inner, scan
-from vilonghorn.ops.arguments import MambaInnerArguments, from_tensors
+from vilonghorn.ops.arguments import MambaInnerArguments
 from vilonghorn.ops.mamba_inner import mamba_inner_composed
 
 STEP = {"longhorn": 7, "longhorn_exact": 6, "mamba": 7}  # operations for a token, channel and number of state

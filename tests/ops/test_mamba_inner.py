@@ -4,10 +4,11 @@ from unittest import mock
 
 import pytest
 import torch
+from flat_arguments import from_tensors
 from oracle import KERNEL_RULES, compare, mixer, mixer_inputs
 
 from vilonghorn.ops import mamba_inner
-from vilonghorn.ops.arguments import LAYOUTS, MambaInnerArguments, from_tensors
+from vilonghorn.ops.arguments import LAYOUTS, MambaInnerArguments
 from vilonghorn.ops.backends import cpu as native
 from vilonghorn.ops.mamba_inner import mamba_inner_composed
 

@@ -5,7 +5,7 @@ always travel together are a group. The dispatcher knows no groups: `flatten` an
 """
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from typing import Annotated, Any, NamedTuple, TypeVar, get_args, get_type_hints
 
@@ -242,11 +242,6 @@ def unflatten(kind: type[Arguments], flat: Iterable[Any]) -> Arguments:
 def _group(kind: Any, values: Iterator[Any]) -> Any:
     members = list(islice(values, len(kind._fields)))
     return None if kind is MlpWeights and all(member is None for member in members) else kind(*members)
-
-
-def from_tensors(kind: type[Arguments], given: Mapping[str, Tensor | None], *options: Any) -> Arguments:
-    """The arguments of an operator from its tensors by their flat names, None for those not given, and its options."""
-    return unflatten(kind, [*map(given.get, LAYOUTS[kind].tensors), *options])
 
 
 def tensors(args: tuple) -> list[Tensor | None]:

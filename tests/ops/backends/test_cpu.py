@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from flat_arguments import from_tensors
 from oracle import block_inputs, inputs, mixer_inputs
 
-from vilonghorn.ops.arguments import BlockArguments, MambaInnerArguments, ScanArguments, from_tensors
+from vilonghorn.ops.arguments import BlockArguments, MambaInnerArguments, ScanArguments
 from vilonghorn.ops.backends import cpu
 from vilonghorn.ops.rules import RULES
 
