@@ -20,11 +20,11 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+import publish
 import timm
 import torch
 from torch import Tensor, nn
 
-import vilonghorn.publish
 from vilonghorn.export import run_exported
 from vilonghorn.export.capture import capture, describe
 from vilonghorn.export.formats import FORMATS
@@ -97,7 +97,7 @@ def quantized(model: Any, name: str, **options: Any) -> Pair:
 def loaded(model: Any) -> Pair:
     """A published model that transformers quantizes on loading, against torchao's own `quantize_`."""
     with TemporaryDirectory() as folder:
-        vilonghorn.publish.save_pretrained(model, f"{folder}/model", "")
+        publish.save_pretrained(model, f"{folder}/model", "")
         config = lib("transformers").TorchAoConfig(lib("torchao.quantization").Int8WeightOnlyConfig())
         wrapper = lib("transformers").TimmWrapperForImageClassification
         published = wrapper.from_pretrained(f"{folder}/model", quantization_config=config)

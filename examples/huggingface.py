@@ -11,6 +11,7 @@ from pathlib import Path
 
 import detect
 import numpy as np
+import publish
 import segment
 import timm
 import torch
@@ -35,7 +36,6 @@ from transformers import (
 )
 
 import vilonghorn  # noqa: F401  (registers the models)
-from vilonghorn import publish
 from vilonghorn.data.digits import every_fifth
 
 

@@ -30,7 +30,7 @@ ORDER = [
     ["data", "figures"],
     ["engine"],
     ["inference"],
-    ["export", "interpret", "publish"],
+    ["export", "interpret"],
     ["cli"],
 ]
 RANK = {name: rank for rank, group in enumerate(ORDER) for name in group}

@@ -18,9 +18,10 @@ import torch
 from safetensors.torch import save_file
 
 pytest.importorskip("jsonargparse", reason="a run needs jsonargparse: pip install vilonghorn")
+import publish  # noqa: E402
 from left_run import leave_run  # noqa: E402
 
-from vilonghorn import load, publish  # noqa: E402
+from vilonghorn import load  # noqa: E402
 from vilonghorn.engine import load_run  # noqa: E402
 from vilonghorn.engine.initial_weights import read_initial_weights  # noqa: E402
 from vilonghorn.models.timm_contract import WEIGHTS  # noqa: E402

@@ -25,12 +25,15 @@ COMMANDS = {
     "export": "write a model as ONNX, torch.export or a page for a browser",
     "beton": "write an image folder to a .beton file, or check one",
     "data": "write scikit-learn's digits as an image folder",
-    "publish": "make a folder of a run that timm and transformers load, for the Hugging Face Hub",
     "web": "serve a page on this machine that classifies pictures in the browser",
     "exec": "run a script that imports timm only, with the models of this package",
     "env": "print what a bug report needs",
 }
-RENAMED = {"run": "vilonghorn exec", "bench": "python benchmarks/models.py in a clone"}  # old names of commands
+RENAMED = {  # old names of commands
+    "run": "vilonghorn exec",
+    "bench": "python benchmarks/models.py in a clone",
+    "publish": "python examples/publish.py in a clone",
+}
 HELP = """\
 usage: vilonghorn COMMAND ...
        vilonghorn COMMAND --help

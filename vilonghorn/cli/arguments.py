@@ -26,12 +26,6 @@ def add_max_pixels(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--max-pixels", type=PositiveInt, default=MAX_PIXELS, metavar="N", help=help)
 
 
-def add_run(parser: argparse.ArgumentParser) -> None:
-    """Adds RUN and --checkpoint to a command line."""
-    parser.add_argument("run", metavar="RUN", help="directory of the run")
-    parser.add_argument("--checkpoint", choices=["best", "last"], default="best", help="weights (default: %(default)s)")
-
-
 def load_model(options: argparse.Namespace) -> LoadedModel:
     """Loads the model that a command line with `add_model` names."""
     return load(options.model, options.checkpoint, dict(options.model_kwargs), options.device)

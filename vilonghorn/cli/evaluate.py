@@ -7,10 +7,11 @@ from collections.abc import Sequence
 
 from . import main as vilonghorn
 from . import make_parser
-from .arguments import add_run
 
 parser = make_parser("evaluate", __doc__, "runs/photos", "runs/photos --checkpoint last --data.val photos/test")
-add_run(parser)
+parser.add_argument("run", metavar="RUN", help="directory of the run")
+help = "weights (default: %(default)s)"
+parser.add_argument("--checkpoint", choices=["best", "last"], default="best", help=help)
 
 
 def main(argv: Sequence[str]) -> int:

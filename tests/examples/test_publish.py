@@ -2,12 +2,11 @@
 
 import math
 
+import publish
 import pytest
 import timm
 import torch
 import yaml
-
-from vilonghorn import publish
 
 KWARGS = {
     "vilonghorn_nano": dict(img_size=(32, 64), num_classes=4, in_chans=1),

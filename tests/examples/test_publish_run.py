@@ -1,11 +1,12 @@
-"""`vilonghorn publish` makes a folder of a run."""
+"""`examples/publish.py` makes a folder of a run."""
 
 import json
 
+import publish
+import pytest
 import timm
 import toy_run
 
-from vilonghorn.cli import main
 from vilonghorn.engine.checkpoint import load_weights, save_weights
 
 OPTIONS = ["--model.name=vilonghorn_nano", "--model.kwargs={depth: 1, embed_dim: 32}", "--data.interpolation=area"]
@@ -14,7 +15,7 @@ OPTIONS = ["--model.name=vilonghorn_nano", "--model.kwargs={depth: 1, embed_dim:
 def test_a_run_is_published_with_its_classes(tmp_path, capsys):
     run, out = tmp_path / "run", tmp_path / "out"
     toy_run.toy_trainer(run, *OPTIONS).fit()
-    assert main(["publish", str(run), str(out), "--checkpoint", "last", "--repo", "me/photos"]) == 0
+    publish.main([str(run), str(out), "--checkpoint", "last", "--repo", "me/photos"])
     said = capsys.readouterr().out
     assert "local-dir:" in said and f"hf upload me/photos {out} ." in said
     assert json.loads((out / "config.json").read_text())["label_names"] == toy_run.ToyLoader.class_names
@@ -24,10 +25,10 @@ def test_a_run_is_published_with_its_classes(tmp_path, capsys):
     data = timm.data.resolve_data_config(model=timm.create_model(f"local-dir:{out}", pretrained=True))
     assert data["input_size"] == (3, 16, 16)
     assert data["interpolation"] == "box"  # as the folder loader measures it: PIL's average over areas
-    assert main(["publish", str(tmp_path / "nothing"), str(tmp_path / "other")]) == 2
-    assert "there are no weights" in capsys.readouterr().err
+    with pytest.raises(FileNotFoundError, match="there are no weights"):
+        publish.main([str(tmp_path / "nothing"), str(tmp_path / "other")])
 
     weights, record = load_weights(run / "best.safetensors")
     save_weights(run / "best.safetensors", weights, record | dict(class_names=None))
-    assert main(["publish", str(run), str(tmp_path / "nameless")]) == 0
+    publish.main([str(run), str(tmp_path / "nameless")])
     assert "label_names" not in json.loads((tmp_path / "nameless" / "config.json").read_text())

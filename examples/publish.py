@@ -1,5 +1,12 @@
-"""Saves a model as a folder, or repository of the Hugging Face Hub, that timm and transformers load."""
+"""Makes a folder of a run, with a model card, that timm and transformers load.
 
+python examples/publish.py runs/photos published/photos --repo me/photos --license mit
+hf upload me/photos published/photos .
+"""
+
+from __future__ import annotations
+
+import argparse
 import json
 import re
 from collections.abc import Mapping, Sequence
@@ -12,10 +19,12 @@ from timm.models import get_model_input_config
 from timm.models._hub import generate_readme, save_config_for_hf
 from torch import nn
 
-from .data.atomic_files import atomic_folder
-from .data.image_folder import printable
-from .layers import Mixer
-from .models.weights_file import pack
+from vilonghorn.data.atomic_files import atomic_folder
+from vilonghorn.data.image_folder import printable
+from vilonghorn.engine import load_run
+from vilonghorn.engine.evaluate import preprocessing
+from vilonghorn.layers import Mixer
+from vilonghorn.models.weights_file import pack
 
 USAGE = """```python
 import timm, vilonghorn
@@ -90,3 +99,32 @@ def save_pretrained(model: nn.Module, folder: str | Path, card: str, **config: A
         written.get("model_args", {}).pop("num_classes", None)
         (partial / "config.json").write_text(json.dumps(written, indent=2), encoding="utf-8")
         (partial / "README.md").write_text(card, encoding="utf-8")
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Publishes a run, as the command line says."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("run", metavar="RUN", help="directory of the run")
+    parser.add_argument("folder", metavar="FOLDER", help="folder to make; it must not exist")
+    parser.add_argument("--checkpoint", choices=["best", "last"], default="best", help="weights (default: %(default)s)")
+    help = "repository of the Hub that the card names (default: OWNER and the name of FOLDER)"
+    parser.add_argument("--repo", metavar="OWNER/NAME", help=help)
+    help = "licence of the weights, an identifier of the Hub such as apache-2.0 (default: %(default)s)"
+    parser.add_argument("--license", default="other", help=help)
+    options = parser.parse_args(argv)
+    folder, (model, record) = options.folder, load_run(options.run, options.checkpoint)
+    if not record["kwargs"]["num_classes"]:
+        raise ValueError(f"{options.run} has learned without labels, no classifier: train from its weights first")
+    metrics = {f"{name[:3]}-{name[3:]} (%)": f"{record[name]:.2f}" for name in ("top1", "top5") if name in record}
+    metrics["measured on"] = "the held-out images of the run"
+    metrics["weights"] = f"{record['weights']} of epoch {record['epoch']}"
+    model.pretrained_cfg["license"] = options.license
+    names, transform = record.get("class_names"), preprocessing(options.run)
+    card = make_card(model, options.repo or Path(folder).name, metrics, options.license, names)
+    save_pretrained(model, folder, card, data_config=transform, model_config={"label_names": names})
+    print(f'{folder}: timm.create_model("local-dir:{folder}", pretrained=True)')
+    print(f"upload it: hf upload {options.repo or 'OWNER/NAME'} {folder} .")
+
+
+if __name__ == "__main__":
+    main()
