@@ -33,9 +33,9 @@ def test_the_command_writes_a_picture(command, tmp_path, kind, capsys):
     "arguments, words",
     [
         (["--out", "{tmp}/a.jpg"], "expected a name that ends in .png"),
-        (["--patch", "4,0"], "patch 4,0 is not on the image's grid of 4 rows and 4 columns"),
+        (["--patch", "4", "0"], "patch 4,0 is not on the image's grid of 4 rows and 4 columns"),
         (["--what", "cam", "--class", "eal"], "has no class 'eal'; "),
-        (["--what", "pca", "--patch", "1,1"], "--patch is for attention and field, not for --what pca"),
+        (["--what", "pca", "--patch", "1", "1"], "--patch is for attention and field, not for --what pca"),
         (["--class", "6"], "--class is for cam, not for --what attention"),
         (["--checkpoint", "last"], "there are no weights"),
         (["--max-pixels", "255"], "a.png: too many pixels (16x16 are more than the limit of 255)"),
@@ -63,4 +63,4 @@ def test_a_full_disk_and_other_models_are_named(command, tmp_path, monkeypatch, 
     assert "VisionTransformer, expected a vilonghorn_*" in capsys.readouterr().err
     with pytest.raises(SystemExit):
         main([*command, *out, "--patch", "3"])
-    assert "'3' is not ROW,COLUMN" in capsys.readouterr().err
+    assert "--patch: expected 2 arguments" in capsys.readouterr().err

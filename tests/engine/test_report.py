@@ -12,7 +12,7 @@ from toy_run import Recited, toy_config
 from vilonghorn.engine import Distributed, report
 from vilonghorn.engine.checkpoint import read_log
 from vilonghorn.engine.device import autocast
-from vilonghorn.engine.logger import draw_curves, explain_losses
+from vilonghorn.engine.logger import draw_curves
 from vilonghorn.engine.report import (
     Example,
     Predictions,
@@ -65,16 +65,6 @@ def test_curves_are_drawn_from_the_first_line_on(tmp_path):
     for more in ([], [{**LINES[1], "loss": None}], [{"kind": "epoch", "epoch": 1, "model": scores, "ema": scores}]):
         draw_curves(path, [*LINES[: len(more)], *more], 5)
         assert path.read_bytes()[:4] == b"\x89PNG"
-
-
-def test_the_curves_name_the_augmentation_that_raises_the_training_loss(tmp_path):
-    assert "its images are cropped, mixed (mixup, cutmix)" in explain_losses(toy_config(tmp_path))
-    off = "scale=[1,1] auto_augment=null color_jitter=0 erase=0".split()
-    plain = [f"--augmentation.{option}" for option in off]
-    assert "its targets have label smoothing 0.1" in explain_losses(toy_config(tmp_path, *plain))
-    options = ["--task.mixup=0", "--task.cutmix=0", "--task.label_smoothing=0"]
-    assert explain_losses(toy_config(tmp_path, *plain, *options)) == ""
-    assert explain_losses(toy_config(tmp_path, *plain, "--task.kind=masked")) == ""
 
 
 def test_damaged_lines_of_a_log_are_left_out(tmp_path):

@@ -25,9 +25,10 @@ from scans import *  # noqa: F403
 from torch.utils.flop_counter import FlopCounterMode
 
 from vilonghorn.ops import mamba_inner, scan
+from vilonghorn.ops.arguments import MixerWeights
 from vilonghorn.ops.backends import cpu
 from vilonghorn.ops.backends import triton as triton_backend
-from vilonghorn.ops.validate import flatten_filter
+from vilonghorn.ops.validate import flatten_weights
 
 sys.path.append(str(Path(__file__).parents[1] / "ops" / "backends"))
 from conftest import emulated_library, emulator, emulator_path  # noqa: E402, F401
@@ -199,7 +200,9 @@ def test_a_mixer_with_heads_runs_its_scan_in_chunks(shape, grid, dtype, toleranc
     compare(partial(mamba_inner, A=None), values, tolerance, truth=mixer, rule=EXACT, reverse=(True,), grid=grid)
     assert len(chunks) == 1
     names = ("xz", "conv_weight", "conv_bias", "x_proj", "dt_proj", "dt_bias", "A", "D")
-    filters, conv_grid = flatten_filter("", values.pop("conv_weight"), grid)
-    values |= dict(conv_weight=filters, x_proj=values["x_proj"].to(dtype), dt_proj=values["dt_proj"].to(dtype))
+    weights, conv_grid = flatten_weights("", MixerWeights(values.pop("conv_weight"), values["conv_bias"]), grid)
+    values |= dict(
+        conv_weight=weights.conv_weight, x_proj=values["x_proj"].to(dtype), dt_proj=values["dt_proj"].to(dtype)
+    )
     leaves = [values[name].requires_grad_() if name in values else None for name in names]
     torch.library.opcheck(torch.ops.vilonghorn.mamba_inner_cuda.default, (*leaves, EXACT, [1], conv_grid, True, True))

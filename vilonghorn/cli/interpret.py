@@ -4,7 +4,6 @@ KIND is attention (which patches the scans read), field (which pixels a patch de
 the features) or cam (Grad-CAM of a class). The picture is one map over the image, or with --blocks one for each block.
 """
 
-import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -15,15 +14,6 @@ from ..interpret import KINDS, draw, make_sheet, view
 from . import make_parser
 from .arguments import add_max_pixels, add_model, load_model
 
-
-def _patch(text: str) -> tuple[int, int]:
-    try:
-        row, column = map(int, text.split(","))
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is not ROW,COLUMN, such as 3,4") from None
-    return row, column
-
-
 CAM = "runs/photos a.jpg --what cam --class cat --out cam.png"
 parser = make_parser("interpret", __doc__, "runs/photos a.jpg --out maps.png", CAM)
 add_model(parser)
@@ -33,7 +23,7 @@ parser.add_argument("--out", type=Path, required=True, metavar="FILE.png", help=
 help = "a map for each of these blocks; numbers from 0, -1 is the last (default: one map)"
 parser.add_argument("--blocks", type=int, nargs="+", metavar="N", help=help)
 help = "patch for attention (default: what the head reads) or field (default: the middle patch)"
-parser.add_argument("--patch", type=_patch, metavar="ROW,COLUMN", help=help)
+parser.add_argument("--patch", type=int, nargs=2, metavar=("ROW", "COLUMN"), help=help)
 help = "class of cam by name or number (default: most probable)"
 parser.add_argument("--class", dest="target", metavar="NAME", help=help)
 add_max_pixels(parser)

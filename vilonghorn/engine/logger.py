@@ -113,8 +113,7 @@ class RunLogger:
         """Draws the curves of the log."""
         if self.enabled:
             log = read_log(self.directory.log_file)
-            note = explain_losses(self.config)
-            draw_curves(self.directory.path / "curves.png", log, self.steps.updates_per_epoch, note)
+            draw_curves(self.directory.path / "curves.png", log, self.steps.updates_per_epoch)
         self.drawn = time.monotonic()
 
     def close(self) -> None:
@@ -124,8 +123,8 @@ class RunLogger:
                 self.events.close()
 
 
-def draw_curves(path: Path, records: list[dict[str, Any]], updates_per_epoch: int, note: str = "") -> None:
-    """Draws loss, top-1 and learning rate over epochs, from the lines of a log, above a note."""
+def draw_curves(path: Path, records: list[dict[str, Any]], updates_per_epoch: int) -> None:
+    """Draws loss, top-1 and learning rate over epochs, from the lines of a log."""
     train = [record for record in records if record["kind"] == "train"]
     figure = Figure(figsize=(12, 3.8), layout="constrained")
     panels = dict(zip(("loss", "top-1, %", "learning rate"), figure.subplots(1, 3)))
@@ -143,16 +142,4 @@ def draw_curves(path: Path, records: list[dict[str, Any]], updates_per_epoch: in
         axes.grid(alpha=0.3)
         if axes.get_legend_handles_labels()[0]:
             axes.legend()
-    figure.supxlabel(note, x=0.01, ha="left", fontsize=10)
     write_file(path, png(figure))
-
-
-def explain_losses(config: Config) -> str:
-    """Why the training loss of a run lies above its held-out loss."""
-    recipe, task = config.augmentation, config.task
-    on = {"cropped": recipe.scale[0] < 1, "mixed (mixup, cutmix)": task.labelled and (task.mixup or task.cutmix)}
-    on |= {"augmented": recipe.auto_augment or recipe.color_jitter, "partly erased": recipe.erase}
-    reasons = [f"its images are {', '.join(name for name, is_on in on.items() if is_on)}"] if any(on.values()) else []
-    if task.labelled and task.label_smoothing:
-        reasons.append(f"its targets have label smoothing {task.label_smoothing:g}")
-    return f"Training loss may lie above held-out loss: {' and '.join(reasons)}." if reasons else ""

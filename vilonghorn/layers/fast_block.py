@@ -8,7 +8,7 @@ changes. Without a plan everything is checked at each call. A block that is not 
 import copy
 import platform
 import struct
-from typing import Any, NamedTuple
+from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
@@ -42,12 +42,12 @@ def run(block: Any, x: Tensor, grid: list[int] | None) -> Tensor | None:
     bf16 = autocast_dtype(x) is not None
     if not sees_no_operators((x,)):
         return run_checked(block, x, grid, bf16)
-    sides = None if grid is None else tuple(grid)
-    call = Call(x.shape, sides, bf16, torch.get_num_threads(), torch.get_float32_matmul_precision())
+    sides = () if grid is None else tuple(grid)
+    key = x.shape, sides, bf16, torch.get_num_threads(), torch.get_float32_matmul_precision()
     plan = PLANS.get(block)
-    if plan is None or plan.call != call or not plan.holds(block):
+    if plan is None or plan.key != key or not plan.holds(block):
         PLANS.pop(block, None)
-        if (plan := make_plan(block, x, grid, call)) is None:
+        if (plan := make_plan(block, x, sides, bf16, key)) is None:
             return run_checked(block, x, grid, bf16)
         PLANS[block] = plan
     if torch.is_grad_enabled() or isinstance(block.drop_path, DropPath) and block.drop_path.training:
@@ -121,16 +121,6 @@ def run_operator(block: Any, args: BlockArguments, checked: bool = False) -> Ten
     return run_block(args, checked)
 
 
-class Call(NamedTuple):
-    """What a packed call depends on besides the block."""
-
-    shape: tuple[int, ...]
-    grid: tuple[int, ...] | None
-    bf16: bool
-    threads: int
-    precision: str
-
-
 class Plan:
     """What a block that the operator computes is made of, and the packed call of the library without gradients.
 
@@ -139,15 +129,18 @@ class Plan:
 
     X, A, OUT = (BLOCK.offset(name) for name in ("x", "A", "out"))
 
-    def __init__(self, block: Any, args: BlockArguments, packed: bytes, call: Call) -> None:
+    def __init__(self, block: Any, args: BlockArguments, packed: bytes, key: tuple) -> None:
         mixer, mlp = block.mixer, block.mlp
         self.args = args._replace(x=args.x.new_empty(0))  # a plan holds no tokens
-        self.packed, self.call = packed, call
+        self.packed, self.key = packed, key  # what the packed call depends on besides the block
         self.children = [*block._modules.values()]
         modules = [module for child in self.children if child is not None for module in child.modules()]
         self.modules = [(module, type(module), [*module._modules.values()]) for module in modules]
-        places = [(module, name) for module in modules for name in module._parameters]
-        self.weights = [(module, name, t := module._parameters[name], _memory(t)) for module, name in places]
+        self.weights = []
+        for part in modules:
+            for name, t in part._parameters.items():
+                memory = None if t is None else (t.data_ptr(), t.dtype, t.shape, t.is_contiguous())
+                self.weights.append((part, name, t, memory))
         options = [(block.norm, "eps"), (mixer, "rule"), (mixer, "flags")]
         if mlp is not None:
             options += [(block.norm2, "eps"), (mlp, "gate_last"), (mlp.drop1, "p"), (mlp.drop2, "p")]
@@ -194,23 +187,16 @@ class Plan:
 PLANS: WeakKeyDictionary[nn.Module, Plan] = WeakKeyDictionary()
 
 
-def _memory(t: Tensor | None) -> tuple | None:
-    """Where a weight is and what it is."""
-    return None if t is None else (t.data_ptr(), t.dtype, t.shape, t.is_contiguous())
-
-
-def make_plan(block: Any, x: Tensor, grid: list[int] | None, call: Call) -> Plan | None:
+def make_plan(block: Any, x: Tensor, sides: tuple, bf16: bool, key: tuple) -> Plan | None:
     """A plan of a block; None if the operator does not compute it, or the library cannot read its weights in place."""
-    if not is_one_operator(block):
+    if not is_one_operator(block) or not all(type(side) is int for side in sides):
         return None
-    args = block_arguments(block, x, grid, call.bf16)
+    args = block_arguments(block, x, [*sides] or None, bf16)
     weights = [t for name, t in named_tensors(args).items() if t is not None and name not in ("x", "A")]
     in_memory = [t.is_contiguous() and not t.is_neg() and not t._is_zerotensor() for t in weights]
     if not all(in_memory) or not all(map(is_float32_on_cpu, weights)):
         return None
-    if not all(type(side) is int for side in call.grid or ()):
-        return None
     validate_block(args)
-    plan = Plan(block, args, cpu.pack_block(args)[0], call)
+    plan = Plan(block, args, cpu.pack_block(args)[0], key)
     own = {memory[0] for *_, memory in plan.weights if memory is not None}
     return plan if all([t.data_ptr() in own for t in weights]) else None  # a weight may be no parameter

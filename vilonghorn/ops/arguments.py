@@ -90,7 +90,7 @@ class MixerWeights(NamedTuple):
     Without a scan (rule "none") only the convolution has weights.
     """
 
-    conv_weight: Annotated[Tensor, "G D K"]  # or a filter over the grid, which `flatten_filter` flattens
+    conv_weight: Annotated[Tensor, "G D K"]  # or a filter over the grid, which `flatten_weights` flattens
     conv_bias: Annotated[Tensor, "G D"]
     x_proj: Annotated[Tensor | None, "G R+2N D"] = None
     dt_proj: Annotated[Tensor | None, "G H R"] = None
@@ -114,7 +114,7 @@ class MambaInnerArguments(NamedTuple):
     weights: MixerWeights
     rule: str
     reverse: Sequence[int]
-    conv_grid: Sequence[int] = ()  # of `flatten_filter`
+    conv_grid: Sequence[int] = ()  # of `flatten_weights`
     in_chunks: bool = False  # of `backends.runs_in_chunks`, for the CUDA library
 
     @property
@@ -138,7 +138,7 @@ class BlockArguments(NamedTuple):
     eps: float
     mlp_eps: float
     bf16: bool
-    conv_grid: Sequence[int] = ()  # of `flatten_filter`
+    conv_grid: Sequence[int] = ()  # of `flatten_weights`
 
     @property
     def sizes(self) -> Sizes:
@@ -167,7 +167,7 @@ class ConvArguments(NamedTuple):
     bias: Annotated[Tensor, "G D"]
     reverse: Sequence[int]
     backend: str | None = None
-    conv_grid: Sequence[int] = ()  # of `flatten_filter`, for the CUDA library; `reverse` is not used then
+    conv_grid: Sequence[int] = ()  # of `flatten_weights`, for the CUDA library; `reverse` is not used then
 
     @property
     def sizes(self) -> Sizes:

@@ -11,7 +11,7 @@ from .arguments import ConvArguments
 from .backends import BACKENDS, Backend, choose_conv, cuda
 from .register import register_op
 from .scan_order import class_token_first, insert_class_token
-from .validate import check_flags, check_grid, flatten_filter, validate_conv
+from .validate import check_flags, check_grid, validate_conv
 
 
 def conv_silu(
@@ -89,8 +89,8 @@ def conv2d_silu(x: Tensor, weight: Tensor, bias: Tensor, grid: Sequence[int]) ->
     has_class_token = x.shape[1] > rows * columns
     dtype = autocast_dtype(x) or x.dtype
     if (height, width) == cuda.GRID_FILTER and choose_conv(x.device, dtype, None) == cuda.NAME:
-        filters, conv_grid = flatten_filter("conv2d_silu", weight, grid)
-        return _run(ConvArguments(x.to(dtype), filters, bias, [0] * len(filters), conv_grid=conv_grid))
+        conv_grid = [rows, columns, height, width]
+        return _run(ConvArguments(x.to(dtype), weight.flatten(2), bias, [0] * len(weight), conv_grid=conv_grid))
     x, weight, bias = x.to(dtype), weight.to(dtype), bias.to(dtype)
     if has_class_token:
         x = class_token_first(x)

@@ -200,25 +200,21 @@ def check_grid(operator: str, tokens: int, grid: Sequence[int]) -> None:
 
 
 def flatten_weights(operator: str, weights: MixerWeights, grid: Sequence[int] | None) -> tuple[MixerWeights, list[int]]:
-    """`flatten_filter` for the filter of a mixer's weights."""
-    filters, conv_grid = flatten_filter(operator, weights.conv_weight, grid)
-    return weights._replace(conv_weight=filters), conv_grid
-
-
-def flatten_filter(operator: str, conv_weight: Tensor, grid: Sequence[int] | None) -> tuple[Tensor, list[int]]:
     """Flattens a filter over the grid, (G, D, height, width), to (G, D, K), and adds [rows, columns, height, width].
 
-    A filter over the sequence is returned as it is, with []. Raises ValueError for a filter over a grid without one.
+    Weights with a filter over the sequence are returned as they are, with []. Raises ValueError for a filter over a
+    grid without one.
     """
+    conv_weight = weights.conv_weight
     if conv_weight.dim() != 4:
-        return conv_weight, []
+        return weights, []
     if grid is None:
         raise ValueError(
             f"{operator}: conv_weight {tuple(conv_weight.shape)} is a filter over a grid of patches, but grid is "
             "None; give grid=(rows, columns), or a convolution over the sequence (an integer d_conv)"
         )
     *_, height, width = conv_weight.shape
-    return conv_weight.flatten(2), [*grid, height, width]
+    return weights._replace(conv_weight=conv_weight.flatten(2)), [*grid, height, width]
 
 
 def check_flags(operator: str, reverse: Sequence[int]) -> list[int]:

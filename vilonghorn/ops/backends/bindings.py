@@ -6,7 +6,6 @@ and ctypes passes the address of the bytes.
 
 import ctypes
 import functools
-import json
 import shlex
 import struct
 import sys
@@ -68,9 +67,7 @@ def _how_to_build(name: str, root: Path, installed: metadata.Distribution | None
         problem, source = f"This source tree is not built, and {found}", f"--editable {shlex.quote(str(root))}"
     else:
         problem = f"vilonghorn was installed without it, as without {requirement} or with VILONGHORN_{name.upper()}=OFF"
-        url = json.loads(installed and installed.read_text("direct_url.json") or "{}").get("url", "")
-        folder = url if url.startswith("file:") and not url.endswith(".whl") else "PATH_OF_A_CLONE"
-        source = f"--force-reinstall --no-deps --no-cache-dir {folder}"
+        source = "--force-reinstall --no-deps --no-cache-dir PATH_OF_A_CLONE"
     if name == "cuda":  # the build leaves its kernels out unless they are asked for
         source += " --config-settings=cmake.define.VILONGHORN_CUDA=ON"
     return f"{problem}. Where there is {requirement}, run: {shlex.quote(sys.executable)} -m pip install {source}"

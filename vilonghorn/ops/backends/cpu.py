@@ -77,7 +77,7 @@ def _open() -> tuple[ctypes.CDLL | None, str | None]:
         function.restype = ctypes.c_char_p
     if not any(library.vl_isa_runs(isa) for isa in range(library.vl_isas())):
         return None, "the library was built for instruction sets that this processor does not support"
-    name, supported = os.environ.get(ISA_VARIABLE), _isas(library)
+    name, supported = os.environ.get(ISA_VARIABLE), isas(library)
     if name and name not in supported:
         return library, f"{ISA_VARIABLE} is {name!r}, expected one of {', '.join(map(repr, supported))}"
     return library, None
@@ -88,14 +88,11 @@ def unavailable(device: str | torch.device, dtype: torch.dtype = torch.float32) 
     return "runs on the CPU only" if getattr(device, "type", device) != "cpu" else _reason
 
 
-def isas() -> dict[str, int]:
+def isas(of: ctypes.CDLL | None = None) -> dict[str, int]:
     """The instruction sets of the library that this processor supports, ascending: name to index in the library."""
-    return {} if library is None else _isas(library)
-
-
-def _isas(library: ctypes.CDLL) -> dict[str, int]:
-    supported = (isa for isa in range(library.vl_isas()) if library.vl_isa_runs(isa))
-    return {library.vl_isa_name(isa).decode(): isa for isa in supported}
+    opened = of or library
+    supported = (isa for isa in range(opened.vl_isas()) if opened.vl_isa_runs(isa)) if opened else ()
+    return {opened.vl_isa_name(isa).decode(): isa for isa in supported}
 
 
 library, _reason = _open()
