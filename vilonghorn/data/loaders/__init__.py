@@ -78,6 +78,6 @@ def _notes(data: ImageFolder | Beton, config: LoaderConfig) -> list[str]:
         if isinstance(data, ImageFolder):
             sizes = image_sizes(data.paths)
         else:
-            sizes = np.stack([data.image_folder["width"], data.image_folder["height"]], 1)
+            sizes = np.stack([data.images["width"], data.images["height"]], 1)
         notes += filter(None, [describe_crop(sizes, config.crop_pct, config.crop_mode)])
     return [f"{data.path}: {note}" for note in notes]

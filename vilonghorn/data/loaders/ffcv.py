@@ -110,7 +110,7 @@ class FFCVLoader(Loader):
 
     def _fill(self, index: int, crop: list[int], out: np.ndarray) -> None:
         """Fills `out` (H, W, 3) with a crop of a sample: top, bottom, left, right, and whether to mirror."""
-        mode, width, height, at = self.data.image_folder[index].tolist()
+        mode, width, height, at = self.data.images[index].tolist()
         size = int(self.data.sizes[index])
         with named_errors(self.data.path):
             data = np.frombuffer(os.pread(self._file, size, at), np.uint8)
@@ -132,7 +132,7 @@ class FFCVLoader(Loader):
 
     def _crops(self, epoch: int, views: np.ndarray, indices: np.ndarray) -> np.ndarray:
         """(B, 5) int64: top, bottom, left, right, and whether to mirror."""
-        config, images = self.config, self.data.image_folder[indices]
+        config, images = self.config, self.data.images[indices]
         heights, widths = images["height"].astype(np.int64), images["width"].astype(np.int64)
         if not config.training:
             return np.pad(center_crops(heights, widths, config.crop_pct, config.crop_mode), ((0, 0), (0, 1)))
