@@ -9,7 +9,6 @@ import copy
 import platform
 import struct
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import torch
 from timm.layers import DropPath, GluMlp
@@ -44,12 +43,12 @@ def run(block: Any, x: Tensor, grid: list[int] | None) -> Tensor | None:
         return run_checked(block, x, grid, bf16)
     sides = () if grid is None else tuple(grid)
     key = x.shape, sides, bf16, torch.get_num_threads(), torch.get_float32_matmul_precision()
-    plan = PLANS.get(block)
+    plan = block.__dict__.get("plan")
     if plan is None or plan.key != key or not plan.holds(block):
-        PLANS.pop(block, None)
+        block.__dict__["plan"] = plan = None  # frees what it holds
         if (plan := make_plan(block, x, sides, bf16, key)) is None:
             return run_checked(block, x, grid, bf16)
-        PLANS[block] = plan
+        block.__dict__["plan"] = plan
     if torch.is_grad_enabled() or isinstance(block.drop_path, DropPath) and block.drop_path.training:
         return run_operator(block, plan.arguments(block, x), checked=True)
     return plan.run(block, x)
@@ -124,7 +123,7 @@ def run_operator(block: Any, args: BlockArguments, checked: bool = False) -> Ten
 class Plan:
     """What a block that the operator computes is made of, and the packed call of the library without gradients.
 
-    It does not hold the block, which is freed and copied without it. Several threads may run it.
+    The block keeps it in its dictionary. A copy of the block has none. Several threads may run one.
     """
 
     X, A, OUT = (BLOCK.offset(name) for name in ("x", "A", "out"))
@@ -139,12 +138,15 @@ class Plan:
         self.weights = []
         for part in modules:
             for name, t in part._parameters.items():
-                memory = None if t is None else (t.data_ptr(), t.dtype, t.shape, t.is_contiguous())
+                memory = None if t is None else (t.data_ptr(), t.dtype, t.shape, t.is_contiguous(), t.is_neg())
                 self.weights.append((part, name, t, memory))
         options = [(block.norm, "eps"), (mixer, "rule"), (mixer, "flags")]
         if mlp is not None:
             options += [(block.norm2, "eps"), (mlp, "gate_last"), (mlp.drop1, "p"), (mlp.drop2, "p")]
         self.options = [(module, name, copy.copy(module.__dict__[name])) for module, name in options]
+
+    def __reduce__(self) -> tuple:  # copied and saved as None
+        return type(None), ()
 
     def holds(self, block: Any) -> bool:
         """Whether the block is as it was when the plan was made."""
@@ -153,10 +155,10 @@ class Plan:
         for module, kind, children in self.modules:
             if not is_unchanged(module, kind) or [*module.__dict__["_modules"].values()] != children:
                 return False
-        for module, name, weight, memory in self.weights:
-            if module.__dict__["_parameters"].get(name) is not weight:  # an attribute of a module takes longer
+        for module, name, t, memory in self.weights:
+            if module.__dict__["_parameters"].get(name) is not t:  # an attribute of a module takes longer
                 return False
-            if memory is not None and memory != (weight.data_ptr(), weight.dtype, weight.shape, weight.is_contiguous()):
+            if memory is not None and memory != (t.data_ptr(), t.dtype, t.shape, t.is_contiguous(), t.is_neg()):
                 return False
         for module, name, value in self.options:
             if module.__dict__.get(name) != value:
@@ -184,19 +186,17 @@ class Plan:
         return out
 
 
-PLANS: WeakKeyDictionary[nn.Module, Plan] = WeakKeyDictionary()
-
-
 def make_plan(block: Any, x: Tensor, sides: tuple, bf16: bool, key: tuple) -> Plan | None:
     """A plan of a block; None if the operator does not compute it, or the library cannot read its weights in place."""
     if not is_one_operator(block) or not all(type(side) is int for side in sides):
         return None
     args = block_arguments(block, x, [*sides] or None, bf16)
-    weights = [t for name, t in named_tensors(args).items() if t is not None and name not in ("x", "A")]
-    in_memory = [t.is_contiguous() and not t.is_neg() and not t._is_zerotensor() for t in weights]
-    if not all(in_memory) or not all(map(is_float32_on_cpu, weights)):
+    given = named_tensors(args) | {"conv_weight": block.mixer.conv_weight}
+    weights = {name: t for name, t in given.items() if t is not None and name != "x"}
+    in_memory = [t.is_contiguous() and not t.is_neg() and not t._is_zerotensor() for t in weights.values()]
+    if not all(in_memory) or not all(map(is_float32_on_cpu, weights.values())):
         return None
     validate_block(args)
     plan = Plan(block, args, cpu.pack_block(args)[0], key)
-    own = {memory[0] for *_, memory in plan.weights if memory is not None}
-    return plan if all([t.data_ptr() in own for t in weights]) else None  # a weight may be no parameter
+    own = {id(t) for _, _, t, _ in plan.weights}  # another weight could change unseen
+    return plan if all(id(t) in own for name, t in weights.items() if name != "A") else None

@@ -183,12 +183,6 @@ class NormArguments(NamedTuple):
     weight: Annotated[Tensor, "C"]
     eps: float
 
-    @property
-    def sizes(self) -> Sizes:
-        """Rows as B and channels as D."""
-        C = self.x.shape[-1]
-        return Sizes(1, self.x.numel() // max(C, 1), 1, C)
-
 
 Arguments = TypeVar("Arguments", bound=tuple)
 

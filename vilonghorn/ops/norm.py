@@ -35,6 +35,8 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float = 1e-5) -> Tensor:
 def validate_norm(args: NormArguments) -> None:
     """Checks shapes and devices of `rms_norm`."""
     x, weight, _ = args
+    if x is None or weight is None:  # the dispatcher accepts None
+        raise TypeError(f"rms_norm: x is {x}, weight is {weight}, expected two tensors")
     if x.dim() < 1 or weight.shape != x.shape[-1:]:
         shape, x_shape = tuple(weight.shape), tuple(x.shape)
         raise ValueError(f"rms_norm: weight has shape {shape}, expected the last dimension of x {x_shape}")
