@@ -3,6 +3,7 @@
 from contextlib import nullcontext
 
 import numpy as np
+import publish
 import pytest
 import timm
 import torch
@@ -153,12 +154,12 @@ def test_images_without_classes_give_weights_that_a_classifier_starts_from(tmp_p
     fine = [f"--run.dir={tmp_path}/fine", f"--model.weights={run}", *data, *RUN]
     assert main(["train", "--config=photos", *fine]) == 0
     assert "tensors are from" in capsys.readouterr().out
-    published = ["publish", run, f"{tmp_path}/published"]
     for command, message in (
         (["evaluate", run], "no classes: train from its weights first"),
         (["predict", run, "x"], "no classifier"),
-        (published, "has learned without labels, no classifier: train from its weights"),
     ):
         assert main(command) == 2 and message in capsys.readouterr().err
+    with pytest.raises(ValueError, match="has learned without labels, no classifier: train from its weights"):
+        publish.main([run, f"{tmp_path}/published"])
     assert main(["train", *data, *RUN, f"--data.train={tmp_path}/flat", f"--run.dir={tmp_path}/no"]) == 2
     assert "images without classes are for vilonghorn pretrain" in capsys.readouterr().err
