@@ -18,6 +18,18 @@ def test_every_relative_link_leads_to_a_file(page):
     assert [link for link in links if not (page.parent / link).exists()] == []
 
 
+def test_the_files_that_contributing_names_exist():
+    named = re.findall(r"`([\w./]+\.(?:py|h|cuh|cpp|cu))`", (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8"))
+    folders = ("vilonghorn", "kernels", "tests", "benchmarks", "studies", "examples")
+    found = {str(path.relative_to(ROOT)) for folder in folders for path in (ROOT / folder).rglob("*.*")}
+    found |= {path.name for path in ROOT.glob("*.py")}
+    assert (
+        named
+        and [name for name in named if "NAME" not in name and not any(f"/{f}".endswith(f"/{name}") for f in found)]
+        == []
+    )
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_a_page_opens_with_its_title_and_a_summary(page):
     title, blank, summary, *_ = page.read_text(encoding="utf-8").splitlines()

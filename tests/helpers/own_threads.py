@@ -1,4 +1,4 @@
-"""Run by test_operator.py in a process of its own: the pool of the native library, in threads and after a fork."""
+"""Run by test_scan_operator.py in a process of its own: the pool of the native library, in threads and after a fork."""
 
 import multiprocessing
 import sys

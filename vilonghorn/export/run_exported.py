@@ -1,6 +1,6 @@
 """Loads and runs exported files without this library. Run as a script, it makes `import vilonghorn` fail.
 
-    python runtime.py load_onnx|load_pt2 FILE [LIBRARY] < INPUTS > OUTPUTS
+    python run_exported.py load_onnx|load_pt2 FILE [LIBRARY] < INPUTS > OUTPUTS
 
 INPUTS and OUTPUTS are lists of tensors, saved by torch. LIBRARY has the operators that files of format "ort" need.
 """
