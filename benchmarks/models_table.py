@@ -13,11 +13,9 @@ from typing import NamedTuple
 
 import timm
 import torch
-from page_tables import fill_page, markdown
+from page_tables import markdown, write_page
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.flop_counter import FlopCounterMode
-
-from vilonghorn.data.atomic_files import atomic_write
 
 PAGE = Path("docs/models.md")
 SIZE = 224  # pixels
@@ -114,9 +112,7 @@ def main() -> int:
     """Writes the page; returns the exit status."""
     if not PAGE.is_file():
         sys.exit(f"error: there is no {PAGE} here: run it in the root of a checkout")
-    text = fill_page(PAGE.read_text(encoding="utf-8"), "models", table(names()))
-    with atomic_write(PAGE, "w") as file:
-        file.write(text)
+    write_page(PAGE, {"models": table(names())})
     return 0
 
 

@@ -1,11 +1,17 @@
-"""Tables in Markdown of the rows of `run_interleaved`. A row also has `train`, and what was measured."""
+"""Tables in Markdown of the rows of `run_interleaved`, and pages that have them.
+
+A row also has `train`, and what was measured.
+"""
 
 import math
 import re
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 from interleaved import Row
+
+from vilonghorn.data.atomic_files import atomic_write
 
 Line = dict[str, str]  # of a table: text by column
 
@@ -55,3 +61,18 @@ def fill_page(text: str, name: str, content: str) -> str:
     if not count:
         raise ValueError(f"the page lacks the lines <!-- {name} --> and <!-- end of {name} -->")
     return text
+
+
+def filled(path: Path, contents: Mapping[str, str]) -> str:
+    """The text of a page with `contents`, by the names of their marks. Raises as `fill_page`."""
+    text = path.read_text(encoding="utf-8")
+    for name, content in contents.items():
+        text = fill_page(text, name, content)
+    return text
+
+
+def write_page(path: Path, contents: Mapping[str, str]) -> None:
+    """Writes the text of `filled` to the page."""
+    text = filled(path, contents)
+    with atomic_write(path, "w") as file:
+        file.write(text)

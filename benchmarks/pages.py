@@ -21,7 +21,7 @@ from interleaved import STEPS
 from matplotlib import rc_context
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullLocator
-from page_tables import by, figure, fill_page, markdown, median, ratio
+from page_tables import by, figure, markdown, median, ratio, write_page
 from scan import table as scan_lines
 
 from vilonghorn.data.atomic_files import atomic_write
@@ -250,23 +250,12 @@ def plot_title(run: Run) -> str:
     return f"{run['machine']['cpu']}, {run['machine']['threads']} threads, {run['date'][:10]}"
 
 
-def filled(path: Path, contents: dict[str, str]) -> str:
-    """The text of a page with those of the tables whose marks it has."""
-    text = path.read_text(encoding="utf-8")
-    for name, content in contents.items():
-        if f"<!-- end of {name} -->" in text:
-            text = fill_page(text, name, content)
-    return text
-
-
 def main(argv: Sequence[str] = ()) -> int:
     """Writes the pages and the plots; returns the exit status."""
     if argv:
         sys.exit(__doc__)
     for path, contents in tables().items():
-        text = filled(path, contents)
-        with atomic_write(path, "w") as file:
-            file.write(text)
+        write_page(path, contents)
     draw(DOCS / "performance" / "speed.svg", load(V2_RUN))
     front.draw(DOCS / "performance" / "front.svg", load("front"))
     print("\n".join(f"{name}: {figures}" for name, figures in claims().items()))

@@ -21,7 +21,7 @@ from PIL import Image
 from vilonghorn.export.onnx_file import read_onnx
 
 sys.path.append(str(Path(__file__).parents[1] / "benchmarks"))
-from page_tables import fill_page, markdown  # noqa: E402
+from page_tables import markdown, write_page  # noqa: E402
 
 PAGE = Path("docs/export/runtimes.md")
 IMAGES, BATCH = 2000, 50
@@ -92,7 +92,7 @@ def main(file: Path) -> None:
         os.chdir(root)
     versions = f"onnxruntime {onnxruntime.__version__}, nncf {names['nncf'].__version__}"
     made = f"`python examples/quantize.py {file.name}`, {versions}, {len(labels)} held-out icons"
-    PAGE.write_text(fill_page(page, "quantize", f"{made}:\n\n{markdown(lines)}"), encoding="utf-8")
+    write_page(PAGE, {"quantize": f"{made}:\n\n{markdown(lines)}"})
 
 
 if __name__ == "__main__":

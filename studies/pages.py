@@ -21,9 +21,7 @@ import numpy as np
 from study.results import Interval, Report, choose_rate, interval, read_report
 from study.tables import NONE, difference, differences, draw, score, scores
 
-from page_tables import fill_page, markdown  # isort: skip  (study puts benchmarks/ on the path)
-
-from vilonghorn.data.atomic_files import atomic_write
+from page_tables import markdown, write_page  # isort: skip  (study puts benchmarks/ on the path)
 
 ROOT = Path(__file__).parents[1]
 DOCS, RESULTS = ROOT / "docs", ROOT / "studies" / "results"
@@ -356,23 +354,12 @@ def small_data_table(methods: dict[str, str]) -> str:
     return markdown(lines)
 
 
-def filled(path: Path, contents: dict[str, str]) -> str:
-    """The text of a page with those of the tables whose marks it has."""
-    text = path.read_text(encoding="utf-8")
-    for name, content in contents.items():
-        if f"<!-- end of {name} -->" in text:
-            text = fill_page(text, name, content)
-    return text
-
-
 def main(argv: Sequence[str] = ()) -> int:
     """Writes the pages and the plots; returns the exit status."""
     if argv:
         sys.exit(__doc__)
     for path, contents in tables().items():
-        text = filled(path, contents)
-        with atomic_write(path, "w") as file:
-            file.write(text)
+        write_page(path, contents)
     for study, table in PLOTS:
         draw(report(study), table, DOCS / "comparison")
     return 0

@@ -4,6 +4,7 @@ import re
 from pathlib import Path
 
 import pytest
+from page_tables import filled
 
 ROOT = Path(__file__).parents[2]
 REMEDY = "run python benchmarks/pages.py"
@@ -16,7 +17,7 @@ def pages(script):
 
 def test_the_committed_pages_have_the_tables_of_the_committed_runs(pages):
     for path, contents in pages.tables().items():
-        assert path.read_text(encoding="utf-8") == pages.filled(path, contents), f"{path}: {REMEDY}"
+        assert path.read_text(encoding="utf-8") == filled(path, contents), f"{path}: {REMEDY}"
     title = pages.plot_title(pages.load(pages.V2_RUN))  # matplotlib writes each title in a comment
     assert f"<!-- {title} -->" in (ROOT / "docs/performance/speed.svg").read_text(), REMEDY
 

@@ -8,6 +8,7 @@ import re
 import numpy as np
 import pytest
 from drawn_text import misplaced
+from page_tables import filled
 from study import results, tables
 from toy_study import toy_report as report
 
@@ -87,7 +88,7 @@ def test_an_interval_of_folds_is_wider_by_the_photographs_that_they_share(pages)
 
 def test_the_committed_pages_have_the_tables_of_the_committed_results(pages):
     for path, contents in pages.tables().items():
-        assert path.read_text(encoding="utf-8") == pages.filled(path, contents), f"{path}: {REMEDY}"
+        assert path.read_text(encoding="utf-8") == filled(path, contents), f"{path}: {REMEDY}"
 
 
 def test_the_committed_plots_are_made_of_the_committed_results(pages, tmp_path):
