@@ -20,11 +20,11 @@ from oracle import block_inputs, error, inputs, oracle, residual_block, rms_norm
 from vilonghorn.export import ort_library
 from vilonghorn.export.native import INTERFACE
 from vilonghorn.ops.arguments import LAYOUTS, BlockArguments, NormArguments, ScanArguments
+from vilonghorn.ops.backends.bindings import BLOCK_WEIGHTS as BLOCK
 from vilonghorn.ops.norm import validate_norm
 from vilonghorn.ops.validate import MAX_CONV, MAX_STATE, validate_block, validate_scan
 
 RULES = ("longhorn", "longhorn_exact", "mamba", "none")
-BLOCK = [name for name in LAYOUTS[BlockArguments].tensors if name != "drop_scales"]
 SCAN = LAYOUTS[ScanArguments].tensors
 LAYERS = ("in_proj", "out_proj", "mlp_in_proj", "mlp_out_proj")
 INTEGERS = st.sampled_from([0, 1, -1, 2, 9, 200, 256, 2**31, 2**62, -(2**63)])

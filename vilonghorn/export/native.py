@@ -11,8 +11,9 @@ from torch import Tensor, nn
 from .. import __version__
 from ..layers import Block, Mixer, fast_block
 from ..layers.exportable import ExportableMixer, replace_classes
-from ..ops.arguments import LAYOUTS, BlockArguments, ScanArguments, named_tensors, tensors, unflatten
+from ..ops.arguments import BlockArguments, ScanArguments, named_tensors, tensors, unflatten
 from ..ops.backends import cpu
+from ..ops.backends.bindings import BLOCK_WEIGHTS
 from ..ops.block import run_block
 from ..ops.scan import scan
 from .precision import quantize
@@ -20,7 +21,6 @@ from .precision import quantize
 DOMAIN = "vilonghorn"
 OPSET_VERSION = 1
 INTERFACE = 4  # kInterface of kernels/ort/node.h, which explains it
-BLOCK_WEIGHTS = [name for name in LAYOUTS[BlockArguments].tensors if name != "drop_scales"]
 BLOCK_INPUTS = (*BLOCK_WEIGHTS, "conv_grid")
 
 

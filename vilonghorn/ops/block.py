@@ -82,13 +82,8 @@ def block(
     weights = MixerWeights(conv_weight, conv_bias, x_proj, dt_proj, dt_bias, A, D)
     weights, conv_grid = flatten_weights("block", weights, grid)
     tensors = (x, norm_weight, in_proj, weights, out_proj, mlp, drop_scales)
-    options = (rule, check_flags("block", reverse), eps, mlp_eps, runs_bf16(x), conv_grid)
+    options = (rule, check_flags("block", reverse), eps, mlp_eps, autocast_dtype(x) == torch.bfloat16, conv_grid)
     return run_block(BlockArguments(*tensors, *options))
-
-
-def runs_bf16(x: Tensor) -> bool:
-    """Whether autocast asks for products of bfloat16 values."""
-    return autocast_dtype(x) == torch.bfloat16
 
 
 run_block = register_op(

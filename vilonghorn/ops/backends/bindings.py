@@ -150,6 +150,8 @@ CONV = Struct(
     "P dweight dbias partials sums dv",
 )
 _BLOCK_TENSORS = LAYOUTS[BlockArguments].tensors
+BLOCK_WEIGHTS = [name for name in _BLOCK_TENSORS if name != "drop_scales"]  # and x: the tensors with gradients
+BLOCK_GRADIENTS = [f"d{name}" for name in BLOCK_WEIGHTS]
 BLOCK_NUMBERS = Struct(  # VlBlock to `reverse`
     "q batch length dim directions channels states d_conv dt_rank num_heads chunk channel_splits hidden",
     "i rule threads bf16_parts save",
@@ -160,7 +162,7 @@ BLOCK_NUMBERS = Struct(  # VlBlock to `reverse`
 BLOCK_POINTERS = Struct(  # the rest of VlBlock
     " ".join(["P", *_BLOCK_TENSORS]),
     "P out xz projected saved_states mid gv dout",
-    " ".join(["P", *(f"d{name}" for name in _BLOCK_TENSORS if name != "drop_scales")]),
+    " ".join(["P", *BLOCK_GRADIENTS]),
     "P in_proj_scale out_proj_scale mlp_in_proj_scale mlp_out_proj_scale packed",
 )
 BLOCK = Struct(BLOCK_NUMBERS, BLOCK_POINTERS)

@@ -25,7 +25,6 @@ from torch.profiler import record_function
 
 from .._torch import is_profiling
 from ..arguments import (
-    LAYOUTS,
     BlockArguments,
     ConvArguments,
     MambaInnerArguments,
@@ -37,6 +36,7 @@ from ..arguments import (
 )
 from ..rules import NO_RULE
 from .bindings import (
+    BLOCK_GRADIENTS,
     BLOCK_NUMBERS,
     BLOCK_POINTERS,
     INPUT_STRIDES,
@@ -65,7 +65,6 @@ BACKWARD_STAGES = (
     "in_proj_gradient"
 ).split()
 MLP_STAGES = ("mlp", "mlp_backward")
-BLOCK_GRADIENTS = [f"d{name}" for name in LAYOUTS[BlockArguments].tensors if name != "drop_scales"]
 
 
 def _open() -> tuple[ctypes.CDLL | None, str | None]:
