@@ -230,8 +230,8 @@ def block_forward(args: BlockArguments, save: bool) -> BlockOutputs:
     """Runs `vilonghorn.ops.block`."""
     if (reason := unavailable("cpu")) is not None:
         raise RuntimeError(f"block: {reason}")
-    outputs, x = block_outputs(args, True), args.x.contiguous()
-    call, _held = pack_block(args, save, {"x": x} | outputs._asdict())
+    outputs = block_outputs(args, True)
+    call, _held = pack_block(args, save, outputs._asdict())
     _run_stages(library.vl_block_forward, FORWARD_STAGES, call, args.hidden > 0)
     return outputs if save else BlockOutputs(outputs.out, *(args.x.new_empty(0) for _ in range(5)))
 
@@ -247,8 +247,7 @@ def block_backward(
     for name, t, needed in zip(BLOCK_GRADIENTS, tensors(args), wanted):
         skipped = not needed and name.endswith(("in_proj", "out_proj"))
         grads[name] = None if t is None else t.new_empty(0 if skipped else t.shape)
-    pointers = {"x": args.x.contiguous(), "dout": dout.contiguous()} | grads
-    pointers |= BlockOutputs(None, *saved)._asdict()
+    pointers = {"dout": dout} | grads | BlockOutputs(None, *saved)._asdict()
     call, _held = pack_block(args, True, pointers)
     _run_stages(library.vl_block_backward, BACKWARD_STAGES, call, args.hidden > 0)
     return [*grads.values(), None]
@@ -256,18 +255,18 @@ def block_backward(
 
 def pack_block(
     args: BlockArguments, save: bool = False, pointers: Mapping[str, Tensor | None] = {}
-) -> tuple[bytes, list[Tensor]]:
-    """A VlBlock with `pointers` by the names of its fields, and the tensors that it points to, which a caller holds."""
+) -> tuple[bytes, dict[str, Tensor]]:
+    """A VlBlock of `args` and of `pointers`, by the names of its fields; and what it points to, which a caller holds.
+
+    Without `pointers` it has the address of x, which a caller replaces.
+    """
     bf16_parts = 1 if args.bf16 else BF16_PARTS[torch.get_float32_matmul_precision()]
     shape = args.sizes, args.x.shape[-1], args.hidden, tuple(args.conv_grid)
     options = args.rule, tuple(args.reverse), args.eps, args.mlp_eps, bf16_parts, save, torch.get_num_threads()
-    held, fields = [t for t in pointers.values() if t is not None], {}
-    for name, t in named_tensors(args).items():
-        if t is not None and name != "x":
-            held.append(t := t.contiguous())
-            fields[name] = t.data_ptr()
-    fields |= {name: t.data_ptr() for name, t in pointers.items() if t is not None}
-    return _pack_numbers(*shape, *options) + BLOCK_POINTERS.pack(fields), held
+    given = {**named_tensors(args), **pointers}
+    held = {name: t.contiguous() for name, t in given.items() if t is not None}
+    pointed = BLOCK_POINTERS.pack({name: t.data_ptr() for name, t in held.items()})
+    return _pack_numbers(*shape, *options) + pointed, held
 
 
 @functools.lru_cache(1024)
