@@ -8,8 +8,10 @@ from pathlib import Path
 from types import ModuleType
 
 import hypothesis
+import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 # One core of a shared machine can be slow: a deadline would test the machine.
 hypothesis.settings.register_profile("vilonghorn", deadline=None, max_examples=25, print_blob=True)
@@ -25,6 +27,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         for item in items:
             if "needs_ffcv" in item.keywords:
                 item.add_marker(pytest.mark.skip(reason="reads a .beton, which needs FFCV (the extra [ffcv])"))
+
+
+@pytest.fixture(autouse=True, scope="session")
+def user_cache(tmp_path_factory):
+    """A folder of the tests in place of the user's cache, also for the commands that they start."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        yield
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -62,3 +72,15 @@ def script(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], ModuleType]:
         return module
 
     return load
+
+
+@pytest.fixture(scope="session")
+def photo() -> Callable[..., Image.Image]:
+    """Smooth random images of low saturation, which survive JPEG and resampling: photo(seed, width, height)."""
+
+    def make(seed: int, width: int = 52, height: int = 40) -> Image.Image:
+        random = np.random.default_rng(seed)
+        coarse = random.integers(30, 226, (5, 6, 1)) + random.integers(-20, 21, (5, 6, 3))
+        return Image.fromarray(coarse.astype(np.uint8)).resize((width, height), Image.Resampling.BICUBIC)
+
+    return make

@@ -3,23 +3,9 @@
 from collections.abc import Callable
 from pathlib import Path
 
-import numpy as np
 import pytest
-from PIL import Image
 
 from vilonghorn.data import write_beton
-
-
-@pytest.fixture(scope="session")
-def photo() -> Callable[..., Image.Image]:
-    """Smooth random images of low saturation, which survive JPEG and resampling: photo(seed, width, height)."""
-
-    def make(seed: int, width: int = 52, height: int = 40) -> Image.Image:
-        random = np.random.default_rng(seed)
-        coarse = random.integers(30, 226, (5, 6, 1)) + random.integers(-20, 21, (5, 6, 3))
-        return Image.fromarray(coarse.astype(np.uint8)).resize((width, height), Image.Resampling.BICUBIC)
-
-    return make
 
 
 @pytest.fixture(scope="session")

@@ -14,7 +14,7 @@ from timm.data import create_transform
 
 import vilonghorn
 from vilonghorn.data import ImageFolder, create_loader, write_beton
-from vilonghorn.data.image_folder import UnreadableImage, describe_crop, read_image, to_rgb
+from vilonghorn.data.image_folder import UnreadableImage, describe_crop, match_classes, read_image, to_rgb
 
 
 def test_classes_and_samples_are_sorted_and_labels_count_the_classes(folder):
@@ -128,6 +128,37 @@ def test_pixels_of_32_bits_are_refused_as_their_range_is_unknown(tmp_path, dtype
         read_image(str(tmp_path / "x.tif"))
 
 
+@pytest.mark.parametrize("bits", [10, 12])
+@pytest.mark.parametrize("kind", ["png", "tif", "rgb.png"])
+def test_fewer_bits_that_are_stored_in_16_are_refused(tmp_path, bits, kind):
+    levels = np.linspace(0, 2**bits - 1, 20).astype(np.uint16).reshape(4, 5)
+    file = tmp_path / f"x.{kind}"
+    if kind == "rgb.png":  # PIL does not write it
+        rows = b"".join(b"\0" + np.repeat(row[:, None], 3, 1).astype(">u2").tobytes() for row in levels)
+        parts = (b"IHDR" + struct.pack(">IIBBBBB", 5, 4, 16, 2, 0, 0, 0), b"IDAT" + zlib.compress(rows), b"IEND")
+        chunks = (struct.pack(">I", len(part) - 4) + part + struct.pack(">I", zlib.crc32(part)) for part in parts)
+        file.write_bytes(b"\x89PNG\r\n\x1a\n" + b"".join(chunks))
+    else:
+        Image.fromarray(levels).save(file)
+    with pytest.raises(UnreadableImage, match="16 bits, of which the highest four are 0; scale or"):
+        read_image(file)
+    Image.fromarray(levels << (16 - bits)).save(tmp_path / "full.png")
+    assert np.asarray(read_image(tmp_path / "full.png")).max() == 255
+
+
+def test_a_tiff_of_16_bits_with_white_at_zero_is_refused(tmp_path):
+    Image.fromarray(np.full((4, 5), 40000, np.uint16)).save(tmp_path / "x.tif", tiffinfo={262: 0})
+    with pytest.raises(UnreadableImage, match="white where they are 0"):
+        read_image(tmp_path / "x.tif")
+
+
+@pytest.mark.parametrize("kind, value", [(1, b"\6\0\0\0"), (2, b"6\0\0\0"), (7, b"\6\0\0\0"), (9, b"\6\0\0\0")])
+def test_the_orientation_is_applied_whatever_its_type_in_exif(tmp_path, kind, value):
+    exif = b"Exif\0\0II*\0\x08\0\0\0" + struct.pack("<HHHI", 1, 0x112, kind, 1) + value + bytes(4)
+    Image.new("RGB", (4, 8)).save(tmp_path / "x.jpg", exif=exif)
+    assert read_image(tmp_path / "x.jpg").size == (8, 4)
+
+
 TRANSPARENT = {  # a dark row above a row that is transparent
     "RGBA": Image.fromarray(np.uint8([[[40, 50, 60, 255]] * 2, [[40, 50, 60, 0]] * 2])),
     "LA": Image.fromarray(np.uint8([[[40, 255]] * 2, [[40, 0]] * 2])),
@@ -225,7 +256,7 @@ def test_files_that_are_left_out_are_counted_and_those_of_systems_are_not(tmp_pa
         photo(0).save(tmp_path / name, "PNG")
     images = ImageFolder(tmp_path)
     assert images.classes == ["a", "b"] and len(images) == 2
-    kinds = "2 .heic, 1 without extension, 1 .txt, 1 .png beside the class folders"
+    kinds = "2 .heic, 1 without extension, 1 .txt, 1 beside the class folders (c.png)"
     assert images.notes == [f"{tmp_path}: 5 of 7 files are left out: {kinds}"]
     with pytest.warns(UserWarning, match="5 of 7 files are left out: 2 .heic"):
         create_loader(tmp_path, training=True, batch_size=1)
@@ -240,17 +271,46 @@ def test_a_link_to_a_folder_above_ends(tmp_path, photo):
     assert len(ImageFolder(tmp_path)) == 1
 
 
-def test_class_folders_with_the_same_images_by_a_link_are_noted(tmp_path, photo):
-    for name in ("a", "b"):
-        (tmp_path / "photos" / name).mkdir(parents=True)
-        photo(0).save(tmp_path / "photos" / name / "x.png")
-    (tmp_path / "photos" / "b").rename(tmp_path / "b")
-    for name in ("b", "c"):
-        (tmp_path / "photos" / name).symlink_to(tmp_path / "b")
-    with pytest.warns(UserWarning, match="photos: class folders b, c are links to the same images"):
-        create_loader(tmp_path / "photos", training=True, batch_size=1)
-    (tmp_path / "photos" / "c").unlink()
-    assert ImageFolder(tmp_path / "photos").notes == []
+@pytest.mark.parametrize(
+    ("link", "target", "message"),
+    [
+        ("data/a/more", "..", "data/a/more is a link to .*/data, a folder above it"),
+        ("data/a/more", "../../..", "data/a/more is a link to .*, a folder above it"),
+        ("data/a/deep/more", "/", "data/a/deep/more is a link to /, a folder above it"),
+        ("data/a/more", "../b", "data/b is the same folder as .*/data/a, or one in it"),
+        ("data/a/more", "../b/deep", "data/b/deep is the same folder as .*/data/a, or one in it"),
+        ("data/c", "b", "data/c is the same folder as .*/data/b, or one in it"),
+        ("data/c", "b/deep", "data/c is the same folder as .*/data/b, or one in it"),
+    ],
+)
+def test_a_link_that_reaches_into_another_class_is_refused(tmp_path, photo, link, target, message):
+    for name in ("a/deep", "b/deep"):
+        (tmp_path / "data" / name).mkdir(parents=True)
+        photo(0).save(tmp_path / "data" / name / "x.png")
+    (tmp_path / "outside").mkdir()
+    (tmp_path / "data" / "a" / "outside").symlink_to(tmp_path / "outside")  # is allowed
+    assert len(ImageFolder(tmp_path / "data")) == 2
+    (tmp_path / link).symlink_to(target)
+    with pytest.raises(ValueError, match=f"{message}.*; .*remove the link|{message}.*: .*; remove the link"):
+        ImageFolder(tmp_path / "data")
+
+
+NFC, NFD = "caf\u00e9", "cafe\u0301"
+
+
+@pytest.mark.parametrize("other", [NFD, "\uff43af\u00e9", "caf\u00e9 ", "ca\u200bf\u00e9"])
+def test_class_names_that_look_equal_are_refused_and_unicode_forms_match(tmp_path, photo, other):
+    for name in (NFC, other, "b"):
+        (tmp_path / name).mkdir()
+        photo(0).save(tmp_path / name / "x.png")
+    with pytest.raises(ValueError, match="the class names '.*' and '.*' look equal; merge or rename them") as raised:
+        ImageFolder(tmp_path)
+    assert ascii(NFC) in str(raised.value) and ascii(other) in str(raised.value)
+    if other == NFD:
+        assert match_classes("x", ["b", NFD], ["a", "b", NFC]).tolist() == [1, 2]
+    else:
+        with pytest.raises(ValueError, match=r"there is no class .* looks like 'caf\\xe9'"):
+            match_classes("x", [other], ["b", NFC])
 
 
 def test_classes_are_in_the_order_of_their_names_as_strings(tmp_path, photo):
@@ -264,8 +324,11 @@ def test_classes_are_in_the_order_of_their_names_as_strings(tmp_path, photo):
 @pytest.mark.parametrize(
     ("files", "note"),
     [
-        (["only/x.png"], "it has one class only, only"),
-        (["2024/cat/x.png", "2024/dog/x.png"], "its class folders have folders only; give .*2024 if the classes are"),
+        (["only/x.png"], "has one class only, only$"),
+        (
+            ["2024/cat/x.png", "2024/dog/x.png"],
+            "has one class only, 2024 and its class folders have folders only; give .*2024 if",
+        ),
         (["\x1b[31m/cat/x.png", "\x1b[31m/dog/x.png"], r"folders only; give .*\\x1b\[31m if the classes are"),
         (["cat/1/x.png", "dog/1/x.png"], "its class folders have folders only; expected images in them"),
     ],
@@ -274,7 +337,8 @@ def test_folders_of_a_doubtful_level_are_noted(tmp_path, files, note):
     for file in files:
         (tmp_path / file).parent.mkdir(parents=True)
         (tmp_path / file).touch()
-    assert any(re.search(note, found) for found in ImageFolder(tmp_path).notes)
+    [found] = ImageFolder(tmp_path).notes
+    assert re.search(note, found)
 
 
 @pytest.mark.parametrize("error", [OSError(errno.EIO, "Input/output error"), OSError(errno.EMFILE, "x"), MemoryError()])

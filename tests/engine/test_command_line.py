@@ -67,7 +67,7 @@ def test_control_c_leaves_a_run_to_resume_and_says_how(data, tmp_path, capsys, m
     ("argv", "error", "words"),
     [
         (["--data.train=nowhere"], FileNotFoundError, "data.train is nowhere, but .* /.*/nowhere: expected a folder"),
-        (["--data.val=a/b"], FileNotFoundError, "data.val is a/b, .* the .beton file"),
+        (["--data.val=a/b"], FileNotFoundError, "data.val is a/b, .* or a .beton file"),
         (["--data.train=hfds/me/a:train"], ValueError, "type vilonghorn beton hf:me/a:train a-train.beton"),
         (["--data.val=hfds/a:b[:9%]"], ValueError, r"data.val is .* type vilonghorn beton 'hf:a:b\[:9%\]' a-b-9.beton"),
         (["--data.train=wds/x/train-*.tar"], ValueError, r"type vilonghorn beton x/train-\*.tar train.beton"),

@@ -1,20 +1,60 @@
-"""Writes scikit-learn's 1,797 handwritten digits as an image folder, every fifth of each class held out."""
+"""Makes image folders: scikit-learn's digits, or a training and a held-out part of a folder.
 
+`digits DST` writes scikit-learn's 1,797 handwritten digits, every fifth of each class held out. `split SRC DST` copies
+the images of a folder into DST/train and DST/val. All images are opened first; equal ones come into the same part.
+"""
+
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
+from ..data.atomic_files import atomic_folder
 from ..data.digits import write_digits
+from ..data.loaders.config import check_intervals
+from ..engine.config import Config, DataConfig
+from ..engine.loaders import open_data
 from . import make_parser
 
-parser = make_parser("data", __doc__, "digits data/digits")
-parser.add_argument("dataset", choices=["digits"], help="needs scikit-learn, but no download")
-parser.add_argument("target", metavar="DST", type=Path, help="the folder to make, with DST/train and DST/val")
+parser = make_parser("data", __doc__, "digits data/digits", "split photos/all photos --fraction 0.2")
+commands = parser.add_subparsers(dest="command", required=True, metavar="digits|split")
+digits = commands.add_parser("digits", help="write scikit-learn's digits, without a download")
+split = commands.add_parser("split", help="copy a folder into a training and a held-out part")
+split.add_argument("source", metavar="SRC", help="a folder with one folder of images for each class")
+help = "part of the images of each class that is held out (default: %(default)s)"
+split.add_argument("--fraction", type=float, default=0.2, help=help)
+split.add_argument("--seed", type=int, default=0, help="of the random choice (default: %(default)s)")
+split.add_argument("--skip-unreadable", action="store_true", help="leave out images that cannot be read, and list them")
+for command in (digits, split):
+    command.add_argument("target", metavar="DST", type=Path, help="the folder to make, with DST/train and DST/val")
 
 
 def main(argv: Sequence[str]) -> None:
     """Runs the command."""
-    target = parser.parse_args(argv).target
+    options = parser.parse_args(argv)
+    target = options.target
+    if options.command == "split":
+        counts = split_folder(options.source, target, options.fraction, options.seed, options.skip_unreadable)
+        print(f"{target}: {counts['train']:,} training and {counts['val']:,} held-out images")
+        return
     written = write_digits(target)
     train, val = (len(list(target.glob(f"{part}/*/*.png"))) for part in ("train", "val"))
     images = f"10 classes, {train:,} training and {val:,} held-out images"
     print(f"{target}: {images if written else 'already complete, nothing written'}")
+
+
+def split_folder(source: str, target: Path, fraction: float, seed: int, skip_unreadable: bool) -> dict[str, int]:
+    """Copies the images of a folder into `target`/train and `target`/val; returns their numbers.
+
+    The split is that of `data.val_split`. Raises the errors of `open_data`, and FileExistsError if `target` is there.
+    """
+    config = Config(data=DataConfig(train=source, val_split=fraction, skip_unreadable=skip_unreadable))
+    config.run.seed = seed
+    check_intervals(config.data, "data.")
+    with atomic_folder(target) as partial:
+        parts = open_data(config)
+        for part, folder in parts.items():
+            for path, name in zip(folder.paths, folder.names):
+                copy = partial / part / name
+                copy.parent.mkdir(parents=True, exist_ok=True)
+                shutil.copy2(path, copy)
+    return {part: len(folder.paths) for part, folder in parts.items()}

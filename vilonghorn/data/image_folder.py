@@ -3,15 +3,17 @@
 The writer of `.beton` files and the folder loader both use it, so that they have the same samples in the same order.
 """
 
+import copy
 import errno
 import hashlib
 import os
+import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 import numpy as np
 from PIL import ExifTags, Image, UnidentifiedImageError, features
@@ -32,6 +34,7 @@ MAX_PIXELS = 89_478_485  # above, PIL warns of an image that is small as a file 
 MIN_SIDE = 2  # pixels; a centre crop of half of one pixel is empty, and FFCV aborts the process on an empty crop
 TURNS = "FLIP_LEFT_RIGHT ROTATE_180 FLIP_TOP_BOTTOM TRANSPOSE ROTATE_270 TRANSVERSE ROTATE_90".split()
 ORIENTATIONS = {number: Image.Transpose[name] for number, name in enumerate(TURNS, 2)}  # of EXIF
+PHOTOMETRIC, WHITE_IS_ZERO = 262, 0  # a tag of TIFF and its value
 PNG_SCALE = {"L;2": 85, "L;4": 17, "RGB;16B": 1 / 256}  # of PIL's raw modes that become 8 bits
 TRAIN, HELD_OUT = {"train", "training"}, {"val", "valid", "validation", "test", "testing", "dev", "eval", "holdout"}
 # Errors of the machine, not of a file.
@@ -62,6 +65,7 @@ class ImageFolder:
         classes: class names by label.
         paths: image files.
         labels: (N,) int64.
+        digests: (N, 16) uint8 of the content of each file; None: `image_check.check_images` has not read them.
         notes: sentences on what a user may not expect: files that are left out, folders of a wrong level.
 
     Raises:
@@ -76,6 +80,7 @@ class ImageFolder:
             kind, what = (NotADirectoryError, "not a") if root.exists() else (FileNotFoundError, "no such")
             raise kind(f"{root}: {what} folder; expected one with a folder of images for each class")
         self.path, self.max_pixels, self.notes = root, max_pixels, []
+        self.digests: np.ndarray | None = None
         # The same names and order in every locale and on every system.
         folders = {os.fsencode(name).decode("utf-8", "surrogateescape"): root / name for name in _folders(root)}
         folders = dict(sorted(folders.items()))
@@ -85,7 +90,9 @@ class ImageFolder:
             )
             raise ValueError(f"{root}: no class folders in it; expected {root}/CLASS/IMAGE for each class{without}")
         _refuse_splits(root, folders)
-        found, left_out = zip(*(list_images(folder) for folder in folders.values()))
+        check_distinct(str(root), [*folders])
+        seen: dict[tuple[int, int], str] = {}
+        found, left_out = zip(*(list_images(folder, seen) for folder in folders.values()))
         empty = [name for name, files in zip(folders, found) if not files]
         if empty and (classes is None or len(empty) == len(folders)):
             raise ValueError(
@@ -99,30 +106,63 @@ class ImageFolder:
         self._add_notes([*folders.values()], sum(left_out, Counter()))
 
     def _add_notes(self, folders: list[Path], left_out: Counter[str]) -> None:
-        beside = [name for name in os.listdir(self.path) if (self.path / name).is_file() and is_image(name)]
-        left_out.update(f"{os.path.splitext(name)[1].lower()} beside the class folders" for name in beside)
+        beside = sorted(name for name in os.listdir(self.path) if (self.path / name).is_file() and is_image(name))
+        if beside:
+            left_out[f"beside the class folders ({shorten(beside)})"] = len(beside)
         if left_out:
             self.notes.append(f"{self.path}: {describe_left_out(len(self.paths), left_out)}")
-        linked = Counter(map(os.path.realpath, folders))
-        if same := [folder.name for folder in folders if linked[os.path.realpath(folder)] > 1]:
-            self.notes.append(f"{self.path}: class folders {shorten(same)} are links to the same images")
-        if self.num_classes == 1:
-            self.notes.append(f"{self.path}: it has one class only, {printable(folders[0].name)}")
+        one = f"has one class only, {printable(folders[0].name)}" if self.num_classes == 1 else ""
         if not {os.path.dirname(path) for path in self.paths} & {str(folder) for folder in folders}:
             inner = printable(str(folders[0]))
             level = f"give {inner} if the classes are in it" if len(folders) == 1 else "expected images in them"
-            self.notes.append(f"{self.path}: its class folders have folders only; {level}")
+            one = " and ".join(filter(None, [one, f"its class folders have folders only; {level}"]))
+        if one:
+            self.notes.append(f"{self.path}: {one}")
 
     @property
     def num_classes(self) -> int:
         """Number of class names."""
         return len(self.classes)
 
+    @property
+    def names(self) -> list[str]:
+        """The image files, relative to the folder."""
+        start = len(self.paths[0]) - len(os.path.relpath(self.paths[0], self.path))
+        return [path[start:] for path in self.paths]
+
     @cached_property
     def digest(self) -> str:
         """SHA-256 of the names of the files."""
-        names = "\n".join(os.path.relpath(path, self.path) for path in self.paths)
-        return hashlib.sha256(names.encode(errors="surrogateescape")).hexdigest()
+        return hashlib.sha256("\n".join(self.names).encode(errors="surrogateescape")).hexdigest()
+
+    @property
+    def content(self) -> str | None:
+        """SHA-256 of the images, in order; None: `image_check.check_images` has not read them."""
+        return None if self.digests is None else hashlib.sha256(self.digests.tobytes()).hexdigest()
+
+    def select(self, chosen: np.ndarray) -> "ImageFolder":
+        """The images at these positions, or where `chosen` (N,) is True, with all class names and without notes."""
+        subset = copy.copy(self)
+        subset.__dict__.pop("digest", None)
+        positions = np.arange(len(self.paths))[chosen]
+        subset.paths, subset.labels, subset.notes = [self.paths[i] for i in positions], self.labels[positions], []
+        subset.digests = None if self.digests is None else self.digests[positions]
+        return subset
+
+    def split(self, fraction: float, seed: int = 0) -> tuple["ImageFolder", "ImageFolder"]:
+        """Splits the images of each class at random: all but `fraction`, and that fraction, at least one of each class.
+
+        The images have `digests`, which decide with the seed, so that other names give the same split. Equal images are
+        in the same part. A class of one image has it in the first part.
+        """
+        key = hashlib.sha256(str(seed).encode()).digest()
+        order = [hashlib.sha256(key + digest.tobytes()).digest() for digest in self.digests]
+        held_out: set[bytes] = set()
+        for label in np.unique(self.labels):
+            own = sorted({order[i] for i in np.flatnonzero(self.labels == label)})
+            held_out.update(own[: min(max(1, round(fraction * len(own))), len(own) - 1)])
+        chosen = np.array([value in held_out for value in order])
+        return self.select(~chosen), self.select(chosen)
 
     def __len__(self) -> int:
         return len(self.paths)
@@ -138,7 +178,7 @@ class UnlabelledFolder(ImageFolder):
     """
 
     def __init__(self, root: str | os.PathLike, max_pixels: int = MAX_PIXELS, classes: Sequence[str] | None = None):
-        self.path, self.max_pixels, self.notes = Path(root), max_pixels, []
+        self.path, self.max_pixels, self.notes, self.digests = Path(root), max_pixels, [], None
         _refuse_splits(self.path, _folders(self.path))
         self.paths, left_out = list_images(root)
         if not self.paths:
@@ -151,18 +191,38 @@ class UnlabelledFolder(ImageFolder):
 
 
 def match_classes(source: str, names: Sequence[str], classes: Sequence[str]) -> np.ndarray:
-    """(len(names),) int64: the index of each name in `classes`.
+    """(len(names),) int64: the index of each name in `classes`. Equivalent Unicode forms (NFC) are the same name.
 
     Raises:
         ValueError: a name of `source` is not among them.
     """
-    labels = {name: label for label, name in enumerate(classes)}
-    if unknown := [name for name in names if name not in labels]:
+    labels = {unicodedata.normalize("NFC", name): label for label, name in enumerate(classes)}
+    found = [labels.get(unicodedata.normalize("NFC", name), -1) for name in names]
+    if unknown := [name for name, label in zip(names, found) if label < 0]:
+        similar = {_appearance(name): name for name in classes}
+        looks = [
+            f"{name!a} looks like {similar[_appearance(name)]!a}" for name in unknown if _appearance(name) in similar
+        ]
         raise ValueError(
             f"{source}: there is no class {shorten(unknown)} in the training data or the model, which have "
-            f"{shorten(classes)}; remove or rename it"
+            f"{shorten(classes)}; remove or rename it{f' ({shorten(looks)})' * bool(looks)}"
         )
-    return np.array([labels[name] for name in names], np.int64)
+    return np.array(found, np.int64)
+
+
+def check_distinct(source: str, classes: Iterable[str]) -> None:
+    """Raises ValueError if two class names look equal: they differ in Unicode forms, spaces or invisible characters."""
+    groups: dict[str, list[str]] = {}
+    for name in classes:
+        groups.setdefault(_appearance(name), []).append(ascii(name))
+    if same := [" and ".join(names) for names in groups.values() if len(names) > 1]:
+        raise ValueError(f"{source}: the class names {'; '.join(same)} look equal; merge or rename them")
+
+
+def _appearance(name: str) -> str:
+    """A class name without what one cannot see: compatible characters are one, invisible ones are gone."""
+    visible = (c for c in unicodedata.normalize("NFKC", name) if unicodedata.category(c) not in ("Cf", "Cc"))
+    return " ".join("".join(visible).split())
 
 
 def is_image(name: str) -> bool:
@@ -170,12 +230,24 @@ def is_image(name: str) -> bool:
     return name.lower().endswith(EXTENSIONS) and not _is_added(name)
 
 
-def list_images(folder: str | os.PathLike) -> tuple[list[str], Counter[str]]:
+def list_images(
+    folder: str | os.PathLike, seen: dict[tuple[int, int], str] | None = None
+) -> tuple[list[str], Counter[str]]:
     """Finds image files in a folder at any depth, by their extension. Links are followed.
 
     Hidden files and folders, and those that systems and archivers add, such as `@eaDir` and `__MACOSX`, do not count.
-    Returns the files, sorted as strings; and by extension the number of files that are left out. A folder that cannot
-    be read is an OSError.
+
+    Args:
+        folder: where to look.
+        seen: device and inode of the folders that earlier calls have read, and the folder that was given to them; those
+            that are read are added.
+
+    Returns:
+        The files, sorted as strings; and by extension the number of files that are left out.
+
+    Raises:
+        ValueError: a link leads to a folder above `folder`, or to one that an earlier call has read.
+        OSError: a folder cannot be read.
     """
 
     def fail(error: OSError) -> None:
@@ -183,14 +255,21 @@ def list_images(folder: str | os.PathLike) -> tuple[list[str], Counter[str]]:
 
     found: list[str] = []
     left_out: Counter[str] = Counter()
-    seen = set()
+    seen, own, above = {} if seen is None else seen, os.fspath(folder), os.path.dirname(os.path.realpath(folder))
     for parent, folders, files in os.walk(folder, onerror=fail, followlinks=True):
         status = os.stat(parent)
-        if status.st_ino and (status.st_dev, status.st_ino) in seen:  # a link to a folder above it
+        key = status.st_dev, status.st_ino
+        if status.st_ino and key in seen:
+            if seen[key] != own:
+                what = f"{parent} is the same folder as {seen[key]}, or one in it"
+                raise ValueError(f"{printable(what)}: its images would be read twice; remove the link")
             folders.clear()
             continue
-        seen.add((status.st_dev, status.st_ino))
+        seen[key] = own
         folders[:] = [name for name in folders if not _is_added(name)]
+        for link in filter(os.path.islink, (os.path.join(parent, name) for name in folders)):
+            if os.path.commonpath([above, target := os.path.realpath(link)]) == target:
+                raise ValueError(f"{printable(f'{link} is a link to {target}, a folder above it')}; remove the link")
         found += [os.path.join(parent, name) for name in files if is_image(name)]
         others = [name for name in files if not is_image(name) and not _is_added(name)]
         left_out.update(os.path.splitext(name)[1].lower() or "without extension" for name in others)
@@ -293,19 +372,28 @@ def to_rgb(image: Image.Image) -> Image.Image:
     """Converts an image to RGB: applies its EXIF orientation, scales 16-bit gray, puts transparent pixels on white.
 
     Raises:
-        ValueError: its pixels have 32 bits, of which the range is unknown.
+        ValueError: the range of its pixels is unknown: they have 32 bits, or 16 bits of which the highest four are 0.
     """
     if image.mode == "F" or (image.mode == "I" and image.format not in ("PNG", "PPM")):  # those have 16 bits
         kind = "floating point numbers" if image.mode == "F" else "integers"
         raise ValueError(f"its pixels are 32-bit {kind}, of unknown range; convert it to 8 bits")
-    raw = image.tile[0].args if image.format == "PNG" and getattr(image, "tile", None) else None
+    if image.mode.startswith("I") and getattr(image, "tag_v2", {}).get(PHOTOMETRIC) == WHITE_IS_ZERO:
+        raise ValueError("its 16-bit pixels are white where they are 0, which PIL ignores; convert it to 8 bits")
+    tile = getattr(image, "tile", None)
+    raw = tile[0].args if tile else None  # PIL's name of the stored mode, or a tuple that begins with it
+    raw = raw[0] if isinstance(raw, tuple) and raw else raw
     image.load()  # PIL turns a TIFF when it reads the pixels
     if raw in PNG_SCALE and "transparency" in image.info:  # PIL scales the pixels to 8 bits, but not this colour
         color = (np.array(image.info["transparency"]) * PNG_SCALE[raw]).astype(int)
         image.info["transparency"] = tuple(color.tolist()) if color.ndim else int(color)
-    turn = ORIENTATIONS.get(image.getexif().get(ExifTags.Base.Orientation))  # PIL's own function fails on damaged EXIF
+    turn = ORIENTATIONS.get(_as_number(image.getexif().get(ExifTags.Base.Orientation)))  # PIL fails on damaged EXIF
     image = image.copy() if turn is None else image.transpose(turn)
-    if image.mode.startswith("I"):  # 16-bit gray, which PIL would clip to 255 instead of scaling
+    is_gray = image.mode.startswith("I")
+    if is_gray or "16" in str(raw):
+        highest = np.atleast_3d(np.asarray(image))[..., : 1 if "A" in image.mode[:2] else 3].max()
+        if 0 < highest < (1 << 12 if is_gray else 1 << 4):  # PIL has reduced colours to 8 bits
+            raise ValueError("its pixels have 16 bits, of which the highest four are 0; scale or convert it to 8 bits")
+    if is_gray:  # 16 bits, which PIL would clip to 255 instead of scaling
         pixels = np.asarray(image, dtype=np.int64)
         pixels = np.where(pixels == image.info.get("transparency", -1), 0xFFFF, pixels)
         image = Image.fromarray(np.clip(pixels >> 8, 0, 255).astype(np.uint8))
@@ -314,3 +402,10 @@ def to_rgb(image: Image.Image) -> Image.Image:
     image = image if image.mode == "RGB" else image.convert("RGB")
     image.info.clear()  # else the orientation would be applied again
     return image
+
+
+def _as_number(value: Any) -> Any:
+    """The number in a tag of EXIF that has the type BYTE, UNDEFINED or ASCII; others are numbers already."""
+    if isinstance(value, bytes) and len(value) == 1:
+        return value[0]
+    return int(value) if isinstance(value, str) and value.strip("\0 ").isdecimal() else value

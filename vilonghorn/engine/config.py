@@ -21,10 +21,16 @@ class DataConfig(ImageConfig):
     Args:
         train: a .beton file or an image folder (one folder per class) to train on
         val: the same to evaluate on
+        val_split: without data.val, the part of each class of the image folder data.train that is held out for it,
+            chosen at random by run.seed and the content of the files
+        skip_unreadable: leave out the images of a folder that cannot be read, and list them; false: such a folder is an
+            error
     """
 
-    train: str = "data/imagenet/train.beton"
-    val: str = "data/imagenet/val.beton"
+    train: str | None = None
+    val: str | None = None
+    val_split: float | None = within("(0, 1)", None)
+    skip_unreadable: bool = False
 
 
 @dataclass

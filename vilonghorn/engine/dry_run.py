@@ -9,7 +9,7 @@ from ..models.flops import count_flops
 from .config import Config
 from .device import pick_device
 from .distributed import Distributed
-from .loaders import build_loader
+from .loaders import build_loader, open_data
 from .optimizer import scale_rates
 from .train_state import StepCounter, TrainState
 
@@ -31,7 +31,8 @@ def dry_run(config: Config, processes: int | None = None, train_images: int | No
     classes = config.model.num_classes if config.task.labelled else 0
     if images is None or classes is None:
         try:
-            data = build_loader(replace(config, data=replace(config.data, workers=0)), "cpu", training=True)
+            sources = open_data(config)
+            data = build_loader(config, "cpu", training=True, source=sources["train"])
         except FileNotFoundError as error:
             hint = "a dry run without the data needs --train-images and --model.num_classes"
             raise FileNotFoundError(f"{error}; {hint}") from error

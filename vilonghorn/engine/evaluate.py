@@ -176,7 +176,11 @@ def evaluate_run(directory: str | Path, config: Config, checkpoint: str = "best"
     Distributed().init()
     device = pick_device(config.run.device)
     loader = build_loader(config, device, training=False, classes=record.get("class_names"))
-    check_classes(f"the run in {directory}", classes, config.data.val, loader)
+    check_classes(f"the run in {directory}", classes, config.data.val or config.data.train or "the data", loader)
+    splits = config.data.val is None and config.data.val_split
+    if splits and record.get("val_images", loader.content) != loader.content:
+        changed = "the files of data.train are not those of the training, so that other images would be held out"
+        raise ValueError(f"{changed}: give held-out images by --data.val, or {config.data.train} as it was")
     saved = ModelConfig(record["model"], kwargs=record["kwargs"])
     check_model(replace(config, model=saved, augmentation=AugmentationConfig()), model.to(device), classes, device)
     result = evaluate({"model": model}, loader, amp=autocast(config.run.amp, device))["model"]

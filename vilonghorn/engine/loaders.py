@@ -1,4 +1,4 @@
-"""The loaders of a run."""
+"""The data of a run: opened and checked before work starts, and its loaders."""
 
 import os
 import re
@@ -6,35 +6,64 @@ import shlex
 import warnings
 from collections.abc import Sequence
 from dataclasses import fields
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
 import torch
 
-from ..data import create_loader
+from ..data import Beton, ImageFolder, create_loader
+from ..data.image_check import ImageCheck
+from ..data.image_folder import printable
+from ..data.loaders import open_source
 from ..data.loaders.config import LoaderConfig
 from .config import Config
 from .distributed import Distributed
 
+MAX_LISTED = 1000  # files in a message
 
-def build_loader(
-    config: Config,
-    device: torch.device | str,
-    *,
-    training: bool,
-    split: Literal["train", "val"] | None = None,
-    classes: Sequence[str] | None = None,
-) -> Any:
-    """The loader of `data.train`, augmented for training, or of `data.val`, of which each process reads a part.
+Source = ImageFolder | Beton
 
-    `split` is "train" to read `data.train` without augmentation, as held-out data; None: the usual one.
-    `classes` are the class names by label; held-out data may lack some. None: those of the data.
 
-    Raises FileNotFoundError or ValueError if there is no such data, and the errors of `create_loader`.
+def open_data(
+    config: Config, classes: Sequence[str] | None = None, splits: Sequence[Literal["train", "val"]] = ("train", "val")
+) -> dict[str, Source]:
+    """Opens the data of a run, and all images of its folders; call it in every process.
+
+    Images that cannot be read are left out with `data.skip_unreadable`. Without `data.val`, `data.val_split` of the
+    images of each class of `data.train` are held out. Warns of images that are in both parts, or in two classes.
+
+    Args:
+        config: the run.
+        classes: class names by label; None: those of the training data, if these are among the `splits`.
+        splits: what is opened.
+
+    Raises:
+        ValueError, FileNotFoundError: there is no such data, or images that cannot be read, all of which are named.
     """
-    data, dist = config.data, Distributed()
-    split = split or ("train" if training else "val")
-    key, source = f"data.{split}", getattr(data, split)
+    data, dist, found = config.data, Distributed(), dict[str, Source]()
+    splits_val = data.val is None and data.val_split is not None and "val" in splits
+    for split in sorted({"train" if split == "val" and splits_val else split for split in splits}):
+        known = found["train"].classes if "train" in found and config.task.labelled else classes
+        found[split] = dist.run_on_all(partial(_open, config, split, known))
+    found = {split: _checked(source, data.skip_unreadable, dist) for split, source in found.items()}
+    if splits_val:
+        if not isinstance(whole := found["train"], ImageFolder):
+            raise ValueError(f"data.val_split is for image folders, but data.train is {data.train}: give data.val")
+        found["train"], found["val"] = whole.split(data.val_split, config.run.seed)
+    if dist.is_main:
+        for note in _notes_on_copies([source for source in found.values() if isinstance(source, ImageFolder)]):
+            warnings.warn(note, stacklevel=2)
+    return {split: found[split] for split in splits}
+
+
+def _open(config: Config, split: str, classes: Sequence[str] | None) -> Source:
+    data, key = config.data, f"data.{split}"
+    source, kinds = getattr(data, split), "a folder with one folder of images for each class, or a .beton file"
+    if source is None:
+        others = " or, to hold out a part of data.train, --data.val_split 0.2" if split == "val" else ""
+        raise ValueError(f"{key} is missing: give --{key}, {kinds}{others}")
     kind, _, rest = source.partition("/")
     if kind in ("hfds", "wds"):
         given = shlex.quote(f"hf:{rest}") if kind == "hfds" else rest if rest.endswith(".tar") else f"{rest}/*.tar"
@@ -45,21 +74,90 @@ def build_loader(
         )
     if not Path(source).exists():
         raise FileNotFoundError(
-            f"{key} is {source}, but there is no {Path(source).absolute()}: expected a folder with one folder "
-            "of images for each class, or the .beton file that vilonghorn beton FOLDER FILE makes of it"
+            f"{key} is {source}, but there is no {Path(source).absolute()}: expected {kinds} "
+            "(vilonghorn beton writes it)"
         )
+    return open_source(source, config.task.labelled, data.max_pixels, classes)
+
+
+def _checked(source: Source, skip: bool, dist: Distributed) -> Source:
+    """An image folder without the images that cannot be read, if these are to be skipped, and with `digests`."""
+    if not isinstance(source, ImageFolder):
+        return source
+    check = dist.run_on_all(lambda: ImageCheck(source))
+    own = dist.run_on_all(lambda: check.open(dist.rank, dist.world_size))
+    for found in dist.gather(own):
+        check.add(found)
+    if dist.is_main and dist.world_size > 1:
+        check.keep()
+    source.digests = check.digests
+    bad = np.flatnonzero(check.problems != "")
+    if not len(bad):
+        return source
+    lines = [f"{printable(source.paths[i])}: {check.problems[i]}" for i in bad[:MAX_LISTED]]
+    lines += [f"and {len(bad) - MAX_LISTED} more"] * (len(bad) > MAX_LISTED)
+    counted = f"{len(bad)} of {len(source.paths)} images of {source.path} cannot be read"
+    if not skip or len(bad) == len(source.paths):
+        remedy = "repair or remove them; --data.skip_unreadable true trains without them"
+        raise ValueError("\n  ".join([f"{counted} ({remedy}):", *lines]))
+    if dist.is_main:
+        warnings.warn("\n  ".join([f"{counted} and are left out:", *lines]), stacklevel=3)
+    chosen = source.select(check.problems == "")
+    chosen.notes = source.notes
+    return chosen
+
+
+def _notes_on_copies(folders: list[ImageFolder]) -> list[str]:
+    """Sentences that name images that are in two classes of a folder, or in two folders."""
+    first: dict[bytes, tuple[ImageFolder, int]] = {}
+    pairs: dict[str, list[str]] = {"in two classes": [], "in the training and in the held-out data": []}
+    for folder in folders:
+        for i, digest in enumerate(map(bytes, folder.digests)):
+            other, j = first.setdefault(digest, (folder, i))
+            line = f"{printable(other.paths[j])} is {printable(folder.paths[i])}"
+            if other is folder and folder.labels[i] != folder.labels[j]:
+                pairs["in two classes"].append(line)
+            elif os.path.realpath(other.path) != os.path.realpath(folder.path):
+                pairs["in the training and in the held-out data"].append(line)
+    return [
+        "\n  ".join([f"{len(lines)} images are {what}: remove one of each pair", *lines[:MAX_LISTED]])
+        for what, lines in pairs.items()
+        if lines
+    ]
+
+
+def build_loader(
+    config: Config,
+    device: torch.device | str,
+    *,
+    training: bool,
+    split: Literal["train", "val"] | None = None,
+    classes: Sequence[str] | None = None,
+    source: Source | None = None,
+) -> Any:
+    """The loader of `data.train`, augmented for training, or of `data.val`, of which each process reads a part.
+
+    `split` is "train" to read `data.train` without augmentation, as held-out data; None: the usual one.
+    `classes` are the class names by label; held-out data may lack some. None: those of the data.
+    `source` is what `open_data` has returned for the split; None: it is called. Raises its errors and those of
+    `create_loader`.
+    """
+    dist, split = Distributed(), split or ("train" if training else "val")
+    source = open_data(config, classes, [split])[split] if source is None else source
     options = {"seed": config.run.seed, "device": device, "classes": classes}
     options |= {"rank": dist.rank, "world_size": dist.world_size, "labelled": config.task.labelled}
     known = {field.name for field in fields(LoaderConfig)}
-    given = vars(data) | (vars(config.augmentation) if training else {})
+    given = vars(config.data) | (vars(config.augmentation) if training else {})
     return create_loader(source, training=training, **{k: v for k, v in given.items() if k in known} | options)
 
 
 def check_classes(name: str, num_classes: int, val: str, loader: Any) -> None:
-    """Raises ValueError if held-out data has more or fewer classes than the training data or the model `name`.
+    """Raises ValueError if there are fewer than two classes, or held-out data has others than the model `name`.
 
     Warns if both are the same data.
     """
+    if num_classes == 1:
+        raise ValueError(f"{name} has one class only: give a folder with one folder of images for each class")
     if loader.num_classes != num_classes:
         same = "training and held-out data need the same"
         raise ValueError(f"{name} has {num_classes} classes but {val} has {loader.num_classes}: {same}")

@@ -17,7 +17,7 @@ from .device import pick_device
 from .distributed import Distributed, Interrupted, StopRequest
 from .environment import machine
 from .evaluate import evaluate, quality
-from .loaders import build_loader, check_classes
+from .loaders import Source, build_loader, check_classes, open_data
 from .logger import RunLogger, mean_loss
 from .model_setup import explain_model_errors, model_kwargs
 from .train_state import Batch, Progress, StepCounter, TrainState
@@ -57,7 +57,10 @@ class Trainer:
         self.unread: tuple[torch.Tensor, torch.cuda.Event | None, float, int] | None = None
         self.directory, self.start = RunDirectory(config.run.dir), time.monotonic()
         self.dist.init()
-        state = self.dist.run_on_all(lambda: self._build(train, val, resume, overwrite))
+        state = self.dist.run_on_all(lambda: self._find_state(resume, overwrite))
+        missing = [split for split, given in (("train", train), ("val", val)) if given is None]
+        sources = open_data(config, None if train is None else train.class_names, missing)
+        self.dist.run_on_all(lambda: self._build(train, val, sources, state))
         with self.dist.peer_errors():
             self.train_state.setup(self.dist, self.steps.updates_per_epoch)
         with StopRequest(self.dist, self._where_stopped) as stop:
@@ -198,6 +201,7 @@ class Trainer:
                 "weights": state.reported,
                 "class_names": self.train_loader.class_names,
                 "epoch": progress.epoch,
+                "val_images": self.data["val_images"],
                 **progress.results[state.reported],
             }
             model = state.task.backbone(state.models[state.reported])
@@ -228,8 +232,8 @@ class Trainer:
     def _where_stopped(self) -> str:
         return f"{self._position()}; {self.dist.resume_command(self.directory.path)}"
 
-    def _build(self, train: Any, val: Any, resume: Resume, overwrite: bool) -> dict[str, Any] | None:
-        """Builds and checks the parts of the run without writing anything; returns the state to resume from."""
+    def _find_state(self, resume: Resume, overwrite: bool) -> dict[str, Any] | None:
+        """Checks the directory of the run; returns the state to resume from."""
         config, directory, dist = self.config, self.directory, self.dist
         is_auto = resume == "auto"
         resume = directory.state.exists() if is_auto else resume
@@ -240,11 +244,17 @@ class Trainer:
         state = load_state(directory.state) if resume else None
         if state and (changed := changed_keys(state["config"], config.to_dict())):
             raise ValueError(f"{config.run.dir} was started with another {', '.join(changed)}: resume with the same")
-        device = pick_device(config.run.device)
-        train = build_loader(config, device, training=True) if train is None else train
+        return state
+
+    def _build(self, train: Any, val: Any, sources: dict[str, Source], state: dict[str, Any] | None) -> None:
+        """Builds and checks the parts of the run without writing anything."""
+        config, dist, device = self.config, self.dist, pick_device(self.config.run.device)
+        if train is None:
+            train = build_loader(config, device, training=True, source=sources["train"])
         if val is None:
-            val = build_loader(config, device, training=False, classes=train.class_names)
-        check_classes(config.data.train, train.num_classes, config.data.val, val)
+            val = build_loader(config, device, training=False, source=sources["val"], classes=train.class_names)
+        names = config.data.train or "the training data", config.data.val or "the held-out data"
+        check_classes(names[0], train.num_classes, names[1], val)
         self.train_loader, self.val_loader = train, val
         self.steps = StepCounter(len(train), config.optimizer.accumulate, dist.world_size)
         self.data = {
@@ -254,6 +264,8 @@ class Trainer:
             "classes": train.num_classes,
             "train": train.fingerprint,
             "val": val.fingerprint,
+            "train_images": getattr(train, "content", None),  # a loader of one's own may not have it
+            "val_images": getattr(val, "content", None),
         }
         if state:
             config = replace(config, model=replace(config.model, weights=None, pretrained=False))  # state has weights
@@ -262,7 +274,6 @@ class Trainer:
             self.data["teacher"] = digest
         if state:
             check_data(config, state["data"], self.data)
-        return state
 
     def _open(self, state: dict[str, Any] | None) -> None:
         """Loads the state, if any, and prepares the directory and the logs."""
@@ -280,9 +291,10 @@ class Trainer:
 def check_data(config: Config, old: dict[str, Any], new: dict[str, Any]) -> None:
     """Raises ValueError if a resumed run does not have the same data, or not the same batches per update."""
     sources = {"train": f" of data.train ({config.data.train})", "val": f" of data.val ({config.data.val})"}
+    sources |= {f"{split}_images": f" of the images of data.{split}" for split in ("train", "val")}
     sources["teacher"] = f" of task.teacher ({', '.join(config.task.teacher) or 'none'})"
-    for key in {**old, **new}:
-        if old.get(key) != new.get(key):
+    for key in {**old, "teacher": None}:
+        if old.get(key) != new.get(key) and (old.get(key) or not key.endswith("_images")):
             what = f"fingerprint{sources[key]}" if key in sources else f"number of {key.replace('_', ' ')}"
             same = "resume with the same data and teacher, and the same optimizer.accumulate times processes"
             raise ValueError(f"the {what} is {new.get(key)}, but the run was started with {old.get(key)}: {same}")

@@ -71,6 +71,11 @@ class Beton:
         return len(self.classes) if self.classes is not None else int(self.labels.max()) + 1
 
     @property
+    def content(self) -> str | None:
+        """SHA-256 of the checksums of the images; None without them."""
+        return None if self.checksums is None else hashlib.sha256(self.checksums.tobytes()).hexdigest()
+
+    @property
     def notes(self) -> list[str]:
         """Sentences on what a user may not expect: what is lost without a manifest, or without its checksums."""
         if self.checksums is not None:

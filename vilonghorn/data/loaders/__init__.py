@@ -2,6 +2,7 @@
 
 import os
 import warnings
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,14 +16,14 @@ from .config import LoaderConfig
 from .loader import FolderLoader, Loader
 
 
-def create_loader(source: str | os.PathLike, **options: Any) -> Loader:
+def create_loader(source: str | os.PathLike | ImageFolder | Beton, **options: Any) -> Loader:
     """Makes a loader of normalised batches, the same for both kinds of source.
 
     Training takes seeded random resized crops and flips in a shuffled order, and augments them on the device; otherwise
     centre crops in the order of the source. A `.beton` is read by FFCV, a folder by PIL in timm's transforms.
 
     Args:
-        source: a `.beton` file, or an image folder (`root/class/image`).
+        source: a `.beton` file or an image folder (`root/class/image`), or what `check_beton` or `ImageFolder` returns.
         options: fields of `LoaderConfig`.
 
     Returns:
@@ -39,15 +40,16 @@ def create_loader(source: str | os.PathLike, **options: Any) -> Loader:
         What a user may not expect: files that are left out, classes without images, checks that cannot be made.
     """
     config = LoaderConfig(**options)
-    from_folder = Path(source).is_dir()
+    data = source
+    if not isinstance(data, ImageFolder | Beton):
+        data = open_source(data, config.labelled, config.max_pixels, config.classes)
+    from_folder = isinstance(data, ImageFolder)
     if config.workers is None:
         cpus = max(1, available_cpus() // int(os.environ.get("LOCAL_WORLD_SIZE", 1)))  # torchrun's processes share them
         config = replace(config, workers=min(8, cpus) if from_folder else cpus)
     if config.interpolation is None:
         by_area = config.training and not from_folder
         config = replace(config, interpolation="area" if by_area else "bicubic")
-    folder = ImageFolder if config.labelled else UnlabelledFolder
-    data = folder(source, config.max_pixels, config.classes) if from_folder else check_beton(Path(source))
     if isinstance(data, Beton):
         if config.checksums and data.checksums is None:
             raise ValueError(f"{data.notes[0]} (checksums is true; null reads it as it is)")
@@ -61,10 +63,19 @@ def create_loader(source: str | os.PathLike, **options: Any) -> Loader:
         from .ffcv import FFCVLoader
     except (ImportError, OSError) as error:
         raise ImportError(
-            f"{source}: reading a .beton needs FFCV, which cannot be imported ({error}); run ./setup.sh in a clone of "
-            "vilonghorn, which builds it (vilonghorn[ffcv] has only what FFCV imports), or give the image folder"
+            f"{data.path}: reading a .beton needs FFCV, which cannot be imported ({error}); run ./setup.sh in a clone "
+            "of vilonghorn, which builds it (vilonghorn[ffcv] has only what FFCV imports), or give the image folder"
         ) from error
     return FFCVLoader(data, config)
+
+
+def open_source(
+    source: str | os.PathLike, labelled: bool, max_pixels: int, classes: Sequence[str] | None = None
+) -> ImageFolder | Beton:
+    """Opens a `.beton` file or an image folder, without reading images; the arguments are those of `LoaderConfig`."""
+    if not Path(source).is_dir():
+        return check_beton(source)
+    return (ImageFolder if labelled else UnlabelledFolder)(source, max_pixels, classes)
 
 
 def _notes(data: ImageFolder | Beton, config: LoaderConfig) -> list[str]:

@@ -40,6 +40,8 @@ class Loader(ABC):
         batch_size: samples in a batch of one rank.
         targets: what is given with the images, the labels if not changed by `set_targets`.
         fingerprint: changes with the dataset: of a `.beton` the digest of its tables, of a folder that of its names.
+        content: changes with the images: of a `.beton` the digest of its checksums, of a folder that of its files; None
+            without checksums, or if no `ImageCheck` has read the files.
     """
 
     def __init__(self, data: ImageFolder | Beton, config: LoaderConfig):
@@ -47,7 +49,7 @@ class Loader(ABC):
         self.num_samples = len(data.labels)
         self.num_classes, self.class_names = (data.num_classes, data.classes) if config.labelled else (0, None)
         self.batch_size = config.batch_size
-        self.fingerprint = data.digest
+        self.fingerprint, self.content = data.digest, data.content
         self.targets: Any = data.labels
         global_batch = config.batch_size * config.world_size
         if config.training and self.num_samples < global_batch:

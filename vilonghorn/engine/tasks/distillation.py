@@ -3,6 +3,7 @@
 import hashlib
 import json
 import math
+import os
 import re
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing
@@ -123,6 +124,23 @@ class CachedTargets:
         return np.concatenate([self.labels[samples, None], self.logits[samples]], 1, dtype=np.float32)
 
 
+def read_cache(file: Path) -> np.ndarray:
+    """The logits of a cache (N, classes) float16, in memory as they are used; a SHA-256 of them ends the file.
+
+    Raises ValueError if it is damaged.
+    """
+    try:
+        logits = np.load(file, mmap_mode="r")
+        with open(file, "rb") as content:
+            content.seek(-hashlib.sha256().digest_size, os.SEEK_END)
+            if content.read() == hashlib.sha256(logits).digest():
+                return logits
+        reason = "its checksum is wrong"
+    except (OSError, ValueError, EOFError) as error:
+        reason = one_line(error)
+    raise ValueError(f"{file} is damaged ({reason}): remove it, and it is computed again")
+
+
 class Distillation(Classification):
     """Learns the outputs of teachers beside the classes: Hinton et al., 2015, arXiv 1503.02531.
 
@@ -166,20 +184,17 @@ class Distillation(Classification):
             return
         data = self.config.data
         seen = [data.image_size, data.mean, data.std, data.crop_pct, data.crop_mode, data.interpolation]
-        key = hashlib.sha256(json.dumps([loader.fingerprint, self.digest, self.config.run.amp, *seen]).encode())
+        images = [loader.fingerprint, getattr(loader, "content", None)]  # a loader of one's own may not have the latter
+        key = hashlib.sha256(json.dumps([*images, self.digest, self.config.run.amp, *seen]).encode())
         file, dist = directory / f"teacher-{key.hexdigest()[:16]}.npy", Distributed()
         if not dist.sum([dist.is_main and file.is_file()])[0]:
             self._write_cache(file, loader, on_batch)
-        try:
-            logits = np.load(file, mmap_mode="r")
-        except (ValueError, EOFError) as error:
-            raise ValueError(f"{file} is damaged ({one_line(error)}): remove it, and it is computed again") from error
-        loader.set_targets(CachedTargets(loader.data.labels, logits))
+        loader.set_targets(CachedTargets(loader.data.labels, dist.run_on_all(lambda: read_cache(file))))
 
     def _write_cache(self, file: Path, loader: Any, on_batch: Callable[[], None]) -> None:
         """Writes the logits of all images, (N, classes) float16, of which each process computes a part."""
         dist, config = Distributed(), self.config
-        source = build_loader(config, self.device, training=False, split="train", classes=loader.class_names)
+        source = build_loader(config, self.device, training=False, classes=loader.class_names, source=loader.data)
         if source.fingerprint != loader.fingerprint:  # of a loader that `Trainer` was given
             found = f"{source.fingerprint}, but that of the loader is {loader.fingerprint}"
             raise ValueError(f"the fingerprint of data.train ({config.data.train}) is {found}: give the same data")
@@ -192,6 +207,7 @@ class Distillation(Classification):
                 out = stack.enter_context(atomic_write(file))
                 shape = {"descr": "<f2", "fortran_order": False, "shape": (source.num_samples, self.num_classes)}
                 np.lib.format.write_array_header_1_0(out, shape)
+                found = hashlib.sha256()
             for _ in range(int(dist.sum([dist.is_main * len(source)])[0])):  # process 0 has the most batches
                 images = next(batches, (None,))[0]
                 own = torch.empty(0, self.num_classes) if images is None else self.logits(images)
@@ -201,7 +217,10 @@ class Distillation(Classification):
                     rows[rank :: dist.world_size] = part
                 if dist.is_main:
                     out.write(rows.tobytes())
+                    found.update(rows.tobytes())
                 on_batch()
+            if dist.is_main:
+                out.write(found.digest())
         dist.gather(None)  # process 0 has renamed the file
 
     def augment(self, images: torch.Tensor, targets: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

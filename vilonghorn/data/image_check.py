@@ -1,0 +1,122 @@
+"""Opens all images of a folder before work starts.
+
+What is found is kept in the user's cache by the name, size and times of each file, so that a file is read once.
+"""
+
+import hashlib
+import os
+import warnings
+import zipfile
+import zlib
+from contextlib import closing
+from pathlib import Path
+
+import numpy as np
+import PIL
+from tqdm import tqdm
+
+from .. import __version__
+from .atomic_files import atomic_write
+from .image_folder import ImageFolder, UnreadableImage, printable, read_image
+from .threads import available_cpus, in_order
+
+DIGEST = 16  # bytes
+
+Found = list[tuple[int, bytes, str]]  # position, digest and problem of images
+
+
+def cache_folder() -> Path:
+    """Where findings are kept: `$XDG_CACHE_HOME/vilonghorn/images`; without the variable in `~/.cache`."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "vilonghorn", "images")
+
+
+class ImageCheck:
+    """The check of a folder's N images. Several processes may each open a part of them.
+
+    Attributes:
+        digests: (N, DIGEST) uint8, BLAKE2b of each file; 0 where there is a problem.
+        problems: (N,) why an image cannot be read, or ""; None: it was not opened yet.
+    """
+
+    def __init__(self, folder: ImageFolder) -> None:
+        self.folder, self.names = folder, folder.names
+        self._stats = np.array([*map(_stat, folder.paths)], np.int64)  # before the files are read
+        facts = "\0".join([os.path.realpath(folder.path), str(folder.max_pixels), __version__, PIL.__version__])
+        self._file = cache_folder() / f"{hashlib.sha256(facts.encode(errors='surrogateescape')).hexdigest()}.npz"
+        self.digests = np.zeros((len(self.names), DIGEST), np.uint8)
+        self.problems = np.full(len(self.names), None, object)
+        if self._file.is_file():
+            self._recall()
+
+    def open(self, rank: int = 0, world_size: int = 1) -> Found:
+        """Opens those that were not opened yet, or the part of a process; process 0 shows its progress.
+
+        Raises:
+            OSError: the disk or the memory fails. What was found up to then, or to Ctrl+C, is kept in the cache.
+        """
+        positions = np.flatnonzero(self.problems == None)[rank::world_size].tolist()  # noqa: E711 (elementwise)
+        found: Found = []
+        hidden = bool(rank) or not positions
+        bar = tqdm(total=len(positions), desc=f"opening {self.folder.path}", unit="img", disable=hidden)
+        try:
+            with bar, closing(in_order(self._open_one, positions, available_cpus())) as results:
+                for result in results:
+                    found.append(result)
+                    bar.update()
+        finally:
+            self.add(found)
+            if found and not rank:
+                self.keep()
+        return found
+
+    def add(self, found: Found) -> None:
+        """Adds what another process has found."""
+        for position, digest, problem in found:
+            self.digests[position] = np.frombuffer(digest, np.uint8)
+            self.problems[position] = problem
+
+    def keep(self) -> None:
+        """Writes the findings to the cache. Warns if that is not possible."""
+        known = self.problems != None  # noqa: E711
+        columns = [self.names[i] for i in np.flatnonzero(known)], self.problems[known]
+        names, problems = (np.frombuffer("\0".join(c).encode(errors="surrogateescape"), np.uint8) for c in columns)
+        try:
+            self._file.parent.mkdir(parents=True, exist_ok=True)
+            with atomic_write(self._file) as file:
+                np.savez(file, names=names, problems=problems, stats=self._stats[known], digests=self.digests[known])
+        except OSError as error:
+            warnings.warn(f"{self._file} cannot be written, so that all images are opened again: {error}", stacklevel=2)
+
+    def _open_one(self, position: int) -> tuple[int, bytes, str]:
+        path = self.folder.paths[position]
+        try:
+            read_image(path, self.folder.max_pixels)
+            with open(path, "rb") as file:
+                return position, hashlib.blake2b(file.read(), digest_size=DIGEST).digest(), ""
+        except UnreadableImage as error:
+            return position, bytes(DIGEST), str(error).removeprefix(f"{printable(path)}: ")
+
+    def _recall(self) -> None:
+        """Takes from the cache what was found in files that have the same size and times."""
+        try:
+            with np.load(self._file) as old:  # compares the CRC-32 of each array
+                texts = (old[key].tobytes().decode(errors="surrogateescape") for key in ("names", "problems"))
+                names, problems = (text.split("\0") for text in texts)
+                stats, digests = old["stats"], old["digests"]
+        except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+            warnings.warn(f"{self._file} is damaged, so that all images are opened again: {error}", stacklevel=2)
+            return
+        position = {name: i for i, name in enumerate(names)}
+        at = np.array([position.get(name, -1) for name in self.names], np.int64)
+        same = (at >= 0) & (self._stats[:, 0] >= 0)
+        same[same] = (stats[at[same]] == self._stats[same]).all(1)
+        self.digests[same], self.problems[same] = digests[at[same]], np.array(problems, object)[at[same]]
+
+
+def _stat(path: str) -> tuple[int, int, int]:
+    """Size and times of a file; negative if it is not there, so that it is opened each time."""
+    try:
+        status = os.stat(path)
+    except OSError:
+        return -1, -1, -1
+    return status.st_size, status.st_mtime_ns, status.st_ctime_ns
