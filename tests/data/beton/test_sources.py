@@ -12,7 +12,7 @@ from damage import decode
 from PIL import Image
 
 from vilonghorn.cli import main
-from vilonghorn.data import ImageFolder, write_beton
+from vilonghorn.data import ImageFolder, create_loader, write_beton
 
 
 def write_tar(path, files) -> str:
@@ -203,6 +203,24 @@ def test_what_would_be_lost_in_a_tar_file_is_refused(webdataset, tmp_path, files
     with pytest.raises(ValueError, match=message):
         write_beton(source, tmp_path / "x.beton", skip_unreadable=True, progress=False)
     assert not (tmp_path / "x.beton").exists()
+
+
+@pytest.mark.parametrize("kind", [tarfile.REGTYPE, tarfile.GNUTYPE_SPARSE], ids=["large", "sparse"])
+def test_a_small_tar_file_that_would_fill_the_memory_is_refused(webdataset, tmp_path, kind):
+    info = tarfile.TarInfo("1.png")
+    info.type, info.size = kind, 1 << 40 if kind == tarfile.REGTYPE else 0
+    with open(tmp_path / "x.tar", "wb") as file:
+        file.write(info.tobuf(tarfile.GNU_FORMAT))
+        file.truncate(512 + info.size + 10240)  # takes no space on the disk
+    with pytest.raises(ValueError, match="1.png is sparse, or has more than 1,073,741,824 bytes"):
+        write_beton(str(tmp_path / "x.tar"), tmp_path / "x.beton", progress=False)
+
+
+def test_labels_without_an_image_are_said(webdataset, tmp_path):
+    source = write_tar(tmp_path / "x.tar", sample("1", 10, 1) + sample("2", 20, 3))
+    write_beton(source, tmp_path / "x.beton", progress=False)
+    with pytest.warns(UserWarning, match="no image of 2 of 4 classes: label 0, label 2$"):
+        create_loader(tmp_path / "x.beton", training=True, batch_size=2)
 
 
 def test_class_names_are_those_of_the_file_and_enough(webdataset, tmp_path, capsys):

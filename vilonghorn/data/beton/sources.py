@@ -13,6 +13,7 @@ from PIL import Image
 
 from ..image_folder import EXTENSIONS, ImageFolder, UnreadableImage, printable, read_image
 
+MAX_MEMBER = 1 << 30  # bytes of a file in a tar file, which is read into memory
 MAX_PADDING = 1 << 20  # bytes of zeros that may end a tar file; tar itself writes up to 10 KiB
 
 Sample = tuple[str, Callable[[], tuple[Any, Any]]]  # a name, and a function that reads the image and the label
@@ -104,6 +105,8 @@ def _count_labels(path: str) -> int:
                 tar.members.clear()  # they would fill the memory
                 if member.name in names or not (member.isfile() or member.isdir()):
                     raise tarfile.TarError(f"{printable(member.name)} is there twice, or a link")
+                if member.issparse() or member.size > MAX_MEMBER:
+                    raise tarfile.TarError(f"{printable(member.name)} is sparse, or has more than {MAX_MEMBER:,} bytes")
                 names.add(member.name)
             tar.fileobj.seek(tar.offset)
             end = tar.fileobj.read(MAX_PADDING + 1)

@@ -81,8 +81,9 @@ def open_source(
 def _notes(data: ImageFolder | Beton, config: LoaderConfig) -> list[str]:
     """Sentences on classes that are not used or have no images, and on what evaluation shows of an image."""
     counts = np.bincount(data.labels, minlength=data.num_classes)
-    missing = [name for name, count in zip(data.classes or (), counts) if count == 0 and config.labelled]
-    notes = [f"no image of {len(missing)} of {len(counts)} classes: {shorten(missing)}"] * bool(missing)
+    missing = np.flatnonzero(counts == 0) if config.labelled else ()
+    names = shorten([data.classes[label] if data.classes else f"label {label}" for label in missing[:6]])
+    notes = [f"no image of {len(missing)} of {len(counts)} classes: {names}"] * (len(missing) > 0)
     if not config.labelled and data.num_classes > 1:
         notes.append(f"its classes ({data.num_classes}) are not used to learn from images without labels")
     if not config.training:
