@@ -49,6 +49,8 @@ def main(argv: Sequence[str]) -> None:
         chosen = {name: getattr(options, name) for name in OPTIONS}
         chosen |= {"max_pixels": options.max_pixels, "progress": not options.quiet}
         if options.classes is not None:
+            if not Path(options.classes).is_file():
+                raise FileNotFoundError(f"--classes is {options.classes}, but there is no such file")
             chosen["classes"] = Path(options.classes).read_text(encoding="utf-8").splitlines()
         beton = write_beton("::".join(sources), target, **chosen)
         manifest = manifest_path(beton.path)

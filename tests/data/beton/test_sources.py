@@ -245,9 +245,9 @@ def test_a_source_that_there_is_not_is_one_sentence(datasets, webdataset, folder
     (tmp_path / "data").mkdir()
     table(datasets, [png(1)], [0]).remove_columns("label").to_parquet(tmp_path / "data/train.parquet")
     for source, message in (
-        (f"hf:{tmp_path}/none:train", "expected hf:NAME:SPLIT, such as hf:cifar10:train ("),
-        (f"hf:{tmp_path}/data:test", "expected hf:NAME:SPLIT, such as hf:cifar10:train ("),
-        ("hf:nobody/nothing:train", "expected hf:NAME:SPLIT, such as hf:cifar10:train ("),
+        (f"hf:{tmp_path}/none:train", "cannot be loaded ("),
+        (f"hf:{tmp_path}/data:test", "cannot be loaded ("),
+        ("hf:nobody/nothing:train", "cannot be loaded ("),
         ("hf:cifar10", "expected hf:NAME:SPLIT, such as hf:cifar10:train"),
         (f"hf:{tmp_path}/data:train", "expected a column of images and one of classes; found picture"),
         (f"{tmp_path}/none-{{0..2}}.tar", "none-0.tar"),

@@ -62,7 +62,8 @@ def _open_table(source: str, max_pixels: int) -> Samples:
     try:
         table = datasets.load_dataset(match[1], split=match[2])
     except (OSError, ValueError, datasets.exceptions.DatasetsError) as error:
-        raise ValueError(f"{expected} ({' '.join(str(error).split())[:300]})") from error
+        reason = " ".join(str(error).split())[:300]
+        raise ValueError(f"{source} cannot be loaded ({reason}); expected a data set of the Hub or a folder") from error
     kinds = table.features
     images = [column for column, kind in kinds.items() if isinstance(kind, datasets.Image)]
     labels = [column for column, kind in kinds.items() if isinstance(kind, datasets.ClassLabel) or column == "label"]
