@@ -8,6 +8,7 @@ from os.path import expanduser
 from typing import Any, Literal
 
 import timm
+from timm.layers import to_2tuple
 
 from .. import models  # noqa: F401  (registers our models with timm)
 from ..data.image_folder import printable
@@ -125,7 +126,8 @@ class TaskConfig:
             squared error of the pooled features, which a linear layer computes from those of the model)
         teacher_weight: weight of the teacher's loss; that of the labels is 1 - teacher_weight
         teacher_temperature: divides the logits of teacher and model; the loss is multiplied by its square
-        teacher_image_size: height and width of the images that it sees, in pixels; null: those of its training
+        teacher_image_size: height and width of the images that it sees, in pixels, one number or [height, width]; null:
+            those of its training
         teacher_cache: compute the logits of each training image once, without augmentation, before the first epoch;
             mixup and cutmix mix them as the labels
         mask_ratio: part of an image that is masked
@@ -144,7 +146,7 @@ class TaskConfig:
     teacher_output: Literal["logits", "features"] = "logits"
     teacher_weight: float = within("[0, 1]", 0.5)
     teacher_temperature: float = within("(0, inf)", 1.0)
-    teacher_image_size: int | None = within("[1, inf)", None)
+    teacher_image_size: int | tuple[int, int] | None = within("[1, inf)", None)
     teacher_cache: bool = False
     mask_ratio: float = within("(0, 1)", 0.6)
     mask_unit: int | None = within("[1, inf)", None)
@@ -253,11 +255,11 @@ class Config:
         """Nested plain values, equal to what YAML or JSON reads back."""
         return json.loads(json.dumps(asdict(self)))
 
-    def image_sizes(self) -> list[int]:
-        """The heights, and widths, of the images of the run, the largest last."""
+    def image_sizes(self) -> list[tuple[int, int]]:
+        """Height and width of the images of the run, the largest last."""
         recipe, last = self.augmentation, self.data.image_size
         growing = range(min(self.schedule.epochs, recipe.ramp[1]))
-        return sorted({last, *recipe.sizes, *(recipe.grown_size(epoch, last) for epoch in growing)})
+        return sorted({*map(to_2tuple, [last, *recipe.sizes]), *(recipe.grown_size(epoch, last) for epoch in growing)})
 
 
 SECTIONS = {section.name: section.default_factory for section in fields(Config)}

@@ -4,6 +4,7 @@ import itertools
 from dataclasses import replace
 
 import torch
+from timm.layers import to_2tuple
 
 from ..models.flops import count_flops
 from .config import Config
@@ -66,7 +67,7 @@ def measure_speed(state: TrainState) -> tuple[float, str]:
 
     data, device, threads = state.config.data, state.device, torch.get_num_threads()
     count = data.batch_size if device.type == "cuda" else min(8, data.batch_size)
-    images = torch.randn(count, 3, data.image_size, data.image_size, device=device)
+    images = torch.randn(count, 3, *to_2tuple(data.image_size), device=device)
     targets = torch.randint(max(1, state.num_classes), (count,), device=device)
     if state.config.task.teacher_cache:  # each has the teacher's logits, too
         targets = torch.cat([targets[:, None], torch.randn(count, state.num_classes, device=device)], 1)

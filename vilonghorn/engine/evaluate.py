@@ -11,6 +11,7 @@ import timm
 import torch
 import torch.nn.functional as F
 from timm.data import ImageNetInfo, infer_imagenet_subset
+from timm.layers import to_2tuple
 from torch import nn
 
 from ..data.image_folder import printable
@@ -152,7 +153,7 @@ def preprocessing(run: str | Path) -> dict[str, Any]:
     """Returns the arguments of `timm.data.create_transform` that repeat a run's validation transform."""
     data = load_config(run_config(run)).data
     return dict(
-        input_size=(3, data.image_size, data.image_size),
+        input_size=(3, *to_2tuple(data.image_size)),
         mean=tuple(data.mean),
         std=tuple(data.std),
         crop_pct=data.crop_pct,
