@@ -41,9 +41,11 @@ def make_trainer(config: Config, options: Namespace) -> Trainer:
         raise ValueError("restarted by torchrun, --overwrite would replace this run itself: use --resume")
     resume = options.resume is not None or ("auto" if options.auto_resume or dist.restarts else False)
     trainer = Trainer(config, resume=resume, overwrite=options.overwrite)
-    if trainer.progress.epoch == config.schedule.epochs and dist.is_main:
+    if trainer.finished and dist.is_main:
         more = f"train on from its weights by --model.weights {config.run.dir} and another --run.dir"
-        print(f"the run in {config.run.dir} was finished, after {config.schedule.epochs} epoch(s): {more}")
+        if trainer.progress.epoch < config.schedule.epochs:
+            more = f"go on by --resume {config.run.dir} --schedule.patience null, or {more}"
+        print(f"the run in {config.run.dir} was finished, {trainer.finished}: {more}")
     return trainer
 
 

@@ -93,6 +93,8 @@ class ScheduleConfig:
         warmup_epochs: epochs of warm-up, included in epochs; null: 5, or a fifth of epochs if that is shorter
         warmup_lr: learning rate of the first update
         min_lr: learning rate at the end; if equal to lr, the rate is constant
+        patience: stop after this many epochs in a row without a better held-out result (top-1, then the loss); the
+            rate does not fall faster for it; null: train all epochs
     """
 
     kind: Literal["cosine", "wsd"] = "cosine"
@@ -100,6 +102,7 @@ class ScheduleConfig:
     warmup_epochs: float | None = within("[0, inf)", None)
     warmup_lr: float = within("[0, inf)", 1e-6)
     min_lr: float = within("[0, inf)", 1e-5)
+    patience: int | None = within("[1, inf)", None)
 
     @property
     def warmup(self) -> float:
@@ -273,7 +276,7 @@ def check(config: Config) -> None:
     values = flatten(asdict(config))
     texts = [(key, text) for key, value in values.items() for text in (value if isinstance(value, list) else [value])]
     for key, value in texts:
-        if isinstance(value, str) and not value.strip():  # an empty path would be the current folder
+        if isinstance(value, str) and (not value.strip() or "\0" in value):  # "" would be the current folder
             raise ValueError(f"{key} is {value!r}, expected a name or a path; its default is {FIELDS[key].default!r}")
         if isinstance(value, str) and value != value.encode(errors="ignore").decode():  # no YAML file could hold it
             raise ValueError(f"{key} is {printable(value)}, which is not UTF-8: rename it, or set PYTHONUTF8=1")

@@ -20,7 +20,7 @@ TRAIN = {"batch_size": 4, "image_size": 16, "training": True, "seed": 3, "worker
         ({"image_size": (0, 16)}, r"image_size is \(0, 16\); it must lie in"),
         (
             {"image_size": (16, 24), "sizes": [8]},
-            r"sizes is \[8\], for square images, but image_size is \[16, 24\]: give",
+            r"sizes is \[8\], for square images, but image_size is \[16, 24\]",
         ),
         ({"image_size": (16, 24), "start_size": 8, "ramp": (0, 2)}, "start_size is 8, for square images"),
         ({"rank": 2, "world_size": 2}, "rank is 2; expected 0 to world_size - 1, which is 1"),
