@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import yaml
 from jsonargparse import ArgumentParser, Namespace
 
 from ..data.digits import write_digits
@@ -57,10 +56,9 @@ def print_results(config: Config, result: dict[str, Any]) -> None:
 
 
 def print_cost(config: Config, options: Namespace) -> None:
-    """Prints a configuration, and the updates, memory and time of its run (--dry-run)."""
+    """Prints the updates, memory and time of a run (--dry-run)."""
     if Distributed().is_main:
-        cost = dry_run(config, options.processes, options.train_images)
-        print(f"{yaml.safe_dump(config.to_dict(), sort_keys=False)}\n{cost}")
+        print(dry_run(config, options.processes, options.train_images))
 
 
 def print_evaluation(config: Config, options: Namespace) -> None:

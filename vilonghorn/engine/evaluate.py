@@ -88,6 +88,18 @@ def quality(scores: dict[str, float]) -> tuple[float, float]:
     return scores.get("top1", 0.0), -math.inf if math.isnan(loss) else -loss
 
 
+def average_lags(results: dict[str, dict[str, float]], images: int) -> bool:
+    """Whether the average, "ema", is clearly worse than the weights, "model".
+
+    By more than two standard errors of a difference of top-1 on `images`; without labels by 5% of the loss.
+    """
+    model, ema = results["model"], results.get("ema", results["model"])
+    if "top1" not in model:
+        return ema["loss"] > 1.05 * model["loss"]
+    mean = (model["top1"] + ema["top1"]) / 200
+    return model["top1"] - ema["top1"] > 100 * 2 * math.sqrt(2 * mean * (1 - mean) / images)
+
+
 def name_weights(checkpoint: str, record: dict[str, Any]) -> str:
     """The name of the "best" or "last" weights of a run with this record, as logs and pages have it."""
     return f"{checkpoint} weights ({printable(record['weights'])}, epoch {record['epoch']})"

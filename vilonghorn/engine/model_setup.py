@@ -56,17 +56,19 @@ def model_from_config(config: Config, num_classes: int) -> nn.Module:
         if Distributed().is_main and not config.model.pretrained:
             print(f"model.weights: random, because no weights of {name} are on this machine", flush=True)
     check_numbers(name, kwargs, "the configuration")
-    init = {} if weights is None else {"pretrained_cfg_overlay": read_initial_weights(name, weights)}
+    init, problem = {}, f"timm cannot make {name} with {kwargs}"
+    if weights is not None:
+        with torch.random.fork_rng(devices=[]), explain_model_errors(problem):
+            fresh = timm.create_model(name, **kwargs)
+        init = {"pretrained_cfg_overlay": read_initial_weights(name, weights)}
     remedy = "set model.weights to null for random weights" if init and config.model.weights == "auto" else ""
     try:
-        with explain_model_errors(f"timm cannot make {name} with {kwargs}", remedy):
+        with explain_model_errors(problem, remedy):
             model = timm.create_model(name, pretrained=config.model.pretrained or bool(init), **kwargs, **init)
     except OSError as error:
         what = f"the published weights of {name} cannot be downloaded ({one_line(error)})"
         raise OSError(f"{what}: {DOWNLOAD_REMEDY}") from error
     if weights is not None:
-        with torch.random.fork_rng(devices=[]):
-            fresh = timm.create_model(name, **kwargs)
         loaded = describe_loaded(model, fresh, name, weights, init["pretrained_cfg_overlay"]["state_dict"])
         if Distributed().is_main:
             print(loaded, flush=True)

@@ -16,7 +16,7 @@ from .config_file import changed_keys
 from .device import pick_device
 from .distributed import Distributed, Interrupted, StopRequest
 from .environment import machine
-from .evaluate import evaluate, quality
+from .evaluate import average_lags, evaluate, quality
 from .loaders import build_loader, check_classes
 from .logger import RunLogger, mean_loss
 from .model_setup import explain_model_errors, model_kwargs
@@ -100,6 +100,9 @@ class Trainer:
                 self.logger.close()
         self.logger.draw_curves()
         state, images = self.train_state, self.val_loader.num_samples
+        if self.dist.is_main and average_lags(progress.results, images):
+            remedy = f"lower ema.decay ({self.config.ema.decay}), or make it 0 for a short run"
+            print(f"the average of the weights (ema) is clearly worse than the last weights: {remedy}", flush=True)
         result = {**progress.results[state.reported], "weights": state.reported}
         result |= {"epochs": progress.epoch, "images": images, "best": progress.best}
         result |= {"skipped": progress.skipped, "seconds": progress.seconds}
