@@ -107,7 +107,7 @@ def test_control_c_leaves_a_run_to_resume_and_says_how(data, tmp_path, capsys, m
         (["--resume=a", "--evaluate=b"], ValueError, "--evaluate: not allowed with argument --resume"),
         (["--evaluate=a", "--overwrite"], ValueError, "--overwrite: not allowed with argument --evaluate"),
         (["--resume=a"], ValueError, "the run is a, but --run.dir is .*: leave out --run.dir"),
-        ([f"--run.dir={__file__}"], FileExistsError, "--run.dir is .*test_command_line.py, .*it is a file"),
+        ([f"--run.dir={__file__}"], FileExistsError, "--run.dir is .*test_command_line.py, .*a file"),
         (["--model.kwargs.in_chans=1"], ValueError, "does not turn images"),
         (["--resum=nowhere"], ValueError, "--resume"),
         (["--data.batch_size=64"], ValueError, "batch_size"),

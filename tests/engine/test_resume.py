@@ -271,7 +271,7 @@ def test_a_directory_that_cannot_hold_a_run_is_refused_before_the_data_is_read(t
     (tmp_path / "dangling").symlink_to("nowhere")
     (tmp_path / "file").touch()
     before = {path.name for path in tmp_path.iterdir()}
-    reasons = {"loop/a": "symbolic links|Symlink", "dangling": "a broken link", "file": "it is a file"}
+    reasons = {"loop/a": "symbolic links|Symlink", "dangling": "a broken link", "file": "a file"}
     reasons |= {
         "file/run": "Not a directory",
         f"a/b/{'c' * 300}": "name too long",

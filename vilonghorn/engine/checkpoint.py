@@ -120,8 +120,8 @@ class RunDirectory:
 
     def lock(self) -> None:
         """Keeps other processes from training here, or raises BlockingIOError if one does."""
-        if self.lock_file is None:  # not inherited by decoders, which may survive a killed run
-            self.lock_file = lock(self.path / ".lock")
+        # Not inherited by decoders, which may survive a killed run.
+        self.lock_file = self.lock_file or lock(self.path / ".lock")
         if self.lock_file is None:
             remedy = "wait until it ends, or choose another --run.dir"
             raise BlockingIOError(f"another process is training in {self.path}: {remedy}")
@@ -131,15 +131,11 @@ class RunDirectory:
         made = [folder for folder in (self.path, *self.path.parents) if not os.path.exists(folder)]
         try:
             self.path.mkdir(parents=True, exist_ok=True)
-            with TemporaryFile(dir=self.path):
-                pass
+            TemporaryFile(dir=self.path).close()
         except OSError as error:
             is_link = os.path.islink(self.path) and not os.path.exists(self.path)
-            reason = "it is a file" if os.path.isfile(self.path) else error.strerror
-            reason = (
-                f"--run.dir is {self.path}, which cannot hold a run ({'it is a broken link' if is_link else reason})"
-            )
-            raise type(error)(f"{reason}: choose another directory") from error
+            reason = "a broken link" if is_link else "a file" if os.path.isfile(self.path) else error.strerror
+            raise type(error)(f"--run.dir is {self.path}, which cannot hold a run ({reason}): choose another") from None
         finally:
             for folder in made:
                 with suppress(OSError):
@@ -158,8 +154,8 @@ class RunDirectory:
 
         A run that has saved no update does not count.
         """
-        log_is_empty = not (self.log_file.exists() and self.log_file.stat().st_size)
-        is_started = self.state.exists() or ((self.path / ".lock").exists() and log_is_empty)
+        has_log = self.log_file.exists() and self.log_file.stat().st_size
+        is_started = self.state.exists() or ((self.path / ".lock").exists() and not has_log)
         remedy = "choose another --run.dir, or replace it by --overwrite"
         if self.has_updates():
             raise FileExistsError(f"there is a run in {self.path}: resume it by --resume {self.path}, {remedy}")

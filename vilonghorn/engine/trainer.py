@@ -195,12 +195,10 @@ class Trainer:
     def finished(self) -> str:
         """Why there are no more epochs to train; "" if there are. The same in all processes."""
         epoch, best, schedule = self.progress.epoch, int(self.progress.best.get("epoch", 0)), self.config.schedule
-        if epoch == schedule.epochs:
-            return f"after {epoch} epoch(s)"
-        if schedule.patience and epoch - best >= schedule.patience:
+        if epoch < schedule.epochs and schedule.patience and epoch - best >= schedule.patience:
             limit = f"the last {epoch - best} were not better than epoch {best} (schedule.patience)"
             return f"after {epoch} of {schedule.epochs} epochs, because {limit}"
-        return ""
+        return f"after {epoch} epoch(s)" if epoch == schedule.epochs else ""
 
     @property
     def update(self) -> int:

@@ -48,9 +48,8 @@ class ImageConfig:
         mean: mean of each channel of images in [0, 1], subtracted
         std: standard deviation of each channel, divided by
         crop_pct: side of the centre crop in evaluation, as a fraction of the largest that fits
-        crop_mode: what evaluation shows, as in timm: center (the largest crop of the shape of image_size, times
-            crop_pct), squash (the image squeezed to that shape, times crop_pct) or border (the whole image, with
-            borders; not for a .beton)
+        crop_mode: what evaluation shows, as in timm: center (the largest crop of this shape, times crop_pct),
+            squash (the image squeezed, times crop_pct) or border (the whole image, with borders; not for a .beton)
         interpolation: from that crop to image_size: bicubic (with antialiasing, PIL's) or area (average, faster)
         workers: decoding threads (.beton) or processes (folder; 0 decodes in the main process); null: one for each CPU,
             shared by the processes of torchrun, for a folder at most 8
@@ -86,8 +85,7 @@ class TransformConfig:
         color_jitter: strength of the jitter of brightness, contrast and saturation; replaced by a policy other than 3a
         erase: probability that a rectangle is replaced by normal noise (random erasing, pixel mode)
         repeats: repeated augmentation: each image appears this often in a row, and an epoch covers 1/repeats of them
-        start_size: height and width of the images in the first epochs, from which they grow; null: image_size. It
-            and sizes need an image_size of one number
+        start_size: height and width of the images in the first epochs, from which they grow; null: image_size
         ramp: first and last epoch, counted from 0, of the growth from start_size to image_size, in steps of 32 pixels
         sizes: heights and widths in pixels, one of which is drawn for each batch, of images that are read at image_size
             and then reduced; []: image_size
@@ -105,7 +103,7 @@ class TransformConfig:
     ramp: tuple[int, int] = within("[0, inf)", (0, 0))
     sizes: list[int] = field(default_factory=list, metadata={"interval": "[1, inf)"})
 
-    def grown_size(self, epoch: int, image_size: int | tuple[int, int]) -> tuple[int, int]:
+    def grown_size(self, epoch: float, image_size: int | tuple[int, int]) -> tuple[int, int]:
         """Height and width of the images of an epoch: start_size up to ramp[0], `image_size` from ramp[1] on."""
         height, width = to_2tuple(image_size)
         if self.start_size is None or epoch >= self.ramp[1]:
@@ -183,5 +181,4 @@ class LoaderConfig(TransformConfig, ImageConfig):
 
     def size_at(self, epoch: int) -> tuple[int, int]:
         """Height and width of the images of an epoch."""
-        height, width = to_2tuple(self.image_size)
-        return self.grown_size(epoch, self.image_size) if self.training else (height, width)
+        return self.grown_size(epoch if self.training else np.inf, self.image_size)

@@ -9,7 +9,7 @@ import importlib.util
 import os
 import weakref
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from importlib.machinery import PathFinder
 
@@ -177,11 +177,7 @@ def random_crops(
 
 
 def center_crops(
-    heights: np.ndarray,
-    widths: np.ndarray,
-    crop_pct: float,
-    crop_mode: str = "center",
-    shape: tuple[int, int] = (1, 1),
+    heights: np.ndarray, widths: np.ndarray, crop_pct: float, crop_mode: str = "center", shape: Sequence[int] = (1, 1)
 ) -> np.ndarray:
     """Centre crops: the largest of the `shape` height to width times `crop_pct`; with `crop_mode` "squash" all of it.
 
