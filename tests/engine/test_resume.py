@@ -295,9 +295,11 @@ def test_a_run_without_progress_ends_early_and_again_after_a_kill_and_goes_on_wi
     options = ("--schedule.epochs=6", "--schedule.patience=2")
 
     def scored(trainer):
-        scores = {"top5": 100.0, "loss": 1.0}
-        scored = lambda *_, **__: {"ema": {"top1": quality[trainer.progress.epoch + 1], **scores}}  # noqa: E731
-        monkeypatch.setattr(vilonghorn.engine.trainer, "evaluate", scored)
+        def evaluate(*arguments, **keywords):
+            scores = {"top1": quality[trainer.progress.epoch + 1], "top5": 100.0, "loss": 1.0}
+            return {"model": scores, "ema": scores}
+
+        monkeypatch.setattr(vilonghorn.engine.trainer, "evaluate", evaluate)
         return trainer
 
     whole = scored(toy_trainer(tmp_path / "whole", *options)).fit()
